@@ -1,0 +1,41 @@
+# Everything a person or CI does with Ebb. `make test` does its own set-up.
+
+GO       ?= go
+TOOLS    := -modfile=test/tools/go.mod
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  := -X main.version=$(VERSION)
+DATA_DIR ?= .ebb
+
+.PHONY: build run test lint generate check-generated bench setup clean
+
+build: ## bin/ebb
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ebb ./cmd/ebb
+
+run: build ## three nodes on this machine, and what to try next
+	bin/ebb up --nodes 3 --samples --data-dir $(DATA_DIR)
+
+test: setup lint check-generated ## every check and every test
+	$(GO) test -race -timeout 30m ./...
+
+lint: ## gofmt, vet, staticcheck
+	@bad=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:" $$bad; exit 1; fi
+	$(GO) vet ./...
+	$(GO) tool $(TOOLS) staticcheck ./...
+
+generate: ## deep copies and CRDs from the Go types
+	$(GO) tool $(TOOLS) controller-gen object paths=./api/... crd:maxDescLen=500 output:crd:dir=config/crd
+
+check-generated: ## generated files are what the types say
+	@before=$$(cat api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml | sha256sum); \
+	$(MAKE) --no-print-directory generate; \
+	after=$$(cat api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml | sha256sum); \
+	if [ "$$before" != "$$after" ]; then echo "generated files were out of date: run 'make generate' and commit"; exit 1; fi
+
+bench: ## benchmarks, without the race detector
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+setup: ## what the tests need on this machine
+	@test/setup
+
+clean:
+	rm -rf bin

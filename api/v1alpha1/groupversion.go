@@ -1,0 +1,29 @@
+// Package v1alpha1 holds Ebb's objects: what people and schedulers want (spec) and what was observed (status).
+//
+// Validation and defaults live in the markers below, from which the custom resource definitions under config/crd are
+// generated, so that the embedded API and a full Kubernetes enforce the same rules. Rules that compare an object with
+// its predecessor stand at the object's root, where they still run when a field has vanished.
+//
+// +kubebuilder:object:generate=true
+// +groupName=ebb.dev
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the group and version of every object in this package.
+var GroupVersion = schema.GroupVersion{Group: "ebb.dev", Version: "v1alpha1"}
+
+// AddToScheme registers the objects of this package.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion,
+		&Node{}, &NodeList{},
+		&Drain{}, &DrainList{},
+		&Settings{}, &SettingsList{},
+	)
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}

@@ -1,0 +1,168 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Liveness says whether a node takes work. Within one epoch it only moves forward: Alive, Draining, Stopping.
+//
+// +kubebuilder:validation:Enum=Alive;Draining;Stopping
+type Liveness string
+
+// The three states of a node's liveness.
+const (
+	// Alive nodes run work and take more.
+	Alive Liveness = "Alive"
+	// Draining nodes take no new work and give away what they have.
+	Draining Liveness = "Draining"
+	// Stopping nodes take no new work and are about to leave.
+	Stopping Liveness = "Stopping"
+)
+
+// Rank orders the states: within an epoch a node's liveness never moves to a lower rank.
+func (l Liveness) Rank() int {
+	switch l {
+	case Draining:
+		return 1
+	case Stopping:
+		return 2
+	default:
+		return 0
+	}
+}
+
+// Conditions of a Node and their reasons.
+const (
+	// NodeReady is True while the node's lease is held and its runtimes run.
+	NodeReady = "Ready"
+
+	// ReasonServing: the node holds its lease and hosts its runtimes.
+	ReasonServing = "Serving"
+	// ReasonStarting: the node has its epoch and its runtimes are starting.
+	ReasonStarting = "Starting"
+	// ReasonLeft: the node stopped in order and released its lease.
+	ReasonLeft = "Left"
+	// ReasonStopping: the node is stopping what it runs.
+	ReasonStopping = "Stopping"
+	// ReasonFenced: the node's lease stayed unchanged for its whole duration and its epoch was marked as over.
+	ReasonFenced = "Fenced"
+)
+
+// NodeSpec is what people and the coordinator want of a node.
+type NodeSpec struct {
+	// cordoned keeps new work away from the node; what runs there stays.
+	// +optional
+	Cordoned bool `json:"cordoned,omitempty"`
+
+	// evictionRequested asks that the replicas of volumes leave this node.
+	// +optional
+	EvictionRequested bool `json:"evictionRequested,omitempty"`
+
+	// desired is what the coordinator wants the node to become. The node obeys it only in the epoch it names.
+	// +optional
+	Desired *DesiredLiveness `json:"desired,omitempty"`
+}
+
+// DesiredLiveness asks one epoch of a node for a liveness, on behalf of one drain.
+type DesiredLiveness struct {
+	// liveness the node should reach.
+	// +kubebuilder:validation:Enum=Draining;Stopping
+	Liveness Liveness `json:"liveness"`
+
+	// epoch of the node this is meant for; any other epoch ignores it.
+	// +kubebuilder:validation:Minimum=1
+	Epoch int64 `json:"epoch"`
+
+	// drainUID is the UID of the Drain that asks.
+	// +kubebuilder:validation:MaxLength=64
+	DrainUID string `json:"drainUID"`
+}
+
+// NodeStatus is what a node says of itself, and what the coordinator found out about it.
+type NodeStatus struct {
+	// liveness of the node in its epoch. It only moves forward: Alive, Draining, Stopping.
+	// +optional
+	Liveness Liveness `json:"liveness,omitempty"`
+
+	// epoch counts the incarnations of the node: starts of its process and rejoins after fencing.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Epoch int64 `json:"epoch,omitempty"`
+
+	// coordinator is true on the node whose election term is running.
+	// +optional
+	Coordinator bool `json:"coordinator,omitempty"`
+
+	// address of the node for work between nodes, host:port.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Address string `json:"address,omitempty"`
+
+	// httpAddress is the URL of the node's HTTP API.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	HTTPAddress string `json:"httpAddress,omitempty"`
+
+	// version of ebb that the node runs.
+	// +optional
+	Version string `json:"version,omitempty"`
+
+	// held counts, by kind, the work that has to leave before the node may: what runs here, starts or stops here, or
+	// is kept only here. A kind without work counts 0.
+	// +optional
+	// +mapType=granular
+	Held map[string]int64 `json:"held,omitempty"`
+
+	// staying counts, by kind, the work that stays by design until the node stops.
+	// +optional
+	// +mapType=granular
+	Staying map[string]int64 `json:"staying,omitempty"`
+
+	// observedDrain is the UID of the drain for which the node closed its gate; held and staying were counted after.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	ObservedDrain string `json:"observedDrain,omitempty"`
+
+	// conditions of the node: Ready.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Node is one machine that runs work.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=en,categories=ebb
+// +kubebuilder:printcolumn:name="Liveness",type=string,JSONPath=`.status.liveness`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Coordinator",type=boolean,JSONPath=`.status.coordinator`
+// +kubebuilder:printcolumn:name="Cordoned",type=boolean,JSONPath=`.spec.cordoned`
+// +kubebuilder:printcolumn:name="Epoch",type=integer,JSONPath=`.status.epoch`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Address",type=string,priority=1,JSONPath=`.status.httpAddress`
+// +kubebuilder:printcolumn:name="Version",type=string,priority=1,JSONPath=`.status.version`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="a node's name must be a DNS label: lower-case letters, digits and '-', at most 63 characters"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.epoch) || (has(self.status) && has(self.status.epoch) && self.status.epoch >= oldSelf.status.epoch)",message="a node's epoch never goes backwards or vanishes"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || (has(self.status) && has(self.status.liveness))",message="a node's liveness never vanishes"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || !has(self.status) || !has(self.status.liveness) || !has(oldSelf.status.epoch) || !has(self.status.epoch) || self.status.epoch > oldSelf.status.epoch || self.status.liveness == oldSelf.status.liveness || oldSelf.status.liveness == 'Alive' || self.status.liveness == 'Stopping'",message="a node's liveness only moves forward within an epoch: Alive, Draining, Stopping"
+type Node struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what people and the coordinator want of the node.
+	// +optional
+	Spec NodeSpec `json:"spec,omitempty"`
+	// status is what the node says of itself.
+	// +optional
+	Status NodeStatus `json:"status,omitempty"`
+}
+
+// NodeList is a list of nodes.
+//
+// +kubebuilder:object:root=true
+type NodeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Node `json:"items"`
+}

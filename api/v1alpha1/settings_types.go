@@ -1,0 +1,92 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// SettingsName is the name of the one Settings object.
+const SettingsName = "cluster"
+
+// NodeDrainPolicy says when a node with replicas of volumes may leave.
+//
+// +kubebuilder:validation:Enum=block-if-contains-last-replica;allow-if-replica-is-stopped;always-allow;block-for-eviction;block-for-eviction-if-contains-last-replica
+type NodeDrainPolicy string
+
+// The five node drain policies.
+const (
+	BlockIfContainsLastReplica            NodeDrainPolicy = "block-if-contains-last-replica"
+	AllowIfReplicaIsStopped               NodeDrainPolicy = "allow-if-replica-is-stopped"
+	AlwaysAllow                           NodeDrainPolicy = "always-allow"
+	BlockForEviction                      NodeDrainPolicy = "block-for-eviction"
+	BlockForEvictionIfContainsLastReplica NodeDrainPolicy = "block-for-eviction-if-contains-last-replica"
+)
+
+// SettingsSpec is what people set for the whole cluster.
+type SettingsSpec struct {
+	// nodeDrainPolicy says when a node with replicas of volumes may leave.
+	// +optional
+	// +kubebuilder:default=block-if-contains-last-replica
+	NodeDrainPolicy NodeDrainPolicy `json:"nodeDrainPolicy,omitempty"`
+
+	// drain says how drains behave.
+	// +optional
+	// +kubebuilder:default={}
+	Drain DrainSettings `json:"drain,omitempty"`
+}
+
+// DrainSettings say how drains behave.
+type DrainSettings struct {
+	// maintainerBatchSize is how many maintainers of changefeeds move off a node at once; 0 or less means 1.
+	// +optional
+	// +kubebuilder:default=1
+	MaintainerBatchSize *int32 `json:"maintainerBatchSize,omitempty"`
+}
+
+// ActiveDrain is the slot of the one drain that may run.
+type ActiveDrain struct {
+	// name of the Drain.
+	Name string `json:"name"`
+	// uid of the Drain.
+	UID string `json:"uid"`
+	// node that is drained.
+	Node string `json:"node"`
+	// nodeEpoch that is drained. The slot is free again only when this epoch is over.
+	// +kubebuilder:validation:Minimum=1
+	NodeEpoch int64 `json:"nodeEpoch"`
+}
+
+// SettingsStatus is what the coordinator keeps for the whole cluster.
+type SettingsStatus struct {
+	// activeDrain is the drain that runs, if one does.
+	// +optional
+	ActiveDrain *ActiveDrain `json:"activeDrain,omitempty"`
+}
+
+// Settings holds what applies to the whole cluster. There is one, named cluster, and it cannot be deleted.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,path=settings,singular=settings,categories=ebb
+// +kubebuilder:printcolumn:name="Drain-Policy",type=string,JSONPath=`.spec.nodeDrainPolicy`
+// +kubebuilder:printcolumn:name="Batch",type=integer,JSONPath=`.spec.drain.maintainerBatchSize`
+// +kubebuilder:printcolumn:name="Draining",type=string,JSONPath=`.status.activeDrain.node`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="there is one Settings object and its name is cluster"
+type Settings struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what people set.
+	// +optional
+	Spec SettingsSpec `json:"spec,omitempty"`
+	// status is what the coordinator keeps.
+	// +optional
+	Status SettingsStatus `json:"status,omitempty"`
+}
+
+// SettingsList is a list of the one Settings object.
+//
+// +kubebuilder:object:root=true
+type SettingsList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Settings `json:"items"`
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/ebb-dev/ebb/internal/apiserver"
+	"github.com/ebb-dev/ebb/internal/datadir"
+)
+
+func newAPIServer() *cobra.Command {
+	var o apiserver.Options
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "apiserver --data-dir DIR",
+		Short: "Run the embedded Kubernetes API",
+		Long: `Run the embedded Kubernetes API: Ebb's objects on an embedded etcd, or on an etcd cluster given by its endpoints.
+
+The first start makes a certificate authority and credentials in the data directory: kubeconfig (admin),
+viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stock kubectl works with them.`,
+		Example: `  ebb apiserver --data-dir /var/lib/ebb
+  ebb apiserver --data-dir /var/lib/ebb --listen 0.0.0.0:6443 --advertise ebb.example.com
+  ebb apiserver --data-dir /var/lib/ebb --etcd-servers https://10.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key
+  kubectl --kubeconfig /var/lib/ebb/kubeconfig get nodes.ebb.dev`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log := newLogger()
+			o.Dir = datadir.Dir(dir)
+			server, err := apiserver.New(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			remove, err := o.Dir.WritePID("apiserver")
+			if err != nil {
+				return err
+			}
+			defer remove()
+			return server.Run(cmd.Context(), func() {
+				log.Info("ready", "url", server.URL(), "kubeconfig", o.Dir.Kubeconfig())
+			})
+		},
+	}
+	f := cmd.Flags()
+	addDataDir(f, &dir)
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "host:port to serve on; port 0 picks a free one and keeps it")
+	f.StringSliceVar(&o.Advertise, "advertise", nil, "host names or addresses under which clients reach this server; the first goes into kubeconfig files")
+	f.StringSliceVar(&o.EtcdServers, "etcd-servers", nil, "URLs of an existing etcd cluster to use in place of the embedded etcd")
+	f.StringVar(&o.EtcdPrefix, "etcd-prefix", "/ebb", "where in etcd the objects are kept")
+	f.StringVar(&o.EtcdCAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")
+	f.StringVar(&o.EtcdCertFile, "etcd-certfile", "", "client certificate for the etcd cluster")
+	f.StringVar(&o.EtcdKeyFile, "etcd-keyfile", "", "key of the client certificate")
+	return cmd
+}

@@ -1,0 +1,180 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+
+	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// rules is the admission plugin of the embedded API: what a schema cannot say and what depends on who asks.
+type rules struct {
+	// readLease reads a Lease live; nil means that there is none.
+	readLease func(ctx context.Context, name string) (*coordinationv1.Lease, error)
+}
+
+var (
+	_ admission.MutationInterface   = (*rules)(nil)
+	_ admission.ValidationInterface = (*rules)(nil)
+)
+
+// Handles implements admission.Interface.
+func (r *rules) Handles(op admission.Operation) bool { return op != admission.Connect }
+
+// Admit takes away what would wait for a garbage collector, which the embedded API does not have: an object marked for
+// foreground deletion would never go.
+func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if opts, ok := a.GetOperationOptions().(*metav1.DeleteOptions); ok && opts != nil {
+		background := metav1.DeletePropagationBackground
+		opts.PropagationPolicy = &background
+		opts.OrphanDependents = nil
+	}
+	object, ok := a.GetObject().(metav1.Object)
+	if !ok || a.GetOperation() == admission.Delete {
+		return nil
+	}
+	collected := func(f string) bool {
+		return f == metav1.FinalizerDeleteDependents || f == metav1.FinalizerOrphanDependents
+	}
+	if kept := slices.DeleteFunc(slices.Clone(object.GetFinalizers()), collected); len(kept) != len(object.GetFinalizers()) {
+		object.SetFinalizers(kept)
+	}
+	return nil
+}
+
+// Validate refuses what must not happen, whoever asks.
+func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	var err error
+	switch gr := a.GetResource().GroupResource(); {
+	case gr.Group == groupEbb && gr.Resource == "settings":
+		err = validateSettings(a)
+	case gr.Group == groupEbb && gr.Resource == "nodes":
+		err = r.validateNode(ctx, a)
+	case gr.Group == groupLeases && gr.Resource == "leases":
+		err = validateLease(a)
+	}
+	if err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+		return err
+	}
+	return admission.NewForbidden(a, err)
+}
+
+func validateSettings(a admission.Attributes) error {
+	if a.GetOperation() == admission.Delete {
+		return fmt.Errorf("Settings %q holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it", nameOf(a))
+	}
+	return nil
+}
+
+func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error {
+	name := nameOf(a)
+	if a.GetOperation() == admission.Delete {
+		return r.validateNodeDelete(ctx, name)
+	}
+	node, isNode := identity.NodeName(a.GetUserInfo().GetName())
+	if !isNode {
+		return nil
+	}
+	if name != node {
+		return fmt.Errorf("the credentials of node %s do not reach node %s", node, name)
+	}
+	// People and the coordinator say what a node should be; the node itself only says what it is and where.
+	if a.GetSubresource() == "" && !equality.Semantic.DeepEqual(field(a.GetObject(), "spec"), field(a.GetOldObject(), "spec")) {
+		return fmt.Errorf("node %s may not write its own spec", node)
+	}
+	return nil
+}
+
+func (r *rules) validateNodeDelete(ctx context.Context, name string) error {
+	l, err := r.readLease(ctx, lease.NameOf(name))
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("read the lease of node %s: %w", name, err))
+	}
+	if l == nil {
+		return nil
+	}
+	if rec, err := lease.Read(l); err != nil || rec.Held() {
+		return fmt.Errorf("node %s still holds its lease: drain it or stop its process, then delete it", name)
+	}
+	return nil
+}
+
+// validateLease keeps epochs and marks from going backwards and a marked epoch from being renewed, whoever writes.
+func validateLease(a admission.Attributes) error {
+	name := nameOf(a)
+	node, isNode := identity.NodeName(a.GetUserInfo().GetName())
+	if isNode && name != lease.NameOf(node) {
+		return fmt.Errorf("the credentials of node %s do not reach the lease %s", node, name)
+	}
+	if _, ok := lease.NodeOf(name); !ok || a.GetNamespace() != lease.Namespace {
+		return nil
+	}
+	old, err := record(a.GetOldObject())
+	if err != nil {
+		return err
+	}
+	if a.GetOperation() == admission.Delete {
+		if old.Held() {
+			return fmt.Errorf("lease %s is held by %s: stop the node's process first", name, old.Holder)
+		}
+		return nil
+	}
+	next, err := record(a.GetObject())
+	if err != nil {
+		return err
+	}
+	switch {
+	case next.Epoch < old.Epoch || next.Fenced < old.Fenced:
+		return fmt.Errorf("lease %s: epoch (%d) and fenced epoch (%d) never go backwards", name, old.Epoch, old.Fenced)
+	case next.Held() && (next.Epoch <= next.Fenced || next.Epoch < 1):
+		return fmt.Errorf("lease %s: epoch %d was fenced and cannot be held again; rejoin with the next", name, next.Epoch)
+	case next.Held() && next.Epoch == old.Epoch && next.Holder != old.Holder:
+		return fmt.Errorf("lease %s: epoch %d belonged to another holder; take the next", name, next.Epoch)
+	case isNode && next.Fenced != old.Fenced:
+		return fmt.Errorf("lease %s: only the coordinator writes the mark", name)
+	}
+	return nil
+}
+
+func record(object runtime.Object) (lease.Record, error) {
+	u, ok := object.(*unstructured.Unstructured)
+	if !ok || u == nil {
+		return lease.Record{}, nil
+	}
+	l := &coordinationv1.Lease{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, l); err != nil {
+		return lease.Record{}, err
+	}
+	return lease.Read(l)
+}
+
+func field(object runtime.Object, name string) any {
+	u, ok := object.(*unstructured.Unstructured)
+	if !ok || u == nil {
+		return map[string]any{}
+	}
+	if value, ok := u.Object[name]; ok {
+		return value
+	}
+	return map[string]any{}
+}
+
+// nameOf takes the name from the object where there is one: a delete of a collection names none in its request.
+func nameOf(a admission.Attributes) string {
+	for _, object := range []runtime.Object{a.GetObject(), a.GetOldObject()} {
+		if m, ok := object.(metav1.Object); ok && m != nil && m.GetName() != "" {
+			return m.GetName()
+		}
+	}
+	return a.GetName()
+}

@@ -1,0 +1,121 @@
+package apiserver
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+const (
+	groupEbb    = "ebb.dev"
+	groupLeases = "coordination.k8s.io"
+	groupEvents = "events.k8s.io"
+)
+
+var (
+	reading = sets.New("get", "list", "watch")
+	writing = sets.New("create", "update", "patch", "delete")
+
+	// work are the objects that nodes write as they do the work.
+	work = sets.New("deployments", "changefeeds", "volumes", "replicas", "etcdclusters", "etcdmembers")
+	// Discovery and health, which every identity may read.
+	openPaths = []string{"/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"}
+)
+
+// authorize says who may do what. Whatever is not allowed here is refused; what depends on the content of an object is
+// the admission plugin's (admission.go).
+func authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if allowed(a) {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+func allowed(a authorizer.Attributes) bool {
+	who := a.GetUser()
+	if slices.Contains(who.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(who.GetGroups(), identity.AdminGroup) {
+		return true
+	}
+	if !a.IsResourceRequest() {
+		return reading.Has(a.GetVerb()) && mayReadPath(who, a.GetPath())
+	}
+	if slices.Contains(who.GetGroups(), identity.ViewerGroup) {
+		return reading.Has(a.GetVerb())
+	}
+	if who.GetName() == identity.Coordinator {
+		return coordinatorMay(a)
+	}
+	if node, ok := identity.NodeName(who.GetName()); ok {
+		return nodeMay(node, a)
+	}
+	return false
+}
+
+func mayReadPath(who user.Info, path string) bool {
+	if path == "/metrics" {
+		return slices.Contains(who.GetGroups(), identity.ViewerGroup)
+	}
+	return slices.ContainsFunc(openPaths, func(open string) bool {
+		return path == open || len(path) > len(open) && path[:len(open)+1] == open+"/"
+	})
+}
+
+// coordinatorMay: everything of Ebb's but to make or remove what people own.
+func coordinatorMay(a authorizer.Attributes) bool {
+	verb := a.GetVerb()
+	switch a.GetAPIGroup() {
+	case groupEbb:
+		if reading.Has(verb) {
+			return true
+		}
+		switch a.GetResource() {
+		case "settings":
+			return a.GetSubresource() == "status" && (verb == "update" || verb == "patch")
+		case "nodes":
+			return verb == "update" || verb == "patch"
+		}
+		return writing.Has(verb)
+	case groupLeases:
+		return reading.Has(verb) || verb == "update" || verb == "patch" || verb == "create"
+	case groupEvents:
+		return reading.Has(verb) || writing.Has(verb)
+	}
+	return false
+}
+
+// nodeMay: read all of Ebb's; write its own Node's status, its own Lease and the objects of work. The names in objects
+// that are being created, and what an update changes, are checked by admission.
+func nodeMay(node string, a authorizer.Attributes) bool {
+	verb := a.GetVerb()
+	switch a.GetAPIGroup() {
+	case groupEbb:
+		switch {
+		case reading.Has(verb):
+			return true
+		case a.GetResource() == "nodes" && verb == "create":
+			return a.GetSubresource() == ""
+		case a.GetResource() == "nodes":
+			return a.GetName() == node && (verb == "update" || verb == "patch")
+		}
+		return work.Has(a.GetResource()) && writing.Has(verb)
+	case groupLeases:
+		switch {
+		case reading.Has(verb):
+			return true
+		case a.GetNamespace() != lease.Namespace:
+			return false
+		case verb == "create":
+			return true
+		}
+		return a.GetName() == lease.NameOf(node) && (verb == "update" || verb == "patch")
+	case groupEvents:
+		return reading.Has(verb) || verb == "create" || verb == "patch"
+	}
+	return false
+}

@@ -1,0 +1,126 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	crdclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/config"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+const (
+	bootstrapTimeout = time.Minute
+	bootstrapPoll    = 20 * time.Millisecond
+)
+
+// bootstrap makes the freshly started server usable: our types, the Settings, the credentials. Every step can be
+// repeated, so a server killed in the middle goes on at its next start.
+func (s *Server) bootstrap(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, bootstrapTimeout, errBootstrapSlow)
+	defer cancel()
+	typed, err := crdclient.NewForConfig(s.config)
+	if err != nil {
+		return err
+	}
+	for _, crd := range s.crds {
+		if err := install(ctx, typed.CustomResourceDefinitions(), crd); err != nil {
+			return fmt.Errorf("install %s: %w", crd.Name, err)
+		}
+	}
+	for _, crd := range s.crds {
+		if err := awaitEstablished(ctx, typed.CustomResourceDefinitions(), crd.Name); err != nil {
+			return fmt.Errorf("wait for %s: %w", crd.Name, err)
+		}
+	}
+	c, err := kubeclient.New(s.config)
+	if err != nil {
+		return err
+	}
+	if err := createSettings(ctx, c); err != nil {
+		return fmt.Errorf("create Settings %s: %w", v1alpha1.SettingsName, err)
+	}
+	return s.opts.Dir.IssueCluster(s.ca, s.URL())
+}
+
+func allCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	own, err := config.CRDs()
+	if err != nil {
+		return nil, err
+	}
+	brought, err := config.EmbeddedCRDs()
+	if err != nil {
+		return nil, err
+	}
+	return append(own, brought...), nil
+}
+
+// install creates a definition, or brings an older one up to date.
+func install(ctx context.Context, crds crdclient.CustomResourceDefinitionInterface, want *apiextensionsv1.CustomResourceDefinition) error {
+	return retry(ctx, func(ctx context.Context) (bool, error) {
+		have, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err := crds.Create(ctx, want, metav1.CreateOptions{})
+			return err == nil, err
+		}
+		if err != nil {
+			return false, err
+		}
+		next := have.DeepCopy()
+		next.Spec = *want.Spec.DeepCopy()
+		next.Spec.Conversion = have.Spec.Conversion
+		apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&next.Spec)
+		if equality.Semantic.DeepEqual(have.Spec, next.Spec) {
+			return true, nil
+		}
+		_, err = crds.Update(ctx, next, metav1.UpdateOptions{})
+		return err == nil, err
+	})
+}
+
+func awaitEstablished(ctx context.Context, crds crdclient.CustomResourceDefinitionInterface, name string) error {
+	return retry(ctx, func(ctx context.Context) (bool, error) {
+		crd, err := crds.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+		}), nil
+	})
+}
+
+func createSettings(ctx context.Context, c client.Client) error {
+	return retry(ctx, func(ctx context.Context) (bool, error) {
+		settings := &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}}
+		err := c.Create(ctx, settings)
+		return err == nil || apierrors.IsAlreadyExists(err), client.IgnoreAlreadyExists(err)
+	})
+}
+
+// retry calls step until it is done. While the server starts, any error may be of the moment; the last one is told when
+// time is up.
+func retry(ctx context.Context, step func(context.Context) (bool, error)) error {
+	var last error
+	err := wait.PollUntilContextCancel(ctx, bootstrapPoll, true, func(ctx context.Context) (bool, error) {
+		done, err := step(ctx)
+		if err != nil {
+			last = err
+		}
+		return done, nil
+	})
+	if err != nil && last != nil {
+		return fmt.Errorf("%w (last: %w)", context.Cause(ctx), last)
+	}
+	return err
+}

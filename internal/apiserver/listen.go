@@ -1,0 +1,66 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+// Ports that a free one is picked from: below the range that the kernel gives to outgoing connections, so that none of
+// those sits on the port while the server is down.
+const (
+	firstPort = 20000
+	lastPort  = 32000
+)
+
+// listen opens the server's port. Port 0 means the one used last time, or a free one that is then kept in dir: the
+// address is written into kubeconfig files and must not change when the server starts again.
+func listen(dir, address string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %q: %w", address, err)
+	}
+	if port != "0" {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("listen: %w", err)
+		}
+		return l, nil
+	}
+	kept := filepath.Join(dir, "port")
+	if data, err := os.ReadFile(kept); err == nil {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strings.TrimSpace(string(data))))
+		if err != nil {
+			return nil, fmt.Errorf("listen on the port of the last start: %w; end what uses it, or give another with --listen", err)
+		}
+		return l, nil
+	}
+	l, err := listenFree(host)
+	if err != nil {
+		return nil, err
+	}
+	if err := pki.WriteFile(kept, []byte(strconv.Itoa(l.Addr().(*net.TCPAddr).Port)+"\n"), 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+func listenFree(host string) (net.Listener, error) {
+	var last error
+	for range 100 {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err == nil {
+			return l, nil
+		}
+		last = err
+	}
+	return nil, fmt.Errorf("no free port from %d to %d on %s: %w", firstPort, lastPort, host, last)
+}

@@ -1,0 +1,49 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/ebb-dev/ebb/internal/datadir"
+)
+
+// Options say how to run the embedded API.
+type Options struct {
+	// Dir keeps the certificate authority, the credentials and, unless EtcdServers are given, the data.
+	Dir datadir.Dir
+	// Listen is host:port. Port 0 means a free one, kept for the next start.
+	Listen string
+	// Advertise are further host names and addresses under which clients reach this server; the first one is written
+	// into the kubeconfig files. Without any it is Listen's host.
+	Advertise []string
+
+	// EtcdServers use an existing etcd cluster in place of the embedded etcd.
+	EtcdServers []string
+	// EtcdPrefix is where in that cluster the objects are kept.
+	EtcdPrefix string
+	// EtcdCAFile, EtcdCertFile and EtcdKeyFile are the TLS files for that cluster.
+	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
+}
+
+// Validate says what is wrong with the options, and what would be right.
+func (o Options) Validate() error {
+	if o.Dir == "" {
+		return errors.New("no data directory: give one with --data-dir")
+	}
+	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
+		return fmt.Errorf("--listen %q is not host:port: %w", o.Listen, err)
+	}
+	if (o.EtcdCertFile == "") != (o.EtcdKeyFile == "") {
+		return errors.New("--etcd-certfile and --etcd-keyfile go together")
+	}
+	if len(o.EtcdServers) == 0 && (o.EtcdCAFile != "" || o.EtcdCertFile != "") {
+		return errors.New("TLS files for etcd are given but no --etcd-servers")
+	}
+	if host, _, _ := net.SplitHostPort(o.Listen); len(o.Advertise) == 0 {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			return fmt.Errorf("--listen %s accepts connections on every address: say with --advertise under which one clients reach it", o.Listen)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,278 @@
+// Package apiserver is the Kubernetes API that Ebb brings along where there is no Kubernetes: the server of custom
+// resources on an embedded etcd, with certificates of its own, four identities, and the few rules that a schema cannot
+// say. Stock clients work with it.
+package apiserver
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apiextensions-apiserver/pkg/cmd/server/options"
+	generatedopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/group"
+	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/util/openapi"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/kubernetes/scheme"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+
+	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+// Server is a running embedded API.
+type Server struct {
+	opts     Options
+	ca       *pki.Authority
+	store    *store // nil on an external etcd
+	listener net.Listener
+	leases   coordinationclient.LeaseInterface
+	config   *rest.Config
+	api      *apiextensions.CustomResourceDefinitions
+	crds     []*apiextensionsv1.CustomResourceDefinition
+}
+
+// New opens the store and the port and prepares everything, but serves nothing yet.
+func New(ctx context.Context, o Options) (s *Server, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	if err := o.Dir.Create(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(o.Dir.APIServer(), 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	s = &Server{opts: o}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.crds, err = allCRDs(); err != nil {
+		return nil, err
+	}
+	if s.ca, err = pki.LoadOrCreate(o.Dir.PKI()); err != nil {
+		return nil, err
+	}
+	if s.listener, err = listen(o.Dir.APIServer(), o.Listen); err != nil {
+		return nil, err
+	}
+	if len(o.EtcdServers) == 0 {
+		ready, cancel := context.WithTimeoutCause(ctx, storeReadyTimeout, errStoreSlow)
+		defer cancel()
+		if s.store, err = startStore(ready, filepath.Join(o.Dir.APIServer(), "etcd")); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.build(); err != nil {
+		return nil, fmt.Errorf("embedded API: %w", err)
+	}
+	return s, nil
+}
+
+// URL is where clients reach the server.
+func (s *Server) URL() string {
+	host, port, _ := net.SplitHostPort(s.listener.Addr().String())
+	if len(s.opts.Advertise) > 0 {
+		host = s.opts.Advertise[0]
+	}
+	return (&url.URL{Scheme: "https", Host: net.JoinHostPort(host, port)}).String()
+}
+
+// Run serves until ctx ends, and calls ready once every object can be used and the credentials are written.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	defer s.close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if s.store != nil {
+		go func() {
+			select {
+			case err := <-s.store.failed():
+				cancel(fmt.Errorf("%w: %w", errStoreEnded, err))
+			case <-ctx.Done():
+			}
+		}()
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.api.GenericAPIServer.PrepareRun().RunWithContext(ctx) }()
+	if err := s.bootstrap(ctx); err != nil {
+		cancel(err)
+		<-served
+		if errors.Is(err, context.Canceled) && !errors.Is(context.Cause(ctx), errStoreEnded) {
+			return nil
+		}
+		return fmt.Errorf("embedded API: %w", err)
+	}
+	ready()
+	if err := <-served; err != nil {
+		return fmt.Errorf("embedded API: %w", err)
+	}
+	if cause := context.Cause(ctx); errors.Is(cause, errStoreEnded) {
+		return cause
+	}
+	return nil
+}
+
+func (s *Server) close() {
+	if s.listener != nil {
+		s.listener.Close()
+	}
+	if s.store != nil {
+		s.store.stop()
+	}
+}
+
+func (s *Server) build() error {
+	cfg := genericapiserver.NewRecommendedConfig(apiextensions.Codecs)
+	run := genericoptions.NewServerRunOptions()
+	if err := run.Complete(); err != nil {
+		return err
+	}
+	if err := run.ApplyTo(&cfg.Config); err != nil {
+		return err
+	}
+	etcd := s.etcdOptions()
+	if err := etcd.ApplyTo(&cfg.Config); err != nil {
+		return err
+	}
+	if err := s.applyServing(&cfg.Config); err != nil {
+		return err
+	}
+	if err := s.applyAccess(&cfg.Config); err != nil {
+		return err
+	}
+	enablement := genericoptions.NewAPIEnablementOptions()
+	if err := enablement.ApplyTo(&cfg.Config, apiextensions.DefaultAPIResourceConfigSource(), apiextensions.Scheme); err != nil {
+		return err
+	}
+	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
+	namer := openapinamer.NewDefinitionNamer(apiextensions.Scheme, scheme.Scheme)
+	cfg.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
+	cfg.OpenAPIConfig.Info.Title = "Ebb"
+	cfg.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
+	cfg.OpenAPIV3Config.Info.Title = "Ebb"
+
+	roots := &discovery{groups: aggregated.NewResourceManager("apis")}
+	cfg.AggregatedDiscoveryGroupManager = roots.groups
+	full := apiextensions.Config{
+		GenericConfig: cfg,
+		ExtraConfig: apiextensions.ExtraConfig{
+			CRDRESTOptionsGetter: options.NewCRDRESTOptionsGetter(*etcd, cfg.ResourceTransformers, cfg.StorageObjectCountTracker),
+			MasterCount:          1,
+			ServiceResolver:      noServices{},
+			AuthResolverWrapper:  webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, cfg.LoopbackClientConfig, noopoteltrace.NewTracerProvider()),
+		},
+	}
+	api, err := full.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(roots.handler()))
+	if err != nil {
+		return err
+	}
+	roots.crds = api.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister()
+	s.api = api
+	return nil
+}
+
+func (s *Server) etcdOptions() *genericoptions.EtcdOptions {
+	codec := apiextensions.Codecs.LegacyCodec(apiextensionsv1.SchemeGroupVersion)
+	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(s.opts.EtcdPrefix, codec))
+	etcd.StorageConfig.Transport.ServerList = s.opts.EtcdServers
+	etcd.StorageConfig.Transport.TrustedCAFile = s.opts.EtcdCAFile
+	etcd.StorageConfig.Transport.CertFile = s.opts.EtcdCertFile
+	etcd.StorageConfig.Transport.KeyFile = s.opts.EtcdKeyFile
+	if s.store != nil {
+		etcd.StorageConfig.Transport.ServerList = []string{s.store.endpoint}
+	}
+	return etcd
+}
+
+func (s *Server) applyServing(cfg *genericapiserver.Config) error {
+	host, _, err := net.SplitHostPort(s.listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	hosts := append([]string{"localhost", "127.0.0.1", "::1", host}, s.opts.Advertise...)
+	pair, err := s.ca.Issue(pki.Profile{User: "ebb-apiserver", Hosts: hosts})
+	if err != nil {
+		return err
+	}
+	serving := genericoptions.NewSecureServingOptions().WithLoopback()
+	serving.Listener = s.listener
+	serving.BindPort = s.listener.Addr().(*net.TCPAddr).Port
+	if serving.ServerCert.GeneratedCert, err = dynamiccertificates.NewStaticCertKeyContent("ebb-apiserver", pair.Cert, pair.Key); err != nil {
+		return err
+	}
+	if err := serving.ApplyToConfig(cfg); err != nil {
+		return err
+	}
+	// The loopback client uses the same wire format as everyone: custom resources speak JSON only.
+	s.config = rest.CopyConfig(cfg.LoopbackClientConfig)
+	s.config.ContentType, s.config.AcceptContentTypes = "application/json", "application/json"
+	s.config.QPS = -1
+	cfg.PublicAddress = net.ParseIP(host)
+	return nil
+}
+
+func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
+	client, err := coordinationclient.NewForConfig(s.config)
+	if err != nil {
+		return err
+	}
+	s.leases = client.Leases(lease.Namespace)
+
+	trusted, err := dynamiccertificates.NewStaticCAContent("ebb cluster CA", s.ca.CertPEM)
+	if err != nil {
+		return err
+	}
+	cfg.SecureServing.ClientCA = trusted
+	certificates := x509request.NewDynamic(func() (x509.VerifyOptions, bool) { return trusted.VerifyOptions() }, x509request.CommonNameUserConversion)
+	cfg.Authentication.Authenticator = group.NewAuthenticatedGroupAdder(certificates)
+	cfg.Authorization.Authorizer = authorizer.AuthorizerFunc(authorize)
+	cfg.AdmissionControl = &rules{readLease: s.readLease}
+	cfg.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
+		return genericapiserver.DefaultBuildHandlerChain(withTerm(api, s.readLease), c)
+	}
+	return nil
+}
+
+// readLease reads a Lease live, from the store rather than from a cache; nil means that there is none.
+func (s *Server) readLease(ctx context.Context, name string) (*coordinationv1.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	l, err := s.leases.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return l, err
+}
+
+// noServices refuses to resolve services: there are none, and no conversion webhook is ever called.
+type noServices struct{}
+
+// ResolveEndpoint implements webhook.ServiceResolver.
+func (noServices) ResolveEndpoint(namespace, name string, _ int32) (*url.URL, error) {
+	return nil, fmt.Errorf("service %s/%s: the embedded API has no services", namespace, name)
+}

@@ -1,0 +1,139 @@
+package datadir
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+// IssueCluster writes what belongs to the cluster as a whole for an API server reached at url: the credentials of admin
+// and viewer, the bearer token and the certificate to trust. What is there and still good stays.
+func (d Dir) IssueCluster(ca *pki.Authority, url string) error {
+	if err := pki.WriteFile(d.CA(), ca.CertPEM, 0o644); err != nil {
+		return err
+	}
+	if err := ensureToken(d.Token()); err != nil {
+		return err
+	}
+	admin := pki.Profile{User: identity.Admin, Groups: []string{identity.AdminGroup}}
+	if err := ensureKubeconfig(d.Kubeconfig(), ca, admin, url); err != nil {
+		return err
+	}
+	viewer := pki.Profile{User: identity.Viewer, Groups: []string{identity.ViewerGroup}}
+	return ensureKubeconfig(d.ViewerKubeconfig(), ca, viewer, url)
+}
+
+// IssueNode writes the credentials of one node into dir. Hosts are the names and addresses it serves as. It must run
+// where the certificate authority is kept.
+func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
+	ca, err := pki.Load(d.PKI())
+	if err != nil {
+		return err
+	}
+	url, err := d.server()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(string(dir), 0o700); err != nil {
+		return fmt.Errorf("credentials of node %s: %w", name, err)
+	}
+	node := pki.Profile{User: identity.Node(name), Groups: []string{identity.NodeGroup}}
+	if err := ensureKubeconfig(dir.Kubeconfig(), ca, node, url); err != nil {
+		return err
+	}
+	coordinator := pki.Profile{User: identity.Coordinator}
+	if err := ensureKubeconfig(dir.CoordinatorKubeconfig(), ca, coordinator, url); err != nil {
+		return err
+	}
+	token, err := os.ReadFile(d.Token())
+	if err != nil {
+		return fmt.Errorf("credentials of node %s: %w", name, err)
+	}
+	if err := pki.WriteSecret(dir.Token(), token); err != nil {
+		return err
+	}
+	if err := pki.WriteFile(dir.CA(), ca.CertPEM, 0o644); err != nil {
+		return err
+	}
+	node.Hosts = hosts
+	return ensurePair(dir.TLSCert(), dir.TLSKey(), ca, node)
+}
+
+// CanIssue says whether the certificate authority is kept here.
+func (d Dir) CanIssue() bool {
+	_, err := pki.Load(d.PKI())
+	return err == nil
+}
+
+func (d Dir) server() (string, error) {
+	cfg, err := clientcmd.LoadFromFile(d.Kubeconfig())
+	if err != nil {
+		return "", fmt.Errorf("address of the API server: %w", err)
+	}
+	cluster := cfg.Clusters[clusterName]
+	if cluster == nil {
+		return "", fmt.Errorf("address of the API server: %s names no cluster %q", d.Kubeconfig(), clusterName)
+	}
+	return cluster.Server, nil
+}
+
+const clusterName = "ebb"
+
+func ensureKubeconfig(path string, ca *pki.Authority, p pki.Profile, url string) error {
+	if old, err := clientcmd.LoadFromFile(path); err == nil {
+		user, cluster := old.AuthInfos[p.User], old.Clusters[clusterName]
+		if user != nil && cluster != nil && cluster.Server == url && ca.Fits(user.ClientCertificateData, p) {
+			return nil
+		}
+	}
+	pair, err := ca.Issue(p)
+	if err != nil {
+		return err
+	}
+	cfg := clientcmdapi.NewConfig()
+	cfg.Clusters[clusterName] = &clientcmdapi.Cluster{Server: url, CertificateAuthorityData: ca.CertPEM}
+	cfg.AuthInfos[p.User] = &clientcmdapi.AuthInfo{ClientCertificateData: pair.Cert, ClientKeyData: pair.Key}
+	cfg.Contexts[clusterName] = &clientcmdapi.Context{Cluster: clusterName, AuthInfo: p.User}
+	cfg.CurrentContext = clusterName
+	data, err := clientcmd.Write(*cfg)
+	if err != nil {
+		return fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	return pki.WriteSecret(path, data)
+}
+
+func ensurePair(certPath, keyPath string, ca *pki.Authority, p pki.Profile) error {
+	if cert, err := os.ReadFile(certPath); err == nil && ca.Fits(cert, p) {
+		if _, err := os.Stat(keyPath); err == nil {
+			return nil
+		}
+	}
+	pair, err := ca.Issue(p)
+	if err != nil {
+		return err
+	}
+	if err := pki.WriteSecret(keyPath, pair.Key); err != nil {
+		return err
+	}
+	return pki.WriteFile(certPath, pair.Cert, 0o644)
+}
+
+func ensureToken(path string) error {
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	raw := make([]byte, 32)
+	if _, err := rand.Read(raw); err != nil {
+		return fmt.Errorf("bearer token: %w", err)
+	}
+	return pki.WriteSecret(path, []byte(hex.EncodeToString(raw)+"\n"))
+}

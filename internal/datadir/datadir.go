@@ -1,0 +1,132 @@
+// Package datadir knows where everything is on a machine: the data directory of an API server, of nodes, or of both.
+//
+//	kubeconfig          admin's credentials            run/<name>.pid    of every process
+//	viewer.kubeconfig   a viewer's credentials         logs/<name>.log   of every process that `ebb up` started
+//	token               bearer token of /api/v2        pki/              the certificate authority
+//	ca.crt              what to trust                  apiserver/        embedded etcd, the address in use
+//	                                                   nodes/<name>/     a node's credentials, lock and work
+package datadir
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+// Dir is the path of a data directory.
+type Dir string
+
+// Kubeconfig is the admin's.
+func (d Dir) Kubeconfig() string { return d.at("kubeconfig") }
+
+// ViewerKubeconfig is a viewer's.
+func (d Dir) ViewerKubeconfig() string { return d.at("viewer.kubeconfig") }
+
+// Token is the file with the bearer token of /api/v2.
+func (d Dir) Token() string { return d.at("token") }
+
+// CA is the certificate to trust.
+func (d Dir) CA() string { return d.at("ca.crt") }
+
+// PKI is the directory of the certificate authority.
+func (d Dir) PKI() string { return d.at("pki") }
+
+// APIServer is the directory of the API server.
+func (d Dir) APIServer() string { return d.at("apiserver") }
+
+// PIDFile is where the process of that name says its process ID.
+func (d Dir) PIDFile(name string) string { return d.at("run", name+".pid") }
+
+// LogFile is the log of the process of that name.
+func (d Dir) LogFile(name string) string { return d.at("logs", name+".log") }
+
+// Node is the directory of one node.
+func (d Dir) Node(name string) NodeDir { return NodeDir(d.at("nodes", name)) }
+
+func (d Dir) at(parts ...string) string {
+	return filepath.Join(append([]string{string(d)}, parts...)...)
+}
+
+// Create makes the directories that every data directory has. What is inside belongs to the owner alone.
+func (d Dir) Create() error {
+	for _, sub := range []string{"", "run", "logs"} {
+		if err := os.MkdirAll(d.at(sub), 0o700); err != nil {
+			return fmt.Errorf("data directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// WritePID records this process under a name, and returns what removes the record again if it is still ours.
+func (d Dir) WritePID(name string) (remove func(), err error) {
+	path := d.PIDFile(name)
+	own := strconv.Itoa(os.Getpid()) + "\n"
+	if err := pki.WriteFile(path, []byte(own), 0o644); err != nil {
+		return nil, err
+	}
+	return func() {
+		if data, err := os.ReadFile(path); err == nil && string(data) == own {
+			os.Remove(path)
+		}
+	}, nil
+}
+
+// ReadToken reads a bearer token from a file.
+func ReadToken(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("bearer token: %w", err)
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" {
+		return "", fmt.Errorf("bearer token: %s is empty", path)
+	}
+	return token, nil
+}
+
+// NodeDir is the directory of one node.
+type NodeDir string
+
+// Kubeconfig holds the credentials of the node's runtimes.
+func (n NodeDir) Kubeconfig() string { return n.at("node.kubeconfig") }
+
+// CoordinatorKubeconfig holds the credentials for the election and the controllers.
+func (n NodeDir) CoordinatorKubeconfig() string { return n.at("coordinator.kubeconfig") }
+
+// TLSCert is the certificate that the node serves with and shows to other nodes.
+func (n NodeDir) TLSCert() string { return n.at("tls.crt") }
+
+// TLSKey is its key.
+func (n NodeDir) TLSKey() string { return n.at("tls.key") }
+
+// CA is the certificate to trust.
+func (n NodeDir) CA() string { return n.at("ca.crt") }
+
+// Token is the file with the bearer token of /api/v2.
+func (n NodeDir) Token() string { return n.at("token") }
+
+// Lock is held by the node's process as long as it lives.
+func (n NodeDir) Lock() string { return n.at("lock") }
+
+// Holder remembers under which identity this directory last held the node's lease.
+func (n NodeDir) Holder() string { return n.at("holder.json") }
+
+func (n NodeDir) at(name string) string { return filepath.Join(string(n), name) }
+
+// HasCredentials says whether a node can start from this directory alone.
+func (n NodeDir) HasCredentials() (bool, error) {
+	for _, path := range []string{n.Kubeconfig(), n.CoordinatorKubeconfig(), n.TLSCert(), n.TLSKey(), n.CA(), n.Token()} {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		} else if err != nil {
+			return false, fmt.Errorf("credentials of the node: %w", err)
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,69 @@
+// Package kubeclient makes clients of the Kubernetes API that work alike with the embedded one and a full one.
+package kubeclient
+
+import (
+	"fmt"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// NewScheme knows every object that Ebb reads or writes.
+func NewScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(v1alpha1.AddToScheme(s))
+	utilruntime.Must(coordinationv1.AddToScheme(s))
+	utilruntime.Must(eventsv1.AddToScheme(s))
+	return s
+}
+
+// NewMapper maps every object that Ebb reads or writes without asking the server, so that a client is ready at once
+// and does not depend on discovery.
+func NewMapper() meta.RESTMapper {
+	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{v1alpha1.GroupVersion, coordinationv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion})
+	m.Add(v1alpha1.GroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	m.Add(v1alpha1.GroupVersion.WithKind("Drain"), meta.RESTScopeRoot)
+	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Settings"),
+		v1alpha1.GroupVersion.WithResource("settings"), v1alpha1.GroupVersion.WithResource("settings"), meta.RESTScopeRoot)
+	m.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
+	m.Add(eventsv1.SchemeGroupVersion.WithKind("Event"), meta.RESTScopeNamespace)
+	return m
+}
+
+// Load reads a kubeconfig file.
+func Load(path string) (*rest.Config, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	return Tune(cfg), nil
+}
+
+// Tune sets what every client of ours needs: JSON, because custom resources speak nothing else and Leases are custom
+// resources in the embedded API; and no rate limit of the client's own, because a lease renewal must never queue behind
+// other requests.
+func Tune(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	cfg.QPS = -1
+	cfg.UserAgent = "ebb"
+	return cfg
+}
+
+// New makes a client that reads live, from the server.
+func New(cfg *rest.Config) (client.WithWatch, error) {
+	c, err := client.NewWithWatch(cfg, client.Options{Scheme: NewScheme(), Mapper: NewMapper()})
+	if err != nil {
+		return nil, fmt.Errorf("client of %s: %w", cfg.Host, err)
+	}
+	return c, nil
+}

@@ -1,0 +1,189 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Where leases live and what is written on them.
+const (
+	// Namespace of every Lease.
+	Namespace = "ebb-system"
+	// CoordinatorName is the Lease of the election.
+	CoordinatorName = "coordinator"
+	// EpochAnnotation on a node's Lease is the epoch it was last taken for.
+	EpochAnnotation = "ebb.dev/epoch"
+	// FencedAnnotation on a node's Lease is the newest epoch that was called lost: the mark.
+	FencedAnnotation = "ebb.dev/fenced-epoch"
+
+	nodePrefix = "node-"
+)
+
+// Errors of the steps below.
+var (
+	// ErrHeld: the Lease belongs to another process that may still be running.
+	ErrHeld = errors.New("lease is held by another process")
+	// ErrNotOurs: the Lease no longer belongs to the epoch that wanted to change it.
+	ErrNotOurs = errors.New("lease no longer belongs to this epoch")
+	// ErrChanged: the Lease is not what it was when the decision was made.
+	ErrChanged = errors.New("lease has changed since it was observed")
+)
+
+// NameOf is the name of a node's Lease. The prefix keeps nodes out of the way of the election's Lease.
+func NameOf(node string) string { return nodePrefix + node }
+
+// NodeOf is the node that a Lease belongs to, and false for a Lease that is not a node's.
+func NodeOf(name string) (string, bool) { return strings.CutPrefix(name, nodePrefix) }
+
+// Record is what a node's Lease says.
+type Record struct {
+	Node     string
+	Version  string // resourceVersion
+	Holder   string // one process of one machine; empty when released or fenced
+	Epoch    int64
+	Fenced   int64
+	Duration time.Duration
+}
+
+// Held says whether some process may be living in the record's epoch.
+func (r Record) Held() bool { return r.Holder != "" }
+
+// Over says whether an epoch of the node has ended: released, fenced, or followed by a newer one.
+func (r Record) Over(epoch int64) bool {
+	return r.Fenced >= epoch || r.Epoch > epoch || (r.Epoch == epoch && r.Holder == "")
+}
+
+// Read decodes a node's Lease.
+func Read(l *coordinationv1.Lease) (Record, error) {
+	node, ok := NodeOf(l.Name)
+	if !ok {
+		return Record{}, fmt.Errorf("lease %s/%s is not a node's", l.Namespace, l.Name)
+	}
+	r := Record{Node: node, Version: l.ResourceVersion}
+	var err error
+	if r.Epoch, err = number(l, EpochAnnotation); err != nil {
+		return Record{}, err
+	}
+	if r.Fenced, err = number(l, FencedAnnotation); err != nil {
+		return Record{}, err
+	}
+	if l.Spec.HolderIdentity != nil {
+		r.Holder = *l.Spec.HolderIdentity
+	}
+	if l.Spec.LeaseDurationSeconds != nil {
+		r.Duration = time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second
+	}
+	return r, nil
+}
+
+func number(l *coordinationv1.Lease, annotation string) (int64, error) {
+	text, ok := l.Annotations[annotation]
+	if !ok {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("lease %s/%s: annotation %s is %q, not an epoch", l.Namespace, l.Name, annotation, text)
+	}
+	return n, nil
+}
+
+// Claimant is a process that wants to hold a node's Lease.
+type Claimant struct {
+	Node string
+	// Holder is this process's identity, never used by another.
+	Holder string
+	// Dead are identities known to be dead (processes of this boot that held the lock on our data directory) or our own.
+	Dead []string
+	// Floor is the newest epoch known from elsewhere (the Node's status): the next epoch is above it, even if the Lease
+	// was lost.
+	Floor int64
+}
+
+// Take returns the Lease as it must be written to begin the next epoch, and that epoch. current is nil when there is
+// none yet. It fails with ErrHeld while another process may live in the current epoch.
+func Take(current *coordinationv1.Lease, c Claimant, t Timing, wall time.Time) (*coordinationv1.Lease, int64, error) {
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: NameOf(c.Node)}}
+	var r Record
+	if current != nil {
+		var err error
+		if r, err = Read(current); err != nil {
+			return nil, 0, err
+		}
+		next = current.DeepCopy()
+	}
+	if r.Held() && r.Holder != c.Holder && !slices.Contains(c.Dead, r.Holder) {
+		return nil, 0, fmt.Errorf("node %s: %w: epoch %d of %s", c.Node, ErrHeld, r.Epoch, r.Holder)
+	}
+	epoch := max(r.Epoch, r.Fenced, c.Floor) + 1
+	write(next, EpochAnnotation, epoch)
+	now := metav1.NewMicroTime(wall)
+	seconds := int32(t.Lost / time.Second)
+	next.Spec.HolderIdentity = &c.Holder
+	next.Spec.LeaseDurationSeconds = &seconds
+	next.Spec.AcquireTime = &now
+	next.Spec.RenewTime = &now
+	return next, epoch, nil
+}
+
+// Renew returns the Lease as it must be written to go on in an epoch, or ErrNotOurs.
+func Renew(current *coordinationv1.Lease, holder string, epoch int64, wall time.Time) (*coordinationv1.Lease, error) {
+	if err := ours(current, holder, epoch); err != nil {
+		return nil, err
+	}
+	next := current.DeepCopy()
+	now := metav1.NewMicroTime(wall)
+	next.Spec.RenewTime = &now
+	return next, nil
+}
+
+// Release returns the Lease as it must be written when an epoch ends in order, or ErrNotOurs.
+func Release(current *coordinationv1.Lease, holder string, epoch int64) (*coordinationv1.Lease, error) {
+	if err := ours(current, holder, epoch); err != nil {
+		return nil, err
+	}
+	next := current.DeepCopy()
+	next.Spec.HolderIdentity = nil
+	return next, nil
+}
+
+func ours(l *coordinationv1.Lease, holder string, epoch int64) error {
+	r, err := Read(l)
+	if err != nil {
+		return err
+	}
+	if r.Holder != holder || r.Epoch != epoch || r.Over(epoch) {
+		return fmt.Errorf("node %s epoch %d: %w: it says holder %q, epoch %d, fenced %d", r.Node, epoch, ErrNotOurs, r.Holder, r.Epoch, r.Fenced)
+	}
+	return nil
+}
+
+// Fence returns the Lease as it must be written to call its epoch lost: no holder, and the mark. It refuses with
+// ErrChanged when the Lease is not the one that was watched.
+func Fence(current *coordinationv1.Lease, watched Record) (*coordinationv1.Lease, error) {
+	r, err := Read(current)
+	if err != nil {
+		return nil, err
+	}
+	if r != watched || !r.Held() {
+		return nil, fmt.Errorf("node %s: %w", watched.Node, ErrChanged)
+	}
+	next := current.DeepCopy()
+	next.Spec.HolderIdentity = nil
+	write(next, FencedAnnotation, r.Epoch)
+	return next, nil
+}
+
+func write(l *coordinationv1.Lease, annotation string, n int64) {
+	if l.Annotations == nil {
+		l.Annotations = map[string]string{}
+	}
+	l.Annotations[annotation] = strconv.FormatInt(n, 10)
+}

@@ -1,0 +1,71 @@
+// Package lease decides who is alive and who may write, without doing any I/O.
+//
+// A node holds a Lease for one epoch at a time. Two sides look at it and never compare clocks:
+//
+//   - the holder counts from before it sent its last successful renewal (Tenure): at Fence it begins to stop what
+//     nobody else would stop, by Dead that is dead;
+//   - everybody else counts from when they saw the Lease last change (Vigil): once it stayed unchanged for Lost, on
+//     their own clock and while their own renewals succeeded, they may call the epoch lost.
+//
+// A renewal is sent before it is stored and stored before it is seen, so Dead < Lost is enough for the holder to be
+// dead before anybody calls it lost. Calling it lost is one write (Fence) that the resourceVersion guards.
+package lease
+
+import (
+	"fmt"
+	"time"
+)
+
+// Instant is a reading of this machine's CLOCK_BOOTTIME: it goes on while the machine is suspended and no one can set
+// it. Instants of two machines, or of two boots, have nothing to do with each other.
+type Instant time.Duration
+
+// Add returns the instant d later.
+func (i Instant) Add(d time.Duration) Instant { return i + Instant(d) }
+
+// Sub returns the time from o to i.
+func (i Instant) Sub(o Instant) time.Duration { return time.Duration(i - o) }
+
+// Timing is the life of a lease. Its five durations only make sense together.
+type Timing struct {
+	// Renew is the time between two renewals.
+	Renew time.Duration
+	// Timeout bounds one renewal.
+	Timeout time.Duration
+	// Fence is when, counted from before the last successful renewal was sent, the holder begins to fence itself.
+	Fence time.Duration
+	// Dead is when, counted alike, all that must not outlive the lease is dead.
+	Dead time.Duration
+	// Lost is how long others must see the lease unchanged before they may call it lost.
+	Lost time.Duration
+}
+
+// DefaultTiming is the timing of a cluster that sets none.
+func DefaultTiming() Timing {
+	return Timing{
+		Renew:   2 * time.Second,
+		Timeout: 1500 * time.Millisecond,
+		Fence:   6 * time.Second,
+		Dead:    8 * time.Second,
+		Lost:    10 * time.Second,
+	}
+}
+
+// Validate says what is wrong with a timing, and what would be right.
+func (t Timing) Validate() error {
+	switch {
+	case t.Renew <= 0 || t.Timeout <= 0:
+		return fmt.Errorf("lease timing: renew (%s) and timeout (%s) must be positive", t.Renew, t.Timeout)
+	case t.Timeout > t.Renew:
+		return fmt.Errorf("lease timing: timeout (%s) must not exceed renew (%s), or renewals overlap", t.Timeout, t.Renew)
+	case t.Fence < t.Renew+t.Timeout:
+		return fmt.Errorf("lease timing: fence (%s) must be at least renew + timeout (%s), or one slow renewal fences a healthy node", t.Fence, t.Renew+t.Timeout)
+	case t.Dead <= t.Fence:
+		return fmt.Errorf("lease timing: dead (%s) must be after fence (%s): the time between is what programs have to stop", t.Dead, t.Fence)
+	case t.Lost <= t.Dead:
+		return fmt.Errorf("lease timing: lost (%s) must be after dead (%s), or others take over work that still runs", t.Lost, t.Dead)
+	case t.Lost%time.Second != 0:
+		return fmt.Errorf("lease timing: lost (%s) must be whole seconds: it is stored as leaseDurationSeconds", t.Lost)
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+// Package testenv brings the real parts that tests run against: the ebb program, stock kubectl, an embedded API.
+package testenv
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// Ebb is the path of the ebb program, built with the race detector.
+func Ebb(t testing.TB) string {
+	t.Helper()
+	path, err := ebb()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Kubectl is the path of stock kubectl, built from the version pinned in test/tools.
+func Kubectl(t testing.TB) string {
+	t.Helper()
+	path, err := kubectl()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var (
+	ebb     = sync.OnceValues(func() (string, error) { return build("ebb", ".", "-race", "./cmd/ebb") })
+	kubectl = sync.OnceValues(func() (string, error) { return build("kubectl", "test/tools", "./kubectl") })
+)
+
+// root of the checkout, found from where this file was compiled.
+func root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+// build makes one program below bin/test. The tests of several packages run at once and want the same one, so a lock
+// lets one of them do it; the go command does nothing when the program is up to date.
+func build(name, module string, args ...string) (string, error) {
+	dir := filepath.Join(root(), "bin", "test")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	path := filepath.Join(dir, name)
+	cmd := exec.Command("go", append([]string{"build", "-o", path}, args...)...)
+	cmd.Dir = filepath.Join(root(), module)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
+	}
+	return path, nil
+}
