@@ -1,6 +1,9 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // Liveness says whether a node takes work. Within one epoch it only moves forward: Alive, Draining, Stopping.
 //
@@ -165,4 +168,13 @@ type NodeList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []Node `json:"items"`
+}
+
+// IsReady says whether the node holds its lease and hosts its runtimes, as far as the object tells.
+func (n *Node) IsReady() bool { return meta.IsStatusConditionTrue(n.Status.Conditions, NodeReady) }
+
+// Schedulable says whether the node may get new work: Alive, Ready and not cordoned. The node itself refuses what comes
+// all the same.
+func (n *Node) Schedulable() bool {
+	return n.Status.Liveness == Alive && n.IsReady() && !n.Spec.Cordoned
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 
 	"github.com/spf13/pflag"
@@ -8,6 +9,8 @@ import (
 
 // envDataDir names the data directory for every command.
 const envDataDir = "EBB_DATA_DIR"
+
+var errNoDataDir = errors.New("no data directory: give one with --data-dir or in " + envDataDir)
 
 func addDataDir(f *pflag.FlagSet, dir *string) {
 	f.StringVar(dir, "data-dir", os.Getenv(envDataDir), "data directory (default $"+envDataDir+")")

@@ -48,6 +48,6 @@ Client commands find the cluster by --kubeconfig, by KUBECONFIG, or by EBB_DATA_
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newAPIServer())
+	root.AddCommand(newAPIServer(), newNode(), newVersion())
 	return root
 }

@@ -6,11 +6,13 @@ import (
 	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 
 	"github.com/ebb-dev/ebb/internal/identity"
@@ -21,6 +23,8 @@ import (
 type rules struct {
 	// readLease reads a Lease live; nil means that there is none.
 	readLease func(ctx context.Context, name string) (*coordinationv1.Lease, error)
+	// ownTypes are the definitions without which the server is not Ebb's.
+	ownTypes sets.Set[string]
 }
 
 var (
@@ -54,8 +58,11 @@ func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.Obj
 
 // Validate refuses what must not happen, whoever asks.
 func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	var err error
+	err := r.validateTerm(ctx, a)
 	switch gr := a.GetResource().GroupResource(); {
+	case err != nil:
+	case gr.Group == apiextensionsv1.GroupName && a.GetOperation() == admission.Delete:
+		err = r.validateTypeDelete(nameOf(a))
 	case gr.Group == groupEbb && gr.Resource == "settings":
 		err = validateSettings(a)
 	case gr.Group == groupEbb && gr.Resource == "nodes":
@@ -67,6 +74,14 @@ func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admissio
 		return err
 	}
 	return admission.NewForbidden(a, err)
+}
+
+// validateTypeDelete: with a type go all its objects, past every rule about deleting them.
+func (r *rules) validateTypeDelete(name string) error {
+	if r.ownTypes.Has(name) {
+		return fmt.Errorf("%s is one of Ebb's own types and cannot be deleted: every object of it would go too", name)
+	}
+	return nil
 }
 
 func validateSettings(a admission.Attributes) error {
@@ -91,6 +106,33 @@ func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error 
 	// People and the coordinator say what a node should be; the node itself only says what it is and where.
 	if a.GetSubresource() == "" && !equality.Semantic.DeepEqual(field(a.GetObject(), "spec"), field(a.GetOldObject(), "spec")) {
 		return fmt.Errorf("node %s may not write its own spec", node)
+	}
+	if a.GetSubresource() == "status" {
+		return r.validateEpochStands(ctx, node, a.GetObject())
+	}
+	return nil
+}
+
+// validateEpochStands refuses what a node says of itself in an epoch that is over: a node that was frozen and wakes up
+// does not know yet that it was marked, and the resourceVersion it read may still fit.
+func (r *rules) validateEpochStands(ctx context.Context, node string, object runtime.Object) error {
+	u, ok := object.(*unstructured.Unstructured)
+	if !ok {
+		return fmt.Errorf("node %s: a status of type %T", node, object)
+	}
+	epoch, _, err := unstructured.NestedInt64(u.Object, "status", "epoch")
+	if err != nil {
+		return err
+	}
+	l, err := r.readLease(ctx, lease.NameOf(node))
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("read the lease of node %s: %w", node, err))
+	}
+	if l == nil {
+		return fmt.Errorf("node %s holds no lease: it may not speak for epoch %d", node, epoch)
+	}
+	if rec, err := lease.Read(l); err != nil || rec.Epoch != epoch || rec.Over(epoch) {
+		return fmt.Errorf("node %s may not speak for epoch %d: its lease is in epoch %d, fenced up to %d", node, epoch, rec.Epoch, rec.Fenced)
 	}
 	return nil
 }

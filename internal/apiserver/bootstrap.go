@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -63,6 +64,14 @@ func allCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 		return nil, err
 	}
 	return append(own, brought...), nil
+}
+
+func namesOf(crds []*apiextensionsv1.CustomResourceDefinition) sets.Set[string] {
+	names := sets.New[string]()
+	for _, crd := range crds {
+		names.Insert(crd.Name)
+	}
+	return names
 }
 
 // install creates a definition, or brings an older one up to date.

@@ -2,12 +2,16 @@ package apiserver
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	listers "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 )
 
@@ -43,24 +47,34 @@ func (d *discovery) serveGroups(w http.ResponseWriter, _ *http.Request) {
 }
 
 func groupList(crds []*apiextensionsv1.CustomResourceDefinition) metav1.APIGroupList {
-	versions := map[string]string{apiextensionsv1.GroupName: "v1"}
-	order := []string{apiextensionsv1.GroupName}
+	served := map[string]sets.Set[string]{apiextensionsv1.GroupName: sets.New("v1")}
 	for _, crd := range crds {
-		if _, known := versions[crd.Spec.Group]; !known {
-			order = append(order, crd.Spec.Group)
-		}
 		for _, v := range crd.Spec.Versions {
-			if v.Served {
-				versions[crd.Spec.Group] = v.Name
+			if !v.Served {
+				continue
 			}
+			if served[crd.Spec.Group] == nil {
+				served[crd.Spec.Group] = sets.New[string]()
+			}
+			served[crd.Spec.Group].Insert(v.Name)
 		}
 	}
 	list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
-	for _, group := range order {
-		gv := metav1.GroupVersionForDiscovery{GroupVersion: group + "/" + versions[group], Version: versions[group]}
-		list.Groups = append(list.Groups, metav1.APIGroup{Name: group, Versions: []metav1.GroupVersionForDiscovery{gv}, PreferredVersion: gv})
+	for _, group := range slices.Sorted(maps.Keys(served)) {
+		list.Groups = append(list.Groups, apiGroup(group, served[group].UnsortedList()))
 	}
 	return list
+}
+
+// apiGroup lists a group's versions, the most stable first: that is the one to prefer.
+func apiGroup(name string, versions []string) metav1.APIGroup {
+	slices.SortFunc(versions, func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) })
+	group := metav1.APIGroup{Name: name}
+	for _, v := range versions {
+		group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: name + "/" + v, Version: v})
+	}
+	group.PreferredVersion = group.Versions[0]
+	return group
 }
 
 func writeJSON(w http.ResponseWriter, code int, object any) {

@@ -18,6 +18,7 @@ import (
 // nobody reaches the objects past the API's rules, and on nothing else.
 type store struct {
 	etcd     *embed.Etcd
+	log      zap.AtomicLevel
 	dir      *os.File // keeps the socket's directory open: see socketURL
 	endpoint string
 }
@@ -31,10 +32,10 @@ func startStore(ctx context.Context, dir string) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("embedded etcd: %w", err)
 	}
-	s := &store{dir: open}
+	s := &store{dir: open, log: zap.NewAtomicLevelAt(zapcore.ErrorLevel)}
 	socket := s.socketURL()
 	s.endpoint = socket.String()
-	if s.etcd, err = embed.StartEtcd(storeConfig(dir, socket)); err != nil {
+	if s.etcd, err = embed.StartEtcd(storeConfig(dir, socket, storeLogger(s.log))); err != nil {
 		open.Close()
 		return nil, fmt.Errorf("embedded etcd in %s: %w", dir, err)
 	}
@@ -56,7 +57,7 @@ func (s *store) socketURL() url.URL {
 	return url.URL{Scheme: "unix", Path: fmt.Sprintf("/proc/self/fd/%d/client.sock", s.dir.Fd())}
 }
 
-func storeConfig(dir string, socket url.URL) *embed.Config {
+func storeConfig(dir string, socket url.URL, log *zap.Logger) *embed.Config {
 	cfg := embed.NewConfig()
 	cfg.Name = "ebb"
 	cfg.Dir = filepath.Join(dir, "data")
@@ -68,20 +69,22 @@ func storeConfig(dir string, socket url.URL) *embed.Config {
 	cfg.AdvertisePeerUrls = []url.URL{peer}
 	cfg.InitialCluster = cfg.Name + "=" + peer.String()
 	cfg.QuotaBackendBytes = 4 << 30
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(storeLogger())
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log)
 	return cfg
 }
 
-// storeLogger lets warnings of etcd through and keeps its several lines a second to itself.
-func storeLogger() *zap.Logger {
+// storeLogger lets errors of etcd through and keeps its several lines a second to itself.
+func storeLogger(level zap.AtomicLevel) *zap.Logger {
 	encoder := zap.NewProductionEncoderConfig()
 	encoder.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(encoder), zapcore.Lock(os.Stderr), zapcore.ErrorLevel))
+	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(encoder), zapcore.Lock(os.Stderr), level))
 }
 
 // stop closes the store; everything acknowledged is already on disk.
 func (s *store) stop() {
 	if s.etcd != nil {
+		// It calls the end of its own listeners errors.
+		s.log.SetLevel(zapcore.FatalLevel)
 		s.etcd.Close()
 	}
 	s.dir.Close()

@@ -39,6 +39,7 @@ import (
 
 	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
@@ -46,6 +47,7 @@ import (
 // Server is a running embedded API.
 type Server struct {
 	opts     Options
+	unlock   func()
 	ca       *pki.Authority
 	store    *store // nil on an external etcd
 	listener net.Listener
@@ -75,6 +77,9 @@ func New(ctx context.Context, o Options) (s *Server, err error) {
 	if s.crds, err = allCRDs(); err != nil {
 		return nil, err
 	}
+	if s.unlock, err = lockDir(o.Dir); err != nil {
+		return nil, err
+	}
 	if s.ca, err = pki.LoadOrCreate(o.Dir.PKI()); err != nil {
 		return nil, err
 	}
@@ -92,6 +97,15 @@ func New(ctx context.Context, o Options) (s *Server, err error) {
 		return nil, fmt.Errorf("embedded API: %w", err)
 	}
 	return s, nil
+}
+
+// lockDir keeps a second server away: it would take over the first one's socket and then wait for the first one's data.
+func lockDir(dir datadir.Dir) (unlock func(), err error) {
+	unlock, err = datadir.Lock(filepath.Join(dir.APIServer(), "lock"))
+	if errors.Is(err, datadir.ErrLocked) {
+		return nil, fmt.Errorf("data directory %s is in use by another API server: stop that one, or give another directory with --data-dir (%w)", dir, err)
+	}
+	return unlock, err
 }
 
 // URL is where clients reach the server.
@@ -143,6 +157,9 @@ func (s *Server) close() {
 	}
 	if s.store != nil {
 		s.store.stop()
+	}
+	if s.unlock != nil {
+		s.unlock()
 	}
 }
 
@@ -251,9 +268,9 @@ func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
 	certificates := x509request.NewDynamic(func() (x509.VerifyOptions, bool) { return trusted.VerifyOptions() }, x509request.CommonNameUserConversion)
 	cfg.Authentication.Authenticator = group.NewAuthenticatedGroupAdder(certificates)
 	cfg.Authorization.Authorizer = authorizer.AuthorizerFunc(authorize)
-	cfg.AdmissionControl = &rules{readLease: s.readLease}
+	cfg.AdmissionControl = &rules{readLease: s.readLease, ownTypes: namesOf(s.crds)}
 	cfg.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withTerm(api, s.readLease), c)
+		return genericapiserver.DefaultBuildHandlerChain(withTerm(api), c)
 	}
 	return nil
 }

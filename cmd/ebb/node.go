@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// nodeFlags are what `ebb node` is started with.
+type nodeFlags struct {
+	dir     datadir.Dir
+	name    string
+	labels  map[string]string
+	listen  string
+	advert  string
+	timing  lease.Timing
+	nodeCfg string
+	coCfg   string
+}
+
+func newNode() *cobra.Command {
+	f := nodeFlags{timing: lease.DefaultTiming()}
+	var dir string
+	var labels []string
+	cmd := &cobra.Command{
+		Use:   "node --name NAME --data-dir DIR",
+		Short: "Run one node: this machine's part in the cluster",
+		Long: `Run one node. It takes the next epoch of its name, renews its lease, hosts the work, and stands for election.
+
+Its credentials are in DIR/nodes/NAME. Where the API server's data directory is the same DIR they are made at the first
+start; on another machine bring them there from ` + "`ebb credentials`" + `.
+
+SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands over, and releases its lease.`,
+		Example: `  ebb node --name n1 --data-dir /var/lib/ebb
+  ebb node --name n2 --data-dir /var/lib/ebb --label zone=a --label disk=ssd`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if f.labels, err = parseLabels(labels); err != nil {
+				return err
+			}
+			if dir == "" {
+				return errNoDataDir
+			}
+			f.dir = datadir.Dir(dir)
+			return runNode(cmd.Context(), f)
+		},
+	}
+	fs := cmd.Flags()
+	addDataDir(fs, &dir)
+	fs.StringVar(&f.name, "name", "", "name of the node (required)")
+	fs.StringArrayVar(&labels, "label", nil, "label of the node, key=value; may be repeated")
+	fs.StringVar(&f.listen, "http-listen", "127.0.0.1:0", "host:port of the node's HTTP API; port 0 picks a free one")
+	fs.StringVar(&f.advert, "http-advertise", "", "host name or address under which other machines reach it (default: the host of --http-listen)")
+	fs.StringVar(&f.nodeCfg, "kubeconfig", "", "credentials of the node (default: in the data directory)")
+	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "credentials for the election and the controllers (default: in the data directory)")
+	fs.DurationVar(&f.timing.Renew, "lease-renew", f.timing.Renew, "time between two renewals of the lease")
+	fs.DurationVar(&f.timing.Timeout, "lease-renew-timeout", f.timing.Timeout, "bound of one renewal")
+	fs.DurationVar(&f.timing.Fence, "lease-fence", f.timing.Fence, "when, after its last renewal, the node begins to fence itself")
+	fs.DurationVar(&f.timing.Dead, "lease-dead", f.timing.Dead, "when what must not outlive the lease is dead")
+	fs.DurationVar(&f.timing.Lost, "lease-duration", f.timing.Lost, "when others may call the node lost, in whole seconds")
+	_ = cmd.MarkFlagRequired("name")
+	return cmd
+}
+
+func parseLabels(list []string) (map[string]string, error) {
+	labels := map[string]string{}
+	for _, text := range list {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return nil, fmt.Errorf("--label %q is not key=value", text)
+		}
+		if errs := validation.IsQualifiedName(key); len(errs) > 0 {
+			return nil, fmt.Errorf("--label %q: key %q: %s", text, key, strings.Join(errs, "; "))
+		}
+		if errs := validation.IsValidLabelValue(value); len(errs) > 0 {
+			return nil, fmt.Errorf("--label %q: value %q: %s", text, value, strings.Join(errs, "; "))
+		}
+		labels[key] = value
+	}
+	return labels, nil
+}
+
+// credentials makes sure that the node has its own.
+func (f nodeFlags) credentials() (datadir.NodeDir, error) {
+	dir := f.dir.Node(f.name)
+	if f.dir.CanIssue() {
+		return dir, f.dir.IssueNode(dir, f.name, f.hosts())
+	}
+	ok, err := dir.HasCredentials()
+	if err == nil && !ok {
+		err = fmt.Errorf("node %s has no credentials in %s: make them where the API server runs with `ebb credentials %s --out DIR` and bring DIR here", f.name, dir, f.name)
+	}
+	return dir, err
+}
+
+func (f nodeFlags) hosts() []string {
+	hosts := []string{"localhost", "127.0.0.1", "::1"}
+	if host, _, err := net.SplitHostPort(f.listen); err == nil && host != "" {
+		hosts = append(hosts, host)
+	}
+	if f.advert != "" {
+		hosts = append(hosts, f.advert)
+	}
+	return hosts
+}
+
+// url is where others reach the node's HTTP API, once it listens.
+func (f nodeFlags) url(l net.Listener) string {
+	host, port, _ := net.SplitHostPort(l.Addr().String())
+	if f.advert != "" {
+		host = f.advert
+	}
+	return (&url.URL{Scheme: "https", Host: net.JoinHostPort(host, port)}).String()
+}
+
+func runNode(ctx context.Context, f nodeFlags) error {
+	log := newLogger()
+	if err := f.dir.Create(); err != nil {
+		return err
+	}
+	dir, err := f.credentials()
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return fmt.Errorf("--http-listen: %w", err)
+	}
+	defer listener.Close()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	campaign, err := f.campaign(dir, registry, log)
+	if err != nil {
+		return err
+	}
+	n, err := f.node(dir, f.url(listener), registry, campaign, log)
+	if err != nil {
+		return err
+	}
+	remove, err := f.dir.WritePID(f.name)
+	if err != nil {
+		return err
+	}
+	defer remove()
+	server, err := f.server(dir, registry, campaign, n, log)
+	if err != nil {
+		return err
+	}
+	serving, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- server.Run(serving, listener) }()
+	err = n.Run(ctx)
+	stop()
+	if serveErr := <-served; err == nil {
+		err = serveErr
+	}
+	return err
+}
+
+func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, log *slog.Logger) (*coordinator.Campaign, error) {
+	path := f.coCfg
+	if path == "" {
+		path = dir.CoordinatorKubeconfig()
+	}
+	cfg, err := kubeclient.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	return coordinator.NewCampaign(coordinator.Options{
+		Config: cfg, Timing: f.timing, Log: log.With("node", f.name), Metrics: coordinator.NewMetrics(r, f.name),
+		Setup: func(t *coordinator.Term) error { return setupControllers(t, f.timing) },
+	})
+}
+
+// setupControllers adds the cluster's controllers to a term.
+func setupControllers(t *coordinator.Term, timing lease.Timing) error {
+	nodes := &node.Controller{Epoch: t.Epoch, Stands: t.Stands, Interval: timing.Renew / 4, Log: t.Log}
+	if err := nodes.SetupWithManager(t.Manager); err != nil {
+		return err
+	}
+	return t.Manager.Add(events.Pruner{Client: t.Manager.GetClient(), Reader: t.Manager.GetAPIReader(), Log: t.Log})
+}
+
+func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
+	path := f.nodeCfg
+	if path == "" {
+		path = dir.Kubeconfig()
+	}
+	cfg, err := kubeclient.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	metrics := node.NewMetrics(r, f.name)
+	return node.New(node.Options{
+		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
+		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
+		Gate: node.NewGate(metrics.Refused), Metrics: metrics, Log: log,
+		Die: func(reason string) {
+			log.Error("this process ends at once", "reason", reason)
+			os.Exit(3)
+		},
+	})
+}
+
+func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *coordinator.Campaign, n *node.Node, log *slog.Logger) (*httpapi.Server, error) {
+	token, err := datadir.ReadToken(dir.Token())
+	if err != nil {
+		return nil, err
+	}
+	return httpapi.New(httpapi.Options{
+		Node: f.name, Token: token, CertFile: dir.TLSCert(), KeyFile: dir.TLSKey(), CAFile: dir.CA(),
+		Ready: n.Ready, Metrics: prometheus.Gatherers{r, ctrlmetrics.Registry}, Election: campaign, Log: log,
+		Coordinator: func(ctx context.Context) (*url.URL, error) { return coordinator.URL(ctx, n.Client()) },
+	})
+}

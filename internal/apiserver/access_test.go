@@ -1,0 +1,198 @@
+package apiserver_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+// The table of access: who may do what to what. One letter is one verb that the identity may use:
+//
+//	g get   l list   w watch   c create   u update   p patch   U update status   P patch status   d delete   D delete collection
+//
+// "-" is a verb that is forbidden (403) and "." one that the kind does not have (404): leases and events have no status.
+// The node is n1; "their term over" is a coordinator that names a term which is not the current one.
+var access = []struct{ kind, admin, viewer, node, coordinator, termOver string }{
+	{"node n1", "glwcupUPdD", "glw-------", "glwcupUP--", "glw-upUP--", "glw-------"},
+	{"node n2", "glwcupUPdD", "glw-------", "glw-------", "glw-upUP--", "glw-------"},
+	{"drain", "glwcupUPdD", "glw-------", "glw-------", "glwcupUPd-", "glw-------"},
+	{"settings", "glwcupUP--", "glw-------", "glw-------", "glw---UP--", "glw-------"},
+	{"lease of n1", "glwcup..dD", "glw-------", "glwcup..--", "glwcup..--", "glw---..--"},
+	{"lease of n2", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
+	{"lease of the election", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glwcup..--"},
+	{"lease elsewhere", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
+	{"event", "glwcup..dD", "glw-------", "glwc-p-.--", "glwcup..d-", "glw---..--"},
+	{"definition", "glwcupUPdD", "glw-------", "----------", "----------", "----------"},
+	{"work", "glwcupUPdD", "glw-------", "glwcupUPd-", "glwcupUPd-", "glw-------"},
+}
+
+const verbs = "glwcupUPdD"
+
+// subject is what a row of the table is tried on.
+type subject struct {
+	collection string
+	name       string
+	make       func(name string) object
+	// fixed: the name is part of the case, so an object to be created must be gone first.
+	fixed bool
+}
+
+func subjects() map[string]subject {
+	leaseOf := func(string) object { return nodeLease("n1", "", 1, 0) }
+	return map[string]subject{
+		"node n1":               {nodes, "n1", nodeObject, true},
+		"node n2":               {nodes, "n2", nodeObject, true},
+		"drain":                 {drains, "access", drainObject, false},
+		"settings":              {settings, "cluster", func(name string) object { return ebb("Settings", name) }, true},
+		"lease of n1":           {leases, lease.NameOf("n1"), leaseOf, true},
+		"lease of n2":           {leases, lease.NameOf("n2"), func(string) object { return nodeLease("n2", "", 1, 0) }, true},
+		"lease of the election": {leases, lease.CoordinatorName, func(name string) object { return leaseObject(name, "term-1") }, true},
+		"lease elsewhere":       {otherLeases, lease.NameOf("n1"), leaseOf, true},
+		"event":                 {events, "access", eventObject, false},
+		"definition": {crds, "widgets.test.ebb.dev", func(name string) object {
+			plural, group, _ := strings.Cut(name, ".")
+			return definition(group, plural, strings.ToUpper(plural[:1])+plural[1:])
+		}, false},
+		"work": {deployments, "access", func(name string) object {
+			return ebb("Deployment", name).with("spec", object{"replicas": 1})
+		}, false},
+	}
+}
+
+func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
+	s := api(t)
+	admin := s.admin(t)
+	installDeployments(t, admin)
+	elect(t, admin, "term-1")
+	all := subjects()
+	for _, row := range access {
+		for who, may := range map[string]struct {
+			caller
+			verbs string
+		}{
+			"admin":                        {admin, row.admin},
+			"viewer":                       {s.viewer(t), row.viewer},
+			"node n1":                      {s.node(t, "n1"), row.node},
+			"coordinator":                  {s.coordinator(t, "term-1"), row.coordinator},
+			"coordinator, their term over": {s.coordinator(t, "term-0"), row.termOver},
+			"unknown user":                 {s.as(t, "mallory"), "----------"},
+		} {
+			t.Run(who+"/"+row.kind, func(t *testing.T) {
+				for i := range verbs {
+					a := all[row.kind].try(t, admin, may.caller, verbs[i])
+					if got, want := letter(verbs[i], a), may.verbs[i]; got != want {
+						t.Errorf("%c: got %c, want %c: %s", verbs[i], got, want, a)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestWithoutACertificateOfTheClusterEverythingIsUnauthorized(t *testing.T) {
+	s := api(t)
+	admin := s.admin(t)
+	installDeployments(t, admin)
+	foreign, err := pki.LoadOrCreate(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for who, stranger := range map[string]caller{
+		"no credentials":              s.with(t, noCertificate),
+		"a token":                     s.with(t, noCertificate).saying("Authorization", "Bearer admin"),
+		"a name in a header":          s.with(t, noCertificate).saying("X-Remote-User", "ebb:admin").saying("X-Remote-Group", "ebb:admins"),
+		"a certificate of another CA": s.signedBy(t, foreign, "ebb:admin", "ebb:admins"),
+	} {
+		t.Run(who, func(t *testing.T) {
+			for kind, subject := range subjects() {
+				for i := range verbs {
+					if a := subject.try(t, admin, stranger, verbs[i]); a.code != http.StatusUnauthorized {
+						t.Errorf("%c of %s: %s, want 401", verbs[i], kind, a)
+					}
+				}
+			}
+			for _, path := range []string{"/", "/api", "/apis", "/version", "/healthz", "/readyz", "/openapi/v3", "/metrics"} {
+				if a := stranger.do(t, http.MethodGet, path, nil); a.code != http.StatusUnauthorized {
+					t.Errorf("GET %s: %s, want 401", path, a)
+				}
+			}
+		})
+	}
+}
+
+// try does one verb as who, on an object that admin put there before, or took away where it is to be created.
+func (s subject) try(t *testing.T, admin, who caller, verb byte) answer {
+	t.Helper()
+	path := s.collection + "/" + s.name
+	patch := object{"metadata": object{"annotations": object{"touched": fresh("by")}}}
+	switch verb {
+	case 'g':
+		s.present(t, admin)
+		return who.do(t, http.MethodGet, path, nil)
+	case 'l':
+		return who.do(t, http.MethodGet, s.collection, nil)
+	case 'w':
+		return who.do(t, http.MethodGet, s.collection+"?watch=1", nil)
+	case 'c':
+		return who.do(t, http.MethodPost, s.collection, s.make(s.absent(t, admin)))
+	case 'u':
+		return who.do(t, http.MethodPut, path, s.present(t, admin))
+	case 'p':
+		s.present(t, admin)
+		return who.do(t, http.MethodPatch, path, patch)
+	case 'U':
+		return who.do(t, http.MethodPut, path+"/status", s.present(t, admin))
+	case 'P':
+		s.present(t, admin)
+		return who.do(t, http.MethodPatch, path+"/status", patch)
+	case 'd':
+		s.present(t, admin)
+		return who.do(t, http.MethodDelete, path, nil)
+	default:
+		s.present(t, admin)
+		return who.do(t, http.MethodDelete, s.collection+"?fieldSelector=metadata.name="+s.name, nil)
+	}
+}
+
+// present is the object as it is, made first if it is not there.
+func (s subject) present(t *testing.T, admin caller) object {
+	t.Helper()
+	var have answer
+	eventually(t, s.name+" is there", func() bool {
+		if have = admin.do(t, http.MethodGet, s.collection+"/"+s.name, nil); have.code == http.StatusOK {
+			_, leaving := have.object(t)["metadata"].(map[string]any)["deletionTimestamp"]
+			return !leaving
+		}
+		admin.do(t, http.MethodPost, s.collection, s.make(s.name))
+		return false
+	})
+	return have.object(t)
+}
+
+// absent is a name that can be created.
+func (s subject) absent(t *testing.T, admin caller) string {
+	t.Helper()
+	if !s.fixed {
+		first, rest, _ := strings.Cut(s.name, ".")
+		return strings.TrimSuffix(strings.ReplaceAll(fresh(first), "-", "x")+"."+rest, ".")
+	}
+	admin.do(t, http.MethodDelete, s.collection+"/"+s.name, nil)
+	return s.name
+}
+
+// letter is the table's sign for an answer. Settings are always there, so that they exist already is the answer to
+// whoever may create them.
+func letter(verb byte, a answer) byte {
+	switch {
+	case a.code/100 == 2, a.code == http.StatusConflict && verb == 'c':
+		return verb
+	case a.code == http.StatusForbidden:
+		return '-'
+	case a.code == http.StatusNotFound:
+		return '.'
+	}
+	return '?'
+}

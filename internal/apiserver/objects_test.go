@@ -1,0 +1,123 @@
+package apiserver_test
+
+import (
+	"net/http"
+	"strconv"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+const (
+	nodes       = "/apis/ebb.dev/v1alpha1/nodes"
+	drains      = "/apis/ebb.dev/v1alpha1/drains"
+	settings    = "/apis/ebb.dev/v1alpha1/settings"
+	deployments = "/apis/ebb.dev/v1alpha1/namespaces/default/deployments"
+	leases      = "/apis/coordination.k8s.io/v1/namespaces/ebb-system/leases"
+	otherLeases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+	events      = "/apis/events.k8s.io/v1/namespaces/default/events"
+	crds        = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+)
+
+// object is anything the API keeps.
+type object map[string]any
+
+// with is the object with one more field at its root.
+func (o object) with(field string, value any) object {
+	next := object{}
+	for k, v := range o {
+		next[k] = v
+	}
+	if value == nil {
+		delete(next, field)
+	} else {
+		next[field] = value
+	}
+	return next
+}
+
+func ebb(kind, name string) object {
+	return object{"apiVersion": "ebb.dev/v1alpha1", "kind": kind, "metadata": object{"name": name}}
+}
+
+func nodeObject(name string) object { return ebb("Node", name) }
+func drainObject(name string) object {
+	return ebb("Drain", name).with("spec", object{"nodeName": "n9"})
+}
+
+// nodeLease is a node's Lease; an empty holder is none, an epoch or a mark of 0 is not written.
+func nodeLease(node, holder string, epoch, fenced int) object {
+	notes := object{}
+	if epoch > 0 {
+		notes[lease.EpochAnnotation] = strconv.Itoa(epoch)
+	}
+	if fenced > 0 {
+		notes[lease.FencedAnnotation] = strconv.Itoa(fenced)
+	}
+	l := leaseObject(lease.NameOf(node), holder)
+	l["metadata"].(object)["annotations"] = notes
+	return l
+}
+
+func leaseObject(name, holder string) object {
+	spec := object{"leaseDurationSeconds": 10}
+	if holder != "" {
+		spec["holderIdentity"] = holder
+	}
+	return object{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": object{"name": name}, "spec": spec}
+}
+
+func eventObject(name string) object {
+	return object{
+		"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": object{"name": name},
+		"eventTime": "2026-01-02T03:04:05.000000Z", "type": "Normal", "reason": "Drained", "action": "Drain",
+		"note": "nothing is left", "reportingController": "ebb.dev/drain", "reportingInstance": "n1",
+		"regarding": object{"kind": "Node", "name": "n2"},
+	}
+}
+
+// definition is a minimal type with a status and a scale.
+func definition(group, plural, kind string) object {
+	replicas := object{"type": "object", "properties": object{"replicas": object{"type": "integer"}}}
+	return object{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": object{"name": plural + "." + group},
+		"spec": object{
+			"group": group, "scope": "Namespaced", "names": object{"kind": kind, "plural": plural},
+			"versions": []object{{
+				"name": "v1alpha1", "served": true, "storage": true,
+				"schema": object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": replicas, "status": replicas}}},
+				"subresources": object{
+					"status": object{},
+					"scale":  object{"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"},
+				},
+			}},
+		},
+	}
+}
+
+// installDeployments brings a kind of work, which the server itself does not have yet.
+func installDeployments(t testing.TB, admin caller) {
+	t.Helper()
+	if a := admin.do(t, http.MethodPost, crds, definition("ebb.dev", "deployments", "Deployment")); a.code != http.StatusCreated && a.code != http.StatusConflict {
+		t.Fatal(a)
+	}
+	eventually(t, "deployments are served", func() bool {
+		return admin.do(t, http.MethodGet, deployments, nil).code == http.StatusOK
+	})
+}
+
+// elect makes term the holder of the election's Lease.
+func elect(t testing.TB, admin caller, term string) {
+	t.Helper()
+	replace(t, admin, leases, leaseObject(lease.CoordinatorName, term))
+}
+
+// replace makes the object be as given, whatever there was.
+func replace(t testing.TB, admin caller, collection string, o object) {
+	t.Helper()
+	name := o["metadata"].(object)["name"].(string)
+	if a := admin.do(t, http.MethodDelete, collection+"/"+name, nil); a.code != http.StatusOK && a.code != http.StatusNotFound {
+		t.Fatal(a)
+	}
+	admin.must(t, http.MethodPost, collection, o)
+}

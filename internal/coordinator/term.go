@@ -1,0 +1,113 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// ErrTermOver: the election went to another term; nothing may be written for this one.
+var ErrTermOver = errors.New("the coordinator's term is over")
+
+// Term is one node's time as coordinator: a manager with the cluster's controllers, and what they share.
+type Term struct {
+	// Identity names the term; it is the holder of the election's Lease while the term lasts.
+	Identity string
+	// Epoch is the epoch of the node that leads.
+	Epoch *node.Epoch
+	// Manager runs the controllers.
+	Manager ctrl.Manager
+	// Log of the term.
+	Log *slog.Logger
+
+	opts Options
+	ctx  context.Context
+	end  context.CancelCauseFunc
+}
+
+func newTerm(o Options, e *node.Epoch, id string) *Term {
+	ctx, end := context.WithCancelCause(context.Background())
+	return &Term{Identity: id, Epoch: e, Log: o.Log.With("term", id), opts: o, ctx: ctx, end: end}
+}
+
+// run builds a fresh manager and returns when everything in it has stopped.
+func (t *Term) run() error {
+	defer t.end(ErrTermOver)
+	stopTimeout := t.opts.Timing.Dead - t.opts.Timing.Fence
+	mgr, err := ctrl.NewManager(t.bind(t.opts.Config), ctrl.Options{
+		Scheme:                  kubeclient.NewScheme(),
+		MapperProvider:          func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return kubeclient.NewMapper(), nil },
+		Metrics:                 metricsserver.Options{BindAddress: "0"},
+		LeaderElection:          false,
+		GracefulShutdownTimeout: &stopTimeout,
+		Controller:              config.Controller{SkipNameValidation: new(true)},
+		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
+			&coordinationv1.Lease{}: {Namespaces: map[string]cache.Config{lease.Namespace: {}}},
+		}},
+	})
+	if err != nil {
+		return fmt.Errorf("term %s: %w", t.Identity, err)
+	}
+	t.Manager = mgr
+	if err := t.opts.Setup(t); err != nil {
+		return fmt.Errorf("term %s: %w", t.Identity, err)
+	}
+	return mgr.Start(t.ctx)
+}
+
+// bind makes a client configuration whose every request names the term, and that sends nothing once the term is over:
+// a controller that has not noticed yet gets an error.
+func (t *Term) bind(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if t.ctx.Err() != nil {
+				return nil, ErrTermOver
+			}
+			r = r.Clone(r.Context())
+			r.Header.Set(identity.TermHeader, t.Identity)
+			return next.RoundTrip(r)
+		})
+	})
+	return cfg
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Stands reads the election's Lease live and fails unless it still names this term. Irreversible steps ask it last.
+func (t *Term) Stands(ctx context.Context) error {
+	if !t.Epoch.Holding() {
+		return fmt.Errorf("%w: the lease of node %s is in doubt", ErrTermOver, t.Epoch.Node)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	l := &coordinationv1.Lease{}
+	if err := t.Manager.GetAPIReader().Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l); err != nil {
+		return fmt.Errorf("read the election's lease: %w", err)
+	}
+	if l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity != t.Identity {
+		return ErrTermOver
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+// Package httpapi is the HTTPS server of a node: health, metrics, and the API for people and tools that speak HTTP
+// rather than Kubernetes. What only the coordinator can do is forwarded to it, once.
+package httpapi
+
+import (
+	"context"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/ebb-dev/ebb/internal/coordinator"
+)
+
+const (
+	maxBody        = 1 << 20
+	requestTimeout = 30 * time.Second
+	stopTimeout    = 3 * time.Second
+
+	// forwardedBy names the node that forwarded a request; such a request is not forwarded again.
+	forwardedBy = "Ebb-Forwarded-By"
+)
+
+// Codes of errors in answers.
+const (
+	CodeUnauthorized   = "ErrUnauthorized"
+	CodeNotFound       = "ErrNotFound"
+	CodeNoCoordinator  = "ErrNoCoordinator"
+	CodeForwardingLoop = "ErrForwardingLoop"
+	CodeNoSuccessor    = "ErrNoSuccessor"
+	CodeInternal       = "ErrInternalServerError"
+)
+
+// Election is what the server needs to know of the election.
+type Election interface {
+	// Leading says whether this node is the coordinator.
+	Leading() bool
+	// Resign hands the election over.
+	Resign(context.Context) error
+}
+
+// Options make a server.
+type Options struct {
+	// Node is the name of the node.
+	Node string
+	// Token that requests below /api must bear.
+	Token string
+	// CertFile, KeyFile and CAFile are what the server shows, and what it trusts when it forwards.
+	CertFile, KeyFile, CAFile string
+	// Ready is nil while the node is.
+	Ready func() error
+	// Metrics to serve.
+	Metrics prometheus.Gatherer
+	// Election in which the node takes part.
+	Election Election
+	// Coordinator finds the URL of the coordinator's server.
+	Coordinator func(context.Context) (*url.URL, error)
+	// Log of the server.
+	Log *slog.Logger
+}
+
+// Server answers HTTPS requests.
+type Server struct {
+	opts  Options
+	http  *http.Server
+	proxy http.RoundTripper
+}
+
+// New prepares a server.
+func New(o Options) (*Server, error) {
+	cert, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of node %s: %w", o.Node, err)
+	}
+	ca, err := os.ReadFile(o.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("certificate authority: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("certificate authority: no certificate in %s", o.CAFile)
+	}
+	s := &Server{opts: o}
+	s.proxy = &http.Transport{
+		TLSClientConfig:       &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
+		DialContext:           (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
+		ResponseHeaderTimeout: requestTimeout,
+		IdleConnTimeout:       30 * time.Second,
+	}
+	s.http = &http.Server{
+		Handler:           s.handler(),
+		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       requestTimeout,
+		WriteTimeout:      2 * requestTimeout,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+	}
+	return s, nil
+}
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	ended := make(chan error, 1)
+	go func() { ended <- s.http.ServeTLS(l, "", "") }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("HTTP server: %w", err)
+	case <-ctx.Done():
+	}
+	bounded, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	if s.http.Shutdown(bounded) != nil {
+		s.http.Close()
+	}
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("HTTP server: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) handler() http.Handler {
+	api := http.NewServeMux()
+	api.HandleFunc("POST /api/v2/owner/resign", s.onCoordinator(s.resign))
+	api.HandleFunc("/", s.unknown)
+
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.opts.Metrics, promhttp.HandlerOpts{}))
+	mux.Handle("/api/", s.authenticated(http.MaxBytesHandler(api, maxBody)))
+	mux.HandleFunc("/", s.unknown)
+	return mux
+}
+
+func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	if err := s.opts.Ready(); err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintf(w, "not ready: %v\n", err)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
+	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("there is no %s %s", r.Method, r.URL.Path))
+}
+
+func (s *Server) authenticated(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.Token)) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			writeError(w, http.StatusUnauthorized, CodeUnauthorized, "a valid bearer token is needed: it is in the file `token` of the data directory")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// onCoordinator answers here if this node is the coordinator, and otherwise lets the coordinator answer.
+func (s *Server) onCoordinator(here http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if s.opts.Election.Leading() {
+			here(w, r)
+			return
+		}
+		if by := r.Header.Get(forwardedBy); by != "" {
+			writeError(w, http.StatusServiceUnavailable, CodeForwardingLoop,
+				fmt.Sprintf("node %s forwarded this to node %s, which is not the coordinator: the election is changing hands, try again", by, s.opts.Node))
+			return
+		}
+		target, err := s.opts.Coordinator(r.Context())
+		if err != nil {
+			writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, err.Error())
+			return
+		}
+		s.forward(w, r, target)
+	}
+}
+
+func (s *Server) forward(w http.ResponseWriter, r *http.Request, target *url.URL) {
+	proxy := &httputil.ReverseProxy{
+		Transport: s.proxy,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(target)
+			p.Out.Header.Set(forwardedBy, s.opts.Node)
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, fmt.Sprintf("the coordinator at %s does not answer: %v", target.Host, err))
+		},
+		ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug),
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+func (s *Server) resign(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+	defer cancel()
+	_, _ = io.Copy(io.Discard, r.Body) // a body is allowed and says nothing
+	err := s.opts.Election.Resign(ctx)
+	switch {
+	case err == nil:
+		writeJSON(w, http.StatusOK, map[string]string{"resigned": s.opts.Node})
+	case errors.Is(err, coordinator.ErrNoSuccessor):
+		writeError(w, http.StatusConflict, CodeNoSuccessor, err.Error())
+	case errors.Is(err, coordinator.ErrNotCoordinator):
+		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, err.Error()+" any more: try again")
+	default:
+		writeError(w, http.StatusInternalServerError, CodeInternal, "internal server error: "+err.Error())
+	}
+}
+
+// Error is the body of every answer that is not a success.
+type Error struct {
+	Code    string `json:"error_code"`
+	Message string `json:"error_msg"`
+}
+
+func writeError(w http.ResponseWriter, status int, code, message string) {
+	writeJSON(w, status, Error{Code: code, Message: message})
+}
+
+func writeJSON(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// The status line is out; a client that went away is nobody's concern.
+	_ = json.NewEncoder(w).Encode(body)
+}

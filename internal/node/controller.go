@@ -1,0 +1,147 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// Controller is the coordinator's side of nodes: it marks the lost and says of every Node what the node cannot say
+// itself.
+type Controller struct {
+	// Epoch of the node that leads, with its vigil over everyone's leases.
+	Epoch *Epoch
+	// Stands fails unless the coordinator's term does, read live.
+	Stands func(context.Context) error
+	// Interval between two looks at the vigil.
+	Interval time.Duration
+	// Log of the term.
+	Log *slog.Logger
+
+	client client.Client
+	live   client.Reader
+	record events.Recorder
+}
+
+// SetupWithManager adds the controller to a term's manager.
+func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
+	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
+	c.record = events.Recorder{Client: c.client, Controller: "nodes", Instance: c.Epoch.Node}
+	if err := mgr.Add(manager.RunnableFunc(c.markLost)); err != nil {
+		return err
+	}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("nodes").
+		For(&v1alpha1.Node{}).
+		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
+			if name, ok := lease.NodeOf(o.GetName()); ok {
+				return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: name}}}
+			}
+			return nil
+		})).
+		Complete(c)
+}
+
+// Reconcile brings one Node's status in line with its Lease and the election.
+func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	node := &v1alpha1.Node{}
+	if err := c.client.Get(ctx, req.NamespacedName, node); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	rec, err := c.readRecord(ctx, c.client, node.Name)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	next := project(node.Status, node.Name, rec, c.Epoch.Node)
+	if equality.Semantic.DeepEqual(next, node.Status) {
+		return ctrl.Result{}, nil
+	}
+	node.Status = next
+	if err := c.client.Status().Update(ctx, node); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return ctrl.Result{RequeueAfter: c.Interval}, nil // the cache is behind
+		}
+		return ctrl.Result{}, fmt.Errorf("node %s: %w", node.Name, err)
+	}
+	return ctrl.Result{}, nil
+}
+
+func (c *Controller) readRecord(ctx context.Context, r client.Reader, node string) (*lease.Record, error) {
+	l := &coordinationv1.Lease{}
+	err := r.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(node)}, l)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lease of node %s: %w", node, err)
+	}
+	rec, err := lease.Read(l)
+	return &rec, err
+}
+
+// markLost calls lost whomever the vigil nominates, until ctx ends.
+func (c *Controller) markLost(ctx context.Context) error {
+	for sleep(ctx, c.Interval) == nil {
+		for _, rec := range c.Epoch.Vigil.Lost(c.Epoch.Now()) {
+			err := c.mark(ctx, rec)
+			if err != nil && !errors.Is(err, lease.ErrChanged) && !apierrors.IsConflict(err) && ctx.Err() == nil {
+				c.Log.Warn("a lost node could not be marked yet", "node", rec.Node, "epoch", rec.Epoch, "error", err)
+			}
+		}
+	}
+	return nil
+}
+
+// mark persists that an epoch is over. It is irreversible, so everything it rests on is read live: the Lease that must
+// still be the one that was watched, and last the coordinator's own.
+func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
+	l := &coordinationv1.Lease{}
+	if err := c.live.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(watched.Node)}, l); err != nil {
+		return err
+	}
+	if rec, err := lease.Read(l); err == nil {
+		c.Epoch.Vigil.Saw(rec, c.Epoch.Now()) // a stalled watch may have shown an old one
+	}
+	marked, err := lease.Fence(l, watched)
+	if err != nil {
+		return err
+	}
+	if err := c.Stands(ctx); err != nil {
+		return err
+	}
+	if err := c.client.Update(ctx, marked); err != nil {
+		return err
+	}
+	c.Log.Warn("node is lost: its epoch was marked", "node", watched.Node, "epoch", watched.Epoch)
+	return c.tell(ctx, watched)
+}
+
+func (c *Controller) tell(ctx context.Context, rec lease.Record) error {
+	node := &v1alpha1.Node{}
+	if err := c.live.Get(ctx, types.NamespacedName{Name: rec.Node}, node); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	return c.record.Emit(ctx, events.Event{
+		Regarding: node, Type: corev1.EventTypeWarning, Reason: "NodeLost", Action: "Fence",
+		Note: fmt.Sprintf("Epoch %d of node %s is over: its lease stayed unchanged for %s.", rec.Epoch, rec.Node, rec.Duration),
+		Key:  strconv.FormatInt(rec.Epoch, 10),
+	})
+}

@@ -1,0 +1,104 @@
+package node
+
+import (
+	"context"
+	"sync"
+
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// Epoch is one incarnation of the node while it lasts: what residents and runtimes know of it.
+type Epoch struct {
+	// Node is the node's name.
+	Node string
+	// Number of the epoch.
+	Number int64
+	// Tenure says whether the epoch still stands.
+	Tenure *lease.Tenure
+	// Vigil counts how long the leases of all nodes have stayed unchanged.
+	Vigil *lease.Vigil
+	// Cache holds the objects that the node watches. It begins anew with every epoch, so that nothing seen before an
+	// outage is taken for the present.
+	Cache cache.Cache
+	// Client reads and writes live, as the node.
+	Client client.Client
+
+	clock Clock
+
+	mu            sync.Mutex
+	liveness      v1alpha1.Liveness
+	observedDrain string
+	ready         readiness
+	changed       chan struct{} // closed and replaced at every change
+	leave         chan struct{} // closed when the coordinator wants the node gone
+	leaveOnce     sync.Once
+}
+
+// readiness is the node's Ready condition.
+type readiness struct {
+	ready           bool
+	reason, message string
+}
+
+// Holding says whether the epoch stands: whether work may start and move.
+func (e *Epoch) Holding() bool { return e.Tenure.At(e.clock()) == lease.Holding }
+
+// Now is the node's clock.
+func (e *Epoch) Now() lease.Instant { return e.clock() }
+
+// Liveness of the node, and a channel that is closed when anything about the epoch changes.
+func (e *Epoch) Liveness() (v1alpha1.Liveness, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.liveness, e.changed
+}
+
+// set changes the epoch's state and wakes whoever watches it. Liveness only moves forward.
+func (e *Epoch) set(change func(*Epoch)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	before := e.liveness
+	change(e)
+	if e.liveness.Rank() < before.Rank() {
+		e.liveness = before
+	}
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+// obey does what the coordinator wants of this epoch; a wish for another epoch is none of ours.
+func (e *Epoch) obey(want *v1alpha1.DesiredLiveness, gate *Gate) {
+	if want == nil || want.Epoch != e.Number {
+		return
+	}
+	switch want.Liveness {
+	case v1alpha1.Draining:
+		liveness, drain, _ := e.state()
+		if liveness == v1alpha1.Stopping || liveness == v1alpha1.Draining && drain == want.DrainUID {
+			return
+		}
+		// The gate first: once the node says that it observed the drain, its counts can only fall.
+		gate.Close(e.Number, RefusedDraining)
+		e.set(func(e *Epoch) { e.liveness, e.observedDrain = v1alpha1.Draining, want.DrainUID })
+	case v1alpha1.Stopping:
+		e.leaveOnce.Do(func() { close(e.leave) })
+	}
+}
+
+func (e *Epoch) state() (v1alpha1.Liveness, string, readiness) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.liveness, e.observedDrain, e.ready
+}
+
+// A Resident runs in every epoch while the node is Alive or Draining, and ends with it. It is not counted.
+type Resident interface {
+	// Name for logs.
+	Name() string
+	// Run returns when ctx ends, with everything it started stopped.
+	Run(ctx context.Context, e *Epoch) error
+}

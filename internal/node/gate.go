@@ -1,0 +1,99 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// ErrRefused is behind every refusal of the gate.
+var ErrRefused = errors.New("the node takes no new work")
+
+// Reasons for which the gate refuses.
+const (
+	RefusedStarting = "Starting"     // no epoch yet
+	RefusedInDoubt  = "LeaseInDoubt" // the lease may have ended; the next epoch opens again
+	RefusedDraining = "NodeDraining" // the node is being emptied
+	RefusedStopping = "NodeStopping" // the node leaves
+)
+
+// Gate is where all work enters the node. It admits and counts under one lock, so that once it is closed the count can
+// only fall: a count of zero taken after Close stays zero.
+type Gate struct {
+	// onRefusal is told of every refusal.
+	onRefusal func(kind, reason string)
+
+	mu     sync.Mutex
+	epoch  int64
+	closed string // why, or empty
+	counts map[string]int
+}
+
+// NewGate makes a gate that stays closed until the first epoch.
+func NewGate(onRefusal func(kind, reason string)) *Gate {
+	return &Gate{onRefusal: onRefusal, closed: RefusedStarting, counts: map[string]int{}}
+}
+
+// Pass is one admitted piece of work. It counts until it leaves.
+type Pass struct {
+	once sync.Once
+	gate *Gate
+	kind string
+}
+
+// Leave ends the pass: the work is gone from this node, with everything that belonged to it. Leaving twice is leaving
+// once.
+func (p *Pass) Leave() {
+	p.once.Do(func() {
+		p.gate.mu.Lock()
+		defer p.gate.mu.Unlock()
+		p.gate.counts[p.kind]--
+	})
+}
+
+// Enter admits one piece of work of a kind, or says why not with an error that wraps ErrRefused.
+func (g *Gate) Enter(kind string) (*Pass, error) {
+	g.mu.Lock()
+	reason := g.closed
+	if reason == "" {
+		g.counts[kind]++
+	}
+	g.mu.Unlock()
+	if reason != "" {
+		g.onRefusal(kind, reason)
+		return nil, fmt.Errorf("%s: %w: %s", kind, ErrRefused, reason)
+	}
+	return &Pass{gate: g, kind: kind}, nil
+}
+
+// Open begins an epoch. Nothing but a newer epoch opens a closed gate.
+func (g *Gate) Open(epoch int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if epoch > g.epoch {
+		g.epoch, g.closed = epoch, ""
+	}
+}
+
+// Close closes the gate for the rest of an epoch. The latest reason is the one told.
+func (g *Gate) Close(epoch int64, reason string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if epoch >= g.epoch {
+		g.epoch, g.closed = epoch, reason
+	}
+}
+
+// Count is how many pieces of a kind are inside.
+func (g *Gate) Count(kind string) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.counts[kind]
+}
+
+// Closed says why the gate refuses, or nothing while it admits.
+func (g *Gate) Closed() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed
+}

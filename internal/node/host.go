@@ -1,0 +1,115 @@
+package node
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// restartRuntime is how long a runtime that ended on its own stays down.
+const restartRuntime = time.Second
+
+// host runs runtimes and residents and knows when all of them have stopped.
+type host struct {
+	hosted []Hosted
+	log    *slog.Logger
+}
+
+// counts asks every runtime what it holds and what stays.
+func (h *host) counts() (held, staying map[string]int64) {
+	for _, r := range h.hosted {
+		if held == nil {
+			held = map[string]int64{}
+		}
+		held[r.Runtime.Name()] = int64(r.Runtime.Held())
+		if s, ok := r.Runtime.(Stayer); ok {
+			if staying == nil {
+				staying = map[string]int64{}
+			}
+			staying[r.Runtime.Name()] = int64(s.Staying())
+		}
+	}
+	return held, staying
+}
+
+// group is a set of things that run together and are stopped together.
+type group struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// start runs every function until the group is stopped; one that ends early is started again.
+func (h *host) start(names []string, runs []func(context.Context) error) *group {
+	ctx, cancel := context.WithCancel(context.Background())
+	g := &group{cancel: cancel, done: make(chan struct{})}
+	var wg sync.WaitGroup
+	for i, run := range runs {
+		wg.Go(func() { h.keep(ctx, names[i], run) })
+	}
+	go func() {
+		wg.Wait()
+		close(g.done)
+	}()
+	return g
+}
+
+func (h *host) keep(ctx context.Context, name string, run func(context.Context) error) {
+	for {
+		err := run(ctx)
+		if ctx.Err() != nil {
+			if err != nil && err != ctx.Err() {
+				h.log.Warn("stopped with an error", "part", name, "error", err)
+			}
+			return
+		}
+		h.log.Error("ended on its own and is started again", "part", name, "error", err)
+		if sleep(ctx, restartRuntime) != nil {
+			return
+		}
+	}
+}
+
+// runtimes starts the runtimes that declared the given conduct.
+func (h *host) runtimes(d Doubt) *group {
+	var names []string
+	var runs []func(context.Context) error
+	for _, r := range h.hosted {
+		if r.Doubt == d {
+			names, runs = append(names, r.Runtime.Name()), append(runs, r.Runtime.Run)
+		}
+	}
+	return h.start(names, runs)
+}
+
+// residents starts what runs in every epoch.
+func (h *host) residents(e *Epoch, list []Resident) *group {
+	var names []string
+	var runs []func(context.Context) error
+	for _, r := range list {
+		names = append(names, r.Name())
+		runs = append(runs, func(ctx context.Context) error { return r.Run(ctx, e) })
+	}
+	return h.start(names, runs)
+}
+
+// stopped says whether everything in the group has ended.
+func (g *group) stopped() bool {
+	select {
+	case <-g.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop asks the group to end and waits until it has, or until late fires.
+func (g *group) stop(late <-chan struct{}) (stopped bool) {
+	g.cancel()
+	select {
+	case <-g.done:
+		return true
+	case <-late:
+		return g.stopped()
+	}
+}

@@ -1,0 +1,118 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+// ErrRunning: another process on this machine runs the node.
+var ErrRunning = errors.New("the node is already running on this machine")
+
+// seat is this process's exclusive use of a node's directory. The kernel ends it with the process, so whoever gets it
+// knows that every earlier holder of the same boot is dead.
+type seat struct {
+	file *os.File
+	path string
+
+	// holder is this process's identity on the Lease, never used by another.
+	holder string
+	// dead are the identities of earlier processes with this directory in this boot of the machine.
+	dead []string
+}
+
+// holders is what a node's directory remembers of who held its Lease. After a reboot it says nothing: the directory may
+// be a copy whose original still runs on another machine.
+type holders struct {
+	BootID  string   `json:"bootID"`
+	Holders []string `json:"holders"`
+}
+
+// takeSeat locks a node's directory, or fails with ErrRunning. The new identity is remembered before it is used.
+func takeSeat(dir datadir.NodeDir, node string) (*seat, error) {
+	file, err := os.OpenFile(dir.Lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", node, err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		file.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("node %s: %w: %s is locked; stop that process first, or start this one under another --name", node, ErrRunning, dir.Lock())
+		}
+		return nil, fmt.Errorf("node %s: lock %s: %w", node, dir.Lock(), err)
+	}
+	s := &seat{file: file, path: dir.Holder(), holder: node + "/" + uuid.NewString()}
+	if err := s.remember(); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("node %s: %w", node, err)
+	}
+	return s, nil
+}
+
+func (s *seat) remember() error {
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	known, err := readHolders(s.path)
+	if err != nil {
+		return err
+	}
+	if known.BootID == boot {
+		s.dead = known.Holders
+	}
+	return s.write(holders{BootID: boot, Holders: append(slices.Clone(s.dead), s.holder)})
+}
+
+// forgetOthers drops the earlier identities once the Lease is ours.
+func (s *seat) forgetOthers() error {
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	s.dead = nil
+	return s.write(holders{BootID: boot, Holders: []string{s.holder}})
+}
+
+func (s *seat) write(h holders) error {
+	data, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	return pki.WriteSecret(s.path, data)
+}
+
+func (s *seat) leave() { s.file.Close() }
+
+func readHolders(path string) (holders, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return holders{}, nil
+	}
+	if err != nil {
+		return holders{}, err
+	}
+	var h holders
+	if err := json.Unmarshal(data, &h); err != nil {
+		return holders{}, fmt.Errorf("%s: %w; remove it, and the node waits until its last epoch is over", path, err)
+	}
+	return h, nil
+}
+
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("identify this boot of the machine: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

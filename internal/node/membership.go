@@ -1,0 +1,230 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// membership takes, renews and releases this node's Lease. Its client has a connection of its own, so that no other
+// request and no stalled connection delays a renewal.
+type membership struct {
+	node   string
+	client client.Client
+	timing lease.Timing
+	clock  Clock
+	log    *slog.Logger
+	seat   *seat
+}
+
+// held is the Lease as this process last wrote or read it.
+type held struct {
+	tenure *lease.Tenure
+	lease  *coordinationv1.Lease
+}
+
+func (m *membership) key() types.NamespacedName {
+	return types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(m.node)}
+}
+
+// join begins the next epoch. While another process may live in the current one it waits: until the Lease is released
+// or marked, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster that lost
+// its power comes back without a coordinator to mark anything.
+func (m *membership) join(ctx context.Context) (*held, error) {
+	vigil := lease.NewVigil(m.timing, m.clock())
+	said := false
+	for {
+		h, err := m.tryJoin(ctx, vigil)
+		switch {
+		case err == nil:
+			return h, nil
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errors.Is(err, lease.ErrHeld):
+			if !said {
+				m.log.Warn("waiting for the node's last epoch to end: it was held by another machine or before a reboot", "error", err)
+				said = true
+			}
+		default:
+			vigil.Failed(m.clock())
+			m.log.Warn("cannot join yet", "error", err)
+		}
+		if err := sleep(ctx, m.timing.Renew/4); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// tryJoin makes one attempt: read everything live, then one write that the resourceVersion guards.
+func (m *membership) tryJoin(ctx context.Context, vigil *lease.Vigil) (*held, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
+	defer cancel()
+	sentAt := m.clock()
+	current, err := m.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	vigil.Renewed(sentAt)
+	claimant := lease.Claimant{Node: m.node, Holder: m.seat.holder, Dead: m.seat.dead}
+	if current != nil {
+		rec, err := lease.Read(current)
+		if err != nil {
+			return nil, err
+		}
+		vigil.Saw(rec, m.clock())
+		if lost := vigil.Lost(m.clock()); len(lost) > 0 {
+			claimant.Dead = append(claimant.Dead[:len(claimant.Dead):len(claimant.Dead)], rec.Holder)
+		}
+	}
+	if claimant.Floor, err = m.floor(ctx); err != nil {
+		return nil, err
+	}
+	next, epoch, err := lease.Take(current, claimant, m.timing, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	sentAt = m.clock()
+	if err := m.write(ctx, next); err != nil {
+		return nil, fmt.Errorf("take epoch %d: %w", epoch, err)
+	}
+	return &held{tenure: lease.NewTenure(epoch, m.timing, sentAt), lease: next}, m.seat.forgetOthers()
+}
+
+// floor is the newest epoch that the Node object knows of.
+func (m *membership) floor(ctx context.Context) (int64, error) {
+	node := &v1alpha1.Node{}
+	err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node)
+	return node.Status.Epoch, client.IgnoreNotFound(err)
+}
+
+func (m *membership) read(ctx context.Context) (*coordinationv1.Lease, error) {
+	l := &coordinationv1.Lease{}
+	err := m.client.Get(ctx, m.key(), l)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return l, err
+}
+
+func (m *membership) write(ctx context.Context, l *coordinationv1.Lease) error {
+	if l.ResourceVersion == "" {
+		return m.client.Create(ctx, l)
+	}
+	return m.client.Update(ctx, l)
+}
+
+// renew keeps the epoch until ctx ends or the epoch does, and reports each renewal. It returns nil when ctx ended first.
+func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) error {
+	wait := m.timing.Renew
+	for {
+		if err := sleep(ctx, wait); err != nil {
+			return nil
+		}
+		if h.tenure.At(m.clock()) != lease.Holding {
+			return errDeadline
+		}
+		err := m.renewOnce(ctx, h, vigil)
+		switch {
+		case err == nil:
+			wait = m.timing.Renew
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, lease.ErrNotOurs):
+			h.tenure.Doubt()
+			return err
+		default:
+			vigil.Failed(m.clock())
+			wait = m.timing.Renew / 4
+			m.log.Warn("lease not renewed", "epoch", h.tenure.Epoch(), "error", err)
+		}
+	}
+}
+
+var errDeadline = errors.New("the lease could not be renewed in time")
+
+func (m *membership) renewOnce(ctx context.Context, h *held, vigil *lease.Vigil) error {
+	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
+	defer cancel()
+	sentAt := m.clock()
+	next, err := lease.Renew(h.lease, m.seat.holder, h.tenure.Epoch(), time.Now())
+	if err != nil {
+		return err
+	}
+	err = m.client.Update(ctx, next)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		// Somebody wrote the Lease: a person a label, the coordinator the mark, or an earlier request of ours arrived
+		// after we gave up on it.
+		if next, err = m.rewrite(ctx, h, &sentAt); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return err
+	}
+	h.lease = next
+	if !h.tenure.Renewed(sentAt, m.clock()) {
+		return errDeadline
+	}
+	vigil.Renewed(sentAt)
+	return nil
+}
+
+func (m *membership) rewrite(ctx context.Context, h *held, sentAt *lease.Instant) (*coordinationv1.Lease, error) {
+	current, err := m.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if current == nil {
+		return nil, fmt.Errorf("node %s: %w: it was deleted", m.node, lease.ErrNotOurs)
+	}
+	next, err := lease.Renew(current, m.seat.holder, h.tenure.Epoch(), time.Now())
+	if err != nil {
+		return nil, err
+	}
+	*sentAt = m.clock()
+	return next, m.client.Update(ctx, next)
+}
+
+// release gives the Lease back when the epoch ends in order. Everything that the epoch started is stopped by then.
+func (m *membership) release(ctx context.Context, h *held) error {
+	for {
+		current, err := m.read(ctx)
+		if err != nil {
+			return fmt.Errorf("release the lease: %w", err)
+		}
+		if current == nil {
+			return nil
+		}
+		next, err := lease.Release(current, m.seat.holder, h.tenure.Epoch())
+		if errors.Is(err, lease.ErrNotOurs) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("release the lease: %w", err)
+		}
+		if err = m.client.Update(ctx, next); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}

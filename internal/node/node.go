@@ -1,0 +1,374 @@
+// Package node is one machine: it holds the machine's lease, hosts the work, fences itself when the lease is in doubt,
+// and leaves in order.
+//
+//	join ──▶ Alive ──▶ Draining ──▶ Stopping ──▶ left          one epoch, by the coordinator's wish or SIGTERM
+//	  ▲        │           │           │
+//	  │        └───────────┴───────────┴── lease in doubt: nothing starts, what nobody checks stops
+//	  └────────────────────────── next epoch ◀──┘
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// Options make a node.
+type Options struct {
+	// Name of the node.
+	Name string
+	// Dir is the node's own directory.
+	Dir datadir.NodeDir
+	// Config reaches the API as the node.
+	Config *rest.Config
+	// Timing of the lease.
+	Timing lease.Timing
+	// Clock is BootTime but in tests.
+	Clock Clock
+	// Labels of the Node object.
+	Labels map[string]string
+	// Address and HTTPAddress are published.
+	Address, HTTPAddress string
+	// Version is published.
+	Version string
+	// Runtimes host the work.
+	Runtimes []Hosted
+	// Residents run in every epoch.
+	Residents []Resident
+	// Gate of the node, shared with the runtimes.
+	Gate *Gate
+	// Metrics of the node.
+	Metrics *Metrics
+	// Log of the node.
+	Log *slog.Logger
+	// Die ends the process at once: what must be dead by now is not.
+	Die func(reason string)
+}
+
+// leaveTimeout bounds what a leaving node still wants to tell the API. Past it the lease ends by itself.
+const leaveTimeout = 5 * time.Second
+
+var validName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// Node is one machine.
+type Node struct {
+	opts   Options
+	log    *slog.Logger
+	client client.Client
+	member *membership
+	host   *host
+	seat   *seat
+
+	mu     sync.Mutex
+	epoch  *Epoch // nil between epochs
+	reason string // why there is none
+}
+
+// New locks the node's directory for this process.
+func New(o Options) (*Node, error) {
+	if !validName.MatchString(o.Name) {
+		return nil, fmt.Errorf("node name %q is not a DNS label: use lower-case letters, digits and '-', at most 63 characters", o.Name)
+	}
+	if err := o.Timing.Validate(); err != nil {
+		return nil, err
+	}
+	c, err := kubeclient.New(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	// Renewals have a connection of their own, and HTTP/1.1 gives up a stalled one at the first timeout.
+	alone := rest.CopyConfig(o.Config)
+	alone.NextProtos = []string{"http/1.1"}
+	renewals, err := kubeclient.New(alone)
+	if err != nil {
+		return nil, err
+	}
+	s, err := takeSeat(o.Dir, o.Name)
+	if err != nil {
+		return nil, err
+	}
+	log := o.Log.With("node", o.Name)
+	return &Node{
+		opts: o, log: log, client: c, seat: s, reason: "starting",
+		member: &membership{node: o.Name, client: renewals, timing: o.Timing, clock: o.Clock, log: log, seat: s},
+		host:   &host{hosted: o.Runtimes, log: log},
+	}, nil
+}
+
+// Run takes part in the cluster until ctx ends or the coordinator wants the node gone. Either way it leaves in order.
+func (n *Node) Run(ctx context.Context) error {
+	defer n.seat.leave()
+	keep := n.host.runtimes(KeepInDoubt)
+	defer func() { keep.stop(nil) }()
+	for {
+		h, err := n.member.join(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("node %s: %w", n.opts.Name, err)
+		}
+		err = n.live(ctx, h, keep)
+		if !errors.Is(err, errInDoubt) {
+			return err
+		}
+		if sleep(ctx, n.opts.Timing.Renew/20) != nil {
+			return nil
+		}
+		if keep.stopped() { // the lease came into doubt while the node was leaving
+			keep = n.host.runtimes(KeepInDoubt)
+		}
+	}
+}
+
+// errInDoubt: the epoch ended because the lease was in doubt; the node rejoins with the next.
+var errInDoubt = errors.New("the lease is in doubt")
+
+// live is one epoch, from the taken lease to its end.
+func (n *Node) live(ctx context.Context, h *held, keep *group) error {
+	e := n.newEpoch(h)
+	n.log.Info("joined", "epoch", e.Number)
+	standing, end := context.WithCancelCause(context.Background())
+	defer end(nil)
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	parts.Go(func() {
+		if err := n.member.renew(standing, h, e.Vigil); err != nil {
+			end(fmt.Errorf("%w: %w", errInDoubt, err))
+		}
+	})
+	parts.Go(func() { n.watchDeadline(standing, e, end) })
+	work, err := n.enter(standing, e)
+	if err == nil {
+		parts.Go(func() { n.publish(standing, e) })
+		select {
+		case <-standing.Done():
+		case <-ctx.Done():
+			err = n.leave(standing, e, work, keep, "asked to stop")
+		case <-e.leave:
+			err = n.leave(standing, e, work, keep, "drained")
+		}
+	}
+	if standing.Err() == nil && err == nil {
+		end(nil)
+		parts.Wait()
+		return n.release(h)
+	}
+	if standing.Err() == nil {
+		end(fmt.Errorf("%w: %w", errInDoubt, err))
+	}
+	n.fence(e, work, context.Cause(standing))
+	return errInDoubt
+}
+
+func (n *Node) newEpoch(h *held) *Epoch {
+	e := &Epoch{
+		Node: n.opts.Name, Number: h.tenure.Epoch(), Tenure: h.tenure, Client: n.client, clock: n.opts.Clock,
+		Vigil:    lease.NewVigil(n.opts.Timing, h.tenure.SentAt()),
+		liveness: v1alpha1.Alive,
+		ready:    readiness{reason: v1alpha1.ReasonStarting, message: "The node's runtimes are starting."},
+		changed:  make(chan struct{}), leave: make(chan struct{}),
+	}
+	n.opts.Metrics.current.Store(e)
+	n.opts.Metrics.epoch.Set(float64(e.Number))
+	return e
+}
+
+// watchDeadline ends the epoch when its own clock says so, whatever the renewals are doing. It polls because a timer
+// stands still while the machine sleeps and the deadline does not.
+func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCauseFunc) {
+	for sleep(ctx, n.opts.Timing.Renew/20) == nil {
+		if !e.Holding() {
+			end(fmt.Errorf("%w: %w", errInDoubt, errDeadline))
+			return
+		}
+	}
+}
+
+// enter begins the epoch's work: the object, the state to start in, the watches, the runtimes.
+func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
+	if err := n.insist(ctx, "register", n.register); err != nil {
+		return nil, err
+	}
+	if err := n.insist(ctx, "read the drain slot", func(ctx context.Context) error { return n.chooseLiveness(ctx, e) }); err != nil {
+		return nil, err
+	}
+	if err := n.insist(ctx, "write the first status", func(ctx context.Context) error { return n.writeStatus(ctx, e) }); err != nil {
+		return nil, err
+	}
+	w := &work{}
+	var err error
+	if w.watch, err = n.watch(ctx, e); err != nil {
+		return w, err
+	}
+	w.runtimes = n.host.runtimes(StopInDoubt)
+	w.residents = n.host.residents(e, n.opts.Residents)
+	e.set(func(e *Epoch) {
+		e.ready = readiness{ready: true, reason: v1alpha1.ReasonServing, message: "The node holds its lease and hosts its runtimes."}
+	})
+	n.setEpoch(e, "")
+	return w, nil
+}
+
+// chooseLiveness starts the epoch Alive, or Draining if the slot names this node: a drain outlives a restart.
+func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	settings := &v1alpha1.Settings{}
+	if err := n.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return err
+	}
+	if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == e.Node {
+		n.opts.Gate.Close(e.Number, RefusedDraining)
+		e.set(func(e *Epoch) { e.liveness, e.observedDrain = v1alpha1.Draining, slot.UID })
+	} else {
+		n.opts.Gate.Open(e.Number)
+	}
+	liveness, _ := e.Liveness()
+	n.opts.Metrics.setLiveness(liveness)
+	return nil
+}
+
+// insist repeats a step of the beginning until it succeeds or the epoch ends.
+func (n *Node) insist(ctx context.Context, what string, step func(context.Context) error) error {
+	for {
+		err := step(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n.log.Warn("cannot "+what+" yet", "error", err)
+		if err := sleep(ctx, n.opts.Timing.Renew/4); err != nil {
+			return err
+		}
+	}
+}
+
+// work is what an epoch started.
+type work struct {
+	watch, runtimes, residents *group
+}
+
+func (w *work) groups() []*group {
+	var all []*group
+	if w == nil {
+		return nil
+	}
+	for _, g := range []*group{w.residents, w.runtimes, w.watch} {
+		if g != nil {
+			all = append(all, g)
+		}
+	}
+	return all
+}
+
+// leave ends the epoch in order: say so, hand over, stop the work, say that it is gone. The lease is renewed meanwhile.
+func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why string) error {
+	n.log.Info("leaving", "epoch", e.Number, "why", why)
+	n.opts.Gate.Close(e.Number, RefusedStopping)
+	n.opts.Metrics.setLiveness(v1alpha1.Stopping)
+	n.setEpoch(nil, "stopping")
+	e.set(func(e *Epoch) {
+		e.liveness = v1alpha1.Stopping
+		e.ready = readiness{reason: v1alpha1.ReasonStopping, message: "The node stops what it runs: " + why + "."}
+	})
+	if err := n.tell(ctx, e); err != nil {
+		n.log.Warn("left without saying so", "epoch", e.Number, "error", err)
+	}
+	for _, g := range append(w.groups(), keep) {
+		if !g.stop(ctx.Done()) {
+			return context.Cause(ctx)
+		}
+	}
+	e.set(func(e *Epoch) {
+		e.ready = readiness{reason: v1alpha1.ReasonLeft, message: "The node left in order: " + why + "."}
+	})
+	if err := n.tell(ctx, e); err != nil {
+		n.log.Warn("left without saying so", "epoch", e.Number, "error", err)
+	}
+	return nil
+}
+
+// tell writes the status of a node that leaves, for as long as that is worth waiting for.
+func (n *Node) tell(ctx context.Context, e *Epoch) error {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	return n.insist(ctx, "write the last status", func(ctx context.Context) error { return n.writeStatus(ctx, e) })
+}
+
+func (n *Node) release(h *held) error {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	if err := n.member.release(ctx, h); err != nil {
+		n.log.Warn("the lease was not released and ends by itself", "epoch", h.tenure.Epoch(), "error", err)
+		return nil
+	}
+	n.log.Info("left", "epoch", h.tenure.Epoch())
+	return nil
+}
+
+// fence ends an epoch whose lease is in doubt: nothing starts any more, and what nobody else would stop is dead before
+// anybody may call the node lost. If it does not stop in time, the process ends with it.
+func (n *Node) fence(e *Epoch, w *work, cause error) {
+	n.log.Warn("fencing", "epoch", e.Number, "cause", cause)
+	n.opts.Gate.Close(e.Number, RefusedInDoubt)
+	n.setEpoch(nil, "the lease is in doubt: "+cause.Error())
+	e.Tenure.Doubt()
+	_, dead := e.Tenure.Deadline()
+	late, cancel := context.WithTimeout(context.Background(), max(dead.Sub(n.opts.Clock()), time.Millisecond))
+	defer cancel()
+	for _, g := range w.groups() {
+		g.cancel()
+	}
+	for _, g := range w.groups() {
+		if !g.stop(late.Done()) {
+			n.opts.Die(fmt.Sprintf("node %s: work of epoch %d did not stop before its lease ended", n.opts.Name, e.Number))
+			<-g.done
+		}
+	}
+	n.log.Info("fenced", "epoch", e.Number)
+}
+
+func (n *Node) setEpoch(e *Epoch, reason string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.epoch, n.reason = e, reason
+}
+
+// Epoch is the epoch that the node serves in, or nil.
+func (n *Node) Epoch() *Epoch {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.epoch
+}
+
+// Ready is nil while the node holds its lease and hosts its runtimes, and otherwise says what it waits for.
+func (n *Node) Ready() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.epoch == nil {
+		return errors.New(n.reason)
+	}
+	if !n.epoch.Holding() {
+		return errInDoubt
+	}
+	return nil
+}
+
+// Client reads and writes live, as the node.
+func (n *Node) Client() client.Client { return n.client }

@@ -1,0 +1,33 @@
+package node
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// project is what the coordinator adds to a Node's status: who leads, and that an epoch is over which the node itself
+// can no longer speak for. rec is what the node's Lease says, and nil where there is none.
+func project(status v1alpha1.NodeStatus, name string, rec *lease.Record, leader string) v1alpha1.NodeStatus {
+	next := *status.DeepCopy()
+	next.Coordinator = name == leader
+	if status.Epoch == 0 || rec == nil || !rec.Over(status.Epoch) || rec.Epoch > status.Epoch {
+		return next // alive, never joined, or already in a newer epoch that will speak for itself
+	}
+	ready := metav1.Condition{Type: v1alpha1.NodeReady}
+	if rec.Fenced >= status.Epoch {
+		ready.Status, ready.Reason = metav1.ConditionUnknown, v1alpha1.ReasonFenced
+		ready.Message = fmt.Sprintf("The lease of epoch %d stayed unchanged for its whole duration: the node is dead, frozen or cut off. Its work may be placed elsewhere; it rejoins as epoch %d.", status.Epoch, status.Epoch+1)
+	} else if c := meta.FindStatusCondition(status.Conditions, v1alpha1.NodeReady); c == nil || c.Reason != v1alpha1.ReasonLeft {
+		ready.Status, ready.Reason = metav1.ConditionFalse, v1alpha1.ReasonLeft
+		ready.Message = "The node released its lease."
+	} else {
+		return next
+	}
+	meta.SetStatusCondition(&next.Conditions, ready)
+	return next
+}

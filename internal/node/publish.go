@@ -1,0 +1,157 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+const (
+	// flagLabels remembers which labels came from the command line, so that one no longer given is taken away.
+	flagLabels = "ebb.dev/flag-labels"
+	// countEvery is how often the node looks whether its counts have changed.
+	countEvery = 200 * time.Millisecond
+	// writeTimeout bounds one write of the node's status.
+	writeTimeout = 5 * time.Second
+)
+
+// publish keeps the Node object true to the epoch until ctx ends.
+func (n *Node) publish(ctx context.Context, e *Epoch) {
+	ticker := time.NewTicker(countEvery)
+	defer ticker.Stop()
+	var written *v1alpha1.NodeStatus
+	for {
+		_, changed := e.Liveness()
+		if want := n.status(e, v1alpha1.NodeStatus{}); written == nil || !equality.Semantic.DeepEqual(*written, want) {
+			if err := n.writeStatus(ctx, e); err == nil {
+				written = &want
+			} else if ctx.Err() == nil {
+				n.log.Warn("status not written", "epoch", e.Number, "error", err)
+				if sleep(ctx, n.opts.Timing.Renew/4) != nil {
+					return
+				}
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-ticker.C:
+		}
+	}
+}
+
+// writeStatus brings the Node's status up to date. It writes nothing once the epoch is in doubt, and the
+// resourceVersion that was read guards it against a mark written in between.
+func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	for {
+		node := &v1alpha1.Node{}
+		if err := e.Client.Get(ctx, types.NamespacedName{Name: e.Node}, node); err != nil {
+			return err
+		}
+		if node.Status.Epoch > e.Number {
+			return fmt.Errorf("node %s: %w: it is in epoch %d", e.Node, lease.ErrNotOurs, node.Status.Epoch)
+		}
+		status := n.status(e, *node.Status.DeepCopy())
+		if equality.Semantic.DeepEqual(status, node.Status) {
+			return nil
+		}
+		node.Status = status
+		if !e.Holding() {
+			return errDeadline
+		}
+		if err := e.Client.Status().Update(ctx, node); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+// status is what the node says of itself, on top of what others wrote.
+func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
+	liveness, drain, ready := e.state()
+	next := old
+	if old.Epoch != e.Number || ready.reason == v1alpha1.ReasonLeft {
+		// Whoever leads has been elected in this epoch, and says so itself.
+		next.Coordinator = false
+	}
+	next.Epoch = e.Number
+	next.Liveness = liveness
+	next.ObservedDrain = drain
+	next.Address = n.opts.Address
+	next.HTTPAddress = n.opts.HTTPAddress
+	next.Version = n.opts.Version
+	// Counted after the state was read: counts that go out with a drain were taken when the gate was closed for it.
+	next.Held, next.Staying = n.host.counts()
+	value := metav1.ConditionFalse
+	if ready.ready {
+		value = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&next.Conditions, metav1.Condition{
+		Type: v1alpha1.NodeReady, Status: value, Reason: ready.reason, Message: ready.message,
+	})
+	return next
+}
+
+// register makes sure that the Node object exists and carries the labels of the command line.
+func (n *Node) register(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	for {
+		node := &v1alpha1.Node{}
+		err := n.client.Get(ctx, types.NamespacedName{Name: n.opts.Name}, node)
+		if apierrors.IsNotFound(err) {
+			node = &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.opts.Name}}
+			applyLabels(node, n.opts.Labels)
+			if err = n.client.Create(ctx, node); apierrors.IsAlreadyExists(err) {
+				continue
+			}
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		before := node.DeepCopy()
+		applyLabels(node, n.opts.Labels)
+		if equality.Semantic.DeepEqual(before.ObjectMeta, node.ObjectMeta) {
+			return nil
+		}
+		if err = n.client.Update(ctx, node); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+func applyLabels(node *v1alpha1.Node, labels map[string]string) {
+	for _, key := range strings.Split(node.Annotations[flagLabels], ",") {
+		if _, still := labels[key]; key != "" && !still {
+			delete(node.Labels, key)
+		}
+	}
+	if len(labels) == 0 {
+		delete(node.Annotations, flagLabels)
+		return
+	}
+	if node.Labels == nil {
+		node.Labels = map[string]string{}
+	}
+	maps.Copy(node.Labels, labels)
+	if node.Annotations == nil {
+		node.Annotations = map[string]string{}
+	}
+	node.Annotations[flagLabels] = strings.Join(slices.Sorted(maps.Keys(labels)), ",")
+}

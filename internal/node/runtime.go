@@ -1,0 +1,36 @@
+package node
+
+import "context"
+
+// A Runtime hosts one kind of work on this node. Run returns when ctx ends, with everything it started stopped.
+type Runtime interface {
+	// Name of the kind of work, in the plural: the key of the node's counts.
+	Name() string
+	// Run does the work until ctx ends.
+	Run(ctx context.Context) error
+	// Held counts what runs here, starts or stops here, or is kept only here, and has to leave before the node may.
+	Held() int
+}
+
+// A Stayer is a Runtime with work that stays by design until the node stops.
+type Stayer interface {
+	// Staying counts it.
+	Staying() int
+}
+
+// Doubt is what a runtime does while the node's lease is in doubt.
+type Doubt int
+
+const (
+	// StopInDoubt is for work whose writes nobody checks: it is stopped before the lease ends, and started again in the
+	// next epoch.
+	StopInDoubt Doubt = iota
+	// KeepInDoubt is for work whose last writer is checked elsewhere: it goes on, and starts and moves nothing.
+	KeepInDoubt
+)
+
+// Hosted is a runtime together with what it declared.
+type Hosted struct {
+	Runtime Runtime
+	Doubt   Doubt
+}

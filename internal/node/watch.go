@@ -1,0 +1,81 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// watch begins the epoch's watches: what the coordinator wants of this node, and the leases of all nodes.
+func (n *Node) watch(ctx context.Context, e *Epoch) (*group, error) {
+	c, err := cache.New(n.opts.Config, cache.Options{
+		Scheme: kubeclient.NewScheme(),
+		Mapper: kubeclient.NewMapper(),
+		ByObject: map[client.Object]cache.ByObject{
+			&coordinationv1.Lease{}: {Namespaces: map[string]cache.Config{lease.Namespace: {}}},
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch: %w", err)
+	}
+	e.Cache = c
+	g := n.host.start([]string{"watch"}, []func(context.Context) error{c.Start})
+	if err := n.onNode(ctx, e, c); err != nil {
+		return g, err
+	}
+	return g, n.onLease(ctx, e, c)
+}
+
+func (n *Node) onNode(ctx context.Context, e *Epoch, c cache.Cache) error {
+	informer, err := c.GetInformer(ctx, &v1alpha1.Node{})
+	if err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	see := func(object any) {
+		if node, ok := object.(*v1alpha1.Node); ok && node.Name == e.Node {
+			e.obey(node.Spec.Desired, n.opts.Gate)
+			liveness, _ := e.Liveness()
+			n.opts.Metrics.setLiveness(liveness)
+		}
+	}
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: see, UpdateFunc: func(_, object any) { see(object) },
+	})
+	return err
+}
+
+func (n *Node) onLease(ctx context.Context, e *Epoch, c cache.Cache) error {
+	informer, err := c.GetInformer(ctx, &coordinationv1.Lease{})
+	if err != nil {
+		return fmt.Errorf("watch leases: %w", err)
+	}
+	see := func(object any) {
+		if l, ok := object.(*coordinationv1.Lease); ok {
+			if rec, err := lease.Read(l); err == nil {
+				e.Vigil.Saw(rec, n.opts.Clock())
+			}
+		}
+	}
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: see, UpdateFunc: func(_, object any) { see(object) },
+		DeleteFunc: func(object any) {
+			if gone, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+				object = gone.Obj
+			}
+			if l, ok := object.(*coordinationv1.Lease); ok {
+				if node, ok := lease.NodeOf(l.Name); ok {
+					e.Vigil.Forget(node)
+				}
+			}
+		},
+	})
+	return err
+}
