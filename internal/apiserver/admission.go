@@ -39,6 +39,10 @@ func (r *rules) Handles(op admission.Operation) bool { return op != admission.Co
 // foreground deletion would never go.
 func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if opts, ok := a.GetOperationOptions().(*metav1.DeleteOptions); ok && opts != nil {
+		if waitsForCollector(opts) && a.GetName() == "" {
+			// The store copies the options of a collection before it asks here: they cannot be changed any more.
+			return apierrors.NewBadRequest("the embedded API has no garbage collector: delete a collection with propagationPolicy Background")
+		}
 		background := metav1.DeletePropagationBackground
 		opts.PropagationPolicy = &background
 		opts.OrphanDependents = nil
@@ -54,6 +58,10 @@ func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.Obj
 		object.SetFinalizers(kept)
 	}
 	return nil
+}
+
+func waitsForCollector(o *metav1.DeleteOptions) bool {
+	return o.OrphanDependents != nil && *o.OrphanDependents || o.PropagationPolicy != nil && *o.PropagationPolicy != metav1.DeletePropagationBackground
 }
 
 // Validate refuses what must not happen, whoever asks.
@@ -73,7 +81,7 @@ func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	if err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
 		return err
 	}
-	return admission.NewForbidden(a, err)
+	return apierrors.NewForbidden(a.GetResource().GroupResource(), nameOf(a), err)
 }
 
 // validateTypeDelete: with a type go all its objects, past every rule about deleting them.

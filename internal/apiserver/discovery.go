@@ -7,12 +7,15 @@ import (
 	"slices"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	listers "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/util/notfoundhandler"
 )
 
 // discovery answers the two roots that clients ask first. In a full Kubernetes the aggregator does that; here nothing
@@ -29,6 +32,9 @@ func (d *discovery) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/api", aggregated.WrapAggregatedDiscoveryToHandler(http.HandlerFunc(serveNoVersions), core, core))
 	mux.Handle("/apis", aggregated.WrapAggregatedDiscoveryToHandler(http.HandlerFunc(d.serveGroups), d.groups, d.groups))
+	// A path that is unknown only because the server is still starting is answered with 503, never with a 404 that a
+	// client would take for an object that does not exist.
+	mux.Handle("/", notfoundhandler.New(apiextensions.Codecs, genericapifilters.NoMuxAndDiscoveryIncompleteKey))
 	return mux
 }
 

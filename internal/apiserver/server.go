@@ -20,7 +20,6 @@ import (
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apiextensions-apiserver/pkg/cmd/server/options"
 	generatedopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/group"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
@@ -40,6 +39,7 @@ import (
 	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
@@ -280,7 +280,7 @@ func (s *Server) readLease(ctx context.Context, name string) (*coordinationv1.Le
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	l, err := s.leases.Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	if kubeclient.IsMissing(err) {
 		return nil, nil
 	}
 	return l, err

@@ -61,6 +61,7 @@ type Campaign struct {
 
 	mu      sync.Mutex
 	leading *leadership // nil unless a term runs here
+	former  string      // identity of the last term that ran here and has stopped
 }
 
 // leadership is the term that runs here, as whoever wants it to end sees it.
@@ -174,12 +175,7 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, freed <-chan struct
 	elector, err := leaderelection.NewLeaderElector(c.electorConfig(identity, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(context.Context) { won <- newTerm(c.opts, e, identity) },
 		OnStoppedLeading: lose,
-		OnNewLeader: func(leader string) {
-			c.opts.Metrics.changes.Inc()
-			if leader != identity {
-				lose() // somebody else leads: whatever we believed is over
-			}
-		},
+		OnNewLeader:      func(string) { c.opts.Metrics.changes.Inc() },
 	}))
 	if err != nil {
 		release()
@@ -208,7 +204,7 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, freed <-chan struct
 		}
 	case term := <-won:
 		l := &leadership{epoch: e, resign: resign, over: over}
-		c.lead(wanted, lost, term, l)
+		c.lead(wanted, lost, term, l, elector.IsLeader)
 		release()
 		if ctx.Err() == nil {
 			<-over
@@ -221,10 +217,13 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, freed <-chan struct
 func (c *Campaign) electorConfig(identity string, callbacks leaderelection.LeaderCallbacks) leaderelection.LeaderElectionConfig {
 	return leaderelection.LeaderElectionConfig{
 		Name: "ebb-coordinator",
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.CoordinatorName},
-			Client:     c.client,
-			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+		Lock: &lock{
+			LeaseLock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.CoordinatorName},
+				Client:     c.client,
+				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+			},
+			former: c.isFormer,
 		},
 		// A coordinator that cannot renew is on its way out when the node fences itself, and replaced when everything
 		// of the node that must be dead is dead.
@@ -238,50 +237,41 @@ func (c *Campaign) electorConfig(identity string, callbacks leaderelection.Leade
 
 // lead runs a term until the node no longer wants it or the election is lost, and returns when everything of the term
 // has stopped.
-func (c *Campaign) lead(wanted, lost context.Context, term *Term, l *leadership) {
+func (c *Campaign) lead(wanted, lost context.Context, term *Term, l *leadership, isLeader func() bool) {
 	log := c.opts.Log.With("term", term.Identity)
 	if err := c.eligible(wanted, l.epoch); err != nil {
 		log.Warn("won the election but may not lead", "error", err)
 		return
 	}
 	c.setLeading(l)
-	defer c.setLeading(nil)
+	defer func() {
+		c.setLeading(nil)
+		c.setFormer(term.Identity)
+	}()
 	log.Info("coordinator: term begins")
 	ended := make(chan error, 1)
 	go func() { ended <- term.run() }()
-	var err error
-	select {
-	case <-wanted.Done():
-	case <-lost.Done():
-	case <-c.ineligible(wanted, l.epoch):
-	case err = <-ended:
-		log.Error("coordinator: term failed", "error", err)
-		return
+	for wanted.Err() == nil && lost.Err() == nil && isLeader() {
+		liveness, changed := l.epoch.Liveness()
+		if liveness != v1alpha1.Alive {
+			break
+		}
+		// The elector goes on trying for a while after it saw another holder; isLeader says so at once.
+		select {
+		case <-wanted.Done():
+		case <-lost.Done():
+		case <-changed:
+		case <-time.After(c.retry()):
+		case err := <-ended:
+			log.Error("coordinator: term failed", "error", err)
+			return
+		}
 	}
 	term.end(ErrTermOver)
-	if err = <-ended; err != nil {
+	if err := <-ended; err != nil {
 		log.Warn("coordinator: term ended with an error", "error", err)
 	}
 	log.Info("coordinator: term over")
-}
-
-// ineligible is closed when the node stops being Alive while it leads.
-func (c *Campaign) ineligible(ctx context.Context, e *node.Epoch) <-chan struct{} {
-	out := make(chan struct{})
-	go func() {
-		for ctx.Err() == nil {
-			liveness, changed := e.Liveness()
-			if liveness != v1alpha1.Alive {
-				close(out)
-				return
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		}
-	}()
-	return out
 }
 
 func (c *Campaign) setLeading(l *leadership) {
@@ -293,6 +283,18 @@ func (c *Campaign) setLeading(l *leadership) {
 	} else {
 		c.opts.Metrics.leading.Set(0)
 	}
+}
+
+func (c *Campaign) setFormer(identity string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.former = identity
+}
+
+func (c *Campaign) isFormer(identity string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return identity != "" && identity == c.former
 }
 
 // Leading says whether a term runs here.

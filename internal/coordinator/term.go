@@ -84,7 +84,11 @@ func (t *Term) bind(cfg *rest.Config) *rest.Config {
 			}
 			r = r.Clone(r.Context())
 			r.Header.Set(identity.TermHeader, t.Identity)
-			return next.RoundTrip(r)
+			resp, err := next.RoundTrip(r)
+			if err == nil && resp.Header.Get(identity.TermOverHeader) != "" {
+				t.end(ErrTermOver)
+			}
+			return resp, err
 		})
 	})
 	return cfg

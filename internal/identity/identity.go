@@ -26,6 +26,9 @@ const (
 // election's Lease. The embedded API refuses a write whose term is over.
 const TermHeader = "Ebb-Term"
 
+// TermOverHeader is on the answer to a write that was refused because its term is over.
+const TermOverHeader = "Ebb-Term-Over"
+
 // Node is the user name of a node's runtimes.
 func Node(name string) string { return nodePrefix + name }
 

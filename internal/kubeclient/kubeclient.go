@@ -2,11 +2,14 @@
 package kubeclient
 
 import (
+	"errors"
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -66,4 +69,15 @@ func New(cfg *rest.Config) (client.WithWatch, error) {
 		return nil, fmt.Errorf("client of %s: %w", cfg.Host, err)
 	}
 	return c, nil
+}
+
+// IsMissing says whether an error means that an object does not exist. A server that is still starting, or that has
+// never heard of the kind, also answers 404; whoever takes that for a missing object starts from nothing.
+func IsMissing(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || !apierrors.IsNotFound(err) {
+		return false
+	}
+	details := status.Status().Details
+	return details != nil && details.Name != "" && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -87,7 +88,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (c *Controller) readRecord(ctx context.Context, r client.Reader, node string) (*lease.Record, error) {
 	l := &coordinationv1.Lease{}
 	err := r.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(node)}, l)
-	if apierrors.IsNotFound(err) {
+	if kubeclient.IsMissing(err) {
 		return nil, nil
 	}
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -42,7 +43,7 @@ func (m *membership) key() types.NamespacedName {
 // its power comes back without a coordinator to mark anything.
 func (m *membership) join(ctx context.Context) (*held, error) {
 	vigil := lease.NewVigil(m.timing, m.clock())
-	said := false
+	var said saying
 	for {
 		h, err := m.tryJoin(ctx, vigil)
 		switch {
@@ -51,13 +52,10 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		case errors.Is(err, lease.ErrHeld):
-			if !said {
-				m.log.Warn("waiting for the node's last epoch to end: it was held by another machine or before a reboot", "error", err)
-				said = true
-			}
+			said.once(m.log, "waiting for the node's last epoch to end: it began on another machine or before a reboot", err)
 		default:
 			vigil.Failed(m.clock())
-			m.log.Warn("cannot join yet", "error", err)
+			said.once(m.log, "cannot join yet", err)
 		}
 		if err := sleep(ctx, m.timing.Renew/4); err != nil {
 			return nil, err
@@ -104,13 +102,16 @@ func (m *membership) tryJoin(ctx context.Context, vigil *lease.Vigil) (*held, er
 func (m *membership) floor(ctx context.Context) (int64, error) {
 	node := &v1alpha1.Node{}
 	err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node)
-	return node.Status.Epoch, client.IgnoreNotFound(err)
+	if kubeclient.IsMissing(err) {
+		return 0, nil
+	}
+	return node.Status.Epoch, err
 }
 
 func (m *membership) read(ctx context.Context) (*coordinationv1.Lease, error) {
 	l := &coordinationv1.Lease{}
 	err := m.client.Get(ctx, m.key(), l)
-	if apierrors.IsNotFound(err) {
+	if kubeclient.IsMissing(err) {
 		return nil, nil
 	}
 	return l, err
@@ -126,6 +127,7 @@ func (m *membership) write(ctx context.Context, l *coordinationv1.Lease) error {
 // renew keeps the epoch until ctx ends or the epoch does, and reports each renewal. It returns nil when ctx ended first.
 func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) error {
 	wait := m.timing.Renew
+	var said saying
 	for {
 		if err := sleep(ctx, wait); err != nil {
 			return nil
@@ -136,7 +138,7 @@ func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) err
 		err := m.renewOnce(ctx, h, vigil)
 		switch {
 		case err == nil:
-			wait = m.timing.Renew
+			wait, said = m.timing.Renew, saying{}
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, lease.ErrNotOurs):
@@ -145,7 +147,7 @@ func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) err
 		default:
 			vigil.Failed(m.clock())
 			wait = m.timing.Renew / 4
-			m.log.Warn("lease not renewed", "epoch", h.tenure.Epoch(), "error", err)
+			said.once(m.log, "lease not renewed", err)
 		}
 	}
 }
@@ -215,6 +217,17 @@ func (m *membership) release(ctx context.Context, h *held) error {
 		if err = m.client.Update(ctx, next); !apierrors.IsConflict(err) {
 			return err
 		}
+	}
+}
+
+// saying keeps a loop from telling the same trouble at every turn.
+type saying struct{ last string }
+
+// once tells of an error unless it is the one told last.
+func (s *saying) once(log *slog.Logger, what string, err error) {
+	if text := what + err.Error(); text != s.last {
+		s.last = text
+		log.Warn(what, "error", err)
 	}
 }
 

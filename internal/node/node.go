@@ -244,6 +244,7 @@ func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
 
 // insist repeats a step of the beginning until it succeeds or the epoch ends.
 func (n *Node) insist(ctx context.Context, what string, step func(context.Context) error) error {
+	var said saying
 	for {
 		err := step(ctx)
 		if err == nil {
@@ -252,7 +253,7 @@ func (n *Node) insist(ctx context.Context, what string, step func(context.Contex
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		n.log.Warn("cannot "+what+" yet", "error", err)
+		said.once(n.log, "cannot "+what+" yet", err)
 		if err := sleep(ctx, n.opts.Timing.Renew/4); err != nil {
 			return err
 		}
@@ -323,23 +324,28 @@ func (n *Node) release(h *held) error {
 }
 
 // fence ends an epoch whose lease is in doubt: nothing starts any more, and what nobody else would stop is dead before
-// anybody may call the node lost. If it does not stop in time, the process ends with it.
+// anybody may call the node lost. If it does not stop in time, the process ends with it. A process that was frozen past
+// its deadline gets the same time from when it wakes: it is late already, and every writer asks the tenure first.
 func (n *Node) fence(e *Epoch, w *work, cause error) {
 	n.log.Warn("fencing", "epoch", e.Number, "cause", cause)
 	n.opts.Gate.Close(e.Number, RefusedInDoubt)
-	n.setEpoch(nil, "the lease is in doubt: "+cause.Error())
+	n.setEpoch(nil, cause.Error())
 	e.Tenure.Doubt()
 	_, dead := e.Tenure.Deadline()
-	late, cancel := context.WithTimeout(context.Background(), max(dead.Sub(n.opts.Clock()), time.Millisecond))
+	left := dead.Sub(n.opts.Clock())
+	if left <= 0 {
+		left = n.opts.Timing.Dead - n.opts.Timing.Fence
+	}
+	late, cancel := context.WithTimeout(context.Background(), left)
 	defer cancel()
 	for _, g := range w.groups() {
 		g.cancel()
 	}
+	if w != nil && w.runtimes != nil && !w.runtimes.stop(late.Done()) {
+		n.opts.Die(fmt.Sprintf("node %s: work of epoch %d did not stop before its lease ended", n.opts.Name, e.Number))
+	}
 	for _, g := range w.groups() {
-		if !g.stop(late.Done()) {
-			n.opts.Die(fmt.Sprintf("node %s: work of epoch %d did not stop before its lease ended", n.opts.Name, e.Number))
-			<-g.done
-		}
+		g.stop(nil)
 	}
 	n.log.Info("fenced", "epoch", e.Number)
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -32,13 +33,14 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 	ticker := time.NewTicker(countEvery)
 	defer ticker.Stop()
 	var written *v1alpha1.NodeStatus
+	var said saying
 	for {
 		_, changed := e.Liveness()
 		if want := n.status(e, v1alpha1.NodeStatus{}); written == nil || !equality.Semantic.DeepEqual(*written, want) {
 			if err := n.writeStatus(ctx, e); err == nil {
-				written = &want
+				written, said = &want, saying{}
 			} else if ctx.Err() == nil {
-				n.log.Warn("status not written", "epoch", e.Number, "error", err)
+				said.once(n.log, "status not written", err)
 				if sleep(ctx, n.opts.Timing.Renew/4) != nil {
 					return
 				}
@@ -114,7 +116,7 @@ func (n *Node) register(ctx context.Context) error {
 	for {
 		node := &v1alpha1.Node{}
 		err := n.client.Get(ctx, types.NamespacedName{Name: n.opts.Name}, node)
-		if apierrors.IsNotFound(err) {
+		if kubeclient.IsMissing(err) {
 			node = &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.opts.Name}}
 			applyLabels(node, n.opts.Labels)
 			if err = n.client.Create(ctx, node); apierrors.IsAlreadyExists(err) {

@@ -1,0 +1,74 @@
+package coordinator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// errNotHeld: a term that is over tried to give up an election that belongs to another.
+var errNotHeld = errors.New("the election belongs to another term")
+
+// lock is the election's Lease as an elector uses it, with two guards of ours.
+//
+//   - An elector that gives up reads the Lease afresh and clears the holder it finds, while it still believes what it
+//     saw before it was frozen: it would end its successor's term. Here only the own identity can be cleared.
+//   - An election that this very process failed to release, because the API was away, is free to it: the terms of its
+//     former identities have stopped.
+type lock struct {
+	*resourcelock.LeaseLock
+	former func(identity string) bool
+
+	mu     sync.Mutex
+	holder string // as last read or written
+}
+
+// Get implements resourcelock.Interface.
+func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.LeaseLock.Get(ctx)
+	if err != nil {
+		return record, raw, err
+	}
+	l.saw(record.HolderIdentity)
+	if l.former(record.HolderIdentity) {
+		record.HolderIdentity = ""
+		raw, err = json.Marshal(record)
+	}
+	return record, raw, err
+}
+
+// Create implements resourcelock.Interface.
+func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if err := l.LeaseLock.Create(ctx, record); err != nil {
+		return err
+	}
+	l.saw(record.HolderIdentity)
+	return nil
+}
+
+// Update implements resourcelock.Interface.
+func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if record.HolderIdentity == "" && l.seen() != l.Identity() {
+		return errNotHeld
+	}
+	if err := l.LeaseLock.Update(ctx, record); err != nil {
+		return err
+	}
+	l.saw(record.HolderIdentity)
+	return nil
+}
+
+func (l *lock) saw(holder string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holder = holder
+}
+
+func (l *lock) seen() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.holder
+}
