@@ -1,6 +1,9 @@
 package v1alpha1
 
 import (
+	"fmt"
+	"regexp"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -67,7 +70,7 @@ type NodeSpec struct {
 // DesiredLiveness asks one epoch of a node for a liveness, on behalf of one drain.
 type DesiredLiveness struct {
 	// liveness the node should reach.
-	// +kubebuilder:validation:Enum=Draining;Stopping
+	// +kubebuilder:validation:XValidation:rule="self != 'Alive'",message="a node can be asked to become Draining or Stopping; it is Alive again only in a new epoch"
 	Liveness Liveness `json:"liveness"`
 
 	// epoch of the node this is meant for; any other epoch ignores it.
@@ -148,7 +151,7 @@ type NodeStatus struct {
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="a node's name must be a DNS label: lower-case letters, digits and '-', at most 63 characters"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.epoch) || (has(self.status) && has(self.status.epoch) && self.status.epoch >= oldSelf.status.epoch)",message="a node's epoch never goes backwards or vanishes"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || (has(self.status) && has(self.status.liveness))",message="a node's liveness never vanishes"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || !has(self.status) || !has(self.status.liveness) || !has(oldSelf.status.epoch) || !has(self.status.epoch) || self.status.epoch > oldSelf.status.epoch || self.status.liveness == oldSelf.status.liveness || oldSelf.status.liveness == 'Alive' || self.status.liveness == 'Stopping'",message="a node's liveness only moves forward within an epoch: Alive, Draining, Stopping"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || !has(self.status) || !has(self.status.liveness) || (has(self.status.epoch) ? self.status.epoch : 0) > (has(oldSelf.status.epoch) ? oldSelf.status.epoch : 0) || self.status.liveness == oldSelf.status.liveness || oldSelf.status.liveness == 'Alive' || self.status.liveness == 'Stopping'",message="a node's liveness only moves forward within an epoch: Alive, Draining, Stopping"
 type Node struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -177,4 +180,14 @@ func (n *Node) IsReady() bool { return meta.IsStatusConditionTrue(n.Status.Condi
 // all the same.
 func (n *Node) Schedulable() bool {
 	return n.Status.Liveness == Alive && n.IsReady() && !n.Spec.Cordoned
+}
+
+var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// ValidateNodeName refuses what the API would refuse as the name of a Node. Names are also parts of paths and identities.
+func ValidateNodeName(name string) error {
+	if !nodeName.MatchString(name) {
+		return fmt.Errorf("node name %q is not a DNS label: use lower-case letters, digits and '-', at most 63 characters", name)
+	}
+	return nil
 }

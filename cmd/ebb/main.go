@@ -48,6 +48,7 @@ Client commands find the cluster by --kubeconfig, by KUBECONFIG, or by EBB_DATA_
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newAPIServer(), newNode(), newVersion())
+	root.AddCommand(newUp(), newAPIServer(), newNode(), newCredentials(),
+		newStatus(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	return root
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/events"
@@ -59,6 +60,9 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 			}
 			if dir == "" {
 				return errNoDataDir
+			}
+			if err := v1alpha1.ValidateNodeName(f.name); err != nil {
+				return err
 			}
 			f.dir = datadir.Dir(dir)
 			return runNode(cmd.Context(), f)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
@@ -35,6 +36,9 @@ func (d Dir) IssueCluster(ca *pki.Authority, url string) error {
 // IssueNode writes the credentials of one node into dir. Hosts are the names and addresses it serves as. It must run
 // where the certificate authority is kept.
 func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
+	if err := v1alpha1.ValidateNodeName(name); err != nil {
+		return err
+	}
 	ca, err := pki.Load(d.PKI())
 	if err != nil {
 		return err

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"sync"
 	"time"
 
@@ -61,8 +60,6 @@ type Options struct {
 // leaveTimeout bounds what a leaving node still wants to tell the API. Past it the lease ends by itself.
 const leaveTimeout = 5 * time.Second
 
-var validName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
 // Node is one machine.
 type Node struct {
 	opts   Options
@@ -79,8 +76,8 @@ type Node struct {
 
 // New locks the node's directory for this process.
 func New(o Options) (*Node, error) {
-	if !validName.MatchString(o.Name) {
-		return nil, fmt.Errorf("node name %q is not a DNS label: use lower-case letters, digits and '-', at most 63 characters", o.Name)
+	if err := v1alpha1.ValidateNodeName(o.Name); err != nil {
+		return nil, err
 	}
 	if err := o.Timing.Validate(); err != nil {
 		return nil, err

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// cluster is how a client command finds the cluster.
+type cluster struct {
+	kubeconfig string
+	tokenFile  string
+}
+
+func (c *cluster) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file of the cluster (default $KUBECONFIG, then kubeconfig in $"+envDataDir+")")
+}
+
+func (c *cluster) addTokenFlag(f *pflag.FlagSet) {
+	f.StringVar(&c.tokenFile, "token-file", "", "file with the bearer token of /api/v2 (default: token beside the kubeconfig file)")
+}
+
+var errNoCluster = errors.New("no cluster: name it with --kubeconfig, KUBECONFIG or " + envDataDir)
+
+// path is the kubeconfig file to use.
+func (c *cluster) path() (string, error) {
+	if c.kubeconfig != "" {
+		return c.kubeconfig, nil
+	}
+	if env := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); env != "" {
+		return env, nil
+	}
+	if dir := os.Getenv(envDataDir); dir != "" {
+		return datadir.Dir(dir).Kubeconfig(), nil
+	}
+	return "", errNoCluster
+}
+
+func (c *cluster) config() (*rest.Config, error) {
+	path, err := c.path()
+	if err != nil {
+		return nil, err
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(path)}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	cfg.Timeout = 30 * time.Second
+	return kubeclient.Tune(cfg), nil
+}
+
+// client reads and writes live.
+func (c *cluster) client() (client.Client, error) {
+	cfg, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	return kubeclient.New(cfg)
+}
+
+// token of /api/v2.
+func (c *cluster) token() (string, error) {
+	if c.tokenFile != "" {
+		return datadir.ReadToken(c.tokenFile)
+	}
+	path, err := c.path()
+	if err != nil {
+		return "", err
+	}
+	token, err := datadir.ReadToken(filepath.Join(filepath.Dir(path), "token"))
+	if err != nil {
+		return "", fmt.Errorf("%w; name its file with --token-file", err)
+	}
+	return token, nil
+}
+
+// post sends a request to a node's HTTP API and decodes the answer into out.
+func (c *cluster) post(ctx context.Context, base *url.URL, path string, out any) error {
+	token, err := c.token()
+	if err != nil {
+		return err
+	}
+	httpClient, err := c.httpClient()
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base.JoinPath(path).String(), nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := httpClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		var problem httpapi.Error
+		if json.Unmarshal(body, &problem) == nil && problem.Message != "" {
+			return fmt.Errorf("%s (%s)", problem.Message, problem.Code)
+		}
+		return fmt.Errorf("POST %s: %s", req.URL, resp.Status)
+	}
+	return json.Unmarshal(body, out)
+}
+
+func (c *cluster) httpClient() (*http.Client, error) {
+	cfg, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(cfg.CAData)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+	return &http.Client{Transport: transport, Timeout: time.Minute}, nil
+}

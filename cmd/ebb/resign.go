@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/internal/coordinator"
+)
+
+// successorTimeout is how long resign waits to name the successor.
+const successorTimeout = 15 * time.Second
+
+func newResign() *cobra.Command {
+	var c cluster
+	var out output
+	cmd := &cobra.Command{
+		Use:   "resign",
+		Short: "Let the coordinator hand over to another node",
+		Long: `Let the coordinator hand over to another node. Its controllers stop before the next node's begin. It is refused when
+no other node could take over.`,
+		Example: "  ebb resign",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			result, err := resign(cmd.Context(), &c)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), result, func() string {
+				return fmt.Sprintf("%s resigned; %s is the coordinator\n", result.Resigned, result.Coordinator)
+			})
+		},
+	}
+	c.addFlags(cmd.Flags())
+	c.addTokenFlag(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	return cmd
+}
+
+type resignation struct {
+	Resigned    string `json:"resigned"`
+	Coordinator string `json:"coordinator"`
+}
+
+func resign(ctx context.Context, c *cluster) (resignation, error) {
+	var result resignation
+	cl, err := c.client()
+	if err != nil {
+		return result, err
+	}
+	url, err := coordinator.URL(ctx, cl)
+	if err != nil {
+		return result, err
+	}
+	if err := c.post(ctx, url, "/api/v2/owner/resign", &result); err != nil {
+		return result, err
+	}
+	result.Coordinator, err = awaitCoordinator(ctx, cl)
+	return result, err
+}
+
+func awaitCoordinator(ctx context.Context, c client.Client) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, successorTimeout)
+	defer cancel()
+	for {
+		name, err := coordinator.Locate(ctx, c)
+		if !errors.Is(err, coordinator.ErrNone) {
+			return name, err
+		}
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("it resigned, but nobody took over within %s: look at `ebb status` and the nodes' logs", successorTimeout)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// setting is one value of Settings that people set by name.
+type setting struct {
+	name, alias string
+	help        string
+	get         func(*v1alpha1.SettingsSpec) string
+	set         func(*v1alpha1.SettingsSpec, string) error
+}
+
+var settingsTable = []setting{
+	{
+		name: "nodeDrainPolicy", alias: "node-drain-policy", help: "when a node with replicas of volumes may leave",
+		get: func(s *v1alpha1.SettingsSpec) string { return string(s.NodeDrainPolicy) },
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			s.NodeDrainPolicy = v1alpha1.NodeDrainPolicy(text)
+			return nil
+		},
+	},
+	{
+		name: "drain.maintainerBatchSize", alias: "drain-maintainer-batch-size", help: "how many maintainers move off a node at once; 0 or less means 1",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			if s.Drain.MaintainerBatchSize == nil {
+				return "1"
+			}
+			return strconv.Itoa(int(*s.Drain.MaintainerBatchSize))
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			n, err := strconv.ParseInt(text, 10, 32)
+			if err != nil {
+				return fmt.Errorf("%q is not a whole number", text)
+			}
+			s.Drain.MaintainerBatchSize = new(int32(n))
+			return nil
+		},
+	},
+}
+
+func newSettings() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "settings",
+		Short: "Show or change what applies to the whole cluster",
+		Long:  "Show or change what applies to the whole cluster.\n\n" + settingsHelp(),
+		Example: `  ebb settings get
+  ebb settings get drain.maintainerBatchSize
+  ebb settings set drain.maintainerBatchSize=4 nodeDrainPolicy=block-for-eviction`,
+	}
+	cmd.AddCommand(newSettingsGet(), newSettingsSet())
+	return cmd
+}
+
+func settingsHelp() string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	for _, s := range settingsTable {
+		fmt.Fprintf(w, "  %s\t%s\n", s.name, s.help)
+	}
+	w.Flush()
+	return strings.TrimRight(b.String(), "\n")
+}
+
+func newSettingsGet() *cobra.Command {
+	var c cluster
+	var out output
+	cmd := &cobra.Command{
+		Use:     "get [KEY]",
+		Short:   "Show the settings, or one of them",
+		Example: "  ebb settings get\n  ebb settings get nodeDrainPolicy",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			settings := &v1alpha1.Settings{}
+			if err := cl.Get(cmd.Context(), types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				return out.print(cmd.OutOrStdout(), settings.Spec, func() string { return settingsText(&settings.Spec) })
+			}
+			s, err := findSetting(args[0])
+			if err != nil {
+				return err
+			}
+			value := s.get(&settings.Spec)
+			return out.print(cmd.OutOrStdout(), map[string]string{s.name: value}, func() string { return value + "\n" })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	return cmd
+}
+
+func newSettingsSet() *cobra.Command {
+	var c cluster
+	var out output
+	cmd := &cobra.Command{
+		Use:     "set KEY=VALUE...",
+		Short:   "Change settings; all of them or none",
+		Long:    "Change settings; all of them or none.\n\n" + settingsHelp(),
+		Example: "  ebb settings set drain.maintainerBatchSize=4",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			settings, err := setSettings(cmd.Context(), cl, args)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), settings.Spec, func() string { return settingsText(&settings.Spec) })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	return cmd
+}
+
+func setSettings(ctx context.Context, c client.Client, args []string) (*v1alpha1.Settings, error) {
+	for {
+		settings := &v1alpha1.Settings{}
+		if err := c.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+			return nil, err
+		}
+		for _, arg := range args {
+			key, value, ok := strings.Cut(arg, "=")
+			if !ok {
+				return nil, fmt.Errorf("%q is not KEY=VALUE", arg)
+			}
+			s, err := findSetting(key)
+			if err != nil {
+				return nil, err
+			}
+			if err := s.set(&settings.Spec, value); err != nil {
+				return nil, fmt.Errorf("setting %s: %w", s.name, err)
+			}
+		}
+		if err := c.Update(ctx, settings); !apierrors.IsConflict(err) {
+			return settings, err
+		}
+	}
+}
+
+func findSetting(key string) (setting, error) {
+	i := slices.IndexFunc(settingsTable, func(s setting) bool { return key == s.name || key == s.alias })
+	if i < 0 {
+		var names []string
+		for _, s := range settingsTable {
+			names = append(names, s.name)
+		}
+		return setting{}, fmt.Errorf("there is no setting %q: there are %s", key, strings.Join(names, ", "))
+	}
+	return settingsTable[i], nil
+}
+
+func settingsText(spec *v1alpha1.SettingsSpec) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	for _, s := range settingsTable {
+		fmt.Fprintf(w, "%s\t%s\n", s.name, s.get(spec))
+	}
+	w.Flush()
+	return b.String()
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/localcluster"
+)
+
+func newUp() *cobra.Command {
+	o := localcluster.Options{}
+	var dir string
+	var samples bool
+	cmd := &cobra.Command{
+		Use:   "up --data-dir DIR",
+		Short: "Run a whole cluster on this machine, in the foreground",
+		Long: `Run a whole cluster on this machine, in the foreground: an API server and nodes n1 to nN, each a process of its own
+that can be killed on its own. A process that ends is not started again; the line that tells of it says how to.
+
+It writes DIR/kubeconfig, DIR/token, DIR/run/<name>.pid and DIR/logs/<name>.log, and prints "ready" once every node is
+Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
+		Example: `  ebb up --nodes 3 --data-dir /tmp/ebb
+  EBB_DATA_DIR=/tmp/ebb ebb status`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir == "" {
+				return errNoDataDir
+			}
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			o.Dir, o.Exe, o.Out = datadir.Dir(dir), exe, cmd.OutOrStdout()
+			c, err := localcluster.Start(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(o.Out, "ready")
+			if samples {
+				whatNext(o.Out, o.Dir)
+			}
+			c.Wait(cmd.Context())
+			c.Stop()
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	addDataDir(f, &dir)
+	f.IntVar(&o.Nodes, "nodes", 3, "how many nodes to run")
+	f.BoolVar(&samples, "samples", false, "add one small piece of every kind of work, and say what to try next")
+	return cmd
+}
+
+// whatNext says what a person can try now.
+func whatNext(w io.Writer, dir datadir.Dir) {
+	fmt.Fprintf(w, `
+Try next, in another terminal:
+
+  export EBB_DATA_DIR=%[1]s
+  ebb status                                              who is there, who coordinates
+  ebb resign                                              the coordinator hands over
+  ebb cordon n2                                           keep new work away from n2
+  kill -9 $(cat %[1]s/run/n1.pid)                         a node dies: watch it being marked after its lease
+  kubectl --kubeconfig %[1]s/kubeconfig get nodes.ebb.dev -w
+
+Ctrl-C here stops everything in order; the data stays in %[1]s.
+`, dir)
+}

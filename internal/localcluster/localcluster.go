@@ -1,0 +1,254 @@
+// Package localcluster runs a whole cluster on this machine: an API server and nodes, each a process of its own that can
+// be killed on its own.
+package localcluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+const (
+	apiserver      = "apiserver"
+	startTimeout   = 2 * time.Minute
+	poll           = 50 * time.Millisecond
+	nodePatience   = 15 * time.Second
+	serverPatience = 10 * time.Second
+)
+
+// Options make a cluster.
+type Options struct {
+	// Dir is the data directory.
+	Dir datadir.Dir
+	// Exe is the ebb program.
+	Exe string
+	// Nodes is how many there are: n1 to nN.
+	Nodes int
+	// NodeArgs are passed on to every node.
+	NodeArgs []string
+	// Out gets what people read.
+	Out io.Writer
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	opts    Options
+	nursery *nursery
+	lock    *os.File
+	client  client.Client
+	server  *child
+	nodes   []*child
+
+	mu sync.Mutex // of Out
+}
+
+// Start brings the cluster up and returns when every node is Ready.
+func Start(ctx context.Context, o Options) (c *Cluster, err error) {
+	if o.Nodes < 1 || o.Nodes > 99 {
+		return nil, fmt.Errorf("--nodes %d: from 1 to 99 nodes fit on one machine", o.Nodes)
+	}
+	if err := o.Dir.Create(); err != nil {
+		return nil, err
+	}
+	c = &Cluster{opts: o, nursery: newNursery()}
+	if err := c.takeLock(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			c.Stop()
+		}
+	}()
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready within %s", startTimeout))
+	defer cancel()
+	if err := c.startServer(ctx); err != nil {
+		return nil, err
+	}
+	return c, c.startNodes(ctx)
+}
+
+func (c *Cluster) takeLock() error {
+	path := filepath.Join(string(c.opts.Dir), "up.lock")
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return fmt.Errorf("a cluster already runs in %s: stop it, or give another --data-dir", c.opts.Dir)
+	}
+	c.lock = lock
+	return nil
+}
+
+func (c *Cluster) startServer(ctx context.Context) (err error) {
+	c.say("starting the API server")
+	dir := c.opts.Dir
+	if c.server, err = c.nursery.start(apiserver, dir.LogFile(apiserver), c.opts.Exe, "apiserver", "--data-dir", string(dir)); err != nil {
+		return err
+	}
+	return c.await(ctx, "the API server", []*child{c.server}, func() error {
+		cfg, err := kubeclient.Load(dir.Kubeconfig())
+		if err != nil {
+			return err
+		}
+		if c.client, err = kubeclient.New(cfg); err != nil {
+			return err
+		}
+		return c.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, &v1alpha1.Settings{})
+	})
+}
+
+func (c *Cluster) startNodes(ctx context.Context) error {
+	before, err := c.epochs(ctx)
+	if err != nil {
+		return err
+	}
+	c.say("starting %s", plural(c.opts.Nodes, "node"))
+	for i := range c.opts.Nodes {
+		name := fmt.Sprintf("n%d", i+1)
+		args := append([]string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}, c.opts.NodeArgs...)
+		n, err := c.nursery.start(name, c.opts.Dir.LogFile(name), c.opts.Exe, args...)
+		if err != nil {
+			return err
+		}
+		c.nodes = append(c.nodes, n)
+	}
+	return c.await(ctx, "every node to be Ready", append([]*child{c.server}, c.nodes...), func() error {
+		return c.allReady(ctx, before)
+	})
+}
+
+// epochs are what the nodes were in before: an object left by an earlier run still says Ready.
+func (c *Cluster) epochs(ctx context.Context) (map[string]int64, error) {
+	var nodes v1alpha1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return nil, err
+	}
+	epochs := map[string]int64{}
+	for _, n := range nodes.Items {
+		epochs[n.Name] = n.Status.Epoch
+	}
+	return epochs, nil
+}
+
+func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
+	var nodes v1alpha1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return err
+	}
+	ready := map[string]bool{}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		ready[n.Name] = n.IsReady() && n.Status.Epoch > before[n.Name]
+	}
+	var waiting []string
+	for _, n := range c.nodes {
+		if !ready[n.name] {
+			waiting = append(waiting, n.name)
+		}
+	}
+	if len(waiting) > 0 {
+		return fmt.Errorf("%s not Ready", strings.Join(waiting, ", "))
+	}
+	return nil
+}
+
+// await polls until a condition holds, a child that is needed for it ends, or time is up.
+func (c *Cluster) await(ctx context.Context, what string, needed []*child, holds func() error) error {
+	for {
+		err := holds()
+		if err == nil {
+			return nil
+		}
+		for _, child := range needed {
+			select {
+			case <-child.done:
+				return fmt.Errorf("%s %s while waiting for %s:\n%s", child.name, child.ended(), what, tail(c.opts.Dir.LogFile(child.name)))
+			default:
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w (last: %w)", what, context.Cause(ctx), err)
+		case <-time.After(poll):
+		}
+	}
+}
+
+// Wait tells of every child that ends, until ctx does.
+func (c *Cluster) Wait(ctx context.Context) {
+	var watchers sync.WaitGroup
+	for _, child := range append([]*child{c.server}, c.nodes...) {
+		watchers.Go(func() {
+			select {
+			case <-ctx.Done():
+			case <-child.done:
+				c.say("%s %s; start it again with: ebb %s", child.name, child.ended(), c.commandOf(child))
+			}
+		})
+	}
+	<-ctx.Done()
+	watchers.Wait()
+}
+
+func (c *Cluster) commandOf(child *child) string {
+	if child == c.server {
+		return fmt.Sprintf("apiserver --data-dir %s", c.opts.Dir)
+	}
+	return fmt.Sprintf("node --name %s --data-dir %s", child.name, c.opts.Dir)
+}
+
+// Stop lets the nodes leave in order and then ends the API server.
+func (c *Cluster) Stop() {
+	if len(c.nodes) > 0 {
+		c.say("stopping %s", plural(len(c.nodes), "node"))
+	}
+	var stopping sync.WaitGroup
+	for _, n := range c.nodes {
+		stopping.Go(func() { n.stop(nodePatience) })
+	}
+	stopping.Wait()
+	if c.server != nil {
+		c.say("stopping the API server")
+		c.server.stop(serverPatience)
+	}
+	c.lock.Close()
+}
+
+func (c *Cluster) say(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fmt.Fprintf(c.opts.Out, format+"\n", args...)
+}
+
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// tail is the end of a log, for an error message.
+func tail(path string) string {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return "  " + strings.Join(lines[max(0, len(lines)-5):], "\n  ")
+}
