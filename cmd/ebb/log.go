@@ -18,3 +18,10 @@ func newLogger() *slog.Logger {
 	ctrl.SetLogger(logr.FromSlogHandler(libraries.Handler()))
 	return log
 }
+
+// quietLibraries keeps the libraries of Kubernetes silent in commands that print for people: what went wrong is in the
+// command's own error.
+func quietLibraries() {
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
+}

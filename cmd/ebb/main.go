@@ -15,6 +15,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	quietLibraries()
 	os.Exit(run(ctx, os.Args[1:]))
 }
 
@@ -48,7 +49,7 @@ Client commands find the cluster by --kubeconfig, by KUBECONFIG, or by EBB_DATA_
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newUp(), newAPIServer(), newNode(), newCredentials(),
+	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newCredentials(),
 		newStatus(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	return root
 }

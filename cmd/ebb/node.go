@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -151,7 +150,6 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	}
 	defer listener.Close()
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	campaign, err := f.campaign(dir, registry, log)
 	if err != nil {
 		return err
@@ -232,6 +230,7 @@ func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *
 	}
 	return httpapi.New(httpapi.Options{
 		Node: f.name, Token: token, CertFile: dir.TLSCert(), KeyFile: dir.TLSKey(), CAFile: dir.CA(),
+		// The controllers' own registry brings the metrics of the process too.
 		Ready: n.Ready, Metrics: prometheus.Gatherers{r, ctrlmetrics.Registry}, Election: campaign, Log: log,
 		Coordinator: func(ctx context.Context) (*url.URL, error) { return coordinator.URL(ctx, n.Client()) },
 	})

@@ -38,27 +38,29 @@ type subject struct {
 	make       func(name string) object
 	// fixed: the name is part of the case, so an object to be created must be gone first.
 	fixed bool
+	// before prepares what else the verb depends on.
+	before func(t *testing.T, admin caller, verb byte)
 }
 
 func subjects() map[string]subject {
 	leaseOf := func(string) object { return nodeLease("n1", "", 1, 0) }
 	return map[string]subject{
-		"node n1":               {nodes, "n1", nodeObject, true},
-		"node n2":               {nodes, "n2", nodeObject, true},
-		"drain":                 {drains, "access", drainObject, false},
-		"settings":              {settings, "cluster", func(name string) object { return ebb("Settings", name) }, true},
-		"lease of n1":           {leases, lease.NameOf("n1"), leaseOf, true},
-		"lease of n2":           {leases, lease.NameOf("n2"), func(string) object { return nodeLease("n2", "", 1, 0) }, true},
-		"lease of the election": {leases, lease.CoordinatorName, func(name string) object { return leaseObject(name, "term-1") }, true},
-		"lease elsewhere":       {otherLeases, lease.NameOf("n1"), leaseOf, true},
-		"event":                 {events, "access", eventObject, false},
+		"node n1":               {nodes, "n1", nodeObject, true, standWhereStatusIsWritten},
+		"node n2":               {nodes, "n2", nodeObject, true, nil},
+		"drain":                 {drains, "access", drainObject, false, nil},
+		"settings":              {settings, "cluster", func(name string) object { return ebb("Settings", name) }, true, nil},
+		"lease of n1":           {leases, lease.NameOf("n1"), leaseOf, true, nil},
+		"lease of n2":           {leases, lease.NameOf("n2"), func(string) object { return nodeLease("n2", "", 1, 0) }, true, nil},
+		"lease of the election": {leases, lease.CoordinatorName, func(name string) object { return leaseObject(name, "term-1") }, true, nil},
+		"lease elsewhere":       {otherLeases, lease.NameOf("n1"), leaseOf, true, nil},
+		"event":                 {events, "access", eventObject, false, nil},
 		"definition": {crds, "widgets.test.ebb.dev", func(name string) object {
 			plural, group, _ := strings.Cut(name, ".")
 			return definition(group, plural, strings.ToUpper(plural[:1])+plural[1:])
-		}, false},
+		}, false, nil},
 		"work": {deployments, "access", func(name string) object {
 			return ebb("Deployment", name).with("spec", object{"replicas": 1})
-		}, false},
+		}, false, nil},
 	}
 }
 
@@ -128,6 +130,10 @@ func (s subject) try(t *testing.T, admin, who caller, verb byte) answer {
 	t.Helper()
 	path := s.collection + "/" + s.name
 	patch := object{"metadata": object{"annotations": object{"touched": fresh("by")}}}
+	if s.before != nil {
+		s.present(t, admin)
+		s.before(t, admin, verb)
+	}
 	switch verb {
 	case 'g':
 		s.present(t, admin)
@@ -154,6 +160,16 @@ func (s subject) try(t *testing.T, admin, who caller, verb byte) answer {
 	default:
 		s.present(t, admin)
 		return who.do(t, http.MethodDelete, s.collection+"?fieldSelector=metadata.name="+s.name, nil)
+	}
+}
+
+// standWhereStatusIsWritten: a node writes its status only in the epoch of its lease, and goes only without one.
+func standWhereStatusIsWritten(t *testing.T, admin caller, verb byte) {
+	t.Helper()
+	release(t, admin, "n1")
+	if verb == 'U' || verb == 'P' {
+		replace(t, admin, leases, nodeLease("n1", "p1", 1, 0))
+		admin.must(t, http.MethodPatch, nodes+"/n1/status", object{"status": object{"epoch": 1}})
 	}
 }
 

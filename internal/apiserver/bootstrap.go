@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -43,6 +44,9 @@ func (s *Server) bootstrap(ctx context.Context) error {
 		if err := awaitEstablished(ctx, typed.CustomResourceDefinitions(), crd.Name); err != nil {
 			return fmt.Errorf("wait for %s: %w", crd.Name, err)
 		}
+	}
+	if err := s.awaitUsable(ctx, typed.RESTClient()); err != nil {
+		return err
 	}
 	c, err := kubeclient.New(s.config)
 	if err != nil {
@@ -106,6 +110,24 @@ func awaitEstablished(ctx context.Context, crds crdclient.CustomResourceDefiniti
 		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
 			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
 		}), nil
+	})
+}
+
+// awaitUsable asks every kind for a list until it answers: the first question makes the server fill the kind's cache,
+// and until that is done it answers nobody.
+func (s *Server) awaitUsable(ctx context.Context, c rest.Interface) error {
+	waiting := slices.Clone(s.crds)
+	return retry(ctx, func(ctx context.Context) (bool, error) {
+		var last error
+		waiting = slices.DeleteFunc(waiting, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
+			path := "/apis/" + crd.Spec.Group + "/" + crd.Spec.Versions[0].Name + "/" + crd.Spec.Names.Plural
+			err := c.Get().AbsPath(path).Param("fieldSelector", "metadata.name=none").MaxRetries(0).Do(ctx).Error()
+			if err != nil {
+				last = fmt.Errorf("wait for %s: %w", crd.Name, err)
+			}
+			return err == nil
+		})
+		return len(waiting) == 0, last
 	})
 }
 

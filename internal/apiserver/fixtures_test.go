@@ -15,9 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/ebb-dev/ebb/internal/apiserver"
 	"github.com/ebb-dev/ebb/internal/datadir"
@@ -33,13 +35,14 @@ var shared = sync.OnceValues(func() (*running, error) {
 		return nil, err
 	}
 	sharedStarted.Store(true)
-	return serve(apiserver.Options{Dir: datadir.Dir(dir), Listen: "127.0.0.1:0", EtcdPrefix: "/ebb"})
+	return serve(options(dir))
 })
 
 var sharedStarted atomic.Bool
 
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // every refusal is a line of its own there
+	log.SetLogger(logr.Discard())
 	code := m.Run()
 	if sharedStarted.Load() {
 		if s, err := shared(); err == nil {
@@ -51,6 +54,10 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+func options(dir string) apiserver.Options {
+	return apiserver.Options{Dir: datadir.Dir(dir), Listen: "127.0.0.1:0", EtcdPrefix: "/ebb"}
 }
 
 // running is a server in the test's own process.
@@ -239,7 +246,9 @@ func (c caller) try(ctx context.Context, method, path string, body any) (answer,
 		return answer{}, err
 	}
 	req.Header = c.header.Clone()
-	req.Header.Set("Content-Type", contentType[method])
+	if req.Header.Get("Content-Type") == "" {
+		req.Header.Set("Content-Type", contentType[method])
+	}
 	resp, err := c.client.Do(req)
 	if err != nil {
 		return answer{}, err

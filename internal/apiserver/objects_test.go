@@ -121,3 +121,12 @@ func replace(t testing.TB, admin caller, collection string, o object) {
 	}
 	admin.must(t, http.MethodPost, collection, o)
 }
+
+// release ends the epoch of a node's lease in order, if one is held.
+func release(t testing.TB, admin caller, node string) {
+	t.Helper()
+	a := admin.do(t, http.MethodPatch, leases+"/"+lease.NameOf(node), object{"spec": object{"holderIdentity": nil}})
+	if a.code != http.StatusOK && a.code != http.StatusNotFound {
+		t.Fatal(a)
+	}
+}

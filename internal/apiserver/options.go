@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
 )
@@ -40,10 +41,26 @@ func (o Options) Validate() error {
 	if len(o.EtcdServers) == 0 && (o.EtcdCAFile != "" || o.EtcdCertFile != "") {
 		return errors.New("TLS files for etcd are given but no --etcd-servers")
 	}
+	for _, server := range o.EtcdServers {
+		if err := o.validateEtcdServer(server); err != nil {
+			return err
+		}
+	}
 	if host, _, _ := net.SplitHostPort(o.Listen); len(o.Advertise) == 0 {
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 			return fmt.Errorf("--listen %s accepts connections on every address: say with --advertise under which one clients reach it", o.Listen)
 		}
+	}
+	return nil
+}
+
+func (o Options) validateEtcdServer(server string) error {
+	u, err := url.Parse(server)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+		return fmt.Errorf("--etcd-servers %q is not a URL like https://10.0.0.1:2379", server)
+	case u.Scheme == "http" && (o.EtcdCAFile != "" || o.EtcdCertFile != ""):
+		return fmt.Errorf("TLS files for etcd are given but --etcd-servers %s does not use TLS", server)
 	}
 	return nil
 }

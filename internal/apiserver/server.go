@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -57,8 +58,15 @@ type Server struct {
 	crds     []*apiextensionsv1.CustomResourceDefinition
 }
 
+// Every node has watches open all the time. Without a grace period the server would not end them but wait for them, a
+// minute long; a request that hangs is given up after the timeout.
+const (
+	watchGrace      = time.Second
+	shutdownTimeout = 10 * time.Second
+)
+
 // New opens the store and the port and prepares everything, but serves nothing yet.
-func New(ctx context.Context, o Options) (s *Server, err error) {
+func New(ctx context.Context, o Options) (*Server, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -68,42 +76,58 @@ func New(ctx context.Context, o Options) (s *Server, err error) {
 	if err := os.MkdirAll(o.Dir.APIServer(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	s = &Server{opts: o}
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
+	s := &Server{opts: o}
+	if err := s.open(ctx); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Server) open(ctx context.Context) (err error) {
+	dir := s.opts.Dir
 	if s.crds, err = allCRDs(); err != nil {
-		return nil, err
+		return err
 	}
-	if s.unlock, err = lockDir(o.Dir); err != nil {
-		return nil, err
+	if s.unlock, err = lockDir(dir); err != nil {
+		return err
 	}
-	if s.ca, err = pki.LoadOrCreate(o.Dir.PKI()); err != nil {
-		return nil, err
+	if s.ca, err = pki.LoadOrCreate(dir.PKI()); err != nil {
+		return err
 	}
-	if s.listener, err = listen(o.Dir.APIServer(), o.Listen); err != nil {
-		return nil, err
+	if s.listener, err = listen(dir.APIServer(), s.opts.Listen); err != nil {
+		return err
 	}
-	if len(o.EtcdServers) == 0 {
+	if len(s.opts.EtcdServers) == 0 {
 		ready, cancel := context.WithTimeoutCause(ctx, storeReadyTimeout, errStoreSlow)
 		defer cancel()
-		if s.store, err = startStore(ready, filepath.Join(o.Dir.APIServer(), "etcd")); err != nil {
-			return nil, err
+		if s.store, err = startStore(ready, filepath.Join(dir.APIServer(), "etcd")); err != nil {
+			return err
 		}
 	}
 	if err := s.build(); err != nil {
-		return nil, fmt.Errorf("embedded API: %w", err)
+		return s.explain(err)
 	}
-	return s, nil
+	return nil
+}
+
+// explain says which etcd it was, and that one that does not answer may only refuse our certificate.
+func (s *Server) explain(err error) error {
+	switch servers := strings.Join(s.opts.EtcdServers, ","); {
+	case servers == "":
+		return fmt.Errorf("embedded API: %w", err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("embedded API on etcd at %s: %w; is it reachable, and are the TLS files the right ones?", servers, err)
+	default:
+		return fmt.Errorf("embedded API on etcd at %s: %w", servers, err)
+	}
 }
 
 // lockDir keeps a second server away: it would take over the first one's socket and then wait for the first one's data.
 func lockDir(dir datadir.Dir) (unlock func(), err error) {
 	unlock, err = datadir.Lock(filepath.Join(dir.APIServer(), "lock"))
 	if errors.Is(err, datadir.ErrLocked) {
-		return nil, fmt.Errorf("data directory %s is in use by another API server: stop that one, or give another directory with --data-dir (%w)", dir, err)
+		return nil, fmt.Errorf("data directory %s: %w: stop the API server that uses it, or give another directory with --data-dir", dir, datadir.ErrLocked)
 	}
 	return unlock, err
 }
@@ -172,6 +196,7 @@ func (s *Server) build() error {
 	if err := run.ApplyTo(&cfg.Config); err != nil {
 		return err
 	}
+	cfg.ShutdownWatchTerminationGracePeriod = watchGrace
 	etcd := s.etcdOptions()
 	if err := etcd.ApplyTo(&cfg.Config); err != nil {
 		return err
@@ -208,6 +233,7 @@ func (s *Server) build() error {
 	if err != nil {
 		return err
 	}
+	api.GenericAPIServer.ShutdownTimeout = shutdownTimeout
 	roots.crds = api.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister()
 	s.api = api
 	return nil

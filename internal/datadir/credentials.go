@@ -116,10 +116,11 @@ func ensureKubeconfig(path string, ca *pki.Authority, p pki.Profile, url string)
 }
 
 func ensurePair(certPath, keyPath string, ca *pki.Authority, p pki.Profile) error {
-	if cert, err := os.ReadFile(certPath); err == nil && ca.Fits(cert, p) {
-		if _, err := os.Stat(keyPath); err == nil {
-			return nil
-		}
+	// A crash between the two writes below leaves a certificate beside the key of another.
+	cert, certErr := os.ReadFile(certPath)
+	key, keyErr := os.ReadFile(keyPath)
+	if certErr == nil && keyErr == nil && ca.Fits(cert, p) && pki.Matches(cert, key) {
+		return nil
 	}
 	pair, err := ca.Issue(p)
 	if err != nil {

@@ -110,12 +110,18 @@ type Claimant struct {
 // Take returns the Lease as it must be written to begin the next epoch, and that epoch. current is nil when there is
 // none yet. It fails with ErrHeld while another process may live in the current epoch.
 func Take(current *coordinationv1.Lease, c Claimant, t Timing, wall time.Time) (*coordinationv1.Lease, int64, error) {
+	if c.Holder == "" {
+		return nil, 0, fmt.Errorf("node %s: a lease cannot be taken without an identity", c.Node)
+	}
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: NameOf(c.Node)}}
 	var r Record
 	if current != nil {
 		var err error
 		if r, err = Read(current); err != nil {
 			return nil, 0, err
+		}
+		if r.Node != c.Node {
+			return nil, 0, fmt.Errorf("node %s cannot take the lease of node %s", c.Node, r.Node)
 		}
 		next = current.DeepCopy()
 	}
@@ -177,7 +183,7 @@ func Fence(current *coordinationv1.Lease, watched Record) (*coordinationv1.Lease
 	}
 	next := current.DeepCopy()
 	next.Spec.HolderIdentity = nil
-	write(next, FencedAnnotation, r.Epoch)
+	write(next, FencedAnnotation, max(r.Epoch, r.Fenced))
 	return next, nil
 }
 

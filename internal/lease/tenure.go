@@ -4,7 +4,7 @@ import "sync"
 
 // Standing is how a holder's epoch stands in its own eyes.
 //
-//	Holding ──deadline passed, or superseded──▶ Fencing ──Fence..Dead passed, or all stopped──▶ Over
+//	Holding ──Fence passed, or superseded──▶ Fencing ──Dead passed──▶ Over
 //
 // There is no way back: a holder that began to fence itself never renews that epoch again.
 type Standing int

@@ -4,6 +4,7 @@
 package pki
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -59,6 +60,9 @@ func LoadOrCreate(dir string) (*Authority, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return a, err
 	}
+	if _, err := os.Stat(certPath(dir)); err == nil {
+		return nil, fmt.Errorf("certificate authority: %s is there but its key %s is not: bring the key back, or remove the certificate for a new authority that knows none of the old certificates", certPath(dir), keyPath(dir))
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
@@ -66,8 +70,8 @@ func LoadOrCreate(dir string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
-	// The key goes first: a certificate without its key could never be used again, a key without its certificate is
-	// simply replaced at the next start.
+	// The key goes first: a crash in between leaves a key without a certificate, which is replaced at the next start. A
+	// certificate without its key therefore means that the key was lost.
 	if err := WriteSecret(keyPath(dir), pair.Key); err != nil {
 		return nil, err
 	}
@@ -94,6 +98,9 @@ func Load(dir string) (*Authority, error) {
 	key, err := parseKey(keyPEM)
 	if err != nil {
 		return nil, fmt.Errorf("certificate authority %s: %w", keyPath(dir), err)
+	}
+	if !bytes.Equal(cert.RawSubjectPublicKeyInfo, publicKey(key)) {
+		return nil, fmt.Errorf("certificate authority: %s is not the key of %s", keyPath(dir), certPath(dir))
 	}
 	return &Authority{CertPEM: certPEM, cert: cert, key: key}, nil
 }
@@ -175,6 +182,25 @@ func (a *Authority) Fits(certPEM []byte, p Profile) bool {
 		}
 	}
 	return true
+}
+
+// Matches says whether key is the key of a certificate.
+func Matches(certPEM, keyPEM []byte) bool {
+	cert, err := parseCert(certPEM)
+	if err != nil {
+		return false
+	}
+	key, err := parseKey(keyPEM)
+	return err == nil && bytes.Equal(cert.RawSubjectPublicKeyInfo, publicKey(key))
+}
+
+// publicKey is how a certificate states a key; nothing for one that no certificate can state.
+func publicKey(key crypto.Signer) []byte {
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil
+	}
+	return der
 }
 
 func serialNumber() (*big.Int, error) {

@@ -2,14 +2,14 @@ package testenv
 
 import (
 	"context"
-	"log/slog"
-	"os"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/internal/apiserver"
@@ -26,15 +26,16 @@ type API struct {
 	stop func()
 }
 
-// The server's libraries tell of themselves; a failing test has its own words.
-var quiet = sync.OnceFunc(func() {
-	klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError + 1})))
+// Quiet silences the libraries of Kubernetes: they tell of themselves, and a failing test has its own words.
+var Quiet = sync.OnceFunc(func() {
+	klog.SetLogger(logr.Discard())
+	ctrl.SetLogger(logr.Discard())
 })
 
 // StartAPI starts an embedded API that ends with the test.
 func StartAPI(t testing.TB) *API {
 	t.Helper()
-	quiet()
+	Quiet()
 	a := &API{Dir: datadir.Dir(t.TempDir()), t: t}
 	a.Start()
 	t.Cleanup(func() { a.Stop() })

@@ -1,0 +1,125 @@
+package apiserver
+
+import (
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/ebb-dev/ebb/internal/identity"
+)
+
+var everyone = []*user.DefaultInfo{
+	{Name: identity.Viewer, Groups: []string{identity.ViewerGroup}},
+	{Name: identity.Coordinator},
+	{Name: identity.Node("n1"), Groups: []string{identity.NodeGroup}},
+	{Name: identity.Node(""), Groups: []string{identity.NodeGroup}},
+	{Name: identity.Admin},                             // a name is not a group
+	{Name: identity.Viewer},                            // likewise
+	{Name: "n1", Groups: []string{identity.NodeGroup}}, // being some node is not being one
+	{Name: "mallory", Groups: []string{"system:authenticated", "ebb:admin", "ebb:viewer", "admins"}},
+}
+
+// requests is every request there is, as far as rules can tell them apart.
+func requests(who user.Info, visit func(authorizer.AttributesRecord)) {
+	verbs := []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate", "bind", "escalate", "*", ""}
+	resources := append(sets.List(work), "nodes", "drains", "settings", "leases", "events", "customresourcedefinitions", "users", "secrets", "*")
+	for _, group := range []string{groupEbb, groupLeases, groupEvents, "apiextensions.k8s.io", "", "authentication.k8s.io", "*"} {
+		for _, resource := range resources {
+			for _, subresource := range []string{"", "status", "scale"} {
+				for _, namespace := range []string{"", "default", "ebb-system"} {
+					for _, name := range []string{"", "n1", "n2", "node-n1", "node-n2", "node-", "coordinator", "cluster"} {
+						for _, verb := range verbs {
+							visit(authorizer.AttributesRecord{User: who, Verb: verb, APIGroup: group, Resource: resource,
+								Subresource: subresource, Namespace: namespace, Name: name, ResourceRequest: true})
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// What no certificate but an admin's gives, whatever the object and the verb.
+func TestNoRequestOfAnyoneButAdminsGoesBeyondTheRules(t *testing.T) {
+	ours := sets.New(groupEbb, groupLeases, groupEvents)
+	for _, who := range everyone {
+		node, isNode := identity.NodeName(who.Name)
+		isViewer := len(who.Groups) == 1 && who.Groups[0] == identity.ViewerGroup
+		isCoordinator := who.Name == identity.Coordinator
+		seen := 0
+		requests(who, func(a authorizer.AttributesRecord) {
+			if !allowed(a) {
+				return
+			}
+			seen++
+			reads := reading.Has(a.Verb)
+			switch {
+			case !isNode && !isViewer && !isCoordinator:
+				t.Errorf("%s %v may %+v", who.Name, who.Groups, a)
+			case !reads && !writing.Has(a.Verb):
+				t.Errorf("%s may %s %s", who.Name, a.Verb, a.Resource)
+			case !isViewer && !ours.Has(a.APIGroup):
+				t.Errorf("%s may %s %s of group %q", who.Name, a.Verb, a.Resource, a.APIGroup)
+			case isViewer && !reads:
+				t.Errorf("a viewer may %s %s", a.Verb, a.Resource)
+			case isNode && !reads && (a.Resource == "drains" || a.Resource == "settings"):
+				t.Errorf("a node may %s %s/%s", a.Verb, a.Resource, a.Subresource)
+			case isNode && !reads && a.APIGroup == groupEbb && a.Resource == "nodes" && a.Verb != "create" && a.Name != node:
+				t.Errorf("node %q may %s node %q", node, a.Verb, a.Name)
+			case isNode && !reads && a.APIGroup == groupLeases && (a.Namespace != "ebb-system" || a.Verb != "create" && a.Name != "node-"+node):
+				t.Errorf("node %q may %s lease %s/%s", node, a.Verb, a.Namespace, a.Name)
+			case a.Verb == "delete" && (a.APIGroup == groupLeases || a.APIGroup == groupEbb && (a.Resource == "nodes" || a.Resource == "settings")):
+				t.Errorf("%s may delete %s", who.Name, a.Resource)
+			case isCoordinator && !reads && a.Resource == "settings" && a.APIGroup == groupEbb && a.Subresource != "status":
+				t.Errorf("the coordinator may %s settings/%s", a.Verb, a.Subresource)
+			}
+		})
+		if (isNode || isViewer || isCoordinator) && seen == 0 {
+			t.Errorf("%s may nothing at all", who.Name)
+		}
+	}
+}
+
+func TestAdminsMayEverything(t *testing.T) {
+	for _, group := range []string{identity.AdminGroup, user.SystemPrivilegedGroup} {
+		requests(&user.DefaultInfo{Name: "anyone", Groups: []string{group}}, func(a authorizer.AttributesRecord) {
+			if !allowed(a) {
+				t.Errorf("%s may not %s %s", group, a.Verb, a.Resource)
+			}
+		})
+	}
+}
+
+func TestPathsThatAreNoResources(t *testing.T) {
+	viewer, node := everyone[0], everyone[2]
+	for _, c := range []struct {
+		who  user.Info
+		verb string
+		path string
+		want bool
+	}{
+		{node, "get", "/apis", true},
+		{node, "get", "/apis/ebb.dev", true},
+		{node, "get", "/openapi/v3/apis/ebb.dev/v1alpha1", true},
+		{node, "get", "/readyz", true},
+		{node, "get", "/apisx", false},
+		{node, "get", "/healthzx", false},
+		{node, "get", "/", false},
+		{node, "get", "", false},
+		{node, "get", "/metrics", false},
+		{node, "get", "/debug/pprof/heap", false},
+		{node, "post", "/apis", false},
+		{node, "delete", "/version", false},
+		{viewer, "get", "/metrics", true},
+		{viewer, "get", "/metrics/slis", false},
+		{viewer, "get", "/debug/pprof/heap", false},
+		{viewer, "put", "/metrics", false},
+	} {
+		a := authorizer.AttributesRecord{User: c.who, Verb: c.verb, Path: c.path}
+		if got := allowed(a); got != c.want {
+			t.Errorf("%s %s %q: %v, want %v", c.who.GetName(), c.verb, c.path, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package apiserver_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func decode[T any](t *testing.T, a answer) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal(a.body, &v); err != nil {
+		t.Fatalf("%v in %s", err, a)
+	}
+	return v
+}
+
+func TestClientsWithoutAggregatedDiscoveryFindEveryGroup(t *testing.T) {
+	viewer := api(t).viewer(t)
+	core := decode[metav1.APIVersions](t, viewer.must(t, http.MethodGet, "/api", nil))
+	if core.Kind != "APIVersions" || core.Versions == nil || len(core.Versions) != 0 {
+		t.Errorf("/api says %+v, want no version", core)
+	}
+	groups := decode[metav1.APIGroupList](t, viewer.must(t, http.MethodGet, "/apis", nil))
+	got := map[string]string{}
+	var order []string
+	for _, g := range groups.Groups {
+		got[g.Name] = g.PreferredVersion.GroupVersion
+		order = append(order, g.Name)
+	}
+	for group, version := range map[string]string{
+		"apiextensions.k8s.io": "apiextensions.k8s.io/v1", "coordination.k8s.io": "coordination.k8s.io/v1",
+		"ebb.dev": "ebb.dev/v1alpha1", "events.k8s.io": "events.k8s.io/v1",
+	} {
+		if got[group] != version {
+			t.Errorf("group %s is served as %q, want %s", group, got[group], version)
+		}
+	}
+	for range 5 {
+		again := decode[metav1.APIGroupList](t, viewer.must(t, http.MethodGet, "/apis", nil))
+		for i, g := range again.Groups {
+			if i < len(order) && order[i] != g.Name {
+				t.Fatalf("groups come in another order each time: %v", cmp.Diff(groups, again))
+			}
+		}
+	}
+	resources := decode[metav1.APIResourceList](t, viewer.must(t, http.MethodGet, "/apis/ebb.dev/v1alpha1", nil))
+	kinds := map[string]string{}
+	for _, r := range resources.APIResources {
+		kinds[r.Name] = r.Kind
+	}
+	for resource, kind := range map[string]string{"nodes": "Node", "nodes/status": "Node", "drains": "Drain", "settings": "Settings"} {
+		if kinds[resource] != kind {
+			t.Errorf("resource %s is of kind %q, want %s", resource, kinds[resource], kind)
+		}
+	}
+}
+
+func TestTheAggregatedFormNamesTheSameGroups(t *testing.T) {
+	viewer := api(t).viewer(t)
+	plain := decode[metav1.APIGroupList](t, viewer.must(t, http.MethodGet, "/apis", nil))
+	aggregated := viewer.saying("Accept", "application/json;v=v2;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList")
+	names := func() map[string]bool {
+		list := decode[struct {
+			Kind  string
+			Items []struct{ Metadata struct{ Name string } }
+		}](t, aggregated.must(t, http.MethodGet, "/apis", nil))
+		if list.Kind != "APIGroupDiscoveryList" {
+			t.Fatalf("answered with a %s", list.Kind)
+		}
+		all := map[string]bool{}
+		for _, item := range list.Items {
+			all[item.Metadata.Name] = true
+		}
+		return all
+	}
+	eventually(t, "both forms agree", func() bool {
+		all := names()
+		for _, g := range plain.Groups {
+			if !all[g.Name] {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func TestEveryIdentityReadsDiscoveryAndHealthAndOnlyViewersReadMetrics(t *testing.T) {
+	s := api(t)
+	for who, c := range map[string]caller{"viewer": s.viewer(t), "node": s.node(t, "n1"), "coordinator": s.coordinator(t, "")} {
+		for _, path := range []string{"/api", "/apis", "/apis/ebb.dev", "/apis/ebb.dev/v1alpha1", "/openapi/v2", "/openapi/v3", "/version", "/healthz", "/livez", "/readyz"} {
+			if a := c.do(t, http.MethodGet, path, nil); a.code != http.StatusOK {
+				t.Errorf("%s: GET %s: %d", who, path, a.code)
+			}
+		}
+		want := http.StatusForbidden
+		if who == "viewer" {
+			want = http.StatusOK
+		}
+		if a := c.do(t, http.MethodGet, "/metrics", nil); a.code != want {
+			t.Errorf("%s: GET /metrics: %d, want %d", who, a.code, want)
+		}
+		for _, path := range []string{"/", "/debug/pprof/", "/logs", "/apis/../metrics/x", "/metrics/slis"} {
+			if a := c.do(t, http.MethodGet, path, nil); a.code != http.StatusForbidden {
+				t.Errorf("%s: GET %s: %d, want 403", who, path, a.code)
+			}
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package apiserver_test
+
+import (
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/ebb-dev/ebb/internal/apiserver"
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+// foreign is an etcd of someone else, which wants certificates of its own authority.
+type foreign struct {
+	etcd          *embed.Etcd
+	url           string
+	ca, cert, key string // for clients
+}
+
+func startForeignEtcd(t *testing.T) foreign {
+	t.Helper()
+	dir := t.TempDir()
+	ca, err := pki.LoadOrCreate(filepath.Join(dir, "pki"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(name string, data []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	issue := func(p pki.Profile) (cert, key string) {
+		pair, err := ca.Issue(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file(p.User+".crt", pair.Cert), file(p.User+".key", pair.Key)
+	}
+	f := foreign{ca: file("ca.crt", ca.CertPEM)}
+	f.cert, f.key = issue(pki.Profile{User: "client"})
+	serverCert, serverKey := issue(pki.Profile{User: "etcd", Hosts: []string{"127.0.0.1"}})
+
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(dir, "data")
+	cfg.LogLevel = "fatal"
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "https", Host: "127.0.0.1:0"}}
+	cfg.AdvertiseClientUrls = cfg.ListenClientUrls
+	cfg.ClientTLSInfo = transport.TLSInfo{CertFile: serverCert, KeyFile: serverKey, TrustedCAFile: f.ca, ClientCertAuth: true}
+	if f.etcd, err = embed.StartEtcd(cfg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.etcd.Close)
+	select {
+	case <-f.etcd.Server.ReadyNotify():
+	case <-time.After(time.Minute):
+		t.Fatal("etcd is not ready within a minute")
+	}
+	f.url = "https://" + f.etcd.Clients[0].Addr().String()
+	return f
+}
+
+func (f foreign) options(dir string) apiserver.Options {
+	o := options(dir)
+	o.EtcdServers, o.EtcdPrefix = []string{f.url}, "/our/prefix"
+	o.EtcdCAFile, o.EtcdCertFile, o.EtcdKeyFile = f.ca, f.cert, f.key
+	return o
+}
+
+func TestAnExistingEtcdWithTLSKeepsTheObjects(t *testing.T) {
+	f := startForeignEtcd(t)
+	dir := t.TempDir()
+	s := start(t, f.options(dir))
+	s.admin(t).must(t, http.MethodPost, nodes, nodeObject("kept"))
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	again := start(t, f.options(dir))
+	again.viewer(t).must(t, http.MethodGet, nodes+"/kept", nil)
+	if _, err := os.Stat(filepath.Join(again.dir.APIServer(), "etcd")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an embedded etcd was made besides: %v", err)
+	}
+	kvs, err := f.etcd.Server.Range(t.Context(), &etcdserverpb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, KeysOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(kvs.Kvs) == 0 {
+		t.Error("nothing is kept there")
+	}
+	for _, kv := range kvs.Kvs {
+		if !strings.HasPrefix(string(kv.Key), "/our/prefix/") && !strings.HasPrefix(string(kv.Key), "compact_rev_key") {
+			t.Errorf("key %s is outside of the prefix", kv.Key)
+		}
+	}
+}
+
+func TestAnEtcdThatDoesNotKnowUsIsNamed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the client of etcd tries for 20 s")
+	}
+	t.Parallel()
+	f := startForeignEtcd(t)
+	o := f.options(t.TempDir())
+	o.EtcdCertFile, o.EtcdKeyFile = "", ""
+	_, err := apiserver.New(t.Context(), o)
+	if err == nil {
+		t.Fatal("started without a certificate for etcd")
+	}
+	equal(t, err.Error(), "embedded API on etcd at "+f.url+": etcd grpc connection not ready: context deadline exceeded; is it reachable, and are the TLS files the right ones?")
+}

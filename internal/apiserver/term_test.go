@@ -1,0 +1,153 @@
+package apiserver_test
+
+import (
+	"bufio"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+func TestACoordinatorWritesOnlyInItsTerm(t *testing.T) {
+	s := api(t)
+	admin := s.admin(t)
+	name := fresh("n")
+	admin.must(t, http.MethodPost, nodes, nodeObject(name))
+	admin.must(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0))
+	elect(t, admin, "n1_2")
+	touch := object{"metadata": object{"annotations": object{"touched": "yes"}}}
+	for what, c := range map[string]struct{ term, want string }{
+		"the current term": {"n1_2", ""},
+		"a term before":    {"n1_1", `the coordinator's term "n1_1" is over`},
+		"a term to come":   {"n1_3", `the coordinator's term "n1_3" is over`},
+		"no term":          {"", `the coordinator's term "" is over`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			coordinator, drain := s.coordinator(t, c.term), fresh("d")
+			for _, w := range []struct {
+				method, path, what string
+				body               any
+			}{
+				{http.MethodPatch, nodes + "/" + name, `nodes.ebb.dev "` + name + `"`, touch},
+				{http.MethodPatch, nodes + "/" + name + "/status", `nodes.ebb.dev "` + name + `"`, touch},
+				{http.MethodPatch, leases + "/" + lease.NameOf(name), `leases.coordination.k8s.io "node-` + name + `"`, touch},
+				{http.MethodPost, drains, `drains.ebb.dev "` + drain + `"`, drainObject(drain)},
+				{http.MethodPatch, settings + "/cluster/status", `settings.ebb.dev "cluster"`, touch},
+			} {
+				a := coordinator.do(t, w.method, w.path, w.body)
+				if c.want != "" {
+					refused(t, a, w.what+" is forbidden: "+c.want)
+				} else if a.code/100 != 2 {
+					t.Errorf("%s %s: %s", w.method, w.path, a)
+				}
+			}
+			if a := coordinator.do(t, http.MethodGet, nodes, nil); a.code != http.StatusOK {
+				t.Errorf("reading: %s", a)
+			}
+		})
+	}
+}
+
+func TestNobodyHoldsATermWithoutTheElection(t *testing.T) {
+	s := api(t)
+	admin := s.admin(t)
+	for what, prepare := range map[string]func(){
+		"no lease of the election": func() { admin.do(t, http.MethodDelete, leases+"/coordinator", nil) },
+		"nobody holds it":          func() { elect(t, admin, "") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			prepare()
+			name := fresh("d")
+			for _, term := range []string{"n1_1", ""} {
+				a := s.coordinator(t, term).do(t, http.MethodPost, drains, drainObject(name))
+				refused(t, a, fmt.Sprintf(`drains.ebb.dev %q is forbidden: the coordinator's term %q is over`, name, term))
+			}
+		})
+	}
+}
+
+func TestTheElectionItselfNeedsNoTerm(t *testing.T) {
+	s := api(t)
+	admin, candidate := s.admin(t), s.coordinator(t, "")
+	admin.do(t, http.MethodDelete, leases+"/coordinator", nil)
+	have := candidate.must(t, http.MethodPost, leases, leaseObject(lease.CoordinatorName, "n1_1")).object(t)
+	have["spec"].(map[string]any)["holderIdentity"] = "n2_1"
+	candidate.must(t, http.MethodPut, leases+"/coordinator", have)
+	if a := candidate.do(t, http.MethodPut, leases+"/coordinator", have); a.code != http.StatusConflict {
+		t.Errorf("with a resourceVersion that is past: %s, want 409", a)
+	}
+	t.Run("and only the election", func(t *testing.T) {
+		name := fresh("n")
+		refused(t, candidate.do(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0)),
+			`leases.coordination.k8s.io "node-`+name+`" is forbidden: the coordinator's term "" is over`)
+		refused(t, candidate.do(t, http.MethodPost, otherLeases, leaseObject(lease.CoordinatorName, "n1_1")),
+			`leases.coordination.k8s.io "coordinator" is forbidden: the coordinator's term "" is over`)
+	})
+}
+
+// A coordinator may be frozen in the middle of a request: its headers are out, another is elected, then the rest follows.
+func TestARequestThatArrivesInPiecesIsJudgedByTheTermAtItsEnd(t *testing.T) {
+	s := api(t)
+	admin := s.admin(t)
+	elect(t, admin, "n1_1")
+	name := fresh("d")
+	body, err := json.Marshal(drainObject(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := dial(t, s, identity.Coordinator)
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: ebb\r\n%s: n1_1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		drains, identity.TermHeader, len(body), body[:10])
+	elect(t, admin, "n2_1")
+	if _, err := conn.Write(body[10:]); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	said, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, answer{resp.StatusCode, said}, `drains.ebb.dev "`+name+`" is forbidden: the coordinator's term "n1_1" is over`)
+}
+
+// dial opens a bare connection, to send a request by hand.
+func dial(t *testing.T, s *running, user string) *tls.Conn {
+	t.Helper()
+	ca, err := pki.Load(s.dir.PKI())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Issue(pki.Profile{User: user})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted, err := os.ReadFile(s.dir.CA())
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(trusted)
+	conn, err := tls.Dial("tcp", strings.TrimPrefix(s.url, "https://"), &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}

@@ -1,0 +1,60 @@
+package lease_test
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// plans draws plans with rapid, which shrinks one that fails.
+var plans = rapid.Custom(func(t *rapid.T) plan { return newPlan(drawn(t)) })
+
+func drawn(t *rapid.T) draw {
+	return func(what string, n int) int { return rapid.IntRange(0, n-1).Draw(t, what) }
+}
+
+func TestNoScheduleBreaksTheRules(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		if verdict := play(plans.Draw(t, "plan"), broken{}).verdict(); len(verdict) > 0 {
+			t.Fatalf("%v", verdict)
+		}
+	})
+}
+
+// seeded draws evenly, where rapid prefers small numbers, and always the same.
+func seeded(seed uint64) draw {
+	r := rand.New(rand.NewPCG(seed, 1))
+	return func(_ string, n int) int { return r.IntN(n) }
+}
+
+// TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
+func TestNoSeedBreaksTheRules(t *testing.T) {
+	counts := map[string]int{}
+	for seed := range uint64(60) {
+		p := newPlan(seeded(seed))
+		r := play(p, broken{})
+		if verdict := r.verdict(); len(verdict) > 0 {
+			t.Fatalf("seed %d: %v\n%v", seed, p, verdict)
+		}
+		for what, n := range r.counts {
+			counts[what] += n
+		}
+	}
+	for _, what := range []string{"taken", "taken over", "tenure over", "held by another", "late answer", "conflict", "nominated", "changed since", "marked", "re-attached"} {
+		if counts[what] == 0 {
+			t.Errorf("%q never happened: %v", what, counts)
+		}
+	}
+}
+
+func TestAPlanPlaysTheSameWayTwice(t *testing.T) {
+	for seed := range uint64(5) {
+		p := newPlan(seeded(seed))
+		one, two := play(p, broken{}), play(p, broken{})
+		if !reflect.DeepEqual(one.heard, two.heard) || !reflect.DeepEqual(one.counts, two.counts) {
+			t.Fatalf("seed %d: %v\n%v\n%v", seed, p, one.counts, two.counts)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package lease_test
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+var (
+	errConflict = errors.New("conflict")
+	errDown     = errors.New("store is down")
+)
+
+// store is the API server: compare-and-swap by resourceVersion, and a watch that may be late and out of order.
+type store struct {
+	w       *world
+	version int
+	leases  map[string]*coordinationv1.Lease // by node
+	history map[string][]lease.Record        // all that was ever stored, for those who see the past
+
+	downUntil time.Duration
+	refuses   bool // while down: answers with an error at once, rather than not at all
+}
+
+func newStore(w *world) *store {
+	return &store{w: w, leases: map[string]*coordinationv1.Lease{}, history: map[string][]lease.Record{}}
+}
+
+func (s *store) down() bool { return s.w.now < s.downUntil }
+
+func (s *store) read(node string) (*coordinationv1.Lease, error) {
+	return s.leases[node].DeepCopy(), nil
+}
+
+// write stores a Lease if it was made from the stored one; blindly, whatever is stored.
+func (s *store) write(l *coordinationv1.Lease, blindly bool) (*coordinationv1.Lease, error) {
+	node, _ := lease.NodeOf(l.Name)
+	current := s.leases[node]
+	if !blindly && version(current) != l.ResourceVersion {
+		s.w.referee.count("conflict")
+		return nil, errConflict
+	}
+	s.version++
+	l = l.DeepCopy()
+	l.ResourceVersion = strconv.Itoa(s.version)
+	s.leases[node] = l
+	r := must(lease.Read(l))
+	s.history[node] = append(s.history[node], r)
+	s.w.referee.stored(r)
+	for _, slot := range s.w.slots {
+		slot.notify(r)
+	}
+	return l.DeepCopy(), nil
+}
+
+func version(l *coordinationv1.Lease) string {
+	if l == nil {
+		return ""
+	}
+	return l.ResourceVersion
+}
+
+// past is what somebody sees who lists node's Lease: the newest, or from a stale cache one of the last few.
+func (s *store) past(node string) (lease.Record, bool) {
+	all := s.history[node]
+	if len(all) == 0 {
+		return lease.Record{}, false
+	}
+	back := 0
+	if s.w.plan.Rough && !s.w.healed && s.w.chance(15) {
+		back = s.w.noise.IntN(min(len(all), 4))
+	}
+	return all[len(all)-1-back], true
+}
+
+type reply func(*coordinationv1.Lease, error)
+
+// call sends a request and hands its answer to the process, if both arrive. Nothing tells the store that a client has
+// given up: a request that is under way will be carried out.
+func (s *slot) call(do func() (*coordinationv1.Lease, error), answer reply) {
+	w, p := s.w, s.process
+	if s.cut() || w.loses() {
+		return
+	}
+	delay := w.delay() + s.lateness()
+	var arrive func()
+	arrive = func() {
+		switch {
+		case !w.store.down():
+			s.answer(p, answer)(do())
+		case w.store.refuses:
+			s.answer(p, answer)(nil, errDown)
+		case w.chance(30): // somewhere on the way it is kept and sent again
+			w.at(w.store.downUntil+w.delay(), arrive)
+		}
+	}
+	w.after(delay, arrive)
+}
+
+func (s *slot) answer(p *process, answer reply) reply {
+	return func(l *coordinationv1.Lease, err error) {
+		if s.cut() || s.w.loses() || s.losesAnswer() {
+			return
+		}
+		s.w.after(s.w.delay(), func() { p.do(func() { answer(l, err) }) })
+	}
+}
+
+// lateness delays the one request that a fault has chosen.
+func (s *slot) lateness() time.Duration {
+	late := s.late
+	s.late = 0
+	return late
+}
+
+func (s *slot) losesAnswer() bool {
+	if s.loseAnswers == 0 {
+		return false
+	}
+	s.loseAnswers--
+	return true
+}
+
+func (w *world) loses() bool { return w.plan.Rough && !w.healed && w.chance(4) }
+
+// delay of one message: short, but on a rough network now and then longer than a timeout, a fence, or a lost.
+func (w *world) delay() time.Duration {
+	d := time.Millisecond + w.upTo(40*time.Millisecond)
+	if w.plan.Slow {
+		d += w.upTo(timing.Timeout/4 - 50*time.Millisecond)
+	}
+	if !w.plan.Rough || w.healed {
+		return d
+	}
+	switch n := w.noise.IntN(100); {
+	case n < 85:
+		return d
+	case n < 97:
+		return d + w.upTo(timing.Timeout)
+	default:
+		return d + w.upTo(14*time.Second)
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

@@ -1,0 +1,27 @@
+// Package shim runs one program for a node in a small process of its own, and is the last check on that program:
+// when the node's lease is no longer renewed, the program is dead by its deadline, whatever became of the node.
+//
+// A node calls [Start], which spawns "ebb shim DIR" detached from it. The shim starts the program in a session of
+// its own, writes its output to a rotated log, and keeps a [Deadline] on CLOCK_BOOTTIME that the node moves forward
+// with [Handle.Extend] at each renewal. At Deadline.TermAt the program is asked to end, at Deadline.KillAt everything
+// it started is killed. A node that restarts finds its programs again with [Attach].
+//
+//	Starting ──► Running ──► Stopping ──► Exited
+//	    │                                   ▲
+//	    └──────── could not start ──────────┘
+//
+// A program is in Stopping from the first reason to end (its own exit, a Stop, the deadline) until not one of its
+// processes is left; only then is it Exited and may the directory be used again. The shim is a child subreaper, so
+// that every process the program starts stays its descendant, whatever it forks and whichever session it makes; that
+// wait(2) knows no child any more is therefore the proof that nothing is left.
+//
+// The instance directory holds spec.json (what to run), lock (held for the life of the shim), sock (the shim's
+// socket), state.json (what happened, for a node that comes back after both died) and shim.log (the shim's own
+// complaints). Killing never waits for a disk: at a deadline the signals go out first and the record follows.
+//
+// If the shim itself is killed, the kernel kills the program's main process, and the next [Start], [Attach] or
+// [Sweep] finds what else is left by the marker that every process of the program carries in its environment.
+//
+// The package imports the standard library only, and [Main] may be called before other packages are initialised: a
+// shim shares its executable with everything Ebb links, and must not pay for it in memory.
+package shim

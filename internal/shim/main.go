@@ -1,0 +1,274 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+const prSetChildSubreaper = 36
+
+// detachFlag makes a shim start the real one and exit, so that the real one is nobody's child whom the node would
+// have to wait for as long as it lives.
+const detachFlag = "--detach"
+
+// Main is the shim process: "ebb shim DIR". It returns the exit code when the program is over.
+func Main(args []string) int {
+	detached := len(args) == 2 && args[0] == detachFlag
+	if !detached && len(args) != 1 {
+		fmt.Fprintln(os.Stderr, "usage: ebb shim DIRECTORY")
+		return 2
+	}
+	dir, err := filepath.Abs(args[len(args)-1])
+	if err == nil {
+		closeInherited(dir)
+		if detached {
+			err = detach(dir)
+		} else {
+			err = supervise(dir)
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "ebb shim %s: %v\n", dir, err)
+		_ = writeLine(os.Stdout, refusal(err))
+		return 1
+	}
+	return 0
+}
+
+// closeInherited closes what the node left open without close-on-exec, which everything opened in this process has.
+// The three standard files and the lock stay.
+func closeInherited(dir string) {
+	keepLock := lockInherited(dir)
+	names, _ := os.ReadDir("/proc/self/fd")
+	for _, name := range names {
+		fd, err := strconv.Atoi(name.Name())
+		if err != nil || fd < inheritedLockFD || fd == inheritedLockFD && keepLock {
+			continue
+		}
+		flags, _, errno := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0)
+		if errno == 0 && flags&syscall.FD_CLOEXEC == 0 {
+			syscall.Close(fd)
+		}
+	}
+}
+
+// detach starts the shim in a session of its own and leaves it to init.
+func detach(dir string) error {
+	if !lockInherited(dir) {
+		return fmt.Errorf("%s is for Start, which passes the lock", detachFlag)
+	}
+	_, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "shim", dir}, &syscall.ProcAttr{
+		Env:   os.Environ(),
+		Files: []uintptr{0, 1, 2, inheritedLockFD},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	return err
+}
+
+// supervise runs the program of dir from beginning to end. An error means that it never ran.
+func supervise(dir string) error {
+	runtime.LockOSThread() // for good: see supervisor
+	debug.SetGCPercent(20)
+	if err := os.Chdir(dir); err != nil {
+		return err
+	}
+	lock, err := adoptLock(".")
+	if err != nil {
+		return err
+	}
+	s, err := load()
+	if err == nil {
+		err = s.start()
+	}
+	if err != nil {
+		_ = os.Remove(socketName)
+		releaseLock(lock)
+		return err
+	}
+	s.reportReady()
+	s.run()
+	s.finish(lock)
+	return nil
+}
+
+// load reads what to run.
+func load() (*supervisor, error) {
+	spec, err := readSpec(".")
+	if err != nil {
+		return nil, err
+	}
+	self, err := inspect(os.Getpid(), nil)
+	if err != nil {
+		return nil, err
+	}
+	return &supervisor{
+		spec:     spec,
+		deadline: spec.Deadline,
+		state:    State{Instance: spec.Instance, Phase: Starting, BootID: bootID(), Shim: self.Process},
+		journal:  newJournal("."),
+		children: make(chan os.Signal, 1),
+		signals:  make(chan os.Signal, 8),
+	}, nil
+}
+
+// prepare makes all that the supervisor needs while the program runs, so that nothing of it can fail then.
+func (s *supervisor) prepare() (err error) {
+	if s.alarm, err = newAlarm(); err != nil {
+		return err
+	}
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); errno != 0 {
+		return os.NewSyscallError("prctl", errno)
+	}
+	// SIGHUP, and SIGPIPE from a Start that died, are caught and dropped: if they were ignored, the program would
+	// inherit that.
+	signal.Notify(s.children, syscall.SIGCHLD)
+	signal.Notify(s.signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	if s.server, err = listen(s.spec.Instance); err != nil {
+		return fmt.Errorf("%s: %w", socketName, err)
+	}
+	go s.server.serve()
+	return nil
+}
+
+// start records the intent and starts the program, or records why it could not.
+func (s *supervisor) start() error {
+	err := s.launch()
+	if err == nil {
+		s.state.Phase = Running
+		_ = s.journal.save(s.state, min(persistLimit, s.deadline.TermAt.Sub(Now())))
+		return nil
+	}
+	s.state.Phase = Exited
+	s.state.Exit = &Exit{Reason: ReasonStartFailed, Code: -1, Message: err.Error()}
+	if errors.Is(err, ErrDeadlinePassed) {
+		s.state.Exit.Reason = ReasonDeadlinePassed
+	}
+	s.state.FinishedBoot, s.state.FinishedAt = Now(), time.Now().UTC()
+	_ = s.journal.save(s.state, finalLimit)
+	return err
+}
+
+func (s *supervisor) launch() error {
+	if err := s.prepare(); err != nil {
+		return fmt.Errorf("%w: %w", ErrStartFailed, err)
+	}
+	path, err := s.spec.resolve()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrStartFailed, err)
+	}
+	output, input, err := newPump(s.spec.Log)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrStartFailed, err)
+	}
+	defer syscall.Close(input)
+	s.output = output
+	if err := s.journal.save(s.state, finalLimit); err != nil {
+		return fmt.Errorf("%w: its state cannot be recorded: %w", ErrStartFailed, err)
+	}
+	if Now() >= s.deadline.TermAt {
+		return fmt.Errorf("%w: the program was not started", ErrDeadlinePassed)
+	}
+	pid, err := s.fork(path, input)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrStartFailed, explainExec(path, err))
+	}
+	program, _ := inspect(pid, nil) // not reaped, so it is there
+	s.state.Program = Process{PID: pid, StartTicks: program.StartTicks}
+	s.state.StartedBoot, s.state.StartedAt = Now(), time.Now().UTC()
+	return nil
+}
+
+// fork starts the program in a session of its own, to be killed by the kernel when this thread ends.
+func (s *supervisor) fork(path string, output int) (int, error) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	if err := s.alarm.set(s.deadline.KillAt); err != nil {
+		return 0, err
+	}
+	release := s.guard()
+	defer release()
+	return syscall.ForkExec(path, append([]string{s.spec.Command}, s.spec.Args...), &syscall.ProcAttr{
+		Dir:   s.spec.WorkingDir,
+		Env:   s.spec.environ(),
+		Files: []uintptr{null.Fd(), uintptr(output), uintptr(output)},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	})
+}
+
+// guard keeps the deadline while the supervisor's thread waits in exec, which a dead file server can make long: the
+// program must not come to life afterwards.
+func (s *supervisor) guard() (release func()) {
+	started, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-started:
+				return
+			case <-s.alarm.C:
+				if Now() >= s.deadline.KillAt {
+					killAll(s.descendants)
+				}
+			}
+		}
+	}()
+	return func() { close(started); <-ended }
+}
+
+// reportReady tells Start, and lets go of the pipe it reads, or that it stopped reading.
+func (s *supervisor) reportReady() {
+	_ = writeLine(os.Stdout, response{Status: s.describe()})
+	if null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0); err == nil {
+		_ = syscall.Dup3(int(null.Fd()), 1, 0)
+		null.Close()
+	}
+}
+
+// finish records the end and gives up the directory. The lock goes after the record and the socket, so that the next
+// owner finds both in order, and before the answers, so that who waited can start anew at once.
+func (s *supervisor) finish(lock *os.File) {
+	s.output.close()
+	s.state.Phase = Exited
+	s.state.LogDropped = s.output.dropped.Load()
+	s.state.FinishedBoot, s.state.FinishedAt = Now(), time.Now().UTC()
+	s.state.Exit = s.state.Exit.with(s.status)
+	if err := s.journal.save(s.state, finalLimit); err != nil {
+		fmt.Fprintf(os.Stderr, "ebb shim: the end of instance %s (%s) is not recorded: %v\n",
+			s.spec.Instance, s.state.Exit.Message, err)
+	}
+	s.server.listener.Close() // unlinks the socket
+	releaseLock(lock)
+	s.server.close(Status{State: s.state, Deadline: s.deadline})
+}
+
+// with returns the exit with how the main process ended.
+func (e Exit) with(status *syscall.WaitStatus) *Exit {
+	outcome := "the main process's end was not seen"
+	switch {
+	case status == nil:
+	case status.Signaled():
+		e.Signal = status.Signal()
+		outcome = fmt.Sprintf("the main process was ended by signal %d (%v)", e.Signal, e.Signal)
+	default:
+		e.Code = status.ExitStatus()
+		outcome = fmt.Sprintf("the main process exited with code %d", e.Code)
+	}
+	e.Message = whyEnded[e.Reason] + outcome
+	return &e
+}
+
+var whyEnded = map[Reason]string{
+	ReasonStopped:        "stopped: ",
+	ReasonDeadlinePassed: "the deadline passed without renewal: ",
+}

@@ -1,0 +1,314 @@
+// Package e2e runs real ebb processes, kills and freezes them, and looks at what is left.
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// patience bounds every wait for something that should come, on a machine that may be busy.
+const patience = 2 * time.Minute
+
+// cluster is an `ebb up` and what was started beside it.
+type cluster struct {
+	t      testing.TB // the step that is running
+	whole  testing.TB // the test that the processes live as long as
+	ebb    string
+	dir    datadir.Dir
+	client client.WithWatch
+	up     *process
+}
+
+// process is one child of the test.
+type process struct {
+	cmd  *exec.Cmd
+	out  *output
+	done chan struct{}
+}
+
+// output collects what a process prints.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// startCluster runs `ebb up` and waits for its line `ready`.
+func startCluster(t testing.TB, ebb string, nodes int) *cluster {
+	t.Helper()
+	testenv.Quiet()
+	c := &cluster{t: t, whole: t, ebb: ebb, dir: datadir.Dir(filepath.Join(t.TempDir(), "data"))}
+	c.runUp(nodes)
+	return c
+}
+
+func (c *cluster) runUp(nodes int) {
+	c.t.Helper()
+	c.up = c.start("up", "--nodes", strconv.Itoa(nodes), "--data-dir", string(c.dir))
+	until(c.t, "ebb up to be ready", func() bool {
+		select {
+		case <-c.up.done:
+			c.t.Fatalf("ebb up ended:\n%s", c.up.out)
+		default:
+		}
+		return hasLine(c.up.out.String(), "ready")
+	})
+	cfg, err := kubeclient.Load(c.dir.Kubeconfig())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if c.client, err = kubeclient.New(cfg); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func hasLine(text, line string) bool {
+	scanner := bufio.NewScanner(strings.NewReader(text))
+	for scanner.Scan() {
+		if scanner.Text() == line {
+			return true
+		}
+	}
+	return false
+}
+
+// start runs ebb beside the test and ends it with the test.
+func (c *cluster) start(args ...string) *process {
+	c.t.Helper()
+	p := &process{cmd: exec.Command(c.ebb, args...), out: &output{}, done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	go func() {
+		_ = p.cmd.Wait() // how it ended is in ProcessState
+		close(p.done)
+	}()
+	c.whole.Cleanup(func() {
+		p.stop()
+		if c.whole.Failed() {
+			c.whole.Logf("ebb %s:\n%s", strings.Join(args, " "), p.out)
+		}
+	})
+	return p
+}
+
+// stop asks the process to end in order.
+func (p *process) stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+func (p *process) awaitExit(t testing.TB) int {
+	t.Helper()
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(patience):
+		t.Fatalf("%s did not end", p.cmd)
+		return -1
+	}
+}
+
+// startNode runs `ebb node` in the cluster's data directory.
+func (c *cluster) startNode(name string, args ...string) *process {
+	c.t.Helper()
+	return c.start(append([]string{"node", "--name", name, "--data-dir", string(c.dir)}, args...)...)
+}
+
+// run runs a client command to its end.
+func (c *cluster) run(args ...string) (stdout, stderr string, code int) {
+	c.t.Helper()
+	return c.runWith(nil, args...)
+}
+
+func (c *cluster) runWith(stdin io.Reader, args ...string) (stdout, stderr string, code int) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.ebb, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &errs
+	cmd.Env = append(os.Environ(), "KUBECONFIG=", "EBB_DATA_DIR="+string(c.dir))
+	_ = cmd.Run() // the exit code tells
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// must runs a client command that has to succeed.
+func (c *cluster) must(args ...string) string {
+	c.t.Helper()
+	out, errs, code := c.run(args...)
+	if code != 0 {
+		c.t.Fatalf("ebb %s: exit %d\n%s%s", strings.Join(args, " "), code, out, errs)
+	}
+	return out
+}
+
+func (c *cluster) kubectl(args ...string) string {
+	c.t.Helper()
+	cmd := exec.Command(testenv.Kubectl(c.t), append([]string{"--kubeconfig", c.dir.Kubeconfig()}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// pid of one of the cluster's processes.
+func (c *cluster) pid(name string) int {
+	c.t.Helper()
+	data, err := os.ReadFile(c.dir.PIDFile(name))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return pid
+}
+
+// signal sends a signal to one of the cluster's processes.
+func (c *cluster) signal(name string, sig syscall.Signal) {
+	c.t.Helper()
+	if err := syscall.Kill(c.pid(name), sig); err != nil {
+		c.t.Fatalf("signal %s to %s: %v", sig, name, err)
+	}
+}
+
+func (c *cluster) node(name string) *v1alpha1.Node {
+	c.t.Helper()
+	n := &v1alpha1.Node{}
+	if err := c.client.Get(context.Background(), types.NamespacedName{Name: name}, n); err != nil {
+		c.t.Fatal(err)
+	}
+	return n
+}
+
+func (c *cluster) record(name string) lease.Record {
+	c.t.Helper()
+	l := &coordinationv1.Lease{}
+	if err := c.client.Get(context.Background(), types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(name)}, l); err != nil {
+		c.t.Fatal(err)
+	}
+	r, err := lease.Read(l)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return r
+}
+
+// leader is who leads, or nothing.
+func (c *cluster) leader() string {
+	name, err := coordinator.Locate(context.Background(), c.client)
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+// transitions counts how often the election changed hands.
+func (c *cluster) transitions() int32 {
+	c.t.Helper()
+	l := &coordinationv1.Lease{}
+	if err := c.client.Get(context.Background(), types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l); err != nil {
+		c.t.Fatal(err)
+	}
+	if l.Spec.LeaseTransitions == nil {
+		return 0
+	}
+	return *l.Spec.LeaseTransitions
+}
+
+// awaitLeader waits until a node other than not leads and its Node says so.
+func (c *cluster) awaitLeader(not string) string {
+	c.t.Helper()
+	var name string
+	until(c.t, "a coordinator other than "+strconv.Quote(not), func() bool {
+		name = c.leader()
+		return name != "" && name != not && c.node(name).Status.Coordinator
+	})
+	return name
+}
+
+func (c *cluster) awaitReady(name string, epoch int64) {
+	c.t.Helper()
+	until(c.t, fmt.Sprintf("node %s to be Ready in epoch %d", name, epoch), func() bool {
+		n := &v1alpha1.Node{}
+		err := c.client.Get(context.Background(), types.NamespacedName{Name: name}, n)
+		return err == nil && n.Status.Epoch == epoch && n.IsReady()
+	})
+}
+
+// others are all nodes but one.
+func others(nodes []string, not string) []string {
+	var rest []string
+	for _, n := range nodes {
+		if n != not {
+			rest = append(rest, n)
+		}
+	}
+	return rest
+}
+
+// until polls for a condition that other processes reach in their own time.
+func until(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !holds() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s for %s", patience, what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func decode[T any](t testing.TB, text string) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	return v
+}
