@@ -22,6 +22,41 @@ func (p DrainPhase) Final() bool {
 	return p == DrainComplete || p == DrainCancelled || p == DrainFailed
 }
 
+// DrainFinalizer holds a Drain until it has ended: draining is one-way, and deleting the record does not undo it.
+const DrainFinalizer = "ebb.dev/drain"
+
+// Conditions of a Drain.
+const (
+	// DrainFinished is True when the drain is over; its reason says how.
+	DrainFinished = "Finished"
+	// DrainStalled is True while nothing has moved for the time set in Settings.
+	DrainStalled = "Stalled"
+)
+
+// Reasons of the condition Finished.
+const (
+	// ReasonDrained: the node was empty and left.
+	ReasonDrained = "Drained"
+	// ReasonNodeGone: the node died before it had left in order, and nothing is bound to it any more.
+	ReasonNodeGone = "NodeGone"
+	// ReasonDeadlineExceeded: something was left at the deadline; the node stays Draining.
+	ReasonDeadlineExceeded = "DeadlineExceeded"
+	// ReasonLoneSurvivor: every other node is lost; the node went back to work in a new epoch.
+	ReasonLoneSurvivor = "LoneSurvivor"
+	// ReasonWithdrawn: the drain was deleted before it had begun.
+	ReasonWithdrawn = "Withdrawn"
+	// ReasonCaptureNotFound: there is no such node.
+	ReasonCaptureNotFound = "CaptureNotFound"
+	// ReasonSingleNode: fewer than two nodes have a live lease.
+	ReasonSingleNode = "SingleNode"
+	// ReasonTargetIsCoordinator: the coordinator cannot drain itself.
+	ReasonTargetIsCoordinator = "TargetIsCoordinator"
+	// ReasonDrainInProgress: another drain holds the slot.
+	ReasonDrainInProgress = "DrainInProgress"
+	// ReasonQueued: the drain waits for the slot.
+	ReasonQueued = "Queued"
+)
+
 // WhenBusy says what a drain does while another one holds the slot.
 //
 // +kubebuilder:validation:Enum=Refuse;Queue
@@ -132,6 +167,7 @@ type DrainStatus struct {
 // +kubebuilder:resource:scope=Cluster,shortName=dr,categories=ebb
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Outcome",type=string,JSONPath=`.status.conditions[?(@.type=="Finished")].reason`
 // +kubebuilder:printcolumn:name="Stage",type=string,JSONPath=`.status.stage`
 // +kubebuilder:printcolumn:name="Blocker",type=string,JSONPath=`.status.blockers[0].reason`
 // +kubebuilder:printcolumn:name="Progress",type=date,JSONPath=`.status.lastProgress`

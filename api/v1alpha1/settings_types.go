@@ -38,6 +38,11 @@ type DrainSettings struct {
 	// +optional
 	// +kubebuilder:default=1
 	MaintainerBatchSize *int32 `json:"maintainerBatchSize,omitempty"`
+
+	// stalledAfter is how long nothing may move before a drain says that it is stalled.
+	// +optional
+	// +kubebuilder:default="5m"
+	StalledAfter *metav1.Duration `json:"stalledAfter,omitempty"`
 }
 
 // ActiveDrain is the slot of the one drain that may run.

@@ -17,7 +17,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
-	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -150,7 +150,8 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	}
 	defer listener.Close()
 	registry := prometheus.NewRegistry()
-	campaign, err := f.campaign(dir, registry, log)
+	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry)}
+	campaign, err := f.campaign(dir, registry, controllers, log)
 	if err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 		return err
 	}
 	defer remove()
-	server, err := f.server(dir, registry, campaign, n, log)
+	server, err := f.server(dir, registry, campaign, controllers, n, log)
 	if err != nil {
 		return err
 	}
@@ -178,7 +179,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	return err
 }
 
-func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, log *slog.Logger) (*coordinator.Campaign, error) {
+func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, controllers *controllers, log *slog.Logger) (*coordinator.Campaign, error) {
 	path := f.coCfg
 	if path == "" {
 		path = dir.CoordinatorKubeconfig()
@@ -189,17 +190,8 @@ func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, log *s
 	}
 	return coordinator.NewCampaign(coordinator.Options{
 		Config: cfg, Timing: f.timing, Log: log.With("node", f.name), Metrics: coordinator.NewMetrics(r, f.name),
-		Setup: func(t *coordinator.Term) error { return setupControllers(t, f.timing) },
+		Setup: controllers.setup,
 	})
-}
-
-// setupControllers adds the cluster's controllers to a term.
-func setupControllers(t *coordinator.Term, timing lease.Timing) error {
-	nodes := &node.Controller{Epoch: t.Epoch, Stands: t.Stands, Interval: timing.Renew / 4, Log: t.Log}
-	if err := nodes.SetupWithManager(t.Manager); err != nil {
-		return err
-	}
-	return t.Manager.Add(events.Pruner{Client: t.Manager.GetClient(), Reader: t.Manager.GetAPIReader(), Log: t.Log})
 }
 
 func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
@@ -223,7 +215,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer
 	})
 }
 
-func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *coordinator.Campaign, n *node.Node, log *slog.Logger) (*httpapi.Server, error) {
+func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *coordinator.Campaign, controllers *controllers, n *node.Node, log *slog.Logger) (*httpapi.Server, error) {
 	token, err := datadir.ReadToken(dir.Token())
 	if err != nil {
 		return nil, err
@@ -233,5 +225,7 @@ func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *
 		// The controllers' own registry brings the metrics of the process too.
 		Ready: n.Ready, Metrics: prometheus.Gatherers{r, ctrlmetrics.Registry}, Election: campaign, Log: log,
 		Coordinator: func(ctx context.Context) (*url.URL, error) { return coordinator.URL(ctx, n.Client()) },
+		Captures:    func(ctx context.Context) ([]httpapi.Capture, error) { return httpapi.ListCaptures(ctx, n.Client()) },
+		Drains:      controllers.drains, Version: version,
 	})
 }

@@ -67,6 +67,12 @@ type Options struct {
 	Metrics prometheus.Gatherer
 	// Election in which the node takes part.
 	Election Election
+	// Drains of the term that runs here, or nil.
+	Drains func() Drains
+	// Captures lists the nodes with a live lease.
+	Captures func(context.Context) ([]Capture, error)
+	// Version of the program.
+	Version string
 	// Coordinator finds the URL of the coordinator's server.
 	Coordinator func(context.Context) (*url.URL, error)
 	// Log of the server.
@@ -134,9 +140,37 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
+// route is one operation of the API.
+type route struct {
+	method, path string
+	handler      http.HandlerFunc
+	coordinator  bool // only the coordinator can answer
+}
+
+func (s *Server) routes() []route {
+	return []route{
+		{"GET", "/api/v2/captures", s.getCaptures, false},
+		{"PUT", "/api/v2/captures/{id}/drain", s.putDrain, true},
+		{"GET", "/api/v2/captures/{id}/drain", s.getDrain, true},
+		{"POST", "/api/v2/owner/resign", s.resign, true},
+		{"GET", "/api/v2/openapi.json", s.getOpenAPI, false},
+		// For clients of TiCDC's older API.
+		{"PUT", "/api/v1/captures/drain", s.putDrainV1, true},
+		{"GET", "/api/v1/captures", s.getCapturesV1, false},
+		{"GET", "/api/v1/status", s.getStatusV1, false},
+		{"POST", "/api/v1/owner/resign", s.resignV1, true},
+	}
+}
+
 func (s *Server) handler() http.Handler {
 	api := http.NewServeMux()
-	api.HandleFunc("POST /api/v2/owner/resign", s.onCoordinator(s.resign))
+	for _, r := range s.routes() {
+		handler := r.handler
+		if r.coordinator {
+			handler = s.onCoordinator(handler)
+		}
+		api.HandleFunc(r.method+" "+r.path, handler)
+	}
 	api.HandleFunc("/", s.unknown)
 
 	mux := http.NewServeMux()
@@ -209,14 +243,20 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, target *url.URL
 	proxy.ServeHTTP(w, r)
 }
 
-func (s *Server) resign(w http.ResponseWriter, r *http.Request) {
+func (s *Server) resign(w http.ResponseWriter, r *http.Request) { s.resignAs(http.StatusOK, w, r) }
+
+func (s *Server) resignV1(w http.ResponseWriter, r *http.Request) {
+	s.resignAs(http.StatusAccepted, w, r)
+}
+
+func (s *Server) resignAs(success int, w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
 	_, _ = io.Copy(io.Discard, r.Body) // a body is allowed and says nothing
 	err := s.opts.Election.Resign(ctx)
 	switch {
 	case err == nil:
-		writeJSON(w, http.StatusOK, map[string]string{"resigned": s.opts.Node})
+		writeJSON(w, success, map[string]string{"resigned": s.opts.Node})
 	case errors.Is(err, coordinator.ErrNoSuccessor):
 		writeError(w, http.StatusConflict, CodeNoSuccessor, err.Error())
 	case errors.Is(err, coordinator.ErrNotCoordinator):

@@ -44,14 +44,19 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 
 func TestAnOutageMarksNodesWhenARuleIsBroken(t *testing.T) {
 	cases := map[string]broken{
-		"an observer that ignores its own failures":        {ownFailures: true},
-		"an observer that was out and keeps its old count": {keptVigil: true},
+		"an observer that believes its own renewals always succeed": {ownFailures: true},
+		"an observer that was out and keeps its old count":          {keptVigil: true},
+		"an observer that was frozen and sees no gap":               {unseenGap: true},
 	}
 	for name, b := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			wantFound(t, 100, func(seed uint64) bool {
-				breaches, _ := newOutage(seeded(seed)).play(b)
+				o := newOutage(seeded(seed))
+				if breaches, _ := o.breaches(o.play(broken{})); len(breaches) > 0 {
+					t.Fatalf("run %d, by the rules: %s", seed+1, breaches)
+				}
+				breaches, _ := o.breaches(o.play(b))
 				if len(breaches) > 0 {
 					t.Logf("run %d: %s", seed+1, breaches)
 				}

@@ -28,6 +28,19 @@ func TestFencingClearsTheHolderAndMarksTheEpoch(t *testing.T) {
 	}
 }
 
+func TestAMarkNeverDecreases(t *testing.T) {
+	for _, c := range []struct{ fenced, want int64 }{{0, 7}, {6, 7}, {7, 7}, {8, 8}, {9, 9}} {
+		current := leaseOf("n1").held("p1", 7).fenced(c.fenced).Lease
+		next, err := lease.Fence(current, read(t, current))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := read(t, next); r.Fenced != c.want || r.Epoch != 7 || r.Held() {
+			t.Errorf("epoch 7 marked over %d: %+v, want %d", c.fenced, r, c.want)
+		}
+	}
+}
+
 func TestTheFirstMarkNeedsNoAnnotations(t *testing.T) {
 	current := leaseOf("n1").held("p1", 7).Lease
 	current.Annotations = nil // a Lease that was never taken by a claimant of ours

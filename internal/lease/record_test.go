@@ -180,6 +180,29 @@ func TestNobodyTakesALeaseFromAProcessThatMayLive(t *testing.T) {
 	}
 }
 
+func TestNobodyTakesALeaseWithoutAnIdentity(t *testing.T) {
+	for _, current := range []object{{}, leaseOf("n1"), leaseOf("n1").released(7), leaseOf("n1").held("p1", 7), leaseOf("n2")} {
+		wantRefused(t, current, claimant("", "", "p1"), "node n1: a lease cannot be taken without an identity")
+	}
+}
+
+func TestNobodyTakesTheLeaseOfAnotherNode(t *testing.T) {
+	for _, current := range []object{leaseOf("n2"), leaseOf("n2").released(7), leaseOf("n2").held("p1", 7), leaseOf("n2").held("p2", 7)} {
+		wantRefused(t, current, claimant("p2", "p1"), "node n1 cannot take the lease of node n2")
+	}
+}
+
+func wantRefused(t *testing.T, current object, c lease.Claimant, want string) {
+	t.Helper()
+	next, epoch, err := lease.Take(current.Lease, c, timing, wall)
+	if next != nil || epoch != 0 || message(err) != want {
+		t.Errorf("%+v: %v, %d\ngot  %q\nwant %q", current.Lease, next, epoch, message(err), want)
+	}
+	if errors.Is(err, lease.ErrHeld) {
+		t.Error("it says that waiting would help")
+	}
+}
+
 func TestRenewingChangesTheRenewTimeOnly(t *testing.T) {
 	current := leaseOf("n1").held("p1", 7).fenced(6).renewedAt(wall).Lease
 	later := wall.Add(2 * time.Second)

@@ -168,6 +168,7 @@ func (w *world) heal() {
 		s.cutUntil, s.stallUntil, s.late, s.loseAnswers = 0, 0, 0, 0
 		s.process.thaw()
 		s.start()
+		w.after(timing.Dead+timing.Timeout, s.start) // a process that is leaving is gone by then
 	}
 }
 
@@ -193,8 +194,9 @@ type broken struct {
 	takeAtOnce         bool // a process takes the Lease of its name from whoever holds it
 	blindMark          bool // the mark is written whatever the Lease has become
 	unwatchedMark      bool // the mark is written on the Lease as it is, not as it was watched
-	ownFailures        bool // an observer ignores that its own renewals fail
-	keptVigil          bool // an observer that was out goes on with its old counts
+	ownFailures        bool // an observer believes that its own renewals always succeed
+	keptVigil          bool // an observer that was out goes on with its old counts, and believes that it renewed meanwhile
+	unseenGap          bool // an observer that was frozen believes that it renewed meanwhile
 }
 
 // timing that the holder lives by.

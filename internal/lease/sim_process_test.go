@@ -21,9 +21,10 @@ type process struct {
 	epoch    int64         // of the last tenure
 	truly    lease.Instant // when the renewal it counts on was sent: kept for the referee
 	vigil    *lease.Vigil
-	door     *lease.Vigil // of its own name, while it is out
-	stopping bool         // the work of this tenure is being stopped
-	stopped  bool         // and none is left
+	believed lease.Instant // up to when the vigil was told of renewals: for those who tell it of some that never were
+	door     *lease.Vigil  // of its own name, while it is out
+	stopping bool          // the work of this tenure is being stopped
+	stopped  bool          // and none is left
 	leaving  bool
 	releases int
 	marking  bool
@@ -101,6 +102,9 @@ func (p *process) beat() {
 	}
 	if !p.trying && p.clock() >= p.next && !p.stopping && !p.leaving {
 		p.try()
+	}
+	if p.w.broken.ownFailures || p.w.broken.keptVigil && p.tenure == nil {
+		p.believe(p.clock())
 	}
 	p.observe()
 }

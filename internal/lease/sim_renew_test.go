@@ -140,9 +140,9 @@ func (p *process) begin(epoch int64, sentAt lease.Instant) {
 	p.epoch = epoch
 	p.w.referee.counted(p, sentAt)
 	if p.vigil == nil {
-		p.vigil = lease.NewVigil(timing, sentAt)
+		p.vigil, p.believed = lease.NewVigil(timing, sentAt), sentAt
 	}
-	p.vigil.Renewed(sentAt)
+	p.watched(sentAt)
 	if p.holding() {
 		p.tell(p.tenure)
 	}
@@ -168,9 +168,30 @@ func (p *process) renewed(t *lease.Tenure, sentAt lease.Instant) {
 	}
 	p.w.referee.goesOn(p, sentAt)
 	if p.vigil != nil {
-		p.vigil.Renewed(sentAt)
+		p.watched(sentAt)
 	}
 	p.tell(t)
+}
+
+// watched tells the vigil of a renewal.
+func (p *process) watched(sentAt lease.Instant) {
+	if p.w.broken.unseenGap {
+		p.believe(sentAt)
+	}
+	p.vigil.Renewed(sentAt)
+	p.believed = max(p.believed, sentAt)
+}
+
+// believe breaks a rule: it tells the vigil of renewals that never were, one every Renew up to now.
+func (p *process) believe(now lease.Instant) {
+	if p.vigil == nil {
+		return
+	}
+	for next := p.believed; next < now; next = next.Add(timing.Renew) {
+		p.vigil.Renewed(next)
+	}
+	p.vigil.Renewed(now)
+	p.believed = max(p.believed, now)
 }
 
 // release gives the lease back and ends the process, whether that could be stored or not.

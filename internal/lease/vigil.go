@@ -67,9 +67,10 @@ func (v *Vigil) Failed(now Instant) {
 	v.restart(now)
 }
 
+// restart begins every count again at now, and moves none back: a lease that was seen since then was seen later.
 func (v *Vigil) restart(now Instant) {
 	for node, s := range v.seen {
-		s.since = now
+		s.since = max(s.since, now)
 		v.seen[node] = s
 	}
 }

@@ -36,6 +36,7 @@ type Epoch struct {
 	changed       chan struct{} // closed and replaced at every change
 	leave         chan struct{} // closed when the coordinator wants the node gone
 	leaveOnce     sync.Once
+	anew          chan string // gets why the epoch must be followed by a new one
 }
 
 // readiness is the node's Ready condition.
@@ -93,6 +94,15 @@ func (e *Epoch) state() (v1alpha1.Liveness, string, readiness) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.liveness, e.observedDrain, e.ready
+}
+
+// BeginAnew ends the epoch and lets the node rejoin with the next, Alive unless the drain slot says otherwise. Within an
+// epoch there is no way back from Draining.
+func (e *Epoch) BeginAnew(why string) {
+	select {
+	case e.anew <- why:
+	default: // it is on its way already
+	}
 }
 
 // A Resident runs in every epoch while the node is Alive or Draining, and ends with it. It is not counted.

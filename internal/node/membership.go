@@ -124,21 +124,23 @@ func (m *membership) write(ctx context.Context, l *coordinationv1.Lease) error {
 	return m.client.Update(ctx, l)
 }
 
-// renew keeps the epoch until ctx ends or the epoch does, and reports each renewal. It returns nil when ctx ended first.
+// renew keeps the epoch until ctx ends or the epoch does. It returns nil when ctx ended first. Renewals are paced from when
+// they are sent: a slow answer must not make the next one late.
 func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) error {
-	wait := m.timing.Renew
+	next := h.tenure.SentAt().Add(m.timing.Renew)
 	var said saying
 	for {
-		if err := sleep(ctx, wait); err != nil {
+		if err := sleep(ctx, next.Sub(m.clock())); err != nil {
 			return nil
 		}
 		if h.tenure.At(m.clock()) != lease.Holding {
 			return errDeadline
 		}
+		sentAt := m.clock()
 		err := m.renewOnce(ctx, h, vigil)
 		switch {
 		case err == nil:
-			wait, said = m.timing.Renew, saying{}
+			next, said = sentAt.Add(m.timing.Renew), saying{}
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, lease.ErrNotOurs):
@@ -146,7 +148,7 @@ func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) err
 			return err
 		default:
 			vigil.Failed(m.clock())
-			wait = m.timing.Renew / 4
+			next = m.clock().Add(m.timing.Renew / 4)
 			said.once(m.log, "lease not renewed", err)
 		}
 	}

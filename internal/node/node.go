@@ -153,6 +153,8 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		parts.Go(func() { n.publish(standing, e) })
 		select {
 		case <-standing.Done():
+		case why := <-e.anew:
+			end(fmt.Errorf("%w: %s", errInDoubt, why))
 		case <-ctx.Done():
 			err = n.leave(standing, e, work, keep, "asked to stop")
 		case <-e.leave:
@@ -177,7 +179,7 @@ func (n *Node) newEpoch(h *held) *Epoch {
 		Vigil:    lease.NewVigil(n.opts.Timing, h.tenure.SentAt()),
 		liveness: v1alpha1.Alive,
 		ready:    readiness{reason: v1alpha1.ReasonStarting, message: "The node's runtimes are starting."},
-		changed:  make(chan struct{}), leave: make(chan struct{}),
+		changed:  make(chan struct{}), leave: make(chan struct{}), anew: make(chan string, 1),
 	}
 	n.opts.Metrics.current.Store(e)
 	n.opts.Metrics.epoch.Set(float64(e.Number))
@@ -220,15 +222,16 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	return w, nil
 }
 
-// chooseLiveness starts the epoch Alive, or Draining if the slot names this node: a drain outlives a restart.
+// chooseLiveness starts the epoch Alive, or Draining if a drain of this node is under way or failed: a drain outlives a
+// restart.
 func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	settings := &v1alpha1.Settings{}
-	if err := n.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	slot, err := n.drainedBy(ctx)
+	if err != nil {
 		return err
 	}
-	if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == e.Node {
+	if slot != nil {
 		n.opts.Gate.Close(e.Number, RefusedDraining)
 		e.set(func(e *Epoch) { e.liveness, e.observedDrain = v1alpha1.Draining, slot.UID })
 	} else {
@@ -237,6 +240,31 @@ func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
 	liveness, _ := e.Liveness()
 	n.opts.Metrics.setLiveness(liveness)
 	return nil
+}
+
+// drainedBy reads live which drain this node is subject to, if any. One that is complete or cancelled only has not let go
+// of the slot yet.
+func (n *Node) drainedBy(ctx context.Context) (*v1alpha1.ActiveDrain, error) {
+	settings := &v1alpha1.Settings{}
+	if err := n.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return nil, err
+	}
+	slot := settings.Status.ActiveDrain
+	if slot == nil || slot.Node != n.opts.Name {
+		return nil, nil
+	}
+	d := &v1alpha1.Drain{}
+	err := n.client.Get(ctx, types.NamespacedName{Name: slot.Name}, d)
+	if kubeclient.IsMissing(err) || err == nil && string(d.UID) != slot.UID {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d.Status.Phase == v1alpha1.DrainComplete || d.Status.Phase == v1alpha1.DrainCancelled {
+		return nil, nil
+	}
+	return slot, nil
 }
 
 // insist repeats a step of the beginning until it succeeds or the epoch ends.

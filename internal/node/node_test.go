@@ -25,7 +25,7 @@ func TestNode(t *testing.T) {
 		"joins and leaves in order":                                                        joinsAndLeaves,
 		"a second process of the same directory is refused":                                secondProcess,
 		"obeys wishes for its own epoch only":                                              obeysItsEpoch,
-		"starts Draining while the slot names it":                                          startsDraining,
+		"starts Draining while a drain holds it, and begins anew when none does":           startsDraining,
 		"a marked epoch is never renewed, the node rejoins with the next":                  markedWhileAlive,
 		"waits while another machine holds its name":                                       waitsForAnother,
 		"takes a name that it has itself seen unchanged for its duration":                  takesTheUnchanged,
@@ -123,14 +123,36 @@ func obeysItsEpoch(t *testing.T, api *testenv.API) {
 
 func startsDraining(t *testing.T, api *testenv.API) {
 	m := newMachine(t, api, "drained")
-	setSlot(t, m, &v1alpha1.ActiveDrain{Name: "d", UID: "uid-1", Node: "drained", NodeEpoch: 1})
-	defer setSlot(t, m, nil)
+	d := &v1alpha1.Drain{Spec: v1alpha1.DrainSpec{NodeName: "drained"}}
+	d.Name = "d"
+	if err := m.admin.Create(context.Background(), d); err != nil {
+		t.Fatal(err)
+	}
+	setSlot(t, m, &v1alpha1.ActiveDrain{Name: "d", UID: string(d.UID), Node: "drained", NodeEpoch: 1})
 	m.start().awaitReady(1)
-	if s := m.object().Status; s.Liveness != v1alpha1.Draining || s.ObservedDrain != "uid-1" {
+	if s := m.object().Status; s.Liveness != v1alpha1.Draining || s.ObservedDrain != string(d.UID) {
 		t.Errorf("status: %+v", s)
 	}
 	if got := m.opts.Gate.Closed(); got != node.RefusedDraining {
 		t.Errorf("gate: %q", got)
+	}
+	// The slot is freed: nobody wants the node drained any more.
+	setSlot(t, m, nil)
+	m.awaitReady(2)
+	if s := m.object().Status; s.Liveness != v1alpha1.Alive || s.ObservedDrain != "" {
+		t.Errorf("status after the slot was freed: %+v", s)
+	}
+	// A drain that is over and has not let go of the slot yet holds nobody.
+	m.stop()
+	d.Status.Phase = v1alpha1.DrainComplete
+	if err := m.admin.Status().Update(context.Background(), d); err != nil {
+		t.Fatal(err)
+	}
+	setSlot(t, m, &v1alpha1.ActiveDrain{Name: "d", UID: string(d.UID), Node: "drained", NodeEpoch: 1})
+	defer setSlot(t, m, nil)
+	m.start().awaitReady(3)
+	if s := m.object().Status; s.Liveness != v1alpha1.Alive {
+		t.Errorf("status under a complete drain: %+v", s)
 	}
 }
 

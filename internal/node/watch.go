@@ -28,10 +28,39 @@ func (n *Node) watch(ctx context.Context, e *Epoch) (*group, error) {
 	}
 	e.Cache = c
 	g := n.host.start([]string{"watch"}, []func(context.Context) error{c.Start})
-	if err := n.onNode(ctx, e, c); err != nil {
-		return g, err
+	for _, on := range []func(context.Context, *Epoch, cache.Cache) error{n.onNode, n.onSettings, n.onLease} {
+		if err := on(ctx, e, c); err != nil {
+			return g, err
+		}
 	}
-	return g, n.onLease(ctx, e, c)
+	return g, nil
+}
+
+// onSettings watches the drain slot. A node that began Draining because the slot named it, just as the slot was being
+// freed, would drain for nobody for ever; it begins anew.
+func (n *Node) onSettings(ctx context.Context, e *Epoch, c cache.Cache) error {
+	informer, err := c.GetInformer(ctx, &v1alpha1.Settings{})
+	if err != nil {
+		return fmt.Errorf("watch Settings: %w", err)
+	}
+	see := func(object any) {
+		settings, ok := object.(*v1alpha1.Settings)
+		if liveness, _ := e.Liveness(); !ok || liveness != v1alpha1.Draining {
+			return
+		}
+		if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == e.Node {
+			return
+		}
+		bounded, cancel := context.WithTimeout(ctx, writeTimeout)
+		defer cancel()
+		if slot, err := n.drainedBy(bounded); err == nil && slot == nil {
+			e.BeginAnew("no drain wants this node any more")
+		}
+	}
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: see, UpdateFunc: func(_, object any) { see(object) },
+	})
+	return err
 }
 
 func (n *Node) onNode(ctx context.Context, e *Epoch, c cache.Cache) error {

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"sync/atomic"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/failpoint"
+	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// controllers are what the coordinator runs, set up anew for every term.
+type controllers struct {
+	timing       lease.Timing
+	drainMetrics *drain.Metrics
+
+	api atomic.Pointer[drain.API]
+}
+
+// setup adds the cluster's controllers to a term.
+func (c *controllers) setup(t *coordinator.Term) error {
+	mgr := t.Manager
+	nodes := &node.Controller{Epoch: t.Epoch, Stands: t.Stands, Interval: c.timing.Renew / 4, Log: t.Log}
+	if err := nodes.SetupWithManager(mgr); err != nil {
+		return err
+	}
+	drains := &drain.Controller{
+		Leader: t.Epoch.Node, Stands: t.Stands, Tenants: tenants, Metrics: c.drainMetrics, Log: t.Log, AtStep: failpoint.At,
+	}
+	if err := drains.SetupWithManager(mgr); err != nil {
+		return err
+	}
+	c.api.Store(&drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants(mgr.GetAPIReader())})
+	return mgr.Add(events.Pruner{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Log: t.Log})
+}
+
+// tenants are the kinds of work that a drain counts.
+func tenants(client.Reader) []drain.Tenant { return nil }
+
+// drains serves the HTTP API while a term runs here.
+func (c *controllers) drains() httpapi.Drains {
+	if api := c.api.Load(); api != nil {
+		return api
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// ErrUndecided: the coordinator did not decide in time; nothing was begun.
+var ErrUndecided = errors.New("the coordinator did not decide about the drain in time; it was withdrawn, try again")
+
+const (
+	decisionPoll = 25 * time.Millisecond
+	withdrawTime = 5 * time.Second
+)
+
+// API asks for drains and tells of them on behalf of clients that speak HTTP. It belongs to one term.
+type API struct {
+	// Client writes for the term.
+	Client client.Client
+	// Reader reads live.
+	Reader client.Reader
+	// Leader is the node that decides.
+	Leader string
+	// Tenants are the kinds of work.
+	Tenants []Tenant
+}
+
+// Request asks for a drain and waits for the decision: the drain as it began, or the refusal.
+func (a *API) Request(ctx context.Context, node, reason string) (*v1alpha1.Drain, error) {
+	if v1alpha1.ValidateNodeName(node) != nil {
+		return nil, ErrCaptureNotFound // nothing has such a name
+	}
+	d := &v1alpha1.Drain{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
+		Spec:       v1alpha1.DrainSpec{NodeName: node, Reason: reason},
+	}
+	if err := a.Client.Create(ctx, d); err != nil {
+		return nil, fmt.Errorf("create the Drain: %w", err)
+	}
+	decided, err := a.await(ctx, d)
+	if err != nil {
+		// Whoever asked gets no 202, so nothing may begin after all. A drain that did begin stays: it is held.
+		if withdrawErr := a.withdraw(d); withdrawErr != nil {
+			err = errors.Join(err, withdrawErr)
+		}
+		return nil, err
+	}
+	return decided, nil
+}
+
+// await polls for the decision.
+func (a *API) await(ctx context.Context, d *v1alpha1.Drain) (*v1alpha1.Drain, error) {
+	for {
+		current := &v1alpha1.Drain{}
+		if err := a.Reader.Get(ctx, client.ObjectKeyFromObject(d), current); err != nil {
+			if ctx.Err() != nil {
+				return nil, ErrUndecided
+			}
+			return nil, fmt.Errorf("read Drain %s: %w", d.Name, err)
+		}
+		if current.Status.StartedAt != nil {
+			return current, nil
+		}
+		if current.Status.Phase.Final() {
+			return nil, ended(current)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ErrUndecided
+		case <-time.After(decisionPoll):
+		}
+	}
+}
+
+// ended is the error of a drain that ended before it began.
+func ended(d *v1alpha1.Drain) error {
+	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	if c == nil {
+		return fmt.Errorf("drain %s is %s", d.Name, d.Status.Phase)
+	}
+	if err := Refusal(c.Reason); err != nil {
+		return err
+	}
+	return fmt.Errorf("drain %s is %s: %s", d.Name, d.Status.Phase, c.Message)
+}
+
+func (a *API) withdraw(d *v1alpha1.Drain) error {
+	ctx, cancel := context.WithTimeout(context.Background(), withdrawTime)
+	defer cancel()
+	return client.IgnoreNotFound(a.Client.Delete(ctx, d, client.Preconditions{UID: &d.UID}))
+}
+
+// Report is how a node's drain stands.
+type Report struct {
+	// Draining says whether the node drains.
+	Draining bool
+	// Maintainers left on it.
+	Maintainers int64
+	// Dispatchers left on it, by changefeed.
+	Dispatchers map[string]int64
+	// Total is everything that is left, of every kind.
+	Total int64
+}
+
+// Report says how the drain of a node stands, counted now.
+func (a *API) Report(ctx context.Context, node string) (Report, error) {
+	report := Report{Dispatchers: map[string]int64{}}
+	n := &v1alpha1.Node{}
+	if err := a.Reader.Get(ctx, types.NamespacedName{Name: node}, n); err != nil {
+		if kubeclient.IsMissing(err) || v1alpha1.ValidateNodeName(node) != nil {
+			return report, ErrCaptureNotFound
+		}
+		return report, err
+	}
+	w, err := Gather(ctx, a.Reader, a.Leader, a.Tenants, time.Now())
+	if err != nil {
+		return report, err
+	}
+	slot, d := w.Slot()
+	if slot == nil || slot.Node != node || w.over(slot) || d == nil || d.Status.Phase == v1alpha1.DrainComplete || d.Status.Phase == v1alpha1.DrainCancelled {
+		return report, nil
+	}
+	report.Draining = true
+	counts := w.counts(slot)
+	report.Maintainers = counts[Maintainers]
+	maps.Copy(report.Dispatchers, w.Left[Dispatchers].By)
+	for _, n := range counts {
+		report.Total += n
+	}
+	return report, nil
+}
+
+// Explain says in sentences what holds a node.
+func Explain(w World, node string) string {
+	n := w.Nodes[node]
+	if n == nil {
+		return fmt.Sprintf("There is no node %s.\n", node)
+	}
+	var b strings.Builder
+	rec := w.Leases[node]
+	fmt.Fprintf(&b, "Node %s is %s in epoch %d.\n", node, n.Status.Liveness, n.Status.Epoch)
+	switch {
+	case !rec.Held() && rec.Fenced >= n.Status.Epoch:
+		fmt.Fprintf(&b, "It is lost: its lease stayed unchanged for its whole duration. It rejoins as epoch %d when its process comes back.\n", n.Status.Epoch+1)
+	case !rec.Held():
+		fmt.Fprintf(&b, "It has left: its lease is released.\n")
+	case n.Spec.Cordoned:
+		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` lifts that.\n", node)
+	}
+	if slot, d := w.Slot(); slot != nil && slot.Node == node && d != nil {
+		explainDrain(&b, w, d)
+		return b.String()
+	}
+	if rec.Held() {
+		fmt.Fprintf(&b, "Nothing drains it. It holds: %s.\n", Summary(n.Status.Held))
+	}
+	return b.String()
+}
+
+func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
+	fmt.Fprintf(b, "Drain %s is %s", d.Name, d.Status.Phase)
+	if d.Status.StartedAt != nil {
+		fmt.Fprintf(b, ", started %s ago", w.Now.Sub(d.Status.StartedAt.Time).Round(time.Second))
+	}
+	fmt.Fprintf(b, ": %s.\n", Summary(d.Status.Remaining))
+	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil && c.Status == metav1.ConditionTrue {
+		fmt.Fprintf(b, "%s\n", c.Message)
+	}
+	if d.Status.LastProgress != nil && !d.Status.Phase.Final() {
+		fmt.Fprintf(b, "Something moved last %s ago.\n", w.Now.Sub(d.Status.LastProgress.Time).Round(time.Second))
+	}
+	for _, blocker := range d.Status.Blockers {
+		fmt.Fprintf(b, "%s %s holds it: %s, for %s", blocker.Kind, blocker.Name, blocker.Reason, w.Now.Sub(blocker.Since.Time).Round(time.Second))
+		if blocker.Remedy != "" {
+			fmt.Fprintf(b, "; %s", blocker.Remedy)
+		}
+		fmt.Fprintln(b, ".")
+	}
+}

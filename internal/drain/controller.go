@@ -1,0 +1,257 @@
+package drain
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// recount is how often an unfinished drain is looked at when nothing happens.
+const recount = time.Second
+
+// maxSteps bounds the steps of one reconciliation; the next one goes on.
+const maxSteps = 50
+
+// Controller is the coordinator's side of drains: gather the world, ask for the next step, write it, again.
+type Controller struct {
+	// Leader is the node that decides.
+	Leader string
+	// Stands fails unless the coordinator's term does, read live.
+	Stands func(context.Context) error
+	// Tenants makes the kinds of work, reading through r.
+	Tenants func(r client.Reader) []Tenant
+	// Metrics of drains.
+	Metrics *Metrics
+	// Log of the term.
+	Log *slog.Logger
+	// AtStep is called before and after every step, by tests that crash there.
+	AtStep func(point string)
+
+	client client.Client
+	cached client.Reader
+	live   client.Reader
+	record events.Recorder
+	told   map[string]bool // events that this term has made sure of
+}
+
+// SetupWithManager adds the controller to a term's manager. Everything it watches is one question: what is the next step?
+func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
+	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
+	c.record = events.Recorder{Client: c.client, Controller: "drains", Instance: c.Leader}
+	c.told = map[string]bool{}
+	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
+	})
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("drains").
+		Watches(&v1alpha1.Drain{}, one).
+		Watches(&v1alpha1.Node{}, one).
+		Watches(&v1alpha1.Settings{}, one).
+		Watches(&coordinationv1.Lease{}, one).
+		Complete(c)
+}
+
+// Reconcile takes steps until there is none to take.
+func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	idle, err := c.idle(ctx)
+	if err != nil || idle {
+		return ctrl.Result{}, err
+	}
+	for range maxSteps {
+		w, err := Gather(ctx, c.live, c.Leader, c.Tenants(c.live), time.Now())
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		c.Metrics.see(w)
+		if err := c.tell(ctx, w); err != nil {
+			return ctrl.Result{}, err
+		}
+		step := Next(w)
+		if step == nil {
+			return ctrl.Result{RequeueAfter: pause(w)}, nil
+		}
+		if err := c.take(ctx, step); err != nil {
+			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+				continue // somebody wrote first: look again
+			}
+			return ctrl.Result{}, err
+		}
+	}
+	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
+}
+
+// idle says, from the cache, whether there is nothing to look at: most of the time there is no drain.
+func (c *Controller) idle(ctx context.Context) (bool, error) {
+	settings := &v1alpha1.Settings{}
+	if err := c.cached.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return false, err
+	}
+	var drains v1alpha1.DrainList
+	if err := c.cached.List(ctx, &drains); err != nil {
+		return false, err
+	}
+	for i := range drains.Items {
+		d := &drains.Items[i]
+		if !d.Status.Phase.Final() || !d.DeletionTimestamp.IsZero() || d.Status.FinishedAt != nil && time.Since(d.Status.FinishedAt.Time) < told && !c.toldAll(d) {
+			return false, nil
+		}
+	}
+	return settings.Status.ActiveDrain == nil, nil
+}
+
+// pause is when to look again if nothing happens before.
+func pause(w World) time.Duration {
+	if w.Settings.Status.ActiveDrain == nil {
+		return 0
+	}
+	return recount
+}
+
+// take writes one step. Everything it rests on was read live; last, the term.
+func (c *Controller) take(ctx context.Context, step *Step) error {
+	if step.Name != StepProgress && step.Name != StepQueue {
+		if err := c.Stands(ctx); err != nil {
+			return fmt.Errorf("drain step %s: %w", step.Name, err)
+		}
+	}
+	c.at("before-" + step.Name)
+	var err error
+	if step.Status {
+		err = c.client.Status().Update(ctx, step.Object)
+	} else {
+		err = c.client.Update(ctx, step.Object)
+	}
+	if err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return err
+		}
+		return fmt.Errorf("drain step %s: %w", step.Name, err)
+	}
+	c.at("after-" + step.Name)
+	if step.Name != StepProgress {
+		c.logStep(step)
+	}
+	return nil
+}
+
+func (c *Controller) logStep(step *Step) {
+	if step.Drain == nil {
+		c.Log.Info("drain step", "step", step.Name)
+		return
+	}
+	c.Log.Info("drain step", "step", step.Name, "drain", step.Drain.Name, "target", step.Drain.Spec.NodeName)
+}
+
+func (c *Controller) at(point string) {
+	if c.AtStep != nil {
+		c.AtStep(point)
+	}
+}
+
+// tell makes sure of the events that the drains' records call for.
+func (c *Controller) tell(ctx context.Context, w World) error {
+	for _, d := range w.Drains {
+		c.Metrics.ended(d)
+		for _, n := range notices(d, w.Now) {
+			key := noticeKey(d, n)
+			if c.told[key] {
+				continue
+			}
+			if err := c.record.Emit(ctx, n); err != nil {
+				return err
+			}
+			c.told[key] = true
+		}
+	}
+	return nil
+}
+
+func (c *Controller) toldAll(d *v1alpha1.Drain) bool {
+	for _, n := range notices(d, time.Now()) {
+		if !c.told[noticeKey(d, n)] {
+			return false
+		}
+	}
+	return true
+}
+
+func noticeKey(d *v1alpha1.Drain, e events.Event) string {
+	return string(d.UID) + "/" + e.Reason + "/" + e.Key
+}
+
+// Gather reads the world through r.
+func Gather(ctx context.Context, r client.Reader, leader string, tenants []Tenant, now time.Time) (World, error) {
+	w := World{
+		Now: now.Truncate(time.Second), Leader: leader, Settings: &v1alpha1.Settings{},
+		Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, Left: map[string]Remaining{},
+	}
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, w.Settings); err != nil {
+		return w, fmt.Errorf("read Settings: %w", err)
+	}
+	var drains v1alpha1.DrainList
+	if err := r.List(ctx, &drains); err != nil {
+		return w, fmt.Errorf("list drains: %w", err)
+	}
+	for i := range drains.Items {
+		w.Drains = append(w.Drains, &drains.Items[i])
+	}
+	var nodes v1alpha1.NodeList
+	if err := r.List(ctx, &nodes); err != nil {
+		return w, fmt.Errorf("list nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		w.Nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	}
+	if err := w.readLeases(ctx, r); err != nil {
+		return w, err
+	}
+	return w, w.count(ctx, tenants)
+}
+
+func (w *World) readLeases(ctx context.Context, r client.Reader) error {
+	var leases coordinationv1.LeaseList
+	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
+		return fmt.Errorf("list leases: %w", err)
+	}
+	for i := range leases.Items {
+		l := &leases.Items[i]
+		if _, ok := lease.NodeOf(l.Name); !ok {
+			continue
+		}
+		rec, err := lease.Read(l)
+		if err != nil {
+			return err
+		}
+		w.Leases[rec.Node] = rec
+	}
+	return nil
+}
+
+// count asks every kind what it has on the node in the slot.
+func (w *World) count(ctx context.Context, tenants []Tenant) error {
+	slot := w.Settings.Status.ActiveDrain
+	if slot == nil {
+		return nil
+	}
+	for _, t := range tenants {
+		left, err := t.Remaining(ctx, slot.Node)
+		if err != nil {
+			return fmt.Errorf("count %s on node %s: %w", t.Name(), slot.Node, err)
+		}
+		w.Left[t.Name()] = left
+	}
+	return nil
+}

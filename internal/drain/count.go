@@ -1,0 +1,187 @@
+package drain
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// Stages of a drain that moves changefeeds.
+const (
+	StageMaintainers = "MigratingMaintainers"
+	StageDispatchers = "MigratingDispatchers"
+)
+
+// Reasons of blockers that the drain itself finds; each kind of work brings its own.
+const (
+	// BlockedByNode: the node has not said yet that it closed its gate for this drain.
+	BlockedByNode = "AwaitingAcknowledgement"
+	// BlockedByReturn: the node is restarting and has not said yet in which state.
+	BlockedByReturn = "AwaitingReturn"
+	// BlockedByLeaving: the node is empty and told to leave, and has not left yet.
+	BlockedByLeaving = "AwaitingExit"
+)
+
+const defaultStalledAfter = 5 * time.Minute
+
+// counts are the pieces of each kind on the slot's node: what the objects place there or what the node itself says that
+// it holds, whichever is more.
+func (w World) counts(slot *v1alpha1.ActiveDrain) map[string]int64 {
+	counts := map[string]int64{}
+	for kind, left := range w.Left {
+		counts[kind] = left.Count
+	}
+	if node := w.Nodes[slot.Node]; node != nil && node.Status.Epoch == slot.NodeEpoch {
+		for kind, held := range node.Status.Held {
+			counts[kind] = max(counts[kind], held)
+		}
+	}
+	return counts
+}
+
+// acknowledged says whether the node closed its gate for this drain in this epoch, so that its counts can only fall.
+func (w World) acknowledged(slot *v1alpha1.ActiveDrain) bool {
+	node := w.Nodes[slot.Node]
+	return node != nil && node.Status.Epoch == slot.NodeEpoch && node.Status.ObservedDrain == slot.UID &&
+		node.Status.Liveness.Rank() >= v1alpha1.Draining.Rank()
+}
+
+// Empty says whether nothing is left: the node's own counts, taken after its gate closed for this drain in this epoch, and
+// the objects agree on zero.
+func (w World) Empty(slot *v1alpha1.ActiveDrain) bool {
+	if !w.acknowledged(slot) {
+		return false
+	}
+	for _, count := range w.counts(slot) {
+		if count > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// observe brings a drain's status up to date with what is left.
+func observe(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) {
+	old := d.Status.Remaining
+	d.Status.Remaining = w.counts(slot)
+	d.Status.Stage = stage(d.Status.Remaining)
+	if moved(old, d.Status.Remaining) || d.Status.LastProgress == nil {
+		now := metav1.NewTime(w.Now)
+		d.Status.LastProgress = &now
+	}
+	d.Status.Blockers = w.blockers(slot, d)
+	w.judgeStall(d)
+}
+
+// moved says whether anything left the node.
+func moved(old, now map[string]int64) bool {
+	for kind, count := range old {
+		if now[kind] < count {
+			return true
+		}
+	}
+	return false
+}
+
+func stage(counts map[string]int64) string {
+	switch {
+	case counts[Maintainers] > 0:
+		return StageMaintainers
+	case counts[Dispatchers] > 0:
+		return StageDispatchers
+	}
+	var kinds []string
+	for kind, count := range counts {
+		if count > 0 {
+			kinds = append(kinds, kind)
+		}
+	}
+	slices.Sort(kinds)
+	return strings.Join(kinds, ",")
+}
+
+// blockers are what keeps the drain from its end, sorted, each with when it was first seen.
+func (w World) blockers(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) []v1alpha1.Blocker {
+	var list []v1alpha1.Blocker
+	for _, left := range w.Left {
+		list = append(list, left.Blockers...)
+	}
+	if b := w.ownBlocker(slot, d); b != nil {
+		list = append(list, *b)
+	}
+	since := map[v1alpha1.Blocker]metav1.Time{}
+	for _, b := range d.Status.Blockers {
+		since[v1alpha1.Blocker{Kind: b.Kind, Name: b.Name, Reason: b.Reason}] = b.Since
+	}
+	for i := range list {
+		b := &list[i]
+		b.Since = metav1.NewTime(w.Now.Truncate(time.Second))
+		if first, ok := since[v1alpha1.Blocker{Kind: b.Kind, Name: b.Name, Reason: b.Reason}]; ok {
+			b.Since = first
+		}
+	}
+	slices.SortFunc(list, func(a, b v1alpha1.Blocker) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Reason, b.Reason))
+	})
+	return slices.CompactFunc(list, func(a, b v1alpha1.Blocker) bool {
+		return a.Kind == b.Kind && a.Name == b.Name && a.Reason == b.Reason
+	})
+}
+
+// ownBlocker is what the drain itself waits for.
+func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alpha1.Blocker {
+	b := &v1alpha1.Blocker{Kind: "Node", Name: slot.Node}
+	switch {
+	case d.Status.Phase == v1alpha1.DrainStopping:
+		b.Reason = BlockedByLeaving
+		b.Remedy = fmt.Sprintf("node %s is empty and stops what stayed; if it hangs, look at its log or kill its process", slot.Node)
+	case w.over(slot) && w.Leases[slot.Node].Held():
+		b.Reason = BlockedByReturn
+		b.Remedy = fmt.Sprintf("node %s is restarting; if it stays so, look at its log", slot.Node)
+	case !w.over(slot) && !w.acknowledged(slot):
+		b.Reason = BlockedByNode
+		b.Remedy = fmt.Sprintf("node %s has not closed its gate yet; if it stays so, look at its log: it is called lost when its lease ends", slot.Node)
+	default:
+		return nil
+	}
+	return b
+}
+
+// judgeStall says whether nothing has moved for too long.
+func (w World) judgeStall(d *v1alpha1.Drain) {
+	patience := defaultStalledAfter
+	if set := w.Settings.Spec.Drain.StalledAfter; set != nil && set.Duration > 0 {
+		patience = set.Duration
+	}
+	c := metav1.Condition{
+		Type: v1alpha1.DrainStalled, Status: metav1.ConditionFalse, Reason: "Moving", Message: "Something moved lately.",
+		ObservedGeneration: d.Generation,
+	}
+	if w.Now.Sub(d.Status.LastProgress.Time) >= patience {
+		c.Status, c.Reason = metav1.ConditionTrue, "NothingMoves"
+		c.Message = fmt.Sprintf("Nothing has moved for %s: %s.", patience, Summary(d.Status.Remaining))
+	}
+	meta.SetStatusCondition(&d.Status.Conditions, c)
+}
+
+// Summary says what is left, in words.
+func Summary(counts map[string]int64) string {
+	var parts []string
+	for _, kind := range slices.Sorted(maps.Keys(counts)) {
+		if n := counts[kind]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, kind))
+		}
+	}
+	if len(parts) == 0 {
+		return "nothing is left"
+	}
+	return strings.Join(parts, ", ") + " left"
+}

@@ -1,0 +1,87 @@
+package drain
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// Metrics of drains as the coordinator sees them. They outlive terms, stay after a drain, and go with the Node object.
+type Metrics struct {
+	status, maintainers, dispatchers *prometheus.GaugeVec
+	duration                         *prometheus.HistogramVec
+
+	mu       sync.Mutex
+	nodes    map[string]bool // that have series
+	observed map[string]bool // drains whose duration was observed, by UID
+}
+
+// NewMetrics makes the metrics of drains, registered with r.
+func NewMetrics(r prometheus.Registerer) *Metrics {
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "ebb", Subsystem: "coordinator", Name: name, Help: help}, []string{"capture_id"})
+	}
+	m := &Metrics{
+		status:      gauge("drain_capture_status", "Status of drain capture operation (0=idle, 1=draining)"),
+		maintainers: gauge("drain_capture_remaining_maintainers", "Number of remaining maintainers on draining capture"),
+		dispatchers: gauge("drain_capture_remaining_dispatchers", "Number of remaining dispatchers on draining capture"),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "ebb", Subsystem: "coordinator", Name: "drain_capture_duration_seconds", Help: "Duration of drain capture operation",
+			Buckets: prometheus.ExponentialBuckets(1, 2, 10),
+		}, []string{"capture_id"}),
+		nodes: map[string]bool{}, observed: map[string]bool{},
+	}
+	r.MustRegister(m.status, m.maintainers, m.dispatchers, m.duration)
+	return m
+}
+
+// see brings the metrics in line with the world.
+func (m *Metrics) see(w World) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for node := range m.nodes {
+		if w.Nodes[node] == nil {
+			m.forget(node)
+		} else {
+			m.status.WithLabelValues(node).Set(0)
+		}
+	}
+	slot, d := w.Slot()
+	if slot == nil || d == nil {
+		return
+	}
+	m.nodes[slot.Node] = true
+	counts := w.counts(slot)
+	m.maintainers.WithLabelValues(slot.Node).Set(float64(counts[Maintainers]))
+	m.dispatchers.WithLabelValues(slot.Node).Set(float64(counts[Dispatchers]))
+	value := 0.0
+	if !d.Status.Phase.Final() {
+		value = 1
+	}
+	m.status.WithLabelValues(slot.Node).Set(value)
+}
+
+// ended observes how long a drain took, from its persisted start.
+func (m *Metrics) ended(d *v1alpha1.Drain) {
+	if d.Status.Phase != v1alpha1.DrainComplete || d.Status.StartedAt == nil || d.Status.FinishedAt == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.observed[string(d.UID)] {
+		return
+	}
+	m.observed[string(d.UID)] = true
+	m.nodes[d.Spec.NodeName] = true
+	m.duration.WithLabelValues(d.Spec.NodeName).Observe(d.Status.FinishedAt.Sub(d.Status.StartedAt.Time).Seconds())
+}
+
+func (m *Metrics) forget(node string) {
+	for _, v := range []*prometheus.GaugeVec{m.status, m.maintainers, m.dispatchers} {
+		v.DeleteLabelValues(node)
+	}
+	m.duration.DeleteLabelValues(node)
+	delete(m.nodes, node)
+}

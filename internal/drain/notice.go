@@ -1,0 +1,52 @@
+package drain
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/events"
+)
+
+// told is how long after its end a drain's events are still made sure of: a coordinator that crashed between a
+// transition and its event leaves the event to the next one.
+const told = 10 * time.Minute
+
+// notices are the events that a drain's record calls for. They follow from the record alone and have keys of their own,
+// so that each transition is told once, whoever tells it.
+func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
+	if d.Status.FinishedAt != nil && now.Sub(d.Status.FinishedAt.Time) > told {
+		return nil
+	}
+	var list []events.Event
+	add := func(kind, reason, key, note string) {
+		list = append(list, events.Event{Regarding: d, Type: kind, Reason: reason, Action: "Drain", Note: note, Key: key})
+	}
+	if d.Status.StartedAt != nil {
+		add(corev1.EventTypeNormal, "DrainStarted", "", fmt.Sprintf("Draining node %s.", d.Spec.NodeName))
+	}
+	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainStalled); c != nil && c.Status == "True" {
+		add(corev1.EventTypeWarning, "DrainStalled", c.LastTransitionTime.UTC().Format(time.RFC3339), c.Message)
+	}
+	if d.Status.Phase == v1alpha1.DrainStopping {
+		add(corev1.EventTypeNormal, "NodeEmpty", "", fmt.Sprintf("Node %s is empty and leaves.", d.Spec.NodeName))
+	}
+	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	if end == nil || end.Status != "True" {
+		return list
+	}
+	switch {
+	case d.Status.Phase == v1alpha1.DrainComplete:
+		add(corev1.EventTypeNormal, "DrainComplete", "", end.Message)
+	case d.Status.Phase == v1alpha1.DrainCancelled:
+		add(corev1.EventTypeWarning, "DrainCancelled", "", end.Message)
+	case Refusal(end.Reason) != nil:
+		add(corev1.EventTypeWarning, "DrainRefused", "", end.Message)
+	default:
+		add(corev1.EventTypeWarning, "DrainFailed", "", end.Message)
+	}
+	return list
+}

@@ -1,0 +1,420 @@
+package drain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// World is all that a decision rests on, read at one time.
+type World struct {
+	// Now is the coordinator's wall clock. It only decides about deadlines and stalls, which people set in wall time.
+	Now time.Time
+	// Leader is the node that decides.
+	Leader   string
+	Settings *v1alpha1.Settings
+	Drains   []*v1alpha1.Drain
+	Nodes    map[string]*v1alpha1.Node
+	Leases   map[string]lease.Record
+	// Left is what the objects place on the node in the slot, by kind.
+	Left map[string]Remaining
+}
+
+// Names of the steps, each one persisted write.
+const (
+	StepRefuse          = "refuse"
+	StepQueue           = "queue"
+	StepHold            = "hold"
+	StepTakeSlot        = "take-slot"
+	StepBegin           = "begin"
+	StepFollowSlot      = "follow-slot"
+	StepFollow          = "follow"
+	StepDesireDraining  = "desire-draining"
+	StepProgress        = "progress"
+	StepStop            = "stop"
+	StepDesireStopping  = "desire-stopping"
+	StepComplete        = "complete"
+	StepFail            = "fail"
+	StepReleaseSlot     = "release-slot"
+	StepWithdraw        = "withdraw"
+	StepRemoveFinalizer = "remove-finalizer"
+)
+
+// Step is one write that brings the world closer to what it should be. The object carries the resourceVersion that the
+// decision rests on.
+type Step struct {
+	// Name of the step.
+	Name string
+	// Object as it must be written.
+	Object client.Object
+	// Status says that the object's status is written, rather than the rest of it.
+	Status bool
+	// Drain is what the step is about.
+	Drain *v1alpha1.Drain
+}
+
+// Next is the next step, and nil when there is nothing to do now. It changes nothing that it is given.
+func Next(w World) *Step {
+	if step := nextOfSlot(w); step != nil {
+		return step
+	}
+	for _, d := range inOrder(w.Drains) {
+		if step := nextOfWaiting(w, d); step != nil {
+			return step
+		}
+	}
+	return nil
+}
+
+// inOrder sorts drains by when they were asked for.
+func inOrder(drains []*v1alpha1.Drain) []*v1alpha1.Drain {
+	sorted := slices.Clone(drains)
+	slices.SortFunc(sorted, func(a, b *v1alpha1.Drain) int {
+		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.Name, b.Name)
+	})
+	return sorted
+}
+
+// Slot is the drain that holds the slot; the drain is nil if its object is gone.
+func (w World) Slot() (*v1alpha1.ActiveDrain, *v1alpha1.Drain) {
+	slot := w.Settings.Status.ActiveDrain
+	if slot == nil {
+		return nil, nil
+	}
+	for _, d := range w.Drains {
+		if string(d.UID) == slot.UID {
+			return slot, d
+		}
+	}
+	return slot, nil
+}
+
+// over says whether the epoch in the slot has ended.
+func (w World) over(slot *v1alpha1.ActiveDrain) bool {
+	rec, ok := w.Leases[slot.Node]
+	return !ok || rec.Over(slot.NodeEpoch)
+}
+
+// follower is a newer epoch of the slot's node that has said in which state it began, and whether it began Draining
+// because the slot named it; 0 if there is none.
+func (w World) follower(slot *v1alpha1.ActiveDrain) (epoch int64, draining bool) {
+	rec, node := w.Leases[slot.Node], w.Nodes[slot.Node]
+	if !rec.Held() || rec.Epoch <= slot.NodeEpoch || node == nil || node.Status.Epoch != rec.Epoch || node.Status.Liveness == v1alpha1.Stopping {
+		return 0, false
+	}
+	return rec.Epoch, node.Status.Liveness == v1alpha1.Draining && node.Status.ObservedDrain == slot.UID
+}
+
+// nextOfSlot goes on with the drain that holds the slot.
+func nextOfSlot(w World) *Step {
+	slot, d := w.Slot()
+	switch {
+	case slot == nil:
+		return nil
+	case d == nil || d.Status.Phase.Final():
+		return nextOfEnded(w, slot, d)
+	}
+	switch d.Status.Phase {
+	case v1alpha1.DrainStopping:
+		return nextOfStopping(w, slot, d)
+	case v1alpha1.DrainDraining:
+		return nextOfDraining(w, slot, d)
+	default:
+		return begin(w, slot, d)
+	}
+}
+
+// nextOfEnded frees the slot once the drained epoch is over. A drain that failed keeps it for as long as its node drains,
+// also in a newer epoch that began Draining because of it.
+func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if !w.over(slot) {
+		return nil
+	}
+	failed := d != nil && d.Status.Phase == v1alpha1.DrainFailed
+	if epoch, draining := w.follower(slot); failed && draining {
+		return followSlot(w, d, epoch)
+	}
+	settings := w.Settings.DeepCopy()
+	settings.Status.ActiveDrain = nil
+	return &Step{Name: StepReleaseSlot, Object: settings, Status: true, Drain: d}
+}
+
+// begin records the drain that has just got the slot.
+func begin(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	next := d.DeepCopy()
+	now := metav1.NewTime(w.Now)
+	next.Status.Phase = v1alpha1.DrainDraining
+	next.Status.NodeEpoch = slot.NodeEpoch
+	next.Status.StartedAt, next.Status.LastProgress = &now, &now
+	next.Status.Initial = w.counts(slot)
+	next.Status.Remaining = w.counts(slot)
+	next.Status.Stage = stage(next.Status.Remaining)
+	finished(next, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "The node is being emptied.")
+	return &Step{Name: StepBegin, Object: next, Status: true, Drain: d}
+}
+
+// followSlot goes on with the newer epoch of a node that was restarted.
+func followSlot(w World, d *v1alpha1.Drain, epoch int64) *Step {
+	settings := w.Settings.DeepCopy()
+	settings.Status.ActiveDrain.NodeEpoch = epoch
+	return &Step{Name: StepFollowSlot, Object: settings, Status: true, Drain: d}
+}
+
+// nextOfDraining: the node is being emptied.
+func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if epoch, _ := w.follower(slot); epoch > 0 {
+		return followSlot(w, d, epoch)
+	}
+	if d.Status.NodeEpoch != slot.NodeEpoch {
+		next := d.DeepCopy()
+		next.Status.NodeEpoch = slot.NodeEpoch
+		return &Step{Name: StepFollow, Object: next, Status: true, Drain: d}
+	}
+	if w.over(slot) {
+		return nextOfGone(w, slot, d)
+	}
+	if expired(w, d) {
+		return fail(w, slot, d)
+	}
+	if step := desire(w, slot, v1alpha1.Draining, StepDesireDraining, d); step != nil {
+		return step
+	}
+	if w.Empty(slot) {
+		return stop(w, slot, d)
+	}
+	return progress(w, slot, d)
+}
+
+// nextOfGone: the node's epoch ended before the drain did. What was placed there is placed elsewhere by each kind; when
+// nothing is bound to the node any more, the drain is complete.
+func nextOfGone(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if rec := w.Leases[slot.Node]; rec.Held() && rec.Epoch > slot.NodeEpoch {
+		return progress(w, slot, d) // it is coming back; what it says of itself decides
+	}
+	for _, left := range w.Left {
+		if left.Count > 0 {
+			return progress(w, slot, d)
+		}
+	}
+	return complete(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone and nothing is bound to it.", slot.Node))
+}
+
+// nextOfStopping: the node is empty and told to leave.
+func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if w.over(slot) {
+		if rec := w.Leases[slot.Node]; rec.Fenced >= slot.NodeEpoch {
+			return complete(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s died empty, on its way out.", slot.Node))
+		}
+		return complete(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s left empty.", slot.Node))
+	}
+	if expired(w, d) {
+		return fail(w, slot, d)
+	}
+	if step := desire(w, slot, v1alpha1.Stopping, StepDesireStopping, d); step != nil {
+		return step
+	}
+	return progress(w, slot, d)
+}
+
+// desire tells the node what to become, in the epoch that is meant.
+func desire(w World, slot *v1alpha1.ActiveDrain, l v1alpha1.Liveness, name string, d *v1alpha1.Drain) *Step {
+	node := w.Nodes[slot.Node]
+	want := v1alpha1.DesiredLiveness{Liveness: l, Epoch: slot.NodeEpoch, DrainUID: slot.UID}
+	if node == nil || node.Spec.Desired != nil && *node.Spec.Desired == want {
+		return nil
+	}
+	next := node.DeepCopy()
+	next.Spec.Desired = &want
+	return &Step{Name: name, Object: next, Drain: d}
+}
+
+// stop: everything was counted at zero. From here on the node leaves.
+func stop(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	next := d.DeepCopy()
+	now := metav1.NewTime(w.Now)
+	next.Status.Phase = v1alpha1.DrainStopping
+	next.Status.Stage = ""
+	next.Status.Remaining = w.counts(slot)
+	next.Status.Blockers = nil
+	next.Status.LastProgress = &now
+	finished(next, metav1.ConditionFalse, string(v1alpha1.DrainStopping), "The node is empty and leaves.")
+	return &Step{Name: StepStop, Object: next, Status: true, Drain: d}
+}
+
+func complete(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, message string) *Step {
+	next := d.DeepCopy()
+	end(next, w.Now, v1alpha1.DrainComplete, reason, message)
+	next.Status.Stage, next.Status.Blockers = "", nil
+	next.Status.Remaining = w.counts(slot)
+	for kind := range next.Status.Remaining {
+		next.Status.Remaining[kind] = w.Left[kind].Count // a node that is gone holds nothing
+	}
+	return &Step{Name: StepComplete, Object: next, Status: true, Drain: d}
+}
+
+func expired(w World, d *v1alpha1.Drain) bool {
+	return d.Spec.Deadline != nil && d.Status.StartedAt != nil && !w.Now.Before(d.Status.StartedAt.Add(d.Spec.Deadline.Duration))
+}
+
+// fail: the deadline came first. The blockers stay for people to read, and the node stays as it is.
+func fail(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	next := d.DeepCopy()
+	observe(w, slot, next)
+	message := fmt.Sprintf("Node %s was not out of service %s after the start: %s. It stays %s and takes no work; a new Drain of it goes on.",
+		slot.Node, d.Spec.Deadline.Duration, Summary(next.Status.Remaining), v1alpha1.Draining)
+	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message)
+	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
+}
+
+// progress writes down what is left, if that has changed.
+func progress(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	next := d.DeepCopy()
+	observe(w, slot, next)
+	if equality.Semantic.DeepEqual(next.Status, d.Status) {
+		return nil
+	}
+	return &Step{Name: StepProgress, Object: next, Status: true, Drain: d}
+}
+
+// nextOfWaiting decides about a drain that does not hold the slot.
+func nextOfWaiting(w World, d *v1alpha1.Drain) *Step {
+	slot, holder := w.Slot()
+	if slot != nil && holder == d {
+		if d.Status.Phase.Final() && !d.DeletionTimestamp.IsZero() {
+			return removeFinalizer(d)
+		}
+		return nil
+	}
+	if !d.DeletionTimestamp.IsZero() {
+		return nextOfDeleted(w, d)
+	}
+	if d.Status.Phase.Final() {
+		return nil
+	}
+	if d.Status.Phase != "" && d.Status.Phase != v1alpha1.DrainPending {
+		// It had the slot, and the slot was freed: its epoch was over. Only a crash between the two shows this.
+		return complete(w, &v1alpha1.ActiveDrain{Node: d.Spec.NodeName, NodeEpoch: d.Status.NodeEpoch}, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone.", d.Spec.NodeName))
+	}
+	reason := refusal(w, d)
+	switch {
+	case reason == "":
+		return accept(w, d)
+	case reason == v1alpha1.ReasonDrainInProgress && d.Spec.WhenBusy == v1alpha1.Queue:
+		return queue(d, slot)
+	}
+	return refuse(w, d, reason)
+}
+
+// refusal is why a drain may not begin, or nothing. The order is part of the contract.
+func refusal(w World, d *v1alpha1.Drain) string {
+	rec := w.Leases[d.Spec.NodeName]
+	alive := 0
+	for _, r := range w.Leases {
+		if r.Held() {
+			alive++
+		}
+	}
+	switch {
+	case w.Nodes[d.Spec.NodeName] == nil || !rec.Held():
+		return v1alpha1.ReasonCaptureNotFound
+	case alive < 2:
+		return v1alpha1.ReasonSingleNode
+	case d.Spec.NodeName == w.Leader:
+		return v1alpha1.ReasonTargetIsCoordinator
+	case !w.free(d):
+		return v1alpha1.ReasonDrainInProgress
+	}
+	return ""
+}
+
+// free says whether a drain may have the slot: nobody has it, or the one that has it failed on the same node.
+func (w World) free(d *v1alpha1.Drain) bool {
+	slot, holder := w.Slot()
+	if slot == nil {
+		return true
+	}
+	ended := holder == nil || holder.Status.Phase == v1alpha1.DrainFailed
+	return ended && slot.Node == d.Spec.NodeName
+}
+
+// accept gives the slot to a drain; before that it makes sure that the drain cannot be deleted while it runs.
+func accept(w World, d *v1alpha1.Drain) *Step {
+	if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) {
+		next := d.DeepCopy()
+		controllerutil.AddFinalizer(next, v1alpha1.DrainFinalizer)
+		return &Step{Name: StepHold, Object: next, Drain: d}
+	}
+	settings := w.Settings.DeepCopy()
+	settings.Status.ActiveDrain = &v1alpha1.ActiveDrain{
+		Name: d.Name, UID: string(d.UID), Node: d.Spec.NodeName, NodeEpoch: w.Leases[d.Spec.NodeName].Epoch,
+	}
+	return &Step{Name: StepTakeSlot, Object: settings, Status: true, Drain: d}
+}
+
+func queue(d *v1alpha1.Drain, slot *v1alpha1.ActiveDrain) *Step {
+	next := d.DeepCopy()
+	next.Status.Phase = v1alpha1.DrainPending
+	finished(next, metav1.ConditionFalse, v1alpha1.ReasonQueued, fmt.Sprintf("Waiting for drain %s of node %s.", slot.Name, slot.Node))
+	if equality.Semantic.DeepEqual(next.Status, d.Status) {
+		return nil
+	}
+	return &Step{Name: StepQueue, Object: next, Status: true, Drain: d}
+}
+
+func refuse(w World, d *v1alpha1.Drain, reason string) *Step {
+	next := d.DeepCopy()
+	message := Refusal(reason).Error()
+	if slot, _ := w.Slot(); reason == v1alpha1.ReasonDrainInProgress && slot != nil {
+		message += fmt.Sprintf(": drain %s of node %s", slot.Name, slot.Node)
+	}
+	end(next, w.Now, v1alpha1.DrainFailed, reason, message)
+	return &Step{Name: StepRefuse, Object: next, Status: true, Drain: d}
+}
+
+// nextOfDeleted lets go of a drain that has ended or never began. One that runs is held: draining is one-way.
+func nextOfDeleted(w World, d *v1alpha1.Drain) *Step {
+	if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) {
+		return nil
+	}
+	if d.Status.Phase.Final() {
+		return removeFinalizer(d)
+	}
+	next := d.DeepCopy()
+	end(next, w.Now, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, "The drain was deleted before it had begun.")
+	return &Step{Name: StepWithdraw, Object: next, Status: true, Drain: d}
+}
+
+func removeFinalizer(d *v1alpha1.Drain) *Step {
+	if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) {
+		return nil
+	}
+	next := d.DeepCopy()
+	controllerutil.RemoveFinalizer(next, v1alpha1.DrainFinalizer)
+	return &Step{Name: StepRemoveFinalizer, Object: next, Drain: d}
+}
+
+func end(d *v1alpha1.Drain, now time.Time, phase v1alpha1.DrainPhase, reason, message string) {
+	at := metav1.NewTime(now)
+	d.Status.Phase = phase
+	d.Status.FinishedAt = &at
+	finished(d, metav1.ConditionTrue, reason, message)
+}
+
+func finished(d *v1alpha1.Drain, status metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.DrainFinished, Status: status, Reason: reason, Message: message, ObservedGeneration: d.Generation,
+	})
+}

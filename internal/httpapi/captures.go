@@ -1,0 +1,184 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+// Codes of errors of drains.
+const (
+	CodeCaptureNotFound     = "ErrCaptureNotFound"
+	CodeSingleNode          = "ErrSingleNode"
+	CodeTargetIsCoordinator = "ErrTargetIsCoordinator"
+	CodeDrainInProgress     = "ErrDrainInProgress"
+	CodeBadRequest          = "ErrBadRequest"
+)
+
+// Drains asks for drains and tells of them; only the coordinator can.
+type Drains interface {
+	// Request waits for the decision.
+	Request(ctx context.Context, node, reason string) (*v1alpha1.Drain, error)
+	// Report counts now.
+	Report(ctx context.Context, node string) (drain.Report, error)
+}
+
+// Capture is a node with a live lease.
+type Capture struct {
+	ID            string            `json:"id"`
+	Address       string            `json:"address"`
+	IsCoordinator bool              `json:"is_coordinator"`
+	Liveness      v1alpha1.Liveness `json:"liveness"`
+	Epoch         int64             `json:"epoch"`
+}
+
+// DrainAccepted answers an accepted drain.
+type DrainAccepted struct {
+	CurrentMaintainerCount int64 `json:"current_maintainer_count"`
+	CurrentDispatcherCount int64 `json:"current_dispatcher_count"`
+}
+
+// DrainStatus answers how a drain stands.
+type DrainStatus struct {
+	IsDraining               bool             `json:"is_draining"`
+	DrainingCaptureID        string           `json:"draining_capture_id,omitempty"`
+	RemainingMaintainerCount int64            `json:"remaining_maintainer_count"`
+	RemainingDispatcherCount map[string]int64 `json:"remaining_dispatcher_count"`
+}
+
+func (s *Server) putDrain(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+	defer cancel()
+	d, err := s.drains().Request(ctx, r.PathValue("id"), "requested by PUT "+r.URL.Path)
+	if err != nil {
+		writeDrainError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusAccepted, DrainAccepted{
+		CurrentMaintainerCount: d.Status.Initial[drain.Maintainers],
+		CurrentDispatcherCount: d.Status.Initial[drain.Dispatchers],
+	})
+}
+
+func (s *Server) getDrain(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+	defer cancel()
+	id := r.PathValue("id")
+	report, err := s.drains().Report(ctx, id)
+	if err != nil {
+		writeDrainError(w, err)
+		return
+	}
+	status := DrainStatus{
+		IsDraining: report.Draining, RemainingMaintainerCount: report.Maintainers, RemainingDispatcherCount: report.Dispatchers,
+	}
+	if report.Draining {
+		status.DrainingCaptureID = id
+	}
+	writeJSON(w, http.StatusOK, status)
+}
+
+func (s *Server) getCaptures(w http.ResponseWriter, r *http.Request) {
+	captures, err := s.opts.Captures(r.Context())
+	if err != nil {
+		writeDrainError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, captures)
+}
+
+// putDrainV1 serves clients that ask again and again until nothing is left: asking for the drain that runs already is
+// answered with what is left.
+func (s *Server) putDrainV1(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+	defer cancel()
+	var body struct {
+		CaptureID string `json:"capture_id"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || body.CaptureID == "" {
+		writeError(w, http.StatusBadRequest, CodeBadRequest, `the body must be {"capture_id": "<id>"}`)
+		return
+	}
+	_, err := s.drains().Request(ctx, body.CaptureID, "requested by PUT "+r.URL.Path)
+	if err != nil && !errors.Is(err, drain.ErrDrainInProgress) {
+		writeDrainError(w, err)
+		return
+	}
+	report, reportErr := s.drains().Report(ctx, body.CaptureID)
+	switch {
+	case reportErr != nil:
+		writeDrainError(w, reportErr)
+	case err != nil && !report.Draining:
+		writeDrainError(w, err) // another node drains
+	default:
+		writeJSON(w, http.StatusAccepted, map[string]int64{"current_table_count": report.Total})
+	}
+}
+
+func (s *Server) getCapturesV1(w http.ResponseWriter, r *http.Request) {
+	captures, err := s.opts.Captures(r.Context())
+	if err != nil {
+		writeDrainError(w, err)
+		return
+	}
+	type captureV1 struct {
+		ID      string `json:"id"`
+		IsOwner bool   `json:"is_owner"`
+		Address string `json:"address"`
+	}
+	list := []captureV1{}
+	for _, c := range captures {
+		list = append(list, captureV1{ID: c.ID, IsOwner: c.IsCoordinator, Address: c.Address})
+	}
+	writeJSON(w, http.StatusOK, list)
+}
+
+func (s *Server) getStatusV1(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]any{
+		"version": s.opts.Version, "git_hash": "", "id": s.opts.Node, "pid": os.Getpid(), "is_owner": s.opts.Election.Leading(),
+	})
+}
+
+// drains of the term that runs here. Handlers that call it run on the coordinator.
+func (s *Server) drains() Drains {
+	if d := s.opts.Drains(); d != nil {
+		return d
+	}
+	return noDrains{}
+}
+
+// noDrains answers in the moment between winning an election and having set up its term.
+type noDrains struct{}
+
+var errTermStarting = errors.New("the coordinator's term is just beginning or ending: try again")
+
+func (noDrains) Request(context.Context, string, string) (*v1alpha1.Drain, error) {
+	return nil, errTermStarting
+}
+
+func (noDrains) Report(context.Context, string) (drain.Report, error) {
+	return drain.Report{}, errTermStarting
+}
+
+func writeDrainError(w http.ResponseWriter, err error) {
+	switch {
+	case errors.Is(err, drain.ErrCaptureNotFound):
+		writeError(w, http.StatusNotFound, CodeCaptureNotFound, err.Error())
+	case errors.Is(err, drain.ErrSingleNode):
+		writeError(w, http.StatusBadRequest, CodeSingleNode, err.Error())
+	case errors.Is(err, drain.ErrTargetIsCoordinator):
+		writeError(w, http.StatusBadRequest, CodeTargetIsCoordinator, err.Error())
+	case errors.Is(err, drain.ErrDrainInProgress):
+		writeError(w, http.StatusConflict, CodeDrainInProgress, err.Error())
+	case errors.Is(err, errTermStarting):
+		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, err.Error())
+	default:
+		writeError(w, http.StatusInternalServerError, CodeInternal, fmt.Sprintf("internal server error: %v", err))
+	}
+}
