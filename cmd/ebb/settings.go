@@ -7,9 +7,11 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -47,6 +49,23 @@ var settingsTable = []setting{
 				return fmt.Errorf("%q is not a whole number", text)
 			}
 			s.Drain.MaintainerBatchSize = new(int32(n))
+			return nil
+		},
+	},
+	{
+		name: "drain.stalledAfter", alias: "drain-stalled-after", help: "how long nothing may move before a drain says that it is stalled",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			if s.Drain.StalledAfter == nil {
+				return "5m0s"
+			}
+			return s.Drain.StalledAfter.Duration.String()
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			d, err := time.ParseDuration(text)
+			if err != nil || d <= 0 {
+				return fmt.Errorf("%q is not a duration such as 90s or 5m", text)
+			}
+			s.Drain.StalledAfter = &metav1.Duration{Duration: d}
 			return nil
 		},
 	},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,22 @@ type clusterStatus struct {
 	Coordinator string                `json:"coordinator"`
 	ActiveDrain *v1alpha1.ActiveDrain `json:"activeDrain,omitempty"`
 	Nodes       []nodeStatus          `json:"nodes"`
+	Drains      []drainStatus         `json:"drains"`
 }
+
+// drainStatus is one of the latest drains.
+type drainStatus struct {
+	Name      string              `json:"name"`
+	Node      string              `json:"node"`
+	Phase     v1alpha1.DrainPhase `json:"phase"`
+	Outcome   string              `json:"outcome,omitempty"`
+	Message   string              `json:"message,omitempty"`
+	Remaining map[string]int64    `json:"remaining"`
+	Created   metav1.Time         `json:"created"`
+}
+
+// latestDrains is how many drains the status shows.
+const latestDrains = 5
 
 type nodeStatus struct {
 	Name        string            `json:"name"`
@@ -85,7 +101,31 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 		status.Nodes = append(status.Nodes, statusOf(&nodes.Items[i], leader))
 	}
 	slices.SortFunc(status.Nodes, func(a, b nodeStatus) int { return strings.Compare(a.Name, b.Name) })
-	return status, nil
+	status.Drains, err = readDrains(ctx, c)
+	return status, err
+}
+
+// readDrains reads the latest drains, newest first.
+func readDrains(ctx context.Context, c client.Client) ([]drainStatus, error) {
+	var drains v1alpha1.DrainList
+	if err := c.List(ctx, &drains); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(drains.Items, func(a, b v1alpha1.Drain) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
+	list := []drainStatus{}
+	for _, d := range drains.Items[:min(latestDrains, len(drains.Items))] {
+		s := drainStatus{Name: d.Name, Node: d.Spec.NodeName, Phase: d.Status.Phase, Remaining: orEmpty(d.Status.Remaining), Created: d.CreationTimestamp}
+		if s.Phase == "" {
+			s.Phase = v1alpha1.DrainPending
+		}
+		if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil {
+			s.Outcome, s.Message = c.Reason, c.Message
+		}
+		list = append(list, s)
+	}
+	return list, nil
 }
 
 func statusOf(n *v1alpha1.Node, leader string) nodeStatus {
@@ -109,9 +149,6 @@ func (s *clusterStatus) text(now time.Time) string {
 	if s.ActiveDrain != nil {
 		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name)
 	}
-	if len(s.Nodes) == 0 {
-		return b.String()
-	}
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "NODE\tLIVENESS\tREADY\tREASON\tSINCE\tEPOCH\tHELD\tNOTE")
@@ -120,6 +157,13 @@ func (s *clusterStatus) text(now time.Time) string {
 			duration.HumanDuration(now.Sub(n.Since.Time)), n.Epoch, counts(n.Held), n.note())
 	}
 	w.Flush()
+	if len(s.Drains) > 0 {
+		fmt.Fprintln(w, "\nDRAIN\tNODE\tPHASE\tAGE\tREMAINING\tMESSAGE")
+		for _, d := range s.Drains {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, d.Node, d.Phase, duration.HumanDuration(now.Sub(d.Created.Time)), counts(d.Remaining), d.Message)
+		}
+		w.Flush()
+	}
 	return trimLines(b.String())
 }
 

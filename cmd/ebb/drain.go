@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+const (
+	exitBlocked     = 2   // something was left at the deadline
+	exitInterrupted = 130 // Ctrl-C
+	drainPoll       = 100 * time.Millisecond
+)
+
+// drainFlags are what `ebb drain` is asked for.
+type drainFlags struct {
+	cluster  cluster
+	out      output
+	wait     bool
+	resign   bool
+	queue    bool
+	deadline time.Duration
+	reason   string
+}
+
+func newDrain() *cobra.Command {
+	var f drainFlags
+	cmd := &cobra.Command{
+		Use:   "drain NODE",
+		Short: "Empty a node and take it out of service",
+		Long: `Empty a node and take it out of service. The node takes no new work, gives away what it has, and when nothing is left
+its process exits. Draining is one-way: a node comes back by being started again.
+
+Without --wait the command returns when the drain has begun or was refused. With it the command shows what is left until
+the node is gone; Ctrl-C stops watching, not the drain.
+
+It exits 0 when the node was drained (or, without --wait, when the drain has begun), 2 when something was left at the
+deadline, and 1 when the drain was refused or failed otherwise. Past its deadline the node stays Draining; a new drain of
+the same node goes on.`,
+		Example: `  ebb drain n3 --wait
+  ebb drain n3 --wait --deadline 10m --reason "kernel upgrade"
+  ebb drain n1 --resign --wait`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
+	}
+	fs := cmd.Flags()
+	f.cluster.addFlags(fs)
+	f.cluster.addTokenFlag(fs)
+	f.out.addFlag(fs)
+	fs.BoolVar(&f.wait, "wait", false, "show what is left until the node is gone")
+	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let it hand over first")
+	fs.BoolVar(&f.queue, "queue", false, "if another node drains, wait for it rather than be refused")
+	fs.DurationVar(&f.deadline, "deadline", 0, "how long the drain may take; 0 means as long as it needs")
+	fs.StringVar(&f.reason, "reason", "", "why, for whoever looks later")
+	return cmd
+}
+
+func (f *drainFlags) run(cmd *cobra.Command, node string) error {
+	if f.deadline < 0 {
+		return fmt.Errorf("--deadline %s: a deadline lies ahead", f.deadline)
+	}
+	ctx := cmd.Context()
+	c, err := f.cluster.client()
+	if err != nil {
+		return err
+	}
+	if f.resign {
+		if err := f.resignFirst(ctx, cmd, c, node); err != nil {
+			return err
+		}
+	}
+	d, err := f.create(ctx, c, node)
+	if err != nil {
+		return err
+	}
+	if !f.wait {
+		return f.begun(ctx, cmd, c, d)
+	}
+	w := &watcher{client: c, drain: d}
+	if f.out == "" && term.IsTerminal(int(os.Stdout.Fd())) {
+		err = w.show(ctx)
+	} else {
+		err = w.print(ctx, cmd.ErrOrStderr(), cmd.OutOrStdout(), f.out == "")
+	}
+	if err != nil {
+		return err
+	}
+	if f.out != "" {
+		if err := f.out.print(cmd.OutOrStdout(), w.drain, nil); err != nil {
+			return err
+		}
+	}
+	return outcome(w.drain)
+}
+
+// resignFirst hands the election over if the node has it.
+func (f *drainFlags) resignFirst(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
+	leader, err := coordinator.Locate(ctx, c)
+	if err != nil && !errors.Is(err, coordinator.ErrNone) {
+		return err
+	}
+	if leader != node {
+		return nil
+	}
+	result, err := resign(ctx, &f.cluster)
+	if err != nil {
+		return fmt.Errorf("--resign: %w", err)
+	}
+	if f.out == "" {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s resigned; %s is the coordinator\n", result.Resigned, result.Coordinator)
+	}
+	return nil
+}
+
+func (f *drainFlags) create(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain, error) {
+	if err := v1alpha1.ValidateNodeName(node); err != nil {
+		return nil, err
+	}
+	d := &v1alpha1.Drain{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
+		Spec:       v1alpha1.DrainSpec{NodeName: node, Reason: f.reason},
+	}
+	if f.queue {
+		d.Spec.WhenBusy = v1alpha1.Queue
+	}
+	if f.deadline > 0 {
+		d.Spec.Deadline = &metav1.Duration{Duration: f.deadline}
+	}
+	if err := c.Create(ctx, d); err != nil {
+		return nil, fmt.Errorf("drain node %s: %w", node, err)
+	}
+	return d, nil
+}
+
+// begun waits until the drain has begun, waits in the queue, or was refused.
+func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Client, d *v1alpha1.Drain) error {
+	for {
+		if err := c.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
+			return err
+		}
+		if d.Status.StartedAt != nil || d.Status.Phase != "" {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("drain %s was asked for and waits for a coordinator: `ebb explain %s`, or delete it", d.Name, d.Spec.NodeName)
+		case <-time.After(drainPoll):
+		}
+	}
+	if d.Status.Phase.Final() && d.Status.StartedAt == nil {
+		return outcome(d)
+	}
+	return f.out.print(cmd.OutOrStdout(), d, func() string {
+		if d.Status.StartedAt == nil {
+			return fmt.Sprintf("drain %s of node %s waits for its turn\n", d.Name, d.Spec.NodeName)
+		}
+		return fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, drain.Summary(d.Status.Remaining))
+	})
+}
+
+// outcome is the error, or none, of a drain that has ended.
+func outcome(d *v1alpha1.Drain) error {
+	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	switch {
+	case d.Status.Phase == v1alpha1.DrainComplete:
+		return nil
+	case end == nil || end.Status != metav1.ConditionTrue:
+		return exitError(exitInterrupted)
+	case end.Reason == v1alpha1.ReasonDeadlineExceeded:
+		fmt.Fprintln(os.Stderr, "ebb:", end.Message)
+		return exitError(exitBlocked)
+	}
+	return fmt.Errorf("drain of node %s: %s (%s)", d.Spec.NodeName, end.Message, end.Reason)
+}
+
+func newExplain() *cobra.Command {
+	var c cluster
+	var out output
+	cmd := &cobra.Command{
+		Use:     "explain NODE",
+		Short:   "Say what holds a node, in sentences",
+		Example: "  ebb explain n3",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			w, err := drain.Gather(cmd.Context(), cl, "", nil, time.Now())
+			if err != nil {
+				return err
+			}
+			if w.Nodes[args[0]] == nil {
+				return fmt.Errorf("there is no node %q: `ebb status` lists them", args[0])
+			}
+			_, d := w.Slot()
+			if d != nil && d.Spec.NodeName != args[0] {
+				d = nil
+			}
+			explanation := struct {
+				Node        *v1alpha1.Node  `json:"node"`
+				Drain       *v1alpha1.Drain `json:"drain,omitempty"`
+				Explanation string          `json:"explanation"`
+			}{w.Nodes[args[0]], d, drain.Explain(w, args[0])}
+			return out.print(cmd.OutOrStdout(), explanation, func() string { return explanation.Explanation })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	return cmd
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+// watcher follows one drain to its end.
+type watcher struct {
+	client client.Client
+	drain  *v1alpha1.Drain
+	lost   error // why the API could not be asked, while it cannot
+}
+
+// look reads the drain once; an API that does not answer is told of, not fatal: the drain goes on without us.
+func (w *watcher) look(ctx context.Context) {
+	d := &v1alpha1.Drain{}
+	if w.lost = w.client.Get(ctx, client.ObjectKeyFromObject(w.drain), d); w.lost == nil {
+		w.drain = d
+	}
+}
+
+func (w *watcher) over() bool { return w.drain.Status.Phase.Final() }
+
+const stoppedWatching = "stopped watching; the drain goes on: `ebb explain %s` says how\n"
+
+// print writes one line a change, for logs and pipes.
+func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) error {
+	said := ""
+	for {
+		w.look(ctx)
+		line := w.line()
+		if ctx.Err() != nil {
+			fmt.Fprintf(errs, stoppedWatching, w.drain.Spec.NodeName)
+			return exitError(exitInterrupted)
+		}
+		if lines && line != said {
+			fmt.Fprintln(out, line)
+			said = line
+		}
+		if w.over() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(drainPoll):
+		}
+	}
+}
+
+// line says in one line where the drain stands. It holds no times, so that it changes only when something does.
+func (w *watcher) line() string {
+	d := w.drain
+	node := d.Spec.NodeName
+	if w.lost != nil {
+		return fmt.Sprintf("%s: the API does not answer; the drain goes on without it being seen", node)
+	}
+	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	switch {
+	case d.Status.Phase == "" || end == nil:
+		return fmt.Sprintf("%s: waiting for the coordinator's decision", node)
+	case d.Status.Phase == v1alpha1.DrainComplete && d.Status.StartedAt != nil:
+		return fmt.Sprintf("%s: %s It took %s.", node, end.Message, d.Status.FinishedAt.Sub(d.Status.StartedAt.Time))
+	case d.Status.Phase.Final() || d.Status.Phase == v1alpha1.DrainPending:
+		return fmt.Sprintf("%s: %s", node, end.Message)
+	}
+	line := fmt.Sprintf("%s: %s, %s", node, d.Status.Phase, drain.Summary(d.Status.Remaining))
+	for _, b := range d.Status.Blockers {
+		line += fmt.Sprintf("; %s %s: %s", b.Kind, b.Name, b.Reason)
+	}
+	return line
+}
+
+// show draws the drain in a terminal until it is over or the person has seen enough.
+func (w *watcher) show(ctx context.Context) error {
+	m := &model{watcher: w, ctx: ctx}
+	if _, err := tea.NewProgram(m, tea.WithContext(ctx)).Run(); err != nil && ctx.Err() == nil {
+		return err
+	}
+	if !w.over() {
+		fmt.Printf(stoppedWatching, w.drain.Spec.NodeName)
+		return exitError(exitInterrupted)
+	}
+	fmt.Println(w.line())
+	return nil
+}
+
+// model is the live view.
+type model struct {
+	watcher *watcher
+	ctx     context.Context
+	width   int
+}
+
+type tick struct{}
+
+func (m *model) poll() tea.Msg {
+	m.watcher.look(m.ctx)
+	return tick{}
+}
+
+// Init implements tea.Model.
+func (m *model) Init() tea.Cmd { return m.poll }
+
+// Update implements tea.Model.
+func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		m.width = msg.Width
+	case tea.KeyPressMsg:
+		if s := msg.String(); s == "ctrl+c" || s == "q" {
+			return m, tea.Quit
+		}
+	case tick:
+		if m.watcher.over() {
+			return m, tea.Quit
+		}
+		return m, tea.Tick(drainPoll, func(time.Time) tea.Msg { return m.poll() })
+	}
+	return m, nil
+}
+
+// View implements tea.Model.
+func (m *model) View() tea.View {
+	if m.watcher.over() {
+		return tea.NewView("")
+	}
+	return tea.NewView(drawDrain(m.watcher.drain, m.watcher.lost, time.Now(), m.width))
+}
+
+// drawDrain is the picture: a bar for each kind, and what holds it.
+func drawDrain(d *v1alpha1.Drain, lost error, now time.Time, width int) string {
+	var b strings.Builder
+	phase := string(d.Status.Phase)
+	if phase == "" {
+		phase = "waiting for the coordinator's decision"
+	}
+	fmt.Fprintf(&b, "Draining %s: %s", d.Spec.NodeName, phase)
+	if d.Status.StartedAt != nil {
+		fmt.Fprintf(&b, ", %s", now.Sub(d.Status.StartedAt.Time).Round(time.Second))
+		if d.Spec.Deadline != nil {
+			fmt.Fprintf(&b, " of %s", d.Spec.Deadline.Duration)
+		}
+	}
+	if d.Status.Stage != "" {
+		fmt.Fprintf(&b, ", %s", d.Status.Stage)
+	}
+	b.WriteString("\n")
+	kinds := slices.Sorted(maps.Keys(d.Status.Initial))
+	for _, kind := range kinds {
+		b.WriteString(bar(kind, d.Status.Initial[kind], d.Status.Remaining[kind], max(10, min(40, width-40))) + "\n")
+	}
+	for _, blocker := range d.Status.Blockers {
+		fmt.Fprintf(&b, "\n%s %s: %s, for %s\n", blocker.Kind, blocker.Name, blocker.Reason, now.Sub(blocker.Since.Time).Round(time.Second))
+		if blocker.Remedy != "" {
+			fmt.Fprintf(&b, "  %s\n", blocker.Remedy)
+		}
+	}
+	if lost != nil {
+		b.WriteString("\nThe API does not answer; the drain goes on without being seen.\n")
+	}
+	b.WriteString("\nCtrl-C stops watching, not the drain.\n")
+	return b.String()
+}
+
+// bar draws how much of one kind has left.
+func bar(kind string, initial, left int64, width int) string {
+	total := max(initial, left, 1)
+	done := int(int64(width) * (total - left) / total)
+	return fmt.Sprintf("  %-14s %s%s %d of %d left", kind, strings.Repeat("█", done), strings.Repeat("░", width-done), left, max(initial, left))
+}
