@@ -2,12 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -99,44 +95,16 @@ func (c *cluster) post(ctx context.Context, base *url.URL, path string, out any)
 	if err != nil {
 		return err
 	}
-	httpClient, err := c.httpClient()
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base.JoinPath(path).String(), nil)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Authorization", "Bearer "+token)
-	resp, err := httpClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode >= 300 {
-		var problem httpapi.Error
-		if json.Unmarshal(body, &problem) == nil && problem.Message != "" {
-			return fmt.Errorf("%s (%s)", problem.Message, problem.Code)
-		}
-		return fmt.Errorf("POST %s: %s", req.URL, resp.Status)
-	}
-	return json.Unmarshal(body, out)
-}
-
-func (c *cluster) httpClient() (*http.Client, error) {
 	cfg, err := c.config()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := rest.LoadTLSFiles(cfg); err != nil {
-		return nil, err
+		return err
 	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(cfg.CAData)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
-	return &http.Client{Transport: transport, Timeout: time.Minute}, nil
+	api, err := httpapi.NewClient(cfg.CAData, token)
+	if err != nil {
+		return err
+	}
+	return api.Do(ctx, http.MethodPost, base, path, out)
 }

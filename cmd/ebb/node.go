@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -34,6 +35,9 @@ type nodeFlags struct {
 	timing  lease.Timing
 	nodeCfg string
 	coCfg   string
+
+	drainOnSigterm bool
+	drainTimeout   time.Duration
 }
 
 func newNode() *cobra.Command {
@@ -73,6 +77,8 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.StringArrayVar(&labels, "label", nil, "label of the node, key=value; may be repeated")
 	fs.StringVar(&f.listen, "http-listen", "127.0.0.1:0", "host:port of the node's HTTP API; port 0 picks a free one")
 	fs.StringVar(&f.advert, "http-advertise", "", "host name or address under which other machines reach it (default: the host of --http-listen)")
+	fs.BoolVar(&f.drainOnSigterm, "drain-on-sigterm", false, "on SIGTERM ask for this node's own drain and wait for it, rather than just leave")
+	fs.DurationVar(&f.drainTimeout, "drain-timeout", 10*time.Minute, "how long --drain-on-sigterm may take; then the node leaves as on plain SIGTERM")
 	fs.StringVar(&f.nodeCfg, "kubeconfig", "", "credentials of the node (default: in the data directory)")
 	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "credentials for the election and the controllers (default: in the data directory)")
 	fs.DurationVar(&f.timing.Renew, "lease-renew", f.timing.Renew, "time between two renewals of the lease")
@@ -171,7 +177,11 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	serving, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- server.Run(serving, listener) }()
-	err = n.Run(ctx)
+	living := ctx
+	if f.drainOnSigterm {
+		living = f.drainFirst(ctx, dir, campaign, n, log)
+	}
+	err = n.Run(living)
 	stop()
 	if serveErr := <-served; err == nil {
 		err = serveErr

@@ -272,6 +272,9 @@ type Error struct {
 	Message string `json:"error_msg"`
 }
 
+// Error implements error.
+func (e *Error) Error() string { return e.Message + " (" + e.Code + ")" }
+
 func writeError(w http.ResponseWriter, status int, code, message string) {
 	writeJSON(w, status, Error{Code: code, Message: message})
 }

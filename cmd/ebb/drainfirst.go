@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// askAgain is how long a node that was refused its own drain waits before it asks again.
+const askAgain = time.Second
+
+// drainFirst returns a context for the node's life that outlives the signal: the node drains itself first, and leaves as
+// on a plain signal only when it cannot, when its time is up, or at a second signal.
+func (f nodeFlags) drainFirst(signalled context.Context, dir datadir.NodeDir, campaign *coordinator.Campaign, n *node.Node, log *slog.Logger) context.Context {
+	living, leave := context.WithCancel(context.Background())
+	d := &ownDrain{node: n, name: f.name, dir: dir, campaign: campaign, log: log.With("node", f.name)}
+	go func() {
+		defer leave()
+		<-signalled.Done()
+		again := make(chan os.Signal, 1)
+		signal.Notify(again, syscall.SIGINT, syscall.SIGTERM)
+		defer signal.Stop(again)
+		bounded, cancel := context.WithTimeout(context.Background(), f.drainTimeout)
+		defer cancel()
+		asked := make(chan error, 1)
+		go func() { asked <- d.ask(bounded) }()
+		select {
+		case err := <-asked:
+			if err != nil {
+				d.log.Warn("leaving without a drain", "reason", err)
+				return
+			}
+		case <-again:
+			d.log.Warn("leaving without a drain", "reason", "a second signal")
+			return
+		}
+		d.log.Info("draining before leaving", "timeout", f.drainTimeout)
+		select {
+		case <-bounded.Done():
+			d.log.Warn("leaving before the drain is over", "reason", "the drain timeout has passed")
+		case <-again:
+			d.log.Warn("leaving before the drain is over", "reason", "a second signal")
+		}
+	}()
+	return living
+}
+
+// ownDrain asks the coordinator to drain this node.
+type ownDrain struct {
+	node     *node.Node
+	name     string
+	dir      datadir.NodeDir
+	campaign *coordinator.Campaign
+	log      *slog.Logger
+}
+
+var (
+	errAlone  = errors.New("no other node could take over")
+	errTimeUp = errors.New("the drain was refused until its time was up")
+)
+
+// ask returns nil once the drain has begun.
+func (d *ownDrain) ask(ctx context.Context) error {
+	for {
+		if e := d.node.Epoch(); e != nil {
+			if liveness, _ := e.Liveness(); liveness == v1alpha1.Draining {
+				return nil // somebody asked before us
+			}
+		}
+		err := d.askOnce(ctx)
+		switch code := httpapi.CodeOf(err); {
+		case err == nil:
+			return nil
+		case errors.Is(err, coordinator.ErrNoSuccessor) || code == httpapi.CodeSingleNode:
+			return errAlone
+		}
+		d.log.Info("the drain cannot begin yet", "reason", err)
+		select {
+		case <-ctx.Done():
+			return errTimeUp
+		case <-time.After(askAgain):
+		}
+	}
+}
+
+func (d *ownDrain) askOnce(ctx context.Context) error {
+	if d.campaign.Leading() {
+		if err := d.campaign.Resign(ctx); err != nil && !errors.Is(err, coordinator.ErrNotCoordinator) {
+			return err
+		}
+	}
+	url, err := coordinator.URL(ctx, d.node.Client())
+	if err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(d.dir.CA())
+	if err != nil {
+		return err
+	}
+	token, err := datadir.ReadToken(d.dir.Token())
+	if err != nil {
+		return err
+	}
+	api, err := httpapi.NewClient(ca, token)
+	if err != nil {
+		return err
+	}
+	var accepted httpapi.DrainAccepted
+	return api.Do(ctx, http.MethodPut, url, "/api/v2/captures/"+d.name+"/drain", &accepted)
+}
