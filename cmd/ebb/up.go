@@ -63,7 +63,8 @@ Try next, in another terminal:
   export EBB_DATA_DIR=%[1]s
   ebb status                                              who is there, who coordinates
   ebb resign                                              the coordinator hands over
-  ebb cordon n2                                           keep new work away from n2
+  ebb drain n2 --wait                                     take n2 out of service
+  ebb cordon n3                                           keep new work away from n3
   kill -9 $(cat %[1]s/run/n1.pid)                         a node dies: watch it being marked after its lease
   kubectl --kubeconfig %[1]s/kubeconfig get nodes.ebb.dev -w
 

@@ -131,6 +131,9 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
+// errAnew: the epoch ended because the node has to begin another.
+var errAnew = errors.New("the node begins anew")
+
 // errInDoubt: the epoch ended because the lease was in doubt; the node rejoins with the next.
 var errInDoubt = errors.New("the lease is in doubt")
 
@@ -154,7 +157,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		select {
 		case <-standing.Done():
 		case why := <-e.anew:
-			end(fmt.Errorf("%w: %s", errInDoubt, why))
+			end(fmt.Errorf("%w: %s", errAnew, why))
 		case <-ctx.Done():
 			err = n.leave(standing, e, work, keep, "asked to stop")
 		case <-e.leave:
@@ -227,7 +230,7 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	slot, err := n.drainedBy(ctx)
+	slot, err := DrainedBy(ctx, n.client, n.opts.Name)
 	if err != nil {
 		return err
 	}
@@ -242,19 +245,19 @@ func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
 	return nil
 }
 
-// drainedBy reads live which drain this node is subject to, if any. One that is complete or cancelled only has not let go
-// of the slot yet.
-func (n *Node) drainedBy(ctx context.Context) (*v1alpha1.ActiveDrain, error) {
+// DrainedBy reads live which drain a node is subject to, if any. One that is complete or cancelled only has not let go of
+// the slot yet.
+func DrainedBy(ctx context.Context, r client.Reader, node string) (*v1alpha1.ActiveDrain, error) {
 	settings := &v1alpha1.Settings{}
-	if err := n.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
 		return nil, err
 	}
 	slot := settings.Status.ActiveDrain
-	if slot == nil || slot.Node != n.opts.Name {
+	if slot == nil || slot.Node != node {
 		return nil, nil
 	}
 	d := &v1alpha1.Drain{}
-	err := n.client.Get(ctx, types.NamespacedName{Name: slot.Name}, d)
+	err := r.Get(ctx, types.NamespacedName{Name: slot.Name}, d)
 	if kubeclient.IsMissing(err) || err == nil && string(d.UID) != slot.UID {
 		return nil, nil
 	}

@@ -53,7 +53,7 @@ func (n *Node) onSettings(ctx context.Context, e *Epoch, c cache.Cache) error {
 		}
 		bounded, cancel := context.WithTimeout(ctx, writeTimeout)
 		defer cancel()
-		if slot, err := n.drainedBy(bounded); err == nil && slot == nil {
+		if slot, err := DrainedBy(bounded, n.client, e.Node); err == nil && slot == nil {
 			e.BeginAnew("no drain wants this node any more")
 		}
 	}

@@ -22,6 +22,16 @@ func Ebb(t testing.TB) string {
 	return path
 }
 
+// EbbFailpoints is the path of the ebb program with the points at which a test can end or hold it.
+func EbbFailpoints(t testing.TB) string {
+	t.Helper()
+	path, err := ebbFailpoints()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // Kubectl is the path of stock kubectl, built from the version pinned in test/tools.
 func Kubectl(t testing.TB) string {
 	t.Helper()
@@ -33,7 +43,10 @@ func Kubectl(t testing.TB) string {
 }
 
 var (
-	ebb     = sync.OnceValues(func() (string, error) { return build("ebb", ".", "-race", "./cmd/ebb") })
+	ebb           = sync.OnceValues(func() (string, error) { return build("ebb", ".", "-race", "./cmd/ebb") })
+	ebbFailpoints = sync.OnceValues(func() (string, error) {
+		return build("ebb-failpoints", ".", "-race", "-tags", "failpoints", "./cmd/ebb")
+	})
 	kubectl = sync.OnceValues(func() (string, error) { return build("kubectl", "test/tools", "./kubectl") })
 )
 

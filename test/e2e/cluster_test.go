@@ -41,6 +41,7 @@ type cluster struct {
 	dir    datadir.Dir
 	client client.WithWatch
 	up     *process
+	points string // directory of points to crash at, if any
 }
 
 // process is one child of the test.
@@ -88,13 +89,21 @@ func (c *cluster) runUp(nodes int) {
 		}
 		return hasLine(c.up.out.String(), "ready")
 	})
+	if err := c.connect(); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// connect makes a client of the API server and asks it something.
+func (c *cluster) connect() error {
 	cfg, err := kubeclient.Load(c.dir.Kubeconfig())
 	if err != nil {
-		c.t.Fatal(err)
+		return err
 	}
 	if c.client, err = kubeclient.New(cfg); err != nil {
-		c.t.Fatal(err)
+		return err
 	}
+	return c.client.Get(context.Background(), types.NamespacedName{Name: v1alpha1.SettingsName}, &v1alpha1.Settings{})
 }
 
 func hasLine(text, line string) bool {

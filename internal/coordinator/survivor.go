@@ -1,0 +1,141 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// A draining node cannot become coordinator, with one exception: when every other node is lost, nobody is left to finish
+// its drain or to take its work. Then it stands for election as survivor, and in this order: marks the others, cancels
+// its drain, and begins anew, Alive; the coordinator that it becomes in the new epoch frees the slot.
+
+// others are the leases of all other nodes that are held, read live.
+func others(ctx context.Context, r client.Reader, self string) ([]coordinationv1.Lease, error) {
+	var leases coordinationv1.LeaseList
+	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(leases.Items, func(l coordinationv1.Lease) bool {
+		rec, err := lease.Read(&l)
+		return err != nil || rec.Node == self || !rec.Held()
+	}), nil
+}
+
+// readAlone reads live whether this node drains and every other node is gone or lost.
+func (c *Campaign) readAlone(ctx context.Context, e *node.Epoch) error {
+	if liveness, _ := e.Liveness(); liveness != v1alpha1.Draining {
+		return fmt.Errorf("node %s is %s", e.Node, liveness)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.opts.Timing.Timeout)
+	defer cancel()
+	held, err := others(ctx, e.Client, e.Node)
+	if err != nil {
+		return err
+	}
+	lost := e.Vigil.Lost(e.Now())
+	for i := range held {
+		rec, err := lease.Read(&held[i])
+		if err != nil || !slices.Contains(lost, rec) {
+			return fmt.Errorf("node %s may be alive", rec.Node)
+		}
+	}
+	if !e.Holding() {
+		return fmt.Errorf("the lease of node %s is in doubt", e.Node)
+	}
+	return nil
+}
+
+// survive is the work of a survivor's term.
+func (c *Campaign) survive(t *Term) error {
+	ctx, cancel := context.WithTimeout(t.ctx, c.opts.Timing.Fence)
+	defer cancel()
+	defer t.end(ErrTermOver)
+	cl, err := kubeclient.New(t.bind(c.opts.Config))
+	if err != nil {
+		return err
+	}
+	if err := markAll(ctx, cl, t); err != nil {
+		return err
+	}
+	// Read live once more: a node that came back meanwhile takes over, and the drain goes on.
+	if held, err := others(ctx, cl, t.Epoch.Node); err != nil || len(held) > 0 {
+		return err
+	}
+	if err := t.stands(ctx, cl); err != nil {
+		return err
+	}
+	if err := cancelDrain(ctx, cl, t); err != nil {
+		return err
+	}
+	t.Log.Warn("every other node is lost: this node goes back to work", "node", t.Epoch.Node, "epoch", t.Epoch.Number)
+	t.Epoch.BeginAnew("every other node is lost")
+	return nil
+}
+
+// markAll calls lost every other node that the vigil nominates.
+func markAll(ctx context.Context, cl client.Client, t *Term) error {
+	held, err := others(ctx, cl, t.Epoch.Node)
+	if err != nil {
+		return err
+	}
+	lost := t.Epoch.Vigil.Lost(t.Epoch.Now())
+	for i := range held {
+		rec, err := lease.Read(&held[i])
+		if err != nil || !slices.Contains(lost, rec) {
+			return err // it renewed: not alone
+		}
+		marked, err := lease.Fence(&held[i], rec)
+		if err != nil {
+			return err
+		}
+		if err := t.stands(ctx, cl); err != nil {
+			return err
+		}
+		if err := cl.Update(ctx, marked); err != nil {
+			return err
+		}
+		t.Log.Warn("node is lost: its epoch was marked", "lost", rec.Node, "epoch", rec.Epoch)
+	}
+	return nil
+}
+
+// cancelDrain ends the drain of this node. One that had failed already stays failed and only lets go of the slot.
+func cancelDrain(ctx context.Context, cl client.Client, t *Term) error {
+	settings := &v1alpha1.Settings{}
+	if err := cl.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return err
+	}
+	slot := settings.Status.ActiveDrain
+	if slot == nil || slot.Node != t.Epoch.Node {
+		return nil
+	}
+	d := &v1alpha1.Drain{}
+	err := cl.Get(ctx, types.NamespacedName{Name: slot.Name}, d)
+	if err != nil && !kubeclient.IsMissing(err) {
+		return err
+	}
+	if err != nil || string(d.UID) != slot.UID || d.Status.Phase.Final() {
+		settings.Status.ActiveDrain = nil
+		return cl.Status().Update(ctx, settings)
+	}
+	now := metav1.NewTime(time.Now().Truncate(time.Second))
+	d.Status.Phase, d.Status.FinishedAt = v1alpha1.DrainCancelled, &now
+	meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor, ObservedGeneration: d.Generation,
+		Message: fmt.Sprintf("Every other node is lost: node %s goes back to work in a new epoch.", t.Epoch.Node),
+	})
+	return cl.Status().Update(ctx, d)
+}

@@ -1,0 +1,307 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// outage is how long the API server is away in these tests: longer than every lease. EBB_E2E_OUTAGE sets another.
+func outage(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("EBB_E2E_OUTAGE")
+	if text == "" {
+		return 8 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// shortLeases make crashes quick to notice.
+var shortLeases = []string{"--lease-renew=1s", "--lease-renew-timeout=1s", "--lease-fence=3s", "--lease-dead=4s", "--lease-duration=5s"}
+
+// startFleet runs an API server and nodes one by one, with points to crash at and short leases.
+func startFleet(t *testing.T, nodes int) *cluster {
+	t.Helper()
+	testenv.Quiet()
+	points := t.TempDir()
+	t.Setenv("EBB_FAILPOINTS", points)
+	c := &cluster{t: t, whole: t, ebb: testenv.EbbFailpoints(t), dir: datadir.Dir(filepath.Join(t.TempDir(), "data")), points: points}
+	c.start("apiserver", "--data-dir", string(c.dir))
+	until(t, "the API server", func() bool { return c.connect() == nil })
+	for i := range nodes {
+		c.startMember(fmt.Sprintf("n%d", i+1))
+	}
+	for i := range nodes {
+		c.awaitReady(fmt.Sprintf("n%d", i+1), 1)
+	}
+	return c
+}
+
+func (c *cluster) startMember(name string, args ...string) *process {
+	c.t.Helper()
+	return c.startNode(name, append(append([]string{}, shortLeases...), args...)...)
+}
+
+// arm makes the next process that reaches a point die there, or wait there.
+func (c *cluster) arm(point, action string) {
+	c.t.Helper()
+	if err := os.WriteFile(filepath.Join(c.points, point), []byte(action), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// awaitHeld waits until a process waits at a point, and returns what lets it go on.
+func (c *cluster) awaitHeld(point string) (letGo func()) {
+	c.t.Helper()
+	path := filepath.Join(c.points, point+".held")
+	until(c.t, "a process to reach "+point, func() bool { _, err := os.Stat(path); return err == nil })
+	return func() { os.Remove(path) }
+}
+
+// fired says whether the point was reached.
+func (c *cluster) fired(point string) bool {
+	_, err := os.Stat(filepath.Join(c.points, point))
+	return os.IsNotExist(err)
+}
+
+// ask creates a Drain, as kubectl create would.
+func (c *cluster) ask(name, node string, change ...func(*v1alpha1.Drain)) *v1alpha1.Drain {
+	c.t.Helper()
+	d := &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DrainSpec{NodeName: node}}
+	for _, f := range change {
+		f(d)
+	}
+	until(c.t, "the drain to be created", func() bool { return c.client.Create(context.Background(), d) == nil })
+	return d
+}
+
+// awaitEnd waits until a drain is over and the slot is free, and checks how it ended.
+func (c *cluster) awaitEnd(name string, phase v1alpha1.DrainPhase, reason string) *v1alpha1.Drain {
+	c.t.Helper()
+	d := &v1alpha1.Drain{}
+	until(c.t, fmt.Sprintf("drain %s to be %s", name, phase), func() bool {
+		if c.client.Get(context.Background(), types.NamespacedName{Name: name}, d) != nil {
+			return false
+		}
+		return d.Status.Phase.Final()
+	})
+	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	if d.Status.Phase != phase || end == nil || end.Reason != reason {
+		c.t.Fatalf("drain %s is %s: %+v, want %s, %s", name, d.Status.Phase, end, phase, reason)
+	}
+	until(c.t, "the slot to be free", func() bool {
+		s := &v1alpha1.Settings{}
+		return c.client.Get(context.Background(), types.NamespacedName{Name: v1alpha1.SettingsName}, s) == nil && s.Status.ActiveDrain == nil
+	})
+	return d
+}
+
+// back starts a node that was drained or killed, and waits until it is Alive in a new epoch.
+func (c *cluster) back(name string) {
+	c.t.Helper()
+	before := c.record(name).Epoch
+	c.startMember(name)
+	until(c.t, "node "+name+" to be back", func() bool {
+		n := &v1alpha1.Node{}
+		err := c.client.Get(context.Background(), types.NamespacedName{Name: name}, n)
+		return err == nil && n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch > before
+	})
+}
+
+// steps of a drain that persist something, in order.
+var steps = []string{
+	drain.StepHold, drain.StepTakeSlot, drain.StepBegin, drain.StepDesireDraining, drain.StepStop, drain.StepDesireStopping, drain.StepComplete, drain.StepReleaseSlot,
+}
+
+func TestADrainSurvivesItsCoordinatorAtEveryStep(t *testing.T) {
+	c := startFleet(t, 3)
+	for _, step := range steps {
+		t.Run("coordinator killed after "+step, func(t *testing.T) {
+			c.t = t
+			leader := c.awaitLeader("")
+			target := others(trio, leader)[0]
+			c.arm("after-"+step, "")
+			c.ask("crash-"+step, target)
+			c.awaitLeader(leader)
+			if !c.fired("after-" + step) {
+				t.Fatalf("the point after %s was not reached", step)
+			}
+			c.awaitEnd("crash-"+step, v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+			c.back(leader)
+			c.back(target)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	c.t = t
+}
+
+func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
+	c := startFleet(t, 3)
+	// Up to the step at which the node is told to leave it is there to be killed.
+	for _, step := range steps[1:6] {
+		t.Run("node killed after "+step, func(t *testing.T) {
+			c.t = t
+			target := others(trio, c.awaitLeader(""))[0]
+			c.arm("after-"+step, "hold")
+			c.ask("dead-"+step, target)
+			letGo := c.awaitHeld("after-" + step)
+			if step == drain.StepDesireStopping { // it may have gone in order already
+				letGo()
+				c.awaitEnd("dead-"+step, v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+				c.back(target)
+				return
+			}
+			c.signal(target, syscall.SIGKILL)
+			letGo()
+			c.awaitEnd("dead-"+step, v1alpha1.DrainComplete, v1alpha1.ReasonNodeGone)
+			c.back(target)
+		})
+	}
+	t.Run("node restarted while it drains", func(t *testing.T) {
+		c.t = t
+		target := others(trio, c.awaitLeader(""))[0]
+		epoch := c.record(target).Epoch
+		c.arm("after-"+drain.StepDesireDraining, "hold")
+		c.ask("restarted", target)
+		letGo := c.awaitHeld("after-" + drain.StepDesireDraining)
+		c.signal(target, syscall.SIGKILL)
+		until(t, "the process to be gone", func() bool { return syscall.Kill(c.pid(target), 0) != nil })
+		c.startMember(target)
+		c.awaitReady(target, epoch+1)
+		if got := c.node(target).Status.Liveness; got != v1alpha1.Draining {
+			t.Errorf("a node that was restarted while it drains is %s", got)
+		}
+		letGo()
+		d := c.awaitEnd("restarted", v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+		if d.Status.NodeEpoch != epoch+1 {
+			t.Errorf("the drain ended in epoch %d, want %d", d.Status.NodeEpoch, epoch+1)
+		}
+		c.back(target)
+	})
+	for _, step := range steps {
+		t.Run("API server away after "+step, func(t *testing.T) {
+			c.t = t
+			target := others(trio, c.awaitLeader(""))[0]
+			c.arm("after-"+step, "hold")
+			c.ask("outage-"+step, target)
+			letGo := c.awaitHeld("after-" + step)
+			c.signal("apiserver", syscall.SIGKILL)
+			letGo()
+			time.Sleep(outage(t)) // the outage itself
+			c.start("apiserver", "--data-dir", string(c.dir))
+			until(t, "the API server", func() bool { return c.connect() == nil })
+			d := &v1alpha1.Drain{}
+			until(t, "the drain to end", func() bool {
+				err := c.client.Get(context.Background(), types.NamespacedName{Name: "outage-" + step}, d)
+				return err == nil && d.Status.Phase == v1alpha1.DrainComplete
+			})
+			c.awaitLeader("")
+			c.back(target)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	c.t = t
+}
+
+func TestTheLoneSurvivorGoesBackToWork(t *testing.T) {
+	c := startFleet(t, 2)
+	leader := c.awaitLeader("")
+	target := others([]string{"n1", "n2"}, leader)[0]
+	c.arm("after-"+drain.StepDesireDraining, "hold")
+	c.ask("lone", target)
+	letGo := c.awaitHeld("after-" + drain.StepDesireDraining)
+	until(t, "the node to drain", func() bool { return c.node(target).Status.Liveness == v1alpha1.Draining })
+	c.signal(leader, syscall.SIGKILL)
+	letGo()
+	c.awaitEnd("lone", v1alpha1.DrainCancelled, v1alpha1.ReasonLoneSurvivor)
+	if got := c.awaitLeader(leader); got != target {
+		t.Errorf("%s leads", got)
+	}
+	until(t, "the survivor to be Alive", func() bool {
+		n := c.node(target)
+		return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch == 2
+	})
+	if r := c.record(leader); r.Fenced != 1 {
+		t.Errorf("the other node was not marked: %+v", r)
+	}
+	c.back(leader)
+}
+
+func TestDrainCommand(t *testing.T) {
+	c := startCluster(t, testenv.Ebb(t), 3)
+	leader := c.awaitLeader("")
+	target := others(trio, leader)[0]
+	for _, tc := range []struct{ node, want string }{
+		{leader, "ebb: drain of node " + leader + ": cannot drain coordinator node (TargetIsCoordinator)\n"},
+		{"n9", "ebb: drain of node n9: capture not found (CaptureNotFound)\n"},
+	} {
+		if _, errs, code := c.run("drain", tc.node, "--wait"); code != 1 || errs != tc.want {
+			t.Errorf("drain %s: exit %d, %q, want %q", tc.node, code, errs, tc.want)
+		}
+	}
+	out := c.must("drain", target, "--wait", "--reason", "kernel upgrade")
+	if !strings.Contains(out, target+": Node "+target+" left empty. It took ") {
+		t.Errorf("drain:\n%s", out)
+	}
+	until(t, "the process to have exited 0", func() bool {
+		return strings.Contains(c.up.out.String(), target+" exited 0; start it again with: ebb node --name "+target)
+	})
+	if status := c.must("status"); !strings.Contains(status, "Complete") || !strings.Contains(status, "Node "+target+" left empty.") {
+		t.Errorf("status:\n%s", status)
+	}
+	if got, want := c.must("explain", target), "Node "+target+" is Stopping in epoch 1.\nIt has left: its lease is released.\n"; got != want {
+		t.Errorf("explain: %q, want %q", got, want)
+	}
+	c.startNode(target)
+	c.awaitReady(target, 2)
+	if got := c.node(target).Status.Liveness; got != v1alpha1.Alive {
+		t.Errorf("after the restart the node is %s", got)
+	}
+	// The coordinator hands over and is drained in one go.
+	out = c.must("drain", leader, "--resign", "--wait")
+	if !strings.Contains(out, leader+" resigned; ") || !strings.Contains(out, leader+": Node "+leader+" left empty.") {
+		t.Errorf("drain --resign:\n%s", out)
+	}
+	// One that drains itself when it is told to stop.
+	self := c.startNode(leader, "--drain-on-sigterm")
+	c.awaitReady(leader, 2)
+	self.stop()
+	if code := self.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(self.out.String(), "draining before leaving") {
+		t.Errorf("exit %d:\n%s", code, self.out)
+	}
+	var drains v1alpha1.DrainList
+	if err := c.client.List(context.Background(), &drains); err != nil {
+		t.Fatal(err)
+	}
+	complete := 0
+	for _, d := range drains.Items {
+		if d.Spec.NodeName == leader && d.Status.Phase == v1alpha1.DrainComplete {
+			complete++
+		}
+	}
+	if complete != 2 {
+		t.Errorf("%d complete drains of %s, want 2", complete, leader)
+	}
+}
