@@ -32,6 +32,16 @@ func EbbFailpoints(t testing.TB) string {
 	return path
 }
 
+// EbbPlain is the path of the ebb program as people run it, for benchmarks.
+func EbbPlain(t testing.TB) string {
+	t.Helper()
+	path, err := ebbPlain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // Kubectl is the path of stock kubectl, built from the version pinned in test/tools.
 func Kubectl(t testing.TB) string {
 	t.Helper()
@@ -44,6 +54,7 @@ func Kubectl(t testing.TB) string {
 
 var (
 	ebb           = sync.OnceValues(func() (string, error) { return build("ebb", ".", "-race", "./cmd/ebb") })
+	ebbPlain      = sync.OnceValues(func() (string, error) { return build("ebb-plain", ".", "./cmd/ebb") })
 	ebbFailpoints = sync.OnceValues(func() (string, error) {
 		return build("ebb-failpoints", ".", "-race", "-tags", "failpoints", "./cmd/ebb")
 	})
