@@ -14,7 +14,7 @@ import (
 //	g get   l list   w watch   c create   u update   p patch   U update status   P patch status   d delete   D delete collection
 //
 // "-" is a verb that is forbidden (403) and "." one that the kind does not have (404): leases and events have no status.
-// The node is n1; "their term over" is a coordinator that names a term which is not the current one.
+// The node is n1; termOver is a coordinator that names a term which is not the current one.
 var access = []struct{ kind, admin, viewer, node, coordinator, termOver string }{
 	{"node n1", "glwcupUPdD", "glw-------", "glwcupUP--", "glw-upUP--", "glw-------"},
 	{"node n2", "glwcupUPdD", "glw-------", "glw-------", "glw-upUP--", "glw-------"},
@@ -70,22 +70,25 @@ func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
 	installDeployments(t, admin)
 	elect(t, admin, "term-1")
 	all := subjects()
+	viewer, node, unknown := s.viewer(t), s.node(t, "n1"), s.as(t, "mallory")
+	coordinator, termOver := s.coordinator(t, "term-1"), s.coordinator(t, "term-0")
 	for _, row := range access {
-		for who, may := range map[string]struct {
+		for _, who := range []struct {
+			name string
 			caller
-			verbs string
+			may string
 		}{
-			"admin":                        {admin, row.admin},
-			"viewer":                       {s.viewer(t), row.viewer},
-			"node n1":                      {s.node(t, "n1"), row.node},
-			"coordinator":                  {s.coordinator(t, "term-1"), row.coordinator},
-			"coordinator, their term over": {s.coordinator(t, "term-0"), row.termOver},
-			"unknown user":                 {s.as(t, "mallory"), "----------"},
+			{"admin", admin, row.admin},
+			{"viewer", viewer, row.viewer},
+			{"node n1", node, row.node},
+			{"coordinator", coordinator, row.coordinator},
+			{"coordinator whose term is over", termOver, row.termOver},
+			{"unknown user", unknown, "----------"},
 		} {
-			t.Run(who+"/"+row.kind, func(t *testing.T) {
+			t.Run(row.kind+"/"+who.name, func(t *testing.T) {
 				for i := range verbs {
-					a := all[row.kind].try(t, admin, may.caller, verbs[i])
-					if got, want := letter(verbs[i], a), may.verbs[i]; got != want {
+					a := all[row.kind].try(t, admin, who.caller, verbs[i])
+					if got, want := letter(verbs[i], a), who.may[i]; got != want {
 						t.Errorf("%c: got %c, want %c: %s", verbs[i], got, want, a)
 					}
 				}
@@ -96,8 +99,7 @@ func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
 
 func TestWithoutACertificateOfTheClusterEverythingIsUnauthorized(t *testing.T) {
 	s := api(t)
-	admin := s.admin(t)
-	installDeployments(t, admin)
+	installDeployments(t, s.admin(t))
 	foreign, err := pki.LoadOrCreate(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +113,7 @@ func TestWithoutACertificateOfTheClusterEverythingIsUnauthorized(t *testing.T) {
 		t.Run(who, func(t *testing.T) {
 			for kind, subject := range subjects() {
 				for i := range verbs {
-					if a := subject.try(t, admin, stranger, verbs[i]); a.code != http.StatusUnauthorized {
+					if a := subject.request(t, stranger, verbs[i], subject.make(subject.name)); a.code != http.StatusUnauthorized {
 						t.Errorf("%c of %s: %s, want 401", verbs[i], kind, a)
 					}
 				}
@@ -128,37 +130,40 @@ func TestWithoutACertificateOfTheClusterEverythingIsUnauthorized(t *testing.T) {
 // try does one verb as who, on an object that admin put there before, or took away where it is to be created.
 func (s subject) try(t *testing.T, admin, who caller, verb byte) answer {
 	t.Helper()
-	path := s.collection + "/" + s.name
-	patch := object{"metadata": object{"annotations": object{"touched": fresh("by")}}}
 	if s.before != nil {
 		s.present(t, admin)
 		s.before(t, admin, verb)
 	}
+	if verb == 'c' {
+		return s.request(t, who, verb, s.make(s.absent(t, admin)))
+	}
+	return s.request(t, who, verb, s.present(t, admin))
+}
+
+func (s subject) request(t *testing.T, who caller, verb byte, o object) answer {
+	t.Helper()
+	path := s.collection + "/" + s.name
+	patch := object{"metadata": object{"annotations": object{"touched": fresh("by")}}}
 	switch verb {
 	case 'g':
-		s.present(t, admin)
 		return who.do(t, http.MethodGet, path, nil)
 	case 'l':
 		return who.do(t, http.MethodGet, s.collection, nil)
 	case 'w':
 		return who.do(t, http.MethodGet, s.collection+"?watch=1", nil)
 	case 'c':
-		return who.do(t, http.MethodPost, s.collection, s.make(s.absent(t, admin)))
+		return who.do(t, http.MethodPost, s.collection, o)
 	case 'u':
-		return who.do(t, http.MethodPut, path, s.present(t, admin))
+		return who.do(t, http.MethodPut, path, o)
 	case 'p':
-		s.present(t, admin)
 		return who.do(t, http.MethodPatch, path, patch)
 	case 'U':
-		return who.do(t, http.MethodPut, path+"/status", s.present(t, admin))
+		return who.do(t, http.MethodPut, path+"/status", o)
 	case 'P':
-		s.present(t, admin)
 		return who.do(t, http.MethodPatch, path+"/status", patch)
 	case 'd':
-		s.present(t, admin)
 		return who.do(t, http.MethodDelete, path, nil)
 	default:
-		s.present(t, admin)
 		return who.do(t, http.MethodDelete, s.collection+"?fieldSelector=metadata.name="+s.name, nil)
 	}
 }

@@ -45,6 +45,7 @@ func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.Obj
 		}
 		background := metav1.DeletePropagationBackground
 		opts.PropagationPolicy = &background
+		//lint:ignore SA1019 older clients still send it
 		opts.OrphanDependents = nil
 	}
 	object, ok := a.GetObject().(metav1.Object)
@@ -61,7 +62,9 @@ func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.Obj
 }
 
 func waitsForCollector(o *metav1.DeleteOptions) bool {
-	return o.OrphanDependents != nil && *o.OrphanDependents || o.PropagationPolicy != nil && *o.PropagationPolicy != metav1.DeletePropagationBackground
+	//lint:ignore SA1019 older clients still send it
+	orphan := o.OrphanDependents
+	return orphan != nil && *orphan || o.PropagationPolicy != nil && *o.PropagationPolicy != metav1.DeletePropagationBackground
 }
 
 // Validate refuses what must not happen, whoever asks.
@@ -94,7 +97,7 @@ func (r *rules) validateTypeDelete(name string) error {
 
 func validateSettings(a admission.Attributes) error {
 	if a.GetOperation() == admission.Delete {
-		return fmt.Errorf("Settings %q holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it", nameOf(a))
+		return fmt.Errorf("the Settings object %q holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it", nameOf(a))
 	}
 	return nil
 }

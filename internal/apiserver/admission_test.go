@@ -13,7 +13,7 @@ import (
 func TestSettingsCannotBeDeletedByAnyone(t *testing.T) {
 	s := api(t)
 	admin := s.admin(t)
-	want := "settings.ebb.dev \"cluster\" is forbidden: Settings \"cluster\" holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it"
+	want := "settings.ebb.dev \"cluster\" is forbidden: the Settings object \"cluster\" holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it"
 	refused(t, admin.do(t, http.MethodDelete, settings+"/cluster", nil), want)
 	refused(t, admin.do(t, http.MethodDelete, settings+"/cluster", object{"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}), want)
 	if a := admin.do(t, http.MethodDelete, settings, nil); a.code != http.StatusForbidden {

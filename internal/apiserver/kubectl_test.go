@@ -141,8 +141,9 @@ func TestKubectlPrintsColumnsThatTellSomething(t *testing.T) {
 	invalid(t, change(t, nodes, nodeObject(name).with("spec", object{"cordoned": true}), nil,
 		lively("Alive", 3).with("coordinator", true).with("conditions", ready).with("httpAddress", "https://127.0.0.1:1").with("version", "v1")))
 	invalid(t, change(t, drains, ebb("Drain", name).with("spec", object{"nodeName": name, "reason": "kernel"}), nil, object{
-		"phase": "Draining", "stage": "volumes",
-		"blockers": []object{{"kind": "Volume", "name": "v", "reason": "LastReplica", "since": "2026-01-02T03:04:05Z"}},
+		"phase": "Failed", "stage": "volumes",
+		"conditions": []object{{"type": "Finished", "status": "True", "reason": "DeadlineExceeded", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z"}},
+		"blockers":   []object{{"kind": "Volume", "name": "v", "reason": "LastReplica", "since": "2026-01-02T03:04:05Z"}},
 	}))
 	admin.must(t, http.MethodPost, leases, nodeLease(name, "p", 3, 2))
 	admin.must(t, http.MethodPost, events, eventObject(name))
@@ -152,8 +153,8 @@ func TestKubectlPrintsColumnsThatTellSomething(t *testing.T) {
 		"NAME|LIVENESS|READY|COORDINATOR|CORDONED|EPOCH|REASON|AGE\n"+name+"|Alive|True|true|true|3|Serving|<age>")
 	equal(t, table(kubectl(t, s, "get", "en", name, "-o", "wide")),
 		"NAME|LIVENESS|READY|COORDINATOR|CORDONED|EPOCH|REASON|ADDRESS|VERSION|AGE\n"+name+"|Alive|True|true|true|3|Serving|https://127.0.0.1:1|v1|<age>")
-	drain := table(kubectl(t, s, "get", "drain", name))
-	equal(t, drain, "NAME|NODE|PHASE|STAGE|BLOCKER|PROGRESS|AGE\n"+name+"|"+name+"|Draining|volumes|LastReplica|<age>")
+	equal(t, table(kubectl(t, s, "get", "drain", name)),
+		"NAME|NODE|PHASE|OUTCOME|STAGE|BLOCKER|PROGRESS|AGE\n"+name+"|"+name+"|Failed|DeadlineExceeded|volumes|LastReplica|<age>")
 	equal(t, table(kubectl(t, s, "get", "settings")),
 		"NAME|DRAIN-POLICY|BATCH|DRAINING|AGE\ncluster|block-if-contains-last-replica|1|<age>")
 	equal(t, table(kubectl(t, s, "get", "leases", "-n", "ebb-system", "node-"+name)),

@@ -11,6 +11,7 @@ import (
 
 // One server from its first start to its second, in a directory whose path is longer than a socket's may be.
 func TestAServersLife(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120), strings.Repeat("e", 120))
 	s := start(t, options(dir))
 	admin := s.admin(t)
@@ -23,7 +24,10 @@ func TestAServersLife(t *testing.T) {
 	})
 	t.Run("settings are there from the first start, with their defaults", func(t *testing.T) {
 		spec := admin.must(t, http.MethodGet, settings+"/cluster", nil).object(t)["spec"]
-		want := map[string]any{"nodeDrainPolicy": "block-if-contains-last-replica", "drain": map[string]any{"maintainerBatchSize": 1.0}}
+		want := map[string]any{
+			"nodeDrainPolicy": "block-if-contains-last-replica",
+			"drain":           map[string]any{"maintainerBatchSize": 1.0, "stalledAfter": "5m"},
+		}
 		if !reflect.DeepEqual(spec, want) {
 			t.Errorf("spec is %v, want %v", spec, want)
 		}

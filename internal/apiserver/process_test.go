@@ -146,6 +146,7 @@ func (l *ledger) check(t *testing.T, c caller) {
 }
 
 func TestWhatWasAcknowledgedSurvivesKill9(t *testing.T) {
+	t.Parallel()
 	const rounds, writers, enough = 3, 6, 60
 	dir := t.TempDir()
 	l := &ledger{created: map[string]bool{}, deleted: map[string]bool{}, counted: map[string]int{}}
@@ -181,6 +182,7 @@ func TestWhatWasAcknowledgedSurvivesKill9(t *testing.T) {
 }
 
 func TestASecondServerOnADirectoryIsRefusedAndTheFirstGoesOn(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	p := launch(t, dir)
 	pid, err := os.ReadFile(p.dir.PIDFile("apiserver"))

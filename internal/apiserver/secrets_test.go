@@ -16,6 +16,7 @@ import (
 )
 
 func TestAServerKeepsItsSecretsToItself(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	p := launch(t, dir)
 	if err := p.dir.IssueNode(p.dir.Node("n1"), "n1", []string{"127.0.0.1"}); err != nil {
