@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -48,7 +47,7 @@ type Options struct {
 type Cluster struct {
 	opts    Options
 	nursery *nursery
-	lock    *os.File
+	unlock  func()
 	client  client.Client
 	server  *child
 	nodes   []*child
@@ -82,17 +81,12 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 }
 
 func (c *Cluster) takeLock() error {
-	path := filepath.Join(string(c.opts.Dir), "up.lock")
-	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		lock.Close()
+	unlock, err := datadir.Lock(filepath.Join(string(c.opts.Dir), "up.lock"))
+	if errors.Is(err, datadir.ErrLocked) {
 		return fmt.Errorf("a cluster already runs in %s: stop it, or give another --data-dir", c.opts.Dir)
 	}
-	c.lock = lock
-	return nil
+	c.unlock = unlock
+	return err
 }
 
 func (c *Cluster) startServer(ctx context.Context) (err error) {
@@ -227,7 +221,7 @@ func (c *Cluster) Stop() {
 		c.say("stopping the API server")
 		c.server.stop(serverPatience)
 	}
-	c.lock.Close()
+	c.unlock()
 }
 
 func (c *Cluster) say(format string, args ...any) {

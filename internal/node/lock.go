@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/pki"
@@ -22,8 +21,8 @@ var ErrRunning = errors.New("the node is already running on this machine")
 // seat is this process's exclusive use of a node's directory. The kernel ends it with the process, so whoever gets it
 // knows that every earlier holder of the same boot is dead.
 type seat struct {
-	file *os.File
-	path string
+	unlock func()
+	path   string
 
 	// holder is this process's identity on the Lease, never used by another.
 	holder string
@@ -40,20 +39,16 @@ type holders struct {
 
 // takeSeat locks a node's directory, or fails with ErrRunning. The new identity is remembered before it is used.
 func takeSeat(dir datadir.NodeDir, node string) (*seat, error) {
-	file, err := os.OpenFile(dir.Lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	unlock, err := datadir.Lock(dir.Lock())
+	if errors.Is(err, datadir.ErrLocked) {
+		return nil, fmt.Errorf("node %s: %w: %s is locked; stop that process first, or start this one under another --name", node, ErrRunning, dir.Lock())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("node %s: %w", node, err)
 	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		file.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("node %s: %w: %s is locked; stop that process first, or start this one under another --name", node, ErrRunning, dir.Lock())
-		}
-		return nil, fmt.Errorf("node %s: lock %s: %w", node, dir.Lock(), err)
-	}
-	s := &seat{file: file, path: dir.Holder(), holder: node + "/" + uuid.NewString()}
+	s := &seat{unlock: unlock, path: dir.Holder(), holder: node + "/" + uuid.NewString()}
 	if err := s.remember(); err != nil {
-		file.Close()
+		unlock()
 		return nil, fmt.Errorf("node %s: %w", node, err)
 	}
 	return s, nil
@@ -92,7 +87,7 @@ func (s *seat) write(h holders) error {
 	return pki.WriteSecret(s.path, data)
 }
 
-func (s *seat) leave() { s.file.Close() }
+func (s *seat) leave() { s.unlock() }
 
 func readHolders(path string) (holders, error) {
 	data, err := os.ReadFile(path)
