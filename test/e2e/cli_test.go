@@ -16,6 +16,7 @@ import (
 )
 
 func TestCommandLine(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t, testenv.Ebb(t), 2)
 	c.awaitLeader("")
 	for _, step := range []struct {

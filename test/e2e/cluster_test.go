@@ -122,6 +122,9 @@ func (c *cluster) start(args ...string) *process {
 	p := &process{cmd: exec.Command(c.ebb, args...), out: &output{}, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if c.points != "" {
+		p.cmd.Env = append(os.Environ(), "EBB_FAILPOINTS="+c.points)
+	}
 	if err := p.cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}

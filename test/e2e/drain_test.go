@@ -42,7 +42,6 @@ func startFleet(t *testing.T, nodes int) *cluster {
 	t.Helper()
 	testenv.Quiet()
 	points := t.TempDir()
-	t.Setenv("EBB_FAILPOINTS", points)
 	c := &cluster{t: t, whole: t, ebb: testenv.EbbFailpoints(t), dir: datadir.Dir(filepath.Join(t.TempDir(), "data")), points: points}
 	c.start("apiserver", "--data-dir", string(c.dir))
 	until(t, "the API server", func() bool { return c.connect() == nil })
@@ -132,6 +131,7 @@ var steps = []string{
 }
 
 func TestADrainSurvivesItsCoordinatorAtEveryStep(t *testing.T) {
+	t.Parallel()
 	c := startFleet(t, 3)
 	for _, step := range steps {
 		t.Run("coordinator killed after "+step, func(t *testing.T) {
@@ -156,6 +156,7 @@ func TestADrainSurvivesItsCoordinatorAtEveryStep(t *testing.T) {
 }
 
 func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
+	t.Parallel()
 	c := startFleet(t, 3)
 	// Up to the step at which the node is told to leave it is there to be killed.
 	for _, step := range steps[1:6] {
@@ -226,6 +227,7 @@ func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
 }
 
 func TestTheLoneSurvivorGoesBackToWork(t *testing.T) {
+	t.Parallel()
 	c := startFleet(t, 2)
 	leader := c.awaitLeader("")
 	target := others([]string{"n1", "n2"}, leader)[0]
@@ -250,6 +252,7 @@ func TestTheLoneSurvivorGoesBackToWork(t *testing.T) {
 }
 
 func TestDrainCommand(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t, testenv.Ebb(t), 3)
 	leader := c.awaitLeader("")
 	target := others(trio, leader)[0]

@@ -21,6 +21,7 @@ var trio = []string{"n1", "n2", "n3"}
 
 // One cluster goes through everything that befalls machines: each step starts from where the one before left it.
 func TestMachinesComeAndGo(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t, testenv.Ebb(t), 3)
 	for _, step := range []struct {
 		name string
