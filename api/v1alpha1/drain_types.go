@@ -31,6 +31,8 @@ const (
 	DrainFinished = "Finished"
 	// DrainStalled is True while nothing has moved for the time set in Settings.
 	DrainStalled = "Stalled"
+	// DrainSurvived is True on a failed drain whose node is the only one left and went back to work.
+	DrainSurvived = "Survived"
 )
 
 // Reasons of the condition Finished.
@@ -85,6 +87,9 @@ type DrainSpec struct {
 	// deadline is how long the drain may take from its start. Past it the drain is Failed, keeps its blockers, and the
 	// node stays Draining. Without one the drain takes as long as it needs.
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
 
 	// whenBusy says what to do while another drain runs: Refuse (the default) or Queue.

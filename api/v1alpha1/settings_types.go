@@ -41,6 +41,9 @@ type DrainSettings struct {
 
 	// stalledAfter is how long nothing may move before a drain says that it is stalled.
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
 	// +kubebuilder:default="5m"
 	StalledAfter *metav1.Duration `json:"stalledAfter,omitempty"`
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"sync/atomic"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/drain"
@@ -35,7 +37,16 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	if err := drains.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	c.api.Store(&drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants(mgr.GetAPIReader())})
+	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants(mgr.GetAPIReader())}
+	serve := manager.RunnableFunc(func(ctx context.Context) error {
+		c.api.Store(api)
+		<-ctx.Done()
+		c.api.CompareAndSwap(api, nil)
+		return nil
+	})
+	if err := mgr.Add(serve); err != nil {
+		return err
+	}
 	return mgr.Add(events.Pruner{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Log: t.Log})
 }
 

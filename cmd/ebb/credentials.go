@@ -22,6 +22,9 @@ key of the certificate authority never leaves it. DIR becomes the data directory
 			if dir == "" {
 				return errNoDataDir
 			}
+			if err := checkNodeName(args[0]); err != nil {
+				return err
+			}
 			from := datadir.Dir(dir)
 			if !from.CanIssue() {
 				return fmt.Errorf("%s has no certificate authority: run this where the API server's data directory is", dir)

@@ -102,6 +102,9 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 			return err
 		}
 	}
+	if w.gone && !w.drain.Status.Phase.Final() {
+		return fmt.Errorf("drain %s of node %s was deleted before its end was seen: `ebb explain %s` says how the node is", d.Name, node, node)
+	}
 	return outcome(w.drain)
 }
 

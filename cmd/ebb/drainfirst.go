@@ -46,12 +46,7 @@ func (f nodeFlags) drainFirst(signalled context.Context, dir datadir.NodeDir, ca
 			return
 		}
 		d.log.Info("draining before leaving", "timeout", f.drainTimeout)
-		select {
-		case <-bounded.Done():
-			d.log.Warn("leaving before the drain is over", "reason", "the drain timeout has passed")
-		case <-again:
-			d.log.Warn("leaving before the drain is over", "reason", "a second signal")
-		}
+		d.log.Warn("leaving before the drain is over", "reason", d.watch(bounded, again))
 	}()
 	return living
 }
@@ -63,20 +58,45 @@ type ownDrain struct {
 	dir      datadir.NodeDir
 	campaign *coordinator.Campaign
 	log      *slog.Logger
+	epoch    int64 // in which it asked
+}
+
+// watch returns when there is a reason not to wait for the drain any longer. A drain that goes its way ends the process,
+// and watch with it.
+func (d *ownDrain) watch(ctx context.Context, again <-chan os.Signal) string {
+	for {
+		select {
+		case <-ctx.Done():
+			return "the drain timeout has passed"
+		case <-again:
+			return "a second signal"
+		case <-time.After(askAgain):
+		}
+		if e := d.node.Epoch(); e != nil {
+			if liveness, _ := e.Liveness(); liveness == v1alpha1.Alive && e.Number > d.epoch {
+				return "the drain was cancelled"
+			}
+		}
+	}
 }
 
 var (
+	errNotIn  = errors.New("the node is not in service")
 	errAlone  = errors.New("no other node could take over")
 	errTimeUp = errors.New("the drain was refused until its time was up")
 )
 
 // ask returns nil once the drain has begun.
 func (d *ownDrain) ask(ctx context.Context) error {
+	said := ""
 	for {
-		if e := d.node.Epoch(); e != nil {
-			if liveness, _ := e.Liveness(); liveness == v1alpha1.Draining {
-				return nil // somebody asked before us
-			}
+		e := d.node.Epoch()
+		if e == nil {
+			return errNotIn // it hosts nothing
+		}
+		d.epoch = e.Number
+		if liveness, _ := e.Liveness(); liveness == v1alpha1.Draining {
+			return nil // somebody asked before us
 		}
 		err := d.askOnce(ctx)
 		switch code := httpapi.CodeOf(err); {
@@ -85,7 +105,10 @@ func (d *ownDrain) ask(ctx context.Context) error {
 		case errors.Is(err, coordinator.ErrNoSuccessor) || code == httpapi.CodeSingleNode:
 			return errAlone
 		}
-		d.log.Info("the drain cannot begin yet", "reason", err)
+		if text := err.Error(); text != said {
+			d.log.Info("the drain cannot begin yet", "reason", err)
+			said = text
+		}
 		select {
 		case <-ctx.Done():
 			return errTimeUp

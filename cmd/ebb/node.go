@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -64,7 +65,7 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 			if dir == "" {
 				return errNoDataDir
 			}
-			if err := v1alpha1.ValidateNodeName(f.name); err != nil {
+			if err := f.validate(); err != nil {
 				return err
 			}
 			f.dir = datadir.Dir(dir)
@@ -88,6 +89,32 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.DurationVar(&f.timing.Lost, "lease-duration", f.timing.Lost, "when others may call the node lost, in whole seconds")
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
+}
+
+// validate refuses what would only show later.
+func (f nodeFlags) validate() error {
+	if err := checkNodeName(f.name); err != nil {
+		return err
+	}
+	if err := f.timing.Validate(); err != nil {
+		return err
+	}
+	host, _, err := net.SplitHostPort(f.listen)
+	if err != nil {
+		return fmt.Errorf("--http-listen %q is not host:port: %w", f.listen, err)
+	}
+	if ip := net.ParseIP(host); f.advert == "" && (host == "" || ip != nil && ip.IsUnspecified()) {
+		return fmt.Errorf("--http-listen %s accepts connections on every address: say with --http-advertise under which one others reach it", f.listen)
+	}
+	return nil
+}
+
+// checkNodeName refuses names that are not names of nodes, and the one that the API server's files have.
+func checkNodeName(name string) error {
+	if name == "apiserver" {
+		return errors.New("a node cannot be named apiserver: the API server's files have that name")
+	}
+	return v1alpha1.ValidateNodeName(name)
 }
 
 func parseLabels(list []string) (map[string]string, error) {
@@ -114,7 +141,7 @@ func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 	if f.dir.CanIssue() {
 		return dir, f.dir.IssueNode(dir, f.name, f.hosts())
 	}
-	ok, err := dir.HasCredentials()
+	ok, err := dir.HasCredentials(f.nodeCfg == "", f.coCfg == "")
 	if err == nil && !ok {
 		err = fmt.Errorf("node %s has no credentials in %s: make them where the API server runs with `ebb credentials %s --out DIR` and bring DIR here", f.name, dir, f.name)
 	}
@@ -181,9 +208,16 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	if f.drainOnSigterm {
 		living = f.drainFirst(ctx, dir, campaign, n, log)
 	}
+	living, give := context.WithCancel(living)
+	defer give()
+	failed := make(chan error, 1)
+	go func() {
+		failed <- <-served
+		give() // a node that cannot be asked anything leaves
+	}()
 	err = n.Run(living)
 	stop()
-	if serveErr := <-served; err == nil {
+	if serveErr := <-failed; err == nil {
 		err = serveErr
 	}
 	return err

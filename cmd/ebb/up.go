@@ -34,14 +34,14 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 			if err != nil {
 				return err
 			}
-			o.Dir, o.Exe, o.Out = datadir.Dir(dir), exe, cmd.OutOrStdout()
+			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, os.Args[0], cmd.OutOrStdout()
 			c, err := localcluster.Start(cmd.Context(), o)
 			if err != nil {
 				return err
 			}
 			fmt.Fprintln(o.Out, "ready")
 			if samples {
-				whatNext(o.Out, o.Dir)
+				whatNext(o.Out, o.Command, o.Dir)
 			}
 			c.Wait(cmd.Context())
 			c.Stop()
@@ -56,18 +56,21 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 }
 
 // whatNext says what a person can try now.
-func whatNext(w io.Writer, dir datadir.Dir) {
+func whatNext(w io.Writer, ebb string, dir datadir.Dir) {
 	fmt.Fprintf(w, `
 Try next, in another terminal:
 
   export EBB_DATA_DIR=%[1]s
-  ebb status                                              who is there, who coordinates
-  ebb resign                                              the coordinator hands over
-  ebb drain n2 --wait                                     take n2 out of service
-  ebb cordon n3                                           keep new work away from n3
-  kill -9 $(cat %[1]s/run/n1.pid)                         a node dies: watch it being marked after its lease
+  # who is there, who coordinates
+  %[2]s status
+  # the coordinator hands over
+  %[2]s resign
+  # take a node out of service (the coordinator is refused: add --resign)
+  %[2]s drain n2 --wait
+  # a node dies: watch it being marked after its lease
+  kill -9 $(cat %[1]s/run/n1.pid)
   kubectl --kubeconfig %[1]s/kubeconfig get nodes.ebb.dev -w
 
 Ctrl-C here stops everything in order; the data stays in %[1]s.
-`, dir)
+`, dir, ebb)
 }

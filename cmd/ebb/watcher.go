@@ -15,6 +15,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 // watcher follows one drain to its end.
@@ -22,17 +23,34 @@ type watcher struct {
 	client client.Client
 	drain  *v1alpha1.Drain
 	lost   error // why the API could not be asked, while it cannot
+	gone   bool  // the Drain was deleted
 }
 
-// look reads the drain once; an API that does not answer is told of, not fatal: the drain goes on without us.
-func (w *watcher) look(ctx context.Context) {
-	d := &v1alpha1.Drain{}
-	if w.lost = w.client.Get(ctx, client.ObjectKeyFromObject(w.drain), d); w.lost == nil {
-		w.drain = d
+// sight is one look at the drain.
+type sight struct {
+	drain *v1alpha1.Drain
+	err   error
+}
+
+// look reads the drain once.
+func look(ctx context.Context, c client.Client, d *v1alpha1.Drain) sight {
+	seen := &v1alpha1.Drain{}
+	err := c.Get(ctx, client.ObjectKeyFromObject(d), seen)
+	return sight{seen, err}
+}
+
+// saw takes in what was seen. An API that does not answer is told of, not fatal: the drain goes on without us.
+func (w *watcher) saw(s sight) {
+	w.lost = s.err
+	switch {
+	case kubeclient.IsMissing(s.err) || s.err == nil && s.drain.UID != w.drain.UID:
+		w.gone = true
+	case s.err == nil:
+		w.drain = s.drain
 	}
 }
 
-func (w *watcher) over() bool { return w.drain.Status.Phase.Final() }
+func (w *watcher) over() bool { return w.gone || w.drain.Status.Phase.Final() }
 
 const stoppedWatching = "stopped watching; the drain goes on: `ebb explain %s` says how\n"
 
@@ -40,7 +58,7 @@ const stoppedWatching = "stopped watching; the drain goes on: `ebb explain %s` s
 func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) error {
 	said := ""
 	for {
-		w.look(ctx)
+		w.saw(look(ctx, w.client, w.drain))
 		line := w.line()
 		if ctx.Err() != nil {
 			fmt.Fprintf(errs, stoppedWatching, w.drain.Spec.NodeName)
@@ -64,6 +82,9 @@ func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) er
 func (w *watcher) line() string {
 	d := w.drain
 	node := d.Spec.NodeName
+	if w.gone {
+		return fmt.Sprintf("%s: the record of the drain was deleted", node)
+	}
 	if w.lost != nil {
 		return fmt.Sprintf("%s: the API does not answer; the drain goes on without it being seen", node)
 	}
@@ -104,15 +125,17 @@ type model struct {
 	width   int
 }
 
-type tick struct{}
-
-func (m *model) poll() tea.Msg {
-	m.watcher.look(m.ctx)
-	return tick{}
+// poll looks at the drain; it runs beside the view and shares nothing with it.
+func (m *model) poll() tea.Cmd {
+	c, d := m.watcher.client, m.watcher.drain
+	return func() tea.Msg { return look(m.ctx, c, d) }
 }
 
+// again asks for the next look.
+type again struct{}
+
 // Init implements tea.Model.
-func (m *model) Init() tea.Cmd { return m.poll }
+func (m *model) Init() tea.Cmd { return m.poll() }
 
 // Update implements tea.Model.
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
@@ -123,11 +146,14 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if s := msg.String(); s == "ctrl+c" || s == "q" {
 			return m, tea.Quit
 		}
-	case tick:
+	case again:
+		return m, m.poll()
+	case sight:
+		m.watcher.saw(msg)
 		if m.watcher.over() {
 			return m, tea.Quit
 		}
-		return m, tea.Tick(drainPoll, func(time.Time) tea.Msg { return m.poll() })
+		return m, tea.Tick(drainPoll, func(time.Time) tea.Msg { return again{} })
 	}
 	return m, nil
 }

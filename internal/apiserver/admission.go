@@ -118,10 +118,27 @@ func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error 
 	if a.GetSubresource() == "" && !equality.Semantic.DeepEqual(field(a.GetObject(), "spec"), field(a.GetOldObject(), "spec")) {
 		return fmt.Errorf("node %s may not write its own spec", node)
 	}
+	if holdsItself(a.GetObject(), a.GetOldObject()) {
+		return fmt.Errorf("node %s may not put finalizers or owners on itself", node)
+	}
 	if a.GetSubresource() == "status" {
 		return r.validateEpochStands(ctx, node, a.GetObject())
 	}
 	return nil
+}
+
+// holdsItself says whether a write changes what keeps an object from being deleted.
+func holdsItself(object, old runtime.Object) bool {
+	next, ok := object.(metav1.Object)
+	if !ok {
+		return false
+	}
+	var finalizers []string
+	var owners []metav1.OwnerReference
+	if before, ok := old.(metav1.Object); ok {
+		finalizers, owners = before.GetFinalizers(), before.GetOwnerReferences()
+	}
+	return !equality.Semantic.DeepEqual(next.GetFinalizers(), finalizers) || !equality.Semantic.DeepEqual(next.GetOwnerReferences(), owners)
 }
 
 // validateEpochStands refuses what a node says of itself in an epoch that is over: a node that was frozen and wakes up

@@ -125,7 +125,7 @@ func (s *Server) explain(err error) error {
 
 // lockDir keeps a second server away: it would take over the first one's socket and then wait for the first one's data.
 func lockDir(dir datadir.Dir) (unlock func(), err error) {
-	unlock, err = datadir.Lock(filepath.Join(dir.APIServer(), "lock"))
+	unlock, err = datadir.Lock(dir.APIServerLock())
 	if errors.Is(err, datadir.ErrLocked) {
 		return nil, fmt.Errorf("data directory %s: %w: stop the API server that uses it, or give another directory with --data-dir", dir, datadir.ErrLocked)
 	}

@@ -14,12 +14,42 @@ import (
 
 type termKey struct{}
 
-// withTerm carries the term that a request names to where the request is judged.
+// claim is the term that a request names, and what became of it.
+type claim struct {
+	term string
+	over bool
+}
+
+// withTerm carries the term that a request names to where the request is judged, and says in a header of the answer if
+// it is over.
 func withTerm(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), termKey{}, r.Header.Get(identity.TermHeader))))
+		term := r.Header.Get(identity.TermHeader)
+		if term == "" || r.Method == http.MethodGet { // a watch needs the writer as it is
+			next.ServeHTTP(w, r)
+			return
+		}
+		c := &claim{term: term}
+		next.ServeHTTP(&claimWriter{ResponseWriter: w, claim: c}, r.WithContext(context.WithValue(r.Context(), termKey{}, c)))
 	})
 }
+
+// claimWriter adds the header just before the answer goes out.
+type claimWriter struct {
+	http.ResponseWriter
+	claim *claim
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *claimWriter) WriteHeader(code int) {
+	if w.claim.over {
+		w.Header().Set(identity.TermOverHeader, "true")
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// Unwrap implements what http.ResponseController asks for.
+func (w *claimWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // validateTerm refuses the writes of a coordinator whose term is over. A coordinator that was frozen between deciding
 // and writing does not know that another was elected; the resourceVersion it read may still fit. The term it names on
@@ -33,9 +63,13 @@ func (r *rules) validateTerm(ctx context.Context, a admission.Attributes) error 
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("read the election's lease: %w", err))
 	}
-	term, _ := ctx.Value(termKey{}).(string)
-	if term == "" || current == nil || current.Spec.HolderIdentity == nil || *current.Spec.HolderIdentity != term {
-		return fmt.Errorf("the coordinator's term %q is over", term)
+	c, ok := ctx.Value(termKey{}).(*claim)
+	if !ok {
+		c = &claim{}
+	}
+	if c.term == "" || current == nil || current.Spec.HolderIdentity == nil || *current.Spec.HolderIdentity != c.term {
+		c.over = true
+		return fmt.Errorf("the coordinator's term %q is over", c.term)
 	}
 	return nil
 }

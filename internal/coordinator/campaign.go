@@ -8,7 +8,6 @@ package coordinator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -16,10 +15,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -29,14 +26,6 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
-)
-
-// What a request to resign may run into.
-var (
-	// ErrNotCoordinator: this node has no term to give up.
-	ErrNotCoordinator = errors.New("this node is not the coordinator")
-	// ErrNoSuccessor: no other node could take over.
-	ErrNoSuccessor = errors.New("no other node can take over: none is Alive, Ready and free of a drain")
 )
 
 // Options make a campaign.
@@ -57,11 +46,23 @@ type Options struct {
 type Campaign struct {
 	opts   Options
 	client coordinationclient.CoordinationV1Interface
+	own    string        // part of every identity this campaign stands with, and of no other
+	stands int           // how often it has stood
 	last   chan struct{} // closed when the last elector has returned
+	parts
 
-	mu      sync.Mutex
-	leading *leadership // nil unless a term runs here
-	former  string      // identity of the last term that ran here and has stopped
+	mu       sync.Mutex
+	identity string      // the one it stands with now, or stood with last
+	leading  *leadership // nil unless a term runs here
+}
+
+// parts are what a campaign asks of the rest of Ebb. A test of terms alone brings its own.
+type parts struct {
+	eligible func(context.Context, *node.Epoch) error
+	alone    func(context.Context, *node.Epoch) error
+	liveness func(*node.Epoch) (v1alpha1.Liveness, <-chan struct{})
+	guard    func(l *resourcelock.LeaseLock, stopped func() bool) resourcelock.Interface
+	work     func(*Term) error
 }
 
 // leadership is the term that runs here, as whoever wants it to end sees it.
@@ -69,27 +70,6 @@ type leadership struct {
 	epoch  *node.Epoch
 	resign context.CancelFunc
 	over   chan struct{} // closed when the election was released or lost
-}
-
-// Metrics of the election as this node sees it.
-type Metrics struct {
-	changes prometheus.Counter
-	leading prometheus.Gauge
-}
-
-// NewMetrics makes the metrics of the election, registered with r.
-func NewMetrics(r prometheus.Registerer, nodeName string) *Metrics {
-	labels := prometheus.Labels{"node": nodeName}
-	m := &Metrics{
-		changes: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "ebb_coordinator_election_changes_total", Help: "How often this node saw the coordinator change.", ConstLabels: labels,
-		}),
-		leading: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "ebb_coordinator_leading", Help: "1 while this node is the coordinator.", ConstLabels: labels,
-		}),
-	}
-	r.MustRegister(m.changes, m.leading)
-	return m
 }
 
 // NewCampaign makes a campaign that has not begun.
@@ -102,9 +82,23 @@ func NewCampaign(o Options) (*Campaign, error) {
 	if err != nil {
 		return nil, fmt.Errorf("election: %w", err)
 	}
+	return newCampaign(o, c), nil
+}
+
+func newCampaign(o Options, client coordinationclient.CoordinationV1Interface) *Campaign {
 	last := make(chan struct{})
 	close(last)
-	return &Campaign{opts: o, client: c, last: last}, nil
+	c := &Campaign{opts: o, client: client, own: uuid.NewString(), last: last}
+	c.parts = parts{
+		eligible: c.readEligible,
+		alone:    c.readAlone,
+		liveness: (*node.Epoch).Liveness,
+		guard: func(l *resourcelock.LeaseLock, stopped func() bool) resourcelock.Interface {
+			return &lock{LeaseLock: l, former: c.isFormer, stopped: stopped}
+		},
+		work: (*Term).run,
+	}
+	return c
 }
 
 // Name implements node.Resident.
@@ -116,42 +110,73 @@ func (c *Campaign) Run(ctx context.Context, e *node.Epoch) error {
 	if err != nil {
 		return err
 	}
+	c.campaign(ctx, e, freed)
+	return nil
+}
+
+// campaign is Run, told by freed whenever the election is released.
+func (c *Campaign) campaign(ctx context.Context, e *node.Epoch, freed <-chan struct{}) {
 	for ctx.Err() == nil {
-		_, changed := e.Liveness()
-		if err := c.eligible(ctx, e); err != nil {
+		_, changed := c.liveness(e)
+		as := c.roleFor(ctx, e)
+		if as == nil {
 			waitAny(ctx, c.retry()*2, changed)
 			continue
 		}
 		select {
 		case <-c.last:
 		case <-ctx.Done():
-			return nil
+			return
 		}
-		if c.stand(ctx, e, freed) {
-			c.sitOut(ctx, e)
+		if c.stand(ctx, e, as, freed) {
+			c.sitOut(ctx)
 		}
 	}
 	// Give the release a moment, so that the others need not wait for the election to lapse; a node that fences itself
 	// has no more than that.
 	waitAny(context.Background(), (c.opts.Timing.Dead-c.opts.Timing.Fence)/2, c.last)
+}
+
+// role is as what a node stands: candidate, or survivor (survivor.go).
+type role struct {
+	eligible func(context.Context, *node.Epoch) error
+	work     func(*Term) error
+	liveness v1alpha1.Liveness // the term ends when the node has another
+}
+
+// roleFor is as what the node may stand now, or nil.
+func (c *Campaign) roleFor(ctx context.Context, e *node.Epoch) *role {
+	candidate := &role{eligible: c.eligible, work: c.work, liveness: v1alpha1.Alive}
+	survivor := &role{eligible: c.alone, work: c.survive, liveness: v1alpha1.Draining}
+	for _, r := range []*role{candidate, survivor} {
+		if r.eligible(ctx, e) == nil {
+			return r
+		}
+	}
 	return nil
 }
 
 // retry is how often candidates look, and how often the coordinator renews.
 func (c *Campaign) retry() time.Duration { return c.opts.Timing.Renew / 4 }
 
-// eligible reads live whether this node may be coordinator: Alive, its lease held, and not named by the drain slot.
-func (c *Campaign) eligible(ctx context.Context, e *node.Epoch) error {
+// duration is how long the election lasts without a renewal. The Lease counts whole seconds; rounded up they are still no
+// more than the node's own.
+func (c *Campaign) duration() time.Duration {
+	return (c.opts.Timing.Dead + time.Second - 1).Truncate(time.Second)
+}
+
+// readEligible reads live whether this node may be coordinator: Alive, its lease held, and not named by the drain slot.
+func (c *Campaign) readEligible(ctx context.Context, e *node.Epoch) error {
 	if liveness, _ := e.Liveness(); liveness != v1alpha1.Alive {
 		return fmt.Errorf("node %s is %s", e.Node, liveness)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Timing.Timeout)
 	defer cancel()
-	settings := &v1alpha1.Settings{}
-	if err := e.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	slot, err := node.DrainedBy(ctx, e.Client, e.Node)
+	if err != nil {
 		return err
 	}
-	if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == e.Node {
+	if slot != nil {
 		return fmt.Errorf("node %s is named by drain %s", e.Node, slot.Name)
 	}
 	if !e.Holding() {
@@ -160,25 +185,27 @@ func (c *Campaign) eligible(ctx context.Context, e *node.Epoch) error {
 	return nil
 }
 
-// stand runs one elector until it lost, resigned, or was ended to look again at once. It says whether it resigned.
+// stand runs one elector until it lost, resigned, or was ended to look again at once. It says whether the others should
+// go first now: because this node resigned, or because its term failed.
 //
 // The elector outlives ctx until the term has stopped: only then is the election released. When the API does not answer
 // the release may take its time, so stand does not wait for it; the next stand does.
-func (c *Campaign) stand(ctx context.Context, e *node.Epoch, freed <-chan struct{}) (resigned bool) {
-	identity := fmt.Sprintf("%s/%d/%s", e.Node, e.Number, uuid.NewString())
+func (c *Campaign) stand(ctx context.Context, e *node.Epoch, as *role, freed <-chan struct{}) (yield bool) {
+	identity := c.newIdentity(e)
 	electing, release := context.WithCancel(context.Background())
+	defer release()
 	wanted, resign := context.WithCancel(ctx)
 	defer resign()
 	lost, lose := context.WithCancel(context.Background())
 	defer lose()
 	won := make(chan *Term, 1)
-	elector, err := leaderelection.NewLeaderElector(c.electorConfig(identity, leaderelection.LeaderCallbacks{
+	stopped := func() bool { return electing.Err() != nil } // nobody releases before
+	elector, err := leaderelection.NewLeaderElector(c.electorConfig(identity, stopped, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(context.Context) { won <- newTerm(c.opts, e, identity) },
 		OnStoppedLeading: lose,
 		OnNewLeader:      func(string) { c.opts.Metrics.changes.Inc() },
 	}))
 	if err != nil {
-		release()
 		c.opts.Log.Error("cannot stand for election", "error", err)
 		waitAny(ctx, c.retry()*4)
 		return false
@@ -189,45 +216,70 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, freed <-chan struct
 		defer close(over)
 		elector.Run(electing)
 	}()
-	defer release()
-	select {
-	case <-ctx.Done():
-	case <-over:
-	case <-freed:
-		// A new elector looks at once; this one would wait out its period. But not if it has just won.
-		release()
-		<-over
-		select {
-		case term := <-won:
-			term.end(errors.New("the election was restarted"))
-		default:
-		}
-	case term := <-won:
-		l := &leadership{epoch: e, resign: resign, over: over}
-		c.lead(wanted, lost, term, l, elector.IsLeader)
-		release()
-		if ctx.Err() == nil {
+	for {
+		liveness, changed := c.liveness(e)
+		if liveness != as.liveness && !elector.IsLeader() {
+			release()
 			<-over
-			return wanted.Err() != nil
+			return false
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		case <-over:
+			return false
+		case <-freed:
+			if elector.IsLeader() {
+				continue // it was freed before we won it
+			}
+			// A new elector looks at once; this one would wait out its period.
+			release()
+			<-over
+			return false
+		case term := <-won:
+			failed := c.lead(wanted, lost, term, as, &leadership{epoch: e, resign: resign, over: over}, elector.IsLeader)
+			release()
+			if ctx.Err() != nil {
+				return false
+			}
+			<-over
+			return failed || wanted.Err() != nil
 		}
 	}
-	return false
 }
 
-func (c *Campaign) electorConfig(identity string, callbacks leaderelection.LeaderCallbacks) leaderelection.LeaderElectionConfig {
+// newIdentity names the next stand. No identity is ever used twice.
+func (c *Campaign) newIdentity(e *node.Epoch) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stands++
+	c.identity = fmt.Sprintf("%s/%d/%s.%d", e.Node, e.Number, c.own, c.stands)
+	return c.identity
+}
+
+// isOwn says whether an identity is one that this campaign stood or stands with.
+func (c *Campaign) isOwn(identity string) bool { return strings.Contains(identity, "/"+c.own+".") }
+
+// isFormer says whether an identity is one that this campaign stood with before. Its elector has returned and its term,
+// if it won one, has stopped, whether it knew that it had won or not: a campaign stands with one at a time.
+func (c *Campaign) isFormer(identity string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.isOwn(identity) && identity != c.identity
+}
+
+func (c *Campaign) electorConfig(identity string, stopped func() bool, callbacks leaderelection.LeaderCallbacks) leaderelection.LeaderElectionConfig {
 	return leaderelection.LeaderElectionConfig{
 		Name: "ebb-coordinator",
-		Lock: &lock{
-			LeaseLock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.CoordinatorName},
-				Client:     c.client,
-				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
-			},
-			former: c.isFormer,
-		},
+		Lock: c.guard(&resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.CoordinatorName},
+			Client:     c.client,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+		}, stopped),
 		// A coordinator that cannot renew is on its way out when the node fences itself, and replaced when everything
 		// of the node that must be dead is dead.
-		LeaseDuration:   c.opts.Timing.Dead.Truncate(time.Second),
+		LeaseDuration:   c.duration(),
 		RenewDeadline:   c.opts.Timing.Fence,
 		RetryPeriod:     c.retry(),
 		ReleaseOnCancel: true,
@@ -236,24 +288,26 @@ func (c *Campaign) electorConfig(identity string, callbacks leaderelection.Leade
 }
 
 // lead runs a term until the node no longer wants it or the election is lost, and returns when everything of the term
-// has stopped.
-func (c *Campaign) lead(wanted, lost context.Context, term *Term, l *leadership, isLeader func() bool) {
+// has stopped. It says whether the term ended for a reason of its own.
+func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *leadership, isLeader func() bool) (failed bool) {
 	log := c.opts.Log.With("term", term.Identity)
-	if err := c.eligible(wanted, l.epoch); err != nil {
+	if err := as.eligible(wanted, l.epoch); err != nil {
 		log.Warn("won the election but may not lead", "error", err)
-		return
+		return false
+	}
+	stands := func() bool { return wanted.Err() == nil && lost.Err() == nil && isLeader() }
+	if !stands() {
+		log.Warn("won the election and lost it before the term began")
+		return false
 	}
 	c.setLeading(l)
-	defer func() {
-		c.setLeading(nil)
-		c.setFormer(term.Identity)
-	}()
+	defer c.setLeading(nil)
 	log.Info("coordinator: term begins")
 	ended := make(chan error, 1)
-	go func() { ended <- term.run() }()
-	for wanted.Err() == nil && lost.Err() == nil && isLeader() {
-		liveness, changed := l.epoch.Liveness()
-		if liveness != v1alpha1.Alive {
+	go func() { ended <- as.work(term) }()
+	for stands() {
+		liveness, changed := c.liveness(l.epoch)
+		if liveness != as.liveness {
 			break
 		}
 		// The elector goes on trying for a while after it saw another holder; isLeader says so at once.
@@ -263,8 +317,12 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, l *leadership,
 		case <-changed:
 		case <-time.After(c.retry()):
 		case err := <-ended:
+			if err == nil {
+				log.Info("coordinator: term over", "cause", context.Cause(term.ctx))
+				return false
+			}
 			log.Error("coordinator: term failed", "error", err)
-			return
+			return true
 		}
 	}
 	term.end(ErrTermOver)
@@ -272,6 +330,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, l *leadership,
 		log.Warn("coordinator: term ended with an error", "error", err)
 	}
 	log.Info("coordinator: term over")
+	return false
 }
 
 func (c *Campaign) setLeading(l *leadership) {
@@ -285,77 +344,11 @@ func (c *Campaign) setLeading(l *leadership) {
 	}
 }
 
-func (c *Campaign) setFormer(identity string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.former = identity
-}
-
-func (c *Campaign) isFormer(identity string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return identity != "" && identity == c.former
-}
-
 // Leading says whether a term runs here.
 func (c *Campaign) Leading() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leading != nil
-}
-
-// Resign ends the term that runs here and keeps this node from the next one. It returns when the election is free.
-func (c *Campaign) Resign(ctx context.Context) error {
-	c.mu.Lock()
-	l := c.leading
-	c.mu.Unlock()
-	if l == nil {
-		return ErrNotCoordinator
-	}
-	if err := c.successor(ctx, l.epoch); err != nil {
-		return err
-	}
-	l.resign()
-	select {
-	case <-l.over:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("resigned, but the election is not free yet: %w", context.Cause(ctx))
-	}
-}
-
-// successor makes sure that some other node could win.
-func (c *Campaign) successor(ctx context.Context, e *node.Epoch) error {
-	var nodes v1alpha1.NodeList
-	if err := e.Client.List(ctx, &nodes); err != nil {
-		return err
-	}
-	settings := &v1alpha1.Settings{}
-	if err := e.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
-		return err
-	}
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
-		named := settings.Status.ActiveDrain != nil && settings.Status.ActiveDrain.Node == n.Name
-		if n.Name != e.Node && !named && n.IsReady() && n.Status.Liveness == v1alpha1.Alive {
-			return nil
-		}
-	}
-	return ErrNoSuccessor
-}
-
-// sitOut waits after a resignation until another node leads, or until it is clear that none will.
-func (c *Campaign) sitOut(ctx context.Context, e *node.Epoch) {
-	ctx, cancel := context.WithTimeout(ctx, c.opts.Timing.Dead)
-	defer cancel()
-	for ctx.Err() == nil {
-		l := &coordinationv1.Lease{}
-		err := e.Client.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l)
-		if err == nil && l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "" {
-			return
-		}
-		waitAny(ctx, c.retry())
-	}
 }
 
 // NodeOf is the node whose term an identity names.

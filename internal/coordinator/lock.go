@@ -9,18 +9,26 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// errNotHeld: a term that is over tried to give up an election that belongs to another.
-var errNotHeld = errors.New("the election belongs to another term")
+// Why an election is not released.
+var (
+	// errNotHeld: a term that is over tried to give up an election that belongs to another.
+	errNotHeld = errors.New("the election belongs to another term")
+	// errStillWorking: the elector gave up, and its term has not heard of it yet.
+	errStillWorking = errors.New("the term has not stopped yet")
+)
 
-// lock is the election's Lease as an elector uses it, with two guards of ours.
+// lock is the election's Lease as an elector uses it, with three guards of ours.
 //
 //   - An elector that gives up reads the Lease afresh and clears the holder it finds, while it still believes what it
 //     saw before it was frozen: it would end its successor's term. Here only the own identity can be cleared.
+//   - An elector that could not renew in time releases the election at once, and only then says that it is lost. Here
+//     the election is released when the term has stopped, and otherwise lapses.
 //   - An election that this very process failed to release, because the API was away, is free to it: the terms of its
 //     former identities have stopped.
 type lock struct {
 	*resourcelock.LeaseLock
-	former func(identity string) bool
+	former  func(identity string) bool
+	stopped func() bool
 
 	mu     sync.Mutex
 	holder string // as last read or written
@@ -51,8 +59,13 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 
 // Update implements resourcelock.Interface.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	if record.HolderIdentity == "" && l.seen() != l.Identity() {
-		return errNotHeld
+	if record.HolderIdentity == "" {
+		if l.seen() != l.Identity() {
+			return errNotHeld
+		}
+		if !l.stopped() {
+			return errStillWorking
+		}
 	}
 	if err := l.LeaseLock.Update(ctx, record); err != nil {
 		return err

@@ -80,7 +80,7 @@ func (c *Campaign) survive(t *Term) error {
 	if err := cancelDrain(ctx, cl, t); err != nil {
 		return err
 	}
-	t.Log.Warn("every other node is lost: this node goes back to work", "node", t.Epoch.Node, "epoch", t.Epoch.Number)
+	t.Log.Warn("every other node is lost: this node goes back to work", "epoch", t.Epoch.Number)
 	t.Epoch.BeginAnew("every other node is lost")
 	return nil
 }
@@ -112,7 +112,7 @@ func markAll(ctx context.Context, cl client.Client, t *Term) error {
 	return nil
 }
 
-// cancelDrain ends the drain of this node. One that had failed already stays failed and only lets go of the slot.
+// cancelDrain ends the drain of this node. One that had failed already stays failed, and holds the node no longer.
 func cancelDrain(ctx context.Context, cl client.Client, t *Term) error {
 	settings := &v1alpha1.Settings{}
 	if err := cl.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
@@ -127,15 +127,20 @@ func cancelDrain(ctx context.Context, cl client.Client, t *Term) error {
 	if err != nil && !kubeclient.IsMissing(err) {
 		return err
 	}
-	if err != nil || string(d.UID) != slot.UID || d.Status.Phase.Final() {
-		settings.Status.ActiveDrain = nil
-		return cl.Status().Update(ctx, settings)
+	if err != nil || string(d.UID) != slot.UID {
+		return nil // nobody is left who wants the node drained
+	}
+	message := fmt.Sprintf("Every other node is lost: node %s goes back to work in a new epoch.", t.Epoch.Node)
+	if d.Status.Phase.Final() {
+		meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.DrainSurvived, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor, Message: message, ObservedGeneration: d.Generation,
+		})
+		return cl.Status().Update(ctx, d)
 	}
 	now := metav1.NewTime(time.Now().Truncate(time.Second))
 	d.Status.Phase, d.Status.FinishedAt = v1alpha1.DrainCancelled, &now
 	meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor, ObservedGeneration: d.Generation,
-		Message: fmt.Sprintf("Every other node is lost: node %s goes back to work in a new epoch.", t.Epoch.Node),
+		Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor, ObservedGeneration: d.Generation, Message: message,
 	})
 	return cl.Status().Update(ctx, d)
 }

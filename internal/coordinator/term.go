@@ -100,14 +100,16 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Stands reads the election's Lease live and fails unless it still names this term. Irreversible steps ask it last.
-func (t *Term) Stands(ctx context.Context) error {
+func (t *Term) Stands(ctx context.Context) error { return t.stands(ctx, t.Manager.GetAPIReader()) }
+
+func (t *Term) stands(ctx context.Context, live client.Reader) error {
 	if !t.Epoch.Holding() {
 		return fmt.Errorf("%w: the lease of node %s is in doubt", ErrTermOver, t.Epoch.Node)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	l := &coordinationv1.Lease{}
-	if err := t.Manager.GetAPIReader().Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l); err != nil {
+	if err := live.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l); err != nil {
 		return fmt.Errorf("read the election's lease: %w", err)
 	}
 	if l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity != t.Identity {

@@ -71,7 +71,7 @@ func TestCredentialsSayWhoTheyAreForAndWhereTheServerIs(t *testing.T) {
 			t.Errorf("%s is not for %s", path, p.User)
 		}
 	}
-	if has, err := node.HasCredentials(); err != nil || !has {
+	if has, err := node.HasCredentials(true, true); err != nil || !has {
 		t.Errorf("the node cannot start from its directory: %v", err)
 	}
 	if got, want := read(t, node.Token()), read(t, dir.Token()); !bytes.Equal(got, want) || len(bytes.TrimSpace(got)) != 64 {
@@ -168,14 +168,14 @@ func TestOnlyWhereTheAuthorityIsCanANodeBeGivenCredentials(t *testing.T) {
 	if err := other.IssueNode(other.Node("n1"), "n1", nil); err == nil {
 		t.Error("an empty directory issued credentials")
 	}
-	if has, err := other.Node("n1").HasCredentials(); err != nil || has {
+	if has, err := other.Node("n1").HasCredentials(true, true); err != nil || has {
 		t.Errorf("an empty directory has credentials: %v, %v", has, err)
 	}
 	node := issueNode(t, dir, "n1")
 	if err := os.Remove(node.Token()); err != nil {
 		t.Fatal(err)
 	}
-	if has, err := node.HasCredentials(); err != nil || has {
+	if has, err := node.HasCredentials(true, true); err != nil || has {
 		t.Errorf("without its token a node has credentials: %v, %v", has, err)
 	}
 }

@@ -40,6 +40,9 @@ func (d Dir) PKI() string { return d.at("pki") }
 // APIServer is the directory of the API server.
 func (d Dir) APIServer() string { return d.at("apiserver") }
 
+// APIServerLock is held by the API server's process as long as it lives.
+func (d Dir) APIServerLock() string { return d.at("apiserver", "lock") }
+
 // PIDFile is where the process of that name says its process ID.
 func (d Dir) PIDFile(name string) string { return d.at("run", name+".pid") }
 
@@ -119,9 +122,16 @@ func (n NodeDir) Holder() string { return n.at("holder.json") }
 
 func (n NodeDir) at(name string) string { return filepath.Join(string(n), name) }
 
-// HasCredentials says whether a node can start from this directory alone.
-func (n NodeDir) HasCredentials() (bool, error) {
-	for _, path := range []string{n.Kubeconfig(), n.CoordinatorKubeconfig(), n.TLSCert(), n.TLSKey(), n.CA(), n.Token()} {
+// HasCredentials says whether a node can start from this directory, given which of the kubeconfig files it needs.
+func (n NodeDir) HasCredentials(node, coordinator bool) (bool, error) {
+	needed := []string{n.TLSCert(), n.TLSKey(), n.CA(), n.Token()}
+	if node {
+		needed = append(needed, n.Kubeconfig())
+	}
+	if coordinator {
+		needed = append(needed, n.CoordinatorKubeconfig())
+	}
+	for _, path := range needed {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 			return false, nil
 		} else if err != nil {

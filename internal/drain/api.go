@@ -20,6 +20,9 @@ import (
 // ErrUndecided: the coordinator did not decide in time; nothing was begun.
 var ErrUndecided = errors.New("the coordinator did not decide about the drain in time; it was withdrawn, try again")
 
+// errWithdrawn: the drain is gone, undecided.
+var errWithdrawn = errors.New("the drain was deleted before the coordinator decided about it")
+
 const (
 	decisionPoll = 25 * time.Millisecond
 	withdrawTime = 5 * time.Second
@@ -50,24 +53,23 @@ func (a *API) Request(ctx context.Context, node, reason string) (*v1alpha1.Drain
 		return nil, fmt.Errorf("create the Drain: %w", err)
 	}
 	decided, err := a.await(ctx, d)
-	if err != nil {
-		// Whoever asked gets no 202, so nothing may begin after all. A drain that did begin stays: it is held.
-		if withdrawErr := a.withdraw(d); withdrawErr != nil {
-			err = errors.Join(err, withdrawErr)
-		}
-		return nil, err
+	if err == nil {
+		return decided, nil
 	}
-	return decided, nil
+	return a.withdraw(d, err)
 }
 
 // await polls for the decision.
 func (a *API) await(ctx context.Context, d *v1alpha1.Drain) (*v1alpha1.Drain, error) {
 	for {
 		current := &v1alpha1.Drain{}
-		if err := a.Reader.Get(ctx, client.ObjectKeyFromObject(d), current); err != nil {
-			if ctx.Err() != nil {
-				return nil, ErrUndecided
-			}
+		err := a.Reader.Get(ctx, client.ObjectKeyFromObject(d), current)
+		switch {
+		case kubeclient.IsMissing(err) || err == nil && current.UID != d.UID:
+			return nil, errWithdrawn
+		case err != nil && ctx.Err() != nil:
+			return nil, ErrUndecided
+		case err != nil:
 			return nil, fmt.Errorf("read Drain %s: %w", d.Name, err)
 		}
 		if current.Status.StartedAt != nil {
@@ -93,13 +95,33 @@ func ended(d *v1alpha1.Drain) error {
 	if err := Refusal(c.Reason); err != nil {
 		return err
 	}
+	if c.Reason == v1alpha1.ReasonWithdrawn {
+		return errWithdrawn
+	}
 	return fmt.Errorf("drain %s is %s: %s", d.Name, d.Status.Phase, c.Message)
 }
 
-func (a *API) withdraw(d *v1alpha1.Drain) error {
+// withdraw takes back a drain whose requester is about to be told cause. One that got the slot before begins all the
+// same, and then that is the answer: nobody is told that nothing began while something does.
+func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), withdrawTime)
 	defer cancel()
-	return client.IgnoreNotFound(a.Client.Delete(ctx, d, client.Preconditions{UID: &d.UID}))
+	if err := client.IgnoreNotFound(a.Client.Delete(ctx, d, client.Preconditions{UID: &d.UID})); err != nil {
+		return nil, errors.Join(cause, fmt.Errorf("withdraw Drain %s: %w", d.Name, err))
+	}
+	if !errors.Is(cause, ErrUndecided) {
+		return nil, cause
+	}
+	decided, err := a.await(ctx, d)
+	switch {
+	case err == nil:
+		return decided, nil
+	case errors.Is(err, ErrUndecided):
+		return nil, fmt.Errorf("drain %s is neither begun nor withdrawn yet; it may still begin", d.Name)
+	case errors.Is(err, errWithdrawn):
+		return nil, cause
+	}
+	return nil, err
 }
 
 // Report is how a node's drain stands.
@@ -148,6 +170,9 @@ func Explain(w World, node string) string {
 	if n == nil {
 		return fmt.Sprintf("There is no node %s.\n", node)
 	}
+	if n.Status.Epoch == 0 {
+		return fmt.Sprintf("Node %s has never joined.\n", node)
+	}
 	var b strings.Builder
 	rec := w.Leases[node]
 	fmt.Fprintf(&b, "Node %s is %s in epoch %d.\n", node, n.Status.Liveness, n.Status.Epoch)
@@ -159,22 +184,35 @@ func Explain(w World, node string) string {
 	case n.Spec.Cordoned:
 		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` lifts that.\n", node)
 	}
-	if slot, d := w.Slot(); slot != nil && slot.Node == node && d != nil {
+	slot, d := w.Slot()
+	switch {
+	case slot != nil && slot.Node == node && d != nil:
 		explainDrain(&b, w, d)
-		return b.String()
+	case slot != nil && slot.Node == node:
+		fmt.Fprintf(&b, "Drain %s ended without its leaving, and was deleted. A new Drain of the node goes on; a restart of the node ends it.\n", slot.Name)
+	case rec.Held():
+		fmt.Fprintf(&b, "Nothing drains it. It holds %s.\n", listed(n.Status.Held))
 	}
-	if rec.Held() {
-		fmt.Fprintf(&b, "Nothing drains it. It holds: %s.\n", Summary(n.Status.Held))
-	}
+	explainQueue(&b, w, node)
 	return b.String()
 }
 
-func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
-	fmt.Fprintf(b, "Drain %s is %s", d.Name, d.Status.Phase)
-	if d.Status.StartedAt != nil {
-		fmt.Fprintf(b, ", started %s ago", w.Now.Sub(d.Status.StartedAt.Time).Round(time.Second))
+// explainQueue names the drains of the node that wait for another one's end.
+func explainQueue(b *strings.Builder, w World, node string) {
+	for _, d := range inOrder(w.Drains) {
+		c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+		if d.Spec.NodeName == node && c != nil && c.Reason == v1alpha1.ReasonQueued {
+			fmt.Fprintf(b, "Drain %s of it is queued. %s\n", d.Name, c.Message)
+		}
 	}
-	fmt.Fprintf(b, ": %s.\n", Summary(d.Status.Remaining))
+}
+
+func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
+	if d.Status.StartedAt == nil {
+		fmt.Fprintf(b, "Drain %s is about to begin.\n", d.Name)
+		return
+	}
+	fmt.Fprintf(b, "Drain %s is %s, started %s ago: %s.\n", d.Name, d.Status.Phase, w.Now.Sub(d.Status.StartedAt.Time).Round(time.Second), Summary(d.Status.Remaining))
 	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil && c.Status == metav1.ConditionTrue {
 		fmt.Fprintf(b, "%s\n", c.Message)
 	}

@@ -10,8 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -45,13 +48,14 @@ type Controller struct {
 	live   client.Reader
 	record events.Recorder
 	told   map[string]bool // events that this term has made sure of
+	untold map[string]bool // events that could not be written, and of which the log knows
 }
 
 // SetupWithManager adds the controller to a term's manager. Everything it watches is one question: what is the next step?
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "drains", Instance: c.Leader}
-	c.told = map[string]bool{}
+	c.told, c.untold = map[string]bool{}, map[string]bool{}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
 	})
@@ -60,15 +64,35 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.Drain{}, one).
 		Watches(&v1alpha1.Node{}, one).
 		Watches(&v1alpha1.Settings{}, one).
-		Watches(&coordinationv1.Lease{}, one).
+		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: changesHands})).
 		Complete(c)
+}
+
+// changesHands says whether an update of a Lease is more than a renewal. Every node renews all the time, and a look at the
+// whole world for each would be one without end.
+func changesHands(e event.UpdateEvent) bool {
+	before, ok := e.ObjectOld.(*coordinationv1.Lease)
+	after, same := e.ObjectNew.(*coordinationv1.Lease)
+	if !ok || !same {
+		return true
+	}
+	was, err1 := lease.Read(before)
+	is, err2 := lease.Read(after)
+	if _, ok := lease.NodeOf(after.Name); !ok {
+		return false // the election's: nothing here rests on it
+	}
+	was.Version, is.Version = "", ""
+	return err1 != nil || err2 != nil || was != is
 }
 
 // Reconcile takes steps until there is none to take.
 func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	idle, err := c.idle(ctx)
-	if err != nil || idle {
+	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if idle {
+		return ctrl.Result{}, c.forgetGone(ctx)
 	}
 	for range maxSteps {
 		w, err := Gather(ctx, c.live, c.Leader, c.Tenants(c.live), time.Now())
@@ -76,12 +100,10 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			return ctrl.Result{}, err
 		}
 		c.Metrics.see(w)
-		if err := c.tell(ctx, w); err != nil {
-			return ctrl.Result{}, err
-		}
+		told := c.tell(ctx, w)
 		step := Next(w)
 		if step == nil {
-			return ctrl.Result{RequeueAfter: pause(w)}, nil
+			return ctrl.Result{RequeueAfter: pause(w, told)}, nil
 		}
 		if err := c.take(ctx, step); err != nil {
 			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -112,9 +134,23 @@ func (c *Controller) idle(ctx context.Context) (bool, error) {
 	return settings.Status.ActiveDrain == nil, nil
 }
 
+// forgetGone drops the metrics of nodes whose object is gone.
+func (c *Controller) forgetGone(ctx context.Context) error {
+	var nodes v1alpha1.NodeList
+	if err := c.cached.List(ctx, &nodes); err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	for i := range nodes.Items {
+		there[nodes.Items[i].Name] = true
+	}
+	c.Metrics.keep(func(node string) bool { return there[node] })
+	return nil
+}
+
 // pause is when to look again if nothing happens before.
-func pause(w World) time.Duration {
-	if w.Settings.Status.ActiveDrain == nil {
+func pause(w World, told bool) time.Duration {
+	if w.Settings.Status.ActiveDrain == nil && told {
 		return 0
 	}
 	return recount
@@ -141,6 +177,9 @@ func (c *Controller) take(ctx context.Context, step *Step) error {
 		return fmt.Errorf("drain step %s: %w", step.Name, err)
 	}
 	c.at("after-" + step.Name)
+	if d, ok := step.Object.(*v1alpha1.Drain); ok && step.Name == StepComplete {
+		c.Metrics.ended(d)
+	}
 	if step.Name != StepProgress {
 		c.logStep(step)
 	}
@@ -161,22 +200,29 @@ func (c *Controller) at(point string) {
 	}
 }
 
-// tell makes sure of the events that the drains' records call for.
-func (c *Controller) tell(ctx context.Context, w World) error {
+// tell makes sure of the events that the drains' records call for, and says whether all of them are written. One that
+// cannot be written is tried again later; it holds no drain.
+func (c *Controller) tell(ctx context.Context, w World) bool {
+	all := true
 	for _, d := range w.Drains {
-		c.Metrics.ended(d)
 		for _, n := range notices(d, w.Now) {
 			key := noticeKey(d, n)
 			if c.told[key] {
 				continue
 			}
-			if err := c.record.Emit(ctx, n); err != nil {
-				return err
+			err := c.record.Emit(ctx, n)
+			if err == nil {
+				c.told[key] = true
+				continue
 			}
-			c.told[key] = true
+			all = false
+			if !c.untold[key] {
+				c.untold[key] = true
+				c.Log.Warn("event not written yet", "drain", d.Name, "reason", n.Reason, "error", err)
+			}
 		}
 	}
-	return nil
+	return all
 }
 
 func (c *Controller) toldAll(d *v1alpha1.Drain) bool {

@@ -32,17 +32,26 @@ const (
 
 const defaultStalledAfter = 5 * time.Minute
 
+// maxBlockers bounds what is written down: a drain is one object, and a person reads the first ones.
+const maxBlockers = 100
+
 // counts are the pieces of each kind on the slot's node: what the objects place there or what the node itself says that
-// it holds, whichever is more.
+// it holds, whichever is more. A node that is gone holds nothing.
 func (w World) counts(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	counts := map[string]int64{}
 	for kind, left := range w.Left {
 		counts[kind] = left.Count
 	}
-	if node := w.Nodes[slot.Node]; node != nil && node.Status.Epoch == slot.NodeEpoch {
-		for kind, held := range node.Status.Held {
-			counts[kind] = max(counts[kind], held)
+	node := w.Nodes[slot.Node]
+	if node == nil || node.Status.Epoch != slot.NodeEpoch {
+		return counts
+	}
+	gone := w.over(slot) && !w.Leases[slot.Node].Held()
+	for kind, held := range node.Status.Held {
+		if gone {
+			held = 0
 		}
+		counts[kind] = max(counts[kind], held)
 	}
 	return counts
 }
@@ -114,45 +123,68 @@ func (w World) blockers(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) []v1alpha
 	for _, left := range w.Left {
 		list = append(list, left.Blockers...)
 	}
-	if b := w.ownBlocker(slot, d); b != nil {
-		list = append(list, *b)
+	list = sorted(list)
+	own := w.ownBlocker(slot, d)
+	if own != nil {
+		list = append(list[:min(len(list), maxBlockers-1)], *own)
 	}
+	list = sorted(list)
+	list = list[:min(len(list), maxBlockers)]
 	since := map[v1alpha1.Blocker]metav1.Time{}
 	for _, b := range d.Status.Blockers {
-		since[v1alpha1.Blocker{Kind: b.Kind, Name: b.Name, Reason: b.Reason}] = b.Since
+		since[identity(b)] = b.Since
 	}
 	for i := range list {
-		b := &list[i]
-		b.Since = metav1.NewTime(w.Now.Truncate(time.Second))
-		if first, ok := since[v1alpha1.Blocker{Kind: b.Kind, Name: b.Name, Reason: b.Reason}]; ok {
-			b.Since = first
+		first, ok := since[identity(list[i])]
+		if !ok {
+			first = metav1.NewTime(w.Now.Truncate(time.Second))
 		}
+		list[i].Since = first
 	}
+	return list
+}
+
+// identity is what makes two blockers the same.
+func identity(b v1alpha1.Blocker) v1alpha1.Blocker {
+	return v1alpha1.Blocker{Kind: b.Kind, Name: b.Name, Reason: b.Reason}
+}
+
+// sorted sorts blockers, each once.
+func sorted(list []v1alpha1.Blocker) []v1alpha1.Blocker {
 	slices.SortFunc(list, func(a, b v1alpha1.Blocker) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Reason, b.Reason))
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Remedy, b.Remedy))
 	})
-	return slices.CompactFunc(list, func(a, b v1alpha1.Blocker) bool {
-		return a.Kind == b.Kind && a.Name == b.Name && a.Reason == b.Reason
-	})
+	return slices.CompactFunc(list, func(a, b v1alpha1.Blocker) bool { return identity(a) == identity(b) })
 }
 
 // ownBlocker is what the drain itself waits for.
 func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alpha1.Blocker {
 	b := &v1alpha1.Blocker{Kind: "Node", Name: slot.Node}
 	switch {
-	case d.Status.Phase == v1alpha1.DrainStopping:
-		b.Reason = BlockedByLeaving
-		b.Remedy = fmt.Sprintf("node %s is empty and stops what stayed; if it hangs, look at its log or kill its process", slot.Node)
 	case w.over(slot) && w.Leases[slot.Node].Held():
 		b.Reason = BlockedByReturn
 		b.Remedy = fmt.Sprintf("node %s is restarting; if it stays so, look at its log", slot.Node)
-	case !w.over(slot) && !w.acknowledged(slot):
+	case w.over(slot):
+		return nil
+	case d.Status.Phase == v1alpha1.DrainStopping && w.toldToStop(slot):
+		b.Reason = BlockedByLeaving
+		b.Remedy = fmt.Sprintf("node %s is empty and stops what stayed; if it hangs, look at its log or kill its process", slot.Node)
+	case w.leaves(slot):
+		b.Reason = BlockedByLeaving
+		b.Remedy = fmt.Sprintf("node %s was told to stop and stops what it runs; if it hangs, look at its log or kill its process", slot.Node)
+	case !w.acknowledged(slot):
 		b.Reason = BlockedByNode
 		b.Remedy = fmt.Sprintf("node %s has not closed its gate yet; if it stays so, look at its log: it is called lost when its lease ends", slot.Node)
 	default:
 		return nil
 	}
 	return b
+}
+
+// leaves says whether the node is stopping in the slot's epoch, for whatever reason.
+func (w World) leaves(slot *v1alpha1.ActiveDrain) bool {
+	node := w.Nodes[slot.Node]
+	return node != nil && node.Status.Epoch == slot.NodeEpoch && node.Status.Liveness == v1alpha1.Stopping
 }
 
 // judgeStall says whether nothing has moved for too long.
@@ -163,7 +195,7 @@ func (w World) judgeStall(d *v1alpha1.Drain) {
 	}
 	c := metav1.Condition{
 		Type: v1alpha1.DrainStalled, Status: metav1.ConditionFalse, Reason: "Moving", Message: "Something moved lately.",
-		ObservedGeneration: d.Generation,
+		ObservedGeneration: d.Generation, LastTransitionTime: metav1.NewTime(w.Now),
 	}
 	if w.Now.Sub(d.Status.LastProgress.Time) >= patience {
 		c.Status, c.Reason = metav1.ConditionTrue, "NothingMoves"
@@ -174,6 +206,16 @@ func (w World) judgeStall(d *v1alpha1.Drain) {
 
 // Summary says what is left, in words.
 func Summary(counts map[string]int64) string {
+	if list := listed(counts); list != nothing {
+		return list + " left"
+	}
+	return nothing + " is left"
+}
+
+const nothing = "nothing"
+
+// listed names how many there are of each kind.
+func listed(counts map[string]int64) string {
 	var parts []string
 	for _, kind := range slices.Sorted(maps.Keys(counts)) {
 		if n := counts[kind]; n > 0 {
@@ -181,7 +223,7 @@ func Summary(counts map[string]int64) string {
 		}
 	}
 	if len(parts) == 0 {
-		return "nothing is left"
+		return nothing
 	}
-	return strings.Join(parts, ", ") + " left"
+	return strings.Join(parts, ", ")
 }

@@ -13,9 +13,8 @@ type Metrics struct {
 	status, maintainers, dispatchers *prometheus.GaugeVec
 	duration                         *prometheus.HistogramVec
 
-	mu       sync.Mutex
-	nodes    map[string]bool // that have series
-	observed map[string]bool // drains whose duration was observed, by UID
+	mu    sync.Mutex
+	nodes map[string]bool // that have series
 }
 
 // NewMetrics makes the metrics of drains, registered with r.
@@ -31,7 +30,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Namespace: "ebb", Subsystem: "coordinator", Name: "drain_capture_duration_seconds", Help: "Duration of drain capture operation",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 10),
 		}, []string{"capture_id"}),
-		nodes: map[string]bool{}, observed: map[string]bool{},
+		nodes: map[string]bool{},
 	}
 	r.MustRegister(m.status, m.maintainers, m.dispatchers, m.duration)
 	return m
@@ -41,15 +40,12 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 func (m *Metrics) see(w World) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.forget(func(node string) bool { return w.Nodes[node] != nil })
 	for node := range m.nodes {
-		if w.Nodes[node] == nil {
-			m.forget(node)
-		} else {
-			m.status.WithLabelValues(node).Set(0)
-		}
+		m.status.WithLabelValues(node).Set(0)
 	}
 	slot, d := w.Slot()
-	if slot == nil || d == nil {
+	if slot == nil || d == nil || w.Nodes[slot.Node] == nil {
 		return
 	}
 	m.nodes[slot.Node] = true
@@ -63,25 +59,35 @@ func (m *Metrics) see(w World) {
 	m.status.WithLabelValues(slot.Node).Set(value)
 }
 
-// ended observes how long a drain took, from its persisted start.
+// ended observes how long a drain took, from its persisted start. Whoever ended it does, and nobody again: a coordinator
+// that finds old drains would count them once more.
 func (m *Metrics) ended(d *v1alpha1.Drain) {
-	if d.Status.Phase != v1alpha1.DrainComplete || d.Status.StartedAt == nil || d.Status.FinishedAt == nil {
+	if d.Status.StartedAt == nil || d.Status.FinishedAt == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.observed[string(d.UID)] {
-		return
-	}
-	m.observed[string(d.UID)] = true
 	m.nodes[d.Spec.NodeName] = true
-	m.duration.WithLabelValues(d.Spec.NodeName).Observe(d.Status.FinishedAt.Sub(d.Status.StartedAt.Time).Seconds())
+	took := d.Status.FinishedAt.Sub(d.Status.StartedAt.Time)
+	m.duration.WithLabelValues(d.Spec.NodeName).Observe(max(took, 0).Seconds()) // two coordinators' clocks may differ
 }
 
-func (m *Metrics) forget(node string) {
-	for _, v := range []*prometheus.GaugeVec{m.status, m.maintainers, m.dispatchers} {
-		v.DeleteLabelValues(node)
+// keep drops the series of all other nodes.
+func (m *Metrics) keep(there func(node string) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.forget(there)
+}
+
+func (m *Metrics) forget(there func(node string) bool) {
+	for node := range m.nodes {
+		if there(node) {
+			continue
+		}
+		for _, v := range []*prometheus.GaugeVec{m.status, m.maintainers, m.dispatchers} {
+			v.DeleteLabelValues(node)
+		}
+		m.duration.DeleteLabelValues(node)
+		delete(m.nodes, node)
 	}
-	m.duration.DeleteLabelValues(node)
-	delete(m.nodes, node)
 }

@@ -35,6 +35,9 @@ func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
 		add(corev1.EventTypeNormal, "NodeEmpty", "", fmt.Sprintf("Node %s is empty and leaves.", d.Spec.NodeName))
 	}
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	if end != nil && end.Reason == v1alpha1.ReasonQueued {
+		add(corev1.EventTypeNormal, "DrainQueued", "", end.Message)
+	}
 	if end == nil || end.Status != "True" {
 		return list
 	}

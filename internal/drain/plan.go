@@ -65,11 +65,16 @@ type Step struct {
 
 // Next is the next step, and nil when there is nothing to do now. It changes nothing that it is given.
 func Next(w World) *Step {
-	if step := nextOfSlot(w); step != nil {
+	slot, holder := w.Slot()
+	if step := nextOfSlot(w, slot, holder); step != nil {
 		return step
 	}
 	for _, d := range inOrder(w.Drains) {
-		if step := nextOfWaiting(w, d); step != nil {
+		step := nextOfOther(w, slot, d)
+		if d == holder {
+			step = nextOfHolder(d)
+		}
+		if step != nil {
 			return step
 		}
 	}
@@ -119,8 +124,7 @@ func (w World) follower(slot *v1alpha1.ActiveDrain) (epoch int64, draining bool)
 }
 
 // nextOfSlot goes on with the drain that holds the slot.
-func nextOfSlot(w World) *Step {
-	slot, d := w.Slot()
+func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
 	case slot == nil:
 		return nil
@@ -162,71 +166,88 @@ func begin(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Initial = w.counts(slot)
 	next.Status.Remaining = w.counts(slot)
 	next.Status.Stage = stage(next.Status.Remaining)
-	finished(next, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "The node is being emptied.")
+	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "The node is being emptied.")
 	return &Step{Name: StepBegin, Object: next, Status: true, Drain: d}
 }
 
-// followSlot goes on with the newer epoch of a node that was restarted.
+// follow goes on with the newer epoch of a node that was restarted: first the slot, then the drain.
+func follow(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if epoch, _ := w.follower(slot); epoch > 0 {
+		return followSlot(w, d, epoch)
+	}
+	if d.Status.NodeEpoch == slot.NodeEpoch {
+		return nil
+	}
+	next := d.DeepCopy()
+	next.Status.NodeEpoch = slot.NodeEpoch
+	return &Step{Name: StepFollow, Object: next, Status: true, Drain: d}
+}
+
 func followSlot(w World, d *v1alpha1.Drain, epoch int64) *Step {
 	settings := w.Settings.DeepCopy()
 	settings.Status.ActiveDrain.NodeEpoch = epoch
 	return &Step{Name: StepFollowSlot, Object: settings, Status: true, Drain: d}
 }
 
-// nextOfDraining: the node is being emptied.
+// nextOfDraining: the node is being emptied. It is told so before the deadline is looked at, so that a drain that fails
+// leaves a node that drains.
 func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
-	if epoch, _ := w.follower(slot); epoch > 0 {
-		return followSlot(w, d, epoch)
-	}
-	if d.Status.NodeEpoch != slot.NodeEpoch {
-		next := d.DeepCopy()
-		next.Status.NodeEpoch = slot.NodeEpoch
-		return &Step{Name: StepFollow, Object: next, Status: true, Drain: d}
+	if step := follow(w, slot, d); step != nil {
+		return step
 	}
 	if w.over(slot) {
-		return nextOfGone(w, slot, d)
-	}
-	if expired(w, d) {
-		return fail(w, slot, d)
+		return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone and nothing is bound to it.", slot.Node))
 	}
 	if step := desire(w, slot, v1alpha1.Draining, StepDesireDraining, d); step != nil {
 		return step
 	}
-	if w.Empty(slot) {
+	if !expired(w, d) && w.Empty(slot) {
 		return stop(w, slot, d)
 	}
-	return progress(w, slot, d)
+	return wait(w, slot, d)
 }
 
-// nextOfGone: the node's epoch ended before the drain did. What was placed there is placed elsewhere by each kind; when
-// nothing is bound to the node any more, the drain is complete.
-func nextOfGone(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
-	if rec := w.Leases[slot.Node]; rec.Held() && rec.Epoch > slot.NodeEpoch {
-		return progress(w, slot, d) // it is coming back; what it says of itself decides
+// nextOfStopping: the node was empty and is told to leave. One that died instead and came back is told again, once it has
+// counted itself empty in its new epoch.
+func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if step := follow(w, slot, d); step != nil {
+		return step
+	}
+	if w.over(slot) {
+		if rec := w.Leases[slot.Node]; rec.Fenced >= slot.NodeEpoch {
+			return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s died empty, on its way out.", slot.Node))
+		}
+		return nextOfOver(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s left empty.", slot.Node))
+	}
+	want, name := v1alpha1.Draining, StepDesireDraining
+	if w.toldToStop(slot) || w.Empty(slot) {
+		want, name = v1alpha1.Stopping, StepDesireStopping
+	}
+	if step := desire(w, slot, want, name, d); step != nil {
+		return step
+	}
+	return wait(w, slot, d)
+}
+
+// nextOfOver: the node's epoch has ended. What is still placed there is placed elsewhere by each kind; when nothing is
+// bound to the node any more, the drain is complete.
+func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, message string) *Step {
+	if w.Leases[slot.Node].Held() {
+		return wait(w, slot, d) // it is coming back; what it says of itself decides
 	}
 	for _, left := range w.Left {
 		if left.Count > 0 {
-			return progress(w, slot, d)
+			return wait(w, slot, d)
 		}
 	}
-	return complete(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone and nothing is bound to it.", slot.Node))
+	return complete(w, slot, d, reason, message)
 }
 
-// nextOfStopping: the node is empty and told to leave.
-func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
-	if w.over(slot) {
-		if rec := w.Leases[slot.Node]; rec.Fenced >= slot.NodeEpoch {
-			return complete(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s died empty, on its way out.", slot.Node))
-		}
-		return complete(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s left empty.", slot.Node))
-	}
-	if expired(w, d) {
-		return fail(w, slot, d)
-	}
-	if step := desire(w, slot, v1alpha1.Stopping, StepDesireStopping, d); step != nil {
-		return step
-	}
-	return progress(w, slot, d)
+// toldToStop says whether the node was told to leave in the slot's epoch.
+func (w World) toldToStop(slot *v1alpha1.ActiveDrain) bool {
+	node := w.Nodes[slot.Node]
+	return node != nil && node.Spec.Desired != nil &&
+		*node.Spec.Desired == v1alpha1.DesiredLiveness{Liveness: v1alpha1.Stopping, Epoch: slot.NodeEpoch, DrainUID: slot.UID}
 }
 
 // desire tells the node what to become, in the epoch that is meant.
@@ -250,18 +271,18 @@ func stop(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Remaining = w.counts(slot)
 	next.Status.Blockers = nil
 	next.Status.LastProgress = &now
-	finished(next, metav1.ConditionFalse, string(v1alpha1.DrainStopping), "The node is empty and leaves.")
+	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainStopping), "The node is empty and leaves.")
 	return &Step{Name: StepStop, Object: next, Status: true, Drain: d}
 }
 
 func complete(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, message string) *Step {
 	next := d.DeepCopy()
-	end(next, w.Now, v1alpha1.DrainComplete, reason, message)
+	now := metav1.NewTime(w.Now)
 	next.Status.Stage, next.Status.Blockers = "", nil
 	next.Status.Remaining = w.counts(slot)
-	for kind := range next.Status.Remaining {
-		next.Status.Remaining[kind] = w.Left[kind].Count // a node that is gone holds nothing
-	}
+	next.Status.LastProgress = &now
+	w.judgeStall(next)
+	end(next, w.Now, v1alpha1.DrainComplete, reason, message)
 	return &Step{Name: StepComplete, Object: next, Status: true, Drain: d}
 }
 
@@ -269,12 +290,27 @@ func expired(w World, d *v1alpha1.Drain) bool {
 	return d.Spec.Deadline != nil && d.Status.StartedAt != nil && !w.Now.Before(d.Status.StartedAt.Add(d.Spec.Deadline.Duration))
 }
 
+// wait says what is left, or that the deadline came first.
+func wait(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if expired(w, d) {
+		return fail(w, slot, d)
+	}
+	return progress(w, slot, d)
+}
+
 // fail: the deadline came first. The blockers stay for people to read, and the node stays as it is.
 func fail(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	observe(w, slot, next)
+	after, left := d.Spec.Deadline.Duration, Summary(next.Status.Remaining)
 	message := fmt.Sprintf("Node %s was not out of service %s after the start: %s. It stays %s and takes no work; a new Drain of it goes on.",
-		slot.Node, d.Spec.Deadline.Duration, Summary(next.Status.Remaining), v1alpha1.Draining)
+		slot.Node, after, left, v1alpha1.Draining)
+	switch {
+	case w.over(slot):
+		message = fmt.Sprintf("Node %s died or restarted, and its drain had not ended %s after the start: %s. A new Drain of it begins again.", slot.Node, after, left)
+	case w.toldToStop(slot):
+		message = fmt.Sprintf("Node %s was told to leave and had not left %s after the start: %s. It takes no work; a new Drain of it goes on.", slot.Node, after, left)
+	}
 	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message)
 	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
 }
@@ -289,33 +325,41 @@ func progress(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepProgress, Object: next, Status: true, Drain: d}
 }
 
-// nextOfWaiting decides about a drain that does not hold the slot.
-func nextOfWaiting(w World, d *v1alpha1.Drain) *Step {
-	slot, holder := w.Slot()
-	if slot != nil && holder == d {
-		if d.Status.Phase.Final() && !d.DeletionTimestamp.IsZero() {
-			return removeFinalizer(d)
-		}
-		return nil
+// nextOfHolder lets go of a drain that ended and was deleted, though it still holds the slot.
+func nextOfHolder(d *v1alpha1.Drain) *Step {
+	if d.Status.Phase.Final() && !d.DeletionTimestamp.IsZero() {
+		return removeFinalizer(d)
 	}
-	if !d.DeletionTimestamp.IsZero() {
+	return nil
+}
+
+// nextOfOther decides about a drain that does not hold the slot.
+func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	switch {
+	case d.Status.Phase == v1alpha1.DrainDraining || d.Status.Phase == v1alpha1.DrainStopping:
+		return resume(w, slot, d)
+	case !d.DeletionTimestamp.IsZero():
 		return nextOfDeleted(w, d)
-	}
-	if d.Status.Phase.Final() {
+	case d.Status.Phase.Final():
 		return nil
-	}
-	if d.Status.Phase != "" && d.Status.Phase != v1alpha1.DrainPending {
-		// It had the slot, and the slot was freed: its epoch was over. Only a crash between the two shows this.
-		return complete(w, &v1alpha1.ActiveDrain{Node: d.Spec.NodeName, NodeEpoch: d.Status.NodeEpoch}, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone.", d.Spec.NodeName))
 	}
 	reason := refusal(w, d)
 	switch {
 	case reason == "":
 		return accept(w, d)
 	case reason == v1alpha1.ReasonDrainInProgress && d.Spec.WhenBusy == v1alpha1.Queue:
-		return queue(d, slot)
+		return queue(w, d, slot)
 	}
 	return refuse(w, d, reason)
+}
+
+// resume gives a drain that runs the slot again. Nothing of ours takes it away; if somebody did, nobody knows how the
+// node stands, and the drain may not call itself complete.
+func resume(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if slot != nil {
+		return nil
+	}
+	return takeSlot(w, d, d.Status.NodeEpoch)
 }
 
 // refusal is why a drain may not begin, or nothing. The order is part of the contract.
@@ -357,17 +401,19 @@ func accept(w World, d *v1alpha1.Drain) *Step {
 		controllerutil.AddFinalizer(next, v1alpha1.DrainFinalizer)
 		return &Step{Name: StepHold, Object: next, Drain: d}
 	}
+	return takeSlot(w, d, w.Leases[d.Spec.NodeName].Epoch)
+}
+
+func takeSlot(w World, d *v1alpha1.Drain, epoch int64) *Step {
 	settings := w.Settings.DeepCopy()
-	settings.Status.ActiveDrain = &v1alpha1.ActiveDrain{
-		Name: d.Name, UID: string(d.UID), Node: d.Spec.NodeName, NodeEpoch: w.Leases[d.Spec.NodeName].Epoch,
-	}
+	settings.Status.ActiveDrain = &v1alpha1.ActiveDrain{Name: d.Name, UID: string(d.UID), Node: d.Spec.NodeName, NodeEpoch: epoch}
 	return &Step{Name: StepTakeSlot, Object: settings, Status: true, Drain: d}
 }
 
-func queue(d *v1alpha1.Drain, slot *v1alpha1.ActiveDrain) *Step {
+func queue(w World, d *v1alpha1.Drain, slot *v1alpha1.ActiveDrain) *Step {
 	next := d.DeepCopy()
 	next.Status.Phase = v1alpha1.DrainPending
-	finished(next, metav1.ConditionFalse, v1alpha1.ReasonQueued, fmt.Sprintf("Waiting for drain %s of node %s.", slot.Name, slot.Node))
+	finished(next, w.Now, metav1.ConditionFalse, v1alpha1.ReasonQueued, fmt.Sprintf("Waiting for drain %s of node %s.", slot.Name, slot.Node))
 	if equality.Semantic.DeepEqual(next.Status, d.Status) {
 		return nil
 	}
@@ -410,11 +456,12 @@ func end(d *v1alpha1.Drain, now time.Time, phase v1alpha1.DrainPhase, reason, me
 	at := metav1.NewTime(now)
 	d.Status.Phase = phase
 	d.Status.FinishedAt = &at
-	finished(d, metav1.ConditionTrue, reason, message)
+	finished(d, now, metav1.ConditionTrue, reason, message)
 }
 
-func finished(d *v1alpha1.Drain, status metav1.ConditionStatus, reason, message string) {
+func finished(d *v1alpha1.Drain, now time.Time, status metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.DrainFinished, Status: status, Reason: reason, Message: message, ObservedGeneration: d.Generation,
+		LastTransitionTime: metav1.NewTime(now),
 	})
 }

@@ -28,6 +28,7 @@ const (
 	pruneEvery = 5 * time.Minute
 
 	maxNote = 1024
+	maxName = 253
 )
 
 // Recorder writes events on behalf of one controller on one node.
@@ -67,9 +68,8 @@ func (r Recorder) Emit(ctx context.Context, e Event) error {
 	if len(note) > maxNote {
 		note = strings.ToValidUTF8(note[:maxNote-3], "") + "..."
 	}
-	sum := sha256.Sum256([]byte(strings.Join([]string{gvk.Kind, string(e.Regarding.GetUID()), e.Reason, e.Key}, "\x00")))
 	err = r.Client.Create(ctx, &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Namespace: ns, Name: e.Regarding.GetName() + "." + hex.EncodeToString(sum[:8])},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: ns, Name: e.name(gvk.Kind)},
 		EventTime:           metav1.NowMicro(),
 		ReportingController: reporter + r.Controller,
 		ReportingInstance:   r.Instance,
@@ -86,6 +86,16 @@ func (r Recorder) Emit(ctx context.Context, e Event) error {
 		return fmt.Errorf("event %s of %s %s: %w", e.Reason, gvk.Kind, e.Regarding.GetName(), err)
 	}
 	return nil
+}
+
+// name is the same for the same transition. What makes it so is in the hash; the object's name is there to be read.
+func (e Event) name(kind string) string {
+	sum := sha256.Sum256([]byte(strings.Join([]string{kind, string(e.Regarding.GetUID()), e.Reason, e.Key}, "\x00")))
+	suffix, name := "."+hex.EncodeToString(sum[:8]), e.Regarding.GetName()
+	if len(name) > maxName-len(suffix) {
+		name = strings.TrimRight(name[:maxName-len(suffix)], "-.")
+	}
+	return name + suffix
 }
 
 // Pruner removes our events when they are old: the embedded API has nothing else that would.

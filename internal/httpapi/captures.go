@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/drain"
 )
 
@@ -85,7 +86,9 @@ func (s *Server) getDrain(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) getCaptures(w http.ResponseWriter, r *http.Request) {
-	captures, err := s.opts.Captures(r.Context())
+	ctx, cancel := context.WithTimeout(r.Context(), lookupTimeout)
+	defer cancel()
+	captures, err := s.opts.Captures(ctx)
 	if err != nil {
 		writeDrainError(w, err)
 		return
@@ -122,7 +125,9 @@ func (s *Server) putDrainV1(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) getCapturesV1(w http.ResponseWriter, r *http.Request) {
-	captures, err := s.opts.Captures(r.Context())
+	ctx, cancel := context.WithTimeout(r.Context(), lookupTimeout)
+	defer cancel()
+	captures, err := s.opts.Captures(ctx)
 	if err != nil {
 		writeDrainError(w, err)
 		return
@@ -176,7 +181,7 @@ func writeDrainError(w http.ResponseWriter, err error) {
 		writeError(w, http.StatusBadRequest, CodeTargetIsCoordinator, err.Error())
 	case errors.Is(err, drain.ErrDrainInProgress):
 		writeError(w, http.StatusConflict, CodeDrainInProgress, err.Error())
-	case errors.Is(err, errTermStarting):
+	case errors.Is(err, errTermStarting), errors.Is(err, coordinator.ErrTermOver):
 		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, err.Error())
 	default:
 		writeError(w, http.StatusInternalServerError, CodeInternal, fmt.Sprintf("internal server error: %v", err))

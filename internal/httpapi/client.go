@@ -62,4 +62,3 @@ func CodeOf(err error) string {
 	}
 	return ""
 }
-

@@ -3,6 +3,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"crypto/tls"
@@ -29,6 +30,7 @@ import (
 const (
 	maxBody        = 1 << 20
 	requestTimeout = 30 * time.Second
+	lookupTimeout  = 5 * time.Second
 	stopTimeout    = 3 * time.Second
 
 	// forwardedBy names the node that forwarded a request; such a request is not forwarded again.
@@ -39,6 +41,7 @@ const (
 const (
 	CodeUnauthorized   = "ErrUnauthorized"
 	CodeNotFound       = "ErrNotFound"
+	CodeBodyTooLarge   = "ErrBodyTooLarge"
 	CodeNoCoordinator  = "ErrNoCoordinator"
 	CodeForwardingLoop = "ErrForwardingLoop"
 	CodeNoSuccessor    = "ErrNoSuccessor"
@@ -83,7 +86,7 @@ type Options struct {
 type Server struct {
 	opts  Options
 	http  *http.Server
-	proxy http.RoundTripper
+	proxy *http.Transport
 }
 
 // New prepares a server.
@@ -134,6 +137,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	if s.http.Shutdown(bounded) != nil {
 		s.http.Close()
 	}
+	s.proxy.CloseIdleConnections()
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("HTTP server: %w", err)
 	}
@@ -177,7 +181,8 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.opts.Metrics, promhttp.HandlerOpts{}))
-	mux.Handle("/api/", s.authenticated(http.MaxBytesHandler(api, maxBody)))
+	mux.Handle("/api/", s.authenticated(bounded(api)))
+	mux.Handle("/api", s.authenticated(bounded(api)))
 	mux.HandleFunc("/", s.unknown)
 	return mux
 }
@@ -207,6 +212,24 @@ func (s *Server) authenticated(next http.Handler) http.Handler {
 	})
 }
 
+// bounded reads the whole body before anything is done about the request, so that one that is too large does nothing,
+// here or where it is forwarded to.
+func bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			writeError(w, http.StatusRequestEntityTooLarge, CodeBodyTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooLarge.Limit))
+			return
+		}
+		if err != nil {
+			writeError(w, http.StatusBadRequest, CodeBadRequest, fmt.Sprintf("the body could not be read: %v", err))
+			return
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		next.ServeHTTP(w, r)
+	})
+}
+
 // onCoordinator answers here if this node is the coordinator, and otherwise lets the coordinator answer.
 func (s *Server) onCoordinator(here http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -219,7 +242,9 @@ func (s *Server) onCoordinator(here http.HandlerFunc) http.HandlerFunc {
 				fmt.Sprintf("node %s forwarded this to node %s, which is not the coordinator: the election is changing hands, try again", by, s.opts.Node))
 			return
 		}
-		target, err := s.opts.Coordinator(r.Context())
+		ctx, cancel := context.WithTimeout(r.Context(), lookupTimeout)
+		target, err := s.opts.Coordinator(ctx)
+		cancel()
 		if err != nil {
 			writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, err.Error())
 			return
@@ -252,7 +277,6 @@ func (s *Server) resignV1(w http.ResponseWriter, r *http.Request) {
 func (s *Server) resignAs(success int, w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
-	_, _ = io.Copy(io.Discard, r.Body) // a body is allowed and says nothing
 	err := s.opts.Election.Resign(ctx)
 	switch {
 	case err == nil:

@@ -40,6 +40,9 @@ type Timing struct {
 	Lost time.Duration
 }
 
+// maxLost bounds how long a node may keep others from calling it lost.
+const maxLost = 10 * time.Minute
+
 // DefaultTiming is the timing of a cluster that sets none.
 func DefaultTiming() Timing {
 	return Timing{
@@ -64,6 +67,8 @@ func (t Timing) Validate() error {
 		return fmt.Errorf("lease timing: dead (%s) must be after fence (%s): the time between is what programs have to stop", t.Dead, t.Fence)
 	case t.Lost <= t.Dead:
 		return fmt.Errorf("lease timing: lost (%s) must be after dead (%s), or others take over work that still runs", t.Lost, t.Dead)
+	case t.Lost > maxLost:
+		return fmt.Errorf("lease timing: lost (%s) must be at most %s: work of a dead node waits as long", t.Lost, maxLost)
 	case t.Lost%time.Second != 0:
 		return fmt.Errorf("lease timing: lost (%s) must be whole seconds: it is stored as leaseDurationSeconds", t.Lost)
 	}

@@ -27,14 +27,15 @@ const (
 	poll           = 50 * time.Millisecond
 	nodePatience   = 15 * time.Second
 	serverPatience = 10 * time.Second
+	orphanPatience = 20 * time.Second
 )
 
 // Options make a cluster.
 type Options struct {
 	// Dir is the data directory.
 	Dir datadir.Dir
-	// Exe is the ebb program.
-	Exe string
+	// Exe is the ebb program, and Command how a person calls it.
+	Exe, Command string
 	// Nodes is how many there are: n1 to nN.
 	Nodes int
 	// NodeArgs are passed on to every node.
@@ -56,29 +57,65 @@ type Cluster struct {
 }
 
 // Start brings the cluster up and returns when every node is Ready.
-func Start(ctx context.Context, o Options) (c *Cluster, err error) {
+func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Nodes < 1 || o.Nodes > 99 {
 		return nil, fmt.Errorf("--nodes %d: from 1 to 99 nodes fit on one machine", o.Nodes)
 	}
 	if err := o.Dir.Create(); err != nil {
 		return nil, err
 	}
-	c = &Cluster{opts: o, nursery: newNursery()}
+	c := &Cluster{opts: o, nursery: newNursery()}
 	if err := c.takeLock(); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			c.Stop()
-		}
-	}()
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready within %s", startTimeout))
-	defer cancel()
-	if err := c.startServer(ctx); err != nil {
+	if err := c.bringUp(ctx); err != nil {
+		c.Stop()
 		return nil, err
 	}
-	return c, c.startNodes(ctx)
+	return c, nil
 }
+
+func (c *Cluster) bringUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready within %s", startTimeout))
+	defer cancel()
+	if err := c.awaitOrphans(ctx); err != nil {
+		return err
+	}
+	if err := c.startServer(ctx); err != nil {
+		return err
+	}
+	return c.startNodes(ctx)
+}
+
+// awaitOrphans waits for the children of an `ebb up` that was killed: they are told to stop when it dies, and take a
+// moment.
+func (c *Cluster) awaitOrphans(ctx context.Context) error {
+	locks := []string{c.opts.Dir.APIServerLock()}
+	for i := range c.opts.Nodes {
+		locks = append(locks, c.opts.Dir.Node(nodeName(i)).Lock())
+	}
+	ctx, cancel := context.WithTimeout(ctx, orphanPatience)
+	defer cancel()
+	for _, path := range locks {
+		for {
+			unlock, err := datadir.Lock(path)
+			if err == nil {
+				unlock()
+			}
+			if !errors.Is(err, datadir.ErrLocked) {
+				break // free, or not there yet
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%w: %s; end that process first, run/*.pid in %s tells which", err, "it belongs to an earlier cluster", c.opts.Dir)
+			case <-time.After(poll):
+			}
+		}
+	}
+	return nil
+}
+
+func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
 
 func (c *Cluster) takeLock() error {
 	unlock, err := datadir.Lock(filepath.Join(string(c.opts.Dir), "up.lock"))
@@ -114,7 +151,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	}
 	c.say("starting %s", plural(c.opts.Nodes, "node"))
 	for i := range c.opts.Nodes {
-		name := fmt.Sprintf("n%d", i+1)
+		name := nodeName(i)
 		args := append([]string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}, c.opts.NodeArgs...)
 		n, err := c.nursery.start(name, c.opts.Dir.LogFile(name), c.opts.Exe, args...)
 		if err != nil {
@@ -192,7 +229,7 @@ func (c *Cluster) Wait(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 			case <-child.done:
-				c.say("%s %s; start it again with: ebb %s", child.name, child.ended(), c.commandOf(child))
+				c.say("%s %s; start it again with: %s %s", child.name, child.ended(), c.opts.Command, c.commandOf(child))
 			}
 		})
 	}

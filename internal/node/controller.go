@@ -104,7 +104,7 @@ func (c *Controller) markLost(ctx context.Context) error {
 		for _, rec := range c.Epoch.Vigil.Lost(c.Epoch.Now()) {
 			err := c.mark(ctx, rec)
 			if err != nil && !errors.Is(err, lease.ErrChanged) && !apierrors.IsConflict(err) && ctx.Err() == nil {
-				c.Log.Warn("a lost node could not be marked yet", "node", rec.Node, "epoch", rec.Epoch, "error", err)
+				c.Log.Warn("a lost node could not be marked yet", "lost", rec.Node, "epoch", rec.Epoch, "error", err)
 			}
 		}
 	}
@@ -131,7 +131,7 @@ func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 	if err := c.client.Update(ctx, marked); err != nil {
 		return err
 	}
-	c.Log.Warn("node is lost: its epoch was marked", "node", watched.Node, "epoch", watched.Epoch)
+	c.Log.Warn("node is lost: its epoch was marked", "lost", watched.Node, "epoch", watched.Epoch)
 	return c.tell(ctx, watched)
 }
 

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -151,8 +152,13 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		}
 	})
 	parts.Go(func() { n.watchDeadline(standing, e, end) })
-	work, err := n.enter(standing, e)
-	if err == nil {
+	entering, enough := context.WithCancelCause(standing)
+	stop := context.AfterFunc(ctx, func() { enough(context.Cause(ctx)) })
+	work, err := n.enter(entering, e)
+	stop()
+	if err != nil && ctx.Err() != nil && standing.Err() == nil {
+		err = n.leave(standing, e, work, keep, "asked to stop while it was starting")
+	} else if err == nil {
 		parts.Go(func() { n.publish(standing, e) })
 		select {
 		case <-standing.Done():
@@ -264,7 +270,7 @@ func DrainedBy(ctx context.Context, r client.Reader, node string) (*v1alpha1.Act
 	if err != nil {
 		return nil, err
 	}
-	if d.Status.Phase == v1alpha1.DrainComplete || d.Status.Phase == v1alpha1.DrainCancelled {
+	if d.Status.Phase == v1alpha1.DrainComplete || d.Status.Phase == v1alpha1.DrainCancelled || meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainSurvived) {
 		return nil, nil
 	}
 	return slot, nil
@@ -359,6 +365,7 @@ func (n *Node) fence(e *Epoch, w *work, cause error) {
 	n.opts.Gate.Close(e.Number, RefusedInDoubt)
 	n.setEpoch(nil, cause.Error())
 	e.Tenure.Doubt()
+	n.opts.Metrics.current.CompareAndSwap(e, nil)
 	_, dead := e.Tenure.Deadline()
 	left := dead.Sub(n.opts.Clock())
 	if left <= 0 {

@@ -15,11 +15,14 @@ import (
 func project(status v1alpha1.NodeStatus, name string, rec *lease.Record, leader string) v1alpha1.NodeStatus {
 	next := *status.DeepCopy()
 	next.Coordinator = name == leader
-	if status.Epoch == 0 || rec == nil || !rec.Over(status.Epoch) || rec.Epoch > status.Epoch {
-		return next // alive, never joined, or already in a newer epoch that will speak for itself
+	if status.Epoch == 0 || rec == nil || !rec.Over(status.Epoch) {
+		return next // alive, or never joined
 	}
 	ready := metav1.Condition{Type: v1alpha1.NodeReady}
-	if rec.Fenced >= status.Epoch {
+	if rec.Epoch > status.Epoch {
+		ready.Status, ready.Reason = metav1.ConditionUnknown, v1alpha1.ReasonStarting
+		ready.Message = fmt.Sprintf("Epoch %d is over; epoch %d is starting and has not said yet how it is.", status.Epoch, rec.Epoch)
+	} else if rec.Fenced >= status.Epoch {
 		ready.Status, ready.Reason = metav1.ConditionUnknown, v1alpha1.ReasonFenced
 		ready.Message = fmt.Sprintf("The lease of epoch %d stayed unchanged for its whole duration: the node is dead, frozen or cut off. Its work may be placed elsewhere; it rejoins as epoch %d.", status.Epoch, status.Epoch+1)
 	} else if c := meta.FindStatusCondition(status.Conditions, v1alpha1.NodeReady); c == nil || c.Reason != v1alpha1.ReasonLeft {

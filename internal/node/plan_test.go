@@ -49,8 +49,11 @@ func TestTheCoordinatorSaysWhatANodeCannotSayItself(t *testing.T) {
 				s.Conditions = ready(metav1.ConditionUnknown, v1alpha1.ReasonFenced)
 			}),
 		},
-		"a newer epoch will speak for itself": {
-			status: alive, rec: &lease.Record{Node: "n1", Holder: "h", Epoch: 4, Fenced: 3}, leader: "n2", want: alive,
+		"a newer epoch that has not spoken yet is starting": {
+			status: alive, rec: &lease.Record{Node: "n1", Holder: "h", Epoch: 4, Fenced: 3}, leader: "n2",
+			want: with(alive, func(s *v1alpha1.NodeStatus) {
+				s.Conditions = ready(metav1.ConditionUnknown, v1alpha1.ReasonStarting)
+			}),
 		},
 		"a released lease means that the node left": {
 			status: alive, rec: &lease.Record{Node: "n1", Epoch: 3}, leader: "n2",

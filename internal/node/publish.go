@@ -32,11 +32,15 @@ const (
 func (n *Node) publish(ctx context.Context, e *Epoch) {
 	ticker := time.NewTicker(countEvery)
 	defer ticker.Stop()
-	var written *v1alpha1.NodeStatus
+	var written *v1alpha1.NodeStatus // by us, as we remember it
 	var said saying
 	for {
 		_, changed := e.Liveness()
-		if want := n.status(e, v1alpha1.NodeStatus{}); written == nil || !equality.Semantic.DeepEqual(*written, want) {
+		var base v1alpha1.NodeStatus
+		if written != nil {
+			base = *written.DeepCopy() // times of transitions stay as they were
+		}
+		if want := n.status(e, base); written == nil || !equality.Semantic.DeepEqual(*written, want) {
 			if err := n.writeStatus(ctx, e); err == nil {
 				written, said = &want, saying{}
 			} else if ctx.Err() == nil {

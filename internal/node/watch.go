@@ -51,16 +51,25 @@ func (n *Node) onSettings(ctx context.Context, e *Epoch, c cache.Cache) error {
 		if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == e.Node {
 			return
 		}
-		bounded, cancel := context.WithTimeout(ctx, writeTimeout)
-		defer cancel()
-		if slot, err := DrainedBy(bounded, n.client, e.Node); err == nil && slot == nil {
-			e.BeginAnew("no drain wants this node any more")
-		}
+		go n.checkWanted(ctx, e)
 	}
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: see, UpdateFunc: func(_, object any) { see(object) },
 	})
 	return err
+}
+
+// checkWanted reads live whether a drain still wants this node, until it knows.
+func (n *Node) checkWanted(ctx context.Context, e *Epoch) {
+	_ = n.insist(ctx, "read the drain slot", func(ctx context.Context) error { // it ends with the epoch
+		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+		defer cancel()
+		slot, err := DrainedBy(ctx, n.client, e.Node)
+		if err == nil && slot == nil {
+			e.BeginAnew("no drain wants this node any more")
+		}
+		return err
+	})
 }
 
 func (n *Node) onNode(ctx context.Context, e *Epoch, c cache.Cache) error {

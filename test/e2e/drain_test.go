@@ -269,7 +269,7 @@ func TestDrainCommand(t *testing.T) {
 		t.Errorf("drain:\n%s", out)
 	}
 	until(t, "the process to have exited 0", func() bool {
-		return strings.Contains(c.up.out.String(), target+" exited 0; start it again with: ebb node --name "+target)
+		return strings.Contains(c.up.out.String(), target+" exited 0; start it again with: "+c.ebb+" node --name "+target)
 	})
 	if status := c.must("status"); !strings.Contains(status, "Complete") || !strings.Contains(status, "Node "+target+" left empty.") {
 		t.Errorf("status:\n%s", status)

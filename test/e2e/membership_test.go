@@ -97,7 +97,7 @@ func stopsTheCoordinator(t *testing.T, c *cluster) {
 		t.Errorf("node that left: %+v", n.Status)
 	}
 	until(t, "ebb up to tell of it", func() bool {
-		return strings.Contains(c.up.out.String(), before+" exited 0; start it again with: ebb node --name "+before)
+		return strings.Contains(c.up.out.String(), before+" exited 0; start it again with: "+c.ebb+" node --name "+before)
 	})
 	c.startNode(before)
 	c.awaitReady(before, epoch+1)

@@ -1,0 +1,202 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// The tests share one API and so one election: they run one after the other.
+func TestElection(t *testing.T) {
+	api := testenv.StartAPI(t)
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *testenv.API)
+	}{
+		{"one of three is elected and its manager runs", oneIsElected},
+		{"resigning hands over to another", resigningHandsOver},
+		{"a lone node cannot resign", aLoneNodeCannotResign},
+		{"a node that the drain slot names does not stand", theNamedDoesNotStand},
+		{"a node that is named between winning and leading steps back", theNamedStepsBack},
+		{"a coordinator that becomes Draining gives up its term", theDrainingGivesUp},
+		{"a coordinator that leaves hands over", theLeavingHandsOver},
+		{"a term that is over writes nothing", aTermThatIsOver},
+		{"a term that lost the election ends", aTermThatLost},
+		{"lost nodes are marked, whatever their clocks said", lostNodesAreMarked},
+		{"nothing of a term outlives its node", nothingOutlives},
+	} {
+		if !t.Run(test.name, func(t *testing.T) { test.run(t, api) }) {
+			t.FailNow()
+		}
+	}
+}
+
+func oneIsElected(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"a1", "a2", "a3"})
+	leader, term := c.leader()
+	for _, m := range c.others(leader) {
+		if m.campaign.Leading() || m.object(c).Status.Coordinator {
+			t.Errorf("%s leads too", m.name)
+		}
+		if err := m.campaign.Resign(context.Background()); !errors.Is(err, ErrNotCoordinator) {
+			t.Errorf("resigning on %s: %v", m.name, err)
+		}
+	}
+	if err := term.Stands(context.Background()); err != nil {
+		t.Errorf("the term does not stand: %v", err)
+	}
+	if got := NodeOf(term.Identity); got != leader.name {
+		t.Errorf("the term is of %s, not of %s", got, leader.name)
+	}
+	u, err := URL(context.Background(), c.admin)
+	if err != nil || u.String() != "https://"+leader.name+".example:1" {
+		t.Errorf("URL of the coordinator: %v, %v", u, err)
+	}
+}
+
+func resigningHandsOver(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"b1", "b2", "b3"})
+	before, term := c.leader()
+	began := time.Now()
+	if err := before.campaign.Resign(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if err := term.Stands(context.Background()); !errors.Is(err, ErrTermOver) {
+		t.Errorf("the term of the one that resigned: %v", err)
+	}
+	after, _ := c.leader()
+	if after == before {
+		t.Errorf("%s won again at once", before.name)
+	}
+	c.noOverlap()
+	journal := c.entries()
+	took := journal[len(journal)-1].at.Sub(began)
+	t.Logf("handed over in %s", took)
+	if took >= after.campaign.duration() {
+		t.Errorf("the election lapsed: handing over took %s", took)
+	}
+}
+
+func aLoneNodeCannotResign(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"c1"})
+	m, term := c.leader()
+	err := m.campaign.Resign(context.Background())
+	if !errors.Is(err, ErrNoSuccessor) || err.Error() != "no other node can take over: none is Alive, Ready and free of a drain" {
+		t.Errorf("resigning: %v", err)
+	}
+	if c.holder() != term.Identity || !m.campaign.Leading() {
+		t.Error("it resigned all the same")
+	}
+}
+
+// asked counts how often a campaign asked whether its node may lead, and does something when it does.
+func asked(n *atomic.Int32, at int32, do func(name string)) func(*Campaign, string) {
+	return func(c *Campaign, name string) {
+		read := c.eligible
+		c.eligible = func(ctx context.Context, e *node.Epoch) error {
+			if n.Add(1) == at {
+				do(name)
+			}
+			return read(ctx, e)
+		}
+	}
+}
+
+func theNamedDoesNotStand(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"d1", "d2"})
+	c.drain("d3")
+	var asks atomic.Int32
+	c.members = append(c.members, c.start("d3", asked(&asks, 0, nil)))
+	until(t, "d3 to ask", func() bool { return asks.Load() > 2 })
+	before, _ := c.leader()
+	if err := before.campaign.Resign(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	after, _ := c.leader(before)
+	before.stop()
+	if err := after.campaign.Resign(context.Background()); !errors.Is(err, ErrNoSuccessor) {
+		t.Errorf("resigning to a node that drains: %v", err)
+	}
+	if led := c.ledBy(); slices.Contains(led, "d3") {
+		t.Errorf("led by %v", led)
+	}
+}
+
+func theNamedStepsBack(t *testing.T, api *testenv.API) {
+	slot := newCluster(t, api, nil)
+	var asks atomic.Int32
+	var won atomic.Value
+	c := newCluster(t, api, []string{"e1"}, asked(&asks, 2, func(name string) {
+		won.Store(slot.holder())
+		slot.drain(name)
+	}))
+	until(t, "e1 to ask once more", func() bool { return asks.Load() > 2 })
+	if identity, _ := won.Load().(string); NodeOf(identity) != "e1" {
+		t.Errorf("%q had won when e1 asked again", identity)
+	}
+	if c.holder() != "" {
+		t.Errorf("the election is held by %s", c.holder())
+	}
+	c.members = append(c.members, c.start("e2"))
+	c.leader()
+	if led := c.ledBy(); !slices.Equal(led, []string{"e2"}) {
+		t.Errorf("led by %v", led)
+	}
+}
+
+func theDrainingGivesUp(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"f1", "f2"})
+	before, _ := c.leader()
+	d := c.drain(before.name)
+	until(t, "the wish to be written", func() bool {
+		n := before.object(c)
+		n.Spec.Desired = &v1alpha1.DesiredLiveness{Liveness: v1alpha1.Draining, Epoch: n.Status.Epoch, DrainUID: string(d.UID)}
+		return c.admin.Update(context.Background(), n) == nil
+	})
+	c.leader(before)
+	c.noOverlap()
+	until(t, "the status to follow", func() bool { return !before.object(c).Status.Coordinator })
+	if before.Epoch() == nil {
+		t.Error("the draining node left")
+	}
+}
+
+func theLeavingHandsOver(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"g1", "g2"})
+	before, term := c.leader()
+	before.stop()
+	after, _ := c.leader()
+	c.noOverlap()
+	if after == before || term.ctx.Err() == nil {
+		t.Errorf("%s leads after %s left", after.name, before.name)
+	}
+}
+
+// nothingOutlives is the last: no other node runs.
+func nothingOutlives(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"z1", "z2"})
+	leader, _ := c.leader()
+	if err := leader.campaign.Resign(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	c.leader()
+	for _, m := range c.members {
+		m.stop()
+	}
+	var stacks string
+	until(t, "every goroutine of nodes and managers to end", func() bool {
+		buffer := make([]byte, 16<<20)
+		stacks = string(buffer[:runtime.Stack(buffer, true)])
+		return !strings.Contains(stacks, "controller-runtime/pkg/") && !strings.Contains(stacks, "coordinator.(*Campaign)") &&
+			!strings.Contains(stacks, "leaderelection.(") && !strings.Contains(stacks, "internal/node.(")
+	})
+}

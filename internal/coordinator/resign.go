@@ -1,0 +1,80 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// What a request to resign may run into.
+var (
+	// ErrNotCoordinator: this node has no term to give up.
+	ErrNotCoordinator = errors.New("this node is not the coordinator")
+	// ErrNoSuccessor: no other node could take over.
+	ErrNoSuccessor = errors.New("no other node can take over: none is Alive, Ready and free of a drain")
+)
+
+// Resign ends the term that runs here and keeps this node from the next one. It returns when the election is free.
+func (c *Campaign) Resign(ctx context.Context) error {
+	c.mu.Lock()
+	l := c.leading
+	c.mu.Unlock()
+	if l == nil {
+		return ErrNotCoordinator
+	}
+	if err := c.successor(ctx, l.epoch); err != nil {
+		return err
+	}
+	l.resign()
+	select {
+	case <-l.over:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("resigned, but the election is not free yet: %w", context.Cause(ctx))
+	}
+}
+
+// successor makes sure that some other node could win.
+func (c *Campaign) successor(ctx context.Context, e *node.Epoch) error {
+	var nodes v1alpha1.NodeList
+	if err := e.Client.List(ctx, &nodes); err != nil {
+		return err
+	}
+	settings := &v1alpha1.Settings{}
+	if err := e.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return err
+	}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		named := settings.Status.ActiveDrain != nil && settings.Status.ActiveDrain.Node == n.Name
+		if n.Name != e.Node && !named && n.IsReady() && n.Status.Liveness == v1alpha1.Alive {
+			return nil
+		}
+	}
+	return ErrNoSuccessor
+}
+
+// sitOut waits until another node leads, or until it is clear that none will: not even after the election has lapsed,
+// should the release have been lost. While the API does not answer, nobody can.
+func (c *Campaign) sitOut(ctx context.Context) {
+	patience := c.duration() + 4*c.retry()
+	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; waitAny(ctx, c.retry()) {
+		l, err := c.client.Leases(lease.Namespace).Get(ctx, lease.CoordinatorName, metav1.GetOptions{})
+		switch {
+		case kubeclient.IsMissing(err):
+		case err != nil:
+			end = time.Now().Add(patience)
+		case l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "" && !c.isOwn(*l.Spec.HolderIdentity):
+			return
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package drain_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+func TestARequestBecomesAnEmptyMachineAndIsToldOnceAtEachTurn(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	c.work.set("n2", 2)
+	lead := c.lead("n1", nil)
+	c.request("d", "n2")
+	c.phase("d", v1alpha1.DrainDraining)
+	c.obeys("n2", v1alpha1.Draining)
+	c.until("the count of two", func() bool { return c.drain("d").Status.Remaining[drain.Maintainers] == 2 })
+	c.work.set("n2", 1)
+	c.until("the count of one", func() bool { return c.drain("d").Status.Remaining[drain.Maintainers] == 1 })
+	c.work.set("n2", 0)
+	c.phase("d", v1alpha1.DrainStopping)
+	c.obeys("n2", v1alpha1.Stopping)
+	c.phase("d", v1alpha1.DrainComplete)
+	c.until("a free slot", func() bool { return c.slot() == nil })
+	ended(t, c.drain("d"), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	lead.stop()
+	again := c.lead("n3", nil) // the next coordinator tells nothing twice
+	c.request("e", "nobody")
+	c.phase("e", v1alpha1.DrainFailed)
+	c.until("the event of the refusal", func() bool { return slices.Equal(c.told("e"), []string{"DrainRefused"}) })
+	if diff := cmp.Diff([]string{"DrainComplete", "DrainStarted", "NodeEmpty"}, c.told("d")); diff != "" {
+		t.Errorf("the events (-want +got):\n%s", diff)
+	}
+	if n := durations(t, again.registry, "n2"); n != 0 {
+		t.Errorf("the next coordinator counts a drain that it did not end: %d", n)
+	}
+}
+
+// The coordinator crashes before and after every write, and another one comes to the same end.
+func TestACoordinatorThatCrashesAtAnyStepIsFollowedByOneThatEndsTheDrain(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	epoch := int64(1)
+	for _, step := range []string{
+		drain.StepHold, drain.StepTakeSlot, drain.StepBegin, drain.StepDesireDraining, drain.StepProgress,
+		drain.StepStop, drain.StepDesireStopping, drain.StepComplete, drain.StepReleaseSlot,
+	} {
+		for _, when := range []string{"before-", "after-"} {
+			c.t = t
+			t.Run(when+step, func(t *testing.T) {
+				c.t = t
+				c.join("n2", epoch)
+				epoch++
+				name := when + step
+				first := c.crashAt("n1", name)
+				c.request(name, "n2")
+				gone := make(chan struct{})
+				go func() { c.nodeUntilCrash(first, "n2"); close(gone) }()
+				<-first.ctx.Done()
+				<-gone
+				c.lead("n3", nil)
+				c.finish(name, "n2")
+			})
+		}
+	}
+}
+
+// nodeUntilCrash lets a node do what it is told until the term ends.
+func (c *cluster) nodeUntilCrash(t *term, name string) {
+	for t.ctx.Err() == nil {
+		c.obeyOnce(name)
+	}
+}
+
+// obeyOnce lets a node do what it is told, if it is told anything new in its epoch.
+func (c *cluster) obeyOnce(name string) {
+	n := c.node(name)
+	want := n.Spec.Desired
+	if want == nil || want.Epoch != n.Status.Epoch || want.Liveness == n.Status.Liveness {
+		return
+	}
+	c.obeys(name, want.Liveness)
+}
+
+// finish lets a node do what it is told until its drain has ended as it should.
+func (c *cluster) finish(name, node string) {
+	c.t.Helper()
+	c.until("the end of "+name, func() bool {
+		c.obeyOnce(node)
+		return c.drain(name).Status.Phase.Final() && c.slot() == nil
+	})
+	ended(c.t, c.drain(name), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node "+node+" left empty.")
+	want := []string{"DrainComplete", "DrainStarted", "NodeEmpty"}
+	c.until("the events of "+name, func() bool { return len(c.told(name)) >= len(want) })
+	if got := c.told(name); !slices.Equal(got, want) {
+		c.t.Errorf("events are %v, want %v", got, want)
+	}
+}
+
+func TestANodeThatRestartsOrDiesIsSeenThroughTheAPI(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	c.work.set("n2", 1)
+	c.lead("n1", nil)
+	c.request("d", "n2")
+	c.obeys("n2", v1alpha1.Draining)
+	c.join("n2", 2)
+	c.until("the slot in the next epoch", func() bool { s := c.slot(); return s != nil && s.NodeEpoch == 2 && c.drain("d").Status.NodeEpoch == 2 })
+	c.obeys("n2", v1alpha1.Draining)
+	c.lease("n2", "", 2, 2)
+	c.work.set("n2", 0)
+	c.phase("d", v1alpha1.DrainComplete)
+	ended(t, c.drain("d"), v1alpha1.DrainComplete, v1alpha1.ReasonNodeGone, gone)
+}
+
+// Events are named after their object. One whose name is too long for an event must not hold up all drains.
+func TestADrainWhoseEventCannotBeWrittenHoldsUpNothing(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	c.lead("n1", nil)
+	long := "a" + strings.Repeat("x", 250)
+	c.request(long, "n2")
+	c.obeys("n2", v1alpha1.Draining)
+	c.obeys("n2", v1alpha1.Stopping)
+	c.phase(long, v1alpha1.DrainComplete)
+	c.request("short", "n3")
+	c.obeys("n3", v1alpha1.Draining)
+	c.phase("short", v1alpha1.DrainStopping)
+	c.until("the events of the other", func() bool { return slices.Contains(c.told("short"), "NodeEmpty") })
+}
+
+func TestADeletedDrainIsHeldUntilItsEnd(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	c.lead("n1", nil)
+	c.request("d", "n2")
+	c.phase("d", v1alpha1.DrainDraining)
+	c.must(c.admin.Delete(context.Background(), &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "d"}}))
+	c.obeys("n2", v1alpha1.Draining)
+	c.phase("d", v1alpha1.DrainStopping)
+	c.obeys("n2", v1alpha1.Stopping)
+	c.until("the end of its record", func() bool { return len(c.drains()) == 0 })
+	c.until("a free slot", func() bool { return c.slot() == nil })
+	if diff := cmp.Diff([]string{"DrainComplete", "DrainStarted", "NodeEmpty"}, c.told("d")); diff != "" {
+		t.Errorf("the events (-want +got):\n%s", diff)
+	}
+}

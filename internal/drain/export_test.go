@@ -1,0 +1,4 @@
+package drain
+
+// Notices are the events that a drain's record calls for.
+var Notices = notices

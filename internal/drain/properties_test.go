@@ -1,0 +1,91 @@
+package drain_test
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// tail is the end of what was heard, for a person who reads a failure.
+func tail(r *referee) []string { return r.heard[max(0, len(r.heard)-40):] }
+
+func TestNoCourseOfEventsBreaksTheRules(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		bytes := rapid.SliceOfN(rapid.Byte(), 300, 1500).Draw(t, "tape")
+		if r := play(&tape{left: bytes}, broken{}); len(r.breach) > 0 {
+			t.Fatalf("%v\n%q", r.breach, tail(r))
+		}
+	})
+}
+
+// TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
+func TestNoSeedBreaksTheRules(t *testing.T) {
+	counts := map[string]int{}
+	for seed := range uint64(200) {
+		r := play(seeded(seed), broken{})
+		if len(r.breach) > 0 {
+			t.Fatalf("seed %d: %v\n%q", seed, r.breach, tail(r))
+		}
+		for what, n := range r.counts {
+			counts[what] += n
+		}
+	}
+	for _, what := range []string{
+		"hold", "take-slot", "begin", "desire-draining", "progress", "stop", "desire-stopping", "complete", "fail", "release-slot", "refuse", "queue",
+		"follow-slot", "follow", "withdraw", "remove-finalizer", "Drained", "NodeGone", "now Failed", "now Cancelled", "taken up",
+		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "term over", "refused by the term",
+	} {
+		if counts[what] == 0 {
+			t.Errorf("%q never happened", what)
+		}
+	}
+	t.Log(counts)
+}
+
+func TestATapePlaysTheSameWayTwice(t *testing.T) {
+	for seed := range uint64(5) {
+		one, two := play(seeded(seed), broken{}), play(seeded(seed), broken{})
+		if !slices.Equal(one.heard, two.heard) {
+			t.Fatalf("seed %d:\n%q\n%q", seed, one.heard, two.heard)
+		}
+	}
+}
+
+// Each of these breaks one rule of the game on purpose, and the referee must see it: a property that nothing can break is
+// none. Seeds are tried in order, so the same one is found every time.
+func TestTheRefereeSeesABrokenRule(t *testing.T) {
+	const runs = uint64(400)
+	for _, c := range []struct {
+		name   string
+		broken broken
+		want   rule
+	}{
+		{"a node that acknowledges before it closes its gate", broken{ackFirst: true}, takesNothing},
+		{"a node that acknowledges before it closes its gate, and is called empty", broken{ackFirst: true}, observedZero},
+		{"a node that never closes its gate", broken{neverCloses: true}, takesNothing},
+		{"a node that counts before it closes its gate", broken{countFirst: true}, observedZero},
+		{"a node that goes back to Alive", broken{backToAlive: true}, forwardOnly},
+		{"a node that obeys what another epoch was told to do", broken{anyEpoch: true}, observedZero},
+		{"a node that obeys what another epoch was told, again and again", broken{anyEpoch: true}, comesToAnEnd},
+		{"a coordinator that does not wait for the acknowledgement", broken{ackIgnored: true}, observedZero},
+		{"a coordinator that counts objects only", broken{objectsOnly: true}, observedZero},
+		{"a slot that is freed by a phase alone", broken{freedByPhase: true}, slotUntilOver},
+		{"writes that ignore versions, and rewrite an end", broken{blind: true}, endsOnce},
+		{"writes that ignore versions, and take the slot away", broken{blind: true}, slotUntilOver},
+		{"a coordinator that does not look at the slot", broken{slotIgnored: true}, oneAtATime},
+		{"a wish that is only remembered", broken{inMemory: true}, comesToAnEnd},
+		{"a deadline that is called an end", broken{lateIsDone: true}, endsOnce},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range runs {
+				if text, ok := play(seeded(seed), c.broken).breach[c.want]; ok {
+					t.Logf("run %d: %s", seed+1, text)
+					return
+				}
+			}
+			t.Errorf("%d runs did not find it", runs)
+		})
+	}
+}

@@ -1,0 +1,411 @@
+package drain_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+// broken are rules of the game broken on purpose, to show that the referee would see it.
+type broken struct {
+	ackFirst     bool // a node acknowledges before it closes its gate
+	countFirst   bool // a node counts before it closes its gate, and says so after
+	neverCloses  bool // a node says that it drains and goes on taking work
+	backToAlive  bool // a node goes back to Alive within an epoch
+	anyEpoch     bool // a node obeys what was meant for another epoch
+	ackIgnored   bool // the coordinator believes that every node has acknowledged
+	objectsOnly  bool // the coordinator does not ask the node what it holds
+	freedByPhase bool // the slot is freed when the drain has ended, whatever its node does
+	slotIgnored  bool // the coordinator does not look whether the slot is taken
+	blind        bool // writes do not look at versions
+	inMemory     bool // the coordinator remembers that it wants a node to drain, and writes it down for nobody
+	lateIsDone   bool // a drain that ran into its deadline is called complete
+}
+
+// tape is what chance decides, drawn beforehand: at its end everything goes the first way.
+type tape struct {
+	left []byte
+}
+
+func (t *tape) draw(n int) int {
+	if len(t.left) == 0 || n < 2 {
+		return 0
+	}
+	b := t.left[0]
+	t.left = t.left[1:]
+	return int(b) % n
+}
+
+// seeded is always the same tape for a seed.
+func seeded(seed uint64) *tape {
+	r := rand.New(rand.NewPCG(seed, 7))
+	t := &tape{left: make([]byte, 2500)}
+	for i := range t.left {
+		t.left[i] = byte(r.IntN(256))
+	}
+	return t
+}
+
+// piece is one piece of work: where the objects place it, and where it really is.
+type piece struct {
+	placed, held string
+}
+
+// sim is a cluster around the real Gather and Next. Everything happens in one goroutine, in an order that the tape decides.
+type sim struct {
+	*store
+	*tape
+	*referee
+	broken   broken
+	now      time.Time
+	machines []*machine
+	pieces   []*piece
+	term     int
+	leaders  []*leader // the last one may be in office; the others do not know yet that they are not
+	requests int
+	often    weights
+	rounds   int
+	depth    int // of actions inside a coordinator's reading
+}
+
+func newSim(t *tape, b broken) *sim {
+	s := &sim{store: newStore(), tape: t, broken: b, now: start}
+	s.referee = &referee{sim: s, breach: map[rule]string{}, counts: map[string]int{}}
+	s.blind = b.blind
+	s.pause = s.meanwhile
+	for _, name := range []string{"n1", "n2", "n3", "n4"} {
+		m := &machine{sim: s, name: name}
+		s.machines = append(s.machines, m)
+		s.nodes[name] = &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
+		s.bump(s.nodes[name])
+		m.settle()
+	}
+	s.elect()
+	s.often = kinds[s.draw(len(kinds))]
+	return s
+}
+
+func (s *sim) machine(name string) *machine {
+	for _, m := range s.machines {
+		if m.name == name {
+			return m
+		}
+	}
+	return nil
+}
+
+// play lets chance act until the tape ends, and then wants all to come to an end.
+func play(t *tape, b broken) *referee {
+	s := newSim(t, b)
+	for len(s.left) > 0 {
+		s.act()
+	}
+	s.settleDown()
+	return s.referee
+}
+
+// weights say how often each thing happens in a run of one kind.
+type weights struct {
+	machine, lead, schedule, evict, ask, fault, elect, clock int
+}
+
+// kinds of runs: everything goes wrong; terms are short; machines are bad.
+var kinds = []weights{
+	{machine: 9, lead: 7, schedule: 1, evict: 2, ask: 2, fault: 2, elect: 1, clock: 1},
+	{machine: 7, lead: 9, schedule: 1, evict: 2, ask: 3, fault: 0, elect: 3, clock: 1},
+	{machine: 9, lead: 7, schedule: 1, evict: 2, ask: 2, fault: 3, elect: 0, clock: 0},
+}
+
+// act is one thing that happens.
+func (s *sim) act() {
+	w := s.often
+	things := []struct {
+		weight int
+		do     func()
+	}{
+		{w.machine, func() { s.machines[s.draw(len(s.machines))].act() }},
+		{w.lead, s.lead},
+		{w.schedule, s.schedule},
+		{w.evict, s.evict},
+		{w.ask, s.ask},
+		{w.fault, s.fault},
+		{w.elect, s.elect},
+		{w.clock, func() { s.now = s.now.Add(time.Duration(s.draw(40)) * time.Second) }},
+	}
+	total := 0
+	for _, t := range things {
+		total += t.weight
+	}
+	at := s.draw(total)
+	for _, t := range things {
+		if at < t.weight {
+			t.do()
+			break
+		}
+		at -= t.weight
+	}
+	s.look()
+}
+
+// meanwhile is what happens between two reads of a coordinator.
+func (s *sim) meanwhile() {
+	if s.depth > 0 || len(s.left) == 0 {
+		return
+	}
+	s.depth++
+	defer func() { s.depth-- }()
+	if s.draw(16) == 15 {
+		s.round() // it was frozen for long
+		return
+	}
+	for range s.draw(3) * s.draw(5) {
+		s.act()
+	}
+}
+
+// schedule places a new piece, by a cache that may be stale: anywhere.
+func (s *sim) schedule() {
+	if len(s.pieces) < 6 {
+		s.pieces = append(s.pieces, &piece{placed: s.machines[s.draw(len(s.machines))].name})
+	}
+}
+
+// evict moves one piece off a node that is not Alive, to one that is; or ends it.
+func (s *sim) evict() {
+	if len(s.pieces) == 0 {
+		return
+	}
+	i := s.draw(len(s.pieces))
+	p := s.pieces[i]
+	if p.placed != "" && !s.schedulable(p.placed) {
+		p.placed = ""
+		for _, m := range s.machines {
+			if s.schedulable(m.name) && p.placed == "" {
+				p.placed = m.name
+			}
+		}
+	}
+	if p.held == "" && p.placed == "" {
+		s.pieces = append(s.pieces[:i:i], s.pieces[i+1:]...)
+	}
+}
+
+// schedulable is what the objects say of a node.
+func (s *sim) schedulable(name string) bool {
+	n, rec := s.nodes[name], s.record(name)
+	return n.Status.Liveness == v1alpha1.Alive && rec.Held() && !rec.Over(n.Status.Epoch)
+}
+
+// placedOn and heldBy count pieces.
+func (s *sim) placedOn(node string) (n int64) {
+	for _, p := range s.pieces {
+		if p.placed == node {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *sim) heldBy(node string) (n int64) {
+	for _, p := range s.pieces {
+		if p.held == node {
+			n++
+		}
+	}
+	return n
+}
+
+// tenant counts pieces by their objects.
+func (s *sim) tenant() drain.Tenant {
+	return place{"pieces", func(node string) drain.Remaining {
+		s.meanwhile()
+		return drain.Remaining{Count: s.placedOn(node)}
+	}}
+}
+
+// ask makes a request or deletes one. People ask for the coordinator and for the dead less often than for others.
+func (s *sim) ask() {
+	open := 0
+	for _, d := range s.drains {
+		if !d.Status.Phase.Final() {
+			open++
+		}
+	}
+	if s.requests > 0 && s.draw(5) == 0 {
+		s.delete(fmt.Sprintf("d%d", max(0, s.requests-1-s.draw(3))), s.now)
+		return
+	}
+	m := s.machines[s.draw(len(s.machines))]
+	if !m.up || s.inOffice() && s.leaders[len(s.leaders)-1].machine == m {
+		m = s.machines[s.draw(len(s.machines))]
+	}
+	if open < 3 {
+		s.request(m.name, s.draw(2) == 0, time.Duration(s.draw(3))*time.Minute)
+	}
+}
+
+func (s *sim) request(node string, queue bool, within time.Duration) {
+	name := fmt.Sprintf("d%d", s.requests)
+	s.requests++
+	d := &v1alpha1.Drain{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), CreationTimestamp: metav1.NewTime(s.now)},
+		Spec:       v1alpha1.DrainSpec{NodeName: node, WhenBusy: v1alpha1.Refuse},
+	}
+	if queue {
+		d.Spec.WhenBusy = v1alpha1.Queue
+	}
+	if within > 0 {
+		d.Spec.Deadline = &metav1.Duration{Duration: within}
+	}
+	s.bump(d)
+	s.drains[name] = d
+	s.count("requested")
+}
+
+// fault is what goes wrong: a process dies, freezes, wakes up, comes back; a dead one is marked; all but one die.
+func (s *sim) fault() {
+	m := s.machines[s.draw(len(s.machines))]
+	switch s.draw(8) {
+	case 0:
+		m.crash()
+	case 1:
+		m.frozen = m.up
+	case 2:
+		m.wake()
+	case 3:
+		m.mark()
+	case 4, 5:
+		m.join()
+	case 6:
+		m.leave()
+	case 7:
+		if slot := s.settings.Status.ActiveDrain; slot != nil && s.draw(4) == 3 {
+			s.disaster(slot.Node)
+		}
+	}
+}
+
+// disaster leaves one machine.
+func (s *sim) disaster(survivor string) {
+	for _, m := range s.machines {
+		if m.name != survivor {
+			m.crash()
+			m.mark()
+		}
+	}
+}
+
+// settleDown ends all faults: whoever is down comes back, everybody does what he has to, and people take up what failed.
+// By then every drain has ended and the slot is free.
+func (s *sim) settleDown() {
+	for _, m := range s.machines {
+		m.wake()
+		for m.up && m.leaving {
+			m.workOn()
+			m.end()
+		}
+		m.settle()
+	}
+	for calm := 0; s.rounds < 80; s.rounds++ {
+		joined := s.counts["joined"]
+		s.takeUpFailed()
+		s.round()
+		calm++
+		if !s.settled() || s.counts["joined"] != joined {
+			calm = 0
+		}
+		if calm == 3 {
+			return
+		}
+	}
+	slot, _ := s.world("").Slot()
+	s.break_(comesToAnEnd, "after all faults ended the slot is %v, and not ended are %q", slot, s.phases())
+}
+
+func (s *sim) world(leader string) drain.World {
+	w, err := drain.Gather(context.Background(), s.store, leader, []drain.Tenant{s.tenant()}, s.now)
+	if err != nil {
+		panic(err)
+	}
+	return w
+}
+
+// round lets everybody do what he can.
+func (s *sim) round() {
+	s.now = s.now.Add(time.Second)
+	for range len(s.pieces) {
+		for i := range s.pieces {
+			if i < len(s.pieces) {
+				s.evictAt(i)
+			}
+		}
+	}
+	for _, m := range s.machines {
+		m.works()
+	}
+	if !s.inOffice() {
+		s.elect()
+	}
+	for range 8 {
+		if n := len(s.leaders); n > 0 && s.leaders[n-1].able() {
+			s.leaders[n-1].step(s)
+		}
+	}
+	s.look()
+}
+
+func (s *sim) evictAt(i int) {
+	if p := s.pieces[i]; p.placed != "" && !s.schedulable(p.placed) {
+		p.placed = ""
+	}
+}
+
+// takeUpFailed is what people do with a drain that failed: another one, without a deadline.
+func (s *sim) takeUpFailed() {
+	slot, d := s.world("").Slot()
+	if slot == nil || d != nil && d.Status.Phase != v1alpha1.DrainFailed || !s.record(slot.Node).Held() {
+		return
+	}
+	for _, other := range s.drains {
+		if other.Spec.NodeName == slot.Node && !other.Status.Phase.Final() {
+			return
+		}
+	}
+	s.request(slot.Node, true, 0)
+}
+
+func (s *sim) settled() bool {
+	if s.settings.Status.ActiveDrain != nil {
+		return false
+	}
+	for _, d := range s.drains {
+		if !d.Status.Phase.Final() || d.DeletionTimestamp != nil {
+			return false
+		}
+	}
+	for _, m := range s.machines {
+		if m.up && m.liveness != v1alpha1.Alive {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *sim) phases() string {
+	text := ""
+	for _, name := range slices.Sorted(maps.Keys(s.drains)) {
+		if d := s.drains[name]; !d.Status.Phase.Final() {
+			text += fmt.Sprintf("%s of %s %s, ", name, d.Spec.NodeName, d.Status.Phase)
+		}
+	}
+	return text
+}

@@ -1,0 +1,180 @@
+package drain_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+func TestASummarySaysWhatIsLeft(t *testing.T) {
+	for want, counts := range map[string]map[string]int64{
+		"nothing is left":                   {"volumes": 0},
+		"3 volumes left":                    {"volumes": 3, "members": 0},
+		"2 dispatchers, 1 maintainers left": {"maintainers": 1, "dispatchers": 2},
+	} {
+		if got := drain.Summary(counts); got != want {
+			t.Errorf("%v is %q, want %q", counts, got, want)
+		}
+	}
+}
+
+func TestExplainSaysWhatHoldsANode(t *testing.T) {
+	blocker := v1alpha1.Blocker{Kind: "Volume", Name: "v", Reason: "LastCopy", Remedy: "add a disk"}
+	plain := v1alpha1.Blocker{Kind: "Volume", Name: "w", Reason: "Rebuilding"}
+	for _, c := range []struct {
+		name string
+		set  func(*scene)
+		want string
+	}{
+		{"an unknown node", func(s *scene) { delete(s.nodes, "n2") }, "There is no node n2.\n"},
+		{"a node that never joined", func(s *scene) {
+			delete(s.leases, "n2")
+			s.says(func(n *v1alpha1.NodeStatus) { *n = v1alpha1.NodeStatus{} })
+		}, "Node n2 has never joined.\n"},
+		{"an idle node", func(*scene) {}, "Node n2 is Alive in epoch 1.\nNothing drains it. It holds nothing.\n"},
+		{"a busy node", func(s *scene) { s.holds("n2", "volumes", 2) }, "Node n2 is Alive in epoch 1.\nNothing drains it. It holds 2 volumes.\n"},
+		{"a cordoned node", func(s *scene) { s.nodes["n2"].Spec.Cordoned = true },
+			"Node n2 is Alive in epoch 1.\nIt is cordoned: no new work is placed there. `ebb uncordon n2` lifts that.\nNothing drains it. It holds nothing.\n"},
+		{"a lost node", func(s *scene) { s.dies("n2") },
+			"Node n2 is Alive in epoch 1.\nIt is lost: its lease stayed unchanged for its whole duration. It rejoins as epoch 2 when its process comes back.\n"},
+		{"a node that left", func(s *scene) { s.leaves("n2") }, "Node n2 is Alive in epoch 1.\nIt has left: its lease is released.\n"},
+		{"a node that is asked to drain", func(s *scene) {
+			s.places("n2", "volumes", 2)
+			s.request("d", "n2")
+			s.step()
+			s.step()
+		}, "Node n2 is Alive in epoch 1.\nDrain d is about to begin.\n"},
+		{"a draining node", func(s *scene) {
+			s.places("n2", "volumes", 2, blocker, plain)
+			s.begun("d", "n2")
+			s.now = start.Add(time.Minute)
+			s.steps()
+			s.now = start.Add(90 * time.Second)
+		}, "Node n2 is Draining in epoch 1.\nDrain d is Draining, started 1m30s ago: 2 volumes left.\nSomething moved last 1m30s ago.\n" +
+			"Volume v holds it: LastCopy, for 1m30s; add a disk.\nVolume w holds it: Rebuilding, for 1m30s.\n"},
+		{"a node that leaves", func(s *scene) { s.at(v1alpha1.DrainStopping) },
+			"Node n2 is Draining in epoch 1.\nDrain d is Stopping, started 0s ago: nothing is left.\nSomething moved last 0s ago.\n" +
+				"Node n2 holds it: AwaitingExit, for 0s; node n2 is empty and stops what stayed; if it hangs, look at its log or kill its process.\n"},
+		{"a node whose drain failed", func(s *scene) { s.failed() },
+			"Node n2 is Draining in epoch 1.\nDrain d is Failed, started 10m0s ago: 2 volumes left.\n" + late + "\nVolume v holds it: LastCopy, for 10m0s; add a disk.\n"},
+		{"a node whose failed drain was deleted", func(s *scene) { s.failed(); s.delete("d", s.now); s.steps() },
+			"Node n2 is Draining in epoch 1.\nDrain d ended without its leaving, and was deleted. A new Drain of the node goes on; a restart of the node ends it.\n"},
+		{"a node whose drain waits for another's", func(s *scene) { s.begun("first", "n3"); s.request("d", "n2", queued); s.steps() },
+			"Node n2 is Alive in epoch 1.\nNothing drains it. It holds nothing.\nDrain d of it is queued. Waiting for drain first of node n3.\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.set(s)
+			if diff := cmp.Diff(c.want, drain.Explain(s.world(), "n2")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEveryStateOfADrainIsToldInItsWords(t *testing.T) {
+	const started = "Normal DrainStarted: Draining node n2."
+	for _, c := range []struct {
+		name string
+		set  func(*scene) *v1alpha1.Drain
+		want []string
+	}{
+		{"undecided", func(s *scene) *v1alpha1.Drain { return s.request("d", "n2") }, nil},
+		{"held", func(s *scene) *v1alpha1.Drain { d := s.request("d", "n2"); s.step(); return d }, nil},
+		{"refused", func(s *scene) *v1alpha1.Drain { d := s.request("d", "n9"); s.steps(); return d }, []string{"Warning DrainRefused: capture not found"}},
+		{"queued", func(s *scene) *v1alpha1.Drain {
+			s.begun("first", "n3")
+			d := s.request("d", "n2", queued)
+			s.steps()
+			return d
+		},
+			[]string{"Normal DrainQueued: Waiting for drain first of node n3."}},
+		{"draining", func(s *scene) *v1alpha1.Drain { return s.at(v1alpha1.DrainDraining) }, []string{started}},
+		{"stalled", func(s *scene) *v1alpha1.Drain {
+			d := s.at(v1alpha1.DrainDraining)
+			s.places("n2", "volumes", 1)
+			s.now = start.Add(5 * time.Minute)
+			s.steps()
+			return d
+		}, []string{started, "Warning DrainStalled 2026-03-01T12:05:00Z: Nothing has moved for 5m0s: 1 volumes left."}},
+		{"stopping", func(s *scene) *v1alpha1.Drain { return s.at(v1alpha1.DrainStopping) }, []string{started, "Normal NodeEmpty: Node n2 is empty and leaves."}},
+		{"complete", func(s *scene) *v1alpha1.Drain { d := s.at(v1alpha1.DrainStopping); s.leaves("n2"); s.steps(); return d },
+			[]string{started, "Normal DrainComplete: Node n2 left empty."}},
+		{"gone", func(s *scene) *v1alpha1.Drain { d := s.at(v1alpha1.DrainDraining); s.dies("n2"); s.steps(); return d },
+			[]string{started, "Normal DrainComplete: " + gone}},
+		{"failed", func(s *scene) *v1alpha1.Drain { return s.failed() },
+			[]string{started, "Warning DrainStalled 2026-03-01T12:10:00Z: Nothing has moved for 5m0s: 2 volumes left.", "Warning DrainFailed: " + late}},
+		{"withdrawn", func(s *scene) *v1alpha1.Drain {
+			d := s.request("d", "n2")
+			s.step()
+			s.delete("d", s.now)
+			s.steps()
+			return d
+		},
+			[]string{"Warning DrainCancelled: The drain was deleted before it had begun."}},
+		{"ended long ago", func(s *scene) *v1alpha1.Drain {
+			d := s.failed()
+			s.now = s.now.Add(10*time.Minute + time.Second)
+			return d
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			d := c.set(s)
+			var got []string
+			for _, n := range drain.Notices(d, s.now) {
+				if n.Regarding != d || n.Action != "Drain" {
+					t.Errorf("%s is about %s, %s", n.Reason, n.Regarding.GetName(), n.Action)
+				}
+				key := n.Key
+				if key != "" {
+					key = " " + key
+				}
+				got = append(got, fmt.Sprintf("%s %s%s: %s", n.Type, n.Reason, key, n.Note))
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A drain that stalls, moves and stalls again is told twice; however often it is looked at, not more.
+func TestEveryStallIsToldWithAKeyOfItsOwn(t *testing.T) {
+	s := newScene(t)
+	d := s.at(v1alpha1.DrainDraining)
+	keys := map[string]bool{}
+	for _, c := range []struct {
+		after time.Duration
+		left  int64
+	}{{5 * time.Minute, 3}, {6 * time.Minute, 3}, {7 * time.Minute, 2}, {20 * time.Minute, 2}, {21 * time.Minute, 2}} {
+		s.now = start.Add(c.after)
+		s.places("n2", "volumes", c.left)
+		s.steps()
+		for _, n := range drain.Notices(d, s.now) {
+			if n.Reason == "DrainStalled" {
+				keys[n.Key] = true
+			}
+		}
+	}
+	if diff := cmp.Diff(map[string]bool{"2026-03-01T12:05:00Z": true, "2026-03-01T12:20:00Z": true}, keys); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestALoneSurvivorsDrainIsToldAsCancelled(t *testing.T) {
+	s := newScene(t)
+	d := s.at(v1alpha1.DrainDraining)
+	d.Status.Phase = v1alpha1.DrainCancelled
+	d.Status.Conditions = []metav1.Condition{{Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor, Message: "Every other node is lost."}}
+	list := drain.Notices(d, s.now)
+	if n := list[len(list)-1]; n.Type != "Warning" || n.Reason != "DrainCancelled" || n.Note != "Every other node is lost." {
+		t.Errorf("it is told as %v", n)
+	}
+}
