@@ -187,8 +187,9 @@ func (c caller) saying(key, value string) caller {
 
 // answer is what the server said.
 type answer struct {
-	code int
-	body []byte
+	code   int
+	header http.Header
+	body   []byte
 }
 
 func (a answer) String() string { return fmt.Sprintf("%d %s", a.code, a.message()) }
@@ -258,7 +259,7 @@ func (c caller) try(ctx context.Context, method, path string, body any) (answer,
 		return answer{code: resp.StatusCode}, nil
 	}
 	data, err = io.ReadAll(resp.Body)
-	return answer{code: resp.StatusCode, body: data}, err
+	return answer{code: resp.StatusCode, header: resp.Header, body: data}, err
 }
 
 var contentType = map[string]string{

@@ -85,6 +85,9 @@ func TestADrainStaysWithItsNode(t *testing.T) {
 	invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"reason": "a new kernel", "deadline": "10m"}}))
 }
 
+// noDuration is what the schema says of a text that is not a duration.
+const noDuration = `Invalid value: "string": type conversion error from 'string' to 'google.protobuf.Duration' evaluating rule: must be a duration ahead, such as 90s or 10m`
+
 func TestADrainsWishIsChecked(t *testing.T) {
 	admin := api(t).admin(t)
 	for _, c := range []struct {
@@ -93,6 +96,10 @@ func TestADrainsWishIsChecked(t *testing.T) {
 		want []string
 	}{
 		{"a queued one", object{"nodeName": "n1", "whenBusy": "Queue"}, nil},
+		{"a deadline", object{"nodeName": "n1", "deadline": "1h30m"}, nil},
+		{"a deadline that is no duration", object{"nodeName": "n1", "deadline": "tomorrow"}, []string{"spec.deadline: " + noDuration}},
+		{"a deadline in the past", object{"nodeName": "n1", "deadline": "-5m"}, []string{`spec.deadline: Invalid value: "-5m": must be a duration ahead, such as 90s or 10m`}},
+		{"a deadline without end", object{"nodeName": "n1", "deadline": "99999999999999999999h"}, []string{"spec.deadline: " + noDuration}},
 		{"no node", object{}, []string{"spec.nodeName: Required value"}},
 		{"an empty node", object{"nodeName": ""}, []string{`spec.nodeName: Invalid value: "": spec.nodeName in body should be at least 1 chars long`}},
 		{"an unknown way to wait", object{"nodeName": "n1", "whenBusy": "Never"}, []string{`spec.whenBusy: Unsupported value: "Never": supported values: "Refuse", "Queue"`}},
@@ -115,6 +122,7 @@ func TestThereIsOneSettingsObject(t *testing.T) {
 	const policies = `"block-if-contains-last-replica", "allow-if-replica-is-stopped", "always-allow", "block-for-eviction", "block-for-eviction-if-contains-last-replica"`
 	invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"nodeDrainPolicy": "whatever"}}),
 		`spec.nodeDrainPolicy: Unsupported value: "whatever": supported values: `+policies)
+	invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{"stalledAfter": "soon"}}}), "spec.drain.stalledAfter: "+noDuration)
 	slot := object{"name": "d", "uid": "u", "node": "n1", "nodeEpoch": 1}
 	for _, field := range []string{"name", "uid", "node", "nodeEpoch"} {
 		invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster/status", object{"status": object{"activeDrain": slot.with(field, nil)}}),

@@ -44,6 +44,9 @@ func TestACoordinatorWritesOnlyInItsTerm(t *testing.T) {
 				{http.MethodPatch, settings + "/cluster/status", `settings.ebb.dev "cluster"`, touch},
 			} {
 				a := coordinator.do(t, w.method, w.path, w.body)
+				if told, want := a.header.Get(identity.TermOverHeader) != "", c.want != "" && c.term != ""; told != want {
+					t.Errorf("%s %s: told that the term is over: %v, want %v", w.method, w.path, told, want)
+				}
 				if c.want != "" {
 					refused(t, a, w.what+" is forbidden: "+c.want)
 				} else if a.code/100 != 2 {
@@ -120,7 +123,7 @@ func TestARequestThatArrivesInPiecesIsJudgedByTheTermAtItsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused(t, answer{resp.StatusCode, said}, `drains.ebb.dev "`+name+`" is forbidden: the coordinator's term "n1_1" is over`)
+	refused(t, answer{code: resp.StatusCode, body: said}, `drains.ebb.dev "`+name+`" is forbidden: the coordinator's term "n1_1" is over`)
 }
 
 // dial opens a bare connection, to send a request by hand.

@@ -21,8 +21,8 @@ func bounded(t testing.TB) context.Context {
 	return ctx
 }
 
-func TestEveryRowOfTheErrorTable(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+func testErrorTable(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	api := c.lead("n1", nil).api
 	refused := func(node string, want error) {
 		t.Helper()
@@ -54,12 +54,12 @@ func TestEveryRowOfTheErrorTable(t *testing.T) {
 	}
 }
 
-func TestOfFiftyRequestsAtOnceOneIsAccepted(t *testing.T) {
+func testFiftyRequests(t *testing.T, c *cluster) {
 	var names []string
 	for i := range 51 {
 		names = append(names, fmt.Sprintf("n%d", i+1))
 	}
-	c := newCluster(t, names...)
+	c.with(names...)
 	api := c.lead("n1", nil).api
 	var all sync.WaitGroup
 	answers := make(chan error, len(names))
@@ -86,8 +86,8 @@ func TestOfFiftyRequestsAtOnceOneIsAccepted(t *testing.T) {
 	}
 }
 
-func TestARequestThatNobodyDecidesIsWithdrawn(t *testing.T) {
-	c := newCluster(t, "n1", "n2")
+func testUndecided(t *testing.T, c *cluster) {
+	c.with("n1", "n2")
 	api := &drain.API{Client: c.admin, Reader: c.admin, Leader: "n1"}
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
@@ -99,41 +99,42 @@ func TestARequestThatNobodyDecidesIsWithdrawn(t *testing.T) {
 	}
 }
 
-// The coordinator crashes after it held the drain, or after it gave it the slot; meanwhile whoever asked gives up. He is told
-// what the next coordinator makes of it.
-func TestARequestThatIsGivenUpIsAnsweredAsItEnds(t *testing.T) {
-	for _, step := range []string{drain.StepHold, drain.StepTakeSlot} {
-		t.Run(step, func(t *testing.T) {
-			c := newCluster(t, "n1", "n2", "n3")
-			first := c.crashAt("n1", "after-"+step)
-			api := &drain.API{Client: c.admin, Reader: c.admin, Leader: "n1"}
-			ctx, giveUp := context.WithCancel(bounded(t))
-			type answer struct {
-				d   *v1alpha1.Drain
-				err error
-			}
-			answered := make(chan answer, 1)
-			go func() {
-				d, err := api.Request(ctx, "n2", "")
-				answered <- answer{d, err}
-			}()
-			<-first.ctx.Done()
-			giveUp()
-			c.until("the withdrawal", func() bool { list := c.drains(); return len(list) == 1 && list[0].DeletionTimestamp != nil })
-			c.lead("n3", nil)
-			got := <-answered
-			if step == drain.StepTakeSlot && (got.err != nil || got.d.Status.StartedAt == nil) {
-				t.Errorf("the drain began, and the answer is %v, %v", got.d, got.err)
-			}
-			if step == drain.StepHold && (!errors.Is(got.err, drain.ErrUndecided) || c.slot() != nil) {
-				t.Errorf("the drain was withdrawn, and the answer is %v, %v", got.d, got.err)
-			}
-		})
+func testGivenUpHeld(t *testing.T, c *cluster) {
+	if d, err := c.givenUp("after-" + drain.StepHold); !errors.Is(err, drain.ErrUndecided) || d != nil || c.slot() != nil {
+		t.Errorf("the drain was withdrawn, and the answer is %v, %v", d, err)
 	}
 }
 
-func TestAReportSaysHowADrainStands(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+func testGivenUpAccepted(t *testing.T, c *cluster) {
+	if d, err := c.givenUp("after-" + drain.StepTakeSlot); err != nil || d.Status.StartedAt == nil {
+		t.Errorf("the drain began, and the answer is %v, %v", d, err)
+	}
+}
+
+// givenUp is the answer to a request when the coordinator crashes at a point, whoever asked gives up, and another
+// coordinator goes on.
+func (c *cluster) givenUp(point string) (*v1alpha1.Drain, error) {
+	c.t.Helper()
+	c.with("n1", "n2", "n3")
+	first := c.crashAt("n1", point)
+	ctx, giveUp := context.WithCancel(bounded(c.t))
+	var d *v1alpha1.Drain
+	var err error
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		d, err = (&drain.API{Client: c.admin, Reader: c.admin, Leader: "n1"}).Request(ctx, "n2", "")
+	}()
+	<-first.ctx.Done()
+	giveUp()
+	c.until("the withdrawal", func() bool { list := c.drains(); return len(list) == 1 && list[0].DeletionTimestamp != nil })
+	c.lead("n3", nil)
+	<-answered
+	return d, err
+}
+
+func testReport(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	c.work.set("n2", 2)
 	dispatchers := split{by: map[string]int64{"orders": 3, "users": 1}}
 	api := &drain.API{Client: c.admin, Reader: c.admin, Leader: "n1", Tenants: []drain.Tenant{c.work, dispatchers}}

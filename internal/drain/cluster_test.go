@@ -35,6 +35,31 @@ import (
 // patience bounds every wait for something that should come.
 const patience = time.Minute
 
+// These share one real embedded API, one after the other: it takes seconds to start under the race detector, and there is
+// one slot.
+func TestOnARealAPI(t *testing.T) {
+	api := testenv.StartAPI(t)
+	for _, c := range []struct {
+		behaviour string
+		test      func(*testing.T, *cluster)
+	}{
+		{"a request becomes an empty machine and is told once at each turn", testRequestToEmptyMachine},
+		{"a coordinator that crashes at any step is followed by one that ends the drain", testCrashAtEveryStep},
+		{"a node that restarts or dies is followed", testRestartAndDeath},
+		{"a drain whose event cannot be written holds up nothing", testUnwritableEvent},
+		{"a deleted drain is held until its end", testDeletedDrain},
+		{"every row of the error table", testErrorTable},
+		{"of fifty requests at once one is accepted", testFiftyRequests},
+		{"a request that nobody decides is withdrawn", testUndecided},
+		{"a request given up before its drain got the slot is withdrawn", testGivenUpHeld},
+		{"a request given up after its drain got the slot is accepted", testGivenUpAccepted},
+		{"a report says how a drain stands", testReport},
+		{"metrics follow a drain and go with the node", testMetrics},
+	} {
+		t.Run(c.behaviour, func(t *testing.T) { c.test(t, newCluster(t, api)) })
+	}
+}
+
 // cluster is a real embedded API with nodes that are only objects, and work that is only a number.
 type cluster struct {
 	t     testing.TB
@@ -43,15 +68,43 @@ type cluster struct {
 	work  *work
 }
 
-func newCluster(t testing.TB, nodes ...string) *cluster {
-	t.Helper()
-	api := testenv.StartAPI(t)
+func newCluster(t testing.TB, api *testenv.API) *cluster {
 	c := &cluster{t: t, api: api, admin: api.Admin(), work: &work{left: map[string]drain.Remaining{}}}
+	t.Cleanup(c.clear)
+	return c
+}
+
+// with adds nodes, Alive in epoch 1.
+func (c *cluster) with(nodes ...string) *cluster {
+	c.t.Helper()
 	for _, name := range nodes {
 		c.must(c.admin.Create(context.Background(), &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 		c.join(name, 1)
 	}
 	return c
+}
+
+// clear leaves an API as it was.
+func (c *cluster) clear() {
+	ctx := context.Background()
+	for _, d := range c.drains() {
+		d.Finalizers = nil
+		c.must(client.IgnoreNotFound(c.admin.Update(ctx, &d)))
+		c.must(client.IgnoreNotFound(c.admin.Delete(ctx, &d)))
+	}
+	settings := &v1alpha1.Settings{}
+	c.must(c.admin.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings))
+	settings.Status.ActiveDrain = nil
+	c.must(c.admin.Status().Update(ctx, settings))
+	var leases coordinationv1.LeaseList
+	c.must(c.admin.List(ctx, &leases))
+	for _, l := range leases.Items {
+		l.Spec.HolderIdentity = nil
+		c.must(c.admin.Update(ctx, &l))
+		c.must(c.admin.Delete(ctx, &l))
+	}
+	c.must(c.admin.DeleteAllOf(ctx, &v1alpha1.Node{}))
+	c.must(c.admin.DeleteAllOf(ctx, &eventsv1.Event{}, client.InNamespace("default")))
 }
 
 func (c *cluster) must(err error) {

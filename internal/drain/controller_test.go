@@ -13,10 +13,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 )
 
-func TestARequestBecomesAnEmptyMachineAndIsToldOnceAtEachTurn(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+func testRequestToEmptyMachine(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	c.work.set("n2", 2)
-	lead := c.lead("n1", nil)
+	first := c.lead("n1", nil)
 	c.request("d", "n2")
 	c.phase("d", v1alpha1.DrainDraining)
 	c.obeys("n2", v1alpha1.Draining)
@@ -29,7 +29,7 @@ func TestARequestBecomesAnEmptyMachineAndIsToldOnceAtEachTurn(t *testing.T) {
 	c.phase("d", v1alpha1.DrainComplete)
 	c.until("a free slot", func() bool { return c.slot() == nil })
 	ended(t, c.drain("d"), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
-	lead.stop()
+	first.stop()
 	again := c.lead("n3", nil) // the next coordinator tells nothing twice
 	c.request("e", "nobody")
 	c.phase("e", v1alpha1.DrainFailed)
@@ -42,38 +42,27 @@ func TestARequestBecomesAnEmptyMachineAndIsToldOnceAtEachTurn(t *testing.T) {
 	}
 }
 
-// The coordinator crashes before and after every write, and another one comes to the same end.
-func TestACoordinatorThatCrashesAtAnyStepIsFollowedByOneThatEndsTheDrain(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+// testCrashAtEveryStep: the coordinator crashes before and after every write, and another one comes to the same end.
+func testCrashAtEveryStep(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	epoch := int64(1)
 	for _, step := range []string{
 		drain.StepHold, drain.StepTakeSlot, drain.StepBegin, drain.StepDesireDraining, drain.StepProgress,
 		drain.StepStop, drain.StepDesireStopping, drain.StepComplete, drain.StepReleaseSlot,
 	} {
-		for _, when := range []string{"before-", "after-"} {
-			c.t = t
-			t.Run(when+step, func(t *testing.T) {
-				c.t = t
-				c.join("n2", epoch)
+		for _, point := range []string{"before-" + step, "after-" + step} {
+			t.Run(point, func(t *testing.T) {
 				epoch++
-				name := when + step
-				first := c.crashAt("n1", name)
-				c.request(name, "n2")
-				gone := make(chan struct{})
-				go func() { c.nodeUntilCrash(first, "n2"); close(gone) }()
-				<-first.ctx.Done()
-				<-gone
+				c := &cluster{t: t, api: c.api, admin: c.admin, work: c.work}
+				c.join("n2", epoch)
+				first := c.crashAt("n1", point)
+				c.request(point, "n2")
+				c.until("the crash", func() bool { c.obeyOnce("n2"); return first.ctx.Err() != nil })
+				first.stop()
 				c.lead("n3", nil)
-				c.finish(name, "n2")
+				c.finish(point, "n2")
 			})
 		}
-	}
-}
-
-// nodeUntilCrash lets a node do what it is told until the term ends.
-func (c *cluster) nodeUntilCrash(t *term, name string) {
-	for t.ctx.Err() == nil {
-		c.obeyOnce(name)
 	}
 }
 
@@ -102,8 +91,8 @@ func (c *cluster) finish(name, node string) {
 	}
 }
 
-func TestANodeThatRestartsOrDiesIsSeenThroughTheAPI(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+func testRestartAndDeath(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	c.work.set("n2", 1)
 	c.lead("n1", nil)
 	c.request("d", "n2")
@@ -118,8 +107,8 @@ func TestANodeThatRestartsOrDiesIsSeenThroughTheAPI(t *testing.T) {
 }
 
 // Events are named after their object. One whose name is too long for an event must not hold up all drains.
-func TestADrainWhoseEventCannotBeWrittenHoldsUpNothing(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+func testUnwritableEvent(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	c.lead("n1", nil)
 	long := "a" + strings.Repeat("x", 250)
 	c.request(long, "n2")
@@ -132,8 +121,8 @@ func TestADrainWhoseEventCannotBeWrittenHoldsUpNothing(t *testing.T) {
 	c.until("the events of the other", func() bool { return slices.Contains(c.told("short"), "NodeEmpty") })
 }
 
-func TestADeletedDrainIsHeldUntilItsEnd(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+func testDeletedDrain(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	c.lead("n1", nil)
 	c.request("d", "n2")
 	c.phase("d", v1alpha1.DrainDraining)

@@ -65,8 +65,8 @@ func histogram(t testing.TB, r *prometheus.Registry, node string) (count uint64,
 	return count, bounds
 }
 
-func TestMetricsFollowADrainAndGoWithTheNode(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+func testMetrics(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
 	c.work.set("n2", 3)
 	r := c.lead("n1", nil).registry
 	are := func(status, maintainers float64) {

@@ -5,9 +5,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -33,6 +35,7 @@ func TestCommandLine(t *testing.T) {
 		{"metrics", metricsServed},
 		{"a node on another machine", anotherMachine},
 		{"secrets are nobody else's", secretFiles},
+		{"an API server that cannot start is told of", portInUse},
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			c.t = t
@@ -257,6 +260,26 @@ func anotherMachine(t *testing.T, c *cluster) {
 	})
 	node.stop()
 	c.awaitReady("n3", 2)
+}
+
+func portInUse(t *testing.T, c *cluster) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.MkdirAll(filepath.Join(dir, "apiserver"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	port := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
+	if err := os.WriteFile(filepath.Join(dir, "apiserver", "port"), []byte(port), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, errs, code := c.run("up", "--data-dir", dir)
+	if code != 1 || !strings.HasPrefix(errs, "ebb: apiserver ended: exit status 1 while waiting for the API server:\n") || !strings.Contains(errs, "listen on the port of the last start: ") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
 }
 
 func secretFiles(t *testing.T, c *cluster) {

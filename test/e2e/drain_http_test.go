@@ -101,6 +101,26 @@ func TestDrainOverHTTPAndKubectl(t *testing.T) {
 		return c.client.Get(context.Background(), types.NamespacedName{Name: queued.Name}, queued) == nil && queued.Status.Phase == v1alpha1.DrainPending
 	})
 
+	// Watching a drain that somebody deletes ends.
+	watching := c.start("drain", third, "--queue", "--wait", "--kubeconfig", c.dir.Kubeconfig())
+	var waiting string
+	until(t, "the watched drain", func() bool {
+		var drains v1alpha1.DrainList
+		if c.client.List(context.Background(), &drains) != nil {
+			return false
+		}
+		for _, d := range drains.Items {
+			if d.Status.Phase == v1alpha1.DrainPending && d.Name != queued.Name {
+				waiting = d.Name
+			}
+		}
+		return waiting != ""
+	})
+	c.kubectl("delete", "drain", waiting)
+	if code := watching.awaitExit(t); code != 1 || !strings.Contains(watching.out.String(), "was deleted before its end was seen") {
+		t.Errorf("exit %d: %s", code, watching.out)
+	}
+
 	c.signal(target, syscall.SIGCONT)
 	until(t, "the node to have left", func() bool { return !c.record(target).Held() })
 	c.awaitEnd("queued", v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
