@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
@@ -17,7 +18,7 @@ type termKey struct{}
 // claim is the term that a request names, and what became of it.
 type claim struct {
 	term string
-	over bool
+	over atomic.Bool // an answer may go out because time is up while the request is still being judged
 }
 
 // withTerm carries the term that a request names to where the request is judged, and says in a header of the answer if
@@ -42,7 +43,7 @@ type claimWriter struct {
 
 // WriteHeader implements http.ResponseWriter.
 func (w *claimWriter) WriteHeader(code int) {
-	if w.claim.over {
+	if w.claim.over.Load() {
 		w.Header().Set(identity.TermOverHeader, "true")
 	}
 	w.ResponseWriter.WriteHeader(code)
@@ -68,7 +69,7 @@ func (r *rules) validateTerm(ctx context.Context, a admission.Attributes) error 
 		c = &claim{}
 	}
 	if c.term == "" || current == nil || current.Spec.HolderIdentity == nil || *current.Spec.HolderIdentity != c.term {
-		c.over = true
+		c.over.Store(true)
 		return fmt.Errorf("the coordinator's term %q is over", c.term)
 	}
 	return nil

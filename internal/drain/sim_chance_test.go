@@ -1,0 +1,144 @@
+package drain_test
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+// schedule places a new piece, by a cache that may be stale: anywhere.
+func (s *sim) schedule() {
+	if len(s.pieces) < 6 {
+		s.pieces = append(s.pieces, &piece{placed: s.machines[s.draw(len(s.machines))].name})
+	}
+}
+
+// evict moves one piece off a node that is not Alive, to one that is; or ends it.
+func (s *sim) evict() {
+	if len(s.pieces) == 0 {
+		return
+	}
+	i := s.draw(len(s.pieces))
+	p := s.pieces[i]
+	if p.placed != "" && !s.schedulable(p.placed) {
+		p.placed = ""
+		for _, m := range s.machines {
+			if s.schedulable(m.name) && p.placed == "" {
+				p.placed = m.name
+			}
+		}
+	}
+	if p.held == "" && p.placed == "" {
+		s.pieces = append(s.pieces[:i:i], s.pieces[i+1:]...)
+	}
+}
+
+// schedulable is what the objects say of a node.
+func (s *sim) schedulable(name string) bool {
+	n, rec := s.nodes[name], s.record(name)
+	return n.Status.Liveness == v1alpha1.Alive && rec.Held() && !rec.Over(n.Status.Epoch)
+}
+
+// placedOn and heldBy count pieces.
+func (s *sim) placedOn(node string) (n int64) {
+	for _, p := range s.pieces {
+		if p.placed == node {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *sim) heldBy(node string) (n int64) {
+	for _, p := range s.pieces {
+		if p.held == node {
+			n++
+		}
+	}
+	return n
+}
+
+// tenant counts pieces by their objects.
+func (s *sim) tenant() drain.Tenant {
+	return place{"pieces", func(node string) drain.Remaining {
+		s.meanwhile()
+		return drain.Remaining{Count: s.placedOn(node)}
+	}}
+}
+
+// ask makes a request or deletes one. People ask for the coordinator and for the dead less often than for others.
+func (s *sim) ask() {
+	open := 0
+	for _, d := range s.drains {
+		if !d.Status.Phase.Final() {
+			open++
+		}
+	}
+	if s.requests > 0 && s.draw(5) == 0 {
+		s.delete(fmt.Sprintf("d%d", max(0, s.requests-1-s.draw(3))), s.now)
+		return
+	}
+	m := s.machines[s.draw(len(s.machines))]
+	if !m.up || s.inOffice() && s.leaders[len(s.leaders)-1].machine == m {
+		m = s.machines[s.draw(len(s.machines))]
+	}
+	if open < 3 {
+		s.request(m.name, s.draw(2) == 0, time.Duration(s.draw(3))*time.Minute)
+	}
+}
+
+func (s *sim) request(node string, queue bool, within time.Duration) {
+	name := fmt.Sprintf("d%d", s.requests)
+	s.requests++
+	d := &v1alpha1.Drain{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), CreationTimestamp: metav1.NewTime(s.now)},
+		Spec:       v1alpha1.DrainSpec{NodeName: node, WhenBusy: v1alpha1.Refuse},
+	}
+	if queue {
+		d.Spec.WhenBusy = v1alpha1.Queue
+	}
+	if within > 0 {
+		d.Spec.Deadline = &metav1.Duration{Duration: within}
+	}
+	s.bump(d)
+	s.drains[name] = d
+	s.count("requested")
+}
+
+// fault is what goes wrong: a process dies, freezes, wakes up, comes back; a dead one is marked; all but one die.
+func (s *sim) fault() {
+	m := s.machines[s.draw(len(s.machines))]
+	switch s.draw(8) {
+	case 0:
+		m.crash()
+	case 1:
+		m.frozen = m.up
+	case 2:
+		m.wake()
+	case 3:
+		m.mark()
+	case 4, 5:
+		m.join()
+	case 6:
+		m.leave()
+	case 7:
+		if slot := s.settings.Status.ActiveDrain; slot != nil && s.draw(4) == 3 {
+			s.disaster(slot.Node)
+		}
+	}
+}
+
+// disaster leaves one machine.
+func (s *sim) disaster(survivor string) {
+	for _, m := range s.machines {
+		if m.name != survivor {
+			m.crash()
+			m.mark()
+		}
+	}
+}
