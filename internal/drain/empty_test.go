@@ -79,6 +79,9 @@ func TestANodeIsToldToStopOnlyAfterThatWasWrittenDown(t *testing.T) {
 	if name := s.step(); name != drain.StepStop || d.Status.Phase != v1alpha1.DrainStopping || s.nodes["n2"].Spec.Desired.Liveness != v1alpha1.Draining {
 		t.Fatalf("step %q leaves the drain %s and wants the node %s", name, d.Status.Phase, s.nodes["n2"].Spec.Desired.Liveness)
 	}
+	if len(d.Status.Blockers) > 0 || d.Status.Stage != "" {
+		t.Errorf("it is empty, and blocked by %v in stage %q", d.Status.Blockers, d.Status.Stage)
+	}
 	if name := s.step(); name != drain.StepDesireStopping || s.nodes["n2"].Spec.Desired.Liveness != v1alpha1.Stopping {
 		t.Fatalf("step %q wants the node %s", name, s.nodes["n2"].Spec.Desired.Liveness)
 	}

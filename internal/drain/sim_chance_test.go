@@ -127,7 +127,7 @@ func (s *sim) fault() {
 	case 6:
 		m.leave()
 	case 7:
-		if slot := s.settings.Status.ActiveDrain; slot != nil && s.draw(4) == 3 {
+		if slot := s.settings.Status.ActiveDrain; slot != nil && s.draw(2) == 1 {
 			s.disaster(slot.Node)
 		}
 	}

@@ -156,7 +156,8 @@ func (s *sim) act() {
 	s.look()
 }
 
-// meanwhile is what happens between two reads of a coordinator.
+// meanwhile is what happens between two reads of a coordinator. Even the same coordinator may go on at another place, which
+// is more than a real one does.
 func (s *sim) meanwhile() {
 	if s.depth > 0 || len(s.left) == 0 {
 		return
