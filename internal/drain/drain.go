@@ -11,6 +11,7 @@
 //	   ▲                                                                 │
 //	   └────────── node dead, nothing bound to it any more (NodeGone) ◀──┘
 //
+// A node that restarts meanwhile is followed into its next epoch.
 // The record of a drain is the Drain object and the slot in Settings; nothing about it lives in memory only.
 package drain
 

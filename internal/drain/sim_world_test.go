@@ -94,15 +94,6 @@ func newSim(t *tape, b broken) *sim {
 	return s
 }
 
-func (s *sim) machine(name string) *machine {
-	for _, m := range s.machines {
-		if m.name == name {
-			return m
-		}
-	}
-	return nil
-}
-
 // play lets chance act until the tape ends, and then wants all to come to an end.
 func play(t *tape, b broken) *referee {
 	s := newSim(t, b)
