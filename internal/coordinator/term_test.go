@@ -81,12 +81,16 @@ func TestOnlyTheServersWordThatATermIsOverEndsIt(t *testing.T) {
 
 // touch is a write that a coordinator may make.
 func touch(c client.Client, name string) error {
-	n := &v1alpha1.Node{}
-	if err := c.Get(context.Background(), types.NamespacedName{Name: name}, n); err != nil {
-		return err
+	for {
+		n := &v1alpha1.Node{}
+		if err := c.Get(context.Background(), types.NamespacedName{Name: name}, n); err != nil {
+			return err
+		}
+		n.Annotations = map[string]string{"touched": n.ResourceVersion}
+		if err := c.Update(context.Background(), n); !apierrors.IsConflict(err) {
+			return err // the node and the coordinator write to it too
+		}
 	}
-	n.Annotations = map[string]string{"touched": n.ResourceVersion}
-	return c.Update(context.Background(), n)
 }
 
 // as is a client that claims a term, whatever has become of it.
