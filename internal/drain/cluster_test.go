@@ -50,6 +50,7 @@ func TestOnARealAPI(t *testing.T) {
 		{"a deleted drain is held until its end", testDeletedDrain},
 		{"every row of the error table", testErrorTable},
 		{"of fifty requests at once one is accepted", testFiftyRequests},
+		{"of fifty requests one is accepted, also when the coordinator crashes among them", testFiftyRequestsAndACrash},
 		{"a request that nobody decides is withdrawn", testUndecided},
 		{"a request given up before its drain got the slot is withdrawn", testGivenUpHeld},
 		{"a request given up after its drain got the slot is accepted", testGivenUpAccepted},

@@ -2,6 +2,7 @@ package drain_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -63,6 +64,38 @@ func testCrashAtEveryStep(t *testing.T, c *cluster) {
 				c.finish(point, "n2")
 			})
 		}
+	}
+}
+
+func testFiftyRequestsAndACrash(t *testing.T, c *cluster) {
+	var names []string
+	for i := range 52 {
+		names = append(names, fmt.Sprintf("n%d", i+1))
+	}
+	c.with(names...)
+	first := c.crashAt("n1", "after-"+drain.StepTakeSlot)
+	targets := names[1:51]
+	for _, name := range targets {
+		c.request("fifty-"+name, name)
+	}
+	c.until("the crash", func() bool { return first.ctx.Err() != nil })
+	first.stop()
+	c.lead("n52", nil)
+	accepted, refused := 0, 0
+	c.until("every request to be decided", func() bool {
+		accepted, refused = 0, 0
+		for _, name := range targets {
+			switch d := c.drain("fifty-" + name); d.Status.Phase {
+			case v1alpha1.DrainDraining:
+				accepted++
+			case v1alpha1.DrainFailed:
+				refused++
+			}
+		}
+		return accepted+refused == len(targets)
+	})
+	if accepted != 1 {
+		t.Errorf("%d accepted, %d refused", accepted, refused)
 	}
 }
 
