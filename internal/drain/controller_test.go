@@ -57,8 +57,18 @@ func testCrashAtEveryStep(t *testing.T, c *cluster) {
 				c := &cluster{t: t, api: c.api, admin: c.admin, work: c.work}
 				c.join("n2", epoch)
 				first := c.crashAt("n1", point)
+				if step == drain.StepProgress {
+					c.work.set("n2", 1) // a node that is empty at once leaves nothing to say in between
+				}
 				c.request(point, "n2")
-				c.until("the crash", func() bool { c.obeyOnce("n2"); return first.ctx.Err() != nil })
+				c.until("the crash", func() bool {
+					c.obeyOnce("n2")
+					if c.drain(point).Status.Remaining[drain.Maintainers] == 1 {
+						c.work.set("n2", 2)
+					}
+					return first.ctx.Err() != nil
+				})
+				c.work.set("n2", 0)
 				first.stop()
 				c.lead("n3", nil)
 				c.finish(point, "n2")
