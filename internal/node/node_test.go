@@ -95,8 +95,9 @@ func secondProcess(t *testing.T, api *testenv.API) {
 	}
 }
 
-func obeysItsEpoch(t *testing.T, api *testenv.API) {
-	m := newMachine(t, api, "obedient").start()
+// obeysItsEpoch has a cluster of its own: its node drains without a slot, which it notices whenever Settings change.
+func obeysItsEpoch(t *testing.T, _ *testenv.API) {
+	m := newMachine(t, testenv.StartAPI(t), "obedient").start()
 	m.awaitReady(1)
 	m.update(func(n *v1alpha1.Node) {
 		n.Spec.Desired = &v1alpha1.DesiredLiveness{Liveness: v1alpha1.Stopping, Epoch: 2, DrainUID: "other"}
