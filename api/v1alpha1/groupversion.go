@@ -23,6 +23,7 @@ func AddToScheme(s *runtime.Scheme) error {
 		&Node{}, &NodeList{},
 		&Drain{}, &DrainList{},
 		&Settings{}, &SettingsList{},
+		&Deployment{}, &DeploymentList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -127,11 +127,42 @@ type NodeStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	ObservedDrain string `json:"observedDrain,omitempty"`
 
-	// conditions of the node: Ready.
+	// claimPolicy says how the node decides which deployments to claim.
+	// +optional
+	ClaimPolicy ClaimPolicy `json:"claimPolicy,omitempty"`
+
+	// trustedCommands is the expression that commands of programs must match to be claimed or run here; empty for all.
+	// +optional
+	// +kubebuilder:validation:MaxLength=4096
+	TrustedCommands string `json:"trustedCommands,omitempty"`
+
+	// usage is what the machine last said of its load; without it the load is unknown.
+	// +optional
+	Usage *NodeUsage `json:"usage,omitempty"`
+
+	// conditions of the node: Ready and Claiming.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// NodeUsage is a sample of a machine's load.
+type NodeUsage struct {
+	// cpu is the share of all cores in use, in percent.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	CPU int32 `json:"cpu"`
+	// memory is the share of memory in use, in percent.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	Memory int32 `json:"memory"`
+	// score weighs both, in thousandths; a lower one claims first.
+	// +kubebuilder:validation:Minimum=0
+	Score int32 `json:"score"`
+	// deployments is how many the node had when the sample was taken.
+	// +kubebuilder:validation:Minimum=0
+	Deployments int32 `json:"deployments"`
 }
 
 // Node is one machine that runs work.

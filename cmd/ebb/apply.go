@@ -39,6 +39,9 @@ first: if one is refused, none is applied.`,
 			if err != nil {
 				return err
 			}
+			if err := setNamespaces(cl, objects); err != nil {
+				return err
+			}
 			if err := applyAll(cmd.Context(), cl, objects); err != nil {
 				return err
 			}
@@ -98,6 +101,23 @@ func parseManifests(data []byte) ([]*unstructured.Unstructured, error) {
 		}
 		objects = append(objects, object)
 	}
+}
+
+// setNamespaces puts objects that live in a namespace and name none into the default one.
+func setNamespaces(c client.Client, objects []*unstructured.Unstructured) error {
+	for _, object := range objects {
+		if object.GetNamespace() != "" {
+			continue
+		}
+		namespaced, err := c.IsObjectNamespaced(object)
+		if err != nil {
+			return fmt.Errorf("nothing was applied: %s %s: %w", object.GetKind(), object.GetName(), err)
+		}
+		if namespaced {
+			object.SetNamespace("default")
+		}
+	}
+	return nil
 }
 
 func applyAll(ctx context.Context, c client.Client, objects []*unstructured.Unstructured) error {

@@ -51,6 +51,7 @@ func (c *cluster) path() (string, error) {
 }
 
 func (c *cluster) config() (*rest.Config, error) {
+	quietLibraries()
 	path, err := c.path()
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/failpoint"
@@ -18,8 +19,9 @@ import (
 
 // controllers are what the coordinator runs, set up anew for every term.
 type controllers struct {
-	timing       lease.Timing
-	drainMetrics *drain.Metrics
+	timing         lease.Timing
+	drainMetrics   *drain.Metrics
+	programMetrics *deployment.Metrics
 
 	api atomic.Pointer[drain.API]
 }
@@ -37,6 +39,10 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	if err := drains.SetupWithManager(mgr); err != nil {
 		return err
 	}
+	deployments := &deployment.Controller{Leader: t.Epoch.Node, Metrics: c.programMetrics, Log: t.Log}
+	if err := deployments.SetupWithManager(mgr); err != nil {
+		return err
+	}
 	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants(mgr.GetAPIReader())}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
@@ -51,7 +57,9 @@ func (c *controllers) setup(t *coordinator.Term) error {
 }
 
 // tenants are the kinds of work that a drain counts.
-func tenants(client.Reader) []drain.Tenant { return nil }
+func tenants(r client.Reader) []drain.Tenant {
+	return []drain.Tenant{deployment.Tenant{Reader: r}}
+}
 
 // drains serves the HTTP API while a term runs here.
 func (c *controllers) drains() httpapi.Drains {

@@ -20,7 +20,7 @@ func newLogger() *slog.Logger {
 }
 
 // quietLibraries keeps the libraries of Kubernetes silent in commands that print for people: what went wrong is in the
-// command's own error.
+// command's own error. The first logger that they get is the one they keep.
 func quietLibraries() {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())

@@ -15,7 +15,6 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	quietLibraries()
 	os.Exit(run(ctx, os.Args[1:]))
 }
 

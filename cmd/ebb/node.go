@@ -19,6 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -39,11 +40,15 @@ type nodeFlags struct {
 
 	drainOnSigterm bool
 	drainTimeout   time.Duration
+
+	policy  v1alpha1.ClaimPolicy
+	trust   deployment.Trust
+	weights deployment.Weights
 }
 
 func newNode() *cobra.Command {
-	f := nodeFlags{timing: lease.DefaultTiming()}
-	var dir string
+	f := nodeFlags{timing: lease.DefaultTiming(), weights: deployment.DefaultWeights()}
+	var dir, policy, trusted string
 	var labels []string
 	cmd := &cobra.Command{
 		Use:   "node --name NAME --data-dir DIR",
@@ -60,6 +65,12 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if f.labels, err = parseLabels(labels); err != nil {
+				return err
+			}
+			if f.policy, err = deployment.ParseClaimPolicy(policy); err != nil {
+				return err
+			}
+			if f.trust, err = deployment.ParseTrust(trusted); err != nil {
 				return err
 			}
 			if dir == "" {
@@ -87,6 +98,12 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.DurationVar(&f.timing.Fence, "lease-fence", f.timing.Fence, "when, after its last renewal, the node begins to fence itself")
 	fs.DurationVar(&f.timing.Dead, "lease-dead", f.timing.Dead, "when what must not outlive the lease is dead")
 	fs.DurationVar(&f.timing.Lost, "lease-duration", f.timing.Lost, "when others may call the node lost, in whole seconds")
+	fs.StringVar(&policy, "claim-policy", os.Getenv(deployment.EnvClaimPolicy),
+		"how the node claims deployments: deployment_count (the default), resource_usage or none ($"+deployment.EnvClaimPolicy+")")
+	fs.StringVar(&trusted, "trusted-command-regexp", os.Getenv(deployment.EnvTrusted),
+		"expression that the commands of programs must match to be claimed or run here; empty for all ($"+deployment.EnvTrusted+")")
+	fs.Float64Var(&f.weights.CPU, "claim-cpu-weight", f.weights.CPU, "weight of CPU under the claim policy resource_usage")
+	fs.Float64Var(&f.weights.Memory, "claim-memory-weight", f.weights.Memory, "weight of memory under the claim policy resource_usage")
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
 }
@@ -97,6 +114,9 @@ func (f nodeFlags) validate() error {
 		return err
 	}
 	if err := f.timing.Validate(); err != nil {
+		return err
+	}
+	if err := f.weights.Validate(); err != nil {
 		return err
 	}
 	host, _, err := net.SplitHostPort(f.listen)
@@ -183,12 +203,13 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	}
 	defer listener.Close()
 	registry := prometheus.NewRegistry()
-	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry)}
+	programs := deployment.NewMetrics(registry, f.name)
+	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry), programMetrics: programs}
 	campaign, err := f.campaign(dir, registry, controllers, log)
 	if err != nil {
 		return err
 	}
-	n, err := f.node(dir, f.url(listener), registry, campaign, log)
+	n, err := f.node(dir, f.url(listener), registry, programs, campaign, log)
 	if err != nil {
 		return err
 	}
@@ -238,7 +259,7 @@ func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, contro
 	})
 }
 
-func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
+func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer, programs *deployment.Metrics, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
 	path := f.nodeCfg
 	if path == "" {
 		path = dir.Kubeconfig()
@@ -247,11 +268,24 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer
 	if err != nil {
 		return nil, err
 	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
 	metrics := node.NewMetrics(r, f.name)
+	gate := node.NewGate(metrics.Refused)
+	deployments, err := deployment.NewRuntime(deployment.Options{
+		Node: f.name, Dir: dir.Programs(), Exe: exe, Gate: gate, Policy: f.policy, Weights: f.weights, Trust: f.trust,
+		Metrics: programs, Log: log.With("node", f.name),
+	})
+	if err != nil {
+		return nil, err
+	}
 	return node.New(node.Options{
 		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
 		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
-		Gate: node.NewGate(metrics.Refused), Metrics: metrics, Log: log,
+		Runtimes: []node.Hosted{{Runtime: deployments, Doubt: node.StopInDoubt}},
+		Gate:     gate, Metrics: metrics, Log: log,
 		Die: func(reason string) {
 			log.Error("this process ends at once", "reason", reason)
 			os.Exit(3)

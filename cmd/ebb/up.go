@@ -30,6 +30,7 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 			if dir == "" {
 				return errNoDataDir
 			}
+			quietLibraries()
 			exe, err := os.Executable()
 			if err != nil {
 				return err

@@ -78,6 +78,8 @@ func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admissio
 		err = validateSettings(a)
 	case gr.Group == groupEbb && gr.Resource == "nodes":
 		err = r.validateNode(ctx, a)
+	case gr.Group == groupEbb && gr.Resource == "deployments":
+		err = r.validateDeployment(ctx, a)
 	case gr.Group == groupLeases && gr.Resource == "leases":
 		err = validateLease(a)
 	}

@@ -22,8 +22,8 @@ var (
 	reading = sets.New("get", "list", "watch")
 	writing = sets.New("create", "update", "patch", "delete")
 
-	// work are the objects that nodes write as they do the work.
-	work = sets.New("deployments", "changefeeds", "volumes", "replicas", "etcdclusters", "etcdmembers")
+	// work are the other objects that nodes write as they do the work.
+	work = sets.New("changefeeds", "volumes", "replicas", "etcdclusters", "etcdmembers")
 	// Discovery and health, which every identity may read.
 	openPaths = []string{"/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"}
 )
@@ -102,6 +102,8 @@ func nodeMay(node string, a authorizer.Attributes) bool {
 			return a.GetSubresource() == ""
 		case a.GetResource() == "nodes":
 			return a.GetName() == node && (verb == "update" || verb == "patch")
+		case a.GetResource() == "deployments": // people make and remove them
+			return verb == "update" || verb == "patch"
 		}
 		return work.Has(a.GetResource()) && writing.Has(verb)
 	case groupLeases:

@@ -120,6 +120,9 @@ func (n NodeDir) Lock() string { return n.at("lock") }
 // Holder remembers under which identity this directory last held the node's lease.
 func (n NodeDir) Holder() string { return n.at("holder.json") }
 
+// Programs is where the directories of the node's programs are.
+func (n NodeDir) Programs() string { return n.at("programs") }
+
 func (n NodeDir) at(name string) string { return filepath.Join(string(n), name) }
 
 // HasCredentials says whether a node can start from this directory, given which of the kubeconfig files it needs.

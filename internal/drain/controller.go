@@ -12,7 +12,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -20,6 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
 )
 
 // recount is how often an unfinished drain is looked at when nothing happens.
@@ -64,25 +64,8 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.Drain{}, one).
 		Watches(&v1alpha1.Node{}, one).
 		Watches(&v1alpha1.Settings{}, one).
-		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: changesHands})).
+		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
 		Complete(c)
-}
-
-// changesHands says whether an update of a Lease is more than a renewal. Every node renews all the time, and a look at the
-// whole world for each would be one without end.
-func changesHands(e event.UpdateEvent) bool {
-	before, ok := e.ObjectOld.(*coordinationv1.Lease)
-	after, same := e.ObjectNew.(*coordinationv1.Lease)
-	if !ok || !same {
-		return true
-	}
-	was, err1 := lease.Read(before)
-	is, err2 := lease.Read(after)
-	if _, ok := lease.NodeOf(after.Name); !ok {
-		return false // the election's: nothing here rests on it
-	}
-	was.Version, is.Version = "", ""
-	return err1 != nil || err2 != nil || was != is
 }
 
 // Reconcile takes steps until there is none to take.

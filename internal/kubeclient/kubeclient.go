@@ -37,7 +37,10 @@ func NewMapper() meta.RESTMapper {
 	m.Add(v1alpha1.GroupVersion.WithKind("Drain"), meta.RESTScopeRoot)
 	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Settings"),
 		v1alpha1.GroupVersion.WithResource("settings"), v1alpha1.GroupVersion.WithResource("settings"), meta.RESTScopeRoot)
+	m.Add(v1alpha1.GroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)
 	m.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
+	// A cache that is bound to a namespace asks for the list by its own name.
+	m.Add(coordinationv1.SchemeGroupVersion.WithKind("LeaseList"), meta.RESTScopeNamespace)
 	m.Add(eventsv1.SchemeGroupVersion.WithKind("Event"), meta.RESTScopeNamespace)
 	return m
 }

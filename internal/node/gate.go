@@ -36,19 +36,38 @@ func NewGate(onRefusal func(kind, reason string)) *Gate {
 
 // Pass is one admitted piece of work. It counts until it leaves.
 type Pass struct {
-	once sync.Once
 	gate *Gate
 	kind string
+	left bool
 }
 
 // Leave ends the pass: the work is gone from this node, with everything that belonged to it. Leaving twice is leaving
 // once.
 func (p *Pass) Leave() {
-	p.once.Do(func() {
-		p.gate.mu.Lock()
-		defer p.gate.mu.Unlock()
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	if !p.left {
+		p.left = true
 		p.gate.counts[p.kind]--
-	})
+	}
+}
+
+// Become counts the work under another kind.
+func (p *Pass) Become(kind string) {
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	if !p.left {
+		p.gate.counts[p.kind]--
+		p.gate.counts[kind]++
+	}
+	p.kind = kind
+}
+
+// Kind under which the work counts.
+func (p *Pass) Kind() string {
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	return p.kind
 }
 
 // Enter admits one piece of work of a kind, or says why not with an error that wraps ErrRefused.
@@ -64,6 +83,15 @@ func (g *Gate) Enter(kind string) (*Pass, error) {
 		return nil, fmt.Errorf("%s: %w: %s", kind, ErrRefused, reason)
 	}
 	return &Pass{gate: g, kind: kind}, nil
+}
+
+// Adopt counts a piece of work that is already here, whether the gate is closed or not: what an earlier process of this
+// node started and this one found running.
+func (g *Gate) Adopt(kind string) *Pass {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.counts[kind]++
+	return &Pass{gate: g, kind: kind}
 }
 
 // Open begins an epoch. Nothing but a newer epoch opens a closed gate.

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
 // restartRuntime is how long a runtime that ended on its own stays down.
@@ -33,6 +35,15 @@ func (h *host) counts() (held, staying map[string]int64) {
 	return held, staying
 }
 
+// report lets every runtime that has more to say add to the node's status.
+func (h *host) report(status *v1alpha1.NodeStatus) {
+	for _, r := range h.hosted {
+		if reporter, ok := r.Runtime.(Reporter); ok {
+			reporter.Report(status)
+		}
+	}
+}
+
 // group is a set of things that run together and are stopped together.
 type group struct {
 	cancel context.CancelFunc
@@ -40,8 +51,8 @@ type group struct {
 }
 
 // start runs every function until the group is stopped; one that ends early is started again.
-func (h *host) start(names []string, runs []func(context.Context) error) *group {
-	ctx, cancel := context.WithCancel(context.Background())
+func (h *host) start(base context.Context, names []string, runs []func(context.Context) error) *group {
+	ctx, cancel := context.WithCancel(base)
 	g := &group{cancel: cancel, done: make(chan struct{})}
 	var wg sync.WaitGroup
 	for i, run := range runs {
@@ -70,8 +81,8 @@ func (h *host) keep(ctx context.Context, name string, run func(context.Context) 
 	}
 }
 
-// runtimes starts the runtimes that declared the given conduct.
-func (h *host) runtimes(d Doubt) *group {
+// runtimes starts the runtimes that declared the given conduct; those that stop in doubt are told of the epoch.
+func (h *host) runtimes(d Doubt, e *Epoch) *group {
 	var names []string
 	var runs []func(context.Context) error
 	for _, r := range h.hosted {
@@ -79,7 +90,7 @@ func (h *host) runtimes(d Doubt) *group {
 			names, runs = append(names, r.Runtime.Name()), append(runs, r.Runtime.Run)
 		}
 	}
-	return h.start(names, runs)
+	return h.start(WithEpoch(context.Background(), e), names, runs)
 }
 
 // residents starts what runs in every epoch.
@@ -90,7 +101,7 @@ func (h *host) residents(e *Epoch, list []Resident) *group {
 		names = append(names, r.Name())
 		runs = append(runs, func(ctx context.Context) error { return r.Run(ctx, e) })
 	}
-	return h.start(names, runs)
+	return h.start(context.Background(), names, runs)
 }
 
 // stopped says whether everything in the group has ended.

@@ -109,7 +109,7 @@ func New(o Options) (*Node, error) {
 // Run takes part in the cluster until ctx ends or the coordinator wants the node gone. Either way it leaves in order.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.seat.leave()
-	keep := n.host.runtimes(KeepInDoubt)
+	keep := n.host.runtimes(KeepInDoubt, nil)
 	defer func() { keep.stop(nil) }()
 	for {
 		h, err := n.member.join(ctx)
@@ -127,7 +127,7 @@ func (n *Node) Run(ctx context.Context) error {
 			return nil
 		}
 		if keep.stopped() { // the lease came into doubt while the node was leaving
-			keep = n.host.runtimes(KeepInDoubt)
+			keep = n.host.runtimes(KeepInDoubt, nil)
 		}
 	}
 }
@@ -222,7 +222,7 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	if w.watch, err = n.watch(ctx, e); err != nil {
 		return w, err
 	}
-	w.runtimes = n.host.runtimes(StopInDoubt)
+	w.runtimes = n.host.runtimes(StopInDoubt, e)
 	w.residents = n.host.residents(e, n.opts.Residents)
 	e.set(func(e *Epoch) {
 		e.ready = readiness{ready: true, reason: v1alpha1.ReasonServing, message: "The node holds its lease and hosts its runtimes."}
@@ -324,6 +324,12 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 	})
 	if err := n.tell(ctx, e); err != nil {
 		n.log.Warn("left without saying so", "epoch", e.Number, "error", err)
+	}
+	if w == nil {
+		w = &work{}
+	}
+	if w.runtimes == nil { // they stop what an earlier process of this node left running
+		w.runtimes = n.host.runtimes(StopInDoubt, e)
 	}
 	for _, g := range append(w.groups(), keep) {
 		if !g.stop(ctx.Done()) {

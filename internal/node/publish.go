@@ -103,6 +103,7 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	next.Version = n.opts.Version
 	// Counted after the state was read: counts that go out with a drain were taken when the gate was closed for it.
 	next.Held, next.Staying = n.host.counts()
+	n.host.report(&next)
 	value := metav1.ConditionFalse
 	if ready.ready {
 		value = metav1.ConditionTrue

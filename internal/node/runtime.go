@@ -1,12 +1,17 @@
 package node
 
-import "context"
+import (
+	"context"
 
-// A Runtime hosts one kind of work on this node. Run returns when ctx ends, with everything it started stopped.
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// A Runtime hosts one kind of work on this node. Run returns when ctx ends, with everything it started stopped, and with
+// what an earlier process of this node left running: also when ctx has ended before it began.
 type Runtime interface {
 	// Name of the kind of work, in the plural: the key of the node's counts.
 	Name() string
-	// Run does the work until ctx ends.
+	// Run does the work until ctx ends. A runtime that stops in doubt runs once in every epoch: EpochFrom tells which.
 	Run(ctx context.Context) error
 	// Held counts what runs here, starts or stops here, or is kept only here, and has to leave before the node may.
 	Held() int
@@ -16,6 +21,25 @@ type Runtime interface {
 type Stayer interface {
 	// Staying counts it.
 	Staying() int
+}
+
+// A Reporter is a Runtime that has more to say on the Node object than its counts.
+type Reporter interface {
+	// Report adds it to the node's status.
+	Report(*v1alpha1.NodeStatus)
+}
+
+type epochKey struct{}
+
+// WithEpoch tells a runtime in which epoch it runs.
+func WithEpoch(ctx context.Context, e *Epoch) context.Context {
+	return context.WithValue(ctx, epochKey{}, e)
+}
+
+// EpochFrom is the epoch in which a runtime runs that stops in doubt.
+func EpochFrom(ctx context.Context) *Epoch {
+	e, _ := ctx.Value(epochKey{}).(*Epoch)
+	return e
 }
 
 // Doubt is what a runtime does while the node's lease is in doubt.

@@ -1,0 +1,209 @@
+package deployment
+
+import (
+	"cmp"
+	"hash/fnv"
+	"math"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// usageStep is what a deployment that was claimed after a node's last sample is taken to add to its score, in thousandths.
+const usageStep = 10
+
+// claimer is a node that takes part in the assignment.
+type claimer struct {
+	node  *v1alpha1.Node
+	trust Trust
+	hash  uint64
+	load  int // deployments addressed to it, those of this plan included
+	quota int // how many more it gets in an even assignment
+}
+
+// item is a deployment to be claimed.
+type item struct {
+	deployment *v1alpha1.Deployment
+	hash       uint64
+	eligible   []*claimer
+}
+
+// Assign gives every claimable deployment that some node may claim to one of them. All nodes compute it alike, and each
+// claims only its own part, so that they rarely meet. Two views that differ a little, because a claim has been seen by one
+// node and not yet by another or a deployment has just been added, agree on nearly all of it: what a deployment prefers
+// hangs on its own identity, and how many a node gets on the final balance, which claims on the way do not change.
+func Assign(w World, deployments []*v1alpha1.Deployment) map[*v1alpha1.Deployment]string {
+	claimers := w.claimers()
+	if len(claimers) == 0 {
+		return nil
+	}
+	items := w.items(deployments, claimers)
+	if len(items) == 0 {
+		return nil
+	}
+	pick := pickByCount
+	if byUsage(claimers) {
+		pick = pickByUsage
+	} else {
+		spread(claimers, len(items))
+	}
+	plan := make(map[*v1alpha1.Deployment]string, len(items))
+	for i := range items {
+		best := pick(&items[i])
+		best.load++
+		best.quota--
+		plan[items[i].deployment] = best.node.Name
+	}
+	return plan
+}
+
+// claimers are the nodes that may claim at all, by name.
+func (w World) claimers() []*claimer {
+	var list []*claimer
+	for _, n := range w.Nodes {
+		if w.out(n) == "" {
+			list = append(list, &claimer{node: n, trust: trustOf(n), hash: hash(n.Name)})
+		}
+	}
+	slices.SortFunc(list, func(a, b *claimer) int { return cmp.Compare(a.node.Name, b.node.Name) })
+	return list
+}
+
+// items are what is to be claimed, those first that fewest nodes may claim. The others count as load.
+func (w World) items(deployments []*v1alpha1.Deployment, claimers []*claimer) []item {
+	byName := make(map[string]*claimer, len(claimers))
+	for _, c := range claimers {
+		byName[c.node.Name] = c
+	}
+	var items []item
+	for _, d := range deployments {
+		if w.Claimable(d) {
+			if e := eligible(d, claimers); len(e) > 0 {
+				items = append(items, item{deployment: d, hash: hash(string(d.UID)), eligible: e})
+			}
+			continue
+		}
+		if c := byName[d.Spec.Address]; c != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.IsEnabled() {
+			c.load++
+		}
+	}
+	slices.SortFunc(items, func(a, b item) int {
+		return cmp.Or(cmp.Compare(len(a.eligible), len(b.eligible)), cmp.Compare(a.hash, b.hash), cmp.Compare(a.deployment.UID, b.deployment.UID))
+	})
+	return items
+}
+
+// eligible are the claimers that may claim a deployment. A node that refuses it by its labels or its trust would claim
+// what it then does not run.
+func eligible(d *v1alpha1.Deployment, claimers []*claimer) []*claimer {
+	s, err := selector(d)
+	if err != nil {
+		return nil
+	}
+	all := true
+	ok := func(c *claimer) bool {
+		return (d.Spec.Selector == nil || s.Matches(labels.Set(c.node.Labels))) && c.trust.Allows(&d.Spec)
+	}
+	for _, c := range claimers {
+		all = all && ok(c)
+	}
+	if all {
+		return claimers // shared by nearly all
+	}
+	var list []*claimer
+	for _, c := range claimers {
+		if ok(c) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// spread sets quotas so that the loads come out as even as they can, the nodes first by name getting what is left over.
+func spread(claimers []*claimer, items int) {
+	byLoad := slices.Clone(claimers)
+	slices.SortStableFunc(byLoad, func(a, b *claimer) int { return cmp.Compare(a.load, b.load) })
+	// The level that the least loaded are filled up to, and how many of them there are.
+	level, n := byLoad[0].load, 1
+	for left := items; ; {
+		for n < len(byLoad) && byLoad[n].load <= level {
+			n++
+		}
+		room := math.MaxInt
+		if n < len(byLoad) {
+			room = (byLoad[n].load - level) * n
+		}
+		if left >= room {
+			left -= room
+			level = byLoad[n].load
+			continue
+		}
+		level += left / n
+		rest := left % n
+		filled := slices.Clone(byLoad[:n])
+		slices.SortFunc(filled, func(a, b *claimer) int { return cmp.Compare(a.node.Name, b.node.Name) })
+		for i, c := range filled {
+			c.quota = level - c.load
+			if i < rest {
+				c.quota++
+			}
+		}
+		return
+	}
+}
+
+// pickByCount takes the preferred claimer among those that have room in an even assignment, or else the least loaded.
+func pickByCount(i *item) *claimer {
+	var best *claimer
+	var weight uint64
+	for _, c := range i.eligible {
+		if w := mix(i.hash ^ c.hash); c.quota > 0 && (best == nil || w > weight) {
+			best, weight = c, w
+		}
+	}
+	if best != nil {
+		return best
+	}
+	return slices.MinFunc(i.eligible, func(a, b *claimer) int {
+		return cmp.Or(cmp.Compare(a.load, b.load), cmp.Compare(mix(i.hash^b.hash), mix(i.hash^a.hash)))
+	})
+}
+
+// byUsage says whether loads are compared by use. All must do it alike: where one node counts deployments, every node is
+// compared by that, or two would each wait for the other.
+func byUsage(claimers []*claimer) bool {
+	return !slices.ContainsFunc(claimers, func(c *claimer) bool { return c.node.Status.ClaimPolicy != v1alpha1.ClaimByUsage })
+}
+
+// pickByUsage takes the claimer with the lowest use. One whose use is unknown comes after all whose use is known.
+func pickByUsage(i *item) *claimer {
+	return slices.MinFunc(i.eligible, func(a, b *claimer) int {
+		return cmp.Or(cmp.Compare(a.use(), b.use()), cmp.Compare(mix(i.hash^b.hash), mix(i.hash^a.hash)))
+	})
+}
+
+// use is the claimer's score, with what it has got since the sample was taken.
+func (c *claimer) use() int {
+	u := c.node.Status.Usage
+	if u == nil {
+		return math.MaxInt/2 + c.load
+	}
+	return int(u.Score) + usageStep*max(c.load-int(u.Deployments), 0)
+}
+
+func hash(text string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text)) // never fails
+	return h.Sum64()
+}
+
+// mix spreads the bits of a number, so that every pair of a deployment and a node has a weight of its own.
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}

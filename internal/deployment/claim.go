@@ -1,0 +1,341 @@
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+const (
+	// A plan is made when nothing has changed for settle, and after settleLimit at the latest: nodes that look at the same
+	// objects plan alike.
+	settle      = 100 * time.Millisecond
+	settleLimit = 500 * time.Millisecond
+	// claimsAtOnce bounds the claims that a node has under way.
+	claimsAtOnce = 8
+	// replan is how soon a claim that failed is planned again.
+	replan = 250 * time.Millisecond
+	// returnLimit is how long a node that left in order may take to come back before its deployments are claimed.
+	returnLimit = 3 * time.Second
+)
+
+// Claimer claims for one node its part of the assignment. It is one loop: wait for a change, plan, claim.
+type Claimer struct {
+	// Node that claims.
+	Node string
+	// Client writes the claims.
+	Client client.Client
+	// View is the world and the objects as they are known.
+	View func(context.Context) (World, []*v1alpha1.Deployment, error)
+	// May says whether the node may write: its lease stands.
+	May func() bool
+	// Claimed and Conflict are told of every claim that was made, or lost to another node.
+	Claimed  func(*v1alpha1.Deployment)
+	Conflict func(d *v1alpha1.Deployment, message string)
+	// Log of the node.
+	Log *slog.Logger
+
+	pokes chan struct{}
+
+	mu    sync.Mutex
+	ahead map[types.UID]*v1alpha1.Deployment // claims that the view does not show yet
+	left  map[string]time.Time               // since when a node has been seen without a lease
+}
+
+// NewClaimer makes a claimer of one whose exported fields are set.
+func NewClaimer(c *Claimer) *Claimer {
+	c.pokes = make(chan struct{}, 1)
+	c.ahead, c.left = map[types.UID]*v1alpha1.Deployment{}, map[string]time.Time{}
+	return c
+}
+
+// Poke says that something has changed.
+func (c *Claimer) Poke() {
+	select {
+	case c.pokes <- struct{}{}:
+	default:
+	}
+}
+
+// Run claims until ctx ends.
+func (c *Claimer) Run(ctx context.Context) {
+	pause := time.Duration(0)
+	for {
+		if !c.await(ctx, pause) {
+			return
+		}
+		soon, err := c.Round(ctx)
+		if err != nil && ctx.Err() == nil {
+			c.Log.Warn("claims are planned again", "error", err)
+			soon = replan
+		}
+		pause = resync
+		if soon > 0 {
+			pause = soon
+		}
+	}
+}
+
+// await returns when something has changed and settled, or after the pause.
+func (c *Claimer) await(ctx context.Context, pause time.Duration) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	case <-c.pokes:
+	}
+	limit := time.NewTimer(settleLimit)
+	defer limit.Stop()
+	for {
+		quiet := time.NewTimer(settle)
+		select {
+		case <-ctx.Done():
+			quiet.Stop()
+			return false
+		case <-limit.C:
+			quiet.Stop()
+			return true
+		case <-quiet.C:
+			return true
+		case <-c.pokes:
+			quiet.Stop()
+		}
+	}
+}
+
+// Round plans once and claims this node's part. It says when to plan again though nothing changes; zero is never.
+func (c *Claimer) Round(ctx context.Context) (again time.Duration, err error) {
+	w, deployments, err := c.View(ctx)
+	if err != nil {
+		return 0, err
+	}
+	again = c.awaitReturns(&w)
+	deployments = c.overlay(deployments)
+	var mine []*v1alpha1.Deployment
+	for d, node := range Assign(w, deployments) {
+		if node == c.Node {
+			mine = append(mine, d)
+		}
+	}
+	if len(mine) == 0 || !c.May() {
+		return again, nil
+	}
+	if mine, err = c.trulyLost(ctx, w, mine); err != nil {
+		return replan, err
+	}
+	if failed := c.claimAll(ctx, w, mine); failed > 0 {
+		again = replan
+	}
+	return again, nil
+}
+
+// awaitReturns gives nodes that left in order a little time to come back.
+func (c *Claimer) awaitReturns(w *World) (again time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	waited := map[string]bool{}
+	for name, rec := range w.Leases {
+		if rec.Held() || rec.Fenced >= rec.Epoch {
+			delete(c.left, name)
+			continue
+		}
+		if _, ok := c.left[name]; !ok {
+			c.left[name] = now
+		}
+		if wait := returnLimit - now.Sub(c.left[name]); wait > 0 {
+			again = max(again, wait)
+		} else {
+			waited[name] = true
+		}
+	}
+	w.Waited = func(node string) bool { return waited[node] }
+	return again
+}
+
+// overlay puts our own claims in place of what the view still shows.
+func (c *Claimer) overlay(deployments []*v1alpha1.Deployment) []*v1alpha1.Deployment {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.ahead) == 0 {
+		return deployments
+	}
+	list := make([]*v1alpha1.Deployment, len(deployments))
+	ahead := map[types.UID]*v1alpha1.Deployment{}
+	for i, d := range deployments {
+		list[i] = d
+		if ours := c.ahead[d.UID]; ours != nil && newer(ours, d) {
+			list[i], ahead[d.UID] = ours, ours
+		}
+	}
+	c.ahead = ahead
+	return list
+}
+
+// trulyLost reads live the leases of the addresses that look lost, each once, and leaves out what has come back.
+func (c *Claimer) trulyLost(ctx context.Context, w World, mine []*v1alpha1.Deployment) ([]*v1alpha1.Deployment, error) {
+	back := map[string]bool{}
+	var list []*v1alpha1.Deployment
+	for _, d := range mine {
+		address := d.Spec.Address
+		if address != "" && !w.Live(address) {
+			if _, known := back[address]; !known {
+				rec, err := readLease(ctx, c.Client, address)
+				if err != nil {
+					return nil, err
+				}
+				back[address] = rec.Held()
+			}
+			if back[address] {
+				continue
+			}
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// claimAll claims a few at a time and says how many could not be claimed.
+func (c *Claimer) claimAll(ctx context.Context, w World, mine []*v1alpha1.Deployment) (failed int) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	places := make(chan struct{}, claimsAtOnce)
+	for _, d := range mine {
+		if ctx.Err() != nil || !c.May() {
+			break
+		}
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			if err := c.claim(ctx, w, d); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				if failed++; failed == 1 && ctx.Err() == nil && !errors.Is(err, errLost) {
+					c.Log.Warn("a claim failed and is planned again", "deployment", client.ObjectKeyFromObject(d), "error", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return failed
+}
+
+var errLost = errors.New("another node claimed first")
+
+// claim swaps the address of the object that was read. If somebody else only wrote something else, it is claimed as it is now.
+func (c *Claimer) claim(ctx context.Context, w World, d *v1alpha1.Deployment) error {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	address := d.Spec.Address
+	for {
+		next := d.DeepCopy()
+		next.Spec.Address = c.Node
+		controllerutil.AddFinalizer(next, v1alpha1.DeploymentFinalizer)
+		err := c.Client.Update(ctx, next)
+		if err == nil {
+			c.mu.Lock()
+			c.ahead[next.UID] = next
+			c.mu.Unlock()
+			c.Claimed(next)
+			return nil
+		}
+		if !apierrors.IsConflict(err) {
+			return client.IgnoreNotFound(err)
+		}
+		live := &v1alpha1.Deployment{}
+		if err := c.Client.Get(ctx, client.ObjectKeyFromObject(d), live); err != nil {
+			if kubeclient.IsMissing(err) {
+				return nil
+			}
+			return err
+		}
+		if live.UID != d.UID || !w.Claimable(live) || live.Spec.Address != address {
+			if a := live.Spec.Address; a != "" && a != c.Node && a != address {
+				c.Conflict(live, fmt.Sprintf("Node %s claimed %s/%s before this node did.", a, live.Namespace, live.Name))
+				return errLost
+			}
+			return nil
+		}
+		d = live
+	}
+}
+
+// newClaimer makes the claimer of an epoch. It reads what the node watches.
+func (r *run) newClaimer() *Claimer {
+	return NewClaimer(&Claimer{
+		Node: r.opts.Node, Client: r.e.Client, May: r.e.Holding, Log: r.opts.Log,
+		View: func(ctx context.Context) (World, []*v1alpha1.Deployment, error) {
+			w, _ := r.view()
+			var list v1alpha1.DeploymentList
+			// The objects are the cache's own: plans only read them.
+			if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+				return w, nil, err
+			}
+			deployments := make([]*v1alpha1.Deployment, len(list.Items))
+			for i := range list.Items {
+				deployments[i] = &list.Items[i]
+			}
+			return w, deployments, nil
+		},
+		Claimed: func(d *v1alpha1.Deployment) {
+			r.setConflict("")
+			r.opts.Metrics.claimed()
+			r.opts.Log.Info("claimed", "deployment", client.ObjectKeyFromObject(d).String())
+			r.see(d)
+		},
+		Conflict: func(d *v1alpha1.Deployment, message string) {
+			r.setConflict(message)
+			r.tellCode(d, v1alpha1.ErrClaimConflict, message, string(d.ResourceVersion))
+		},
+	})
+}
+
+func (r *Runtime) setConflict(message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.conflict = message
+}
+
+// claim claims for as long as the epoch lasts, unless the node's policy is not to.
+func (r *run) claim(ctx context.Context) {
+	if r.opts.Policy != v1alpha1.ClaimNone {
+		r.claims.Poke()
+		r.claims.Run(ctx)
+		return
+	}
+	n := &v1alpha1.Node{}
+	if err := r.e.Client.Get(ctx, types.NamespacedName{Name: r.opts.Node}, n); err != nil {
+		r.opts.Log.Warn("the node's own object is not there to be told of its policy", "error", err)
+		return
+	}
+	r.once.Do(func() { r.tellCode(n, v1alpha1.ErrPolicyDisabled, policyDisabled, "") })
+}
+
+// tellCode says what is wrong, in all the places where somebody looks but the condition, which is the object's.
+func (r *run) tellCode(about client.Object, code, message, key string) {
+	r.opts.Metrics.code(code)
+	r.opts.Log.Warn(message, "code", code, "object", client.ObjectKeyFromObject(about).String())
+	ctx, cancel := context.WithTimeout(r.standing, writeLimit)
+	defer cancel()
+	record := events.Recorder{Client: r.e.Client, Controller: "deployments", Instance: r.opts.Node}
+	err := record.Emit(ctx, events.Event{Regarding: about, Type: corev1.EventTypeWarning, Reason: code, Action: "Claim", Note: message, Key: key})
+	if err != nil && r.standing.Err() == nil {
+		r.opts.Log.Warn("event not written", "code", code, "error", err)
+	}
+}

@@ -1,0 +1,181 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// Controller is the coordinator's side of deployments. It places nothing: nodes claim. It says of every record how it
+// stands, and lets go of deleted ones when nobody runs them any more.
+type Controller struct {
+	// Leader is the node that it runs on.
+	Leader string
+	// Metrics count the codes.
+	Metrics *Metrics
+	// Log of the term.
+	Log *slog.Logger
+
+	client client.Client
+	live   client.Reader
+	record events.Recorder
+}
+
+// SetupWithManager adds the controller to a term's manager.
+func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
+	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
+	c.record = events.Recorder{Client: c.client, Controller: "deployments", Instance: c.Leader}
+	every := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
+		var list v1alpha1.DeploymentList
+		if err := c.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+			c.Log.Warn("deployments not listed", "error", err)
+			return nil
+		}
+		requests := make([]reconcile.Request, len(list.Items))
+		for i := range list.Items {
+			requests[i].NamespacedName = client.ObjectKeyFromObject(&list.Items[i])
+		}
+		return requests
+	})
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("deployments").
+		For(&v1alpha1.Deployment{}).
+		Watches(&v1alpha1.Node{}, every, builder.WithPredicates(predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+			before, ok := e.ObjectOld.(*v1alpha1.Node)
+			after, same := e.ObjectNew.(*v1alpha1.Node)
+			return !ok || !same || !sameForPlans(before, after)
+		}})).
+		Watches(&coordinationv1.Lease{}, every, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
+		Complete(c)
+}
+
+// Reconcile brings one record's status up to date.
+func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	d := &v1alpha1.Deployment{}
+	if err := c.client.Get(ctx, req.NamespacedName, d); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	w, err := ReadWorld(ctx, c.client)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !d.DeletionTimestamp.IsZero() {
+		return c.letGo(ctx, w, d)
+	}
+	next, again := Observe(w, d, time.Now())
+	if equality.Semantic.DeepEqual(next, d.Status) {
+		return ctrl.Result{RequeueAfter: again}, nil
+	}
+	if err := c.tell(ctx, d, next); err != nil {
+		return ctrl.Result{}, err
+	}
+	d.Status = next
+	if err := c.client.Status().Update(ctx, d); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return ctrl.Result{RequeueAfter: replan}, nil // the cache is behind
+		}
+		return ctrl.Result{}, fmt.Errorf("deployment %s: %w", req.NamespacedName, err)
+	}
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// letGo removes our finalizer from a deleted record once nobody runs it. It cannot be taken back, so the leases are read
+// live.
+func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(d, v1alpha1.DeploymentFinalizer) || !w.Vacated(d) {
+		return ctrl.Result{}, nil
+	}
+	w, err := ReadWorld(ctx, c.live)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !w.Vacated(d) {
+		return ctrl.Result{RequeueAfter: replan}, nil
+	}
+	controllerutil.RemoveFinalizer(d, v1alpha1.DeploymentFinalizer)
+	if err := c.client.Update(ctx, d); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return ctrl.Result{RequeueAfter: replan}, nil
+		}
+		return ctrl.Result{}, fmt.Errorf("deployment %s/%s: %w", d.Namespace, d.Name, err)
+	}
+	return ctrl.Result{}, nil
+}
+
+// codes are the reasons of conditions that are told when they appear.
+var codes = map[string]bool{v1alpha1.ErrInvalidType: true, v1alpha1.ErrDaemonAddressSet: true, v1alpha1.ErrDaemonMissing: true}
+
+// tell says in the log, the counter and an event that a code has appeared.
+func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, next v1alpha1.DeploymentStatus) error {
+	told := map[string]bool{}
+	for _, condition := range d.Status.Conditions {
+		told[condition.Reason] = true
+	}
+	for _, kind := range []string{v1alpha1.DeploymentValid, v1alpha1.DeploymentRunning} {
+		condition := meta.FindStatusCondition(next.Conditions, kind)
+		if condition == nil || !codes[condition.Reason] || told[condition.Reason] {
+			continue
+		}
+		told[condition.Reason] = true
+		err := c.record.Emit(ctx, events.Event{
+			Regarding: d, Type: corev1.EventTypeWarning, Reason: condition.Reason, Action: "Observe", Note: condition.Message,
+			Key: fmt.Sprintf("%d/%s", d.Generation, condition.LastTransitionTime.Format(time.RFC3339)),
+		})
+		if err != nil {
+			return err
+		}
+		c.Metrics.code(condition.Reason)
+		c.Log.Warn(condition.Message, "code", condition.Reason, "deployment", client.ObjectKeyFromObject(d).String())
+	}
+	return nil
+}
+
+// ReadWorld reads the nodes and their leases through r.
+func ReadWorld(ctx context.Context, r client.Reader) (World, error) {
+	w := World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
+	var nodes v1alpha1.NodeList
+	if err := r.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return w, fmt.Errorf("list nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		w.Nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	}
+	var leases coordinationv1.LeaseList
+	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return w, fmt.Errorf("list leases: %w", err)
+	}
+	for i := range leases.Items {
+		l := &leases.Items[i]
+		if _, ok := lease.NodeOf(l.Name); !ok {
+			continue
+		}
+		rec, err := lease.Read(l)
+		if err != nil {
+			return w, err
+		}
+		w.Leases[rec.Node] = rec
+	}
+	return w, nil
+}

@@ -1,0 +1,86 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
+)
+
+// Reasons of blockers.
+const (
+	// BlockedNowhere: no other node may claim the deployment.
+	BlockedNowhere = "NoEligibleNode"
+	// BlockedUnclaimed: another node is about to claim it.
+	BlockedUnclaimed = "AwaitingClaim"
+	// BlockedStopping: it was claimed elsewhere and is being stopped here.
+	BlockedStopping = "AwaitingStop"
+)
+
+// Tenant is deployments as a drain sees them. Daemons stay until the node stops.
+type Tenant struct{ Reader client.Reader }
+
+// Name implements drain.Tenant.
+func (t Tenant) Name() string { return Kind }
+
+// Remaining says which deployments should or may run on a node.
+func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
+	found := map[types.UID]*v1alpha1.Deployment{}
+	for _, field := range []string{"spec.address", "status.holder.node"} {
+		var list v1alpha1.DeploymentList
+		if err := t.Reader.List(ctx, &list, client.MatchingFields{field: node}); err != nil {
+			return drain.Remaining{}, fmt.Errorf("list deployments by %s: %w", field, err)
+		}
+		for i := range list.Items {
+			found[list.Items[i].UID] = &list.Items[i]
+		}
+	}
+	if len(found) == 0 {
+		return drain.Remaining{}, nil
+	}
+	w, err := ReadWorld(ctx, t.Reader)
+	if err != nil {
+		return drain.Remaining{}, err
+	}
+	return w.Left(found, node), nil
+}
+
+// Left is what of some deployments is left on a node, and what each waits for.
+func (w World) Left(deployments map[types.UID]*v1alpha1.Deployment, node string) drain.Remaining {
+	var left drain.Remaining
+	for _, d := range deployments {
+		held := d.Holder().Node == node
+		should := d.Spec.Type == v1alpha1.TypeDeployment && d.IsEnabled() && d.Spec.Address == node
+		if !should && !(held && w.Live(node)) {
+			continue
+		}
+		left.Count++
+		left.Blockers = append(left.Blockers, w.blocker(d, node))
+	}
+	return left
+}
+
+func (w World) blocker(d *v1alpha1.Deployment, node string) v1alpha1.Blocker {
+	b := v1alpha1.Blocker{Kind: "Deployment", Name: d.Name}
+	if d.Namespace != defaultNamespace {
+		b.Name = d.Namespace + "/" + d.Name
+	}
+	if d.Spec.Address != node || !d.IsEnabled() {
+		b.Reason = BlockedStopping
+		b.Remedy = fmt.Sprintf("it is being stopped on %s; it has %s after SIGTERM", node, Grace(d.Spec.Stop))
+		return b
+	}
+	if why := w.Nowhere(d, node); why != "" {
+		b.Reason = BlockedNowhere
+		b.Remedy = nowhere(d, why) + " Let a node claim it (labels, `ebb uncordon`, claim policy, trusted commands), or disable it"
+		return b
+	}
+	b.Reason, b.Remedy = BlockedUnclaimed, "another node is about to claim it"
+	return b
+}
+
+const defaultNamespace = "default"

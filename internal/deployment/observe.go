@@ -1,0 +1,172 @@
+package deployment
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+const (
+	// missingAfter is how long an enabled daemon may be starting before it is said to be missing.
+	missingAfter = 5 * time.Second
+	// claimedWithin is how long a new deployment's state is left to whoever claims it, who writes it anyway.
+	claimedWithin = time.Second
+)
+
+// Observe is the status that the coordinator finds, and when to look again though nothing changes; zero is never.
+func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.DeploymentStatus, time.Duration) {
+	next := *d.Status.DeepCopy()
+	state := w.State(d)
+	if age := now.Sub(d.CreationTimestamp.Time); next.State == "" && state == v1alpha1.StateUnassigned && age < claimedWithin {
+		return next, claimedWithin - age
+	}
+	next.State = state
+	next.Nodes = slices.DeleteFunc(next.Nodes, func(i v1alpha1.DeploymentInstance) bool {
+		rec := w.Leases[i.Node]
+		return !rec.Held() && rec.Epoch >= i.NodeEpoch // it ended with that epoch
+	})
+	seen := d.DeepCopy()
+	seen.Status.Nodes = next.Nodes
+	next.Wanted, next.Running = w.count(seen)
+	set := func(c metav1.Condition) {
+		c.ObservedGeneration, c.LastTransitionTime = d.Generation, metav1.NewTime(now)
+		meta.SetStatusCondition(&next.Conditions, c)
+	}
+	valid := metav1.Condition{Type: v1alpha1.DeploymentValid, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted}
+	if code, message := Check(d); code != "" {
+		valid.Status, valid.Reason, valid.Message = metav1.ConditionFalse, code, message
+	}
+	set(valid)
+	running := w.running(seen, next)
+	var again time.Duration
+	if running.Reason == v1alpha1.ErrDaemonMissing {
+		since := now
+		if old := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning); old != nil && old.Status == metav1.ConditionFalse && old.Reason != v1alpha1.ReasonDisabled {
+			since = old.LastTransitionTime.Time
+		}
+		if again = missingAfter - now.Sub(since); again > 0 {
+			running.Reason = v1alpha1.ReasonNotRunning
+		}
+	}
+	set(running)
+	return next, max(again, 0)
+}
+
+// count is on how many nodes a program should run, and on how many of them it does.
+func (w World) count(d *v1alpha1.Deployment) (wanted, running int32) {
+	if !runnable(d) || !d.IsEnabled() {
+		return 0, 0
+	}
+	nodes := []string{d.Spec.Address}
+	wanted = 1
+	if d.Spec.Type == v1alpha1.TypeDaemon {
+		nodes = w.daemonNodes(d)
+		wanted = int32(len(nodes))
+	}
+	for _, name := range nodes {
+		if available(d, name) {
+			running++
+		}
+	}
+	return wanted, running
+}
+
+// running is the condition Running.
+func (w World) running(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.DeploymentRunning, Status: metav1.ConditionFalse}
+	switch {
+	case !runnable(d):
+		c.Reason, c.Message = v1alpha1.ErrInvalidType, "Nobody runs a record of an invalid type."
+	case !d.IsEnabled():
+		c.Reason, c.Message = v1alpha1.ReasonDisabled, "Nobody wants it to run."
+	case d.Spec.Type == v1alpha1.TypeDaemon:
+		w.daemonRunning(d, s, &c)
+	case s.State != v1alpha1.StateAssigned:
+		c.Reason, c.Message = v1alpha1.ReasonUnassigned, "It waits for a node to claim it."
+		if why := w.Nowhere(d, ""); why != "" {
+			c.Reason, c.Message = v1alpha1.ReasonNoEligibleNode, nowhere(d, why)
+		}
+	case s.Running == s.Wanted:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonRunning, "It runs on "+d.Spec.Address+"."
+	default:
+		c.Reason, c.Message = v1alpha1.ReasonNotRunning, w.absence(d)
+	}
+	c.Message = cut(c.Message)
+	return c
+}
+
+// nowhere says that no node may claim a deployment, and why each may not.
+func nowhere(d *v1alpha1.Deployment, why string) string {
+	which := "without a selector"
+	if d.Spec.Selector != nil {
+		which = "with the selector " + metav1.FormatLabelSelector(d.Spec.Selector)
+	}
+	return fmt.Sprintf("No node may claim it (%s %s): %s.", d.Spec.Command, which, why)
+}
+
+// absence says why a deployment's node does not run it.
+func (w World) absence(d *v1alpha1.Deployment) string {
+	node := d.Spec.Address
+	if i := d.Instance(node); i != nil {
+		return fmt.Sprintf("On %s it is %s%s.", node, i.State, ending(i))
+	}
+	if why := w.refuses(d, node); why != "" {
+		return fmt.Sprintf("Node %s does not run it: %s.", node, why)
+	}
+	if other := w.Occupied(d, node); other != "" {
+		return fmt.Sprintf("Node %s starts it when nothing of it is left on %s.", node, other)
+	}
+	return fmt.Sprintf("Node %s has not started it yet.", node)
+}
+
+func ending(i *v1alpha1.DeploymentInstance) string {
+	if i.LastExit == nil {
+		return ""
+	}
+	return " after: " + i.LastExit.Message
+}
+
+// maxNamed bounds how many nodes a message names.
+const maxNamed = 10
+
+func (w World) daemonRunning(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus, c *metav1.Condition) {
+	if s.Wanted == 0 {
+		c.Reason, c.Message = v1alpha1.ReasonNoEligibleNode, "No node has matching labels and trusts the command."
+		return
+	}
+	if s.Running == s.Wanted {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonRunning, fmt.Sprintf("It runs on all %d nodes.", s.Wanted)
+		return
+	}
+	var missing []string
+	for _, name := range w.daemonNodes(d) {
+		if available(d, name) {
+			continue
+		}
+		text := name
+		if i := d.Instance(name); i != nil {
+			text += " (" + string(i.State) + ending(i) + ")"
+		}
+		missing = append(missing, text)
+	}
+	more := ""
+	if len(missing) > maxNamed {
+		missing, more = missing[:maxNamed], fmt.Sprintf(" and %d more", len(missing)-maxNamed)
+	}
+	c.Reason = v1alpha1.ErrDaemonMissing
+	c.Message = fmt.Sprintf("It does not run on %s%s.", strings.Join(missing, ", "), more)
+}
+
+// Vacated says whether nobody may run the program any more, so that its record may go.
+func (w World) Vacated(d *v1alpha1.Deployment) bool {
+	if h := d.Holder(); h.Node != "" && w.Live(h.Node) {
+		return false
+	}
+	return !slices.ContainsFunc(d.Status.Nodes, func(i v1alpha1.DeploymentInstance) bool { return w.Live(i.Node) })
+}

@@ -1,0 +1,276 @@
+package deployment
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// Phase is how far a program is on this node.
+type Phase int
+
+// The phases.
+const (
+	// Absent: nothing of it runs here.
+	Absent Phase = iota
+	// Present: it runs here.
+	Present
+	// Ending: it was asked to stop and something of it is left.
+	Ending
+)
+
+// Facts are what a node knows of one program when it decides what to do next.
+type Facts struct {
+	// Object is nil once it was deleted.
+	Object *v1alpha1.Deployment
+	// Node, its epoch, labels and trust.
+	Node   string
+	Epoch  int64
+	Labels map[string]string
+	Trust  Trust
+	// Alive is false while the node drains; Leaving is true when the runtime ends.
+	Alive, Leaving bool
+
+	// Phase of the program here, of which object it is, and of which revision.
+	Phase    Phase
+	UID      types.UID
+	Revision string
+	// Admitted says that the gate counts it.
+	Admitted bool
+
+	// Occupied is another node that may still run the deployment.
+	Occupied string
+	// MayRestart says that the rollout lets this node take its daemon down.
+	MayRestart bool
+	// Turn says that nothing less important has to be stopped before, in a drain.
+	Turn bool
+	// Wait is how much is left of the pause before the next start; Spent says that there is none.
+	Wait  time.Duration
+	Spent bool
+}
+
+// Action is what a node does next about one program.
+type Action string
+
+// The actions.
+const (
+	// Idle: wait for something to change.
+	Idle Action = "Idle"
+	// Forget: the program is none of this node's business.
+	Forget Action = "Forget"
+	// Take: write down that this node may run it, by compare-and-swap.
+	Take Action = "Take"
+	// Start: run it.
+	Start Action = "Start"
+	// Stop: ask it to end.
+	Stop Action = "Stop"
+	// Restart: write down that it goes down for a new revision, by compare-and-swap, and ask it to end.
+	Restart Action = "Restart"
+	// Release: write down that nothing of it is left here.
+	Release Action = "Release"
+)
+
+// What a program waits for.
+const (
+	WaitStopping  = "stopping"
+	WaitOccupied  = "another node still runs it"
+	WaitBackoff   = "pause before the next start"
+	WaitSpent     = "no restarts left"
+	WaitRollout   = "other nodes come first in the rollout"
+	WaitTurn      = "less important programs are stopped first"
+	WaitDraining  = "the node takes no new work"
+	WaitUntrusted = outUntrusted
+	WaitLabels    = outLabels
+)
+
+// Step is an action and, for one that waits, what for.
+type Step struct {
+	Do  Action
+	Why string
+}
+
+// Next is what the node does next about a program.
+func Next(f Facts) Step {
+	if f.Phase == Ending {
+		return Step{Idle, WaitStopping}
+	}
+	why := f.unwanted()
+	if f.Phase == Present {
+		return f.nextPresent(why)
+	}
+	return f.nextAbsent(why)
+}
+
+// unwanted says why the program should not run here; empty if it should.
+func (f Facts) unwanted() string {
+	d := f.Object
+	switch {
+	case f.Leaving:
+		return "the node leaves"
+	case d == nil:
+		return "deleted"
+	case !runnable(d):
+		return v1alpha1.ErrInvalidType
+	case !d.IsEnabled():
+		return "disabled"
+	case !f.Trust.Allows(&d.Spec):
+		return WaitUntrusted
+	case d.Spec.Type == v1alpha1.TypeDaemon && !matches(d, f.Labels):
+		return WaitLabels
+	case d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Address != f.Node:
+		return "addressed to another node"
+	}
+	return ""
+}
+
+// ours says whether the object has this node down for running it: in this epoch, and in any.
+func (f Facts) ours() (now, ever bool) {
+	if f.Object == nil {
+		return false, false
+	}
+	h, i := f.Object.Holder(), f.Object.Instance(f.Node)
+	now = i != nil && i.NodeEpoch == f.Epoch
+	if f.Object.Spec.Type == v1alpha1.TypeDeployment {
+		now = now && h.Node == f.Node && h.NodeEpoch == f.Epoch
+	}
+	return now, i != nil || h.Node == f.Node
+}
+
+func (f Facts) nextPresent(unwanted string) Step {
+	d := f.Object
+	if unwanted != "" || d.UID != f.UID {
+		if unwanted != "" && d != nil && !f.Leaving && !f.Alive && d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Address != f.Node && !f.Turn {
+			return Step{Idle, WaitTurn}
+		}
+		return Step{Do: Stop, Why: unwanted}
+	}
+	now, _ := f.ours()
+	switch {
+	case !now && d.Spec.Type == v1alpha1.TypeDeployment && d.Holder().Node != f.Node:
+		return Step{Do: Stop, Why: "not ours"} // it was a daemon, or somebody took it while it was cut off
+	case !now:
+		return Step{Do: Take}
+	case f.Revision == Revision(&d.Spec):
+		return Step{Do: Idle}
+	case d.Spec.Type == v1alpha1.TypeDeployment:
+		return Step{Do: Stop, Why: "changed"}
+	case !f.MayRestart:
+		return Step{Idle, WaitRollout}
+	}
+	return Step{Do: Restart, Why: "changed"}
+}
+
+func (f Facts) nextAbsent(unwanted string) Step {
+	now, ever := f.ours()
+	if unwanted != "" {
+		if ever {
+			return Step{Do: Release, Why: unwanted}
+		}
+		return Step{Do: Forget, Why: unwanted}
+	}
+	switch {
+	case !f.Alive && !f.Admitted:
+		if ever {
+			return Step{Do: Release, Why: WaitDraining}
+		}
+		return Step{Idle, WaitDraining}
+	case now && f.Spent:
+		return Step{Idle, WaitSpent}
+	case now && f.Wait > 0:
+		return Step{Idle, WaitBackoff}
+	case now:
+		return Step{Do: Start}
+	case f.Object.Spec.Type == v1alpha1.TypeDeployment && f.Occupied != "":
+		return Step{Idle, WaitOccupied}
+	case f.Object.Spec.Type == v1alpha1.TypeDeployment && f.Object.Holder().Node != f.Node && !matches(f.Object, f.Labels):
+		return Step{Idle, WaitLabels}
+	}
+	return Step{Do: Take}
+}
+
+// Revision names what of a spec a program has to be restarted for.
+func Revision(spec *v1alpha1.DeploymentSpec) string {
+	data, _ := json.Marshal([]any{spec.Command, spec.Args, spec.Env, spec.WorkingDir}) // strings only: never fails
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:8])
+}
+
+// Backoff is the pause before a start after so many failures in a row.
+func Backoff(p v1alpha1.RestartPolicy, failures int) time.Duration {
+	if failures <= 0 {
+		return 0
+	}
+	pause, most := orDuration(p.Backoff, time.Second), orDuration(p.MaxBackoff, 5*time.Minute)
+	for range failures - 1 {
+		if pause >= most {
+			break
+		}
+		pause *= 2
+	}
+	return min(pause, most)
+}
+
+// Forgiven says whether a program ran for so long that its earlier failures no longer count.
+func Forgiven(p v1alpha1.RestartPolicy, ran time.Duration) bool {
+	return ran >= orDuration(p.ResetAfter, time.Minute)
+}
+
+// Exhausted says whether a program that failed so often in a row is not started again.
+func Exhausted(p v1alpha1.RestartPolicy, failures int) bool {
+	return p.Limit > 0 && failures > int(p.Limit)
+}
+
+// crashLoop is after how many failures in a row a program is said to be in a loop.
+const crashLoop = 3
+
+// Grace is how long a program has after SIGTERM.
+func Grace(p v1alpha1.StopPolicy) time.Duration { return orDuration(p.Grace, 10*time.Second) }
+
+func orDuration(d *metav1.Duration, otherwise time.Duration) time.Duration {
+	if d == nil || d.Duration <= 0 {
+		return otherwise
+	}
+	return d.Duration
+}
+
+// Taken is the object as it must be written when a node takes it: the holder of a deployment with the next epoch, and the
+// node's instance. Of a deployment the instances of nodes on which nobody lives go; the caller has made sure that nobody else
+// may run it.
+func Taken(d *v1alpha1.Deployment, w World, node string, epoch int64, instance v1alpha1.DeploymentInstance) *v1alpha1.Deployment {
+	next := d.DeepCopy()
+	h := d.Holder()
+	if d.Spec.Type == v1alpha1.TypeDeployment {
+		next.Status.Holder = &v1alpha1.DeploymentHolder{Node: node, NodeEpoch: epoch, Epoch: h.Epoch + 1}
+		next.Status.State = v1alpha1.StateAssigned
+	} else if h.Node == node {
+		next.Status.Holder = &v1alpha1.DeploymentHolder{Epoch: h.Epoch}
+	}
+	instance.Node, instance.NodeEpoch = node, epoch
+	next.Status.Nodes = slices.DeleteFunc(next.Status.Nodes, func(i v1alpha1.DeploymentInstance) bool {
+		return i.Node == node || d.Spec.Type == v1alpha1.TypeDeployment && !w.Live(i.Node)
+	})
+	next.Status.Nodes = append(next.Status.Nodes, instance)
+	return next
+}
+
+// Released is the object as it must be written when nothing of the program is left on a node.
+func Released(d *v1alpha1.Deployment, node string, asked *time.Time) *v1alpha1.Deployment {
+	next := d.DeepCopy()
+	h := d.Holder()
+	if h.Node == node {
+		next.Status.Holder = &v1alpha1.DeploymentHolder{Epoch: h.Epoch}
+		next.Status.LastStop = nil
+		if asked != nil && d.IsEnabled() {
+			next.Status.LastStop = &v1alpha1.DeploymentStop{Node: node, Epoch: h.Epoch, At: metav1.NewMicroTime(*asked)}
+		}
+	}
+	next.Status.Nodes = slices.DeleteFunc(next.Status.Nodes, func(i v1alpha1.DeploymentInstance) bool { return i.Node == node })
+	return next
+}

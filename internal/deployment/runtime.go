@@ -1,0 +1,488 @@
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/shim"
+)
+
+const (
+	// startsAtOnce bounds how many programs a node starts at the same time, and startJitter spreads them.
+	startsAtOnce = 4
+	startJitter  = 50 * time.Millisecond
+	// writesAtOnce bounds the requests that a node has under way for its programs.
+	writesAtOnce = 16
+	// writeLimit bounds one of them.
+	writeLimit = 5 * time.Second
+	// pulseEvery is how often the runtime looks whether the lease was renewed.
+	pulseEvery = 50 * time.Millisecond
+)
+
+// Options make a runtime.
+type Options struct {
+	// Node is the node's name.
+	Node string
+	// Dir is where the programs' directories are.
+	Dir string
+	// Exe is the ebb program, which is the shim too.
+	Exe string
+	// Gate of the node.
+	Gate *node.Gate
+	// Policy of the node's claims.
+	Policy v1alpha1.ClaimPolicy
+	// Weights of CPU and memory under resource_usage.
+	Weights Weights
+	// Trust of the node in commands.
+	Trust Trust
+	// Metrics of the node's programs.
+	Metrics *Metrics
+	// Log of the node.
+	Log *slog.Logger
+}
+
+// Runtime is a node's side of deployments: it claims, and it runs what is the node's.
+type Runtime struct {
+	opts    Options
+	starts  chan struct{}
+	writes  chan struct{}
+	sampler *sampler
+
+	mu       sync.Mutex
+	units    map[types.NamespacedName]*unit
+	found    map[string]*node.Pass // programs of an earlier process, by directory, until they are attached to
+	world    World
+	moved    chan struct{} // closed and replaced when a program has ended or the world has changed
+	conflict string        // what the last claim was lost over
+
+	once sync.Once // ERR_POLICY_DISABLED is told once
+}
+
+// NewRuntime looks for programs that an earlier process of this node left running, and counts them from here on.
+func NewRuntime(o Options) (*Runtime, error) {
+	r := &Runtime{
+		opts: o, starts: make(chan struct{}, startsAtOnce), writes: make(chan struct{}, writesAtOnce),
+		units: map[types.NamespacedName]*unit{}, found: map[string]*node.Pass{}, moved: make(chan struct{}),
+	}
+	r.sampler = newSampler(r, o.Weights)
+	err := r.eachDir(func(key types.NamespacedName, dir string) error {
+		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
+			r.found[dir] = o.Gate.Adopt(Kind)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("programs of node %s: %w", o.Node, err)
+	}
+	o.Metrics.runtime.Store(r)
+	return r, nil
+}
+
+// eachDir visits the directories of programs.
+func (r *Runtime) eachDir(visit func(types.NamespacedName, string) error) error {
+	namespaces, err := os.ReadDir(r.opts.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, ns := range namespaces {
+		names, err := os.ReadDir(filepath.Join(r.opts.Dir, ns.Name()))
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			key := types.NamespacedName{Namespace: ns.Name(), Name: name.Name()}
+			if err := visit(key, r.dir(key)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// dir is the directory of one program.
+func (r *Runtime) dir(key types.NamespacedName) string {
+	return filepath.Join(r.opts.Dir, key.Namespace, key.Name)
+}
+
+// Name implements node.Runtime.
+func (r *Runtime) Name() string { return Kind }
+
+// Held counts the deployments that run, start or stop here.
+func (r *Runtime) Held() int { return r.opts.Gate.Count(Kind) }
+
+// Staying counts the daemons, which stay until the node stops.
+func (r *Runtime) Staying() int { return r.opts.Gate.Count(KindDaemons) }
+
+// Report implements node.Reporter: what other nodes must know to plan alike, and how the claims go.
+func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
+	s.ClaimPolicy = r.opts.Policy
+	s.TrustedCommands = r.opts.Trust.String()
+	s.Usage = nil
+	if r.opts.Policy == v1alpha1.ClaimByUsage {
+		s.Usage = r.sampler.usage()
+	}
+	c := metav1.Condition{
+		Type: v1alpha1.NodeClaiming, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonClaiming,
+		Message: fmt.Sprintf("The node claims deployments by %s.", r.opts.Policy),
+	}
+	r.mu.Lock()
+	conflict := r.conflict
+	r.mu.Unlock()
+	switch {
+	case r.opts.Policy == v1alpha1.ClaimNone:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.ErrPolicyDisabled, policyDisabled
+	case conflict != "":
+		c.Reason, c.Message = v1alpha1.ErrClaimConflict, conflict
+	}
+	meta.SetStatusCondition(&s.Conditions, c)
+}
+
+const policyDisabled = "The node's claim policy is none: it claims no deployment and writes no address. It runs what is addressed to it."
+
+// Run implements node.Runtime.
+func (r *Runtime) Run(ctx context.Context) error {
+	e := node.EpochFrom(ctx)
+	standing, fall := context.WithCancel(context.WithoutCancel(ctx))
+	run := &run{Runtime: r, e: e, pulse: newPulse(e.Tenure), ctx: ctx, standing: standing}
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	pulsing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	parts.Go(func() {
+		run.pulse.run(pulsing, e, fall)
+		fall()
+	})
+	run.adopt()
+	if ctx.Err() == nil {
+		if err := run.watch(ctx); err != nil {
+			r.opts.Log.Warn("programs are not watched yet", "error", err)
+			run.wait()
+			return err
+		}
+		parts.Go(func() { r.sampler.run(ctx) })
+		parts.Go(func() { run.claim(ctx) })
+	}
+	<-ctx.Done()
+	run.wait()
+	return nil
+}
+
+// run is the runtime in one epoch.
+type run struct {
+	*Runtime
+	e     *node.Epoch
+	pulse *pulse
+	// ctx ends when the work has to; standing ends when the lease is in doubt.
+	ctx, standing context.Context
+	synced        atomic.Bool // every object has been seen once
+
+	claims *Claimer
+	live   sync.WaitGroup // the units
+}
+
+// wait returns when every unit has ended. Those that were found running and never seen as objects are stopped.
+func (r *run) wait() {
+	r.live.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for dir, pass := range r.found {
+		pass.Leave()
+		delete(r.found, dir)
+	}
+	clear(r.units)
+}
+
+// adopt begins to look after what an earlier process, or an earlier epoch, left running.
+func (r *run) adopt() {
+	err := r.eachDir(func(key types.NamespacedName, dir string) error {
+		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
+			r.foundUnit(key)
+		}
+		return nil
+	})
+	if err != nil {
+		r.opts.Log.Error("programs could not be looked for", "error", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for dir, pass := range r.found { // ended in the meantime
+		pass.Leave()
+		delete(r.found, dir)
+	}
+}
+
+// newUnit begins to look after an object, or a program that was found running. The caller holds the lock.
+func (r *run) newUnit(key types.NamespacedName) *unit {
+	u := &unit{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1)}
+	r.units[key] = u
+	r.live.Go(func() { u.live(r.ctx) })
+	return u
+}
+
+// found begins to look after a program that an earlier process left running.
+func (r *run) foundUnit(key types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	dir := r.dir(key)
+	pass := r.found[dir]
+	delete(r.found, dir)
+	if pass == nil {
+		pass = r.opts.Gate.Adopt(Kind)
+	}
+	u := r.newUnit(key)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.pass, u.stray = pass, true
+}
+
+// watch follows the objects that decisions rest on. It returns when all of them have been seen once.
+func (r *run) watch(ctx context.Context) error {
+	r.claims = r.newClaimer()
+	r.mu.Lock()
+	r.world = World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
+	r.mu.Unlock()
+	for object, on := range map[client.Object]toolscache.ResourceEventHandler{
+		&v1alpha1.Node{}:        news(r.seeNode, r.forgetNode),
+		&coordinationv1.Lease{}: news(r.seeLease, r.forgetLease),
+	} {
+		if err := r.follow(ctx, object, on); err != nil {
+			return err
+		}
+	}
+	// The objects last: what is decided about them rests on the others.
+	if err := r.follow(ctx, &v1alpha1.Deployment{}, news(r.see, r.gone)); err != nil {
+		return err
+	}
+	r.synced.Store(true)
+	r.stir()
+	return nil
+}
+
+func (r *run) follow(ctx context.Context, object client.Object, on toolscache.ResourceEventHandler) error {
+	informer, err := r.e.Cache.GetInformer(ctx, object)
+	if err != nil {
+		return fmt.Errorf("watch %T: %w", object, err)
+	}
+	registration, err := informer.AddEventHandler(on)
+	if err != nil {
+		return fmt.Errorf("watch %T: %w", object, err)
+	}
+	if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		return ctx.Err()
+	}
+	return nil
+}
+
+// news turns the three kinds of news into two.
+func news[T any](see, gone func(T)) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) {
+			if o, ok := object.(T); ok {
+				see(o)
+			}
+		},
+		UpdateFunc: func(_, object any) {
+			if o, ok := object.(T); ok {
+				see(o)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+				object = last.Obj
+			}
+			if o, ok := object.(T); ok {
+				gone(o)
+			}
+		},
+	}
+}
+
+// see passes an object on to its unit, if it concerns this node.
+func (r *run) see(d *v1alpha1.Deployment) {
+	r.claims.Poke()
+	key := client.ObjectKeyFromObject(d)
+	r.mu.Lock() // held until the unit has the news, or it might leave in between
+	defer r.mu.Unlock()
+	u := r.units[key]
+	if u == nil && r.concerns(d) {
+		u = r.newUnit(key)
+	}
+	if u != nil {
+		u.see(d)
+	}
+}
+
+// concerns says whether this node has anything to do about an object.
+func (r *run) concerns(d *v1alpha1.Deployment) bool {
+	switch {
+	case d.Holder().Node == r.opts.Node || d.Instance(r.opts.Node) != nil:
+		return true
+	case !d.IsEnabled():
+		return false
+	}
+	return d.Spec.Type == v1alpha1.TypeDaemon || d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Address == r.opts.Node
+}
+
+func (r *run) gone(d *v1alpha1.Deployment) {
+	r.claims.Poke()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u := r.units[client.ObjectKeyFromObject(d)]; u != nil {
+		u.gone(d.UID)
+	}
+}
+
+func (r *run) seeNode(n *v1alpha1.Node) {
+	relabelled := false
+	r.change(func(w *World) bool {
+		old := w.Nodes[n.Name]
+		relabelled = n.Name == r.opts.Node && (old == nil || !equality.Semantic.DeepEqual(old.Labels, n.Labels))
+		w.Nodes = maps.Clone(w.Nodes)
+		w.Nodes[n.Name] = n
+		return old == nil || !sameForPlans(old, n)
+	})
+	if relabelled {
+		r.reconsider()
+	}
+}
+
+// sameForPlans says whether a change of a node makes no difference to any plan.
+func sameForPlans(a, b *v1alpha1.Node) bool {
+	return a.Status.Liveness == b.Status.Liveness && a.Status.Epoch == b.Status.Epoch && a.IsReady() == b.IsReady() &&
+		a.Spec.Cordoned == b.Spec.Cordoned && a.Status.ClaimPolicy == b.Status.ClaimPolicy &&
+		a.Status.TrustedCommands == b.Status.TrustedCommands &&
+		equality.Semantic.DeepEqual(a.Labels, b.Labels) && equality.Semantic.DeepEqual(a.Status.Usage, b.Status.Usage)
+}
+
+// reconsider looks at every object again: what concerns this node hangs on its labels.
+func (r *run) reconsider() {
+	go func() {
+		var list v1alpha1.DeploymentList
+		if err := r.e.Cache.List(r.ctx, &list); err != nil {
+			return // the cache has ended
+		}
+		for i := range list.Items {
+			r.see(&list.Items[i])
+		}
+	}()
+}
+
+func (r *run) forgetNode(n *v1alpha1.Node) {
+	r.change(func(w *World) bool {
+		w.Nodes = maps.Clone(w.Nodes)
+		delete(w.Nodes, n.Name)
+		return true
+	})
+}
+
+func (r *run) seeLease(l *coordinationv1.Lease) {
+	rec, err := lease.Read(l)
+	if err != nil {
+		return // not a node's, or not to be understood: then nobody may be called lost by it
+	}
+	r.change(func(w *World) bool {
+		old, known := w.Leases[rec.Node]
+		old.Version = rec.Version
+		w.Leases = maps.Clone(w.Leases)
+		w.Leases[rec.Node] = rec
+		return !known || old != rec
+	})
+}
+
+func (r *run) forgetLease(l *coordinationv1.Lease) {
+	name, ok := lease.NodeOf(l.Name)
+	if !ok {
+		return
+	}
+	r.change(func(w *World) bool {
+		w.Leases = maps.Clone(w.Leases)
+		delete(w.Leases, name)
+		return true
+	})
+}
+
+// change makes the world anew, and wakes whoever waits for it if it makes a difference.
+func (r *run) change(change func(*World) bool) {
+	r.mu.Lock()
+	next := r.world
+	differs := change(&next)
+	r.world = next
+	r.mu.Unlock()
+	if differs {
+		r.stir()
+		r.claims.Poke()
+	}
+}
+
+// stir wakes the units that wait for something outside their own object.
+func (r *Runtime) stir() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.moved)
+	r.moved = make(chan struct{})
+}
+
+// view is the world, and a channel that is closed when it changes.
+func (r *Runtime) view() (World, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.world, r.moved
+}
+
+// turn says whether a program may be stopped in a drain: nothing less important that can leave is still here.
+func (r *Runtime) turn(me *unit, priority int32) bool {
+	r.mu.Lock()
+	w := r.world
+	var others []*unit
+	for _, u := range r.units {
+		if u != me {
+			others = append(others, u)
+		}
+	}
+	r.mu.Unlock()
+	for _, u := range others {
+		d, running := u.snapshot()
+		if running && d != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Priority < priority &&
+			(d.Spec.Address != r.opts.Node || w.Nowhere(d, r.opts.Node) == "") {
+			return false
+		}
+	}
+	return true
+}
+
+// remove forgets a unit that has nothing to do, unless there is news for it.
+func (r *Runtime) remove(u *unit) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(u.wake) > 0 {
+		return false
+	}
+	if r.units[u.key] == u {
+		delete(r.units, u.key)
+	}
+	return true
+}

@@ -1,0 +1,671 @@
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/shim"
+)
+
+const (
+	// resync is how often a unit looks again though nothing has happened.
+	resync = 30 * time.Second
+	// again is how soon it tries again what failed, or looks for what nobody tells of.
+	again = 250 * time.Millisecond
+	// readyAfter is how long a daemon must have run for a rollout to go on with the next node.
+	readyAfter = time.Second
+)
+
+var errInDoubt = errors.New("the lease is in doubt")
+
+// unit looks after one object on this node: a goroutine that decides (Next), does, and waits for something to change.
+type unit struct {
+	*run
+	key  types.NamespacedName
+	dir  string
+	wake chan struct{}
+
+	mu      sync.Mutex
+	object  *v1alpha1.Deployment // the newest that was seen or written
+	deleted types.UID            // the object that was deleted, if it was the newest
+	program *program             // nil while none runs here
+
+	// What follows belongs to the unit's own goroutine.
+	pass     *node.Pass
+	knows    bool       // what an earlier process counted
+	stray    bool       // something may run in the directory that the unit is not attached to
+	asked    *time.Time // when the program was asked to end
+	changing bool       // it was asked because its spec changed
+	failures int        // in a row
+	restarts int32
+	lastExit *v1alpha1.InstanceExit
+	until    time.Time // the pause before the next start ends
+	pause    *metav1.Duration
+	since    metav1.MicroTime
+	told     v1alpha1.DeploymentInstance // what was last written
+	said     string                      // what was last logged
+}
+
+// see takes note of an object, unless a newer one is known.
+func (u *unit) see(d *v1alpha1.Deployment) {
+	u.mu.Lock()
+	if u.object == nil || newer(d, u.object) {
+		u.object = d
+	}
+	u.mu.Unlock()
+	u.poke()
+}
+
+// newer says whether one reading of an object is newer than another.
+func newer(d, than *v1alpha1.Deployment) bool {
+	c, err := resourceversion.CompareResourceVersion(d.ResourceVersion, than.ResourceVersion)
+	return err != nil || c > 0
+}
+
+// gone takes note that an object was deleted.
+func (u *unit) gone(uid types.UID) {
+	u.mu.Lock()
+	if u.object == nil || u.object.UID == uid {
+		u.deleted = uid
+	}
+	u.mu.Unlock()
+	u.poke()
+}
+
+func (u *unit) poke() {
+	select {
+	case u.wake <- struct{}{}:
+	default:
+	}
+}
+
+// snapshot is the newest object, nil if it is gone, and whether something runs here.
+func (u *unit) snapshot() (*v1alpha1.Deployment, bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.object == nil || u.deleted == u.object.UID {
+		return nil, u.program != nil
+	}
+	return u.object, u.program != nil
+}
+
+func (u *unit) setProgram(p *program) {
+	u.mu.Lock()
+	u.program = p
+	u.mu.Unlock()
+}
+
+func (u *unit) logger() *slog.Logger { return u.opts.Log.With("deployment", u.key.String()) }
+
+// live looks after the object until it is none of this node's business, or until the node's work ends.
+func (u *unit) live(ctx context.Context) {
+	defer u.leave()
+	leaving := ctx.Done()
+	for {
+		u.attach(ctx)
+		_, changed := u.e.Liveness()
+		w, moved := u.view()
+		f := u.facts(ctx, w)
+		if f.Object == nil && !f.Leaving && !u.synced.Load() {
+			u.await(resync, leaving, changed, moved) // found running; what it is for is not known yet
+			continue
+		}
+		u.remember(f.Object)
+		step := Next(f)
+		pause, over := u.do(ctx, f, step)
+		if over && u.remove(u) {
+			return
+		}
+		if f.Leaving {
+			leaving = nil
+		}
+		u.await(pause, leaving, changed, moved)
+	}
+}
+
+// remember goes on counting where an earlier process left off.
+func (u *unit) remember(d *v1alpha1.Deployment) {
+	if d == nil || u.knows {
+		return
+	}
+	u.knows = true
+	if i := d.Instance(u.opts.Node); i != nil {
+		u.restarts, u.lastExit, u.pause = i.Restarts, i.LastExit, i.Pause
+	}
+}
+
+// leave ends the unit: nothing of its program is left, or its shim ends it.
+func (u *unit) leave() {
+	if u.pass != nil {
+		u.pass.Leave()
+	}
+	u.stir()
+}
+
+func (u *unit) await(pause time.Duration, leaving, changed, moved <-chan struct{}) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	var done <-chan struct{}
+	if u.program != nil {
+		done = u.program.done
+	}
+	select {
+	case <-u.wake:
+	case <-done:
+		u.ended()
+	case <-timer.C:
+	case <-leaving:
+	case <-changed:
+	case <-moved:
+	}
+}
+
+// attach finds what runs in the unit's directory, if that is not known. A shim that does not answer keeps its place until
+// its deadline.
+func (u *unit) attach(ctx context.Context) {
+	if !u.stray {
+		return
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeLimit)
+	defer cancel()
+	h, err := shim.Attach(bounded, u.dir)
+	switch {
+	case err == nil:
+		u.stray = false
+		p := newProgram(h, u.pulse)
+		u.setProgram(p)
+		u.since = metav1.NewMicroTime(p.started)
+		u.logger().Info("found the program running", "pid", p.pid)
+	case errors.Is(err, shim.ErrNotRunning) && !errors.Is(err, shim.ErrLeftovers):
+		u.stray = false
+	default:
+		u.say("a program runs here whose shim does not answer; it ends at its deadline", err)
+	}
+}
+
+// say logs an error unless it is the one logged last.
+func (u *unit) say(what string, err error) {
+	if text := what + err.Error(); text != u.said {
+		u.said = text
+		u.logger().Warn(what, "error", err)
+	}
+}
+
+// ended takes note of how the program ended.
+func (u *unit) ended() {
+	p := u.program
+	if p.err != nil { // nobody knows; the directory tells
+		u.say("how the program ended is not known", p.err)
+		u.stray = true
+	}
+	ran := time.Since(p.started)
+	u.setProgram(nil)
+	u.stir()
+	u.lastExit = &v1alpha1.InstanceExit{Code: int32(p.exit.Code), Message: p.exit.Message, At: metav1.NowMicro()}
+	asked, changing := u.asked != nil, u.changing
+	u.changing = false
+	d, _ := u.snapshot()
+	if asked || p.exit.Reason == shim.ReasonStopped || p.exit.Reason == shim.ReasonDeadlinePassed || d == nil {
+		if changing {
+			u.asked, u.failures, u.until = nil, 0, time.Time{}
+		}
+		return
+	}
+	u.failed(d, ran)
+}
+
+// failed counts a program that ended by itself, or did not start, and sets when it is tried again.
+func (u *unit) failed(d *v1alpha1.Deployment, ran time.Duration) {
+	if Forgiven(d.Spec.Restart, ran) {
+		u.failures = 0
+	}
+	u.failures++
+	u.restarts++
+	u.opts.Metrics.restarted(d.Spec.Type)
+	pause := Backoff(d.Spec.Restart, u.failures)
+	u.until = time.Now().Add(pause*9/10 + rand.N(pause/5+1))
+	u.logger().Warn("the program ended by itself", "exit", u.lastExit.Message, "failures", u.failures, "again in", pause)
+}
+
+// facts are what the next decision rests on.
+func (u *unit) facts(ctx context.Context, w World) Facts {
+	d, _ := u.snapshot()
+	liveness, _ := u.e.Liveness()
+	f := Facts{
+		Object: d, Node: u.opts.Node, Epoch: u.e.Number, Trust: u.opts.Trust,
+		Alive: liveness == v1alpha1.Alive, Leaving: ctx.Err() != nil, Admitted: u.pass != nil,
+		Wait: time.Until(u.until), MayRestart: true, Turn: true,
+	}
+	if n := w.Nodes[u.opts.Node]; n != nil {
+		f.Labels = n.Labels
+	}
+	switch {
+	case u.stray || u.program != nil && u.asked != nil:
+		f.Phase = Ending
+	case u.program != nil:
+		f.Phase = Present
+	}
+	if u.program != nil {
+		f.UID, f.Revision = u.program.uid, u.program.revision
+	}
+	if d == nil {
+		return f
+	}
+	f.Occupied = w.Occupied(d, u.opts.Node)
+	f.Spent = Exhausted(d.Spec.Restart, u.failures)
+	if d.Spec.Type == v1alpha1.TypeDaemon {
+		f.MayRestart = w.MayRestart(d, u.opts.Node)
+	} else if !f.Alive && f.Phase == Present {
+		f.Turn = u.turn(u, d.Spec.Priority)
+	}
+	return f
+}
+
+// do takes one step. It says how long to wait at most before the next, and whether the unit has nothing more to do.
+func (u *unit) do(ctx context.Context, f Facts, step Step) (pause time.Duration, over bool) {
+	var err error
+	switch step.Do {
+	case Idle:
+		return u.idle(f, step)
+	case Forget:
+		return again, u.forget(f, step)
+	case Take:
+		err = u.take(f)
+	case Start:
+		err = u.start(ctx)
+	case Restart:
+		if err = u.write(u.withState(f.Object, v1alpha1.InstanceRestarting)); err == nil {
+			u.changing = true
+			err = u.stop(step.Why)
+		}
+	case Stop:
+		u.changing = step.Why == "changed"
+		err = u.stop(step.Why)
+	case Release:
+		if f.Leaving && !u.e.Holding() {
+			return 0, true // it is not ours to say any more; the next epoch does
+		}
+		if err = u.write(Released(f.Object, u.opts.Node, u.asked)); err == nil {
+			u.released()
+		}
+	}
+	switch {
+	case err == nil:
+		return 0, false
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		err = u.refresh(f.Object)
+	}
+	if err != nil {
+		u.say(fmt.Sprintf("cannot %s yet", step.Do), err)
+	}
+	return again/2 + rand.N(again), f.Leaving && !u.e.Holding() && u.program == nil && !u.stray
+}
+
+// idle keeps the node's entry true while there is nothing to do but wait.
+func (u *unit) idle(f Facts, step Step) (time.Duration, bool) {
+	pause := resync
+	switch step.Why {
+	case WaitBackoff:
+		pause = f.Wait
+	case WaitOccupied, WaitRollout, WaitTurn, WaitStopping:
+		pause = again
+	}
+	if step.Why == WaitStopping && !f.Leaving && u.program != nil && u.asked != nil && time.Since(*u.asked) > 2*again {
+		_ = u.program.stop(u.grace()) // said once already; a shim that did not hear it hears it now
+	}
+	if now, _ := f.ours(); now && !f.Leaving {
+		entry, soon := u.entry(f, step)
+		if soon > 0 {
+			pause = min(pause, soon)
+		}
+		if err := u.tell(entry); err != nil {
+			u.say("the node's entry is not written yet", err)
+			pause = min(pause, again)
+		}
+	}
+	return pause, false
+}
+
+// forget ends the unit, unless something is left to do, and removes what a deleted object left on disk.
+func (u *unit) forget(f Facts, step Step) bool {
+	if f.Object != nil && step.Why == WaitUntrusted && u.said != step.Why {
+		u.said = step.Why
+		u.logger().Warn("not run: the command is not trusted on this node", "command", f.Object.Spec.Command, "trusted", u.opts.Trust.String())
+	}
+	if f.Object == nil && !f.Leaving && u.deleted != "" {
+		if err := os.RemoveAll(u.dir); err != nil {
+			u.say("the directory of a deleted program stays", err)
+		}
+	}
+	return true
+}
+
+// take writes down that this node may run the program, once everything that it rests on was read live.
+func (u *unit) take(f Facts) error {
+	d := f.Object
+	kind := Kind
+	if d.Spec.Type == v1alpha1.TypeDaemon {
+		kind = KindDaemons
+	}
+	if u.pass == nil {
+		pass, err := u.opts.Gate.Enter(kind)
+		if err != nil {
+			return err
+		}
+		u.pass = pass
+	}
+	u.pass.Become(kind)
+	var w World
+	if d.Spec.Type == v1alpha1.TypeDeployment {
+		var err error
+		if w, err = u.liveLeases(d); err != nil {
+			return err
+		}
+		if other := w.Occupied(d, u.opts.Node); other != "" {
+			return fmt.Errorf("node %s still runs it", other) // the cache is behind
+		}
+	}
+	if !controllerutil.ContainsFinalizer(d, v1alpha1.DeploymentFinalizer) {
+		held := d.DeepCopy()
+		controllerutil.AddFinalizer(held, v1alpha1.DeploymentFinalizer)
+		if err := u.update(held, u.e.Client.Update); err != nil {
+			return err
+		}
+		d = held
+	}
+	instance, _ := u.entry(f, Step{})
+	if err := u.write(Taken(d, w, u.opts.Node, u.e.Number, instance)); err != nil {
+		return err
+	}
+	u.told = instance
+	return nil
+}
+
+// liveLeases reads, from the server, the leases of all other nodes that an object has down for running it.
+func (u *unit) liveLeases(d *v1alpha1.Deployment) (World, error) {
+	w := World{Leases: map[string]lease.Record{u.opts.Node: {Node: u.opts.Node, Holder: "us", Epoch: u.e.Number}}}
+	others := []string{d.Holder().Node}
+	for i := range d.Status.Nodes {
+		others = append(others, d.Status.Nodes[i].Node)
+	}
+	for _, name := range others {
+		if _, known := w.Leases[name]; known || name == "" {
+			continue
+		}
+		rec, err := readLease(u.standing, u.e.Client, name)
+		if err != nil {
+			return w, err
+		}
+		w.Leases[name] = rec
+	}
+	return w, nil
+}
+
+// readLease reads a node's lease; a node without one has an empty record.
+func readLease(ctx context.Context, c client.Reader, node string) (lease.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	l := &coordinationv1.Lease{}
+	err := c.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(node)}, l)
+	if kubeclient.IsMissing(err) {
+		return lease.Record{Node: node}, nil
+	}
+	if err != nil {
+		return lease.Record{}, fmt.Errorf("lease of node %s: %w", node, err)
+	}
+	return lease.Read(l)
+}
+
+// start runs the program. A few start at once, a little apart; what was decided is decided again when its turn has come.
+func (u *unit) start(ctx context.Context) error {
+	select {
+	case u.starts <- struct{}{}:
+		defer func() { <-u.starts }()
+	case <-ctx.Done():
+		return nil
+	}
+	if sleep(ctx, rand.N(startJitter)) != nil {
+		return nil
+	}
+	w, _ := u.view()
+	f := u.facts(ctx, w)
+	if Next(f).Do != Start || !u.e.Holding() {
+		return nil
+	}
+	d, revision := f.Object, Revision(&f.Object.Spec)
+	deadline, _ := u.pulse.current()
+	h, err := shim.Start(ctx, u.opts.Exe, u.dir, shim.Spec{
+		Instance: newInstance(d.UID, revision), Command: d.Spec.Command, Args: d.Spec.Args,
+		Env: environment(d, u.opts.Node), WorkingDir: d.Spec.WorkingDir,
+		Grace: Grace(d.Spec.Stop), Deadline: deadline,
+	})
+	switch {
+	case err == nil:
+		u.began(newProgram(h, u.pulse), d)
+		return nil
+	case errors.Is(err, shim.ErrStartFailed) || errors.Is(err, shim.ErrInvalidSpec):
+		u.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(err.Error()), At: metav1.NowMicro()}
+		u.failed(d, 0)
+		return nil
+	case errors.Is(err, shim.ErrDeadlinePassed):
+		return err
+	}
+	u.stray = true // it may run all the same
+	return err
+}
+
+// began takes note of a program that was started.
+func (u *unit) began(p *program, d *v1alpha1.Deployment) {
+	u.setProgram(p)
+	u.asked, u.since, u.said = nil, metav1.NewMicroTime(p.started), ""
+	u.logger().Info("started", "pid", p.pid, "type", d.Spec.Type)
+	stop := d.Status.LastStop
+	if u.pause != nil || d.Spec.Type != v1alpha1.TypeDeployment || stop == nil || stop.Node == u.opts.Node || stop.Epoch+1 != d.Holder().Epoch {
+		return
+	}
+	u.pause = &metav1.Duration{Duration: max(p.started.Sub(stop.At.Time), 0).Round(time.Millisecond)}
+	u.opts.Metrics.moved(u.pause.Duration)
+	record := events.Recorder{Client: u.e.Client, Controller: "deployments", Instance: u.opts.Node}
+	bounded, cancel := context.WithTimeout(u.standing, writeLimit)
+	defer cancel()
+	err := record.Emit(bounded, events.Event{
+		Regarding: d, Type: corev1.EventTypeNormal, Reason: "Moved", Action: "Start",
+		Note: fmt.Sprintf("Moved from %s to %s; nobody ran it for %s.", stop.Node, u.opts.Node, u.pause.Duration),
+		Key:  fmt.Sprint(d.Holder().Epoch),
+	})
+	if err != nil {
+		u.say("event not written", err)
+	}
+}
+
+// stop asks the program to end. From here on the unit waits for its end.
+func (u *unit) stop(why string) error {
+	if u.asked == nil {
+		now := time.Now()
+		u.asked = &now
+		u.logger().Info("stopping", "why", why, "grace", u.grace())
+	}
+	return u.program.stop(u.grace())
+}
+
+// grace is how long the program has to end. The shim ends it at its deadline at the latest.
+func (u *unit) grace() time.Duration {
+	if d, _ := u.snapshot(); d != nil {
+		return Grace(d.Spec.Stop)
+	}
+	return -1 // as it was when the program was started
+}
+
+// released takes note that nothing of the program is left here and that the object says so.
+func (u *unit) released() {
+	if u.pass != nil {
+		u.pass.Leave()
+		u.pass = nil
+	}
+	u.asked, u.pause, u.failures, u.restarts, u.lastExit, u.until = nil, nil, 0, 0, nil, time.Time{}
+	u.told = v1alpha1.DeploymentInstance{}
+	u.stir()
+}
+
+// entry is what the node says of the program, and when that changes by itself.
+func (u *unit) entry(f Facts, step Step) (v1alpha1.DeploymentInstance, time.Duration) {
+	i := v1alpha1.DeploymentInstance{
+		Node: u.opts.Node, NodeEpoch: u.e.Number, Revision: Revision(&f.Object.Spec), Restarts: u.restarts, LastExit: u.lastExit,
+		Pause: u.pause, Message: step.Why,
+	}
+	var soon time.Duration
+	switch {
+	case u.program != nil:
+		i.PID, i.Revision, i.State = int32(u.program.pid), u.program.revision, v1alpha1.InstanceRunning
+		if f.Object.Spec.Type == v1alpha1.TypeDaemon {
+			if soon = readyAfter - time.Since(u.program.started); soon > 0 {
+				i.State = v1alpha1.InstanceStarting
+			}
+		}
+		switch {
+		case u.asked != nil && u.changing:
+			i.State = v1alpha1.InstanceRestarting
+		case u.asked != nil:
+			i.State = v1alpha1.InstanceStopping
+		}
+	case f.Spent:
+		i.State = v1alpha1.InstanceFailed
+	case u.failures >= crashLoop:
+		i.State = v1alpha1.InstanceCrashLoop
+	case u.failures > 0:
+		i.State = v1alpha1.InstanceBackoff
+	default:
+		i.State = v1alpha1.InstanceStarting
+	}
+	if i.State != u.told.State || u.since.IsZero() {
+		u.since = metav1.NowMicro()
+	}
+	since := u.since
+	i.Since = &since
+	return i, soon
+}
+
+// withState is the object with another state of this node's entry.
+func (u *unit) withState(d *v1alpha1.Deployment, s v1alpha1.InstanceState) *v1alpha1.Deployment {
+	next := d.DeepCopy()
+	if i := next.Instance(u.opts.Node); i != nil {
+		now := metav1.NowMicro()
+		i.State, i.Since = s, &now
+	}
+	return next
+}
+
+// tell writes the node's own entry, by server-side apply: it takes nothing away from what others say.
+func (u *unit) tell(i v1alpha1.DeploymentInstance) error {
+	if equality.Semantic.DeepEqual(i, u.told) || !u.e.Holding() {
+		return nil
+	}
+	entry, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&i)
+	if err != nil {
+		return err
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"nodes": []any{entry}}}}
+	object.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Deployment"))
+	object.SetNamespace(u.key.Namespace)
+	object.SetName(u.key.Name)
+	ctx, done, err := u.request()
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := u.e.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner("ebb-node-"+u.opts.Node), client.ForceOwnership); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	u.told = i
+	return nil
+}
+
+// request waits for its place among the node's requests and bounds one. It is finished also when the work ends, as long as
+// the lease stands.
+func (u *unit) request() (context.Context, func(), error) {
+	select {
+	case u.writes <- struct{}{}:
+	case <-u.standing.Done():
+		return nil, nil, errInDoubt
+	}
+	ctx, cancel := context.WithTimeout(u.standing, writeLimit)
+	return ctx, func() { cancel(); <-u.writes }, nil
+}
+
+// write writes a status by compare-and-swap.
+func (u *unit) write(next *v1alpha1.Deployment) error {
+	return u.update(next, func(ctx context.Context, o client.Object, _ ...client.UpdateOption) error {
+		return u.e.Client.Status().Update(ctx, o)
+	})
+}
+
+func (u *unit) update(next *v1alpha1.Deployment, update func(context.Context, client.Object, ...client.UpdateOption) error) error {
+	ctx, done, err := u.request()
+	if err != nil {
+		return err
+	}
+	defer done()
+	if !u.e.Holding() {
+		return errInDoubt
+	}
+	if err := update(ctx, next); err != nil {
+		return err
+	}
+	u.mu.Lock()
+	u.object = next
+	u.mu.Unlock()
+	return nil
+}
+
+// refresh reads the object live after a write was refused because it had changed.
+func (u *unit) refresh(d *v1alpha1.Deployment) error {
+	ctx, done, err := u.request()
+	if err != nil {
+		return err
+	}
+	defer done()
+	live := &v1alpha1.Deployment{}
+	err = u.e.Client.Get(ctx, u.key, live)
+	if kubeclient.IsMissing(err) {
+		u.gone(d.UID)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	u.see(live)
+	return nil
+}
+
+const maxMessage = 1024
+
+// cut shortens a message to what an object may hold.
+func cut(text string) string {
+	if len(text) > maxMessage {
+		text = text[:maxMessage-3] + "..."
+	}
+	return text
+}

@@ -1,0 +1,235 @@
+package deployment
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// World is what decisions about programs rest on, read at one time.
+type World struct {
+	// Nodes by name.
+	Nodes map[string]*v1alpha1.Node
+	// Leases by node.
+	Leases map[string]lease.Record
+	// Waited says of nodes that left in order, rather than being marked lost, that their place may be taken: a node that is
+	// only restarted finds its deployments where it left them. Nil waits for nobody.
+	Waited func(node string) bool
+}
+
+// Live says whether some process may be living on a node. Without a lease nobody does: a node writes nothing and starts
+// nothing before it holds one.
+func (w World) Live(node string) bool { return w.Leases[node].Held() }
+
+// Check says what is wrong with a deployment's spec, as a code and a sentence, or nothing.
+func Check(d *v1alpha1.Deployment) (code, message string) {
+	switch {
+	case d.Spec.Type != v1alpha1.TypeDeployment && d.Spec.Type != v1alpha1.TypeDaemon:
+		return v1alpha1.ErrInvalidType, fmt.Sprintf("type %q is neither %s nor %s: nobody runs it until the type is corrected", d.Spec.Type, v1alpha1.TypeDaemon, v1alpha1.TypeDeployment)
+	case d.Spec.Type == v1alpha1.TypeDaemon && d.Spec.Address != "":
+		return v1alpha1.ErrDaemonAddressSet, fmt.Sprintf("a daemon runs on every matching node: its address %q is ignored; clear it", d.Spec.Address)
+	}
+	if _, err := selector(d); err != nil {
+		return v1alpha1.ReasonInvalidSelector, fmt.Sprintf("the selector matches no node: %v", err)
+	}
+	return "", ""
+}
+
+// runnable says whether a record is one that anybody may run.
+func runnable(d *v1alpha1.Deployment) bool {
+	return d.Spec.Type == v1alpha1.TypeDeployment || d.Spec.Type == v1alpha1.TypeDaemon
+}
+
+func selector(d *v1alpha1.Deployment) (labels.Selector, error) {
+	if d.Spec.Selector == nil {
+		return labels.Everything(), nil
+	}
+	return metav1.LabelSelectorAsSelector(d.Spec.Selector)
+}
+
+// matches says whether a node's labels are the ones that a program wants.
+func matches(d *v1alpha1.Deployment, node map[string]string) bool {
+	s, err := selector(d)
+	return err == nil && s.Matches(labels.Set(node))
+}
+
+// State of a record; empty if its type is invalid.
+func (w World) State(d *v1alpha1.Deployment) v1alpha1.DeploymentState {
+	switch {
+	case !runnable(d):
+		return ""
+	case !d.IsEnabled():
+		return v1alpha1.StateDisabled
+	case d.Spec.Type == v1alpha1.TypeDaemon:
+		return v1alpha1.StateEnabled
+	case d.Spec.Address == "":
+		return v1alpha1.StateUnassigned
+	case !w.Live(d.Spec.Address):
+		return v1alpha1.StateLost
+	}
+	return v1alpha1.StateAssigned
+}
+
+// draining says whether a node gives its deployments away.
+func (w World) draining(node string) bool {
+	n := w.Nodes[node]
+	return n != nil && n.Status.Liveness == v1alpha1.Draining && n.Status.Epoch == w.Leases[node].Epoch
+}
+
+// Claimable says whether a deployment is there to be claimed: it has no address, or its address is lost, is being
+// drained, or will not run it.
+func (w World) Claimable(d *v1alpha1.Deployment) bool {
+	if d.Spec.Type != v1alpha1.TypeDeployment || !d.IsEnabled() {
+		return false
+	}
+	address := d.Spec.Address
+	if address == "" || w.draining(address) {
+		return true
+	}
+	if rec := w.Leases[address]; !rec.Held() {
+		marked := rec.Epoch == 0 || rec.Fenced >= rec.Epoch
+		return marked || w.Waited == nil || w.Waited(address)
+	}
+	return d.Holder().Node != address && w.refuses(d, address) != ""
+}
+
+// refuses says why a node would not run a deployment that is addressed to it.
+func (w World) refuses(d *v1alpha1.Deployment, node string) string {
+	n := w.Nodes[node]
+	switch {
+	case n == nil:
+		return ""
+	case !matches(d, n.Labels):
+		return outLabels
+	case !trustOf(n).Allows(&d.Spec):
+		return outUntrusted
+	}
+	return ""
+}
+
+// trustOf reads what a node says of the commands it trusts. What cannot be read is not trusted with anything.
+func trustOf(n *v1alpha1.Node) Trust {
+	t, err := ParseTrust(n.Status.TrustedCommands)
+	if err != nil {
+		t, _ = ParseTrust(`\b\B`) // matches nothing
+	}
+	return t
+}
+
+// Why a node cannot claim a deployment.
+const (
+	outGone      = "no lease"
+	outNotAlive  = "not alive"
+	outNotReady  = "not ready"
+	outCordoned  = "cordoned"
+	outPolicy    = "claim policy none"
+	outLabels    = "labels do not match"
+	outUntrusted = "command not trusted"
+)
+
+// out says why a node claims nothing at all now, or nothing if it may.
+func (w World) out(n *v1alpha1.Node) string {
+	rec := w.Leases[n.Name]
+	switch {
+	case !rec.Held() || rec.Epoch != n.Status.Epoch:
+		return outGone
+	case n.Status.Liveness != v1alpha1.Alive:
+		return outNotAlive
+	case !n.IsReady():
+		return outNotReady
+	case n.Spec.Cordoned:
+		return outCordoned
+	case n.Status.ClaimPolicy != v1alpha1.ClaimByCount && n.Status.ClaimPolicy != v1alpha1.ClaimByUsage:
+		return outPolicy
+	}
+	return ""
+}
+
+// Out says why a node may not claim a deployment, or nothing if it may.
+func (w World) Out(d *v1alpha1.Deployment, node string) string {
+	n := w.Nodes[node]
+	if n == nil {
+		return outGone
+	}
+	if why := w.out(n); why != "" {
+		return why
+	}
+	return w.refuses(d, node)
+}
+
+// Nowhere says why no node but one may claim a deployment, node by node; empty if some may.
+func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
+	var reasons []string
+	for name := range w.Nodes {
+		if name == but {
+			continue
+		}
+		why := w.Out(d, name)
+		if why == "" {
+			return ""
+		}
+		if why != outGone {
+			reasons = append(reasons, name+": "+why)
+		}
+	}
+	slices.Sort(reasons)
+	if len(reasons) == 0 {
+		return "there is no other node"
+	}
+	return strings.Join(reasons, ", ")
+}
+
+// Occupied says who may still run a deployment, other than a node; empty if nobody may. An instance that another node put
+// down, or holds, counts until that node has taken it back or nobody lives there any more: a newer epoch of the same node
+// may have found the program running.
+func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
+	if h := d.Holder(); h.Node != "" && h.Node != node && w.Live(h.Node) {
+		return h.Node
+	}
+	for i := range d.Status.Nodes {
+		if other := d.Status.Nodes[i].Node; other != node && w.Live(other) {
+			return other
+		}
+	}
+	return ""
+}
+
+// daemonNodes are the nodes on which a daemon should run: alive or draining, with matching labels, and trusting it.
+func (w World) daemonNodes(d *v1alpha1.Deployment) []string {
+	var names []string
+	for name, n := range w.Nodes {
+		rec := w.Leases[name]
+		if rec.Held() && rec.Epoch == n.Status.Epoch && n.Status.Liveness != v1alpha1.Stopping && matches(d, n.Labels) && trustOf(n).Allows(&d.Spec) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// available says whether a daemon runs on a node.
+func available(d *v1alpha1.Deployment, node string) bool {
+	i := d.Instance(node)
+	return i != nil && i.State == v1alpha1.InstanceRunning
+}
+
+// MayRestart says whether a node may take its daemon down for a new revision: with it, no more nodes than the rollout
+// allows are without.
+func (w World) MayRestart(d *v1alpha1.Deployment, node string) bool {
+	if !available(d, node) {
+		return true
+	}
+	down := int32(1)
+	for _, name := range w.daemonNodes(d) {
+		if name != node && !available(d, name) {
+			down++
+		}
+	}
+	return down <= max(d.Spec.Rollout.MaxUnavailable, 1)
+}
