@@ -42,9 +42,10 @@ type Claimer struct {
 	View func(context.Context) (World, []*v1alpha1.Deployment, error)
 	// May says whether the node may write: its lease stands.
 	May func() bool
-	// Claimed and Conflict are told of every claim that was made, or lost to another node.
+	// Claimed and Conflict are told of every claim that was made, or lost to another node; Settled when none was lost.
 	Claimed  func(*v1alpha1.Deployment)
 	Conflict func(d *v1alpha1.Deployment, message string)
+	Settled  func()
 	// Log of the node.
 	Log *slog.Logger
 
@@ -132,6 +133,9 @@ func (c *Claimer) Round(ctx context.Context) (again time.Duration, err error) {
 		if node == c.Node {
 			mine = append(mine, d)
 		}
+	}
+	if len(mine) == 0 {
+		c.Settled()
 	}
 	if len(mine) == 0 || !c.May() {
 		return again, nil
@@ -294,11 +298,11 @@ func (r *run) newClaimer() *Claimer {
 			return w, deployments, nil
 		},
 		Claimed: func(d *v1alpha1.Deployment) {
-			r.setConflict("")
 			r.opts.Metrics.claimed()
 			r.opts.Log.Info("claimed", "deployment", client.ObjectKeyFromObject(d).String())
 			r.see(d)
 		},
+		Settled: func() { r.setConflict("") },
 		Conflict: func(d *v1alpha1.Deployment, message string) {
 			r.setConflict(message)
 			r.tellCode(d, v1alpha1.ErrClaimConflict, message, string(d.ResourceVersion))

@@ -36,6 +36,10 @@ const (
 	writesAtOnce = 16
 	// writeLimit bounds one of them.
 	writeLimit = 5 * time.Second
+	// departAtOnce bounds how many programs are on their way to another node in a drain, and departLimit for how long one
+	// that does not arrive counts.
+	departAtOnce = 4
+	departLimit  = 5 * time.Second
 	// pulseEvery is how often the runtime looks whether the lease was renewed.
 	pulseEvery = 50 * time.Millisecond
 )
@@ -73,8 +77,11 @@ type Runtime struct {
 	units    map[types.NamespacedName]*unit
 	found    map[string]*node.Pass // programs of an earlier process, by directory, until they are attached to
 	world    World
-	moved    chan struct{} // closed and replaced when a program has ended or the world has changed
-	conflict string        // what the last claim was lost over
+	moved    chan struct{}                      // closed and replaced when a program has ended or the world has changed
+	departed map[types.NamespacedName]time.Time // programs on their way to another node in a drain, since when
+	conflict string                             // what the last claim was lost over
+
+	refused map[types.UID]string // revisions that are not trusted here, and of which the log knows
 
 	once sync.Once // ERR_POLICY_DISABLED is told once
 }
@@ -84,6 +91,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 	r := &Runtime{
 		opts: o, starts: make(chan struct{}, startsAtOnce), writes: make(chan struct{}, writesAtOnce),
 		units: map[types.NamespacedName]*unit{}, found: map[string]*node.Pass{}, moved: make(chan struct{}),
+		departed: map[types.NamespacedName]time.Time{}, refused: map[types.UID]string{},
 	}
 	r.sampler = newSampler(r, o.Weights)
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
@@ -279,7 +287,7 @@ func (r *run) watch(ctx context.Context) error {
 	}
 	r.synced.Store(true)
 	r.stir()
-	return nil
+	return r.discardOld(ctx)
 }
 
 func (r *run) follow(ctx context.Context, object client.Object, on toolscache.ResourceEventHandler) error {
@@ -327,6 +335,7 @@ func (r *run) see(d *v1alpha1.Deployment) {
 	key := client.ObjectKeyFromObject(d)
 	r.mu.Lock() // held until the unit has the news, or it might leave in between
 	defer r.mu.Unlock()
+	r.arrived(d)
 	u := r.units[key]
 	if u == nil && r.concerns(d) {
 		u = r.newUnit(key)
@@ -351,9 +360,41 @@ func (r *run) gone(d *v1alpha1.Deployment) {
 	r.claims.Poke()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if u := r.units[client.ObjectKeyFromObject(d)]; u != nil {
+	delete(r.refused, d.UID)
+	key := client.ObjectKeyFromObject(d)
+	if u := r.units[key]; u != nil {
 		u.gone(d.UID)
+		return
 	}
+	r.discard(key)
+}
+
+// discard removes what a program that no longer has an object left on disk. The caller holds the lock, and nobody looks
+// after the program, so that nothing of it runs.
+func (r *Runtime) discard(key types.NamespacedName) {
+	if err := os.RemoveAll(r.dir(key)); err != nil {
+		r.opts.Log.Warn("the directory of a deleted program stays", "deployment", key.String(), "error", err)
+	}
+}
+
+// discardOld removes what was left by programs whose objects went while this node was not there to see it.
+func (r *run) discardOld(ctx context.Context) error {
+	var list v1alpha1.DeploymentList
+	if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return err
+	}
+	known := map[types.NamespacedName]bool{}
+	for i := range list.Items {
+		known[client.ObjectKeyFromObject(&list.Items[i])] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.eachDir(func(key types.NamespacedName, _ string) error {
+		if !known[key] && r.units[key] == nil {
+			r.discard(key)
+		}
+		return nil
+	})
 }
 
 func (r *run) seeNode(n *v1alpha1.Node) {
@@ -453,25 +494,54 @@ func (r *Runtime) view() (World, <-chan struct{}) {
 	return r.world, r.moved
 }
 
-// turn says whether a program may be stopped in a drain: nothing less important that can leave is still here.
+// turn says whether a program may be stopped in a drain: nothing less important that can leave is still here, and few are
+// on their way. A program runs on here until its next node is about to have a hand free for it.
 func (r *Runtime) turn(me *unit, priority int32) bool {
 	r.mu.Lock()
-	w := r.world
-	var others []*unit
+	defer r.mu.Unlock()
 	for _, u := range r.units {
-		if u != me {
-			others = append(others, u)
+		if u == me {
+			continue
 		}
-	}
-	r.mu.Unlock()
-	for _, u := range others {
 		d, running := u.snapshot()
 		if running && d != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Priority < priority &&
-			(d.Spec.Address != r.opts.Node || w.Nowhere(d, r.opts.Node) == "") {
+			(d.Spec.Address != r.opts.Node || r.world.Nowhere(d, r.opts.Node) == "") {
 			return false
 		}
 	}
+	now := time.Now()
+	maps.DeleteFunc(r.departed, func(_ types.NamespacedName, since time.Time) bool { return now.Sub(since) > departLimit })
+	if _, ok := r.departed[me.key]; !ok && len(r.departed) >= departAtOnce {
+		return false
+	}
+	r.departed[me.key] = now
 	return true
+}
+
+// arrived takes note of a program that left in a drain and has begun elsewhere. The caller holds the lock.
+func (r *Runtime) arrived(d *v1alpha1.Deployment) {
+	key := client.ObjectKeyFromObject(d)
+	if _, ok := r.departed[key]; !ok {
+		return
+	}
+	for i := range d.Status.Nodes {
+		if in := &d.Status.Nodes[i]; in.Node != r.opts.Node && in.State != v1alpha1.InstanceStarting {
+			delete(r.departed, key)
+			close(r.moved)
+			r.moved = make(chan struct{})
+			return
+		}
+	}
+}
+
+// distrusts says, once for each revision, that a program is not trusted here.
+func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	revision := Revision(&d.Spec)
+	news := r.refused[d.UID] != revision
+	r.refused[d.UID] = revision
+	return news
 }
 
 // remove forgets a unit that has nothing to do, unless there is news for it.
@@ -483,6 +553,9 @@ func (r *Runtime) remove(u *unit) bool {
 	}
 	if r.units[u.key] == u {
 		delete(r.units, u.key)
+		if u.orphan {
+			r.discard(u.key)
+		}
 	}
 	return true
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"time"
 
@@ -56,9 +55,11 @@ type unit struct {
 	// What follows belongs to the unit's own goroutine.
 	pass     *node.Pass
 	knows    bool       // what an earlier process counted
+	orphan   bool       // nothing of it is left, and the object is gone
 	stray    bool       // something may run in the directory that the unit is not attached to
 	asked    *time.Time // when the program was asked to end
 	changing bool       // it was asked because its spec changed
+	tried    string     // the revision that was last started, or tried to
 	failures int        // in a row
 	restarts int32
 	lastExit *v1alpha1.InstanceExit
@@ -274,11 +275,14 @@ func (u *unit) facts(ctx context.Context, w World) Facts {
 	if d == nil {
 		return f
 	}
+	if u.tried != "" && u.tried != Revision(&d.Spec) { // what failed was another program
+		u.tried, u.failures, u.until, f.Wait = "", 0, time.Time{}, 0
+	}
 	f.Occupied = w.Occupied(d, u.opts.Node)
 	f.Spent = Exhausted(d.Spec.Restart, u.failures)
 	if d.Spec.Type == v1alpha1.TypeDaemon {
 		f.MayRestart = w.MayRestart(d, u.opts.Node)
-	} else if !f.Alive && f.Phase == Present {
+	} else if !f.Alive && !f.Leaving && f.Phase == Present && d.Spec.Address != u.opts.Node {
 		f.Turn = u.turn(u, d.Spec.Priority)
 	}
 	return f
@@ -349,17 +353,12 @@ func (u *unit) idle(f Facts, step Step) (time.Duration, bool) {
 	return pause, false
 }
 
-// forget ends the unit, unless something is left to do, and removes what a deleted object left on disk.
+// forget ends the unit, and says so if that is because the node does not trust the program.
 func (u *unit) forget(f Facts, step Step) bool {
-	if f.Object != nil && step.Why == WaitUntrusted && u.said != step.Why {
-		u.said = step.Why
+	if f.Object != nil && step.Why == WaitUntrusted && u.distrusts(f.Object) {
 		u.logger().Warn("not run: the command is not trusted on this node", "command", f.Object.Spec.Command, "trusted", u.opts.Trust.String())
 	}
-	if f.Object == nil && !f.Leaving && u.deleted != "" {
-		if err := os.RemoveAll(u.dir); err != nil {
-			u.say("the directory of a deleted program stays", err)
-		}
-	}
+	u.orphan = f.Object == nil && !f.Leaving
 	return true
 }
 
@@ -391,7 +390,9 @@ func (u *unit) take(f Facts) error {
 	if !controllerutil.ContainsFinalizer(d, v1alpha1.DeploymentFinalizer) {
 		held := d.DeepCopy()
 		controllerutil.AddFinalizer(held, v1alpha1.DeploymentFinalizer)
-		if err := u.update(held, u.e.Client.Update); err != nil {
+		// A patch of nothing but the finalizers: this write has no address in it.
+		patch := client.MergeFromWithOptions(d, client.MergeFromWithOptimisticLock{})
+		if err := u.update(held, func(ctx context.Context, o client.Object) error { return u.e.Client.Patch(ctx, o, patch) }); err != nil {
 			return err
 		}
 		d = held
@@ -456,6 +457,7 @@ func (u *unit) start(ctx context.Context) error {
 		return nil
 	}
 	d, revision := f.Object, Revision(&f.Object.Spec)
+	u.tried = revision
 	deadline, _ := u.pulse.current()
 	h, err := shim.Start(ctx, u.opts.Exe, u.dir, shim.Spec{
 		Instance: newInstance(d.UID, revision), Command: d.Spec.Command, Args: d.Spec.Args,
@@ -617,12 +619,10 @@ func (u *unit) request() (context.Context, func(), error) {
 
 // write writes a status by compare-and-swap.
 func (u *unit) write(next *v1alpha1.Deployment) error {
-	return u.update(next, func(ctx context.Context, o client.Object, _ ...client.UpdateOption) error {
-		return u.e.Client.Status().Update(ctx, o)
-	})
+	return u.update(next, func(ctx context.Context, o client.Object) error { return u.e.Client.Status().Update(ctx, o) })
 }
 
-func (u *unit) update(next *v1alpha1.Deployment, update func(context.Context, client.Object, ...client.UpdateOption) error) error {
+func (u *unit) update(next *v1alpha1.Deployment, update func(context.Context, client.Object) error) error {
 	ctx, done, err := u.request()
 	if err != nil {
 		return err

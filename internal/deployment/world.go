@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -115,12 +116,20 @@ func (w World) refuses(d *v1alpha1.Deployment, node string) string {
 
 // trustOf reads what a node says of the commands it trusts. What cannot be read is not trusted with anything.
 func trustOf(n *v1alpha1.Node) Trust {
+	if known, ok := trusts.Load(n.Status.TrustedCommands); ok {
+		return known.(Trust)
+	}
 	t, err := ParseTrust(n.Status.TrustedCommands)
 	if err != nil {
 		t, _ = ParseTrust(`\b\B`) // matches nothing
 	}
+	trusts.Store(n.Status.TrustedCommands, t)
 	return t
 }
+
+// trusts remembers expressions that nodes have told: there are as many as nodes at most, and each is asked about every
+// deployment.
+var trusts sync.Map
 
 // Why a node cannot claim a deployment.
 const (
