@@ -388,7 +388,8 @@ func moved(before, after map[string]string) (n int) {
 // One more deployment takes a place that another would have had, and that one another's. The chain does not grow with the
 // number of deployments, and rarely passes through every node.
 func TestOneMoreDeploymentMovesFewOthers(t *testing.T) {
-	const rounds = 100
+	t.Parallel()
+	const rounds = 40
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, c := range []struct{ nodes, items int }{{2, 50}, {5, 50}, {5, 500}, {20, 100}, {20, 500}} {
 		total, most := 0, 0

@@ -298,11 +298,12 @@ func (r *run) newClaimer() *Claimer {
 			return w, deployments, nil
 		},
 		Claimed: func(d *v1alpha1.Deployment) {
+			r.calm(0)
 			r.opts.Metrics.claimed()
 			r.opts.Log.Info("claimed", "deployment", client.ObjectKeyFromObject(d).String())
 			r.see(d)
 		},
-		Settled: func() { r.setConflict("") },
+		Settled: func() { r.calm(resync / 2) },
 		Conflict: func(d *v1alpha1.Deployment, message string) {
 			r.setConflict(message)
 			r.tellCode(d, v1alpha1.ErrClaimConflict, message, string(d.ResourceVersion))
@@ -313,7 +314,16 @@ func (r *run) newClaimer() *Claimer {
 func (r *Runtime) setConflict(message string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.conflict = message
+	r.conflict, r.conflictAt = message, time.Now()
+}
+
+// calm takes back that a claim was lost, if it was so long ago: people should be able to see it.
+func (r *Runtime) calm(after time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.conflictAt) >= after {
+		r.conflict = ""
+	}
 }
 
 // claim claims for as long as the epoch lasts, unless the node's policy is not to.

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -88,9 +87,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if equality.Semantic.DeepEqual(next, d.Status) {
 		return ctrl.Result{RequeueAfter: again}, nil
 	}
-	if err := c.tell(ctx, d, next); err != nil {
-		return ctrl.Result{}, err
-	}
+	before := d.Status
 	d.Status = next
 	if err := c.client.Status().Update(ctx, d); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -98,6 +95,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		return ctrl.Result{}, fmt.Errorf("deployment %s: %w", req.NamespacedName, err)
 	}
+	c.tell(ctx, d, before)
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
@@ -127,29 +125,29 @@ func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment)
 // codes are the reasons of conditions that are told when they appear.
 var codes = map[string]bool{v1alpha1.ErrInvalidType: true, v1alpha1.ErrDaemonAddressSet: true, v1alpha1.ErrDaemonMissing: true}
 
-// tell says in the log, the counter and an event that a code has appeared.
-func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, next v1alpha1.DeploymentStatus) error {
+// tell says in the log, the counter and an event that a code has appeared. It comes after the condition was written, so
+// that a write that has to be repeated does not tell twice.
+func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, before v1alpha1.DeploymentStatus) {
 	told := map[string]bool{}
-	for _, condition := range d.Status.Conditions {
+	for _, condition := range before.Conditions {
 		told[condition.Reason] = true
 	}
-	for _, kind := range []string{v1alpha1.DeploymentValid, v1alpha1.DeploymentRunning} {
-		condition := meta.FindStatusCondition(next.Conditions, kind)
-		if condition == nil || !codes[condition.Reason] || told[condition.Reason] {
+	for _, condition := range d.Status.Conditions {
+		code := condition.Reason
+		if !codes[code] || told[code] {
 			continue
 		}
-		told[condition.Reason] = true
+		told[code] = true
+		c.Metrics.code(code)
+		log := c.Log.With("code", code, "deployment", client.ObjectKeyFromObject(d).String())
+		log.Warn(condition.Message)
 		err := c.record.Emit(ctx, events.Event{
-			Regarding: d, Type: corev1.EventTypeWarning, Reason: condition.Reason, Action: "Observe", Note: condition.Message,
-			Key: fmt.Sprintf("%d/%s", d.Generation, condition.LastTransitionTime.Format(time.RFC3339)),
+			Regarding: d, Type: corev1.EventTypeWarning, Reason: code, Action: "Observe", Note: condition.Message, Key: d.ResourceVersion,
 		})
 		if err != nil {
-			return err
+			log.Warn("event not written", "error", err)
 		}
-		c.Metrics.code(condition.Reason)
-		c.Log.Warn(condition.Message, "code", condition.Reason, "deployment", client.ObjectKeyFromObject(d).String())
 	}
-	return nil
 }
 
 // ReadWorld reads the nodes and their leases through r.

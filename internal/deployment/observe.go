@@ -70,7 +70,7 @@ func (w World) count(d *v1alpha1.Deployment) (wanted, running int32) {
 		wanted = int32(len(nodes))
 	}
 	for _, name := range nodes {
-		if available(d, name) {
+		if w.available(d, name) {
 			running++
 		}
 	}
@@ -146,7 +146,7 @@ func (w World) daemonRunning(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus
 	}
 	var missing []string
 	for _, name := range w.daemonNodes(d) {
-		if available(d, name) {
+		if w.available(d, name) {
 			continue
 		}
 		text := name

@@ -139,6 +139,8 @@ func (f Facts) ours() (now, ever bool) {
 	now = i != nil && i.NodeEpoch == f.Epoch
 	if f.Object.Spec.Type == v1alpha1.TypeDeployment {
 		now = now && h.Node == f.Node && h.NodeEpoch == f.Epoch
+	} else {
+		now = now && h.Node != f.Node // a daemon that was a deployment gives up being its holder
 	}
 	return now, i != nil || h.Node == f.Node
 }
@@ -185,10 +187,10 @@ func (f Facts) nextAbsent(unwanted string) Step {
 		return Step{Idle, WaitSpent}
 	case now && f.Wait > 0:
 		return Step{Idle, WaitBackoff}
-	case now:
-		return Step{Do: Start}
 	case f.Object.Spec.Type == v1alpha1.TypeDeployment && f.Occupied != "":
 		return Step{Idle, WaitOccupied}
+	case now:
+		return Step{Do: Start}
 	case f.Object.Spec.Type == v1alpha1.TypeDeployment && f.Object.Holder().Node != f.Node && !matches(f.Object, f.Labels):
 		return Step{Idle, WaitLabels}
 	}
@@ -197,7 +199,8 @@ func (f Facts) nextAbsent(unwanted string) Step {
 
 // Revision names what of a spec a program has to be restarted for.
 func Revision(spec *v1alpha1.DeploymentSpec) string {
-	data, _ := json.Marshal([]any{spec.Command, spec.Args, spec.Env, spec.WorkingDir}) // strings only: never fails
+	args, env := append([]string{}, spec.Args...), append([]v1alpha1.EnvVar{}, spec.Env...) // none is none, however it was written
+	data, _ := json.Marshal([]any{spec.Command, args, env, spec.WorkingDir})                // strings only: never fails
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])
 }

@@ -59,6 +59,7 @@ func TestWhatANodeDoesNextWithAProgramThatDoesNotRun(t *testing.T) {
 		{"a deployment that another may run is waited for", facts(program("d", addressed("n1"), running("n2", 1)), occupied), idle(deployment.WaitOccupied)},
 		{"a deployment whose holder is over is taken", facts(program("d", addressed("n1"), running("n2", 1))), does(deployment.Take, "")},
 		{"a taken deployment is started", facts(program("d", ours...)), does(deployment.Start, "")},
+		{"a taken deployment that others ran as a daemon is waited for", facts(program("d", append(ours, on("n2", 1, v1alpha1.InstanceRunning))...), occupied), idle(deployment.WaitOccupied)},
 		{"a deployment of an earlier epoch is taken again", facts(program("d", addressed("n1"), running("n1", 1))), does(deployment.Take, "")},
 		{"a deployment of a later epoch is taken again", facts(program("d", addressed("n1"), running("n1", 3))), does(deployment.Take, "")},
 		{"an instance without a holder is not enough", facts(program("d", addressed("n1"), on("n1", 2, v1alpha1.InstanceRunning))), does(deployment.Take, "")},
@@ -91,6 +92,7 @@ func TestWhatANodeDoesNextWithAProgramThatDoesNotRun(t *testing.T) {
 		{"a daemon is taken whatever its address", facts(program("d", daemon, addressed("n2"))), does(deployment.Take, "")},
 		{"a taken daemon is started", facts(program("d", daemon, running("n1", 2))), does(deployment.Start, "")},
 		{"a daemon of an earlier epoch is taken again", facts(program("d", daemon, running("n1", 1))), does(deployment.Take, "")},
+		{"a taken daemon is started whoever has it", facts(program("d", daemon, running("n1", 2), running("n2", 1)), occupied), does(deployment.Start, "")},
 		{"a daemon pauses", facts(program("d", daemon, running("n1", 2)), pause), idle(deployment.WaitBackoff)},
 		{"a daemon runs out of restarts", facts(program("d", daemon, running("n1", 2)), spent), idle(deployment.WaitSpent)},
 		{"a daemon whose labels do not match is forgotten", facts(program("d", daemon, fastDisk), slowDisk), does(deployment.Forget, deployment.WaitLabels)},
@@ -201,8 +203,8 @@ func TestATakeWritesTheHolderWithTheNextEpoch(t *testing.T) {
 			State: v1alpha1.StateAssigned, Holder: &v1alpha1.DeploymentHolder{Node: "n1", NodeEpoch: 2, Epoch: 1},
 			Nodes: []v1alpha1.DeploymentInstance{instance("n2", 1), instance("restarted", 1), taken},
 		}},
-		{"a daemon has no holder", program("d", daemon, running("n2", 1), on("dead", 1, v1alpha1.InstanceRunning), on("n1", 1, v1alpha1.InstanceRunning)), v1alpha1.DeploymentStatus{
-			Nodes: []v1alpha1.DeploymentInstance{instance("n2", 1), taken},
+		{"a daemon has no holder, and drops nobody", program("d", daemon, running("n2", 1), on("dead", 1, v1alpha1.InstanceRunning), on("n1", 1, v1alpha1.InstanceRunning)), v1alpha1.DeploymentStatus{
+			Nodes: []v1alpha1.DeploymentInstance{instance("n2", 1), instance("dead", 1), taken},
 		}},
 		{"a daemon gives up the holder it had as a deployment", program("d", daemon, holder("n1", 1, 5)), v1alpha1.DeploymentStatus{
 			Holder: &v1alpha1.DeploymentHolder{Epoch: 5}, Nodes: []v1alpha1.DeploymentInstance{taken},
@@ -229,7 +231,8 @@ func TestATakeWritesTheHolderWithTheNextEpoch(t *testing.T) {
 
 func TestAReleaseLeavesNothingOfTheNode(t *testing.T) {
 	asked := time.Unix(7, 0)
-	stop := &v1alpha1.DeploymentStop{Node: "n1", At: metav1.NewMicroTime(asked)}
+	stop := &v1alpha1.DeploymentStop{Node: "n1", Epoch: 1, At: metav1.NewMicroTime(asked)}
+	stopped := func(d *v1alpha1.Deployment) { d.Status.LastStop = &v1alpha1.DeploymentStop{Node: "n2"} }
 	other := v1alpha1.DeploymentInstance{Node: "n2", NodeEpoch: 1, State: v1alpha1.InstanceRunning}
 	for _, c := range []struct {
 		name  string
@@ -239,7 +242,9 @@ func TestAReleaseLeavesNothingOfTheNode(t *testing.T) {
 	}{
 		{"its holder and its instance", program("d", running("n1", 1)), &asked,
 			v1alpha1.DeploymentStatus{Holder: &v1alpha1.DeploymentHolder{Epoch: 1}, Nodes: []v1alpha1.DeploymentInstance{}, LastStop: stop}},
-		{"a program that ended by itself", program("d", running("n1", 1)), nil,
+		{"a disabled deployment does not move", program("d", running("n1", 1), disabled, stopped), &asked,
+			v1alpha1.DeploymentStatus{Holder: &v1alpha1.DeploymentHolder{Epoch: 1}, Nodes: []v1alpha1.DeploymentInstance{}}},
+		{"a program that ended by itself", program("d", running("n1", 1), stopped), nil,
 			v1alpha1.DeploymentStatus{Holder: &v1alpha1.DeploymentHolder{Epoch: 1}, Nodes: []v1alpha1.DeploymentInstance{}}},
 		{"an instance beside another's", program("d", running("n2", 1), on("n1", 1, v1alpha1.InstanceStopping)), &asked,
 			v1alpha1.DeploymentStatus{Holder: &v1alpha1.DeploymentHolder{Node: "n2", NodeEpoch: 1, Epoch: 1}, Nodes: []v1alpha1.DeploymentInstance{other}}},

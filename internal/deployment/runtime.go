@@ -73,13 +73,14 @@ type Runtime struct {
 	writes  chan struct{}
 	sampler *sampler
 
-	mu       sync.Mutex
-	units    map[types.NamespacedName]*unit
-	found    map[string]*node.Pass // programs of an earlier process, by directory, until they are attached to
-	world    World
-	moved    chan struct{}                      // closed and replaced when a program has ended or the world has changed
-	departed map[types.NamespacedName]time.Time // programs on their way to another node in a drain, since when
-	conflict string                             // what the last claim was lost over
+	mu         sync.Mutex
+	units      map[types.NamespacedName]*unit
+	found      map[string]*node.Pass // programs of an earlier process, by directory, until they are attached to
+	world      World
+	moved      chan struct{}                      // closed and replaced when a program has ended or the world has changed
+	departed   map[types.NamespacedName]time.Time // programs on their way to another node in a drain, since when
+	conflict   string                             // what the last claim was lost over
+	conflictAt time.Time
 
 	refused map[types.UID]string // revisions that are not trusted here, and of which the log knows
 

@@ -377,15 +377,9 @@ func (u *unit) take(f Facts) error {
 		u.pass = pass
 	}
 	u.pass.Become(kind)
-	var w World
-	if d.Spec.Type == v1alpha1.TypeDeployment {
-		var err error
-		if w, err = u.liveLeases(d); err != nil {
-			return err
-		}
-		if other := w.Occupied(d, u.opts.Node); other != "" {
-			return fmt.Errorf("node %s still runs it", other) // the cache is behind
-		}
+	w, err := u.alone(d)
+	if err != nil {
+		return err
 	}
 	if !controllerutil.ContainsFinalizer(d, v1alpha1.DeploymentFinalizer) {
 		held := d.DeepCopy()
@@ -405,9 +399,25 @@ func (u *unit) take(f Facts) error {
 	return nil
 }
 
-// liveLeases reads, from the server, the leases of all other nodes that an object has down for running it.
+// alone makes sure, with leases read live, that no other node may still run a deployment: the cache may be behind.
+func (u *unit) alone(d *v1alpha1.Deployment) (World, error) {
+	w, err := u.liveLeases(d)
+	if err != nil {
+		return w, err
+	}
+	if other := w.Occupied(d, u.opts.Node); d.Spec.Type == v1alpha1.TypeDeployment && other != "" {
+		return w, fmt.Errorf("node %s still runs it", other)
+	}
+	return w, nil
+}
+
+// liveLeases reads, from the server, the leases of all other nodes that a deployment's object has down for running it. Of a
+// daemon nobody asks.
 func (u *unit) liveLeases(d *v1alpha1.Deployment) (World, error) {
 	w := World{Leases: map[string]lease.Record{u.opts.Node: {Node: u.opts.Node, Holder: "us", Epoch: u.e.Number}}}
+	if d.Spec.Type != v1alpha1.TypeDeployment {
+		return w, nil
+	}
 	others := []string{d.Holder().Node}
 	for i := range d.Status.Nodes {
 		others = append(others, d.Status.Nodes[i].Node)
@@ -455,6 +465,9 @@ func (u *unit) start(ctx context.Context) error {
 	f := u.facts(ctx, w)
 	if Next(f).Do != Start || !u.e.Holding() {
 		return nil
+	}
+	if _, err := u.alone(f.Object); err != nil {
+		return err
 	}
 	d, revision := f.Object, Revision(&f.Object.Spec)
 	u.tried = revision

@@ -222,23 +222,36 @@ func (w World) daemonNodes(d *v1alpha1.Deployment) []string {
 	return names
 }
 
-// available says whether a daemon runs on a node.
-func available(d *v1alpha1.Deployment, node string) bool {
+// available says whether a daemon runs on another node. What an earlier epoch of the node said no longer counts.
+func (w World) available(d *v1alpha1.Deployment, node string) bool {
 	i := d.Instance(node)
-	return i != nil && i.State == v1alpha1.InstanceRunning
+	return i != nil && i.State == v1alpha1.InstanceRunning && i.NodeEpoch >= w.Leases[node].Epoch
 }
 
 // MayRestart says whether a node may take its daemon down for a new revision: with it, no more nodes than the rollout
 // allows are without.
 func (w World) MayRestart(d *v1alpha1.Deployment, node string) bool {
-	if !available(d, node) {
+	if i := d.Instance(node); i == nil || i.State != v1alpha1.InstanceRunning {
 		return true
 	}
 	down := int32(1)
-	for _, name := range w.daemonNodes(d) {
-		if name != node && !available(d, name) {
+	for _, name := range w.rolloutNodes(d) {
+		if name != node && !w.available(d, name) {
 			down++
 		}
 	}
 	return down <= max(d.Spec.Rollout.MaxUnavailable, 1)
+}
+
+// rolloutNodes are the nodes that a rollout counts: where the daemon should run, and where it is put down though the node
+// has not yet said so of its newest epoch. An instance of a newer epoch than the lease's shows that the lease was read
+// before that epoch began.
+func (w World) rolloutNodes(d *v1alpha1.Deployment) []string {
+	names := w.daemonNodes(d)
+	for _, i := range d.Status.Nodes {
+		if (w.Live(i.Node) || i.NodeEpoch > w.Leases[i.Node].Epoch) && !slices.Contains(names, i.Node) {
+			names = append(names, i.Node)
+		}
+	}
+	return names
 }

@@ -396,6 +396,15 @@ func TestWhoMayTakeADaemonDownForANewRevision(t *testing.T) {
 		{"its own never started", program("d", daemon), nil, true},
 		{"another is dead", program("d", daemon, up("n1", "n2")), func(c cluster) { c.dies("n3") }, true},
 		{"another left", program("d", daemon, up("n1", "n2")), func(c cluster) { c.leaves("n3") }, true},
+		{"another is dead and was restarting", program("d", daemon, up("n1", "n2"), down(v1alpha1.InstanceRestarting, "n3")), func(c cluster) { c.dies("n3") }, true},
+		{"another began an epoch that its Node does not show yet", program("d", daemon, up("n1", "n2"), down(v1alpha1.InstanceRestarting, "n3")), func(c cluster) { c.restarts("n3") }, false},
+		{"another ran in an earlier epoch", program("d", daemon, up("n1", "n2", "n3")), func(c cluster) {
+			c.restarts("n3")
+			c.Nodes["n3"].Status.Epoch = 2
+		}, false},
+		{"another restarts in an epoch whose lease is not seen yet", program("d", daemon, up("n1", "n2"), on("n3", 2, v1alpha1.InstanceRestarting)), func(c cluster) { c.leaves("n3") }, false},
+		{"another runs in an epoch whose lease is not seen yet", program("d", daemon, up("n1", "n2"), on("n3", 2, v1alpha1.InstanceRunning)), func(c cluster) { c.leaves("n3") }, true},
+		{"its own lease is not seen yet", program("d", daemon, on("n1", 2, v1alpha1.InstanceRunning), down(v1alpha1.InstanceRestarting, "n2", "n3")), nil, false},
 		{"another leaves", program("d", daemon, up("n1", "n2")), func(c cluster) { c.Nodes["n3"].Status.Liveness = v1alpha1.Stopping }, true},
 		{"another drains without it", program("d", daemon, up("n1", "n2"), down(v1alpha1.InstanceBackoff, "n3")), func(c cluster) { c.drains("n3") }, false},
 		{"another does not match", program("d", daemon, fastDisk, up("n1", "n2")), func(c cluster) { c.label("n3", "disk", "slow") }, true},

@@ -1,0 +1,346 @@
+package deployment_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/deployment"
+)
+
+// machine is where one node's process and its programs run. The programs are under shims: they go on without the process
+// until the deadline that it last told them.
+type machine struct {
+	sim    *sim
+	name   string
+	policy v1alpha1.ClaimPolicy
+	trust  deployment.Trust
+
+	process     *process // nil while it is down
+	frozen, cut bool     // it does nothing; it reaches nobody
+	deadline    int
+	programs    map[string]*shimmed
+}
+
+// shimmed is a program under its shim.
+type shimmed struct {
+	uid      types.UID
+	revision string
+	epoch    int64 // in which it was started or found
+	ending   bool
+}
+
+func revision(d *v1alpha1.Deployment) string { return deployment.Revision(&d.Spec) }
+
+// join begins the next epoch. What runs already is found, and counted, before anything else.
+func (m *machine) join() {
+	if m.process != nil {
+		return
+	}
+	rec := m.sim.record(m.name)
+	rec.Node, rec.Holder, rec.Epoch = m.name, "process", max(rec.Epoch, rec.Fenced)+1
+	m.sim.setLease(rec)
+	m.sim.renewed[m.name] = m.sim.now
+	m.deadline = m.sim.now + deadAfter
+	p := &process{machine: m, epoch: rec.Epoch, alive: true, cache: m.sim.fresh(), units: map[string]*unit{}, inside: map[string]bool{}}
+	if m.sim.broken.cachedLeases {
+		p.cache.late = 12 // it happens more often than it would
+	}
+	for _, name := range m.sim.names {
+		p.units[name] = &unit{process: p, name: name, admitted: m.programs[name] != nil}
+		if m.programs[name] != nil {
+			m.sim.count("re-attached")
+		}
+	}
+	m.process = p
+	m.sim.hear("%s joins in epoch %d with %q", m.name, p.epoch, slices.Sorted(maps.Keys(m.programs)))
+}
+
+// kill ends the process and nothing else. A write on its way may still arrive.
+func (m *machine) kill() {
+	if m.process == nil {
+		return
+	}
+	m.sim.hear("%s is killed", m.name)
+	m.sim.count("killed")
+	for _, name := range m.sim.names {
+		if u := m.process.units[name]; u.flight != nil && m.sim.draw(2) == 0 {
+			m.sim.flying = append(m.sim.flying, u.flight)
+		}
+	}
+	m.process, m.frozen = nil, false
+}
+
+// tick renews the lease, and ends programs whose time is up.
+func (m *machine) tick() {
+	if p := m.process; p != nil && !m.frozen && !m.cut && !p.inDoubt() && m.sim.record(m.name).Epoch == p.epoch && m.sim.record(m.name).Held() {
+		m.sim.renewed[m.name] = m.sim.now
+		m.deadline = m.sim.now + deadAfter
+	}
+	if m.sim.now >= m.deadline && len(m.programs) > 0 && !m.sim.broken.immortal {
+		m.sim.hear("the shims of %s end %q", m.name, slices.Sorted(maps.Keys(m.programs)))
+		m.sim.count("ended by the deadline")
+		clear(m.programs)
+	}
+}
+
+// start is the shim's part of a start: it refuses what would be past its deadline.
+func (m *machine) start(u *unit, d *v1alpha1.Deployment, seen int) {
+	if m.sim.now >= m.deadline && !m.sim.broken.lateStart {
+		m.sim.count("refused by the shim")
+		return
+	}
+	m.sim.starts(m, u, d, seen)
+	m.programs[u.name] = &shimmed{uid: d.UID, revision: revision(d), epoch: u.epoch}
+}
+
+// ends is a program that ends: one that was asked to, or, now and then, another.
+func (m *machine) ends() {
+	name := m.sim.someName()
+	p := m.programs[name]
+	if p == nil || !p.ending && m.sim.draw(4) != 3 {
+		return
+	}
+	delete(m.programs, name)
+	m.sim.hear("%s on %s ends, asked: %t", name, m.name, p.ending)
+	m.sim.count("ended")
+	if m.process != nil && !p.ending {
+		m.process.units[name].until = m.sim.now + 2
+	}
+}
+
+// act is one thing that a machine does.
+func (m *machine) act() {
+	if m.sim.draw(8) == 7 {
+		m.ends()
+		return
+	}
+	switch {
+	case (m.frozen || m.cut) && m.sim.draw(24) == 23:
+		m.heal()
+	case m.frozen:
+	case m.process == nil:
+		if m.sim.draw(3) == 2 && !m.cut {
+			m.join()
+		}
+	default:
+		m.process.act()
+	}
+}
+
+// works does all that a machine can do when all is well.
+func (m *machine) works() {
+	m.join()
+	p := m.process
+	if !p.alive {
+		p.leaving = true
+		m.sim.over(m)
+	}
+	for range 4 {
+		for _, name := range m.sim.names {
+			p.cache.see(m.sim.draw)
+			p.publish()
+			p.units[name].step()
+			if s := m.programs[name]; s != nil && s.ending {
+				delete(m.programs, name)
+			}
+			p.units[name].tell()
+		}
+		p.claim()
+		p.end()
+		if m.process != p {
+			return
+		}
+	}
+}
+
+// fault is what goes wrong: a process dies, freezes, is cut off; or one is drained, or leaves.
+func (s *sim) fault() {
+	m := s.someMachine()
+	switch s.draw(8) {
+	case 0, 1:
+		m.kill()
+	case 2:
+		m.frozen = m.process != nil
+		s.hear("%s is frozen: %t", m.name, m.frozen)
+	case 3:
+		m.heal()
+	case 4:
+		m.cut = true
+		s.hear("%s is cut off", m.name)
+	case 5:
+		m.drain()
+	case 6:
+		if p := m.process; p != nil {
+			p.leaving = true
+			p.close()
+			s.over(m)
+			s.hear("%s is told to leave", m.name)
+		}
+	case 7:
+		s.nap()
+	}
+}
+
+// nap freezes a process for a while, in the middle of something if one is.
+func (s *sim) nap() {
+	m := s.someMachine()
+	for _, other := range s.machines {
+		if other.busy() {
+			m = other
+		}
+	}
+	m.frozen = m.process != nil
+	s.hear("%s naps", m.name)
+	for range 2 + s.draw(deadAfter) {
+		s.tick()
+	}
+	m.heal()
+}
+
+// busy says whether a process has begun something that it has not finished.
+func (m *machine) busy() bool {
+	if m.process == nil {
+		return false
+	}
+	for _, u := range m.process.units {
+		if u.next != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *machine) heal() {
+	m.frozen, m.cut = false, false
+	m.sim.hear("%s is well", m.name)
+}
+
+// drain closes a node's gate. At most one node drains at a time.
+func (m *machine) drain() {
+	for _, other := range m.sim.machines {
+		if other.process != nil && !other.process.alive {
+			return
+		}
+	}
+	if m.process != nil {
+		m.sim.hear("%s drains", m.name)
+		m.sim.count("drained")
+		m.process.close()
+	}
+}
+
+// coordinate marks who is lost, lets deleted objects go, and delivers what was on its way.
+func (s *sim) coordinate() {
+	switch s.draw(3) {
+	case 0:
+		s.markLost()
+	case 1:
+		s.reap(s.someName())
+	case 2:
+		if n := len(s.flying); n > 0 {
+			i := s.draw(n)
+			write := s.flying[i]
+			s.flying = slices.Delete(s.flying, i, i+1)
+			s.count("arrived late")
+			write()
+		}
+	}
+}
+
+// markLost marks every lease that was not renewed for long enough.
+func (s *sim) markLost() {
+	after := lostAfter
+	if s.broken.marksEarly {
+		after = 3
+	}
+	for _, m := range s.machines {
+		rec := s.record(m.name)
+		if rec.Held() && s.now-s.renewed[m.name] >= after {
+			rec.Holder, rec.Fenced = "", rec.Epoch
+			s.over(m)
+			s.setLease(rec)
+			s.count("marked")
+			s.hear("%s/%d is marked", m.name, rec.Epoch)
+		}
+	}
+}
+
+// reap lets a deleted object go once nobody may run it.
+func (s *sim) reap(name string) {
+	d := s.object(name)
+	if d == nil || d.DeletionTimestamp.IsZero() || s.live().Occupied(d, "") != "" && !s.broken.reapsEarly {
+		return
+	}
+	s.objects[name] = append(s.objects[name], nil)
+	s.count("deleted")
+	s.hear("%s is gone", name)
+}
+
+// administer is what people do to objects and nodes.
+func (s *sim) administer() {
+	name, m := s.someName(), s.someMachine()
+	edit := func(what string, change func(*v1alpha1.Deployment)) {
+		if d := s.object(name); d != nil && d.DeletionTimestamp.IsZero() && s.edit(name, change) {
+			s.count(what)
+			s.hear("people: %s of %s: %s", what, name, text(s.object(name)))
+		}
+	}
+	switch s.draw(9) {
+	case 0, 8:
+		s.revive(name)
+	case 1, 2:
+		to := append([]string{"", "n9"}, m.name, m.name)[s.draw(4)]
+		edit("address", addressed(to))
+	case 3:
+		edit("disabled", disabled)
+		s.unwanted(name)
+	case 4, 5:
+		edit("change", func(d *v1alpha1.Deployment) { d.Spec.Args = []string{fmt.Sprint(s.revision)} })
+	case 6:
+		if s.draw(3) == 2 {
+			edit("deletion", deleted)
+		}
+	case 7:
+		s.editNode(m.name, func(n *v1alpha1.Node) {
+			if s.draw(2) == 0 {
+				n.Spec.Cordoned = !n.Spec.Cordoned
+				return
+			}
+			n.Labels = map[string]string{"disk": map[string]string{"fast": "slow", "slow": "fast"}[n.Labels["disk"]]}
+		})
+	}
+}
+
+// revive makes an object that is gone, or enables one that is not.
+func (s *sim) revive(name string) {
+	switch d := s.object(name); {
+	case d == nil:
+		s.create(name)
+	case d.DeletionTimestamp.IsZero() && !d.IsEnabled():
+		s.edit(name, func(d *v1alpha1.Deployment) { d.Spec.Enabled = nil })
+		s.count("enabled")
+		s.hear("people: enabled %s", name)
+	}
+}
+
+// retype turns a deployment into a daemon or back.
+func (s *sim) retype() {
+	d := s.object(s.someName())
+	if d == nil || !d.DeletionTimestamp.IsZero() {
+		return
+	}
+	s.edit(d.Name, func(d *v1alpha1.Deployment) {
+		if d.Spec.Type == v1alpha1.TypeDaemon {
+			typed(v1alpha1.TypeDeployment)(d)
+			return
+		}
+		daemon(d)
+	})
+	s.count("retyped")
+	s.retypedTo(s.object(d.Name))
+	s.hear("people: type of %s: %s", d.Name, text(s.object(d.Name)))
+}

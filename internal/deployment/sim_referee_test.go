@@ -1,0 +1,185 @@
+package deployment_test
+
+import (
+	"fmt"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// rule is a property of the whole cluster, by what really runs and not by what anybody believes.
+type rule string
+
+const (
+	// oneRunsIt: never two programs of a deployment. Those of a daemon that became one count from when it is first taken,
+	// and nobody who knows of the change starts one beside them.
+	oneRunsIt rule = "a deployment runs once"
+	// oneEach: never two programs of one object on one node.
+	oneEach rule = "a node runs an object once"
+	// fewRestart: no more daemons are down for a new revision than the rollout allows.
+	fewRestart rule = "few restart at once"
+	// takesNothing: a draining node starts nothing that was not there.
+	takesNothing rule = "a draining node takes no new work"
+	// noneWrites: a node with the policy none writes no address.
+	noneWrites rule = "a node that claims nothing writes no address"
+	// deadInTime: nothing starts, or runs, past its deadline.
+	deadInTime rule = "programs end with the lease"
+	// runsInTheEnd: when all is healthy, everything runs where it should.
+	runsInTheEnd rule = "what should run does"
+)
+
+// referee sees everything and writes down the first breach of each rule.
+type referee struct {
+	sim    *sim
+	breach map[rule]string
+	counts map[string]int
+	heard  []string
+
+	exclusive map[string]bool            // objects that may run but once
+	retyped   map[string]int             // the version at which each object became a deployment
+	restarts  map[string]map[string]bool // by object, nodes that said they take it down
+}
+
+func newReferee(s *sim) *referee {
+	return &referee{
+		sim: s, breach: map[rule]string{}, counts: map[string]int{},
+		exclusive: map[string]bool{}, retyped: map[string]int{}, restarts: map[string]map[string]bool{},
+	}
+}
+
+func (r *referee) breached(which rule, format string, args ...any) {
+	if r.breach[which] == "" {
+		r.breach[which] = fmt.Sprintf("at %d: ", r.sim.now) + fmt.Sprintf(format, args...)
+		r.hear("BREACH %s: %s", which, r.breach[which])
+	}
+}
+
+// count that something happened: a run in which nothing does proves nothing.
+func (r *referee) count(what string) { r.counts[what]++ }
+
+// hear keeps what a person needs to follow a run.
+func (r *referee) hear(format string, args ...any) {
+	r.heard = append(r.heard, fmt.Sprintf("%d ", r.sim.now)+fmt.Sprintf(format, args...))
+}
+
+// created takes note of a new object, or of a new type of one.
+func (r *referee) created(d *v1alpha1.Deployment) {
+	r.hear("created %s: %s", d.Name, text(d))
+	r.exclusive[d.Name] = d.Spec.Type == v1alpha1.TypeDeployment
+	r.retyped[d.Name] = len(r.sim.objects[d.Name])
+	r.restarts[d.Name] = map[string]bool{}
+}
+
+func (r *referee) retypedTo(d *v1alpha1.Deployment) {
+	r.exclusive[d.Name] = false
+	r.retyped[d.Name] = len(r.sim.objects[d.Name])
+	r.unwanted(d.Name)
+}
+
+// unwanted takes note that people want no daemon: what is down from here on is down for that.
+func (r *referee) unwanted(name string) { r.restarts[name] = map[string]bool{} }
+
+// taken takes note of a take that was stored.
+func (r *referee) taken(m *machine, d *v1alpha1.Deployment) {
+	r.count("taken")
+	r.hear("%s took %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
+	if d.Spec.Type == v1alpha1.TypeDeployment {
+		r.exclusive[d.Name] = true
+	}
+	r.says(m, d.Name, *d.Instance(m.name))
+}
+
+// takesDown takes note of a restart that was stored, and what it was decided on. A program that was not yet said to run was
+// down before.
+func (r *referee) takesDown(m *machine, d *v1alpha1.Deployment) {
+	r.count("restarted")
+	r.hear("%s restarts %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
+	if d.Instance(m.name).State == v1alpha1.InstanceRunning {
+		r.restarts[d.Name][m.name] = true
+	}
+}
+
+// told takes note of what a node said of its program.
+func (r *referee) told(m *machine, name string, i v1alpha1.DeploymentInstance) {
+	r.hear("%s/%d says %s is %s", m.name, i.NodeEpoch, name, i.State)
+	r.says(m, name, i)
+}
+
+func (r *referee) says(m *machine, name string, i v1alpha1.DeploymentInstance) {
+	if i.State == v1alpha1.InstanceRunning {
+		delete(r.restarts[name], m.name)
+	}
+}
+
+// starts looks at a program that is about to run. seen is how many versions of the object its node knows.
+func (r *referee) starts(m *machine, u *unit, d *v1alpha1.Deployment, seen int) {
+	r.count("started")
+	r.hear("%s/%d starts %s: %s", m.name, u.epoch, d.Name, text(d))
+	delete(r.restarts[d.Name], m.name)
+	if m.programs[d.Name] != nil {
+		r.breached(oneEach, "%s starts %s, which runs there", m.name, d.Name)
+	}
+	if r.sim.now >= m.deadline {
+		r.breached(deadInTime, "%s starts %s past its deadline", m.name, d.Name)
+	}
+	if !u.alive && !u.inside[d.Name] {
+		r.breached(takesNothing, "%s drains and starts %s", m.name, d.Name)
+	}
+	for _, other := range r.sim.machines {
+		if d.Spec.Type == v1alpha1.TypeDeployment && seen >= r.retyped[d.Name] && other != m && other.programs[d.Name] != nil {
+			r.breached(oneRunsIt, "%s starts %s, which runs on %s: %s", m.name, d.Name, other.name, text(d))
+		}
+	}
+}
+
+// claims looks at an address that is written.
+func (r *referee) claims(m *machine, name string) {
+	r.count("claimed")
+	r.hear("%s claims %s", m.name, name)
+	if m.policy == v1alpha1.ClaimNone {
+		r.breached(noneWrites, "%s claims %s", m.name, name)
+	}
+}
+
+// look looks at what runs now.
+func (r *referee) look() {
+	for _, name := range r.sim.names {
+		r.lookAt(name)
+	}
+}
+
+func (r *referee) lookAt(name string) {
+	d := r.sim.object(name)
+	var on []string
+	down := int32(0)
+	for _, m := range r.sim.machines {
+		p := m.programs[name]
+		if p != nil {
+			on = append(on, m.name)
+			if r.sim.now > m.deadline {
+				r.breached(deadInTime, "%s runs on %s past its deadline", name, m.name)
+			}
+		}
+		if r.restarts[name][m.name] && (p == nil || p.ending) && r.wanted(d, m) {
+			down++
+		}
+	}
+	if r.exclusive[name] && len(on) > 1 {
+		r.breached(oneRunsIt, "%s runs on %q: %s", name, on, text(d))
+	}
+	if d != nil && down > d.Spec.Rollout.MaxUnavailable {
+		r.breached(fewRestart, "%d of %s are down for a new revision: %s", down, name, text(d))
+	}
+}
+
+// wanted says whether a node should run a daemon. One that is gone, or leaves, or was told to stop it, is down for that.
+func (r *referee) wanted(d *v1alpha1.Deployment, m *machine) bool {
+	return d != nil && d.IsEnabled() && d.Spec.Type == v1alpha1.TypeDaemon && r.sim.matches(d, m.name) &&
+		r.sim.record(m.name).Held() && (m.process == nil || !m.process.leaving)
+}
+
+// over takes note that an epoch ends, or is about to: what was down for a new revision is down for that now.
+func (r *referee) over(m *machine) {
+	for _, nodes := range r.restarts {
+		delete(nodes, m.name)
+	}
+}

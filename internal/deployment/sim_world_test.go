@@ -1,0 +1,304 @@
+package deployment_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/deployment"
+)
+
+// The life of a lease, in ticks: a process doubts itself, its programs are dead, others may call it lost.
+const (
+	doubtAfter = 6
+	deadAfter  = 8
+	lostAfter  = 10
+	// returnAfter is how long a node that left in order is waited for.
+	returnAfter = 4
+)
+
+// broken are rules of the game broken on purpose, to show that the referee would see it.
+type broken struct {
+	takesOccupied  bool // a node takes without looking who may still run it
+	epochIsOver    bool // a node takes from an older epoch of a node that lives in a newer
+	cachedLeases   bool // a node takes by what its cache says of leases
+	releasesEarly  bool // a node gives back when it has asked the program to end, not when it has ended
+	startsUntaken  bool // a node starts what it has not taken
+	blind          bool // writes do not look at versions
+	immortal       bool // shims do not end programs at their deadline
+	lateStart      bool // a shim starts a program though its deadline has passed
+	marksEarly     bool // others call a node lost before its programs are dead
+	unattached     bool // a restarted node does not see what its programs do
+	gateOpen       bool // a draining node takes new work
+	noneClaims     bool // a node with the policy none claims
+	restartsAtOnce bool // a changed daemon is restarted without a look at others
+	reapsEarly     bool // a deleted object goes while somebody may run it
+	neverReleases  bool // a node does not say that nothing is left
+}
+
+// tape is what chance decides, drawn beforehand: at its end everything goes the first way.
+type tape struct {
+	left []byte
+}
+
+func (t *tape) draw(n int) int {
+	if len(t.left) == 0 || n < 2 {
+		return 0
+	}
+	b := t.left[0]
+	t.left = t.left[1:]
+	return int(b) % n
+}
+
+// seeded is always the same tape for a seed.
+func seeded(seed uint64) *tape {
+	r := rand.New(rand.NewPCG(seed, 7))
+	t := &tape{left: make([]byte, 2500)}
+	for i := range t.left {
+		t.left[i] = byte(r.IntN(256))
+	}
+	return t
+}
+
+// sim is a cluster around the real Next, Taken, Released, Occupied, MayRestart and Assign. Everything happens in one
+// goroutine, in an order that the tape decides.
+type sim struct {
+	*store
+	*tape
+	*referee
+	broken   broken
+	now      int // true time
+	machines []*machine
+	names    []string
+	flying   []func() // writes whose process has died
+	often    weights
+	made     int
+	spared   int // how many objects are left in the end as they are
+}
+
+func newSim(t *tape, b broken) *sim {
+	s := &sim{store: newStore(), tape: t, broken: b, names: []string{"a", "b", "c"}}
+	s.referee = newReferee(s)
+	s.blind = b.blind
+	s.often, s.spared = kinds[s.draw(len(kinds))], s.draw(3)
+	for i, policy := range []v1alpha1.ClaimPolicy{v1alpha1.ClaimByCount, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone} {
+		m := &machine{sim: s, name: fmt.Sprintf("n%d", i+1), policy: policy, programs: map[string]*shimmed{}}
+		s.machines = append(s.machines, m)
+		s.nodes[m.name] = []*v1alpha1.Node{{
+			ObjectMeta: metav1.ObjectMeta{Name: m.name, Labels: map[string]string{"disk": "fast"}},
+			Status:     v1alpha1.NodeStatus{Conditions: []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}}},
+		}}
+		if i == 1 {
+			m.trust, _ = deployment.ParseTrust("^/opt/")
+		}
+		m.join()
+		m.process.publish()
+	}
+	for _, name := range s.names {
+		s.create(name)
+	}
+	return s
+}
+
+// create makes an object: a selects fast disks, b is not trusted by n2, of c two may restart at once.
+func (s *sim) create(name string) {
+	s.made++
+	d := program(name, unavailable(1))
+	d.UID = types.UID(fmt.Sprintf("uid-%d", s.made))
+	switch name {
+	case "a":
+		fastDisk(d)
+	case "b":
+		d.Spec.Command = "/usr/b"
+	case "c":
+		unavailable(2)(d)
+	}
+	if s.draw(3) == 2 {
+		daemon(d)
+	}
+	s.put(d)
+	s.created(d)
+}
+
+// play lets chance act until the tape ends, and then wants everything to run where it should.
+func play(t *tape, b broken) *referee {
+	s := newSim(t, b)
+	for len(s.left) > 0 {
+		s.act()
+	}
+	s.settleDown()
+	return s.referee
+}
+
+// weights say how often each thing happens in a run of one kind.
+type weights struct {
+	machine, clock, admin, retype, fault, coordinate int
+}
+
+// kinds of runs: a bit of everything; machines are bad; people change their minds all the time.
+var kinds = []weights{
+	{machine: 40, clock: 4, admin: 2, retype: 1, fault: 1, coordinate: 2},
+	{machine: 40, clock: 7, admin: 2, retype: 0, fault: 3, coordinate: 3},
+	{machine: 40, clock: 2, admin: 4, retype: 2, fault: 1, coordinate: 2},
+}
+
+// act is one thing that happens.
+func (s *sim) act() {
+	w := s.often
+	things := []struct {
+		weight int
+		do     func()
+	}{
+		{w.machine, func() { s.someMachine().act() }},
+		{w.clock, s.tick},
+		{w.admin, s.administer},
+		{w.retype, s.retype},
+		{w.fault, s.fault},
+		{w.coordinate, s.coordinate},
+	}
+	total := 0
+	for _, t := range things {
+		total += t.weight
+	}
+	at := s.draw(total)
+	for _, t := range things {
+		if at < t.weight {
+			t.do()
+			break
+		}
+		at -= t.weight
+	}
+	s.look()
+}
+
+func (s *sim) someMachine() *machine { return s.machines[s.draw(len(s.machines))] }
+
+func (s *sim) someName() string { return s.names[s.draw(len(s.names))] }
+
+// tick lets time pass: leases are renewed, shims look at their deadlines.
+func (s *sim) tick() {
+	s.now++
+	for _, m := range s.machines {
+		m.tick()
+	}
+	if s.broken.marksEarly {
+		s.markLost()
+	}
+}
+
+// settleDown ends all disturbance and lets everybody do what he can. By then all that should run does.
+func (s *sim) settleDown() {
+	for _, m := range s.machines {
+		m.heal()
+	}
+	for _, name := range s.names[s.spared:] {
+		s.revive(name)
+	}
+	well := 0
+	for range 60 {
+		s.round()
+		if well++; s.unwell() != "" {
+			well = 0
+		}
+		if well == 3 {
+			return
+		}
+	}
+	s.breached(runsInTheEnd, "%s", s.unwell())
+}
+
+// round lets everybody do what he can, once.
+func (s *sim) round() {
+	s.tick()
+	for _, write := range s.flying {
+		write()
+	}
+	s.flying = nil
+	s.markLost()
+	for _, name := range s.names {
+		s.reap(name)
+	}
+	for _, m := range s.machines {
+		m.works()
+		s.look()
+	}
+}
+
+// unwell says what does not run as it should.
+func (s *sim) unwell() string {
+	for _, name := range s.names {
+		if why := s.unwellObject(s.object(name), name); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+func (s *sim) unwellObject(d *v1alpha1.Deployment, name string) string {
+	w := s.live()
+	must, may := map[string]bool{}, map[string]bool{}
+	if d != nil && d.IsEnabled() {
+		for _, m := range s.machines {
+			out := w.Out(d, m.name)
+			switch {
+			case d.Spec.Type == v1alpha1.TypeDaemon:
+				must[m.name] = out != "labels do not match" && m.trust.Allows(&d.Spec) && s.matches(d, m.name)
+			case out == "" || d.Spec.Address == m.name:
+				may[m.name] = true
+			}
+		}
+	}
+	count := 0
+	for _, m := range s.machines {
+		p := m.programs[name]
+		if p == nil {
+			if must[m.name] {
+				return fmt.Sprintf("daemon %s does not run on %s: %s", name, m.name, text(d))
+			}
+			continue
+		}
+		count++
+		if !must[m.name] && !may[m.name] {
+			return fmt.Sprintf("%s runs on %s: %s", name, m.name, text(d))
+		}
+		if p.uid != d.UID || p.revision != revision(d) || p.ending {
+			return fmt.Sprintf("on %s runs something else than %s: %+v", m.name, text(d), *p)
+		}
+		if d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Address != m.name {
+			return fmt.Sprintf("%s runs on %s and should on %s", name, m.name, d.Spec.Address)
+		}
+	}
+	if d != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.IsEnabled() && count != 1 && s.somebodyMay(d) {
+		return fmt.Sprintf("deployment %s runs %d times: %s", name, count, text(d))
+	}
+	return ""
+}
+
+func (s *sim) somebodyMay(d *v1alpha1.Deployment) bool {
+	w := s.live()
+	for _, m := range s.machines {
+		if w.Out(d, m.name) == "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *sim) matches(d *v1alpha1.Deployment, node string) bool {
+	return d.Spec.Selector == nil || last(s.nodes[node]).Labels["disk"] == "fast"
+}
+
+// text is an object in a few words, for a person who reads a failure.
+func text(d *v1alpha1.Deployment) string {
+	if d == nil {
+		return "deleted"
+	}
+	words := fmt.Sprintf("%s %s v%s enabled=%t address=%q holder=%+v", d.Spec.Type, d.UID, d.ResourceVersion, d.IsEnabled(), d.Spec.Address, d.Holder())
+	for _, i := range d.Status.Nodes {
+		words += fmt.Sprintf(" %s/%d:%s", i.Node, i.NodeEpoch, i.State)
+	}
+	return words
+}
