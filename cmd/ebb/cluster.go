@@ -92,20 +92,25 @@ func (c *cluster) token() (string, error) {
 
 // post sends a request to a node's HTTP API and decodes the answer into out.
 func (c *cluster) post(ctx context.Context, base *url.URL, path string, out any) error {
-	token, err := c.token()
-	if err != nil {
-		return err
-	}
-	cfg, err := c.config()
-	if err != nil {
-		return err
-	}
-	if err := rest.LoadTLSFiles(cfg); err != nil {
-		return err
-	}
-	api, err := httpapi.NewClient(cfg.CAData, token)
+	api, err := c.api()
 	if err != nil {
 		return err
 	}
 	return api.Do(ctx, http.MethodPost, base, path, out)
+}
+
+// api is a client of the nodes' HTTP API.
+func (c *cluster) api() (*httpapi.Client, error) {
+	token, err := c.token()
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		return nil, err
+	}
+	return httpapi.NewClient(cfg.CAData, token)
 }

@@ -28,6 +28,7 @@ type clusterStatus struct {
 	ActiveDrain *v1alpha1.ActiveDrain `json:"activeDrain,omitempty"`
 	Nodes       []nodeStatus          `json:"nodes"`
 	Drains      []drainStatus         `json:"drains"`
+	Deployments *deploymentsSummary   `json:"deployments,omitempty"`
 }
 
 // drainStatus is one of the latest drains.
@@ -64,7 +65,7 @@ func newStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "status",
 		Short:   "Show the nodes, who coordinates, and what drains",
-		Example: "  ebb status\n  ebb status -o json",
+		Example: "  ebb status\n  ebb status -o json\n  ebb status deployments",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
@@ -80,6 +81,7 @@ func newStatus() *cobra.Command {
 	}
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
+	cmd.AddCommand(newStatusDeployments())
 	return cmd
 }
 
@@ -101,7 +103,10 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 		status.Nodes = append(status.Nodes, statusOf(&nodes.Items[i], leader))
 	}
 	slices.SortFunc(status.Nodes, func(a, b nodeStatus) int { return strings.Compare(a.Name, b.Name) })
-	status.Drains, err = readDrains(ctx, c)
+	if status.Drains, err = readDrains(ctx, c); err != nil {
+		return nil, err
+	}
+	status.Deployments, err = summarizeDeployments(ctx, c)
 	return status, err
 }
 
@@ -148,6 +153,9 @@ func (s *clusterStatus) text(now time.Time) string {
 	fmt.Fprintf(&b, "%d nodes, coordinator: %s\n", len(s.Nodes), leader)
 	if s.ActiveDrain != nil {
 		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name)
+	}
+	if s.Deployments != nil {
+		fmt.Fprintln(&b, s.Deployments)
 	}
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)

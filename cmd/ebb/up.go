@@ -14,7 +14,7 @@ import (
 func newUp() *cobra.Command {
 	o := localcluster.Options{}
 	var dir string
-	var samples bool
+	var withSamples bool
 	cmd := &cobra.Command{
 		Use:   "up --data-dir DIR",
 		Short: "Run a whole cluster on this machine, in the foreground",
@@ -41,7 +41,11 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 				return err
 			}
 			fmt.Fprintln(o.Out, "ready")
-			if samples {
+			if withSamples {
+				if err := addSamples(cmd.Context(), o.Dir); err != nil {
+					c.Stop()
+					return err
+				}
 				whatNext(o.Out, o.Command, o.Dir)
 			}
 			c.Wait(cmd.Context())
@@ -52,7 +56,7 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 	f := cmd.Flags()
 	addDataDir(f, &dir)
 	f.IntVar(&o.Nodes, "nodes", 3, "how many nodes to run")
-	f.BoolVar(&samples, "samples", false, "add one small piece of every kind of work, and say what to try next")
+	f.BoolVar(&withSamples, "samples", false, "add one small piece of every kind of work that is not there yet, and say what to try next")
 	return cmd
 }
 
@@ -64,9 +68,13 @@ Try next, in another terminal:
   export EBB_DATA_DIR=%[1]s
   # who is there, who coordinates
   %[2]s status
+  # two samples run: the deployment hello on one node, the daemon heartbeat on all of them
+  %[2]s status deployments
+  %[2]s logs hello -f
+  %[2]s logs heartbeat --tail 1
   # the coordinator hands over
   %[2]s resign
-  # take a node out of service (the coordinator is refused: add --resign)
+  # take a node out of service: what it runs goes on elsewhere (the coordinator is refused: add --resign)
   %[2]s drain n2 --wait
   # a node dies: watch it being marked after its lease
   kill -9 $(cat %[1]s/run/n1.pid)

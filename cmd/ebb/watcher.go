@@ -98,8 +98,8 @@ func (w *watcher) line() string {
 		return fmt.Sprintf("%s: %s", node, end.Message)
 	}
 	line := fmt.Sprintf("%s: %s, %s", node, d.Status.Phase, drain.Summary(d.Status.Remaining))
-	for _, b := range d.Status.Blockers {
-		line += fmt.Sprintf("; %s %s: %s", b.Kind, b.Name, b.Reason)
+	for _, g := range drain.Groups(d.Status.Blockers) {
+		line += "; " + g.String()
 	}
 	return line
 }
@@ -188,10 +188,10 @@ func drawDrain(d *v1alpha1.Drain, lost error, now time.Time, width int) string {
 	for _, kind := range kinds {
 		b.WriteString(bar(kind, d.Status.Initial[kind], d.Status.Remaining[kind], max(10, min(40, width-40))) + "\n")
 	}
-	for _, blocker := range d.Status.Blockers {
-		fmt.Fprintf(&b, "\n%s %s: %s, for %s\n", blocker.Kind, blocker.Name, blocker.Reason, now.Sub(blocker.Since.Time).Round(time.Second))
-		if blocker.Remedy != "" {
-			fmt.Fprintf(&b, "  %s\n", blocker.Remedy)
+	for _, g := range drain.Groups(d.Status.Blockers) {
+		fmt.Fprintf(&b, "\n%s, for %s\n", g, now.Sub(g.Since.Time).Round(time.Second))
+		for _, advice := range g.Advice() {
+			fmt.Fprintf(&b, "  %s\n", advice)
 		}
 	}
 	if lost != nil {

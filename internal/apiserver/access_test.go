@@ -58,8 +58,8 @@ func subjects() map[string]subject {
 			plural, group, _ := strings.Cut(name, ".")
 			return definition(group, plural, strings.ToUpper(plural[:1])+plural[1:])
 		}, false, nil},
-		"work": {deployments, "access", func(name string) object {
-			return ebb("Deployment", name).with("spec", object{"replicas": 1})
+		"work": {volumes, "access", func(name string) object {
+			return ebb("Volume", name).with("spec", object{"replicas": 1})
 		}, false, nil},
 	}
 }
@@ -67,7 +67,7 @@ func subjects() map[string]subject {
 func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
 	s := api(t)
 	admin := s.admin(t)
-	installDeployments(t, admin)
+	installVolumes(t, admin)
 	elect(t, admin, "term-1")
 	all := subjects()
 	viewer, node, unknown := s.viewer(t), s.node(t, "n1"), s.as(t, "mallory")
@@ -99,7 +99,7 @@ func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
 
 func TestWithoutACertificateOfTheClusterEverythingIsUnauthorized(t *testing.T) {
 	s := api(t)
-	installDeployments(t, s.admin(t))
+	installVolumes(t, s.admin(t))
 	foreign, err := pki.LoadOrCreate(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -44,9 +44,12 @@ func (r *rules) validateDeployment(ctx context.Context, a admission.Attributes) 
 	if !equality.Semantic.DeepEqual(old.Spec, next.Spec) {
 		return fmt.Errorf("node %s may change nothing of a deployment's spec but its address", node)
 	}
-	old.Finalizers = append(old.Finalizers, v1alpha1.DeploymentFinalizer)
-	if slices.ContainsFunc(next.Finalizers, func(f string) bool { return !slices.Contains(old.Finalizers, f) }) || len(next.OwnerReferences) != len(old.OwnerReferences) {
-		return fmt.Errorf("node %s may put no finalizers or owners on a deployment but %s", node, v1alpha1.DeploymentFinalizer)
+	added := slices.Clone(old.Finalizers)
+	if !slices.Contains(added, v1alpha1.DeploymentFinalizer) {
+		added = append(added, v1alpha1.DeploymentFinalizer)
+	}
+	if !slices.Equal(next.Finalizers, old.Finalizers) && !slices.Equal(next.Finalizers, added) || !equality.Semantic.DeepEqual(next.OwnerReferences, old.OwnerReferences) {
+		return fmt.Errorf("node %s may put no finalizers or owners on a deployment but %s, and take none away", node, v1alpha1.DeploymentFinalizer)
 	}
 	return nil
 }
@@ -72,14 +75,24 @@ func (r *rules) validateHolder(ctx context.Context, node string, old, next *v1al
 	case next.Spec.Type != v1alpha1.TypeDeployment || next.Spec.Address != node:
 		return fmt.Errorf("node %s may not take a deployment that is addressed to %q", node, next.Spec.Address)
 	}
-	rec, err := r.leaseOf(ctx, node)
-	if err != nil {
+	if err := r.epochStands(ctx, node, is.NodeEpoch, "take a deployment in"); err != nil {
 		return err
 	}
-	if rec.Epoch != is.NodeEpoch || rec.Over(is.NodeEpoch) {
-		return fmt.Errorf("node %s may not take a deployment in epoch %d: its lease is in epoch %d, fenced up to %d", node, is.NodeEpoch, rec.Epoch, rec.Fenced)
+	for i := range next.Status.Nodes {
+		if err := r.nobodyLives(ctx, node, next.Status.Nodes[i].Node, "may run the program"); err != nil {
+			return err
+		}
 	}
 	return r.nobodyLives(ctx, node, was.Node, "holds the deployment")
+}
+
+// epochStands fails unless a node's lease is held in an epoch.
+func (r *rules) epochStands(ctx context.Context, node string, epoch int64, does string) error {
+	rec, err := r.leaseOf(ctx, node)
+	if err == nil && (rec.Epoch != epoch || rec.Over(epoch)) {
+		err = fmt.Errorf("node %s may not %s epoch %d: its lease is in epoch %d, fenced up to %d", node, does, epoch, rec.Epoch, rec.Fenced)
+	}
+	return err
 }
 
 // nobodyLives fails while some process may live on another node.
@@ -110,11 +123,14 @@ func (r *rules) leaseOf(ctx context.Context, node string) (lease.Record, error) 
 func (r *rules) validateInstances(ctx context.Context, node string, old, next *v1alpha1.Deployment) error {
 	for i := range next.Status.Nodes {
 		is := &next.Status.Nodes[i]
-		if is.Node == node {
+		if was := old.Instance(is.Node); was != nil && equality.Semantic.DeepEqual(was, is) {
 			continue
 		}
-		if was := old.Instance(is.Node); was == nil || !equality.Semantic.DeepEqual(was, is) {
+		if is.Node != node {
 			return fmt.Errorf("node %s may not speak for node %s", node, is.Node)
+		}
+		if err := r.epochStands(ctx, node, is.NodeEpoch, "speak for"); err != nil {
+			return err
 		}
 	}
 	for i := range old.Status.Nodes {

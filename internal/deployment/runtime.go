@@ -211,10 +211,14 @@ type run struct {
 
 	claims *Claimer
 	live   sync.WaitGroup // the units
+	ended  bool           // no more of them begin
 }
 
 // wait returns when every unit has ended. Those that were found running and never seen as objects are stopped.
 func (r *run) wait() {
+	r.mu.Lock()
+	r.ended = true // the watches end after us, and may still bring news
+	r.mu.Unlock()
 	r.live.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -338,7 +342,7 @@ func (r *run) see(d *v1alpha1.Deployment) {
 	defer r.mu.Unlock()
 	r.arrived(d)
 	u := r.units[key]
-	if u == nil && r.concerns(d) {
+	if u == nil && !r.ended && r.concerns(d) {
 		u = r.newUnit(key)
 	}
 	if u != nil {

@@ -209,12 +209,14 @@ func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
 	return ""
 }
 
-// daemonNodes are the nodes on which a daemon should run: alive or draining, with matching labels, and trusting it.
+// daemonNodes are the nodes on which a daemon should run: with matching labels, and trusting it; alive, or draining with the
+// daemon already there, for a draining node takes no new one.
 func (w World) daemonNodes(d *v1alpha1.Deployment) []string {
 	var names []string
 	for name, n := range w.Nodes {
 		rec := w.Leases[name]
-		if rec.Held() && rec.Epoch == n.Status.Epoch && n.Status.Liveness != v1alpha1.Stopping && matches(d, n.Labels) && trustOf(n).Allows(&d.Spec) {
+		runs := n.Status.Liveness == v1alpha1.Alive || n.Status.Liveness == v1alpha1.Draining && d.Instance(name) != nil
+		if rec.Held() && rec.Epoch == n.Status.Epoch && runs && matches(d, n.Labels) && trustOf(n).Allows(&d.Spec) {
 			names = append(names, name)
 		}
 	}

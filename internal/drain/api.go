@@ -219,11 +219,7 @@ func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
 	if d.Status.LastProgress != nil && !d.Status.Phase.Final() {
 		fmt.Fprintf(b, "Something moved last %s ago.\n", w.Now.Sub(d.Status.LastProgress.Time).Round(time.Second))
 	}
-	for _, blocker := range d.Status.Blockers {
-		fmt.Fprintf(b, "%s %s holds it: %s, for %s", blocker.Kind, blocker.Name, blocker.Reason, w.Now.Sub(blocker.Since.Time).Round(time.Second))
-		if blocker.Remedy != "" {
-			fmt.Fprintf(b, "; %s", blocker.Remedy)
-		}
-		fmt.Fprintln(b, ".")
+	for _, g := range Groups(d.Status.Blockers) {
+		b.WriteString(g.sentence(w.Now))
 	}
 }

@@ -14,8 +14,9 @@ import (
 
 // Client asks a node's HTTP API.
 type Client struct {
-	http  *http.Client
-	token string
+	http   *http.Client
+	stream *http.Client // for answers that may have no end
+	token  string
 }
 
 // NewClient trusts the given authority and bears a token.
@@ -25,17 +26,16 @@ func NewClient(caPEM []byte, token string) (*Client, error) {
 		return nil, errors.New("no certificate authority to trust")
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}
-	return &Client{http: &http.Client{Transport: transport, Timeout: 2 * requestTimeout}, token: token}, nil
+	stream := transport.Clone()
+	stream.ResponseHeaderTimeout = requestTimeout
+	return &Client{
+		http: &http.Client{Transport: transport, Timeout: 2 * requestTimeout}, stream: &http.Client{Transport: stream}, token: token,
+	}, nil
 }
 
 // Do sends a request without a body and decodes the answer into out. An answer that is not a success is an *Error.
 func (c *Client) Do(ctx context.Context, method string, base *url.URL, path string, out any) error {
-	req, err := http.NewRequestWithContext(ctx, method, base.JoinPath(path).String(), nil)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Authorization", "Bearer "+c.token)
-	resp, err := c.http.Do(req)
+	resp, err := c.send(ctx, c.http, method, base.JoinPath(path))
 	if err != nil {
 		return err
 	}
@@ -47,9 +47,42 @@ func (c *Client) Do(ctx context.Context, method string, base *url.URL, path stri
 	if resp.StatusCode < 300 {
 		return json.Unmarshal(body, out)
 	}
+	return problemOf(resp, body)
+}
+
+// Stream asks for an answer that is read as it comes, for as long as ctx lasts. The caller closes it.
+func (c *Client) Stream(ctx context.Context, base *url.URL, path string, query url.Values) (io.ReadCloser, error) {
+	u := base.JoinPath(path)
+	u.RawQuery = query.Encode()
+	resp, err := c.send(ctx, c.stream, http.MethodGet, u)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode < 300 {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return nil, err
+	}
+	return nil, problemOf(resp, body)
+}
+
+func (c *Client) send(ctx context.Context, with *http.Client, method string, u *url.URL) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	return with.Do(req)
+}
+
+// problemOf is the error in an answer that is not a success.
+func problemOf(resp *http.Response, body []byte) error {
 	problem := &Error{}
 	if json.Unmarshal(body, problem) != nil || problem.Message == "" {
-		return fmt.Errorf("%s %s: %s", method, req.URL, resp.Status)
+		return fmt.Errorf("%s %s: %s", resp.Request.Method, resp.Request.URL, resp.Status)
 	}
 	return problem
 }

@@ -90,6 +90,12 @@ func (a authority) certificate(t *testing.T) tls.Certificate {
 // serve runs a node's server. Without a change it leads nothing and knows no coordinator.
 func (a authority) serve(t *testing.T, name string, e *election, change ...func(*Options)) served {
 	t.Helper()
+	return a.serveWith(t, name, e, func(*Server) {}, change...)
+}
+
+// serveWith runs a node's server that was changed before it began.
+func (a authority) serveWith(t *testing.T, name string, e *election, adjust func(*Server), change ...func(*Options)) served {
+	t.Helper()
 	pair := a.issue(t, name)
 	cert, key := filepath.Join(a.dir, name+".crt"), filepath.Join(a.dir, name+".key")
 	for path, data := range map[string][]byte{cert: pair.Cert, key: pair.Key} {
@@ -110,6 +116,7 @@ func (a authority) serve(t *testing.T, name string, e *election, change ...func(
 	if err != nil {
 		t.Fatal(err)
 	}
+	adjust(s)
 	return run(t, s)
 }
 

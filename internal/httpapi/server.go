@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/deployment"
 )
 
 const (
@@ -74,6 +75,8 @@ type Options struct {
 	Drains func() Drains
 	// Captures lists the nodes with a live lease.
 	Captures func(context.Context) ([]Capture, error)
+	// Logs of the programs that ran on the node.
+	Logs deployment.Logs
 	// Version of the program.
 	Version string
 	// Coordinator finds the URL of the coordinator's server.
@@ -87,6 +90,8 @@ type Server struct {
 	opts  Options
 	http  *http.Server
 	proxy *http.Transport
+	// stopping ends when the server begins to stop: answers that have no end of their own end then.
+	stopping context.Context
 }
 
 // New prepares a server.
@@ -120,6 +125,9 @@ func New(o Options) (*Server, error) {
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
+	stopping, stop := context.WithCancel(context.Background())
+	s.stopping = stopping
+	s.http.RegisterOnShutdown(stop)
 	return s, nil
 }
 
@@ -157,6 +165,7 @@ func (s *Server) routes() []route {
 		{"PUT", "/api/v2/captures/{id}/drain", s.putDrain, true},
 		{"GET", "/api/v2/captures/{id}/drain", s.getDrain, true},
 		{"POST", "/api/v2/owner/resign", s.resign, true},
+		{"GET", "/api/v2/deployments/{namespace}/{name}/logs", s.getLogs, false},
 		{"GET", "/api/v2/openapi.json", s.getOpenAPI, false},
 		// For clients of TiCDC's older API.
 		{"PUT", "/api/v1/captures/drain", s.putDrainV1, true},

@@ -123,7 +123,7 @@ func applyCommand(t *testing.T, c *cluster) {
 }
 
 func helpTexts(t *testing.T, c *cluster) {
-	for _, name := range []string{"up", "apiserver", "node", "credentials", "shim", "status", "drain", "explain", "apply", "cordon", "uncordon", "resign", "settings", "settings get", "settings set", "version"} {
+	for _, name := range []string{"up", "apiserver", "node", "credentials", "shim", "status", "status deployments", "logs", "drain", "explain", "apply", "cordon", "uncordon", "resign", "settings", "settings get", "settings set", "version"} {
 		help := c.must(append(strings.Fields(name), "--help")...)
 		if !strings.Contains(help, "Examples:\n  ") || !strings.Contains(help, "Usage:\n  ebb "+name) {
 			t.Errorf("ebb %s --help:\n%s", name, help)

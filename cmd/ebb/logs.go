@@ -1,0 +1,317 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+const (
+	defaultNamespace = "default"
+	// movePoll is how often `ebb logs -f` looks whether the program has moved.
+	movePoll = time.Second
+	// longestLine is how much of a line is held back until it can be printed as one.
+	longestLine = 64 << 10
+)
+
+// logsFlags are what `ebb logs` is asked for.
+type logsFlags struct {
+	cluster   cluster
+	out       output
+	namespace string
+	node      string
+	tail      int
+	follow    bool
+}
+
+func newLogs() *cobra.Command {
+	var f logsFlags
+	cmd := &cobra.Command{
+		Use:   "logs NAME",
+		Short: "Show what a deployment or daemon wrote",
+		Long: `Show what a deployment or daemon wrote to its standard output and error, from the nodes on which it runs. What it wrote is
+kept on each node until the object is deleted; --node shows what a node kept of a program that has moved on.
+
+If it is on several nodes, or with -o json, each line says which node it is from. Ctrl-C ends -f.`,
+		Example: `  ebb logs hello -f
+  ebb logs hello --tail 20
+  ebb logs heartbeat --node n2 -n monitoring`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
+	}
+	fs := cmd.Flags()
+	f.cluster.addFlags(fs)
+	f.cluster.addTokenFlag(fs)
+	f.out.addFlag(fs)
+	addNamespace(fs, &f.namespace, defaultNamespace, "namespace of the deployment")
+	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with what comes")
+	fs.IntVar(&f.tail, "tail", -1, "only so many of the last lines of each node; -1 for all")
+	fs.StringVar(&f.node, "node", "", "only what this node has, whether it runs there or did so earlier")
+	return cmd
+}
+
+func addNamespace(f *pflag.FlagSet, namespace *string, value, usage string) {
+	f.StringVarP(namespace, "namespace", "n", value, usage)
+}
+
+func (f *logsFlags) run(cmd *cobra.Command, name string) error {
+	if f.tail < -1 {
+		return fmt.Errorf("--tail %d: give a number of lines from 0, or leave it out for all", f.tail)
+	}
+	ctx, key := cmd.Context(), types.NamespacedName{Namespace: f.namespace, Name: name}
+	c, err := f.cluster.client()
+	if err != nil {
+		return err
+	}
+	nodes, err := f.nodes(ctx, c, key)
+	if err != nil {
+		return err
+	}
+	api, err := f.cluster.api()
+	if err != nil {
+		return err
+	}
+	r := &logReader{flags: f, key: key, client: c, api: api, out: &linePrinter{w: cmd.OutOrStdout(), json: f.out != "", prefix: len(nodes) > 1}}
+	if !f.follow {
+		return r.read(ctx, nodes)
+	}
+	return r.follow(ctx, nodes, cmd.ErrOrStderr())
+}
+
+// nodes are the ones to ask, by name.
+func (f *logsFlags) nodes(ctx context.Context, c client.Client, key types.NamespacedName) ([]string, error) {
+	if f.node != "" {
+		return []string{f.node}, nil
+	}
+	d, err := getDeployment(ctx, c, key)
+	if err != nil {
+		return nil, err
+	}
+	nodes := nodesOf(d)
+	if len(nodes) == 0 {
+		return nil, fmt.Errorf("%s %s runs on no node%s: `ebb logs %s --node NODE` shows what an earlier node kept", d.Spec.Type, displayName(d), whyNowhere(d), arguments(d))
+	}
+	return nodes, nil
+}
+
+func getDeployment(ctx context.Context, c client.Client, key types.NamespacedName) (*v1alpha1.Deployment, error) {
+	d := &v1alpha1.Deployment{}
+	err := c.Get(ctx, key, d)
+	if kubeclient.IsMissing(err) {
+		return nil, fmt.Errorf("there is no deployment or daemon %q in namespace %q: `ebb status deployments` lists them", key.Name, key.Namespace)
+	}
+	return d, err
+}
+
+// nodesOf are the nodes on which something of a program may run.
+func nodesOf(d *v1alpha1.Deployment) []string {
+	var nodes []string
+	if holder := d.Holder().Node; holder != "" {
+		nodes = append(nodes, holder)
+	}
+	for i := range d.Status.Nodes {
+		nodes = append(nodes, d.Status.Nodes[i].Node)
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// whyNowhere is what the object says about running nowhere, if it says anything.
+func whyNowhere(d *v1alpha1.Deployment) string {
+	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
+	if c == nil || c.Message == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (%s: %s)", c.Reason, strings.TrimSuffix(c.Message, "."))
+}
+
+// logReader reads the logs of one program.
+type logReader struct {
+	flags  *logsFlags
+	key    types.NamespacedName
+	client client.Client
+	api    *httpapi.Client
+	out    *linePrinter
+}
+
+// read prints what each node has, one after the other. A node that does not answer keeps nobody from reading the others.
+func (r *logReader) read(ctx context.Context, nodes []string) error {
+	var failed []error
+	for _, node := range nodes {
+		if err := r.copy(ctx, node); err != nil {
+			failed = append(failed, err)
+		}
+		if ctx.Err() != nil {
+			return exitError(exitInterrupted)
+		}
+	}
+	return joined(failed)
+}
+
+// follow prints what each node has and what comes, until all streams have ended or the person has seen enough.
+func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) error {
+	results := make(chan error, len(nodes))
+	for _, node := range nodes {
+		go func() {
+			err := r.copy(ctx, node)
+			if err == nil && ctx.Err() == nil {
+				err = fmt.Errorf("node %s ended the log: the node stopped or %s was deleted", node, r.key)
+			}
+			results <- err
+		}()
+	}
+	watching, stop := context.WithCancel(ctx)
+	var watched sync.WaitGroup
+	if r.flags.node == "" {
+		watched.Go(func() { r.tellMoves(watching, nodes, errs) })
+	}
+	var failed []error
+	for range nodes {
+		if err := <-results; err != nil {
+			failed = append(failed, err)
+		}
+	}
+	stop()
+	watched.Wait()
+	if ctx.Err() != nil {
+		return nil // that is how one leaves
+	}
+	return joined(failed)
+}
+
+// tellMoves says when the program has come to a node whose log is not followed.
+func (r *logReader) tellMoves(ctx context.Context, nodes []string, errs io.Writer) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(movePoll):
+		}
+		d := &v1alpha1.Deployment{}
+		if r.client.Get(ctx, r.key, d) != nil {
+			continue // the streams tell what there is to tell
+		}
+		for _, node := range nodesOf(d) {
+			if !slices.Contains(nodes, node) {
+				nodes = append(nodes, node)
+				fmt.Fprintf(errs, "ebb: %s is on %s now: `ebb logs %s --node %s -f` follows it there\n", displayName(d), node, arguments(d), node)
+			}
+		}
+	}
+}
+
+// copy prints the log of one node.
+func (r *logReader) copy(ctx context.Context, node string) error {
+	base, err := r.address(ctx, node)
+	if err != nil {
+		return err
+	}
+	query := url.Values{"follow": {strconv.FormatBool(r.flags.follow)}}
+	if r.flags.tail >= 0 {
+		query.Set("tail", strconv.Itoa(r.flags.tail))
+	}
+	path := fmt.Sprintf("/api/v2/deployments/%s/%s/logs", url.PathEscape(r.key.Namespace), url.PathEscape(r.key.Name))
+	body, err := r.api.Stream(ctx, base, path, query)
+	switch {
+	case httpapi.CodeOf(err) != "":
+		return err
+	case err != nil:
+		return fmt.Errorf("node %s does not answer: %w; `ebb status` tells how it is", node, err)
+	}
+	defer body.Close()
+	if err := r.out.copy(node, body); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("the log of node %s broke off: %w", node, err)
+	}
+	return nil
+}
+
+// address is where a node's HTTP API is.
+func (r *logReader) address(ctx context.Context, name string) (*url.URL, error) {
+	n := &v1alpha1.Node{}
+	if err := r.client.Get(ctx, types.NamespacedName{Name: name}, n); err != nil {
+		if kubeclient.IsMissing(err) {
+			err = fmt.Errorf("there is no node %q: `ebb status` lists them", name)
+		}
+		return nil, err
+	}
+	if n.Status.HTTPAddress == "" {
+		return nil, fmt.Errorf("node %s has never said where its HTTP API is: has it joined?", name)
+	}
+	return url.Parse(n.Status.HTTPAddress)
+}
+
+// joined is one error of several, in one line.
+func joined(failed []error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	var texts []string
+	for _, err := range failed {
+		texts = append(texts, err.Error())
+	}
+	slices.Sort(texts)
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// linePrinter prints the lines of several logs, each whole.
+type linePrinter struct {
+	mu     sync.Mutex
+	w      io.Writer
+	json   bool
+	prefix bool
+}
+
+func (p *linePrinter) copy(node string, from io.Reader) error {
+	if !p.json && !p.prefix {
+		_, err := io.Copy(p.w, from)
+		return err
+	}
+	lines := bufio.NewReaderSize(from, longestLine)
+	for {
+		line, err := lines.ReadSlice('\n') // of a longer one, what fits
+		if len(line) > 0 {
+			if err := p.print(node, string(line)); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return err
+		}
+	}
+}
+
+func (p *linePrinter) print(node, line string) error {
+	line = strings.TrimSuffix(line, "\n")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.json {
+		return json.NewEncoder(p.w).Encode(struct {
+			Node string `json:"node"`
+			Line string `json:"line"`
+		}{node, line})
+	}
+	_, err := fmt.Fprintf(p.w, "%s: %s\n", node, line)
+	return err
+}

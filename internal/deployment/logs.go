@@ -1,0 +1,377 @@
+package deployment
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/internal/shim"
+)
+
+// ErrNoLog: nothing that the program wrote is on this node.
+var ErrNoLog = errors.New("no log")
+
+// AllLines asks for the whole log.
+const AllLines = -1
+
+const (
+	// logPoll is how often a log that is followed is looked at.
+	logPoll = 100 * time.Millisecond
+	// logChunk is how much of a log is read at once.
+	logChunk = 32 << 10
+	// openAttempts bounds how often a log is opened again because it was rotated meanwhile.
+	openAttempts = 1000
+)
+
+// lostLines stands where a reader was so slow that output was rotated away before it was read.
+const lostLines = "[ebb: lines are missing here: they were rotated away before they were read]\n"
+
+// Logs are what the programs of a node wrote, on its disk.
+type Logs struct {
+	// Dir is where the programs' directories are.
+	Dir string
+}
+
+// Open opens the last lines of what a program wrote. The caller has made sure that the key is one of an object.
+func (l Logs) Open(key types.NamespacedName, lines int) (*Log, error) {
+	log, err := openLog(filepath.Join(l.Dir, key.Namespace, key.Name, shim.DefaultLogPath), lines)
+	if err != nil {
+		return nil, fmt.Errorf("log of %s: %w", key, err)
+	}
+	return log, nil
+}
+
+// Log reads what a program wrote, in order and across rotations.
+//
+//	out.log ──rotate──▶ out.log.1 ──▶ out.log.2 ──▶ out.log.3 ──▶ (gone)
+//
+// Only out.log is ever written to, so a file that is not out.log any more is complete. Files only ever move to a higher
+// number, so whoever walks from out.log upwards meets every file that is not gone, one that moved on meanwhile perhaps twice.
+type Log struct {
+	path    string
+	files   []*os.File // to be read, oldest first; only the last may still grow
+	offset  int64      // in the first of them
+	end     int64      // of the last of them, when it was opened
+	midLine bool       // what was passed on last did not end a line
+	buf     []byte
+}
+
+func openLog(path string, lines int) (*Log, error) {
+	files, err := openFiles(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(files) == 0 {
+		return nil, ErrNoLog
+	}
+	l := &Log{path: path, files: files, buf: make([]byte, logChunk)}
+	if err := l.keepLast(lines); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// openFiles opens the log's files, oldest first. It looks again if the log was rotated meanwhile: a file that is newer than
+// the first one opened would have been met after it.
+func openFiles(path string) ([]*os.File, error) {
+	for range openAttempts {
+		files, newest, err := walk(path)
+		if err != nil {
+			return nil, err
+		}
+		still, err := unmoved(path, files, newest)
+		if err != nil {
+			closeFiles(files)
+			return nil, err
+		}
+		if still {
+			slices.Reverse(files)
+			return files, nil
+		}
+		closeFiles(files)
+	}
+	return nil, errors.New("it is rotated faster than it can be opened")
+}
+
+// walk opens the log's files, newest first, and says which number the first of them had.
+func walk(path string) (files []*os.File, newest int, err error) {
+	for i := 0; i <= shim.DefaultLogMaxFiles; i++ {
+		f, err := os.Open(rotated(path, i))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // not there yet, or being renamed
+		}
+		if err != nil {
+			closeFiles(files)
+			return nil, 0, err
+		}
+		known, err := indexOf(files, f)
+		if err != nil || known >= 0 { // or it moved on while we looked
+			f.Close()
+		}
+		if err != nil {
+			closeFiles(files)
+			return nil, 0, err
+		}
+		if known < 0 {
+			if files = append(files, f); len(files) == 1 {
+				newest = i
+			}
+		}
+	}
+	return files, newest, nil
+}
+
+// unmoved says whether no rotation has come to its end since a walk met the newest file: that one has the same number still,
+// and there is none before it.
+func unmoved(path string, files []*os.File, newest int) (bool, error) {
+	if len(files) == 0 {
+		return true, nil
+	}
+	same, err := isAt(files[0], rotated(path, newest))
+	if err != nil || !same || newest == 0 {
+		return same, err
+	}
+	_, err = os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return false, err
+}
+
+// isAt says whether an open file is the one that has a name.
+func isAt(f *os.File, name string) (bool, error) {
+	named, err := os.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	opened, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(named, opened), nil
+}
+
+func rotated(path string, i int) string {
+	if i == 0 {
+		return path
+	}
+	return fmt.Sprintf("%s.%d", path, i)
+}
+
+// indexOf finds a file among others, whatever its name is now; -1 if it is not there.
+func indexOf(files []*os.File, file *os.File) (int, error) {
+	sought, err := file.Stat()
+	if err != nil {
+		return -1, err
+	}
+	for i, f := range files {
+		info, err := f.Stat()
+		if err != nil {
+			return -1, err
+		}
+		if os.SameFile(info, sought) {
+			return i, nil
+		}
+	}
+	return -1, nil
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// Close lets go of the files.
+func (l *Log) Close() {
+	closeFiles(l.files)
+	l.files = nil
+}
+
+// keepLast leaves out all but the last lines. One that has no end yet counts as a line.
+func (l *Log) keepLast(lines int) error {
+	info, err := l.files[len(l.files)-1].Stat()
+	if err != nil {
+		return err
+	}
+	l.end = info.Size()
+	switch {
+	case lines < 0:
+		return nil
+	case lines == 0:
+		l.drop(len(l.files)-1, l.end)
+		return nil
+	}
+	back := &backwards{left: lines, buf: l.buf}
+	for i := len(l.files) - 1; i >= 0; i-- {
+		size := l.end
+		if i < len(l.files)-1 {
+			if info, err = l.files[i].Stat(); err != nil {
+				return err
+			}
+			size = info.Size()
+		}
+		at, err := back.search(l.files[i], size)
+		if err != nil {
+			return err
+		}
+		if at >= 0 {
+			l.drop(i, at)
+			return nil
+		}
+	}
+	return nil
+}
+
+// drop leaves out the first files, and the beginning of the next.
+func (l *Log) drop(files int, offset int64) {
+	closeFiles(l.files[:files])
+	l.files, l.offset = l.files[files:], offset
+}
+
+// backwards looks for the beginning of the last lines, from the end of the log on.
+type backwards struct {
+	left  int // line ends to be met
+	begun bool
+	buf   []byte
+}
+
+// search goes backwards through one file and says where the lines begin; -1 if they begin in an older one.
+func (b *backwards) search(f *os.File, end int64) (int64, error) {
+	for end > 0 {
+		chunk := b.buf[:min(end, int64(len(b.buf)))]
+		begin := end - int64(len(chunk))
+		if _, err := f.ReadAt(chunk, begin); err != nil {
+			return -1, err
+		}
+		if !b.begun {
+			b.begun = true
+			if chunk[len(chunk)-1] == '\n' {
+				b.left++ // it ends the last line; the others end the ones before
+			}
+		}
+		for i := len(chunk); ; {
+			if i = bytes.LastIndexByte(chunk[:i], '\n'); i < 0 {
+				break
+			}
+			if b.left--; b.left == 0 {
+				return begin + int64(i) + 1, nil
+			}
+		}
+		end = begin
+	}
+	return -1, nil
+}
+
+// Copy passes on what was there when the log was opened.
+func (l *Log) Copy(w io.Writer) error {
+	for len(l.files) > 1 {
+		if err := l.pass(context.Background(), w); err != nil {
+			return err
+		}
+		l.drop(1, 0)
+	}
+	_, err := io.CopyBuffer(w, io.NewSectionReader(l.files[0], l.offset, l.end-l.offset), l.buf)
+	return err
+}
+
+// Follow passes on what is there and what comes, until ctx ends or the log is removed.
+func (l *Log) Follow(ctx context.Context, w io.Writer) error {
+	for {
+		if err := l.pass(ctx, w); err != nil || ctx.Err() != nil {
+			return err
+		}
+		if len(l.files) > 1 {
+			l.drop(1, 0)
+			continue
+		}
+		written, err := isAt(l.files[0], l.path)
+		if err != nil {
+			return err
+		}
+		if !written {
+			moved, err := l.moveOn(ctx, w)
+			if err != nil || len(l.files) == 0 {
+				return err
+			}
+			if moved {
+				continue
+			}
+		}
+		if sleep(ctx, logPoll) != nil {
+			return nil
+		}
+	}
+}
+
+// pass passes on the first file, to its end as it is now.
+func (l *Log) pass(ctx context.Context, w io.Writer) error {
+	for ctx.Err() == nil {
+		n, err := l.files[0].ReadAt(l.buf, l.offset)
+		if n > 0 {
+			if _, err := w.Write(l.buf[:n]); err != nil {
+				return err
+			}
+			l.offset += int64(n)
+			l.midLine = l.buf[n-1] != '\n'
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moveOn goes from a file that was rotated to the ones after it, and says whether there are any yet. Without any file at all
+// the log was removed.
+func (l *Log) moveOn(ctx context.Context, w io.Writer) (bool, error) {
+	// It may have been written to after our last look and before it was rotated.
+	if err := l.pass(ctx, w); err != nil {
+		return false, err
+	}
+	files, err := openFiles(l.path)
+	if err != nil {
+		return false, err
+	}
+	at, err := indexOf(files, l.files[0])
+	if err != nil {
+		closeFiles(files)
+		return false, err
+	}
+	if at >= 0 && at == len(files)-1 { // the next one is not made yet
+		closeFiles(files)
+		return false, nil
+	}
+	closeFiles(files[:at+1])
+	l.Close()
+	l.files, l.offset = files[at+1:], 0
+	if at < 0 && len(files) > 0 {
+		return true, l.mentionLost(w)
+	}
+	return true, nil
+}
+
+func (l *Log) mentionLost(w io.Writer) error {
+	note := lostLines
+	if l.midLine {
+		note = "\n" + note
+	}
+	_, err := io.WriteString(w, note)
+	return err
+}

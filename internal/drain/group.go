@@ -1,0 +1,109 @@
+package drain
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// maxNames bounds how many names a group tells: the objects have the rest.
+const maxNames = 3
+
+// A Group is blockers of one kind that are held up for one reason, as a person reads them.
+type Group struct {
+	// Kind and Reason of all of them.
+	Kind, Reason string
+	// Names in the order of the blockers.
+	Names []string
+	// Since is when the first of them was seen.
+	Since metav1.Time
+	// Remedies, each once, with the names that it is for.
+	Remedies []Remedy
+}
+
+// Remedy is what a person can do about some of a group.
+type Remedy struct {
+	// Names it is for.
+	Names []string
+	// Text of it.
+	Text string
+}
+
+// Groups brings blockers of the same kind and reason together, in the order in which they first appear.
+func Groups(blockers []v1alpha1.Blocker) []Group {
+	var groups []Group
+	for _, b := range blockers {
+		at := slices.IndexFunc(groups, func(g Group) bool { return g.Kind == b.Kind && g.Reason == b.Reason })
+		if at < 0 {
+			groups = append(groups, Group{Kind: b.Kind, Reason: b.Reason, Since: b.Since})
+			at = len(groups) - 1
+		}
+		groups[at].add(b)
+	}
+	return groups
+}
+
+func (g *Group) add(b v1alpha1.Blocker) {
+	g.Names = append(g.Names, b.Name)
+	if b.Since.Before(&g.Since) {
+		g.Since = b.Since
+	}
+	if b.Remedy == "" {
+		return
+	}
+	at := slices.IndexFunc(g.Remedies, func(r Remedy) bool { return r.Text == b.Remedy })
+	if at < 0 {
+		g.Remedies = append(g.Remedies, Remedy{Text: b.Remedy})
+		at = len(g.Remedies) - 1
+	}
+	g.Remedies[at].Names = append(g.Remedies[at].Names, b.Name)
+}
+
+// String says what is held up and why: "Volume v: LastCopy", or "10 Deployments AwaitingClaim (p15, p2, p20 and 7 more)".
+func (g Group) String() string {
+	if len(g.Names) == 1 {
+		return fmt.Sprintf("%s %s: %s", g.Kind, g.Names[0], g.Reason)
+	}
+	return fmt.Sprintf("%d %ss %s (%s)", len(g.Names), g.Kind, g.Reason, some(g.Names))
+}
+
+// Advice is what a person can do, a line each. A remedy that is not for the whole group says for which of it.
+func (g Group) Advice() []string {
+	var lines []string
+	for _, r := range g.Remedies {
+		if len(r.Names) == len(g.Names) {
+			lines = append(lines, r.Text)
+			continue
+		}
+		lines = append(lines, some(r.Names)+": "+r.Text)
+	}
+	return lines
+}
+
+// some names the first few.
+func some(names []string) string {
+	if len(names) <= maxNames+1 { // "and 1 more" is no shorter than the name
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNames], ", "), len(names)-maxNames)
+}
+
+// sentence says what holds a node, for how long, and what to do.
+func (g Group) sentence(now time.Time) string {
+	var b strings.Builder
+	since := now.Sub(g.Since.Time).Round(time.Second)
+	if len(g.Names) == 1 {
+		fmt.Fprintf(&b, "%s %s holds it: %s, for %s", g.Kind, g.Names[0], g.Reason, since)
+	} else {
+		fmt.Fprintf(&b, "%d %ss hold it: %s (%s), for up to %s", len(g.Names), g.Kind, g.Reason, some(g.Names), since)
+	}
+	for _, advice := range g.Advice() {
+		b.WriteString("; " + advice)
+	}
+	return strings.TrimSuffix(b.String(), ".") + ".\n"
+}
