@@ -5,6 +5,8 @@ TOOLS    := -modfile=test/tools/go.mod
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -X main.version=$(VERSION)
 DATA_DIR ?= .ebb
+PROTOS   := internal/changefeed/wire/wire.proto
+GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
 .PHONY: build run test lint generate check-generated bench setup clean
 
@@ -23,13 +25,15 @@ lint: ## gofmt, vet, staticcheck
 	$(GO) vet ./...
 	$(GO) tool $(TOOLS) staticcheck ./...
 
-generate: ## deep copies and CRDs from the Go types
+generate: ## deep copies and CRDs from the Go types, messages from their definitions
 	$(GO) tool $(TOOLS) controller-gen object paths=./api/... crd:maxDescLen=500 output:crd:dir=config/crd
+	$(GO) build $(TOOLS) -o bin/test/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	PATH="$(CURDIR)/bin/test:$$PATH" protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative $(PROTOS)
 
 check-generated: ## generated files are what the types say
-	@before=$$(cat api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml | sha256sum); \
+	@before=$$(cat $(GENERATED) | sha256sum); \
 	$(MAKE) --no-print-directory generate; \
-	after=$$(cat api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml | sha256sum); \
+	after=$$(cat $(GENERATED) | sha256sum); \
 	if [ "$$before" != "$$after" ]; then echo "generated files were out of date: run 'make generate' and commit"; exit 1; fi
 
 bench: ## benchmarks, without the race detector

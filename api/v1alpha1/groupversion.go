@@ -24,6 +24,7 @@ func AddToScheme(s *runtime.Scheme) error {
 		&Drain{}, &DrainList{},
 		&Settings{}, &SettingsList{},
 		&Deployment{}, &DeploymentList{},
+		&Changefeed{}, &ChangefeedList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

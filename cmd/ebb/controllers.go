@@ -7,6 +7,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
@@ -43,6 +44,10 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	if err := deployments.SetupWithManager(mgr); err != nil {
 		return err
 	}
+	feeds := &changefeed.Controller{Leader: t.Epoch.Node, Log: t.Log}
+	if err := feeds.SetupWithManager(mgr); err != nil {
+		return err
+	}
 	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants(mgr.GetAPIReader())}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
@@ -58,7 +63,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 
 // tenants are the kinds of work that a drain counts.
 func tenants(r client.Reader) []drain.Tenant {
-	return []drain.Tenant{deployment.Tenant{Reader: r}}
+	return append(changefeed.Tenants(r), deployment.Tenant{Reader: r})
 }
 
 // drains serves the HTTP API while a term runs here.

@@ -17,6 +17,8 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/deployment"
@@ -44,6 +46,10 @@ type nodeFlags struct {
 	policy  v1alpha1.ClaimPolicy
 	trust   deployment.Trust
 	weights deployment.Weights
+
+	peerListen string
+	secrets    string
+	memory     int64
 }
 
 func newNode() *cobra.Command {
@@ -104,6 +110,9 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 		"expression that the commands of programs must match to be claimed or run here; empty for all ($"+deployment.EnvTrusted+")")
 	fs.Float64Var(&f.weights.CPU, "claim-cpu-weight", f.weights.CPU, "weight of CPU under the claim policy resource_usage")
 	fs.Float64Var(&f.weights.Memory, "claim-memory-weight", f.weights.Memory, "weight of memory under the claim policy resource_usage")
+	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for work between nodes; port 0 picks a free one")
+	fs.StringVar(&f.secrets, "credentials-dir", "", "directory of the password files that changefeeds name, the same on every node (default: credentials in the data directory)")
+	fs.Int64Var(&f.memory, "changefeed-memory", 256<<20, "bytes that changes on their way from sources to sinks may take on this node")
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
 }
@@ -118,6 +127,14 @@ func (f nodeFlags) validate() error {
 	}
 	if err := f.weights.Validate(); err != nil {
 		return err
+	}
+	if f.memory < 1<<20 {
+		return fmt.Errorf("--changefeed-memory %d: give at least %d bytes", f.memory, 1<<20)
+	}
+	if peer, _, err := net.SplitHostPort(f.peerListen); err != nil {
+		return fmt.Errorf("--listen %q is not host:port: %w", f.peerListen, err)
+	} else if ip := net.ParseIP(peer); peer == "" || ip != nil && ip.IsUnspecified() {
+		return fmt.Errorf("--listen %s: name the address under which other nodes reach this one", f.peerListen)
 	}
 	host, _, err := net.SplitHostPort(f.listen)
 	if err != nil {
@@ -209,7 +226,12 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	if err != nil {
 		return err
 	}
-	n, err := f.node(dir, f.url(listener), registry, programs, campaign, log)
+	peers, err := net.Listen("tcp", f.peerListen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	defer peers.Close()
+	n, err := f.node(dir, f.url(listener), peers, registry, programs, campaign, log)
 	if err != nil {
 		return err
 	}
@@ -259,7 +281,7 @@ func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, contro
 	})
 }
 
-func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer, programs *deployment.Metrics, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
+func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r prometheus.Registerer, programs *deployment.Metrics, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
 	path := f.nodeCfg
 	if path == "" {
 		path = dir.Kubeconfig()
@@ -281,10 +303,19 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, r prometheus.Registerer
 	if err != nil {
 		return nil, err
 	}
+	secrets := f.secrets
+	if secrets == "" {
+		secrets = f.dir.Credentials()
+	}
+	feeds := changefeed.NewHost(changefeed.Options{
+		Node: f.name, Gate: gate, Listener: peers, Files: wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
+		Opener: changefeed.Opener{Credentials: secrets}, Memory: f.memory, Log: log.With("node", f.name),
+	})
 	return node.New(node.Options{
 		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
 		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
-		Runtimes: []node.Hosted{{Runtime: deployments, Doubt: node.StopInDoubt}},
+		Address:  peers.Addr().String(),
+		Runtimes: []node.Hosted{{Runtime: deployments, Doubt: node.StopInDoubt}, feeds.Maintainers(), feeds.Dispatchers()},
 		Gate:     gate, Metrics: metrics, Log: log,
 		Die: func(reason string) {
 			log.Error("this process ends at once", "reason", reason)
@@ -304,6 +335,6 @@ func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *
 		Ready: n.Ready, Metrics: prometheus.Gatherers{r, ctrlmetrics.Registry}, Election: campaign, Log: log,
 		Coordinator: func(ctx context.Context) (*url.URL, error) { return coordinator.URL(ctx, n.Client()) },
 		Captures:    func(ctx context.Context) ([]httpapi.Capture, error) { return httpapi.ListCaptures(ctx, n.Client()) },
-		Drains:      controllers.drains, Version: version,
+		Drains:      controllers.drains, Logs: deployment.Logs{Dir: dir.Programs()}, Version: version,
 	})
 }

@@ -93,6 +93,9 @@ func ReadToken(path string) (string, error) {
 	return token, nil
 }
 
+// Credentials is where password files of changefeeds are.
+func (d Dir) Credentials() string { return d.at("credentials") }
+
 // NodeDir is the directory of one node.
 type NodeDir string
 

@@ -1,0 +1,49 @@
+// Package blackhole is a sink that counts what it gets and forgets it. It knows no owners: two may write at once, and
+// nobody would notice.
+package blackhole
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// Sink implements stream.Sink.
+type Sink struct{ rows atomic.Int64 }
+
+// New makes a sink.
+func New() *Sink { return &Sink{} }
+
+// Rows is how many row changes it got.
+func (s *Sink) Rows() int64 { return s.rows.Load() }
+
+// Check implements stream.Sink.
+func (s *Sink) Check(context.Context) error { return nil }
+
+// Acquire implements stream.Sink.
+func (s *Sink) Acquire(_ context.Context, _ stream.Table, _ stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	return (*writer)(s), start, nil
+}
+
+// Define implements stream.Sink.
+func (s *Sink) Define(context.Context, stream.Position, *stream.DDL, stream.Epoch) error { return nil }
+
+// Close implements stream.Sink.
+func (s *Sink) Close() error { return nil }
+
+// writer writes any table: there is nothing to tell them apart by.
+type writer Sink
+
+// Write implements stream.Writer.
+func (w *writer) Write(_ context.Context, rows []*stream.Rows, _ stream.Position) error {
+	n := 0
+	for _, r := range rows {
+		n += len(r.Changes)
+	}
+	w.rows.Add(int64(n))
+	return nil
+}
+
+// Close implements stream.Writer.
+func (w *writer) Close() error { return nil }

@@ -1,0 +1,176 @@
+package changefeed
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+const (
+	// lookEvery is how often placements are looked at when nothing happens, while something is on its way.
+	lookEvery = time.Second
+	// bootstrapLimit is how long a placement may take before it counts as failed.
+	bootstrapLimit = 30 * time.Second
+)
+
+// Controller is the coordinator's side of changefeeds: it places maintainers.
+type Controller struct {
+	// Leader is the node that it runs on.
+	Leader string
+	// Log of the term.
+	Log *slog.Logger
+
+	client  client.Client
+	live    client.Reader
+	record  events.Recorder
+	drained time.Time // when a drain was last seen
+	nowhere bool      // it was told that there is no schedulable node
+}
+
+// SetupWithManager adds the controller to a term's manager. Everything it watches is one question: who maintains what?
+func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
+	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
+	c.record = events.Recorder{Client: c.client, Controller: "changefeeds", Instance: c.Leader}
+	c.drained = time.Now() // one may just have ended
+	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
+	})
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("changefeeds").
+		Watches(&v1alpha1.Changefeed{}, one).
+		Watches(&v1alpha1.Node{}, one).
+		Watches(&v1alpha1.Settings{}, one).
+		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
+		Complete(c)
+}
+
+// Reconcile writes the placements that are due.
+func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	w, err := c.gather(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if len(w.Changefeeds) == 0 {
+		return ctrl.Result{}, nil
+	}
+	if err := c.keepFinalizers(ctx, w); err != nil {
+		return ctrl.Result{}, err
+	}
+	for _, cf := range Place(w) {
+		if err := c.client.Status().Update(ctx, cf); err != nil {
+			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+				return ctrl.Result{RequeueAfter: again}, nil // the cache is behind
+			}
+			return ctrl.Result{}, fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
+		}
+		p := cf.Placement()
+		c.Log.Info("maintainer placed", "changefeed", keyOf(cf).String(), "on", p.Node, "placement", p.Epoch)
+	}
+	c.tellNowhere(ctx, w)
+	return ctrl.Result{RequeueAfter: c.pause(w)}, nil
+}
+
+// pause is how soon to look again.
+func (c *Controller) pause(w World) time.Duration {
+	if w.Slot != nil || !w.Settled {
+		return lookEvery
+	}
+	for _, cf := range w.Changefeeds {
+		if cf.Wanted() && cf.Placement().Phase != v1alpha1.PlacementRunning {
+			return lookEvery
+		}
+	}
+	return 30 * time.Second
+}
+
+func (c *Controller) gather(ctx context.Context) (World, error) {
+	w := World{Now: time.Now(), BootstrapLimit: bootstrapLimit}
+	base, err := deployment.ReadWorld(ctx, c.client)
+	if err != nil {
+		return w, err
+	}
+	w.Nodes, w.Leases = base.Nodes, base.Leases
+	settings := &v1alpha1.Settings{}
+	if err := c.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return w, err
+	}
+	w.Slot = settings.Status.ActiveDrain
+	if w.Slot != nil {
+		c.drained = w.Now
+	}
+	w.Settled = w.Now.Sub(c.drained) > settleAfter
+	if n := settings.Spec.Drain.MaintainerBatchSize; n != nil {
+		w.BatchSize = int(*n)
+	}
+	var list v1alpha1.ChangefeedList
+	if err := c.client.List(ctx, &list); err != nil {
+		return w, err
+	}
+	for i := range list.Items {
+		w.Changefeeds = append(w.Changefeeds, &list.Items[i])
+	}
+	return w, nil
+}
+
+// keepFinalizers holds changefeeds until their maintainers have stopped.
+func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
+	for _, cf := range w.Changefeeds {
+		p := cf.Placement()
+		gone := p.Node == "" && (p.From == nil || w.gone(p.From))
+		changed := false
+		if cf.DeletionTimestamp.IsZero() {
+			changed = controllerutil.AddFinalizer(cf, v1alpha1.ChangefeedFinalizer)
+		} else if gone {
+			changed = controllerutil.RemoveFinalizer(cf, v1alpha1.ChangefeedFinalizer)
+		}
+		if !changed {
+			continue
+		}
+		if err := c.client.Update(ctx, cf); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			return fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
+		}
+	}
+	return nil
+}
+
+// tellNowhere warns, once, that there is no node to place maintainers on.
+func (c *Controller) tellNowhere(ctx context.Context, w World) {
+	stuck := len(w.Schedulable()) == 0
+	if !stuck || c.nowhere {
+		c.nowhere = stuck
+		return
+	}
+	for _, cf := range w.Changefeeds {
+		p := cf.Placement()
+		if !cf.Wanted() || p.Node != "" && !w.over(p.Node, p.NodeEpoch) && (w.Slot == nil || w.Slot.Node != p.Node) {
+			continue
+		}
+		c.nowhere = true
+		c.Log.Warn("no schedulable node", "changefeed", keyOf(cf).String())
+		err := c.record.Emit(ctx, events.Event{
+			Regarding: cf, Type: corev1.EventTypeWarning, Reason: v1alpha1.ReasonNoSchedulableNode, Action: "Place",
+			Note: "No node may take its maintainer: start, uncordon or free one.", Key: fmt.Sprint(p.Epoch),
+		})
+		if err != nil {
+			c.Log.Warn("event not written", "error", err)
+		}
+	}
+}

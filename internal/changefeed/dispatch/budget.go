@@ -1,0 +1,62 @@
+package dispatch
+
+import (
+	"context"
+	"sync"
+)
+
+// budget bounds the memory that changes on their way take on a node. Readers wait while it is used up.
+type budget struct {
+	mu    sync.Mutex
+	limit int64
+	used  int64
+	free  chan struct{} // closed and replaced when something is given back
+}
+
+func newBudget(limit int64) *budget { return &budget{limit: limit, free: make(chan struct{})} }
+
+// take uses some, whether it is there or not: what was read cannot be unread.
+func (b *budget) take(n int) {
+	b.mu.Lock()
+	b.used += int64(n)
+	b.mu.Unlock()
+}
+
+// give gives some back.
+func (b *budget) give(n int) {
+	if n == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	full := b.used >= b.limit
+	b.used -= int64(n)
+	if full && b.used < b.limit {
+		close(b.free)
+		b.free = make(chan struct{})
+	}
+}
+
+// wait returns when there is some left, or false when ctx has ended.
+func (b *budget) wait(ctx context.Context) bool {
+	for {
+		b.mu.Lock()
+		full, free := b.used >= b.limit, b.free
+		b.mu.Unlock()
+		if !full {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-free:
+		}
+	}
+}
+
+// inUse is how much is used.
+func (b *budget) inUse() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.used
+}

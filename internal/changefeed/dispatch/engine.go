@@ -1,0 +1,587 @@
+// Package dispatch is the data path of a node: one reader per source, one dispatcher per table, a few workers per changefeed.
+//
+//	Source ─▶ hub ─▶ dispatcher (queue) ─▶ worker ─▶ Writer        Prepared ─start─▶ Running ─stop─▶ Stopped
+//	           └ catch-up reader ─▶ dispatchers that are behind                        └─ another owner ─▶ Lost
+//
+// Nothing here decides what runs where: maintainers do, and every order carries the epoch of the maintainer that gives it.
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// ErrOldMaintainer: a newer maintainer has spoken.
+var ErrOldMaintainer = errors.New("a newer maintainer has spoken")
+
+// ErrRefused: the node takes no new work.
+var ErrRefused = errors.New("the node takes no new work")
+
+// FeedKey names a changefeed.
+type FeedKey struct{ Namespace, Name, UID string }
+
+// String is namespace/name.
+func (k FeedKey) String() string { return k.Namespace + "/" + k.Name }
+
+// Config is what a node must know to run dispatchers of a changefeed.
+type Config struct {
+	Source, Sink                         string
+	SourcePasswordFile, SinkPasswordFile string
+	Workers, BatchRows                   int
+}
+
+// Options make an engine.
+type Options struct {
+	// OpenSource and OpenSink open what a changefeed names.
+	OpenSource func(Config) (stream.Source, error)
+	OpenSink   func(FeedKey, Config) (stream.Sink, error)
+	// Enter admits a dispatcher to the node; the function it returns gives its place back.
+	Enter func() (leave func(), err error)
+	// Memory bounds the changes on their way, in bytes.
+	Memory int64
+}
+
+// Engine runs the dispatchers of a node.
+type Engine struct {
+	opts   Options
+	budget *budget
+
+	mu    sync.Mutex
+	feeds map[FeedKey]*Feed
+	hubs  map[string]*sharedHub
+}
+
+// sharedHub is a hub and how many feeds read through it.
+type sharedHub struct {
+	*hub
+	feeds int
+}
+
+// New makes an engine.
+func New(o Options) *Engine {
+	return &Engine{opts: o, budget: newBudget(o.Memory), feeds: map[FeedKey]*Feed{}, hubs: map[string]*sharedHub{}}
+}
+
+// Feed is one changefeed on this node.
+type Feed struct {
+	engine *Engine
+	key    FeedKey
+	config Config
+	batch  int
+	hub    *sharedHub
+	sink   stream.Sink
+	ctx    context.Context
+	cancel context.CancelFunc
+	work   chan struct{} // one token for each dispatcher in line
+	wg     sync.WaitGroup
+
+	rows, bytes atomic.Int64
+
+	mu         sync.Mutex
+	maintainer int64 // the newest epoch that has spoken
+	tables     map[stream.Table]*placed
+	line       []*dispatcher
+	closed     bool
+}
+
+// placed is a dispatcher and its place on the node.
+type placed struct {
+	*dispatcher
+	leave func()
+}
+
+// Status is how a dispatcher is.
+type Status struct {
+	Table      stream.Table
+	Epoch      stream.Epoch
+	State      State
+	Checkpoint stream.Position
+	Err        error
+}
+
+// Hear takes note of a maintainer, and refuses one that is older than another that has spoken.
+func (e *Engine) Hear(key FeedKey, epoch int64) error {
+	e.mu.Lock()
+	f := e.feeds[key]
+	if f == nil {
+		f = &Feed{engine: e, key: key, tables: map[stream.Table]*placed{}}
+		e.feeds[key] = f
+	}
+	e.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if epoch < f.maintainer {
+		return fmt.Errorf("changefeed %s: %w: its epoch is %d, this one's %d", key, ErrOldMaintainer, f.maintainer, epoch)
+	}
+	f.maintainer = epoch
+	return nil
+}
+
+// feed returns a changefeed that runs, and opens it if it does not yet.
+func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.feeds[key]
+	if f == nil {
+		return nil, fmt.Errorf("changefeed %s: nobody has spoken for it here", key)
+	}
+	if f.hub != nil {
+		return f, nil
+	}
+	sink, err := e.opts.OpenSink(key, c)
+	if err != nil {
+		return nil, fmt.Errorf("sink of changefeed %s: %w", key, err)
+	}
+	id := c.Source + "\x00" + c.SourcePasswordFile
+	shared := e.hubs[id]
+	if shared == nil {
+		source, err := e.opts.OpenSource(c)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("source of changefeed %s: %w", key, err), sink.Close())
+		}
+		shared = &sharedHub{hub: newHub(source, e.budget)}
+		e.hubs[id] = shared
+	}
+	shared.feeds++
+	f.config, f.batch, f.hub, f.sink = c, max(c.BatchRows, 1), shared, sink
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	f.work = make(chan struct{}, 1)
+	for range max(c.Workers, 1) {
+		f.wg.Go(f.run)
+	}
+	return f, nil
+}
+
+// enqueue puts a dispatcher in line for a worker.
+func (f *Feed) enqueue(d *dispatcher) {
+	f.mu.Lock()
+	f.line = append(f.line, d)
+	f.mu.Unlock()
+	f.ring()
+}
+
+// ring wakes a worker.
+func (f *Feed) ring() {
+	select {
+	case f.work <- struct{}{}:
+	default:
+	}
+}
+
+// run is one worker.
+func (f *Feed) run() {
+	for {
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-f.work:
+		}
+		for {
+			f.mu.Lock()
+			if len(f.line) == 0 {
+				f.mu.Unlock()
+				break
+			}
+			d := f.line[0]
+			f.line = f.line[1:]
+			more := len(f.line) > 0
+			f.mu.Unlock()
+			if more {
+				f.ring() // there is work for another
+			}
+			if d.work(f.ctx) {
+				f.enqueue(d)
+			}
+		}
+	}
+}
+
+func (f *Feed) wrote(batch []*stream.Rows, bytes int) {
+	n := 0
+	for _, r := range batch {
+		n += len(r.Changes)
+	}
+	f.rows.Add(int64(n))
+	f.bytes.Add(int64(bytes))
+}
+
+// Dispatchers lists what runs of a changefeed here.
+func (e *Engine) Dispatchers(key FeedKey) []Status {
+	f := e.known(key)
+	if f == nil {
+		return nil
+	}
+	var list []Status
+	for _, d := range f.all() {
+		list = append(list, d.status())
+	}
+	return list
+}
+
+func (e *Engine) known(key FeedKey) *Feed {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.feeds[key]
+}
+
+func (f *Feed) all() []*placed {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	list := make([]*placed, 0, len(f.tables))
+	for _, d := range f.tables {
+		list = append(list, d)
+	}
+	return list
+}
+
+// Order is what a maintainer wants of one table.
+type Order struct {
+	Table stream.Table
+	Epoch stream.Epoch
+	// Position to start after.
+	Position stream.Position
+}
+
+// Prepare lets dispatchers read ahead, so that they are ready when others stop. It returns what could not be prepared.
+func (e *Engine) Prepare(key FeedKey, maintainer int64, c Config, orders []Order) map[stream.Table]error {
+	return e.begin(key, maintainer, c, orders, func(f *Feed, list []*placed) map[stream.Table]error {
+		for _, d := range list {
+			d.mu.Lock()
+			ahead := d.state == Prepared && !d.listens
+			d.mu.Unlock()
+			if ahead {
+				from := f.hub.subscribe(d.dispatcher, d.position())
+				d.skip(from)
+				d.joined()
+			}
+		}
+		return nil
+	})
+}
+
+// Start lets dispatchers run: those that were prepared, and new ones.
+func (e *Engine) Start(ctx context.Context, key FeedKey, maintainer int64, c Config, orders []Order) map[stream.Table]error {
+	position := map[stream.Table]stream.Position{}
+	for _, o := range orders {
+		position[o.Table] = o.Position
+	}
+	return e.begin(key, maintainer, c, orders, func(f *Feed, list []*placed) map[stream.Table]error {
+		failed := f.acquire(ctx, list, position)
+		var late []*dispatcher
+		for _, d := range list {
+			if failed[d.table] == nil && d.activate() {
+				late = append(late, d.dispatcher)
+			}
+		}
+		f.hub.join(f.ctx, late)
+		return failed
+	})
+}
+
+// begin makes the dispatchers that orders are about, if they are not there, and refuses what is older than what is there.
+func (e *Engine) begin(key FeedKey, maintainer int64, c Config, orders []Order, do func(*Feed, []*placed) map[stream.Table]error) map[stream.Table]error {
+	failed := map[stream.Table]error{}
+	all := func(err error) map[stream.Table]error {
+		for _, o := range orders {
+			failed[o.Table] = err
+		}
+		return failed
+	}
+	if err := e.Hear(key, maintainer); err != nil {
+		return all(err)
+	}
+	f, err := e.feed(key, c)
+	if err != nil {
+		return all(err)
+	}
+	var list []*placed
+	for _, o := range orders {
+		d, err := f.place(o)
+		if err != nil {
+			failed[o.Table] = err
+			continue
+		}
+		list = append(list, d)
+	}
+	for table, err := range do(f, list) {
+		failed[table] = err
+	}
+	return failed
+}
+
+// place finds or makes the dispatcher of a table.
+func (f *Feed) place(o Order) (*placed, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, fmt.Errorf("changefeed %s: %w", f.key, ErrRefused)
+	}
+	if d := f.tables[o.Table]; d != nil {
+		switch c := o.Epoch.Compare(d.epoch); {
+		case c == 0:
+			return d, nil
+		case c < 0:
+			return nil, fmt.Errorf("table %s: %w: a dispatcher of epoch %v is here", o.Table, ErrOldMaintainer, d.epoch)
+		}
+		return nil, fmt.Errorf("table %s: a dispatcher of epoch %v is still here: stop it first", o.Table, d.epoch)
+	}
+	leave, err := f.engine.opts.Enter()
+	if err != nil {
+		return nil, fmt.Errorf("table %s: %w", o.Table, err)
+	}
+	d := &placed{leave: leave, dispatcher: &dispatcher{
+		feed: f, table: o.Table, epoch: o.Epoch, state: Prepared, from: o.Position, flushed: o.Position,
+	}}
+	f.tables[o.Table] = d
+	return d, nil
+}
+
+// acquire makes dispatchers the owners of their tables at the sink, several at a time.
+func (f *Feed) acquire(ctx context.Context, list []*placed, start map[stream.Table]stream.Position) map[stream.Table]error {
+	failed := map[stream.Table]error{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	places := make(chan struct{}, max(f.config.Workers, 1))
+	for _, d := range list {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			if err := d.own(ctx, start[d.table]); err != nil {
+				mu.Lock()
+				failed[d.table] = err
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return failed
+}
+
+// own makes the dispatcher the owner of its table and finds out where to go on. The sink knows; the order only has a hint.
+func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
+	d.mu.Lock()
+	has := d.writer != nil || d.state != Prepared
+	d.mu.Unlock()
+	if has {
+		return nil
+	}
+	w, at, err := d.feed.sink.Acquire(ctx, d.table, d.epoch, start)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writer, d.flushed = w, at
+	return nil
+}
+
+// activate lets an owner run. It says whether it has to catch up first, because what it read ahead does not reach back to
+// where it goes on.
+func (d *dispatcher) activate() (late bool) {
+	d.mu.Lock()
+	if d.state != Prepared || d.writer == nil {
+		d.mu.Unlock()
+		return false
+	}
+	d.state = Running
+	if d.listens && d.covers <= d.flushed {
+		kept := d.queue[:0]
+		for _, rows := range d.queue {
+			if rows.Position > d.flushed {
+				kept = append(kept, rows)
+				continue
+			}
+			d.bytes -= rows.Bytes
+			d.feed.engine.budget.give(rows.Bytes)
+		}
+		d.queue = kept
+		d.from = max(d.from, d.flushed)
+		ready := d.ready()
+		d.mu.Unlock()
+		if ready {
+			d.feed.enqueue(d)
+		}
+		return false
+	}
+	listens := d.listens
+	d.listens = false
+	d.drop()
+	d.mu.Unlock()
+	if listens {
+		d.feed.hub.unsubscribe(d)
+	}
+	d.mu.Lock()
+	d.from = d.flushed
+	d.mu.Unlock()
+	return true
+}
+
+// Stop ends dispatchers and says up to where everything of each is at the sink. A table that is not here is not in the
+// answer; one of a newer epoch is an error.
+func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders []Order) (map[stream.Table]stream.Position, map[stream.Table]error) {
+	stopped, failed := map[stream.Table]stream.Position{}, map[stream.Table]error{}
+	if err := e.Hear(key, maintainer); err != nil {
+		for _, o := range orders {
+			failed[o.Table] = err
+		}
+		return stopped, failed
+	}
+	f := e.known(key)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, o := range orders {
+		f.mu.Lock()
+		d := f.tables[o.Table]
+		f.mu.Unlock()
+		if d == nil {
+			continue
+		}
+		if o.Epoch.Compare(d.epoch) < 0 {
+			failed[o.Table] = fmt.Errorf("table %s: %w: a dispatcher of epoch %v is here", o.Table, ErrOldMaintainer, d.epoch)
+			continue
+		}
+		wg.Go(func() {
+			at, err := f.remove(ctx, d)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed[o.Table] = err
+				return
+			}
+			stopped[o.Table] = at
+		})
+	}
+	wg.Wait()
+	return stopped, failed
+}
+
+// remove stops a dispatcher and gives its place back.
+func (f *Feed) remove(ctx context.Context, d *placed) (stream.Position, error) {
+	at, err := d.stop(ctx)
+	if err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	if f.tables[d.table] == d {
+		delete(f.tables, d.table)
+		d.leave()
+	}
+	f.mu.Unlock()
+	return at, nil
+}
+
+// Report is how a changefeed is on this node.
+type Report struct {
+	Maintainer int64
+	// Dispatchers that are here, prepared ones included.
+	Dispatchers int
+	// Running of them, and the lowest checkpoint among these, with when the source committed it.
+	Running      int
+	Checkpoint   stream.Position
+	CheckpointAt time.Time
+	// Lost are tables that another owner has.
+	Lost []stream.Table
+	// Rows and Bytes that were written here since the changefeed came to this node.
+	Rows, Bytes int64
+	// Err is what something last stumbled over.
+	Err error
+}
+
+// Report tells how a changefeed is, in time that grows with its tables here.
+func (e *Engine) Report(key FeedKey) Report {
+	var r Report
+	f := e.known(key)
+	if f == nil {
+		return r
+	}
+	f.mu.Lock()
+	r.Maintainer = f.maintainer
+	opened := f.hub != nil
+	f.mu.Unlock()
+	if !opened {
+		return r
+	}
+	r.Rows, r.Bytes = f.rows.Load(), f.bytes.Load()
+	r.Err = f.hub.trouble()
+	position, at := f.hub.where()
+	for _, d := range f.all() {
+		d.mu.Lock()
+		r.Dispatchers++
+		switch d.state {
+		case Running:
+			p, when := d.locked(position, at)
+			if r.Running == 0 || p < r.Checkpoint {
+				r.Checkpoint, r.CheckpointAt = p, when
+			}
+			r.Running++
+		case Lost:
+			r.Lost = append(r.Lost, d.table)
+		}
+		if d.err != nil {
+			r.Err = d.err
+		}
+		d.mu.Unlock()
+	}
+	return r
+}
+
+// Close stops everything of a changefeed on this node.
+func (e *Engine) Close(ctx context.Context, key FeedKey) error {
+	f := e.known(key)
+	if f == nil {
+		return nil
+	}
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	for _, d := range f.all() {
+		if _, err := f.remove(ctx, d); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	delete(e.feeds, key)
+	var last *sharedHub
+	if f.hub != nil {
+		if f.hub.feeds--; f.hub.feeds == 0 {
+			last = f.hub
+			for id, h := range e.hubs {
+				if h == last {
+					delete(e.hubs, id)
+				}
+			}
+		}
+	}
+	e.mu.Unlock()
+	if f.hub == nil {
+		return nil
+	}
+	f.cancel()
+	f.wg.Wait()
+	err := f.sink.Close()
+	if last != nil {
+		last.close()
+		err = errors.Join(err, last.source.Close())
+	}
+	return err
+}
+
+// Keys are the changefeeds that somebody has spoken for here.
+func (e *Engine) Keys() []FeedKey {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	keys := make([]FeedKey, 0, len(e.feeds))
+	for key := range e.feeds {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// Memory is how much the changes on their way take.
+func (e *Engine) Memory() int64 { return e.budget.inUse() }

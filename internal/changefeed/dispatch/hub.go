@@ -1,0 +1,242 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// hub is the one reader of a source on this node. Dispatchers that are at its position subscribe; those that are behind
+// catch up on a reader of their own, a whole batch together, and join when they have come to where the hub is.
+type hub struct {
+	source stream.Source
+	budget *budget
+	onErr  func(error)
+
+	mu       sync.Mutex
+	subs     map[stream.Table][]*dispatcher
+	count    int
+	position stream.Position // everything up to here was delivered
+	at       time.Time       // when the source committed it
+	stop     context.CancelFunc
+	done     chan struct{} // of the reader, nil while none runs
+	err      error         // why the reader is not reading
+}
+
+func newHub(s stream.Source, b *budget) *hub {
+	return &hub{source: s, budget: b, subs: map[stream.Table][]*dispatcher{}}
+}
+
+// where is the hub's position, and when the source committed it.
+func (h *hub) where() (stream.Position, time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.position, h.at
+}
+
+// trouble is why nothing is being read, or nil.
+func (h *hub) trouble() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+// subscribe delivers a table's changes from now on and says from which position. A hub that nobody listens to begins at
+// start.
+func (h *hub) subscribe(d *dispatcher, start stream.Position) stream.Position {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.locked(d, start)
+}
+
+func (h *hub) locked(d *dispatcher, start stream.Position) stream.Position {
+	if h.count == 0 {
+		h.restart(start)
+	}
+	h.subs[d.table] = append(h.subs[d.table], d)
+	h.count++
+	return h.position
+}
+
+// restart begins to read at a position. The caller holds the lock, and nobody listens.
+func (h *hub) restart(start stream.Position) {
+	if h.stop != nil {
+		h.stop()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	before, done := h.done, make(chan struct{})
+	h.stop, h.done, h.position, h.err = cancel, done, start, nil
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		h.read(ctx, start)
+	}()
+}
+
+// read delivers until ctx ends. A source that fails is tried again from where it stopped.
+func (h *hub) read(ctx context.Context, after stream.Position) {
+	pause := retryFirst
+	for ctx.Err() == nil {
+		err := h.source.Read(ctx, after, func(t *stream.Transaction) error {
+			if !h.budget.wait(ctx) {
+				return ctx.Err()
+			}
+			pause, after = retryFirst, t.Position
+			return h.deliver(ctx, t)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		h.mu.Lock()
+		h.err = err
+		h.mu.Unlock()
+		if errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable) {
+			pause = retryLast
+		}
+		sleep(ctx, pause)
+		pause = min(2*pause, retryLast)
+	}
+}
+
+const (
+	retryFirst = 100 * time.Millisecond
+	retryLast  = 10 * time.Second
+)
+
+// deliver hands a transaction to whoever listens to its tables.
+func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err() // another reader has taken over
+	}
+	for _, rows := range t.Rows {
+		for _, d := range h.subs[rows.Table] {
+			d.push(rows)
+		}
+	}
+	h.position, h.at, h.err = t.Position, t.At, nil
+	return nil
+}
+
+// unsubscribe ends the delivery. The reader ends with its last listener.
+func (h *hub) unsubscribe(d *dispatcher) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := h.subs[d.table]
+	for i, each := range list {
+		if each == d {
+			list = append(list[:i:i], list[i+1:]...)
+			h.count--
+			break
+		}
+	}
+	if len(list) == 0 {
+		delete(h.subs, d.table)
+	} else {
+		h.subs[d.table] = list
+	}
+	if h.count == 0 && h.stop != nil {
+		h.stop()
+		h.stop = nil
+	}
+}
+
+// close ends the reader.
+func (h *hub) close() {
+	h.mu.Lock()
+	done := h.done
+	if h.stop != nil {
+		h.stop()
+	}
+	h.mu.Unlock()
+	if done != nil {
+		<-done
+	}
+}
+
+// join lets dispatchers that are at some positions listen, as soon as that is possible without a gap: at once for those that
+// are where the hub is or ahead of it, through a reader of their own for those that are behind.
+func (h *hub) join(ctx context.Context, list []*dispatcher) {
+	var behind []*dispatcher
+	h.mu.Lock()
+	for _, d := range list {
+		if h.count == 0 || d.position() >= h.position {
+			h.locked(d, d.position())
+			d.joined()
+			continue
+		}
+		behind = append(behind, d)
+	}
+	h.mu.Unlock()
+	if len(behind) > 0 {
+		go h.catchUp(ctx, behind)
+	}
+}
+
+// catchUp reads what a batch of dispatchers is behind.
+func (h *hub) catchUp(ctx context.Context, list []*dispatcher) {
+	byTable := map[stream.Table]*dispatcher{}
+	from := list[0].position()
+	for _, d := range list {
+		byTable[d.table] = d
+		from = min(from, d.position())
+	}
+	pause := retryFirst
+	for ctx.Err() == nil {
+		err := h.source.Read(ctx, from, func(t *stream.Transaction) error {
+			if !h.budget.wait(ctx) {
+				return ctx.Err()
+			}
+			for _, rows := range t.Rows {
+				if d := byTable[rows.Table]; d != nil {
+					d.push(rows)
+				}
+			}
+			from, pause = t.Position, retryFirst
+			if h.meet(list, from) {
+				return errMet
+			}
+			return nil
+		})
+		if errors.Is(err, errMet) || ctx.Err() != nil {
+			return
+		}
+		for _, d := range list {
+			d.trouble(err)
+		}
+		sleep(ctx, pause)
+		pause = min(2*pause, retryLast)
+	}
+}
+
+var errMet = errors.New("caught up")
+
+// meet lets a batch that has come to a position join if the hub is not ahead of it.
+func (h *hub) meet(list []*dispatcher, at stream.Position) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.count > 0 && at < h.position {
+		return false
+	}
+	for _, d := range list {
+		d.skip(at)
+		h.locked(d, at)
+		d.joined()
+	}
+	return true
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

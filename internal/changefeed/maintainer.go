@@ -1,0 +1,780 @@
+package changefeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+const (
+	// movesAtOnce bounds the tables of a changefeed that are on their way, and batchTables how many go with one order.
+	movesAtOnce = 256
+	batchTables = 32
+	// placeAtOnce is the same for tables that run nowhere: nothing is interrupted by placing them.
+	placeAtOnce = 100_000
+	placeBatch  = 2000
+	// settleAfter is how long no drain must have run for tables to be balanced.
+	settleAfter = 30 * time.Second
+	// checkpointEvery is how often a checkpoint is written at most.
+	checkpointEvery = 10 * time.Second
+	// again is how soon something that failed is tried again.
+	again = 250 * time.Millisecond
+)
+
+// maintainer schedules the dispatchers of one changefeed, in one placement of it.
+type maintainer struct {
+	run  *run
+	key  dispatch.FeedKey
+	log  *slog.Logger
+	wake chan struct{}
+
+	mu      sync.Mutex
+	object  *v1alpha1.Changefeed
+	epoch   int64 // of the placement that it works for; 0 while it works for none
+	tables  map[stream.Table]*table
+	counter int64
+	met     map[string]int64 // nodes that were introduced, in which of their epochs
+	busy    sync.WaitGroup
+	cancel  context.CancelFunc
+	problem string
+
+	// Of the loop alone.
+	checkpoint stream.Position
+	at         time.Time
+	written    time.Time
+}
+
+// table is what the maintainer knows of one.
+type table struct {
+	phase TablePhase
+	node  string
+	epoch stream.Epoch
+	floor stream.Position // everything up to here is at the sink, while nobody tells more
+	since uint64          // the round of reports after which the node tells of it
+	retry time.Time
+}
+
+func newMaintainer(r *run, cf *v1alpha1.Changefeed) *maintainer {
+	key := keyOf(cf)
+	return &maintainer{run: r, key: key, object: cf, wake: make(chan struct{}, 1), log: r.opts.Log.With("changefeed", key.String())}
+}
+
+// see takes note of a newer object.
+func (m *maintainer) see(cf *v1alpha1.Changefeed) {
+	m.mu.Lock()
+	m.object = cf
+	m.mu.Unlock()
+	m.poke()
+}
+
+func (m *maintainer) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (m *maintainer) latest() *v1alpha1.Changefeed {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.object
+}
+
+// placement is the epoch that the maintainer works for.
+func (m *maintainer) placement() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.epoch
+}
+
+// stop ends what the maintainer is doing.
+func (m *maintainer) stop() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.cancel != nil {
+		m.cancel()
+	}
+	m.poke()
+}
+
+// mine says whether the object places its maintainer here, in this incarnation of the node.
+func (m *maintainer) mine(p v1alpha1.ChangefeedPlacement) bool {
+	return p.Node == m.run.opts.Node && p.NodeEpoch == m.run.e.Number
+}
+
+// live works for the placements that name this node, one after the other, until none does or ctx ends.
+func (m *maintainer) live(ctx context.Context) {
+	for ctx.Err() == nil {
+		p := m.latest().Placement()
+		if from := p.From; from != nil && from.Node == m.run.opts.Node && from.NodeEpoch == m.run.e.Number && !from.Stopped {
+			m.acknowledge(ctx, p.Epoch)
+			continue
+		}
+		if !m.mine(p) {
+			return
+		}
+		w, changed := m.run.view()
+		if !w.plan().MayBegin(p) {
+			m.await(ctx, changed, again)
+			continue
+		}
+		m.work(ctx, p.Epoch)
+		if ctx.Err() == nil && m.mine(m.latest().Placement()) && m.latest().Placement().Epoch == p.Epoch {
+			m.await(ctx, nil, again)
+		}
+	}
+}
+
+// acknowledge writes that nothing of an earlier placement runs here any more. It is called only when that is so.
+func (m *maintainer) acknowledge(ctx context.Context, epoch int64) {
+	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.see(cf)
+		p := cf.Status.Placement
+		if p == nil || p.Epoch != epoch || p.From == nil || p.From.Node != m.run.opts.Node || p.From.Stopped {
+			return false
+		}
+		p.From.Stopped = true
+		return true
+	})
+	switch {
+	case err == nil:
+		m.log.Info("maintainer stopped", "placement", epoch)
+	case kubeclient.IsMissing(err):
+		m.run.sleep(ctx, again)
+	case ctx.Err() == nil:
+		m.log.Warn("it is not written yet that the maintainer stopped", "error", err)
+		m.run.sleep(ctx, again)
+	}
+}
+
+func (r *run) sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+func (m *maintainer) await(ctx context.Context, changed <-chan struct{}, limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-changed:
+	case <-m.wake:
+	}
+}
+
+// work is one placement: enter, learn, schedule. It returns, with nothing under way, when the placement is over or fails.
+func (m *maintainer) work(ctx context.Context, epoch int64) {
+	pass, err := m.run.opts.Gate.Enter(KindMaintainers)
+	if err != nil {
+		m.run.sleep(ctx, again)
+		return
+	}
+	defer pass.Leave()
+	trigger, err := m.run.opts.Gate.Enter(KindDispatchers) // the table trigger lives where its maintainer does
+	if err != nil {
+		m.run.sleep(ctx, again)
+		return
+	}
+	defer trigger.Leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m.mu.Lock()
+	m.epoch, m.counter, m.cancel, m.tables, m.met = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}
+	m.mu.Unlock()
+	defer func() {
+		cancel()
+		m.busy.Wait()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.epoch, m.cancel = 0, nil
+	}()
+	m.log.Info("maintainer begins", "placement", epoch)
+	err = m.begin(ctx)
+	if err == nil {
+		err = m.schedule(ctx)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errOver) {
+		m.log.Warn("maintainer failed", "placement", epoch, "error", err)
+		m.tellProblem(ctx, err)
+	}
+}
+
+// errOver: the placement that the maintainer works for is over.
+var errOver = errors.New("the placement is over")
+
+// stands fails when the object places the maintainer elsewhere, or nowhere.
+func (m *maintainer) stands() error {
+	cf := m.latest()
+	if p := cf.Placement(); !m.mine(p) || p.Epoch != m.placement() || !cf.Wanted() {
+		return errOver
+	}
+	return nil
+}
+
+// begin finds out where to start, which tables there are, and what runs where.
+func (m *maintainer) begin(ctx context.Context) error {
+	source, err := m.run.opts.Opener.Source(m.config())
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	if err := source.Check(ctx); err != nil {
+		return err
+	}
+	filter, err := ParseFilter(m.latest().Spec.Filter)
+	if err != nil {
+		return fmt.Errorf("%w: %w", stream.ErrUnusable, err)
+	}
+	start, err := m.start(ctx, source)
+	if err != nil {
+		return err
+	}
+	m.checkpoint = max(start, stream.Position(m.latest().Status.Checkpoint))
+	names, _, err := source.Tables(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	for _, name := range names {
+		if filter.Allows(name) {
+			m.tables[name] = &table{floor: m.checkpoint}
+		}
+	}
+	m.mu.Unlock()
+	if err := m.meetAll(ctx); err != nil {
+		return err
+	}
+	return m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.see(cf)
+		if m.stands() != nil {
+			return false
+		}
+		now := metav1.NowMicro()
+		cf.Status.Placement.Phase, cf.Status.Placement.Since, cf.Status.Placement.From = v1alpha1.PlacementRunning, &now, nil
+		cf.Status.State, cf.Status.Error = v1alpha1.ChangefeedRunning, ""
+		cf.Status.Tables = int64(len(m.tables))
+		return true
+	})
+}
+
+// start is where the changefeed began. It is persisted before anything is read.
+func (m *maintainer) start(ctx context.Context, source stream.Source) (stream.Position, error) {
+	cf := m.latest()
+	if cf.Status.StartPosition != nil {
+		return stream.Position(*cf.Status.StartPosition), nil
+	}
+	start, err := ParsePosition(cf.Spec.StartPosition)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
+	}
+	if cf.Spec.StartPosition == "" {
+		if start, err = source.Head(ctx); err != nil {
+			return 0, err
+		}
+	}
+	err = m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.see(cf)
+		if cf.Status.StartPosition != nil || m.stands() != nil {
+			return false
+		}
+		position := int64(start)
+		cf.Status.StartPosition, cf.Status.Checkpoint = &position, position
+		return true
+	})
+	if at := m.latest().Status.StartPosition; err == nil && at != nil {
+		start = stream.Position(*at)
+	}
+	return start, err
+}
+
+// ParsePosition reads a position as people write it: a GTID domain-server-sequence, or the sequence number of one.
+func ParsePosition(text string) (stream.Position, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text[strings.LastIndexByte(text, '-')+1:], 10, 63)
+	if err != nil {
+		return 0, fmt.Errorf("start position %q is neither a GTID such as 0-1-100 nor the number of one", text)
+	}
+	return stream.Position(n), nil
+}
+
+// meetAll introduces the maintainer to every node that is alive, and waits for each to answer or to be gone.
+func (m *maintainer) meetAll(ctx context.Context) error {
+	for {
+		w, changed := m.run.view()
+		missing := m.meet(ctx, w)
+		if missing == "" {
+			return m.stands()
+		}
+		if err := m.stands(); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		m.setProblem("waiting for node " + missing + " to say what runs there")
+		m.await(ctx, changed, again)
+	}
+}
+
+// meet introduces the maintainer to the nodes that it has not met in their present epoch, all at once, and says which one
+// has not answered.
+func (m *maintainer) meet(ctx context.Context, w world) (missing string) {
+	var wg sync.WaitGroup
+	for name, rec := range w.leases {
+		m.mu.Lock()
+		met := m.met[name] == rec.Epoch
+		m.mu.Unlock()
+		if !rec.Held() || met {
+			continue
+		}
+		wg.Go(func() {
+			if err := m.introduce(ctx, w, name, rec.Epoch); err != nil {
+				m.mu.Lock()
+				missing = name
+				m.mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return missing
+}
+
+// introduce asks a node what of the changefeed runs there.
+func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch int64) error {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	reply, err := m.run.peers.bootstrap(ctx, w.nodes[name], &wire.BootstrapRequest{Caller: m.run.caller(), Feed: m.feed()})
+	if err != nil {
+		return err
+	}
+	if reply.NodeEpoch != epoch {
+		return fmt.Errorf("node %s is in epoch %d, not %d", name, reply.NodeEpoch, epoch)
+	}
+	var stray []*wire.TableOrder
+	m.mu.Lock()
+	here := map[stream.Table]bool{}
+	for _, d := range reply.Dispatchers {
+		id, ok := fromWire(d.Table)
+		t := m.tables[id]
+		if t != nil && t.phase == TableBusy {
+			continue // an order about it is under way
+		}
+		newer := t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(fromEpoch(d.Epoch)) > 0
+		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
+			stray = append(stray, &wire.TableOrder{Table: d.Table, Epoch: d.Epoch})
+			continue
+		}
+		here[id] = true
+		t.phase, t.node, t.epoch, t.floor = TableRunning, name, fromEpoch(d.Epoch), max(t.floor, stream.Position(d.Checkpoint))
+	}
+	for id, t := range m.tables {
+		if t.phase == TableRunning && t.node == name && !here[id] {
+			t.phase = TableAbsent // the node has come back without it
+		}
+	}
+	m.mu.Unlock()
+	if len(stray) > 0 { // prepared for a move that nobody goes on with, lost, or of a table that no longer flows
+		if _, err := m.run.peers.order(ctx, w.nodes[name], m.order(wire.Do_DO_STOP, stray)); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	m.met[name] = epoch
+	m.mu.Unlock()
+	return nil
+}
+
+func (m *maintainer) feed() *wire.Feed {
+	return &wire.Feed{Namespace: m.key.Namespace, Name: m.key.Name, Uid: m.key.UID, Epoch: m.placement()}
+}
+
+func (m *maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderRequest {
+	spec := m.latest().Spec
+	return &wire.OrderRequest{Caller: m.run.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: &wire.Config{
+		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
+		Workers: spec.Workers, BatchRows: spec.BatchRows,
+	}}
+}
+
+func (m *maintainer) config() dispatch.Config {
+	spec := m.latest().Spec
+	return dispatch.Config{
+		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
+		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows),
+	}
+}
+
+// schedule places and moves tables, counts and reports, until the placement is over.
+func (m *maintainer) schedule(ctx context.Context) error {
+	for {
+		w, changed := m.run.view()
+		if err := m.stands(); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		m.meet(ctx, w)
+		m.place(ctx, w)
+		m.advance()
+		if err := m.publish(ctx, w); err != nil && ctx.Err() == nil {
+			m.log.Warn("status not written yet", "error", err)
+		}
+		m.await(ctx, changed, time.Second)
+	}
+}
+
+// place gives out the orders of one plan.
+func (m *maintainer) place(ctx context.Context, w world) {
+	plan := w.plan()
+	tw := TableWorld{
+		Schedulable: m.known(plan.Schedulable()), Gone: func(name string) bool { return !w.leases[name].Held() },
+		Self: m.run.opts.Node, Moves: movesAtOnce, Settled: time.Since(w.drained) > settleAfter,
+	}
+	if w.slot != nil {
+		tw.Draining = w.slot.Node
+	}
+	now := time.Now()
+	m.mu.Lock()
+	for name, t := range m.tables {
+		if t.phase == TableRunning && tw.Gone(t.node) {
+			t.phase = TableAbsent
+		}
+		if t.phase == TableAbsent {
+			tw.Moves = placeAtOnce
+			if now.Before(t.retry) {
+				continue
+			}
+		}
+		tw.Tables = append(tw.Tables, TableState{Table: name, Phase: t.phase, Node: t.node})
+	}
+	m.mu.Unlock()
+	groups := map[[2]string][]stream.Table{}
+	for _, move := range PlaceTables(tw) {
+		pair := [2]string{move.From, move.To}
+		groups[pair] = append(groups[pair], move.Table)
+	}
+	for pair, names := range groups {
+		size := batchTables
+		if pair[0] == "" {
+			size = placeBatch
+		}
+		for chunk := range slices.Chunk(names, size) {
+			m.mu.Lock()
+			for _, name := range chunk {
+				m.tables[name].phase = TableBusy
+			}
+			m.mu.Unlock()
+			m.busy.Go(func() { m.move(ctx, w, pair[0], pair[1], chunk) })
+		}
+	}
+}
+
+// known are the nodes among some that the maintainer has met: others would get orders of a maintainer they do not know.
+func (m *maintainer) known(names []string) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(names, func(name string) bool { return m.met[name] == 0 })
+}
+
+// move brings a batch of tables to a node: it reads ahead there, stops here, and goes on there at the exact position.
+func (m *maintainer) move(ctx context.Context, w world, from, to string, names []stream.Table) {
+	defer m.poke()
+	began := time.Now()
+	orders := m.orders(names)
+	if from != "" {
+		if failed := m.send(ctx, w, to, wire.Do_DO_PREPARE, orders, nil); failed > 0 {
+			m.back(names, from)
+			m.abandon(ctx, w, to, orders)
+			m.run.sleep(ctx, again)
+			return
+		}
+		if !m.halt(ctx, w, from, names, orders) {
+			return
+		}
+	}
+	m.send(ctx, w, to, wire.Do_DO_START, orders, func(name stream.Table, o *wire.TableOrder) {
+		round := m.run.nextRound()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		t := m.tables[name]
+		t.phase, t.node, t.epoch, t.since = TableRunning, to, fromEpoch(o.Epoch), round
+	})
+	m.mu.Lock()
+	for _, name := range names {
+		if t := m.tables[name]; t.phase == TableBusy { // it could not be started; it is placed again
+			t.phase, t.retry = TableAbsent, time.Now().Add(again)
+		}
+	}
+	m.mu.Unlock()
+	if from != "" {
+		m.log.Info("tables moved", "tables", len(names), "from", from, "to", to, "took", time.Since(began).Round(time.Millisecond))
+	}
+}
+
+// nextRound is a round of reports that begins after now.
+func (r *run) nextRound() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round
+}
+
+// orders names new dispatchers for tables, each with an epoch of its own.
+func (m *maintainer) orders(names []stream.Table) map[stream.Table]*wire.TableOrder {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	orders := map[stream.Table]*wire.TableOrder{}
+	for _, name := range names {
+		m.counter++
+		orders[name] = &wire.TableOrder{
+			Table: onWire(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(m.tables[name].floor),
+		}
+	}
+	return orders
+}
+
+// send gives a node an order about tables and calls done for each that was carried out. It says how many were not.
+func (m *maintainer) send(ctx context.Context, w world, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	reply, err := m.run.peers.order(ctx, w.nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
+	if err != nil {
+		m.setProblem(fmt.Sprintf("node %s: %v", to, err))
+		return len(orders)
+	}
+	for _, result := range reply.Results {
+		name, _ := fromWire(result.Table)
+		switch o := orders[name]; {
+		case o == nil:
+		case result.Error != "":
+			failed++
+			m.setProblem(fmt.Sprintf("node %s: %s", to, result.Error))
+		case done != nil:
+			done(name, o)
+		}
+	}
+	return failed
+}
+
+// back puts tables that were not moved to where they run.
+func (m *maintainer) back(names []stream.Table, from string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range names {
+		m.tables[name].phase, m.tables[name].node = TableRunning, from
+	}
+}
+
+// abandon lets go of dispatchers that were prepared in vain.
+func (m *maintainer) abandon(ctx context.Context, w world, to string, orders map[stream.Table]*wire.TableOrder) {
+	m.send(ctx, w, to, wire.Do_DO_STOP, orders, nil)
+}
+
+// halt stops tables on a node until each has said where it stopped, or the node is gone. It returns false if the maintainer
+// ended first.
+func (m *maintainer) halt(ctx context.Context, w world, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
+	left := map[stream.Table]*wire.TableOrder{}
+	m.mu.Lock()
+	for _, name := range names {
+		left[name] = &wire.TableOrder{Table: onWire(name), Epoch: toEpoch(m.tables[name].epoch)}
+	}
+	m.mu.Unlock()
+	for len(left) > 0 {
+		if ctx.Err() != nil {
+			return false
+		}
+		call, cancel := context.WithTimeout(ctx, callLimit)
+		reply, err := m.run.peers.order(call, w.nodes[from], m.order(wire.Do_DO_STOP, slices.Collect(maps.Values(left))))
+		cancel()
+		if err != nil {
+			m.setProblem(fmt.Sprintf("node %s: %v", from, err))
+			w, _ = m.run.view()
+			if !w.leases[from].Held() {
+				return true // what it had got to, the sink knows
+			}
+			m.run.sleep(ctx, again)
+			continue
+		}
+		for _, result := range reply.Results {
+			name, _ := fromWire(result.Table)
+			if result.Error != "" {
+				m.setProblem(fmt.Sprintf("node %s: %s", from, result.Error))
+				continue
+			}
+			m.mu.Lock()
+			if result.Found {
+				m.tables[name].floor = max(m.tables[name].floor, stream.Position(result.Position))
+				starts[name].Position = uint64(m.tables[name].floor)
+			}
+			m.mu.Unlock()
+			delete(left, name)
+		}
+		if len(left) > 0 {
+			m.run.sleep(ctx, again)
+		}
+	}
+	return true
+}
+
+func (m *maintainer) setProblem(text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.problem = text
+}
+
+// advance computes the checkpoint: the lowest position among all tables. Tables that are on their way, or of which their
+// node has not told since they came to it, hold it where they are known to be.
+func (m *maintainer) advance() {
+	m.run.mu.Lock()
+	reports := map[string]report{}
+	for name, byFeed := range m.run.reports {
+		if r, ok := byFeed[m.key]; ok {
+			reports[name] = r
+		}
+	}
+	m.run.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	expected := map[string]int64{}
+	low, at, any := stream.Position(0), time.Time{}, false
+	consider := func(p stream.Position, when time.Time) {
+		if !any || p < low {
+			low, at, any = p, when, true
+		}
+	}
+	lost := map[stream.Table]bool{}
+	for name, r := range reports {
+		for _, text := range r.Lost {
+			if t, ok := fromWire(text); ok && m.tables[t] != nil && m.tables[t].node == name {
+				lost[t] = true
+			}
+		}
+		if r.Error != "" {
+			m.problem = fmt.Sprintf("node %s: %s", name, r.Error)
+		}
+	}
+	for name, t := range m.tables {
+		if lost[name] && t.phase == TableRunning && reports[t.node].round > t.since {
+			t.phase = TableAbsent
+		}
+		if t.phase != TableRunning || reports[t.node].FeedReport == nil || reports[t.node].round <= t.since {
+			consider(t.floor, m.at)
+			continue
+		}
+		expected[t.node]++
+	}
+	for name, n := range expected {
+		r := reports[name]
+		if r.Running < n {
+			return // the node has lost some; it is asked again what runs there
+		}
+		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro))
+	}
+	if !any || low <= m.checkpoint {
+		return
+	}
+	m.checkpoint, m.at = low, at
+	for _, t := range m.tables {
+		t.floor = max(t.floor, low)
+	}
+}
+
+// publish writes what has changed: where dispatchers are, that the drain is known, and now and then the checkpoint.
+func (m *maintainer) publish(ctx context.Context, w world) error {
+	next := m.latest().Status.DeepCopy()
+	m.describe(next, w)
+	if same(next, &m.latest().Status) && (next.Checkpoint == m.latest().Status.Checkpoint || time.Since(m.written) < checkpointEvery) {
+		return nil
+	}
+	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.see(cf)
+		if m.stands() != nil {
+			return false
+		}
+		m.describe(&cf.Status, w)
+		return true
+	})
+	if err == nil {
+		m.written = time.Now()
+	}
+	return err
+}
+
+// same says whether two statuses differ in nothing but the checkpoint.
+func same(a, b *v1alpha1.ChangefeedStatus) bool {
+	return a.ObservedDrain == b.ObservedDrain && a.ObservedEpoch == b.ObservedEpoch && a.Tables == b.Tables && a.Error == b.Error && slices.Equal(a.Nodes, b.Nodes)
+}
+
+// describe puts into a status what the maintainer knows.
+func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	counts := map[string]int64{m.run.opts.Node: 1} // the table trigger
+	running := 0
+	for _, t := range m.tables {
+		if t.phase != TableAbsent && t.node != "" {
+			counts[t.node]++
+		}
+		if t.phase == TableRunning {
+			running++
+		}
+	}
+	s.Nodes = nil
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		s.Nodes = append(s.Nodes, v1alpha1.ChangefeedNode{Node: name, Dispatchers: counts[name]})
+	}
+	s.Tables = int64(len(m.tables))
+	s.ObservedDrain, s.ObservedEpoch = "", m.epoch
+	if w.slot != nil {
+		s.ObservedDrain = w.slot.UID
+	}
+	if running == len(m.tables) {
+		m.problem = ""
+	}
+	s.Error = m.problem
+	s.Checkpoint = max(s.Checkpoint, int64(m.checkpoint))
+	if !m.at.IsZero() {
+		at := metav1.NewTime(m.at)
+		s.CheckpointTime = &at
+	}
+}
+
+// tellProblem writes why the changefeed does not flow. What cannot be mended by trying again fails it.
+func (m *maintainer) tellProblem(ctx context.Context, problem error) {
+	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.see(cf)
+		if m.stands() != nil {
+			return false
+		}
+		cf.Status.Error = problem.Error()
+		if errors.Is(problem, stream.ErrUnusable) || errors.Is(problem, stream.ErrPurged) {
+			cf.Status.State = v1alpha1.ChangefeedFailed
+		}
+		return true
+	})
+	if err != nil {
+		m.log.Warn("problem not written", "error", err)
+	}
+}

@@ -1,0 +1,75 @@
+package changefeed
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/blackhole"
+	"github.com/ebb-dev/ebb/internal/changefeed/datagen"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// Opener opens the sources and sinks that changefeeds name.
+type Opener struct {
+	// Credentials is the directory that password files are below; empty for none.
+	Credentials string
+}
+
+// Source opens a source.
+func (o Opener) Source(c dispatch.Config) (stream.Source, error) {
+	u, err := url.Parse(c.Source)
+	if err != nil {
+		return nil, fmt.Errorf("source: %w: %w", stream.ErrUnusable, err)
+	}
+	switch u.Scheme {
+	case "datagen":
+		s, err := datagen.Parse(u)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
+		}
+		return s, nil
+	}
+	return nil, fmt.Errorf("source %s://: %w: use datagen://", u.Scheme, stream.ErrUnusable)
+}
+
+// Sink opens a sink.
+func (o Opener) Sink(_ dispatch.FeedKey, c dispatch.Config) (stream.Sink, error) {
+	u, err := url.Parse(c.Sink)
+	if err != nil {
+		return nil, fmt.Errorf("sink: %w: %w", stream.ErrUnusable, err)
+	}
+	switch u.Scheme {
+	case "blackhole":
+		return blackhole.New(), nil
+	}
+	return nil, fmt.Errorf("sink %s://: %w: use blackhole://", u.Scheme, stream.ErrUnusable)
+}
+
+// password reads a file below the credentials directory. A name that leads anywhere else is refused: whoever writes a
+// changefeed must not choose which files nodes send to a server.
+func (o Opener) password(name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	if o.Credentials == "" {
+		return "", errors.New("a password file is named, and this node has no --credentials-dir")
+	}
+	if name != filepath.Base(name) || strings.HasPrefix(name, ".") {
+		return "", fmt.Errorf("password file %q: name a file in the nodes' --credentials-dir, without a path", name)
+	}
+	root, err := os.OpenRoot(o.Credentials)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	data, err := root.ReadFile(name)
+	if err != nil {
+		return "", fmt.Errorf("password file %q: %w", name, err)
+	}
+	return strings.TrimRight(string(data), "\r\n"), nil
+}

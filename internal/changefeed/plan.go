@@ -1,0 +1,248 @@
+package changefeed
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// World is what decisions about maintainers rest on, read at one time.
+type World struct {
+	Now         time.Time
+	Changefeeds []*v1alpha1.Changefeed
+	Nodes       map[string]*v1alpha1.Node
+	Leases      map[string]lease.Record
+	// Slot is the drain that runs, or nil.
+	Slot *v1alpha1.ActiveDrain
+	// BatchSize is how many maintainers may be on their way off a draining node at once.
+	BatchSize int
+	// BootstrapLimit is how long a placement may take before it counts as failed.
+	BootstrapLimit time.Duration
+	// Settled says that no drain has run for a while: only then is anything balanced.
+	Settled bool
+}
+
+// balanceAtOnce bounds the moves that only balance.
+const balanceAtOnce = 1
+
+// over says whether an incarnation of a node has ended.
+func (w World) over(node string, epoch int64) bool {
+	rec := w.Leases[node]
+	return rec.Epoch == 0 || rec.Over(epoch)
+}
+
+// Schedulable are the nodes that may get work, by name.
+func (w World) Schedulable() []string {
+	var names []string
+	for name, n := range w.Nodes {
+		rec := w.Leases[name]
+		if n.Schedulable() && rec.Held() && rec.Epoch == n.Status.Epoch && (w.Slot == nil || w.Slot.Node != name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Place says which placements must be written now: the basic scheduler places what has no maintainer, the drain scheduler
+// moves maintainers off the node in the slot, and the balance scheduler evens out what is left. Each carries the
+// resourceVersion that the decision rests on.
+func Place(w World) []*v1alpha1.Changefeed {
+	loads := w.loads()
+	var plan []*v1alpha1.Changefeed
+	feeds := slices.Clone(w.Changefeeds)
+	slices.SortFunc(feeds, func(a, b *v1alpha1.Changefeed) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	room := max(w.BatchSize, 1) - w.departing()
+	for _, cf := range feeds {
+		next := w.next(cf, loads, &room)
+		if next == nil {
+			continue
+		}
+		changed := cf.DeepCopy()
+		since := metav1.NewMicroTime(w.Now)
+		next.Since = &since
+		changed.Status.Placement = next
+		changed.Status.State = stateOf(cf, *next)
+		plan = append(plan, changed)
+	}
+	if len(plan) == 0 && w.Slot == nil && w.Settled {
+		plan = w.balance(feeds, loads)
+	}
+	return plan
+}
+
+// loads counts maintainers by node, for the nodes that may get more.
+func (w World) loads() map[string]int {
+	loads := map[string]int{}
+	for _, name := range w.Schedulable() {
+		loads[name] = 0
+	}
+	for _, cf := range w.Changefeeds {
+		if _, ok := loads[cf.Placement().Node]; ok && cf.Wanted() {
+			loads[cf.Placement().Node]++
+		}
+	}
+	return loads
+}
+
+// departing counts the moves under way off the draining node, by where they began: during a move the changefeed's own node
+// is another already.
+func (w World) departing() int {
+	if w.Slot == nil {
+		return 0
+	}
+	n := 0
+	for _, cf := range w.Changefeeds {
+		p := cf.Placement()
+		if p.From != nil && p.From.Node == w.Slot.Node && p.Phase == v1alpha1.PlacementPlacing {
+			n++
+		}
+	}
+	return n
+}
+
+// next is the placement that a changefeed must get now, or nil. room is how many more may leave the draining node.
+func (w World) next(cf *v1alpha1.Changefeed, loads map[string]int, room *int) *v1alpha1.ChangefeedPlacement {
+	p := cf.Placement()
+	if !cf.Wanted() || cf.Status.State == v1alpha1.ChangefeedFailed {
+		if p.Node == "" {
+			return nil
+		}
+		return &v1alpha1.ChangefeedPlacement{Epoch: p.Epoch + 1, Phase: v1alpha1.PlacementStopping, From: w.origin(p)}
+	}
+	switch {
+	case p.Node == "" && p.From != nil && !w.gone(p.From):
+		return nil // it was paused; the earlier maintainer has yet to stop
+	case p.Node == "" || w.over(p.Node, p.NodeEpoch):
+		return w.place(p, loads)
+	case w.Slot != nil && w.Slot.Node == p.Node:
+		if *room <= 0 {
+			return nil
+		}
+		next := w.place(p, loads)
+		if next != nil {
+			*room--
+		}
+		return next
+	case p.Phase == v1alpha1.PlacementPlacing && w.late(p):
+		// It counts as failed, and is placed elsewhere if there is an elsewhere.
+		without := map[string]int{}
+		for name, load := range loads {
+			if name != p.Node {
+				without[name] = load
+			}
+		}
+		next := w.place(p, without)
+		if next != nil {
+			loads[next.Node]++
+		}
+		return next
+	}
+	return nil
+}
+
+// late says whether a placement has not come to run in time. The time before the origin has stopped does not count: nobody
+// could have begun.
+func (w World) late(p v1alpha1.ChangefeedPlacement) bool {
+	return w.BootstrapLimit > 0 && p.Since != nil && (p.From == nil || w.gone(p.From)) && w.Now.Sub(p.Since.Time) > w.BootstrapLimit
+}
+
+// place puts the maintainer on the least loaded node, counting as it goes; nil if there is none.
+func (w World) place(p v1alpha1.ChangefeedPlacement, loads map[string]int) *v1alpha1.ChangefeedPlacement {
+	node := least(loads)
+	if node == "" {
+		return nil
+	}
+	loads[node]++
+	return &v1alpha1.ChangefeedPlacement{
+		Node: node, NodeEpoch: w.Leases[node].Epoch, Epoch: p.Epoch + 1, Phase: v1alpha1.PlacementPlacing, From: w.origin(p),
+	}
+}
+
+// least is the node with the lowest load, the first by name among equals.
+func least(loads map[string]int) string {
+	best := ""
+	for name, load := range loads {
+		if best == "" || load < loads[best] || load == loads[best] && name < best {
+			best = name
+		}
+	}
+	return best
+}
+
+// origin is what must have stopped before the successor of a placement begins: the placement itself, or, if it never began
+// because an earlier one had not stopped yet, that one.
+func (w World) origin(p v1alpha1.ChangefeedPlacement) *v1alpha1.PlacementOrigin {
+	if p.From != nil && !w.gone(p.From) {
+		return p.From
+	}
+	if p.Node == "" || w.over(p.Node, p.NodeEpoch) {
+		return nil
+	}
+	return &v1alpha1.PlacementOrigin{Node: p.Node, NodeEpoch: p.NodeEpoch, Epoch: p.Epoch}
+}
+
+// gone says whether nothing of an earlier placement runs any more.
+func (w World) gone(o *v1alpha1.PlacementOrigin) bool {
+	return o.Stopped || w.over(o.Node, o.NodeEpoch)
+}
+
+// MayBegin says whether a placement's maintainer may begin: nothing of the one before runs any more.
+func (w World) MayBegin(p v1alpha1.ChangefeedPlacement) bool { return p.From == nil || w.gone(p.From) }
+
+// balance moves a maintainer from the most to the least loaded node, if that makes it more even.
+func (w World) balance(feeds []*v1alpha1.Changefeed, loads map[string]int) []*v1alpha1.Changefeed {
+	low := least(loads)
+	moving := 0
+	for _, cf := range feeds {
+		if cf.Wanted() && cf.Placement().Phase != v1alpha1.PlacementRunning {
+			moving++
+		}
+	}
+	if low == "" || moving >= balanceAtOnce {
+		return nil
+	}
+	for _, cf := range feeds {
+		p := cf.Placement()
+		if load, ok := loads[p.Node]; !ok || load < loads[low]+2 || !cf.Wanted() || load < most(loads) {
+			continue
+		}
+		changed := cf.DeepCopy()
+		since := metav1.NewMicroTime(w.Now)
+		changed.Status.Placement = w.place(p, loads)
+		changed.Status.Placement.Since = &since
+		changed.Status.State = v1alpha1.ChangefeedMoving
+		return []*v1alpha1.Changefeed{changed}
+	}
+	return nil
+}
+
+func most(loads map[string]int) int {
+	highest := 0
+	for _, load := range loads {
+		highest = max(highest, load)
+	}
+	return highest
+}
+
+// stateOf is the state that a changefeed has with a placement.
+func stateOf(cf *v1alpha1.Changefeed, p v1alpha1.ChangefeedPlacement) v1alpha1.ChangefeedState {
+	switch {
+	case cf.Status.State == v1alpha1.ChangefeedFailed && cf.Wanted():
+		return v1alpha1.ChangefeedFailed
+	case !cf.Wanted():
+		return v1alpha1.ChangefeedPaused
+	case p.Phase == v1alpha1.PlacementRunning:
+		return v1alpha1.ChangefeedRunning
+	case p.From != nil:
+		return v1alpha1.ChangefeedMoving
+	}
+	return v1alpha1.ChangefeedPending
+}

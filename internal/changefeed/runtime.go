@@ -1,0 +1,576 @@
+package changefeed
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+const (
+	// reportEvery is how often a node asks the others how the changefeeds are that it maintains.
+	reportEvery = 200 * time.Millisecond
+	// callLimit bounds one request to another node.
+	callLimit = 10 * time.Second
+	// writeLimit bounds one write of an object.
+	writeLimit = 5 * time.Second
+	// closeLimit bounds how long a changefeed may take to stop on this node.
+	closeLimit = 30 * time.Second
+)
+
+// Options make a host.
+type Options struct {
+	// Node is the node's name.
+	Node string
+	// Gate of the node.
+	Gate *node.Gate
+	// Listener for other nodes.
+	Listener net.Listener
+	// Files for mutual TLS.
+	Files wire.Files
+	// Opener of sources and sinks.
+	Opener Opener
+	// Memory bounds the changes on their way, in bytes.
+	Memory int64
+	// Log of the node.
+	Log *slog.Logger
+}
+
+// Host is what a node has of changefeeds: the dispatchers, which go on while the lease is in doubt because the sink checks
+// who owns a table, and the maintainers, which decide and so do not.
+type Host struct {
+	opts   Options
+	engine *dispatch.Engine
+	peers  *peers
+	served atomic.Bool // the listener has been used
+
+	mu       sync.Mutex
+	epoch    int64                     // of the node, 0 while it has none
+	unwanted map[dispatch.FeedKey]bool // paused or deleted
+	running  map[dispatch.FeedKey]*maintainer
+}
+
+// NewHost makes the host of a node.
+func NewHost(o Options) *Host {
+	h := &Host{opts: o, unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*maintainer{}}
+	h.engine = dispatch.New(dispatch.Options{
+		OpenSource: o.Opener.Source, OpenSink: o.Opener.Sink, Memory: o.Memory,
+		Enter: func() (func(), error) {
+			pass, err := o.Gate.Enter(KindDispatchers)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", dispatch.ErrRefused, err)
+			}
+			return pass.Leave, nil
+		},
+	})
+	h.peers = newPeers(o.Node, o.Files, h)
+	return h
+}
+
+// Dispatchers is the runtime of the data path.
+func (h *Host) Dispatchers() node.Hosted {
+	return node.Hosted{Runtime: dispatchers{h}, Doubt: node.KeepInDoubt}
+}
+
+// Maintainers is the runtime that decides.
+func (h *Host) Maintainers() node.Hosted {
+	return node.Hosted{Runtime: maintainers{h}, Doubt: node.StopInDoubt}
+}
+
+// dispatchers serves other nodes' maintainers, and stops everything when the node leaves.
+type dispatchers struct{ *Host }
+
+// Name implements node.Runtime.
+func (d dispatchers) Name() string { return KindDispatchers }
+
+// Held counts the dispatchers here, the table triggers of maintainers included.
+func (d dispatchers) Held() int { return d.opts.Gate.Count(KindDispatchers) }
+
+// Run implements node.Runtime.
+func (d dispatchers) Run(ctx context.Context) error {
+	server, err := wire.NewServer(d.opts.Files, &server{host: d.Host})
+	if err != nil {
+		return err
+	}
+	listener := d.opts.Listener
+	if d.served.Swap(true) { // it was closed when this runtime last ended
+		if listener, err = net.Listen("tcp", listener.Addr().String()); err != nil {
+			return fmt.Errorf("node to node: %w", err)
+		}
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case <-ctx.Done():
+	case err := <-served:
+		return fmt.Errorf("node to node: %w", err)
+	}
+	server.Stop()
+	<-served
+	for _, key := range d.engine.Keys() {
+		d.closeFeed(key)
+	}
+	d.peers.close()
+	return nil
+}
+
+func (h *Host) closeFeed(key dispatch.FeedKey) {
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	if err := h.engine.Close(ctx, key); err != nil {
+		h.opts.Log.Warn("changefeed not closed in order", "changefeed", key.String(), "error", err)
+	}
+}
+
+// nodeEpoch is the incarnation of this node, 0 while it has none.
+func (h *Host) nodeEpoch() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.epoch
+}
+
+// wants says whether dispatchers of a changefeed may run here.
+func (h *Host) wants(key dispatch.FeedKey) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.unwanted[key]
+}
+
+// maintainers runs the maintainers that are placed on this node.
+type maintainers struct{ *Host }
+
+// Name implements node.Runtime.
+func (m maintainers) Name() string { return KindMaintainers }
+
+// Held counts them.
+func (m maintainers) Held() int { return m.opts.Gate.Count(KindMaintainers) }
+
+// Run implements node.Runtime.
+func (m maintainers) Run(ctx context.Context) error {
+	e := node.EpochFrom(ctx)
+	m.mu.Lock()
+	m.epoch = e.Number
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		m.epoch = 0
+		m.mu.Unlock()
+	}()
+	if ctx.Err() != nil {
+		return nil
+	}
+	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]report{},
+		world: world{nodes: map[string]*v1alpha1.Node{}, leases: map[string]lease.Record{}}}
+	defer r.wait()
+	if err := r.watch(ctx); err != nil {
+		return err
+	}
+	r.live.Go(func() { r.poll(ctx) })
+	<-ctx.Done()
+	return nil
+}
+
+// world is what a node watches for its maintainers.
+type world struct {
+	nodes  map[string]*v1alpha1.Node
+	leases map[string]lease.Record
+	slot   *v1alpha1.ActiveDrain
+	// drained is when a drain was last seen.
+	drained time.Time
+}
+
+// plan is the world as the planners see it.
+func (w world) plan() World { return World{Nodes: w.nodes, Leases: w.leases, Slot: w.slot} }
+
+// run is the maintainers' side in one epoch.
+type run struct {
+	*Host
+	e     *node.Epoch
+	ctx   context.Context
+	live  sync.WaitGroup
+	ended bool // nothing more begins; of the host's lock
+
+	mu      sync.Mutex
+	world   world
+	changed chan struct{} // closed and replaced when the world changes
+	reports map[string]map[dispatch.FeedKey]report
+	round   uint64 // of reports, grows with every request
+}
+
+// report is what a node last said of a changefeed, and in which round it was asked.
+type report struct {
+	round uint64
+	*wire.FeedReport
+}
+
+func (r *run) wait() {
+	r.Host.mu.Lock()
+	r.ended = true // the watches end after us, and may still bring news
+	list := slices.Collect(maps.Values(r.running))
+	r.Host.mu.Unlock()
+	for _, m := range list {
+		m.stop()
+	}
+	r.live.Wait()
+}
+
+// watch follows the objects that maintainers rest on.
+func (r *run) watch(ctx context.Context) error {
+	handlers := []struct {
+		object client.Object
+		on     toolscache.ResourceEventHandler
+	}{
+		{&v1alpha1.Node{}, news(r.seeNode, r.forgetNode)},
+		{&coordinationv1.Lease{}, news(r.seeLease, r.forgetLease)},
+		{&v1alpha1.Settings{}, news(r.seeSettings, func(*v1alpha1.Settings) {})},
+		{&v1alpha1.Changefeed{}, news(r.see, r.gone)},
+	}
+	for _, h := range handlers {
+		informer, err := r.e.Cache.GetInformer(ctx, h.object)
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", h.object, err)
+		}
+		registration, err := informer.AddEventHandler(h.on)
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", h.object, err)
+		}
+		if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+			return ctx.Err()
+		}
+	}
+	return r.closeForgotten(ctx)
+}
+
+// closeForgotten stops what belongs to objects that went while this node was not there to see it.
+func (r *run) closeForgotten(ctx context.Context) error {
+	var list v1alpha1.ChangefeedList
+	if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return err
+	}
+	known := map[dispatch.FeedKey]bool{}
+	for i := range list.Items {
+		known[keyOf(&list.Items[i])] = true
+	}
+	for _, key := range r.engine.Keys() {
+		if !known[key] {
+			r.live.Go(func() { r.closeFeed(key) })
+		}
+	}
+	return nil
+}
+
+// news turns the three kinds of news into two.
+func news[T any](see, gone func(T)) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) {
+			if o, ok := object.(T); ok {
+				see(o)
+			}
+		},
+		UpdateFunc: func(_, object any) {
+			if o, ok := object.(T); ok {
+				see(o)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+				object = last.Obj
+			}
+			if o, ok := object.(T); ok {
+				gone(o)
+			}
+		},
+	}
+}
+
+func keyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
+	return dispatch.FeedKey{Namespace: cf.Namespace, Name: cf.Name, UID: string(cf.UID)}
+}
+
+func (r *run) seeNode(n *v1alpha1.Node) {
+	r.change(func(w *world) { w.nodes = maps.Clone(w.nodes); w.nodes[n.Name] = n })
+}
+
+func (r *run) forgetNode(n *v1alpha1.Node) {
+	r.change(func(w *world) { w.nodes = maps.Clone(w.nodes); delete(w.nodes, n.Name) })
+}
+
+func (r *run) seeLease(l *coordinationv1.Lease) {
+	rec, err := lease.Read(l)
+	if err != nil {
+		return // not a node's
+	}
+	r.mu.Lock()
+	old := r.world.leases[rec.Node]
+	r.mu.Unlock()
+	old.Version = rec.Version
+	if old == rec {
+		return
+	}
+	r.change(func(w *world) { w.leases = maps.Clone(w.leases); w.leases[rec.Node] = rec })
+}
+
+func (r *run) forgetLease(l *coordinationv1.Lease) {
+	if name, ok := lease.NodeOf(l.Name); ok {
+		r.change(func(w *world) { w.leases = maps.Clone(w.leases); delete(w.leases, name) })
+	}
+}
+
+func (r *run) seeSettings(s *v1alpha1.Settings) {
+	r.change(func(w *world) {
+		if w.slot != nil || s.Status.ActiveDrain != nil {
+			w.drained = time.Now()
+		}
+		w.slot = s.Status.ActiveDrain
+	})
+}
+
+func (r *run) change(change func(*world)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.world)
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+func (r *run) view() (world, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.world, r.changed
+}
+
+// see does what an object asks of this node: run its maintainer, stop it, or stop everything of it.
+func (r *run) see(cf *v1alpha1.Changefeed) {
+	key := keyOf(cf)
+	wanted := cf.Wanted() && cf.Status.State != v1alpha1.ChangefeedFailed
+	r.Host.mu.Lock()
+	defer r.Host.mu.Unlock()
+	if r.ended {
+		return
+	}
+	if wanted {
+		delete(r.unwanted, key)
+	} else if !r.unwanted[key] {
+		r.unwanted[key] = true
+		r.live.Go(func() { r.closeFeed(key) })
+	}
+	p := cf.Placement()
+	m := r.running[key]
+	if m != nil && m.run == r {
+		m.see(cf)
+		return
+	}
+	mine := p.Node == r.opts.Node && p.NodeEpoch == r.e.Number
+	from := p.From != nil && p.From.Node == r.opts.Node && p.From.NodeEpoch == r.e.Number && !p.From.Stopped
+	if !mine && !from || r.ctx.Err() != nil {
+		return
+	}
+	m = newMaintainer(r, cf)
+	r.running[key] = m
+	r.live.Go(func() {
+		m.live(r.ctx)
+		r.Host.mu.Lock()
+		defer r.Host.mu.Unlock()
+		if r.running[key] == m {
+			delete(r.running, key)
+		}
+	})
+}
+
+func (r *run) gone(cf *v1alpha1.Changefeed) {
+	key := keyOf(cf)
+	r.Host.mu.Lock()
+	defer r.Host.mu.Unlock()
+	if r.ended {
+		return
+	}
+	if m := r.running[key]; m != nil && m.run == r {
+		m.stop()
+	}
+	r.unwanted[key] = true
+	r.live.Go(func() {
+		r.closeFeed(key)
+		r.Host.mu.Lock()
+		defer r.Host.mu.Unlock()
+		delete(r.unwanted, key)
+	})
+}
+
+// poll asks every node, all the time, how the changefeeds are that are maintained here.
+func (r *run) poll(ctx context.Context) {
+	ticker := time.NewTicker(reportEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		w, _ := r.view()
+		var feeds []*wire.Feed
+		r.Host.mu.Lock()
+		for key, m := range r.running {
+			feeds = append(feeds, &wire.Feed{Namespace: key.Namespace, Name: key.Name, Uid: key.UID, Epoch: m.placement()})
+		}
+		r.Host.mu.Unlock()
+		if len(feeds) == 0 {
+			continue
+		}
+		var asked sync.WaitGroup
+		for name, rec := range w.leases {
+			if rec.Held() {
+				asked.Go(func() { r.ask(ctx, w, name, feeds) })
+			}
+		}
+		asked.Wait()
+		r.change(func(*world) {})
+	}
+}
+
+// ask asks one node.
+func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed) {
+	r.mu.Lock()
+	r.round++
+	round := r.round
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, 5*reportEvery)
+	defer cancel()
+	reply, err := r.peers.report(ctx, w.nodes[name], &wire.ReportRequest{Caller: r.caller(), Feeds: feeds})
+	if err != nil {
+		return // what it said last stands until it speaks again or is gone
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	byFeed := map[dispatch.FeedKey]report{}
+	for _, f := range reply.Feeds {
+		byFeed[dispatch.FeedKey{Namespace: f.Feed.Namespace, Name: f.Feed.Name, UID: f.Feed.Uid}] = report{round, f}
+	}
+	r.reports[name] = byFeed
+}
+
+func (r *run) caller() *wire.Caller {
+	return &wire.Caller{Node: r.opts.Node, NodeEpoch: r.e.Number}
+}
+
+// update changes an object's status by compare-and-swap until it is as it should be, or change says that there is nothing
+// to do.
+func (r *run) update(ctx context.Context, key dispatch.FeedKey, change func(*v1alpha1.Changefeed) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	for {
+		cf := &v1alpha1.Changefeed{}
+		if err := r.e.Client.Get(ctx, types.NamespacedName{Namespace: key.Namespace, Name: key.Name}, cf); err != nil {
+			return err
+		}
+		if string(cf.UID) != key.UID || !change(cf) {
+			return nil
+		}
+		if !r.e.Holding() {
+			return context.Canceled
+		}
+		if err := r.e.Client.Status().Update(ctx, cf); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+// peers reaches other nodes.
+type peers struct {
+	self  string
+	files wire.Files
+	local *server
+
+	mu    sync.Mutex
+	conns map[string]*peer
+}
+
+type peer struct {
+	address string
+	conn    *grpc.ClientConn
+}
+
+func newPeers(self string, f wire.Files, h *Host) *peers {
+	return &peers{self: self, files: f, local: &server{host: h}, conns: map[string]*peer{}}
+}
+
+// client reaches a node at the address that it tells.
+func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
+	if n == nil || n.Status.Address == "" {
+		return nil, fmt.Errorf("a node that has not told its address")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.conns[n.Name]
+	if c != nil && c.address == n.Status.Address {
+		return wire.NewNodeClient(c.conn), nil
+	}
+	if c != nil {
+		_ = c.conn.Close() // the node is elsewhere now
+	}
+	conn, err := wire.Dial(p.files, n.Status.Address, n.Name)
+	if err != nil {
+		return nil, err
+	}
+	p.conns[n.Name] = &peer{address: n.Status.Address, conn: conn}
+	return wire.NewNodeClient(conn), nil
+}
+
+func (p *peers) bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	if n != nil && n.Name == p.self {
+		return p.local.Bootstrap(ctx, req)
+	}
+	c, err := p.client(n)
+	if err != nil {
+		return nil, err
+	}
+	return c.Bootstrap(ctx, req)
+}
+
+func (p *peers) order(ctx context.Context, n *v1alpha1.Node, req *wire.OrderRequest) (*wire.OrderReply, error) {
+	if n != nil && n.Name == p.self {
+		return p.local.Order(ctx, req)
+	}
+	c, err := p.client(n)
+	if err != nil {
+		return nil, err
+	}
+	return c.Order(ctx, req)
+}
+
+func (p *peers) report(ctx context.Context, n *v1alpha1.Node, req *wire.ReportRequest) (*wire.ReportReply, error) {
+	if n != nil && n.Name == p.self {
+		return p.local.Report(ctx, req)
+	}
+	c, err := p.client(n)
+	if err != nil {
+		return nil, err
+	}
+	return c.Report(ctx, req)
+}
+
+func (p *peers) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, c := range p.conns {
+		_ = c.conn.Close() // nothing is under way any more
+		delete(p.conns, name)
+	}
+}

@@ -1,0 +1,122 @@
+package changefeed
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+)
+
+// server does what maintainers, here or on other nodes, want of this node's dispatchers.
+type server struct {
+	wire.UnimplementedNodeServer
+	host *Host
+}
+
+func feedKey(f *wire.Feed) dispatch.FeedKey {
+	return dispatch.FeedKey{Namespace: f.GetNamespace(), Name: f.GetName(), UID: f.GetUid()}
+}
+
+func toEpoch(e stream.Epoch) *wire.Epoch {
+	return &wire.Epoch{Placement: e.Placement, Counter: e.Counter}
+}
+
+func fromEpoch(e *wire.Epoch) stream.Epoch {
+	return stream.Epoch{Placement: e.GetPlacement(), Counter: e.GetCounter()}
+}
+
+// onWire is a table's name on its way to another node: the names of schemas and tables may hold dots, but no NUL.
+func onWire(t stream.Table) string { return t.Schema + "\x00" + t.Name }
+
+func fromWire(text string) (stream.Table, bool) {
+	schema, name, ok := strings.Cut(text, "\x00")
+	return stream.Table{Schema: schema, Name: name}, ok && schema != "" && name != ""
+}
+
+// Bootstrap implements wire.NodeServer.
+func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	key := feedKey(req.Feed)
+	if err := s.host.engine.Hear(key, req.Feed.GetEpoch()); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch()}
+	for _, d := range s.host.engine.Dispatchers(key) {
+		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{
+			Table: onWire(d.Table), Epoch: toEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint),
+		})
+	}
+	return reply, nil
+}
+
+// Order implements wire.NodeServer.
+func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.OrderReply, error) {
+	key := feedKey(req.Feed)
+	var orders []dispatch.Order
+	for _, t := range req.Tables {
+		table, ok := fromWire(t.Table)
+		if !ok {
+			return nil, status.Errorf(codes.InvalidArgument, "%q is no table", t.Table)
+		}
+		orders = append(orders, dispatch.Order{Table: table, Epoch: fromEpoch(t.Epoch), Position: stream.Position(t.Position)})
+	}
+	if req.Do != wire.Do_DO_STOP && !s.host.wants(key) {
+		return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("changefeed %s is paused or deleted", key))
+	}
+	epoch, config := req.Feed.GetEpoch(), configOf(req.Config)
+	stopped, failed := map[stream.Table]stream.Position{}, map[stream.Table]error{}
+	switch req.Do {
+	case wire.Do_DO_PREPARE:
+		failed = s.host.engine.Prepare(key, epoch, config, orders)
+	case wire.Do_DO_START:
+		failed = s.host.engine.Start(ctx, key, epoch, config, orders)
+	case wire.Do_DO_STOP:
+		stopped, failed = s.host.engine.Stop(ctx, key, epoch, orders)
+	default:
+		return nil, status.Error(codes.InvalidArgument, "no such order")
+	}
+	reply := &wire.OrderReply{NodeEpoch: s.host.nodeEpoch()}
+	for _, o := range orders {
+		r := &wire.TableResult{Table: onWire(o.Table)}
+		if at, ok := stopped[o.Table]; ok {
+			r.Position, r.Found = uint64(at), true
+		}
+		if err := failed[o.Table]; err != nil {
+			r.Error = err.Error()
+		}
+		reply.Results = append(reply.Results, r)
+	}
+	return reply, nil
+}
+
+func configOf(c *wire.Config) dispatch.Config {
+	return dispatch.Config{
+		Source: c.GetSource(), Sink: c.GetSink(), SourcePasswordFile: c.GetSourcePasswordFile(), SinkPasswordFile: c.GetSinkPasswordFile(),
+		Workers: int(c.GetWorkers()), BatchRows: int(c.GetBatchRows()),
+	}
+}
+
+// Report implements wire.NodeServer.
+func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {
+	reply := &wire.ReportReply{NodeEpoch: s.host.nodeEpoch()}
+	for _, f := range req.Feeds {
+		r := s.host.engine.Report(feedKey(f))
+		out := &wire.FeedReport{
+			Feed: f, Dispatchers: int64(r.Dispatchers), Running: int64(r.Running), Checkpoint: uint64(r.Checkpoint),
+			CheckpointUnixMicro: r.CheckpointAt.UnixMicro(), Rows: r.Rows, Bytes: r.Bytes,
+		}
+		for _, t := range r.Lost {
+			out.Lost = append(out.Lost, onWire(t))
+		}
+		if r.Err != nil {
+			out.Error = r.Err.Error()
+		}
+		reply.Feeds = append(reply.Feeds, out)
+	}
+	return reply, nil
+}
