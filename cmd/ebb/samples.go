@@ -17,6 +17,10 @@ func samples() []client.Object {
 	return []client.Object{
 		sampleProgram("hello", v1alpha1.TypeDeployment, `while :; do echo "hello from $EBB_NODE"; sleep 3; done`),
 		sampleProgram("heartbeat", v1alpha1.TypeDaemon, `while :; do echo "$EBB_NODE is up"; sleep 5; done`),
+		&v1alpha1.Changefeed{
+			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: "stream"},
+			Spec:       v1alpha1.ChangefeedSpec{Source: "datagen://?tables=30&rate=300", Sink: "blackhole://"},
+		},
 	}
 }
 

@@ -6,8 +6,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/blackhole"
 	"github.com/ebb-dev/ebb/internal/changefeed/datagen"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
@@ -48,6 +50,28 @@ func (o Opener) Sink(_ dispatch.FeedKey, c dispatch.Config) (stream.Sink, error)
 		return blackhole.New(), nil
 	}
 	return nil, fmt.Errorf("sink %s://: %w: use blackhole://", u.Scheme, stream.ErrUnusable)
+}
+
+// Validate says what is wrong with a changefeed before any node has tried it.
+func Validate(spec *v1alpha1.ChangefeedSpec) error {
+	for what, text := range map[string]string{"source": spec.Source, "sink": spec.Sink} {
+		u, err := url.Parse(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		if _, set := u.User.Password(); set {
+			return fmt.Errorf("%s: leave the password out of the URL: everybody who may read the object would know it; use a password file", what)
+		}
+		schemes := map[string][]string{"source": {"datagen"}, "sink": {"blackhole"}}[what]
+		if !slices.Contains(schemes, u.Scheme) {
+			return fmt.Errorf("%s %q: use one of %s://", what, text, strings.Join(schemes, "://, "))
+		}
+	}
+	if _, err := ParsePosition(spec.StartPosition); err != nil {
+		return err
+	}
+	_, err := ParseFilter(spec.Filter)
+	return err
 }
 
 // password reads a file below the credentials directory. A name that leads anywhere else is refused: whoever writes a

@@ -24,8 +24,10 @@ const (
 	// objects plan alike.
 	settle      = 100 * time.Millisecond
 	settleLimit = 500 * time.Millisecond
-	// claimsAtOnce bounds the claims that a node has under way.
-	claimsAtOnce = 8
+	// claimsAtOnce bounds the claims that a node has under way, and claimLimit the time of one. It is long: nothing waits for
+	// a claim, and one that was given up on may have been written all the same.
+	claimsAtOnce = 4
+	claimLimit   = 30 * time.Second
 	// replan is how soon a claim that failed is planned again.
 	replan = 250 * time.Millisecond
 	// returnLimit is how long a node that left in order may take to come back before its deployments are claimed.
@@ -244,7 +246,7 @@ var errLost = errors.New("another node claimed first")
 
 // claim swaps the address of the object that was read. If somebody else only wrote something else, it is claimed as it is now.
 func (c *Claimer) claim(ctx context.Context, w World, d *v1alpha1.Deployment) error {
-	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	ctx, cancel := context.WithTimeout(ctx, claimLimit)
 	defer cancel()
 	address := d.Spec.Address
 	for {

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed"
+)
+
+func newChangefeed() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "changefeed",
+		Aliases: []string{"cf"},
+		Short:   "Create, list, pause, resume and remove changefeeds",
+	}
+	cmd.AddCommand(newChangefeedCreate(), newChangefeedList("list"),
+		newChangefeedWish("pause", "Let a changefeed stand still; it goes on from where it stood", v1alpha1.ChangefeedPause),
+		newChangefeedWish("resume", "Let a paused or failed changefeed go on", v1alpha1.ChangefeedRun), newChangefeedRemove())
+	return cmd
+}
+
+func newChangefeedCreate() *cobra.Command {
+	var c cluster
+	var out output
+	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace}}
+	var ddl bool
+	cmd := &cobra.Command{
+		Use:   "create NAME --source URL --sink URL",
+		Short: "Create a changefeed",
+		Long: `Create a changefeed. Sources are datagen://?tables=N&rate=R&seed=S, which makes changes up; sinks are blackhole://, which
+counts them and forgets.`,
+		Example: `  ebb changefeed create demo --source 'datagen://?tables=100&rate=1000' --sink blackhole://`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cf.Name, cf.Spec.DDL = args[0], &ddl
+			if err := changefeed.Validate(&cf.Spec); err != nil {
+				return err
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			if err := cl.Create(cmd.Context(), cf); err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), cf, func() string { return "changefeed " + cf.Name + " created\n" })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	fs := cmd.Flags()
+	addNamespace(fs, &cf.Namespace, defaultNamespace, "namespace of the changefeed")
+	fs.StringVar(&cf.Spec.Source, "source", "", "where changes come from (required)")
+	fs.StringVar(&cf.Spec.SourcePasswordFile, "source-password-file", "", "file with the source's password, a name below the nodes' --credentials-dir")
+	fs.StringVar(&cf.Spec.Sink, "sink", "", "where changes go (required)")
+	fs.StringVar(&cf.Spec.SinkPasswordFile, "sink-password-file", "", "file with the sink's password, a name below the nodes' --credentials-dir")
+	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "schema.table with * and ?, or !schema.table to leave out; may be repeated")
+	fs.StringVar(&cf.Spec.StartPosition, "start-position", "", "GTID, or its number, to begin after (default: now)")
+	fs.BoolVar(&ddl, "ddl", true, "carry changes of tables' definitions too")
+	_ = cmd.MarkFlagRequired("source")
+	_ = cmd.MarkFlagRequired("sink")
+	return cmd
+}
+
+// changefeedStatus is one changefeed as people see it.
+type changefeedStatus struct {
+	Namespace   string                       `json:"namespace"`
+	Name        string                       `json:"name"`
+	State       v1alpha1.ChangefeedState     `json:"state"`
+	Maintainer  string                       `json:"maintainer"`
+	Placement   int64                        `json:"placement"`
+	Tables      int64                        `json:"tables"`
+	Checkpoint  int64                        `json:"checkpoint"`
+	LagSeconds  *float64                     `json:"lagSeconds,omitempty"`
+	Dispatchers map[string]int64             `json:"dispatchers"`
+	Error       string                       `json:"error,omitempty"`
+	Source      string                       `json:"source"`
+	Sink        string                       `json:"sink"`
+	Created     metav1.Time                  `json:"created"`
+	placement   v1alpha1.ChangefeedPlacement // for the note
+}
+
+func newChangefeedList(use string) *cobra.Command {
+	var c cluster
+	var out output
+	var namespace string
+	cmd := &cobra.Command{
+		Use:   use,
+		Short: "Show changefeeds: where they are, how far, and how many dispatchers each node has",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			list, err := readChangefeeds(cmd.Context(), cl, namespace, time.Now())
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), list, func() string { return changefeedsText(list, time.Now()) })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	addNamespace(cmd.Flags(), &namespace, "", "only this namespace (default all)")
+	return cmd
+}
+
+func readChangefeeds(ctx context.Context, c client.Client, namespace string, now time.Time) ([]changefeedStatus, error) {
+	var feeds v1alpha1.ChangefeedList
+	if err := c.List(ctx, &feeds, client.InNamespace(namespace)); err != nil {
+		return nil, err
+	}
+	list := []changefeedStatus{}
+	for i := range feeds.Items {
+		cf := &feeds.Items[i]
+		p := cf.Placement()
+		s := changefeedStatus{
+			Namespace: cf.Namespace, Name: cf.Name, State: cf.Status.State, Maintainer: p.Node, Placement: p.Epoch, Tables: cf.Status.Tables,
+			Checkpoint: cf.Status.Checkpoint, Dispatchers: map[string]int64{}, Error: cf.Status.Error, Source: cf.Spec.Source, Sink: cf.Spec.Sink,
+			Created: cf.CreationTimestamp, placement: p,
+		}
+		if s.State == "" {
+			s.State = v1alpha1.ChangefeedPending
+		}
+		if at := cf.Status.CheckpointTime; at != nil {
+			lag := now.Sub(at.Time).Seconds()
+			s.LagSeconds = &lag
+		}
+		for _, n := range cf.Status.Nodes {
+			s.Dispatchers[n.Node] = n.Dispatchers
+		}
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b changefeedStatus) int {
+		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+	})
+	return list, nil
+}
+
+func changefeedsText(list []changefeedStatus, now time.Time) string {
+	if len(list) == 0 {
+		return "no changefeeds\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "CHANGEFEED\tSTATE\tMAINTAINER\tTABLES\tDISPATCHERS\tCHECKPOINT\tWRITTEN LAG\tAGE\tNOTE")
+	for _, s := range list {
+		name := s.Name
+		if s.Namespace != defaultNamespace {
+			name = s.Namespace + "/" + s.Name
+		}
+		lag := "-"
+		if s.LagSeconds != nil {
+			lag = strconv.FormatFloat(*s.LagSeconds, 'f', 1, 64) + "s"
+		}
+		note := s.Error
+		if from := s.placement.From; from != nil && note == "" {
+			note = "moving from " + from.Node
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\t%s\n", name, s.State, orDash(s.Maintainer), s.Tables, counts(s.Dispatchers), s.Checkpoint, lag,
+			duration.HumanDuration(now.Sub(s.Created.Time)), note)
+	}
+	w.Flush()
+	return trimLines(b.String())
+}
+
+func newChangefeedWish(use, short string, wish v1alpha1.ChangefeedWish) *cobra.Command {
+	var c cluster
+	var out output
+	var namespace string
+	cmd := &cobra.Command{
+		Use:   use + " NAME",
+		Short: short,
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			cf, err := wishChangefeed(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]}, wish)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), cf, func() string { return fmt.Sprintf("changefeed %s: %s\n", cf.Name, wish) })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	addNamespace(cmd.Flags(), &namespace, defaultNamespace, "namespace of the changefeed")
+	return cmd
+}
+
+// wishChangefeed changes what is wanted of a changefeed. To resume a failed one forgets why it failed.
+func wishChangefeed(ctx context.Context, c client.Client, key types.NamespacedName, wish v1alpha1.ChangefeedWish) (*v1alpha1.Changefeed, error) {
+	for {
+		cf := &v1alpha1.Changefeed{}
+		if err := c.Get(ctx, key, cf); err != nil {
+			return nil, err
+		}
+		cf.Spec.State = wish
+		err := c.Update(ctx, cf)
+		if err == nil && wish == v1alpha1.ChangefeedRun && cf.Status.State == v1alpha1.ChangefeedFailed {
+			cf.Status.State, cf.Status.Error = v1alpha1.ChangefeedPending, ""
+			err = c.Status().Update(ctx, cf)
+		}
+		if !apierrors.IsConflict(err) {
+			return cf, err
+		}
+	}
+}
+
+func newChangefeedRemove() *cobra.Command {
+	var c cluster
+	var out output
+	var namespace string
+	cmd := &cobra.Command{
+		Use:   "remove NAME",
+		Short: "Remove a changefeed; what is at its sink stays",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: args[0]}}
+			if err := cl.Delete(cmd.Context(), cf); err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), map[string]string{"removed": args[0]}, func() string { return "changefeed " + args[0] + " removed\n" })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	addNamespace(cmd.Flags(), &namespace, defaultNamespace, "namespace of the changefeed")
+	return cmd
+}
