@@ -120,8 +120,13 @@ func (c *Controller) gather(ctx context.Context) (World, error) {
 	if n := settings.Spec.Drain.MaintainerBatchSize; n != nil {
 		w.BatchSize = int(*n)
 	}
+	// While a drain runs, live: what was written just before it began counts, and the cache may not have it yet.
+	reader := client.Reader(c.client)
+	if w.Slot != nil {
+		reader = c.live
+	}
 	var list v1alpha1.ChangefeedList
-	if err := c.client.List(ctx, &list); err != nil {
+	if err := reader.List(ctx, &list); err != nil {
 		return w, err
 	}
 	for i := range list.Items {

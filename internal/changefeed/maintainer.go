@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -43,15 +45,17 @@ type maintainer struct {
 	log  *slog.Logger
 	wake chan struct{}
 
-	mu      sync.Mutex
-	object  *v1alpha1.Changefeed
-	epoch   int64 // of the placement that it works for; 0 while it works for none
-	tables  map[stream.Table]*table
-	counter int64
-	met     map[string]int64 // nodes that were introduced, in which of their epochs
-	busy    sync.WaitGroup
-	cancel  context.CancelFunc
-	problem string
+	mu        sync.Mutex
+	object    *v1alpha1.Changefeed
+	epoch     int64 // of the placement that it works for; 0 while it works for none
+	tables    map[stream.Table]*table
+	counter   int64
+	met       map[string]int64 // nodes that were introduced, in which of their epochs
+	busy      sync.WaitGroup
+	cancel    context.CancelFunc
+	problem   string
+	trigger   *stream.Position // up to where definitions have been seen to; nil where there are none
+	triggerAt time.Time
 
 	// Of the loop alone.
 	checkpoint stream.Position
@@ -129,7 +133,7 @@ func (m *maintainer) live(ctx context.Context) {
 			return
 		}
 		w, changed := m.run.view()
-		if !w.plan().MayBegin(p) {
+		if !w.plan().MayBegin(p) || !m.originGone(ctx, p) {
 			m.await(ctx, changed, again)
 			continue
 		}
@@ -140,6 +144,19 @@ func (m *maintainer) live(ctx context.Context) {
 	}
 }
 
+// originGone makes sure, from the server, that an origin which has not said that it stopped is over: the view may be behind.
+func (m *maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacement) bool {
+	if p.From == nil || p.From.Stopped {
+		return true
+	}
+	rec, err := deployment.ReadLease(ctx, m.run.e.Client, p.From.Node)
+	if err != nil {
+		m.setProblem(err.Error())
+		return false
+	}
+	return rec.Epoch == 0 || rec.Over(p.From.NodeEpoch)
+}
+
 // acknowledge writes that nothing of an earlier placement runs here any more. It is called only when that is so.
 func (m *maintainer) acknowledge(ctx context.Context, epoch int64) {
 	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
@@ -148,7 +165,8 @@ func (m *maintainer) acknowledge(ctx context.Context, epoch int64) {
 		if p == nil || p.Epoch != epoch || p.From == nil || p.From.Node != m.run.opts.Node || p.From.Stopped {
 			return false
 		}
-		p.From.Stopped = true
+		now := metav1.NowMicro()
+		p.From.Stopped, p.Since = true, &now // from now on the successor's time counts
 		return true
 	})
 	switch {
@@ -211,6 +229,7 @@ func (m *maintainer) work(ctx context.Context, epoch int64) {
 	m.log.Info("maintainer begins", "placement", epoch)
 	err = m.begin(ctx)
 	if err == nil {
+		m.busy.Go(func() { m.watchDefinitions(ctx) })
 		err = m.schedule(ctx)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, errOver) {
@@ -250,10 +269,16 @@ func (m *maintainer) begin(ctx context.Context) error {
 		return err
 	}
 	m.checkpoint = max(start, stream.Position(m.latest().Status.Checkpoint))
+	m.setTrigger(source)
 	names, _, err := source.Tables(ctx)
 	if err != nil {
 		return err
 	}
+	earlier, err := m.earlier(ctx)
+	if err != nil {
+		return err
+	}
+	names = append(names, earlier...)
 	m.mu.Lock()
 	for _, name := range names {
 		if filter.Allows(name) {
@@ -307,13 +332,15 @@ func (m *maintainer) start(ctx context.Context, source stream.Source) (stream.Po
 	return start, err
 }
 
+var positionText = regexp.MustCompile(`^(\d{1,10}-\d{1,10}-)?\d+$`)
+
 // ParsePosition reads a position as people write it: a GTID domain-server-sequence, or the sequence number of one.
 func ParsePosition(text string) (stream.Position, error) {
 	if text == "" {
 		return 0, nil
 	}
 	n, err := strconv.ParseUint(text[strings.LastIndexByte(text, '-')+1:], 10, 63)
-	if err != nil {
+	if err != nil || !positionText.MatchString(text) {
 		return 0, fmt.Errorf("start position %q is neither a GTID such as 0-1-100 nor the number of one", text)
 	}
 	return stream.Position(n), nil
@@ -378,6 +405,11 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 	for _, d := range reply.Dispatchers {
 		id, ok := fromWire(d.Table)
 		t := m.tables[id]
+		if t == nil && ok && m.trigger != nil && dispatch.State(d.State) == dispatch.Running {
+			// The source has dropped or renamed it since: its changes before that still count.
+			t = &table{floor: m.checkpoint}
+			m.tables[id] = t
+		}
 		if t != nil && t.phase == TableBusy {
 			continue // an order about it is under way
 		}
@@ -414,7 +446,7 @@ func (m *maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderReq
 	spec := m.latest().Spec
 	return &wire.OrderRequest{Caller: m.run.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: &wire.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
-		Workers: spec.Workers, BatchRows: spec.BatchRows,
+		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL,
 	}}
 }
 
@@ -422,7 +454,7 @@ func (m *maintainer) config() dispatch.Config {
 	spec := m.latest().Spec
 	return dispatch.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
-		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows),
+		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL,
 	}
 }
 
@@ -685,10 +717,14 @@ func (m *maintainer) advance() {
 		}
 		expected[t.node]++
 	}
+	if m.trigger != nil {
+		consider(*m.trigger, m.triggerAt)
+	}
 	for name, n := range expected {
 		r := reports[name]
 		if r.Running < n {
-			return // the node has lost some; it is asked again what runs there
+			delete(m.met, name) // it has lost some: it is asked again what runs there
+			return
 		}
 		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro))
 	}

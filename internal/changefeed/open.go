@@ -3,6 +3,7 @@ package changefeed
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/blackhole"
 	"github.com/ebb-dev/ebb/internal/changefeed/datagen"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -20,6 +23,8 @@ import (
 type Opener struct {
 	// Credentials is the directory that password files are below; empty for none.
 	Credentials string
+	// Log of the node.
+	Log *slog.Logger
 }
 
 // Source opens a source.
@@ -35,12 +40,18 @@ func (o Opener) Source(c dispatch.Config) (stream.Source, error) {
 			return nil, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
 		}
 		return s, nil
+	case "mysql":
+		password, err := o.password(c.SourcePasswordFile)
+		if err != nil {
+			return nil, err
+		}
+		return mariadb.Open(mariadb.Options{Address: u.Host, User: u.User.Username(), Password: password, Logger: o.Log})
 	}
-	return nil, fmt.Errorf("source %s://: %w: use datagen://", u.Scheme, stream.ErrUnusable)
+	return nil, fmt.Errorf("source %s://: %w: use mysql:// or datagen://", u.Scheme, stream.ErrUnusable)
 }
 
 // Sink opens a sink.
-func (o Opener) Sink(_ dispatch.FeedKey, c dispatch.Config) (stream.Sink, error) {
+func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, error) {
 	u, err := url.Parse(c.Sink)
 	if err != nil {
 		return nil, fmt.Errorf("sink: %w: %w", stream.ErrUnusable, err)
@@ -48,23 +59,34 @@ func (o Opener) Sink(_ dispatch.FeedKey, c dispatch.Config) (stream.Sink, error)
 	switch u.Scheme {
 	case "blackhole":
 		return blackhole.New(), nil
+	case "mysql":
+		password, err := o.password(c.SinkPasswordFile)
+		if err != nil {
+			return nil, err
+		}
+		return sqlsink.Open(sqlsink.Options{
+			Address: u.Host, User: u.User.Username(), Password: password, Changefeed: key.Namespace + "/" + key.Name + "/" + key.UID,
+			MaxConnections: c.Workers, Logger: o.Log,
+		})
 	}
-	return nil, fmt.Errorf("sink %s://: %w: use blackhole://", u.Scheme, stream.ErrUnusable)
+	return nil, fmt.Errorf("sink %s://: %w: use mysql:// or blackhole://", u.Scheme, stream.ErrUnusable)
 }
 
 // Validate says what is wrong with a changefeed before any node has tried it.
 func Validate(spec *v1alpha1.ChangefeedSpec) error {
-	for what, text := range map[string]string{"source": spec.Source, "sink": spec.Sink} {
-		u, err := url.Parse(text)
+	for _, end := range []struct {
+		what, text string
+		schemes    []string
+	}{{"source", spec.Source, []string{"mysql", "datagen"}}, {"sink", spec.Sink, []string{"mysql", "blackhole"}}} {
+		u, err := url.Parse(end.text)
 		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+			return fmt.Errorf("%s: %w", end.what, err)
 		}
 		if _, set := u.User.Password(); set {
-			return fmt.Errorf("%s: leave the password out of the URL: everybody who may read the object would know it; use a password file", what)
+			return fmt.Errorf("%s: leave the password out of the URL: everybody who may read the object would know it; use a password file", end.what)
 		}
-		schemes := map[string][]string{"source": {"datagen"}, "sink": {"blackhole"}}[what]
-		if !slices.Contains(schemes, u.Scheme) {
-			return fmt.Errorf("%s %q: use one of %s://", what, text, strings.Join(schemes, "://, "))
+		if !slices.Contains(end.schemes, u.Scheme) {
+			return fmt.Errorf("%s %q: use %s://", end.what, end.text, strings.Join(end.schemes, ":// or "))
 		}
 	}
 	if _, err := ParsePosition(spec.StartPosition); err != nil {

@@ -85,8 +85,9 @@ func (w World) loads() map[string]int {
 		loads[name] = 0
 	}
 	for _, cf := range w.Changefeeds {
-		if _, ok := loads[cf.Placement().Node]; ok && cf.Wanted() {
-			loads[cf.Placement().Node]++
+		p := cf.Placement()
+		if _, ok := loads[p.Node]; ok && cf.Wanted() && !w.over(p.Node, p.NodeEpoch) {
+			loads[p.Node]++
 		}
 	}
 	return loads
@@ -101,7 +102,7 @@ func (w World) departing() int {
 	n := 0
 	for _, cf := range w.Changefeeds {
 		p := cf.Placement()
-		if p.From != nil && p.From.Node == w.Slot.Node && p.Phase == v1alpha1.PlacementPlacing {
+		if p.From != nil && p.From.Node == w.Slot.Node && p.Node != w.Slot.Node && p.Phase == v1alpha1.PlacementPlacing {
 			n++
 		}
 	}
@@ -112,7 +113,7 @@ func (w World) departing() int {
 func (w World) next(cf *v1alpha1.Changefeed, loads map[string]int, room *int) *v1alpha1.ChangefeedPlacement {
 	p := cf.Placement()
 	if !cf.Wanted() || cf.Status.State == v1alpha1.ChangefeedFailed {
-		if p.Node == "" {
+		if p.Node == "" && (cf.Wanted() || cf.Status.State == v1alpha1.ChangefeedPaused || cf.Status.State == "") {
 			return nil
 		}
 		return &v1alpha1.ChangefeedPlacement{Epoch: p.Epoch + 1, Phase: v1alpha1.PlacementStopping, From: w.origin(p)}
@@ -202,7 +203,7 @@ func (w World) balance(feeds []*v1alpha1.Changefeed, loads map[string]int) []*v1
 	low := least(loads)
 	moving := 0
 	for _, cf := range feeds {
-		if cf.Wanted() && cf.Placement().Phase != v1alpha1.PlacementRunning {
+		if cf.Wanted() && cf.Status.State != v1alpha1.ChangefeedFailed && cf.Placement().Phase != v1alpha1.PlacementRunning {
 			moving++
 		}
 	}

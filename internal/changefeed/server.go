@@ -69,7 +69,8 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 		return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("changefeed %s is paused or deleted", key))
 	}
 	epoch, config := req.Feed.GetEpoch(), configOf(req.Config)
-	stopped, failed := map[stream.Table]stream.Position{}, map[stream.Table]error{}
+	var stopped map[stream.Table]stream.Position
+	var failed map[stream.Table]error
 	switch req.Do {
 	case wire.Do_DO_PREPARE:
 		failed = s.host.engine.Prepare(key, epoch, config, orders)
@@ -97,7 +98,7 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 func configOf(c *wire.Config) dispatch.Config {
 	return dispatch.Config{
 		Source: c.GetSource(), Sink: c.GetSink(), SourcePasswordFile: c.GetSourcePasswordFile(), SinkPasswordFile: c.GetSinkPasswordFile(),
-		Workers: int(c.GetWorkers()), BatchRows: int(c.GetBatchRows()),
+		Workers: int(c.GetWorkers()), BatchRows: int(c.GetBatchRows()), DDL: c.GetDdl(),
 	}
 }
 
@@ -112,6 +113,9 @@ func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.Repor
 		}
 		for _, t := range r.Lost {
 			out.Lost = append(out.Lost, onWire(t))
+		}
+		for _, t := range r.Blocked {
+			out.Blocked = append(out.Blocked, onWire(t))
 		}
 		if r.Err != nil {
 			out.Error = r.Err.Error()

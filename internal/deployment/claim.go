@@ -202,7 +202,7 @@ func (c *Claimer) trulyLost(ctx context.Context, w World, mine []*v1alpha1.Deplo
 		address := d.Spec.Address
 		if address != "" && !w.Live(address) {
 			if _, known := back[address]; !known {
-				rec, err := readLease(ctx, c.Client, address)
+				rec, err := ReadLease(ctx, c.Client, address)
 				if err != nil {
 					return nil, err
 				}

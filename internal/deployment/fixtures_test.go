@@ -46,14 +46,17 @@ import (
 // patience bounds every wait for something that should come.
 const patience = time.Minute
 
+// glance is how often somebody looks whether it has: every look is a request.
+const glance = 100 * time.Millisecond
+
 // fast is a timing that real requests on a loaded machine still keep.
 func fast() lease.Timing {
-	return lease.Timing{Renew: time.Second, Timeout: time.Second, Fence: 5 * time.Second, Dead: 7 * time.Second, Lost: 8 * time.Second}
+	return lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 8 * time.Second, Dead: 10 * time.Second, Lost: 12 * time.Second}
 }
 
 // calm is a timing that is kept whatever else the machine does; fast is for nodes that are cut off.
 func calm() lease.Timing {
-	return lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 20 * time.Second, Dead: 24 * time.Second, Lost: 30 * time.Second}
+	return lease.Timing{Renew: 3 * time.Second, Timeout: 3 * time.Second, Fence: 20 * time.Second, Dead: 24 * time.Second, Lost: 30 * time.Second}
 }
 
 // until polls for a condition that an API object or another process reaches in its own time.
@@ -64,7 +67,7 @@ func until(t testing.TB, what string, holds func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %s for %s", patience, what)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(glance)
 	}
 }
 
@@ -96,7 +99,11 @@ func (e *everyTest) Errorf(f string, args ...any) {
 	fmt.Fprintf(os.Stderr, f+"\n", args...)
 }
 
+// secret is in the environment of every node.
+const secret = "a-secret-of-the-node"
+
 func TestMain(m *testing.M) {
+	_ = os.Setenv("NODE_SECRET", secret) // the name is a good one
 	code := m.Run()
 	for _, f := range slices.Backward(all.cleanups) {
 		f()
@@ -361,7 +368,11 @@ func (m *host) awaitReady() {
 	m.t.Helper()
 	until(m.t, m.name+" to be Ready", func() bool {
 		e := m.node.Epoch()
-		return e != nil && m.object().Status.Epoch == e.Number && m.object().IsReady()
+		if e == nil {
+			return false
+		}
+		n := m.object()
+		return n.Status.Epoch == e.Number && n.IsReady()
 	})
 }
 
@@ -408,6 +419,18 @@ func (m *host) drain() {
 		n.Spec.Desired = &v1alpha1.DesiredLiveness{Liveness: v1alpha1.Draining, Epoch: n.Status.Epoch, DrainUID: "drain"}
 	})
 	until(m.t, m.name+" to drain", func() bool { return m.object().Status.Liveness == v1alpha1.Draining })
+}
+
+// epoch is the node's newest.
+func (m *host) epoch() int64 { return m.object().Status.Epoch }
+
+// fenced calls the node lost though it lives, and waits until it is back with its next epoch.
+func (m *host) fenced() {
+	m.t.Helper()
+	before := m.epoch()
+	m.site.mark(m.name)
+	until(m.t, "the next epoch of "+m.name, func() bool { e := m.node.Epoch(); return e != nil && e.Number > before })
+	m.awaitReady()
 }
 
 func (s *site) node(name string) *v1alpha1.Node {
@@ -685,7 +708,7 @@ func (w *work) until(what string, holds func(*v1alpha1.Deployment) bool) *v1alph
 			text, _ := json.MarshalIndent(map[string]any{"spec": d.Spec, "status": d.Status}, "", "  ")
 			w.t.Fatalf("waited %s for %s: %s is %s", patience, what, w.key, text)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(glance)
 	}
 }
 
@@ -797,16 +820,17 @@ func lives(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
 // ebbNode is `ebb node`: a node in a process of its own.
 type ebbNode struct {
-	site *site
-	name string
-	cmd  *exec.Cmd
-	log  string
+	site   *site
+	name   string
+	timing lease.Timing
+	cmd    *exec.Cmd
+	log    string
 }
 
 // ebbNode starts a node that also stands for election, with the controllers of a real coordinator.
-func (s *site) ebbNode(name string) *ebbNode {
+func (s *site) ebbNode(name string, timing lease.Timing) *ebbNode {
 	s.t.Helper()
-	p := &ebbNode{site: s, name: name, log: filepath.Join(s.dir, name+".log")}
+	p := &ebbNode{site: s, name: name, timing: timing, log: filepath.Join(s.dir, name+".log")}
 	s.t.Cleanup(func() { p.end(syscall.SIGTERM) })
 	s.t.Cleanup(func() {
 		if s.t.Failed() {
@@ -818,17 +842,13 @@ func (s *site) ebbNode(name string) *ebbNode {
 	return p
 }
 
-// secret is in the environment of every process of a node.
-const secret = "a-secret-of-the-node"
-
 func (p *ebbNode) start() {
 	t := p.site.t
 	t.Helper()
-	f := fast()
+	f := p.timing
 	p.cmd = exec.Command(testenv.Ebb(t), "node", "--name", p.name, "--data-dir", string(p.site.api.Dir), "--label", "home="+p.site.home,
 		"--lease-renew", f.Renew.String(), "--lease-renew-timeout", f.Timeout.String(), "--lease-fence", f.Fence.String(),
 		"--lease-dead", f.Dead.String(), "--lease-duration", f.Lost.String())
-	p.cmd.Env = append(os.Environ(), "NODE_SECRET="+secret)
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	p.site.must(err)
 	defer log.Close()

@@ -225,7 +225,7 @@ func contend(t *testing.T, s *site, nodes, swaps int, blind bool) *recorder {
 
 func TestClaimsOfManyNodesAreLinearizable(t *testing.T) {
 	t.Parallel()
-	r := contend(t, newSite(t), 8, 300, false)
+	r := contend(t, newSite(t), 4, 60, false)
 	made, refused := r.counts()
 	t.Logf("%d operations: %d swaps were made, %d refused", len(r.history), made, refused)
 	if refused == 0 {
@@ -239,7 +239,7 @@ func TestClaimsOfManyNodesAreLinearizable(t *testing.T) {
 // The check can fail: nodes that claim without looking whether the object has changed are found out.
 func TestBlindClaimsAreNotLinearizable(t *testing.T) {
 	t.Parallel()
-	r := contend(t, newSite(t), 8, 100, true)
+	r := contend(t, newSite(t), 4, 40, true)
 	if got := porcupine.CheckOperationsTimeout(register, r.history, patience); got != porcupine.Illegal {
 		t.Errorf("the history of blind claims is %s", got)
 	}

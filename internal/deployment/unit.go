@@ -426,7 +426,7 @@ func (u *unit) liveLeases(d *v1alpha1.Deployment) (World, error) {
 		if _, known := w.Leases[name]; known || name == "" {
 			continue
 		}
-		rec, err := readLease(u.standing, u.e.Client, name)
+		rec, err := ReadLease(u.standing, u.e.Client, name)
 		if err != nil {
 			return w, err
 		}
@@ -435,8 +435,8 @@ func (u *unit) liveLeases(d *v1alpha1.Deployment) (World, error) {
 	return w, nil
 }
 
-// readLease reads a node's lease; a node without one has an empty record.
-func readLease(ctx context.Context, c client.Reader, node string) (lease.Record, error) {
+// ReadLease reads a node's lease; a node without one has an empty record.
+func ReadLease(ctx context.Context, c client.Reader, node string) (lease.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
 	l := &coordinationv1.Lease{}

@@ -2,7 +2,7 @@
 //
 //	datagen://?tables=100&rate=1000&seed=1&rows=50
 //
-// Transaction p changes one row of table p mod tables. In each table the rows 0 to rows-1 are inserted one after the other,
+// Transaction p, counted from 1, changes one row of table (p-1) mod tables. In each table the rows 0 to rows-1 are inserted one after the other,
 // then updated, then deleted, and again. With a rate the head of the log follows the clock; without one it has no end.
 package datagen
 
@@ -12,6 +12,7 @@ import (
 	"math"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -41,7 +42,20 @@ type Source struct {
 // Parse reads the parameters of a datagen URL.
 func Parse(u *url.URL) (*Source, error) {
 	s := &Source{tables: 1, rows: 100, rate: 100, seed: 1}
-	for key, values := range u.Query() {
+	text := u.RawQuery
+	if strings.ContainsRune(u.Host, '=') && text == "" {
+		text = u.Host
+	} else if u.Host != "" {
+		return nil, fmt.Errorf("datagen: there is no host %q: give parameters as datagen://?tables=100&rate=1000", u.Host)
+	}
+	if u.Path != "" || u.Fragment != "" || u.User != nil || u.Opaque != "" {
+		return nil, fmt.Errorf("datagen: %q: only parameters are understood, as datagen://?tables=100&rate=1000", u.Redacted())
+	}
+	query, err := url.ParseQuery(text)
+	if err != nil {
+		return nil, fmt.Errorf("datagen: %w", err)
+	}
+	for key, values := range query {
 		n, err := strconv.ParseUint(values[len(values)-1], 10, 63)
 		if err != nil {
 			return nil, fmt.Errorf("datagen: %s=%q is not a whole number", key, values[len(values)-1])
@@ -84,6 +98,9 @@ func (s *Source) Tables(context.Context) ([]stream.Table, stream.Position, error
 
 // Head implements stream.Source.
 func (s *Source) Head(context.Context) (stream.Position, error) { return s.head(time.Now()), nil }
+
+// Static says that its tables never change.
+func (s *Source) Static() bool { return true }
 
 // Close implements stream.Source.
 func (s *Source) Close() error { return nil }
@@ -132,7 +149,7 @@ func (s *Source) Read(ctx context.Context, after stream.Position, visit func(*st
 
 // Transaction is the transaction at a position.
 func (s *Source) Transaction(p stream.Position) *stream.Transaction {
-	n := uint64(p)
+	n := uint64(p) - 1
 	turn := n / s.tables
 	id, version := turn%s.rows, turn/s.rows
 	before, after := s.row(id, version-1, n-s.rows*s.tables), s.row(id, version, n)

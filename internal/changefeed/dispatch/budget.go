@@ -39,7 +39,7 @@ func (b *budget) give(n int) {
 
 // wait returns when there is some left, or false when ctx has ended.
 func (b *budget) wait(ctx context.Context) bool {
-	for {
+	for ctx.Err() == nil {
 		b.mu.Lock()
 		full, free := b.used >= b.limit, b.free
 		b.mu.Unlock()
@@ -48,10 +48,17 @@ func (b *budget) wait(ctx context.Context) bool {
 		}
 		select {
 		case <-ctx.Done():
-			return false
 		case <-free:
 		}
 	}
+	return false
+}
+
+// scarce says whether more than half is used: then nobody should keep what can be read again.
+func (b *budget) scarce() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.used > b.limit/2
 }
 
 // inUse is how much is used.

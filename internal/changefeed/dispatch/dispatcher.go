@@ -41,10 +41,12 @@ type dispatcher struct {
 	queue    []*stream.Rows
 	bytes    int
 	listens  bool            // the hub delivers to it
-	covers   stream.Position // and has since this position
+	catches  bool            // a reader of its own delivers to it
+	covers   stream.Position // what is delivered reaches back to here
 	queued   bool            // it is in line for a worker
 	flushing bool
 	idle     chan struct{} // closed when a flush that somebody waits for has ended
+	halt     chan struct{} // closed when it has to stop
 	writer   stream.Writer
 	err      error
 }
@@ -56,19 +58,22 @@ func (d *dispatcher) position() stream.Position {
 	return d.from
 }
 
-// push takes changes from a reader.
-func (d *dispatcher) push(rows *stream.Rows) {
+// push takes changes from the hub, or from a reader that it catches up on. What comes from a reader that it no longer, or not
+// yet, listens to is not for it: there would be a gap before it.
+func (d *dispatcher) push(rows *stream.Rows, hub bool) {
 	d.mu.Lock()
-	if rows.Position <= d.from || d.state == Stopped || d.state == Lost {
+	if rows.Position <= d.from || hub && !d.listens || !hub && !d.catches || rows.DDL != nil && !d.feed.config.DDL {
 		d.mu.Unlock()
 		return
+	}
+	if d.state == Running && !d.flushing && len(d.queue) == 0 {
+		d.flushed = max(d.flushed, rows.Position-1) // nothing of this table came in between
 	}
 	d.from = rows.Position
 	d.queue = append(d.queue, rows)
 	d.bytes += rows.Bytes
 	d.feed.engine.budget.take(rows.Bytes)
-	over := d.state == Prepared && d.bytes > readAhead
-	if over { // it catches up when it is started
+	if d.state == Prepared && (d.bytes > readAhead || d.feed.engine.budget.scarce()) { // it catches up when it is started
 		d.drop()
 		d.covers = rows.Position
 	}
@@ -81,11 +86,17 @@ func (d *dispatcher) push(rows *stream.Rows) {
 
 // ready puts the dispatcher in line for a worker if it has something to write. The caller holds the lock.
 func (d *dispatcher) ready() bool {
-	if d.state != Running || d.queued || d.flushing || len(d.queue) == 0 {
+	if d.state != Running || d.queued || d.flushing || len(d.queue) == 0 || d.blocked() {
 		return false
 	}
 	d.queued = true
 	return true
+}
+
+// blocked says whether the dispatcher stands before a definition that its maintainer has to see to: it drops or renames the
+// table, so that another dispatcher goes on, or none. The caller holds the lock.
+func (d *dispatcher) blocked() bool {
+	return len(d.queue) > 0 && d.queue[0].DDL != nil && !d.queue[0].DDL.Alone()
 }
 
 // drop lets everything go that was read ahead. The caller holds the lock.
@@ -94,18 +105,26 @@ func (d *dispatcher) drop() {
 	d.queue, d.bytes = nil, 0
 }
 
-// skip says that nothing of interest lies before a position.
-func (d *dispatcher) skip(to stream.Position) {
+// listen takes note that the hub delivers from a position on. It says no if the dispatcher has been stopped meanwhile.
+func (d *dispatcher) listen(at stream.Position) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.from = max(d.from, to)
+	if d.listens || d.state != Prepared && d.state != Running {
+		return false
+	}
+	d.from = max(d.from, at)
+	d.listens, d.catches, d.err = true, false, nil
+	if d.state == Prepared {
+		d.covers = d.from
+	}
+	return true
 }
 
-// joined takes note that the hub delivers from here on.
-func (d *dispatcher) joined() {
+// catchesUp says whether a reader of its own delivers to the dispatcher.
+func (d *dispatcher) catchesUp() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.listens, d.covers, d.err = true, d.from, nil
+	return d.catches
 }
 
 func (d *dispatcher) trouble(err error) {
@@ -134,17 +153,21 @@ func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Posi
 func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.mu.Lock()
 	d.queued = false
-	if d.state != Running || d.flushing || len(d.queue) == 0 {
+	if d.state != Running || d.flushing || len(d.queue) == 0 || d.blocked() {
 		d.mu.Unlock()
 		return false
 	}
 	d.flushing = true
 	batch, bytes := d.take()
-	writer := d.writer
 	d.mu.Unlock()
 
 	last := batch[len(batch)-1]
-	err := d.write(ctx, writer, batch, last.Position)
+	err := d.insist(ctx, func() error {
+		if last.DDL != nil {
+			return d.define(ctx, last)
+		}
+		return d.writer.Write(ctx, batch, last.Position)
+	})
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -152,11 +175,15 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.feed.engine.budget.give(bytes)
 	if err == nil {
 		d.flushed, d.at, d.err = last.Position, last.At, nil
+		if len(d.queue) > 0 {
+			d.flushed = max(d.flushed, d.queue[0].Position-1)
+		}
 		d.feed.wrote(batch, bytes)
 	} else {
 		d.err = err
 		if errors.Is(err, stream.ErrNotOwner) {
 			d.state = Lost
+			d.listens, d.catches = false, false
 		}
 	}
 	if d.idle != nil {
@@ -173,7 +200,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 // take takes the next batch off the queue. The caller holds the lock.
 func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
 	changes, n := 0, 0
-	for n < len(d.queue) && (n == 0 || changes+len(d.queue[n].Changes) <= d.feed.batch) {
+	for n < len(d.queue) && (n == 0 || d.queue[0].DDL == nil && d.queue[n].DDL == nil && changes+len(d.queue[n].Changes) <= d.feed.batch) {
 		changes += len(d.queue[n].Changes)
 		bytes += d.queue[n].Bytes
 		n++
@@ -187,27 +214,44 @@ func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
 	return batch, bytes
 }
 
-// write tries until the batch is written, the table is another's, or the dispatcher has to stop.
-func (d *dispatcher) write(ctx context.Context, w stream.Writer, batch []*stream.Rows, to stream.Position) error {
+// define executes a definition of the table in its place. It may have moved the sink's own record of the table, so the writer
+// begins anew.
+func (d *dispatcher) define(ctx context.Context, mark *stream.Rows) error {
+	if err := d.feed.sink.Define(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
+		return err
+	}
+	w, at, err := d.feed.sink.Acquire(ctx, d.table, d.epoch, mark.Position)
+	if err != nil {
+		return err
+	}
+	_ = d.writer.Close() // it has nothing under way
+	d.writer = w
+	if at >= mark.Position {
+		return nil
+	}
+	return w.Write(ctx, nil, mark.Position)
+}
+
+// insist tries until something is done, the table is another's, or the dispatcher has to stop.
+func (d *dispatcher) insist(ctx context.Context, do func() error) error {
 	pause := retryFirst
 	for {
-		err := w.Write(ctx, batch, to)
+		err := do()
 		if err == nil || errors.Is(err, stream.ErrNotOwner) || ctx.Err() != nil {
 			return err
 		}
 		d.trouble(err)
-		sleep(ctx, pause)
-		pause = min(2*pause, retryLast)
-		if d.stopping() {
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-d.halt:
+			timer.Stop()
 			return err
+		case <-timer.C:
 		}
+		timer.Stop()
+		pause = min(2*pause, retryLast)
 	}
-}
-
-func (d *dispatcher) stopping() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.state != Running
 }
 
 // stop ends the dispatcher and says up to where everything is at the sink. It waits for what is being written.
@@ -216,11 +260,11 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	d.mu.Lock()
 	// While it still runs: with nothing queued or being written it is where the hub is.
 	d.flushed, d.at = d.locked(position, at)
-	if d.state != Lost {
-		d.state = Stopped
+	if d.state != Stopped {
+		close(d.halt)
 	}
-	listens := d.listens
-	d.listens = false
+	d.state = Stopped
+	d.listens, d.catches = false, false
 	var idle chan struct{}
 	if d.flushing {
 		if d.idle == nil {
@@ -231,9 +275,7 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 		d.drop()
 	}
 	d.mu.Unlock()
-	if listens {
-		d.feed.hub.unsubscribe(d)
-	}
+	d.feed.hub.unsubscribe(d)
 	if idle != nil {
 		select {
 		case <-idle:

@@ -34,6 +34,8 @@ type Config struct {
 	Source, Sink                         string
 	SourcePasswordFile, SinkPasswordFile string
 	Workers, BatchRows                   int
+	// DDL says whether changes of tables' definitions flow too.
+	DDL bool
 }
 
 // Options make an engine.
@@ -149,6 +151,8 @@ func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 		e.hubs[id] = shared
 	}
 	shared.feeds++
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.config, f.batch, f.hub, f.sink = c, max(c.BatchRows, 1), shared, sink
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.work = make(chan struct{}, 1)
@@ -256,9 +260,7 @@ func (e *Engine) Prepare(key FeedKey, maintainer int64, c Config, orders []Order
 			ahead := d.state == Prepared && !d.listens
 			d.mu.Unlock()
 			if ahead {
-				from := f.hub.subscribe(d.dispatcher, d.position())
-				d.skip(from)
-				d.joined()
+				f.hub.subscribe(d.dispatcher)
 			}
 		}
 		return nil
@@ -275,13 +277,36 @@ func (e *Engine) Start(ctx context.Context, key FeedKey, maintainer int64, c Con
 		failed := f.acquire(ctx, list, position)
 		var late []*dispatcher
 		for _, d := range list {
-			if failed[d.table] == nil && d.activate() {
+			if failed[d.table] != nil {
+				f.discard(ctx, d) // it is made anew when it is tried again
+			} else if d.activate() {
 				late = append(late, d.dispatcher)
 			}
 		}
-		f.hub.join(f.ctx, late)
+		if behind := f.hub.join(late); len(behind) > 0 {
+			f.catchUp(behind)
+		}
 		return failed
 	})
+}
+
+// discard removes a dispatcher that could not be started, unless another order has started it meanwhile.
+func (f *Feed) discard(ctx context.Context, d *placed) {
+	d.mu.Lock()
+	started := d.writer != nil || d.state != Prepared
+	d.mu.Unlock()
+	if !started {
+		_, _ = f.remove(ctx, d) // it has nothing under way
+	}
+}
+
+// catchUp reads, beside the hub, what a batch of dispatchers is behind.
+func (f *Feed) catchUp(list []*dispatcher) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		f.wg.Go(func() { f.hub.catchUp(f.ctx, list) })
+	}
 }
 
 // begin makes the dispatchers that orders are about, if they are not there, and refuses what is older than what is there.
@@ -315,31 +340,49 @@ func (e *Engine) begin(key FeedKey, maintainer int64, c Config, orders []Order, 
 	return failed
 }
 
-// place finds or makes the dispatcher of a table.
+// place finds or makes the dispatcher of a table. One of an older epoch that does not run makes way.
 func (f *Feed) place(o Order) (*placed, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed {
-		return nil, fmt.Errorf("changefeed %s: %w", f.key, ErrRefused)
-	}
-	if d := f.tables[o.Table]; d != nil {
+	for {
+		d, made, err := f.find(o)
+		if err != nil || made {
+			return d, err
+		}
+		d.mu.Lock()
+		state := d.state
+		d.mu.Unlock()
 		switch c := o.Epoch.Compare(d.epoch); {
-		case c == 0:
+		case c == 0 && state != Lost && state != Stopped:
 			return d, nil
 		case c < 0:
 			return nil, fmt.Errorf("table %s: %w: a dispatcher of epoch %v is here", o.Table, ErrOldMaintainer, d.epoch)
+		case state == Running:
+			return nil, fmt.Errorf("table %s: a dispatcher of epoch %v still runs here: stop it first", o.Table, d.epoch)
 		}
-		return nil, fmt.Errorf("table %s: a dispatcher of epoch %v is still here: stop it first", o.Table, d.epoch)
+		if _, err := f.remove(f.ctx, d); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// find returns the dispatcher of a table, and makes it if there is none.
+func (f *Feed) find(o Order) (d *placed, made bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, false, fmt.Errorf("changefeed %s: %w", f.key, ErrRefused)
+	}
+	if d := f.tables[o.Table]; d != nil {
+		return d, false, nil
 	}
 	leave, err := f.engine.opts.Enter()
 	if err != nil {
-		return nil, fmt.Errorf("table %s: %w", o.Table, err)
+		return nil, false, fmt.Errorf("table %s: %w", o.Table, err)
 	}
-	d := &placed{leave: leave, dispatcher: &dispatcher{
-		feed: f, table: o.Table, epoch: o.Epoch, state: Prepared, from: o.Position, flushed: o.Position,
+	d = &placed{leave: leave, dispatcher: &dispatcher{
+		feed: f, table: o.Table, epoch: o.Epoch, state: Prepared, from: o.Position, flushed: o.Position, halt: make(chan struct{}),
 	}}
 	f.tables[o.Table] = d
-	return d, nil
+	return d, true, nil
 }
 
 // acquire makes dispatchers the owners of their tables at the sink, several at a time.
@@ -363,10 +406,11 @@ func (f *Feed) acquire(ctx context.Context, list []*placed, start map[stream.Tab
 	return failed
 }
 
-// own makes the dispatcher the owner of its table and finds out where to go on. The sink knows; the order only has a hint.
+// own makes the dispatcher the owner of its table and finds out where to go on. The sink knows up to which row it has the
+// table; the order, up to where there was nothing more.
 func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	d.mu.Lock()
-	has := d.writer != nil || d.state != Prepared
+	has := d.writer != nil
 	d.mu.Unlock()
 	if has {
 		return nil
@@ -377,12 +421,15 @@ func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.writer, d.flushed = w, at
+	if d.state != Prepared || d.writer != nil { // it was stopped meanwhile, or another order was quicker
+		return errors.Join(fmt.Errorf("table %s: stopped while it was being started", d.table), w.Close())
+	}
+	d.writer, d.flushed = w, max(at, start)
 	return nil
 }
 
-// activate lets an owner run. It says whether it has to catch up first, because what it read ahead does not reach back to
-// where it goes on.
+// activate lets an owner run. It says whether it has to join the hub or catch up first, because what it read ahead does not
+// reach back to where it goes on.
 func (d *dispatcher) activate() (late bool) {
 	d.mu.Lock()
 	if d.state != Prepared || d.writer == nil {
@@ -409,16 +456,11 @@ func (d *dispatcher) activate() (late bool) {
 		}
 		return false
 	}
-	listens := d.listens
-	d.listens = false
+	d.listens, d.catches = false, true // nothing that the hub still delivers is taken
 	d.drop()
-	d.mu.Unlock()
-	if listens {
-		d.feed.hub.unsubscribe(d)
-	}
-	d.mu.Lock()
 	d.from = d.flushed
 	d.mu.Unlock()
+	d.feed.hub.unsubscribe(d)
 	return true
 }
 
@@ -433,6 +475,9 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 		return stopped, failed
 	}
 	f := e.known(key)
+	if f == nil {
+		return stopped, failed // it was closed just now
+	}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, o := range orders {
@@ -443,7 +488,9 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 			continue
 		}
 		if o.Epoch.Compare(d.epoch) < 0 {
+			mu.Lock()
 			failed[o.Table] = fmt.Errorf("table %s: %w: a dispatcher of epoch %v is here", o.Table, ErrOldMaintainer, d.epoch)
+			mu.Unlock()
 			continue
 		}
 		wg.Go(func() {
@@ -487,6 +534,8 @@ type Report struct {
 	CheckpointAt time.Time
 	// Lost are tables that another owner has.
 	Lost []stream.Table
+	// Blocked are tables that stand before a definition that drops or renames them.
+	Blocked []stream.Table
 	// Rows and Bytes that were written here since the changefeed came to this node.
 	Rows, Bytes int64
 	// Err is what something last stumbled over.
@@ -520,6 +569,9 @@ func (e *Engine) Report(key FeedKey) Report {
 				r.Checkpoint, r.CheckpointAt = p, when
 			}
 			r.Running++
+			if d.blocked() && !d.flushing {
+				r.Blocked = append(r.Blocked, d.table)
+			}
 		case Lost:
 			r.Lost = append(r.Lost, d.table)
 		}

@@ -3,7 +3,9 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -14,7 +16,6 @@ import (
 type hub struct {
 	source stream.Source
 	budget *budget
-	onErr  func(error)
 
 	mu       sync.Mutex
 	subs     map[stream.Table][]*dispatcher
@@ -24,6 +25,9 @@ type hub struct {
 	stop     context.CancelFunc
 	done     chan struct{} // of the reader, nil while none runs
 	err      error         // why the reader is not reading
+	closed   bool
+
+	reached atomic.Uint64 // position, for those who only want to know whether they are far behind; 0 while nobody listens
 }
 
 func newHub(s stream.Source, b *budget) *hub {
@@ -44,21 +48,27 @@ func (h *hub) trouble() error {
 	return h.err
 }
 
-// subscribe delivers a table's changes from now on and says from which position. A hub that nobody listens to begins at
-// start.
-func (h *hub) subscribe(d *dispatcher, start stream.Position) stream.Position {
+// subscribe delivers a table's changes from now on. A hub that nobody listens to begins where the dispatcher is.
+func (h *hub) subscribe(d *dispatcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.locked(d, start)
+	at := h.position
+	if h.count == 0 {
+		at = d.position()
+	}
+	h.add(d, at)
 }
 
-func (h *hub) locked(d *dispatcher, start stream.Position) stream.Position {
+// add lets a dispatcher listen that is at the hub's position or ahead of it. The caller holds the lock.
+func (h *hub) add(d *dispatcher, at stream.Position) {
+	if h.closed || !d.listen(at) {
+		return
+	}
 	if h.count == 0 {
-		h.restart(start)
+		h.restart(at)
 	}
 	h.subs[d.table] = append(h.subs[d.table], d)
 	h.count++
-	return h.position
 }
 
 // restart begins to read at a position. The caller holds the lock, and nobody listens.
@@ -69,6 +79,7 @@ func (h *hub) restart(start stream.Position) {
 	ctx, cancel := context.WithCancel(context.Background())
 	before, done := h.done, make(chan struct{})
 	h.stop, h.done, h.position, h.err = cancel, done, start, nil
+	h.reached.Store(uint64(start))
 	go func() {
 		defer close(done)
 		if before != nil {
@@ -117,11 +128,30 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	}
 	for _, rows := range t.Rows {
 		for _, d := range h.subs[rows.Table] {
-			d.push(rows)
+			d.push(rows, true)
+		}
+	}
+	for _, mark := range marks(t) {
+		for _, d := range h.subs[mark.Table] {
+			d.push(mark, true)
 		}
 	}
 	h.position, h.at, h.err = t.Position, t.At, nil
+	h.reached.Store(uint64(t.Position))
 	return nil
+}
+
+// marks are the places of a definition among the changes of the tables that it concerns. A table that it makes has no changes
+// before it.
+func marks(t *stream.Transaction) []*stream.Rows {
+	if t.DDL == nil || t.DDL.Kind == stream.CreateTable || t.DDL.Kind == stream.OtherDDL {
+		return nil
+	}
+	var list []*stream.Rows
+	for _, table := range t.DDL.Tables {
+		list = append(list, &stream.Rows{Position: t.Position, At: t.At, Table: table, DDL: t.DDL})
+	}
+	return list
 }
 
 // unsubscribe ends the delivery. The reader ends with its last listener.
@@ -144,12 +174,14 @@ func (h *hub) unsubscribe(d *dispatcher) {
 	if h.count == 0 && h.stop != nil {
 		h.stop()
 		h.stop = nil
+		h.reached.Store(0)
 	}
 }
 
 // close ends the reader.
 func (h *hub) close() {
 	h.mu.Lock()
+	h.closed = true
 	done := h.done
 	if h.stop != nil {
 		h.stop()
@@ -160,23 +192,18 @@ func (h *hub) close() {
 	}
 }
 
-// join lets dispatchers that are at some positions listen, as soon as that is possible without a gap: at once for those that
-// are where the hub is or ahead of it, through a reader of their own for those that are behind.
-func (h *hub) join(ctx context.Context, list []*dispatcher) {
-	var behind []*dispatcher
+// join lets dispatchers listen that are where the hub is, or ahead of it. It returns the others: they have to catch up.
+func (h *hub) join(list []*dispatcher) (behind []*dispatcher) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, d := range list {
-		if h.count == 0 || d.position() >= h.position {
-			h.locked(d, d.position())
-			d.joined()
+		if at := d.position(); h.count == 0 || at >= h.position {
+			h.add(d, at)
 			continue
 		}
 		behind = append(behind, d)
 	}
-	h.mu.Unlock()
-	if len(behind) > 0 {
-		go h.catchUp(ctx, behind)
-	}
+	return behind
 }
 
 // catchUp reads what a batch of dispatchers is behind.
@@ -195,11 +222,16 @@ func (h *hub) catchUp(ctx context.Context, list []*dispatcher) {
 			}
 			for _, rows := range t.Rows {
 				if d := byTable[rows.Table]; d != nil {
-					d.push(rows)
+					d.push(rows, false)
+				}
+			}
+			for _, mark := range marks(t) {
+				if d := byTable[mark.Table]; d != nil {
+					d.push(mark, false)
 				}
 			}
 			from, pause = t.Position, retryFirst
-			if h.meet(list, from) {
+			if h.meet(ctx, list, from) {
 				return errMet
 			}
 			return nil
@@ -215,19 +247,26 @@ func (h *hub) catchUp(ctx context.Context, list []*dispatcher) {
 	}
 }
 
+// lookForAny is after how many positions a reader that catches up looks whether anybody still needs it.
+const lookForAny = 1024
+
 var errMet = errors.New("caught up")
 
 // meet lets a batch that has come to a position join if the hub is not ahead of it.
-func (h *hub) meet(list []*dispatcher, at stream.Position) bool {
+func (h *hub) meet(ctx context.Context, list []*dispatcher, at stream.Position) bool {
+	if at < stream.Position(h.reached.Load()) {
+		// Far behind, which is most of the time. Now and then: is anybody left to catch up?
+		return at%lookForAny == 0 && !slices.ContainsFunc(list, (*dispatcher).catchesUp)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.count > 0 && at < h.position {
+	if ctx.Err() != nil || h.count > 0 && at < h.position {
 		return false
 	}
 	for _, d := range list {
-		d.skip(at)
-		h.locked(d, at)
-		d.joined()
+		if d.catchesUp() { // the others were stopped meanwhile
+			h.add(d, at)
+		}
 	}
 	return true
 }

@@ -67,6 +67,8 @@ type Rows struct {
 	Changes []Change
 	// Bytes is about how much memory they take.
 	Bytes int
+	// DDL is set instead of changes where the table's definition changes, so that it keeps its place among them.
+	DDL *DDL
 }
 
 // DDLKind is what a definition does to tables.
@@ -91,6 +93,12 @@ type DDL struct {
 	Statement string
 	// Tables that it concerns, by the names they have before it; Becomes is what a rename calls each.
 	Tables, Becomes []Table
+}
+
+// Alone says whether a definition concerns one table that is there before and after, so that whoever carries the table can
+// execute it between two changes. Others need everybody that they concern to stand still.
+func (d *DDL) Alone() bool {
+	return len(d.Tables) == 1 && len(d.Becomes) == 0 && (d.Kind == AlterTable || d.Kind == TruncateTable)
 }
 
 // Transaction is the unit in which a source speaks: rows or a definition.

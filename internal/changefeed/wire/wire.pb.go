@@ -429,6 +429,7 @@ type Config struct {
 	SinkPasswordFile   string                 `protobuf:"bytes,4,opt,name=sink_password_file,json=sinkPasswordFile,proto3" json:"sink_password_file,omitempty"`
 	Workers            int32                  `protobuf:"varint,5,opt,name=workers,proto3" json:"workers,omitempty"`
 	BatchRows          int32                  `protobuf:"varint,6,opt,name=batch_rows,json=batchRows,proto3" json:"batch_rows,omitempty"`
+	Ddl                bool                   `protobuf:"varint,7,opt,name=ddl,proto3" json:"ddl,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -503,6 +504,13 @@ func (x *Config) GetBatchRows() int32 {
 		return x.BatchRows
 	}
 	return 0
+}
+
+func (x *Config) GetDdl() bool {
+	if x != nil {
+		return x.Ddl
+	}
+	return false
 }
 
 type TableOrder struct {
@@ -826,8 +834,10 @@ type FeedReport struct {
 	Rows                int64                  `protobuf:"varint,7,opt,name=rows,proto3" json:"rows,omitempty"`
 	Bytes               int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Error               string                 `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// blocked are tables that stand before a definition that drops or renames them.
+	Blocked       []string `protobuf:"bytes,10,rep,name=blocked,proto3" json:"blocked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FeedReport) Reset() {
@@ -923,6 +933,13 @@ func (x *FeedReport) GetError() string {
 	return ""
 }
 
+func (x *FeedReport) GetBlocked() []string {
+	if x != nil {
+		return x.Blocked
+	}
+	return nil
+}
+
 type ReportReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeEpoch     int64                  `protobuf:"varint,1,opt,name=node_epoch,json=nodeEpoch,proto3" json:"node_epoch,omitempty"`
@@ -1006,7 +1023,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x0eBootstrapReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x12?\n" +
-	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\xcd\x01\n" +
+	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\xdf\x01\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
 	"\x04sink\x18\x02 \x01(\tR\x04sink\x120\n" +
@@ -1014,7 +1031,8 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x12sink_password_file\x18\x04 \x01(\tR\x10sinkPasswordFile\x12\x18\n" +
 	"\aworkers\x18\x05 \x01(\x05R\aworkers\x12\x1d\n" +
 	"\n" +
-	"batch_rows\x18\x06 \x01(\x05R\tbatchRows\"n\n" +
+	"batch_rows\x18\x06 \x01(\x05R\tbatchRows\x12\x10\n" +
+	"\x03ddl\x18\a \x01(\bR\x03ddl\"n\n" +
 	"\n" +
 	"TableOrder\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
@@ -1038,7 +1056,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aresults\x18\x02 \x03(\v2\x1e.ebb.changefeed.v1.TableResultR\aresults\"q\n" +
 	"\rReportRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12-\n" +
-	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\x9d\x02\n" +
+	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\xb7\x02\n" +
 	"\n" +
 	"FeedReport\x12+\n" +
 	"\x04feed\x18\x01 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x12 \n" +
@@ -1051,7 +1069,9 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x04lost\x18\x06 \x03(\tR\x04lost\x12\x12\n" +
 	"\x04rows\x18\a \x01(\x03R\x04rows\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x14\n" +
-	"\x05error\x18\t \x01(\tR\x05error\"a\n" +
+	"\x05error\x18\t \x01(\tR\x05error\x12\x18\n" +
+	"\ablocked\x18\n" +
+	" \x03(\tR\ablocked\"a\n" +
 	"\vReportReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x123\n" +

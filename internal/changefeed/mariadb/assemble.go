@@ -1,0 +1,373 @@
+package mariadb
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-mysql-org/go-mysql/replication"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// assembler puts events together into transactions, for one connection.
+//
+//	GTID ── (table map ── rows …)… ── XID or COMMIT      a transaction of rows
+//	GTID standalone ── query                             a definition
+//	GTID ── query ── (table map ── rows …)… ── XID       CREATE TABLE … SELECT: a definition and the rows it brings
+type assembler struct {
+	source *Source
+	parser *replication.BinlogParser
+	tables *tableCache
+	// fold: names of tables are in lower case whatever a statement says.
+	fold bool
+	// trailer is how many bytes of a checksum are at the end of an event.
+	trailer int
+
+	open *group
+}
+
+// group is the transaction that is being read.
+type group struct {
+	id   gtid
+	kind gtidKind
+	tx   *stream.Transaction
+	// byTable finds the rows of a table within tx.
+	byTable map[*tableShape]*stream.Rows
+	// marks are savepoints: how many changes each table had.
+	marks map[string]map[*tableShape]int
+	// skip: it was visited before; its events are not even decoded.
+	skip bool
+}
+
+func (s *Source) newAssembler(ctx context.Context) (*assembler, error) {
+	fold, err := s.variable(ctx, "lower_case_table_names")
+	if err != nil {
+		return nil, err
+	}
+	charsets, err := s.charsets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parser := replication.NewBinlogParser()
+	parser.SetFlavor("mariadb")
+	parser.SetTimestampStringLocation(time.UTC)
+	return &assembler{source: s, parser: parser, tables: newTableCache(s, charsets), fold: fold == "1"}, nil
+}
+
+// Types of events that the library has no name for.
+const (
+	eventIncident  = replication.EventType(26)
+	eventXAPrepare = replication.EventType(38)
+)
+
+// event takes one event. When it completes a transaction, the transaction is visited and the cursor moves.
+func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *cursor, visit func(*stream.Transaction) error) error {
+	switch e.Header.EventType {
+	case replication.FORMAT_DESCRIPTION_EVENT:
+		return a.format(e, at)
+	case replication.MARIADB_GTID_EVENT:
+		return a.begin(e, at)
+	case eventIncident:
+		return a.failed(at, "an incident is in the log: the server could not log some changes; start again from a copy taken after it")
+	}
+	if a.open == nil {
+		return nil // between transactions the log only speaks of itself
+	}
+	done, err := a.inside(ctx, e, at)
+	if err != nil || !done {
+		return err
+	}
+	return a.finish(at, visit)
+}
+
+// format learns how the events that follow are written.
+func (a *assembler) format(e *replication.BinlogEvent, at *cursor) error {
+	parsed, err := a.parse(e)
+	if err != nil {
+		return a.failed(at, "%v", err)
+	}
+	a.trailer = 0
+	if parsed.(*replication.FormatDescriptionEvent).ChecksumAlgorithm == replication.BINLOG_CHECKSUM_ALG_CRC32 {
+		a.trailer = replication.BinlogChecksumLength
+	}
+	return nil
+}
+
+// body is what an event says, without its header and checksum.
+func (a *assembler) body(e *replication.BinlogEvent) []byte {
+	return e.RawData[replication.EventHeaderSize : len(e.RawData)-a.trailer]
+}
+
+// begin starts a transaction. A new one while one is open means that the server lost the rest of that one in a crash; a
+// replica drops it, and so it is here.
+func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
+	id, kind, err := parseGTIDEvent(e.Header.ServerID, a.body(e))
+	if err != nil {
+		return a.failed(at, "%v", err)
+	}
+	if at.last != nil && id.domain != at.last.domain {
+		return a.source.unusable("GTID %s is of another replication domain than %s before it; their transactions have no order: use one gtid_domain_id", id, at.last)
+	}
+	position := stream.Position(id.seq)
+	if kind.preparedXA && position > at.position {
+		return a.failed(at, "GTID %s is an XA transaction that was prepared to be committed later, which cannot be carried over exactly; commit in one phase, and start again from a copy taken after it", id)
+	}
+	a.open = &group{id: id, kind: kind, skip: position <= at.position,
+		tx: &stream.Transaction{Position: position, At: time.Unix(int64(e.Header.Timestamp), 0)}}
+	return nil
+}
+
+// inside takes an event of the open transaction and says whether it is the last.
+func (a *assembler) inside(ctx context.Context, e *replication.BinlogEvent, at *cursor) (done bool, err error) {
+	switch e.Header.EventType {
+	case replication.XID_EVENT:
+		return true, nil
+	case replication.QUERY_EVENT, replication.MARIADB_QUERY_COMPRESSED_EVENT:
+		return a.query(ctx, e, at)
+	case replication.BEGIN_LOAD_QUERY_EVENT, replication.EXECUTE_LOAD_QUERY_EVENT:
+		return false, a.failed(at, "GTID %s is a LOAD DATA that was logged as a statement; set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id)
+	case eventXAPrepare:
+		return true, nil
+	}
+	if a.open.skip {
+		return false, nil
+	}
+	switch e.Header.EventType {
+	case replication.TABLE_MAP_EVENT:
+		return false, a.tableMap(ctx, e, at)
+	case replication.WRITE_ROWS_EVENTv1, replication.UPDATE_ROWS_EVENTv1, replication.DELETE_ROWS_EVENTv1,
+		replication.WRITE_ROWS_EVENTv2, replication.UPDATE_ROWS_EVENTv2, replication.DELETE_ROWS_EVENTv2,
+		replication.MARIADB_WRITE_ROWS_COMPRESSED_EVENT_V1, replication.MARIADB_UPDATE_ROWS_COMPRESSED_EVENT_V1, replication.MARIADB_DELETE_ROWS_COMPRESSED_EVENT_V1:
+		return false, a.rows(e, at)
+	}
+	return false, nil
+}
+
+// finish hands the open transaction on.
+func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) error {
+	g := a.open
+	a.open = nil
+	if g.skip {
+		return nil
+	}
+	if err := visit(g.tx); err != nil {
+		return &finalError{err}
+	}
+	at.position, at.last = g.tx.Position, &g.id
+	return nil
+}
+
+// failed is an error that another connection would meet again.
+func (a *assembler) failed(at *cursor, format string, args ...any) error {
+	return &finalError{fmt.Errorf("source %s: after position %d: %s: %w", a.source.options.Address, at.position, fmt.Sprintf(format, args...), stream.ErrUnusable)}
+}
+
+func (a *assembler) parse(e *replication.BinlogEvent) (replication.Event, error) {
+	parsed, err := a.parser.Parse(e.RawData)
+	if err != nil {
+		return nil, err
+	}
+	return parsed.Event, nil
+}
+
+// gtidKind is what a GTID event says of its transaction.
+type gtidKind struct {
+	standalone, ddl, preparedXA bool
+	// An ALTER may be logged when it starts, and again when it has succeeded or failed.
+	startAlter, commitAlter, rollbackAlter bool
+}
+
+// Flags of a GTID event.
+const (
+	gtidStandalone    = 1
+	gtidGroupCommit   = 2
+	gtidDDL           = 32
+	gtidPreparedXA    = 64
+	gtidCompletedXA   = 128
+	gtidStartAlter    = 2
+	gtidCommitAlter   = 4
+	gtidRollbackAlter = 8
+)
+
+func parseGTIDEvent(server uint32, body []byte) (gtid, gtidKind, error) {
+	r := &reader{data: body}
+	id := gtid{server: server, seq: binary.LittleEndian.Uint64(r.take(8)), domain: binary.LittleEndian.Uint32(r.take(4))}
+	flags := r.byte()
+	if r.short {
+		return gtid{}, gtidKind{}, fmt.Errorf("a GTID event is cut short")
+	}
+	if flags&gtidGroupCommit != 0 {
+		r.take(8)
+	}
+	if flags&(gtidPreparedXA|gtidCompletedXA) != 0 {
+		r.take(4)
+		r.take(int(r.byte()) + int(r.byte()))
+	}
+	var extra byte
+	if r.left() > 0 {
+		extra = r.byte()
+	}
+	return id, gtidKind{
+		standalone: flags&gtidStandalone != 0, ddl: flags&gtidDDL != 0, preparedXA: flags&gtidPreparedXA != 0,
+		startAlter: extra&gtidStartAlter != 0, commitAlter: extra&gtidCommitAlter != 0, rollbackAlter: extra&gtidRollbackAlter != 0,
+	}, nil
+}
+
+// query takes a statement: the end of a transaction, a savepoint, a definition, or what should not be there.
+func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *cursor) (done bool, err error) {
+	parsed, err := a.parse(e)
+	if err != nil {
+		return false, a.failed(at, "GTID %s: %v", a.open.id, err)
+	}
+	q := parsed.(*replication.QueryEvent)
+	text := string(q.Query)
+	switch text {
+	case "COMMIT":
+		return true, nil
+	case "ROLLBACK":
+		a.open.tx.Rows = nil
+		return true, nil
+	case "BEGIN":
+		return false, nil
+	}
+	done = a.open.kind.standalone
+	if a.open.skip {
+		return done, nil
+	}
+	session := parseSession(q.StatusVars)
+	st := newStatement(text, string(q.Schema), session, a.fold)
+	switch {
+	case st.empty():
+		return done, nil
+	case !done && a.open.savepoint(st):
+		return false, nil
+	case st.peek().is("XA"):
+		return done, nil
+	case st.isDML() || !done && !a.open.kind.ddl:
+		return false, a.failed(at, "GTID %s holds a statement instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
+	}
+	return done, a.define(ctx, text, st, session, at)
+}
+
+// define notes the definition that the transaction is.
+func (a *assembler) define(ctx context.Context, text string, st *statement, session sessionContext, at *cursor) error {
+	// What is altered, made or dropped may have another shape from here on.
+	a.tables.forget()
+	if k := a.open.kind; k.startAlter || k.rollbackAlter {
+		return nil
+	}
+	text, session, err := a.source.inUTF8(ctx, text, session)
+	if err != nil {
+		return err
+	}
+	if session.converted {
+		st = newStatement(text, st.schema, session, a.fold)
+	}
+	ddl := parseDDL(text, st)
+	if len(ddl.Tables) > 0 && allSystem(ddl.Tables) {
+		return nil
+	}
+	ddl.Statement = session.prefix(a.open.tx.At) + text
+	a.open.tx.DDL = ddl
+	return nil
+}
+
+func allSystem(tables []stream.Table) bool {
+	for _, t := range tables {
+		if !isSystem(t.Schema) {
+			return false
+		}
+	}
+	return true
+}
+
+// brief is the beginning of a statement, for a message.
+func brief(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > 80 {
+		return text[:80] + "…"
+	}
+	return text
+}
+
+// savepoint handles the statements about savepoints, which are logged when a transaction also changed tables that cannot
+// roll back.
+func (g *group) savepoint(st *statement) bool {
+	switch {
+	case st.accept("SAVEPOINT"):
+		name, _ := st.identifier()
+		mark := map[*tableShape]int{}
+		for shape, rows := range g.byTable {
+			mark[shape] = len(rows.Changes)
+		}
+		if g.marks == nil {
+			g.marks = map[string]map[*tableShape]int{}
+		}
+		g.marks[strings.ToLower(name)] = mark
+	case st.accept("ROLLBACK"):
+		st.accept("WORK")
+		st.accept("TO")
+		st.accept("SAVEPOINT")
+		name, _ := st.identifier()
+		mark := g.marks[strings.ToLower(name)]
+		for shape, rows := range g.byTable {
+			rows.Changes = rows.Changes[:mark[shape]]
+		}
+	case st.accept("RELEASE"):
+	default:
+		return false
+	}
+	return true
+}
+
+// tableMap makes the library know the table that rows refer to by number.
+func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at *cursor) error {
+	body := a.body(e)
+	compressed := uncompressedTypes(body)
+	parsed, err := a.parse(e)
+	if err != nil {
+		return a.failed(at, "GTID %s: %v", a.open.id, err)
+	}
+	return a.tables.note(ctx, parsed.(*replication.TableMapEvent), body, compressed)
+}
+
+// rows adds the rows of an event to the transaction.
+func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
+	parsed, err := a.parse(e)
+	if err != nil {
+		return a.failed(at, "GTID %s: %v", a.open.id, err)
+	}
+	event := parsed.(*replication.RowsEvent)
+	shape := a.tables.byID(event.TableID)
+	if shape == nil {
+		return a.failed(at, "GTID %s has rows of table number %d, which the log does not describe", a.open.id, event.TableID)
+	}
+	if shape.ignored {
+		return nil
+	}
+	if shape.problem != "" {
+		return a.failed(at, "GTID %s, table %s: %s", a.open.id, shape.table, shape.problem)
+	}
+	rows := a.open.rowsOf(shape)
+	if err := shape.decode(event, rows); err != nil {
+		return a.failed(at, "GTID %s, table %s: %v", a.open.id, shape.table, err)
+	}
+	return nil
+}
+
+// rowsOf finds or makes the rows of a table in the transaction.
+func (g *group) rowsOf(shape *tableShape) *stream.Rows {
+	if rows := g.byTable[shape]; rows != nil {
+		return rows
+	}
+	rows := &stream.Rows{Position: g.tx.Position, At: g.tx.At, Table: shape.table, Schema: shape.schema}
+	if g.byTable == nil {
+		g.byTable = map[*tableShape]*stream.Rows{}
+	}
+	g.byTable[shape] = rows
+	g.tx.Rows = append(g.tx.Rows, rows)
+	return rows
+}

@@ -1,0 +1,113 @@
+package mariadb
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// required are the settings without which the log does not say enough.
+var required = []struct{ variable, value, why string }{
+	{"log_bin", "1", "there is no log to read; start the server with --log-bin"},
+	{"binlog_format", "ROW", "statements are logged instead of rows; set binlog_format=ROW and restart, so that every session has it"},
+	{"binlog_row_image", "FULL", "rows are logged in part; set binlog_row_image=FULL and restart, so that every session has it"},
+	{"binlog_row_metadata", "FULL", "the names and types of columns are not logged; SET GLOBAL binlog_row_metadata=FULL"},
+}
+
+// oldestVersion is the oldest that is supported.
+const oldestMajor, oldestMinor = 10, 6
+
+// Check says what about the server would keep it from being read.
+func (s *Source) Check(ctx context.Context) error {
+	if err := s.checkVersion(ctx); err != nil {
+		return err
+	}
+	for _, r := range required {
+		value, err := s.variable(ctx, r.variable)
+		if err != nil {
+			return err
+		}
+		if value != r.value {
+			return s.unusable("%s is %s: %s", r.variable, shown(value), r.why)
+		}
+	}
+	if _, err := s.logState(ctx); err != nil {
+		return err
+	}
+	return s.checkPrivileges(ctx)
+}
+
+// shown is a value as people set it.
+func shown(value string) string {
+	switch value {
+	case "0":
+		return "OFF"
+	case "":
+		return "empty"
+	}
+	return value
+}
+
+func (s *Source) variable(ctx context.Context, name string) (string, error) {
+	var value sql.NullString
+	if err := s.db.QueryRowContext(ctx, "SELECT @@GLOBAL."+name).Scan(&value); err != nil {
+		return "", s.wrap("read "+name, err)
+	}
+	return value.String, nil
+}
+
+func (s *Source) checkVersion(ctx context.Context) error {
+	var version string
+	if err := s.db.QueryRowContext(ctx, "SELECT VERSION()").Scan(&version); err != nil {
+		return s.wrap("ask for the version", err)
+	}
+	if problem := versionProblem(version); problem != "" {
+		return s.unusable("%s", problem)
+	}
+	return nil
+}
+
+// versionProblem says what is wrong with a version, if anything.
+func versionProblem(version string) string {
+	if !strings.Contains(strings.ToLower(version), "mariadb") {
+		return fmt.Sprintf("version %s is not MariaDB: the GTIDs of MySQL have no one order; use MariaDB %d.%d or newer as the source", version, oldestMajor, oldestMinor)
+	}
+	numbers := strings.SplitN(version, ".", 3)
+	// Old replication clients made MariaDB put 5.5.5- before its version.
+	if strings.HasPrefix(version, "5.5.5-") {
+		numbers = strings.SplitN(version[len("5.5.5-"):], ".", 3)
+	}
+	if len(numbers) < 2 {
+		return fmt.Sprintf("version %q is not understood; MariaDB %d.%d or newer is needed", version, oldestMajor, oldestMinor)
+	}
+	major, err1 := strconv.Atoi(numbers[0])
+	minor, err2 := strconv.Atoi(numbers[1])
+	if err := errors.Join(err1, err2); err != nil || major < oldestMajor || major == oldestMajor && minor < oldestMinor {
+		return fmt.Sprintf("version %s is too old; MariaDB %d.%d or newer is needed", version, oldestMajor, oldestMinor)
+	}
+	return ""
+}
+
+// checkPrivileges does what a read will do: it lists the log, registers as a replica, and sees tables.
+func (s *Source) checkPrivileges(ctx context.Context) error {
+	if _, err := s.oldest(ctx); err != nil {
+		return err
+	}
+	if err := s.tryDump(ctx); err != nil {
+		return err
+	}
+	var sees bool
+	if err := s.db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.USER_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT')
+		OR EXISTS (SELECT 1 FROM information_schema.SCHEMA_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT')
+		OR EXISTS (SELECT 1 FROM information_schema.TABLE_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT')
+		OR EXISTS (SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA NOT IN `+systemSchemas+`)`).Scan(&sees); err != nil {
+		return s.wrap("look at privileges", err)
+	}
+	if !sees {
+		return s.unusable("user %q sees no table, since it has SELECT on none; %s", s.options.User, s.grant())
+	}
+	return nil
+}

@@ -1,0 +1,118 @@
+package mariadb
+
+import (
+	"strings"
+)
+
+// token is a word of a statement. Of a quoted name only the name is left; of a string only that it was one.
+type token struct {
+	text string
+	// quoted names are never keywords.
+	quoted bool
+	// name says that it may be an identifier.
+	name bool
+}
+
+// is says whether the token is one of some keywords or punctuation, given in upper case.
+func (t token) is(words ...string) bool {
+	if t.quoted {
+		return false
+	}
+	for _, w := range words {
+		if strings.EqualFold(t.text, w) {
+			return true
+		}
+	}
+	return false
+}
+
+// lexer splits a statement into tokens. Comments vanish, except that what executable comments hold is read.
+type lexer struct {
+	text string
+	at   int
+	// ansiQuotes: "x" is a name and not a string.
+	ansiQuotes bool
+	// noEscapes: a backslash in a string is only a backslash.
+	noEscapes bool
+}
+
+// next returns the next token; ok is false at the end.
+func (l *lexer) next() (t token, ok bool) {
+	l.skipSpace()
+	if l.at >= len(l.text) {
+		return token{}, false
+	}
+	c := l.text[l.at]
+	switch {
+	case c == '`' || c == '"' && l.ansiQuotes:
+		return token{text: l.quoted(c, false), quoted: true, name: true}, true
+	case c == '\'' || c == '"':
+		return token{text: l.quoted(c, !l.noEscapes), quoted: true}, true
+	case isWord(c):
+		from := l.at
+		for l.at < len(l.text) && isWord(l.text[l.at]) {
+			l.at++
+		}
+		return token{text: l.text[from:l.at], name: true}, true
+	}
+	l.at++
+	return token{text: l.text[l.at-1 : l.at]}, true
+}
+
+func isWord(c byte) bool {
+	return c == '_' || c == '$' || c >= 0x80 || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+}
+
+// quoted reads up to the closing quote, which doubled stands for itself.
+func (l *lexer) quoted(quote byte, escapes bool) string {
+	var b strings.Builder
+	for l.at++; l.at < len(l.text); l.at++ {
+		c := l.text[l.at]
+		switch {
+		case c == '\\' && escapes && l.at+1 < len(l.text):
+			l.at++
+			b.WriteByte(l.text[l.at])
+		case c != quote:
+			b.WriteByte(c)
+		case l.at+1 < len(l.text) && l.text[l.at+1] == quote:
+			l.at++
+			b.WriteByte(c)
+		default:
+			l.at++
+			return b.String()
+		}
+	}
+	return b.String()
+}
+
+// skipSpace passes white space, comments, and the brackets of executable comments.
+func (l *lexer) skipSpace() {
+	for l.at < len(l.text) {
+		rest := l.text[l.at:]
+		switch {
+		case strings.IndexByte(" \t\r\n\f\v\x00", rest[0]) >= 0:
+			l.at++
+		case rest[0] == '#' || strings.HasPrefix(rest, "--") && (len(rest) == 2 || rest[2] <= ' '):
+			l.skipPast("\n")
+		case strings.HasPrefix(rest, "/*!") || strings.HasPrefix(rest, "/*M!"):
+			l.at += strings.IndexByte(rest, '!') + 1
+			for l.at < len(l.text) && '0' <= l.text[l.at] && l.text[l.at] <= '9' {
+				l.at++
+			}
+		case strings.HasPrefix(rest, "*/"):
+			l.at += 2
+		case strings.HasPrefix(rest, "/*"):
+			l.skipPast("*/")
+		default:
+			return
+		}
+	}
+}
+
+func (l *lexer) skipPast(end string) {
+	if i := strings.Index(l.text[l.at:], end); i >= 0 {
+		l.at += i + len(end)
+		return
+	}
+	l.at = len(l.text)
+}

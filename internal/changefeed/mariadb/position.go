@@ -1,0 +1,184 @@
+package mariadb
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// gtid is the name that MariaDB gives a transaction.
+type gtid struct {
+	domain, server uint32
+	seq            uint64
+}
+
+func (g gtid) String() string { return fmt.Sprintf("%d-%d-%d", g.domain, g.server, g.seq) }
+
+func parseGTID(text string) (gtid, error) {
+	parts := strings.Split(text, "-")
+	if len(parts) != 3 {
+		return gtid{}, fmt.Errorf("%q is not a GTID of MariaDB", text)
+	}
+	domain, err1 := strconv.ParseUint(parts[0], 10, 32)
+	server, err2 := strconv.ParseUint(parts[1], 10, 32)
+	seq, err3 := strconv.ParseUint(parts[2], 10, 64)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return gtid{}, fmt.Errorf("%q is not a GTID of MariaDB: %w", text, err)
+	}
+	return gtid{uint32(domain), uint32(server), seq}, nil
+}
+
+// parseGTIDs reads a list separated by commas.
+func parseGTIDs(text string) ([]gtid, error) {
+	var list []gtid
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		g, err := parseGTID(part)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, g)
+	}
+	return list, nil
+}
+
+// logState is what the server says of its log.
+type logState struct {
+	// head is the newest transaction; its sequence number is 0 if there is none.
+	head gtid
+	// writers is how many servers' transactions are in it.
+	writers int
+}
+
+// logState asks for it, and refuses a log of several domains: sequence numbers of different domains have no order.
+func (s *Source) logState(ctx context.Context) (logState, error) { return s.logStateBy(ctx, s.db) }
+
+func (s *Source) logStateBy(ctx context.Context, by querier) (logState, error) {
+	var text string
+	if err := by.QueryRowContext(ctx, "SELECT @@GLOBAL.gtid_binlog_state").Scan(&text); err != nil {
+		return logState{}, s.wrap("read gtid_binlog_state", err)
+	}
+	list, err := parseGTIDs(text)
+	if err != nil {
+		return logState{}, s.wrap("read gtid_binlog_state", err)
+	}
+	state := logState{writers: len(list)}
+	for i, g := range list {
+		if i > 0 && g.domain != list[0].domain {
+			return logState{}, s.unusable("gtid_binlog_state is %q: the log holds several replication domains, whose transactions have no order among them; "+
+				"use one gtid_domain_id, and forget the unused ones with FLUSH BINARY LOGS DELETE_DOMAIN_ID=(…)", text)
+		}
+		if g.seq > state.head.seq {
+			state.head = g
+		}
+	}
+	return state, nil
+}
+
+func (s *Source) unusable(format string, args ...any) error {
+	return fmt.Errorf("source %s: %s: %w", s.options.Address, fmt.Sprintf(format, args...), stream.ErrUnusable)
+}
+
+// logFiles are the names of the files of the log, oldest first.
+func (s *Source) logFiles(ctx context.Context) ([]string, error) {
+	rows, err := s.db.QueryContext(ctx, "SHOW BINARY LOGS")
+	if err != nil {
+		return nil, s.wrap("list binary logs", err)
+	}
+	defer rows.Close()
+	var files []string
+	for rows.Next() {
+		var name, size string
+		if err := rows.Scan(&name, &size); err != nil {
+			return nil, s.wrap("list binary logs", err)
+		}
+		files = append(files, name)
+	}
+	return files, s.wrap("list binary logs", rows.Err())
+}
+
+// fileStart is the newest transaction before a file of the log; a sequence number of 0 if there is none. ok is false if
+// the file has just been purged.
+func (s *Source) fileStart(ctx context.Context, file string) (g gtid, ok bool, err error) {
+	var text sql.NullString
+	if err := s.db.QueryRowContext(ctx, "SELECT BINLOG_GTID_POS(?, 4)", file).Scan(&text); err != nil {
+		return gtid{}, false, s.wrap("read where "+file+" starts", err)
+	}
+	if !text.Valid {
+		return gtid{}, false, nil
+	}
+	list, err := parseGTIDs(text.String)
+	if err != nil || len(list) == 0 {
+		return gtid{}, true, err
+	}
+	return list[0], true, nil
+}
+
+// oldest is the transaction after which the log is retained.
+func (s *Source) oldest(ctx context.Context) (gtid, error) {
+	for {
+		files, err := s.logFiles(ctx)
+		if err != nil {
+			return gtid{}, err
+		}
+		if len(files) == 0 {
+			return gtid{}, s.unusable("it has no binary log")
+		}
+		g, ok, err := s.fileStart(ctx, files[0])
+		if ok || err != nil {
+			return g, err
+		}
+	}
+}
+
+// floor is the newest boundary between files of the log that is not after a position. A dump may start there, whoever
+// wrote the transaction at the position, and whether or not there is one with just this number.
+func (s *Source) floor(ctx context.Context, position stream.Position) (gtid, error) {
+	files, err := s.logFiles(ctx)
+	if err != nil {
+		return gtid{}, err
+	}
+	var failed error
+	beyond := sort.Search(len(files), func(i int) bool {
+		g, _, err := s.fileStart(ctx, files[i])
+		failed = errors.Join(failed, err)
+		return g.seq > uint64(position)
+	})
+	if failed != nil {
+		return gtid{}, failed
+	}
+	if beyond == 0 {
+		return gtid{}, s.checkRetained(ctx, position)
+	}
+	g, _, err := s.fileStart(ctx, files[beyond-1])
+	return g, err
+}
+
+// checkRetained says whether the log still has everything after a position, and whether it ever had what is before it.
+func (s *Source) checkRetained(ctx context.Context, position stream.Position) error {
+	state, err := s.logState(ctx)
+	if err != nil {
+		return err
+	}
+	if uint64(position) > state.head.seq {
+		return s.unusable("position %d is beyond the end of the log, GTID %s: this is another server than before, or it lost a part of its log; "+
+			"connect to the server that was read before, or start again from a copy", position, state.head)
+	}
+	oldest, err := s.oldest(ctx)
+	if err != nil {
+		return err
+	}
+	if oldest.seq > uint64(position) {
+		return fmt.Errorf("source %s: position %d is purged: the log is retained from after GTID %s; start again from a copy taken at or after it, and keep logs longer with binlog_expire_logs_seconds: %w",
+			s.options.Address, position, oldest, stream.ErrPurged)
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+package mariadb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/go-mysql-org/go-mysql/mysql"
+	"github.com/go-mysql-org/go-mysql/replication"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// Waits between attempts to connect again.
+const (
+	firstWait = 50 * time.Millisecond
+	lastWait  = 5 * time.Second
+)
+
+// cursor is how far a read has come. It moves when a transaction has been visited, so that a connection lost at any
+// moment neither skips one nor visits one twice.
+type cursor struct {
+	position stream.Position
+	// last is the transaction at the position, once one was visited. It proves to a server that its history is the same.
+	last *gtid
+}
+
+// Read visits every transaction after a position.
+func (s *Source) Read(ctx context.Context, after stream.Position, visit func(*stream.Transaction) error) error {
+	id := s.takeID()
+	defer s.giveID(id)
+	at := &cursor{position: after}
+	wait := firstWait
+	for {
+		from := at.position
+		err := s.readOnce(ctx, id, at, visit)
+		var final *finalError
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &final):
+			return final.err
+		case errors.Is(err, stream.ErrPurged), errors.Is(err, stream.ErrUnusable):
+			return err
+		}
+		if at.position != from {
+			wait = firstWait
+		}
+		s.log.Warn("lost the source's log, connecting again", "position", at.position, "wait", wait, "error", err)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, lastWait)
+	}
+}
+
+// finalError ends a read: connecting again would end in the same.
+type finalError struct{ err error }
+
+func (e *finalError) Error() string { return e.err.Error() }
+func (e *finalError) Unwrap() error { return e.err }
+
+// readOnce reads on one connection until it is lost, and returns why.
+func (s *Source) readOnce(ctx context.Context, id uint32, at *cursor, visit func(*stream.Transaction) error) error {
+	if err := s.checkRetained(ctx, at.position); err != nil {
+		return err
+	}
+	a, err := s.newAssembler(ctx)
+	if err != nil {
+		return err
+	}
+	start, exact, err := s.startAt(ctx, at)
+	if err != nil {
+		return err
+	}
+	err = s.dump(ctx, id, start, func(e *replication.BinlogEvent) error { return a.event(ctx, e, at, visit) })
+	if code, ok := errorCode(err); !ok || code != codeReadingBinlog {
+		return err
+	}
+	// The server does not know the transaction that we name, or no longer.
+	if purged := s.checkRetained(ctx, at.position); purged != nil {
+		return purged
+	}
+	if exact {
+		return s.unusable("its history does not have GTID %s, which was read before: this is another server, or its log was reset; "+
+			"connect to the server that was read before, or start again from a copy (%v)", at.last, err)
+	}
+	if start, err = s.floor(ctx, at.position); err != nil {
+		return err
+	}
+	err = s.dump(ctx, id, start, func(e *replication.BinlogEvent) error { return a.event(ctx, e, at, visit) })
+	if code, ok := errorCode(err); ok && code == codeReadingBinlog {
+		return s.unusable("it cannot send its log after GTID %s (%v)", start, err)
+	}
+	return err
+}
+
+// startAt chooses after which transaction to ask for the log. A position does not say which server wrote it: with one
+// writer that is clear, with several the dump starts at the file's boundary before it and the assembler passes over
+// what is not new. exact says that the transaction is one that was visited.
+func (s *Source) startAt(ctx context.Context, at *cursor) (start gtid, exact bool, err error) {
+	if at.last != nil {
+		return *at.last, true, nil
+	}
+	state, err := s.logState(ctx)
+	if err != nil || at.position == 0 {
+		return gtid{}, false, err
+	}
+	if state.writers == 1 || uint64(at.position) == state.head.seq {
+		return gtid{state.head.domain, state.head.server, uint64(at.position)}, false, nil
+	}
+	start, err = s.floor(ctx, at.position)
+	return start, false, err
+}
+
+// dump asks for the log after a transaction and hands on every event until the connection is lost, ctx ends, or handle
+// returns an error.
+func (s *Source) dump(ctx context.Context, id uint32, after gtid, handle func(*replication.BinlogEvent) error) error {
+	set, err := mysql.ParseMariadbGTIDSet(startText(after))
+	if err != nil {
+		return err
+	}
+	c := newConnection(ctx, s, id)
+	defer c.close()
+	streamer, err := c.syncer.StartSyncGTID(set)
+	if err != nil {
+		return s.wrapDump(err)
+	}
+	for {
+		e, err := streamer.GetEvent(ctx)
+		if err != nil {
+			return s.wrap("read the binary log", err)
+		}
+		if err := handle(e); err != nil {
+			return err
+		}
+	}
+}
+
+// startText is the state of a replica that has everything up to a transaction; nothing at all if there is none.
+func startText(after gtid) string {
+	if after.seq == 0 {
+		return ""
+	}
+	return after.String()
+}
+
+// connection is one connection to the log. The library would, at its close, connect again to kill the old one, and wait
+// for a server that may be gone; here the socket is closed under it and no other may be opened.
+type connection struct {
+	syncer  *replication.BinlogSyncer
+	sockets *socketKeeper
+	unhook  func() bool
+}
+
+func newConnection(ctx context.Context, s *Source, id uint32) *connection {
+	c := &connection{sockets: &socketKeeper{}}
+	c.unhook = context.AfterFunc(ctx, c.sockets.close)
+	c.syncer = replication.NewBinlogSyncer(replication.BinlogSyncerConfig{
+		ServerID: id, Flavor: mysql.MariaDBFlavor, Host: s.host, Port: s.port, User: s.options.User, Password: s.options.Password,
+		TLSConfig: s.options.TLS, RawModeEnabled: true, DisableRetrySync: true, DiscardGTIDSet: true, HeartbeatPeriod: heartbeat,
+		EventCacheCount: 64, Logger: slog.New(slog.DiscardHandler), Dialer: c.sockets.dial,
+	})
+	return c
+}
+
+func (c *connection) close() {
+	c.unhook()
+	c.sockets.close()
+	c.syncer.Close()
+}
+
+// replicationCode is the server's code of an error of the replication library.
+func replicationCode(err error) (uint16, bool) {
+	var e *mysql.MyError
+	if errors.As(err, &e) {
+		return e.Code, true
+	}
+	return 0, false
+}
+
+// tryDump registers as a replica once, to see that it is allowed.
+func (s *Source) tryDump(ctx context.Context) error {
+	state, err := s.logState(ctx)
+	if err != nil {
+		return err
+	}
+	set, err := mysql.ParseMariadbGTIDSet(startText(state.head))
+	if err != nil {
+		return err
+	}
+	id := s.takeID()
+	defer s.giveID(id)
+	c := newConnection(ctx, s, id)
+	defer c.close()
+	_, err = c.syncer.StartSyncGTID(set)
+	return s.wrapDump(err)
+}
+
+// wrapDump is wrap for a connection that wants the log. Queries have been answered before, so a refusal is no question of
+// the password but of the privilege.
+func (s *Source) wrapDump(err error) error {
+	if code, ok := replicationCode(err); ok && code == codeAccessDenied {
+		return s.unusable("user %q lacks a privilege to register as a replica; %s (%v)", s.options.User, s.grant(), err)
+	}
+	return s.wrap("register as a replica", err)
+}
+
+// errClosed: no socket is opened for a reader that is being closed.
+var errClosed = fmt.Errorf("the reader is closed: %w", net.ErrClosed)

@@ -1,0 +1,384 @@
+package mariadb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+func TestTransactionsAreToldAsTheyWere(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d CHARACTER SET utf8mb4", "USE d",
+		"CREATE TABLE a (id INT UNSIGNED PRIMARY KEY, v VARCHAR(9) CHARACTER SET latin1, g BIGINT AS (id + 1) VIRTUAL)",
+		"CREATE TABLE b (x BIGINT NOT NULL, y INT NOT NULL, UNIQUE (y, x), KEY (x))",
+		"CREATE TABLE c (x DOUBLE)",
+		"CREATE TABLE my (x INT) ENGINE=MyISAM")
+	s := open(t, m)
+	head, err := s.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Exec("USE d", `BEGIN; INSERT INTO a (id, v) VALUES (4294967295, 'ä'), (1, NULL); INSERT INTO b VALUES (-5, 6); UPDATE a SET v = 'x' WHERE id = 1; DELETE FROM b; INSERT INTO c VALUES (0.5); COMMIT`,
+		"BEGIN; INSERT INTO my VALUES (1); INSERT INTO c VALUES (1); SAVEPOINT s1; INSERT INTO c VALUES (2); INSERT INTO my VALUES (2); ROLLBACK TO s1; INSERT INTO c VALUES (3); COMMIT",
+		"CREATE TABLE made AS SELECT 7 AS n", "CREATE SEQUENCE q; DO NEXTVAL(q)", "ANALYZE TABLE a", "CREATE USER nobody")
+	var got []string
+	for _, tx := range collect(t, s, head) {
+		got = append(got, describe(tx))
+	}
+	want := []string{
+		"d.a [ id:int:u:k0 v:varchar g:bigint:g ] []→[4294967295 [228] 4294967296] []→[1 <nil> 2] [1 <nil> 2]→[1 [120] 2]; d.b [ x:bigint:k1 y:int:k0 ] []→[-5 6] [-5 6]→[]; d.c [ x:double ] []→[0.5]",
+		"d.my [ x:int ] []→[1]", // a table that cannot roll back goes its own way
+		"d.my [ x:int ] []→[2]",
+		"d.c [ x:double ] []→[1] []→[3]",
+		"create d.made; d.made [ n:int ] []→[7]",
+		"other d",
+		"",
+		"other d",
+		"other d",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// describe is a transaction in one line.
+func describe(tx *stream.Transaction) string {
+	var parts []string
+	if tx.DDL != nil {
+		parts = append(parts, told(tx.DDL))
+	}
+	for _, r := range tx.Rows {
+		text := r.Table.String() + " ["
+		for i, c := range r.Schema.Columns {
+			text += " " + c.Name + ":" + c.Type
+			for _, flag := range []struct {
+				on   bool
+				text string
+			}{{c.Unsigned, ":u"}, {c.Generated, ":g"}} {
+				if flag.on {
+					text += flag.text
+				}
+			}
+			for n, k := range r.Schema.Key {
+				if k == i {
+					text += fmt.Sprintf(":k%d", n)
+				}
+			}
+		}
+		text += " ]"
+		for _, c := range r.Changes {
+			text += fmt.Sprintf(" %v→%v", c.Before, c.After)
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func TestTablesComeWithAPositionAtWhichTheyWereThese(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.stays (id INT PRIMARY KEY)", "CREATE VIEW d.v AS SELECT 1", "CREATE SEQUENCE d.q")
+	s := open(t, m)
+	tables, at, err := s.Tables(t.Context())
+	if err != nil || fmt.Sprint(tables) != "[d.stays]" || at != 4 {
+		t.Fatal(tables, at, err)
+	}
+	var many sync.WaitGroup
+	for range 10 { // at once, and none waits for another in vain
+		many.Go(func() {
+			if _, at, err := s.Tables(t.Context()); err != nil || at != 4 {
+				t.Error(at, err)
+			}
+		})
+	}
+	many.Wait()
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	for n := range 2 {
+		busy.Go(func() {
+			db := m.Open("d")
+			defer db.Close()
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				time.Sleep(time.Millisecond)
+				db.Exec(fmt.Sprintf("INSERT INTO stays VALUES (%d)", 2*i+n))
+				if i%20 == n {
+					db.Exec(fmt.Sprintf("CREATE TABLE t%d_%d (id INT)", n, i))
+				}
+				if i%20 == 10 {
+					db.Exec(fmt.Sprintf("DROP TABLE t%d_%d", n, i-10+n))
+				}
+			}
+		})
+	}
+	for range 10 {
+		tables, at, err := s.Tables(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := tablesAt(t, s, at); !reflect.DeepEqual(tables, want) {
+			t.Errorf("at %d the list is %v, by the log it is %v", at, tables, want)
+		}
+	}
+	close(stop)
+	busy.Wait()
+}
+
+// tablesAt works out from the log which tables there were.
+func tablesAt(t *testing.T, s *Source, at stream.Position) []stream.Table {
+	t.Helper()
+	there := map[stream.Table]bool{}
+	for _, tx := range collect(t, s, 0) {
+		if tx.DDL == nil || tx.Position > at {
+			continue
+		}
+		for _, table := range tx.DDL.Tables {
+			there[table] = tx.DDL.Kind == stream.CreateTable
+		}
+	}
+	var list []stream.Table
+	for table, ok := range there {
+		if ok {
+			list = append(list, table)
+		}
+	}
+	slices.SortFunc(list, func(a, b stream.Table) int { return strings.Compare(a.String(), b.String()) })
+	return list
+}
+
+func TestPurgedPositionsNameWhatIsRetained(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (2)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (3)")
+	s := open(t, m)
+	if got := len(collect(t, s, 0)); got != 5 {
+		t.Fatalf("%d transactions", got)
+	}
+	awaitNoDump(t, m) // what is being sent is not purged
+	m.Exec("PURGE BINARY LOGS TO 'binlog.000003'")
+	for _, at := range []stream.Position{0, 1, 3} {
+		err := s.Read(t.Context(), at, func(*stream.Transaction) error { return errEnough })
+		if !errors.Is(err, stream.ErrPurged) || !strings.Contains(err.Error(), fmt.Sprintf("position %d is purged: the log is retained from after GTID 0-1-4", at)) {
+			t.Error(err)
+		}
+	}
+	if got := len(collect(t, s, 4)); got != 1 {
+		t.Errorf("%d transactions after what is retained", got)
+	}
+}
+
+func TestAPositionMayHaveBeenWrittenByAnyServer(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "SET server_id=5", "INSERT INTO d.t VALUES (1)", "INSERT INTO d.t VALUES (2)", "SET server_id=6", "INSERT INTO d.t VALUES (3)",
+		"FLUSH BINARY LOGS", "SET server_id=5", "INSERT INTO d.t VALUES (4)", "SET gtid_seq_no=100", "INSERT INTO d.t VALUES (5)", "INSERT INTO d.t VALUES (6)")
+	s := open(t, m)
+	all := collect(t, s, 0)
+	if len(all) != 8 {
+		t.Fatalf("%d transactions", len(all))
+	}
+	for at := stream.Position(0); at <= 101; at++ {
+		want := 0
+		for _, tx := range all {
+			if tx.Position > at {
+				want++
+			}
+		}
+		if at > 8 && at < 98 {
+			continue
+		}
+		if got := len(collect(t, s, at)); got != want {
+			t.Errorf("after %d there are %d transactions, want %d", at, got, want)
+		}
+	}
+}
+
+func TestAPositionThatNoTransactionHasIsAPlaceAllTheSame(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "SET gtid_seq_no=100", "INSERT INTO d.t VALUES (5)", "INSERT INTO d.t VALUES (6)")
+	s := open(t, m)
+	for at, want := range map[stream.Position]int{1: 3, 50: 2, 100: 1} {
+		if got := len(collect(t, s, at)); got != want {
+			t.Errorf("after %d there are %d transactions, want %d", at, got, want)
+		}
+	}
+}
+
+func TestAnotherServerIsRecognised(t *testing.T) {
+	m, other := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)")
+	w := newWire(t, m.Address)
+	s := openAt(t, m, w.address)
+	refused(t, s.Read(t.Context(), 99, nil), "position 99 is beyond the end of the log, GTID 0-1-3: this is another server than before")
+
+	other.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "INSERT INTO d.t VALUES (2)")
+	visited := make(chan stream.Position, 100)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Read(t.Context(), 0, func(tx *stream.Transaction) error { visited <- tx.Position; return nil })
+	}()
+	for range 3 {
+		<-visited
+	}
+	w.cut(other.Address)
+	refused(t, <-ended, "its history does not have GTID 0-1-3, which was read before: this is another server, or its log was reset")
+	if len(visited) != 0 {
+		t.Errorf("something of the other server was visited")
+	}
+}
+
+func TestALostConnectionSkipsAndRepeatsNothing(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, v VARCHAR(2000))")
+	w := newWire(t, m.Address)
+	s := openAt(t, m, w.address)
+	head, _ := s.Head(t.Context())
+	const last = 600
+	go func() {
+		db := m.Open("d")
+		defer db.Close()
+		for i := 1; i <= last; i++ {
+			if _, err := db.Exec("INSERT INTO t VALUES (?, REPEAT('x', 2000))", i); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	next, cuts := head+1, 0
+	err := s.Read(t.Context(), head, func(tx *stream.Transaction) error {
+		if tx.Position != next {
+			return fmt.Errorf("position %d came instead of %d", tx.Position, next)
+		}
+		if id := tx.Rows[0].Changes[0].After[0]; id != int64(next-head) {
+			return fmt.Errorf("row %v came at %d", id, tx.Position)
+		}
+		next++
+		if next%100 == 0 {
+			w.cut(m.Address)
+			cuts++
+		}
+		if next == head+last+1 {
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) || cuts < 5 {
+		t.Fatal(err, cuts)
+	}
+}
+
+func TestReadsEndAndLeaveNothingBehind(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)")
+	s, err := Open(Options{Address: m.Address, User: m.User, Password: m.Password, ServerID: 50})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What visit returns is returned.
+	boom := errors.New("boom")
+	if err := s.Read(t.Context(), 0, func(*stream.Transaction) error { return boom }); !errors.Is(err, boom) {
+		t.Error(err)
+	}
+	// Several reads at once do not end each other, though they have one server id to begin with.
+	ctx, cancel := context.WithCancel(t.Context())
+	var reads sync.WaitGroup
+	seen := make(chan stream.Position, 1000)
+	for range 5 {
+		reads.Go(func() {
+			err := s.Read(ctx, 2, func(tx *stream.Transaction) error { seen <- tx.Position; return nil })
+			if !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	for range 5 {
+		<-seen
+	}
+	m.Exec("INSERT INTO d.t VALUES (2)")
+	for range 5 {
+		if at := <-seen; at != 4 {
+			t.Errorf("position %d was visited", at)
+		}
+	}
+	started := time.Now()
+	cancel()
+	reads.Wait()
+	if took := time.Since(started); took > time.Second {
+		t.Errorf("reads took %v to end", took)
+	}
+	s.Close()
+	awaitNoDump(t, m)
+}
+
+// awaitNoDump waits until the server sends its log to nobody. It notices that a reader is gone when it next speaks to it.
+func awaitNoDump(t *testing.T, m *testenv.MariaDB) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); m.Value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump'") != "0"; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the server still sends its log to nobody")
+		}
+	}
+}
+
+func TestADeadServerIsWaitedForAndACancelledReadEnds(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)")
+	s := open(t, m)
+	ctx, cancel := context.WithCancel(t.Context())
+	seen, ended := make(chan stream.Position, 10), make(chan error, 1)
+	go func() {
+		ended <- s.Read(ctx, 2, func(tx *stream.Transaction) error { seen <- tx.Position; return nil })
+	}()
+	m.Exec("INSERT INTO d.t VALUES (1)")
+	<-seen
+	m.Kill()
+	m.Start()
+	m.Exec("INSERT INTO d.t VALUES (2)")
+	if at := <-seen; at != 4 {
+		t.Errorf("position %d came", at)
+	}
+	m.Stop()
+	time.Sleep(100 * time.Millisecond)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestCompressedLogsAndTwoPhaseAltersAreRead(t *testing.T) {
+	m := testenv.StartMariaDB(t, "--log-bin-compress=ON", "--log-bin-compress-min-len=10", "--binlog-alter-two-phase=ON")
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, v TEXT)", "INSERT INTO d.t VALUES (1, REPEAT('abc', 1000))", "UPDATE d.t SET v = 'x'", "ALTER TABLE d.t ADD COLUMN w INT", "INSERT INTO d.t VALUES (2, 'y', 3)", "DELETE FROM d.t")
+	var alters, rows int
+	for _, tx := range collect(t, open(t, m), 0) {
+		if tx.DDL != nil && tx.DDL.Kind == stream.AlterTable {
+			alters++
+			if !strings.HasSuffix(tx.DDL.Statement, "ALTER TABLE d.t ADD COLUMN w INT") {
+				t.Error(tx.DDL.Statement)
+			}
+		}
+		for _, r := range tx.Rows {
+			rows += len(r.Changes)
+		}
+	}
+	if alters != 1 || rows != 5 {
+		t.Errorf("%d alters and %d rows", alters, rows)
+	}
+}
+
+func TestCascadesAreNamed(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.p (id INT PRIMARY KEY)", "CREATE TABLE d.c (id INT, CONSTRAINT f FOREIGN KEY (id) REFERENCES d.p (id) ON DELETE CASCADE)", "CREATE TABLE d.v (id INT) WITH SYSTEM VERSIONING")
+	found, err := open(t, m).Unfaithful(t.Context())
+	if err != nil || len(found) != 2 || !strings.HasPrefix(found[0], "d.c: foreign key f changes rows by cascade") || !strings.HasPrefix(found[1], "d.v: is system versioned") {
+		t.Error(found, err)
+	}
+}

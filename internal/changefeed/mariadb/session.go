@@ -1,0 +1,131 @@
+package mariadb
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Bits of sql_mode that change how a statement is read.
+const (
+	modeANSIQuotes         = 1 << 2
+	modeNoBackslashEscapes = 1 << 20
+)
+
+// sessionContext is what a session had set when it logged a statement, and what the statement means depends on.
+type sessionContext struct {
+	known                                            bool
+	converted                                        bool // the statement was brought to UTF-8
+	sqlMode                                          uint64
+	charset, collation, serverCollation, dbCollation uint16
+	timeZone                                         string
+	explicitTimestamp                                bool
+}
+
+// The status variables of a query event, and how long their values are.
+const (
+	statusFlags2           = 0
+	statusSQLMode          = 1
+	statusCatalog          = 2
+	statusAutoIncrement    = 3
+	statusCharset          = 4
+	statusTimeZone         = 5
+	statusCatalogNZ        = 6
+	statusLcTimeNames      = 7
+	statusCharsetDatabase  = 8
+	statusTableMapUpdate   = 9
+	statusDataWritten      = 10
+	statusInvoker          = 11
+	statusHighResolution   = 128
+	statusXID              = 129
+	flag2ExplicitTimestamp = 1 << 24
+)
+
+// parseSession reads status variables up to the first that it does not know: the ones it needs come early.
+func parseSession(vars []byte) sessionContext {
+	var c sessionContext
+	r := &reader{data: vars}
+	for r.left() > 0 && !r.short {
+		switch r.byte() {
+		case statusFlags2:
+			c.explicitTimestamp = binary.LittleEndian.Uint32(r.take(4))&flag2ExplicitTimestamp != 0
+		case statusSQLMode:
+			c.sqlMode = binary.LittleEndian.Uint64(r.take(8))
+		case statusCatalog:
+			r.take(int(r.byte()) + 1)
+		case statusAutoIncrement, statusDataWritten:
+			r.take(4)
+		case statusCharset:
+			v := r.take(6)
+			c.charset, c.collation, c.serverCollation = binary.LittleEndian.Uint16(v), binary.LittleEndian.Uint16(v[2:]), binary.LittleEndian.Uint16(v[4:])
+			c.known = true
+		case statusTimeZone:
+			c.timeZone = string(r.take(int(r.byte())))
+		case statusCatalogNZ:
+			r.take(int(r.byte()))
+		case statusLcTimeNames:
+			r.take(2)
+		case statusCharsetDatabase:
+			c.dbCollation = binary.LittleEndian.Uint16(r.take(2))
+		case statusTableMapUpdate, statusXID:
+			r.take(8)
+		case statusInvoker:
+			r.take(int(r.byte()))
+			r.take(int(r.byte()))
+		case statusHighResolution:
+			r.take(3)
+		default:
+			return c
+		}
+	}
+	return c
+}
+
+// SessionMark opens the comment that a definition's statement begins with. It holds assignments of session variables,
+// separated by commas, under which the statement means at a sink what it meant at the source: a column without a
+// character set, a default that is a time, a quoted word. To any other reader it is a comment.
+const SessionMark = "/*ebb "
+
+// prefix is the comment for a statement that was executed at a time.
+func (c sessionContext) prefix(at time.Time) string {
+	if !c.known {
+		return ""
+	}
+	set := []string{
+		fmt.Sprintf("sql_mode=%d", c.sqlMode),
+		fmt.Sprintf("character_set_client=%d", c.charset),
+		fmt.Sprintf("collation_connection=%d", c.collation),
+		fmt.Sprintf("collation_server=%d", c.serverCollation),
+		fmt.Sprintf("timestamp=%d", at.Unix()),
+	}
+	if c.explicitTimestamp {
+		set = append(set, "explicit_defaults_for_timestamp=1")
+	} else {
+		set = append(set, "explicit_defaults_for_timestamp=0")
+	}
+	if c.timeZone != "" && !strings.ContainsAny(c.timeZone, "'\\*,") {
+		set = append(set, "time_zone='"+c.timeZone+"'")
+	}
+	return SessionMark + strings.Join(set, ",") + "*/ "
+}
+
+// reader takes bytes off the front of a slice. What is missing reads as zeros and sets short.
+type reader struct {
+	data  []byte
+	at    int
+	short bool
+}
+
+func (r *reader) left() int { return len(r.data) - r.at }
+
+func (r *reader) byte() byte { return r.take(1)[0] }
+
+func (r *reader) take(n int) []byte {
+	if n > r.left() {
+		r.short, r.at = true, len(r.data)
+		return make([]byte, n)
+	}
+	r.at += n
+	return r.data[r.at-n : r.at]
+}

@@ -1,0 +1,183 @@
+package mariadb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-mysql-org/go-mysql/mysql"
+	"github.com/go-mysql-org/go-mysql/replication"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// tableShape is a table as the log describes it at some place.
+type tableShape struct {
+	table  stream.Table
+	schema *stream.Schema
+	values []func(any) (any, error)
+	// ignored: rows of the server's own tables and of sequences are nobody's business.
+	ignored bool
+	// problem says why rows of it cannot be read.
+	problem string
+}
+
+// tableCache knows the shapes of tables. A shape is known by the whole text of its description, which the log repeats
+// before every statement; working it out anew each time would cost more than the rows.
+type tableCache struct {
+	source   *Source
+	charsets map[uint64]string
+	byText   map[string]*tableShape
+	ids      map[uint64]*tableShape
+}
+
+const cachedShapes = 20000
+
+func newTableCache(s *Source, charsets map[uint64]string) *tableCache {
+	c := &tableCache{source: s, charsets: charsets}
+	c.forget()
+	return c
+}
+
+// forget drops everything, since a definition may have changed what the live server was asked for.
+func (c *tableCache) forget() {
+	c.byText, c.ids = map[string]*tableShape{}, map[uint64]*tableShape{}
+}
+
+func (c *tableCache) byID(id uint64) *tableShape { return c.ids[id] }
+
+// note learns which table a number stands for from here on. The number may come to stand for another table.
+func (c *tableCache) note(ctx context.Context, m *replication.TableMapEvent, text []byte, compressed []int) error {
+	shape := c.byText[string(text)]
+	if shape == nil {
+		var err error
+		if shape, err = c.shape(ctx, m, compressed); err != nil {
+			return err
+		}
+		if len(c.byText) >= cachedShapes {
+			c.forget()
+		}
+		c.byText[string(text)] = shape
+	}
+	c.ids[m.TableID] = shape
+	return nil
+}
+
+func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, compressed []int) (*tableShape, error) {
+	t := &tableShape{table: stream.Table{Schema: string(m.Schema), Name: string(m.Table)}, schema: &stream.Schema{}}
+	names := m.ColumnNameString()
+	switch {
+	case isSystem(t.table.Schema), slices.Equal(names, sequenceColumns):
+		t.ignored = true
+		return t, nil
+	case len(names) == 0:
+		t.problem = "its columns are logged without names; SET GLOBAL binlog_row_metadata=FULL, and start again from a copy taken after that"
+		return t, nil
+	}
+	facts, err := c.source.facts(ctx, t.table, names, len(m.PrimaryKey) == 0)
+	if err != nil {
+		return nil, err
+	}
+	c.columns(t, m, facts, compressed)
+	for _, i := range m.PrimaryKey {
+		t.schema.Key = append(t.schema.Key, int(i))
+	}
+	if len(t.schema.Key) == 0 {
+		t.schema.Key = facts.key
+	}
+	return t, nil
+}
+
+// columns describes the columns and how their values are read.
+func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, facts *facts, compressed []int) {
+	unsigned, texts, members := m.UnsignedMap(), m.CollationMap(), m.EnumSetCollationMap()
+	enums, sets := m.EnumStrValueMap(), m.SetStrValueMap()
+	for i, name := range m.ColumnNameString() {
+		col := column{code: realType(m, i), meta: m.ColumnMeta[i], unsigned: unsigned[i], members: enums[i], live: facts.types[name], compressed: slices.Contains(compressed, i)}
+		if col.code == mysql.MYSQL_TYPE_SET {
+			col.members = sets[i]
+		}
+		if id, ok := texts[i]; ok {
+			col.charset = c.charsets[id]
+		} else if id, ok := members[i]; ok {
+			col.charset = c.charsets[id]
+		}
+		typ, value := col.describe()
+		if value == nil {
+			t.problem = fmt.Sprintf("column %s has %s", name, typ)
+			return
+		}
+		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Generated: facts.generated[name]})
+		t.values = append(t.values, value)
+	}
+}
+
+// sequenceColumns are the columns of a sequence, which is a table to the log.
+var sequenceColumns = []string{"next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size", "cycle_option", "cycle_count"}
+
+// realType undoes how the log hides enums and sets among strings.
+func realType(m *replication.TableMapEvent, i int) byte {
+	switch {
+	case m.IsEnumColumn(i):
+		return mysql.MYSQL_TYPE_ENUM
+	case m.IsSetColumn(i):
+		return mysql.MYSQL_TYPE_SET
+	}
+	return m.ColumnType[i]
+}
+
+var errPartialRow = errors.New("a row is logged in part; set binlog_row_image=FULL in every session, and start again from a copy taken after that")
+
+// decode appends the changes of an event.
+func (t *tableShape) decode(e *replication.RowsEvent, into *stream.Rows) error {
+	kind, step := stream.Insert, 1
+	switch e.Type() {
+	case replication.EnumRowsEventTypeUpdate:
+		kind, step = stream.Update, 2
+	case replication.EnumRowsEventTypeDelete:
+		kind = stream.Delete
+	}
+	for i, row := range e.Rows {
+		if len(e.SkippedColumns[i]) > 0 || len(row) != len(t.values) {
+			return errPartialRow
+		}
+		for j, v := range row {
+			if v == nil {
+				continue
+			}
+			value, err := t.values[j](v)
+			if err != nil {
+				return fmt.Errorf("column %s: %w", t.schema.Columns[j].Name, err)
+			}
+			row[j] = value
+			into.Bytes += sizeOf(value)
+		}
+		into.Bytes += 16*len(row) + 64/step
+	}
+	into.Changes = slices.Grow(into.Changes, len(e.Rows)/step)
+	for i := 0; i+step <= len(e.Rows); i += step {
+		change := stream.Change{Kind: kind}
+		switch kind {
+		case stream.Insert:
+			change.After = e.Rows[i]
+		case stream.Delete:
+			change.Before = e.Rows[i]
+		default:
+			change.Before, change.After = e.Rows[i], e.Rows[i+1]
+		}
+		into.Changes = append(into.Changes, change)
+	}
+	return nil
+}
+
+// sizeOf is about what a value takes beside the word that holds it.
+func sizeOf(v any) int {
+	switch v := v.(type) {
+	case string:
+		return 16 + len(v)
+	case []byte:
+		return 24 + len(v)
+	}
+	return 8
+}

@@ -1,0 +1,302 @@
+package mariadb
+
+import (
+	"bytes"
+	"compress/flate"
+	"compress/zlib"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/go-mysql-org/go-mysql/mysql"
+)
+
+// column is what decides how the values of one column are read.
+type column struct {
+	code     byte // of the type
+	meta     uint16
+	unsigned bool
+	charset  string
+	members  []string
+	// live is the type as the live server names it, if it is known.
+	live string
+	// compressed values are inflated.
+	compressed bool
+}
+
+// describe gives the name of the column's type and the function that makes its values what the package promises. Without a
+// function the name says what is wrong.
+func (c column) describe() (string, func(any) (any, error)) {
+	switch c.code {
+	case mysql.MYSQL_TYPE_TINY:
+		return "tinyint", c.integer(8)
+	case mysql.MYSQL_TYPE_SHORT:
+		return "smallint", c.integer(16)
+	case mysql.MYSQL_TYPE_INT24:
+		return "mediumint", c.integer(24)
+	case mysql.MYSQL_TYPE_LONG:
+		return "int", c.integer(32)
+	case mysql.MYSQL_TYPE_LONGLONG:
+		return "bigint", c.integer(64)
+	case mysql.MYSQL_TYPE_YEAR:
+		return "year", func(v any) (any, error) { return int64(v.(int)), nil }
+	case mysql.MYSQL_TYPE_BIT:
+		return "bit", func(v any) (any, error) { return uint64(v.(int64)), nil }
+	case mysql.MYSQL_TYPE_NEWDECIMAL:
+		return "decimal", asIs
+	case mysql.MYSQL_TYPE_FLOAT:
+		return "float", asIs
+	case mysql.MYSQL_TYPE_DOUBLE:
+		return "double", asIs
+	case mysql.MYSQL_TYPE_DATE, mysql.MYSQL_TYPE_NEWDATE:
+		return "date", asIs
+	case mysql.MYSQL_TYPE_TIME2:
+		return "time", asIs
+	case mysql.MYSQL_TYPE_DATETIME2:
+		return "datetime", asIs
+	case mysql.MYSQL_TYPE_TIMESTAMP2:
+		return "timestamp", timestamp
+	case mysql.MYSQL_TYPE_TIMESTAMP, mysql.MYSQL_TYPE_DATETIME, mysql.MYSQL_TYPE_TIME:
+		return "the temporal format of before MariaDB 10.1, which the log does not describe; run ALTER TABLE … FORCE with mysql56_temporal_format=ON", nil
+	case mysql.MYSQL_TYPE_ENUM:
+		return "enum", c.enum
+	case mysql.MYSQL_TYPE_SET:
+		return "set", c.set
+	case mysql.MYSQL_TYPE_GEOMETRY:
+		if c.live != "" {
+			return c.live, asIs
+		}
+		return "geometry", asIs
+	}
+	return c.describeString()
+}
+
+// describeString is describe for everything that is a string to the log.
+func (c column) describeString() (string, func(any) (any, error)) {
+	binary := c.charset == "binary"
+	switch c.code {
+	case mysql.MYSQL_TYPE_BLOB:
+		kind := "text"
+		if binary {
+			kind = "blob"
+		}
+		size := map[uint16]string{1: "tiny", 2: "", 3: "medium", 4: "long"}[c.meta]
+		return size + kind, c.text
+	case mysql.MYSQL_TYPE_VARCHAR, mysql.MYSQL_TYPE_VAR_STRING:
+		if binary {
+			return "varbinary", c.text
+		}
+		return "varchar", c.text
+	case mysql.MYSQL_TYPE_STRING:
+		switch {
+		case !binary:
+			return "char", c.text
+		case c.live == "inet4", c.live == "inet6":
+			return c.live, c.inet
+		case c.live == "uuid":
+			return c.live, c.uuid
+		}
+		return "binary", c.fixed
+	}
+	return fmt.Sprintf("type number %d, which is not known", c.code), nil
+}
+
+func asIs(v any) (any, error) { return v, nil }
+
+// integer undoes the log's reading of every number as signed.
+func (c column) integer(bits int) func(any) (any, error) {
+	mask := uint64(1)<<(bits-1)<<1 - 1
+	return func(v any) (any, error) {
+		var n int64
+		switch v := v.(type) {
+		case int8:
+			n = int64(v)
+		case int16:
+			n = int64(v)
+		case int32:
+			n = int64(v)
+		case int64:
+			n = v
+		default:
+			return nil, fmt.Errorf("a number arrived as %T", v)
+		}
+		if c.unsigned {
+			return uint64(n) & mask, nil
+		}
+		return n, nil
+	}
+}
+
+// timestamp puts right what the library takes for no time at all: the first second of 1970, with a fraction.
+func timestamp(v any) (any, error) {
+	text := v.(string)
+	if fraction, ok := strings.CutPrefix(text, "0000-00-00 00:00:00."); ok && strings.Trim(fraction, "0") != "" {
+		return "1970-01-01 00:00:00." + fraction, nil
+	}
+	return text, nil
+}
+
+// stringOf is text as text or as bytes, by its character set.
+func (c column) stringOf(text string) any {
+	if isUTF8(c.charset) {
+		return text
+	}
+	return []byte(text)
+}
+
+func (c column) enum(v any) (any, error) {
+	n := v.(int64)
+	if n == 0 {
+		return int64(0), nil // what a server stores for a value that is no member; "" may be one
+	}
+	if n < 0 || n > int64(len(c.members)) {
+		return nil, fmt.Errorf("the log does not name member %d of the enum; is binlog_row_metadata FULL?", n)
+	}
+	return c.stringOf(c.members[n-1]), nil
+}
+
+func (c column) set(v any) (any, error) {
+	var names []string
+	for i, bits := 0, uint64(v.(int64)); bits != 0; i, bits = i+1, bits>>1 {
+		if bits&1 == 0 {
+			continue
+		}
+		if i >= len(c.members) {
+			return nil, fmt.Errorf("the log does not name member %d of the set; is binlog_row_metadata FULL?", i+1)
+		}
+		names = append(names, c.members[i])
+	}
+	return c.stringOf(strings.Join(names, ",")), nil
+}
+
+func (c column) text(v any) (any, error) {
+	var data []byte
+	switch v := v.(type) {
+	case string:
+		if !c.compressed && isUTF8(c.charset) {
+			return v, nil
+		}
+		data = []byte(v)
+	case []byte:
+		data = v
+	}
+	if c.compressed {
+		var err error
+		if data, err = inflate(data); err != nil {
+			return nil, err
+		}
+	}
+	if isUTF8(c.charset) {
+		return string(data), nil
+	}
+	return data, nil
+}
+
+// fixed gives a binary of fixed length back the zeros at its end, which the log may leave out.
+func (c column) fixed(v any) (any, error) {
+	data := []byte(v.(string))
+	if missing := c.length() - len(data); missing > 0 {
+		data = append(data, make([]byte, missing)...)
+	}
+	return data, nil
+}
+
+// length of a string of fixed length. Its upper bits hide, inverted, in the byte of the type.
+func (c column) length() int {
+	high := c.meta >> 8
+	return int(c.meta&0xff | (high&0x30^0x30)<<4)
+}
+
+func (c column) inet(v any) (any, error) {
+	data, _ := c.fixed(v)
+	address, ok := netip.AddrFromSlice(data.([]byte))
+	if !ok {
+		return nil, fmt.Errorf("%d bytes are no address", len(data.([]byte)))
+	}
+	return address.String(), nil
+}
+
+func (c column) uuid(v any) (any, error) {
+	data, _ := c.fixed(v)
+	b := data.([]byte)
+	if len(b) != 16 {
+		return nil, fmt.Errorf("%d bytes are no UUID", len(b))
+	}
+	h := hex.EncodeToString(b)
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:], nil
+}
+
+// The log has types of its own for compressed columns, which the library does not know. They are described and laid out
+// like the plain ones, only that the bytes are compressed.
+const (
+	typeBlobCompressed    = 140
+	typeVarcharCompressed = 141
+)
+
+// uncompressedTypes makes a description name the plain types instead, and says which columns it did that for.
+func uncompressedTypes(description []byte) []int {
+	r := &reader{data: description}
+	r.take(6 + 2) // number of the table, flags
+	r.take(int(r.byte()) + 1)
+	r.take(int(r.byte()) + 1)
+	if r.short || r.left() == 0 {
+		return nil
+	}
+	count, _, n := mysql.LengthEncodedInt(r.data[r.at:])
+	r.take(n)
+	types := r.take(int(count))
+	if r.short {
+		return nil
+	}
+	var columns []int
+	for i, t := range types {
+		switch t {
+		case typeBlobCompressed:
+			types[i] = mysql.MYSQL_TYPE_BLOB
+		case typeVarcharCompressed:
+			types[i] = mysql.MYSQL_TYPE_VARCHAR
+		default:
+			continue
+		}
+		columns = append(columns, i)
+	}
+	return columns
+}
+
+// inflate undoes column compression: a byte that says how, the length of the value in as many bytes as that byte says,
+// and the compressed value.
+func inflate(data []byte) ([]byte, error) {
+	if len(data) == 0 {
+		return data, nil
+	}
+	how, rest := data[0], data[1:]
+	if how == 0 {
+		return rest, nil
+	}
+	width := int(how & 7)
+	if how>>4 != 8 || width > 4 || width > len(rest) {
+		return nil, errors.New("it is compressed in a way that is not known")
+	}
+	length := 0
+	for _, b := range rest[:width] {
+		length = length<<8 | int(b)
+	}
+	var from io.ReadCloser
+	if how&8 != 0 {
+		from = flate.NewReader(bytes.NewReader(rest[width:]))
+	} else {
+		var err error
+		if from, err = zlib.NewReader(bytes.NewReader(rest[width:])); err != nil {
+			return nil, fmt.Errorf("inflate: %w", err)
+		}
+	}
+	defer from.Close()
+	out := make([]byte, length)
+	if _, err := io.ReadFull(from, out); err != nil {
+		return nil, fmt.Errorf("inflate: %w", err)
+	}
+	return out, nil
+}

@@ -1,0 +1,239 @@
+package sqlsink_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// definitions is a life of schemas and tables with every kind of definition, and rows between them.
+var definitions = []string{
+	"CREATE DATABASE d CHARACTER SET latin1", "USE d",
+	"CREATE TABLE plain (id INT PRIMARY KEY, v VARCHAR(20))", // in the schema's character set
+	"INSERT INTO plain VALUES (1, 'ä')",
+	"CREATE TABLE `odd``name` (`id col` INT PRIMARY KEY, `ü` TEXT COMMENT 'it''s; # -- /* */')",
+	"INSERT INTO `odd``name` VALUES (1, 'x')",
+	"CREATE TABLE copied LIKE plain", "INSERT INTO copied SELECT * FROM plain",
+	"CREATE TABLE selected AS SELECT id + 1 AS n, v FROM plain",
+	"CREATE OR REPLACE TABLE selected (n INT PRIMARY KEY) SELECT seq AS n FROM seq_1_to_5",
+	"ALTER TABLE plain ADD COLUMN at DATETIME DEFAULT NOW(), ADD UNIQUE (v)", // the time of the statement at the source
+	"ALTER TABLE plain ADD COLUMN ts TIMESTAMP, ADD COLUMN g INT AS (id * 2) VIRTUAL",
+	"INSERT INTO plain (id, v) VALUES (2, 'b')",
+	"SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",
+	`CREATE TABLE "quoted" (id INT PRIMARY KEY, v VARCHAR(9) DEFAULT 'a\')`,
+	"INSERT INTO quoted (id) VALUES (1)",
+	"SET sql_mode = DEFAULT",
+	"SET NAMES latin1", "CREATE TABLE l\xe4tin (id INT PRIMARY KEY, v VARCHAR(9) DEFAULT '\xfc')", "INSERT INTO l\xe4tin (id) VALUES (1)", "SET NAMES utf8mb4",
+	"CREATE INDEX i ON copied (v)", "DROP INDEX i ON copied",
+	"RENAME TABLE copied TO tmp, selected TO copied, tmp TO selected",
+	"INSERT INTO selected VALUES (7, 'new')", "UPDATE copied SET n = n + 10",
+	"ALTER TABLE copied RENAME TO moved, ADD COLUMN extra INT DEFAULT 3",
+	"INSERT INTO moved VALUES (99, 4)",
+	"CREATE TABLE copied (other INT PRIMARY KEY)", "INSERT INTO copied VALUES (1)", // a second life of the name
+	"TRUNCATE moved", "INSERT INTO moved VALUES (1, 1)",
+	"CREATE TABLE part (id INT PRIMARY KEY, v INT) PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN (20))",
+	"INSERT INTO part VALUES (1, 1), (11, 1)",
+	"ALTER TABLE part ADD PARTITION (PARTITION p2 VALUES LESS THAN (30))", "INSERT INTO part VALUES (21, 1)", "ALTER TABLE part DROP PARTITION p0", "ALTER TABLE part TRUNCATE PARTITION p1",
+	"CREATE TABLE swapped (id INT PRIMARY KEY, v INT)", "INSERT INTO swapped VALUES (25, 9)", "ALTER TABLE part EXCHANGE PARTITION p2 WITH TABLE swapped",
+	"UPDATE swapped SET v = 5", "INSERT INTO part VALUES (26, 1)",
+	"CREATE SEQUENCE numbers START WITH 100", "CREATE TABLE numbered (id INT DEFAULT NEXTVAL(numbers) PRIMARY KEY, v INT)", "INSERT INTO numbered (v) VALUES (1), (2)",
+	"CREATE TABLE gone1 (id INT)", "CREATE TABLE gone2 (id INT)", "CREATE TABLE stays (id INT)", "INSERT INTO gone1 VALUES (1)",
+	"/* a comment */ DROP TABLE IF EXISTS gone1, /*!50000 gone2 */, never",
+	"CREATE VIEW seen AS SELECT * FROM plain", "CREATE TRIGGER tr BEFORE INSERT ON stays FOR EACH ROW SET NEW.id = NEW.id + 1", "INSERT INTO stays VALUES (1)",
+	"CREATE USER somebody IDENTIFIED BY 'x'", "ANALYZE TABLE plain",
+	"SET explicit_defaults_for_timestamp = 0", "CREATE TABLE implicit (a TIMESTAMP, b TIMESTAMP)", "SET explicit_defaults_for_timestamp = 1",
+	"SET time_zone = '+05:00'", "ALTER TABLE implicit ADD COLUMN c TIMESTAMP DEFAULT '2024-01-01 00:00:00'", "INSERT INTO implicit (b) VALUES (NULL)", "SET time_zone = DEFAULT",
+	"/* first */ CREATE DATABASE e", "CREATE TABLE e.t (id INT PRIMARY KEY)", "INSERT INTO e.t VALUES (1)", "RENAME TABLE e.t TO d.came", "CREATE TABLE e.t (x INT PRIMARY KEY)", "INSERT INTO e.t VALUES (2)",
+	"DROP DATABASE e", "CREATE DATABASE e", "CREATE TABLE e.t (y INT PRIMARY KEY)", "INSERT INTO e.t VALUES (3)",
+	"CREATE TABLE myisam (id INT PRIMARY KEY) ENGINE=MyISAM", "INSERT INTO myisam VALUES (1), (2)", "DELETE FROM myisam WHERE id = 1",
+}
+
+func TestDefinitionsArriveInOrderWithRows(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--character-set-server=utf8mb4", "--sql-mode=")
+	a.Exec(definitions...)
+	time.Sleep(time.Second) // so that a time taken at the sink would show
+	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
+	p.sync(t)
+	equal(t, a, b)
+	sameDefinitions(t, a, b)
+
+	t.Run("and once more changes nothing", func(t *testing.T) {
+		again := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 2}, 10)
+		again.sync(t)
+		equal(t, a, b)
+	})
+}
+
+func sameDefinitions(t *testing.T, a, b *testenv.MariaDB) {
+	t.Helper()
+	x, y := a.Open(""), b.Open("")
+	defer x.Close()
+	defer y.Close()
+	for _, table := range list(t, x) {
+		query := "SHOW CREATE TABLE " + quoted(table)
+		var n, one, two string
+		if err := x.QueryRow(query).Scan(&n, &one); err != nil {
+			t.Fatal(err)
+		}
+		if err := y.QueryRow(query).Scan(&n, &two); err != nil {
+			t.Fatal(err)
+		}
+		if one != two {
+			t.Errorf("table %s is\n%s\nat the source and\n%s\nat the sink", table, one, two)
+		}
+	}
+}
+
+// A process ends after every command of a definition that it sent, without seeing the answer; the next goes on.
+func TestADefinitionCutAtAnyPointHappensOnce(t *testing.T) {
+	b := testenv.StartMariaDB(t)
+	tables := []stream.Table{{Schema: "w", Name: "t"}}
+	var position stream.Position
+	for _, c := range []struct {
+		name, before string
+		ddl          stream.DDL
+		check, want  string
+	}{
+		{"add a column", "CREATE TABLE w.t (id INT)", stream.DDL{Kind: stream.AlterTable, Schema: "w", Statement: "ALTER TABLE t ADD COLUMN v INT DEFAULT 1", Tables: tables}, "SELECT GROUP_CONCAT(COLUMN_NAME) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA='w'", "id,v"},
+		{"create", "DO 0", stream.DDL{Kind: stream.CreateTable, Schema: "w", Statement: "CREATE TABLE t (id INT)", Tables: tables}, "SELECT COUNT(*) FROM w.t", "0"},
+		{"create or replace", "CREATE TABLE w.t (id INT); INSERT INTO w.t VALUES (1)", stream.DDL{Kind: stream.CreateTable, Schema: "w", Statement: "CREATE OR REPLACE TABLE t (id INT)", Tables: tables}, "SELECT COUNT(*) FROM w.t", "0"},
+		{"truncate", "CREATE TABLE w.t (id INT); INSERT INTO w.t VALUES (1)", stream.DDL{Kind: stream.TruncateTable, Schema: "w", Statement: "TRUNCATE t", Tables: tables}, "SELECT COUNT(*) FROM w.t", "0"},
+		{"swap names", "CREATE TABLE w.t (a INT); CREATE TABLE w.u (b INT)", stream.DDL{Kind: stream.RenameTable, Schema: "w", Statement: "RENAME TABLE t TO x, u TO t, x TO u",
+			Tables: []stream.Table{{Schema: "w", Name: "t"}, {Schema: "w", Name: "u"}}, Becomes: []stream.Table{{Schema: "w", Name: "u"}, {Schema: "w", Name: "t"}}},
+			"SELECT GROUP_CONCAT(TABLE_NAME, COLUMN_NAME ORDER BY TABLE_NAME) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA='w'", "tb,ua"},
+		{"drop two", "CREATE TABLE w.t (a INT); CREATE TABLE w.u (b INT)", stream.DDL{Kind: stream.DropTable, Schema: "w", Statement: "DROP TABLE t, u", Tables: []stream.Table{{Schema: "w", Name: "t"}, {Schema: "w", Name: "u"}}},
+			"SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA='w'", "0"},
+		{"exchange a partition", "CREATE TABLE w.t (id INT) PARTITION BY HASH (id) PARTITIONS 1; CREATE TABLE w.u (id INT); INSERT INTO w.t VALUES (1)",
+			stream.DDL{Kind: stream.AlterTable, Schema: "w", Statement: "ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE u", Tables: []stream.Table{{Schema: "w", Name: "t"}, {Schema: "w", Name: "u"}}}, "SELECT COUNT(*) FROM w.u", "1"},
+		{"create a schema", "DROP DATABASE w", stream.DDL{Kind: stream.OtherDDL, Schema: "w", Statement: "CREATE DATABASE w"}, "SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME='w'", "1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			points := 0
+			for command := 1; ; command++ {
+				b.Exec("DROP DATABASE IF EXISTS w; CREATE DATABASE w; " + c.before)
+				position++
+				cut := defineCut(t, b, position, &c.ddl, command)
+				if got := b.Value(c.check); got != c.want {
+					t.Fatalf("cut at command %d: got %s, want %s", command, got, c.want)
+				}
+				if !cut {
+					break
+				}
+				points++
+			}
+			if points < 10 {
+				t.Errorf("only %d commands were cut", points)
+			}
+		})
+	}
+}
+
+// defineCut ends a process at a command, and lets the next owner define.
+func defineCut(t *testing.T, b *testenv.MariaDB, position stream.Position, ddl *stream.DDL, command int) bool {
+	t.Helper()
+	line := newLine(t, b.Address)
+	dying := openSinkAt(t, b, line.address)
+	if err := dying.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	line.cutAt(command, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for !line.wasCut() && ctx.Err() == nil {
+			time.Sleep(time.Millisecond / 4)
+		}
+		cancel()
+	}()
+	err := dying.Define(ctx, position, ddl, stream.Epoch{Placement: 1})
+	cut := line.wasCut()
+	cancel()
+	<-ended
+	if !cut && err != nil {
+		t.Fatal(err)
+	}
+	if err := openSink(t, b).Define(t.Context(), position, ddl, stream.Epoch{Placement: 2}); err != nil {
+		t.Fatalf("the next owner, cut at command %d: %v", command, err)
+	}
+	return cut
+}
+
+// A dead owner's statement that waits for a table must not run after the next owner went on.
+func TestAStatementOfADeadOwnerIsWaitedFor(t *testing.T) {
+	b := testenv.StartMariaDB(t)
+	b.Exec("CREATE DATABASE w", "CREATE TABLE w.t (id INT)", "INSERT INTO w.t VALUES (1)")
+	reader := b.Open("w")
+	defer reader.Close()
+	tx, err := reader.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec("SELECT * FROM t"); err != nil { // holds the table's metadata
+		t.Fatal(err)
+	}
+	ddl := &stream.DDL{Kind: stream.AlterTable, Schema: "w", Statement: "ALTER TABLE t ADD COLUMN v INT", Tables: []stream.Table{{Schema: "w", Name: "t"}}}
+	line := newLine(t, b.Address)
+	dying := openSinkAt(t, b, line.address)
+	ctx, cancel := context.WithCancel(t.Context())
+	died := make(chan struct{})
+	go func() { defer close(died); dying.Define(ctx, 7, ddl, stream.Epoch{Placement: 1}) }()
+	waitFor(t, func() bool {
+		return b.Value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table metadata lock'") == "1"
+	})
+	cancel()
+	<-died
+	next := make(chan error, 1)
+	go func() { next <- openSink(t, b).Define(t.Context(), 7, ddl, stream.Epoch{Placement: 2}) }()
+	select {
+	case err := <-next:
+		t.Fatalf("the next owner did not wait: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	tx.Rollback()
+	if err := <-next; err != nil {
+		t.Fatal(err)
+	}
+	if got := b.Value("SELECT GROUP_CONCAT(COLUMN_NAME) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA='w'"); got != "id,v" {
+		t.Error(got)
+	}
+}
+
+func waitFor(t *testing.T, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen within 30 s")
+		}
+	}
+}
+
+func TestADefinitionOfANewerEpochIsLeftAlone(t *testing.T) {
+	b := testenv.StartMariaDB(t)
+	b.Exec("CREATE DATABASE w")
+	sink := openSink(t, b)
+	bad := &stream.DDL{Kind: stream.AlterTable, Schema: "w", Statement: "ALTER TABLE t ADD COLUMN v INT", Tables: []stream.Table{{Schema: "w", Name: "t"}}}
+	err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 3})
+	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "the definition at position 7 fails at the sink") {
+		t.Fatal(err)
+	}
+	if err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 2, Counter: 9}); !errors.Is(err, stream.ErrNotOwner) {
+		t.Errorf("an older epoch went on: %v", err)
+	}
+	b.Exec("CREATE TABLE w.t (id INT)")
+	if err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 3}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSourceAndSinkAgreeOnTheMark(t *testing.T) {
+	if mariadb.SessionMark != "/*ebb " {
+		t.Error("sqlsink looks for another mark")
+	}
+}

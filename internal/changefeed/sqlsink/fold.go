@@ -1,0 +1,103 @@
+package sqlsink
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// fate is what a batch makes of the row with one key.
+type fate struct {
+	// before is the row by whose key it is found if the batch found it there; nil if the batch itself put it there first.
+	before []any
+	// after is the row in the end; nil if there is none.
+	after []any
+}
+
+// fold works out the fate of every key that changes touch, in the order in which keys first appear. Taking the changes one
+// by one is right, since at no moment have two rows had the same key: a swap of keys goes through a third.
+//
+// Keys are told apart byte by byte. The server may hold two of them for the same key ("a" and "A"): then at most one is
+// left in the end, and each has a fate of its own.
+func fold(batch []*stream.Rows, key []int) ([]*fate, error) {
+	f := folder{key: key, byKey: map[string]*fate{}}
+	for _, rows := range batch {
+		for i := range rows.Changes {
+			if err := f.take(&rows.Changes[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return f.order, nil
+}
+
+type folder struct {
+	key   []int
+	byKey map[string]*fate
+	order []*fate
+	text  []byte
+}
+
+func (f *folder) take(c *stream.Change) error {
+	if c.Before != nil {
+		gone, err := f.fate(c.Before, true)
+		if err != nil {
+			return err
+		}
+		gone.after = nil
+	}
+	if c.After != nil {
+		here, err := f.fate(c.After, false)
+		if err != nil {
+			return err
+		}
+		here.after = c.After
+	}
+	return nil
+}
+
+// fate of the key of a row. there says that the row is there already if the key is new to the batch.
+func (f *folder) fate(row []any, there bool) (*fate, error) {
+	var err error
+	f.text = f.text[:0]
+	for _, i := range f.key {
+		if f.text, err = appendKey(f.text, row[i]); err != nil {
+			return nil, err
+		}
+	}
+	if known := f.byKey[string(f.text)]; known != nil {
+		return known, nil
+	}
+	fresh := &fate{}
+	if there {
+		fresh.before = row
+	}
+	f.byKey[string(f.text)] = fresh
+	f.order = append(f.order, fresh)
+	return fresh, nil
+}
+
+// appendKey appends a value so that different values have different texts.
+func appendKey(to []byte, value any) ([]byte, error) {
+	switch v := value.(type) {
+	case int64:
+		return binary.BigEndian.AppendUint64(append(to, 'i'), uint64(v)), nil
+	case uint64:
+		return binary.BigEndian.AppendUint64(append(to, 'u'), v), nil
+	case int:
+		return binary.BigEndian.AppendUint64(append(to, 'i'), uint64(int64(v))), nil
+	case float32:
+		return binary.BigEndian.AppendUint64(append(to, 'f'), math.Float64bits(float64(v))), nil
+	case float64:
+		return binary.BigEndian.AppendUint64(append(to, 'f'), math.Float64bits(v)), nil
+	case string:
+		return append(binary.BigEndian.AppendUint32(append(to, 's'), uint32(len(v))), v...), nil
+	case []byte:
+		return append(binary.BigEndian.AppendUint32(append(to, 's'), uint32(len(v))), v...), nil
+	case nil:
+		return nil, fmt.Errorf("a column of the key is NULL")
+	}
+	return nil, fmt.Errorf("a value of type %T cannot be in a key", value)
+}

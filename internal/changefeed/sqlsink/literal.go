@@ -1,0 +1,99 @@
+package sqlsink
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// name is an identifier, quoted.
+func name(text string) string { return "`" + strings.ReplaceAll(text, "`", "``") + "`" }
+
+// full is the name of a table with its schema, quoted.
+func full(t stream.Table) string { return name(t.Schema) + "." + name(t.Name) }
+
+// quote appends a string. Sessions know no escapes but the doubled quote, so that every other byte stands for itself.
+func quote[T string | []byte](to []byte, text T) []byte {
+	to = append(to, '\'')
+	for i := range len(text) {
+		if text[i] == '\'' {
+			to = append(to, '\'')
+		}
+		to = append(to, text[i])
+	}
+	return append(to, '\'')
+}
+
+// literal appends a value as it must be written to be stored in a column just as it is.
+func (c *column) literal(to []byte, value any) ([]byte, error) {
+	switch v := value.(type) {
+	case nil:
+		return append(to, "NULL"...), nil
+	case int64:
+		return strconv.AppendInt(to, v, 10), nil
+	case uint64:
+		return strconv.AppendUint(to, v, 10), nil
+	case int:
+		return strconv.AppendInt(to, int64(v), 10), nil
+	case bool:
+		if v {
+			return append(to, '1'), nil
+		}
+		return append(to, '0'), nil
+	case float32:
+		return float(to, float64(v))
+	case float64:
+		return float(to, v)
+	case string:
+		return c.text(to, v)
+	case []byte:
+		return quote(to, v), nil
+	case time.Time:
+		return quote(to, v.UTC().Format("2006-01-02 15:04:05.999999")), nil
+	}
+	return nil, fmt.Errorf("column %s: a value of type %T cannot be written", c.name, value)
+}
+
+// float appends a number in a notation that the server reads as a double. A float is the double of the same value: both to
+// store and to compare that is exact, while its shortest decimal is another double.
+func float(to []byte, f float64) ([]byte, error) {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return nil, fmt.Errorf("%v cannot be stored", f)
+	}
+	return strconv.AppendFloat(to, f, 'e', -1, 64), nil
+}
+
+// text appends text. Without an introducer it is bytes: right for columns in UTF-8, for binary ones, and for dates.
+func (c *column) text(to []byte, text string) ([]byte, error) {
+	switch c.kind {
+	case kindDecimal:
+		if !isDecimal(text) {
+			return nil, fmt.Errorf("column %s: %q is no decimal", c.name, text)
+		}
+		return append(to, text...), nil
+	case kindParsed:
+		return quote(append(to, "_latin1"...), text), nil
+	case kindForeignText:
+		return quote(append(to, "_utf8mb4"...), text), nil
+	}
+	return quote(to, text), nil
+}
+
+// isDecimal keeps anything but a number out of a statement, since it is written without quotes.
+func isDecimal(text string) bool {
+	digits := false
+	for i := range len(text) {
+		switch c := text[i]; {
+		case '0' <= c && c <= '9':
+			digits = true
+		case c == '.' || i == 0 && (c == '-' || c == '+'):
+		default:
+			return false
+		}
+	}
+	return digits
+}

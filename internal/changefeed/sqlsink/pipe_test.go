@@ -1,0 +1,250 @@
+package sqlsink_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+const changefeed = "default/copy/0c5f"
+
+func openSource(t testing.TB, server *testenv.MariaDB) *mariadb.Source {
+	t.Helper()
+	s, err := mariadb.Open(mariadb.Options{Address: server.Address, User: server.User, Password: server.Password})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func openSink(t testing.TB, server *testenv.MariaDB) *sqlsink.Sink {
+	t.Helper()
+	s, err := sqlsink.Open(sqlsink.Options{Address: server.Address, User: server.User, Password: server.Password, Changefeed: changefeed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// pipe copies a source to a sink as the dispatchers of a node do, all tables in one goroutine.
+type pipe struct {
+	source stream.Source
+	sink   stream.Sink
+	epoch  stream.Epoch
+	// batch is how many transactions at most are put together.
+	batch int
+
+	at      stream.Position
+	writers map[stream.Table]stream.Writer
+	waiting map[stream.Table][]*stream.Rows
+	count   int
+}
+
+func newPipe(source stream.Source, sink stream.Sink, epoch stream.Epoch, batch int) *pipe {
+	return &pipe{source: source, sink: sink, epoch: epoch, batch: batch, writers: map[stream.Table]stream.Writer{}, waiting: map[stream.Table][]*stream.Rows{}}
+}
+
+var errEnough = errors.New("enough")
+
+// copy copies what comes after a position up to another.
+func (p *pipe) copy(ctx context.Context, from, to stream.Position) error {
+	if from >= to {
+		return nil
+	}
+	p.at = from
+	err := p.source.Read(ctx, from, func(tx *stream.Transaction) error {
+		if err := p.take(ctx, tx); err != nil {
+			return err
+		}
+		if tx.Position >= to {
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) {
+		return err
+	}
+	return p.flush(ctx)
+}
+
+func (p *pipe) take(ctx context.Context, tx *stream.Transaction) error {
+	if tx.DDL != nil {
+		if err := p.flush(ctx); err != nil {
+			return err
+		}
+		if err := p.sink.Define(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
+			return err
+		}
+		for _, table := range append(tx.DDL.Tables, tx.DDL.Becomes...) {
+			delete(p.writers, table)
+		}
+	}
+	for _, rows := range tx.Rows {
+		if err := p.acquire(ctx, rows.Table, tx.Position-1); err != nil {
+			return err
+		}
+		p.waiting[rows.Table] = append(p.waiting[rows.Table], rows)
+	}
+	p.at = tx.Position
+	if p.count++; p.count >= p.batch {
+		return p.flush(ctx)
+	}
+	return nil
+}
+
+func (p *pipe) acquire(ctx context.Context, table stream.Table, start stream.Position) error {
+	if p.writers[table] != nil {
+		return nil
+	}
+	w, _, err := p.sink.Acquire(ctx, table, p.epoch, start)
+	if err == nil {
+		p.writers[table] = w
+	}
+	return err
+}
+
+func (p *pipe) flush(ctx context.Context) error {
+	for table, rows := range p.waiting {
+		// A table may be further than what is read again.
+		if err := p.writers[table].Write(ctx, rows, rows[len(rows)-1].Position); err != nil && !strings.Contains(err.Error(), "cannot go back") {
+			return err
+		}
+	}
+	clear(p.waiting)
+	p.count = 0
+	return nil
+}
+
+// sync copies everything that the source has and a test has not copied yet.
+func (p *pipe) sync(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	head, err := p.source.Head(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.copy(ctx, p.at, head); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dump is every row of a table in a form that shows every byte, in the order of the columns' text.
+func dump(t testing.TB, db *sql.DB, table string) []string {
+	t.Helper()
+	schema, name, _ := strings.Cut(table, ".")
+	var columns []string
+	rows, err := db.Query("SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? ORDER BY ORDINAL_POSITION", schema, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rows.Next() {
+		var c string
+		if err := rows.Scan(&c); err != nil {
+			t.Fatal(err)
+		}
+		columns = append(columns, c)
+	}
+	parts := make([]string, len(columns))
+	for i, c := range columns {
+		parts[i] = fmt.Sprintf("COALESCE(HEX(`%s`), 'NULL'), '/', COALESCE(`%s`, 'NULL')", c, c)
+	}
+	query := fmt.Sprintf("SELECT CONCAT_WS('|', %s) AS line FROM %s ORDER BY line", strings.Join(parts, ", "), quoted(table))
+	rows, err = db.Query(query)
+	if err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	defer rows.Close()
+	lines := columns
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// equal compares all tables of both servers outside the sink's own schema, by definition, row by row, and by checksum.
+func equal(t testing.TB, source, sink *testenv.MariaDB) {
+	t.Helper()
+	a, b := source.Open(""), sink.Open("")
+	defer a.Close()
+	defer b.Close()
+	tables := list(t, a)
+	if other := list(t, b); strings.Join(tables, " ") != strings.Join(other, " ") {
+		t.Fatalf("the source has tables\n%v\nthe sink\n%v", tables, other)
+	}
+	for _, table := range tables {
+		x, y := dump(t, a, table), dump(t, b, table)
+		if len(x) != len(y) {
+			t.Errorf("table %s has %d rows at the source and %d at the sink", table, len(x), len(y))
+		}
+		for i := range min(len(x), len(y)) {
+			if x[i] != y[i] {
+				t.Fatalf("table %s differs\nsource %s\nsink   %s", table, x[i], y[i])
+			}
+		}
+		if c, d := checksum(t, a, table), checksum(t, b, table); c != d {
+			t.Errorf("table %s: checksums are %s and %s", table, c, d)
+		}
+	}
+}
+
+func list(t testing.TB, db *sql.DB) []string {
+	t.Helper()
+	rows, err := db.Query("SELECT CONCAT(TABLE_SCHEMA, '.', TABLE_NAME) FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' AND TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema', 'information_schema', 'ebb') ORDER BY 1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var names []string
+	for rows.Next() {
+		var n string
+		if err := rows.Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, n)
+	}
+	return names
+}
+
+func checksum(t testing.TB, db *sql.DB, table string) string {
+	t.Helper()
+	var ignored, sum string
+	if err := db.QueryRow("CHECKSUM TABLE "+quoted(table)+" EXTENDED").Scan(&ignored, &sum); err != nil {
+		t.Fatal(err)
+	}
+	return sum
+}
+
+func quoted(table string) string {
+	schema, name, _ := strings.Cut(table, ".")
+	return "`" + schema + "`.`" + strings.ReplaceAll(name, "`", "``") + "`"
+}

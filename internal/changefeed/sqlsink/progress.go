@@ -1,0 +1,107 @@
+package sqlsink
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// state is the row of a table in the progress.
+type state struct {
+	epoch    stream.Epoch
+	position stream.Position
+}
+
+const codeDuplicate = 1062
+
+// Acquire makes an epoch the owner of a table. Reading the row for update waits out what the old owner has under way;
+// once the epoch is raised, nothing that it still sends matches.
+func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	var position stream.Position
+	err := s.again(ctx, "acquire table "+table.String(), func() error {
+		if _, err := s.prepare(ctx); err != nil {
+			return err
+		}
+		var err error
+		position, err = s.acquire(ctx, table, epoch, start)
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return &writer{sink: s, table: table, epoch: epoch, position: position}, position, nil
+}
+
+func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Position, error) {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer tx.Rollback()
+	found, err := s.lock(ctx, tx, table)
+	if err != nil {
+		return 0, err
+	}
+	if found == nil {
+		if err := s.insert(ctx, tx, table, epoch, start); err != nil {
+			return 0, err
+		}
+		return start, tx.Commit()
+	}
+	switch found.epoch.Compare(epoch) {
+	case 1:
+		return 0, s.notOwner(table, epoch, found)
+	case -1:
+		if err := s.raise(ctx, tx, table, epoch); err != nil {
+			return 0, err
+		}
+	}
+	return found.position, tx.Commit()
+}
+
+// lock reads the row of a table and keeps it from changing until the transaction ends; nil if there is none.
+func (s *Sink) lock(ctx context.Context, tx *sql.Tx, table stream.Table) (*state, error) {
+	st := &state{}
+	err := tx.QueryRowContext(ctx, "SELECT placement, counter, position FROM "+s.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? FOR UPDATE",
+		s.options.Changefeed, table.Schema, table.Name).Scan(&st.epoch.Placement, &st.epoch.Counter, &st.position)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	return st, err
+}
+
+func (s *Sink) insert(ctx context.Context, tx *sql.Tx, table stream.Table, epoch stream.Epoch, position stream.Position) error {
+	_, err := tx.ExecContext(ctx, "INSERT INTO "+s.progress+" (changefeed, table_schema, table_name, placement, counter, position) VALUES (?, ?, ?, ?, ?, ?)",
+		s.options.Changefeed, table.Schema, table.Name, epoch.Placement, epoch.Counter, uint64(position))
+	var e *mysql.MySQLError
+	if errors.As(err, &e) && e.Number == codeDuplicate {
+		return fmt.Errorf("somebody else made the row of table %s in the same moment: %w", table, errTryAgain)
+	}
+	return err
+}
+
+func (s *Sink) raise(ctx context.Context, tx *sql.Tx, table stream.Table, epoch stream.Epoch) error {
+	result, err := tx.ExecContext(ctx, "UPDATE "+s.progress+" SET placement = ?, counter = ? WHERE changefeed = ? AND table_schema = ? AND table_name = ? AND (placement < ? OR placement = ? AND counter < ?)",
+		epoch.Placement, epoch.Counter, s.options.Changefeed, table.Schema, table.Name, epoch.Placement, epoch.Placement, epoch.Counter)
+	if err != nil {
+		return err
+	}
+	if n, err := result.RowsAffected(); err != nil || n != 1 {
+		return fmt.Errorf("the epoch of table %s was raised in %d rows, not one: %w", table, n, errors.Join(err, errTryAgain))
+	}
+	return nil
+}
+
+func (s *Sink) notOwner(table stream.Table, mine stream.Epoch, found *state) error {
+	if found == nil {
+		return fmt.Errorf("sink %s: table %s has no owner any more, epoch %s had it: %w", s.options.Address, table, show(mine), stream.ErrNotOwner)
+	}
+	return fmt.Errorf("sink %s: table %s belongs to epoch %s at position %d, not to epoch %s: %w", s.options.Address, table, show(found.epoch), found.position, show(mine), stream.ErrNotOwner)
+}
+
+func show(e stream.Epoch) string { return fmt.Sprintf("%d.%d", e.Placement, e.Counter) }

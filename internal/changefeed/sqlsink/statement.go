@@ -1,0 +1,284 @@
+package sqlsink
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// statement is one to be executed within a batch.
+type statement struct {
+	text string
+	// rows is how many it must find; 0 if that does not matter.
+	rows int64
+}
+
+// shape is how rows of a schema are written into a table of a definition.
+type shape struct {
+	table stream.Table
+	// columns are those that are written, indexes where their values are in a row.
+	columns []*column
+	indexes []int
+	// key are the places of the key's values in a row; keyColumns describes them.
+	key        []int
+	keyColumns []*column
+	// alone: the key is the only unique one.
+	alone   bool
+	mariaDB bool
+	// limits of one statement.
+	maxBytes, maxRows int
+
+	insert, replace string // up to VALUES
+}
+
+const (
+	statementBytes = 1 << 20
+	statementRows  = 1000
+)
+
+// newShape matches a schema with what the sink has.
+func newShape(table stream.Table, schema *stream.Schema, d *definition, v *server) (*shape, error) {
+	s := &shape{table: table, alone: d.uniques == 1, mariaDB: v.mariaDB, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+	places := map[string]int{}
+	list := []byte(" " + full(table) + " (")
+	for i, c := range schema.Columns {
+		at := d.columns[c.Name]
+		switch {
+		case at == nil && c.Generated:
+			continue
+		case at == nil:
+			return nil, fmt.Errorf("table %s has no column %s at the sink; make it as it is at the source: %w", table, c.Name, stream.ErrUnusable)
+		case at.generated:
+			continue
+		}
+		if len(s.columns) > 0 {
+			list = append(list, ',')
+		}
+		list = append(list, name(c.Name)...)
+		places[c.Name] = i
+		s.columns, s.indexes = append(s.columns, at), append(s.indexes, i)
+	}
+	list = append(list, ") VALUES "...)
+	s.insert, s.replace = "INSERT INTO"+string(list), "REPLACE INTO"+string(list)
+	for _, k := range d.key {
+		i, ok := places[k]
+		if !ok { // the source does not have the key's column, so it cannot tell rows apart
+			s.key, s.keyColumns = nil, nil
+			break
+		}
+		s.key, s.keyColumns = append(s.key, i), append(s.keyColumns, d.columns[k])
+	}
+	return s, nil
+}
+
+// statements makes what brings the table from before a batch to after it.
+func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
+	if len(s.key) == 0 {
+		return s.oneByOne(batch)
+	}
+	fates, err := fold(batch, s.key)
+	if err != nil {
+		return nil, fmt.Errorf("table %s: %w", s.table, err)
+	}
+	return s.merged(fates)
+}
+
+// merged deletes before it inserts. A row that stays is replaced where it is if its key is the only unique one; otherwise
+// its new image might take a value that another row of the batch has not given up yet, and so it goes and comes back.
+func (s *shape) merged(fates []*fate) ([]statement, error) {
+	gone, fresh, changed := s.newList(s.deleteHead(), ")"), s.newList(s.insert, ""), s.newList(s.replace, "")
+	for _, f := range fates {
+		stays := f.before != nil && f.after != nil && s.alone
+		if f.before != nil && !stays {
+			if err := gone.add(f.before, s.appendKey); err != nil {
+				return nil, err
+			}
+		}
+		into := fresh
+		if stays {
+			into = changed
+		}
+		if f.after != nil {
+			if err := into.add(f.after, s.appendRow); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return slices.Concat(gone.done(), changed.done(), fresh.done()), nil
+}
+
+func (s *shape) deleteHead() string {
+	head := []byte("DELETE FROM " + full(s.table) + " WHERE ")
+	if len(s.key) == 1 {
+		return string(append(head, name(s.keyColumns[0].name)+" IN ("...))
+	}
+	head = append(head, '(')
+	for i, c := range s.keyColumns {
+		if i > 0 {
+			head = append(head, ',')
+		}
+		head = append(head, name(c.name)...)
+	}
+	return string(append(head, ") IN ("...))
+}
+
+// appendKey appends the key of a row for a list of keys.
+func (s *shape) appendKey(to []byte, row []any) ([]byte, error) {
+	if len(s.key) == 1 {
+		return s.keyColumns[0].literal(to, row[s.key[0]])
+	}
+	return appendTuple(to, row, s.key, s.keyColumns)
+}
+
+func (s *shape) appendRow(to []byte, row []any) ([]byte, error) {
+	return appendTuple(to, row, s.indexes, s.columns)
+}
+
+func appendTuple(to []byte, row []any, indexes []int, columns []*column) ([]byte, error) {
+	to = append(to, '(')
+	var err error
+	for i, at := range indexes {
+		if i > 0 {
+			to = append(to, ',')
+		}
+		if to, err = columns[i].literal(to, row[at]); err != nil {
+			return nil, err
+		}
+	}
+	return append(to, ')'), nil
+}
+
+// list collects rows into statements of limited length.
+type list struct {
+	shape      *shape
+	head, tail string
+	text       []byte
+	rows       int
+	loose      bool
+	made       []statement
+}
+
+func (s *shape) newList(head, tail string) *list { return &list{shape: s, head: head, tail: tail} }
+
+func (l *list) add(row []any, appendRow func([]byte, []any) ([]byte, error)) error {
+	if l.rows == 0 {
+		l.text = append(l.text[:0], l.head...)
+	} else {
+		l.text = append(l.text, ',')
+	}
+	var err error
+	if l.text, err = appendRow(l.text, row); err != nil {
+		return err
+	}
+	l.rows++
+	l.loose = l.loose || l.shape.hasNoMember(row)
+	if len(l.text) >= l.shape.maxBytes || l.rows >= l.shape.maxRows {
+		l.flush()
+	}
+	return nil
+}
+
+func (l *list) flush() {
+	if l.rows == 0 {
+		return
+	}
+	l.made = append(l.made, statement{text: l.shape.mode(l.loose) + string(l.text) + l.tail})
+	l.rows, l.loose = 0, false
+}
+
+func (l *list) done() []statement {
+	l.flush()
+	return l.made
+}
+
+// hasNoMember says whether a row has an enum that is none of its members, which arrives as a number. A strict server does
+// not take one, but may have one from when it was not.
+func (s *shape) hasNoMember(row []any) bool {
+	for i, c := range s.columns {
+		if !c.enum {
+			continue
+		}
+		if _, number := row[s.indexes[i]].(int64); number {
+			return true
+		}
+	}
+	return false
+}
+
+// mode opens a statement that must not be strict.
+func (s *shape) mode(loose bool) string {
+	if !loose || !s.mariaDB {
+		return ""
+	}
+	return "SET STATEMENT sql_mode='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_BACKSLASH_ESCAPES' FOR "
+}
+
+// oneByOne makes the statements for a table without a key. Rows that only come are still put together.
+func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
+	var all []statement
+	fresh := s.newList(s.insert, "")
+	for _, rows := range batch {
+		for i := range rows.Changes {
+			c := &rows.Changes[i]
+			if c.Before == nil {
+				if err := fresh.add(c.After, s.appendRow); err != nil {
+					return nil, err
+				}
+				continue
+			}
+			all = append(all, fresh.done()...)
+			fresh.made = nil
+			st, err := s.change(c)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, st)
+		}
+	}
+	return append(all, fresh.done()...), nil
+}
+
+// change makes the statement that changes or deletes one row, found by all that it holds. Which of several equal rows it
+// is makes no difference.
+func (s *shape) change(c *stream.Change) (statement, error) {
+	text, loose := []byte("DELETE FROM "+full(s.table)), false
+	var err error
+	if c.After != nil {
+		text, loose = []byte("UPDATE "+full(s.table)+" SET "), s.hasNoMember(c.After)
+		for i, col := range s.columns {
+			if i > 0 {
+				text = append(text, ',')
+			}
+			text = append(append(text, name(col.name)...), '=')
+			if text, err = col.literal(text, c.After[s.indexes[i]]); err != nil {
+				return statement{}, err
+			}
+		}
+	}
+	text = append(text, " WHERE "...)
+	for i, col := range s.columns {
+		if i > 0 {
+			text = append(text, " AND "...)
+		}
+		if text, err = col.equals(text, c.Before[s.indexes[i]]); err != nil {
+			return statement{}, err
+		}
+	}
+	return statement{text: s.mode(loose) + string(append(text, " LIMIT 1"...)), rows: 1}, nil
+}
+
+// equals appends a condition that only the very same value meets.
+func (c *column) equals(to []byte, value any) ([]byte, error) {
+	if value == nil {
+		return append(append(to, name(c.name)...), " IS NULL"...), nil
+	}
+	_, text := value.(string)
+	_, number := value.(int64)
+	if c.exact && !number && !(text && c.kind == kindForeignText) {
+		to = append(append(append(to, "CAST("...), name(c.name)...), " AS BINARY)"...)
+	} else {
+		to = append(to, name(c.name)...)
+	}
+	return c.literal(append(to, " <=> "...), value)
+}

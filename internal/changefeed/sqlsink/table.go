@@ -1,0 +1,129 @@
+package sqlsink
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// kind is how literals of a column are written.
+type kind uint8
+
+const (
+	kindPlain kind = iota
+	kindDecimal
+	// kindParsed columns take text that the server parses: inet4, inet6, uuid, and json on MySQL.
+	kindParsed
+	// kindForeignText is text in another character set than UTF-8.
+	kindForeignText
+)
+
+// column of a table at the sink.
+type column struct {
+	name      string
+	kind      kind
+	generated bool
+	// exact: equality of values is not equality of bytes, so a comparison must be made binary.
+	exact bool
+	enum  bool
+}
+
+// definition is a table at the sink.
+type definition struct {
+	columns map[string]*column
+	// key are the names of the columns of the primary key, or of a unique key that cannot be NULL.
+	key []string
+	// uniques is how many unique keys there are.
+	uniques int
+}
+
+// definition reads the definition of a table from the sink.
+func (s *Sink) definition(ctx context.Context, mariaDB bool, table stream.Table) (*definition, error) {
+	d := &definition{columns: map[string]*column{}}
+	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), GENERATION_EXPRESSION IS NOT NULL AND GENERATION_EXPRESSION <> '' FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
+		table.Schema, table.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var c column
+		var typ, charset string
+		if err := rows.Scan(&c.name, &typ, &charset, &c.generated); err != nil {
+			return nil, err
+		}
+		c.classify(strings.ToLower(typ), charset, mariaDB)
+		d.columns[c.name] = &c
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	if len(d.columns) == 0 {
+		return nil, fmt.Errorf("sink %s: table %s does not exist, or user %q may not see it; create it as it is at the source: %w", s.options.Address, table, s.options.User, stream.ErrUnusable)
+	}
+	return d, s.keys(ctx, d, table)
+}
+
+func (c *column) classify(typ, charset string, mariaDB bool) {
+	c.enum = typ == "enum"
+	switch {
+	case typ == "decimal":
+		c.kind = kindDecimal
+	case typ == "inet4", typ == "inet6", typ == "uuid":
+		c.kind = kindParsed
+	case typ == "json" && !mariaDB:
+		c.kind = kindForeignText
+	case charset != "" && charset != "utf8mb4" && charset != "utf8mb3" && charset != "utf8" && charset != "ascii":
+		c.kind, c.exact = kindForeignText, true
+	case charset != "", isGeometry(typ):
+		c.exact = true
+	}
+}
+
+func isGeometry(typ string) bool {
+	switch typ {
+	case "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection", "geomcollection":
+		return true
+	}
+	return false
+}
+
+// keys finds the key by which rows are told apart: the primary key, or the shortest unique key of whole columns that are
+// not NULL.
+func (s *Sink) keys(ctx context.Context, d *definition, table stream.Table) error {
+	rows, err := s.db.QueryContext(ctx, `SELECT INDEX_NAME, COALESCE(COLUMN_NAME, ''), COLUMN_NAME IS NOT NULL AND NULLABLE <> 'YES' AND (SUB_PART IS NULL OR INDEX_NAME = 'PRIMARY')
+		FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0 ORDER BY INDEX_NAME <> 'PRIMARY', INDEX_NAME, SEQ_IN_INDEX`, table.Schema, table.Name)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var names []string
+	keys, usable := map[string][]string{}, map[string]bool{}
+	for rows.Next() {
+		var index, column string
+		var ok bool
+		if err := rows.Scan(&index, &column, &ok); err != nil {
+			return err
+		}
+		if !slices.Contains(names, index) {
+			names, usable[index] = append(names, index), true
+		}
+		if c := d.columns[column]; c == nil || c.generated {
+			ok = false
+		}
+		keys[index], usable[index] = append(keys[index], column), usable[index] && ok
+	}
+	d.uniques = len(names)
+	for _, n := range names {
+		if usable[n] && (d.key == nil || len(keys[n]) < len(d.key)) {
+			d.key = keys[n]
+		}
+		if d.key != nil && n == "PRIMARY" {
+			break
+		}
+	}
+	return rows.Err()
+}

@@ -1,0 +1,72 @@
+package sqlsink_test
+
+import (
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// everyType is a table with every type that MariaDB has, at its edges.
+var everyType = []string{
+	"CREATE DATABASE d CHARACTER SET utf8mb4",
+	`CREATE TABLE d.every (
+		id BIGINT UNSIGNED NOT NULL PRIMARY KEY,
+		i1 TINYINT, u1 TINYINT UNSIGNED, i2 SMALLINT, u2 SMALLINT UNSIGNED, i3 MEDIUMINT, u3 MEDIUMINT UNSIGNED,
+		i4 INT, u4 INT UNSIGNED, i8 BIGINT, u8 BIGINT UNSIGNED, z INT(8) ZEROFILL,
+		d1 DECIMAL(65,30), d2 DECIMAL(10,0), d3 DECIMAL(5,5) UNSIGNED, d4 DECIMAL(18,9),
+		f1 FLOAT, f2 DOUBLE, f3 FLOAT(7,2), f4 DOUBLE UNSIGNED,
+		b1 BIT(1), b7 BIT(7), b64 BIT(64),
+		da DATE, t0 TIME, t2 TIME(2), t3 TIME(3), t6 TIME(6), dt0 DATETIME, dt1 DATETIME(1), dt4 DATETIME(4), dt6 DATETIME(6),
+		ts0 TIMESTAMP NULL, ts3 TIMESTAMP(3) NULL, ts6 TIMESTAMP(6) NULL, y YEAR,
+		c CHAR(10), c300 CHAR(255) CHARACTER SET utf8mb4, v VARCHAR(50), v300 VARCHAR(300), cl VARCHAR(20) CHARACTER SET latin1, cu VARCHAR(20) CHARACTER SET ucs2,
+		cs VARCHAR(20) CHARACTER SET sjis, ck VARCHAR(20) CHARACTER SET koi8r COLLATE koi8r_bin, c3 VARCHAR(20) CHARACTER SET utf8mb3, ca CHAR(5) CHARACTER SET ascii, c14 VARCHAR(9) CHARACTER SET utf8mb4 COLLATE uca1400_german2_as_cs,
+		bi BINARY(8), vb VARBINARY(300), tb TINYBLOB, bl BLOB, mb MEDIUMBLOB, lb LONGBLOB, tt TINYTEXT, tx TEXT, mt MEDIUMTEXT CHARACTER SET latin1, lt LONGTEXT,
+		e ENUM('', 'a', 'ä''b', 'c'), el ENUM('x', 'ü') CHARACTER SET latin1, s SET('one', 'zwö', 'three'), s64 SET('a0','a1','a2','a3','a4','a5','a6','a7','a8','a9','b0','b1','b2','b3','b4','b5','b6','b7','b8','b9',
+			'c0','c1','c2','c3','c4','c5','c6','c7','c8','c9','d0','d1','d2','d3','d4','d5','d6','d7','d8','d9','e0','e1','e2','e3','e4','e5','e6','e7','e8','e9','f0','f1','f2','f3','f4','f5','f6','f7','f8','f9','g0','g1','g2','g3'),
+		j JSON, g GEOMETRY, p POINT, ls LINESTRING, pg POLYGON, mp MULTIPOINT, gc GEOMETRYCOLLECTION,
+		ip4 INET4, ip6 INET6, uu UUID,
+		tc TEXT COMPRESSED, bc BLOB COMPRESSED, vc VARCHAR(1000) COMPRESSED, vbc VARBINARY(100) COMPRESSED,
+		gv INT AS (i4 + 1) VIRTUAL, gs VARCHAR(60) AS (CONCAT(v, '!')) STORED, inv INT INVISIBLE DEFAULT 7
+	)`,
+	"INSERT INTO d.every (id) VALUES (0)", // nothing but NULLs
+	`INSERT INTO d.every SET id = 18446744073709551615, i1 = -128, u1 = 255, i2 = -32768, u2 = 65535, i3 = -8388608, u3 = 16777215, i4 = -2147483648, u4 = 4294967295,
+		i8 = -9223372036854775808, u8 = 18446744073709551615, z = 42,
+		d1 = -12345678901234567890123456789012345.123456789012345678901234567891, d2 = -9999999999, d3 = 0.00001, d4 = -0.000000001,
+		f1 = 0.1, f2 = 1.7976931348623157e308, f3 = 12345.67, f4 = 2.2250738585072014e-308, b1 = 1, b7 = 127, b64 = 18446744073709551615,
+		da = '9999-12-31', t0 = '-838:59:59', t2 = '-00:00:00.01', t3 = '838:59:59.000', t6 = '-12:34:56.000001', dt0 = '9999-12-31 23:59:59', dt1 = '1000-01-01 00:00:00.1', dt4 = '2024-02-29 12:00:00.0001', dt6 = '0001-01-01 00:00:00.000001',
+		ts0 = '2038-01-19 03:14:07', ts3 = '1970-01-01 00:00:01.001', ts6 = '2024-03-31 01:30:00.999999', y = 2155,
+		c = 'trail  ', c300 = REPEAT('ä', 255), v = 'it''s \\ "q"\0\n', v300 = REPEAT('€', 300), cl = 'äöü€', cu = 'ucs2 ü', cs = '表示', ck = 'Привет', c3 = 'ümlaut', ca = 'abc', c14 = 'Straße',
+		bi = X'0102000000', vb = X'00FF27225C0A0D1A', tb = X'', bl = X'DEADBEEF00', mb = REPEAT(X'00', 70000), lb = X'27', tt = '', tx = 'text 😀', mt = 'latin ß', lt = REPEAT('long ', 20000),
+		e = 'ä''b', el = 'ü', s = 'one,zwö', s64 = 'a0,g3',
+		j = '{"a": [1, null, "ü"]}', g = ST_GeomFromText('POINT(1 2)', 4326), p = POINT(-1.5, 1e300), ls = ST_GeomFromText('LINESTRING(0 0,1 1)'), pg = ST_GeomFromText('POLYGON((0 0,1 0,1 1,0 0))'),
+		mp = ST_GeomFromText('MULTIPOINT(0 0,1 1)'), gc = ST_GeomFromText('GEOMETRYCOLLECTION(POINT(1 1))'),
+		ip4 = '1.2.3.0', ip6 = '2001:db8::', uu = '123e4567-e89b-12d3-a456-426655440000',
+		tc = REPEAT('compress me ', 100), bc = REPEAT(X'00FF', 200), vc = REPEAT('ä', 500), vbc = 'x', inv = 9`,
+	`INSERT INTO d.every SET id = 1, e = '', el = 'x', s = '', s64 = '', f1 = -0.0, f2 = 3.14, f3 = -0.01, d1 = 0, d2 = 0, d3 = 0, d4 = 1.5, da = '2024-01-01', t0 = '00:00:00', t2 = '-01:00:00.50', t3 = '00:00:00.001', t6 = '00:00:00', ts6 = '1970-01-01 00:00:01.000000',
+		y = 1901, tc = '', bc = '', vc = '', vbc = '', uu = 'ffffffff-ffff-7fff-bfff-ffffffffffff', ip6 = '::ffff:1.2.3.4', ip4 = '0.0.0.0', b1 = 0, b7 = 0, b64 = 1`,
+	`INSERT INTO d.every SET id = 2, uu = 'c53a9b2e-5d1c-4f57-9a5b-0a1b2c3d4e5f', ip6 = '::', y = 2000, f2 = -1e-300, f1 = 16777217, dt6 = '2024-10-27 02:30:00.5'`,
+	// What a strict server would not take, but may have.
+	"SET sql_mode='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'",
+	`INSERT INTO d.every SET id = 3, da = '0000-00-00', dt0 = '0000-00-00 00:00:00', ts0 = '0000-00-00 00:00:00', ts6 = '0000-00-00', dt6 = '2023-02-31 00:00:00.5', y = 0, e = 'none', el = 'none', dt1 = '2024-00-00 00:00:00.1'`,
+	"SET sql_mode=DEFAULT",
+	"UPDATE d.every SET i1 = 5, v = 'changed', j = NULL, g = NULL WHERE id = 18446744073709551615",
+	"UPDATE d.every SET id = 77 WHERE id = 2",
+	"INSERT INTO d.every (id, v) VALUES (4, 'gone')",
+	"DELETE FROM d.every WHERE id = 4",
+}
+
+func TestEveryTypeArrivesAsItIs(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	a.Exec(append(everyType,
+		// Without a key rows are found by all they hold.
+		"CREATE TABLE d.nokey LIKE d.every", "ALTER TABLE d.nokey DROP PRIMARY KEY",
+		"SET sql_mode='ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO'", "INSERT INTO d.nokey (id,v,tc,g,p,f1,f2,d1,e,el,s,ip6,uu,j,t2,ts6,b64,cl,cu,cs,bi,vb) SELECT id,v,tc,g,p,f1,f2,d1,e,el,s,ip6,uu,j,t2,ts6,b64,cl,cu,cs,bi,vb FROM d.every",
+		"INSERT INTO d.nokey (id, v) VALUES (1, 'twice'), (1, 'twice'), (1, 'TWICE')",
+		"UPDATE d.nokey SET i4 = 5",
+		"DELETE FROM d.nokey WHERE v = 'twice' LIMIT 2",
+		"UPDATE d.nokey SET v = 'other' WHERE id = 77")...)
+	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 100)
+	p.sync(t)
+	equal(t, a, b)
+}

@@ -1,0 +1,217 @@
+package sqlsink
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// writer writes one table for one owner.
+type writer struct {
+	sink     *Sink
+	table    stream.Table
+	epoch    stream.Epoch
+	position stream.Position
+
+	// shape is for rows of schema. Another schema means that the table may have been redefined.
+	schema *stream.Schema
+	shape  *shape
+}
+
+var _ stream.Writer = (*writer)(nil)
+
+// Close gives the table up. Its owner stays the same, so there is nothing to tell the server.
+func (w *writer) Close() error { return nil }
+
+// Write makes rows and a position durable together. Rows at or before the position that the table is at already are left
+// out: they are there.
+func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Position) error {
+	for len(rows) > 0 && rows[0].Position <= w.position {
+		rows = rows[1:]
+	}
+	switch {
+	case to < w.position:
+		return fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
+	case to == w.position:
+		return nil
+	}
+	if n := len(rows); n > 0 && rows[n-1].Position > to {
+		return fmt.Errorf("table %s: rows at position %d cannot be written up to %d only", w.table, rows[n-1].Position, to)
+	}
+	b := &batch{writer: w, rows: slices.DeleteFunc(slices.Clone(rows), func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to}
+	if err := w.sink.again(ctx, "write table "+w.table.String(), func() error { return b.apply(ctx) }); err != nil {
+		return err
+	}
+	w.position = to
+	return nil
+}
+
+// batch is one Write.
+type batch struct {
+	writer *writer
+	rows   []*stream.Rows
+	to     stream.Position
+	// statements, once they are made.
+	statements []statement
+	made       bool
+	// unsure: a commit was sent and no answer came. It may have happened.
+	unsure bool
+}
+
+// apply tries the batch once.
+func (b *batch) apply(ctx context.Context) error {
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
+	w := b.writer
+	tx, err := w.sink.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if moved, err := b.move(ctx, tx); err != nil || !moved {
+		return err
+	}
+	for _, st := range b.statements {
+		if err := b.execute(ctx, tx, st); err != nil {
+			return err
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		b.unsure = true
+		return err
+	}
+	return nil
+}
+
+// move brings the position to where the batch ends, which only the owner can and only from where it believes the table to
+// be. False means that an earlier attempt did all of this.
+func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
+	w := b.writer
+	result, err := tx.ExecContext(ctx, b.moveText())
+	if err != nil {
+		return false, err
+	}
+	n, err := result.RowsAffected()
+	if err != nil || n == 1 {
+		return n == 1, err
+	}
+	found, err := w.sink.lock(ctx, tx, w.table)
+	if err != nil {
+		return false, err
+	}
+	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to {
+		return false, nil
+	}
+	return false, w.sink.notOwner(w.table, w.epoch, found)
+}
+
+func (b *batch) moveText() string {
+	w := b.writer
+	text := append(make([]byte, 0, 512), "UPDATE "+w.sink.progress+" SET position = "...)
+	text = strconv.AppendUint(text, uint64(b.to), 10)
+	text = quote(append(text, " WHERE changefeed = "...), w.sink.options.Changefeed)
+	text = quote(append(text, " AND table_schema = "...), w.table.Schema)
+	text = quote(append(text, " AND table_name = "...), w.table.Name)
+	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
+	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
+	return string(strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10))
+}
+
+func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
+	result, err := tx.ExecContext(ctx, st.text)
+	if err != nil {
+		return b.explain(err)
+	}
+	if st.rows == 0 {
+		return nil
+	}
+	n, err := result.RowsAffected()
+	if err == nil && n != st.rows {
+		err = fmt.Errorf("table %s has no key, and a row that was changed at the source is not at the sink as it was; somebody else writes there, or the copy was not equal: %w", b.writer.table, stream.ErrUnusable)
+	}
+	return err
+}
+
+// Codes of what a server says when its table is not what the rows are made for.
+const (
+	codeUnknownColumn = 1054
+	codeNoSuchTable   = 1146
+	codePacketTooBig  = 1153
+)
+
+// explain adds to errors that a person has to do something about.
+func (b *batch) explain(err error) error {
+	if transient(err) {
+		return err
+	}
+	remedy := "make it equal to the source"
+	var e *mysql.MySQLError
+	if errors.As(err, &e) {
+		switch e.Number {
+		case codeDuplicate:
+			remedy = "a row that is new at the source is at the sink already; somebody else writes there, or the copy was taken at another position"
+		case codeUnknownColumn, codeNoSuchTable:
+			remedy = "its definition differs from the source's; make them equal"
+		case codePacketTooBig:
+			remedy = "a row is longer than max_allowed_packet of the sink; raise it"
+		}
+	}
+	return fmt.Errorf("sink %s: table %s: %s: %w (%w)", b.writer.sink.options.Address, b.writer.table, remedy, stream.ErrUnusable, err)
+}
+
+// prepare makes the statements of the batch, once. Rows of one schema follow each other; what comes after another schema
+// is written after it.
+func (b *batch) prepare(ctx context.Context) error {
+	if b.made {
+		return nil
+	}
+	b.statements = nil
+	for rest := b.rows; len(rest) > 0; {
+		n := slices.IndexFunc(rest, func(r *stream.Rows) bool {
+			return r.Schema != rest[0].Schema && !slices.Equal(r.Schema.Columns, rest[0].Schema.Columns)
+		})
+		if n < 0 {
+			n = len(rest)
+		}
+		sh, err := b.writer.shapeFor(ctx, rest[n-1].Schema)
+		if err != nil {
+			return err
+		}
+		made, err := sh.statements(rest[:n])
+		if err != nil {
+			return err
+		}
+		b.statements, rest = append(b.statements, made...), rest[n:]
+	}
+	b.made = true
+	return nil
+}
+
+// shapeFor looks at the table again whenever rows come with another schema.
+func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, error) {
+	if w.schema == schema {
+		return w.shape, nil
+	}
+	v, err := w.sink.prepare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d, err := w.sink.definition(ctx, v.mariaDB, w.table)
+	if err != nil {
+		return nil, err
+	}
+	sh, err := newShape(w.table, schema, d, v)
+	if err != nil {
+		return nil, err
+	}
+	w.schema, w.shape = schema, sh
+	return sh, nil
+}

@@ -1,0 +1,300 @@
+package e2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+const (
+	loadTables  = 40
+	loadWriters = 3
+)
+
+// load is a workload on a source: transactions over several tables, and definitions among them.
+type load struct {
+	t    *testing.T
+	db   *sql.DB
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	defining sync.RWMutex // definitions and what they concern take turns, so that no statement meets a table that is gone
+	extra    atomic.Int64
+	done     atomic.Int64 // transactions
+}
+
+func startLoad(t *testing.T, source *testenv.MariaDB, seed uint64) *load {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &load{t: t, db: source.Open("app"), stop: cancel}
+	for w := range loadWriters {
+		l.wg.Go(func() { l.write(ctx, rand.New(rand.NewPCG(seed, uint64(w)))) })
+	}
+	l.wg.Go(func() { l.define(ctx, rand.New(rand.NewPCG(seed, 99))) })
+	t.Cleanup(l.end)
+	return l
+}
+
+func (l *load) end() {
+	l.stop()
+	l.wg.Wait()
+	l.db.Close()
+}
+
+func loadTable(i int) string { return fmt.Sprintf("t%02d", i) }
+
+// write inserts, updates and deletes rows of a few tables in each transaction.
+func (l *load) write(ctx context.Context, r *rand.Rand) {
+	for ctx.Err() == nil {
+		l.defining.RLock()
+		err := l.transaction(ctx, r)
+		l.defining.RUnlock()
+		if err != nil && ctx.Err() == nil && !strings.Contains(err.Error(), "Deadlock") {
+			l.t.Errorf("workload: %v", err)
+			return
+		}
+		l.done.Add(1)
+		time.Sleep(2 * time.Millisecond) // a rate, not a wait
+	}
+}
+
+func (l *load) transaction(ctx context.Context, r *rand.Rand) error {
+	tx, err := l.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	for range 1 + r.IntN(3) {
+		table, id := loadTable(r.IntN(loadTables)), r.IntN(200)
+		statement := fmt.Sprintf("INSERT INTO %s (id, n, s) VALUES (%d, %d, '%x'), (%d, 1, NULL) ON DUPLICATE KEY UPDATE n = n + 1", table, id, r.IntN(1000), r.Uint64(), id+1)
+		switch r.IntN(4) {
+		case 0:
+			statement = fmt.Sprintf("UPDATE %s SET n = n + 1, s = '%x' WHERE id BETWEEN %d AND %d", table, r.Uint64(), id, id+5)
+		case 1:
+			statement = fmt.Sprintf("DELETE FROM %s WHERE id BETWEEN %d AND %d", table, id, id+2)
+		case 2:
+			statement = fmt.Sprintf("UPDATE IGNORE %s SET id = id + 1000 WHERE id = %d", table, id)
+		}
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
+// define changes definitions: columns come, tables are emptied, made, renamed and dropped.
+func (l *load) define(ctx context.Context, r *rand.Rand) {
+	for ctx.Err() == nil {
+		n := l.extra.Add(1)
+		name := fmt.Sprintf("extra%d", n)
+		statements := []string{
+			fmt.Sprintf("ALTER TABLE %s ADD COLUMN c%d INT DEFAULT %d", loadTable(r.IntN(loadTables)), n, n),
+			"TRUNCATE TABLE " + loadTable(r.IntN(loadTables)),
+			fmt.Sprintf("CREATE TABLE %s (id INT PRIMARY KEY, s VARCHAR(20))", name),
+			fmt.Sprintf("INSERT INTO %s VALUES (1, 'one'), (2, 'two')", name),
+			fmt.Sprintf("RENAME TABLE %s TO %s_b", name, name),
+			fmt.Sprintf("INSERT INTO %s_b VALUES (3, 'three')", name),
+		}
+		if n%2 == 0 {
+			statements = append(statements, fmt.Sprintf("DROP TABLE %s_b", name))
+		}
+		for _, s := range statements {
+			l.defining.Lock()
+			_, err := l.db.ExecContext(ctx, s)
+			l.defining.Unlock()
+			if err != nil && ctx.Err() == nil {
+				l.t.Errorf("workload: %s: %v", s, err)
+				return
+			}
+		}
+		timer := time.NewTimer(time.Second) // a rate, not a wait
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// contents is every row of every table of the schema, as digests by table.
+func contents(db *sql.DB) (map[string]string, error) {
+	names, err := column(db, "SELECT table_name FROM information_schema.tables WHERE table_schema = 'app' ORDER BY table_name")
+	if err != nil {
+		return nil, err
+	}
+	tables := map[string]string{}
+	for _, name := range names {
+		rows, err := db.Query("SELECT * FROM app." + name + " ORDER BY id")
+		if err != nil {
+			return nil, err
+		}
+		columns, _ := rows.Columns()
+		h, count := sha256.New(), 0
+		fmt.Fprintln(h, columns)
+		for rows.Next() {
+			values := make([]sql.NullString, len(columns))
+			into := make([]any, len(columns))
+			for i := range values {
+				into[i] = &values[i]
+			}
+			if err := rows.Scan(into...); err != nil {
+				rows.Close()
+				return nil, err
+			}
+			fmt.Fprintln(h, values)
+			count++
+		}
+		rows.Close()
+		if err := rows.Err(); err != nil {
+			return nil, err
+		}
+		tables[name] = fmt.Sprintf("%d rows %x", count, h.Sum(nil)[:8])
+	}
+	return tables, nil
+}
+
+func column(db *sql.DB, query string) ([]string, error) {
+	rows, err := db.Query(query)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var list []string
+	for rows.Next() {
+		var text string
+		if err := rows.Scan(&text); err != nil {
+			return nil, err
+		}
+		list = append(list, text)
+	}
+	return list, rows.Err()
+}
+
+// differences are the tables that are not the same on both sides.
+func differences(source, sink map[string]string) []string {
+	var list []string
+	for name, is := range source {
+		if sink[name] != is {
+			list = append(list, fmt.Sprintf("%s: source %s, sink %q", name, is, sink[name]))
+		}
+	}
+	for name := range sink {
+		if _, ok := source[name]; !ok {
+			list = append(list, name+" is at the sink only")
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// A real MariaDB pair under load, while nodes are drained and killed and the sink is killed: in the end every table is the
+// same, row by row.
+func TestFromMariaDBToMariaDB(t *testing.T) {
+	t.Parallel()
+	source, sink := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
+	c := startCluster(t, testenv.Ebb(t), 3)
+	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, m := range map[string]*testenv.MariaDB{"source": source, "sink": sink} {
+		if err := os.WriteFile(filepath.Join(c.dir.Credentials(), name), []byte(m.Password+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.must("changefeed", "create", "app", "--source", "mysql://"+source.User+"@"+source.Address, "--source-password-file", "source",
+		"--sink", "mysql://"+sink.User+"@"+sink.Address, "--sink-password-file", "sink", "--filter", "app.*")
+	until(t, "the changefeed to run", func() bool { return feedState(c, "app") == v1alpha1.ChangefeedRunning })
+	source.Exec("CREATE DATABASE app")
+	for i := range loadTables {
+		source.Exec(fmt.Sprintf("CREATE TABLE app.%s (id INT PRIMARY KEY, n INT, s VARCHAR(40))", loadTable(i)))
+	}
+	l := startLoad(t, source, 1)
+	flows := func(what string) {
+		t.Helper()
+		before := checkpointOf(c, "app")
+		for deadline := time.Now().Add(patience); checkpointOf(c, "app") <= before; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the checkpoint did not go on %s:\n%s", what, c.must("status", "changefeeds", "-o", "json"))
+			}
+		}
+	}
+	flows("at first")
+	leader := c.awaitLeader("")
+	target := others(trio, leader)[0]
+	epoch := c.record(target).Epoch
+	began := time.Now()
+	c.must("drain", target, "--wait")
+	t.Logf("drained under load in %s", time.Since(began).Round(time.Millisecond))
+	c.startNode(target)
+	c.awaitReady(target, epoch+1)
+	flows("after the drain")
+	victim := others(trio, leader)[1]
+	epoch = c.record(victim).Epoch
+	c.signal(victim, syscall.SIGKILL)
+	flows("after a kill")
+	c.startNode(victim)
+	c.awaitReady(victim, epoch+1)
+	sink.Kill()
+	sink.Start()
+	flows("after the sink's kill")
+	l.end()
+	t.Logf("%d transactions and %d rounds of definitions", l.done.Load(), l.extra.Load())
+	wantSame(t, c, source, sink)
+}
+
+func feedState(c *cluster, name string) v1alpha1.ChangefeedState {
+	cf := &v1alpha1.Changefeed{}
+	if c.client.Get(context.Background(), types.NamespacedName{Namespace: "default", Name: name}, cf) != nil {
+		return ""
+	}
+	return cf.Status.State
+}
+
+func checkpointOf(c *cluster, name string) int64 {
+	cf := &v1alpha1.Changefeed{}
+	if c.client.Get(context.Background(), types.NamespacedName{Namespace: "default", Name: name}, cf) != nil {
+		return 0
+	}
+	return cf.Status.Checkpoint
+}
+
+// wantSame waits until both sides are the same, row by row.
+func wantSame(t *testing.T, c *cluster, source, sink *testenv.MariaDB) {
+	t.Helper()
+	from, to := source.Open("app"), sink.Open("app")
+	defer from.Close()
+	defer to.Close()
+	want, err := contents(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var last []string
+	deadline := time.Now().Add(patience)
+	for {
+		got, err := contents(to)
+		if err == nil {
+			if last = differences(want, got); len(last) == 0 {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d tables differ (%v):\n%s\n%s", len(last), len(want), err, strings.Join(last, "\n"), c.must("status", "changefeeds"))
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
