@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -20,6 +21,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -67,6 +69,7 @@ type maintainer struct {
 type table struct {
 	phase TablePhase
 	node  string
+	to    string // where it is on its way to
 	epoch stream.Epoch
 	floor stream.Position // everything up to here is at the sink, while nobody tells more
 	since uint64          // the round of reports after which the node tells of it
@@ -144,7 +147,8 @@ func (m *maintainer) live(ctx context.Context) {
 	}
 }
 
-// originGone makes sure, from the server, that an origin which has not said that it stopped is over: the view may be behind.
+// originGone makes sure that an origin which has not said that it stopped is over, from the server since the view may be behind,
+// and writes that down for the placement that begins: a maintainer whose object is old cannot begin on the same grounds.
 func (m *maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacement) bool {
 	if p.From == nil || p.From.Stopped {
 		return true
@@ -154,30 +158,39 @@ func (m *maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacem
 		m.setProblem(err.Error())
 		return false
 	}
-	return rec.Epoch == 0 || rec.Over(p.From.NodeEpoch)
+	if rec.Epoch != 0 && !rec.Over(p.From.NodeEpoch) {
+		return false
+	}
+	m.settle(ctx, p.Epoch, p.From.Node)
+	now := m.latest().Placement()
+	return now.Epoch == p.Epoch && (now.From == nil || now.From.Stopped)
 }
 
 // acknowledge writes that nothing of an earlier placement runs here any more. It is called only when that is so.
 func (m *maintainer) acknowledge(ctx context.Context, epoch int64) {
+	if m.settle(ctx, epoch, m.run.opts.Node) {
+		m.log.Info("maintainer stopped", "placement", epoch)
+		return
+	}
+	m.run.sleep(ctx, again)
+}
+
+// settle writes, by compare-and-swap, that the origin of a placement has stopped.
+func (m *maintainer) settle(ctx context.Context, epoch int64, origin string) bool {
 	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
 		m.see(cf)
 		p := cf.Status.Placement
-		if p == nil || p.Epoch != epoch || p.From == nil || p.From.Node != m.run.opts.Node || p.From.Stopped {
+		if p == nil || p.Epoch != epoch || p.From == nil || p.From.Node != origin || p.From.Stopped {
 			return false
 		}
 		now := metav1.NowMicro()
 		p.From.Stopped, p.Since = true, &now // from now on the successor's time counts
 		return true
 	})
-	switch {
-	case err == nil:
-		m.log.Info("maintainer stopped", "placement", epoch)
-	case kubeclient.IsMissing(err):
-		m.run.sleep(ctx, again)
-	case ctx.Err() == nil:
-		m.log.Warn("it is not written yet that the maintainer stopped", "error", err)
-		m.run.sleep(ctx, again)
+	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {
+		m.log.Warn("it is not written yet that the maintainer before has stopped", "error", err)
 	}
+	return err == nil
 }
 
 func (r *run) sleep(ctx context.Context, d time.Duration) {
@@ -260,6 +273,7 @@ func (m *maintainer) begin(ctx context.Context) error {
 	if err := source.Check(ctx); err != nil {
 		return err
 	}
+	m.warnUnfaithful(ctx, source)
 	filter, err := ParseFilter(m.latest().Spec.Filter)
 	if err != nil {
 		return fmt.Errorf("%w: %w", stream.ErrUnusable, err)
@@ -300,6 +314,32 @@ func (m *maintainer) begin(ctx context.Context) error {
 		cf.Status.Tables = int64(len(m.tables))
 		return true
 	})
+}
+
+// unfaithful is a source that knows of tables whose changes its log does not tell in full.
+type unfaithful interface {
+	Unfaithful(ctx context.Context) ([]string, error)
+}
+
+// warnUnfaithful tells people of such tables.
+func (m *maintainer) warnUnfaithful(ctx context.Context, source stream.Source) {
+	u, ok := source.(unfaithful)
+	if !ok {
+		return
+	}
+	list, err := u.Unfaithful(ctx)
+	if err != nil || len(list) == 0 {
+		return
+	}
+	note := "The source's log does not tell all that happens to: " + strings.Join(list, "; ")
+	m.log.Warn(note)
+	record := events.Recorder{Client: m.run.e.Client, Controller: "changefeeds", Instance: m.run.opts.Node}
+	err = record.Emit(ctx, events.Event{
+		Regarding: m.latest(), Type: corev1.EventTypeWarning, Reason: "UnfaithfulTables", Action: "Begin", Note: note, Key: fmt.Sprint(len(list)),
+	})
+	if err != nil {
+		m.log.Warn("event not written", "error", err)
+	}
 }
 
 // start is where the changefeed began. It is persisted before anything is read.
@@ -500,7 +540,11 @@ func (m *maintainer) place(ctx context.Context, w world) {
 				continue
 			}
 		}
-		tw.Tables = append(tw.Tables, TableState{Table: name, Phase: t.phase, Node: t.node})
+		state := TableState{Table: name, Phase: t.phase, Node: t.node}
+		if t.phase == TableBusy {
+			state.Node = t.to
+		}
+		tw.Tables = append(tw.Tables, state)
 	}
 	m.mu.Unlock()
 	groups := map[[2]string][]stream.Table{}
@@ -516,7 +560,7 @@ func (m *maintainer) place(ctx context.Context, w world) {
 		for chunk := range slices.Chunk(names, size) {
 			m.mu.Lock()
 			for _, name := range chunk {
-				m.tables[name].phase = TableBusy
+				m.tables[name].phase, m.tables[name].to = TableBusy, pair[1]
 			}
 			m.mu.Unlock()
 			m.busy.Go(func() { m.move(ctx, w, pair[0], pair[1], chunk) })

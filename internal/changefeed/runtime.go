@@ -34,6 +34,7 @@ const (
 	writeLimit = 5 * time.Second
 	// closeLimit bounds how long a changefeed may take to stop on this node.
 	closeLimit = 30 * time.Second
+	closeTries = 20
 )
 
 // Options make a host.
@@ -126,18 +127,36 @@ func (d dispatchers) Run(ctx context.Context) error {
 	server.Stop()
 	<-served
 	for _, key := range d.engine.Keys() {
-		d.closeFeed(key)
+		_ = d.closeFeed(key) // it was logged, and the process ends
 	}
 	d.peers.close()
 	return nil
 }
 
-func (h *Host) closeFeed(key dispatch.FeedKey) {
+// closeFeed stops everything of a changefeed here.
+func (h *Host) closeFeed(key dispatch.FeedKey) error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
-	if err := h.engine.Close(ctx, key); err != nil {
+	err := h.engine.Close(ctx, key)
+	if err != nil {
 		h.opts.Log.Warn("changefeed not closed in order", "changefeed", key.String(), "error", err)
 	}
+	return err
+}
+
+// closeLater does so beside everything else, again and again if need be: a sink that hangs must not hold up a node whose lease is
+// in doubt.
+func (h *Host) closeLater(key dispatch.FeedKey, then func()) {
+	go func() {
+		for range closeTries {
+			if h.closeFeed(key) == nil {
+				break
+			}
+		}
+		if then != nil {
+			then()
+		}
+	}()
 }
 
 // nodeEpoch is the incarnation of this node, 0 while it has none.
@@ -271,7 +290,7 @@ func (r *run) closeForgotten(ctx context.Context) error {
 	}
 	for _, key := range r.engine.Keys() {
 		if !known[key] {
-			r.live.Go(func() { r.closeFeed(key) })
+			r.closeLater(key, nil)
 		}
 	}
 	return nil
@@ -370,7 +389,7 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 		delete(r.unwanted, key)
 	} else if !r.unwanted[key] {
 		r.unwanted[key] = true
-		r.live.Go(func() { r.closeFeed(key) })
+		r.closeLater(key, nil)
 	}
 	p := cf.Placement()
 	m := r.running[key]
@@ -406,8 +425,7 @@ func (r *run) gone(cf *v1alpha1.Changefeed) {
 		m.stop()
 	}
 	r.unwanted[key] = true
-	r.live.Go(func() {
-		r.closeFeed(key)
+	r.closeLater(key, func() {
 		r.Host.mu.Lock()
 		defer r.Host.mu.Unlock()
 		delete(r.unwanted, key)

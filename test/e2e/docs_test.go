@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
@@ -74,5 +75,32 @@ func TestTheManifestsInTheDocumentationAreAccepted(t *testing.T) {
 				t.Errorf("%s: %s", code, message)
 			}
 		})
+	}
+}
+
+func TestTheManifestsOfChangefeedsAreAccepted(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "changefeeds.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := fenced(string(text), "yaml")
+	if len(blocks) < 2 {
+		t.Fatalf("only %d manifests were found", len(blocks))
+	}
+	api := testenv.StartAPI(t)
+	for _, block := range blocks {
+		cf := &v1alpha1.Changefeed{}
+		if err := yaml.Unmarshal([]byte(block), cf); err != nil {
+			t.Fatalf("%v in\n%s", err, block)
+		}
+		if err := changefeed.Validate(&cf.Spec); err != nil {
+			t.Errorf("%s: %v", cf.Name, err)
+		}
+		cmd := exec.Command(testenv.Ebb(t), "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
+		cmd.Stdin = strings.NewReader(block)
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "changefeed/"+cf.Name+" applied\n" {
+			t.Errorf("%v\n%s\nof\n%s", err, out, block)
+		}
 	}
 }
