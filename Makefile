@@ -5,10 +5,11 @@ TOOLS    := -modfile=test/tools/go.mod
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -X main.version=$(VERSION)
 DATA_DIR ?= .ebb
+EBB_CHAOS_FOR ?= 10m
 PROTOS   := internal/changefeed/wire/wire.proto
 GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
-.PHONY: build run test lint generate check-generated bench setup clean
+.PHONY: build run test lint generate check-generated chaos bench setup clean
 
 build: ## bin/ebb
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ebb ./cmd/ebb
@@ -35,6 +36,9 @@ check-generated: ## generated files are what the types say
 	$(MAKE) --no-print-directory generate; \
 	after=$$(cat $(GENERATED) | sha256sum); \
 	if [ "$$before" != "$$after" ]; then echo "generated files were out of date: run 'make generate' and commit"; exit 1; fi
+
+chaos: setup ## everything is broken at random under load; EBB_CHAOS_FOR is for how long, EBB_CHAOS_SEED replays a run
+	EBB_CHAOS_FOR=$(EBB_CHAOS_FOR) $(GO) test -race -count=1 -timeout 0 -v -run '^TestChaos$$' ./test/e2e
 
 bench: ## benchmarks, without the race detector
 	$(GO) test -run '^$$' -bench . -benchmem ./...

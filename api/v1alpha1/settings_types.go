@@ -46,6 +46,14 @@ type DrainSettings struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
 	// +kubebuilder:default="5m"
 	StalledAfter *metav1.Duration `json:"stalledAfter,omitempty"`
+
+	// balanceAfter is how long no drain must have run before maintainers and dispatchers are moved only to balance them.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:default="30s"
+	BalanceAfter *metav1.Duration `json:"balanceAfter,omitempty"`
 }
 
 // ActiveDrain is the slot of the one drain that may run.

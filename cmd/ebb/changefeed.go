@@ -40,8 +40,9 @@ func newChangefeedCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME --source URL --sink URL",
 		Short: "Create a changefeed",
-		Long: `Create a changefeed. Sources are datagen://?tables=N&rate=R&seed=S, which makes changes up; sinks are blackhole://, which
-counts them and forgets.`,
+		Long: `Create a changefeed. Sources are mysql://USER@HOST:PORT, a MariaDB server, and datagen://?tables=N&rate=R&seed=S, which makes
+changes up. Sinks are mysql://USER@HOST:PORT, file:///DIRECTORY, the same on every node, and blackhole://, which counts changes and
+forgets them.`,
 		Example: `  ebb changefeed create demo --source 'datagen://?tables=100&rate=1000' --sink blackhole://`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

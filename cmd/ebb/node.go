@@ -309,7 +309,8 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	}
 	feeds := changefeed.NewHost(changefeed.Options{
 		Node: f.name, Gate: gate, Listener: peers, Files: wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
-		Opener: changefeed.Opener{Credentials: secrets, Log: log.With("node", f.name)}, Memory: f.memory, Log: log.With("node", f.name),
+		Opener: changefeed.Opener{Credentials: secrets, Log: log.With("node", f.name)}, Memory: f.memory,
+		Metrics: changefeed.NewMetrics(r, f.name), Log: log.With("node", f.name),
 	})
 	return node.New(node.Options{
 		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,

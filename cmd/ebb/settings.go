@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed"
 )
 
 // setting is one value of Settings that people set by name.
@@ -54,21 +55,32 @@ var settingsTable = []setting{
 	},
 	{
 		name: "drain.stalledAfter", alias: "drain-stalled-after", help: "how long nothing may move before a drain says that it is stalled",
-		get: func(s *v1alpha1.SettingsSpec) string {
-			if s.Drain.StalledAfter == nil {
-				return "5m0s"
-			}
-			return s.Drain.StalledAfter.Duration.String()
-		},
-		set: func(s *v1alpha1.SettingsSpec, text string) error {
-			d, err := time.ParseDuration(text)
-			if err != nil || d <= 0 {
-				return fmt.Errorf("%q is not a duration such as 90s or 5m", text)
-			}
-			s.Drain.StalledAfter = &metav1.Duration{Duration: d}
-			return nil
-		},
+		get: func(s *v1alpha1.SettingsSpec) string { return durationOr(s.Drain.StalledAfter, 5*time.Minute) },
+		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.StalledAfter, text) },
 	},
+	{
+		name: "drain.balanceAfter", alias: "drain-balance-after", help: "how long no drain must have run before changefeeds are balanced",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			return durationOr(s.Drain.BalanceAfter, changefeed.DefaultBalanceAfter)
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.BalanceAfter, text) },
+	},
+}
+
+func durationOr(d *metav1.Duration, otherwise time.Duration) string {
+	if d == nil {
+		return otherwise.String()
+	}
+	return d.Duration.String()
+}
+
+func setDuration(to **metav1.Duration, text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return fmt.Errorf("%q is not a duration such as 90s or 5m", text)
+	}
+	*to = &metav1.Duration{Duration: d}
+	return nil
 }
 
 func newSettings() *cobra.Command {

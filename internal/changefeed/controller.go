@@ -116,7 +116,7 @@ func (c *Controller) gather(ctx context.Context) (World, error) {
 	if w.Slot != nil {
 		c.drained = w.Now
 	}
-	w.Settled = w.Now.Sub(c.drained) > settleAfter
+	w.Settled = w.Now.Sub(c.drained) > BalanceAfter(settings)
 	if n := settings.Spec.Drain.MaintainerBatchSize; n != nil {
 		w.BatchSize = int(*n)
 	}

@@ -148,7 +148,7 @@ func TestSourcesAndSinksThatCannotWorkAreUnusable(t *testing.T) {
 			t.Errorf("source %q: %v, %v", source, s, err)
 		}
 	}
-	for _, sink := range []string{"", "ftp://host", "://"} {
+	for _, sink := range []string{"", "ftp://host", "://", "file://here", "file:///there?size=1"} {
 		if s, err := o.Sink(dispatch.FeedKey{}, dispatch.Config{Sink: sink}); !errors.Is(err, stream.ErrUnusable) {
 			t.Errorf("sink %q: %v, %v", sink, s, err)
 		}
@@ -168,11 +168,15 @@ func TestWhatIsWrongWithAChangefeedIsToldTheSameEveryTime(t *testing.T) {
 	if err := changefeed.Validate(spec("datagen://?tables=2", "blackhole://", "0-1-5", "a.*")); err != nil {
 		t.Errorf("a good one: %v", err)
 	}
+	if err := changefeed.Validate(spec("datagen://", "file:///data/out?maxBytes=1048576", "")); err != nil {
+		t.Errorf("one with files: %v", err)
+	}
 	for name, bad := range map[string]*v1alpha1.ChangefeedSpec{
 		"a password":  spec("datagen://u:secret@h", "blackhole://", ""),
 		"two schemes": spec("ftp://a", "ftp://b", ""),
 		"a filter":    spec("datagen://", "blackhole://", "", "nonsense"),
 		"a position":  spec("datagen://", "blackhole://", "nonsense"),
+		"a directory": spec("datagen://", "file://here", ""),
 	} {
 		first := message(changefeed.Validate(bad))
 		if first == "" {

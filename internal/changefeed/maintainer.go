@@ -32,10 +32,10 @@ const (
 	// placeAtOnce is the same for tables that run nowhere: nothing is interrupted by placing them.
 	placeAtOnce = 100_000
 	placeBatch  = 2000
-	// settleAfter is how long no drain must have run for tables to be balanced.
-	settleAfter = 30 * time.Second
 	// checkpointEvery is how often a checkpoint is written at most.
 	checkpointEvery = 10 * time.Second
+	// staleProblem is when a problem that nobody has told of again counts as mended.
+	staleProblem = 5 * time.Second
 	// again is how soon something that failed is tried again.
 	again = 250 * time.Millisecond
 )
@@ -55,9 +55,14 @@ type maintainer struct {
 	met       map[string]int64 // nodes that were introduced, in which of their epochs
 	busy      sync.WaitGroup
 	cancel    context.CancelFunc
-	problem   string
+	problem   string // what was last stumbled over, and when
+	problemAt time.Time
 	trigger   *stream.Position // up to where definitions have been seen to; nil where there are none
 	triggerAt time.Time
+	// pending are tables of the source that the sink does not have: a definition after the checkpoint makes them, or nobody did.
+	// Which of both is known when definitions have been seen to up to pendingUntil.
+	pending      map[stream.Table]bool
+	pendingUntil stream.Position
 
 	// Of the loop alone.
 	checkpoint stream.Position
@@ -74,6 +79,8 @@ type table struct {
 	floor stream.Position // everything up to here is at the sink, while nobody tells more
 	since uint64          // the round of reports after which the node tells of it
 	retry time.Time
+	// halted is when its dispatcher was told to stop for a move; zero unless it waits for the next to run.
+	halted time.Time
 }
 
 func newMaintainer(r *run, cf *v1alpha1.Changefeed) *maintainer {
@@ -83,6 +90,7 @@ func newMaintainer(r *run, cf *v1alpha1.Changefeed) *maintainer {
 
 // see takes note of a newer object.
 func (m *maintainer) see(cf *v1alpha1.Changefeed) {
+	cf = cf.DeepCopy() // whoever has it goes on changing it
 	m.mu.Lock()
 	m.object = cf
 	m.mu.Unlock()
@@ -284,22 +292,9 @@ func (m *maintainer) begin(ctx context.Context) error {
 	}
 	m.checkpoint = max(start, stream.Position(m.latest().Status.Checkpoint))
 	m.setTrigger(source)
-	names, _, err := source.Tables(ctx)
-	if err != nil {
+	if err := m.findTables(ctx, source, filter); err != nil {
 		return err
 	}
-	earlier, err := m.earlier(ctx)
-	if err != nil {
-		return err
-	}
-	names = append(names, earlier...)
-	m.mu.Lock()
-	for _, name := range names {
-		if filter.Allows(name) {
-			m.tables[name] = &table{floor: m.checkpoint}
-		}
-	}
-	m.mu.Unlock()
 	if err := m.meetAll(ctx); err != nil {
 		return err
 	}
@@ -459,6 +454,7 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 			continue
 		}
 		here[id] = true
+		t.halted = time.Time{} // if it was being moved: how long it stood still, nobody knows
 		t.phase, t.node, t.epoch, t.floor = TableRunning, name, fromEpoch(d.Epoch), max(t.floor, stream.Position(d.Checkpoint))
 	}
 	for id, t := range m.tables {
@@ -523,7 +519,7 @@ func (m *maintainer) place(ctx context.Context, w world) {
 	plan := w.plan()
 	tw := TableWorld{
 		Schedulable: m.known(plan.Schedulable()), Gone: func(name string) bool { return !w.leases[name].Held() },
-		Self: m.run.opts.Node, Moves: movesAtOnce, Settled: time.Since(w.drained) > settleAfter,
+		Self: m.run.opts.Node, Moves: movesAtOnce, Settled: time.Since(w.drained) > w.balanceAfter,
 	}
 	if w.slot != nil {
 		tw.Draining = w.slot.Node
@@ -597,6 +593,10 @@ func (m *maintainer) move(ctx context.Context, w world, from, to string, names [
 		defer m.mu.Unlock()
 		t := m.tables[name]
 		t.phase, t.node, t.epoch, t.since = TableRunning, to, fromEpoch(o.Epoch), round
+		if !t.halted.IsZero() {
+			m.run.opts.Metrics.paused(time.Since(t.halted))
+			t.halted = time.Time{}
+		}
 	})
 	m.mu.Lock()
 	for _, name := range names {
@@ -674,6 +674,7 @@ func (m *maintainer) halt(ctx context.Context, w world, from string, names []str
 	left := map[stream.Table]*wire.TableOrder{}
 	m.mu.Lock()
 	for _, name := range names {
+		m.tables[name].halted = time.Now()
 		left[name] = &wire.TableOrder{Table: onWire(name), Epoch: toEpoch(m.tables[name].epoch)}
 	}
 	m.mu.Unlock()
@@ -717,7 +718,7 @@ func (m *maintainer) halt(ctx context.Context, w world, from string, names []str
 func (m *maintainer) setProblem(text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.problem = text
+	m.problem, m.problemAt = text, time.Now()
 }
 
 // advance computes the checkpoint: the lowest position among all tables. Tables that are on their way, or of which their
@@ -748,7 +749,7 @@ func (m *maintainer) advance() {
 			}
 		}
 		if r.Error != "" {
-			m.problem = fmt.Sprintf("node %s: %s", name, r.Error)
+			m.problem, m.problemAt = fmt.Sprintf("node %s: %s", name, r.Error), time.Now()
 		}
 	}
 	for name, t := range m.tables {
@@ -763,6 +764,9 @@ func (m *maintainer) advance() {
 	}
 	if m.trigger != nil {
 		consider(*m.trigger, m.triggerAt)
+	}
+	if len(m.pending) > 0 {
+		return // whether these flow from the checkpoint on is not known yet
 	}
 	for name, n := range expected {
 		r := reports[name]
@@ -812,13 +816,9 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	counts := map[string]int64{m.run.opts.Node: 1} // the table trigger
-	running := 0
 	for _, t := range m.tables {
 		if t.phase != TableAbsent && t.node != "" {
 			counts[t.node]++
-		}
-		if t.phase == TableRunning {
-			running++
 		}
 	}
 	s.Nodes = nil
@@ -830,10 +830,10 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 	if w.slot != nil {
 		s.ObservedDrain = w.slot.UID
 	}
-	if running == len(m.tables) {
-		m.problem = ""
+	s.Error = ""
+	if time.Since(m.problemAt) < staleProblem {
+		s.Error = m.problem
 	}
-	s.Error = m.problem
 	s.Checkpoint = max(s.Checkpoint, int64(m.checkpoint))
 	if !m.at.IsZero() {
 		at := metav1.NewTime(m.at)

@@ -14,6 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/blackhole"
 	"github.com/ebb-dev/ebb/internal/changefeed/datagen"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/filesink"
 	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -23,6 +24,8 @@ import (
 type Opener struct {
 	// Credentials is the directory that password files are below; empty for none.
 	Credentials string
+	// May says whether the node's lease is beyond doubt, for sinks that cannot tell an owner from another themselves; nil for always.
+	May func() bool
 	// Log of the node.
 	Log *slog.Logger
 }
@@ -59,6 +62,13 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 	switch u.Scheme {
 	case "blackhole":
 		return blackhole.New(), nil
+	case "file":
+		options, err := filesink.Parse(u)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
+		}
+		options.Changefeed, options.May = key.Namespace+"/"+key.Name+"/"+key.UID, o.May
+		return filesink.Open(options), nil
 	case "mysql":
 		password, err := o.password(c.SinkPasswordFile)
 		if err != nil {
@@ -69,7 +79,7 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 			MaxConnections: c.Workers, Logger: o.Log,
 		})
 	}
-	return nil, fmt.Errorf("sink %s://: %w: use mysql:// or blackhole://", u.Scheme, stream.ErrUnusable)
+	return nil, fmt.Errorf("sink %s://: %w: use mysql://, file:// or blackhole://", u.Scheme, stream.ErrUnusable)
 }
 
 // Validate says what is wrong with a changefeed before any node has tried it.
@@ -77,7 +87,7 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 	for _, end := range []struct {
 		what, text string
 		schemes    []string
-	}{{"source", spec.Source, []string{"mysql", "datagen"}}, {"sink", spec.Sink, []string{"mysql", "blackhole"}}} {
+	}{{"source", spec.Source, []string{"mysql", "datagen"}}, {"sink", spec.Sink, []string{"mysql", "file", "blackhole"}}} {
 		u, err := url.Parse(end.text)
 		if err != nil {
 			return fmt.Errorf("%s: %w", end.what, err)
@@ -87,6 +97,11 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 		}
 		if !slices.Contains(end.schemes, u.Scheme) {
 			return fmt.Errorf("%s %q: use %s://", end.what, end.text, strings.Join(end.schemes, ":// or "))
+		}
+		if u.Scheme == "file" {
+			if _, err := filesink.Parse(u); err != nil {
+				return err
+			}
 		}
 	}
 	if _, err := ParsePosition(spec.StartPosition); err != nil {

@@ -27,6 +27,17 @@ type World struct {
 	Settled bool
 }
 
+// DefaultBalanceAfter is how long no drain must have run before anything is balanced, unless the settings say otherwise.
+const DefaultBalanceAfter = 30 * time.Second
+
+// BalanceAfter is how long by the settings.
+func BalanceAfter(s *v1alpha1.Settings) time.Duration {
+	if set := s.Spec.Drain.BalanceAfter; set != nil && set.Duration > 0 {
+		return set.Duration
+	}
+	return DefaultBalanceAfter
+}
+
 // balanceAtOnce bounds the moves that only balance.
 const balanceAtOnce = 1
 

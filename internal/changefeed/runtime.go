@@ -51,6 +51,8 @@ type Options struct {
 	Opener Opener
 	// Memory bounds the changes on their way, in bytes.
 	Memory int64
+	// Metrics of the node's changefeeds.
+	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
 }
@@ -65,15 +67,18 @@ type Host struct {
 
 	mu       sync.Mutex
 	epoch    int64                     // of the node, 0 while it has none
+	holding  func() bool               // whether the epoch stands, nil while there is none
 	unwanted map[dispatch.FeedKey]bool // paused or deleted
 	running  map[dispatch.FeedKey]*maintainer
 }
 
 // NewHost makes the host of a node.
 func NewHost(o Options) *Host {
-	h := &Host{opts: o, unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*maintainer{}}
+	h := &Host{unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*maintainer{}}
+	o.Opener.May = h.leased
+	h.opts = o
 	h.engine = dispatch.New(dispatch.Options{
-		OpenSource: o.Opener.Source, OpenSink: o.Opener.Sink, Memory: o.Memory,
+		OpenSource: o.Opener.Source, OpenSink: o.Opener.Sink, Memory: o.Memory, Flushed: o.Metrics.flushed,
 		Enter: func() (func(), error) {
 			pass, err := o.Gate.Enter(KindDispatchers)
 			if err != nil {
@@ -83,6 +88,7 @@ func NewHost(o Options) *Host {
 		},
 	})
 	h.peers = newPeers(o.Node, o.Files, h)
+	o.Metrics.host.Store(h)
 	return h
 }
 
@@ -166,6 +172,13 @@ func (h *Host) nodeEpoch() int64 {
 	return h.epoch
 }
 
+// leased says whether the node's lease is beyond doubt.
+func (h *Host) leased() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.holding != nil && h.holding()
+}
+
 // wants says whether dispatchers of a changefeed may run here.
 func (h *Host) wants(key dispatch.FeedKey) bool {
 	h.mu.Lock()
@@ -186,11 +199,11 @@ func (m maintainers) Held() int { return m.opts.Gate.Count(KindMaintainers) }
 func (m maintainers) Run(ctx context.Context) error {
 	e := node.EpochFrom(ctx)
 	m.mu.Lock()
-	m.epoch = e.Number
+	m.epoch, m.holding = e.Number, e.Holding
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
-		m.epoch = 0
+		m.epoch, m.holding = 0, nil
 		m.mu.Unlock()
 	}()
 	if ctx.Err() != nil {
@@ -214,6 +227,8 @@ type world struct {
 	slot   *v1alpha1.ActiveDrain
 	// drained is when a drain was last seen.
 	drained time.Time
+	// balanceAfter is how long ago that must be for tables to be balanced.
+	balanceAfter time.Duration
 }
 
 // plan is the world as the planners see it.
@@ -257,10 +272,10 @@ func (r *run) watch(ctx context.Context) error {
 		object client.Object
 		on     toolscache.ResourceEventHandler
 	}{
-		{&v1alpha1.Node{}, news(r.seeNode, r.forgetNode)},
-		{&coordinationv1.Lease{}, news(r.seeLease, r.forgetLease)},
-		{&v1alpha1.Settings{}, news(r.seeSettings, func(*v1alpha1.Settings) {})},
-		{&v1alpha1.Changefeed{}, news(r.see, r.gone)},
+		{&v1alpha1.Node{}, node.News(r.seeNode, r.forgetNode)},
+		{&coordinationv1.Lease{}, node.News(r.seeLease, r.forgetLease)},
+		{&v1alpha1.Settings{}, node.News(r.seeSettings, func(*v1alpha1.Settings) {})},
+		{&v1alpha1.Changefeed{}, node.News(r.see, r.gone)},
 	}
 	for _, h := range handlers {
 		informer, err := r.e.Cache.GetInformer(ctx, h.object)
@@ -294,30 +309,6 @@ func (r *run) closeForgotten(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// news turns the three kinds of news into two.
-func news[T any](see, gone func(T)) toolscache.ResourceEventHandler {
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		UpdateFunc: func(_, object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		DeleteFunc: func(object any) {
-			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-				object = last.Obj
-			}
-			if o, ok := object.(T); ok {
-				gone(o)
-			}
-		},
-	}
 }
 
 func keyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
@@ -358,7 +349,7 @@ func (r *run) seeSettings(s *v1alpha1.Settings) {
 		if w.slot != nil || s.Status.ActiveDrain != nil {
 			w.drained = time.Now()
 		}
-		w.slot = s.Status.ActiveDrain
+		w.slot, w.balanceAfter = s.Status.ActiveDrain, BalanceAfter(s)
 	})
 }
 
@@ -477,7 +468,10 @@ func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	byFeed := map[dispatch.FeedKey]report{}
+	byFeed := maps.Clone(r.reports[name])
+	if byFeed == nil {
+		byFeed = map[dispatch.FeedKey]report{}
+	}
 	for _, f := range reply.Feeds {
 		byFeed[dispatch.FeedKey{Namespace: f.Feed.Namespace, Name: f.Feed.Name, UID: f.Feed.Uid}] = report{round, f}
 	}

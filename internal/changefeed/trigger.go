@@ -28,25 +28,70 @@ func (m *maintainer) setTrigger(source stream.Source) {
 	}
 }
 
-// knower is a sink that remembers which tables were written.
+// knower is a sink that can tell which tables were written, and which are there.
 type knower interface {
 	Known(ctx context.Context) ([]stream.Table, error)
+	Present(ctx context.Context) ([]stream.Table, error)
 }
 
-// earlier are tables that flowed up to the checkpoint, and that the source may have dropped or renamed since.
-func (m *maintainer) earlier(ctx context.Context) ([]stream.Table, error) {
+// findTables finds out which tables flow from the checkpoint on: those that the source has now, and those that it had and has
+// dropped or renamed since. One that it has made since is not at the sink; the definition that makes it adds it.
+func (m *maintainer) findTables(ctx context.Context, source stream.Source, filter Filter) error {
+	names, head, err := source.Tables(ctx)
+	if err != nil {
+		return err
+	}
 	sink, err := m.run.opts.Opener.Sink(m.key, m.config())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer sink.Close()
 	if err := sink.Check(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	if k, ok := sink.(knower); ok {
-		return k.Known(ctx)
+	m.mu.Lock()
+	k, ok := sink.(knower)
+	ok = ok && m.trigger != nil
+	m.mu.Unlock()
+	var known, present []stream.Table
+	if ok {
+		if known, err = k.Known(ctx); err != nil {
+			return err
+		}
+		if present, err = k.Present(ctx); err != nil {
+			return err
+		}
 	}
-	return nil, nil
+	there := map[stream.Table]bool{}
+	for _, name := range present {
+		there[name] = true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pending, m.pendingUntil = map[stream.Table]bool{}, head
+	for _, name := range append(names, known...) {
+		switch {
+		case !filter.Allows(name):
+		case ok && !there[name] && head > m.checkpoint:
+			m.pending[name] = true
+		default:
+			m.tables[name] = &table{floor: m.checkpoint}
+		}
+	}
+	return nil
+}
+
+// resolve lets the tables flow that no definition has made: the sink lacks them, and says so. The caller holds the lock.
+func (m *maintainer) resolve(at stream.Position) {
+	if len(m.pending) == 0 || at < m.pendingUntil {
+		return
+	}
+	for name := range m.pending {
+		if m.tables[name] == nil {
+			m.tables[name] = &table{floor: m.checkpoint}
+		}
+	}
+	clear(m.pending)
 }
 
 // watchDefinitions is the table trigger: it reads the source's log for definitions that make, drop or rename tables, and sees
@@ -94,6 +139,7 @@ func (m *maintainer) readDefinitions(ctx context.Context) error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		*m.trigger, m.triggerAt = t.Position, t.At
+		m.resolve(t.Position)
 		return nil
 	})
 }
@@ -108,8 +154,14 @@ func concerns(f Filter, d *stream.DDL) bool {
 
 // define waits for the tables that a definition concerns, executes it, and takes note of what tables there are then.
 func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *stream.Transaction) error {
-	if err := m.awaitBlocked(ctx, t.DDL); err != nil {
+	done, err := defined(ctx, sink, t.Position)
+	if err != nil {
 		return err
+	}
+	if !done { // else its tables may be past it already
+		if err := m.awaitBlocked(ctx, t.DDL); err != nil {
+			return err
+		}
 	}
 	if !m.run.e.Holding() {
 		return errors.New("the lease is in doubt")
@@ -130,14 +182,31 @@ func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *
 	default:
 		return nil
 	}
+	defer m.poke() // the loop places what was made
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range made {
+		delete(m.pending, name)
 		if f.Allows(name) && m.tables[name] == nil {
 			m.tables[name] = &table{floor: floor}
 		}
 	}
 	return nil
+}
+
+// definer is a sink that remembers which definitions were executed.
+type definer interface {
+	Defined(ctx context.Context, position stream.Position) (bool, error)
+}
+
+// defined says whether an earlier maintainer has executed a definition. The checkpoint that a maintainer begins with is older than
+// what the one before got to.
+func defined(ctx context.Context, sink stream.Sink, at stream.Position) (bool, error) {
+	d, ok := sink.(definer)
+	if !ok {
+		return false, nil
+	}
+	return d.Defined(ctx, at)
 }
 
 // awaitBlocked returns when every dispatcher of the tables stands before the definition.
@@ -146,25 +215,26 @@ func (m *maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 		return nil
 	}
 	for {
-		waiting := m.unblocked(d.Tables)
+		waiting, node := m.unblocked(d.Tables)
 		if waiting == "" {
 			return nil
 		}
-		_, changed := m.run.view()
-		timer := time.NewTimer(reportEvery)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		m.setProblem(fmt.Sprintf("waiting for table %s to come to the definition at which it is dropped or renamed", waiting))
+		m.run.sleep(ctx, blockedEvery)
+		if ctx.Err() != nil {
 			return ctx.Err()
-		case <-changed:
-		case <-timer.C:
 		}
-		timer.Stop()
+		if w, _ := m.run.view(); w.leases[node].Held() { // all wait for this: the next round of reports is too far away
+			m.run.ask(ctx, w, node, []*wire.Feed{m.feed()})
+		}
 	}
 }
 
-// unblocked is a table among some that has not said yet that it stands before a definition; empty if all have.
-func (m *maintainer) unblocked(names []stream.Table) string {
+// blockedEvery is how often a node is asked whether a table has come to a definition.
+const blockedEvery = 10 * time.Millisecond
+
+// unblocked is a table among some that has not said yet that it stands before a definition, and its node; empty if all have.
+func (m *maintainer) unblocked(names []stream.Table) (table, node string) {
 	m.run.mu.Lock()
 	blocked := map[string]bool{}
 	for node, byFeed := range m.run.reports {
@@ -179,19 +249,32 @@ func (m *maintainer) unblocked(names []stream.Table) string {
 	defer m.mu.Unlock()
 	for _, name := range names {
 		if t := m.tables[name]; t != nil && !(t.phase == TableRunning && blocked[t.node+"\x00"+onWire(name)]) {
-			return name.String()
+			return name.String(), t.node
 		}
 	}
-	return ""
+	return "", ""
+}
+
+// onItsWay says whether an order about a table is under way.
+func (m *maintainer) onItsWay(name stream.Table) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.tables[name]
+	return t != nil && t.phase == TableBusy
 }
 
 // end lets go of tables that are no more.
 func (m *maintainer) end(ctx context.Context, names []stream.Table) error {
-	w, _ := m.run.view()
 	for _, name := range names {
+		for m.onItsWay(name) {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			m.run.sleep(ctx, blockedEvery)
+		}
+		w, _ := m.run.view()
 		m.mu.Lock()
 		t := m.tables[name]
-		busy := t != nil && t.phase == TableBusy
 		var order *wire.TableOrder
 		if t != nil {
 			order = &wire.TableOrder{Table: onWire(name), Epoch: toEpoch(t.epoch)}
@@ -199,9 +282,6 @@ func (m *maintainer) end(ctx context.Context, names []stream.Table) error {
 		m.mu.Unlock()
 		if t == nil {
 			continue
-		}
-		if busy {
-			return fmt.Errorf("table %s is on its way", name)
 		}
 		if t.phase == TableRunning {
 			call, cancel := context.WithTimeout(ctx, callLimit)

@@ -387,6 +387,15 @@ func (m *host) stop() {
 	m.awaitEnd()
 }
 
+// leave stops the node for good. Where the machine is so busy that the node did not come to release its lease, it is marked.
+func (m *host) leave() {
+	m.t.Helper()
+	m.stop()
+	if rec, err := lease.Read(m.site.lease(m.name)); err == nil && rec.Held() {
+		m.site.mark(m.name)
+	}
+}
+
 func (m *host) awaitEnd() {
 	m.t.Helper()
 	select {

@@ -433,7 +433,7 @@ func TestR8ADeploymentIsClaimedLostReclaimedAndDisabled(t *testing.T) {
 	w.update(disabled)
 	w.until("it to be stopped", func(d *v1alpha1.Deployment) bool { return d.Holder().Node == "" })
 	a.update(func(n *v1alpha1.Node) { n.Spec.Cordoned = true }) // nobody claims it
-	b.stop()
+	b.leave()
 	w.update(enabled)
 	w.stands(v1alpha1.StateLost)
 	w.update(disabled)
@@ -617,7 +617,7 @@ func TestR13UnderNoneNoPathWritesAnAddress(t *testing.T) {
 	quiet.drain() // nobody may take what it has
 	cleared.stands(v1alpha1.StateUnassigned)
 	until(t, "what it keeps to be counted", func() bool { return quiet.object().Status.Held[deployment.Kind] == 1 })
-	quiet.stop() // left in order
+	quiet.leave()
 	kept.stands(v1alpha1.StateLost)
 
 	third := s.host("third") // all but the disabled one were there to be claimed
@@ -648,10 +648,13 @@ func TestAMissingDaemonSaysSoUntilItIsHealed(t *testing.T) {
 	d := w.until("it to be missed", func(d *v1alpha1.Deployment) bool {
 		return reason(d, v1alpha1.DeploymentRunning) == v1alpha1.ErrDaemonMissing
 	})
-	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning); c.Status != metav1.ConditionFalse ||
-		!strings.HasPrefix(c.Message, "It does not run on "+m.name+" (CrashLoop after: ") || !strings.Contains(c.Message, "/no/such/program") {
+	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning); c.Status != metav1.ConditionFalse || !strings.HasPrefix(c.Message, "It does not run on "+m.name+" (") {
 		t.Errorf("the condition is %s: %s", c.Status, c.Message)
 	}
+	d = w.until("it to say why", func(d *v1alpha1.Deployment) bool {
+		c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
+		return strings.Contains(c.Message, m.name+" (CrashLoop after: ") && strings.Contains(c.Message, "/no/such/program")
+	})
 	if i := d.Instance(m.name); i == nil || i.State != v1alpha1.InstanceCrashLoop || i.LastExit == nil || i.LastExit.Code != -1 || i.PID != 0 {
 		t.Errorf("its entry is %+v", i)
 	}

@@ -279,15 +279,15 @@ func (r *run) watch(ctx context.Context) error {
 	r.world = World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
 	r.mu.Unlock()
 	for object, on := range map[client.Object]toolscache.ResourceEventHandler{
-		&v1alpha1.Node{}:        news(r.seeNode, r.forgetNode),
-		&coordinationv1.Lease{}: news(r.seeLease, r.forgetLease),
+		&v1alpha1.Node{}:        node.News(r.seeNode, r.forgetNode),
+		&coordinationv1.Lease{}: node.News(r.seeLease, r.forgetLease),
 	} {
 		if err := r.follow(ctx, object, on); err != nil {
 			return err
 		}
 	}
 	// The objects last: what is decided about them rests on the others.
-	if err := r.follow(ctx, &v1alpha1.Deployment{}, news(r.see, r.gone)); err != nil {
+	if err := r.follow(ctx, &v1alpha1.Deployment{}, node.News(r.see, r.gone)); err != nil {
 		return err
 	}
 	r.synced.Store(true)
@@ -308,30 +308,6 @@ func (r *run) follow(ctx context.Context, object client.Object, on toolscache.Re
 		return ctx.Err()
 	}
 	return nil
-}
-
-// news turns the three kinds of news into two.
-func news[T any](see, gone func(T)) toolscache.ResourceEventHandler {
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		UpdateFunc: func(_, object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		DeleteFunc: func(object any) {
-			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-				object = last.Obj
-			}
-			if o, ok := object.(T); ok {
-				gone(o)
-			}
-		},
-	}
 }
 
 // see passes an object on to its unit, if it concerns this node.

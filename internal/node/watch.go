@@ -117,3 +117,27 @@ func (n *Node) onLease(ctx context.Context, e *Epoch, c cache.Cache) error {
 	})
 	return err
 }
+
+// News turns the three kinds of news about objects that an informer brings into two.
+func News[T any](see, gone func(T)) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) {
+			if o, ok := object.(T); ok {
+				see(o)
+			}
+		},
+		UpdateFunc: func(_, object any) {
+			if o, ok := object.(T); ok {
+				see(o)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+				object = last.Obj
+			}
+			if o, ok := object.(T); ok {
+				gone(o)
+			}
+		},
+	}
+}

@@ -3,7 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -144,14 +146,18 @@ func feedsPlaced(t *testing.T, f *feeds) {
 
 func feedsDrained(t *testing.T, f *feeds) {
 	target := others(trio, f.awaitLeader(""))[0]
-	epoch := f.record(target).Epoch
-	began := time.Now()
+	stay := others(trio, target)
+	epoch, moved := f.record(target).Epoch, f.dispatchersOn(t, target)
+	before, began := f.pauses(t, stay), time.Now()
 	f.must("drain", target, "--wait")
 	t.Logf("drained in %s", time.Since(began).Round(time.Millisecond))
+	if told := f.pauses(t, stay) - before; told < moved {
+		t.Errorf("the pauses of %d tables are told, %d dispatchers were moved", told, moved)
+	}
 	if held := f.node(target).Status.Held; held["maintainers"] != 0 || held["dispatchers"] != 0 {
 		t.Errorf("the drained node held %v", held)
 	}
-	f.allFlow(others(trio, target)...)
+	f.allFlow(stay...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for name, states := range f.states {
@@ -159,6 +165,34 @@ func feedsDrained(t *testing.T, f *feeds) {
 	}
 	f.startNode(target)
 	f.awaitReady(target, epoch+1)
+}
+
+// dispatchersOn is how many dispatchers of tables a node says that it has.
+func (f *feeds) dispatchersOn(t *testing.T, node string) int {
+	return f.sum(t, []string{node}, `^ebb_changefeed_dispatchers\{.*\} (\d+)$`)
+}
+
+// pauses is how many tables some nodes' maintainers have moved.
+func (f *feeds) pauses(t *testing.T, nodes []string) int {
+	return f.sum(t, nodes, `^ebb_changefeed_table_pause_seconds_count\{.*\} (\d+)$`)
+}
+
+// sum adds up what lines among the metrics of nodes tell.
+func (f *feeds) sum(t *testing.T, nodes []string, line string) int {
+	t.Helper()
+	total, pattern := 0, regexp.MustCompile("(?m)"+line)
+	for _, node := range nodes {
+		_, body := f.request(t, node, "GET", "/metrics", "")
+		found := pattern.FindAllStringSubmatch(body, -1)
+		if len(found) == 0 {
+			t.Fatalf("%s tells nothing like %s", node, line)
+		}
+		for _, m := range found {
+			n, _ := strconv.Atoi(m[1])
+			total += n
+		}
+	}
+	return total
 }
 
 // wantOrder: while the maintainer is on the draining node no dispatcher leaves it, and epochs only grow.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -58,17 +60,24 @@ func (l *load) end() {
 
 func loadTable(i int) string { return fmt.Sprintf("t%02d", i) }
 
+// What is under way is finished when the load ends: a statement that was given up on could still change the source later.
+
 // write inserts, updates and deletes rows of a few tables in each transaction.
 func (l *load) write(ctx context.Context, r *rand.Rand) {
 	for ctx.Err() == nil {
 		l.defining.RLock()
-		err := l.transaction(ctx, r)
+		err := l.transaction(context.WithoutCancel(ctx), r)
 		l.defining.RUnlock()
-		if err != nil && ctx.Err() == nil && !strings.Contains(err.Error(), "Deadlock") {
+		switch {
+		case err == nil:
+			l.done.Add(1)
+		case ctx.Err() != nil || strings.Contains(err.Error(), "Deadlock"):
+		case unanswered(err):
+			time.Sleep(100 * time.Millisecond) // a rate, not a wait
+		default:
 			l.t.Errorf("workload: %v", err)
 			return
 		}
-		l.done.Add(1)
 		time.Sleep(2 * time.Millisecond) // a rate, not a wait
 	}
 }
@@ -115,7 +124,7 @@ func (l *load) define(ctx context.Context, r *rand.Rand) {
 		}
 		for _, s := range statements {
 			l.defining.Lock()
-			_, err := l.db.ExecContext(ctx, s)
+			err := l.definition(ctx, s)
 			l.defining.Unlock()
 			if err != nil && ctx.Err() == nil {
 				l.t.Errorf("workload: %s: %v", s, err)
@@ -129,6 +138,30 @@ func (l *load) define(ctx context.Context, r *rand.Rand) {
 		}
 		timer.Stop()
 	}
+}
+
+// definition runs a statement until the source has answered. One that was cut short may have been done: then the source says
+// that it cannot be done again.
+func (l *load) definition(ctx context.Context, statement string) error {
+	for again := false; ; again = true {
+		_, err := l.db.ExecContext(ctx, statement)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if !unanswered(err) {
+			if again {
+				return nil
+			}
+			return err
+		}
+		time.Sleep(100 * time.Millisecond) // a rate, not a wait
+	}
+}
+
+// unanswered says that the server was killed before it could answer: nobody knows whether it did what it was asked.
+func unanswered(err error) bool {
+	var answer *mysql.MySQLError
+	return !errors.As(err, &answer) || answer.Number == 1053 || answer.Number == 1927 // it shuts down, it ended the connection
 }
 
 // contents is every row of every table of the schema, as digests by table.

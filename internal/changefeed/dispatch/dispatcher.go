@@ -161,13 +161,16 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	batch, bytes := d.take()
 	d.mu.Unlock()
 
-	last := batch[len(batch)-1]
+	last, began := batch[len(batch)-1], time.Now()
 	err := d.insist(ctx, func() error {
 		if last.DDL != nil {
 			return d.define(ctx, last)
 		}
 		return d.writer.Write(ctx, batch, last.Position)
 	})
+	if flushed := d.feed.engine.opts.Flushed; flushed != nil && err == nil {
+		flushed(time.Since(began))
+	}
 
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -47,6 +47,8 @@ type Options struct {
 	Enter func() (leave func(), err error)
 	// Memory bounds the changes on their way, in bytes.
 	Memory int64
+	// Flushed is told how long each batch took to be at the sink, tries that failed included; nil if nobody wants to know.
+	Flushed func(time.Duration)
 }
 
 // Engine runs the dispatchers of a node.

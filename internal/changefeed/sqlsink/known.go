@@ -2,6 +2,8 @@ package sqlsink
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -13,10 +15,15 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 	if _, err := s.prepare(ctx); err != nil {
 		return nil, err
 	}
-	rows, err := s.db.QueryContext(ctx, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t"+
+	return s.list(ctx, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t"+
 		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ?", s.options.Changefeed)
+}
+
+// list reads the names of tables.
+func (s *Sink) list(ctx context.Context, query string, args ...any) ([]stream.Table, error) {
+	rows, err := s.db.QueryContext(ctx, query, args...)
 	if err != nil {
-		return nil, fmt.Errorf("sink %s: list the tables that were written: %w", s.options.Address, err)
+		return nil, fmt.Errorf("sink %s: list tables: %w", s.options.Address, err)
 	}
 	defer rows.Close()
 	var list []stream.Table
@@ -28,4 +35,25 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 		list = append(list, t)
 	}
 	return list, rows.Err()
+}
+
+// Defined says whether the definition at a position has been executed, and noted as done.
+func (s *Sink) Defined(ctx context.Context, position stream.Position) (bool, error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return false, err
+	}
+	var done bool
+	err := s.db.QueryRowContext(ctx, "SELECT done FROM "+s.intents+" WHERE changefeed = ? AND position = ?", s.options.Changefeed, uint64(position)).Scan(&done)
+	if errors.Is(err, sql.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("sink %s: the definition at position %d: %w", s.options.Address, position, err)
+	}
+	return done, nil
+}
+
+// Present are the tables that are there, written by whomever.
+func (s *Sink) Present(ctx context.Context) ([]stream.Table, error) {
+	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'")
 }

@@ -1,0 +1,39 @@
+package changefeed
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// The sink of files does not know who may write; the node's lease does.
+func TestANodeWritesNoFilesWhileItsLeaseIsInDoubt(t *testing.T) {
+	h := newMeasured()
+	sink, err := h.opts.Opener.Sink(dispatch.FeedKey{Namespace: "default", Name: "demo", UID: "1"}, dispatch.Config{Sink: "file://" + t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	acquire := func() error {
+		_, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "s", Name: "t"}, stream.Epoch{Placement: 1, Counter: 1}, 0)
+		return err
+	}
+	holding := false
+	for _, c := range []struct {
+		name    string
+		change  func()
+		refused bool
+	}{
+		{"no epoch yet", func() {}, true},
+		{"in doubt", func() { h.holding = func() bool { return holding } }, true},
+		{"holding", func() { holding = true }, false},
+		{"the epoch is over", func() { h.holding = nil }, true},
+	} {
+		c.change()
+		if err := acquire(); (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), "in doubt") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package filesink
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+const (
+	ownerFile = "owner.json"
+	goneFile  = "gone"
+)
+
+// owner is who may write a directory.
+type owner struct {
+	Changefeed string       `json:"changefeed"`
+	Table      stream.Table `json:"table"`
+	Epoch      stream.Epoch `json:"epoch"`
+}
+
+// readOwner is the owner of a directory; nil if it has none.
+func readOwner(root *os.Root, dir string) (*owner, error) {
+	data, err := root.ReadFile(filepath.Join(dir, ownerFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	o := &owner{}
+	if err := json.Unmarshal(data, o); err != nil {
+		return nil, fmt.Errorf("%s of %s: %w", ownerFile, dir, err)
+	}
+	return o, nil
+}
+
+// own makes somebody the owner of a directory, unless a newer epoch is, or another changefeed.
+func own(root *os.Root, dir string, want owner) error {
+	is, err := readOwner(root, dir)
+	if err != nil {
+		return err
+	}
+	if is != nil {
+		if is.Changefeed != want.Changefeed {
+			return fmt.Errorf("%s belongs to changefeed %s: give every changefeed a directory of its own: %w", dir, is.Changefeed, stream.ErrUnusable)
+		}
+		switch is.Epoch.Compare(want.Epoch) {
+		case 1:
+			return notOwner(dir, want.Epoch, is)
+		case 0:
+			return nil
+		}
+	}
+	if err := writeOwner(root, dir, want); err != nil {
+		return err
+	}
+	return check(root, dir, want.Epoch) // somebody may have done the same in this moment
+}
+
+// check fails unless an epoch owns a directory.
+func check(root *os.Root, dir string, epoch stream.Epoch) error {
+	is, err := readOwner(root, dir)
+	if err == nil && (is == nil || is.Epoch != epoch) {
+		err = notOwner(dir, epoch, is)
+	}
+	return err
+}
+
+func notOwner(dir string, mine stream.Epoch, is *owner) error {
+	if is == nil {
+		return fmt.Errorf("%s has no owner any more, epoch %d.%d had it: %w", dir, mine.Placement, mine.Counter, stream.ErrNotOwner)
+	}
+	return fmt.Errorf("%s belongs to epoch %d.%d, not to %d.%d: %w", dir, is.Epoch.Placement, is.Epoch.Counter, mine.Placement, mine.Counter, stream.ErrNotOwner)
+}
+
+// writeOwner replaces the file as a whole, so that whoever reads it sees the one or the other.
+func writeOwner(root *os.Root, dir string, o owner) error {
+	data, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(dir, ownerFile)
+	temporary := fmt.Sprintf("%s.%d.%d", name, o.Epoch.Placement, o.Epoch.Counter)
+	if err := appendTo(root, temporary, os.O_CREATE|os.O_TRUNC, append(data, '\n')); err != nil {
+		return err
+	}
+	if err := root.Rename(temporary, name); err != nil {
+		return err
+	}
+	return syncDir(root, dir)
+}
+
+// appendTo makes bytes at the end of a file durable.
+func appendTo(root *os.Root, name string, flags int, data []byte) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_APPEND|flags, fileMode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(root *os.Root, dir string) error {
+	d, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,62 @@
+package filesink
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// writer writes one table for one owner.
+type writer struct {
+	*journal
+	table stream.Table
+}
+
+var _ stream.Writer = (*writer)(nil)
+
+// Close gives the table up. No file is open between writes: there may be very many tables.
+func (w *writer) Close() error { return nil }
+
+// Write makes rows and a position durable. A batch that does not fit into one file goes to several: each has complete
+// transactions, and what is there is not written again.
+func (w *writer) Write(_ context.Context, rows []*stream.Rows, to stream.Position) error {
+	for len(rows) > 0 && rows[0].Position <= w.position {
+		rows = rows[1:]
+	}
+	if to < w.position {
+		return fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
+	}
+	if n := len(rows); n > 0 && rows[n-1].Position > to {
+		return fmt.Errorf("table %s: rows at position %d cannot be written up to %d only", w.table, rows[n-1].Position, to)
+	}
+	var pending bytes.Buffer
+	at := w.position
+	for _, r := range rows {
+		var one bytes.Buffer
+		if err := encodeRows(&one, r); err != nil {
+			return err
+		}
+		if pending.Len() > 0 && w.size+int64(pending.Len()+one.Len()) > w.sink.options.MaxBytes {
+			if err := w.append(pending.Bytes(), at); err != nil {
+				return err
+			}
+			pending.Reset()
+		}
+		pending.Write(one.Bytes())
+		if one.Len() > 0 {
+			at = r.Position
+		}
+	}
+	if at < to {
+		l := &line{Position: to, Schema: w.table.Schema, Table: w.table.Name, Kind: kindPosition, Change: 1, Changes: 1}
+		if err := l.encode(&pending); err != nil {
+			return err
+		}
+	}
+	if pending.Len() == 0 {
+		return nil
+	}
+	return w.append(pending.Bytes(), to)
+}

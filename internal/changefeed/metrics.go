@@ -1,0 +1,131 @@
+package changefeed
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+)
+
+// Metrics are what a node tells of its changefeeds. What there is one of for each changefeed is asked for when somebody looks, so
+// that it goes with the changefeed.
+type Metrics struct {
+	flushes, pauses prometheus.Histogram
+
+	lag, tables              *prometheus.Desc // of the maintainers here
+	dispatchers, rows, bytes *prometheus.Desc // of the dispatchers here
+	memory                   *prometheus.Desc
+
+	host atomic.Pointer[Host]
+}
+
+// NewMetrics makes the metrics of a node's changefeeds, registered with r.
+func NewMetrics(r prometheus.Registerer, node string) *Metrics {
+	labels := prometheus.Labels{"node": node}
+	histogram := func(name, help string, buckets ...float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: buckets})
+	}
+	perFeed := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, []string{"namespace", "changefeed"}, labels)
+	}
+	m := &Metrics{
+		flushes: histogram("ebb_changefeed_flush_seconds", "How long a batch took to be at the sink, tries that failed included.",
+			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		pauses: histogram("ebb_changefeed_table_pause_seconds", "How long a table that moved stood still: from when its origin was told to stop until its destination ran.",
+			.005, .01, .025, .05, .1, .2, .3, .5, 1, 2.5, 5, 10, 30),
+		lag:         perFeed("ebb_changefeed_checkpoint_lag_seconds", "How long ago the source committed what the checkpoint is at, on the maintainer's node."),
+		tables:      perFeed("ebb_changefeed_tables", "Tables of the changefeed, on the maintainer's node."),
+		dispatchers: perFeed("ebb_changefeed_dispatchers", "Dispatchers of tables on the node, prepared ones included."),
+		rows:        perFeed("ebb_changefeed_rows_total", "Row changes that the node wrote since the changefeed came to it."),
+		bytes:       perFeed("ebb_changefeed_bytes_total", "About how much memory the changes took that the node wrote since the changefeed came to it."),
+		memory:      prometheus.NewDesc("ebb_changefeed_memory_bytes", "Memory that changes on their way take on the node.", nil, labels),
+	}
+	r.MustRegister(m.flushes, m.pauses, m)
+	return m
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{m.lag, m.tables, m.dispatchers, m.rows, m.bytes, m.memory} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	h := m.host.Load()
+	if h == nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	gauge(m.memory, float64(h.engine.Memory()))
+	for name, r := range h.carried() {
+		gauge(m.dispatchers, float64(r.Dispatchers), name.namespace, name.name)
+		ch <- prometheus.MustNewConstMetric(m.rows, prometheus.CounterValue, float64(r.Rows), name.namespace, name.name)
+		ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(r.Bytes), name.namespace, name.name)
+	}
+	now := time.Now()
+	for name, s := range h.maintained() {
+		gauge(m.tables, float64(s.tables), name.namespace, name.name)
+		if !s.at.IsZero() {
+			// The source's clock may be ahead of this one.
+			gauge(m.lag, max(now.Sub(s.at), 0).Seconds(), name.namespace, name.name)
+		}
+	}
+}
+
+func (m *Metrics) flushed(took time.Duration) { m.flushes.Observe(took.Seconds()) }
+
+func (m *Metrics) paused(pause time.Duration) { m.pauses.Observe(pause.Seconds()) }
+
+// feedName is a changefeed as metrics know it. One that was removed and made again is here twice for a moment, under one name.
+type feedName struct{ namespace, name string }
+
+func named(key dispatch.FeedKey) feedName { return feedName{key.Namespace, key.Name} }
+
+// carried is what the dispatchers here have done, by changefeed.
+func (h *Host) carried() map[feedName]dispatch.Report {
+	all := map[feedName]dispatch.Report{}
+	for _, key := range h.engine.Keys() {
+		sum, r := all[named(key)], h.engine.Report(key)
+		sum.Dispatchers += r.Dispatchers
+		sum.Rows += r.Rows
+		sum.Bytes += r.Bytes
+		all[named(key)] = sum
+	}
+	return all
+}
+
+// standing is how far a maintainer has come.
+type standing struct {
+	tables int
+	at     time.Time // when the source committed what the checkpoint is at; zero if nobody has told
+}
+
+// maintained is how far the maintainers here have come, by changefeed.
+func (h *Host) maintained() map[feedName]standing {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := map[feedName]standing{}
+	for key, m := range h.running {
+		if s, works := m.standing(); works {
+			all[named(key)] = s
+		}
+	}
+	return all
+}
+
+// standing is how far the maintainer has come, if it works. Until it has moved the checkpoint itself, what was written before counts.
+func (m *maintainer) standing() (s standing, works bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s = standing{tables: len(m.tables), at: m.at}
+	if before := m.object.Status.CheckpointTime; s.at.IsZero() && before != nil {
+		s.at = before.Time
+	}
+	return s, m.epoch != 0
+}
