@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -49,6 +50,7 @@ type nodeFlags struct {
 
 	peerListen string
 	secrets    string
+	files      string
 	memory     int64
 }
 
@@ -112,6 +114,7 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.Float64Var(&f.weights.Memory, "claim-memory-weight", f.weights.Memory, "weight of memory under the claim policy resource_usage")
 	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for work between nodes; port 0 picks a free one")
 	fs.StringVar(&f.secrets, "credentials-dir", "", "directory of the password files that changefeeds name, the same on every node (default: credentials in the data directory)")
+	fs.StringVar(&f.files, "file-sink-dir", "", "directory below which changefeeds may write files, an absolute path; none without it")
 	fs.Int64Var(&f.memory, "changefeed-memory", 256<<20, "bytes that changes on their way from sources to sinks may take on this node")
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
@@ -127,6 +130,9 @@ func (f nodeFlags) validate() error {
 	}
 	if err := f.weights.Validate(); err != nil {
 		return err
+	}
+	if f.files != "" && !filepath.IsAbs(f.files) {
+		return fmt.Errorf("--file-sink-dir %q: give an absolute path", f.files)
 	}
 	if f.memory < 1<<20 {
 		return fmt.Errorf("--changefeed-memory %d: give at least %d bytes", f.memory, 1<<20)
@@ -309,7 +315,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	}
 	feeds := changefeed.NewHost(changefeed.Options{
 		Node: f.name, Gate: gate, Listener: peers, Files: wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
-		Opener: changefeed.Opener{Credentials: secrets, Log: log.With("node", f.name)}, Memory: f.memory,
+		Opener: changefeed.Opener{Credentials: secrets, Files: f.files, Log: log.With("node", f.name)}, Memory: f.memory,
 		Metrics: changefeed.NewMetrics(r, f.name), Log: log.With("node", f.name),
 	})
 	return node.New(node.Options{

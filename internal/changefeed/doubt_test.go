@@ -11,7 +11,8 @@ import (
 // The sink of files does not know who may write; the node's lease does.
 func TestANodeWritesNoFilesWhileItsLeaseIsInDoubt(t *testing.T) {
 	h := newMeasured()
-	sink, err := h.opts.Opener.Sink(dispatch.FeedKey{Namespace: "default", Name: "demo", UID: "1"}, dispatch.Config{Sink: "file://" + t.TempDir()})
+	h.opts.Opener.Files = t.TempDir()
+	sink, err := h.opts.Opener.Sink(dispatch.FeedKey{Namespace: "default", Name: "demo", UID: "1"}, dispatch.Config{Sink: "file://" + h.opts.Opener.Files})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,5 +36,19 @@ func TestANodeWritesNoFilesWhileItsLeaseIsInDoubt(t *testing.T) {
 		if err := acquire(); (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), "in doubt") {
 			t.Errorf("%s: %v", c.name, err)
 		}
+	}
+}
+
+func TestFilesAreWrittenBelowTheNodesDirectoryOnly(t *testing.T) {
+	root := t.TempDir()
+	for dir, ok := range map[string]bool{
+		root: true, root + "/feed": true, root + "/a/../b": true, root + "/..": false, root + "/../other": false, "/etc": false, root + "x": false,
+	} {
+		if err := (Opener{Files: root}).below(dir); (err == nil) != ok {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if err := (Opener{}).below(root); err == nil {
+		t.Error("a node without a directory for files writes some")
 	}
 }

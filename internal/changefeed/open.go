@@ -26,6 +26,8 @@ type Opener struct {
 	Credentials string
 	// May says whether the node's lease is beyond doubt, for sinks that cannot tell an owner from another themselves; nil for always.
 	May func() bool
+	// Files is the directory that file sinks are below; empty for none.
+	Files string
 	// Log of the node.
 	Log *slog.Logger
 }
@@ -66,6 +68,9 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 		options, err := filesink.Parse(u)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
+		}
+		if err := o.below(options.Directory); err != nil {
+			return nil, err
 		}
 		options.Changefeed, options.May = key.Namespace+"/"+key.Name+"/"+key.UID, o.May
 		return filesink.Open(options), nil
@@ -109,6 +114,16 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 	}
 	_, err := ParseFilter(spec.Filter)
 	return err
+}
+
+// below refuses a directory that is not below the one that the node was told: whoever writes a changefeed must not choose
+// where a node's user writes.
+func (o Opener) below(dir string) error {
+	rel, err := filepath.Rel(o.Files, filepath.Clean(dir))
+	if o.Files == "" || err != nil || rel == ".." || strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+		return fmt.Errorf("sink file://%s: %w: this node writes below its --file-sink-dir (%q) only", dir, stream.ErrUnusable, o.Files)
+	}
+	return nil
 }
 
 // password reads a file below the credentials directory. A name that leads anywhere else is refused: whoever writes a
