@@ -26,6 +26,8 @@ type program struct {
 	revision string
 	pid      int
 	started  time.Time
+	seen     time.Time // when the node saw it started
+	settled  bool      // it was still running a while after; of the unit's goroutine
 
 	done chan struct{} // closed when nothing of it is left
 	exit shim.Exit     // how it ended, once done
@@ -80,7 +82,7 @@ func (p *pulse) current() (shim.Deadline, <-chan struct{}) {
 
 // newProgram follows a program that runs: it is kept alive for as long as the lease is renewed and until it ends.
 func newProgram(h *shim.Handle, p *pulse) *program {
-	g := &program{handle: h, done: make(chan struct{})}
+	g := &program{handle: h, done: make(chan struct{}), seen: time.Now()}
 	g.uid, g.revision = parseInstance(h.Instance())
 	if st, err := shim.ReadState(h.Dir()); err == nil {
 		g.pid, g.started = st.Program.PID, st.StartedAt
@@ -120,6 +122,24 @@ func (g *program) keep(p *pulse) {
 		}
 		retry.Stop()
 	}
+}
+
+// settles says how long it takes until the program counts as running: it must have run for a while, and the shim must say that it
+// still does. The news of its end may be late on a busy machine, and a rollout must not go on past a program that fails.
+func (g *program) settles(after time.Duration) time.Duration {
+	if g.settled {
+		return 0
+	}
+	if left := after - time.Since(g.seen); left > 0 {
+		return left
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), extendLimit)
+	defer cancel()
+	if st, err := g.handle.Status(ctx); err != nil || st.Phase != shim.Running {
+		return again
+	}
+	g.settled = true
+	return 0
 }
 
 // stop asks the program to end. It can be repeated.

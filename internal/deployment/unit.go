@@ -197,6 +197,7 @@ func (u *unit) attach(ctx context.Context) {
 	case err == nil:
 		u.stray = false
 		p := newProgram(h, u.pulse)
+		p.settled = true // it has been running for a while
 		u.setProgram(p)
 		u.since = metav1.NewMicroTime(p.started)
 		u.logger().Info("found the program running", "pid", p.pid)
@@ -556,7 +557,7 @@ func (u *unit) entry(f Facts, step Step) (v1alpha1.DeploymentInstance, time.Dura
 	case u.program != nil:
 		i.PID, i.Revision, i.State = int32(u.program.pid), u.program.revision, v1alpha1.InstanceRunning
 		if f.Object.Spec.Type == v1alpha1.TypeDaemon {
-			if soon = readyAfter - time.Since(u.program.started); soon > 0 {
+			if soon = u.program.settles(readyAfter); soon > 0 {
 				i.State = v1alpha1.InstanceStarting
 			}
 		}
