@@ -57,7 +57,8 @@ type maintainer struct {
 	cancel    context.CancelFunc
 	problem   string // what was last stumbled over, and when
 	problemAt time.Time
-	trigger   *stream.Position // up to where definitions have been seen to; nil where there are none
+	short     map[string]time.Time // nodes that tell of fewer dispatchers than they should have, since when
+	trigger   *stream.Position     // up to where definitions have been seen to; nil where there are none
 	triggerAt time.Time
 	// pending are tables of the source that the sink does not have: a definition after the checkpoint makes them, or nobody did.
 	// Which of both is known when definitions have been seen to up to pendingUntil.
@@ -771,9 +772,18 @@ func (m *maintainer) advance() {
 	for name, n := range expected {
 		r := reports[name]
 		if r.Running < n {
-			delete(m.met, name) // it has lost some: it is asked again what runs there
+			if m.short == nil {
+				m.short = map[string]time.Time{}
+			}
+			if since, ok := m.short[name]; !ok {
+				m.short[name] = time.Now()
+			} else if time.Since(since) > staleProblem {
+				delete(m.met, name) // it has lost some: it is asked again what runs there
+				delete(m.short, name)
+			}
 			return
 		}
+		delete(m.short, name)
 		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro))
 	}
 	if !any || low <= m.checkpoint {

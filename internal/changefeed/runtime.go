@@ -473,7 +473,10 @@ func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed)
 		byFeed = map[dispatch.FeedKey]report{}
 	}
 	for _, f := range reply.Feeds {
-		byFeed[dispatch.FeedKey{Namespace: f.Feed.Namespace, Name: f.Feed.Name, UID: f.Feed.Uid}] = report{round, f}
+		key := feedKey(f.Feed)
+		if byFeed[key].round < round { // answers may overtake each other
+			byFeed[key] = report{round, f}
+		}
 	}
 	r.reports[name] = byFeed
 }

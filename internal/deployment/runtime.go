@@ -32,8 +32,9 @@ const (
 	// startsAtOnce bounds how many programs a node starts at the same time, and startJitter spreads them.
 	startsAtOnce = 4
 	startJitter  = 50 * time.Millisecond
-	// writesAtOnce bounds the requests that a node has under way for its programs.
-	writesAtOnce = 16
+	// writesAtOnce bounds the requests that a node has under way for its programs. Few: when all begin again after an outage,
+	// the renewals of leases must not wait behind them.
+	writesAtOnce = 4
 	// writeLimit bounds one of them.
 	writeLimit = 5 * time.Second
 	// departAtOnce bounds how many programs are on their way to another node in a drain, and departLimit for how long one
