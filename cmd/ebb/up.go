@@ -68,10 +68,11 @@ Try next, in another terminal:
   export EBB_DATA_DIR=%[1]s
   # who is there, who coordinates
   %[2]s status
-  # two samples run: the deployment hello on one node, the daemon heartbeat on all of them
+  # three samples run: the deployment hello on one node, the daemon heartbeat on all of them, the changefeed stream over them
   %[2]s status deployments
   %[2]s logs hello -f
   %[2]s logs heartbeat --tail 1
+  %[2]s status changefeeds
   # the coordinator hands over
   %[2]s resign
   # take a node out of service: what it runs goes on elsewhere (the coordinator is refused: add --resign)
