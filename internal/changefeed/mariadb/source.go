@@ -139,12 +139,22 @@ func isSystem(schema string) bool {
 // up for the moment that it takes to list the tables (rows are not). Without it, they are listed until nothing was
 // logged about tables while two lists in a row, some time apart, were the same.
 func (s *Source) Tables(ctx context.Context) ([]stream.Table, stream.Position, error) {
-	tables, position, err := s.tablesHeld(ctx)
-	if err == nil {
-		return tables, position, nil
-	}
-	if code, ok := errorCode(err); !ok || !slices.Contains([]uint16{codeNeedPrivilege, codeDatabaseDenied, codeAccessDenied, codeLockWait}, code) {
-		return nil, 0, err
+	for tries := range 10 {
+		tables, position, err := s.tablesHeld(ctx)
+		if err == nil {
+			return tables, position, nil
+		}
+		if !errors.Is(err, errSkipped) {
+			if code, ok := errorCode(err); ok && slices.Contains([]uint16{codeNeedPrivilege, codeDatabaseDenied, codeAccessDenied, codeLockWait}, code) {
+				break
+			}
+			return nil, 0, err
+		}
+		select { // the definition that was in the way goes on now
+		case <-ctx.Done():
+			return nil, 0, ctx.Err()
+		case <-time.After(time.Duration(tries+1) * 10 * time.Millisecond):
+		}
 	}
 	return s.tablesWatched(ctx)
 }
@@ -170,8 +180,34 @@ func (s *Source) tablesHeld(ctx context.Context) (tables []stream.Table, at stre
 	if err != nil {
 		return nil, 0, err
 	}
-	tables, err = s.listTables(ctx, conn)
-	return tables, stream.Position(state.head.seq), err
+	if tables, err = s.listTables(ctx, conn); err != nil {
+		return nil, 0, err
+	}
+	return tables, stream.Position(state.head.seq), s.noneSkipped(ctx, conn)
+}
+
+// errSkipped: the list is not whole.
+var errSkipped = errors.New("a table was skipped")
+
+// noneSkipped fails if the list that was just read lacks tables. A definition that is held up may have locked its table
+// already; the server leaves such a table out, rather than wait for a session that waits for this one, and warns.
+func (s *Source) noneSkipped(ctx context.Context, by querier) error {
+	rows, err := by.QueryContext(ctx, "SHOW WARNINGS")
+	if err != nil {
+		return s.wrap("list tables", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var level, text string
+		var code uint16
+		if err := rows.Scan(&level, &code, &text); err != nil {
+			return s.wrap("list tables", err)
+		}
+		if code == codeSkippedTable {
+			return fmt.Errorf("source %s: %s: %w", s.options.Address, text, errSkipped)
+		}
+	}
+	return s.wrap("list tables", rows.Err())
 }
 
 // querier is a pool or one session.
@@ -306,6 +342,7 @@ const (
 	codeNotAllowedHost = 1130
 	codeTableDenied    = 1142
 	codeLockWait       = 1205
+	codeSkippedTable   = 1684
 	codeNeedPrivilege  = 1227
 	codeReadingBinlog  = 1236
 )
