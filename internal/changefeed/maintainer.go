@@ -428,6 +428,7 @@ func (m *maintainer) meet(ctx context.Context, w world) (missing string) {
 func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
+	began := m.run.nextRound()
 	reply, err := m.run.peers.bootstrap(ctx, w.nodes[name], &wire.BootstrapRequest{Caller: m.run.caller(), Feed: m.feed()})
 	if err != nil {
 		return err
@@ -449,6 +450,10 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 		if t != nil && t.phase == TableBusy {
 			continue // an order about it is under way
 		}
+		if t != nil && t.phase == TableRunning && t.node == name && t.epoch == fromEpoch(d.Epoch) && dispatch.State(d.State) == dispatch.Prepared {
+			here[id] = true // it was started while the node answered
+			continue
+		}
 		newer := t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(fromEpoch(d.Epoch)) > 0
 		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
 			stray = append(stray, &wire.TableOrder{Table: d.Table, Epoch: d.Epoch})
@@ -459,8 +464,8 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 		t.phase, t.node, t.epoch, t.floor = TableRunning, name, fromEpoch(d.Epoch), max(t.floor, stream.Position(d.Checkpoint))
 	}
 	for id, t := range m.tables {
-		if t.phase == TableRunning && t.node == name && !here[id] {
-			t.phase = TableAbsent // the node has come back without it
+		if t.phase == TableRunning && t.node == name && !here[id] && (began == 0 || t.since < began) {
+			t.phase = TableAbsent // the node has come back without it; what was started meanwhile, it could not know of
 		}
 	}
 	m.mu.Unlock()

@@ -131,7 +131,7 @@ func (l *load) define(ctx context.Context, r *rand.Rand) {
 				return
 			}
 		}
-		timer := time.NewTimer(5 * time.Second) // a rate, not a wait
+		timer := time.NewTimer(time.Second) // a rate, not a wait
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
