@@ -187,6 +187,10 @@ type ChangefeedStatus struct {
 	// +optional
 	CheckpointTime *metav1.Time `json:"checkpointTime,omitempty"`
 
+	// slowest says what holds the checkpoint where it is. It is written with the checkpoint.
+	// +optional
+	Slowest string `json:"slowest,omitempty"`
+
 	// placement of its maintainer.
 	// +optional
 	Placement *ChangefeedPlacement `json:"placement,omitempty"`

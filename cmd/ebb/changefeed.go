@@ -87,6 +87,7 @@ type changefeedStatus struct {
 	Checkpoint  int64                        `json:"checkpoint"`
 	LagSeconds  *float64                     `json:"lagSeconds,omitempty"`
 	Dispatchers map[string]int64             `json:"dispatchers"`
+	Slowest     string                       `json:"slowest,omitempty"`
 	Error       string                       `json:"error,omitempty"`
 	Source      string                       `json:"source"`
 	Sink        string                       `json:"sink"`
@@ -131,7 +132,7 @@ func readChangefeeds(ctx context.Context, c client.Client, namespace string, now
 		p := cf.Placement()
 		s := changefeedStatus{
 			Namespace: cf.Namespace, Name: cf.Name, State: cf.Status.State, Maintainer: p.Node, Placement: p.Epoch, Tables: cf.Status.Tables,
-			Checkpoint: cf.Status.Checkpoint, Dispatchers: map[string]int64{}, Error: cf.Status.Error, Source: cf.Spec.Source, Sink: cf.Spec.Sink,
+			Checkpoint: cf.Status.Checkpoint, Dispatchers: map[string]int64{}, Slowest: cf.Status.Slowest, Error: cf.Status.Error, Source: cf.Spec.Source, Sink: cf.Spec.Sink,
 			Created: cf.CreationTimestamp, placement: p,
 		}
 		if s.State == "" {
@@ -152,6 +153,9 @@ func readChangefeeds(ctx context.Context, c client.Client, namespace string, now
 	return list, nil
 }
 
+// explainAfter is from which lag on people are told what the changefeed waits for.
+const explainAfter = 30 * time.Second
+
 func changefeedsText(list []changefeedStatus, now time.Time) string {
 	if len(list) == 0 {
 		return "no changefeeds\n"
@@ -171,6 +175,9 @@ func changefeedsText(list []changefeedStatus, now time.Time) string {
 		note := s.Error
 		if from := s.placement.From; from != nil && note == "" {
 			note = "moving from " + from.Node
+		}
+		if note == "" && s.LagSeconds != nil && *s.LagSeconds > explainAfter.Seconds() {
+			note = s.Slowest
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\t%s\n", name, s.State, orDash(s.Maintainer), s.Tables, counts(s.Dispatchers), s.Checkpoint, lag,
 			duration.HumanDuration(now.Sub(s.Created.Time)), note)

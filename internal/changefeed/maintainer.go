@@ -34,6 +34,8 @@ const (
 	placeBatch  = 2000
 	// checkpointEvery is how often a checkpoint is written at most.
 	checkpointEvery = 10 * time.Second
+	// countsEvery is the same for how many tables there are and where, unless a drain waits for that.
+	countsEvery = time.Second
 	// staleProblem is when a problem that nobody has told of again counts as mended.
 	staleProblem = 5 * time.Second
 	// again is how soon something that failed is tried again.
@@ -57,6 +59,7 @@ type maintainer struct {
 	cancel    context.CancelFunc
 	problem   string // what was last stumbled over, and when
 	problemAt time.Time
+	slowest   string               // what holds the checkpoint where it is
 	short     map[string]time.Time // nodes that tell of fewer dispatchers than they should have, since when
 	trigger   *stream.Position     // up to where definitions have been seen to; nil where there are none
 	triggerAt time.Time
@@ -741,10 +744,10 @@ func (m *maintainer) advance() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	expected := map[string]int64{}
-	low, at, any := stream.Position(0), time.Time{}, false
-	consider := func(p stream.Position, when time.Time) {
+	low, at, by, any := stream.Position(0), time.Time{}, "", false
+	consider := func(p stream.Position, when time.Time, what string) {
 		if !any || p < low {
-			low, at, any = p, when, true
+			low, at, by, any = p, when, what, true
 		}
 	}
 	lost := map[stream.Table]bool{}
@@ -763,15 +766,16 @@ func (m *maintainer) advance() {
 			t.phase = TableAbsent
 		}
 		if t.phase != TableRunning || reports[t.node].FeedReport == nil || reports[t.node].round <= t.since {
-			consider(t.floor, m.at)
+			consider(t.floor, m.at, m.whereabouts(name, t))
 			continue
 		}
 		expected[t.node]++
 	}
 	if m.trigger != nil {
-		consider(*m.trigger, m.triggerAt)
+		consider(*m.trigger, m.triggerAt, "definitions are being seen to")
 	}
 	if len(m.pending) > 0 {
+		m.slowest = fmt.Sprintf("whether %d tables that the sink does not have are made by a definition is known when definitions have been seen to", len(m.pending))
 		return // whether these flow from the checkpoint on is not known yet
 	}
 	for name, n := range expected {
@@ -786,11 +790,17 @@ func (m *maintainer) advance() {
 				delete(m.met, name) // it has lost some: it is asked again what runs there
 				delete(m.short, name)
 			}
+			m.slowest = fmt.Sprintf("node %s tells of %d dispatchers where it should have %d", name, r.Running, n)
 			return
 		}
 		delete(m.short, name)
-		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro))
+		slowest := r.Slowest
+		if slowest != "" {
+			slowest = fmt.Sprintf("node %s: %s", name, slowest)
+		}
+		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro), slowest)
 	}
+	m.slowest = by
 	if !any || low <= m.checkpoint {
 		return
 	}
@@ -800,11 +810,34 @@ func (m *maintainer) advance() {
 	}
 }
 
+// whereabouts says in words where a table is that nobody tells of. The caller holds the lock.
+func (m *maintainer) whereabouts(name stream.Table, t *table) string {
+	switch t.phase {
+	case TableBusy:
+		return fmt.Sprintf("table %s is on its way to node %s", name, t.to)
+	case TableRunning:
+		return fmt.Sprintf("table %s has just come to node %s", name, t.node)
+	}
+	return fmt.Sprintf("table %s runs nowhere yet", name)
+}
+
 // publish writes what has changed: where dispatchers are, that the drain is known, and now and then the checkpoint.
 func (m *maintainer) publish(ctx context.Context, w world) error {
 	next := m.latest().Status.DeepCopy()
 	m.describe(next, w)
-	if same(next, &m.latest().Status) && (next.Checkpoint == m.latest().Status.Checkpoint || time.Since(m.written) < checkpointEvery) {
+	last := &m.latest().Status
+	every := checkpointEvery
+	switch {
+	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error:
+		every = 0
+	case next.Tables != last.Tables || !slices.Equal(next.Nodes, last.Nodes):
+		if every = countsEvery; w.slot != nil {
+			every = 0 // a drain waits for them
+		}
+	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
+		return nil
+	}
+	if time.Since(m.written) < every {
 		return nil
 	}
 	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
@@ -819,11 +852,6 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 		m.written = time.Now()
 	}
 	return err
-}
-
-// same says whether two statuses differ in nothing but the checkpoint.
-func same(a, b *v1alpha1.ChangefeedStatus) bool {
-	return a.ObservedDrain == b.ObservedDrain && a.ObservedEpoch == b.ObservedEpoch && a.Tables == b.Tables && a.Error == b.Error && slices.Equal(a.Nodes, b.Nodes)
 }
 
 // describe puts into a status what the maintainer knows.
@@ -849,7 +877,7 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 	if time.Since(m.problemAt) < staleProblem {
 		s.Error = m.problem
 	}
-	s.Checkpoint = max(s.Checkpoint, int64(m.checkpoint))
+	s.Checkpoint, s.Slowest = max(s.Checkpoint, int64(m.checkpoint)), m.slowest
 	if !m.at.IsZero() {
 		at := metav1.NewTime(m.at)
 		s.CheckpointTime = &at

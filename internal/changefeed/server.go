@@ -109,7 +109,7 @@ func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.Repor
 		r := s.host.engine.Report(feedKey(f))
 		out := &wire.FeedReport{
 			Feed: f, Dispatchers: int64(r.Dispatchers), Running: int64(r.Running), Checkpoint: uint64(r.Checkpoint),
-			CheckpointUnixMicro: r.CheckpointAt.UnixMicro(), Rows: r.Rows, Bytes: r.Bytes,
+			CheckpointUnixMicro: r.CheckpointAt.UnixMicro(), Slowest: r.Slowest, Rows: r.Rows, Bytes: r.Bytes,
 		}
 		for _, t := range r.Lost {
 			out.Lost = append(out.Lost, onWire(t))

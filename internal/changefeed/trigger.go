@@ -214,12 +214,14 @@ func (m *maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 	if d.Kind == stream.CreateTable || d.Kind == stream.OtherDDL {
 		return nil
 	}
-	for {
+	for began := time.Now(); ; {
 		waiting, node := m.unblocked(d.Tables)
 		if waiting == "" {
 			return nil
 		}
-		m.setProblem(fmt.Sprintf("waiting for table %s to come to the definition at which it is dropped or renamed", waiting))
+		if time.Since(began) > staleProblem {
+			m.setProblem(fmt.Sprintf("waiting for table %s to come to the definition at which it is dropped or renamed", waiting))
+		}
 		m.run.sleep(ctx, blockedEvery)
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -41,7 +42,7 @@ type dispatcher struct {
 	queue    []*stream.Rows
 	bytes    int
 	listens  bool            // the hub delivers to it
-	catches  bool            // a reader of its own delivers to it
+	group    *group          // it catches up with this one
 	covers   stream.Position // what is delivered reaches back to here
 	queued   bool            // it is in line for a worker
 	flushing bool
@@ -58,11 +59,11 @@ func (d *dispatcher) position() stream.Position {
 	return d.from
 }
 
-// push takes changes from the hub, or from a reader that it catches up on. What comes from a reader that it no longer, or not
+// push takes changes from the hub, or from the group that it catches up with. What comes from a reader that it no longer, or not
 // yet, listens to is not for it: there would be a gap before it.
-func (d *dispatcher) push(rows *stream.Rows, hub bool) {
+func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	d.mu.Lock()
-	if rows.Position <= d.from || hub && !d.listens || !hub && !d.catches || rows.DDL != nil && !d.feed.config.DDL {
+	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && !d.feed.config.DDL {
 		d.mu.Unlock()
 		return
 	}
@@ -113,18 +114,55 @@ func (d *dispatcher) listen(at stream.Position) bool {
 		return false
 	}
 	d.from = max(d.from, at)
-	d.listens, d.catches, d.err = true, false, nil
+	d.listens, d.group, d.err = true, nil, nil
 	if d.state == Prepared {
 		d.covers = d.from
 	}
 	return true
 }
 
-// catchesUp says whether a reader of its own delivers to the dispatcher.
-func (d *dispatcher) catchesUp() bool {
+// follow takes note that a group delivers. It says no if the dispatcher has been stopped meanwhile.
+func (d *dispatcher) follow(g *group) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.catches
+	if d.listens || d.state != Running {
+		return false
+	}
+	d.group = g
+	return true
+}
+
+// passed takes note of how far a group had got before it goes back for another.
+func (d *dispatcher) passed(g *group, position stream.Position, at time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.group == g {
+		d.flushed, d.at = d.locked(position, at)
+		d.from = max(d.from, position)
+	}
+}
+
+// doing says in words what the dispatcher is about; nothing if it has written all that was read.
+func (d *dispatcher) doing() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.state != Running:
+		return "has stopped"
+	case d.flushing && d.err != nil:
+		return fmt.Sprintf("cannot be written: %v", d.err)
+	case d.flushing:
+		return "is being written"
+	case d.blocked():
+		return "stands before a definition that drops or renames it"
+	case len(d.queue) > 0:
+		return "waits for a worker"
+	case d.group != nil:
+		return "catches up with the log"
+	case !d.listens:
+		return "waits to be read"
+	}
+	return ""
 }
 
 func (d *dispatcher) trouble(err error) {
@@ -143,7 +181,13 @@ func (d *dispatcher) checkpoint() (stream.Position, time.Time) {
 }
 
 func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Position, time.Time) {
-	if d.state == Running && d.listens && !d.flushing && len(d.queue) == 0 && position > d.flushed {
+	if d.state != Running || d.flushing || len(d.queue) > 0 {
+		return d.flushed, d.at
+	}
+	if d.group != nil {
+		position, at = stream.Position(d.group.at.Load()), time.UnixMicro(d.group.when.Load())
+	}
+	if (d.listens || d.group != nil) && position > d.flushed {
 		return position, at
 	}
 	return d.flushed, d.at
@@ -186,7 +230,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 		d.err = err
 		if errors.Is(err, stream.ErrNotOwner) {
 			d.state = Lost
-			d.listens, d.catches = false, false
+			d.listens, d.group = false, nil
 		}
 	}
 	if d.idle != nil {
@@ -267,7 +311,8 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 		close(d.halt)
 	}
 	d.state = Stopped
-	d.listens, d.catches = false, false
+	group := d.group
+	d.listens, d.group = false, nil
 	var idle chan struct{}
 	if d.flushing {
 		if d.idle == nil {
@@ -279,6 +324,9 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	}
 	d.mu.Unlock()
 	d.feed.hub.unsubscribe(d)
+	if group != nil {
+		group.leave(d)
+	}
 	if idle != nil {
 		select {
 		case <-idle:

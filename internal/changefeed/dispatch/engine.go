@@ -285,9 +285,7 @@ func (e *Engine) Start(ctx context.Context, key FeedKey, maintainer int64, c Con
 				late = append(late, d.dispatcher)
 			}
 		}
-		if behind := f.hub.join(late); len(behind) > 0 {
-			f.catchUp(behind)
-		}
+		f.hub.join(late)
 		return failed
 	})
 }
@@ -299,15 +297,6 @@ func (f *Feed) discard(ctx context.Context, d *placed) {
 	d.mu.Unlock()
 	if !started {
 		_, _ = f.remove(ctx, d) // it has nothing under way
-	}
-}
-
-// catchUp reads, beside the hub, what a batch of dispatchers is behind.
-func (f *Feed) catchUp(list []*dispatcher) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.closed {
-		f.wg.Go(func() { f.hub.catchUp(f.ctx, list) })
 	}
 }
 
@@ -458,7 +447,7 @@ func (d *dispatcher) activate() (late bool) {
 		}
 		return false
 	}
-	d.listens, d.catches = false, true // nothing that the hub still delivers is taken
+	d.listens, d.group = false, nil // nothing that the hub still delivers is taken
 	d.drop()
 	d.from = d.flushed
 	d.mu.Unlock()
@@ -534,6 +523,8 @@ type Report struct {
 	Running      int
 	Checkpoint   stream.Position
 	CheckpointAt time.Time
+	// Slowest is the table with that checkpoint, and what it is doing; empty if it has written all that was read.
+	Slowest string
 	// Lost are tables that another owner has.
 	Lost []stream.Table
 	// Blocked are tables that stand before a definition that drops or renames them.
@@ -561,6 +552,7 @@ func (e *Engine) Report(key FeedKey) Report {
 	r.Rows, r.Bytes = f.rows.Load(), f.bytes.Load()
 	r.Err = f.hub.trouble()
 	position, at := f.hub.where()
+	var slowest *placed
 	for _, d := range f.all() {
 		d.mu.Lock()
 		r.Dispatchers++
@@ -568,7 +560,7 @@ func (e *Engine) Report(key FeedKey) Report {
 		case Running:
 			p, when := d.locked(position, at)
 			if r.Running == 0 || p < r.Checkpoint {
-				r.Checkpoint, r.CheckpointAt = p, when
+				r.Checkpoint, r.CheckpointAt, slowest = p, when, d
 			}
 			r.Running++
 			if d.blocked() && !d.flushing {
@@ -581,6 +573,11 @@ func (e *Engine) Report(key FeedKey) Report {
 			r.Err = d.err
 		}
 		d.mu.Unlock()
+	}
+	if slowest != nil {
+		if doing := slowest.doing(); doing != "" {
+			r.Slowest = fmt.Sprintf("table %s %s", slowest.table, doing)
+		}
 	}
 	return r
 }

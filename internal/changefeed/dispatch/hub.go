@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,7 +11,7 @@ import (
 )
 
 // hub is the one reader of a source on this node. Dispatchers that are at its position subscribe; those that are behind
-// catch up on a reader of their own, a whole batch together, and join when they have come to where the hub is.
+// catch up on a reader beside it, and join when they have come to where the hub is.
 type hub struct {
 	source stream.Source
 	budget *budget
@@ -24,14 +23,20 @@ type hub struct {
 	at       time.Time       // when the source committed it
 	stop     context.CancelFunc
 	done     chan struct{} // of the reader, nil while none runs
+	groups   []*group      // readers beside it
 	err      error         // why the reader is not reading
 	closed   bool
 
+	ctx     context.Context // of the groups
+	cancel  context.CancelFunc
+	readers sync.WaitGroup
 	reached atomic.Uint64 // position, for those who only want to know whether they are far behind; 0 while nobody listens
 }
 
 func newHub(s stream.Source, b *budget) *hub {
-	return &hub{source: s, budget: b, subs: map[stream.Table][]*dispatcher{}}
+	h := &hub{source: s, budget: b, subs: map[stream.Table][]*dispatcher{}}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	return h
 }
 
 // where is the hub's position, and when the source committed it.
@@ -106,12 +111,17 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 		h.mu.Lock()
 		h.err = err
 		h.mu.Unlock()
-		if errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable) {
+		if hopeless(err) {
 			pause = retryLast
 		}
 		sleep(ctx, pause)
 		pause = min(2*pause, retryLast)
 	}
+}
+
+// hopeless says whether it is of little use to read again soon.
+func hopeless(err error) bool {
+	return errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable)
 }
 
 const (
@@ -128,12 +138,12 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	}
 	for _, rows := range t.Rows {
 		for _, d := range h.subs[rows.Table] {
-			d.push(rows, true)
+			d.push(rows, nil)
 		}
 	}
 	for _, mark := range marks(t) {
 		for _, d := range h.subs[mark.Table] {
-			d.push(mark, true)
+			d.push(mark, nil)
 		}
 	}
 	h.position, h.at, h.err = t.Position, t.At, nil
@@ -187,88 +197,11 @@ func (h *hub) close() {
 		h.stop()
 	}
 	h.mu.Unlock()
+	h.cancel()
+	h.readers.Wait()
 	if done != nil {
 		<-done
 	}
-}
-
-// join lets dispatchers listen that are where the hub is, or ahead of it. It returns the others: they have to catch up.
-func (h *hub) join(list []*dispatcher) (behind []*dispatcher) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, d := range list {
-		if at := d.position(); h.count == 0 || at >= h.position {
-			h.add(d, at)
-			continue
-		}
-		behind = append(behind, d)
-	}
-	return behind
-}
-
-// catchUp reads what a batch of dispatchers is behind.
-func (h *hub) catchUp(ctx context.Context, list []*dispatcher) {
-	byTable := map[stream.Table]*dispatcher{}
-	from := list[0].position()
-	for _, d := range list {
-		byTable[d.table] = d
-		from = min(from, d.position())
-	}
-	pause := retryFirst
-	for ctx.Err() == nil {
-		err := h.source.Read(ctx, from, func(t *stream.Transaction) error {
-			if !h.budget.wait(ctx) {
-				return ctx.Err()
-			}
-			for _, rows := range t.Rows {
-				if d := byTable[rows.Table]; d != nil {
-					d.push(rows, false)
-				}
-			}
-			for _, mark := range marks(t) {
-				if d := byTable[mark.Table]; d != nil {
-					d.push(mark, false)
-				}
-			}
-			from, pause = t.Position, retryFirst
-			if h.meet(ctx, list, from) {
-				return errMet
-			}
-			return nil
-		})
-		if errors.Is(err, errMet) || ctx.Err() != nil {
-			return
-		}
-		for _, d := range list {
-			d.trouble(err)
-		}
-		sleep(ctx, pause)
-		pause = min(2*pause, retryLast)
-	}
-}
-
-// lookForAny is after how many positions a reader that catches up looks whether anybody still needs it.
-const lookForAny = 1024
-
-var errMet = errors.New("caught up")
-
-// meet lets a batch that has come to a position join if the hub is not ahead of it.
-func (h *hub) meet(ctx context.Context, list []*dispatcher, at stream.Position) bool {
-	if at < stream.Position(h.reached.Load()) {
-		// Far behind, which is most of the time. Now and then: is anybody left to catch up?
-		return at%lookForAny == 0 && !slices.ContainsFunc(list, (*dispatcher).catchesUp)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if ctx.Err() != nil || h.count > 0 && at < h.position {
-		return false
-	}
-	for _, d := range list {
-		if d.catchesUp() { // the others were stopped meanwhile
-			h.add(d, at)
-		}
-	}
-	return true
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -835,7 +835,9 @@ type FeedReport struct {
 	Bytes               int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Error               string                 `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
 	// blocked are tables that stand before a definition that drops or renames them.
-	Blocked       []string `protobuf:"bytes,10,rep,name=blocked,proto3" json:"blocked,omitempty"`
+	Blocked []string `protobuf:"bytes,10,rep,name=blocked,proto3" json:"blocked,omitempty"`
+	// slowest says which table has the lowest checkpoint, and what it is doing.
+	Slowest       string `protobuf:"bytes,11,opt,name=slowest,proto3" json:"slowest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -938,6 +940,13 @@ func (x *FeedReport) GetBlocked() []string {
 		return x.Blocked
 	}
 	return nil
+}
+
+func (x *FeedReport) GetSlowest() string {
+	if x != nil {
+		return x.Slowest
+	}
+	return ""
 }
 
 type ReportReply struct {
@@ -1056,7 +1065,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aresults\x18\x02 \x03(\v2\x1e.ebb.changefeed.v1.TableResultR\aresults\"q\n" +
 	"\rReportRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12-\n" +
-	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\xb7\x02\n" +
+	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\xd1\x02\n" +
 	"\n" +
 	"FeedReport\x12+\n" +
 	"\x04feed\x18\x01 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x12 \n" +
@@ -1071,7 +1080,8 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x14\n" +
 	"\x05error\x18\t \x01(\tR\x05error\x12\x18\n" +
 	"\ablocked\x18\n" +
-	" \x03(\tR\ablocked\"a\n" +
+	" \x03(\tR\ablocked\x12\x18\n" +
+	"\aslowest\x18\v \x01(\tR\aslowest\"a\n" +
 	"\vReportReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x123\n" +

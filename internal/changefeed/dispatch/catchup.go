@@ -1,0 +1,213 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+const (
+	// groupsAtOnce bounds the readers beside a hub. Each reads and decodes the whole log, so that with one for every table that
+	// comes they would keep each other from ever catching up.
+	groupsAtOnce = 4
+	// near is how many transactions a group and a dispatcher may be apart for the dispatcher to be taken in: one waits for the
+	// other, or goes back for it.
+	near = 10_000
+)
+
+// group is a reader beside the hub, with the dispatchers that catch up on it. A dispatcher that is ahead of it gets nothing
+// until it comes there; for one that is behind, it goes back.
+type group struct {
+	hub  *hub
+	at   atomic.Uint64 // everything up to here was delivered
+	when atomic.Int64  // when the source committed it, in microseconds
+
+	mu      sync.Mutex // after the hub's
+	members map[stream.Table][]*dispatcher
+	count   int
+	cancel  context.CancelFunc // of the read that is under way
+}
+
+// join lets dispatchers listen that are where the hub is, or ahead of it. The others catch up first.
+func (h *hub) join(list []*dispatcher) {
+	// Those furthest behind first: the others are taken in by groups that have not come to them yet.
+	slices.SortFunc(list, func(a, b *dispatcher) int {
+		switch x, y := a.position(), b.position(); {
+		case x < y:
+			return -1
+		case x > y:
+			return 1
+		}
+		return 0
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, d := range list {
+		if at := d.position(); h.count == 0 || at >= h.position {
+			h.add(d, at)
+		} else if !h.closed {
+			h.nearest(at).add(d, at)
+		}
+	}
+}
+
+// nearest is the group to catch up with from a position. The caller holds the lock.
+func (h *hub) nearest(at stream.Position) *group {
+	var best *group
+	var least uint64
+	for _, g := range h.groups {
+		apart := max(g.at.Load(), uint64(at)) - min(g.at.Load(), uint64(at))
+		if best == nil || apart < least {
+			best, least = g, apart
+		}
+	}
+	if best != nil && (least <= near || len(h.groups) >= groupsAtOnce) {
+		return best
+	}
+	g := &group{hub: h, members: map[stream.Table][]*dispatcher{}}
+	g.at.Store(uint64(at))
+	h.groups = append(h.groups, g)
+	h.readers.Go(func() { g.run(h.ctx) })
+	return g
+}
+
+// add takes a dispatcher in. The caller holds the hub's lock.
+func (g *group) add(d *dispatcher, at stream.Position) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !d.follow(g) {
+		return
+	}
+	if was := g.at.Load(); uint64(at) < was {
+		for _, list := range g.members {
+			for _, member := range list {
+				member.passed(g, stream.Position(was), time.UnixMicro(g.when.Load()))
+			}
+		}
+		g.at.Store(uint64(at))
+		if g.cancel != nil {
+			g.cancel()
+		}
+	}
+	g.members[d.table] = append(g.members[d.table], d)
+	g.count++
+}
+
+// leave ends the delivery to a dispatcher. The reader ends with its last one.
+func (g *group) leave(d *dispatcher) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	list := g.members[d.table]
+	i := slices.Index(list, d)
+	if i < 0 {
+		return
+	}
+	if list = slices.Delete(slices.Clone(list), i, i+1); len(list) == 0 {
+		delete(g.members, d.table)
+	} else {
+		g.members[d.table] = list
+	}
+	if g.count--; g.count == 0 && g.cancel != nil {
+		g.cancel()
+	}
+}
+
+// errMet: nobody is left to catch up.
+var errMet = errors.New("caught up")
+
+// run reads until everybody has caught up, or left.
+func (g *group) run(ctx context.Context) {
+	pause := retryFirst
+	for {
+		read, cancel := context.WithCancel(ctx)
+		g.mu.Lock()
+		g.cancel = cancel
+		from := stream.Position(g.at.Load())
+		g.mu.Unlock()
+		err := g.hub.source.Read(read, from, func(t *stream.Transaction) error {
+			if !g.hub.budget.wait(read) {
+				return read.Err()
+			}
+			if !g.deliver(read, t) {
+				return read.Err()
+			}
+			pause = retryFirst
+			if uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
+				return errMet
+			}
+			return nil
+		})
+		ended := read.Err() != nil // somebody further behind has come, or the last one has left
+		cancel()
+		if errors.Is(err, errMet) || ctx.Err() != nil || g.disband(read) {
+			return
+		}
+		if ended {
+			continue
+		}
+		g.trouble(err)
+		if hopeless(err) {
+			pause = retryLast
+		}
+		sleep(ctx, pause)
+		pause = min(2*pause, retryLast)
+	}
+}
+
+// deliver hands a transaction to the members. It says no if the group has gone back meanwhile.
+func (g *group) deliver(read context.Context, t *stream.Transaction) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if read.Err() != nil {
+		return false
+	}
+	for _, rows := range t.Rows {
+		for _, d := range g.members[rows.Table] {
+			d.push(rows, g)
+		}
+	}
+	for _, mark := range marks(t) {
+		for _, d := range g.members[mark.Table] {
+			d.push(mark, g)
+		}
+	}
+	g.when.Store(t.At.UnixMicro())
+	g.at.Store(uint64(t.Position))
+	return true
+}
+
+// disband ends the group if nobody is left in it, or if the hub is not ahead of it: then all listen to the hub.
+func (g *group) disband(read context.Context) bool {
+	h := g.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	at := stream.Position(g.at.Load())
+	if g.count > 0 && (read.Err() != nil || h.count > 0 && at < h.position) {
+		return false
+	}
+	for _, list := range g.members {
+		for _, d := range list {
+			h.add(d, at)
+		}
+	}
+	g.members, g.count = nil, 0
+	h.groups = slices.DeleteFunc(h.groups, func(each *group) bool { return each == g })
+	return true
+}
+
+func (g *group) trouble(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, list := range g.members {
+		for _, d := range list {
+			d.trouble(err)
+		}
+	}
+}
