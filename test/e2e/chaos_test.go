@@ -105,9 +105,6 @@ type chaos struct {
 	began        time.Time
 	source, sink *testenv.MariaDB
 	broken       map[string]bool // of the loop alone
-
-	mu      sync.Mutex
-	started []*process
 }
 
 // TestChaos breaks nodes, the coordinator, the API server, the source and the sink at random, under load. In the end every table
@@ -118,7 +115,6 @@ func TestChaos(t *testing.T) {
 	t.Logf("seed %d for %s; the same events again: EBB_CHAOS_SEED=%d EBB_CHAOS_FOR=%s make chaos", seed, length, seed, length)
 	c := &chaos{test: t, broken: map[string]bool{}, source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2")}
 	c.cluster = startCluster(t, testenv.Ebb(t), 3)
-	t.Cleanup(c.tell)
 	defer c.dump()
 	c.begin()
 	l := startLoad(t, c.source, seed)
@@ -347,16 +343,9 @@ func (c *chaos) kill(name string) error {
 	return nil
 }
 
-// keep remembers a process for what it prints.
-func (c *chaos) keep(p *process) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.started = append(c.started, p)
-}
-
 // restart starts a node and waits until it is in service in a new epoch.
 func (c *chaos) restart(name string, after int64) {
-	c.keep(c.startNode(name))
+	c.startNode(name)
 	if c.await("node "+name+" to be back", func(ctx context.Context) bool { return c.ready(ctx, name, after) }) {
 		c.logf("    %s is back", name)
 	}
@@ -390,7 +379,7 @@ func (c *chaos) killServer(e event) error {
 		return err
 	}
 	time.Sleep(e.hold) // for how long it is down
-	c.keep(c.start("apiserver", "--data-dir", string(c.dir)))
+	c.start("apiserver", "--data-dir", string(c.dir))
 	c.await("the API server", func(ctx context.Context) bool {
 		return c.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, &v1alpha1.Settings{}) == nil
 	})
@@ -592,31 +581,6 @@ func (c *chaos) dump() {
 		if pid, alive, _ := c.process(name); alive {
 			_ = syscall.Kill(pid, syscall.SIGQUIT)
 			c.await(name+" to have ended", func(context.Context) bool { return syscall.Kill(pid, 0) != nil })
-		}
-	}
-}
-
-// tell looks for what no process may ever print, and shows the logs of a run that failed.
-func (c *chaos) tell() {
-	logs := map[string]string{}
-	for i, p := range c.started {
-		logs[fmt.Sprintf("%d %s", i, strings.Join(p.cmd.Args[1:], " "))] = p.out.String()
-	}
-	for _, name := range append([]string{apiServer}, trio...) {
-		if text, err := os.ReadFile(c.dir.LogFile(name)); err == nil {
-			logs[name] = string(text)
-		}
-	}
-	for name, text := range logs {
-		for _, bad := range []string{"DATA RACE", "panic:", "fatal error:"} {
-			if at := strings.Index(text, bad); at >= 0 {
-				c.test.Errorf("%s: %s", name, text[at:min(at+8000, len(text))])
-			}
-		}
-	}
-	if c.test.Failed() {
-		for _, name := range append([]string{apiServer}, trio...) {
-			c.test.Logf("%s of ebb up:\n%s", name, logs[name])
 		}
 	}
 }

@@ -80,6 +80,14 @@ func startCluster(t testing.TB, ebb string, nodes int) *cluster {
 
 func (c *cluster) runUp(nodes int) {
 	c.t.Helper()
+	c.whole.Cleanup(func() {
+		files, _ := filepath.Glob(c.dir.LogFile("*"))
+		for _, file := range files {
+			if text, err := os.ReadFile(file); err == nil {
+				c.tell(strings.TrimSuffix(filepath.Base(file), ".log")+" of ebb up", string(text))
+			}
+		}
+	})
 	c.up = c.start("up", "--nodes", strconv.Itoa(nodes), "--data-dir", string(c.dir))
 	until(c.t, "ebb up to be ready", func() bool {
 		select {
@@ -134,11 +142,21 @@ func (c *cluster) start(args ...string) *process {
 	}()
 	c.whole.Cleanup(func() {
 		p.stop()
-		if c.whole.Failed() {
-			c.whole.Logf("ebb %s:\n%s", strings.Join(args, " "), p.out)
-		}
+		c.tell("ebb "+strings.Join(args, " "), p.out.String())
 	})
 	return p
+}
+
+// tell looks for what no process may ever print, and shows what one printed in a test that failed.
+func (c *cluster) tell(name, text string) {
+	for _, bad := range []string{"DATA RACE", "panic:", "fatal error:"} {
+		if at := strings.Index(text, bad); at >= 0 {
+			c.whole.Errorf("%s: %s", name, text[at:min(at+8000, len(text))])
+		}
+	}
+	if c.whole.Failed() {
+		c.whole.Logf("%s:\n%s", name, text)
+	}
 }
 
 // stop asks the process to end in order.

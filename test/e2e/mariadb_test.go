@@ -270,8 +270,8 @@ func TestFromMariaDBToMariaDB(t *testing.T) { // alone: it is work for the whole
 	target := others(trio, leader)[0]
 	epoch := c.record(target).Epoch
 	began := time.Now()
-	c.must("drain", target, "--wait")
-	t.Logf("drained under load in %s", time.Since(began).Round(time.Millisecond))
+	said := c.must("drain", target, "--wait")
+	t.Logf("drained under load in %s:\n%s", time.Since(began).Round(time.Millisecond), said)
 	c.startNode(target)
 	c.awaitReady(target, epoch+1)
 	flows("after the drain")
