@@ -1,0 +1,194 @@
+package changefeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+const (
+	// checkpointEvery is how often a checkpoint is written at most.
+	checkpointEvery = 10 * time.Second
+	// countsEvery is the same for how many tables there are and where, unless a drain waits for that.
+	countsEvery = time.Second
+)
+
+// advance computes the checkpoint: the lowest position among all tables. Tables that are on their way, or of which their
+// node has not told since they came to it, hold it where they are known to be.
+func (m *maintainer) advance() {
+	m.run.mu.Lock()
+	reports := map[string]report{}
+	for name, byFeed := range m.run.reports {
+		if r, ok := byFeed[m.key]; ok {
+			reports[name] = r
+		}
+	}
+	m.run.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	expected := map[string]int64{}
+	low, at, by, any := stream.Position(0), time.Time{}, "", false
+	consider := func(p stream.Position, when time.Time, what string) {
+		if !any || p < low {
+			low, at, by, any = p, when, what, true
+		}
+	}
+	lost := map[stream.Table]bool{}
+	for name, r := range reports {
+		for _, text := range r.Lost {
+			if t, ok := fromWire(text); ok && m.tables[t] != nil && m.tables[t].node == name {
+				lost[t] = true
+			}
+		}
+		if r.Error != "" {
+			m.problem, m.problemAt = fmt.Sprintf("node %s: %s", name, r.Error), time.Now()
+		}
+	}
+	for name, t := range m.tables {
+		if lost[name] && t.phase == TableRunning && reports[t.node].round > t.since {
+			t.phase = TableAbsent
+		}
+		if t.phase != TableRunning || reports[t.node].FeedReport == nil || reports[t.node].round <= t.since {
+			consider(t.floor, m.at, m.whereabouts(name, t))
+			continue
+		}
+		expected[t.node]++
+	}
+	if m.trigger != nil {
+		consider(*m.trigger, m.triggerAt, "definitions are being seen to")
+	}
+	if len(m.pending) > 0 {
+		m.slowest = fmt.Sprintf("whether %d tables that the sink does not have are made by a definition is known when definitions have been seen to", len(m.pending))
+		return // whether these flow from the checkpoint on is not known yet
+	}
+	for name, n := range expected {
+		r := reports[name]
+		if r.Running < n {
+			if m.short == nil {
+				m.short = map[string]time.Time{}
+			}
+			if since, ok := m.short[name]; !ok {
+				m.short[name] = time.Now()
+			} else if time.Since(since) > staleProblem {
+				delete(m.met, name) // it has lost some: it is asked again what runs there
+				delete(m.short, name)
+			}
+			m.slowest = fmt.Sprintf("node %s tells of %d dispatchers where it should have %d", name, r.Running, n)
+			return
+		}
+		delete(m.short, name)
+		slowest := r.Slowest
+		if slowest != "" {
+			slowest = fmt.Sprintf("node %s: %s", name, slowest)
+		}
+		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro), slowest)
+	}
+	m.slowest = by
+	if !any || low <= m.checkpoint {
+		return
+	}
+	m.checkpoint, m.at = low, at
+	for _, t := range m.tables {
+		t.floor = max(t.floor, low)
+	}
+}
+
+// whereabouts says in words where a table is that nobody tells of. The caller holds the lock.
+func (m *maintainer) whereabouts(name stream.Table, t *table) string {
+	switch t.phase {
+	case TableBusy:
+		return fmt.Sprintf("table %s is on its way to node %s", name, t.to)
+	case TableRunning:
+		return fmt.Sprintf("table %s has just come to node %s", name, t.node)
+	}
+	return fmt.Sprintf("table %s runs nowhere yet", name)
+}
+
+// publish writes what has changed: where dispatchers are, that the drain is known, and now and then the checkpoint.
+func (m *maintainer) publish(ctx context.Context, w world) error {
+	next := m.latest().Status.DeepCopy()
+	m.describe(next, w)
+	last := &m.latest().Status
+	every := checkpointEvery
+	switch {
+	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error:
+		every = 0
+	case next.Tables != last.Tables || !slices.Equal(next.Nodes, last.Nodes):
+		if every = countsEvery; w.slot != nil {
+			every = 0 // a drain waits for them
+		}
+	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
+		return nil
+	}
+	if time.Since(m.written) < every {
+		return nil
+	}
+	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.see(cf)
+		if m.stands() != nil {
+			return false
+		}
+		m.describe(&cf.Status, w)
+		return true
+	})
+	if err == nil {
+		m.written = time.Now()
+	}
+	return err
+}
+
+// describe puts into a status what the maintainer knows.
+func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	counts := map[string]int64{m.run.opts.Node: 1} // the table trigger
+	for _, t := range m.tables {
+		if t.phase != TableAbsent && t.node != "" {
+			counts[t.node]++
+		}
+	}
+	s.Nodes = nil
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		s.Nodes = append(s.Nodes, v1alpha1.ChangefeedNode{Node: name, Dispatchers: counts[name]})
+	}
+	s.Tables = int64(len(m.tables))
+	s.ObservedDrain, s.ObservedEpoch = "", m.epoch
+	if w.slot != nil {
+		s.ObservedDrain = w.slot.UID
+	}
+	s.Error = ""
+	if time.Since(m.problemAt) < staleProblem {
+		s.Error = m.problem
+	}
+	s.Checkpoint, s.Slowest = max(s.Checkpoint, int64(m.checkpoint)), m.slowest
+	if !m.at.IsZero() {
+		at := metav1.NewTime(m.at)
+		s.CheckpointTime = &at
+	}
+}
+
+// tellProblem writes why the changefeed does not flow. What cannot be mended by trying again fails it.
+func (m *maintainer) tellProblem(ctx context.Context, problem error) {
+	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.see(cf)
+		if m.stands() != nil {
+			return false
+		}
+		cf.Status.Error = problem.Error()
+		if errors.Is(problem, stream.ErrUnusable) || errors.Is(problem, stream.ErrPurged) {
+			cf.Status.State = v1alpha1.ChangefeedFailed
+		}
+		return true
+	})
+	if err != nil {
+		m.log.Warn("problem not written", "error", err)
+	}
+}
