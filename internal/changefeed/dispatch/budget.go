@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // budget bounds the memory that changes on their way take on a node. Readers wait while it is used up.
@@ -11,9 +12,13 @@ type budget struct {
 	limit int64
 	used  int64
 	free  chan struct{} // closed and replaced when something is given back
+	// relieve is called now and then while all is used, to get some back from those who have no use for it.
+	relieve func()
 }
 
-func newBudget(limit int64) *budget { return &budget{limit: limit, free: make(chan struct{})} }
+func newBudget(limit int64, relieve func()) *budget {
+	return &budget{limit: limit, free: make(chan struct{}), relieve: relieve}
+}
 
 // take uses some, whether it is there or not: what was read cannot be unread.
 func (b *budget) take(n int) {
@@ -46,10 +51,14 @@ func (b *budget) wait(ctx context.Context) bool {
 		if !full {
 			return true
 		}
+		timer := time.NewTimer(tendEvery)
 		select {
 		case <-ctx.Done():
 		case <-free:
+		case <-timer.C:
+			b.relieve()
 		}
+		timer.Stop()
 	}
 	return false
 }

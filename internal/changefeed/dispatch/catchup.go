@@ -50,13 +50,16 @@ func (h *hub) join(list []*dispatcher) {
 	for _, d := range list {
 		if at := d.position(); h.count == 0 || at >= h.position {
 			h.add(d, at)
-		} else if !h.closed {
-			h.nearest(at).add(d, at)
+		} else if g := h.nearest(at); g != nil {
+			g.add(d, at)
+		} else if g := newGroup(h, at); !h.closed && g.add(d, at) {
+			h.groups = append(h.groups, g)
+			h.readers.Go(func() { g.run(h.ctx) })
 		}
 	}
 }
 
-// nearest is the group to catch up with from a position. The caller holds the lock.
+// nearest is the group to catch up with from a position, or nil if there had better be another. The caller holds the lock.
 func (h *hub) nearest(at stream.Position) *group {
 	var best *group
 	var least uint64
@@ -66,22 +69,24 @@ func (h *hub) nearest(at stream.Position) *group {
 			best, least = g, apart
 		}
 	}
-	if best != nil && (least <= near || len(h.groups) >= groupsAtOnce) {
-		return best
+	if best != nil && least > near && len(h.groups) < groupsAtOnce {
+		return nil
 	}
+	return best
+}
+
+func newGroup(h *hub, at stream.Position) *group {
 	g := &group{hub: h, members: map[stream.Table][]*dispatcher{}}
 	g.at.Store(uint64(at))
-	h.groups = append(h.groups, g)
-	h.readers.Go(func() { g.run(h.ctx) })
 	return g
 }
 
-// add takes a dispatcher in. The caller holds the hub's lock.
-func (g *group) add(d *dispatcher, at stream.Position) {
+// add takes a dispatcher in, unless that has stopped meanwhile. The caller holds the hub's lock.
+func (g *group) add(d *dispatcher, at stream.Position) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !d.follow(g) {
-		return
+		return false
 	}
 	if was := g.at.Load(); uint64(at) < was {
 		for _, list := range g.members {
@@ -96,6 +101,7 @@ func (g *group) add(d *dispatcher, at stream.Position) {
 	}
 	g.members[d.table] = append(g.members[d.table], d)
 	g.count++
+	return true
 }
 
 // leave ends the delivery to a dispatcher. The reader ends with its last one.

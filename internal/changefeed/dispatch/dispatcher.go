@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,8 +47,11 @@ type dispatcher struct {
 	covers   stream.Position // what is delivered reaches back to here
 	queued   bool            // it is in line for a worker
 	flushing bool
-	idle     chan struct{} // closed when a flush that somebody waits for has ended
-	halt     chan struct{} // closed when it has to stop
+	sent     stream.Position // up to here it is being written, while it is
+	idle     chan struct{}   // closed when a flush that somebody waits for has ended
+	tries    int             // that failed, of what comes next
+	resting  bool            // until it is tried again
+	parked   bool            // it is not read for, until there is memory
 	writer   stream.Writer
 	err      error
 }
@@ -64,6 +68,11 @@ func (d *dispatcher) position() stream.Position {
 func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	d.mu.Lock()
 	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && !d.feed.config.DDL {
+		d.mu.Unlock()
+		return
+	}
+	if d.hoards() {
+		d.park()
 		d.mu.Unlock()
 		return
 	}
@@ -87,7 +96,7 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 
 // ready puts the dispatcher in line for a worker if it has something to write. The caller holds the lock.
 func (d *dispatcher) ready() bool {
-	if d.state != Running || d.queued || d.flushing || len(d.queue) == 0 || d.blocked() {
+	if d.state != Running || d.queued || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() {
 		return false
 	}
 	d.queued = true
@@ -106,11 +115,12 @@ func (d *dispatcher) drop() {
 	d.queue, d.bytes = nil, 0
 }
 
-// listen takes note that the hub delivers from a position on. It says no if the dispatcher has been stopped meanwhile.
+// listen takes note that the hub delivers from a position on. It says no if the dispatcher has been stopped or parked meanwhile:
+// then it may have gone back.
 func (d *dispatcher) listen(at stream.Position) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.listens || d.state != Prepared && d.state != Running {
+	if d.listens || d.parked || d.state != Prepared && d.state != Running {
 		return false
 	}
 	d.from = max(d.from, at)
@@ -121,11 +131,11 @@ func (d *dispatcher) listen(at stream.Position) bool {
 	return true
 }
 
-// follow takes note that a group delivers. It says no if the dispatcher has been stopped meanwhile.
+// follow takes note that a group delivers. It says no if the dispatcher has been stopped or parked meanwhile.
 func (d *dispatcher) follow(g *group) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.listens || d.state != Running {
+	if d.listens || d.parked || d.state != Running {
 		return false
 	}
 	d.group = g
@@ -149,7 +159,7 @@ func (d *dispatcher) doing() string {
 	switch {
 	case d.state != Running:
 		return "has stopped"
-	case d.flushing && d.err != nil:
+	case d.tries > 0:
 		return fmt.Sprintf("cannot be written: %v", d.err)
 	case d.flushing:
 		return "is being written"
@@ -157,6 +167,8 @@ func (d *dispatcher) doing() string {
 		return "stands before a definition that drops or renames it"
 	case len(d.queue) > 0:
 		return "waits for a worker"
+	case d.parked:
+		return "waits for memory"
 	case d.group != nil:
 		return "catches up with the log"
 	case !d.listens:
@@ -197,21 +209,24 @@ func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Posi
 func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.mu.Lock()
 	d.queued = false
-	if d.state != Running || d.flushing || len(d.queue) == 0 || d.blocked() {
+	if d.state != Running || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() {
 		d.mu.Unlock()
 		return false
 	}
 	d.flushing = true
 	batch, bytes := d.take()
+	last, began := batch[len(batch)-1], time.Now()
+	d.sent = last.Position
 	d.mu.Unlock()
 
-	last, began := batch[len(batch)-1], time.Now()
-	err := d.insist(ctx, func() error {
-		if last.DDL != nil {
-			return d.define(ctx, last)
-		}
-		return d.writer.Write(ctx, batch, last.Position)
-	})
+	d.feed.begins(began)
+	var err error
+	if last.DDL != nil {
+		err = d.define(ctx, last)
+	} else {
+		err = d.writer.Write(ctx, batch, last.Position)
+	}
+	d.feed.ends(err == nil)
 	if flushed := d.feed.engine.opts.Flushed; flushed != nil && err == nil {
 		flushed(time.Since(began))
 	}
@@ -219,9 +234,14 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.flushing = false
+	if err != nil && !errors.Is(err, stream.ErrNotOwner) && d.state == Running && ctx.Err() == nil {
+		d.queue, d.bytes = slices.Concat(batch, d.queue), d.bytes+bytes
+		d.rest(err)
+		return false
+	}
 	d.feed.engine.budget.give(bytes)
 	if err == nil {
-		d.flushed, d.at, d.err = last.Position, last.At, nil
+		d.flushed, d.at, d.err, d.tries = last.Position, last.At, nil, 0
 		if len(d.queue) > 0 {
 			d.flushed = max(d.flushed, d.queue[0].Position-1)
 		}
@@ -279,26 +299,25 @@ func (d *dispatcher) define(ctx context.Context, mark *stream.Rows) error {
 	return w.Write(ctx, nil, mark.Position)
 }
 
-// insist tries until something is done, the table is another's, or the dispatcher has to stop.
-func (d *dispatcher) insist(ctx context.Context, do func() error) error {
-	pause := retryFirst
-	for {
-		err := do()
-		if err == nil || errors.Is(err, stream.ErrNotOwner) || ctx.Err() != nil {
-			return err
-		}
-		d.trouble(err)
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-d.halt:
-			timer.Stop()
-			return err
-		case <-timer.C:
-		}
-		timer.Stop()
-		pause = min(2*pause, retryLast)
+// rest lets the dispatcher try again after a while what has failed. Meanwhile the worker sees to others: it may be this one table
+// that cannot be written. The caller holds the lock.
+func (d *dispatcher) rest(err error) {
+	pause := min(retryFirst<<min(d.tries, 10), retryLast)
+	d.err, d.resting = err, true
+	d.tries++
+	if d.idle != nil {
+		close(d.idle)
+		d.idle = nil
 	}
+	time.AfterFunc(pause, func() {
+		d.mu.Lock()
+		d.resting = false
+		ready := d.ready()
+		d.mu.Unlock()
+		if ready {
+			d.feed.enqueue(d)
+		}
+	})
 }
 
 // stop ends the dispatcher and says up to where everything is at the sink. It waits for what is being written.
@@ -307,9 +326,6 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	d.mu.Lock()
 	// While it still runs: with nothing queued or being written it is where the hub is.
 	d.flushed, d.at = d.locked(position, at)
-	if d.state != Stopped {
-		close(d.halt)
-	}
 	d.state = Stopped
 	group := d.group
 	d.listens, d.group = false, nil

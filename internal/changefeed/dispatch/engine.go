@@ -69,7 +69,9 @@ type sharedHub struct {
 
 // New makes an engine.
 func New(o Options) *Engine {
-	return &Engine{opts: o, budget: newBudget(o.Memory), feeds: map[FeedKey]*Feed{}, hubs: map[string]*sharedHub{}}
+	e := &Engine{opts: o, feeds: map[FeedKey]*Feed{}, hubs: map[string]*sharedHub{}}
+	e.budget = newBudget(o.Memory, e.relieve)
+	return e
 }
 
 // Feed is one changefeed on this node.
@@ -86,6 +88,8 @@ type Feed struct {
 	wg     sync.WaitGroup
 
 	rows, bytes atomic.Int64
+	pace        pace
+	parking     parking
 
 	mu         sync.Mutex
 	maintainer int64 // the newest epoch that has spoken

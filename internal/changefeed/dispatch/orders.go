@@ -133,7 +133,7 @@ func (f *Feed) find(o Order) (d *placed, made bool, err error) {
 		return nil, false, fmt.Errorf("table %s: %w", o.Table, err)
 	}
 	d = &placed{leave: leave, dispatcher: &dispatcher{
-		feed: f, table: o.Table, epoch: o.Epoch, state: Prepared, from: o.Position, flushed: o.Position, halt: make(chan struct{}),
+		feed: f, table: o.Table, epoch: o.Epoch, state: Prepared, from: o.Position, flushed: o.Position,
 	}}
 	f.tables[o.Table] = d
 	return d, true, nil

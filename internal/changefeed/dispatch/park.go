@@ -1,0 +1,156 @@
+package dispatch
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A changefeed whose sink hangs, and a table that cannot be written, must not take the memory that others need: when memory is
+// scarce nothing more is read for them. They catch up when they go on.
+
+const (
+	// stalledAfter is when a changefeed of which nothing was written counts as one whose sink hangs.
+	stalledAfter = 2 * time.Second
+	// tendEvery is how often those are looked at for whom nothing is read.
+	tendEvery = 100 * time.Millisecond
+)
+
+// pace is whether writes of a changefeed get done.
+type pace struct {
+	mu      sync.Mutex
+	writing int
+	moved   time.Time // when one was done, or the first of those under way began
+}
+
+func (f *Feed) begins(now time.Time) {
+	f.pace.mu.Lock()
+	defer f.pace.mu.Unlock()
+	if f.pace.writing == 0 {
+		f.pace.moved = now
+	}
+	f.pace.writing++
+}
+
+func (f *Feed) ends(done bool) {
+	f.pace.mu.Lock()
+	defer f.pace.mu.Unlock()
+	f.pace.writing--
+	if done {
+		f.pace.moved = time.Now()
+	}
+}
+
+// stalled says whether writes are under way and none has been done for a while.
+func (f *Feed) stalled() bool {
+	f.pace.mu.Lock()
+	defer f.pace.mu.Unlock()
+	return f.pace.writing > 0 && time.Since(f.pace.moved) > stalledAfter
+}
+
+// parking is the dispatchers of a changefeed for which nothing is read.
+type parking struct {
+	mu      sync.Mutex
+	list    []parked
+	tending bool
+}
+
+// parked is a dispatcher and the group that it was in.
+type parked struct {
+	*dispatcher
+	group *group
+}
+
+// hoards says whether a dispatcher would keep memory that others need and that it has no use for. The caller holds the lock.
+func (d *dispatcher) hoards() bool {
+	return d.state == Running && (d.flushing || len(d.queue) > 0) && d.feed.engine.budget.scarce() && (d.tries > 0 || d.blocked() || d.feed.stalled())
+}
+
+// park ends the delivery to a dispatcher for the time being. The caller holds the lock.
+func (d *dispatcher) park() {
+	p := parked{d, d.group}
+	d.parked, d.listens, d.group = true, false, nil
+	f := d.feed
+	f.parking.mu.Lock()
+	defer f.parking.mu.Unlock()
+	f.parking.list = append(f.parking.list, p)
+	if !f.parking.tending {
+		f.parking.tending = true
+		f.wg.Go(f.tend)
+	}
+}
+
+// relieve takes memory back from those who hoard it.
+func (e *Engine) relieve() {
+	e.mu.Lock()
+	feeds := slices.Collect(maps.Values(e.feeds))
+	e.mu.Unlock()
+	for _, f := range feeds {
+		for _, d := range f.all() {
+			d.mu.Lock()
+			if d.hoards() {
+				d.shed()
+			}
+			d.mu.Unlock()
+		}
+	}
+}
+
+// shed lets everything go that is not being written, to be read again later. The caller holds the lock.
+func (d *dispatcher) shed() {
+	if d.blocked() { // what it stands before is all that it needs
+		for _, rows := range d.queue[1:] {
+			d.bytes -= rows.Bytes
+			d.feed.engine.budget.give(rows.Bytes)
+		}
+		d.queue = d.queue[:1:1]
+		d.from = d.queue[0].Position
+	} else {
+		d.drop()
+		if d.from = d.flushed; d.flushing {
+			d.from = d.sent
+		}
+	}
+	if !d.parked {
+		d.park()
+	}
+}
+
+// tend lets parked dispatchers be read for again once they do not hoard, until none is left.
+func (f *Feed) tend() {
+	for {
+		sleep(f.ctx, tendEvery)
+		f.parking.mu.Lock()
+		list := f.parking.list
+		f.parking.list = nil
+		f.parking.mu.Unlock()
+		var back []*dispatcher
+		var stay []parked
+		for _, p := range list {
+			f.hub.unsubscribe(p.dispatcher)
+			if p.group != nil {
+				p.group.leave(p.dispatcher)
+			}
+			p.mu.Lock()
+			switch {
+			case p.state != Running:
+			case p.hoards():
+				stay = append(stay, parked{dispatcher: p.dispatcher})
+			default:
+				p.parked = false
+				back = append(back, p.dispatcher)
+			}
+			p.mu.Unlock()
+		}
+		f.hub.join(back)
+		f.parking.mu.Lock()
+		f.parking.list = append(f.parking.list, stay...)
+		done := len(f.parking.list) == 0 || f.ctx.Err() != nil
+		f.parking.tending = !done
+		f.parking.mu.Unlock()
+		if done {
+			return
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package dispatch_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// Two changefeeds read through one hub and share the node's memory. The one whose sink hangs gets what it missed when it goes on.
+func TestASinkThatHangsDoesNotHoldUpOtherChangefeeds(t *testing.T) {
+	noGoroutines(t)
+	const memory, head = 256 << 10, 60_000
+	source := newTape(t, "tables=10")
+	sink, other := newLedger(t, source), newLedger(t, source)
+	m := newMachine(t, source, sink, memory)
+	m.sinks["other"] = other
+	tables := source.tables(t)
+	hung := newHang(t)
+	sink.hinder(hung.wait)
+	m.mustStart(orders(ep(1), 0, tables...))
+	c := config
+	c.Sink = "other"
+	if failed := m.Start(context.Background(), dispatch.FeedKey{Namespace: "default", Name: "other", UID: "2"}, 1, c, orders(ep(1), 0, tables...)); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	source.wind(head)
+	until(t, "the other has everything", func() bool { return other.has(tables, head) })
+	if used := m.Memory(); used > 2*memory {
+		t.Errorf("%d bytes are in use, of %d", used, memory)
+	}
+	hung.release()
+	until(t, "the one has everything", func() bool { return sink.has(tables, head) })
+}
+
+// A table that cannot be written keeps neither the workers nor the memory that the others of its changefeed need.
+func TestATableThatCannotBeWrittenDoesNotHoldUpOthers(t *testing.T) {
+	noGoroutines(t)
+	const memory, head = 256 << 10, 60_000
+	source := newTape(t, "tables=20")
+	sink := newLedger(t, source)
+	m := newMachine(t, source, sink, memory)
+	tables := source.tables(t)
+	bad := tables[:config.Workers+1]
+	isBad := map[stream.Table]bool{}
+	for _, table := range bad {
+		isBad[table] = true
+	}
+	var mended atomic.Bool
+	sink.hinder(func(_ context.Context, table stream.Table) error {
+		if isBad[table] && !mended.Load() {
+			return errors.New("no such table")
+		}
+		return nil
+	})
+	m.mustStart(orders(ep(1), 0, tables...))
+	source.wind(head)
+	until(t, "the others have everything", func() bool { return sink.has(tables[len(bad):], head) })
+	r := m.Report(key)
+	if r.Err == nil || r.Slowest == "" || r.Checkpoint >= head {
+		t.Errorf("the report is %+v", r)
+	}
+	mended.Store(true)
+	until(t, "all have everything", func() bool { return sink.has(tables, head) })
+}
