@@ -54,6 +54,14 @@ type DrainSettings struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
 	// +kubebuilder:default="30s"
 	BalanceAfter *metav1.Duration `json:"balanceAfter,omitempty"`
+
+	// bootstrapTimeout is how long a maintainer may take to begin before it is placed elsewhere.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:default="30s"
+	BootstrapTimeout *metav1.Duration `json:"bootstrapTimeout,omitempty"`
 }
 
 // ActiveDrain is the slot of the one drain that may run.

@@ -65,6 +65,13 @@ var settingsTable = []setting{
 		},
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.BalanceAfter, text) },
 	},
+	{
+		name: "drain.bootstrapTimeout", alias: "drain-bootstrap-timeout", help: "how long a maintainer may take to begin before it is placed elsewhere",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			return durationOr(s.Drain.BootstrapTimeout, changefeed.DefaultBootstrapTimeout)
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.BootstrapTimeout, text) },
+	},
 }
 
 func durationOr(d *metav1.Duration, otherwise time.Duration) string {

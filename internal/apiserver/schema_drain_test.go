@@ -124,7 +124,9 @@ func TestThereIsOneSettingsObject(t *testing.T) {
 		`spec.nodeDrainPolicy: Unsupported value: "whatever": supported values: `+policies)
 	invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{"stalledAfter": "soon"}}}), "spec.drain.stalledAfter: "+noDuration)
 	for text, want := range map[string]string{"soon": noDuration, "0s": `Invalid value: "0s": must be a duration ahead, such as 90s or 10m`} {
-		invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{"balanceAfter": text}}}), "spec.drain.balanceAfter: "+want)
+		for _, field := range []string{"balanceAfter", "bootstrapTimeout"} {
+			invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{field: text}}}), "spec.drain."+field+": "+want)
+		}
 	}
 	slot := object{"name": "d", "uid": "u", "node": "n1", "nodeEpoch": 1}
 	for _, field := range []string{"name", "uid", "node", "nodeEpoch"} {

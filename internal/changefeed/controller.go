@@ -27,8 +27,6 @@ import (
 const (
 	// lookEvery is how often placements are looked at when nothing happens, while something is on its way.
 	lookEvery = time.Second
-	// bootstrapLimit is how long a placement may take before it counts as failed.
-	bootstrapLimit = 30 * time.Second
 )
 
 // Controller is the coordinator's side of changefeeds: it places maintainers.
@@ -102,7 +100,7 @@ func (c *Controller) pause(w World) time.Duration {
 }
 
 func (c *Controller) gather(ctx context.Context) (World, error) {
-	w := World{Now: time.Now(), BootstrapLimit: bootstrapLimit}
+	w := World{Now: time.Now()}
 	base, err := deployment.ReadWorld(ctx, c.client)
 	if err != nil {
 		return w, err
@@ -117,6 +115,7 @@ func (c *Controller) gather(ctx context.Context) (World, error) {
 		c.drained = w.Now
 	}
 	w.Settled = w.Now.Sub(c.drained) > BalanceAfter(settings)
+	w.BootstrapLimit = durationOr(settings.Spec.Drain.BootstrapTimeout, DefaultBootstrapTimeout)
 	if n := settings.Spec.Drain.MaintainerBatchSize; n != nil {
 		w.BatchSize = int(*n)
 	}

@@ -168,6 +168,9 @@ func TestWhatIsWrongWithAChangefeedIsToldTheSameEveryTime(t *testing.T) {
 	if err := changefeed.Validate(spec("datagen://?tables=2", "blackhole://", "0-1-5", "a.*")); err != nil {
 		t.Errorf("a good one: %v", err)
 	}
+	if err := changefeed.Validate(spec("mysql://u@h:3306?tls=true", "mysql://u@[::1]:3306/?tls-ca=ca.crt", "")); err != nil {
+		t.Errorf("one with TLS: %v", err)
+	}
 	if err := changefeed.Validate(spec("datagen://", "file:///data/out?maxBytes=1048576", "")); err != nil {
 		t.Errorf("one with files: %v", err)
 	}
@@ -177,6 +180,10 @@ func TestWhatIsWrongWithAChangefeedIsToldTheSameEveryTime(t *testing.T) {
 		"a filter":    spec("datagen://", "blackhole://", "", "nonsense"),
 		"a position":  spec("datagen://", "blackhole://", "nonsense"),
 		"a directory": spec("datagen://", "file://here", ""),
+		"no port":     spec("mysql://u@h", "blackhole://", ""),
+		"nobody":      spec("mysql://h:3306", "blackhole://", ""),
+		"a schema":    spec("mysql://u@h:3306/app", "blackhole://", ""),
+		"an option":   spec("mysql://u@h:3306?tls=skip-verify", "blackhole://", ""),
 	} {
 		first := message(changefeed.Validate(bad))
 		if first == "" {

@@ -1,9 +1,11 @@
 package changefeed
 
 import (
-	"errors"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -50,7 +52,11 @@ func (o Opener) Source(c dispatch.Config) (stream.Source, error) {
 		if err != nil {
 			return nil, err
 		}
-		return mariadb.Open(mariadb.Options{Address: u.Host, User: u.User.Username(), Password: password, Logger: o.Log})
+		secure, err := o.tls(u)
+		if err != nil {
+			return nil, err
+		}
+		return mariadb.Open(mariadb.Options{Address: u.Host, User: u.User.Username(), Password: password, TLS: secure, Logger: o.Log})
 	}
 	return nil, fmt.Errorf("source %s://: %w: use mysql:// or datagen://", u.Scheme, stream.ErrUnusable)
 }
@@ -79,8 +85,12 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 		if err != nil {
 			return nil, err
 		}
+		secure, err := o.tls(u)
+		if err != nil {
+			return nil, err
+		}
 		return sqlsink.Open(sqlsink.Options{
-			Address: u.Host, User: u.User.Username(), Password: password, Changefeed: key.Namespace + "/" + key.Name + "/" + key.UID,
+			Address: u.Host, User: u.User.Username(), Password: password, TLS: secure, Changefeed: key.Namespace + "/" + key.Name + "/" + key.UID,
 			MaxConnections: c.Workers, Logger: o.Log,
 		})
 	}
@@ -103,10 +113,14 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 		if !slices.Contains(end.schemes, u.Scheme) {
 			return fmt.Errorf("%s %q: use %s://", end.what, end.text, strings.Join(end.schemes, ":// or "))
 		}
-		if u.Scheme == "file" {
-			if _, err := filesink.Parse(u); err != nil {
-				return err
-			}
+		switch u.Scheme {
+		case "file":
+			_, err = filesink.Parse(u)
+		case "mysql":
+			err = validServer(end.what, u)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	if _, err := ParsePosition(spec.StartPosition); err != nil {
@@ -114,6 +128,50 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 	}
 	_, err := ParseFilter(spec.Filter)
 	return err
+}
+
+// validServer says what is wrong with the address of a server.
+func validServer(what string, u *url.URL) error {
+	if _, port, err := net.SplitHostPort(u.Host); err != nil || port == "" || u.User.Username() == "" {
+		return fmt.Errorf("%s %q: say whom to connect as and where: mysql://user@host:port", what, u)
+	}
+	if strings.Trim(u.Path, "/") != "" || u.Fragment != "" {
+		return fmt.Errorf("%s %q: a server is named, not a schema: leave out %q and use the filter", what, u, u.Path)
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", what, u, err)
+	}
+	for name, values := range query {
+		switch {
+		case name == "tls" && len(values) == 1 && values[0] == "true", name == "tls-ca" && len(values) == 1 && values[0] != "":
+		default:
+			return fmt.Errorf("%s %q: %s=%s is not known: there are tls=true and tls-ca=FILE", what, u, name, strings.Join(values, ","))
+		}
+	}
+	return nil
+}
+
+// tls is how a server is connected to: in the clear, unless the URL says tls=true, or names the file of the authority that has
+// signed the server's certificate.
+func (o Opener) tls(u *url.URL) (*tls.Config, error) {
+	query := u.Query()
+	ca := query.Get("tls-ca")
+	if query.Get("tls") != "true" && ca == "" {
+		return nil, nil
+	}
+	c := &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12}
+	if ca != "" {
+		text, err := o.credential("certificate file", ca)
+		if err != nil {
+			return nil, err
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM([]byte(text)) {
+			return nil, fmt.Errorf("certificate file %q has no certificate: %w", ca, stream.ErrUnusable)
+		}
+	}
+	return c, nil
 }
 
 // below refuses a directory that is not below the one that the node was told: whoever writes a changefeed must not choose
@@ -126,17 +184,23 @@ func (o Opener) below(dir string) error {
 	return nil
 }
 
-// password reads a file below the credentials directory. A name that leads anywhere else is refused: whoever writes a
-// changefeed must not choose which files nodes send to a server.
+// password reads a password.
 func (o Opener) password(name string) (string, error) {
 	if name == "" {
 		return "", nil
 	}
+	text, err := o.credential("password file", name)
+	return strings.TrimRight(text, "\r\n"), err
+}
+
+// credential reads a file below the credentials directory. A name that leads anywhere else is refused: whoever writes a
+// changefeed must not choose which files nodes send to a server.
+func (o Opener) credential(what, name string) (string, error) {
 	if o.Credentials == "" {
-		return "", errors.New("a password file is named, and this node has no --credentials-dir")
+		return "", fmt.Errorf("a %s is named, and this node has no --credentials-dir", what)
 	}
 	if name != filepath.Base(name) || strings.HasPrefix(name, ".") {
-		return "", fmt.Errorf("password file %q: name a file in the nodes' --credentials-dir, without a path", name)
+		return "", fmt.Errorf("%s %q: name a file in the nodes' --credentials-dir, without a path", what, name)
 	}
 	root, err := os.OpenRoot(o.Credentials)
 	if err != nil {
@@ -145,7 +209,7 @@ func (o Opener) password(name string) (string, error) {
 	defer root.Close()
 	data, err := root.ReadFile(name)
 	if err != nil {
-		return "", fmt.Errorf("password file %q: %w", name, err)
+		return "", fmt.Errorf("%s %q: %w", what, name, err)
 	}
-	return strings.TrimRight(string(data), "\r\n"), nil
+	return string(data), nil
 }

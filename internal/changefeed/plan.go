@@ -27,15 +27,24 @@ type World struct {
 	Settled bool
 }
 
-// DefaultBalanceAfter is how long no drain must have run before anything is balanced, unless the settings say otherwise.
-const DefaultBalanceAfter = 30 * time.Second
+// What holds unless the settings say otherwise.
+const (
+	// DefaultBalanceAfter is how long no drain must have run before anything is balanced.
+	DefaultBalanceAfter = 30 * time.Second
+	// DefaultBootstrapTimeout is how long a placement may take before it counts as failed.
+	DefaultBootstrapTimeout = 30 * time.Second
+)
 
 // BalanceAfter is how long by the settings.
 func BalanceAfter(s *v1alpha1.Settings) time.Duration {
-	if set := s.Spec.Drain.BalanceAfter; set != nil && set.Duration > 0 {
+	return durationOr(s.Spec.Drain.BalanceAfter, DefaultBalanceAfter)
+}
+
+func durationOr(set *metav1.Duration, otherwise time.Duration) time.Duration {
+	if set != nil && set.Duration > 0 {
 		return set.Duration
 	}
-	return DefaultBalanceAfter
+	return otherwise
 }
 
 // balanceAtOnce bounds the moves that only balance.

@@ -7,6 +7,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -271,6 +272,9 @@ type Report struct {
 	Err error
 }
 
+// troubled is a sink that tries again by itself and can tell with what it fails meanwhile.
+type troubled interface{ Trouble() error }
+
 // Report tells how a changefeed is, in time that grows with its tables here.
 func (e *Engine) Report(key FeedKey) Report {
 	var r Report
@@ -287,6 +291,9 @@ func (e *Engine) Report(key FeedKey) Report {
 	}
 	r.Rows, r.Bytes = f.rows.Load(), f.bytes.Load()
 	r.Err = f.hub.trouble()
+	if s, ok := f.sink.(troubled); ok {
+		r.Err = cmp.Or(s.Trouble(), r.Err)
+	}
 	position, at := f.hub.where()
 	var slowest *placed
 	for _, d := range f.all() {

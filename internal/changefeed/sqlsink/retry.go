@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -57,6 +58,7 @@ func (s *Sink) again(ctx context.Context, doing string, try func() error) error 
 	wait := firstWait
 	for {
 		err := try()
+		s.note(err)
 		switch {
 		case err == nil:
 			return nil
@@ -67,7 +69,9 @@ func (s *Sink) again(ctx context.Context, doing string, try func() error) error 
 		case !transient(err):
 			return s.wrap(doing, err)
 		}
-		s.log.Warn("the sink failed, trying again", "doing", doing, "wait", wait, "error", err)
+		if s.mayTell() {
+			s.log.Warn("the sink failed, trying again", "doing", doing, "wait", wait, "error", err)
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("sink %s: %s: %w (%v)", s.options.Address, doing, ctx.Err(), err)
@@ -75,4 +79,50 @@ func (s *Sink) again(ctx context.Context, doing string, try func() error) error 
 		}
 		wait = min(2*wait, lastWait)
 	}
+}
+
+// tellEvery is how often at most it is logged that something is tried again: when a server is gone, every table fails.
+const tellEvery = 5 * time.Second
+
+// failing is what the server failed with, since it last did what it was asked.
+type failing struct {
+	mu    sync.Mutex
+	err   error
+	since time.Time
+	told  time.Time
+}
+
+// note takes note of how an attempt ended.
+func (s *Sink) note(err error) {
+	s.failing.mu.Lock()
+	defer s.failing.mu.Unlock()
+	switch {
+	case err == nil:
+		s.failing.err = nil
+	case transient(err):
+		if s.failing.err == nil {
+			s.failing.since = time.Now()
+		}
+		s.failing.err = err
+	}
+}
+
+func (s *Sink) mayTell() bool {
+	s.failing.mu.Lock()
+	defer s.failing.mu.Unlock()
+	if time.Since(s.failing.told) < tellEvery {
+		return false
+	}
+	s.failing.told = time.Now()
+	return true
+}
+
+// Trouble is what the server has failed with for a while, or nil.
+func (s *Sink) Trouble() error {
+	s.failing.mu.Lock()
+	defer s.failing.mu.Unlock()
+	if s.failing.err == nil || time.Since(s.failing.since) < time.Second {
+		return nil
+	}
+	return fmt.Errorf("sink %s: %w", s.options.Address, s.failing.err)
 }

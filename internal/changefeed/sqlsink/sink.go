@@ -42,8 +42,9 @@ type Sink struct {
 	// progress and intents are the sink's own tables, quoted.
 	progress, intents string
 
-	mu     sync.Mutex
-	server *server // once it is known
+	mu      sync.Mutex
+	server  *server // once it is known
+	failing failing
 }
 
 var _ stream.Sink = (*Sink)(nil)
