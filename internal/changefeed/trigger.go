@@ -130,7 +130,7 @@ func (m *maintainer) readDefinitions(ctx context.Context) error {
 	m.mu.Lock()
 	after := *m.trigger
 	m.mu.Unlock()
-	return source.Read(ctx, after, func(t *stream.Transaction) error {
+	return stream.ReadOf(ctx, source, after, stream.NoTable, func(t *stream.Transaction) error {
 		if t.DDL != nil && !t.DDL.Alone() && concerns(filter, t.DDL) {
 			if err := m.define(ctx, sink, filter, t); err != nil {
 				return err

@@ -135,12 +135,12 @@ func (g *group) run(ctx context.Context) {
 		g.cancel = cancel
 		from := stream.Position(g.at.Load())
 		g.mu.Unlock()
-		err := g.hub.source.Read(read, from, func(t *stream.Transaction) error {
+		err := stream.ReadOf(read, g.hub.source, from, g.wants, func(t *stream.Transaction) error {
 			if !g.hub.budget.wait(read) {
 				return read.Err()
 			}
-			if !g.deliver(read, t) {
-				return read.Err()
+			if err := g.deliver(read, t); err != nil {
+				return err
 			}
 			pause = retryFirst
 			if uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
@@ -153,7 +153,7 @@ func (g *group) run(ctx context.Context) {
 		if errors.Is(err, errMet) || ctx.Err() != nil || g.disband(read) {
 			return
 		}
-		if ended {
+		if ended || errors.Is(err, errWanted) {
 			continue
 		}
 		g.trouble(err)
@@ -165,12 +165,24 @@ func (g *group) run(ctx context.Context) {
 	}
 }
 
-// deliver hands a transaction to the members. It says no if the group has gone back meanwhile.
-func (g *group) deliver(read context.Context, t *stream.Transaction) bool {
+// wants says whether a table is a member's.
+func (g *group) wants(t stream.Table) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.members[t]) > 0
+}
+
+// deliver hands a transaction to the members. It fails if the group has gone back meanwhile.
+func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if read.Err() != nil {
-		return false
+		return read.Err()
+	}
+	for _, table := range t.Skipped {
+		if len(g.members[table]) > 0 {
+			return errWanted
+		}
 	}
 	for _, rows := range t.Rows {
 		for _, d := range g.members[rows.Table] {
@@ -184,7 +196,7 @@ func (g *group) deliver(read context.Context, t *stream.Transaction) bool {
 	}
 	g.when.Store(t.At.UnixMicro())
 	g.at.Store(uint64(t.Position))
-	return true
+	return nil
 }
 
 // disband ends the group if nobody is left in it, or if the hub is not ahead of it: then all listen to the hub.

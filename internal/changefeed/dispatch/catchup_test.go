@@ -24,7 +24,7 @@ func (s *tape) gate(t testing.TB, at stream.Position) (open func()) {
 // Each reader decodes the whole log. With one for every table that comes from the past, none would ever get to the end.
 func TestTablesThatAreBehindShareFewReaders(t *testing.T) {
 	noGoroutines(t)
-	const head = 80_000
+	const head = 45_000
 	source := newTape(t, "tables=41")
 	sink := newLedger(t, source)
 	m := newMachine(t, source, sink, plenty)
@@ -34,7 +34,7 @@ func TestTablesThatAreBehindShareFewReaders(t *testing.T) {
 	until(t, "the hub is ahead", func() bool { return sink.has(tables[:1], head) })
 	open := source.gate(t, head-1)
 	for i, table := range tables[1:] {
-		m.mustStart(orders(ep(int64(i)+2), stream.Position(i*997%40*1900), table))
+		m.mustStart(orders(ep(int64(i)+2), stream.Position(i*997%40*1050), table))
 		if active, began := source.readers(); active > 1+4 {
 			t.Fatalf("%d readers at once, which began at %v", active, began)
 		}

@@ -21,7 +21,7 @@ import (
 )
 
 // patience bounds every wait for something that should come.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // until waits for something that other goroutines bring about in their own time.
 func until(t testing.TB, what string, holds func() bool) {
@@ -95,6 +95,23 @@ func (s *tape) readers() (active int, began []stream.Position) {
 
 // Read implements stream.Source.
 func (s *tape) Read(ctx context.Context, after stream.Position, visit func(*stream.Transaction) error) error {
+	return s.ReadOf(ctx, after, func(stream.Table) bool { return true }, visit)
+}
+
+// ReadOf implements stream.Selective.
+func (s *tape) ReadOf(ctx context.Context, after stream.Position, wants func(stream.Table) bool, all func(*stream.Transaction) error) error {
+	visit := func(t *stream.Transaction) error {
+		some := *t
+		some.Rows = nil
+		for _, rows := range t.Rows {
+			if wants(rows.Table) {
+				some.Rows = append(some.Rows, rows)
+			} else {
+				some.Skipped = append(some.Skipped, rows.Table)
+			}
+		}
+		return all(&some)
+	}
 	s.mu.Lock()
 	s.reads = append(s.reads, after)
 	s.active++

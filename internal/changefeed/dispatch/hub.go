@@ -98,15 +98,21 @@ func (h *hub) restart(start stream.Position) {
 func (h *hub) read(ctx context.Context, after stream.Position) {
 	pause := retryFirst
 	for ctx.Err() == nil {
-		err := h.source.Read(ctx, after, func(t *stream.Transaction) error {
+		err := stream.ReadOf(ctx, h.source, after, h.wants, func(t *stream.Transaction) error {
 			if !h.budget.wait(ctx) {
 				return ctx.Err()
 			}
+			if err := h.deliver(ctx, t); err != nil {
+				return err
+			}
 			pause, after = retryFirst, t.Position
-			return h.deliver(ctx, t)
+			return nil
 		})
 		if ctx.Err() != nil {
 			return
+		}
+		if errors.Is(err, errWanted) {
+			continue
 		}
 		h.mu.Lock()
 		h.err = err
@@ -129,12 +135,27 @@ const (
 	retryLast  = 10 * time.Second
 )
 
+// wants says whether somebody listens to a table.
+func (h *hub) wants(t stream.Table) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.subs[t]) > 0
+}
+
+// errWanted: rows were left out that somebody has come to want meanwhile. They are read again.
+var errWanted = errors.New("somebody wants what was left out")
+
 // deliver hands a transaction to whoever listens to its tables.
 func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
 		return ctx.Err() // another reader has taken over
+	}
+	for _, table := range t.Skipped {
+		if len(h.subs[table]) > 0 {
+			return errWanted
+		}
 	}
 	for _, rows := range t.Rows {
 		for _, d := range h.subs[rows.Table] {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,10 @@ type assembler struct {
 	source *Source
 	parser *replication.BinlogParser
 	tables *tableCache
+	// wants says whether somebody wants the rows of a table.
+	wants func(stream.Table) bool
+	// unread are numbers of tables whose description the library was not shown, since nobody wanted them.
+	unread map[uint64]bool
 	// fold: names of tables are in lower case whatever a statement says.
 	fold bool
 	// trailer is how many bytes of a checksum are at the end of an event.
@@ -42,7 +47,7 @@ type group struct {
 	skip bool
 }
 
-func (s *Source) newAssembler(ctx context.Context) (*assembler, error) {
+func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool) (*assembler, error) {
 	fold, err := s.variable(ctx, "lower_case_table_names")
 	if err != nil {
 		return nil, err
@@ -54,7 +59,7 @@ func (s *Source) newAssembler(ctx context.Context) (*assembler, error) {
 	parser := replication.NewBinlogParser()
 	parser.SetFlavor("mariadb")
 	parser.SetTimestampStringLocation(time.UTC)
-	return &assembler{source: s, parser: parser, tables: newTableCache(s, charsets), fold: fold == "1"}, nil
+	return &assembler{source: s, parser: parser, tables: newTableCache(s, charsets), wants: wants, unread: map[uint64]bool{}, fold: fold == "1"}, nil
 }
 
 // Types of events that the library has no name for.
@@ -326,6 +331,15 @@ func (g *group) savepoint(st *statement) bool {
 // tableMap makes the library know the table that rows refer to by number.
 func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at *cursor) error {
 	body := a.body(e)
+	if len(body) < tableIDLength {
+		return a.failed(at, "GTID %s: the description of a table is cut short", a.open.id)
+	}
+	number := tableID(body)
+	if shape := a.tables.byText[string(body)]; shape != nil && (shape.ignored || !a.wants(shape.table)) {
+		a.tables.ids[number], a.unread[number] = shape, true
+		return nil
+	}
+	delete(a.unread, number)
 	compressed := uncompressedTypes(body)
 	parsed, err := a.parse(e)
 	if err != nil {
@@ -336,18 +350,28 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 
 // rows adds the rows of an event to the transaction.
 func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
+	body := a.body(e)
+	if len(body) < tableIDLength {
+		return a.failed(at, "GTID %s: an event of rows is cut short", a.open.id)
+	}
+	number := tableID(body)
+	shape := a.tables.byID(number)
+	switch {
+	case shape == nil:
+		return a.failed(at, "GTID %s has rows of table number %d, which the log does not describe", a.open.id, number)
+	case shape.ignored:
+		return nil
+	case a.unread[number] || !a.wants(shape.table):
+		if !slices.Contains(a.open.tx.Skipped, shape.table) {
+			a.open.tx.Skipped = append(a.open.tx.Skipped, shape.table)
+		}
+		return nil
+	}
 	parsed, err := a.parse(e)
 	if err != nil {
 		return a.failed(at, "GTID %s: %v", a.open.id, err)
 	}
 	event := parsed.(*replication.RowsEvent)
-	shape := a.tables.byID(event.TableID)
-	if shape == nil {
-		return a.failed(at, "GTID %s has rows of table number %d, which the log does not describe", a.open.id, event.TableID)
-	}
-	if shape.ignored {
-		return nil
-	}
 	if shape.problem != "" {
 		return a.failed(at, "GTID %s, table %s: %s", a.open.id, shape.table, shape.problem)
 	}
@@ -356,6 +380,13 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 		return a.failed(at, "GTID %s, table %s: %v", a.open.id, shape.table, err)
 	}
 	return nil
+}
+
+// tableIDLength is how many bytes the number of a table takes, at the beginning of an event of rows.
+const tableIDLength = 6
+
+func tableID(body []byte) uint64 {
+	return uint64(binary.LittleEndian.Uint32(body)) | uint64(binary.LittleEndian.Uint16(body[4:]))<<32
 }
 
 // rowsOf finds or makes the rows of a table in the transaction.

@@ -30,13 +30,18 @@ type cursor struct {
 
 // Read visits every transaction after a position.
 func (s *Source) Read(ctx context.Context, after stream.Position, visit func(*stream.Transaction) error) error {
+	return s.ReadOf(ctx, after, func(stream.Table) bool { return true }, visit)
+}
+
+// ReadOf is Read, but for rows of tables that are not wanted.
+func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(stream.Table) bool, visit func(*stream.Transaction) error) error {
 	id := s.takeID()
 	defer s.giveID(id)
 	at := &cursor{position: after}
 	wait := firstWait
 	for {
 		from := at.position
-		err := s.readOnce(ctx, id, at, visit)
+		err := s.readOnce(ctx, id, at, wants, visit)
 		var final *finalError
 		switch {
 		case ctx.Err() != nil:
@@ -66,11 +71,11 @@ func (e *finalError) Error() string { return e.err.Error() }
 func (e *finalError) Unwrap() error { return e.err }
 
 // readOnce reads on one connection until it is lost, and returns why.
-func (s *Source) readOnce(ctx context.Context, id uint32, at *cursor, visit func(*stream.Transaction) error) error {
+func (s *Source) readOnce(ctx context.Context, id uint32, at *cursor, wants func(stream.Table) bool, visit func(*stream.Transaction) error) error {
 	if err := s.checkRetained(ctx, at.position); err != nil {
 		return err
 	}
-	a, err := s.newAssembler(ctx)
+	a, err := s.newAssembler(ctx, wants)
 	if err != nil {
 		return err
 	}

@@ -166,6 +166,73 @@ func tablesAt(log []*stream.Transaction, at stream.Position) []stream.Table {
 	return list
 }
 
+// Rows that nobody wants are not worked out. Whoever comes to want them finds out that they were left out, also within a transaction.
+func TestRowsThatNobodyWantsAreLeftOutAndTold(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.a (id INT PRIMARY KEY)", "CREATE TABLE d.b (id INT PRIMARY KEY)",
+		"INSERT INTO d.a VALUES (1)", "INSERT INTO d.b VALUES (1)", "INSERT INTO d.a VALUES (2)", "INSERT INTO d.b VALUES (2)",
+		"BEGIN; INSERT INTO d.a VALUES (3); INSERT INTO d.b VALUES (3); INSERT INTO d.b VALUES (4); COMMIT", "ALTER TABLE d.b ADD COLUMN n INT", "INSERT INTO d.b VALUES (5, 5)")
+	s := open(t, m)
+	head, err := s.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(wants func(stream.Table) bool) (got []string) {
+		t.Helper()
+		enough := errors.New("enough")
+		err := s.ReadOf(t.Context(), 0, wants, func(tx *stream.Transaction) error {
+			text := ""
+			if tx.DDL != nil {
+				text = string(tx.DDL.Kind)
+			}
+			for _, rows := range tx.Rows {
+				text += fmt.Sprintf(" %s×%d", rows.Table.Name, len(rows.Changes))
+			}
+			got = append(got, fmt.Sprintf("%s skipped %v", text, tx.Skipped))
+			if tx.Position == head {
+				return enough
+			}
+			return nil
+		})
+		if !errors.Is(err, enough) {
+			t.Fatal(err)
+		}
+		return got[1:] // the first makes the schema
+	}
+	for name, c := range map[string]struct {
+		wants func(stream.Table) bool
+		want  []string
+	}{
+		"one": {func(table stream.Table) bool { return table.Name == "a" }, []string{
+			"create skipped []", "create skipped []", " a×1 skipped []", " skipped [d.b]", " a×1 skipped []", " skipped [d.b]", " a×1 skipped [d.b]", "alter skipped []", " skipped [d.b]"}},
+		"none": {stream.NoTable, []string{
+			"create skipped []", "create skipped []", " skipped [d.a]", " skipped [d.b]", " skipped [d.a]", " skipped [d.b]", " skipped [d.a d.b]", "alter skipped []", " skipped [d.b]"}},
+	} {
+		if got := read(c.wants); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	// Wanted more and more: whatever a transaction has of a table, it has all of it or says that it has not.
+	for from := range 12 {
+		asked, count := 0, map[string]int{}
+		err := s.ReadOf(t.Context(), 0, func(stream.Table) bool { asked++; return asked > from }, func(tx *stream.Transaction) error {
+			for _, rows := range tx.Rows {
+				count[fmt.Sprint(tx.Position, rows.Table.Name, slices.Contains(tx.Skipped, rows.Table))] = len(rows.Changes)
+			}
+			if tx.Position == head {
+				return errors.New("enough")
+			}
+			return nil
+		})
+		if err == nil || err.Error() != "enough" {
+			t.Fatalf("from question %d on: %v", from, err)
+		}
+		if n, ok := count[fmt.Sprint(head-2, "b", false)]; ok && n != 2 {
+			t.Errorf("from question %d on: %v", from, count)
+		}
+	}
+}
+
 func TestPurgedPositionsNameWhatIsRetained(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (2)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (3)")

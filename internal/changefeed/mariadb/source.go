@@ -260,7 +260,7 @@ func (s *Source) definedBetween(ctx context.Context, from, to stream.Position) (
 		return false, nil
 	}
 	defined, enough := false, errors.New("read as far as needed")
-	err := s.Read(ctx, from, func(t *stream.Transaction) error {
+	err := s.ReadOf(ctx, from, stream.NoTable, func(t *stream.Transaction) error {
 		if t.Position <= to && t.DDL != nil {
 			defined = true
 		}

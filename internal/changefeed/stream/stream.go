@@ -107,6 +107,8 @@ type Transaction struct {
 	At       time.Time
 	Rows     []*Rows
 	DDL      *DDL
+	// Skipped are tables that have rows in it which nobody wanted when they were read.
+	Skipped []Table
 }
 
 // Source is where changes come from. All methods may be called concurrently; every Read has a connection of its own.
@@ -124,6 +126,23 @@ type Source interface {
 	// Close gives everything back.
 	Close() error
 }
+
+// Selective is a source that need not work out the rows of tables that nobody wants.
+type Selective interface {
+	// ReadOf is Read, but for rows of tables that are not wanted when they come. Those are told in Skipped.
+	ReadOf(ctx context.Context, after Position, wants func(Table) bool, visit func(*Transaction) error) error
+}
+
+// ReadOf reads what is wanted, and from a source that cannot tell everything.
+func ReadOf(ctx context.Context, s Source, after Position, wants func(Table) bool, visit func(*Transaction) error) error {
+	if of, ok := s.(Selective); ok {
+		return of.ReadOf(ctx, after, wants, visit)
+	}
+	return s.Read(ctx, after, visit)
+}
+
+// NoTable is wanted by those who read for definitions only.
+func NoTable(Table) bool { return false }
 
 // Epoch is an owner of a table at a sink: the epoch of the changefeed's placement, and a counter within it.
 type Epoch struct {
