@@ -48,7 +48,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	if err := feeds.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants(mgr.GetAPIReader())}
+	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
 		<-ctx.Done()
@@ -61,7 +61,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	return mgr.Add(events.Pruner{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Log: t.Log})
 }
 
-// tenants are the kinds of work that a drain counts.
+// tenants are the kinds of work that a drain counts, for one count.
 func tenants(r client.Reader) []drain.Tenant {
 	return append(changefeed.Tenants(r), deployment.Tenant{Reader: r})
 }

@@ -17,8 +17,9 @@ import (
 const (
 	// checkpointEvery is how often a checkpoint is written at most.
 	checkpointEvery = 10 * time.Second
-	// countsEvery is the same for how many tables there are and where, unless a drain waits for that.
-	countsEvery = time.Second
+	// countsEvery is the same for how many tables there are and where, and drainCountsEvery while a drain waits for that.
+	countsEvery      = time.Second
+	drainCountsEvery = 100 * time.Millisecond
 )
 
 // advance computes the checkpoint: the lowest position among all tables. Tables that are on their way, or of which their
@@ -123,7 +124,7 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 		every = 0
 	case next.Tables != last.Tables || !slices.Equal(next.Nodes, last.Nodes):
 		if every = countsEvery; w.slot != nil {
-			every = 0 // a drain waits for them
+			every = drainCountsEvery
 		}
 	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
 		return nil

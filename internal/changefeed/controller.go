@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -73,9 +75,9 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	for _, cf := range Place(w) {
-		if err := c.client.Status().Update(ctx, cf); err != nil {
+		if err := c.write(ctx, w, cf); err != nil {
 			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-				return ctrl.Result{RequeueAfter: again}, nil // the cache is behind
+				return ctrl.Result{RequeueAfter: time.Millisecond}, nil // somebody wrote first: look again
 			}
 			return ctrl.Result{}, fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
 		}
@@ -84,6 +86,26 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	c.tellNowhere(ctx, w)
 	return ctrl.Result{RequeueAfter: c.pause(w)}, nil
+}
+
+// write writes a placement. A maintainer writes its counts all the time: what the plan rests on is the placement and the wish, and
+// while these are the same the placement is written over a newer version.
+func (c *Controller) write(ctx context.Context, w World, planned *v1alpha1.Changefeed) error {
+	err := c.client.Status().Update(ctx, planned)
+	for try := 0; try < 5 && apierrors.IsConflict(err); try++ {
+		i := slices.IndexFunc(w.Changefeeds, func(cf *v1alpha1.Changefeed) bool { return cf.UID == planned.UID })
+		fresh := &v1alpha1.Changefeed{}
+		if err := c.live.Get(ctx, client.ObjectKeyFromObject(planned), fresh); err != nil {
+			return err
+		}
+		if i < 0 || fresh.UID != planned.UID || fresh.Generation != planned.Generation || !equality.Semantic.DeepEqual(fresh.Status.Placement, w.Changefeeds[i].Status.Placement) ||
+			fresh.Status.State != w.Changefeeds[i].Status.State {
+			return err
+		}
+		fresh.Status.Placement, fresh.Status.State = planned.Status.Placement, planned.Status.State
+		err = c.client.Status().Update(ctx, fresh)
+	}
+	return err
 }
 
 // pause is how soon to look again.

@@ -36,8 +36,8 @@ type API struct {
 	Reader client.Reader
 	// Leader is the node that decides.
 	Leader string
-	// Tenants are the kinds of work.
-	Tenants []Tenant
+	// Tenants makes the kinds of work, for one count.
+	Tenants func(client.Reader) []Tenant
 }
 
 // Request asks for a drain and waits for the decision: the drain as it began, or the refusal.
@@ -146,7 +146,7 @@ func (a *API) Report(ctx context.Context, node string) (Report, error) {
 		}
 		return report, err
 	}
-	w, err := Gather(ctx, a.Reader, a.Leader, a.Tenants, time.Now())
+	w, err := Gather(ctx, a.Reader, a.Leader, a.Tenants(a.Reader), time.Now())
 	if err != nil {
 		return report, err
 	}

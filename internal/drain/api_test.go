@@ -137,7 +137,7 @@ func testReport(t *testing.T, c *cluster) {
 	c.with("n1", "n2", "n3")
 	c.work.set("n2", 2)
 	dispatchers := split{by: map[string]int64{"orders": 3, "users": 1}}
-	api := &drain.API{Client: c.admin, Reader: c.admin, Leader: "n1", Tenants: []drain.Tenant{c.work, dispatchers}}
+	api := &drain.API{Client: c.admin, Reader: c.admin, Leader: "n1", Tenants: func(client.Reader) []drain.Tenant { return []drain.Tenant{c.work, dispatchers} }}
 	idle := drain.Report{Dispatchers: map[string]int64{}}
 	report := func(node string, want drain.Report) {
 		t.Helper()

@@ -44,6 +44,7 @@ func TestOnARealAPI(t *testing.T) {
 		test      func(*testing.T, *cluster)
 	}{
 		{"a request becomes an empty machine and is told once at each turn", testRequestToEmptyMachine},
+		{"a node that counts itself anew all the time is told to drain all the same", testTheCountsOfANodeDoNotHoldUpItsDrain},
 		{"a coordinator that crashes at any step is followed by one that ends the drain", testCrashAtEveryStep},
 		{"a node that restarts or dies is followed", testRestartAndDeath},
 		{"a drain whose event cannot be written holds up nothing", testUnwritableEvent},
@@ -314,7 +315,7 @@ func (c *cluster) lead(leader string, atStep func(t *term, point string)) *term 
 	}
 	c.must(controller.SetupWithManager(mgr))
 	t.mgr = mgr
-	t.api = &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: leader, Tenants: []drain.Tenant{c.work}}
+	t.api = &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: leader, Tenants: controller.Tenants}
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
 	t.stop = sync.OnceFunc(func() {

@@ -147,12 +147,7 @@ func (c *Controller) take(ctx context.Context, step *Step) error {
 		}
 	}
 	c.at("before-" + step.Name)
-	var err error
-	if step.Status {
-		err = c.client.Status().Update(ctx, step.Object)
-	} else {
-		err = c.client.Update(ctx, step.Object)
-	}
+	err := c.write(ctx, step)
 	if err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return err
@@ -167,6 +162,33 @@ func (c *Controller) take(ctx context.Context, step *Step) error {
 		c.logStep(step)
 	}
 	return nil
+}
+
+func (c *Controller) write(ctx context.Context, step *Step) error {
+	if step.Status {
+		return c.client.Status().Update(ctx, step.Object)
+	}
+	err := c.client.Update(ctx, step.Object)
+	if node, ok := step.Object.(*v1alpha1.Node); ok && step.Name == StepDesireDraining {
+		// A node that work leaves counts itself anew all the time. That it should be Draining does not depend on what it counts.
+		for try := 0; try < 5 && apierrors.IsConflict(err); try++ {
+			err = c.desireAgain(ctx, node, err)
+		}
+	}
+	return err
+}
+
+// desireAgain writes what a node should be over a newer version that differs in its status only.
+func (c *Controller) desireAgain(ctx context.Context, node *v1alpha1.Node, conflict error) error {
+	fresh := &v1alpha1.Node{}
+	if err := c.live.Get(ctx, client.ObjectKeyFromObject(node), fresh); err != nil {
+		return err
+	}
+	if fresh.UID != node.UID || fresh.Generation != node.Generation || fresh.Status.Epoch != node.Status.Epoch {
+		return conflict
+	}
+	fresh.Spec = node.Spec
+	return c.client.Update(ctx, fresh)
 }
 
 func (c *Controller) logStep(step *Step) {

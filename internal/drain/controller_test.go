@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,6 +41,27 @@ func testRequestToEmptyMachine(t *testing.T, c *cluster) {
 	}
 	if n := durations(t, again.registry, "n2"); n != 0 {
 		t.Errorf("the next coordinator counts a drain that it did not end: %d", n)
+	}
+}
+
+// testTheCountsOfANodeDoNotHoldUpItsDrain: work that leaves a node changes its object; that must not keep the coordinator from writing it.
+func testTheCountsOfANodeDoNotHoldUpItsDrain(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
+	var tries atomic.Int64
+	c.work.set("n2", 1)
+	c.lead("n1", func(_ *term, point string) {
+		if point == "before-"+drain.StepDesireDraining {
+			n := tries.Add(1)
+			c.says("n2", func(s *v1alpha1.NodeStatus) { s.Held = map[string]int64{drain.Maintainers: 100 + n} })
+		}
+	})
+	c.request("d", "n2")
+	c.until("the node is told", func() bool { return c.node("n2").Spec.Desired != nil })
+	if n := tries.Load(); n != 1 {
+		t.Errorf("it was told at the try number %d", n)
+	}
+	if held := c.node("n2").Status.Held[drain.Maintainers]; held != 101 {
+		t.Errorf("what the node said of itself is %d now", held)
 	}
 }
 
