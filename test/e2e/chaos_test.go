@@ -117,7 +117,7 @@ func TestChaos(t *testing.T) {
 	c.cluster = startCluster(t, testenv.Ebb(t), 3)
 	defer c.dump()
 	c.begin()
-	l := startLoad(t, c.source, seed)
+	l := startLoad(t, c.source, busy(seed))
 	watch := c.watch()
 	c.began = time.Now()
 	c.breakThings(&events{r: rand.New(rand.NewPCG(seed, 0))}, length, watch)

@@ -29,8 +29,22 @@ const (
 	loadWriters = 3
 )
 
+// workload says what a load does.
+type workload struct {
+	seed   uint64
+	tables int
+	rest   time.Duration // of each writer between two transactions
+	define time.Duration // between two rounds of definitions
+}
+
+// busy is as much as a node and a server on a small machine carry.
+func busy(seed uint64) workload {
+	return workload{seed: seed, tables: loadTables, rest: 2 * time.Millisecond, define: time.Second}
+}
+
 // load is a workload on a source: transactions over several tables, and definitions among them.
 type load struct {
+	workload
 	t    *testing.T
 	db   *sql.DB
 	stop context.CancelFunc
@@ -41,16 +55,21 @@ type load struct {
 	done     atomic.Int64 // transactions
 }
 
-func startLoad(t *testing.T, source *testenv.MariaDB, seed uint64) *load {
+func startLoad(t *testing.T, source *testenv.MariaDB, w workload) *load {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &load{t: t, db: source.Open("app"), stop: cancel}
-	for w := range loadWriters {
-		l.wg.Go(func() { l.write(ctx, rand.New(rand.NewPCG(seed, uint64(w)))) })
+	l := &load{workload: w, t: t, db: source.Open("app"), stop: cancel}
+	for i := range loadWriters {
+		l.wg.Go(func() { l.write(ctx, rand.New(rand.NewPCG(w.seed, uint64(i)))) })
 	}
-	l.wg.Go(func() { l.define(ctx, rand.New(rand.NewPCG(seed, 99))) })
+	l.wg.Go(func() { l.redefine(ctx, rand.New(rand.NewPCG(w.seed, 99))) })
 	t.Cleanup(l.end)
 	return l
 }
+
+// pause waits until nothing is under way; nothing begins before resume.
+func (l *load) pause() { l.defining.Lock() }
+
+func (l *load) resume() { l.defining.Unlock() }
 
 func (l *load) end() {
 	l.stop()
@@ -78,7 +97,7 @@ func (l *load) write(ctx context.Context, r *rand.Rand) {
 			l.t.Errorf("workload: %v", err)
 			return
 		}
-		time.Sleep(2 * time.Millisecond) // a rate, not a wait
+		time.Sleep(l.rest) // a rate, not a wait
 	}
 }
 
@@ -89,7 +108,7 @@ func (l *load) transaction(ctx context.Context, r *rand.Rand) error {
 	}
 	defer tx.Rollback()
 	for range 1 + r.IntN(3) {
-		table, id := loadTable(r.IntN(loadTables)), r.IntN(200)
+		table, id := loadTable(r.IntN(l.tables)), r.IntN(200)
 		statement := fmt.Sprintf("INSERT INTO %s (id, n, s) VALUES (%d, %d, '%x'), (%d, 1, NULL) ON DUPLICATE KEY UPDATE n = n + 1", table, id, r.IntN(1000), r.Uint64(), id+1)
 		switch r.IntN(4) {
 		case 0:
@@ -106,14 +125,14 @@ func (l *load) transaction(ctx context.Context, r *rand.Rand) error {
 	return tx.Commit()
 }
 
-// define changes definitions: columns come, tables are emptied, made, renamed and dropped.
-func (l *load) define(ctx context.Context, r *rand.Rand) {
+// redefine changes definitions: columns come, tables are emptied, made, renamed and dropped.
+func (l *load) redefine(ctx context.Context, r *rand.Rand) {
 	for ctx.Err() == nil {
 		n := l.extra.Add(1)
 		name := fmt.Sprintf("extra%d", n)
 		statements := []string{
-			fmt.Sprintf("ALTER TABLE %s ADD COLUMN c%d INT DEFAULT %d", loadTable(r.IntN(loadTables)), n, n),
-			"TRUNCATE TABLE " + loadTable(r.IntN(loadTables)),
+			fmt.Sprintf("ALTER TABLE %s ADD COLUMN c%d INT DEFAULT %d", loadTable(r.IntN(l.tables)), n, n),
+			"TRUNCATE TABLE " + loadTable(r.IntN(l.tables)),
 			fmt.Sprintf("CREATE TABLE %s (id INT PRIMARY KEY, s VARCHAR(20))", name),
 			fmt.Sprintf("INSERT INTO %s VALUES (1, 'one'), (2, 'two')", name),
 			fmt.Sprintf("RENAME TABLE %s TO %s_b", name, name),
@@ -131,7 +150,7 @@ func (l *load) define(ctx context.Context, r *rand.Rand) {
 				return
 			}
 		}
-		timer := time.NewTimer(time.Second) // a rate, not a wait
+		timer := time.NewTimer(l.define) // a rate, not a wait
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
@@ -255,7 +274,7 @@ func TestFromMariaDBToMariaDB(t *testing.T) { // alone: it is work for the whole
 	for i := range loadTables {
 		source.Exec(fmt.Sprintf("CREATE TABLE app.%s (id INT PRIMARY KEY, n INT, s VARCHAR(40))", loadTable(i)))
 	}
-	l := startLoad(t, source, 1)
+	l := startLoad(t, source, busy(1))
 	flows := func(what string) {
 		t.Helper()
 		before := checkpointOf(c, "app")
