@@ -179,7 +179,7 @@ type ChangefeedStatus struct {
 	// +optional
 	StartPosition *int64 `json:"startPosition,omitempty"`
 
-	// checkpoint is a position up to which everything is at the sink. It is written on change, at most every 10 s.
+	// checkpoint is a position up to which everything is at the sink. It is written on change, at most every 10 s, and less often where a node maintains very many.
 	// +optional
 	Checkpoint int64 `json:"checkpoint,omitempty"`
 

@@ -17,6 +17,8 @@ import (
 const (
 	// checkpointEvery is how often a checkpoint is written at most.
 	checkpointEvery = 10 * time.Second
+	// checkpointShare is how long a node takes for each of its changefeeds at least, so that very many do not keep the API busy.
+	checkpointShare = 100 * time.Millisecond
 	// countsEvery is the same for how many tables there are and where, and drainCountsEvery while a drain waits for that.
 	countsEvery      = time.Second
 	drainCountsEvery = 100 * time.Millisecond
@@ -118,7 +120,7 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 	next := m.latest().Status.DeepCopy()
 	m.describe(next, w)
 	last := &m.latest().Status
-	every := checkpointEvery
+	every := max(checkpointEvery, time.Duration(m.run.feeds())*checkpointShare)
 	switch {
 	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error:
 		every = 0

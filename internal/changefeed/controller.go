@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -55,11 +56,19 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	})
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("changefeeds").
-		Watches(&v1alpha1.Changefeed{}, one).
+		Watches(&v1alpha1.Changefeed{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: decides})).
 		Watches(&v1alpha1.Node{}, one).
 		Watches(&v1alpha1.Settings{}, one).
 		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
 		Complete(c)
+}
+
+// decides says whether an update changes anything that placements rest on. Most of them only tell how far a changefeed is.
+func decides(e event.UpdateEvent) bool {
+	a, ok := e.ObjectOld.(*v1alpha1.Changefeed)
+	b, same := e.ObjectNew.(*v1alpha1.Changefeed)
+	return !ok || !same || a.Generation != b.Generation || !a.DeletionTimestamp.Equal(b.DeletionTimestamp) || a.Status.State != b.Status.State || !slices.Equal(a.Finalizers, b.Finalizers) ||
+		!equality.Semantic.DeepEqual(a.Status.Placement, b.Status.Placement)
 }
 
 // Reconcile writes the placements that are due.

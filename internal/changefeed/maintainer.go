@@ -287,6 +287,7 @@ func (m *maintainer) schedule(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		began := time.Now()
 		m.meet(ctx, w)
 		m.place(ctx, w)
 		m.advance()
@@ -294,7 +295,15 @@ func (m *maintainer) schedule(ctx context.Context) error {
 			m.log.Warn("status not written yet", "error", err)
 		}
 		m.await(ctx, changed, time.Second)
+		m.run.sleep(ctx, m.rest()-time.Since(began))
 	}
+}
+
+// rest is how long a round takes at least: each looks at every table.
+func (m *maintainer) rest() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return min(time.Duration(len(m.tables))*time.Microsecond, 50*time.Millisecond)
 }
 
 func (m *maintainer) setProblem(text string) {

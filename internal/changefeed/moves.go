@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// movesAtOnce bounds the tables of a changefeed that are on their way, and batchTables how many go with one order.
+	// movesAtOnce bounds the tables of a changefeed that are on their way, unless it has very many, and batchTables how many go
+	// with one order.
 	movesAtOnce = 256
-	batchTables = 32
+	batchTables = movesAtOnce / 8
 	// placeAtOnce is the same for tables that run nowhere: nothing is interrupted by placing them.
 	placeAtOnce = 100_000
 	placeBatch  = 2000
@@ -25,13 +26,15 @@ func (m *maintainer) place(ctx context.Context, w world) {
 	plan := w.plan()
 	tw := TableWorld{
 		Schedulable: m.known(plan.Schedulable()), Gone: func(name string) bool { return !w.leases[name].Held() },
-		Self: m.run.opts.Node, Moves: movesAtOnce, Settled: time.Since(w.drained) > w.balanceAfter,
+		Self: m.run.opts.Node, Settled: time.Since(w.drained) > w.balanceAfter,
 	}
 	if w.slot != nil {
 		tw.Draining = w.slot.Node
 	}
 	now := time.Now()
 	m.mu.Lock()
+	moves := max(movesAtOnce, len(m.tables)/64)
+	tw.Moves, tw.Tables = moves, make([]TableState, 0, len(m.tables))
 	for name, t := range m.tables {
 		if t.phase == TableRunning && tw.Gone(t.node) {
 			t.phase = TableAbsent
@@ -55,7 +58,7 @@ func (m *maintainer) place(ctx context.Context, w world) {
 		groups[pair] = append(groups[pair], move.Table)
 	}
 	for pair, names := range groups {
-		size := batchTables
+		size := max(batchTables, moves/8)
 		if pair[0] == "" {
 			size = placeBatch
 		}

@@ -423,6 +423,13 @@ func (r *run) gone(cf *v1alpha1.Changefeed) {
 	})
 }
 
+// feeds is how many changefeeds are maintained here.
+func (r *run) feeds() int {
+	r.Host.mu.Lock()
+	defer r.Host.mu.Unlock()
+	return len(r.running)
+}
+
 // poll asks every node, all the time, how the changefeeds are that are maintained here.
 func (r *run) poll(ctx context.Context) {
 	ticker := time.NewTicker(reportEvery)

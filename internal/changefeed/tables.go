@@ -82,25 +82,39 @@ func PlaceTables(w TableWorld) []TableMove {
 		moves = append(moves, TableMove{Table: t.Table, From: from, To: to})
 		return true
 	}
-	tables := slices.Clone(w.Tables)
-	slices.SortFunc(tables, func(a, b TableState) int { return cmp.Compare(a.Table.String(), b.Table.String()) })
-	for _, t := range tables {
-		if t.Phase == TableAbsent || t.Phase == TableRunning && w.Gone(t.Node) {
-			order(t, "")
+	// There may be very many tables, and most of the time none of them is to be placed.
+	var absent, leaving []TableState
+	for _, t := range w.Tables {
+		switch {
+		case t.Phase == TableAbsent || t.Phase == TableRunning && w.Gone(t.Node):
+			absent = append(absent, t)
+		case w.Draining != "" && w.Self != w.Draining && t.Phase == TableRunning && t.Node == w.Draining:
+			leaving = append(leaving, t)
 		}
 	}
-	if w.Draining != "" {
-		for _, t := range tables {
-			if w.Self != w.Draining && t.Phase == TableRunning && t.Node == w.Draining && !w.Gone(t.Node) {
-				order(t, t.Node)
-			}
-		}
-		return moves
+	for _, t := range inOrder(absent, room) {
+		order(t, "")
 	}
-	if len(moves) == 0 && busy == 0 && w.Settled {
-		moves = balanceOf(tables, loads)
+	for _, t := range inOrder(leaving, room) {
+		order(t, t.Node)
+	}
+	if w.Draining == "" && len(moves) == 0 && busy == 0 && w.Settled {
+		moves = balanceOf(w.Tables, loads)
 	}
 	return moves
+}
+
+// inOrder sorts tables by name, unless there is no room for any.
+func inOrder(tables []TableState, room int) []TableState {
+	if room <= 0 {
+		return nil
+	}
+	slices.SortFunc(tables, func(a, b TableState) int { return compareTables(a.Table, b.Table) })
+	return tables[:min(room, len(tables))]
+}
+
+func compareTables(a, b stream.Table) int {
+	return cmp.Or(cmp.Compare(a.Schema, b.Schema), cmp.Compare(a.Name, b.Name))
 }
 
 // balanceOf moves a few tables from the most to the least loaded node.
@@ -116,13 +130,18 @@ func balanceOf(tables []TableState, loads map[string]int) []TableMove {
 		if low == "" || float64(loads[high]-loads[low]) < max(2, balanceSlack*float64(loads[high])) {
 			break
 		}
-		i := slices.IndexFunc(tables, func(t TableState) bool {
-			return t.Phase == TableRunning && t.Node == high && !slices.ContainsFunc(moves, func(m TableMove) bool { return m.Table == t.Table })
-		})
-		if i < 0 {
+		var first *stream.Table
+		for i := range tables {
+			t := &tables[i]
+			if t.Phase == TableRunning && t.Node == high && (first == nil || compareTables(t.Table, *first) < 0) &&
+				!slices.ContainsFunc(moves, func(m TableMove) bool { return m.Table == t.Table }) {
+				first = &t.Table
+			}
+		}
+		if first == nil {
 			break
 		}
-		moves = append(moves, TableMove{Table: tables[i].Table, From: high, To: low})
+		moves = append(moves, TableMove{Table: *first, From: high, To: low})
 		loads[high]--
 		loads[low]++
 	}
