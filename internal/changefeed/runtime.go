@@ -70,11 +70,16 @@ type Host struct {
 	holding  func() bool               // whether the epoch stands, nil while there is none
 	unwanted map[dispatch.FeedKey]bool // paused or deleted
 	running  map[dispatch.FeedKey]*maintainer
+
+	writes chan struct{} // one place for each write that may be under way
 }
+
+// writesAtOnce bounds the writes of a node about its changefeeds, so that very many do not crowd out its lease.
+const writesAtOnce = 4
 
 // NewHost makes the host of a node.
 func NewHost(o Options) *Host {
-	h := &Host{unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*maintainer{}}
+	h := &Host{unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*maintainer{}, writes: make(chan struct{}, writesAtOnce)}
 	o.Opener.May = h.leased
 	h.opts = o
 	h.engine = dispatch.New(dispatch.Options{
@@ -497,12 +502,23 @@ func (r *run) caller() *wire.Caller {
 func (r *run) update(ctx context.Context, key dispatch.FeedKey, change func(*v1alpha1.Changefeed) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
-	for {
-		cf := &v1alpha1.Changefeed{}
-		if err := r.e.Client.Get(ctx, types.NamespacedName{Namespace: key.Namespace, Name: key.Name}, cf); err != nil {
-			return err
+	select {
+	case r.writes <- struct{}{}:
+		defer func() { <-r.writes }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for cf, seen := r.lastSeen(key); ; cf, seen = nil, false {
+		if !seen {
+			cf = &v1alpha1.Changefeed{}
+			if err := r.e.Client.Get(ctx, types.NamespacedName{Namespace: key.Namespace, Name: key.Name}, cf); err != nil {
+				return err
+			}
 		}
 		if string(cf.UID) != key.UID || !change(cf) {
+			if seen {
+				continue // it may be old
+			}
 			return nil
 		}
 		if !r.e.Holding() {
@@ -512,6 +528,17 @@ func (r *run) update(ctx context.Context, key dispatch.FeedKey, change func(*v1a
 			return err
 		}
 	}
+}
+
+// lastSeen is an object as it was last seen, if its maintainer is here. Most of the time it is the newest.
+func (r *run) lastSeen(key dispatch.FeedKey) (*v1alpha1.Changefeed, bool) {
+	r.Host.mu.Lock()
+	m := r.running[key]
+	r.Host.mu.Unlock()
+	if m == nil {
+		return nil, false
+	}
+	return m.latest().DeepCopy(), true
 }
 
 // peers reaches other nodes.

@@ -137,7 +137,7 @@ func (s *Source) Read(ctx context.Context, after stream.Position, visit func(*st
 				return err
 			}
 		}
-		timer := time.NewTimer(tick)
+		timer := time.NewTimer(max(tick, min(time.Until(s.at(p+1)), time.Second)))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
