@@ -185,10 +185,14 @@ func (m *maintainer) tellProblem(ctx context.Context, problem error) {
 		if m.stands() != nil {
 			return false
 		}
-		cf.Status.Error = problem.Error()
+		state := cf.Status.State
 		if errors.Is(problem, stream.ErrUnusable) || errors.Is(problem, stream.ErrPurged) {
-			cf.Status.State = v1alpha1.ChangefeedFailed
+			state = v1alpha1.ChangefeedFailed
 		}
+		if cf.Status.Error == problem.Error() && cf.Status.State == state {
+			return false
+		}
+		cf.Status.Error, cf.Status.State = problem.Error(), state
 		return true
 	})
 	if err != nil {

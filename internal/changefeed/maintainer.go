@@ -22,6 +22,8 @@ const (
 	staleProblem = 5 * time.Second
 	// again is how soon something that failed is tried again.
 	again = 250 * time.Millisecond
+	// againLast is how soon, if it goes on failing.
+	againLast = 5 * time.Second
 )
 
 // maintainer schedules the dispatchers of one changefeed, in one placement of it.
@@ -120,6 +122,7 @@ func (m *maintainer) mine(p v1alpha1.ChangefeedPlacement) bool {
 
 // live works for the placements that name this node, one after the other, until none does or ctx ends.
 func (m *maintainer) live(ctx context.Context) {
+	pause := again
 	for ctx.Err() == nil {
 		p := m.latest().Placement()
 		if from := p.From; from != nil && from.Node == m.run.opts.Node && from.NodeEpoch == m.run.e.Number && !from.Stopped {
@@ -134,11 +137,23 @@ func (m *maintainer) live(ctx context.Context) {
 			m.await(ctx, changed, again)
 			continue
 		}
+		began := time.Now()
 		m.work(ctx, p.Epoch)
-		if ctx.Err() == nil && m.mine(m.latest().Placement()) && m.latest().Placement().Epoch == p.Epoch {
-			m.await(ctx, nil, again)
+		if time.Since(began) > pause+againLast {
+			pause = again
 		}
+		// One that could not begin tries again, less and less often, until the placement is another.
+		for end := time.Now().Add(pause); ctx.Err() == nil && m.stillMine(p.Epoch) && time.Now().Before(end); {
+			m.await(ctx, nil, time.Until(end))
+		}
+		pause = min(2*pause, againLast)
 	}
+}
+
+// stillMine says whether the object places its maintainer here, in the same placement.
+func (m *maintainer) stillMine(epoch int64) bool {
+	p := m.latest().Placement()
+	return m.mine(p) && p.Epoch == epoch
 }
 
 // originGone makes sure that an origin which has not said that it stopped is over, from the server since the view may be behind,
