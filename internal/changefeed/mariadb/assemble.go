@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -39,10 +40,10 @@ type group struct {
 	id   gtid
 	kind gtidKind
 	tx   *stream.Transaction
-	// byTable finds the rows of a table within tx.
-	byTable map[*tableShape]*stream.Rows
+	// byTable finds the rows of a table within tx: there are one for each, though its number may change in between.
+	byTable map[stream.Table]*stream.Rows
 	// marks are savepoints: how many changes each table had.
-	marks map[string]map[*tableShape]int
+	marks map[string]map[stream.Table]int
 	// skip: it was visited before; its events are not even decoded.
 	skip bool
 }
@@ -304,12 +305,12 @@ func (g *group) savepoint(st *statement) bool {
 	switch {
 	case st.accept("SAVEPOINT"):
 		name, _ := st.identifier()
-		mark := map[*tableShape]int{}
-		for shape, rows := range g.byTable {
-			mark[shape] = len(rows.Changes)
+		mark := map[stream.Table]int{}
+		for table, rows := range g.byTable {
+			mark[table] = len(rows.Changes)
 		}
 		if g.marks == nil {
-			g.marks = map[string]map[*tableShape]int{}
+			g.marks = map[string]map[stream.Table]int{}
 		}
 		g.marks[strings.ToLower(name)] = mark
 	case st.accept("ROLLBACK"):
@@ -318,8 +319,8 @@ func (g *group) savepoint(st *statement) bool {
 		st.accept("SAVEPOINT")
 		name, _ := st.identifier()
 		mark := g.marks[strings.ToLower(name)]
-		for shape, rows := range g.byTable {
-			rows.Changes = rows.Changes[:mark[shape]]
+		for table, rows := range g.byTable {
+			rows.Changes = rows.Changes[:mark[table]]
 		}
 	case st.accept("RELEASE"):
 	default:
@@ -335,7 +336,7 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 		return a.failed(at, "GTID %s: the description of a table is cut short", a.open.id)
 	}
 	number := tableID(body)
-	if shape := a.tables.byText[string(body)]; shape != nil && (shape.ignored || !a.wants(shape.table)) {
+	if shape := a.tables.byText[string(body[tableIDLength:])]; shape != nil && (shape.ignored || !a.wants(shape.table)) {
 		a.tables.ids[number], a.unread[number] = shape, true
 		return nil
 	}
@@ -345,7 +346,7 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 	if err != nil {
 		return a.failed(at, "GTID %s: %v", a.open.id, err)
 	}
-	return a.tables.note(ctx, parsed.(*replication.TableMapEvent), body, compressed)
+	return a.tables.note(ctx, parsed.(*replication.TableMapEvent), body[tableIDLength:], compressed)
 }
 
 // rows adds the rows of an event to the transaction.
@@ -376,6 +377,9 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 		return a.failed(at, "GTID %s, table %s: %s", a.open.id, shape.table, shape.problem)
 	}
 	rows := a.open.rowsOf(shape)
+	if rows.Schema != shape.schema && !reflect.DeepEqual(rows.Schema, shape.schema) {
+		return a.failed(at, "GTID %s, table %s: it is described in two ways within one transaction", a.open.id, shape.table)
+	}
 	if err := shape.decode(event, rows); err != nil {
 		return a.failed(at, "GTID %s, table %s: %v", a.open.id, shape.table, err)
 	}
@@ -391,14 +395,14 @@ func tableID(body []byte) uint64 {
 
 // rowsOf finds or makes the rows of a table in the transaction.
 func (g *group) rowsOf(shape *tableShape) *stream.Rows {
-	if rows := g.byTable[shape]; rows != nil {
+	if rows := g.byTable[shape.table]; rows != nil {
 		return rows
 	}
 	rows := &stream.Rows{Position: g.tx.Position, At: g.tx.At, Table: shape.table, Schema: shape.schema}
 	if g.byTable == nil {
-		g.byTable = map[*tableShape]*stream.Rows{}
+		g.byTable = map[stream.Table]*stream.Rows{}
 	}
-	g.byTable[shape] = rows
+	g.byTable[shape.table] = rows
 	g.tx.Rows = append(g.tx.Rows, rows)
 	return rows
 }

@@ -233,6 +233,33 @@ func TestRowsThatNobodyWantsAreLeftOutAndTold(t *testing.T) {
 	}
 }
 
+// A table that the server closes and opens again within a transaction has two numbers there, and is still one table: a server does
+// that all the time if it has more tables than its cache.
+func TestATableMayGetAnotherNumberWithinATransaction(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)")
+	db := m.Open("d")
+	defer db.Close()
+	tx, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, statement := range []string{"INSERT INTO t VALUES (1), (2)", "SAVEPOINT s", "INSERT INTO t VALUES (3)", "ROLLBACK TO s", "DELETE FROM t WHERE id = 1"} {
+		m.Exec("FLUSH TABLES")
+		if _, err := tx.Exec(statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	log := collect(t, open(t, m), 0)
+	rows := log[len(log)-1].Rows
+	if len(rows) != 1 || len(rows[0].Changes) != 3 || rows[0].Changes[2].Kind != stream.Delete {
+		t.Errorf("the transaction is %s", describe(log[len(log)-1]))
+	}
+}
+
 func TestPurgedPositionsNameWhatIsRetained(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (2)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (3)")

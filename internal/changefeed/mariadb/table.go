@@ -23,8 +23,8 @@ type tableShape struct {
 	problem string
 }
 
-// tableCache knows the shapes of tables. A shape is known by the whole text of its description, which the log repeats
-// before every statement; working it out anew each time would cost more than the rows.
+// tableCache knows the shapes of tables. A shape is known by the whole text of its description but for the table's number, which
+// the log repeats before every statement; working it out anew each time would cost more than the rows.
 type tableCache struct {
 	source   *Source
 	charsets map[uint64]string
