@@ -215,7 +215,7 @@ func (m maintainers) Run(ctx context.Context) error {
 		return nil
 	}
 	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]report{},
-		world: world{nodes: map[string]*v1alpha1.Node{}, leases: map[string]lease.Record{}}}
+		world: world{nodes: map[string]*v1alpha1.Node{}, leases: map[string]lease.Record{}, drained: time.Now()}} // one may just have ended
 	defer r.wait()
 	if err := r.watch(ctx); err != nil {
 		return err
