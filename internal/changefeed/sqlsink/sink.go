@@ -100,7 +100,7 @@ func Open(options Options) (*Sink, error) {
 func config(options Options) *mysql.Config {
 	cfg := mysql.NewConfig()
 	cfg.Net, cfg.Addr, cfg.User, cfg.Passwd, cfg.TLS = "tcp", options.Address, options.User, options.Password, options.TLS
-	cfg.Timeout, cfg.ClientFoundRows, cfg.InterpolateParams, cfg.Logger = dialTimeout, true, true, &mysql.NopLogger{}
+	cfg.Timeout, cfg.ClientFoundRows, cfg.InterpolateParams, cfg.MultiStatements, cfg.Logger = dialTimeout, true, true, true, &mysql.NopLogger{}
 	cfg.Params = map[string]string{
 		"time_zone":          "'+00:00'",
 		"sql_mode":           "'" + sqlMode + "'",

@@ -70,8 +70,10 @@ func (b *batch) apply(ctx context.Context) error {
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
-	w := b.writer
-	tx, err := w.sink.db.BeginTx(ctx, nil)
+	if done, err := b.applyAtOnce(ctx); done || err != nil {
+		return err
+	}
+	tx, err := b.writer.sink.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,82 @@
+package sqlsink
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"strings"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// applyAtOnce sends everything but the COMMIT as one message, and so waits for the server twice rather than for each statement.
+// If anything is not as it should be nothing has happened, and the batch is tried statement by statement, which finds out what.
+func (b *batch) applyAtOnce(ctx context.Context) (done bool, err error) {
+	text, ok := b.message()
+	if !ok {
+		return false, nil
+	}
+	conn, err := b.writer.sink.db.Conn(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	err = conn.Raw(func(c any) error {
+		session, ok := c.(driver.ExecerContext)
+		if !ok {
+			return fmt.Errorf("a connection of type %T", c)
+		}
+		result, err := session.ExecContext(ctx, text, nil)
+		if err == nil && b.moved(result) {
+			if _, err := session.ExecContext(ctx, "COMMIT", nil); err != nil {
+				b.unsure = true
+				return err
+			}
+			done = true
+			return nil
+		}
+		if _, failed := session.ExecContext(ctx, "ROLLBACK", nil); failed != nil {
+			return driver.ErrBadConn // the server rolls back when the session ends
+		}
+		if err != nil && transient(err) {
+			return err
+		}
+		return nil
+	})
+	return done, err
+}
+
+// moved says whether the position was moved, and all that follows was done.
+func (b *batch) moved(result driver.Result) bool {
+	counts, ok := result.(mysql.Result)
+	if !ok {
+		return false
+	}
+	affected := counts.AllRowsAffected() // the first is of BEGIN, the second of moving the position
+	return len(affected) == 2+len(b.statements) && affected[1] == 1
+}
+
+// message is the batch up to its COMMIT, unless it is too long for one, or has statements whose effects have to be looked at.
+func (b *batch) message() (string, bool) {
+	var text strings.Builder
+	text.WriteString("BEGIN;")
+	text.WriteString(b.moveText())
+	for _, st := range b.statements {
+		if st.rows != 0 || text.Len()+len(st.text) > b.writer.sink.limit() {
+			return "", false
+		}
+		text.WriteByte(';')
+		text.WriteString(st.text)
+	}
+	return text.String(), true
+}
+
+// limit is how long a message may be.
+func (s *Sink) limit() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server == nil {
+		return 0
+	}
+	return s.server.packet / 2
+}
