@@ -41,7 +41,7 @@ chaos: setup ## everything is broken at random under load; EBB_CHAOS_FOR is for 
 	EBB_CHAOS_FOR=$(EBB_CHAOS_FOR) $(GO) test -race -count=1 -timeout 0 -v -run '^TestChaos$$' ./test/e2e
 
 bench: ## benchmarks, without the race detector
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+	$(GO) test -run '^$$' -bench . -benchmem -timeout 90m ./...
 
 setup: ## what the tests need on this machine
 	@test/setup

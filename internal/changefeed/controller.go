@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -83,18 +84,31 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if err := c.keepFinalizers(ctx, w); err != nil {
 		return ctrl.Result{}, err
 	}
-	for _, cf := range Place(w) {
-		if err := c.write(ctx, w, cf); err != nil {
-			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-				return ctrl.Result{RequeueAfter: time.Millisecond}, nil // somebody wrote first: look again
-			}
-			return ctrl.Result{}, fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
+	if err := c.writeAll(ctx, w, Place(w)); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return ctrl.Result{RequeueAfter: time.Millisecond}, nil // somebody wrote first: look again
 		}
-		p := cf.Placement()
-		c.Log.Info("maintainer placed", "changefeed", keyOf(cf).String(), "on", p.Node, "placement", p.Epoch)
+		return ctrl.Result{}, err
 	}
 	c.tellNowhere(ctx, w)
 	return ctrl.Result{RequeueAfter: c.pause(w)}, nil
+}
+
+// writeAll writes placements, a few at once, and ends with the first that fails.
+func (c *Controller) writeAll(ctx context.Context, w World, plan []*v1alpha1.Changefeed) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(writesAtOnce)
+	for _, cf := range plan {
+		g.Go(func() error {
+			if err := c.write(ctx, w, cf); err != nil {
+				return fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
+			}
+			p := cf.Placement()
+			c.Log.Info("maintainer placed", "changefeed", keyOf(cf).String(), "on", p.Node, "placement", p.Epoch)
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 // write writes a placement. A maintainer writes its counts all the time: what the plan rests on is the placement and the wish, and

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -214,7 +215,7 @@ func (m maintainers) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]report{},
+	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]report{}, told: map[dispatch.FeedKey]bool{},
 		world: world{nodes: map[string]*v1alpha1.Node{}, leases: map[string]lease.Record{}, drained: time.Now()}} // one may just have ended
 	defer r.wait()
 	if err := r.watch(ctx); err != nil {
@@ -251,7 +252,8 @@ type run struct {
 	world   world
 	changed chan struct{} // closed and replaced when the world changes
 	reports map[string]map[dispatch.FeedKey]report
-	round   uint64 // of reports, grows with every request
+	round   uint64                    // of reports, grows with every request
+	told    map[dispatch.FeedKey]bool // of which something new was reported
 }
 
 // report is what a node last said of a changefeed, and in which round it was asked.
@@ -462,7 +464,22 @@ func (r *run) poll(ctx context.Context) {
 			}
 		}
 		asked.Wait()
-		r.change(func(*world) {})
+		r.wakeTold()
+	}
+}
+
+// wakeTold wakes the maintainers of changefeeds of which something new was told.
+func (r *run) wakeTold() {
+	r.mu.Lock()
+	told := r.told
+	r.told = map[dispatch.FeedKey]bool{}
+	r.mu.Unlock()
+	r.Host.mu.Lock()
+	defer r.Host.mu.Unlock()
+	for key := range told {
+		if m := r.running[key]; m != nil {
+			m.poke()
+		}
 	}
 }
 
@@ -487,6 +504,9 @@ func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed)
 	for _, f := range reply.Feeds {
 		key := feedKey(f.Feed)
 		if byFeed[key].round < round { // answers may overtake each other
+			if !proto.Equal(byFeed[key].FeedReport, f) {
+				r.told[key] = true
+			}
 			byFeed[key] = report{round, f}
 		}
 	}
