@@ -17,9 +17,11 @@ build: ## bin/ebb
 run: build ## three nodes on this machine, and what to try next
 	bin/ebb up --nodes 3 --samples --data-dir $(DATA_DIR)
 
-# Nothing is taken from the cache of test results: many tests run programs that the cache does not know of.
+# Nothing is taken from the cache of test results: many tests run programs that the cache does not know of. The end-to-end tests run
+# last and alone, since clusters of real processes need the machine for themselves.
 test: setup lint check-generated ## every check and every test
-	$(GO) test -race -count=1 -timeout 30m ./...
+	$(GO) test -race -count=1 -timeout 30m $$($(GO) list ./... | grep -v /test/e2e)
+	$(GO) test -race -count=1 -timeout 45m ./test/e2e
 
 lint: ## gofmt, vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:" $$bad; exit 1; fi
