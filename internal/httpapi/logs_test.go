@@ -131,7 +131,7 @@ func TestAFollowedLogOutlivesTheServersLimits(t *testing.T) {
 	for proto, version2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2.0": true} {
 		t.Run(proto, func(t *testing.T) {
 			ca, d := newAuthority(t), newDisk(t)
-			const limit = 100 * time.Millisecond
+			const limit = 500 * time.Millisecond
 			s := ca.serveWith(t, "n1", &election{}, func(s *Server) {
 				s.http.ReadTimeout, s.http.WriteTimeout = limit, limit
 			}, d.options)

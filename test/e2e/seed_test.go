@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -504,5 +505,154 @@ func (r *referee) always() {
 	}
 	if running > 1 || draining > 1 {
 		r.breach("property 2", "%d drains run and %d nodes drain", running, draining)
+	}
+}
+
+// scene is a drain of n1 by the rules, version by version: the maintainer of ones is on n1, that of twos on n2.
+type scene struct {
+	names  []string // of the versions
+	object map[string]client.Object
+}
+
+func (s *scene) add(name string, o client.Object) *scene {
+	if s.object == nil {
+		s.object = map[string]client.Object{}
+	}
+	s.names, s.object[name] = append(s.names, name), o
+	return s
+}
+
+// chronicle has the versions ten seconds apart.
+func (s *scene) chronicle(began time.Time) *chronicle {
+	h := &chronicle{editions: map[int64]edition{}}
+	for i, name := range s.names {
+		if o := s.object[name]; o != nil {
+			h.editions[int64(i)] = edition{revision: int64(i), seen: began.Add(time.Duration(i) * 10 * time.Second), object: o}
+		}
+	}
+	return h
+}
+
+func byTheRules(began time.Time) *scene {
+	s := &scene{}
+	settings := func(slot *v1alpha1.ActiveDrain) *v1alpha1.Settings {
+		return &v1alpha1.Settings{Status: v1alpha1.SettingsStatus{ActiveDrain: slot}}
+	}
+	holds := func(node, holder string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: lease.NameOf(node), Annotations: map[string]string{lease.EpochAnnotation: "1"}},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
+		}
+	}
+	node := func(name string, liveness v1alpha1.Liveness, drain string, held int64) *v1alpha1.Node {
+		n := &v1alpha1.Node{Status: v1alpha1.NodeStatus{Epoch: 1, Liveness: liveness, ObservedDrain: drain, Held: map[string]int64{"maintainers": held}}}
+		n.Name = name
+		meta.SetStatusCondition(&n.Status.Conditions, metav1.Condition{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonServing})
+		return n
+	}
+	feed := func(name string, p v1alpha1.ChangefeedPlacement, drain string, epoch, n1, n2, n3 int64) *v1alpha1.Changefeed {
+		cf := &v1alpha1.Changefeed{Status: v1alpha1.ChangefeedStatus{Placement: &p, ObservedDrain: drain, ObservedEpoch: epoch, Tables: n1 + n2 + n3 - 1}}
+		cf.Name, p.NodeEpoch = name, 1
+		for on, count := range map[string]int64{"n1": n1, "n2": n2, "n3": n3} {
+			if count > 0 {
+				cf.Status.Nodes = append(cf.Status.Nodes, v1alpha1.ChangefeedNode{Node: on, Dispatchers: count})
+			}
+		}
+		return cf
+	}
+	drains := func(phase v1alpha1.DrainPhase, left int64) *v1alpha1.Drain {
+		d := &v1alpha1.Drain{Spec: v1alpha1.DrainSpec{NodeName: "n1"}, Status: v1alpha1.DrainStatus{Phase: phase, NodeEpoch: 1, Remaining: map[string]int64{"maintainers": left}}}
+		d.Name, d.UID = "drain", "uid"
+		meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDrained})
+		return d
+	}
+	later := metav1.NewMicroTime(began.Add(time.Minute))
+	one := v1alpha1.ChangefeedPlacement{Node: "n1", Epoch: 1, Phase: v1alpha1.PlacementRunning}
+	two := v1alpha1.ChangefeedPlacement{Node: "n2", Epoch: 1, Phase: v1alpha1.PlacementRunning}
+	placing := v1alpha1.ChangefeedPlacement{Node: "n3", Epoch: 2, Phase: v1alpha1.PlacementPlacing, Since: &later, From: &v1alpha1.PlacementOrigin{Node: "n1", NodeEpoch: 1, Epoch: 1}}
+	stopped := placing
+	stopped.From = &v1alpha1.PlacementOrigin{Node: "n1", NodeEpoch: 1, Epoch: 1, Stopped: true}
+	running := v1alpha1.ChangefeedPlacement{Node: "n3", Epoch: 2, Phase: v1alpha1.PlacementRunning}
+	for _, name := range trio {
+		s.add("lease of "+name, holds(name, name)).add(name, node(name, v1alpha1.Alive, "", 0))
+	}
+	s.add("ones", feed("ones", v1alpha1.ChangefeedPlacement{Node: "n1", Epoch: 1, Phase: v1alpha1.PlacementPlacing}, "", 0, 0, 0, 1))
+	s.add("ones runs", feed("ones", one, "", 1, 3, 1, 0))
+	s.add("twos", feed("twos", v1alpha1.ChangefeedPlacement{Node: "n2", Epoch: 1, Phase: v1alpha1.PlacementPlacing}, "", 0, 0, 0, 1))
+	s.add("twos runs", feed("twos", two, "", 1, 1, 1, 0))
+	s.add("slot", settings(&v1alpha1.ActiveDrain{Name: "drain", UID: "uid", Node: "n1", NodeEpoch: 1}))
+	s.add("another slot", nil)
+	s.add("drain", drains(v1alpha1.DrainDraining, 1))
+	s.add("n1 drains", node("n1", v1alpha1.Draining, "uid", 1))
+	s.add("n1 afterwards", nil)
+	s.add("ones knows", feed("ones", one, "uid", 1, 3, 1, 0))
+	s.add("twos knows", feed("twos", two, "uid", 1, 1, 1, 0))
+	s.add("ones too early", nil)
+	s.add("twos moves", feed("twos", two, "uid", 1, 0, 1, 1))
+	s.add("ones is sent", feed("ones", placing, "uid", 1, 3, 1, 0))
+	s.add("threes is sent", nil)
+	s.add("ones has stopped", feed("ones", stopped, "uid", 1, 3, 1, 0))
+	s.add("ones has begun", feed("ones", running, "uid", 1, 3, 1, 0))
+	s.add("ones counts", feed("ones", running, "uid", 2, 2, 1, 1))
+	s.add("ones moves", feed("ones", running, "uid", 2, 0, 2, 2))
+	s.add("n1 is empty", node("n1", v1alpha1.Draining, "uid", 0))
+	s.add("drain stops", drains(v1alpha1.DrainStopping, 0))
+	s.add("n1 stops", node("n1", v1alpha1.Stopping, "uid", 0))
+	s.add("n1 has left", holds("n1", ""))
+	s.add("drain is complete", drains(v1alpha1.DrainComplete, 0))
+	s.add("no slot", settings(nil))
+	return s
+}
+
+// A referee that sees nothing proves nothing.
+func TestSeedRefereeSeesBrokenRules(t *testing.T) {
+	began := time.Now()
+	if r := byTheRules(began).chronicle(began).judge(); len(r.breaches) > 0 || !r.stories["drain"].departed["ones"] {
+		t.Fatalf("by the rules: %q", r.breaches)
+	}
+	placed := func(s *scene, name string) *v1alpha1.ChangefeedPlacement {
+		return s.object[name].(*v1alpha1.Changefeed).Status.Placement
+	}
+	for name, tc := range map[string]struct {
+		want   string
+		breaks func(*scene)
+	}{
+		"a maintainer is placed on the draining node": {"property 1", func(s *scene) { placed(s, "ones is sent").Node = "n1" }},
+		"a draining node takes more": {"property 1", func(s *scene) {
+			n := s.object["n1 drains"].(*v1alpha1.Node).DeepCopy()
+			n.Status.Held["maintainers"]++
+			s.object["n1 afterwards"] = n
+		}},
+		"two slots": {"property 2", func(s *scene) {
+			other := s.object["slot"].(*v1alpha1.Settings).DeepCopy()
+			other.Status.ActiveDrain.UID = "other"
+			s.object["another slot"] = other
+		}},
+		"a table trigger elsewhere": {"property 3", func(s *scene) { placed(s, "ones counts").Node = "n4" }},
+		"a node goes back":          {"property 4", func(s *scene) { s.object["n1 afterwards"] = s.object["n1"] }},
+		"two at once": {"property 5", func(s *scene) {
+			other := s.object["ones is sent"].(*v1alpha1.Changefeed).DeepCopy()
+			other.Name = "threes"
+			s.object["threes is sent"] = other
+		}},
+		"complete with dispatchers left":      {"property 6", func(s *scene) { s.object["ones moves"] = nil }},
+		"complete while the node holds some":  {"property 6", func(s *scene) { s.object["n1 is empty"] = nil }},
+		"complete before a maintainer knows":  {"property 7", func(s *scene) { s.object["twos knows"], s.object["twos moves"] = nil, nil }},
+		"sent to where more are":              {"property 8", func(s *scene) { placed(s, "ones is sent").Node = "n2" }},
+		"a draining node coordinates":         {"property 9", func(s *scene) { s.object["n1 drains"].(*v1alpha1.Node).Status.Coordinator = true }},
+		"begun before the origin has stopped": {"property 11", func(s *scene) { s.object["ones has stopped"] = nil }},
+		"sent without an origin":              {"property 11", func(s *scene) { placed(s, "ones is sent").From = nil }},
+		"dispatchers leave before a maintainer": {"maintainers first", func(s *scene) {
+			early := s.object["ones knows"].(*v1alpha1.Changefeed).DeepCopy()
+			early.Status.Nodes = []v1alpha1.ChangefeedNode{{Node: "n1", Dispatchers: 1}, {Node: "n2", Dispatchers: 3}}
+			s.object["ones too early"] = early
+		}},
+	} {
+		s := byTheRules(began)
+		tc.breaks(s)
+		seen := s.chronicle(began).judge().breaches
+		if !slices.ContainsFunc(seen, func(text string) bool { return strings.HasPrefix(text, tc.want+" ") }) {
+			t.Errorf("%s: %q, want %s", name, seen, tc.want)
+		}
 	}
 }
