@@ -249,9 +249,9 @@ func (r *run) adopt() {
 	}
 }
 
-// newUnit begins to look after an object, or a program that was found running. The caller holds the lock.
-func (r *run) newUnit(key types.NamespacedName) *unit {
-	u := &unit{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1)}
+// newUnit begins to look after an object, or a program that was found running and has a place. The caller holds the lock.
+func (r *run) newUnit(key types.NamespacedName, found *node.Pass) *unit {
+	u := &unit{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1), pass: found, stray: found != nil}
 	r.units[key] = u
 	r.live.Go(func() { u.live(r.ctx) })
 	return u
@@ -267,10 +267,7 @@ func (r *run) foundUnit(key types.NamespacedName) {
 	if pass == nil {
 		pass = r.opts.Gate.Adopt(Kind)
 	}
-	u := r.newUnit(key)
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.pass, u.stray = pass, true
+	r.newUnit(key, pass)
 }
 
 // watch follows the objects that decisions rest on. It returns when all of them have been seen once.
@@ -320,7 +317,7 @@ func (r *run) see(d *v1alpha1.Deployment) {
 	r.arrived(d)
 	u := r.units[key]
 	if u == nil && !r.ended && r.concerns(d) {
-		u = r.newUnit(key)
+		u = r.newUnit(key, nil)
 	}
 	if u != nil {
 		u.see(d)
