@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
@@ -76,13 +77,23 @@ func newMaintainer(r *run, cf *v1alpha1.Changefeed) *maintainer {
 	return &maintainer{run: r, key: key, object: cf, wake: make(chan struct{}, 1), log: r.opts.Log.With("changefeed", key.String())}
 }
 
-// see takes note of a newer object.
+// see takes note of an object, unless it is older than what was seen before: a write may begin with what was seen last while the
+// watch brings something newer, and a maintainer that went back would not learn that it is over.
 func (m *maintainer) see(cf *v1alpha1.Changefeed) {
 	cf = cf.DeepCopy() // whoever has it goes on changing it
 	m.mu.Lock()
-	m.object = cf
+	if !older(cf, m.object) {
+		m.object = cf
+	}
 	m.mu.Unlock()
 	m.poke()
+}
+
+// older says whether one version of an object was written before another.
+func older(a, b *v1alpha1.Changefeed) bool {
+	x, errA := strconv.ParseUint(a.ResourceVersion, 10, 64)
+	y, errB := strconv.ParseUint(b.ResourceVersion, 10, 64)
+	return a.UID == b.UID && errA == nil && errB == nil && x < y
 }
 
 func (m *maintainer) poke() {
