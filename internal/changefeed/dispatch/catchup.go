@@ -179,20 +179,8 @@ func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	if read.Err() != nil {
 		return read.Err()
 	}
-	for _, table := range t.Skipped {
-		if len(g.members[table]) > 0 {
-			return errWanted
-		}
-	}
-	for _, rows := range t.Rows {
-		for _, d := range g.members[rows.Table] {
-			d.push(rows, g)
-		}
-	}
-	for _, mark := range marks(t) {
-		for _, d := range g.members[mark.Table] {
-			d.push(mark, g)
-		}
+	if err := spread(t, g.members, g); err != nil {
+		return err
 	}
 	g.when.Store(t.At.UnixMicro())
 	g.at.Store(uint64(t.Position))

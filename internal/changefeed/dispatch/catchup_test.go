@@ -45,19 +45,27 @@ func TestTablesThatAreBehindShareFewReaders(t *testing.T) {
 	until(t, "one reader is left", func() bool { active, _ := source.readers(); return active == 1 })
 }
 
-// A table without changes of its own must not hold the checkpoint where it came in.
-func TestATableThatCatchesUpIsWhereItsReaderIs(t *testing.T) {
+// catchingUp is a machine whose hub is at 5000, with the second table on its way there, held up at 3000.
+func catchingUp(t *testing.T) (m *machine, source *tape, sink *ledger, open func()) {
+	t.Helper()
 	noGoroutines(t)
-	source := newTape(t, "tables=50")
-	sink := newLedger(t, source)
-	m := newMachine(t, source, sink, plenty)
+	source = newTape(t, "tables=50")
+	sink = newLedger(t, source)
+	m = newMachine(t, source, sink, plenty)
 	tables := source.tables(t)
 	source.wind(5000)
 	m.mustStart(orders(ep(1), 4999, tables[0]))
 	until(t, "the hub is ahead", func() bool { return sink.has(tables[:1], 5000) })
-	open := source.gate(t, 3000)
+	open = source.gate(t, 3000)
 	m.mustStart(orders(ep(2), 1000, tables[1]))
 	until(t, "it has everything before", func() bool { return m.status(tables[1]).Checkpoint == 2999 })
+	return m, source, sink, open
+}
+
+// A table without changes of its own must not hold the checkpoint where it came in.
+func TestATableThatCatchesUpIsWhereItsReaderIs(t *testing.T) {
+	m, source, sink, open := catchingUp(t)
+	tables := source.tables(t)
 
 	// For one that is further behind the reader goes back: nobody loses ground, and nobody gets anything twice.
 	m.mustStart(orders(ep(3), 500, tables[2]))
@@ -73,17 +81,8 @@ func TestATableThatCatchesUpIsWhereItsReaderIs(t *testing.T) {
 
 // Whoever stops while it catches up says how far it came, and its reader ends with it.
 func TestATableThatStopsWhileItCatchesUpSaysHowFarItCame(t *testing.T) {
-	noGoroutines(t)
-	source := newTape(t, "tables=50")
-	sink := newLedger(t, source)
-	m := newMachine(t, source, sink, plenty)
+	m, source, sink, open := catchingUp(t)
 	tables := source.tables(t)
-	source.wind(5000)
-	m.mustStart(orders(ep(1), 4999, tables[0]))
-	until(t, "the hub is ahead", func() bool { return sink.has(tables[:1], 5000) })
-	open := source.gate(t, 3000)
-	m.mustStart(orders(ep(2), 1000, tables[1]))
-	until(t, "it has everything before", func() bool { return m.status(tables[1]).Checkpoint == 2999 })
 	if at := m.mustStop(orders(ep(2), 0, tables[1])); at[tables[1]] != 2999 {
 		t.Errorf("it stopped at %v", at)
 	}

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -152,23 +153,26 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // another reader has taken over
 	}
-	for _, table := range t.Skipped {
-		if len(h.subs[table]) > 0 {
-			return errWanted
-		}
-	}
-	for _, rows := range t.Rows {
-		for _, d := range h.subs[rows.Table] {
-			d.push(rows, nil)
-		}
-	}
-	for _, mark := range marks(t) {
-		for _, d := range h.subs[mark.Table] {
-			d.push(mark, nil)
-		}
+	if err := spread(t, h.subs, nil); err != nil {
+		return err
 	}
 	h.position, h.at, h.err = t.Position, t.At, nil
 	h.reached.Store(uint64(t.Position))
+	return nil
+}
+
+// spread hands a transaction to those it concerns, from the hub or from a group.
+func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *group) error {
+	for _, table := range t.Skipped {
+		if len(to[table]) > 0 {
+			return errWanted
+		}
+	}
+	for _, rows := range slices.Concat(t.Rows, marks(t)) {
+		for _, d := range to[rows.Table] {
+			d.push(rows, from)
+		}
+	}
 	return nil
 }
 
