@@ -123,6 +123,8 @@ func TestChaos(t *testing.T) {
 	c.breakThings(&events{r: rand.New(rand.NewPCG(seed, 0))}, length, watch)
 
 	// Once more with nothing else broken, so that every run has had a drain.
+	c.settle()
+	clear(c.broken)
 	last := event{breakage: breakage{name: "drain node"}, alone: true}
 	last.target = c.choose(last)
 	if err := c.drain(last); err != nil {
