@@ -38,6 +38,7 @@ func (m *maintainer) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	m.started = &start
 	m.checkpoint = max(start, stream.Position(m.latest().Status.Checkpoint))
 	m.setTrigger(source)
 	if err := m.findTables(ctx, source, filter); err != nil {
@@ -46,6 +47,8 @@ func (m *maintainer) begin(ctx context.Context) error {
 	if err := m.meetAll(ctx); err != nil {
 		return err
 	}
+	// All of it in one write, before anything flows.
+	w, _ := m.run.view()
 	return m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
 		m.see(cf)
 		if m.stands() != nil {
@@ -53,8 +56,9 @@ func (m *maintainer) begin(ctx context.Context) error {
 		}
 		now := metav1.NowMicro()
 		cf.Status.Placement.Phase, cf.Status.Placement.Since, cf.Status.Placement.From = v1alpha1.PlacementRunning, &now, nil
+		m.keepStart(&cf.Status)
+		m.describe(&cf.Status, w)
 		cf.Status.State, cf.Status.Error = v1alpha1.ChangefeedRunning, ""
-		cf.Status.Tables = int64(len(m.tables))
 		return true
 	})
 }
@@ -85,34 +89,31 @@ func (m *maintainer) warnUnfaithful(ctx context.Context, source stream.Source) {
 	}
 }
 
-// start is where the changefeed began. It is persisted before anything is read.
+// keepStart puts into a status where the changefeed began, once that is known.
+func (m *maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
+	if m.started == nil || s.StartPosition != nil {
+		return false
+	}
+	at := int64(*m.started)
+	s.StartPosition, s.Checkpoint = &at, max(s.Checkpoint, at)
+	return true
+}
+
+// start is where the changefeed began, or begins now. It is persisted before anything flows, and when something else keeps it from
+// flowing.
 func (m *maintainer) start(ctx context.Context, source stream.Source) (stream.Position, error) {
 	cf := m.latest()
 	if cf.Status.StartPosition != nil {
 		return stream.Position(*cf.Status.StartPosition), nil
 	}
+	if cf.Spec.StartPosition == "" {
+		return source.Head(ctx)
+	}
 	start, err := ParsePosition(cf.Spec.StartPosition)
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
 	}
-	if cf.Spec.StartPosition == "" {
-		if start, err = source.Head(ctx); err != nil {
-			return 0, err
-		}
-	}
-	err = m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.see(cf)
-		if cf.Status.StartPosition != nil || m.stands() != nil {
-			return false
-		}
-		position := int64(start)
-		cf.Status.StartPosition, cf.Status.Checkpoint = &position, position
-		return true
-	})
-	if at := m.latest().Status.StartPosition; err == nil && at != nil {
-		start = stream.Position(*at)
-	}
-	return start, err
+	return start, nil
 }
 
 var positionText = regexp.MustCompile(`^(\d{1,10}-\d{1,10}-)?\d+$`)

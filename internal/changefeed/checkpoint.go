@@ -68,9 +68,11 @@ func (m *maintainer) advance() {
 	if m.trigger != nil {
 		consider(*m.trigger, m.triggerAt, "definitions are being seen to")
 	}
-	if len(m.pending) > 0 {
+	// At the very beginning the sink may lack tables that the source had before. They hold the checkpoint where it began, so later
+	// on a table that the sink lacks was made since, unless somebody has dropped it there.
+	if len(m.pending) > 0 && m.started != nil && m.pendingFrom <= *m.started {
 		m.slowest = fmt.Sprintf("whether %d tables that the sink does not have are made by a definition is known when definitions have been seen to", len(m.pending))
-		return // whether these flow from the checkpoint on is not known yet
+		return
 	}
 	for name, n := range expected {
 		r := reports[name]
@@ -131,7 +133,7 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
 		return nil
 	}
-	if time.Since(m.written) < every {
+	if time.Since(m.written) < every || time.Since(m.unwritten) < again {
 		return nil
 	}
 	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
@@ -142,10 +144,12 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 		m.describe(&cf.Status, w)
 		return true
 	})
-	if err == nil {
-		m.written = time.Now()
+	if err != nil {
+		m.unwritten = time.Now()
+		return err
 	}
-	return err
+	m.written = time.Now()
+	return nil
 }
 
 // describe puts into a status what the maintainer knows.
@@ -189,7 +193,7 @@ func (m *maintainer) tellProblem(ctx context.Context, problem error) {
 		if errors.Is(problem, stream.ErrUnusable) || errors.Is(problem, stream.ErrPurged) {
 			state = v1alpha1.ChangefeedFailed
 		}
-		if cf.Status.Error == problem.Error() && cf.Status.State == state {
+		if changed := m.keepStart(&cf.Status); !changed && cf.Status.Error == problem.Error() && cf.Status.State == state {
 			return false
 		}
 		cf.Status.Error, cf.Status.State = problem.Error(), state

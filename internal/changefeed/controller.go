@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -45,6 +46,10 @@ type Controller struct {
 	record  events.Recorder
 	drained time.Time // when a drain was last seen
 	nowhere bool      // it was told that there is no schedulable node
+
+	mu     sync.Mutex
+	newest map[types.UID]*v1alpha1.Changefeed // what is known to be newer than the cache
+	looked string                             // the drain at whose beginning changefeeds were read live
 }
 
 // SetupWithManager adds the controller to a term's manager. Everything it watches is one question: who maintains what?
@@ -52,6 +57,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "changefeeds", Instance: c.Leader}
 	c.drained = time.Now() // one may just have ended
+	c.newest = map[types.UID]*v1alpha1.Changefeed{}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
 	})
@@ -94,9 +100,9 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: c.pause(w)}, nil
 }
 
-// writeAll writes placements, a few at once, and ends with the first that fails.
+// writeAll writes placements, a few at once. One that fails does not hold up the others.
 func (c *Controller) writeAll(ctx context.Context, w World, plan []*v1alpha1.Changefeed) error {
-	g, ctx := errgroup.WithContext(ctx)
+	var g errgroup.Group
 	g.SetLimit(writesAtOnce)
 	for _, cf := range plan {
 		g.Go(func() error {
@@ -114,7 +120,8 @@ func (c *Controller) writeAll(ctx context.Context, w World, plan []*v1alpha1.Cha
 // write writes a placement. A maintainer writes its counts all the time: what the plan rests on is the placement and the wish, and
 // while these are the same the placement is written over a newer version.
 func (c *Controller) write(ctx context.Context, w World, planned *v1alpha1.Changefeed) error {
-	err := c.client.Status().Update(ctx, planned)
+	written := planned
+	err := c.client.Status().Update(ctx, written)
 	for try := 0; try < 5 && apierrors.IsConflict(err); try++ {
 		i := slices.IndexFunc(w.Changefeeds, func(cf *v1alpha1.Changefeed) bool { return cf.UID == planned.UID })
 		fresh := &v1alpha1.Changefeed{}
@@ -126,9 +133,53 @@ func (c *Controller) write(ctx context.Context, w World, planned *v1alpha1.Chang
 			return err
 		}
 		fresh.Status.Placement, fresh.Status.State = planned.Status.Placement, planned.Status.State
-		err = c.client.Status().Update(ctx, fresh)
+		written = fresh
+		err = c.client.Status().Update(ctx, written)
+	}
+	if err == nil {
+		c.know(written)
 	}
 	return err
+}
+
+// know takes note of a version that the cache may not have yet.
+func (c *Controller) know(cf *v1alpha1.Changefeed) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.newest[cf.UID] = cf.DeepCopy()
+}
+
+// list reads the changefeeds from the cache, where nothing newer is known. What was written just before a drain began counts, and
+// the cache of a new coordinator may not have it: they are read live once for each drain.
+func (c *Controller) list(ctx context.Context, slot *v1alpha1.ActiveDrain) ([]*v1alpha1.Changefeed, error) {
+	live := slot != nil && slot.UID != c.looked
+	reader := client.Reader(c.client)
+	if live {
+		reader = c.live
+	}
+	var list v1alpha1.ChangefeedList
+	if err := reader.List(ctx, &list); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := c.newest
+	c.newest = map[types.UID]*v1alpha1.Changefeed{}
+	var all []*v1alpha1.Changefeed
+	for i := range list.Items {
+		cf := &list.Items[i]
+		if newer := known[cf.UID]; newer != nil && older(cf, newer) {
+			cf = newer.DeepCopy()
+			c.newest[cf.UID] = newer
+		} else if live {
+			c.newest[cf.UID] = cf.DeepCopy()
+		}
+		all = append(all, cf)
+	}
+	if live {
+		c.looked = slot.UID
+	}
+	return all, nil
 }
 
 // pause is how soon to look again.
@@ -164,23 +215,14 @@ func (c *Controller) gather(ctx context.Context) (World, error) {
 	if n := settings.Spec.Drain.MaintainerBatchSize; n != nil {
 		w.BatchSize = int(*n)
 	}
-	// While a drain runs, live: what was written just before it began counts, and the cache may not have it yet.
-	reader := client.Reader(c.client)
-	if w.Slot != nil {
-		reader = c.live
-	}
-	var list v1alpha1.ChangefeedList
-	if err := reader.List(ctx, &list); err != nil {
-		return w, err
-	}
-	for i := range list.Items {
-		w.Changefeeds = append(w.Changefeeds, &list.Items[i])
-	}
-	return w, nil
+	w.Changefeeds, err = c.list(ctx, w.Slot)
+	return w, err
 }
 
 // keepFinalizers holds changefeeds until their maintainers have stopped.
 func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
+	var g errgroup.Group
+	g.SetLimit(writesAtOnce)
 	for _, cf := range w.Changefeeds {
 		p := cf.Placement()
 		gone := p.Node == "" && (p.From == nil || w.gone(p.From))
@@ -193,11 +235,18 @@ func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
 		if !changed {
 			continue
 		}
-		if err := c.client.Update(ctx, cf); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-			return fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
-		}
+		g.Go(func() error {
+			err := c.client.Update(ctx, cf)
+			if err == nil {
+				c.know(cf)
+			}
+			if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+				return fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
+			}
+			return nil
+		})
 	}
-	return nil
+	return g.Wait()
 }
 
 // tellNowhere warns, once, that there is no node to place maintainers on.

@@ -48,15 +48,17 @@ type maintainer struct {
 	short     map[string]time.Time // nodes that tell of fewer dispatchers than they should have, since when
 	trigger   *stream.Position     // up to where definitions have been seen to; nil where there are none
 	triggerAt time.Time
-	// pending are tables of the source that the sink does not have: a definition after the checkpoint makes them, or nobody did.
+	// pending are tables of the source that the sink does not have: a definition after pendingFrom makes them, or nobody did.
 	// Which of both is known when definitions have been seen to up to pendingUntil.
-	pending      map[stream.Table]bool
-	pendingUntil stream.Position
+	pending                   map[stream.Table]bool
+	pendingFrom, pendingUntil stream.Position
 
 	// Of the loop alone.
+	started    *stream.Position // where the changefeed began; nil while that is not known
 	checkpoint stream.Position
 	at         time.Time
-	written    time.Time
+	written    time.Time // when the status last was
+	unwritten  time.Time // when that last failed
 }
 
 // table is what the maintainer knows of one.
@@ -204,7 +206,8 @@ func (m *maintainer) settle(ctx context.Context, epoch int64, origin string) boo
 			return false
 		}
 		now := metav1.NowMicro()
-		p.From.Stopped, p.Since = true, &now // from now on the successor's time counts
+		p.From.Stopped, p.Since = true, &now                                  // from now on the successor's time counts
+		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.checkpoint)) // so that it need not go over what was done here
 		return true
 	})
 	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {

@@ -52,6 +52,8 @@ type Options struct {
 	Opener Opener
 	// Memory bounds the changes on their way, in bytes.
 	Memory int64
+	// Services of other kinds of work that are reached at the listener too.
+	Services []wire.Service
 	// Metrics of the node's changefeeds.
 	Metrics *Metrics
 	// Log of the node.
@@ -119,7 +121,7 @@ func (d dispatchers) Held() int { return d.opts.Gate.Count(KindDispatchers) }
 
 // Run implements node.Runtime.
 func (d dispatchers) Run(ctx context.Context) error {
-	server, err := wire.NewServer(d.opts.Files, &server{host: d.Host})
+	server, err := wire.NewServer(d.opts.Files, &server{host: d.Host}, d.opts.Services...)
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,7 @@ func (m *maintainer) findTables(ctx context.Context, source stream.Source, filte
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.pending, m.pendingUntil = map[stream.Table]bool{}, head
+	m.pending, m.pendingFrom, m.pendingUntil = map[stream.Table]bool{}, m.checkpoint, head
 	for _, name := range append(names, known...) {
 		switch {
 		case !filter.Allows(name):
@@ -88,10 +88,18 @@ func (m *maintainer) resolve(at stream.Position) {
 	}
 	for name := range m.pending {
 		if m.tables[name] == nil {
-			m.tables[name] = &table{floor: m.checkpoint}
+			m.tables[name] = &table{floor: m.pendingFrom}
 		}
 	}
 	clear(m.pending)
+}
+
+// makes are the tables that there are after a definition and not before.
+func makes(d *stream.DDL) []stream.Table {
+	if d.Kind == stream.CreateTable {
+		return d.Tables
+	}
+	return d.Becomes
 }
 
 // watchDefinitions is the table trigger: it reads the source's log for definitions that make, drop or rename tables, and sees
@@ -170,11 +178,10 @@ func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *
 		return err
 	}
 	m.log.Info("definition executed", "position", t.Position, "kind", t.DDL.Kind, "tables", t.DDL.Tables)
-	made := t.DDL.Becomes
 	floor := t.Position
 	switch t.DDL.Kind {
 	case stream.CreateTable:
-		made, floor = t.DDL.Tables, t.Position-1 // it may come with rows of the same position
+		floor-- // it may come with rows of the same position
 	case stream.DropTable, stream.RenameTable:
 		if err := m.end(ctx, t.DDL.Tables); err != nil {
 			return err
@@ -185,7 +192,7 @@ func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *
 	defer m.poke() // the loop places what was made
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, name := range made {
+	for _, name := range makes(t.DDL) {
 		delete(m.pending, name)
 		if f.Allows(name) && m.tables[name] == nil {
 			m.tables[name] = &table{floor: floor}

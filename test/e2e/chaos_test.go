@@ -513,6 +513,9 @@ func (c *chaos) watch() *feedWatch {
 					w.moved[cf.Name] = time.Now()
 					w.mu.Unlock()
 				}
+				if known && cf.Status.Slowest != before.Status.Slowest && cf.Status.Checkpoint == before.Status.Checkpoint {
+					c.logf("     %s is held at %d: %s", cf.Name, cf.Status.Checkpoint, cf.Status.Slowest)
+				}
 			}
 		}
 	})

@@ -260,11 +260,6 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 
 // define notes the definition that the transaction is.
 func (a *assembler) define(ctx context.Context, text string, st *statement, session sessionContext, at *cursor) error {
-	// What is altered, made or dropped may have another shape from here on.
-	a.tables.forget()
-	if k := a.open.kind; k.startAlter || k.rollbackAlter {
-		return nil
-	}
 	text, session, err := a.source.inUTF8(ctx, text, session)
 	if err != nil {
 		return err
@@ -273,6 +268,10 @@ func (a *assembler) define(ctx context.Context, text string, st *statement, sess
 		st = newStatement(text, st.schema, session, a.fold)
 	}
 	ddl := parseDDL(text, st)
+	a.tables.forget(ddl)
+	if k := a.open.kind; k.startAlter || k.rollbackAlter {
+		return nil
+	}
 	if len(ddl.Tables) > 0 && allSystem(ddl.Tables) {
 		return nil
 	}
@@ -346,7 +345,11 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 	if err != nil {
 		return a.failed(at, "GTID %s: %v", a.open.id, err)
 	}
-	return a.tables.note(ctx, parsed.(*replication.TableMapEvent), body[tableIDLength:], compressed)
+	shape, err := a.tables.note(ctx, parsed.(*replication.TableMapEvent), body[tableIDLength:], compressed, a.wants)
+	if err == nil && shape.bare {
+		a.unread[number] = true
+	}
+	return err
 }
 
 // rows adds the rows of an event to the transaction.

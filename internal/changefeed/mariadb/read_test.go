@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -230,6 +231,63 @@ func TestRowsThatNobodyWantsAreLeftOutAndTold(t *testing.T) {
 		if n, ok := count[fmt.Sprint(head-2, "b", false)]; ok && n != 2 {
 			t.Errorf("from question %d on: %v", from, count)
 		}
+	}
+}
+
+// What the live server is asked about a table is asked again when a definition names that table, and not for every definition: with
+// many tables and many definitions that would be all that a reader does.
+func TestADefinitionIsAboutTheTablesThatItNames(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d")
+	const tables, rounds = 20, 20
+	for i := range tables {
+		m.Exec(fmt.Sprintf("CREATE TABLE d.t%d (id INT PRIMARY KEY, g INT)", i))
+	}
+	for round := range rounds {
+		m.Exec("CREATE TABLE d.other (id INT PRIMARY KEY)", "DROP TABLE d.other")
+		for i := range tables {
+			m.Exec(fmt.Sprintf("INSERT INTO d.t%d VALUES (%d, 1)", i, round))
+		}
+	}
+	m.Exec("ALTER TABLE d.t1 DROP COLUMN g, ADD COLUMN g INT AS (id + 1) STORED", "INSERT INTO d.t1 (id) VALUES (1000)")
+	questions := func() int {
+		n, err := strconv.Atoi(m.Value("SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'COM_SELECT'"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for name, test := range map[string]struct {
+		wants func(stream.Table) bool
+		most  int
+	}{
+		"all":  {func(stream.Table) bool { return true }, 3 * tables},
+		"none": {stream.NoTable, tables},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, m)
+			head, err := s.Head(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := questions()
+			var last *stream.Transaction
+			err = s.ReadOf(t.Context(), 0, test.wants, func(tx *stream.Transaction) error {
+				if last = tx; tx.Position == head {
+					return errEnough
+				}
+				return nil
+			})
+			if !errors.Is(err, errEnough) {
+				t.Fatal(err)
+			}
+			if asked := questions() - before; asked > test.most {
+				t.Errorf("the server was asked %d times about %d tables", asked, tables)
+			}
+			if name == "all" && !last.Rows[0].Schema.Columns[1].Generated {
+				t.Errorf("the last row is of %+v, which is how the table was before it was altered", last.Rows[0].Schema)
+			}
+		})
 	}
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/go-mysql-org/go-mysql/mysql"
 	"github.com/go-mysql-org/go-mysql/replication"
@@ -19,6 +21,8 @@ type tableShape struct {
 	values []func(any) (any, error)
 	// ignored: rows of the server's own tables and of sequences are nobody's business.
 	ignored bool
+	// bare: nobody wanted its rows, and no more than its name is known.
+	bare bool
 	// problem says why rows of it cannot be read.
 	problem string
 }
@@ -36,40 +40,57 @@ const cachedShapes = 20000
 
 func newTableCache(s *Source, charsets map[uint64]string) *tableCache {
 	c := &tableCache{source: s, charsets: charsets}
-	c.forget()
+	c.forgetAll()
 	return c
 }
 
-// forget drops everything, since a definition may have changed what the live server was asked for.
-func (c *tableCache) forget() {
+func (c *tableCache) forgetAll() {
 	c.byText, c.ids = map[string]*tableShape{}, map[uint64]*tableShape{}
+}
+
+// forget drops what a definition may have changed about tables, since the live server was asked for some of it. One that names no
+// table may be about all of them.
+func (c *tableCache) forget(d *stream.DDL) {
+	if len(d.Tables) == 0 {
+		c.forgetAll()
+		return
+	}
+	named := slices.Concat(d.Tables, d.Becomes)
+	maps.DeleteFunc(c.byText, func(_ string, shape *tableShape) bool {
+		return slices.ContainsFunc(named, func(t stream.Table) bool {
+			return strings.EqualFold(t.Schema, shape.table.Schema) && strings.EqualFold(t.Name, shape.table.Name)
+		})
+	})
 }
 
 func (c *tableCache) byID(id uint64) *tableShape { return c.ids[id] }
 
 // note learns which table a number stands for from here on. The number may come to stand for another table.
-func (c *tableCache) note(ctx context.Context, m *replication.TableMapEvent, text []byte, compressed []int) error {
+func (c *tableCache) note(ctx context.Context, m *replication.TableMapEvent, text []byte, compressed []int, wants func(stream.Table) bool) (*tableShape, error) {
 	shape := c.byText[string(text)]
-	if shape == nil {
+	if shape == nil || shape.bare && wants(shape.table) {
 		var err error
-		if shape, err = c.shape(ctx, m, compressed); err != nil {
-			return err
+		if shape, err = c.shape(ctx, m, compressed, wants); err != nil {
+			return nil, err
 		}
 		if len(c.byText) >= cachedShapes {
-			c.forget()
+			c.forgetAll()
 		}
 		c.byText[string(text)] = shape
 	}
 	c.ids[m.TableID] = shape
-	return nil
+	return shape, nil
 }
 
-func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, compressed []int) (*tableShape, error) {
+func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, compressed []int, wants func(stream.Table) bool) (*tableShape, error) {
 	t := &tableShape{table: stream.Table{Schema: string(m.Schema), Name: string(m.Table)}, schema: &stream.Schema{}}
 	names := m.ColumnNameString()
 	switch {
 	case isSystem(t.table.Schema), slices.Equal(names, sequenceColumns):
 		t.ignored = true
+		return t, nil
+	case !wants(t.table):
+		t.bare = true
 		return t, nil
 	case len(names) == 0:
 		t.problem = "its columns are logged without names; SET GLOBAL binlog_row_metadata=FULL, and start again from a copy taken after that"

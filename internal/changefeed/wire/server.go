@@ -42,8 +42,11 @@ func (f Files) load() (tls.Certificate, *x509.CertPool, error) {
 	return cert, pool, nil
 }
 
+// Service adds what another kind of work has to say between nodes to the server.
+type Service func(grpc.ServiceRegistrar)
+
 // NewServer makes a server that only nodes of this cluster reach.
-func NewServer(f Files, impl NodeServer) (*grpc.Server, error) {
+func NewServer(f Files, impl NodeServer, more ...Service) (*grpc.Server, error) {
 	cert, pool, err := f.load()
 	if err != nil {
 		return nil, err
@@ -52,11 +55,14 @@ func NewServer(f Files, impl NodeServer) (*grpc.Server, error) {
 		grpc.Creds(credentials.NewTLS(&tls.Config{
 			Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
 		})),
-		grpc.UnaryInterceptor(onlyNodes),
+		grpc.UnaryInterceptor(onlyNodes), grpc.StreamInterceptor(onlyNodesStream),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	RegisterNodeServer(s, impl)
+	for _, add := range more {
+		add(s)
+	}
 	return s, nil
 }
 
@@ -65,22 +71,39 @@ type callerOf interface{ GetCaller() *Caller }
 
 // onlyNodes refuses whoever is not a node, or speaks for another one.
 func onlyNodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return nil, status.Error(codes.Unauthenticated, "no peer")
-	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return nil, status.Error(codes.Unauthenticated, "no certificate")
-	}
-	node, ok := identity.NodeName(info.State.PeerCertificates[0].Subject.CommonName)
-	if !ok {
-		return nil, status.Error(codes.PermissionDenied, "only nodes speak here")
+	node, err := nodeOf(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if r, ok := req.(callerOf); !ok || r.GetCaller().GetNode() != node {
 		return nil, status.Errorf(codes.PermissionDenied, "node %s may not speak for another", node)
 	}
 	return next(ctx, req)
+}
+
+// onlyNodesStream refuses whoever is not a node.
+func onlyNodesStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if _, err := nodeOf(stream.Context()); err != nil {
+		return err
+	}
+	return next(srv, stream)
+}
+
+// nodeOf is the node that speaks.
+func nodeOf(ctx context.Context) (string, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return "", status.Error(codes.Unauthenticated, "no peer")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return "", status.Error(codes.Unauthenticated, "no certificate")
+	}
+	node, ok := identity.NodeName(info.State.PeerCertificates[0].Subject.CommonName)
+	if !ok {
+		return "", status.Error(codes.PermissionDenied, "only nodes speak here")
+	}
+	return node, nil
 }
 
 // Dial reaches a node by its address. The certificate must be that node's, whatever the address.
