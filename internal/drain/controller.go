@@ -77,25 +77,44 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if idle {
 		return ctrl.Result{}, c.forgetGone(ctx)
 	}
+	live := false
 	for range maxSteps {
-		w, err := Gather(ctx, c.live, c.Leader, c.Tenants(c.live), time.Now())
+		w, step, err := c.look(ctx, live)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		c.Metrics.see(w)
 		told := c.tell(ctx, w)
-		step := Next(w)
 		if step == nil {
 			return ctrl.Result{RequeueAfter: pause(w, told)}, nil
 		}
+		live = live || step.Name != StepProgress // the cache does not have yet what is written now
 		if err := c.take(ctx, step); err != nil {
 			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+				live = true
 				continue // somebody wrote first: look again
 			}
 			return ctrl.Result{}, err
 		}
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
+}
+
+// look finds the next step. Counting is done from the cache, since there may be very much to count and nodes tell of every piece
+// that leaves; every other step rests on what was read live.
+func (c *Controller) look(ctx context.Context, live bool) (w World, step *Step, err error) {
+	reader := c.cached
+	if live {
+		reader = c.live
+	}
+	if w, err = Gather(ctx, reader, c.Leader, c.Tenants(reader), time.Now()); err != nil {
+		return w, nil, err
+	}
+	step = Next(w)
+	if !live && step != nil && step.Name != StepProgress {
+		return c.look(ctx, true)
+	}
+	return w, step, nil
 }
 
 // idle says, from the cache, whether there is nothing to look at: most of the time there is no drain.
