@@ -45,6 +45,14 @@ type Controller struct {
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "deployments", Instance: c.Leader}
+	for field, value := range placedBy {
+		err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.Deployment{}, field, func(o client.Object) []string {
+			return []string{value(o.(*v1alpha1.Deployment))}
+		})
+		if err != nil {
+			return fmt.Errorf("index deployments by %s: %w", field, err)
+		}
+	}
 	every := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
 		var list v1alpha1.DeploymentList
 		if err := c.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {

@@ -21,6 +21,12 @@ const (
 	BlockedStopping = "AwaitingStop"
 )
 
+// placedBy are the fields that place a deployment on a node. The server selects by them, and the coordinator's cache has an index.
+var placedBy = map[string]func(*v1alpha1.Deployment) string{
+	"spec.address":       func(d *v1alpha1.Deployment) string { return d.Spec.Address },
+	"status.holder.node": func(d *v1alpha1.Deployment) string { return d.Holder().Node },
+}
+
 // Tenant is deployments as a drain sees them. Daemons stay until the node stops.
 type Tenant struct{ Reader client.Reader }
 
@@ -30,7 +36,7 @@ func (t Tenant) Name() string { return Kind }
 // Remaining says which deployments should or may run on a node.
 func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
 	found := map[types.UID]*v1alpha1.Deployment{}
-	for _, field := range []string{"spec.address", "status.holder.node"} {
+	for field := range placedBy {
 		var list v1alpha1.DeploymentList
 		if err := t.Reader.List(ctx, &list, client.MatchingFields{field: node}); err != nil {
 			return drain.Remaining{}, fmt.Errorf("list deployments by %s: %w", field, err)
