@@ -1,7 +1,7 @@
 // Package mariadb reads the changes of a MariaDB server from its binary log.
 //
-//	binary log ──events──▶ BinlogSyncer ──raw──▶ assembler ──stream.Transaction──▶ visit
-//	                                               ▲
+//	binary log ──packets──▶ binlog ──events──▶ assembler ──stream.Transaction──▶ visit
+//	                                              ▲
 //	information_schema ──what the log leaves out───┘
 //
 // A position is the sequence number of a GTID in the one replication domain that the server may have. The log itself

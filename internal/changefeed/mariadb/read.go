@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"time"
 
@@ -126,18 +125,13 @@ func (s *Source) startAt(ctx context.Context, at *cursor) (start gtid, exact boo
 // dump asks for the log after a transaction and hands on every event until the connection is lost, ctx ends, or handle
 // returns an error.
 func (s *Source) dump(ctx context.Context, id uint32, after gtid, handle func(*replication.BinlogEvent) error) error {
-	set, err := mysql.ParseMariadbGTIDSet(startText(after))
-	if err != nil {
-		return err
-	}
-	c := newConnection(ctx, s, id)
-	defer c.close()
-	streamer, err := c.syncer.StartSyncGTID(set)
+	l, err := s.openLog(ctx, id, after)
 	if err != nil {
 		return s.wrapDump(err)
 	}
+	defer l.close()
 	for {
-		e, err := streamer.GetEvent(ctx)
+		e, err := l.next()
 		if err != nil {
 			return s.wrap("read the binary log", err)
 		}
@@ -155,31 +149,6 @@ func startText(after gtid) string {
 	return after.String()
 }
 
-// connection is one connection to the log. The library would, at its close, connect again to kill the old one, and wait
-// for a server that may be gone; here the socket is closed under it and no other may be opened.
-type connection struct {
-	syncer  *replication.BinlogSyncer
-	sockets *socketKeeper
-	unhook  func() bool
-}
-
-func newConnection(ctx context.Context, s *Source, id uint32) *connection {
-	c := &connection{sockets: &socketKeeper{}}
-	c.unhook = context.AfterFunc(ctx, c.sockets.close)
-	c.syncer = replication.NewBinlogSyncer(replication.BinlogSyncerConfig{
-		ServerID: id, Flavor: mysql.MariaDBFlavor, Host: s.host, Port: s.port, User: s.options.User, Password: s.options.Password,
-		TLSConfig: s.options.TLS, RawModeEnabled: true, DisableRetrySync: true, DiscardGTIDSet: true, HeartbeatPeriod: heartbeat,
-		EventCacheCount: 64, Logger: slog.New(slog.DiscardHandler), Dialer: c.sockets.dial,
-	})
-	return c
-}
-
-func (c *connection) close() {
-	c.unhook()
-	c.sockets.close()
-	c.syncer.Close()
-}
-
 // replicationCode is the server's code of an error of the replication library.
 func replicationCode(err error) (uint16, bool) {
 	var e *mysql.MyError
@@ -195,16 +164,14 @@ func (s *Source) tryDump(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	set, err := mysql.ParseMariadbGTIDSet(startText(state.head))
-	if err != nil {
-		return err
-	}
 	id := s.takeID()
 	defer s.giveID(id)
-	c := newConnection(ctx, s, id)
-	defer c.close()
-	_, err = c.syncer.StartSyncGTID(set)
-	return s.wrapDump(err)
+	l, err := s.openLog(ctx, id, state.head)
+	if err != nil {
+		return s.wrapDump(err)
+	}
+	l.close()
+	return nil
 }
 
 // wrapDump is wrap for a connection that wants the log. Queries have been answered before, so a refusal is no question of

@@ -22,7 +22,7 @@ func (k *socketKeeper) dial(ctx context.Context, network, address string) (net.C
 	if err != nil {
 		return nil, err
 	}
-	// The handshake must not wait for ever; the syncer moves the deadline on with every event.
+	// The handshake must not wait for ever; every read and write moves the deadline on.
 	if err := conn.SetDeadline(time.Now().Add(readTimeout)); err != nil {
 		conn.Close()
 		return nil, err

@@ -1,0 +1,165 @@
+package mariadb
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+
+	"github.com/go-mysql-org/go-mysql/client"
+	"github.com/go-mysql-org/go-mysql/mysql"
+	"github.com/go-mysql-org/go-mysql/replication"
+)
+
+// binlog is one connection to the log. The library opens it and says who we are; what the server then sends is read here, since the
+// library hands every event through buffers and a channel, which takes as much time as all that is done with the event.
+type binlog struct {
+	sockets *socketKeeper
+	unhook  func() bool
+	session *client.Conn
+	reader  *bufio.Reader
+}
+
+const (
+	readBuffer = 256 << 10
+	// maxPayload is the length of a packet that goes on in the next.
+	maxPayload = 1<<24 - 1
+	// maxEvent is the longest event that a server may send: max_allowed_packet is at most as much, and a header comes on top.
+	maxEvent = 1<<30 + 1<<20
+	// hostLength bounds the name under which a replica is listed.
+	hostLength = 60
+)
+
+// openLog registers as a replica and asks for everything after a transaction.
+func (s *Source) openLog(ctx context.Context, id uint32, after gtid) (*binlog, error) {
+	l := &binlog{sockets: &socketKeeper{}}
+	l.unhook = context.AfterFunc(ctx, l.sockets.close)
+	if err := l.begin(ctx, s, id, after); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *binlog) begin(ctx context.Context, s *Source, id uint32, after gtid) (err error) {
+	address := net.JoinHostPort(s.host, strconv.Itoa(int(s.port)))
+	l.session, err = client.ConnectWithDialer(ctx, "tcp", address, s.options.User, s.options.Password, "", l.sockets.dial, func(c *client.Conn) error {
+		if s.options.TLS != nil {
+			c.SetTLSConfig(s.options.TLS)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, statement := range []string{
+		"SET @master_binlog_checksum = 'NONE'",
+		"SET @mariadb_slave_capability = 4", // it knows GTIDs
+		fmt.Sprintf("SET @master_heartbeat_period = %d", heartbeat.Nanoseconds()),
+		fmt.Sprintf("SET @slave_connect_state = '%s'", startText(after)),
+		"SET @slave_gtid_strict_mode = 1",
+	} {
+		if _, err := l.session.Execute(statement); err != nil {
+			return fmt.Errorf("%s: %w", statement, err)
+		}
+	}
+	if err := l.send(registration(id, s.options.User)); err != nil {
+		return err
+	}
+	if _, err := l.session.ReadOKPacket(); err != nil {
+		return err
+	}
+	if err := l.send(request(id)); err != nil {
+		return err
+	}
+	// All that the library asked for has been answered, so it has read nothing beyond.
+	l.reader = bufio.NewReaderSize(l.session.Conn.Conn, readBuffer)
+	return nil
+}
+
+// send sends a command. The library wants room for a header before it.
+func (l *binlog) send(command []byte) error {
+	l.session.ResetSequence()
+	return l.session.WritePacket(append(make([]byte, 4, 4+len(command)), command...))
+}
+
+// registration makes the server list us among its replicas: number, host, user, no password, no port, no rank, no master.
+func registration(id uint32, user string) []byte {
+	command := binary.LittleEndian.AppendUint32([]byte{mysql.COM_REGISTER_SLAVE}, id)
+	for _, text := range []string{"ebb", user, ""} {
+		text = text[:min(len(text), hostLength)]
+		command = append(append(command, byte(len(text))), text...)
+	}
+	return append(command, make([]byte, 2+4+4)...)
+}
+
+// request asks for the log without end. With GTIDs the server finds the place itself.
+func request(id uint32) []byte {
+	command := append([]byte{mysql.COM_BINLOG_DUMP}, make([]byte, 4+2)...)
+	return binary.LittleEndian.AppendUint32(command, id)
+}
+
+// next is the next event. Its bytes are its own: rows keep parts of them.
+func (l *binlog) next() (*replication.BinlogEvent, error) {
+	data, err := l.packet()
+	if err != nil {
+		return nil, err
+	}
+	if len(data) == 0 {
+		return nil, fmt.Errorf("an empty packet: %w", io.ErrUnexpectedEOF)
+	}
+	switch data[0] {
+	case mysql.OK_HEADER:
+	case mysql.ERR_HEADER:
+		return nil, l.session.HandleErrorPacket(data)
+	case mysql.EOF_HEADER:
+		return nil, fmt.Errorf("the server ended the log: %w", io.EOF)
+	default:
+		return nil, fmt.Errorf("a packet that begins with %#x", data[0])
+	}
+	raw := data[1:]
+	header := &replication.EventHeader{}
+	if err := header.Decode(raw); err != nil {
+		return nil, err
+	}
+	if int(header.EventSize) != len(raw) {
+		return nil, fmt.Errorf("an event of %d bytes says that it has %d", len(raw), header.EventSize)
+	}
+	return &replication.BinlogEvent{RawData: raw, Header: header}, nil
+}
+
+// packet reads one, and those that it goes on in.
+func (l *binlog) packet() ([]byte, error) {
+	var data []byte
+	for {
+		var head [4]byte
+		if _, err := io.ReadFull(l.reader, head[:]); err != nil {
+			return nil, err
+		}
+		length := int(head[0]) | int(head[1])<<8 | int(head[2])<<16
+		if len(data)+length > maxEvent {
+			return nil, fmt.Errorf("an event of more than %d bytes", maxEvent)
+		}
+		part := make([]byte, length)
+		if _, err := io.ReadFull(l.reader, part); err != nil {
+			return nil, err
+		}
+		if data == nil {
+			data = part
+		} else {
+			data = append(data, part...)
+		}
+		if length < maxPayload {
+			return data, nil
+		}
+	}
+}
+
+// close lets go of the connection under whoever reads it.
+func (l *binlog) close() {
+	l.unhook()
+	l.sockets.close()
+}
