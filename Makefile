@@ -6,7 +6,7 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unk
 LDFLAGS  := -X main.version=$(VERSION)
 DATA_DIR ?= .ebb
 EBB_CHAOS_FOR ?= 10m
-PROTOS   := internal/changefeed/wire/wire.proto
+PROTOS   := internal/changefeed/wire/wire.proto internal/etcdcluster/wire/wire.proto
 GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
 .PHONY: build run test lint generate check-generated chaos bench setup clean

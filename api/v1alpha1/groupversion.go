@@ -25,6 +25,9 @@ func AddToScheme(s *runtime.Scheme) error {
 		&Settings{}, &SettingsList{},
 		&Deployment{}, &DeploymentList{},
 		&Changefeed{}, &ChangefeedList{},
+		&EtcdCluster{}, &EtcdClusterList{},
+		&EtcdMember{}, &EtcdMemberList{},
+		&EtcdSnapshot{}, &EtcdSnapshotList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -8,9 +8,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
@@ -23,6 +25,8 @@ type controllers struct {
 	timing         lease.Timing
 	drainMetrics   *drain.Metrics
 	programMetrics *deployment.Metrics
+	etcdMetrics    *etcdcluster.Metrics
+	files          wire.Files // what the node shows to members of etcd clusters
 
 	api atomic.Pointer[drain.API]
 }
@@ -48,6 +52,12 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	if err := feeds.SetupWithManager(mgr); err != nil {
 		return err
 	}
+	etcds := &etcdcluster.Controller{
+		Leader: t.Epoch.Node, Stands: t.Stands, Files: c.files, Metrics: c.etcdMetrics, Log: t.Log, AtStep: failpoint.At,
+	}
+	if err := etcds.SetupWithManager(mgr); err != nil {
+		return err
+	}
 	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
@@ -63,7 +73,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 
 // tenants are the kinds of work that a drain counts, for one count.
 func tenants(r client.Reader) []drain.Tenant {
-	return append(changefeed.Tenants(r), deployment.Tenant{Reader: r})
+	return append(append(changefeed.Tenants(r), etcdcluster.Tenants(r)...), deployment.Tenant{Reader: r})
 }
 
 // drains serves the HTTP API while a term runs here.

@@ -48,7 +48,7 @@ Client commands find the cluster by --kubeconfig, by KUBECONFIG, or by EBB_DATA_
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newCredentials(),
-		newStatus(), newLogs(), newChangefeed(), newDrain(), newExplain(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
+	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newCredentials(),
+		newStatus(), newLogs(), newChangefeed(), newEtcd(), newDrain(), newExplain(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	return root
 }

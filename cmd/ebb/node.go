@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -52,6 +54,10 @@ type nodeFlags struct {
 	secrets    string
 	files      string
 	memory     int64
+
+	etcdDir       string
+	etcdSnapshots string
+	etcdPorts     string
 }
 
 func newNode() *cobra.Command {
@@ -116,6 +122,9 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.StringVar(&f.secrets, "credentials-dir", "", "directory of the password files that changefeeds name, the same on every node (default: credentials in the data directory)")
 	fs.StringVar(&f.files, "file-sink-dir", "", "directory below which changefeeds may write files, an absolute path; none without it")
 	fs.Int64Var(&f.memory, "changefeed-memory", 256<<20, "bytes that changes on their way from sources to sinks may take on this node")
+	fs.StringVar(&f.etcdDir, "etcd-dir", "", "directory in which members of etcd clusters keep their data, an absolute path (default: etcd in the node's directory)")
+	fs.StringVar(&f.etcdSnapshots, "etcd-snapshot-dir", "", "directory in which snapshots of etcd clusters are kept, an absolute path (default: etcd-snapshots in the node's directory)")
+	fs.StringVar(&f.etcdPorts, "etcd-ports", etcdcluster.DefaultPorts, "ports for members of etcd clusters, two for each")
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
 }
@@ -136,6 +145,15 @@ func (f nodeFlags) validate() error {
 	}
 	if f.memory < 1<<20 {
 		return fmt.Errorf("--changefeed-memory %d: give at least %d bytes", f.memory, 1<<20)
+	}
+	if f.etcdDir != "" && !filepath.IsAbs(f.etcdDir) {
+		return fmt.Errorf("--etcd-dir %q: give an absolute path", f.etcdDir)
+	}
+	if f.etcdSnapshots != "" && !filepath.IsAbs(f.etcdSnapshots) {
+		return fmt.Errorf("--etcd-snapshot-dir %q: give an absolute path", f.etcdSnapshots)
+	}
+	if _, err := etcdcluster.ParsePorts(f.etcdPorts); err != nil {
+		return fmt.Errorf("--etcd-ports: %w", err)
 	}
 	if peer, _, err := net.SplitHostPort(f.peerListen); err != nil {
 		return fmt.Errorf("--listen %q is not host:port: %w", f.peerListen, err)
@@ -193,8 +211,10 @@ func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 
 func (f nodeFlags) hosts() []string {
 	hosts := []string{"localhost", "127.0.0.1", "::1"}
-	if host, _, err := net.SplitHostPort(f.listen); err == nil && host != "" {
-		hosts = append(hosts, host)
+	for _, listen := range []string{f.listen, f.peerListen} {
+		if host, _, err := net.SplitHostPort(listen); err == nil && host != "" && !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
 	}
 	if f.advert != "" {
 		hosts = append(hosts, f.advert)
@@ -227,7 +247,10 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	defer listener.Close()
 	registry := prometheus.NewRegistry()
 	programs := deployment.NewMetrics(registry, f.name)
-	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry), programMetrics: programs}
+	controllers := &controllers{
+		timing: f.timing, drainMetrics: drain.NewMetrics(registry), programMetrics: programs, etcdMetrics: etcdcluster.NewMetrics(registry),
+		files: wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
+	}
 	campaign, err := f.campaign(dir, registry, controllers, log)
 	if err != nil {
 		return err
@@ -313,8 +336,13 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	if secrets == "" {
 		secrets = f.dir.Credentials()
 	}
+	files := wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
+	etcds, err := f.etcds(dir, exe, peers, files, gate, r, log)
+	if err != nil {
+		return nil, err
+	}
 	feeds := changefeed.NewHost(changefeed.Options{
-		Node: f.name, Gate: gate, Listener: peers, Files: wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
+		Node: f.name, Gate: gate, Listener: peers, Files: files, Services: []wire.Service{etcds.Service()},
 		Opener: changefeed.Opener{Credentials: secrets, Files: f.files, Log: log.With("node", f.name)}, Memory: f.memory,
 		Metrics: changefeed.NewMetrics(r, f.name), Log: log.With("node", f.name),
 	})
@@ -322,12 +350,35 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
 		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
 		Address:  peers.Addr().String(),
-		Runtimes: []node.Hosted{{Runtime: deployments, Doubt: node.StopInDoubt}, feeds.Maintainers(), feeds.Dispatchers()},
+		Runtimes: []node.Hosted{{Runtime: deployments, Doubt: node.StopInDoubt}, feeds.Maintainers(), feeds.Dispatchers(), etcds.Data(), etcds.Members()},
 		Gate:     gate, Metrics: metrics, Log: log,
 		Die: func(reason string) {
 			log.Error("this process ends at once", "reason", reason)
 			os.Exit(3)
 		},
+	})
+}
+
+// etcds is what the node has of etcd clusters.
+func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, files wire.Files, gate *node.Gate, r prometheus.Registerer, log *slog.Logger) (*etcdcluster.Host, error) {
+	ports, err := etcdcluster.ParsePorts(f.etcdPorts)
+	if err != nil {
+		return nil, err
+	}
+	host, _, err := net.SplitHostPort(peers.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	data, snapshots := f.etcdDir, f.etcdSnapshots
+	if data == "" {
+		data = dir.Etcd()
+	}
+	if snapshots == "" {
+		snapshots = dir.EtcdSnapshots()
+	}
+	return etcdcluster.NewHost(etcdcluster.HostOptions{
+		Node: f.name, Gate: gate, Exe: exe, Dir: data, Snapshots: snapshots, Address: host, Ports: ports, Files: files,
+		Metrics: etcdcluster.NewNodeMetrics(r, f.name), Log: log.With("node", f.name),
 	})
 }
 

@@ -21,6 +21,7 @@ func samples() []client.Object {
 			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: "stream"},
 			Spec:       v1alpha1.ChangefeedSpec{Source: "datagen://?tables=30&rate=300", Sink: "blackhole://"},
 		},
+		&v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: "demo"}},
 	}
 }
 

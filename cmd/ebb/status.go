@@ -81,7 +81,7 @@ func newStatus() *cobra.Command {
 	}
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
-	cmd.AddCommand(newStatusDeployments(), newChangefeedList("changefeeds"))
+	cmd.AddCommand(newStatusDeployments(), newChangefeedList("changefeeds"), newStatusEtcdClusters())
 	return cmd
 }
 

@@ -68,11 +68,17 @@ Try next, in another terminal:
   export EBB_DATA_DIR=%[1]s
   # who is there, who coordinates
   %[2]s status
-  # three samples run: the deployment hello on one node, the daemon heartbeat on all of them, the changefeed stream over them
+  # four samples run: the deployment hello on one node, the daemon heartbeat on all of them, the changefeed stream over them,
+  # and the etcd cluster demo with a member on each of three nodes
   %[2]s status deployments
   %[2]s logs hello -f
   %[2]s logs heartbeat --tail 1
   %[2]s status changefeeds
+  %[2]s status etcdclusters
+  # talk to the etcd cluster, stop it, start it again: every key is still there
+  eval "$(%[2]s etcd endpoints demo --shell)"; etcdctl put hello world; etcdctl endpoint status --cluster --write-out=table
+  kubectl --kubeconfig %[1]s/kubeconfig scale etcdcluster demo --replicas=0
+  kubectl --kubeconfig %[1]s/kubeconfig scale etcdcluster demo --replicas=3
   # the coordinator hands over
   %[2]s resign
   # take a node out of service: what it runs goes on elsewhere (the coordinator is refused: add --resign)

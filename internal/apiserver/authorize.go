@@ -23,7 +23,7 @@ var (
 	writing = sets.New("create", "update", "patch", "delete")
 
 	// work are the other objects that nodes write as they do the work.
-	work = sets.New("changefeeds", "volumes", "replicas", "etcdclusters", "etcdmembers")
+	work = sets.New("changefeeds", "volumes", "replicas", "etcdclusters", "etcdmembers", "etcdsnapshots")
 	// Discovery and health, which every identity may read.
 	openPaths = []string{"/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"}
 )

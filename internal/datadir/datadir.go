@@ -126,6 +126,12 @@ func (n NodeDir) Holder() string { return n.at("holder.json") }
 // Programs is where the directories of the node's programs are.
 func (n NodeDir) Programs() string { return n.at("programs") }
 
+// Etcd is where members of etcd clusters keep their data.
+func (n NodeDir) Etcd() string { return n.at("etcd") }
+
+// EtcdSnapshots is where snapshots of etcd clusters are kept.
+func (n NodeDir) EtcdSnapshots() string { return n.at("etcd-snapshots") }
+
 func (n NodeDir) at(name string) string { return filepath.Join(string(n), name) }
 
 // HasCredentials says whether a node can start from this directory, given which of the kubeconfig files it needs.

@@ -39,6 +39,9 @@ func NewMapper() meta.RESTMapper {
 		v1alpha1.GroupVersion.WithResource("settings"), v1alpha1.GroupVersion.WithResource("settings"), meta.RESTScopeRoot)
 	m.Add(v1alpha1.GroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)
 	m.Add(v1alpha1.GroupVersion.WithKind("Changefeed"), meta.RESTScopeNamespace)
+	m.Add(v1alpha1.GroupVersion.WithKind("EtcdCluster"), meta.RESTScopeNamespace)
+	m.Add(v1alpha1.GroupVersion.WithKind("EtcdMember"), meta.RESTScopeNamespace)
+	m.Add(v1alpha1.GroupVersion.WithKind("EtcdSnapshot"), meta.RESTScopeNamespace)
 	m.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
 	// A cache that is bound to a namespace asks for the list by its own name.
 	m.Add(coordinationv1.SchemeGroupVersion.WithKind("LeaseList"), meta.RESTScopeNamespace)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -15,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -100,6 +102,35 @@ func TestTheManifestsOfChangefeedsAreAccepted(t *testing.T) {
 		cmd := exec.Command(testenv.Ebb(t), "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
 		cmd.Stdin = strings.NewReader(block)
 		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "changefeed/"+cf.Name+" applied\n" {
+			t.Errorf("%v\n%s\nof\n%s", err, out, block)
+		}
+	}
+}
+
+func TestTheManifestsOfEtcdClustersAreAccepted(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "etcd-clusters.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := fenced(string(text), "yaml")
+	if len(blocks) < 2 {
+		t.Fatalf("only %d manifests were found", len(blocks))
+	}
+	api := testenv.StartAPI(t)
+	for _, block := range blocks {
+		ec := &v1alpha1.EtcdCluster{}
+		if err := yaml.Unmarshal([]byte(block), ec); err != nil {
+			t.Fatalf("%v in\n%s", err, block)
+		}
+		if ec.Spec.Schedule != nil {
+			if _, err := etcdcluster.Due(ec, time.Now()); err != nil {
+				t.Errorf("%s: %v", ec.Name, err)
+			}
+		}
+		cmd := exec.Command(testenv.Ebb(t), "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
+		cmd.Stdin = strings.NewReader(block)
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "etcdcluster/"+ec.Name+" applied\n" {
 			t.Errorf("%v\n%s\nof\n%s", err, out, block)
 		}
 	}

@@ -1,0 +1,479 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// EtcdClusterPhase is how an etcd cluster is.
+//
+// +kubebuilder:validation:Enum=Creating;Running;Scaling;Stopped;Failed
+type EtcdClusterPhase string
+
+// The phases.
+const (
+	// EtcdClusterPhaseCreating: its first members are being started, for the first time or again.
+	EtcdClusterPhaseCreating EtcdClusterPhase = "Creating"
+	// EtcdClusterPhaseRunning: it has as many members as it should have, and a quorum.
+	EtcdClusterPhaseRunning EtcdClusterPhase = "Running"
+	// EtcdClusterPhaseScaling: members come, go or move, or the cluster is being stopped.
+	EtcdClusterPhaseScaling EtcdClusterPhase = "Scaling"
+	// EtcdClusterPhaseStopped: nothing of it runs.
+	EtcdClusterPhaseStopped EtcdClusterPhase = "Stopped"
+	// EtcdClusterPhaseFailed: it cannot go on without a person; a condition says why and what to do.
+	EtcdClusterPhaseFailed EtcdClusterPhase = "Failed"
+)
+
+// Conditions of an EtcdCluster.
+const (
+	// EtcdReady is True while a quorum of the wanted members serves.
+	EtcdReady = "Ready"
+	// EtcdProgressing is True while members come, go or move.
+	EtcdProgressing = "Progressing"
+	// EtcdQuorumLost is True while more members are lost than the cluster can do without.
+	EtcdQuorumLost = "QuorumLost"
+	// EtcdDataMissing is True while too little of a stopped cluster's data is there to start it.
+	EtcdDataMissing = "DataMissing"
+	// EtcdSnapshotFailed is True while a snapshot that is needed cannot be taken, verified or copied.
+	EtcdSnapshotFailed = "SnapshotFailed"
+)
+
+// Reasons of conditions and events of an EtcdCluster, with the words of two of them.
+const (
+	ReasonEtcdCreating = "Creating"
+	ReasonEtcdRunning  = "Running"
+	ReasonEtcdScaling  = "Scaling"
+	ReasonEtcdStopping = "Stopping"
+	ReasonEtcdStopped  = "Stopped"
+	ReasonEtcdFailed   = "Failed"
+
+	EventEtcdClusterCreated = "ClusterCreated"
+	EventEtcdClusterStopped = "ClusterStopped"
+	EventEtcdClusterScaled  = "ClusterScaled"
+
+	MessageEtcdStopped    = "Cluster stopped"
+	MessageEtcdScaledTo0  = "Cluster scaled to zero and stopped"
+	MessageEtcdRestarting = "Restarting cluster from stopped state"
+	MessageEtcdBootstrap  = "Creating cluster"
+	MessageEtcdRunning    = "Cluster is running"
+	EtcdClusterFinalizer  = "ebb.dev/etcdcluster"
+	// EtcdRestoreAnnotation asks for a new incarnation from a snapshot, whatever the present one has: SNAPSHOT/TIME, or none/TIME for
+	// an empty one. It is the remedy for a quorum that is lost.
+	EtcdRestoreAnnotation  = "ebb.dev/etcd-restore"
+	EtcdClusterDefaultSize = 3
+)
+
+// EtcdOnStop says what becomes of the members' data when a cluster is scaled to zero.
+//
+// +kubebuilder:validation:Enum=SnapshotThenDelete;Retain;Delete
+type EtcdOnStop string
+
+// What may become of it.
+const (
+	// EtcdSnapshotThenDelete: a snapshot is taken, verified and copied, then the members' data is deleted.
+	EtcdSnapshotThenDelete EtcdOnStop = "SnapshotThenDelete"
+	// EtcdRetain: the members' data stays where it is.
+	EtcdRetain EtcdOnStop = "Retain"
+	// EtcdDelete: the data is deleted; the next start begins empty.
+	EtcdDelete EtcdOnStop = "Delete"
+)
+
+// EtcdStorage says where members keep their data and what becomes of it.
+type EtcdStorage struct {
+	// onStop says what becomes of the data when the cluster is scaled to zero.
+	// +optional
+	// +kubebuilder:default=SnapshotThenDelete
+	OnStop EtcdOnStop `json:"onStop,omitempty"`
+
+	// dir is a directory below the nodes' --etcd-dir in which members keep their data.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$`
+	Dir string `json:"dir,omitempty"`
+
+	// quota bounds the database of each member; etcd refuses writes beyond it. Without one it is 2Gi.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="quantity(self).compareTo(quantity('16Mi')) >= 0 && quantity(self).compareTo(quantity('64Gi')) <= 0",message="must be from 16Mi to 64Gi"
+	Quota *resource.Quantity `json:"quota,omitempty"`
+}
+
+// EtcdSnapshotPolicy says where snapshots are kept.
+type EtcdSnapshotPolicy struct {
+	// dir is a directory below the nodes' --etcd-snapshot-dir in which snapshots are kept.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$`
+	Dir string `json:"dir,omitempty"`
+
+	// keep is how many snapshots are kept.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	// +kubebuilder:default=3
+	Keep int32 `json:"keep,omitempty"`
+
+	// copies is on how many nodes each is kept, as far as there are nodes.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=7
+	// +kubebuilder:default=2
+	Copies int32 `json:"copies,omitempty"`
+}
+
+// EtcdSchedule stops and starts a cluster by the clock.
+type EtcdSchedule struct {
+	// stop is when to scale to zero, as cron writes it: minute hour day month weekday.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	Stop string `json:"stop,omitempty"`
+
+	// start is when to scale back to the size that was.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	Start string `json:"start,omitempty"`
+
+	// timeZone of both, as in Europe/Berlin. Without one it is UTC.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	TimeZone string `json:"timeZone,omitempty"`
+}
+
+// EtcdOptions are etcd's own.
+type EtcdOptions struct {
+	// heartbeatInterval between leader and followers.
+	// +optional
+	// +kubebuilder:validation:Minimum=10
+	// +kubebuilder:validation:Maximum=5000
+	// +kubebuilder:default=100
+	HeartbeatMilliseconds int32 `json:"heartbeatMilliseconds,omitempty"`
+
+	// electionMilliseconds without a heartbeat before a follower stands for election.
+	// +optional
+	// +kubebuilder:validation:Minimum=100
+	// +kubebuilder:validation:Maximum=50000
+	// +kubebuilder:default=1000
+	ElectionMilliseconds int32 `json:"electionMilliseconds,omitempty"`
+
+	// autoCompactionMode is periodic or revision.
+	// +optional
+	// +kubebuilder:validation:Enum=periodic;revision
+	AutoCompactionMode string `json:"autoCompactionMode,omitempty"`
+
+	// autoCompactionRetention is a duration such as 1h for periodic, a number of revisions for revision.
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]+[smh]?)?$`
+	AutoCompactionRetention string `json:"autoCompactionRetention,omitempty"`
+}
+
+// EtcdTLS says where certificates are asked for. All of them come from the cluster's authority.
+type EtcdTLS struct {
+	// client: whoever talks to members shows a certificate.
+	// +optional
+	// +kubebuilder:default=true
+	Client *bool `json:"client,omitempty"`
+
+	// peer: so do members among themselves.
+	// +optional
+	// +kubebuilder:default=true
+	Peer *bool `json:"peer,omitempty"`
+}
+
+// EtcdClusterSpec says what an etcd cluster should be.
+type EtcdClusterSpec struct {
+	// size is how many members there should be; 0 stops the cluster.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=7
+	// +kubebuilder:default=3
+	Size *int32 `json:"size,omitempty"`
+
+	// storage of the members.
+	// +optional
+	// +kubebuilder:default={}
+	Storage EtcdStorage `json:"storage,omitempty"`
+
+	// snapshot says where snapshots are kept.
+	// +optional
+	// +kubebuilder:default={}
+	Snapshot EtcdSnapshotPolicy `json:"snapshot,omitempty"`
+
+	// schedule stops and starts the cluster by the clock.
+	// +optional
+	Schedule *EtcdSchedule `json:"schedule,omitempty"`
+
+	// etcd's own options.
+	// +optional
+	// +kubebuilder:default={}
+	Etcd EtcdOptions `json:"etcd,omitempty"`
+
+	// tls between clients and members and among members.
+	// +optional
+	// +kubebuilder:default={}
+	TLS EtcdTLS `json:"tls,omitempty"`
+
+	// restoreFrom is what the next start begins with: the name of an EtcdSnapshot of this cluster, or "none" for an empty
+	// cluster. Without it, it begins with what the last stop left.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	RestoreFrom string `json:"restoreFrom,omitempty"`
+
+	// replaceAfter is how long a member's node may be gone before the member is replaced.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:default="5m"
+	ReplaceAfter *metav1.Duration `json:"replaceAfter,omitempty"`
+}
+
+// EtcdMemberRole is what a member is in its cluster.
+//
+// +kubebuilder:validation:Enum=leader;voter;learner
+type EtcdMemberRole string
+
+// The roles.
+const (
+	EtcdLeader  EtcdMemberRole = "leader"
+	EtcdVoter   EtcdMemberRole = "voter"
+	EtcdLearner EtcdMemberRole = "learner"
+)
+
+// EtcdMemberInfo is a member as people look at it.
+type EtcdMemberInfo struct {
+	// name of the member.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// node it is on.
+	// +optional
+	Node string `json:"node,omitempty"`
+	// id that etcd gave it, in hexadecimal.
+	// +optional
+	ID string `json:"id,omitempty"`
+	// role in the cluster; empty while it is not part of it.
+	// +optional
+	Role EtcdMemberRole `json:"role,omitempty"`
+	// healthy: it answers and knows the leader.
+	Healthy bool `json:"healthy"`
+	// message says what it is doing or what is wrong.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// revisionLag is how many revisions it is behind.
+	// +optional
+	RevisionLag int64 `json:"revisionLag,omitempty"`
+	// dbSize in bytes.
+	// +optional
+	DBSize int64 `json:"dbSize,omitempty"`
+	// clientURL and peerURL are where it is reached.
+	// +optional
+	ClientURL string `json:"clientURL,omitempty"`
+	// +optional
+	PeerURL string `json:"peerURL,omitempty"`
+}
+
+// EtcdStopStep is how far the stop of a cluster has come.
+//
+// +kubebuilder:validation:Enum=Sealing;Snapshotting;Copying;Released
+type EtcdStopStep string
+
+// The steps.
+const (
+	// EtcdSealing: members are told to serve no client any more.
+	EtcdSealing EtcdStopStep = "Sealing"
+	// EtcdSnapshotting: no client is served; the snapshot is taken and verified.
+	EtcdSnapshotting EtcdStopStep = "Snapshotting"
+	// EtcdCopying: it is copied to other nodes.
+	EtcdCopying EtcdStopStep = "Copying"
+	// EtcdReleased: all that the cluster's policy keeps is safe. From here on a change of mind restores.
+	EtcdReleased EtcdStopStep = "Released"
+)
+
+// EtcdStop is a stop under way, persisted before it takes effect.
+type EtcdStop struct {
+	// generation of the cluster's spec that asked for it.
+	Generation int64 `json:"generation"`
+	// onStop as it was when the stop began.
+	OnStop EtcdOnStop `json:"onStop"`
+	// step it has come to.
+	Step EtcdStopStep `json:"step"`
+	// attempt counts snapshots taken for this stop.
+	// +optional
+	Attempt int64 `json:"attempt,omitempty"`
+	// began is when it did.
+	Began metav1.MicroTime `json:"began"`
+	// revision at which no client was served any more.
+	// +optional
+	Revision int64 `json:"revision,omitempty"`
+	// snapshot is the EtcdSnapshot that was taken for it.
+	// +optional
+	Snapshot string `json:"snapshot,omitempty"`
+}
+
+// EtcdRest is what a stopped cluster left behind, from which the next start begins.
+type EtcdRest struct {
+	// onStop is what became of the data.
+	OnStop EtcdOnStop `json:"onStop"`
+	// snapshot to restore from, with SnapshotThenDelete.
+	// +optional
+	Snapshot string `json:"snapshot,omitempty"`
+	// revision and hash of all keys at it, when the cluster stopped.
+	// +optional
+	Revision int64 `json:"revision,omitempty"`
+	// +optional
+	Hash int64 `json:"hash,omitempty"`
+	// size that the cluster had, to which a schedule returns.
+	// +optional
+	Size int32 `json:"size,omitempty"`
+	// members that it had, with Retain all that are started together.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Members []EtcdMemberInfo `json:"members,omitempty"`
+	// stopped is when.
+	// +optional
+	Stopped *metav1.Time `json:"stopped,omitempty"`
+}
+
+// EtcdAbsentData is data of a member that should be deleted on a node that is absent.
+type EtcdAbsentData struct {
+	// member it was of.
+	Member string `json:"member"`
+	// node it is on.
+	Node string `json:"node"`
+	// incarnation of the cluster that it belongs to.
+	// +optional
+	Incarnation int64 `json:"incarnation,omitempty"`
+}
+
+// EtcdClusterStatus is how an etcd cluster is.
+type EtcdClusterStatus struct {
+	// phase of the cluster.
+	// +optional
+	Phase EtcdClusterPhase `json:"phase,omitempty"`
+
+	// observedGeneration is the spec that the rest was observed for.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// readyReplicas is how many voters are healthy; a written 0.
+	// +optional
+	ReadyReplicas int32 `json:"readyReplicas"`
+
+	// members of the cluster; empty while it is stopped.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Members []EtcdMemberInfo `json:"members"`
+
+	// nodes that members are on, in the order of their names.
+	// +optional
+	// +listType=atomic
+	Nodes []string `json:"nodes,omitempty"`
+
+	// clusterID that etcd gave it, in hexadecimal. Once there is one, a cluster whose data is missing never begins empty.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	ClusterID string `json:"clusterID,omitempty"`
+
+	// incarnation grows whenever the cluster begins from a snapshot or from nothing. Data of an older one is never started.
+	// +optional
+	Incarnation int64 `json:"incarnation,omitempty"`
+
+	// nextMember numbers members; no number is used twice.
+	// +optional
+	NextMember int64 `json:"nextMember,omitempty"`
+
+	// stop is a stop under way.
+	// +optional
+	Stop *EtcdStop `json:"stop,omitempty"`
+
+	// rest is what the last stop left; the next start takes it up and it goes when the cluster runs again.
+	// +optional
+	Rest *EtcdRest `json:"rest,omitempty"`
+
+	// starting is when the start that is under way began.
+	// +optional
+	Starting *metav1.MicroTime `json:"starting,omitempty"`
+
+	// snapshot is the newest verified one.
+	// +optional
+	Snapshot string `json:"snapshot,omitempty"`
+
+	// lastStop and lastStart say how long they took.
+	// +optional
+	LastStop *metav1.Duration `json:"lastStop,omitempty"`
+	// +optional
+	LastStart *metav1.Duration `json:"lastStart,omitempty"`
+
+	// absentData is data to be deleted on nodes that are absent.
+	// +optional
+	// +listType=map
+	// +listMapKey=member
+	AbsentData []EtcdAbsentData `json:"absentData,omitempty"`
+
+	// observedRestore is the value of the annotation ebb.dev/etcd-restore that was last followed.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	ObservedRestore string `json:"observedRestore,omitempty"`
+
+	// scheduled is up to when the schedule has been followed.
+	// +optional
+	Scheduled *metav1.Time `json:"scheduled,omitempty"`
+
+	// selector names the cluster's EtcdMembers by label, for the scale subresource.
+	// +optional
+	Selector string `json:"selector,omitempty"`
+
+	// conditions: Ready and Progressing always; QuorumLost, DataMissing and SnapshotFailed when they apply.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// EtcdCluster is an etcd cluster of 0 to 7 members, each on a node of its own.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.size,statuspath=.status.readyReplicas,selectorpath=.status.selector
+// +kubebuilder:resource:scope=Namespaced,shortName=ec,categories=ebb
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.spec.size`
+// +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyReplicas`
+// +kubebuilder:printcolumn:name="Nodes",type=string,JSONPath=`.status.nodes`
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Progressing")].message`
+// +kubebuilder:printcolumn:name="Snapshot",type=string,priority=1,JSONPath=`.status.snapshot`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 52 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="an etcd cluster's name must be a DNS label of at most 52 characters: lower-case letters, digits and '-'"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.etcd) || !has(self.spec.etcd.electionMilliseconds) || !has(self.spec.etcd.heartbeatMilliseconds) || self.spec.etcd.electionMilliseconds >= 5 * self.spec.etcd.heartbeatMilliseconds",message="spec.etcd.electionMilliseconds must be at least five times heartbeatMilliseconds"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.incarnation) || (has(self.status) && has(self.status.incarnation) && self.status.incarnation >= oldSelf.status.incarnation)",message="an etcd cluster's incarnation never goes backwards"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.nextMember) || (has(self.status) && has(self.status.nextMember) && self.status.nextMember >= oldSelf.status.nextMember)",message="an etcd cluster's member numbers are never used twice"
+type EtcdCluster struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what it should be.
+	// +optional
+	// +kubebuilder:default={}
+	Spec EtcdClusterSpec `json:"spec,omitempty"`
+	// status is how it is.
+	// +optional
+	Status EtcdClusterStatus `json:"status,omitempty"`
+}
+
+// EtcdClusterList is a list of etcd clusters.
+//
+// +kubebuilder:object:root=true
+type EtcdClusterList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []EtcdCluster `json:"items"`
+}
+
+// Size that the cluster should have.
+func (c *EtcdCluster) Size() int {
+	if c.Spec.Size == nil {
+		return EtcdClusterDefaultSize
+	}
+	return int(*c.Spec.Size)
+}

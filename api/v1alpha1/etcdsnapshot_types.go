@@ -1,0 +1,140 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// EtcdSnapshotFinalizer holds an EtcdSnapshot until its copies are gone.
+const EtcdSnapshotFinalizer = "ebb.dev/etcdsnapshot"
+
+// EtcdSnapshotSpec says of what a snapshot is and where it should be kept. The coordinator writes it.
+type EtcdSnapshotSpec struct {
+	// cluster it is of, in the same namespace.
+	// +kubebuilder:validation:MaxLength=253
+	Cluster string `json:"cluster"`
+	// clusterUID of that.
+	// +kubebuilder:validation:MaxLength=64
+	ClusterUID string `json:"clusterUID"`
+	// incarnation of the cluster.
+	Incarnation int64 `json:"incarnation"`
+	// generation of the cluster's spec for which it is taken.
+	Generation int64 `json:"generation"`
+	// member it is taken from; the member's node takes it.
+	// +kubebuilder:validation:MaxLength=253
+	Member string `json:"member"`
+	// revision that it must have, when that is known: no client is served and no key may change.
+	// +optional
+	Revision int64 `json:"revision,omitempty"`
+	// nodes that should keep a copy, the member's own included if it should.
+	// +optional
+	// +listType=set
+	Nodes []string `json:"nodes,omitempty"`
+	// dir is spec.snapshot.dir of the cluster.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$`
+	Dir string `json:"dir,omitempty"`
+	// formerMembers of the cluster when it was taken.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	FormerMembers []EtcdMemberInfo `json:"formerMembers,omitempty"`
+}
+
+// EtcdSnapshotFacts are what was found when the snapshot was taken and verified. They are written once.
+type EtcdSnapshotFacts struct {
+	// revision of the newest key.
+	Revision int64 `json:"revision"`
+	// hash of all keys at that revision, as etcd's HashKV tells it.
+	Hash int64 `json:"hash"`
+	// totalKeys in it, older versions included.
+	TotalKeys int64 `json:"totalKeys"`
+	// size of the file in bytes.
+	Size int64 `json:"size"`
+	// sha256 of the file, in hexadecimal.
+	// +kubebuilder:validation:MaxLength=64
+	SHA256 string `json:"sha256"`
+	// at is when it was taken.
+	At metav1.MicroTime `json:"at"`
+}
+
+// EtcdSnapshotCopy is one copy. The node that keeps it writes it.
+type EtcdSnapshotCopy struct {
+	// node it is on.
+	// +kubebuilder:validation:MaxLength=63
+	Node string `json:"node"`
+	// verified is when the node last compared the file with the facts and found them the same; nothing if it is not so.
+	// +optional
+	Verified *metav1.MicroTime `json:"verified,omitempty"`
+	// error is why there is none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Error string `json:"error,omitempty"`
+}
+
+// EtcdSnapshotStatus is how a snapshot is.
+type EtcdSnapshotStatus struct {
+	// facts of the snapshot, once it was taken.
+	// +optional
+	Facts *EtcdSnapshotFacts `json:"facts,omitempty"`
+	// copies by node.
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	Copies []EtcdSnapshotCopy `json:"copies,omitempty"`
+	// error is why it could not be taken.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Error string `json:"error,omitempty"`
+}
+
+// EtcdSnapshot is a snapshot of an etcd cluster, kept on one node or several.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Namespaced,shortName=es,categories=ebb
+// +kubebuilder:printcolumn:name="Cluster",type=string,JSONPath=`.spec.cluster`
+// +kubebuilder:printcolumn:name="Revision",type=integer,JSONPath=`.status.facts.revision`
+// +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.status.facts.size`
+// +kubebuilder:printcolumn:name="Nodes",type=string,JSONPath=`.spec.nodes`
+// +kubebuilder:printcolumn:name="Error",type=string,priority=1,JSONPath=`.status.error`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.facts) || (has(self.status) && has(self.status.facts) && self.status.facts == oldSelf.status.facts)",message="what a snapshot is does not change"
+type EtcdSnapshot struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what it should be.
+	Spec EtcdSnapshotSpec `json:"spec"`
+	// status is how it is.
+	// +optional
+	Status EtcdSnapshotStatus `json:"status,omitempty"`
+}
+
+// EtcdSnapshotList is a list of snapshots.
+//
+// +kubebuilder:object:root=true
+type EtcdSnapshotList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []EtcdSnapshot `json:"items"`
+}
+
+// Copy on a node, and whether it is verified.
+func (s *EtcdSnapshot) Copy(node string) (EtcdSnapshotCopy, bool) {
+	for _, c := range s.Status.Copies {
+		if c.Node == node {
+			return c, c.Verified != nil
+		}
+	}
+	return EtcdSnapshotCopy{}, false
+}
+
+// Verified are the nodes that keep a verified copy.
+func (s *EtcdSnapshot) Verified() []string {
+	var nodes []string
+	for _, c := range s.Status.Copies {
+		if c.Verified != nil {
+			nodes = append(nodes, c.Node)
+		}
+	}
+	return nodes
+}

@@ -1,0 +1,523 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/pki"
+)
+
+func newEtcd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "etcd",
+		Short: "Reach, look at, snapshot and restore etcd clusters",
+	}
+	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore())
+	return cmd
+}
+
+// etcdCommand is what every command about one etcd cluster has.
+type etcdCommand struct {
+	cluster
+	out       output
+	namespace string
+}
+
+func (e *etcdCommand) addFlags(cmd *cobra.Command) {
+	e.cluster.addFlags(cmd.Flags())
+	e.out.addFlag(cmd.Flags())
+	addNamespace(cmd.Flags(), &e.namespace, defaultNamespace, "namespace of the etcd cluster")
+}
+
+// get reads the cluster of that name.
+func (e *etcdCommand) get(ctx context.Context, name string) (client.Client, *v1alpha1.EtcdCluster, error) {
+	c, err := e.client()
+	if err != nil {
+		return nil, nil, err
+	}
+	ec := &v1alpha1.EtcdCluster{}
+	return c, ec, c.Get(ctx, types.NamespacedName{Namespace: e.namespace, Name: name}, ec)
+}
+
+// etcdEndpoints is how a client reaches a cluster.
+type etcdEndpoints struct {
+	Endpoints []string `json:"endpoints"`
+	CACert    string   `json:"caCert,omitempty"`
+	Cert      string   `json:"cert,omitempty"`
+	Key       string   `json:"key,omitempty"`
+}
+
+func newEtcdEndpoints() *cobra.Command {
+	var e etcdCommand
+	var shell bool
+	cmd := &cobra.Command{
+		Use:   "endpoints NAME",
+		Short: "Print where the members of an etcd cluster serve clients",
+		Long: `Print where the members of an etcd cluster serve clients, for etcdctl --endpoints.
+
+With --shell it prints what etcdctl wants in its environment, the certificate of whoever asks included. Where the kubeconfig file
+carries the certificate in itself, it is written to files beside it that only their owner may read.`,
+		Example: `  eval "$(ebb etcd endpoints demo --shell)"
+  etcdctl put hello world`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, ec, err := e.get(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			where, err := e.endpoints(ec, shell)
+			if err != nil {
+				return err
+			}
+			return e.out.print(cmd.OutOrStdout(), where, func() string {
+				if shell {
+					return where.shell()
+				}
+				return strings.Join(where.Endpoints, ",") + "\n"
+			})
+		},
+	}
+	e.addFlags(cmd)
+	cmd.Flags().BoolVar(&shell, "shell", false, "print lines for a shell to evaluate, so that plain etcdctl works")
+	return cmd
+}
+
+// endpoints are those of the voters, the healthy ones first.
+func (e *etcdCommand) endpoints(ec *v1alpha1.EtcdCluster, files bool) (*etcdEndpoints, error) {
+	where := &etcdEndpoints{Endpoints: []string{}}
+	members := slices.Clone(ec.Status.Members)
+	slices.SortStableFunc(members, func(a, b v1alpha1.EtcdMemberInfo) int {
+		switch {
+		case a.Healthy == b.Healthy:
+			return 0
+		case a.Healthy:
+			return -1
+		}
+		return 1
+	})
+	for _, m := range members {
+		if m.ClientURL != "" && (m.Role == v1alpha1.EtcdLeader || m.Role == v1alpha1.EtcdVoter) {
+			where.Endpoints = append(where.Endpoints, m.ClientURL)
+		}
+	}
+	if len(where.Endpoints) == 0 {
+		return nil, fmt.Errorf("etcd cluster %s has no members to reach: it is %s", nameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+	}
+	if files && strings.HasPrefix(where.Endpoints[0], "https:") {
+		return where, e.certificates(where)
+	}
+	return where, nil
+}
+
+func etcdPhase(ec *v1alpha1.EtcdCluster) string {
+	switch ec.Status.Phase {
+	case "":
+		return "not created yet"
+	case v1alpha1.EtcdClusterPhaseStopped:
+		return fmt.Sprintf("stopped; `kubectl scale etcdcluster %s --replicas=N` starts it", ec.Name)
+	}
+	return strings.ToLower(string(ec.Status.Phase))
+}
+
+// certificates names the files with the certificate that the kubeconfig has, and writes them where it has the data itself.
+func (e *etcdCommand) certificates(where *etcdEndpoints) error {
+	cfg, err := e.config()
+	if err != nil {
+		return err
+	}
+	where.CACert, where.Cert, where.Key = cfg.CAFile, cfg.CertFile, cfg.KeyFile
+	if err := rest.LoadTLSFiles(cfg); err != nil {
+		return err
+	}
+	if len(cfg.CertData) == 0 || len(cfg.KeyData) == 0 || len(cfg.CAData) == 0 {
+		return errors.New("the kubeconfig has no client certificate: members of etcd clusters ask for one from the cluster's authority")
+	}
+	path, err := e.path()
+	if err != nil {
+		return err
+	}
+	dir, err := secretsDir(filepath.SplitList(path)[0])
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name string
+		data []byte
+		path *string
+	}{{"ca.crt", cfg.CAData, &where.CACert}, {"client.crt", cfg.CertData, &where.Cert}, {"client.key", cfg.KeyData, &where.Key}} {
+		if *f.path == "" {
+			*f.path = filepath.Join(dir, f.name)
+			if old, err := os.ReadFile(*f.path); err == nil && string(old) == string(f.data) {
+				continue
+			}
+			if err := pki.WriteSecret(*f.path, f.data); err != nil {
+				return err
+			}
+		}
+		if *f.path, err = filepath.Abs(*f.path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// secretsDir is a directory of the user's own: beside the kubeconfig file, or where that cannot be, in the user's directory for the
+// time of a login.
+func secretsDir(kubeconfig string) (string, error) {
+	name := strings.TrimSuffix(filepath.Base(kubeconfig), ".kubeconfig")
+	dir := filepath.Join(filepath.Dir(kubeconfig), "etcd-client", name)
+	if err := os.MkdirAll(dir, 0o700); err == nil {
+		return dir, nil
+	}
+	base := os.Getenv("XDG_RUNTIME_DIR")
+	if base == "" {
+		var err error
+		if base, err = os.UserCacheDir(); err != nil {
+			return "", fmt.Errorf("no directory for certificates: %w", err)
+		}
+	}
+	full, err := filepath.Abs(kubeconfig)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256([]byte(full))
+	dir = filepath.Join(base, "ebb", "etcd-client", hex.EncodeToString(sum[:6]))
+	return dir, os.MkdirAll(dir, 0o700)
+}
+
+// shell is what etcdctl reads from its environment.
+func (w *etcdEndpoints) shell() string {
+	var b strings.Builder
+	for _, v := range []struct{ name, value string }{
+		{"ETCDCTL_API", "3"}, {"ETCDCTL_ENDPOINTS", strings.Join(w.Endpoints, ",")},
+		{"ETCDCTL_CACERT", w.CACert}, {"ETCDCTL_CERT", w.Cert}, {"ETCDCTL_KEY", w.Key},
+	} {
+		if v.value == "" {
+			fmt.Fprintf(&b, "unset %s\n", v.name)
+			continue
+		}
+		fmt.Fprintf(&b, "export %s=%s\n", v.name, quoted(v.value))
+	}
+	return b.String()
+}
+
+// quoted is text as a shell takes it, in quotes if it needs them.
+func quoted(text string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./:,=@%+", r)
+	}
+	if text != "" && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+func newEtcdMembers() *cobra.Command {
+	var e etcdCommand
+	cmd := &cobra.Command{
+		Use:   "members NAME",
+		Short: "Show the members of an etcd cluster: where they are, their roles, and how far they are behind",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, ec, err := e.get(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			members := ec.Status.Members
+			if members == nil {
+				members = []v1alpha1.EtcdMemberInfo{}
+			}
+			return e.out.print(cmd.OutOrStdout(), members, func() string { return etcdMembersText(ec) })
+		},
+	}
+	e.addFlags(cmd)
+	return cmd
+}
+
+func etcdMembersText(ec *v1alpha1.EtcdCluster) string {
+	if len(ec.Status.Members) == 0 {
+		return fmt.Sprintf("no members: etcd cluster %s is %s\n", nameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "MEMBER\tNODE\tID\tROLE\tHEALTHY\tLAG\tDB SIZE\tENDPOINT\tMESSAGE")
+	for _, m := range ec.Status.Members {
+		healthy := "yes"
+		if !m.Healthy {
+			healthy = "no"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", m.Name, m.Node, orDash(m.ID), orDash(string(m.Role)), healthy, m.RevisionLag,
+			humanize.IBytes(uint64(max(m.DBSize, 0))), orDash(m.ClientURL), oneLine(m.Message))
+	}
+	w.Flush()
+	return trimLines(b.String())
+}
+
+func newEtcdSnapshot() *cobra.Command {
+	var e etcdCommand
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "snapshot NAME",
+		Short: "Take a snapshot of an etcd cluster, and wait until it is verified",
+		Long: `Take a snapshot of an etcd cluster while it runs, and wait until it is verified. It is copied to as many nodes as
+spec.snapshot.copies says, and the oldest ones beyond spec.snapshot.keep are deleted.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, ec, err := e.get(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			s, err := takeSnapshot(cmd.Context(), c, ec, timeout)
+			if err != nil {
+				return err
+			}
+			return e.out.print(cmd.OutOrStdout(), s, func() string {
+				return fmt.Sprintf("snapshot %s: revision %d, %s, on %s\n", s.Name, s.Status.Facts.Revision, humanize.IBytes(uint64(s.Status.Facts.Size)), strings.Join(s.Verified(), " and "))
+			})
+		},
+	}
+	e.addFlags(cmd)
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for it")
+	return cmd
+}
+
+// takeSnapshot asks for a snapshot of a healthy member, rather not the leader, and waits for it.
+func takeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, timeout time.Duration) (*v1alpha1.EtcdSnapshot, error) {
+	var from *v1alpha1.EtcdMemberInfo
+	for i := range ec.Status.Members {
+		m := &ec.Status.Members[i]
+		if m.Healthy && (m.Role == v1alpha1.EtcdVoter || m.Role == v1alpha1.EtcdLeader && from == nil) {
+			from = m
+		}
+	}
+	if from == nil {
+		return nil, fmt.Errorf("etcd cluster %s has no healthy member: it is %s", nameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+	}
+	s := &v1alpha1.EtcdSnapshot{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: ec.Namespace, Name: etcdcluster.SnapshotName(ec, "m"+strconv.FormatInt(time.Now().UnixMilli(), 36)),
+			Labels: map[string]string{v1alpha1.EtcdClusterLabel: ec.Name}, Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer},
+		},
+		Spec: v1alpha1.EtcdSnapshotSpec{
+			Cluster: ec.Name, ClusterUID: string(ec.UID), Incarnation: ec.Status.Incarnation, Generation: ec.Generation, Member: from.Name,
+			Nodes: []string{from.Node}, Dir: ec.Spec.Snapshot.Dir, FormerMembers: ec.Status.Members,
+		},
+	}
+	if err := c.Create(ctx, s); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if err := c.Get(ctx, client.ObjectKeyFromObject(s), s); err != nil {
+			return nil, err
+		}
+		switch {
+		case s.Status.Error != "":
+			return nil, fmt.Errorf("snapshot %s: %s", s.Name, s.Status.Error)
+		case s.Status.Facts != nil && len(s.Verified()) > 0:
+			return s, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("snapshot %s is not verified after %s; `kubectl get etcdsnapshot %s` shows how it is", s.Name, timeout, s.Name)
+		case <-tick.C:
+		}
+	}
+}
+
+func newEtcdRestore() *cobra.Command {
+	var e etcdCommand
+	var snapshot string
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "restore NAME",
+		Short: "Begin an etcd cluster again from a snapshot, when its quorum is lost",
+		Long: `Begin an etcd cluster again from a snapshot: the remedy when its quorum or its data is lost for good. Its present members are
+stopped, a new first member begins with the snapshot, and when that answers the others are replaced. Every key written after the
+snapshot is lost. The members' old data is deleted only when the new cluster runs.
+
+A cluster that is stopped begins with the snapshot when it is started.`,
+		Example: `  ebb etcd restore demo
+  ebb etcd restore demo --snapshot demo-0a1b2c3d-7-1`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, ec, err := e.get(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if snapshot == "" {
+				if snapshot = ec.Status.Snapshot; snapshot == "" {
+					return fmt.Errorf("etcd cluster %s has no verified snapshot; --snapshot none begins empty", nameIn(ec.Namespace, ec.Name))
+				}
+			}
+			if meta.IsStatusConditionTrue(ec.Status.Conditions, v1alpha1.EtcdReady) && !force {
+				return fmt.Errorf("etcd cluster %s serves clients: every key written after snapshot %s would be lost; say --force if that is what you want", nameIn(ec.Namespace, ec.Name), snapshot)
+			}
+			text, err := askRestore(cmd.Context(), c, ec, snapshot)
+			if err != nil {
+				return err
+			}
+			return e.out.print(cmd.OutOrStdout(), map[string]string{"cluster": ec.Name, "snapshot": snapshot}, func() string { return text })
+		},
+	}
+	e.addFlags(cmd)
+	cmd.Flags().StringVar(&snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to begin empty (default: the newest verified one)")
+	cmd.Flags().BoolVar(&force, "force", false, "restore although the cluster serves clients")
+	return cmd
+}
+
+// askRestore writes down that a cluster should begin again from a snapshot.
+func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, snapshot string) (string, error) {
+	if snapshot != "none" {
+		s := &v1alpha1.EtcdSnapshot{}
+		if err := c.Get(ctx, types.NamespacedName{Namespace: ec.Namespace, Name: snapshot}, s); err != nil {
+			return "", err
+		}
+		if s.Spec.ClusterUID != string(ec.UID) || s.Status.Facts == nil || len(s.Verified()) == 0 {
+			return "", fmt.Errorf("snapshot %s is not a verified one of etcd cluster %s", snapshot, nameIn(ec.Namespace, ec.Name))
+		}
+	}
+	for {
+		text := fmt.Sprintf("etcd cluster %s begins again from snapshot %s; `ebb etcd members %s` shows how far it is\n", ec.Name, snapshot, ec.Name)
+		if ec.Size() == 0 {
+			ec.Spec.RestoreFrom = snapshot
+			text = fmt.Sprintf("etcd cluster %s begins from snapshot %s when it is started: `kubectl scale etcdcluster %s --replicas=N`\n", ec.Name, snapshot, ec.Name)
+		} else {
+			metav1.SetMetaDataAnnotation(&ec.ObjectMeta, v1alpha1.EtcdRestoreAnnotation, snapshot+"/"+time.Now().UTC().Format(time.RFC3339Nano))
+		}
+		err := c.Update(ctx, ec)
+		if !apierrors.IsConflict(err) {
+			return text, err
+		}
+		if err := c.Get(ctx, client.ObjectKeyFromObject(ec), ec); err != nil {
+			return "", err
+		}
+	}
+}
+
+// etcdClusterStatus is one etcd cluster as people see it.
+type etcdClusterStatus struct {
+	Namespace  string                    `json:"namespace"`
+	Name       string                    `json:"name"`
+	Phase      v1alpha1.EtcdClusterPhase `json:"phase"`
+	Size       int                       `json:"size"`
+	Ready      int32                     `json:"ready"`
+	Leader     string                    `json:"leader,omitempty"`
+	Nodes      []string                  `json:"nodes"`
+	Snapshot   string                    `json:"snapshot,omitempty"`
+	LastStop   string                    `json:"lastStop,omitempty"`
+	LastStart  string                    `json:"lastStart,omitempty"`
+	Message    string                    `json:"message,omitempty"`
+	AbsentData []v1alpha1.EtcdAbsentData `json:"absentData,omitempty"`
+	Created    metav1.Time               `json:"created"`
+	Members    []v1alpha1.EtcdMemberInfo `json:"members"`
+	Conditions []metav1.Condition        `json:"conditions"`
+}
+
+func newStatusEtcdClusters() *cobra.Command {
+	var c cluster
+	var out output
+	var namespace string
+	cmd := &cobra.Command{
+		Use:   "etcdclusters",
+		Short: "Show etcd clusters: how they are, where their members are, and what they are doing",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			list, err := readEtcdClusters(cmd.Context(), cl, namespace)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), list, func() string { return etcdClustersText(list, time.Now()) })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	addNamespace(cmd.Flags(), &namespace, "", "only this namespace (default all)")
+	return cmd
+}
+
+func readEtcdClusters(ctx context.Context, c client.Client, namespace string) ([]etcdClusterStatus, error) {
+	var clusters v1alpha1.EtcdClusterList
+	if err := c.List(ctx, &clusters, client.InNamespace(namespace)); err != nil {
+		return nil, err
+	}
+	list := []etcdClusterStatus{}
+	for i := range clusters.Items {
+		ec := &clusters.Items[i]
+		s := etcdClusterStatus{
+			Namespace: ec.Namespace, Name: ec.Name, Phase: ec.Status.Phase, Size: ec.Size(), Ready: ec.Status.ReadyReplicas, Nodes: ec.Status.Nodes, Snapshot: ec.Status.Snapshot,
+			AbsentData: ec.Status.AbsentData, Created: ec.CreationTimestamp, Members: ec.Status.Members, Conditions: ec.Status.Conditions,
+		}
+		if d := ec.Status.LastStop; d != nil {
+			s.LastStop = d.Duration.Round(10 * time.Millisecond).String()
+		}
+		if d := ec.Status.LastStart; d != nil {
+			s.LastStart = d.Duration.Round(10 * time.Millisecond).String()
+		}
+		for _, m := range ec.Status.Members {
+			if m.Role == v1alpha1.EtcdLeader {
+				s.Leader = m.Node
+			}
+		}
+		s.Message = etcdMessage(ec)
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b etcdClusterStatus) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	return list, nil
+}
+
+// etcdMessage is what matters most about a cluster: what is wrong, or what it is doing.
+func etcdMessage(ec *v1alpha1.EtcdCluster) string {
+	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed, v1alpha1.EtcdProgressing} {
+		if c := meta.FindStatusCondition(ec.Status.Conditions, kind); c != nil && (c.Status == metav1.ConditionTrue || kind == v1alpha1.EtcdProgressing) {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+func etcdClustersText(list []etcdClusterStatus, now time.Time) string {
+	if len(list) == 0 {
+		return "no etcd clusters\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "ETCD CLUSTER\tPHASE\tREADY\tLEADER\tNODES\tSNAPSHOT\tLAST STOP\tLAST START\tAGE\tMESSAGE")
+	for _, s := range list {
+		fmt.Fprintf(w, "%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", nameIn(s.Namespace, s.Name), orDash(string(s.Phase)), s.Ready, s.Size, orDash(s.Leader),
+			orDash(strings.Join(s.Nodes, ",")), orDash(s.Snapshot), orDash(s.LastStop), orDash(s.LastStart), age(now, s.Created.Time), oneLine(s.Message))
+	}
+	w.Flush()
+	return trimLines(b.String())
+}

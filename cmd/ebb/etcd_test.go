@@ -1,0 +1,141 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// threeMembers is an etcd cluster of which one member is not healthy.
+func threeMembers() *v1alpha1.EtcdCluster {
+	return &v1alpha1.EtcdCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo"},
+		Status: v1alpha1.EtcdClusterStatus{
+			Phase: v1alpha1.EtcdClusterPhaseRunning, ReadyReplicas: 2, Nodes: []string{"n1", "n2", "n3"}, Snapshot: "demo-1",
+			Members: []v1alpha1.EtcdMemberInfo{
+				{Name: "demo-1", Node: "n1", ID: "a1", Role: v1alpha1.EtcdVoter, Message: "node n1 is absent", ClientURL: "https://127.0.0.1:1"},
+				{Name: "demo-2", Node: "n2", ID: "a2", Role: v1alpha1.EtcdLeader, Healthy: true, ClientURL: "https://127.0.0.1:2", DBSize: 20 << 10},
+				{Name: "demo-3", Node: "n3", ID: "a3", Role: v1alpha1.EtcdVoter, Healthy: true, ClientURL: "https://127.0.0.1:3", DBSize: 20 << 10, RevisionLag: 2},
+				{Name: "demo-4", Node: "n3", Role: v1alpha1.EtcdLearner, ClientURL: "https://127.0.0.1:4"},
+			},
+			Conditions: []metav1.Condition{{Type: v1alpha1.EtcdProgressing, Status: metav1.ConditionFalse, Message: "Cluster is running"}},
+		},
+	}
+}
+
+func TestTheMembersOfAnEtcdClusterAsPeopleSeeThem(t *testing.T) {
+	const want = `MEMBER   NODE   ID   ROLE      HEALTHY   LAG   DB SIZE   ENDPOINT              MESSAGE
+demo-1   n1     a1   voter     no        0     0 B       https://127.0.0.1:1   node n1 is absent
+demo-2   n2     a2   leader    yes       0     20 KiB    https://127.0.0.1:2
+demo-3   n3     a3   voter     yes       2     20 KiB    https://127.0.0.1:3
+demo-4   n3     -    learner   no        0     0 B       https://127.0.0.1:4
+`
+	if got := etcdMembersText(threeMembers()); got != want {
+		t.Errorf("it says\n%s\nwant\n%s", got, want)
+	}
+	stopped := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "demo"}, Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseStopped}}
+	if got := etcdMembersText(stopped); got != "no members: etcd cluster x/demo is stopped; `kubectl scale etcdcluster demo --replicas=N` starts it\n" {
+		t.Errorf("it says %q", got)
+	}
+}
+
+func TestEtcdClustersAsPeopleSeeThem(t *testing.T) {
+	api := testenv.StartAPI(t)
+	c := api.Admin()
+	ec := threeMembers()
+	status := ec.Status
+	if err := c.Create(t.Context(), ec); err != nil {
+		t.Fatal(err)
+	}
+	ec.Status = status
+	ec.Status.Conditions[0].Reason, ec.Status.Conditions[0].LastTransitionTime = "Running", metav1.Now()
+	ec.Status.LastStart = &metav1.Duration{Duration: 1234 * time.Millisecond}
+	if err := c.Status().Update(t.Context(), ec); err != nil {
+		t.Fatal(err)
+	}
+	list, err := readEtcdClusters(t.Context(), c, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `ETCD CLUSTER   PHASE     READY   LEADER   NODES      SNAPSHOT   LAST STOP   LAST START   AGE   MESSAGE
+demo           Running   2/3     n2       n1,n2,n3   demo-1     -           1.23s        2m    Cluster is running
+`
+	if got := etcdClustersText(list, ec.CreationTimestamp.Add(2*time.Minute)); got != want {
+		t.Errorf("it says\n%s\nwant\n%s", got, want)
+	}
+	if got := etcdClustersText(nil, time.Now()); got != "no etcd clusters\n" {
+		t.Errorf("it says %q", got)
+	}
+}
+
+func TestWhatEtcdctlWantsInItsEnvironment(t *testing.T) {
+	api := testenv.StartAPI(t)
+	e := etcdCommand{cluster: cluster{kubeconfig: api.Dir.Kubeconfig()}}
+	where, err := e.endpoints(threeMembers(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(string(api.Dir), "etcd-client", "kubeconfig")
+	want := strings.ReplaceAll(`export ETCDCTL_API=3
+export ETCDCTL_ENDPOINTS=https://127.0.0.1:2,https://127.0.0.1:3,https://127.0.0.1:1
+export ETCDCTL_CACERT=DIR/ca.crt
+export ETCDCTL_CERT=DIR/client.crt
+export ETCDCTL_KEY=DIR/client.key
+`, "DIR", dir)
+	if got := where.shell(); got != want {
+		t.Errorf("it prints\n%s\nwant\n%s", got, want)
+	}
+	for _, name := range []string{"ca.crt", "client.crt", "client.key"} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != 0o600 || info.Size() == 0 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	plain := threeMembers()
+	for i := range plain.Status.Members {
+		plain.Status.Members[i].ClientURL = strings.Replace(plain.Status.Members[i].ClientURL, "https", "http", 1)
+	}
+	if where, err = e.endpoints(plain, true); err != nil || !strings.Contains(where.shell(), "unset ETCDCTL_CERT\n") {
+		t.Errorf("without TLS: %v, %v", where, err)
+	}
+	if got := quoted("/a b/it's"); got != `'/a b/it'\''s'` {
+		t.Errorf("quoted as %s", got)
+	}
+}
+
+func TestARestoreIsAskedForInTheObject(t *testing.T) {
+	api := testenv.StartAPI(t)
+	c := api.Admin()
+	three, zero := int32(3), int32(0)
+	for name, size := range map[string]*int32{"runs": &three, "stopped": &zero} {
+		ec := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.EtcdClusterSpec{Size: size}}
+		if err := c.Create(t.Context(), ec); err != nil {
+			t.Fatal(err)
+		}
+		stale := ec.DeepCopy()
+		ec.Labels = map[string]string{"changed": "meanwhile"}
+		if err := c.Update(t.Context(), ec); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := askRestore(t.Context(), c, stale, "none"); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: name}, ec); err != nil {
+			t.Fatal(err)
+		}
+		asked := strings.HasPrefix(ec.Annotations[v1alpha1.EtcdRestoreAnnotation], "none/")
+		if asked != (*size > 0) || (ec.Spec.RestoreFrom == "none") != (*size == 0) || ec.Labels["changed"] == "" {
+			t.Errorf("%s: annotations %v, restoreFrom %q", name, ec.Annotations, ec.Spec.RestoreFrom)
+		}
+		if _, err := askRestore(t.Context(), c, ec, "another"); err == nil {
+			t.Error("a snapshot that is not there was accepted")
+		}
+	}
+}

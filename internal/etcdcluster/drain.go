@@ -1,0 +1,303 @@
+package etcdcluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// Reasons of blockers.
+const (
+	// BlockedNoNode: there is no node to move to.
+	BlockedNoNode = "NoSchedulableNode"
+	// BlockedQuorum: the cluster would lose its quorum.
+	BlockedQuorum = "QuorumAtRisk"
+	// BlockedReplacement: a member elsewhere takes the place of the one here.
+	BlockedReplacement = "AwaitingReplacement"
+	// BlockedRemoval: the member here is being stopped and its data deleted.
+	BlockedRemoval = "AwaitingRemoval"
+	// BlockedCopy: data of which this node has the only good copy is being copied.
+	BlockedCopy = "AwaitingCopy"
+	// BlockedData: data that a stopped cluster kept here cannot be read without data that is missing elsewhere.
+	BlockedData = "DataMissing"
+)
+
+// Tenants are members and data at rest as a drain sees them, at the time when it first asks: both rest on the same, which is read
+// once.
+func Tenants(r client.Reader) []drain.Tenant {
+	look := &look{reader: r}
+	return []drain.Tenant{memberTenant{look}, dataTenant{look}}
+}
+
+// look is what was read.
+type look struct {
+	reader client.Reader
+	once   sync.Once
+	scene  Scene
+	err    error
+}
+
+// Scene is what of etcd clusters a drain looks at.
+type Scene struct {
+	Clusters  []*v1alpha1.EtcdCluster
+	Members   []*v1alpha1.EtcdMember
+	Snapshots []*v1alpha1.EtcdSnapshot
+	Nodes     map[string]*v1alpha1.Node
+	Leases    map[string]lease.Record
+	Slot      *v1alpha1.ActiveDrain
+}
+
+func (l *look) read(ctx context.Context) (Scene, error) {
+	l.once.Do(func() { l.scene, l.err = readScene(ctx, l.reader) })
+	return l.scene, l.err
+}
+
+func readScene(ctx context.Context, r client.Reader) (Scene, error) {
+	base, err := deployment.ReadWorld(ctx, r)
+	if err != nil {
+		return Scene{}, err
+	}
+	s := Scene{Nodes: base.Nodes, Leases: base.Leases}
+	settings := &v1alpha1.Settings{}
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return s, fmt.Errorf("read Settings: %w", err)
+	}
+	s.Slot = settings.Status.ActiveDrain
+	var clusters v1alpha1.EtcdClusterList
+	if err := r.List(ctx, &clusters); err != nil {
+		return s, fmt.Errorf("list etcd clusters: %w", err)
+	}
+	var members v1alpha1.EtcdMemberList
+	if err := r.List(ctx, &members); err != nil {
+		return s, fmt.Errorf("list etcd members: %w", err)
+	}
+	var snapshots v1alpha1.EtcdSnapshotList
+	if err := r.List(ctx, &snapshots); err != nil {
+		return s, fmt.Errorf("list etcd snapshots: %w", err)
+	}
+	for i := range clusters.Items {
+		s.Clusters = append(s.Clusters, &clusters.Items[i])
+	}
+	for i := range members.Items {
+		s.Members = append(s.Members, &members.Items[i])
+	}
+	for i := range snapshots.Items {
+		s.Snapshots = append(s.Snapshots, &snapshots.Items[i])
+	}
+	return s, nil
+}
+
+type memberTenant struct{ *look }
+
+// Name implements drain.Tenant.
+func (t memberTenant) Name() string { return KindMembers }
+
+// Remaining implements drain.Tenant.
+func (t memberTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
+	s, err := t.read(ctx)
+	if err != nil {
+		return drain.Remaining{}, err
+	}
+	return s.MembersOn(node), nil
+}
+
+type dataTenant struct{ *look }
+
+// Name implements drain.Tenant.
+func (t dataTenant) Name() string { return KindData }
+
+// Remaining implements drain.Tenant.
+func (t dataTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
+	s, err := t.read(ctx)
+	if err != nil {
+		return drain.Remaining{}, err
+	}
+	return s.DataOn(node), nil
+}
+
+func (s Scene) add(left *drain.Remaining, cluster string, b v1alpha1.Blocker) {
+	left.Count++
+	left.By[cluster]++
+	left.Blockers = append(left.Blockers, b)
+}
+
+// MembersOn is which members run on a node, or have yet to start or stop there.
+func (s Scene) MembersOn(node string) drain.Remaining {
+	left := drain.Remaining{By: map[string]int64{}}
+	for _, m := range s.Members {
+		if m.Spec.Node != node || s.ended(m) {
+			continue
+		}
+		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name)}
+		b.Reason, b.Remedy = s.memberBlocked(m)
+		s.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
+	}
+	return left
+}
+
+// ended says whether a member has no process and none to come. What is left of one whose node is gone is the next epoch's to delete,
+// and no reason to wait: etcd has been told to do without it.
+func (s Scene) ended(m *v1alpha1.EtcdMember) bool {
+	switch m.Spec.Want {
+	case v1alpha1.EtcdMemberStop:
+		return reached(m, v1alpha1.EtcdMemberStopped) || !s.Leases[m.Spec.Node].Held()
+	case v1alpha1.EtcdMemberDelete:
+		return reached(m, v1alpha1.EtcdMemberDeleted) || !s.Leases[m.Spec.Node].Held()
+	}
+	return false
+}
+
+// memberBlocked says why a member is still there, with the arithmetic.
+func (s Scene) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string) {
+	name := nameIn(m.Namespace, m.Spec.Cluster)
+	c := s.cluster(m.Namespace, m.Spec.Cluster)
+	switch {
+	case c == nil || m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Want == v1alpha1.EtcdMemberStop:
+		return BlockedRemoval, fmt.Sprintf("cluster %s: %s is being stopped here", name, m.Name)
+	case c.Status.Stop != nil:
+		return BlockedRemoval, fmt.Sprintf("cluster %s is being stopped, at step %s", name, c.Status.Stop.Step)
+	}
+	healthy, voters, others := voterCount(c, m.Name)
+	after := healthy
+	if others.healthy {
+		after--
+	}
+	switch {
+	case healthy < quorum(voters):
+		return BlockedQuorum, fmt.Sprintf("cluster %s: %d of %d voters healthy, %d are needed; bring %s back", name, healthy, voters, quorum(voters), orOthers(others.unhealthy))
+	case !s.anySchedulable():
+		return BlockedNoNode, fmt.Sprintf("cluster %s: no other node may take the place of %s: start or uncordon one", name, m.Name)
+	case voters > 1 && after < quorum(voters-1) && len(others.unhealthy) > 0:
+		return BlockedQuorum, fmt.Sprintf("cluster %s: %d of %d voters healthy; removing %s would lose quorum; start a node or bring %s back", name, healthy, voters, m.Name, orOthers(others.unhealthy))
+	}
+	what := fmt.Sprintf("cluster %s: %d of %d voters healthy; %s leaves when another member has taken its place", name, healthy, voters, m.Name)
+	if now := progress(c.Status); c.Status.Phase == v1alpha1.EtcdClusterPhaseScaling && now != "" {
+		what += "; now: " + now
+	}
+	return BlockedReplacement, what
+}
+
+// voting is what is known of one voter and the others.
+type voting struct {
+	healthy   bool // the one
+	unhealthy []string
+}
+
+// voterCount counts a cluster's voters as its status has them.
+func voterCount(c *v1alpha1.EtcdCluster, one string) (healthy, voters int, rest voting) {
+	for _, info := range c.Status.Members {
+		if info.Role != v1alpha1.EtcdVoter && info.Role != v1alpha1.EtcdLeader {
+			continue
+		}
+		voters++
+		if info.Healthy {
+			healthy++
+		}
+		switch {
+		case info.Name == one:
+			rest.healthy = info.Healthy
+		case !info.Healthy:
+			rest.unhealthy = append(rest.unhealthy, info.Name)
+		}
+	}
+	slices.Sort(rest.unhealthy)
+	return healthy, voters, rest
+}
+
+func orOthers(names []string) string {
+	if len(names) == 0 {
+		return "the others"
+	}
+	return strings.Join(names, " and ")
+}
+
+func (s Scene) cluster(namespace, name string) *v1alpha1.EtcdCluster {
+	for _, c := range s.Clusters {
+		if c.Namespace == namespace && c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+func (s Scene) staying(node string) bool {
+	return s.Leases[node].Held() && !giving(s.Nodes, s.Leases, s.Slot, node)
+}
+
+func (s Scene) anySchedulable() bool {
+	for name, n := range s.Nodes {
+		if n.Schedulable() && s.staying(name) && s.Leases[name].Epoch == n.Status.Epoch {
+			return true
+		}
+	}
+	return false
+}
+
+// DataOn is what of the data at rest only this node has: snapshots without a good copy on a node that stays, and data that members
+// of a stopped cluster kept here.
+func (s Scene) DataOn(node string) drain.Remaining {
+	left := drain.Remaining{By: map[string]int64{}}
+	for _, snap := range s.Snapshots {
+		if !s.onlyHere(snap, node) {
+			continue
+		}
+		b := v1alpha1.Blocker{Kind: "EtcdSnapshot", Name: nameIn(snap.Namespace, snap.Name), Reason: BlockedCopy}
+		b.Remedy = fmt.Sprintf("cluster %s: no other node that stays has a verified copy; it is being copied%s", nameIn(snap.Namespace, snap.Spec.Cluster), because(copyErrors(snap)))
+		if !s.anySchedulable() {
+			b.Reason, b.Remedy = BlockedNoNode, fmt.Sprintf("cluster %s: no other node may keep a copy: start or uncordon one", nameIn(snap.Namespace, snap.Spec.Cluster))
+		}
+		s.add(&left, nameIn(snap.Namespace, snap.Spec.Cluster), b)
+	}
+	for _, m := range s.Members {
+		if !Retained(m, node) || !s.Leases[node].Held() && !s.needs(m) {
+			continue
+		}
+		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name), Reason: BlockedCopy}
+		b.Remedy = fmt.Sprintf("cluster %s: it is stopped and kept data here; a snapshot of it is made elsewhere first", nameIn(m.Namespace, m.Spec.Cluster))
+		if c := s.cluster(m.Namespace, m.Spec.Cluster); c != nil {
+			for _, cond := range c.Status.Conditions {
+				if cond.Type == v1alpha1.EtcdDataMissing {
+					b.Reason, b.Remedy = BlockedData, fmt.Sprintf("cluster %s: %s", nameIn(m.Namespace, m.Spec.Cluster), cond.Message)
+				}
+			}
+		}
+		s.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
+	}
+	return left
+}
+
+// onlyHere says whether a node has a good copy of a snapshot and no node that stays has another.
+func (s Scene) onlyHere(snap *v1alpha1.EtcdSnapshot, node string) bool {
+	if snap.DeletionTimestamp != nil {
+		return false
+	}
+	if OnlyCopy(snap, node) {
+		return true
+	}
+	verified := snap.Verified()
+	return slices.Contains(verified, node) && !slices.ContainsFunc(verified, func(other string) bool { return other != node && s.staying(other) })
+}
+
+// needs says whether a stopped cluster begins again from what a member kept.
+func (s Scene) needs(m *v1alpha1.EtcdMember) bool {
+	c := s.cluster(m.Namespace, m.Spec.Cluster)
+	return c != nil && c.Status.Rest != nil && c.Status.Rest.OnStop == v1alpha1.EtcdRetain
+}
+
+// nameIn is how people call an object.
+func nameIn(namespace, name string) string {
+	if namespace == "default" {
+		return name
+	}
+	return namespace + "/" + name
+}

@@ -1,0 +1,160 @@
+// Package member is one member of an etcd cluster: a child process of a node that runs etcd's own server.
+//
+// The node starts the child with Start, gives it its Config as the first line of its standard input, and from then on a
+// Command a line; the child answers with a Report a line on its standard output. When its standard input ends the node is
+// gone, and the child stops in order. A node that is merely frozen keeps the pipe open, and its members serve on.
+//
+//	      Config                seal                stop, SIGTERM, end of input
+//	──▶ starting ──▶ serving ◀──────▶ sealed ──────────────▶ stopped
+//	        │           │      unseal    │
+//	        │           └────────────────┴──▶ removed: etcd says that it is no member any more
+//	        └──▶ removed, or unheard: it has to be started again
+package member
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Command is the hidden command of ebb that runs a member.
+const Command = "etcd-member"
+
+// Names in a member's directory.
+const (
+	DataName   = "data"
+	LockName   = "lock"
+	LogName    = "log"
+	socketName = "private.sock"
+	httpName   = "http.sock"
+)
+
+// Data is where etcd keeps its data in a member's directory.
+func Data(dir string) string { return filepath.Join(dir, DataName) }
+
+// TLS are the files of a node: its certificate with its key, and the authority that it trusts.
+type TLS struct {
+	Cert string `json:"cert"`
+	Key  string `json:"key"`
+	CA   string `json:"ca"`
+}
+
+// Restore names a snapshot that becomes the data of the first member of a new cluster.
+type Restore struct {
+	// Path, Size and SHA256 of the file.
+	Path   string `json:"path"`
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+	// Exact: nothing was acknowledged after the snapshot.
+	Exact bool `json:"exact,omitempty"`
+}
+
+// Config is what a member is started with.
+type Config struct {
+	// Dir is the member's directory.
+	Dir string `json:"dir"`
+	// Name of the member.
+	Name string `json:"name"`
+	// ClusterUID is the UID of the EtcdCluster.
+	ClusterUID string `json:"clusterUID"`
+	// PeerURL and ClientURL are where it listens, and what it tells others.
+	PeerURL   string `json:"peerURL"`
+	ClientURL string `json:"clientURL"`
+	// InitialCluster, Existing and Token say how its data comes to be; etcd heeds them only while there is none.
+	InitialCluster string `json:"initialCluster"`
+	Existing       bool   `json:"existing,omitempty"`
+	Token          string `json:"token"`
+	// Restore is the snapshot from which the data comes to be, while there is none.
+	Restore *Restore `json:"restore,omitempty"`
+	// TLS are the files for those of the two URLs that are https.
+	TLS TLS `json:"tls"`
+	// QuotaBytes of the database; 0 for 2 GiB.
+	QuotaBytes int64 `json:"quotaBytes,omitempty"`
+	// HeartbeatMilliseconds and ElectionMilliseconds are etcd's; 0 for its own.
+	HeartbeatMilliseconds int32 `json:"heartbeatMilliseconds,omitempty"`
+	ElectionMilliseconds  int32 `json:"electionMilliseconds,omitempty"`
+	// AutoCompactionMode and AutoCompactionRetention are etcd's.
+	AutoCompactionMode      string `json:"autoCompactionMode,omitempty"`
+	AutoCompactionRetention string `json:"autoCompactionRetention,omitempty"`
+	// Sealed: no client is served from the start.
+	Sealed bool `json:"sealed,omitempty"`
+	// Unheard is how often in a row it was started and ended Unheard.
+	Unheard int `json:"unheard,omitempty"`
+	// LogLevel is etcd's: debug, info, warn (if empty) or error.
+	LogLevel string `json:"logLevel,omitempty"`
+}
+
+func (c Config) validate() error {
+	switch {
+	case !filepath.IsAbs(c.Dir):
+		return fmt.Errorf("the directory %q is not an absolute path", c.Dir)
+	case c.Name == "":
+		return errors.New("no name")
+	case c.PeerURL == "" || c.ClientURL == "":
+		return errors.New("no peer URL or no client URL")
+	case c.InitialCluster == "" || c.Token == "":
+		return errors.New("no initial cluster or no token")
+	}
+	return nil
+}
+
+func (c Config) clientTLS() bool { return strings.HasPrefix(c.ClientURL, "https:") }
+func (c Config) peerTLS() bool   { return strings.HasPrefix(c.PeerURL, "https:") }
+
+// Order is what a node asks of a running member.
+type Order string
+
+// The orders.
+const (
+	// Seal: no client is served any more but on the private socket. It is answered when what was admitted before has ended.
+	Seal Order = "seal"
+	// Unseal: clients are served again.
+	Unseal Order = "unseal"
+	// Stop: end in order.
+	Stop Order = "stop"
+)
+
+// request is a line from the node. Numbers grow, and answers carry the number of what they answer.
+type request struct {
+	Number int64 `json:"number"`
+	Order  Order `json:"order"`
+}
+
+// State is how a running member is.
+type State string
+
+// The states.
+const (
+	// Starting: it has no part in the cluster yet.
+	Starting State = "starting"
+	// Serving: it is part of the cluster and serves clients.
+	Serving State = "serving"
+	// Sealed: it is part of the cluster and serves nobody but its private socket.
+	Sealed State = "sealed"
+	// Removed: etcd says that it is no member any more; its process ends.
+	Removed State = "removed"
+	// Unheard: its process ends, to be started again at once from the same data. See patiences.
+	Unheard State = "unheard"
+	// Failed: its process ends with an error.
+	Failed State = "failed"
+)
+
+// Report is a line from the member.
+type Report struct {
+	// Number of the last order that is carried out.
+	Number int64 `json:"number,omitempty"`
+	State  State `json:"state"`
+	// ID and ClusterID that etcd gave it, in hexadecimal.
+	ID        string `json:"id,omitempty"`
+	ClusterID string `json:"clusterID,omitempty"`
+	Error     string `json:"error,omitempty"`
+}
+
+const (
+	// orphanLimit is how long a member whose node is gone may take to stop.
+	orphanLimit = 2 * time.Second
+	// lockEvery is how often a member looks whether the one before it has ended.
+	lockEvery = 20 * time.Millisecond
+)

@@ -1,0 +1,238 @@
+package member
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/ebb-dev/ebb/internal/identity"
+)
+
+// ClusterHeader carries the UID of the EtcdCluster on requests of the coordinator. Where members ask nobody for a certificate
+// it is how they know whom to answer while they are sealed; it keeps nobody out who wants in.
+const ClusterHeader = "ebb-etcd-cluster"
+
+// admittedLimit is how long a request that was admitted before a seal may go on. etcd itself gives up most of them sooner.
+const admittedLimit = 10 * time.Second
+
+var (
+	errSealed = status.Error(codes.Unavailable, "etcd member is sealed: its cluster is being stopped and serves no clients")
+	errOwn    = status.Error(codes.PermissionDenied, "who is a member is decided by the EtcdCluster: change its size")
+	errViewer = status.Error(codes.PermissionDenied, "viewers do not reach the data of etcd clusters")
+)
+
+// harmless are the requests that change no key, no lease and nobody's rights: the coordinator needs them while it stops a
+// cluster.
+var harmless = []string{
+	"/etcdserverpb.Cluster/",
+	"/etcdserverpb.KV/Range",
+	"/etcdserverpb.Maintenance/Status",
+	"/etcdserverpb.Maintenance/HashKV",
+	"/etcdserverpb.Maintenance/MoveLeader",
+	"/etcdserverpb.Maintenance/Alarm",
+}
+
+// reserved are the requests by which the members of a cluster change: only the coordinator's side may.
+var reserved = []string{
+	"/etcdserverpb.Cluster/MemberAdd",
+	"/etcdserverpb.Cluster/MemberRemove",
+	"/etcdserverpb.Cluster/MemberUpdate",
+	"/etcdserverpb.Cluster/MemberPromote",
+}
+
+// patient are the requests that may wait for hours by their nature, for others to let go of something.
+var patient = []string{"/v3lockpb.Lock/Lock", "/v3electionpb.Election/Campaign"}
+
+// seal is the door through which every request comes in. It admits and counts under one lock, so that once it is shut the
+// count can only fall, and zero means that nobody will be told of a write any more.
+type seal struct {
+	clusterUID string
+	tls        bool
+
+	mu     sync.Mutex
+	shut   bool
+	next   int64
+	inside map[int64]visit
+	moved  chan struct{} // closed and replaced when a visit ends
+}
+
+// visit is one request that was admitted.
+type visit struct {
+	private bool
+	// endless: it does not end by itself.
+	endless bool
+	cancel  context.CancelFunc
+}
+
+func newSeal(c Config) *seal {
+	return &seal{clusterUID: c.ClusterUID, tls: c.clientTLS(), shut: c.Sealed, inside: map[int64]visit{}, moved: make(chan struct{})}
+}
+
+// options put the door before etcd's own handlers.
+func (s *seal) options() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream)}
+}
+
+// enter admits a request, or says why not.
+func (s *seal) enter(ctx context.Context, method string, stream bool) (context.Context, func(), error) {
+	who := callerOf(ctx)
+	if who.viewer {
+		return nil, nil, errViewer
+	}
+	trusted := who.private || s.trusts(ctx, who)
+	if !trusted && hasPrefix(reserved, method) {
+		return nil, nil, errOwn
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shut && !who.private && (stream || !trusted || !hasPrefix(harmless, method)) {
+		return nil, nil, errSealed
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.next++
+	number := s.next
+	s.inside[number] = visit{private: who.private, endless: stream || hasPrefix(patient, method), cancel: cancel}
+	return ctx, func() {
+		cancel()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.inside, number)
+		close(s.moved)
+		s.moved = make(chan struct{})
+	}, nil
+}
+
+func hasPrefix(list []string, method string) bool {
+	return slices.ContainsFunc(list, func(p string) bool { return strings.HasPrefix(method, p) })
+}
+
+// trusts says whether a request is the cluster's own.
+func (s *seal) trusts(ctx context.Context, who caller) bool {
+	if s.tls {
+		return who.own
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	return slices.Contains(md.Get(ClusterHeader), s.clusterUID)
+}
+
+// close shuts the door, cuts what would not end by itself, and waits until all who came in before have left; with everyone,
+// those of the private socket too. A request that takes longer than the limit is cut as well: nobody will hear how it went.
+func (s *seal) close(ctx context.Context, limit time.Duration, everyone bool) error {
+	patience := time.NewTimer(limit)
+	defer patience.Stop()
+	cutAll := false
+	for {
+		s.mu.Lock()
+		s.shut = true
+		left := 0
+		for _, v := range s.inside {
+			if v.private && !everyone {
+				continue
+			}
+			left++
+			if v.endless || cutAll {
+				v.cancel()
+			}
+		}
+		moved := s.moved
+		s.mu.Unlock()
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-patience.C:
+			cutAll = true
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s *seal) open() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shut = false
+}
+
+func (s *seal) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	ctx, leave, err := s.enter(ctx, info.FullMethod, false)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return next(ctx, req)
+}
+
+func (s *seal) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	ctx, leave, err := s.enter(stream.Context(), info.FullMethod, true)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	err = next(srv, &cutStream{ServerStream: stream, ctx: ctx})
+	if ctx.Err() != nil && stream.Context().Err() == nil {
+		return errSealed
+	}
+	return err
+}
+
+// cutStream is a stream that ends when it is cut.
+type cutStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (c *cutStream) Context() context.Context { return c.ctx }
+
+func (c *cutStream) SendMsg(m any) error {
+	if c.ctx.Err() != nil {
+		return errSealed
+	}
+	return c.ServerStream.SendMsg(m)
+}
+
+func (c *cutStream) RecvMsg(m any) error {
+	if err := c.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	if c.ctx.Err() != nil {
+		return errSealed
+	}
+	return nil
+}
+
+// caller is who asks.
+type caller struct {
+	// private: on the private socket.
+	private bool
+	// own: the coordinator or a node.
+	own    bool
+	viewer bool
+}
+
+func callerOf(ctx context.Context) caller {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return caller{}
+	}
+	if p.Addr != nil && p.Addr.Network() == "unix" {
+		return caller{private: true}
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return caller{}
+	}
+	subject := info.State.PeerCertificates[0].Subject
+	_, node := identity.NodeName(subject.CommonName)
+	return caller{own: node || subject.CommonName == identity.Coordinator, viewer: slices.Contains(subject.Organization, identity.ViewerGroup)}
+}

@@ -1,0 +1,75 @@
+package etcdcluster
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// place picks the node for a new member: the one with the fewest members of this cluster, in the zone with the fewest, one of
+// those preferred, and with the fewest members of any cluster. None if no node may get work.
+func (w World) place(staying []memberView, preferred []string) (string, bool) {
+	nodes := w.Schedulable()
+	if len(nodes) == 0 {
+		return "", false
+	}
+	onNode, inZone := w.crowds(staying)
+	rank := func(node string) int {
+		if slices.Contains(preferred, node) {
+			return 0
+		}
+		return 1
+	}
+	return slices.MinFunc(nodes, func(a, b string) int {
+		return cmp.Or(onNode[a]-onNode[b], inZone[w.zone(a)]-inZone[w.zone(b)], rank(a)-rank(b), w.Load[a]-w.Load[b], cmp.Compare(a, b))
+	}), true
+}
+
+// crowds counts members by node and by zone. Nodes without a zone are each on their own.
+func (w World) crowds(members []memberView) (onNode, inZone map[string]int) {
+	onNode, inZone = map[string]int{}, map[string]int{}
+	for _, m := range members {
+		onNode[m.Spec.Node]++
+		if z := w.zone(m.Spec.Node); z != "" {
+			inZone[z]++
+		}
+	}
+	return onNode, inZone
+}
+
+// crowded says whether two members share a node while another is free.
+func (w World) crowded(members []memberView) bool {
+	onNode, _ := w.crowds(members)
+	double := slices.ContainsFunc(members, func(m memberView) bool { return onNode[m.Spec.Node] > 1 })
+	free := slices.ContainsFunc(w.Schedulable(), func(node string) bool { return onNode[node] == 0 })
+	return double && free
+}
+
+// victim picks the voter to remove: one that has to leave, then one that is not healthy, then one on a node that takes no work, then
+// one that has company on its node or in its zone; of those rather not the leader, and rather the newest.
+func (w World) victim(voters []memberView) memberView {
+	onNode, inZone := w.crowds(voters)
+	yes := func(b bool) int {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	return slices.MaxFunc(voters, func(a, b memberView) int {
+		return cmp.Or(
+			yes(w.leaving(a))-yes(w.leaving(b)),
+			yes(!a.healthy())-yes(!b.healthy()),
+			yes(!w.schedulable(a.Spec.Node))-yes(!w.schedulable(b.Spec.Node)),
+			onNode[a.Spec.Node]-onNode[b.Spec.Node],
+			inZone[w.zone(a.Spec.Node)]-inZone[w.zone(b.Spec.Node)],
+			yes(!a.leads())-yes(!b.leads()),
+			numberOf(a.EtcdMember)-numberOf(b.EtcdMember),
+		)
+	})
+}
+
+// leaving says whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it.
+func (w World) leaving(m memberView) bool {
+	return w.giving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
+}

@@ -1,0 +1,409 @@
+package etcdcluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// noon is when everything happens.
+var noon = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+
+// worldChange changes a world.
+type worldChange func(*World)
+
+// runningWorld is a cluster with a healthy member on each of n1, n2, …, and one node more; the first leads.
+func runningWorld(members int, change ...worldChange) World {
+	size := int32(members)
+	w := World{
+		Now: noon, Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, Load: map[string]int{},
+		Cluster: &v1alpha1.EtcdCluster{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "12345678-90", Generation: 4, Finalizers: []string{v1alpha1.EtcdClusterFinalizer}},
+			Spec: v1alpha1.EtcdClusterSpec{
+				Size: &size, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 2},
+				ReplaceAfter: &metav1.Duration{Duration: 5 * time.Minute},
+			},
+			Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseRunning, ClusterID: "c1", Incarnation: 1, NextMember: int64(size) + 1},
+		},
+		View: View{Listed: true, Via: "demo-1", Revision: 7, Health: map[string]Health{}},
+	}
+	for i := range members + 1 {
+		addNode(&w, fmt.Sprintf("n%d", i+1))
+	}
+	for i := range members {
+		addMember(&w, i+1, fmt.Sprintf("n%d", i+1))
+	}
+	for _, f := range change {
+		f(&w)
+	}
+	return w
+}
+
+func addNode(w *World, name string) {
+	n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+	n.Status.Epoch, n.Status.Liveness = 1, v1alpha1.Alive
+	n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}}
+	w.Nodes[name], w.Leases[name] = n, lease.Record{Node: name, Holder: name, Epoch: 1}
+}
+
+func addMember(w *World, number int, node string) *v1alpha1.EtcdMember {
+	name := fmt.Sprintf("demo-%d", number)
+	m := &v1alpha1.EtcdMember{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Generation: 1},
+		Spec: v1alpha1.EtcdMemberSpec{
+			Cluster: "demo", ClusterUID: "12345678-90", Incarnation: 1, Node: node, Want: v1alpha1.EtcdMemberRun, Begin: &v1alpha1.EtcdBegin{}, DataRequired: true,
+		},
+		Status: v1alpha1.EtcdMemberStatus{
+			Phase: v1alpha1.EtcdMemberRunning, ObservedGeneration: 1, PeerURL: "peer-" + name, ClientURL: "client-" + name, ID: fmt.Sprintf("%x", 0xa0+number), Data: true,
+		},
+	}
+	w.Members = append(w.Members, m)
+	id := uint64(0xa0 + number)
+	w.View.Peers = append(w.View.Peers, Peer{ID: id, Name: name, PeerURL: m.Status.PeerURL})
+	w.View.Health[name] = Health{Answered: true, ID: id, ClusterID: 0xc1, Leader: 0xa1, Revision: 7}
+	w.Load[node]++
+	return m
+}
+
+func sized(n int32) worldChange { return func(w *World) { w.Cluster.Spec.Size = &n } }
+
+func unhealthy(members ...string) worldChange {
+	return func(w *World) {
+		for _, name := range members {
+			w.View.Health[name] = Health{Error: "does not answer"}
+		}
+	}
+}
+
+func drains(node string) worldChange {
+	return func(w *World) {
+		w.Slot = &v1alpha1.ActiveDrain{Node: node}
+		w.Nodes[node].Status.Liveness = v1alpha1.Draining
+	}
+}
+
+func gone(node string, since time.Duration) worldChange {
+	return func(w *World) {
+		w.Leases[node] = lease.Record{Node: node, Epoch: 1, Fenced: 1}
+		w.Nodes[node].Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionUnknown, LastTransitionTime: metav1.NewTime(noon.Add(-since))}}
+		for _, m := range w.Members {
+			if m.Spec.Node == node {
+				w.View.Health[m.Name] = Health{Error: "does not answer"}
+			}
+		}
+	}
+}
+
+func cordoned(node string) worldChange {
+	return func(w *World) { w.Nodes[node].Spec.Cordoned = true }
+}
+
+func zoned(zones ...string) worldChange {
+	return func(w *World) {
+		for i, z := range zones {
+			w.Nodes[fmt.Sprintf("n%d", i+1)].Labels["zone"] = z
+		}
+	}
+}
+
+func onStop(policy v1alpha1.EtcdOnStop) worldChange {
+	return func(w *World) { w.Cluster.Spec.Storage.OnStop = policy }
+}
+
+// noQuorum: nobody confirms the list, and that is known for a while.
+func noQuorum(w *World) {
+	for _, m := range w.Members {
+		w.Cluster.Status.Members = append(w.Cluster.Status.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Role: v1alpha1.EtcdVoter})
+	}
+	w.View.Listed, w.View.Peers = false, nil
+	w.Cluster.Status.Conditions = []metav1.Condition{{Type: v1alpha1.EtcdReady, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(noon.Add(-time.Minute))}}
+}
+
+// deeds are the actions in short.
+func deeds(d Decision) string {
+	var list []string
+	for _, a := range d.Actions {
+		text := string(a.Do)
+		switch {
+		case a.Do == CreateMember:
+			text += " " + a.Member.Name + " on " + a.Member.Spec.Node
+		case a.Do == WishMember:
+			text += " " + a.Member.Name + " " + string(a.Member.Spec.Want)
+		case a.Member != nil:
+			text += " " + a.Member.Name
+		case a.Snapshot != nil:
+			text += " " + a.Snapshot.Name
+		case a.Peer.ID != 0:
+			text += " " + a.Peer.Name
+		}
+		list = append(list, text)
+	}
+	return strings.Join(list, ", ")
+}
+
+func message(d Decision) string {
+	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdProgressing); c != nil {
+		return c.Message
+	}
+	return ""
+}
+
+func TestWhatIsDoneNext(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		world   World
+		deeds   string
+		phase   v1alpha1.EtcdClusterPhase
+		message string
+	}{
+		{"nothing, when all is well", runningWorld(3), "", "Running", "Cluster is running"},
+		{"a member is added where there is none", runningWorld(3, sized(4)), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
+		{"in another zone first", runningWorld(3, sized(4), func(w *World) { addNode(w, "n5") }, zoned("a", "b", "c", "a", "d")), "create-member demo-4 on n5", "Scaling", "Adding a member on n5"},
+		{"two share a node only if they must", runningWorld(3, sized(5), cordoned("n4")), "create-member demo-4 on n1", "Scaling", "Adding a member on n1"},
+		{"not before a quorum is healthy", runningWorld(3, sized(4), unhealthy("demo-2", "demo-3")), "", "Scaling", "1 of 3 voters healthy; no member is added before a quorum is"},
+		{"the newest leaves, not the leader", runningWorld(3, sized(2)), "remove-peer demo-3", "Scaling", "Removing member demo-3 on n3"},
+		{"the unhealthy one leaves first", runningWorld(3, sized(2), unhealthy("demo-2")), "remove-peer demo-2", "Scaling", "Removing member demo-2 on n2"},
+		{"one on a cordoned node leaves before others", runningWorld(3, sized(2), cordoned("n2")), "remove-peer demo-2", "Scaling", "Removing member demo-2 on n2"},
+		{"one of the most crowded zone leaves", runningWorld(4, sized(3), zoned("a", "b", "b", "c")), "remove-peer demo-3", "Scaling", "Removing member demo-3 on n3"},
+		{"leadership moves first", runningWorld(2, sized(1), cordoned("n1")), "move-leader demo-2", "Scaling", "Moving leadership from demo-1 before it is removed"},
+		{
+			"no voter leaves that quorum needs", runningWorld(4, sized(3), drains("n1"), unhealthy("demo-3", "demo-4")), "", "Scaling",
+			"2 of 4 voters healthy; removing demo-1 would lose quorum; start a node or bring demo-3 and demo-4 back",
+		},
+		{"a drained node's member is replaced first", runningWorld(3, drains("n2")), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
+		{"with nowhere to go it says so", runningWorld(1, drains("n1"), cordoned("n2")), "", "Scaling", "0 of 1 members: no node may take another one; start or uncordon a node"},
+		{"a node that is gone is waited for", runningWorld(3, gone("n3", time.Minute)), "", "Running", "Cluster is running"},
+		{"and its member is replaced after a while", runningWorld(3, gone("n3", 6*time.Minute)), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
+		{
+			"a member whose data is lost is replaced", runningWorld(3, unhealthy("demo-3"), func(w *World) {
+				w.Members[2].Status.Phase, w.Members[2].Status.Data = v1alpha1.EtcdMemberFailed, false
+			}), "create-member demo-4 on n4", "Scaling", "Adding a member on n4",
+		},
+		{
+			"members that share a node move apart", runningWorld(3, func(w *World) { w.Members[1].Spec.Node = "n1" }), "create-member demo-4 on n4", "Scaling",
+			"Adding a member on n4, so that no two share a node",
+		},
+		{"a stop is written down before anything else", runningWorld(3, sized(0)), "", "Scaling", "Stopping cluster"},
+		{"a stop waits for a quorum", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3")), "", "Scaling", "The stop waits for a quorum: what is kept must have every key"},
+		{
+			"unless nothing is to be kept", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3"), onStop(v1alpha1.EtcdDelete)),
+			"wish-member demo-1 Delete, wish-member demo-2 Delete, wish-member demo-3 Delete", "Scaling", "Stopping cluster: ending its processes",
+		},
+		{"a moment without a leader is no failure", runningWorld(3, noQuorum, func(w *World) { w.Cluster.Status.Conditions = nil }), "", "Running", "Waiting for a quorum of the members"},
+		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty."},
+		{
+			"a quorum that is lost is told with the remedy", runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum), "", "Failed",
+			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty.",
+		},
+		{
+			"a peer that no object knows is removed", runningWorld(3, func(w *World) {
+				w.View.Peers = append(w.View.Peers, Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
+			}), "remove-peer stranger", "Scaling", "Removing stranger, of which there is no EtcdMember any more",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := c.world.Cluster.DeepCopy()
+			if c.name == "a quorum that is lost is told with the remedy" {
+				c.world.View.Health["demo-1"] = Health{Answered: true, ID: 0xa1}
+			}
+			d := Plan(c.world)
+			if got := deeds(d); got != c.deeds {
+				t.Errorf("it does %q, want %q", got, c.deeds)
+			}
+			if d.Status.Phase != c.phase || message(d) != c.message {
+				t.Errorf("it says %s: %s\nwant %s: %s", d.Status.Phase, message(d), c.phase, c.message)
+			}
+			if !equality.Semantic.DeepEqual(before, c.world.Cluster) {
+				t.Error("the planner changed what it was given")
+			}
+		})
+	}
+}
+
+func TestAClusterCreatedWithSizeZeroIsStoppedAtOnce(t *testing.T) {
+	w := runningWorld(0, func(w *World) { w.Cluster.Status = v1alpha1.EtcdClusterStatus{}; w.View = View{} })
+	d := Plan(w)
+	if d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped || len(d.Notices) != 0 || d.Status.Members == nil || len(d.Actions) != 0 {
+		t.Errorf("%+v", d)
+	}
+	w.Cluster.Status = d.Status
+	sized(3)(&w)
+	d = Plan(w)
+	if deeds(d) != "create-member demo-1 on n1" || d.Status.Phase != v1alpha1.EtcdClusterPhaseCreating || message(d) != v1alpha1.MessageEtcdBootstrap {
+		t.Errorf("its first start: %q, %s %s", deeds(d), d.Status.Phase, message(d))
+	}
+}
+
+func TestARestartSaysSoOnce(t *testing.T) {
+	w := runningWorld(0, sized(3), func(w *World) {
+		w.View = View{}
+		w.Cluster.Status = v1alpha1.EtcdClusterStatus{
+			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, Rest: &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete},
+		}
+	})
+	keys := map[string]bool{}
+	for range 3 {
+		d := Plan(w)
+		c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdProgressing)
+		if c.Status != metav1.ConditionTrue || c.Reason != "Creating" || c.Message != "Restarting cluster from stopped state" {
+			t.Fatalf("%+v", c)
+		}
+		for _, n := range d.Notices {
+			keys[n.Reason+n.Key+n.Note] = true
+		}
+		w.Cluster.Status = d.Status
+		w.Now = w.Now.Add(time.Second)
+	}
+	if len(keys) != 1 {
+		t.Errorf("events: %v", keys)
+	}
+}
+
+// snapshotted adds a snapshot with verified copies.
+func snapshotted(name string, age time.Duration, nodes ...string) worldChange {
+	return func(w *World) {
+		s := &v1alpha1.EtcdSnapshot{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, CreationTimestamp: metav1.NewTime(noon.Add(-age)), Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer}},
+			Spec:       v1alpha1.EtcdSnapshotSpec{Cluster: "demo", ClusterUID: "12345678-90", Nodes: nodes, Member: "demo-1"},
+			Status:     v1alpha1.EtcdSnapshotStatus{Facts: &v1alpha1.EtcdSnapshotFacts{Revision: 7}},
+		}
+		for _, node := range nodes {
+			s.Status.Copies = append(s.Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: node, Verified: micro(noon)})
+		}
+		w.Snapshots = append(w.Snapshots, s)
+	}
+}
+
+func TestSnapshotsAreKeptAndCopied(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		world World
+		deeds string
+		nodes string
+	}{
+		{"enough", runningWorld(3, snapshotted("s1", time.Hour, "n1", "n2")), "", ""},
+		{"one copy is too few", runningWorld(3, snapshotted("s1", time.Hour, "n1")), "place-snapshot s1", "n1,n4"},
+		{"a draining node keeps its copy until others have theirs", runningWorld(4, drains("n5"), snapshotted("s1", time.Hour, "n1", "n5")), "place-snapshot s1", "n1,n2,n5"},
+		{"a node that is away for a moment keeps it", runningWorld(3, gone("n2", time.Minute), snapshotted("s1", time.Hour, "n1", "n2")), "", ""},
+		{
+			"the oldest beyond what is kept goes", runningWorld(3, snapshotted("s1", 4*time.Hour, "n1", "n2"), snapshotted("s2", 3*time.Hour, "n1", "n2"), snapshotted("s3", 2*time.Hour, "n1", "n2"),
+				snapshotted("s4", time.Hour, "n1", "n2")), "delete-snapshot s1", "",
+		},
+		{
+			"but not the one that is asked for", runningWorld(3, func(w *World) { w.Cluster.Spec.RestoreFrom = "s1" }, snapshotted("s1", 4*time.Hour, "n1", "n2"), snapshotted("s2", 3*time.Hour, "n1", "n2"),
+				snapshotted("s3", 2*time.Hour, "n1", "n2"), snapshotted("s4", time.Hour, "n1", "n2")), "delete-snapshot s2", "",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := Plan(c.world)
+			if got := deeds(d); got != c.deeds {
+				t.Fatalf("it does %q, want %q", got, c.deeds)
+			}
+			if c.nodes != "" {
+				if got := strings.Join(d.Actions[0].Snapshot.Spec.Nodes, ","); got != c.nodes {
+					t.Errorf("on %s, want %s", got, c.nodes)
+				}
+			}
+		})
+	}
+}
+
+// Any world: what is decided never breaks the rules that hold in every single step.
+func TestNoStepBreaksARule(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		flag := func(name string, of int) bool { return rapid.IntRange(0, of).Draw(t, name) == of }
+		members := rapid.IntRange(1, 7).Draw(t, "members")
+		w := runningWorld(members, sized(int32(rapid.IntRange(0, 7).Draw(t, "size"))))
+		onStop(rapid.SampledFrom([]v1alpha1.EtcdOnStop{v1alpha1.EtcdSnapshotThenDelete, v1alpha1.EtcdRetain, v1alpha1.EtcdDelete}).Draw(t, "onStop"))(&w)
+		for i := range members {
+			name, node := fmt.Sprintf("demo-%d", i+1), fmt.Sprintf("n%d", i+1)
+			if flag(name+" unhealthy", 3) {
+				unhealthy(name)(&w)
+			}
+			if flag(node+" gone", 5) {
+				gone(node, time.Duration(rapid.IntRange(0, 10).Draw(t, "minutes"))*time.Minute)(&w)
+			}
+			if flag(name+" is a learner", 5) {
+				w.View.Peers[i].Learner = true
+			}
+			if flag(name+" shares", 5) {
+				w.Members[i].Spec.Node = "n1"
+			}
+			if flag(name+" wants", 6) {
+				w.Members[i].Spec.Want = rapid.SampledFrom([]v1alpha1.EtcdMemberWish{v1alpha1.EtcdMemberReserve, v1alpha1.EtcdMemberSeal, v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberDelete}).Draw(t, "want")
+			}
+			if flag(name+" failed", 8) {
+				w.Members[i].Status.Phase = v1alpha1.EtcdMemberFailed
+			}
+		}
+		if flag("a drain", 3) {
+			drains(fmt.Sprintf("n%d", rapid.IntRange(1, members+1).Draw(t, "drains")))(&w)
+		}
+		if flag("no list", 4) {
+			noQuorum(&w)
+		}
+		d := Plan(w)
+		checkStep(t, w, d)
+	})
+}
+
+// checkStep holds a decision against the rules.
+func checkStep(t *rapid.T, w World, d Decision) {
+	changes := 0
+	healthy, voters := 0, 0
+	for _, p := range w.View.Peers {
+		if !p.Learner {
+			voters++
+			if w.View.Health[p.Name].OK() {
+				healthy++
+			}
+		}
+	}
+	for _, a := range d.Actions {
+		switch a.Do {
+		case CreateMember, AddLearner, PromoteLearner, RemovePeer:
+			changes++
+		}
+		switch {
+		case a.Do == RemovePeer && !a.Peer.Learner:
+			after := healthy
+			if w.View.Health[a.Peer.Name].OK() {
+				after--
+			}
+			if after < quorum(voters-1) {
+				t.Fatalf("%s is removed and %d of %d voters are left healthy", a.Peer.Name, after, voters-1)
+			}
+		case a.Do == CreateMember:
+			if w.Cluster.Status.ClusterID != "" && d.Status.Rest == nil && healthy < quorum(voters) {
+				t.Fatalf("a member is added with %d of %d voters healthy", healthy, voters)
+			}
+			if !w.schedulable(a.Member.Spec.Node) {
+				t.Fatalf("a member is added on %s, which takes no work", a.Member.Spec.Node)
+			}
+		case a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete:
+			released := d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdReleased
+			listed := slices.ContainsFunc(w.View.Peers, func(p Peer) bool { return p.PeerURL == a.Member.Status.PeerURL })
+			if !released && listed {
+				t.Fatalf("%s is deleted and etcd has it", a.Member.Name)
+			}
+			if released && d.Status.Stop.OnStop != v1alpha1.EtcdDelete {
+				t.Fatalf("%s is deleted in the same step as it is released", a.Member.Name)
+			}
+		case a.Do == WishMember && a.Member.Spec.Begin != nil && !a.Member.Spec.Begin.Existing && a.Member.Spec.Begin.Token != "":
+			t.Fatalf("%s begins a cluster where there is one", a.Member.Name)
+		}
+	}
+	if changes > 1 {
+		t.Fatalf("%d changes of members at once: %s", changes, deeds(d))
+	}
+}

@@ -1,0 +1,105 @@
+package etcdcluster
+
+import (
+	"slices"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// referee looks at what the planner writes down.
+func (s *sim) referee(w World, d Decision) {
+	was, is := w.Cluster.Status, d.Status
+	for _, c := range is.Conditions {
+		if before := condition(was, c.Type); before != nil && before.Status == c.Status && !before.LastTransitionTime.Equal(&c.LastTransitionTime) {
+			s.breach("condition %s stays %s and its time changes", c.Type, c.Status)
+		}
+	}
+	if is.Incarnation < was.Incarnation || is.NextMember < was.NextMember {
+		s.breach("incarnation %d to %d, next member %d to %d", was.Incarnation, is.Incarnation, was.NextMember, is.NextMember)
+	}
+	if is.Phase == v1alpha1.EtcdClusterPhaseStopped && was.Phase != is.Phase {
+		for name, data := range s.data {
+			if data.running && s.node(data.node).up {
+				s.breach("Stopped and %s runs", name)
+			}
+		}
+		if is.Rest != nil && is.Rest.OnStop == v1alpha1.EtcdDelete {
+			s.owed = map[int64]bool{} // asked for
+		}
+		if len(is.Members) > 0 || is.ReadyReplicas != 0 {
+			s.breach("Stopped and members %v", is.Members)
+		}
+	}
+	if is.Stop != nil && is.Stop.Step == v1alpha1.EtcdReleased && (was.Stop == nil || was.Stop.Step != v1alpha1.EtcdReleased) {
+		s.refereeRelease(is)
+	}
+}
+
+// refereeRelease: what is kept has every acknowledged write.
+func (s *sim) refereeRelease(is v1alpha1.EtcdClusterStatus) {
+	if is.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete {
+		return
+	}
+	f := s.anyFile(is.Rest.Snapshot)
+	if f == nil {
+		s.breach("released and no node that is there has %s", is.Rest.Snapshot)
+		return
+	}
+	for id := range s.owed {
+		if !f.acked[id] {
+			s.breach("released and write %d is not in %s", id, is.Rest.Snapshot)
+			return
+		}
+	}
+}
+
+// refereeCreate: one member in change at a time, and no two on one node while another is free.
+func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
+	used, changing := map[string]bool{}, 0
+	for _, other := range s.members {
+		if other.Spec.Want == v1alpha1.EtcdMemberDelete || other.Spec.Incarnation != m.Spec.Incarnation || other.Name == m.Name {
+			continue
+		}
+		used[other.Spec.Node] = true
+		r := s.raftOf()
+		voter := r != nil && slices.ContainsFunc(r.peers, func(p Peer) bool { return p.PeerURL == other.Status.PeerURL && !p.Learner })
+		if !voter && r != nil {
+			changing++
+		}
+	}
+	if changing > 0 {
+		s.breach("%s is created while %d others change", m.Name, changing)
+	}
+	if used[m.Spec.Node] {
+		for _, node := range w.Schedulable() {
+			if !used[node] {
+				s.breach("%s is created on %s and %s is free", m.Name, m.Spec.Node, node)
+			}
+		}
+	}
+}
+
+// refereeBegin: a cluster that had keys does not begin empty.
+func (s *sim) refereeBegin(m *v1alpha1.EtcdMember) {
+	b := m.Spec.Begin
+	if b.Existing || b.Snapshot != "" {
+		return
+	}
+	if s.cluster.Status.ClusterID != "" {
+		s.breach("%s begins empty and cluster %s was recorded", m.Name, s.cluster.Status.ClusterID)
+	}
+	if len(s.owed) > 0 {
+		s.breach("%s begins empty and %d writes were acknowledged", m.Name, len(s.owed))
+	}
+}
+
+// refereeDelete: data goes only when it was released, or etcd has done without it.
+func (s *sim) refereeDelete(m *v1alpha1.EtcdMember) {
+	d, st := s.data[m.Name], s.cluster.Status
+	if d == nil || !d.raft.has(d.id) || hexID(d.raft.id) != st.ClusterID {
+		return
+	}
+	if st.Stop == nil || st.Stop.Step != v1alpha1.EtcdReleased {
+		s.breach("%s is deleted before it was released, and etcd has it", m.Name)
+	}
+}

@@ -1,0 +1,111 @@
+package etcdcluster
+
+import (
+	"flag"
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+var simSeeds = flag.Uint64("etcd-sim-seeds", 150, "how many histories the simulation of etcd clusters plays")
+
+// play is one history: trouble for a while, then calm.
+func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
+	s.cluster.Spec.Storage.OnStop = onStop
+	for range steps {
+		if len(s.broken) > 0 {
+			return
+		}
+		if s.rand.IntN(2) == 0 {
+			s.coordinate()
+		}
+		s.event()
+	}
+	s.calm()
+	if s.cluster.Size() > 0 && len(s.broken) == 0 {
+		if r := s.raftOf(); r != nil {
+			s.judge(r)
+		}
+	}
+	// Whatever it was, it can be stopped and started again with every key.
+	for _, size := range []int32{0, 3} {
+		s.scale(size)
+		s.calm()
+		if !s.settled() {
+			s.breach("size %d: it does not settle: %+v", size, s.cluster.Status)
+			return
+		}
+	}
+	if r := s.raftOf(); r == nil {
+		s.breach("nothing runs")
+	} else {
+		s.judge(r)
+	}
+}
+
+func TestEveryHistoryEndsWithEveryKey(t *testing.T) {
+	for _, onStop := range []v1alpha1.EtcdOnStop{v1alpha1.EtcdSnapshotThenDelete, v1alpha1.EtcdRetain, v1alpha1.EtcdDelete} {
+		for seed := range *simSeeds {
+			s := newSim(seed, 4)
+			play(s, onStop, 400)
+			if len(s.broken) > 0 {
+				t.Fatalf("%s, seed %d: %s\n%s", onStop, seed, s.broken[0], strings.Join(s.heard[max(0, len(s.heard)-120):], "\n"))
+			}
+		}
+	}
+}
+
+// A referee that sees nothing would let every history pass.
+func TestTheRefereeSeesABrokenRule(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		mutants mutants
+		sees    string
+	}{
+		{"members serve while they are sealed", mutants{unsealed: true}, "is not in"},
+		{"data is deleted before it is released", mutants{decision: func(w World, d *Decision) {
+			if d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdSealing && len(w.Members) > 0 && w.Members[0].Spec.Want == v1alpha1.EtcdMemberSeal {
+				next := w.Members[0].DeepCopy()
+				next.Spec.Want = v1alpha1.EtcdMemberDelete
+				d.Actions = append(d.Actions, Action{Do: WishMember, Member: next})
+			}
+		}}, "before it was released"},
+		{"a cluster that had keys begins empty", mutants{decision: func(_ World, d *Decision) {
+			for _, a := range d.Actions {
+				if a.Do == WishMember && a.Member.Spec.Begin != nil {
+					a.Member.Spec.Begin.Snapshot = ""
+				}
+			}
+		}}, "begins empty"},
+		{"two members change at once", mutants{decision: func(_ World, d *Decision) {
+			for _, a := range d.Actions {
+				if a.Do == CreateMember {
+					more := a.Member.DeepCopy()
+					more.Name += "0"
+					d.Actions = append(d.Actions, Action{Do: CreateMember, Member: more})
+					return
+				}
+			}
+		}}, "others change"},
+		{"a condition's time changes", mutants{decision: func(w World, d *Decision) {
+			for i := range d.Status.Conditions {
+				d.Status.Conditions[i].LastTransitionTime.Time = w.Now
+			}
+		}}, "its time changes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for seed := range uint64(300) {
+				s := newSim(seed, 4)
+				s.mutants = c.mutants
+				play(s, v1alpha1.EtcdSnapshotThenDelete, 400)
+				for _, b := range s.broken {
+					if strings.Contains(b, c.sees) {
+						return
+					}
+				}
+			}
+			t.Error("300 histories passed")
+		})
+	}
+}

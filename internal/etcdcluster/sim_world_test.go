@@ -1,0 +1,730 @@
+package etcdcluster
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// simNode is a machine: its node may be down for a while, or drain.
+type simNode struct {
+	name     string
+	up       bool
+	draining bool
+	downAt   time.Time
+	noSpace  bool // snapshots fail here
+}
+
+// simRaft is an etcd cluster as it really is: its members, and how many writes it acknowledged.
+type simRaft struct {
+	id       uint64
+	peers    []Peer
+	revision int64
+	acked    map[int64]bool
+	removed  map[uint64]bool
+}
+
+// simData is a data directory.
+type simData struct {
+	raft        *simRaft
+	id          uint64
+	applied     int64
+	incarnation int64
+	node        string
+	running     bool
+	sealed      bool
+}
+
+// simFile is a snapshot file.
+type simFile struct {
+	revision int64
+	acked    map[int64]bool
+}
+
+// sim is a cluster around the real planner: everything happens in one goroutine, in an order that chance decides.
+type sim struct {
+	rand    *rand.Rand
+	now     time.Time
+	version int
+
+	cluster   *v1alpha1.EtcdCluster
+	members   map[string]*v1alpha1.EtcdMember
+	snapshots map[string]*v1alpha1.EtcdSnapshot
+	nodes     []*simNode
+	data      map[string]*simData            // by member
+	files     map[string]map[string]*simFile // by node and snapshot
+	nextID    uint64
+
+	owed    map[int64]bool // writes that were acknowledged and must be there
+	writes  int64
+	chaos   bool
+	heard   []string
+	broken  []string
+	events  map[string]int
+	mutants mutants
+}
+
+// mutants are rules broken on purpose, to show that the referee would see it.
+type mutants struct {
+	unsealed bool                   // members go on serving while they say that they are sealed
+	decision func(World, *Decision) // the planner decides otherwise
+}
+
+func newSim(seed uint64, nodes int) *sim {
+	s := &sim{
+		rand: rand.New(rand.NewPCG(seed, 3)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), members: map[string]*v1alpha1.EtcdMember{},
+		snapshots: map[string]*v1alpha1.EtcdSnapshot{}, data: map[string]*simData{}, files: map[string]map[string]*simFile{}, nextID: 100,
+		owed: map[int64]bool{}, events: map[string]int{}, chaos: true,
+	}
+	for i := range nodes {
+		s.nodes = append(s.nodes, &simNode{name: fmt.Sprintf("n%d", i+1), up: true})
+	}
+	three := int32(3)
+	s.cluster = &v1alpha1.EtcdCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "0123456789", Generation: 1, Finalizers: []string{v1alpha1.EtcdClusterFinalizer}},
+		Spec: v1alpha1.EtcdClusterSpec{
+			Size: &three, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 2},
+			ReplaceAfter: &metav1.Duration{Duration: 30 * time.Second},
+		},
+	}
+	s.touch(s.cluster)
+	return s
+}
+
+func (s *sim) touch(o metav1.Object) {
+	s.version++
+	o.SetResourceVersion(strconv.Itoa(s.version))
+}
+
+func (s *sim) log(format string, args ...any) {
+	s.heard = append(s.heard, s.now.Format("04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+func (s *sim) breach(format string, args ...any) {
+	s.log("BREACH "+format, args...)
+	s.broken = append(s.broken, fmt.Sprintf(format, args...))
+}
+
+func (s *sim) chance(n int) bool { return s.chaos && s.rand.IntN(n) == 0 }
+
+func (s *sim) node(name string) *simNode {
+	for _, n := range s.nodes {
+		if n.name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+func (s *sim) scale(size int32) {
+	s.cluster.Spec.Size = &size
+	s.cluster.Generation++
+	s.touch(s.cluster)
+	s.log("size %d", size)
+}
+
+// world is what the coordinator reads.
+func (s *sim) world() World {
+	w := World{
+		Now: s.now, Cluster: s.cluster.DeepCopy(), Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, Load: map[string]int{},
+	}
+	for _, n := range s.nodes {
+		object := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
+		object.Status.Epoch, object.Status.Liveness = 1, v1alpha1.Alive
+		ready, rec := metav1.ConditionTrue, lease.Record{Node: n.name, Holder: n.name, Epoch: 1}
+		if n.draining {
+			object.Status.Liveness = v1alpha1.Draining
+			w.Slot = &v1alpha1.ActiveDrain{Node: n.name}
+		}
+		if !n.up {
+			ready, rec.Holder, rec.Fenced = metav1.ConditionFalse, "", 1
+		}
+		object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: ready, LastTransitionTime: metav1.NewTime(n.downAt)}}
+		w.Nodes[n.name], w.Leases[n.name] = object, rec
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		w.Members = append(w.Members, s.members[name].DeepCopy())
+		w.Load[s.members[name].Spec.Node]++
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.snapshots)) {
+		w.Snapshots = append(w.Snapshots, s.snapshots[name].DeepCopy())
+	}
+	w.View = s.view()
+	return w
+}
+
+// view is what etcd says.
+func (s *sim) view() View {
+	v := View{Health: map[string]Health{}}
+	for _, name := range slices.Sorted(maps.Keys(s.data)) {
+		d, m := s.data[name], s.members[name]
+		if m == nil || !d.running || m.Spec.Incarnation != s.cluster.Status.Incarnation {
+			continue
+		}
+		h := Health{Answered: true, ID: d.id, ClusterID: d.raft.id, Revision: d.applied}
+		if s.quorate(d.raft) && d.raft.has(d.id) {
+			h.Leader = s.leader(d.raft)
+			if !v.Listed && !d.raft.peer(d.id).Learner {
+				v.Listed, v.Peers, v.Via, v.Revision = true, slices.Clone(d.raft.peers), name, d.raft.revision
+			}
+		}
+		v.Health[name] = h
+	}
+	return v
+}
+
+func (r *simRaft) has(id uint64) bool {
+	return slices.ContainsFunc(r.peers, func(p Peer) bool { return p.ID == id })
+}
+
+func (r *simRaft) peer(id uint64) Peer {
+	for _, p := range r.peers {
+		if p.ID == id {
+			return p
+		}
+	}
+	return Peer{}
+}
+
+func (r *simRaft) voters() int {
+	n := 0
+	for _, p := range r.peers {
+		if !p.Learner {
+			n++
+		}
+	}
+	return n
+}
+
+// runningVoters are the data directories of voters whose process runs.
+func (s *sim) runningVoters(r *simRaft) []*simData {
+	var list []*simData
+	for _, name := range slices.Sorted(maps.Keys(s.data)) {
+		if d := s.data[name]; d.raft == r && d.running && r.has(d.id) && !r.peer(d.id).Learner {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+func (s *sim) quorate(r *simRaft) bool {
+	running := s.runningVoters(r)
+	return len(running) >= quorum(r.voters()) && slices.ContainsFunc(running, func(d *simData) bool { return d.applied == r.revision })
+}
+
+func (s *sim) leader(r *simRaft) uint64 {
+	for _, d := range s.runningVoters(r) {
+		if d.applied == r.revision {
+			return d.id
+		}
+	}
+	return 0
+}
+
+// clients write whenever somebody serves them, and members catch up.
+func (s *sim) clients() {
+	seen := map[*simRaft]bool{}
+	for _, name := range slices.Sorted(maps.Keys(s.data)) {
+		r := s.data[name].raft
+		if seen[r] || !s.quorate(r) {
+			continue
+		}
+		seen[r] = true
+		serving := slices.ContainsFunc(s.runningVoters(r), func(d *simData) bool { return !d.sealed || s.mutants.unsealed })
+		published := slices.ContainsFunc(s.cluster.Status.Members, func(m v1alpha1.EtcdMemberInfo) bool {
+			return m.ClientURL != "" && s.data[m.Name] != nil && s.data[m.Name].raft == r
+		})
+		if serving && published {
+			s.writes++
+			r.revision++
+			r.acked[s.writes] = true
+			s.owed[s.writes] = true
+			for _, d := range s.runningVoters(r) {
+				d.applied = r.revision
+			}
+		}
+		for _, d := range s.data {
+			if d.raft == r && d.running && r.has(d.id) {
+				d.applied = r.revision
+			}
+		}
+	}
+}
+
+// judge looks whether every acknowledged write is in the cluster that runs.
+func (s *sim) judge(r *simRaft) {
+	for id := range s.owed {
+		if !r.acked[id] {
+			s.breach("write %d was acknowledged and is not in cluster %x", id, r.id)
+			return
+		}
+	}
+}
+
+// machine lets a node obey for one of its members.
+func (s *sim) machine(n *simNode) {
+	if !n.up {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		if m := s.members[name]; m.Spec.Node == n.name && !s.chance(3) {
+			s.obey(n, m)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.snapshots)) {
+		if !s.chance(3) {
+			s.curate(n, s.snapshots[name])
+		}
+	}
+}
+
+func (s *sim) phase(m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) {
+	if m.Status.Phase != phase || m.Status.ObservedGeneration != m.Generation {
+		m.Status.Phase, m.Status.ObservedGeneration = phase, m.Generation
+		s.touch(m)
+		s.log("%s on %s: %s", m.Name, m.Spec.Node, phase)
+	}
+}
+
+func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
+	d := s.data[m.Name]
+	m.Status.Data = d != nil
+	switch m.Spec.Want {
+	case v1alpha1.EtcdMemberReserve:
+		if n.draining {
+			return
+		}
+		m.Status.PeerURL, m.Status.ClientURL = "peer://"+m.Name, "client://"+m.Name
+		s.phase(m, v1alpha1.EtcdMemberReserved)
+	case v1alpha1.EtcdMemberRun, v1alpha1.EtcdMemberSeal:
+		if d == nil {
+			if m.Spec.DataRequired {
+				s.phase(m, v1alpha1.EtcdMemberFailed)
+				return
+			}
+			if n.draining {
+				return
+			}
+			if d = s.begin(n, m); d == nil {
+				return
+			}
+		}
+		if d.raft.removed[d.id] {
+			d.running = false
+			s.phase(m, v1alpha1.EtcdMemberStopped)
+			return
+		}
+		d.running, d.sealed = true, m.Spec.Want == v1alpha1.EtcdMemberSeal
+		m.Status.ID, m.Status.ClusterID, m.Status.Data = hexID(d.id), hexID(d.raft.id), true
+		for i := range d.raft.peers {
+			if d.raft.peers[i].ID == d.id {
+				d.raft.peers[i].Name = m.Name
+			}
+		}
+		if d.sealed {
+			s.phase(m, v1alpha1.EtcdMemberSealed)
+		} else {
+			s.phase(m, v1alpha1.EtcdMemberRunning)
+		}
+	case v1alpha1.EtcdMemberStop:
+		if d != nil {
+			d.running = false
+		}
+		s.phase(m, v1alpha1.EtcdMemberStopped)
+	case v1alpha1.EtcdMemberDelete:
+		delete(s.data, m.Name)
+		m.Status.Data = false
+		s.phase(m, v1alpha1.EtcdMemberDeleted)
+	}
+}
+
+// begin makes a member's data.
+func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
+	b := m.Spec.Begin
+	if b == nil {
+		s.breach("%s runs and does not know how to begin", m.Name)
+		return nil
+	}
+	d := &simData{incarnation: m.Spec.Incarnation, node: n.name}
+	if b.Existing {
+		for _, other := range s.data {
+			if i := slices.IndexFunc(other.raft.peers, func(p Peer) bool { return p.PeerURL == m.Status.PeerURL }); i >= 0 {
+				d.raft, d.id = other.raft, other.raft.peers[i].ID
+			}
+		}
+		if d.raft == nil || !s.quorate(d.raft) {
+			return nil // nobody to join yet
+		}
+	} else {
+		s.nextID++
+		d.raft, d.id = &simRaft{id: s.nextID, acked: map[int64]bool{}, removed: map[uint64]bool{}}, s.nextID+1000
+		d.raft.peers = []Peer{{ID: d.id, Name: m.Name, PeerURL: m.Status.PeerURL}}
+		if b.Snapshot != "" {
+			file := s.anyFile(b.Snapshot)
+			if file == nil {
+				s.phase(m, v1alpha1.EtcdMemberFailed)
+				return nil
+			}
+			d.raft.revision, d.raft.acked = file.revision, maps.Clone(file.acked)
+			d.applied = file.revision
+		}
+		s.log("%s begins cluster %x at revision %d", m.Name, d.raft.id, d.raft.revision)
+	}
+	s.data[m.Name] = d
+	return d
+}
+
+func (s *sim) anyFile(snapshot string) *simFile {
+	for _, n := range s.nodes {
+		if f := s.files[n.name][snapshot]; f != nil && n.up {
+			return f
+		}
+	}
+	return nil
+}
+
+// curate lets a node take, copy or delete a snapshot.
+func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
+	has := s.files[n.name][snap.Name] != nil
+	wanted := slices.Contains(snap.Spec.Nodes, n.name)
+	switch {
+	case snap.DeletionTimestamp != nil:
+		s.dropFile(n, snap)
+	case snap.Status.Facts == nil && snap.Status.Error == "" && s.members[snap.Spec.Member] != nil && s.members[snap.Spec.Member].Spec.Node == n.name:
+		d := s.data[snap.Spec.Member]
+		if d == nil || !d.running {
+			return
+		}
+		if n.noSpace || s.chance(6) || snap.Spec.Revision != 0 && snap.Spec.Revision != d.applied {
+			snap.Status.Error = "no space left on device"
+			s.touch(snap)
+			return
+		}
+		snap.Status.Facts = &v1alpha1.EtcdSnapshotFacts{Revision: d.applied, At: *micro(s.now)}
+		s.keepFile(n, snap, &simFile{revision: d.applied, acked: maps.Clone(d.raft.acked)})
+	case wanted && !has && snap.Status.Facts != nil && !n.noSpace:
+		if f := s.anyFile(snap.Name); f != nil {
+			s.keepFile(n, snap, f)
+		}
+	case !wanted && has && slices.ContainsFunc(snap.Verified(), func(other string) bool { return slices.Contains(snap.Spec.Nodes, other) }):
+		s.dropFile(n, snap)
+	}
+}
+
+func (s *sim) keepFile(n *simNode, snap *v1alpha1.EtcdSnapshot, f *simFile) {
+	if s.files[n.name] == nil {
+		s.files[n.name] = map[string]*simFile{}
+	}
+	s.files[n.name][snap.Name] = f
+	snap.Status.Copies = append(snap.Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: n.name, Verified: micro(s.now)})
+	s.touch(snap)
+	s.log("%s has %s at revision %d", n.name, snap.Name, f.revision)
+}
+
+func (s *sim) dropFile(n *simNode, snap *v1alpha1.EtcdSnapshot) {
+	delete(s.files[n.name], snap.Name)
+	before := len(snap.Status.Copies)
+	snap.Status.Copies = slices.DeleteFunc(snap.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == n.name })
+	if len(snap.Status.Copies) != before {
+		s.touch(snap)
+	}
+}
+
+// coordinate lets the coordinator take one look and do what follows, and says whether there was anything. It may die at any point,
+// and the world goes on meanwhile.
+func (s *sim) coordinate() bool {
+	w := s.world()
+	d := Plan(w)
+	if s.mutants.decision != nil {
+		s.mutants.decision(w, &d)
+	}
+	if w.Cluster.ResourceVersion != s.cluster.ResourceVersion {
+		return true
+	}
+	changed := !equality.Semantic.DeepEqual(s.cluster.Status, d.Status)
+	if changed {
+		s.referee(w, d)
+		s.cluster.Status = *d.Status.DeepCopy()
+		s.touch(s.cluster)
+	}
+	for _, n := range d.Notices {
+		s.events[n.Reason+"/"+n.Key]++
+	}
+	if s.chance(8) {
+		s.log("the coordinator dies after it wrote the status")
+		return true
+	}
+	rested := s.cluster.ResourceVersion
+	for _, a := range d.Actions {
+		if s.chance(6) {
+			s.event()
+		}
+		if s.cluster.ResourceVersion != rested && irreversible(a) {
+			return true // it reads live and finds another record
+		}
+		if !s.do(w, a) {
+			return true
+		}
+		if s.chance(8) {
+			s.log("the coordinator dies after %s", a.Do)
+			return true
+		}
+	}
+	return changed || len(d.Actions) > 0
+}
+
+func irreversible(a Action) bool {
+	return a.Do == AddLearner || a.Do == PromoteLearner || a.Do == RemovePeer || a.Do == DeleteSnapshot || a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete
+}
+
+// raftOf is the etcd cluster of the present incarnation.
+func (s *sim) raftOf() *simRaft {
+	for _, name := range slices.Sorted(maps.Keys(s.data)) {
+		if m := s.members[name]; m != nil && m.Spec.Incarnation == s.cluster.Status.Incarnation && s.data[name].running && s.quorate(s.data[name].raft) {
+			return s.data[name].raft
+		}
+	}
+	return nil
+}
+
+func (s *sim) do(w World, a Action) bool {
+	name := ""
+	switch {
+	case a.Member != nil:
+		name = a.Member.Name + " " + string(a.Member.Spec.Want) + " on " + a.Member.Spec.Node
+	case a.Snapshot != nil:
+		name = a.Snapshot.Name + " " + strings.Join(a.Snapshot.Spec.Nodes, ",")
+	default:
+		name = a.Peer.Name
+	}
+	s.log("%s %s", a.Do, name)
+	switch a.Do {
+	case CreateMember:
+		return s.createMember(w, a.Member)
+	case WishMember:
+		return s.wishMember(a.Member)
+	case ReleaseMember:
+		if s.data[a.Member.Name] != nil && s.node(a.Member.Spec.Node) != nil {
+			s.breach("%s is let go and its data is there", a.Member.Name)
+		}
+		delete(s.members, a.Member.Name)
+	case AddLearner, PromoteLearner, RemovePeer, MoveLeader:
+		return s.reconfigure(a)
+	case CreateSnapshot:
+		if s.snapshots[a.Snapshot.Name] != nil {
+			return false
+		}
+		snap := a.Snapshot.DeepCopy()
+		snap.UID, snap.Generation, snap.CreationTimestamp = types.UID(snap.Name), 1, metav1.NewTime(s.now)
+		s.touch(snap)
+		s.snapshots[snap.Name] = snap
+	case PlaceSnapshot:
+		snap := s.snapshots[a.Snapshot.Name]
+		if snap == nil || snap.ResourceVersion != a.Snapshot.ResourceVersion {
+			return false
+		}
+		snap.Spec, snap.Finalizers = *a.Snapshot.Spec.DeepCopy(), a.Snapshot.Finalizers
+		s.touch(snap)
+	case DeleteSnapshot:
+		snap := s.snapshots[a.Snapshot.Name]
+		if snap == nil || snap.ResourceVersion != a.Snapshot.ResourceVersion {
+			return false
+		}
+		if rest := s.cluster.Status.Rest; rest != nil && rest.Snapshot == snap.Name {
+			s.breach("snapshot %s is deleted and the next start begins from it", snap.Name)
+		}
+		at := metav1.NewTime(s.now)
+		snap.DeletionTimestamp = &at
+		s.touch(snap)
+	case ReleaseSnapshot:
+		delete(s.snapshots, a.Snapshot.Name)
+	}
+	return true
+}
+
+func (s *sim) createMember(w World, m *v1alpha1.EtcdMember) bool {
+	if s.members[m.Name] != nil {
+		s.breach("member %s is created twice", m.Name)
+		return false
+	}
+	m = m.DeepCopy()
+	m.UID, m.Generation, m.CreationTimestamp = types.UID(m.Name), 1, metav1.NewTime(s.now)
+	s.touch(m)
+	s.members[m.Name] = m
+	s.refereeCreate(w, m)
+	return true
+}
+
+func (s *sim) wishMember(m *v1alpha1.EtcdMember) bool {
+	is := s.members[m.Name]
+	if is == nil || is.Generation != m.Generation || m.Spec.Want == v1alpha1.EtcdMemberDelete && is.ResourceVersion != m.ResourceVersion {
+		return false
+	}
+	if m.Spec.Want == v1alpha1.EtcdMemberDelete && is.Spec.Want != m.Spec.Want {
+		s.refereeDelete(is)
+	}
+	if m.Spec.Begin != nil && is.Spec.Begin == nil {
+		s.refereeBegin(m)
+	}
+	is.Spec = *m.Spec.DeepCopy()
+	is.Generation++
+	s.touch(is)
+	return true
+}
+
+// reconfigure changes etcd's list, with what the observer checks just before.
+func (s *sim) reconfigure(a Action) bool {
+	r := s.raftOf()
+	if r == nil {
+		return false
+	}
+	switch a.Do {
+	case AddLearner:
+		if slices.ContainsFunc(r.peers, func(p Peer) bool { return p.PeerURL == a.Member.Status.PeerURL }) {
+			return true
+		}
+		if slices.ContainsFunc(r.peers, func(p Peer) bool { return p.Learner }) {
+			return false
+		}
+		s.nextID++
+		r.peers = append(r.peers, Peer{ID: s.nextID + 1000, PeerURL: a.Member.Status.PeerURL, Learner: true})
+	case PromoteLearner:
+		for i := range r.peers {
+			if r.peers[i].PeerURL == a.Member.Status.PeerURL && !s.chance(2) {
+				r.peers[i].Learner = false
+			}
+		}
+	case RemovePeer:
+		p := r.peer(a.Peer.ID)
+		if p.ID == 0 || p.Learner != a.Peer.Learner {
+			return true
+		}
+		after := 0
+		for _, d := range s.runningVoters(r) {
+			if d.id != p.ID {
+				after++
+			}
+		}
+		if !p.Learner && after < quorum(r.voters()-1) {
+			return false // as the observer refuses
+		}
+		r.peers = slices.DeleteFunc(r.peers, func(q Peer) bool { return q.ID == p.ID })
+		r.removed[p.ID] = true
+	}
+	return true
+}
+
+// event lets something happen.
+func (s *sim) event() {
+	n := s.nodes[s.rand.IntN(len(s.nodes))]
+	switch k := s.rand.IntN(40); {
+	case k < 20:
+		s.machine(n)
+	case k < 24:
+		s.clients()
+	case k < 26:
+		s.down(n)
+	case k < 30:
+		if !n.up {
+			n.up = true
+			s.log("%s is back", n.name)
+		}
+	case k == 30:
+		s.scale(int32(s.rand.IntN(6)))
+	case k == 31:
+		n.noSpace = !n.noSpace
+	case k == 32:
+		s.drain(n)
+	case k == 33:
+		s.crash(n)
+	}
+	s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
+}
+
+// down takes a node away, unless that would take a quorum of the machines.
+func (s *sim) down(n *simNode) {
+	gone := 0
+	for _, other := range s.nodes {
+		if !other.up {
+			gone++
+		}
+	}
+	if !n.up || gone > 0 {
+		return
+	}
+	n.up, n.downAt = false, s.now
+	s.log("%s is down", n.name)
+	for _, d := range s.data {
+		if d.node == n.name {
+			d.running = false
+		}
+	}
+}
+
+// crash ends the processes of members on a node; the node starts them again.
+func (s *sim) crash(n *simNode) {
+	for _, d := range s.data {
+		if d.node == n.name {
+			d.running = false
+		}
+	}
+}
+
+func (s *sim) drain(n *simNode) {
+	for _, other := range s.nodes {
+		if other.draining {
+			other.draining = false
+			s.log("%s drains no more", other.name)
+			return
+		}
+	}
+	n.draining = n.up
+	s.log("%s drains", n.name)
+}
+
+// calm ends all trouble and lets the cluster come to rest.
+func (s *sim) calm() {
+	s.chaos = false
+	s.log("calm")
+	for _, n := range s.nodes {
+		n.up, n.draining, n.noSpace = true, false, false
+	}
+	for range 600 {
+		s.now = s.now.Add(500 * time.Millisecond)
+		for _, n := range s.nodes {
+			s.machine(n)
+		}
+		s.clients()
+		busy := s.coordinate()
+		if !busy && s.settled() {
+			return
+		}
+	}
+}
+
+func (s *sim) settled() bool {
+	st := s.cluster.Status
+	if st.ObservedGeneration != s.cluster.Generation {
+		return false
+	}
+	if s.cluster.Size() == 0 {
+		return st.Phase == v1alpha1.EtcdClusterPhaseStopped && st.Stop == nil
+	}
+	return st.Phase == v1alpha1.EtcdClusterPhaseRunning && int(st.ReadyReplicas) == s.cluster.Size() && len(s.members) == s.cluster.Size()
+}
+
+func condition(s v1alpha1.EtcdClusterStatus, kind string) *metav1.Condition {
+	return meta.FindStatusCondition(s.Conditions, kind)
+}

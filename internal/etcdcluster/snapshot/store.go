@@ -1,0 +1,254 @@
+package snapshot
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Store is a directory of snapshots:
+//
+//	<root>/<dir>/<cluster UID>/<name>.db        a snapshot
+//	<root>/<dir>/<cluster UID>/.<name>.db.*     one that is being written
+type Store struct{ Root string }
+
+// Key names a snapshot in a store.
+type Key struct {
+	// Dir is a directory below the root, as the cluster's policy names it; it may be empty.
+	Dir string
+	// ClusterUID is the UID of the EtcdCluster.
+	ClusterUID string
+	// Name of the EtcdSnapshot.
+	Name string
+}
+
+const suffix = ".db"
+
+// local says whether a name is one file or directory below another, and none that the store uses itself.
+func local(name string) bool {
+	return name != "" && !strings.HasPrefix(name, ".") && filepath.IsLocal(name) && filepath.Base(name) == name
+}
+
+func (k Key) validate() error {
+	if k.Dir != "" && !local(k.Dir) || !local(k.ClusterUID) || !local(k.Name) {
+		return fmt.Errorf("%q, %q, %q does not name a snapshot", k.Dir, k.ClusterUID, k.Name)
+	}
+	return nil
+}
+
+// Path of a snapshot.
+func (s Store) Path(k Key) (string, error) {
+	if err := k.validate(); err != nil {
+		return "", err
+	}
+	return filepath.Join(s.Root, k.Dir, k.ClusterUID, k.Name+suffix), nil
+}
+
+// Temp makes sure that the directory of a snapshot is there, and names a file in it to write to.
+func (s Store) Temp(k Key) (string, error) {
+	path, err := s.Path(k)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(path)
+	for {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return "", err
+		}
+		f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a snapshot was deleted meanwhile, and its directory was empty
+		}
+		if err != nil {
+			return "", err
+		}
+		return f.Name(), f.Close()
+	}
+}
+
+// Discard removes a temporary file if it is still there, and directories that are empty without it.
+func (s Store) Discard(temp string) {
+	_ = os.Remove(temp) // the next start sweeps it
+	s.tidy(filepath.Dir(temp))
+}
+
+func (s Store) tidy(dir string) {
+	for dir != filepath.Clean(s.Root) && os.Remove(dir) == nil {
+		dir = filepath.Dir(dir)
+	}
+}
+
+// Keep gives a verified file its name.
+func (s Store) Keep(k Key, temp string) error {
+	path, err := s.Path(k)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return err
+	}
+	return syncFile(filepath.Dir(path))
+}
+
+// Has says whether there is a file of that name. Whether it is good only Verify tells.
+func (s Store) Has(k Key) (bool, error) {
+	path, err := s.Path(k)
+	if err != nil {
+		return false, err
+	}
+	_, err = os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Delete removes a snapshot, and directories that are empty without it.
+func (s Store) Delete(k Key) error {
+	path, err := s.Path(k)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := syncFile(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	s.tidy(dir)
+	return nil
+}
+
+// Open opens a snapshot to send it, after it was compared with what was recorded of it.
+func (s Store) Open(k Key, size int64, sum string) (*os.File, error) {
+	path, err := s.Path(k)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := verify(f, size, sum); err != nil {
+		f.Close()
+		return nil, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Found is a file in a store.
+type Found struct {
+	Key     Key
+	Path    string
+	Written time.Time
+	// Temp: it is one that was being written.
+	Temp bool
+}
+
+// List finds all files.
+func (s Store) List() ([]Found, error) {
+	var all []Found
+	err := filepath.WalkDir(s.Root, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(s.Root, path)
+		if err != nil {
+			return err
+		}
+		parts := strings.Split(rel, string(filepath.Separator))
+		if len(parts) < 2 || len(parts) > 3 {
+			return nil
+		}
+		f := Found{Path: path, Temp: strings.HasPrefix(d.Name(), ".") && strings.Contains(d.Name(), suffix+".")}
+		name, ok := strings.CutSuffix(d.Name(), suffix)
+		f.Key = Key{ClusterUID: parts[len(parts)-2], Name: name}
+		if len(parts) == 3 {
+			f.Key.Dir = parts[0]
+		}
+		if !f.Temp && (!ok || f.Key.validate() != nil) {
+			return nil // not ours
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil // it went meanwhile
+		}
+		f.Written = info.ModTime()
+		all = append(all, f)
+		return nil
+	})
+	return all, err
+}
+
+// Sweep removes what was being written when an earlier process of this node ended.
+func (s Store) Sweep() error {
+	all, err := s.List()
+	if err != nil {
+		return err
+	}
+	for _, f := range all {
+		if f.Temp {
+			err = errors.Join(err, os.Remove(f.Path))
+		}
+	}
+	return err
+}
+
+// Receiver writes a copy that comes in pieces and compares it with what was recorded.
+type Receiver struct {
+	file *os.File
+	hash hash.Hash
+	size int64
+	got  int64
+	sum  string
+}
+
+// Receive begins to write a copy to a temporary file.
+func Receive(temp string, size int64, sum string) (*Receiver, error) {
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &Receiver{file: f, hash: sha256.New(), size: size, sum: sum}, nil
+}
+
+// Write implements io.Writer. More than what was recorded is refused.
+func (r *Receiver) Write(p []byte) (int, error) {
+	if r.got+int64(len(p)) > r.size {
+		return 0, fmt.Errorf("%w: more than %d bytes came", ErrTampered, r.size)
+	}
+	n, err := r.file.Write(p)
+	r.got += int64(n)
+	r.hash.Write(p[:n])
+	return n, err
+}
+
+// Finish makes sure that all came as recorded and that it survives a crash.
+func (r *Receiver) Finish() error {
+	if r.got != r.size {
+		return fmt.Errorf("%w: %d bytes came, not %d", ErrTampered, r.got, r.size)
+	}
+	if got := hex.EncodeToString(r.hash.Sum(nil)); got != r.sum {
+		return fmt.Errorf("%w: the sha256 of what came is %s, not %s", ErrTampered, got, r.sum)
+	}
+	return r.file.Sync()
+}
+
+// Close gives the file back.
+func (r *Receiver) Close() error { return r.file.Close() }

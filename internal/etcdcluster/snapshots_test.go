@@ -1,0 +1,267 @@
+package etcdcluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	nodewire "github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
+)
+
+// move changes the nodes that should keep a snapshot.
+func (y *yard) move(s *v1alpha1.EtcdSnapshot, on ...*machine) {
+	y.t.Helper()
+	until(y.t, s.Name+" to be moved", func() bool {
+		got := &v1alpha1.EtcdSnapshot{}
+		y.must(y.admin.Get(context.Background(), client.ObjectKeyFromObject(s), got))
+		got.Spec.Nodes = nil
+		for _, m := range on {
+			got.Spec.Nodes = append(got.Spec.Nodes, m.name)
+		}
+		err := y.admin.Update(context.Background(), got)
+		if err != nil && !apierrors.IsConflict(err) {
+			y.t.Fatal(err)
+		}
+		return err == nil
+	})
+}
+
+// tamper changes one byte of a file, whose size and times stay as they are.
+func tamper(t *testing.T, path string) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 1
+	if err := errors.Join(os.WriteFile(path, data, 0o600), os.Chtimes(path, info.ModTime(), info.ModTime())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// filled is a running member with keys.
+func (y *yard) filled(name string, on *machine) *v1alpha1.EtcdMember {
+	y.t.Helper()
+	m := y.running(name, on)
+	cli := y.client(m)
+	for i := range 30 {
+		_, err := cli.Put(soon(y.t), fmt.Sprintf("key-%d", i), strings.Repeat("value", 100))
+		y.must(err)
+	}
+	return m
+}
+
+func badCopy(on *machine, why string) func(*v1alpha1.EtcdSnapshot) bool {
+	return func(s *v1alpha1.EtcdSnapshot) bool {
+		c, verified := s.Copy(on.name)
+		return !verified && strings.Contains(c.Error, why)
+	}
+}
+
+func TestASnapshotIsCopiedAndHandedOn(t *testing.T) {
+	y := newYard(t)
+	n1, n2 := y.machine("n1"), y.machine("n2")
+	y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1, n2)
+	y.awaitSnapshot(s, "kept by both", kept(n1, n2))
+	until(t, "nobody to have the only copy", func() bool { return n1.held(etcdcluster.KindData) == 0 && n2.held(etcdcluster.KindData) == 0 })
+	a, err := os.ReadFile(n1.snapshotFile("s-1"))
+	y.must(err)
+	b, err := os.ReadFile(n2.snapshotFile("s-1"))
+	y.must(err)
+	if string(a) != string(b) {
+		t.Error("the copies differ")
+	}
+	y.move(s, n2)
+	y.awaitSnapshot(s, "kept by n2 alone", kept(n2))
+	until(t, "the file to go", func() bool { return !exists(n1.snapshotFile("s-1")) })
+	until(t, "n2 to have the only copy", func() bool { return n1.held(etcdcluster.KindData) == 0 && n2.held(etcdcluster.KindData) == 1 })
+	y.must(y.admin.Delete(context.Background(), s))
+	y.awaitSnapshot(s, "no copies", func(s *v1alpha1.EtcdSnapshot) bool { return len(s.Status.Copies) == 0 })
+	if exists(n2.snapshotFile("s-1")) {
+		t.Error("its file is still there")
+	}
+}
+
+func TestTheLastCopyStaysUntilAnotherIsVerified(t *testing.T) {
+	y := newYard(t)
+	n1, n2 := y.machine("n1"), y.machine("n2")
+	y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	y.awaitSnapshot(s, "kept by n1", kept(n1))
+	n2.stop()
+	y.move(s, n2)
+	n1.stop()
+	n1.start()
+	y.awaitSnapshot(s, "kept by n1", kept(n1))
+	if !exists(n1.snapshotFile("s-1")) {
+		t.Fatal("the only copy was deleted")
+	}
+	n2.start()
+	y.awaitSnapshot(s, "kept by n2 alone", kept(n2))
+	until(t, "the file of n1 to go", func() bool { return !exists(n1.snapshotFile("s-1")) })
+}
+
+func TestACopyThatWasTamperedWithIsRefusedAndReplaced(t *testing.T) {
+	y := newYard(t)
+	n1, n2, n3 := y.machine("n1"), y.machine("n2"), y.machine("n3")
+	m := y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	y.awaitSnapshot(s, "kept by n1", kept(n1))
+	y.awaitPhase(y.want(m, v1alpha1.EtcdMemberDelete), v1alpha1.EtcdMemberDeleted)
+	good, err := os.ReadFile(n1.snapshotFile("s-1"))
+	y.must(err)
+	tamper(t, n1.snapshotFile("s-1"))
+	y.move(s, n1, n2)
+	y.awaitSnapshot(s, "n1 to distrust its copy", badCopy(n1, "not what was recorded"))
+	y.awaitSnapshot(s, "nobody to have a copy", kept())
+	if exists(n2.snapshotFile("s-1")) {
+		t.Error("a bad copy was kept")
+	}
+
+	seed := y.reserve("c-2", n1, func(m *v1alpha1.EtcdMember) { m.Spec.Incarnation = 2 })
+	y.want(seed, v1alpha1.EtcdMemberRun, func(m *v1alpha1.EtcdMember) {
+		begins(m)
+		m.Spec.Begin.Snapshot = s.Name
+	})
+	until(t, "the restore to be refused", func() bool {
+		return strings.Contains(y.awaitPhase(seed, v1alpha1.EtcdMemberStarting).Status.Error, "not what was recorded")
+	})
+
+	y.must(os.MkdirAll(filepath.Dir(n2.snapshotFile("s-1")), 0o700))
+	y.must(os.WriteFile(n2.snapshotFile("s-1"), good, 0o600))
+	y.awaitSnapshot(s, "both to have a good copy", kept(n1, n2))
+	y.awaitPhase(seed, v1alpha1.EtcdMemberRunning)
+	y.move(s, n1, n2, n3)
+	y.awaitSnapshot(s, "n3 to have one too", kept(n1, n2, n3))
+}
+
+func TestASnapshotOfAnotherRevisionIsRefused(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 5, n1)
+	got := y.awaitSnapshot(s, "an error", func(s *v1alpha1.EtcdSnapshot) bool { return s.Status.Error != "" })
+	if !strings.Contains(got.Status.Error, "another revision: 31, not 5") || got.Status.Facts != nil {
+		t.Errorf("status %+v", got.Status)
+	}
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(n1.snapshotFile("x")), "*"))
+	y.must(err)
+	hidden, err := filepath.Glob(filepath.Join(filepath.Dir(n1.snapshotFile("x")), ".*"))
+	y.must(err)
+	if len(files)+len(hidden) > 0 {
+		t.Errorf("left behind: %v %v", files, hidden)
+	}
+	until(t, "nothing to be counted", func() bool { return n1.held(etcdcluster.KindData) == 0 })
+}
+
+func TestASnapshotStoreThatFailsIsTold(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	y.filled("c-1", n1)
+	y.must(os.WriteFile(filepath.Join(n1.etcds.Snapshots, y.uid), nil, 0o600)) // where a directory should be
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	got := y.awaitSnapshot(s, "an error", func(s *v1alpha1.EtcdSnapshot) bool { return s.Status.Error != "" })
+	if !strings.Contains(got.Status.Error, "snapshot store") {
+		t.Errorf("status %+v", got.Status)
+	}
+}
+
+func TestARestoreOfAnOlderSnapshotMovesTheRevisionAhead(t *testing.T) {
+	y := newYard(t)
+	n1, n2 := y.machine("n1"), y.machine("n2")
+	m := y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	y.awaitSnapshot(s, "kept by n1", kept(n1))
+	late, err := y.client(m).Put(soon(t), "late", "1")
+	y.must(err)
+	y.awaitPhase(y.want(m, v1alpha1.EtcdMemberDelete), v1alpha1.EtcdMemberDeleted)
+	seed := y.reserve("c-2", n2, func(m *v1alpha1.EtcdMember) { m.Spec.Incarnation = 2 })
+	seed = y.awaitPhase(y.want(seed, v1alpha1.EtcdMemberRun, func(m *v1alpha1.EtcdMember) {
+		begins(m)
+		m.Spec.Begin.Snapshot = s.Name
+	}), v1alpha1.EtcdMemberRunning)
+	cli := y.client(seed)
+	got, err := cli.Get(soon(t), "", clientv3.WithPrefix())
+	y.must(err)
+	if got.Header.Revision <= late.Header.Revision || got.Count != 30 {
+		t.Errorf("revision %d with %d keys, and there was revision %d", got.Header.Revision, got.Count, late.Header.Revision)
+	}
+	w := <-cli.Watch(soon(t), "late", clientv3.WithRev(late.Header.Revision+1))
+	if !errors.Is(w.Err(), rpctypes.ErrCompacted) {
+		t.Errorf("a watcher that goes on got %+v", w)
+	}
+	if files, _ := filepath.Glob(filepath.Join(n2.etcds.Snapshots, "*")); len(files) > 0 {
+		t.Errorf("what was fetched for the restore is left: %v", files)
+	}
+	s2 := y.snapshot("s-2", "c-2", 0, n2)
+	y.awaitSnapshot(s2, "taken of a restored member", kept(n2))
+}
+
+func TestFilesThatBelongToNothingAreSweptOnceTheyAreOld(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	n1.stop()
+	dir := filepath.Dir(n1.snapshotFile("x"))
+	y.must(os.MkdirAll(dir, 0o700))
+	old := time.Now().Add(-2 * time.Hour)
+	for _, name := range []string{"old.db", "young.db", ".half.db.123"} {
+		y.must(os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
+	}
+	y.must(os.Chtimes(filepath.Join(dir, "old.db"), old, old))
+	n1.start()
+	until(t, "the old one to go", func() bool { return !exists(filepath.Join(dir, "old.db")) })
+	if !exists(filepath.Join(dir, "young.db")) || exists(filepath.Join(dir, ".half.db.123")) {
+		t.Errorf("young there: %v, half there: %v", exists(filepath.Join(dir, "young.db")), exists(filepath.Join(dir, ".half.db.123")))
+	}
+}
+
+func TestOnlyNodesFetchSnapshotsAndOnlyByObject(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	s = y.awaitSnapshot(s, "kept", kept(n1))
+	fetch := func(f nodewire.Files, uid string) error {
+		conn, err := nodewire.Dial(f, n1.opts.Address, n1.name)
+		y.must(err)
+		defer conn.Close()
+		in, err := wire.NewSnapshotsClient(conn).Fetch(soon(t), &wire.FetchRequest{Namespace: s.Namespace, Name: s.Name, Uid: uid})
+		y.must(err)
+		_, err = in.Recv()
+		return err
+	}
+	if err := fetch(n1.etcds.Files, string(s.UID)); err != nil {
+		t.Errorf("a node: %v", err)
+	}
+	if err := fetch(n1.etcds.Files, "another"); status.Code(err) != codes.NotFound {
+		t.Errorf("another object of that name: %v", err)
+	}
+	cfg := y.api.Config(y.api.Dir.Kubeconfig())
+	dir := t.TempDir()
+	admin := nodewire.Files{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), CA: n1.etcds.Files.CA}
+	y.must(os.WriteFile(admin.Cert, cfg.CertData, 0o600))
+	y.must(os.WriteFile(admin.Key, cfg.KeyData, 0o600))
+	if err := fetch(admin, string(s.UID)); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("an admin: %v", err)
+	}
+}

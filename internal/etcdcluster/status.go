@@ -1,0 +1,269 @@
+package etcdcluster
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+const (
+	// lostAfter is how long a cluster may be without quorum before it is said: an election takes a moment.
+	lostAfter = 5 * time.Second
+	// toldFor is how long after a transition its event is made sure of.
+	toldFor = time.Minute
+)
+
+// fillStatus says how the cluster is, after everything was decided.
+func (p *planner) fillStatus() {
+	s, c := &p.status, p.Cluster
+	s.ObservedGeneration = c.Generation
+	s.Selector = v1alpha1.EtcdClusterLabel + "=" + c.Name
+	s.Members = []v1alpha1.EtcdMemberInfo{}
+	s.ReadyReplicas = 0
+	if p.phase != v1alpha1.EtcdClusterPhaseStopped {
+		s.Members = p.infos(p.ours)
+		s.ReadyReplicas = int32(p.readyVoters())
+	}
+	s.Nodes = nil
+	for _, m := range s.Members {
+		s.Nodes = append(s.Nodes, m.Node)
+	}
+	slices.Sort(s.Nodes)
+	if newest := p.newest(); newest != nil {
+		s.Snapshot = newest.Name
+	} else {
+		s.Snapshot = ""
+	}
+	p.finishStart()
+	p.judgeQuorum()
+	p.setConditions()
+	p.tell()
+}
+
+// finishStart ends a start once every member is there.
+func (p *planner) finishStart() {
+	s := &p.status
+	if s.Starting == nil || p.phase == v1alpha1.EtcdClusterPhaseStopped || p.phase == v1alpha1.EtcdClusterPhaseFailed {
+		return
+	}
+	if p.phase == v1alpha1.EtcdClusterPhaseRunning && p.readyVoters() >= p.Cluster.Size() {
+		s.LastStart = &metav1.Duration{Duration: p.Now.Sub(s.Starting.Time).Round(time.Millisecond)}
+		s.Starting = nil
+		return
+	}
+	if p.reason == v1alpha1.ReasonEtcdStopping {
+		return
+	}
+	// Until every member is there, the words of the start stay.
+	message := v1alpha1.MessageEtcdBootstrap
+	if was := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdProgressing); was != nil && was.Reason == v1alpha1.ReasonEtcdCreating {
+		message = was.Message
+	}
+	if p.Cluster.Status.Starting == nil || p.Cluster.Status.ObservedRestore != s.ObservedRestore {
+		message = p.startMessage()
+	}
+	p.phase, p.reason, p.message, p.changing = v1alpha1.EtcdClusterPhaseCreating, v1alpha1.ReasonEtcdCreating, message, true
+}
+
+// startMessage says what kind of start it is, when it begins.
+func (p *planner) startMessage() string {
+	switch {
+	case p.Cluster.Status.ObservedRestore != p.status.ObservedRestore:
+		if p.status.Rest != nil && p.status.Rest.Snapshot != "" {
+			return "Restoring cluster from snapshot " + p.status.Rest.Snapshot
+		}
+		return "Beginning anew with an empty cluster"
+	case p.Cluster.Status.Incarnation == 0 || p.Cluster.Status.Rest == nil && p.Cluster.Status.ClusterID == "":
+		return v1alpha1.MessageEtcdBootstrap
+	}
+	return v1alpha1.MessageEtcdRestarting
+}
+
+// infos are members as people look at them.
+func (p *planner) infos(members []memberView) []v1alpha1.EtcdMemberInfo {
+	list := []v1alpha1.EtcdMemberInfo{}
+	for _, m := range members {
+		info := v1alpha1.EtcdMemberInfo{
+			Name: m.Name, Node: m.Spec.Node, ID: m.Status.ID, Healthy: m.healthy(), Message: m.Status.Error,
+			DBSize: m.health.DBSize, PeerURL: m.Status.PeerURL,
+		}
+		if p.established() || p.status.Rest != nil && p.status.Stop != nil {
+			info.ClientURL = m.Status.ClientURL // of one that may still be given up nobody should know
+		}
+		switch {
+		case m.peer != nil && m.peer.Learner:
+			info.Role = v1alpha1.EtcdLearner
+		case m.leads():
+			info.Role = v1alpha1.EtcdLeader
+		case m.peer != nil:
+			info.Role = v1alpha1.EtcdVoter
+		case !p.View.Listed:
+			info.Role = p.formerRole(m.Name)
+		}
+		if m.peer != nil {
+			info.ID = hexID(m.peer.ID)
+		}
+		if lag := p.View.Revision - m.health.Revision; m.health.Answered && lag > 0 {
+			info.RevisionLag = lag
+		}
+		if info.Message == "" && !info.Healthy {
+			info.Message = p.whyUnhealthy(m)
+		}
+		list = append(list, info)
+	}
+	return list
+}
+
+// formerRole is what a member was when that was last known. Without quorum nobody leads.
+func (p *planner) formerRole(name string) v1alpha1.EtcdMemberRole {
+	for _, was := range p.Cluster.Status.Members {
+		if was.Name == name && was.Role == v1alpha1.EtcdLearner {
+			return v1alpha1.EtcdLearner
+		} else if was.Name == name && was.Role != "" {
+			return v1alpha1.EtcdVoter
+		}
+	}
+	return ""
+}
+
+func (p *planner) whyUnhealthy(m memberView) string {
+	switch {
+	case !p.live(m.Spec.Node):
+		return "node " + m.Spec.Node + " is absent"
+	case m.Status.Phase != v1alpha1.EtcdMemberRunning && m.Status.Phase != v1alpha1.EtcdMemberSealed && m.Status.Phase != "":
+		return string(m.Status.Phase)
+	case m.health.Answered:
+		return "knows no leader"
+	case m.health.Error != "":
+		return m.health.Error
+	}
+	return "does not answer"
+}
+
+// judgeQuorum says when too many voters are lost, after a moment: an election takes one.
+func (p *planner) judgeQuorum() {
+	if !p.established() && p.status.Stop == nil || p.phase == v1alpha1.EtcdClusterPhaseStopped || p.View.Listed || p.missing != "" || p.Cluster.DeletionTimestamp != nil {
+		return
+	}
+	if p.status.Stop != nil && p.status.Stop.Step == v1alpha1.EtcdReleased {
+		return
+	}
+	voters, answering, silent := 0, 0, []string{}
+	for _, m := range p.status.Members {
+		switch {
+		case m.Role != v1alpha1.EtcdVoter && m.Role != v1alpha1.EtcdLeader:
+			continue
+		case p.View.Health[m.Name].Answered:
+			answering++
+		default:
+			silent = append(silent, m.Name)
+		}
+		voters++
+	}
+	p.changing = true
+	ready := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdReady)
+	if ready == nil || ready.Status == metav1.ConditionTrue || p.Now.Sub(ready.LastTransitionTime.Time) < lostAfter {
+		return
+	}
+	p.quorumLost = fmt.Sprintf("%d of %d voters answer, %d are needed: bring %s back. If they are lost for good: %s",
+		answering, voters, quorum(voters), orOthers(silent), p.restoreAdvice())
+	p.phase = v1alpha1.EtcdClusterPhaseFailed
+}
+
+// setConditions writes the conditions; the time of one changes only with its status.
+func (p *planner) setConditions() {
+	s := &p.status
+	if p.phase == "" {
+		p.phase = v1alpha1.EtcdClusterPhaseCreating
+	}
+	s.Phase = p.phase
+	stopped := p.phase == v1alpha1.EtcdClusterPhaseStopped
+	p.setReady(stopped)
+	progressing := metav1.ConditionFalse
+	switch {
+	case stopped:
+	case p.phase == v1alpha1.EtcdClusterPhaseFailed:
+		p.reason, p.message = v1alpha1.ReasonEtcdFailed, p.missing+p.quorumLost
+	case p.phase != v1alpha1.EtcdClusterPhaseRunning:
+		progressing = metav1.ConditionTrue
+	}
+	p.set(v1alpha1.EtcdProgressing, progressing, p.reason, p.message)
+	p.setOrClear(v1alpha1.EtcdQuorumLost, p.quorumLost)
+	p.setOrClear(v1alpha1.EtcdDataMissing, p.missing)
+	p.setOrClear(v1alpha1.EtcdSnapshotFailed, p.snapFailed)
+}
+
+func (p *planner) setReady(stopped bool) {
+	size, ready := p.Cluster.Size(), p.readyVoters()
+	sealed := p.status.Stop != nil && (p.status.Stop.Step == v1alpha1.EtcdReleased || slices.ContainsFunc(p.ours, func(m memberView) bool { return m.Spec.Want == v1alpha1.EtcdMemberSeal }))
+	switch {
+	case stopped:
+		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopped, v1alpha1.MessageEtcdStopped)
+	case sealed:
+		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopping, "No client is served while the cluster stops")
+	case p.established() && p.View.Listed && ready >= quorum(max(size, 1)):
+		p.set(v1alpha1.EtcdReady, metav1.ConditionTrue, v1alpha1.ReasonEtcdRunning, fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))
+	default:
+		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, p.notReadyReason(), fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))
+	}
+}
+
+func (p *planner) notReadyReason() string {
+	switch p.phase {
+	case v1alpha1.EtcdClusterPhaseCreating:
+		return v1alpha1.ReasonEtcdCreating
+	case v1alpha1.EtcdClusterPhaseFailed:
+		return v1alpha1.ReasonEtcdFailed
+	}
+	return v1alpha1.ReasonEtcdScaling
+}
+
+// set sets a condition. Its time is the world's, and changes only with the status.
+func (p *planner) set(kind string, status metav1.ConditionStatus, reason, message string) {
+	if reason == "" {
+		reason = v1alpha1.ReasonEtcdCreating
+	}
+	next := metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Cluster.Generation}
+	was := meta.FindStatusCondition(p.status.Conditions, kind)
+	if was == nil || was.Status != status {
+		next.LastTransitionTime = metav1.NewTime(p.Now)
+	}
+	meta.SetStatusCondition(&p.status.Conditions, next)
+}
+
+func (p *planner) setOrClear(kind, message string) {
+	if message == "" {
+		meta.RemoveStatusCondition(&p.status.Conditions, kind)
+		return
+	}
+	p.set(kind, metav1.ConditionTrue, kind, message)
+}
+
+// tell adds the events that the record calls for. They are told again for a while, under the same key, in case the one who wrote the
+// record died before it told them.
+func (p *planner) tell() {
+	was, is := p.Cluster.Status, p.status
+	progressing := meta.FindStatusCondition(is.Conditions, v1alpha1.EtcdProgressing)
+	switch {
+	case is.Phase == v1alpha1.EtcdClusterPhaseStopped && is.Rest != nil && is.Rest.Stopped != nil && is.Stop == nil && p.Now.Sub(is.Rest.Stopped.Time) < toldFor:
+		p.notice(false, v1alpha1.EventEtcdClusterStopped, fmt.Sprint(is.Rest.Stopped.Unix()), v1alpha1.MessageEtcdScaledTo0)
+	case is.Starting != nil && is.Phase == v1alpha1.EtcdClusterPhaseCreating && p.Now.Sub(is.Starting.Time) < toldFor:
+		p.notice(false, v1alpha1.EventEtcdClusterCreated, fmt.Sprint(is.Starting.UnixMicro()), progressing.Message)
+	case was.Phase == v1alpha1.EtcdClusterPhaseScaling && is.Phase == v1alpha1.EtcdClusterPhaseRunning:
+		p.notice(false, v1alpha1.EventEtcdClusterScaled, fmt.Sprint(p.Now.UnixMicro()), fmt.Sprintf("Cluster has %d members", p.votes()))
+	}
+	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed} {
+		if c := meta.FindStatusCondition(is.Conditions, kind); c != nil && p.Now.Sub(c.LastTransitionTime.Time) < toldFor {
+			p.notice(true, kind, fmt.Sprint(c.LastTransitionTime.Unix()), c.Message)
+		}
+	}
+}
+
+func (p *planner) notice(warning bool, reason, key, note string) {
+	p.events = append(p.events, Notice{Warning: warning, Reason: reason, Key: key, Note: note})
+}
