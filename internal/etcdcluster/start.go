@@ -118,7 +118,8 @@ func copyErrors(s *v1alpha1.EtcdSnapshot) string {
 }
 
 // plant brings up the seed of an incarnation. There is one in each: a seed that is lost before the cluster was established takes its
-// incarnation with it.
+// incarnation with it. That loses nothing, since it serves no client before: the seal is lifted when it is written down that the
+// cluster is established.
 func (p *planner) plant() {
 	snapshot := ""
 	if p.status.Rest != nil {
@@ -148,11 +149,11 @@ func (p *planner) plant() {
 		}
 		p.ours, p.View = nil, View{}
 	case seed.Spec.Want == v1alpha1.EtcdMemberReserve && seed.is(v1alpha1.EtcdMemberReserved) && p.oldStopped():
-		p.wish(seed, v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) {
+		p.wish(seed, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
 			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: seed.Name + "=" + seed.Status.PeerURL, Token: p.token(), Snapshot: snapshot, Exact: p.exact()}
 		})
-	case seed.Spec.Want != v1alpha1.EtcdMemberReserve && seed.Spec.Want != v1alpha1.EtcdMemberRun:
-		p.wish(seed, v1alpha1.EtcdMemberRun)
+	case seed.Spec.Want != v1alpha1.EtcdMemberReserve:
+		p.wish(seed, v1alpha1.EtcdMemberSeal)
 	}
 }
 
