@@ -321,7 +321,7 @@ func BenchmarkReplicate(b *testing.B) {
 
 func benchReplicate(b *testing.B, tables int) {
 	for b.Loop() {
-		l := writeLog(b, tables, sized(300_000, 30_000))
+		l := writeLog(b, tables, sized(600_000, 30_000))
 		replica, parallel := l.apply(b, l.byReplica(0)), l.apply(b, l.byReplica(4))
 		var one, three carried
 		one.rate, three.rate = l.apply(b, l.byEbb(1, &one)), l.apply(b, l.byEbb(3, &three))

@@ -109,6 +109,21 @@ func (d *dispatcher) blocked() bool {
 	return len(d.queue) > 0 && d.queue[0].DDL != nil && !d.queue[0].DDL.Alone()
 }
 
+// pressing says whether the dispatcher should not wait for more: it has a whole batch, or somebody may wait for a definition that
+// it has come to.
+func (d *dispatcher) pressing() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changes := 0
+	for _, rows := range d.queue {
+		changes += len(rows.Changes)
+		if rows.DDL != nil || changes >= d.feed.batch {
+			return true
+		}
+	}
+	return false
+}
+
 // drop lets everything go that was read ahead. The caller holds the lock.
 func (d *dispatcher) drop() {
 	d.feed.engine.budget.give(d.bytes)

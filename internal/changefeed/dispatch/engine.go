@@ -89,14 +89,21 @@ type Feed struct {
 	wg     sync.WaitGroup
 
 	rows, bytes atomic.Int64
+	linger      linger
 	pace        pace
 	parking     parking
 
 	mu         sync.Mutex
 	maintainer int64 // the newest epoch that has spoken
 	tables     map[stream.Table]*placed
-	line       []*dispatcher
+	line       []waiting
 	closed     bool
+}
+
+// waiting is a dispatcher in line for a worker, and since when.
+type waiting struct {
+	*dispatcher
+	since time.Time
 }
 
 // placed is a dispatcher and its place on the node.
@@ -172,7 +179,7 @@ func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 // enqueue puts a dispatcher in line for a worker.
 func (f *Feed) enqueue(d *dispatcher) {
 	f.mu.Lock()
-	f.line = append(f.line, d)
+	f.line = append(f.line, waiting{d, time.Now()})
 	f.mu.Unlock()
 	f.ring()
 }
@@ -194,23 +201,43 @@ func (f *Feed) run() {
 		case <-f.work:
 		}
 		for {
-			f.mu.Lock()
-			if len(f.line) == 0 {
-				f.mu.Unlock()
-				break
+			d, wait := f.next()
+			if wait > 0 {
+				select {
+				case <-f.ctx.Done():
+					return
+				case <-time.After(min(wait, lingerSlice)):
+				}
+				continue
 			}
-			d := f.line[0]
-			f.line = f.line[1:]
-			more := len(f.line) > 0
-			f.mu.Unlock()
-			if more {
-				f.ring() // there is work for another
+			if d == nil {
+				break
 			}
 			if d.work(f.ctx) {
 				f.enqueue(d)
 			}
 		}
 	}
+}
+
+// next takes the dispatcher that has waited longest out of the line, or says how long it should wait yet; nothing if there is none.
+func (f *Feed) next() (*dispatcher, time.Duration) {
+	now := time.Now()
+	pause := f.linger.now(now)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.line) == 0 {
+		return nil, 0
+	}
+	first := f.line[0]
+	if wait := pause - now.Sub(first.since); wait > 0 && !f.engine.budget.scarce() && !first.pressing() {
+		return nil, wait
+	}
+	f.line = f.line[1:]
+	if len(f.line) > 0 {
+		f.ring() // there is work for another
+	}
+	return first.dispatcher, 0
 }
 
 func (f *Feed) wrote(batch []*stream.Rows, bytes int) {
@@ -220,6 +247,7 @@ func (f *Feed) wrote(batch []*stream.Rows, bytes int) {
 	}
 	f.rows.Add(int64(n))
 	f.bytes.Add(int64(bytes))
+	f.linger.wrote(n, time.Now())
 }
 
 // Dispatchers lists what runs of a changefeed here.
