@@ -51,7 +51,7 @@ func (s *sparing) WithGroup(name string) slog.Handler {
 
 // quietLibraries keeps the libraries of Kubernetes silent in commands that print for people: what went wrong is in the
 // command's own error. The first logger that they get is the one they keep.
-func quietLibraries() {
+var quietLibraries = sync.OnceFunc(func() {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
-}
+})
