@@ -284,6 +284,47 @@ func snapshotted(name string, age time.Duration, nodes ...string) worldChange {
 	}
 }
 
+// While no client is served, leases end and their keys go: the revision moves, and a snapshot at the former one cannot be taken.
+func TestASnapshotIsTakenAgainUnderTheSealWhenTheRevisionMoved(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		revision int64 // of the cluster; the stop was at 7
+		attempt  int64
+		deeds    string
+		failed   bool
+	}{
+		{"leases ended", 9, 1, "create-snapshot demo-12345678-4-2", false},
+		{"the store is full", 7, 1, "wish-member demo-1 Run, wish-member demo-2 Run, wish-member demo-3 Run", true},
+		{"something goes on writing", 9, 30, "wish-member demo-1 Run, wish-member demo-2 Run, wish-member demo-3 Run", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			name := fmt.Sprintf("demo-12345678-4-%d", c.attempt)
+			w := runningWorld(3, sized(0), snapshotted(name, time.Second, "n1", "n2"))
+			w.Snapshots[0].Status = v1alpha1.EtcdSnapshotStatus{Error: "it could not be taken"}
+			w.View.Revision = c.revision
+			w.Cluster.Status.Stop = &v1alpha1.EtcdStop{
+				Generation: 4, OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSnapshotting, Attempt: c.attempt, Revision: 7, Snapshot: name,
+			}
+			for _, m := range w.Members {
+				m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberSeal, v1alpha1.EtcdMemberSealed
+			}
+			d := Plan(w)
+			if got := deeds(d); got != c.deeds {
+				t.Errorf("it does %q, want %q", got, c.deeds)
+			}
+			if got := meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.EtcdSnapshotFailed); got != c.failed {
+				t.Errorf("SnapshotFailed is %t", got)
+			}
+			if c.failed {
+				return
+			}
+			if s := d.Actions[0].Snapshot; s.Spec.Revision != c.revision || d.Status.Stop.Revision != c.revision || d.Status.Stop.Attempt != c.attempt+1 {
+				t.Errorf("at revision %d, %+v", s.Spec.Revision, d.Status.Stop)
+			}
+		})
+	}
+}
+
 func TestSnapshotsAreKeptAndCopied(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -24,6 +24,8 @@ const (
 	// retryFirst and retryMost bound the pause before a snapshot that failed is taken again.
 	retryFirst = 2 * time.Second
 	retryMost  = 30 * time.Second
+	// sealedTries is how many snapshots are taken in a row while the revision moves under the seal.
+	sealedTries = 30
 )
 
 // beStopped stops the cluster, or keeps it stopped.
@@ -321,6 +323,11 @@ func (p *planner) snapshot() {
 		stop.Step, p.snapFailed = v1alpha1.EtcdCopying, ""
 		p.copy()
 	case s.Status.Facts != nil && s.Status.Facts.Revision != stop.Revision || s.Status.Error != "" || !s.DeletionTimestamp.IsZero():
+		if p.moved() {
+			p.keepSealed()
+			p.attempt()
+			return
+		}
 		p.failed(s)
 		stop.Step = v1alpha1.EtcdSealing
 		p.pausing()
@@ -332,6 +339,14 @@ func (p *planner) snapshot() {
 	default:
 		p.keepSealed()
 	}
+}
+
+// moved says whether the revision moved though no client is served. Leases that nobody may keep alive end, and etcd deletes their keys.
+// No new ones come while the seal lasts, so that another snapshot taken at once succeeds in the end; unsealed in between it might
+// never. Should something else write, clients are served now and then.
+func (p *planner) moved() bool {
+	stop := p.status.Stop
+	return p.View.Listed && p.View.Revision > stop.Revision && stop.Attempt%sealedTries != 0
 }
 
 // keepSealed repeats what sealing asked for: a status may have been written and the wish not.

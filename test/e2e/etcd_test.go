@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -284,17 +283,6 @@ func (e *etcdUnderTest) loseData(count int) {
 	}
 }
 
-// etcdWriter writes keys one after the other and records which were acknowledged.
-type etcdWriter struct {
-	e    *etcdUnderTest
-	stop context.CancelFunc
-	done chan struct{}
-
-	mu    sync.Mutex
-	acked map[string]string
-	worst time.Duration // the longest time without an acknowledgement
-}
-
 // connectEtcd makes a client as a program would.
 func (e *etcdUnderTest) connectEtcd() *clientv3.Client {
 	e.t.Helper()
@@ -319,113 +307,6 @@ func (e *etcdUnderTest) connectEtcd() *clientv3.Client {
 		e.t.Fatal(err)
 	}
 	return c
-}
-
-// write begins to write.
-func (e *etcdUnderTest) write() *etcdWriter {
-	ctx, stop := context.WithCancel(context.Background())
-	w := &etcdWriter{e: e, stop: stop, done: make(chan struct{}), acked: map[string]string{}}
-	c := e.connectEtcd()
-	go func() {
-		defer close(w.done)
-		defer c.Close()
-		last := time.Now()
-		for i := 0; ctx.Err() == nil; i++ {
-			key, value := fmt.Sprintf("w/%06d", i), fmt.Sprint(time.Now().UnixNano())
-			one, cancel := context.WithTimeout(ctx, 2*time.Second)
-			_, err := c.Put(one, key, value)
-			cancel()
-			if err != nil {
-				// Members come and go: ask Ebb where they are now.
-				ec := &v1alpha1.EtcdCluster{}
-				if e.client.Get(ctx, e.key, ec) == nil {
-					var urls []string
-					for _, m := range ec.Status.Members {
-						if m.ClientURL != "" {
-							urls = append(urls, m.ClientURL)
-						}
-					}
-					if len(urls) > 0 {
-						c.SetEndpoints(urls...)
-					}
-				}
-				continue
-			}
-			w.mu.Lock()
-			w.acked[key] = value
-			w.worst = max(w.worst, time.Since(last))
-			w.mu.Unlock()
-			last = time.Now()
-		}
-	}()
-	e.whole.Cleanup(func() { stop(); <-w.done })
-	return w
-}
-
-// check ends the writing and reads back every key that was acknowledged.
-func (w *etcdWriter) check() {
-	w.e.t.Helper()
-	w.stop()
-	<-w.done
-	c := w.e.connectEtcd()
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	got, err := c.Get(ctx, "w/", clientv3.WithPrefix())
-	if err != nil {
-		w.e.t.Fatal(err)
-	}
-	there := map[string]string{}
-	for _, kv := range got.Kvs {
-		there[string(kv.Key)] = string(kv.Value)
-	}
-	for key, value := range w.acked {
-		if there[key] != value {
-			w.e.t.Errorf("key %s was acknowledged as %s and is %q", key, value, there[key])
-		}
-	}
-	w.e.t.Logf("%d writes acknowledged, all there; the longest pause was %s", len(w.acked), w.worst)
-	if len(w.acked) == 0 {
-		w.e.t.Error("nothing was written")
-	}
-}
-
-func TestAnEtcdClusterLosesNothingWhileNodesAreDrainedAndKilled(t *testing.T) {
-	c := startFleet(t, 4)
-	e := c.createEtcd("busy", 3)
-	e.settle(3)
-	w := e.write()
-	for _, name := range []string{"n1", "n2", "n3"} {
-		if c.leader() == name {
-			c.must("resign")
-			c.awaitLeader(name)
-		}
-		c.ask("drain-"+name, name)
-		d := c.awaitEnd("drain-"+name, v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
-		t.Logf("drain of %s took %s", name, d.Status.FinishedAt.Sub(d.Status.StartedAt.Time))
-		if ec := e.get(); slices.Contains(ec.Status.Nodes, name) {
-			t.Errorf("%s left and members are on %v", name, ec.Status.Nodes)
-		}
-		c.back(name)
-	}
-	e.settle(3)
-	for _, size := range []int{5, 2, 3} {
-		e.scale(size)
-	}
-	var members v1alpha1.EtcdMemberList
-	if err := c.client.List(context.Background(), &members); err != nil {
-		t.Fatal(err)
-	}
-	m := members.Items[0]
-	if err := syscall.Kill(int(m.Status.PID), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the member to be restarted", func() bool {
-		again := &v1alpha1.EtcdMember{}
-		return c.client.Get(context.Background(), client.ObjectKeyFromObject(&m), again) == nil && again.Status.PID != m.Status.PID && again.Status.Phase == v1alpha1.EtcdMemberRunning
-	})
-	e.settle(3)
-	w.check()
 }
 
 func TestAnEtcdClusterGoesOnWhenTheCoordinatorDiesAtAnyStep(t *testing.T) {
@@ -564,50 +445,6 @@ func TestAnEtcdClusterWhoseQuorumIsLostIsRestoredWhenAPersonSaysSo(t *testing.T)
 	}
 }
 
-func TestAnEtcdClusterStaysRunningWhenItsSnapshotCannotBeTaken(t *testing.T) {
-	t.Parallel()
-	c := startCluster(t, testenv.Ebb(t), 3)
-	e := c.createEtcd("full", 1)
-	e.settle(1)
-	e.five(1)
-	// Where the snapshots should be is a file.
-	for _, name := range trio {
-		dir := filepath.Join(string(c.dir.Node(name)), "etcd-snapshots")
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(dir, []byte("full"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c.kubectl("scale", "etcdcluster", "full", "--replicas=0")
-	until(t, "SnapshotFailed and clients being served", func() bool {
-		ec := e.get()
-		if !meta.IsStatusConditionTrue(ec.Status.Conditions, v1alpha1.EtcdSnapshotFailed) || !meta.IsStatusConditionTrue(ec.Status.Conditions, v1alpha1.EtcdReady) {
-			return false
-		}
-		_, err := e.etcdctl("etcdctl --command-timeout=1s put still here")
-		return err == nil
-	})
-	if ec := e.get(); ec.Status.Phase == v1alpha1.EtcdClusterPhaseStopped || len(ec.Status.Members) != 1 {
-		t.Errorf("without a snapshot: %+v", ec.Status)
-	}
-	for _, name := range trio {
-		if err := os.Remove(filepath.Join(string(c.dir.Node(name)), "etcd-snapshots")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	e.settle(0)
-	if ec := e.get(); meta.FindStatusCondition(ec.Status.Conditions, v1alpha1.EtcdSnapshotFailed) != nil {
-		t.Errorf("stopped: %+v", ec.Status.Conditions)
-	}
-	e.scale(1)
-	e.five(1)
-	if got := e.mustctl("etcdctl get still"); got != "still\nhere\n" {
-		t.Errorf("what was written between two tries: %q", got)
-	}
-}
-
 func TestEtcdClustersOfOneNameInTwoNamespacesDoNotTouchEachOther(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, testenv.Ebb(t), 3)
@@ -661,33 +498,4 @@ func TestTwentyStopsAndStartsLeaveNothingBehind(t *testing.T) {
 	if n := strings.Count(string(out), "\n"); n != 6 {
 		t.Errorf("%d files of snapshots are left, want two of each of three:\n%s", n, out)
 	}
-}
-
-// BenchmarkEtcdStopAndStart stops and starts three members with 100 MB of data.
-func BenchmarkEtcdStopAndStart(b *testing.B) {
-	c := startCluster(b, testenv.EbbPlain(b), 3)
-	e := c.createEtcd("big", 3)
-	e.settle(3)
-	value := strings.Repeat("x", 10_000)
-	cl := e.connectEtcd()
-	var wg sync.WaitGroup
-	for part := range 10 {
-		wg.Go(func() {
-			for i := range 1000 {
-				if _, err := cl.Put(context.Background(), fmt.Sprintf("big/%d/%d", part, i), value); err != nil {
-					b.Error(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	cl.Close()
-	var stop, start time.Duration
-	for b.Loop() {
-		stop += e.scale(0)
-		start += e.scale(3)
-	}
-	b.ReportMetric(stop.Seconds()/float64(b.N), "stop-s")
-	b.ReportMetric(start.Seconds()/float64(b.N), "start-s")
 }
