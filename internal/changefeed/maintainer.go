@@ -206,8 +206,10 @@ func (m *maintainer) settle(ctx context.Context, epoch int64, origin string) boo
 			return false
 		}
 		now := metav1.NowMicro()
-		p.From.Stopped, p.Since = true, &now                                  // from now on the successor's time counts
-		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.checkpoint)) // so that it need not go over what was done here
+		p.From.Stopped, p.Since = true, &now // from now on the successor's time counts
+		// The successor need not go over what was done here, and begins where this one would have.
+		m.keepStart(&cf.Status)
+		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.checkpoint))
 		return true
 	})
 	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {

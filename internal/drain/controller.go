@@ -158,7 +158,7 @@ func pause(w World, told bool) time.Duration {
 	return recount
 }
 
-// take writes one step. Everything it rests on was read live; last, the term.
+// take writes one step. Everything that a deciding one rests on was read live; last, the term.
 func (c *Controller) take(ctx context.Context, step *Step) error {
 	if step.Name != StepProgress && step.Name != StepQueue {
 		if err := c.Stands(ctx); err != nil {

@@ -77,10 +77,10 @@ func (c *Controller) mayDelete(ctx context.Context, w World, m *v1alpha1.EtcdMem
 		return c.snapshotStands(ctx, w, status.Rest)
 	case released:
 		return nil
-	case status.Rest != nil || status.ClusterID == "":
+	case status.Stop == nil && (status.Rest != nil || status.ClusterID == ""):
 		return nil // a start that came to nothing
 	}
-	// A member of a running cluster: etcd must not have it any more.
+	// A member of a cluster that runs, or that was woken for its data: etcd must not have it any more.
 	now, err := c.etcd.current(ctx, w)
 	if err != nil {
 		return err
