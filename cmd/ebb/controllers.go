@@ -8,7 +8,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/ebb-dev/ebb/internal/changefeed"
-	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
@@ -18,6 +17,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 // controllers are what the coordinator runs, set up anew for every term.
@@ -26,7 +26,7 @@ type controllers struct {
 	drainMetrics   *drain.Metrics
 	programMetrics *deployment.Metrics
 	etcdMetrics    *etcdcluster.Metrics
-	files          wire.Files // what the node shows to members of etcd clusters
+	files          peer.Files // what the node shows to members of etcd clusters
 
 	api atomic.Pointer[drain.API]
 }

@@ -20,7 +20,6 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
-	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/deployment"
@@ -30,6 +29,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 // nodeFlags are what `ebb node` is started with.
@@ -249,7 +249,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	programs := deployment.NewMetrics(registry, f.name)
 	controllers := &controllers{
 		timing: f.timing, drainMetrics: drain.NewMetrics(registry), programMetrics: programs, etcdMetrics: etcdcluster.NewMetrics(registry),
-		files: wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
+		files: peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
 	}
 	campaign, err := f.campaign(dir, registry, controllers, log)
 	if err != nil {
@@ -336,13 +336,13 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	if secrets == "" {
 		secrets = f.dir.Credentials()
 	}
-	files := wire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
+	files := peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
 	etcds, err := f.etcds(dir, exe, peers, files, gate, r, log)
 	if err != nil {
 		return nil, err
 	}
 	feeds := changefeed.NewHost(changefeed.Options{
-		Node: f.name, Gate: gate, Listener: peers, Files: files, Services: []wire.Service{etcds.Service()},
+		Node: f.name, Gate: gate, Listener: peers, Files: files, Services: []peer.Service{etcds.Service()},
 		Opener: changefeed.Opener{Credentials: secrets, Files: f.files, Log: log.With("node", f.name)}, Memory: f.memory,
 		Metrics: changefeed.NewMetrics(r, f.name), Log: log.With("node", f.name),
 	})
@@ -360,7 +360,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 }
 
 // etcds is what the node has of etcd clusters.
-func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, files wire.Files, gate *node.Gate, r prometheus.Registerer, log *slog.Logger) (*etcdcluster.Host, error) {
+func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, files peer.Files, gate *node.Gate, r prometheus.Registerer, log *slog.Logger) (*etcdcluster.Host, error) {
 	ports, err := etcdcluster.ParsePorts(f.etcdPorts)
 	if err != nil {
 		return nil, err

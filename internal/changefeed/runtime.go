@@ -24,6 +24,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 const (
@@ -47,13 +48,13 @@ type Options struct {
 	// Listener for other nodes.
 	Listener net.Listener
 	// Files for mutual TLS.
-	Files wire.Files
+	Files peer.Files
 	// Opener of sources and sinks.
 	Opener Opener
 	// Memory bounds the changes on their way, in bytes.
 	Memory int64
 	// Services of other kinds of work that are reached at the listener too.
-	Services []wire.Service
+	Services []peer.Service
 	// Metrics of the node's changefeeds.
 	Metrics *Metrics
 	// Log of the node.
@@ -121,7 +122,8 @@ func (d dispatchers) Held() int { return d.opts.Gate.Count(KindDispatchers) }
 
 // Run implements node.Runtime.
 func (d dispatchers) Run(ctx context.Context) error {
-	server, err := wire.NewServer(d.opts.Files, &server{host: d.Host}, d.opts.Services...)
+	nodes := func(r grpc.ServiceRegistrar) { wire.RegisterNodeServer(r, &server{host: d.Host}) }
+	server, err := peer.NewServer(d.opts.Files, append([]peer.Service{nodes}, d.opts.Services...)...)
 	if err != nil {
 		return err
 	}
@@ -566,20 +568,20 @@ func (r *run) lastSeen(key dispatch.FeedKey) (*v1alpha1.Changefeed, bool) {
 // peers reaches other nodes.
 type peers struct {
 	self  string
-	files wire.Files
+	files peer.Files
 	local *server
 
 	mu    sync.Mutex
-	conns map[string]*peer
+	conns map[string]*reached
 }
 
-type peer struct {
+type reached struct {
 	address string
 	conn    *grpc.ClientConn
 }
 
-func newPeers(self string, f wire.Files, h *Host) *peers {
-	return &peers{self: self, files: f, local: &server{host: h}, conns: map[string]*peer{}}
+func newPeers(self string, f peer.Files, h *Host) *peers {
+	return &peers{self: self, files: f, local: &server{host: h}, conns: map[string]*reached{}}
 }
 
 // client reaches a node at the address that it tells.
@@ -596,11 +598,11 @@ func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
 	if c != nil {
 		_ = c.conn.Close() // the node is elsewhere now
 	}
-	conn, err := wire.Dial(p.files, n.Status.Address, n.Name)
+	conn, err := peer.Dial(p.files, n.Status.Address, n.Name)
 	if err != nil {
 		return nil, err
 	}
-	p.conns[n.Name] = &peer{address: n.Status.Address, conn: conn}
+	p.conns[n.Name] = &reached{address: n.Status.Address, conn: conn}
 	return wire.NewNodeClient(conn), nil
 }
 

@@ -26,11 +26,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 const (
@@ -54,7 +54,7 @@ type Controller struct {
 	// Stands fails unless the coordinator's term does, read live.
 	Stands func(context.Context) error
 	// Files are what it shows to members.
-	Files wire.Files
+	Files peer.Files
 	// Metrics outlive terms.
 	Metrics *Metrics
 	// Log of the term.

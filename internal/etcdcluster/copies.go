@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	nodewire "github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 const (
@@ -93,7 +93,7 @@ func (a *era) fetchFrom(ctx context.Context, name string, s *v1alpha1.EtcdSnapsh
 	if n.Status.Address == "" {
 		return fmt.Errorf("it has not told its address")
 	}
-	conn, err := nodewire.Dial(a.opts.Files, n.Status.Address, name)
+	conn, err := peer.Dial(a.opts.Files, n.Status.Address, name)
 	if err != nil {
 		return err
 	}

@@ -24,13 +24,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	nodewire "github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/peer"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -154,7 +154,7 @@ func (y *yard) machine(name string, changes ...func(*machine)) *machine {
 	}
 	m.etcds = etcdcluster.HostOptions{
 		Node: name, Exe: exe, Dir: dir.Etcd(), Snapshots: dir.EtcdSnapshots(), Address: "127.0.0.1", Ports: ports,
-		Files:   nodewire.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
+		Files:   peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
 		Metrics: etcdcluster.NewNodeMetrics(registry, name), Log: log.With("node", name),
 	}
 	for _, change := range changes {
@@ -179,7 +179,7 @@ func (r reach) Name() string { return "reach" }
 func (r reach) Held() int    { return 0 }
 
 func (r reach) Run(ctx context.Context) error {
-	s, err := nodewire.NewServer(r.m.etcds.Files, nodewire.UnimplementedNodeServer{}, r.m.host.Service())
+	s, err := peer.NewServer(r.m.etcds.Files, r.m.host.Service())
 	if err != nil {
 		return err
 	}

@@ -24,8 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 const (
@@ -49,7 +49,7 @@ var (
 
 // observer asks members. It keeps one connection to each while the member is there.
 type observer struct {
-	files wire.Files
+	files peer.Files
 
 	mu    sync.Mutex
 	conns map[types.UID]*endpoint
@@ -64,7 +64,7 @@ type endpoint struct {
 	header  string // the cluster's UID
 }
 
-func newObserver(files wire.Files) *observer {
+func newObserver(files peer.Files) *observer {
 	return &observer{files: files, conns: map[types.UID]*endpoint{}}
 }
 

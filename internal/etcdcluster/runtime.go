@@ -21,10 +21,10 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	nodewire "github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 // nodeWriteLimit bounds one write of an object by a node.
@@ -45,7 +45,7 @@ type HostOptions struct {
 	// Ports to pick from.
 	Ports PortRange
 	// Files are the node's certificate, its key and whom it trusts.
-	Files nodewire.Files
+	Files peer.Files
 	// Metrics of the node's members and snapshots.
 	Metrics *NodeMetrics
 	// Log of the node.
@@ -107,7 +107,7 @@ func (h *Host) Members() node.Hosted {
 func (h *Host) Data() node.Hosted { return node.Hosted{Runtime: data{h}, Doubt: node.StopInDoubt} }
 
 // Service lets other nodes fetch snapshots.
-func (h *Host) Service() nodewire.Service {
+func (h *Host) Service() peer.Service {
 	return func(r grpc.ServiceRegistrar) { wire.RegisterSnapshotsServer(r, &copies{host: h}) }
 }
 

@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	nodewire "github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 // move changes the nodes that should keep a snapshot.
@@ -241,8 +241,8 @@ func TestOnlyNodesFetchSnapshotsAndOnlyByObject(t *testing.T) {
 	y.filled("c-1", n1)
 	s := y.snapshot("s-1", "c-1", 0, n1)
 	s = y.awaitSnapshot(s, "kept", kept(n1))
-	fetch := func(f nodewire.Files, uid string) error {
-		conn, err := nodewire.Dial(f, n1.opts.Address, n1.name)
+	fetch := func(f peer.Files, uid string) error {
+		conn, err := peer.Dial(f, n1.opts.Address, n1.name)
 		y.must(err)
 		defer conn.Close()
 		in, err := wire.NewSnapshotsClient(conn).Fetch(soon(t), &wire.FetchRequest{Namespace: s.Namespace, Name: s.Name, Uid: uid})
@@ -258,7 +258,7 @@ func TestOnlyNodesFetchSnapshotsAndOnlyByObject(t *testing.T) {
 	}
 	cfg := y.api.Config(y.api.Dir.Kubeconfig())
 	dir := t.TempDir()
-	admin := nodewire.Files{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), CA: n1.etcds.Files.CA}
+	admin := peer.Files{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), CA: n1.etcds.Files.CA}
 	y.must(os.WriteFile(admin.Cert, cfg.CertData, 0o600))
 	y.must(os.WriteFile(admin.Key, cfg.KeyData, 0o600))
 	if err := fetch(admin, string(s.UID)); status.Code(err) != codes.PermissionDenied {

@@ -1,4 +1,5 @@
-package wire
+// Package peer is how nodes reach each other: gRPC over mutual TLS, in which every side shows the certificate of its node.
+package peer
 
 import (
 	"context"
@@ -42,11 +43,11 @@ func (f Files) load() (tls.Certificate, *x509.CertPool, error) {
 	return cert, pool, nil
 }
 
-// Service adds what another kind of work has to say between nodes to the server.
+// Service adds what one kind of work has to say between nodes to a server.
 type Service func(grpc.ServiceRegistrar)
 
 // NewServer makes a server that only nodes of this cluster reach.
-func NewServer(f Files, impl NodeServer, more ...Service) (*grpc.Server, error) {
+func NewServer(f Files, services ...Service) (*grpc.Server, error) {
 	cert, pool, err := f.load()
 	if err != nil {
 		return nil, err
@@ -59,15 +60,14 @@ func NewServer(f Files, impl NodeServer, more ...Service) (*grpc.Server, error) 
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
-	RegisterNodeServer(s, impl)
-	for _, add := range more {
+	for _, add := range services {
 		add(s)
 	}
 	return s, nil
 }
 
-// callerOf is what every request has.
-type callerOf interface{ GetCaller() *Caller }
+// Spoken is what every request is that is not a stream: it says which node speaks.
+type Spoken interface{ Speaker() string }
 
 // onlyNodes refuses whoever is not a node, or speaks for another one.
 func onlyNodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -75,7 +75,7 @@ func onlyNodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.
 	if err != nil {
 		return nil, err
 	}
-	if r, ok := req.(callerOf); !ok || r.GetCaller().GetNode() != node {
+	if r, ok := req.(Spoken); !ok || r.Speaker() != node {
 		return nil, status.Errorf(codes.PermissionDenied, "node %s may not speak for another", node)
 	}
 	return next(ctx, req)

@@ -1,4 +1,4 @@
-package wire_test
+package peer_test
 
 import (
 	"context"
@@ -21,8 +21,14 @@ import (
 
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/peer"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
+
+// nodes is the service of changefeeds.
+func nodes(impl wire.NodeServer) peer.Service {
+	return func(r grpc.ServiceRegistrar) { wire.RegisterNodeServer(r, impl) }
+}
 
 // cluster is an authority and the files of who it knows.
 type cluster struct {
@@ -53,17 +59,17 @@ func (c *cluster) write(name string, data []byte) string {
 }
 
 // files are those of a user. With hosts it may serve.
-func (c *cluster) files(user string, hosts ...string) wire.Files {
+func (c *cluster) files(user string, hosts ...string) peer.Files {
 	c.t.Helper()
 	pair, err := c.ca.Issue(pki.Profile{User: user, Hosts: hosts})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	name := strings.ReplaceAll(user, ":", "-")
-	return wire.Files{Cert: c.write(name+".crt", pair.Cert), Key: c.write(name+".key", pair.Key), CA: filepath.Join(c.dir, "ca.crt")}
+	return peer.Files{Cert: c.write(name+".crt", pair.Cert), Key: c.write(name+".key", pair.Key), CA: filepath.Join(c.dir, "ca.crt")}
 }
 
-func (c *cluster) node(name string) wire.Files { return c.files(identity.Node(name), "127.0.0.1") }
+func (c *cluster) node(name string) peer.Files { return c.files(identity.Node(name), "127.0.0.1") }
 
 // here answers everything, says in which epoch, and counts.
 type here struct {
@@ -87,17 +93,17 @@ func (h here) Report(context.Context, *wire.ReportRequest) (*wire.ReportReply, e
 }
 
 // serve serves with files and returns the address.
-func serve(t *testing.T, f wire.Files) string {
+func serve(t *testing.T, f peer.Files) string {
 	t.Helper()
 	address, _ := serveCounting(t, f)
 	return address
 }
 
 // serveCounting also returns how many requests were let in.
-func serveCounting(t *testing.T, f wire.Files) (string, *atomic.Int64) {
+func serveCounting(t *testing.T, f peer.Files) (string, *atomic.Int64) {
 	t.Helper()
 	heard := &atomic.Int64{}
-	s, err := wire.NewServer(f, here{heard: heard})
+	s, err := peer.NewServer(f, nodes(here{heard: heard}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,9 +125,9 @@ func serveCounting(t *testing.T, f wire.Files) (string, *atomic.Int64) {
 	return l.Addr().String(), heard
 }
 
-func dial(t *testing.T, f wire.Files, address, node string) wire.NodeClient {
+func dial(t *testing.T, f peer.Files, address, node string) wire.NodeClient {
 	t.Helper()
-	conn, err := wire.Dial(f, address, node)
+	conn, err := peer.Dial(f, address, node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,17 +268,17 @@ func TestFilesThatCannotBeUsedAreNamed(t *testing.T) {
 	c := newCluster(t)
 	good := c.node("n1")
 	empty := c.write("empty", nil)
-	for name, f := range map[string]wire.Files{
+	for name, f := range map[string]peer.Files{
 		"no certificate": {Cert: filepath.Join(c.dir, "none"), Key: good.Key, CA: good.CA},
 		"another's key":  {Cert: good.Cert, Key: c.node("n2").Key, CA: good.CA},
 		"no authority":   {Cert: good.Cert, Key: good.Key, CA: filepath.Join(c.dir, "none")},
 		"an empty one":   {Cert: good.Cert, Key: good.Key, CA: empty},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := wire.NewServer(f, here{}); err == nil {
+			if _, err := peer.NewServer(f, nodes(here{})); err == nil {
 				t.Error("it serves")
 			}
-			if conn, err := wire.Dial(f, "127.0.0.1:1", "n2"); err == nil {
+			if conn, err := peer.Dial(f, "127.0.0.1:1", "n2"); err == nil {
 				_ = conn.Close()
 				t.Error("it dials")
 			}
