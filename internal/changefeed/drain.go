@@ -3,7 +3,6 @@ package changefeed
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -30,21 +29,8 @@ const (
 // Tenants are the maintainers and the dispatchers as a drain sees them, at the time when it first asks: both rest on the same,
 // which is read once.
 func Tenants(r client.Reader) []drain.Tenant {
-	look := &look{reader: r}
+	look := drain.NewLook(r, read)
 	return []drain.Tenant{maintainerTenant{look}, dispatcherTenant{look}}
-}
-
-// look is what was read.
-type look struct {
-	reader client.Reader
-	once   sync.Once
-	world  World
-	err    error
-}
-
-func (l *look) read(ctx context.Context) (World, error) {
-	l.once.Do(func() { l.world, l.err = read(ctx, l.reader) })
-	return l.world, l.err
 }
 
 // read reads what both kinds rest on.
@@ -69,14 +55,14 @@ func read(ctx context.Context, r client.Reader) (World, error) {
 	return w, nil
 }
 
-type maintainerTenant struct{ *look }
+type maintainerTenant struct{ *drain.Look[World] }
 
 // Name implements drain.Tenant.
 func (t maintainerTenant) Name() string { return KindMaintainers }
 
 // Remaining implements drain.Tenant.
 func (t maintainerTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
-	w, err := t.read(ctx)
+	w, err := t.Take(ctx)
 	if err != nil {
 		return drain.Remaining{}, err
 	}
@@ -108,14 +94,14 @@ func (w World) MaintainersOn(node string) drain.Remaining {
 	return left
 }
 
-type dispatcherTenant struct{ *look }
+type dispatcherTenant struct{ *drain.Look[World] }
 
 // Name implements drain.Tenant.
 func (t dispatcherTenant) Name() string { return KindDispatchers }
 
 // Remaining implements drain.Tenant.
 func (t dispatcherTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
-	w, err := t.read(ctx)
+	w, err := t.Take(ctx)
 	if err != nil {
 		return drain.Remaining{}, err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,16 +34,8 @@ const (
 // Tenants are members and data at rest as a drain sees them, at the time when it first asks: both rest on the same, which is read
 // once.
 func Tenants(r client.Reader) []drain.Tenant {
-	look := &look{reader: r}
+	look := drain.NewLook(r, readScene)
 	return []drain.Tenant{memberTenant{look}, dataTenant{look}}
-}
-
-// look is what was read.
-type look struct {
-	reader client.Reader
-	once   sync.Once
-	scene  Scene
-	err    error
 }
 
 // Scene is what of etcd clusters a drain looks at.
@@ -55,11 +46,6 @@ type Scene struct {
 	Nodes     map[string]*v1alpha1.Node
 	Leases    map[string]lease.Record
 	Slot      *v1alpha1.ActiveDrain
-}
-
-func (l *look) read(ctx context.Context) (Scene, error) {
-	l.once.Do(func() { l.scene, l.err = readScene(ctx, l.reader) })
-	return l.scene, l.err
 }
 
 func readScene(ctx context.Context, r client.Reader) (Scene, error) {
@@ -97,28 +83,28 @@ func readScene(ctx context.Context, r client.Reader) (Scene, error) {
 	return s, nil
 }
 
-type memberTenant struct{ *look }
+type memberTenant struct{ *drain.Look[Scene] }
 
 // Name implements drain.Tenant.
 func (t memberTenant) Name() string { return KindMembers }
 
 // Remaining implements drain.Tenant.
 func (t memberTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
-	s, err := t.read(ctx)
+	s, err := t.Take(ctx)
 	if err != nil {
 		return drain.Remaining{}, err
 	}
 	return s.MembersOn(node), nil
 }
 
-type dataTenant struct{ *look }
+type dataTenant struct{ *drain.Look[Scene] }
 
 // Name implements drain.Tenant.
 func (t dataTenant) Name() string { return KindData }
 
 // Remaining implements drain.Tenant.
 func (t dataTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
-	s, err := t.read(ctx)
+	s, err := t.Take(ctx)
 	if err != nil {
 		return drain.Remaining{}, err
 	}
