@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -9,8 +10,10 @@ import (
 )
 
 const (
-	clockBoottime   = 7
-	timerfdAbsolute = 1
+	clockRealtime      = 0
+	clockBoottime      = 7
+	timerfdAbsolute    = 1
+	timerfdCancelOnSet = 2
 )
 
 // BootTime is a reading of CLOCK_BOOTTIME in nanoseconds. It goes on while the machine is suspended, no one can set
@@ -18,14 +21,28 @@ const (
 type BootTime int64
 
 // Now reads CLOCK_BOOTTIME.
-func Now() BootTime {
+func Now() BootTime { return BootTime(readClock(clockBoottime)) }
+
+func readClock(clock uintptr) int64 {
 	var ts syscall.Timespec
-	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockBoottime, uintptr(unsafe.Pointer(&ts)), 0)
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clock, uintptr(unsafe.Pointer(&ts)), 0)
 	if errno != 0 {
-		// Without this clock no deadline can be kept, and it has been in every kernel since 2.6.39.
-		panic(fmt.Sprintf("shim: CLOCK_BOOTTIME: %v", errno))
+		// Without these clocks no deadline can be kept, and they have been in every kernel since 2.6.39.
+		panic(fmt.Sprintf("shim: clock %d: %v", clock, errno))
 	}
-	return BootTime(ts.Nano())
+	return ts.Nano()
+}
+
+// wallAhead is how far CLOCK_REALTIME is ahead of CLOCK_BOOTTIME. It grows when a virtual machine was paused: CLOCK_BOOTTIME
+// stood still meanwhile, and the wall clock is set right after.
+func wallAhead() time.Duration {
+	const atOnce = 10 * time.Millisecond
+	for {
+		before, wall := Now(), readClock(clockRealtime)
+		if Now().Sub(before) < atOnce { // this thread was not held up in between
+			return time.Duration(wall - int64(before))
+		}
+	}
 }
 
 // Add returns t+d.
@@ -83,6 +100,41 @@ func (a *alarm) set(at BootTime) error {
 	}
 	a.at = at
 	return nil
+}
+
+// A jumpNotice tells when the wall clock was set: without it nobody would look before the next deadline.
+type jumpNotice struct {
+	C    chan struct{}
+	file *os.File
+}
+
+func newJumpNotice() (*jumpNotice, error) {
+	fd, _, errno := syscall.RawSyscall(syscall.SYS_TIMERFD_CREATE, clockRealtime, syscall.O_CLOEXEC|syscall.O_NONBLOCK, 0)
+	if errno != 0 {
+		return nil, os.NewSyscallError("timerfd_create", errno)
+	}
+	never := [2]syscall.Timespec{1: {Sec: 1 << 33}} // a timer that is only there to be cancelled
+	_, _, errno = syscall.RawSyscall6(syscall.SYS_TIMERFD_SETTIME, fd, timerfdAbsolute|timerfdCancelOnSet, uintptr(unsafe.Pointer(&never)), 0, 0, 0)
+	if errno != 0 {
+		syscall.Close(int(fd))
+		return nil, os.NewSyscallError("timerfd_settime", errno)
+	}
+	n := &jumpNotice{C: make(chan struct{}, 1), file: os.NewFile(fd, "jumps")}
+	go n.run()
+	return n, nil
+}
+
+func (n *jumpNotice) run() {
+	var count [8]byte
+	for {
+		if _, err := n.file.Read(count[:]); err != nil && !errors.Is(err, syscall.ECANCELED) {
+			return
+		}
+		select {
+		case n.C <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // run passes on that the alarm fired. One pending notice is enough: the receiver reads the clock itself.

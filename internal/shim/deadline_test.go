@@ -96,11 +96,61 @@ func TestLateExtendIsRefused(t *testing.T) {
 
 func TestExtendIsRefusedFromTermAtOnEvenBeforeTheAlarmIsHeard(t *testing.T) {
 	d := within(-time.Millisecond, time.Hour)
-	s := &supervisor{deadline: d}
+	s := &supervisor{deadline: d, ahead: wallAhead, agreed: wallAhead()}
 	later := within(time.Hour, time.Hour)
 	if err := s.extend(&later); !errors.Is(err, ErrDeadlinePassed) || s.deadline != d {
 		t.Errorf("extend: %v, deadline %+v", err, s.deadline)
 	}
+}
+
+// A virtual machine that is paused does not count the time on CLOCK_BOOTTIME; its wall clock is set right when it goes on.
+func TestTimeThatAPausedMachineMissedCountsTowardsTheDeadline(t *testing.T) {
+	ahead := time.Hour
+	d := within(6*time.Second, 8*time.Second)
+	paused := func(by time.Duration) *supervisor {
+		ahead = time.Hour + by
+		return &supervisor{deadline: d, ahead: func() time.Duration { return ahead }, agreed: time.Hour, state: State{Phase: Running}}
+	}
+	for _, c := range []struct {
+		missed time.Duration
+		next   BootTime
+	}{
+		{0, d.TermAt},
+		{50 * time.Millisecond, d.TermAt}, // two clocks are not read at once
+		{-time.Minute, d.TermAt},          // somebody set the clock back
+		{4 * time.Second, d.TermAt - BootTime(4*time.Second)},
+		{time.Hour, d.TermAt - BootTime(time.Hour)},
+	} {
+		if got := paused(c.missed).nextInstant(); got != c.next {
+			t.Errorf("missed %s: it looks %s before TermAt, want %s", c.missed, d.TermAt.Sub(got), d.TermAt.Sub(c.next))
+		}
+	}
+	later := within(time.Minute, time.Minute)
+	if s := paused(7 * time.Second); !errors.Is(s.extend(&later), ErrDeadlinePassed) {
+		t.Error("a program whose deadline passed while the machine was paused was kept")
+	}
+	s := paused(3 * time.Second)
+	if err := s.extend(&later); err != nil || s.missed() != 0 {
+		t.Errorf("extended after a short pause: %v, missed %d", err, s.missed())
+	}
+	s = paused(7 * time.Second)
+	s.doomed, s.state.Phase, s.killAt = true, Stopping, d.KillAt
+	if got := s.nextInstant(); got != d.KillAt-BootTime(7*time.Second) {
+		t.Errorf("it looks %s before KillAt", d.KillAt.Sub(got))
+	}
+}
+
+func TestAWallClockThatIsSetWakesNobodyOtherwise(t *testing.T) {
+	n, err := newJumpNotice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-n.C:
+		t.Error("a notice without a jump")
+	default:
+	}
+	n.file.Close()
 }
 
 func TestOldExtendIsIgnored(t *testing.T) {

@@ -112,6 +112,7 @@ func load() (*supervisor, error) {
 	return &supervisor{
 		spec:     spec,
 		deadline: spec.Deadline,
+		ahead:    wallAhead, agreed: wallAhead(),
 		state:    State{Instance: spec.Instance, Phase: Starting, BootID: bootID(), Shim: self.Process},
 		journal:  newJournal("."),
 		children: make(chan os.Signal, 1),
@@ -122,6 +123,9 @@ func load() (*supervisor, error) {
 // prepare makes all that the supervisor needs while the program runs, so that nothing of it can fail then.
 func (s *supervisor) prepare() (err error) {
 	if s.alarm, err = newAlarm(); err != nil {
+		return err
+	}
+	if s.jumps, err = newJumpNotice(); err != nil {
 		return err
 	}
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); errno != 0 {

@@ -12,6 +12,7 @@ const (
 	persistLimit = time.Second     // how long an intent may take to reach the disk
 	finalLimit   = 5 * time.Second // how long the record of the end may take
 	strayLimit   = 3 * time.Second
+	pauseNoticed = 100 * time.Millisecond
 	reapBatch    = 512
 )
 
@@ -23,6 +24,9 @@ type supervisor struct {
 	deadline Deadline
 	server   *server
 	alarm    *alarm
+	jumps    *jumpNotice
+	ahead    func() time.Duration // wallAhead
+	agreed   time.Duration        // how far the wall clock was ahead when the deadline was last extended
 	journal  *journal
 	output   *pump
 	children chan os.Signal // apart from the others, which a flood of these must not push out
@@ -47,6 +51,7 @@ func (s *supervisor) run() {
 		retry.Reset(s.pause())
 		select {
 		case <-s.alarm.C:
+		case <-s.jumps.C:
 		case <-s.children:
 		case <-retry.C:
 		case sig := <-s.signals:
@@ -64,8 +69,8 @@ func (s *supervisor) tick() bool {
 		s.end(ReasonExited, Now().Add(s.spec.Grace))
 	}
 	now := Now()
-	s.checkDeadline(now)
-	if s.state.Phase == Stopping && now >= s.killAt {
+	s.checkDeadline(now + s.missed())
+	if s.state.Phase == Stopping && (now >= s.killAt || s.doomed && now+s.missed() >= s.deadline.KillAt) {
 		s.kill()
 		left = s.reap()
 	}
@@ -80,17 +85,27 @@ func (s *supervisor) checkDeadline(now BootTime) {
 	s.end(ReasonDeadlinePassed, s.deadline.KillAt)
 }
 
+// missed is how much time CLOCK_BOOTTIME has missed since the deadline was last extended, as far as the wall clock tells: the
+// machine was paused. Deadlines count it, because those who wait for them do.
+// Less than a person could tell is what reading two clocks one after the other may cost.
+func (s *supervisor) missed() BootTime {
+	if missed := s.ahead() - s.agreed; missed >= pauseNoticed {
+		return BootTime(missed)
+	}
+	return 0
+}
+
 // nextInstant is when tick has something to do even if nothing happens.
 func (s *supervisor) nextInstant() BootTime {
 	switch {
 	case s.killing:
 		return s.deadline.KillAt // retried by pause
 	case s.state.Phase == Stopping && s.doomed:
-		return s.killAt
+		return min(s.deadline.KillAt-s.missed(), s.killAt)
 	case s.state.Phase == Stopping:
-		return min(s.deadline.TermAt, s.killAt)
+		return min(s.deadline.TermAt-s.missed(), s.killAt)
 	}
-	return s.deadline.TermAt
+	return s.deadline.TermAt - s.missed()
 }
 
 // pause is how long to wait before looking again. Signals tell of almost every change; the rest is found by looking.
@@ -240,10 +255,10 @@ func (s *supervisor) extend(d *Deadline) error {
 	switch {
 	case d == nil || !d.Valid():
 		return errors.New("extend needs a deadline with termAt, and killAt not before it")
-	case s.doomed || Now() >= s.deadline.TermAt: // come, even if its alarm is still on the way
+	case s.doomed || Now()+s.missed() >= s.deadline.TermAt: // come, even if its alarm is still on the way
 		return fmt.Errorf("%w: instance %s ends and cannot be kept", ErrDeadlinePassed, s.spec.Instance)
 	}
-	s.deadline = s.deadline.extended(*d)
+	s.deadline, s.agreed = s.deadline.extended(*d), s.ahead()
 	return nil
 }
 
