@@ -335,8 +335,9 @@ func (u *unit) idle(f Facts, step Step) (time.Duration, bool) {
 	case WaitOccupied, WaitRollout, WaitTurn, WaitStopping:
 		pause = again
 	}
-	if step.Why == WaitStopping && !f.Leaving && u.program != nil && u.asked != nil && time.Since(*u.asked) > 2*again {
-		_ = u.program.stop(u.grace()) // said once already; a shim that did not hear it hears it now
+	unheard := !f.Leaving && u.asked != nil && time.Since(*u.asked) > 2*again
+	if step.Why == WaitStopping && u.program != nil && u.asked != nil && (unheard || u.e.Tenure.Revoked()) {
+		_ = u.program.stop(u.grace()) // a shim that did not hear it hears it now, and one that gave grace ends it
 	}
 	if now, _ := f.ours(); now && !f.Leaving {
 		entry, soon := u.entry(f, step)
@@ -524,9 +525,14 @@ func (u *unit) stop(why string) error {
 	return u.program.stop(u.grace())
 }
 
-// grace is how long the program has to end. The shim ends it at its deadline at the latest.
+// grace is how long the program has to end. The shim ends it at its deadline at the latest. Once the epoch is known to be over
+// there is none: another node may run the program already. Only daemons keep it, which nobody runs in this node's place.
 func (u *unit) grace() time.Duration {
-	if d, _ := u.snapshot(); d != nil {
+	d, _ := u.snapshot()
+	if u.e.Tenure.Revoked() && (d == nil || d.Spec.Type != v1alpha1.TypeDaemon) {
+		return 0
+	}
+	if d != nil {
 		return Grace(d.Spec.Stop)
 	}
 	return -1 // as it was when the program was started

@@ -31,6 +31,7 @@ type Tenure struct {
 	mu       sync.Mutex
 	sentAt   Instant // when the last successful renewal was sent
 	standing Standing
+	revoked  *Instant // when it became known that the epoch is over, if it did
 }
 
 // NewTenure begins an epoch whose Lease was taken by a request sent at sentAt.
@@ -53,11 +54,29 @@ func (t *Tenure) Renewed(sentAt, now Instant) bool {
 	return true
 }
 
-// Doubt ends the epoch at once: the Lease says that it is marked, released or taken by another, or the node leaves.
+// Doubt ends the epoch: the node leaves, begins anew, or could not renew in time. What must be dead has until Dead.
 func (t *Tenure) Doubt() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.standing = max(t.standing, Fencing)
+}
+
+// Revoke ends the epoch without any grace: the Lease says that it is marked, released or taken by another, or the clock that
+// the deadline is counted on cannot be trusted. Others may run the work of this epoch already.
+func (t *Tenure) Revoke(now Instant) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.standing = max(t.standing, Fencing)
+	if t.revoked == nil {
+		t.revoked = &now
+	}
+}
+
+// Revoked says whether the epoch ended without grace.
+func (t *Tenure) Revoked() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.revoked != nil
 }
 
 // At says how the epoch stands now. Every answer but Holding is kept.
@@ -82,7 +101,11 @@ func (t *Tenure) lockedAt(now Instant) Standing {
 func (t *Tenure) Deadline() (fence, dead Instant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.sentAt.Add(t.timing.Fence), t.sentAt.Add(t.timing.Dead)
+	fence, dead = t.sentAt.Add(t.timing.Fence), t.sentAt.Add(t.timing.Dead)
+	if t.revoked != nil {
+		fence, dead = min(fence, *t.revoked), min(dead, *t.revoked)
+	}
+	return fence, dead
 }
 
 // SentAt is when the last successful renewal was sent.

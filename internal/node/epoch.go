@@ -28,6 +28,7 @@ type Epoch struct {
 	Client client.Client
 
 	clock Clock
+	pause *pauseDetector
 
 	mu            sync.Mutex
 	liveness      v1alpha1.Liveness
@@ -36,7 +37,10 @@ type Epoch struct {
 	changed       chan struct{} // closed and replaced at every change
 	leave         chan struct{} // closed when the coordinator wants the node gone
 	leaveOnce     sync.Once
-	anew          chan string // gets why the epoch must be followed by a new one
+	anew          chan string   // gets why the epoch must be followed by a new one
+	over          chan error    // gets how it became known that the epoch is over
+	recheck       chan struct{} // asks for a look at the drain slot
+	deleted       chan struct{} // tells that the Node object was deleted
 }
 
 // readiness is the node's Ready condition.
@@ -46,7 +50,27 @@ type readiness struct {
 }
 
 // Holding says whether the epoch stands: whether work may start and move.
-func (e *Epoch) Holding() bool { return e.Tenure.At(e.clock()) == lease.Holding }
+func (e *Epoch) Holding() bool { return e.Tenure.At(e.clock()) == lease.Holding && !e.paused() }
+
+// paused says whether the machine was paused since the last renewal, so that the epoch may have ended without its clock
+// showing it.
+func (e *Epoch) paused() bool { return e.pause != nil && e.pause.paused() }
+
+// learn takes note that the epoch is over, as somebody else wrote down.
+func (e *Epoch) learn(how error) {
+	select {
+	case e.over <- how:
+	default: // it is known already
+	}
+}
+
+// checkSlot asks for a look at whether a drain still wants this node.
+func (e *Epoch) checkSlot() {
+	select {
+	case e.recheck <- struct{}{}:
+	default: // one look is due already
+	}
+}
 
 // Now is the node's clock.
 func (e *Epoch) Now() lease.Instant { return e.clock() }

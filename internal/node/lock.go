@@ -28,13 +28,17 @@ type seat struct {
 	holder string
 	// dead are the identities of earlier processes with this directory in this boot of the machine.
 	dead []string
+	// epoch is the highest that the node had, as far as its directory knows; reserved is the highest written there.
+	epoch, reserved int64
 }
 
-// holders is what a node's directory remembers of who held its Lease. After a reboot it says nothing: the directory may
-// be a copy whose original still runs on another machine.
+// holders is what a node's directory remembers of who held its Lease. After a reboot the identities say nothing: the
+// directory may be a copy whose original still runs on another machine. The epoch is always worth something: no node begins
+// at an epoch that it had before, whatever became of the store.
 type holders struct {
 	BootID  string   `json:"bootID"`
 	Holders []string `json:"holders"`
+	Epoch   int64    `json:"epoch,omitempty"`
 }
 
 // takeSeat locks a node's directory, or fails with ErrRunning. The new identity is remembered before it is used.
@@ -66,21 +70,35 @@ func (s *seat) remember() error {
 	if known.BootID == boot {
 		s.dead = known.Holders
 	}
-	return s.write(holders{BootID: boot, Holders: append(slices.Clone(s.dead), s.holder)})
+	s.epoch = known.Epoch
+	return s.write(append(slices.Clone(s.dead), s.holder), s.epoch)
 }
 
-// forgetOthers drops the earlier identities once the Lease is ours.
-func (s *seat) forgetOthers() error {
+// reserve writes down the epoch that the node is about to take, before it is taken: a node that cannot write to its directory
+// must not take its Lease.
+func (s *seat) reserve(epoch int64) error {
+	if epoch <= s.reserved {
+		return nil
+	}
+	if err := s.write(append(slices.Clone(s.dead), s.holder), epoch); err != nil {
+		return fmt.Errorf("the epoch cannot be written down, so it is not taken: %w; make room or make %s writable", err, s.path)
+	}
+	s.reserved = epoch
+	return nil
+}
+
+// took takes note that the Lease is ours: the earlier identities are of no use any more.
+func (s *seat) took(epoch int64) error {
+	s.epoch, s.dead = epoch, nil
+	return s.write([]string{s.holder}, epoch)
+}
+
+func (s *seat) write(who []string, epoch int64) error {
 	boot, err := bootID()
 	if err != nil {
 		return err
 	}
-	s.dead = nil
-	return s.write(holders{BootID: boot, Holders: []string{s.holder}})
-}
-
-func (s *seat) write(h holders) error {
-	data, err := json.Marshal(h)
+	data, err := json.Marshal(holders{BootID: boot, Holders: who, Epoch: epoch})
 	if err != nil {
 		return err
 	}

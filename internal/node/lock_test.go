@@ -47,7 +47,7 @@ func TestHoldersOfThisBootAreRememberedUntilTheLeaseIsTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.forgetOthers(); err != nil {
+	if err := s.took(1); err != nil {
 		t.Fatal(err)
 	}
 	s.leave()

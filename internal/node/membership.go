@@ -24,13 +24,16 @@ type membership struct {
 	client client.Client
 	timing lease.Timing
 	clock  Clock
+	ahead  func() time.Duration // see WallAhead
 	log    *slog.Logger
 	seat   *seat
+	waits  func(error) // is told why the node has not joined yet
 }
 
 // held is the Lease as this process last wrote or read it.
 type held struct {
 	tenure *lease.Tenure
+	pause  *pauseDetector
 	lease  *coordinationv1.Lease
 }
 
@@ -52,8 +55,10 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		case errors.Is(err, lease.ErrHeld):
+			m.waits(err)
 			said.once(m.log, "waiting for the node's last epoch to end: it began on another machine or before a reboot", err)
 		default:
+			m.waits(err)
 			vigil.Failed(m.clock())
 			said.once(m.log, "cannot join yet", err)
 		}
@@ -63,7 +68,7 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 	}
 }
 
-// tryJoin makes one attempt: read everything live, then one write that the resourceVersion guards.
+// tryJoin makes one attempt: read everything live, write the epoch down here, then one write that the resourceVersion guards.
 func (m *membership) tryJoin(ctx context.Context, vigil *lease.Vigil) (*held, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
@@ -91,21 +96,35 @@ func (m *membership) tryJoin(ctx context.Context, vigil *lease.Vigil) (*held, er
 	if err != nil {
 		return nil, err
 	}
+	if err := m.seat.reserve(epoch); err != nil {
+		return nil, fmt.Errorf("epoch %d of node %s: %w", epoch, m.node, err)
+	}
+	pause := newPauseDetector(m.ahead, m.timing)
 	sentAt = m.clock()
 	if err := m.write(ctx, next); err != nil {
 		return nil, fmt.Errorf("take epoch %d: %w", epoch, err)
 	}
-	return &held{tenure: lease.NewTenure(epoch, m.timing, sentAt), lease: next}, m.seat.forgetOthers()
+	if err := m.seat.took(epoch); err != nil {
+		m.log.Warn("earlier holders are still remembered", "epoch", epoch, "error", err)
+	}
+	return &held{tenure: lease.NewTenure(epoch, m.timing, sentAt), pause: pause, lease: next}, nil
 }
 
-// floor is the newest epoch that the Node object knows of.
+// floor is the newest epoch of this node that anything but its Lease knows of: its directory, its object, the drain slot. Epochs
+// never start over, even if the Lease was lost.
 func (m *membership) floor(ctx context.Context) (int64, error) {
-	node := &v1alpha1.Node{}
-	err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node)
-	if kubeclient.IsMissing(err) {
-		return 0, nil
+	node, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
+	if err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node); err != nil && !kubeclient.IsMissing(err) {
+		return 0, err
 	}
-	return node.Status.Epoch, err
+	if err := m.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil && !kubeclient.IsMissing(err) {
+		return 0, err
+	}
+	floor := max(m.seat.epoch, node.Status.Epoch)
+	if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == m.node {
+		floor = max(floor, slot.NodeEpoch)
+	}
+	return floor, nil
 }
 
 func (m *membership) read(ctx context.Context) (*coordinationv1.Lease, error) {
@@ -144,7 +163,7 @@ func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) err
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, lease.ErrNotOurs):
-			h.tenure.Doubt()
+			h.tenure.Revoke(m.clock())
 			return err
 		default:
 			vigil.Failed(m.clock())
@@ -154,12 +173,15 @@ func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) err
 	}
 }
 
-var errDeadline = errors.New("the lease could not be renewed in time")
+var (
+	errDeadline = errors.New("the lease could not be renewed in time")
+	errPaused   = errors.New("the wall clock jumped ahead: this machine may have been paused, and its lease may have expired meanwhile")
+)
 
 func (m *membership) renewOnce(ctx context.Context, h *held, vigil *lease.Vigil) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
-	sentAt := m.clock()
+	ahead, sentAt := m.ahead(), m.clock()
 	next, err := lease.Renew(h.lease, m.seat.holder, h.tenure.Epoch(), time.Now())
 	if err != nil {
 		return err
@@ -168,6 +190,7 @@ func (m *membership) renewOnce(ctx context.Context, h *held, vigil *lease.Vigil)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// Somebody wrote the Lease: a person a label, the coordinator the mark, or an earlier request of ours arrived
 		// after we gave up on it.
+		ahead = m.ahead()
 		if next, err = m.rewrite(ctx, h, &sentAt); err != nil {
 			return err
 		}
@@ -176,9 +199,13 @@ func (m *membership) renewOnce(ctx context.Context, h *held, vigil *lease.Vigil)
 		return err
 	}
 	h.lease = next
+	if h.pause.paused() {
+		return errPaused
+	}
 	if !h.tenure.Renewed(sentAt, m.clock()) {
 		return errDeadline
 	}
+	h.pause.renewed(ahead)
 	vigil.Renewed(sentAt)
 	return nil
 }

@@ -38,6 +38,8 @@ type Options struct {
 	Timing lease.Timing
 	// Clock is BootTime but in tests.
 	Clock Clock
+	// WallAhead is the function of that name but in tests.
+	WallAhead func() time.Duration
 	// Labels of the Node object.
 	Labels map[string]string
 	// Address and HTTPAddress are published.
@@ -83,6 +85,9 @@ func New(o Options) (*Node, error) {
 	if err := o.Timing.Validate(); err != nil {
 		return nil, err
 	}
+	if o.WallAhead == nil {
+		o.WallAhead = WallAhead
+	}
 	c, err := kubeclient.New(o.Config)
 	if err != nil {
 		return nil, err
@@ -99,11 +104,13 @@ func New(o Options) (*Node, error) {
 		return nil, err
 	}
 	log := o.Log.With("node", o.Name)
-	return &Node{
+	n := &Node{
 		opts: o, log: log, client: c, seat: s, reason: "starting",
-		member: &membership{node: o.Name, client: renewals, timing: o.Timing, clock: o.Clock, log: log, seat: s},
+		member: &membership{node: o.Name, client: renewals, timing: o.Timing, clock: o.Clock, ahead: o.WallAhead, log: log, seat: s},
 		host:   &host{hosted: o.Runtimes, log: log},
-	}, nil
+	}
+	n.member.waits = func(why error) { n.setEpoch(nil, "cannot join yet: "+why.Error()) }
+	return n, nil
 }
 
 // Run takes part in the cluster until ctx ends or the coordinator wants the node gone. Either way it leaves in order.
@@ -152,6 +159,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		}
 	})
 	parts.Go(func() { n.watchDeadline(standing, e, end) })
+	parts.Go(func() { n.watchWanted(standing, e) })
 	entering, enough := context.WithCancelCause(standing)
 	stop := context.AfterFunc(ctx, func() { enough(context.Cause(ctx)) })
 	work, err := n.enter(entering, e)
@@ -164,6 +172,8 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		case <-standing.Done():
 		case why := <-e.anew:
 			end(fmt.Errorf("%w: %s", errAnew, why))
+		case how := <-e.over:
+			end(fmt.Errorf("%w: %w", errInDoubt, how))
 		case <-ctx.Done():
 			err = n.leave(standing, e, work, keep, "asked to stop")
 		case <-e.leave:
@@ -186,9 +196,11 @@ func (n *Node) newEpoch(h *held) *Epoch {
 	e := &Epoch{
 		Node: n.opts.Name, Number: h.tenure.Epoch(), Tenure: h.tenure, Client: n.client, clock: n.opts.Clock,
 		Vigil:    lease.NewVigil(n.opts.Timing, h.tenure.SentAt()),
+		pause:    h.pause,
 		liveness: v1alpha1.Alive,
 		ready:    readiness{reason: v1alpha1.ReasonStarting, message: "The node's runtimes are starting."},
 		changed:  make(chan struct{}), leave: make(chan struct{}), anew: make(chan string, 1),
+		over: make(chan error, 1), recheck: make(chan struct{}, 1), deleted: make(chan struct{}, 1),
 	}
 	n.opts.Metrics.current.Store(e)
 	n.opts.Metrics.epoch.Set(float64(e.Number))
@@ -199,7 +211,11 @@ func (n *Node) newEpoch(h *held) *Epoch {
 // stands still while the machine sleeps and the deadline does not.
 func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCauseFunc) {
 	for sleep(ctx, n.opts.Timing.Renew/20) == nil {
-		if !e.Holding() {
+		switch {
+		case e.paused():
+			end(fmt.Errorf("%w: %w", errInDoubt, errPaused))
+			return
+		case !e.Holding():
 			end(fmt.Errorf("%w: %w", errInDoubt, errDeadline))
 			return
 		}
@@ -251,29 +267,38 @@ func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
 	return nil
 }
 
-// DrainedBy reads live which drain a node is subject to, if any. One that is complete or cancelled only has not let go of
-// the slot yet.
+// DrainedBy reads live which drain a node is subject to, if any.
 func DrainedBy(ctx context.Context, r client.Reader, node string) (*v1alpha1.ActiveDrain, error) {
-	settings := &v1alpha1.Settings{}
-	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	slot, wanted, err := readSlot(ctx, r, node)
+	if err != nil || !wanted {
 		return nil, err
-	}
-	slot := settings.Status.ActiveDrain
-	if slot == nil || slot.Node != node {
-		return nil, nil
-	}
-	d := &v1alpha1.Drain{}
-	err := r.Get(ctx, types.NamespacedName{Name: slot.Name}, d)
-	if kubeclient.IsMissing(err) || err == nil && string(d.UID) != slot.UID {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if d.Status.Phase == v1alpha1.DrainComplete || d.Status.Phase == v1alpha1.DrainCancelled || meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainSurvived) {
-		return nil, nil
 	}
 	return slot, nil
+}
+
+// readSlot reads live whether the drain slot names a node, and whether that drain still wants it drained. One that is complete,
+// cancelled or gone only has not let go of the slot yet.
+func readSlot(ctx context.Context, r client.Reader, node string) (slot *v1alpha1.ActiveDrain, wanted bool, err error) {
+	settings := &v1alpha1.Settings{}
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return nil, false, err
+	}
+	slot = settings.Status.ActiveDrain
+	if slot == nil || slot.Node != node {
+		return nil, false, nil
+	}
+	d := &v1alpha1.Drain{}
+	err = r.Get(ctx, types.NamespacedName{Name: slot.Name}, d)
+	if kubeclient.IsMissing(err) || err == nil && string(d.UID) != slot.UID {
+		return slot, false, nil
+	}
+	return slot, err == nil && wants(d), err
+}
+
+// wants says whether a drain that holds the slot wants its node drained.
+func wants(d *v1alpha1.Drain) bool {
+	return d.Status.Phase != v1alpha1.DrainComplete && d.Status.Phase != v1alpha1.DrainCancelled &&
+		!meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
 }
 
 // insist repeats a step of the beginning until it succeeds or the epoch ends.
@@ -365,12 +390,16 @@ func (n *Node) release(h *held) error {
 
 // fence ends an epoch whose lease is in doubt: nothing starts any more, and what nobody else would stop is dead before
 // anybody may call the node lost. If it does not stop in time, the process ends with it. A process that was frozen past
-// its deadline gets the same time from when it wakes: it is late already, and every writer asks the tenure first.
+// its deadline gets the same time from when it wakes: it is late already, and every writer asks the tenure first. An epoch
+// that is known to be over is revoked: its programs are killed at once, for others may run them already.
 func (n *Node) fence(e *Epoch, w *work, cause error) {
 	n.log.Warn("fencing", "epoch", e.Number, "cause", cause)
 	n.opts.Gate.Close(e.Number, RefusedInDoubt)
 	n.setEpoch(nil, cause.Error())
 	e.Tenure.Doubt()
+	if errors.Is(cause, lease.ErrNotOurs) || errors.Is(cause, errPaused) {
+		e.Tenure.Revoke(n.opts.Clock())
+	}
 	n.opts.Metrics.current.CompareAndSwap(e, nil)
 	_, dead := e.Tenure.Deadline()
 	left := dead.Sub(n.opts.Clock())

@@ -27,6 +27,11 @@ func TestNode(t *testing.T) {
 		"obeys wishes for its own epoch only":                                              obeysItsEpoch,
 		"starts Draining while a drain holds it, and begins anew when none does":           startsDraining,
 		"a marked epoch is never renewed, the node rejoins with the next":                  markedWhileAlive,
+		"an epoch that is known to be over ends at once, without its grace":                overEndsAtOnce,
+		"a jump of the wall clock ends the epoch, and one back does not":                   pausedMachine,
+		"a Node object that vanishes under it is made again":                               nodeVanishes,
+		"an epoch that cannot be written down is not taken":                                fullDisk,
+		"epochs go on from what the node's directory remembers":                            directoryRemembers,
 		"waits while another machine holds its name":                                       waitsForAnother,
 		"takes a name that it has itself seen unchanged for its duration":                  takesTheUnchanged,
 		"goes on when somebody else edits its lease":                                       leaseEdited,
@@ -130,7 +135,7 @@ func startsDraining(t *testing.T, api *testenv.API) {
 		t.Fatal(err)
 	}
 	setSlot(t, m, &v1alpha1.ActiveDrain{Name: "d", UID: string(d.UID), Node: "drained", NodeEpoch: 1})
-	m.start().awaitReady(1)
+	m.start().awaitReady(2) // the slot knows that it had epoch 1
 	if s := m.object().Status; s.Liveness != v1alpha1.Draining || s.ObservedDrain != string(d.UID) {
 		t.Errorf("status: %+v", s)
 	}
@@ -139,7 +144,7 @@ func startsDraining(t *testing.T, api *testenv.API) {
 	}
 	// The slot is freed: nobody wants the node drained any more.
 	setSlot(t, m, nil)
-	m.awaitReady(2)
+	m.awaitReady(3)
 	if s := m.object().Status; s.Liveness != v1alpha1.Alive || s.ObservedDrain != "" {
 		t.Errorf("status after the slot was freed: %+v", s)
 	}
@@ -151,7 +156,7 @@ func startsDraining(t *testing.T, api *testenv.API) {
 	}
 	setSlot(t, m, &v1alpha1.ActiveDrain{Name: "d", UID: string(d.UID), Node: "drained", NodeEpoch: 1})
 	defer setSlot(t, m, nil)
-	m.start().awaitReady(3)
+	m.start().awaitReady(4)
 	if s := m.object().Status; s.Liveness != v1alpha1.Alive {
 		t.Errorf("status under a complete drain: %+v", s)
 	}

@@ -56,6 +56,8 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 			return
 		case <-changed:
 		case <-ticker.C:
+		case <-e.deleted:
+			written = nil // it is made again
 		}
 	}
 }
@@ -67,7 +69,17 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 	defer cancel()
 	for {
 		node := &v1alpha1.Node{}
-		if err := e.Client.Get(ctx, types.NamespacedName{Name: e.Node}, node); err != nil {
+		err := e.Client.Get(ctx, types.NamespacedName{Name: e.Node}, node)
+		if kubeclient.IsMissing(err) {
+			if liveness, _ := e.Liveness(); liveness == v1alpha1.Stopping {
+				return nil // somebody wants it gone, and it leaves
+			}
+			n.log.Warn("the Node object was deleted while the node runs; it is made again", "epoch", e.Number)
+			if err = n.register(ctx); err == nil {
+				continue
+			}
+		}
+		if err != nil {
 			return err
 		}
 		if node.Status.Epoch > e.Number {

@@ -28,7 +28,7 @@ func (n *Node) watch(ctx context.Context, e *Epoch) (*group, error) {
 	}
 	e.Cache = c
 	g := n.host.start(context.Background(), []string{"watch"}, []func(context.Context) error{c.Start})
-	for _, on := range []func(context.Context, *Epoch, cache.Cache) error{n.onNode, n.onSettings, n.onLease} {
+	for _, on := range []func(context.Context, *Epoch, cache.Cache) error{n.onNode, n.onSlot, n.onLease} {
 		if err := on(ctx, e, c); err != nil {
 			return g, err
 		}
@@ -36,40 +36,58 @@ func (n *Node) watch(ctx context.Context, e *Epoch) (*group, error) {
 	return g, nil
 }
 
-// onSettings watches the drain slot. A node that began Draining because the slot named it, just as the slot was being
-// freed, would drain for nobody for ever; it begins anew.
-func (n *Node) onSettings(ctx context.Context, e *Epoch, c cache.Cache) error {
+// onSlot watches the drain slot and the drains of this node, and asks for a look whenever the slot may no longer want the node
+// as it is.
+func (n *Node) onSlot(ctx context.Context, e *Epoch, c cache.Cache) error {
 	informer, err := c.GetInformer(ctx, &v1alpha1.Settings{})
 	if err != nil {
 		return fmt.Errorf("watch Settings: %w", err)
 	}
-	see := func(object any) {
-		settings, ok := object.(*v1alpha1.Settings)
-		if liveness, _ := e.Liveness(); !ok || liveness != v1alpha1.Draining {
-			return
-		}
-		if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == e.Node {
-			return
-		}
-		go n.checkWanted(ctx, e)
+	if _, err = informer.AddEventHandler(News(func(*v1alpha1.Settings) { e.checkSlot() }, func(*v1alpha1.Settings) {})); err != nil {
+		return err
 	}
-	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: see, UpdateFunc: func(_, object any) { see(object) },
-	})
+	if informer, err = c.GetInformer(ctx, &v1alpha1.Drain{}); err != nil {
+		return fmt.Errorf("watch drains: %w", err)
+	}
+	see := func(d *v1alpha1.Drain) {
+		if d.Spec.NodeName == e.Node && !wants(d) {
+			e.checkSlot()
+		}
+	}
+	gone := func(d *v1alpha1.Drain) {
+		if d.Spec.NodeName == e.Node {
+			e.checkSlot()
+		}
+	}
+	_, err = informer.AddEventHandler(News(see, gone))
 	return err
 }
 
-// checkWanted reads live whether a drain still wants this node, until it knows.
-func (n *Node) checkWanted(ctx context.Context, e *Epoch) {
-	_ = n.insist(ctx, "read the drain slot", func(ctx context.Context) error { // it ends with the epoch
-		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-		defer cancel()
-		slot, err := DrainedBy(ctx, n.client, e.Node)
-		if err == nil && slot == nil {
-			e.BeginAnew("no drain wants this node any more")
+// watchWanted begins the next epoch when the drain that this one is subject to was cancelled or is gone: draining for nobody, it
+// would never end; and the slot is free only when this epoch is over.
+func (n *Node) watchWanted(ctx context.Context, e *Epoch) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.recheck:
 		}
-		return err
-	})
+		_ = n.insist(ctx, "read the drain slot", func(ctx context.Context) error { // it ends with the epoch
+			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+			defer cancel()
+			slot, wanted, err := readSlot(ctx, n.client, e.Node)
+			if err == nil && !wanted && unwanted(e, slot) {
+				e.BeginAnew("no drain wants this node any more")
+			}
+			return err
+		})
+	}
+}
+
+// unwanted says whether an epoch that no drain wants drained has to end for that: it drains, or the slot still names it.
+func unwanted(e *Epoch, slot *v1alpha1.ActiveDrain) bool {
+	liveness, _ := e.Liveness()
+	return liveness == v1alpha1.Draining || liveness == v1alpha1.Alive && slot != nil && slot.NodeEpoch == e.Number
 }
 
 func (n *Node) onNode(ctx context.Context, e *Epoch, c cache.Cache) error {
@@ -77,16 +95,23 @@ func (n *Node) onNode(ctx context.Context, e *Epoch, c cache.Cache) error {
 	if err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
-	see := func(object any) {
-		if node, ok := object.(*v1alpha1.Node); ok && node.Name == e.Node {
+	see := func(node *v1alpha1.Node) {
+		if node.Name == e.Node {
 			e.obey(node.Spec.Desired, n.opts.Gate)
 			liveness, _ := e.Liveness()
 			n.opts.Metrics.setLiveness(liveness)
 		}
 	}
-	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: see, UpdateFunc: func(_, object any) { see(object) },
-	})
+	gone := func(node *v1alpha1.Node) {
+		if node.Name != e.Node {
+			return
+		}
+		select {
+		case e.deleted <- struct{}{}:
+		default:
+		}
+	}
+	_, err = informer.AddEventHandler(News(see, gone))
 	return err
 }
 
@@ -95,26 +120,22 @@ func (n *Node) onLease(ctx context.Context, e *Epoch, c cache.Cache) error {
 	if err != nil {
 		return fmt.Errorf("watch leases: %w", err)
 	}
-	see := func(object any) {
-		if l, ok := object.(*coordinationv1.Lease); ok {
-			if rec, err := lease.Read(l); err == nil {
-				e.Vigil.Saw(rec, n.opts.Clock())
-			}
+	see := func(l *coordinationv1.Lease) {
+		rec, err := lease.Read(l)
+		if err != nil {
+			return
+		}
+		e.Vigil.Saw(rec, n.opts.Clock())
+		if rec.Node == e.Node && rec.Epoch >= e.Number && rec.Over(e.Number) {
+			e.learn(fmt.Errorf("node %s epoch %d: %w: it says holder %q, epoch %d, fenced %d", e.Node, e.Number, lease.ErrNotOurs, rec.Holder, rec.Epoch, rec.Fenced))
 		}
 	}
-	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: see, UpdateFunc: func(_, object any) { see(object) },
-		DeleteFunc: func(object any) {
-			if gone, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-				object = gone.Obj
-			}
-			if l, ok := object.(*coordinationv1.Lease); ok {
-				if node, ok := lease.NodeOf(l.Name); ok {
-					e.Vigil.Forget(node)
-				}
-			}
-		},
-	})
+	gone := func(l *coordinationv1.Lease) {
+		if node, ok := lease.NodeOf(l.Name); ok {
+			e.Vigil.Forget(node)
+		}
+	}
+	_, err = informer.AddEventHandler(News(see, gone))
 	return err
 }
 
