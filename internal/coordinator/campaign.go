@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -139,15 +140,18 @@ func (c *Campaign) campaign(ctx context.Context, e *node.Epoch, freed <-chan str
 
 // role is as what a node stands: candidate, or survivor (survivor.go).
 type role struct {
-	eligible func(context.Context, *node.Epoch) error
-	work     func(*Term) error
-	liveness v1alpha1.Liveness // the term ends when the node has another
+	eligible   func(context.Context, *node.Epoch) error
+	work       func(*Term) error
+	livenesses []v1alpha1.Liveness // the term ends when the node has another
 }
+
+// allows says whether a node of this liveness may stand as that.
+func (r *role) allows(l v1alpha1.Liveness) bool { return slices.Contains(r.livenesses, l) }
 
 // roleFor is as what the node may stand now, or nil.
 func (c *Campaign) roleFor(ctx context.Context, e *node.Epoch) *role {
-	candidate := &role{eligible: c.eligible, work: c.work, liveness: v1alpha1.Alive}
-	survivor := &role{eligible: c.alone, work: c.survive, liveness: v1alpha1.Draining}
+	candidate := &role{eligible: c.eligible, work: c.work, livenesses: []v1alpha1.Liveness{v1alpha1.Alive}}
+	survivor := &role{eligible: c.alone, work: c.survive, livenesses: []v1alpha1.Liveness{v1alpha1.Alive, v1alpha1.Draining}}
 	for _, r := range []*role{candidate, survivor} {
 		if r.eligible(ctx, e) == nil {
 			return r
@@ -218,7 +222,7 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, as *role, freed <-c
 	}()
 	for {
 		liveness, changed := c.liveness(e)
-		if liveness != as.liveness && !elector.IsLeader() {
+		if !as.allows(liveness) && !elector.IsLeader() {
 			release()
 			<-over
 			return false
@@ -307,7 +311,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 	go func() { ended <- as.work(term) }()
 	for stands() {
 		liveness, changed := c.liveness(l.epoch)
-		if liveness != as.liveness {
+		if !as.allows(liveness) {
 			break
 		}
 		// The elector goes on trying for a while after it saw another holder; isLeader says so at once.

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/testenv"
@@ -27,6 +30,7 @@ func TestElection(t *testing.T) {
 		{"a lone node cannot resign", aLoneNodeCannotResign},
 		{"a node that the drain slot names does not stand", theNamedDoesNotStand},
 		{"a node that is named between winning and leading steps back", theNamedStepsBack},
+		{"a node that the slot names goes back to work and leads when it is alone, though it never heard of its drain", theNamedSurvivesAlone},
 		{"a coordinator that becomes Draining gives up its term", theDrainingGivesUp},
 		{"a coordinator that leaves hands over", theLeavingHandsOver},
 		{"a term that is over writes nothing", aTermThatIsOver},
@@ -111,6 +115,29 @@ func asked(n *atomic.Int32, at int32, do func(name string)) func(*Campaign, stri
 	}
 }
 
+// The coordinator dies for good between taking the slot and telling the node.
+func theNamedSurvivesAlone(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"l1", "l2"})
+	leader, _ := c.leader()
+	named := c.others(leader)[0]
+	d := c.drain(named.name)
+	if got := named.object(c).Status.Liveness; got != v1alpha1.Alive {
+		t.Fatalf("it is %s", got)
+	}
+	leader.stop() // what it decided last is all that is left of it
+	until(t, "the drain to be cancelled", func() bool {
+		err := c.admin.Get(context.Background(), types.NamespacedName{Name: d.Name}, d)
+		return err == nil && d.Status.Phase == v1alpha1.DrainCancelled
+	})
+	if end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); end == nil || end.Reason != v1alpha1.ReasonLoneSurvivor {
+		t.Errorf("it ended with %+v", end)
+	}
+	after, _ := c.leader(leader)
+	if n := after.object(c); after != named || n.Status.Liveness != v1alpha1.Alive || n.Status.Epoch != 2 {
+		t.Errorf("%s leads in epoch %d as %s", after.name, n.Status.Epoch, n.Status.Liveness)
+	}
+}
+
 func theNamedDoesNotStand(t *testing.T, api *testenv.API) {
 	c := newCluster(t, api, []string{"d1", "d2"})
 	c.drain("d3")
@@ -192,11 +219,19 @@ func nothingOutlives(t *testing.T, api *testenv.API) {
 	for _, m := range c.members {
 		m.stop()
 	}
-	var stacks string
+	var left []string
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("left:\n%s", strings.Join(left, "\n\n"))
+		}
+	})
 	until(t, "every goroutine of nodes and managers to end", func() bool {
 		buffer := make([]byte, 16<<20)
-		stacks = string(buffer[:runtime.Stack(buffer, true)])
-		return !strings.Contains(stacks, "controller-runtime/pkg/") && !strings.Contains(stacks, "coordinator.(*Campaign)") &&
-			!strings.Contains(stacks, "leaderelection.(") && !strings.Contains(stacks, "internal/node.(")
+		stacks := strings.Split(string(buffer[:runtime.Stack(buffer, true)]), "\n\n")
+		left = slices.DeleteFunc(stacks, func(stack string) bool {
+			return !slices.ContainsFunc([]string{"controller-runtime/pkg/", "coordinator.(*Campaign)", "leaderelection.(", "internal/node.("},
+				func(part string) bool { return strings.Contains(stack, part) })
+		})
+		return len(left) == 0
 	})
 }

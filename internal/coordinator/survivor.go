@@ -18,9 +18,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// A draining node cannot become coordinator, with one exception: when every other node is lost, nobody is left to finish
-// its drain or to take its work. Then it stands for election as survivor, and in this order: marks the others, cancels
-// its drain, and begins anew, Alive; the coordinator that it becomes in the new epoch frees the slot.
+// A node that the drain slot names cannot become coordinator, whether it is Draining already or does not know of its drain
+// yet, with one exception: when every other node is lost, nobody is left to finish its drain or to take its work. Then it
+// stands for election as survivor, and in this order: marks the others, cancels its drain, and begins anew, Alive; the
+// coordinator that it becomes in the new epoch frees the slot.
 
 // others are the leases of all other nodes that are held, read live.
 func others(ctx context.Context, r client.Reader, self string) ([]coordinationv1.Lease, error) {
@@ -34,13 +35,22 @@ func others(ctx context.Context, r client.Reader, self string) ([]coordinationv1
 	}), nil
 }
 
-// readAlone reads live whether this node drains and every other node is gone or lost.
+// readAlone reads live whether this node drains, or is named by the drain slot, and every other node is gone or lost.
 func (c *Campaign) readAlone(ctx context.Context, e *node.Epoch) error {
-	if liveness, _ := e.Liveness(); liveness != v1alpha1.Draining {
+	liveness, _ := e.Liveness()
+	if liveness == v1alpha1.Stopping {
 		return fmt.Errorf("node %s is %s", e.Node, liveness)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Timing.Timeout)
 	defer cancel()
+	if liveness == v1alpha1.Alive {
+		switch slot, err := node.DrainedBy(ctx, e.Client, e.Node); {
+		case err != nil:
+			return err
+		case slot == nil:
+			return fmt.Errorf("node %s is %s and no drain names it", e.Node, liveness)
+		}
+	}
 	held, err := others(ctx, e.Client, e.Node)
 	if err != nil {
 		return err
@@ -131,9 +141,12 @@ func cancelDrain(ctx context.Context, cl client.Client, t *Term) error {
 		return nil // nobody is left who wants the node drained
 	}
 	message := fmt.Sprintf("Every other node is lost: node %s goes back to work in a new epoch.", t.Epoch.Node)
-	if d.Status.Phase.Final() {
+	switch d.Status.Phase {
+	case v1alpha1.DrainComplete, v1alpha1.DrainCancelled:
+		return nil
+	case v1alpha1.DrainFailed:
 		meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{
-			Type: v1alpha1.DrainSurvived, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor, Message: message, ObservedGeneration: d.Generation,
+			Type: v1alpha1.DrainReleased, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor, Message: message, ObservedGeneration: d.Generation,
 		})
 		return cl.Status().Update(ctx, d)
 	}

@@ -1,0 +1,142 @@
+package coordinator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// slack is how late a renewal of the election may look, on the clock of whoever asks, before people are told that nobody leads.
+const slack = 2 * time.Second
+
+// vacancyFacts are what an explanation of a missing coordinator rests on. Its times are wall clocks of several machines: good
+// enough for people, and nothing else is decided on them.
+type vacancyFacts struct {
+	now      time.Time
+	election *coordinationv1.Lease // nil if nobody was ever elected
+	nodes    []v1alpha1.Node
+	leases   map[string]*coordinationv1.Lease // by node
+	slot     *v1alpha1.ActiveDrain
+}
+
+// Vacancy says in sentences that nobody leads, since when, and what keeps each node from it. It says nothing while somebody
+// leads.
+func Vacancy(ctx context.Context, r client.Reader, now time.Time) (string, error) {
+	var leases coordinationv1.LeaseList
+	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
+		return "", fmt.Errorf("list leases: %w", err)
+	}
+	f := vacancyFacts{now: now, leases: map[string]*coordinationv1.Lease{}}
+	for i := range leases.Items {
+		l := &leases.Items[i]
+		if name, ok := lease.NodeOf(l.Name); ok {
+			f.leases[name] = l
+		} else if l.Name == lease.CoordinatorName {
+			f.election = l
+		}
+	}
+	if _, vacant := f.vacant(); !vacant {
+		return "", nil
+	}
+	var nodes v1alpha1.NodeList
+	if err := r.List(ctx, &nodes); err != nil {
+		return "", fmt.Errorf("list nodes: %w", err)
+	}
+	settings := &v1alpha1.Settings{}
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return "", fmt.Errorf("read Settings: %w", err)
+	}
+	f.nodes, f.slot = nodes.Items, settings.Status.ActiveDrain
+	return f.explain(), nil
+}
+
+// vacant says whether nobody leads, and in what words.
+func (f vacancyFacts) vacant() (string, bool) {
+	if f.election == nil {
+		return "nobody has been elected yet", true
+	}
+	since := unrenewed(f.election, f.now)
+	if f.election.Spec.HolderIdentity == nil || *f.election.Spec.HolderIdentity == "" {
+		return fmt.Sprintf("the election was released %s ago", since), true
+	}
+	duration := time.Duration(0)
+	if f.election.Spec.LeaseDurationSeconds != nil {
+		duration = time.Duration(*f.election.Spec.LeaseDurationSeconds) * time.Second
+	}
+	return fmt.Sprintf("node %s was elected and has not renewed its election for %s", NodeOf(*f.election.Spec.HolderIdentity), since), since > duration+slack
+}
+
+func (f vacancyFacts) explain() string {
+	var b strings.Builder
+	why, _ := f.vacant()
+	fmt.Fprintf(&b, "There is no coordinator: %s. Nothing is decided until there is one.\n", why)
+	slices.SortFunc(f.nodes, func(a, c v1alpha1.Node) int { return cmp.Compare(a.Name, c.Name) })
+	for i := range f.nodes {
+		fmt.Fprintf(&b, "Node %s %s.\n", f.nodes[i].Name, f.candidacy(&f.nodes[i]))
+	}
+	return b.String()
+}
+
+// candidacy says what keeps a node from leading, or that nothing does.
+func (f vacancyFacts) candidacy(n *v1alpha1.Node) string {
+	rec, held := lease.Record{}, false
+	l := f.leases[n.Name]
+	if l != nil {
+		if r, err := lease.Read(l); err == nil {
+			rec, held = r, r.Held()
+		}
+	}
+	switch {
+	case l == nil:
+		return "cannot lead: it has no lease"
+	case !held && rec.Fenced >= rec.Epoch:
+		return "cannot lead: it is lost"
+	case !held:
+		return "cannot lead: it has left"
+	case f.late(l, rec):
+		return fmt.Sprintf("has not renewed its lease for %s: it is dead, frozen or cut off, and called lost after %s", unrenewed(l, f.now), rec.Duration)
+	case f.slot != nil && f.slot.Node == n.Name:
+		return fmt.Sprintf("cannot lead while drain %s names it. It cancels that drain and leads once every other node has left or is lost%s", f.slot.Name, f.waitsFor(n.Name))
+	case n.Status.Liveness != v1alpha1.Alive:
+		return fmt.Sprintf("cannot lead: it is %s", n.Status.Liveness)
+	}
+	return "can lead: it is elected within the duration of an election"
+}
+
+// waitsFor names the other nodes that still hold a lease.
+func (f vacancyFacts) waitsFor(node string) string {
+	var names []string
+	for name, l := range f.leases {
+		if rec, err := lease.Read(l); err == nil && name != node && rec.Held() {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return "; it waits for " + strings.Join(names, ", ")
+}
+
+// late says whether a node's lease looks unrenewed for longer than a living node would let it.
+func (f vacancyFacts) late(l *coordinationv1.Lease, rec lease.Record) bool {
+	return unrenewed(l, f.now) > rec.Duration/2+slack
+}
+
+// unrenewed is how long ago a Lease was last renewed, by the wall clock of its holder.
+func unrenewed(l *coordinationv1.Lease, now time.Time) time.Duration {
+	if l.Spec.RenewTime == nil {
+		return 0
+	}
+	return max(0, now.Sub(l.Spec.RenewTime.Time)).Round(time.Second)
+}
