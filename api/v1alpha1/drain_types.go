@@ -22,7 +22,7 @@ func (p DrainPhase) Final() bool {
 	return p == DrainComplete || p == DrainCancelled || p == DrainFailed
 }
 
-// DrainFinalizer holds a Drain until it has ended: draining is one-way, and deleting the record does not undo it.
+// DrainFinalizer holds a Drain until it has ended and, if it was cancelled, until its node is free of it.
 const DrainFinalizer = "ebb.dev/drain"
 
 // Conditions of a Drain.
@@ -31,8 +31,9 @@ const (
 	DrainFinished = "Finished"
 	// DrainStalled is True while nothing has moved for the time set in Settings.
 	DrainStalled = "Stalled"
-	// DrainSurvived is True on a failed drain whose node is the only one left and went back to work.
-	DrainSurvived = "Survived"
+	// DrainReleased is True on a failed drain that no longer holds its node: it was cancelled after it had failed, or the
+	// node is the only one left. The node goes back to work in a new epoch.
+	DrainReleased = "Released"
 )
 
 // Reasons of the condition Finished.
@@ -45,8 +46,10 @@ const (
 	ReasonDeadlineExceeded = "DeadlineExceeded"
 	// ReasonLoneSurvivor: every other node is lost; the node went back to work in a new epoch.
 	ReasonLoneSurvivor = "LoneSurvivor"
-	// ReasonWithdrawn: the drain was deleted before it had begun.
+	// ReasonWithdrawn: the drain was cancelled or deleted before it got the slot.
 	ReasonWithdrawn = "Withdrawn"
+	// ReasonCancelRequested: somebody cancelled or deleted the drain; the node went back to work in a new epoch.
+	ReasonCancelRequested = "CancelRequested"
 	// ReasonCaptureNotFound: there is no such node.
 	ReasonCaptureNotFound = "CaptureNotFound"
 	// ReasonSingleNode: fewer than two nodes have a live lease.
@@ -96,6 +99,11 @@ type DrainSpec struct {
 	// +optional
 	// +kubebuilder:default=Refuse
 	WhenBusy WhenBusy `json:"whenBusy,omitempty"`
+
+	// cancelled asks that the drain end. It ends Cancelled and the node comes back Alive in a new epoch; what has moved
+	// stays where it is. It can be set until the drain is Stopping and cannot be taken back. Deleting the Drain asks the same.
+	// +optional
+	Cancelled bool `json:"cancelled,omitempty"`
 }
 
 // Blocker is one thing that keeps work on the node, and what a person can do about it.
@@ -165,7 +173,7 @@ type DrainStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// Drain takes one node out of service. Draining is one-way: the node leaves empty, or says what keeps it.
+// Drain takes one node out of service: the node leaves empty, or says what keeps it. Until it is Stopping it can be cancelled.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -179,6 +187,8 @@ type DrainStatus struct {
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.spec.reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.spec.nodeName == oldSelf.spec.nodeName",message="a drain's nodeName cannot be changed: create another Drain for the other node"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.cancelled) || !oldSelf.spec.cancelled || (has(self.spec.cancelled) && self.spec.cancelled)",message="a drain that was cancelled stays cancelled: create another Drain"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.cancelled) || !self.spec.cancelled || (has(oldSelf.spec.cancelled) && oldSelf.spec.cancelled) || !has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in ['Stopping', 'Complete', 'Cancelled'])",message="a drain that is Stopping or has ended cannot be cancelled any more: its node leaves or has left; start the node again to bring it back"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || (has(self.status) && has(self.status.phase))",message="a drain's phase never vanishes"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || self.status.phase == oldSelf.status.phase || !(oldSelf.status.phase in ['Complete', 'Cancelled', 'Failed'])",message="a drain that has ended stays as it ended: create another Drain"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || oldSelf.status.phase == 'Pending' || self.status.phase != 'Pending'",message="a drain never returns to Pending"

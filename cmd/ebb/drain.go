@@ -11,6 +11,7 @@ import (
 	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -31,6 +32,7 @@ type drainFlags struct {
 	wait     bool
 	resign   bool
 	queue    bool
+	cancel   bool
 	deadline time.Duration
 	reason   string
 }
@@ -41,7 +43,8 @@ func newDrain() *cobra.Command {
 		Use:   "drain NODE",
 		Short: "Empty a node and take it out of service",
 		Long: `Empty a node and take it out of service. The node takes no new work, gives away what it has, and when nothing is left
-its process exits. Draining is one-way: a node comes back by being started again.
+its process exits. Then it comes back by being started again. Until the drain is Stopping, --cancel ends it: the node comes
+back Alive in a new epoch, and what has moved stays where it is.
 
 Without --wait the command returns when the drain has begun or was refused. With it the command shows what is left until
 the node is gone; Ctrl-C stops watching, not the drain.
@@ -51,7 +54,8 @@ deadline, and 1 when the drain was refused or failed otherwise. Past its deadlin
 the same node goes on.`,
 		Example: `  ebb drain n3 --wait
   ebb drain n3 --wait --deadline 10m --reason "kernel upgrade"
-  ebb drain n1 --resign --wait`,
+  ebb drain n1 --resign --wait
+  ebb drain n3 --cancel`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
 	}
@@ -62,6 +66,7 @@ the same node goes on.`,
 	fs.BoolVar(&f.wait, "wait", false, "show what is left until the node is gone")
 	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let it hand over first")
 	fs.BoolVar(&f.queue, "queue", false, "if another node drains, wait for it rather than be refused")
+	fs.BoolVar(&f.cancel, "cancel", false, "end the node's drain, and let the node go back to work; with --wait, until it is Alive again")
 	fs.DurationVar(&f.deadline, "deadline", 0, "how long the drain may take; 0 means as long as it needs")
 	fs.StringVar(&f.reason, "reason", "", "why, for whoever looks later")
 	return cmd
@@ -69,12 +74,18 @@ the same node goes on.`,
 
 func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 	if f.deadline < 0 {
-		return fmt.Errorf("--deadline %s: a deadline lies ahead", f.deadline)
+		return fmt.Errorf("--deadline %s: must not be negative", f.deadline)
+	}
+	if f.cancel && (f.resign || f.queue || f.deadline > 0 || f.reason != "") {
+		return errors.New("--cancel ends a drain: of the other flags only --wait goes with it")
 	}
 	ctx := cmd.Context()
 	c, err := f.cluster.client()
 	if err != nil {
 		return err
+	}
+	if f.cancel {
+		return f.runCancel(ctx, cmd, c, node)
 	}
 	if f.resign {
 		if err := f.resignFirst(ctx, cmd, c, node); err != nil {
@@ -106,6 +117,48 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 		return fmt.Errorf("drain %s of node %s was deleted before its end was seen: `ebb explain %s` says how the node is", d.Name, node, node)
 	}
 	return outcome(w.drain)
+}
+
+// runCancel ends the drain of a node and, if asked, waits until the node is back.
+func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
+	d, err := drain.Cancel(ctx, c, node)
+	switch {
+	case errors.Is(err, drain.ErrCaptureNotFound):
+		return fmt.Errorf("there is no node %q: `ebb status` lists them", node)
+	case errors.Is(err, drain.ErrCancelPending):
+		return fmt.Errorf("%w: `ebb explain %s` says what keeps it", err, node)
+	case err != nil:
+		return err
+	}
+	if f.wait && d.Status.StartedAt != nil {
+		if err := f.awaitBack(ctx, c, d); err != nil {
+			return err
+		}
+	}
+	return f.out.print(cmd.OutOrStdout(), d, func() string {
+		if f.wait {
+			return fmt.Sprintf("drain %s of node %s is cancelled; the node is back at work\n", d.Name, node)
+		}
+		return fmt.Sprintf("drain %s of node %s is cancelled\n", d.Name, node)
+	})
+}
+
+// awaitBack waits until the node of a cancelled drain serves in a newer epoch than the drained one, or has left.
+func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1.Drain) error {
+	for {
+		n := &v1alpha1.Node{}
+		if err := c.Get(ctx, types.NamespacedName{Name: d.Spec.NodeName}, n); err != nil {
+			return err
+		}
+		if n.Status.Epoch > d.Status.NodeEpoch && n.IsReady() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("drain %s is cancelled, and node %s has not come back yet: `ebb explain %s` says how it is", d.Name, n.Name, n.Name)
+		case <-time.After(drainPoll):
+		}
+	}
 }
 
 // resignFirst hands the election over if the node has it.
@@ -212,11 +265,15 @@ func newExplain() *cobra.Command {
 			if d != nil && d.Spec.NodeName != args[0] {
 				d = nil
 			}
+			vacancy, err := coordinator.Vacancy(cmd.Context(), cl, time.Now())
+			if err != nil {
+				return err
+			}
 			explanation := struct {
 				Node        *v1alpha1.Node  `json:"node"`
 				Drain       *v1alpha1.Drain `json:"drain,omitempty"`
 				Explanation string          `json:"explanation"`
-			}{w.Nodes[args[0]], d, drain.Explain(w, args[0])}
+			}{w.Nodes[args[0]], d, drain.Explain(w, args[0]) + vacancy}
 			return out.print(cmd.OutOrStdout(), explanation, func() string { return explanation.Explanation })
 		},
 	}

@@ -25,6 +25,7 @@ import (
 // clusterStatus is what `ebb status` prints.
 type clusterStatus struct {
 	Coordinator string                `json:"coordinator"`
+	Vacancy     string                `json:"vacancy,omitempty"` // why nobody leads, if that is so
 	ActiveDrain *v1alpha1.ActiveDrain `json:"activeDrain,omitempty"`
 	Nodes       []nodeStatus          `json:"nodes"`
 	Drains      []drainStatus         `json:"drains"`
@@ -99,6 +100,12 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 		return nil, err
 	}
 	status := &clusterStatus{Coordinator: leader, ActiveDrain: settings.Status.ActiveDrain, Nodes: []nodeStatus{}}
+	if status.Vacancy, err = coordinator.Vacancy(ctx, c, time.Now()); err != nil {
+		return nil, err
+	}
+	if status.Vacancy != "" {
+		leader, status.Coordinator = "", ""
+	}
 	for i := range nodes.Items {
 		status.Nodes = append(status.Nodes, statusOf(&nodes.Items[i], leader))
 	}
@@ -148,9 +155,10 @@ func (s *clusterStatus) text(now time.Time) string {
 	var b strings.Builder
 	leader := s.Coordinator
 	if leader == "" {
-		leader = "none at the moment"
+		leader = "none"
 	}
 	fmt.Fprintf(&b, "%d nodes, coordinator: %s\n", len(s.Nodes), leader)
+	b.WriteString(s.Vacancy)
 	if s.ActiveDrain != nil {
 		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name)
 	}

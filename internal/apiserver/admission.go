@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
@@ -23,6 +24,8 @@ import (
 type rules struct {
 	// readLease reads a Lease live; nil means that there is none.
 	readLease func(ctx context.Context, name string) (*coordinationv1.Lease, error)
+	// readSlot reads the drain slot live; nil means that nobody drains.
+	readSlot func(ctx context.Context) (*v1alpha1.ActiveDrain, error)
 	// ownTypes are the definitions without which the server is not Ebb's.
 	ownTypes sets.Set[string]
 }
@@ -78,6 +81,8 @@ func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admissio
 		err = validateSettings(a)
 	case gr.Group == groupEbb && gr.Resource == "nodes":
 		err = r.validateNode(ctx, a)
+	case gr.Group == groupEbb && gr.Resource == "drains" && a.GetOperation() == admission.Delete:
+		err = validateDrainDelete(a)
 	case gr.Group == groupEbb && gr.Resource == "deployments":
 		err = r.validateDeployment(ctx, a)
 	case gr.Group == groupLeases && gr.Resource == "leases":
@@ -102,6 +107,18 @@ func validateSettings(a admission.Attributes) error {
 		return fmt.Errorf("the Settings object %q holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it", nameOf(a))
 	}
 	return nil
+}
+
+// validateDrainDelete: deleting a drain cancels it, and one that is Stopping cannot be cancelled any more. Its record stays until
+// the end.
+func validateDrainDelete(a admission.Attributes) error {
+	status, _ := field(a.GetOldObject(), "status").(map[string]any)
+	spec, _ := field(a.GetOldObject(), "spec").(map[string]any)
+	if status["phase"] != string(v1alpha1.DrainStopping) {
+		return nil
+	}
+	return apierrors.NewConflict(a.GetResource().GroupResource(), nameOf(a), fmt.Errorf(
+		"the drain is Stopping: node %v is empty and leaves, so it cannot be cancelled any more; delete the record when the drain has ended", spec["nodeName"]))
 }
 
 func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error {
@@ -168,6 +185,13 @@ func (r *rules) validateEpochStands(ctx context.Context, node string, object run
 }
 
 func (r *rules) validateNodeDelete(ctx context.Context, name string) error {
+	slot, err := r.readSlot(ctx)
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("read the drain slot: %w", err))
+	}
+	if slot != nil && slot.Node == name {
+		return fmt.Errorf("drain %s of node %s has not let go of it yet: wait until the drain has ended, or cancel it with `ebb drain %s --cancel`", slot.Name, name, name)
+	}
 	l, err := r.readLease(ctx, lease.NameOf(name))
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("read the lease of node %s: %w", name, err))
@@ -196,10 +220,7 @@ func validateLease(a admission.Attributes) error {
 		return err
 	}
 	if a.GetOperation() == admission.Delete {
-		if old.Held() {
-			return fmt.Errorf("lease %s is held by %s: stop the node's process first", name, old.Holder)
-		}
-		return nil
+		return fmt.Errorf("lease %s remembers that node %s has had epoch %d: without it a node of that name would start over, so it stays; deleting the Node is enough", name, old.Node, max(old.Epoch, old.Fenced))
 	}
 	next, err := record(a.GetObject())
 	if err != nil {

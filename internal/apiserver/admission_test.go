@@ -46,12 +46,13 @@ func TestANodeCannotBeDeletedWhileItsLeaseIsHeld(t *testing.T) {
 			want := `nodes.ebb.dev "` + name + `" is forbidden: node ` + name + ` still holds its lease: drain it or stop its process, then delete it`
 			refused(t, admin.do(t, http.MethodDelete, path, nil), want)
 			refused(t, admin.do(t, http.MethodDelete, nodes+"?fieldSelector=metadata.name="+name, nil), want)
-			refused(t, admin.do(t, http.MethodDelete, leases+"/"+lease.NameOf(name), nil),
-				`leases.coordination.k8s.io "node-`+name+`" is forbidden: lease node-`+name+` is held by p: stop the node's process first`)
+			remembers := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + ` remembers that node ` + name +
+				` has had epoch 1: without it a node of that name would start over, so it stays; deleting the Node is enough`
+			refused(t, admin.do(t, http.MethodDelete, leases+"/"+lease.NameOf(name), nil), remembers)
 			admin.must(t, http.MethodGet, path, nil)
 			end(name)
 			admin.must(t, http.MethodDelete, path, nil)
-			admin.must(t, http.MethodDelete, leases+"/"+lease.NameOf(name), nil)
+			refused(t, admin.do(t, http.MethodDelete, leases+"/"+lease.NameOf(name), nil), remembers)
 			if a := admin.do(t, http.MethodGet, path, nil); a.code != http.StatusNotFound {
 				t.Errorf("after its deletion: %s, want 404", a)
 			}

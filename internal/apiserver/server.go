@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/cmd/server/options"
 	generatedopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/group"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -36,9 +37,11 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -53,6 +56,7 @@ type Server struct {
 	store    *store // nil on an external etcd
 	listener net.Listener
 	leases   coordinationclient.LeaseInterface
+	objects  client.Client
 	config   *rest.Config
 	api      *apiextensions.CustomResourceDefinitions
 	crds     []*apiextensionsv1.CustomResourceDefinition
@@ -280,11 +284,14 @@ func (s *Server) applyServing(cfg *genericapiserver.Config) error {
 }
 
 func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
-	client, err := coordinationclient.NewForConfig(s.config)
+	elections, err := coordinationclient.NewForConfig(s.config)
 	if err != nil {
 		return err
 	}
-	s.leases = client.Leases(lease.Namespace)
+	s.leases = elections.Leases(lease.Namespace)
+	if s.objects, err = kubeclient.New(s.config); err != nil {
+		return err
+	}
 
 	trusted, err := dynamiccertificates.NewStaticCAContent("ebb cluster CA", s.ca.CertPEM)
 	if err != nil {
@@ -294,7 +301,7 @@ func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
 	certificates := x509request.NewDynamic(func() (x509.VerifyOptions, bool) { return trusted.VerifyOptions() }, x509request.CommonNameUserConversion)
 	cfg.Authentication.Authenticator = group.NewAuthenticatedGroupAdder(certificates)
 	cfg.Authorization.Authorizer = authorizer.AuthorizerFunc(authorize)
-	cfg.AdmissionControl = &rules{readLease: s.readLease, ownTypes: namesOf(s.crds)}
+	cfg.AdmissionControl = &rules{readLease: s.readLease, readSlot: s.readSlot, ownTypes: namesOf(s.crds)}
 	cfg.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(withTerm(api), c)
 	}
@@ -310,6 +317,18 @@ func (s *Server) readLease(ctx context.Context, name string) (*coordinationv1.Le
 		return nil, nil
 	}
 	return l, err
+}
+
+// readSlot reads the drain slot live.
+func (s *Server) readSlot(ctx context.Context) (*v1alpha1.ActiveDrain, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	settings := &v1alpha1.Settings{}
+	err := s.objects.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings)
+	if kubeclient.IsMissing(err) {
+		return nil, nil
+	}
+	return settings.Status.ActiveDrain, err
 }
 
 // noServices refuses to resolve services: there are none, and no conversion webhook is ever called.

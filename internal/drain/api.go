@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -86,6 +87,11 @@ func (a *API) await(ctx context.Context, d *v1alpha1.Drain) (*v1alpha1.Drain, er
 	}
 }
 
+// Cancel asks that the drain of a node end, and waits until it has.
+func (a *API) Cancel(ctx context.Context, node string) (*v1alpha1.Drain, error) {
+	return Cancel(ctx, a.Client, node)
+}
+
 // ended is the error of a drain that ended before it began.
 func ended(d *v1alpha1.Drain) error {
 	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
@@ -95,33 +101,55 @@ func ended(d *v1alpha1.Drain) error {
 	if err := Refusal(c.Reason); err != nil {
 		return err
 	}
-	if c.Reason == v1alpha1.ReasonWithdrawn {
+	if c.Reason == v1alpha1.ReasonWithdrawn || c.Reason == v1alpha1.ReasonCancelRequested {
 		return errWithdrawn
 	}
 	return fmt.Errorf("drain %s is %s: %s", d.Name, d.Status.Phase, c.Message)
 }
 
-// withdraw takes back a drain whose requester is about to be told cause. One that got the slot before begins all the
-// same, and then that is the answer: nobody is told that nothing began while something does.
+// withdraw takes back a drain whose requester is about to be told cause. One that has begun meanwhile is left alone, and then
+// that is the answer: nobody is told that nothing began while something does.
 func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), withdrawTime)
 	defer cancel()
+	for deleted := false; ; {
+		current := &v1alpha1.Drain{}
+		err := a.Reader.Get(ctx, client.ObjectKeyFromObject(d), current)
+		switch {
+		case kubeclient.IsMissing(err) || err == nil && current.UID != d.UID:
+			return nil, cause
+		case err != nil:
+			return nil, errors.Join(cause, fmt.Errorf("withdraw Drain %s: it may still begin: %w", d.Name, err))
+		case current.Status.StartedAt != nil && !cancelRequested(current):
+			return current, nil
+		case current.Status.Phase.Final():
+			return nil, a.forget(ctx, current, cause)
+		case !deleted:
+			// Only as it was read: one that begins in this moment is read again.
+			err := a.Client.Delete(ctx, current, client.Preconditions{UID: &current.UID, ResourceVersion: &current.ResourceVersion})
+			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+				return nil, errors.Join(cause, fmt.Errorf("withdraw Drain %s: it may still begin: %w", d.Name, err))
+			}
+			deleted = err == nil
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("drain %s is neither begun nor withdrawn yet: %w", d.Name, cause)
+		case <-time.After(decisionPoll):
+		}
+	}
+}
+
+// forget removes the record of a drain that never began, and says why it did not.
+func (a *API) forget(ctx context.Context, d *v1alpha1.Drain, cause error) error {
 	if err := client.IgnoreNotFound(a.Client.Delete(ctx, d, client.Preconditions{UID: &d.UID})); err != nil {
-		return nil, errors.Join(cause, fmt.Errorf("withdraw Drain %s: %w", d.Name, err))
+		return errors.Join(cause, fmt.Errorf("remove Drain %s: %w", d.Name, err))
 	}
-	if !errors.Is(cause, ErrUndecided) {
-		return nil, cause
+	if why := ended(d); errors.Is(cause, ErrUndecided) && !errors.Is(why, errWithdrawn) {
+		return why
 	}
-	decided, err := a.await(ctx, d)
-	switch {
-	case err == nil:
-		return decided, nil
-	case errors.Is(err, ErrUndecided):
-		return nil, fmt.Errorf("drain %s is neither begun nor withdrawn yet; it may still begin", d.Name)
-	case errors.Is(err, errWithdrawn):
-		return nil, cause
-	}
-	return nil, err
+	return cause
 }
 
 // Report is how a node's drain stands.

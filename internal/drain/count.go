@@ -28,6 +28,8 @@ const (
 	BlockedByReturn = "AwaitingReturn"
 	// BlockedByLeaving: the node is empty and told to leave, and has not left yet.
 	BlockedByLeaving = "AwaitingExit"
+	// BlockedByHeld: no object places anything on the node, and the node counts something all the same.
+	BlockedByHeld = "NodeStillHolds"
 )
 
 const defaultStalledAfter = 5 * time.Minute
@@ -176,9 +178,25 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 		b.Reason = BlockedByNode
 		b.Remedy = fmt.Sprintf("node %s has not closed its gate yet; if it stays so, look at its log: it is called lost when its lease ends", slot.Node)
 	default:
-		return nil
+		held := w.heldAlone(slot)
+		if len(held) == 0 {
+			return nil
+		}
+		b.Reason = BlockedByHeld
+		b.Remedy = fmt.Sprintf("node %s counts %s that no object places there: it is stopping them, or they hang; if it stays so, look at the node's log, or kill the node's process: what it runs then ends with its lease", slot.Node, listed(held))
 	}
 	return b
+}
+
+// heldAlone counts, by kind, what the node says that it holds though the objects place nothing of that kind there.
+func (w World) heldAlone(slot *v1alpha1.ActiveDrain) map[string]int64 {
+	held := map[string]int64{}
+	for kind, count := range w.counts(slot) {
+		if count > 0 && w.Left[kind].Count == 0 {
+			held[kind] = count
+		}
+	}
+	return held
 }
 
 // leaves says whether the node is stopping in the slot's epoch, for whatever reason.

@@ -52,31 +52,6 @@ func TestADrainDeletedWhileItIsQueuedIsGone(t *testing.T) {
 	}
 }
 
-// The slot is taken: the node may know already, and draining is one-way.
-func TestADrainDeletedAfterItGotTheSlotRunsToItsEnd(t *testing.T) {
-	for _, steps := range []int{2, 3, 4, 5} {
-		s := newScene(t)
-		d := s.request("d", "n2")
-		for range steps {
-			s.step()
-		}
-		s.delete("d", s.now)
-		for range 3 {
-			s.steps()
-			nodeActs(s)
-			if s.drains["d"] == nil && s.record("n2").Held() {
-				t.Fatalf("deleted after %d steps, it is gone before its end", steps)
-			}
-		}
-		s.steps()
-		ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
-		if s.drains["d"] != nil {
-			t.Errorf("deleted after %d steps, its record stays after its end", steps)
-		}
-		s.slotIs("", "", 0)
-	}
-}
-
 func TestARecordOfAnEndedDrainCanBeDeleted(t *testing.T) {
 	for name, end := range map[string]func(*scene) *v1alpha1.Drain{
 		"complete": func(s *scene) *v1alpha1.Drain {
@@ -86,11 +61,6 @@ func TestARecordOfAnEndedDrainCanBeDeleted(t *testing.T) {
 			return d
 		},
 		"failed, and the slot still its own": func(s *scene) *v1alpha1.Drain { return s.failed() },
-		"cancelled, and the slot still its own": func(s *scene) *v1alpha1.Drain {
-			d := s.at(v1alpha1.DrainDraining)
-			d.Status.Phase, d.Status.FinishedAt = v1alpha1.DrainCancelled, &metav1.Time{Time: s.now}
-			return d
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)

@@ -47,6 +47,7 @@ const (
 	StepFail            = "fail"
 	StepReleaseSlot     = "release-slot"
 	StepWithdraw        = "withdraw"
+	StepCancel          = "cancel"
 	StepRemoveFinalizer = "remove-finalizer"
 )
 
@@ -131,10 +132,12 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case d == nil || d.Status.Phase.Final():
 		return nextOfEnded(w, slot, d)
 	}
-	switch d.Status.Phase {
-	case v1alpha1.DrainStopping:
+	switch {
+	case d.Status.Phase == v1alpha1.DrainStopping:
 		return nextOfStopping(w, slot, d)
-	case v1alpha1.DrainDraining:
+	case cancelRequested(d):
+		return cancel(w, slot, d)
+	case d.Status.Phase == v1alpha1.DrainDraining:
 		return nextOfDraining(w, slot, d)
 	default:
 		return begin(w, slot, d)
@@ -142,12 +145,15 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 }
 
 // nextOfEnded frees the slot once the drained epoch is over. A drain that failed keeps it for as long as its node drains,
-// also in a newer epoch that began Draining because of it.
+// also in a newer epoch that began Draining because of it, unless it is cancelled.
 func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	failed := d != nil && d.Status.Phase == v1alpha1.DrainFailed && !meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
+	if failed && d.Spec.Cancelled && !w.toldToStop(slot) {
+		return letGo(w, slot, d)
+	}
 	if !w.over(slot) {
 		return nil
 	}
-	failed := d != nil && d.Status.Phase == v1alpha1.DrainFailed
 	if epoch, draining := w.follower(slot); failed && draining {
 		return followSlot(w, d, epoch)
 	}
@@ -325,9 +331,41 @@ func progress(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepProgress, Object: next, Status: true, Drain: d}
 }
 
-// nextOfHolder lets go of a drain that ended and was deleted, though it still holds the slot.
+// cancelRequested says whether somebody asked that the drain end: by spec.cancelled, or by deleting it.
+func cancelRequested(d *v1alpha1.Drain) bool {
+	return d.Spec.Cancelled || !d.DeletionTimestamp.IsZero()
+}
+
+// cancel ends a drain that has the slot and is not Stopping. The node sees it and begins its next epoch, Alive; then the
+// slot is free.
+func cancel(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	next := d.DeepCopy()
+	next.Status.Stage, next.Status.Blockers = "", nil
+	if d.Status.StartedAt != nil {
+		next.Status.Remaining = w.counts(slot)
+	}
+	end(next, w.Now, v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
+	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
+}
+
+// letGo ends the hold of a failed drain on its node. It stays Failed: an end is never rewritten.
+func letGo(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	next := d.DeepCopy()
+	meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.DrainReleased, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonCancelRequested, Message: cancelMessage(slot),
+		ObservedGeneration: d.Generation, LastTransitionTime: metav1.NewTime(w.Now),
+	})
+	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
+}
+
+func cancelMessage(slot *v1alpha1.ActiveDrain) string {
+	return fmt.Sprintf("The drain was cancelled: node %s goes back to work in a new epoch. What has moved stays where it is.", slot.Node)
+}
+
+// nextOfHolder lets go of a drain that ended and was deleted, though it still holds the slot. The record of a cancelled one
+// stays until its node is free of it.
 func nextOfHolder(d *v1alpha1.Drain) *Step {
-	if d.Status.Phase.Final() && !d.DeletionTimestamp.IsZero() {
+	if d.Status.Phase.Final() && d.Status.Phase != v1alpha1.DrainCancelled && !d.DeletionTimestamp.IsZero() {
 		return removeFinalizer(d)
 	}
 	return nil
@@ -342,6 +380,8 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 		return nextOfDeleted(w, d)
 	case d.Status.Phase.Final():
 		return nil
+	case d.Spec.Cancelled:
+		return withdraw(w, d, "The drain was cancelled before it had begun.")
 	}
 	reason := refusal(w, d)
 	switch {
@@ -430,7 +470,7 @@ func refuse(w World, d *v1alpha1.Drain, reason string) *Step {
 	return &Step{Name: StepRefuse, Object: next, Status: true, Drain: d}
 }
 
-// nextOfDeleted lets go of a drain that has ended or never began. One that runs is held: draining is one-way.
+// nextOfDeleted lets go of a drain that has ended, or never got the slot.
 func nextOfDeleted(w World, d *v1alpha1.Drain) *Step {
 	if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) {
 		return nil
@@ -438,8 +478,13 @@ func nextOfDeleted(w World, d *v1alpha1.Drain) *Step {
 	if d.Status.Phase.Final() {
 		return removeFinalizer(d)
 	}
+	return withdraw(w, d, "The drain was deleted before it had begun.")
+}
+
+// withdraw ends a drain that never got the slot.
+func withdraw(w World, d *v1alpha1.Drain, message string) *Step {
 	next := d.DeepCopy()
-	end(next, w.Now, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, "The drain was deleted before it had begun.")
+	end(next, w.Now, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, message)
 	return &Step{Name: StepWithdraw, Object: next, Status: true, Drain: d}
 }
 

@@ -34,7 +34,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 	for _, what := range []string{
 		"hold", "take-slot", "begin", "desire-draining", "progress", "stop", "desire-stopping", "complete", "fail", "release-slot", "refuse", "queue",
 		"follow-slot", "follow", "remove-finalizer", "Drained", "NodeGone", "now Failed", "now Cancelled", "taken up",
-		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "term over", "refused by the term",
+		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "forsaken", "cancel", "withdraw", "term over", "refused by the term",
 	} {
 		if counts[what] == 0 {
 			t.Errorf("%q never happened", what)
@@ -76,6 +76,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		{"a coordinator that does not look at the slot", broken{slotIgnored: true}, oneAtATime},
 		{"a wish that is only remembered", broken{inMemory: true}, comesToAnEnd},
 		{"a deadline that is called an end", broken{lateIsDone: true}, endsOnce},
+		{"a node that is alone and waits to be told that it drains", broken{lateSurvivor: true}, comesToAnEnd},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -79,8 +79,14 @@ func (s *sim) ask() {
 			open++
 		}
 	}
-	if s.requests > 0 && s.draw(5) == 0 {
-		s.delete(fmt.Sprintf("d%d", max(0, s.requests-1-s.draw(3))), s.now)
+	if which := fmt.Sprintf("d%d", max(0, s.requests-1-s.draw(3))); s.requests > 0 && s.draw(6) == 0 {
+		if s.draw(2) == 0 {
+			s.cancel(which)
+			return
+		}
+		if d := s.drains[which]; d == nil || d.Status.Phase != v1alpha1.DrainStopping || s.draw(2) == 0 { // one home refuses it
+			s.delete(which, s.now)
+		}
 		return
 	}
 	m := s.machines[s.draw(len(s.machines))]

@@ -1,6 +1,9 @@
 package drain_test
 
 import (
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
@@ -12,6 +15,7 @@ type machine struct {
 	name string
 
 	up, frozen, leaving bool
+	gone                bool // for good
 	stage               string
 	epoch               int64
 	liveness            v1alpha1.Liveness
@@ -87,7 +91,7 @@ func (m *machine) todo() (list []func()) {
 	said := m.sim.nodes[m.name].Status
 	when(m.outbox != nil, m.flush)
 	when(said.Epoch != m.epoch || said.Liveness != m.liveness || said.ObservedDrain != m.observed || said.Held["pieces"] != m.sim.heldBy(m.name), m.publish)
-	when(m.liveness == v1alpha1.Draining, m.beginAnew)
+	when(m.liveness != v1alpha1.Stopping, m.beginAnew)
 	when(m.liveness == v1alpha1.Draining || m.liveness == v1alpha1.Alive, m.survive)
 	when(m.lateClose, m.closeLate)
 	when(m.leaving, m.end)
@@ -97,7 +101,7 @@ func (m *machine) todo() (list []func()) {
 
 // join begins the next epoch, unless this process is in one.
 func (m *machine) join() {
-	if m.up {
+	if m.up || m.gone {
 		return
 	}
 	rec := m.sim.record(m.name)
@@ -130,7 +134,8 @@ func (m *machine) drains(slot *v1alpha1.ActiveDrain) bool {
 		return false
 	}
 	d := m.sim.drains[slot.Name]
-	return d != nil && string(d.UID) == slot.UID && d.Status.Phase != v1alpha1.DrainComplete && d.Status.Phase != v1alpha1.DrainCancelled
+	return d != nil && string(d.UID) == slot.UID && d.Status.Phase != v1alpha1.DrainComplete && d.Status.Phase != v1alpha1.DrainCancelled &&
+		!meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
 }
 
 // obey does what the coordinator wants of this epoch.
@@ -193,20 +198,22 @@ func (m *machine) flush() {
 	}
 }
 
-// beginAnew ends an epoch that drains for nobody.
+// beginAnew ends an epoch that drains for nobody, or that a slot names whose drain wants it no more.
 func (m *machine) beginAnew() {
-	if m.liveness == v1alpha1.Draining && !m.leaving && !m.drains(m.sim.settings.Status.ActiveDrain) {
+	slot := m.sim.settings.Status.ActiveDrain
+	named := slot != nil && slot.Node == m.name && slot.NodeEpoch == m.epoch
+	if (m.liveness == v1alpha1.Draining || named) && !m.leaving && !m.drains(slot) {
 		m.up = false
 		m.sim.count("began anew")
 		m.join()
 	}
 }
 
-// survive is what a draining node does when every other node is lost: its drain Cancelled, its next epoch Alive, and then
-// the slot released. Each is a step of its own.
+// survive is what a node does that the slot names when every other node is lost: its drain Cancelled, its next epoch Alive, and
+// then the slot released. Each is a step of its own.
 func (m *machine) survive() {
 	slot := m.sim.settings.Status.ActiveDrain
-	if slot == nil || slot.Node != m.name || m.leaving {
+	if slot == nil || slot.Node != m.name || m.leaving || m.sim.broken.lateSurvivor && m.liveness != v1alpha1.Draining && m.drains(slot) {
 		return
 	}
 	for _, other := range m.sim.machines {
@@ -216,12 +223,15 @@ func (m *machine) survive() {
 	}
 	d := m.sim.drains[slot.Name]
 	switch {
-	case m.liveness == v1alpha1.Draining && d != nil && !d.Status.Phase.Final():
+	case m.drains(slot) && d.Status.Phase == v1alpha1.DrainFailed:
+		meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{Type: v1alpha1.DrainReleased, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLoneSurvivor})
+		m.sim.bump(d)
+	case d != nil && !d.Status.Phase.Final():
 		before := d.Status.DeepCopy()
 		d.Status.Phase = v1alpha1.DrainCancelled
 		m.sim.bump(d)
 		m.sim.drainMoved(d, before)
-	case m.liveness == v1alpha1.Alive && d != nil && d.Status.Phase == v1alpha1.DrainCancelled && m.epoch > slot.NodeEpoch:
+	case m.liveness == v1alpha1.Alive && !m.drains(slot) && m.epoch > slot.NodeEpoch:
 		m.sim.settings.Status.ActiveDrain = nil
 		m.sim.bump(m.sim.settings)
 		m.sim.slotMoved(slot, nil)

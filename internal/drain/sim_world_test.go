@@ -29,6 +29,7 @@ type broken struct {
 	blind        bool // writes do not look at versions
 	inMemory     bool // the coordinator remembers that it wants a node to drain, and writes it down for nobody
 	lateIsDone   bool // a drain that ran into its deadline is called complete
+	lateSurvivor bool // a node survives alone only once it is Draining
 }
 
 // tape is what chance decides, drawn beforehand: at its end everything goes the first way.
@@ -100,8 +101,22 @@ func play(t *tape, b broken) *referee {
 	for len(s.left) > 0 {
 		s.act()
 	}
+	if slot := s.settings.Status.ActiveDrain; slot != nil && len(t.left) == 0 && s.rounds == 0 && s.requests%2 == 0 {
+		s.forsake(slot.Node)
+	}
 	s.settleDown()
 	return s.referee
+}
+
+// forsake leaves the node in the slot alone: all others die for good. It has to go back to work, and the slot must be free.
+func (s *sim) forsake(survivor string) {
+	s.count("forsaken")
+	for _, m := range s.machines {
+		if m.name != survivor {
+			m.crash()
+			m.gone = true
+		}
+	}
 }
 
 // weights say how often each thing happens in a run of one kind.
@@ -168,6 +183,10 @@ func (s *sim) meanwhile() {
 // By then every drain has ended and the slot is free.
 func (s *sim) settleDown() {
 	for _, m := range s.machines {
+		if m.gone {
+			m.mark()
+			continue
+		}
 		m.wake()
 		for m.up && m.leaving {
 			m.workOn()
@@ -178,6 +197,7 @@ func (s *sim) settleDown() {
 	for calm := 0; s.rounds < 80; s.rounds++ {
 		joined := s.counts["joined"]
 		s.takeUpFailed()
+		s.restartLast()
 		s.round()
 		calm++
 		if !s.settled() || s.counts["joined"] != joined {
@@ -189,6 +209,18 @@ func (s *sim) settleDown() {
 	}
 	slot, _ := s.world("").Slot()
 	s.break_(comesToAnEnd, "after all faults ended the slot is %v, and not ended are %q", slot, s.phases())
+}
+
+// restartLast is what people do when the last machine has left and all others are gone for good: they start it again.
+func (s *sim) restartLast() {
+	for _, m := range s.machines {
+		if m.up {
+			return
+		}
+	}
+	for _, m := range s.machines {
+		m.settle()
+	}
 }
 
 func (s *sim) world(leader string) drain.World {

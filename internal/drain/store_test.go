@@ -142,6 +142,16 @@ func (s *store) delete(name string, now time.Time) {
 	s.bump(d)
 }
 
+// cancel sets spec.cancelled, which the API refuses on a drain that is Stopping or has ended.
+func (s *store) cancel(name string) {
+	d := s.drains[name]
+	if d == nil || d.Spec.Cancelled || d.Status.Phase == v1alpha1.DrainStopping || d.Status.Phase == v1alpha1.DrainComplete || d.Status.Phase == v1alpha1.DrainCancelled {
+		return
+	}
+	d.Spec.Cancelled = true
+	s.bump(d)
+}
+
 // record is what a node's Lease says.
 func (s *store) record(node string) lease.Record {
 	l := s.leases[node]

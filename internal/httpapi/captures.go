@@ -20,12 +20,16 @@ const (
 	CodeTargetIsCoordinator = "ErrTargetIsCoordinator"
 	CodeDrainInProgress     = "ErrDrainInProgress"
 	CodeBadRequest          = "ErrBadRequest"
+	CodeNotDraining         = "ErrNotDraining"
+	CodeTooLate             = "ErrTooLateToCancel"
 )
 
 // Drains asks for drains and tells of them; only the coordinator can.
 type Drains interface {
 	// Request waits for the decision.
 	Request(ctx context.Context, node, reason string) (*v1alpha1.Drain, error)
+	// Cancel waits until the drain of the node has ended.
+	Cancel(ctx context.Context, node string) (*v1alpha1.Drain, error)
 	// Report counts now.
 	Report(ctx context.Context, node string) (drain.Report, error)
 }
@@ -65,6 +69,23 @@ func (s *Server) putDrain(w http.ResponseWriter, r *http.Request) {
 		CurrentMaintainerCount: d.Status.Initial[drain.Maintainers],
 		CurrentDispatcherCount: d.Status.Initial[drain.Dispatchers],
 	})
+}
+
+// DrainCancelled answers a drain that was cancelled.
+type DrainCancelled struct {
+	Cancelled string `json:"cancelled"` // the Drain
+	CaptureID string `json:"capture_id"`
+}
+
+func (s *Server) deleteDrain(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+	defer cancel()
+	d, err := s.drains().Cancel(ctx, r.PathValue("id"))
+	if err != nil {
+		writeDrainError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, DrainCancelled{Cancelled: d.Name, CaptureID: d.Spec.NodeName})
 }
 
 func (s *Server) getDrain(w http.ResponseWriter, r *http.Request) {
@@ -167,6 +188,10 @@ func (noDrains) Request(context.Context, string, string) (*v1alpha1.Drain, error
 	return nil, errTermStarting
 }
 
+func (noDrains) Cancel(context.Context, string) (*v1alpha1.Drain, error) {
+	return nil, errTermStarting
+}
+
 func (noDrains) Report(context.Context, string) (drain.Report, error) {
 	return drain.Report{}, errTermStarting
 }
@@ -181,6 +206,10 @@ func writeDrainError(w http.ResponseWriter, err error) {
 		writeError(w, http.StatusBadRequest, CodeTargetIsCoordinator, err.Error())
 	case errors.Is(err, drain.ErrDrainInProgress):
 		writeError(w, http.StatusConflict, CodeDrainInProgress, err.Error())
+	case errors.Is(err, drain.ErrNotDraining):
+		writeError(w, http.StatusNotFound, CodeNotDraining, err.Error())
+	case errors.Is(err, drain.ErrTooLate):
+		writeError(w, http.StatusConflict, CodeTooLate, err.Error())
 	case errors.Is(err, errTermStarting), errors.Is(err, coordinator.ErrTermOver):
 		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, err.Error())
 	default:

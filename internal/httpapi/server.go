@@ -164,6 +164,7 @@ func (s *Server) routes() []route {
 		{"GET", "/api/v2/captures", s.getCaptures, false},
 		{"PUT", "/api/v2/captures/{id}/drain", s.putDrain, true},
 		{"GET", "/api/v2/captures/{id}/drain", s.getDrain, true},
+		{"DELETE", "/api/v2/captures/{id}/drain", s.deleteDrain, true},
 		{"POST", "/api/v2/owner/resign", s.resign, true},
 		{"GET", "/api/v2/deployments/{namespace}/{name}/logs", s.getLogs, false},
 		{"GET", "/api/v2/openapi.json", s.getOpenAPI, false},

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -235,29 +236,148 @@ func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
 	c.t = t
 }
 
+// The coordinator of two dies for good at every step of a drain. The other goes back to work and leads, whatever it had heard of
+// its drain; one that was told to leave before leaves, and does the same when it is started again.
 func TestTheLoneSurvivorGoesBackToWork(t *testing.T) {
 	t.Parallel()
 	c := startFleet(t, 2)
-	leader := c.awaitLeader("")
-	target := others([]string{"n1", "n2"}, leader)[0]
-	c.arm("after-"+drain.StepDesireDraining, "hold")
-	c.ask("lone", target)
-	letGo := c.awaitHeld("after-" + drain.StepDesireDraining)
-	until(t, "the node to drain", func() bool { return c.node(target).Status.Liveness == v1alpha1.Draining })
-	c.signal(leader, syscall.SIGKILL)
-	letGo()
-	c.awaitEnd("lone", v1alpha1.DrainCancelled, v1alpha1.ReasonLoneSurvivor)
-	if got := c.awaitLeader(leader); got != target {
-		t.Errorf("%s leads", got)
+	pair := []string{"n1", "n2"}
+	for _, step := range steps[1:6] {
+		t.Run("coordinator dies for good after "+step, func(t *testing.T) {
+			c.t = t
+			leader := c.awaitLeader("")
+			target := others(pair, leader)[0]
+			epoch := c.record(target).Epoch
+			c.arm("after-"+step, "")
+			c.ask("lone-"+step, target)
+			until(t, "the coordinator to die", func() bool { return c.fired("after-" + step) })
+			if step == drain.StepDesireStopping {
+				until(t, "the node to leave", func() bool { return !c.record(target).Held() })
+				epoch++
+				c.startMember(target)
+			}
+			c.awaitEnd("lone-"+step, v1alpha1.DrainCancelled, v1alpha1.ReasonLoneSurvivor)
+			c.survived(target, leader, epoch+1)
+			c.back(leader)
+		})
+		if t.Failed() {
+			return
+		}
 	}
-	until(t, "the survivor to be Alive", func() bool {
-		n := c.node(target)
-		return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch == 2
+	t.Run("the node is frozen while its drain begins, and its coordinator is killed", func(t *testing.T) {
+		c.t = t
+		leader := c.awaitLeader("")
+		target := others(pair, leader)[0]
+		epoch := c.record(target).Epoch
+		c.arm("after-"+drain.StepBegin, "hold")
+		c.ask("frozen", target)
+		c.awaitHeld("after-" + drain.StepBegin)
+		c.signal(target, syscall.SIGSTOP)
+		c.signal(leader, syscall.SIGKILL)
+		c.signal(target, syscall.SIGCONT)
+		until(t, "people to be told that nobody leads", func() bool {
+			out := c.must("explain", target)
+			return strings.Contains(out, "There is no coordinator: node "+leader+" was elected and has not renewed its election for ") &&
+				strings.Contains(out, "Node "+target+" cannot lead while drain frozen names it. It cancels that drain and leads once every other node has left or is lost; it waits for "+leader+".\n") &&
+				strings.Contains(c.must("status"), "2 nodes, coordinator: none\nThere is no coordinator: node "+leader+" was elected")
+		})
+		c.awaitEnd("frozen", v1alpha1.DrainCancelled, v1alpha1.ReasonLoneSurvivor)
+		c.survived(target, leader, epoch+1)
+		if out := c.must("explain", target); strings.Contains(out, "There is no coordinator") {
+			t.Errorf("explain:\n%s", out)
+		}
+		c.back(leader)
 	})
-	if r := c.record(leader); r.Fenced != 1 {
-		t.Errorf("the other node was not marked: %+v", r)
+	c.t = t
+}
+
+// survived wants a node to lead, Alive in an epoch, and the other one to be marked.
+func (c *cluster) survived(node, other string, epoch int64) {
+	c.t.Helper()
+	if got := c.awaitLeader(other); got != node {
+		c.t.Errorf("%s leads", got)
 	}
-	c.back(leader)
+	until(c.t, "the survivor to be Alive", func() bool {
+		n := c.node(node)
+		return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch == epoch
+	})
+	if r := c.record(other); r.Fenced != r.Epoch {
+		c.t.Errorf("the other node was not marked: %+v", r)
+	}
+}
+
+// A drain can be cancelled at every step before Stopping, and not after.
+func TestADrainIsCancelled(t *testing.T) {
+	t.Parallel()
+	c := startFleet(t, 3)
+	leader := c.awaitLeader("")
+	target := others(trio, leader)[0]
+	for _, step := range steps[1:4] {
+		t.Run("after "+step, func(t *testing.T) {
+			c.t = t
+			epoch := c.record(target).Epoch
+			c.arm("after-"+step, "hold")
+			c.ask("cancel-"+step, target)
+			letGo := c.awaitHeld("after-" + step)
+			// The coordinator stands still, so the wish is written before it goes on.
+			d := &v1alpha1.Drain{}
+			until(t, "the wish to be written", func() bool {
+				if err := c.client.Get(context.Background(), types.NamespacedName{Name: "cancel-" + step}, d); err != nil {
+					return false
+				}
+				d.Spec.Cancelled = true
+				return c.client.Update(context.Background(), d) == nil
+			})
+			letGo()
+			c.awaitEnd("cancel-"+step, v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+			until(t, "the node to be back", func() bool {
+				n := c.node(target)
+				return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch == epoch+1
+			})
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	c.t = t
+	t.Run("by the command, by HTTP and too late", func(t *testing.T) {
+		c.t = t
+		if _, errs, code := c.run("drain", target, "--cancel"); code != 1 || errs != "ebb: no drain to cancel: node "+target+" is not being drained\n" {
+			t.Errorf("nothing to cancel: exit %d, %q", code, errs)
+		}
+		c.arm("before-"+drain.StepStop, "hold")
+		c.ask("by-command", target)
+		letGo := c.awaitHeld("before-" + drain.StepStop)
+		cancelled := make(chan string)
+		go func() {
+			out, errs, _ := c.run("drain", target, "--cancel", "--wait")
+			cancelled <- out + errs
+		}()
+		until(t, "the wish to be written", func() bool {
+			d := &v1alpha1.Drain{}
+			return c.client.Get(context.Background(), types.NamespacedName{Name: "by-command"}, d) == nil && d.Spec.Cancelled
+		})
+		letGo()
+		if out := <-cancelled; out != "drain by-command of node "+target+" is cancelled; the node is back at work\n" {
+			t.Errorf("drain --cancel: %q", out)
+		}
+		c.awaitEnd("by-command", v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+
+		c.arm("after-"+drain.StepStop, "hold")
+		c.ask("too-late", target)
+		letGo = c.awaitHeld("after-" + drain.StepStop)
+		want := "drain too-late is Stopping: node " + target + " is empty and leaves; start it again to bring it back"
+		if _, errs, code := c.run("drain", target, "--cancel"); code != 1 || !strings.Contains(errs, want) {
+			t.Errorf("too late: exit %d, %q", code, errs)
+		}
+		d := &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "too-late"}}
+		if err := c.client.Delete(context.Background(), d); !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "cannot be cancelled any more") {
+			t.Errorf("deleting it: %v", err)
+		}
+		letGo()
+		c.awaitEnd("too-late", v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	})
+	c.t = t
 }
 
 func TestDrainCommand(t *testing.T) {

@@ -1,0 +1,126 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// Why a drain is not cancelled.
+var (
+	// ErrNotDraining: there is no drain of the node to cancel.
+	ErrNotDraining = errors.New("no drain to cancel")
+	// ErrTooLate: the drain is Stopping or has ended.
+	ErrTooLate = errors.New("too late to cancel")
+	// ErrCancelPending: the request is written, and no coordinator has acted on it yet.
+	ErrCancelPending = errors.New("the cancellation is recorded and waits for the coordinator")
+)
+
+// Cancel asks that the drain of a node end, and waits until it has. The drain that holds the slot comes first, then one that
+// waits for it.
+func Cancel(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain, error) {
+	if v1alpha1.ValidateNodeName(node) != nil {
+		return nil, ErrCaptureNotFound
+	}
+	d, err := requestCancel(ctx, c, node)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		current := &v1alpha1.Drain{}
+		switch err := c.Get(ctx, client.ObjectKeyFromObject(d), current); {
+		case kubeclient.IsMissing(err) || err == nil && current.UID != d.UID:
+			return d, nil // it was deleted as well, and ended before
+		case err == nil && current.Status.Phase == v1alpha1.DrainCancelled, err == nil && meta.IsStatusConditionTrue(current.Status.Conditions, v1alpha1.DrainReleased):
+			return current, nil
+		case err == nil && tooLate(current) != nil:
+			return nil, tooLate(current)
+		case err != nil && ctx.Err() == nil:
+			return nil, fmt.Errorf("read Drain %s: %w", d.Name, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("drain %s of node %s: %w", d.Name, node, ErrCancelPending)
+		case <-time.After(decisionPoll):
+		}
+	}
+}
+
+// requestCancel writes the wish on the drain of the node, over whatever is written to it meanwhile.
+func requestCancel(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain, error) {
+	for {
+		d, err := findActive(ctx, c, node)
+		if err != nil {
+			return nil, err
+		}
+		if err := tooLate(d); err != nil {
+			return nil, err
+		}
+		if cancelRequested(d) {
+			return d, nil
+		}
+		d.Spec.Cancelled = true
+		if err = c.Update(ctx, d); err == nil {
+			return d, nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
+			return nil, fmt.Errorf("cancel Drain %s: %w", d.Name, err)
+		}
+		if apierrors.IsInvalid(err) { // it went on to Stopping; the next look says so
+			if current, again := findActive(ctx, c, node); again != nil || tooLate(current) == nil {
+				return nil, fmt.Errorf("cancel Drain %s: %w", d.Name, err)
+			}
+		}
+	}
+}
+
+// findActive is the drain of a node that holds the slot, or else the first one that has not ended.
+func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Drain, error) {
+	if err := r.Get(ctx, types.NamespacedName{Name: node}, &v1alpha1.Node{}); err != nil {
+		if kubeclient.IsMissing(err) {
+			return nil, ErrCaptureNotFound
+		}
+		return nil, err
+	}
+	settings := &v1alpha1.Settings{}
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return nil, fmt.Errorf("read Settings: %w", err)
+	}
+	var list v1alpha1.DrainList
+	if err := r.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list drains: %w", err)
+	}
+	var drains []*v1alpha1.Drain
+	for i := range list.Items {
+		drains = append(drains, &list.Items[i])
+	}
+	if _, holder := (World{Settings: settings, Drains: drains}).Slot(); holder != nil && holder.Spec.NodeName == node {
+		return holder, nil
+	}
+	for _, d := range inOrder(drains) {
+		if d.Spec.NodeName == node && !d.Status.Phase.Final() {
+			return d, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: node %s is not being drained", ErrNotDraining, node)
+}
+
+// tooLate says why a drain can no longer be cancelled, if that is so.
+func tooLate(d *v1alpha1.Drain) error {
+	switch d.Status.Phase {
+	case v1alpha1.DrainStopping:
+		return fmt.Errorf("%w: drain %s is Stopping: node %s is empty and leaves; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
+	case v1alpha1.DrainComplete:
+		return fmt.Errorf("%w: drain %s is Complete: node %s has left; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
+	}
+	return nil
+}
