@@ -265,7 +265,7 @@ func newExplain() *cobra.Command {
 			if d != nil && d.Spec.NodeName != args[0] {
 				d = nil
 			}
-			vacancy, err := coordinator.Vacancy(cmd.Context(), cl, time.Now())
+			vacancy, _, err := coordinator.Vacancy(cmd.Context(), cl, time.Now())
 			if err != nil {
 				return err
 			}

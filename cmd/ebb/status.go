@@ -25,7 +25,7 @@ import (
 // clusterStatus is what `ebb status` prints.
 type clusterStatus struct {
 	Coordinator string                `json:"coordinator"`
-	Vacancy     string                `json:"vacancy,omitempty"` // why nobody leads, if that is so
+	Vacancy     string                `json:"vacancy,omitempty"` // that the coordinator is silent or missing, if so
 	ActiveDrain *v1alpha1.ActiveDrain `json:"activeDrain,omitempty"`
 	Nodes       []nodeStatus          `json:"nodes"`
 	Drains      []drainStatus         `json:"drains"`
@@ -100,10 +100,11 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 		return nil, err
 	}
 	status := &clusterStatus{Coordinator: leader, ActiveDrain: settings.Status.ActiveDrain, Nodes: []nodeStatus{}}
-	if status.Vacancy, err = coordinator.Vacancy(ctx, c, time.Now()); err != nil {
+	var vacant bool
+	if status.Vacancy, vacant, err = coordinator.Vacancy(ctx, c, time.Now()); err != nil {
 		return nil, err
 	}
-	if status.Vacancy != "" {
+	if vacant {
 		leader, status.Coordinator = "", ""
 	}
 	for i := range nodes.Items {

@@ -16,7 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// slack is how late a renewal of the election may look, on the clock of whoever asks, before people are told that nobody leads.
+// slack is how late a renewal may look, on the clock of whoever asks, before people are told of it.
 const slack = 2 * time.Second
 
 // vacancyFacts are what an explanation of a missing coordinator rests on. Its times are wall clocks of several machines: good
@@ -29,12 +29,12 @@ type vacancyFacts struct {
 	slot     *v1alpha1.ActiveDrain
 }
 
-// Vacancy says in sentences that nobody leads, since when, and what keeps each node from it. It says nothing while somebody
-// leads.
-func Vacancy(ctx context.Context, r client.Reader, now time.Time) (string, error) {
+// Vacancy says in sentences that nobody leads, or that the coordinator is silent, since when, and what keeps each node from
+// leading. It says nothing while the coordinator renews its election.
+func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, vacant bool, err error) {
 	var leases coordinationv1.LeaseList
 	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
-		return "", fmt.Errorf("list leases: %w", err)
+		return "", false, fmt.Errorf("list leases: %w", err)
 	}
 	f := vacancyFacts{now: now, leases: map[string]*coordinationv1.Lease{}}
 	for i := range leases.Items {
@@ -45,41 +45,51 @@ func Vacancy(ctx context.Context, r client.Reader, now time.Time) (string, error
 			f.election = l
 		}
 	}
-	if _, vacant := f.vacant(); !vacant {
-		return "", nil
+	if _, silent, _ := f.state(); !silent {
+		return "", false, nil
 	}
 	var nodes v1alpha1.NodeList
 	if err := r.List(ctx, &nodes); err != nil {
-		return "", fmt.Errorf("list nodes: %w", err)
+		return "", false, fmt.Errorf("list nodes: %w", err)
 	}
 	settings := &v1alpha1.Settings{}
 	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
-		return "", fmt.Errorf("read Settings: %w", err)
+		return "", false, fmt.Errorf("read Settings: %w", err)
 	}
 	f.nodes, f.slot = nodes.Items, settings.Status.ActiveDrain
-	return f.explain(), nil
+	_, _, vacant = f.state()
+	return f.explain(), vacant, nil
 }
 
-// vacant says whether nobody leads, and in what words.
-func (f vacancyFacts) vacant() (string, bool) {
+// state says whether the coordinator is silent, whether nobody leads any more, and in what words. A coordinator renews several
+// times a second.
+func (f vacancyFacts) state() (words string, silent, vacant bool) {
 	if f.election == nil {
-		return "nobody has been elected yet", true
+		return "There is no coordinator: nobody has been elected yet.", true, true
 	}
 	since := unrenewed(f.election, f.now)
 	if f.election.Spec.HolderIdentity == nil || *f.election.Spec.HolderIdentity == "" {
-		return fmt.Sprintf("the election was released %s ago", since), true
+		return fmt.Sprintf("There is no coordinator: the election was released %s ago.", since), true, true
 	}
 	duration := time.Duration(0)
 	if f.election.Spec.LeaseDurationSeconds != nil {
 		duration = time.Duration(*f.election.Spec.LeaseDurationSeconds) * time.Second
 	}
-	return fmt.Sprintf("node %s was elected and has not renewed its election for %s", NodeOf(*f.election.Spec.HolderIdentity), since), since > duration+slack
+	leader := NodeOf(*f.election.Spec.HolderIdentity)
+	if since > duration {
+		return fmt.Sprintf("There is no coordinator: node %s was elected and has not renewed its election for %s.", leader, since), true, true
+	}
+	return fmt.Sprintf("The coordinator, node %s, has not renewed its election for %s. Another node can be elected after %s.", leader, since, duration), since > slack, false
 }
 
 func (f vacancyFacts) explain() string {
 	var b strings.Builder
-	why, _ := f.vacant()
-	fmt.Fprintf(&b, "There is no coordinator: %s. Nothing is decided until there is one.\n", why)
+	words, _, vacant := f.state()
+	b.WriteString(words)
+	if vacant {
+		b.WriteString(" Nothing is decided until there is one.")
+	}
+	b.WriteString("\n")
 	slices.SortFunc(f.nodes, func(a, c v1alpha1.Node) int { return cmp.Compare(a.Name, c.Name) })
 	for i := range f.nodes {
 		fmt.Fprintf(&b, "Node %s %s.\n", f.nodes[i].Name, f.candidacy(&f.nodes[i]))
@@ -104,7 +114,7 @@ func (f vacancyFacts) candidacy(n *v1alpha1.Node) string {
 	case !held:
 		return "cannot lead: it has left"
 	case f.late(l, rec):
-		return fmt.Sprintf("has not renewed its lease for %s: it is dead, frozen or cut off, and called lost after %s", unrenewed(l, f.now), rec.Duration)
+		return fmt.Sprintf("has not renewed its lease for %s: it may be dead, frozen or cut off, and is called lost after %s", unrenewed(l, f.now), rec.Duration)
 	case f.slot != nil && f.slot.Node == n.Name:
 		return fmt.Sprintf("cannot lead while drain %s names it. It cancels that drain and leads once every other node has left or is lost%s", f.slot.Name, f.waitsFor(n.Name))
 	case n.Status.Liveness != v1alpha1.Alive:
@@ -130,7 +140,7 @@ func (f vacancyFacts) waitsFor(node string) string {
 
 // late says whether a node's lease looks unrenewed for longer than a living node would let it.
 func (f vacancyFacts) late(l *coordinationv1.Lease, rec lease.Record) bool {
-	return unrenewed(l, f.now) > rec.Duration/2+slack
+	return unrenewed(l, f.now) > rec.Duration/4+slack
 }
 
 // unrenewed is how long ago a Lease was last renewed, by the wall clock of its holder.

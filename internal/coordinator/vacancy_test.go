@@ -57,8 +57,19 @@ func TestThatNobodyLeadsIsExplained(t *testing.T) {
 				slot:     slot,
 			},
 			"There is no coordinator: node n1 was elected and has not renewed its election for 13s. Nothing is decided until there is one.\n" +
-				"Node n1 has not renewed its lease for 13s: it is dead, frozen or cut off, and called lost after 10s.\n" +
+				"Node n1 has not renewed its lease for 13s: it may be dead, frozen or cut off, and is called lost after 10s.\n" +
 				"Node n2 cannot lead while drain n2-abc names it. It cancels that drain and leads once every other node has left or is lost; it waits for n1.\n",
+		},
+		{
+			"the coordinator has been silent for a moment",
+			vacancyFacts{
+				election: leaseOf(lease.CoordinatorName, "n1/1/x.1", 5*time.Second, 0, 0),
+				nodes:    []v1alpha1.Node{node("n1", v1alpha1.Alive), node("n2", v1alpha1.Alive)},
+				leases:   map[string]*coordinationv1.Lease{"n1": leaseOf("node-n1", "n1/x", 6*time.Second, 1, 0), "n2": held("n2")["n2"]},
+			},
+			"The coordinator, node n1, has not renewed its election for 5s. Another node can be elected after 10s.\n" +
+				"Node n1 has not renewed its lease for 6s: it may be dead, frozen or cut off, and is called lost after 10s.\n" +
+				"Node n2 can lead: it is elected within the duration of an election.\n",
 		},
 		{
 			"nobody was ever elected",
@@ -82,7 +93,7 @@ func TestThatNobodyLeadsIsExplained(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.facts.now = noon
 			got := ""
-			if _, vacant := c.facts.vacant(); vacant {
+			if _, silent, _ := c.facts.state(); silent {
 				got = c.facts.explain()
 			}
 			if got != c.want {
