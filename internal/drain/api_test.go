@@ -106,10 +106,37 @@ func testGivenUpHeld(t *testing.T, c *cluster) {
 	}
 }
 
+func testGivenUpCancelled(t *testing.T, c *cluster) {
+	if d, err := c.givenUp("after-" + drain.StepTakeSlot); !errors.Is(err, drain.ErrUndecided) || d != nil {
+		t.Errorf("the drain was cancelled, and the answer is %v, %v", d, err)
+	}
+	c.join("n2", 2)
+	c.until("a free slot", func() bool { return c.slot() == nil })
+	c.until("the end of its record", func() bool { return len(c.drains()) == 0 })
+}
+
 func testGivenUpAccepted(t *testing.T, c *cluster) {
-	if d, err := c.givenUp("after-" + drain.StepTakeSlot); err != nil || d.Status.StartedAt == nil {
+	c.with("n1", "n2", "n3")
+	first := c.crashAt("n1", "after-"+drain.StepBegin)
+	giveUp, cancel := context.WithCancel(bounded(t))
+	cancel() // whoever asked is gone before the answer is looked for
+	d, err := (&drain.API{Client: lateClient{c.admin, first.ctx.Done()}, Reader: c.admin, Leader: "n1"}).Request(giveUp, "n2", "")
+	if err != nil || d.Status.StartedAt == nil || d.DeletionTimestamp != nil {
 		t.Errorf("the drain began, and the answer is %v, %v", d, err)
 	}
+}
+
+// lateClient answers a creation when something has happened.
+type lateClient struct {
+	client.Client
+	happened <-chan struct{}
+}
+
+// Create implements client.Client.
+func (l lateClient) Create(_ context.Context, o client.Object, opts ...client.CreateOption) error {
+	err := l.Client.Create(context.Background(), o, opts...)
+	<-l.happened
+	return err
 }
 
 // givenUp is the answer to a request when the coordinator crashes at a point, whoever asked gives up, and another

@@ -35,10 +35,8 @@ import (
 // patience bounds every wait for something that should come.
 const patience = time.Minute
 
-// These share one real embedded API, one after the other: it takes seconds to start under the race detector, and there is
-// one slot.
+// Each has a real embedded API of its own: there is one slot, and what a Lease remembers of a node stays.
 func TestOnARealAPI(t *testing.T) {
-	api := testenv.StartAPI(t)
 	for _, c := range []struct {
 		behaviour string
 		test      func(*testing.T, *cluster)
@@ -48,17 +46,22 @@ func TestOnARealAPI(t *testing.T) {
 		{"a coordinator that crashes at any step is followed by one that ends the drain", testCrashAtEveryStep},
 		{"a node that restarts or dies is followed", testRestartAndDeath},
 		{"a drain whose event cannot be written holds up nothing", testUnwritableEvent},
-		{"a deleted drain is held until its end", testDeletedDrain},
+		{"a drain is cancelled, and is held until its node is free of it", testCancelledDrain},
+		{"a drain that is Stopping is neither cancelled nor deleted", testTooLateToCancel},
 		{"every row of the error table", testErrorTable},
 		{"of fifty requests at once one is accepted", testFiftyRequests},
 		{"of fifty requests one is accepted, also when the coordinator crashes among them", testFiftyRequestsAndACrash},
 		{"a request that nobody decides is withdrawn", testUndecided},
 		{"a request given up before its drain got the slot is withdrawn", testGivenUpHeld},
-		{"a request given up after its drain got the slot is accepted", testGivenUpAccepted},
+		{"a request given up after its drain got the slot and before it began is cancelled", testGivenUpCancelled},
+		{"a request given up after its drain began is accepted", testGivenUpAccepted},
 		{"a report says how a drain stands", testReport},
 		{"metrics follow a drain and go with the node", testMetrics},
 	} {
-		t.Run(c.behaviour, func(t *testing.T) { c.test(t, newCluster(t, api)) })
+		t.Run(c.behaviour, func(t *testing.T) {
+			t.Parallel()
+			c.test(t, newCluster(t, testenv.StartAPI(t)))
+		})
 	}
 }
 
@@ -71,9 +74,7 @@ type cluster struct {
 }
 
 func newCluster(t testing.TB, api *testenv.API) *cluster {
-	c := &cluster{t: t, api: api, admin: api.Admin(), work: &work{left: map[string]drain.Remaining{}}}
-	t.Cleanup(c.clear)
-	return c
+	return &cluster{t: t, api: api, admin: api.Admin(), work: &work{left: map[string]drain.Remaining{}}}
 }
 
 // with adds nodes, Alive in epoch 1.
@@ -84,29 +85,6 @@ func (c *cluster) with(nodes ...string) *cluster {
 		c.join(name, 1)
 	}
 	return c
-}
-
-// clear leaves an API as it was.
-func (c *cluster) clear() {
-	ctx := context.Background()
-	for _, d := range c.drains() {
-		d.Finalizers = nil
-		c.must(client.IgnoreNotFound(c.admin.Update(ctx, &d)))
-		c.must(client.IgnoreNotFound(c.admin.Delete(ctx, &d)))
-	}
-	settings := &v1alpha1.Settings{}
-	c.must(c.admin.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings))
-	settings.Status.ActiveDrain = nil
-	c.must(c.admin.Status().Update(ctx, settings))
-	var leases coordinationv1.LeaseList
-	c.must(c.admin.List(ctx, &leases))
-	for _, l := range leases.Items {
-		l.Spec.HolderIdentity = nil
-		c.must(c.admin.Update(ctx, &l))
-		c.must(c.admin.Delete(ctx, &l))
-	}
-	c.must(c.admin.DeleteAllOf(ctx, &v1alpha1.Node{}))
-	c.must(c.admin.DeleteAllOf(ctx, &eventsv1.Event{}, client.InNamespace("default")))
 }
 
 func (c *cluster) must(err error) {

@@ -2,6 +2,7 @@ package drain_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,7 +10,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
@@ -186,18 +189,63 @@ func testUnwritableEvent(t *testing.T, c *cluster) {
 	c.until("the events of the other", func() bool { return slices.Contains(c.told("short"), "NodeEmpty") })
 }
 
-func testDeletedDrain(t *testing.T, c *cluster) {
+func testCancelledDrain(t *testing.T, c *cluster) {
 	c.with("n1", "n2", "n3")
-	c.lead("n1", nil)
-	c.request("d", "n2")
-	c.phase("d", v1alpha1.DrainDraining)
-	c.must(c.admin.Delete(context.Background(), &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "d"}}))
-	c.obeys("n2", v1alpha1.Draining)
-	c.phase("d", v1alpha1.DrainStopping)
-	c.obeys("n2", v1alpha1.Stopping)
-	c.until("the end of its record", func() bool { return len(c.drains()) == 0 })
-	c.until("a free slot", func() bool { return c.slot() == nil })
-	if diff := cmp.Diff([]string{"DrainComplete", "DrainStarted", "NodeEmpty"}, c.told("d")); diff != "" {
+	api := c.lead("n1", nil).api
+	c.work.set("n2", 1)
+	for i, ask := range []func(string){
+		func(string) {
+			if d, err := api.Cancel(bounded(t), "n2"); err != nil || d.Status.Phase != v1alpha1.DrainCancelled {
+				t.Errorf("cancel: %v, %v", d, err)
+			}
+		},
+		func(name string) {
+			c.must(c.admin.Delete(context.Background(), &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+		},
+	} {
+		name := []string{"cancelled", "deleted"}[i]
+		c.request(name, "n2")
+		c.phase(name, v1alpha1.DrainDraining)
+		c.obeys("n2", v1alpha1.Draining)
+		ask(name)
+		c.phase(name, v1alpha1.DrainCancelled)
+		if slot := c.slot(); slot == nil || slot.Name != name {
+			t.Errorf("%s: the slot is %v before the node's epoch is over", name, slot)
+		}
+		c.join("n2", c.node("n2").Status.Epoch+1)
+		c.until("a free slot", func() bool { return c.slot() == nil })
+		c.until("only the record of the first", func() bool { return len(c.drains()) == 1 })
+	}
+	if diff := cmp.Diff([]string{"DrainCancelled", "DrainStarted"}, c.told("cancelled")); diff != "" {
 		t.Errorf("the events (-want +got):\n%s", diff)
 	}
+	for node, want := range map[string]error{"n2": drain.ErrNotDraining, "n9": drain.ErrCaptureNotFound, "not/a:name": drain.ErrCaptureNotFound} {
+		if _, err := api.Cancel(bounded(t), node); !errors.Is(err, want) {
+			t.Errorf("cancel of %s: %v, want %v", node, err, want)
+		}
+	}
+}
+
+func testTooLateToCancel(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
+	api := c.lead("n1", nil).api
+	c.request("d", "n2")
+	c.phase("d", v1alpha1.DrainDraining)
+	c.obeys("n2", v1alpha1.Draining)
+	c.phase("d", v1alpha1.DrainStopping)
+	d := c.drain("d")
+	if _, err := api.Cancel(bounded(t), "n2"); !errors.Is(err, drain.ErrTooLate) || err.Error() != "too late to cancel: drain d is Stopping: node n2 is empty and leaves; start it again to bring it back" {
+		t.Errorf("cancel: %v", err)
+	}
+	c.until("a refusal of the schema", func() bool {
+		c.must(c.admin.Get(context.Background(), client.ObjectKeyFromObject(d), d))
+		d.Spec.Cancelled = true
+		err := c.admin.Update(context.Background(), d)
+		return apierrors.IsInvalid(err) && strings.Contains(err.Error(), "a drain that is Stopping or has ended cannot be cancelled any more")
+	})
+	if err := c.admin.Delete(context.Background(), d); !apierrors.IsConflict(err) {
+		t.Errorf("deletion: %v", err)
+	}
+	c.obeys("n2", v1alpha1.Stopping)
+	c.phase("d", v1alpha1.DrainComplete)
 }
