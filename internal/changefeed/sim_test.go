@@ -15,6 +15,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // The game: a coordinator that plans with Place, nodes whose maintainers begin, stop and acknowledge as maintainer.go does,
@@ -93,6 +94,7 @@ type sim struct {
 	breach map[rule]string
 	counts map[string]int
 	heard  []string
+	bound  *simtest.Play
 }
 
 func newSim(seed uint64, b broken) *sim {
@@ -508,11 +510,29 @@ func (s *sim) watch() {
 // play plays a game: trouble first, then peace in which a drain must come to its end.
 func play(seed uint64, b broken) *sim {
 	s := newSim(seed, b)
+	s.bound = simtest.Start("changefeed", strconv.FormatUint(seed, 10), simLimits)
+	defer s.bound.End()
 	for range 400 {
+		s.bound.Step()
 		s.step()
 	}
 	s.settle()
 	return s
+}
+
+// A game takes 400 steps, and at most 150 until all is well.
+var simLimits = simtest.Limits{Steps: 10_000}
+
+func TestReplay(t *testing.T) {
+	simtest.Replay(t, func(t *testing.T, text string) {
+		seed, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("%s is not a seed: %v", text, err)
+		}
+		if s := play(seed, broken{}); len(s.breach) > 0 {
+			t.Errorf("%v\n%s", s.breach, s.tail())
+		}
+	})
 }
 
 // settle makes everything healthy, drains a node, and looks at how it ends.
@@ -530,9 +550,11 @@ func (s *sim) settle() {
 		s.setNode(name, func(n *v1alpha1.Node) { n.Spec.Cordoned = false })
 	}
 	for s.settings.last().slot == nil {
+		s.bound.Step()
 		s.drain(s.processes[s.names[s.chance.IntN(len(s.names))]])
 	}
 	for range 150 {
+		s.bound.Step()
 		if s.uneasy() == "" {
 			return
 		}

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/tools/leaderelection"
@@ -18,8 +17,7 @@ import (
 // scenario plays in virtual time what a plan hits only by chance.
 func scenario(t *testing.T, machines int, prepare, script func(*testing.T, *world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(plan{machines: machines, events: []event{{what: away}}}, broken{})
+	inBubble(t, plan{machines: machines, events: []event{{what: away}}}, broken{}, func(t *testing.T, w *world) {
 		prepare(t, w)
 		w.boot()
 		script(t, w)

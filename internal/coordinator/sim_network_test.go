@@ -101,6 +101,7 @@ type answer[T any] struct {
 // sending, and between the answer's arrival and its being seen; what it gives up on may still arrive.
 func send[T any](ctx context.Context, p *process, ask func() (T, error)) (T, error) {
 	var none T
+	p.world.bound.Step()
 	p.gate.pass()
 	if p.isDead() {
 		return none, errDead

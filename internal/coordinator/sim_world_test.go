@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,6 +18,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // timing of every play.
@@ -47,12 +47,17 @@ type world struct {
 	machines []*machine
 	running  sync.WaitGroup
 	over     chan struct{}
+	bound    *simtest.Play
 }
 
 // machine is where one node runs, whatever process it runs in.
 type machine struct {
 	world *world
 	name  string
+
+	// turn is held by whoever does something to the machine or undoes it. Without it, a machine that is killed or leaves in the
+	// instant in which it comes back has a process enter an epoch that nobody ends.
+	turn sync.Mutex
 
 	mu      sync.Mutex
 	epoch   int64
@@ -63,8 +68,7 @@ type machine struct {
 // play runs a plan in virtual time and returns what the referee saw.
 func play(t *testing.T, p plan, b broken) *referee {
 	var r *referee
-	synctest.Test(t, func(*testing.T) {
-		w := newWorld(p, b)
+	inBubble(t, p, b, func(_ *testing.T, w *world) {
 		w.boot()
 		r = w.referee
 		for _, e := range p.events {
@@ -138,6 +142,8 @@ func (w *world) begin(e event) {
 }
 
 func (m *machine) become(e event) {
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	m.mu.Lock()
 	m.state[e.what]++
 	first, p := m.state[e.what] == 1, m.process
@@ -157,6 +163,8 @@ func (m *machine) become(e event) {
 }
 
 func (m *machine) recover(e event) {
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	m.mu.Lock()
 	m.state[e.what]--
 	last, up, p := m.state[e.what] == 0, m.state[killed]+m.state[left] == 0, m.process
@@ -175,7 +183,7 @@ func (m *machine) recover(e event) {
 	}
 }
 
-// boot starts a new process; nothing of the old one is left.
+// boot starts a new process; nothing of the old one is left. The caller has the turn.
 func (m *machine) boot() {
 	p := newProcess(m)
 	m.mu.Lock()

@@ -1,6 +1,7 @@
 package deployment_test
 
 import (
+	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // The life of a lease, in ticks: a process doubts itself, its programs are dead, others may call it lost.
@@ -76,11 +78,12 @@ type sim struct {
 	flying   []func() // writes whose process has died
 	often    weights
 	made     int
+	bound    *simtest.Play
 	spared   int // how many objects are left in the end as they are
 }
 
-func newSim(t *tape, b broken) *sim {
-	s := &sim{store: newStore(), tape: t, broken: b, names: []string{"a", "b", "c"}}
+func newSim(t *tape, b broken, bound *simtest.Play) *sim {
+	s := &sim{store: newStore(), tape: t, broken: b, bound: bound, names: []string{"a", "b", "c"}}
 	s.referee = newReferee(s)
 	s.blind = b.blind
 	s.often, s.spared = kinds[s.draw(len(kinds))], s.draw(3)
@@ -125,7 +128,9 @@ func (s *sim) create(name string) {
 
 // play lets chance act until the tape ends, and then wants everything to run where it should.
 func play(t *tape, b broken) *referee {
-	s := newSim(t, b)
+	bound := simtest.Start("deployment", hex.EncodeToString(t.left), limits)
+	defer bound.End()
+	s := newSim(t, b, bound)
 	for len(s.left) > 0 {
 		s.act()
 	}
@@ -147,6 +152,7 @@ var kinds = []weights{
 
 // act is one thing that happens.
 func (s *sim) act() {
+	s.bound.Step()
 	w := s.often
 	things := []struct {
 		weight int
@@ -212,6 +218,7 @@ func (s *sim) settleDown() {
 
 // round lets everybody do what he can, once.
 func (s *sim) round() {
+	s.bound.Step()
 	s.tick()
 	for _, write := range s.flying {
 		write()

@@ -2,6 +2,7 @@ package drain_test
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // broken are rules of the game broken on purpose, to show that the referee would see it.
@@ -75,11 +77,12 @@ type sim struct {
 	requests int
 	often    weights
 	rounds   int
+	bound    *simtest.Play
 	depth    int // of actions inside a coordinator's reading
 }
 
-func newSim(t *tape, b broken) *sim {
-	s := &sim{store: newStore(), tape: t, broken: b, now: start}
+func newSim(t *tape, b broken, bound *simtest.Play) *sim {
+	s := &sim{store: newStore(), tape: t, broken: b, bound: bound, now: start}
 	s.referee = &referee{sim: s, breach: map[rule]string{}, counts: map[string]int{}}
 	s.blind = b.blind
 	s.pause = s.meanwhile
@@ -97,7 +100,9 @@ func newSim(t *tape, b broken) *sim {
 
 // play lets chance act until the tape ends, and then wants all to come to an end.
 func play(t *tape, b broken) *referee {
-	s := newSim(t, b)
+	bound := simtest.Start("drain", hex.EncodeToString(t.left), limits)
+	defer bound.End()
+	s := newSim(t, b, bound)
 	for len(s.left) > 0 {
 		s.act()
 	}
@@ -133,6 +138,7 @@ var kinds = []weights{
 
 // act is one thing that happens.
 func (s *sim) act() {
+	s.bound.Step()
 	w := s.often
 	things := []struct {
 		weight int
@@ -189,6 +195,7 @@ func (s *sim) settleDown() {
 		}
 		m.wake()
 		for m.up && m.leaving {
+			s.bound.Step()
 			m.workOn()
 			m.end()
 		}
@@ -233,6 +240,7 @@ func (s *sim) world(leader string) drain.World {
 
 // round lets everybody do what he can.
 func (s *sim) round() {
+	s.bound.Step()
 	s.now = s.now.Add(time.Second)
 	for range len(s.pieces) {
 		for i := range s.pieces {

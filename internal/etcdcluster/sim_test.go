@@ -2,16 +2,20 @@ package etcdcluster
 
 import (
 	"flag"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 var simSeeds = flag.Uint64("etcd-sim-seeds", 150, "how many histories the simulation of etcd clusters plays")
 
 // play is one history: trouble for a while, then calm.
 func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
+	s.bound = simtest.Start("etcdcluster", fmt.Sprintf("%s %d", onStop, s.seed), simLimits)
+	defer s.bound.End()
 	s.cluster.Spec.Storage.OnStop = onStop
 	for range steps {
 		if len(s.broken) > 0 {
@@ -54,6 +58,24 @@ func TestEveryHistoryEndsWithEveryKey(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A history takes 400 steps, and at most three times 600 until it rests.
+var simLimits = simtest.Limits{Steps: 20_000}
+
+func TestReplay(t *testing.T) {
+	simtest.Replay(t, func(t *testing.T, text string) {
+		var onStop v1alpha1.EtcdOnStop
+		var seed uint64
+		if _, err := fmt.Sscan(text, &onStop, &seed); err != nil {
+			t.Fatalf("%s is not a policy and a seed: %v", text, err)
+		}
+		s := newSim(seed, 4)
+		play(s, onStop, 400)
+		if len(s.broken) > 0 {
+			t.Errorf("%s\n%s", s.broken[0], strings.Join(s.heard[max(0, len(s.heard)-120):], "\n"))
+		}
+	})
 }
 
 // A referee that sees nothing would let every history pass.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // simNode is a machine: its node may be down for a while, or drain.
@@ -74,6 +75,8 @@ type sim struct {
 	broken  []string
 	events  map[string]int
 	mutants mutants
+	seed    uint64
+	bound   *simtest.Play
 }
 
 // mutants are rules broken on purpose, to show that the referee would see it.
@@ -86,7 +89,7 @@ func newSim(seed uint64, nodes int) *sim {
 	s := &sim{
 		rand: rand.New(rand.NewPCG(seed, 3)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), members: map[string]*v1alpha1.EtcdMember{},
 		snapshots: map[string]*v1alpha1.EtcdSnapshot{}, data: map[string]*simData{}, files: map[string]map[string]*simFile{}, nextID: 100,
-		owed: map[int64]bool{}, events: map[string]int{}, chaos: true,
+		owed: map[int64]bool{}, events: map[string]int{}, chaos: true, seed: seed,
 	}
 	for i := range nodes {
 		s.nodes = append(s.nodes, &simNode{name: fmt.Sprintf("n%d", i+1), up: true})
@@ -628,6 +631,7 @@ func (s *sim) reconfigure(a Action) bool {
 
 // event lets something happen.
 func (s *sim) event() {
+	s.bound.Step()
 	n := s.nodes[s.rand.IntN(len(s.nodes))]
 	switch k := s.rand.IntN(40); {
 	case k < 20:
@@ -702,6 +706,7 @@ func (s *sim) calm() {
 		n.up, n.draining, n.noSpace = true, false, false
 	}
 	for range 600 {
+		s.bound.Step()
 		s.now = s.now.Add(500 * time.Millisecond)
 		for _, n := range s.nodes {
 			s.machine(n)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // outage is a run in which one thing goes wrong: the store is down for so long that everybody's renewals fail, and then
@@ -89,6 +91,8 @@ func (o outage) promised() time.Duration {
 
 func (o outage) play(b broken) *referee {
 	w := newWorld(plan{Seed: o.Seed, Slow: o.Slow}, b)
+	w.bound = simtest.Start("lease", encode(replayed{Outage: &o}), limits)
+	defer w.bound.End()
 	w.at(o.From, func() {
 		w.store.downUntil, w.store.refuses = o.back(), o.Refuses
 		for i, s := range w.slots {

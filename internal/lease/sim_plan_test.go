@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // plan is all that is chosen about a run: the faults, and the seed of everything small (delays, clocks, order).
@@ -175,6 +176,8 @@ func (w *world) heal() {
 // play runs a plan by the rules, or with some of them broken.
 func play(p plan, b broken) *referee {
 	w := newWorld(p, b)
+	w.bound = simtest.Start("lease", encode(replayed{Plan: &p}), limits)
+	defer w.bound.End()
 	w.at(healing, w.heal)
 	w.run(end)
 	w.referee.well()

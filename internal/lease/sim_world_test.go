@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // The simulated world: one goroutine, one virtual true time that nobody in it can read, and one queue of what happens
@@ -23,6 +24,7 @@ type world struct {
 	slots    []*slot
 	referee  *referee
 	healed   bool
+	bound    *simtest.Play
 }
 
 // beat is how often a process looks at its own tenure and at the others.
@@ -61,6 +63,7 @@ var places = []struct {
 // run plays until a true time, and has the referee look after every single event.
 func (w *world) run(until time.Duration) {
 	for len(w.queue) > 0 && w.queue[0].at <= until {
+		w.bound.Step()
 		e := heap.Pop(&w.queue).(*event)
 		w.now = e.at
 		e.do()
