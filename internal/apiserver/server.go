@@ -59,7 +59,9 @@ type Server struct {
 	objects  client.Client
 	config   *rest.Config
 	api      *apiextensions.CustomResourceDefinitions
-	crds     []*apiextensionsv1.CustomResourceDefinition
+	// deletions of definitions, which are customers' too.
+	deletions *deletions
+	crds      []*apiextensionsv1.CustomResourceDefinition
 }
 
 // Every node has watches open all the time. Without a grace period the server would not end them but wait for them, a
@@ -169,6 +171,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 		return fmt.Errorf("embedded API: %w", err)
 	}
+	defer s.deletions.start(ctx)()
 	ready()
 	if err := <-served; err != nil {
 		return fmt.Errorf("embedded API: %w", err)
@@ -227,7 +230,7 @@ func (s *Server) build() error {
 	full := apiextensions.Config{
 		GenericConfig: cfg,
 		ExtraConfig: apiextensions.ExtraConfig{
-			CRDRESTOptionsGetter: options.NewCRDRESTOptionsGetter(*etcd, cfg.ResourceTransformers, cfg.StorageObjectCountTracker),
+			CRDRESTOptionsGetter: patientKinds{options.NewCRDRESTOptionsGetter(*etcd, cfg.ResourceTransformers, cfg.StorageObjectCountTracker)},
 			MasterCount:          1,
 			ServiceResolver:      noServices{},
 			AuthResolverWrapper:  webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, cfg.LoopbackClientConfig, noopoteltrace.NewTracerProvider()),
@@ -240,7 +243,8 @@ func (s *Server) build() error {
 	api.GenericAPIServer.ShutdownTimeout = shutdownTimeout
 	roots.crds = api.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister()
 	s.api = api
-	return nil
+	s.deletions, err = newDeletions(s.config, roots.crds)
+	return err
 }
 
 func (s *Server) etcdOptions() *genericoptions.EtcdOptions {
