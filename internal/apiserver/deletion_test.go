@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ type history struct {
 }
 
 func newHistory(r *rand.Rand, plural string) history {
-	return history{plural: plural, lives: 1 + r.IntN(2), objects: r.IntN(4), held: r.IntN(6) == 0, used: r.IntN(2) == 0}
+	return history{plural: plural, lives: 1 + r.IntN(2), objects: r.IntN(2) * r.IntN(4), held: r.IntN(6) == 0, used: r.IntN(2) == 0}
 }
 
 func (h history) String() string {
@@ -86,6 +87,35 @@ func TestTheDeletionOfAnUnusedDefinitionNeverFails(t *testing.T) {
 				t.Errorf("%s: %+v", h.plural, state.Status.Conditions)
 			}
 		}
+	}
+}
+
+// TestADeletionThatFailedIsAskedForAgain: whoever recorded the failure, the server tries again and the deletion ends.
+func TestADeletionThatFailedIsAskedForAgain(t *testing.T) {
+	admin := api(t).admin(t)
+	h := history{plural: fmt.Sprintf("failed%d", count.Add(1)), held: true}
+	admin.must(t, http.MethodPost, crds, definition("deleted.test", h.plural, "K"+h.plural))
+	eventually(t, h.plural+" to be served", func() bool { return admin.do(t, http.MethodGet, h.objectsAt(), nil).code == http.StatusOK })
+	admin.must(t, http.MethodPost, h.objectsAt(), h.object(0))
+	admin.must(t, http.MethodDelete, h.crd(), nil)
+	eventually(t, "its object to be deleted", func() bool { return leaving(admin.must(t, http.MethodGet, h.objectsAt()+"/o0", nil)) })
+	failed := object{"type": "Terminating", "status": "True", "reason": "InstanceDeletionFailed", "message": "by the test", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+	eventually(t, "the failure to be recorded, and the deletion to be asked for again", func() bool {
+		crd := admin.must(t, http.MethodGet, h.crd(), nil).object(t)
+		if notes, _ := crd["metadata"].(map[string]any)["annotations"].(map[string]any); notes["ebb.dev/deletion-retries"] != nil {
+			return true
+		}
+		if status := crd["status"].(map[string]any); !strings.Contains(fmt.Sprint(status["conditions"]), "by the test") {
+			status["conditions"] = append(slices.DeleteFunc(status["conditions"].([]any), func(c any) bool {
+				return c.(map[string]any)["type"] == "Terminating"
+			}), failed)
+			admin.do(t, http.MethodPut, h.crd()+"/status", crd) // a conflict is tried again
+		}
+		return false
+	})
+	admin.must(t, http.MethodPatch, h.objectsAt()+"/o0", object{"metadata": object{"finalizers": nil}})
+	if err := h.awaitGone(t.Context(), admin); err != nil {
+		t.Error(err)
 	}
 }
 

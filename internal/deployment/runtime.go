@@ -41,6 +41,8 @@ const (
 	// that does not arrive counts.
 	departAtOnce = 4
 	departLimit  = 5 * time.Second
+	// discardEvery is how often the runtime tries again to remove what is left of deleted programs.
+	discardEvery = time.Second
 	// pulseEvery is how often the runtime looks whether the lease was renewed.
 	pulseEvery = 50 * time.Millisecond
 )
@@ -83,6 +85,9 @@ type Runtime struct {
 	conflict   string                             // what the last claim was lost over
 	conflictAt time.Time
 
+	// undiscarded are the directories of deleted programs that could not be removed yet.
+	undiscarded map[types.NamespacedName]bool
+
 	refused map[types.UID]string // revisions that are not trusted here, and of which the log knows
 
 	once sync.Once // ERR_POLICY_DISABLED is told once
@@ -93,7 +98,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 	r := &Runtime{
 		opts: o, starts: make(chan struct{}, startsAtOnce), writes: make(chan struct{}, writesAtOnce),
 		units: map[types.NamespacedName]*unit{}, found: map[string]*node.Pass{}, moved: make(chan struct{}),
-		departed: map[types.NamespacedName]time.Time{}, refused: map[types.UID]string{},
+		departed: map[types.NamespacedName]time.Time{}, undiscarded: map[types.NamespacedName]bool{}, refused: map[types.UID]string{},
 	}
 	r.sampler = newSampler(r, o.Weights)
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
@@ -195,6 +200,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 		}
 		parts.Go(func() { r.sampler.run(ctx) })
 		parts.Go(func() { run.claim(ctx) })
+		parts.Go(func() { run.discardAgain(ctx) })
 	}
 	<-ctx.Done()
 	run.wait()
@@ -253,6 +259,7 @@ func (r *run) adopt() {
 func (r *run) newUnit(key types.NamespacedName, found *node.Pass) *unit {
 	u := &unit{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1), pass: found, stray: found != nil}
 	r.units[key] = u
+	delete(r.undiscarded, key) // what is in the directory is this program's from here on
 	r.live.Go(func() { u.live(r.ctx) })
 	return u
 }
@@ -349,10 +356,28 @@ func (r *run) gone(d *v1alpha1.Deployment) {
 }
 
 // discard removes what a program that no longer has an object left on disk. The caller holds the lock, and nobody looks
-// after the program, so that nothing of it runs.
+// after the program, so that nothing of it runs. A shim on its way out may still write there, and disks have errors: what
+// cannot be removed now is tried again.
 func (r *Runtime) discard(key types.NamespacedName) {
-	if err := os.RemoveAll(r.dir(key)); err != nil {
-		r.opts.Log.Warn("the directory of a deleted program stays", "deployment", key.String(), "error", err)
+	err := os.RemoveAll(r.dir(key))
+	if err == nil {
+		delete(r.undiscarded, key)
+		return
+	}
+	if !r.undiscarded[key] {
+		r.opts.Log.Warn("could not remove the directory of a deleted program; trying again", "deployment", key.String(), "error", err)
+	}
+	r.undiscarded[key] = true
+}
+
+// discardAgain tries again what could not be removed, until ctx ends. The next epoch finds what is left then.
+func (r *Runtime) discardAgain(ctx context.Context) {
+	for sleep(ctx, discardEvery) == nil {
+		r.mu.Lock()
+		for key := range maps.Clone(r.undiscarded) {
+			r.discard(key)
+		}
+		r.mu.Unlock()
 	}
 }
 

@@ -441,9 +441,10 @@ func disabledAndDeleted(t *testing.T, f *fleetOfPrograms) {
 			s := f.node(name).Status
 			return s.Held["deployments"] == 0 && s.Staying["deployments"] == 0
 		})
-		left, _ := filepath.Glob(filepath.Join(string(f.cluster.dir), "nodes", name, "programs", "default", "*"))
-		if len(left) > 0 {
-			t.Errorf("deleted programs left %v", left)
-		}
+		// A node removes a program's directory when it sees that the object is gone, which is a moment after it is.
+		until(t, "the directories of deleted programs on "+name+" to be removed", func() bool {
+			left, err := filepath.Glob(filepath.Join(string(f.cluster.dir), "nodes", name, "programs", "default", "*"))
+			return err == nil && len(left) == 0
+		})
 	}
 }
