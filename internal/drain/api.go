@@ -219,7 +219,7 @@ func Explain(w World, node string) string {
 	case slot != nil && slot.Node == node:
 		fmt.Fprintf(&b, "Drain %s ended without its leaving, and was deleted. A new Drain of the node goes on; a restart of the node ends it.\n", slot.Name)
 	case rec.Held():
-		fmt.Fprintf(&b, "Nothing drains it. It holds %s.\n", listed(n.Status.Held))
+		fmt.Fprintf(&b, "Nothing drains it. It holds %s.\n", Listed(n.Status.Held))
 	}
 	explainQueue(&b, w, node)
 	return b.String()

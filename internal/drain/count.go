@@ -3,7 +3,6 @@ package drain
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -224,24 +223,10 @@ func (w World) judgeStall(d *v1alpha1.Drain) {
 
 // Summary says what is left, in words.
 func Summary(counts map[string]int64) string {
-	if list := listed(counts); list != nothing {
+	if list := Listed(counts); list != nothing {
 		return list + " left"
 	}
 	return nothing + " is left"
 }
 
 const nothing = "nothing"
-
-// listed names how many there are of each kind.
-func listed(counts map[string]int64) string {
-	var parts []string
-	for _, kind := range slices.Sorted(maps.Keys(counts)) {
-		if n := counts[kind]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n, kind))
-		}
-	}
-	if len(parts) == 0 {
-		return nothing
-	}
-	return strings.Join(parts, ", ")
-}

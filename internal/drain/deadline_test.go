@@ -95,7 +95,7 @@ func TestADeadlineAlsoEndsTheWaitForADeadNodesWork(t *testing.T) {
 			s.now = start.Add(10 * time.Minute)
 			s.takes(drain.StepFail, drain.StepReleaseSlot)
 			ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
-				"Node n2 died or restarted, and its drain had not ended 10m0s after the start: 1 volumes left. A new Drain of it begins again.")
+				"Node n2 died or restarted, and its drain had not ended 10m0s after the start: 1 volume left. A new Drain of it begins again.")
 		})
 	}
 }

@@ -14,9 +14,14 @@ import (
 
 func TestASummarySaysWhatIsLeft(t *testing.T) {
 	for want, counts := range map[string]map[string]int64{
-		"nothing is left":                   {"volumes": 0},
-		"3 volumes left":                    {"volumes": 3, "members": 0},
-		"2 dispatchers, 1 maintainers left": {"maintainers": 1, "dispatchers": 2},
+		"nothing is left":                    {"volumes": 0},
+		"3 volumes left":                     {"volumes": 3, "members": 0},
+		"1 volume left":                      {"volumes": 1},
+		"2 dispatchers, 1 maintainer left":   {"maintainers": 1, "dispatchers": 2},
+		"1 deployment, 1 etcd member left":   {"deployments": 1, "etcdmembers": 1, "etcddata": 0},
+		"2 deployments, 3 etcd members left": {"deployments": 2, "etcdmembers": 3},
+		"1 only copy of etcd data left":      {"etcddata": 1},
+		"4 only copies of etcd data left":    {"etcddata": 4},
 	} {
 		if got := drain.Summary(counts); got != want {
 			t.Errorf("%v is %q, want %q", counts, got, want)
@@ -102,7 +107,7 @@ func TestEveryStateOfADrainIsToldInItsWords(t *testing.T) {
 			s.now = start.Add(5 * time.Minute)
 			s.steps()
 			return d
-		}, []string{started, "Warning DrainStalled 2026-03-01T12:05:00Z: Nothing has moved for 5m0s: 1 volumes left."}},
+		}, []string{started, "Warning DrainStalled 2026-03-01T12:05:00Z: Nothing has moved for 5m0s: 1 volume left."}},
 		{"stopping", func(s *scene) *v1alpha1.Drain { return s.at(v1alpha1.DrainStopping) }, []string{started, "Normal NodeEmpty: Node n2 is empty and leaves."}},
 		{"complete", func(s *scene) *v1alpha1.Drain { d := s.at(v1alpha1.DrainStopping); s.leaves("n2"); s.steps(); return d },
 			[]string{started, "Normal DrainComplete: Node n2 left empty."}},
