@@ -62,6 +62,21 @@ type DrainSettings struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
 	// +kubebuilder:default="30s"
 	BootstrapTimeout *metav1.Duration `json:"bootstrapTimeout,omitempty"`
+
+	// historyLimit is how many drains that have ended are kept; the ones that ended first are deleted, but none within a minute of its end.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	// +kubebuilder:default=100
+	HistoryLimit *int32 `json:"historyLimit,omitempty"`
+
+	// historyAge is how long a drain is kept after it has ended.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m')",message="must be a duration of at least 1m, such as 12h"
+	// +kubebuilder:default="168h"
+	HistoryAge *metav1.Duration `json:"historyAge,omitempty"`
 }
 
 // ActiveDrain is the slot of the one drain that may run.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/drain"
 )
 
 // setting is one value of Settings that people set by name.
@@ -71,6 +72,28 @@ var settingsTable = []setting{
 			return durationOr(s.Drain.BootstrapTimeout, changefeed.DefaultBootstrapTimeout)
 		},
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.BootstrapTimeout, text) },
+	},
+	{
+		name: "drain.historyLimit", alias: "drain-history-limit", help: "how many drains that have ended are kept",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			if s.Drain.HistoryLimit == nil {
+				return strconv.Itoa(drain.DefaultHistoryLimit)
+			}
+			return strconv.Itoa(int(*s.Drain.HistoryLimit))
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			n, err := strconv.ParseInt(text, 10, 32)
+			if err != nil || n < 0 {
+				return fmt.Errorf("%q is not a whole number from 0 up", text)
+			}
+			s.Drain.HistoryLimit = new(int32(n))
+			return nil
+		},
+	},
+	{
+		name: "drain.historyAge", alias: "drain-history-age", help: "how long a drain that has ended is kept, at least 1m",
+		get: func(s *v1alpha1.SettingsSpec) string { return durationOr(s.Drain.HistoryAge, drain.DefaultHistoryAge) },
+		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.HistoryAge, text) },
 	},
 }
 

@@ -128,6 +128,10 @@ func TestThereIsOneSettingsObject(t *testing.T) {
 			invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{field: text}}}), "spec.drain."+field+": "+want)
 		}
 	}
+	const aMinute = `Invalid value: "59s": must be a duration of at least 1m, such as 12h`
+	invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{"historyAge": "59s"}}}), "spec.drain.historyAge: "+aMinute)
+	invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{"historyLimit": -1}}}),
+		"spec.drain.historyLimit: Invalid value: -1: spec.drain.historyLimit in body should be greater than or equal to 0")
 	slot := object{"name": "d", "uid": "u", "node": "n1", "nodeEpoch": 1}
 	for _, field := range []string{"name", "uid", "node", "nodeEpoch"} {
 		invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster/status", object{"status": object{"activeDrain": slot.with(field, nil)}}),

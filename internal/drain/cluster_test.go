@@ -57,6 +57,9 @@ func TestOnARealAPI(t *testing.T) {
 		{"a request given up after its drain began is accepted", testGivenUpAccepted},
 		{"a report says how a drain stands", testReport},
 		{"metrics follow a drain and go with the node", testMetrics},
+		{"finished drains beyond the limit or the age are pruned while another runs", testPruning},
+		{"a finished drain that holds the slot is pruned only after it", testPruningLeavesTheSlot},
+		{"a finished drain is pruned when its time has come", testPruningWaits},
 	} {
 		t.Run(c.behaviour, func(t *testing.T) {
 			t.Parallel()
@@ -273,6 +276,17 @@ type term struct {
 // lead starts a term on a node. atStep may be nil.
 func (c *cluster) lead(leader string, atStep func(t *term, point string)) *term {
 	c.t.Helper()
+	return c.leadWith(leader, func(context.Context) error { return nil }, atStep)
+}
+
+// leadStanding starts a term that calls asked whenever its controller asks whether it stands.
+func (c *cluster) leadStanding(leader string, asked func()) *term {
+	c.t.Helper()
+	return c.leadWith(leader, func(context.Context) error { asked(); return nil }, nil)
+}
+
+func (c *cluster) leadWith(leader string, stands func(context.Context) error, atStep func(t *term, point string)) *term {
+	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &term{registry: prometheus.NewRegistry(), ctx: ctx}
 	mgr, err := ctrl.NewManager(c.api.Config(c.api.Dir.Kubeconfig()), ctrl.Options{
@@ -283,7 +297,7 @@ func (c *cluster) lead(leader string, atStep func(t *term, point string)) *term 
 	})
 	c.must(err)
 	controller := &drain.Controller{
-		Leader: leader, Stands: func(context.Context) error { return nil }, Metrics: drain.NewMetrics(t.registry), Log: slog.New(slog.DiscardHandler),
+		Leader: leader, Stands: stands, Metrics: drain.NewMetrics(t.registry), Log: slog.New(slog.DiscardHandler),
 		Tenants: func(client.Reader) []drain.Tenant { return []drain.Tenant{c.work} },
 		AtStep: func(point string) {
 			if atStep != nil {

@@ -75,7 +75,10 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	if idle {
-		return ctrl.Result{}, c.forgetGone(ctx)
+		if err := c.forgetGone(ctx); err != nil {
+			return ctrl.Result{}, err
+		}
+		return ctrl.Result{RequeueAfter: c.prune(ctx)}, nil
 	}
 	live := false
 	for range maxSteps {
@@ -86,7 +89,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		c.Metrics.see(w)
 		told := c.tell(ctx, w)
 		if step == nil {
-			return ctrl.Result{RequeueAfter: pause(w, told)}, nil
+			return ctrl.Result{RequeueAfter: sooner(pause(w, told), c.prune(ctx))}, nil
 		}
 		live = live || step.Name != StepProgress // the cache does not have yet what is written now
 		if err := c.take(ctx, step); err != nil {

@@ -81,7 +81,7 @@ func cordonCommands(t *testing.T, c *cluster) {
 }
 
 func settingsCommands(t *testing.T, c *cluster) {
-	want := "nodeDrainPolicy             block-for-eviction\ndrain.maintainerBatchSize   4\ndrain.stalledAfter          5m0s\ndrain.balanceAfter          30s\ndrain.bootstrapTimeout      30s\n"
+	want := "nodeDrainPolicy             block-for-eviction\ndrain.maintainerBatchSize   4\ndrain.stalledAfter          5m0s\ndrain.balanceAfter          30s\ndrain.bootstrapTimeout      30s\ndrain.historyLimit          100\ndrain.historyAge            168h0m0s\n"
 	if got := c.must("settings", "set", "drain-maintainer-batch-size=4", "nodeDrainPolicy=block-for-eviction"); got != want {
 		t.Errorf("set:\n%s", got)
 	}
@@ -143,7 +143,7 @@ func errorTexts(t *testing.T, c *cluster) {
 		want string
 	}{
 		{[]string{"cordon", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists them\n"},
-		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": there are nodeDrainPolicy, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout\n"},
+		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": there are nodeDrainPolicy, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
 		{[]string{"settings", "set", "drain.maintainerBatchSize=many"}, "ebb: setting drain.maintainerBatchSize: \"many\" is not a whole number\n"},
 		{[]string{"status", "-o", "xml"}, "ebb: invalid argument \"xml\" for \"-o, --output\" flag: \"xml\" is not an output format: use json, or leave it out\n"},
 		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS label: use lower-case letters, digits and '-', at most 63 characters\n"},
