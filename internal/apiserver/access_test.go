@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -118,12 +119,53 @@ func TestWithoutACertificateOfTheClusterEverythingIsUnauthorized(t *testing.T) {
 					}
 				}
 			}
-			for _, path := range []string{"/", "/api", "/apis", "/version", "/healthz", "/readyz", "/openapi/v3", "/metrics"} {
+			for _, path := range []string{"/", "/api", "/apis", "/version", "/openapi/v3", "/metrics",
+				"/healthz/ping", "/readyz/etcd", "/livez/", "//readyz", "/readyz?verbose", "/readyz?verbose=1", "/livez?exclude=etcd", "/healthz?x"} {
 				if a := stranger.do(t, http.MethodGet, path, nil); a.code != http.StatusUnauthorized {
 					t.Errorf("GET %s: %s, want 401", path, a)
 				}
 			}
+			for path := range map[string]bool{"/healthz": true, "/livez": true, "/readyz": true} {
+				for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions} {
+					if a := stranger.do(t, method, path, nil); a.code != http.StatusUnauthorized {
+						t.Errorf("%s %s: %s, want 401", method, path, a)
+					}
+				}
+			}
 		})
+	}
+}
+
+// A load balancer has no credentials; whoever shows wrong ones is told so.
+func TestWithoutCredentialsProbesSayOkAndNothingElse(t *testing.T) {
+	s := api(t)
+	foreign, err := pki.LoadOrCreate(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	anybody := s.with(t, noCertificate)
+	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
+		for method, want := range map[string]string{http.MethodGet: "ok", http.MethodHead: ""} {
+			for name, who := range map[string]caller{"anybody": anybody, "a name in a header": anybody.saying("X-Remote-User", "ebb:admin")} {
+				a := who.do(t, method, path, nil)
+				if a.code != http.StatusOK || string(a.body) != want {
+					t.Errorf("%s: %s %s: %d %q, want 200 %q", name, method, path, a.code, a.body, want)
+				}
+				for key := range a.header {
+					if !slices.Contains([]string{"Cache-Control", "Content-Length", "Content-Type", "Date", "X-Content-Type-Options"}, key) {
+						t.Errorf("%s %s has the header %s", method, path, key)
+					}
+				}
+			}
+		}
+		for name, who := range map[string]caller{"a token": anybody.saying("Authorization", "Bearer admin"), "a certificate of another CA": s.signedBy(t, foreign, "ebb:admin", "ebb:admins")} {
+			if a := who.do(t, http.MethodGet, path, nil); a.code != http.StatusUnauthorized {
+				t.Errorf("%s: GET %s: %s, want 401", name, path, a)
+			}
+		}
+		if a := s.viewer(t).do(t, http.MethodGet, path+"?verbose", nil); a.code != http.StatusOK || !strings.Contains(string(a.body), "[+]etcd ok\n") {
+			t.Errorf("with credentials GET %s?verbose: %d %s", path, a.code, a.body)
+		}
 	}
 }
 

@@ -307,7 +307,7 @@ func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
 	cfg.Authorization.Authorizer = authorizer.AuthorizerFunc(authorize)
 	cfg.AdmissionControl = &rules{readLease: s.readLease, readSlot: s.readSlot, ownTypes: namesOf(s.crds)}
 	cfg.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withTerm(api), c)
+		return withProbes(api, genericapiserver.DefaultBuildHandlerChain(withTerm(api), c))
 	}
 	return nil
 }

@@ -188,7 +188,7 @@ func (s *Server) handler() http.Handler {
 	api.HandleFunc("/", s.unknown)
 
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeProbe(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.opts.Metrics, promhttp.HandlerOpts{}))
 	mux.Handle("/api/", s.authenticated(bounded(api)))
@@ -197,23 +197,40 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
-	if err := s.opts.Ready(); err != nil {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintf(w, "not ready: %v\n", err)
-		return
+// readyz says whether the node is ready, and why not only to whoever has the token: load balancers ask without one.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	err := s.opts.Ready()
+	switch {
+	case err == nil:
+		writeProbe(w, http.StatusOK, "ok")
+	case s.hasToken(r):
+		writeProbe(w, http.StatusServiceUnavailable, fmt.Sprintf("not ready: %v\n", err))
+	default:
+		writeProbe(w, http.StatusServiceUnavailable, "not ok")
 	}
-	fmt.Fprintln(w, "ok")
+}
+
+func writeProbe(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_, _ = io.WriteString(w, text) // a client that went away is nobody's concern
 }
 
 func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
 	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("there is no %s %s", r.Method, r.URL.Path))
 }
 
+// hasToken says whether a request bears the token of the API.
+func (s *Server) hasToken(r *http.Request) bool {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return ok && subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.Token)) == 1
+}
+
 func (s *Server) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.Token)) != 1 {
+		if !s.hasToken(r) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			writeError(w, http.StatusUnauthorized, CodeUnauthorized, "a valid bearer token is needed: it is in the file `token` of the data directory")
 			return

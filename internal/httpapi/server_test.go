@@ -63,11 +63,18 @@ func TestHealthReadinessAndMetricsNeedNoToken(t *testing.T) {
 		}
 	})
 	none := "Authorization: "
-	want(t, ca.do(t, "GET", s, "/healthz", nil, none), http.StatusOK, "ok\n")
-	want(t, ca.do(t, "GET", s, "/readyz", nil, none), http.StatusOK, "ok\n")
+	want(t, ca.do(t, "GET", s, "/healthz", nil, none), http.StatusOK, "ok")
+	want(t, ca.do(t, "GET", s, "/readyz", nil, none), http.StatusOK, "ok")
+	want(t, ca.do(t, "HEAD", s, "/readyz", nil, none), http.StatusOK, "")
+	want(t, ca.do(t, "GET", s, "/readyz", nil), http.StatusOK, "ok")
 	why.Store(errors.New("the lease is in doubt"))
-	want(t, ca.do(t, "GET", s, "/readyz", nil, none), http.StatusServiceUnavailable, "not ready: the lease is in doubt\n")
-	want(t, ca.do(t, "GET", s, "/healthz", nil, none), http.StatusOK, "ok\n")
+	for _, nobody := range []string{none, "Authorization: Bearer wrong", "Authorization: " + token} {
+		want(t, ca.do(t, "GET", s, "/readyz", nil, nobody), http.StatusServiceUnavailable, "not ok")
+		want(t, ca.do(t, "GET", s, "/readyz?verbose", nil, nobody), http.StatusServiceUnavailable, "not ok")
+		want(t, ca.do(t, "HEAD", s, "/readyz", nil, nobody), http.StatusServiceUnavailable, "")
+	}
+	want(t, ca.do(t, "GET", s, "/readyz", nil), http.StatusServiceUnavailable, "not ready: the lease is in doubt\n")
+	want(t, ca.do(t, "GET", s, "/healthz", nil, none), http.StatusOK, "ok")
 	want(t, ca.do(t, "GET", s, "/metrics", nil, none), http.StatusOK, "# HELP ebb_test Test.\n# TYPE ebb_test gauge\nebb_test 0\n")
 }
 
@@ -75,7 +82,7 @@ func TestWhatIsNotThereIsAnsweredAlike(t *testing.T) {
 	ca, e := newAuthority(t), &election{leading: true}
 	s := ca.serve(t, "n1", e)
 	for _, ask := range []struct{ method, path string }{
-		{"POST", "/healthz"}, {"PUT", "/readyz"}, {"DELETE", "/metrics"}, {"GET", "/"}, {"GET", "/nothing"}, {"GET", "/healthz/x"},
+		{"POST", "/healthz"}, {"PUT", "/readyz"}, {"DELETE", "/metrics"}, {"GET", "/"}, {"GET", "/nothing"}, {"GET", "/healthz/x"}, {"GET", "/readyz/x"}, {"GET", "/livez"},
 		{"GET", resign}, {"PUT", resign}, {"DELETE", resign}, {"POST", resign + "/"}, {"POST", "/api/v3/owner/resign"}, {"GET", "/api/"}, {"GET", "/api"},
 	} {
 		t.Run(ask.method+" "+ask.path, func(t *testing.T) {

@@ -204,8 +204,8 @@ func httpAPI(t *testing.T, c *cluster) {
 		code                      int
 		body                      string
 	}{
-		{leader, "GET", "/healthz", "", 200, "ok\n"},
-		{follower, "GET", "/readyz", "", 200, "ok\n"},
+		{leader, "GET", "/healthz", "", 200, "ok"},
+		{follower, "GET", "/readyz", "", 200, "ok"},
 		{leader, "POST", "/api/v2/owner/resign", "", 401, `{"error_code":"ErrUnauthorized","error_msg":"a valid bearer token is needed: it is in the file ` + "`token`" + ` of the data directory"}` + "\n"},
 		{leader, "POST", "/api/v2/owner/resign", "wrong", 401, `{"error_code":"ErrUnauthorized","error_msg":"a valid bearer token is needed: it is in the file ` + "`token`" + ` of the data directory"}` + "\n"},
 		{leader, "GET", "/api/v2/nothing", token, 404, `{"error_code":"ErrNotFound","error_msg":"there is no GET /api/v2/nothing"}` + "\n"},
