@@ -20,6 +20,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/drain"
 )
 
 // clusterStatus is what `ebb status` prints.
@@ -30,6 +31,11 @@ type clusterStatus struct {
 	Nodes       []nodeStatus          `json:"nodes"`
 	Drains      []drainStatus         `json:"drains"`
 	Deployments *deploymentsSummary   `json:"deployments,omitempty"`
+	// DrainProblem says what is wrong with the drain that holds the slot.
+	DrainProblem string `json:"drainProblem,omitempty"`
+	// NodeSummary says how the nodes are, and Kinds how each kind of work is that has any objects.
+	NodeSummary *kindSummary   `json:"nodeSummary"`
+	Kinds       []*kindSummary `json:"kinds"`
 }
 
 // drainStatus is one of the latest drains.
@@ -65,7 +71,7 @@ func newStatus() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "status",
-		Short:   "Show the nodes, who coordinates, and what drains",
+		Short:   "Show the nodes, who coordinates, what drains, and how each kind of work is",
 		Example: "  ebb status\n  ebb status -o json\n  ebb status deployments",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -111,24 +117,28 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 		status.Nodes = append(status.Nodes, statusOf(&nodes.Items[i], leader))
 	}
 	slices.SortFunc(status.Nodes, func(a, b nodeStatus) int { return strings.Compare(a.Name, b.Name) })
-	if status.Drains, err = readDrains(ctx, c); err != nil {
-		return nil, err
-	}
-	status.Deployments, err = summarizeDeployments(ctx, c)
-	return status, err
-}
-
-// readDrains reads the latest drains, newest first.
-func readDrains(ctx context.Context, c client.Client) ([]drainStatus, error) {
+	status.NodeSummary = summarizeNodes(status.Nodes)
 	var drains v1alpha1.DrainList
 	if err := c.List(ctx, &drains); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(drains.Items, func(a, b v1alpha1.Drain) int {
+	status.Drains, status.DrainProblem = latest(drains.Items), drainProblem(settings.Status.ActiveDrain, drains.Items)
+	var programs v1alpha1.DeploymentList
+	if err := c.List(ctx, &programs); err != nil {
+		return nil, err
+	}
+	status.Deployments = summarizeDeployments(programs.Items)
+	status.Kinds, err = readKinds(ctx, c, programs.Items, time.Now())
+	return status, err
+}
+
+// latest are the drains that were asked for last, newest first.
+func latest(drains []v1alpha1.Drain) []drainStatus {
+	slices.SortFunc(drains, func(a, b v1alpha1.Drain) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})
 	list := []drainStatus{}
-	for _, d := range drains.Items[:min(latestDrains, len(drains.Items))] {
+	for _, d := range drains[:min(latestDrains, len(drains))] {
 		s := drainStatus{Name: d.Name, Node: d.Spec.NodeName, Phase: d.Status.Phase, Remaining: orEmpty(d.Status.Remaining), Created: d.CreationTimestamp}
 		if s.Phase == "" {
 			s.Phase = v1alpha1.DrainPending
@@ -138,7 +148,7 @@ func readDrains(ctx context.Context, c client.Client) ([]drainStatus, error) {
 		}
 		list = append(list, s)
 	}
-	return list, nil
+	return list
 }
 
 func statusOf(n *v1alpha1.Node, leader string) nodeStatus {
@@ -161,23 +171,26 @@ func (s *clusterStatus) text(now time.Time) string {
 	fmt.Fprintf(&b, "%d nodes, coordinator: %s\n", len(s.Nodes), leader)
 	b.WriteString(s.Vacancy)
 	if s.ActiveDrain != nil {
-		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name)
+		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s%s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name, because(s.DrainProblem))
 	}
-	if s.Deployments != nil {
-		fmt.Fprintln(&b, s.Deployments)
+	if !s.NodeSummary.AsTheyShouldBe {
+		fmt.Fprintln(&b, s.NodeSummary.line(true))
+	}
+	for _, k := range s.Kinds {
+		fmt.Fprintln(&b, k.line(s.Coordinator != ""))
 	}
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "NODE\tLIVENESS\tREADY\tREASON\tSINCE\tEPOCH\tHELD\tNOTE")
 	for _, n := range s.Nodes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", n.Name, n.Liveness, n.Ready, n.Reason,
-			duration.HumanDuration(now.Sub(n.Since.Time)), n.Epoch, counts(n.Held), n.note())
+			duration.HumanDuration(now.Sub(n.Since.Time)), n.Epoch, held(n.Held), n.note())
 	}
 	w.Flush()
 	if len(s.Drains) > 0 {
 		fmt.Fprintln(w, "\nDRAIN\tNODE\tPHASE\tAGE\tREMAINING\tMESSAGE")
 		for _, d := range s.Drains {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, d.Node, d.Phase, duration.HumanDuration(now.Sub(d.Created.Time)), counts(d.Remaining), d.Message)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, d.Node, d.Phase, duration.HumanDuration(now.Sub(d.Created.Time)), held(d.Remaining), oneLine(d.Message))
 		}
 		w.Flush()
 	}
@@ -193,6 +206,22 @@ func (n nodeStatus) note() string {
 		notes = append(notes, "cordoned")
 	}
 	return strings.Join(notes, ", ")
+}
+
+// because appends what is wrong, if anything is.
+func because(problem string) string {
+	if problem == "" {
+		return ""
+	}
+	return "; " + problem
+}
+
+// held is what is counted, in words; "-" if nothing was ever counted.
+func held(counts map[string]int64) string {
+	if len(counts) == 0 {
+		return "-"
+	}
+	return drain.Listed(counts)
 }
 
 func counts(m map[string]int64) string {

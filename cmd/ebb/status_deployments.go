@@ -311,7 +311,7 @@ func orDash(text string) string {
 // oneLine keeps what programs and people wrote from breaking a table.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// deploymentsSummary is the line about deployments in `ebb status`.
+// deploymentsSummary counts deployments and daemons, for programs that read the status.
 type deploymentsSummary struct {
 	Deployments int `json:"deployments"`
 	Daemons     int `json:"daemons"`
@@ -320,17 +320,13 @@ type deploymentsSummary struct {
 }
 
 // summarizeDeployments is nil when there are none.
-func summarizeDeployments(ctx context.Context, c client.Client) (*deploymentsSummary, error) {
-	var list v1alpha1.DeploymentList
-	if err := c.List(ctx, &list); err != nil {
-		return nil, err
-	}
-	if len(list.Items) == 0 {
-		return nil, nil
+func summarizeDeployments(list []v1alpha1.Deployment) *deploymentsSummary {
+	if len(list) == 0 {
+		return nil
 	}
 	s := &deploymentsSummary{Unhealthy: []string{}}
-	for i := range list.Items {
-		d := &list.Items[i]
+	for i := range list {
+		d := &list[i]
 		if d.Spec.Type == v1alpha1.TypeDaemon {
 			s.Daemons++
 		} else {
@@ -341,15 +337,7 @@ func summarizeDeployments(ctx context.Context, c client.Client) (*deploymentsSum
 		}
 	}
 	slices.Sort(s.Unhealthy)
-	return s, nil
-}
-
-func (s *deploymentsSummary) String() string {
-	text := plural(s.Deployments, "deployment") + ", " + plural(s.Daemons, "daemon") + ": "
-	if len(s.Unhealthy) == 0 {
-		return text + "all as they should be"
-	}
-	return text + fmt.Sprintf("%d not as they should be, see `ebb status deployments`", len(s.Unhealthy))
+	return s
 }
 
 func plural(n int, thing string) string {

@@ -177,14 +177,3 @@ func TestADaemonWithAnAddressIsEverywhereAllTheSame(t *testing.T) {
 		t.Errorf("notes %q", got)
 	}
 }
-
-func TestTheSummaryOfDeployments(t *testing.T) {
-	for want, s := range map[string]deploymentsSummary{
-		"1 deployment, 0 daemons: all as they should be":                                 {Deployments: 1},
-		"3 deployments, 1 daemon: 2 not as they should be, see `ebb status deployments`": {Deployments: 3, Daemons: 1, Unhealthy: []string{"a", "b"}},
-	} {
-		if got := s.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}

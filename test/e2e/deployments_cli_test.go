@@ -132,7 +132,7 @@ func samplesRun(t *testing.T, c *cluster) {
 			t.Errorf("what to try next lacks %q:\n%s", want, c.up.out)
 		}
 	}
-	if got := c.must("status"); !strings.Contains(got, "\n1 deployment, 1 daemon: all as they should be\n") {
+	if got := c.must("status"); !strings.Contains(got, "\n1 deployment: as it should be\n1 daemon: as it should be\n") {
 		t.Errorf("status:\n%s", got)
 	}
 }
@@ -309,7 +309,7 @@ func statusDeployments(t *testing.T, c *cluster) {
 	if _, errs, code := c.run("status", "deployments", "hallo"); code != 1 || errs != "ebb: there is no deployment or daemon \"hallo\" in any namespace: `ebb status deployments` lists them\n" {
 		t.Errorf("exit %d: %s", code, errs)
 	}
-	if got := c.must("status"); !strings.Contains(got, "\n3 deployments, 1 daemon: 1 not as they should be, see `ebb status deployments`\n") {
+	if got := c.must("status"); !strings.Contains(got, "\n3 deployments: 2 running, 1 not running where it should (nowhere: ") {
 		t.Errorf("status:\n%s", got)
 	}
 }
