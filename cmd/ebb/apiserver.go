@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"log/slog"
+
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-dev/ebb/internal/apiserver"
@@ -10,6 +13,7 @@ import (
 func newAPIServer() *cobra.Command {
 	var o apiserver.Options
 	var dir string
+	logs := newLogFlags()
 	cmd := &cobra.Command{
 		Use:   "apiserver --data-dir DIR",
 		Short: "Run the embedded Kubernetes API",
@@ -23,24 +27,13 @@ viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stoc
   kubectl --kubeconfig /var/lib/ebb/kubeconfig get nodes.ebb.dev`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := newLogger()
-			o.Dir = datadir.Dir(dir)
-			server, err := apiserver.New(cmd.Context(), o)
-			if err != nil {
-				return err
-			}
-			remove, err := o.Dir.WritePID("apiserver")
-			if err != nil {
-				return err
-			}
-			defer remove()
-			return server.Run(cmd.Context(), func() {
-				log.Info("ready", "url", server.URL(), "kubeconfig", o.Dir.Kubeconfig())
-			})
+			o.Dir, o.LibraryLog = datadir.Dir(dir), logs.libraryLog().Handler()
+			return logs.report(runAPIServer(cmd.Context(), o, logs.newLogger()))
 		},
 	}
 	f := cmd.Flags()
 	addDataDir(f, &dir)
+	logs.addFlags(f)
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "host:port to serve on; port 0 picks a free one and keeps it")
 	f.StringSliceVar(&o.Advertise, "advertise", nil, "host names or addresses under which clients reach this server; the first goes into kubeconfig files")
 	f.StringSliceVar(&o.EtcdServers, "etcd-servers", nil, "URLs of an existing etcd cluster to use in place of the embedded etcd")
@@ -49,4 +42,19 @@ viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stoc
 	f.StringVar(&o.EtcdCertFile, "etcd-certfile", "", "client certificate for the etcd cluster")
 	f.StringVar(&o.EtcdKeyFile, "etcd-keyfile", "", "key of the client certificate")
 	return cmd
+}
+
+func runAPIServer(ctx context.Context, o apiserver.Options, log *slog.Logger) error {
+	server, err := apiserver.New(ctx, o)
+	if err != nil {
+		return err
+	}
+	remove, err := o.Dir.WritePID("apiserver")
+	if err != nil {
+		return err
+	}
+	defer remove()
+	return server.Run(ctx, func() {
+		log.Info("ready", "url", server.URL(), "kubeconfig", o.Dir.Kubeconfig())
+	})
 }

@@ -2,25 +2,170 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/grpclog"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// newLogger logs one line an event to standard error. The libraries of Kubernetes log through it too, from warnings up:
-// below that they tell of themselves, not of what happens here.
-func newLogger() *slog.Logger {
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	libraries := slog.New(&sparing{Handler: slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}), said: &sync.Map{}})
+// logFlags say how a process that runs for long writes its log.
+type logFlags struct {
+	format choice
+	level  choice
+}
+
+const (
+	logText = "text"
+	logJSON = "json"
+)
+
+func newLogFlags() logFlags {
+	return logFlags{
+		format: choice{value: logText, of: []string{logText, logJSON}, what: "log format"},
+		level:  choice{value: "info", of: []string{"debug", "info", "warn", "error"}, what: "log level"},
+	}
+}
+
+func (f *logFlags) addFlags(fs *pflag.FlagSet) {
+	fs.Var(&f.format, "log-format", "how the log is written: text, or json with one object a line")
+	fs.Var(&f.level, "log-level", "what the log has, and whatever is worse: debug, info, warn or error")
+}
+
+// args are what a child is started with to write its log the same way; none for the defaults.
+func (f logFlags) args() []string {
+	var args []string
+	if f.format.value != logText {
+		args = append(args, "--log-format="+f.format.value)
+	}
+	if f.level.value != "info" {
+		args = append(args, "--log-level="+f.level.value)
+	}
+	return args
+}
+
+// choice is a flag with a few values.
+type choice struct {
+	value string
+	of    []string
+	what  string
+}
+
+// Set implements pflag.Value.
+func (c *choice) Set(text string) error {
+	if !slices.Contains(c.of, text) {
+		last := len(c.of) - 1
+		return fmt.Errorf("%q is not a %s: use %s or %s", text, c.what, strings.Join(c.of[:last], ", "), c.of[last])
+	}
+	c.value = text
+	return nil
+}
+
+// String implements pflag.Value.
+func (c *choice) String() string { return c.value }
+
+// Type implements pflag.Value.
+func (c *choice) Type() string { return strings.Join(c.of, "|") }
+
+// threshold is the lowest level that the log has.
+func (f logFlags) threshold() slog.Level {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(f.level.value)) // it is one of the choices
+	return level
+}
+
+// libraries is the lowest level that the log has of the libraries. Below warnings they report on themselves, not on what happens
+// here, so that takes --log-level debug.
+func (f logFlags) libraries() slog.Level {
+	if f.threshold() < slog.LevelInfo {
+		return slog.LevelInfo
+	}
+	return max(f.threshold(), slog.LevelWarn)
+}
+
+func (f logFlags) handler(w io.Writer, least slog.Level) slog.Handler {
+	o := &slog.HandlerOptions{Level: least}
+	if f.format.value == logJSON {
+		return slog.NewJSONHandler(w, o)
+	}
+	return slog.NewTextHandler(w, o)
+}
+
+// newLogger logs one line an event to standard error. The libraries log through it too, whatever they use to do so: those of
+// Kubernetes, gRPC, and everything that writes to Go's standard logger.
+func (f logFlags) newLogger() *slog.Logger {
+	libraries := f.libraryLog()
 	klog.SetSlogLogger(libraries)
 	ctrl.SetLogger(logr.FromSlogHandler(libraries.Handler()))
-	return log
+	grpclog.SetLoggerV2(grpcLog{libraries})
+	slog.SetDefault(libraries)
+	slog.SetLogLoggerLevel(slog.LevelWarn) // what Go's standard logger gets are errors of connections
+	return slog.New(f.handler(os.Stderr, f.threshold()))
 }
+
+func (f logFlags) libraryLog() *slog.Logger {
+	return slog.New(&sparing{Handler: f.handler(os.Stderr, f.libraries()), said: &sync.Map{}})
+}
+
+// report is how a process ends. Where every line of the log is JSON, so is why it ended.
+func (f logFlags) report(err error) error {
+	if err == nil || f.format.value != logJSON {
+		return err
+	}
+	slog.New(f.handler(os.Stderr, slog.LevelError)).Error("the process ends", "error", err)
+	return exitError(1)
+}
+
+// grpcLog takes what gRPC logs. Its infos are the chatter of every connection and stay out.
+type grpcLog struct{ *slog.Logger }
+
+// Info implements grpclog.LoggerV2.
+func (g grpcLog) Info(...any) {}
+
+// Infoln implements grpclog.LoggerV2.
+func (g grpcLog) Infoln(...any) {}
+
+// Infof implements grpclog.LoggerV2.
+func (g grpcLog) Infof(string, ...any) {}
+
+// Warning implements grpclog.LoggerV2. A connection that fails is tried again and reported by whoever uses it.
+func (g grpcLog) Warning(args ...any) { g.Logger.Info("gRPC: " + fmt.Sprint(args...)) }
+
+// Warningln implements grpclog.LoggerV2.
+func (g grpcLog) Warningln(args ...any) { g.Warning(args...) }
+
+// Warningf implements grpclog.LoggerV2.
+func (g grpcLog) Warningf(format string, args ...any) { g.Warning(fmt.Sprintf(format, args...)) }
+
+// Error implements grpclog.LoggerV2.
+func (g grpcLog) Error(args ...any) { g.Logger.Error("gRPC: " + fmt.Sprint(args...)) }
+
+// Errorln implements grpclog.LoggerV2.
+func (g grpcLog) Errorln(args ...any) { g.Error(args...) }
+
+// Errorf implements grpclog.LoggerV2.
+func (g grpcLog) Errorf(format string, args ...any) { g.Error(fmt.Sprintf(format, args...)) }
+
+// Fatal implements grpclog.LoggerV2.
+func (g grpcLog) Fatal(args ...any) { g.Error(args...); os.Exit(1) }
+
+// Fatalln implements grpclog.LoggerV2.
+func (g grpcLog) Fatalln(args ...any) { g.Fatal(args...) }
+
+// Fatalf implements grpclog.LoggerV2.
+func (g grpcLog) Fatalf(format string, args ...any) { g.Fatal(fmt.Sprintf(format, args...)) }
+
+// V implements grpclog.LoggerV2.
+func (g grpcLog) V(int) bool { return false }
 
 // sparing lets each message through once a minute: the libraries tell of the same trouble at every try.
 type sparing struct {

@@ -58,10 +58,12 @@ type nodeFlags struct {
 	etcdDir       string
 	etcdSnapshots string
 	etcdPorts     string
+
+	logs logFlags
 }
 
 func newNode() *cobra.Command {
-	f := nodeFlags{timing: lease.DefaultTiming(), weights: deployment.DefaultWeights()}
+	f := nodeFlags{timing: lease.DefaultTiming(), weights: deployment.DefaultWeights(), logs: newLogFlags()}
 	var dir, policy, trusted string
 	var labels []string
 	cmd := &cobra.Command{
@@ -94,11 +96,12 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 				return err
 			}
 			f.dir = datadir.Dir(dir)
-			return runNode(cmd.Context(), f)
+			return f.logs.report(runNode(cmd.Context(), f))
 		},
 	}
 	fs := cmd.Flags()
 	addDataDir(fs, &dir)
+	f.logs.addFlags(fs)
 	fs.StringVar(&f.name, "name", "", "name of the node (required)")
 	fs.StringArrayVar(&labels, "label", nil, "label of the node, key=value; may be repeated")
 	fs.StringVar(&f.listen, "http-listen", "127.0.0.1:0", "host:port of the node's HTTP API; port 0 picks a free one")
@@ -232,7 +235,7 @@ func (f nodeFlags) url(l net.Listener) string {
 }
 
 func runNode(ctx context.Context, f nodeFlags) error {
-	log := newLogger()
+	log := f.logs.newLogger()
 	if err := f.dir.Create(); err != nil {
 		return err
 	}
@@ -327,7 +330,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	gate := node.NewGate(metrics.Refused)
 	deployments, err := deployment.NewRuntime(deployment.Options{
 		Node: f.name, Dir: dir.Programs(), Exe: exe, Gate: gate, Policy: f.policy, Weights: f.weights, Trust: f.trust,
-		Metrics: programs, Log: log.With("node", f.name),
+		Metrics: programs, Log: log.With("node", f.name), ShimLogFormat: f.logs.format.value,
 	})
 	if err != nil {
 		return nil, err
@@ -379,6 +382,7 @@ func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, fi
 	return etcdcluster.NewHost(etcdcluster.HostOptions{
 		Node: f.name, Gate: gate, Exe: exe, Dir: data, Snapshots: snapshots, Address: host, Ports: ports, Files: files,
 		Metrics: etcdcluster.NewNodeMetrics(r, f.name), Log: log.With("node", f.name),
+		MemberArgs: f.logs.args(), MemberLogLevel: strings.ToLower(f.logs.libraries().String()),
 	})
 }
 

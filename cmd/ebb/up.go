@@ -15,6 +15,7 @@ func newUp() *cobra.Command {
 	o := localcluster.Options{}
 	var dir string
 	var withSamples bool
+	logs := newLogFlags()
 	cmd := &cobra.Command{
 		Use:   "up --data-dir DIR",
 		Short: "Run a whole cluster on this machine, in the foreground",
@@ -36,6 +37,7 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 				return err
 			}
 			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, os.Args[0], cmd.OutOrStdout()
+			o.LogArgs = logs.args()
 			c, err := localcluster.Start(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -55,6 +57,7 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 	}
 	f := cmd.Flags()
 	addDataDir(f, &dir)
+	logs.addFlags(f)
 	f.IntVar(&o.Nodes, "nodes", 3, "how many nodes to run")
 	f.BoolVar(&withSamples, "samples", false, "add one small piece of every kind of work that is not there yet, and say what to try next")
 	return cmd

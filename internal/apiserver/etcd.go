@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -24,7 +25,7 @@ type store struct {
 }
 
 // startStore opens the store kept in dir, creating it at the first start, and waits until it answers.
-func startStore(ctx context.Context, dir string) (*store, error) {
+func startStore(ctx context.Context, dir string, log slog.Handler) (*store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("embedded etcd: %w", err)
 	}
@@ -33,9 +34,12 @@ func startStore(ctx context.Context, dir string) (*store, error) {
 		return nil, fmt.Errorf("embedded etcd: %w", err)
 	}
 	s := &store{dir: open, log: zap.NewAtomicLevelAt(zapcore.ErrorLevel)}
+	if log.Enabled(ctx, slog.LevelInfo) {
+		s.log.SetLevel(zapcore.InfoLevel)
+	}
 	socket := s.socketURL()
 	s.endpoint = socket.String()
-	if s.etcd, err = embed.StartEtcd(storeConfig(dir, socket, storeLogger(s.log))); err != nil {
+	if s.etcd, err = embed.StartEtcd(storeConfig(dir, socket, storeLogger(s.log, log))); err != nil {
 		open.Close()
 		return nil, fmt.Errorf("embedded etcd in %s: %w", dir, err)
 	}
@@ -71,13 +75,6 @@ func storeConfig(dir string, socket url.URL, log *zap.Logger) *embed.Config {
 	cfg.QuotaBackendBytes = 4 << 30
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log)
 	return cfg
-}
-
-// storeLogger lets errors of etcd through and keeps its several lines a second to itself.
-func storeLogger(level zap.AtomicLevel) *zap.Logger {
-	encoder := zap.NewProductionEncoderConfig()
-	encoder.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(encoder), zapcore.Lock(os.Stderr), level))
 }
 
 // stop closes the store; everything acknowledged is already on disk.

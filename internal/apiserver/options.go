@@ -3,8 +3,10 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
+	"os"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
 )
@@ -19,12 +21,22 @@ type Options struct {
 	// into the kubeconfig files. Without any it is Listen's host.
 	Advertise []string
 
+	// LibraryLog gets what the embedded etcd logs: errors, or more if it takes infos. Without one they go to standard error as text.
+	LibraryLog slog.Handler
+
 	// EtcdServers use an existing etcd cluster in place of the embedded etcd.
 	EtcdServers []string
 	// EtcdPrefix is where in that cluster the objects are kept.
 	EtcdPrefix string
 	// EtcdCAFile, EtcdCertFile and EtcdKeyFile are the TLS files for that cluster.
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
+}
+
+func (o Options) libraryLog() slog.Handler {
+	if o.LibraryLog == nil {
+		return slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})
+	}
+	return o.LibraryLog
 }
 
 // Validate says what is wrong with the options, and what would be right.

@@ -107,7 +107,7 @@ func (s *Server) open(ctx context.Context) (err error) {
 	if len(s.opts.EtcdServers) == 0 {
 		ready, cancel := context.WithTimeoutCause(ctx, storeReadyTimeout, errStoreSlow)
 		defer cancel()
-		if s.store, err = startStore(ready, filepath.Join(dir.APIServer(), "etcd")); err != nil {
+		if s.store, err = startStore(ready, filepath.Join(dir.APIServer(), "etcd"), s.opts.libraryLog()); err != nil {
 			return err
 		}
 	}

@@ -67,6 +67,8 @@ type Options struct {
 	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
+	// ShimLogFormat is how shims write what they have to say themselves: text, or json.
+	ShimLogFormat string
 }
 
 // Runtime is a node's side of deployments: it claims, and it runs what is the node's.

@@ -474,7 +474,7 @@ func (u *unit) start(ctx context.Context) error {
 	h, err := shim.Start(ctx, u.opts.Exe, u.dir, shim.Spec{
 		Instance: newInstance(d.UID, revision), Command: d.Spec.Command, Args: d.Spec.Args,
 		Env: environment(d, u.opts.Node), WorkingDir: d.Spec.WorkingDir,
-		Grace: Grace(d.Spec.Stop), Deadline: deadline,
+		Grace: Grace(d.Spec.Stop), Deadline: deadline, ShimLogFormat: u.opts.ShimLogFormat,
 	})
 	switch {
 	case err == nil:

@@ -513,8 +513,8 @@ func (k *keeper) start(m *v1alpha1.EtcdMember) error {
 		TLS: member.TLS{Cert: f.Cert, Key: f.Key, CA: f.CA}, QuotaBytes: m.Spec.QuotaBytes,
 		HeartbeatMilliseconds: m.Spec.Options.HeartbeatMilliseconds, ElectionMilliseconds: m.Spec.Options.ElectionMilliseconds,
 		AutoCompactionMode: m.Spec.Options.AutoCompactionMode, AutoCompactionRetention: m.Spec.Options.AutoCompactionRetention, Sealed: sealed,
-		Unheard: k.unheard, Restore: k.restore,
-	})
+		Unheard: k.unheard, Restore: k.restore, LogLevel: k.host.opts.MemberLogLevel,
+	}, k.host.opts.MemberArgs...)
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,9 @@ type HostOptions struct {
 	Metrics *NodeMetrics
 	// Log of the node.
 	Log *slog.Logger
+	// MemberArgs are further arguments of the members' processes, and MemberLogLevel is what etcd logs there.
+	MemberArgs     []string
+	MemberLogLevel string
 }
 
 // Host is what a node has of etcd clusters: members, which go on while the lease is in doubt because raft checks who may write,

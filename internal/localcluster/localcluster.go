@@ -40,6 +40,8 @@ type Options struct {
 	Nodes int
 	// NodeArgs are passed on to every node.
 	NodeArgs []string
+	// LogArgs are passed on to the API server and to every node: how they write their logs.
+	LogArgs []string
 	// Out gets what people read.
 	Out io.Writer
 }
@@ -129,7 +131,8 @@ func (c *Cluster) takeLock() error {
 func (c *Cluster) startServer(ctx context.Context) (err error) {
 	c.say("starting the API server")
 	dir := c.opts.Dir
-	if c.server, err = c.nursery.start(apiserver, dir.LogFile(apiserver), c.opts.Exe, "apiserver", "--data-dir", string(dir)); err != nil {
+	args := append([]string{"apiserver", "--data-dir", string(dir)}, c.opts.LogArgs...)
+	if c.server, err = c.nursery.start(apiserver, dir.LogFile(apiserver), c.opts.Exe, args...); err != nil {
 		return err
 	}
 	return c.await(ctx, "the API server", []*child{c.server}, func() error {
@@ -153,6 +156,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	for i := range c.opts.Nodes {
 		name := nodeName(i)
 		args := append([]string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}, c.opts.NodeArgs...)
+		args = append(args, c.opts.LogArgs...)
 		n, err := c.nursery.start(name, c.opts.Dir.LogFile(name), c.opts.Exe, args...)
 		if err != nil {
 			return err
@@ -239,9 +243,9 @@ func (c *Cluster) Wait(ctx context.Context) {
 
 func (c *Cluster) commandOf(child *child) string {
 	if child == c.server {
-		return fmt.Sprintf("apiserver --data-dir %s", c.opts.Dir)
+		return strings.Join(append([]string{"apiserver", "--data-dir", string(c.opts.Dir)}, c.opts.LogArgs...), " ")
 	}
-	return fmt.Sprintf("node --name %s --data-dir %s", child.name, c.opts.Dir)
+	return strings.Join(append([]string{"node", "--name", child.name, "--data-dir", string(c.opts.Dir)}, c.opts.LogArgs...), " ")
 }
 
 // Stop lets the nodes leave in order and then ends the API server.

@@ -79,7 +79,7 @@ func startLocked(ctx context.Context, exe, dir string, spec Spec, lock *os.File)
 	if err := writeSpec(dir, spec); err != nil {
 		return Status{}, err
 	}
-	return spawn(ctx, exe, dir, lock)
+	return spawn(ctx, exe, dir, spec.ShimLogFormat, lock)
 }
 
 // instanceDir makes dir and closes it to others, for it holds the program's environment.
@@ -96,7 +96,7 @@ func instanceDir(dir string) (string, error) {
 
 // spawn starts the detached shim with nothing of the caller but the lock, and reads from its standard output what
 // came of the program.
-func spawn(ctx context.Context, exe, dir string, lock *os.File) (Status, error) {
+func spawn(ctx context.Context, exe, dir, logFormat string, lock *os.File) (Status, error) {
 	log, err := os.OpenFile(filepath.Join(dir, shimLogName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return Status{}, err
@@ -109,7 +109,7 @@ func spawn(ctx context.Context, exe, dir string, lock *os.File) (Status, error) 
 	defer ready.Close()
 	cmd := exec.Command(exe, "shim", detachFlag, dir)
 	// Two threads for Go code are what the shim needs: one may wait in exec while the other keeps the deadline.
-	cmd.Env = []string{"GOMAXPROCS=2"}
+	cmd.Env = []string{"GOMAXPROCS=2", logFormatEnv + "=" + logFormat}
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = out, log
 	cmd.ExtraFiles = []*os.File{lock}

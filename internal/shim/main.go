@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -36,11 +37,23 @@ func Main(args []string) int {
 		}
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "ebb shim %s: %v\n", dir, err)
+		complain(fmt.Sprintf("ebb shim %s: %v", dir, err))
 		_ = writeLine(os.Stdout, refusal(err))
 		return 1
 	}
 	return 0
+}
+
+// logFormatEnv tells a shim how to write its log. The program that it runs does not get it.
+const logFormatEnv = "EBB_LOG_FORMAT"
+
+// complain writes to the shim's log.
+func complain(message string) {
+	if os.Getenv(logFormatEnv) == "json" {
+		_ = json.NewEncoder(os.Stderr).Encode(map[string]string{"time": time.Now().Format(time.RFC3339Nano), "level": "ERROR", "msg": message})
+		return
+	}
+	fmt.Fprintln(os.Stderr, message)
 }
 
 // closeInherited closes what the node left open without close-on-exec, which everything opened in this process has.
@@ -248,8 +261,7 @@ func (s *supervisor) finish(lock *os.File) {
 	s.state.FinishedBoot, s.state.FinishedAt = Now(), time.Now().UTC()
 	s.state.Exit = s.state.Exit.with(s.status)
 	if err := s.journal.save(s.state, finalLimit); err != nil {
-		fmt.Fprintf(os.Stderr, "ebb shim: the end of instance %s (%s) is not recorded: %v\n",
-			s.spec.Instance, s.state.Exit.Message, err)
+		complain(fmt.Sprintf("ebb shim: the end of instance %s (%s) is not recorded: %v", s.spec.Instance, s.state.Exit.Message, err))
 	}
 	s.server.listener.Close() // unlinks the socket
 	releaseLock(lock)

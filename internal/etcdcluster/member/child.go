@@ -36,8 +36,8 @@ type Child struct {
 	changed chan struct{} // closed and replaced with every report
 }
 
-// Start starts a member with the ebb program at exe. The child ends with this process.
-func Start(exe string, c Config) (*Child, error) {
+// Start starts a member with the ebb program at exe and further arguments. The child ends with this process.
+func Start(exe string, c Config, args ...string) (*Child, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func Start(exe string, c Config) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(exe, Command)
+	cmd := exec.Command(exe, append([]string{Command}, args...)...)
 	// A Ctrl-C in the terminal reaches the node only, which stops its members in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stderr, err := os.OpenFile(filepath.Join(c.Dir, LogName), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
