@@ -177,12 +177,17 @@ func (k *kindSummary) seeMore() string {
 	return ", see `" + k.see + "`"
 }
 
-// shorten cuts a text that is too long for a line.
+// shorten cuts a text that is too long for a line, after a sentence if one ends in time.
 func shorten(text string, most int) string {
-	if runes := []rune(text); len(runes) > most {
-		return strings.TrimRight(string(runes[:most-1]), " ") + "…"
+	runes := []rune(text)
+	if len(runes) <= most {
+		return text
 	}
-	return text
+	cut := string(runes[:most-1])
+	if end := strings.LastIndex(cut, ". "); end > 0 {
+		return cut[:end]
+	}
+	return strings.TrimRight(cut, " ") + "…"
 }
 
 // readKinds reads how every kind of work is. A kind without objects has no line.
@@ -290,7 +295,7 @@ func etcdClusterState(ec *v1alpha1.EtcdCluster) (objectState, string) {
 	case !ec.DeletionTimestamp.IsZero():
 		return stateDeleting, ""
 	case is(v1alpha1.EtcdQuorumLost):
-		return objectState{name: "no quorum", one: "has no quorum", many: "have no quorum", rank: rankWrong}, ready
+		return objectState{name: "no quorum", one: "has no quorum", many: "have no quorum", rank: rankWrong}, etcdMessage(ec)
 	case is(v1alpha1.EtcdDataMissing):
 		return objectState{name: "data missing", one: "has data missing", many: "have data missing", rank: rankWrong}, etcdMessage(ec)
 	case is(v1alpha1.EtcdSnapshotFailed):

@@ -60,7 +60,7 @@ func lineOf(k *kindSummary) string { k.sort(); return k.line(true) }
 func TestTheLineOfEtcdClusters(t *testing.T) {
 	stopped := etcd("night", v1alpha1.EtcdClusterPhaseStopped, 0, sized(0), etcdSays(v1alpha1.EtcdReady, "False", "Cluster stopped"))
 	good := etcd("good", v1alpha1.EtcdClusterPhaseRunning, 3, etcdReady)
-	lost := etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 1, etcdSays(v1alpha1.EtcdReady, "False", "1 of 3 members healthy"), etcdSays(v1alpha1.EtcdQuorumLost, "True", "1 of 3 voters answer"))
+	lost := etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 1, etcdSays(v1alpha1.EtcdReady, "False", "1 of 3 members healthy"), etcdSays(v1alpha1.EtcdQuorumLost, "True", "1 of 3 voters answer, 2 are needed."))
 	other := etcd("other", v1alpha1.EtcdClusterPhaseFailed, 0, etcdSays(v1alpha1.EtcdQuorumLost, "True", "0 of 3 voters answer"))
 	leaving := etcd("leaving", v1alpha1.EtcdClusterPhaseRunning, 3, etcdReady)
 	leaving.DeletionTimestamp = &metav1.Time{Time: now}
@@ -74,8 +74,8 @@ func TestTheLineOfEtcdClusters(t *testing.T) {
 		{"1 etcd cluster: as it should be", []v1alpha1.EtcdCluster{good}},
 		{"1 etcd cluster: as it should be, stopped", []v1alpha1.EtcdCluster{stopped}},
 		{"2 etcd clusters: all as they should be, 1 stopped", []v1alpha1.EtcdCluster{good, stopped}},
-		{"2 etcd clusters: 1 running, 1 has no quorum (demo: 1 of 3 members ready)" + see, []v1alpha1.EtcdCluster{good, lost}},
-		{"2 etcd clusters: 2 have no quorum (demo: 1 of 3 members ready; other: 0 of 3 members ready)" + see, []v1alpha1.EtcdCluster{lost, other}},
+		{"2 etcd clusters: 1 running, 1 has no quorum (demo: 1 of 3 voters answer, 2 are needed)" + see, []v1alpha1.EtcdCluster{good, lost}},
+		{"2 etcd clusters: 2 have no quorum (demo: 1 of 3 voters answer, 2 are needed; other: 0 of 3 voters answer)" + see, []v1alpha1.EtcdCluster{lost, other}},
 		{"1 etcd cluster: 1 short of members (demo: 2 of 3 members ready)" + see, []v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseRunning, 2, etcdReady)}},
 		{"1 etcd cluster: 1 not ready (demo: 1 of 3 members ready)" + see,
 			[]v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseRunning, 1, etcdSays(v1alpha1.EtcdReady, "False", "1 of 3 members healthy"))}},
@@ -170,6 +170,18 @@ func TestALineNamesAFewAndIsTheSameInWhateverOrderTheyAreRead(t *testing.T) {
 	}
 }
 
+func TestALongMessageEndsWithASentenceIfItCan(t *testing.T) {
+	for text, want := range map[string]string{
+		"It is dead.":                   "It is dead.",
+		"It is dead. Bring it back.":    "It is dead",
+		"It is dead, frozen or cut off": "It is dead, frozen…",
+	} {
+		if got := shorten(text, 20); got != want {
+			t.Errorf("%q is cut to %q, want %q", text, got, want)
+		}
+	}
+}
+
 // Without a coordinator nobody brings the conditions up to date.
 func TestWithoutACoordinatorNothingIsCalledAsItShouldBe(t *testing.T) {
 	one := summarizeChangefeeds([]v1alpha1.Changefeed{feed("a", v1alpha1.ChangefeedRunning)}, now)
@@ -228,7 +240,7 @@ func sick() *clusterStatus {
 		},
 	}
 	s.NodeSummary = summarizeNodes(s.Nodes)
-	clusters := summarizeEtcdClusters([]v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 1, etcdSays(v1alpha1.EtcdQuorumLost, "True", "1 of 3 voters answer"))})
+	clusters := summarizeEtcdClusters([]v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 1, etcdSays(v1alpha1.EtcdQuorumLost, "True", "1 of 3 voters answer, 2 are needed."))})
 	feeds := summarizeChangefeeds([]v1alpha1.Changefeed{feed("stream", v1alpha1.ChangefeedRunning)}, now)
 	for _, k := range []*kindSummary{feeds, clusters} {
 		k.sort()
@@ -242,7 +254,7 @@ func TestTheStatusSaysWhatIsWrong(t *testing.T) {
 		"draining: n3 (epoch 4) by drain d; stalled: Nothing has moved for 5m0s: 1 etcd member left\n" +
 		"4 nodes: 2 ready, 1 left, 1 fenced (n2: Its lease stayed unchanged)\n" +
 		"1 changefeed: as it should be\n" +
-		"1 etcd cluster: 1 has no quorum (demo: 1 of 3 members ready), see `ebb status etcdclusters`\n" + `
+		"1 etcd cluster: 1 has no quorum (demo: 1 of 3 voters answer, 2 are needed), see `ebb status etcdclusters`\n" + `
 NODE   LIVENESS   READY     REASON    SINCE   EPOCH   HELD                                          NOTE
 n1     Alive      True      Serving   60s     1       1 deployment, 11 dispatchers, 1 etcd member   coordinator
 n2     Alive      Unknown   Fenced    60s     2       nothing
@@ -275,7 +287,7 @@ func TestTheStatusInJSONHasTheSameFacts(t *testing.T) {
 	}
 	want := []string{
 		`{"kind":"changefeeds","total":1,"asTheyShouldBe":true,"states":{"running":1},"notes":[]}`,
-		`{"kind":"etcd clusters","total":1,"asTheyShouldBe":false,"states":{"no quorum":1},"notes":[{"name":"demo","state":"no quorum","message":"1 of 3 members ready"}]}`,
+		`{"kind":"etcd clusters","total":1,"asTheyShouldBe":false,"states":{"no quorum":1},"notes":[{"name":"demo","state":"no quorum","message":"1 of 3 voters answer, 2 are needed"}]}`,
 		`{"kind":"nodes","total":4,"asTheyShouldBe":false,"states":{"fenced":1,"left":1,"ready":2},"notes":[{"name":"n2","state":"fenced","message":"Its lease stayed unchanged"}]}`,
 	}
 	for i, k := range append(got.Kinds, got.NodeSummary) {
