@@ -14,7 +14,8 @@ import (
 //
 //	g get   l list   w watch   c create   u update   p patch   U update status   P patch status   d delete   D delete collection
 //
-// "-" is a verb that is forbidden (403) and "." one that the kind does not have (404): leases and events have no status.
+// "-" is a verb that is forbidden (403) and "." one that the kind does not have (404, 405): leases, events, secrets and config
+// maps have no status, and namespaces are deleted one by one.
 // The node is n1; termOver is a coordinator that names a term which is not the current one.
 var access = []struct{ kind, admin, viewer, node, coordinator, termOver string }{
 	{"node n1", "glwcupUPdD", "glw-------", "glwcupUP--", "glw-upUP--", "glw-------"},
@@ -26,6 +27,10 @@ var access = []struct{ kind, admin, viewer, node, coordinator, termOver string }
 	{"lease of the election", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glwcup..--"},
 	{"lease elsewhere", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
 	{"event", "glwcup..dD", "glw-------", "glwc-p-.--", "glwcup..d-", "glw---..--"},
+	{"core event", "glwcup..dD", "glw-------", "glwc-p-.--", "glwcup..d-", "glw---..--"},
+	{"secret", "glwcup..dD", "----------", "g---------", "----------", "----------"},
+	{"config map", "glwcup..dD", "glw-------", "----------", "----------", "----------"},
+	{"namespace", "glwcupUPd.", "glw-------", "----------", "----------", "----------"},
 	{"definition", "glwcupUPdD", "glw-------", "----------", "----------", "----------"},
 	{"work", "glwcupUPdD", "glw-------", "glwcupUPd-", "glwcupUPd-", "glw-------"},
 }
@@ -55,6 +60,10 @@ func subjects() map[string]subject {
 		"lease of the election": {leases, lease.CoordinatorName, func(name string) object { return leaseObject(name, "term-1") }, true, nil},
 		"lease elsewhere":       {otherLeases, lease.NameOf("n1"), leaseOf, true, nil},
 		"event":                 {events, "access", eventObject, false, nil},
+		"core event":            {coreEvents, "access-core", coreEventObject, false, nil},
+		"secret":                {secrets, "access", secretObject, false, nil},
+		"config map":            {configMaps, "access", func(name string) object { return core("ConfigMap", name) }, false, nil},
+		"namespace":             {namespaces, "access", func(name string) object { return core("Namespace", name) }, false, nil},
 		"definition": {crds, "widgets.test.ebb.dev", func(name string) object {
 			plural, group, _ := strings.Cut(name, ".")
 			return definition(group, plural, strings.ToUpper(plural[:1])+plural[1:])
@@ -254,7 +263,7 @@ func letter(verb byte, a answer) byte {
 		return verb
 	case a.code == http.StatusForbidden:
 		return '-'
-	case a.code == http.StatusNotFound:
+	case a.code == http.StatusNotFound, a.code == http.StatusMethodNotAllowed:
 		return '.'
 	}
 	return '?'

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/identity"
@@ -28,6 +29,8 @@ type rules struct {
 	readSlot func(ctx context.Context) (*v1alpha1.ActiveDrain, error)
 	// ownTypes are the definitions without which the server is not Ebb's.
 	ownTypes sets.Set[string]
+	// usable says whether every namespace is there that should be.
+	usable func() bool
 }
 
 var (
@@ -41,6 +44,9 @@ func (r *rules) Handles(op admission.Operation) bool { return op != admission.Co
 // Admit takes away what would wait for a garbage collector, which the embedded API does not have: an object marked for
 // foreground deletion would never go.
 func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if err := r.validateStarted(a); err != nil {
+		return err
+	}
 	if opts, ok := a.GetOperationOptions().(*metav1.DeleteOptions); ok && opts != nil {
 		if waitsForCollector(opts) && a.GetName() == "" {
 			// The store copies the options of a collection before it asks here: they cannot be changed any more.
@@ -64,6 +70,15 @@ func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.Obj
 	return nil
 }
 
+// validateStarted lets nobody create anything in a namespace while the server is still making them: a client would take the
+// answer for a namespace that does not exist.
+func (r *rules) validateStarted(a admission.Attributes) error {
+	if a.GetOperation() != admission.Create || a.GetNamespace() == "" || r.usable() || a.GetUserInfo().GetName() == user.APIServerUser {
+		return nil
+	}
+	return apierrors.NewServiceUnavailable("the server is starting and has not made its namespaces yet; try again")
+}
+
 func waitsForCollector(o *metav1.DeleteOptions) bool {
 	//lint:ignore SA1019 older clients still send it
 	orphan := o.OrphanDependents
@@ -72,8 +87,12 @@ func waitsForCollector(o *metav1.DeleteOptions) bool {
 
 // Validate refuses what must not happen, whoever asks.
 func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	gr := a.GetResource().GroupResource()
+	if isReview(gr.Group, gr.Resource) { // asks and changes nothing
+		return nil
+	}
 	err := r.validateTerm(ctx, a)
-	switch gr := a.GetResource().GroupResource(); {
+	switch {
 	case err != nil:
 	case gr.Group == apiextensionsv1.GroupName && a.GetOperation() == admission.Delete:
 		err = r.validateTypeDelete(nameOf(a))

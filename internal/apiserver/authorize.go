@@ -13,9 +13,12 @@ import (
 )
 
 const (
+	groupCore   = ""
 	groupEbb    = "ebb.dev"
 	groupLeases = "coordination.k8s.io"
 	groupEvents = "events.k8s.io"
+	groupAccess = "authorization.k8s.io"
+	groupLogin  = "authentication.k8s.io"
 )
 
 var (
@@ -37,16 +40,20 @@ func authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision,
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
+func mayEverything(who user.Info) bool {
+	return slices.Contains(who.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(who.GetGroups(), identity.AdminGroup)
+}
+
 func allowed(a authorizer.Attributes) bool {
 	who := a.GetUser()
-	if slices.Contains(who.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(who.GetGroups(), identity.AdminGroup) {
+	if mayEverything(who) {
 		return true
 	}
 	if !a.IsResourceRequest() {
 		return reading.Has(a.GetVerb()) && mayReadPath(who, a.GetPath())
 	}
 	if slices.Contains(who.GetGroups(), identity.ViewerGroup) {
-		return reading.Has(a.GetVerb())
+		return reading.Has(a.GetVerb()) && !coversSecrets(a) || mayAsk(a)
 	}
 	if who.GetName() == identity.Coordinator {
 		return coordinatorMay(a)
@@ -66,6 +73,22 @@ func mayReadPath(who user.Info, path string) bool {
 	})
 }
 
+// coversSecrets says whether a request is, or may be, about Secrets: a question may name any group or any resource with *.
+func coversSecrets(a authorizer.Attributes) bool {
+	group, resource := a.GetAPIGroup(), a.GetResource()
+	return (group == groupCore || group == "*") && (resource == "secrets" || resource == "*")
+}
+
+// mayAsk: everyone whom the cluster knows may ask who they are and what they may do.
+func mayAsk(a authorizer.Attributes) bool {
+	return a.GetVerb() == "create" && a.GetSubresource() == "" && isReview(a.GetAPIGroup(), a.GetResource())
+}
+
+func isReview(group, resource string) bool {
+	return group == groupLogin && resource == "selfsubjectreviews" ||
+		group == groupAccess && (resource == "selfsubjectaccessreviews" || resource == "selfsubjectrulesreviews")
+}
+
 // coordinatorMay: everything of Ebb's but to make or remove what people own.
 func coordinatorMay(a authorizer.Attributes) bool {
 	verb := a.GetVerb()
@@ -83,13 +106,13 @@ func coordinatorMay(a authorizer.Attributes) bool {
 		return writing.Has(verb)
 	case groupLeases:
 		return reading.Has(verb) || verb == "update" || verb == "patch" || verb == "create"
-	case groupEvents:
-		return reading.Has(verb) || writing.Has(verb)
+	case groupEvents, groupCore:
+		return a.GetResource() == "events" && (reading.Has(verb) || writing.Has(verb))
 	}
-	return false
+	return mayAsk(a)
 }
 
-// nodeMay: read all of Ebb's; write its own Node's status, its own Lease and the objects of work. The names in objects
+// nodeMay: read all of Ebb's, and a Secret by its name; write its own Node's status, its own Lease and the objects of work. The names in objects
 // that are being created, and what an update changes, are checked by admission.
 func nodeMay(node string, a authorizer.Attributes) bool {
 	verb := a.GetVerb()
@@ -116,8 +139,19 @@ func nodeMay(node string, a authorizer.Attributes) bool {
 			return true
 		}
 		return a.GetName() == lease.NameOf(node) && (verb == "update" || verb == "patch")
+	case groupCore:
+		// Sources and sinks are opened on nodes, and changefeeds name the Secrets with their passwords.
+		if a.GetResource() == "secrets" {
+			return verb == "get" && a.GetSubresource() == ""
+		}
+		return nodeMayEvents(a)
 	case groupEvents:
-		return reading.Has(verb) || verb == "create" || verb == "patch"
+		return nodeMayEvents(a)
 	}
-	return false
+	return mayAsk(a)
+}
+
+func nodeMayEvents(a authorizer.Attributes) bool {
+	verb := a.GetVerb()
+	return a.GetResource() == "events" && (reading.Has(verb) || verb == "create" || verb == "patch")
 }

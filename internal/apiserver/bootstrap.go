@@ -26,7 +26,7 @@ const (
 	bootstrapPoll    = 20 * time.Millisecond
 )
 
-// bootstrap makes the freshly started server usable: our types, the Settings, the credentials. Every step can be
+// bootstrap makes the freshly started server usable: our types, the namespaces, the Settings, the credentials. Every step can be
 // repeated, so a server killed in the middle goes on at its next start.
 func (s *Server) bootstrap(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootstrapTimeout, errBootstrapSlow)
@@ -46,6 +46,12 @@ func (s *Server) bootstrap(ctx context.Context) error {
 		}
 	}
 	if err := s.awaitUsable(ctx, typed.RESTClient()); err != nil {
+		return err
+	}
+	if err := removeBroughtEvents(ctx, typed.CustomResourceDefinitions()); err != nil {
+		return fmt.Errorf("remove %s: %w", broughtEvents, err)
+	}
+	if err := s.createNamespaces(ctx, typed.CustomResourceDefinitions()); err != nil {
 		return err
 	}
 	c, err := kubeclient.New(s.config)
@@ -116,19 +122,44 @@ func awaitEstablished(ctx context.Context, crds crdclient.CustomResourceDefiniti
 // awaitUsable asks every kind for a list until it answers: the first question makes the server fill the kind's cache,
 // and until that is done it answers nobody.
 func (s *Server) awaitUsable(ctx context.Context, c rest.Interface) error {
-	waiting := slices.Clone(s.crds)
+	waiting := []string{"/api/v1/namespaces", "/api/v1/secrets", "/api/v1/configmaps", "/api/v1/events"}
+	for _, crd := range s.crds {
+		waiting = append(waiting, "/apis/"+crd.Spec.Group+"/"+crd.Spec.Versions[0].Name+"/"+crd.Spec.Names.Plural)
+	}
 	return retry(ctx, func(ctx context.Context) (bool, error) {
 		var last error
-		waiting = slices.DeleteFunc(waiting, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
-			path := "/apis/" + crd.Spec.Group + "/" + crd.Spec.Versions[0].Name + "/" + crd.Spec.Names.Plural
+		waiting = slices.DeleteFunc(waiting, func(path string) bool {
 			err := c.Get().AbsPath(path).Param("fieldSelector", "metadata.name=none").MaxRetries(0).Do(ctx).Error()
 			if err != nil {
-				last = fmt.Errorf("wait for %s: %w", crd.Name, err)
+				last = fmt.Errorf("wait for %s: %w", path, err)
 			}
 			return err == nil
 		})
 		return len(waiting) == 0, last
 	})
+}
+
+// broughtEvents is the type that held Events before there was a core group.
+const broughtEvents = "events." + groupEvents
+
+// removeBroughtEvents takes that type away from a store that was made then: the same requests are answered by the core
+// group's Events now. What it held would have been removed within the hour.
+func removeBroughtEvents(ctx context.Context, crds crdclient.CustomResourceDefinitionInterface) error {
+	return retry(ctx, func(ctx context.Context) (bool, error) {
+		err := crds.Delete(ctx, broughtEvents, metav1.DeleteOptions{})
+		return err == nil || apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+	})
+}
+
+func (s *Server) createNamespaces(ctx context.Context, crds crdclient.CustomResourceDefinitionInterface) error {
+	err := retry(ctx, func(ctx context.Context) (bool, error) {
+		err := s.namespaces.create(ctx, crds)
+		return err == nil, err
+	})
+	if err == nil {
+		s.usable.Store(true)
+	}
+	return err
 }
 
 func createSettings(ctx context.Context, c client.Client) error {

@@ -16,11 +16,13 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/util/notfoundhandler"
+
+	"github.com/ebb-dev/ebb/internal/apiserver/core"
 )
 
-// discovery answers the two roots that clients ask first. In a full Kubernetes the aggregator does that; here nothing
-// stands before the server of custom resources, which passes on what it does not know: /apis is answered from the
-// server's own record of groups, /api with an empty list because there are no core types.
+// discovery answers the root that clients ask first. In a full Kubernetes the aggregator does that; here nothing stands
+// before the server of custom resources, which passes on what it does not know: /apis is answered from the server's own
+// record of groups. The root of the core group is the core group's own.
 type discovery struct {
 	groups aggregated.ResourceManager
 	// crds is set once the server exists; discovery is not served before.
@@ -28,18 +30,12 @@ type discovery struct {
 }
 
 func (d *discovery) handler() http.Handler {
-	core := aggregated.NewResourceManager("api")
 	mux := http.NewServeMux()
-	mux.Handle("/api", aggregated.WrapAggregatedDiscoveryToHandler(http.HandlerFunc(serveNoVersions), core, core))
 	mux.Handle("/apis", aggregated.WrapAggregatedDiscoveryToHandler(http.HandlerFunc(d.serveGroups), d.groups, d.groups))
 	// A path that is unknown only because the server is still starting is answered with 503, never with a 404 that a
 	// client would take for an object that does not exist.
 	mux.Handle("/", notfoundhandler.New(apiextensions.Codecs, genericapifilters.NoMuxAndDiscoveryIncompleteKey))
 	return mux
-}
-
-func serveNoVersions(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions", APIVersion: "v1"}, Versions: []string{}})
 }
 
 // serveGroups answers clients that do not ask for the aggregated form.
@@ -54,6 +50,9 @@ func (d *discovery) serveGroups(w http.ResponseWriter, _ *http.Request) {
 
 func groupList(crds []*apiextensionsv1.CustomResourceDefinition) metav1.APIGroupList {
 	served := map[string]sets.Set[string]{apiextensionsv1.GroupName: sets.New("v1")}
+	for _, group := range core.Groups {
+		served[group] = sets.New("v1")
+	}
 	for _, crd := range crds {
 		for _, v := range crd.Spec.Versions {
 			if !v.Served {

@@ -33,7 +33,12 @@ func kubectl(t *testing.T, s *running, args ...string) string {
 
 func kubectlCommand(t *testing.T, s *running, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), testenv.Kubectl(t), append([]string{"--kubeconfig", s.dir.Kubeconfig()}, args...)...)
+	return kubectlAs(t, s.dir.Kubeconfig(), args...)
+}
+
+func kubectlAs(t *testing.T, kubeconfig string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), testenv.Kubectl(t), append([]string{"--kubeconfig", kubeconfig}, args...)...)
 	cmd.Env = append(os.Environ(), "HOME="+t.TempDir()) // no discovery cache of an earlier test
 	return cmd
 }
@@ -81,7 +86,7 @@ func TestKubectlListsEveryKind(t *testing.T) {
 		}
 	}
 	all := table(kubectl(t, api(t), "api-resources"))
-	for _, want := range []string{"events|ev|events.k8s.io/v1|true|Event", "leases|coordination.k8s.io/v1|true|Lease"} {
+	for _, want := range []string{"events|ev|v1|true|Event", "events|ev|events.k8s.io/v1|true|Event", "secrets|v1|true|Secret", "configmaps|cm|v1|true|ConfigMap", "namespaces|ns|v1|false|Namespace", "leases|coordination.k8s.io/v1|true|Lease"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)
 		}
@@ -97,7 +102,10 @@ func TestKubectlExplains(t *testing.T) {
 		"drain.status.blockers.remedy": {"FIELD: remedy <string>", "remedy is what a person can do about it."},
 		"settings.spec.drain":          {"maintainerBatchSize\t<integer>", "is how many maintainers of changefeeds move"},
 		"lease.spec":                   {"holderIdentity\t<string>"},
-		"event.note":                   {"What happened, in a sentence."},
+		"event.message":                {"FIELD: message <string>", "A human-readable description of the status of this operation."},
+		"secret.stringData":            {"FIELD: stringData <map[string]string>", "write-only"},
+		"configmap.binaryData":         {"FIELD: binaryData <map[string]string>"},
+		"namespace.status.conditions":  {"FIELD: conditions <[]NamespaceCondition>", "lastTransitionTime\t<string>"},
 	} {
 		out := kubectl(t, s, "explain", field)
 		for _, part := range want {
@@ -160,7 +168,7 @@ func TestKubectlPrintsColumnsThatTellSomething(t *testing.T) {
 	equal(t, table(kubectl(t, s, "get", "leases", "-n", "ebb-system", "node-"+name)),
 		"NAME|HOLDER|EPOCH|FENCED|RENEWED|AGE\nnode-"+name+"|p|3|2|<age>")
 	got := table(kubectl(t, s, "get", "events", name))
-	if want := regexp.MustCompile("^NAME\\|WHEN\\|TYPE\\|REASON\\|KIND\\|OBJECT\\|NOTE\n" + name + "\\|\\d+d\\|Normal\\|Drained\\|Node\\|n2\\|nothing is left$"); !want.MatchString(got) {
+	if want := regexp.MustCompile("^LAST SEEN\\|TYPE\\|REASON\\|OBJECT\\|MESSAGE\n\\d+d\\|Normal\\|Drained\\|node/n2\\|nothing is left$"); !want.MatchString(got) {
 		t.Errorf("events are\n%s\nwant\n%s", got, want)
 	}
 	if out := kubectl(t, s, "get", "ebb"); !strings.Contains(out, "node.ebb.dev/"+name) || !strings.Contains(out, "drain.ebb.dev/"+name) || !strings.Contains(out, "settings.ebb.dev/cluster") {

@@ -17,6 +17,10 @@ const (
 	leases      = "/apis/coordination.k8s.io/v1/namespaces/ebb-system/leases"
 	otherLeases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 	events      = "/apis/events.k8s.io/v1/namespaces/default/events"
+	coreEvents  = "/api/v1/namespaces/default/events"
+	secrets     = "/api/v1/namespaces/default/secrets"
+	configMaps  = "/api/v1/namespaces/default/configmaps"
+	namespaces  = "/api/v1/namespaces"
 	crds        = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 )
 
@@ -75,6 +79,19 @@ func eventObject(name string) object {
 		"note": "nothing is left", "reportingController": "ebb.dev/drain", "reportingInstance": "n1",
 		"regarding": object{"kind": "Node", "name": "n2"},
 	}
+}
+
+// core is an object of the core group.
+func core(kind, name string) object {
+	return object{"apiVersion": "v1", "kind": kind, "metadata": object{"name": name}}
+}
+
+func secretObject(name string) object {
+	return core("Secret", name).with("stringData", object{"password": "hunter2"})
+}
+
+func coreEventObject(name string) object {
+	return core("Event", name).with("involvedObject", object{"kind": "Node", "name": "n2"}).with("reason", "Drained").with("message", "nothing is left")
 }
 
 // definition is a minimal type with a status and a scale.

@@ -7,9 +7,13 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
 )
+
+// DefaultEventTTL is how long events are kept unless told otherwise, as in a full Kubernetes.
+const DefaultEventTTL = time.Hour
 
 // Options say how to run the embedded API.
 type Options struct {
@@ -23,6 +27,9 @@ type Options struct {
 
 	// LibraryLog gets what the embedded etcd logs: errors, or more if it takes infos. Without one they go to standard error as text.
 	LibraryLog slog.Handler
+
+	// EventTTL is how long events are kept; 0 means DefaultEventTTL.
+	EventTTL time.Duration
 
 	// EtcdServers use an existing etcd cluster in place of the embedded etcd.
 	EtcdServers []string
@@ -52,6 +59,9 @@ func (o Options) Validate() error {
 	}
 	if len(o.EtcdServers) == 0 && (o.EtcdCAFile != "" || o.EtcdCertFile != "") {
 		return errors.New("TLS files for etcd are given but no --etcd-servers")
+	}
+	if o.EventTTL != 0 && o.EventTTL < time.Second {
+		return errors.New("--event-ttl must be at least a second")
 	}
 	for _, server := range o.EtcdServers {
 		if err := o.validateEtcdServer(server); err != nil {

@@ -4,16 +4,19 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -23,6 +26,7 @@ import (
 	generatedopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/group"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -37,11 +41,13 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/kube-openapi/pkg/common"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	noopoteltrace "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/apiserver/core"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -59,9 +65,12 @@ type Server struct {
 	objects  client.Client
 	config   *rest.Config
 	api      *apiextensions.CustomResourceDefinitions
+	crds     []*apiextensionsv1.CustomResourceDefinition
 	// deletions of definitions, which are customers' too.
 	deletions *deletions
-	crds      []*apiextensionsv1.CustomResourceDefinition
+	// namespaces are there once usable is set; nobody but the server itself creates anything in one before.
+	namespaces *namespaces
+	usable     atomic.Bool
 }
 
 // Every node has watches open all the time. Without a grace period the server would not end them but wait for them, a
@@ -218,7 +227,7 @@ func (s *Server) build() error {
 	if err := enablement.ApplyTo(&cfg.Config, apiextensions.DefaultAPIResourceConfigSource(), apiextensions.Scheme); err != nil {
 		return err
 	}
-	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
+	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(allDefinitions)
 	namer := openapinamer.NewDefinitionNamer(apiextensions.Scheme, scheme.Scheme)
 	cfg.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
 	cfg.OpenAPIConfig.Info.Title = "Ebb"
@@ -243,8 +252,33 @@ func (s *Server) build() error {
 	api.GenericAPIServer.ShutdownTimeout = shutdownTimeout
 	roots.crds = api.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister()
 	s.api = api
-	s.deletions, err = newDeletions(s.config, roots.crds)
-	return err
+	if s.deletions, err = newDeletions(s.config, roots.crds); err != nil {
+		return err
+	}
+	if err := s.installCore(etcd, roots); err != nil {
+		return err
+	}
+	return api.GenericAPIServer.AddPostStartHook("start-ebb-namespaces", s.namespaces.start)
+}
+
+// installCore adds the built-in API to the server of custom resources.
+func (s *Server) installCore(etcd *genericoptions.EtcdOptions, roots *discovery) error {
+	secrets, err := secretsTransformer(s.opts.Dir.PKI())
+	if err != nil {
+		return err
+	}
+	c := core.Config{
+		Etcd: *etcd, Secrets: secrets, EventTTL: cmp.Or(s.opts.EventTTL, DefaultEventTTL),
+		Authorizer: authorizer.AuthorizerFunc(authorize), Rules: rulesOf{roots},
+	}
+	return c.Install(s.api.GenericAPIServer)
+}
+
+// allDefinitions describe every type that is not a custom resource.
+func allDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+	all := generatedopenapi.GetOpenAPIDefinitions(ref)
+	maps.Copy(all, core.Definitions(ref))
+	return all
 }
 
 func (s *Server) etcdOptions() *genericoptions.EtcdOptions {
@@ -305,7 +339,11 @@ func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
 	certificates := x509request.NewDynamic(func() (x509.VerifyOptions, bool) { return trusted.VerifyOptions() }, x509request.CommonNameUserConversion)
 	cfg.Authentication.Authenticator = group.NewAuthenticatedGroupAdder(certificates)
 	cfg.Authorization.Authorizer = authorizer.AuthorizerFunc(authorize)
-	cfg.AdmissionControl = &rules{readLease: s.readLease, readSlot: s.readSlot, ownTypes: namesOf(s.crds)}
+	if s.namespaces, err = s.newNamespaces(); err != nil {
+		return err
+	}
+	cfg.AdmissionControl = admission.NewChainHandler(
+		&rules{readLease: s.readLease, readSlot: s.readSlot, ownTypes: namesOf(s.crds), usable: s.usable.Load}, s.namespaces.lifecycle)
 	cfg.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
 		return withProbes(api, genericapiserver.DefaultBuildHandlerChain(withTerm(api), c))
 	}
