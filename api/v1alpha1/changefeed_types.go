@@ -62,11 +62,34 @@ const (
 	ReasonNoSchedulableNode = "NoSchedulableNode"
 )
 
+// DefaultPasswordKey is where in a Secret a password is unless told otherwise.
+const DefaultPasswordKey = "password"
+
+// PasswordSecretRef names a password in a Secret.
+type PasswordSecretRef struct {
+	// name of the Secret.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
+	Name string `json:"name"`
+	// key in the Secret's data.
+	// +optional
+	// +kubebuilder:default=password
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-._a-zA-Z0-9]+$`
+	Key string `json:"key,omitempty"`
+}
+
 // ChangefeedSpec says what flows from where to where.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.sourcePasswordSecretRef) || !has(self.sourcePasswordFile) || size(self.sourcePasswordFile) == 0",message="give one of sourcePasswordFile and sourcePasswordSecretRef"
+// +kubebuilder:validation:XValidation:rule="!has(self.sinkPasswordSecretRef) || !has(self.sinkPasswordFile) || size(self.sinkPasswordFile) == 0",message="give one of sinkPasswordFile and sinkPasswordSecretRef"
 type ChangefeedSpec struct {
 	// source is where changes come from: mysql://user@host:port (MariaDB 10.6 or newer, by GTID), or datagen://?tables=N&rate=R&seed=S.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.matches('^mysql://[^@]*:.*@') && !self.matches('(?i)[?&](password|passwd|pwd)=')",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sourcePasswordSecretRef or a file in sourcePasswordFile"
 	Source string `json:"source"`
 
 	// sourcePasswordFile is the file with the source's password, below the nodes' --credentials-dir.
@@ -75,9 +98,14 @@ type ChangefeedSpec struct {
 	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$`
 	SourcePasswordFile string `json:"sourcePasswordFile,omitempty"`
 
+	// sourcePasswordSecretRef is the Secret with the source's password, in the changefeed's namespace.
+	// +optional
+	SourcePasswordSecretRef *PasswordSecretRef `json:"sourcePasswordSecretRef,omitempty"`
+
 	// sink is where changes go: mysql://user@host:port, file:///directory, or blackhole://.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.matches('^mysql://[^@]*:.*@') && !self.matches('(?i)[?&](password|passwd|pwd)=')",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sinkPasswordSecretRef or a file in sinkPasswordFile"
 	Sink string `json:"sink"`
 
 	// sinkPasswordFile is the file with the sink's password, below the nodes' --credentials-dir.
@@ -85,6 +113,10 @@ type ChangefeedSpec struct {
 	// +kubebuilder:validation:MaxLength=255
 	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$`
 	SinkPasswordFile string `json:"sinkPasswordFile,omitempty"`
+
+	// sinkPasswordSecretRef is the Secret with the sink's password, in the changefeed's namespace.
+	// +optional
+	SinkPasswordSecretRef *PasswordSecretRef `json:"sinkPasswordSecretRef,omitempty"`
 
 	// filter are patterns schema.table with * and ?; one that begins with ! leaves tables out. The last that matches decides;
 	// without any, every table flows.

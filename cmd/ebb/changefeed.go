@@ -37,6 +37,7 @@ func newChangefeedCreate() *cobra.Command {
 	var out output
 	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace}}
 	var ddl bool
+	var sourceSecret, sinkSecret string
 	cmd := &cobra.Command{
 		Use:   "create NAME --source URL --sink URL",
 		Short: "Create a changefeed",
@@ -47,6 +48,7 @@ forgets them.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cf.Name, cf.Spec.DDL = args[0], &ddl
+			cf.Spec.SourcePasswordSecretRef, cf.Spec.SinkPasswordSecretRef = passwordSecret(sourceSecret), passwordSecret(sinkSecret)
 			if err := changefeed.Validate(&cf.Spec); err != nil {
 				return err
 			}
@@ -66,14 +68,25 @@ forgets them.`,
 	addNamespace(fs, &cf.Namespace, defaultNamespace, "namespace of the changefeed")
 	fs.StringVar(&cf.Spec.Source, "source", "", "where changes come from (required)")
 	fs.StringVar(&cf.Spec.SourcePasswordFile, "source-password-file", "", "file with the source's password, a name below the nodes' --credentials-dir")
+	fs.StringVar(&sourceSecret, "source-password-secret", "", "Secret with the source's password, NAME or NAME/KEY, in the changefeed's namespace (default key password)")
 	fs.StringVar(&cf.Spec.Sink, "sink", "", "where changes go (required)")
 	fs.StringVar(&cf.Spec.SinkPasswordFile, "sink-password-file", "", "file with the sink's password, a name below the nodes' --credentials-dir")
+	fs.StringVar(&sinkSecret, "sink-password-secret", "", "Secret with the sink's password, NAME or NAME/KEY, in the changefeed's namespace (default key password)")
 	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "schema.table with * and ?, or !schema.table to leave out; may be repeated")
 	fs.StringVar(&cf.Spec.StartPosition, "start-position", "", "GTID, or its number, to begin after (default: now)")
 	fs.BoolVar(&ddl, "ddl", true, "carry changes of tables' definitions too")
 	_ = cmd.MarkFlagRequired("source")
 	_ = cmd.MarkFlagRequired("sink")
 	return cmd
+}
+
+// passwordSecret is a reference written as NAME or NAME/KEY.
+func passwordSecret(text string) *v1alpha1.PasswordSecretRef {
+	if text == "" {
+		return nil
+	}
+	name, key, _ := strings.Cut(text, "/")
+	return &v1alpha1.PasswordSecretRef{Name: name, Key: key}
 }
 
 // changefeedStatus is one changefeed as people see it.

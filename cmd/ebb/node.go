@@ -344,9 +344,13 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	if err != nil {
 		return nil, err
 	}
+	objects, err := kubeclient.New(cfg)
+	if err != nil {
+		return nil, err
+	}
 	feeds := changefeed.NewHost(changefeed.Options{
 		Node: f.name, Gate: gate, Listener: peers, Files: files, Services: []peer.Service{etcds.Service()},
-		Opener: changefeed.Opener{Credentials: secrets, Files: f.files, Log: log.With("node", f.name)}, Memory: f.memory,
+		Opener: changefeed.Opener{Credentials: secrets, Secret: changefeed.SecretsOf(objects), Files: f.files, Log: log.With("node", f.name)}, Memory: f.memory,
 		Metrics: changefeed.NewMetrics(r, f.name), Log: log.With("node", f.name),
 	})
 	return node.New(node.Options{

@@ -176,7 +176,7 @@ func retry(ctx context.Context, step func(context.Context) (bool, error)) error 
 	var last error
 	err := wait.PollUntilContextCancel(ctx, bootstrapPoll, true, func(ctx context.Context) (bool, error) {
 		done, err := step(ctx)
-		if err != nil {
+		if err != nil && ctx.Err() == nil { // that time is up says nothing about what was wrong
 			last = err
 		}
 		return done, nil

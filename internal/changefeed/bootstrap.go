@@ -21,7 +21,11 @@ import (
 
 // begin finds out where to start, which tables there are, and what runs where.
 func (m *maintainer) begin(ctx context.Context) error {
-	source, err := m.run.opts.Opener.Source(m.config())
+	config, err := m.config(ctx)
+	if err != nil {
+		return err
+	}
+	source, err := m.run.opts.Opener.Source(config)
 	if err != nil {
 		return err
 	}

@@ -296,16 +296,19 @@ func (m *maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderReq
 	spec := m.latest().Spec
 	return &wire.OrderRequest{Caller: m.run.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: &wire.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
+		SourceSecret: secretOnWire(spec.SourcePasswordSecretRef), SinkSecret: secretOnWire(spec.SinkPasswordSecretRef),
 		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL,
 	}}
 }
 
-func (m *maintainer) config() dispatch.Config {
+// config is what to open, with the passwords read anew.
+func (m *maintainer) config(ctx context.Context) (dispatch.Config, error) {
 	spec := m.latest().Spec
-	return dispatch.Config{
+	return m.run.opts.Opener.Resolve(ctx, m.key.Namespace, dispatch.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
+		SourceSecret: secretRef(spec.SourcePasswordSecretRef), SinkSecret: secretRef(spec.SinkPasswordSecretRef),
 		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL,
-	}
+	})
 }
 
 // schedule places and moves tables, counts and reports, until the placement is over.

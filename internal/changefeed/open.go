@@ -1,6 +1,7 @@
 package changefeed
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -26,6 +27,8 @@ import (
 type Opener struct {
 	// Credentials is the directory that password files are below; empty for none.
 	Credentials string
+	// Secret reads the data of a Secret, live; an error that apierrors.IsNotFound knows says that there is none.
+	Secret func(ctx context.Context, namespace, name string) (map[string][]byte, error)
 	// May says whether the node's lease is beyond doubt, for sinks that cannot tell an owner from another themselves; nil for always.
 	May func() bool
 	// Files is the directory that file sinks are below; empty for none.
@@ -48,7 +51,7 @@ func (o Opener) Source(c dispatch.Config) (stream.Source, error) {
 		}
 		return s, nil
 	case "mysql":
-		password, err := o.password(c.SourcePasswordFile)
+		password, err := o.either(c.SourceSecret, c.SourcePassword, c.SourcePasswordFile)
 		if err != nil {
 			return nil, err
 		}
@@ -81,7 +84,7 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 		options.Changefeed, options.May = key.Namespace+"/"+key.Name+"/"+key.UID, o.May
 		return filesink.Open(options), nil
 	case "mysql":
-		password, err := o.password(c.SinkPasswordFile)
+		password, err := o.either(c.SinkSecret, c.SinkPassword, c.SinkPasswordFile)
 		if err != nil {
 			return nil, err
 		}
@@ -102,13 +105,21 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 	for _, end := range []struct {
 		what, text string
 		schemes    []string
-	}{{"source", spec.Source, []string{"mysql", "datagen"}}, {"sink", spec.Sink, []string{"mysql", "file", "blackhole"}}} {
+		file       string
+		secret     *v1alpha1.PasswordSecretRef
+	}{
+		{"source", spec.Source, []string{"mysql", "datagen"}, spec.SourcePasswordFile, spec.SourcePasswordSecretRef},
+		{"sink", spec.Sink, []string{"mysql", "file", "blackhole"}, spec.SinkPasswordFile, spec.SinkPasswordSecretRef},
+	} {
 		u, err := url.Parse(end.text)
 		if err != nil {
 			return fmt.Errorf("%s: %w", end.what, err)
 		}
 		if _, set := u.User.Password(); set {
-			return fmt.Errorf("%s: leave the password out of the URL: everybody who may read the object would know it; use a password file", end.what)
+			return fmt.Errorf("%s: leave the password out of the URL: everybody who may read the object would know it; name a Secret or a password file", end.what)
+		}
+		if end.secret != nil && end.file != "" {
+			return fmt.Errorf("%s: give a password file or a Secret, not both", end.what)
 		}
 		if !slices.Contains(end.schemes, u.Scheme) {
 			return fmt.Errorf("%s %q: use %s://", end.what, end.text, strings.Join(end.schemes, ":// or "))
@@ -190,8 +201,11 @@ func (o Opener) password(name string) (string, error) {
 		return "", nil
 	}
 	text, err := o.credential("password file", name)
-	return strings.TrimRight(text, "\r\n"), err
+	return trimNewlines(text), err
 }
+
+// trimNewlines takes away what editors put at the end of a file.
+func trimNewlines(text string) string { return strings.TrimRight(text, "\r\n") }
 
 // credential reads a file below the credentials directory. A name that leads anywhere else is refused: whoever writes a
 // changefeed must not choose which files nodes send to a server.

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
@@ -69,6 +70,12 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 		return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("changefeed %s is paused or deleted", key))
 	}
 	epoch, config := req.Feed.GetEpoch(), configOf(req.Config)
+	if req.Do != wire.Do_DO_STOP && !s.host.engine.Opened(key) {
+		var err error
+		if config, err = s.host.opts.Opener.Resolve(ctx, key.Namespace, config); err != nil {
+			return nil, status.Error(codes.FailedPrecondition, err.Error())
+		}
+	}
 	var stopped map[stream.Table]stream.Position
 	var failed map[stream.Table]error
 	switch req.Do {
@@ -98,8 +105,21 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 func configOf(c *wire.Config) dispatch.Config {
 	return dispatch.Config{
 		Source: c.GetSource(), Sink: c.GetSink(), SourcePasswordFile: c.GetSourcePasswordFile(), SinkPasswordFile: c.GetSinkPasswordFile(),
+		SourceSecret: secretFromWire(c.GetSourceSecret()), SinkSecret: secretFromWire(c.GetSinkSecret()),
 		Workers: int(c.GetWorkers()), BatchRows: int(c.GetBatchRows()), DDL: c.GetDdl(),
 	}
+}
+
+func secretOnWire(r *v1alpha1.PasswordSecretRef) *wire.SecretRef {
+	if r == nil {
+		return nil
+	}
+	ref := secretRef(r)
+	return &wire.SecretRef{Name: ref.Name, Key: ref.Key}
+}
+
+func secretFromWire(r *wire.SecretRef) dispatch.SecretRef {
+	return dispatch.SecretRef{Name: r.GetName(), Key: r.GetKey()}
 }
 
 // Report implements wire.NodeServer.

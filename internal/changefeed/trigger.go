@@ -41,7 +41,11 @@ func (m *maintainer) findTables(ctx context.Context, source stream.Source, filte
 	if err != nil {
 		return err
 	}
-	sink, err := m.run.opts.Opener.Sink(m.key, m.config())
+	config, err := m.config(ctx)
+	if err != nil {
+		return err
+	}
+	sink, err := m.run.opts.Opener.Sink(m.key, config)
 	if err != nil {
 		return err
 	}
@@ -120,7 +124,10 @@ func (m *maintainer) watchDefinitions(ctx context.Context) {
 }
 
 func (m *maintainer) readDefinitions(ctx context.Context) error {
-	config := m.config()
+	config, err := m.config(ctx)
+	if err != nil {
+		return err
+	}
 	source, err := m.run.opts.Opener.Source(config)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,6 +25,7 @@ import (
 func NewScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(s))
+	utilruntime.Must(corev1.AddToScheme(s))
 	utilruntime.Must(coordinationv1.AddToScheme(s))
 	utilruntime.Must(eventsv1.AddToScheme(s))
 	return s
@@ -32,7 +34,7 @@ func NewScheme() *runtime.Scheme {
 // NewMapper maps every object that Ebb reads or writes without asking the server, so that a client is ready at once
 // and does not depend on discovery.
 func NewMapper() meta.RESTMapper {
-	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{v1alpha1.GroupVersion, coordinationv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion})
+	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{v1alpha1.GroupVersion, corev1.SchemeGroupVersion, coordinationv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion})
 	m.Add(v1alpha1.GroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	m.Add(v1alpha1.GroupVersion.WithKind("Drain"), meta.RESTScopeRoot)
 	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Settings"),
@@ -42,6 +44,9 @@ func NewMapper() meta.RESTMapper {
 	m.Add(v1alpha1.GroupVersion.WithKind("EtcdCluster"), meta.RESTScopeNamespace)
 	m.Add(v1alpha1.GroupVersion.WithKind("EtcdMember"), meta.RESTScopeNamespace)
 	m.Add(v1alpha1.GroupVersion.WithKind("EtcdSnapshot"), meta.RESTScopeNamespace)
+	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	m.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
+	m.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
 	m.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
 	// A cache that is bound to a namespace asks for the list by its own name.
 	m.Add(coordinationv1.SchemeGroupVersion.WithKind("LeaseList"), meta.RESTScopeNamespace)

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -262,13 +264,18 @@ func TestFromMariaDBToMariaDB(t *testing.T) { // alone: it is work for the whole
 	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, m := range map[string]*testenv.MariaDB{"source": source, "sink": sink} {
-		if err := os.WriteFile(filepath.Join(c.dir.Credentials(), name), []byte(m.Password+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.WriteFile(filepath.Join(c.dir.Credentials(), "source"), []byte(source.Password+"\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	c.must("changefeed", "create", "app", "--source", "mysql://"+source.User+"@"+source.Address, "--source-password-file", "source",
-		"--sink", "mysql://"+sink.User+"@"+sink.Address, "--sink-password-file", "sink", "--filter", "app.*")
+		"--sink", "mysql://"+sink.User+"@"+sink.Address, "--sink-password-secret", "sink", "--filter", "app.*")
+	until(t, "the changefeed to say which Secret is missing", func() bool {
+		return strings.Contains(c.must("status", "changefeeds", "-o", "json"), `password of the sink: there is no Secret \"sink\" in namespace \"default\"`)
+	})
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sink"}, StringData: map[string]string{"password": sink.Password}}
+	if err := c.client.Create(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
 	until(t, "the changefeed to run", func() bool { return feedState(c, "app") == v1alpha1.ChangefeedRunning })
 	source.Exec("CREATE DATABASE app")
 	for i := range loadTables {

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,10 +35,22 @@ func (k FeedKey) String() string { return k.Namespace + "/" + k.Name }
 type Config struct {
 	Source, Sink                         string
 	SourcePasswordFile, SinkPasswordFile string
-	Workers, BatchRows                   int
+	// SourceSecret and SinkSecret name passwords in Secrets, and SourcePassword and SinkPassword are what was found there.
+	SourceSecret, SinkSecret     SecretRef
+	SourcePassword, SinkPassword Password
+	Workers, BatchRows           int
 	// DDL says whether changes of tables' definitions flow too.
 	DDL bool
 }
+
+// SecretRef names a password in a Secret of the changefeed's namespace.
+type SecretRef struct{ Name, Key string }
+
+// Password is one that is not shown where a configuration is printed.
+type Password string
+
+// Format implements fmt.Formatter.
+func (Password) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte("<password>")) }
 
 // Options make an engine.
 type Options struct {
@@ -139,6 +152,14 @@ func (e *Engine) Hear(key FeedKey, epoch int64) error {
 	return nil
 }
 
+// Opened says whether a changefeed's source and sink are open here.
+func (e *Engine) Opened(key FeedKey) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.feeds[key]
+	return f != nil && f.hub != nil
+}
+
 // feed returns a changefeed that runs, and opens it if it does not yet.
 func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 	e.mu.Lock()
@@ -155,6 +176,9 @@ func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 		return nil, fmt.Errorf("sink of changefeed %s: %w", key, err)
 	}
 	id := c.Source + "\x00" + c.SourcePasswordFile
+	if c.SourceSecret.Name != "" { // the same name in another namespace is another Secret
+		id += strings.Join([]string{"", key.Namespace, c.SourceSecret.Name, c.SourceSecret.Key}, "\x00")
+	}
 	shared := e.hubs[id]
 	if shared == nil {
 		source, err := e.opts.OpenSource(c)

@@ -430,6 +430,8 @@ type Config struct {
 	Workers            int32                  `protobuf:"varint,5,opt,name=workers,proto3" json:"workers,omitempty"`
 	BatchRows          int32                  `protobuf:"varint,6,opt,name=batch_rows,json=batchRows,proto3" json:"batch_rows,omitempty"`
 	Ddl                bool                   `protobuf:"varint,7,opt,name=ddl,proto3" json:"ddl,omitempty"`
+	SourceSecret       *SecretRef             `protobuf:"bytes,8,opt,name=source_secret,json=sourceSecret,proto3" json:"source_secret,omitempty"`
+	SinkSecret         *SecretRef             `protobuf:"bytes,9,opt,name=sink_secret,json=sinkSecret,proto3" json:"sink_secret,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -513,6 +515,73 @@ func (x *Config) GetDdl() bool {
 	return false
 }
 
+func (x *Config) GetSourceSecret() *SecretRef {
+	if x != nil {
+		return x.SourceSecret
+	}
+	return nil
+}
+
+func (x *Config) GetSinkSecret() *SecretRef {
+	if x != nil {
+		return x.SinkSecret
+	}
+	return nil
+}
+
+// SecretRef names a password in a Secret of the changefeed's namespace; the password itself is never sent.
+type SecretRef struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretRef) Reset() {
+	*x = SecretRef{}
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretRef) ProtoMessage() {}
+
+func (x *SecretRef) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretRef.ProtoReflect.Descriptor instead.
+func (*SecretRef) Descriptor() ([]byte, []int) {
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SecretRef) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SecretRef) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
 type TableOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Table         string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
@@ -524,7 +593,7 @@ type TableOrder struct {
 
 func (x *TableOrder) Reset() {
 	*x = TableOrder{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +605,7 @@ func (x *TableOrder) String() string {
 func (*TableOrder) ProtoMessage() {}
 
 func (x *TableOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +618,7 @@ func (x *TableOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableOrder.ProtoReflect.Descriptor instead.
 func (*TableOrder) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{7}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TableOrder) GetTable() string {
@@ -586,7 +655,7 @@ type OrderRequest struct {
 
 func (x *OrderRequest) Reset() {
 	*x = OrderRequest{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -598,7 +667,7 @@ func (x *OrderRequest) String() string {
 func (*OrderRequest) ProtoMessage() {}
 
 func (x *OrderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -611,7 +680,7 @@ func (x *OrderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrderRequest.ProtoReflect.Descriptor instead.
 func (*OrderRequest) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{8}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OrderRequest) GetCaller() *Caller {
@@ -663,7 +732,7 @@ type TableResult struct {
 
 func (x *TableResult) Reset() {
 	*x = TableResult{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +744,7 @@ func (x *TableResult) String() string {
 func (*TableResult) ProtoMessage() {}
 
 func (x *TableResult) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +757,7 @@ func (x *TableResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableResult.ProtoReflect.Descriptor instead.
 func (*TableResult) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{9}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TableResult) GetTable() string {
@@ -729,7 +798,7 @@ type OrderReply struct {
 
 func (x *OrderReply) Reset() {
 	*x = OrderReply{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +810,7 @@ func (x *OrderReply) String() string {
 func (*OrderReply) ProtoMessage() {}
 
 func (x *OrderReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +823,7 @@ func (x *OrderReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrderReply.ProtoReflect.Descriptor instead.
 func (*OrderReply) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{10}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OrderReply) GetNodeEpoch() int64 {
@@ -781,7 +850,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +862,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +875,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{11}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportRequest) GetCaller() *Caller {
@@ -844,7 +913,7 @@ type FeedReport struct {
 
 func (x *FeedReport) Reset() {
 	*x = FeedReport{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +925,7 @@ func (x *FeedReport) String() string {
 func (*FeedReport) ProtoMessage() {}
 
 func (x *FeedReport) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +938,7 @@ func (x *FeedReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeedReport.ProtoReflect.Descriptor instead.
 func (*FeedReport) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{12}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FeedReport) GetFeed() *Feed {
@@ -959,7 +1028,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1040,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1053,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{13}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReportReply) GetNodeEpoch() int64 {
@@ -1032,7 +1101,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x0eBootstrapReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x12?\n" +
-	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\xdf\x01\n" +
+	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\xe1\x02\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
 	"\x04sink\x18\x02 \x01(\tR\x04sink\x120\n" +
@@ -1041,7 +1110,13 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aworkers\x18\x05 \x01(\x05R\aworkers\x12\x1d\n" +
 	"\n" +
 	"batch_rows\x18\x06 \x01(\x05R\tbatchRows\x12\x10\n" +
-	"\x03ddl\x18\a \x01(\bR\x03ddl\"n\n" +
+	"\x03ddl\x18\a \x01(\bR\x03ddl\x12A\n" +
+	"\rsource_secret\x18\b \x01(\v2\x1c.ebb.changefeed.v1.SecretRefR\fsourceSecret\x12=\n" +
+	"\vsink_secret\x18\t \x01(\v2\x1c.ebb.changefeed.v1.SecretRefR\n" +
+	"sinkSecret\"1\n" +
+	"\tSecretRef\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"n\n" +
 	"\n" +
 	"TableOrder\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
@@ -1110,7 +1185,7 @@ func file_internal_changefeed_wire_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_changefeed_wire_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_internal_changefeed_wire_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_internal_changefeed_wire_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_internal_changefeed_wire_wire_proto_goTypes = []any{
 	(Do)(0),                  // 0: ebb.changefeed.v1.Do
 	(*Caller)(nil),           // 1: ebb.changefeed.v1.Caller
@@ -1120,41 +1195,44 @@ var file_internal_changefeed_wire_wire_proto_goTypes = []any{
 	(*BootstrapRequest)(nil), // 5: ebb.changefeed.v1.BootstrapRequest
 	(*BootstrapReply)(nil),   // 6: ebb.changefeed.v1.BootstrapReply
 	(*Config)(nil),           // 7: ebb.changefeed.v1.Config
-	(*TableOrder)(nil),       // 8: ebb.changefeed.v1.TableOrder
-	(*OrderRequest)(nil),     // 9: ebb.changefeed.v1.OrderRequest
-	(*TableResult)(nil),      // 10: ebb.changefeed.v1.TableResult
-	(*OrderReply)(nil),       // 11: ebb.changefeed.v1.OrderReply
-	(*ReportRequest)(nil),    // 12: ebb.changefeed.v1.ReportRequest
-	(*FeedReport)(nil),       // 13: ebb.changefeed.v1.FeedReport
-	(*ReportReply)(nil),      // 14: ebb.changefeed.v1.ReportReply
+	(*SecretRef)(nil),        // 8: ebb.changefeed.v1.SecretRef
+	(*TableOrder)(nil),       // 9: ebb.changefeed.v1.TableOrder
+	(*OrderRequest)(nil),     // 10: ebb.changefeed.v1.OrderRequest
+	(*TableResult)(nil),      // 11: ebb.changefeed.v1.TableResult
+	(*OrderReply)(nil),       // 12: ebb.changefeed.v1.OrderReply
+	(*ReportRequest)(nil),    // 13: ebb.changefeed.v1.ReportRequest
+	(*FeedReport)(nil),       // 14: ebb.changefeed.v1.FeedReport
+	(*ReportReply)(nil),      // 15: ebb.changefeed.v1.ReportReply
 }
 var file_internal_changefeed_wire_wire_proto_depIdxs = []int32{
 	3,  // 0: ebb.changefeed.v1.Dispatcher.epoch:type_name -> ebb.changefeed.v1.Epoch
 	1,  // 1: ebb.changefeed.v1.BootstrapRequest.caller:type_name -> ebb.changefeed.v1.Caller
 	2,  // 2: ebb.changefeed.v1.BootstrapRequest.feed:type_name -> ebb.changefeed.v1.Feed
 	4,  // 3: ebb.changefeed.v1.BootstrapReply.dispatchers:type_name -> ebb.changefeed.v1.Dispatcher
-	3,  // 4: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
-	1,  // 5: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 6: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
-	7,  // 7: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
-	0,  // 8: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
-	8,  // 9: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
-	10, // 10: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
-	1,  // 11: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 12: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
-	2,  // 13: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
-	13, // 14: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
-	5,  // 15: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
-	9,  // 16: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
-	12, // 17: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
-	6,  // 18: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
-	11, // 19: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
-	14, // 20: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
-	18, // [18:21] is the sub-list for method output_type
-	15, // [15:18] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	8,  // 4: ebb.changefeed.v1.Config.source_secret:type_name -> ebb.changefeed.v1.SecretRef
+	8,  // 5: ebb.changefeed.v1.Config.sink_secret:type_name -> ebb.changefeed.v1.SecretRef
+	3,  // 6: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
+	1,  // 7: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 8: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
+	7,  // 9: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
+	0,  // 10: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
+	9,  // 11: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
+	11, // 12: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
+	1,  // 13: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 14: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
+	2,  // 15: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
+	14, // 16: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
+	5,  // 17: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
+	10, // 18: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
+	13, // 19: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
+	6,  // 20: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
+	12, // 21: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
+	15, // 22: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
+	20, // [20:23] is the sub-list for method output_type
+	17, // [17:20] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_internal_changefeed_wire_wire_proto_init() }
@@ -1168,7 +1246,7 @@ func file_internal_changefeed_wire_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_changefeed_wire_wire_proto_rawDesc), len(file_internal_changefeed_wire_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
