@@ -37,6 +37,7 @@ viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stoc
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "host:port to serve on; port 0 picks a free one and keeps it")
 	f.StringSliceVar(&o.Advertise, "advertise", nil, "host names or addresses under which clients reach this server; the first goes into kubeconfig files")
 	f.StringSliceVar(&o.EtcdServers, "etcd-servers", nil, "URLs of an existing etcd cluster to use in place of the embedded etcd")
+	f.DurationVar(&o.EventTTL, "event-ttl", apiserver.DefaultEventTTL, "how long events are kept")
 	f.StringVar(&o.EtcdPrefix, "etcd-prefix", "/ebb", "where in etcd the objects are kept")
 	f.StringVar(&o.EtcdCAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")
 	f.StringVar(&o.EtcdCertFile, "etcd-certfile", "", "client certificate for the etcd cluster")

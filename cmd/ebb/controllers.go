@@ -12,7 +12,6 @@ import (
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
-	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -65,10 +64,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 		c.api.CompareAndSwap(api, nil)
 		return nil
 	})
-	if err := mgr.Add(serve); err != nil {
-		return err
-	}
-	return mgr.Add(events.Pruner{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Log: t.Log})
+	return mgr.Add(serve)
 }
 
 // tenants are the kinds of work that a drain counts, for one count.

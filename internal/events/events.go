@@ -6,9 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"log/slog"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -22,10 +20,6 @@ const (
 	namespace = "default"
 	// reporter begins the name of every controller of ours.
 	reporter = "ebb.dev/"
-	// kept is how long events are kept.
-	kept = time.Hour
-	// pruneEvery is how often old ones are looked for.
-	pruneEvery = 5 * time.Minute
 
 	maxNote = 1024
 	maxName = 253
@@ -96,45 +90,4 @@ func (e Event) name(kind string) string {
 		name = strings.TrimRight(name[:maxName-len(suffix)], "-.")
 	}
 	return name + suffix
-}
-
-// Pruner removes our events when they are old: the embedded API has nothing else that would.
-type Pruner struct {
-	Client client.Client
-	Reader client.Reader
-	Log    *slog.Logger
-}
-
-// Start prunes until ctx ends. It is a Runnable of the coordinator's manager.
-func (p Pruner) Start(ctx context.Context) error {
-	ticker := time.NewTicker(pruneEvery)
-	defer ticker.Stop()
-	for {
-		if err := p.Prune(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			p.Log.Warn("old events stay for now", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-	}
-}
-
-// Prune removes our events that were old at now.
-func (p Pruner) Prune(ctx context.Context, now time.Time) error {
-	var list eventsv1.EventList
-	if err := p.Reader.List(ctx, &list); err != nil {
-		return fmt.Errorf("list events: %w", err)
-	}
-	for i := range list.Items {
-		e := &list.Items[i]
-		if !strings.HasPrefix(e.ReportingController, reporter) || now.Sub(e.CreationTimestamp.Time) < kept {
-			continue
-		}
-		if err := p.Client.Delete(ctx, e); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete event %s: %w", e.Name, err)
-		}
-	}
-	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,8 +28,6 @@ func TestEvents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { test(t, api.Admin()) })
 	}
-	// The last: it removes what the others made.
-	t.Run("old events of ours are removed, and no others", func(t *testing.T) { prune(t, api.Admin()) })
 }
 
 func newNode(t *testing.T, c client.Client, name string) *v1alpha1.Node {
@@ -136,31 +133,6 @@ func longNames(t *testing.T, c client.Client) {
 		emit(t, events.Recorder{Client: c, Controller: "drains", Instance: "n1"}, events.Event{Regarding: d, Reason: "Accepted", Note: "a", Key: "1"})
 		if got := len(about(t, c, d)); got != 1 {
 			t.Errorf("case %d: %d events", i, got)
-		}
-	}
-}
-
-func prune(t *testing.T, c client.Client) {
-	n := newNode(t, c, "old")
-	emit(t, events.Recorder{Client: c, Controller: "nodes", Instance: "n1"}, events.Event{Regarding: n, Reason: "Old", Note: "a", Key: "1"})
-	for _, controller := range []string{"kubelet", "ebb.dev.example/nodes"} {
-		e := about(t, c, n)[0]
-		e.ObjectMeta = metav1.ObjectMeta{Namespace: "default", GenerateName: "other-"}
-		e.ReportingController = controller
-		if err := c.Create(context.Background(), &e); err != nil {
-			t.Fatal(err)
-		}
-	}
-	p := events.Pruner{Client: c, Reader: c}
-	for _, step := range []struct {
-		after time.Duration
-		want  int
-	}{{0, 3}, {50 * time.Minute, 3}, {61 * time.Minute, 2}} {
-		if err := p.Prune(context.Background(), time.Now().Add(step.after)); err != nil {
-			t.Fatal(err)
-		}
-		if got := len(about(t, c, n)); got != step.want {
-			t.Errorf("after %s: %d events, want %d", step.after, got, step.want)
 		}
 	}
 }
