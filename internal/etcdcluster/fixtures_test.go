@@ -18,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -84,6 +85,7 @@ func newYardAlone(t testing.TB) *yard {
 func yardOn(t testing.TB, api *testenv.API) *yard {
 	n := yards.Add(1)
 	y := &yard{t: t, api: api, admin: api.Admin(), namespace: fmt.Sprintf("yard-%d", n), uid: fmt.Sprintf("uid-%d", n)}
+	y.must(y.admin.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: y.namespace}}))
 	t.Cleanup(y.clear)
 	return y
 }

@@ -16,6 +16,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -450,6 +451,9 @@ func TestEtcdClustersOfOneNameInTwoNamespacesDoNotTouchEachOther(t *testing.T) {
 	c := startCluster(t, testenv.Ebb(t), 3)
 	one := c.createEtcd("twin", 1)
 	size := int32(1)
+	if err := c.client.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}}); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.client.Create(context.Background(), &v1alpha1.EtcdCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "twin"}, Spec: v1alpha1.EtcdClusterSpec{Size: &size},
 	}); err != nil {
