@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -23,7 +24,8 @@ func newApply() *cobra.Command {
 		Use:   "apply -f FILE",
 		Short: "Create or change objects from manifests",
 		Long: `Create or change objects from manifests, as kubectl apply --server-side does. Every manifest is tried without effect
-first: if one is refused, none is applied.`,
+first: if one is refused, none is applied. Lists are taken apart, so that what kubectl get -o yaml printed can be applied. A
+namespace that is among the manifests is made before the others are tried.`,
 		Example: "  ebb apply -f drain.yaml\n  cat drain.yaml | ebb apply -f -",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -96,11 +98,44 @@ func parseManifests(data []byte) ([]*unstructured.Unstructured, error) {
 		if len(object.Object) == 0 {
 			continue
 		}
+		if object.IsList() {
+			items, err := listed(object)
+			if err != nil {
+				return nil, fmt.Errorf("document %d: %w", n, err)
+			}
+			objects = append(objects, items...)
+			continue
+		}
 		if object.GetAPIVersion() == "" || object.GetKind() == "" || object.GetName() == "" {
 			return nil, fmt.Errorf("document %d: apiVersion, kind and metadata.name are needed", n)
 		}
 		objects = append(objects, object)
 	}
+}
+
+// listed are the objects in a list, as `kubectl get -o yaml` prints one.
+func listed(list *unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
+	var all []*unstructured.Unstructured
+	err := list.EachListItem(func(o runtime.Object) error {
+		object, ok := o.(*unstructured.Unstructured)
+		if !ok || object.GetAPIVersion() == "" || object.GetKind() == "" || object.GetName() == "" {
+			return fmt.Errorf("item %d: apiVersion, kind and metadata.name are needed", len(all)+1)
+		}
+		forget(object)
+		all = append(all, object)
+		return nil
+	})
+	return all, err
+}
+
+// forget takes away what the server wrote into an object that was read from it, and what would make applying it fail.
+func forget(object *unstructured.Unstructured) {
+	object.SetManagedFields(nil)
+	object.SetResourceVersion("")
+	object.SetUID("")
+	unstructured.RemoveNestedField(object.Object, "metadata", "creationTimestamp")
+	unstructured.RemoveNestedField(object.Object, "metadata", "generation")
+	unstructured.RemoveNestedField(object.Object, "status")
 }
 
 // setNamespaces puts objects that live in a namespace and name none into the default one.
@@ -120,10 +155,32 @@ func setNamespaces(c client.Client, objects []*unstructured.Unstructured) error 
 	return nil
 }
 
+// applyAll applies namespaces before it tries what may be in them.
 func applyAll(ctx context.Context, c client.Client, objects []*unstructured.Unstructured) error {
+	var namespaces, others []*unstructured.Unstructured
+	for _, object := range objects {
+		if object.GetAPIVersion() == "v1" && object.GetKind() == "Namespace" {
+			namespaces = append(namespaces, object)
+		} else {
+			others = append(others, object)
+		}
+	}
+	done := "nothing"
+	for _, batch := range [][]*unstructured.Unstructured{namespaces, others} {
+		if err := applyBatch(ctx, c, batch, done); err != nil {
+			return err
+		}
+		if len(batch) > 0 {
+			done = "nothing but namespaces"
+		}
+	}
+	return nil
+}
+
+func applyBatch(ctx context.Context, c client.Client, objects []*unstructured.Unstructured, done string) error {
 	for _, object := range objects {
 		if err := applyOne(ctx, c, object.DeepCopy(), client.DryRunAll); err != nil {
-			return fmt.Errorf("nothing was applied: %s %s: %w", object.GetKind(), object.GetName(), err)
+			return fmt.Errorf("%s was applied: %s %s: %w", done, object.GetKind(), object.GetName(), err)
 		}
 	}
 	for _, object := range objects {
