@@ -110,11 +110,7 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.DurationVar(&f.drainTimeout, "drain-timeout", 10*time.Minute, "how long --drain-on-sigterm may take; then the node leaves as on plain SIGTERM")
 	fs.StringVar(&f.nodeCfg, "kubeconfig", "", "credentials of the node (default: in the data directory)")
 	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "credentials for the election and the controllers (default: in the data directory)")
-	fs.DurationVar(&f.timing.Renew, "lease-renew", f.timing.Renew, "time between two renewals of the lease")
-	fs.DurationVar(&f.timing.Timeout, "lease-renew-timeout", f.timing.Timeout, "bound of one renewal")
-	fs.DurationVar(&f.timing.Fence, "lease-fence", f.timing.Fence, "when, after its last renewal, the node begins to fence itself")
-	fs.DurationVar(&f.timing.Dead, "lease-dead", f.timing.Dead, "when what must not outlive the lease is dead")
-	fs.DurationVar(&f.timing.Lost, "lease-duration", f.timing.Lost, "when others may call the node lost, in whole seconds")
+	addLeaseTiming(fs, &f.timing)
 	fs.StringVar(&policy, "claim-policy", os.Getenv(deployment.EnvClaimPolicy),
 		"how the node claims deployments: deployment_count (the default), resource_usage or none ($"+deployment.EnvClaimPolicy+")")
 	fs.StringVar(&trusted, "trusted-command-regexp", os.Getenv(deployment.EnvTrusted),

@@ -8,11 +8,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/localcluster"
 )
 
 func newUp() *cobra.Command {
-	o := localcluster.Options{}
+	o, timing := localcluster.Options{}, lease.DefaultTiming()
 	var dir string
 	var withSamples bool
 	logs := newLogFlags()
@@ -23,13 +24,19 @@ func newUp() *cobra.Command {
 that can be killed on its own. A process that ends is not started again; the line that tells of it says how to.
 
 It writes DIR/kubeconfig, DIR/token, DIR/run/<name>.pid and DIR/logs/<name>.log, and prints "ready" once every node is
-Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
+Ready. Ctrl-C lets the nodes leave in order and ends the API server.
+
+The timing of leases is passed on to every node; a node that is started again needs the same.`,
 		Example: `  ebb up --nodes 3 --data-dir /tmp/ebb
+  ebb up --data-dir /tmp/ebb --lease-renew 600ms --lease-renew-timeout 600ms --lease-fence 3s --lease-dead 4s --lease-duration 5s
   EBB_DATA_DIR=/tmp/ebb ebb status`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir == "" {
 				return errNoDataDir
+			}
+			if err := timing.Validate(); err != nil {
+				return err
 			}
 			quietLibraries()
 			exe, err := os.Executable()
@@ -37,7 +44,7 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 				return err
 			}
 			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, os.Args[0], cmd.OutOrStdout()
-			o.LogArgs = logs.args()
+			o.LogArgs, o.NodeArgs = logs.args(), leaseArgs(timing)
 			c, err := localcluster.Start(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -59,6 +66,7 @@ Ready. Ctrl-C lets the nodes leave in order and ends the API server.`,
 	addDataDir(f, &dir)
 	logs.addFlags(f)
 	f.IntVar(&o.Nodes, "nodes", 3, "how many nodes to run")
+	addLeaseTiming(f, &timing)
 	f.BoolVar(&withSamples, "samples", false, "add one small piece of every kind of work that is not there yet, and say what to try next")
 	return cmd
 }

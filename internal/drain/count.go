@@ -182,7 +182,7 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 			return nil
 		}
 		b.Reason = BlockedByHeld
-		b.Remedy = fmt.Sprintf("node %s counts %s that no object places there: it is stopping them, or they hang; if it stays so, look at the node's log, or kill the node's process: what it runs then ends with its lease", slot.Node, listed(held))
+		b.Remedy = fmt.Sprintf("node %s counts %s that no object places there: it is stopping them, or they hang; if it stays so, look at the node's log, or kill the node's process: what it runs then ends with its lease", slot.Node, Listed(held))
 	}
 	return b
 }

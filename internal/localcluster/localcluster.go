@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -155,9 +156,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	c.say("starting %s", plural(c.opts.Nodes, "node"))
 	for i := range c.opts.Nodes {
 		name := nodeName(i)
-		args := append([]string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}, c.opts.NodeArgs...)
-		args = append(args, c.opts.LogArgs...)
-		n, err := c.nursery.start(name, c.opts.Dir.LogFile(name), c.opts.Exe, args...)
+		n, err := c.nursery.start(name, c.opts.Dir.LogFile(name), c.opts.Exe, c.nodeArgs(name)...)
 		if err != nil {
 			return err
 		}
@@ -241,11 +240,16 @@ func (c *Cluster) Wait(ctx context.Context) {
 	watchers.Wait()
 }
 
+// nodeArgs is how a node is started.
+func (c *Cluster) nodeArgs(name string) []string {
+	return slices.Concat([]string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}, c.opts.NodeArgs, c.opts.LogArgs)
+}
+
 func (c *Cluster) commandOf(child *child) string {
 	if child == c.server {
 		return strings.Join(append([]string{"apiserver", "--data-dir", string(c.opts.Dir)}, c.opts.LogArgs...), " ")
 	}
-	return strings.Join(append([]string{"node", "--name", child.name, "--data-dir", string(c.opts.Dir)}, c.opts.LogArgs...), " ")
+	return strings.Join(c.nodeArgs(child.name), " ")
 }
 
 // Stop lets the nodes leave in order and then ends the API server.

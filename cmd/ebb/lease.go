@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// leaseFlag is one duration of the timing of leases as a flag.
+type leaseFlag struct {
+	name, usage string
+	value       func(*lease.Timing) *time.Duration
+}
+
+// leaseFlags are the same for a node and for a cluster of them.
+var leaseFlags = []leaseFlag{
+	{"lease-renew", "time between two renewals of the lease", func(t *lease.Timing) *time.Duration { return &t.Renew }},
+	{"lease-renew-timeout", "bound of one renewal", func(t *lease.Timing) *time.Duration { return &t.Timeout }},
+	{"lease-fence", "when, after its last renewal, the node begins to fence itself", func(t *lease.Timing) *time.Duration { return &t.Fence }},
+	{"lease-dead", "when what must not outlive the lease is dead", func(t *lease.Timing) *time.Duration { return &t.Dead }},
+	{"lease-duration", "when others may call the node lost, in whole seconds", func(t *lease.Timing) *time.Duration { return &t.Lost }},
+}
+
+// addLeaseTiming adds the flags that set a timing. What it holds is their defaults.
+func addLeaseTiming(fs *pflag.FlagSet, t *lease.Timing) {
+	for _, f := range leaseFlags {
+		v := f.value(t)
+		fs.DurationVar(v, f.name, *v, f.usage)
+	}
+}
+
+// leaseArgs are the arguments that give a node a timing: none for what is the default.
+func leaseArgs(t lease.Timing) []string {
+	var args []string
+	defaults := lease.DefaultTiming()
+	for _, f := range leaseFlags {
+		if v := *f.value(&t); v != *f.value(&defaults) {
+			args = append(args, fmt.Sprintf("--%s=%s", f.name, v))
+		}
+	}
+	return args
+}
