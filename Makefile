@@ -9,7 +9,7 @@ EBB_CHAOS_FOR ?= 10m
 PROTOS   := internal/changefeed/wire/wire.proto internal/etcdcluster/wire/wire.proto
 GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
-.PHONY: build run test lint generate check-generated chaos bench setup clean
+.PHONY: build run test test-long lint generate check-generated chaos bench setup clean
 
 build: ## bin/ebb
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ebb ./cmd/ebb
@@ -17,11 +17,11 @@ build: ## bin/ebb
 run: build ## three nodes on this machine, and what to try next
 	bin/ebb up --nodes 3 --samples --data-dir $(DATA_DIR)
 
-# Nothing is taken from the cache of test results: many tests run programs that the cache does not know of. The end-to-end tests run
-# last and alone, since clusters of real processes need the machine for themselves.
-test: setup lint check-generated ## every check and every test
-	$(GO) test -race -count=1 -timeout 30m $$($(GO) list ./... | grep -v /test/e2e)
-	$(GO) test -race -count=1 -timeout 45m ./test/e2e
+test: ## every check and every test, and how long each part took
+	@GO='$(GO)' test/run
+
+test-long: ## the same with thousands of simulated histories, twenty cycles and ten minutes of chaos
+	@GO='$(GO)' EBB_LONG=1 RAPID_CHECKS=$${RAPID_CHECKS:-2000} test/run
 
 lint: ## gofmt, vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:" $$bad; exit 1; fi

@@ -16,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/simtest"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // The game: a coordinator that plans with Place, nodes whose maintainers begin, stop and acknowledge as maintainer.go does,
@@ -598,12 +599,9 @@ func (s *sim) tail() string {
 	return strings.Join(s.heard[max(0, end-40):end], "\n")
 }
 
-// runs is how many games are played.
-const runs = 1000
-
 func TestMaintainersInAnyTrouble(t *testing.T) {
 	counts := map[string]int{}
-	for seed := range uint64(runs) {
+	for seed := range testlength.Seeds(1000, 20000) {
 		s := play(seed, broken{})
 		for what, n := range s.counts {
 			counts[what] += n

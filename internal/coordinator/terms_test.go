@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +39,7 @@ func TestNoScheduleBreaksTheRulesOfTerms(t *testing.T) {
 // TestNoSeedBreaksTheRulesOfTerms also shows that the plays are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRulesOfTerms(t *testing.T) {
 	counts := map[string]int{}
-	for seed := range uint64(60) {
+	for seed := range testlength.Seeds(60, 1000) {
 		p := newPlan(seeded(seed))
 		r := play(t, p, broken{})
 		if len(r.breach) > 0 {

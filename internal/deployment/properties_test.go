@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // tail is what led to the first breach, for a person who reads a failure.
@@ -111,7 +112,7 @@ func TestNoCourseOfEventsBreaksTheRules(t *testing.T) {
 func TestNoSeedBreaksTheRules(t *testing.T) {
 	t.Parallel()
 	counts := map[string]int{}
-	for seed := range uint64(120) {
+	for seed := range testlength.Seeds(120, 3000) {
 		r := play(seeded(seed), broken{})
 		if len(r.breach) > 0 {
 			t.Fatalf("seed %d: %v\n%s", seed, r.breach, tail(r))

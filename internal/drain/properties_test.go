@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // tail is the end of what was heard, for a person who reads a failure.
@@ -22,7 +24,7 @@ func TestNoCourseOfEventsBreaksTheRules(t *testing.T) {
 // TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRules(t *testing.T) {
 	counts := map[string]int{}
-	for seed := range uint64(120) {
+	for seed := range testlength.Seeds(120, 3000) {
 		r := play(seeded(seed), broken{})
 		if len(r.breach) > 0 {
 			t.Fatalf("seed %d: %v\n%q", seed, r.breach, tail(r))

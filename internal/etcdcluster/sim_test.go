@@ -1,16 +1,14 @@
 package etcdcluster
 
 import (
-	"flag"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/simtest"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
-
-var simSeeds = flag.Uint64("etcd-sim-seeds", 150, "how many histories the simulation of etcd clusters plays")
 
 // play is one history: trouble for a while, then calm.
 func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
@@ -50,7 +48,7 @@ func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
 
 func TestEveryHistoryEndsWithEveryKey(t *testing.T) {
 	for _, onStop := range []v1alpha1.EtcdOnStop{v1alpha1.EtcdSnapshotThenDelete, v1alpha1.EtcdRetain, v1alpha1.EtcdDelete} {
-		for seed := range *simSeeds {
+		for seed := range testlength.Seeds(60, 3000) {
 			s := newSim(seed, 4)
 			play(s, onStop, 400)
 			if len(s.broken) > 0 {

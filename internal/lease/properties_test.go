@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // plans draws plans with rapid, which shrinks one that fails.
@@ -32,7 +34,7 @@ func seeded(seed uint64) draw {
 // TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRules(t *testing.T) {
 	counts := map[string]int{}
-	for seed := range uint64(60) {
+	for seed := range testlength.Seeds(60, 3000) {
 		p := newPlan(seeded(seed))
 		r := play(p, broken{})
 		if verdict := r.verdict(); len(verdict) > 0 {

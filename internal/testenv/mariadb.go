@@ -18,7 +18,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 )
 
-// MariaDB is a private server that ends with the test. It writes a binary log that a changefeed can read.
+// MariaDB is a server that one test has for itself. It writes a binary log that a changefeed can read.
 type MariaDB struct {
 	// Address is where it listens, host:port. It stays the same over restarts.
 	Address string
@@ -27,13 +27,15 @@ type MariaDB struct {
 	// Data is its data directory.
 	Data string
 
-	t    testing.TB
-	args []string
-	cmd  *exec.Cmd
-	exit chan struct{}
+	t       testing.TB
+	args    []string
+	cmd     *exec.Cmd
+	exit    chan struct{}
+	changed bool              // it was ended, or started with other arguments: no other test gets it
+	was     map[string]string // its settings when it was new
 }
 
-// What every private server is started with; a test's own arguments come after it and win.
+// What every server is started with; a test's own arguments come after it and win.
 var mariaDBArgs = []string{
 	"--bind-address=127.0.0.1",
 	"--skip-name-resolve",
@@ -58,7 +60,8 @@ var mariaDBArgs = []string{
 	"--loose-innodb-buffer-pool-load-at-startup=OFF",
 }
 
-// StartMariaDB starts a server on an empty database. Arguments are those of mariadbd, for instance "--server-id=7".
+// StartMariaDB is a server on an empty database, with a binary log that begins anew. Arguments are those of mariadbd, for instance
+// "--server-id=7"; a server with arguments ends with the test, others are handed from test to test (see pool).
 // Without mariadbd the test is skipped, on CI it fails.
 func StartMariaDB(t testing.TB, args ...string) *MariaDB {
 	t.Helper()
@@ -68,16 +71,26 @@ func StartMariaDB(t testing.TB, args ...string) *MariaDB {
 		}
 		t.Skip("mariadbd is missing: install mariadb-server, or run test/setup")
 	}
+	if len(args) == 0 {
+		return servers.take(t)
+	}
+	m := newMariaDB(t, t.TempDir(), args)
+	t.Cleanup(m.Kill)
+	return m
+}
+
+// newMariaDB starts a server with its data below a directory.
+func newMariaDB(t testing.TB, dir string, args []string) *MariaDB {
+	t.Helper()
 	template, err := mariaDBTemplate()
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &MariaDB{User: "admin", Password: "admin", Data: filepath.Join(t.TempDir(), "data"), t: t, args: args}
+	m := &MariaDB{User: "admin", Password: "admin", Data: filepath.Join(dir, "data"), t: t, args: args}
 	if out, err := exec.Command("cp", "-a", "--reflink=auto", template, m.Data).CombinedOutput(); err != nil {
 		t.Fatalf("copy the empty database: %v\n%s", err, out)
 	}
-	t.Cleanup(m.Kill)
-	m.Start()
+	m.start()
 	return m
 }
 
@@ -127,7 +140,13 @@ func installMariaDB(dir, template string) error {
 // Start starts the server after Stop or Kill, on the same data and port, with more arguments if there are any.
 func (m *MariaDB) Start(args ...string) {
 	m.t.Helper()
+	m.changed = true
 	m.args = append(m.args, args...)
+	m.start()
+}
+
+func (m *MariaDB) start() {
+	m.t.Helper()
 	for attempt := 0; ; attempt++ {
 		err := m.launch()
 		if err == nil {
@@ -201,6 +220,7 @@ func (m *MariaDB) Stop() { m.end(syscall.SIGTERM) }
 func (m *MariaDB) Kill() { m.end(syscall.SIGKILL) }
 
 func (m *MariaDB) end(signal syscall.Signal) {
+	m.changed = true
 	if m.cmd == nil || m.cmd.Process == nil {
 		return
 	}

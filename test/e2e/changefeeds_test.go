@@ -244,7 +244,7 @@ func feedsWithoutServer(t *testing.T, f *feeds) {
 		epochs[name] = f.record(name).Epoch
 	}
 	f.signal("apiserver", syscall.SIGKILL)
-	time.Sleep(outage(t) + 4*time.Second) // the outage itself: longer than every lease
+	time.Sleep(f.outage()) // the outage itself: longer than every lease
 	f.start("apiserver", "--data-dir", string(f.dir))
 	for _, name := range trio {
 		f.awaitReady(name, epochs[name]+1)

@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 const (
@@ -108,14 +109,17 @@ type chaos struct {
 }
 
 // TestChaos breaks nodes, the coordinator, the API server, the source and the sink at random, under load. In the end every table
-// is the same, row by row. EBB_CHAOS_FOR is for how long, and EBB_CHAOS_SEED repeats the events of an earlier run; without them it is
-// short.
+// is the same, row by row. EBB_CHAOS_FOR is for how long, and EBB_CHAOS_SEED repeats the events of an earlier run.
 func TestChaos(t *testing.T) {
-	t.Parallel()
+	beside(t, whole)
 	seed, length := chaosSettings(t)
 	t.Logf("seed %d for %s; the same events again: EBB_CHAOS_SEED=%d EBB_CHAOS_FOR=%s make chaos", seed, length, seed, length)
 	c := &chaos{test: t, broken: map[string]bool{}, source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2")}
-	c.cluster = startCluster(t, testenv.Ebb(t), 3)
+	c.cluster = newCluster(t, testenv.Ebb(t))
+	if length > shortChaos {
+		c.timing = lease.DefaultTiming()
+	}
+	c.runUp(3)
 	defer c.dump()
 	c.begin()
 	l := startLoad(t, c.source, busy(seed))
@@ -141,21 +145,24 @@ func TestChaos(t *testing.T) {
 	c.remove()
 }
 
-// A run that nobody asked for is short, and the same every time.
+// The short form is the same every time, and has quick leases.
 const (
 	shortChaos     = 45 * time.Second
 	shortChaosSeed = 1
+	longChaos      = 10 * time.Minute
 )
 
 // chaosSettings are the seed and the length of a run.
 func chaosSettings(t *testing.T) (seed uint64, length time.Duration) {
 	t.Helper()
-	seed, length = shortChaosSeed, shortChaos
+	seed, length = shortChaosSeed, testlength.Pick(shortChaos, longChaos)
 	var err error
 	if text := os.Getenv("EBB_CHAOS_FOR"); text != "" {
 		if length, err = time.ParseDuration(text); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if length != shortChaos {
 		seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
 	if text := os.Getenv("EBB_CHAOS_SEED"); text != "" {
@@ -209,6 +216,8 @@ func (c *chaos) breakThings(s *events, length time.Duration, watch *feedWatch) {
 		failed := make([]error, len(both))
 		for i, e := range both {
 			e.alone = len(both) == 1
+			// They were chosen for leases as they are by default.
+			e.hold = time.Duration(float64(e.hold) * c.timing.Lost.Seconds() / lease.DefaultTiming().Lost.Seconds()).Round(time.Millisecond)
 			e.target = c.choose(e)
 			if c.broken[e.target] {
 				c.logf("%3d %s: broken already", e.number, e.name)

@@ -18,7 +18,7 @@ import (
 )
 
 func TestCommandLine(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startCluster(t, testenv.Ebb(t), 2)
 	c.awaitLeader("")
 	for _, step := range []struct {
@@ -149,6 +149,7 @@ func errorTexts(t *testing.T, c *cluster) {
 		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS label: use lower-case letters, digits and '-', at most 63 characters\n"},
 		{[]string{"node", "--name", "n8", "--label", "zone"}, "ebb: --label \"zone\" is not key=value\n"},
 		{[]string{"node", "--name", "n8", "--lease-fence", "9s"}, "ebb: lease timing: dead (8s) must be after fence (9s): the time between is what programs have to stop\n"},
+		{[]string{"up", "--lease-duration", "11500ms", "--data-dir", t.TempDir()}, "ebb: lease timing: lost (11.5s) must be whole seconds: it is stored as leaseDurationSeconds\n"},
 		{[]string{"up", "--nodes", "0", "--data-dir", t.TempDir()}, "ebb: --nodes 0: from 1 to 99 nodes fit on one machine\n"},
 		{[]string{"up", "--data-dir", string(c.dir)}, "ebb: a cluster already runs in " + string(c.dir) + ": stop it, or give another --data-dir\n"},
 	} {
@@ -246,7 +247,7 @@ func anotherMachine(t *testing.T, c *cluster) {
 		t.Errorf("exit %d: %s", code, p.out)
 	}
 	c.must("credentials", "n3", "--out", machine)
-	node := c.start("node", "--name", "n3", "--data-dir", machine, "--label", "zone=b")
+	node := c.startNode("n3", "--data-dir", machine, "--label", "zone=b")
 	c.awaitReady("n3", 1)
 	if got := c.node("n3").Labels["zone"]; got != "b" {
 		t.Errorf("label zone: %q", got)
@@ -254,7 +255,7 @@ func anotherMachine(t *testing.T, c *cluster) {
 	// The same name from a third place waits for as long as the second renews.
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
 	c.must("credentials", "n3", "--out", elsewhere)
-	waiting := c.start("node", "--name", "n3", "--data-dir", elsewhere)
+	waiting := c.startNode("n3", "--data-dir", elsewhere)
 	until(t, "the third place to say that it waits", func() bool {
 		return strings.Contains(waiting.out.String(), "waiting for the node's last epoch to end")
 	})

@@ -42,6 +42,30 @@ type cluster struct {
 	client client.WithWatch
 	up     *process
 	points string // directory of points to crash at, if any
+	timing lease.Timing
+	kept   *remains
+}
+
+// quickLeases make losses quick to notice. A renewal may come five times as late as it should before a node on a busy machine fences itself.
+var quickLeases = lease.Timing{Renew: 600 * time.Millisecond, Timeout: 600 * time.Millisecond, Fence: 3 * time.Second, Dead: 4 * time.Second, Lost: 5 * time.Second}
+
+// leaseArgs give a node, or the nodes of `ebb up`, a timing.
+func leaseArgs(t lease.Timing) []string {
+	return []string{
+		"--lease-renew=" + t.Renew.String(), "--lease-renew-timeout=" + t.Timeout.String(), "--lease-fence=" + t.Fence.String(),
+		"--lease-dead=" + t.Dead.String(), "--lease-duration=" + t.Lost.String(),
+	}
+}
+
+// newCluster is a cluster of which nothing runs yet. Tests have quick leases; what is measured has those that people have.
+func newCluster(t testing.TB, ebb string) *cluster {
+	t.Helper()
+	testenv.Quiet()
+	c := &cluster{t: t, whole: t, ebb: ebb, dir: datadir.Dir(filepath.Join(t.TempDir(), "data")), timing: quickLeases, kept: &remains{}}
+	if _, measures := t.(*testing.B); measures {
+		c.timing = lease.DefaultTiming()
+	}
+	return c
 }
 
 // process is one child of the test.
@@ -72,13 +96,13 @@ func (o *output) String() string {
 // startCluster runs `ebb up` and waits for its line `ready`.
 func startCluster(t testing.TB, ebb string, nodes int) *cluster {
 	t.Helper()
-	testenv.Quiet()
-	c := &cluster{t: t, whole: t, ebb: ebb, dir: datadir.Dir(filepath.Join(t.TempDir(), "data"))}
+	c := newCluster(t, ebb)
 	c.runUp(nodes)
 	return c
 }
 
-func (c *cluster) runUp(nodes int) {
+// runUp runs `ebb up` with more arguments, if there are any, until it prints that it is ready.
+func (c *cluster) runUp(nodes int, args ...string) {
 	c.t.Helper()
 	c.whole.Cleanup(func() {
 		files, _ := filepath.Glob(c.dir.LogFile("*"))
@@ -88,7 +112,8 @@ func (c *cluster) runUp(nodes int) {
 			}
 		}
 	})
-	c.up = c.start("up", "--nodes", strconv.Itoa(nodes), "--data-dir", string(c.dir))
+	args = append([]string{"up", "--nodes", strconv.Itoa(nodes), "--data-dir", string(c.dir)}, args...)
+	c.up = c.start(append(args, leaseArgs(c.timing)...)...)
 	until(c.t, "ebb up to be ready", func() bool {
 		select {
 		case <-c.up.done:
@@ -141,22 +166,21 @@ func (c *cluster) start(args ...string) *process {
 		close(p.done)
 	}()
 	c.whole.Cleanup(func() {
+		c.keep() // while everything still runs
 		p.stop()
 		c.tell("ebb "+strings.Join(args, " "), p.out.String())
 	})
 	return p
 }
 
-// tell looks for what no process may ever print, and shows what one printed in a test that failed.
+// tell looks for what no process may ever print, and keeps what one printed in a test that failed.
 func (c *cluster) tell(name, text string) {
 	for _, bad := range []string{"DATA RACE", "panic:", "fatal error:"} {
 		if at := strings.Index(text, bad); at >= 0 {
 			c.whole.Errorf("%s: %s", name, text[at:min(at+8000, len(text))])
 		}
 	}
-	if c.whole.Failed() {
-		c.whole.Logf("%s:\n%s", name, text)
-	}
+	c.keepOutput(name, text)
 }
 
 // stop asks the process to end in order.
@@ -181,10 +205,10 @@ func (p *process) awaitExit(t testing.TB) int {
 	}
 }
 
-// startNode runs `ebb node` in the cluster's data directory.
+// startNode runs `ebb node` in the cluster's data directory, with the timing of the cluster unless its arguments give another.
 func (c *cluster) startNode(name string, args ...string) *process {
 	c.t.Helper()
-	return c.start(append([]string{"node", "--name", name, "--data-dir", string(c.dir)}, args...)...)
+	return c.start(append(append([]string{"node", "--name", name, "--data-dir", string(c.dir)}, leaseArgs(c.timing)...), args...)...)
 }
 
 // run runs a client command to its end.

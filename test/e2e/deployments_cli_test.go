@@ -17,12 +17,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 func TestDeploymentsOnTheCommandLine(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startSamples(t, 2)
 	for _, step := range []struct {
 		name string
@@ -49,20 +48,9 @@ func TestDeploymentsOnTheCommandLine(t *testing.T) {
 // startSamples is a cluster with the samples.
 func startSamples(t *testing.T, nodes int) *cluster {
 	t.Helper()
-	testenv.Quiet()
-	c := &cluster{t: t, whole: t, ebb: testenv.Ebb(t), dir: datadir.Dir(filepath.Join(t.TempDir(), "data"))}
-	c.up = c.start("up", "--samples", "--nodes", fmt.Sprint(nodes), "--data-dir", string(c.dir))
-	until(t, "ebb up to say what to try next", func() bool {
-		select {
-		case <-c.up.done:
-			t.Fatalf("ebb up ended:\n%s", c.up.out)
-		default:
-		}
-		return strings.Contains(c.up.out.String(), "Ctrl-C here stops everything")
-	})
-	if err := c.connect(); err != nil {
-		t.Fatal(err)
-	}
+	c := newCluster(t, testenv.Ebb(t))
+	c.runUp(nodes, "--samples")
+	until(t, "ebb up to say what to try next", func() bool { return strings.Contains(c.up.out.String(), "Ctrl-C here stops everything") })
 	return c
 }
 

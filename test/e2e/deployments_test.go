@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -330,7 +329,7 @@ func frozenNode(t *testing.T, f *fleetOfPrograms) {
 	f.allRun(others(trio, victim)...)
 	last := f.lastBeat(victim).Sub(froze)
 	t.Logf("the programs of a frozen coordinator run elsewhere after %s; the last beat came after %s", time.Since(froze).Round(time.Millisecond), last.Round(time.Millisecond))
-	if last > lease.DefaultTiming().Dead {
+	if last > f.timing.Dead {
 		t.Errorf("a program of the frozen node was alive %s after the freeze", last)
 	}
 	f.signal(victim, syscall.SIGCONT)
@@ -404,12 +403,12 @@ func awayServer(t *testing.T, f *fleetOfPrograms) {
 	}
 	f.signal("apiserver", syscall.SIGKILL)
 	killed := time.Now()
-	time.Sleep(max(outage(t), lease.DefaultTiming().Lost+2*time.Second)) // the outage itself
+	time.Sleep(f.outage()) // the outage itself
 	back := time.Now()
 	for _, name := range trio {
 		last := f.lastBeat(name).Sub(killed)
 		t.Logf("last beat on %s %s into the outage", name, last.Round(time.Millisecond))
-		if last > lease.DefaultTiming().Dead {
+		if last > f.timing.Dead {
 			t.Errorf("programs of %s ran on", name)
 		}
 	}

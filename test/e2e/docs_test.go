@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
@@ -34,104 +35,87 @@ func fenced(text, language string) []string {
 	}
 }
 
+// documented is a page whose manifests are of one kind.
+type documented struct {
+	page, kind string
+	least      int
+	// stored checks a manifest that the API has accepted.
+	stored func(t *testing.T, c client.Client, manifest string, key types.NamespacedName)
+}
+
 // `ebb apply` tries every manifest without effect before it applies any.
 func TestTheManifestsInTheDocumentationAreAccepted(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "deployments.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := fenced(string(text), "yaml")
-	if len(blocks) < 4 {
-		t.Fatalf("only %d manifests were found", len(blocks))
-	}
-	api := testenv.StartAPI(t)
-	ebb, c := testenv.Ebb(t), api.Admin()
-	for i, block := range blocks {
-		t.Run(fmt.Sprint(i+1), func(t *testing.T) {
-			var named struct {
-				Metadata struct{ Namespace, Name string }
-				Spec     struct{ Type v1alpha1.DeploymentType }
-			}
-			if err := yaml.Unmarshal([]byte(block), &named); err != nil {
-				t.Fatalf("%v in\n%s", err, block)
-			}
-			cmd := exec.Command(ebb, "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
-			cmd.Stdin = strings.NewReader(block)
-			out, err := cmd.CombinedOutput()
-			if want := "deployment/" + named.Metadata.Name + " applied\n"; err != nil || string(out) != want {
-				t.Fatalf("%v\n%s\nof\n%s", err, out, block)
-			}
-			key := types.NamespacedName{Namespace: named.Metadata.Namespace, Name: named.Metadata.Name}
-			if key.Namespace == "" {
-				key.Namespace = "default"
-			}
-			d := &v1alpha1.Deployment{}
-			if err := c.Get(context.Background(), key, d); err != nil {
-				t.Fatal(err)
-			}
-			if named.Spec.Type != "" && d.Spec.Type != named.Spec.Type {
-				t.Errorf("stored with type %q", d.Spec.Type)
-			}
-			if code, message := deployment.Check(d); code != "" {
-				t.Errorf("%s: %s", code, message)
-			}
-		})
-	}
-}
-
-func TestTheManifestsOfChangefeedsAreAccepted(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "changefeeds.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := fenced(string(text), "yaml")
-	if len(blocks) < 2 {
-		t.Fatalf("only %d manifests were found", len(blocks))
-	}
-	api := testenv.StartAPI(t)
-	for _, block := range blocks {
-		cf := &v1alpha1.Changefeed{}
-		if err := yaml.Unmarshal([]byte(block), cf); err != nil {
-			t.Fatalf("%v in\n%s", err, block)
+	beside(t, light)
+	api, ebb := testenv.StartAPI(t), testenv.Ebb(t)
+	c := api.Admin()
+	for _, d := range []documented{
+		{"deployments.md", "deployment", 4, deploymentStored}, {"changefeeds.md", "changefeed", 2, changefeedStored}, {"etcd-clusters.md", "etcdcluster", 2, etcdClusterStored},
+	} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "docs", d.page))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if err := changefeed.Validate(&cf.Spec); err != nil {
-			t.Errorf("%s: %v", cf.Name, err)
+		blocks := fenced(string(text), "yaml")
+		if len(blocks) < d.least {
+			t.Errorf("only %d manifests were found in %s", len(blocks), d.page)
 		}
-		cmd := exec.Command(testenv.Ebb(t), "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
-		cmd.Stdin = strings.NewReader(block)
-		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "changefeed/"+cf.Name+" applied\n" {
-			t.Errorf("%v\n%s\nof\n%s", err, out, block)
+		for i, block := range blocks {
+			t.Run(fmt.Sprintf("%s %d", d.page, i+1), func(t *testing.T) {
+				named := read[struct{ Metadata types.NamespacedName }](t, block).Metadata
+				if named.Namespace == "" {
+					named.Namespace = "default"
+				}
+				cmd := exec.Command(ebb, "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
+				cmd.Stdin = strings.NewReader(block)
+				out, err := cmd.CombinedOutput()
+				if want := d.kind + "/" + named.Name + " applied\n"; err != nil || string(out) != want {
+					t.Fatalf("%v\n%s\nof\n%s", err, out, block)
+				}
+				d.stored(t, c, block, named)
+			})
 		}
 	}
 }
 
-func TestTheManifestsOfEtcdClustersAreAccepted(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "etcd-clusters.md"))
-	if err != nil {
+// read reads a manifest as far as its fields are known.
+func read[T any](t *testing.T, manifest string) T {
+	t.Helper()
+	var v T
+	if err := yaml.Unmarshal([]byte(manifest), &v); err != nil {
+		t.Fatalf("%v in\n%s", err, manifest)
+	}
+	return v
+}
+
+func deploymentStored(t *testing.T, c client.Client, manifest string, key types.NamespacedName) {
+	d := &v1alpha1.Deployment{}
+	if err := c.Get(context.Background(), key, d); err != nil {
 		t.Fatal(err)
 	}
-	blocks := fenced(string(text), "yaml")
-	if len(blocks) < 2 {
-		t.Fatalf("only %d manifests were found", len(blocks))
+	want := read[struct {
+		Spec struct{ Type v1alpha1.DeploymentType }
+	}](t, manifest).Spec.Type
+	if want != "" && d.Spec.Type != want {
+		t.Errorf("stored with type %q", d.Spec.Type)
 	}
-	api := testenv.StartAPI(t)
-	for _, block := range blocks {
-		ec := &v1alpha1.EtcdCluster{}
-		if err := yaml.Unmarshal([]byte(block), ec); err != nil {
-			t.Fatalf("%v in\n%s", err, block)
-		}
-		if ec.Spec.Schedule != nil {
-			if _, err := etcdcluster.Due(ec, time.Now()); err != nil {
-				t.Errorf("%s: %v", ec.Name, err)
-			}
-		}
-		cmd := exec.Command(testenv.Ebb(t), "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
-		cmd.Stdin = strings.NewReader(block)
-		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "etcdcluster/"+ec.Name+" applied\n" {
-			t.Errorf("%v\n%s\nof\n%s", err, out, block)
-		}
+	if code, message := deployment.Check(d); code != "" {
+		t.Errorf("%s: %s", code, message)
+	}
+}
+
+func changefeedStored(t *testing.T, _ client.Client, manifest string, _ types.NamespacedName) {
+	cf := read[v1alpha1.Changefeed](t, manifest)
+	if err := changefeed.Validate(&cf.Spec); err != nil {
+		t.Errorf("%s: %v", cf.Name, err)
+	}
+}
+
+func etcdClusterStored(t *testing.T, _ client.Client, manifest string, _ types.NamespacedName) {
+	ec := read[v1alpha1.EtcdCluster](t, manifest)
+	if ec.Spec.Schedule == nil {
+		return
+	}
+	if _, err := etcdcluster.Due(&ec, time.Now()); err != nil {
+		t.Errorf("%s: %v", ec.Name, err)
 	}
 }

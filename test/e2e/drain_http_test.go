@@ -53,9 +53,8 @@ func (c *cluster) expect(t *testing.T, node, method, path string, want answer) {
 func drainPath(node string) string { return "/api/v2/captures/" + node + "/drain" }
 
 func TestDrainOverHTTPAndKubectl(t *testing.T) {
-	t.Parallel()
-	testenv.Quiet()
-	c := &cluster{t: t, whole: t, ebb: testenv.Ebb(t), dir: datadir.Dir(t.TempDir())}
+	beside(t, light)
+	c := newCluster(t, testenv.Ebb(t))
 	c.start("apiserver", "--data-dir", string(c.dir))
 	until(t, "the API server", func() bool { return c.connect() == nil })
 	for _, name := range trio {

@@ -16,48 +16,38 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 // outage is how long the API server is away in these tests: longer than every lease. EBB_E2E_OUTAGE sets another.
-func outage(t *testing.T) time.Duration {
-	t.Helper()
+func (c *cluster) outage() time.Duration {
+	c.t.Helper()
 	text := os.Getenv("EBB_E2E_OUTAGE")
 	if text == "" {
-		return 8 * time.Second
+		return c.timing.Lost + 2*time.Second
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	return d
 }
 
-// shortLeases make crashes quick to notice.
-var shortLeases = []string{"--lease-renew=1s", "--lease-renew-timeout=1s", "--lease-fence=3s", "--lease-dead=4s", "--lease-duration=5s"}
-
-// startFleet runs an API server and nodes one by one, with points to crash at and short leases.
+// startFleet runs an API server and nodes one by one, with points to crash at.
 func startFleet(t *testing.T, nodes int) *cluster {
 	t.Helper()
-	testenv.Quiet()
-	points := t.TempDir()
-	c := &cluster{t: t, whole: t, ebb: testenv.EbbFailpoints(t), dir: datadir.Dir(filepath.Join(t.TempDir(), "data")), points: points}
+	c := newCluster(t, testenv.EbbFailpoints(t))
+	c.points = t.TempDir()
 	c.start("apiserver", "--data-dir", string(c.dir))
 	until(t, "the API server", func() bool { return c.connect() == nil })
 	for i := range nodes {
-		c.startMember(fmt.Sprintf("n%d", i+1))
+		c.startNode(fmt.Sprintf("n%d", i+1))
 	}
 	for i := range nodes {
 		c.awaitReady(fmt.Sprintf("n%d", i+1), 1)
 	}
 	return c
-}
-
-func (c *cluster) startMember(name string, args ...string) *process {
-	c.t.Helper()
-	return c.startNode(name, append(append([]string{}, shortLeases...), args...)...)
 }
 
 // arm makes the next process that reaches a point die there, or wait there.
@@ -118,7 +108,7 @@ func (c *cluster) awaitEnd(name string, phase v1alpha1.DrainPhase, reason string
 func (c *cluster) back(name string) {
 	c.t.Helper()
 	before := c.record(name).Epoch
-	c.startMember(name)
+	c.startNode(name)
 	until(c.t, "node "+name+" to be back", func() bool {
 		n := &v1alpha1.Node{}
 		err := c.client.Get(context.Background(), types.NamespacedName{Name: name}, n)
@@ -132,7 +122,7 @@ var steps = []string{
 }
 
 func TestADrainSurvivesItsCoordinatorAtEveryStep(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startFleet(t, 3)
 	for _, step := range steps {
 		t.Run("coordinator killed after "+step, func(t *testing.T) {
@@ -163,7 +153,7 @@ func TestADrainSurvivesItsCoordinatorAtEveryStep(t *testing.T) {
 }
 
 func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startFleet(t, 3)
 	// Up to the step at which the node is told to leave it is there to be killed.
 	for _, step := range steps[1:6] {
@@ -197,7 +187,7 @@ func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
 		letGo := c.awaitHeld("after-" + drain.StepDesireDraining)
 		c.signal(target, syscall.SIGKILL)
 		until(t, "the process to be gone", func() bool { return syscall.Kill(c.pid(target), 0) != nil })
-		c.startMember(target)
+		c.startNode(target)
 		c.awaitReady(target, epoch+1)
 		if got := c.node(target).Status.Liveness; got != v1alpha1.Draining {
 			t.Errorf("a node that was restarted while it drains is %s", got)
@@ -218,7 +208,7 @@ func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
 			letGo := c.awaitHeld("after-" + step)
 			c.signal("apiserver", syscall.SIGKILL)
 			letGo()
-			time.Sleep(outage(t)) // the outage itself
+			time.Sleep(c.outage()) // the outage itself
 			c.start("apiserver", "--data-dir", string(c.dir))
 			until(t, "the API server", func() bool { return c.connect() == nil })
 			d := &v1alpha1.Drain{}
@@ -239,7 +229,7 @@ func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
 // The coordinator of two dies for good at every step of a drain. The other goes back to work and leads, whatever it had heard of
 // its drain; one that was told to leave before leaves, and does the same when it is started again.
 func TestTheLoneSurvivorGoesBackToWork(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startFleet(t, 2)
 	pair := []string{"n1", "n2"}
 	for _, step := range steps[1:6] {
@@ -381,7 +371,7 @@ func TestADrainIsCancelled(t *testing.T) {
 }
 
 func TestDrainCommand(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startCluster(t, testenv.Ebb(t), 3)
 	leader := c.awaitLeader("")
 	target := others(trio, leader)[0]

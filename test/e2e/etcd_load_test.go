@@ -412,7 +412,7 @@ func (c *cluster) blackOut(nodes []string) {
 		}
 	}
 	for _, name := range nodes {
-		c.startMember(name)
+		c.startNode(name)
 	}
 	for _, name := range nodes {
 		until(c.t, "node "+name+" to be back", func() bool {

@@ -107,7 +107,7 @@ func (c *cluster) of(t testing.TB) *cluster {
 }
 
 func TestStopsOfEtcdClustersKeepWhatTheyShould(t *testing.T) {
-	t.Parallel()
+	beside(t, heavy)
 	c := startFleet(t, 3)
 	t.Run("beside each other", func(t *testing.T) {
 		for name, run := range map[string]func(*cluster){

@@ -25,6 +25,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // etcdUnderTest is one etcd cluster, and the keys that must be in it.
@@ -239,7 +240,7 @@ func TestAnEtcdClusterIsScaledStoppedAndStartedAsTheSeedSays(t *testing.T) {
 }
 
 func TestAStoppedEtcdClusterThatRetainsItsDataGoesOnFromIt(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startCluster(t, testenv.Ebb(t), 3)
 	e := c.createEtcd("keep", 3, func(s *v1alpha1.EtcdClusterSpec) { s.Storage.OnStop = v1alpha1.EtcdRetain })
 	e.settle(3)
@@ -311,7 +312,7 @@ func (e *etcdUnderTest) connectEtcd() *clientv3.Client {
 }
 
 func TestAnEtcdClusterGoesOnWhenTheCoordinatorDiesAtAnyStep(t *testing.T) {
-	t.Parallel()
+	beside(t, heavy)
 	c := startFleet(t, 3)
 	e := c.createEtcd("steps", 1)
 	e.settle(1)
@@ -371,7 +372,7 @@ func (c *cluster) awaitDeath(nodes []string) string {
 }
 
 func TestDataOfStoppedEtcdClustersSurvivesTheDrainOfEveryNodeInTurn(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startFleet(t, 3)
 	var clusters []*etcdUnderTest
 	for _, policy := range []v1alpha1.EtcdOnStop{v1alpha1.EtcdSnapshotThenDelete, v1alpha1.EtcdRetain} {
@@ -406,7 +407,7 @@ func TestDataOfStoppedEtcdClustersSurvivesTheDrainOfEveryNodeInTurn(t *testing.T
 }
 
 func TestAnEtcdClusterWhoseQuorumIsLostIsRestoredWhenAPersonSaysSo(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startFleet(t, 3)
 	e := c.createEtcd("lost", 3)
 	e.settle(3)
@@ -447,7 +448,7 @@ func TestAnEtcdClusterWhoseQuorumIsLostIsRestoredWhenAPersonSaysSo(t *testing.T)
 }
 
 func TestEtcdClustersOfOneNameInTwoNamespacesDoNotTouchEachOther(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startCluster(t, testenv.Ebb(t), 3)
 	one := c.createEtcd("twin", 1)
 	size := int32(1)
@@ -480,13 +481,13 @@ func TestEtcdClustersOfOneNameInTwoNamespacesDoNotTouchEachOther(t *testing.T) {
 	one.five(1)
 }
 
-func TestTwentyStopsAndStartsLeaveNothingBehind(t *testing.T) {
+func TestManyStopsAndStartsLeaveNothingBehind(t *testing.T) {
 	c := startCluster(t, testenv.EbbPlain(t), 3)
 	e := c.createEtcd("cycles", 3)
 	e.settle(3)
 	e.five(3)
 	var stops, starts []time.Duration
-	for range 20 {
+	for range testlength.Pick(4, 20) { // more than are kept
 		stops = append(stops, e.scale(0))
 		starts = append(starts, e.scale(3))
 	}

@@ -37,6 +37,9 @@ const (
 	resumeLimit = 10 * time.Second
 )
 
+// seedLeases outlast the time that a node is frozen while a maintainer is sent to it.
+var seedLeases = lease.Timing{Renew: time.Second, Timeout: time.Second, Fence: 5 * time.Second, Dead: 6 * time.Second, Lost: 7 * time.Second}
+
 // seedFeeds are the changefeeds and what each carries. Together they carry every table once.
 var seedFeeds = map[string][]string{
 	"zeros": {"app.t*0", "app.t*3", "app.t*6", "app.t*9"}, "ones": {"app.t*1", "app.t*4", "app.t*7"}, "twos": {"app.t*2", "app.t*5", "app.t*8"},
@@ -55,8 +58,8 @@ type seedRun struct {
 // moment, every table is compared row by row, and a referee goes through every version of every object so far.
 func TestSeedDocument(t *testing.T) { // alone: it is work for the whole machine
 	s := &seedRun{source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2")}
-	testenv.Quiet()
-	s.cluster = &cluster{t: t, whole: t, ebb: testenv.Ebb(t), dir: datadir.Dir(filepath.Join(t.TempDir(), "data"))}
+	s.cluster = newCluster(t, testenv.Ebb(t))
+	s.timing = seedLeases
 	s.start("apiserver", "--data-dir", string(s.dir))
 	until(t, "the API server", func() bool { return s.connect() == nil })
 	s.told = keepChronicle(t, s.client)

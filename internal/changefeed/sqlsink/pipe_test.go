@@ -20,6 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	code := m.Run()
+	testenv.EndMariaDB()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
