@@ -31,7 +31,8 @@ type feeds struct {
 
 // One cluster carries changefeeds through what befalls nodes. Data is made up and thrown away here: this is about who
 // maintains what, where dispatchers are, and that checkpoints go on.
-func TestChangefeedsFlowOn(t *testing.T) { // alone: it is work for the whole machine
+func TestChangefeedsFlowOn(t *testing.T) {
+	beside(t, heavy)
 	f := &feeds{cluster: startCluster(t, testenv.Ebb(t), 3), states: map[string][]v1alpha1.ChangefeedStatus{}}
 	f.recordAll()
 	for _, step := range []struct {

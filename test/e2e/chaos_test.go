@@ -111,7 +111,7 @@ type chaos struct {
 // TestChaos breaks nodes, the coordinator, the API server, the source and the sink at random, under load. In the end every table
 // is the same, row by row. EBB_CHAOS_FOR is for how long, and EBB_CHAOS_SEED repeats the events of an earlier run.
 func TestChaos(t *testing.T) {
-	beside(t, whole)
+	beside(t, heavy)
 	seed, length := chaosSettings(t)
 	t.Logf("seed %d for %s; the same events again: EBB_CHAOS_SEED=%d EBB_CHAOS_FOR=%s make chaos", seed, length, seed, length)
 	c := &chaos{test: t, broken: map[string]bool{}, source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2")}

@@ -46,8 +46,8 @@ type cluster struct {
 	kept   *remains
 }
 
-// quickLeases make losses quick to notice. A renewal may come five times as late as it should before a node on a busy machine fences itself.
-var quickLeases = lease.Timing{Renew: 600 * time.Millisecond, Timeout: 600 * time.Millisecond, Fence: 3 * time.Second, Dead: 4 * time.Second, Lost: 5 * time.Second}
+// quickLeases make losses quick to notice. A busy machine may keep a node from three renewals before it fences itself.
+var quickLeases = lease.Timing{Renew: time.Second, Timeout: time.Second, Fence: 4 * time.Second, Dead: 5 * time.Second, Lost: 6 * time.Second}
 
 // leaseArgs give a node, or the nodes of `ebb up`, a timing.
 func leaseArgs(t lease.Timing) []string {
@@ -65,6 +65,8 @@ func newCluster(t testing.TB, ebb string) *cluster {
 	if _, measures := t.(*testing.B); measures {
 		c.timing = lease.DefaultTiming()
 	}
+	// It says how much room the test needs.
+	t.Cleanup(func() { t.Logf("the cluster used %s of the processors", c.kept.used.Round(100*time.Millisecond)) })
 	return c
 }
 
@@ -168,6 +170,8 @@ func (c *cluster) start(args ...string) *process {
 	c.whole.Cleanup(func() {
 		c.keep() // while everything still runs
 		p.stop()
+		state := p.cmd.ProcessState
+		c.kept.used += state.UserTime() + state.SystemTime() // with that of its children
 		c.tell("ebb "+strings.Join(args, " "), p.out.String())
 	})
 	return p
@@ -349,13 +353,19 @@ func others(nodes []string, not string) []string {
 // until polls for a condition that other processes reach in their own time.
 func until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline, began := time.Now().Add(patience), time.Now()
 	for !holds() {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %s for %s", patience, what)
 		}
-		time.Sleep(20 * time.Millisecond)
+		pollAgain(began)
 	}
+}
+
+// pollAgain rests before somebody asks again. What comes soon is seen soon; what takes longer is not asked for so often that the asking
+// is most of what the machine does.
+func pollAgain(began time.Time) {
+	time.Sleep(min(max(time.Since(began)/20, 20*time.Millisecond), 150*time.Millisecond))
 }
 
 func decode[T any](t testing.TB, text string) T {

@@ -186,6 +186,7 @@ func (e *etcdUnderTest) nothingLeft() {
 }
 
 func TestAnEtcdClusterIsScaledStoppedAndStartedAsTheSeedSays(t *testing.T) {
+	beside(t, heavy)
 	c := startCluster(t, testenv.Ebb(t), 3)
 	e := c.createEtcd("scale", 1)
 	e.settle(1)
@@ -482,6 +483,7 @@ func TestEtcdClustersOfOneNameInTwoNamespacesDoNotTouchEachOther(t *testing.T) {
 }
 
 func TestManyStopsAndStartsLeaveNothingBehind(t *testing.T) {
+	beside(t, heavy)
 	c := startCluster(t, testenv.EbbPlain(t), 3)
 	e := c.createEtcd("cycles", 3)
 	e.settle(3)

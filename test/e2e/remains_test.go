@@ -28,7 +28,8 @@ import (
 type remains struct {
 	mu      sync.Mutex
 	dir     string
-	objects bool // have been asked for
+	objects bool          // have been asked for
+	used    time.Duration // of the processors, by all processes that have ended
 }
 
 // keep writes down every object, if the test has failed. Nothing has been stopped yet when it is first called.

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// How much of a small machine a test needs. Most of them wait for leases, drains and restarts more than they compute, so several share it.
+// How much of a small machine a test needs. Most of them wait for leases, drains and restarts more than they compute, so several share
+// it. A test whose load is as much as the machine carries runs alone: it does not call beside.
 const (
-	light = 1     // a cluster that mostly waits
-	heavy = 2     // one that computes as much as it waits
-	whole = rooms // a load that is as much as the machine carries
+	light = 1 // a cluster that mostly waits
+	heavy = 2 // one that computes as much as it waits
 	rooms = 4
 )
 
