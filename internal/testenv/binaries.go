@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -53,10 +54,10 @@ func Kubectl(t testing.TB) string {
 }
 
 var (
-	ebb           = sync.OnceValues(func() (string, error) { return build("ebb", ".", "-race", "./cmd/ebb") })
+	ebb           = sync.OnceValues(func() (string, error) { return buildRace("ebb") })
 	ebbPlain      = sync.OnceValues(func() (string, error) { return build("ebb-plain", ".", "./cmd/ebb") })
 	ebbFailpoints = sync.OnceValues(func() (string, error) {
-		return build("ebb-failpoints", ".", "-race", "-tags", "failpoints", "./cmd/ebb")
+		return buildRace("ebb-failpoints", "-tags", "failpoints")
 	})
 	kubectl = sync.OnceValues(func() (string, error) { return build("kubectl", "test/tools", "./kubectl") })
 )
@@ -65,6 +66,17 @@ var (
 func root() string {
 	_, file, _, _ := runtime.Caller(0)
 	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+// buildRace makes an ebb program with the race detector. Such a program rests for a second when it ends, unless it is told not to.
+func buildRace(name string, args ...string) (string, error) {
+	const variable, option = "GORACE", "atexit_sleep_ms="
+	if now := os.Getenv(variable); !strings.Contains(now, option) {
+		if err := os.Setenv(variable, strings.TrimSpace(now+" "+option+"0")); err != nil {
+			return "", err
+		}
+	}
+	return build(name, ".", append(append([]string{"-race"}, args...), "./cmd/ebb")...)
 }
 
 // build makes one program below bin/test. The tests of several packages run at once and want the same one, so a lock

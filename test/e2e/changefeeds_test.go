@@ -33,7 +33,7 @@ type feeds struct {
 // maintains what, where dispatchers are, and that checkpoints go on.
 func TestChangefeedsFlowOn(t *testing.T) {
 	beside(t, heavy)
-	f := &feeds{cluster: startCluster(t, testenv.Ebb(t), 3), states: map[string][]v1alpha1.ChangefeedStatus{}}
+	f := &feeds{cluster: startNodes(t, newCluster(t, testenv.Ebb(t)), 3), states: map[string][]v1alpha1.ChangefeedStatus{}}
 	f.recordAll()
 	for _, step := range []struct {
 		name string
@@ -246,7 +246,7 @@ func feedsWithoutServer(t *testing.T, f *feeds) {
 	}
 	f.signal("apiserver", syscall.SIGKILL)
 	time.Sleep(f.outage()) // the outage itself: longer than every lease
-	f.start("apiserver", "--data-dir", string(f.dir))
+	f.startServer()
 	for _, name := range trio {
 		f.awaitReady(name, epochs[name]+1)
 	}

@@ -119,7 +119,7 @@ func TestChaos(t *testing.T) {
 	if length > shortChaos {
 		c.timing = lease.DefaultTiming()
 	}
-	c.runUp(3)
+	startNodes(t, c.cluster, 3)
 	defer c.dump()
 	c.begin()
 	l := startLoad(t, c.source, busy(seed))
@@ -393,7 +393,7 @@ func (c *chaos) killServer(e event) error {
 		return err
 	}
 	time.Sleep(e.hold) // for how long it is down
-	c.start("apiserver", "--data-dir", string(c.dir))
+	c.startServer()
 	c.await("the API server", func(ctx context.Context) bool {
 		return c.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, &v1alpha1.Settings{}) == nil
 	})

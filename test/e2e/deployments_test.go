@@ -51,7 +51,7 @@ type fleetOfPrograms struct {
 // say whether anything ever ran twice at once.
 func TestProgramsNeverRunTwiceAtOnce(t *testing.T) {
 	beside(t, heavy)
-	f := &fleetOfPrograms{cluster: startCluster(t, testenv.Ebb(t), 3), dir: t.TempDir()}
+	f := &fleetOfPrograms{cluster: startNodes(t, newCluster(t, testenv.Ebb(t)), 3), dir: t.TempDir()}
 	for _, step := range []struct {
 		name string
 		run  func(*testing.T, *fleetOfPrograms)
@@ -418,7 +418,7 @@ func awayServer(t *testing.T, f *fleetOfPrograms) {
 			t.Errorf("programs of %s ran on", name)
 		}
 	}
-	f.start("apiserver", "--data-dir", string(f.cluster.dir))
+	f.startServer()
 	for _, name := range trio {
 		f.awaitReady(name, epochs[name]+1)
 	}

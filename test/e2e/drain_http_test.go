@@ -55,8 +55,7 @@ func drainPath(node string) string { return "/api/v2/captures/" + node + "/drain
 func TestDrainOverHTTPAndKubectl(t *testing.T) {
 	beside(t, light)
 	c := newCluster(t, testenv.Ebb(t))
-	c.start("apiserver", "--data-dir", string(c.dir))
-	until(t, "the API server", func() bool { return c.connect() == nil })
+	startNodes(t, c, 0)
 	for _, name := range trio {
 		c.startNode(name, longLeases...)
 	}

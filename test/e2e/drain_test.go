@@ -34,20 +34,12 @@ func (c *cluster) outage() time.Duration {
 	return d
 }
 
-// startFleet runs an API server and nodes one by one, with points to crash at.
+// startFleet runs an API server and nodes, with points to crash at.
 func startFleet(t *testing.T, nodes int) *cluster {
 	t.Helper()
 	c := newCluster(t, testenv.EbbFailpoints(t))
 	c.points = t.TempDir()
-	c.start("apiserver", "--data-dir", string(c.dir))
-	until(t, "the API server", func() bool { return c.connect() == nil })
-	for i := range nodes {
-		c.startNode(fmt.Sprintf("n%d", i+1))
-	}
-	for i := range nodes {
-		c.awaitReady(fmt.Sprintf("n%d", i+1), 1)
-	}
-	return c
+	return startNodes(t, c, nodes)
 }
 
 // arm makes the next process that reaches a point die there, or wait there.
@@ -209,7 +201,7 @@ func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
 			c.signal("apiserver", syscall.SIGKILL)
 			letGo()
 			time.Sleep(c.outage()) // the outage itself
-			c.start("apiserver", "--data-dir", string(c.dir))
+			c.startServer()
 			until(t, "the API server", func() bool { return c.connect() == nil })
 			d := &v1alpha1.Drain{}
 			until(t, "the drain to end", func() bool {

@@ -21,6 +21,8 @@ const (
 	putLimit = time.Second
 	// longestPause bounds the time without a write that is acknowledged: one election, and what a busy machine adds.
 	longestPause = 5 * time.Second
+	// putRest is between two writes: the load is to be there all the time, not to be all that the machine does.
+	putRest = 5 * time.Millisecond
 )
 
 // etcdLoad writes to an etcd cluster and watches it, all the while its members come, go and die.
@@ -116,6 +118,7 @@ func (l *etcdLoad) writeOn(writing context.Context) {
 		l.pauses = l.pauses[:min(5, len(l.pauses))]
 		l.mu.Unlock()
 		last, why = time.Now(), ""
+		time.Sleep(putRest) // a rate, not a wait
 	}
 }
 

@@ -187,7 +187,7 @@ func (e *etcdUnderTest) nothingLeft() {
 
 func TestAnEtcdClusterIsScaledStoppedAndStartedAsTheSeedSays(t *testing.T) {
 	beside(t, heavy)
-	c := startCluster(t, testenv.Ebb(t), 3)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	e := c.createEtcd("scale", 1)
 	e.settle(1)
 	e.five(1)
@@ -242,7 +242,7 @@ func TestAnEtcdClusterIsScaledStoppedAndStartedAsTheSeedSays(t *testing.T) {
 
 func TestAStoppedEtcdClusterThatRetainsItsDataGoesOnFromIt(t *testing.T) {
 	beside(t, light)
-	c := startCluster(t, testenv.Ebb(t), 3)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	e := c.createEtcd("keep", 3, func(s *v1alpha1.EtcdClusterSpec) { s.Storage.OnStop = v1alpha1.EtcdRetain })
 	e.settle(3)
 	e.five(3)
@@ -450,7 +450,7 @@ func TestAnEtcdClusterWhoseQuorumIsLostIsRestoredWhenAPersonSaysSo(t *testing.T)
 
 func TestEtcdClustersOfOneNameInTwoNamespacesDoNotTouchEachOther(t *testing.T) {
 	beside(t, light)
-	c := startCluster(t, testenv.Ebb(t), 3)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	one := c.createEtcd("twin", 1)
 	size := int32(1)
 	if err := c.client.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}}); err != nil {

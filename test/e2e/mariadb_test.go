@@ -260,7 +260,7 @@ func differences(source, sink map[string]string) []string {
 // same, row by row.
 func TestFromMariaDBToMariaDB(t *testing.T) { // alone: it is work for the whole machine
 	source, sink := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
-	c := startCluster(t, testenv.Ebb(t), 3)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -202,7 +202,7 @@ func apiOutage(t *testing.T, c *cluster) {
 	}
 	c.signal("apiserver", syscall.SIGKILL)
 	time.Sleep(30 * time.Second) // the outage itself
-	c.start("apiserver", "--data-dir", string(c.dir))
+	c.startServer()
 	for _, name := range trio {
 		c.awaitReady(name, epochs[name]+1)
 	}

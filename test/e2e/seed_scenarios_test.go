@@ -60,8 +60,7 @@ func TestSeedDocument(t *testing.T) { // alone: it is work for the whole machine
 	s := &seedRun{source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2")}
 	s.cluster = newCluster(t, testenv.Ebb(t))
 	s.timing = seedLeases
-	s.start("apiserver", "--data-dir", string(s.dir))
-	until(t, "the API server", func() bool { return s.connect() == nil })
+	startNodes(t, s.cluster, 0)
 	s.told = keepChronicle(t, s.client)
 	s.begin(t)
 	for _, step := range []struct {
