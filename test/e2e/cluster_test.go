@@ -48,8 +48,8 @@ type cluster struct {
 	kept   *remains
 }
 
-// quickLeases make losses quick to notice. A busy machine may keep a node from a renewal or two before it fences itself.
-var quickLeases = lease.Timing{Renew: 1500 * time.Millisecond, Timeout: 1500 * time.Millisecond, Fence: 4 * time.Second, Dead: 5 * time.Second, Lost: 6 * time.Second}
+// quickLeases make losses quick to notice. A busy machine may keep a node from two renewals before it fences itself.
+var quickLeases = lease.Timing{Renew: 1500 * time.Millisecond, Timeout: 1500 * time.Millisecond, Fence: 5 * time.Second, Dead: 6 * time.Second, Lost: 7 * time.Second}
 
 // leaseArgs give a node, or the nodes of `ebb up`, a timing.
 func leaseArgs(t lease.Timing) []string {

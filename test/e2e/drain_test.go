@@ -405,17 +405,18 @@ func TestDrainCommand(t *testing.T) {
 	if code := self.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(self.out.String(), "draining before leaving") {
 		t.Errorf("exit %d:\n%s", code, self.out)
 	}
-	var drains v1alpha1.DrainList
-	if err := c.client.List(context.Background(), &drains); err != nil {
-		t.Fatal(err)
-	}
-	complete := 0
-	for _, d := range drains.Items {
-		if d.Spec.NodeName == leader && d.Status.Phase == v1alpha1.DrainComplete {
-			complete++
+	// The coordinator says so after the node has left.
+	until(t, "two complete drains of "+leader, func() bool {
+		var drains v1alpha1.DrainList
+		if err := c.client.List(context.Background(), &drains); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if complete != 2 {
-		t.Errorf("%d complete drains of %s, want 2", complete, leader)
-	}
+		complete := 0
+		for _, d := range drains.Items {
+			if d.Spec.NodeName == leader && d.Status.Phase == v1alpha1.DrainComplete {
+				complete++
+			}
+		}
+		return complete == 2
+	})
 }

@@ -37,9 +37,6 @@ const (
 	resumeLimit = 10 * time.Second
 )
 
-// seedLeases outlast the time that a node is frozen while a maintainer is sent to it.
-var seedLeases = lease.Timing{Renew: time.Second, Timeout: time.Second, Fence: 5 * time.Second, Dead: 6 * time.Second, Lost: 7 * time.Second}
-
 // seedFeeds are the changefeeds and what each carries. Together they carry every table once.
 var seedFeeds = map[string][]string{
 	"zeros": {"app.t*0", "app.t*3", "app.t*6", "app.t*9"}, "ones": {"app.t*1", "app.t*4", "app.t*7"}, "twos": {"app.t*2", "app.t*5", "app.t*8"},
@@ -59,7 +56,6 @@ type seedRun struct {
 func TestSeedDocument(t *testing.T) { // alone: it is work for the whole machine
 	s := &seedRun{source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2")}
 	s.cluster = newCluster(t, testenv.Ebb(t))
-	s.timing = seedLeases
 	startNodes(t, s.cluster, 0)
 	s.told = keepChronicle(t, s.client)
 	s.begin(t)
@@ -127,6 +123,7 @@ func (s *seedRun) begin(t *testing.T) {
 	for name := range seedFeeds {
 		until(t, "changefeed "+name+" to run", func() bool { return feedState(s.cluster, name) == v1alpha1.ChangefeedRunning })
 	}
+	s.allOn(trio[:2]...) // each of its dispatchers too
 	s.load = startLoad(t, s.source, workload{seed: 7, tables: seedTables, rest: 20 * time.Millisecond, define: 4 * time.Second})
 }
 
