@@ -145,7 +145,7 @@ func TestNothingOfADeletedProgramStaysWheneverItWasDeleted(t *testing.T) {
 	}
 	time.Sleep(time.Duration(r.IntN(2000)) * time.Millisecond)
 	a.fenced()
-	b.stop()
+	b.leave()
 	wg.Wait()
 	b.start()
 
