@@ -236,7 +236,7 @@ func TestTheLoneSurvivorGoesBackToWork(t *testing.T) {
 			if step == drain.StepDesireStopping {
 				until(t, "the node to leave", func() bool { return !c.record(target).Held() })
 				epoch++
-				c.startMember(target)
+				c.startNode(target)
 			}
 			c.awaitEnd("lone-"+step, v1alpha1.DrainCancelled, v1alpha1.ReasonLoneSurvivor)
 			c.survived(target, leader, epoch+1)
@@ -290,7 +290,7 @@ func (c *cluster) survived(node, other string, epoch int64) {
 
 // A drain can be cancelled at every step before Stopping, and not after.
 func TestADrainIsCancelled(t *testing.T) {
-	t.Parallel()
+	beside(t, light)
 	c := startFleet(t, 3)
 	leader := c.awaitLeader("")
 	target := others(trio, leader)[0]
