@@ -81,15 +81,17 @@ type PasswordSecretRef struct {
 	Key string `json:"key,omitempty"`
 }
 
-// ChangefeedSpec says what flows from where to where.
+// ChangefeedSpec says what flows from where to where. Rules about one URL are here rather than at its field: the server repeats a
+// field's value when it refuses it.
 //
+// +kubebuilder:validation:XValidation:rule="!self.source.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.source.matches('^mysql://[^@]*:.*@') && !self.source.matches('(?i)[?&](password|passwd|pwd)=')",fieldPath=".source",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sourcePasswordSecretRef or a file in sourcePasswordFile"
+// +kubebuilder:validation:XValidation:rule="!self.sink.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.sink.matches('^mysql://[^@]*:.*@') && !self.sink.matches('(?i)[?&](password|passwd|pwd)=')",fieldPath=".sink",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sinkPasswordSecretRef or a file in sinkPasswordFile"
 // +kubebuilder:validation:XValidation:rule="!has(self.sourcePasswordSecretRef) || !has(self.sourcePasswordFile) || size(self.sourcePasswordFile) == 0",message="give one of sourcePasswordFile and sourcePasswordSecretRef"
 // +kubebuilder:validation:XValidation:rule="!has(self.sinkPasswordSecretRef) || !has(self.sinkPasswordFile) || size(self.sinkPasswordFile) == 0",message="give one of sinkPasswordFile and sinkPasswordSecretRef"
 type ChangefeedSpec struct {
 	// source is where changes come from: mysql://user@host:port (MariaDB 10.6 or newer, by GTID), or datagen://?tables=N&rate=R&seed=S.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
-	// +kubebuilder:validation:XValidation:rule="!self.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.matches('^mysql://[^@]*:.*@') && !self.matches('(?i)[?&](password|passwd|pwd)=')",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sourcePasswordSecretRef or a file in sourcePasswordFile"
 	Source string `json:"source"`
 
 	// sourcePasswordFile is the file with the source's password, below the nodes' --credentials-dir.
@@ -105,7 +107,6 @@ type ChangefeedSpec struct {
 	// sink is where changes go: mysql://user@host:port, file:///directory, or blackhole://.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
-	// +kubebuilder:validation:XValidation:rule="!self.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.matches('^mysql://[^@]*:.*@') && !self.matches('(?i)[?&](password|passwd|pwd)=')",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sinkPasswordSecretRef or a file in sinkPasswordFile"
 	Sink string `json:"sink"`
 
 	// sinkPasswordFile is the file with the sink's password, below the nodes' --credentials-dir.
