@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+func TestApplyTakesListsAndCoreKinds(t *testing.T) {
+	api := testenv.StartAPI(t)
+	apply := func(text string) (string, error) {
+		cmd := newApply()
+		var out bytes.Buffer
+		cmd.SetIn(strings.NewReader(text))
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		cmd.SetArgs([]string{"--kubeconfig", api.Dir.Kubeconfig(), "-f", "-"})
+		err := cmd.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	const list = `apiVersion: v1
+kind: List
+metadata: {resourceVersion: ""}
+items:
+- {apiVersion: v1, kind: Secret, metadata: {name: db, namespace: shop, uid: old, resourceVersion: "7", creationTimestamp: "2026-01-02T03:04:05Z"}, stringData: {password: x}}
+- apiVersion: ebb.dev/v1alpha1
+  kind: Changefeed
+  metadata: {name: demo, namespace: shop}
+  spec: {source: "datagen://?tables=1", sink: "blackhole://"}
+  status: {state: Running}
+- {apiVersion: v1, kind: Namespace, metadata: {name: shop}}
+`
+	for range 2 {
+		if out, err := apply(list); err != nil || out != "secret/db applied\nchangefeed/demo applied\nnamespace/shop applied\n" {
+			t.Errorf("%v, %s", err, out)
+		}
+	}
+	var secret corev1.Secret
+	if err := api.Admin().Get(context.Background(), client.ObjectKey{Namespace: "shop", Name: "db"}, &secret); err != nil || string(secret.Data["password"]) != "x" {
+		t.Errorf("%v, %v", err, secret.Data)
+	}
+	for text, want := range map[string]string{
+		strings.ReplaceAll(list, "name: demo", "nme: demo"):                                                                                       "-: document 1: item 2: apiVersion, kind and metadata.name are needed",
+		"{apiVersion: v1, kind: ConfigMap, metadata: {name: c, namespace: nowhere}}":                                                              `nothing was applied: ConfigMap c: namespaces "nowhere" not found`,
+		"{apiVersion: v1, kind: Namespace, metadata: {name: made}}\n---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: C, namespace: made}}": "nothing but namespaces was applied: ConfigMap C: ",
+	} {
+		if _, err := apply(text); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
