@@ -70,7 +70,7 @@ func (o Opener) secret(ctx context.Context, namespace string, ref dispatch.Secre
 	}
 	value, ok := data[ref.Key]
 	if !ok {
-		return "", fmt.Errorf("Secret %q in namespace %q has no key %q: add it, or name another key in the changefeed", ref.Name, namespace, ref.Key)
+		return "", fmt.Errorf("there is no key %q in Secret %q of namespace %q: add it, or name another key in the changefeed", ref.Key, ref.Name, namespace)
 	}
 	password := dispatch.Password(trimNewlines(string(value)))
 	if password == "" {
@@ -80,7 +80,7 @@ func (o Opener) secret(ctx context.Context, namespace string, ref dispatch.Secre
 }
 
 // errUnresolved: whoever opens a source or a sink reads its Secrets first.
-var errUnresolved = errors.New("the password was not read from its Secret")
+var errUnresolved = errors.New("it was not read before opening")
 
 // either is a password from a Secret, if one is named, or from a file.
 func (o Opener) either(ref dispatch.SecretRef, found dispatch.Password, file string) (string, error) {
@@ -88,7 +88,7 @@ func (o Opener) either(ref dispatch.SecretRef, found dispatch.Password, file str
 		return o.password(file)
 	}
 	if found == "" {
-		return "", fmt.Errorf("Secret %q: %w", ref.Name, errUnresolved)
+		return "", fmt.Errorf("password in Secret %q: %w", ref.Name, errUnresolved)
 	}
 	return string(found), nil
 }
