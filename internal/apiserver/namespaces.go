@@ -122,22 +122,24 @@ func (n *namespaces) used(ctx context.Context, crds crdclient.CustomResourceDefi
 			used[o.(metav1.Object).GetNamespace()] = true
 			return nil
 		})
-		if err != nil {
+		if err != nil && !apierrors.IsNotFound(err) { // a type whose names were not accepted is not served
 			return nil, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}
 	}
 	return sets.New(slices.Collect(maps.Keys(used))...), nil
 }
 
-// namespacedResource is a version under which a type's objects can be listed, if they are in namespaces.
+// namespacedResource is a version under which a type's objects can be listed, if they are in namespaces: the one in which
+// they are stored, where it is served, because nothing has to be converted then.
 func namespacedResource(crd *apiextensionsv1.CustomResourceDefinition) (schema.GroupVersionResource, bool) {
 	if crd.Spec.Scope != apiextensionsv1.NamespaceScoped || crd.DeletionTimestamp != nil {
 		return schema.GroupVersionResource{}, false
 	}
+	gvr := schema.GroupVersionResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
 	for _, v := range crd.Spec.Versions {
-		if v.Served {
-			return schema.GroupVersionResource{Group: crd.Spec.Group, Version: v.Name, Resource: crd.Spec.Names.Plural}, true
+		if v.Served && (v.Storage || gvr.Version == "") {
+			gvr.Version = v.Name
 		}
 	}
-	return schema.GroupVersionResource{}, false
+	return gvr, gvr.Version != ""
 }
