@@ -109,7 +109,10 @@ func spawn(ctx context.Context, exe, dir, logFormat string, lock *os.File) (Stat
 	defer ready.Close()
 	cmd := exec.Command(exe, "shim", detachFlag, dir)
 	// Two threads for Go code are what the shim needs: one may wait in exec while the other keeps the deadline.
-	cmd.Env = []string{"GOMAXPROCS=2", logFormatEnv + "=" + logFormat}
+	cmd.Env = []string{"GOMAXPROCS=2"}
+	if logFormat != "" && logFormat != "text" {
+		cmd.Env = append(cmd.Env, logFormatEnv+"="+logFormat)
+	}
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = out, log
 	cmd.ExtraFiles = []*os.File{lock}

@@ -297,7 +297,7 @@ func statusDeployments(t *testing.T, c *cluster) {
 	if _, errs, code := c.run("status", "deployments", "hallo"); code != 1 || errs != "ebb: there is no deployment or daemon \"hallo\" in any namespace: `ebb status deployments` lists them\n" {
 		t.Errorf("exit %d: %s", code, errs)
 	}
-	if got := c.must("status"); !strings.Contains(got, "\n3 deployments: 2 running, 1 not running where it should (nowhere: ") {
+	if got := c.must("status"); !strings.Contains(got, "\n3 deployments: 1 running, 1 disabled, 1 not running where it should (nowhere: No node may claim it ") {
 		t.Errorf("status:\n%s", got)
 	}
 }
