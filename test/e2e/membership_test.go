@@ -21,7 +21,7 @@ var trio = []string{"n1", "n2", "n3"}
 
 // One cluster goes through everything that befalls machines: each step starts from where the one before left it.
 func TestMachinesComeAndGo(t *testing.T) {
-	beside(t, light)
+	beside(t, heavy)
 	c := newCluster(t, testenv.Ebb(t))
 	c.timing = lease.DefaultTiming() // in this test alone: it is what the documents say and people have
 	c.runUp(3)
