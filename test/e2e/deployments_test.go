@@ -49,7 +49,8 @@ type fleetOfPrograms struct {
 
 // One cluster runs thirty deployments and two daemons through everything that befalls machines. In the end the diaries
 // say whether anything ever ran twice at once.
-func TestProgramsNeverRunTwiceAtOnce(t *testing.T) { // alone: it is work for the whole machine
+func TestProgramsNeverRunTwiceAtOnce(t *testing.T) {
+	beside(t, heavy)
 	f := &fleetOfPrograms{cluster: startNodes(t, newCluster(t, testenv.Ebb(t)), 3), dir: t.TempDir()}
 	for _, step := range []struct {
 		name string

@@ -327,6 +327,7 @@ func (l *etcdLoad) read() []etcdWrite {
 }
 
 func TestAnEtcdClusterUnderLoadLosesNoWriteAndNoQuorum(t *testing.T) {
+	beside(t, heavy)
 	c := startFleet(t, 4)
 	e := c.createEtcd("load", 3)
 	e.settle(3)

@@ -258,7 +258,8 @@ func differences(source, sink map[string]string) []string {
 
 // A real MariaDB pair under load, while nodes are drained and killed and the sink is killed: in the end every table is the
 // same, row by row.
-func TestFromMariaDBToMariaDB(t *testing.T) { // alone: it is work for the whole machine
+func TestFromMariaDBToMariaDB(t *testing.T) {
+	beside(t, heavy)
 	source, sink := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
 	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {

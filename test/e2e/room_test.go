@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// How much of a small machine a test needs. Most of them wait for leases, drains and restarts more than they compute, so several share
-// it. A test whose load is as much as the machine carries runs alone: it does not call beside.
+// How much of a small machine a test needs. All of them wait for leases, drains and restarts more than they compute, so several share
+// it.
 const (
 	light = 1 // a cluster that mostly waits
-	heavy = 2 // one that computes as much as it waits
-	rooms = 4
+	heavy = 2 // one with a load, or with so many processes that it keeps a core busy for half of the time
+	rooms = 5
 )
 
 var room = semaphore.NewWeighted(rooms)

@@ -53,7 +53,8 @@ type seedRun struct {
 
 // What the seed document asks of drains, with real nodes and a real MariaDB pair under load. After every step the load rests for a
 // moment, every table is compared row by row, and a referee goes through every version of every object so far.
-func TestSeedDocument(t *testing.T) { // alone: it is work for the whole machine
+func TestSeedDocument(t *testing.T) {
+	beside(t, heavy)
 	s := &seedRun{source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2")}
 	s.cluster = newCluster(t, testenv.Ebb(t))
 	startNodes(t, s.cluster, 0)
