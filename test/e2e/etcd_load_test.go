@@ -63,6 +63,15 @@ func (e *etcdUnderTest) load() *etcdLoad {
 	e.t.Helper()
 	l := &etcdLoad{e: e, write: e.connectEtcd(), listen: e.connectEtcd()}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
+	// A client may be told of other endpoints once it has used its first ones: before, that is a data race of its library's.
+	for _, c := range []*clientv3.Client{l.write, l.listen} {
+		until(e.t, "the client to be answered", func() bool {
+			ctx, cancel := context.WithTimeout(l.ctx, putLimit)
+			defer cancel()
+			_, err := c.Get(ctx, "load/")
+			return err == nil
+		})
+	}
 	for _, work := range []func(){l.watchOn, l.follow, l.referee} {
 		l.work.Go(work)
 	}
