@@ -18,7 +18,7 @@ import (
 
 // A cluster with every kind of work is run, cut off from its API for a while and stopped; the libraries have a good deal to say.
 func TestEveryLineOfALogInJSONIsJSON(t *testing.T) {
-	t.Parallel()
+	beside(t, heavy)
 	testenv.Quiet()
 	c := &cluster{t: t, whole: t, ebb: testenv.Ebb(t), dir: datadir.Dir(filepath.Join(t.TempDir(), "data"))}
 	c.up = c.start("up", "--nodes", "3", "--samples", "--data-dir", string(c.dir), "--log-format", "json", "--log-level", "debug")
@@ -114,7 +114,7 @@ func everyLineIsJSON(t *testing.T, name, text string) {
 }
 
 func TestALogFormatOrLevelThatDoesNotExistIsRefused(t *testing.T) {
-	t.Parallel()
+	beside(t, heavy)
 	c := &cluster{t: t, whole: t, ebb: testenv.Ebb(t), dir: datadir.Dir(t.TempDir())}
 	for _, command := range [][]string{{"up"}, {"apiserver"}, {"node", "--name", "n1"}, {"etcd-member"}} {
 		for flag, want := range map[string]string{
