@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -64,6 +66,10 @@ func TestTheManifestsInTheDocumentationAreAccepted(t *testing.T) {
 				named := read[struct{ Metadata types.NamespacedName }](t, block).Metadata
 				if named.Namespace == "" {
 					named.Namespace = "default"
+				}
+				ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: named.Namespace}}
+				if err := c.Create(context.Background(), ns); client.IgnoreAlreadyExists(err) != nil {
+					t.Fatal(err)
 				}
 				cmd := exec.Command(ebb, "apply", "--kubeconfig", api.Dir.Kubeconfig(), "-f", "-")
 				cmd.Stdin = strings.NewReader(block)
