@@ -157,9 +157,13 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	counts := map[string]int64{m.run.opts.Node: 1} // the table trigger
+	draining := ""
+	if w.slot != nil {
+		draining = w.slot.Node
+	}
 	for _, t := range m.tables {
-		if t.phase != TableAbsent && t.node != "" {
-			counts[t.node]++
+		if on := t.countsOn(draining); on != "" {
+			counts[on]++
 		}
 	}
 	s.Nodes = nil
@@ -180,6 +184,18 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 		at := metav1.NewTime(m.at)
 		s.CheckpointTime = &at
 	}
+}
+
+// countsOn is the node that a table is counted on, if any. One on its way is counted where it comes from, unless that is nowhere
+// or it is on its way to the draining node: once the maintainer has said that it knows of a drain, the count there only falls.
+func (t *table) countsOn(draining string) string {
+	switch {
+	case t.phase == TableAbsent:
+		return ""
+	case t.phase == TableBusy && (t.node == "" || t.to == draining):
+		return t.to
+	}
+	return t.node
 }
 
 // tellProblem writes why the changefeed does not flow. What cannot be mended by trying again fails it.

@@ -65,7 +65,8 @@ func (m *maintainer) place(ctx context.Context, w world) {
 		for chunk := range slices.Chunk(names, size) {
 			m.mu.Lock()
 			for _, name := range chunk {
-				m.tables[name].phase, m.tables[name].to = TableBusy, pair[1]
+				t := m.tables[name]
+				t.phase, t.node, t.to = TableBusy, pair[0], pair[1]
 			}
 			m.mu.Unlock()
 			m.busy.Go(func() { m.move(ctx, w, pair[0], pair[1], chunk) })

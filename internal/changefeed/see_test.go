@@ -25,3 +25,24 @@ func TestAMaintainerNeverGoesBackToAnOlderObject(t *testing.T) {
 		}
 	}
 }
+
+// A drain may begin while orders to its node are under way. What they start must be in the first count that says that the drain is
+// known: a count that grows later would say that a draining node takes work.
+func TestATableOnItsWayToTheDrainingNodeIsCountedThere(t *testing.T) {
+	for name, c := range map[string]struct {
+		table table
+		want  string
+	}{
+		"it runs":                                      {table{phase: TableRunning, node: "n1"}, "n1"},
+		"it runs nowhere":                              {table{phase: TableAbsent, node: "n1"}, ""},
+		"it is placed for the first time":              {table{phase: TableBusy, to: "n1"}, "n1"},
+		"it is placed on the draining node":            {table{phase: TableBusy, to: "n2"}, "n2"},
+		"it moves to the draining node":                {table{phase: TableBusy, node: "n1", to: "n2"}, "n2"},
+		"it moves off the draining node":               {table{phase: TableBusy, node: "n2", to: "n1"}, "n2"},
+		"it moves between two nodes that do not drain": {table{phase: TableBusy, node: "n1", to: "n3"}, "n1"},
+	} {
+		if got := c.table.countsOn("n2"); got != c.want {
+			t.Errorf("%s: it is counted on %q, want %q", name, got, c.want)
+		}
+	}
+}

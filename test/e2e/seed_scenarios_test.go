@@ -124,7 +124,6 @@ func (s *seedRun) begin(t *testing.T) {
 	for name := range seedFeeds {
 		until(t, "changefeed "+name+" to run", func() bool { return feedState(s.cluster, name) == v1alpha1.ChangefeedRunning })
 	}
-	s.allOn(trio[:2]...) // each of its dispatchers too
 	s.load = startLoad(t, s.source, workload{seed: 7, tables: seedTables, rest: 20 * time.Millisecond, define: 4 * time.Second})
 }
 
