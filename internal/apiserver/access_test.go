@@ -22,8 +22,8 @@ var access = []struct{ kind, admin, viewer, node, coordinator, termOver string }
 	{"node n2", "glwcupUPdD", "glw-------", "glw-------", "glw-upUP--", "glw-------"},
 	{"drain", "glwcupUPdD", "glw-------", "glw-------", "glwcupUPd-", "glw-------"},
 	{"settings", "glwcupUP--", "glw-------", "glw-------", "glw---UP--", "glw-------"},
-	{"lease of n1", "glwcup..dD", "glw-------", "glwcup..--", "glwcup..--", "glw---..--"},
-	{"lease of n2", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
+	{"lease of n1", "glwcup..--", "glw-------", "glwcup..--", "glwcup..--", "glw---..--"},
+	{"lease of n2", "glwcup..--", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
 	{"lease of the election", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glwcup..--"},
 	{"lease elsewhere", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
 	{"event", "glwcup..dD", "glw-------", "glwc-p-.--", "glwcup..d-", "glw---..--"},
@@ -224,8 +224,7 @@ func standWhereStatusIsWritten(t *testing.T, admin caller, verb byte) {
 	t.Helper()
 	release(t, admin, "n1")
 	if verb == 'U' || verb == 'P' {
-		replace(t, admin, leases, nodeLease("n1", "p1", 1, 0))
-		admin.must(t, http.MethodPatch, nodes+"/n1/status", object{"status": object{"epoch": 1}})
+		admin.must(t, http.MethodPatch, nodes+"/n1/status", object{"status": object{"epoch": hold(t, admin, "n1", "p1")}})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"os/exec"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -188,5 +189,58 @@ func TestOnlyTheGarbageCollectorsFinalizersAreTakenAway(t *testing.T) {
 	admin.must(t, http.MethodPatch, drains+"/"+name, object{"metadata": object{"finalizers": nil}})
 	if a := admin.do(t, http.MethodGet, drains+"/"+name, nil); a.code != http.StatusNotFound {
 		t.Errorf("without finalizers: %s, want 404", a)
+	}
+}
+
+func TestANodeThatTheDrainSlotNamesCannotBeDeleted(t *testing.T) {
+	admin := api(t).admin(t)
+	name := fresh("n")
+	path := nodes + "/" + name
+	admin.must(t, http.MethodPost, nodes, nodeObject(name))
+	admin.must(t, http.MethodPatch, settings+"/cluster/status", object{"status": object{"activeDrain": object{"name": "d", "uid": "u", "node": name, "nodeEpoch": 1}}})
+	refused(t, admin.do(t, http.MethodDelete, path, nil), `nodes.ebb.dev "`+name+`" is forbidden: drain d of node `+name+
+		" has not let go of it yet: wait until the drain has ended, or cancel it with `ebb drain "+name+" --cancel`")
+	admin.must(t, http.MethodPatch, settings+"/cluster/status", object{"status": object{"activeDrain": nil}})
+	admin.must(t, http.MethodDelete, path, nil)
+}
+
+func TestADrainIsDeletedInEveryPhaseButStopping(t *testing.T) {
+	admin := api(t).admin(t)
+	for _, phase := range phases {
+		name := fresh("d")
+		admin.must(t, http.MethodPost, drains, drainObject(name))
+		admin.must(t, http.MethodPatch, drains+"/"+name+"/status", object{"status": object{"phase": phase}})
+		for _, path := range []string{drains + "/" + name, drains + "?fieldSelector=metadata.name=" + name} {
+			a := admin.do(t, http.MethodDelete, path, nil)
+			if phase != "Stopping" {
+				if a.code != http.StatusOK {
+					t.Errorf("%s: %s", phase, a)
+				}
+				continue
+			}
+			want := "the drain is Stopping: node n9 is empty and leaves, so it cannot be cancelled any more; delete the record when the drain has ended"
+			if a.code != http.StatusConflict || !strings.HasSuffix(a.message(), want) {
+				t.Errorf("%s: %s, want 409 %s", phase, a, want)
+			}
+		}
+	}
+}
+
+func TestADrainCanBeCancelledUntilItIsStopping(t *testing.T) {
+	admin := api(t).admin(t)
+	const tooLate = "a drain that is Stopping or has ended cannot be cancelled any more: its node leaves or has left; start the node again to bring it back"
+	for _, phase := range phases {
+		name := fresh("d")
+		path := drains + "/" + name
+		admin.must(t, http.MethodPost, drains, drainObject(name))
+		admin.must(t, http.MethodPatch, path+"/status", object{"status": object{"phase": phase}})
+		var want []string
+		if phase == "Stopping" || phase == "Complete" || phase == "Cancelled" {
+			want = []string{tooLate}
+		}
+		invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": true}}), want...)
+		if want == nil {
+			invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": false}}), "a drain that was cancelled stays cancelled: create another Drain")
+		}
 	}
 }

@@ -140,6 +140,28 @@ func replace(t testing.TB, admin caller, collection string, o object) {
 	admin.must(t, http.MethodPost, collection, o)
 }
 
+// hold begins the next epoch of a node, and says which that is.
+func hold(t testing.TB, admin caller, node, holder string) (epoch int) {
+	t.Helper()
+	path := leases + "/" + lease.NameOf(node)
+	have := admin.do(t, http.MethodGet, path, nil)
+	if have.code == http.StatusNotFound {
+		admin.must(t, http.MethodPost, leases, nodeLease(node, holder, 1, 0))
+		return 1
+	}
+	notes, _ := have.object(t)["metadata"].(map[string]any)["annotations"].(map[string]any)
+	before, _ := notes[lease.EpochAnnotation].(string)
+	epoch, err := strconv.Atoi(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	epoch++
+	admin.must(t, http.MethodPatch, path, object{
+		"metadata": object{"annotations": object{lease.EpochAnnotation: strconv.Itoa(epoch)}}, "spec": object{"holderIdentity": holder},
+	})
+	return epoch
+}
+
 // release ends the epoch of a node's lease in order, if one is held.
 func release(t testing.TB, admin caller, node string) {
 	t.Helper()

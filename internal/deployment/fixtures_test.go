@@ -24,6 +24,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -150,6 +151,7 @@ func newSiteAlone(t testing.TB) *site {
 
 func siteOn(t testing.TB, api *testenv.API, l *leader) *site {
 	s := &site{t: t, api: api, admin: api.Admin(), lead: l, home: fmt.Sprintf("site-%d", sites.Add(1)), dir: t.TempDir()}
+	s.must(s.admin.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.home}}))
 	t.Cleanup(s.clear)
 	return s
 }
