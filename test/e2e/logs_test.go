@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
@@ -19,13 +18,8 @@ import (
 // A cluster with every kind of work is run, cut off from its API for a while and stopped; the libraries have a good deal to say.
 func TestEveryLineOfALogInJSONIsJSON(t *testing.T) {
 	beside(t, heavy)
-	testenv.Quiet()
-	c := &cluster{t: t, whole: t, ebb: testenv.Ebb(t), dir: datadir.Dir(filepath.Join(t.TempDir(), "data"))}
-	c.up = c.start("up", "--nodes", "3", "--samples", "--data-dir", string(c.dir), "--log-format", "json", "--log-level", "debug")
-	until(t, "ebb up to be ready", func() bool { return hasLine(c.up.out.String(), "ready") })
-	if err := c.connect(); err != nil {
-		t.Fatal(err)
-	}
+	c := newCluster(t, testenv.Ebb(t))
+	c.runUp(3, "--samples", "--log-format", "json", "--log-level", "debug")
 	until(t, "the etcd cluster to run", func() bool { return strings.Contains(c.must("status"), "\n1 etcd cluster: as it should be\n") })
 	speakNonsense(t, c.node("n1").Status.HTTPAddress)
 	cfg, err := kubeclient.Load(c.dir.Kubeconfig())
@@ -115,7 +109,7 @@ func everyLineIsJSON(t *testing.T, name, text string) {
 
 func TestALogFormatOrLevelThatDoesNotExistIsRefused(t *testing.T) {
 	beside(t, heavy)
-	c := &cluster{t: t, whole: t, ebb: testenv.Ebb(t), dir: datadir.Dir(t.TempDir())}
+	c := newCluster(t, testenv.Ebb(t))
 	for _, command := range [][]string{{"up"}, {"apiserver"}, {"node", "--name", "n1"}, {"etcd-member"}} {
 		for flag, want := range map[string]string{
 			"--log-format=xml": `ebb: invalid argument "xml" for "--log-format" flag: "xml" is not a log format: use text or json` + "\n",
