@@ -28,6 +28,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // patience bounds every wait for something that should come, on a machine that may be busy.
@@ -38,6 +39,7 @@ type cluster struct {
 	t      testing.TB // the step that is running
 	whole  testing.TB // the test that the processes live as long as
 	ebb    string
+	server string // the program that serves the API
 	dir    datadir.Dir
 	client client.WithWatch
 	up     *process
@@ -61,7 +63,7 @@ func leaseArgs(t lease.Timing) []string {
 func newCluster(t testing.TB, ebb string) *cluster {
 	t.Helper()
 	testenv.Quiet()
-	c := &cluster{t: t, whole: t, ebb: ebb, dir: datadir.Dir(filepath.Join(t.TempDir(), "data")), timing: quickLeases, kept: &remains{}}
+	c := &cluster{t: t, whole: t, ebb: ebb, server: ebb, dir: datadir.Dir(filepath.Join(t.TempDir(), "data")), timing: quickLeases, kept: &remains{}}
 	if _, measures := t.(*testing.B); measures {
 		c.timing = lease.DefaultTiming()
 	}
@@ -103,9 +105,14 @@ func startCluster(t testing.TB, ebb string, nodes int) *cluster {
 	return c
 }
 
-// startNodes runs an API server and nodes n1 to nN one by one, without `ebb up`.
+// startNodes runs an API server and nodes n1 to nN one by one, without `ebb up`. The race detector makes an API server do several times
+// the work, most of it not Ebb's, so here it is for the nodes alone: the tests with `ebb up`, those of internal/apiserver and the long
+// form have it in the API server too.
 func startNodes(t testing.TB, c *cluster, nodes int) *cluster {
 	t.Helper()
+	if !testlength.Long() {
+		c.server = testenv.EbbPlain(t)
+	}
 	c.startServer()
 	until(t, "the API server", func() bool { return c.connect() == nil })
 	for i := range nodes {
@@ -120,7 +127,7 @@ func startNodes(t testing.TB, c *cluster, nodes int) *cluster {
 // startServer runs `ebb apiserver` in the cluster's data directory.
 func (c *cluster) startServer() *process {
 	c.t.Helper()
-	return c.start("apiserver", "--data-dir", string(c.dir))
+	return c.launch(c.server, "apiserver", "--data-dir", string(c.dir))
 }
 
 // runUp runs `ebb up` with more arguments, if there are any, until it prints that it is ready.
@@ -174,7 +181,12 @@ func hasLine(text, line string) bool {
 // start runs ebb beside the test and ends it with the test.
 func (c *cluster) start(args ...string) *process {
 	c.t.Helper()
-	p := &process{cmd: exec.Command(c.ebb, args...), out: &output{}, done: make(chan struct{})}
+	return c.launch(c.ebb, args...)
+}
+
+func (c *cluster) launch(exe string, args ...string) *process {
+	c.t.Helper()
+	p := &process{cmd: exec.Command(exe, args...), out: &output{}, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if c.points != "" {

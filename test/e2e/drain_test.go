@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -246,31 +248,41 @@ func TestTheLoneSurvivorGoesBackToWork(t *testing.T) {
 			return
 		}
 	}
-	t.Run("the node is frozen while its drain begins, and its coordinator is killed", func(t *testing.T) {
-		c.t = t
-		leader := c.awaitLeader("")
-		target := others(pair, leader)[0]
-		epoch := c.record(target).Epoch
-		c.arm("after-"+drain.StepBegin, "hold")
-		c.ask("frozen", target)
-		c.awaitHeld("after-" + drain.StepBegin)
-		c.signal(target, syscall.SIGSTOP)
-		c.signal(leader, syscall.SIGKILL)
-		c.signal(target, syscall.SIGCONT)
-		until(t, "people to be told that nobody leads", func() bool {
-			out := c.must("explain", target)
-			return strings.Contains(out, "There is no coordinator: node "+leader+" was elected and has not renewed its election for ") &&
-				strings.Contains(out, "Node "+target+" cannot lead while drain frozen names it. It cancels that drain and leads once every other node has left or is lost; it waits for "+leader+".\n") &&
-				strings.Contains(c.must("status"), "2 nodes, coordinator: none\nThere is no coordinator: node "+leader+" was elected")
-		})
-		c.awaitEnd("frozen", v1alpha1.DrainCancelled, v1alpha1.ReasonLoneSurvivor)
-		c.survived(target, leader, epoch+1)
-		if out := c.must("explain", target); strings.Contains(out, "There is no coordinator") {
-			t.Errorf("explain:\n%s", out)
-		}
-		c.back(leader)
-	})
 	c.t = t
+}
+
+// The node is frozen while its drain begins, and its coordinator is killed for good. Leases are long enough for people to look.
+func TestPeopleAreToldWhyNobodyLeads(t *testing.T) {
+	beside(t, light)
+	c := newCluster(t, testenv.EbbFailpoints(t))
+	c.points = t.TempDir()
+	c.timing = lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 10 * time.Second, Dead: 12 * time.Second, Lost: 25 * time.Second}
+	startNodes(t, c, 2)
+	pair := []string{"n1", "n2"}
+	leader := c.awaitLeader("")
+	target := others(pair, leader)[0]
+	epoch := c.record(target).Epoch
+	c.arm("after-"+drain.StepBegin, "hold")
+	c.ask("frozen", target)
+	c.awaitHeld("after-" + drain.StepBegin)
+	c.signal(target, syscall.SIGSTOP)
+	c.signal(leader, syscall.SIGKILL)
+	c.signal(target, syscall.SIGCONT)
+	// It takes seconds until the survivor may act. Until then both commands say what is going on.
+	silent := regexp.MustCompile(`(The coordinator, node ` + leader + `, has not renewed its election for \d+s|There is no coordinator: (node ` + leader + ` was elected|the election was released))`)
+	why := "Node " + target + " cannot lead while drain frozen names it. It cancels that drain and leads once every other node has left or is lost; it waits for " + leader + ".\n"
+	for _, command := range [][]string{{"explain", target}, {"status"}} {
+		until(t, "`ebb "+command[0]+"` to say that the coordinator is silent", func() bool {
+			out := c.must(command...)
+			return silent.MatchString(out) && strings.Contains(out, why)
+		})
+	}
+	c.awaitEnd("frozen", v1alpha1.DrainCancelled, v1alpha1.ReasonLoneSurvivor)
+	c.survived(target, leader, epoch+1)
+	if out := c.must("explain", target); strings.Contains(out, "There is no coordinator") {
+		t.Errorf("explain:\n%s", out)
+	}
+	c.back(leader)
 }
 
 // survived wants a node to lead, Alive in an epoch, and the other one to be marked.
