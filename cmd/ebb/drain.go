@@ -143,14 +143,18 @@ func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client
 	})
 }
 
-// awaitBack waits until the node of a cancelled drain serves in a newer epoch than the drained one, or has left.
+// awaitBack waits until the node of a cancelled drain serves in a newer epoch than the drained one, and the slot is free.
 func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1.Drain) error {
 	for {
-		n := &v1alpha1.Node{}
+		n, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
 		if err := c.Get(ctx, types.NamespacedName{Name: d.Spec.NodeName}, n); err != nil {
 			return err
 		}
-		if n.Status.Epoch > d.Status.NodeEpoch && n.IsReady() {
+		if err := c.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+			return err
+		}
+		slot := settings.Status.ActiveDrain
+		if n.Status.Epoch > d.Status.NodeEpoch && n.IsReady() && (slot == nil || slot.UID != string(d.UID)) {
 			return nil
 		}
 		select {
