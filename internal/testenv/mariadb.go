@@ -65,12 +65,7 @@ var mariaDBArgs = []string{
 // Without mariadbd the test is skipped, on CI it fails.
 func StartMariaDB(t testing.TB, args ...string) *MariaDB {
 	t.Helper()
-	if _, err := exec.LookPath("mariadbd"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("mariadbd is missing: test/setup installs it")
-		}
-		t.Skip("mariadbd is missing: install mariadb-server, or run test/setup")
-	}
+	needMariaDB(t)
 	if len(args) == 0 {
 		return servers.take(t)
 	}
@@ -294,4 +289,16 @@ func (m *MariaDB) Value(query string) string {
 		return "NULL"
 	}
 	return value.String
+}
+
+// needMariaDB skips a test where there is no MariaDB, and fails it on CI.
+func needMariaDB(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("mariadbd"); err == nil {
+		return
+	}
+	if os.Getenv("CI") != "" {
+		t.Fatal("mariadbd is missing: test/setup installs it")
+	}
+	t.Skip("mariadbd is missing: install mariadb-server, or run test/setup")
 }

@@ -75,9 +75,7 @@ func TestDiesWithAServer(t *testing.T) {
 }
 
 func TestServersGoWithTheProcessThatPanics(t *testing.T) {
-	if _, err := exec.LookPath("mariadbd"); err != nil {
-		t.Skip("mariadbd is missing")
-	}
+	needMariaDB(t)
 	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestDiesWithAServer$")
 	cmd.Env = append(os.Environ(), diesEnv+"=1", "TMPDIR="+dir)
