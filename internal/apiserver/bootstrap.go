@@ -45,6 +45,13 @@ func (s *Server) bootstrap(ctx context.Context) error {
 			return fmt.Errorf("wait for %s: %w", crd.Name, err)
 		}
 	}
+	if s.store != nil {
+		for _, crd := range s.crds {
+			if err := skipCreationDelay(ctx, typed.CustomResourceDefinitions(), crd.Name); err != nil {
+				return fmt.Errorf("wait for %s: %w", crd.Name, err)
+			}
+		}
+	}
 	if err := s.awaitUsable(ctx, typed.RESTClient()); err != nil {
 		return err
 	}
@@ -113,9 +120,40 @@ func awaitEstablished(ctx context.Context, crds crdclient.CustomResourceDefiniti
 		if err != nil {
 			return false, err
 		}
-		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
-		}), nil
+		e := established(crd)
+		return e != nil && e.Status == apiextensionsv1.ConditionTrue, nil
+	})
+}
+
+func established(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinitionCondition {
+	at := slices.IndexFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+		return c.Type == apiextensionsv1.Established
+	})
+	if at < 0 {
+		return nil
+	}
+	return &crd.Status.Conditions[at]
+}
+
+// creationDelay is how long the server holds up the creation of objects of a definition that was established less than that ago, so
+// that other API servers on the same store learn of the definition first.
+const creationDelay = 2 * time.Second
+
+// skipCreationDelay dates the establishment of a definition back, so that the first start need not wait: there is no other server on an
+// embedded store.
+func skipCreationDelay(ctx context.Context, crds crdclient.CustomResourceDefinitionInterface, name string) error {
+	return retry(ctx, func(ctx context.Context) (bool, error) {
+		crd, err := crds.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		e := established(crd)
+		if e == nil || time.Since(e.LastTransitionTime.Time) > creationDelay {
+			return e != nil, nil
+		}
+		e.LastTransitionTime = metav1.NewTime(e.LastTransitionTime.Add(-creationDelay - time.Second))
+		_, err = crds.UpdateStatus(ctx, crd, metav1.UpdateOptions{})
+		return err == nil, err
 	})
 }
 

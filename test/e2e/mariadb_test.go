@@ -165,14 +165,17 @@ func (l *load) redefine(ctx context.Context, r *rand.Rand) {
 // that it cannot be done again.
 func (l *load) definition(ctx context.Context, statement string) error {
 	for again := false; ; again = true {
-		_, err := l.db.ExecContext(ctx, statement)
-		if err == nil || ctx.Err() != nil {
-			return err
+		_, err := l.db.Exec(statement) // to its end, also when the load ends meanwhile
+		if err == nil {
+			return nil
 		}
 		if !unanswered(err) {
 			if again {
 				return nil
 			}
+			return err
+		}
+		if ctx.Err() != nil {
 			return err
 		}
 		time.Sleep(100 * time.Millisecond) // a rate, not a wait
