@@ -35,8 +35,9 @@ import (
 // patience bounds every wait for something that should come: fifty decisions take a minute on a busy machine.
 const patience = 4 * time.Minute
 
-// Each has a real embedded API of its own: there is one slot, and what a Lease remembers of a node stays.
+// They have a real embedded API one after the other: there is one slot.
 func TestOnARealAPI(t *testing.T) {
+	api := testenv.StartAPI(t)
 	for _, c := range []struct {
 		behaviour string
 		test      func(*testing.T, *cluster)
@@ -61,7 +62,10 @@ func TestOnARealAPI(t *testing.T) {
 		{"a finished drain that holds the slot is pruned only after it", testPruningLeavesTheSlot},
 		{"a finished drain is pruned when its time has come", testPruningWaits},
 	} {
-		t.Run(c.behaviour, func(t *testing.T) { c.test(t, newCluster(t, testenv.StartAPI(t))) })
+		t.Run(c.behaviour, func(t *testing.T) {
+			api.Empty()
+			c.test(t, newCluster(t, api))
+		})
 	}
 }
 
