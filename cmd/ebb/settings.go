@@ -18,6 +18,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // setting is one value of Settings that people set by name.
@@ -62,7 +63,7 @@ var settingsTable = []setting{
 	{
 		name: "drain.balanceAfter", alias: "drain-balance-after", help: "how long no drain must have run before changefeeds are balanced",
 		get: func(s *v1alpha1.SettingsSpec) string {
-			return durationOr(s.Drain.BalanceAfter, changefeed.DefaultBalanceAfter)
+			return durationOr(s.Drain.BalanceAfter, fleet.DefaultBalanceAfter)
 		},
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.BalanceAfter, text) },
 	},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -17,7 +18,7 @@ var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // threeNodes live; n3 has other labels.
 func threeNodes() deployment.World {
-	w := deployment.World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
+	w := deployment.World{Fleet: fleet.Fleet{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}}
 	for _, name := range []string{"n1", "n2", "n3"} {
 		n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"disk": "ssd"}}}
 		n.Status.Epoch, n.Status.Liveness = 1, v1alpha1.Alive

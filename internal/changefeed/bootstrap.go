@@ -157,7 +157,7 @@ func (m *maintainer) meetAll(ctx context.Context) error {
 // has not answered.
 func (m *maintainer) meet(ctx context.Context, w world) (missing string) {
 	var wg sync.WaitGroup
-	for name, rec := range w.leases {
+	for name, rec := range w.Leases {
 		m.mu.Lock()
 		met := m.met[name] == rec.Epoch
 		m.mu.Unlock()
@@ -181,7 +181,7 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	began := m.run.nextRound()
-	reply, err := m.run.peers.bootstrap(ctx, w.nodes[name], &wire.BootstrapRequest{Caller: m.run.caller(), Feed: m.feed()})
+	reply, err := m.run.peers.bootstrap(ctx, w.Nodes[name], &wire.BootstrapRequest{Caller: m.run.caller(), Feed: m.feed()})
 	if err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 	}
 	m.mu.Unlock()
 	if len(stray) > 0 { // prepared for a move that nobody goes on with, lost, or of a table that no longer flows
-		if _, err := m.run.peers.order(ctx, w.nodes[name], m.order(wire.Do_DO_STOP, stray)); err != nil {
+		if _, err := m.run.peers.order(ctx, w.Nodes[name], m.order(wire.Do_DO_STOP, stray)); err != nil {
 			return err
 		}
 	}

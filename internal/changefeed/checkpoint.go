@@ -127,7 +127,7 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error:
 		every = 0
 	case next.Tables != last.Tables || !slices.Equal(next.Nodes, last.Nodes):
-		if every = countsEvery; w.slot != nil {
+		if every = countsEvery; w.Slot != nil {
 			every = drainCountsEvery
 		}
 	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
@@ -158,8 +158,8 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 	defer m.mu.Unlock()
 	counts := map[string]int64{m.run.opts.Node: 1} // the table trigger
 	draining := ""
-	if w.slot != nil {
-		draining = w.slot.Node
+	if w.Slot != nil {
+		draining = w.Slot.Node
 	}
 	for _, t := range m.tables {
 		if on := t.countsOn(draining); on != "" {
@@ -172,8 +172,8 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 	}
 	s.Tables = int64(len(m.tables))
 	s.ObservedDrain, s.ObservedEpoch = "", m.epoch
-	if w.slot != nil {
-		s.ObservedDrain = w.slot.UID
+	if w.Slot != nil {
+		s.ObservedDrain = w.Slot.UID
 	}
 	s.Error = ""
 	if time.Since(m.problemAt) < staleProblem {

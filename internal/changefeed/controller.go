@@ -24,9 +24,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/events"
-	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 const (
@@ -41,11 +40,11 @@ type Controller struct {
 	// Log of the term.
 	Log *slog.Logger
 
-	client  client.Client
-	live    client.Reader
-	record  events.Recorder
-	drained time.Time // when a drain was last seen
-	nowhere bool      // it was told that there is no schedulable node
+	client   client.Client
+	live     client.Reader
+	record   events.Recorder
+	settling fleet.Settling
+	nowhere  bool // it was told that there is no schedulable node
 
 	mu     sync.Mutex
 	newest map[types.UID]*v1alpha1.Changefeed // what is known to be newer than the cache
@@ -56,7 +55,7 @@ type Controller struct {
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "changefeeds", Instance: c.Leader}
-	c.drained = time.Now() // one may just have ended
+	c.settling = fleet.Began(time.Now())
 	c.newest = map[types.UID]*v1alpha1.Changefeed{}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
@@ -66,7 +65,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.Changefeed{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: decides})).
 		Watches(&v1alpha1.Node{}, one).
 		Watches(&v1alpha1.Settings{}, one).
-		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
+		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: fleet.ChangesHands})).
 		Complete(c)
 }
 
@@ -197,22 +196,14 @@ func (c *Controller) pause(w World) time.Duration {
 
 func (c *Controller) gather(ctx context.Context) (World, error) {
 	w := World{Now: time.Now()}
-	base, err := deployment.ReadWorld(ctx, c.client)
-	if err != nil {
+	var err error
+	if w.Fleet, err = fleet.Read(ctx, c.client); err != nil {
 		return w, err
 	}
-	w.Nodes, w.Leases = base.Nodes, base.Leases
-	settings := &v1alpha1.Settings{}
-	if err := c.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
-		return w, err
-	}
-	w.Slot = settings.Status.ActiveDrain
-	if w.Slot != nil {
-		c.drained = w.Now
-	}
-	w.Settled = w.Now.Sub(c.drained) > BalanceAfter(settings)
-	w.BootstrapLimit = durationOr(settings.Spec.Drain.BootstrapTimeout, DefaultBootstrapTimeout)
-	if n := settings.Spec.Drain.MaintainerBatchSize; n != nil {
+	c.settling.Saw(w.Fleet, w.Now)
+	w.Settled = c.settling.Settled(w.Fleet, w.Now)
+	w.BootstrapLimit = fleet.DurationOr(w.Settings.Drain.BootstrapTimeout, DefaultBootstrapTimeout)
+	if n := w.Settings.Drain.MaintainerBatchSize; n != nil {
 		w.BatchSize = int(*n)
 	}
 	w.Changefeeds, err = c.list(ctx, w.Slot)
@@ -251,14 +242,14 @@ func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
 
 // tellNowhere warns, once, that there is no node to place maintainers on.
 func (c *Controller) tellNowhere(ctx context.Context, w World) {
-	stuck := len(w.Schedulable()) == 0
+	stuck := len(w.SchedulableNodes()) == 0
 	if !stuck || c.nowhere {
 		c.nowhere = stuck
 		return
 	}
 	for _, cf := range w.Changefeeds {
 		p := cf.Placement()
-		if !cf.Wanted() || p.Node != "" && !w.over(p.Node, p.NodeEpoch) && (w.Slot == nil || w.Slot.Node != p.Node) {
+		if !cf.Wanted() || p.Node != "" && !w.Over(p.Node, p.NodeEpoch) && (w.Slot == nil || w.Slot.Node != p.Node) {
 			continue
 		}
 		c.nowhere = true

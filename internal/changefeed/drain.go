@@ -4,12 +4,11 @@ import (
 	"context"
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // Reasons of blockers.
@@ -35,16 +34,11 @@ func Tenants(r client.Reader) []drain.Tenant {
 
 // read reads what both kinds rest on.
 func read(ctx context.Context, r client.Reader) (World, error) {
-	base, err := deployment.ReadWorld(ctx, r)
+	f, err := fleet.Read(ctx, r)
 	if err != nil {
 		return World{}, err
 	}
-	w := World{Nodes: base.Nodes, Leases: base.Leases}
-	settings := &v1alpha1.Settings{}
-	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
-		return w, fmt.Errorf("read Settings: %w", err)
-	}
-	w.Slot = settings.Status.ActiveDrain
+	w := World{Fleet: f}
 	var list v1alpha1.ChangefeedList
 	if err := r.List(ctx, &list); err != nil {
 		return w, fmt.Errorf("list changefeeds: %w", err)
@@ -80,9 +74,9 @@ func (w World) MaintainersOn(node string) drain.Remaining {
 			b.Reason, b.Remedy = BlockedMove, "its maintainer is stopping here"
 		case p.Node != node:
 			continue
-		case w.over(p.Node, p.NodeEpoch) && !w.Leases[node].Held() && !cf.Wanted():
+		case w.Over(p.Node, p.NodeEpoch) && !w.Leases[node].Held() && !cf.Wanted():
 			continue
-		case len(w.Schedulable()) == 0:
+		case len(w.SchedulableNodes()) == 0:
 			b.Reason, b.Remedy = BlockedNoNode, "no other node may take its maintainer: start or uncordon one"
 		default:
 			b.Reason, b.Remedy = BlockedQueue, "its maintainer moves when others have; `ebb settings set drain.maintainerBatchSize=N` lets more move at once"
@@ -135,7 +129,7 @@ func (w World) DispatchersOn(node string) drain.Remaining {
 		if n == 0 {
 			continue
 		}
-		if len(w.Schedulable()) == 0 {
+		if len(w.SchedulableNodes()) == 0 {
 			b.Reason, b.Remedy = BlockedNoNode, "no other node may take its dispatchers: start or uncordon one"
 		}
 		left.Count += n

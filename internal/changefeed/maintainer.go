@@ -14,7 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
-	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -175,7 +175,7 @@ func (m *maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacem
 	if p.From == nil || p.From.Stopped {
 		return true
 	}
-	rec, err := deployment.ReadLease(ctx, m.run.e.Client, p.From.Node)
+	rec, err := fleet.ReadLease(ctx, m.run.e.Client, p.From.Node)
 	if err != nil {
 		m.setProblem(err.Error())
 		return false

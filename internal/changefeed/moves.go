@@ -25,11 +25,11 @@ const (
 func (m *maintainer) place(ctx context.Context, w world) {
 	plan := w.plan()
 	tw := TableWorld{
-		Schedulable: m.known(plan.Schedulable()), Gone: func(name string) bool { return !w.leases[name].Held() },
-		Self: m.run.opts.Node, Settled: time.Since(w.drained) > w.balanceAfter,
+		Schedulable: m.known(plan.SchedulableNodes()), Gone: func(name string) bool { return !w.Leases[name].Held() },
+		Self: m.run.opts.Node, Settled: w.settling.Settled(w.Fleet, time.Now()),
 	}
-	if w.slot != nil {
-		tw.Draining = w.slot.Node
+	if w.Slot != nil {
+		tw.Draining = w.Slot.Node
 	}
 	now := time.Now()
 	m.mu.Lock()
@@ -145,7 +145,7 @@ func (m *maintainer) orders(names []stream.Table) map[stream.Table]*wire.TableOr
 func (m *maintainer) send(ctx context.Context, w world, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	reply, err := m.run.peers.order(ctx, w.nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
+	reply, err := m.run.peers.order(ctx, w.Nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
 	if err != nil {
 		m.setProblem(fmt.Sprintf("node %s: %v", to, err))
 		return len(orders)
@@ -193,12 +193,12 @@ func (m *maintainer) halt(ctx context.Context, w world, from string, names []str
 			return false
 		}
 		call, cancel := context.WithTimeout(ctx, callLimit)
-		reply, err := m.run.peers.order(call, w.nodes[from], m.order(wire.Do_DO_STOP, slices.Collect(maps.Values(left))))
+		reply, err := m.run.peers.order(call, w.Nodes[from], m.order(wire.Do_DO_STOP, slices.Collect(maps.Values(left))))
 		cancel()
 		if err != nil {
 			m.setProblem(fmt.Sprintf("node %s: %v", from, err))
 			w, _ = m.run.view()
-			if !w.leases[from].Held() {
+			if !w.Leases[from].Held() {
 				return true // what it had got to, the sink knows
 			}
 			m.run.sleep(ctx, again)

@@ -8,17 +8,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // World is what decisions about maintainers rest on, read at one time.
 type World struct {
 	Now         time.Time
 	Changefeeds []*v1alpha1.Changefeed
-	Nodes       map[string]*v1alpha1.Node
-	Leases      map[string]lease.Record
-	// Slot is the drain that runs, or nil.
-	Slot *v1alpha1.ActiveDrain
+	fleet.Fleet
 	// BatchSize is how many maintainers may be on their way off a draining node at once.
 	BatchSize int
 	// BootstrapLimit is how long a placement may take before it counts as failed.
@@ -27,47 +24,11 @@ type World struct {
 	Settled bool
 }
 
-// What holds unless the settings say otherwise.
-const (
-	// DefaultBalanceAfter is how long no drain must have run before anything is balanced.
-	DefaultBalanceAfter = 30 * time.Second
-	// DefaultBootstrapTimeout is how long a placement may take before it counts as failed.
-	DefaultBootstrapTimeout = 30 * time.Second
-)
-
-// BalanceAfter is how long by the settings.
-func BalanceAfter(s *v1alpha1.Settings) time.Duration {
-	return durationOr(s.Spec.Drain.BalanceAfter, DefaultBalanceAfter)
-}
-
-func durationOr(set *metav1.Duration, otherwise time.Duration) time.Duration {
-	if set != nil && set.Duration > 0 {
-		return set.Duration
-	}
-	return otherwise
-}
+// DefaultBootstrapTimeout is how long a placement may take before it counts as failed, unless the settings say otherwise.
+const DefaultBootstrapTimeout = 30 * time.Second
 
 // balanceAtOnce bounds the moves that only balance.
 const balanceAtOnce = 1
-
-// over says whether an incarnation of a node has ended.
-func (w World) over(node string, epoch int64) bool {
-	rec := w.Leases[node]
-	return rec.Epoch == 0 || rec.Over(epoch)
-}
-
-// Schedulable are the nodes that may get work, by name.
-func (w World) Schedulable() []string {
-	var names []string
-	for name, n := range w.Nodes {
-		rec := w.Leases[name]
-		if n.Schedulable() && rec.Held() && rec.Epoch == n.Status.Epoch && (w.Slot == nil || w.Slot.Node != name) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
 
 // Place says which placements must be written now: the basic scheduler places what has no maintainer, the drain scheduler
 // moves maintainers off the node in the slot, and the balance scheduler evens out what is left. Each carries the
@@ -101,12 +62,12 @@ func Place(w World) []*v1alpha1.Changefeed {
 // loads counts maintainers by node, for the nodes that may get more.
 func (w World) loads() map[string]int {
 	loads := map[string]int{}
-	for _, name := range w.Schedulable() {
+	for _, name := range w.SchedulableNodes() {
 		loads[name] = 0
 	}
 	for _, cf := range w.Changefeeds {
 		p := cf.Placement()
-		if _, ok := loads[p.Node]; ok && cf.Wanted() && !w.over(p.Node, p.NodeEpoch) {
+		if _, ok := loads[p.Node]; ok && cf.Wanted() && !w.Over(p.Node, p.NodeEpoch) {
 			loads[p.Node]++
 		}
 	}
@@ -141,7 +102,7 @@ func (w World) next(cf *v1alpha1.Changefeed, loads map[string]int, room *int) *v
 	switch {
 	case p.Node == "" && p.From != nil && !w.gone(p.From):
 		return nil // it was paused; the earlier maintainer has yet to stop
-	case p.Node == "" || w.over(p.Node, p.NodeEpoch):
+	case p.Node == "" || w.Over(p.Node, p.NodeEpoch):
 		return w.place(p, loads)
 	case w.Slot != nil && w.Slot.Node == p.Node:
 		if *room <= 0 {
@@ -204,7 +165,7 @@ func (w World) origin(p v1alpha1.ChangefeedPlacement) *v1alpha1.PlacementOrigin 
 	if p.From != nil && !w.gone(p.From) {
 		return p.From
 	}
-	if p.Node == "" || w.over(p.Node, p.NodeEpoch) {
+	if p.Node == "" || w.Over(p.Node, p.NodeEpoch) {
 		return nil
 	}
 	return &v1alpha1.PlacementOrigin{Node: p.Node, NodeEpoch: p.NodeEpoch, Epoch: p.Epoch}
@@ -212,7 +173,7 @@ func (w World) origin(p v1alpha1.ChangefeedPlacement) *v1alpha1.PlacementOrigin 
 
 // gone says whether nothing of an earlier placement runs any more.
 func (w World) gone(o *v1alpha1.PlacementOrigin) bool {
-	return o.Stopped || w.over(o.Node, o.NodeEpoch)
+	return o.Stopped || w.Over(o.Node, o.NodeEpoch)
 }
 
 // MayBegin says whether a placement's maintainer may begin: nothing of the one before runs any more.

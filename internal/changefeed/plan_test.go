@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -256,7 +257,7 @@ func replaced(list, plan []*v1alpha1.Changefeed) []*v1alpha1.Changefeed {
 func drawnWorld(t *rapid.T) changefeed.World {
 	names := []string{"n1", "n2", "n3", "n4"}
 	w := changefeed.World{
-		Now: now.Add(time.Duration(rapid.IntRange(0, 60).Draw(t, "later")) * time.Second), Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{},
+		Now: now.Add(time.Duration(rapid.IntRange(0, 60).Draw(t, "later")) * time.Second), Fleet: fleet.New(),
 		BatchSize: rapid.IntRange(-1, 3).Draw(t, "batch"), BootstrapLimit: bootstrapLimit, Settled: rapid.Bool().Draw(t, "settled"),
 	}
 	for _, name := range names {
@@ -323,7 +324,7 @@ func TestEveryPlanKeepsTheRules(t *testing.T) {
 			before = append(before, cf.DeepCopy())
 			old[cf.Name] = cf.Placement()
 		}
-		schedulable := w.Schedulable()
+		schedulable := w.SchedulableNodes()
 		plan := changefeed.Place(w)
 		if diff := cmp.Diff(before, w.Changefeeds); diff != "" {
 			t.Fatalf("the plan changed what it was given:\n%s", diff)

@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
@@ -220,7 +221,7 @@ func (m maintainers) Run(ctx context.Context) error {
 		return nil
 	}
 	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]report{}, told: map[dispatch.FeedKey]bool{},
-		world: world{nodes: map[string]*v1alpha1.Node{}, leases: map[string]lease.Record{}, drained: time.Now()}} // one may just have ended
+		world: world{Fleet: fleet.New(), settling: fleet.Began(time.Now())}}
 	defer r.wait()
 	if err := r.watch(ctx); err != nil {
 		return err
@@ -232,17 +233,12 @@ func (m maintainers) Run(ctx context.Context) error {
 
 // world is what a node watches for its maintainers.
 type world struct {
-	nodes  map[string]*v1alpha1.Node
-	leases map[string]lease.Record
-	slot   *v1alpha1.ActiveDrain
-	// drained is when a drain was last seen.
-	drained time.Time
-	// balanceAfter is how long ago that must be for tables to be balanced.
-	balanceAfter time.Duration
+	fleet.Fleet
+	settling fleet.Settling
 }
 
 // plan is the world as the planners see it.
-func (w world) plan() World { return World{Nodes: w.nodes, Leases: w.leases, Slot: w.slot} }
+func (w world) plan() World { return World{Fleet: w.Fleet} }
 
 // run is the maintainers' side in one epoch.
 type run struct {
@@ -327,11 +323,11 @@ func keyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
 }
 
 func (r *run) seeNode(n *v1alpha1.Node) {
-	r.change(func(w *world) { w.nodes = maps.Clone(w.nodes); w.nodes[n.Name] = n })
+	r.change(func(w *world) { w.Nodes = maps.Clone(w.Nodes); w.Nodes[n.Name] = n })
 }
 
 func (r *run) forgetNode(n *v1alpha1.Node) {
-	r.change(func(w *world) { w.nodes = maps.Clone(w.nodes); delete(w.nodes, n.Name) })
+	r.change(func(w *world) { w.Nodes = maps.Clone(w.Nodes); delete(w.Nodes, n.Name) })
 }
 
 func (r *run) seeLease(l *coordinationv1.Lease) {
@@ -340,27 +336,26 @@ func (r *run) seeLease(l *coordinationv1.Lease) {
 		return // not a node's
 	}
 	r.mu.Lock()
-	old := r.world.leases[rec.Node]
+	old := r.world.Leases[rec.Node]
 	r.mu.Unlock()
 	old.Version = rec.Version
 	if old == rec {
 		return
 	}
-	r.change(func(w *world) { w.leases = maps.Clone(w.leases); w.leases[rec.Node] = rec })
+	r.change(func(w *world) { w.Leases = maps.Clone(w.Leases); w.Leases[rec.Node] = rec })
 }
 
 func (r *run) forgetLease(l *coordinationv1.Lease) {
 	if name, ok := lease.NodeOf(l.Name); ok {
-		r.change(func(w *world) { w.leases = maps.Clone(w.leases); delete(w.leases, name) })
+		r.change(func(w *world) { w.Leases = maps.Clone(w.Leases); delete(w.Leases, name) })
 	}
 }
 
 func (r *run) seeSettings(s *v1alpha1.Settings) {
 	r.change(func(w *world) {
-		if w.slot != nil || s.Status.ActiveDrain != nil {
-			w.drained = time.Now()
-		}
-		w.slot, w.balanceAfter = s.Status.ActiveDrain, BalanceAfter(s)
+		w.settling.Saw(w.Fleet, time.Now()) // a drain that has just ended ran until now
+		w.Slot, w.Settings = s.Status.ActiveDrain, s.Spec
+		w.settling.Saw(w.Fleet, time.Now())
 	})
 }
 
@@ -462,7 +457,7 @@ func (r *run) poll(ctx context.Context) {
 			continue
 		}
 		var asked sync.WaitGroup
-		for name, rec := range w.leases {
+		for name, rec := range w.Leases {
 			if rec.Held() {
 				asked.Go(func() { r.ask(ctx, w, name, feeds) })
 			}
@@ -495,7 +490,7 @@ func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed)
 	r.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, 5*reportEvery)
 	defer cancel()
-	reply, err := r.peers.report(ctx, w.nodes[name], &wire.ReportRequest{Caller: r.caller(), Feeds: feeds})
+	reply, err := r.peers.report(ctx, w.Nodes[name], &wire.ReportRequest{Caller: r.caller(), Feeds: feeds})
 	if err != nil {
 		return // what it said last stands until it speaks again or is gone
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/simtest"
 	"github.com/ebb-dev/ebb/internal/testlength"
@@ -143,7 +144,7 @@ func (s *sim) sees(v *view) {
 
 func (s *sim) world(v view) changefeed.World {
 	w := changefeed.World{
-		Now: s.now, Nodes: s.nodes[v.nodes], Leases: s.leases[v.leases], Slot: s.settings[v.settings].slot, BatchSize: s.settings[v.settings].batch,
+		Now: s.now, Fleet: fleet.Fleet{Nodes: s.nodes[v.nodes], Leases: s.leases[v.leases], Slot: s.settings[v.settings].slot}, BatchSize: s.settings[v.settings].batch,
 		BootstrapLimit: bootstrapLimit, Settled: true,
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.feeds[v.feeds])) {
@@ -232,7 +233,7 @@ func (s *sim) start(p *process) {
 
 // tend is a turn of a maintainer's loop, for one changefeed on one node.
 func (s *sim) tend(p *process, name string) {
-	w := changefeed.World{Leases: s.leases[p.seen.leases]}
+	w := changefeed.World{Fleet: fleet.Fleet{Leases: s.leases[p.seen.leases]}}
 	cf := s.feeds[p.seen.feeds][name]
 	if cf == nil {
 		return
@@ -295,7 +296,7 @@ func (s *sim) tend(p *process, name string) {
 	if from := at.From; from != nil && !from.Stopped && !s.broken.beginsUnwritten && !s.broken.beginsAtOnce {
 		// It believes that the origin is over. It makes sure, and since others may not know yet the object must say so before it
 		// begins.
-		if !(changefeed.World{Leases: s.leases.last()}).MayBegin(at) {
+		if !(changefeed.World{Fleet: fleet.Fleet{Leases: s.leases.last()}}).MayBegin(at) {
 			return
 		}
 		if !s.swap(name, "origin found over by "+p.name, func(cf *v1alpha1.Changefeed) bool {
@@ -580,7 +581,7 @@ func (s *sim) uneasy() string {
 	for _, cf := range w.Changefeeds {
 		p := cf.Placement()
 		works := s.processes[p.Node] != nil && s.processes[p.Node].works[cf.Name] == p.Epoch
-		if cf.Wanted() && (p.Phase != v1alpha1.PlacementRunning || !slices.Contains(w.Schedulable(), p.Node) || !works) {
+		if cf.Wanted() && (p.Phase != v1alpha1.PlacementRunning || !slices.Contains(w.SchedulableNodes(), p.Node) || !works) {
 			return fmt.Sprintf("%s is %s on %q, works: %v", cf.Name, p.Phase, p.Node, works)
 		}
 		if !cf.Wanted() && (p.Node != "" || !w.MayBegin(p)) {

@@ -2,13 +2,13 @@ package changefeed
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // static is a source whose tables never change.
@@ -179,7 +179,7 @@ func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *
 		}
 	}
 	if !m.run.e.Holding() {
-		return errors.New("the lease is in doubt")
+		return fleet.ErrLeaseInDoubt
 	}
 	if err := sink.Define(ctx, t.Position, t.DDL, stream.Epoch{Placement: m.placement()}); err != nil {
 		return err
@@ -240,7 +240,7 @@ func (m *maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if w, _ := m.run.view(); w.leases[node].Held() { // all wait for this: the next round of reports is too far away
+		if w, _ := m.run.view(); w.Leases[node].Held() { // all wait for this: the next round of reports is too far away
 			m.run.ask(ctx, w, node, []*wire.Feed{m.feed()})
 		}
 	}
@@ -301,9 +301,9 @@ func (m *maintainer) end(ctx context.Context, names []stream.Table) error {
 		}
 		if t.phase == TableRunning {
 			call, cancel := context.WithTimeout(ctx, callLimit)
-			_, err := m.run.peers.order(call, w.nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
+			_, err := m.run.peers.order(call, w.Nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
 			cancel()
-			if err != nil && w.leases[t.node].Held() {
+			if err != nil && w.Leases[t.node].Held() {
 				return err
 			}
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -34,7 +35,7 @@ type (
 // world has nodes n1, n2 and n3, all of which may get work, no drain, and has been quiet for a while.
 func world(feeds []*v1alpha1.Changefeed, changes ...wchange) changefeed.World {
 	w := changefeed.World{
-		Now: now, Changefeeds: feeds, Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{},
+		Now: now, Changefeeds: feeds, Fleet: fleet.New(),
 		BatchSize: 1, BootstrapLimit: bootstrapLimit, Settled: true,
 	}
 	for _, name := range []string{"n1", "n2", "n3"} {

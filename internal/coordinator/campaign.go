@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 )
@@ -184,7 +185,7 @@ func (c *Campaign) readEligible(ctx context.Context, e *node.Epoch) error {
 		return fmt.Errorf("node %s is named by drain %s", e.Node, slot.Name)
 	}
 	if !e.Holding() {
-		return fmt.Errorf("the lease of node %s is in doubt", e.Node)
+		return fmt.Errorf("node %s: %w", e.Node, fleet.ErrLeaseInDoubt)
 	}
 	return nil
 }

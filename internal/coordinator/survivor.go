@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -63,7 +64,7 @@ func (c *Campaign) readAlone(ctx context.Context, e *node.Epoch) error {
 		}
 	}
 	if !e.Holding() {
-		return fmt.Errorf("the lease of node %s is in doubt", e.Node)
+		return fmt.Errorf("node %s: %w", e.Node, fleet.ErrLeaseInDoubt)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -104,7 +105,7 @@ func (t *Term) Stands(ctx context.Context) error { return t.stands(ctx, t.Manage
 
 func (t *Term) stands(ctx context.Context, live client.Reader) error {
 	if !t.Epoch.Holding() {
-		return fmt.Errorf("%w: the lease of node %s is in doubt", ErrTermOver, t.Epoch.Node)
+		return fmt.Errorf("%w: node %s: %w", ErrTermOver, t.Epoch.Node, fleet.ErrLeaseInDoubt)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

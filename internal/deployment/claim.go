@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -202,7 +203,7 @@ func (c *Claimer) trulyLost(ctx context.Context, w World, mine []*v1alpha1.Deplo
 		address := d.Spec.Address
 		if address != "" && !w.Live(address) {
 			if _, known := back[address]; !known {
-				rec, err := ReadLease(ctx, c.Client, address)
+				rec, err := fleet.ReadLease(ctx, c.Client, address)
 				if err != nil {
 					return nil, err
 				}

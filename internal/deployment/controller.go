@@ -22,8 +22,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
-	"github.com/ebb-dev/ebb/internal/lease"
-	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // Controller is the coordinator's side of deployments. It places nothing: nodes claim. It says of every record how it
@@ -73,7 +72,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 			after, same := e.ObjectNew.(*v1alpha1.Node)
 			return !ok || !same || !sameForPlans(before, after)
 		}})).
-		Watches(&coordinationv1.Lease{}, every, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
+		Watches(&coordinationv1.Lease{}, every, builder.WithPredicates(predicate.Funcs{UpdateFunc: fleet.ChangesHands})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
 		Complete(c)
 }
@@ -158,30 +157,8 @@ func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, before v1
 	}
 }
 
-// ReadWorld reads the nodes and their leases through r.
+// ReadWorld reads what decisions about programs rest on through r.
 func ReadWorld(ctx context.Context, r client.Reader) (World, error) {
-	w := World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
-	var nodes v1alpha1.NodeList
-	if err := r.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return w, fmt.Errorf("list nodes: %w", err)
-	}
-	for i := range nodes.Items {
-		w.Nodes[nodes.Items[i].Name] = &nodes.Items[i]
-	}
-	var leases coordinationv1.LeaseList
-	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace), client.UnsafeDisableDeepCopy); err != nil {
-		return w, fmt.Errorf("list leases: %w", err)
-	}
-	for i := range leases.Items {
-		l := &leases.Items[i]
-		if _, ok := lease.NodeOf(l.Name); !ok {
-			continue
-		}
-		rec, err := lease.Read(l)
-		if err != nil {
-			return w, err
-		}
-		w.Leases[rec.Node] = rec
-	}
-	return w, nil
+	f, err := fleet.Read(ctx, r)
+	return World{Fleet: f}, err
 }

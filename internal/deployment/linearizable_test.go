@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -184,7 +185,7 @@ func contend(t *testing.T, s *site, nodes, swaps int, blind bool) *recorder {
 			Node: name, Client: c, May: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
 			View: func(context.Context) (deployment.World, []*v1alpha1.Deployment, error) {
 				all, err := list(c)
-				return deployment.World{Nodes: world.Nodes, Leases: map[string]lease.Record{name: world.Leases[name]}}, all, err
+				return deployment.World{Fleet: fleet.Fleet{Nodes: world.Nodes, Leases: map[string]lease.Record{name: world.Leases[name]}}}, all, err
 			},
 			Claimed: func(*v1alpha1.Deployment) {}, Conflict: func(*v1alpha1.Deployment, string) {}, Settled: func() {},
 		})

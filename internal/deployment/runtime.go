@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/shim"
@@ -283,7 +284,7 @@ func (r *run) foundUnit(key types.NamespacedName) {
 func (r *run) watch(ctx context.Context) error {
 	r.claims = r.newClaimer()
 	r.mu.Lock()
-	r.world = World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
+	r.world = World{Fleet: fleet.New()}
 	r.mu.Unlock()
 	for object, on := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.Node{}:        node.News(r.seeNode, r.forgetNode),

@@ -5,6 +5,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -342,7 +343,7 @@ func (u *unit) writeTake(d *v1alpha1.Deployment, leases map[string]lease.Record)
 	if u.programs[u.name] != nil {
 		state = v1alpha1.InstanceRunning
 	}
-	next := deployment.Taken(d, deployment.World{Leases: leases}, u.machine.name, u.epoch, v1alpha1.DeploymentInstance{State: state})
+	next := deployment.Taken(d, deployment.World{Fleet: fleet.Fleet{Leases: leases}}, u.machine.name, u.epoch, v1alpha1.DeploymentInstance{State: state})
 	u.told = state
 	u.send(func() bool {
 		ok := u.sim.swapStatus(next)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -107,7 +108,7 @@ func (s *store) setLease(rec lease.Record) {
 
 // live is the world as it is.
 func (s *store) live() deployment.World {
-	w := deployment.World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
+	w := deployment.World{Fleet: fleet.New()}
 	for name, versions := range s.nodes {
 		w.Nodes[name], w.Leases[name] = last(versions), s.record(name)
 	}
@@ -156,7 +157,7 @@ func (c cache) object(name string) *v1alpha1.Deployment {
 
 // world is what a process knows of nodes and leases.
 func (c cache) world() deployment.World {
-	w := deployment.World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}
+	w := deployment.World{Fleet: fleet.New()}
 	for name, seen := range c.nodes {
 		if n := known(c.store.nodes[name], seen); n != nil {
 			w.Nodes[name] = n

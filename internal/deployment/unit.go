@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,7 +19,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
-	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/shim"
@@ -34,8 +33,6 @@ const (
 	// readyAfter is how long a daemon must have run for a rollout to go on with the next node.
 	readyAfter = time.Second
 )
-
-var errInDoubt = errors.New("the lease is in doubt")
 
 // unit looks after one object on this node: a goroutine that decides (Next), does, and waits for something to change.
 type unit struct {
@@ -413,7 +410,7 @@ func (u *unit) alone(d *v1alpha1.Deployment) (World, error) {
 // liveLeases reads, from the server, the leases of all other nodes that a deployment's object has down for running it. Of a
 // daemon nobody asks.
 func (u *unit) liveLeases(d *v1alpha1.Deployment) (World, error) {
-	w := World{Leases: map[string]lease.Record{u.opts.Node: {Node: u.opts.Node, Holder: "us", Epoch: u.e.Number}}}
+	w := World{Fleet: fleet.Fleet{Leases: map[string]lease.Record{u.opts.Node: {Node: u.opts.Node, Holder: "us", Epoch: u.e.Number}}}}
 	if d.Spec.Type != v1alpha1.TypeDeployment {
 		return w, nil
 	}
@@ -425,28 +422,13 @@ func (u *unit) liveLeases(d *v1alpha1.Deployment) (World, error) {
 		if _, known := w.Leases[name]; known || name == "" {
 			continue
 		}
-		rec, err := ReadLease(u.standing, u.e.Client, name)
+		rec, err := fleet.ReadLease(u.standing, u.e.Client, name)
 		if err != nil {
 			return w, err
 		}
 		w.Leases[name] = rec
 	}
 	return w, nil
-}
-
-// ReadLease reads a node's lease; a node without one has an empty record.
-func ReadLease(ctx context.Context, c client.Reader, node string) (lease.Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, writeLimit)
-	defer cancel()
-	l := &coordinationv1.Lease{}
-	err := c.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(node)}, l)
-	if kubeclient.IsMissing(err) {
-		return lease.Record{Node: node}, nil
-	}
-	if err != nil {
-		return lease.Record{}, fmt.Errorf("lease of node %s: %w", node, err)
-	}
-	return lease.Read(l)
 }
 
 // start runs the program. A few start at once, a little apart; what was decided is decided again when its turn has come.

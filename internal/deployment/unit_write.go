@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -93,7 +94,7 @@ func (u *unit) request() (context.Context, func(), error) {
 	select {
 	case u.writes <- struct{}{}:
 	case <-u.standing.Done():
-		return nil, nil, errInDoubt
+		return nil, nil, fleet.ErrLeaseInDoubt
 	}
 	ctx, cancel := context.WithTimeout(u.standing, writeLimit)
 	return ctx, func() { cancel(); <-u.writes }, nil
@@ -111,7 +112,7 @@ func (u *unit) update(next *v1alpha1.Deployment, update func(context.Context, cl
 	}
 	defer done()
 	if !u.e.Holding() {
-		return errInDoubt
+		return fleet.ErrLeaseInDoubt
 	}
 	if err := update(ctx, next); err != nil {
 		return err

@@ -10,23 +10,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // World is what decisions about programs rest on, read at one time.
 type World struct {
-	// Nodes by name.
-	Nodes map[string]*v1alpha1.Node
-	// Leases by node.
-	Leases map[string]lease.Record
+	fleet.Fleet
 	// Waited says of nodes that left in order, rather than being marked lost, that their place may be taken: a node that is
 	// only restarted finds its deployments where it left them. Nil waits for nobody.
 	Waited func(node string) bool
 }
-
-// Live says whether some process may be living on a node. Without a lease nobody does: a node writes nothing and starts
-// nothing before it holds one.
-func (w World) Live(node string) bool { return w.Leases[node].Held() }
 
 // Check says what is wrong with a deployment's spec, as a code and a sentence, or nothing.
 func Check(d *v1alpha1.Deployment) (code, message string) {
@@ -133,27 +126,16 @@ var trusts sync.Map
 
 // Why a node cannot claim a deployment.
 const (
-	outGone      = "no lease"
-	outNotAlive  = "not alive"
-	outNotReady  = "not ready"
-	outCordoned  = "cordoned"
 	outPolicy    = "claim policy none"
 	outLabels    = "labels do not match"
 	outUntrusted = "command not trusted"
 )
 
-// out says why a node claims nothing at all now, or nothing if it may.
+// out is why a node claims nothing at all now, or empty if it may.
 func (w World) out(n *v1alpha1.Node) string {
-	rec := w.Leases[n.Name]
-	switch {
-	case !rec.Held() || rec.Epoch != n.Status.Epoch:
-		return outGone
-	case n.Status.Liveness != v1alpha1.Alive:
-		return outNotAlive
-	case !n.IsReady():
-		return outNotReady
-	case n.Spec.Cordoned:
-		return outCordoned
+	switch why := w.Ineligible(n.Name); {
+	case why != "":
+		return why
 	case n.Status.ClaimPolicy != v1alpha1.ClaimByCount && n.Status.ClaimPolicy != v1alpha1.ClaimByUsage:
 		return outPolicy
 	}
@@ -164,7 +146,7 @@ func (w World) out(n *v1alpha1.Node) string {
 func (w World) Out(d *v1alpha1.Deployment, node string) string {
 	n := w.Nodes[node]
 	if n == nil {
-		return outGone
+		return fleet.NoLease
 	}
 	if why := w.out(n); why != "" {
 		return why
@@ -183,7 +165,7 @@ func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
 		if why == "" {
 			return ""
 		}
-		if why != outGone {
+		if why != fleet.NoLease {
 			reasons = append(reasons, name+": "+why)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -16,7 +17,7 @@ import (
 type cluster struct{ deployment.World }
 
 func newCluster(names ...string) cluster {
-	c := cluster{deployment.World{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}}}
+	c := cluster{deployment.World{Fleet: fleet.New()}}
 	for _, name := range names {
 		c.join(name)
 	}

@@ -18,8 +18,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
-	"github.com/ebb-dev/ebb/internal/lease"
-	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // recount is how often an unfinished drain is looked at when nothing happens.
@@ -64,7 +63,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.Drain{}, one).
 		Watches(&v1alpha1.Node{}, one).
 		Watches(&v1alpha1.Settings{}, one).
-		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
+		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: fleet.ChangesHands})).
 		Complete(c)
 }
 
@@ -268,8 +267,7 @@ func noticeKey(d *v1alpha1.Drain, e events.Event) string {
 // Gather reads the world through r.
 func Gather(ctx context.Context, r client.Reader, leader string, tenants []Tenant, now time.Time) (World, error) {
 	w := World{
-		Now: now.Truncate(time.Second), Leader: leader, Settings: &v1alpha1.Settings{},
-		Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, Left: map[string]Remaining{},
+		Now: now.Truncate(time.Second), Leader: leader, Settings: &v1alpha1.Settings{}, Left: map[string]Remaining{},
 	}
 	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, w.Settings); err != nil {
 		return w, fmt.Errorf("read Settings: %w", err)
@@ -281,36 +279,11 @@ func Gather(ctx context.Context, r client.Reader, leader string, tenants []Tenan
 	for i := range drains.Items {
 		w.Drains = append(w.Drains, &drains.Items[i])
 	}
-	var nodes v1alpha1.NodeList
-	if err := r.List(ctx, &nodes); err != nil {
-		return w, fmt.Errorf("list nodes: %w", err)
-	}
-	for i := range nodes.Items {
-		w.Nodes[nodes.Items[i].Name] = &nodes.Items[i]
-	}
-	if err := w.readLeases(ctx, r); err != nil {
+	var err error
+	if w.Fleet, err = fleet.ReadNodes(ctx, r); err != nil {
 		return w, err
 	}
 	return w, w.count(ctx, tenants)
-}
-
-func (w *World) readLeases(ctx context.Context, r client.Reader) error {
-	var leases coordinationv1.LeaseList
-	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
-		return fmt.Errorf("list leases: %w", err)
-	}
-	for i := range leases.Items {
-		l := &leases.Items[i]
-		if _, ok := lease.NodeOf(l.Name); !ok {
-			continue
-		}
-		rec, err := lease.Read(l)
-		if err != nil {
-			return err
-		}
-		w.Leases[rec.Node] = rec
-	}
-	return nil
 }
 
 // count asks every kind what it has on the node in the slot.

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // World is all that a decision rests on, read at one time.
@@ -21,11 +21,11 @@ type World struct {
 	// Now is the coordinator's wall clock. It only decides about deadlines and stalls, which people set in wall time.
 	Now time.Time
 	// Leader is the node that decides.
-	Leader   string
+	Leader string
+	// Fleet has the nodes and their leases.
+	fleet.Fleet
 	Settings *v1alpha1.Settings
 	Drains   []*v1alpha1.Drain
-	Nodes    map[string]*v1alpha1.Node
-	Leases   map[string]lease.Record
 	// Left is what the objects place on the node in the slot, by kind.
 	Left map[string]Remaining
 }

@@ -146,7 +146,7 @@ func (c *Controller) releaseCluster(ctx context.Context, cluster *v1alpha1.EtcdC
 // before its cluster went; what was not, because someone took a cluster away by force, stays.
 func (c *Controller) sweep(ctx context.Context, w World) error {
 	for _, m := range w.Orphans.Members {
-		gone := reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil && !w.live(m.Spec.Node)
+		gone := reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil && !w.Live(m.Spec.Node)
 		if m.Spec.Want == v1alpha1.EtcdMemberDelete && gone {
 			if err := c.releaseMember(ctx, m); err != nil {
 				return err
@@ -154,7 +154,7 @@ func (c *Controller) sweep(ctx context.Context, w World) error {
 		}
 	}
 	for _, s := range w.Orphans.Snapshots {
-		kept := slices.ContainsFunc(s.Status.Copies, func(copy v1alpha1.EtcdSnapshotCopy) bool { return w.live(copy.Node) })
+		kept := slices.ContainsFunc(s.Status.Copies, func(copy v1alpha1.EtcdSnapshotCopy) bool { return w.Live(copy.Node) })
 		if !s.DeletionTimestamp.IsZero() && !kept {
 			if err := c.releaseSnapshot(ctx, s); err != nil {
 				return err

@@ -147,7 +147,7 @@ func (p *planner) finishChange(size int) bool {
 func (p *planner) finishMember(m memberView, size int) {
 	good := len(slices.DeleteFunc(p.voters(), p.leaving))
 	unwanted := good >= size && !p.spreads(m, size)
-	misplaced := p.giving(m.Spec.Node) || !p.live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
+	misplaced := p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
 	switch {
 	case !m.learner() && m.Spec.Begin != nil:
 		// It was in the list once: begin is written after it is. It is out of it for good.

@@ -26,10 +26,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
-	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
 )
 
@@ -94,7 +93,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.EtcdSnapshot{}, handler.EnqueueRequestsFromMapFunc(clusterOf)).
 		Watches(&v1alpha1.Node{}, every, builder.WithPredicates(predicate.Funcs{UpdateFunc: nodeDecides})).
 		Watches(&v1alpha1.Settings{}, every).
-		Watches(&coordinationv1.Lease{}, every, builder.WithPredicates(predicate.Funcs{UpdateFunc: node.ChangesHands})).
+		Watches(&coordinationv1.Lease{}, every, builder.WithPredicates(predicate.Funcs{UpdateFunc: fleet.ChangesHands})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: atOnce,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, 2*time.Second),
@@ -207,16 +206,10 @@ func (c *Controller) pause(d Decision, next time.Time) time.Duration {
 // gather reads the objects live, and then asks etcd. A cluster that is not there is nil.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (World, error) {
 	w := World{Taken: map[string]bool{}, Load: map[string]int{}}
-	base, err := deployment.ReadWorld(ctx, c.client)
-	if err != nil {
+	var err error
+	if w.Fleet, err = fleet.Read(ctx, c.client); err != nil {
 		return w, err
 	}
-	w.Nodes, w.Leases = base.Nodes, base.Leases
-	settings := &v1alpha1.Settings{}
-	if err := c.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
-		return w, err
-	}
-	w.Slot = settings.Status.ActiveDrain
 	cluster := &v1alpha1.EtcdCluster{}
 	if err := c.live.Get(ctx, key, cluster); err == nil {
 		w.Cluster = cluster

@@ -6,13 +6,11 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
-	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // Reasons of blockers.
@@ -43,22 +41,15 @@ type Scene struct {
 	Clusters  []*v1alpha1.EtcdCluster
 	Members   []*v1alpha1.EtcdMember
 	Snapshots []*v1alpha1.EtcdSnapshot
-	Nodes     map[string]*v1alpha1.Node
-	Leases    map[string]lease.Record
-	Slot      *v1alpha1.ActiveDrain
+	fleet.Fleet
 }
 
 func readScene(ctx context.Context, r client.Reader) (Scene, error) {
-	base, err := deployment.ReadWorld(ctx, r)
+	f, err := fleet.Read(ctx, r)
 	if err != nil {
 		return Scene{}, err
 	}
-	s := Scene{Nodes: base.Nodes, Leases: base.Leases}
-	settings := &v1alpha1.Settings{}
-	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
-		return s, fmt.Errorf("read Settings: %w", err)
-	}
-	s.Slot = settings.Status.ActiveDrain
+	s := Scene{Fleet: f}
 	var clusters v1alpha1.EtcdClusterList
 	if err := r.List(ctx, &clusters); err != nil {
 		return s, fmt.Errorf("list etcd clusters: %w", err)
@@ -216,18 +207,7 @@ func (s Scene) cluster(namespace, name string) *v1alpha1.EtcdCluster {
 	return nil
 }
 
-func (s Scene) staying(node string) bool {
-	return s.Leases[node].Held() && !giving(s.Nodes, s.Leases, s.Slot, node)
-}
-
-func (s Scene) anySchedulable() bool {
-	for name, n := range s.Nodes {
-		if n.Schedulable() && s.staying(name) && s.Leases[name].Epoch == n.Status.Epoch {
-			return true
-		}
-	}
-	return false
-}
+func (s Scene) anySchedulable() bool { return len(s.SchedulableNodes()) > 0 }
 
 // DataOn is what of the data at rest only this node has: snapshots without a good copy on a node that stays, and data that members
 // of a stopped cluster kept here.
@@ -271,7 +251,7 @@ func (s Scene) onlyHere(snap *v1alpha1.EtcdSnapshot, node string) bool {
 		return true
 	}
 	verified := snap.Verified()
-	return slices.Contains(verified, node) && !slices.ContainsFunc(verified, func(other string) bool { return other != node && s.staying(other) })
+	return slices.Contains(verified, node) && !slices.ContainsFunc(verified, func(other string) bool { return other != node && s.Staying(other) })
 }
 
 // needs says whether a stopped cluster begins again from what a member kept.

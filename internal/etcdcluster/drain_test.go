@@ -15,7 +15,7 @@ import (
 func sceneOf(w World) Scene {
 	c := w.Cluster.DeepCopy()
 	c.Status = Plan(w).Status
-	return Scene{Clusters: []*v1alpha1.EtcdCluster{c}, Members: w.Members, Snapshots: w.Snapshots, Nodes: w.Nodes, Leases: w.Leases, Slot: w.Slot}
+	return Scene{Clusters: []*v1alpha1.EtcdCluster{c}, Members: w.Members, Snapshots: w.Snapshots, Fleet: w.Fleet}
 }
 
 func retained(w *World) {

@@ -34,7 +34,7 @@ func (p *planner) tidySnapshots() {
 
 // copiesGone says whether no node that can still tell has a file of a snapshot.
 func (p *planner) copiesGone(s *v1alpha1.EtcdSnapshot) bool {
-	return !slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return p.live(c.Node) })
+	return !slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return p.Live(c.Node) })
 }
 
 // superfluous are the snapshots beyond those that are kept, the oldest first, and those that failed and were followed by others. What
@@ -109,7 +109,7 @@ func (p *planner) nodeOf(member string) string {
 }
 
 // keeper says whether a node may keep copies: it is there and stays. A cordoned node keeps what it has.
-func (p *planner) keeper(node string) bool { return p.live(node) && !p.giving(node) }
+func (p *planner) keeper(node string) bool { return p.Live(node) && !p.Leaving(node) }
 
 // goodCopies are the nodes that have a verified copy and stay.
 func (p *planner) goodCopies(s *v1alpha1.EtcdSnapshot) []string {
@@ -118,7 +118,7 @@ func (p *planner) goodCopies(s *v1alpha1.EtcdSnapshot) []string {
 
 // copiesNeeded is on how many nodes a snapshot should be: as many as the policy says, as far as there are nodes.
 func (p *planner) copiesNeeded() int {
-	return min(max(int(p.Cluster.Spec.Snapshot.Copies), 1), max(len(p.Schedulable()), 1))
+	return min(max(int(p.Cluster.Spec.Snapshot.Copies), 1), max(len(p.SchedulableNodes()), 1))
 }
 
 // copyTargets says which nodes should keep a copy: those that have one first, then those that were meant to, then others. A patient
@@ -126,7 +126,7 @@ func (p *planner) copiesNeeded() int {
 // have theirs.
 func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient bool) []string {
 	stays := func(node string) bool {
-		return p.keeper(node) || patient && !p.live(node) && p.Nodes[node] != nil && !p.goneForGood(node)
+		return p.keeper(node) || patient && !p.Live(node) && p.Nodes[node] != nil && !p.goneForGood(node)
 	}
 	wanted := max(int(p.Cluster.Spec.Snapshot.Copies), 1)
 	var targets []string
@@ -141,9 +141,9 @@ func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient 
 	slices.Sort(verified)
 	add(verified, stays)
 	add(meant, stays)
-	others := p.Schedulable()
+	others := p.SchedulableNodes()
 	slices.SortFunc(others, func(a, b string) int { return cmp.Or(p.Load[a]-p.Load[b], cmp.Compare(a, b)) })
-	add(others, p.schedulable)
+	add(others, p.Schedulable)
 	enough := 0
 	for _, node := range targets {
 		if slices.Contains(verified, node) {

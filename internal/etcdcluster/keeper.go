@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
@@ -441,7 +442,7 @@ func (k *keeper) serve(ctx context.Context, a *era, m *v1alpha1.EtcdMember) erro
 		return err
 	}
 	if k.host.current() != a { // it took its time
-		return errNodeInDoubt
+		return fleet.ErrLeaseInDoubt
 	}
 	if err := k.start(m); err != nil {
 		k.later(err)

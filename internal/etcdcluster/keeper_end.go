@@ -11,6 +11,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -116,7 +117,7 @@ func (k *keeper) erase(m *v1alpha1.EtcdMember) error {
 		return err
 	}
 	if !k.host.may() {
-		return errNodeInDoubt
+		return fleet.ErrLeaseInDoubt
 	}
 	return removeMember(k.host.opts.Dir, k.dir)
 }

@@ -10,7 +10,7 @@ import (
 // place picks the node for a new member: the one with the fewest members of this cluster, in the zone with the fewest, one of
 // those preferred, and with the fewest members of any cluster. None if no node may get work.
 func (w World) place(staying []memberView, preferred []string) (string, bool) {
-	nodes := w.Schedulable()
+	nodes := w.SchedulableNodes()
 	if len(nodes) == 0 {
 		return "", false
 	}
@@ -42,7 +42,7 @@ func (w World) crowds(members []memberView) (onNode, inZone map[string]int) {
 func (w World) crowded(members []memberView) bool {
 	onNode, _ := w.crowds(members)
 	double := slices.ContainsFunc(members, func(m memberView) bool { return onNode[m.Spec.Node] > 1 })
-	free := slices.ContainsFunc(w.Schedulable(), func(node string) bool { return onNode[node] == 0 })
+	free := slices.ContainsFunc(w.SchedulableNodes(), func(node string) bool { return onNode[node] == 0 })
 	return double && free
 }
 
@@ -60,7 +60,7 @@ func (w World) victim(voters []memberView) memberView {
 		return cmp.Or(
 			yes(w.leaving(a))-yes(w.leaving(b)),
 			yes(!a.healthy())-yes(!b.healthy()),
-			yes(!w.schedulable(a.Spec.Node))-yes(!w.schedulable(b.Spec.Node)),
+			yes(!w.Schedulable(a.Spec.Node))-yes(!w.Schedulable(b.Spec.Node)),
 			onNode[a.Spec.Node]-onNode[b.Spec.Node],
 			inZone[w.zone(a.Spec.Node)]-inZone[w.zone(b.Spec.Node)],
 			yes(!a.leads())-yes(!b.leads()),
@@ -71,5 +71,5 @@ func (w World) victim(voters []memberView) memberView {
 
 // leaving says whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it.
 func (w World) leaving(m memberView) bool {
-	return w.giving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
+	return w.Leaving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
 }

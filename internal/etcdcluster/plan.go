@@ -235,9 +235,9 @@ func (p *planner) tidyMembers() {
 	var absent []v1alpha1.EtcdAbsentData
 	for _, m := range p.going {
 		switch {
-		case m.is(v1alpha1.EtcdMemberDeleted) || p.Nodes[m.Spec.Node] == nil && !p.live(m.Spec.Node):
+		case m.is(v1alpha1.EtcdMemberDeleted) || p.Nodes[m.Spec.Node] == nil && !p.Live(m.Spec.Node):
 			p.act(Action{Do: ReleaseMember, Member: m.EtcdMember})
-		case !p.live(m.Spec.Node):
+		case !p.Live(m.Spec.Node):
 			absent = append(absent, v1alpha1.EtcdAbsentData{Member: m.Name, Node: m.Spec.Node, Incarnation: m.Spec.Incarnation})
 		default:
 			p.changing = true
@@ -257,7 +257,7 @@ func (p *planner) tidyMembers() {
 // pending are members that are going and whose nodes can still say so.
 func (p *planner) pending() []memberView {
 	return slices.DeleteFunc(slices.Clone(p.going), func(m memberView) bool {
-		return m.is(v1alpha1.EtcdMemberDeleted) || !p.live(m.Spec.Node)
+		return m.is(v1alpha1.EtcdMemberDeleted) || !p.Live(m.Spec.Node)
 	})
 }
 
@@ -271,7 +271,7 @@ func (p *planner) remove() {
 	p.ours, p.old = nil, nil
 	left := false
 	for _, m := range p.Members {
-		left = left || m.Spec.Want != v1alpha1.EtcdMemberDelete || p.live(m.Spec.Node) && !reached(m, v1alpha1.EtcdMemberDeleted)
+		left = left || m.Spec.Want != v1alpha1.EtcdMemberDelete || p.Live(m.Spec.Node) && !reached(m, v1alpha1.EtcdMemberDeleted)
 	}
 	for _, s := range p.Snapshots {
 		if s.DeletionTimestamp.IsZero() {

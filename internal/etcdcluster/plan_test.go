@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -26,7 +27,7 @@ type worldChange func(*World)
 func runningWorld(members int, change ...worldChange) World {
 	size := int32(members)
 	w := World{
-		Now: noon, Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, Load: map[string]int{},
+		Now: noon, Fleet: fleet.New(), Load: map[string]int{},
 		Cluster: &v1alpha1.EtcdCluster{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "12345678-90", Generation: 4, Finalizers: []string{v1alpha1.EtcdClusterFinalizer}},
 			Spec: v1alpha1.EtcdClusterSpec{
@@ -428,7 +429,7 @@ func checkStep(t *rapid.T, w World, d Decision) {
 			if w.Cluster.Status.ClusterID != "" && d.Status.Rest == nil && healthy < quorum(voters) {
 				t.Fatalf("a member is added with %d of %d voters healthy", healthy, voters)
 			}
-			if !w.schedulable(a.Member.Spec.Node) {
+			if !w.Schedulable(a.Member.Spec.Node) {
 				t.Fatalf("a member is added on %s, which takes no work", a.Member.Spec.Node)
 			}
 		case a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete:

@@ -2,7 +2,6 @@ package etcdcluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -23,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
 )
@@ -344,9 +344,6 @@ func (h *Host) current() *era {
 	return a
 }
 
-// errNodeInDoubt: the node's lease is in doubt, and nothing is written.
-var errNodeInDoubt = errors.New("the node's lease is in doubt")
-
 // update changes an object's status by compare-and-swap until it is as it should be, or change says that there is nothing to do. The first try rests
 // on the object as it was last seen: where that is old the write is refused, and where it needs no change news will follow.
 func update[T client.Object](ctx context.Context, a *era, seen T, fresh func() T, change func(T) bool) error {
@@ -358,7 +355,7 @@ func update[T client.Object](ctx context.Context, a *era, seen T, fresh func() T
 			return nil
 		}
 		if !a.e.Holding() {
-			return errNodeInDoubt
+			return fleet.ErrLeaseInDoubt
 		}
 		if err := a.e.Client.Status().Update(ctx, object); !apierrors.IsConflict(err) {
 			return err

@@ -71,7 +71,7 @@ func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 		s.breach("%s is created while %d others change", m.Name, changing)
 	}
 	if used[m.Spec.Node] {
-		for _, node := range w.Schedulable() {
+		for _, node := range w.SchedulableNodes() {
 			if !used[node] {
 				s.breach("%s is created on %s and %s is free", m.Name, m.Spec.Node, node)
 			}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/simtest"
 )
@@ -141,7 +142,7 @@ func (s *sim) scale(size int32) {
 // world is what the coordinator reads.
 func (s *sim) world() World {
 	w := World{
-		Now: s.now, Cluster: s.cluster.DeepCopy(), Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, Load: map[string]int{},
+		Now: s.now, Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Load: map[string]int{},
 	}
 	for _, n := range s.nodes {
 		object := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}

@@ -17,6 +17,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -202,7 +203,7 @@ func (c *curator) delete(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
 // drop deletes the file of an object that is being deleted or is gone.
 func (c *curator) drop(*v1alpha1.EtcdSnapshot) error {
 	if !c.e.Holding() {
-		return errNodeInDoubt
+		return fleet.ErrLeaseInDoubt
 	}
 	return c.store.Delete(c.key)
 }
@@ -502,7 +503,7 @@ func (c *curator) handOn(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
 		return nil // news of the copies follows
 	}
 	if !c.e.Holding() {
-		return errNodeInDoubt
+		return fleet.ErrLeaseInDoubt
 	}
 	if err := c.store.Delete(c.key); err != nil {
 		return err
@@ -530,7 +531,7 @@ func (a *era) sweep(ctx context.Context) error {
 			continue
 		}
 		if !a.e.Holding() {
-			return errNodeInDoubt
+			return fleet.ErrLeaseInDoubt
 		}
 		a.opts.Log.Info("snapshot that belongs to nothing is deleted", "file", f.Path)
 		err = errors.Join(err, a.store.Delete(f.Key))

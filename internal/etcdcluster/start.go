@@ -94,7 +94,7 @@ func (p *planner) available(name string) bool {
 	s := p.Snapshots[i]
 	var absent []string
 	for _, node := range s.Verified() {
-		if p.live(node) {
+		if p.Live(node) {
 			return true
 		}
 		absent = append(absent, node)
@@ -140,9 +140,9 @@ func (p *planner) plant() {
 	}
 	seed := p.ours[0]
 	failed := seed.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(seed.CreationTimestamp.Time) > seedPatience
-	misplaced := p.giving(seed.Spec.Node) && seed.Spec.Begin == nil
+	misplaced := p.Leaving(seed.Spec.Node) && seed.Spec.Begin == nil
 	switch {
-	case !p.live(seed.Spec.Node) || failed || misplaced:
+	case !p.Live(seed.Spec.Node) || failed || misplaced:
 		p.status.Incarnation++
 		for _, m := range p.ours {
 			p.wish(m, v1alpha1.EtcdMemberDelete)
@@ -166,7 +166,7 @@ func (p *planner) exact() bool {
 // oldStopped says whether no member of a former incarnation runs any more on a node that can tell.
 func (p *planner) oldStopped() bool {
 	return !slices.ContainsFunc(p.old, func(m memberView) bool {
-		return p.live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberStopped) && !m.is(v1alpha1.EtcdMemberFailed)
+		return p.Live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberStopped) && !m.is(v1alpha1.EtcdMemberFailed)
 	})
 }
 
@@ -192,7 +192,7 @@ func (p *planner) resume() {
 			continue
 		case p.ours[i].lost():
 			lost = append(lost, former.Name+" on "+former.Node)
-		case !p.live(former.Node):
+		case !p.Live(former.Node):
 			gone = append(gone, former.Node)
 		default:
 			there++
@@ -249,7 +249,7 @@ func (p *planner) abortStart() {
 	for _, m := range p.ours {
 		if p.resumes() {
 			p.wish(m, v1alpha1.EtcdMemberStop)
-			done = done && (!p.live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberStopped) || m.is(v1alpha1.EtcdMemberFailed))
+			done = done && (!p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberStopped) || m.is(v1alpha1.EtcdMemberFailed))
 		} else {
 			p.wish(m, v1alpha1.EtcdMemberDelete)
 			done = false

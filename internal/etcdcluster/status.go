@@ -133,7 +133,7 @@ func (p *planner) formerRole(name string) v1alpha1.EtcdMemberRole {
 
 func (p *planner) whyUnhealthy(m memberView) string {
 	switch {
-	case !p.live(m.Spec.Node):
+	case !p.Live(m.Spec.Node):
 		return "node " + m.Spec.Node + " is absent"
 	case m.Status.Phase != v1alpha1.EtcdMemberRunning && m.Status.Phase != v1alpha1.EtcdMemberSealed && m.Status.Phase != "":
 		return string(m.Status.Phase)

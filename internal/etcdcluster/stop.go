@@ -143,7 +143,7 @@ func (p *planner) seal() {
 		return
 	}
 	for _, m := range p.voters() {
-		if p.live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberFailed) {
+		if p.Live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberFailed) {
 			continue
 		}
 		// It might come back and pass on what clients write. Out of the list it cannot.
@@ -265,12 +265,12 @@ func SnapshotName(c *v1alpha1.EtcdCluster, what string) string {
 func (p *planner) source() (memberView, bool) {
 	var best *memberView
 	for _, m := range p.voters() {
-		if !m.healthy() || !p.live(m.Spec.Node) {
+		if !m.healthy() || !p.Live(m.Spec.Node) {
 			continue
 		}
 		score := func(m memberView) int {
 			n := 0
-			if !p.giving(m.Spec.Node) {
+			if !p.Leaving(m.Spec.Node) {
 				n += 4
 			}
 			if m.Name == p.View.Via {
@@ -331,7 +331,7 @@ func (p *planner) snapshot() {
 		p.failed(s)
 		stop.Step = v1alpha1.EtcdSealing
 		p.pausing()
-	case !p.live(taker):
+	case !p.Live(taker):
 		p.keepSealed()
 		if p.View.Listed {
 			p.attempt()
@@ -415,13 +415,13 @@ func (p *planner) end() {
 	p.say("ending its processes")
 	done := true
 	for _, m := range p.ours {
-		if m.Spec.Want == want && (m.is(reachedPhase) || !p.live(m.Spec.Node)) {
+		if m.Spec.Want == want && (m.is(reachedPhase) || !p.Live(m.Spec.Node)) {
 			continue
 		}
 		p.wish(m, want)
 		done = false
 	}
-	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.old, func(m memberView) bool { return p.live(m.Spec.Node) }) {
+	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.old, func(m memberView) bool { return p.Live(m.Spec.Node) }) {
 		return
 	}
 	took := metav1.Duration{Duration: p.Now.Sub(stop.Began.Time).Round(time.Millisecond)}

@@ -1,14 +1,13 @@
 package etcdcluster
 
 import (
-	"slices"
 	"strconv"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // World is what decisions about one etcd cluster rest on. The objects were read first, then etcd was asked.
@@ -23,10 +22,7 @@ type World struct {
 	Orphans Orphans
 	// Snapshots are the cluster's.
 	Snapshots []*v1alpha1.EtcdSnapshot
-	Nodes     map[string]*v1alpha1.Node
-	Leases    map[string]lease.Record
-	// Slot is the drain that runs, or nil.
-	Slot *v1alpha1.ActiveDrain
+	fleet.Fleet
 	// Load is how many members of any cluster each node has.
 	Load map[string]int
 	// View is what etcd says.
@@ -115,13 +111,10 @@ func (w World) join(m *v1alpha1.EtcdMember) memberView {
 	return j
 }
 
-// live says whether some process may be living on a node.
-func (w World) live(node string) bool { return w.Leases[node].Held() }
-
 // goneFor says how long nobody has lived on a node, and whether anybody does not. A node whose object is gone was taken away by a
 // person.
 func (w World) goneFor(node string) (time.Duration, bool) {
-	if w.live(node) {
+	if w.Live(node) {
 		return 0, false
 	}
 	n := w.Nodes[node]
@@ -143,35 +136,6 @@ func (w World) goneForGood(node string) bool {
 	}
 	since, gone := w.goneFor(node)
 	return gone && since >= patience
-}
-
-// giving says whether a node gives its work away.
-func (w World) giving(node string) bool { return giving(w.Nodes, w.Leases, w.Slot, node) }
-
-func giving(nodes map[string]*v1alpha1.Node, leases map[string]lease.Record, slot *v1alpha1.ActiveDrain, node string) bool {
-	if slot != nil && slot.Node == node {
-		return true
-	}
-	n := nodes[node]
-	return n != nil && leases[node].Held() && n.Status.Epoch == leases[node].Epoch && n.Status.Liveness != v1alpha1.Alive && n.Status.Liveness != ""
-}
-
-// schedulable says whether a node may get new work.
-func (w World) schedulable(node string) bool {
-	n, rec := w.Nodes[node], w.Leases[node]
-	return n != nil && n.Schedulable() && rec.Held() && rec.Epoch == n.Status.Epoch && !w.giving(node)
-}
-
-// Schedulable are the nodes that may get new work, by name.
-func (w World) Schedulable() []string {
-	var names []string
-	for name := range w.Nodes {
-		if w.schedulable(name) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // zone of a node.

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -60,23 +59,6 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 			return nil
 		})).
 		Complete(c)
-}
-
-// ChangesHands says whether an update of a Lease is more than a renewal. Every node renews all the time, and a look at the
-// whole world for each would be one without end.
-func ChangesHands(e event.UpdateEvent) bool {
-	before, ok := e.ObjectOld.(*coordinationv1.Lease)
-	after, same := e.ObjectNew.(*coordinationv1.Lease)
-	if !ok || !same {
-		return true
-	}
-	was, err1 := lease.Read(before)
-	is, err2 := lease.Read(after)
-	if _, ok := lease.NodeOf(after.Name); !ok {
-		return false // the election's: nothing that watches nodes rests on it
-	}
-	was.Version, is.Version = "", ""
-	return err1 != nil || err2 != nil || was != is
 }
 
 // Reconcile brings one Node's status in line with its Lease and the election.

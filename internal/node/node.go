@@ -22,6 +22,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
@@ -127,7 +128,7 @@ func (n *Node) Run(ctx context.Context) error {
 			return fmt.Errorf("node %s: %w", n.opts.Name, err)
 		}
 		err = n.live(ctx, h, keep)
-		if !errors.Is(err, errInDoubt) {
+		if !errors.Is(err, fleet.ErrLeaseInDoubt) {
 			return err
 		}
 		if sleep(ctx, n.opts.Timing.Renew/20) != nil {
@@ -142,9 +143,6 @@ func (n *Node) Run(ctx context.Context) error {
 // errAnew: the epoch ended because the node has to begin another.
 var errAnew = errors.New("the node begins anew")
 
-// errInDoubt: the epoch ended because the lease was in doubt; the node rejoins with the next.
-var errInDoubt = errors.New("the lease is in doubt")
-
 // live is one epoch, from the taken lease to its end.
 func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	e := n.newEpoch(h)
@@ -155,7 +153,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	defer parts.Wait()
 	parts.Go(func() {
 		if err := n.member.renew(standing, h, e.Vigil); err != nil {
-			end(fmt.Errorf("%w: %w", errInDoubt, err))
+			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, err))
 		}
 	})
 	parts.Go(func() { n.watchDeadline(standing, e, end) })
@@ -173,7 +171,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		case why := <-e.anew:
 			end(fmt.Errorf("%w: %s", errAnew, why))
 		case how := <-e.over:
-			end(fmt.Errorf("%w: %w", errInDoubt, how))
+			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, how))
 		case <-ctx.Done():
 			err = n.leave(standing, e, work, keep, "asked to stop")
 		case <-e.leave:
@@ -186,10 +184,10 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		return n.release(h)
 	}
 	if standing.Err() == nil {
-		end(fmt.Errorf("%w: %w", errInDoubt, err))
+		end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, err))
 	}
 	n.fence(e, work, context.Cause(standing))
-	return errInDoubt
+	return fleet.ErrLeaseInDoubt
 }
 
 func (n *Node) newEpoch(h *held) *Epoch {
@@ -213,10 +211,10 @@ func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCa
 	for sleep(ctx, n.opts.Timing.Renew/20) == nil {
 		switch {
 		case e.paused():
-			end(fmt.Errorf("%w: %w", errInDoubt, errPaused))
+			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, errPaused))
 			return
 		case !e.Holding():
-			end(fmt.Errorf("%w: %w", errInDoubt, errDeadline))
+			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, errDeadline))
 			return
 		}
 	}
@@ -441,7 +439,7 @@ func (n *Node) Ready() error {
 		return errors.New(n.reason)
 	}
 	if !n.epoch.Holding() {
-		return errInDoubt
+		return fleet.ErrLeaseInDoubt
 	}
 	return nil
 }

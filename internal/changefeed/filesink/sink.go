@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 const (
@@ -121,12 +122,9 @@ func (s *Sink) wrap(err error) error {
 	return fmt.Errorf("sink %s: %w", s.options.Directory, err)
 }
 
-// errInDoubt: another node may own the table by now.
-var errInDoubt = errors.New("the node's lease is in doubt: nothing is written to files meanwhile")
-
 func (s *Sink) may() error {
 	if s.options.May != nil && !s.options.May() {
-		return fmt.Errorf("sink %s: %w", s.options.Directory, errInDoubt)
+		return fmt.Errorf("sink %s: %w: another node may own the table", s.options.Directory, fleet.ErrLeaseInDoubt)
 	}
 	return nil
 }

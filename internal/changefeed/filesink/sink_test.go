@@ -280,7 +280,7 @@ func TestNothingIsWrittenWhileTheLeaseIsInDoubt(t *testing.T) {
 	w := s.acquire(epoch(1), 3)
 	s.write(w, 4, inserts(4, 1))
 	may = false
-	want := "sink " + s.dir + ": the node's lease is in doubt: nothing is written to files meanwhile"
+	want := "sink " + s.dir + ": the node's lease is in doubt: another node may own the table"
 	drop := &stream.DDL{Kind: stream.DropTable, Schema: "shop", Statement: "DROP TABLE orders", Tables: []stream.Table{orders}}
 	_, _, acquired := s.sink.Acquire(t.Context(), orders, epoch(2), 3)
 	for what, err := range map[string]error{
