@@ -188,8 +188,8 @@ func TestADrainSurvivesItsNodeAndTheAPIAtEveryStep(t *testing.T) {
 		}
 		letGo()
 		d := c.awaitEnd("restarted", v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
-		if d.Status.NodeEpoch != epoch+1 {
-			t.Errorf("the drain ended in epoch %d, want %d", d.Status.NodeEpoch, epoch+1)
+		if d.Status.NodeEpoch <= epoch {
+			t.Errorf("the drain ended in epoch %d, which is not after %d", d.Status.NodeEpoch, epoch)
 		}
 		c.back(target)
 	})
@@ -293,7 +293,7 @@ func (c *cluster) survived(node, other string, epoch int64) {
 	}
 	until(c.t, "the survivor to be Alive", func() bool {
 		n := c.node(node)
-		return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch == epoch
+		return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch >= epoch
 	})
 	if r := c.record(other); r.Fenced != r.Epoch {
 		c.t.Errorf("the other node was not marked: %+v", r)
@@ -326,7 +326,7 @@ func TestADrainIsCancelled(t *testing.T) {
 			c.awaitEnd("cancel-"+step, v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
 			until(t, "the node to be back", func() bool {
 				n := c.node(target)
-				return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch == epoch+1
+				return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && n.Status.Epoch > epoch
 			})
 		})
 		if t.Failed() {
