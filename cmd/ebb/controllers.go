@@ -72,6 +72,15 @@ func tenants(r client.Reader) []drain.Tenant {
 	return append(append(changefeed.Tenants(r), etcdcluster.Tenants(r)...), deployment.Tenant{Reader: r})
 }
 
+// works are the kinds of work that a drain counts.
+func works() drain.Works {
+	var list drain.Works
+	for _, t := range tenants(nil) {
+		list = append(list, t.Work())
+	}
+	return list
+}
+
 // drains serves the HTTP API while a term runs here.
 func (c *controllers) drains() httpapi.Drains {
 	if api := c.api.Load(); api != nil {

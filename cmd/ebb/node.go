@@ -247,7 +247,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	registry := prometheus.NewRegistry()
 	programs := deployment.NewMetrics(registry, f.name)
 	controllers := &controllers{
-		timing: f.timing, drainMetrics: drain.NewMetrics(registry), programMetrics: programs, etcdMetrics: etcdcluster.NewMetrics(registry),
+		timing: f.timing, drainMetrics: drain.NewMetrics(registry, works()), programMetrics: programs, etcdMetrics: etcdcluster.NewMetrics(registry),
 		files: peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
 	}
 	campaign, err := f.campaign(dir, registry, controllers, log)
@@ -397,6 +397,6 @@ func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *
 		Ready: n.Ready, Metrics: prometheus.Gatherers{r, ctrlmetrics.Registry}, Election: campaign, Log: log,
 		Coordinator: func(ctx context.Context) (*url.URL, error) { return coordinator.URL(ctx, n.Client()) },
 		Captures:    func(ctx context.Context) ([]httpapi.Capture, error) { return httpapi.ListCaptures(ctx, n.Client()) },
-		Drains:      controllers.drains, Logs: deployment.Logs{Dir: dir.Programs()}, Version: version,
+		Drains:      controllers.drains, Works: works(), Logs: deployment.Logs{Dir: dir.Programs()}, Version: version,
 	})
 }

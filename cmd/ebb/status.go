@@ -20,7 +20,6 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
-	"github.com/ebb-dev/ebb/internal/drain"
 )
 
 // clusterStatus is what `ebb status` prints.
@@ -221,7 +220,7 @@ func held(counts map[string]int64) string {
 	if len(counts) == 0 {
 		return "-"
 	}
-	return drain.Listed(counts)
+	return works().Listed(counts)
 }
 
 func counts(m map[string]int64) string {

@@ -8,12 +8,8 @@
 // every node, moves the dispatchers. Dispatchers flow on while their maintainer moves.
 package changefeed
 
-import (
-	"github.com/ebb-dev/ebb/internal/drain"
-)
-
 // Kinds by which the work of changefeeds is counted.
 const (
-	KindMaintainers = drain.Maintainers
-	KindDispatchers = drain.Dispatchers
+	KindMaintainers = "maintainers"
+	KindDispatchers = "dispatchers"
 )

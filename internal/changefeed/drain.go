@@ -51,8 +51,10 @@ func read(ctx context.Context, r client.Reader) (World, error) {
 
 type maintainerTenant struct{ *drain.Look[World] }
 
-// Name implements drain.Tenant.
-func (t maintainerTenant) Name() string { return KindMaintainers }
+// Work implements drain.Tenant.
+func (t maintainerTenant) Work() drain.Work {
+	return drain.Work{Name: KindMaintainers, Stage: "MigratingMaintainers", Order: 1, Shown: "maintainers"}
+}
 
 // Remaining implements drain.Tenant.
 func (t maintainerTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
@@ -90,8 +92,10 @@ func (w World) MaintainersOn(node string) drain.Remaining {
 
 type dispatcherTenant struct{ *drain.Look[World] }
 
-// Name implements drain.Tenant.
-func (t dispatcherTenant) Name() string { return KindDispatchers }
+// Work implements drain.Tenant.
+func (t dispatcherTenant) Work() drain.Work {
+	return drain.Work{Name: KindDispatchers, Stage: "MigratingDispatchers", Order: 2, Shown: "dispatchers"}
+}
 
 // Remaining implements drain.Tenant.
 func (t dispatcherTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {

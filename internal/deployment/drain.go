@@ -30,8 +30,8 @@ var placedBy = map[string]func(*v1alpha1.Deployment) string{
 // Tenant is deployments as a drain sees them. Daemons stay until the node stops.
 type Tenant struct{ Reader client.Reader }
 
-// Name implements drain.Tenant.
-func (t Tenant) Name() string { return Kind }
+// Work implements drain.Tenant.
+func (t Tenant) Work() drain.Work { return drain.Work{Name: Kind} }
 
 // Remaining says which deployments should or may run on a node.
 func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {

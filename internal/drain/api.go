@@ -156,17 +156,17 @@ func (a *API) forget(ctx context.Context, d *v1alpha1.Drain, cause error) error 
 type Report struct {
 	// Draining says whether the node drains.
 	Draining bool
-	// Maintainers left on it.
-	Maintainers int64
-	// Dispatchers left on it, by changefeed.
-	Dispatchers map[string]int64
+	// Shown is what is left on it, by the count under which it is shown.
+	Shown map[string]int64
+	// By splits each of these counts by what the pieces belong to.
+	By map[string]map[string]int64
 	// Total is everything that is left, of every kind.
 	Total int64
 }
 
 // Report says how the drain of a node stands, counted now.
 func (a *API) Report(ctx context.Context, node string) (Report, error) {
-	report := Report{Dispatchers: map[string]int64{}}
+	report := Report{Shown: map[string]int64{}, By: map[string]map[string]int64{}}
 	n := &v1alpha1.Node{}
 	if err := a.Reader.Get(ctx, types.NamespacedName{Name: node}, n); err != nil {
 		if kubeclient.IsMissing(err) || v1alpha1.ValidateNodeName(node) != nil {
@@ -184,8 +184,15 @@ func (a *API) Report(ctx context.Context, node string) (Report, error) {
 	}
 	report.Draining = true
 	counts := w.counts(slot)
-	report.Maintainers = counts[Maintainers]
-	maps.Copy(report.Dispatchers, w.Left[Dispatchers].By)
+	report.Shown = w.Works.Shown(counts)
+	for _, work := range w.Works {
+		if left := w.Left[work.Name].By; work.Shown != "" && len(left) > 0 {
+			if report.By[work.Shown] == nil {
+				report.By[work.Shown] = map[string]int64{}
+			}
+			maps.Copy(report.By[work.Shown], left)
+		}
+	}
 	for _, n := range counts {
 		report.Total += n
 	}
@@ -219,7 +226,7 @@ func Explain(w World, node string) string {
 	case slot != nil && slot.Node == node:
 		fmt.Fprintf(&b, "Drain %s ended without its leaving, and was deleted. A new Drain of the node goes on; a restart of the node ends it.\n", slot.Name)
 	case rec.Held():
-		fmt.Fprintf(&b, "Nothing drains it. It holds %s.\n", Listed(n.Status.Held))
+		fmt.Fprintf(&b, "Nothing drains it. It holds %s.\n", w.Works.Listed(n.Status.Held))
 	}
 	explainQueue(&b, w, node)
 	return b.String()
@@ -240,7 +247,7 @@ func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
 		fmt.Fprintf(b, "Drain %s is about to begin.\n", d.Name)
 		return
 	}
-	fmt.Fprintf(b, "Drain %s is %s, started %s ago: %s.\n", d.Name, d.Status.Phase, w.Now.Sub(d.Status.StartedAt.Time).Round(time.Second), Summary(d.Status.Remaining))
+	fmt.Fprintf(b, "Drain %s is %s, started %s ago: %s.\n", d.Name, d.Status.Phase, w.Now.Sub(d.Status.StartedAt.Time).Round(time.Second), w.Works.Summary(d.Status.Remaining))
 	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil && c.Status == metav1.ConditionTrue {
 		fmt.Fprintf(b, "%s\n", c.Message)
 	}

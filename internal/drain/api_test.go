@@ -166,7 +166,7 @@ func testReport(t *testing.T, c *cluster) {
 	c.work.set("n2", 2)
 	dispatchers := split{by: map[string]int64{"orders": 3, "users": 1}}
 	api := &drain.API{Client: c.admin, Reader: c.admin, Leader: "n1", Tenants: func(client.Reader) []drain.Tenant { return []drain.Tenant{c.work, dispatchers} }}
-	idle := drain.Report{Dispatchers: map[string]int64{}}
+	idle := drain.Report{Shown: map[string]int64{}, By: map[string]map[string]int64{}}
 	report := func(node string, want drain.Report) {
 		t.Helper()
 		got, err := api.Report(bounded(t), node)
@@ -178,8 +178,8 @@ func testReport(t *testing.T, c *cluster) {
 	c.lead("n1", nil)
 	c.request("d", "n2")
 	c.obeys("n2", v1alpha1.Draining)
-	c.says("n2", func(n *v1alpha1.NodeStatus) { n.Held = map[string]int64{drain.Maintainers: 5} })
-	report("n2", drain.Report{Draining: true, Maintainers: 5, Dispatchers: map[string]int64{"orders": 3, "users": 1}, Total: 9})
+	c.says("n2", func(n *v1alpha1.NodeStatus) { n.Held = map[string]int64{maintainers: 5} })
+	report("n2", drain.Report{Draining: true, Shown: map[string]int64{"maintainers": 5, "dispatchers": 4}, By: map[string]map[string]int64{"dispatchers": {"orders": 3, "users": 1}}, Total: 9})
 	report("n3", idle)
 	for _, node := range []string{"n9", "", "a/b"} {
 		if _, err := api.Report(bounded(t), node); !errors.Is(err, drain.ErrCaptureNotFound) {
@@ -188,7 +188,7 @@ func testReport(t *testing.T, c *cluster) {
 	}
 	c.must(c.setDeadline("d", time.Nanosecond))
 	c.phase("d", v1alpha1.DrainFailed)
-	report("n2", drain.Report{Draining: true, Maintainers: 5, Dispatchers: map[string]int64{"orders": 3, "users": 1}, Total: 9})
+	report("n2", drain.Report{Draining: true, Shown: map[string]int64{"maintainers": 5, "dispatchers": 4}, By: map[string]map[string]int64{"dispatchers": {"orders": 3, "users": 1}}, Total: 9})
 	c.lease("n2", "", 1, 1)
 	c.until("a free slot", func() bool { return c.slot() == nil })
 	report("n2", idle)

@@ -26,7 +26,7 @@ func newIndexed(pieces int) indexed {
 	return x
 }
 
-func (indexed) Name() string { return drain.Dispatchers }
+func (indexed) Work() drain.Work { return feedWorks[1] }
 
 func (x indexed) Remaining(_ context.Context, node string) (drain.Remaining, error) {
 	left := drain.Remaining{By: map[string]int64{}}

@@ -104,7 +104,7 @@ type work struct {
 	left map[string]drain.Remaining
 }
 
-func (w *work) Name() string { return drain.Maintainers }
+func (w *work) Work() drain.Work { return feedWorks[0] }
 
 func (w *work) Remaining(_ context.Context, node string) (drain.Remaining, error) {
 	w.mu.Lock()
@@ -121,7 +121,7 @@ func (w *work) set(node string, count int64) {
 // split is a second kind, split by what its pieces belong to.
 type split struct{ by map[string]int64 }
 
-func (s split) Name() string { return drain.Dispatchers }
+func (s split) Work() drain.Work { return feedWorks[1] }
 
 func (s split) Remaining(context.Context, string) (drain.Remaining, error) {
 	left := drain.Remaining{By: maps.Clone(s.by)}
@@ -136,7 +136,7 @@ func (c *cluster) join(name string, epoch int64) {
 	c.t.Helper()
 	c.lease(name, "process of "+name, epoch, 0)
 	c.says(name, func(n *v1alpha1.NodeStatus) {
-		*n = v1alpha1.NodeStatus{Epoch: epoch, Liveness: v1alpha1.Alive, Held: map[string]int64{drain.Maintainers: 0}}
+		*n = v1alpha1.NodeStatus{Epoch: epoch, Liveness: v1alpha1.Alive, Held: map[string]int64{maintainers: 0}}
 	})
 }
 
@@ -298,7 +298,7 @@ func (c *cluster) leadWith(leader string, stands func(context.Context) error, at
 	})
 	c.must(err)
 	controller := &drain.Controller{
-		Leader: leader, Stands: stands, Metrics: drain.NewMetrics(t.registry), Log: slog.New(slog.DiscardHandler),
+		Leader: leader, Stands: stands, Metrics: drain.NewMetrics(t.registry, feedWorks), Log: slog.New(slog.DiscardHandler),
 		Tenants: func(client.Reader) []drain.Tenant { return []drain.Tenant{c.work} },
 		AtStep: func(point string) {
 			if atStep != nil {

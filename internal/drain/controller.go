@@ -288,16 +288,20 @@ func Gather(ctx context.Context, r client.Reader, leader string, tenants []Tenan
 
 // count asks every kind what it has on the node in the slot.
 func (w *World) count(ctx context.Context, tenants []Tenant) error {
+	for _, t := range tenants {
+		w.Works = append(w.Works, t.Work())
+	}
 	slot := w.Settings.Status.ActiveDrain
 	if slot == nil {
 		return nil
 	}
 	for _, t := range tenants {
+		name := t.Work().Name
 		left, err := t.Remaining(ctx, slot.Node)
 		if err != nil {
-			return fmt.Errorf("count %s on node %s: %w", t.Name(), slot.Node, err)
+			return fmt.Errorf("count %s on node %s: %w", name, slot.Node, err)
 		}
-		w.Left[t.Name()] = left
+		w.Left[name] = left
 	}
 	return nil
 }

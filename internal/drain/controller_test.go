@@ -25,9 +25,9 @@ func testRequestToEmptyMachine(t *testing.T, c *cluster) {
 	c.request("d", "n2")
 	c.phase("d", v1alpha1.DrainDraining)
 	c.obeys("n2", v1alpha1.Draining)
-	c.until("the count of two", func() bool { return c.drain("d").Status.Remaining[drain.Maintainers] == 2 })
+	c.until("the count of two", func() bool { return c.drain("d").Status.Remaining[maintainers] == 2 })
 	c.work.set("n2", 1)
-	c.until("the count of one", func() bool { return c.drain("d").Status.Remaining[drain.Maintainers] == 1 })
+	c.until("the count of one", func() bool { return c.drain("d").Status.Remaining[maintainers] == 1 })
 	c.work.set("n2", 0)
 	c.phase("d", v1alpha1.DrainStopping)
 	c.obeys("n2", v1alpha1.Stopping)
@@ -55,7 +55,7 @@ func testTheCountsOfANodeDoNotHoldUpItsDrain(t *testing.T, c *cluster) {
 	c.lead("n1", func(_ *term, point string) {
 		if point == "before-"+drain.StepDesireDraining {
 			n := tries.Add(1)
-			c.says("n2", func(s *v1alpha1.NodeStatus) { s.Held = map[string]int64{drain.Maintainers: 100 + n} })
+			c.says("n2", func(s *v1alpha1.NodeStatus) { s.Held = map[string]int64{maintainers: 100 + n} })
 		}
 	})
 	c.request("d", "n2")
@@ -63,7 +63,7 @@ func testTheCountsOfANodeDoNotHoldUpItsDrain(t *testing.T, c *cluster) {
 	if n := tries.Load(); n != 1 {
 		t.Errorf("it was told at the try number %d", n)
 	}
-	if held := c.node("n2").Status.Held[drain.Maintainers]; held != 101 {
+	if held := c.node("n2").Status.Held[maintainers]; held != 101 {
 		t.Errorf("what the node said of itself is %d now", held)
 	}
 }
@@ -88,7 +88,7 @@ func testCrashAtEveryStep(t *testing.T, c *cluster) {
 				c.request(point, "n2")
 				c.until("the crash", func() bool {
 					c.obeyOnce("n2")
-					if c.drain(point).Status.Remaining[drain.Maintainers] == 1 {
+					if c.drain(point).Status.Remaining[maintainers] == 1 {
 						c.work.set("n2", 2)
 					}
 					return first.ctx.Err() != nil

@@ -4,19 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-)
-
-// Stages of a drain that moves changefeeds.
-const (
-	StageMaintainers = "MigratingMaintainers"
-	StageDispatchers = "MigratingDispatchers"
 )
 
 // Reasons of blockers that the drain itself finds; each kind of work brings its own.
@@ -82,7 +75,7 @@ func (w World) Empty(slot *v1alpha1.ActiveDrain) bool {
 func observe(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) {
 	old := d.Status.Remaining
 	d.Status.Remaining = w.counts(slot)
-	d.Status.Stage = stage(d.Status.Remaining)
+	d.Status.Stage = w.Works.Stage(d.Status.Remaining)
 	if moved(old, d.Status.Remaining) || d.Status.LastProgress == nil {
 		now := metav1.NewTime(w.Now)
 		d.Status.LastProgress = &now
@@ -99,23 +92,6 @@ func moved(old, now map[string]int64) bool {
 		}
 	}
 	return false
-}
-
-func stage(counts map[string]int64) string {
-	switch {
-	case counts[Maintainers] > 0:
-		return StageMaintainers
-	case counts[Dispatchers] > 0:
-		return StageDispatchers
-	}
-	var kinds []string
-	for kind, count := range counts {
-		if count > 0 {
-			kinds = append(kinds, kind)
-		}
-	}
-	slices.Sort(kinds)
-	return strings.Join(kinds, ",")
 }
 
 // blockers are what keeps the drain from its end, sorted, each with when it was first seen.
@@ -182,7 +158,7 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 			return nil
 		}
 		b.Reason = BlockedByHeld
-		b.Remedy = fmt.Sprintf("node %s counts %s that no object places there: it is stopping them, or they hang; if it stays so, look at the node's log, or kill the node's process: what it runs then ends with its lease", slot.Node, Listed(held))
+		b.Remedy = fmt.Sprintf("node %s counts %s that no object places there: it is stopping them, or they hang; if it stays so, look at the node's log, or kill the node's process: what it runs then ends with its lease", slot.Node, w.Works.Listed(held))
 	}
 	return b
 }
@@ -216,17 +192,7 @@ func (w World) judgeStall(d *v1alpha1.Drain) {
 	}
 	if w.Now.Sub(d.Status.LastProgress.Time) >= patience {
 		c.Status, c.Reason = metav1.ConditionTrue, "NothingMoves"
-		c.Message = fmt.Sprintf("Nothing has moved for %s: %s.", patience, Summary(d.Status.Remaining))
+		c.Message = fmt.Sprintf("Nothing has moved for %s: %s.", patience, w.Works.Summary(d.Status.Remaining))
 	}
 	meta.SetStatusCondition(&d.Status.Conditions, c)
 }
-
-// Summary says what is left, in words.
-func Summary(counts map[string]int64) string {
-	if list := Listed(counts); list != nothing {
-		return list + " left"
-	}
-	return nothing + " is left"
-}
-
-const nothing = "nothing"

@@ -22,18 +22,10 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// The kinds of work whose movement has a stage of its own.
-const (
-	// Maintainers of changefeeds move first.
-	Maintainers = "maintainers"
-	// Dispatchers of changefeeds follow.
-	Dispatchers = "dispatchers"
-)
-
 // A Tenant is a kind of work seen by a drain: what of it is left on the node, and what each piece waits for.
 type Tenant interface {
-	// Name of the kind, in the plural: the key of the counts.
-	Name() string
+	// Work declares the kind.
+	Work() Work
 	// Remaining says what the objects place on a node.
 	Remaining(ctx context.Context, node string) (Remaining, error)
 }

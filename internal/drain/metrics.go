@@ -10,29 +10,33 @@ import (
 
 // Metrics of drains as the coordinator sees them. They outlive terms, stay after a drain, and go with the Node object.
 type Metrics struct {
-	status, maintainers, dispatchers *prometheus.GaugeVec
-	duration                         *prometheus.HistogramVec
+	status    *prometheus.GaugeVec
+	remaining map[string]*prometheus.GaugeVec // by the count under which work is shown
+	duration  *prometheus.HistogramVec
 
 	mu    sync.Mutex
 	nodes map[string]bool // that have series
 }
 
-// NewMetrics makes the metrics of drains, registered with r.
-func NewMetrics(r prometheus.Registerer) *Metrics {
+// NewMetrics makes the metrics of drains of these works, registered with r.
+func NewMetrics(r prometheus.Registerer, works Works) *Metrics {
 	gauge := func(name, help string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "ebb", Subsystem: "coordinator", Name: name, Help: help}, []string{"capture_id"})
 	}
 	m := &Metrics{
-		status:      gauge("drain_capture_status", "Status of drain capture operation (0=idle, 1=draining)"),
-		maintainers: gauge("drain_capture_remaining_maintainers", "Number of remaining maintainers on draining capture"),
-		dispatchers: gauge("drain_capture_remaining_dispatchers", "Number of remaining dispatchers on draining capture"),
+		status:    gauge("drain_capture_status", "Status of drain capture operation (0=idle, 1=draining)"),
+		remaining: map[string]*prometheus.GaugeVec{},
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "ebb", Subsystem: "coordinator", Name: "drain_capture_duration_seconds", Help: "Duration of drain capture operation",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 10),
 		}, []string{"capture_id"}),
 		nodes: map[string]bool{},
 	}
-	r.MustRegister(m.status, m.maintainers, m.dispatchers, m.duration)
+	r.MustRegister(m.status, m.duration)
+	for shown := range works.Shown(nil) {
+		m.remaining[shown] = gauge("drain_capture_remaining_"+shown, "Number of remaining "+shown+" on draining capture")
+		r.MustRegister(m.remaining[shown])
+	}
 	return m
 }
 
@@ -49,9 +53,10 @@ func (m *Metrics) see(w World) {
 		return
 	}
 	m.nodes[slot.Node] = true
-	counts := w.counts(slot)
-	m.maintainers.WithLabelValues(slot.Node).Set(float64(counts[Maintainers]))
-	m.dispatchers.WithLabelValues(slot.Node).Set(float64(counts[Dispatchers]))
+	shown := w.Works.Shown(w.counts(slot))
+	for name, v := range m.remaining {
+		v.WithLabelValues(slot.Node).Set(float64(shown[name]))
+	}
 	value := 0.0
 	if !d.Status.Phase.Final() {
 		value = 1
@@ -84,7 +89,8 @@ func (m *Metrics) forget(there func(node string) bool) {
 		if there(node) {
 			continue
 		}
-		for _, v := range []*prometheus.GaugeVec{m.status, m.maintainers, m.dispatchers} {
+		m.status.DeleteLabelValues(node)
+		for _, v := range m.remaining {
 			v.DeleteLabelValues(node)
 		}
 		m.duration.DeleteLabelValues(node)

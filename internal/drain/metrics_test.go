@@ -11,7 +11,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/drain"
 )
 
 func rawMerge(patch []byte) client.Patch { return client.RawPatch(types.MergePatchType, patch) }
@@ -80,7 +79,7 @@ func testMetrics(t *testing.T, c *cluster) {
 	c.request("d", "n2")
 	are(1, 3)
 	c.obeys("n2", v1alpha1.Draining)
-	c.says("n2", func(n *v1alpha1.NodeStatus) { n.Held = map[string]int64{drain.Maintainers: 4} })
+	c.says("n2", func(n *v1alpha1.NodeStatus) { n.Held = map[string]int64{maintainers: 4} })
 	are(1, 4)
 	c.work.set("n2", 0)
 	c.lease("n2", "", 1, 1) // it dies with what it said last

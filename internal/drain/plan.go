@@ -26,6 +26,8 @@ type World struct {
 	fleet.Fleet
 	Settings *v1alpha1.Settings
 	Drains   []*v1alpha1.Drain
+	// Works are the kinds of work that are counted.
+	Works Works
 	// Left is what the objects place on the node in the slot, by kind.
 	Left map[string]Remaining
 }
@@ -171,7 +173,7 @@ func begin(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.StartedAt, next.Status.LastProgress = &now, &now
 	next.Status.Initial = w.counts(slot)
 	next.Status.Remaining = w.counts(slot)
-	next.Status.Stage = stage(next.Status.Remaining)
+	next.Status.Stage = w.Works.Stage(next.Status.Remaining)
 	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "The node is being emptied.")
 	return &Step{Name: StepBegin, Object: next, Status: true, Drain: d}
 }
@@ -308,7 +310,7 @@ func wait(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 func fail(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	observe(w, slot, next)
-	after, left := d.Spec.Deadline.Duration, Summary(next.Status.Remaining)
+	after, left := d.Spec.Deadline.Duration, w.Works.Summary(next.Status.Remaining)
 	message := fmt.Sprintf("Node %s was not out of service %s after the start: %s. It stays %s and takes no work; a new Drain of it goes on.",
 		slot.Node, after, left, v1alpha1.Draining)
 	switch {

@@ -42,7 +42,7 @@ type place struct {
 	left func(node string) drain.Remaining
 }
 
-func (p place) Name() string { return p.kind }
+func (p place) Work() drain.Work { return workOf(p.kind) }
 
 func (p place) Remaining(_ context.Context, node string) (drain.Remaining, error) {
 	return p.left(node), nil

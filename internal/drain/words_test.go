@@ -12,6 +12,31 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 )
 
+// maintainers is one of the kinds that move in stages.
+const maintainers = "maintainers"
+
+// feedWorks are kinds that move one after the other, and are shown.
+var feedWorks = drain.Works{
+	{Name: maintainers, Stage: "MigratingMaintainers", Order: 1, Shown: "maintainers"},
+	{Name: "dispatchers", Stage: "MigratingDispatchers", Order: 2, Shown: "dispatchers"},
+}
+
+// declared are all kinds that tests know of; the order in which they are declared means nothing.
+var declared = append(drain.Works{
+	{Name: "etcdmembers", One: "etcd member", Many: "etcd members"},
+	{Name: "etcddata", One: "only copy of etcd data", Many: "only copies of etcd data"},
+}, feedWorks[1], feedWorks[0])
+
+// workOf is the declaration of a kind.
+func workOf(name string) drain.Work {
+	for _, w := range declared {
+		if w.Name == name {
+			return w
+		}
+	}
+	return drain.Work{Name: name}
+}
+
 func TestASummarySaysWhatIsLeft(t *testing.T) {
 	for want, counts := range map[string]map[string]int64{
 		"nothing is left":                    {"volumes": 0},
@@ -23,7 +48,7 @@ func TestASummarySaysWhatIsLeft(t *testing.T) {
 		"1 only copy of etcd data left":      {"etcddata": 1},
 		"4 only copies of etcd data left":    {"etcddata": 4},
 	} {
-		if got := drain.Summary(counts); got != want {
+		if got := declared.Summary(counts); got != want {
 			t.Errorf("%v is %q, want %q", counts, got, want)
 		}
 	}

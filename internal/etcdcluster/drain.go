@@ -76,8 +76,10 @@ func readScene(ctx context.Context, r client.Reader) (Scene, error) {
 
 type memberTenant struct{ *drain.Look[Scene] }
 
-// Name implements drain.Tenant.
-func (t memberTenant) Name() string { return KindMembers }
+// Work implements drain.Tenant.
+func (t memberTenant) Work() drain.Work {
+	return drain.Work{Name: KindMembers, One: "etcd member", Many: "etcd members"}
+}
 
 // Remaining implements drain.Tenant.
 func (t memberTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
@@ -90,8 +92,10 @@ func (t memberTenant) Remaining(ctx context.Context, node string) (drain.Remaini
 
 type dataTenant struct{ *drain.Look[Scene] }
 
-// Name implements drain.Tenant.
-func (t dataTenant) Name() string { return KindData }
+// Work implements drain.Tenant.
+func (t dataTenant) Work() drain.Work {
+	return drain.Work{Name: KindData, One: "only copy of etcd data", Many: "only copies of etcd data"}
+}
 
 // Remaining implements drain.Tenant.
 func (t dataTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {

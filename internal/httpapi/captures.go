@@ -43,6 +43,12 @@ type Capture struct {
 	Epoch         int64             `json:"epoch"`
 }
 
+// The counts of drains that this API shows; kinds of work declare under which they are shown.
+const (
+	ShownMaintainers = "maintainers"
+	ShownDispatchers = "dispatchers"
+)
+
 // DrainAccepted answers an accepted drain.
 type DrainAccepted struct {
 	CurrentMaintainerCount int64 `json:"current_maintainer_count"`
@@ -65,9 +71,10 @@ func (s *Server) putDrain(w http.ResponseWriter, r *http.Request) {
 		writeDrainError(w, err)
 		return
 	}
+	initial := s.opts.Works.Shown(d.Status.Initial)
 	writeJSON(w, http.StatusAccepted, DrainAccepted{
-		CurrentMaintainerCount: d.Status.Initial[drain.Maintainers],
-		CurrentDispatcherCount: d.Status.Initial[drain.Dispatchers],
+		CurrentMaintainerCount: initial[ShownMaintainers],
+		CurrentDispatcherCount: initial[ShownDispatchers],
 	})
 }
 
@@ -98,7 +105,10 @@ func (s *Server) getDrain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	status := DrainStatus{
-		IsDraining: report.Draining, RemainingMaintainerCount: report.Maintainers, RemainingDispatcherCount: report.Dispatchers,
+		IsDraining: report.Draining, RemainingMaintainerCount: report.Shown[ShownMaintainers], RemainingDispatcherCount: report.By[ShownDispatchers],
+	}
+	if status.RemainingDispatcherCount == nil {
+		status.RemainingDispatcherCount = map[string]int64{}
 	}
 	if report.Draining {
 		status.DrainingCaptureID = id

@@ -26,6 +26,7 @@ import (
 
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/drain"
 )
 
 const (
@@ -73,6 +74,8 @@ type Options struct {
 	Election Election
 	// Drains of the term that runs here, or nil.
 	Drains func() Drains
+	// Works are the kinds of work that drains count.
+	Works drain.Works
 	// Captures lists the nodes with a live lease.
 	Captures func(context.Context) ([]Capture, error)
 	// Logs of the programs that ran on the node.

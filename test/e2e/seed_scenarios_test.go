@@ -21,7 +21,6 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/datadir"
-	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
@@ -448,7 +447,7 @@ func seedEndToEnd(t *testing.T, s *seedRun) {
 	if !slices.Equal(tale.liveness, []v1alpha1.Liveness{v1alpha1.Draining, v1alpha1.Stopping}) {
 		t.Errorf("%s was %v", target, tale.liveness)
 	}
-	if len(tale.stages) == 0 || tale.stages[0] != drain.StageMaintainers {
+	if len(tale.stages) == 0 || tale.stages[0] != "MigratingMaintainers" {
 		t.Errorf("stages: %v", tale.stages)
 	}
 	for _, name := range leaving {
