@@ -345,7 +345,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		return nil, err
 	}
 	feeds := changefeed.NewHost(changefeed.Options{
-		Node: f.name, Gate: gate, Listener: peers, Files: files, Services: []peer.Service{etcds.Service()},
+		Node: f.name, Gate: gate, Files: files,
 		Opener: changefeed.Opener{Credentials: secrets, Secret: changefeed.SecretsOf(objects), Files: f.files, Log: log.With("node", f.name)}, Memory: f.memory,
 		Metrics: changefeed.NewMetrics(r, f.name), Log: log.With("node", f.name),
 	})
@@ -353,6 +353,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
 		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
 		Address:  peers.Addr().String(),
+		Peers:    node.Peers{Listener: peers, Files: files, Services: []peer.Service{feeds.Service(), etcds.Service()}},
 		Runtimes: []node.Hosted{{Runtime: deployments, Doubt: node.StopInDoubt}, feeds.Maintainers(), feeds.Dispatchers(), etcds.Data(), etcds.Members()},
 		Gate:     gate, Metrics: metrics, Log: log,
 		Die: func(reason string) {

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -46,16 +44,12 @@ type Options struct {
 	Node string
 	// Gate of the node.
 	Gate *node.Gate
-	// Listener for other nodes.
-	Listener net.Listener
 	// Files for mutual TLS.
 	Files peer.Files
 	// Opener of sources and sinks.
 	Opener Opener
 	// Memory bounds the changes on their way, in bytes.
 	Memory int64
-	// Services of other kinds of work that are reached at the listener too.
-	Services []peer.Service
 	// Metrics of the node's changefeeds.
 	Metrics *Metrics
 	// Log of the node.
@@ -68,7 +62,6 @@ type Host struct {
 	opts   Options
 	engine *dispatch.Engine
 	peers  *peers
-	served atomic.Bool // the listener has been used
 
 	mu       sync.Mutex
 	epoch    int64                     // of the node, 0 while it has none
@@ -102,6 +95,11 @@ func NewHost(o Options) *Host {
 	return h
 }
 
+// Service lets maintainers on other nodes order this node's dispatchers.
+func (h *Host) Service() peer.Service {
+	return func(r grpc.ServiceRegistrar) { wire.RegisterNodeServer(r, &server{host: h}) }
+}
+
 // Dispatchers is the runtime of the data path.
 func (h *Host) Dispatchers() node.Hosted {
 	return node.Hosted{Runtime: dispatchers{h}, Doubt: node.KeepInDoubt}
@@ -112,7 +110,7 @@ func (h *Host) Maintainers() node.Hosted {
 	return node.Hosted{Runtime: maintainers{h}, Doubt: node.StopInDoubt}
 }
 
-// dispatchers serves other nodes' maintainers, and stops everything when the node leaves.
+// dispatchers does what maintainers order through the service, and stops everything when the node leaves.
 type dispatchers struct{ *Host }
 
 // Name implements node.Runtime.
@@ -122,27 +120,8 @@ func (d dispatchers) Name() string { return KindDispatchers }
 func (d dispatchers) Held() int { return d.opts.Gate.Count(KindDispatchers) }
 
 // Run implements node.Runtime.
-func (d dispatchers) Run(ctx context.Context) error {
-	nodes := func(r grpc.ServiceRegistrar) { wire.RegisterNodeServer(r, &server{host: d.Host}) }
-	server, err := peer.NewServer(d.opts.Files, append([]peer.Service{nodes}, d.opts.Services...)...)
-	if err != nil {
-		return err
-	}
-	listener := d.opts.Listener
-	if d.served.Swap(true) { // it was closed when this runtime last ended
-		if listener, err = net.Listen("tcp", listener.Addr().String()); err != nil {
-			return fmt.Errorf("node to node: %w", err)
-		}
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case <-ctx.Done():
-	case err := <-served:
-		return fmt.Errorf("node to node: %w", err)
-	}
-	server.Stop()
-	<-served
+func (d dispatchers) Run(ctx context.Context, _ *node.Epoch) error {
+	<-ctx.Done()
 	for _, key := range d.engine.Keys() {
 		_ = d.closeFeed(key) // it was logged, and the process ends
 	}
@@ -207,8 +186,7 @@ func (m maintainers) Name() string { return KindMaintainers }
 func (m maintainers) Held() int { return m.opts.Gate.Count(KindMaintainers) }
 
 // Run implements node.Runtime.
-func (m maintainers) Run(ctx context.Context) error {
-	e := node.EpochFrom(ctx)
+func (m maintainers) Run(ctx context.Context, e *node.Epoch) error {
 	m.mu.Lock()
 	m.epoch, m.holding = e.Number, e.Holding
 	m.mu.Unlock()

@@ -182,8 +182,7 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 const policyDisabled = "The node's claim policy is none: it claims no deployment and writes no address. It runs what is addressed to it."
 
 // Run implements node.Runtime.
-func (r *Runtime) Run(ctx context.Context) error {
-	e := node.EpochFrom(ctx)
+func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
 	standing, fall := context.WithCancel(context.WithoutCancel(ctx))
 	run := &run{Runtime: r, e: e, pulse: newPulse(e.Tenure), ctx: ctx, standing: standing}
 	var parts sync.WaitGroup

@@ -174,25 +174,6 @@ func (w logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reach lets other nodes reach this one, as the ebb program does.
-type reach struct{ m *machine }
-
-func (r reach) Name() string { return "reach" }
-func (r reach) Held() int    { return 0 }
-
-func (r reach) Run(ctx context.Context) error {
-	s, err := peer.NewServer(r.m.etcds.Files, r.m.host.Service())
-	if err != nil {
-		return err
-	}
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(r.m.peers) }()
-	<-ctx.Done()
-	s.Stop()
-	<-served
-	return nil
-}
-
 // start runs the node until stop.
 func (m *machine) start() {
 	m.t.Helper()
@@ -204,7 +185,8 @@ func (m *machine) start() {
 	m.peers, err = net.Listen("tcp", "127.0.0.1:0")
 	m.yard.must(err)
 	m.opts.Address = m.peers.Addr().String()
-	m.opts.Runtimes = []node.Hosted{m.host.Data(), m.host.Members(), {Runtime: reach{m}, Doubt: node.KeepInDoubt}}
+	m.opts.Runtimes = []node.Hosted{m.host.Data(), m.host.Members()}
+	m.opts.Peers = node.Peers{Listener: m.peers, Files: m.etcds.Files, Services: []peer.Service{m.host.Service()}}
 	m.node, err = node.New(m.opts)
 	m.yard.must(err)
 	ctx, cancel := context.WithCancel(context.Background())

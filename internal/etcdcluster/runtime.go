@@ -141,7 +141,7 @@ func (m members) Name() string { return KindMembers }
 func (m members) Held() int { return m.opts.Gate.Count(KindMembers) }
 
 // Run implements node.Runtime.
-func (m members) Run(ctx context.Context) error {
+func (m members) Run(ctx context.Context, _ *node.Epoch) error {
 	run := &membersRun{ctx: ctx}
 	m.swept.Do(func() {
 		if err := m.store.Sweep(); err != nil {
@@ -203,13 +203,13 @@ func (d data) Held() int {
 }
 
 // Run implements node.Runtime.
-func (d data) Run(ctx context.Context) error {
+func (d data) Run(ctx context.Context, e *node.Epoch) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &era{Host: d.Host, e: node.EpochFrom(ctx), ctx: ctx, curators: map[types.UID]*curator{}, heavy: make(chan struct{}, heavyAtOnce)}
+	a := &era{Host: d.Host, e: e, ctx: ctx, curators: map[types.UID]*curator{}, heavy: make(chan struct{}, heavyAtOnce)}
 	defer a.end(cancel)
 	if err := a.watch(ctx); err != nil {
 		return err

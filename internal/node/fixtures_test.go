@@ -173,7 +173,7 @@ type worker struct {
 func (w *worker) Name() string { return w.name }
 func (w *worker) Held() int    { return w.gate.Count(w.name) }
 
-func (w *worker) Run(ctx context.Context) error {
+func (w *worker) Run(ctx context.Context, _ *node.Epoch) error {
 	w.set(true)
 	<-ctx.Done()
 	if w.stubborn != nil {

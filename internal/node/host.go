@@ -15,6 +15,7 @@ const restartRuntime = time.Second
 // host runs runtimes and residents and knows when all of them have stopped.
 type host struct {
 	hosted []Hosted
+	peers  *peerServer // nil without a listener
 	log    *slog.Logger
 }
 
@@ -51,8 +52,8 @@ type group struct {
 }
 
 // start runs every function until the group is stopped; one that ends early is started again.
-func (h *host) start(base context.Context, names []string, runs []func(context.Context) error) *group {
-	ctx, cancel := context.WithCancel(base)
+func (h *host) start(names []string, runs []func(context.Context) error) *group {
+	ctx, cancel := context.WithCancel(context.Background())
 	g := &group{cancel: cancel, done: make(chan struct{})}
 	var wg sync.WaitGroup
 	for i, run := range runs {
@@ -81,16 +82,20 @@ func (h *host) keep(ctx context.Context, name string, run func(context.Context) 
 	}
 }
 
-// runtimes starts the runtimes that declared the given conduct; those that stop in doubt are told of the epoch.
+// runtimes starts the runtimes that declared the given conduct; those that stop in doubt get the epoch. The server for other nodes goes on
+// in doubt too.
 func (h *host) runtimes(d Doubt, e *Epoch) *group {
 	var names []string
 	var runs []func(context.Context) error
+	if d == KeepInDoubt && h.peers != nil {
+		names, runs = append(names, "peers"), append(runs, h.peers.run)
+	}
 	for _, r := range h.hosted {
 		if r.Doubt == d {
-			names, runs = append(names, r.Runtime.Name()), append(runs, r.Runtime.Run)
+			names, runs = append(names, r.Runtime.Name()), append(runs, func(ctx context.Context) error { return r.Runtime.Run(ctx, e) })
 		}
 	}
-	return h.start(WithEpoch(context.Background(), e), names, runs)
+	return h.start(names, runs)
 }
 
 // residents starts what runs in every epoch.
@@ -101,7 +106,7 @@ func (h *host) residents(e *Epoch, list []Resident) *group {
 		names = append(names, r.Name())
 		runs = append(runs, func(ctx context.Context) error { return r.Run(ctx, e) })
 	}
-	return h.start(context.Background(), names, runs)
+	return h.start(names, runs)
 }
 
 // stopped says whether everything in the group has ended.

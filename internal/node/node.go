@@ -47,6 +47,8 @@ type Options struct {
 	Address, HTTPAddress string
 	// Version is published.
 	Version string
+	// Peers is where other nodes reach this one; without a listener they do not.
+	Peers Peers
 	// Runtimes host the work.
 	Runtimes []Hosted
 	// Residents run in every epoch.
@@ -109,6 +111,9 @@ func New(o Options) (*Node, error) {
 		opts: o, log: log, client: c, seat: s, reason: "starting",
 		member: &membership{node: o.Name, client: renewals, timing: o.Timing, clock: o.Clock, ahead: o.WallAhead, log: log, seat: s},
 		host:   &host{hosted: o.Runtimes, log: log},
+	}
+	if o.Peers.Listener != nil {
+		n.host.peers = &peerServer{Peers: o.Peers}
 	}
 	n.member.waits = func(why error) { n.setEpoch(nil, "cannot join yet: "+why.Error()) }
 	return n, nil

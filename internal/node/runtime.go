@@ -11,8 +11,8 @@ import (
 type Runtime interface {
 	// Name of the kind of work, in the plural: the key of the node's counts.
 	Name() string
-	// Run does the work until ctx ends. A runtime that stops in doubt runs once in every epoch: EpochFrom tells which.
-	Run(ctx context.Context) error
+	// Run does the work until ctx ends. A runtime that stops in doubt runs once in every epoch, which e is; for one that goes on e is nil.
+	Run(ctx context.Context, e *Epoch) error
 	// Held counts what runs here, starts or stops here, or is kept only here, and has to leave before the node may.
 	Held() int
 }
@@ -27,19 +27,6 @@ type Stayer interface {
 type Reporter interface {
 	// Report adds it to the node's status.
 	Report(*v1alpha1.NodeStatus)
-}
-
-type epochKey struct{}
-
-// WithEpoch tells a runtime in which epoch it runs.
-func WithEpoch(ctx context.Context, e *Epoch) context.Context {
-	return context.WithValue(ctx, epochKey{}, e)
-}
-
-// EpochFrom is the epoch in which a runtime runs that stops in doubt.
-func EpochFrom(ctx context.Context) *Epoch {
-	e, _ := ctx.Value(epochKey{}).(*Epoch)
-	return e
 }
 
 // Doubt is what a runtime does while the node's lease is in doubt.

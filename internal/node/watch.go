@@ -27,7 +27,7 @@ func (n *Node) watch(ctx context.Context, e *Epoch) (*group, error) {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
 	e.Cache = c
-	g := n.host.start(context.Background(), []string{"watch"}, []func(context.Context) error{c.Start})
+	g := n.host.start([]string{"watch"}, []func(context.Context) error{c.Start})
 	for _, on := range []func(context.Context, *Epoch, cache.Cache) error{n.onNode, n.onSlot, n.onLease} {
 		if err := on(ctx, e, c); err != nil {
 			return g, err
