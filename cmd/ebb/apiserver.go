@@ -46,6 +46,7 @@ viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stoc
 }
 
 func runAPIServer(ctx context.Context, o apiserver.Options, log *slog.Logger) error {
+	o.Objects = kinds.Objects()
 	server, err := apiserver.New(ctx, o)
 	if err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/kind"
 )
 
 func newChangefeed() *cobra.Command {
@@ -35,7 +36,7 @@ func newChangefeed() *cobra.Command {
 func newChangefeedCreate() *cobra.Command {
 	var c cluster
 	var out output
-	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace}}
+	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: kind.DefaultNamespace}}
 	var ddl bool
 	var sourceSecret, sinkSecret string
 	cmd := &cobra.Command{
@@ -65,7 +66,7 @@ forgets them.`,
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
 	fs := cmd.Flags()
-	addNamespace(fs, &cf.Namespace, defaultNamespace, "namespace of the changefeed")
+	addNamespace(fs, &cf.Namespace, kind.DefaultNamespace, "namespace of the changefeed")
 	fs.StringVar(&cf.Spec.Source, "source", "", "where changes come from (required)")
 	fs.StringVar(&cf.Spec.SourcePasswordFile, "source-password-file", "", "file with the source's password, a name below the nodes' --credentials-dir")
 	fs.StringVar(&sourceSecret, "source-password-secret", "", "Secret with the source's password, NAME or NAME/KEY, in the changefeed's namespace (default key password)")
@@ -166,9 +167,6 @@ func readChangefeeds(ctx context.Context, c client.Client, namespace string, now
 	return list, nil
 }
 
-// explainAfter is from which lag on people are told what the changefeed waits for.
-const explainAfter = 30 * time.Second
-
 func changefeedsText(list []changefeedStatus, now time.Time) string {
 	if len(list) == 0 {
 		return "no changefeeds\n"
@@ -178,7 +176,7 @@ func changefeedsText(list []changefeedStatus, now time.Time) string {
 	fmt.Fprintln(w, "CHANGEFEED\tSTATE\tMAINTAINER\tTABLES\tDISPATCHERS\tCHECKPOINT\tWRITTEN LAG\tAGE\tNOTE")
 	for _, s := range list {
 		name := s.Name
-		if s.Namespace != defaultNamespace {
+		if s.Namespace != kind.DefaultNamespace {
 			name = s.Namespace + "/" + s.Name
 		}
 		lag := "-"
@@ -189,7 +187,7 @@ func changefeedsText(list []changefeedStatus, now time.Time) string {
 		if from := s.placement.From; from != nil && note == "" {
 			note = "moving from " + from.Node
 		}
-		if note == "" && s.LagSeconds != nil && *s.LagSeconds > explainAfter.Seconds() {
+		if note == "" && s.LagSeconds != nil && *s.LagSeconds > changefeed.ExplainAfter.Seconds() {
 			note = s.Slowest
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\t%s\n", name, s.State, orDash(s.Maintainer), s.Tables, counts(s.Dispatchers), s.Checkpoint, lag,
@@ -221,7 +219,7 @@ func newChangefeedWish(use, short string, wish v1alpha1.ChangefeedWish) *cobra.C
 	}
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
-	addNamespace(cmd.Flags(), &namespace, defaultNamespace, "namespace of the changefeed")
+	addNamespace(cmd.Flags(), &namespace, kind.DefaultNamespace, "namespace of the changefeed")
 	return cmd
 }
 
@@ -266,6 +264,6 @@ func newChangefeedRemove() *cobra.Command {
 	}
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
-	addNamespace(cmd.Flags(), &namespace, defaultNamespace, "namespace of the changefeed")
+	addNamespace(cmd.Flags(), &namespace, kind.DefaultNamespace, "namespace of the changefeed")
 	return cmd
 }

@@ -4,28 +4,22 @@ import (
 	"context"
 	"sync/atomic"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/coordinator"
-	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
-	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
-	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 // controllers are what the coordinator runs, set up anew for every term.
 type controllers struct {
-	timing         lease.Timing
-	drainMetrics   *drain.Metrics
-	programMetrics *deployment.Metrics
-	etcdMetrics    *etcdcluster.Metrics
-	files          peer.Files // what the node shows to members of etcd clusters
+	timing       lease.Timing
+	drainMetrics *drain.Metrics
+	parts        kind.Parts
 
 	api atomic.Pointer[drain.API]
 }
@@ -38,26 +32,16 @@ func (c *controllers) setup(t *coordinator.Term) error {
 		return err
 	}
 	drains := &drain.Controller{
-		Leader: t.Epoch.Node, Stands: t.Stands, Tenants: tenants, Metrics: c.drainMetrics, Log: t.Log, AtStep: failpoint.At,
+		Leader: t.Epoch.Node, Stands: t.Stands, Tenants: kinds.Tenants, Metrics: c.drainMetrics, Log: t.Log, AtStep: failpoint.At,
 	}
 	if err := drains.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	deployments := &deployment.Controller{Leader: t.Epoch.Node, Metrics: c.programMetrics, Log: t.Log}
-	if err := deployments.SetupWithManager(mgr); err != nil {
+	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, Stands: t.Stands, Log: t.Log, AtStep: failpoint.At}
+	if err := c.parts.Setup(term); err != nil {
 		return err
 	}
-	feeds := &changefeed.Controller{Leader: t.Epoch.Node, Log: t.Log}
-	if err := feeds.SetupWithManager(mgr); err != nil {
-		return err
-	}
-	etcds := &etcdcluster.Controller{
-		Leader: t.Epoch.Node, Stands: t.Stands, Files: c.files, Metrics: c.etcdMetrics, Log: t.Log, AtStep: failpoint.At,
-	}
-	if err := etcds.SetupWithManager(mgr); err != nil {
-		return err
-	}
-	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: tenants}
+	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: kinds.Tenants}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
 		<-ctx.Done()
@@ -65,20 +49,6 @@ func (c *controllers) setup(t *coordinator.Term) error {
 		return nil
 	})
 	return mgr.Add(serve)
-}
-
-// tenants are the kinds of work that a drain counts, for one count.
-func tenants(r client.Reader) []drain.Tenant {
-	return append(append(changefeed.Tenants(r), etcdcluster.Tenants(r)...), deployment.Tenant{Reader: r})
-}
-
-// works are the kinds of work that a drain counts.
-func works() drain.Works {
-	var list drain.Works
-	for _, t := range tenants(nil) {
-		list = append(list, t.Work())
-	}
-	return list
 }
 
 // drains serves the HTTP API while a term runs here.

@@ -226,7 +226,7 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 		if d.Status.StartedAt == nil {
 			return fmt.Sprintf("drain %s of node %s waits for its turn\n", d.Name, d.Spec.NodeName)
 		}
-		return fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, works().Summary(d.Status.Remaining))
+		return fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, kinds.Works().Summary(d.Status.Remaining))
 	})
 }
 
@@ -259,7 +259,7 @@ func newExplain() *cobra.Command {
 				return err
 			}
 			w, err := drain.Gather(cmd.Context(), cl, "", nil, time.Now())
-			w.Works = works()
+			w.Works = kinds.Works()
 			if err != nil {
 				return err
 			}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
 
@@ -48,7 +49,7 @@ type etcdCommand struct {
 func (e *etcdCommand) addFlags(cmd *cobra.Command) {
 	e.cluster.addFlags(cmd.Flags())
 	e.out.addFlag(cmd.Flags())
-	addNamespace(cmd.Flags(), &e.namespace, defaultNamespace, "namespace of the etcd cluster")
+	addNamespace(cmd.Flags(), &e.namespace, kind.DefaultNamespace, "namespace of the etcd cluster")
 }
 
 // get reads the cluster of that name.
@@ -123,7 +124,7 @@ func (e *etcdCommand) endpoints(ec *v1alpha1.EtcdCluster, files bool) (*etcdEndp
 		}
 	}
 	if len(where.Endpoints) == 0 {
-		return nil, fmt.Errorf("etcd cluster %s has no members to reach: it is %s", nameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+		return nil, fmt.Errorf("etcd cluster %s has no members to reach: it is %s", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
 	}
 	if files && strings.HasPrefix(where.Endpoints[0], "https:") {
 		return where, e.certificates(where)
@@ -258,7 +259,7 @@ func newEtcdMembers() *cobra.Command {
 
 func etcdMembersText(ec *v1alpha1.EtcdCluster) string {
 	if len(ec.Status.Members) == 0 {
-		return fmt.Sprintf("no members: etcd cluster %s is %s\n", nameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+		return fmt.Sprintf("no members: etcd cluster %s is %s\n", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
@@ -269,7 +270,7 @@ func etcdMembersText(ec *v1alpha1.EtcdCluster) string {
 			healthy = "no"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", m.Name, m.Node, orDash(m.ID), orDash(string(m.Role)), healthy, m.RevisionLag,
-			humanize.IBytes(uint64(max(m.DBSize, 0))), orDash(m.ClientURL), oneLine(m.Message))
+			humanize.IBytes(uint64(max(m.DBSize, 0))), orDash(m.ClientURL), kind.OneLine(m.Message))
 	}
 	w.Flush()
 	return trimLines(b.String())
@@ -313,7 +314,7 @@ func takeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 		}
 	}
 	if from == nil {
-		return nil, fmt.Errorf("etcd cluster %s has no healthy member: it is %s", nameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+		return nil, fmt.Errorf("etcd cluster %s has no healthy member: it is %s", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
 	}
 	s := &v1alpha1.EtcdSnapshot{
 		ObjectMeta: metav1.ObjectMeta{
@@ -372,11 +373,11 @@ A cluster that is stopped begins with the snapshot when it is started.`,
 			}
 			if snapshot == "" {
 				if snapshot = ec.Status.Snapshot; snapshot == "" {
-					return fmt.Errorf("etcd cluster %s has no verified snapshot; --snapshot none begins empty", nameIn(ec.Namespace, ec.Name))
+					return fmt.Errorf("etcd cluster %s has no verified snapshot; --snapshot none begins empty", kind.NameIn(ec.Namespace, ec.Name))
 				}
 			}
 			if meta.IsStatusConditionTrue(ec.Status.Conditions, v1alpha1.EtcdReady) && !force {
-				return fmt.Errorf("etcd cluster %s serves clients: every key written after snapshot %s would be lost; say --force if that is what you want", nameIn(ec.Namespace, ec.Name), snapshot)
+				return fmt.Errorf("etcd cluster %s serves clients: every key written after snapshot %s would be lost; say --force if that is what you want", kind.NameIn(ec.Namespace, ec.Name), snapshot)
 			}
 			text, err := askRestore(cmd.Context(), c, ec, snapshot)
 			if err != nil {
@@ -399,7 +400,7 @@ func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, 
 			return "", err
 		}
 		if s.Spec.ClusterUID != string(ec.UID) || s.Status.Facts == nil || len(s.Verified()) == 0 {
-			return "", fmt.Errorf("snapshot %s is not a verified one of etcd cluster %s", snapshot, nameIn(ec.Namespace, ec.Name))
+			return "", fmt.Errorf("snapshot %s is not a verified one of etcd cluster %s", snapshot, kind.NameIn(ec.Namespace, ec.Name))
 		}
 	}
 	for {
@@ -488,23 +489,13 @@ func readEtcdClusters(ctx context.Context, c client.Client, namespace string) ([
 				s.Leader = m.Node
 			}
 		}
-		s.Message = etcdMessage(ec)
+		s.Message = etcdcluster.Message(ec)
 		list = append(list, s)
 	}
 	slices.SortFunc(list, func(a, b etcdClusterStatus) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	return list, nil
-}
-
-// etcdMessage is what matters most about a cluster: what is wrong, or what it is doing.
-func etcdMessage(ec *v1alpha1.EtcdCluster) string {
-	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed, v1alpha1.EtcdProgressing} {
-		if c := meta.FindStatusCondition(ec.Status.Conditions, kind); c != nil && (c.Status == metav1.ConditionTrue || kind == v1alpha1.EtcdProgressing) {
-			return c.Message
-		}
-	}
-	return ""
 }
 
 func etcdClustersText(list []etcdClusterStatus, now time.Time) string {
@@ -515,8 +506,8 @@ func etcdClustersText(list []etcdClusterStatus, now time.Time) string {
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "ETCD CLUSTER\tPHASE\tREADY\tLEADER\tNODES\tSNAPSHOT\tLAST STOP\tLAST START\tAGE\tMESSAGE")
 	for _, s := range list {
-		fmt.Fprintf(w, "%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", nameIn(s.Namespace, s.Name), orDash(string(s.Phase)), s.Ready, s.Size, orDash(s.Leader),
-			orDash(strings.Join(s.Nodes, ",")), orDash(s.Snapshot), orDash(s.LastStop), orDash(s.LastStart), age(now, s.Created.Time), oneLine(s.Message))
+		fmt.Fprintf(w, "%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", kind.NameIn(s.Namespace, s.Name), orDash(string(s.Phase)), s.Ready, s.Size, orDash(s.Leader),
+			orDash(strings.Join(s.Nodes, ",")), orDash(s.Snapshot), orDash(s.LastStop), orDash(s.LastStart), age(now, s.Created.Time), kind.OneLine(s.Message))
 	}
 	w.Flush()
 	return trimLines(b.String())

@@ -22,11 +22,11 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 const (
-	defaultNamespace = "default"
 	// movePoll is how often `ebb logs -f` looks whether the program has moved.
 	movePoll = time.Second
 	// longestLine is how much of a line is held back until it can be printed as one.
@@ -62,7 +62,7 @@ If it is on several nodes, or with -o json, each line says which node it is from
 	f.cluster.addFlags(fs)
 	f.cluster.addTokenFlag(fs)
 	f.out.addFlag(fs)
-	addNamespace(fs, &f.namespace, defaultNamespace, "namespace of the deployment")
+	addNamespace(fs, &f.namespace, kind.DefaultNamespace, "namespace of the deployment")
 	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with what comes")
 	fs.IntVar(&f.tail, "tail", -1, "only so many of the last lines of each node; -1 for all")
 	fs.StringVar(&f.node, "node", "", "only what this node has, whether it runs there or did so earlier")

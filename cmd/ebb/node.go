@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,13 +18,12 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
-	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/httpapi"
+	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -46,25 +44,15 @@ type nodeFlags struct {
 	drainOnSigterm bool
 	drainTimeout   time.Duration
 
-	policy  v1alpha1.ClaimPolicy
-	trust   deployment.Trust
-	weights deployment.Weights
-
 	peerListen string
-	secrets    string
-	files      string
-	memory     int64
 
-	etcdDir       string
-	etcdSnapshots string
-	etcdPorts     string
-
-	logs logFlags
+	logs  logFlags
+	parts kind.Parts
 }
 
 func newNode() *cobra.Command {
-	f := nodeFlags{timing: lease.DefaultTiming(), weights: deployment.DefaultWeights(), logs: newLogFlags()}
-	var dir, policy, trusted string
+	f := nodeFlags{timing: lease.DefaultTiming(), logs: newLogFlags(), parts: kinds.Parts()}
+	var dir string
 	var labels []string
 	cmd := &cobra.Command{
 		Use:   "node --name NAME --data-dir DIR",
@@ -81,12 +69,6 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if f.labels, err = parseLabels(labels); err != nil {
-				return err
-			}
-			if f.policy, err = deployment.ParseClaimPolicy(policy); err != nil {
-				return err
-			}
-			if f.trust, err = deployment.ParseTrust(trusted); err != nil {
 				return err
 			}
 			if dir == "" {
@@ -111,19 +93,8 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.StringVar(&f.nodeCfg, "kubeconfig", "", "credentials of the node (default: in the data directory)")
 	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "credentials for the election and the controllers (default: in the data directory)")
 	addLeaseTiming(fs, &f.timing)
-	fs.StringVar(&policy, "claim-policy", os.Getenv(deployment.EnvClaimPolicy),
-		"how the node claims deployments: deployment_count (the default), resource_usage or none ($"+deployment.EnvClaimPolicy+")")
-	fs.StringVar(&trusted, "trusted-command-regexp", os.Getenv(deployment.EnvTrusted),
-		"expression that the commands of programs must match to be claimed or run here; empty for all ($"+deployment.EnvTrusted+")")
-	fs.Float64Var(&f.weights.CPU, "claim-cpu-weight", f.weights.CPU, "weight of CPU under the claim policy resource_usage")
-	fs.Float64Var(&f.weights.Memory, "claim-memory-weight", f.weights.Memory, "weight of memory under the claim policy resource_usage")
 	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for work between nodes; port 0 picks a free one")
-	fs.StringVar(&f.secrets, "credentials-dir", "", "directory of the password files that changefeeds name, the same on every node (default: credentials in the data directory)")
-	fs.StringVar(&f.files, "file-sink-dir", "", "directory below which changefeeds may write files, an absolute path; none without it")
-	fs.Int64Var(&f.memory, "changefeed-memory", 256<<20, "bytes that changes on their way from sources to sinks may take on this node")
-	fs.StringVar(&f.etcdDir, "etcd-dir", "", "directory in which members of etcd clusters keep their data, an absolute path (default: etcd in the node's directory)")
-	fs.StringVar(&f.etcdSnapshots, "etcd-snapshot-dir", "", "directory in which snapshots of etcd clusters are kept, an absolute path (default: etcd-snapshots in the node's directory)")
-	fs.StringVar(&f.etcdPorts, "etcd-ports", etcdcluster.DefaultPorts, "ports for members of etcd clusters, two for each")
+	f.parts.AddFlags(fs)
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
 }
@@ -136,23 +107,8 @@ func (f nodeFlags) validate() error {
 	if err := f.timing.Validate(); err != nil {
 		return err
 	}
-	if err := f.weights.Validate(); err != nil {
+	if err := f.parts.Validate(); err != nil {
 		return err
-	}
-	if f.files != "" && !filepath.IsAbs(f.files) {
-		return fmt.Errorf("--file-sink-dir %q: give an absolute path", f.files)
-	}
-	if f.memory < 1<<20 {
-		return fmt.Errorf("--changefeed-memory %d: give at least %d bytes", f.memory, 1<<20)
-	}
-	if f.etcdDir != "" && !filepath.IsAbs(f.etcdDir) {
-		return fmt.Errorf("--etcd-dir %q: give an absolute path", f.etcdDir)
-	}
-	if f.etcdSnapshots != "" && !filepath.IsAbs(f.etcdSnapshots) {
-		return fmt.Errorf("--etcd-snapshot-dir %q: give an absolute path", f.etcdSnapshots)
-	}
-	if _, err := etcdcluster.ParsePorts(f.etcdPorts); err != nil {
-		return fmt.Errorf("--etcd-ports: %w", err)
 	}
 	if peer, _, err := net.SplitHostPort(f.peerListen); err != nil {
 		return fmt.Errorf("--listen %q is not host:port: %w", f.peerListen, err)
@@ -245,11 +201,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	}
 	defer listener.Close()
 	registry := prometheus.NewRegistry()
-	programs := deployment.NewMetrics(registry, f.name)
-	controllers := &controllers{
-		timing: f.timing, drainMetrics: drain.NewMetrics(registry, works()), programMetrics: programs, etcdMetrics: etcdcluster.NewMetrics(registry),
-		files: peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
-	}
+	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry, kinds.Works()), parts: f.parts}
 	campaign, err := f.campaign(dir, registry, controllers, log)
 	if err != nil {
 		return err
@@ -259,7 +211,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	defer peers.Close()
-	n, err := f.node(dir, f.url(listener), peers, registry, programs, campaign, log)
+	n, err := f.node(dir, f.url(listener), peers, registry, campaign, log)
 	if err != nil {
 		return err
 	}
@@ -309,7 +261,7 @@ func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, contro
 	})
 }
 
-func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r prometheus.Registerer, programs *deployment.Metrics, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
+func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r prometheus.Registerer, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
 	path := f.nodeCfg
 	if path == "" {
 		path = dir.Kubeconfig()
@@ -318,54 +270,11 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	if err != nil {
 		return nil, err
 	}
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	metrics := node.NewMetrics(r, f.name)
-	gate := node.NewGate(metrics.Refused)
-	deployments, err := deployment.NewRuntime(deployment.Options{
-		Node: f.name, Dir: dir.Programs(), Exe: exe, Gate: gate, Policy: f.policy, Weights: f.weights, Trust: f.trust,
-		Metrics: programs, Log: log.With("node", f.name), ShimLogFormat: f.logs.format.value,
-	})
-	if err != nil {
-		return nil, err
-	}
-	secrets := f.secrets
-	if secrets == "" {
-		secrets = f.dir.Credentials()
-	}
-	files := peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
-	etcds, err := f.etcds(dir, exe, peers, files, gate, r, log)
-	if err != nil {
-		return nil, err
-	}
 	objects, err := kubeclient.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	feeds := changefeed.NewHost(changefeed.Options{
-		Node: f.name, Gate: gate, Files: files,
-		Opener: changefeed.Opener{Credentials: secrets, Secret: changefeed.SecretsOf(objects), Files: f.files, Log: log.With("node", f.name)}, Memory: f.memory,
-		Metrics: changefeed.NewMetrics(r, f.name), Log: log.With("node", f.name),
-	})
-	return node.New(node.Options{
-		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
-		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
-		Address:  peers.Addr().String(),
-		Peers:    node.Peers{Listener: peers, Files: files, Services: []peer.Service{feeds.Service(), etcds.Service()}},
-		Runtimes: []node.Hosted{{Runtime: deployments, Doubt: node.StopInDoubt}, feeds.Maintainers(), feeds.Dispatchers(), etcds.Data(), etcds.Members()},
-		Gate:     gate, Metrics: metrics, Log: log,
-		Die: func(reason string) {
-			log.Error("this process ends at once", "reason", reason)
-			os.Exit(3)
-		},
-	})
-}
-
-// etcds is what the node has of etcd clusters.
-func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, files peer.Files, gate *node.Gate, r prometheus.Registerer, log *slog.Logger) (*etcdcluster.Host, error) {
-	ports, err := etcdcluster.ParsePorts(f.etcdPorts)
+	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
@@ -373,17 +282,27 @@ func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, fi
 	if err != nil {
 		return nil, err
 	}
-	data, snapshots := f.etcdDir, f.etcdSnapshots
-	if data == "" {
-		data = dir.Etcd()
+	metrics := node.NewMetrics(r, f.name)
+	gate := node.NewGate(metrics.Refused)
+	files := peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
+	hosted, err := f.parts.Host(kind.Env{
+		Node: f.name, Dir: dir, Shared: f.dir, Exe: exe, Gate: gate, Host: host, Files: files, Objects: objects, Registry: r,
+		Log: log.With("node", f.name), LogFormat: f.logs.format.value, LogArgs: f.logs.args(), LibraryLogLevel: strings.ToLower(f.logs.libraries().String()),
+	})
+	if err != nil {
+		return nil, err
 	}
-	if snapshots == "" {
-		snapshots = dir.EtcdSnapshots()
-	}
-	return etcdcluster.NewHost(etcdcluster.HostOptions{
-		Node: f.name, Gate: gate, Exe: exe, Dir: data, Snapshots: snapshots, Address: host, Ports: ports, Files: files,
-		Metrics: etcdcluster.NewNodeMetrics(r, f.name), Log: log.With("node", f.name),
-		MemberArgs: f.logs.args(), MemberLogLevel: strings.ToLower(f.logs.libraries().String()),
+	return node.New(node.Options{
+		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
+		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
+		Address:  peers.Addr().String(),
+		Peers:    node.Peers{Listener: peers, Files: files, Services: hosted.Services},
+		Runtimes: hosted.Runtimes,
+		Gate:     gate, Metrics: metrics, Log: log,
+		Die: func(reason string) {
+			log.Error("this process ends at once", "reason", reason)
+			os.Exit(3)
+		},
 	})
 }
 
@@ -398,6 +317,6 @@ func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *
 		Ready: n.Ready, Metrics: prometheus.Gatherers{r, ctrlmetrics.Registry}, Election: campaign, Log: log,
 		Coordinator: func(ctx context.Context) (*url.URL, error) { return coordinator.URL(ctx, n.Client()) },
 		Captures:    func(ctx context.Context) ([]httpapi.Capture, error) { return httpapi.ListCaptures(ctx, n.Client()) },
-		Drains:      controllers.drains, Works: works(), Logs: deployment.Logs{Dir: dir.Programs()}, Version: version,
+		Drains:      controllers.drains, Works: kinds.Works(), Logs: deployment.Logs{Dir: dir.Programs()}, Version: version,
 	})
 }

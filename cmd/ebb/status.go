@@ -20,6 +20,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/kind"
 )
 
 // clusterStatus is what `ebb status` prints.
@@ -33,8 +34,8 @@ type clusterStatus struct {
 	// DrainProblem says what is wrong with the drain that holds the slot.
 	DrainProblem string `json:"drainProblem,omitempty"`
 	// NodeSummary says how the nodes are, and Kinds how each kind of work is that has any objects.
-	NodeSummary *kindSummary   `json:"nodeSummary"`
-	Kinds       []*kindSummary `json:"kinds"`
+	NodeSummary *kind.Summary   `json:"nodeSummary"`
+	Kinds       []*kind.Summary `json:"kinds"`
 }
 
 // drainStatus is one of the latest drains.
@@ -127,7 +128,7 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 		return nil, err
 	}
 	status.Deployments = summarizeDeployments(programs.Items)
-	status.Kinds, err = readKinds(ctx, c, programs.Items, time.Now())
+	status.Kinds, err = kinds.Summaries(ctx, c, time.Now())
 	return status, err
 }
 
@@ -173,10 +174,10 @@ func (s *clusterStatus) text(now time.Time) string {
 		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s%s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name, because(s.DrainProblem))
 	}
 	if !s.NodeSummary.AsTheyShouldBe {
-		fmt.Fprintln(&b, s.NodeSummary.line(true))
+		fmt.Fprintln(&b, s.NodeSummary.Line(true))
 	}
 	for _, k := range s.Kinds {
-		fmt.Fprintln(&b, k.line(s.Coordinator != ""))
+		fmt.Fprintln(&b, k.Line(s.Coordinator != ""))
 	}
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
@@ -189,7 +190,7 @@ func (s *clusterStatus) text(now time.Time) string {
 	if len(s.Drains) > 0 {
 		fmt.Fprintln(w, "\nDRAIN\tNODE\tPHASE\tAGE\tREMAINING\tMESSAGE")
 		for _, d := range s.Drains {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, d.Node, d.Phase, duration.HumanDuration(now.Sub(d.Created.Time)), held(d.Remaining), oneLine(d.Message))
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, d.Node, d.Phase, duration.HumanDuration(now.Sub(d.Created.Time)), held(d.Remaining), kind.OneLine(d.Message))
 		}
 		w.Flush()
 	}
@@ -220,7 +221,7 @@ func held(counts map[string]int64) string {
 	if len(counts) == 0 {
 		return "-"
 	}
-	return works().Listed(counts)
+	return kinds.Works().Listed(counts)
 }
 
 func counts(m map[string]int64) string {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/kind"
 )
 
 // deploymentsStatus is what `ebb status deployments` prints.
@@ -124,7 +125,7 @@ func readDeployments(ctx context.Context, c client.Client, key types.NamespacedN
 func deploymentStatusOf(w deployment.World, d *v1alpha1.Deployment) deploymentStatus {
 	s := deploymentStatus{
 		Namespace: d.Namespace, Name: d.Name, Type: d.Spec.Type, State: d.Status.State, Address: d.Spec.Address, Holder: d.Holder().Node,
-		Wanted: d.Status.Wanted, Running: d.Status.Running, Since: d.CreationTimestamp, Healthy: healthy(d), Nodes: []instanceStatus{},
+		Wanted: d.Status.Wanted, Running: d.Status.Running, Since: d.CreationTimestamp, Healthy: deployment.Healthy(d), Nodes: []instanceStatus{},
 	}
 	if running := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning); running != nil {
 		s.Since = running.LastTransitionTime
@@ -141,14 +142,6 @@ func deploymentStatusOf(w deployment.World, d *v1alpha1.Deployment) deploymentSt
 	slices.SortFunc(s.Nodes, func(a, b instanceStatus) int { return cmp.Compare(a.Node, b.Node) })
 	s.Notes = s.notes(w, d)
 	return s
-}
-
-// healthy says whether a program runs wherever it should, and nothing is wrong with its record.
-func healthy(d *v1alpha1.Deployment) bool {
-	running := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
-	return running != nil && running.ObservedGeneration == d.Generation &&
-		(running.Status == metav1.ConditionTrue || running.Reason == v1alpha1.ReasonDisabled && len(d.Status.Nodes) == 0) &&
-		!meta.IsStatusConditionFalse(d.Status.Conditions, v1alpha1.DeploymentValid)
 }
 
 // absences are the nodes on which an enabled daemon is not, and why.
@@ -224,18 +217,11 @@ func everywhere(w deployment.World, wanted int32) string {
 }
 
 // displayName is a name as people know it: with its namespace unless that is the default one.
-func displayName(d *v1alpha1.Deployment) string { return nameIn(d.Namespace, d.Name) }
-
-func nameIn(namespace, name string) string {
-	if namespace == defaultNamespace {
-		return name
-	}
-	return namespace + "/" + name
-}
+func displayName(d *v1alpha1.Deployment) string { return kind.NameIn(d.Namespace, d.Name) }
 
 // arguments name an object on a command line.
 func arguments(d *v1alpha1.Deployment) string {
-	if d.Namespace == defaultNamespace {
+	if d.Namespace == kind.DefaultNamespace {
 		return d.Name
 	}
 	return d.Name + " -n " + d.Namespace
@@ -249,7 +235,7 @@ func (s *deploymentsStatus) text(now time.Time, details bool) string {
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "NAME\tTYPE\tSTATE\tADDRESS\tRUNNING\tRESTARTS\tSINCE\tNOTE")
 	for _, d := range s.Deployments {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d/%d\t%d\t%s\t%s\n", nameIn(d.Namespace, d.Name), d.Type, orDash(string(d.State)), orDash(d.Address),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d/%d\t%d\t%s\t%s\n", kind.NameIn(d.Namespace, d.Name), d.Type, orDash(string(d.State)), orDash(d.Address),
 			d.Running, d.Wanted, d.Restarts, age(now, d.Since.Time), d.note())
 	}
 	w.Flush()
@@ -265,14 +251,14 @@ func (s *deploymentsStatus) text(now time.Time, details bool) string {
 func (d deploymentStatus) note() string {
 	var notes []string
 	for _, n := range d.Notes {
-		notes = append(notes, strings.TrimSuffix(oneLine(n), "."))
+		notes = append(notes, strings.TrimSuffix(kind.OneLine(n), "."))
 	}
 	return strings.Join(notes, "; ")
 }
 
 // writeNodes writes one line for each node.
 func (d deploymentStatus) writeNodes(b *strings.Builder, now time.Time) {
-	name := nameIn(d.Namespace, d.Name)
+	name := kind.NameIn(d.Namespace, d.Name)
 	if len(d.Nodes) == 0 {
 		fmt.Fprintf(b, "\n%s is on no node\n", name)
 		return
@@ -289,12 +275,12 @@ func (d deploymentStatus) writeNodes(b *strings.Builder, now time.Time) {
 			since = age(now, i.Since.Time)
 		}
 		if i.LastExit != nil {
-			exit = fmt.Sprintf("%s (%s ago)", oneLine(i.LastExit.Message), age(now, i.LastExit.At.Time))
+			exit = fmt.Sprintf("%s (%s ago)", kind.OneLine(i.LastExit.Message), age(now, i.LastExit.At.Time))
 		}
 		if i.Pause != nil {
 			pause = i.Pause.Duration.String()
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", i.Node, orDash(string(i.State)), pid, i.Restarts, since, exit, pause, oneLine(i.Message))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", i.Node, orDash(string(i.State)), pid, i.Restarts, since, exit, pause, kind.OneLine(i.Message))
 	}
 	w.Flush()
 }
@@ -309,8 +295,6 @@ func orDash(text string) string {
 }
 
 // oneLine keeps what programs and people wrote from breaking a table.
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
-
 // deploymentsSummary counts deployments and daemons, for programs that read the status.
 type deploymentsSummary struct {
 	Deployments int `json:"deployments"`
@@ -332,17 +316,10 @@ func summarizeDeployments(list []v1alpha1.Deployment) *deploymentsSummary {
 		} else {
 			s.Deployments++
 		}
-		if !healthy(d) {
+		if !deployment.Healthy(d) {
 			s.Unhealthy = append(s.Unhealthy, displayName(d))
 		}
 	}
 	slices.Sort(s.Unhealthy)
 	return s
-}
-
-func plural(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }

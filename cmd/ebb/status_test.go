@@ -14,6 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/kind"
 )
 
 // etcd makes a cluster of three members.
@@ -55,7 +59,7 @@ func behind(by time.Duration, slowest string) func(*v1alpha1.Changefeed) {
 	}
 }
 
-func lineOf(k *kindSummary) string { k.sort(); return k.line(true) }
+func lineOf(k *kind.Summary) string { k.Sort(); return k.Line(true) }
 
 func TestTheLineOfEtcdClusters(t *testing.T) {
 	stopped := etcd("night", v1alpha1.EtcdClusterPhaseStopped, 0, sized(0), etcdSays(v1alpha1.EtcdReady, "False", "Cluster stopped"))
@@ -91,7 +95,7 @@ func TestTheLineOfEtcdClusters(t *testing.T) {
 		{"2 etcd clusters: 1 being deleted (leaving), 1 not looked at since the last change (changed)" + see, []v1alpha1.EtcdCluster{leaving, changed}},
 		{"1 etcd cluster: 1 not looked at since the last change (new)" + see, []v1alpha1.EtcdCluster{etcd("new", "", 0)}},
 	} {
-		if diff := cmp.Diff(c.want, lineOf(summarizeEtcdClusters(c.list))); diff != "" {
+		if diff := cmp.Diff(c.want, lineOf(etcdcluster.Summarize(c.list))); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
@@ -118,7 +122,7 @@ func TestTheLineOfChangefeeds(t *testing.T) {
 		{"2 changefeeds: 1 moving (b), 1 pending (a: no schedulable node)" + see, []v1alpha1.Changefeed{feed("a", "", stumbles("no schedulable node")), feed("b", v1alpha1.ChangefeedMoving)}},
 		{"1 changefeed: 1 paused (a)" + see, []v1alpha1.Changefeed{feed("a", v1alpha1.ChangefeedPaused)}}, // and wanted
 	} {
-		if diff := cmp.Diff(c.want, lineOf(summarizeChangefeeds(c.list, now))); diff != "" {
+		if diff := cmp.Diff(c.want, lineOf(changefeed.Summarize(c.list, now))); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
@@ -147,7 +151,8 @@ func TestTheLinesOfDeploymentsAndDaemons(t *testing.T) {
 		for _, d := range c.list {
 			list = append(list, *d)
 		}
-		deployments, daemons := summarizePrograms(list)
+		lines := deployment.Summarize(list)
+		deployments, daemons := lines[0], lines[1]
 		if diff := cmp.Diff(c.want, lineOf(deployments)+" / "+lineOf(daemons)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
@@ -164,33 +169,21 @@ func TestALineNamesAFewAndIsTheSameInWhateverOrderTheyAreRead(t *testing.T) {
 	want := "8 changefeeds: 7 failed (f0: " + long + "; f1: " + long + "; f2: " + long + "; and 4 more), 1 lagging, see `ebb status changefeeds`"
 	for range 20 {
 		rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-		if diff := cmp.Diff(want, lineOf(summarizeChangefeeds(slices.Clone(list), now))); diff != "" {
+		if diff := cmp.Diff(want, lineOf(changefeed.Summarize(slices.Clone(list), now))); diff != "" {
 			t.Fatalf("(-want +got):\n%s", diff)
-		}
-	}
-}
-
-func TestALongMessageEndsWithASentenceIfItCan(t *testing.T) {
-	for text, want := range map[string]string{
-		"It is dead.":                   "It is dead.",
-		"It is dead. Bring it back.":    "It is dead",
-		"It is dead, frozen or cut off": "It is dead, frozen…",
-	} {
-		if got := shorten(text, 20); got != want {
-			t.Errorf("%q is cut to %q, want %q", text, got, want)
 		}
 	}
 }
 
 // Without a coordinator nobody brings the conditions up to date.
 func TestWithoutACoordinatorNothingIsCalledAsItShouldBe(t *testing.T) {
-	one := summarizeChangefeeds([]v1alpha1.Changefeed{feed("a", v1alpha1.ChangefeedRunning)}, now)
-	two := summarizeChangefeeds([]v1alpha1.Changefeed{feed("a", v1alpha1.ChangefeedRunning), feed("b", v1alpha1.ChangefeedRunning)}, now)
-	for want, k := range map[string]*kindSummary{
+	one := changefeed.Summarize([]v1alpha1.Changefeed{feed("a", v1alpha1.ChangefeedRunning)}, now)
+	two := changefeed.Summarize([]v1alpha1.Changefeed{feed("a", v1alpha1.ChangefeedRunning), feed("b", v1alpha1.ChangefeedRunning)}, now)
+	for want, k := range map[string]*kind.Summary{
 		"1 changefeed: was as it should be when a coordinator last looked":         one,
 		"2 changefeeds: all were as they should be when a coordinator last looked": two,
 	} {
-		if got := k.line(false); got != want {
+		if got := k.Line(false); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
@@ -240,10 +233,10 @@ func sick() *clusterStatus {
 		},
 	}
 	s.NodeSummary = summarizeNodes(s.Nodes)
-	clusters := summarizeEtcdClusters([]v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 1, etcdSays(v1alpha1.EtcdQuorumLost, "True", "1 of 3 voters answer, 2 are needed."))})
-	feeds := summarizeChangefeeds([]v1alpha1.Changefeed{feed("stream", v1alpha1.ChangefeedRunning)}, now)
-	for _, k := range []*kindSummary{feeds, clusters} {
-		k.sort()
+	clusters := etcdcluster.Summarize([]v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 1, etcdSays(v1alpha1.EtcdQuorumLost, "True", "1 of 3 voters answer, 2 are needed."))})
+	feeds := changefeed.Summarize([]v1alpha1.Changefeed{feed("stream", v1alpha1.ChangefeedRunning)}, now)
+	for _, k := range []*kind.Summary{feeds, clusters} {
+		k.Sort()
 		s.Kinds = append(s.Kinds, k)
 	}
 	return s
@@ -278,8 +271,8 @@ func TestTheStatusInJSONHasTheSameFacts(t *testing.T) {
 	}
 	var got struct {
 		DrainProblem string
-		NodeSummary  kindSummary
-		Kinds        []kindSummary
+		NodeSummary  kind.Summary
+		Kinds        []kind.Summary
 		Nodes        []struct{ Held map[string]int64 }
 	}
 	if err := json.Unmarshal(data, &got); err != nil {

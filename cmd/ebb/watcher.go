@@ -97,7 +97,7 @@ func (w *watcher) line() string {
 	case d.Status.Phase.Final() || d.Status.Phase == v1alpha1.DrainPending:
 		return fmt.Sprintf("%s: %s", node, end.Message)
 	}
-	line := fmt.Sprintf("%s: %s, %s", node, d.Status.Phase, works().Summary(d.Status.Remaining))
+	line := fmt.Sprintf("%s: %s, %s", node, d.Status.Phase, kinds.Works().Summary(d.Status.Remaining))
 	for _, g := range drain.Groups(d.Status.Blockers) {
 		line += "; " + g.String()
 	}

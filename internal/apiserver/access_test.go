@@ -17,7 +17,7 @@ import (
 // "-" is a verb that is forbidden (403) and "." one that the kind does not have (404, 405): leases, events, secrets and config
 // maps have no status, and namespaces are deleted one by one.
 // The node is n1; termOver is a coordinator that names a term which is not the current one.
-var access = []struct{ kind, admin, viewer, node, coordinator, termOver string }{
+var accessTable = []struct{ kind, admin, viewer, node, coordinator, termOver string }{
 	{"node n1", "glwcupUPdD", "glw-------", "glwcupUP--", "glw-upUP--", "glw-------"},
 	{"node n2", "glwcupUPdD", "glw-------", "glw-------", "glw-upUP--", "glw-------"},
 	{"drain", "glwcupUPdD", "glw-------", "glw-------", "glwcupUPd-", "glw-------"},
@@ -32,7 +32,8 @@ var access = []struct{ kind, admin, viewer, node, coordinator, termOver string }
 	{"config map", "glwcup..dD", "glw-------", "----------", "----------", "----------"},
 	{"namespace", "glwcupUPd.", "glw-------", "----------", "----------", "----------"},
 	{"definition", "glwcupUPdD", "glw-------", "----------", "----------", "----------"},
-	{"work", "glwcupUPdD", "glw-------", "glwcupUPd-", "glwcupUPd-", "glw-------"},
+	{"work of n1", "glwcupUPdD", "glw-------", "glw---UP--", "glwcupUPd-", "glw-------"},
+	{"work of n2", "glwcupUPdD", "glw-------", "glw-------", "glwcupUPd-", "glw-------"},
 }
 
 const verbs = "glwcupUPdD"
@@ -57,7 +58,7 @@ func subjects() map[string]subject {
 		"settings":              {settings, "cluster", func(name string) object { return ebb("Settings", name) }, true, nil},
 		"lease of n1":           {leases, lease.NameOf("n1"), leaseOf, true, nil},
 		"lease of n2":           {leases, lease.NameOf("n2"), func(string) object { return nodeLease("n2", "", 1, 0) }, true, nil},
-		"lease of the election": {leases, lease.CoordinatorName, func(name string) object { return leaseObject(name, "term-1") }, true, nil},
+		"lease of the election": {leases, lease.CoordinatorName, func(name string) object { return leaseObject(name, "n1/1/a.1") }, true, nil},
 		"lease elsewhere":       {otherLeases, lease.NameOf("n1"), leaseOf, true, nil},
 		"event":                 {events, "access", eventObject, false, nil},
 		"core event":            {coreEvents, "access-core", coreEventObject, false, nil},
@@ -68,9 +69,12 @@ func subjects() map[string]subject {
 			plural, group, _ := strings.Cut(name, ".")
 			return definition(group, plural, strings.ToUpper(plural[:1])+plural[1:])
 		}, false, nil},
-		"work": {volumes, "access", func(name string) object {
-			return ebb("Volume", name).with("spec", object{"replicas": 1})
-		}, false, nil},
+		"work of n1": {volumes, "access-1", func(name string) object {
+			return ebb("Volume", name).with("spec", object{"replicas": 1, "node": "n1"})
+		}, false, bindTo(volumes + "/access-1")},
+		"work of n2": {volumes, "access-2", func(name string) object {
+			return ebb("Volume", name).with("spec", object{"replicas": 1, "node": "n2"})
+		}, false, bindTo(volumes + "/access-2")},
 	}
 }
 
@@ -78,11 +82,11 @@ func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
 	s := api(t)
 	admin := s.admin(t)
 	installVolumes(t, admin)
-	elect(t, admin, "term-1")
+	elect(t, admin, "n1/1/a.1")
 	all := subjects()
 	viewer, node, unknown := s.viewer(t), s.node(t, "n1"), s.as(t, "mallory")
-	coordinator, termOver := s.coordinator(t, "term-1"), s.coordinator(t, "term-0")
-	for _, row := range access {
+	coordinator, termOver := s.coordinator(t, "n1/1/a.1"), s.coordinator(t, "n1/1/a.0")
+	for _, row := range accessTable {
 		for _, who := range []struct {
 			name string
 			caller
@@ -225,6 +229,17 @@ func standWhereStatusIsWritten(t *testing.T, admin caller, verb byte) {
 	release(t, admin, "n1")
 	if verb == 'U' || verb == 'P' {
 		admin.must(t, http.MethodPatch, nodes+"/n1/status", object{"status": object{"epoch": hold(t, admin, "n1", "p1")}})
+	}
+}
+
+// bindTo lets n1 host the work, and the object name the epoch of n1's lease.
+func bindTo(path string) func(t *testing.T, admin caller, verb byte) {
+	return func(t *testing.T, admin caller, verb byte) {
+		t.Helper()
+		admin.do(t, http.MethodPost, nodes, nodeObject("n1"))
+		epoch := hold(t, admin, "n1", "p1")
+		admin.must(t, http.MethodPatch, nodes+"/n1/status", object{"status": object{"epoch": epoch, "held": object{"replicas": 0}}})
+		admin.must(t, http.MethodPatch, path+"/status", object{"status": object{"nodeEpoch": epoch}})
 	}
 }
 

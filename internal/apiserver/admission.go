@@ -23,10 +23,14 @@ import (
 
 // rules is the admission plugin of the embedded API: what a schema cannot say and what depends on who asks.
 type rules struct {
+	// policy has the declarations of the kinds of work.
+	policy policy
 	// readLease reads a Lease live; nil means that there is none.
 	readLease func(ctx context.Context, name string) (*coordinationv1.Lease, error)
 	// readSlot reads the drain slot live; nil means that nobody drains.
 	readSlot func(ctx context.Context) (*v1alpha1.ActiveDrain, error)
+	// readNode reads a Node, from a cache if that is enough; one that is not there is empty.
+	readNode func(ctx context.Context, name string, cached bool) (*v1alpha1.Node, error)
 	// ownTypes are the definitions without which the server is not Ebb's.
 	ownTypes sets.Set[string]
 	// usable says whether every namespace is there that should be.
@@ -102,8 +106,8 @@ func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admissio
 		err = r.validateNode(ctx, a)
 	case gr.Group == groupEbb && gr.Resource == "drains" && a.GetOperation() == admission.Delete:
 		err = validateDrainDelete(a)
-	case gr.Group == groupEbb && gr.Resource == "deployments":
-		err = r.validateDeployment(ctx, a)
+	case gr.Group == groupEbb:
+		err = r.validateNodeWrite(ctx, a)
 	case gr.Group == groupLeases && gr.Resource == "leases":
 		err = validateLease(a)
 	}
@@ -195,10 +199,10 @@ func (r *rules) validateEpochStands(ctx context.Context, node string, object run
 		return apierrors.NewInternalError(fmt.Errorf("read the lease of node %s: %w", node, err))
 	}
 	if l == nil {
-		return fmt.Errorf("node %s holds no lease: it may not speak for epoch %d", node, epoch)
+		return fmt.Errorf("node %s holds no lease: it may not write for epoch %d", node, epoch)
 	}
 	if rec, err := lease.Read(l); err != nil || rec.Epoch != epoch || rec.Over(epoch) {
-		return fmt.Errorf("node %s may not speak for epoch %d: its lease is in epoch %d, fenced up to %d", node, epoch, rec.Epoch, rec.Fenced)
+		return fmt.Errorf("node %s may not write for epoch %d: its lease is in epoch %d, fenced up to %d", node, epoch, rec.Epoch, rec.Fenced)
 	}
 	return nil
 }

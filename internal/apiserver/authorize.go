@@ -8,6 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
@@ -25,16 +26,25 @@ var (
 	reading = sets.New("get", "list", "watch")
 	writing = sets.New("create", "update", "patch", "delete")
 
-	// work are the other objects that nodes write as they do the work.
-	work = sets.New("changefeeds", "volumes", "replicas", "etcdclusters", "etcdmembers", "etcdsnapshots")
 	// Discovery and health, which every identity may read.
 	openPaths = []string{"/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"}
 )
 
-// authorize says who may do what. Whatever is not allowed here is refused; what depends on the content of an object is
+// policy is who may do what: the rules of the objects that every cluster has, and the declarations of the kinds of work by resource.
+type policy map[string]access.Object
+
+func newPolicy(objects []access.Object) policy {
+	p := policy{}
+	for _, o := range objects {
+		p[o.Resource] = o
+	}
+	return p
+}
+
+// authorize implements authorizer.AuthorizerFunc. Whatever is not allowed here is refused; what depends on the content of an object is
 // the admission plugin's (admission.go).
-func authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if allowed(a) {
+func (p policy) authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if p.allowed(a) {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "", nil
@@ -44,7 +54,7 @@ func mayEverything(who user.Info) bool {
 	return slices.Contains(who.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(who.GetGroups(), identity.AdminGroup)
 }
 
-func allowed(a authorizer.Attributes) bool {
+func (p policy) allowed(a authorizer.Attributes) bool {
 	who := a.GetUser()
 	if mayEverything(who) {
 		return true
@@ -55,11 +65,11 @@ func allowed(a authorizer.Attributes) bool {
 	if slices.Contains(who.GetGroups(), identity.ViewerGroup) {
 		return reading.Has(a.GetVerb()) && !coversSecrets(a) || mayAsk(a)
 	}
-	if who.GetName() == identity.Coordinator {
-		return coordinatorMay(a)
+	if _, ok := identity.CoordinatorName(who.GetName()); ok {
+		return p.coordinatorMay(a)
 	}
 	if node, ok := identity.NodeName(who.GetName()); ok {
-		return nodeMay(node, a)
+		return p.nodeMay(node, a)
 	}
 	return false
 }
@@ -89,8 +99,8 @@ func isReview(group, resource string) bool {
 		group == groupAccess && (resource == "selfsubjectaccessreviews" || resource == "selfsubjectrulesreviews")
 }
 
-// coordinatorMay: everything of Ebb's but to make or remove what people own.
-func coordinatorMay(a authorizer.Attributes) bool {
+// coordinatorMay: update everything of Ebb's, and make or remove only what is not people's.
+func (p policy) coordinatorMay(a authorizer.Attributes) bool {
 	verb := a.GetVerb()
 	switch a.GetAPIGroup() {
 	case groupEbb:
@@ -102,8 +112,11 @@ func coordinatorMay(a authorizer.Attributes) bool {
 			return a.GetSubresource() == "status" && (verb == "update" || verb == "patch")
 		case "nodes":
 			return verb == "update" || verb == "patch"
+		case "drains":
+			return writing.Has(verb)
 		}
-		return writing.Has(verb)
+		object, ok := p[a.GetResource()]
+		return ok && (verb == "update" || verb == "patch" || object.Coordinator == access.Both && writing.Has(verb))
 	case groupLeases:
 		return reading.Has(verb) || verb == "update" || verb == "patch" || verb == "create"
 	case groupEvents, groupCore:
@@ -112,9 +125,10 @@ func coordinatorMay(a authorizer.Attributes) bool {
 	return mayAsk(a)
 }
 
-// nodeMay: read all of Ebb's, and a Secret by its name; write its own Node's status, its own Lease and the objects of work. The names in objects
+// nodeMay: read all of Ebb's, and a Secret by its name; write its own Node's status, its own Lease and the objects of work that
+// are bound to it. The names in objects
 // that are being created, and what an update changes, are checked by admission.
-func nodeMay(node string, a authorizer.Attributes) bool {
+func (p policy) nodeMay(node string, a authorizer.Attributes) bool {
 	verb := a.GetVerb()
 	switch a.GetAPIGroup() {
 	case groupEbb:
@@ -125,10 +139,9 @@ func nodeMay(node string, a authorizer.Attributes) bool {
 			return a.GetSubresource() == ""
 		case a.GetResource() == "nodes":
 			return a.GetName() == node && (verb == "update" || verb == "patch")
-		case a.GetResource() == "deployments": // people make and remove them
-			return verb == "update" || verb == "patch"
 		}
-		return work.Has(a.GetResource()) && writing.Has(verb)
+		writes := p[a.GetResource()].Node
+		return writes != nil && (verb == "update" || verb == "patch") && (writes.Check != nil || a.GetSubresource() == "status")
 	case groupLeases:
 		switch {
 		case reading.Has(verb):

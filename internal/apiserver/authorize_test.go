@@ -1,18 +1,29 @@
 package apiserver
 
 import (
+	"context"
+	"maps"
+	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/identity"
 )
 
+// rulebook has an object of each sort that a kind can declare.
+var rulebook = newPolicy([]access.Object{
+	{Resource: "parents"},
+	{Resource: "parts", Coordinator: access.Both, Node: &access.NodeWrites{Runtime: "parts"}},
+	{Resource: "claims", Node: &access.NodeWrites{Runtime: "claims", Check: func(context.Context, access.Write) error { return nil }}},
+})
+
 var everyone = []*user.DefaultInfo{
 	{Name: identity.Viewer, Groups: []string{identity.ViewerGroup}},
-	{Name: identity.Coordinator},
+	{Name: identity.Coordinator("n1")},
 	{Name: identity.Node("n1"), Groups: []string{identity.NodeGroup}},
 	{Name: identity.Node(""), Groups: []string{identity.NodeGroup}},
 	{Name: identity.Admin},                             // a name is not a group
@@ -24,7 +35,7 @@ var everyone = []*user.DefaultInfo{
 // requests is every request there is, as far as rules can tell them apart.
 func requests(who user.Info, visit func(authorizer.AttributesRecord)) {
 	verbs := []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate", "bind", "escalate", "*", ""}
-	resources := append(sets.List(work), "nodes", "drains", "settings", "leases", "events", "customresourcedefinitions", "users", "secrets", "configmaps", "namespaces", "selfsubjectreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews", "subjectaccessreviews", "*")
+	resources := append(slices.Sorted(maps.Keys(rulebook)), "nodes", "drains", "settings", "leases", "events", "customresourcedefinitions", "users", "secrets", "configmaps", "namespaces", "selfsubjectreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews", "subjectaccessreviews", "*")
 	for _, group := range []string{groupEbb, groupLeases, groupEvents, "apiextensions.k8s.io", groupCore, groupLogin, groupAccess, "*"} {
 		for _, resource := range resources {
 			for _, subresource := range []string{"", "status", "scale"} {
@@ -47,10 +58,10 @@ func TestNoRequestOfAnyoneButAdminsGoesBeyondTheRules(t *testing.T) {
 	for _, who := range everyone {
 		node, isNode := identity.NodeName(who.Name)
 		isViewer := len(who.Groups) == 1 && who.Groups[0] == identity.ViewerGroup
-		isCoordinator := who.Name == identity.Coordinator
+		isCoordinator := who.Name == identity.Coordinator("n1")
 		seen := 0
 		requests(who, func(a authorizer.AttributesRecord) {
-			if !allowed(a) {
+			if !rulebook.allowed(a) {
 				return
 			}
 			seen++
@@ -73,6 +84,12 @@ func TestNoRequestOfAnyoneButAdminsGoesBeyondTheRules(t *testing.T) {
 				t.Errorf("a node may %s %s/%s", a.Verb, a.Resource, a.Subresource)
 			case isNode && !reads && a.APIGroup == groupEbb && a.Resource == "nodes" && a.Verb != "create" && a.Name != node:
 				t.Errorf("node %q may %s node %q", node, a.Verb, a.Name)
+			case isNode && !reads && a.APIGroup == groupEbb && a.Resource != "nodes" && (a.Verb == "create" || a.Verb == "delete"):
+				t.Errorf("a node may %s %s", a.Verb, a.Resource)
+			case isNode && !reads && a.APIGroup == groupEbb && a.Resource != "nodes" && rulebook[a.Resource].Node == nil:
+				t.Errorf("a node may %s %s", a.Verb, a.Resource)
+			case isCoordinator && a.APIGroup == groupEbb && a.Resource == "parents" && (a.Verb == "create" || a.Verb == "delete"):
+				t.Errorf("the coordinator may %s what people own", a.Verb)
 			case isNode && !reads && a.APIGroup == groupLeases && (a.Namespace != "ebb-system" || a.Verb != "create" && a.Name != "node-"+node):
 				t.Errorf("node %q may %s lease %s/%s", node, a.Verb, a.Namespace, a.Name)
 			case a.Verb == "delete" && (a.APIGroup == groupLeases || a.APIGroup == groupEbb && (a.Resource == "nodes" || a.Resource == "settings")):
@@ -90,7 +107,7 @@ func TestNoRequestOfAnyoneButAdminsGoesBeyondTheRules(t *testing.T) {
 func TestAdminsMayEverything(t *testing.T) {
 	for _, group := range []string{identity.AdminGroup, user.SystemPrivilegedGroup} {
 		requests(&user.DefaultInfo{Name: "anyone", Groups: []string{group}}, func(a authorizer.AttributesRecord) {
-			if !allowed(a) {
+			if !rulebook.allowed(a) {
 				t.Errorf("%s may not %s %s", group, a.Verb, a.Resource)
 			}
 		})
@@ -123,7 +140,7 @@ func TestPathsThatAreNoResources(t *testing.T) {
 		{viewer, "put", "/metrics", false},
 	} {
 		a := authorizer.AttributesRecord{User: c.who, Verb: c.verb, Path: c.path}
-		if got := allowed(a); got != c.want {
+		if got := rulebook.allowed(a); got != c.want {
 			t.Errorf("%s %s %q: %v, want %v", c.who.GetName(), c.verb, c.path, got, c.want)
 		}
 	}

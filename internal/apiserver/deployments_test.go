@@ -26,6 +26,8 @@ func newProgram(t *testing.T, spec object) *program {
 	p.as = map[string]caller{p.n1: s.node(t, p.n1), p.n2: s.node(t, p.n2)}
 	for name := range p.as {
 		p.admin.must(t, http.MethodPost, leases, nodeLease(name, "process of "+name, 1, 0))
+		p.admin.must(t, http.MethodPost, nodes, nodeObject(name))
+		p.admin.must(t, http.MethodPatch, nodes+"/"+name+"/status", object{"status": object{"epoch": 1, "held": object{"deployments": 0}}})
 	}
 	whole := object{"command": "/bin/true"}
 	maps.Copy(whole, spec)
@@ -210,7 +212,7 @@ func TestTheHolderIsTakenFromNobodyOrFromAnEpochThatIsOver(t *testing.T) {
 	p.refused(p.put(n1, "/status", takes(p.n1, 1, 1)), "may not take a deployment that is addressed to \"\"")
 	p.must(p.put(n1, "", claims(p.n1)))
 	p.refused(p.put(n1, "/status", takes(p.n2, 1, 1)), "may take a deployment for itself, and give back its own")
-	p.refused(p.put(n1, "/status", takes(p.n1, 2, 1)), "may not take a deployment in epoch 2: its lease is in epoch 1")
+	p.refused(p.put(n1, "/status", takes(p.n1, 2, 1)), "may not write for epoch 2: its lease is in epoch 1")
 	p.must(p.put(n1, "/status", takes(p.n1, 1, 1)))
 
 	p.must(p.put(n2, "", claims(p.n2)))
@@ -226,9 +228,9 @@ func TestTheHolderIsTakenFromNobodyOrFromAnEpochThatIsOver(t *testing.T) {
 	// The lost one wakes up: its epoch is over.
 	p.must(p.put(p.admin, "", claims(p.n2)))
 	p.must(p.put(n1, "/status", givesBack(3)))
-	p.refused(p.put(n2, "/status", takes(p.n2, 1, 4)), "may not take a deployment in epoch 1: its lease is in epoch 1, fenced up to 1")
+	p.refused(p.put(n2, "/status", takes(p.n2, 1, 4)), "may not write for epoch 1: its lease is in epoch 1, fenced up to 1")
 	p.rejoins(p.n2, 2, 1)
-	p.refused(p.put(n2, "/status", takes(p.n2, 1, 4)), "may not take a deployment in epoch 1: its lease is in epoch 2")
+	p.refused(p.put(n2, "/status", takes(p.n2, 1, 4)), "may not write for epoch 1: its lease is in epoch 2")
 	p.must(p.put(n2, "/status", takes(p.n2, 2, 4)))
 }
 
@@ -268,8 +270,8 @@ func TestANodeSpeaksForItsOwnInstanceOnly(t *testing.T) {
 	n1, n2 := p.as[p.n1], p.as[p.n2]
 	p.must(p.put(n1, "/status", tells(p.n1, 1, "Running")))
 	p.must(p.put(n2, "/status", tells(p.n2, 1, "Running")))
-	p.refused(p.put(n1, "/status", tells(p.n2, 1, "Failed")), "node "+p.n1+" may not speak for node "+p.n2)
-	p.refused(p.put(n1, "/status", tells("n-other", 1, "Running")), "may not speak for node n-other")
+	p.refused(p.put(n1, "/status", tells(p.n2, 1, "Failed")), "node "+p.n1+" may not write for node "+p.n2)
+	p.refused(p.put(n1, "/status", tells("n-other", 1, "Running")), "may not write for node n-other")
 	p.refused(p.put(n1, "/status", forgets(p.n2)), "node "+p.n2+" may run the program and its lease stands")
 	apply := n1.saying("Content-Type", "application/apply-patch+yaml")
 	saying := func(nodes ...string) answer {
@@ -281,7 +283,7 @@ func TestANodeSpeaksForItsOwnInstanceOnly(t *testing.T) {
 			ebb("Deployment", p.name).with("status", object{"nodes": list}))
 	}
 	p.must(saying(p.n1))
-	p.refused(saying(p.n1, p.n2), "may not speak for node "+p.n2)
+	p.refused(saying(p.n1, p.n2), "may not write for node "+p.n2)
 	p.mark(p.n2, 1)
 	p.must(p.put(n1, "/status", forgets(p.n2)))
 	p.must(p.put(n1, "/status", forgets(p.n1)))

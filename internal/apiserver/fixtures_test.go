@@ -2,6 +2,7 @@ package apiserver_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,8 +23,10 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/apiserver"
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
@@ -56,8 +60,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// declared are the objects of work that the server knows: those of deployments, and volumes, which have a binding.
+func declared() []access.Object {
+	return append(deployment.Kind().Objects, access.Object{Resource: "volumes", Coordinator: access.Both, Node: &access.NodeWrites{
+		Runtime: "replicas", Bindings: []access.Binding{{Node: "spec.node", Epoch: "status.nodeEpoch"}},
+	}})
+}
+
 func options(dir string) apiserver.Options {
-	return apiserver.Options{Dir: datadir.Dir(dir), Listen: "127.0.0.1:0", EtcdPrefix: "/ebb"}
+	return apiserver.Options{Dir: datadir.Dir(dir), Listen: "127.0.0.1:0", EtcdPrefix: "/ebb", Objects: declared()}
 }
 
 // running is a server in the test's own process.
@@ -168,10 +179,11 @@ func (s *running) node(t testing.TB, name string) caller {
 	return s.as(t, identity.Node(name), identity.NodeGroup)
 }
 
-// coordinator writes for a term; an empty one is not named at all.
+// coordinator writes for a term, as its node; an empty one is not named at all, and is n1's.
 func (s *running) coordinator(t testing.TB, term string) caller {
 	t.Helper()
-	c := s.as(t, identity.Coordinator)
+	node, _, _ := strings.Cut(cmp.Or(term, "n1"), "/")
+	c := s.as(t, identity.Coordinator(node))
 	if term != "" {
 		c = c.saying(identity.TermHeader, term)
 	}

@@ -94,19 +94,19 @@ func TestANodeSpeaksOnlyForTheEpochOfItsLease(t *testing.T) {
 	speak := func(epoch int) answer {
 		return node.do(t, http.MethodPatch, path+"/status", object{"status": object{"epoch": epoch, "liveness": "Alive"}})
 	}
-	refused(t, speak(1), prefix+"holds no lease: it may not speak for epoch 1")
+	refused(t, speak(1), prefix+"holds no lease: it may not write for epoch 1")
 	node.must(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0))
-	refused(t, speak(2), prefix+"may not speak for epoch 2: its lease is in epoch 1, fenced up to 0")
+	refused(t, speak(2), prefix+"may not write for epoch 2: its lease is in epoch 1, fenced up to 0")
 	if a := speak(1); a.code != http.StatusOK {
 		t.Errorf("in the epoch of its lease: %s", a)
 	}
 	release(t, admin, name)
-	refused(t, speak(1), prefix+"may not speak for epoch 1: its lease is in epoch 1, fenced up to 0")
+	refused(t, speak(1), prefix+"may not write for epoch 1: its lease is in epoch 1, fenced up to 0")
 	admin.must(t, http.MethodPatch, leases+"/"+lease.NameOf(name), object{"metadata": object{"annotations": object{lease.FencedAnnotation: "1"}}})
-	refused(t, speak(1), prefix+"may not speak for epoch 1: its lease is in epoch 1, fenced up to 1")
+	refused(t, speak(1), prefix+"may not write for epoch 1: its lease is in epoch 1, fenced up to 1")
 	node.must(t, http.MethodPatch, leases+"/"+lease.NameOf(name),
 		object{"metadata": object{"annotations": object{lease.EpochAnnotation: "2"}}, "spec": object{"holderIdentity": "q"}})
-	refused(t, speak(1), prefix+"may not speak for epoch 1: its lease is in epoch 2, fenced up to 1")
+	refused(t, speak(1), prefix+"may not write for epoch 1: its lease is in epoch 2, fenced up to 1")
 	if a := speak(2); a.code != http.StatusOK {
 		t.Errorf("in its next epoch: %s", a)
 	}
@@ -115,7 +115,7 @@ func TestANodeSpeaksOnlyForTheEpochOfItsLease(t *testing.T) {
 func TestOnlyAdminsImpersonate(t *testing.T) {
 	s := api(t)
 	for who, c := range map[string]caller{
-		"viewer": s.viewer(t), "node": s.node(t, "n1"), "coordinator": s.coordinator(t, "term-1"), "unknown": s.as(t, "mallory"),
+		"viewer": s.viewer(t), "node": s.node(t, "n1"), "coordinator": s.coordinator(t, "n1/1/a.1"), "unknown": s.as(t, "mallory"),
 	} {
 		t.Run(who, func(t *testing.T) {
 			for what, as := range map[string]caller{

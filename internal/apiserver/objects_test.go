@@ -96,7 +96,9 @@ func coreEventObject(name string) object {
 
 // definition is a minimal type with a status and a scale.
 func definition(group, plural, kind string) object {
-	replicas := object{"type": "object", "properties": object{"replicas": object{"type": "integer"}}}
+	replicas := object{"type": "object", "properties": object{
+		"replicas": object{"type": "integer"}, "node": object{"type": "string"}, "nodeEpoch": object{"type": "integer", "format": "int64"},
+	}}
 	return object{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": object{"name": plural + "." + group},
 		"spec": object{

@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/datadir"
 )
 
@@ -24,6 +25,9 @@ type Options struct {
 	// Advertise are further host names and addresses under which clients reach this server; the first one is written
 	// into the kubeconfig files. Without any it is Listen's host.
 	Advertise []string
+
+	// Objects are those of the kinds of work, with who may write them.
+	Objects []access.Object
 
 	// LibraryLog gets what the embedded etcd logs: errors, or more if it takes infos. Without one they go to standard error as text.
 	LibraryLog slog.Handler

@@ -21,7 +21,10 @@ var allVerbs = []string{"get", "list", "watch", "create", "update", "patch", "de
 
 // rulesOf lists what a user may do by asking the authorizer about every resource there is, so that the list cannot differ
 // from what is decided.
-type rulesOf struct{ roots *discovery }
+type rulesOf struct {
+	roots  *discovery
+	policy policy
+}
 
 // RulesFor implements authorizer.RuleResolver.
 func (r rulesOf) RulesFor(_ context.Context, who user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
@@ -32,17 +35,17 @@ func (r rulesOf) RulesFor(_ context.Context, who user.Info, namespace string) ([
 	resources, err := r.roots.resources()
 	var rules []authorizer.ResourceRuleInfo
 	for _, resource := range resources {
-		rules = append(rules, rulesAbout(who, namespace, resource)...)
+		rules = append(rules, r.rulesAbout(who, namespace, resource)...)
 	}
-	return rules, pathRules(who), err != nil, err
+	return rules, r.pathRules(who), err != nil, err
 }
 
 // rulesAbout are a user's rules about one resource: about any object of it, and about those whose name makes a difference.
-func rulesAbout(who user.Info, namespace string, of schema.GroupResource) []authorizer.ResourceRuleInfo {
+func (r rulesOf) rulesAbout(who user.Info, namespace string, of schema.GroupResource) []authorizer.ResourceRuleInfo {
 	resource, subresource, _ := strings.Cut(of.Resource, "/")
 	verbs := func(name string, but []string) []string {
 		return slices.DeleteFunc(slices.Clone(allVerbs), func(verb string) bool {
-			return slices.Contains(but, verb) || !allowed(authorizer.AttributesRecord{
+			return slices.Contains(but, verb) || !r.policy.allowed(authorizer.AttributesRecord{
 				User: who, Verb: verb, Namespace: namespace, APIGroup: of.Group, Resource: resource, Subresource: subresource, Name: name, ResourceRequest: true,
 			})
 		})
@@ -63,10 +66,10 @@ func rulesAbout(who user.Info, namespace string, of schema.GroupResource) []auth
 	return rules
 }
 
-func pathRules(who user.Info) []authorizer.NonResourceRuleInfo {
+func (r rulesOf) pathRules(who user.Info) []authorizer.NonResourceRuleInfo {
 	var paths []string
 	for _, path := range append(slices.Clone(openPaths), "/metrics") {
-		if !allowed(authorizer.AttributesRecord{User: who, Verb: "get", Path: path}) {
+		if !r.policy.allowed(authorizer.AttributesRecord{User: who, Verb: "get", Path: path}) {
 			continue
 		}
 		paths = append(paths, path)

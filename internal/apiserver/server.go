@@ -57,6 +57,7 @@ import (
 // Server is a running embedded API.
 type Server struct {
 	opts     Options
+	policy   policy
 	unlock   func()
 	ca       *pki.Authority
 	store    *store // nil on an external etcd
@@ -91,7 +92,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(o.Dir.APIServer(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	s := &Server{opts: o}
+	s := &Server{opts: o, policy: newPolicy(o.Objects)}
 	if err := s.open(ctx); err != nil {
 		s.close()
 		return nil, err
@@ -269,7 +270,7 @@ func (s *Server) installCore(etcd *genericoptions.EtcdOptions, roots *discovery)
 	}
 	c := core.Config{
 		Etcd: *etcd, Secrets: secrets, EventTTL: cmp.Or(s.opts.EventTTL, DefaultEventTTL),
-		Authorizer: authorizer.AuthorizerFunc(authorize), Rules: rulesOf{roots},
+		Authorizer: authorizer.AuthorizerFunc(s.policy.authorize), Rules: rulesOf{roots, s.policy},
 	}
 	return c.Install(s.api.GenericAPIServer)
 }
@@ -338,12 +339,12 @@ func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
 	cfg.SecureServing.ClientCA = trusted
 	certificates := x509request.NewDynamic(func() (x509.VerifyOptions, bool) { return trusted.VerifyOptions() }, x509request.CommonNameUserConversion)
 	cfg.Authentication.Authenticator = group.NewAuthenticatedGroupAdder(certificates)
-	cfg.Authorization.Authorizer = authorizer.AuthorizerFunc(authorize)
+	cfg.Authorization.Authorizer = authorizer.AuthorizerFunc(s.policy.authorize)
 	if s.namespaces, err = s.newNamespaces(); err != nil {
 		return err
 	}
 	cfg.AdmissionControl = admission.NewChainHandler(
-		&rules{readLease: s.readLease, readSlot: s.readSlot, ownTypes: namesOf(s.crds), usable: s.usable.Load}, s.namespaces.lifecycle)
+		&rules{policy: s.policy, readLease: s.readLease, readSlot: s.readSlot, readNode: s.readNode, ownTypes: namesOf(s.crds), usable: s.usable.Load}, s.namespaces.lifecycle)
 	cfg.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
 		return withProbes(api, genericapiserver.DefaultBuildHandlerChain(withTerm(api), c))
 	}
@@ -371,6 +372,22 @@ func (s *Server) readSlot(ctx context.Context) (*v1alpha1.ActiveDrain, error) {
 		return nil, nil
 	}
 	return settings.Status.ActiveDrain, err
+}
+
+// readNode reads a Node, from the server's cache where that is enough.
+func (s *Server) readNode(ctx context.Context, name string, cached bool) (*v1alpha1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	o := &client.GetOptions{}
+	if cached {
+		o.Raw = &metav1.GetOptions{ResourceVersion: "0"}
+	}
+	n := &v1alpha1.Node{}
+	err := s.objects.Get(ctx, types.NamespacedName{Name: name}, n, o)
+	if kubeclient.IsMissing(err) {
+		return n, nil
+	}
+	return n, err
 }
 
 // noServices refuses to resolve services: there are none, and no conversion webhook is ever called.

@@ -57,8 +57,12 @@ func (w *claimWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // every write is compared with the election's Lease, read live, and only once the whole request is here: its header may
 // have been sent before the freeze. The election itself is exempt: its own resourceVersion guards it.
 func (r *rules) validateTerm(ctx context.Context, a admission.Attributes) error {
-	if a.GetUserInfo().GetName() != identity.Coordinator || isElection(a) {
+	node, ok := identity.CoordinatorName(a.GetUserInfo().GetName())
+	if !ok {
 		return nil
+	}
+	if isElection(a) {
+		return validateElection(node, a)
 	}
 	current, err := r.readLease(ctx, lease.CoordinatorName)
 	if err != nil {
@@ -68,11 +72,29 @@ func (r *rules) validateTerm(ctx context.Context, a admission.Attributes) error 
 	if !ok {
 		c = &claim{}
 	}
+	if c.term != "" && !lease.TermOf(c.term, node) {
+		return fmt.Errorf("the coordinator of node %s may not write for the term %q of another node", node, c.term)
+	}
 	if c.term == "" || current == nil || current.Spec.HolderIdentity == nil || *current.Spec.HolderIdentity != c.term {
 		c.over.Store(true)
 		return fmt.Errorf("the coordinator's term %q is over", c.term)
 	}
 	return nil
+}
+
+// validateElection: a coordinator stands for its own node, and takes the election from another only by putting itself there.
+func validateElection(node string, a admission.Attributes) error {
+	next, ok := field(a.GetObject(), "spec").(map[string]any)
+	if !ok || a.GetOperation() == admission.Delete {
+		return nil
+	}
+	holder, _ := next["holderIdentity"].(string)
+	old, _ := field(a.GetOldObject(), "spec").(map[string]any)
+	was, _ := old["holderIdentity"].(string)
+	if holder == "" && (was == "" || lease.TermOf(was, node)) || lease.TermOf(holder, node) {
+		return nil
+	}
+	return fmt.Errorf("the coordinator of node %s may not write the election for %q, which was held by %q", node, holder, was)
 }
 
 func isElection(a admission.Attributes) bool {

@@ -23,12 +23,12 @@ func TestACoordinatorWritesOnlyInItsTerm(t *testing.T) {
 	name := fresh("n")
 	admin.must(t, http.MethodPost, nodes, nodeObject(name))
 	admin.must(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0))
-	elect(t, admin, "n1_2")
+	elect(t, admin, "n1/1/a.2")
 	touch := object{"metadata": object{"annotations": object{"touched": "yes"}}}
 	for what, c := range map[string]struct{ term, want string }{
-		"the current term": {"n1_2", ""},
-		"a term before":    {"n1_1", `the coordinator's term "n1_1" is over`},
-		"a term to come":   {"n1_3", `the coordinator's term "n1_3" is over`},
+		"the current term": {"n1/1/a.2", ""},
+		"a term before":    {"n1/1/a.1", `the coordinator's term "n1/1/a.1" is over`},
+		"a term to come":   {"n1/1/a.3", `the coordinator's term "n1/1/a.3" is over`},
 		"no term":          {"", `the coordinator's term "" is over`},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestNobodyHoldsATermWithoutTheElection(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			prepare()
 			name := fresh("d")
-			for _, term := range []string{"n1_1", ""} {
+			for _, term := range []string{"n1/1/a.1", ""} {
 				a := s.coordinator(t, term).do(t, http.MethodPost, drains, drainObject(name))
 				refused(t, a, fmt.Sprintf(`drains.ebb.dev %q is forbidden: the coordinator's term %q is over`, name, term))
 			}
@@ -82,17 +82,35 @@ func TestTheElectionItselfNeedsNoTerm(t *testing.T) {
 	s := api(t)
 	admin, candidate := s.admin(t), s.coordinator(t, "")
 	admin.do(t, http.MethodDelete, leases+"/coordinator", nil)
-	have := candidate.must(t, http.MethodPost, leases, leaseObject(lease.CoordinatorName, "n1_1")).object(t)
-	have["spec"].(map[string]any)["holderIdentity"] = "n2_1"
+	have := candidate.must(t, http.MethodPost, leases, leaseObject(lease.CoordinatorName, "n1/1/a.1")).object(t)
+	have["spec"].(map[string]any)["holderIdentity"] = "n1/1/a.2"
 	candidate.must(t, http.MethodPut, leases+"/coordinator", have)
 	if a := candidate.do(t, http.MethodPut, leases+"/coordinator", have); a.code != http.StatusConflict {
 		t.Errorf("with a resourceVersion that is past: %s, want 409", a)
 	}
+	t.Run("but is for its own node only", func(t *testing.T) {
+		other := s.coordinator(t, "n2/1/a.1")
+		held := admin.must(t, http.MethodGet, leases+"/coordinator", nil).object(t)
+		for holder, want := range map[string]string{
+			"n3/1/a.1": `the coordinator of node n2 may not write the election for "n3/1/a.1", which was held by "n1/1/a.2"`,
+			"":         `the coordinator of node n2 may not write the election for "", which was held by "n1/1/a.2"`,
+		} {
+			held["spec"].(map[string]any)["holderIdentity"] = holder
+			refused(t, other.do(t, http.MethodPut, leases+"/coordinator", held), `leases.coordination.k8s.io "coordinator" is forbidden: `+want)
+		}
+		held["spec"].(map[string]any)["holderIdentity"] = "n2/1/a.1"
+		other.must(t, http.MethodPut, leases+"/coordinator", held)
+		// A term of another node is not one to write for, also while it stands.
+		thief := s.as(t, identity.Coordinator("n1")).saying(identity.TermHeader, "n2/1/a.1")
+		name := fresh("d")
+		refused(t, thief.do(t, http.MethodPost, drains, drainObject(name)),
+			`drains.ebb.dev "`+name+`" is forbidden: the coordinator of node n1 may not write for the term "n2/1/a.1" of another node`)
+	})
 	t.Run("and only the election", func(t *testing.T) {
 		name := fresh("n")
 		refused(t, candidate.do(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0)),
 			`leases.coordination.k8s.io "node-`+name+`" is forbidden: the coordinator's term "" is over`)
-		refused(t, candidate.do(t, http.MethodPost, otherLeases, leaseObject(lease.CoordinatorName, "n1_1")),
+		refused(t, candidate.do(t, http.MethodPost, otherLeases, leaseObject(lease.CoordinatorName, "n1/1/a.1")),
 			`leases.coordination.k8s.io "coordinator" is forbidden: the coordinator's term "" is over`)
 	})
 }
@@ -101,16 +119,16 @@ func TestTheElectionItselfNeedsNoTerm(t *testing.T) {
 func TestARequestThatArrivesInPiecesIsJudgedByTheTermAtItsEnd(t *testing.T) {
 	s := api(t)
 	admin := s.admin(t)
-	elect(t, admin, "n1_1")
+	elect(t, admin, "n1/1/a.1")
 	name := fresh("d")
 	body, err := json.Marshal(drainObject(name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := dial(t, s, identity.Coordinator)
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: ebb\r\n%s: n1_1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+	conn := dial(t, s, identity.Coordinator("n1"))
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: ebb\r\n%s: n1/1/a.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 		drains, identity.TermHeader, len(body), body[:10])
-	elect(t, admin, "n2_1")
+	elect(t, admin, "n2/1/a.1")
 	if _, err := conn.Write(body[10:]); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +141,7 @@ func TestARequestThatArrivesInPiecesIsJudgedByTheTermAtItsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused(t, answer{code: resp.StatusCode, body: said}, `drains.ebb.dev "`+name+`" is forbidden: the coordinator's term "n1_1" is over`)
+	refused(t, answer{code: resp.StatusCode, body: said}, `drains.ebb.dev "`+name+`" is forbidden: the coordinator's term "n1/1/a.1" is over`)
 }
 
 // dial opens a bare connection, to send a request by hand.

@@ -54,7 +54,7 @@ func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
 	if err := ensureKubeconfig(dir.Kubeconfig(), ca, node, url); err != nil {
 		return err
 	}
-	coordinator := pki.Profile{User: identity.Coordinator}
+	coordinator := pki.Profile{User: identity.Coordinator(name)}
 	if err := ensureKubeconfig(dir.CoordinatorKubeconfig(), ca, coordinator, url); err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func TestCredentialsSayWhoTheyAreForAndWhereTheServerIs(t *testing.T) {
 		dir.Kubeconfig():             {User: identity.Admin, Groups: []string{identity.AdminGroup}},
 		dir.ViewerKubeconfig():       {User: identity.Viewer, Groups: []string{identity.ViewerGroup}},
 		node.Kubeconfig():            {User: identity.Node("n1"), Groups: []string{identity.NodeGroup}},
-		node.CoordinatorKubeconfig(): {User: identity.Coordinator},
+		node.CoordinatorKubeconfig(): {User: identity.Coordinator("n1")},
 	} {
 		cfg, err := clientcmd.BuildConfigFromFlags("", path)
 		if err != nil {

@@ -47,7 +47,7 @@ type market struct {
 // newMarket is an API with nodes that hold their leases and no processes behind them.
 func newMarket(b testing.TB, nodes int) *market {
 	b.Helper()
-	api := testenv.StartAPI(b)
+	api := testenv.StartAPI(b, deployment.Kind().Objects...)
 	m := &market{b: b, api: api, admin: api.Admin(), names: numbered("n", nodes)}
 	ctx := context.Background()
 	parallel(nodes, func(i int) {

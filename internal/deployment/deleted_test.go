@@ -158,7 +158,7 @@ func TestNothingOfADeletedProgramStaysWheneverItWasDeleted(t *testing.T) {
 	for _, m := range []*host{a, b} {
 		until(t, "nothing to be counted", func() bool {
 			st := m.object().Status
-			return st.Held[deployment.Kind] == 0 && st.Staying[deployment.Kind] == 1
+			return st.Held[deployment.Name] == 0 && st.Staying[deployment.Name] == 1
 		})
 	}
 }

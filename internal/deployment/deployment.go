@@ -23,8 +23,8 @@ import (
 
 // Kinds by which programs are counted.
 const (
-	// Kind is the key of deployments in a node's counts: they have to leave before the node may.
-	Kind = "deployments"
+	// Name is the key of deployments in a node's counts: they have to leave before the node may.
+	Name = "deployments"
 	// KindDaemons are the programs that stay until the node stops.
 	KindDaemons = "daemons"
 )

@@ -31,7 +31,7 @@ var placedBy = map[string]func(*v1alpha1.Deployment) string{
 type Tenant struct{ Reader client.Reader }
 
 // Work implements drain.Tenant.
-func (t Tenant) Work() drain.Work { return drain.Work{Name: Kind} }
+func (t Tenant) Work() drain.Work { return drain.Work{Name: Name} }
 
 // Remaining says which deployments should or may run on a node.
 func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {

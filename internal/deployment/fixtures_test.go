@@ -129,7 +129,7 @@ type site struct {
 // A server takes seconds to start under the race detector, so tests that neither change its schema nor need to be alone
 // use the same one.
 var shared = sync.OnceValue(func() *site {
-	api := testenv.StartAPI(&all)
+	api := testenv.StartAPI(&all, deployment.Kind().Objects...)
 	return &site{api: api, lead: newLeader(&all, api)}
 })
 
@@ -145,7 +145,7 @@ func newSite(t testing.TB) *site {
 // newSiteAlone is a site on an API of its own.
 func newSiteAlone(t testing.TB) *site {
 	t.Helper()
-	api := testenv.StartAPI(t)
+	api := testenv.StartAPI(t, deployment.Kind().Objects...)
 	return siteOn(t, api, newLeader(t, api))
 }
 

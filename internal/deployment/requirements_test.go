@@ -361,7 +361,7 @@ func TestR7EveryNodeRunsOneInstanceAlsoAfterItsProcessWasKilled(t *testing.T) {
 	unwanted.until("nothing of it to be left", func(d *v1alpha1.Deployment) bool { return d.Holder().Node == "" && len(d.Status.Nodes) == 0 })
 	until(t, "the counts", func() bool {
 		st := s.node("n1").Status
-		return st.Held[deployment.Kind] == 1 && st.Staying[deployment.Kind] == 2
+		return st.Held[deployment.Name] == 1 && st.Staying[deployment.Name] == 2
 	})
 
 	// The other node does not come back in time: its shims end the programs, and the next start is a new one.
@@ -616,7 +616,7 @@ func TestR13UnderNoneNoPathWritesAnAddress(t *testing.T) {
 	left.until("it to be stopped", func(d *v1alpha1.Deployment) bool { return d.Holder().Node == "" })
 	quiet.drain() // nobody may take what it has
 	cleared.stands(v1alpha1.StateUnassigned)
-	until(t, "what it keeps to be counted", func() bool { return quiet.object().Status.Held[deployment.Kind] == 1 })
+	until(t, "what it keeps to be counted", func() bool { return quiet.object().Status.Held[deployment.Name] == 1 })
 	quiet.leave()
 	kept.stands(v1alpha1.StateLost)
 

@@ -106,7 +106,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 	r.sampler = newSampler(r, o.Weights)
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
 		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
-			r.found[dir] = o.Gate.Adopt(Kind)
+			r.found[dir] = o.Gate.Adopt(Name)
 		}
 		return nil
 	})
@@ -147,10 +147,10 @@ func (r *Runtime) dir(key types.NamespacedName) string {
 }
 
 // Name implements node.Runtime.
-func (r *Runtime) Name() string { return Kind }
+func (r *Runtime) Name() string { return Name }
 
 // Held counts the deployments that run, start or stop here.
-func (r *Runtime) Held() int { return r.opts.Gate.Count(Kind) }
+func (r *Runtime) Held() int { return r.opts.Gate.Count(Name) }
 
 // Staying counts the daemons, which stay until the node stops.
 func (r *Runtime) Staying() int { return r.opts.Gate.Count(KindDaemons) }
@@ -274,7 +274,7 @@ func (r *run) foundUnit(key types.NamespacedName) {
 	pass := r.found[dir]
 	delete(r.found, dir)
 	if pass == nil {
-		pass = r.opts.Gate.Adopt(Kind)
+		pass = r.opts.Gate.Adopt(Name)
 	}
 	r.newUnit(key, pass)
 }

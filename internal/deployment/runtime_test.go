@@ -102,7 +102,7 @@ func TestAChangeOfTypeNeverRunsTwo(t *testing.T) {
 	}
 	until(t, "it to be counted as what stays", func() bool {
 		st := a.object().Status
-		return st.Held[deployment.Kind] == 0 && st.Staying[deployment.Kind] == 1
+		return st.Held[deployment.Name] == 0 && st.Staying[deployment.Name] == 1
 	})
 	before := len(w.marks())
 	w.update(typed(v1alpha1.TypeDeployment)) // its address is a
@@ -493,7 +493,7 @@ func TestADeletedProgramIsGoneBeforeItsObjectIs(t *testing.T) {
 	for _, m := range []*host{a, b} {
 		until(t, "nothing to be counted", func() bool {
 			st := m.object().Status
-			return st.Held[deployment.Kind] == 0 && st.Staying[deployment.Kind] == 0
+			return st.Held[deployment.Name] == 0 && st.Staying[deployment.Name] == 0
 		})
 	}
 }
@@ -532,7 +532,7 @@ func TestARecreatedObjectNeverOverlapsTheOneBefore(t *testing.T) {
 			if m.name == node {
 				want = 1
 			}
-			return m.object().Status.Held[deployment.Kind] == want
+			return m.object().Status.Held[deployment.Name] == want
 		})
 	}
 }
@@ -582,7 +582,7 @@ func TestADrainStopsTheLeastImportantFirstAndMeasuresThePause(t *testing.T) {
 	}
 	until(t, "what is left to be counted", func() bool {
 		st := a.object().Status
-		return st.Held[deployment.Kind] == 0 && st.Staying[deployment.Kind] == 1
+		return st.Held[deployment.Name] == 0 && st.Staying[deployment.Name] == 1
 	})
 	if got := everywhere.runsOn(a.name); got != pid {
 		t.Errorf("the daemon of the draining node has the pid %d, was %d", got, pid)
@@ -643,12 +643,12 @@ func TestWhatNobodyMayClaimBlocksADrainByName(t *testing.T) {
 			t.Errorf("the remedy does not say %q: %s", want, b.Remedy)
 		}
 	}
-	if !lives(pid) || a.object().Status.Held[deployment.Kind] != 1 {
+	if !lives(pid) || a.object().Status.Held[deployment.Name] != 1 {
 		t.Errorf("the program was stopped though nobody may run it; held are %v", a.object().Status.Held)
 	}
 	cordoned.update(func(n *v1alpha1.Node) { n.Spec.Cordoned = false })
 	stuck.runsOn(cordoned.name)
-	until(t, "nothing to be left", func() bool { return a.object().Status.Held[deployment.Kind] == 0 })
+	until(t, "nothing to be left", func() bool { return a.object().Status.Held[deployment.Name] == 0 })
 	oneAtATime(t, stuck.marks())
 }
 
@@ -663,7 +663,7 @@ func TestADisabledProgramDoesNotKeepADrain(t *testing.T) {
 	w.update(disabled)
 	w.stands(v1alpha1.StateDisabled)
 	w.released()
-	until(t, "nothing to be held", func() bool { return a.object().Status.Held[deployment.Kind] == 0 })
+	until(t, "nothing to be held", func() bool { return a.object().Status.Held[deployment.Name] == 0 })
 	left, err := deployment.Tenant{Reader: s.admin}.Remaining(context.Background(), a.name)
 	if err != nil || left.Count != 0 {
 		t.Errorf("left are %+v, %v", left, err)

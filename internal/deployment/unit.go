@@ -361,18 +361,18 @@ func (u *unit) forget(f Facts, step Step) bool {
 // take writes down that this node may run the program, once everything that it rests on was read live.
 func (u *unit) take(f Facts) error {
 	d := f.Object
-	kind := Kind
+	counted := Name
 	if d.Spec.Type == v1alpha1.TypeDaemon {
-		kind = KindDaemons
+		counted = KindDaemons
 	}
 	if u.pass == nil {
-		pass, err := u.opts.Gate.Enter(kind)
+		pass, err := u.opts.Gate.Enter(counted)
 		if err != nil {
 			return err
 		}
 		u.pass = pass
 	}
-	u.pass.Become(kind)
+	u.pass.Become(counted)
 	w, err := u.alone(d)
 	if err != nil {
 		return err

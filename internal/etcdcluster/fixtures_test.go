@@ -58,7 +58,7 @@ func until(t testing.TB, what string, holds func() bool) {
 }
 
 // A server takes seconds to start under the race detector, so tests share one.
-var sharedAPI = sync.OnceValue(func() *testenv.API { return testenv.StartAPI(&all) })
+var sharedAPI = sync.OnceValue(func() *testenv.API { return testenv.StartAPI(&all, etcdcluster.Kind().Objects...) })
 
 var yards atomic.Int64
 
@@ -79,7 +79,7 @@ func newYard(t testing.TB) *yard {
 // newYardAlone is a yard on an API of its own.
 func newYardAlone(t testing.TB) *yard {
 	t.Helper()
-	return yardOn(t, testenv.StartAPI(t))
+	return yardOn(t, testenv.StartAPI(t, etcdcluster.Kind().Objects...))
 }
 
 func yardOn(t testing.TB, api *testenv.API) *yard {

@@ -14,12 +14,11 @@ const (
 	Viewer = "ebb:viewer"
 	// ViewerGroup is the group of viewers.
 	ViewerGroup = "ebb:viewers"
-	// Coordinator is used for the election and by the controllers of the elected node, and for nothing else.
-	Coordinator = "ebb:coordinator"
 	// NodeGroup is the group of the nodes' runtimes.
 	NodeGroup = "ebb:nodes"
 
-	nodePrefix = "ebb:node:"
+	nodePrefix        = "ebb:node:"
+	coordinatorPrefix = "ebb:coordinator:"
 )
 
 // TermHeader carries, on every write of a coordinator, the election term it writes for: the holder identity of the
@@ -31,6 +30,13 @@ const TermOverHeader = "Ebb-Term-Over"
 
 // Node is the user name of a node's runtimes.
 func Node(name string) string { return nodePrefix + name }
+
+// Coordinator is the user name under which a node takes part in the election and, while it leads, runs the controllers. It writes for terms
+// of that node only.
+func Coordinator(node string) string { return coordinatorPrefix + node }
+
+// CoordinatorName is the node that a coordinator's user name belongs to, and false for a user that is not a coordinator.
+func CoordinatorName(user string) (string, bool) { return strings.CutPrefix(user, coordinatorPrefix) }
 
 // NodeName is the node that a user name belongs to, and false for a user that is not a node.
 func NodeName(user string) (string, bool) { return strings.CutPrefix(user, nodePrefix) }

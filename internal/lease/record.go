@@ -42,6 +42,9 @@ func NameOf(node string) string { return nodePrefix + node }
 // NodeOf is the node that a Lease belongs to, and false for a Lease that is not a node's.
 func NodeOf(name string) (string, bool) { return strings.CutPrefix(name, nodePrefix) }
 
+// TermOf reports whether a holder of the election is a term of a node.
+func TermOf(term, node string) bool { return strings.HasPrefix(term, node+"/") }
+
 // Record is what a node's Lease says.
 type Record struct {
 	Node     string

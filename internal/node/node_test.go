@@ -306,7 +306,7 @@ func staleStatusRefused(t *testing.T, api *testenv.API) {
 	n := m.object()
 	n.Status.HTTPAddress = "https://127.0.0.1:666"
 	err := as.Status().Update(context.Background(), n)
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "node stale may not speak for epoch 1: its lease is in epoch 1, fenced up to 0") {
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "node stale may not write for epoch 1: its lease is in epoch 1, fenced up to 0") {
 		t.Errorf("a node that left wrote its status: %v", err)
 	}
 }

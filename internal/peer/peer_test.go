@@ -196,7 +196,7 @@ func TestANodeSpeaksForItselfAlone(t *testing.T) {
 func TestOnlyNodesSpeak(t *testing.T) {
 	c := newCluster(t)
 	address, heard := serveCounting(t, c.node("n2"))
-	for _, user := range []string{identity.Admin, identity.Viewer, identity.Coordinator, "n1", "ebb:nodes", "EBB:NODE:n1"} {
+	for _, user := range []string{identity.Admin, identity.Viewer, identity.Coordinator("n1"), "n1", "ebb:nodes", "EBB:NODE:n1"} {
 		t.Run(user, func(t *testing.T) {
 			want(t, dial(t, c.files(user), address, "n2"), n1(), codes.PermissionDenied, "only nodes speak here")
 		})
@@ -249,7 +249,7 @@ func TestADialReachesTheNodeThatIsMeantOrNobody(t *testing.T) {
 		want(t, dial(t, mine, serve(t, c.node("n3")), "n2"), n1(), codes.Unavailable, "is ebb:node:n3, not node n2")
 	})
 	t.Run("the coordinator's certificate", func(t *testing.T) {
-		want(t, dial(t, mine, serve(t, c.files(identity.Coordinator, "127.0.0.1")), "n2"), n1(), codes.Unavailable, "is ebb:coordinator, not node n2")
+		want(t, dial(t, mine, serve(t, c.files(identity.Coordinator("n1"), "127.0.0.1")), "n2"), n1(), codes.Unavailable, "is ebb:coordinator:n1, not node n2")
 	})
 	t.Run("a certificate that is for clients only", func(t *testing.T) {
 		want(t, dial(t, mine, serve(t, c.files(identity.Node("n2"))), "n2"), n1(), codes.Unavailable, "incompatible key usage")

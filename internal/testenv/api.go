@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/apiserver"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -30,8 +31,9 @@ type API struct {
 	// Dir is its data directory.
 	Dir datadir.Dir
 
-	t    testing.TB
-	stop func()
+	t       testing.TB
+	objects []access.Object
+	stop    func()
 }
 
 // prefix of every key in the store.
@@ -43,11 +45,11 @@ var Quiet = sync.OnceFunc(func() {
 	ctrl.SetLogger(logr.Discard())
 })
 
-// StartAPI starts an embedded API that ends with the test.
-func StartAPI(t testing.TB) *API {
+// StartAPI starts an embedded API that ends with the test. It guards the given objects of kinds of work.
+func StartAPI(t testing.TB, objects ...access.Object) *API {
 	t.Helper()
 	Quiet()
-	a := &API{Dir: datadir.Dir(t.TempDir()), t: t}
+	a := &API{Dir: datadir.Dir(t.TempDir()), t: t, objects: objects}
 	a.Start()
 	t.Cleanup(func() { a.Stop() })
 	return a
@@ -57,7 +59,7 @@ func StartAPI(t testing.TB) *API {
 func (a *API) Start() {
 	a.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	server, err := apiserver.New(ctx, apiserver.Options{Dir: a.Dir, Listen: "127.0.0.1:0", EtcdPrefix: prefix})
+	server, err := apiserver.New(ctx, apiserver.Options{Dir: a.Dir, Listen: "127.0.0.1:0", EtcdPrefix: prefix, Objects: a.objects})
 	if err != nil {
 		cancel()
 		a.t.Fatal(err)

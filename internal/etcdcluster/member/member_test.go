@@ -184,7 +184,7 @@ func TestASealCutsWatchesAndThoseWhoWaitForALock(t *testing.T) {
 
 func TestASealedMemberAnswersTheCoordinatorAndWritesNothingForIt(t *testing.T) {
 	h := newHouse(t)
-	h.issue("coordinator", pki.Profile{User: identity.Coordinator})
+	h.issue("coordinator", pki.Profile{User: identity.Coordinator("n1")})
 	h.issue("admin", pki.Profile{User: identity.Admin, Groups: []string{identity.AdminGroup}})
 	c := h.config("m1")
 	c.Sealed = true

@@ -234,5 +234,6 @@ func callerOf(ctx context.Context) caller {
 	}
 	subject := info.State.PeerCertificates[0].Subject
 	_, node := identity.NodeName(subject.CommonName)
-	return caller{own: node || subject.CommonName == identity.Coordinator, viewer: slices.Contains(subject.Organization, identity.ViewerGroup)}
+	_, coordinator := identity.CoordinatorName(subject.CommonName)
+	return caller{own: node || coordinator, viewer: slices.Contains(subject.Organization, identity.ViewerGroup)}
 }

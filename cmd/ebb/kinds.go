@@ -1,0 +1,15 @@
+package main
+
+import (
+	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/kind"
+)
+
+// kinds are all kinds of work, in the order in which people see them.
+var kinds = kind.Kinds{
+	deployment.Kind(),
+	changefeed.Kind(),
+	etcdcluster.Kind(),
+}

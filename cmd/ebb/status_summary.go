@@ -1,0 +1,52 @@
+package main
+
+import (
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kind"
+)
+
+// summarizeNodes says how nodes are; one that left in order is as somebody wanted it.
+func summarizeNodes(list []nodeStatus) *kind.Summary {
+	k := kind.NewSummary("node", "nodes", "")
+	for _, n := range list {
+		switch {
+		case n.Ready == string(metav1.ConditionTrue):
+			k.Add(n.Name, kind.State{Name: "ready"}, "")
+		case n.Reason == v1alpha1.ReasonLeft:
+			k.Add(n.Name, kind.State{Name: "left", Rank: kind.Wanted}, "")
+		case n.Reason == v1alpha1.ReasonStarting || n.Reason == v1alpha1.ReasonStopping:
+			k.Add(n.Name, kind.State{Name: strings.ToLower(n.Reason), Rank: kind.Busy}, "")
+		case n.Reason != "":
+			k.Add(n.Name, kind.State{Name: strings.ToLower(n.Reason), Rank: kind.Wrong}, n.Message)
+		default:
+			k.Add(n.Name, kind.State{Name: "not ready", Rank: kind.Wrong}, n.Message)
+		}
+	}
+	k.Sort()
+	return k
+}
+
+// drainProblem is what is wrong with the drain that holds the slot; empty if nothing is.
+func drainProblem(slot *v1alpha1.ActiveDrain, drains []v1alpha1.Drain) string {
+	if slot == nil {
+		return ""
+	}
+	i := slices.IndexFunc(drains, func(d v1alpha1.Drain) bool { return string(d.UID) == slot.UID })
+	if i < 0 {
+		return "its record was deleted; a new Drain of the node goes on"
+	}
+	d := &drains[i]
+	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainStalled); !d.Status.Phase.Final() && c != nil && c.Status == metav1.ConditionTrue {
+		return "stalled: " + strings.TrimSuffix(kind.OneLine(c.Message), ".")
+	}
+	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); d.Status.Phase == v1alpha1.DrainFailed && c != nil {
+		return "failed: " + strings.TrimSuffix(kind.OneLine(c.Message), ".")
+	}
+	return ""
+}

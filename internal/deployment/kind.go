@@ -1,0 +1,99 @@
+package deployment
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// Kind declares programs, deployments and daemons, as a kind of work.
+func Kind() kind.Kind {
+	return kind.Kind{
+		Name:      Name,
+		Objects:   []access.Object{{Resource: "deployments", Node: &access.NodeWrites{Runtime: Name, Check: checkNodeWrite}}},
+		Tenants:   func(r client.Reader) []drain.Tenant { return []drain.Tenant{Tenant{Reader: r}} },
+		New:       func() kind.Part { return &part{weights: DefaultWeights()} },
+		Summaries: readSummaries,
+		Samples:   samples,
+	}
+}
+
+// part is what an `ebb node` process has of programs.
+type part struct {
+	policyText, trustText string
+	weights               Weights
+
+	policy  v1alpha1.ClaimPolicy
+	trust   Trust
+	metrics *Metrics
+}
+
+// AddFlags implements kind.Part.
+func (p *part) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&p.policyText, "claim-policy", os.Getenv(EnvClaimPolicy),
+		"how the node claims deployments: deployment_count (the default), resource_usage or none ($"+EnvClaimPolicy+")")
+	fs.StringVar(&p.trustText, "trusted-command-regexp", os.Getenv(EnvTrusted),
+		"expression that the commands of programs must match to be claimed or run here; empty for all ($"+EnvTrusted+")")
+	fs.Float64Var(&p.weights.CPU, "claim-cpu-weight", p.weights.CPU, "weight of CPU under the claim policy resource_usage")
+	fs.Float64Var(&p.weights.Memory, "claim-memory-weight", p.weights.Memory, "weight of memory under the claim policy resource_usage")
+}
+
+// Validate implements kind.Part.
+func (p *part) Validate() (err error) {
+	if p.policy, err = ParseClaimPolicy(p.policyText); err != nil {
+		return err
+	}
+	if p.trust, err = ParseTrust(p.trustText); err != nil {
+		return err
+	}
+	return p.weights.Validate()
+}
+
+// Host implements kind.Part.
+func (p *part) Host(env kind.Env) (kind.Hosted, error) {
+	p.metrics = NewMetrics(env.Registry, env.Node)
+	r, err := NewRuntime(Options{
+		Node: env.Node, Dir: env.Dir.Programs(), Exe: env.Exe, Gate: env.Gate, Policy: p.policy, Weights: p.weights, Trust: p.trust,
+		Metrics: p.metrics, Log: env.Log, ShimLogFormat: env.LogFormat,
+	})
+	if err != nil {
+		return kind.Hosted{}, err
+	}
+	return kind.Hosted{Runtimes: []node.Hosted{{Runtime: r, Doubt: node.StopInDoubt}}}, nil
+}
+
+// Setup implements kind.Part.
+func (p *part) Setup(t kind.Term) error {
+	return (&Controller{Leader: t.Leader, Metrics: p.metrics, Log: t.Log}).SetupWithManager(t.Manager)
+}
+
+func readSummaries(ctx context.Context, r client.Reader, _ time.Time) ([]*kind.Summary, error) {
+	var list v1alpha1.DeploymentList
+	if err := r.List(ctx, &list); err != nil {
+		return nil, err
+	}
+	return Summarize(list.Items), nil
+}
+
+func samples() []client.Object {
+	program := func(name string, t v1alpha1.DeploymentType, script string) client.Object {
+		return &v1alpha1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Namespace: kind.DefaultNamespace, Name: name},
+			Spec:       v1alpha1.DeploymentSpec{Type: t, Command: "/bin/sh", Args: []string{"-c", script}},
+		}
+	}
+	return []client.Object{
+		program("hello", v1alpha1.TypeDeployment, `while :; do echo "hello from $EBB_NODE"; sleep 3; done`),
+		program("heartbeat", v1alpha1.TypeDaemon, `while :; do echo "$EBB_NODE is up"; sleep 5; done`),
+	}
+}

@@ -1,0 +1,62 @@
+package etcdcluster
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kind"
+)
+
+// Summarize says how etcd clusters are.
+func Summarize(list []v1alpha1.EtcdCluster) *kind.Summary {
+	k := kind.NewSummary("etcd cluster", "etcd clusters", "ebb status etcdclusters")
+	for i := range list {
+		state, message := summaryState(&list[i])
+		k.Add(kind.NameIn(list[i].Namespace, list[i].Name), state, message)
+	}
+	return k
+}
+
+// Message is what matters most about a cluster: what is wrong, or what it is doing.
+func Message(ec *v1alpha1.EtcdCluster) string {
+	for _, t := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed, v1alpha1.EtcdProgressing} {
+		if c := meta.FindStatusCondition(ec.Status.Conditions, t); c != nil && (c.Status == metav1.ConditionTrue || t == v1alpha1.EtcdProgressing) {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// summaryState follows from a cluster's own phase and conditions.
+func summaryState(ec *v1alpha1.EtcdCluster) (kind.State, string) {
+	s := ec.Status
+	is := func(condition string) bool { return meta.IsStatusConditionTrue(s.Conditions, condition) }
+	ready := fmt.Sprintf("%d of %d members ready", s.ReadyReplicas, max(ec.Size(), len(s.Members)))
+	switch {
+	case !ec.DeletionTimestamp.IsZero():
+		return kind.Deleting, ""
+	case is(v1alpha1.EtcdQuorumLost):
+		return kind.State{Name: "no quorum", One: "has no quorum", Many: "have no quorum", Rank: kind.Wrong}, Message(ec)
+	case is(v1alpha1.EtcdDataMissing):
+		return kind.State{Name: "data missing", One: "has data missing", Many: "have data missing", Rank: kind.Wrong}, Message(ec)
+	case is(v1alpha1.EtcdSnapshotFailed):
+		return kind.State{Name: "no snapshot", One: "cannot be snapshotted", Many: "cannot be snapshotted", Rank: kind.Wrong}, Message(ec)
+	case s.Phase == v1alpha1.EtcdClusterPhaseFailed:
+		return kind.Failed, Message(ec)
+	case s.Phase == "" || s.ObservedGeneration != ec.Generation:
+		return kind.Unseen, ""
+	case s.Phase == v1alpha1.EtcdClusterPhaseStopped && ec.Size() == 0:
+		return kind.State{Name: "stopped", Rank: kind.Wanted}, ""
+	case s.Phase != v1alpha1.EtcdClusterPhaseRunning:
+		return kind.State{Name: strings.ToLower(string(s.Phase)), Rank: kind.Busy}, Message(ec)
+	case !is(v1alpha1.EtcdReady):
+		return kind.State{Name: "not ready", Rank: kind.Wrong}, ready
+	case int(s.ReadyReplicas) < ec.Size():
+		return kind.State{Name: "short of members", Rank: kind.Wrong}, ready
+	}
+	return kind.Running, ""
+}
