@@ -28,7 +28,7 @@ func Kind() kind.Kind {
 				{Node: "status.placement.node", Epoch: "status.placement.nodeEpoch"},
 				{Node: "status.placement.from.node", Epoch: "status.placement.from.nodeEpoch"},
 			},
-			Fixed: []string{"status.placement.node", "status.placement.nodeEpoch", "status.placement.epoch", "status.placement.from.node", "status.placement.from.nodeEpoch"},
+			Fixed: []string{"status.placement.node", "status.placement.nodeEpoch", "status.placement.epoch"},
 		}}},
 		Tenants:   Tenants,
 		New:       func() kind.Part { return &part{} },

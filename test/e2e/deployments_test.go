@@ -304,15 +304,26 @@ func restartedNode(t *testing.T, f *fleetOfPrograms) {
 	if f.shares()[victim] == 0 { // the one that was killed before has nothing but its daemons
 		victim = others(others(trio, f.awaitLeader("")), victim)[0]
 	}
-	before := f.pids(victim)
-	epoch := f.record(victim).Epoch
-	f.signal(victim, syscall.SIGKILL)
-	f.startNode(victim)
-	f.awaitReady(victim, epoch+1)
-	f.allRun(trio...)
-	if after := f.pids(victim); !slices.Equal(before, after) || len(before) == 0 {
-		t.Errorf("programs of %s before %v, after %v", victim, before, after)
+	// A machine may be too busy to start a node before the lease of the one before ends. Then its programs end too, as they must.
+	for range 5 {
+		before, epoch := f.pids(victim), f.record(victim).Epoch
+		f.signal(victim, syscall.SIGKILL)
+		killed := time.Now()
+		f.startNode(victim)
+		f.awaitReady(victim, epoch+1)
+		took := time.Since(killed)
+		f.allRun(trio...)
+		after := f.pids(victim)
+		switch late := took > f.timing.Fence-f.timing.Renew; {
+		case slices.Equal(before, after) && len(before) > 0:
+			return
+		case !late:
+			t.Errorf("programs of %s before %v, and %s later %v", victim, before, took, after)
+			return
+		}
+		t.Logf("%s came back after %s, when its lease had ended", victim, took)
 	}
+	t.Errorf("%s never came back before its lease ended", victim)
 }
 
 // pids are the processes that run on a node, with what they run.
