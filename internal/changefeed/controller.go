@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -110,7 +111,7 @@ func (c *Controller) writeAll(ctx context.Context, w World, plan []*v1alpha1.Cha
 				return fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
 			}
 			p := cf.Placement()
-			c.Log.Info("maintainer placed", "changefeed", keyOf(cf).String(), "on", p.Node, "placement", p.Epoch)
+			c.Log.Info("maintainer placed", "changefeed", maintainer.KeyOf(cf).String(), "on", p.Node, "placement", p.Epoch)
 			return nil
 		})
 	}
@@ -168,7 +169,7 @@ func (c *Controller) list(ctx context.Context, slot *v1alpha1.ActiveDrain) ([]*v
 	var all []*v1alpha1.Changefeed
 	for i := range list.Items {
 		cf := &list.Items[i]
-		if newer := known[cf.UID]; newer != nil && older(cf, newer) {
+		if newer := known[cf.UID]; newer != nil && maintainer.Older(cf, newer) {
 			cf = newer.DeepCopy()
 			c.newest[cf.UID] = newer
 		} else if live {
@@ -262,7 +263,7 @@ func (c *Controller) tellNowhere(ctx context.Context, w World) {
 			continue
 		}
 		c.nowhere = true
-		c.Log.Warn("no schedulable node", "changefeed", keyOf(cf).String())
+		c.Log.Warn("no schedulable node", "changefeed", maintainer.KeyOf(cf).String())
 		err := c.record.Emit(ctx, events.Event{
 			Regarding: cf, Type: corev1.EventTypeWarning, Reason: v1alpha1.ReasonNoSchedulableNode, Action: "Place",
 			Note: "No node may take its maintainer: start, uncordon or free one.", Key: fmt.Sprint(p.Epoch),

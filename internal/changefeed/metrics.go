@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 )
 
 // Metrics are what a node tells of its changefeeds. What there is one of for each changefeed is asked for when somebody looks, so
@@ -70,10 +71,10 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	now := time.Now()
 	for name, s := range h.maintained() {
-		gauge(m.tables, float64(s.tables), name.namespace, name.name)
-		if !s.at.IsZero() {
+		gauge(m.tables, float64(s.Tables), name.namespace, name.name)
+		if !s.At.IsZero() {
 			// The source's clock may be ahead of this one.
-			gauge(m.lag, max(now.Sub(s.at), 0).Seconds(), name.namespace, name.name)
+			gauge(m.lag, max(now.Sub(s.At), 0).Seconds(), name.namespace, name.name)
 		}
 	}
 }
@@ -100,32 +101,15 @@ func (h *Host) carried() map[feedName]dispatch.Report {
 	return all
 }
 
-// standing is how far a maintainer has come.
-type standing struct {
-	tables int
-	at     time.Time // when the source committed what the checkpoint is at; zero if nobody has told
-}
-
 // maintained is how far the maintainers here have come, by changefeed.
-func (h *Host) maintained() map[feedName]standing {
+func (h *Host) maintained() map[feedName]maintainer.Progress {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all := map[feedName]standing{}
+	all := map[feedName]maintainer.Progress{}
 	for key, m := range h.running {
-		if s, works := m.standing(); works {
+		if s, works := m.Progress(); works {
 			all[named(key)] = s
 		}
 	}
 	return all
-}
-
-// standing is how far the maintainer has come, if it works. Until it has moved the checkpoint itself, what was written before counts.
-func (m *maintainer) standing() (s standing, works bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s = standing{tables: len(m.tables), at: m.at}
-	if before := m.object.Status.CheckpointTime; s.at.IsZero() && before != nil {
-		s.at = before.Time
-	}
-	return s, m.epoch != 0
 }

@@ -134,10 +134,10 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 			return err
 		}
 	}
-	if _, err := ParsePosition(spec.StartPosition); err != nil {
+	if _, err := stream.ParsePosition(spec.StartPosition); err != nil {
 		return err
 	}
-	_, err := ParseFilter(spec.Filter)
+	_, err := stream.ParseFilter(spec.Filter)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -177,7 +178,7 @@ func (w World) late(p v1alpha1.ChangefeedPlacement) bool {
 
 // place puts the maintainer on the least loaded node, counting as it goes; nil if there is none.
 func (w World) place(p v1alpha1.ChangefeedPlacement, loads map[string]int) *v1alpha1.ChangefeedPlacement {
-	node := least(loads)
+	node := maintainer.LeastLoaded(loads)
 	if node == "" {
 		return nil
 	}
@@ -185,17 +186,6 @@ func (w World) place(p v1alpha1.ChangefeedPlacement, loads map[string]int) *v1al
 	return &v1alpha1.ChangefeedPlacement{
 		Node: node, NodeEpoch: w.Leases[node].Epoch, Epoch: p.Epoch + 1, Phase: v1alpha1.PlacementPlacing, From: w.origin(p),
 	}
-}
-
-// least is the node with the lowest load, the first by name among equals.
-func least(loads map[string]int) string {
-	best := ""
-	for name, load := range loads {
-		if best == "" || load < loads[best] || load == loads[best] && name < best {
-			best = name
-		}
-	}
-	return best
 }
 
 // origin is what must have stopped before the successor of a placement begins: the placement itself, or, if it never began
@@ -220,7 +210,7 @@ func (w World) MayBegin(p v1alpha1.ChangefeedPlacement) bool { return p.From == 
 
 // balance moves a maintainer from the most to the least loaded node, if that makes it more even.
 func (w World) balance(feeds []*v1alpha1.Changefeed, loads map[string]int) []*v1alpha1.Changefeed {
-	low := least(loads)
+	low := maintainer.LeastLoaded(loads)
 	moving := 0
 	for _, cf := range feeds {
 		if cf.Wanted() && cf.Status.State != v1alpha1.ChangefeedFailed && cf.Placement().Phase != v1alpha1.PlacementRunning {

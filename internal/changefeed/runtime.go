@@ -21,6 +21,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -30,8 +31,6 @@ import (
 const (
 	// reportEvery is how often a node asks the others how the changefeeds are that it maintains.
 	reportEvery = 200 * time.Millisecond
-	// callLimit bounds one request to another node.
-	callLimit = 10 * time.Second
 	// writeLimit bounds one write of an object.
 	writeLimit = 5 * time.Second
 	// closeLimit bounds how long a changefeed may take to stop on this node.
@@ -73,7 +72,7 @@ type Host struct {
 	epoch    int64                     // of the node, 0 while it has none
 	holding  func() bool               // whether the epoch stands, nil while there is none
 	unwanted map[dispatch.FeedKey]bool // paused or deleted
-	running  map[dispatch.FeedKey]*maintainer
+	running  map[dispatch.FeedKey]*hosted
 
 	writes chan struct{} // one place for each write that may be under way
 }
@@ -83,7 +82,7 @@ const writesAtOnce = 4
 
 // NewHost makes the host of a node.
 func NewHost(o Options) *Host {
-	h := &Host{unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*maintainer{}, writes: make(chan struct{}, writesAtOnce)}
+	h := &Host{unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*hosted{}, writes: make(chan struct{}, writesAtOnce)}
 	o.Opener.May = h.leased
 	h.opts = o
 	h.engine = dispatch.New(dispatch.Options{
@@ -219,8 +218,8 @@ func (m maintainers) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]report{}, told: map[dispatch.FeedKey]bool{},
-		world: world{nodes: map[string]*v1alpha1.Node{}, leases: map[string]lease.Record{}, drained: time.Now()}} // one may just have ended
+	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]maintainer.Report{}, told: map[dispatch.FeedKey]bool{},
+		world: maintainer.View{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, DrainSeen: time.Now()}} // one may just have ended
 	defer r.wait()
 	if err := r.watch(ctx); err != nil {
 		return err
@@ -229,20 +228,6 @@ func (m maintainers) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil
 }
-
-// world is what a node watches for its maintainers.
-type world struct {
-	nodes  map[string]*v1alpha1.Node
-	leases map[string]lease.Record
-	slot   *v1alpha1.ActiveDrain
-	// drained is when a drain was last seen.
-	drained time.Time
-	// balanceAfter is how long ago that must be for tables to be balanced.
-	balanceAfter time.Duration
-}
-
-// plan is the world as the planners see it.
-func (w world) plan() World { return World{Nodes: w.nodes, Leases: w.leases, Slot: w.slot} }
 
 // run is the maintainers' side in one epoch.
 type run struct {
@@ -253,17 +238,24 @@ type run struct {
 	ended bool // nothing more begins; of the host's lock
 
 	mu      sync.Mutex
-	world   world
+	world   maintainer.View
 	changed chan struct{} // closed and replaced when the world changes
-	reports map[string]map[dispatch.FeedKey]report
+	reports map[string]map[dispatch.FeedKey]maintainer.Report
 	round   uint64                    // of reports, grows with every request
 	told    map[dispatch.FeedKey]bool // of which something new was reported
 }
 
-// report is what a node last said of a changefeed, and in which round it was asked.
-type report struct {
-	round uint64
-	*wire.FeedReport
+// hosted is a maintainer, and the epoch in which it was made.
+type hosted struct {
+	*maintainer.Maintainer
+	run *run
+}
+
+// maintainerOptions are what every maintainer of the epoch is made with.
+func (r *run) maintainerOptions() maintainer.Options {
+	return maintainer.Options{
+		Epoch: r.e, Gate: r.opts.Gate, Opener: r.opts.Opener, Cluster: r, Nodes: r.peers, Reports: r, Status: r, Paused: r.opts.Metrics.paused, Log: r.opts.Log,
+	}
 }
 
 func (r *run) wait() {
@@ -272,7 +264,7 @@ func (r *run) wait() {
 	list := slices.Collect(maps.Values(r.running))
 	r.Host.mu.Unlock()
 	for _, m := range list {
-		m.stop()
+		m.Stop()
 	}
 	r.live.Wait()
 }
@@ -312,7 +304,7 @@ func (r *run) closeForgotten(ctx context.Context) error {
 	}
 	known := map[dispatch.FeedKey]bool{}
 	for i := range list.Items {
-		known[keyOf(&list.Items[i])] = true
+		known[maintainer.KeyOf(&list.Items[i])] = true
 	}
 	for _, key := range r.engine.Keys() {
 		if !known[key] {
@@ -322,16 +314,12 @@ func (r *run) closeForgotten(ctx context.Context) error {
 	return nil
 }
 
-func keyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
-	return dispatch.FeedKey{Namespace: cf.Namespace, Name: cf.Name, UID: string(cf.UID)}
-}
-
 func (r *run) seeNode(n *v1alpha1.Node) {
-	r.change(func(w *world) { w.nodes = maps.Clone(w.nodes); w.nodes[n.Name] = n })
+	r.change(func(w *maintainer.View) { w.Nodes = maps.Clone(w.Nodes); w.Nodes[n.Name] = n })
 }
 
 func (r *run) forgetNode(n *v1alpha1.Node) {
-	r.change(func(w *world) { w.nodes = maps.Clone(w.nodes); delete(w.nodes, n.Name) })
+	r.change(func(w *maintainer.View) { w.Nodes = maps.Clone(w.Nodes); delete(w.Nodes, n.Name) })
 }
 
 func (r *run) seeLease(l *coordinationv1.Lease) {
@@ -340,31 +328,31 @@ func (r *run) seeLease(l *coordinationv1.Lease) {
 		return // not a node's
 	}
 	r.mu.Lock()
-	old := r.world.leases[rec.Node]
+	old := r.world.Leases[rec.Node]
 	r.mu.Unlock()
 	old.Version = rec.Version
 	if old == rec {
 		return
 	}
-	r.change(func(w *world) { w.leases = maps.Clone(w.leases); w.leases[rec.Node] = rec })
+	r.change(func(w *maintainer.View) { w.Leases = maps.Clone(w.Leases); w.Leases[rec.Node] = rec })
 }
 
 func (r *run) forgetLease(l *coordinationv1.Lease) {
 	if name, ok := lease.NodeOf(l.Name); ok {
-		r.change(func(w *world) { w.leases = maps.Clone(w.leases); delete(w.leases, name) })
+		r.change(func(w *maintainer.View) { w.Leases = maps.Clone(w.Leases); delete(w.Leases, name) })
 	}
 }
 
 func (r *run) seeSettings(s *v1alpha1.Settings) {
-	r.change(func(w *world) {
-		if w.slot != nil || s.Status.ActiveDrain != nil {
-			w.drained = time.Now()
+	r.change(func(w *maintainer.View) {
+		if w.Slot != nil || s.Status.ActiveDrain != nil {
+			w.DrainSeen = time.Now()
 		}
-		w.slot, w.balanceAfter = s.Status.ActiveDrain, BalanceAfter(s)
+		w.Slot, w.BalanceAfter = s.Status.ActiveDrain, BalanceAfter(s)
 	})
 }
 
-func (r *run) change(change func(*world)) {
+func (r *run) change(change func(*maintainer.View)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.world)
@@ -372,15 +360,18 @@ func (r *run) change(change func(*world)) {
 	r.changed = make(chan struct{})
 }
 
-func (r *run) view() (world, <-chan struct{}) {
+// View implements maintainer.Cluster.
+func (r *run) View() (maintainer.View, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.world, r.changed
+	v := r.world
+	v.Rules = World{Nodes: v.Nodes, Leases: v.Leases, Slot: v.Slot}
+	return v, r.changed
 }
 
 // see does what an object asks of this node: run its maintainer, stop it, or stop everything of it.
 func (r *run) see(cf *v1alpha1.Changefeed) {
-	key := keyOf(cf)
+	key := maintainer.KeyOf(cf)
 	wanted := cf.Wanted() && cf.Status.State != v1alpha1.ChangefeedFailed
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
@@ -396,7 +387,7 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 	p := cf.Placement()
 	m := r.running[key]
 	if m != nil && m.run == r {
-		m.see(cf)
+		m.See(cf)
 		return
 	}
 	mine := p.Node == r.opts.Node && p.NodeEpoch == r.e.Number
@@ -404,10 +395,10 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 	if !mine && !from || r.ctx.Err() != nil {
 		return
 	}
-	m = newMaintainer(r, cf)
+	m = &hosted{Maintainer: maintainer.New(r.maintainerOptions(), cf), run: r}
 	r.running[key] = m
 	r.live.Go(func() {
-		m.live(r.ctx)
+		m.Run(r.ctx)
 		r.Host.mu.Lock()
 		defer r.Host.mu.Unlock()
 		if r.running[key] == m {
@@ -417,14 +408,14 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 }
 
 func (r *run) gone(cf *v1alpha1.Changefeed) {
-	key := keyOf(cf)
+	key := maintainer.KeyOf(cf)
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
 	if r.ended {
 		return
 	}
 	if m := r.running[key]; m != nil && m.run == r {
-		m.stop()
+		m.Stop()
 	}
 	r.unwanted[key] = true
 	r.closeLater(key, func() {
@@ -434,8 +425,8 @@ func (r *run) gone(cf *v1alpha1.Changefeed) {
 	})
 }
 
-// feeds is how many changefeeds are maintained here.
-func (r *run) feeds() int {
+// Maintained implements maintainer.Status.
+func (r *run) Maintained() int {
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
 	return len(r.running)
@@ -451,20 +442,20 @@ func (r *run) poll(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		w, _ := r.view()
+		w, _ := r.View()
 		var feeds []*wire.Feed
 		r.Host.mu.Lock()
 		for key, m := range r.running {
-			feeds = append(feeds, &wire.Feed{Namespace: key.Namespace, Name: key.Name, Uid: key.UID, Epoch: m.placement()})
+			feeds = append(feeds, wire.NewFeed(key, m.Placement()))
 		}
 		r.Host.mu.Unlock()
 		if len(feeds) == 0 {
 			continue
 		}
 		var asked sync.WaitGroup
-		for name, rec := range w.leases {
+		for name, rec := range w.Leases {
 			if rec.Held() {
-				asked.Go(func() { r.ask(ctx, w, name, feeds) })
+				asked.Go(func() { r.Request(ctx, w, name, feeds) })
 			}
 		}
 		asked.Wait()
@@ -482,20 +473,40 @@ func (r *run) wakeTold() {
 	defer r.Host.mu.Unlock()
 	for key := range told {
 		if m := r.running[key]; m != nil {
-			m.poke()
+			m.Wake()
 		}
 	}
 }
 
-// ask asks one node.
-func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed) {
+// Of implements maintainer.Reports.
+func (r *run) Of(key dispatch.FeedKey) map[string]maintainer.Report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := map[string]maintainer.Report{}
+	for name, byFeed := range r.reports {
+		if report, ok := byFeed[key]; ok {
+			of[name] = report
+		}
+	}
+	return of
+}
+
+// Round implements maintainer.Reports.
+func (r *run) Round() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round
+}
+
+// Request implements maintainer.Reports.
+func (r *run) Request(ctx context.Context, w maintainer.View, name string, feeds []*wire.Feed) {
 	r.mu.Lock()
 	r.round++
 	round := r.round
 	r.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, 5*reportEvery)
 	defer cancel()
-	reply, err := r.peers.report(ctx, w.nodes[name], &wire.ReportRequest{Caller: r.caller(), Feeds: feeds})
+	reply, err := r.peers.report(ctx, w.Nodes[name], &wire.ReportRequest{Caller: r.caller(), Feeds: feeds})
 	if err != nil {
 		return // what it said last stands until it speaks again or is gone
 	}
@@ -503,15 +514,15 @@ func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed)
 	defer r.mu.Unlock()
 	byFeed := maps.Clone(r.reports[name])
 	if byFeed == nil {
-		byFeed = map[dispatch.FeedKey]report{}
+		byFeed = map[dispatch.FeedKey]maintainer.Report{}
 	}
 	for _, f := range reply.Feeds {
-		key := feedKey(f.Feed)
-		if byFeed[key].round < round { // answers may overtake each other
+		key := f.Feed.Key()
+		if byFeed[key].Round < round { // answers may overtake each other
 			if !proto.Equal(byFeed[key].FeedReport, f) {
 				r.told[key] = true
 			}
-			byFeed[key] = report{round, f}
+			byFeed[key] = maintainer.Report{Round: round, FeedReport: f}
 		}
 	}
 	r.reports[name] = byFeed
@@ -521,9 +532,8 @@ func (r *run) caller() *wire.Caller {
 	return &wire.Caller{Node: r.opts.Node, NodeEpoch: r.e.Number}
 }
 
-// update changes an object's status by compare-and-swap until it is as it should be, or change says that there is nothing
-// to do.
-func (r *run) update(ctx context.Context, key dispatch.FeedKey, change func(*v1alpha1.Changefeed) bool) error {
+// Update implements maintainer.Status.
+func (r *run) Update(ctx context.Context, key dispatch.FeedKey, change func(*v1alpha1.Changefeed) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
 	select {
@@ -562,7 +572,7 @@ func (r *run) lastSeen(key dispatch.FeedKey) (*v1alpha1.Changefeed, bool) {
 	if m == nil {
 		return nil, false
 	}
-	return m.latest().DeepCopy(), true
+	return m.Latest().DeepCopy(), true
 }
 
 // peers reaches other nodes.
@@ -606,7 +616,8 @@ func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
 	return wire.NewNodeClient(conn), nil
 }
 
-func (p *peers) bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+// Bootstrap implements maintainer.Nodes.
+func (p *peers) Bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
 	if n != nil && n.Name == p.self {
 		return p.local.Bootstrap(ctx, req)
 	}
@@ -617,7 +628,8 @@ func (p *peers) bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.Boots
 	return c.Bootstrap(ctx, req)
 }
 
-func (p *peers) order(ctx context.Context, n *v1alpha1.Node, req *wire.OrderRequest) (*wire.OrderReply, error) {
+// Order implements maintainer.Nodes.
+func (p *peers) Order(ctx context.Context, n *v1alpha1.Node, req *wire.OrderRequest) (*wire.OrderReply, error) {
 	if n != nil && n.Name == p.self {
 		return p.local.Order(ctx, req)
 	}

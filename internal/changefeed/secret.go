@@ -10,23 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 )
 
 // secretTimeout bounds how long a Secret is waited for.
 const secretTimeout = 5 * time.Second
-
-// secretRef is a reference as nodes pass it on.
-func secretRef(r *v1alpha1.PasswordSecretRef) dispatch.SecretRef {
-	if r == nil {
-		return dispatch.SecretRef{}
-	}
-	if r.Key == "" {
-		return dispatch.SecretRef{Name: r.Name, Key: v1alpha1.DefaultPasswordKey}
-	}
-	return dispatch.SecretRef{Name: r.Name, Key: r.Key}
-}
 
 // SecretsOf reads Secrets with a client that does not keep them.
 func SecretsOf(c client.Reader) func(ctx context.Context, namespace, name string) (map[string][]byte, error) {

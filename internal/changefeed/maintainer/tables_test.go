@@ -1,4 +1,4 @@
-package changefeed_test
+package maintainer_test
 
 import (
 	"fmt"
@@ -8,15 +8,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/ebb-dev/ebb/internal/changefeed"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-type tchange func(*changefeed.TableWorld)
+type tchange func(*maintainer.TableWorld)
 
 // tableWorld has a maintainer on n1 and nodes n1, n2 and n3 that may get tables.
-func tableWorld(tables []changefeed.TableState, changes ...tchange) changefeed.TableWorld {
-	w := changefeed.TableWorld{
+func tableWorld(tables []maintainer.TableState, changes ...tchange) maintainer.TableWorld {
+	w := maintainer.TableWorld{
 		Tables: tables, Schedulable: []string{"n1", "n2", "n3"}, Gone: func(string) bool { return false }, Self: "n1", Moves: 100, Settled: true,
 	}
 	for _, c := range changes {
@@ -27,23 +27,23 @@ func tableWorld(tables []changefeed.TableState, changes ...tchange) changefeed.T
 
 func table(name string) stream.Table { return stream.Table{Schema: "s", Name: name} }
 
-func absent(name string) changefeed.TableState {
-	return changefeed.TableState{Table: table(name), Phase: changefeed.TableAbsent}
+func absent(name string) maintainer.TableState {
+	return maintainer.TableState{Table: table(name), Phase: maintainer.TableAbsent}
 }
 
-func flows(name, node string) changefeed.TableState {
-	return changefeed.TableState{Table: table(name), Phase: changefeed.TableRunning, Node: node}
+func flows(name, node string) maintainer.TableState {
+	return maintainer.TableState{Table: table(name), Phase: maintainer.TableRunning, Node: node}
 }
 
-func busy(name, node string) changefeed.TableState {
-	return changefeed.TableState{Table: table(name), Phase: changefeed.TableBusy, Node: node}
+func busy(name, node string) maintainer.TableState {
+	return maintainer.TableState{Table: table(name), Phase: maintainer.TableBusy, Node: node}
 }
 
-func tables(list ...changefeed.TableState) []changefeed.TableState { return list }
+func tables(list ...maintainer.TableState) []maintainer.TableState { return list }
 
 // several are tables t00, t01… that flow on a node.
-func several(n int, node string) []changefeed.TableState {
-	var list []changefeed.TableState
+func several(n int, node string) []maintainer.TableState {
+	var list []maintainer.TableState
 	for i := range n {
 		list = append(list, flows(fmt.Sprintf("%s-%03d", node, i), node))
 	}
@@ -51,32 +51,32 @@ func several(n int, node string) []changefeed.TableState {
 }
 
 func without(names ...string) tchange {
-	return func(w *changefeed.TableWorld) {
+	return func(w *maintainer.TableWorld) {
 		w.Schedulable = slices.DeleteFunc(w.Schedulable, func(name string) bool { return slices.Contains(names, name) })
 	}
 }
 
 func gone(names ...string) tchange {
-	return func(w *changefeed.TableWorld) {
+	return func(w *maintainer.TableWorld) {
 		without(names...)(w)
 		w.Gone = func(name string) bool { return slices.Contains(names, name) }
 	}
 }
 
 func drains(name string) tchange {
-	return func(w *changefeed.TableWorld) {
+	return func(w *maintainer.TableWorld) {
 		without(name)(w)
 		w.Draining = name
 	}
 }
 
-func atOnce(n int) tchange { return func(w *changefeed.TableWorld) { w.Moves = n } }
+func atOnce(n int) tchange { return func(w *maintainer.TableWorld) { w.Moves = n } }
 
-func self(name string) tchange { return func(w *changefeed.TableWorld) { w.Self = name } }
+func self(name string) tchange { return func(w *maintainer.TableWorld) { w.Self = name } }
 
-func restless(w *changefeed.TableWorld) { w.Settled = false }
+func restless(w *maintainer.TableWorld) { w.Settled = false }
 
-func tellMoves(moves []changefeed.TableMove) []string {
+func tellMoves(moves []maintainer.TableMove) []string {
 	var list []string
 	for _, m := range moves {
 		list = append(list, fmt.Sprintf("%s: %s>%s", m.Table.Name, m.From, m.To))
@@ -87,7 +87,7 @@ func tellMoves(moves []changefeed.TableMove) []string {
 func TestWhereTablesArePlaced(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		w    changefeed.TableWorld
+		w    maintainer.TableWorld
 		want []string
 	}{
 		{"absent ones are spread, counting as they are assigned", tableWorld(tables(absent("a"), absent("b"), absent("c"), absent("d"))), []string{"a: >n1", "b: >n2", "c: >n3", "d: >n1"}},
@@ -124,7 +124,7 @@ func TestWhereTablesArePlaced(t *testing.T) {
 		{"no balance onto a node that may get none", tableWorld(several(4, "n1"), without("n2", "n3")), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, tellMoves(changefeed.PlaceTables(c.w))); diff != "" {
+			if diff := cmp.Diff(c.want, tellMoves(maintainer.PlaceTables(c.w))); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
@@ -133,12 +133,12 @@ func TestWhereTablesArePlaced(t *testing.T) {
 
 func TestBalancingTablesMovesFewAtATimeAndEnds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var list []changefeed.TableState
+		var list []maintainer.TableState
 		for _, name := range []string{"n1", "n2", "n3"} {
 			list = append(list, several(rapid.IntRange(0, 120).Draw(t, name), name)...)
 		}
 		for range 100 {
-			moves := changefeed.PlaceTables(tableWorld(list))
+			moves := maintainer.PlaceTables(tableWorld(list))
 			if len(moves) == 0 {
 				load := map[string]int{}
 				for _, s := range list {
@@ -154,7 +154,7 @@ func TestBalancingTablesMovesFewAtATimeAndEnds(t *testing.T) {
 				t.Fatalf("%d moves at once", len(moves))
 			}
 			for _, m := range moves {
-				i := slices.IndexFunc(list, func(s changefeed.TableState) bool { return s.Table == m.Table })
+				i := slices.IndexFunc(list, func(s maintainer.TableState) bool { return s.Table == m.Table })
 				if list[i].Node != m.From {
 					t.Fatalf("%v is on %s, or moved twice", m, list[i].Node)
 				}
@@ -168,7 +168,7 @@ func TestBalancingTablesMovesFewAtATimeAndEnds(t *testing.T) {
 func TestEveryPlanOfTablesKeepsTheRules(t *testing.T) {
 	names := []string{"n1", "n2", "n3", "n4"}
 	rapid.Check(t, func(t *rapid.T) {
-		w := changefeed.TableWorld{
+		w := maintainer.TableWorld{
 			Self: rapid.SampledFrom(names).Draw(t, "self"), Moves: rapid.IntRange(0, 10).Draw(t, "at once"), Settled: rapid.Bool().Draw(t, "settled"),
 		}
 		over := map[string]bool{}
@@ -186,20 +186,20 @@ func TestEveryPlanOfTablesKeepsTheRules(t *testing.T) {
 			w.Draining = rapid.SampledFrom(names).Draw(t, "slot")
 			without(w.Draining)(&w)
 		}
-		was, busyOnes := map[stream.Table]changefeed.TableState{}, 0
+		was, busyOnes := map[stream.Table]maintainer.TableState{}, 0
 		for i := range rapid.IntRange(0, 30).Draw(t, "tables") {
-			s := changefeed.TableState{Table: table(fmt.Sprintf("t%02d", i)), Phase: changefeed.TablePhase(rapid.IntRange(0, 2).Draw(t, "phase"))}
-			if s.Phase != changefeed.TableAbsent {
+			s := maintainer.TableState{Table: table(fmt.Sprintf("t%02d", i)), Phase: maintainer.TablePhase(rapid.IntRange(0, 2).Draw(t, "phase"))}
+			if s.Phase != maintainer.TableAbsent {
 				s.Node = rapid.SampledFrom(names).Draw(t, "on")
 			}
-			if s.Phase == changefeed.TableBusy {
+			if s.Phase == maintainer.TableBusy {
 				busyOnes++
 			}
 			was[s.Table] = s
 			w.Tables = append(w.Tables, s)
 		}
 		before := slices.Clone(w.Tables)
-		moves := changefeed.PlaceTables(w)
+		moves := maintainer.PlaceTables(w)
 		if diff := cmp.Diff(before, w.Tables); diff != "" {
 			t.Fatalf("the plan changed what it was given:\n%s", diff)
 		}
@@ -214,11 +214,11 @@ func TestEveryPlanOfTablesKeepsTheRules(t *testing.T) {
 				t.Fatalf("%v is ordered twice", m)
 			case !slices.Contains(w.Schedulable, m.To):
 				t.Fatalf("%v goes where nothing may", m)
-			case s.Phase == changefeed.TableBusy:
+			case s.Phase == maintainer.TableBusy:
 				t.Fatalf("%v is on its way", m)
-			case m.From != "" && (s.Phase != changefeed.TableRunning || s.Node != m.From || over[m.From] || m.From == m.To):
+			case m.From != "" && (s.Phase != maintainer.TableRunning || s.Node != m.From || over[m.From] || m.From == m.To):
 				t.Fatalf("%v is not there: %v", m, s)
-			case m.From == "" && s.Phase == changefeed.TableRunning && !over[s.Node]:
+			case m.From == "" && s.Phase == maintainer.TableRunning && !over[s.Node]:
 				t.Fatalf("%v runs and is placed again: %v", m, s)
 			case m.From != "" && w.Draining != "" && (m.From != w.Draining || w.Self == w.Draining):
 				t.Fatalf("%v moves during a drain of %s by %s", m, w.Draining, w.Self)

@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"cmp"
@@ -73,7 +73,7 @@ func PlaceTables(w TableWorld) []TableMove {
 	room := w.Moves - busy
 	var moves []TableMove
 	order := func(t TableState, from string) bool {
-		to := least(loads)
+		to := LeastLoaded(loads)
 		if to == "" || room <= 0 {
 			return false
 		}
@@ -104,6 +104,17 @@ func PlaceTables(w TableWorld) []TableMove {
 	return moves
 }
 
+// LeastLoaded is the node with the lowest load, the first by name among equals; empty if there is none.
+func LeastLoaded(loads map[string]int) string {
+	best := ""
+	for name, load := range loads {
+		if best == "" || load < loads[best] || load == loads[best] && name < best {
+			best = name
+		}
+	}
+	return best
+}
+
 // inOrder sorts tables by name, unless there is no room for any.
 func inOrder(tables []TableState, room int) []TableState {
 	if room <= 0 {
@@ -121,7 +132,7 @@ func compareTables(a, b stream.Table) int {
 func balanceOf(tables []TableState, loads map[string]int) []TableMove {
 	var moves []TableMove
 	for range balanceTables {
-		low, high := least(loads), ""
+		low, high := LeastLoaded(loads), ""
 		for name, load := range loads {
 			if high == "" || load > loads[high] || load == loads[high] && name < high {
 				high = name

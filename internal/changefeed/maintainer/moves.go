@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"context"
@@ -22,14 +22,13 @@ const (
 )
 
 // place gives out the orders of one plan.
-func (m *maintainer) place(ctx context.Context, w world) {
-	plan := w.plan()
+func (m *Maintainer) place(ctx context.Context, w View) {
 	tw := TableWorld{
-		Schedulable: m.known(plan.Schedulable()), Gone: func(name string) bool { return !w.leases[name].Held() },
-		Self: m.run.opts.Node, Settled: time.Since(w.drained) > w.balanceAfter,
+		Schedulable: m.known(w.Schedulable()), Gone: func(name string) bool { return !w.Leases[name].Held() },
+		Self: m.opts.Epoch.Node, Settled: time.Since(w.DrainSeen) > w.BalanceAfter,
 	}
-	if w.slot != nil {
-		tw.Draining = w.slot.Node
+	if w.Slot != nil {
+		tw.Draining = w.Slot.Node
 	}
 	now := time.Now()
 	m.mu.Lock()
@@ -75,22 +74,22 @@ func (m *maintainer) place(ctx context.Context, w world) {
 }
 
 // known are the nodes among some that the maintainer has met: others would get orders of a maintainer they do not know.
-func (m *maintainer) known(names []string) []string {
+func (m *Maintainer) known(names []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.DeleteFunc(names, func(name string) bool { return m.met[name] == 0 })
 }
 
 // move brings a batch of tables to a node: it reads ahead there, stops here, and goes on there at the exact position.
-func (m *maintainer) move(ctx context.Context, w world, from, to string, names []stream.Table) {
-	defer m.poke()
+func (m *Maintainer) move(ctx context.Context, w View, from, to string, names []stream.Table) {
+	defer m.Wake()
 	began := time.Now()
 	orders := m.orders(names)
 	if from != "" {
 		if failed := m.send(ctx, w, to, wire.Do_DO_PREPARE, orders, nil); failed > 0 {
 			m.back(names, from)
 			m.abandon(ctx, w, to, orders)
-			m.run.sleep(ctx, again)
+			sleep(ctx, again)
 			return
 		}
 		if !m.halt(ctx, w, from, names, orders) {
@@ -98,13 +97,13 @@ func (m *maintainer) move(ctx context.Context, w world, from, to string, names [
 		}
 	}
 	m.send(ctx, w, to, wire.Do_DO_START, orders, func(name stream.Table, o *wire.TableOrder) {
-		round := m.run.nextRound()
+		round := m.opts.Reports.Round()
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		t := m.tables[name]
-		t.phase, t.node, t.epoch, t.since = TableRunning, to, fromEpoch(o.Epoch), round
+		t.phase, t.node, t.epoch, t.since = TableRunning, to, wire.ParseEpoch(o.Epoch), round
 		if !t.halted.IsZero() {
-			m.run.opts.Metrics.paused(time.Since(t.halted))
+			m.opts.Paused(time.Since(t.halted))
 			t.halted = time.Time{}
 		}
 	})
@@ -120,38 +119,31 @@ func (m *maintainer) move(ctx context.Context, w world, from, to string, names [
 	}
 }
 
-// nextRound is a round of reports that begins after now.
-func (r *run) nextRound() uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.round
-}
-
 // orders names new dispatchers for tables, each with an epoch of its own.
-func (m *maintainer) orders(names []stream.Table) map[stream.Table]*wire.TableOrder {
+func (m *Maintainer) orders(names []stream.Table) map[stream.Table]*wire.TableOrder {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	orders := map[stream.Table]*wire.TableOrder{}
 	for _, name := range names {
 		m.counter++
 		orders[name] = &wire.TableOrder{
-			Table: onWire(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(m.tables[name].floor),
+			Table: wire.TableName(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(m.tables[name].floor),
 		}
 	}
 	return orders
 }
 
 // send gives a node an order about tables and calls done for each that was carried out. It says how many were not.
-func (m *maintainer) send(ctx context.Context, w world, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
+func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	reply, err := m.run.peers.order(ctx, w.nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
+	reply, err := m.opts.Nodes.Order(ctx, w.Nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
 	if err != nil {
 		m.setProblem(fmt.Sprintf("node %s: %v", to, err))
 		return len(orders)
 	}
 	for _, result := range reply.Results {
-		name, _ := fromWire(result.Table)
+		name, _ := wire.ParseTable(result.Table)
 		switch o := orders[name]; {
 		case o == nil:
 		case result.Error != "":
@@ -165,7 +157,7 @@ func (m *maintainer) send(ctx context.Context, w world, to string, do wire.Do, o
 }
 
 // back puts tables that were not moved to where they run.
-func (m *maintainer) back(names []stream.Table, from string) {
+func (m *Maintainer) back(names []stream.Table, from string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
@@ -174,18 +166,18 @@ func (m *maintainer) back(names []stream.Table, from string) {
 }
 
 // abandon lets go of dispatchers that were prepared in vain.
-func (m *maintainer) abandon(ctx context.Context, w world, to string, orders map[stream.Table]*wire.TableOrder) {
+func (m *Maintainer) abandon(ctx context.Context, w View, to string, orders map[stream.Table]*wire.TableOrder) {
 	m.send(ctx, w, to, wire.Do_DO_STOP, orders, nil)
 }
 
 // halt stops tables on a node until each has said where it stopped, or the node is gone. It returns false if the maintainer
 // ended first.
-func (m *maintainer) halt(ctx context.Context, w world, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
+func (m *Maintainer) halt(ctx context.Context, w View, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
 	left := map[stream.Table]*wire.TableOrder{}
 	m.mu.Lock()
 	for _, name := range names {
 		m.tables[name].halted = time.Now()
-		left[name] = &wire.TableOrder{Table: onWire(name), Epoch: toEpoch(m.tables[name].epoch)}
+		left[name] = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(m.tables[name].epoch)}
 	}
 	m.mu.Unlock()
 	for len(left) > 0 {
@@ -193,19 +185,19 @@ func (m *maintainer) halt(ctx context.Context, w world, from string, names []str
 			return false
 		}
 		call, cancel := context.WithTimeout(ctx, callLimit)
-		reply, err := m.run.peers.order(call, w.nodes[from], m.order(wire.Do_DO_STOP, slices.Collect(maps.Values(left))))
+		reply, err := m.opts.Nodes.Order(call, w.Nodes[from], m.order(wire.Do_DO_STOP, slices.Collect(maps.Values(left))))
 		cancel()
 		if err != nil {
 			m.setProblem(fmt.Sprintf("node %s: %v", from, err))
-			w, _ = m.run.view()
-			if !w.leases[from].Held() {
+			w, _ = m.opts.Cluster.View()
+			if !w.Leases[from].Held() {
 				return true // what it had got to, the sink knows
 			}
-			m.run.sleep(ctx, again)
+			sleep(ctx, again)
 			continue
 		}
 		for _, result := range reply.Results {
-			name, _ := fromWire(result.Table)
+			name, _ := wire.ParseTable(result.Table)
 			if result.Error != "" {
 				m.setProblem(fmt.Sprintf("node %s: %s", from, result.Error))
 				continue
@@ -219,7 +211,7 @@ func (m *maintainer) halt(ctx context.Context, w world, from string, names []str
 			delete(left, name)
 		}
 		if len(left) > 0 {
-			m.run.sleep(ctx, again)
+			sleep(ctx, again)
 		}
 	}
 	return true

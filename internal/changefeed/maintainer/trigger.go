@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 type static interface{ Static() bool }
 
 // setTrigger says whether definitions have to be watched for, and from where.
-func (m *maintainer) setTrigger(source stream.Source) {
+func (m *Maintainer) setTrigger(source stream.Source) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.trigger = nil
@@ -36,7 +36,7 @@ type knower interface {
 
 // findTables finds out which tables flow from the checkpoint on: those that the source has now, and those that it had and has
 // dropped or renamed since. One that it has made since is not at the sink; the definition that makes it adds it.
-func (m *maintainer) findTables(ctx context.Context, source stream.Source, filter Filter) error {
+func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filter stream.Filter) error {
 	names, head, err := source.Tables(ctx)
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func (m *maintainer) findTables(ctx context.Context, source stream.Source, filte
 	if err != nil {
 		return err
 	}
-	sink, err := m.run.opts.Opener.Sink(m.key, config)
+	sink, err := m.opts.Opener.Sink(m.key, config)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (m *maintainer) findTables(ctx context.Context, source stream.Source, filte
 }
 
 // resolve lets the tables flow that no definition has made: the sink lacks them, and says so. The caller holds the lock.
-func (m *maintainer) resolve(at stream.Position) {
+func (m *Maintainer) resolve(at stream.Position) {
 	if len(m.pending) == 0 || at < m.pendingUntil {
 		return
 	}
@@ -108,7 +108,7 @@ func makes(d *stream.DDL) []stream.Table {
 
 // watchDefinitions is the table trigger: it reads the source's log for definitions that make, drop or rename tables, and sees
 // to each when every table that it concerns stands before it. The checkpoint does not pass one that is not done.
-func (m *maintainer) watchDefinitions(ctx context.Context) {
+func (m *Maintainer) watchDefinitions(ctx context.Context) {
 	m.mu.Lock()
 	watch := m.trigger != nil
 	m.mu.Unlock()
@@ -119,26 +119,26 @@ func (m *maintainer) watchDefinitions(ctx context.Context) {
 		}
 		m.setProblem(fmt.Sprintf("definitions: %v", err))
 		m.log.Warn("definitions are not seen to", "error", err)
-		m.run.sleep(ctx, 4*again)
+		sleep(ctx, 4*again)
 	}
 }
 
-func (m *maintainer) readDefinitions(ctx context.Context) error {
+func (m *Maintainer) readDefinitions(ctx context.Context) error {
 	config, err := m.config(ctx)
 	if err != nil {
 		return err
 	}
-	source, err := m.run.opts.Opener.Source(config)
+	source, err := m.opts.Opener.Source(config)
 	if err != nil {
 		return err
 	}
 	defer source.Close()
-	sink, err := m.run.opts.Opener.Sink(m.key, config)
+	sink, err := m.opts.Opener.Sink(m.key, config)
 	if err != nil {
 		return err
 	}
 	defer sink.Close()
-	filter, err := ParseFilter(m.latest().Spec.Filter)
+	filter, err := stream.ParseFilter(m.Latest().Spec.Filter)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (m *maintainer) readDefinitions(ctx context.Context) error {
 }
 
 // concerns says whether a definition is about anything that flows. One that names no table is about a schema.
-func concerns(f Filter, d *stream.DDL) bool {
+func concerns(f stream.Filter, d *stream.DDL) bool {
 	if len(d.Tables) == 0 {
 		return f.Allows(stream.Table{Schema: d.Schema, Name: "*"}) || len(f) == 0
 	}
@@ -168,7 +168,7 @@ func concerns(f Filter, d *stream.DDL) bool {
 }
 
 // define waits for the tables that a definition concerns, executes it, and takes note of what tables there are then.
-func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *stream.Transaction) error {
+func (m *Maintainer) define(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
 	done, err := defined(ctx, sink, t.Position)
 	if err != nil {
 		return err
@@ -178,10 +178,10 @@ func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *
 			return err
 		}
 	}
-	if !m.run.e.Holding() {
+	if !m.opts.Epoch.Holding() {
 		return errors.New("the lease is in doubt")
 	}
-	if err := sink.Define(ctx, t.Position, t.DDL, stream.Epoch{Placement: m.placement()}); err != nil {
+	if err := sink.Define(ctx, t.Position, t.DDL, stream.Epoch{Placement: m.Placement()}); err != nil {
 		return err
 	}
 	m.log.Info("definition executed", "position", t.Position, "kind", t.DDL.Kind, "tables", t.DDL.Tables)
@@ -196,7 +196,7 @@ func (m *maintainer) define(ctx context.Context, sink stream.Sink, f Filter, t *
 	default:
 		return nil
 	}
-	defer m.poke() // the loop places what was made
+	defer m.Wake() // the loop places what was made
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range makes(t.DDL) {
@@ -224,7 +224,7 @@ func defined(ctx context.Context, sink stream.Sink, at stream.Position) (bool, e
 }
 
 // awaitBlocked returns when every dispatcher of the tables stands before the definition.
-func (m *maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
+func (m *Maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 	if d.Kind == stream.CreateTable || d.Kind == stream.OtherDDL {
 		return nil
 	}
@@ -236,12 +236,12 @@ func (m *maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 		if time.Since(began) > staleProblem {
 			m.setProblem(fmt.Sprintf("waiting for table %s to come to the definition at which it is dropped or renamed", waiting))
 		}
-		m.run.sleep(ctx, blockedEvery)
+		sleep(ctx, blockedEvery)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if w, _ := m.run.view(); w.leases[node].Held() { // all wait for this: the next round of reports is too far away
-			m.run.ask(ctx, w, node, []*wire.Feed{m.feed()})
+		if w, _ := m.opts.Cluster.View(); w.Leases[node].Held() { // all wait for this: the next round of reports is too far away
+			m.opts.Reports.Request(ctx, w, node, []*wire.Feed{m.feed()})
 		}
 	}
 }
@@ -250,21 +250,17 @@ func (m *maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 const blockedEvery = 10 * time.Millisecond
 
 // unblocked is a table among some that has not said yet that it stands before a definition, and its node; empty if all have.
-func (m *maintainer) unblocked(names []stream.Table) (table, node string) {
-	m.run.mu.Lock()
+func (m *Maintainer) unblocked(names []stream.Table) (table, node string) {
 	blocked := map[string]bool{}
-	for node, byFeed := range m.run.reports {
-		if r, ok := byFeed[m.key]; ok {
-			for _, text := range r.Blocked {
-				blocked[node+"\x00"+text] = true
-			}
+	for node, r := range m.opts.Reports.Of(m.key) {
+		for _, text := range r.Blocked {
+			blocked[node+"\x00"+text] = true
 		}
 	}
-	m.run.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
-		if t := m.tables[name]; t != nil && !(t.phase == TableRunning && blocked[t.node+"\x00"+onWire(name)]) {
+		if t := m.tables[name]; t != nil && !(t.phase == TableRunning && blocked[t.node+"\x00"+wire.TableName(name)]) {
 			return name.String(), t.node
 		}
 	}
@@ -272,7 +268,7 @@ func (m *maintainer) unblocked(names []stream.Table) (table, node string) {
 }
 
 // onItsWay says whether an order about a table is under way.
-func (m *maintainer) onItsWay(name stream.Table) bool {
+func (m *Maintainer) onItsWay(name stream.Table) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.tables[name]
@@ -280,20 +276,20 @@ func (m *maintainer) onItsWay(name stream.Table) bool {
 }
 
 // end lets go of tables that are no more.
-func (m *maintainer) end(ctx context.Context, names []stream.Table) error {
+func (m *Maintainer) end(ctx context.Context, names []stream.Table) error {
 	for _, name := range names {
 		for m.onItsWay(name) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			m.run.sleep(ctx, blockedEvery)
+			sleep(ctx, blockedEvery)
 		}
-		w, _ := m.run.view()
+		w, _ := m.opts.Cluster.View()
 		m.mu.Lock()
 		t := m.tables[name]
 		var order *wire.TableOrder
 		if t != nil {
-			order = &wire.TableOrder{Table: onWire(name), Epoch: toEpoch(t.epoch)}
+			order = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(t.epoch)}
 		}
 		m.mu.Unlock()
 		if t == nil {
@@ -301,9 +297,9 @@ func (m *maintainer) end(ctx context.Context, names []stream.Table) error {
 		}
 		if t.phase == TableRunning {
 			call, cancel := context.WithTimeout(ctx, callLimit)
-			_, err := m.run.peers.order(call, w.nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
+			_, err := m.opts.Nodes.Order(call, w.Nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
 			cancel()
-			if err != nil && w.leases[t.node].Held() {
+			if err != nil && w.Leases[t.node].Held() {
 				return err
 			}
 		}

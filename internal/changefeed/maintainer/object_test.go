@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"testing"
@@ -15,13 +15,13 @@ func TestAMaintainerNeverGoesBackToAnOlderObject(t *testing.T) {
 		cf.UID, cf.ResourceVersion = types.UID(uid), number
 		return cf
 	}
-	m := &maintainer{object: version("1", "9"), wake: make(chan struct{}, 1)}
+	m := &Maintainer{object: version("1", "9"), wake: make(chan struct{}, 1)}
 	for _, c := range []struct {
 		see  *v1alpha1.Changefeed
 		want string
 	}{{version("1", "10"), "10"}, {version("1", "9"), "10"}, {version("1", "10"), "10"}, {version("1", "100"), "100"}, {version("2", "5"), "5"}} {
-		if m.see(c.see); m.latest().ResourceVersion != c.want {
-			t.Errorf("after %s it has %s, want %s", c.see.ResourceVersion, m.latest().ResourceVersion, c.want)
+		if m.See(c.see); m.Latest().ResourceVersion != c.want {
+			t.Errorf("after %s it has %s, want %s", c.see.ResourceVersion, m.Latest().ResourceVersion, c.want)
 		}
 	}
 }

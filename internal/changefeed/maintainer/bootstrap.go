@@ -1,10 +1,8 @@
-package changefeed
+package maintainer
 
 import (
 	"context"
 	"fmt"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -20,12 +18,12 @@ import (
 )
 
 // begin finds out where to start, which tables there are, and what runs where.
-func (m *maintainer) begin(ctx context.Context) error {
+func (m *Maintainer) begin(ctx context.Context) error {
 	config, err := m.config(ctx)
 	if err != nil {
 		return err
 	}
-	source, err := m.run.opts.Opener.Source(config)
+	source, err := m.opts.Opener.Source(config)
 	if err != nil {
 		return err
 	}
@@ -34,7 +32,7 @@ func (m *maintainer) begin(ctx context.Context) error {
 		return err
 	}
 	m.warnUnfaithful(ctx, source)
-	filter, err := ParseFilter(m.latest().Spec.Filter)
+	filter, err := stream.ParseFilter(m.Latest().Spec.Filter)
 	if err != nil {
 		return fmt.Errorf("%w: %w", stream.ErrUnusable, err)
 	}
@@ -43,7 +41,7 @@ func (m *maintainer) begin(ctx context.Context) error {
 		return err
 	}
 	m.started = &start
-	m.checkpoint = max(start, stream.Position(m.latest().Status.Checkpoint))
+	m.checkpoint = max(start, stream.Position(m.Latest().Status.Checkpoint))
 	m.setTrigger(source)
 	if err := m.findTables(ctx, source, filter); err != nil {
 		return err
@@ -52,9 +50,9 @@ func (m *maintainer) begin(ctx context.Context) error {
 		return err
 	}
 	// All of it in one write, before anything flows.
-	w, _ := m.run.view()
-	return m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.see(cf)
+	w, _ := m.opts.Cluster.View()
+	return m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.See(cf)
 		if m.stands() != nil {
 			return false
 		}
@@ -73,7 +71,7 @@ type unfaithful interface {
 }
 
 // warnUnfaithful tells people of such tables.
-func (m *maintainer) warnUnfaithful(ctx context.Context, source stream.Source) {
+func (m *Maintainer) warnUnfaithful(ctx context.Context, source stream.Source) {
 	u, ok := source.(unfaithful)
 	if !ok {
 		return
@@ -84,9 +82,9 @@ func (m *maintainer) warnUnfaithful(ctx context.Context, source stream.Source) {
 	}
 	note := "The source's log does not tell all that happens to: " + strings.Join(list, "; ")
 	m.log.Warn(note)
-	record := events.Recorder{Client: m.run.e.Client, Controller: "changefeeds", Instance: m.run.opts.Node}
+	record := events.Recorder{Client: m.opts.Epoch.Client, Controller: "changefeeds", Instance: m.opts.Epoch.Node}
 	err = record.Emit(ctx, events.Event{
-		Regarding: m.latest(), Type: corev1.EventTypeWarning, Reason: "UnfaithfulTables", Action: "Begin", Note: note, Key: fmt.Sprint(len(list)),
+		Regarding: m.Latest(), Type: corev1.EventTypeWarning, Reason: "UnfaithfulTables", Action: "Begin", Note: note, Key: fmt.Sprint(len(list)),
 	})
 	if err != nil {
 		m.log.Warn("event not written", "error", err)
@@ -94,7 +92,7 @@ func (m *maintainer) warnUnfaithful(ctx context.Context, source stream.Source) {
 }
 
 // keepStart puts into a status where the changefeed began, once that is known.
-func (m *maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
+func (m *Maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
 	if m.started == nil || s.StartPosition != nil {
 		return false
 	}
@@ -105,39 +103,25 @@ func (m *maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
 
 // start is where the changefeed began, or begins now. It is persisted before anything flows, and when something else keeps it from
 // flowing.
-func (m *maintainer) start(ctx context.Context, source stream.Source) (stream.Position, error) {
-	cf := m.latest()
+func (m *Maintainer) start(ctx context.Context, source stream.Source) (stream.Position, error) {
+	cf := m.Latest()
 	if cf.Status.StartPosition != nil {
 		return stream.Position(*cf.Status.StartPosition), nil
 	}
 	if cf.Spec.StartPosition == "" {
 		return source.Head(ctx)
 	}
-	start, err := ParsePosition(cf.Spec.StartPosition)
+	start, err := stream.ParsePosition(cf.Spec.StartPosition)
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
 	}
 	return start, nil
 }
 
-var positionText = regexp.MustCompile(`^(\d{1,10}-\d{1,10}-)?\d+$`)
-
-// ParsePosition reads a position as people write it: a GTID domain-server-sequence, or the sequence number of one.
-func ParsePosition(text string) (stream.Position, error) {
-	if text == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseUint(text[strings.LastIndexByte(text, '-')+1:], 10, 63)
-	if err != nil || !positionText.MatchString(text) {
-		return 0, fmt.Errorf("start position %q is neither a GTID such as 0-1-100 nor the number of one", text)
-	}
-	return stream.Position(n), nil
-}
-
 // meetAll introduces the maintainer to every node that is alive, and waits for each to answer or to be gone.
-func (m *maintainer) meetAll(ctx context.Context) error {
+func (m *Maintainer) meetAll(ctx context.Context) error {
 	for {
-		w, changed := m.run.view()
+		w, changed := m.opts.Cluster.View()
 		missing := m.meet(ctx, w)
 		if missing == "" {
 			return m.stands()
@@ -155,9 +139,9 @@ func (m *maintainer) meetAll(ctx context.Context) error {
 
 // meet introduces the maintainer to the nodes that it has not met in their present epoch, all at once, and says which one
 // has not answered.
-func (m *maintainer) meet(ctx context.Context, w world) (missing string) {
+func (m *Maintainer) meet(ctx context.Context, w View) (missing string) {
 	var wg sync.WaitGroup
-	for name, rec := range w.leases {
+	for name, rec := range w.Leases {
 		m.mu.Lock()
 		met := m.met[name] == rec.Epoch
 		m.mu.Unlock()
@@ -177,11 +161,11 @@ func (m *maintainer) meet(ctx context.Context, w world) (missing string) {
 }
 
 // introduce asks a node what of the changefeed runs there.
-func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch int64) error {
+func (m *Maintainer) introduce(ctx context.Context, w View, name string, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	began := m.run.nextRound()
-	reply, err := m.run.peers.bootstrap(ctx, w.nodes[name], &wire.BootstrapRequest{Caller: m.run.caller(), Feed: m.feed()})
+	began := m.opts.Reports.Round()
+	reply, err := m.opts.Nodes.Bootstrap(ctx, w.Nodes[name], &wire.BootstrapRequest{Caller: m.caller(), Feed: m.feed()})
 	if err != nil {
 		return err
 	}
@@ -192,7 +176,7 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 	m.mu.Lock()
 	here := map[stream.Table]bool{}
 	for _, d := range reply.Dispatchers {
-		id, ok := fromWire(d.Table)
+		id, ok := wire.ParseTable(d.Table)
 		t := m.tables[id]
 		if t == nil && ok && m.trigger != nil && dispatch.State(d.State) == dispatch.Running {
 			// The source has dropped or renamed it since: its changes before that still count.
@@ -202,18 +186,18 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 		if t != nil && t.phase == TableBusy {
 			continue // an order about it is under way
 		}
-		if t != nil && t.phase == TableRunning && t.node == name && t.epoch == fromEpoch(d.Epoch) && dispatch.State(d.State) == dispatch.Prepared {
+		if t != nil && t.phase == TableRunning && t.node == name && t.epoch == wire.ParseEpoch(d.Epoch) && dispatch.State(d.State) == dispatch.Prepared {
 			here[id] = true // it was started while the node answered
 			continue
 		}
-		newer := t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(fromEpoch(d.Epoch)) > 0
+		newer := t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(wire.ParseEpoch(d.Epoch)) > 0
 		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
 			stray = append(stray, &wire.TableOrder{Table: d.Table, Epoch: d.Epoch})
 			continue
 		}
 		here[id] = true
 		t.halted = time.Time{} // if it was being moved: how long it stood still, nobody knows
-		t.phase, t.node, t.epoch, t.floor = TableRunning, name, fromEpoch(d.Epoch), max(t.floor, stream.Position(d.Checkpoint))
+		t.phase, t.node, t.epoch, t.floor = TableRunning, name, wire.ParseEpoch(d.Epoch), max(t.floor, stream.Position(d.Checkpoint))
 	}
 	for id, t := range m.tables {
 		if t.phase == TableRunning && t.node == name && !here[id] && (began == 0 || t.since < began) {
@@ -222,7 +206,7 @@ func (m *maintainer) introduce(ctx context.Context, w world, name string, epoch 
 	}
 	m.mu.Unlock()
 	if len(stray) > 0 { // prepared for a move that nobody goes on with, lost, or of a table that no longer flows
-		if _, err := m.run.peers.order(ctx, w.nodes[name], m.order(wire.Do_DO_STOP, stray)); err != nil {
+		if _, err := m.opts.Nodes.Order(ctx, w.Nodes[name], m.order(wire.Do_DO_STOP, stray)); err != nil {
 			return err
 		}
 	}

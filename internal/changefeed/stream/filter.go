@@ -1,11 +1,9 @@
-package changefeed
+package stream
 
 import (
 	"fmt"
 	"path"
 	"strings"
-
-	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
 // Filter decides which tables flow.
@@ -28,7 +26,7 @@ func ParseFilter(patterns []string) (Filter, error) {
 
 // Allows says whether a table flows: the last pattern that matches decides. If none does, it flows unless some pattern
 // names what should.
-func (f Filter) Allows(t stream.Table) bool {
+func (f Filter) Allows(t Table) bool {
 	allowed := true
 	for _, p := range f {
 		if !strings.HasPrefix(p, "!") {

@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
 
 const (
@@ -26,15 +27,8 @@ const (
 
 // advance computes the checkpoint: the lowest position among all tables. Tables that are on their way, or of which their
 // node has not told since they came to it, hold it where they are known to be.
-func (m *maintainer) advance() {
-	m.run.mu.Lock()
-	reports := map[string]report{}
-	for name, byFeed := range m.run.reports {
-		if r, ok := byFeed[m.key]; ok {
-			reports[name] = r
-		}
-	}
-	m.run.mu.Unlock()
+func (m *Maintainer) advance() {
+	reports := m.opts.Reports.Of(m.key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	expected := map[string]int64{}
@@ -47,7 +41,7 @@ func (m *maintainer) advance() {
 	lost := map[stream.Table]bool{}
 	for name, r := range reports {
 		for _, text := range r.Lost {
-			if t, ok := fromWire(text); ok && m.tables[t] != nil && m.tables[t].node == name {
+			if t, ok := wire.ParseTable(text); ok && m.tables[t] != nil && m.tables[t].node == name {
 				lost[t] = true
 			}
 		}
@@ -56,10 +50,10 @@ func (m *maintainer) advance() {
 		}
 	}
 	for name, t := range m.tables {
-		if lost[name] && t.phase == TableRunning && reports[t.node].round > t.since {
+		if lost[name] && t.phase == TableRunning && reports[t.node].Round > t.since {
 			t.phase = TableAbsent
 		}
-		if t.phase != TableRunning || reports[t.node].FeedReport == nil || reports[t.node].round <= t.since {
+		if t.phase != TableRunning || reports[t.node].FeedReport == nil || reports[t.node].Round <= t.since {
 			consider(t.floor, m.at, m.whereabouts(name, t))
 			continue
 		}
@@ -107,7 +101,7 @@ func (m *maintainer) advance() {
 }
 
 // whereabouts says in words where a table is that nobody tells of. The caller holds the lock.
-func (m *maintainer) whereabouts(name stream.Table, t *table) string {
+func (m *Maintainer) whereabouts(name stream.Table, t *table) string {
 	switch t.phase {
 	case TableBusy:
 		return fmt.Sprintf("table %s is on its way to node %s", name, t.to)
@@ -118,16 +112,16 @@ func (m *maintainer) whereabouts(name stream.Table, t *table) string {
 }
 
 // publish writes what has changed: where dispatchers are, that the drain is known, and now and then the checkpoint.
-func (m *maintainer) publish(ctx context.Context, w world) error {
-	next := m.latest().Status.DeepCopy()
+func (m *Maintainer) publish(ctx context.Context, w View) error {
+	next := m.Latest().Status.DeepCopy()
 	m.describe(next, w)
-	last := &m.latest().Status
-	every := max(checkpointEvery, time.Duration(m.run.feeds())*checkpointShare)
+	last := &m.Latest().Status
+	every := max(checkpointEvery, time.Duration(m.opts.Status.Maintained())*checkpointShare)
 	switch {
 	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error:
 		every = 0
 	case next.Tables != last.Tables || !slices.Equal(next.Nodes, last.Nodes):
-		if every = countsEvery; w.slot != nil {
+		if every = countsEvery; w.Slot != nil {
 			every = drainCountsEvery
 		}
 	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
@@ -136,8 +130,8 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 	if time.Since(m.written) < every || time.Since(m.unwritten) < again {
 		return nil
 	}
-	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.see(cf)
+	err := m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.See(cf)
 		if m.stands() != nil {
 			return false
 		}
@@ -153,13 +147,13 @@ func (m *maintainer) publish(ctx context.Context, w world) error {
 }
 
 // describe puts into a status what the maintainer knows.
-func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
+func (m *Maintainer) describe(s *v1alpha1.ChangefeedStatus, w View) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	counts := map[string]int64{m.run.opts.Node: 1} // the table trigger
+	counts := map[string]int64{m.opts.Epoch.Node: 1} // the table trigger
 	draining := ""
-	if w.slot != nil {
-		draining = w.slot.Node
+	if w.Slot != nil {
+		draining = w.Slot.Node
 	}
 	for _, t := range m.tables {
 		if on := t.countsOn(draining); on != "" {
@@ -172,8 +166,8 @@ func (m *maintainer) describe(s *v1alpha1.ChangefeedStatus, w world) {
 	}
 	s.Tables = int64(len(m.tables))
 	s.ObservedDrain, s.ObservedEpoch = "", m.epoch
-	if w.slot != nil {
-		s.ObservedDrain = w.slot.UID
+	if w.Slot != nil {
+		s.ObservedDrain = w.Slot.UID
 	}
 	s.Error = ""
 	if time.Since(m.problemAt) < staleProblem {
@@ -199,9 +193,9 @@ func (t *table) countsOn(draining string) string {
 }
 
 // tellProblem writes why the changefeed does not flow. What cannot be mended by trying again fails it.
-func (m *maintainer) tellProblem(ctx context.Context, problem error) {
-	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.see(cf)
+func (m *Maintainer) tellProblem(ctx context.Context, problem error) {
+	err := m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.See(cf)
 		if m.stands() != nil {
 			return false
 		}
@@ -218,4 +212,24 @@ func (m *maintainer) tellProblem(ctx context.Context, problem error) {
 	if err != nil {
 		m.log.Warn("problem not written", "error", err)
 	}
+}
+
+// Progress is how far a maintainer has come.
+type Progress struct {
+	// Tables of the changefeed.
+	Tables int
+	// At is when the source committed what the checkpoint is at; zero while that is not known.
+	At time.Time
+}
+
+// Progress returns how far the maintainer has come, and whether it works for a placement. Until it has moved the checkpoint itself,
+// what its predecessor wrote counts.
+func (m *Maintainer) Progress() (p Progress, works bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p = Progress{Tables: len(m.tables), At: m.at}
+	if before := m.object.Status.CheckpointTime; p.At.IsZero() && before != nil {
+		p.At = before.Time
+	}
+	return p, m.epoch != 0
 }

@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
-	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -25,11 +25,13 @@ const (
 	again = 250 * time.Millisecond
 	// againLast is how soon, if it goes on failing.
 	againLast = 5 * time.Second
+	// callLimit bounds one request to a node.
+	callLimit = 10 * time.Second
 )
 
 // maintainer schedules the dispatchers of one changefeed, in one placement of it.
-type maintainer struct {
-	run  *run
+type Maintainer struct {
+	opts Options
 	key  dispatch.FeedKey
 	log  *slog.Logger
 	wake chan struct{}
@@ -74,79 +76,85 @@ type table struct {
 	halted time.Time
 }
 
-func newMaintainer(r *run, cf *v1alpha1.Changefeed) *maintainer {
-	key := keyOf(cf)
-	return &maintainer{run: r, key: key, object: cf, wake: make(chan struct{}, 1), log: r.opts.Log.With("changefeed", key.String())}
+// New makes the maintainer of a changefeed. It does nothing until Run.
+func New(o Options, cf *v1alpha1.Changefeed) *Maintainer {
+	key := KeyOf(cf)
+	return &Maintainer{opts: o, key: key, object: cf, wake: make(chan struct{}, 1), log: o.Log.With("changefeed", key.String())}
 }
 
-// see takes note of an object, unless it is older than what was seen before: a write may begin with what was seen last while the
+// KeyOf is the key of a changefeed's dispatchers.
+func KeyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
+	return dispatch.FeedKey{Namespace: cf.Namespace, Name: cf.Name, UID: string(cf.UID)}
+}
+
+// See takes note of an object, unless it is older than what was seen before: a write may begin with what was seen last while the
 // watch brings something newer, and a maintainer that went back would not learn that it is over.
-func (m *maintainer) see(cf *v1alpha1.Changefeed) {
+func (m *Maintainer) See(cf *v1alpha1.Changefeed) {
 	cf = cf.DeepCopy() // whoever has it goes on changing it
 	m.mu.Lock()
-	if !older(cf, m.object) {
+	if !Older(cf, m.object) {
 		m.object = cf
 	}
 	m.mu.Unlock()
-	m.poke()
+	m.Wake()
 }
 
-// older says whether one version of an object was written before another.
-func older(a, b *v1alpha1.Changefeed) bool {
+// Older says whether one version of an object was written before another.
+func Older(a, b *v1alpha1.Changefeed) bool {
 	x, errA := strconv.ParseUint(a.ResourceVersion, 10, 64)
 	y, errB := strconv.ParseUint(b.ResourceVersion, 10, 64)
 	return a.UID == b.UID && errA == nil && errB == nil && x < y
 }
 
-func (m *maintainer) poke() {
+func (m *Maintainer) Wake() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (m *maintainer) latest() *v1alpha1.Changefeed {
+func (m *Maintainer) Latest() *v1alpha1.Changefeed {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.object
 }
 
-// placement is the epoch that the maintainer works for.
-func (m *maintainer) placement() int64 {
+// Placement is the epoch that the maintainer works for.
+func (m *Maintainer) Placement() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.epoch
 }
 
-// stop ends what the maintainer is doing.
-func (m *maintainer) stop() {
+// Stop ends what the maintainer is doing.
+func (m *Maintainer) Stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.cancel != nil {
 		m.cancel()
 	}
-	m.poke()
+	m.Wake()
 }
 
 // mine says whether the object places its maintainer here, in this incarnation of the node.
-func (m *maintainer) mine(p v1alpha1.ChangefeedPlacement) bool {
-	return p.Node == m.run.opts.Node && p.NodeEpoch == m.run.e.Number
+func (m *Maintainer) mine(p v1alpha1.ChangefeedPlacement) bool {
+	return p.Node == m.opts.Epoch.Node && p.NodeEpoch == m.opts.Epoch.Number
 }
 
-// live works for the placements that name this node, one after the other, until none does or ctx ends.
-func (m *maintainer) live(ctx context.Context) {
+// Run works for the placements that name this node, one after the other, until none does or ctx ends.
+func (m *Maintainer) Run(ctx context.Context) {
 	pause := again
 	for ctx.Err() == nil {
-		p := m.latest().Placement()
-		if from := p.From; from != nil && from.Node == m.run.opts.Node && from.NodeEpoch == m.run.e.Number && !from.Stopped {
+		p := m.Latest().Placement()
+		if from := p.From; from != nil && from.Node == m.opts.Epoch.Node && from.NodeEpoch == m.opts.Epoch.Number && !from.Stopped {
 			m.acknowledge(ctx, p.Epoch)
 			continue
 		}
 		if !m.mine(p) {
 			return
 		}
-		w, changed := m.run.view()
-		if !w.plan().MayBegin(p) || !m.originGone(ctx, p) {
+		w, changed := m.opts.Cluster.View()
+		if !w.MayBegin(p) || !m.originGone(ctx, p) {
 			m.await(ctx, changed, again)
 			continue
 		}
@@ -164,18 +172,18 @@ func (m *maintainer) live(ctx context.Context) {
 }
 
 // stillMine says whether the object places its maintainer here, in the same placement.
-func (m *maintainer) stillMine(epoch int64) bool {
-	p := m.latest().Placement()
+func (m *Maintainer) stillMine(epoch int64) bool {
+	p := m.Latest().Placement()
 	return m.mine(p) && p.Epoch == epoch
 }
 
 // originGone makes sure that an origin which has not said that it stopped is over, from the server since the view may be behind,
 // and writes that down for the placement that begins: a maintainer whose object is old cannot begin on the same grounds.
-func (m *maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacement) bool {
+func (m *Maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacement) bool {
 	if p.From == nil || p.From.Stopped {
 		return true
 	}
-	rec, err := deployment.ReadLease(ctx, m.run.e.Client, p.From.Node)
+	rec, err := deployment.ReadLease(ctx, m.opts.Epoch.Client, p.From.Node)
 	if err != nil {
 		m.setProblem(err.Error())
 		return false
@@ -184,23 +192,23 @@ func (m *maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacem
 		return false
 	}
 	m.settle(ctx, p.Epoch, p.From.Node)
-	now := m.latest().Placement()
+	now := m.Latest().Placement()
 	return now.Epoch == p.Epoch && (now.From == nil || now.From.Stopped)
 }
 
 // acknowledge writes that nothing of an earlier placement runs here any more. It is called only when that is so.
-func (m *maintainer) acknowledge(ctx context.Context, epoch int64) {
-	if m.settle(ctx, epoch, m.run.opts.Node) {
+func (m *Maintainer) acknowledge(ctx context.Context, epoch int64) {
+	if m.settle(ctx, epoch, m.opts.Epoch.Node) {
 		m.log.Info("maintainer stopped", "placement", epoch)
 		return
 	}
-	m.run.sleep(ctx, again)
+	sleep(ctx, again)
 }
 
 // settle writes, by compare-and-swap, that the origin of a placement has stopped.
-func (m *maintainer) settle(ctx context.Context, epoch int64, origin string) bool {
-	err := m.run.update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.see(cf)
+func (m *Maintainer) settle(ctx context.Context, epoch int64, origin string) bool {
+	err := m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.See(cf)
 		p := cf.Status.Placement
 		if p == nil || p.Epoch != epoch || p.From == nil || p.From.Node != origin || p.From.Stopped {
 			return false
@@ -218,7 +226,7 @@ func (m *maintainer) settle(ctx context.Context, epoch int64, origin string) boo
 	return err == nil
 }
 
-func (r *run) sleep(ctx context.Context, d time.Duration) {
+func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -227,7 +235,7 @@ func (r *run) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-func (m *maintainer) await(ctx context.Context, changed <-chan struct{}, limit time.Duration) {
+func (m *Maintainer) await(ctx context.Context, changed <-chan struct{}, limit time.Duration) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -239,16 +247,16 @@ func (m *maintainer) await(ctx context.Context, changed <-chan struct{}, limit t
 }
 
 // work is one placement: enter, learn, schedule. It returns, with nothing under way, when the placement is over or fails.
-func (m *maintainer) work(ctx context.Context, epoch int64) {
-	pass, err := m.run.opts.Gate.Enter(KindMaintainers)
+func (m *Maintainer) work(ctx context.Context, epoch int64) {
+	pass, err := m.opts.Gate.Enter(drain.Maintainers)
 	if err != nil {
-		m.run.sleep(ctx, again)
+		sleep(ctx, again)
 		return
 	}
 	defer pass.Leave()
-	trigger, err := m.run.opts.Gate.Enter(KindDispatchers) // the table trigger lives where its maintainer does
+	trigger, err := m.opts.Gate.Enter(drain.Dispatchers) // the table trigger lives where its maintainer does
 	if err != nil {
-		m.run.sleep(ctx, again)
+		sleep(ctx, again)
 		return
 	}
 	defer trigger.Leave()
@@ -280,41 +288,18 @@ func (m *maintainer) work(ctx context.Context, epoch int64) {
 var errOver = errors.New("the placement is over")
 
 // stands fails when the object places the maintainer elsewhere, or nowhere.
-func (m *maintainer) stands() error {
-	cf := m.latest()
-	if p := cf.Placement(); !m.mine(p) || p.Epoch != m.placement() || !cf.Wanted() {
+func (m *Maintainer) stands() error {
+	cf := m.Latest()
+	if p := cf.Placement(); !m.mine(p) || p.Epoch != m.Placement() || !cf.Wanted() {
 		return errOver
 	}
 	return nil
 }
 
-func (m *maintainer) feed() *wire.Feed {
-	return &wire.Feed{Namespace: m.key.Namespace, Name: m.key.Name, Uid: m.key.UID, Epoch: m.placement()}
-}
-
-func (m *maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderRequest {
-	spec := m.latest().Spec
-	return &wire.OrderRequest{Caller: m.run.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: &wire.Config{
-		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
-		SourceSecret: secretOnWire(spec.SourcePasswordSecretRef), SinkSecret: secretOnWire(spec.SinkPasswordSecretRef),
-		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL,
-	}}
-}
-
-// config is what to open, with the passwords read anew.
-func (m *maintainer) config(ctx context.Context) (dispatch.Config, error) {
-	spec := m.latest().Spec
-	return m.run.opts.Opener.Resolve(ctx, m.key.Namespace, dispatch.Config{
-		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
-		SourceSecret: secretRef(spec.SourcePasswordSecretRef), SinkSecret: secretRef(spec.SinkPasswordSecretRef),
-		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL,
-	})
-}
-
 // schedule places and moves tables, counts and reports, until the placement is over.
-func (m *maintainer) schedule(ctx context.Context) error {
+func (m *Maintainer) schedule(ctx context.Context) error {
 	for {
-		w, changed := m.run.view()
+		w, changed := m.opts.Cluster.View()
 		if err := m.stands(); err != nil {
 			return err
 		}
@@ -329,18 +314,18 @@ func (m *maintainer) schedule(ctx context.Context) error {
 			m.log.Warn("status not written yet", "error", err)
 		}
 		m.await(ctx, changed, time.Second)
-		m.run.sleep(ctx, m.rest()-time.Since(began))
+		sleep(ctx, m.rest()-time.Since(began))
 	}
 }
 
 // rest is how long a round takes at least: each looks at every table.
-func (m *maintainer) rest() time.Duration {
+func (m *Maintainer) rest() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return min(time.Duration(len(m.tables))*time.Microsecond, 50*time.Millisecond)
 }
 
-func (m *maintainer) setProblem(text string) {
+func (m *Maintainer) setProblem(text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.problem, m.problemAt = text, time.Now()
