@@ -387,7 +387,7 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 	p := cf.Placement()
 	m := r.running[key]
 	if m != nil && m.run == r {
-		m.See(cf)
+		m.Observe(cf)
 		return
 	}
 	mine := p.Node == r.opts.Node && p.NodeEpoch == r.e.Number

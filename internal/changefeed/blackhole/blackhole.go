@@ -26,8 +26,10 @@ func (s *Sink) Acquire(_ context.Context, _ stream.Table, _ stream.Epoch, start 
 	return (*writer)(s), start, nil
 }
 
-// Define implements stream.Sink.
-func (s *Sink) Define(context.Context, stream.Position, *stream.DDL, stream.Epoch) error { return nil }
+// ExecuteDDL implements stream.Sink.
+func (s *Sink) ExecuteDDL(context.Context, stream.Position, *stream.DDL, stream.Epoch) error {
+	return nil
+}
 
 // Close implements stream.Sink.
 func (s *Sink) Close() error { return nil }

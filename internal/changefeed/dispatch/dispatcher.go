@@ -299,7 +299,7 @@ func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
 // define executes a definition of the table in its place. It may have moved the sink's own record of the table, so the writer
 // begins anew.
 func (d *dispatcher) define(ctx context.Context, mark *stream.Rows) error {
-	if err := d.feed.sink.Define(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
+	if err := d.feed.sink.ExecuteDDL(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
 		return err
 	}
 	w, at, err := d.feed.sink.Acquire(ctx, d.table, d.epoch, mark.Position)

@@ -284,7 +284,7 @@ func TestNothingIsWrittenWhileTheLeaseIsInDoubt(t *testing.T) {
 	drop := &stream.DDL{Kind: stream.DropTable, Schema: "shop", Statement: "DROP TABLE orders", Tables: []stream.Table{orders}}
 	_, _, acquired := s.sink.Acquire(t.Context(), orders, epoch(2), 3)
 	for what, err := range map[string]error{
-		"write": w.Write(t.Context(), []*stream.Rows{inserts(5, 1)}, 5), "acquire": acquired, "define": s.sink.Define(t.Context(), 6, drop, epoch(0)),
+		"write": w.Write(t.Context(), []*stream.Rows{inserts(5, 1)}, 5), "acquire": acquired, "define": s.sink.ExecuteDDL(t.Context(), 6, drop, epoch(0)),
 	} {
 		if err == nil || err.Error() != want || errors.Is(err, stream.ErrNotOwner) || errors.Is(err, stream.ErrUnusable) {
 			t.Errorf("%s: %v", what, err)
@@ -336,7 +336,7 @@ func TestDefinitions(t *testing.T) {
 	define := func(p stream.Position, d *stream.DDL, e stream.Epoch) {
 		t.Helper()
 		for range 2 {
-			if err := s.sink.Define(context.Background(), p, d, e); err != nil {
+			if err := s.sink.ExecuteDDL(context.Background(), p, d, e); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -363,7 +363,7 @@ func TestDefinitions(t *testing.T) {
 	create := &stream.DDL{Kind: stream.CreateTable, Schema: "shop", Statement: "CREATE TABLE orders (id INT)", Tables: []stream.Table{orders}}
 	defined := func(p stream.Position, want bool) {
 		t.Helper()
-		if got, err := s.sink.Defined(t.Context(), p); err != nil || got != want {
+		if got, err := s.sink.DDLExecuted(t.Context(), p); err != nil || got != want {
 			t.Errorf("defined at %d: %v, %v", p, got, err)
 		}
 	}
@@ -383,7 +383,7 @@ func TestDefinitions(t *testing.T) {
 	known(orders, sales)
 	define(9, &stream.DDL{Kind: stream.OtherDDL, Statement: "CREATE USER a IDENTIFIED BY 'secret'"}, stream.Epoch{Placement: 2})
 	define(10, &stream.DDL{Kind: stream.OtherDDL, Schema: "new", Statement: "create database new"}, stream.Epoch{Placement: 2})
-	if err := s.sink.Define(t.Context(), 11, create, epoch(0)); !errors.Is(err, stream.ErrNotOwner) {
+	if err := s.sink.ExecuteDDL(t.Context(), 11, create, epoch(0)); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("the old maintainer: %v", err)
 	}
 	got := s.files("ddl")

@@ -17,8 +17,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/events"
 )
 
-// begin finds out where to start, which tables there are, and what runs where.
-func (m *Maintainer) begin(ctx context.Context) error {
+// bootstrap finds out where to start, which tables there are, and which dispatchers run on which node.
+func (m *Maintainer) bootstrap(ctx context.Context) error {
 	config, err := m.config(ctx)
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func (m *Maintainer) begin(ctx context.Context) error {
 	if err := source.Check(ctx); err != nil {
 		return err
 	}
-	m.warnUnfaithful(ctx, source)
+	m.warnPartlyLogged(ctx, source)
 	filter, err := stream.ParseFilter(m.Latest().Spec.Filter)
 	if err != nil {
 		return fmt.Errorf("%w: %w", stream.ErrUnusable, err)
@@ -42,56 +42,56 @@ func (m *Maintainer) begin(ctx context.Context) error {
 	}
 	m.started = &start
 	m.checkpoint = max(start, stream.Position(m.Latest().Status.Checkpoint))
-	m.setTrigger(source)
+	m.watchFromCheckpoint(source)
 	if err := m.findTables(ctx, source, filter); err != nil {
 		return err
 	}
-	if err := m.meetAll(ctx); err != nil {
+	if err := m.bootstrapNodes(ctx); err != nil {
 		return err
 	}
-	// All of it in one write, before anything flows.
+	// One write for all of it, before any dispatcher starts.
 	w, _ := m.opts.Cluster.View()
 	return m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.See(cf)
-		if m.stands() != nil {
+		m.Observe(cf)
+		if m.checkPlacement() != nil {
 			return false
 		}
 		now := metav1.NowMicro()
 		cf.Status.Placement.Phase, cf.Status.Placement.Since, cf.Status.Placement.From = v1alpha1.PlacementRunning, &now, nil
 		m.keepStart(&cf.Status)
-		m.describe(&cf.Status, w)
+		m.fillStatus(&cf.Status, w)
 		cf.Status.State, cf.Status.Error = v1alpha1.ChangefeedRunning, ""
 		return true
 	})
 }
 
-// unfaithful is a source that knows of tables whose changes its log does not tell in full.
-type unfaithful interface {
-	Unfaithful(ctx context.Context) ([]string, error)
+// partialLogger is a source that knows the tables whose changes are not all in its log, each with the reason.
+type partialLogger interface {
+	PartlyLogged(ctx context.Context) ([]string, error)
 }
 
-// warnUnfaithful tells people of such tables.
-func (m *Maintainer) warnUnfaithful(ctx context.Context, source stream.Source) {
-	u, ok := source.(unfaithful)
+// warnPartlyLogged warns of such tables, in the log and with an event.
+func (m *Maintainer) warnPartlyLogged(ctx context.Context, source stream.Source) {
+	p, ok := source.(partialLogger)
 	if !ok {
 		return
 	}
-	list, err := u.Unfaithful(ctx)
+	list, err := p.PartlyLogged(ctx)
 	if err != nil || len(list) == 0 {
 		return
 	}
-	note := "The source's log does not tell all that happens to: " + strings.Join(list, "; ")
-	m.log.Warn(note)
+	tables := strings.Join(list, "; ")
+	m.log.Warn("the binary log of the source does not contain all changes of some tables", "tables", tables)
 	record := events.Recorder{Client: m.opts.Epoch.Client, Controller: "changefeeds", Instance: m.opts.Epoch.Node}
 	err = record.Emit(ctx, events.Event{
-		Regarding: m.Latest(), Type: corev1.EventTypeWarning, Reason: "UnfaithfulTables", Action: "Begin", Note: note, Key: fmt.Sprint(len(list)),
+		Regarding: m.Latest(), Type: corev1.EventTypeWarning, Reason: "UnfaithfulTables", Action: "Begin", Note: "The binary log of the source does not contain all changes of these tables: " + tables, Key: fmt.Sprint(len(list)),
 	})
 	if err != nil {
-		m.log.Warn("event not written", "error", err)
+		m.log.Warn("could not write an event", "error", err)
 	}
 }
 
-// keepStart puts into a status where the changefeed began, once that is known.
+// keepStart puts the position at which the changefeed began into a status, once it is known.
 func (m *Maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
 	if m.started == nil || s.StartPosition != nil {
 		return false
@@ -101,8 +101,8 @@ func (m *Maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
 	return true
 }
 
-// start is where the changefeed began, or begins now. It is persisted before anything flows, and when something else keeps it from
-// flowing.
+// start is the position at which the changefeed began, or begins now. It is persisted before any dispatcher starts, and also when
+// an error prevents that, so that later attempts begin at the same position.
 func (m *Maintainer) start(ctx context.Context, source stream.Source) (stream.Position, error) {
 	cf := m.Latest()
 	if cf.Status.StartPosition != nil {
@@ -118,38 +118,38 @@ func (m *Maintainer) start(ctx context.Context, source stream.Source) (stream.Po
 	return start, nil
 }
 
-// meetAll introduces the maintainer to every node that is alive, and waits for each to answer or to be gone.
-func (m *Maintainer) meetAll(ctx context.Context) error {
+// bootstrapNodes bootstraps every node whose lease is held. It waits until each has answered or lost its lease.
+func (m *Maintainer) bootstrapNodes(ctx context.Context) error {
 	for {
 		w, changed := m.opts.Cluster.View()
-		missing := m.meet(ctx, w)
+		missing := m.bootstrapNewNodes(ctx, w)
 		if missing == "" {
-			return m.stands()
+			return m.checkPlacement()
 		}
-		if err := m.stands(); err != nil {
+		if err := m.checkPlacement(); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		m.setProblem("waiting for node " + missing + " to say what runs there")
-		m.await(ctx, changed, again)
+		m.setProblem("waiting for node " + missing + " to report its dispatchers")
+		m.await(ctx, changed, retryDelay)
 	}
 }
 
-// meet introduces the maintainer to the nodes that it has not met in their present epoch, all at once, and says which one
-// has not answered.
-func (m *Maintainer) meet(ctx context.Context, w View) (missing string) {
+// bootstrapNewNodes bootstraps, all at once, the nodes that have not been bootstrapped in their present epoch. It returns one that
+// has not answered, if any.
+func (m *Maintainer) bootstrapNewNodes(ctx context.Context, w View) (missing string) {
 	var wg sync.WaitGroup
 	for name, rec := range w.Leases {
 		m.mu.Lock()
-		met := m.met[name] == rec.Epoch
+		done := m.bootstrapped[name] == rec.Epoch
 		m.mu.Unlock()
-		if !rec.Held() || met {
+		if !rec.Held() || done {
 			continue
 		}
 		wg.Go(func() {
-			if err := m.introduce(ctx, w, name, rec.Epoch); err != nil {
+			if err := m.bootstrapNode(ctx, w, name, rec.Epoch); err != nil {
 				m.mu.Lock()
 				missing = name
 				m.mu.Unlock()
@@ -160,8 +160,8 @@ func (m *Maintainer) meet(ctx context.Context, w View) (missing string) {
 	return missing
 }
 
-// introduce asks a node what of the changefeed runs there.
-func (m *Maintainer) introduce(ctx context.Context, w View, name string, epoch int64) error {
+// bootstrapNode makes a node refuse orders of earlier maintainers, and takes over the dispatchers that run there.
+func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	began := m.opts.Reports.Round()
@@ -170,7 +170,7 @@ func (m *Maintainer) introduce(ctx context.Context, w View, name string, epoch i
 		return err
 	}
 	if reply.NodeEpoch != epoch {
-		return fmt.Errorf("node %s is in epoch %d, not %d", name, reply.NodeEpoch, epoch)
+		return fmt.Errorf("node %s answered in epoch %d, but its lease has epoch %d", name, reply.NodeEpoch, epoch)
 	}
 	var stray []*wire.TableOrder
 	m.mu.Lock()
@@ -178,8 +178,8 @@ func (m *Maintainer) introduce(ctx context.Context, w View, name string, epoch i
 	for _, d := range reply.Dispatchers {
 		id, ok := wire.ParseTable(d.Table)
 		t := m.tables[id]
-		if t == nil && ok && m.trigger != nil && dispatch.State(d.State) == dispatch.Running {
-			// The source has dropped or renamed it since: its changes before that still count.
+		if t == nil && ok && m.ddlDone != nil && dispatch.State(d.State) == dispatch.Running {
+			// The source has dropped or renamed it since. Its changes before that must still be written.
 			t = &table{floor: m.checkpoint}
 			m.tables[id] = t
 		}
@@ -187,7 +187,7 @@ func (m *Maintainer) introduce(ctx context.Context, w View, name string, epoch i
 			continue // an order about it is under way
 		}
 		if t != nil && t.phase == TableRunning && t.node == name && t.epoch == wire.ParseEpoch(d.Epoch) && dispatch.State(d.State) == dispatch.Prepared {
-			here[id] = true // it was started while the node answered
+			here[id] = true // it was started after the node had made its reply
 			continue
 		}
 		newer := t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(wire.ParseEpoch(d.Epoch)) > 0
@@ -196,22 +196,22 @@ func (m *Maintainer) introduce(ctx context.Context, w View, name string, epoch i
 			continue
 		}
 		here[id] = true
-		t.halted = time.Time{} // if it was being moved: how long it stood still, nobody knows
+		t.stoppedAt = time.Time{} // if it was being moved, the length of the pause is not known
 		t.phase, t.node, t.epoch, t.floor = TableRunning, name, wire.ParseEpoch(d.Epoch), max(t.floor, stream.Position(d.Checkpoint))
 	}
 	for id, t := range m.tables {
 		if t.phase == TableRunning && t.node == name && !here[id] && (began == 0 || t.since < began) {
-			t.phase = TableAbsent // the node has come back without it; what was started meanwhile, it could not know of
+			t.phase = TableAbsent // the node lost it; its reply cannot include what was started after began
 		}
 	}
 	m.mu.Unlock()
-	if len(stray) > 0 { // prepared for a move that nobody goes on with, lost, or of a table that no longer flows
+	if len(stray) > 0 { // prepared for a move that was abandoned, failed, or of a table that is not replicated any more
 		if _, err := m.opts.Nodes.Order(ctx, w.Nodes[name], m.order(wire.Do_DO_STOP, stray)); err != nil {
 			return err
 		}
 	}
 	m.mu.Lock()
-	m.met[name] = epoch
+	m.bootstrapped[name] = epoch
 	m.mu.Unlock()
 	return nil
 }

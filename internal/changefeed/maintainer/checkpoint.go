@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// checkpointEvery is how often a checkpoint is written at most.
+	// checkpointEvery is the least time between two writes of the checkpoint.
 	checkpointEvery = 10 * time.Second
-	// checkpointShare is how long a node takes for each of its changefeeds at least, so that very many do not keep the API busy.
+	// checkpointShare is the same for each changefeed that the node maintains, so that very many do not overload the API server.
 	checkpointShare = 100 * time.Millisecond
-	// countsEvery is the same for how many tables there are and where, and drainCountsEvery while a drain waits for that.
+	// countsEvery is the same for the number of tables and dispatchers, and drainCountsEvery while a drain waits for these.
 	countsEvery      = time.Second
 	drainCountsEvery = 100 * time.Millisecond
 )
 
-// advance computes the checkpoint: the lowest position among all tables. Tables that are on their way, or of which their
-// node has not told since they came to it, hold it where they are known to be.
+// advance computes the checkpoint: the lowest position among all tables. A table that is moving, or that its node has not reported
+// since it was started there, counts with the position that it is known to have reached.
 func (m *Maintainer) advance() {
 	reports := m.opts.Reports.Of(m.key)
 	m.mu.Lock()
@@ -54,36 +54,36 @@ func (m *Maintainer) advance() {
 			t.phase = TableAbsent
 		}
 		if t.phase != TableRunning || reports[t.node].FeedReport == nil || reports[t.node].Round <= t.since {
-			consider(t.floor, m.at, m.whereabouts(name, t))
+			consider(t.floor, m.at, m.location(name, t))
 			continue
 		}
 		expected[t.node]++
 	}
-	if m.trigger != nil {
-		consider(*m.trigger, m.triggerAt, "definitions are being seen to")
+	if m.ddlDone != nil {
+		consider(*m.ddlDone, m.ddlDoneAt, "waiting for DDL")
 	}
-	// At the very beginning the sink may lack tables that the source had before. They hold the checkpoint where it began, so later
-	// on a table that the sink lacks was made since, unless somebody has dropped it there.
-	if len(m.pending) > 0 && m.started != nil && m.pendingFrom <= *m.started {
-		m.slowest = fmt.Sprintf("whether %d tables that the sink does not have are made by a definition is known when definitions have been seen to", len(m.pending))
+	// When the changefeed begins, the sink may lack tables that the source had before. These keep the checkpoint from advancing. So
+	// a table that the sink lacks later was created since, unless somebody dropped it at the sink.
+	if len(m.missing) > 0 && m.started != nil && m.missingFrom <= *m.started {
+		m.slowest = "checking whether pending DDL creates " + plural(len(m.missing), "table") + " missing at the sink"
 		return
 	}
 	for name, n := range expected {
 		r := reports[name]
 		if r.Running < n {
-			if m.short == nil {
-				m.short = map[string]time.Time{}
+			if m.shortSince == nil {
+				m.shortSince = map[string]time.Time{}
 			}
-			if since, ok := m.short[name]; !ok {
-				m.short[name] = time.Now()
-			} else if time.Since(since) > staleProblem {
-				delete(m.met, name) // it has lost some: it is asked again what runs there
-				delete(m.short, name)
+			if since, ok := m.shortSince[name]; !ok {
+				m.shortSince[name] = time.Now()
+			} else if time.Since(since) > problemExpiry {
+				delete(m.bootstrapped, name) // it has lost some; bootstrapping it again shows which
+				delete(m.shortSince, name)
 			}
-			m.slowest = fmt.Sprintf("node %s tells of %d dispatchers where it should have %d", name, r.Running, n)
+			m.slowest = fmt.Sprintf("node %s reports %s running, but %d were started there", name, plural(int(r.Running), "dispatcher"), n)
 			return
 		}
-		delete(m.short, name)
+		delete(m.shortSince, name)
 		slowest := r.Slowest
 		if slowest != "" {
 			slowest = fmt.Sprintf("node %s: %s", name, slowest)
@@ -100,21 +100,28 @@ func (m *Maintainer) advance() {
 	}
 }
 
-// whereabouts says in words where a table is that nobody tells of. The caller holds the lock.
-func (m *Maintainer) whereabouts(name stream.Table, t *table) string {
-	switch t.phase {
-	case TableBusy:
-		return fmt.Sprintf("table %s is on its way to node %s", name, t.to)
-	case TableRunning:
-		return fmt.Sprintf("table %s has just come to node %s", name, t.node)
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
 	}
-	return fmt.Sprintf("table %s runs nowhere yet", name)
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// publish writes what has changed: where dispatchers are, that the drain is known, and now and then the checkpoint.
+// location describes where a table is that no report includes. The caller holds the lock.
+func (m *Maintainer) location(name stream.Table, t *table) string {
+	switch t.phase {
+	case TableBusy:
+		return fmt.Sprintf("table %s is moving to node %s", name, t.to)
+	case TableRunning:
+		return fmt.Sprintf("table %s was just started on node %s, which has not reported it yet", name, t.node)
+	}
+	return fmt.Sprintf("table %s does not run on any node yet", name)
+}
+
+// publish writes the status if it has changed: at once that a drain is observed, less often counts, and still less the checkpoint.
 func (m *Maintainer) publish(ctx context.Context, w View) error {
 	next := m.Latest().Status.DeepCopy()
-	m.describe(next, w)
+	m.fillStatus(next, w)
 	last := &m.Latest().Status
 	every := max(checkpointEvery, time.Duration(m.opts.Status.Maintained())*checkpointShare)
 	switch {
@@ -127,27 +134,27 @@ func (m *Maintainer) publish(ctx context.Context, w View) error {
 	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
 		return nil
 	}
-	if time.Since(m.written) < every || time.Since(m.unwritten) < again {
+	if time.Since(m.publishedAt) < every || time.Since(m.publishFailedAt) < retryDelay {
 		return nil
 	}
 	err := m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.See(cf)
-		if m.stands() != nil {
+		m.Observe(cf)
+		if m.checkPlacement() != nil {
 			return false
 		}
-		m.describe(&cf.Status, w)
+		m.fillStatus(&cf.Status, w)
 		return true
 	})
 	if err != nil {
-		m.unwritten = time.Now()
+		m.publishFailedAt = time.Now()
 		return err
 	}
-	m.written = time.Now()
+	m.publishedAt = time.Now()
 	return nil
 }
 
-// describe puts into a status what the maintainer knows.
-func (m *Maintainer) describe(s *v1alpha1.ChangefeedStatus, w View) {
+// fillStatus puts what the maintainer knows into a status.
+func (m *Maintainer) fillStatus(s *v1alpha1.ChangefeedStatus, w View) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	counts := map[string]int64{m.opts.Epoch.Node: 1} // the table trigger
@@ -156,7 +163,7 @@ func (m *Maintainer) describe(s *v1alpha1.ChangefeedStatus, w View) {
 		draining = w.Slot.Node
 	}
 	for _, t := range m.tables {
-		if on := t.countsOn(draining); on != "" {
+		if on := t.countedOn(draining); on != "" {
 			counts[on]++
 		}
 	}
@@ -170,7 +177,7 @@ func (m *Maintainer) describe(s *v1alpha1.ChangefeedStatus, w View) {
 		s.ObservedDrain = w.Slot.UID
 	}
 	s.Error = ""
-	if time.Since(m.problemAt) < staleProblem {
+	if time.Since(m.problemAt) < problemExpiry {
 		s.Error = m.problem
 	}
 	s.Checkpoint, s.Slowest = max(s.Checkpoint, int64(m.checkpoint)), m.slowest
@@ -180,9 +187,9 @@ func (m *Maintainer) describe(s *v1alpha1.ChangefeedStatus, w View) {
 	}
 }
 
-// countsOn is the node that a table is counted on, if any. One on its way is counted where it comes from, unless that is nowhere
-// or it is on its way to the draining node: once the maintainer has said that it knows of a drain, the count there only falls.
-func (t *table) countsOn(draining string) string {
+// countedOn is the node that a table is counted on, if any. One that moves is counted on its origin, unless it has none or its
+// destination is the draining node: once the maintainer has published that it observes a drain, the count there must only fall.
+func (t *table) countedOn(draining string) string {
 	switch {
 	case t.phase == TableAbsent:
 		return ""
@@ -192,11 +199,11 @@ func (t *table) countsOn(draining string) string {
 	return t.node
 }
 
-// tellProblem writes why the changefeed does not flow. What cannot be mended by trying again fails it.
-func (m *Maintainer) tellProblem(ctx context.Context, problem error) {
+// publishProblem publishes why the maintainer cannot work. An error that retrying cannot resolve makes the changefeed Failed.
+func (m *Maintainer) publishProblem(ctx context.Context, problem error) {
 	err := m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.See(cf)
-		if m.stands() != nil {
+		m.Observe(cf)
+		if m.checkPlacement() != nil {
 			return false
 		}
 		state := cf.Status.State
@@ -210,7 +217,7 @@ func (m *Maintainer) tellProblem(ctx context.Context, problem error) {
 		return true
 	})
 	if err != nil {
-		m.log.Warn("problem not written", "error", err)
+		m.log.Warn("could not write an error to the status", "error", err)
 	}
 }
 
@@ -218,7 +225,7 @@ func (m *Maintainer) tellProblem(ctx context.Context, problem error) {
 type Progress struct {
 	// Tables of the changefeed.
 	Tables int
-	// At is when the source committed what the checkpoint is at; zero while that is not known.
+	// At is when the source committed the transaction at the checkpoint; zero while that is not known.
 	At time.Time
 }
 

@@ -19,61 +19,61 @@ import (
 )
 
 const (
-	// staleProblem is when a problem that nobody has told of again counts as mended.
-	staleProblem = 5 * time.Second
-	// again is how soon something that failed is tried again.
-	again = 250 * time.Millisecond
-	// againLast is how soon, if it goes on failing.
-	againLast = 5 * time.Second
+	// problemExpiry is how long after it was last reported a problem is shown in the status.
+	problemExpiry = 5 * time.Second
+	// retryDelay is how long to wait before something that failed is tried again.
+	retryDelay = 250 * time.Millisecond
+	// maxRetryDelay is how long at most, if it keeps failing.
+	maxRetryDelay = 5 * time.Second
 	// callLimit bounds one request to a node.
 	callLimit = 10 * time.Second
 )
 
-// maintainer schedules the dispatchers of one changefeed, in one placement of it.
+// Maintainer schedules the dispatchers of one changefeed.
 type Maintainer struct {
 	opts Options
 	key  dispatch.FeedKey
 	log  *slog.Logger
 	wake chan struct{}
 
-	mu        sync.Mutex
-	object    *v1alpha1.Changefeed
-	epoch     int64 // of the placement that it works for; 0 while it works for none
-	tables    map[stream.Table]*table
-	counter   int64
-	met       map[string]int64 // nodes that were introduced, in which of their epochs
-	busy      sync.WaitGroup
-	cancel    context.CancelFunc
-	problem   string // what was last stumbled over, and when
-	problemAt time.Time
-	slowest   string               // what holds the checkpoint where it is
-	short     map[string]time.Time // nodes that tell of fewer dispatchers than they should have, since when
-	trigger   *stream.Position     // up to where definitions have been seen to; nil where there are none
-	triggerAt time.Time
-	// pending are tables of the source that the sink does not have: a definition after pendingFrom makes them, or nobody did.
-	// Which of both is known when definitions have been seen to up to pendingUntil.
-	pending                   map[stream.Table]bool
-	pendingFrom, pendingUntil stream.Position
+	mu           sync.Mutex
+	object       *v1alpha1.Changefeed
+	epoch        int64 // of the placement that it works for; 0 while it works for none
+	tables       map[stream.Table]*table
+	counter      int64
+	bootstrapped map[string]int64 // nodes that have answered Bootstrap, and in which of their epochs
+	busy         sync.WaitGroup
+	cancel       context.CancelFunc
+	problem      string // the last problem, and when it was reported
+	problemAt    time.Time
+	slowest      string               // what keeps the checkpoint from advancing
+	shortSince   map[string]time.Time // nodes that report fewer dispatchers than were started there, since when
+	ddlDone      *stream.Position     // all DDL up to here is executed; nil if the changefeed carries no DDL
+	ddlDoneAt    time.Time
+	// missing are tables of the source that the sink lacks. Either DDL after missingFrom creates them, or they must be created by
+	// hand; which is known once all DDL up to missingUntil is executed.
+	missing                   map[stream.Table]bool
+	missingFrom, missingUntil stream.Position
 
-	// Of the loop alone.
-	started    *stream.Position // where the changefeed began; nil while that is not known
-	checkpoint stream.Position
-	at         time.Time
-	written    time.Time // when the status last was
-	unwritten  time.Time // when that last failed
+	// Used by the loop of schedule, and before it by bootstrap, only.
+	started         *stream.Position // where the changefeed began; nil while that is not known
+	checkpoint      stream.Position
+	at              time.Time // when the source committed the transaction at the checkpoint
+	publishedAt     time.Time
+	publishFailedAt time.Time
 }
 
-// table is what the maintainer knows of one.
+// table is what the maintainer knows of a table.
 type table struct {
 	phase TablePhase
 	node  string
-	to    string // where it is on its way to
+	to    string // the node that it moves to
 	epoch stream.Epoch
-	floor stream.Position // everything up to here is at the sink, while nobody tells more
-	since uint64          // the round of reports after which the node tells of it
-	retry time.Time
-	// halted is when its dispatcher was told to stop for a move; zero unless it waits for the next to run.
-	halted time.Time
+	floor stream.Position // everything up to here is known to be at the sink
+	since uint64          // only reports of a later round include its dispatcher
+	retry time.Time       // it is not placed before this time
+	// stoppedAt is when its dispatcher was ordered to stop for a move; zero unless the next one has yet to start.
+	stoppedAt time.Time
 }
 
 // New makes the maintainer of a changefeed. It does nothing until Run.
@@ -87,10 +87,10 @@ func KeyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
 	return dispatch.FeedKey{Namespace: cf.Namespace, Name: cf.Name, UID: string(cf.UID)}
 }
 
-// See takes note of an object, unless it is older than what was seen before: a write may begin with what was seen last while the
-// watch brings something newer, and a maintainer that went back would not learn that it is over.
-func (m *Maintainer) See(cf *v1alpha1.Changefeed) {
-	cf = cf.DeepCopy() // whoever has it goes on changing it
+// Observe replaces the object by another version unless that is older: a write may return an older version than the watch has
+// delivered meanwhile, and a maintainer that went back would not notice that its placement has been superseded.
+func (m *Maintainer) Observe(cf *v1alpha1.Changefeed) {
+	cf = cf.DeepCopy() // the caller may change its own
 	m.mu.Lock()
 	if !Older(cf, m.object) {
 		m.object = cf
@@ -99,13 +99,14 @@ func (m *Maintainer) See(cf *v1alpha1.Changefeed) {
 	m.Wake()
 }
 
-// Older says whether one version of an object was written before another.
+// Older reports whether one version of an object was written before another.
 func Older(a, b *v1alpha1.Changefeed) bool {
 	x, errA := strconv.ParseUint(a.ResourceVersion, 10, 64)
 	y, errB := strconv.ParseUint(b.ResourceVersion, 10, 64)
 	return a.UID == b.UID && errA == nil && errB == nil && x < y
 }
 
+// Wake makes the maintainer look at everything again now.
 func (m *Maintainer) Wake() {
 	select {
 	case m.wake <- struct{}{}:
@@ -113,20 +114,21 @@ func (m *Maintainer) Wake() {
 	}
 }
 
+// Latest is the newest version of the object that the maintainer has observed. It must not be changed.
 func (m *Maintainer) Latest() *v1alpha1.Changefeed {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.object
 }
 
-// Placement is the epoch that the maintainer works for.
+// Placement is the epoch of the placement that the maintainer works for, 0 while it works for none.
 func (m *Maintainer) Placement() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.epoch
 }
 
-// Stop ends what the maintainer is doing.
+// Stop cancels the placement that the maintainer works for.
 func (m *Maintainer) Stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -136,50 +138,51 @@ func (m *Maintainer) Stop() {
 	m.Wake()
 }
 
-// mine says whether the object places its maintainer here, in this incarnation of the node.
-func (m *Maintainer) mine(p v1alpha1.ChangefeedPlacement) bool {
+// placedHere reports whether a placement names this node in its present epoch.
+func (m *Maintainer) placedHere(p v1alpha1.ChangefeedPlacement) bool {
 	return p.Node == m.opts.Epoch.Node && p.NodeEpoch == m.opts.Epoch.Number
 }
 
-// Run works for the placements that name this node, one after the other, until none does or ctx ends.
+// Run works for the placements that name this node, one after the other. It returns when none does or ctx is cancelled.
 func (m *Maintainer) Run(ctx context.Context) {
-	pause := again
+	pause := retryDelay
 	for ctx.Err() == nil {
 		p := m.Latest().Placement()
 		if from := p.From; from != nil && from.Node == m.opts.Epoch.Node && from.NodeEpoch == m.opts.Epoch.Number && !from.Stopped {
 			m.acknowledge(ctx, p.Epoch)
 			continue
 		}
-		if !m.mine(p) {
+		if !m.placedHere(p) {
 			return
 		}
 		w, changed := m.opts.Cluster.View()
-		if !w.MayBegin(p) || !m.originGone(ctx, p) {
-			m.await(ctx, changed, again)
+		if !w.MayBegin(p) || !m.ensureOriginStopped(ctx, p) {
+			m.await(ctx, changed, retryDelay)
 			continue
 		}
 		began := time.Now()
 		m.work(ctx, p.Epoch)
-		if time.Since(began) > pause+againLast {
-			pause = again
+		if time.Since(began) > pause+maxRetryDelay {
+			pause = retryDelay
 		}
-		// One that could not begin tries again, less and less often, until the placement is another.
-		for end := time.Now().Add(pause); ctx.Err() == nil && m.stillMine(p.Epoch) && time.Now().Before(end); {
+		// A placement that failed is retried, with a growing delay, until it is superseded.
+		for end := time.Now().Add(pause); ctx.Err() == nil && m.stillPlacedHere(p.Epoch) && time.Now().Before(end); {
 			m.await(ctx, nil, time.Until(end))
 		}
-		pause = min(2*pause, againLast)
+		pause = min(2*pause, maxRetryDelay)
 	}
 }
 
-// stillMine says whether the object places its maintainer here, in the same placement.
-func (m *Maintainer) stillMine(epoch int64) bool {
+// stillPlacedHere reports whether a placement of this node has not been superseded.
+func (m *Maintainer) stillPlacedHere(epoch int64) bool {
 	p := m.Latest().Placement()
-	return m.mine(p) && p.Epoch == epoch
+	return m.placedHere(p) && p.Epoch == epoch
 }
 
-// originGone makes sure that an origin which has not said that it stopped is over, from the server since the view may be behind,
-// and writes that down for the placement that begins: a maintainer whose object is old cannot begin on the same grounds.
-func (m *Maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacement) bool {
+// ensureOriginStopped reports whether the origin of a placement has stopped. One that has not acknowledged has stopped if the
+// lease of its node was released or fenced since: that is read from the API server, because the view may be outdated, and recorded
+// in the object before this placement begins. So a maintainer that has an outdated object cannot begin for the same reason.
+func (m *Maintainer) ensureOriginStopped(ctx context.Context, p v1alpha1.ChangefeedPlacement) bool {
 	if p.From == nil || p.From.Stopped {
 		return true
 	}
@@ -191,37 +194,37 @@ func (m *Maintainer) originGone(ctx context.Context, p v1alpha1.ChangefeedPlacem
 	if rec.Epoch != 0 && !rec.Over(p.From.NodeEpoch) {
 		return false
 	}
-	m.settle(ctx, p.Epoch, p.From.Node)
+	m.recordStopped(ctx, p.Epoch, p.From.Node)
 	now := m.Latest().Placement()
 	return now.Epoch == p.Epoch && (now.From == nil || now.From.Stopped)
 }
 
-// acknowledge writes that nothing of an earlier placement runs here any more. It is called only when that is so.
+// acknowledge records that this node, the origin of a placement, has stopped. Run calls it while nothing runs.
 func (m *Maintainer) acknowledge(ctx context.Context, epoch int64) {
-	if m.settle(ctx, epoch, m.opts.Epoch.Node) {
+	if m.recordStopped(ctx, epoch, m.opts.Epoch.Node) {
 		m.log.Info("maintainer stopped", "placement", epoch)
 		return
 	}
-	sleep(ctx, again)
+	sleep(ctx, retryDelay)
 }
 
-// settle writes, by compare-and-swap, that the origin of a placement has stopped.
-func (m *Maintainer) settle(ctx context.Context, epoch int64, origin string) bool {
+// recordStopped records in the object that the origin of a placement has stopped.
+func (m *Maintainer) recordStopped(ctx context.Context, epoch int64, origin string) bool {
 	err := m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
-		m.See(cf)
+		m.Observe(cf)
 		p := cf.Status.Placement
 		if p == nil || p.Epoch != epoch || p.From == nil || p.From.Node != origin || p.From.Stopped {
 			return false
 		}
 		now := metav1.NowMicro()
-		p.From.Stopped, p.Since = true, &now // from now on the successor's time counts
-		// The successor need not go over what was done here, and begins where this one would have.
+		p.From.Stopped, p.Since = true, &now // the successor's bootstrap timeout counts from now
+		// The successor starts from the newest checkpoint, not from the one that was last published.
 		m.keepStart(&cf.Status)
 		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.checkpoint))
 		return true
 	})
 	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {
-		m.log.Warn("it is not written yet that the maintainer before has stopped", "error", err)
+		m.log.Warn("could not record that the previous maintainer stopped; retrying", "node", origin, "placement", epoch, "error", err)
 	}
 	return err == nil
 }
@@ -246,24 +249,24 @@ func (m *Maintainer) await(ctx context.Context, changed <-chan struct{}, limit t
 	}
 }
 
-// work is one placement: enter, learn, schedule. It returns, with nothing under way, when the placement is over or fails.
+// work runs one placement. It returns when the placement is superseded or fails, after everything that it started has ended.
 func (m *Maintainer) work(ctx context.Context, epoch int64) {
 	pass, err := m.opts.Gate.Enter(drain.Maintainers)
 	if err != nil {
-		sleep(ctx, again)
+		sleep(ctx, retryDelay)
 		return
 	}
 	defer pass.Leave()
-	trigger, err := m.opts.Gate.Enter(drain.Dispatchers) // the table trigger lives where its maintainer does
+	trigger, err := m.opts.Gate.Enter(drain.Dispatchers) // the table trigger counts as a dispatcher on this node
 	if err != nil {
-		sleep(ctx, again)
+		sleep(ctx, retryDelay)
 		return
 	}
 	defer trigger.Leave()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.mu.Lock()
-	m.epoch, m.counter, m.cancel, m.tables, m.met = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}
+	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}
 	m.mu.Unlock()
 	defer func() {
 		cancel()
@@ -272,54 +275,54 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 		defer m.mu.Unlock()
 		m.epoch, m.cancel = 0, nil
 	}()
-	m.log.Info("maintainer begins", "placement", epoch)
-	err = m.begin(ctx)
+	m.log.Info("maintainer started", "placement", epoch)
+	err = m.bootstrap(ctx)
 	if err == nil {
-		m.busy.Go(func() { m.watchDefinitions(ctx) })
+		m.busy.Go(func() { m.watchDDL(ctx) })
 		err = m.schedule(ctx)
 	}
-	if err != nil && ctx.Err() == nil && !errors.Is(err, errOver) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errSuperseded) {
 		m.log.Warn("maintainer failed", "placement", epoch, "error", err)
-		m.tellProblem(ctx, err)
+		m.publishProblem(ctx, err)
 	}
 }
 
-// errOver: the placement that the maintainer works for is over.
-var errOver = errors.New("the placement is over")
+// errSuperseded: the object no longer has the placement that the maintainer works for.
+var errSuperseded = errors.New("the placement has been superseded")
 
-// stands fails when the object places the maintainer elsewhere, or nowhere.
-func (m *Maintainer) stands() error {
+// checkPlacement returns errSuperseded if the object places the maintainer elsewhere, or if the changefeed is paused or deleted.
+func (m *Maintainer) checkPlacement() error {
 	cf := m.Latest()
-	if p := cf.Placement(); !m.mine(p) || p.Epoch != m.Placement() || !cf.Wanted() {
-		return errOver
+	if p := cf.Placement(); !m.placedHere(p) || p.Epoch != m.Placement() || !cf.Wanted() {
+		return errSuperseded
 	}
 	return nil
 }
 
-// schedule places and moves tables, counts and reports, until the placement is over.
+// schedule places and moves tables, advances the checkpoint and publishes the status until the placement is superseded.
 func (m *Maintainer) schedule(ctx context.Context) error {
 	for {
 		w, changed := m.opts.Cluster.View()
-		if err := m.stands(); err != nil {
+		if err := m.checkPlacement(); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		began := time.Now()
-		m.meet(ctx, w)
+		m.bootstrapNewNodes(ctx, w)
 		m.place(ctx, w)
 		m.advance()
 		if err := m.publish(ctx, w); err != nil && ctx.Err() == nil {
-			m.log.Warn("status not written yet", "error", err)
+			m.log.Warn("could not write the status; retrying", "error", err)
 		}
 		m.await(ctx, changed, time.Second)
-		sleep(ctx, m.rest()-time.Since(began))
+		sleep(ctx, m.roundLimit()-time.Since(began))
 	}
 }
 
-// rest is how long a round takes at least: each looks at every table.
-func (m *Maintainer) rest() time.Duration {
+// roundLimit is the shortest time that a round may take: each goes over all tables.
+func (m *Maintainer) roundLimit() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return min(time.Duration(len(m.tables))*time.Microsecond, 50*time.Millisecond)

@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// movesAtOnce bounds the tables of a changefeed that are on their way, unless it has very many, and batchTables how many go
-	// with one order.
+	// movesAtOnce bounds how many tables of a changefeed move at the same time, unless it has very many, and batchTables how many
+	// are in one request.
 	movesAtOnce = 256
 	batchTables = movesAtOnce / 8
-	// placeAtOnce is the same for tables that run nowhere: nothing is interrupted by placing them.
+	// placeAtOnce and placeBatch are the same for tables that run on no node: placing them interrupts nothing.
 	placeAtOnce = 100_000
 	placeBatch  = 2000
 )
 
-// place gives out the orders of one plan.
+// place plans, and starts to carry out the plan.
 func (m *Maintainer) place(ctx context.Context, w View) {
 	tw := TableWorld{
-		Schedulable: m.known(w.Schedulable()), Gone: func(name string) bool { return !w.Leases[name].Held() },
+		Schedulable: m.bootstrappedOf(w.Schedulable()), Gone: func(name string) bool { return !w.Leases[name].Held() },
 		Self: m.opts.Epoch.Node, Settled: time.Since(w.DrainSeen) > w.BalanceAfter,
 	}
 	if w.Slot != nil {
@@ -73,26 +73,27 @@ func (m *Maintainer) place(ctx context.Context, w View) {
 	}
 }
 
-// known are the nodes among some that the maintainer has met: others would get orders of a maintainer they do not know.
-func (m *Maintainer) known(names []string) []string {
+// bootstrappedOf are those of some nodes that are bootstrapped: others might still accept orders of an earlier maintainer.
+func (m *Maintainer) bootstrappedOf(names []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.DeleteFunc(names, func(name string) bool { return m.met[name] == 0 })
+	return slices.DeleteFunc(names, func(name string) bool { return m.bootstrapped[name] == 0 })
 }
 
-// move brings a batch of tables to a node: it reads ahead there, stops here, and goes on there at the exact position.
+// move moves tables to a node: their dispatchers there read ahead, those on the origin stop, and those there continue at the exact
+// position. Without an origin they only start.
 func (m *Maintainer) move(ctx context.Context, w View, from, to string, names []stream.Table) {
 	defer m.Wake()
 	began := time.Now()
-	orders := m.orders(names)
+	orders := m.newOrders(names)
 	if from != "" {
 		if failed := m.send(ctx, w, to, wire.Do_DO_PREPARE, orders, nil); failed > 0 {
-			m.back(names, from)
-			m.abandon(ctx, w, to, orders)
-			sleep(ctx, again)
+			m.keep(names, from)
+			m.discard(ctx, w, to, orders)
+			sleep(ctx, retryDelay)
 			return
 		}
-		if !m.halt(ctx, w, from, names, orders) {
+		if !m.stopTables(ctx, w, from, names, orders) {
 			return
 		}
 	}
@@ -102,15 +103,15 @@ func (m *Maintainer) move(ctx context.Context, w View, from, to string, names []
 		defer m.mu.Unlock()
 		t := m.tables[name]
 		t.phase, t.node, t.epoch, t.since = TableRunning, to, wire.ParseEpoch(o.Epoch), round
-		if !t.halted.IsZero() {
-			m.opts.Paused(time.Since(t.halted))
-			t.halted = time.Time{}
+		if !t.stoppedAt.IsZero() {
+			m.opts.Paused(time.Since(t.stoppedAt))
+			t.stoppedAt = time.Time{}
 		}
 	})
 	m.mu.Lock()
 	for _, name := range names {
-		if t := m.tables[name]; t.phase == TableBusy { // it could not be started; it is placed again
-			t.phase, t.retry = TableAbsent, time.Now().Add(again)
+		if t := m.tables[name]; t.phase == TableBusy { // it could not be started; place it again
+			t.phase, t.retry = TableAbsent, time.Now().Add(retryDelay)
 		}
 	}
 	m.mu.Unlock()
@@ -119,8 +120,8 @@ func (m *Maintainer) move(ctx context.Context, w View, from, to string, names []
 	}
 }
 
-// orders names new dispatchers for tables, each with an epoch of its own.
-func (m *Maintainer) orders(names []stream.Table) map[stream.Table]*wire.TableOrder {
+// newOrders makes an order for each table, with a new epoch.
+func (m *Maintainer) newOrders(names []stream.Table) map[stream.Table]*wire.TableOrder {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	orders := map[stream.Table]*wire.TableOrder{}
@@ -133,7 +134,7 @@ func (m *Maintainer) orders(names []stream.Table) map[stream.Table]*wire.TableOr
 	return orders
 }
 
-// send gives a node an order about tables and calls done for each that was carried out. It says how many were not.
+// send sends orders to a node and calls done for each that succeeded. It returns how many failed.
 func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -156,8 +157,8 @@ func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, or
 	return failed
 }
 
-// back puts tables that were not moved to where they run.
-func (m *Maintainer) back(names []stream.Table, from string) {
+// keep marks tables that could not be moved as running on their origin.
+func (m *Maintainer) keep(names []stream.Table, from string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
@@ -165,18 +166,18 @@ func (m *Maintainer) back(names []stream.Table, from string) {
 	}
 }
 
-// abandon lets go of dispatchers that were prepared in vain.
-func (m *Maintainer) abandon(ctx context.Context, w View, to string, orders map[stream.Table]*wire.TableOrder) {
+// discard stops dispatchers that were prepared for a move that does not take place.
+func (m *Maintainer) discard(ctx context.Context, w View, to string, orders map[stream.Table]*wire.TableOrder) {
 	m.send(ctx, w, to, wire.Do_DO_STOP, orders, nil)
 }
 
-// halt stops tables on a node until each has said where it stopped, or the node is gone. It returns false if the maintainer
-// ended first.
-func (m *Maintainer) halt(ctx context.Context, w View, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
+// stopTables stops the dispatchers of tables on a node, and enters into starts the position at which each stopped. It retries until
+// all have, or nobody holds the node's lease. It returns false if ctx was cancelled first.
+func (m *Maintainer) stopTables(ctx context.Context, w View, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
 	left := map[stream.Table]*wire.TableOrder{}
 	m.mu.Lock()
 	for _, name := range names {
-		m.tables[name].halted = time.Now()
+		m.tables[name].stoppedAt = time.Now()
 		left[name] = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(m.tables[name].epoch)}
 	}
 	m.mu.Unlock()
@@ -191,9 +192,9 @@ func (m *Maintainer) halt(ctx context.Context, w View, from string, names []stre
 			m.setProblem(fmt.Sprintf("node %s: %v", from, err))
 			w, _ = m.opts.Cluster.View()
 			if !w.Leases[from].Held() {
-				return true // what it had got to, the sink knows
+				return true // the sink knows the positions
 			}
-			sleep(ctx, again)
+			sleep(ctx, retryDelay)
 			continue
 		}
 		for _, result := range reply.Results {
@@ -211,7 +212,7 @@ func (m *Maintainer) halt(ctx context.Context, w View, from string, names []stre
 			delete(left, name)
 		}
 		if len(left) > 0 {
-			sleep(ctx, again)
+			sleep(ctx, retryDelay)
 		}
 	}
 	return true

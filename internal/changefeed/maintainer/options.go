@@ -77,11 +77,11 @@ type Nodes interface {
 	Order(ctx context.Context, n *v1alpha1.Node, req *wire.OrderRequest) (*wire.OrderReply, error)
 }
 
-// Reports are what nodes report of their dispatchers. Requests for them are numbered in the order in which they are sent.
+// Reports are what nodes report about their dispatchers. Requests for them are numbered in the order in which they are sent.
 type Reports interface {
 	// Of returns the last report of every node about a changefeed.
 	Of(key dispatch.FeedKey) map[string]Report
-	// Round is the number of the last request: what is in a report of a greater one happened after now.
+	// Round is the number of the last request. A report with a greater number was made after now.
 	Round() uint64
 	// Request requests a report from one node and returns when it has arrived or failed.
 	Request(ctx context.Context, v View, node string, feeds []*wire.Feed)

@@ -2,7 +2,6 @@ package maintainer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -11,31 +10,31 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
 
-// static is a source whose tables never change.
+// static is a source without DDL.
 type static interface{ Static() bool }
 
-// setTrigger says whether definitions have to be watched for, and from where.
-func (m *Maintainer) setTrigger(source stream.Source) {
+// watchFromCheckpoint makes the table trigger begin at the checkpoint, if the changefeed carries DDL and the source may have any.
+func (m *Maintainer) watchFromCheckpoint(source stream.Source) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.trigger = nil
+	m.ddlDone = nil
 	if s, ok := source.(static); ok && s.Static() {
 		return
 	}
 	if ddl := m.object.Spec.DDL; ddl == nil || *ddl {
 		at := m.checkpoint
-		m.trigger = &at
+		m.ddlDone = &at
 	}
 }
 
-// knower is a sink that can tell which tables were written, and which are there.
-type knower interface {
+// tableLister is a sink that can list the tables that the changefeed has written to (Known), and those that exist (Present).
+type tableLister interface {
 	Known(ctx context.Context) ([]stream.Table, error)
 	Present(ctx context.Context) ([]stream.Table, error)
 }
 
-// findTables finds out which tables flow from the checkpoint on: those that the source has now, and those that it had and has
-// dropped or renamed since. One that it has made since is not at the sink; the definition that makes it adds it.
+// findTables finds the tables to replicate from the checkpoint on: those that the source has now, and those that it has dropped or
+// renamed since the checkpoint. A table that was created since the checkpoint is missing at the sink: the DDL that creates it adds it.
 func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filter stream.Filter) error {
 	names, head, err := source.Tables(ctx)
 	if err != nil {
@@ -54,8 +53,8 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 		return err
 	}
 	m.mu.Lock()
-	k, ok := sink.(knower)
-	ok = ok && m.trigger != nil
+	k, ok := sink.(tableLister)
+	ok = ok && m.ddlDone != nil
 	m.mu.Unlock()
 	var known, present []stream.Table
 	if ok {
@@ -66,18 +65,18 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 			return err
 		}
 	}
-	there := map[stream.Table]bool{}
+	exists := map[stream.Table]bool{}
 	for _, name := range present {
-		there[name] = true
+		exists[name] = true
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.pending, m.pendingFrom, m.pendingUntil = map[stream.Table]bool{}, m.checkpoint, head
+	m.missing, m.missingFrom, m.missingUntil = map[stream.Table]bool{}, m.checkpoint, head
 	for _, name := range append(names, known...) {
 		switch {
 		case !filter.Allows(name):
-		case ok && !there[name] && head > m.checkpoint:
-			m.pending[name] = true
+		case ok && !exists[name] && head > m.checkpoint:
+			m.missing[name] = true
 		default:
 			m.tables[name] = &table{floor: m.checkpoint}
 		}
@@ -85,45 +84,46 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	return nil
 }
 
-// resolve lets the tables flow that no definition has made: the sink lacks them, and says so. The caller holds the lock.
-func (m *Maintainer) resolve(at stream.Position) {
-	if len(m.pending) == 0 || at < m.pendingUntil {
+// addMissing adds the tables that no DDL up to a position has created. Their dispatchers report that the sink lacks them. The caller
+// holds the lock.
+func (m *Maintainer) addMissing(at stream.Position) {
+	if len(m.missing) == 0 || at < m.missingUntil {
 		return
 	}
-	for name := range m.pending {
+	for name := range m.missing {
 		if m.tables[name] == nil {
-			m.tables[name] = &table{floor: m.pendingFrom}
+			m.tables[name] = &table{floor: m.missingFrom}
 		}
 	}
-	clear(m.pending)
+	clear(m.missing)
 }
 
-// makes are the tables that there are after a definition and not before.
-func makes(d *stream.DDL) []stream.Table {
+// created are the tables that exist after a DDL and not before.
+func created(d *stream.DDL) []stream.Table {
 	if d.Kind == stream.CreateTable {
 		return d.Tables
 	}
 	return d.Becomes
 }
 
-// watchDefinitions is the table trigger: it reads the source's log for definitions that make, drop or rename tables, and sees
-// to each when every table that it concerns stands before it. The checkpoint does not pass one that is not done.
-func (m *Maintainer) watchDefinitions(ctx context.Context) {
+// watchDDL is the table trigger: it reads the log of the source for DDL that creates, drops or renames tables, and executes each when
+// the dispatchers of all tables that it concerns have reached it. The checkpoint does not pass DDL that is not executed.
+func (m *Maintainer) watchDDL(ctx context.Context) {
 	m.mu.Lock()
-	watch := m.trigger != nil
+	watch := m.ddlDone != nil
 	m.mu.Unlock()
 	for watch && ctx.Err() == nil {
-		err := m.readDefinitions(ctx)
+		err := m.readDDL(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		m.setProblem(fmt.Sprintf("definitions: %v", err))
-		m.log.Warn("definitions are not seen to", "error", err)
-		sleep(ctx, 4*again)
+		m.setProblem(fmt.Sprintf("execute DDL: %v", err))
+		m.log.Warn("could not execute DDL; retrying", "error", err)
+		sleep(ctx, 4*retryDelay)
 	}
 }
 
-func (m *Maintainer) readDefinitions(ctx context.Context) error {
+func (m *Maintainer) readDDL(ctx context.Context) error {
 	config, err := m.config(ctx)
 	if err != nil {
 		return err
@@ -143,23 +143,23 @@ func (m *Maintainer) readDefinitions(ctx context.Context) error {
 		return err
 	}
 	m.mu.Lock()
-	after := *m.trigger
+	after := *m.ddlDone
 	m.mu.Unlock()
 	return stream.ReadOf(ctx, source, after, stream.NoTable, func(t *stream.Transaction) error {
 		if t.DDL != nil && !t.DDL.Alone() && concerns(filter, t.DDL) {
-			if err := m.define(ctx, sink, filter, t); err != nil {
+			if err := m.executeDDL(ctx, sink, filter, t); err != nil {
 				return err
 			}
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		*m.trigger, m.triggerAt = t.Position, t.At
-		m.resolve(t.Position)
+		*m.ddlDone, m.ddlDoneAt = t.Position, t.At
+		m.addMissing(t.Position)
 		return nil
 	})
 }
 
-// concerns says whether a definition is about anything that flows. One that names no table is about a schema.
+// concerns reports whether a DDL concerns anything that is replicated. One that names no table is about a schema.
 func concerns(f stream.Filter, d *stream.DDL) bool {
 	if len(d.Tables) == 0 {
 		return f.Allows(stream.Table{Schema: d.Schema, Name: "*"}) || len(f) == 0
@@ -167,40 +167,40 @@ func concerns(f stream.Filter, d *stream.DDL) bool {
 	return slices.ContainsFunc(slices.Concat(d.Tables, d.Becomes), f.Allows)
 }
 
-// define waits for the tables that a definition concerns, executes it, and takes note of what tables there are then.
-func (m *Maintainer) define(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
-	done, err := defined(ctx, sink, t.Position)
+// executeDDL waits for the tables that a DDL concerns, executes it at the sink, and adds and removes tables accordingly.
+func (m *Maintainer) executeDDL(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
+	done, err := ddlExecuted(ctx, sink, t.Position)
 	if err != nil {
 		return err
 	}
-	if !done { // else its tables may be past it already
+	if !done { // if it is executed, its tables may be past it already
 		if err := m.awaitBlocked(ctx, t.DDL); err != nil {
 			return err
 		}
 	}
 	if !m.opts.Epoch.Holding() {
-		return errors.New("the lease is in doubt")
+		return fmt.Errorf("the lease of node %s is in doubt: no DDL is executed until it is renewed", m.opts.Epoch.Node)
 	}
-	if err := sink.Define(ctx, t.Position, t.DDL, stream.Epoch{Placement: m.Placement()}); err != nil {
+	if err := sink.ExecuteDDL(ctx, t.Position, t.DDL, stream.Epoch{Placement: m.Placement()}); err != nil {
 		return err
 	}
-	m.log.Info("definition executed", "position", t.Position, "kind", t.DDL.Kind, "tables", t.DDL.Tables)
+	m.log.Info("DDL executed", "position", t.Position, "kind", t.DDL.Kind, "tables", t.DDL.Tables)
 	floor := t.Position
 	switch t.DDL.Kind {
 	case stream.CreateTable:
-		floor-- // it may come with rows of the same position
+		floor-- // CREATE TABLE ... SELECT has rows at the same position
 	case stream.DropTable, stream.RenameTable:
-		if err := m.end(ctx, t.DDL.Tables); err != nil {
+		if err := m.removeTables(ctx, t.DDL.Tables); err != nil {
 			return err
 		}
 	default:
 		return nil
 	}
-	defer m.Wake() // the loop places what was made
+	defer m.Wake() // the loop places the new tables
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, name := range makes(t.DDL) {
-		delete(m.pending, name)
+	for _, name := range created(t.DDL) {
+		delete(m.missing, name)
 		if f.Allows(name) && m.tables[name] == nil {
 			m.tables[name] = &table{floor: floor}
 		}
@@ -208,22 +208,22 @@ func (m *Maintainer) define(ctx context.Context, sink stream.Sink, f stream.Filt
 	return nil
 }
 
-// definer is a sink that remembers which definitions were executed.
-type definer interface {
-	Defined(ctx context.Context, position stream.Position) (bool, error)
+// ddlRecorder is a sink that records which DDL was executed.
+type ddlRecorder interface {
+	DDLExecuted(ctx context.Context, position stream.Position) (bool, error)
 }
 
-// defined says whether an earlier maintainer has executed a definition. The checkpoint that a maintainer begins with is older than
-// what the one before got to.
-func defined(ctx context.Context, sink stream.Sink, at stream.Position) (bool, error) {
-	d, ok := sink.(definer)
+// ddlExecuted reports whether an earlier maintainer has executed the DDL at a position: the checkpoint that a maintainer starts from
+// may be older than what its predecessor executed.
+func ddlExecuted(ctx context.Context, sink stream.Sink, at stream.Position) (bool, error) {
+	d, ok := sink.(ddlRecorder)
 	if !ok {
 		return false, nil
 	}
-	return d.Defined(ctx, at)
+	return d.DDLExecuted(ctx, at)
 }
 
-// awaitBlocked returns when every dispatcher of the tables stands before the definition.
+// awaitBlocked returns when the dispatchers of all tables that a DDL drops or renames have reached it.
 func (m *Maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 	if d.Kind == stream.CreateTable || d.Kind == stream.OtherDDL {
 		return nil
@@ -233,23 +233,23 @@ func (m *Maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 		if waiting == "" {
 			return nil
 		}
-		if time.Since(began) > staleProblem {
-			m.setProblem(fmt.Sprintf("waiting for table %s to come to the definition at which it is dropped or renamed", waiting))
+		if time.Since(began) > problemExpiry {
+			m.setProblem(fmt.Sprintf("waiting for table %s to reach the DDL that drops or renames it", waiting))
 		}
-		sleep(ctx, blockedEvery)
+		sleep(ctx, blockedPoll)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if w, _ := m.opts.Cluster.View(); w.Leases[node].Held() { // all wait for this: the next round of reports is too far away
+		if w, _ := m.opts.Cluster.View(); w.Leases[node].Held() { // sooner than with the next round of reports: DDL holds up the checkpoint
 			m.opts.Reports.Request(ctx, w, node, []*wire.Feed{m.feed()})
 		}
 	}
 }
 
-// blockedEvery is how often a node is asked whether a table has come to a definition.
-const blockedEvery = 10 * time.Millisecond
+// blockedPoll is how often a node is asked whether a table has reached a DDL.
+const blockedPoll = 10 * time.Millisecond
 
-// unblocked is a table among some that has not said yet that it stands before a definition, and its node; empty if all have.
+// unblocked is a table among some that is not reported to have reached its DDL, and its node; empty if all are.
 func (m *Maintainer) unblocked(names []stream.Table) (table, node string) {
 	blocked := map[string]bool{}
 	for node, r := range m.opts.Reports.Of(m.key) {
@@ -267,22 +267,22 @@ func (m *Maintainer) unblocked(names []stream.Table) (table, node string) {
 	return "", ""
 }
 
-// onItsWay says whether an order about a table is under way.
-func (m *Maintainer) onItsWay(name stream.Table) bool {
+// orderUnderWay reports whether an order about a table has been sent and not been answered.
+func (m *Maintainer) orderUnderWay(name stream.Table) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.tables[name]
 	return t != nil && t.phase == TableBusy
 }
 
-// end lets go of tables that are no more.
-func (m *Maintainer) end(ctx context.Context, names []stream.Table) error {
+// removeTables stops the dispatchers of tables that do not exist any more, and forgets the tables.
+func (m *Maintainer) removeTables(ctx context.Context, names []stream.Table) error {
 	for _, name := range names {
-		for m.onItsWay(name) {
+		for m.orderUnderWay(name) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			sleep(ctx, blockedEvery)
+			sleep(ctx, blockedPoll)
 		}
 		w, _ := m.opts.Cluster.View()
 		m.mu.Lock()

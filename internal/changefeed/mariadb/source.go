@@ -293,9 +293,9 @@ func (s *Source) listTables(ctx context.Context, by querier) ([]stream.Table, er
 	return tables, s.wrap("list tables", rows.Err())
 }
 
-// Unfaithful names what changes at the source without the log saying so, each with its reason: tables with foreign keys
+// PartlyLogged names what changes at the source without the log saying so, each with its reason: tables with foreign keys
 // that cascade, and tables with system versioning. A copy of them may come to differ.
-func (s *Source) Unfaithful(ctx context.Context) ([]string, error) {
+func (s *Source) PartlyLogged(ctx context.Context) ([]string, error) {
 	rows, err := s.db.QueryContext(ctx, `SELECT CONCAT(CONSTRAINT_SCHEMA, '.', TABLE_NAME, ': foreign key ', CONSTRAINT_NAME, ' changes rows by cascade, which the binary log does not tell')
 		FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE DELETE_RULE IN ('CASCADE','SET NULL','SET DEFAULT') OR UPDATE_RULE IN ('CASCADE','SET NULL','SET DEFAULT')
 		UNION ALL SELECT CONCAT(TABLE_SCHEMA, '.', TABLE_NAME, ': is system versioned; its history cannot be written at a sink') FROM information_schema.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED'

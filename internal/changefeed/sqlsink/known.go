@@ -37,8 +37,8 @@ func (s *Sink) list(ctx context.Context, query string, args ...any) ([]stream.Ta
 	return list, rows.Err()
 }
 
-// Defined says whether the definition at a position has been executed, and noted as done.
-func (s *Sink) Defined(ctx context.Context, position stream.Position) (bool, error) {
+// DDLExecuted says whether the definition at a position has been executed, and noted as done.
+func (s *Sink) DDLExecuted(ctx context.Context, position stream.Position) (bool, error) {
 	if _, err := s.prepare(ctx); err != nil {
 		return false, err
 	}

@@ -98,7 +98,7 @@ func (p *pipe) take(ctx context.Context, tx *stream.Transaction) error {
 		if err := p.flush(ctx); err != nil {
 			return err
 		}
-		if err := p.sink.Define(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
+		if err := p.sink.ExecuteDDL(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
 			return err
 		}
 		for _, table := range append(tx.DDL.Tables, tx.DDL.Becomes...) {

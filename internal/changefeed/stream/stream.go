@@ -169,8 +169,8 @@ type Sink interface {
 	// sink has, or start if it has never seen the table. It waits out what an earlier owner has under way; afterwards
 	// nothing of that owner reaches the sink. ErrNotOwner says that a newer epoch owns the table already.
 	Acquire(ctx context.Context, table Table, epoch Epoch, start Position) (Writer, Position, error)
-	// Define executes a definition once, however often it is asked to, for as long as the epoch is not outdone.
-	Define(ctx context.Context, position Position, ddl *DDL, epoch Epoch) error
+	// ExecuteDDL executes a definition once, however often it is asked to, for as long as the epoch is not outdone.
+	ExecuteDDL(ctx context.Context, position Position, ddl *DDL, epoch Epoch) error
 	// Close gives everything back.
 	Close() error
 }

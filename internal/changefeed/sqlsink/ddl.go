@@ -17,7 +17,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// Define executes a definition once. It cannot share a transaction with its progress, so it is done in steps, any of which
+// ExecuteDDL executes a definition once. It cannot share a transaction with its progress, so it is done in steps, any of which
 // may be the last that a process takes:
 //
 //	GET_LOCK of every name ──▶ intent, with a digest of how it was before ──▶ the statement ──▶ done
@@ -32,7 +32,7 @@ import (
 //
 // Of definitions that concern no table only schemas and sequences are executed. Views, triggers, events, routines and
 // users are not: triggers and events would change rows that arrive anyway, the others are no data.
-func (s *Sink) Define(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
+func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
 	text := body(ddl.Statement)
 	if ddl.Kind == stream.OtherDDL && !isExecutedOther(text) {
 		return nil

@@ -152,14 +152,14 @@ func defineCut(t *testing.T, b *testenv.MariaDB, position stream.Position, ddl *
 		}
 		cancel()
 	}()
-	err := dying.Define(ctx, position, ddl, stream.Epoch{Placement: 1})
+	err := dying.ExecuteDDL(ctx, position, ddl, stream.Epoch{Placement: 1})
 	cut := line.wasCut()
 	cancel()
 	<-ended
 	if !cut && err != nil {
 		t.Fatal(err)
 	}
-	if err := openSink(t, b).Define(t.Context(), position, ddl, stream.Epoch{Placement: 2}); err != nil {
+	if err := openSink(t, b).ExecuteDDL(t.Context(), position, ddl, stream.Epoch{Placement: 2}); err != nil {
 		t.Fatalf("the next owner, cut at command %d: %v", command, err)
 	}
 	return cut
@@ -183,14 +183,14 @@ func TestAStatementOfADeadOwnerIsWaitedFor(t *testing.T) {
 	dying := openSinkAt(t, b, line.address)
 	ctx, cancel := context.WithCancel(t.Context())
 	died := make(chan struct{})
-	go func() { defer close(died); dying.Define(ctx, 7, ddl, stream.Epoch{Placement: 1}) }()
+	go func() { defer close(died); dying.ExecuteDDL(ctx, 7, ddl, stream.Epoch{Placement: 1}) }()
 	waitFor(t, func() bool {
 		return b.Value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table metadata lock'") == "1"
 	})
 	cancel()
 	<-died
 	next := make(chan error, 1)
-	go func() { next <- openSink(t, b).Define(t.Context(), 7, ddl, stream.Epoch{Placement: 2}) }()
+	go func() { next <- openSink(t, b).ExecuteDDL(t.Context(), 7, ddl, stream.Epoch{Placement: 2}) }()
 	select {
 	case err := <-next:
 		t.Fatalf("the next owner did not wait: %v", err)
@@ -219,15 +219,15 @@ func TestADefinitionOfANewerEpochIsLeftAlone(t *testing.T) {
 	b.Exec("CREATE DATABASE w")
 	sink := openSink(t, b)
 	bad := &stream.DDL{Kind: stream.AlterTable, Schema: "w", Statement: "ALTER TABLE t ADD COLUMN v INT", Tables: []stream.Table{{Schema: "w", Name: "t"}}}
-	err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 3})
+	err := sink.ExecuteDDL(t.Context(), 7, bad, stream.Epoch{Placement: 3})
 	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "the definition at position 7 fails at the sink") {
 		t.Fatal(err)
 	}
-	if err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 2, Counter: 9}); !errors.Is(err, stream.ErrNotOwner) {
+	if err := sink.ExecuteDDL(t.Context(), 7, bad, stream.Epoch{Placement: 2, Counter: 9}); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("an older epoch went on: %v", err)
 	}
 	b.Exec("CREATE TABLE w.t (id INT)")
-	if err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 3}); err != nil {
+	if err := sink.ExecuteDDL(t.Context(), 7, bad, stream.Epoch{Placement: 3}); err != nil {
 		t.Error(err)
 	}
 }

@@ -19,9 +19,9 @@ const definitions = "ddl"
 // passwords, and are not written.
 var aboutSchema = regexp.MustCompile(`(?is)^\s*(create|alter|drop)\s+(or\s+replace\s+)?(database|schema)\b`)
 
-// Define writes a definition once: where its position has been passed, it is there. Those of one table have their place among the
+// ExecuteDDL writes a definition once: where its position has been passed, it is there. Those of one table have their place among the
 // table's changes, and its owner writes them; the others have a directory that belongs to the maintainer.
-func (s *Sink) Define(_ context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
+func (s *Sink) ExecuteDDL(_ context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
 	if ddl.Kind == stream.OtherDDL && !aboutSchema.MatchString(ddl.Statement) {
 		return nil
 	}
@@ -51,8 +51,8 @@ func (s *Sink) Define(_ context.Context, position stream.Position, ddl *stream.D
 	return s.wrap(mark(j.root, ddl))
 }
 
-// Defined says whether a definition that more than one table, or none, goes through was written.
-func (s *Sink) Defined(_ context.Context, position stream.Position) (bool, error) {
+// DDLExecuted says whether a definition that more than one table, or none, goes through was written.
+func (s *Sink) DDLExecuted(_ context.Context, position stream.Position) (bool, error) {
 	root, err := s.directory()
 	if err != nil {
 		return false, err
