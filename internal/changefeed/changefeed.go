@@ -1,4 +1,4 @@
-// Package changefeed carries changes of tables from a source to a sink, on nodes that may leave at any time.
+// Package changefeed replicates changes of tables from a source to a sink, on nodes that may fail or be drained at any time.
 //
 //	coordinator   places one maintainer per changefeed             plan.go, controller.go   status.placement is the record
 //	maintainer    places one dispatcher per table                  maintainer/              its epoch is part of every request
@@ -12,7 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 )
 
-// Kinds by which the work of changefeeds is counted.
+// Kinds of work that changefeeds have on a node.
 const (
 	KindMaintainers = drain.Maintainers
 	KindDispatchers = drain.Dispatchers

@@ -57,7 +57,7 @@ func TestAPasswordIsReadFromAFileInTheDirectoryAndNowhereElse(t *testing.T) {
 			t.Errorf("%q: the error tells the secret: %v", name, err)
 		}
 	}
-	if _, err := (changefeed.Opener{}).Password("db"); message(err) != "a password file is named, and this node has no --credentials-dir" {
+	if _, err := (changefeed.Opener{}).Password("db"); message(err) != `password file "db": this node has no directory for it: start the node with --credentials-dir` {
 		t.Errorf("without a directory: %v", err)
 	}
 	if got, err := (changefeed.Opener{}).Password(""); err != nil || got != "" {

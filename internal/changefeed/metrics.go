@@ -10,8 +10,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 )
 
-// Metrics are what a node tells of its changefeeds. What there is one of for each changefeed is asked for when somebody looks, so
-// that it goes with the changefeed.
+// Metrics are the metrics of a node's changefeeds. Those with a series per changefeed are collected at each scrape, so that a series
+// ends with its changefeed.
 type Metrics struct {
 	flushes, pauses prometheus.Histogram
 
@@ -32,16 +32,16 @@ func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 		return prometheus.NewDesc(name, help, []string{"namespace", "changefeed"}, labels)
 	}
 	m := &Metrics{
-		flushes: histogram("ebb_changefeed_flush_seconds", "How long a batch took to be at the sink, tries that failed included.",
+		flushes: histogram("ebb_changefeed_flush_seconds", "Time to write a batch to the sink, including failed attempts.",
 			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		pauses: histogram("ebb_changefeed_table_pause_seconds", "How long a table that moved stood still: from when its origin was told to stop until its destination ran.",
+		pauses: histogram("ebb_changefeed_table_pause_seconds", "Time for which a table was not written because it moved: from the order to stop at its origin until it runs at its destination.",
 			.005, .01, .025, .05, .1, .2, .3, .5, 1, 2.5, 5, 10, 30),
-		lag:         perFeed("ebb_changefeed_checkpoint_lag_seconds", "How long ago the source committed what the checkpoint is at, on the maintainer's node."),
-		tables:      perFeed("ebb_changefeed_tables", "Tables of the changefeed, on the maintainer's node."),
-		dispatchers: perFeed("ebb_changefeed_dispatchers", "Dispatchers of tables on the node, prepared ones included."),
-		rows:        perFeed("ebb_changefeed_rows_total", "Row changes that the node wrote since the changefeed came to it."),
-		bytes:       perFeed("ebb_changefeed_bytes_total", "About how much memory the changes took that the node wrote since the changefeed came to it."),
-		memory:      prometheus.NewDesc("ebb_changefeed_memory_bytes", "Memory that changes on their way take on the node.", nil, labels),
+		lag:         perFeed("ebb_changefeed_checkpoint_lag_seconds", "Time since the source committed the transaction at the checkpoint; reported by the maintainer's node."),
+		tables:      perFeed("ebb_changefeed_tables", "Tables of the changefeed; reported by the maintainer's node."),
+		dispatchers: perFeed("ebb_changefeed_dispatchers", "Dispatchers of tables on the node, including those that only read ahead."),
+		rows:        perFeed("ebb_changefeed_rows_total", "Row changes that the node has written since it began to run dispatchers of the changefeed."),
+		bytes:       perFeed("ebb_changefeed_bytes_total", "Approximate size in memory of the changes that the node has written since it began to run dispatchers of the changefeed."),
+		memory:      prometheus.NewDesc("ebb_changefeed_memory_bytes", "Memory used on the node by changes that were read and not yet written.", nil, labels),
 	}
 	r.MustRegister(m.flushes, m.pauses, m)
 	return m
@@ -83,12 +83,12 @@ func (m *Metrics) flushed(took time.Duration) { m.flushes.Observe(took.Seconds()
 
 func (m *Metrics) paused(pause time.Duration) { m.pauses.Observe(pause.Seconds()) }
 
-// feedName is a changefeed as metrics know it. One that was removed and made again is here twice for a moment, under one name.
+// feedName is a changefeed in labels. One that was deleted and created again has two keys for a moment, and one name.
 type feedName struct{ namespace, name string }
 
 func named(key dispatch.FeedKey) feedName { return feedName{key.Namespace, key.Name} }
 
-// carried is what the dispatchers here have done, by changefeed.
+// carried is what the dispatchers on this node report, by changefeed.
 func (h *Host) carried() map[feedName]dispatch.Report {
 	all := map[feedName]dispatch.Report{}
 	for _, key := range h.engine.Keys() {
@@ -101,7 +101,7 @@ func (h *Host) carried() map[feedName]dispatch.Report {
 	return all
 }
 
-// maintained is how far the maintainers here have come, by changefeed.
+// maintained is the progress of the maintainers on this node, by changefeed.
 func (h *Host) maintained() map[feedName]maintainer.Progress {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -2,6 +2,7 @@ package changefeed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -29,7 +30,7 @@ import (
 )
 
 const (
-	// reportEvery is how often a node asks the others how the changefeeds are that it maintains.
+	// reportEvery is how often a node requests reports about the changefeeds that it maintains.
 	reportEvery = 200 * time.Millisecond
 	// writeLimit bounds one write of an object.
 	writeLimit = 5 * time.Second
@@ -50,9 +51,9 @@ type Options struct {
 	Files peer.Files
 	// Opener of sources and sinks.
 	Opener Opener
-	// Memory bounds the changes on their way, in bytes.
+	// Memory bounds the changes that were read and not yet written, in bytes.
 	Memory int64
-	// Services of other kinds of work that are reached at the listener too.
+	// Services of other kinds of work that are served at the same listener.
 	Services []peer.Service
 	// Metrics of the node's changefeeds.
 	Metrics *Metrics
@@ -60,24 +61,24 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Host is what a node has of changefeeds: the dispatchers, which go on while the lease is in doubt because the sink checks
-// who owns a table, and the maintainers, which decide and so do not.
+// Host runs what a node has of changefeeds: dispatchers, which continue while the node's lease is in doubt because the sink checks
+// who owns a table, and maintainers, which make decisions and are therefore stopped.
 type Host struct {
 	opts   Options
 	engine *dispatch.Engine
 	peers  *peers
-	served atomic.Bool // the listener has been used
+	served atomic.Bool // the listener has been used and closed
 
 	mu       sync.Mutex
 	epoch    int64                     // of the node, 0 while it has none
-	holding  func() bool               // whether the epoch stands, nil while there is none
+	holding  func() bool               // reports whether the node's lease is held and not in doubt; nil while there is no epoch
 	unwanted map[dispatch.FeedKey]bool // paused or deleted
 	running  map[dispatch.FeedKey]*hosted
 
-	writes chan struct{} // one place for each write that may be under way
+	writes chan struct{} // bounds the concurrent writes
 }
 
-// writesAtOnce bounds the writes of a node about its changefeeds, so that very many do not crowd out its lease.
+// writesAtOnce bounds the concurrent writes of a node about its changefeeds, so that very many do not delay the renewal of its lease.
 const writesAtOnce = 4
 
 // NewHost makes the host of a node.
@@ -105,7 +106,7 @@ func (h *Host) Dispatchers() node.Hosted {
 	return node.Hosted{Runtime: dispatchers{h}, Doubt: node.KeepInDoubt}
 }
 
-// Maintainers is the runtime that decides.
+// Maintainers is the runtime of the maintainers.
 func (h *Host) Maintainers() node.Hosted {
 	return node.Hosted{Runtime: maintainers{h}, Doubt: node.StopInDoubt}
 }
@@ -129,7 +130,7 @@ func (d dispatchers) Run(ctx context.Context) error {
 	listener := d.opts.Listener
 	if d.served.Swap(true) { // it was closed when this runtime last ended
 		if listener, err = net.Listen("tcp", listener.Addr().String()); err != nil {
-			return fmt.Errorf("node to node: %w", err)
+			return fmt.Errorf("listen for other nodes: %w", err)
 		}
 	}
 	served := make(chan error, 1)
@@ -137,12 +138,12 @@ func (d dispatchers) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 	case err := <-served:
-		return fmt.Errorf("node to node: %w", err)
+		return fmt.Errorf("serve other nodes: %w", err)
 	}
 	server.Stop()
 	<-served
 	for _, key := range d.engine.Keys() {
-		_ = d.closeFeed(key) // it was logged, and the process ends
+		_ = d.closeFeed(key) // the error was logged, and the process ends
 	}
 	d.peers.close()
 	return nil
@@ -154,13 +155,12 @@ func (h *Host) closeFeed(key dispatch.FeedKey) error {
 	defer cancel()
 	err := h.engine.Close(ctx, key)
 	if err != nil {
-		h.opts.Log.Warn("changefeed not closed in order", "changefeed", key.String(), "error", err)
+		h.opts.Log.Warn("could not stop all dispatchers of the changefeed on this node", "changefeed", key.String(), "error", err)
 	}
 	return err
 }
 
-// closeLater does so beside everything else, again and again if need be: a sink that hangs must not hold up a node whose lease is
-// in doubt.
+// closeLater does so in the background, and retries: a sink that hangs must not block a node whose lease is in doubt.
 func (h *Host) closeLater(key dispatch.FeedKey, then func()) {
 	go func() {
 		for range closeTries {
@@ -174,21 +174,21 @@ func (h *Host) closeLater(key dispatch.FeedKey, then func()) {
 	}()
 }
 
-// nodeEpoch is the incarnation of this node, 0 while it has none.
+// nodeEpoch is the epoch of this node, 0 while it has none.
 func (h *Host) nodeEpoch() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.epoch
 }
 
-// leased says whether the node's lease is beyond doubt.
+// leased reports whether the node's lease is held and not in doubt.
 func (h *Host) leased() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.holding != nil && h.holding()
 }
 
-// wants says whether dispatchers of a changefeed may run here.
+// wants reports whether dispatchers of a changefeed may run here.
 func (h *Host) wants(key dispatch.FeedKey) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -218,7 +218,7 @@ func (m maintainers) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]maintainer.Report{}, told: map[dispatch.FeedKey]bool{},
+	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]maintainer.Report{}, fresh: map[dispatch.FeedKey]bool{},
 		world: maintainer.View{Nodes: map[string]*v1alpha1.Node{}, Leases: map[string]lease.Record{}, DrainSeen: time.Now()}} // one may just have ended
 	defer r.wait()
 	if err := r.watch(ctx); err != nil {
@@ -242,7 +242,7 @@ type run struct {
 	changed chan struct{} // closed and replaced when the world changes
 	reports map[string]map[dispatch.FeedKey]maintainer.Report
 	round   uint64                    // of reports, grows with every request
-	told    map[dispatch.FeedKey]bool // of which something new was reported
+	fresh   map[dispatch.FeedKey]bool // changefeeds whose reports have changed
 }
 
 // hosted is a maintainer, and the epoch in which it was made.
@@ -260,7 +260,7 @@ func (r *run) maintainerOptions() maintainer.Options {
 
 func (r *run) wait() {
 	r.Host.mu.Lock()
-	r.ended = true // the watches end after us, and may still bring news
+	r.ended = true // the watches end later, and may still deliver events
 	list := slices.Collect(maps.Values(r.running))
 	r.Host.mu.Unlock()
 	for _, m := range list {
@@ -269,7 +269,7 @@ func (r *run) wait() {
 	r.live.Wait()
 }
 
-// watch follows the objects that maintainers rest on.
+// watch follows the objects that maintainers need.
 func (r *run) watch(ctx context.Context) error {
 	handlers := []struct {
 		object client.Object
@@ -296,7 +296,7 @@ func (r *run) watch(ctx context.Context) error {
 	return r.closeForgotten(ctx)
 }
 
-// closeForgotten stops what belongs to objects that went while this node was not there to see it.
+// closeForgotten stops dispatchers of changefeeds that were deleted while this node did not watch.
 func (r *run) closeForgotten(ctx context.Context) error {
 	var list v1alpha1.ChangefeedList
 	if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -369,7 +369,7 @@ func (r *run) View() (maintainer.View, <-chan struct{}) {
 	return v, r.changed
 }
 
-// see does what an object asks of this node: run its maintainer, stop it, or stop everything of it.
+// see runs the maintainer of a changefeed that is placed here, and stops everything of one that is paused, deleted or failed.
 func (r *run) see(cf *v1alpha1.Changefeed) {
 	key := maintainer.KeyOf(cf)
 	wanted := cf.Wanted() && cf.Status.State != v1alpha1.ChangefeedFailed
@@ -432,7 +432,7 @@ func (r *run) Maintained() int {
 	return len(r.running)
 }
 
-// poll asks every node, all the time, how the changefeeds are that are maintained here.
+// poll requests reports from every node, periodically, about the changefeeds that are maintained here.
 func (r *run) poll(ctx context.Context) {
 	ticker := time.NewTicker(reportEvery)
 	defer ticker.Stop()
@@ -459,19 +459,19 @@ func (r *run) poll(ctx context.Context) {
 			}
 		}
 		asked.Wait()
-		r.wakeTold()
+		r.wakeReported()
 	}
 }
 
-// wakeTold wakes the maintainers of changefeeds of which something new was told.
-func (r *run) wakeTold() {
+// wakeReported wakes the maintainers of changefeeds whose reports have changed.
+func (r *run) wakeReported() {
 	r.mu.Lock()
-	told := r.told
-	r.told = map[dispatch.FeedKey]bool{}
+	fresh := r.fresh
+	r.fresh = map[dispatch.FeedKey]bool{}
 	r.mu.Unlock()
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
-	for key := range told {
+	for key := range fresh {
 		if m := r.running[key]; m != nil {
 			m.Wake()
 		}
@@ -508,7 +508,7 @@ func (r *run) Request(ctx context.Context, w maintainer.View, name string, feeds
 	defer cancel()
 	reply, err := r.peers.report(ctx, w.Nodes[name], &wire.ReportRequest{Caller: r.caller(), Feeds: feeds})
 	if err != nil {
-		return // what it said last stands until it speaks again or is gone
+		return // its last report stays valid until it sends another or loses its lease
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -518,9 +518,9 @@ func (r *run) Request(ctx context.Context, w maintainer.View, name string, feeds
 	}
 	for _, f := range reply.Feeds {
 		key := f.Feed.Key()
-		if byFeed[key].Round < round { // answers may overtake each other
+		if byFeed[key].Round < round { // replies may overtake each other
 			if !proto.Equal(byFeed[key].FeedReport, f) {
-				r.told[key] = true
+				r.fresh[key] = true
 			}
 			byFeed[key] = maintainer.Report{Round: round, FeedReport: f}
 		}
@@ -551,7 +551,7 @@ func (r *run) Update(ctx context.Context, key dispatch.FeedKey, change func(*v1a
 		}
 		if string(cf.UID) != key.UID || !change(cf) {
 			if seen {
-				continue // it may be old
+				continue // it may be outdated: read it from the API server
 			}
 			return nil
 		}
@@ -564,7 +564,7 @@ func (r *run) Update(ctx context.Context, key dispatch.FeedKey, change func(*v1a
 	}
 }
 
-// lastSeen is an object as it was last seen, if its maintainer is here. Most of the time it is the newest.
+// lastSeen is the last observed version of an object, if its maintainer is here. Usually it is the newest.
 func (r *run) lastSeen(key dispatch.FeedKey) (*v1alpha1.Changefeed, bool) {
 	r.Host.mu.Lock()
 	m := r.running[key]
@@ -575,7 +575,7 @@ func (r *run) lastSeen(key dispatch.FeedKey) (*v1alpha1.Changefeed, bool) {
 	return m.Latest().DeepCopy(), true
 }
 
-// peers reaches other nodes.
+// peers sends requests to nodes.
 type peers struct {
 	self  string
 	files peer.Files
@@ -594,10 +594,13 @@ func newPeers(self string, f peer.Files, h *Host) *peers {
 	return &peers{self: self, files: f, local: &server{host: h}, conns: map[string]*reached{}}
 }
 
-// client reaches a node at the address that it tells.
+// client returns a client for the address that a node has published.
 func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
-	if n == nil || n.Status.Address == "" {
-		return nil, fmt.Errorf("a node that has not told its address")
+	if n == nil {
+		return nil, errors.New("the Node object does not exist")
+	}
+	if n.Status.Address == "" {
+		return nil, fmt.Errorf("node %s has not published its address", n.Name)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -606,7 +609,7 @@ func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
 		return wire.NewNodeClient(c.conn), nil
 	}
 	if c != nil {
-		_ = c.conn.Close() // the node is elsewhere now
+		_ = c.conn.Close() // the node has another address now
 	}
 	conn, err := peer.Dial(p.files, n.Status.Address, n.Name)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
 
-// server does what maintainers, here or on other nodes, want of this node's dispatchers.
+// server answers the requests of maintainers, on this node and on others, about this node's dispatchers.
 type server struct {
 	wire.UnimplementedNodeServer
 	host *Host
@@ -40,7 +40,7 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 	for _, t := range req.Tables {
 		table, ok := wire.ParseTable(t.Table)
 		if !ok {
-			return nil, status.Errorf(codes.InvalidArgument, "%q is no table", t.Table)
+			return nil, status.Errorf(codes.InvalidArgument, "%q is not a table name", t.Table)
 		}
 		orders = append(orders, dispatch.Order{Table: table, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position)})
 	}
@@ -64,7 +64,7 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 	case wire.Do_DO_STOP:
 		stopped, failed = s.host.engine.Stop(ctx, key, epoch, orders)
 	default:
-		return nil, status.Error(codes.InvalidArgument, "no such order")
+		return nil, status.Errorf(codes.InvalidArgument, "unknown order %s", req.Do)
 	}
 	reply := &wire.OrderReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, o := range orders {
