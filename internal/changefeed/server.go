@@ -21,7 +21,7 @@ type server struct {
 // Bootstrap implements wire.NodeServer.
 func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
 	key := req.Feed.Key()
-	if err := s.host.engine.Hear(key, req.Feed.GetEpoch()); err != nil {
+	if err := s.host.engine.Accept(key, req.Feed.GetEpoch()); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch()}

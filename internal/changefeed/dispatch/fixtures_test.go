@@ -302,7 +302,7 @@ func (l *ledger) Check(context.Context) error { return nil }
 
 // ExecuteDDL implements stream.Sink.
 func (l *ledger) ExecuteDDL(context.Context, stream.Position, *stream.DDL, stream.Epoch) error {
-	return errors.New("no definitions here")
+	return errors.New("this sink executes no DDL")
 }
 
 // Close implements stream.Sink.

@@ -73,9 +73,9 @@ func check(root *os.Root, dir string, epoch stream.Epoch) error {
 
 func notOwner(dir string, mine stream.Epoch, is *owner) error {
 	if is == nil {
-		return fmt.Errorf("%s has no owner any more, epoch %d.%d had it: %w", dir, mine.Placement, mine.Counter, stream.ErrNotOwner)
+		return fmt.Errorf("%s has no owner any more, epoch %s had it: %w", dir, mine, stream.ErrNotOwner)
 	}
-	return fmt.Errorf("%s belongs to epoch %d.%d, not to %d.%d: %w", dir, is.Epoch.Placement, is.Epoch.Counter, mine.Placement, mine.Counter, stream.ErrNotOwner)
+	return fmt.Errorf("%s belongs to epoch %s, not to %s: %w", dir, is.Epoch, mine, stream.ErrNotOwner)
 }
 
 // writeOwner replaces the file as a whole, so that whoever reads it sees the one or the other.

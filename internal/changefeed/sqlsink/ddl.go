@@ -161,7 +161,7 @@ func (d *definer) intend(ctx context.Context) (step, error) {
 	case done:
 		return nothing, nil
 	case found.Compare(d.epoch) > 0:
-		return nothing, fmt.Errorf("sink %s: the definition at position %d was taken over by epoch %s from epoch %s: %w", d.sink.options.Address, d.position, show(found), show(d.epoch), stream.ErrNotOwner)
+		return nothing, fmt.Errorf("sink %s: the definition at position %d was taken over by epoch %s from epoch %s: %w", d.sink.options.Address, d.position, found, d.epoch, stream.ErrNotOwner)
 	}
 	d.again = true
 	if _, err := tx.ExecContext(ctx, "UPDATE "+d.sink.intents+" SET placement = ?, counter = ? WHERE changefeed = ? AND position = ?",
@@ -264,7 +264,7 @@ func (d *definer) finish(ctx context.Context) error {
 		return err
 	}
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
-		return fmt.Errorf("sink %s: the definition at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, show(d.epoch), errors.Join(err, stream.ErrNotOwner))
+		return fmt.Errorf("sink %s: the definition at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, d.epoch, errors.Join(err, stream.ErrNotOwner))
 	}
 	if err := d.movePositions(ctx, tx); err != nil {
 		return err

@@ -99,9 +99,7 @@ func (s *Sink) raise(ctx context.Context, tx *sql.Tx, table stream.Table, epoch 
 
 func (s *Sink) notOwner(table stream.Table, mine stream.Epoch, found *state) error {
 	if found == nil {
-		return fmt.Errorf("sink %s: table %s has no owner any more, epoch %s had it: %w", s.options.Address, table, show(mine), stream.ErrNotOwner)
+		return fmt.Errorf("sink %s: table %s has no owner any more, epoch %s had it: %w", s.options.Address, table, mine, stream.ErrNotOwner)
 	}
-	return fmt.Errorf("sink %s: table %s belongs to epoch %s at position %d, not to epoch %s: %w", s.options.Address, table, show(found.epoch), found.position, show(mine), stream.ErrNotOwner)
+	return fmt.Errorf("sink %s: table %s belongs to epoch %s at position %d, not to epoch %s: %w", s.options.Address, table, found.epoch, found.position, mine, stream.ErrNotOwner)
 }
-
-func show(e stream.Epoch) string { return fmt.Sprintf("%d.%d", e.Placement, e.Counter) }

@@ -8,7 +8,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-func TestWhichTablesFlow(t *testing.T) {
+func TestWhichTablesAFilterAllows(t *testing.T) {
 	for _, c := range []struct {
 		filter string
 		yes    string
@@ -36,7 +36,7 @@ func TestWhichTablesFlow(t *testing.T) {
 				for _, name := range strings.Fields(text) {
 					schema, table, _ := strings.Cut(name, ".")
 					if f.Allows(stream.Table{Schema: schema, Name: table}) != want {
-						t.Errorf("%s flows: %v", name, !want)
+						t.Errorf("%s is allowed: %v", name, !want)
 					}
 				}
 			}
@@ -44,17 +44,17 @@ func TestWhichTablesFlow(t *testing.T) {
 	}
 }
 
-func TestAFilterThatCannotBeMeantIsRefused(t *testing.T) {
+func TestAnInvalidFilterIsRefused(t *testing.T) {
 	for pattern, want := range map[string]string{
-		"orders":      `filter "orders" is not schema.table`,
-		".orders":     `filter ".orders" is not schema.table`,
-		"shop.":       `filter "shop." is not schema.table`,
-		"!":           `filter "!" is not schema.table`,
-		"!shop":       `filter "!shop" is not schema.table`,
-		"":            `filter "" is not schema.table`,
-		"shop.[ab]":   `filter "shop.[ab]": only * and ? are understood`,
-		`shop.a\*b`:   `filter "shop.a\\*b": only * and ? are understood`,
-		"!shop.[^ab]": `filter "!shop.[^ab]": only * and ? are understood`,
+		"orders":      `filter "orders" is not of the form schema.table`,
+		".orders":     `filter ".orders" is not of the form schema.table`,
+		"shop.":       `filter "shop." is not of the form schema.table`,
+		"!":           `filter "!" is not of the form schema.table`,
+		"!shop":       `filter "!shop" is not of the form schema.table`,
+		"":            `filter "" is not of the form schema.table`,
+		"shop.[ab]":   `filter "shop.[ab]": only the wildcards * and ? are supported`,
+		`shop.a\*b`:   `filter "shop.a\\*b": only the wildcards * and ? are supported`,
+		"!shop.[^ab]": `filter "!shop.[^ab]": only the wildcards * and ? are supported`,
 	} {
 		if _, err := stream.ParseFilter([]string{"a.b", pattern}); fmt.Sprint(err) != want {
 			t.Errorf("got  %s\nwant %s", fmt.Sprint(err), want)
@@ -62,7 +62,7 @@ func TestAFilterThatCannotBeMeantIsRefused(t *testing.T) {
 	}
 }
 
-func TestPositionsAsPeopleWriteThem(t *testing.T) {
+func TestParsePosition(t *testing.T) {
 	for text, want := range map[string]stream.Position{"": 0, "0": 0, "17": 17, "0-1-100": 100, "5-4294967295-9223372036854775807": 1<<63 - 1} {
 		if p, err := stream.ParsePosition(text); err != nil || p != want {
 			t.Errorf("%q is %d, %v", text, p, err)
