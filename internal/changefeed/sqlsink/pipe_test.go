@@ -192,7 +192,7 @@ func dump(t testing.TB, db *sql.DB, table string) []string {
 	return lines
 }
 
-// equal compares all tables of both servers outside the sink's own schema, by definition, row by row, and by checksum.
+// equal compares all tables of both servers outside the sink's own schema, by SHOW CREATE TABLE, row by row, and by checksum.
 func equal(t testing.TB, source, sink *testenv.MariaDB) {
 	t.Helper()
 	a, b := source.Open(""), sink.Open("")
