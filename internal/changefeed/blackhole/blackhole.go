@@ -1,5 +1,4 @@
-// Package blackhole is a sink that counts what it gets and forgets it. It knows no owners: two may write at once, and
-// nobody would notice.
+// Package blackhole is a sink that counts changes and discards them. It does not check owners: two may write at the same time.
 package blackhole
 
 import (
@@ -34,7 +33,7 @@ func (s *Sink) ExecuteDDL(context.Context, stream.Position, *stream.DDL, stream.
 // Close implements stream.Sink.
 func (s *Sink) Close() error { return nil }
 
-// writer writes any table: there is nothing to tell them apart by.
+// writer is a writer of any table.
 type writer Sink
 
 // Write implements stream.Writer.
