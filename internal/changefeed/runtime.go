@@ -91,7 +91,7 @@ func NewHost(o Options) *Host {
 		Enter: func() (func(), error) {
 			pass, err := o.Gate.Enter(KindDispatchers)
 			if err != nil {
-				return nil, fmt.Errorf("%w: %w", dispatch.ErrRefused, err)
+				return nil, err
 			}
 			return pass.Leave, nil
 		},

@@ -22,9 +22,6 @@ import (
 // ErrOldMaintainer: the node has accepted a newer maintainer, or runs a dispatcher that a newer one has started.
 var ErrOldMaintainer = errors.New("the maintainer has been superseded")
 
-// ErrRefused: the node accepts no new work.
-var ErrRefused = errors.New("the node accepts no new work")
-
 // FeedKey names a changefeed.
 type FeedKey struct{ Namespace, Name, UID string }
 

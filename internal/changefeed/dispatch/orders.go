@@ -124,7 +124,7 @@ func (f *Feed) find(o Order) (d *placed, made bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return nil, false, fmt.Errorf("changefeed %s: %w", f.key, ErrRefused)
+		return nil, false, fmt.Errorf("changefeed %s is being closed on this node", f.key)
 	}
 	if d := f.tables[o.Table]; d != nil {
 		return d, false, nil
