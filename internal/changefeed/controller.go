@@ -111,11 +111,12 @@ func (c *Controller) writeAll(ctx context.Context, w World, plan []*v1alpha1.Cha
 			if err := c.write(ctx, w, cf); err != nil {
 				return fmt.Errorf("write the placement of changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
 			}
-			p, event := cf.Placement(), "maintainer placed"
+			p, log := cf.Placement(), c.Log.With("changefeed", maintainer.KeyOf(cf).String())
 			if p.Node == "" {
-				event = "maintainer has to stop: its changefeed is paused, deleted or failed"
+				log.Info("maintainer has to stop: its changefeed is paused, deleted or failed", "placement", p.Epoch)
+			} else {
+				log.Info("maintainer placed", "to", p.Node, "placement", p.Epoch)
 			}
-			c.Log.Info(event, "changefeed", maintainer.KeyOf(cf).String(), "node", p.Node, "placement", p.Epoch)
 			return nil
 		})
 	}

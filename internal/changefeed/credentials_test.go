@@ -54,7 +54,7 @@ func TestAPasswordIsReadFromAFileInTheDirectoryAndNowhereElse(t *testing.T) {
 		if got, err := o.Password(name); err == nil {
 			t.Errorf("%q was read: %q", name, got)
 		} else if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "pass word") {
-			t.Errorf("%q: the error tells the secret: %v", name, err)
+			t.Errorf("%q: the error contains the secret: %v", name, err)
 		}
 	}
 	if _, err := (changefeed.Opener{}).Password("db"); message(err) != `password file "db": this node has no directory for it: start the node with --credentials-dir` {
@@ -72,7 +72,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestSourcesAndSinksThatCannotWorkAreUnusable(t *testing.T) {
+func TestInvalidSourcesAndSinksAreUnusable(t *testing.T) {
 	o := changefeed.Opener{}
 	for _, source := range []string{"", "datagen://?tables=x", "datagen://?tables=0", "datagen://?colour=red", "ftp://host", "://", "datagen://?rate=-1"} {
 		if s, err := o.Source(dispatch.Config{Source: source}); !errors.Is(err, stream.ErrUnusable) {
@@ -92,7 +92,7 @@ func TestSourcesAndSinksThatCannotWorkAreUnusable(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongWithAChangefeedIsToldTheSameEveryTime(t *testing.T) {
+func TestValidateReturnsTheSameErrorEveryTime(t *testing.T) {
 	spec := func(source, sink, start string, filter ...string) *v1alpha1.ChangefeedSpec {
 		return &v1alpha1.ChangefeedSpec{Source: source, Sink: sink, StartPosition: start, Filter: filter}
 	}

@@ -18,10 +18,10 @@ const (
 	BlockedNoNode = "NoSchedulableNode"
 	// BlockedQueue: other maintainers move first.
 	BlockedQueue = "AwaitingTurn"
-	// BlockedMove: a move off the node is under way.
+	// BlockedMove: it is moving off the node.
 	BlockedMove = "AwaitingMove"
-	// BlockedUnheard: the maintainer has not acknowledged the drain.
-	BlockedUnheard = "AwaitingMaintainer"
+	// BlockedUnacknowledged: the maintainer has not acknowledged the drain.
+	BlockedUnacknowledged = "AwaitingMaintainer"
 	// BlockedTables: its maintainer is moving the dispatchers.
 	BlockedTables = "AwaitingDispatchers"
 )
@@ -127,10 +127,10 @@ func (w World) DispatchersOn(node string) drain.Remaining {
 			n = 0 // they ended with the node's epoch; the maintainer places them on other nodes
 		}
 		b := v1alpha1.Blocker{Kind: "Changefeed", Name: nameOf(cf), Reason: BlockedTables, Remedy: "its maintainer is moving its dispatchers to other nodes"}
-		heard := w.Slot == nil || cf.Status.ObservedDrain == w.Slot.UID && cf.Status.ObservedEpoch == p.Epoch && p.Phase == v1alpha1.PlacementRunning
-		if !heard {
+		acknowledged := w.Slot == nil || cf.Status.ObservedDrain == w.Slot.UID && cf.Status.ObservedEpoch == p.Epoch && p.Phase == v1alpha1.PlacementRunning
+		if !acknowledged {
 			n = max(n, 1)
-			b.Reason, b.Remedy = BlockedUnheard, unacknowledged(p.Node)
+			b.Reason, b.Remedy = BlockedUnacknowledged, unacknowledged(p.Node)
 		}
 		if n == 0 {
 			continue

@@ -64,7 +64,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	gauge(m.memory, float64(h.engine.Memory()))
-	for name, r := range h.carried() {
+	for name, r := range h.dispatching() {
 		gauge(m.dispatchers, float64(r.Dispatchers), name.namespace, name.name)
 		ch <- prometheus.MustNewConstMetric(m.rows, prometheus.CounterValue, float64(r.Rows), name.namespace, name.name)
 		ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(r.Bytes), name.namespace, name.name)
@@ -88,8 +88,8 @@ type feedName struct{ namespace, name string }
 
 func named(key dispatch.FeedKey) feedName { return feedName{key.Namespace, key.Name} }
 
-// carried is what the dispatchers on this node report, by changefeed.
-func (h *Host) carried() map[feedName]dispatch.Report {
+// dispatching is what the dispatchers on this node report, by changefeed.
+func (h *Host) dispatching() map[feedName]dispatch.Report {
 	all := map[feedName]dispatch.Report{}
 	for _, key := range h.engine.Keys() {
 		sum, r := all[named(key)], h.engine.Report(key)

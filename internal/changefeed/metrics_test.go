@@ -23,7 +23,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// measured is a host and what it tells.
+// measured is a host with its metrics.
 type measured struct {
 	*Host
 	registry *prometheus.Registry
@@ -68,7 +68,7 @@ func (m *measured) want(t *testing.T, want map[string]string) {
 	}
 }
 
-// flow lets a table of a made-up source flow from its head.
+// flow starts a table of a datagen source at its head.
 func (m *measured) flow(t *testing.T, key dispatch.FeedKey, table string) {
 	t.Helper()
 	c := dispatch.Config{Source: "datagen://?tables=2&rate=100", Sink: "blackhole://", Workers: 1, BatchRows: 10}
@@ -90,10 +90,10 @@ func of(name, changefeed string) string {
 	return fmt.Sprintf(`%s{changefeed="%s",namespace="default",node="n1"}`, name, changefeed)
 }
 
-// datagenTime is after the made-up sources have begun.
+// datagenTime is after the first transaction of datagen sources.
 var datagenTime = time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC)
 
-func TestMetricsOfDispatchersComeAndGoWithTheChangefeed(t *testing.T) {
+func TestMetricsOfDispatchersEndWithTheChangefeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(datagenTime))
 		m := newMeasured()
@@ -120,14 +120,14 @@ func TestMetricsOfDispatchersComeAndGoWithTheChangefeed(t *testing.T) {
 		}
 		for name := range m.scrape(t) {
 			if strings.Contains(name, "demo") {
-				t.Errorf("%s is still told", name)
+				t.Errorf("%s is still served", name)
 			}
 		}
 	})
 }
 
-// A changefeed that is removed and made again has two keys here until the first is closed.
-func TestAChangefeedThatIsMadeAgainHasOneSeries(t *testing.T) {
+// A changefeed that is deleted and created again has two keys until the first is closed.
+func TestAChangefeedThatIsCreatedAgainHasOneSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(datagenTime))
 		m := newMeasured()

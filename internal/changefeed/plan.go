@@ -51,7 +51,7 @@ func durationOr(set *metav1.Duration, otherwise time.Duration) time.Duration {
 // balanceAtOnce bounds the moves that only balance.
 const balanceAtOnce = 1
 
-// over says whether an incarnation of a node has ended.
+// over reports whether an epoch of a node has ended: its lease was released or fenced.
 func (w World) over(node string, epoch int64) bool {
 	rec := w.Leases[node]
 	return rec.Epoch == 0 || rec.Over(epoch)
@@ -114,8 +114,8 @@ func (w World) loads() map[string]int {
 	return loads
 }
 
-// departing counts the moves under way off the draining node, by where they began: during a move the changefeed's own node
-// is another already.
+// departing counts the maintainers that are moving off the draining node. Their placements name another node already, and the draining
+// node as the origin.
 func (w World) departing() int {
 	if w.Slot == nil {
 		return 0

@@ -658,7 +658,7 @@ func (p *peers) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, c := range p.conns {
-		_ = c.conn.Close() // nothing is under way any more
+		_ = c.conn.Close() // there are no requests any more
 		delete(p.conns, name)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
-// A node reads a password from a Secret of the changefeed's namespace, anew each time, and says in words what is missing.
+// A node reads a password from a Secret in the namespace of the changefeed each time, and its errors name what is missing.
 func TestAPasswordIsReadFromASecretBeforeEachOpening(t *testing.T) {
 	api := testenv.StartAPI(t)
 	admin, ctx := api.Admin(), context.Background()

@@ -184,7 +184,7 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 			m.tables[id] = t
 		}
 		if t != nil && t.phase == TableBusy {
-			continue // an order about it is under way
+			continue // an order about it has not been answered
 		}
 		if t != nil && t.phase == TableRunning && t.node == name && t.epoch == wire.ParseEpoch(d.Epoch) && dispatch.State(d.State) == dispatch.Prepared {
 			here[id] = true // it was started after the node had made its reply

@@ -224,7 +224,7 @@ func (m *Maintainer) recordStopped(ctx context.Context, epoch int64, origin stri
 		return true
 	})
 	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {
-		m.log.Warn("could not record that the previous maintainer stopped; retrying", "node", origin, "placement", epoch, "error", err)
+		m.log.Warn("could not record that the previous maintainer stopped; retrying", "origin", origin, "placement", epoch, "error", err)
 	}
 	return err == nil
 }

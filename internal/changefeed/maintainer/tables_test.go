@@ -74,9 +74,9 @@ func atOnce(n int) tchange { return func(w *maintainer.TableWorld) { w.Moves = n
 
 func self(name string) tchange { return func(w *maintainer.TableWorld) { w.Self = name } }
 
-func restless(w *maintainer.TableWorld) { w.Settled = false }
+func unsettled(w *maintainer.TableWorld) { w.Settled = false }
 
-func tellMoves(moves []maintainer.TableMove) []string {
+func describeMoves(moves []maintainer.TableMove) []string {
 	var list []string
 	for _, m := range moves {
 		list = append(list, fmt.Sprintf("%s: %s>%s", m.Table.Name, m.From, m.To))
@@ -92,14 +92,14 @@ func TestWhereTablesArePlaced(t *testing.T) {
 	}{
 		{"absent ones are spread, counting as they are assigned", tableWorld(tables(absent("a"), absent("b"), absent("c"), absent("d"))), []string{"a: >n1", "b: >n2", "c: >n3", "d: >n1"}},
 		{"the least loaded first", tableWorld(tables(flows("x", "n1"), flows("y", "n2"), absent("a"), absent("b"))), []string{"a: >n3", "b: >n1"}},
-		{"one that is on its way counts where it is", tableWorld(tables(busy("x", "n1"), absent("a"))), []string{"a: >n2"}},
+		{"one that is moving counts on its destination", tableWorld(tables(busy("x", "n1"), absent("a"))), []string{"a: >n2"}},
 		{"in the order of their names", tableWorld(tables(absent("c"), absent("a"), absent("b"))), []string{"a: >n1", "b: >n2", "c: >n3"}},
 		{"not on a node that may get none", tableWorld(tables(absent("a"), absent("b")), without("n1", "n3")), []string{"a: >n2", "b: >n2"}},
 		{"nowhere without a node", tableWorld(tables(absent("a")), without("n1", "n2", "n3")), nil},
 		{"what runs stays", tableWorld(tables(flows("a", "n1"), flows("b", "n2"))), nil},
 		{"what runs on a cordoned node stays", tableWorld(tables(flows("a", "n2")), without("n2")), nil},
 		{"what ran on a node that is gone is placed again, without stopping it", tableWorld(tables(flows("a", "n2")), gone("n2")), []string{"a: >n1"}},
-		{"what is on its way is left alone", tableWorld(tables(busy("a", "n2")), gone("n2")), nil},
+		{"what is moving is left alone", tableWorld(tables(busy("a", "n2")), gone("n2")), nil},
 
 		{"a drain moves them", tableWorld(tables(flows("a", "n2"), flows("b", "n2"), flows("c", "n1")), drains("n2")), []string{"a: n2>n3", "b: n2>n1"}},
 		{"a maintainer on the draining node moves nothing", tableWorld(tables(flows("a", "n2"), flows("b", "n2")), drains("n2"), self("n2")), nil},
@@ -107,10 +107,10 @@ func TestWhereTablesArePlaced(t *testing.T) {
 		{"absent ones come before moves", tableWorld(tables(flows("a", "n2"), absent("b")), drains("n2"), atOnce(1)), []string{"b: >n1"}},
 		{"a drain with no other node waits", tableWorld(tables(flows("a", "n2")), drains("n2"), without("n1", "n3")), nil},
 		{"the draining node is gone", tableWorld(tables(flows("a", "n2")), drains("n2"), gone("n2")), []string{"a: >n1"}},
-		{"what is on its way off the draining node is left alone", tableWorld(tables(busy("a", "n2")), drains("n2")), nil},
+		{"what is moving off the draining node is left alone", tableWorld(tables(busy("a", "n2")), drains("n2")), nil},
 
 		{"as many at once as may be", tableWorld(several(10, "n2"), drains("n2"), atOnce(3)), []string{"n2-000: n2>n1", "n2-001: n2>n3", "n2-002: n2>n1"}},
-		{"those on their way count", tableWorld(append(several(10, "n2"), busy("x", "n2"), busy("y", "n2")), drains("n2"), atOnce(3)), []string{"n2-000: n2>n1"}},
+		{"those that are moving count", tableWorld(append(several(10, "n2"), busy("x", "n2"), busy("y", "n2")), drains("n2"), atOnce(3)), []string{"n2-000: n2>n1"}},
 		{"none if there are enough", tableWorld(append(several(10, "n2"), busy("x", "n2"), busy("y", "n2")), drains("n2"), atOnce(2)), nil},
 		{"none if there are too many", tableWorld(append(several(10, "n2"), busy("x", "n2"), busy("y", "n2")), drains("n2"), atOnce(1)), nil},
 
@@ -118,13 +118,13 @@ func TestWhereTablesArePlaced(t *testing.T) {
 		{"a little uneven is good enough", tableWorld(append(several(2, "n1"), append(several(1, "n2"), several(1, "n3")...)...)), nil},
 		{"a tenth is good enough", tableWorld(append(several(100, "n1"), append(several(91, "n2"), several(91, "n3")...)...)), nil},
 		{"no balance during a drain", tableWorld(several(40, "n1"), drains("n2")), nil},
-		{"no balance just after one", tableWorld(several(40, "n1"), restless), nil},
-		{"no balance while something is on its way", tableWorld(append(several(40, "n1"), busy("x", "n2"))), nil},
+		{"no balance just after one", tableWorld(several(40, "n1"), unsettled), nil},
+		{"no balance while something is moving", tableWorld(append(several(40, "n1"), busy("x", "n2"))), nil},
 		{"no balance while something is placed", tableWorld(append(several(40, "n1"), absent("x"))), []string{"x: >n2"}},
 		{"no balance onto a node that may get none", tableWorld(several(4, "n1"), without("n2", "n3")), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, tellMoves(maintainer.PlaceTables(c.w))); diff != "" {
+			if diff := cmp.Diff(c.want, describeMoves(maintainer.PlaceTables(c.w))); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
@@ -204,7 +204,7 @@ func TestEveryPlanOfTablesKeepsTheRules(t *testing.T) {
 			t.Fatalf("the plan changed what it was given:\n%s", diff)
 		}
 		if len(moves) > max(w.Moves-busyOnes, 0) && (w.Draining != "" || len(moves) > 8) {
-			t.Fatalf("%d moves with %d on their way, of %d", len(moves), busyOnes, w.Moves)
+			t.Fatalf("%d moves with %d moving, of %d", len(moves), busyOnes, w.Moves)
 		}
 		seen := map[stream.Table]bool{}
 		for _, m := range moves {
@@ -215,7 +215,7 @@ func TestEveryPlanOfTablesKeepsTheRules(t *testing.T) {
 			case !slices.Contains(w.Schedulable, m.To):
 				t.Fatalf("%v goes where nothing may", m)
 			case s.Phase == maintainer.TableBusy:
-				t.Fatalf("%v is on its way", m)
+				t.Fatalf("%v is moving", m)
 			case m.From != "" && (s.Phase != maintainer.TableRunning || s.Node != m.From || over[m.From] || m.From == m.To):
 				t.Fatalf("%v is not there: %v", m, s)
 			case m.From == "" && s.Phase == maintainer.TableRunning && !over[s.Node]:

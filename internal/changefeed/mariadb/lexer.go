@@ -63,7 +63,7 @@ func isWord(c byte) bool {
 	return c == '_' || c == '$' || c >= 0x80 || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// quoted reads up to the closing quote, which doubled stands for itself.
+// quoted reads up to the closing quote, which is escaped by doubling it.
 func (l *lexer) quoted(quote byte, escapes bool) string {
 	var b strings.Builder
 	for l.at++; l.at < len(l.text); l.at++ {

@@ -25,7 +25,7 @@ type binlog struct {
 
 const (
 	readBuffer = 256 << 10
-	// maxPayload is the length of a packet that goes on in the next.
+	// maxPayload is the length of a packet that has a continuation.
 	maxPayload = 1<<24 - 1
 	// maxEvent is the longest event that a server may send: max_allowed_packet is at most as much, and a header comes on top.
 	maxEvent = 1<<30 + 1<<20
