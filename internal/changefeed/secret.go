@@ -58,7 +58,7 @@ func (o Opener) secret(ctx context.Context, namespace string, ref dispatch.Secre
 	}
 	value, ok := data[ref.Key]
 	if !ok {
-		return "", fmt.Errorf("Secret %q in namespace %q has no key %q: add it, or name another key in the changefeed", ref.Name, namespace, ref.Key)
+		return "", fmt.Errorf("there is no key %q in Secret %q in namespace %q: add it, or name another key in the changefeed", ref.Key, ref.Name, namespace)
 	}
 	password := dispatch.Password(trimNewlines(string(value)))
 	if password == "" {

@@ -37,7 +37,7 @@ func TestAPasswordIsReadFromASecretBeforeEachOpening(t *testing.T) {
 	}
 	other := config
 	other.SinkSecret.Key = "pass"
-	fails("no such key", `password of the sink: Secret "db" in namespace "default" has no key "pass": add it, or name another key in the changefeed`, other)
+	fails("no such key", `password of the sink: there is no key "pass" in Secret "db" in namespace "default": add it, or name another key in the changefeed`, other)
 	other.SinkSecret.Key = "empty"
 	fails("an empty key", `password of the sink: key "empty" of Secret "db" in namespace "default" is empty: set it to the password, or remove the Secret from the changefeed`, other)
 

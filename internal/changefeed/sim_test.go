@@ -621,7 +621,7 @@ func TestMaintainersWithFaults(t *testing.T) {
 
 // Each of these has a fault on purpose, and the referee must find it: a check that cannot fail is worthless. Seeds are tried in order,
 // so that the same one is found every time.
-func TestTheRefereeFindsFaults(t *testing.T) {
+func TestTheRefereeSeesABrokenRule(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		broken broken
