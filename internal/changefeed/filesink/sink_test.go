@@ -391,7 +391,7 @@ func TestDDL(t *testing.T) {
 		`{"position":8,"schema":"shop","kind":"ddl","change":1,"changes":1,"definition":"create","tables":[{"schema":"shop","name":"orders"}],"statement":"CREATE TABLE orders (id INT)"}` + "\n" +
 		`{"position":10,"schema":"new","kind":"ddl","change":1,"changes":1,"definition":"other","statement":"create database new"}` + "\n"
 	if all := got["000001.jsonl"] + got["000002.jsonl"] + got["000003.jsonl"]; all != want {
-		t.Errorf("definitions are\n%s", all)
+		t.Errorf("the DDL is\n%s", all)
 	}
 }
 

@@ -61,7 +61,7 @@ func TestDDLIsExecutedInOrderWithRows(t *testing.T) {
 	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
 	p.sync(t)
 	equal(t, a, b)
-	sameDefinitions(t, a, b)
+	sameTables(t, a, b)
 
 	t.Run("and once more changes nothing", func(t *testing.T) {
 		again := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 2}, 10)
@@ -70,7 +70,7 @@ func TestDDLIsExecutedInOrderWithRows(t *testing.T) {
 	})
 }
 
-func sameDefinitions(t *testing.T, a, b *testenv.MariaDB) {
+func sameTables(t *testing.T, a, b *testenv.MariaDB) {
 	t.Helper()
 	x, y := a.Open(""), b.Open("")
 	defer x.Close()
