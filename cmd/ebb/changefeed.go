@@ -28,8 +28,8 @@ func newChangefeed() *cobra.Command {
 		Short:   "Create, list, pause, resume and remove changefeeds",
 	}
 	cmd.AddCommand(newChangefeedCreate(), newChangefeedList("list"),
-		newChangefeedWish("pause", "Let a changefeed stand still; it goes on from where it stood", v1alpha1.ChangefeedPause),
-		newChangefeedWish("resume", "Let a paused or failed changefeed go on", v1alpha1.ChangefeedRun), newChangefeedRemove())
+		newChangefeedState("pause", "Pause a changefeed; when it is resumed it continues at its position", v1alpha1.ChangefeedPause),
+		newChangefeedState("resume", "Resume a paused or failed changefeed", v1alpha1.ChangefeedRun), newChangefeedRemove())
 	return cmd
 }
 
@@ -42,9 +42,9 @@ func newChangefeedCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME --source URL --sink URL",
 		Short: "Create a changefeed",
-		Long: `Create a changefeed. Sources are mysql://USER@HOST:PORT, a MariaDB server, and datagen://?tables=N&rate=R&seed=S, which makes
-changes up. Sinks are mysql://USER@HOST:PORT, file:///DIRECTORY, the same on every node, and blackhole://, which counts changes and
-forgets them.`,
+		Long: `Create a changefeed. Sources are mysql://USER@HOST:PORT, a MariaDB server, and datagen://?tables=N&rate=R&seed=S, which generates
+changes. Sinks are mysql://USER@HOST:PORT, file:///DIRECTORY, which must be the same directory on every node, and blackhole://, which
+counts changes and discards them.`,
 		Example: `  ebb changefeed create demo --source 'datagen://?tables=100&rate=1000' --sink blackhole://`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -67,15 +67,15 @@ forgets them.`,
 	out.addFlag(cmd.Flags())
 	fs := cmd.Flags()
 	addNamespace(fs, &cf.Namespace, kind.DefaultNamespace, "namespace of the changefeed")
-	fs.StringVar(&cf.Spec.Source, "source", "", "where changes come from (required)")
-	fs.StringVar(&cf.Spec.SourcePasswordFile, "source-password-file", "", "file with the source's password, a name below the nodes' --credentials-dir")
-	fs.StringVar(&sourceSecret, "source-password-secret", "", "Secret with the source's password, NAME or NAME/KEY, in the changefeed's namespace (default key password)")
-	fs.StringVar(&cf.Spec.Sink, "sink", "", "where changes go (required)")
-	fs.StringVar(&cf.Spec.SinkPasswordFile, "sink-password-file", "", "file with the sink's password, a name below the nodes' --credentials-dir")
-	fs.StringVar(&sinkSecret, "sink-password-secret", "", "Secret with the sink's password, NAME or NAME/KEY, in the changefeed's namespace (default key password)")
-	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "schema.table with * and ?, or !schema.table to leave out; may be repeated")
-	fs.StringVar(&cf.Spec.StartPosition, "start-position", "", "GTID, or its number, to begin after (default: now)")
-	fs.BoolVar(&ddl, "ddl", true, "carry changes of tables' definitions too")
+	fs.StringVar(&cf.Spec.Source, "source", "", "URL of the source (required)")
+	fs.StringVar(&cf.Spec.SourcePasswordFile, "source-password-file", "", "file with the password of the source, by its name in the --credentials-dir of the nodes")
+	fs.StringVar(&sourceSecret, "source-password-secret", "", "Secret with the password of the source, NAME or NAME/KEY, in the namespace of the changefeed (default key password)")
+	fs.StringVar(&cf.Spec.Sink, "sink", "", "URL of the sink (required)")
+	fs.StringVar(&cf.Spec.SinkPasswordFile, "sink-password-file", "", "file with the password of the sink, by its name in the --credentials-dir of the nodes")
+	fs.StringVar(&sinkSecret, "sink-password-secret", "", "Secret with the password of the sink, NAME or NAME/KEY, in the namespace of the changefeed (default key password)")
+	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "tables to replicate: schema.table with the wildcards * and ?, or !schema.table to exclude tables; may be repeated")
+	fs.StringVar(&cf.Spec.StartPosition, "start-position", "", "GTID, or its sequence number, after which to begin (default: the newest)")
+	fs.BoolVar(&ddl, "ddl", true, "replicate DDL too")
 	_ = cmd.MarkFlagRequired("source")
 	_ = cmd.MarkFlagRequired("sink")
 	return cmd
@@ -90,7 +90,7 @@ func passwordSecret(text string) *v1alpha1.PasswordSecretRef {
 	return &v1alpha1.PasswordSecretRef{Name: name, Key: key}
 }
 
-// changefeedStatus is one changefeed as people see it.
+// changefeedStatus is the status of one changefeed.
 type changefeedStatus struct {
 	Namespace   string                       `json:"namespace"`
 	Name        string                       `json:"name"`
@@ -115,7 +115,7 @@ func newChangefeedList(use string) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   use,
-		Short: "Show changefeeds: where they are, how far, and how many dispatchers each node has",
+		Short: "Show changefeeds: their maintainers, checkpoints, and the dispatchers of each node",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
@@ -197,7 +197,7 @@ func changefeedsText(list []changefeedStatus, now time.Time) string {
 	return trimLines(b.String())
 }
 
-func newChangefeedWish(use, short string, wish v1alpha1.ChangefeedWish) *cobra.Command {
+func newChangefeedState(use, short string, state v1alpha1.ChangefeedWish) *cobra.Command {
 	var c cluster
 	var out output
 	var namespace string
@@ -210,11 +210,11 @@ func newChangefeedWish(use, short string, wish v1alpha1.ChangefeedWish) *cobra.C
 			if err != nil {
 				return err
 			}
-			cf, err := wishChangefeed(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]}, wish)
+			cf, err := setChangefeedState(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]}, state)
 			if err != nil {
 				return err
 			}
-			return out.print(cmd.OutOrStdout(), cf, func() string { return fmt.Sprintf("changefeed %s: %s\n", cf.Name, wish) })
+			return out.print(cmd.OutOrStdout(), cf, func() string { return fmt.Sprintf("changefeed %s: %s\n", cf.Name, state) })
 		},
 	}
 	c.addFlags(cmd.Flags())
@@ -223,16 +223,16 @@ func newChangefeedWish(use, short string, wish v1alpha1.ChangefeedWish) *cobra.C
 	return cmd
 }
 
-// wishChangefeed changes what is wanted of a changefeed. To resume a failed one forgets why it failed.
-func wishChangefeed(ctx context.Context, c client.Client, key types.NamespacedName, wish v1alpha1.ChangefeedWish) (*v1alpha1.Changefeed, error) {
+// setChangefeedState changes the desired state of a changefeed. If a failed one is resumed, its error is cleared.
+func setChangefeedState(ctx context.Context, c client.Client, key types.NamespacedName, state v1alpha1.ChangefeedWish) (*v1alpha1.Changefeed, error) {
 	for {
 		cf := &v1alpha1.Changefeed{}
 		if err := c.Get(ctx, key, cf); err != nil {
 			return nil, err
 		}
-		cf.Spec.State = wish
+		cf.Spec.State = state
 		err := c.Update(ctx, cf)
-		if err == nil && wish == v1alpha1.ChangefeedRun && cf.Status.State == v1alpha1.ChangefeedFailed {
+		if err == nil && state == v1alpha1.ChangefeedRun && cf.Status.State == v1alpha1.ChangefeedFailed {
 			cf.Status.State, cf.Status.Error = v1alpha1.ChangefeedPending, ""
 			err = c.Status().Update(ctx, cf)
 		}
@@ -248,7 +248,7 @@ func newChangefeedRemove() *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "remove NAME",
-		Short: "Remove a changefeed; what is at its sink stays",
+		Short: "Remove a changefeed; what it has written to its sink stays",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := c.client()

@@ -24,12 +24,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 const (
-	// lookEvery is how often placements are looked at when nothing happens, while something is on its way.
+	// lookEvery is how often placements are reconciled without an event, while one of them is not running yet.
 	lookEvery = time.Second
 )
 
@@ -44,14 +45,15 @@ type Controller struct {
 	live     client.Reader
 	record   events.Recorder
 	settling fleet.Settling
-	nowhere  bool // it was told that there is no schedulable node
+	nowhere  bool // the event that there is no schedulable node was written
 
 	mu     sync.Mutex
-	newest map[types.UID]*v1alpha1.Changefeed // what is known to be newer than the cache
-	looked string                             // the drain at whose beginning changefeeds were read live
+	newest map[types.UID]*v1alpha1.Changefeed // versions that are newer than those in the cache
+	looked string                             // the drain for which changefeeds were last read from the API server
 }
 
-// SetupWithManager adds the controller to a term's manager. Everything it watches is one question: who maintains what?
+// SetupWithManager adds the controller to a term's manager. Everything that it watches leads to the same request: placements are
+// planned for all changefeeds together.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "changefeeds", Instance: c.Leader}
@@ -69,7 +71,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// decides says whether an update changes anything that placements rest on. Most of them only tell how far a changefeed is.
+// decides reports whether an update changes anything that placements depend on. Most only publish a checkpoint or counts.
 func decides(e event.UpdateEvent) bool {
 	a, ok := e.ObjectOld.(*v1alpha1.Changefeed)
 	b, same := e.ObjectNew.(*v1alpha1.Changefeed)
@@ -91,33 +93,37 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	if err := c.writeAll(ctx, w, Place(w)); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return ctrl.Result{RequeueAfter: time.Millisecond}, nil // somebody wrote first: look again
+			return ctrl.Result{RequeueAfter: time.Millisecond}, nil // the plan is outdated: plan again
 		}
 		return ctrl.Result{}, err
 	}
-	c.tellNowhere(ctx, w)
+	c.warnNowhere(ctx, w)
 	return ctrl.Result{RequeueAfter: c.pause(w)}, nil
 }
 
-// writeAll writes placements, a few at once. One that fails does not hold up the others.
+// writeAll writes placements, a few at a time. If one fails, the others are written nevertheless.
 func (c *Controller) writeAll(ctx context.Context, w World, plan []*v1alpha1.Changefeed) error {
 	var g errgroup.Group
 	g.SetLimit(writesAtOnce)
 	for _, cf := range plan {
 		g.Go(func() error {
 			if err := c.write(ctx, w, cf); err != nil {
-				return fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
+				return fmt.Errorf("write the placement of changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
 			}
-			p := cf.Placement()
-			c.Log.Info("maintainer placed", "changefeed", keyOf(cf).String(), "on", p.Node, "placement", p.Epoch)
+			p, log := cf.Placement(), c.Log.With("changefeed", maintainer.KeyOf(cf).String())
+			if p.Node == "" {
+				log.Info("maintainer has to stop: its changefeed is paused, deleted or failed", "placement", p.Epoch)
+			} else {
+				log.Info("maintainer placed", "to", p.Node, "placement", p.Epoch)
+			}
 			return nil
 		})
 	}
 	return g.Wait()
 }
 
-// write writes a placement. A maintainer writes its counts all the time: what the plan rests on is the placement and the wish, and
-// while these are the same the placement is written over a newer version.
+// write writes a placement. Maintainers write to the same status: if only their part has changed since the plan was made, the
+// placement is written to the newer version.
 func (c *Controller) write(ctx context.Context, w World, planned *v1alpha1.Changefeed) error {
 	written := planned
 	err := c.client.Status().Update(ctx, written)
@@ -141,15 +147,15 @@ func (c *Controller) write(ctx context.Context, w World, planned *v1alpha1.Chang
 	return err
 }
 
-// know takes note of a version that the cache may not have yet.
+// know remembers a version that the cache may not have yet.
 func (c *Controller) know(cf *v1alpha1.Changefeed) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.newest[cf.UID] = cf.DeepCopy()
 }
 
-// list reads the changefeeds from the cache, where nothing newer is known. What was written just before a drain began counts, and
-// the cache of a new coordinator may not have it: they are read live once for each drain.
+// list reads the changefeeds from the cache, and takes newer versions where they are known. The cache of a new coordinator may lack
+// what its predecessor wrote just before a drain began, so they are read from the API server once for each drain.
 func (c *Controller) list(ctx context.Context, slot *v1alpha1.ActiveDrain) ([]*v1alpha1.Changefeed, error) {
 	live := slot != nil && slot.UID != c.looked
 	reader := client.Reader(c.client)
@@ -158,7 +164,7 @@ func (c *Controller) list(ctx context.Context, slot *v1alpha1.ActiveDrain) ([]*v
 	}
 	var list v1alpha1.ChangefeedList
 	if err := reader.List(ctx, &list); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list changefeeds: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -167,7 +173,7 @@ func (c *Controller) list(ctx context.Context, slot *v1alpha1.ActiveDrain) ([]*v
 	var all []*v1alpha1.Changefeed
 	for i := range list.Items {
 		cf := &list.Items[i]
-		if newer := known[cf.UID]; newer != nil && older(cf, newer) {
+		if newer := known[cf.UID]; newer != nil && maintainer.Older(cf, newer) {
 			cf = newer.DeepCopy()
 			c.newest[cf.UID] = newer
 		} else if live {
@@ -181,7 +187,7 @@ func (c *Controller) list(ctx context.Context, slot *v1alpha1.ActiveDrain) ([]*v
 	return all, nil
 }
 
-// pause is how soon to look again.
+// pause is how soon to reconcile again.
 func (c *Controller) pause(w World) time.Duration {
 	if w.Slot != nil || !w.Settled {
 		return lookEvery
@@ -210,7 +216,7 @@ func (c *Controller) gather(ctx context.Context) (World, error) {
 	return w, err
 }
 
-// keepFinalizers holds changefeeds until their maintainers have stopped.
+// keepFinalizers adds a finalizer to every changefeed, and removes it from deleted ones whose maintainers have stopped.
 func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
 	var g errgroup.Group
 	g.SetLimit(writesAtOnce)
@@ -232,7 +238,7 @@ func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
 				c.know(cf)
 			}
 			if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-				return fmt.Errorf("changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
+				return fmt.Errorf("write the finalizers of changefeed %s/%s: %w", cf.Namespace, cf.Name, err)
 			}
 			return nil
 		})
@@ -240,8 +246,8 @@ func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
 	return g.Wait()
 }
 
-// tellNowhere warns, once, that there is no node to place maintainers on.
-func (c *Controller) tellNowhere(ctx context.Context, w World) {
+// warnNowhere warns, once, that there is no schedulable node for maintainers.
+func (c *Controller) warnNowhere(ctx context.Context, w World) {
 	stuck := len(w.SchedulableNodes()) == 0
 	if !stuck || c.nowhere {
 		c.nowhere = stuck
@@ -253,13 +259,13 @@ func (c *Controller) tellNowhere(ctx context.Context, w World) {
 			continue
 		}
 		c.nowhere = true
-		c.Log.Warn("no schedulable node", "changefeed", keyOf(cf).String())
+		c.Log.Warn("no schedulable node for the maintainer", "changefeed", maintainer.KeyOf(cf).String())
 		err := c.record.Emit(ctx, events.Event{
 			Regarding: cf, Type: corev1.EventTypeWarning, Reason: v1alpha1.ReasonNoSchedulableNode, Action: "Place",
-			Note: "No node may take its maintainer: start, uncordon or free one.", Key: fmt.Sprint(p.Epoch),
+			Note: "No schedulable node can run its maintainer: start a node or uncordon one.", Key: fmt.Sprint(p.Epoch),
 		})
 		if err != nil {
-			c.Log.Warn("event not written", "error", err)
+			c.Log.Warn("could not write an event", "error", err)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// The sink of files does not know who may write; the node's lease does.
+// A file sink cannot fence an earlier owner; the node's lease does.
 func TestANodeWritesNoFilesWhileItsLeaseIsInDoubt(t *testing.T) {
 	h := newMeasured()
 	h.opts.Opener.Files = t.TempDir()

@@ -17,22 +17,22 @@ const (
 	BlockedNoNode = "NoSchedulableNode"
 	// BlockedQueue: other maintainers move first.
 	BlockedQueue = "AwaitingTurn"
-	// BlockedMove: a move off the node is under way.
+	// BlockedMove: it is moving off the node.
 	BlockedMove = "AwaitingMove"
-	// BlockedUnheard: the maintainer has not said yet that it knows of the drain.
-	BlockedUnheard = "AwaitingMaintainer"
-	// BlockedTables: its maintainer moves the dispatchers.
+	// BlockedUnacknowledged: the maintainer has not acknowledged the drain.
+	BlockedUnacknowledged = "AwaitingMaintainer"
+	// BlockedTables: its maintainer is moving the dispatchers.
 	BlockedTables = "AwaitingDispatchers"
 )
 
-// Tenants are the maintainers and the dispatchers as a drain sees them, at the time when it first asks: both rest on the same,
-// which is read once.
+// Tenants are the maintainers and the dispatchers as a drain sees them. Both need the same objects, which are read once, when the
+// first is asked.
 func Tenants(r client.Reader) []drain.Tenant {
 	look := drain.NewLook(r, read)
 	return []drain.Tenant{maintainerTenant{look}, dispatcherTenant{look}}
 }
 
-// read reads what both kinds rest on.
+// read reads what both need.
 func read(ctx context.Context, r client.Reader) (World, error) {
 	f, err := fleet.Read(ctx, r)
 	if err != nil {
@@ -65,7 +65,7 @@ func (t maintainerTenant) Remaining(ctx context.Context, node string) (drain.Rem
 	return w.MaintainersOn(node), nil
 }
 
-// MaintainersOn is which maintainers are on a node, or have yet to stop there.
+// MaintainersOn are the maintainers that are placed on a node, or have not stopped there yet.
 func (w World) MaintainersOn(node string) drain.Remaining {
 	left := drain.Remaining{By: map[string]int64{}}
 	for _, cf := range w.Changefeeds {
@@ -73,15 +73,15 @@ func (w World) MaintainersOn(node string) drain.Remaining {
 		b := v1alpha1.Blocker{Kind: "Changefeed", Name: nameOf(cf)}
 		switch {
 		case p.From != nil && p.From.Node == node && !w.gone(p.From):
-			b.Reason, b.Remedy = BlockedMove, "its maintainer is stopping here"
+			b.Reason, b.Remedy = BlockedMove, "its maintainer has not stopped on this node yet"
 		case p.Node != node:
 			continue
 		case w.Over(p.Node, p.NodeEpoch) && !w.Leases[node].Held() && !cf.Wanted():
 			continue
 		case len(w.SchedulableNodes()) == 0:
-			b.Reason, b.Remedy = BlockedNoNode, "no other node may take its maintainer: start or uncordon one"
+			b.Reason, b.Remedy = BlockedNoNode, "no other node is schedulable for its maintainer: start or uncordon one"
 		default:
-			b.Reason, b.Remedy = BlockedQueue, "its maintainer moves when others have; `ebb settings set drain.maintainerBatchSize=N` lets more move at once"
+			b.Reason, b.Remedy = BlockedQueue, "its maintainer waits until others have moved; `ebb settings set drain.maintainerBatchSize=N` lets N move at a time"
 		}
 		left.Count++
 		left.By[nameOf(cf)]++
@@ -106,14 +106,14 @@ func (t dispatcherTenant) Remaining(ctx context.Context, node string) (drain.Rem
 	return w.DispatchersOn(node), nil
 }
 
-// DispatchersOn is which dispatchers are on a node, by changefeed. One whose maintainer has not acknowledged the drain in its
-// present epoch counts as one at least: nobody knows yet that there is none.
+// DispatchersOn are the dispatchers on a node, by changefeed. A changefeed whose maintainer has not acknowledged the drain in its
+// present epoch counts with at least one: it is not known yet that there is none.
 func (w World) DispatchersOn(node string) drain.Remaining {
 	left := drain.Remaining{By: map[string]int64{}}
 	for _, cf := range w.Changefeeds {
 		p := cf.Placement()
 		if !cf.Wanted() || cf.Status.State == v1alpha1.ChangefeedFailed {
-			continue // each node stops its own
+			continue // every node stops the dispatchers of such a changefeed itself
 		}
 		var n int64
 		for _, on := range cf.Status.Nodes {
@@ -122,19 +122,19 @@ func (w World) DispatchersOn(node string) drain.Remaining {
 			}
 		}
 		if !w.Leases[node].Held() {
-			n = 0 // they ended with the node; its maintainer places them anew
+			n = 0 // they ended with the node's epoch; the maintainer places them on other nodes
 		}
-		b := v1alpha1.Blocker{Kind: "Changefeed", Name: nameOf(cf), Reason: BlockedTables, Remedy: "its maintainer moves its dispatchers to other nodes"}
-		heard := w.Slot == nil || cf.Status.ObservedDrain == w.Slot.UID && cf.Status.ObservedEpoch == p.Epoch && p.Phase == v1alpha1.PlacementRunning
-		if !heard {
+		b := v1alpha1.Blocker{Kind: "Changefeed", Name: nameOf(cf), Reason: BlockedTables, Remedy: "its maintainer is moving its dispatchers to other nodes"}
+		acknowledged := w.Slot == nil || cf.Status.ObservedDrain == w.Slot.UID && cf.Status.ObservedEpoch == p.Epoch && p.Phase == v1alpha1.PlacementRunning
+		if !acknowledged {
 			n = max(n, 1)
-			b.Reason, b.Remedy = BlockedUnheard, "its maintainer, on "+orNobody(p.Node)+", has not said yet what it has here since the drain began"
+			b.Reason, b.Remedy = BlockedUnacknowledged, unacknowledged(p.Node)
 		}
 		if n == 0 {
 			continue
 		}
 		if len(w.SchedulableNodes()) == 0 {
-			b.Reason, b.Remedy = BlockedNoNode, "no other node may take its dispatchers: start or uncordon one"
+			b.Reason, b.Remedy = BlockedNoNode, "no other node is schedulable for its dispatchers: start or uncordon one"
 		}
 		left.Count += n
 		left.By[nameOf(cf)] = n
@@ -143,14 +143,15 @@ func (w World) DispatchersOn(node string) drain.Remaining {
 	return left
 }
 
-func orNobody(node string) string {
+// unacknowledged says why it is not known what a changefeed has on the draining node.
+func unacknowledged(node string) string {
 	if node == "" {
-		return "no node"
+		return "no node runs its maintainer, which has to acknowledge the drain and report the dispatchers on this node"
 	}
-	return node
+	return "waiting for its maintainer on node " + node + " to acknowledge the drain and report the dispatchers on this node"
 }
 
-// nameOf is how people call a changefeed.
+// nameOf is the name of a changefeed as people see it: without the default namespace.
 func nameOf(cf *v1alpha1.Changefeed) string {
 	if cf.Namespace == "default" {
 		return cf.Name

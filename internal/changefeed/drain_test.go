@@ -16,15 +16,16 @@ func blocked(name, reason, remedy string) v1alpha1.Blocker {
 }
 
 const (
-	remedyQueue   = "its maintainer moves when others have; `ebb settings set drain.maintainerBatchSize=N` lets more move at once"
-	remedyMove    = "its maintainer is stopping here"
-	remedyNoNode  = "no other node may take its maintainer: start or uncordon one"
-	remedyTables  = "its maintainer moves its dispatchers to other nodes"
-	remedyNowhere = "no other node may take its dispatchers: start or uncordon one"
+	remedyQueue        = "its maintainer waits until others have moved; `ebb settings set drain.maintainerBatchSize=N` lets N move at a time"
+	remedyMove         = "its maintainer has not stopped on this node yet"
+	remedyNoNode       = "no other node is schedulable for its maintainer: start or uncordon one"
+	remedyTables       = "its maintainer is moving its dispatchers to other nodes"
+	remedyNoMaintainer = "no node runs its maintainer, which has to acknowledge the drain and report the dispatchers on this node"
+	remedyNowhere      = "no other node is schedulable for its dispatchers: start or uncordon one"
 )
 
-func unheard(on string) string {
-	return "its maintainer, on " + on + ", has not said yet what it has here since the drain began"
+func unacknowledged(on string) string {
+	return "waiting for its maintainer on node " + on + " to acknowledge the drain and report the dispatchers on this node"
 }
 
 // left is what is left, by changefeed.
@@ -79,28 +80,28 @@ func TestWhichDispatchersAreLeftOnANode(t *testing.T) {
 		w    changefeed.World
 		want drain.Remaining
 	}{
-		{"none, and all have heard", world(feeds(feed("a", running("n2", 3), heard(dispatchers("n2", 5)))), draining("n1")), left(nil)},
-		{"some", world(feeds(feed("a", running("n2", 3), heard(dispatchers("n1", 4), dispatchers("n2", 1)))), draining("n1")),
+		{"none, and all have acknowledged", world(feeds(feed("a", running("n2", 3), acknowledged(dispatchers("n2", 5)))), draining("n1")), left(nil)},
+		{"some", world(feeds(feed("a", running("n2", 3), acknowledged(dispatchers("n1", 4), dispatchers("n2", 1)))), draining("n1")),
 			left(map[string]int64{"a": 4}, blocked("a", "AwaitingDispatchers", remedyTables))},
-		{"a maintainer that has not heard counts as one", world(feeds(feed("a", running("n2", 3))), draining("n1")),
-			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unheard("n2")))},
-		{"one that heard of an earlier drain", world(feeds(feed("a", running("n2", 3), heard(), earlierDrain)), draining("n1")),
-			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unheard("n2")))},
-		{"one that heard in an earlier epoch", world(feeds(feed("a", running("n2", 3), heard(), earlierEpoch)), draining("n1")),
-			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unheard("n2")))},
-		{"one that has not bootstrapped yet", world(feeds(feed("a", placing("n2", 3), heard())), draining("n1")),
-			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unheard("n2")))},
-		{"one that nobody maintains", world(feeds(feed("a")), draining("n1")),
-			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unheard("no node")))},
-		{"an unheard one keeps the count it told before", world(feeds(feed("a", running("n2", 3), heard(dispatchers("n1", 4)), earlierDrain)), draining("n1")),
-			left(map[string]int64{"a": 4}, blocked("a", "AwaitingMaintainer", unheard("n2")))},
-		{"those of a paused one are the node's to stop", world(feeds(feed("a", stopping(3), paused, heard(dispatchers("n1", 4)))), draining("n1")), left(nil)},
+		{"a maintainer that has not acknowledged counts as one", world(feeds(feed("a", running("n2", 3))), draining("n1")),
+			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unacknowledged("n2")))},
+		{"one that acknowledged an earlier drain", world(feeds(feed("a", running("n2", 3), acknowledged(), earlierDrain)), draining("n1")),
+			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unacknowledged("n2")))},
+		{"one that acknowledged in an earlier epoch", world(feeds(feed("a", running("n2", 3), acknowledged(), earlierEpoch)), draining("n1")),
+			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unacknowledged("n2")))},
+		{"one that has not bootstrapped yet", world(feeds(feed("a", placing("n2", 3), acknowledged())), draining("n1")),
+			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", unacknowledged("n2")))},
+		{"one without a maintainer", world(feeds(feed("a")), draining("n1")),
+			left(map[string]int64{"a": 1}, blocked("a", "AwaitingMaintainer", remedyNoMaintainer))},
+		{"one that has not acknowledged keeps the count that it published before", world(feeds(feed("a", running("n2", 3), acknowledged(dispatchers("n1", 4)), earlierDrain)), draining("n1")),
+			left(map[string]int64{"a": 4}, blocked("a", "AwaitingMaintainer", unacknowledged("n2")))},
+		{"those of a paused one are the node's to stop", world(feeds(feed("a", stopping(3), paused, acknowledged(dispatchers("n1", 4)))), draining("n1")), left(nil)},
 		{"those of a deleted one too", world(feeds(feed("a", stopping(3), deleted)), draining("n1")), left(nil)},
 		{"those of a failed one too", world(feeds(feed("a", stopping(3), state(v1alpha1.ChangefeedFailed))), draining("n1")), left(nil)},
-		{"those on a node that died ended with it", world(feeds(feed("a", running("n2", 3), heard(dispatchers("n1", 4)))), draining("n1"), fenced("n1")), left(nil)},
-		{"with nowhere to go", world(feeds(feed("a", running("n1", 3), heard(dispatchers("n1", 4)))), draining("n1"), cordoned("n2"), cordoned("n3")),
+		{"those on a node that died ended with it", world(feeds(feed("a", running("n2", 3), acknowledged(dispatchers("n1", 4)))), draining("n1"), fenced("n1")), left(nil)},
+		{"with nowhere to go", world(feeds(feed("a", running("n1", 3), acknowledged(dispatchers("n1", 4)))), draining("n1"), cordoned("n2"), cordoned("n3")),
 			left(map[string]int64{"a": 4}, blocked("a", "NoSchedulableNode", remedyNowhere))},
-		{"without a drain they are only counted", world(feeds(feed("a", running("n2", 3), heard(dispatchers("n1", 4))), feed("b", running("n2", 1)))),
+		{"without a drain they are only counted", world(feeds(feed("a", running("n2", 3), acknowledged(dispatchers("n1", 4))), feed("b", running("n2", 1)))),
 			left(map[string]int64{"a": 4}, blocked("a", "AwaitingDispatchers", remedyTables))},
 	} {
 		t.Run(c.name, func(t *testing.T) {

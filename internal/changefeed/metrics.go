@@ -7,10 +7,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 )
 
-// Metrics are what a node tells of its changefeeds. What there is one of for each changefeed is asked for when somebody looks, so
-// that it goes with the changefeed.
+// Metrics are the metrics of a node's changefeeds. Those with a series per changefeed are collected at each scrape, so that a series
+// ends with its changefeed.
 type Metrics struct {
 	flushes, pauses prometheus.Histogram
 
@@ -31,16 +32,16 @@ func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 		return prometheus.NewDesc(name, help, []string{"namespace", "changefeed"}, labels)
 	}
 	m := &Metrics{
-		flushes: histogram("ebb_changefeed_flush_seconds", "How long a batch took to be at the sink, tries that failed included.",
+		flushes: histogram("ebb_changefeed_flush_seconds", "Time to write a batch to the sink, including failed attempts.",
 			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		pauses: histogram("ebb_changefeed_table_pause_seconds", "How long a table that moved stood still: from when its origin was told to stop until its destination ran.",
+		pauses: histogram("ebb_changefeed_table_pause_seconds", "Time for which a table was not written because it moved: from the order to stop at its origin until it runs at its destination.",
 			.005, .01, .025, .05, .1, .2, .3, .5, 1, 2.5, 5, 10, 30),
-		lag:         perFeed("ebb_changefeed_checkpoint_lag_seconds", "How long ago the source committed what the checkpoint is at, on the maintainer's node."),
-		tables:      perFeed("ebb_changefeed_tables", "Tables of the changefeed, on the maintainer's node."),
-		dispatchers: perFeed("ebb_changefeed_dispatchers", "Dispatchers of tables on the node, prepared ones included."),
-		rows:        perFeed("ebb_changefeed_rows_total", "Row changes that the node wrote since the changefeed came to it."),
-		bytes:       perFeed("ebb_changefeed_bytes_total", "About how much memory the changes took that the node wrote since the changefeed came to it."),
-		memory:      prometheus.NewDesc("ebb_changefeed_memory_bytes", "Memory that changes on their way take on the node.", nil, labels),
+		lag:         perFeed("ebb_changefeed_checkpoint_lag_seconds", "Time since the source committed the transaction at the checkpoint; reported by the maintainer's node."),
+		tables:      perFeed("ebb_changefeed_tables", "Tables of the changefeed; reported by the maintainer's node."),
+		dispatchers: perFeed("ebb_changefeed_dispatchers", "Dispatchers of tables on the node, including those that only read ahead."),
+		rows:        perFeed("ebb_changefeed_rows_total", "Row changes that the node has written since it began to run dispatchers of the changefeed."),
+		bytes:       perFeed("ebb_changefeed_bytes_total", "Approximate size in memory of the changes that the node has written since it began to run dispatchers of the changefeed."),
+		memory:      prometheus.NewDesc("ebb_changefeed_memory_bytes", "Memory used on the node by changes that were read and not yet written.", nil, labels),
 	}
 	r.MustRegister(m.flushes, m.pauses, m)
 	return m
@@ -63,17 +64,17 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	gauge(m.memory, float64(h.engine.Memory()))
-	for name, r := range h.carried() {
+	for name, r := range h.dispatching() {
 		gauge(m.dispatchers, float64(r.Dispatchers), name.namespace, name.name)
 		ch <- prometheus.MustNewConstMetric(m.rows, prometheus.CounterValue, float64(r.Rows), name.namespace, name.name)
 		ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(r.Bytes), name.namespace, name.name)
 	}
 	now := time.Now()
 	for name, s := range h.maintained() {
-		gauge(m.tables, float64(s.tables), name.namespace, name.name)
-		if !s.at.IsZero() {
+		gauge(m.tables, float64(s.Tables), name.namespace, name.name)
+		if !s.At.IsZero() {
 			// The source's clock may be ahead of this one.
-			gauge(m.lag, max(now.Sub(s.at), 0).Seconds(), name.namespace, name.name)
+			gauge(m.lag, max(now.Sub(s.At), 0).Seconds(), name.namespace, name.name)
 		}
 	}
 }
@@ -82,13 +83,13 @@ func (m *Metrics) flushed(took time.Duration) { m.flushes.Observe(took.Seconds()
 
 func (m *Metrics) paused(pause time.Duration) { m.pauses.Observe(pause.Seconds()) }
 
-// feedName is a changefeed as metrics know it. One that was removed and made again is here twice for a moment, under one name.
+// feedName is a changefeed in labels. One that was deleted and created again has two keys for a moment, and one name.
 type feedName struct{ namespace, name string }
 
 func named(key dispatch.FeedKey) feedName { return feedName{key.Namespace, key.Name} }
 
-// carried is what the dispatchers here have done, by changefeed.
-func (h *Host) carried() map[feedName]dispatch.Report {
+// dispatching is what the dispatchers on this node report, by changefeed.
+func (h *Host) dispatching() map[feedName]dispatch.Report {
 	all := map[feedName]dispatch.Report{}
 	for _, key := range h.engine.Keys() {
 		sum, r := all[named(key)], h.engine.Report(key)
@@ -100,32 +101,15 @@ func (h *Host) carried() map[feedName]dispatch.Report {
 	return all
 }
 
-// standing is how far a maintainer has come.
-type standing struct {
-	tables int
-	at     time.Time // when the source committed what the checkpoint is at; zero if nobody has told
-}
-
-// maintained is how far the maintainers here have come, by changefeed.
-func (h *Host) maintained() map[feedName]standing {
+// maintained is the progress of the maintainers on this node, by changefeed.
+func (h *Host) maintained() map[feedName]maintainer.Progress {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all := map[feedName]standing{}
+	all := map[feedName]maintainer.Progress{}
 	for key, m := range h.running {
-		if s, works := m.standing(); works {
+		if s, works := m.Progress(); works {
 			all[named(key)] = s
 		}
 	}
 	return all
-}
-
-// standing is how far the maintainer has come, if it works. Until it has moved the checkpoint itself, what was written before counts.
-func (m *maintainer) standing() (s standing, works bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s = standing{tables: len(m.tables), at: m.at}
-	if before := m.object.Status.CheckpointTime; s.at.IsZero() && before != nil {
-		s.at = before.Time
-	}
-	return s, m.epoch != 0
 }

@@ -18,11 +18,12 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// measured is a host and what it tells.
+// measured is a host with its metrics.
 type measured struct {
 	*Host
 	registry *prometheus.Registry
@@ -67,7 +68,7 @@ func (m *measured) want(t *testing.T, want map[string]string) {
 	}
 }
 
-// flow lets a table of a made-up source flow from its head.
+// flow starts a table of a datagen source at its head.
 func (m *measured) flow(t *testing.T, key dispatch.FeedKey, table string) {
 	t.Helper()
 	c := dispatch.Config{Source: "datagen://?tables=2&rate=100", Sink: "blackhole://", Workers: 1, BatchRows: 10}
@@ -89,10 +90,10 @@ func of(name, changefeed string) string {
 	return fmt.Sprintf(`%s{changefeed="%s",namespace="default",node="n1"}`, name, changefeed)
 }
 
-// datagenTime is after the made-up sources have begun.
+// datagenTime is after the first transaction of datagen sources.
 var datagenTime = time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC)
 
-func TestMetricsOfDispatchersComeAndGoWithTheChangefeed(t *testing.T) {
+func TestMetricsOfDispatchersEndWithTheChangefeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(datagenTime))
 		m := newMeasured()
@@ -119,14 +120,14 @@ func TestMetricsOfDispatchersComeAndGoWithTheChangefeed(t *testing.T) {
 		}
 		for name := range m.scrape(t) {
 			if strings.Contains(name, "demo") {
-				t.Errorf("%s is still told", name)
+				t.Errorf("%s is still served", name)
 			}
 		}
 	})
 }
 
-// A changefeed that is removed and made again has two keys here until the first is closed.
-func TestAChangefeedThatIsMadeAgainHasOneSeries(t *testing.T) {
+// A changefeed that is deleted and created again has two keys until the first is closed.
+func TestAChangefeedThatIsCreatedAgainHasOneSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(datagenTime))
 		m := newMeasured()
@@ -139,32 +140,59 @@ func TestAChangefeedThatIsMadeAgainHasOneSeries(t *testing.T) {
 	})
 }
 
+// placed is a changefeed whose maintainer is placed on n1.
+func placed(checkpointTime *metav1.Time) *v1alpha1.Changefeed {
+	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: types.UID("1")}}
+	cf.Spec.Source, cf.Spec.Sink = "datagen://?tables=2", "blackhole://"
+	cf.Status.Placement = &v1alpha1.ChangefeedPlacement{Node: "n1", NodeEpoch: 1, Epoch: 3, Phase: v1alpha1.PlacementPlacing}
+	cf.Status.CheckpointTime = checkpointTime
+	return cf
+}
+
+// stored is an API with one Changefeed.
+type stored struct{ cf *v1alpha1.Changefeed }
+
+func (s stored) Update(_ context.Context, _ dispatch.FeedKey, change func(*v1alpha1.Changefeed) bool) error {
+	change(s.cf)
+	return nil
+}
+
+func (s stored) Maintained() int { return 1 }
+
 func TestMetricsOfAMaintainer(t *testing.T) {
-	written := metav1.NewTime(datagenTime.Add(-time.Minute))
+	ago := func(d time.Duration) *metav1.Time {
+		at := metav1.NewTime(datagenTime.Add(-d))
+		return &at
+	}
 	for _, c := range []struct {
 		name        string
-		change      func(*maintainer)
+		cf          *v1alpha1.Changefeed
+		works       bool
 		tables, lag string
 	}{
-		{"works", func(*maintainer) {}, "2", "1.5"},
-		{"works for no placement", func(m *maintainer) { m.epoch = 0 }, "", ""},
-		{"has not moved the checkpoint", func(m *maintainer) { m.at = time.Time{} }, "2", "60"},
-		{"does not know when the source committed", func(m *maintainer) { m.at, m.object.Status.CheckpointTime = time.Time{}, nil }, "2", ""},
-		{"has a source whose clock is ahead", func(m *maintainer) { m.at = m.at.Add(time.Hour) }, "2", "0"},
+		{"works", placed(ago(1500 * time.Millisecond)), true, "2", "1.5"},
+		{"works for no placement", placed(ago(1500 * time.Millisecond)), false, "", ""},
+		{"does not know when the source committed", placed(nil), true, "2", ""},
+		{"has a source whose clock is ahead", placed(ago(-time.Hour)), true, "2", "0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				time.Sleep(time.Until(datagenTime))
 				h := newMeasured()
-				cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: types.UID("1")}}
-				cf.Status.CheckpointTime = &written
-				m := newMaintainer(&run{Host: h.Host}, cf)
-				m.epoch, m.at = 3, datagenTime.Add(-1500*time.Millisecond)
-				m.tables = map[stream.Table]*table{{Schema: "s", Name: "a"}: {}, {Schema: "s", Name: "b"}: {}}
-				c.change(m)
-				h.running[m.key] = m
+				r := &run{Host: h.Host, e: &node.Epoch{Node: "n1", Number: 1}, changed: make(chan struct{})}
+				options := r.maintainerOptions()
+				options.Status = stored{c.cf.DeepCopy()}
+				m := &hosted{Maintainer: maintainer.New(options, c.cf), run: r}
+				key := maintainer.KeyOf(c.cf)
+				h.running[key] = m
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if c.works {
+					go m.Run(ctx)
+					synctest.Wait()
+				}
 				h.want(t, map[string]string{of("ebb_changefeed_tables", "demo"): c.tables, of("ebb_changefeed_checkpoint_lag_seconds", "demo"): c.lag})
-				delete(h.running, m.key)
+				delete(h.running, key)
 				h.want(t, map[string]string{of("ebb_changefeed_tables", "demo"): "", of("ebb_changefeed_checkpoint_lag_seconds", "demo"): ""})
 			})
 		})

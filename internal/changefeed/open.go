@@ -25,13 +25,13 @@ import (
 
 // Opener opens the sources and sinks that changefeeds name.
 type Opener struct {
-	// Credentials is the directory that password files are below; empty for none.
+	// Credentials is the directory with password and certificate files; empty for none.
 	Credentials string
-	// Secret reads the data of a Secret, live; an error that apierrors.IsNotFound knows says that there is none.
+	// Secret reads the data of a Secret from the API server. If there is none, the error satisfies apierrors.IsNotFound.
 	Secret func(ctx context.Context, namespace, name string) (map[string][]byte, error)
-	// May says whether the node's lease is beyond doubt, for sinks that cannot tell an owner from another themselves; nil for always.
+	// May reports whether the node's lease is held and not in doubt, for sinks that cannot fence earlier owners; nil for always.
 	May func() bool
-	// Files is the directory that file sinks are below; empty for none.
+	// Files is the directory that file sinks must be in; empty for none.
 	Files string
 	// Log of the node.
 	Log *slog.Logger
@@ -100,7 +100,7 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 	return nil, fmt.Errorf("sink %s://: %w: use mysql://, file:// or blackhole://", u.Scheme, stream.ErrUnusable)
 }
 
-// Validate says what is wrong with a changefeed before any node has tried it.
+// Validate checks a changefeed without connecting to anything.
 func Validate(spec *v1alpha1.ChangefeedSpec) error {
 	for _, end := range []struct {
 		what, text string
@@ -116,10 +116,10 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 			return fmt.Errorf("%s: %w", end.what, err)
 		}
 		if _, set := u.User.Password(); set {
-			return fmt.Errorf("%s: leave the password out of the URL: everybody who may read the object would know it; name a Secret or a password file", end.what)
+			return fmt.Errorf("%s: remove the password from the URL, where everybody who may read the changefeed sees it; name a Secret or a password file instead", end.what)
 		}
 		if end.secret != nil && end.file != "" {
-			return fmt.Errorf("%s: give a password file or a Secret, not both", end.what)
+			return fmt.Errorf("%s: set a password file or a Secret, not both", end.what)
 		}
 		if !slices.Contains(end.schemes, u.Scheme) {
 			return fmt.Errorf("%s %q: use %s://", end.what, end.text, strings.Join(end.schemes, ":// or "))
@@ -134,20 +134,20 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 			return err
 		}
 	}
-	if _, err := ParsePosition(spec.StartPosition); err != nil {
+	if _, err := stream.ParsePosition(spec.StartPosition); err != nil {
 		return err
 	}
-	_, err := ParseFilter(spec.Filter)
+	_, err := stream.ParseFilter(spec.Filter)
 	return err
 }
 
-// validServer says what is wrong with the address of a server.
+// validServer checks the URL of a server.
 func validServer(what string, u *url.URL) error {
 	if _, port, err := net.SplitHostPort(u.Host); err != nil || port == "" || u.User.Username() == "" {
-		return fmt.Errorf("%s %q: say whom to connect as and where: mysql://user@host:port", what, u)
+		return fmt.Errorf("%s %q: the user, host or port is missing: use mysql://user@host:port", what, u)
 	}
 	if strings.Trim(u.Path, "/") != "" || u.Fragment != "" {
-		return fmt.Errorf("%s %q: a server is named, not a schema: leave out %q and use the filter", what, u, u.Path)
+		return fmt.Errorf("%s %q: remove %q: schemas are selected by the filter, not by the URL", what, u, u.Path)
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
@@ -157,14 +157,14 @@ func validServer(what string, u *url.URL) error {
 		switch {
 		case name == "tls" && len(values) == 1 && values[0] == "true", name == "tls-ca" && len(values) == 1 && values[0] != "":
 		default:
-			return fmt.Errorf("%s %q: %s=%s is not known: there are tls=true and tls-ca=FILE", what, u, name, strings.Join(values, ","))
+			return fmt.Errorf("%s %q: %s=%s is not supported: use tls=true or tls-ca=FILE", what, u, name, strings.Join(values, ","))
 		}
 	}
 	return nil
 }
 
-// tls is how a server is connected to: in the clear, unless the URL says tls=true, or names the file of the authority that has
-// signed the server's certificate.
+// tls returns the TLS configuration for a server: nil, unless the URL has tls=true or names the file of the authority that signed the
+// server's certificate.
 func (o Opener) tls(u *url.URL) (*tls.Config, error) {
 	query := u.Query()
 	ca := query.Get("tls-ca")
@@ -179,23 +179,23 @@ func (o Opener) tls(u *url.URL) (*tls.Config, error) {
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM([]byte(text)) {
-			return nil, fmt.Errorf("certificate file %q has no certificate: %w", ca, stream.ErrUnusable)
+			return nil, fmt.Errorf("certificate file %q contains no PEM certificate: %w", ca, stream.ErrUnusable)
 		}
 	}
 	return c, nil
 }
 
-// below refuses a directory that is not below the one that the node was told: whoever writes a changefeed must not choose
-// where a node's user writes.
+// below refuses a directory outside of the one that the node is configured with: who creates a changefeed must not be able to choose
+// where nodes write files.
 func (o Opener) below(dir string) error {
 	rel, err := filepath.Rel(o.Files, filepath.Clean(dir))
 	if o.Files == "" || err != nil || rel == ".." || strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
-		return fmt.Errorf("sink file://%s: %w: this node writes below its --file-sink-dir (%q) only", dir, stream.ErrUnusable, o.Files)
+		return fmt.Errorf("sink file://%s: %w: the directory must be below the --file-sink-dir of the node, which is %q", dir, stream.ErrUnusable, o.Files)
 	}
 	return nil
 }
 
-// password reads a password.
+// password reads a password file.
 func (o Opener) password(name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -204,17 +204,17 @@ func (o Opener) password(name string) (string, error) {
 	return trimNewlines(text), err
 }
 
-// trimNewlines takes away what editors put at the end of a file.
+// trimNewlines removes the newline that editors put at the end of a file.
 func trimNewlines(text string) string { return strings.TrimRight(text, "\r\n") }
 
-// credential reads a file below the credentials directory. A name that leads anywhere else is refused: whoever writes a
-// changefeed must not choose which files nodes send to a server.
+// credential reads a file in the credentials directory. A name that leads anywhere else is refused: who creates a changefeed must not
+// be able to choose which files nodes send to a server.
 func (o Opener) credential(what, name string) (string, error) {
 	if o.Credentials == "" {
-		return "", fmt.Errorf("a %s is named, and this node has no --credentials-dir", what)
+		return "", fmt.Errorf("%s %q: this node has no directory for it: start the node with --credentials-dir", what, name)
 	}
 	if name != filepath.Base(name) || strings.HasPrefix(name, ".") {
-		return "", fmt.Errorf("%s %q: name a file in the nodes' --credentials-dir, without a path", what, name)
+		return "", fmt.Errorf("%s %q: use the name of a file in the --credentials-dir of the nodes, without a path", what, name)
 	}
 	root, err := os.OpenRoot(o.Credentials)
 	if err != nil {

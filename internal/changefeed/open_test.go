@@ -16,7 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
-// A user whom the server lets in over TLS only reads and writes through a changefeed's URL, if the server proves who it is.
+// A user with REQUIRE SSL can read and write through the URL of a changefeed, if the certificate of the server is valid.
 func TestServersAreReachedOverTLS(t *testing.T) {
 	dir, credentials := t.TempDir(), t.TempDir()
 	authority, err := pki.LoadOrCreate(filepath.Join(dir, "ca"))

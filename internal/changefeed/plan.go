@@ -8,19 +8,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
-// World is what decisions about maintainers rest on, read at one time.
+// World is the input of Place, read at one time.
 type World struct {
 	Now         time.Time
 	Changefeeds []*v1alpha1.Changefeed
 	fleet.Fleet
-	// BatchSize is how many maintainers may be on their way off a draining node at once.
+	// BatchSize is how many maintainers may move off a draining node at the same time.
 	BatchSize int
 	// BootstrapLimit is how long a placement may take before it counts as failed.
 	BootstrapLimit time.Duration
-	// Settled says that no drain has run for a while: only then is anything balanced.
+	// Settled is whether no drain has run for so long that maintainers may be balanced.
 	Settled bool
 }
 
@@ -30,9 +31,9 @@ const DefaultBootstrapTimeout = 30 * time.Second
 // balanceAtOnce bounds the moves that only balance.
 const balanceAtOnce = 1
 
-// Place says which placements must be written now: the basic scheduler places what has no maintainer, the drain scheduler
-// moves maintainers off the node in the slot, and the balance scheduler evens out what is left. Each carries the
-// resourceVersion that the decision rests on.
+// Place returns the changefeeds whose placements must be written now. The basic scheduler places maintainers that run nowhere, the
+// drain scheduler moves them off the draining node, and the balance scheduler evens out the rest. Each changefeed has the
+// resourceVersion that the decision is based on.
 func Place(w World) []*v1alpha1.Changefeed {
 	loads := w.loads()
 	var plan []*v1alpha1.Changefeed
@@ -74,8 +75,8 @@ func (w World) loads() map[string]int {
 	return loads
 }
 
-// departing counts the moves under way off the draining node, by where they began: during a move the changefeed's own node
-// is another already.
+// departing counts the maintainers that are moving off the draining node. Their placements name another node already, and the draining
+// node as the origin.
 func (w World) departing() int {
 	if w.Slot == nil {
 		return 0
@@ -101,7 +102,7 @@ func (w World) next(cf *v1alpha1.Changefeed, loads map[string]int, room *int) *v
 	}
 	switch {
 	case p.Node == "" && p.From != nil && !w.gone(p.From):
-		return nil // it was paused; the earlier maintainer has yet to stop
+		return nil // it was paused, and the earlier maintainer has not stopped yet
 	case p.Node == "" || w.Over(p.Node, p.NodeEpoch):
 		return w.place(p, loads)
 	case w.Slot != nil && w.Slot.Node == p.Node:
@@ -114,7 +115,7 @@ func (w World) next(cf *v1alpha1.Changefeed, loads map[string]int, room *int) *v
 		}
 		return next
 	case p.Phase == v1alpha1.PlacementPlacing && w.late(p):
-		// It counts as failed, and is placed elsewhere if there is an elsewhere.
+		// It counts as failed, and is placed on another node if there is one.
 		without := map[string]int{}
 		for name, load := range loads {
 			if name != p.Node {
@@ -130,15 +131,15 @@ func (w World) next(cf *v1alpha1.Changefeed, loads map[string]int, room *int) *v
 	return nil
 }
 
-// late says whether a placement has not come to run in time. The time before the origin has stopped does not count: nobody
-// could have begun.
+// late reports whether the maintainer of a placement has not bootstrapped in time. The time before the origin has stopped does not
+// count, because it could not begin.
 func (w World) late(p v1alpha1.ChangefeedPlacement) bool {
 	return w.BootstrapLimit > 0 && p.Since != nil && (p.From == nil || w.gone(p.From)) && w.Now.Sub(p.Since.Time) > w.BootstrapLimit
 }
 
-// place puts the maintainer on the least loaded node, counting as it goes; nil if there is none.
+// place places the maintainer on the least loaded node, and counts it there; nil if there is no node.
 func (w World) place(p v1alpha1.ChangefeedPlacement, loads map[string]int) *v1alpha1.ChangefeedPlacement {
-	node := least(loads)
+	node := maintainer.LeastLoaded(loads)
 	if node == "" {
 		return nil
 	}
@@ -148,19 +149,8 @@ func (w World) place(p v1alpha1.ChangefeedPlacement, loads map[string]int) *v1al
 	}
 }
 
-// least is the node with the lowest load, the first by name among equals.
-func least(loads map[string]int) string {
-	best := ""
-	for name, load := range loads {
-		if best == "" || load < loads[best] || load == loads[best] && name < best {
-			best = name
-		}
-	}
-	return best
-}
-
-// origin is what must have stopped before the successor of a placement begins: the placement itself, or, if it never began
-// because an earlier one had not stopped yet, that one.
+// origin is what must have stopped before the successor of a placement begins: the placement itself or, if that could not begin
+// because its own origin has not stopped, that origin.
 func (w World) origin(p v1alpha1.ChangefeedPlacement) *v1alpha1.PlacementOrigin {
 	if p.From != nil && !w.gone(p.From) {
 		return p.From
@@ -171,17 +161,17 @@ func (w World) origin(p v1alpha1.ChangefeedPlacement) *v1alpha1.PlacementOrigin 
 	return &v1alpha1.PlacementOrigin{Node: p.Node, NodeEpoch: p.NodeEpoch, Epoch: p.Epoch}
 }
 
-// gone says whether nothing of an earlier placement runs any more.
+// gone reports whether the maintainer of an earlier placement does not run any more.
 func (w World) gone(o *v1alpha1.PlacementOrigin) bool {
 	return o.Stopped || w.Over(o.Node, o.NodeEpoch)
 }
 
-// MayBegin says whether a placement's maintainer may begin: nothing of the one before runs any more.
+// MayBegin reports whether the maintainer of a placement may begin: the one before it does not run any more.
 func (w World) MayBegin(p v1alpha1.ChangefeedPlacement) bool { return p.From == nil || w.gone(p.From) }
 
-// balance moves a maintainer from the most to the least loaded node, if that makes it more even.
+// balance moves a maintainer from the most to the least loaded node, if that makes the loads more even.
 func (w World) balance(feeds []*v1alpha1.Changefeed, loads map[string]int) []*v1alpha1.Changefeed {
-	low := least(loads)
+	low := maintainer.LeastLoaded(loads)
 	moving := 0
 	for _, cf := range feeds {
 		if cf.Wanted() && cf.Status.State != v1alpha1.ChangefeedFailed && cf.Placement().Phase != v1alpha1.PlacementRunning {

@@ -90,14 +90,14 @@ func TestWhereMaintainersArePlaced(t *testing.T) {
 		{"failed stays where it is", world(one(stopping(4), state(v1alpha1.ChangefeedFailed))), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, tell(changefeed.Place(c.w))); diff != "" {
+			if diff := cmp.Diff(c.want, describePlan(changefeed.Place(c.w))); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
 	}
 }
 
-// A failed changefeed is mended, paused and resumed: then it must run again.
+// A failed changefeed whose cause was fixed must run again after it was paused and resumed.
 func TestAFailedChangefeedThatIsPausedAndResumedRunsAgain(t *testing.T) {
 	cf := feed("a", stopping(4), state(v1alpha1.ChangefeedFailed), paused)
 	if plan := changefeed.Place(world(feeds(cf))); len(plan) == 1 {
@@ -108,14 +108,14 @@ func TestAFailedChangefeedThatIsPausedAndResumedRunsAgain(t *testing.T) {
 	}
 	cf.Spec.State = v1alpha1.ChangefeedRun
 	if plan := changefeed.Place(world(feeds(cf))); len(plan) != 1 || plan[0].Placement().Node == "" {
-		t.Errorf("resumed, it is not placed: %v", tell(plan))
+		t.Errorf("resumed, it is not placed: %v", describePlan(plan))
 	}
 }
 
-func TestAMoveIsWrittenWithTheTimeAndTheVersionItRestsOn(t *testing.T) {
+func TestAPlacementHasTheTimeAndTheResourceVersionOfThePlan(t *testing.T) {
 	plan := changefeed.Place(world(feeds(feed("a", running("n1", 3))), draining("n1")))
 	if len(plan) != 1 {
-		t.Fatalf("planned %v", tell(plan))
+		t.Fatalf("planned %v", describePlan(plan))
 	}
 	since := metav1.NewMicroTime(now)
 	want := &v1alpha1.ChangefeedPlacement{
@@ -139,18 +139,18 @@ func many(n int, node string) []*v1alpha1.Changefeed {
 	return list
 }
 
-func TestADrainMovesNoMoreMaintainersAtOnceThanItMay(t *testing.T) {
+func TestADrainMovesAtMostABatchOfMaintainersAtATime(t *testing.T) {
 	for _, c := range []struct{ batch, want int }{{1, 1}, {0, 1}, {-3, 1}, {2, 2}, {3, 3}, {10, 6}} {
 		t.Run(fmt.Sprintf("a batch of %d", c.batch), func(t *testing.T) {
 			if plan := changefeed.Place(world(many(6, "n1"), draining("n1"), batch(c.batch))); len(plan) != c.want {
-				t.Errorf("moved %v", tell(plan))
+				t.Errorf("moved %v", describePlan(plan))
 			}
 		})
 	}
 }
 
-// During a move the changefeed's own node is the destination already: what counts is where the move began.
-func TestMovesAreCountedByWhereTheyBegan(t *testing.T) {
+// During a move the placement names the destination already: moves are counted by their origin.
+func TestMovesAreCountedByTheirOrigin(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		moves []*v1alpha1.Changefeed
@@ -174,14 +174,14 @@ func TestMovesAreCountedByWhereTheyBegan(t *testing.T) {
 				changes = append(changes, c.extra)
 			}
 			w := world(append(c.moves, feed("x", running("n1", 1)), feed("y", running("n1", 1))), changes...)
-			if diff := cmp.Diff(c.want, tell(changefeed.Place(w))); diff != "" {
+			if diff := cmp.Diff(c.want, describePlan(changefeed.Place(w))); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestNothingIsBalancedWhileADrainRunsOrJustRan(t *testing.T) {
+func TestNothingIsBalancedDuringADrainAndShortlyAfter(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		feeds []*v1alpha1.Changefeed
@@ -201,7 +201,7 @@ func TestNothingIsBalancedWhileADrainRunsOrJustRan(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			plan := changefeed.Place(world(c.feeds, c.w...))
 			if len(plan) != c.want {
-				t.Errorf("moved %v", tell(plan))
+				t.Errorf("moved %v", describePlan(plan))
 			}
 		})
 	}
@@ -226,10 +226,10 @@ func TestBalancingMovesOneAtATimeAndEnds(t *testing.T) {
 				return
 			}
 			if len(plan) != 1 || plan[0].Placement().From == nil {
-				t.Fatalf("at once: %v", tell(plan))
+				t.Fatalf("at once: %v", describePlan(plan))
 			}
 			if again := changefeed.Place(world(replaced(list, plan))); len(again) != 0 {
-				t.Fatalf("while %v is under way: %v", tell(plan), tell(again))
+				t.Fatalf("while %v is under way: %v", describePlan(plan), describePlan(again))
 			}
 			list = replaced(list, plan)
 			for _, cf := range list {
@@ -253,7 +253,7 @@ func replaced(list, plan []*v1alpha1.Changefeed) []*v1alpha1.Changefeed {
 	return out
 }
 
-// drawnWorld is any world that may come about.
+// drawnWorld is any world that is possible.
 func drawnWorld(t *rapid.T) changefeed.World {
 	names := []string{"n1", "n2", "n3", "n4"}
 	w := changefeed.World{
@@ -344,7 +344,7 @@ func TestEveryPlanKeepsTheRules(t *testing.T) {
 			if is.Node != "" && w.Slot != nil && is.Node == w.Slot.Node {
 				t.Fatalf("%s is placed on the draining node", cf.Name)
 			}
-			// What ran, or may still run, must stop first.
+			// What runs, or may still run, must stop first.
 			if f := was.From; f != nil && !f.Stopped && !over(f.Node, f.NodeEpoch) {
 				if is.From == nil || *is.From != *f {
 					t.Fatalf("%s: %v has not stopped and is forgotten: %v", cf.Name, f, is.From)
@@ -370,7 +370,7 @@ func TestEveryPlanKeepsTheRules(t *testing.T) {
 			return n
 		}
 		if now := moves(replaced(w.Changefeeds, plan)); now > max(moves(w.Changefeeds), max(w.BatchSize, 1)) {
-			t.Fatalf("%d moves off the draining node at once, with a batch of %d: %v", now, w.BatchSize, tell(plan))
+			t.Fatalf("%d moves off the draining node at once, with a batch of %d: %v", now, w.BatchSize, describePlan(plan))
 		}
 	})
 }

@@ -2,6 +2,7 @@ package changefeed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -27,10 +29,8 @@ import (
 )
 
 const (
-	// reportEvery is how often a node asks the others how the changefeeds are that it maintains.
+	// reportEvery is how often a node requests reports about the changefeeds that it maintains.
 	reportEvery = 200 * time.Millisecond
-	// callLimit bounds one request to another node.
-	callLimit = 10 * time.Second
 	// writeLimit bounds one write of an object.
 	writeLimit = 5 * time.Second
 	// closeLimit bounds how long a changefeed may take to stop on this node.
@@ -48,7 +48,7 @@ type Options struct {
 	Files peer.Files
 	// Opener of sources and sinks.
 	Opener Opener
-	// Memory bounds the changes on their way, in bytes.
+	// Memory bounds the changes that were read and not yet written, in bytes.
 	Memory int64
 	// Metrics of the node's changefeeds.
 	Metrics *Metrics
@@ -56,8 +56,8 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Host is what a node has of changefeeds: the dispatchers, which go on while the lease is in doubt because the sink checks
-// who owns a table, and the maintainers, which decide and so do not.
+// Host runs what a node has of changefeeds: dispatchers, which continue while the node's lease is in doubt because the sink checks
+// who owns a table, and maintainers, which make decisions and are therefore stopped.
 type Host struct {
 	opts   Options
 	engine *dispatch.Engine
@@ -65,19 +65,19 @@ type Host struct {
 
 	mu       sync.Mutex
 	epoch    int64                     // of the node, 0 while it has none
-	holding  func() bool               // whether the epoch stands, nil while there is none
+	holding  func() bool               // reports whether the node's lease is held and not in doubt; nil while there is no epoch
 	unwanted map[dispatch.FeedKey]bool // paused or deleted
-	running  map[dispatch.FeedKey]*maintainer
+	running  map[dispatch.FeedKey]*hosted
 
-	writes chan struct{} // one place for each write that may be under way
+	writes chan struct{} // bounds the concurrent writes
 }
 
-// writesAtOnce bounds the writes of a node about its changefeeds, so that very many do not crowd out its lease.
+// writesAtOnce bounds the concurrent writes of a node about its changefeeds, so that very many do not delay the renewal of its lease.
 const writesAtOnce = 4
 
 // NewHost makes the host of a node.
 func NewHost(o Options) *Host {
-	h := &Host{unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*maintainer{}, writes: make(chan struct{}, writesAtOnce)}
+	h := &Host{unwanted: map[dispatch.FeedKey]bool{}, running: map[dispatch.FeedKey]*hosted{}, writes: make(chan struct{}, writesAtOnce)}
 	o.Opener.May = h.leased
 	h.opts = o
 	h.engine = dispatch.New(dispatch.Options{
@@ -85,7 +85,7 @@ func NewHost(o Options) *Host {
 		Enter: func() (func(), error) {
 			pass, err := o.Gate.Enter(KindDispatchers)
 			if err != nil {
-				return nil, fmt.Errorf("%w: %w", dispatch.ErrRefused, err)
+				return nil, err
 			}
 			return pass.Leave, nil
 		},
@@ -105,12 +105,12 @@ func (h *Host) Dispatchers() node.Hosted {
 	return node.Hosted{Runtime: dispatchers{h}, Doubt: node.KeepInDoubt}
 }
 
-// Maintainers is the runtime that decides.
+// Maintainers is the runtime of the maintainers.
 func (h *Host) Maintainers() node.Hosted {
 	return node.Hosted{Runtime: maintainers{h}, Doubt: node.StopInDoubt}
 }
 
-// dispatchers does what maintainers order through the service, and stops everything when the node leaves.
+// dispatchers serves other nodes' maintainers, and stops everything when the node leaves.
 type dispatchers struct{ *Host }
 
 // Name implements node.Runtime.
@@ -123,7 +123,7 @@ func (d dispatchers) Held() int { return d.opts.Gate.Count(KindDispatchers) }
 func (d dispatchers) Run(ctx context.Context, _ *node.Epoch) error {
 	<-ctx.Done()
 	for _, key := range d.engine.Keys() {
-		_ = d.closeFeed(key) // it was logged, and the process ends
+		_ = d.closeFeed(key) // the error was logged, and the process ends
 	}
 	d.peers.close()
 	return nil
@@ -135,13 +135,12 @@ func (h *Host) closeFeed(key dispatch.FeedKey) error {
 	defer cancel()
 	err := h.engine.Close(ctx, key)
 	if err != nil {
-		h.opts.Log.Warn("changefeed not closed in order", "changefeed", key.String(), "error", err)
+		h.opts.Log.Warn("could not stop all dispatchers of the changefeed on this node", "changefeed", key.String(), "error", err)
 	}
 	return err
 }
 
-// closeLater does so beside everything else, again and again if need be: a sink that hangs must not hold up a node whose lease is
-// in doubt.
+// closeLater does so in the background, and retries: a sink that hangs must not block a node whose lease is in doubt.
 func (h *Host) closeLater(key dispatch.FeedKey, then func()) {
 	go func() {
 		for range closeTries {
@@ -155,21 +154,21 @@ func (h *Host) closeLater(key dispatch.FeedKey, then func()) {
 	}()
 }
 
-// nodeEpoch is the incarnation of this node, 0 while it has none.
+// nodeEpoch is the epoch of this node, 0 while it has none.
 func (h *Host) nodeEpoch() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.epoch
 }
 
-// leased says whether the node's lease is beyond doubt.
+// leased reports whether the node's lease is held and not in doubt.
 func (h *Host) leased() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.holding != nil && h.holding()
 }
 
-// wants says whether dispatchers of a changefeed may run here.
+// wants reports whether dispatchers of a changefeed may run here.
 func (h *Host) wants(key dispatch.FeedKey) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -198,8 +197,8 @@ func (m maintainers) Run(ctx context.Context, e *node.Epoch) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]report{}, told: map[dispatch.FeedKey]bool{},
-		world: world{Fleet: fleet.New(), settling: fleet.Began(time.Now())}}
+	r := &run{Host: m.Host, e: e, ctx: ctx, changed: make(chan struct{}), reports: map[string]map[dispatch.FeedKey]maintainer.Report{}, fresh: map[dispatch.FeedKey]bool{},
+		world: maintainer.View{Fleet: fleet.New(), Settling: fleet.Began(time.Now())}}
 	defer r.wait()
 	if err := r.watch(ctx); err != nil {
 		return err
@@ -208,15 +207,6 @@ func (m maintainers) Run(ctx context.Context, e *node.Epoch) error {
 	<-ctx.Done()
 	return nil
 }
-
-// world is what a node watches for its maintainers.
-type world struct {
-	fleet.Fleet
-	settling fleet.Settling
-}
-
-// plan is the world as the planners see it.
-func (w world) plan() World { return World{Fleet: w.Fleet} }
 
 // run is the maintainers' side in one epoch.
 type run struct {
@@ -227,31 +217,38 @@ type run struct {
 	ended bool // nothing more begins; of the host's lock
 
 	mu      sync.Mutex
-	world   world
+	world   maintainer.View
 	changed chan struct{} // closed and replaced when the world changes
-	reports map[string]map[dispatch.FeedKey]report
+	reports map[string]map[dispatch.FeedKey]maintainer.Report
 	round   uint64                    // of reports, grows with every request
-	told    map[dispatch.FeedKey]bool // of which something new was reported
+	fresh   map[dispatch.FeedKey]bool // changefeeds whose reports have changed
 }
 
-// report is what a node last said of a changefeed, and in which round it was asked.
-type report struct {
-	round uint64
-	*wire.FeedReport
+// hosted is a maintainer, and the epoch in which it was made.
+type hosted struct {
+	*maintainer.Maintainer
+	run *run
+}
+
+// maintainerOptions are what every maintainer of the epoch is made with.
+func (r *run) maintainerOptions() maintainer.Options {
+	return maintainer.Options{
+		Epoch: r.e, Gate: r.opts.Gate, Opener: r.opts.Opener, Cluster: r, Nodes: r.peers, Reports: r, Status: r, Paused: r.opts.Metrics.paused, Log: r.opts.Log,
+	}
 }
 
 func (r *run) wait() {
 	r.Host.mu.Lock()
-	r.ended = true // the watches end after us, and may still bring news
+	r.ended = true // the watches end later, and may still deliver events
 	list := slices.Collect(maps.Values(r.running))
 	r.Host.mu.Unlock()
 	for _, m := range list {
-		m.stop()
+		m.Stop()
 	}
 	r.live.Wait()
 }
 
-// watch follows the objects that maintainers rest on.
+// watch follows the objects that maintainers need.
 func (r *run) watch(ctx context.Context) error {
 	handlers := []struct {
 		object client.Object
@@ -278,7 +275,7 @@ func (r *run) watch(ctx context.Context) error {
 	return r.closeForgotten(ctx)
 }
 
-// closeForgotten stops what belongs to objects that went while this node was not there to see it.
+// closeForgotten stops dispatchers of changefeeds that were deleted while this node did not watch.
 func (r *run) closeForgotten(ctx context.Context) error {
 	var list v1alpha1.ChangefeedList
 	if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -286,7 +283,7 @@ func (r *run) closeForgotten(ctx context.Context) error {
 	}
 	known := map[dispatch.FeedKey]bool{}
 	for i := range list.Items {
-		known[keyOf(&list.Items[i])] = true
+		known[maintainer.KeyOf(&list.Items[i])] = true
 	}
 	for _, key := range r.engine.Keys() {
 		if !known[key] {
@@ -296,16 +293,12 @@ func (r *run) closeForgotten(ctx context.Context) error {
 	return nil
 }
 
-func keyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
-	return dispatch.FeedKey{Namespace: cf.Namespace, Name: cf.Name, UID: string(cf.UID)}
-}
-
 func (r *run) seeNode(n *v1alpha1.Node) {
-	r.change(func(w *world) { w.Nodes = maps.Clone(w.Nodes); w.Nodes[n.Name] = n })
+	r.change(func(w *maintainer.View) { w.Nodes = maps.Clone(w.Nodes); w.Nodes[n.Name] = n })
 }
 
 func (r *run) forgetNode(n *v1alpha1.Node) {
-	r.change(func(w *world) { w.Nodes = maps.Clone(w.Nodes); delete(w.Nodes, n.Name) })
+	r.change(func(w *maintainer.View) { w.Nodes = maps.Clone(w.Nodes); delete(w.Nodes, n.Name) })
 }
 
 func (r *run) seeLease(l *coordinationv1.Lease) {
@@ -320,24 +313,24 @@ func (r *run) seeLease(l *coordinationv1.Lease) {
 	if old == rec {
 		return
 	}
-	r.change(func(w *world) { w.Leases = maps.Clone(w.Leases); w.Leases[rec.Node] = rec })
+	r.change(func(w *maintainer.View) { w.Leases = maps.Clone(w.Leases); w.Leases[rec.Node] = rec })
 }
 
 func (r *run) forgetLease(l *coordinationv1.Lease) {
 	if name, ok := lease.NodeOf(l.Name); ok {
-		r.change(func(w *world) { w.Leases = maps.Clone(w.Leases); delete(w.Leases, name) })
+		r.change(func(w *maintainer.View) { w.Leases = maps.Clone(w.Leases); delete(w.Leases, name) })
 	}
 }
 
 func (r *run) seeSettings(s *v1alpha1.Settings) {
-	r.change(func(w *world) {
-		w.settling.Saw(w.Fleet, time.Now()) // a drain that has just ended ran until now
+	r.change(func(w *maintainer.View) {
+		w.Settling.Saw(w.Fleet, time.Now()) // a drain that has just ended ran until now
 		w.Slot, w.Settings = s.Status.ActiveDrain, s.Spec
-		w.settling.Saw(w.Fleet, time.Now())
+		w.Settling.Saw(w.Fleet, time.Now())
 	})
 }
 
-func (r *run) change(change func(*world)) {
+func (r *run) change(change func(*maintainer.View)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.world)
@@ -345,15 +338,18 @@ func (r *run) change(change func(*world)) {
 	r.changed = make(chan struct{})
 }
 
-func (r *run) view() (world, <-chan struct{}) {
+// View implements maintainer.Cluster.
+func (r *run) View() (maintainer.View, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.world, r.changed
+	v := r.world
+	v.Rules = World{Fleet: v.Fleet}
+	return v, r.changed
 }
 
-// see does what an object asks of this node: run its maintainer, stop it, or stop everything of it.
+// see runs the maintainer of a changefeed that is placed here, and stops everything of one that is paused, deleted or failed.
 func (r *run) see(cf *v1alpha1.Changefeed) {
-	key := keyOf(cf)
+	key := maintainer.KeyOf(cf)
 	wanted := cf.Wanted() && cf.Status.State != v1alpha1.ChangefeedFailed
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
@@ -369,7 +365,7 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 	p := cf.Placement()
 	m := r.running[key]
 	if m != nil && m.run == r {
-		m.see(cf)
+		m.Observe(cf)
 		return
 	}
 	mine := p.Node == r.opts.Node && p.NodeEpoch == r.e.Number
@@ -377,10 +373,10 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 	if !mine && !from || r.ctx.Err() != nil {
 		return
 	}
-	m = newMaintainer(r, cf)
+	m = &hosted{Maintainer: maintainer.New(r.maintainerOptions(), cf), run: r}
 	r.running[key] = m
 	r.live.Go(func() {
-		m.live(r.ctx)
+		m.Run(r.ctx)
 		r.Host.mu.Lock()
 		defer r.Host.mu.Unlock()
 		if r.running[key] == m {
@@ -390,14 +386,14 @@ func (r *run) see(cf *v1alpha1.Changefeed) {
 }
 
 func (r *run) gone(cf *v1alpha1.Changefeed) {
-	key := keyOf(cf)
+	key := maintainer.KeyOf(cf)
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
 	if r.ended {
 		return
 	}
 	if m := r.running[key]; m != nil && m.run == r {
-		m.stop()
+		m.Stop()
 	}
 	r.unwanted[key] = true
 	r.closeLater(key, func() {
@@ -407,14 +403,14 @@ func (r *run) gone(cf *v1alpha1.Changefeed) {
 	})
 }
 
-// feeds is how many changefeeds are maintained here.
-func (r *run) feeds() int {
+// Maintained implements maintainer.Status.
+func (r *run) Maintained() int {
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
 	return len(r.running)
 }
 
-// poll asks every node, all the time, how the changefeeds are that are maintained here.
+// poll requests reports from every node, periodically, about the changefeeds that are maintained here.
 func (r *run) poll(ctx context.Context) {
 	ticker := time.NewTicker(reportEvery)
 	defer ticker.Stop()
@@ -424,11 +420,11 @@ func (r *run) poll(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		w, _ := r.view()
+		w, _ := r.View()
 		var feeds []*wire.Feed
 		r.Host.mu.Lock()
 		for key, m := range r.running {
-			feeds = append(feeds, &wire.Feed{Namespace: key.Namespace, Name: key.Name, Uid: key.UID, Epoch: m.placement()})
+			feeds = append(feeds, wire.NewFeed(key, m.Placement()))
 		}
 		r.Host.mu.Unlock()
 		if len(feeds) == 0 {
@@ -437,31 +433,51 @@ func (r *run) poll(ctx context.Context) {
 		var asked sync.WaitGroup
 		for name, rec := range w.Leases {
 			if rec.Held() {
-				asked.Go(func() { r.ask(ctx, w, name, feeds) })
+				asked.Go(func() { r.Request(ctx, w, name, feeds) })
 			}
 		}
 		asked.Wait()
-		r.wakeTold()
+		r.wakeReported()
 	}
 }
 
-// wakeTold wakes the maintainers of changefeeds of which something new was told.
-func (r *run) wakeTold() {
+// wakeReported wakes the maintainers of changefeeds whose reports have changed.
+func (r *run) wakeReported() {
 	r.mu.Lock()
-	told := r.told
-	r.told = map[dispatch.FeedKey]bool{}
+	fresh := r.fresh
+	r.fresh = map[dispatch.FeedKey]bool{}
 	r.mu.Unlock()
 	r.Host.mu.Lock()
 	defer r.Host.mu.Unlock()
-	for key := range told {
+	for key := range fresh {
 		if m := r.running[key]; m != nil {
-			m.poke()
+			m.Wake()
 		}
 	}
 }
 
-// ask asks one node.
-func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed) {
+// Of implements maintainer.Reports.
+func (r *run) Of(key dispatch.FeedKey) map[string]maintainer.Report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := map[string]maintainer.Report{}
+	for name, byFeed := range r.reports {
+		if report, ok := byFeed[key]; ok {
+			of[name] = report
+		}
+	}
+	return of
+}
+
+// Round implements maintainer.Reports.
+func (r *run) Round() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round
+}
+
+// Request implements maintainer.Reports.
+func (r *run) Request(ctx context.Context, w maintainer.View, name string, feeds []*wire.Feed) {
 	r.mu.Lock()
 	r.round++
 	round := r.round
@@ -470,21 +486,21 @@ func (r *run) ask(ctx context.Context, w world, name string, feeds []*wire.Feed)
 	defer cancel()
 	reply, err := r.peers.report(ctx, w.Nodes[name], &wire.ReportRequest{Caller: r.caller(), Feeds: feeds})
 	if err != nil {
-		return // what it said last stands until it speaks again or is gone
+		return // its last report stays valid until it sends another or loses its lease
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	byFeed := maps.Clone(r.reports[name])
 	if byFeed == nil {
-		byFeed = map[dispatch.FeedKey]report{}
+		byFeed = map[dispatch.FeedKey]maintainer.Report{}
 	}
 	for _, f := range reply.Feeds {
-		key := feedKey(f.Feed)
-		if byFeed[key].round < round { // answers may overtake each other
+		key := f.Feed.Key()
+		if byFeed[key].Round < round { // replies may overtake each other
 			if !proto.Equal(byFeed[key].FeedReport, f) {
-				r.told[key] = true
+				r.fresh[key] = true
 			}
-			byFeed[key] = report{round, f}
+			byFeed[key] = maintainer.Report{Round: round, FeedReport: f}
 		}
 	}
 	r.reports[name] = byFeed
@@ -494,9 +510,8 @@ func (r *run) caller() *wire.Caller {
 	return &wire.Caller{Node: r.opts.Node, NodeEpoch: r.e.Number}
 }
 
-// update changes an object's status by compare-and-swap until it is as it should be, or change says that there is nothing
-// to do.
-func (r *run) update(ctx context.Context, key dispatch.FeedKey, change func(*v1alpha1.Changefeed) bool) error {
+// Update implements maintainer.Status.
+func (r *run) Update(ctx context.Context, key dispatch.FeedKey, change func(*v1alpha1.Changefeed) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
 	select {
@@ -514,7 +529,7 @@ func (r *run) update(ctx context.Context, key dispatch.FeedKey, change func(*v1a
 		}
 		if string(cf.UID) != key.UID || !change(cf) {
 			if seen {
-				continue // it may be old
+				continue // it may be outdated: read it from the API server
 			}
 			return nil
 		}
@@ -527,7 +542,7 @@ func (r *run) update(ctx context.Context, key dispatch.FeedKey, change func(*v1a
 	}
 }
 
-// lastSeen is an object as it was last seen, if its maintainer is here. Most of the time it is the newest.
+// lastSeen is the last observed version of an object, if its maintainer is here. Usually it is the newest.
 func (r *run) lastSeen(key dispatch.FeedKey) (*v1alpha1.Changefeed, bool) {
 	r.Host.mu.Lock()
 	m := r.running[key]
@@ -535,10 +550,10 @@ func (r *run) lastSeen(key dispatch.FeedKey) (*v1alpha1.Changefeed, bool) {
 	if m == nil {
 		return nil, false
 	}
-	return m.latest().DeepCopy(), true
+	return m.Latest().DeepCopy(), true
 }
 
-// peers reaches other nodes.
+// peers sends requests to nodes.
 type peers struct {
 	self  string
 	files peer.Files
@@ -557,10 +572,13 @@ func newPeers(self string, f peer.Files, h *Host) *peers {
 	return &peers{self: self, files: f, local: &server{host: h}, conns: map[string]*reached{}}
 }
 
-// client reaches a node at the address that it tells.
+// client returns a client for the address that a node has published.
 func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
-	if n == nil || n.Status.Address == "" {
-		return nil, fmt.Errorf("a node that has not told its address")
+	if n == nil {
+		return nil, errors.New("the Node object does not exist")
+	}
+	if n.Status.Address == "" {
+		return nil, fmt.Errorf("node %s has not published its address", n.Name)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -569,7 +587,7 @@ func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
 		return wire.NewNodeClient(c.conn), nil
 	}
 	if c != nil {
-		_ = c.conn.Close() // the node is elsewhere now
+		_ = c.conn.Close() // the node has another address now
 	}
 	conn, err := peer.Dial(p.files, n.Status.Address, n.Name)
 	if err != nil {
@@ -579,7 +597,8 @@ func (p *peers) client(n *v1alpha1.Node) (wire.NodeClient, error) {
 	return wire.NewNodeClient(conn), nil
 }
 
-func (p *peers) bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+// Bootstrap implements maintainer.Nodes.
+func (p *peers) Bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
 	if n != nil && n.Name == p.self {
 		return p.local.Bootstrap(ctx, req)
 	}
@@ -590,7 +609,8 @@ func (p *peers) bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.Boots
 	return c.Bootstrap(ctx, req)
 }
 
-func (p *peers) order(ctx context.Context, n *v1alpha1.Node, req *wire.OrderRequest) (*wire.OrderReply, error) {
+// Order implements maintainer.Nodes.
+func (p *peers) Order(ctx context.Context, n *v1alpha1.Node, req *wire.OrderRequest) (*wire.OrderReply, error) {
 	if n != nil && n.Name == p.self {
 		return p.local.Order(ctx, req)
 	}
@@ -616,7 +636,7 @@ func (p *peers) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, c := range p.conns {
-		_ = c.conn.Close() // nothing is under way any more
+		_ = c.conn.Close() // there are no requests any more
 		delete(p.conns, name)
 	}
 }

@@ -10,25 +10,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 )
 
-// secretTimeout bounds how long a Secret is waited for.
+// secretTimeout bounds the reading of Secrets.
 const secretTimeout = 5 * time.Second
 
-// secretRef is a reference as nodes pass it on.
-func secretRef(r *v1alpha1.PasswordSecretRef) dispatch.SecretRef {
-	if r == nil {
-		return dispatch.SecretRef{}
-	}
-	if r.Key == "" {
-		return dispatch.SecretRef{Name: r.Name, Key: v1alpha1.DefaultPasswordKey}
-	}
-	return dispatch.SecretRef{Name: r.Name, Key: r.Key}
-}
-
-// SecretsOf reads Secrets with a client that does not keep them.
+// SecretsOf reads Secrets with a client, which must not cache them.
 func SecretsOf(c client.Reader) func(ctx context.Context, namespace, name string) (map[string][]byte, error) {
 	return func(ctx context.Context, namespace, name string) (map[string][]byte, error) {
 		secret := &corev1.Secret{}
@@ -37,8 +25,8 @@ func SecretsOf(c client.Reader) func(ctx context.Context, namespace, name string
 	}
 }
 
-// Resolve reads the passwords that a changefeed keeps in Secrets. It is done anew before each opening of a source or a sink, so
-// that a password that was changed is used from then on.
+// Resolve reads the passwords that a changefeed has in Secrets. It is called before each opening of a source or a sink, so that a
+// changed password is used from then on.
 func (o Opener) Resolve(ctx context.Context, namespace string, c dispatch.Config) (dispatch.Config, error) {
 	ctx, cancel := context.WithTimeout(ctx, secretTimeout)
 	defer cancel()
@@ -62,7 +50,7 @@ func (o Opener) Resolve(ctx context.Context, namespace string, c dispatch.Config
 func (o Opener) secret(ctx context.Context, namespace string, ref dispatch.SecretRef) (dispatch.Password, error) {
 	data, err := o.Secret(ctx, namespace, ref.Name)
 	if apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("there is no Secret %q in namespace %q: create it with key %q, as `kubectl create secret generic %s -n %s --from-file=%s=FILE` does",
+		return "", fmt.Errorf("there is no Secret %q in namespace %q: create it with key %q, for example with `kubectl create secret generic %s -n %s --from-file=%s=FILE`",
 			ref.Name, namespace, ref.Key, ref.Name, namespace, ref.Key)
 	}
 	if err != nil {
@@ -70,17 +58,17 @@ func (o Opener) secret(ctx context.Context, namespace string, ref dispatch.Secre
 	}
 	value, ok := data[ref.Key]
 	if !ok {
-		return "", fmt.Errorf("there is no key %q in Secret %q of namespace %q: add it, or name another key in the changefeed", ref.Key, ref.Name, namespace)
+		return "", fmt.Errorf("there is no key %q in Secret %q in namespace %q: add it, or name another key in the changefeed", ref.Key, ref.Name, namespace)
 	}
 	password := dispatch.Password(trimNewlines(string(value)))
 	if password == "" {
-		return "", fmt.Errorf("key %q of Secret %q in namespace %q is empty: put the password there, or leave the Secret out of the changefeed", ref.Key, ref.Name, namespace)
+		return "", fmt.Errorf("key %q of Secret %q in namespace %q is empty: set it to the password, or remove the Secret from the changefeed", ref.Key, ref.Name, namespace)
 	}
 	return password, nil
 }
 
-// errUnresolved: whoever opens a source or a sink reads its Secrets first.
-var errUnresolved = errors.New("it was not read before opening")
+// errUnresolved: Resolve was not called before opening.
+var errUnresolved = errors.New("the Secret has not been read")
 
 // either is a password from a Secret, if one is named, or from a file.
 func (o Opener) either(ref dispatch.SecretRef, found dispatch.Password, file string) (string, error) {

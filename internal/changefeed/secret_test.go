@@ -14,7 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
-// A node reads a password from a Secret of the changefeed's namespace, anew each time, and says in words what is missing.
+// A node reads a password from a Secret in the namespace of the changefeed each time, and its errors name what is missing.
 func TestAPasswordIsReadFromASecretBeforeEachOpening(t *testing.T) {
 	api := testenv.StartAPI(t)
 	admin, ctx := api.Admin(), context.Background()
@@ -30,16 +30,16 @@ func TestAPasswordIsReadFromASecretBeforeEachOpening(t *testing.T) {
 			t.Errorf("%s:\ngot  %s\nwant %s", what, message(err), want)
 		}
 	}
-	fails("no Secret", "password of the source: there is no Secret \"db\" in namespace \"default\": create it with key \"password\", as `kubectl create secret generic db -n default --from-file=password=FILE` does", config)
+	fails("no Secret", "password of the source: there is no Secret \"db\" in namespace \"default\": create it with key \"password\", for example with `kubectl create secret generic db -n default --from-file=password=FILE`", config)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, StringData: map[string]string{"password": "first-secret\n", "empty": "\n"}}
 	if err := admin.Create(ctx, secret); err != nil {
 		t.Fatal(err)
 	}
 	other := config
 	other.SinkSecret.Key = "pass"
-	fails("no such key", `password of the sink: there is no key "pass" in Secret "db" of namespace "default": add it, or name another key in the changefeed`, other)
+	fails("no such key", `password of the sink: there is no key "pass" in Secret "db" in namespace "default": add it, or name another key in the changefeed`, other)
 	other.SinkSecret.Key = "empty"
-	fails("an empty key", `password of the sink: key "empty" of Secret "db" in namespace "default" is empty: put the password there, or leave the Secret out of the changefeed`, other)
+	fails("an empty key", `password of the sink: key "empty" of Secret "db" in namespace "default" is empty: set it to the password, or remove the Secret from the changefeed`, other)
 
 	check := func(password string) {
 		t.Helper()

@@ -3,53 +3,31 @@ package changefeed
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
 
-// server does what maintainers, here or on other nodes, want of this node's dispatchers.
+// server answers the requests of maintainers, on this node and on others, about this node's dispatchers.
 type server struct {
 	wire.UnimplementedNodeServer
 	host *Host
 }
 
-func feedKey(f *wire.Feed) dispatch.FeedKey {
-	return dispatch.FeedKey{Namespace: f.GetNamespace(), Name: f.GetName(), UID: f.GetUid()}
-}
-
-func toEpoch(e stream.Epoch) *wire.Epoch {
-	return &wire.Epoch{Placement: e.Placement, Counter: e.Counter}
-}
-
-func fromEpoch(e *wire.Epoch) stream.Epoch {
-	return stream.Epoch{Placement: e.GetPlacement(), Counter: e.GetCounter()}
-}
-
-// onWire is a table's name on its way to another node: the names of schemas and tables may hold dots, but no NUL.
-func onWire(t stream.Table) string { return t.Schema + "\x00" + t.Name }
-
-func fromWire(text string) (stream.Table, bool) {
-	schema, name, ok := strings.Cut(text, "\x00")
-	return stream.Table{Schema: schema, Name: name}, ok && schema != "" && name != ""
-}
-
 // Bootstrap implements wire.NodeServer.
 func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
-	key := feedKey(req.Feed)
-	if err := s.host.engine.Hear(key, req.Feed.GetEpoch()); err != nil {
+	key := req.Feed.Key()
+	if err := s.host.engine.Accept(key, req.Feed.GetEpoch()); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, d := range s.host.engine.Dispatchers(key) {
 		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{
-			Table: onWire(d.Table), Epoch: toEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint),
+			Table: wire.TableName(d.Table), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint),
 		})
 	}
 	return reply, nil
@@ -57,14 +35,14 @@ func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire
 
 // Order implements wire.NodeServer.
 func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.OrderReply, error) {
-	key := feedKey(req.Feed)
+	key := req.Feed.Key()
 	var orders []dispatch.Order
 	for _, t := range req.Tables {
-		table, ok := fromWire(t.Table)
+		table, ok := wire.ParseTable(t.Table)
 		if !ok {
-			return nil, status.Errorf(codes.InvalidArgument, "%q is no table", t.Table)
+			return nil, status.Errorf(codes.InvalidArgument, "%q is not a table name", t.Table)
 		}
-		orders = append(orders, dispatch.Order{Table: table, Epoch: fromEpoch(t.Epoch), Position: stream.Position(t.Position)})
+		orders = append(orders, dispatch.Order{Table: table, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position)})
 	}
 	if req.Do != wire.Do_DO_STOP && !s.host.wants(key) {
 		return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("changefeed %s is paused or deleted", key))
@@ -86,11 +64,11 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 	case wire.Do_DO_STOP:
 		stopped, failed = s.host.engine.Stop(ctx, key, epoch, orders)
 	default:
-		return nil, status.Error(codes.InvalidArgument, "no such order")
+		return nil, status.Errorf(codes.InvalidArgument, "unknown order %s", req.Do)
 	}
 	reply := &wire.OrderReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, o := range orders {
-		r := &wire.TableResult{Table: onWire(o.Table)}
+		r := &wire.TableResult{Table: wire.TableName(o.Table)}
 		if at, ok := stopped[o.Table]; ok {
 			r.Position, r.Found = uint64(at), true
 		}
@@ -110,14 +88,6 @@ func configOf(c *wire.Config) dispatch.Config {
 	}
 }
 
-func secretOnWire(r *v1alpha1.PasswordSecretRef) *wire.SecretRef {
-	if r == nil {
-		return nil
-	}
-	ref := secretRef(r)
-	return &wire.SecretRef{Name: ref.Name, Key: ref.Key}
-}
-
 func secretFromWire(r *wire.SecretRef) dispatch.SecretRef {
 	return dispatch.SecretRef{Name: r.GetName(), Key: r.GetKey()}
 }
@@ -126,16 +96,16 @@ func secretFromWire(r *wire.SecretRef) dispatch.SecretRef {
 func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {
 	reply := &wire.ReportReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, f := range req.Feeds {
-		r := s.host.engine.Report(feedKey(f))
+		r := s.host.engine.Report(f.Key())
 		out := &wire.FeedReport{
 			Feed: f, Dispatchers: int64(r.Dispatchers), Running: int64(r.Running), Checkpoint: uint64(r.Checkpoint),
 			CheckpointUnixMicro: r.CheckpointAt.UnixMicro(), Slowest: r.Slowest, Rows: r.Rows, Bytes: r.Bytes,
 		}
 		for _, t := range r.Lost {
-			out.Lost = append(out.Lost, onWire(t))
+			out.Lost = append(out.Lost, wire.TableName(t))
 		}
 		for _, t := range r.Blocked {
-			out.Blocked = append(out.Blocked, onWire(t))
+			out.Blocked = append(out.Blocked, wire.TableName(t))
 		}
 		if r.Err != nil {
 			out.Error = r.Err.Error()

@@ -20,33 +20,34 @@ import (
 	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
-// The game: a coordinator that plans with Place, nodes whose maintainers begin, stop and acknowledge as maintainer.go does,
-// and one store with compare-and-swap. Everybody sees each kind of object as it once was, never all kinds as of one time.
-// Processes die, freeze, come back; coordinators change in the middle of a plan. The referee sees everything.
+// A simulation: a coordinator that plans with Place, nodes whose maintainers begin, stop and acknowledge as those of package
+// maintainer do, and a store with compare-and-swap. Every process has an outdated view of each kind of object, and not of the same
+// time for all kinds. Processes die, freeze and come back; coordinators change in the middle of a plan. A referee checks what
+// really runs.
 
-// rule is a property of the whole cluster, by what really works and not by what anybody believes.
+// rule is a property of the whole cluster, of what really runs and not of what a process has observed.
 type rule string
 
 const (
-	// oneWorks: never two maintainers of a changefeed, but for one whose node's epoch is over.
+	// oneWorks: never two maintainers of a changefeed work, except on nodes whose epoch has ended.
 	oneWorks rule = "one maintainer works"
-	// epochsGrow: a placement's epoch never falls, and a placement goes elsewhere only with a greater one.
+	// epochsGrow: the epoch of a placement never falls, and another node always has a greater one.
 	epochsGrow rule = "epochs grow"
-	// fewMove: no more moves off the draining node are begun than may be under way.
+	// fewMove: at most a batch of maintainers moves off the draining node at a time.
 	fewMove rule = "few move at once"
-	// allWell: when all is healthy, everything wanted runs where it may and nothing is left on the draining node.
+	// allWell: when all nodes are healthy, everything that should run does so on a schedulable node, and nothing on the draining node.
 	allWell rule = "all is well in the end"
 )
 
-// broken are rules that somebody does not keep, to see that the referee sees it.
+// broken are faults of the coordinator or of maintainers, which the referee must find.
 type broken struct {
-	beginsUnwritten bool // a maintainer begins because it sees that its origin is over, and writes it nowhere
+	beginsUnwritten bool // a maintainer begins because it sees that its origin's epoch has ended, and does not record it
 	beginsAtOnce    bool // a maintainer begins whether its origin has stopped or not
-	acksEarly       bool // an origin says that it has stopped while it works
-	neverAcks       bool // an origin does not say that it has stopped
+	acksEarly       bool // an origin acknowledges while it works
+	neverAcks       bool // an origin does not acknowledge
 	forgetsOrigin   bool // the coordinator writes a move without its origin
-	blindWrites     bool // the coordinator writes over what it did not see, be it its own
-	noBatch         bool // the coordinator does not count what is under way
+	blindWrites     bool // the coordinator overwrites versions that it has not seen, even its own
+	noBatch         bool // the coordinator does not count the current moves
 	blindToSlot     bool // the coordinator does not see the drain
 	reusesEpoch     bool // the coordinator moves without a greater epoch
 	worksOn         bool // a maintainer whose placement is elsewhere works on
@@ -57,7 +58,7 @@ type history[T any] []T
 
 func (h history[T]) last() T { return h[len(h)-1] }
 
-// view is how much of each history somebody has seen.
+// view is how much of each history a process has seen.
 type view struct{ feeds, leases, nodes, settings int }
 
 type setting struct {
@@ -73,7 +74,7 @@ type process struct {
 	epoch  int64 // 0 while it has none
 	seen   view
 	works  map[string]int64 // changefeeds, and for which placement
-	ends   map[string]bool  // those that have been told to stop
+	ends   map[string]bool  // those that are stopping
 }
 
 type sim struct {
@@ -122,7 +123,7 @@ func (s *sim) newest() view {
 	return view{len(s.feeds) - 1, len(s.leases) - 1, len(s.nodes) - 1, len(s.settings) - 1}
 }
 
-// sees lets somebody see more, of one kind or of all.
+// sees makes a process see more, of one kind or of all.
 func (s *sim) sees(v *view) {
 	n := s.newest()
 	if s.calm || s.chance.IntN(3) == 0 {
@@ -175,7 +176,7 @@ func (s *sim) write(cf *v1alpha1.Changefeed, why string) {
 	}
 	next[cf.Name] = cf
 	s.feeds = append(s.feeds, next)
-	s.hear("%s %s: %s", cf.Name, why, strings.Join(tell(feeds(cf)), ""))
+	s.hear("%s %s: %s", cf.Name, why, strings.Join(describePlan(feeds(cf)), ""))
 }
 
 func (s *sim) judge(was, is v1alpha1.ChangefeedPlacement, name string) {
@@ -231,7 +232,7 @@ func (s *sim) start(p *process) {
 	s.hear("%s starts in epoch %d", p.name, p.epoch)
 }
 
-// tend is a turn of a maintainer's loop, for one changefeed on one node.
+// tend is one iteration of a maintainer's loop, for one changefeed on one node.
 func (s *sim) tend(p *process, name string) {
 	w := changefeed.World{Fleet: fleet.Fleet{Leases: s.leases[p.seen.leases]}}
 	cf := s.feeds[p.seen.feeds][name]
@@ -294,8 +295,8 @@ func (s *sim) tend(p *process, name string) {
 		return
 	}
 	if from := at.From; from != nil && !from.Stopped && !s.broken.beginsUnwritten && !s.broken.beginsAtOnce {
-		// It believes that the origin is over. It makes sure, and since others may not know yet the object must say so before it
-		// begins.
+		// It has observed that the origin's epoch has ended. It reads that again, and records it before it begins, because others
+		// may not have observed it.
 		if !(changefeed.World{Fleet: fleet.Fleet{Leases: s.leases.last()}}).MayBegin(at) {
 			return
 		}
@@ -316,7 +317,7 @@ func (s *sim) tend(p *process, name string) {
 	s.hear("%s begins %s %d", p.name, name, at.Epoch)
 }
 
-// plan is a turn of the coordinator. It may end between any two writes.
+// plan is one iteration of the coordinator. It may end between any two writes.
 func (s *sim) plan() {
 	if !s.broken.blindWrites {
 		s.leader.feeds = max(s.leader.feeds, s.wrote)
@@ -397,7 +398,7 @@ func (s *sim) tendOne(p *process) {
 	s.tend(p, names[s.chance.IntN(len(names))])
 }
 
-// disturb is something that goes wrong, or is wanted by people.
+// disturb is a fault, or a change by a user.
 func (s *sim) disturb(p *process) {
 	switch s.chance.IntN(10) {
 	case 0:
@@ -440,7 +441,7 @@ func (s *sim) disturb(p *process) {
 	}
 }
 
-// fence calls an epoch lost whose process is dead or does not renew.
+// fence fences an epoch whose process is dead or frozen.
 func (s *sim) fence(p *process) {
 	rec := s.leases.last()[p.name]
 	if !rec.Held() || p.alive && !p.frozen {
@@ -456,7 +457,7 @@ func (s *sim) fence(p *process) {
 	}
 }
 
-// thaw lets a process go on. One whose deadline passed meanwhile stops everything before it does anything else.
+// thaw resumes a process. If its epoch has ended meanwhile, it stops everything first.
 func (s *sim) thaw(p *process) {
 	if !p.frozen {
 		return
@@ -493,7 +494,7 @@ func (s *sim) drain(p *process) {
 	s.hear("%s is drained", p.name)
 }
 
-// watch is the referee's look at who works.
+// watch is the referee: it checks which maintainers work.
 func (s *sim) watch() {
 	for name := range s.feeds.last() {
 		var who []string
@@ -509,7 +510,7 @@ func (s *sim) watch() {
 	}
 }
 
-// play plays a game: trouble first, then peace in which a drain must come to its end.
+// play runs a simulation: faults first, then none, when a drain must complete.
 func play(seed uint64, b broken) *sim {
 	s := newSim(seed, b)
 	s.bound = simtest.Start("changefeed", strconv.FormatUint(seed, 10), simLimits)
@@ -522,7 +523,7 @@ func play(seed uint64, b broken) *sim {
 	return s
 }
 
-// A game takes 400 steps, and at most 150 until all is well.
+// A simulation takes 400 steps with faults, and at most 150 rounds without.
 var simLimits = simtest.Limits{Steps: 10_000}
 
 func TestReplay(t *testing.T) {
@@ -537,7 +538,7 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// settle makes everything healthy, drains a node, and looks at how it ends.
+// settle ends all faults, drains a node, and checks the final state.
 func (s *sim) settle() {
 	s.calm = true
 	s.hear("peace")
@@ -575,7 +576,7 @@ func (s *sim) settle() {
 	s.breached(allWell, "%s", s.uneasy())
 }
 
-// uneasy is what is not yet as it should be in the end.
+// uneasy is what is not yet as it must be in the end.
 func (s *sim) uneasy() string {
 	w, slot := s.world(s.newest()), s.settings.last().slot
 	for _, cf := range w.Changefeeds {
@@ -594,13 +595,13 @@ func (s *sim) uneasy() string {
 	return ""
 }
 
-// tail is what led to the first breach, for a person who reads a failure.
+// tail is the log up to the first breach, for a failure message.
 func (s *sim) tail() string {
 	end := 1 + slices.IndexFunc(s.heard, func(line string) bool { return strings.Contains(line, "BREACH") })
 	return strings.Join(s.heard[max(0, end-40):end], "\n")
 }
 
-func TestMaintainersInAnyTrouble(t *testing.T) {
+func TestMaintainersWithFaults(t *testing.T) {
 	counts := map[string]int{}
 	for seed := range testlength.Seeds(1000, 20000) {
 		s := play(seed, broken{})
@@ -619,8 +620,8 @@ func TestMaintainersInAnyTrouble(t *testing.T) {
 	}
 }
 
-// Each of these breaks one rule of the game on purpose, and the referee must see it: a property that nothing can break is
-// none. Seeds are tried in order, so the same one is found every time.
+// Each of these has a fault on purpose, and the referee must find it: a check that cannot fail is worthless. Seeds are tried in order,
+// so that the same one is found every time.
 func TestTheRefereeSeesABrokenRule(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -655,9 +656,9 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 	}
 }
 
-// A move that was moved on: its first destination knows only of the first move, and sees that the origin died. Its last one
-// knows of both. One of them alone may begin.
-func TestAMaintainerThatSeesItsOriginOverWritesItBeforeItBegins(t *testing.T) {
+// A move whose destination is drained before it began: the first destination has observed only the first move and that the origin
+// died; the second has observed everything. Only one of them may begin.
+func TestAMaintainerRecordsThatItsOriginEndedBeforeItBegins(t *testing.T) {
 	for name, b := range map[string]broken{"by the rules": {}, "on its own view alone": {beginsUnwritten: true}} {
 		t.Run(name, func(t *testing.T) {
 			s := &sim{

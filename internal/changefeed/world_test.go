@@ -32,7 +32,7 @@ type (
 	fchange func(*v1alpha1.Changefeed)
 )
 
-// world has nodes n1, n2 and n3, all of which may get work, no drain, and has been quiet for a while.
+// world has nodes n1, n2 and n3, all of which may get work, and no drain has run for a while.
 func world(feeds []*v1alpha1.Changefeed, changes ...wchange) changefeed.World {
 	w := changefeed.World{
 		Now: now, Changefeeds: feeds, Fleet: fleet.New(),
@@ -64,7 +64,7 @@ func liveness(name string, l v1alpha1.Liveness) wchange {
 	return node(name, func(n *v1alpha1.Node) { n.Status.Liveness = l })
 }
 
-// fenced is a node whose epoch was called lost. Its object still says that all is well.
+// fenced is a node whose epoch was fenced. Its object does not show it yet.
 func fenced(name string) wchange {
 	return func(w *changefeed.World) {
 		rec := w.Leases[name]
@@ -73,7 +73,7 @@ func fenced(name string) wchange {
 	}
 }
 
-// restarted is a node in its next epoch; its object tells of it.
+// restarted is a node in its next epoch, which its object shows.
 func restarted(name string) wchange {
 	return func(w *changefeed.World) {
 		rec := w.Leases[name]
@@ -105,7 +105,7 @@ func unsettled(w *changefeed.World) { w.Settled = false }
 
 func later(d time.Duration) wchange { return func(w *changefeed.World) { w.Now = now.Add(d) } }
 
-// feed is a changefeed that was never placed. Those made first have the earlier names.
+// feed is a changefeed that was never placed. The creation times follow the names.
 func feed(name string, changes ...fchange) *v1alpha1.Changefeed {
 	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name), ResourceVersion: "7"}}
 	cf.Spec.Source, cf.Spec.Sink, cf.Spec.State = "datagen://", "blackhole://", v1alpha1.ChangefeedRun
@@ -159,8 +159,8 @@ func state(s v1alpha1.ChangefeedState) fchange {
 	return func(cf *v1alpha1.Changefeed) { cf.Status.State = s }
 }
 
-// heard is a changefeed whose maintainer knows of the drain in its present epoch, with dispatchers on nodes.
-func heard(nodes ...v1alpha1.ChangefeedNode) fchange {
+// acknowledged is a changefeed whose maintainer has acknowledged the drain in its present epoch, with dispatchers on nodes.
+func acknowledged(nodes ...v1alpha1.ChangefeedNode) fchange {
 	return func(cf *v1alpha1.Changefeed) {
 		cf.Status.ObservedDrain, cf.Status.ObservedEpoch, cf.Status.Nodes = "drain-1", cf.Placement().Epoch, nodes
 	}
@@ -170,8 +170,8 @@ func dispatchers(node string, n int64) v1alpha1.ChangefeedNode {
 	return v1alpha1.ChangefeedNode{Node: node, Dispatchers: n}
 }
 
-// tell says what a plan does with each changefeed.
-func tell(plan []*v1alpha1.Changefeed) []string {
+// describePlan is what a plan does with each changefeed.
+func describePlan(plan []*v1alpha1.Changefeed) []string {
 	var list []string
 	for _, cf := range plan {
 		p := cf.Placement()

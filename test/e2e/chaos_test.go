@@ -137,7 +137,7 @@ func TestChaos(t *testing.T) {
 	}
 	c.settle()
 	l.end()
-	t.Logf("%d transactions and %d rounds of definitions", l.done.Load(), l.extra.Load())
+	t.Logf("%d transactions and %d rounds of DDL", l.done.Load(), l.extra.Load())
 	c.catchUp()
 	watch.end()
 	t.Logf("a checkpoint stood still for %s at most", watch.longest.Round(time.Second))

@@ -33,18 +33,18 @@ const (
 
 // workload says what a load does.
 type workload struct {
-	seed   uint64
-	tables int
-	rest   time.Duration // of each writer between two transactions
-	define time.Duration // between two rounds of definitions
+	seed     uint64
+	tables   int
+	rest     time.Duration // of each writer between two transactions
+	ddlEvery time.Duration // between two rounds of DDL
 }
 
 // busy is as much as a node and a server on a small machine carry.
 func busy(seed uint64) workload {
-	return workload{seed: seed, tables: loadTables, rest: 2 * time.Millisecond, define: time.Second}
+	return workload{seed: seed, tables: loadTables, rest: 2 * time.Millisecond, ddlEvery: time.Second}
 }
 
-// load is a workload on a source: transactions over several tables, and definitions among them.
+// load is a workload on a source: transactions over several tables, and DDL among them.
 type load struct {
 	workload
 	t    *testing.T
@@ -52,9 +52,9 @@ type load struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	defining sync.RWMutex // definitions and what they concern take turns, so that no statement meets a table that is gone
-	extra    atomic.Int64
-	done     atomic.Int64 // transactions
+	ddl   sync.RWMutex // DDL and the statements that it may conflict with take turns, so that no statement uses a dropped table
+	extra atomic.Int64
+	done  atomic.Int64 // transactions
 }
 
 func startLoad(t *testing.T, source *testenv.MariaDB, w workload) *load {
@@ -63,15 +63,15 @@ func startLoad(t *testing.T, source *testenv.MariaDB, w workload) *load {
 	for i := range loadWriters {
 		l.wg.Go(func() { l.write(ctx, rand.New(rand.NewPCG(w.seed, uint64(i)))) })
 	}
-	l.wg.Go(func() { l.redefine(ctx, rand.New(rand.NewPCG(w.seed, 99))) })
+	l.wg.Go(func() { l.changeTables(ctx, rand.New(rand.NewPCG(w.seed, 99))) })
 	t.Cleanup(l.end)
 	return l
 }
 
 // pause waits until nothing is under way; nothing begins before resume.
-func (l *load) pause() { l.defining.Lock() }
+func (l *load) pause() { l.ddl.Lock() }
 
-func (l *load) resume() { l.defining.Unlock() }
+func (l *load) resume() { l.ddl.Unlock() }
 
 func (l *load) end() {
 	l.stop()
@@ -86,9 +86,9 @@ func loadTable(i int) string { return fmt.Sprintf("t%02d", i) }
 // write inserts, updates and deletes rows of a few tables in each transaction.
 func (l *load) write(ctx context.Context, r *rand.Rand) {
 	for ctx.Err() == nil {
-		l.defining.RLock()
+		l.ddl.RLock()
 		err := l.transaction(context.WithoutCancel(ctx), r)
-		l.defining.RUnlock()
+		l.ddl.RUnlock()
 		switch {
 		case err == nil:
 			l.done.Add(1)
@@ -127,8 +127,8 @@ func (l *load) transaction(ctx context.Context, r *rand.Rand) error {
 	return tx.Commit()
 }
 
-// redefine changes definitions: columns come, tables are emptied, made, renamed and dropped.
-func (l *load) redefine(ctx context.Context, r *rand.Rand) {
+// changeTables executes DDL: columns are added, tables are truncated, created, renamed and dropped.
+func (l *load) changeTables(ctx context.Context, r *rand.Rand) {
 	for ctx.Err() == nil {
 		n := l.extra.Add(1)
 		name := fmt.Sprintf("extra%d", n)
@@ -144,15 +144,15 @@ func (l *load) redefine(ctx context.Context, r *rand.Rand) {
 			statements = append(statements, fmt.Sprintf("DROP TABLE %s_b", name))
 		}
 		for _, s := range statements {
-			l.defining.Lock()
-			err := l.definition(ctx, s)
-			l.defining.Unlock()
+			l.ddl.Lock()
+			err := l.executeDDL(ctx, s)
+			l.ddl.Unlock()
 			if err != nil && ctx.Err() == nil {
 				l.t.Errorf("workload: %s: %v", s, err)
 				return
 			}
 		}
-		timer := time.NewTimer(l.define) // a rate, not a wait
+		timer := time.NewTimer(l.ddlEvery) // a rate, not a wait
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
@@ -161,9 +161,9 @@ func (l *load) redefine(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// definition runs a statement until the source has answered. One that was cut short may have been done: then the source says
+// executeDDL runs a statement until the source has answered. One that was cut short may have been done: then the source says
 // that it cannot be done again.
-func (l *load) definition(ctx context.Context, statement string) error {
+func (l *load) executeDDL(ctx context.Context, statement string) error {
 	for again := false; ; again = true {
 		_, err := l.db.Exec(statement) // to its end, also when the load ends meanwhile
 		if err == nil {
@@ -315,7 +315,7 @@ func TestFromMariaDBToMariaDB(t *testing.T) {
 	sink.Start()
 	flows("after the sink's kill")
 	l.end()
-	t.Logf("%d transactions and %d rounds of definitions", l.done.Load(), l.extra.Load())
+	t.Logf("%d transactions and %d rounds of DDL", l.done.Load(), l.extra.Load())
 	wantSame(t, c, source, sink)
 }
 

@@ -92,7 +92,7 @@ func TestSeedDocument(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d transactions and %d rounds of definitions", s.load.done.Load(), s.load.extra.Load())
+	t.Logf("%d transactions and %d rounds of DDL", s.load.done.Load(), s.load.extra.Load())
 }
 
 // begin makes tables and changefeeds, and starts the load.
@@ -123,7 +123,7 @@ func (s *seedRun) begin(t *testing.T) {
 	for name := range seedFeeds {
 		until(t, "changefeed "+name+" to run", func() bool { return feedState(s.cluster, name) == v1alpha1.ChangefeedRunning })
 	}
-	s.load = startLoad(t, s.source, workload{seed: 7, tables: seedTables, rest: 20 * time.Millisecond, define: 4 * time.Second})
+	s.load = startLoad(t, s.source, workload{seed: 7, tables: seedTables, rest: 20 * time.Millisecond, ddlEvery: 4 * time.Second})
 }
 
 // credentials writes the password files of both servers.

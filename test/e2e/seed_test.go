@@ -166,7 +166,7 @@ type story struct {
 
 // referee goes through a chronicle and looks for what may never be.
 type referee struct {
-	shifting    map[string]bool // changefeeds whose tables come and go by definitions
+	shifting    map[string]bool // changefeeds whose tables are created and dropped by DDL
 	feeds       map[string]*v1alpha1.Changefeed
 	nodes       map[string]*v1alpha1.Node
 	drains      map[string]*v1alpha1.Drain

@@ -1,5 +1,4 @@
-// Package blackhole is a sink that counts what it gets and forgets it. It knows no owners: two may write at once, and
-// nobody would notice.
+// Package blackhole is a sink that counts changes and discards them. It does not check owners: two may write at the same time.
 package blackhole
 
 import (
@@ -26,13 +25,15 @@ func (s *Sink) Acquire(_ context.Context, _ stream.Table, _ stream.Epoch, start 
 	return (*writer)(s), start, nil
 }
 
-// Define implements stream.Sink.
-func (s *Sink) Define(context.Context, stream.Position, *stream.DDL, stream.Epoch) error { return nil }
+// ExecuteDDL implements stream.Sink.
+func (s *Sink) ExecuteDDL(context.Context, stream.Position, *stream.DDL, stream.Epoch) error {
+	return nil
+}
 
 // Close implements stream.Sink.
 func (s *Sink) Close() error { return nil }
 
-// writer writes any table: there is nothing to tell them apart by.
+// writer is a writer of any table.
 type writer Sink
 
 // Write implements stream.Writer.

@@ -39,7 +39,7 @@ func TestABlackholeCountsWhatItGets(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := s.Define(ctx, 22, &stream.DDL{Kind: stream.DropTable, Tables: []stream.Table{table}}, stream.Epoch{}); err != nil {
+	if err := s.ExecuteDDL(ctx, 22, &stream.DDL{Kind: stream.DropTable, Tables: []stream.Table{table}}, stream.Epoch{}); err != nil {
 		t.Error(err)
 	}
 	if s.Rows() != 2000 {

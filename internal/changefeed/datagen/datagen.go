@@ -1,4 +1,4 @@
-// Package datagen is a source that makes its changes up: deterministic, and resumable at any position by any node.
+// Package datagen is a source that generates its changes: deterministically, so that any node can resume at any position.
 //
 //	datagen://?tables=100&rate=1000&seed=1&rows=50
 //
@@ -23,13 +23,13 @@ const (
 	maxRate   = 100_000_000
 	// schemaName of every table.
 	schemaName = "datagen"
-	// tick is how often a reader that is at the head looks whether the clock went on.
+	// tick is how often a reader at the head of the log checks for new transactions.
 	tick = 10 * time.Millisecond
 	// approxBytes is about what one change takes.
 	approxBytes = 256
 )
 
-// began is when transaction 1 was, for sources with a rate: every node counts from the same moment.
+// began is the time of transaction 1 of sources with a rate, the same on every node.
 var began = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Source implements stream.Source.
@@ -46,10 +46,10 @@ func Parse(u *url.URL) (*Source, error) {
 	if strings.ContainsRune(u.Host, '=') && text == "" {
 		text = u.Host
 	} else if u.Host != "" {
-		return nil, fmt.Errorf("datagen: there is no host %q: give parameters as datagen://?tables=100&rate=1000", u.Host)
+		return nil, fmt.Errorf("datagen: the URL has a host, %q: use only parameters, as in datagen://?tables=100&rate=1000", u.Host)
 	}
 	if u.Path != "" || u.Fragment != "" || u.User != nil || u.Opaque != "" {
-		return nil, fmt.Errorf("datagen: %q: only parameters are understood, as datagen://?tables=100&rate=1000", u.Redacted())
+		return nil, fmt.Errorf("datagen: %q: use only parameters, as in datagen://?tables=100&rate=1000", u.Redacted())
 	}
 	query, err := url.ParseQuery(text)
 	if err != nil {
@@ -70,11 +70,11 @@ func Parse(u *url.URL) (*Source, error) {
 		case "seed":
 			s.seed = n
 		default:
-			return nil, fmt.Errorf("datagen: there is no parameter %q: use tables, rows, rate and seed", key)
+			return nil, fmt.Errorf("datagen: unknown parameter %q: use tables, rows, rate and seed", key)
 		}
 	}
 	if s.tables < 1 || s.tables > maxTables || s.rows < 1 || s.rate > maxRate {
-		return nil, fmt.Errorf("datagen: use 1 to %d tables, at least 1 row and a rate up to %d", maxTables, maxRate)
+		return nil, fmt.Errorf("datagen: use 1 to %d tables, at least 1 row and a rate of at most %d", maxTables, maxRate)
 	}
 	s.schema = &stream.Schema{
 		Columns: []stream.Column{{Name: "id", Type: "bigint", Unsigned: true}, {Name: "version", Type: "bigint", Unsigned: true}, {Name: "value", Type: "varchar"}},
@@ -99,7 +99,7 @@ func (s *Source) Tables(context.Context) ([]stream.Table, stream.Position, error
 // Head implements stream.Source.
 func (s *Source) Head(context.Context) (stream.Position, error) { return s.head(time.Now()), nil }
 
-// Static says that its tables never change.
+// Static reports that there is no DDL.
 func (s *Source) Static() bool { return true }
 
 // Close implements stream.Source.
@@ -166,7 +166,7 @@ func (s *Source) Transaction(p stream.Position) *stream.Transaction {
 	return &stream.Transaction{Position: p, At: rows.At, Rows: []*stream.Rows{rows}}
 }
 
-// row is what transaction n made of a row.
+// row is a row as transaction n left it.
 func (s *Source) row(id, version, n uint64) []any {
 	x := n ^ s.seed*0x9e3779b97f4a7c15
 	x ^= x >> 31

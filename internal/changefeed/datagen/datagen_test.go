@@ -253,13 +253,13 @@ func TestWhatItIsToldIsChecked(t *testing.T) {
 	for _, c := range []struct{ url, want string }{
 		{"datagen://", ""},
 		{"datagen://?tables=3&rows=2&rate=0&seed=0", ""},
-		{"datagen://?tables=0", "datagen: use 1 to 10000000 tables, at least 1 row and a rate up to 100000000"},
-		{"datagen://?tables=10000001", "datagen: use 1 to 10000000 tables, at least 1 row and a rate up to 100000000"},
-		{"datagen://?rows=0", "datagen: use 1 to 10000000 tables, at least 1 row and a rate up to 100000000"},
-		{"datagen://?rate=100000001", "datagen: use 1 to 10000000 tables, at least 1 row and a rate up to 100000000"},
+		{"datagen://?tables=0", "datagen: use 1 to 10000000 tables, at least 1 row and a rate of at most 100000000"},
+		{"datagen://?tables=10000001", "datagen: use 1 to 10000000 tables, at least 1 row and a rate of at most 100000000"},
+		{"datagen://?rows=0", "datagen: use 1 to 10000000 tables, at least 1 row and a rate of at most 100000000"},
+		{"datagen://?rate=100000001", "datagen: use 1 to 10000000 tables, at least 1 row and a rate of at most 100000000"},
 		{"datagen://?tables=-1", `datagen: tables="-1" is not a whole number`},
 		{"datagen://?rate=fast", `datagen: rate="fast" is not a whole number`},
-		{"datagen://?table=3", `datagen: there is no parameter "table": use tables, rows, rate and seed`},
+		{"datagen://?table=3", `datagen: unknown parameter "table": use tables, rows, rate and seed`},
 	} {
 		_, err := parse(c.url)
 		got := ""
@@ -272,7 +272,7 @@ func TestWhatItIsToldIsChecked(t *testing.T) {
 	}
 }
 
-// An address of which something would be left out in silence is refused, or understood.
+// A URL with a part that would be ignored is refused.
 func TestNothingOfAnAddressIsIgnored(t *testing.T) {
 	for _, text := range []string{"datagen://tables=3&rate=5", "datagen://host?tables=3", "datagen:///path?tables=3", "datagen://?tables=3#rate=5"} {
 		s, err := parse(text)

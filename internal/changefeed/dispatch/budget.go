@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// budget bounds the memory that changes on their way take on a node. Readers wait while it is used up.
+// budget bounds the memory of changes that were read and not yet written on a node. Readers wait while it is used up.
 type budget struct {
 	mu    sync.Mutex
 	limit int64
 	used  int64
 	free  chan struct{} // closed and replaced when something is given back
-	// relieve is called now and then while all is used, to get some back from those who have no use for it.
+	// relieve is called periodically while all is used, to free some of what cannot be written.
 	relieve func()
 }
 
@@ -20,7 +20,7 @@ func newBudget(limit int64, relieve func()) *budget {
 	return &budget{limit: limit, free: make(chan struct{}), relieve: relieve}
 }
 
-// take uses some, whether it is there or not: what was read cannot be unread.
+// take uses some, even if that exceeds the limit: what was read cannot be unread.
 func (b *budget) take(n int) {
 	b.mu.Lock()
 	b.used += int64(n)
@@ -42,7 +42,7 @@ func (b *budget) give(n int) {
 	}
 }
 
-// wait returns when there is some left, or false when ctx has ended.
+// wait returns true when some is left, or false when ctx is cancelled.
 func (b *budget) wait(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		b.mu.Lock()
@@ -63,7 +63,7 @@ func (b *budget) wait(ctx context.Context) bool {
 	return false
 }
 
-// scarce says whether more than half is used: then nobody should keep what can be read again.
+// scarce reports whether more than half is used: then what can be read again should be dropped.
 func (b *budget) scarce() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

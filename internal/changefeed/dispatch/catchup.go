@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// groupsAtOnce bounds the readers beside a hub. Each reads and decodes the whole log, so that with one for every table that
-	// comes they would keep each other from ever catching up.
+	// groupsAtOnce bounds the readers beside a hub. Each reads and decodes the whole log: with one for every table that is behind,
+	// none might ever catch up.
 	groupsAtOnce = 4
-	// near is how many transactions a group and a dispatcher may be apart for the dispatcher to be taken in: one waits for the
-	// other, or goes back for it.
+	// near is how many transactions a dispatcher may be ahead of or behind a group to be added to it: it waits for the group, or
+	// the group goes back for it.
 	near = 10_000
 )
 
-// group is a reader beside the hub, with the dispatchers that catch up on it. A dispatcher that is ahead of it gets nothing
-// until it comes there; for one that is behind, it goes back.
+// group is a reader beside the hub, with the dispatchers that catch up through it. A dispatcher that is ahead of it gets nothing
+// until the group has reached its position; for one that is behind, the group goes back.
 type group struct {
 	hub  *hub
 	at   atomic.Uint64 // everything up to here was delivered
@@ -30,12 +30,12 @@ type group struct {
 	mu      sync.Mutex // after the hub's
 	members map[stream.Table][]*dispatcher
 	count   int
-	cancel  context.CancelFunc // of the read that is under way
+	cancel  context.CancelFunc // of the current read
 }
 
-// join lets dispatchers listen that are where the hub is, or ahead of it. The others catch up first.
+// join subscribes dispatchers that are at the hub's position or ahead of it. The others catch up first.
 func (h *hub) join(list []*dispatcher) {
-	// Those furthest behind first: the others are taken in by groups that have not come to them yet.
+	// Those furthest behind first: the others are added to groups that have not reached their position yet.
 	slices.SortFunc(list, func(a, b *dispatcher) int {
 		switch x, y := a.position(), b.position(); {
 		case x < y:
@@ -59,7 +59,7 @@ func (h *hub) join(list []*dispatcher) {
 	}
 }
 
-// nearest is the group to catch up with from a position, or nil if there had better be another. The caller holds the lock.
+// nearest is the group to catch up with from a position, or nil if a new one should be made. The caller holds the lock.
 func (h *hub) nearest(at stream.Position) *group {
 	var best *group
 	var least uint64
@@ -81,7 +81,7 @@ func newGroup(h *hub, at stream.Position) *group {
 	return g
 }
 
-// add takes a dispatcher in, unless that has stopped meanwhile. The caller holds the hub's lock.
+// add adds a dispatcher, unless that has stopped meanwhile. The caller holds the hub's lock.
 func (g *group) add(d *dispatcher, at stream.Position) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -123,10 +123,10 @@ func (g *group) leave(d *dispatcher) {
 	}
 }
 
-// errMet: nobody is left to catch up.
+// errMet: all dispatchers of the group have caught up.
 var errMet = errors.New("caught up")
 
-// run reads until everybody has caught up, or left.
+// run reads until all dispatchers have caught up, or left.
 func (g *group) run(ctx context.Context) {
 	pause := retryFirst
 	for {
@@ -148,7 +148,7 @@ func (g *group) run(ctx context.Context) {
 			}
 			return nil
 		})
-		ended := read.Err() != nil // somebody further behind has come, or the last one has left
+		ended := read.Err() != nil // a dispatcher further behind was added, or the last one has left
 		cancel()
 		if errors.Is(err, errMet) || ctx.Err() != nil || g.disband(read) {
 			return
@@ -165,14 +165,14 @@ func (g *group) run(ctx context.Context) {
 	}
 }
 
-// wants says whether a table is a member's.
+// wants reports whether a table has a dispatcher in the group.
 func (g *group) wants(t stream.Table) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.members[t]) > 0
 }
 
-// deliver hands a transaction to the members. It fails if the group has gone back meanwhile.
+// deliver delivers a transaction to the members. It fails if the group has gone back meanwhile.
 func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -187,7 +187,7 @@ func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	return nil
 }
 
-// disband ends the group if nobody is left in it, or if the hub is not ahead of it: then all listen to the hub.
+// disband ends the group if it has no members, or if the hub is not ahead of it: then its members join the hub.
 func (g *group) disband(read context.Context) bool {
 	h := g.hub
 	h.mu.Lock()

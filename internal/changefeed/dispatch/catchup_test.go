@@ -62,7 +62,7 @@ func catchingUp(t *testing.T) (m *machine, source *tape, sink *ledger, open func
 	return m, source, sink, open
 }
 
-// A table without changes of its own must not hold the checkpoint where it came in.
+// A table without changes must not keep the checkpoint at the position at which it joined.
 func TestATableThatCatchesUpIsWhereItsReaderIs(t *testing.T) {
 	m, source, sink, open := catchingUp(t)
 	tables := source.tables(t)
@@ -79,8 +79,8 @@ func TestATableThatCatchesUpIsWhereItsReaderIs(t *testing.T) {
 	}
 }
 
-// Whoever stops while it catches up says how far it came, and its reader ends with it.
-func TestATableThatStopsWhileItCatchesUpSaysHowFarItCame(t *testing.T) {
+// A table that is stopped while it catches up returns its position, and its reader ends with it.
+func TestATableThatStopsWhileItCatchesUpReturnsItsPosition(t *testing.T) {
 	m, source, sink, open := catchingUp(t)
 	tables := source.tables(t)
 	if at := m.mustStop(orders(ep(2), 0, tables[1])); at[tables[1]] != 2999 {

@@ -16,7 +16,7 @@ type State int32
 
 // The states.
 const (
-	// Prepared: it reads ahead and writes nothing; it is ready to go on where another stops.
+	// Prepared: it reads ahead and writes nothing, to continue at the position at which another stops.
 	Prepared State = iota + 1
 	// Running: it reads and writes.
 	Running
@@ -26,10 +26,10 @@ const (
 	Lost
 )
 
-// readAhead bounds what a prepared dispatcher keeps. One that has more lets it go and catches up later.
+// readAhead bounds what a prepared dispatcher keeps. If it has more it drops everything, and catches up when it is started.
 const readAhead = 1 << 20
 
-// dispatcher carries one table. It has no goroutine of its own: the hub pushes, the feed's workers write.
+// dispatcher replicates one table. It has no goroutine of its own: the hub pushes, the feed's workers write.
 type dispatcher struct {
 	feed  *Feed
 	table stream.Table
@@ -37,21 +37,21 @@ type dispatcher struct {
 
 	mu       sync.Mutex
 	state    State
-	from     stream.Position // changes up to here are of no interest
+	from     stream.Position // changes up to here are ignored: it has them
 	flushed  stream.Position // everything up to here is at the sink
 	at       time.Time       // when the source committed what was flushed last
 	queue    []*stream.Rows
 	bytes    int
 	listens  bool            // the hub delivers to it
 	group    *group          // it catches up with this one
-	covers   stream.Position // what is delivered reaches back to here
+	covers   stream.Position // the queue has all changes after this
 	queued   bool            // it is in line for a worker
 	flushing bool
-	sent     stream.Position // up to here it is being written, while it is
-	idle     chan struct{}   // closed when a flush that somebody waits for has ended
-	tries    int             // that failed, of what comes next
-	resting  bool            // until it is tried again
-	parked   bool            // it is not read for, until there is memory
+	sent     stream.Position // while flushing: the end of the batch that is being written
+	idle     chan struct{}   // closed when the flush that stop waits for has ended
+	tries    int             // failed attempts to write the next batch
+	resting  bool            // it waits for the next attempt
+	parked   bool            // nothing is delivered to it until there is memory
 	writer   stream.Writer
 	err      error
 }
@@ -63,8 +63,8 @@ func (d *dispatcher) position() stream.Position {
 	return d.from
 }
 
-// push takes changes from the hub, or from the group that it catches up with. What comes from a reader that it no longer, or not
-// yet, listens to is not for it: there would be a gap before it.
+// push takes changes from the hub, or from the group that it catches up with. It ignores what comes from a reader that it does not
+// listen to, or not any more: there would be a gap before it.
 func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	d.mu.Lock()
 	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && !d.feed.config.DDL {
@@ -77,13 +77,13 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 		return
 	}
 	if d.state == Running && !d.flushing && len(d.queue) == 0 {
-		d.flushed = max(d.flushed, rows.Position-1) // nothing of this table came in between
+		d.flushed = max(d.flushed, rows.Position-1) // there is nothing of this table in between
 	}
 	d.from = rows.Position
 	d.queue = append(d.queue, rows)
 	d.bytes += rows.Bytes
 	d.feed.engine.budget.take(rows.Bytes)
-	if d.state == Prepared && (d.bytes > readAhead || d.feed.engine.budget.scarce()) { // it catches up when it is started
+	if d.state == Prepared && (d.bytes > readAhead || d.feed.engine.budget.scarce()) { // it will catch up when it is started
 		d.drop()
 		d.covers = rows.Position
 	}
@@ -103,14 +103,14 @@ func (d *dispatcher) ready() bool {
 	return true
 }
 
-// blocked says whether the dispatcher stands before a definition that its maintainer has to see to: it drops or renames the
-// table, so that another dispatcher goes on, or none. The caller holds the lock.
+// blocked reports whether the dispatcher has reached DDL that its maintainer has to execute: DDL that drops or renames the table, after
+// which another dispatcher continues, or none. The caller holds the lock.
 func (d *dispatcher) blocked() bool {
 	return len(d.queue) > 0 && d.queue[0].DDL != nil && !d.queue[0].DDL.Alone()
 }
 
-// pressing says whether the dispatcher should not wait for more: it has a whole batch, or somebody may wait for a definition that
-// it has come to.
+// pressing reports whether the dispatcher should be written without waiting for more: it has a whole batch, or DDL that may hold up
+// others.
 func (d *dispatcher) pressing() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,14 +124,14 @@ func (d *dispatcher) pressing() bool {
 	return false
 }
 
-// drop lets everything go that was read ahead. The caller holds the lock.
+// drop drops the queue. The caller holds the lock.
 func (d *dispatcher) drop() {
 	d.feed.engine.budget.give(d.bytes)
 	d.queue, d.bytes = nil, 0
 }
 
-// listen takes note that the hub delivers from a position on. It says no if the dispatcher has been stopped or parked meanwhile:
-// then it may have gone back.
+// listen makes the dispatcher take what the hub delivers after a position. It returns false if the dispatcher was stopped or parked
+// meanwhile: then it may need earlier changes.
 func (d *dispatcher) listen(at stream.Position) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,7 +146,7 @@ func (d *dispatcher) listen(at stream.Position) bool {
 	return true
 }
 
-// follow takes note that a group delivers. It says no if the dispatcher has been stopped or parked meanwhile.
+// follow makes the dispatcher take what a group delivers. It returns false if the dispatcher was stopped or parked meanwhile.
 func (d *dispatcher) follow(g *group) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,7 +157,7 @@ func (d *dispatcher) follow(g *group) bool {
 	return true
 }
 
-// passed takes note of how far a group had got before it goes back for another.
+// passed records how far a group has come, before the group goes back for another dispatcher.
 func (d *dispatcher) passed(g *group, position stream.Position, at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -167,27 +167,27 @@ func (d *dispatcher) passed(g *group, position stream.Position, at time.Time) {
 	}
 }
 
-// doing says in words what the dispatcher is about; nothing if it has written all that was read.
+// doing describes what the dispatcher is doing; empty if it has written all that was read.
 func (d *dispatcher) doing() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
 	case d.state != Running:
-		return "has stopped"
+		return "is stopped"
 	case d.tries > 0:
 		return fmt.Sprintf("cannot be written: %v", d.err)
 	case d.flushing:
 		return "is being written"
 	case d.blocked():
-		return "stands before a definition that drops or renames it"
+		return "is waiting for the DDL that drops or renames it"
 	case len(d.queue) > 0:
-		return "waits for a worker"
+		return "is waiting for a worker"
 	case d.parked:
-		return "waits for memory"
+		return "is waiting for memory"
 	case d.group != nil:
-		return "catches up with the log"
+		return "is catching up with the log"
 	case !d.listens:
-		return "waits to be read"
+		return "is waiting for a reader"
 	}
 	return ""
 }
@@ -220,7 +220,7 @@ func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Posi
 	return d.flushed, d.at
 }
 
-// work writes one batch. It says whether there is more.
+// work writes one batch. It returns whether there is more.
 func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.mu.Lock()
 	d.queued = false
@@ -237,7 +237,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.feed.begins(began)
 	var err error
 	if last.DDL != nil {
-		err = d.define(ctx, last)
+		err = d.executeDDL(ctx, last)
 	} else {
 		err = d.writer.Write(ctx, batch, last.Position)
 	}
@@ -296,17 +296,17 @@ func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
 	return batch, bytes
 }
 
-// define executes a definition of the table in its place. It may have moved the sink's own record of the table, so the writer
-// begins anew.
-func (d *dispatcher) define(ctx context.Context, mark *stream.Rows) error {
-	if err := d.feed.sink.Define(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
+// executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
+// it, so the table is acquired again.
+func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
+	if err := d.feed.sink.ExecuteDDL(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
 		return err
 	}
 	w, at, err := d.feed.sink.Acquire(ctx, d.table, d.epoch, mark.Position)
 	if err != nil {
 		return err
 	}
-	_ = d.writer.Close() // it has nothing under way
+	_ = d.writer.Close() // it is not writing
 	d.writer = w
 	if at >= mark.Position {
 		return nil
@@ -314,8 +314,8 @@ func (d *dispatcher) define(ctx context.Context, mark *stream.Rows) error {
 	return w.Write(ctx, nil, mark.Position)
 }
 
-// rest lets the dispatcher try again after a while what has failed. Meanwhile the worker sees to others: it may be this one table
-// that cannot be written. The caller holds the lock.
+// rest schedules the next attempt to write a batch that failed. Meanwhile the worker writes other tables: it may be only this one that
+// cannot be written. The caller holds the lock.
 func (d *dispatcher) rest(err error) {
 	pause := min(retryFirst<<min(d.tries, 10), retryLast)
 	d.err, d.resting = err, true
@@ -335,11 +335,11 @@ func (d *dispatcher) rest(err error) {
 	})
 }
 
-// stop ends the dispatcher and says up to where everything is at the sink. It waits for what is being written.
+// stop stops the dispatcher and returns the position up to which everything is at the sink. It waits for the batch that is being written.
 func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	position, at := d.feed.hub.where()
 	d.mu.Lock()
-	// While it still runs: with nothing queued or being written it is where the hub is.
+	// Before the state changes: with nothing queued or being written, the dispatcher is at the position of the hub.
 	d.flushed, d.at = d.locked(position, at)
 	d.state = Stopped
 	group := d.group
@@ -368,13 +368,13 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.writer != nil {
-		_ = d.writer.Close() // it has nothing under way
+		_ = d.writer.Close() // it is not writing
 		d.writer = nil
 	}
 	return d.flushed, nil
 }
 
-// status is how the dispatcher is.
+// status of the dispatcher.
 func (d *dispatcher) status() Status {
 	at, _ := d.checkpoint()
 	d.mu.Lock()

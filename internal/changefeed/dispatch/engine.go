@@ -3,7 +3,7 @@
 //	Source ─▶ hub ─▶ dispatcher (queue) ─▶ worker ─▶ Writer        Prepared ─start─▶ Running ─stop─▶ Stopped
 //	           └ catch-up reader ─▶ dispatchers that are behind                        └─ another owner ─▶ Lost
 //
-// Nothing here decides what runs where: maintainers do, and every order carries the epoch of the maintainer that gives it.
+// Maintainers decide what runs where. Every order carries the epoch of its maintainer, and those of earlier maintainers are refused.
 package dispatch
 
 import (
@@ -19,11 +19,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// ErrOldMaintainer: a newer maintainer has spoken.
-var ErrOldMaintainer = errors.New("a newer maintainer has spoken")
-
-// ErrRefused: the node takes no new work.
-var ErrRefused = errors.New("the node takes no new work")
+// ErrOldMaintainer: the node has accepted a newer maintainer, or runs a dispatcher that a newer one has started.
+var ErrOldMaintainer = errors.New("the maintainer has been superseded")
 
 // FeedKey names a changefeed.
 type FeedKey struct{ Namespace, Name, UID string }
@@ -35,18 +32,18 @@ func (k FeedKey) String() string { return k.Namespace + "/" + k.Name }
 type Config struct {
 	Source, Sink                         string
 	SourcePasswordFile, SinkPasswordFile string
-	// SourceSecret and SinkSecret name passwords in Secrets, and SourcePassword and SinkPassword are what was found there.
+	// SourceSecret and SinkSecret name passwords in Secrets, and SourcePassword and SinkPassword are those passwords.
 	SourceSecret, SinkSecret     SecretRef
 	SourcePassword, SinkPassword Password
 	Workers, BatchRows           int
-	// DDL says whether changes of tables' definitions flow too.
+	// DDL is whether DDL is replicated.
 	DDL bool
 }
 
 // SecretRef names a password in a Secret of the changefeed's namespace.
 type SecretRef struct{ Name, Key string }
 
-// Password is one that is not shown where a configuration is printed.
+// Password is not shown where a Config is printed.
 type Password string
 
 // Format implements fmt.Formatter.
@@ -57,11 +54,11 @@ type Options struct {
 	// OpenSource and OpenSink open what a changefeed names.
 	OpenSource func(Config) (stream.Source, error)
 	OpenSink   func(FeedKey, Config) (stream.Sink, error)
-	// Enter admits a dispatcher to the node; the function it returns gives its place back.
+	// Enter admits a dispatcher to the node; the function that it returns is called when the dispatcher has ended.
 	Enter func() (leave func(), err error)
-	// Memory bounds the changes on their way, in bytes.
+	// Memory bounds the changes that were read and not yet written, in bytes.
 	Memory int64
-	// Flushed is told how long each batch took to be at the sink, tries that failed included; nil if nobody wants to know.
+	// Flushed is called with the time that it took to write each batch, including failed attempts; may be nil.
 	Flushed func(time.Duration)
 }
 
@@ -98,7 +95,7 @@ type Feed struct {
 	sink   stream.Sink
 	ctx    context.Context
 	cancel context.CancelFunc
-	work   chan struct{} // one token for each dispatcher in line
+	work   chan struct{} // wakes a worker when a dispatcher is in line
 	wg     sync.WaitGroup
 
 	rows, bytes atomic.Int64
@@ -107,7 +104,7 @@ type Feed struct {
 	parking     parking
 
 	mu         sync.Mutex
-	maintainer int64 // the newest epoch that has spoken
+	maintainer int64 // the placement of the newest maintainer that was accepted
 	tables     map[stream.Table]*placed
 	line       []waiting
 	closed     bool
@@ -119,13 +116,13 @@ type waiting struct {
 	since time.Time
 }
 
-// placed is a dispatcher and its place on the node.
+// placed is a dispatcher that the node has admitted.
 type placed struct {
 	*dispatcher
 	leave func()
 }
 
-// Status is how a dispatcher is.
+// Status of a dispatcher.
 type Status struct {
 	Table      stream.Table
 	Epoch      stream.Epoch
@@ -134,8 +131,8 @@ type Status struct {
 	Err        error
 }
 
-// Hear takes note of a maintainer, and refuses one that is older than another that has spoken.
-func (e *Engine) Hear(key FeedKey, epoch int64) error {
+// Accept accepts a maintainer, or returns ErrOldMaintainer if a newer one was accepted before.
+func (e *Engine) Accept(key FeedKey, epoch int64) error {
 	e.mu.Lock()
 	f := e.feeds[key]
 	if f == nil {
@@ -146,13 +143,13 @@ func (e *Engine) Hear(key FeedKey, epoch int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if epoch < f.maintainer {
-		return fmt.Errorf("changefeed %s: %w: its epoch is %d, this one's %d", key, ErrOldMaintainer, f.maintainer, epoch)
+		return fmt.Errorf("changefeed %s: %w: its placement is %d, and this node has accepted placement %d", key, ErrOldMaintainer, epoch, f.maintainer)
 	}
 	f.maintainer = epoch
 	return nil
 }
 
-// Opened says whether a changefeed's source and sink are open here.
+// Opened reports whether the source and the sink of a changefeed are open.
 func (e *Engine) Opened(key FeedKey) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -160,20 +157,20 @@ func (e *Engine) Opened(key FeedKey) bool {
 	return f != nil && f.hub != nil
 }
 
-// feed returns a changefeed that runs, and opens it if it does not yet.
+// feed returns a changefeed with its source and sink open.
 func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f := e.feeds[key]
 	if f == nil {
-		return nil, fmt.Errorf("changefeed %s: nobody has spoken for it here", key)
+		return nil, fmt.Errorf("changefeed %s was closed on this node meanwhile", key)
 	}
 	if f.hub != nil {
 		return f, nil
 	}
 	sink, err := e.opts.OpenSink(key, c)
 	if err != nil {
-		return nil, fmt.Errorf("sink of changefeed %s: %w", key, err)
+		return nil, fmt.Errorf("open the sink of changefeed %s: %w", key, err)
 	}
 	id := c.Source + "\x00" + c.SourcePasswordFile
 	if c.SourceSecret.Name != "" { // the same name in another namespace is another Secret
@@ -183,7 +180,7 @@ func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 	if shared == nil {
 		source, err := e.opts.OpenSource(c)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("source of changefeed %s: %w", key, err), sink.Close())
+			return nil, errors.Join(fmt.Errorf("open the source of changefeed %s: %w", key, err), sink.Close())
 		}
 		shared = &sharedHub{hub: newHub(source, e.budget)}
 		e.hubs[id] = shared
@@ -244,7 +241,7 @@ func (f *Feed) run() {
 	}
 }
 
-// next takes the dispatcher that has waited longest out of the line, or says how long it should wait yet; nothing if there is none.
+// next takes the dispatcher that has waited longest out of the line, or returns how long to wait for it; neither if there is none.
 func (f *Feed) next() (*dispatcher, time.Duration) {
 	now := time.Now()
 	pause := f.linger.now(now)
@@ -259,7 +256,7 @@ func (f *Feed) next() (*dispatcher, time.Duration) {
 	}
 	f.line = f.line[1:]
 	if len(f.line) > 0 {
-		f.ring() // there is work for another
+		f.ring() // there is work for another worker
 	}
 	return first.dispatcher, 0
 }
@@ -274,7 +271,7 @@ func (f *Feed) wrote(batch []*stream.Rows, bytes int) {
 	f.linger.wrote(n, time.Now())
 }
 
-// Dispatchers lists what runs of a changefeed here.
+// Dispatchers lists the dispatchers of a changefeed.
 func (e *Engine) Dispatchers(key FeedKey) []Status {
 	f := e.known(key)
 	if f == nil {
@@ -303,31 +300,31 @@ func (f *Feed) all() []*placed {
 	return list
 }
 
-// Report is how a changefeed is on this node.
+// Report is the progress of a changefeed on this node.
 type Report struct {
 	Maintainer int64
-	// Dispatchers that are here, prepared ones included.
+	// Dispatchers on this node, including prepared ones.
 	Dispatchers int
 	// Running of them, and the lowest checkpoint among these, with when the source committed it.
 	Running      int
 	Checkpoint   stream.Position
 	CheckpointAt time.Time
-	// Slowest is the table with that checkpoint, and what it is doing; empty if it has written all that was read.
+	// Slowest is the table with that checkpoint, and what its dispatcher is doing; empty if it has written all that was read.
 	Slowest string
-	// Lost are tables that another owner has.
+	// Lost are tables that have another owner at the sink.
 	Lost []stream.Table
-	// Blocked are tables that stand before a definition that drops or renames them.
+	// Blocked are tables whose dispatchers have reached DDL that drops or renames the table.
 	Blocked []stream.Table
-	// Rows and Bytes that were written here since the changefeed came to this node.
+	// Rows and Bytes that were written since the changefeed was opened on this node.
 	Rows, Bytes int64
-	// Err is what something last stumbled over.
+	// Err is the last error that has not been resolved.
 	Err error
 }
 
-// troubled is a sink that tries again by itself and can tell with what it fails meanwhile.
-type troubled interface{ Trouble() error }
+// retrying is a sink that retries by itself, and knows the error that it retries after.
+type retrying interface{ Trouble() error }
 
-// Report tells how a changefeed is, in time that grows with its tables here.
+// Report returns the progress of a changefeed. It takes time proportional to the number of its tables on this node.
 func (e *Engine) Report(key FeedKey) Report {
 	var r Report
 	f := e.known(key)
@@ -343,7 +340,7 @@ func (e *Engine) Report(key FeedKey) Report {
 	}
 	r.Rows, r.Bytes = f.rows.Load(), f.bytes.Load()
 	r.Err = f.hub.trouble()
-	if s, ok := f.sink.(troubled); ok {
+	if s, ok := f.sink.(retrying); ok {
 		r.Err = cmp.Or(s.Trouble(), r.Err)
 	}
 	position, at := f.hub.where()
@@ -418,7 +415,7 @@ func (e *Engine) Close(ctx context.Context, key FeedKey) error {
 	return err
 }
 
-// Keys are the changefeeds that somebody has spoken for here.
+// Keys are the changefeeds that a maintainer was accepted for.
 func (e *Engine) Keys() []FeedKey {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -429,5 +426,5 @@ func (e *Engine) Keys() []FeedKey {
 	return keys
 }
 
-// Memory is how much the changes on their way take.
+// Memory is the size of the changes that were read and not yet written.
 func (e *Engine) Memory() int64 { return e.budget.inUse() }

@@ -41,13 +41,13 @@ func TestTablesFlowFromTheirStartPosition(t *testing.T) {
 	}
 }
 
-func TestAMachineThatNobodyHasSpokenToReportsNothing(t *testing.T) {
+func TestAMachineWithoutAMaintainerReportsNothing(t *testing.T) {
 	source := newTape(t, "tables=1")
 	m := newMachine(t, source, newLedger(t, source), plenty)
 	if r := m.Report(key); r.Dispatchers != 0 || r.Checkpoint != 0 || r.Err != nil {
 		t.Errorf("reported %+v", r)
 	}
-	if err := m.Hear(key, 3); err != nil {
+	if err := m.Accept(key, 3); err != nil {
 		t.Fatal(err)
 	}
 	if r := m.Report(key); r.Maintainer != 3 || r.Dispatchers != 0 {
@@ -58,7 +58,7 @@ func TestAMachineThatNobodyHasSpokenToReportsNothing(t *testing.T) {
 	}
 }
 
-func TestAStartedTableGoesOnWhereTheSinkSays(t *testing.T) {
+func TestAStartedTableContinuesAtThePositionOfTheSink(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=3")
 	sink := newLedger(t, source)
@@ -120,7 +120,7 @@ func TestAMoveReadsNothingAgain(t *testing.T) {
 	}
 }
 
-// A table that is idle has come to where the hub is, though the sink's last row of it is far behind. Its move must not read
+// A table that is idle is at the position of the hub, though the sink's last row of it is far behind. Its move must not read
 // everything since that row again: it may be hours, or no longer in the source's log.
 func TestAnIdleTablesMoveDoesNotGoBackToItsLastRow(t *testing.T) {
 	noGoroutines(t)
@@ -171,7 +171,7 @@ func TestACheckpointDoesNotGoBackWhenAnIdleTableGetsARow(t *testing.T) {
 	}
 }
 
-// While a sink hangs the checkpoint stands: nothing that is queued or being written counts.
+// While a sink hangs the checkpoint does not advance: what is queued or being written does not count.
 func TestACheckpointWaitsForTheSink(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=4")
@@ -222,7 +222,7 @@ func TestATableThatIsFarBehindCatchesUpAndJoins(t *testing.T) {
 	}
 }
 
-// What a reader of its own costs must not grow with the tables it reads for: they are many just when the load is high.
+// The cost of catching up must not grow with the number of tables: they are many just when the load is high.
 func TestALargeBatchCatchesUpAsFastAsASmallOne(t *testing.T) {
 	noGoroutines(t)
 	const tables, behind = 2000, 40_000
@@ -264,7 +264,7 @@ func TestAnOrderThatComesTwiceAtOnceIsCarriedOutOnce(t *testing.T) {
 	}
 }
 
-func TestATableThatCatchesUpIsReportedWhereItIs(t *testing.T) {
+func TestATableThatCatchesUpIsReportedAtItsPosition(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=2")
 	sink := newLedger(t, source)
@@ -292,7 +292,7 @@ func (m *machine) mustStopLater(table stream.Table, hung *hang) stream.Position 
 }
 
 // Once a table has been stopped nothing may deliver to it or read for it, however far its catching up was.
-func TestATableStoppedWhileItCatchesUpIsReadForNoMore(t *testing.T) {
+func TestNothingIsReadForATableStoppedWhileItCatchesUp(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=2")
 	sink := newLedger(t, source)
@@ -467,7 +467,7 @@ func TestATableThatReadTooFarAheadCatchesUpWhenItStarts(t *testing.T) {
 	}
 }
 
-// A table whose destination is ahead of its origin lets go of what it read ahead and catches up. What the hub delivers in
+// A table whose destination is ahead of its origin drops what it has read ahead and catches up. What the hub delivers in
 // that moment must wait for what comes before it.
 func TestWhatTheHubDeliversWhileATableStartsLateIsNotWrittenFirst(t *testing.T) {
 	noGoroutines(t)
@@ -540,7 +540,7 @@ func (p pairs) Read(ctx context.Context, after stream.Position, visit func(*stre
 	})
 }
 
-func TestSinkErrorsAreRetriedAndTold(t *testing.T) {
+func TestSinkErrorsAreRetriedAndReported(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=3")
 	sink := newLedger(t, source)
@@ -651,14 +651,14 @@ func TestOlderMaintainersAreRefused(t *testing.T) {
 	if failed := m.Start(context.Background(), key, 7, config, orders(newer, 0, tables[0])); len(failed) > 0 {
 		t.Fatal(failed)
 	}
-	want := "changefeed default/cf: a newer maintainer has spoken: its epoch is 7, this one's 6"
+	want := "changefeed default/cf: the maintainer has been superseded: its placement is 6, and this node has accepted placement 7"
 	refused := func(what string, err error) {
 		t.Helper()
 		if !errors.Is(err, dispatch.ErrOldMaintainer) || err.Error() != want {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	refused("hear", m.Hear(key, 6))
+	refused("accept", m.Accept(key, 6))
 	refused("prepare", m.Prepare(key, 6, config, orders(newer, 0, tables[1]))[tables[1]])
 	refused("start", m.Start(context.Background(), key, 6, config, orders(newer, 0, tables[1]))[tables[1]])
 	stopped, failed := m.Stop(context.Background(), key, 6, orders(newer, 0, tables[0]))
@@ -666,7 +666,7 @@ func TestOlderMaintainersAreRefused(t *testing.T) {
 	if len(stopped) != 0 || m.Report(key).Running != 1 || m.Report(key).Dispatchers != 1 || m.Report(key).Maintainer != 7 {
 		t.Errorf("stopped %v, left %+v", stopped, m.Report(key))
 	}
-	if err := m.Hear(key, 8); err != nil {
+	if err := m.Accept(key, 8); err != nil {
 		t.Errorf("a newer one: %v", err)
 	}
 	if m.Report(key).Running != 1 {
@@ -687,9 +687,9 @@ func TestOrdersOfAnotherDispatchersEpochAreRefused(t *testing.T) {
 		old  bool
 		want string
 	}{
-		{"an older one is prepared", m.Prepare(key, 1, config, orders(ep(4), 0, table))[table], true, "table datagen.t0: a newer maintainer has spoken: a dispatcher of epoch {1 5} is here"},
-		{"an older one is started", m.Start(context.Background(), key, 1, config, orders(ep(4), 0, table))[table], true, "table datagen.t0: a newer maintainer has spoken: a dispatcher of epoch {1 5} is here"},
-		{"a newer one is started beside a running one", m.Start(context.Background(), key, 1, config, orders(ep(6), 0, table))[table], false, "table datagen.t0: a dispatcher of epoch {1 5} still runs here: stop it first"},
+		{"an older one is prepared", m.Prepare(key, 1, config, orders(ep(4), 0, table))[table], true, "table datagen.t0: the maintainer has been superseded: this node has its dispatcher of epoch 1.5, which is newer than 1.4"},
+		{"an older one is started", m.Start(context.Background(), key, 1, config, orders(ep(4), 0, table))[table], true, "table datagen.t0: the maintainer has been superseded: this node has its dispatcher of epoch 1.5, which is newer than 1.4"},
+		{"a newer one is started beside a running one", m.Start(context.Background(), key, 1, config, orders(ep(6), 0, table))[table], false, "table datagen.t0: its dispatcher of epoch 1.5 still runs on this node and must be stopped first"},
 		{"the same one again", m.Start(context.Background(), key, 1, config, orders(ep(5), 0, table))[table], false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -766,8 +766,8 @@ func TestAStopWaitsForWhatIsBeingWritten(t *testing.T) {
 	}
 }
 
-// A table that waits to try its sink again has nothing under way: the wait is no reason to keep a move waiting.
-func TestAStopDoesNotWaitForTheNextTry(t *testing.T) {
+// A table that waits for the next attempt to write is not being written: a move need not wait for that attempt.
+func TestAStopDoesNotWaitForTheNextAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := newTape(t, "tables=1")
 		sink := newLedger(t, source)
@@ -817,7 +817,7 @@ func TestAStopWhileTheTableIsBeingAcquiredClosesItsWriter(t *testing.T) {
 	}
 }
 
-func TestStoppingAndClosingAtOnceIsNoTrouble(t *testing.T) {
+func TestStoppingAndClosingAtTheSameTime(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=1")
 	m := newMachine(t, source, newLedger(t, source), plenty)
@@ -850,8 +850,8 @@ func TestStoppingAndClosingAtOnceIsNoTrouble(t *testing.T) {
 	}
 }
 
-// The race detector judges: results of several tables come at the same time.
-func TestStopsThatFailInDifferentWaysAreToldTogether(t *testing.T) {
+// For the race detector: results of several tables arrive at the same time.
+func TestStopsThatFailInDifferentWaysAreReportedTogether(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=50")
 	sink := newLedger(t, source)
@@ -880,7 +880,7 @@ func TestStopsThatFailInDifferentWaysAreToldTogether(t *testing.T) {
 	}
 }
 
-// The race detector judges: whoever asks may ask while the first order opens the changefeed.
+// For the race detector: reports may be requested while the first order opens the changefeed.
 func TestReportsAndStartsAtOnce(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=4")
@@ -889,7 +889,7 @@ func TestReportsAndStartsAtOnce(t *testing.T) {
 	for range 50 {
 		sink := newLedger(t, source)
 		m := newMachine(t, source, sink, plenty)
-		if err := m.Hear(key, 1); err != nil {
+		if err := m.Accept(key, 1); err != nil {
 			t.Fatal(err)
 		}
 		stop := make(chan struct{})
@@ -934,7 +934,7 @@ func TestAClosedChangefeedCanComeBack(t *testing.T) {
 	}
 }
 
-func TestASinkOrSourceThatCannotBeOpenedIsTold(t *testing.T) {
+func TestASinkOrSourceThatCannotBeOpenedIsReported(t *testing.T) {
 	noGoroutines(t)
 	source := newTape(t, "tables=1")
 	sink := newLedger(t, source)
@@ -950,11 +950,11 @@ func TestASinkOrSourceThatCannotBeOpenedIsTold(t *testing.T) {
 		return message(e.Start(context.Background(), key, 1, config, orders(ep(1), 0, table))[table])
 	}
 	badSink = errors.New("no such host")
-	if got, want := start(), "sink of changefeed default/cf: no such host"; got != want {
+	if got, want := start(), "open the sink of changefeed default/cf: no such host"; got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 	badSource, badSink = badSink, nil
-	if got, want := start(), "source of changefeed default/cf: no such host"; got != want {
+	if got, want := start(), "open the source of changefeed default/cf: no such host"; got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 	if sink.closed != 1 {

@@ -300,9 +300,9 @@ func (l *ledger) account(table stream.Table) *account {
 // Check implements stream.Sink.
 func (l *ledger) Check(context.Context) error { return nil }
 
-// Define implements stream.Sink.
-func (l *ledger) Define(context.Context, stream.Position, *stream.DDL, stream.Epoch) error {
-	return errors.New("no definitions here")
+// ExecuteDDL implements stream.Sink.
+func (l *ledger) ExecuteDDL(context.Context, stream.Position, *stream.DDL, stream.Epoch) error {
+	return errors.New("this sink executes no DDL")
 }
 
 // Close implements stream.Sink.

@@ -11,8 +11,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// hub is the one reader of a source on this node. Dispatchers that are at its position subscribe; those that are behind
-// catch up on a reader beside it, and join when they have come to where the hub is.
+// hub is the reader of a source that all dispatchers on this node share. Dispatchers that are at its position subscribe; those that
+// are behind catch up through a group, and join when they have reached the hub's position.
 type hub struct {
 	source stream.Source
 	budget *budget
@@ -25,13 +25,13 @@ type hub struct {
 	stop     context.CancelFunc
 	done     chan struct{} // of the reader, nil while none runs
 	groups   []*group      // readers beside it
-	err      error         // why the reader is not reading
+	err      error         // the last error of the reader, until it reads again
 	closed   bool
 
 	ctx     context.Context // of the groups
 	cancel  context.CancelFunc
 	readers sync.WaitGroup
-	reached atomic.Uint64 // position, for those who only want to know whether they are far behind; 0 while nobody listens
+	reached atomic.Uint64 // position, to be read without the lock; 0 while there is no subscriber
 }
 
 func newHub(s stream.Source, b *budget) *hub {
@@ -40,21 +40,21 @@ func newHub(s stream.Source, b *budget) *hub {
 	return h
 }
 
-// where is the hub's position, and when the source committed it.
+// where returns the hub's position, and when the source committed it.
 func (h *hub) where() (stream.Position, time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.position, h.at
 }
 
-// trouble is why nothing is being read, or nil.
+// trouble returns why nothing is being read, or nil.
 func (h *hub) trouble() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.err
 }
 
-// subscribe delivers a table's changes from now on. A hub that nobody listens to begins where the dispatcher is.
+// subscribe delivers a table's changes from now on. A hub without subscribers begins at the dispatcher's position.
 func (h *hub) subscribe(d *dispatcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,7 +65,7 @@ func (h *hub) subscribe(d *dispatcher) {
 	h.add(d, at)
 }
 
-// add lets a dispatcher listen that is at the hub's position or ahead of it. The caller holds the lock.
+// add subscribes a dispatcher that is at the hub's position or ahead of it. The caller holds the lock.
 func (h *hub) add(d *dispatcher, at stream.Position) {
 	if h.closed || !d.listen(at) {
 		return
@@ -77,7 +77,7 @@ func (h *hub) add(d *dispatcher, at stream.Position) {
 	h.count++
 }
 
-// restart begins to read at a position. The caller holds the lock, and nobody listens.
+// restart begins to read at a position. The caller holds the lock, and there is no subscriber.
 func (h *hub) restart(start stream.Position) {
 	if h.stop != nil {
 		h.stop()
@@ -95,7 +95,7 @@ func (h *hub) restart(start stream.Position) {
 	}()
 }
 
-// read delivers until ctx ends. A source that fails is tried again from where it stopped.
+// read delivers until ctx is cancelled. After an error it reads again from the last position.
 func (h *hub) read(ctx context.Context, after stream.Position) {
 	pause := retryFirst
 	for ctx.Err() == nil {
@@ -126,7 +126,7 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 	}
 }
 
-// hopeless says whether it is of little use to read again soon.
+// hopeless reports whether an error is unlikely to go away soon.
 func hopeless(err error) bool {
 	return errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable)
 }
@@ -136,22 +136,22 @@ const (
 	retryLast  = 10 * time.Second
 )
 
-// wants says whether somebody listens to a table.
+// wants reports whether a table has a subscriber.
 func (h *hub) wants(t stream.Table) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.subs[t]) > 0
 }
 
-// errWanted: rows were left out that somebody has come to want meanwhile. They are read again.
-var errWanted = errors.New("somebody wants what was left out")
+// errWanted: rows were skipped that a dispatcher has subscribed to meanwhile. They are read again.
+var errWanted = errors.New("skipped rows have a subscriber now")
 
-// deliver hands a transaction to whoever listens to its tables.
+// deliver delivers a transaction to the subscribers of its tables.
 func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
-		return ctx.Err() // another reader has taken over
+		return ctx.Err() // the hub was restarted
 	}
 	if err := spread(t, h.subs, nil); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	return nil
 }
 
-// spread hands a transaction to those it concerns, from the hub or from a group.
+// spread delivers a transaction to the dispatchers of its tables, from the hub or from a group.
 func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *group) error {
 	for _, table := range t.Skipped {
 		if len(to[table]) > 0 {
@@ -176,8 +176,7 @@ func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *grou
 	return nil
 }
 
-// marks are the places of a definition among the changes of the tables that it concerns. A table that it makes has no changes
-// before it.
+// marks are the places of a DDL among the changes of the tables that it concerns. A table that it creates has no changes before it.
 func marks(t *stream.Transaction) []*stream.Rows {
 	if t.DDL == nil || t.DDL.Kind == stream.CreateTable || t.DDL.Kind == stream.OtherDDL {
 		return nil
@@ -189,7 +188,7 @@ func marks(t *stream.Transaction) []*stream.Rows {
 	return list
 }
 
-// unsubscribe ends the delivery. The reader ends with its last listener.
+// unsubscribe ends the delivery. The reader ends with its last subscriber.
 func (h *hub) unsubscribe(d *dispatcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -5,25 +5,24 @@ import (
 	"time"
 )
 
-// Every write costs a sink much the same whatever it holds. Where tables are written so often, with many rows each time, that this
-// is most of what the sink does, they wait a moment so that more comes together. Where writes are few, or each is a transaction or
-// two of a table of its own, nothing waits.
+// A write costs a sink about the same, however many rows it has. Where there are so many writes, each of many rows, that this cost
+// dominates, tables wait a moment so that a write has more rows. Where writes are few, or have few rows each, nothing waits.
 
 const (
-	// lingerAbove is how many writes a second are few, and lingerRows how many rows a write has to hold on average for a pause to bring
-	// more of them.
+	// lingerAbove is the number of writes per second up to which nothing waits, and lingerRows the average number of rows of a write
+	// from which waiting pays.
 	lingerAbove = 200
 	lingerRows  = 32
 	// lingerFirst and lingerMost bound the pause.
 	lingerFirst = 20 * time.Millisecond
 	lingerMost  = 300 * time.Millisecond
-	// lingerEvery is how often it is worked out anew.
+	// lingerEvery is how often the pause is adapted.
 	lingerEvery = 100 * time.Millisecond
-	// lingerSlice is how long a worker sleeps before it looks again: memory may have become scarce meanwhile.
+	// lingerSlice is how long a worker sleeps before it checks again: memory may have become scarce meanwhile.
 	lingerSlice = 20 * time.Millisecond
 )
 
-// linger is how long the tables of a changefeed wait for more before they are written.
+// linger computes how long the tables of a changefeed wait for more rows before they are written.
 type linger struct {
 	mu           sync.Mutex
 	since        time.Time
@@ -40,7 +39,7 @@ func (l *linger) wrote(rows int, now time.Time) {
 	l.settle(now)
 }
 
-// settle works the pause out anew when it is time to. The caller holds the lock.
+// settle adapts the pause if it is time to. The caller holds the lock.
 func (l *linger) settle(now time.Time) {
 	elapsed := now.Sub(l.since)
 	if elapsed < lingerEvery {
@@ -60,7 +59,7 @@ func (l *linger) settle(now time.Time) {
 	l.since, l.writes, l.rows = now, 0, 0
 }
 
-// now is how long to wait at present.
+// now is the current pause.
 func (l *linger) now(now time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -212,12 +212,12 @@ func TestTheLedgerSeesWhatIsWrong(t *testing.T) {
 		want  string
 	}{
 		{"all is well", rows(1), rows(4, 7), 9, ""},
-		{"a gap", rows(1), rows(7), 7, "datagen." + table.Name + ": {1 1} left out 4, it wrote 7 after 1"},
-		{"a repetition", rows(1), rows(1, 4), 4, "datagen." + table.Name + ": {1 1} wrote 1 again, it had come to 1"},
-		{"another order", rows(1), rows(7, 4), 7, "datagen." + table.Name + ": {1 1} left out 4, it wrote 7 after 1"},
+		{"a gap", rows(1), rows(7), 7, "datagen." + table.Name + ": 1.1 left out 4, it wrote 7 after 1"},
+		{"a repetition", rows(1), rows(1, 4), 4, "datagen." + table.Name + ": 1.1 wrote 1 again, it had come to 1"},
+		{"another order", rows(1), rows(7, 4), 7, "datagen." + table.Name + ": 1.1 left out 4, it wrote 7 after 1"},
 		{"another row", rows(1), []*stream.Rows{changed}, 4, "datagen." + table.Name + ": 4 is not what the source has there"},
 		{"another table's row", rows(1), rows(2), 2, "datagen." + table.Name + ": got rows of " + source.tables(t)[1].String()},
-		{"a position that is too high", rows(1), nil, 4, "datagen." + table.Name + ": {1 1} says it has come to 4, after 1 and before 4"},
+		{"a position that is too high", rows(1), nil, 4, "datagen." + table.Name + ": 1.1 says it has come to 4, after 1 and before 4"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLedger(&quiet{T: t}, source)

@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// Order is what a maintainer wants of one table.
+// Order is an order of a maintainer about one table.
 type Order struct {
 	Table stream.Table
 	Epoch stream.Epoch
@@ -17,7 +17,8 @@ type Order struct {
 	Position stream.Position
 }
 
-// Prepare lets dispatchers read ahead, so that they are ready when others stop. It returns what could not be prepared.
+// Prepare makes dispatchers that read ahead, so that they can start as soon as those on another node have stopped. It returns an
+// error for each that could not be prepared.
 func (e *Engine) Prepare(key FeedKey, maintainer int64, c Config, orders []Order) map[stream.Table]error {
 	return e.begin(key, maintainer, c, orders, func(f *Feed, list []*placed) map[stream.Table]error {
 		for _, d := range list {
@@ -32,7 +33,7 @@ func (e *Engine) Prepare(key FeedKey, maintainer int64, c Config, orders []Order
 	})
 }
 
-// Start lets dispatchers run: those that were prepared, and new ones.
+// Start starts dispatchers: those that were prepared, and new ones. It returns an error for each that could not be started.
 func (e *Engine) Start(ctx context.Context, key FeedKey, maintainer int64, c Config, orders []Order) map[stream.Table]error {
 	position := map[stream.Table]stream.Position{}
 	for _, o := range orders {
@@ -43,7 +44,7 @@ func (e *Engine) Start(ctx context.Context, key FeedKey, maintainer int64, c Con
 		var late []*dispatcher
 		for _, d := range list {
 			if failed[d.table] != nil {
-				f.discard(ctx, d) // it is made anew when it is tried again
+				f.discard(ctx, d) // a later order makes another
 			} else if d.activate() {
 				late = append(late, d.dispatcher)
 			}
@@ -59,11 +60,11 @@ func (f *Feed) discard(ctx context.Context, d *placed) {
 	started := d.writer != nil || d.state != Prepared
 	d.mu.Unlock()
 	if !started {
-		_, _ = f.remove(ctx, d) // it has nothing under way
+		_, _ = f.remove(ctx, d) // it is not being written
 	}
 }
 
-// begin makes the dispatchers that orders are about, if they are not there, and refuses what is older than what is there.
+// begin finds or makes the dispatchers that orders are about, and calls do with them. Orders that are older than what is there fail.
 func (e *Engine) begin(key FeedKey, maintainer int64, c Config, orders []Order, do func(*Feed, []*placed) map[stream.Table]error) map[stream.Table]error {
 	failed := map[stream.Table]error{}
 	all := func(err error) map[stream.Table]error {
@@ -72,7 +73,7 @@ func (e *Engine) begin(key FeedKey, maintainer int64, c Config, orders []Order, 
 		}
 		return failed
 	}
-	if err := e.Hear(key, maintainer); err != nil {
+	if err := e.Accept(key, maintainer); err != nil {
 		return all(err)
 	}
 	f, err := e.feed(key, c)
@@ -94,7 +95,7 @@ func (e *Engine) begin(key FeedKey, maintainer int64, c Config, orders []Order, 
 	return failed
 }
 
-// place finds or makes the dispatcher of a table. One of an older epoch that does not run makes way.
+// place finds or makes the dispatcher of a table. It replaces one of an older epoch that does not run.
 func (f *Feed) place(o Order) (*placed, error) {
 	for {
 		d, made, err := f.find(o)
@@ -108,9 +109,9 @@ func (f *Feed) place(o Order) (*placed, error) {
 		case c == 0 && state != Lost && state != Stopped:
 			return d, nil
 		case c < 0:
-			return nil, fmt.Errorf("table %s: %w: a dispatcher of epoch %v is here", o.Table, ErrOldMaintainer, d.epoch)
+			return nil, fmt.Errorf("table %s: %w: this node has its dispatcher of epoch %v, which is newer than %v", o.Table, ErrOldMaintainer, d.epoch, o.Epoch)
 		case state == Running:
-			return nil, fmt.Errorf("table %s: a dispatcher of epoch %v still runs here: stop it first", o.Table, d.epoch)
+			return nil, fmt.Errorf("table %s: its dispatcher of epoch %v still runs on this node and must be stopped first", o.Table, d.epoch)
 		}
 		if _, err := f.remove(f.ctx, d); err != nil {
 			return nil, err
@@ -118,12 +119,12 @@ func (f *Feed) place(o Order) (*placed, error) {
 	}
 }
 
-// find returns the dispatcher of a table, and makes it if there is none.
+// find returns the dispatcher of a table, or makes it if there is none.
 func (f *Feed) find(o Order) (d *placed, made bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return nil, false, fmt.Errorf("changefeed %s: %w", f.key, ErrRefused)
+		return nil, false, fmt.Errorf("changefeed %s is being closed on this node", f.key)
 	}
 	if d := f.tables[o.Table]; d != nil {
 		return d, false, nil
@@ -160,8 +161,8 @@ func (f *Feed) acquire(ctx context.Context, list []*placed, start map[stream.Tab
 	return failed
 }
 
-// own makes the dispatcher the owner of its table and finds out where to go on. The sink knows up to which row it has the
-// table; the order, up to where there was nothing more.
+// own makes the dispatcher the owner of its table and finds the position to continue at. The sink knows the position of the last
+// write; the order has a later one if nothing had to be written after that.
 func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	d.mu.Lock()
 	has := d.writer != nil
@@ -175,15 +176,15 @@ func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state != Prepared || d.writer != nil { // it was stopped meanwhile, or another order was quicker
-		return errors.Join(fmt.Errorf("table %s: stopped while it was being started", d.table), w.Close())
+	if d.state != Prepared || d.writer != nil { // it was stopped meanwhile, or started by another order
+		return errors.Join(fmt.Errorf("table %s was stopped while it was being started", d.table), w.Close())
 	}
 	d.writer, d.flushed = w, max(at, start)
 	return nil
 }
 
-// activate lets an owner run. It says whether it has to join the hub or catch up first, because what it read ahead does not
-// reach back to where it goes on.
+// activate makes an owner run. It returns whether it has to join the hub or to catch up, because what it has read ahead begins after
+// the position that it continues at.
 func (d *dispatcher) activate() (late bool) {
 	d.mu.Lock()
 	if d.state != Prepared || d.writer == nil {
@@ -210,7 +211,7 @@ func (d *dispatcher) activate() (late bool) {
 		}
 		return false
 	}
-	d.listens, d.group = false, nil // nothing that the hub still delivers is taken
+	d.listens, d.group = false, nil // what the hub still delivers is ignored
 	d.drop()
 	d.from = d.flushed
 	d.mu.Unlock()
@@ -218,11 +219,11 @@ func (d *dispatcher) activate() (late bool) {
 	return true
 }
 
-// Stop ends dispatchers and says up to where everything of each is at the sink. A table that is not here is not in the
-// answer; one of a newer epoch is an error.
+// Stop stops dispatchers and returns the position up to which everything of each is at the sink. A table without a dispatcher is in
+// neither result; one with a dispatcher of a newer epoch is an error.
 func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders []Order) (map[stream.Table]stream.Position, map[stream.Table]error) {
 	stopped, failed := map[stream.Table]stream.Position{}, map[stream.Table]error{}
-	if err := e.Hear(key, maintainer); err != nil {
+	if err := e.Accept(key, maintainer); err != nil {
 		for _, o := range orders {
 			failed[o.Table] = err
 		}
@@ -230,7 +231,7 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 	}
 	f := e.known(key)
 	if f == nil {
-		return stopped, failed // it was closed just now
+		return stopped, failed // it was closed meanwhile
 	}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -243,7 +244,7 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 		}
 		if o.Epoch.Compare(d.epoch) < 0 {
 			mu.Lock()
-			failed[o.Table] = fmt.Errorf("table %s: %w: a dispatcher of epoch %v is here", o.Table, ErrOldMaintainer, d.epoch)
+			failed[o.Table] = fmt.Errorf("table %s: %w: this node has its dispatcher of epoch %v, which is newer than %v", o.Table, ErrOldMaintainer, d.epoch, o.Epoch)
 			mu.Unlock()
 			continue
 		}
@@ -262,7 +263,7 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 	return stopped, failed
 }
 
-// remove stops a dispatcher and gives its place back.
+// remove stops a dispatcher and removes it from the node.
 func (f *Feed) remove(ctx context.Context, d *placed) (stream.Position, error) {
 	at, err := d.stop(ctx)
 	if err != nil {

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// A changefeed whose sink hangs, and a table that cannot be written, must not take the memory that others need: when memory is
-// scarce nothing more is read for them. They catch up when they go on.
+// A changefeed whose sink hangs, and a table that cannot be written, must not take the memory that others need: when memory is scarce,
+// nothing is delivered to their dispatchers. These are parked, and catch up later.
 
 const (
-	// stalledAfter is when a changefeed of which nothing was written counts as one whose sink hangs.
+	// stalledAfter is how long no write of a changefeed must have ended for its sink to count as hanging.
 	stalledAfter = 2 * time.Second
-	// tendEvery is how often those are looked at for whom nothing is read.
+	// tendEvery is how often parked dispatchers are checked.
 	tendEvery = 100 * time.Millisecond
 )
 
-// pace is whether writes of a changefeed get done.
+// pace records whether writes of a changefeed succeed.
 type pace struct {
 	mu      sync.Mutex
 	writing int
-	moved   time.Time // when one was done, or the first of those under way began
+	moved   time.Time // when one last succeeded, or the first of the current ones began
 }
 
 func (f *Feed) begins(now time.Time) {
@@ -42,14 +42,14 @@ func (f *Feed) ends(done bool) {
 	}
 }
 
-// stalled says whether writes are under way and none has been done for a while.
+// stalled reports whether there are writes and none has succeeded for a while.
 func (f *Feed) stalled() bool {
 	f.pace.mu.Lock()
 	defer f.pace.mu.Unlock()
 	return f.pace.writing > 0 && time.Since(f.pace.moved) > stalledAfter
 }
 
-// parking is the dispatchers of a changefeed for which nothing is read.
+// parking are the parked dispatchers of a changefeed.
 type parking struct {
 	mu      sync.Mutex
 	list    []parked
@@ -62,12 +62,12 @@ type parked struct {
 	group *group
 }
 
-// hoards says whether a dispatcher would keep memory that others need and that it has no use for. The caller holds the lock.
+// hoards reports whether a dispatcher uses memory that others need, and cannot write what is in it. The caller holds the lock.
 func (d *dispatcher) hoards() bool {
 	return d.state == Running && (d.flushing || len(d.queue) > 0) && d.feed.engine.budget.scarce() && (d.tries > 0 || d.blocked() || d.feed.stalled())
 }
 
-// park ends the delivery to a dispatcher for the time being. The caller holds the lock.
+// park ends the delivery to a dispatcher until tend resumes it. The caller holds the lock.
 func (d *dispatcher) park() {
 	p := parked{d, d.group}
 	d.parked, d.listens, d.group = true, false, nil
@@ -81,7 +81,7 @@ func (d *dispatcher) park() {
 	}
 }
 
-// relieve takes memory back from those who hoard it.
+// relieve frees the memory of dispatchers that hoard it.
 func (e *Engine) relieve() {
 	e.mu.Lock()
 	feeds := slices.Collect(maps.Values(e.feeds))
@@ -97,9 +97,9 @@ func (e *Engine) relieve() {
 	}
 }
 
-// shed lets everything go that is not being written, to be read again later. The caller holds the lock.
+// shed drops everything that is not being written, to be read again later. The caller holds the lock.
 func (d *dispatcher) shed() {
-	if d.blocked() { // what it stands before is all that it needs
+	if d.blocked() { // it needs only the DDL that it waits for
 		for _, rows := range d.queue[1:] {
 			d.bytes -= rows.Bytes
 			d.feed.engine.budget.give(rows.Bytes)
@@ -117,7 +117,7 @@ func (d *dispatcher) shed() {
 	}
 }
 
-// tend lets parked dispatchers be read for again once they do not hoard, until none is left.
+// tend resumes the delivery to parked dispatchers once they do not hoard. It returns when none is left.
 func (f *Feed) tend() {
 	for {
 		sleep(f.ctx, tendEvery)

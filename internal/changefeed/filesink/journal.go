@@ -25,13 +25,14 @@ type journal struct {
 	// position of the last complete transaction, if one was found.
 	position stream.Position
 	found    bool
-	// last is the number of the last file, and made says that this journal made it. size is how much of it counts.
+	// last is the number of the last file, and made whether this journal created it. size is the length of what was written to it
+	// completely.
 	last int
 	made bool
 	size int64
 }
 
-// journal makes somebody the owner of a directory and finds out how far it goes.
+// journal makes an epoch the owner of a directory and finds the last complete transaction.
 func (s *Sink) journal(dir string, o owner) (*journal, error) {
 	root, err := s.directory()
 	if err != nil {
@@ -62,7 +63,7 @@ func (j *journal) begin(o owner) error {
 	return j.find(cut)
 }
 
-// find finds the last complete transaction, by a function that does so in one file.
+// find finds the last complete transaction, with a function that does so in one file.
 func (j *journal) find(last func(*os.Root, string) (*line, error)) error {
 	numbers, err := j.files()
 	if err != nil {
@@ -131,11 +132,11 @@ func (j *journal) write(data []byte) error {
 	return appendTo(j.root, j.name(j.last), 0, data)
 }
 
-// next begins another file. One that is there already was made by another owner, at this moment or while this one did not look.
+// next begins another file. If it exists already, another owner has created it.
 func (j *journal) next() error {
 	f, err := j.root.OpenFile(j.name(j.last+1), os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there already: %w", j.name(j.last+1), stream.ErrNotOwner)
+		return fmt.Errorf("file %s was created by another owner: %w", j.name(j.last+1), stream.ErrNotOwner)
 	}
 	if err != nil {
 		return err
@@ -145,7 +146,7 @@ func (j *journal) next() error {
 	return errors.Join(f.Close(), syncDir(j.root, j.dir))
 }
 
-// trim cuts off what an attempt that failed may have left behind.
+// trim cuts off what a failed attempt may have written.
 func (j *journal) trim() error {
 	f, err := j.root.OpenFile(j.name(j.last), os.O_WRONLY, fileMode)
 	if err != nil {
@@ -158,7 +159,7 @@ func (j *journal) trim() error {
 	}
 	switch {
 	case info.Size() < j.size:
-		return fmt.Errorf("%s was cut by another: %w", j.name(j.last), stream.ErrNotOwner)
+		return fmt.Errorf("file %s was truncated by another owner: %w", j.name(j.last), stream.ErrNotOwner)
 	case info.Size() > j.size:
 		return f.Truncate(j.size)
 	}

@@ -13,8 +13,8 @@ import (
 
 // The kinds of lines beside those of changes.
 const (
-	kindDefinition = "ddl"
-	kindPosition   = "position" // nothing happened up to here
+	kindDDL      = "ddl"
+	kindPosition = "position" // nothing happened up to here
 )
 
 var kinds = map[stream.Kind]string{stream.Insert: "insert", stream.Update: "update", stream.Delete: "delete"}
@@ -33,18 +33,18 @@ type line struct {
 	// Before and After are the row, by the names of the columns.
 	Before json.RawMessage `json:"before,omitempty"`
 	After  json.RawMessage `json:"after,omitempty"`
-	// Definition is what a statement does to the tables that it names.
-	Definition stream.DDLKind `json:"definition,omitempty"`
-	Tables     []stream.Table `json:"tables,omitempty"`
-	Becomes    []stream.Table `json:"becomes,omitempty"`
-	Statement  string         `json:"statement,omitempty"`
+	// DDL is what the statement does to the tables.
+	DDL       stream.DDLKind `json:"definition,omitempty"`
+	Tables    []stream.Table `json:"tables,omitempty"`
+	Becomes   []stream.Table `json:"becomes,omitempty"`
+	Statement string         `json:"statement,omitempty"`
 }
 
-// encode is the line as it is written.
+// encode appends the line, with a line feed.
 func (l *line) encode(b *bytes.Buffer) error {
 	e := json.NewEncoder(b)
 	e.SetEscapeHTML(false)
-	return e.Encode(l) // with a line feed
+	return e.Encode(l)
 }
 
 // encodeRows appends the lines of one transaction.
@@ -68,13 +68,13 @@ func encodeRows(b *bytes.Buffer, r *stream.Rows) error {
 	return nil
 }
 
-// encodeRow is a row as an object in the order of the columns; nothing for no row.
+// encodeRow encodes a row as an object with the columns in their order; nil for no row.
 func encodeRow(s *stream.Schema, values []any) (json.RawMessage, error) {
 	if values == nil {
 		return nil, nil
 	}
 	if len(values) != len(s.Columns) {
-		return nil, fmt.Errorf("a row has %d values for %d columns", len(values), len(s.Columns))
+		return nil, fmt.Errorf("a row has %d values, but the table has %d columns", len(values), len(s.Columns))
 	}
 	var b bytes.Buffer
 	for i, v := range values {
@@ -91,8 +91,8 @@ func encodeRow(s *stream.Schema, values []any) (json.RawMessage, error) {
 	return b.Bytes(), nil
 }
 
-// encodeValue is a value exactly: numbers with all their digits, and bytes, or text that JSON cannot hold, as {"base64":"…"}. No column
-// has objects as values, so that these cannot be taken for anything else.
+// encodeValue encodes a value exactly: numbers with all their digits, and bytes, or text that is not UTF-8, as {"base64":"…"}. No other
+// value is encoded as an object.
 func encodeValue(b *bytes.Buffer, value any) error {
 	switch v := value.(type) {
 	case []byte:

@@ -8,15 +8,14 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// longest is how long each half of a directory's name may be: file systems take 255 bytes, a server's names may need more when they are
-// escaped.
+// longest is the maximum length of each half of a directory's name: file systems allow 255 bytes, and escaped names may be longer.
 const longest = 120
 
-// directoryOf is the directory of a table. Different tables have different ones, and none is called like one of the sink's own.
+// directoryOf is the directory of a table. Different tables have different ones, and none has the name of a directory of the sink itself.
 func directoryOf(t stream.Table) string { return escape(t.Schema) + "." + escape(t.Name) }
 
-// escape keeps letters, digits, _ and -, and writes every other byte as %XX: nothing that means anything in a path is left. What gets too
-// long ends in a digest instead.
+// escape keeps letters, digits, _ and -, and replaces every other byte by %XX, so that nothing has a meaning in a path. A name that
+// becomes too long ends in a digest instead.
 func escape(name string) string {
 	var b strings.Builder
 	for _, c := range []byte(name) {

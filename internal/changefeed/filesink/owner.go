@@ -34,12 +34,12 @@ func readOwner(root *os.Root, dir string) (*owner, error) {
 	}
 	o := &owner{}
 	if err := json.Unmarshal(data, o); err != nil {
-		return nil, fmt.Errorf("%s of %s: %w", ownerFile, dir, err)
+		return nil, fmt.Errorf("read %s of directory %s: %w", ownerFile, dir, err)
 	}
 	return o, nil
 }
 
-// own makes somebody the owner of a directory, unless a newer epoch is, or another changefeed.
+// own makes an epoch the owner of a directory, unless a newer epoch or another changefeed owns it.
 func own(root *os.Root, dir string, want owner) error {
 	is, err := readOwner(root, dir)
 	if err != nil {
@@ -47,7 +47,7 @@ func own(root *os.Root, dir string, want owner) error {
 	}
 	if is != nil {
 		if is.Changefeed != want.Changefeed {
-			return fmt.Errorf("%s belongs to changefeed %s: give every changefeed a directory of its own: %w", dir, is.Changefeed, stream.ErrUnusable)
+			return fmt.Errorf("directory %s belongs to changefeed %s: use another directory for each changefeed: %w", dir, is.Changefeed, stream.ErrUnusable)
 		}
 		switch is.Epoch.Compare(want.Epoch) {
 		case 1:
@@ -59,7 +59,7 @@ func own(root *os.Root, dir string, want owner) error {
 	if err := writeOwner(root, dir, want); err != nil {
 		return err
 	}
-	return check(root, dir, want.Epoch) // somebody may have done the same in this moment
+	return check(root, dir, want.Epoch) // another epoch may have done the same concurrently
 }
 
 // check fails unless an epoch owns a directory.
@@ -73,12 +73,12 @@ func check(root *os.Root, dir string, epoch stream.Epoch) error {
 
 func notOwner(dir string, mine stream.Epoch, is *owner) error {
 	if is == nil {
-		return fmt.Errorf("%s has no owner any more, epoch %d.%d had it: %w", dir, mine.Placement, mine.Counter, stream.ErrNotOwner)
+		return fmt.Errorf("directory %s has no owner any more, epoch %s was its owner: %w", dir, mine, stream.ErrNotOwner)
 	}
-	return fmt.Errorf("%s belongs to epoch %d.%d, not to %d.%d: %w", dir, is.Epoch.Placement, is.Epoch.Counter, mine.Placement, mine.Counter, stream.ErrNotOwner)
+	return fmt.Errorf("directory %s belongs to epoch %s, not to epoch %s: %w", dir, is.Epoch, mine, stream.ErrNotOwner)
 }
 
-// writeOwner replaces the file as a whole, so that whoever reads it sees the one or the other.
+// writeOwner replaces the file atomically.
 func writeOwner(root *os.Root, dir string, o owner) error {
 	data, err := json.Marshal(o)
 	if err != nil {

@@ -16,30 +16,30 @@ import (
 )
 
 const (
-	// defaultMaxBytes is when a file is followed by the next, and leastMaxBytes the least that can be asked for.
+	// defaultMaxBytes is the default of maxBytes, and leastMaxBytes its minimum.
 	defaultMaxBytes = 64 << 20
 	leastMaxBytes   = 1 << 10
 
 	dirMode, fileMode = 0o750, 0o640
 )
 
-// Options say where to write and for whom.
+// Options of a sink.
 type Options struct {
-	// Directory is the same on every node, and the changefeed's own.
+	// Directory is the same on every node, and used by this changefeed only.
 	Directory string
-	// MaxBytes is when a file is followed by the next; 64 MiB if 0. A transaction is never split.
+	// MaxBytes is the size at which a new file is begun; 64 MiB if 0. A transaction is never split.
 	MaxBytes int64
-	// Changefeed is whose files they are: namespace/name/uid.
+	// Changefeed is namespace/name/uid.
 	Changefeed string
-	// May says whether the node's lease is beyond doubt; nil for always.
+	// May reports whether the node's lease is held and not in doubt; nil for always.
 	May func() bool
 }
 
-// Parse reads the URL of a sink: file:///directory?maxBytes=67108864.
+// Parse parses the URL of a sink: file:///directory?maxBytes=67108864.
 func Parse(u *url.URL) (Options, error) {
 	o := Options{Directory: filepath.Clean(u.Path), MaxBytes: defaultMaxBytes}
 	if u.Host != "" || u.User != nil || u.Opaque != "" || u.Fragment != "" || !filepath.IsAbs(u.Path) || o.Directory == "/" {
-		return o, fmt.Errorf("sink %q: name a directory by its whole path, as file:///directory", u.Redacted())
+		return o, fmt.Errorf("sink %q: use the absolute path of a directory, as in file:///directory", u.Redacted())
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
@@ -47,11 +47,11 @@ func Parse(u *url.URL) (Options, error) {
 	}
 	for key, values := range query {
 		if key != "maxBytes" {
-			return o, fmt.Errorf("sink %q: there is no parameter %q: use maxBytes", u.Redacted(), key)
+			return o, fmt.Errorf("sink %q: unknown parameter %q: the only one is maxBytes", u.Redacted(), key)
 		}
 		text := values[len(values)-1]
 		if o.MaxBytes, err = strconv.ParseInt(text, 10, 64); err != nil || o.MaxBytes < leastMaxBytes {
-			return o, fmt.Errorf("sink %q: maxBytes=%s is not a number of bytes from %d on", u.Redacted(), text, leastMaxBytes)
+			return o, fmt.Errorf("sink %q: maxBytes=%s must be a number of bytes, at least %d", u.Redacted(), text, leastMaxBytes)
 		}
 	}
 	return o, nil
@@ -62,12 +62,12 @@ type Sink struct {
 	options Options
 
 	mu   sync.Mutex
-	root *os.Root // once the directory is there; nothing outside of it is touched
+	root *os.Root // nil until the directory is created or found
 }
 
 var _ stream.Sink = (*Sink)(nil)
 
-// Open prepares to write. It touches nothing yet.
+// Open makes a sink. It does not access the directory yet.
 func Open(o Options) *Sink {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = defaultMaxBytes
@@ -93,7 +93,7 @@ func (s *Sink) Check(context.Context) error {
 	return err
 }
 
-// directory makes the directory if it is not there.
+// directory opens the directory, and creates it if it does not exist.
 func (s *Sink) directory() (*os.Root, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,25 +111,25 @@ func (s *Sink) directory() (*os.Root, error) {
 	return root, nil
 }
 
-// wrap names the directory. What a person has to permit does not get better by trying again.
+// wrap adds the directory to an error. Missing permissions make the sink unusable.
 func (s *Sink) wrap(err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("sink %s: let the node's user write there: %w (%w)", s.options.Directory, stream.ErrUnusable, err)
+		return fmt.Errorf("sink %s: the user that the node runs as may not write to the directory; permit it: %w (%w)", s.options.Directory, stream.ErrUnusable, err)
 	}
 	return fmt.Errorf("sink %s: %w", s.options.Directory, err)
 }
 
 func (s *Sink) may() error {
 	if s.options.May != nil && !s.options.May() {
-		return fmt.Errorf("sink %s: %w: another node may own the table", s.options.Directory, fleet.ErrLeaseInDoubt)
+		return fmt.Errorf("sink %s: %w: no files are written until it is renewed", s.options.Directory, fleet.ErrLeaseInDoubt)
 	}
 	return nil
 }
 
-// Acquire implements stream.Sink. What an earlier owner has under way it cannot wait out; see the package.
+// Acquire implements stream.Sink. It cannot wait for writes of an earlier owner; see the package comment.
 func (s *Sink) Acquire(_ context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
 	j, err := s.journal(directoryOf(table), s.owner(table, epoch))
 	if err != nil {
@@ -145,7 +145,7 @@ func (s *Sink) owner(table stream.Table, epoch stream.Epoch) owner {
 	return owner{Changefeed: s.options.Changefeed, Table: table, Epoch: epoch}
 }
 
-// Known are the tables that were written and have been neither dropped nor renamed.
+// Known are the tables that were written, and neither dropped nor renamed since.
 func (s *Sink) Known(context.Context) ([]stream.Table, error) {
 	root, err := s.directory()
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *Sink) Known(context.Context) ([]stream.Table, error) {
 	}
 	var list []stream.Table
 	for _, e := range entries {
-		if !e.IsDir() || e.Name() == definitions {
+		if !e.IsDir() || e.Name() == ddlDirectory {
 			continue
 		}
 		o, err := readOwner(root, e.Name())

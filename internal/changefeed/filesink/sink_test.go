@@ -265,7 +265,7 @@ func TestADirectoryBelongsToOneChangefeed(t *testing.T) {
 	s.acquire(epoch(1), 3)
 	other := newSite(t, func(o *filesink.Options) { o.Directory, o.Changefeed = s.dir, "default/other/2" })
 	_, _, err := other.sink.Acquire(t.Context(), orders, epoch(9), 3)
-	want := "sink " + s.dir + ": shop.orders belongs to changefeed default/demo/1: give every changefeed a directory of its own: unusable as it is set up"
+	want := "sink " + s.dir + ": directory shop.orders belongs to changefeed default/demo/1: use another directory for each changefeed: misconfigured; retrying will not help"
 	if !errors.Is(err, stream.ErrUnusable) || err.Error() != want {
 		t.Errorf("%v", err)
 	}
@@ -280,11 +280,11 @@ func TestNothingIsWrittenWhileTheLeaseIsInDoubt(t *testing.T) {
 	w := s.acquire(epoch(1), 3)
 	s.write(w, 4, inserts(4, 1))
 	may = false
-	want := "sink " + s.dir + ": the node's lease is in doubt: another node may own the table"
+	want := "sink " + s.dir + ": the node's lease is in doubt: no files are written until it is renewed"
 	drop := &stream.DDL{Kind: stream.DropTable, Schema: "shop", Statement: "DROP TABLE orders", Tables: []stream.Table{orders}}
 	_, _, acquired := s.sink.Acquire(t.Context(), orders, epoch(2), 3)
 	for what, err := range map[string]error{
-		"write": w.Write(t.Context(), []*stream.Rows{inserts(5, 1)}, 5), "acquire": acquired, "define": s.sink.Define(t.Context(), 6, drop, epoch(0)),
+		"write": w.Write(t.Context(), []*stream.Rows{inserts(5, 1)}, 5), "acquire": acquired, "execute DDL": s.sink.ExecuteDDL(t.Context(), 6, drop, epoch(0)),
 	} {
 		if err == nil || err.Error() != want || errors.Is(err, stream.ErrNotOwner) || errors.Is(err, stream.ErrUnusable) {
 			t.Errorf("%s: %v", what, err)
@@ -330,13 +330,13 @@ func TestNamesWithOddCharacters(t *testing.T) {
 	}
 }
 
-func TestDefinitions(t *testing.T) {
+func TestDDL(t *testing.T) {
 	s := newSite(t)
 	s.write(s.acquire(epoch(1), 3), 4, inserts(4, 1))
-	define := func(p stream.Position, d *stream.DDL, e stream.Epoch) {
+	execute := func(p stream.Position, d *stream.DDL, e stream.Epoch) {
 		t.Helper()
 		for range 2 {
-			if err := s.sink.Define(context.Background(), p, d, e); err != nil {
+			if err := s.sink.ExecuteDDL(context.Background(), p, d, e); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -349,10 +349,10 @@ func TestDefinitions(t *testing.T) {
 	}
 	sales := stream.Table{Schema: "shop", Name: "sales"}
 	alter := &stream.DDL{Kind: stream.AlterTable, Schema: "shop", Statement: "ALTER TABLE orders ADD x INT", Tables: []stream.Table{orders}}
-	define(5, alter, epoch(1))
+	execute(5, alter, epoch(1))
 	w := s.acquire(epoch(1), 5)
 	s.write(w, 6, inserts(6, 1))
-	define(5, alter, epoch(1)) // it is asked for again after a crash
+	execute(5, alter, epoch(1)) // it is asked for again after a crash
 	s.want("shop.orders", map[string]string{
 		"000001.jsonl": text(4, 1, 1),
 		"000002.jsonl": `{"position":5,"schema":"shop","table":"orders","kind":"ddl","change":1,"changes":1,"definition":"alter","tables":[{"schema":"shop","name":"orders"}],"statement":"ALTER TABLE orders ADD x INT"}` + "\n",
@@ -363,12 +363,12 @@ func TestDefinitions(t *testing.T) {
 	create := &stream.DDL{Kind: stream.CreateTable, Schema: "shop", Statement: "CREATE TABLE orders (id INT)", Tables: []stream.Table{orders}}
 	defined := func(p stream.Position, want bool) {
 		t.Helper()
-		if got, err := s.sink.Defined(t.Context(), p); err != nil || got != want {
-			t.Errorf("defined at %d: %v, %v", p, got, err)
+		if got, err := s.sink.DDLExecuted(t.Context(), p); err != nil || got != want {
+			t.Errorf("executed at %d: %v, %v", p, got, err)
 		}
 	}
 	defined(7, false)
-	define(7, rename, epoch(0))
+	execute(7, rename, epoch(0))
 	defined(7, true)
 	defined(8, false)
 	known()
@@ -376,14 +376,14 @@ func TestDefinitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	known(sales)
-	define(8, create, epoch(0))
+	execute(8, create, epoch(0))
 	known(orders, sales)
-	define(7, rename, stream.Epoch{Placement: 2}) // another maintainer goes through them again
-	define(8, create, stream.Epoch{Placement: 2})
+	execute(7, rename, stream.Epoch{Placement: 2}) // another maintainer goes through them again
+	execute(8, create, stream.Epoch{Placement: 2})
 	known(orders, sales)
-	define(9, &stream.DDL{Kind: stream.OtherDDL, Statement: "CREATE USER a IDENTIFIED BY 'secret'"}, stream.Epoch{Placement: 2})
-	define(10, &stream.DDL{Kind: stream.OtherDDL, Schema: "new", Statement: "create database new"}, stream.Epoch{Placement: 2})
-	if err := s.sink.Define(t.Context(), 11, create, epoch(0)); !errors.Is(err, stream.ErrNotOwner) {
+	execute(9, &stream.DDL{Kind: stream.OtherDDL, Statement: "CREATE USER a IDENTIFIED BY 'secret'"}, stream.Epoch{Placement: 2})
+	execute(10, &stream.DDL{Kind: stream.OtherDDL, Schema: "new", Statement: "create database new"}, stream.Epoch{Placement: 2})
+	if err := s.sink.ExecuteDDL(t.Context(), 11, create, epoch(0)); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("the old maintainer: %v", err)
 	}
 	got := s.files("ddl")
@@ -391,7 +391,7 @@ func TestDefinitions(t *testing.T) {
 		`{"position":8,"schema":"shop","kind":"ddl","change":1,"changes":1,"definition":"create","tables":[{"schema":"shop","name":"orders"}],"statement":"CREATE TABLE orders (id INT)"}` + "\n" +
 		`{"position":10,"schema":"new","kind":"ddl","change":1,"changes":1,"definition":"other","statement":"create database new"}` + "\n"
 	if all := got["000001.jsonl"] + got["000002.jsonl"] + got["000003.jsonl"]; all != want {
-		t.Errorf("definitions are\n%s", all)
+		t.Errorf("the DDL is\n%s", all)
 	}
 }
 
@@ -399,13 +399,13 @@ func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"file:///data/out":                 "",
 		"file:///data/out?maxBytes=1024":   "",
-		"file://data/out":                  `sink "file://data/out": name a directory by its whole path, as file:///directory`,
-		"file:///":                         `sink "file:///": name a directory by its whole path, as file:///directory`,
-		"file:":                            `sink "file:": name a directory by its whole path, as file:///directory`,
-		"file:///data?size=1":              `sink "file:///data?size=1": there is no parameter "size": use maxBytes`,
-		"file:///data?maxBytes=1023":       `sink "file:///data?maxBytes=1023": maxBytes=1023 is not a number of bytes from 1024 on`,
-		"file:///data?maxBytes=many":       `sink "file:///data?maxBytes=many": maxBytes=many is not a number of bytes from 1024 on`,
-		"file:///data?maxBytes=67108864#x": `sink "file:///data?maxBytes=67108864#x": name a directory by its whole path, as file:///directory`,
+		"file://data/out":                  `sink "file://data/out": use the absolute path of a directory, as in file:///directory`,
+		"file:///":                         `sink "file:///": use the absolute path of a directory, as in file:///directory`,
+		"file:":                            `sink "file:": use the absolute path of a directory, as in file:///directory`,
+		"file:///data?size=1":              `sink "file:///data?size=1": unknown parameter "size": the only one is maxBytes`,
+		"file:///data?maxBytes=1023":       `sink "file:///data?maxBytes=1023": maxBytes=1023 must be a number of bytes, at least 1024`,
+		"file:///data?maxBytes=many":       `sink "file:///data?maxBytes=many": maxBytes=many must be a number of bytes, at least 1024`,
+		"file:///data?maxBytes=67108864#x": `sink "file:///data?maxBytes=67108864#x": use the absolute path of a directory, as in file:///directory`,
 	} {
 		u, err := url.Parse(text)
 		if err != nil {

@@ -44,7 +44,7 @@ func look(root *os.Root, name string) (*line, error) {
 	return l, err
 }
 
-// lastComplete finds the last line that completes a transaction, and where it ends. It reads from the end, more and more.
+// lastComplete finds the last line that completes a transaction, and where it ends. It reads a growing part of the end of the file.
 func lastComplete(r io.ReaderAt, size int64) (*line, int64, error) {
 	for n := int64(tailBytes); ; n *= 2 {
 		n = min(n, size)
@@ -59,7 +59,7 @@ func lastComplete(r io.ReaderAt, size int64) (*line, int64, error) {
 	}
 }
 
-// lastOf finds the last complete line in what may be the whole of a file or the end of it; its first line may lack its beginning then.
+// lastOf finds the last line that completes a transaction in a file or, unless whole, in its end, whose first line may be incomplete.
 func lastOf(data []byte, whole bool) (*line, int) {
 	for end := bytes.LastIndexByte(data, '\n') + 1; end > 0; {
 		start := bytes.LastIndexByte(data[:end-1], '\n') + 1

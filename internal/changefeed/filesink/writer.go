@@ -16,11 +16,11 @@ type writer struct {
 
 var _ stream.Writer = (*writer)(nil)
 
-// Close gives the table up. No file is open between writes: there may be very many tables.
+// Close implements stream.Writer. No file is open between writes, because there may be very many tables.
 func (w *writer) Close() error { return nil }
 
-// Write makes rows and a position durable. A batch that does not fit into one file goes to several: each has complete
-// transactions, and what is there is not written again.
+// Write writes rows and the position. A batch that does not fit into one file is written to several, each with complete transactions;
+// if one of them fails, those before it are not written again.
 func (w *writer) Write(_ context.Context, rows []*stream.Rows, to stream.Position) error {
 	for len(rows) > 0 && rows[0].Position <= w.position {
 		rows = rows[1:]
@@ -29,7 +29,7 @@ func (w *writer) Write(_ context.Context, rows []*stream.Rows, to stream.Positio
 		return fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
 	}
 	if n := len(rows); n > 0 && rows[n-1].Position > to {
-		return fmt.Errorf("table %s: rows at position %d cannot be written up to %d only", w.table, rows[n-1].Position, to)
+		return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, rows[n-1].Position, to)
 	}
 	var pending bytes.Buffer
 	at := w.position

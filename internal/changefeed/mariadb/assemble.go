@@ -14,20 +14,20 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// assembler puts events together into transactions, for one connection.
+// assembler assembles events into transactions, for one connection.
 //
 //	GTID ── (table map ── rows …)… ── XID or COMMIT      a transaction of rows
-//	GTID standalone ── query                             a definition
-//	GTID ── query ── (table map ── rows …)… ── XID       CREATE TABLE … SELECT: a definition and the rows it brings
+//	GTID standalone ── query                             DDL
+//	GTID ── query ── (table map ── rows …)… ── XID       CREATE TABLE … SELECT: DDL and rows
 type assembler struct {
 	source *Source
 	parser *replication.BinlogParser
 	tables *tableCache
-	// wants says whether somebody wants the rows of a table.
+	// wants reports whether the rows of a table are wanted.
 	wants func(stream.Table) bool
-	// unread are numbers of tables whose description the library was not shown, since nobody wanted them.
+	// unread are numbers of tables whose description was not parsed, because nobody wanted them.
 	unread map[uint64]bool
-	// fold: names of tables are in lower case whatever a statement says.
+	// fold: the server stores names of tables in lower case.
 	fold bool
 	// trailer is how many bytes of a checksum are at the end of an event.
 	trailer int
@@ -40,11 +40,11 @@ type group struct {
 	id   gtid
 	kind gtidKind
 	tx   *stream.Transaction
-	// byTable finds the rows of a table within tx: there are one for each, though its number may change in between.
+	// byTable are the rows of each table within tx, where the number of a table may change.
 	byTable map[stream.Table]*stream.Rows
 	// marks are savepoints: how many changes each table had.
 	marks map[string]map[stream.Table]int
-	// skip: it was visited before; its events are not even decoded.
+	// skip: it was visited before, and its events are not decoded.
 	skip bool
 }
 
@@ -77,10 +77,10 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 	case replication.MARIADB_GTID_EVENT:
 		return a.begin(e, at)
 	case eventIncident:
-		return a.failed(at, "an incident is in the log: the server could not log some changes; start again from a copy taken after it")
+		return a.failed(at, "the log has an incident event: the server could not log some changes; start again from a copy taken after it")
 	}
 	if a.open == nil {
-		return nil // between transactions the log only speaks of itself
+		return nil // between transactions there are only events about the log itself
 	}
 	done, err := a.inside(ctx, e, at)
 	if err != nil || !done {
@@ -89,7 +89,7 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 	return a.finish(at, visit)
 }
 
-// format learns how the events that follow are written.
+// format reads the format of the events that follow.
 func (a *assembler) format(e *replication.BinlogEvent, at *cursor) error {
 	parsed, err := a.parse(e)
 	if err != nil {
@@ -102,7 +102,7 @@ func (a *assembler) format(e *replication.BinlogEvent, at *cursor) error {
 	return nil
 }
 
-// body is what an event says, without its header and checksum.
+// body is the content of an event, without its header and checksum.
 func (a *assembler) body(e *replication.BinlogEvent) []byte {
 	return e.RawData[replication.EventHeaderSize : len(e.RawData)-a.trailer]
 }
@@ -115,18 +115,18 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 		return a.failed(at, "%v", err)
 	}
 	if at.last != nil && id.domain != at.last.domain {
-		return a.source.unusable("GTID %s is of another replication domain than %s before it; their transactions have no order: use one gtid_domain_id", id, at.last)
+		return a.source.unusable("GTID %s is of another replication domain than GTID %s before it, and their transactions are not ordered; use one gtid_domain_id", id, at.last)
 	}
 	position := stream.Position(id.seq)
 	if kind.preparedXA && position > at.position {
-		return a.failed(at, "GTID %s is an XA transaction that was prepared to be committed later, which cannot be carried over exactly; commit in one phase, and start again from a copy taken after it", id)
+		return a.failed(at, "GTID %s is an XA transaction that is prepared first and committed later, which cannot be replicated exactly; use XA COMMIT ... ONE PHASE, and start again from a copy taken after it", id)
 	}
 	a.open = &group{id: id, kind: kind, skip: position <= at.position,
 		tx: &stream.Transaction{Position: position, At: time.Unix(int64(e.Header.Timestamp), 0)}}
 	return nil
 }
 
-// inside takes an event of the open transaction and says whether it is the last.
+// inside takes an event of the open transaction and returns whether it is the last.
 func (a *assembler) inside(ctx context.Context, e *replication.BinlogEvent, at *cursor) (done bool, err error) {
 	switch e.Header.EventType {
 	case replication.XID_EVENT:
@@ -152,7 +152,7 @@ func (a *assembler) inside(ctx context.Context, e *replication.BinlogEvent, at *
 	return false, nil
 }
 
-// finish hands the open transaction on.
+// finish visits the open transaction.
 func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) error {
 	g := a.open
 	a.open = nil
@@ -166,7 +166,7 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 	return nil
 }
 
-// failed is an error that another connection would meet again.
+// failed is an error that would occur again after reconnecting.
 func (a *assembler) failed(at *cursor, format string, args ...any) error {
 	return &finalError{fmt.Errorf("source %s: after position %d: %s: %w", a.source.options.Address, at.position, fmt.Sprintf(format, args...), stream.ErrUnusable)}
 }
@@ -179,7 +179,7 @@ func (a *assembler) parse(e *replication.BinlogEvent) (replication.Event, error)
 	return parsed.Event, nil
 }
 
-// gtidKind is what a GTID event says of its transaction.
+// gtidKind are the flags of a transaction in its GTID event.
 type gtidKind struct {
 	standalone, ddl, preparedXA bool
 	// An ALTER may be logged when it starts, and again when it has succeeded or failed.
@@ -203,7 +203,7 @@ func parseGTIDEvent(server uint32, body []byte) (gtid, gtidKind, error) {
 	id := gtid{server: server, seq: binary.LittleEndian.Uint64(r.take(8)), domain: binary.LittleEndian.Uint32(r.take(4))}
 	flags := r.byte()
 	if r.short {
-		return gtid{}, gtidKind{}, fmt.Errorf("a GTID event is cut short")
+		return gtid{}, gtidKind{}, fmt.Errorf("a GTID event is too short")
 	}
 	if flags&gtidGroupCommit != 0 {
 		r.take(8)
@@ -222,7 +222,7 @@ func parseGTIDEvent(server uint32, body []byte) (gtid, gtidKind, error) {
 	}, nil
 }
 
-// query takes a statement: the end of a transaction, a savepoint, a definition, or what should not be there.
+// query takes a statement: the end of a transaction, a savepoint, DDL, or a statement that should have been logged as rows.
 func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *cursor) (done bool, err error) {
 	parsed, err := a.parse(e)
 	if err != nil {
@@ -253,13 +253,13 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 	case st.peek().is("XA"):
 		return done, nil
 	case st.isDML() || !done && !a.open.kind.ddl:
-		return false, a.failed(at, "GTID %s holds a statement instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
+		return false, a.failed(at, "GTID %s is a statement that was logged instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
 	}
-	return done, a.define(ctx, text, st, session, at)
+	return done, a.ddl(ctx, text, st, session, at)
 }
 
-// define notes the definition that the transaction is.
-func (a *assembler) define(ctx context.Context, text string, st *statement, session sessionContext, at *cursor) error {
+// ddl makes the open transaction one of DDL.
+func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, at *cursor) error {
 	text, session, err := a.source.inUTF8(ctx, text, session)
 	if err != nil {
 		return err
@@ -328,11 +328,11 @@ func (g *group) savepoint(st *statement) bool {
 	return true
 }
 
-// tableMap makes the library know the table that rows refer to by number.
+// tableMap parses the description of the table that the following rows refer to by number.
 func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at *cursor) error {
 	body := a.body(e)
 	if len(body) < tableIDLength {
-		return a.failed(at, "GTID %s: the description of a table is cut short", a.open.id)
+		return a.failed(at, "GTID %s: the description of a table is too short", a.open.id)
 	}
 	number := tableID(body)
 	if shape := a.tables.byText[string(body[tableIDLength:])]; shape != nil && (shape.ignored || !a.wants(shape.table)) {
@@ -356,7 +356,7 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 	body := a.body(e)
 	if len(body) < tableIDLength {
-		return a.failed(at, "GTID %s: an event of rows is cut short", a.open.id)
+		return a.failed(at, "GTID %s: an event with rows is too short", a.open.id)
 	}
 	number := tableID(body)
 	shape := a.tables.byID(number)
@@ -381,7 +381,7 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 	}
 	rows := a.open.rowsOf(shape)
 	if rows.Schema != shape.schema && !reflect.DeepEqual(rows.Schema, shape.schema) {
-		return a.failed(at, "GTID %s, table %s: it is described in two ways within one transaction", a.open.id, shape.table)
+		return a.failed(at, "GTID %s, table %s: its columns change within one transaction", a.open.id, shape.table)
 	}
 	if err := shape.decode(event, rows); err != nil {
 		return a.failed(at, "GTID %s, table %s: %v", a.open.id, shape.table, err)

@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// required are the settings without which the log does not say enough.
+// required are the variables without which the log lacks what is needed.
 var required = []struct{ variable, value, why string }{
-	{"log_bin", "1", "there is no log to read; start the server with --log-bin"},
+	{"log_bin", "1", "the server has no binary log; start it with --log-bin"},
 	{"binlog_format", "ROW", "statements are logged instead of rows; set binlog_format=ROW and restart, so that every session has it"},
-	{"binlog_row_image", "FULL", "rows are logged in part; set binlog_row_image=FULL and restart, so that every session has it"},
+	{"binlog_row_image", "FULL", "rows are logged without all their columns; set binlog_row_image=FULL and restart, so that every session has it"},
 	{"binlog_row_metadata", "FULL", "the names and types of columns are not logged; SET GLOBAL binlog_row_metadata=FULL"},
 }
 
-// oldestVersion is the oldest that is supported.
+// oldestMajor and oldestMinor are the oldest version that is supported.
 const oldestMajor, oldestMinor = 10, 6
 
-// Check says what about the server would keep it from being read.
+// Check implements stream.Source.
 func (s *Source) Check(ctx context.Context) error {
 	if err := s.checkVersion(ctx); err != nil {
 		return err
@@ -40,7 +40,7 @@ func (s *Source) Check(ctx context.Context) error {
 	return s.checkPrivileges(ctx)
 }
 
-// shown is a value as people set it.
+// shown is a value as people write it.
 func shown(value string) string {
 	switch value {
 	case "0":
@@ -62,7 +62,7 @@ func (s *Source) variable(ctx context.Context, name string) (string, error) {
 func (s *Source) checkVersion(ctx context.Context) error {
 	var version string
 	if err := s.db.QueryRowContext(ctx, "SELECT VERSION()").Scan(&version); err != nil {
-		return s.wrap("ask for the version", err)
+		return s.wrap("read the version", err)
 	}
 	if problem := versionProblem(version); problem != "" {
 		return s.unusable("%s", problem)
@@ -70,10 +70,10 @@ func (s *Source) checkVersion(ctx context.Context) error {
 	return nil
 }
 
-// versionProblem says what is wrong with a version, if anything.
+// versionProblem is why a version is not supported; empty if it is.
 func versionProblem(version string) string {
 	if !strings.Contains(strings.ToLower(version), "mariadb") {
-		return fmt.Sprintf("version %s is not MariaDB: the GTIDs of MySQL have no one order; use MariaDB %d.%d or newer as the source", version, oldestMajor, oldestMinor)
+		return fmt.Sprintf("version %s is not MariaDB, and GTIDs of MySQL are not totally ordered; use MariaDB %d.%d or newer as the source", version, oldestMajor, oldestMinor)
 	}
 	numbers := strings.SplitN(version, ".", 3)
 	// Old replication clients made MariaDB put 5.5.5- before its version.
@@ -81,17 +81,17 @@ func versionProblem(version string) string {
 		numbers = strings.SplitN(version[len("5.5.5-"):], ".", 3)
 	}
 	if len(numbers) < 2 {
-		return fmt.Sprintf("version %q is not understood; MariaDB %d.%d or newer is needed", version, oldestMajor, oldestMinor)
+		return fmt.Sprintf("version %q cannot be parsed; MariaDB %d.%d or newer is required", version, oldestMajor, oldestMinor)
 	}
 	major, err1 := strconv.Atoi(numbers[0])
 	minor, err2 := strconv.Atoi(numbers[1])
 	if err := errors.Join(err1, err2); err != nil || major < oldestMajor || major == oldestMajor && minor < oldestMinor {
-		return fmt.Sprintf("version %s is too old; MariaDB %d.%d or newer is needed", version, oldestMajor, oldestMinor)
+		return fmt.Sprintf("version %s is too old; MariaDB %d.%d or newer is required", version, oldestMajor, oldestMinor)
 	}
 	return ""
 }
 
-// checkPrivileges does what a read will do: it lists the log, registers as a replica, and sees tables.
+// checkPrivileges does what a read will do: it lists the files of the log, registers as a replica, and reads information_schema.
 func (s *Source) checkPrivileges(ctx context.Context) error {
 	if _, err := s.oldest(ctx); err != nil {
 		return err
@@ -104,10 +104,10 @@ func (s *Source) checkPrivileges(ctx context.Context) error {
 		OR EXISTS (SELECT 1 FROM information_schema.SCHEMA_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT')
 		OR EXISTS (SELECT 1 FROM information_schema.TABLE_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT')
 		OR EXISTS (SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA NOT IN `+systemSchemas+`)`).Scan(&sees); err != nil {
-		return s.wrap("look at privileges", err)
+		return s.wrap("read the privileges", err)
 	}
 	if !sees {
-		return s.unusable("user %q sees no table, since it has SELECT on none; %s", s.options.User, s.grant())
+		return s.unusable("user %q has no SELECT privilege on any table; %s", s.options.User, s.grant())
 	}
 	return nil
 }

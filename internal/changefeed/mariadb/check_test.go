@@ -26,9 +26,9 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	}
 	for _, c := range []struct{ set, reset, words string }{
 		{"SET GLOBAL binlog_format=STATEMENT", "SET GLOBAL binlog_format=ROW", "binlog_format is STATEMENT: statements are logged instead of rows; set binlog_format=ROW"},
-		{"SET GLOBAL binlog_row_image=MINIMAL", "SET GLOBAL binlog_row_image=FULL", "binlog_row_image is MINIMAL: rows are logged in part; set binlog_row_image=FULL"},
+		{"SET GLOBAL binlog_row_image=MINIMAL", "SET GLOBAL binlog_row_image=FULL", "binlog_row_image is MINIMAL: rows are logged without all their columns; set binlog_row_image=FULL"},
 		{"SET GLOBAL binlog_row_metadata=NO_LOG", "SET GLOBAL binlog_row_metadata=FULL", "binlog_row_metadata is NO_LOG: the names and types of columns are not logged; SET GLOBAL binlog_row_metadata=FULL"},
-		{"SET gtid_domain_id=7; CREATE DATABASE other", "DO 0", "the log holds several replication domains"},
+		{"SET gtid_domain_id=7; CREATE DATABASE other", "DO 0", "the log has several replication domains"},
 	} {
 		m.Exec(c.set)
 		refused(t, s.Check(t.Context()), c.words)
@@ -38,14 +38,14 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	refused(t, err, "use one gtid_domain_id")
 	refused(t, s.Read(t.Context(), 0, nil), "use one gtid_domain_id")
 	m.Restart("--skip-log-bin")
-	refused(t, s.Check(t.Context()), "log_bin is OFF: there is no log to read; start the server with --log-bin")
+	refused(t, s.Check(t.Context()), "log_bin is OFF: the server has no binary log; start it with --log-bin")
 }
 
 func TestMissingPrivilegesAreNamed(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "CREATE USER poor IDENTIFIED BY 'p'")
 	// The server looks at privileges when a session begins.
-	anew := func() *Source {
+	session := func() *Source {
 		s, err := Open(Options{Address: m.Address, User: "poor", Password: "p"})
 		if err != nil {
 			t.Fatal(err)
@@ -54,14 +54,14 @@ func TestMissingPrivilegesAreNamed(t *testing.T) {
 		return s
 	}
 	const remedy = "run GRANT REPLICATION SLAVE, BINLOG MONITOR, SELECT ON *.* TO 'poor'"
-	refused(t, anew().Check(t.Context()), "user \"poor\" lacks a privilege to list binary logs; "+remedy)
+	refused(t, session().Check(t.Context()), "user \"poor\" lacks a privilege to list binary logs; "+remedy)
 	m.Exec("GRANT BINLOG MONITOR ON *.* TO poor")
-	refused(t, anew().Check(t.Context()), "user \"poor\" lacks a privilege to register as a replica; "+remedy)
-	refused(t, anew().Read(t.Context(), 0, nil), remedy)
+	refused(t, session().Check(t.Context()), "user \"poor\" lacks a privilege to register as a replica; "+remedy)
+	refused(t, session().Read(t.Context(), 0, nil), remedy)
 	m.Exec("GRANT REPLICATION SLAVE ON *.* TO poor")
-	refused(t, anew().Check(t.Context()), "sees no table, since it has SELECT on none; "+remedy)
+	refused(t, session().Check(t.Context()), "has no SELECT privilege on any table; "+remedy)
 	m.Exec("GRANT SELECT ON d.* TO poor")
-	s := anew()
+	s := session()
 	if err := s.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -73,20 +73,20 @@ func TestMissingPrivilegesAreNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer wrong.Close()
-	refused(t, wrong.Check(t.Context()), "user \"poor\" is refused; check the password")
+	refused(t, wrong.Check(t.Context()), "access is denied for user \"poor\"; check the password")
 	_, err = Open(Options{Address: "nowhere"})
-	refused(t, err, `source address "nowhere" is not host:port`)
+	refused(t, err, `source address "nowhere" is not of the form host:port`)
 }
 
-func TestWhatTheLogCannotSayEndsARead(t *testing.T) {
+func TestALogThatLacksChangesEndsARead(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, v INT)")
 	s := open(t, m)
 	for _, c := range []struct{ statements, words string }{
-		{"SET binlog_format=STATEMENT; INSERT INTO d.t VALUES (1, 1); SET binlog_format=ROW", "holds a statement instead of rows (INSERT INTO d.t VALUES (1, 1)): set binlog_format=ROW in every session"},
-		{"SET binlog_row_image=MINIMAL; INSERT INTO d.t VALUES (2, 1); UPDATE d.t SET v = 2 WHERE id = 2; SET binlog_row_image=FULL", "table d.t: a row is logged in part; set binlog_row_image=FULL in every session"},
+		{"SET binlog_format=STATEMENT; INSERT INTO d.t VALUES (1, 1); SET binlog_format=ROW", "is a statement that was logged instead of rows (INSERT INTO d.t VALUES (1, 1)): set binlog_format=ROW in every session"},
+		{"SET binlog_row_image=MINIMAL; INSERT INTO d.t VALUES (2, 1); UPDATE d.t SET v = 2 WHERE id = 2; SET binlog_row_image=FULL", "table d.t: a row is logged without all its columns; set binlog_row_image=FULL in every session"},
 		{"SET GLOBAL binlog_row_metadata=MINIMAL; FLUSH TABLES; INSERT INTO d.t VALUES (3, 1); SET GLOBAL binlog_row_metadata=FULL", "table d.t: its columns are logged without names"},
-		{"XA START 'x'; INSERT INTO d.t VALUES (4, 1); XA END 'x'; XA PREPARE 'x'; XA COMMIT 'x'", "is an XA transaction that was prepared to be committed later"},
+		{"XA START 'x'; INSERT INTO d.t VALUES (4, 1); XA END 'x'; XA PREPARE 'x'; XA COMMIT 'x'", "is an XA transaction that is prepared first and committed later"},
 	} {
 		head, err := s.Head(t.Context())
 		if err != nil {

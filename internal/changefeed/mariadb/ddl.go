@@ -11,7 +11,7 @@ import (
 type statement struct {
 	words []token
 	at    int
-	// schema in which unqualified names are meant.
+	// schema that unqualified names are in.
 	schema string
 	// fold makes names lower case, as a server with lower_case_table_names=1 does.
 	fold bool
@@ -113,15 +113,15 @@ func (s *statement) skipTo(words ...string) bool {
 	return false
 }
 
-// dml are the first words of statements that change rows. In a log of rows they should not be.
+// dml are the first words of statements that change rows. With binlog_format=ROW they are not logged.
 var dml = []string{"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "DO"}
 
 func (s *statement) isDML() bool { return s.peek().is(dml...) }
 
-// empty says that there is nothing but comments.
+// empty reports whether there is nothing but comments.
 func (s *statement) empty() bool { return len(s.words) == 0 }
 
-// parseDDL says what a statement does to tables. It reads no more than it must: the rest of the statement is for a server.
+// parseDDL finds out what a statement does to tables. It parses no more than it has to: the server at the sink executes the statement.
 func parseDDL(text string, s *statement) *stream.DDL {
 	d := &stream.DDL{Kind: stream.OtherDDL, Schema: s.schema, Statement: text}
 	switch {
@@ -140,7 +140,7 @@ func parseDDL(text string, s *statement) *stream.DDL {
 	return d
 }
 
-// concerns notes the one table whose name comes next.
+// concerns sets the one table whose name comes next.
 func (s *statement) concerns(d *stream.DDL, kind stream.DDLKind) {
 	if t, ok := s.name(); ok {
 		d.Kind, d.Tables = kind, []stream.Table{t}
@@ -185,7 +185,7 @@ func (s *statement) drop(d *stream.DDL) {
 	}
 }
 
-// database notes which schema a statement makes, changes or drops.
+// database sets the schema that a statement creates, alters or drops.
 func (s *statement) database(d *stream.DDL) {
 	if name, ok := s.identifier(); ok {
 		d.Schema = name
@@ -222,7 +222,7 @@ func (s *statement) rename(d *stream.DDL) {
 	r.into(d)
 }
 
-// renames are the steps of one statement, done from left to right, put together into what becomes of each table.
+// renames combines the steps of one statement, which are done from left to right, into the new name of each table.
 type renames struct{ from, to []stream.Table }
 
 func (r *renames) add(from, to stream.Table) {
@@ -259,7 +259,7 @@ func (s *statement) alter(d *stream.DDL) {
 	}
 }
 
-// clauses looks for those that concern other names: a rename of the table, and partitions that are exchanged or converted.
+// clauses looks for clauses that concern other tables: RENAME, and partitions that are exchanged or converted.
 func (s *statement) clauses(d *stream.DDL) {
 	table := d.Tables[0]
 	for first := true; first || s.skipTo(","); first = false {

@@ -8,8 +8,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// told is a definition in one line.
-func told(d *stream.DDL) string {
+// describeDDL is a DDL in one line.
+func describeDDL(d *stream.DDL) string {
 	text := string(d.Kind)
 	for i, t := range d.Tables {
 		text += " " + t.String()
@@ -23,7 +23,7 @@ func told(d *stream.DDL) string {
 	return text
 }
 
-func TestDefinitionsAreUnderstood(t *testing.T) {
+func TestParseDDL(t *testing.T) {
 	for _, c := range []struct{ statement, want string }{
 		{"create table t (id int)", "create s.t"},
 		{"CREATE TABLE IF NOT EXISTS `a b`.`c``d` (x INT)", "create a b.c`d"},
@@ -70,7 +70,7 @@ func TestDefinitionsAreUnderstood(t *testing.T) {
 		{"ANALYZE TABLE t", "other s"},
 		{"FLUSH TABLES", "other s"},
 	} {
-		if got := told(parseDDL(c.statement, newStatement(c.statement, "s", sessionContext{}, false))); got != c.want {
+		if got := describeDDL(parseDDL(c.statement, newStatement(c.statement, "s", sessionContext{}, false))); got != c.want {
 			t.Errorf("%s\n got %s\nwant %s", c.statement, got, c.want)
 		}
 	}
@@ -79,16 +79,16 @@ func TestDefinitionsAreUnderstood(t *testing.T) {
 func TestQuotesAreReadAsTheSessionMeansThem(t *testing.T) {
 	ansi := sessionContext{sqlMode: modeANSIQuotes | modeNoBackslashEscapes}
 	statement := `CREATE TABLE "a b" (c VARCHAR(9) DEFAULT '\', d INT)`
-	if got := told(parseDDL(statement, newStatement(statement, "s", ansi, false))); got != "create s.a b" {
+	if got := describeDDL(parseDDL(statement, newStatement(statement, "s", ansi, false))); got != "create s.a b" {
 		t.Error(got)
 	}
 	statement = `DROP TABLE Big, x.SMALL`
-	if got := told(parseDDL(statement, newStatement(statement, "s", sessionContext{}, true))); got != "drop s.big x.small" {
+	if got := describeDDL(parseDDL(statement, newStatement(statement, "s", sessionContext{}, true))); got != "drop s.big x.small" {
 		t.Error(got)
 	}
 }
 
-func FuzzDefinitions(f *testing.F) {
+func FuzzDDL(f *testing.F) {
 	f.Add("ALTER TABLE t RENAME `x")
 	f.Add("/*!RENAME TABLE a TO")
 	f.Add("CREATE INDEX (((")
@@ -105,9 +105,9 @@ func TestVersions(t *testing.T) {
 		"10.11.19-MariaDB-0+deb12u1-log": "",
 		"5.5.5-10.6.1-MariaDB":           "",
 		"11.4.2-MariaDB":                 "",
-		"10.5.23-MariaDB":                "version 10.5.23-MariaDB is too old; MariaDB 10.6 or newer is needed",
-		"8.0.36":                         "version 8.0.36 is not MariaDB: the GTIDs of MySQL have no one order; use MariaDB 10.6 or newer as the source",
-		"MariaDB":                        `version "MariaDB" is not understood; MariaDB 10.6 or newer is needed`,
+		"10.5.23-MariaDB":                "version 10.5.23-MariaDB is too old; MariaDB 10.6 or newer is required",
+		"8.0.36":                         "version 8.0.36 is not MariaDB, and GTIDs of MySQL are not totally ordered; use MariaDB 10.6 or newer as the source",
+		"MariaDB":                        `version "MariaDB" cannot be parsed; MariaDB 10.6 or newer is required`,
 	} {
 		if got := versionProblem(version); got != want {
 			t.Errorf("%s: got %q, want %q", version, got, want)

@@ -2,16 +2,15 @@
 //
 //	binary log ──packets──▶ binlog ──events──▶ assembler ──stream.Transaction──▶ visit
 //	                                              ▲
-//	information_schema ──what the log leaves out───┘
+//	information_schema ──what the log lacks───────┘
 //
-// A position is the sequence number of a GTID in the one replication domain that the server may have. The log itself
-// says names, types, signedness, members of enums and the primary key of a table (binlog_row_metadata=FULL), as they were
-// when the row was written. Three facts it leaves out: which columns are generated, which binary columns are really
-// inet4, inet6 or uuid, and the unique keys of a table without a primary key. These are asked of the live server, which
-// may know the table in a later shape than the log tells of; where that matters, a sink trusts its own definition of
-// the table, which moves in step with the log.
+// A position is the sequence number of a GTID. The server may have one replication domain only. With binlog_row_metadata=FULL the log
+// has the names, types, signedness, enum members and the primary key of a table as they were when a row was written. It lacks three
+// things: which columns are generated, which binary columns are inet4, inet6 or uuid, and the unique keys of a table without a primary
+// key. These are read from information_schema of the live server, where the table may have been altered since; where that matters, a
+// sink uses its own table, whose DDL is executed in step with the log.
 //
-// Values arrive exactly as they are stored:
+// Values are exactly as the server stores them:
 //
 //	tinyint … bigint, year     int64, or uint64 if unsigned
 //	bit                        uint64
@@ -23,7 +22,7 @@
 //	binary, blob, geometry     []byte as stored; a geometry is its SRID and its WKB
 //	inet4, inet6, uuid         string as the server prints it
 //
-// What cannot be carried over faithfully ends a read with an error that says so: statements that were logged instead
-// of rows, XA transactions in two phases, and what an incident made the log lose. What a foreign key changes by cascade is
-// in no binary log; [Source.Unfaithful] names the tables that have such keys.
+// A read fails when it comes to something that cannot be replicated exactly: a statement that was logged instead of rows, an XA
+// transaction that is prepared first and committed later, or an incident after which the log lacks changes. Changes that a foreign
+// key makes by cascade are never in the binary log; [Source.PartlyLogged] returns the tables that have such keys.
 package mariadb

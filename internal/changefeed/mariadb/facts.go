@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// facts are what the log leaves out about a table and the live server knows.
+// facts are what the log lacks about a table, read from the live server.
 type facts struct {
 	// types and generated are by the name of a column; empty if the live table has other columns.
 	types     map[string]string
@@ -18,8 +18,8 @@ type facts struct {
 	key []int
 }
 
-// facts asks the live server about a table, and for a key if the log has none. A table that is gone, or has other columns
-// by now, has no facts.
+// facts reads the facts of a table from the live server, with a key if the log has none. A table that does not exist any more, or has
+// other columns now, has no facts.
 func (s *Source) facts(ctx context.Context, t stream.Table, columns []string, key bool) (*facts, error) {
 	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, IS_GENERATED = 'ALWAYS' FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? ORDER BY ORDINAL_POSITION", t.Schema, t.Name)
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *Source) uniqueKey(ctx context.Context, t stream.Table, columns []string
 	rows, err := s.db.QueryContext(ctx, `SELECT INDEX_NAME, COLUMN_NAME, SUB_PART IS NULL AND NULLABLE <> 'YES' FROM information_schema.STATISTICS
 		WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX`, t.Schema, t.Name)
 	if err != nil {
-		return nil, s.wrap("look for keys of "+t.String(), err)
+		return nil, s.wrap("list the keys of "+t.String(), err)
 	}
 	defer rows.Close()
 	var names []string
@@ -64,7 +64,7 @@ func (s *Source) uniqueKey(ctx context.Context, t stream.Table, columns []string
 		var index, column string
 		var ok bool
 		if err := rows.Scan(&index, &column, &ok); err != nil {
-			return nil, s.wrap("look for keys of "+t.String(), err)
+			return nil, s.wrap("list the keys of "+t.String(), err)
 		}
 		if _, seen := keys[index]; !seen {
 			names, usable[index] = append(names, index), true
@@ -78,7 +78,7 @@ func (s *Source) uniqueKey(ctx context.Context, t stream.Table, columns []string
 			best = keys[name]
 		}
 	}
-	return best, s.wrap("look for keys of "+t.String(), rows.Err())
+	return best, s.wrap("list the keys of "+t.String(), rows.Err())
 }
 
 // charsets are the character sets of all collations by their numbers.
@@ -118,7 +118,7 @@ func (s *Source) addCharsets(ctx context.Context, sets map[uint64]string, query 
 	return s.wrap("list collations", rows.Err())
 }
 
-// inUTF8 gives a statement in UTF-8, whatever the session that executed it spoke. The server itself converts it.
+// inUTF8 converts a statement from the character set of its session to UTF-8, by a query to the server.
 func (s *Source) inUTF8(ctx context.Context, text string, c sessionContext) (string, sessionContext, error) {
 	if !c.known || isASCII(text) {
 		return text, c, nil

@@ -4,16 +4,16 @@ import (
 	"strings"
 )
 
-// token is a word of a statement. Of a quoted name only the name is left; of a string only that it was one.
+// token is a word of a statement. A quoted name is without its quotes.
 type token struct {
 	text string
 	// quoted names are never keywords.
 	quoted bool
-	// name says that it may be an identifier.
+	// name: it may be an identifier.
 	name bool
 }
 
-// is says whether the token is one of some keywords or punctuation, given in upper case.
+// is reports whether the token is one of some keywords or punctuation, given in upper case.
 func (t token) is(words ...string) bool {
 	if t.quoted {
 		return false
@@ -26,7 +26,7 @@ func (t token) is(words ...string) bool {
 	return false
 }
 
-// lexer splits a statement into tokens. Comments vanish, except that what executable comments hold is read.
+// lexer splits a statement into tokens. It skips comments, but not the content of executable comments.
 type lexer struct {
 	text string
 	at   int
@@ -63,7 +63,7 @@ func isWord(c byte) bool {
 	return c == '_' || c == '$' || c >= 0x80 || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// quoted reads up to the closing quote, which doubled stands for itself.
+// quoted reads up to the closing quote, which is escaped by doubling it.
 func (l *lexer) quoted(quote byte, escapes bool) string {
 	var b strings.Builder
 	for l.at++; l.at < len(l.text); l.at++ {

@@ -14,8 +14,8 @@ import (
 	"github.com/go-mysql-org/go-mysql/replication"
 )
 
-// binlog is one connection to the log. The library opens it and says who we are; what the server then sends is read here, since the
-// library hands every event through buffers and a channel, which takes as much time as all that is done with the event.
+// binlog is one connection to the log. The library opens and authenticates it. The events are read here, because the library passes
+// every event through buffers and a channel, which takes as much time as everything else that is done with the event.
 type binlog struct {
 	sockets *socketKeeper
 	unhook  func() bool
@@ -25,7 +25,7 @@ type binlog struct {
 
 const (
 	readBuffer = 256 << 10
-	// maxPayload is the length of a packet that goes on in the next.
+	// maxPayload is the length of a packet that has a continuation.
 	maxPayload = 1<<24 - 1
 	// maxEvent is the longest event that a server may send: max_allowed_packet is at most as much, and a header comes on top.
 	maxEvent = 1<<30 + 1<<20
@@ -75,18 +75,18 @@ func (l *binlog) begin(ctx context.Context, s *Source, id uint32, after gtid) (e
 	if err := l.send(request(id)); err != nil {
 		return err
 	}
-	// All that the library asked for has been answered, so it has read nothing beyond.
+	// Every request of the library has been answered, so it has no buffered data of the log.
 	l.reader = bufio.NewReaderSize(l.session.Conn.Conn, readBuffer)
 	return nil
 }
 
-// send sends a command. The library wants room for a header before it.
+// send sends a command, after room for the header that the library writes.
 func (l *binlog) send(command []byte) error {
 	l.session.ResetSequence()
 	return l.session.WritePacket(append(make([]byte, 4, 4+len(command)), command...))
 }
 
-// registration makes the server list us among its replicas: number, host, user, no password, no port, no rank, no master.
+// registration registers a replica: server id, host, user, and no password, port, rank and master.
 func registration(id uint32, user string) []byte {
 	command := binary.LittleEndian.AppendUint32([]byte{mysql.COM_REGISTER_SLAVE}, id)
 	for _, text := range []string{"ebb", user, ""} {
@@ -96,29 +96,29 @@ func registration(id uint32, user string) []byte {
 	return append(command, make([]byte, 2+4+4)...)
 }
 
-// request asks for the log without end. With GTIDs the server finds the place itself.
+// request requests the log. The server starts after @slave_connect_state.
 func request(id uint32) []byte {
 	command := append([]byte{mysql.COM_BINLOG_DUMP}, make([]byte, 4+2)...)
 	return binary.LittleEndian.AppendUint32(command, id)
 }
 
-// next is the next event. Its bytes are its own: rows keep parts of them.
+// next is the next event. Its bytes are not reused, because rows refer to them.
 func (l *binlog) next() (*replication.BinlogEvent, error) {
 	data, err := l.packet()
 	if err != nil {
 		return nil, err
 	}
 	if len(data) == 0 {
-		return nil, fmt.Errorf("an empty packet: %w", io.ErrUnexpectedEOF)
+		return nil, fmt.Errorf("received an empty packet: %w", io.ErrUnexpectedEOF)
 	}
 	switch data[0] {
 	case mysql.OK_HEADER:
 	case mysql.ERR_HEADER:
 		return nil, l.session.HandleErrorPacket(data)
 	case mysql.EOF_HEADER:
-		return nil, fmt.Errorf("the server ended the log: %w", io.EOF)
+		return nil, fmt.Errorf("the server ended the dump of its log: %w", io.EOF)
 	default:
-		return nil, fmt.Errorf("a packet that begins with %#x", data[0])
+		return nil, fmt.Errorf("received an unknown packet, which begins with %#x", data[0])
 	}
 	raw := data[1:]
 	header := &replication.EventHeader{}
@@ -126,12 +126,12 @@ func (l *binlog) next() (*replication.BinlogEvent, error) {
 		return nil, err
 	}
 	if int(header.EventSize) != len(raw) {
-		return nil, fmt.Errorf("an event of %d bytes says that it has %d", len(raw), header.EventSize)
+		return nil, fmt.Errorf("received an event of %d bytes whose header says %d", len(raw), header.EventSize)
 	}
 	return &replication.BinlogEvent{RawData: raw, Header: header}, nil
 }
 
-// packet reads one, and those that it goes on in.
+// packet reads a packet with its continuations.
 func (l *binlog) packet() ([]byte, error) {
 	var data []byte
 	for {
@@ -141,7 +141,7 @@ func (l *binlog) packet() ([]byte, error) {
 		}
 		length := int(head[0]) | int(head[1])<<8 | int(head[2])<<16
 		if len(data)+length > maxEvent {
-			return nil, fmt.Errorf("an event of more than %d bytes", maxEvent)
+			return nil, fmt.Errorf("received an event of more than %d bytes", maxEvent)
 		}
 		part := make([]byte, length)
 		if _, err := io.ReadFull(l.reader, part); err != nil {
@@ -158,7 +158,7 @@ func (l *binlog) packet() ([]byte, error) {
 	}
 }
 
-// close lets go of the connection under whoever reads it.
+// close closes the connection, which ends a read.
 func (l *binlog) close() {
 	l.unhook()
 	l.sockets.close()

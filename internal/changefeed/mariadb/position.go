@@ -12,7 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// gtid is the name that MariaDB gives a transaction.
+// gtid is the global transaction id of a transaction.
 type gtid struct {
 	domain, server uint32
 	seq            uint64
@@ -34,7 +34,7 @@ func parseGTID(text string) (gtid, error) {
 	return gtid{uint32(domain), uint32(server), seq}, nil
 }
 
-// parseGTIDs reads a list separated by commas.
+// parseGTIDs parses a list separated by commas.
 func parseGTIDs(text string) ([]gtid, error) {
 	var list []gtid
 	for part := range strings.SplitSeq(text, ",") {
@@ -50,15 +50,15 @@ func parseGTIDs(text string) ([]gtid, error) {
 	return list, nil
 }
 
-// logState is what the server says of its log.
+// logState is the state of the server's log.
 type logState struct {
 	// head is the newest transaction; its sequence number is 0 if there is none.
 	head gtid
-	// writers is how many servers' transactions are in it.
+	// writers is the number of servers whose transactions are in it.
 	writers int
 }
 
-// logState asks for it, and refuses a log of several domains: sequence numbers of different domains have no order.
+// logState reads the state of the log. It refuses a log of several domains: sequence numbers of different domains are not ordered.
 func (s *Source) logState(ctx context.Context) (logState, error) { return s.logStateBy(ctx, s.db) }
 
 func (s *Source) logStateBy(ctx context.Context, by querier) (logState, error) {
@@ -73,8 +73,8 @@ func (s *Source) logStateBy(ctx context.Context, by querier) (logState, error) {
 	state := logState{writers: len(list)}
 	for i, g := range list {
 		if i > 0 && g.domain != list[0].domain {
-			return logState{}, s.unusable("gtid_binlog_state is %q: the log holds several replication domains, whose transactions have no order among them; "+
-				"use one gtid_domain_id, and forget the unused ones with FLUSH BINARY LOGS DELETE_DOMAIN_ID=(…)", text)
+			return logState{}, s.unusable("gtid_binlog_state is %q: the log has several replication domains, whose transactions are not ordered; "+
+				"use one gtid_domain_id, and delete the unused ones with FLUSH BINARY LOGS DELETE_DOMAIN_ID=(…)", text)
 		}
 		if g.seq > state.head.seq {
 			state.head = g
@@ -105,12 +105,12 @@ func (s *Source) logFiles(ctx context.Context) ([]string, error) {
 	return files, s.wrap("list binary logs", rows.Err())
 }
 
-// fileStart is the newest transaction before a file of the log; a sequence number of 0 if there is none. ok is false if
-// the file has just been purged.
+// fileStart is the newest transaction before a file of the log, with a sequence number of 0 if there is none. ok is false if the file
+// was purged meanwhile.
 func (s *Source) fileStart(ctx context.Context, file string) (g gtid, ok bool, err error) {
 	var text sql.NullString
 	if err := s.db.QueryRowContext(ctx, "SELECT BINLOG_GTID_POS(?, 4)", file).Scan(&text); err != nil {
-		return gtid{}, false, s.wrap("read where "+file+" starts", err)
+		return gtid{}, false, s.wrap("read the first GTID of "+file, err)
 	}
 	if !text.Valid {
 		return gtid{}, false, nil
@@ -130,7 +130,7 @@ func (s *Source) oldest(ctx context.Context) (gtid, error) {
 			return gtid{}, err
 		}
 		if len(files) == 0 {
-			return gtid{}, s.unusable("it has no binary log")
+			return gtid{}, s.unusable("the server has no binary log; start it with --log-bin")
 		}
 		g, ok, err := s.fileStart(ctx, files[0])
 		if ok || err != nil {
@@ -139,8 +139,8 @@ func (s *Source) oldest(ctx context.Context) (gtid, error) {
 	}
 }
 
-// floor is the newest boundary between files of the log that is not after a position. A dump may start there, whoever
-// wrote the transaction at the position, and whether or not there is one with just this number.
+// floor is the newest boundary between files of the log that is not after a position. A dump can start there even if it is not known
+// which server wrote the transaction at the position, or if there is none with this number.
 func (s *Source) floor(ctx context.Context, position stream.Position) (gtid, error) {
 	files, err := s.logFiles(ctx)
 	if err != nil {
@@ -162,22 +162,22 @@ func (s *Source) floor(ctx context.Context, position stream.Position) (gtid, err
 	return g, err
 }
 
-// checkRetained says whether the log still has everything after a position, and whether it ever had what is before it.
+// checkRetained returns an error if the log does not have everything after a position any more, or does not reach the position.
 func (s *Source) checkRetained(ctx context.Context, position stream.Position) error {
 	state, err := s.logState(ctx)
 	if err != nil {
 		return err
 	}
 	if uint64(position) > state.head.seq {
-		return s.unusable("position %d is beyond the end of the log, GTID %s: this is another server than before, or it lost a part of its log; "+
-			"connect to the server that was read before, or start again from a copy", position, state.head)
+		return s.unusable("position %d is after the end of the log, GTID %s: this is another server than before, or it has lost a part of its log; "+
+			"use the server that was read before, or start again from a new copy", position, state.head)
 	}
 	oldest, err := s.oldest(ctx)
 	if err != nil {
 		return err
 	}
 	if oldest.seq > uint64(position) {
-		return fmt.Errorf("source %s: position %d is purged: the log is retained from after GTID %s; start again from a copy taken at or after it, and keep logs longer with binlog_expire_logs_seconds: %w",
+		return fmt.Errorf("source %s: position %d is purged: the log begins after GTID %s; start again from a copy taken at or after it, and increase binlog_expire_logs_seconds: %w",
 			s.options.Address, position, oldest, stream.ErrPurged)
 	}
 	return nil

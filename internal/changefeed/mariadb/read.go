@@ -19,11 +19,11 @@ const (
 	lastWait  = 5 * time.Second
 )
 
-// cursor is how far a read has come. It moves when a transaction has been visited, so that a connection lost at any
-// moment neither skips one nor visits one twice.
+// cursor is how far a read has come. It moves after a transaction was visited, so that no transaction is skipped or visited twice
+// when a connection is lost.
 type cursor struct {
 	position stream.Position
-	// last is the transaction at the position, once one was visited. It proves to a server that its history is the same.
+	// last is the transaction at the position, once one was visited. A server with another history does not have it.
 	last *gtid
 }
 
@@ -32,7 +32,7 @@ func (s *Source) Read(ctx context.Context, after stream.Position, visit func(*st
 	return s.ReadOf(ctx, after, func(stream.Table) bool { return true }, visit)
 }
 
-// ReadOf is Read, but for rows of tables that are not wanted.
+// ReadOf implements stream.Selective.
 func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(stream.Table) bool, visit func(*stream.Transaction) error) error {
 	id := s.takeID()
 	defer s.giveID(id)
@@ -53,7 +53,7 @@ func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(s
 		if at.position != from {
 			wait = firstWait
 		}
-		s.log.Warn("lost the source's log, connecting again", "position", at.position, "wait", wait, "error", err)
+		s.log.Warn("lost the connection to the source; reconnecting", "position", at.position, "wait", wait, "error", err)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -63,7 +63,7 @@ func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(s
 	}
 }
 
-// finalError ends a read: connecting again would end in the same.
+// finalError ends a read: reconnecting would lead to the same error.
 type finalError struct{ err error }
 
 func (e *finalError) Error() string { return e.err.Error() }
@@ -86,27 +86,27 @@ func (s *Source) readOnce(ctx context.Context, id uint32, at *cursor, wants func
 	if code, ok := errorCode(err); !ok || code != codeReadingBinlog {
 		return err
 	}
-	// The server does not know the transaction that we name, or no longer.
+	// The server does not have the transaction that the dump was to start after, or not any more.
 	if purged := s.checkRetained(ctx, at.position); purged != nil {
 		return purged
 	}
 	if exact {
-		return s.unusable("its history does not have GTID %s, which was read before: this is another server, or its log was reset; "+
-			"connect to the server that was read before, or start again from a copy (%v)", at.last, err)
+		return s.unusable("the server does not have GTID %s, which was read before: this is another server, or its log was reset; "+
+			"use the server that was read before, or start again from a new copy (%v)", at.last, err)
 	}
 	if start, err = s.floor(ctx, at.position); err != nil {
 		return err
 	}
 	err = s.dump(ctx, id, start, func(e *replication.BinlogEvent) error { return a.event(ctx, e, at, visit) })
 	if code, ok := errorCode(err); ok && code == codeReadingBinlog {
-		return s.unusable("it cannot send its log after GTID %s (%v)", start, err)
+		return s.unusable("the server cannot send its log after GTID %s (%v)", start, err)
 	}
 	return err
 }
 
-// startAt chooses after which transaction to ask for the log. A position does not say which server wrote it: with one
-// writer that is clear, with several the dump starts at the file's boundary before it and the assembler passes over
-// what is not new. exact says that the transaction is one that was visited.
+// startAt is the transaction after which a dump starts. A position does not contain the server that wrote the transaction: with one
+// writer that is known, with several the dump starts at the boundary of files before it and the assembler skips what was visited.
+// exact is whether the transaction was visited.
 func (s *Source) startAt(ctx context.Context, at *cursor) (start gtid, exact bool, err error) {
 	if at.last != nil {
 		return *at.last, true, nil
@@ -122,7 +122,7 @@ func (s *Source) startAt(ctx context.Context, at *cursor) (start gtid, exact boo
 	return start, false, err
 }
 
-// dump asks for the log after a transaction and hands on every event until the connection is lost, ctx ends, or handle
+// dump reads the log after a transaction and calls handle for every event until the connection is lost, ctx is cancelled, or handle
 // returns an error.
 func (s *Source) dump(ctx context.Context, id uint32, after gtid, handle func(*replication.BinlogEvent) error) error {
 	l, err := s.openLog(ctx, id, after)
@@ -141,7 +141,7 @@ func (s *Source) dump(ctx context.Context, id uint32, after gtid, handle func(*r
 	}
 }
 
-// startText is the state of a replica that has everything up to a transaction; nothing at all if there is none.
+// startText is the state of a replica that has everything up to a transaction; empty if there is none.
 func startText(after gtid) string {
 	if after.seq == 0 {
 		return ""
@@ -158,7 +158,7 @@ func replicationCode(err error) (uint16, bool) {
 	return 0, false
 }
 
-// tryDump registers as a replica once, to see that it is allowed.
+// tryDump registers as a replica once, to check that the user may.
 func (s *Source) tryDump(ctx context.Context) error {
 	state, err := s.logState(ctx)
 	if err != nil {
@@ -174,8 +174,8 @@ func (s *Source) tryDump(ctx context.Context) error {
 	return nil
 }
 
-// wrapDump is wrap for a connection that wants the log. Queries have been answered before, so a refusal is no question of
-// the password but of the privilege.
+// wrapDump is wrap for a connection that reads the log. Queries have succeeded before, so an access error is about the privilege and
+// not about the password.
 func (s *Source) wrapDump(err error) error {
 	if code, ok := replicationCode(err); ok && code == codeAccessDenied {
 		return s.unusable("user %q lacks a privilege to register as a replica; %s (%v)", s.options.User, s.grant(), err)

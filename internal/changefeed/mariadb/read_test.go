@@ -16,7 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
-func TestTransactionsAreToldAsTheyWere(t *testing.T) {
+func TestTransactionsAreReadAsTheyWereExecuted(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d CHARACTER SET utf8mb4", "USE d",
 		"CREATE TABLE a (id INT UNSIGNED PRIMARY KEY, v VARCHAR(9) CHARACTER SET latin1, g BIGINT AS (id + 1) VIRTUAL)",
@@ -55,7 +55,7 @@ func TestTransactionsAreToldAsTheyWere(t *testing.T) {
 func describe(tx *stream.Transaction) string {
 	var parts []string
 	if tx.DDL != nil {
-		parts = append(parts, told(tx.DDL))
+		parts = append(parts, describeDDL(tx.DDL))
 	}
 	for _, r := range tx.Rows {
 		text := r.Table.String() + " ["
@@ -84,7 +84,7 @@ func describe(tx *stream.Transaction) string {
 	return strings.Join(parts, "; ")
 }
 
-func TestTablesComeWithAPositionAtWhichTheyWereThese(t *testing.T) {
+func TestTablesAreListedWithThePositionAtWhichTheyExisted(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.stays (id INT PRIMARY KEY)", "CREATE VIEW d.v AS SELECT 1", "CREATE SEQUENCE d.q")
 	s := open(t, m)
@@ -167,8 +167,8 @@ func tablesAt(log []*stream.Transaction, at stream.Position) []stream.Table {
 	return list
 }
 
-// Rows that nobody wants are not worked out. Whoever comes to want them finds out that they were left out, also within a transaction.
-func TestRowsThatNobodyWantsAreLeftOutAndTold(t *testing.T) {
+// Rows that nobody wants are not decoded. Skipped has their tables, also within a transaction.
+func TestRowsThatNobodyWantsAreSkipped(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.a (id INT PRIMARY KEY)", "CREATE TABLE d.b (id INT PRIMARY KEY)",
 		"INSERT INTO d.a VALUES (1)", "INSERT INTO d.b VALUES (1)", "INSERT INTO d.a VALUES (2)", "INSERT INTO d.b VALUES (2)",
@@ -234,9 +234,9 @@ func TestRowsThatNobodyWantsAreLeftOutAndTold(t *testing.T) {
 	}
 }
 
-// What the live server is asked about a table is asked again when a definition names that table, and not for every definition: with
-// many tables and many definitions that would be all that a reader does.
-func TestADefinitionIsAboutTheTablesThatItNames(t *testing.T) {
+// The facts of a table are read again when a DDL names that table, and not for every DDL: with many tables and much DDL, a reader would
+// do nothing else.
+func TestDDLInvalidatesOnlyTheTablesThatItNames(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d")
 	const tables, rounds = 20, 20
@@ -318,7 +318,7 @@ func TestATableMayGetAnotherNumberWithinATransaction(t *testing.T) {
 	}
 }
 
-func TestPurgedPositionsNameWhatIsRetained(t *testing.T) {
+func TestAPurgedPositionIsRefusedWithTheOldestGTID(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (2)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (3)")
 	s := open(t, m)
@@ -329,7 +329,7 @@ func TestPurgedPositionsNameWhatIsRetained(t *testing.T) {
 	m.Exec("PURGE BINARY LOGS TO 'binlog.000003'")
 	for _, at := range []stream.Position{0, 1, 3} {
 		err := s.Read(t.Context(), at, func(*stream.Transaction) error { return errEnough })
-		if !errors.Is(err, stream.ErrPurged) || !strings.Contains(err.Error(), fmt.Sprintf("position %d is purged: the log is retained from after GTID 0-1-4", at)) {
+		if !errors.Is(err, stream.ErrPurged) || !strings.Contains(err.Error(), fmt.Sprintf("position %d is purged: the log begins after GTID 0-1-4", at)) {
 			t.Error(err)
 		}
 	}
@@ -363,7 +363,7 @@ func TestAPositionMayHaveBeenWrittenByAnyServer(t *testing.T) {
 	}
 }
 
-func TestAPositionThatNoTransactionHasIsAPlaceAllTheSame(t *testing.T) {
+func TestAReadMayStartAtAPositionWithoutATransaction(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "SET gtid_seq_no=100", "INSERT INTO d.t VALUES (5)", "INSERT INTO d.t VALUES (6)")
 	s := open(t, m)
@@ -379,7 +379,7 @@ func TestAnotherServerIsRecognised(t *testing.T) {
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)")
 	w := newWire(t, m.Address)
 	s := openAt(t, m, w.address)
-	refused(t, s.Read(t.Context(), 99, nil), "position 99 is beyond the end of the log, GTID 0-1-3: this is another server than before")
+	refused(t, s.Read(t.Context(), 99, nil), "position 99 is after the end of the log, GTID 0-1-3: this is another server than before")
 
 	other.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "INSERT INTO d.t VALUES (2)")
 	visited := make(chan stream.Position, 100)
@@ -391,7 +391,7 @@ func TestAnotherServerIsRecognised(t *testing.T) {
 		<-visited
 	}
 	w.cut(other.Address)
-	refused(t, <-ended, "its history does not have GTID 0-1-3, which was read before: this is another server, or its log was reset")
+	refused(t, <-ended, "the server does not have GTID 0-1-3, which was read before: this is another server, or its log was reset")
 	if len(visited) != 0 {
 		t.Errorf("something of the other server was visited")
 	}
@@ -479,7 +479,7 @@ func TestReadsEndAndLeaveNothingBehind(t *testing.T) {
 	awaitNoDump(t, m)
 }
 
-// awaitNoDump waits until the server sends its log to nobody. It notices that a reader is gone when it next speaks to it.
+// awaitNoDump waits until the server sends its log to nobody. It notices that a reader has disconnected when it next sends something.
 func awaitNoDump(t *testing.T, m *testenv.MariaDB) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); m.Value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump'") != "0"; time.Sleep(20 * time.Millisecond) {
@@ -537,8 +537,8 @@ func TestCompressedLogsAndTwoPhaseAltersAreRead(t *testing.T) {
 func TestCascadesAreNamed(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.p (id INT PRIMARY KEY)", "CREATE TABLE d.c (id INT, CONSTRAINT f FOREIGN KEY (id) REFERENCES d.p (id) ON DELETE CASCADE)", "CREATE TABLE d.v (id INT) WITH SYSTEM VERSIONING")
-	found, err := open(t, m).Unfaithful(t.Context())
-	if err != nil || len(found) != 2 || !strings.HasPrefix(found[0], "d.c: foreign key f changes rows by cascade") || !strings.HasPrefix(found[1], "d.v: is system versioned") {
+	found, err := open(t, m).PartlyLogged(t.Context())
+	if err != nil || len(found) != 2 || !strings.HasPrefix(found[0], "d.c: foreign key f changes rows by cascade") || !strings.HasPrefix(found[1], "d.v: it is system versioned") {
 		t.Error(found, err)
 	}
 }

@@ -13,10 +13,10 @@ const (
 	modeNoBackslashEscapes = 1 << 20
 )
 
-// sessionContext is what a session had set when it logged a statement, and what the statement means depends on.
+// sessionContext are the settings of the session that executed a statement, as far as the meaning of the statement depends on them.
 type sessionContext struct {
 	known                                            bool
-	converted                                        bool // the statement was brought to UTF-8
+	converted                                        bool // the statement was converted to UTF-8
 	sqlMode                                          uint64
 	charset, collation, serverCollation, dbCollation uint16
 	timeZone                                         string
@@ -82,9 +82,9 @@ func parseSession(vars []byte) sessionContext {
 	return c
 }
 
-// SessionMark opens the comment that a definition's statement begins with. It holds assignments of session variables,
-// separated by commas, under which the statement means at a sink what it meant at the source: a column without a
-// character set, a default that is a time, a quoted word. To any other reader it is a comment.
+// SessionMark begins the comment before the statement of a DDL. It has assignments of session variables, separated by commas, with
+// which the statement has the same meaning at a sink as at the source: think of a column without a character set, a default that is
+// a time, a quoted word.
 const SessionMark = "/*ebb "
 
 // prefix is the comment for a statement that was executed at a time.

@@ -22,7 +22,7 @@ func (k *socketKeeper) dial(ctx context.Context, network, address string) (net.C
 	if err != nil {
 		return nil, err
 	}
-	// The handshake must not wait for ever; every read and write moves the deadline on.
+	// The handshake must not block forever; every read and write sets another deadline.
 	if err := conn.SetDeadline(time.Now().Add(readTimeout)); err != nil {
 		conn.Close()
 		return nil, err
@@ -52,8 +52,8 @@ func (k *socketKeeper) close() {
 	}
 }
 
-// reading gives every single read its time: a server that has nothing to say sends heartbeats, so silence means that it
-// is gone, whatever the reader was doing meanwhile.
+// reading sets a deadline for every read: a server that has nothing else to send sends heartbeats, so that silence means that the
+// connection is lost.
 type reading struct{ net.Conn }
 
 func (r *reading) Read(p []byte) (int, error) {

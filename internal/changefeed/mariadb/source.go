@@ -20,19 +20,19 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// Options say which server to read and as whom.
+// Options of a source.
 type Options struct {
 	// Address is host:port.
 	Address string
-	// User needs REPLICATION SLAVE, BINLOG MONITOR, and SELECT on the tables that are to be read. RELOAD makes Tables exact
-	// while definitions are being executed.
+	// User needs REPLICATION SLAVE, BINLOG MONITOR, and SELECT on the replicated tables. With RELOAD, Tables is fast and exact
+	// while DDL is being executed.
 	User, Password string
 	// TLS, if any, is how connections are secured.
 	TLS *tls.Config
-	// ServerID is under which id the first read registers as a replica; concurrent reads take the ones above it. 0 means ids
-	// at random from the upper half of what there is. Two readers with the same id end each other's connections.
+	// ServerID is the server id with which the first read registers as a replica; concurrent reads use the next ones. 0 means
+	// random ids from the upper half of the range. The server disconnects one of two readers with the same id.
 	ServerID uint32
-	// Logger is told of lost and resumed connections; nil means nobody is.
+	// Logger, if any, logs lost connections.
 	Logger *slog.Logger
 }
 
@@ -50,7 +50,7 @@ type Source struct {
 
 var _ stream.Source = (*Source)(nil)
 
-// How long the server may be silent. It sends a heartbeat when it has nothing else to say.
+// Limits of a connection. The server sends a heartbeat when it has nothing else to send.
 const (
 	heartbeat   = time.Second
 	readTimeout = 15 * time.Second
@@ -61,7 +61,7 @@ const (
 func Open(options Options) (*Source, error) {
 	host, text, err := net.SplitHostPort(options.Address)
 	if err != nil {
-		return nil, fmt.Errorf("source address %q is not host:port: %w", options.Address, stream.ErrUnusable)
+		return nil, fmt.Errorf("source address %q is not of the form host:port: %w", options.Address, stream.ErrUnusable)
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
@@ -89,7 +89,7 @@ func Open(options Options) (*Source, error) {
 	return s, nil
 }
 
-// Close gives the connections for queries back. Reads end by their own contexts.
+// Close closes the connections for queries. Reads end with their contexts.
 func (s *Source) Close() error { return s.db.Close() }
 
 // takeID reserves a server id for one read.
@@ -133,14 +133,14 @@ func isSystem(schema string) bool {
 	return false
 }
 
-// Tables are the base tables outside the server's own schemas that the user may see.
+// Tables are the base tables outside the system schemas that the user has a privilege on.
 //
-// A definition shows among the tables a little before it shows in the log. With the privilege RELOAD, definitions are held
-// up for the moment that it takes to list the tables (rows are not). Without it, they are listed until nothing was
-// logged about tables while two lists in a row, some time apart, were the same.
+// The effect of DDL is in information_schema a little before the DDL is in the log. With the privilege RELOAD, DDL is blocked while
+// the tables are listed (changes of rows are not). Without it, the tables are listed until two lists, some time apart, are equal and
+// no DDL was logged in between.
 func (s *Source) Tables(ctx context.Context) ([]stream.Table, stream.Position, error) {
 	for tries := range 10 {
-		tables, position, err := s.tablesHeld(ctx)
+		tables, position, err := s.tablesBlocked(ctx)
 		if err == nil {
 			return tables, position, nil
 		}
@@ -150,7 +150,7 @@ func (s *Source) Tables(ctx context.Context) ([]stream.Table, stream.Position, e
 			}
 			return nil, 0, err
 		}
-		select { // the definition that was in the way goes on now
+		select { // DDL that had locked a table continues now
 		case <-ctx.Done():
 			return nil, 0, ctx.Err()
 		case <-time.After(time.Duration(tries+1) * 10 * time.Millisecond):
@@ -159,23 +159,23 @@ func (s *Source) Tables(ctx context.Context) ([]stream.Table, stream.Position, e
 	return s.tablesWatched(ctx)
 }
 
-// tablesHeld lists the tables while the server holds definitions up.
-func (s *Source) tablesHeld(ctx context.Context) (tables []stream.Table, at stream.Position, err error) {
+// tablesBlocked lists the tables while the server blocks DDL.
+func (s *Source) tablesBlocked(ctx context.Context) (tables []stream.Table, at stream.Position, err error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return nil, 0, s.wrap("connect", err)
 	}
 	defer func() {
-		// The server lets definitions go on when the session ends, whatever became of it.
+		// The server unblocks DDL when the session ends, so the session is closed in any case.
 		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 		conn.Close()
 	}()
 	for _, statement := range []string{"SET SESSION lock_wait_timeout = 5", "BACKUP STAGE START", "BACKUP STAGE BLOCK_DDL"} {
 		if _, err := conn.ExecContext(ctx, statement); err != nil {
-			return nil, 0, fmt.Errorf("source %s: hold definitions up: %w", s.options.Address, err)
+			return nil, 0, fmt.Errorf("source %s: block DDL while tables are listed: %w", s.options.Address, err)
 		}
 	}
-	// All in this session: others may be waiting in theirs for this one to end.
+	// All queries are made in this session: another session might wait for this one to end.
 	state, err := s.logStateBy(ctx, conn)
 	if err != nil {
 		return nil, 0, err
@@ -186,11 +186,11 @@ func (s *Source) tablesHeld(ctx context.Context) (tables []stream.Table, at stre
 	return tables, stream.Position(state.head.seq), s.noneSkipped(ctx, conn)
 }
 
-// errSkipped: the list is not whole.
-var errSkipped = errors.New("a table was skipped")
+// errSkipped: the list of tables is incomplete.
+var errSkipped = errors.New("the server left a locked table out of the list of tables")
 
-// noneSkipped fails if the list that was just read lacks tables. A definition that is held up may have locked its table
-// already; the server leaves such a table out, rather than wait for a session that waits for this one, and warns.
+// noneSkipped returns errSkipped if the list that was just read is incomplete. DDL that is blocked may have locked its table already;
+// the server leaves such a table out of the list, with a warning, because its session waits for this one.
 func (s *Source) noneSkipped(ctx context.Context, by querier) error {
 	rows, err := by.QueryContext(ctx, "SHOW WARNINGS")
 	if err != nil {
@@ -216,7 +216,7 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// settle is how long a definition may take from the tables to the log without being seen.
+// settle is the longest time from when the effect of DDL is in information_schema until the DDL is in the log.
 const settle = 100 * time.Millisecond
 
 // tablesWatched lists the tables until nothing changes about them.
@@ -243,28 +243,28 @@ func (s *Source) tablesWatched(ctx context.Context) ([]stream.Table, stream.Posi
 		if err != nil {
 			return nil, 0, err
 		}
-		defined, err := s.definedBetween(ctx, before, after)
+		changed, err := s.ddlBetween(ctx, before, after)
 		if err != nil {
 			return nil, 0, err
 		}
-		if !defined && slices.Equal(first, second) {
+		if !changed && slices.Equal(first, second) {
 			return second, before, nil
 		}
 	}
-	return nil, 0, fmt.Errorf("source %s: tables come and go faster than they can be listed; grant RELOAD to user %q, or try again when fewer definitions are being executed", s.options.Address, s.options.User)
+	return nil, 0, fmt.Errorf("source %s: tables are created and dropped faster than they can be listed; grant RELOAD to user %q, or execute less DDL until the changefeed runs", s.options.Address, s.options.User)
 }
 
-// definedBetween says whether a definition of a table was logged after one position and up to another.
-func (s *Source) definedBetween(ctx context.Context, from, to stream.Position) (bool, error) {
+// ddlBetween reports whether DDL was logged after one position and up to another.
+func (s *Source) ddlBetween(ctx context.Context, from, to stream.Position) (bool, error) {
 	if from == to {
 		return false, nil
 	}
-	defined, enough := false, errors.New("read as far as needed")
+	found, enough := false, errors.New("read as far as needed")
 	err := s.ReadOf(ctx, from, stream.NoTable, func(t *stream.Transaction) error {
 		if t.Position <= to && t.DDL != nil {
-			defined = true
+			found = true
 		}
-		if defined || t.Position >= to {
+		if found || t.Position >= to {
 			return enough
 		}
 		return nil
@@ -272,7 +272,7 @@ func (s *Source) definedBetween(ctx context.Context, from, to stream.Position) (
 	if errors.Is(err, enough) {
 		err = nil
 	}
-	return defined, err
+	return found, err
 }
 
 func (s *Source) listTables(ctx context.Context, by querier) ([]stream.Table, error) {
@@ -293,29 +293,29 @@ func (s *Source) listTables(ctx context.Context, by querier) ([]stream.Table, er
 	return tables, s.wrap("list tables", rows.Err())
 }
 
-// Unfaithful names what changes at the source without the log saying so, each with its reason: tables with foreign keys
-// that cascade, and tables with system versioning. A copy of them may come to differ.
-func (s *Source) Unfaithful(ctx context.Context) ([]string, error) {
-	rows, err := s.db.QueryContext(ctx, `SELECT CONCAT(CONSTRAINT_SCHEMA, '.', TABLE_NAME, ': foreign key ', CONSTRAINT_NAME, ' changes rows by cascade, which the binary log does not tell')
+// PartlyLogged returns the tables whose changes are not all in the log, each with the reason: tables with foreign keys that cascade,
+// and tables with system versioning. At the sink they may differ.
+func (s *Source) PartlyLogged(ctx context.Context) ([]string, error) {
+	rows, err := s.db.QueryContext(ctx, `SELECT CONCAT(CONSTRAINT_SCHEMA, '.', TABLE_NAME, ': foreign key ', CONSTRAINT_NAME, ' changes rows by cascade, which is not in the binary log')
 		FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE DELETE_RULE IN ('CASCADE','SET NULL','SET DEFAULT') OR UPDATE_RULE IN ('CASCADE','SET NULL','SET DEFAULT')
-		UNION ALL SELECT CONCAT(TABLE_SCHEMA, '.', TABLE_NAME, ': is system versioned; its history cannot be written at a sink') FROM information_schema.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED'
+		UNION ALL SELECT CONCAT(TABLE_SCHEMA, '.', TABLE_NAME, ': it is system versioned, and its history cannot be written to a sink') FROM information_schema.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED'
 		ORDER BY 1`)
 	if err != nil {
-		return nil, s.wrap("look for cascades", err)
+		return nil, s.wrap("list foreign keys", err)
 	}
 	defer rows.Close()
 	var found []string
 	for rows.Next() {
 		var text string
 		if err := rows.Scan(&text); err != nil {
-			return nil, s.wrap("look for cascades", err)
+			return nil, s.wrap("list foreign keys", err)
 		}
 		found = append(found, text)
 	}
-	return found, s.wrap("look for cascades", rows.Err())
+	return found, s.wrap("list foreign keys", rows.Err())
 }
 
-// wrap names the server and what was being done to it. Refused credentials do not get better by trying again.
+// wrap adds the server and the operation to an error. Refused credentials and missing privileges make the source unusable.
 func (s *Source) wrap(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -323,7 +323,7 @@ func (s *Source) wrap(doing string, err error) error {
 	if code, ok := errorCode(err); ok {
 		switch code {
 		case codeAccessDenied, codeNotAllowedHost:
-			return fmt.Errorf("source %s: user %q is refused; check the password and from where the user may connect: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
+			return fmt.Errorf("source %s: access is denied for user %q; check the password and the hosts that the user may connect from: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
 		case codeNeedPrivilege, codeTableDenied, codeDatabaseDenied:
 			return fmt.Errorf("source %s: user %q lacks a privilege to %s; %s: %w (%w)", s.options.Address, s.options.User, doing, s.grant(), stream.ErrUnusable, err)
 		}
@@ -335,7 +335,7 @@ func (s *Source) grant() string {
 	return fmt.Sprintf("run GRANT REPLICATION SLAVE, BINLOG MONITOR, SELECT ON *.* TO '%s'", s.options.User)
 }
 
-// Codes of errors that the server gives.
+// Error codes of the server.
 const (
 	codeDatabaseDenied = 1044
 	codeAccessDenied   = 1045
@@ -347,7 +347,7 @@ const (
 	codeReadingBinlog  = 1236
 )
 
-// errorCode is the server's code of an error, from whichever of the two libraries it comes.
+// errorCode is the server's code of an error of either of the two libraries.
 func errorCode(err error) (uint16, bool) {
 	var fromDriver *mysql.MySQLError
 	if errors.As(err, &fromDriver) {

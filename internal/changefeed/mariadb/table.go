@@ -14,21 +14,21 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// tableShape is a table as the log describes it at some place.
+// tableShape is a table as the log describes it at a position.
 type tableShape struct {
 	table  stream.Table
 	schema *stream.Schema
 	values []func(any) (any, error)
-	// ignored: rows of the server's own tables and of sequences are nobody's business.
+	// ignored: it is a system table or a sequence.
 	ignored bool
-	// bare: nobody wanted its rows, and no more than its name is known.
+	// bare: nobody wanted its rows, and only its name was read.
 	bare bool
-	// problem says why rows of it cannot be read.
+	// problem is why its rows cannot be read.
 	problem string
 }
 
-// tableCache knows the shapes of tables. A shape is known by the whole text of its description but for the table's number, which
-// the log repeats before every statement; working it out anew each time would cost more than the rows.
+// tableCache has the shapes of tables, by the bytes of their descriptions without the table's number. The log repeats the description
+// before every statement; parsing it each time would cost more than the rows.
 type tableCache struct {
 	source   *Source
 	charsets map[uint64]string
@@ -48,8 +48,8 @@ func (c *tableCache) forgetAll() {
 	c.byText, c.ids = map[string]*tableShape{}, map[uint64]*tableShape{}
 }
 
-// forget drops what a definition may have changed about tables, since the live server was asked for some of it. One that names no
-// table may be about all of them.
+// forget drops the shapes of the tables that a DDL names, since a part of them was read from the live server. DDL that names no table
+// may concern all of them.
 func (c *tableCache) forget(d *stream.DDL) {
 	if len(d.Tables) == 0 {
 		c.forgetAll()
@@ -65,7 +65,7 @@ func (c *tableCache) forget(d *stream.DDL) {
 
 func (c *tableCache) byID(id uint64) *tableShape { return c.ids[id] }
 
-// note learns which table a number stands for from here on. The number may come to stand for another table.
+// note records the table that a number refers to from here on.
 func (c *tableCache) note(ctx context.Context, m *replication.TableMapEvent, text []byte, compressed []int, wants func(stream.Table) bool) (*tableShape, error) {
 	shape := c.byText[string(text)]
 	if shape == nil || shape.bare && wants(shape.table) {
@@ -137,7 +137,7 @@ func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, facts 
 // sequenceColumns are the columns of a sequence, which is a table to the log.
 var sequenceColumns = []string{"next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size", "cycle_option", "cycle_count"}
 
-// realType undoes how the log hides enums and sets among strings.
+// realType is the type of a column. The log has enums and sets as strings.
 func realType(m *replication.TableMapEvent, i int) byte {
 	switch {
 	case m.IsEnumColumn(i):
@@ -148,7 +148,7 @@ func realType(m *replication.TableMapEvent, i int) byte {
 	return m.ColumnType[i]
 }
 
-var errPartialRow = errors.New("a row is logged in part; set binlog_row_image=FULL in every session, and start again from a copy taken after that")
+var errPartialRow = errors.New("a row is logged without all its columns; set binlog_row_image=FULL in every session, and start again from a copy taken after that")
 
 // decode appends the changes of an event.
 func (t *tableShape) decode(e *replication.RowsEvent, into *stream.Rows) error {
@@ -192,7 +192,7 @@ func (t *tableShape) decode(e *replication.RowsEvent, into *stream.Rows) error {
 	return nil
 }
 
-// sizeOf is about what a value takes beside the word that holds it.
+// sizeOf is the approximate size of a value in memory.
 func sizeOf(v any) int {
 	switch v := v.(type) {
 	case string:

@@ -14,21 +14,21 @@ import (
 	"github.com/go-mysql-org/go-mysql/mysql"
 )
 
-// column is what decides how the values of one column are read.
+// column is what the decoding of a column's values depends on.
 type column struct {
 	code     byte // of the type
 	meta     uint16
 	unsigned bool
 	charset  string
 	members  []string
-	// live is the type as the live server names it, if it is known.
+	// live is the type in information_schema, if it is known.
 	live string
 	// compressed values are inflated.
 	compressed bool
 }
 
-// describe gives the name of the column's type and the function that makes its values what the package promises. Without a
-// function the name says what is wrong.
+// describe returns the name of the column's type and the function that decodes its values. If there is no function, the name says what
+// is wrong.
 func (c column) describe() (string, func(any) (any, error)) {
 	switch c.code {
 	case mysql.MYSQL_TYPE_TINY:
@@ -101,12 +101,12 @@ func (c column) describeString() (string, func(any) (any, error)) {
 		}
 		return "binary", c.fixed
 	}
-	return fmt.Sprintf("type number %d, which is not known", c.code), nil
+	return fmt.Sprintf("the unsupported type %d", c.code), nil
 }
 
 func asIs(v any) (any, error) { return v, nil }
 
-// integer undoes the log's reading of every number as signed.
+// integer converts a number, which the library decodes as signed.
 func (c column) integer(bits int) func(any) (any, error) {
 	mask := uint64(1)<<(bits-1)<<1 - 1
 	return func(v any) (any, error) {
@@ -121,7 +121,7 @@ func (c column) integer(bits int) func(any) (any, error) {
 		case int64:
 			n = v
 		default:
-			return nil, fmt.Errorf("a number arrived as %T", v)
+			return nil, fmt.Errorf("cannot decode a number of type %T", v)
 		}
 		if c.unsigned {
 			return uint64(n) & mask, nil
@@ -130,7 +130,7 @@ func (c column) integer(bits int) func(any) (any, error) {
 	}
 }
 
-// timestamp puts right what the library takes for no time at all: the first second of 1970, with a fraction.
+// timestamp corrects what the library takes for a zero time: the first second of 1970, with a fraction.
 func timestamp(v any) (any, error) {
 	text := v.(string)
 	if fraction, ok := strings.CutPrefix(text, "0000-00-00 00:00:00."); ok && strings.Trim(fraction, "0") != "" {
@@ -153,7 +153,7 @@ func (c column) enum(v any) (any, error) {
 		return int64(0), nil // what a server stores for a value that is no member; "" may be one
 	}
 	if n < 0 || n > int64(len(c.members)) {
-		return nil, fmt.Errorf("the log does not name member %d of the enum; is binlog_row_metadata FULL?", n)
+		return nil, fmt.Errorf("the log has no name for member %d of the enum; SET GLOBAL binlog_row_metadata=FULL", n)
 	}
 	return c.stringOf(c.members[n-1]), nil
 }
@@ -165,7 +165,7 @@ func (c column) set(v any) (any, error) {
 			continue
 		}
 		if i >= len(c.members) {
-			return nil, fmt.Errorf("the log does not name member %d of the set; is binlog_row_metadata FULL?", i+1)
+			return nil, fmt.Errorf("the log has no name for member %d of the set; SET GLOBAL binlog_row_metadata=FULL", i+1)
 		}
 		names = append(names, c.members[i])
 	}
@@ -195,7 +195,7 @@ func (c column) text(v any) (any, error) {
 	return data, nil
 }
 
-// fixed gives a binary of fixed length back the zeros at its end, which the log may leave out.
+// fixed pads a binary of fixed length with the zeros at its end, which the log may leave out.
 func (c column) fixed(v any) (any, error) {
 	data := []byte(v.(string))
 	if missing := c.length() - len(data); missing > 0 {
@@ -214,7 +214,7 @@ func (c column) inet(v any) (any, error) {
 	data, _ := c.fixed(v)
 	address, ok := netip.AddrFromSlice(data.([]byte))
 	if !ok {
-		return nil, fmt.Errorf("%d bytes are no address", len(data.([]byte)))
+		return nil, fmt.Errorf("an IP address of %d bytes is invalid", len(data.([]byte)))
 	}
 	return address.String(), nil
 }
@@ -223,7 +223,7 @@ func (c column) uuid(v any) (any, error) {
 	data, _ := c.fixed(v)
 	b := data.([]byte)
 	if len(b) != 16 {
-		return nil, fmt.Errorf("%d bytes are no UUID", len(b))
+		return nil, fmt.Errorf("a UUID of %d bytes is invalid", len(b))
 	}
 	h := hex.EncodeToString(b)
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:], nil
@@ -236,7 +236,7 @@ const (
 	typeVarcharCompressed = 141
 )
 
-// uncompressedTypes makes a description name the plain types instead, and says which columns it did that for.
+// uncompressedTypes replaces these types by the plain ones in a description, and returns the columns that had them.
 func uncompressedTypes(description []byte) []int {
 	r := &reader{data: description}
 	r.take(6 + 2) // number of the table, flags
@@ -266,8 +266,8 @@ func uncompressedTypes(description []byte) []int {
 	return columns
 }
 
-// inflate undoes column compression: a byte that says how, the length of the value in as many bytes as that byte says,
-// and the compressed value.
+// inflate decompresses a value: a byte with the method and a width, the length of the value in that many bytes, and the compressed
+// value.
 func inflate(data []byte) ([]byte, error) {
 	if len(data) == 0 {
 		return data, nil
@@ -278,7 +278,7 @@ func inflate(data []byte) ([]byte, error) {
 	}
 	width := int(how & 7)
 	if how>>4 != 8 || width > 4 || width > len(rest) {
-		return nil, errors.New("it is compressed in a way that is not known")
+		return nil, errors.New("unknown compression method")
 	}
 	length := 0
 	for _, b := range rest[:width] {

@@ -28,16 +28,16 @@ func TestAnUnusableSinkIsNamed(t *testing.T) {
 		t.Cleanup(func() { s.Close() })
 		return s
 	}
-	refused(t, as("wrong", "").Check(t.Context()), `user "poor" is refused; check the password`)
-	refused(t, as("p", "").Check(t.Context()), `user "poor" lacks a privilege to make the tables of the progress in schema ebb; run GRANT ALL ON *.* TO 'poor'`)
+	refused(t, as("wrong", "").Check(t.Context()), `access is denied for user "poor"; check the password`)
+	refused(t, as("p", "").Check(t.Context()), `user "poor" lacks a privilege to create the tables for the progress in schema ebb; run GRANT ALL ON *.* TO 'poor'`)
 	m.Exec("GRANT ALL ON `my``own`.* TO poor")
 	if err := as("p", "my`own").Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	m.Exec("SET GLOBAL read_only=ON")
-	refused(t, as("p", "my`own").Check(t.Context()), "it does not take writes, which read_only=ON makes it refuse; SET GLOBAL read_only=OFF")
+	refused(t, as("p", "my`own").Check(t.Context()), "the server is read-only; SET GLOBAL read_only=OFF")
 	_, err := sqlsink.Open(sqlsink.Options{Address: m.Address})
-	refused(t, err, "the name of the changefeed must have from 1 to 512 bytes")
+	refused(t, err, "the name of the changefeed must have 1 to 512 bytes")
 }
 
 func TestATableThatIsMissingOrDifferentIsNamed(t *testing.T) {
@@ -51,9 +51,9 @@ func TestATableThatIsMissingOrDifferentIsNamed(t *testing.T) {
 	rows := []*stream.Rows{rowsOf(counterTable, 1, counterSchema, int64(1))}
 	refused(t, w.Write(t.Context(), rows, 1), "table w.counter does not exist")
 	m.Exec("CREATE TABLE w.counter (other INT)")
-	refused(t, w.Write(t.Context(), rows, 1), "table w.counter has no column n at the sink; make it as it is at the source")
+	refused(t, w.Write(t.Context(), rows, 1), "table w.counter has no column n at the sink; alter it to be as it is at the source")
 	m.Exec("DROP TABLE w.counter", "CREATE TABLE w.counter (n INT PRIMARY KEY)", "INSERT INTO w.counter VALUES (1)")
-	refused(t, w.Write(t.Context(), rows, 1), "a row that is new at the source is at the sink already")
+	refused(t, w.Write(t.Context(), rows, 1), "a row that is new at the source exists at the sink already")
 	m.Exec("DELETE FROM w.counter")
 	if err := w.Write(t.Context(), rows, 1); err != nil {
 		t.Error(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
-// Both servers are killed again and again while the source is being changed and defined; nothing is lost or doubled.
+// Both servers are killed repeatedly while rows are changed and DDL is executed at the source; nothing is lost or applied twice.
 func TestKilledServersLoseAndDoubleNothing(t *testing.T) {
 	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
 	makeWorkloadTables(a)

@@ -8,19 +8,19 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// fate is what a batch makes of the row with one key.
+// fate is the effect of a batch on the row with one key.
 type fate struct {
-	// before is the row by whose key it is found if the batch found it there; nil if the batch itself put it there first.
+	// before is the row before the batch; nil if there was none.
 	before []any
-	// after is the row in the end; nil if there is none.
+	// after is the row after the batch; nil if there is none.
 	after []any
 }
 
-// fold works out the fate of every key that changes touch, in the order in which keys first appear. Taking the changes one
-// by one is right, since at no moment have two rows had the same key: a swap of keys goes through a third.
+// fold computes the fate of every key that changes touch, in the order in which keys first appear. The changes can be applied one by
+// one, since two rows never had the same key at the same time: a swap of keys goes through a third.
 //
-// Keys are told apart byte by byte. The server may hold two of them for the same key ("a" and "A"): then at most one is
-// left in the end, and each has a fate of its own.
+// Keys are compared byte by byte. The server may consider two of them equal ("a" and "A"): then at most one has a row in the end, and
+// each has a fate of its own.
 func fold(batch []*stream.Rows, key []int) ([]*fate, error) {
 	f := folder{key: key, byKey: map[string]*fate{}}
 	for _, rows := range batch {
@@ -58,7 +58,7 @@ func (f *folder) take(c *stream.Change) error {
 	return nil
 }
 
-// fate of the key of a row. there says that the row is there already if the key is new to the batch.
+// fate of the key of a row. If the key is new to the batch, there is whether the row existed before it.
 func (f *folder) fate(row []any, there bool) (*fate, error) {
 	var err error
 	f.text = f.text[:0]

@@ -9,8 +9,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// Known are the tables that this changefeed has written and that are there. A table that the source has renamed or dropped
-// since is among them until its definition has come to the sink.
+// Known are the tables that this changefeed has written and that exist. A table that the source has renamed or dropped since is
+// among them until that DDL is executed at the sink.
 func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 	if _, err := s.prepare(ctx); err != nil {
 		return nil, err
@@ -37,8 +37,8 @@ func (s *Sink) list(ctx context.Context, query string, args ...any) ([]stream.Ta
 	return list, rows.Err()
 }
 
-// Defined says whether the definition at a position has been executed, and noted as done.
-func (s *Sink) Defined(ctx context.Context, position stream.Position) (bool, error) {
+// DDLExecuted reports whether the DDL at a position has been executed.
+func (s *Sink) DDLExecuted(ctx context.Context, position stream.Position) (bool, error) {
 	if _, err := s.prepare(ctx); err != nil {
 		return false, err
 	}
@@ -48,12 +48,12 @@ func (s *Sink) Defined(ctx context.Context, position stream.Position) (bool, err
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("sink %s: the definition at position %d: %w", s.options.Address, position, err)
+		return false, fmt.Errorf("sink %s: read whether the DDL at position %d is executed: %w", s.options.Address, position, err)
 	}
 	return done, nil
 }
 
-// Present are the tables that are there, written by whomever.
+// Present are all tables that exist.
 func (s *Sink) Present(ctx context.Context) ([]stream.Table, error) {
 	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'")
 }

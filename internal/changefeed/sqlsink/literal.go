@@ -16,7 +16,7 @@ func name(text string) string { return "`" + strings.ReplaceAll(text, "`", "``")
 // full is the name of a table with its schema, quoted.
 func full(t stream.Table) string { return name(t.Schema) + "." + name(t.Name) }
 
-// quote appends a string. Sessions know no escapes but the doubled quote, so that every other byte stands for itself.
+// quote appends a string. By the sql_mode of the session, only the quote has to be escaped, by doubling it.
 func quote[T string | []byte](to []byte, text T) []byte {
 	to = append(to, '\'')
 	for i := range len(text) {
@@ -62,7 +62,7 @@ func (c *column) literal(to []byte, value any) ([]byte, error) {
 // store and to compare that is exact, while its shortest decimal is another double.
 func float(to []byte, f float64) ([]byte, error) {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return nil, fmt.Errorf("%v cannot be stored", f)
+		return nil, fmt.Errorf("the value %v cannot be stored", f)
 	}
 	return strconv.AppendFloat(to, f, 'e', -1, 64), nil
 }
@@ -72,7 +72,7 @@ func (c *column) text(to []byte, text string) ([]byte, error) {
 	switch c.kind {
 	case kindDecimal:
 		if !isDecimal(text) {
-			return nil, fmt.Errorf("column %s: %q is no decimal", c.name, text)
+			return nil, fmt.Errorf("column %s: %q is not a decimal", c.name, text)
 		}
 		return append(to, text...), nil
 	case kindParsed:

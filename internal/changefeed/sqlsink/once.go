@@ -10,7 +10,7 @@ import (
 )
 
 // applyAtOnce sends everything but the COMMIT as one message, and so waits for the server twice rather than for each statement.
-// If anything is not as it should be nothing has happened, and the batch is tried statement by statement, which finds out what.
+// If anything fails it is rolled back, and the batch is applied statement by statement, which finds the cause.
 func (b *batch) applyAtOnce(ctx context.Context) (done bool, err error) {
 	text, ok := b.message()
 	if !ok {
@@ -24,7 +24,7 @@ func (b *batch) applyAtOnce(ctx context.Context) (done bool, err error) {
 	err = conn.Raw(func(c any) error {
 		session, ok := c.(driver.ExecerContext)
 		if !ok {
-			return fmt.Errorf("a connection of type %T", c)
+			return fmt.Errorf("cannot execute statements on a connection of type %T", c)
 		}
 		result, err := session.ExecContext(ctx, text, nil)
 		if err == nil && b.moved(result) {
@@ -46,7 +46,7 @@ func (b *batch) applyAtOnce(ctx context.Context) (done bool, err error) {
 	return done, err
 }
 
-// moved says whether the position was moved, and all that follows was done.
+// moved reports whether the position was set and all other statements were executed.
 func (b *batch) moved(result driver.Result) bool {
 	counts, ok := result.(mysql.Result)
 	if !ok {
@@ -56,7 +56,7 @@ func (b *batch) moved(result driver.Result) bool {
 	return len(affected) == 2+len(b.statements) && affected[1] == 1
 }
 
-// message is the batch up to its COMMIT, unless it is too long for one, or has statements whose effects have to be looked at.
+// message is the batch up to its COMMIT, unless it is too long, or has statements whose affected rows have to be checked.
 func (b *batch) message() (string, bool) {
 	var text strings.Builder
 	text.WriteString("BEGIN;")

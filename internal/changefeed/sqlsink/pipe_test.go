@@ -98,7 +98,7 @@ func (p *pipe) take(ctx context.Context, tx *stream.Transaction) error {
 		if err := p.flush(ctx); err != nil {
 			return err
 		}
-		if err := p.sink.Define(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
+		if err := p.sink.ExecuteDDL(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
 			return err
 		}
 		for _, table := range append(tx.DDL.Tables, tx.DDL.Becomes...) {
@@ -192,7 +192,7 @@ func dump(t testing.TB, db *sql.DB, table string) []string {
 	return lines
 }
 
-// equal compares all tables of both servers outside the sink's own schema, by definition, row by row, and by checksum.
+// equal compares all tables of both servers outside the sink's own schema, by SHOW CREATE TABLE, row by row, and by checksum.
 func equal(t testing.TB, source, sink *testenv.MariaDB) {
 	t.Helper()
 	a, b := source.Open(""), sink.Open("")

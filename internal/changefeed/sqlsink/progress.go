@@ -11,7 +11,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// state is the row of a table in the progress.
+// state is the row of a table in the progress table.
 type state struct {
 	epoch    stream.Epoch
 	position stream.Position
@@ -19,11 +19,11 @@ type state struct {
 
 const codeDuplicate = 1062
 
-// Acquire makes an epoch the owner of a table. Reading the row for update waits out what the old owner has under way;
-// once the epoch is raised, nothing that it still sends matches.
+// Acquire makes an epoch the owner of a table. Reading the row for update waits for a transaction of the old owner to end; once the
+// epoch is raised, the writes of that owner match no row.
 func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
 	var position stream.Position
-	err := s.again(ctx, "acquire table "+table.String(), func() error {
+	err := s.retry(ctx, "acquire table "+table.String(), func() error {
 		if _, err := s.prepare(ctx); err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (s *Sink) insert(ctx context.Context, tx *sql.Tx, table stream.Table, epoch
 		s.options.Changefeed, table.Schema, table.Name, epoch.Placement, epoch.Counter, uint64(position))
 	var e *mysql.MySQLError
 	if errors.As(err, &e) && e.Number == codeDuplicate {
-		return fmt.Errorf("somebody else made the row of table %s in the same moment: %w", table, errTryAgain)
+		return fmt.Errorf("the progress of table %s was created concurrently: %w", table, errConcurrent)
 	}
 	return err
 }
@@ -92,16 +92,14 @@ func (s *Sink) raise(ctx context.Context, tx *sql.Tx, table stream.Table, epoch 
 		return err
 	}
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
-		return fmt.Errorf("the epoch of table %s was raised in %d rows, not one: %w", table, n, errors.Join(err, errTryAgain))
+		return fmt.Errorf("the owner of table %s changed %d rows instead of one: %w", table, n, errors.Join(err, errConcurrent))
 	}
 	return nil
 }
 
 func (s *Sink) notOwner(table stream.Table, mine stream.Epoch, found *state) error {
 	if found == nil {
-		return fmt.Errorf("sink %s: table %s has no owner any more, epoch %s had it: %w", s.options.Address, table, show(mine), stream.ErrNotOwner)
+		return fmt.Errorf("sink %s: table %s has no owner any more, epoch %s was its owner: %w", s.options.Address, table, mine, stream.ErrNotOwner)
 	}
-	return fmt.Errorf("sink %s: table %s belongs to epoch %s at position %d, not to epoch %s: %w", s.options.Address, table, show(found.epoch), found.position, show(mine), stream.ErrNotOwner)
+	return fmt.Errorf("sink %s: table %s belongs to epoch %s at position %d, not to epoch %s: %w", s.options.Address, table, found.epoch, found.position, mine, stream.ErrNotOwner)
 }
-
-func show(e stream.Epoch) string { return fmt.Sprintf("%d.%d", e.Placement, e.Counter) }

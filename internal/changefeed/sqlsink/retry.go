@@ -22,7 +22,7 @@ const (
 	lastWait  = 2 * time.Second
 )
 
-// retriable are the server's codes of errors that may be gone at the next attempt.
+// retriable are the codes of errors that the next attempt may not have.
 var retriable = map[uint16]bool{
 	1020: true,                                     // a row changed since the transaction began
 	1040: true,                                     // too many connections
@@ -39,22 +39,22 @@ var retriable = map[uint16]bool{
 	4031: true, // the server ended an idle connection
 }
 
-// errTryAgain marks what went wrong by chance.
-var errTryAgain = errors.New("try again")
+// errConcurrent marks an error that a concurrent change has caused. The attempt is repeated.
+var errConcurrent = errors.New("concurrent change")
 
-// transient says whether trying again may help.
+// transient reports whether the next attempt may succeed.
 func transient(err error) bool {
 	var e *mysql.MySQLError
 	if errors.As(err, &e) {
 		return retriable[e.Number]
 	}
 	var n net.Error
-	return errors.Is(err, errTryAgain) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+	return errors.Is(err, errConcurrent) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, mysql.ErrMalformPkt) || errors.As(err, &n)
 }
 
-// again calls try until it succeeds, fails for good, or ctx ends.
-func (s *Sink) again(ctx context.Context, doing string, try func() error) error {
+// retry calls try until it succeeds, fails with an error that is not transient, or ctx is cancelled.
+func (s *Sink) retry(ctx context.Context, doing string, try func() error) error {
 	wait := firstWait
 	for {
 		err := try()
@@ -69,8 +69,8 @@ func (s *Sink) again(ctx context.Context, doing string, try func() error) error 
 		case !transient(err):
 			return s.wrap(doing, err)
 		}
-		if s.mayTell() {
-			s.log.Warn("the sink failed, trying again", "doing", doing, "wait", wait, "error", err)
+		if s.mayLog() {
+			s.log.Warn("the sink failed; retrying", "operation", doing, "wait", wait, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -81,18 +81,18 @@ func (s *Sink) again(ctx context.Context, doing string, try func() error) error 
 	}
 }
 
-// tellEvery is how often at most it is logged that something is tried again: when a server is gone, every table fails.
-const tellEvery = 5 * time.Second
+// logEvery is the least time between two log lines about retries: when a server is down, every table fails.
+const logEvery = 5 * time.Second
 
-// failing is what the server failed with, since it last did what it was asked.
+// failing is the last transient error of the server, until an attempt succeeds.
 type failing struct {
-	mu    sync.Mutex
-	err   error
-	since time.Time
-	told  time.Time
+	mu     sync.Mutex
+	err    error
+	since  time.Time
+	logged time.Time
 }
 
-// note takes note of how an attempt ended.
+// note records how an attempt ended.
 func (s *Sink) note(err error) {
 	s.failing.mu.Lock()
 	defer s.failing.mu.Unlock()
@@ -107,17 +107,17 @@ func (s *Sink) note(err error) {
 	}
 }
 
-func (s *Sink) mayTell() bool {
+func (s *Sink) mayLog() bool {
 	s.failing.mu.Lock()
 	defer s.failing.mu.Unlock()
-	if time.Since(s.failing.told) < tellEvery {
+	if time.Since(s.failing.logged) < logEvery {
 		return false
 	}
-	s.failing.told = time.Now()
+	s.failing.logged = time.Now()
 	return true
 }
 
-// Trouble is what the server has failed with for a while, or nil.
+// Trouble is the transient error that the server has failed with for more than a second, or nil.
 func (s *Sink) Trouble() error {
 	s.failing.mu.Lock()
 	defer s.failing.mu.Unlock()

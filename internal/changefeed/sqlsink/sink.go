@@ -16,7 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// Options say which server to write and as whom.
+// Options of a sink.
 type Options struct {
 	// Address is host:port.
 	Address string
@@ -26,11 +26,11 @@ type Options struct {
 	TLS *tls.Config
 	// Schema holds the sink's own tables; "ebb" if empty.
 	Schema string
-	// Changefeed is whose progress it is: namespace/name/uid.
+	// Changefeed is namespace/name/uid.
 	Changefeed string
-	// MaxConnections is how many writes may be under way at once; 8 if 0.
+	// MaxConnections bounds the concurrent writes; 8 if 0.
 	MaxConnections int
-	// Logger is told of what is tried again; nil means nobody is.
+	// Logger, if any, logs errors after which the sink retries.
 	Logger *slog.Logger
 }
 
@@ -49,10 +49,10 @@ type Sink struct {
 
 var _ stream.Sink = (*Sink)(nil)
 
-// server is what is true of the server.
+// server is what the sink has to know of the server.
 type server struct {
 	mariaDB bool
-	// packet is the longest statement that it takes.
+	// packet is max_allowed_packet.
 	packet int
 }
 
@@ -61,12 +61,12 @@ const (
 	defaultConnections = 8
 	changefeedLength   = 512
 	dialTimeout        = 10 * time.Second
-	// A transaction that does nothing for so long belongs to a process that is gone or frozen. The server ends it, so that
-	// its successor need not wait.
+	// A transaction that is idle for so long belongs to a process that is dead or frozen. The server ends it, so that the next
+	// owner need not wait.
 	idleTransaction = 5 * time.Second
 )
 
-// sqlMode makes the server take every value as it is, and refuse what it cannot.
+// sqlMode makes the server store every value as it is, or refuse it.
 const sqlMode = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_BACKSLASH_ESCAPES,NO_ENGINE_SUBSTITUTION"
 
 // Open prepares to write a server. It does not connect yet.
@@ -78,7 +78,7 @@ func Open(options Options) (*Sink, error) {
 		options.MaxConnections = defaultConnections
 	}
 	if options.Changefeed == "" || len(options.Changefeed) > changefeedLength {
-		return nil, fmt.Errorf("sink %s: the name of the changefeed must have from 1 to %d bytes, not %d: %w", options.Address, changefeedLength, len(options.Changefeed), stream.ErrUnusable)
+		return nil, fmt.Errorf("sink %s: the name of the changefeed must have 1 to %d bytes, not %d: %w", options.Address, changefeedLength, len(options.Changefeed), stream.ErrUnusable)
 	}
 	connector, err := mysql.NewConnector(config(options))
 	if err != nil {
@@ -92,11 +92,19 @@ func Open(options Options) (*Sink, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	s.log = s.log.With("sink", options.Address, "changefeed", options.Changefeed)
+	s.log = s.log.With("sink", options.Address, "changefeed", feedName(options.Changefeed))
 	return s, nil
 }
 
-// config is how every session is set up. With binary as the character set literals are stored byte for byte.
+// feedName is namespace/name.
+func feedName(changefeed string) string {
+	if i := strings.LastIndexByte(changefeed, '/'); i > 0 {
+		return changefeed[:i]
+	}
+	return changefeed
+}
+
+// config are the settings of every session. With binary as the character set, literals are stored byte for byte.
 func config(options Options) *mysql.Config {
 	cfg := mysql.NewConfig()
 	cfg.Net, cfg.Addr, cfg.User, cfg.Passwd, cfg.TLS = "tcp", options.Address, options.User, options.Password, options.TLS
@@ -105,7 +113,7 @@ func config(options Options) *mysql.Config {
 		"time_zone":          "'+00:00'",
 		"sql_mode":           "'" + sqlMode + "'",
 		"foreign_key_checks": "0",
-		// What only MariaDB has is in a comment that only MariaDB reads.
+		// Variables that only MariaDB has are in a comment that only MariaDB executes.
 		"unique_checks": fmt.Sprintf("1 /*M!100302 , check_constraint_checks=0, idle_write_transaction_timeout=%d */", idleTransaction/time.Second),
 		"wait_timeout":  "60",
 	}
@@ -113,10 +121,10 @@ func config(options Options) *mysql.Config {
 	return cfg
 }
 
-// Close gives the connections back.
+// Close closes the connections.
 func (s *Sink) Close() error { return s.db.Close() }
 
-// Check says what about the server would keep it from being written.
+// Check implements stream.Sink.
 func (s *Sink) Check(ctx context.Context) error {
 	_, err := s.prepare(ctx)
 	return err
@@ -135,20 +143,20 @@ const createProgress = `CREATE TABLE IF NOT EXISTS %s (
 	counter BIGINT NOT NULL COMMENT 'epoch of the owner within the placement',
 	position BIGINT UNSIGNED NOT NULL COMMENT 'everything up to here is in the table',
 	PRIMARY KEY (changefeed, table_schema, table_name)
-) ENGINE=InnoDB COMMENT='how far each table is, and who may write it; written by ebb'`
+) ENGINE=InnoDB COMMENT='position and owner of each table; written by ebb'`
 
 const createIntents = `CREATE TABLE IF NOT EXISTS %s (
 	changefeed VARBINARY(512) NOT NULL,
 	position BIGINT UNSIGNED NOT NULL,
 	placement BIGINT NOT NULL,
 	counter BIGINT NOT NULL,
-	digest VARBINARY(64) NOT NULL COMMENT 'of the definitions of the tables before the statement',
+	digest VARBINARY(64) NOT NULL COMMENT 'of SHOW CREATE TABLE of the tables before the statement',
 	done BOOLEAN NOT NULL,
 	statement LONGBLOB NOT NULL,
 	PRIMARY KEY (changefeed, position)
-) ENGINE=InnoDB COMMENT='definitions that were begun, and whether they are done; written by ebb'`
+) ENGINE=InnoDB COMMENT='DDL that was begun, and whether it is executed; written by ebb'`
 
-// prepare learns about the server and makes the sink's own tables, once.
+// prepare reads the variables of the server and creates the sink's own tables, once.
 func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,14 +175,14 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 		fmt.Sprintf(createIntents, s.intents),
 	} {
 		if _, err := s.db.ExecContext(ctx, statement); err != nil {
-			return nil, s.wrap("make the tables of the progress in schema "+s.options.Schema, err)
+			return nil, s.wrap("create the tables for the progress in schema "+s.options.Schema, err)
 		}
 	}
 	s.server = v
 	return v, nil
 }
 
-// wrap names the server and what was being done to it. Refused credentials and privileges do not get better by trying again.
+// wrap adds the server and the operation to an error. Refused credentials and missing privileges make the sink unusable.
 func (s *Sink) wrap(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -183,11 +191,11 @@ func (s *Sink) wrap(doing string, err error) error {
 	if errors.As(err, &e) {
 		switch e.Number {
 		case 1045, 1130:
-			return fmt.Errorf("sink %s: user %q is refused; check the password and from where the user may connect: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
+			return fmt.Errorf("sink %s: access is denied for user %q; check the password and the hosts that the user may connect from: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
 		case 1290, 1836:
-			return s.unusable("it does not take writes, which read_only=ON makes it refuse; SET GLOBAL read_only=OFF, or name the primary server instead (%v)", err)
+			return s.unusable("the server is read-only; SET GLOBAL read_only=OFF, or use the primary server as the sink (%v)", err)
 		case 1044, 1142, 1143, 1227, 1370:
-			return fmt.Errorf("sink %s: user %q lacks a privilege to %s; run GRANT ALL ON *.* TO '%s', or on each schema that is written and on %s: %w (%w)",
+			return fmt.Errorf("sink %s: user %q lacks a privilege to %s; run GRANT ALL ON *.* TO '%s', or grant it on each replicated schema and on %s: %w (%w)",
 				s.options.Address, s.options.User, doing, s.options.User, s.options.Schema, stream.ErrUnusable, err)
 		}
 	}

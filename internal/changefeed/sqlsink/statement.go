@@ -10,11 +10,11 @@ import (
 // statement is one to be executed within a batch.
 type statement struct {
 	text string
-	// rows is how many it must find; 0 if that does not matter.
+	// rows is how many rows it must match; 0 if that does not matter.
 	rows int64
 }
 
-// shape is how rows of a schema are written into a table of a definition.
+// shape is how rows of a schema are written into a table of the sink.
 type shape struct {
 	table stream.Table
 	// columns are those that are written, indexes where their values are in a row.
@@ -38,7 +38,7 @@ const (
 )
 
 // newShape matches a schema with what the sink has.
-func newShape(table stream.Table, schema *stream.Schema, d *definition, v *server) (*shape, error) {
+func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server) (*shape, error) {
 	s := &shape{table: table, alone: d.uniques == 1, mariaDB: v.mariaDB, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
@@ -48,7 +48,7 @@ func newShape(table stream.Table, schema *stream.Schema, d *definition, v *serve
 		case at == nil && c.Generated:
 			continue
 		case at == nil:
-			return nil, fmt.Errorf("table %s has no column %s at the sink; make it as it is at the source: %w", table, c.Name, stream.ErrUnusable)
+			return nil, fmt.Errorf("table %s has no column %s at the sink; alter it to be as it is at the source: %w", table, c.Name, stream.ErrUnusable)
 		case at.generated:
 			continue
 		}
@@ -63,7 +63,7 @@ func newShape(table stream.Table, schema *stream.Schema, d *definition, v *serve
 	s.insert, s.replace = "INSERT INTO"+string(list), "REPLACE INTO"+string(list)
 	for _, k := range d.key {
 		i, ok := places[k]
-		if !ok { // the source does not have the key's column, so it cannot tell rows apart
+		if !ok { // without a column of the key at the source, the key does not identify its rows
 			s.key, s.keyColumns = nil, nil
 			break
 		}
@@ -72,7 +72,7 @@ func newShape(table stream.Table, schema *stream.Schema, d *definition, v *serve
 	return s, nil
 }
 
-// statements makes what brings the table from before a batch to after it.
+// statements are the statements that apply a batch.
 func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
 	if len(s.key) == 0 {
 		return s.oneByOne(batch)
@@ -85,7 +85,7 @@ func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
 }
 
 // merged deletes before it inserts. A row that stays is replaced where it is if its key is the only unique one; otherwise
-// its new image might take a value that another row of the batch has not given up yet, and so it goes and comes back.
+// its new image might have a unique value that another row of the batch still has, and so it is deleted and inserted.
 func (s *shape) merged(fates []*fate) ([]statement, error) {
 	gone, fresh, changed := s.newList(s.deleteHead(), ")"), s.newList(s.insert, ""), s.newList(s.replace, "")
 	for _, f := range fates {
@@ -192,8 +192,8 @@ func (l *list) done() []statement {
 	return l.made
 }
 
-// hasNoMember says whether a row has an enum that is none of its members, which arrives as a number. A strict server does
-// not take one, but may have one from when it was not.
+// hasNoMember reports whether a row has an enum with a value that is none of its members, which the log has as a number. A strict
+// server refuses one, but may have stored one while it was not strict.
 func (s *shape) hasNoMember(row []any) bool {
 	for i, c := range s.columns {
 		if !c.enum {
@@ -206,7 +206,7 @@ func (s *shape) hasNoMember(row []any) bool {
 	return false
 }
 
-// mode opens a statement that must not be strict.
+// mode begins a statement that must not be executed in strict mode.
 func (s *shape) mode(loose bool) string {
 	if !loose || !s.mariaDB {
 		return ""
@@ -214,7 +214,7 @@ func (s *shape) mode(loose bool) string {
 	return "SET STATEMENT sql_mode='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_BACKSLASH_ESCAPES' FOR "
 }
 
-// oneByOne makes the statements for a table without a key. Rows that only come are still put together.
+// oneByOne makes the statements for a table without a key. Only consecutive inserts share a statement.
 func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
 	var all []statement
 	fresh := s.newList(s.insert, "")
@@ -239,8 +239,8 @@ func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
 	return append(all, fresh.done()...), nil
 }
 
-// change makes the statement that changes or deletes one row, found by all that it holds. Which of several equal rows it
-// is makes no difference.
+// change makes the statement that updates or deletes one row, matched by all its columns. Which one of several equal rows it is makes
+// no difference.
 func (s *shape) change(c *stream.Change) (statement, error) {
 	text, loose := []byte("DELETE FROM "+full(s.table)), false
 	var err error
@@ -268,7 +268,7 @@ func (s *shape) change(c *stream.Change) (statement, error) {
 	return statement{text: s.mode(loose) + string(append(text, " LIMIT 1"...)), rows: 1}, nil
 }
 
-// equals appends a condition that only the very same value meets.
+// equals appends a condition that only exactly the same value meets.
 func (c *column) equals(to []byte, value any) ([]byte, error) {
 	if value == nil {
 		return append(append(to, name(c.name)...), " IS NULL"...), nil

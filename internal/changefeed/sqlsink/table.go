@@ -31,8 +31,8 @@ type column struct {
 	enum  bool
 }
 
-// definition is a table at the sink.
-type definition struct {
+// tableInfo describes a table at the sink.
+type tableInfo struct {
 	columns map[string]*column
 	// key are the names of the columns of the primary key, or of a unique key that cannot be NULL.
 	key []string
@@ -40,9 +40,9 @@ type definition struct {
 	uniques int
 }
 
-// definition reads the definition of a table from the sink.
-func (s *Sink) definition(ctx context.Context, mariaDB bool, table stream.Table) (*definition, error) {
-	d := &definition{columns: map[string]*column{}}
+// describe reads the columns and keys of a table from the sink.
+func (s *Sink) describe(ctx context.Context, mariaDB bool, table stream.Table) (*tableInfo, error) {
+	d := &tableInfo{columns: map[string]*column{}}
 	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), GENERATION_EXPRESSION IS NOT NULL AND GENERATION_EXPRESSION <> '' FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Sink) definition(ctx context.Context, mariaDB bool, table stream.Table)
 		return nil, err
 	}
 	if len(d.columns) == 0 {
-		return nil, fmt.Errorf("sink %s: table %s does not exist, or user %q may not see it; create it as it is at the source: %w", s.options.Address, table, s.options.User, stream.ErrUnusable)
+		return nil, fmt.Errorf("sink %s: table %s does not exist, or user %q has no privilege on it; create it as it is at the source, or grant the privilege: %w", s.options.Address, table, s.options.User, stream.ErrUnusable)
 	}
 	return d, s.keys(ctx, d, table)
 }
@@ -91,9 +91,8 @@ func isGeometry(typ string) bool {
 	return false
 }
 
-// keys finds the key by which rows are told apart: the primary key, or the shortest unique key of whole columns that are
-// not NULL.
-func (s *Sink) keys(ctx context.Context, d *definition, table stream.Table) error {
+// keys finds the key that identifies rows: the primary key, or the shortest unique key of whole columns that are not NULL.
+func (s *Sink) keys(ctx context.Context, d *tableInfo, table stream.Table) error {
 	rows, err := s.db.QueryContext(ctx, `SELECT INDEX_NAME, COALESCE(COLUMN_NAME, ''), COLUMN_NAME IS NOT NULL AND NULLABLE <> 'YES' AND (SUB_PART IS NULL OR INDEX_NAME = 'PRIMARY')
 		FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0 ORDER BY INDEX_NAME <> 'PRIMARY', INDEX_NAME, SEQ_IN_INDEX`, table.Schema, table.Name)
 	if err != nil {

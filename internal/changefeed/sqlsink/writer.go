@@ -20,18 +20,17 @@ type writer struct {
 	epoch    stream.Epoch
 	position stream.Position
 
-	// shape is for rows of schema. Another schema means that the table may have been redefined.
+	// shape is for rows of schema. If rows have another schema, the table may have been altered.
 	schema *stream.Schema
 	shape  *shape
 }
 
 var _ stream.Writer = (*writer)(nil)
 
-// Close gives the table up. Its owner stays the same, so there is nothing to tell the server.
+// Close implements stream.Writer. The owner stays the same, so there is nothing to do.
 func (w *writer) Close() error { return nil }
 
-// Write makes rows and a position durable together. Rows at or before the position that the table is at already are left
-// out: they are there.
+// Write writes rows and the position in one transaction. It skips rows up to the position that the table is at already.
 func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Position) error {
 	for len(rows) > 0 && rows[0].Position <= w.position {
 		rows = rows[1:]
@@ -43,10 +42,10 @@ func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Posit
 		return nil
 	}
 	if n := len(rows); n > 0 && rows[n-1].Position > to {
-		return fmt.Errorf("table %s: rows at position %d cannot be written up to %d only", w.table, rows[n-1].Position, to)
+		return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, rows[n-1].Position, to)
 	}
 	b := &batch{writer: w, rows: slices.DeleteFunc(slices.Clone(rows), func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to}
-	if err := w.sink.again(ctx, "write table "+w.table.String(), func() error { return b.apply(ctx) }); err != nil {
+	if err := w.sink.retry(ctx, "write table "+w.table.String(), func() error { return b.apply(ctx) }); err != nil {
 		return err
 	}
 	w.position = to
@@ -61,7 +60,7 @@ type batch struct {
 	// statements, once they are made.
 	statements []statement
 	made       bool
-	// unsure: a commit was sent and no answer came. It may have happened.
+	// unsure: a COMMIT was sent and not answered, so it may have been executed.
 	unsure bool
 }
 
@@ -93,8 +92,8 @@ func (b *batch) apply(ctx context.Context) error {
 	return nil
 }
 
-// move brings the position to where the batch ends, which only the owner can and only from where it believes the table to
-// be. False means that an earlier attempt did all of this.
+// move sets the position to the end of the batch, if the epoch is still the owner and the table is at the position that the owner
+// expects. It returns false if an earlier attempt has committed the batch.
 func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 	w := b.writer
 	result, err := tx.ExecContext(ctx, b.moveText())
@@ -137,33 +136,33 @@ func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
 	}
 	n, err := result.RowsAffected()
 	if err == nil && n != st.rows {
-		err = fmt.Errorf("table %s has no key, and a row that was changed at the source is not at the sink as it was; somebody else writes there, or the copy was not equal: %w", b.writer.table, stream.ErrUnusable)
+		err = fmt.Errorf("table %s has no key, and a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", b.writer.table, stream.ErrUnusable)
 	}
 	return err
 }
 
-// Codes of what a server says when its table is not what the rows are made for.
+// Codes of errors that differences between the tables of source and sink cause.
 const (
 	codeUnknownColumn = 1054
 	codeNoSuchTable   = 1146
 	codePacketTooBig  = 1153
 )
 
-// explain adds to errors that a person has to do something about.
+// explain adds what to do to an error that retrying cannot resolve.
 func (b *batch) explain(err error) error {
 	if transient(err) {
 		return err
 	}
-	remedy := "make it equal to the source"
+	remedy := "make the table equal to that of the source"
 	var e *mysql.MySQLError
 	if errors.As(err, &e) {
 		switch e.Number {
 		case codeDuplicate:
-			remedy = "a row that is new at the source is at the sink already; somebody else writes there, or the copy was taken at another position"
+			remedy = "a row that is new at the source exists at the sink already; something else writes to the sink, or the initial copy was taken at another position"
 		case codeUnknownColumn, codeNoSuchTable:
-			remedy = "its definition differs from the source's; make them equal"
+			remedy = "its columns differ from those at the source; make them equal"
 		case codePacketTooBig:
-			remedy = "a row is longer than max_allowed_packet of the sink; raise it"
+			remedy = "a row is longer than max_allowed_packet of the sink; increase that"
 		}
 	}
 	return fmt.Errorf("sink %s: table %s: %s: %w (%w)", b.writer.sink.options.Address, b.writer.table, remedy, stream.ErrUnusable, err)
@@ -197,7 +196,7 @@ func (b *batch) prepare(ctx context.Context) error {
 	return nil
 }
 
-// shapeFor looks at the table again whenever rows come with another schema.
+// shapeFor reads the table again whenever rows have another schema.
 func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, error) {
 	if w.schema == schema {
 		return w.shape, nil
@@ -206,7 +205,7 @@ func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, e
 	if err != nil {
 		return nil, err
 	}
-	d, err := w.sink.definition(ctx, v.mariaDB, w.table)
+	d, err := w.sink.describe(ctx, v.mariaDB, w.table)
 	if err != nil {
 		return nil, err
 	}

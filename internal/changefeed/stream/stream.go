@@ -1,17 +1,18 @@
-// Package stream is what flows from a source to a sink: transactions in the order of their positions, split by table.
+// Package stream defines what is replicated from a source to a sink: transactions in the order of their positions, split by table.
 //
 //	Source ──transactions──▶ reader of a node ──rows of a table──▶ dispatcher ──batches──▶ Writer of a Sink
 //
-// Order and atomicity hold within a table. A source transaction over several tables may be seen in part at the sink.
+// Order and atomicity are preserved within a table. Of a source transaction over several tables, the sink may show a part for a moment.
 package stream
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
-// Position orders what a source says: the sequence number of a transaction. Who is at p has everything up to and including p.
+// Position is the sequence number of a transaction of a source. To be at p means to have everything up to and including p.
 type Position uint64
 
 // Table is the name of a table.
@@ -67,14 +68,14 @@ type Rows struct {
 	Changes []Change
 	// Bytes is about how much memory they take.
 	Bytes int
-	// DDL is set instead of changes where the table's definition changes, so that it keeps its place among them.
+	// DDL is set instead of changes where DDL concerns the table, so that it keeps its place among the changes.
 	DDL *DDL
 }
 
-// DDLKind is what a definition does to tables.
+// DDLKind is what DDL does to tables.
 type DDLKind string
 
-// The kinds of definitions.
+// The kinds of DDL.
 const (
 	CreateTable   DDLKind = "create"
 	DropTable     DDLKind = "drop"
@@ -85,55 +86,55 @@ const (
 	OtherDDL DDLKind = "other"
 )
 
-// DDL is a statement that changes the definition of tables. It is a transaction of its own.
+// DDL is a statement that creates, alters or drops tables. It is a transaction of its own.
 type DDL struct {
 	Kind DDLKind
-	// Schema in which unqualified names are meant.
+	// Schema that unqualified names are in.
 	Schema    string
 	Statement string
 	// Tables that it concerns, by the names they have before it; Becomes is what a rename calls each.
 	Tables, Becomes []Table
 }
 
-// Alone says whether a definition concerns one table that is there before and after, so that whoever carries the table can
-// execute it between two changes. Others need everybody that they concern to stand still.
+// Alone reports whether a DDL concerns one table that exists before and after it, so that the table's dispatcher can execute it
+// between two changes. For all others the dispatchers of all tables concerned have to wait.
 func (d *DDL) Alone() bool {
 	return len(d.Tables) == 1 && len(d.Becomes) == 0 && (d.Kind == AlterTable || d.Kind == TruncateTable)
 }
 
-// Transaction is the unit in which a source speaks: rows or a definition.
+// Transaction is what a source commits at once: rows, or a DDL.
 type Transaction struct {
 	Position Position
 	At       time.Time
 	Rows     []*Rows
 	DDL      *DDL
-	// Skipped are tables that have rows in it which nobody wanted when they were read.
+	// Skipped are tables whose rows were left out because nobody wanted them when they were read.
 	Skipped []Table
 }
 
 // Source is where changes come from. All methods may be called concurrently; every Read has a connection of its own.
 type Source interface {
-	// Check says what about the source would keep it from being read, in words that a person can act on.
+	// Check returns an error that says why the source cannot be read and what to do about it.
 	Check(ctx context.Context) error
-	// Tables are the tables there are, and a position at which they were these.
+	// Tables returns the tables that exist, and a position at which they did.
 	Tables(ctx context.Context) ([]Table, Position, error)
 	// Head is the newest position.
 	Head(ctx context.Context) (Position, error)
 	// Read calls visit for every transaction after a position, in order, until ctx ends or visit returns an error, which
-	// Read returns. ErrPurged says that the source no longer has what comes after the position. Lost connections are
-	// resumed at the last transaction that was visited.
+	// Read returns. It returns ErrPurged if the source no longer has what comes after the position. After a lost connection
+	// it resumes at the last transaction that was visited.
 	Read(ctx context.Context, after Position, visit func(*Transaction) error) error
-	// Close gives everything back.
+	// Close releases everything.
 	Close() error
 }
 
-// Selective is a source that need not work out the rows of tables that nobody wants.
+// Selective is a source that can skip the decoding of rows of tables that nobody wants.
 type Selective interface {
-	// ReadOf is Read, but for rows of tables that are not wanted when they come. Those are told in Skipped.
+	// ReadOf is Read without the rows of tables that are not wanted when they are read. Such tables are in Skipped.
 	ReadOf(ctx context.Context, after Position, wants func(Table) bool, visit func(*Transaction) error) error
 }
 
-// ReadOf reads what is wanted, and from a source that cannot tell everything.
+// ReadOf reads what is wanted, or everything if the source is not Selective.
 func ReadOf(ctx context.Context, s Source, after Position, wants func(Table) bool, visit func(*Transaction) error) error {
 	if of, ok := s.(Selective); ok {
 		return of.ReadOf(ctx, after, wants, visit)
@@ -141,7 +142,7 @@ func ReadOf(ctx context.Context, s Source, after Position, wants func(Table) boo
 	return s.Read(ctx, after, visit)
 }
 
-// NoTable is wanted by those who read for definitions only.
+// NoTable wants no table, to read DDL only.
 func NoTable(Table) bool { return false }
 
 // Epoch is an owner of a table at a sink: the epoch of the changefeed's placement, and a counter within it.
@@ -149,6 +150,9 @@ type Epoch struct {
 	Placement int64 `json:"placement"`
 	Counter   int64 `json:"counter"`
 }
+
+// String is placement.counter.
+func (e Epoch) String() string { return fmt.Sprintf("%d.%d", e.Placement, e.Counter) }
 
 // Compare orders epochs: by placement, then by counter.
 func (e Epoch) Compare(o Epoch) int {
@@ -163,34 +167,35 @@ func (e Epoch) Compare(o Epoch) int {
 
 // Sink is where changes go. All methods may be called concurrently.
 type Sink interface {
-	// Check says what about the sink would keep it from being written, in words that a person can act on.
+	// Check returns an error that says why the sink cannot be written and what to do about it.
 	Check(ctx context.Context) error
-	// Acquire makes an epoch the owner of a table and returns the position up to which the table is there: the one that the
-	// sink has, or start if it has never seen the table. It waits out what an earlier owner has under way; afterwards
-	// nothing of that owner reaches the sink. ErrNotOwner says that a newer epoch owns the table already.
+	// Acquire makes an epoch the owner of a table and returns the position that the table is at: the one that the sink has
+	// recorded, or start if it has none. It waits for writes of an earlier owner to end; afterwards the sink refuses that
+	// owner's writes. It returns ErrNotOwner if a newer epoch owns the table.
 	Acquire(ctx context.Context, table Table, epoch Epoch, start Position) (Writer, Position, error)
-	// Define executes a definition once, however often it is asked to, for as long as the epoch is not outdone.
-	Define(ctx context.Context, position Position, ddl *DDL, epoch Epoch) error
-	// Close gives everything back.
+	// ExecuteDDL executes the DDL at a position exactly once, however often it is called. It returns ErrNotOwner if a newer
+	// epoch has executed DDL.
+	ExecuteDDL(ctx context.Context, position Position, ddl *DDL, epoch Epoch) error
+	// Close releases everything.
 	Close() error
 }
 
 // Writer writes one table for one owner. It is used by one goroutine at a time.
 type Writer interface {
-	// Write makes rows and the position they bring the table to durable, all or nothing. Rows are in order and not empty
-	// only if something changed; to is at least the position of the last. ErrNotOwner says that another epoch owns the
-	// table; nothing was written.
+	// Write writes rows and the position that the table is at then, atomically and durably. Rows are in order, and empty if
+	// nothing changed; to is at least the position of the last. If another epoch owns the table, it writes nothing and
+	// returns ErrNotOwner.
 	Write(ctx context.Context, rows []*Rows, to Position) error
-	// Close gives the table up without changing its owner.
+	// Close releases the writer. The owner of the table stays the same.
 	Close() error
 }
 
 // Errors that callers act on.
 var (
 	// ErrPurged: the source no longer has the log at that position.
-	ErrPurged = errors.New("the source no longer has the log at this position")
+	ErrPurged = errors.New("the source has purged its log at this position")
 	// ErrNotOwner: another epoch owns the table at the sink.
-	ErrNotOwner = errors.New("another owner has the table at the sink")
-	// ErrUnusable: the source or the sink is set up in a way that cannot work; trying again is no use.
-	ErrUnusable = errors.New("unusable as it is set up")
+	ErrNotOwner = errors.New("the table has another owner at the sink")
+	// ErrUnusable: the source, the sink or the changefeed is misconfigured.
+	ErrUnusable = errors.New("misconfigured; retrying will not help")
 )

@@ -4,17 +4,18 @@
 // 	protoc        v3.21.12
 // source: internal/changefeed/wire/wire.proto
 
-// What nodes say to each other about changefeeds. Every message carries who speaks, in which incarnation, and for which
-// placement of which changefeed; what is older than what was heard before is refused.
+// Requests of maintainers to nodes. Every request carries the node that sends it, with its epoch, and the changefeed with the
+// epoch of its placement. A node refuses requests of a placement that is older than one it has accepted.
 
 package wire
 
 import (
-	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
-	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
+
+	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
+	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 )
 
 const (
@@ -903,9 +904,9 @@ type FeedReport struct {
 	Rows                int64                  `protobuf:"varint,7,opt,name=rows,proto3" json:"rows,omitempty"`
 	Bytes               int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Error               string                 `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
-	// blocked are tables that stand before a definition that drops or renames them.
+	// blocked are tables whose dispatchers have reached DDL that drops or renames the table.
 	Blocked []string `protobuf:"bytes,10,rep,name=blocked,proto3" json:"blocked,omitempty"`
-	// slowest says which table has the lowest checkpoint, and what it is doing.
+	// slowest is the table with the lowest checkpoint, and what its dispatcher is doing.
 	Slowest       string `protobuf:"bytes,11,opt,name=slowest,proto3" json:"slowest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

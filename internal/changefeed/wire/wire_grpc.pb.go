@@ -4,13 +4,14 @@
 // - protoc             v3.21.12
 // source: internal/changefeed/wire/wire.proto
 
-// What nodes say to each other about changefeeds. Every message carries who speaks, in which incarnation, and for which
-// placement of which changefeed; what is older than what was heard before is refused.
+// Requests of maintainers to nodes. Every request carries the node that sends it, with its epoch, and the changefeed with the
+// epoch of its placement. A node refuses requests of a placement that is older than one it has accepted.
 
 package wire
 
 import (
 	context "context"
+
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -31,11 +32,11 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type NodeClient interface {
-	// Bootstrap introduces a maintainer: from here on the node refuses older ones, and says what runs there.
+	// Bootstrap makes the node refuse orders of earlier maintainers, and returns the dispatchers that it has.
 	Bootstrap(ctx context.Context, in *BootstrapRequest, opts ...grpc.CallOption) (*BootstrapReply, error)
-	// Order asks for something to be done about tables, and returns when it is.
+	// Order prepares, starts or stops dispatchers, and returns when that is done.
 	Order(ctx context.Context, in *OrderRequest, opts ...grpc.CallOption) (*OrderReply, error)
-	// Report tells how changefeeds are on the node.
+	// Report returns the progress of changefeeds on the node.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error)
 }
 
@@ -81,11 +82,11 @@ func (c *nodeClient) Report(ctx context.Context, in *ReportRequest, opts ...grpc
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
 type NodeServer interface {
-	// Bootstrap introduces a maintainer: from here on the node refuses older ones, and says what runs there.
+	// Bootstrap makes the node refuse orders of earlier maintainers, and returns the dispatchers that it has.
 	Bootstrap(context.Context, *BootstrapRequest) (*BootstrapReply, error)
-	// Order asks for something to be done about tables, and returns when it is.
+	// Order prepares, starts or stops dispatchers, and returns when that is done.
 	Order(context.Context, *OrderRequest) (*OrderReply, error)
-	// Report tells how changefeeds are on the node.
+	// Report returns the progress of changefeeds on the node.
 	Report(context.Context, *ReportRequest) (*ReportReply, error)
 	mustEmbedUnimplementedNodeServer()
 }

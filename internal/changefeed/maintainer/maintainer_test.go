@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"testing"
@@ -8,27 +8,27 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// A maintainer that took an older version for the newest would go on after its placement is over.
+// A maintainer that took an older version for the newest would work on after its placement was superseded.
 func TestAMaintainerNeverGoesBackToAnOlderObject(t *testing.T) {
 	version := func(uid, number string) *v1alpha1.Changefeed {
 		cf := &v1alpha1.Changefeed{}
 		cf.UID, cf.ResourceVersion = types.UID(uid), number
 		return cf
 	}
-	m := &maintainer{object: version("1", "9"), wake: make(chan struct{}, 1)}
+	m := &Maintainer{object: version("1", "9"), wake: make(chan struct{}, 1)}
 	for _, c := range []struct {
 		see  *v1alpha1.Changefeed
 		want string
 	}{{version("1", "10"), "10"}, {version("1", "9"), "10"}, {version("1", "10"), "10"}, {version("1", "100"), "100"}, {version("2", "5"), "5"}} {
-		if m.see(c.see); m.latest().ResourceVersion != c.want {
-			t.Errorf("after %s it has %s, want %s", c.see.ResourceVersion, m.latest().ResourceVersion, c.want)
+		if m.Observe(c.see); m.Latest().ResourceVersion != c.want {
+			t.Errorf("after %s it has %s, want %s", c.see.ResourceVersion, m.Latest().ResourceVersion, c.want)
 		}
 	}
 }
 
-// A drain may begin while orders to its node are under way. What they start must be in the first count that says that the drain is
-// known: a count that grows later would say that a draining node takes work.
-func TestATableOnItsWayToTheDrainingNodeIsCountedThere(t *testing.T) {
+// A drain may begin while orders to its node have been sent. What they start must be in the first count that is published with the
+// observed drain: a count that grows later would mean that a draining node takes work.
+func TestATableThatMovesToTheDrainingNodeIsCountedThere(t *testing.T) {
 	for name, c := range map[string]struct {
 		table table
 		want  string
@@ -41,7 +41,7 @@ func TestATableOnItsWayToTheDrainingNodeIsCountedThere(t *testing.T) {
 		"it moves off the draining node":               {table{phase: TableBusy, node: "n2", to: "n1"}, "n2"},
 		"it moves between two nodes that do not drain": {table{phase: TableBusy, node: "n1", to: "n3"}, "n1"},
 	} {
-		if got := c.table.countsOn("n2"); got != c.want {
+		if got := c.table.countedOn("n2"); got != c.want {
 			t.Errorf("%s: it is counted on %q, want %q", name, got, c.want)
 		}
 	}

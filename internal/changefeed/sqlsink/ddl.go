@@ -17,28 +17,28 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// Define executes a definition once. It cannot share a transaction with its progress, so it is done in steps, any of which
-// may be the last that a process takes:
+// ExecuteDDL executes DDL exactly once. DDL cannot share a transaction with the record of its execution, so there are several steps,
+// and a process may fail after any of them:
 //
-//	GET_LOCK of every name ──▶ intent, with a digest of how it was before ──▶ the statement ──▶ done
+//	GET_LOCK of every name ──▶ intent, with a digest of the tables before ──▶ the statement ──▶ done
 //
-// Whoever comes next takes the locks, which proves that the session of the one before is gone: a statement that waits
-// in a dead owner's session could run at any later time. Then the digest tells whether the statement ran: unchanged, it is
-// run; changed, it is done. Statements that may as well run twice, because nothing passes the barrier before they are
-// done, are simply run again: TRUNCATE, DROP, CREATE OR REPLACE.
+// The next owner takes the locks, which proves that the session of the previous owner has ended: a statement that waits in the
+// session of a dead owner could still run at any later time. Then the digest shows whether the statement ran: if the tables are
+// unchanged it is run; if they have changed it has been. Statements that may run twice, because no change passes them before they
+// are done, are run again: TRUNCATE, DROP, CREATE OR REPLACE.
 //
-// When it is done, the progress of tables that it made, dropped or renamed is brought to its position, so that who
-// acquires such a name later does not start in the life of an earlier table of that name.
+// In the end the progress of the tables that it created, dropped or renamed is set to its position, so that a later owner of such a
+// name does not start with changes of an earlier table of that name.
 //
-// Of definitions that concern no table only schemas and sequences are executed. Views, triggers, events, routines and
-// users are not: triggers and events would change rows that arrive anyway, the others are no data.
-func (s *Sink) Define(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
+// Of DDL that concerns no table, only that of schemas and sequences is executed. That of views, triggers, events, routines and users
+// is not: triggers and events would repeat changes that are replicated anyway, and the others are not data.
+func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
 	text := body(ddl.Statement)
 	if ddl.Kind == stream.OtherDDL && !isExecutedOther(text) {
 		return nil
 	}
-	d := &definer{sink: s, position: position, ddl: ddl, epoch: epoch, text: text}
-	return s.again(ctx, fmt.Sprintf("execute the definition at position %d (%s)", position, brief(text)), func() error {
+	d := &ddlExecution{sink: s, position: position, ddl: ddl, epoch: epoch, text: text}
+	return s.retry(ctx, fmt.Sprintf("execute the DDL at position %d (%s)", position, brief(text)), func() error {
 		if _, err := s.prepare(ctx); err != nil {
 			return err
 		}
@@ -46,8 +46,8 @@ func (s *Sink) Define(ctx context.Context, position stream.Position, ddl *stream
 	})
 }
 
-// definer is one definition that is to be executed.
-type definer struct {
+// ddlExecution is the execution of one DDL.
+type ddlExecution struct {
 	sink     *Sink
 	position stream.Position
 	ddl      *stream.DDL
@@ -55,12 +55,12 @@ type definer struct {
 	text     string
 
 	conn *sql.Conn
-	// again: an earlier attempt, of this process or another, may have executed the statement.
-	again bool
+	// repeated: an earlier attempt, of this process or another, may have executed the statement.
+	repeated bool
 }
 
-// try goes through the steps in one session, which does not outlive them: it holds locks and strange settings.
-func (d *definer) try(ctx context.Context) error {
+// try takes the steps in one session. The session is closed afterwards, because it has locks and settings of the source.
+func (d *ddlExecution) try(ctx context.Context) error {
 	conn, err := d.sink.db.Conn(ctx)
 	if err != nil {
 		return err
@@ -85,9 +85,9 @@ func (d *definer) try(ctx context.Context) error {
 	return d.finish(ctx)
 }
 
-// lock takes the lock of every name that is concerned, in one order, so that two definitions cannot wait for each other.
-func (d *definer) lock(ctx context.Context) error {
-	// A session whose client has vanished gives its locks up this soon after its statement.
+// lock takes the locks of all names that are concerned, always in the same order, so that two executions cannot wait for each other.
+func (d *ddlExecution) lock(ctx context.Context) error {
+	// The server ends a session whose client has died, and releases its locks, so many seconds after its last statement.
 	if _, err := d.conn.ExecContext(ctx, "SET SESSION wait_timeout = 10"); err != nil {
 		return err
 	}
@@ -100,14 +100,14 @@ func (d *definer) lock(ctx context.Context) error {
 			if got.Int64 == 1 {
 				break
 			}
-			d.sink.log.Info("waiting for the session of another owner to end", "position", d.position, "statement", brief(d.text))
+			d.sink.log.Info("waiting for the session of a previous owner to release its lock", "position", d.position, "statement", brief(d.text))
 		}
 	}
 	return nil
 }
 
-// locks are the names of the locks: short, whatever the tables are called.
-func (d *definer) locks() []string {
+// locks are the names of the locks. They are digests because their length is limited.
+func (d *ddlExecution) locks() []string {
 	var locks []string
 	for _, t := range slices.Concat(d.ddl.Tables, d.ddl.Becomes) {
 		locks = append(locks, lockName(t.String()))
@@ -124,17 +124,17 @@ func lockName(text string) string {
 	return "ebb:" + hex.EncodeToString(sum[:20])
 }
 
-// step is what is left to do.
+// step is the next step.
 type step int
 
 const (
 	nothing step = iota // it is done
 	execute
-	finish // it was executed, which only has to be noted
+	finish // it was executed, which has to be recorded
 )
 
-// intend notes the intent, or finds out how far an earlier one came.
-func (d *definer) intend(ctx context.Context) (step, error) {
+// intend records the intent, or finds out how far an earlier attempt came.
+func (d *ddlExecution) intend(ctx context.Context) (step, error) {
 	digest, err := d.digest(ctx)
 	if err != nil {
 		return nothing, err
@@ -161,9 +161,9 @@ func (d *definer) intend(ctx context.Context) (step, error) {
 	case done:
 		return nothing, nil
 	case found.Compare(d.epoch) > 0:
-		return nothing, fmt.Errorf("sink %s: the definition at position %d was taken over by epoch %s from epoch %s: %w", d.sink.options.Address, d.position, show(found), show(d.epoch), stream.ErrNotOwner)
+		return nothing, fmt.Errorf("sink %s: the DDL at position %d was taken over by epoch %s from epoch %s: %w", d.sink.options.Address, d.position, found, d.epoch, stream.ErrNotOwner)
 	}
-	d.again = true
+	d.repeated = true
 	if _, err := tx.ExecContext(ctx, "UPDATE "+d.sink.intents+" SET placement = ?, counter = ? WHERE changefeed = ? AND position = ?",
 		d.epoch.Placement, d.epoch.Counter, d.sink.options.Changefeed, uint64(d.position)); err != nil {
 		return nothing, err
@@ -176,8 +176,8 @@ func (d *definer) intend(ctx context.Context) (step, error) {
 
 var orReplace = regexp.MustCompile(`(?is)^\s*CREATE\s+OR\s+REPLACE\b`)
 
-// repeatable says that the statement may run twice.
-func (d *definer) repeatable() bool {
+// repeatable reports whether the statement may run twice.
+func (d *ddlExecution) repeatable() bool {
 	switch d.ddl.Kind {
 	case stream.TruncateTable, stream.DropTable:
 		return true
@@ -187,27 +187,27 @@ func (d *definer) repeatable() bool {
 	return orReplace.MatchString(d.text)
 }
 
-// execute runs the statement in a session that is like the one at the source.
-func (d *definer) execute(ctx context.Context) error {
+// execute runs the statement with the session settings that it had at the source.
+func (d *ddlExecution) execute(ctx context.Context) error {
 	text := d.text
-	if d.again && d.ddl.Kind == stream.DropTable {
-		text = dropIfThere(d.ddl.Tables) // some of them may be gone
+	if d.repeated && d.ddl.Kind == stream.DropTable {
+		text = dropIfExists(d.ddl.Tables) // some of them may be dropped already
 	}
 	if err := d.imitate(ctx); err != nil {
 		return err
 	}
 	_, err := d.conn.ExecContext(ctx, text)
-	if d.again && d.ddl.Kind == stream.OtherDDL && alreadySo(err) {
+	if d.repeated && d.ddl.Kind == stream.OtherDDL && alreadyDone(err) {
 		return nil
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
-		return fmt.Errorf("sink %s: the definition at position %d fails at the sink; make the sink's tables equal to the source's before it, or execute it by hand and mark it done in %s: %s: %w (%w)",
+		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and set done=TRUE in %s: %s: %w (%w)",
 			d.sink.options.Address, d.position, d.sink.intents, brief(d.text), stream.ErrUnusable, err)
 	}
 	return err
 }
 
-func dropIfThere(tables []stream.Table) string {
+func dropIfExists(tables []stream.Table) string {
 	names := make([]string, len(tables))
 	for i, t := range tables {
 		names[i] = full(t)
@@ -215,17 +215,17 @@ func dropIfThere(tables []stream.Table) string {
 	return "DROP TABLE IF EXISTS " + strings.Join(names, ", ")
 }
 
-// alreadySo: a schema or sequence that was to be made is there, or one that was to be dropped is not.
-func alreadySo(err error) bool {
+// alreadyDone reports whether a schema or sequence that was to be created exists, or one that was to be dropped does not.
+func alreadyDone(err error) bool {
 	var e *mysql.MySQLError
 	return errors.As(err, &e) && slices.Contains([]uint16{1007, 1008, 1050, 1051, 4091}, e.Number)
 }
 
-// codeUnknownSchema: there is no such schema.
+// codeUnknownSchema: the schema does not exist.
 const codeUnknownSchema = 1049
 
-// imitate sets the session as it was at the source, and goes to the schema in which names are meant if there is one.
-func (d *definer) imitate(ctx context.Context) error {
+// imitate sets the session as it was at the source, and its default schema if that exists.
+func (d *ddlExecution) imitate(ctx context.Context) error {
 	if d.ddl.Schema != "" {
 		_, err := d.conn.ExecContext(ctx, "USE "+name(d.ddl.Schema))
 		var e *mysql.MySQLError
@@ -244,9 +244,9 @@ func (d *definer) imitate(ctx context.Context) error {
 	return err
 }
 
-// finish notes that it is done, and moves the progress of names that begin or end with it.
-func (d *definer) finish(ctx context.Context) error {
-	// The statement's session is set up like the source's; this is ours again.
+// finish records that the DDL is executed, and sets the progress of the names that it creates, drops or renames.
+func (d *ddlExecution) finish(ctx context.Context) error {
+	// The session has the settings of the source; set it back.
 	if _, err := d.conn.ExecContext(ctx, "SET NAMES binary"); err != nil {
 		return err
 	}
@@ -264,7 +264,7 @@ func (d *definer) finish(ctx context.Context) error {
 		return err
 	}
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
-		return fmt.Errorf("sink %s: the definition at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, show(d.epoch), errors.Join(err, stream.ErrNotOwner))
+		return fmt.Errorf("sink %s: the DDL at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, d.epoch, errors.Join(err, stream.ErrNotOwner))
 	}
 	if err := d.movePositions(ctx, tx); err != nil {
 		return err
@@ -272,9 +272,9 @@ func (d *definer) finish(ctx context.Context) error {
 	return tx.Commit()
 }
 
-// movePositions brings names to where their present life begins or their last one ends. What was just made may come with
-// rows of the same position, so it starts just before.
-func (d *definer) movePositions(ctx context.Context, tx *sql.Tx) error {
+// movePositions sets the progress of names to the position at which a table of that name begins or ends. A table that was created may
+// have rows of the same position (CREATE TABLE ... SELECT), so it starts just before.
+func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 	where, to := "", uint64(d.position)
 	args := []any{}
 	switch {
@@ -296,25 +296,25 @@ func (d *definer) movePositions(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
-// digest is of how everything that the statement concerns is defined now.
-func (d *definer) digest(ctx context.Context) (string, error) {
+// digest is a digest of SHOW CREATE of everything that the statement concerns.
+func (d *ddlExecution) digest(ctx context.Context) (string, error) {
 	h := sha256.New()
 	for _, t := range slices.Concat(d.ddl.Tables, d.ddl.Becomes) {
-		text, err := d.defined(ctx, "SHOW CREATE TABLE "+full(t))
+		text, err := d.column(ctx, "SHOW CREATE TABLE "+full(t))
 		if err != nil {
 			return "", err
 		}
 		fmt.Fprintf(h, "%q is %q\n", t, autoIncrement.ReplaceAllString(text, ""))
 	}
 	if len(d.ddl.Tables) == 0 {
-		text, err := d.defined(ctx, "SHOW CREATE DATABASE "+name(d.ddl.Schema))
+		text, err := d.column(ctx, "SHOW CREATE DATABASE "+name(d.ddl.Schema))
 		if err != nil {
 			return "", err
 		}
 		fmt.Fprintf(h, "%q is %q\n", d.ddl.Schema, text)
 	}
 	if exchanges.MatchString(d.text) && len(d.ddl.Tables) == 2 {
-		sum, err := d.defined(ctx, "CHECKSUM TABLE "+full(d.ddl.Tables[1]))
+		sum, err := d.column(ctx, "CHECKSUM TABLE "+full(d.ddl.Tables[1]))
 		if err != nil {
 			return "", err
 		}
@@ -323,14 +323,14 @@ func (d *definer) digest(ctx context.Context) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// autoIncrement follows the rows, not the definition.
+// autoIncrement changes with the rows.
 var autoIncrement = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
 
-// exchanges swaps the rows of a partition and a table, which leaves both definitions as they were.
+// exchanges matches a statement that swaps the rows of a partition and a table, after which SHOW CREATE of both is as before.
 var exchanges = regexp.MustCompile(`(?is)\bEXCHANGE\s+PARTITION\b`)
 
-// defined is the second column of an answer; empty if what is asked for does not exist.
-func (d *definer) defined(ctx context.Context, query string) (string, error) {
+// column is the second column of a result; empty if the table or schema does not exist.
+func (d *ddlExecution) column(ctx context.Context, query string) (string, error) {
 	rows, err := d.conn.QueryContext(ctx, query)
 	var e *mysql.MySQLError
 	if errors.As(err, &e) && (e.Number == codeNoSuchTable || e.Number == codeUnknownSchema) {
@@ -357,14 +357,14 @@ func (d *definer) defined(ctx context.Context, query string) (string, error) {
 	return values[min(1, len(values)-1)].String, rows.Err()
 }
 
-// sessionMark opens the comment in which a source says under which settings a statement was executed.
+// sessionMark begins the comment in which a source records the session settings under which a statement was executed.
 const sessionMark = "/*ebb "
 
-// settable are the variables that a statement may bring with it, with what their values look like.
+// settable matches the assignments that are allowed in that comment.
 var settable = regexp.MustCompile(`^(?:sql_mode|character_set_client|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
 
-// settings are the assignments that a statement brings with it. Anything else in their place is left out: the statement
-// comes from another system.
+// settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
+// system.
 func settings(statement string) string {
 	rest, ok := strings.CutPrefix(statement, sessionMark)
 	if !ok {

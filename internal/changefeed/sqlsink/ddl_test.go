@@ -12,8 +12,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
-// definitions is a life of schemas and tables with every kind of definition, and rows between them.
-var definitions = []string{
+// statements has every kind of DDL, with changes of rows between them.
+var statements = []string{
 	"CREATE DATABASE d CHARACTER SET latin1", "USE d",
 	"CREATE TABLE plain (id INT PRIMARY KEY, v VARCHAR(20))", // in the schema's character set
 	"INSERT INTO plain VALUES (1, 'ä')",
@@ -54,14 +54,14 @@ var definitions = []string{
 	"CREATE TABLE myisam (id INT PRIMARY KEY) ENGINE=MyISAM", "INSERT INTO myisam VALUES (1), (2)", "DELETE FROM myisam WHERE id = 1",
 }
 
-func TestDefinitionsArriveInOrderWithRows(t *testing.T) {
+func TestDDLIsExecutedInOrderWithRows(t *testing.T) {
 	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--character-set-server=utf8mb4", "--sql-mode=")
-	a.Exec(definitions...)
+	a.Exec(statements...)
 	time.Sleep(time.Second) // so that a time taken at the sink would show
 	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
 	p.sync(t)
 	equal(t, a, b)
-	sameDefinitions(t, a, b)
+	sameTables(t, a, b)
 
 	t.Run("and once more changes nothing", func(t *testing.T) {
 		again := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 2}, 10)
@@ -70,7 +70,7 @@ func TestDefinitionsArriveInOrderWithRows(t *testing.T) {
 	})
 }
 
-func sameDefinitions(t *testing.T, a, b *testenv.MariaDB) {
+func sameTables(t *testing.T, a, b *testenv.MariaDB) {
 	t.Helper()
 	x, y := a.Open(""), b.Open("")
 	defer x.Close()
@@ -90,8 +90,8 @@ func sameDefinitions(t *testing.T, a, b *testenv.MariaDB) {
 	}
 }
 
-// A process ends after every command of a definition that it sent, without seeing the answer; the next goes on.
-func TestADefinitionCutAtAnyPointHappensOnce(t *testing.T) {
+// A process ends after every command that it sends for a DDL, without seeing the answer; the next owner continues.
+func TestADDLCutAtAnyPointIsExecutedOnce(t *testing.T) {
 	b := testenv.StartMariaDB(t)
 	tables := []stream.Table{{Schema: "w", Name: "t"}}
 	var position stream.Position
@@ -118,7 +118,7 @@ func TestADefinitionCutAtAnyPointHappensOnce(t *testing.T) {
 			for command := 1; ; command++ {
 				b.Exec("DROP DATABASE IF EXISTS w; CREATE DATABASE w; " + c.before)
 				position++
-				cut := defineCut(t, b, position, &c.ddl, command)
+				cut := executeCut(t, b, position, &c.ddl, command)
 				if got := b.Value(c.check); got != c.want {
 					t.Fatalf("cut at command %d: got %s, want %s", command, got, c.want)
 				}
@@ -134,8 +134,8 @@ func TestADefinitionCutAtAnyPointHappensOnce(t *testing.T) {
 	}
 }
 
-// defineCut ends a process at a command, and lets the next owner define.
-func defineCut(t *testing.T, b *testenv.MariaDB, position stream.Position, ddl *stream.DDL, command int) bool {
+// executeCut ends a process at a command, and lets the next owner execute the DDL.
+func executeCut(t *testing.T, b *testenv.MariaDB, position stream.Position, ddl *stream.DDL, command int) bool {
 	t.Helper()
 	line := newLine(t, b.Address)
 	dying := openSinkAt(t, b, line.address)
@@ -152,20 +152,20 @@ func defineCut(t *testing.T, b *testenv.MariaDB, position stream.Position, ddl *
 		}
 		cancel()
 	}()
-	err := dying.Define(ctx, position, ddl, stream.Epoch{Placement: 1})
+	err := dying.ExecuteDDL(ctx, position, ddl, stream.Epoch{Placement: 1})
 	cut := line.wasCut()
 	cancel()
 	<-ended
 	if !cut && err != nil {
 		t.Fatal(err)
 	}
-	if err := openSink(t, b).Define(t.Context(), position, ddl, stream.Epoch{Placement: 2}); err != nil {
+	if err := openSink(t, b).ExecuteDDL(t.Context(), position, ddl, stream.Epoch{Placement: 2}); err != nil {
 		t.Fatalf("the next owner, cut at command %d: %v", command, err)
 	}
 	return cut
 }
 
-// A dead owner's statement that waits for a table must not run after the next owner went on.
+// The statement of a dead owner that waits for a table must not run after the next owner has continued.
 func TestAStatementOfADeadOwnerIsWaitedFor(t *testing.T) {
 	b := testenv.StartMariaDB(t)
 	b.Exec("CREATE DATABASE w", "CREATE TABLE w.t (id INT)", "INSERT INTO w.t VALUES (1)")
@@ -183,14 +183,14 @@ func TestAStatementOfADeadOwnerIsWaitedFor(t *testing.T) {
 	dying := openSinkAt(t, b, line.address)
 	ctx, cancel := context.WithCancel(t.Context())
 	died := make(chan struct{})
-	go func() { defer close(died); dying.Define(ctx, 7, ddl, stream.Epoch{Placement: 1}) }()
+	go func() { defer close(died); dying.ExecuteDDL(ctx, 7, ddl, stream.Epoch{Placement: 1}) }()
 	waitFor(t, func() bool {
 		return b.Value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table metadata lock'") == "1"
 	})
 	cancel()
 	<-died
 	next := make(chan error, 1)
-	go func() { next <- openSink(t, b).Define(t.Context(), 7, ddl, stream.Epoch{Placement: 2}) }()
+	go func() { next <- openSink(t, b).ExecuteDDL(t.Context(), 7, ddl, stream.Epoch{Placement: 2}) }()
 	select {
 	case err := <-next:
 		t.Fatalf("the next owner did not wait: %v", err)
@@ -214,20 +214,20 @@ func waitFor(t *testing.T, ok func() bool) {
 	}
 }
 
-func TestADefinitionOfANewerEpochIsLeftAlone(t *testing.T) {
+func TestADDLOfANewerEpochIsLeftAlone(t *testing.T) {
 	b := testenv.StartMariaDB(t)
 	b.Exec("CREATE DATABASE w")
 	sink := openSink(t, b)
 	bad := &stream.DDL{Kind: stream.AlterTable, Schema: "w", Statement: "ALTER TABLE t ADD COLUMN v INT", Tables: []stream.Table{{Schema: "w", Name: "t"}}}
-	err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 3})
-	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "the definition at position 7 fails at the sink") {
+	err := sink.ExecuteDDL(t.Context(), 7, bad, stream.Epoch{Placement: 3})
+	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "the DDL at position 7 fails") {
 		t.Fatal(err)
 	}
-	if err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 2, Counter: 9}); !errors.Is(err, stream.ErrNotOwner) {
+	if err := sink.ExecuteDDL(t.Context(), 7, bad, stream.Epoch{Placement: 2, Counter: 9}); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("an older epoch went on: %v", err)
 	}
 	b.Exec("CREATE TABLE w.t (id INT)")
-	if err := sink.Define(t.Context(), 7, bad, stream.Epoch{Placement: 3}); err != nil {
+	if err := sink.ExecuteDDL(t.Context(), 7, bad, stream.Epoch{Placement: 3}); err != nil {
 		t.Error(err)
 	}
 }

@@ -12,24 +12,24 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// definitions is the directory of definitions that more than one table, or none, goes through. No table's has this name: theirs have a dot.
-const definitions = "ddl"
+// ddlDirectory is the directory of DDL that does not concern exactly one table. The directories of tables have a dot in their names.
+const ddlDirectory = "ddl"
 
-// aboutSchema is a statement about a schema. Others that concern no table are about users, triggers and the like; they may hold
-// passwords, and are not written.
+// aboutSchema matches DDL of a schema. Other DDL that concerns no table is about users, triggers and the like. It may contain
+// passwords, and is not written.
 var aboutSchema = regexp.MustCompile(`(?is)^\s*(create|alter|drop)\s+(or\s+replace\s+)?(database|schema)\b`)
 
-// Define writes a definition once: where its position has been passed, it is there. Those of one table have their place among the
-// table's changes, and its owner writes them; the others have a directory that belongs to the maintainer.
-func (s *Sink) Define(_ context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
+// ExecuteDDL writes DDL once: if the files have reached its position, it was written. DDL of one table is written by the table's owner
+// among its changes; other DDL has a directory that the maintainer owns.
+func (s *Sink) ExecuteDDL(_ context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
 	if ddl.Kind == stream.OtherDDL && !aboutSchema.MatchString(ddl.Statement) {
 		return nil
 	}
 	l := &line{
-		Position: position, Schema: ddl.Schema, Kind: kindDefinition, Change: 1, Changes: 1,
-		Definition: ddl.Kind, Tables: ddl.Tables, Becomes: ddl.Becomes, Statement: ddl.Statement,
+		Position: position, Schema: ddl.Schema, Kind: kindDDL, Change: 1, Changes: 1,
+		DDL: ddl.Kind, Tables: ddl.Tables, Becomes: ddl.Becomes, Statement: ddl.Statement,
 	}
-	dir, o := definitions, s.owner(stream.Table{}, epoch)
+	dir, o := ddlDirectory, s.owner(stream.Table{}, epoch)
 	if ddl.Alone() {
 		table := ddl.Tables[0]
 		dir, o = directoryOf(table), s.owner(table, epoch)
@@ -51,13 +51,13 @@ func (s *Sink) Define(_ context.Context, position stream.Position, ddl *stream.D
 	return s.wrap(mark(j.root, ddl))
 }
 
-// Defined says whether a definition that more than one table, or none, goes through was written.
-func (s *Sink) Defined(_ context.Context, position stream.Position) (bool, error) {
+// DDLExecuted reports whether the DDL at a position, of those in the directory ddl, was written.
+func (s *Sink) DDLExecuted(_ context.Context, position stream.Position) (bool, error) {
 	root, err := s.directory()
 	if err != nil {
 		return false, err
 	}
-	j := &journal{root: root, dir: definitions}
+	j := &journal{root: root, dir: ddlDirectory}
 	err = j.find(look)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, s.wrap(err)
@@ -65,7 +65,7 @@ func (s *Sink) Defined(_ context.Context, position stream.Position) (bool, error
 	return j.found && j.position >= position, nil
 }
 
-// mark keeps account of which tables are there. A definition that is seen to again does it again: those after it are, too.
+// mark records which tables exist. It is repeated with a DDL that is executed again: the DDL after that is executed again, too.
 func mark(root *os.Root, ddl *stream.DDL) error {
 	made := ddl.Becomes
 	switch ddl.Kind {

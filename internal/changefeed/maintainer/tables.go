@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"cmp"
@@ -7,14 +7,14 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// TablePhase is where a table stands with its maintainer.
+// TablePhase is the phase of a table's dispatcher, as its maintainer knows it.
 type TablePhase int
 
 // The phases.
 const (
 	// TableAbsent: no dispatcher runs.
 	TableAbsent TablePhase = iota
-	// TableBusy: an order about it is under way.
+	// TableBusy: an order about it has been sent and not been answered.
 	TableBusy
 	// TableRunning: its dispatcher runs.
 	TableRunning
@@ -28,34 +28,34 @@ type TableState struct {
 	Node string
 }
 
-// TableWorld is what decisions about dispatchers rest on.
+// TableWorld is the input of PlaceTables.
 type TableWorld struct {
 	Tables []TableState
-	// Schedulable are the nodes that may get dispatchers; Gone says which nodes are over.
+	// Schedulable are the nodes that may get dispatchers; Gone reports whether nobody holds the lease of a node.
 	Schedulable []string
 	Gone        func(node string) bool
 	// Self is the maintainer's own node, and Draining the node in the drain's slot, if any.
 	Self, Draining string
-	// Moves is how many tables may be on their way at once.
+	// Moves is how many tables may be placed or moved at the same time.
 	Moves int
-	// Settled says that no drain has run for a while.
+	// Settled is whether no drain has run for so long that tables may be balanced.
 	Settled bool
 }
 
-// TableMove is one order about a table: to run on To, and to stop on From first if that is not empty.
+// TableMove moves a table to To. From is empty for one that runs nowhere.
 type TableMove struct {
 	Table    stream.Table
 	From, To string
 }
 
-// balanceTables bounds the moves that only balance, and balanceSlack is the share by which loads may differ.
+// balanceMoves bounds the moves that only balance, and balanceSlack is the share by which loads may differ.
 const (
-	balanceTables = 8
-	balanceSlack  = 0.1
+	balanceMoves = 8
+	balanceSlack = 0.1
 )
 
-// PlaceTables says which tables must be placed or moved now. A maintainer on the draining node places what runs nowhere and
-// moves nothing: its successor does that.
+// PlaceTables returns which tables to place or move now. A maintainer on the draining node places tables that run nowhere, and
+// moves none: its successor does that.
 func PlaceTables(w TableWorld) []TableMove {
 	loads := map[string]int{}
 	for _, name := range w.Schedulable {
@@ -73,7 +73,7 @@ func PlaceTables(w TableWorld) []TableMove {
 	room := w.Moves - busy
 	var moves []TableMove
 	order := func(t TableState, from string) bool {
-		to := least(loads)
+		to := LeastLoaded(loads)
 		if to == "" || room <= 0 {
 			return false
 		}
@@ -82,7 +82,7 @@ func PlaceTables(w TableWorld) []TableMove {
 		moves = append(moves, TableMove{Table: t.Table, From: from, To: to})
 		return true
 	}
-	// There may be very many tables, and most of the time none of them is to be placed.
+	// There may be very many tables, and usually none has to be placed: only those that have are sorted.
 	var absent, leaving []TableState
 	for _, t := range w.Tables {
 		switch {
@@ -92,20 +92,31 @@ func PlaceTables(w TableWorld) []TableMove {
 			leaving = append(leaving, t)
 		}
 	}
-	for _, t := range inOrder(absent, room) {
+	for _, t := range firstByName(absent, room) {
 		order(t, "")
 	}
-	for _, t := range inOrder(leaving, room) {
+	for _, t := range firstByName(leaving, room) {
 		order(t, t.Node)
 	}
 	if w.Draining == "" && len(moves) == 0 && busy == 0 && w.Settled {
-		moves = balanceOf(w.Tables, loads)
+		moves = balanceTables(w.Tables, loads)
 	}
 	return moves
 }
 
-// inOrder sorts tables by name, unless there is no room for any.
-func inOrder(tables []TableState, room int) []TableState {
+// LeastLoaded is the node with the lowest load, the first by name among equals; empty if there is none.
+func LeastLoaded(loads map[string]int) string {
+	best := ""
+	for name, load := range loads {
+		if best == "" || load < loads[best] || load == loads[best] && name < best {
+			best = name
+		}
+	}
+	return best
+}
+
+// firstByName are as many tables as there is room for, sorted by name.
+func firstByName(tables []TableState, room int) []TableState {
 	if room <= 0 {
 		return nil
 	}
@@ -117,11 +128,11 @@ func compareTables(a, b stream.Table) int {
 	return cmp.Or(cmp.Compare(a.Schema, b.Schema), cmp.Compare(a.Name, b.Name))
 }
 
-// balanceOf moves a few tables from the most to the least loaded node.
-func balanceOf(tables []TableState, loads map[string]int) []TableMove {
+// balanceTables moves a few tables from the most to the least loaded node.
+func balanceTables(tables []TableState, loads map[string]int) []TableMove {
 	var moves []TableMove
-	for range balanceTables {
-		low, high := least(loads), ""
+	for range balanceMoves {
+		low, high := LeastLoaded(loads), ""
 		for name, load := range loads {
 			if high == "" || load > loads[high] || load == loads[high] && name < high {
 				high = name

@@ -1,34 +1,32 @@
-package changefeed
+package stream
 
 import (
 	"fmt"
 	"path"
 	"strings"
-
-	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// Filter decides which tables flow.
+// Filter selects the tables that are replicated.
 type Filter []string
 
-// ParseFilter checks patterns: schema.table with * and ?, one that begins with ! leaves tables out.
+// ParseFilter parses patterns: schema.table with * and ?. A pattern that begins with ! excludes tables.
 func ParseFilter(patterns []string) (Filter, error) {
 	for _, p := range patterns {
 		text := strings.TrimPrefix(p, "!")
 		schema, table, ok := strings.Cut(text, ".")
 		if !ok || schema == "" || table == "" {
-			return nil, fmt.Errorf("filter %q is not schema.table", p)
+			return nil, fmt.Errorf("filter %q is not of the form schema.table", p)
 		}
 		if strings.ContainsAny(text, `[]\`) {
-			return nil, fmt.Errorf("filter %q: only * and ? are understood", p)
+			return nil, fmt.Errorf("filter %q: only the wildcards * and ? are supported", p)
 		}
 	}
 	return patterns, nil
 }
 
-// Allows says whether a table flows: the last pattern that matches decides. If none does, it flows unless some pattern
-// names what should.
-func (f Filter) Allows(t stream.Table) bool {
+// Allows reports whether a table is replicated: the last pattern that matches decides. If none does, it is replicated unless there
+// is a pattern that includes tables.
+func (f Filter) Allows(t Table) bool {
 	allowed := true
 	for _, p := range f {
 		if !strings.HasPrefix(p, "!") {
@@ -45,7 +43,7 @@ func (f Filter) Allows(t stream.Table) bool {
 	return allowed
 }
 
-// glob matches with * and ?. Names of schemas and tables may hold a slash, which path.Match would not let * match.
+// glob matches with * and ?. Names of schemas and tables may contain a slash, which * does not match in path.Match.
 func glob(pattern, name string) bool {
 	ok, err := path.Match(strings.ReplaceAll(pattern, "/", "\x00"), strings.ReplaceAll(name, "/", "\x00"))
 	return err == nil && ok

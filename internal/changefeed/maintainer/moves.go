@@ -1,4 +1,4 @@
-package changefeed
+package maintainer
 
 import (
 	"context"
@@ -12,21 +12,20 @@ import (
 )
 
 const (
-	// movesAtOnce bounds the tables of a changefeed that are on their way, unless it has very many, and batchTables how many go
-	// with one order.
+	// movesAtOnce bounds how many tables of a changefeed move at the same time, unless it has very many, and batchTables how many
+	// are in one request.
 	movesAtOnce = 256
 	batchTables = movesAtOnce / 8
-	// placeAtOnce is the same for tables that run nowhere: nothing is interrupted by placing them.
+	// placeAtOnce and placeBatch are the same for tables that run on no node: placing them interrupts nothing.
 	placeAtOnce = 100_000
 	placeBatch  = 2000
 )
 
-// place gives out the orders of one plan.
-func (m *maintainer) place(ctx context.Context, w world) {
-	plan := w.plan()
+// place plans, and starts to carry out the plan.
+func (m *Maintainer) place(ctx context.Context, w View) {
 	tw := TableWorld{
-		Schedulable: m.known(plan.SchedulableNodes()), Gone: func(name string) bool { return !w.Leases[name].Held() },
-		Self: m.run.opts.Node, Settled: w.settling.Settled(w.Fleet, time.Now()),
+		Schedulable: m.bootstrappedOf(w.SchedulableNodes()), Gone: func(name string) bool { return !w.Leases[name].Held() },
+		Self: m.opts.Epoch.Node, Settled: w.Settling.Settled(w.Fleet, time.Now()),
 	}
 	if w.Slot != nil {
 		tw.Draining = w.Slot.Node
@@ -74,44 +73,45 @@ func (m *maintainer) place(ctx context.Context, w world) {
 	}
 }
 
-// known are the nodes among some that the maintainer has met: others would get orders of a maintainer they do not know.
-func (m *maintainer) known(names []string) []string {
+// bootstrappedOf are those of some nodes that are bootstrapped: others might still accept orders of an earlier maintainer.
+func (m *Maintainer) bootstrappedOf(names []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.DeleteFunc(names, func(name string) bool { return m.met[name] == 0 })
+	return slices.DeleteFunc(names, func(name string) bool { return m.bootstrapped[name] == 0 })
 }
 
-// move brings a batch of tables to a node: it reads ahead there, stops here, and goes on there at the exact position.
-func (m *maintainer) move(ctx context.Context, w world, from, to string, names []stream.Table) {
-	defer m.poke()
+// move moves tables to a node: their dispatchers there read ahead, those on the origin stop, and those there continue at the exact
+// position. Without an origin they only start.
+func (m *Maintainer) move(ctx context.Context, w View, from, to string, names []stream.Table) {
+	defer m.Wake()
 	began := time.Now()
-	orders := m.orders(names)
+	orders := m.newOrders(names)
 	if from != "" {
 		if failed := m.send(ctx, w, to, wire.Do_DO_PREPARE, orders, nil); failed > 0 {
-			m.back(names, from)
-			m.abandon(ctx, w, to, orders)
-			m.run.sleep(ctx, again)
+			m.keep(names, from)
+			m.discard(ctx, w, to, orders)
+			sleep(ctx, retryDelay)
 			return
 		}
-		if !m.halt(ctx, w, from, names, orders) {
+		if !m.stopTables(ctx, w, from, names, orders) {
 			return
 		}
 	}
 	m.send(ctx, w, to, wire.Do_DO_START, orders, func(name stream.Table, o *wire.TableOrder) {
-		round := m.run.nextRound()
+		round := m.opts.Reports.Round()
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		t := m.tables[name]
-		t.phase, t.node, t.epoch, t.since = TableRunning, to, fromEpoch(o.Epoch), round
-		if !t.halted.IsZero() {
-			m.run.opts.Metrics.paused(time.Since(t.halted))
-			t.halted = time.Time{}
+		t.phase, t.node, t.epoch, t.since = TableRunning, to, wire.ParseEpoch(o.Epoch), round
+		if !t.stoppedAt.IsZero() {
+			m.opts.Paused(time.Since(t.stoppedAt))
+			t.stoppedAt = time.Time{}
 		}
 	})
 	m.mu.Lock()
 	for _, name := range names {
-		if t := m.tables[name]; t.phase == TableBusy { // it could not be started; it is placed again
-			t.phase, t.retry = TableAbsent, time.Now().Add(again)
+		if t := m.tables[name]; t.phase == TableBusy { // it could not be started; place it again
+			t.phase, t.retry = TableAbsent, time.Now().Add(retryDelay)
 		}
 	}
 	m.mu.Unlock()
@@ -120,38 +120,31 @@ func (m *maintainer) move(ctx context.Context, w world, from, to string, names [
 	}
 }
 
-// nextRound is a round of reports that begins after now.
-func (r *run) nextRound() uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.round
-}
-
-// orders names new dispatchers for tables, each with an epoch of its own.
-func (m *maintainer) orders(names []stream.Table) map[stream.Table]*wire.TableOrder {
+// newOrders makes an order for each table, with a new epoch.
+func (m *Maintainer) newOrders(names []stream.Table) map[stream.Table]*wire.TableOrder {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	orders := map[stream.Table]*wire.TableOrder{}
 	for _, name := range names {
 		m.counter++
 		orders[name] = &wire.TableOrder{
-			Table: onWire(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(m.tables[name].floor),
+			Table: wire.TableName(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(m.tables[name].floor),
 		}
 	}
 	return orders
 }
 
-// send gives a node an order about tables and calls done for each that was carried out. It says how many were not.
-func (m *maintainer) send(ctx context.Context, w world, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
+// send sends orders to a node and calls done for each that succeeded. It returns how many failed.
+func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	reply, err := m.run.peers.order(ctx, w.Nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
+	reply, err := m.opts.Nodes.Order(ctx, w.Nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
 	if err != nil {
 		m.setProblem(fmt.Sprintf("node %s: %v", to, err))
 		return len(orders)
 	}
 	for _, result := range reply.Results {
-		name, _ := fromWire(result.Table)
+		name, _ := wire.ParseTable(result.Table)
 		switch o := orders[name]; {
 		case o == nil:
 		case result.Error != "":
@@ -164,8 +157,8 @@ func (m *maintainer) send(ctx context.Context, w world, to string, do wire.Do, o
 	return failed
 }
 
-// back puts tables that were not moved to where they run.
-func (m *maintainer) back(names []stream.Table, from string) {
+// keep marks tables that could not be moved as running on their origin.
+func (m *Maintainer) keep(names []stream.Table, from string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
@@ -173,19 +166,19 @@ func (m *maintainer) back(names []stream.Table, from string) {
 	}
 }
 
-// abandon lets go of dispatchers that were prepared in vain.
-func (m *maintainer) abandon(ctx context.Context, w world, to string, orders map[stream.Table]*wire.TableOrder) {
+// discard stops dispatchers that were prepared for a move that does not take place.
+func (m *Maintainer) discard(ctx context.Context, w View, to string, orders map[stream.Table]*wire.TableOrder) {
 	m.send(ctx, w, to, wire.Do_DO_STOP, orders, nil)
 }
 
-// halt stops tables on a node until each has said where it stopped, or the node is gone. It returns false if the maintainer
-// ended first.
-func (m *maintainer) halt(ctx context.Context, w world, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
+// stopTables stops the dispatchers of tables on a node, and enters into starts the position at which each stopped. It retries until
+// all have, or nobody holds the node's lease. It returns false if ctx was cancelled first.
+func (m *Maintainer) stopTables(ctx context.Context, w View, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
 	left := map[stream.Table]*wire.TableOrder{}
 	m.mu.Lock()
 	for _, name := range names {
-		m.tables[name].halted = time.Now()
-		left[name] = &wire.TableOrder{Table: onWire(name), Epoch: toEpoch(m.tables[name].epoch)}
+		m.tables[name].stoppedAt = time.Now()
+		left[name] = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(m.tables[name].epoch)}
 	}
 	m.mu.Unlock()
 	for len(left) > 0 {
@@ -193,19 +186,19 @@ func (m *maintainer) halt(ctx context.Context, w world, from string, names []str
 			return false
 		}
 		call, cancel := context.WithTimeout(ctx, callLimit)
-		reply, err := m.run.peers.order(call, w.Nodes[from], m.order(wire.Do_DO_STOP, slices.Collect(maps.Values(left))))
+		reply, err := m.opts.Nodes.Order(call, w.Nodes[from], m.order(wire.Do_DO_STOP, slices.Collect(maps.Values(left))))
 		cancel()
 		if err != nil {
 			m.setProblem(fmt.Sprintf("node %s: %v", from, err))
-			w, _ = m.run.view()
+			w, _ = m.opts.Cluster.View()
 			if !w.Leases[from].Held() {
-				return true // what it had got to, the sink knows
+				return true // the sink knows the positions
 			}
-			m.run.sleep(ctx, again)
+			sleep(ctx, retryDelay)
 			continue
 		}
 		for _, result := range reply.Results {
-			name, _ := fromWire(result.Table)
+			name, _ := wire.ParseTable(result.Table)
 			if result.Error != "" {
 				m.setProblem(fmt.Sprintf("node %s: %s", from, result.Error))
 				continue
@@ -219,7 +212,7 @@ func (m *maintainer) halt(ctx context.Context, w world, from string, names []str
 			delete(left, name)
 		}
 		if len(left) > 0 {
-			m.run.sleep(ctx, again)
+			sleep(ctx, retryDelay)
 		}
 	}
 	return true

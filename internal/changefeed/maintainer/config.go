@@ -1,0 +1,54 @@
+package maintainer
+
+import (
+	"context"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+)
+
+// order is a request to a node about tables. It names passwords, and does not contain them.
+func (m *Maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderRequest {
+	spec := m.Latest().Spec
+	return &wire.OrderRequest{Caller: m.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: &wire.Config{
+		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
+		SourceSecret: secretOnWire(spec.SourcePasswordSecretRef), SinkSecret: secretOnWire(spec.SinkPasswordSecretRef),
+		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL,
+	}}
+}
+
+func (m *Maintainer) caller() *wire.Caller {
+	return &wire.Caller{Node: m.opts.Epoch.Node, NodeEpoch: m.opts.Epoch.Number}
+}
+
+func (m *Maintainer) feed() *wire.Feed { return wire.NewFeed(m.key, m.Placement()) }
+
+// config is what this node opens, with the passwords read again each time.
+func (m *Maintainer) config(ctx context.Context) (dispatch.Config, error) {
+	spec := m.Latest().Spec
+	return m.opts.Opener.Resolve(ctx, m.key.Namespace, dispatch.Config{
+		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
+		SourceSecret: secretRef(spec.SourcePasswordSecretRef), SinkSecret: secretRef(spec.SinkPasswordSecretRef),
+		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL,
+	})
+}
+
+// secretRef is a reference with its key, which has a default.
+func secretRef(r *v1alpha1.PasswordSecretRef) dispatch.SecretRef {
+	if r == nil {
+		return dispatch.SecretRef{}
+	}
+	if r.Key == "" {
+		return dispatch.SecretRef{Name: r.Name, Key: v1alpha1.DefaultPasswordKey}
+	}
+	return dispatch.SecretRef{Name: r.Name, Key: r.Key}
+}
+
+func secretOnWire(r *v1alpha1.PasswordSecretRef) *wire.SecretRef {
+	if r == nil {
+		return nil
+	}
+	ref := secretRef(r)
+	return &wire.SecretRef{Name: ref.Name, Key: ref.Key}
+}

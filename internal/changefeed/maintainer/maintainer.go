@@ -1,0 +1,334 @@
+package maintainer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+const (
+	// problemExpiry is how long after it was last reported a problem is shown in the status.
+	problemExpiry = 5 * time.Second
+	// retryDelay is how long to wait before something that failed is tried again.
+	retryDelay = 250 * time.Millisecond
+	// maxRetryDelay is how long at most, if it keeps failing.
+	maxRetryDelay = 5 * time.Second
+	// callLimit bounds one request to a node.
+	callLimit = 10 * time.Second
+)
+
+// Maintainer schedules the dispatchers of one changefeed.
+type Maintainer struct {
+	opts Options
+	key  dispatch.FeedKey
+	log  *slog.Logger
+	wake chan struct{}
+
+	mu           sync.Mutex
+	object       *v1alpha1.Changefeed
+	epoch        int64 // of the placement that it works for; 0 while it works for none
+	tables       map[stream.Table]*table
+	counter      int64
+	bootstrapped map[string]int64 // nodes that have answered Bootstrap, and in which of their epochs
+	busy         sync.WaitGroup
+	cancel       context.CancelFunc
+	problem      string // the last problem, and when it was reported
+	problemAt    time.Time
+	slowest      string               // what keeps the checkpoint from advancing
+	shortSince   map[string]time.Time // nodes that report fewer dispatchers than were started there, since when
+	ddlDone      *stream.Position     // all DDL up to here is executed; nil if the changefeed carries no DDL
+	ddlDoneAt    time.Time
+	// missing are tables of the source that the sink lacks. Either DDL after missingFrom creates them, or they must be created by
+	// hand; which is known once all DDL up to missingUntil is executed.
+	missing                   map[stream.Table]bool
+	missingFrom, missingUntil stream.Position
+
+	// Used by the loop of schedule, and before it by bootstrap, only.
+	started         *stream.Position // where the changefeed began; nil while that is not known
+	checkpoint      stream.Position
+	at              time.Time // when the source committed the transaction at the checkpoint
+	publishedAt     time.Time
+	publishFailedAt time.Time
+}
+
+// table is what the maintainer knows of a table.
+type table struct {
+	phase TablePhase
+	node  string
+	to    string // the node that it moves to
+	epoch stream.Epoch
+	floor stream.Position // everything up to here is known to be at the sink
+	since uint64          // only reports of a later round include its dispatcher
+	retry time.Time       // it is not placed before this time
+	// stoppedAt is when its dispatcher was ordered to stop for a move; zero unless the next one has yet to start.
+	stoppedAt time.Time
+}
+
+// New makes the maintainer of a changefeed. It does nothing until Run.
+func New(o Options, cf *v1alpha1.Changefeed) *Maintainer {
+	key := KeyOf(cf)
+	return &Maintainer{opts: o, key: key, object: cf, wake: make(chan struct{}, 1), log: o.Log.With("changefeed", key.String())}
+}
+
+// KeyOf is the key of a changefeed's dispatchers.
+func KeyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
+	return dispatch.FeedKey{Namespace: cf.Namespace, Name: cf.Name, UID: string(cf.UID)}
+}
+
+// Observe replaces the object by another version unless that is older: a write may return an older version than the watch has
+// delivered meanwhile, and a maintainer that went back would not notice that its placement has been superseded.
+func (m *Maintainer) Observe(cf *v1alpha1.Changefeed) {
+	cf = cf.DeepCopy() // the caller may change its own
+	m.mu.Lock()
+	if !Older(cf, m.object) {
+		m.object = cf
+	}
+	m.mu.Unlock()
+	m.Wake()
+}
+
+// Older reports whether one version of an object was written before another.
+func Older(a, b *v1alpha1.Changefeed) bool {
+	x, errA := strconv.ParseUint(a.ResourceVersion, 10, 64)
+	y, errB := strconv.ParseUint(b.ResourceVersion, 10, 64)
+	return a.UID == b.UID && errA == nil && errB == nil && x < y
+}
+
+// Wake makes the maintainer look at everything again now.
+func (m *Maintainer) Wake() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Latest is the newest version of the object that the maintainer has observed. It must not be changed.
+func (m *Maintainer) Latest() *v1alpha1.Changefeed {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.object
+}
+
+// Placement is the epoch of the placement that the maintainer works for, 0 while it works for none.
+func (m *Maintainer) Placement() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.epoch
+}
+
+// Stop cancels the placement that the maintainer works for.
+func (m *Maintainer) Stop() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.cancel != nil {
+		m.cancel()
+	}
+	m.Wake()
+}
+
+// placedHere reports whether a placement names this node in its present epoch.
+func (m *Maintainer) placedHere(p v1alpha1.ChangefeedPlacement) bool {
+	return p.Node == m.opts.Epoch.Node && p.NodeEpoch == m.opts.Epoch.Number
+}
+
+// Run works for the placements that name this node, one after the other. It returns when none does or ctx is cancelled.
+func (m *Maintainer) Run(ctx context.Context) {
+	pause := retryDelay
+	for ctx.Err() == nil {
+		p := m.Latest().Placement()
+		if from := p.From; from != nil && from.Node == m.opts.Epoch.Node && from.NodeEpoch == m.opts.Epoch.Number && !from.Stopped {
+			m.acknowledge(ctx, p.Epoch)
+			continue
+		}
+		if !m.placedHere(p) {
+			return
+		}
+		w, changed := m.opts.Cluster.View()
+		if !w.MayBegin(p) || !m.ensureOriginStopped(ctx, p) {
+			m.await(ctx, changed, retryDelay)
+			continue
+		}
+		began := time.Now()
+		m.work(ctx, p.Epoch)
+		if time.Since(began) > pause+maxRetryDelay {
+			pause = retryDelay
+		}
+		// A placement that failed is retried, with a growing delay, until it is superseded.
+		for end := time.Now().Add(pause); ctx.Err() == nil && m.stillPlacedHere(p.Epoch) && time.Now().Before(end); {
+			m.await(ctx, nil, time.Until(end))
+		}
+		pause = min(2*pause, maxRetryDelay)
+	}
+}
+
+// stillPlacedHere reports whether a placement of this node has not been superseded.
+func (m *Maintainer) stillPlacedHere(epoch int64) bool {
+	p := m.Latest().Placement()
+	return m.placedHere(p) && p.Epoch == epoch
+}
+
+// ensureOriginStopped reports whether the origin of a placement has stopped. One that has not acknowledged has stopped if the
+// lease of its node was released or fenced since: that is read from the API server, because the view may be outdated, and recorded
+// in the object before this placement begins. So a maintainer that has an outdated object cannot begin for the same reason.
+func (m *Maintainer) ensureOriginStopped(ctx context.Context, p v1alpha1.ChangefeedPlacement) bool {
+	if p.From == nil || p.From.Stopped {
+		return true
+	}
+	rec, err := fleet.ReadLease(ctx, m.opts.Epoch.Client, p.From.Node)
+	if err != nil {
+		m.setProblem(err.Error())
+		return false
+	}
+	if rec.Epoch != 0 && !rec.Over(p.From.NodeEpoch) {
+		return false
+	}
+	m.recordStopped(ctx, p.Epoch, p.From.Node)
+	now := m.Latest().Placement()
+	return now.Epoch == p.Epoch && (now.From == nil || now.From.Stopped)
+}
+
+// acknowledge records that this node, the origin of a placement, has stopped. Run calls it while nothing runs.
+func (m *Maintainer) acknowledge(ctx context.Context, epoch int64) {
+	if m.recordStopped(ctx, epoch, m.opts.Epoch.Node) {
+		m.log.Info("maintainer stopped", "placement", epoch)
+		return
+	}
+	sleep(ctx, retryDelay)
+}
+
+// recordStopped records in the object that the origin of a placement has stopped.
+func (m *Maintainer) recordStopped(ctx context.Context, epoch int64, origin string) bool {
+	err := m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
+		m.Observe(cf)
+		p := cf.Status.Placement
+		if p == nil || p.Epoch != epoch || p.From == nil || p.From.Node != origin || p.From.Stopped {
+			return false
+		}
+		now := metav1.NowMicro()
+		p.From.Stopped, p.Since = true, &now // the successor's bootstrap timeout counts from now
+		// The successor starts from the newest checkpoint, not from the one that was last published.
+		m.keepStart(&cf.Status)
+		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.checkpoint))
+		return true
+	})
+	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {
+		m.log.Warn("could not record that the previous maintainer stopped; retrying", "origin", origin, "placement", epoch, "error", err)
+	}
+	return err == nil
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+func (m *Maintainer) await(ctx context.Context, changed <-chan struct{}, limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-changed:
+	case <-m.wake:
+	}
+}
+
+// work runs one placement. It returns when the placement is superseded or fails, after everything that it started has ended.
+func (m *Maintainer) work(ctx context.Context, epoch int64) {
+	pass, err := m.opts.Gate.Enter(Counted)
+	if err != nil {
+		sleep(ctx, retryDelay)
+		return
+	}
+	defer pass.Leave()
+	trigger, err := m.opts.Gate.Enter(DispatchersCounted) // the table trigger counts as a dispatcher on this node
+	if err != nil {
+		sleep(ctx, retryDelay)
+		return
+	}
+	defer trigger.Leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m.mu.Lock()
+	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}
+	m.mu.Unlock()
+	defer func() {
+		cancel()
+		m.busy.Wait()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.epoch, m.cancel = 0, nil
+	}()
+	m.log.Info("maintainer started", "placement", epoch)
+	err = m.bootstrap(ctx)
+	if err == nil {
+		m.busy.Go(func() { m.watchDDL(ctx) })
+		err = m.schedule(ctx)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errSuperseded) {
+		m.log.Warn("maintainer failed", "placement", epoch, "error", err)
+		m.publishProblem(ctx, err)
+	}
+}
+
+// errSuperseded: the object no longer has the placement that the maintainer works for.
+var errSuperseded = errors.New("the placement has been superseded")
+
+// checkPlacement returns errSuperseded if the object places the maintainer elsewhere, or if the changefeed is paused or deleted.
+func (m *Maintainer) checkPlacement() error {
+	cf := m.Latest()
+	if p := cf.Placement(); !m.placedHere(p) || p.Epoch != m.Placement() || !cf.Wanted() {
+		return errSuperseded
+	}
+	return nil
+}
+
+// schedule places and moves tables, advances the checkpoint and publishes the status until the placement is superseded.
+func (m *Maintainer) schedule(ctx context.Context) error {
+	for {
+		w, changed := m.opts.Cluster.View()
+		if err := m.checkPlacement(); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		began := time.Now()
+		m.bootstrapNewNodes(ctx, w)
+		m.place(ctx, w)
+		m.advance()
+		if err := m.publish(ctx, w); err != nil && ctx.Err() == nil {
+			m.log.Warn("could not write the status; retrying", "error", err)
+		}
+		m.await(ctx, changed, time.Second)
+		sleep(ctx, m.roundLimit()-time.Since(began))
+	}
+}
+
+// roundLimit is the shortest time that a round may take: each goes over all tables.
+func (m *Maintainer) roundLimit() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return min(time.Duration(len(m.tables))*time.Microsecond, 50*time.Millisecond)
+}
+
+func (m *Maintainer) setProblem(text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.problem, m.problemAt = text, time.Now()
+}
