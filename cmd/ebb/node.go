@@ -25,6 +25,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -123,7 +124,7 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	fs.Int64Var(&f.memory, "changefeed-memory", 256<<20, "bytes that changes on their way from sources to sinks may take on this node")
 	fs.StringVar(&f.etcdDir, "etcd-dir", "", "directory in which members of etcd clusters keep their data, an absolute path (default: etcd in the node's directory)")
 	fs.StringVar(&f.etcdSnapshots, "etcd-snapshot-dir", "", "directory in which snapshots of etcd clusters are kept, an absolute path (default: etcd-snapshots in the node's directory)")
-	fs.StringVar(&f.etcdPorts, "etcd-ports", etcdcluster.DefaultPorts, "ports for members of etcd clusters, two for each")
+	fs.StringVar(&f.etcdPorts, "etcd-ports", host.DefaultPorts, "ports for members of etcd clusters, two for each")
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
 }
@@ -151,7 +152,7 @@ func (f nodeFlags) validate() error {
 	if f.etcdSnapshots != "" && !filepath.IsAbs(f.etcdSnapshots) {
 		return fmt.Errorf("--etcd-snapshot-dir %q: give an absolute path", f.etcdSnapshots)
 	}
-	if _, err := etcdcluster.ParsePorts(f.etcdPorts); err != nil {
+	if _, err := host.ParsePorts(f.etcdPorts); err != nil {
 		return fmt.Errorf("--etcd-ports: %w", err)
 	}
 	if peer, _, err := net.SplitHostPort(f.peerListen); err != nil {
@@ -363,12 +364,12 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 }
 
 // etcds is what the node has of etcd clusters.
-func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, files peer.Files, gate *node.Gate, r prometheus.Registerer, log *slog.Logger) (*etcdcluster.Host, error) {
-	ports, err := etcdcluster.ParsePorts(f.etcdPorts)
+func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, files peer.Files, gate *node.Gate, r prometheus.Registerer, log *slog.Logger) (*host.Host, error) {
+	ports, err := host.ParsePorts(f.etcdPorts)
 	if err != nil {
 		return nil, err
 	}
-	host, _, err := net.SplitHostPort(peers.Addr().String())
+	address, _, err := net.SplitHostPort(peers.Addr().String())
 	if err != nil {
 		return nil, err
 	}
@@ -379,9 +380,9 @@ func (f nodeFlags) etcds(dir datadir.NodeDir, exe string, peers net.Listener, fi
 	if snapshots == "" {
 		snapshots = dir.EtcdSnapshots()
 	}
-	return etcdcluster.NewHost(etcdcluster.HostOptions{
-		Node: f.name, Gate: gate, Exe: exe, Dir: data, Snapshots: snapshots, Address: host, Ports: ports, Files: files,
-		Metrics: etcdcluster.NewNodeMetrics(r, f.name), Log: log.With("node", f.name),
+	return host.New(host.Options{
+		Node: f.name, Gate: gate, Exe: exe, Dir: data, Snapshots: snapshots, Address: address, Ports: ports, Files: files,
+		Metrics: host.NewMetrics(r, f.name), Log: log.With("node", f.name),
 		MemberArgs: f.logs.args(), MemberLogLevel: strings.ToLower(f.logs.libraries().String()),
 	})
 }

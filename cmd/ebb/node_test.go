@@ -4,14 +4,14 @@ import (
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/deployment"
-	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
 func TestFlagsOfANodeForEtcdClusters(t *testing.T) {
 	good := nodeFlags{
 		name: "n1", timing: lease.DefaultTiming(), weights: deployment.DefaultWeights(), listen: "127.0.0.1:0", peerListen: "127.0.0.1:0", memory: 1 << 20,
-		etcdPorts: etcdcluster.DefaultPorts,
+		etcdPorts: host.DefaultPorts,
 	}
 	for _, c := range []struct {
 		change func(*nodeFlags)

@@ -81,11 +81,11 @@ func (c *Controller) mayDelete(ctx context.Context, w World, m *v1alpha1.EtcdMem
 		return nil // a start that came to nothing
 	}
 	// A member of a cluster that runs, or that was woken for its data: etcd must not have it any more.
-	now, err := c.etcd.current(ctx, w)
+	listed, err := c.etcd.Has(ctx, w.target(), m.Status.PeerURL)
 	if err != nil {
 		return err
 	}
-	if _, there := now.find(m.Status.PeerURL); there {
+	if listed {
 		return conflict("etcdmembers", m.Name)
 	}
 	return nil
@@ -166,9 +166,7 @@ func (c *Controller) sweep(ctx context.Context, w World) error {
 
 // forget drops what is known of a cluster that is gone.
 func (c *Controller) forget(w World, key types.NamespacedName) (ctrl.Result, error) {
-	if _, err := c.etcd.endpoints(key, nil); err != nil {
-		return ctrl.Result{}, err
-	}
+	c.etcd.Forget(key)
 	c.Metrics.forget(key)
 	c.mu.Lock()
 	delete(c.wrote, key)

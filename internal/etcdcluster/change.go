@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // change brings a running cluster to its size, one member at a time:
@@ -48,7 +49,7 @@ func (p *planner) dropUnknown() bool {
 		return false
 	}
 	u := p.unknown[0]
-	p.scaling("Removing %s, of which there is no EtcdMember any more", cmp.Or(u.Name, hexID(u.ID)))
+	p.scaling("Removing %s, of which there is no EtcdMember any more", cmp.Or(u.Name, etcd.HexID(u.ID)))
 	switch {
 	case u.Learner:
 		p.act(Action{Do: RemovePeer, Peer: u})

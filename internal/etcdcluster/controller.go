@@ -27,6 +27,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -65,7 +66,7 @@ type Controller struct {
 	client client.Client
 	live   client.Reader
 	record events.Recorder
-	etcd   *observer
+	etcd   *etcd.Client
 
 	mu    sync.Mutex
 	told  map[string]bool                    // events that were written
@@ -76,11 +77,11 @@ type Controller struct {
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "etcdclusters", Instance: c.Leader}
-	c.etcd = newObserver(c.Files)
+	c.etcd = etcd.New(c.Files)
 	c.told, c.wrote = map[string]bool{}, map[types.NamespacedName]time.Time{}
 	end := manager.RunnableFunc(func(ctx context.Context) error {
 		<-ctx.Done()
-		c.etcd.close()
+		c.etcd.Close()
 		return nil
 	})
 	if err := mgr.Add(end); err != nil {
@@ -181,9 +182,9 @@ func (c *Controller) again(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err):
 		return ctrl.Result{RequeueAfter: 5 * time.Millisecond}, nil
-	case errors.Is(err, ErrNotInSync):
+	case errors.Is(err, etcd.ErrNotInSync):
 		return ctrl.Result{RequeueAfter: lookSoon / 4}, nil
-	case errors.Is(err, ErrQuorum) || errors.Is(err, ErrNoAnswer):
+	case errors.Is(err, etcd.ErrQuorum) || errors.Is(err, etcd.ErrNoAnswer):
 		c.Log.Info("a change of members waits", "reason", err)
 		return ctrl.Result{RequeueAfter: lookSoon}, nil
 	}
@@ -229,7 +230,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (Worl
 	if w.Cluster != nil {
 		stop := cluster.Status.Stop
 		hash := stop != nil && stop.OnStop == v1alpha1.EtcdRetain && stop.Step == v1alpha1.EtcdSealing && allSealed(w.Members)
-		if w.View, err = c.etcd.look(ctx, cluster, w.Members, hash); err != nil {
+		if w.View, err = c.etcd.Look(ctx, w.target(), hash); err != nil {
 			return w, err
 		}
 	}
@@ -374,7 +375,7 @@ func (c *Controller) logAction(w World, a Action) {
 		args = append(args, "snapshot", a.Snapshot.Name)
 	}
 	if a.Peer.ID != 0 {
-		args = append(args, "peer", a.Peer.Name, "id", hexID(a.Peer.ID))
+		args = append(args, "peer", a.Peer.Name, "id", etcd.HexID(a.Peer.ID))
 	}
 	c.Log.Info("etcd cluster", args...)
 }
@@ -391,19 +392,19 @@ func (c *Controller) do(ctx context.Context, w World, a Action) error {
 		if err := c.stillSo(ctx, w); err != nil {
 			return err
 		}
-		return c.etcd.addLearner(ctx, w, a.Member)
+		return c.etcd.AddLearner(ctx, w.target(), a.Member)
 	case PromoteLearner:
 		if err := c.stillSo(ctx, w); err != nil {
 			return err
 		}
-		return c.etcd.promote(ctx, w, a.Member)
+		return c.etcd.Promote(ctx, w.target(), a.Member)
 	case RemovePeer:
 		if err := c.stillSo(ctx, w); err != nil {
 			return err
 		}
-		return c.etcd.remove(ctx, w, a.Peer)
+		return c.etcd.Remove(ctx, w.target(), a.Peer)
 	case MoveLeader:
-		return c.etcd.moveLeader(ctx, w, a.Peer)
+		return c.etcd.MoveLeader(ctx, w.target(), a.Peer)
 	case CreateSnapshot:
 		return c.client.Create(ctx, a.Snapshot)
 	case PlaceSnapshot:

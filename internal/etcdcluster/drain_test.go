@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // sceneOf is what a drain sees of a world, with the cluster's status as the planner writes it.
@@ -22,7 +23,7 @@ func retained(w *World) {
 	for _, m := range w.Members {
 		m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
 	}
-	w.View = View{}
+	w.View = etcd.View{}
 	w.Cluster.Status.Phase, w.Cluster.Status.Rest = v1alpha1.EtcdClusterPhaseStopped, &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdRetain}
 	sized(0)(w)
 }

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // Do is one kind of action.
@@ -52,7 +53,7 @@ type Action struct {
 	Do       Do
 	Member   *v1alpha1.EtcdMember
 	Snapshot *v1alpha1.EtcdSnapshot
-	Peer     Peer
+	Peer     etcd.Peer
 }
 
 // Notice is an event to be told once.
@@ -81,7 +82,7 @@ type planner struct {
 	ours    []memberView // of this incarnation and meant to be there
 	going   []memberView // told to delete their data
 	old     []memberView // of a former incarnation and not told to go yet
-	unknown []Peer       // that etcd lists and no object knows
+	unknown []etcd.Peer  // that etcd lists and no object knows
 
 	// what the conditions will say
 	phase      v1alpha1.EtcdClusterPhase

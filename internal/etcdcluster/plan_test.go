@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -35,7 +36,7 @@ func runningWorld(members int, change ...worldChange) World {
 			},
 			Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseRunning, ClusterID: "c1", Incarnation: 1, NextMember: int64(size) + 1},
 		},
-		View: View{Listed: true, Via: "demo-1", Revision: 7, Health: map[string]Health{}},
+		View: etcd.View{Listed: true, Via: "demo-1", Revision: 7, Health: map[string]etcd.Health{}},
 	}
 	for i := range members + 1 {
 		addNode(&w, fmt.Sprintf("n%d", i+1))
@@ -69,8 +70,8 @@ func addMember(w *World, number int, node string) *v1alpha1.EtcdMember {
 	}
 	w.Members = append(w.Members, m)
 	id := uint64(0xa0 + number)
-	w.View.Peers = append(w.View.Peers, Peer{ID: id, Name: name, PeerURL: m.Status.PeerURL})
-	w.View.Health[name] = Health{Answered: true, ID: id, ClusterID: 0xc1, Leader: 0xa1, Revision: 7}
+	w.View.Peers = append(w.View.Peers, etcd.Peer{ID: id, Name: name, PeerURL: m.Status.PeerURL})
+	w.View.Health[name] = etcd.Health{Answered: true, ID: id, ClusterID: 0xc1, Leader: 0xa1, Revision: 7}
 	w.Load[node]++
 	return m
 }
@@ -80,7 +81,7 @@ func sized(n int32) worldChange { return func(w *World) { w.Cluster.Spec.Size = 
 func unhealthy(members ...string) worldChange {
 	return func(w *World) {
 		for _, name := range members {
-			w.View.Health[name] = Health{Error: "does not answer"}
+			w.View.Health[name] = etcd.Health{Error: "does not answer"}
 		}
 	}
 }
@@ -98,7 +99,7 @@ func gone(node string, since time.Duration) worldChange {
 		w.Nodes[node].Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionUnknown, LastTransitionTime: metav1.NewTime(noon.Add(-since))}}
 		for _, m := range w.Members {
 			if m.Spec.Node == node {
-				w.View.Health[m.Name] = Health{Error: "does not answer"}
+				w.View.Health[m.Name] = etcd.Health{Error: "does not answer"}
 			}
 		}
 	}
@@ -200,21 +201,21 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"wish-member demo-1 Delete, wish-member demo-2 Delete, wish-member demo-3 Delete", "Scaling", "Stopping cluster: ending its processes",
 		},
 		{"a moment without a leader is no failure", runningWorld(3, noQuorum, func(w *World) { w.Cluster.Status.Conditions = nil }), "", "Running", "Waiting for a quorum of the members"},
-		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty."},
+		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, etcd.View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty."},
 		{
 			"a quorum that is lost is told with the remedy", runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum), "", "Failed",
 			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty.",
 		},
 		{
 			"a peer that no object knows is removed", runningWorld(3, func(w *World) {
-				w.View.Peers = append(w.View.Peers, Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
+				w.View.Peers = append(w.View.Peers, etcd.Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
 			}), "remove-peer stranger", "Scaling", "Removing stranger, of which there is no EtcdMember any more",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := c.world.Cluster.DeepCopy()
 			if c.name == "a quorum that is lost is told with the remedy" {
-				c.world.View.Health["demo-1"] = Health{Answered: true, ID: 0xa1}
+				c.world.View.Health["demo-1"] = etcd.Health{Answered: true, ID: 0xa1}
 			}
 			d := Plan(c.world)
 			if got := deeds(d); got != c.deeds {
@@ -231,7 +232,7 @@ func TestWhatIsDoneNext(t *testing.T) {
 }
 
 func TestAClusterCreatedWithSizeZeroIsStoppedAtOnce(t *testing.T) {
-	w := runningWorld(0, func(w *World) { w.Cluster.Status = v1alpha1.EtcdClusterStatus{}; w.View = View{} })
+	w := runningWorld(0, func(w *World) { w.Cluster.Status = v1alpha1.EtcdClusterStatus{}; w.View = etcd.View{} })
 	d := Plan(w)
 	if d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped || len(d.Notices) != 0 || d.Status.Members == nil || len(d.Actions) != 0 {
 		t.Errorf("%+v", d)
@@ -246,7 +247,7 @@ func TestAClusterCreatedWithSizeZeroIsStoppedAtOnce(t *testing.T) {
 
 func TestARestartSaysSoOnce(t *testing.T) {
 	w := runningWorld(0, sized(3), func(w *World) {
-		w.View = View{}
+		w.View = etcd.View{}
 		w.Cluster.Status = v1alpha1.EtcdClusterStatus{
 			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, Rest: &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete},
 		}
@@ -433,7 +434,7 @@ func checkStep(t *rapid.T, w World, d Decision) {
 			}
 		case a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete:
 			released := d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdReleased
-			listed := slices.ContainsFunc(w.View.Peers, func(p Peer) bool { return p.PeerURL == a.Member.Status.PeerURL })
+			listed := slices.ContainsFunc(w.View.Peers, func(p etcd.Peer) bool { return p.PeerURL == a.Member.Status.PeerURL })
 			if !released && listed {
 				t.Fatalf("%s is deleted and etcd has it", a.Member.Name)
 			}

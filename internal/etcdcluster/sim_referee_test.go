@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // referee looks at what the planner writes down.
@@ -62,7 +63,7 @@ func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 		}
 		used[other.Spec.Node] = true
 		r := s.raftOf()
-		voter := r != nil && slices.ContainsFunc(r.peers, func(p Peer) bool { return p.PeerURL == other.Status.PeerURL && !p.Learner })
+		voter := r != nil && slices.ContainsFunc(r.peers, func(p etcd.Peer) bool { return p.PeerURL == other.Status.PeerURL && !p.Learner })
 		if !voter && r != nil {
 			changing++
 		}
@@ -96,7 +97,7 @@ func (s *sim) refereeBegin(m *v1alpha1.EtcdMember) {
 // refereeDelete: data goes only when it was released, or etcd has done without it.
 func (s *sim) refereeDelete(m *v1alpha1.EtcdMember) {
 	d, st := s.data[m.Name], s.cluster.Status
-	if d == nil || !d.raft.has(d.id) || hexID(d.raft.id) != st.ClusterID {
+	if d == nil || !d.raft.has(d.id) || etcd.HexID(d.raft.id) != st.ClusterID {
 		return
 	}
 	if st.Stop == nil || st.Stop.Step != v1alpha1.EtcdReleased {

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // fromNothing as spec.restoreFrom begins an empty cluster.
@@ -78,7 +79,7 @@ func (p *planner) beginStart() bool {
 // newIncarnation forgets what was known of the members of the last one.
 func (p *planner) newIncarnation() {
 	if p.status.Incarnation != p.Cluster.Status.Incarnation {
-		p.View = View{}
+		p.View = etcd.View{}
 	}
 	p.sortMembers()
 }
@@ -147,7 +148,7 @@ func (p *planner) plant() {
 		for _, m := range p.ours {
 			p.wish(m, v1alpha1.EtcdMemberDelete)
 		}
-		p.ours, p.View = nil, View{}
+		p.ours, p.View = nil, etcd.View{}
 	case seed.Spec.Want == v1alpha1.EtcdMemberReserve && seed.is(v1alpha1.EtcdMemberReserved) && p.oldStopped():
 		p.wish(seed, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
 			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: seed.Name + "=" + seed.Status.PeerURL, Token: p.token(), Snapshot: snapshot, Exact: p.exact()}
@@ -229,7 +230,7 @@ func (p *planner) establish() bool {
 	id, ready := "", 0
 	for _, m := range p.voters() {
 		if m.healthy() && m.Spec.Begin != nil && m.health.ClusterID != 0 {
-			id = hexID(m.health.ClusterID)
+			id = etcd.HexID(m.health.ClusterID)
 			ready++
 		}
 	}

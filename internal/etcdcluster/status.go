@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 const (
@@ -106,7 +107,7 @@ func (p *planner) infos(members []memberView) []v1alpha1.EtcdMemberInfo {
 			info.Role = p.formerRole(m.Name)
 		}
 		if m.peer != nil {
-			info.ID = hexID(m.peer.ID)
+			info.ID = etcd.HexID(m.peer.ID)
 		}
 		if lag := p.View.Revision - m.health.Revision; m.health.Answered && lag > 0 {
 			info.RevisionLag = lag

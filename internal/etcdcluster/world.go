@@ -2,12 +2,12 @@ package etcdcluster
 
 import (
 	"slices"
-	"strconv"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -30,8 +30,10 @@ type World struct {
 	// Load is how many members of any cluster each node has.
 	Load map[string]int
 	// View is what etcd says.
-	View View
+	View etcd.View
 }
+
+func (w World) target() etcd.Target { return etcd.Target{Cluster: w.Cluster, Members: w.Members} }
 
 // Orphans are members and snapshots whose cluster is gone.
 type Orphans struct {
@@ -39,49 +41,11 @@ type Orphans struct {
 	Snapshots []*v1alpha1.EtcdSnapshot
 }
 
-// View is what the members of one cluster say.
-type View struct {
-	// Listed: a quorum confirmed the list of members, read after the objects were.
-	Listed bool
-	Peers  []Peer
-	// Via is the member that told the list, and Revision how far it was after that: no write that was acknowledged before is newer.
-	Via      string
-	Revision int64
-	// Hash of all keys at Revision, if it was asked for.
-	Hash int64
-	// Health by the name of the member.
-	Health map[string]Health
-}
-
-// Peer is a member as etcd's own list has it.
-type Peer struct {
-	ID      uint64
-	Name    string
-	PeerURL string
-	Learner bool
-}
-
-// Health is what one member says of itself.
-type Health struct {
-	Answered  bool
-	ID        uint64
-	ClusterID uint64
-	Leader    uint64
-	Learner   bool
-	Revision  int64
-	DBSize    int64
-	// Error is why it did not answer, or what it complains of.
-	Error string
-}
-
-// OK says whether a member answers and knows a leader.
-func (h Health) OK() bool { return h.Answered && h.Leader != 0 }
-
 // memberView is an EtcdMember with what etcd says of it.
 type memberView struct {
 	*v1alpha1.EtcdMember
-	peer   *Peer // nil if etcd's list does not have it
-	health Health
+	peer   *etcd.Peer // nil if etcd's list does not have it
+	health etcd.Health
 }
 
 func (m memberView) voter() bool   { return m.peer != nil && !m.peer.Learner }
@@ -186,13 +150,4 @@ func (w World) zone(node string) string {
 	return n.Labels["zone"]
 }
 
-// quorum is how many of n voters are needed.
-func quorum(n int) int { return n/2 + 1 }
-
-// hexID is an ID as etcd's own tools print it.
-func hexID(id uint64) string {
-	if id == 0 {
-		return ""
-	}
-	return strconv.FormatUint(id, 16)
-}
+func quorum(voters int) int { return etcd.Quorum(voters) }

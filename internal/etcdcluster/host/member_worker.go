@@ -1,4 +1,4 @@
-package etcdcluster
+package host
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/node"
 )
@@ -127,7 +128,7 @@ func (k *keeper) retains() bool {
 	}
 	// Between a wish to run and the process there is still only data.
 	resumes := runs(k.object) && k.status.Data && k.status.Phase == v1alpha1.EtcdMemberStopped
-	return resumes || Retained(&v1alpha1.EtcdMember{Spec: k.object.Spec, Status: k.status}, k.host.opts.Node)
+	return resumes || etcdcluster.Retained(&v1alpha1.EtcdMember{Spec: k.object.Spec, Status: k.status}, k.host.opts.Node)
 }
 
 // live works until ctx ends or nothing is left to do. With it ends the member's process.
@@ -459,10 +460,10 @@ func (k *keeper) enter(m *v1alpha1.EtcdMember) error {
 	if k.pass != nil {
 		return nil
 	}
-	pass, err := k.host.opts.Gate.Enter(KindMembers)
+	pass, err := k.host.opts.Gate.Enter(etcdcluster.KindMembers)
 	wakes := k.was || m.Spec.Want == v1alpha1.EtcdMemberSeal
 	if err != nil && wakes && hasData(k.dir) && k.host.opts.Gate.Closed() == node.RefusedDraining {
-		pass, err = k.host.opts.Gate.Adopt(KindMembers), nil
+		pass, err = k.host.opts.Gate.Adopt(etcdcluster.KindMembers), nil
 	}
 	k.pass = pass
 	return err
