@@ -17,7 +17,8 @@ import (
 //
 // Whatever is under way is finished or undone before anything else is begun. A member that must leave is replaced first.
 func (p *planner) change(size int) {
-	if p.nothingLeft() {
+	if len(p.ours) == 0 {
+		p.failNoMembers()
 		return
 	}
 	p.phase = v1alpha1.EtcdClusterPhaseRunning
@@ -67,14 +68,9 @@ func (p *planner) scaling(message string, args ...any) {
 	p.changing = true
 }
 
-// nothingLeft: an identity was recorded and no member is there. No new cluster takes its place.
-func (p *planner) nothingLeft() bool {
-	if len(p.ours) > 0 {
-		return false
-	}
-	p.phase = v1alpha1.EtcdClusterPhaseFailed
-	p.missing = "No member of cluster " + p.status.ClusterID + " is left. " + p.restoreAdvice()
-	return true
+// failNoMembers reports that no member is left of a cluster that ran. The planner never starts a new cluster in its place.
+func (p *planner) failNoMembers() {
+	p.fail("No member of cluster " + p.status.ClusterID + " is left. " + p.restoreAdvice())
 }
 
 // restoreAdvice is what a person can do about lost data.

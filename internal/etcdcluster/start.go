@@ -30,7 +30,8 @@ func (p *planner) start() {
 	} else {
 		p.plant()
 	}
-	if p.establish() {
+	if id, runs := p.quorumRuns(); runs {
+		p.establish(id)
 		p.change(p.Cluster.Size())
 	}
 }
@@ -52,12 +53,14 @@ func (p *planner) beginStart() bool {
 	case from == fromNothing && p.status.Incarnation > 0:
 		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}
 	case from != "" && from != fromNothing && (rest == nil || rest.Snapshot != from):
-		if !p.available(from) {
+		if why := p.unavailable(from); why != "" {
+			p.fail(why)
 			return false
 		}
 		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: from}
 	case rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete:
-		if !p.available(rest.Snapshot) {
+		if why := p.unavailable(rest.Snapshot); why != "" {
+			p.fail(why)
 			return false
 		}
 	}
@@ -84,28 +87,25 @@ func (p *planner) newIncarnation() {
 	p.sortMembers()
 }
 
-// available says whether a snapshot can be restored from, and if not tells what is missing.
-func (p *planner) available(name string) bool {
-	p.phase = v1alpha1.EtcdClusterPhaseFailed
-	i := slices.IndexFunc(p.Snapshots, func(s *v1alpha1.EtcdSnapshot) bool { return s.Name == name })
-	if i < 0 {
-		p.missing = fmt.Sprintf("Snapshot %s is not there. Name another one, or none, in spec.restoreFrom.", name)
-		return false
+// unavailable returns why a snapshot cannot be restored now; empty if it can.
+func (p *planner) unavailable(name string) string {
+	s := p.find(name)
+	if s == nil {
+		return fmt.Sprintf("Snapshot %s is not there. Name another one, or none, in spec.restoreFrom.", name)
 	}
-	s := p.Snapshots[i]
-	var absent []string
-	for _, node := range s.Verified() {
-		if p.live(node) {
-			return true
-		}
-		absent = append(absent, node)
+	verified := s.Verified()
+	switch {
+	case slices.ContainsFunc(verified, p.live):
+		return ""
+	case len(verified) > 0:
+		return fmt.Sprintf("Snapshot %s is on %s only, which is absent: start it again.", name, strings.Join(verified, " and "))
 	}
-	if len(absent) > 0 {
-		p.missing = fmt.Sprintf("Snapshot %s is on %s only, which is absent: start it again.", name, strings.Join(absent, " and "))
-	} else {
-		p.missing = fmt.Sprintf("No node has a verified copy of snapshot %s%s. Name another one, or none, in spec.restoreFrom.", name, because(s.Status.Error+copyErrors(s)))
-	}
-	return false
+	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Name another one, or none, in spec.restoreFrom.", name, because(s.Status.Error+copyErrors(s)))
+}
+
+// fail reports that the cluster cannot go on because data is missing.
+func (p *planner) fail(missing string) {
+	p.phase, p.missing = v1alpha1.EtcdClusterPhaseFailed, missing
 }
 
 func copyErrors(s *v1alpha1.EtcdSnapshot) string {
@@ -126,10 +126,12 @@ func (p *planner) plant() {
 	if p.status.Rest != nil {
 		snapshot = p.status.Rest.Snapshot
 	}
-	if snapshot != "" && !p.available(snapshot) {
-		return
+	if snapshot != "" {
+		if why := p.unavailable(snapshot); why != "" {
+			p.fail(why)
+			return
+		}
 	}
-	p.creating()
 	if len(p.ours) == 0 {
 		node, ok := p.place(nil, p.keepers(snapshot))
 		if !ok {
@@ -204,42 +206,43 @@ func (p *planner) resume() {
 	if there >= need {
 		return
 	}
-	p.phase = v1alpha1.EtcdClusterPhaseFailed
-	p.missing = fmt.Sprintf("Data of %d of %d members is there and %d are needed", there, all, need)
+	missing := fmt.Sprintf("Data of %d of %d members is there and %d are needed", there, all, need)
 	if len(lost) > 0 {
-		p.missing += "; missing: " + strings.Join(lost, ", ")
+		missing += "; missing: " + strings.Join(lost, ", ")
 	}
 	if len(gone) > 0 {
-		p.missing += "; absent: " + strings.Join(gone, ", ") + ", start it again"
+		missing += "; absent: " + strings.Join(gone, ", ") + ", start it again"
 	}
-	p.missing += ". "
+	missing += ". "
 	if all-len(lost) < need {
-		p.missing += p.restoreAdvice()
+		missing += p.restoreAdvice()
 	}
+	p.fail(missing)
 }
 
-// establish notes that the incarnation runs, and says whether it does.
-func (p *planner) establish() bool {
+// quorumRuns returns whether a quorum of an incarnation that is being started runs, and the ID of its cluster.
+func (p *planner) quorumRuns() (id string, runs bool) {
 	if !p.View.Listed || p.status.Starting == nil {
-		return false
+		return "", false
 	}
 	want := 1
 	if p.resumes() {
 		want = quorum(len(p.status.Rest.Members))
 	}
-	id, ready := "", 0
+	ready := 0
 	for _, m := range p.voters() {
 		if m.healthy() && m.Spec.Begin != nil && m.health.ClusterID != 0 {
 			id = etcd.HexID(m.health.ClusterID)
 			ready++
 		}
 	}
-	if ready < want || ready < quorum(p.votes()) {
-		return false
-	}
+	return id, ready >= want && ready >= quorum(p.votes())
+}
+
+// establish records that the incarnation runs: from now on only its members have the newest keys.
+func (p *planner) establish(id string) {
 	p.missing = ""
 	p.status.ClusterID, p.status.Rest = id, nil
-	return true
 }
 
 // abortStart takes back a start that has not come to anything yet.
@@ -271,15 +274,13 @@ func (p *planner) restoreIfAsked() {
 	name, _, _ := strings.Cut(asked, "/")
 	rest := &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}
 	if name != fromNothing {
-		if !p.available(name) {
-			p.phase = ""
+		if p.missing = p.unavailable(name); p.missing != "" {
 			return
 		}
 		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name}
 	} else {
 		p.status.ClusterID = ""
 	}
-	p.phase, p.missing = "", ""
 	p.status.ObservedRestore = asked
 	p.status.Incarnation++
 	p.status.Rest, p.status.Starting, p.status.Stop = rest, micro(p.Now), nil

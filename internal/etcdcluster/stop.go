@@ -34,7 +34,8 @@ func (p *planner) beStopped() {
 	case p.established():
 		p.beginStop()
 	case p.status.Starting != nil:
-		if p.establish() {
+		if id, runs := p.quorumRuns(); runs {
+			p.establish(id)
 			p.beginStop() // it ran already: somebody may have written
 			return
 		}
@@ -59,7 +60,8 @@ func (p *planner) beginStop() {
 	}
 	p.stopping("Stopping cluster")
 	if onStop != v1alpha1.EtcdDelete {
-		if p.nothingLeft() {
+		if len(p.ours) == 0 {
+			p.failNoMembers()
 			return
 		}
 		if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
@@ -126,9 +128,11 @@ func (p *planner) goOnStopping(size int) {
 
 // seal waits until no client is served any more, and reads how far the cluster had come then.
 func (p *planner) seal() {
-	if p.pausing() {
+	if failed := p.find(p.status.Stop.Snapshot); failed != nil && p.tooSoonAfter(failed) {
+		p.pauseAfter(failed)
 		return
 	}
+	p.snapFailed = p.lastFailure()
 	p.say("no client is served any more")
 	all := true
 	for _, m := range p.ours {
@@ -166,22 +170,20 @@ func (p *planner) seal() {
 	p.attempt()
 }
 
-// pausing says whether the last snapshot failed a moment ago. Until the next is tried, clients are served.
-func (p *planner) pausing() bool {
-	stop := p.status.Stop
-	failed := p.find(stop.Snapshot)
-	if failed == nil || p.Now.Sub(failed.CreationTimestamp.Time) >= retryAfter(stop.Attempt) {
-		p.snapFailed = p.lastFailure()
-		return false
-	}
-	p.failed(failed)
+// tooSoonAfter returns whether the next snapshot has to wait after one that failed.
+func (p *planner) tooSoonAfter(failed *v1alpha1.EtcdSnapshot) bool {
+	return p.Now.Sub(failed.CreationTimestamp.Time) < retryAfter(p.status.Stop.Attempt)
+}
+
+// pauseAfter lets members serve clients until the next snapshot is tried.
+func (p *planner) pauseAfter(failed *v1alpha1.EtcdSnapshot) {
+	p.reportFailed(failed)
 	p.say("waiting to take another snapshot; clients are served meanwhile")
 	for _, m := range p.ours {
 		if m.voter() {
 			p.unseal(m)
 		}
 	}
-	return true
 }
 
 // unseal lets a member serve clients again.
@@ -192,8 +194,8 @@ func (p *planner) unseal(m memberView) {
 	p.wish(m, v1alpha1.EtcdMemberRun)
 }
 
-// failed says that a snapshot could not be taken.
-func (p *planner) failed(s *v1alpha1.EtcdSnapshot) {
+// reportFailed reports that a snapshot could not be taken.
+func (p *planner) reportFailed(s *v1alpha1.EtcdSnapshot) {
 	why := s.Status.Error
 	if why == "" && s.Status.Facts != nil {
 		why = fmt.Sprintf("it is at revision %d, not %d", s.Status.Facts.Revision, s.Spec.Revision)
@@ -328,9 +330,10 @@ func (p *planner) snapshot() {
 			p.attempt()
 			return
 		}
-		p.failed(s)
 		stop.Step = v1alpha1.EtcdSealing
-		p.pausing()
+		if p.tooSoonAfter(s) {
+			p.pauseAfter(s)
+		}
 	case !p.live(taker):
 		p.keepSealed()
 		if p.View.Listed {
