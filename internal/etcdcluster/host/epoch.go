@@ -17,36 +17,36 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// era is what the node knows and does in one epoch.
-type era struct {
+// epochRun is what the node knows and does in one epoch.
+type epochRun struct {
 	*Host
-	e     *node.Epoch
+	epoch *node.Epoch
 	ctx   context.Context
 	live  sync.WaitGroup
-	heavy chan struct{} // one place for each piece of work that reads whole files
+	heavy chan struct{} // one place for each task that reads or writes a whole file
 
-	mu       sync.Mutex
-	ended    bool
-	curators map[types.UID]*curator
+	mu      sync.Mutex
+	ended   bool
+	workers map[types.UID]*snapshotWorker
 }
 
 // heavyAtOnce bounds how many snapshots a node reads or writes at a time.
 const heavyAtOnce = 2
 
-// watch follows the objects. From here on the keepers know of the epoch.
-func (a *era) watch(ctx context.Context) error {
-	a.Host.mu.Lock()
-	a.Host.era = a
-	a.Host.mu.Unlock()
+// watch follows the objects. From here on the member workers know of the epoch.
+func (r *epochRun) watch(ctx context.Context) error {
+	r.Host.mu.Lock()
+	r.Host.running = r
+	r.Host.mu.Unlock()
 	handlers := []struct {
 		object client.Object
 		on     toolscache.ResourceEventHandler
 	}{
-		{&v1alpha1.EtcdMember{}, node.News(a.seeMember, a.forgetMember)},
-		{&v1alpha1.EtcdSnapshot{}, node.News(a.seeSnapshot, a.forgetSnapshot)},
+		{&v1alpha1.EtcdMember{}, node.News(r.seeMember, r.forgetMember)},
+		{&v1alpha1.EtcdSnapshot{}, node.News(r.seeSnapshot, r.forgetSnapshot)},
 	}
 	for _, h := range handlers {
-		informer, err := a.e.Cache.GetInformer(ctx, h.object)
+		informer, err := r.epoch.Cache.GetInformer(ctx, h.object)
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", h.object, err)
 		}
@@ -61,91 +61,93 @@ func (a *era) watch(ctx context.Context) error {
 	return nil
 }
 
-// end waits until everything of the epoch has ended. Members go on.
-func (a *era) end(cancel func()) {
+// end waits until everything of the epoch has ended. Members keep running.
+func (r *epochRun) end(cancel func()) {
 	cancel()
-	a.Host.mu.Lock()
-	if a.Host.era == a {
-		a.Host.era = nil
+	r.Host.mu.Lock()
+	if r.Host.running == r {
+		r.Host.running = nil
 	}
-	a.Host.mu.Unlock()
-	a.mu.Lock()
-	a.ended = true
-	a.mu.Unlock()
-	a.live.Wait()
+	r.Host.mu.Unlock()
+	r.mu.Lock()
+	r.ended = true
+	r.mu.Unlock()
+	r.live.Wait()
 }
 
-// reconcile forgets what went while this node was not there to see it, and deletes files that belong to nothing.
-func (a *era) reconcile(ctx context.Context) error {
+// reconcile ends the workers of members that were deleted while this node did not watch, and deletes snapshot files that no object
+// has.
+func (r *epochRun) reconcile(ctx context.Context) error {
 	var members v1alpha1.EtcdMemberList
-	if err := a.e.Cache.List(ctx, &members, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.epoch.Cache.List(ctx, &members, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	there := map[types.UID]bool{}
 	for i := range members.Items {
 		there[members.Items[i].UID] = true
 	}
-	a.Host.mu.Lock()
-	keepers := slices.Collect(maps.Values(a.keepers))
-	a.Host.mu.Unlock()
-	for _, k := range keepers {
-		if !there[k.uid] {
-			k.forget()
+	r.Host.mu.Lock()
+	workers := slices.Collect(maps.Values(r.members))
+	r.Host.mu.Unlock()
+	for _, w := range workers {
+		if !there[w.uid] {
+			w.objectDeleted()
 		}
 	}
-	a.live.Go(func() {
-		if err := a.sweep(ctx); err != nil && ctx.Err() == nil {
-			a.opts.Log.Warn("snapshots that belong to nothing are still there", "error", err)
+	r.live.Go(func() {
+		if err := r.sweep(ctx); err != nil && ctx.Err() == nil {
+			r.opts.Log.Warn("could not delete snapshot files that have no EtcdSnapshot", "error", err)
 		}
 	})
 	return nil
 }
 
-func (a *era) seeMember(m *v1alpha1.EtcdMember) {
-	if m.Spec.Node != a.opts.Node {
+func (r *epochRun) seeMember(m *v1alpha1.EtcdMember) {
+	if m.Spec.Node != r.opts.Node {
 		return
 	}
-	a.Host.mu.Lock()
-	defer a.Host.mu.Unlock()
-	if a.Host.era != a {
+	r.Host.mu.Lock()
+	defer r.Host.mu.Unlock()
+	if r.Host.running != r {
 		return
 	}
-	k := a.keepers[m.UID]
-	if k == nil {
-		k = newKeeper(a.Host, m)
-		a.keepers[m.UID] = k
-		a.begin(k)
+	w := r.members[m.UID]
+	if w == nil {
+		w = newMemberWorker(r.Host, m)
+		r.members[m.UID] = w
+		r.begin(w)
 	}
-	k.see(m)
+	w.update(m)
 }
 
-func (a *era) forgetMember(m *v1alpha1.EtcdMember) {
-	a.Host.mu.Lock()
-	k := a.keepers[m.UID]
-	current := a.Host.era == a
-	a.Host.mu.Unlock()
-	if k != nil && current {
-		k.forget()
+func (r *epochRun) forgetMember(m *v1alpha1.EtcdMember) {
+	r.Host.mu.Lock()
+	w := r.members[m.UID]
+	current := r.Host.running == r
+	r.Host.mu.Unlock()
+	if w != nil && current {
+		w.objectDeleted()
 	}
 }
 
-// current is the epoch in which the node may start, seal and delete; nil while that is in doubt.
-func (h *Host) current() *era {
+// current returns the epoch in which the node may start, seal and delete; nil while its lease is in doubt.
+func (h *Host) current() *epochRun {
 	h.mu.Lock()
-	a := h.era
+	r := h.running
 	h.mu.Unlock()
-	if a == nil || a.ctx.Err() != nil || !a.e.Holding() {
+	if r == nil || r.ctx.Err() != nil || !r.epoch.Holding() {
 		return nil
 	}
-	return a
+	return r
 }
 
-// errNodeInDoubt: the node's lease is in doubt, and nothing is written.
-var errNodeInDoubt = errors.New("the node's lease is in doubt")
+// errLeaseInDoubt: the node may not hold its lease, so it neither writes nor deletes.
+var errLeaseInDoubt = errors.New("the node's lease is in doubt")
 
-// update changes an object's status by compare-and-swap until it is as it should be, or change says that there is nothing to do. The first try rests
-// on the object as it was last seen: where that is old the write is refused, and where it needs no change news will follow.
-func update[T client.Object](ctx context.Context, a *era, seen T, fresh func() T, change func(T) bool) error {
+// update changes an object's status by compare-and-swap, and tries again on a conflict until change returns that there is nothing to
+// do. The first try starts from the object as it was last seen. If that is old, the API refuses the write; if it needs no change, a
+// newer version is on its way.
+func update[T client.Object](ctx context.Context, r *epochRun, seen T, fresh func() T, change func(T) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeWriteLimit)
 	defer cancel()
 	uid, key := seen.GetUID(), client.ObjectKeyFromObject(seen)
@@ -153,14 +155,14 @@ func update[T client.Object](ctx context.Context, a *era, seen T, fresh func() T
 		if !change(object) {
 			return nil
 		}
-		if !a.e.Holding() {
-			return errNodeInDoubt
+		if !r.epoch.Holding() {
+			return errLeaseInDoubt
 		}
-		if err := a.e.Client.Status().Update(ctx, object); !apierrors.IsConflict(err) {
+		if err := r.epoch.Client.Status().Update(ctx, object); !apierrors.IsConflict(err) {
 			return err
 		}
 		object = fresh()
-		if err := a.e.Client.Get(ctx, key, object); err != nil {
+		if err := r.epoch.Client.Get(ctx, key, object); err != nil {
 			return err
 		}
 		if object.GetUID() != uid {

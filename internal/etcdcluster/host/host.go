@@ -41,34 +41,34 @@ type Options struct {
 	Gate *node.Gate
 	// Exe is the ebb program.
 	Exe string
-	// Dir is where members keep their data, Snapshots where snapshots are kept.
+	// Dir is the directory of the members' data, Snapshots that of the snapshots.
 	Dir, Snapshots string
-	// Address is that on which members listen and under which others reach them: an IP address.
+	// Address is the IP address on which members listen and at which others reach them.
 	Address string
 	// Ports to pick from.
 	Ports PortRange
-	// Files are the node's certificate, its key and whom it trusts.
+	// Files are the node's certificate, its key and the certificate authority.
 	Files peer.Files
 	// Metrics of the node's members and snapshots.
 	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
-	// MemberArgs are further arguments of the members' processes, and MemberLogLevel is what etcd logs there.
+	// MemberArgs are further arguments of the members' processes, and MemberLogLevel is the level at which etcd logs there.
 	MemberArgs     []string
 	MemberLogLevel string
 }
 
-// Host is what a node has of etcd clusters: members, which go on while the lease is in doubt because raft checks who may write,
-// and data at rest.
+// Host is what a node has of etcd clusters: members and data at rest. Members keep running while the lease is in doubt, because raft
+// decides which of them may write.
 type Host struct {
 	opts  Options
 	store snapshot.Store
-	sends chan struct{} // one place for each copy that may be under way to another node
-	swept sync.Once     // of what an earlier process left
+	sends chan struct{} // one place for each copy that is being sent to another node
+	swept sync.Once     // of unfinished files that an earlier process left
 
 	mu        sync.Mutex
-	era       *era // what the node knows in this epoch; nil while there is none
-	keepers   map[types.UID]*keeper
+	running   *epochRun // what the node knows in this epoch; nil while there is none
+	members   map[types.UID]*memberWorker
 	snapshots map[types.NamespacedName]*v1alpha1.EtcdSnapshot // as last seen
 	working   map[types.UID]bool                              // snapshots that are being taken
 	run       *membersRun                                     // nil while members do not run
@@ -84,7 +84,7 @@ type membersRun struct {
 // New makes the host of a node.
 func New(o Options) (*Host, error) {
 	if net.ParseIP(o.Address) == nil {
-		return nil, fmt.Errorf("etcd members cannot listen on %q: it is no IP address", o.Address)
+		return nil, fmt.Errorf("etcd members cannot listen on %q: it is not an IP address", o.Address)
 	}
 	for _, dir := range []*string{&o.Dir, &o.Snapshots} {
 		path, err := filepath.Abs(*dir)
@@ -92,12 +92,12 @@ func New(o Options) (*Host, error) {
 			return nil, err
 		}
 		if err := os.MkdirAll(path, 0o700); err != nil {
-			return nil, fmt.Errorf("etcd members: %w", err)
+			return nil, fmt.Errorf("directory of etcd members: %w", err)
 		}
 		*dir = path
 	}
 	h := &Host{
-		opts: o, store: snapshot.Store{Root: o.Snapshots}, sends: make(chan struct{}, sendsAtOnce), keepers: map[types.UID]*keeper{},
+		opts: o, store: snapshot.Store{Root: o.Snapshots}, sends: make(chan struct{}, sendsAtOnce), members: map[types.UID]*memberWorker{},
 		snapshots: map[types.NamespacedName]*v1alpha1.EtcdSnapshot{}, working: map[types.UID]bool{},
 	}
 	o.Metrics.host.Store(h)
@@ -117,12 +117,12 @@ func (h *Host) Service() peer.Service {
 	return func(r grpc.ServiceRegistrar) { wire.RegisterSnapshotsServer(r, &copies{host: h}) }
 }
 
-// look counts members by phase and the bytes of snapshots, for the metrics.
-func (h *Host) look(phases map[v1alpha1.EtcdMemberPhase]int) (bytes int64) {
+// count counts members by phase and the bytes of verified snapshots, for the metrics.
+func (h *Host) count(phases map[v1alpha1.EtcdMemberPhase]int) (bytes int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, k := range h.keepers {
-		if phase := k.phase(); phase != "" {
+	for _, w := range h.members {
+		if phase := w.reported().Phase; phase != "" {
 			phases[phase]++
 		}
 	}

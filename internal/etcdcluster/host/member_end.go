@@ -14,49 +14,59 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// stop ends the process. The data stays, and so do the ports.
-func (k *keeper) stop(a *era, m *v1alpha1.EtcdMember) error {
-	k.stopChild()
-	k.removed, k.delay, k.notYet, k.was = false, 0, time.Time{}, false
-	if err := k.unlocked(); err != nil {
+// stopProcess ends the process and leaves the node's gate.
+func (w *memberWorker) stopProcess() {
+	if w.child != nil {
+		w.child.Stop(context.Background())
+		w.child = nil
+	}
+	w.discardRestore()
+	if w.pass != nil {
+		w.pass.Leave()
+		w.pass = nil
+	}
+}
+
+// leaveData ends the process of a member whose object is gone. Nobody asked to delete its data, so it stays.
+func (w *memberWorker) leaveData(m *v1alpha1.EtcdMember) {
+	w.stopProcess()
+	if w.dir != "" && hasData(w.dir) {
+		w.host.opts.Log.Warn("EtcdMember is gone but its data is still on this node; delete the directory if nobody needs it",
+			"etcdcluster", clusterOf(m), "member", m.Name, "dir", w.dir)
+	}
+}
+
+// stop ends the process. The data stays, and the ports stay held.
+func (w *memberWorker) stop(epoch *epochRun, m *v1alpha1.EtcdMember) error {
+	w.stopProcess()
+	w.removed, w.delay, w.notBefore, w.ranBefore = false, 0, time.Time{}, false
+	if err := w.checkUnlocked(); err != nil {
 		return err
 	}
-	mark, err := readMarker(k.dir)
+	mark, err := readMarker(w.dir)
 	if err == nil {
-		err = mark.check(m, k.dir)
+		err = mark.check(m, w.dir)
 	}
 	if err != nil {
 		return err
 	}
-	if mark != nil && k.hold == nil {
-		k.hold, _ = holdPorts(k.host.opts.Address, mark.PeerPort, mark.ClientPort) // connections that linger keep them too; again later
+	if mark != nil && w.hold == nil {
+		w.hold, _ = holdPorts(w.host.opts.Address, mark.PeerPort, mark.ClientPort) // lingering connections keep them too; tried again later
 	}
-	if k.phase() == v1alpha1.EtcdMemberStopped && k.settled(m) && k.data() == hasData(k.dir) {
+	was := w.reported()
+	if was.Phase == v1alpha1.EtcdMemberStopped && was.ObservedGeneration == m.Generation && was.Data == hasData(w.dir) {
 		return nil
 	}
-	k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) {
+	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
 		s.Phase, s.PID, s.Error = v1alpha1.EtcdMemberStopped, 0, ""
-		s.Data, s.DataBytes = hasData(k.dir), dataBytes(k.dir)
+		s.Data, s.DataBytes = hasData(w.dir), dataBytes(w.dir)
 	})
 	return nil
 }
 
-// settled says whether the status is for what the object says now.
-func (k *keeper) settled(m *v1alpha1.EtcdMember) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.status.ObservedGeneration == m.Generation
-}
-
-func (k *keeper) data() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.status.Data
-}
-
-// unlocked says whether a process of an earlier node process still has the directory.
-func (k *keeper) unlocked() error {
-	lock, err := member.TryLock(k.dir)
+// checkUnlocked fails while a process that an earlier process of the node started still has the directory.
+func (w *memberWorker) checkUnlocked() error {
+	lock, err := member.TryLock(w.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -66,59 +76,54 @@ func (k *keeper) unlocked() error {
 	return lock.Close()
 }
 
-// remove ends the process and deletes the member's directory, after everything that rests on it was read live.
-func (k *keeper) remove(a *era, m *v1alpha1.EtcdMember) error {
-	if k.phase() == v1alpha1.EtcdMemberDeleted && k.settled(m) {
-		return nil
+// erase ends the process and deletes the member's directory, if the object as it is now still asks for that.
+func (w *memberWorker) erase(epoch *epochRun, m *v1alpha1.EtcdMember) error {
+	if w.child != nil {
+		w.child.Kill() // what it has not written yet is deleted anyway
 	}
-	if k.child != nil {
-		k.child.Kill() // what it still had to write goes anyway
-	}
-	k.stopChild()
+	w.stopProcess()
 	live := &v1alpha1.EtcdMember{}
-	ctx, cancel := context.WithTimeout(a.ctx, nodeWriteLimit)
+	ctx, cancel := context.WithTimeout(epoch.ctx, nodeWriteLimit)
 	defer cancel()
-	if err := a.e.Client.Get(ctx, types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, live); err != nil {
+	if err := epoch.epoch.Client.Get(ctx, types.NamespacedName{Namespace: m.Namespace, Name: m.Name}, live); err != nil {
 		if kubeclient.IsMissing(err) {
-			return nil // the watch will say so
+			return nil // the watch reports its deletion
 		}
 		return err
 	}
-	if live.UID != m.UID || live.Spec.Want != v1alpha1.EtcdMemberDelete || live.Spec.Node != k.host.opts.Node {
+	if live.UID != m.UID || live.Spec.Want != v1alpha1.EtcdMemberDelete || live.Spec.Node != w.host.opts.Node {
 		return nil
 	}
-	if err := k.erase(live); err != nil {
+	if err := w.eraseDir(live); err != nil {
 		return err
 	}
-	k.hold.release()
-	k.hold, k.mark = nil, nil
-	k.say(live, a, func(s *v1alpha1.EtcdMemberStatus) {
+	w.hold.release()
+	w.hold, w.mark = nil, nil
+	w.report(live, epoch, func(s *v1alpha1.EtcdMemberStatus) {
 		s.Phase, s.PID, s.Error, s.Data, s.DataBytes = v1alpha1.EtcdMemberDeleted, 0, "", false, 0
 	})
 	return nil
 }
 
-// erase deletes the directory if it is this member's and nobody has it.
-func (k *keeper) erase(m *v1alpha1.EtcdMember) error {
-	if _, err := os.Stat(k.dir); errors.Is(err, fs.ErrNotExist) {
+// eraseDir deletes the directory if it is this member's and no process has it.
+func (w *memberWorker) eraseDir(m *v1alpha1.EtcdMember) error {
+	if _, err := os.Stat(w.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	lock, err := member.TryLock(k.dir)
+	lock, err := member.TryLock(w.dir)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	mark, err := readMarker(k.dir)
+	mark, err := readMarker(w.dir)
 	if err == nil {
-		err = mark.check(m, k.dir)
+		err = mark.check(m, w.dir)
 	}
 	if err != nil {
 		return err
 	}
-	if !k.host.may() {
-		return errNodeInDoubt
+	if w.host.current() == nil {
+		return errLeaseInDoubt
 	}
-	return removeMember(k.host.opts.Dir, k.dir)
+	return removeMember(w.host.opts.Dir, w.dir)
 }
-
-func (h *Host) may() bool { return h.current() != nil }

@@ -3,10 +3,6 @@ package host
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"net/url"
-	"strconv"
 	"sync"
 	"time"
 
@@ -19,264 +15,307 @@ import (
 )
 
 const (
-	// restartFirst and restartMost are between which a member that ended by itself stays down; one that ran for steady begins at the first again.
+	// restartFirst and restartMost bound the delay before a process that ended by itself is started again. After a process ran for
+	// steady, the delay begins at restartFirst again.
 	restartFirst = 100 * time.Millisecond
 	restartMost  = 5 * time.Second
 	steady       = 30 * time.Second
-	// lookAgain is when a keeper that cannot do what it should tries again.
-	lookAgain = time.Second
-	// tellAgain is when a status that could not be written is tried again.
-	tellAgain = 200 * time.Millisecond
+	// retryInterval is when a worker observes its member again at the latest.
+	retryInterval = time.Second
+	// publishRetry is when a status that could not be written is tried again.
+	publishRetry = 200 * time.Millisecond
 )
 
-// keeper does on this node what one EtcdMember asks for. It lives across epochs, with the member's process.
-//
-//	Reserve ──▶ Reserved          ports are picked, recorded and held
-//	Run ──▶ Starting ──▶ Running  and again after every end that nobody asked for
-//	Seal ──▶ Sealed               no client is served
-//	Stop ──▶ Stopped              the process has ended, or etcd removed the member
-//	Delete ──▶ Deleted            and its directory is gone
-//	any ──▶ Failed                a person or the coordinator has to look
-type keeper struct {
+// memberWorker does on this node what one EtcdMember asks for: it observes the member, takes the step that Next returns, and
+// observes again. It outlives epochs, and so does the member's process.
+type memberWorker struct {
 	host *Host
 	uid  types.UID
 
-	mu     sync.Mutex
-	object *v1alpha1.EtcdMember // as last seen
-	gone   bool                 // and it is no more
-	ended  bool                 // the keeper has nothing left to do
-	status v1alpha1.EtcdMemberStatus
-	wakeup chan struct{} // of live
-	told   chan struct{} // of tell
+	mu        sync.Mutex
+	object    *v1alpha1.EtcdMember // as last seen
+	gone      bool                 // the object was deleted
+	finished  bool                 // the worker has nothing left to do
+	status    v1alpha1.EtcdMemberStatus
+	wakeup    chan struct{} // of run
+	publishes chan struct{} // of publish
 
-	// Only live uses what follows.
-	dir     string
-	mark    *marker
-	hold    *portHold
-	pass    *node.Pass
-	child   *member.Child
-	began   time.Time // of the child
-	sealed  bool      // what the child was last told
-	order   int64     // and when
-	restore *member.Restore
-	discard func() // what was fetched for it
-	unheard int    // how often in a row the child ended to be started again
-	removed bool   // etcd says that it is no member any more
-	was     bool   // it ran when this process began, under an earlier one
-	delay   time.Duration
-	notYet  time.Time // the child is not started before
+	// Only run uses what follows.
+	dir       string
+	mark      *marker
+	hold      *portHold
+	pass      *node.Pass
+	child     *member.Child
+	started   time.Time // of the child
+	sealed    bool      // what the child was last told
+	order     int64     // the number of that order
+	restore   *member.Restore
+	discard   func() // deletes what was fetched for restore
+	unheard   int    // how often in a row the child ended to be started again
+	removed   bool   // etcd told the child that it is not a member any more
+	ranBefore bool   // under an earlier process of the node
+	delay     time.Duration
+	notBefore time.Time // of the next start
 }
 
-func newKeeper(h *Host, m *v1alpha1.EtcdMember) *keeper {
-	k := &keeper{host: h, uid: m.UID, object: m, status: m.Status, wakeup: make(chan struct{}, 1), told: make(chan struct{}, 1)}
-	k.status.PID, k.status.Restarts = 0, 0
+func newMemberWorker(h *Host, m *v1alpha1.EtcdMember) *memberWorker {
+	w := &memberWorker{host: h, uid: m.UID, object: m, status: m.Status, wakeup: make(chan struct{}, 1), publishes: make(chan struct{}, 1)}
+	w.status.PID, w.status.Restarts = 0, 0
 	switch m.Status.Phase {
 	case v1alpha1.EtcdMemberStarting, v1alpha1.EtcdMemberRunning, v1alpha1.EtcdMemberSealed:
-		k.was = true
+		w.ranBefore = true
 	}
-	return k
+	return w
 }
 
-func poke(c chan struct{}) {
+func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// see takes note of what is wanted now.
-func (k *keeper) see(m *v1alpha1.EtcdMember) {
-	k.mu.Lock()
-	k.object = m
-	k.mu.Unlock()
-	poke(k.wakeup)
-	poke(k.told)
+// update takes a newer version of the object.
+func (w *memberWorker) update(m *v1alpha1.EtcdMember) {
+	w.mu.Lock()
+	w.object = m
+	w.mu.Unlock()
+	notify(w.wakeup)
+	notify(w.publishes)
 }
 
-// forget: the object is gone. What it did not ask to be deleted stays.
-func (k *keeper) forget() {
-	k.mu.Lock()
-	k.gone = true
-	k.mu.Unlock()
-	poke(k.wakeup)
+// objectDeleted ends the worker. Data that the object did not ask to delete stays.
+func (w *memberWorker) objectDeleted() {
+	w.mu.Lock()
+	w.gone = true
+	w.mu.Unlock()
+	notify(w.wakeup)
 }
 
-func (k *keeper) latest() (*v1alpha1.EtcdMember, bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.object, k.gone
+func (w *memberWorker) latest() (*v1alpha1.EtcdMember, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.object, w.gone
 }
 
-func (k *keeper) over() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.ended
+func (w *memberWorker) isFinished() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.finished
 }
 
-func (k *keeper) phase() v1alpha1.EtcdMemberPhase {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.status.Phase
+// reported returns the status as it was or will be written.
+func (w *memberWorker) reported() v1alpha1.EtcdMemberStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.status
 }
 
-// retains says whether data is here that has to stay somewhere.
-func (k *keeper) retains() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.gone {
+// retains returns whether the member's data here is all that there is of the member, so that it must not be left behind.
+func (w *memberWorker) retains() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone {
 		return false
 	}
-	// Between a wish to run and the process there is still only data.
-	resumes := runs(k.object) && k.status.Data && k.status.Phase == v1alpha1.EtcdMemberStopped
-	return resumes || etcdcluster.Retained(&v1alpha1.EtcdMember{Spec: k.object.Spec, Status: k.status}, k.host.opts.Node)
+	// Until the process of a member that is started again exists, there is still only data.
+	resumes := runs(w.object) && w.status.Data && w.status.Phase == v1alpha1.EtcdMemberStopped
+	return resumes || etcdcluster.Retained(&v1alpha1.EtcdMember{Spec: w.object.Spec, Status: w.status}, w.host.opts.Node)
 }
 
-// live works until ctx ends or nothing is left to do. With it ends the member's process.
-func (k *keeper) live(ctx context.Context) {
-	telling, quiet := context.WithCancel(ctx)
-	var teller sync.WaitGroup
-	teller.Go(func() { k.tell(telling) })
-	defer teller.Wait()
-	defer quiet()
-	defer k.leave()
+// runs returns whether the member should have a process.
+func runs(m *v1alpha1.EtcdMember) bool {
+	return m.Spec.Want == v1alpha1.EtcdMemberRun || m.Spec.Want == v1alpha1.EtcdMemberSeal
+}
+
+// run works until ctx ends or nothing is left to do. The member's process ends with it.
+func (w *memberWorker) run(ctx context.Context) {
+	publishing, stopPublishing := context.WithCancel(ctx)
+	var publisher sync.WaitGroup
+	publisher.Go(func() { w.publish(publishing) })
+	defer publisher.Wait()
+	defer stopPublishing()
+	defer w.leave()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		var said <-chan struct{}
-		if k.child != nil {
-			_, said = k.child.Report()
+		var reported <-chan struct{}
+		if w.child != nil {
+			_, reported = w.child.Report()
 		}
-		again, over := k.step(ctx)
-		if over {
-			k.mu.Lock()
-			k.ended = true
-			k.mu.Unlock()
+		if w.advance(ctx) {
+			w.mu.Lock()
+			w.finished = true
+			w.mu.Unlock()
 			return
 		}
-		if k.child != nil && said == nil {
-			continue // it has just been started: what it says must not be missed
+		if w.child != nil && reported == nil {
+			continue // it has just been started, and its first report must not be missed
 		}
-		timer.Reset(again)
+		timer.Reset(w.nextLook())
 		select {
 		case <-ctx.Done():
 			return
-		case <-k.wakeup:
-		case <-said:
-		case <-ended(k.child):
+		case <-w.wakeup:
+		case <-reported:
+		case <-exited(w.child):
 		case <-timer.C:
 		}
 	}
 }
 
-func ended(c *member.Child) <-chan struct{} {
+func exited(c *member.Child) <-chan struct{} {
 	if c == nil {
 		return nil
 	}
 	return c.Done()
 }
 
+// nextLook returns how long to wait for something to change.
+func (w *memberWorker) nextLook() time.Duration {
+	if wait := time.Until(w.notBefore); wait > 0 {
+		return min(wait, retryInterval)
+	}
+	return retryInterval
+}
+
 // leave lets go of everything but the data.
-func (k *keeper) leave() {
-	k.stopChild()
-	k.hold.release()
-	k.hold = nil
+func (w *memberWorker) leave() {
+	w.stopProcess()
+	w.hold.release()
+	w.hold = nil
 }
 
-func (k *keeper) stopChild() {
-	if k.child != nil {
-		k.child.Stop(context.Background())
-		k.child = nil
-	}
-	k.restored()
-	if k.pass != nil {
-		k.pass.Leave()
-		k.pass = nil
-	}
-}
-
-// step brings the member nearer to what is wanted, and says when to look again at the latest, or that nothing is left to do.
-func (k *keeper) step(ctx context.Context) (again time.Duration, over bool) {
-	m, gone := k.latest()
-	if gone {
-		k.stopChild()
-		if k.dir != "" && hasData(k.dir) {
-			k.host.opts.Log.Warn("etcd member's object is gone and its data is still here", "member", m.Namespace+"/"+m.Name, "dir", k.dir)
+// advance takes steps until there is one that something else has to follow, and returns whether the worker is finished.
+func (w *memberWorker) advance(ctx context.Context) (finished bool) {
+	for {
+		m, gone := w.latest()
+		epoch := w.host.current()
+		if w.dir == "" && !gone && epoch != nil {
+			dir, err := memberDir(w.host.opts.Dir, m)
+			if err != nil {
+				w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) { s.Phase, s.Error = v1alpha1.EtcdMemberFailed, err.Error() })
+				return false
+			}
+			w.dir = dir
 		}
-		return 0, true
-	}
-	a := k.host.current()
-	if a == nil {
-		k.stepInDoubt(m)
-		return k.again(), false
-	}
-	var err error
-	if k.dir == "" {
-		if k.dir, err = memberDir(k.host.opts.Dir, m); err != nil {
-			k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) { s.Phase, s.Error = v1alpha1.EtcdMemberFailed, err.Error() })
-			k.dir = ""
-			return lookAgain, false
+		o, err := w.observe(m, gone, epoch)
+		step := Step{Do: Fail, Err: err}
+		if err == nil {
+			step = Next(o, time.Now())
 		}
-	}
-	switch m.Spec.Want {
-	case v1alpha1.EtcdMemberReserve:
-		k.stopChild()
-		if err = k.reserve(m); err == nil {
-			k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) { s.Phase, s.Error = v1alpha1.EtcdMemberReserved, "" })
+		if step.Do == Leave {
+			w.leaveData(m)
+			return true
 		}
-	case v1alpha1.EtcdMemberRun, v1alpha1.EtcdMemberSeal:
-		err = k.serve(ctx, a, m)
-	case v1alpha1.EtcdMemberStop:
-		err = k.stop(a, m)
-	case v1alpha1.EtcdMemberDelete:
-		err = k.remove(a, m)
-	}
-	if err != nil && k.host.current() == a { // otherwise the next epoch tries it anew
-		k.fail(a, m, err)
-	}
-	return k.again(), false
-}
-
-// again is when to look again.
-func (k *keeper) again() time.Duration {
-	if wait := time.Until(k.notYet); wait > 0 {
-		return min(wait, lookAgain)
-	}
-	return lookAgain
-}
-
-// stepInDoubt only keeps running what runs.
-func (k *keeper) stepInDoubt(m *v1alpha1.EtcdMember) {
-	if k.pass == nil {
-		return
-	}
-	k.bury()
-	if k.child == nil && runs(m) && !k.removed && hasData(k.dir) && !time.Now().Before(k.notYet) {
-		if err := k.start(m); err != nil {
-			k.later(err)
+		more, err := w.take(ctx, epoch, m, step)
+		if err != nil && epoch != nil && w.host.current() == epoch { // otherwise the next epoch tries it anew
+			w.reportFailure(epoch, m, err)
+		}
+		if err != nil || !more || ctx.Err() != nil {
+			return false
 		}
 	}
 }
 
-// fail says what is wrong. Some of it does not get better by trying again, and the phase says so.
-func (k *keeper) fail(a *era, m *v1alpha1.EtcdMember, err error) {
-	final := errors.Is(err, errForeign) || errors.Is(err, errDataMissing)
-	k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) {
-		s.Error = short(err.Error(), 4096)
-		switch {
-		case final:
-			s.Phase, s.PID = v1alpha1.EtcdMemberFailed, 0
-			s.Data = hasData(k.dir)
-		case s.Phase == "":
-			s.Phase = v1alpha1.EtcdMemberPending
-		case runs(m) && s.Phase != v1alpha1.EtcdMemberPending && s.Phase != v1alpha1.EtcdMemberReserved && k.child == nil:
-			s.Phase, s.PID = v1alpha1.EtcdMemberStarting, 0
+// observe collects what Next decides on. Files are read only where there is no process that has them.
+func (w *memberWorker) observe(m *v1alpha1.EtcdMember, gone bool, epoch *epochRun) (Observed, error) {
+	status := w.reported()
+	o := Observed{
+		Gone: gone, Certain: epoch != nil, Spec: m.Spec, Generation: m.Generation, ID: m.Status.ID, Sealed: w.sealed, Removed: w.removed,
+		Admitted: w.pass != nil, NotBefore: w.notBefore, Dir: w.dir, Fetched: w.restore != nil, Phase: status.Phase, PhaseObserved: status.ObservedGeneration,
+	}
+	if w.child != nil {
+		r, _ := w.child.Report()
+		o.Process, o.State, o.Acked = Live, r.State, r.Number >= w.order
+		select {
+		case <-w.child.Done():
+			o.Process = Exited
+		default:
 		}
-	})
+		return o, nil
+	}
+	if gone || w.dir == "" || !runs(m) {
+		return o, nil
+	}
+	o.Data = hasData(w.dir)
+	if epoch == nil {
+		return o, nil
+	}
+	mark, err := readMarker(w.dir)
+	if err != nil {
+		return o, err
+	}
+	o.Foreign = mark.check(m, w.dir)
+	o.Begun = mark != nil && mark.Begun
+	return o, nil
 }
 
-// runs says whether the member should have a process.
-func runs(m *v1alpha1.EtcdMember) bool {
-	return m.Spec.Want == v1alpha1.EtcdMemberRun || m.Spec.Want == v1alpha1.EtcdMemberSeal
+// take takes one step, and returns whether another one follows from it at once.
+func (w *memberWorker) take(ctx context.Context, epoch *epochRun, m *v1alpha1.EtcdMember, step Step) (more bool, err error) {
+	switch step.Do {
+	case RecordExit:
+		w.recordExit(m)
+		return true, nil
+	case Reserve:
+		w.stopProcess()
+		if err := w.reserve(m); err != nil {
+			return false, err
+		}
+		w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) { s.Phase, s.Error = v1alpha1.EtcdMemberReserved, "" })
+	case Admit:
+		return true, w.admit(m)
+	case Fetch:
+		return true, w.fetch(ctx, epoch, m)
+	case Start:
+		return false, w.startReserved(epoch, m)
+	case Restart:
+		if err := w.start(m); err != nil {
+			w.postpone(err)
+		}
+	case Delay:
+		w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) { s.Phase, s.PID = v1alpha1.EtcdMemberStarting, 0 })
+	case Seal:
+		return true, w.command(member.Seal)
+	case Unseal:
+		return true, w.command(member.Unseal)
+	case Publish:
+		return false, w.publishState(epoch, m, step.Phase)
+	case Retire:
+		w.stopProcess()
+		w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
+			s.Phase, s.PID, s.Data, s.Error = v1alpha1.EtcdMemberStopped, 0, hasData(w.dir), "the member was removed from its cluster"
+		})
+	case Stop:
+		return false, w.stop(epoch, m)
+	case Erase:
+		return false, w.erase(epoch, m)
+	case Fail:
+		if errors.Is(step.Err, errDataMissing) {
+			w.stopProcess() // so that the gate does not count it
+		}
+		return false, step.Err
+	}
+	return false, nil
+}
+
+// command tells the process to refuse or to serve clients.
+func (w *memberWorker) command(order member.Order) error {
+	number, err := w.child.Order(order)
+	if err != nil {
+		return err
+	}
+	w.sealed, w.order = order == member.Seal, number
+	return nil
+}
+
+// postpone delays the next start.
+func (w *memberWorker) postpone(err error) {
+	w.delay = min(max(2*w.delay, restartFirst), restartMost)
+	w.notBefore = time.Now().Add(w.delay)
+	w.mu.Lock()
+	w.status.Error = short(err.Error(), 4096)
+	w.mu.Unlock()
 }
 
 func short(text string, limit int) string {
@@ -284,289 +323,4 @@ func short(text string, limit int) string {
 		return text[:limit]
 	}
 	return text
-}
-
-// later puts the next start off.
-func (k *keeper) later(err error) {
-	k.delay = min(max(2*k.delay, restartFirst), restartMost)
-	k.notYet = time.Now().Add(k.delay)
-	k.mu.Lock()
-	k.status.Error = short(err.Error(), 4096)
-	k.mu.Unlock()
-}
-
-// reserve picks the member's ports, once, and holds them while nobody listens on them.
-func (k *keeper) reserve(m *v1alpha1.EtcdMember) error {
-	mark, err := readMarker(k.dir)
-	if err != nil {
-		return err
-	}
-	if err := mark.check(m, k.dir); err != nil {
-		return err
-	}
-	if mark == nil {
-		if mark, err = k.pick(m); err != nil {
-			return err
-		}
-	}
-	k.mark = mark
-	if k.hold == nil && k.child == nil {
-		k.hold, _ = holdPorts(k.host.opts.Address, mark.PeerPort, mark.ClientPort) // connections that linger keep them too; again later
-	}
-	k.setURLs(m)
-	return nil
-}
-
-// pick finds ports for a member that has none on the disk. It had some before if its object says so.
-func (k *keeper) pick(m *v1alpha1.EtcdMember) (*marker, error) {
-	k.host.picking.Lock()
-	defer k.host.picking.Unlock()
-	mark := &marker{
-		Namespace: m.Namespace, Cluster: m.Spec.Cluster, ClusterUID: m.Spec.ClusterUID, Incarnation: m.Spec.Incarnation, Member: m.Name,
-		Begun: m.Status.ID != "",
-	}
-	var err error
-	if m.Status.PeerURL != "" {
-		mark.PeerPort, mark.ClientPort = portOf(m.Status.PeerURL), portOf(m.Status.ClientURL)
-	} else {
-		used, err := usedPorts(k.host.opts.Dir)
-		if err != nil {
-			return nil, err
-		}
-		if mark.PeerPort, mark.ClientPort, k.hold, err = k.host.opts.Ports.pick(k.host.opts.Address, string(m.UID), used); err != nil {
-			return nil, err
-		}
-	}
-	if err = mark.write(k.dir); err != nil {
-		k.hold.release()
-		k.hold = nil
-	}
-	return mark, err
-}
-
-func portOf(address string) int {
-	u, err := url.Parse(address)
-	if err != nil {
-		return 0
-	}
-	port, _ := strconv.Atoi(u.Port())
-	return port
-}
-
-// setURLs makes the URLs of the ports. They never change once they are told.
-func (k *keeper) setURLs(m *v1alpha1.EtcdMember) {
-	peer, client := m.Status.PeerURL, m.Status.ClientURL
-	if peer == "" {
-		peer, client = k.urlOf(m.Spec.PeerTLS, k.mark.PeerPort), k.urlOf(m.Spec.ClientTLS, k.mark.ClientPort)
-	}
-	k.mu.Lock()
-	k.status.PeerURL, k.status.ClientURL = peer, client
-	k.mu.Unlock()
-}
-
-func (k *keeper) urlOf(tls bool, port int) string {
-	scheme := "http"
-	if tls {
-		scheme = "https"
-	}
-	return (&url.URL{Scheme: scheme, Host: net.JoinHostPort(k.host.opts.Address, strconv.Itoa(port))}).String()
-}
-
-// bury takes note of a child that has ended by itself.
-func (k *keeper) bury() {
-	if k.child == nil {
-		return
-	}
-	select {
-	case <-k.child.Done():
-	default:
-		return
-	}
-	child := k.child
-	k.child, k.order = nil, 0
-	k.restored()
-	if child.Removed() {
-		k.removed = true
-		return
-	}
-	if child.Unheard() {
-		k.unheard++
-		return
-	}
-	err := child.Err()
-	if err == nil {
-		err = errors.New("the member's process ended")
-	}
-	if time.Since(k.began) > steady {
-		k.delay = 0
-	}
-	k.later(err)
-	k.host.opts.Metrics.restarts.Inc()
-	m, _ := k.latest()
-	k.host.opts.Log.Warn("etcd member ended and is started again", "member", m.Namespace+"/"+m.Name, "error", err, "delay", k.delay)
-	k.mu.Lock()
-	k.status.Restarts++
-	k.mu.Unlock()
-}
-
-// serve lets the member run, sealed or not.
-func (k *keeper) serve(ctx context.Context, a *era, m *v1alpha1.EtcdMember) error {
-	k.bury()
-	switch {
-	case k.removed:
-		k.stopChild()
-		k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) {
-			s.Phase, s.PID, s.Data, s.Error = v1alpha1.EtcdMemberStopped, 0, hasData(k.dir), "the member was removed from its cluster"
-		})
-		return nil
-	case k.child != nil:
-		return k.lead(a, m)
-	case m.Spec.Begin == nil:
-		return errors.New("it is not said how the member begins")
-	case time.Now().Before(k.notYet):
-		k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) { s.Phase, s.PID = v1alpha1.EtcdMemberStarting, 0 })
-		return nil
-	}
-	if err := k.reserve(m); err != nil {
-		return err
-	}
-	if err := k.enter(m); err != nil {
-		return err
-	}
-	if err := k.prepare(ctx, a, m); err != nil {
-		if final := errors.Is(err, errDataMissing); final {
-			k.stopChild() // its pass
-		} else {
-			k.later(err)
-		}
-		return err
-	}
-	if k.host.current() != a { // it took its time
-		return errNodeInDoubt
-	}
-	if err := k.start(m); err != nil {
-		k.later(err)
-		return err
-	}
-	k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) {
-		s.Phase, s.PID, s.Data = v1alpha1.EtcdMemberStarting, int64(k.child.PID()), hasData(k.dir)
-	})
-	return nil
-}
-
-// enter goes through the node's gate. A node that is being emptied takes up again what it ran before it was restarted, or the cluster might lose its
-// quorum, and it wakes data that is at rest under a seal: a snapshot of that is what lets the data go.
-func (k *keeper) enter(m *v1alpha1.EtcdMember) error {
-	if k.pass != nil {
-		return nil
-	}
-	pass, err := k.host.opts.Gate.Enter(etcdcluster.KindMembers)
-	wakes := k.was || m.Spec.Want == v1alpha1.EtcdMemberSeal
-	if err != nil && wakes && hasData(k.dir) && k.host.opts.Gate.Closed() == node.RefusedDraining {
-		pass, err = k.host.opts.Gate.Adopt(etcdcluster.KindMembers), nil
-	}
-	k.pass = pass
-	return err
-}
-
-// prepare makes sure that the data is as the member's beginning asks for.
-func (k *keeper) prepare(ctx context.Context, a *era, m *v1alpha1.EtcdMember) error {
-	if hasData(k.dir) {
-		return nil
-	}
-	if m.Spec.DataRequired || k.mark.Begun || m.Status.ID != "" {
-		return fmt.Errorf("%w in %s", errDataMissing, k.dir)
-	}
-	if m.Spec.Begin.Snapshot == "" {
-		return nil
-	}
-	k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) { s.Phase = v1alpha1.EtcdMemberStarting })
-	var err error
-	k.restore, k.discard, err = a.source(ctx, m)
-	return err
-}
-
-// restored: the snapshot from which the child began is not needed any more.
-func (k *keeper) restored() {
-	if k.discard != nil {
-		k.discard()
-	}
-	k.restore, k.discard = nil, nil
-}
-
-type memberURLs struct{ peer, client string }
-
-func (k *keeper) urls() memberURLs {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return memberURLs{k.status.PeerURL, k.status.ClientURL}
-}
-
-// start starts the process.
-func (k *keeper) start(m *v1alpha1.EtcdMember) error {
-	k.hold.release()
-	k.hold = nil
-	urls, sealed := k.urls(), m.Spec.Want == v1alpha1.EtcdMemberSeal
-	f := k.host.opts.Files
-	child, err := member.Start(k.host.opts.Exe, member.Config{
-		Dir: k.dir, Name: m.Name, ClusterUID: m.Spec.ClusterUID, PeerURL: urls.peer, ClientURL: urls.client,
-		InitialCluster: m.Spec.Begin.InitialCluster, Existing: m.Spec.Begin.Existing, Token: m.Spec.Begin.Token,
-		TLS: member.TLS{Cert: f.Cert, Key: f.Key, CA: f.CA}, QuotaBytes: m.Spec.QuotaBytes,
-		HeartbeatMilliseconds: m.Spec.Options.HeartbeatMilliseconds, ElectionMilliseconds: m.Spec.Options.ElectionMilliseconds,
-		AutoCompactionMode: m.Spec.Options.AutoCompactionMode, AutoCompactionRetention: m.Spec.Options.AutoCompactionRetention, Sealed: sealed,
-		Unheard: k.unheard, Restore: k.restore, LogLevel: k.host.opts.MemberLogLevel,
-	}, k.host.opts.MemberArgs...)
-	if err != nil {
-		return err
-	}
-	k.child, k.began, k.sealed, k.order = child, time.Now(), sealed, 0
-	return nil
-}
-
-// lead tells a running child to seal or unseal, and takes note of how it is.
-func (k *keeper) lead(a *era, m *v1alpha1.EtcdMember) error {
-	if seal := m.Spec.Want == v1alpha1.EtcdMemberSeal; seal != k.sealed {
-		order := member.Unseal
-		if seal {
-			order = member.Seal
-		}
-		number, err := k.child.Order(order)
-		if err != nil {
-			return err
-		}
-		k.sealed, k.order = seal, number
-	}
-	r, _ := k.child.Report()
-	if r.Number < k.order {
-		return nil // it has not been carried out yet
-	}
-	var phase v1alpha1.EtcdMemberPhase
-	switch r.State {
-	case member.Starting:
-		phase = v1alpha1.EtcdMemberStarting
-	case member.Serving:
-		phase = v1alpha1.EtcdMemberRunning
-	case member.Sealed:
-		phase = v1alpha1.EtcdMemberSealed
-	default:
-		return nil // it ends
-	}
-	if phase != v1alpha1.EtcdMemberStarting {
-		k.unheard = 0
-		k.restored()
-	}
-	if phase != v1alpha1.EtcdMemberStarting && !k.mark.Begun {
-		k.mark.Begun = true
-		if err := k.mark.write(k.dir); err != nil {
-			k.mark.Begun = false
-			return err
-		}
-	}
-	k.say(m, a, func(s *v1alpha1.EtcdMemberStatus) {
-		s.Phase, s.PID, s.Data = phase, int64(k.child.PID()), hasData(k.dir)
-		if phase != v1alpha1.EtcdMemberStarting {
-			s.ID, s.ClusterID, s.Error = r.ID, r.ClusterID, ""
-		}
-	})
-	return nil
 }

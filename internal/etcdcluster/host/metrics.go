@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Metrics are what a node tells of the members and snapshots on it.
+// Metrics are a node's metrics of the members and snapshots on it.
 type Metrics struct {
 	restarts       prometheus.Counter
 	taken, copied  prometheus.Histogram
@@ -19,7 +19,7 @@ type Metrics struct {
 	host atomic.Pointer[Host]
 }
 
-// NewMetrics makes them, registered with r.
+// NewMetrics makes the metrics of a node and registers them with r.
 func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 	labels := prometheus.Labels{"node": node}
 	seconds := func(name, help string) prometheus.Histogram {
@@ -44,7 +44,7 @@ func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 	return m
 }
 
-// What may fail.
+// Steps that may fail, as the label step names them.
 const (
 	stepTake   = "take"
 	stepCopy   = "copy"
@@ -66,7 +66,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		v1alpha1.EtcdMemberReserved: 0, v1alpha1.EtcdMemberStarting: 0, v1alpha1.EtcdMemberRunning: 0, v1alpha1.EtcdMemberSealed: 0,
 		v1alpha1.EtcdMemberStopped: 0, v1alpha1.EtcdMemberFailed: 0,
 	}
-	bytes := h.look(phases)
+	bytes := h.count(phases)
 	for phase, n := range phases {
 		ch <- prometheus.MustNewConstMetric(m.members, prometheus.GaugeValue, float64(n), string(phase))
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// members keeps the processes running, whatever becomes of the lease.
+// members is the runtime of the processes, which keep running while the lease is in doubt.
 type members struct{ *Host }
 
 // Name implements node.Runtime.
@@ -23,13 +23,13 @@ func (m members) Run(ctx context.Context) error {
 	run := &membersRun{ctx: ctx}
 	m.swept.Do(func() {
 		if err := m.store.Sweep(); err != nil {
-			m.opts.Log.Warn("what was left of unfinished snapshots is still there", "error", err)
+			m.opts.Log.Warn("could not delete unfinished snapshot files", "error", err)
 		}
 	})
 	m.mu.Lock()
 	m.run = run
-	for _, k := range m.keepers {
-		m.begin(k)
+	for _, w := range m.members {
+		m.begin(w)
 	}
 	m.mu.Unlock()
 	<-ctx.Done()
@@ -40,29 +40,29 @@ func (m members) Run(ctx context.Context) error {
 	return nil
 }
 
-// begin lets a keeper work, if members run at all. It is called with the lock.
-func (h *Host) begin(k *keeper) {
+// begin runs a worker, if the runtime of members does. The caller holds the lock.
+func (h *Host) begin(w *memberWorker) {
 	run := h.run
 	if run == nil {
 		return
 	}
 	run.live.Go(func() {
-		k.live(run.ctx)
+		w.run(run.ctx)
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if k.over() && h.keepers[k.uid] == k {
-			delete(h.keepers, k.uid)
+		if w.isFinished() && h.members[w.uid] == w {
+			delete(h.members, w.uid)
 		}
 	})
 }
 
-// data follows the objects of one epoch.
+// data is the runtime that follows the objects in one epoch.
 type data struct{ *Host }
 
 // Name implements node.Runtime.
 func (d data) Name() string { return etcdcluster.KindData }
 
-// Held counts snapshots of which this node has the only copy, those that are being taken here, and the data of members that are stopped.
+// Held counts the snapshots of which this node has the only copy, those that it is taking, and stopped members that have data here.
 func (d data) Held() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,8 +72,8 @@ func (d data) Held() int {
 			n++
 		}
 	}
-	for _, k := range d.keepers {
-		if k.retains() {
+	for _, w := range d.members {
+		if w.retains() {
 			n++
 		}
 	}
@@ -87,12 +87,12 @@ func (d data) Run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &era{Host: d.Host, e: node.EpochFrom(ctx), ctx: ctx, curators: map[types.UID]*curator{}, heavy: make(chan struct{}, heavyAtOnce)}
-	defer a.end(cancel)
-	if err := a.watch(ctx); err != nil {
+	r := &epochRun{Host: d.Host, epoch: node.EpochFrom(ctx), ctx: ctx, workers: map[types.UID]*snapshotWorker{}, heavy: make(chan struct{}, heavyAtOnce)}
+	defer r.end(cancel)
+	if err := r.watch(ctx); err != nil {
 		return err
 	}
-	if err := a.reconcile(ctx); err != nil {
+	if err := r.reconcile(ctx); err != nil {
 		return err
 	}
 	<-ctx.Done()
