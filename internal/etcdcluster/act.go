@@ -67,20 +67,19 @@ func (c *Controller) mayDelete(ctx context.Context, w World, m *v1alpha1.EtcdMem
 		return err
 	}
 	status := w.Cluster.Status
-	released := status.Stop != nil && status.Stop.Step == v1alpha1.EtcdReleased
-	switch {
-	case !w.Cluster.DeletionTimestamp.IsZero() || m.Spec.Begin == nil:
-		return nil // asked for, or there is nothing
-	case m.Spec.Incarnation < status.Incarnation:
-		return nil
-	case released && status.Stop.OnStop == v1alpha1.EtcdSnapshotThenDelete:
-		return c.snapshotStands(ctx, w, status.Rest)
-	case released:
-		return nil
-	case status.Stop == nil && (status.Rest != nil || status.ClusterID == ""):
-		return nil // a start that came to nothing
+	if m.Spec.Begin == nil || m.Spec.Incarnation < status.Incarnation {
+		return nil // the member has no data, or none that counts
 	}
-	// A member of a cluster that runs, or that was woken for its data: etcd must not have it any more.
+	switch StageOf(w.Cluster) {
+	case StageDeleting, StageStopped, StageStarting:
+		return nil // somebody asked for it, or the start that made the data was called off
+	case StageReleasing:
+		if status.Stop.OnStop == v1alpha1.EtcdSnapshotThenDelete {
+			return c.checkSnapshot(ctx, w, status.Rest)
+		}
+		return nil
+	}
+	// The cluster runs, or was woken for its data: etcd must not list the member any more.
 	listed, err := c.etcd.Has(ctx, w.target(), m.Status.PeerURL)
 	if err != nil {
 		return err
@@ -91,8 +90,8 @@ func (c *Controller) mayDelete(ctx context.Context, w World, m *v1alpha1.EtcdMem
 	return nil
 }
 
-// snapshotStands reads live whether what the next start begins from is safe.
-func (c *Controller) snapshotStands(ctx context.Context, w World, rest *v1alpha1.EtcdRest) error {
+// checkSnapshot reads live whether the snapshot that the next start begins from is verified.
+func (c *Controller) checkSnapshot(ctx context.Context, w World, rest *v1alpha1.EtcdRest) error {
 	if rest == nil || rest.Snapshot == "" {
 		return conflict("etcdsnapshots", "")
 	}

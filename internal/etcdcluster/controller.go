@@ -303,7 +303,7 @@ func (c *Controller) write(ctx context.Context, w World, status v1alpha1.EtcdClu
 	c.wrote[key] = time.Now()
 	c.mu.Unlock()
 	if step != "status" {
-		c.Log.Info("etcd cluster", "cluster", key.String(), "step", step, "phase", status.Phase, "message", progress(status))
+		c.Log.Info("etcd cluster: status written", "etcdcluster", key.String(), "step", step, "stage", stageWith(w.Cluster, status), "phase", status.Phase, "message", progress(status))
 	}
 	return true, nil
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
@@ -68,7 +67,9 @@ type Decision struct {
 	Status  v1alpha1.EtcdClusterStatus
 	Actions []Action
 	Notices []Notice
-	// Changing: something is under way, and etcd should be looked at soon.
+	// Transitions of the cluster's stage that Status makes, in their order.
+	Transitions []Transition
+	// Changing: something is under way, so look at etcd again soon.
 	Changing bool
 }
 
@@ -76,6 +77,7 @@ type Decision struct {
 type planner struct {
 	World
 	status v1alpha1.EtcdClusterStatus
+	moves  []Transition
 	acts   []Action
 	events []Notice
 
@@ -98,10 +100,10 @@ type planner struct {
 // before and was not done is decided again.
 func Plan(w World) Decision {
 	p := newPlanner(w)
-	switch {
-	case !w.Cluster.DeletionTimestamp.IsZero():
+	switch p.stage() {
+	case StageDeleting:
 		p.remove()
-	case !controllerutil.ContainsFinalizer(w.Cluster, v1alpha1.EtcdClusterFinalizer):
+	case StageNew:
 		p.act(Action{Do: HoldCluster})
 		return Decision{Status: w.Cluster.Status, Actions: p.acts, Changing: true}
 	default:
@@ -110,7 +112,7 @@ func Plan(w World) Decision {
 	p.tidyMembers()
 	p.tidySnapshots()
 	p.fillStatus()
-	return Decision{Status: p.status, Actions: p.acts, Notices: p.events, Changing: p.changing}
+	return Decision{Status: p.status, Transitions: p.moves, Actions: p.acts, Notices: p.events, Changing: p.changing}
 }
 
 func newPlanner(w World) *planner {
@@ -147,24 +149,32 @@ func (p *planner) sortMembers() {
 	}
 }
 
-// drive goes on with what is under way, or begins what the spec asks for.
+// drive continues what is under way, or begins what the spec asks for.
 func (p *planner) drive() {
 	p.restoreIfAsked()
 	size := p.Cluster.Size()
-	switch {
-	case p.status.Stop != nil:
-		p.goOnStopping(size)
-	case size == 0:
-		p.beStopped()
-	case !p.established():
-		p.start()
-	default:
+	switch stage := p.stage(); {
+	case stage == StageReleasing:
+		p.reportStopping("Stopping cluster")
+		p.endMembers()
+	case stage == StageStopping || stage == StageEvacuating:
+		p.reportStopping("Stopping cluster")
+		p.continueStop(stage, size)
+	case stage == StageRunning && size == 0:
+		p.stop()
+	case stage == StageRunning:
 		p.change(size)
+	case stage == StageStarting && size == 0:
+		p.callOffStart()
+	case stage == StageStarting:
+		p.continueStart()
+	case size == 0:
+		p.reportStopped()
+		p.evacuateRetainedData()
+	default:
+		p.start()
 	}
 }
-
-// established says whether the present incarnation has run: from then on its members are the only ones that have its newest keys.
-func (p *planner) established() bool { return p.status.ClusterID != "" && p.status.Rest == nil }
 
 func (p *planner) act(a Action) {
 	p.acts = append(p.acts, a)
@@ -246,7 +256,7 @@ func (p *planner) tidyMembers() {
 	}
 	p.status.AbsentData = absent
 	for _, m := range p.old {
-		if p.established() || p.status.Stop != nil || m.Spec.Begin == nil {
+		if p.hasRun() || m.Spec.Begin == nil {
 			p.wish(m, v1alpha1.EtcdMemberDelete)
 		} else {
 			// What the new incarnation begins from may turn out to be bad: nothing is deleted before it runs.

@@ -36,6 +36,20 @@ func (s *sim) referee(w World, d Decision) {
 	}
 }
 
+// refereeStages: the stage changes as it is drawn, from the one that was read to the one that is written.
+func (s *sim) refereeStages(w World, d Decision) {
+	at := StageOf(w.Cluster)
+	for _, t := range d.Transitions {
+		if t.From != at || !t.Legal() {
+			s.breach("from stage %s it goes from %s to %s", at, t.From, t.To)
+		}
+		at = t.To
+	}
+	if is := stageWith(w.Cluster, d.Status); is != at {
+		s.breach("stage %s is written as %s", at, is)
+	}
+}
+
 // refereeRelease: what is kept has every acknowledged write.
 func (s *sim) refereeRelease(is v1alpha1.EtcdClusterStatus) {
 	if is.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete {

@@ -457,6 +457,7 @@ func (s *sim) coordinate() bool {
 	if w.Cluster.ResourceVersion != s.cluster.ResourceVersion {
 		return true
 	}
+	s.refereeStages(w, d)
 	changed := !equality.Semantic.DeepEqual(s.cluster.Status, d.Status)
 	if changed {
 		s.referee(w, d)

@@ -15,20 +15,28 @@ import (
 // fromNothing as spec.restoreFrom begins an empty cluster.
 const fromNothing = "none"
 
-// seedPatience is how long a seed that failed is left as it is before another is tried.
-const seedPatience = 5 * time.Second
+// firstMemberPatience is how long a first member that failed is left alone before another one is tried.
+const firstMemberPatience = 5 * time.Second
 
-// start brings up an incarnation: a seed that begins from nothing or from a snapshot, or all former members together from the data
-// that they kept. Once a quorum of it runs it is established, and what it began from is not needed any more.
+// start starts a stopped cluster, if what it begins from is available.
 func (p *planner) start() {
-	if p.status.Starting == nil && !p.beginStart() {
+	from, why := p.startingPoint()
+	if why != "" {
+		p.fail(why)
 		return
 	}
-	p.creating()
+	p.beginStart(from)
+	p.continueStart()
+}
+
+// continueStart brings up an incarnation: a first member that begins from nothing or from a snapshot, or all former members together
+// from the data that they retained. Once a quorum runs, what the start began from is not needed any more.
+func (p *planner) continueStart() {
+	p.reportCreating()
 	if p.resumes() {
 		p.resume()
 	} else {
-		p.plant()
+		p.startFirstMember()
 	}
 	if id, runs := p.quorumRuns(); runs {
 		p.establish(id)
@@ -36,51 +44,32 @@ func (p *planner) start() {
 	}
 }
 
-func (p *planner) creating() {
+func (p *planner) reportCreating() {
 	p.phase, p.reason, p.changing = v1alpha1.EtcdClusterPhaseCreating, v1alpha1.ReasonEtcdCreating, true
 }
 
-// resumes says whether the start goes on with the data that members kept.
+// resumes returns whether the start continues with the data that members retained.
 func (p *planner) resumes() bool {
 	return p.status.Rest != nil && p.status.Rest.OnStop == v1alpha1.EtcdRetain
 }
 
-// beginStart writes down what the cluster begins from, and says whether it can. A cluster that had keys never begins empty unless
-// someone asked for exactly that.
-func (p *planner) beginStart() bool {
-	rest, from := p.status.Rest, p.Cluster.Spec.RestoreFrom
+// startingPoint returns what the next start begins from, nil for an empty cluster, or why it cannot begin. A cluster that had keys
+// never begins empty unless someone asked for exactly that.
+func (p *planner) startingPoint() (from *v1alpha1.EtcdRest, why string) {
+	rest, asked := p.status.Rest, p.Cluster.Spec.RestoreFrom
 	switch {
-	case from == fromNothing && p.status.Incarnation > 0:
-		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}
-	case from != "" && from != fromNothing && (rest == nil || rest.Snapshot != from):
-		if why := p.unavailable(from); why != "" {
-			p.fail(why)
-			return false
-		}
-		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: from}
+	case asked == fromNothing && p.status.Incarnation > 0:
+		return &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}, ""
+	case asked != "" && asked != fromNothing && (rest == nil || rest.Snapshot != asked):
+		return &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: asked}, p.unavailable(asked)
 	case rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete:
-		if why := p.unavailable(rest.Snapshot); why != "" {
-			p.fail(why)
-			return false
-		}
+		return rest, p.unavailable(rest.Snapshot)
 	}
-	if former := p.status.Rest; rest != nil && former != nil && rest != former {
-		rest.Size, rest.Stopped = former.Size, former.Stopped
-	}
-	if rest == nil || rest.OnStop != v1alpha1.EtcdRetain {
-		p.status.Incarnation++
-		p.status.ClusterID = ""
-		if rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete {
-			p.status.ClusterID = p.Cluster.Status.ClusterID
-		}
-	}
-	p.status.Rest, p.status.Starting = rest, micro(p.Now)
-	p.newIncarnation()
-	return true
+	return rest, ""
 }
 
-// newIncarnation forgets what was known of the members of the last one.
-func (p *planner) newIncarnation() {
+// forgetFormerIncarnation drops what etcd reported of the members of the last incarnation, and sorts the members anew.
+func (p *planner) forgetFormerIncarnation() {
 	if p.status.Incarnation != p.Cluster.Status.Incarnation {
 		p.View = etcd.View{}
 	}
@@ -118,10 +107,10 @@ func copyErrors(s *v1alpha1.EtcdSnapshot) string {
 	return strings.Join(list, "; ")
 }
 
-// plant brings up the seed of an incarnation. There is one in each: a seed that is lost before the cluster was established takes its
-// incarnation with it. That loses nothing, since it serves no client before: the seal is lifted when it is written down that the
+// startFirstMember brings up the first member of an incarnation. If that is lost before the cluster is established, the next member
+// starts a new incarnation. That loses nothing: the first member is sealed, and serves no client before the status says that the
 // cluster is established.
-func (p *planner) plant() {
+func (p *planner) startFirstMember() {
 	snapshot := ""
 	if p.status.Rest != nil {
 		snapshot = p.status.Rest.Snapshot
@@ -133,7 +122,7 @@ func (p *planner) plant() {
 		}
 	}
 	if len(p.ours) == 0 {
-		node, ok := p.place(nil, p.keepers(snapshot))
+		node, ok := p.place(nil, p.verifiedOn(snapshot))
 		if !ok {
 			p.message = "No node may take the first member; start or uncordon a node"
 			return
@@ -141,44 +130,42 @@ func (p *planner) plant() {
 		p.create(node)
 		return
 	}
-	seed := p.ours[0]
-	failed := seed.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(seed.CreationTimestamp.Time) > seedPatience
-	misplaced := p.giving(seed.Spec.Node) && seed.Spec.Begin == nil
+	first := p.ours[0]
+	failed := first.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(first.CreationTimestamp.Time) > firstMemberPatience
+	misplaced := p.giving(first.Spec.Node) && first.Spec.Begin == nil
 	switch {
-	case !p.live(seed.Spec.Node) || failed || misplaced:
+	case !p.live(first.Spec.Node) || failed || misplaced:
 		p.status.Incarnation++
 		for _, m := range p.ours {
 			p.wish(m, v1alpha1.EtcdMemberDelete)
 		}
 		p.ours, p.View = nil, etcd.View{}
-	case seed.Spec.Want == v1alpha1.EtcdMemberReserve && seed.is(v1alpha1.EtcdMemberReserved) && p.oldStopped():
-		p.wish(seed, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
-			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: seed.Name + "=" + seed.Status.PeerURL, Token: p.token(), Snapshot: snapshot, Exact: p.exact()}
+	case first.Spec.Want == v1alpha1.EtcdMemberReserve && first.is(v1alpha1.EtcdMemberReserved) && p.formerStopped():
+		p.wish(first, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
+			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: first.Name + "=" + first.Status.PeerURL, Token: p.token(), Snapshot: snapshot, Exact: p.exact()}
 		})
-	case seed.Spec.Want != v1alpha1.EtcdMemberReserve:
-		p.wish(seed, v1alpha1.EtcdMemberSeal)
+	case first.Spec.Want != v1alpha1.EtcdMemberReserve:
+		p.wish(first, v1alpha1.EtcdMemberSeal)
 	}
 }
 
-// exact says whether nothing was acknowledged after the snapshot that the cluster begins from: it is the one that its stop took.
+// exact returns whether no write was acknowledged after the snapshot that the cluster begins from: its stop took that snapshot.
 func (p *planner) exact() bool {
 	rest := p.status.Rest
 	return rest != nil && rest.Snapshot != "" && rest.Revision > 0
 }
 
-// oldStopped says whether no member of a former incarnation runs any more on a node that can tell.
-func (p *planner) oldStopped() bool {
+// formerStopped returns whether no member of a former incarnation runs on a node that holds its lease.
+func (p *planner) formerStopped() bool {
 	return !slices.ContainsFunc(p.old, func(m memberView) bool {
 		return p.live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberStopped) && !m.is(v1alpha1.EtcdMemberFailed)
 	})
 }
 
-// keepers are the nodes with a verified copy of a snapshot.
-func (p *planner) keepers(name string) []string {
-	for _, s := range p.Snapshots {
-		if s.Name == name {
-			return s.Verified()
-		}
+// verifiedOn returns the nodes with a verified copy of a snapshot.
+func (p *planner) verifiedOn(snapshot string) []string {
+	if s := p.find(snapshot); s != nil {
+		return s.Verified()
 	}
 	return nil
 }
@@ -239,14 +226,13 @@ func (p *planner) quorumRuns() (id string, runs bool) {
 	return id, ready >= want && ready >= quorum(p.votes())
 }
 
-// establish records that the incarnation runs: from now on only its members have the newest keys.
-func (p *planner) establish(id string) {
-	p.missing = ""
-	p.status.ClusterID, p.status.Rest = id, nil
-}
-
-// abortStart takes back a start that has not come to anything yet.
-func (p *planner) abortStart() {
+// callOffStart takes back a start, unless it turns out that the cluster runs: then somebody may have written to it.
+func (p *planner) callOffStart() {
+	if id, runs := p.quorumRuns(); runs {
+		p.establish(id)
+		p.stop()
+		return
+	}
 	p.scaling("Calling off the start")
 	p.reason = v1alpha1.ReasonEtcdStopping
 	done := true
@@ -260,31 +246,30 @@ func (p *planner) abortStart() {
 		}
 	}
 	if done && len(p.pending()) == 0 {
-		p.status.Starting = nil
-		p.rested()
+		p.endStart()
 	}
 }
 
-// restoreIfAsked begins a new incarnation from a snapshot because a person asked for it: the remedy for a quorum that is lost.
+// restoreIfAsked starts a new incarnation from a snapshot if a person asked for that: the remedy when quorum is lost for good.
 func (p *planner) restoreIfAsked() {
 	asked := p.Cluster.Annotations[v1alpha1.EtcdRestoreAnnotation]
 	if asked == "" || asked == p.status.ObservedRestore || p.Cluster.Size() == 0 {
 		return
 	}
 	name, _, _ := strings.Cut(asked, "/")
-	rest := &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}
-	if name != fromNothing {
-		if p.missing = p.unavailable(name); p.missing != "" {
-			return
-		}
-		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name}
-	} else {
-		p.status.ClusterID = ""
+	if name == fromNothing {
+		p.beginRestore(asked, &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete})
+		return
 	}
-	p.status.ObservedRestore = asked
-	p.status.Incarnation++
-	p.status.Rest, p.status.Starting, p.status.Stop = rest, micro(p.Now), nil
-	p.newIncarnation()
+	if p.missing = p.unavailable(name); p.missing != "" {
+		return
+	}
+	p.beginRestore(asked, &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
+}
+
+// roundedSince returns how much time has passed, for people.
+func roundedSince(now, began time.Time) *metav1.Duration {
+	return &metav1.Duration{Duration: now.Sub(began).Round(time.Millisecond)}
 }
 
 func newTime(t time.Time) *metav1.Time {

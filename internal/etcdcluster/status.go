@@ -53,7 +53,7 @@ func (p *planner) finishStart() {
 		return
 	}
 	if p.phase == v1alpha1.EtcdClusterPhaseRunning && p.readyVoters() >= p.Cluster.Size() {
-		s.LastStart = &metav1.Duration{Duration: p.Now.Sub(s.Starting.Time).Round(time.Millisecond)}
+		s.LastStart = roundedSince(p.Now, s.Starting.Time)
 		s.Starting = nil
 		return
 	}
@@ -93,8 +93,8 @@ func (p *planner) infos(members []memberView) []v1alpha1.EtcdMemberInfo {
 			Name: m.Name, Node: m.Spec.Node, ID: m.Status.ID, Healthy: m.healthy(), Message: m.Status.Error,
 			DBSize: m.health.DBSize, PeerURL: m.Status.PeerURL,
 		}
-		if p.established() || p.status.Rest != nil && p.status.Stop != nil {
-			info.ClientURL = m.Status.ClientURL // of one that may still be given up nobody should know
+		if p.hasRun() {
+			info.ClientURL = m.Status.ClientURL // before, the member may still be given up and no client may write to it
 		}
 		switch {
 		case m.peer != nil && m.peer.Learner:
@@ -148,10 +148,8 @@ func (p *planner) whyUnhealthy(m memberView) string {
 
 // judgeQuorum says when too many voters are lost, after a moment: an election takes one.
 func (p *planner) judgeQuorum() {
-	if !p.established() && p.status.Stop == nil || p.phase == v1alpha1.EtcdClusterPhaseStopped || p.View.Listed || p.missing != "" || p.Cluster.DeletionTimestamp != nil {
-		return
-	}
-	if p.status.Stop != nil && p.status.Stop.Step == v1alpha1.EtcdReleased {
+	stage := p.stage()
+	if stage != StageRunning && stage != StageStopping || p.View.Listed || p.missing != "" {
 		return
 	}
 	voters, answering, silent := 0, 0, []string{}
@@ -201,13 +199,15 @@ func (p *planner) setConditions() {
 
 func (p *planner) setReady(stopped bool) {
 	size, ready := p.Cluster.Size(), p.readyVoters()
-	sealed := p.status.Stop != nil && (p.status.Stop.Step == v1alpha1.EtcdReleased || slices.ContainsFunc(p.ours, func(m memberView) bool { return m.Spec.Want == v1alpha1.EtcdMemberSeal }))
+	stage := p.stage()
+	sealed := stage == StageReleasing || stage == StageStopping && slices.ContainsFunc(p.ours, func(m memberView) bool { return m.Spec.Want == v1alpha1.EtcdMemberSeal })
+	serves := (stage == StageRunning || stage == StageStopping) && p.View.Listed && ready >= quorum(max(size, 1))
 	switch {
 	case stopped:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopped, v1alpha1.MessageEtcdStopped)
 	case sealed:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopping, "No client is served while the cluster stops")
-	case p.established() && p.View.Listed && ready >= quorum(max(size, 1)):
+	case serves:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionTrue, v1alpha1.ReasonEtcdRunning, fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))
 	default:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, p.notReadyReason(), fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))

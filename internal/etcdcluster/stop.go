@@ -1,6 +1,7 @@
 package etcdcluster
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -28,100 +29,68 @@ const (
 	sealedTries = 30
 )
 
-// beStopped stops the cluster, or keeps it stopped.
-func (p *planner) beStopped() {
-	switch {
-	case p.established():
-		p.beginStop()
-	case p.status.Starting != nil:
-		if id, runs := p.quorumRuns(); runs {
-			p.establish(id)
-			p.beginStop() // it ran already: somebody may have written
-			return
-		}
-		p.abortStart()
-	default:
-		p.rested()
-		p.rescue()
-	}
-}
-
-// rested says that nothing runs.
-func (p *planner) rested() {
+// reportStopped reports that nothing runs.
+func (p *planner) reportStopped() {
 	p.phase, p.reason, p.message = v1alpha1.EtcdClusterPhaseStopped, v1alpha1.ReasonEtcdStopped, v1alpha1.MessageEtcdStopped
 	p.quorumLost = ""
 }
 
-// beginStop writes down that the cluster stops, once nothing else is under way and a quorum can take part.
-func (p *planner) beginStop() {
-	onStop := p.Cluster.Spec.Storage.OnStop
-	if onStop == "" {
-		onStop = v1alpha1.EtcdSnapshotThenDelete
-	}
-	p.stopping("Stopping cluster")
-	if onStop != v1alpha1.EtcdDelete {
-		if len(p.ours) == 0 {
-			p.failNoMembers()
-			return
-		}
-		if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
-			p.message = "The stop waits for a quorum: what is kept must have every key"
-			return
-		}
-		for _, m := range p.ours {
-			if !m.voter() {
-				p.finishMember(m, 0) // undone, or out already
-				p.reason = v1alpha1.ReasonEtcdStopping
-				return
-			}
-		}
-	}
-	p.status.Stop = &v1alpha1.EtcdStop{Generation: p.Cluster.Generation, OnStop: onStop, Step: v1alpha1.EtcdSealing, Began: *micro(p.Now)}
-	p.status.Starting = nil
-	if onStop == v1alpha1.EtcdDelete {
-		p.release(&v1alpha1.EtcdRest{})
-	}
-}
-
-// stopping says that the cluster is being stopped. One that is stopped, and of which only the data moves, stays Stopped.
-func (p *planner) stopping(message string) {
+// reportStopping reports that the cluster is being stopped. One that is stopped, and of which only the data moves, stays Stopped.
+func (p *planner) reportStopping(message string) {
 	p.scaling("%s", message)
 	p.reason = v1alpha1.ReasonEtcdStopping
 	if p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped {
-		p.rested()
+		p.reportStopped()
 		p.changing = true
 	}
 }
 
-// goOnStopping takes the stop one step further.
-func (p *planner) goOnStopping(size int) {
-	stop := p.status.Stop
-	p.stopping("Stopping cluster")
-	if stop.Step == v1alpha1.EtcdReleased {
-		p.end()
+// stop begins to stop a running cluster, once no other change is under way and a quorum can take part.
+func (p *planner) stop() {
+	onStop := cmp.Or(p.Cluster.Spec.Storage.OnStop, v1alpha1.EtcdSnapshotThenDelete)
+	p.reportStopping("Stopping cluster")
+	if onStop == v1alpha1.EtcdDelete {
+		p.beginStop(onStop)
+		p.release(&v1alpha1.EtcdRest{})
+		p.endMembers()
 		return
 	}
-	rescue := p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped
-	switch {
-	case size > 0:
-		p.status.Stop = nil // a change of mind
-		if rescue {
-			p.start()
-		} else {
-			p.change(size)
+	if len(p.ours) == 0 {
+		p.failNoMembers()
+		return
+	}
+	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
+		p.message = "The stop waits for a quorum: what is kept must have every key"
+		return
+	}
+	for _, m := range p.ours {
+		if !m.voter() {
+			p.finishMember(m, 0) // undone, or out of the list already
+			p.reason = v1alpha1.ReasonEtcdStopping
+			return
 		}
-		return
-	case !rescue && p.Cluster.Spec.Storage.OnStop != stop.OnStop && p.Cluster.Spec.Storage.OnStop != "":
-		p.status.Stop = nil
-		p.beginStop()
-		return
 	}
-	switch stop.Step {
-	case v1alpha1.EtcdSealing:
+	p.beginStop(onStop)
+}
+
+// continueStop takes a stop or an evacuation one step further, or cancels it.
+func (p *planner) continueStop(stage Stage, size int) {
+	stop, onStop := p.status.Stop, p.Cluster.Spec.Storage.OnStop
+	switch {
+	case size > 0 && stage == StageEvacuating:
+		p.cancelStop()
+		p.start()
+	case size > 0:
+		p.cancelStop()
+		p.change(size)
+	case stage == StageStopping && onStop != "" && onStop != stop.OnStop:
+		p.cancelStop()
+		p.stop()
+	case stop.Step == v1alpha1.EtcdSealing:
 		p.seal()
-	case v1alpha1.EtcdSnapshotting:
+	case stop.Step == v1alpha1.EtcdSnapshotting:
 		p.snapshot()
-	case v1alpha1.EtcdCopying:
+	case stop.Step == v1alpha1.EtcdCopying:
 		p.copy()
 	}
 }
@@ -165,6 +134,7 @@ func (p *planner) seal() {
 	stop.Revision = p.View.Revision
 	if stop.OnStop == v1alpha1.EtcdRetain {
 		p.release(&v1alpha1.EtcdRest{Revision: p.View.Revision, Hash: p.View.Hash})
+		p.endMembers()
 		return
 	}
 	p.attempt()
@@ -388,28 +358,11 @@ func (p *planner) copy() {
 		return
 	}
 	p.release(&v1alpha1.EtcdRest{Snapshot: s.Name, Revision: s.Status.Facts.Revision, Hash: s.Status.Facts.Hash})
+	p.endMembers()
 }
 
-// release writes down what the next start begins from. From now on the members' data may be deleted.
-func (p *planner) release(rest *v1alpha1.EtcdRest) {
-	stop := p.status.Stop
-	stop.Step = v1alpha1.EtcdReleased
-	rest.OnStop = stop.OnStop
-	rest.Members = p.infos(p.voters())
-	if former := p.status.Rest; former != nil {
-		rest.Size, rest.Stopped = former.Size, former.Stopped
-		if len(rest.Members) == 0 {
-			rest.Members = former.Members
-		}
-	} else {
-		rest.Size = int32(len(rest.Members))
-	}
-	p.status.Rest = rest
-	p.end()
-}
-
-// end stops and deletes the members, as the stop was meant, and says when nothing is left.
-func (p *planner) end() {
+// endMembers ends the members, with or without their data, and then the stop.
+func (p *planner) endMembers() {
 	stop := p.status.Stop
 	want, reachedPhase := v1alpha1.EtcdMemberDelete, v1alpha1.EtcdMemberDeleted
 	if stop.OnStop == v1alpha1.EtcdRetain {
@@ -427,27 +380,14 @@ func (p *planner) end() {
 	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.old, func(m memberView) bool { return p.live(m.Spec.Node) }) {
 		return
 	}
-	took := metav1.Duration{Duration: p.Now.Sub(stop.Began.Time).Round(time.Millisecond)}
-	if p.status.Rest.Stopped == nil {
-		p.status.Rest.Stopped = newTime(p.Now)
-		p.status.LastStop = &took
-	}
-	if stop.OnStop == v1alpha1.EtcdDelete {
-		p.status.ClusterID = "" // someone asked that nothing be kept
-	}
-	p.status.Stop = nil
-	p.rested()
+	p.endStop()
 }
 
-// rescue turns data that a stopped cluster kept on a draining node into a snapshot elsewhere: the members are woken without serving
-// anybody.
-func (p *planner) rescue() {
+// evacuateRetainedData turns data that a stopped cluster retained on a draining node into a snapshot on other nodes.
+func (p *planner) evacuateRetainedData() {
 	rest := p.status.Rest
 	if rest == nil || rest.OnStop != v1alpha1.EtcdRetain || p.Slot == nil || !slices.ContainsFunc(p.ours, func(m memberView) bool { return m.Spec.Node == p.Slot.Node }) {
 		return
 	}
-	p.status.Stop = &v1alpha1.EtcdStop{
-		Generation: p.Cluster.Generation, OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing, Began: *micro(p.Now),
-	}
-	p.changing = true
+	p.beginEvacuation()
 }

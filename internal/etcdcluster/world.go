@@ -33,7 +33,9 @@ type World struct {
 	View etcd.View
 }
 
-func (w World) target() etcd.Target { return etcd.Target{Cluster: w.Cluster, Members: w.Members} }
+func (w World) target() etcd.Target {
+	return etcd.Target{Cluster: w.Cluster, Members: w.Members, ClusterID: identity(w.Cluster.Status)}
+}
 
 // Orphans are members and snapshots whose cluster is gone.
 type Orphans struct {

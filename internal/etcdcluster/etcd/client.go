@@ -214,7 +214,7 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 	if err != nil || len(ends) == 0 {
 		return v, err
 	}
-	v.Health = healthOf(ctx, of.Cluster, ends)
+	v.Health = healthOf(ctx, of.ClusterID, ends)
 	for _, e := range byPromise(ends, v.Health) {
 		peers, err := e.list(ctx)
 		if err != nil {
@@ -236,7 +236,8 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 	return v, nil
 }
 
-func healthOf(ctx context.Context, cluster *v1alpha1.EtcdCluster, ends []*endpoint) map[string]Health {
+// healthOf asks members at once for their health. One that answers for another cluster is not healthy.
+func healthOf(ctx context.Context, clusterID string, ends []*endpoint) map[string]Health {
 	found := make([]Health, len(ends))
 	var wg sync.WaitGroup
 	for i, e := range ends {
@@ -246,7 +247,7 @@ func healthOf(ctx context.Context, cluster *v1alpha1.EtcdCluster, ends []*endpoi
 	health := map[string]Health{}
 	for i, e := range ends {
 		h := found[i]
-		if known := cluster.Status.ClusterID; known != "" && cluster.Status.Rest == nil && h.Answered && HexID(h.ClusterID) != known {
+		if clusterID != "" && h.Answered && HexID(h.ClusterID) != clusterID {
 			h = Health{Error: "answers for another cluster, " + HexID(h.ClusterID)}
 		}
 		health[e.name] = h

@@ -9,11 +9,13 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Target is the cluster that is asked: its object and its members, of all incarnations. Only members of the current incarnation are
-// asked.
+// Target is the cluster that is asked.
 type Target struct {
 	Cluster *v1alpha1.EtcdCluster
+	// Members of all incarnations; only those of the current one are asked.
 	Members []*v1alpha1.EtcdMember
+	// ClusterID is what members must report. It is empty while that is not known yet.
+	ClusterID string
 }
 
 func (t Target) key() types.NamespacedName {
