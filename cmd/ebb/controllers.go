@@ -52,7 +52,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 		return err
 	}
 	etcds := &etcdcluster.Controller{
-		Leader: t.Epoch.Node, Stands: t.Stands, Files: c.files, Metrics: c.etcdMetrics, Log: t.Log, AtStep: failpoint.At,
+		Leader: t.Epoch.Node, CheckTerm: t.Stands, Files: c.files, Metrics: c.etcdMetrics, Log: t.Log, AtStep: failpoint.At,
 	}
 	if err := etcds.SetupWithManager(mgr); err != nil {
 		return err

@@ -106,7 +106,7 @@ func TestRetainedDataOnADrainingNodeIsWokenForASnapshot(t *testing.T) {
 	}
 	w.Cluster.Status = d.Status
 	d = Plan(w)
-	if got := deeds(d); got != "wish-member demo-1 Seal, wish-member demo-2 Seal, wish-member demo-3 Seal" || d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
+	if got := deeds(d); got != "set-desired demo-1 Seal, set-desired demo-2 Seal, set-desired demo-3 Seal" || d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
 		t.Errorf("%s, phase %s", got, d.Status.Phase)
 	}
 	for _, kind := range []string{v1alpha1.EtcdReady, v1alpha1.EtcdProgressing} {

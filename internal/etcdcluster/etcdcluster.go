@@ -9,10 +9,10 @@
 // their status. It talks to the members themselves as a client of etcd: package etcd.
 package etcdcluster
 
-// Kinds of work, as gates, counts and drains name them.
+// Kinds of work, as the gates of nodes, their counts and drains name them.
 const (
 	// KindMembers are members that run, start or stop.
 	KindMembers = "etcdmembers"
-	// KindData is data at rest of which a node keeps the only copy, or a share that its cluster cannot do without.
+	// KindData is data at rest of which a node has the only copy, or a part that its cluster needs to start.
 	KindData = "etcddata"
 )

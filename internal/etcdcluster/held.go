@@ -2,9 +2,9 @@ package etcdcluster
 
 import "github.com/ebb-dev/ebb/api/v1alpha1"
 
-// Both the node's own count and the drain's rest on these two, so that they agree on what may not leave yet.
+// The node's own count and the drain's both use these two, so that they agree on what must not be left behind.
 
-// OnlyCopy says whether a node keeps the one verified copy of a snapshot. A snapshot that is being deleted is nobody's loss.
+// OnlyCopy returns whether a node keeps the one verified copy of a snapshot. One that is being deleted does not count.
 func OnlyCopy(s *v1alpha1.EtcdSnapshot, node string) bool {
 	if s.DeletionTimestamp != nil {
 		return false
@@ -13,7 +13,7 @@ func OnlyCopy(s *v1alpha1.EtcdSnapshot, node string) bool {
 	return len(verified) == 1 && verified[0] == node
 }
 
-// Retained says whether a node keeps the data of a member that is stopped and not to be deleted.
+// Retained returns whether a node keeps the data of a member that is stopped and not to be deleted.
 func Retained(m *v1alpha1.EtcdMember, node string) bool {
 	return m.Spec.Node == node && m.Spec.Want == v1alpha1.EtcdMemberStop && m.Status.Data
 }

@@ -138,7 +138,7 @@ func deeds(d Decision) string {
 		switch {
 		case a.Do == CreateMember:
 			text += " " + a.Member.Name + " on " + a.Member.Spec.Node
-		case a.Do == WishMember:
+		case a.Do == SetDesired:
 			text += " " + a.Member.Name + " " + string(a.Member.Spec.Want)
 		case a.Member != nil:
 			text += " " + a.Member.Name
@@ -171,7 +171,7 @@ func TestWhatIsDoneNext(t *testing.T) {
 		{"a member is added where there is none", runningWorld(3, sized(4)), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
 		{"in another zone first", runningWorld(3, sized(4), func(w *World) { addNode(w, "n5") }, zoned("a", "b", "c", "a", "d")), "create-member demo-4 on n5", "Scaling", "Adding a member on n5"},
 		{"two share a node only if they must", runningWorld(3, sized(5), cordoned("n4")), "create-member demo-4 on n1", "Scaling", "Adding a member on n1"},
-		{"not before a quorum is healthy", runningWorld(3, sized(4), unhealthy("demo-2", "demo-3")), "", "Scaling", "1 of 3 voters healthy; no member is added before a quorum is"},
+		{"not before a quorum is healthy", runningWorld(3, sized(4), unhealthy("demo-2", "demo-3")), "", "Scaling", "1 of 3 voters healthy; waiting for a quorum before adding a member"},
 		{"the newest leaves, not the leader", runningWorld(3, sized(2)), "remove-peer demo-3", "Scaling", "Removing member demo-3 on n3"},
 		{"the unhealthy one leaves first", runningWorld(3, sized(2), unhealthy("demo-2")), "remove-peer demo-2", "Scaling", "Removing member demo-2 on n2"},
 		{"one on a cordoned node leaves before others", runningWorld(3, sized(2), cordoned("n2")), "remove-peer demo-2", "Scaling", "Removing member demo-2 on n2"},
@@ -182,7 +182,7 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"2 of 4 voters healthy; removing demo-1 would lose quorum; start a node or bring demo-3 and demo-4 back",
 		},
 		{"a drained node's member is replaced first", runningWorld(3, drains("n2")), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
-		{"with nowhere to go it says so", runningWorld(1, drains("n1"), cordoned("n2")), "", "Scaling", "0 of 1 members: no node may take another one; start or uncordon a node"},
+		{"with nowhere to go it says so", runningWorld(1, drains("n1"), cordoned("n2")), "", "Scaling", "0 of 1 members: no node is schedulable for another one; start or uncordon a node"},
 		{"a node that is gone is waited for", runningWorld(3, gone("n3", time.Minute)), "", "Running", "Cluster is running"},
 		{"and its member is replaced after a while", runningWorld(3, gone("n3", 6*time.Minute)), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
 		{
@@ -195,21 +195,21 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"Adding a member on n4, so that no two share a node",
 		},
 		{"a stop is written down before anything else", runningWorld(3, sized(0)), "", "Scaling", "Stopping cluster"},
-		{"a stop waits for a quorum", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3")), "", "Scaling", "The stop waits for a quorum: what is kept must have every key"},
+		{"a stop waits for a quorum", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3")), "", "Scaling", "Waiting for a quorum before stopping, so that every key is kept"},
 		{
 			"unless nothing is to be kept", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3"), onStop(v1alpha1.EtcdDelete)),
-			"wish-member demo-1 Delete, wish-member demo-2 Delete, wish-member demo-3 Delete", "Scaling", "Stopping cluster: ending its processes",
+			"set-desired demo-1 Delete, set-desired demo-2 Delete, set-desired demo-3 Delete", "Scaling", "Stopping cluster: waiting for its processes to end",
 		},
 		{"a moment without a leader is no failure", runningWorld(3, noQuorum, func(w *World) { w.Cluster.Status.Conditions = nil }), "", "Running", "Waiting for a quorum of the members"},
-		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, etcd.View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty."},
+		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, etcd.View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot; to start empty run `ebb etcd restore demo --snapshot none`."},
 		{
 			"a quorum that is lost is told with the remedy", runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum), "", "Failed",
-			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty.",
+			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: There is no verified snapshot; to start empty run `ebb etcd restore demo --snapshot none`.",
 		},
 		{
 			"a peer that no object knows is removed", runningWorld(3, func(w *World) {
 				w.View.Peers = append(w.View.Peers, etcd.Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
-			}), "remove-peer stranger", "Scaling", "Removing stranger, of which there is no EtcdMember any more",
+			}), "remove-peer stranger", "Scaling", "Removing stranger, which has no EtcdMember",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -295,8 +295,8 @@ func TestASnapshotIsTakenAgainUnderTheSealWhenTheRevisionMoved(t *testing.T) {
 		failed   bool
 	}{
 		{"leases ended", 9, 1, "create-snapshot demo-12345678-4-2", false},
-		{"the store is full", 7, 1, "wish-member demo-1 Run, wish-member demo-2 Run, wish-member demo-3 Run", true},
-		{"something goes on writing", 9, 30, "wish-member demo-1 Run, wish-member demo-2 Run, wish-member demo-3 Run", true},
+		{"the store is full", 7, 1, "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run", true},
+		{"something goes on writing", 9, 30, "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			name := fmt.Sprintf("demo-12345678-4-%d", c.attempt)
@@ -432,7 +432,7 @@ func checkStep(t *rapid.T, w World, d Decision) {
 			if !w.schedulable(a.Member.Spec.Node) {
 				t.Fatalf("a member is added on %s, which takes no work", a.Member.Spec.Node)
 			}
-		case a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete:
+		case a.Do == SetDesired && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete:
 			released := d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdReleased
 			listed := slices.ContainsFunc(w.View.Peers, func(p etcd.Peer) bool { return p.PeerURL == a.Member.Status.PeerURL })
 			if !released && listed {
@@ -441,7 +441,7 @@ func checkStep(t *rapid.T, w World, d Decision) {
 			if released && d.Status.Stop.OnStop != v1alpha1.EtcdDelete {
 				t.Fatalf("%s is deleted in the same step as it is released", a.Member.Name)
 			}
-		case a.Do == WishMember && a.Member.Spec.Begin != nil && !a.Member.Spec.Begin.Existing && a.Member.Spec.Begin.Token != "":
+		case a.Do == SetDesired && a.Member.Spec.Begin != nil && !a.Member.Spec.Begin.Existing && a.Member.Spec.Begin.Token != "":
 			t.Fatalf("%s begins a cluster where there is one", a.Member.Name)
 		}
 	}

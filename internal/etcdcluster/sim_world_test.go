@@ -491,7 +491,7 @@ func (s *sim) coordinate() bool {
 }
 
 func irreversible(a Action) bool {
-	return a.Do == AddLearner || a.Do == PromoteLearner || a.Do == RemovePeer || a.Do == DeleteSnapshot || a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete
+	return a.Do == AddLearner || a.Do == PromoteLearner || a.Do == RemovePeer || a.Do == DeleteSnapshot || a.Do == SetDesired && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete
 }
 
 // raftOf is the etcd cluster of the present incarnation.
@@ -518,7 +518,7 @@ func (s *sim) do(w World, a Action) bool {
 	switch a.Do {
 	case CreateMember:
 		return s.createMember(w, a.Member)
-	case WishMember:
+	case SetDesired:
 		return s.wishMember(a.Member)
 	case ReleaseMember:
 		if s.data[a.Member.Name] != nil && s.node(a.Member.Spec.Node) != nil {

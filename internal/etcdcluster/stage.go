@@ -159,7 +159,7 @@ func (p *planner) establish(id string) {
 	p.move(func(s *v1alpha1.EtcdClusterStatus) { s.ClusterID, s.Rest = id, nil })
 }
 
-// endStart: Starting → Stopped, after a start that was called off.
+// endStart: Starting → Stopped, after the start was canceled.
 func (p *planner) endStart() {
 	p.move(func(s *v1alpha1.EtcdClusterStatus) { s.Starting = nil })
 	p.reportStopped()

@@ -12,7 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
-// fromNothing as spec.restoreFrom begins an empty cluster.
+// fromNothing is the value of spec.restoreFrom that starts an empty cluster.
 const fromNothing = "none"
 
 // firstMemberPatience is how long a first member that failed is left alone before another one is tried.
@@ -40,7 +40,7 @@ func (p *planner) continueStart() {
 	}
 	if id, runs := p.quorumRuns(); runs {
 		p.establish(id)
-		p.change(p.Cluster.Size())
+		p.adjustMembers(p.Cluster.Size())
 	}
 }
 
@@ -80,16 +80,16 @@ func (p *planner) forgetFormerIncarnation() {
 func (p *planner) unavailable(name string) string {
 	s := p.find(name)
 	if s == nil {
-		return fmt.Sprintf("Snapshot %s is not there. Name another one, or none, in spec.restoreFrom.", name)
+		return fmt.Sprintf("Snapshot %s does not exist. Set spec.restoreFrom to another snapshot, or to none to start empty.", name)
 	}
 	verified := s.Verified()
 	switch {
 	case slices.ContainsFunc(verified, p.live):
 		return ""
 	case len(verified) > 0:
-		return fmt.Sprintf("Snapshot %s is on %s only, which is absent: start it again.", name, strings.Join(verified, " and "))
+		return fmt.Sprintf("Only absent nodes have a verified copy of snapshot %s: start %s.", name, strings.Join(verified, " or "))
 	}
-	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Name another one, or none, in spec.restoreFrom.", name, because(s.Status.Error+copyErrors(s)))
+	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Set spec.restoreFrom to another snapshot, or to none to start empty.", name, because(s.Status.Error+copyErrors(s)))
 }
 
 // fail reports that the cluster cannot go on because data is missing.
@@ -121,31 +121,31 @@ func (p *planner) startFirstMember() {
 			return
 		}
 	}
-	if len(p.ours) == 0 {
+	if len(p.current) == 0 {
 		node, ok := p.place(nil, p.verifiedOn(snapshot))
 		if !ok {
-			p.message = "No node may take the first member; start or uncordon a node"
+			p.message = "No node is schedulable for the first member; start or uncordon a node"
 			return
 		}
 		p.create(node)
 		return
 	}
-	first := p.ours[0]
+	first := p.current[0]
 	failed := first.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(first.CreationTimestamp.Time) > firstMemberPatience
 	misplaced := p.giving(first.Spec.Node) && first.Spec.Begin == nil
 	switch {
 	case !p.live(first.Spec.Node) || failed || misplaced:
 		p.status.Incarnation++
-		for _, m := range p.ours {
-			p.wish(m, v1alpha1.EtcdMemberDelete)
+		for _, m := range p.current {
+			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		}
-		p.ours, p.View = nil, etcd.View{}
+		p.current, p.View = nil, etcd.View{}
 	case first.Spec.Want == v1alpha1.EtcdMemberReserve && first.is(v1alpha1.EtcdMemberReserved) && p.formerStopped():
-		p.wish(first, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
+		p.setDesired(first, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
 			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: first.Name + "=" + first.Status.PeerURL, Token: p.token(), Snapshot: snapshot, Exact: p.exact()}
 		})
 	case first.Spec.Want != v1alpha1.EtcdMemberReserve:
-		p.wish(first, v1alpha1.EtcdMemberSeal)
+		p.setDesired(first, v1alpha1.EtcdMemberSeal)
 	}
 }
 
@@ -157,7 +157,7 @@ func (p *planner) exact() bool {
 
 // formerStopped returns whether no member of a former incarnation runs on a node that holds its lease.
 func (p *planner) formerStopped() bool {
-	return !slices.ContainsFunc(p.old, func(m memberView) bool {
+	return !slices.ContainsFunc(p.former, func(m memberView) bool {
 		return p.live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberStopped) && !m.is(v1alpha1.EtcdMemberFailed)
 	})
 }
@@ -170,35 +170,35 @@ func (p *planner) verifiedOn(snapshot string) []string {
 	return nil
 }
 
-// resume starts all former members together, from their own data.
+// resume starts all former members together from the data that they retained.
 func (p *planner) resume() {
 	rest := p.status.Rest
 	there, gone, lost := 0, []string{}, []string{}
 	for _, former := range rest.Members {
-		i := slices.IndexFunc(p.ours, func(m memberView) bool { return m.Name == former.Name })
+		i := slices.IndexFunc(p.current, func(m memberView) bool { return m.Name == former.Name })
 		switch {
 		case i < 0:
 			lost = append(lost, former.Name+" on "+former.Node)
 			continue
-		case p.ours[i].lost():
+		case p.current[i].lost():
 			lost = append(lost, former.Name+" on "+former.Node)
 		case !p.live(former.Node):
 			gone = append(gone, former.Node)
 		default:
 			there++
 		}
-		p.wish(p.ours[i], v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
+		p.setDesired(p.current[i], v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
 	}
 	all, need := len(rest.Members), quorum(len(rest.Members))
 	if there >= need {
 		return
 	}
-	missing := fmt.Sprintf("Data of %d of %d members is there and %d are needed", there, all, need)
+	missing := fmt.Sprintf("%d of %d members have their data, %d are needed", there, all, need)
 	if len(lost) > 0 {
 		missing += "; missing: " + strings.Join(lost, ", ")
 	}
 	if len(gone) > 0 {
-		missing += "; absent: " + strings.Join(gone, ", ") + ", start it again"
+		missing += "; absent nodes: " + strings.Join(gone, ", ") + " (start them)"
 	}
 	missing += ". "
 	if all-len(lost) < need {
@@ -226,22 +226,23 @@ func (p *planner) quorumRuns() (id string, runs bool) {
 	return id, ready >= want && ready >= quorum(p.votes())
 }
 
-// callOffStart takes back a start, unless it turns out that the cluster runs: then somebody may have written to it.
-func (p *planner) callOffStart() {
+// cancelStart ends the members that were started. If a quorum of them runs already, clients may have written, and the cluster is
+// stopped instead.
+func (p *planner) cancelStart() {
 	if id, runs := p.quorumRuns(); runs {
 		p.establish(id)
 		p.stop()
 		return
 	}
-	p.scaling("Calling off the start")
+	p.reportScaling("Canceling the start")
 	p.reason = v1alpha1.ReasonEtcdStopping
 	done := true
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if p.resumes() {
-			p.wish(m, v1alpha1.EtcdMemberStop)
+			p.setDesired(m, v1alpha1.EtcdMemberStop)
 			done = done && (!p.live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberStopped) || m.is(v1alpha1.EtcdMemberFailed))
 		} else {
-			p.wish(m, v1alpha1.EtcdMemberDelete)
+			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 			done = false
 		}
 	}

@@ -11,15 +11,15 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// World is what decisions about one etcd cluster rest on. The objects were read first, then etcd was asked.
+// World is what a plan for one etcd cluster is based on. The objects were read first, then etcd was asked.
 type World struct {
 	Now     time.Time
 	Cluster *v1alpha1.EtcdCluster
 	// Members are the cluster's, of all incarnations.
 	Members []*v1alpha1.EtcdMember
-	// Taken are names of EtcdMembers that belong to a former cluster of the same name.
+	// Taken are the names of EtcdMembers of a former cluster of the same name.
 	Taken map[string]bool
-	// Orphans are what former clusters of the same name left on nodes that were absent.
+	// Orphans are members and snapshots that former clusters of the same name left on absent nodes.
 	Orphans Orphans
 	// Snapshots are the cluster's.
 	Snapshots []*v1alpha1.EtcdSnapshot
@@ -29,7 +29,7 @@ type World struct {
 	Slot *v1alpha1.ActiveDrain
 	// Load is how many members of any cluster each node has.
 	Load map[string]int
-	// View is what etcd says.
+	// View is what the members reported.
 	View etcd.View
 }
 
@@ -43,10 +43,10 @@ type Orphans struct {
 	Snapshots []*v1alpha1.EtcdSnapshot
 }
 
-// memberView is an EtcdMember with what etcd says of it.
+// memberView is an EtcdMember with what etcd reported of it.
 type memberView struct {
 	*v1alpha1.EtcdMember
-	peer   *etcd.Peer // nil if etcd's list does not have it
+	peer   *etcd.Peer // nil if it is not in etcd's list
 	health etcd.Health
 }
 
@@ -55,19 +55,19 @@ func (m memberView) learner() bool { return m.peer != nil && m.peer.Learner }
 func (m memberView) healthy() bool { return m.health.OK() }
 func (m memberView) leads() bool   { return m.peer != nil && m.health.Leader == m.peer.ID }
 
-// is says whether the member's node has brought it to a phase since its spec was last written.
+// is returns whether the member's node reported a phase for the spec as it is now.
 func (m memberView) is(phase v1alpha1.EtcdMemberPhase) bool { return reached(m.EtcdMember, phase) }
 
 func reached(m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) bool {
 	return m.Status.Phase == phase && m.Status.ObservedGeneration == m.Generation
 }
 
-// lost says whether the member's data is not where it should be.
+// lost returns whether the node reported that the member's data is missing.
 func (m memberView) lost() bool {
 	return m.is(v1alpha1.EtcdMemberFailed) && m.Spec.DataRequired && !m.Status.Data
 }
 
-// join brings together an object and what etcd says of it.
+// join combines an object with what etcd reported of it.
 func (w World) join(m *v1alpha1.EtcdMember) memberView {
 	j := memberView{EtcdMember: m, health: w.View.Health[m.Name]}
 	if m.Status.PeerURL == "" {

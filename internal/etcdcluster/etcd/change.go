@@ -26,7 +26,7 @@ var (
 	ErrNotInSync = errors.New("the learner is not in sync yet")
 )
 
-// listing is what a change of the members rests on, read just before it.
+// listing is what a change of the members is based on, read just before it.
 type listing struct {
 	peers  []Peer
 	health map[string]Health
@@ -89,7 +89,7 @@ func (l listing) healthyWithout(id uint64) (healthy, voters int) {
 	return healthy, voters
 }
 
-// AddLearner adds a member to etcd's list unless it is there: it is known by its peer URL.
+// AddLearner adds a member to etcd's list as a learner, unless its peer URL is there.
 func (c *Client) AddLearner(ctx context.Context, of Target, m *v1alpha1.EtcdMember) error {
 	now, err := c.list(ctx, of)
 	if err != nil {
@@ -113,7 +113,7 @@ func (c *Client) AddLearner(ctx context.Context, of Target, m *v1alpha1.EtcdMemb
 	return wrapped(err, m.Name)
 }
 
-// Promote makes a learner a voter, when it is in sync.
+// Promote makes a learner a voter. It fails with ErrNotInSync until the learner has caught up.
 func (c *Client) Promote(ctx context.Context, of Target, m *v1alpha1.EtcdMember) error {
 	now, err := c.list(ctx, of)
 	if err != nil {
@@ -138,7 +138,7 @@ func (c *Client) Promote(ctx context.Context, of Target, m *v1alpha1.EtcdMember)
 	return wrapped(err, m.Name)
 }
 
-// Remove takes a member out of etcd's list. Of a voter, only if those that stay have a quorum of healthy ones.
+// Remove removes a member from etcd's list. A voter is removed only if a quorum of the voters that stay is healthy.
 func (c *Client) Remove(ctx context.Context, of Target, peer Peer) error {
 	now, err := c.list(ctx, of)
 	if err != nil {
@@ -152,12 +152,12 @@ func (c *Client) Remove(ctx context.Context, of Target, peer Peer) error {
 		return fmt.Errorf("member %s: %w: %d of the other %d voters are healthy", peer.Name, ErrQuorum, healthy, voters)
 	}
 	if !peer.Learner && p.Learner || peer.Learner && !p.Learner {
-		return fmt.Errorf("member %s: it is not what it was", peer.Name)
+		return fmt.Errorf("member %s: its role has changed since it was read", peer.Name)
 	}
 	via := now.via
 	if h := now.health[via.name]; h.ID == p.ID {
-		// Rather not through the one that goes: it may not live to answer.
-		for _, e := range byPromise(now.ends, now.health) {
+		// Not through the member that is removed, if possible: its process may end before it answers.
+		for _, e := range listers(now.ends, now.health) {
 			if now.health[e.name].ID != p.ID {
 				via = e
 			}
@@ -172,7 +172,7 @@ func (c *Client) Remove(ctx context.Context, of Target, peer Peer) error {
 	return wrapped(err, peer.Name)
 }
 
-// MoveLeader hands leadership to a voter.
+// MoveLeader transfers leadership to a voter.
 func (c *Client) MoveLeader(ctx context.Context, of Target, to Peer) error {
 	now, err := c.list(ctx, of)
 	if err != nil {

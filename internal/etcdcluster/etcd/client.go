@@ -127,7 +127,7 @@ func (c *Client) dial(address string) (*grpc.ClientConn, error) {
 		}
 		creds = credentials.NewTLS(config)
 	}
-	// A member that was down is back as soon as it answers: connections are tried again quickly.
+	// Connections are tried again quickly, so that a member that was down counts as soon as it answers.
 	retry := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
 	return grpc.NewClient("passthrough:///"+u.Host,
 		grpc.WithTransportCredentials(creds),
@@ -136,7 +136,7 @@ func (c *Client) dial(address string) (*grpc.ClientConn, error) {
 	)
 }
 
-// tls is what the coordinator's node shows. The files are read for each connection: they may be renewed.
+// tls returns the configuration of a connection. The files are read for each connection, because they may be renewed.
 func (c *Client) tls() (*tls.Config, error) {
 	pem, err := os.ReadFile(c.files.CA)
 	if err != nil {
@@ -155,7 +155,7 @@ func (c *Client) tls() (*tls.Config, error) {
 	}, nil
 }
 
-// call bounds a question and says on whose behalf it is asked.
+// call bounds a request, and names the cluster that it is meant for.
 func (e *endpoint) call(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	return metadata.AppendToOutgoingContext(ctx, member.ClusterHeader, e.header), cancel
@@ -198,7 +198,7 @@ func (e *endpoint) list(ctx context.Context) ([]Peer, error) {
 	return peers, nil
 }
 
-// plain is an error without the dressing of gRPC.
+// plain returns the message of an error without gRPC's prefix.
 func plain(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return s.Message()
@@ -215,7 +215,7 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 		return v, err
 	}
 	v.Health = healthOf(ctx, of.ClusterID, ends)
-	for _, e := range byPromise(ends, v.Health) {
+	for _, e := range listers(ends, v.Health) {
 		peers, err := e.list(ctx)
 		if err != nil {
 			continue
@@ -255,8 +255,8 @@ func healthOf(ctx context.Context, clusterID string, ends []*endpoint) map[strin
 	return health
 }
 
-// byPromise are the members that may confirm the list, the leader first.
-func byPromise(ends []*endpoint, health map[string]Health) []*endpoint {
+// listers returns the members that can confirm the list, the leader first.
+func listers(ends []*endpoint, health map[string]Health) []*endpoint {
 	fit := slices.DeleteFunc(slices.Clone(ends), func(e *endpoint) bool { return !health[e.name].OK() || health[e.name].Learner })
 	slices.SortStableFunc(fit, func(a, b *endpoint) int {
 		leads := func(e *endpoint) int {
@@ -270,8 +270,8 @@ func byPromise(ends []*endpoint, health map[string]Health) []*endpoint {
 	return fit
 }
 
-// hash of all keys at the newest revision, which must be the one that is known: asked for a revision that was compacted, etcd tells
-// what it remembers.
+// hash returns the hash of all keys at the newest revision, which must be the expected one. It does not ask for a revision: for one
+// that was compacted, etcd returns a hash that it remembered.
 func (e *endpoint) hash(ctx context.Context, revision int64) (int64, error) {
 	ctx, cancel := e.call(ctx, hashTimeout)
 	defer cancel()

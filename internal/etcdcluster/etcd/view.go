@@ -27,12 +27,13 @@ func (t Target) current() []*v1alpha1.EtcdMember {
 	return slices.DeleteFunc(slices.Clone(t.Members), func(m *v1alpha1.EtcdMember) bool { return m.Spec.Incarnation != t.Cluster.Status.Incarnation })
 }
 
-// View is what the members of one cluster say.
+// View is what the members of one cluster reported.
 type View struct {
 	// Listed: a quorum confirmed the list of members, read after the objects were.
 	Listed bool
 	Peers  []Peer
-	// Via is the member that told the list, and Revision how far it was after that: no write that was acknowledged before is newer.
+	// Via is the member that returned the list, and Revision the one that it had applied after that: no write that was acknowledged
+	// before is newer.
 	Via      string
 	Revision int64
 	// Hash of all keys at Revision, if it was asked for.
@@ -49,7 +50,7 @@ type Peer struct {
 	Learner bool
 }
 
-// Health is what one member says of itself.
+// Health is what one member reported of itself.
 type Health struct {
 	Answered  bool
 	ID        uint64
@@ -58,11 +59,11 @@ type Health struct {
 	Learner   bool
 	Revision  int64
 	DBSize    int64
-	// Error is why it did not answer, or what it complains of.
+	// Error is why it did not answer, or why its answer does not count.
 	Error string
 }
 
-// OK says whether a member answers and knows a leader.
+// OK returns whether a member answers and has a leader.
 func (h Health) OK() bool { return h.Answered && h.Leader != 0 }
 
 // Quorum returns how many of a number of voters must agree.
