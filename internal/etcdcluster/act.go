@@ -91,7 +91,7 @@ func (c *Controller) checkDelete(ctx context.Context, w World, m *v1alpha1.EtcdM
 }
 
 // checkSnapshot reads live whether the snapshot that the next start begins from is verified.
-func (c *Controller) checkSnapshot(ctx context.Context, w World, rest *v1alpha1.EtcdRest) error {
+func (c *Controller) checkSnapshot(ctx context.Context, w World, rest *v1alpha1.EtcdStoppedState) error {
 	if rest == nil || rest.Snapshot == "" {
 		return conflict("etcdsnapshots", "")
 	}

@@ -24,7 +24,7 @@ func retained(w *World) {
 		m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
 	}
 	w.View = etcd.View{}
-	w.Cluster.Status.Phase, w.Cluster.Status.Rest = v1alpha1.EtcdClusterPhaseStopped, &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdRetain}
+	w.Cluster.Status.Phase, w.Cluster.Status.Rest = v1alpha1.EtcdClusterPhaseStopped, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdRetain}
 	sized(0)(w)
 }
 

@@ -249,7 +249,7 @@ func TestARestartSaysSoOnce(t *testing.T) {
 	w := runningWorld(0, sized(3), func(w *World) {
 		w.View = etcd.View{}
 		w.Cluster.Status = v1alpha1.EtcdClusterStatus{
-			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, Rest: &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete},
+			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, Rest: &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete},
 		}
 	})
 	keys := map[string]bool{}

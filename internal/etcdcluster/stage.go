@@ -124,7 +124,7 @@ func (p *planner) move(change func(*v1alpha1.EtcdClusterStatus)) {
 
 // beginStart: Stopped → Starting, from what the cluster was stopped with, or from nothing (nil). A start that does not resume
 // retained data is a new incarnation.
-func (p *planner) beginStart(from *v1alpha1.EtcdRest) {
+func (p *planner) beginStart(from *v1alpha1.EtcdStoppedState) {
 	p.move(func(s *v1alpha1.EtcdClusterStatus) {
 		if former := s.Rest; from != nil && former != nil && from != former {
 			from.Size, from.Stopped = former.Size, former.Stopped
@@ -141,7 +141,7 @@ func (p *planner) beginStart(from *v1alpha1.EtcdRest) {
 }
 
 // beginRestore: any → Starting, from a snapshot or from nothing, because a person asked for it.
-func (p *planner) beginRestore(asked string, from *v1alpha1.EtcdRest) {
+func (p *planner) beginRestore(asked string, from *v1alpha1.EtcdStoppedState) {
 	p.move(func(s *v1alpha1.EtcdClusterStatus) {
 		if from.Snapshot == "" {
 			s.ClusterID = ""
@@ -187,7 +187,7 @@ func (p *planner) cancelStop() {
 
 // release: Stopping, Evacuating → Releasing. It records what the next start begins from. From now on the members' data may be
 // deleted.
-func (p *planner) release(kept *v1alpha1.EtcdRest) {
+func (p *planner) release(kept *v1alpha1.EtcdStoppedState) {
 	kept.OnStop = p.status.Stop.OnStop
 	kept.Members = p.infos(p.voters())
 	if former := p.status.Rest; former != nil {

@@ -10,7 +10,7 @@ import (
 
 func TestTheStageOfACluster(t *testing.T) {
 	stopAt := func(step v1alpha1.EtcdStopStep) *v1alpha1.EtcdStop { return &v1alpha1.EtcdStop{Step: step} }
-	kept := &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdRetain}
+	kept := &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdRetain}
 	began := micro(noon)
 	for _, c := range []struct {
 		name   string

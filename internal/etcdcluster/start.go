@@ -55,13 +55,13 @@ func (p *planner) resumes() bool {
 
 // startingPoint returns what the next start begins from, nil for an empty cluster, or why it cannot begin. A cluster that had keys
 // never begins empty unless someone asked for exactly that.
-func (p *planner) startingPoint() (from *v1alpha1.EtcdRest, why string) {
+func (p *planner) startingPoint() (from *v1alpha1.EtcdStoppedState, why string) {
 	rest, asked := p.status.Rest, p.Cluster.Spec.RestoreFrom
 	switch {
 	case asked == fromNothing && p.status.Incarnation > 0:
-		return &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}, ""
+		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}, ""
 	case asked != "" && asked != fromNothing && (rest == nil || rest.Snapshot != asked):
-		return &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: asked}, p.unavailable(asked)
+		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: asked}, p.unavailable(asked)
 	case rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete:
 		return rest, p.unavailable(rest.Snapshot)
 	}
@@ -259,13 +259,13 @@ func (p *planner) restoreIfAsked() {
 	}
 	name, _, _ := strings.Cut(asked, "/")
 	if name == fromNothing {
-		p.beginRestore(asked, &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete})
+		p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete})
 		return
 	}
 	if p.missing = p.unavailable(name); p.missing != "" {
 		return
 	}
-	p.beginRestore(asked, &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
+	p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
 }
 
 // roundedSince returns how much time has passed, for people.

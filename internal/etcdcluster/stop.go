@@ -51,7 +51,7 @@ func (p *planner) stop() {
 	p.reportStopping("Stopping cluster")
 	if onStop == v1alpha1.EtcdDelete {
 		p.beginStop(onStop)
-		p.release(&v1alpha1.EtcdRest{})
+		p.release(&v1alpha1.EtcdStoppedState{})
 		p.endMembers()
 		return
 	}
@@ -133,7 +133,7 @@ func (p *planner) seal() {
 	stop := p.status.Stop
 	stop.Revision = p.View.Revision
 	if stop.OnStop == v1alpha1.EtcdRetain {
-		p.release(&v1alpha1.EtcdRest{Revision: p.View.Revision, Hash: p.View.Hash})
+		p.release(&v1alpha1.EtcdStoppedState{Revision: p.View.Revision, Hash: p.View.Hash})
 		p.endMembers()
 		return
 	}
@@ -358,7 +358,7 @@ func (p *planner) copy() {
 		}
 		return
 	}
-	p.release(&v1alpha1.EtcdRest{Snapshot: s.Name, Revision: s.Status.Facts.Revision, Hash: s.Status.Facts.Hash})
+	p.release(&v1alpha1.EtcdStoppedState{Snapshot: s.Name, Revision: s.Status.Facts.Revision, Hash: s.Status.Facts.Hash})
 	p.endMembers()
 }
 

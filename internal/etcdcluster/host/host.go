@@ -109,10 +109,10 @@ func (h *Host) Members() node.Hosted {
 	return node.Hosted{Runtime: members{h}, Doubt: node.KeepInDoubt}
 }
 
-// Data is the runtime that follows the objects, and takes, copies and deletes snapshots.
+// Data is the runtime that follows the objects and takes, copies and deletes snapshots.
 func (h *Host) Data() node.Hosted { return node.Hosted{Runtime: data{h}, Doubt: node.StopInDoubt} }
 
-// Service lets other nodes fetch snapshots.
+// Service serves snapshots to other nodes.
 func (h *Host) Service() peer.Service {
 	return func(r grpc.ServiceRegistrar) { wire.RegisterSnapshotsServer(r, &copies{host: h}) }
 }
