@@ -158,8 +158,8 @@ func (s *server) restore() error {
 
 // patiences are how long a member that is up to date with its leader may wait until its cluster has heard of it, at one start after the
 // other. Before a member serves clients it publishes its URLs through raft, and waits to see that in its own log. If its data came as a
-// snapshot from the leader, the entry is often missed, and etcd publishes again only after seven seconds. A server that is restarted from
-// the same data publishes at once.
+// snapshot from the leader, that often contains the entry already, so that it never appears in the log; etcd publishes again only after
+// seven seconds. A server that is restarted from the same data publishes at once.
 var patiences = []time.Duration{250 * time.Millisecond, time.Second, math.MaxInt64}
 
 // errUnheard: the member has waited long enough and is restarted.
