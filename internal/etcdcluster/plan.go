@@ -82,8 +82,8 @@ type planner struct {
 	events []Notice
 
 	current      []memberView // of the present incarnation, and not to be deleted
-	deleting     []memberView // told to delete their data
-	former       []memberView // of a former incarnation, and not told to delete their data yet
+	deleting     []memberView // their nodes should delete their data
+	former       []memberView // of a former incarnation, and not to be deleted yet
 	unknownPeers []etcd.Peer  // listed by etcd, and no EtcdMember has their peer URL
 
 	// What the conditions will report.

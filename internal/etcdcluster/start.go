@@ -92,7 +92,7 @@ func (p *planner) unavailable(name string) string {
 	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Set spec.restoreFrom to another snapshot, or to none to start empty.", name, because(s.Status.Error+copyErrors(s)))
 }
 
-// fail reports that the cluster cannot go on because data is missing.
+// fail reports that the cluster cannot continue because data is missing.
 func (p *planner) fail(missing string) {
 	p.phase, p.missing = v1alpha1.EtcdClusterPhaseFailed, missing
 }
@@ -108,8 +108,8 @@ func copyErrors(s *v1alpha1.EtcdSnapshot) string {
 }
 
 // startFirstMember brings up the first member of an incarnation. If that is lost before the cluster is established, the next member
-// starts a new incarnation. That loses nothing: the first member is sealed, and serves no client before the status says that the
-// cluster is established.
+// starts a new incarnation. That loses nothing: the first member is sealed, and serves no client before the cluster is recorded as
+// established.
 func (p *planner) startFirstMember() {
 	snapshot := ""
 	if p.status.Rest != nil {
@@ -209,7 +209,7 @@ func (p *planner) resume() {
 
 // quorumRuns returns whether a quorum of an incarnation that is being started runs, and the ID of its cluster.
 func (p *planner) quorumRuns() (id string, runs bool) {
-	if !p.View.Listed || p.status.Starting == nil {
+	if !p.View.Listed {
 		return "", false
 	}
 	want := 1

@@ -33,12 +33,12 @@ type Observed struct {
 	Generation int64
 	ID         string
 
-	// Process of the member here, whether it was last told to be sealed, and whether it has carried that out.
+	// Process of the member here, whether the last order was to seal it, and whether it has carried that order out.
 	Process       Process
 	Sealed, Acked bool
 	// State that the process reported last.
 	State member.State
-	// Removed: etcd told the process that it is not a member any more.
+	// Removed: etcd removed the member from its cluster.
 	Removed bool
 	// Admitted: the node's gate counts the member.
 	Admitted bool
@@ -48,7 +48,7 @@ type Observed struct {
 	// Data: an etcd server has begun in the member's directory. Dir is that directory.
 	Data bool
 	Dir  string
-	// Begun: the marker there says that the member was once part of its cluster.
+	// Begun: according to the marker there, the member was once part of its cluster.
 	Begun bool
 	// Foreign is why the directory is not this member's; nil if it is, or if there is none.
 	Foreign error
@@ -83,7 +83,7 @@ const (
 	Restart Do = "Restart"
 	// Delay: report that the process is started later.
 	Delay Do = "Delay"
-	// Seal and Unseal: tell the process to refuse clients, or to serve them.
+	// Seal and Unseal: order the process to refuse clients, or to serve them.
 	Seal   Do = "Seal"
 	Unseal Do = "Unseal"
 	// Publish: report the state of the process.

@@ -35,8 +35,8 @@ func (w *memberWorker) reportFailure(epoch *epochRun, m *v1alpha1.EtcdMember, er
 	})
 }
 
-// publishState reports the state of the process. Once it is part of its cluster the marker says so, and what it began from is
-// deleted.
+// publishState reports the state of the process. Once the member is part of its cluster, that is recorded in the marker, and what was
+// fetched for its start is deleted.
 func (w *memberWorker) publishState(epoch *epochRun, m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) error {
 	r, _ := w.child.Report()
 	joined := phase != v1alpha1.EtcdMemberStarting

@@ -47,12 +47,12 @@ type memberWorker struct {
 	pass      *node.Pass
 	child     *member.Child
 	started   time.Time // of the child
-	sealed    bool      // what the child was last told
+	sealed    bool      // the child's last order was to seal
 	order     int64     // the number of that order
 	restore   *member.Restore
 	discard   func() // deletes what was fetched for restore
 	unheard   int    // how often in a row the child ended to be started again
-	removed   bool   // etcd told the child that it is not a member any more
+	removed   bool   // etcd removed the member from its cluster
 	ranBefore bool   // under an earlier process of the node
 	delay     time.Duration
 	notBefore time.Time // of the next start
@@ -299,7 +299,7 @@ func (w *memberWorker) take(ctx context.Context, epoch *epochRun, m *v1alpha1.Et
 	return false, nil
 }
 
-// command tells the process to refuse or to serve clients.
+// command orders the process to refuse or to serve clients.
 func (w *memberWorker) command(order member.Order) error {
 	number, err := w.child.Order(order)
 	if err != nil {
