@@ -22,7 +22,7 @@ type epochRun struct {
 	*Host
 	epoch *node.Epoch
 	ctx   context.Context
-	live  sync.WaitGroup
+	tasks sync.WaitGroup
 	heavy chan struct{} // one place for each task that reads or writes a whole file
 
 	mu      sync.Mutex
@@ -72,7 +72,7 @@ func (r *epochRun) end(cancel func()) {
 	r.mu.Lock()
 	r.ended = true
 	r.mu.Unlock()
-	r.live.Wait()
+	r.tasks.Wait()
 }
 
 // reconcile ends the workers of members that were deleted while this node did not watch, and deletes snapshot files that no object
@@ -94,7 +94,7 @@ func (r *epochRun) reconcile(ctx context.Context) error {
 			w.objectDeleted()
 		}
 	}
-	r.live.Go(func() {
+	r.tasks.Go(func() {
 		if err := r.sweep(ctx); err != nil && ctx.Err() == nil {
 			r.opts.Log.Warn("could not delete snapshot files that have no EtcdSnapshot", "error", err)
 		}

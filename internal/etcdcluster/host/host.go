@@ -77,8 +77,8 @@ type Host struct {
 
 // membersRun is one run of the members' runtime.
 type membersRun struct {
-	ctx  context.Context
-	live sync.WaitGroup
+	ctx   context.Context
+	tasks sync.WaitGroup
 }
 
 // New makes the host of a node.

@@ -36,7 +36,7 @@ func (m members) Run(ctx context.Context) error {
 	m.mu.Lock()
 	m.run = nil
 	m.mu.Unlock()
-	run.live.Wait()
+	run.tasks.Wait()
 	return nil
 }
 
@@ -46,7 +46,7 @@ func (h *Host) begin(w *memberWorker) {
 	if run == nil {
 		return
 	}
-	run.live.Go(func() {
+	run.tasks.Go(func() {
 		w.run(run.ctx)
 		h.mu.Lock()
 		defer h.mu.Unlock()

@@ -74,7 +74,7 @@ func (r *epochRun) seeSnapshot(s *v1alpha1.EtcdSnapshot) {
 	if w == nil {
 		w = &snapshotWorker{epochRun: r, key: keyOfSnapshot(s), wakeup: make(chan struct{}, 1), object: s}
 		r.workers[s.UID] = w
-		r.live.Go(func() { w.run(r.ctx) })
+		r.tasks.Go(func() { w.run(r.ctx) })
 	}
 	w.mu.Lock()
 	w.object = s
