@@ -309,8 +309,8 @@ type EtcdStop struct {
 	Snapshot string `json:"snapshot,omitempty"`
 }
 
-// EtcdRest is what a stopped cluster left behind, from which the next start begins.
-type EtcdRest struct {
+// EtcdStoppedState is what a cluster was stopped with. The next start begins from it.
+type EtcdStoppedState struct {
 	// onStop is what became of the data.
 	OnStop EtcdOnStop `json:"onStop"`
 	// snapshot to restore from, with SnapshotThenDelete.
@@ -389,7 +389,7 @@ type EtcdClusterStatus struct {
 
 	// rest is what the last stop left; the next start takes it up and it goes when the cluster runs again.
 	// +optional
-	Rest *EtcdRest `json:"rest,omitempty"`
+	Rest *EtcdStoppedState `json:"rest,omitempty"`
 
 	// starting is when the start that is under way began.
 	// +optional

@@ -27,17 +27,17 @@ type controllers struct {
 // setup adds the cluster's controllers to a term.
 func (c *controllers) setup(t *coordinator.Term) error {
 	mgr := t.Manager
-	nodes := &node.Controller{Epoch: t.Epoch, Stands: t.Stands, Interval: c.timing.Renew / 4, Log: t.Log}
+	nodes := &node.Controller{Epoch: t.Epoch, CheckTerm: t.CheckTerm, Interval: c.timing.Renew / 4, Log: t.Log}
 	if err := nodes.SetupWithManager(mgr); err != nil {
 		return err
 	}
 	drains := &drain.Controller{
-		Leader: t.Epoch.Node, Stands: t.Stands, Tenants: kinds.Tenants, Metrics: c.drainMetrics, Log: t.Log, AtStep: failpoint.At,
+		Leader: t.Epoch.Node, CheckTerm: t.CheckTerm, Tenants: kinds.Tenants, Metrics: c.drainMetrics, Log: t.Log, AtStep: failpoint.At,
 	}
 	if err := drains.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, Stands: t.Stands, Log: t.Log, AtStep: failpoint.At}
+	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Log: t.Log, AtStep: failpoint.At}
 	if err := c.parts.Setup(term); err != nil {
 		return err
 	}

@@ -33,13 +33,13 @@ import (
 func newEtcd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "etcd",
-		Short: "Reach, look at, snapshot and restore etcd clusters",
+		Short: "Connect to, inspect, snapshot and restore etcd clusters",
 	}
 	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore())
 	return cmd
 }
 
-// etcdCommand is what every command about one etcd cluster has.
+// etcdCommand holds the flags of every command about one etcd cluster.
 type etcdCommand struct {
 	cluster
 	out       output
@@ -62,7 +62,7 @@ func (e *etcdCommand) get(ctx context.Context, name string) (client.Client, *v1a
 	return c, ec, c.Get(ctx, types.NamespacedName{Namespace: e.namespace, Name: name}, ec)
 }
 
-// etcdEndpoints is how a client reaches a cluster.
+// etcdEndpoints is what a client needs to connect to a cluster.
 type etcdEndpoints struct {
 	Endpoints []string `json:"endpoints"`
 	CACert    string   `json:"caCert,omitempty"`
@@ -75,11 +75,11 @@ func newEtcdEndpoints() *cobra.Command {
 	var shell bool
 	cmd := &cobra.Command{
 		Use:   "endpoints NAME",
-		Short: "Print where the members of an etcd cluster serve clients",
-		Long: `Print where the members of an etcd cluster serve clients, for etcdctl --endpoints.
+		Short: "Print the client endpoints of an etcd cluster",
+		Long: `Print the client endpoints of an etcd cluster, for etcdctl --endpoints.
 
-With --shell it prints what etcdctl wants in its environment, the certificate of whoever asks included. Where the kubeconfig file
-carries the certificate in itself, it is written to files beside it that only their owner may read.`,
+With --shell it prints the environment variables that etcdctl reads, including the paths of your client certificate. If the
+kubeconfig file contains the certificate itself, the command writes it to files beside the kubeconfig that only you can read.`,
 		Example: `  eval "$(ebb etcd endpoints demo --shell)"
   etcdctl put hello world`,
 		Args: cobra.ExactArgs(1),
@@ -101,11 +101,11 @@ carries the certificate in itself, it is written to files beside it that only th
 		},
 	}
 	e.addFlags(cmd)
-	cmd.Flags().BoolVar(&shell, "shell", false, "print lines for a shell to evaluate, so that plain etcdctl works")
+	cmd.Flags().BoolVar(&shell, "shell", false, "print environment variables for etcdctl, for a shell to evaluate")
 	return cmd
 }
 
-// endpoints are those of the voters, the healthy ones first.
+// endpoints returns the client URLs of the voters, the healthy ones first.
 func (e *etcdCommand) endpoints(ec *v1alpha1.EtcdCluster, files bool) (*etcdEndpoints, error) {
 	where := &etcdEndpoints{Endpoints: []string{}}
 	members := slices.Clone(ec.Status.Members)
@@ -124,7 +124,7 @@ func (e *etcdCommand) endpoints(ec *v1alpha1.EtcdCluster, files bool) (*etcdEndp
 		}
 	}
 	if len(where.Endpoints) == 0 {
-		return nil, fmt.Errorf("etcd cluster %s has no members to reach: it is %s", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+		return nil, fmt.Errorf("etcd cluster %s has no endpoints: it is %s", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
 	}
 	if files && strings.HasPrefix(where.Endpoints[0], "https:") {
 		return where, e.certificates(where)
@@ -142,7 +142,7 @@ func etcdPhase(ec *v1alpha1.EtcdCluster) string {
 	return strings.ToLower(string(ec.Status.Phase))
 }
 
-// certificates names the files with the certificate that the kubeconfig has, and writes them where it has the data itself.
+// certificates returns the files with the certificate of the kubeconfig. If the kubeconfig contains the data itself, it writes them.
 func (e *etcdCommand) certificates(where *etcdEndpoints) error {
 	cfg, err := e.config()
 	if err != nil {
@@ -153,7 +153,7 @@ func (e *etcdCommand) certificates(where *etcdEndpoints) error {
 		return err
 	}
 	if len(cfg.CertData) == 0 || len(cfg.KeyData) == 0 || len(cfg.CAData) == 0 {
-		return errors.New("the kubeconfig has no client certificate: members of etcd clusters ask for one from the cluster's authority")
+		return errors.New("the kubeconfig has no client certificate; members of etcd clusters require one that is signed by the cluster's authority")
 	}
 	path, err := e.path()
 	if err != nil {
@@ -184,8 +184,8 @@ func (e *etcdCommand) certificates(where *etcdEndpoints) error {
 	return nil
 }
 
-// secretsDir is a directory of the user's own: beside the kubeconfig file, or where that cannot be, in the user's directory for the
-// time of a login.
+// secretsDir returns a directory that only the user can read: beside the kubeconfig file, or if that is not writable, in the user's
+// runtime or cache directory.
 func secretsDir(kubeconfig string) (string, error) {
 	name := strings.TrimSuffix(filepath.Base(kubeconfig), ".kubeconfig")
 	dir := filepath.Join(filepath.Dir(kubeconfig), "etcd-client", name)
@@ -208,7 +208,7 @@ func secretsDir(kubeconfig string) (string, error) {
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// shell is what etcdctl reads from its environment.
+// shell returns the commands that set etcdctl's environment variables.
 func (w *etcdEndpoints) shell() string {
 	var b strings.Builder
 	for _, v := range []struct{ name, value string }{
@@ -224,7 +224,7 @@ func (w *etcdEndpoints) shell() string {
 	return b.String()
 }
 
-// quoted is text as a shell takes it, in quotes if it needs them.
+// quoted quotes text for a shell if it needs that.
 func quoted(text string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./:,=@%+", r)
@@ -239,7 +239,7 @@ func newEtcdMembers() *cobra.Command {
 	var e etcdCommand
 	cmd := &cobra.Command{
 		Use:   "members NAME",
-		Short: "Show the members of an etcd cluster: where they are, their roles, and how far they are behind",
+		Short: "Show the members of an etcd cluster: nodes, roles, health and lag",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, ec, err := e.get(cmd.Context(), args[0])
@@ -281,9 +281,9 @@ func newEtcdSnapshot() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "snapshot NAME",
-		Short: "Take a snapshot of an etcd cluster, and wait until it is verified",
-		Long: `Take a snapshot of an etcd cluster while it runs, and wait until it is verified. It is copied to as many nodes as
-spec.snapshot.copies says, and the oldest ones beyond spec.snapshot.keep are deleted.`,
+		Short: "Take a snapshot of an etcd cluster and wait until it is verified",
+		Long: `Take a snapshot of a running etcd cluster and wait until it is verified. The coordinator then has it copied to
+spec.snapshot.copies nodes, and deletes the oldest snapshots beyond spec.snapshot.keep.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, ec, err := e.get(cmd.Context(), args[0])
@@ -300,11 +300,11 @@ spec.snapshot.copies says, and the oldest ones beyond spec.snapshot.keep are del
 		},
 	}
 	e.addFlags(cmd)
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for it")
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the snapshot")
 	return cmd
 }
 
-// takeSnapshot asks for a snapshot of a healthy member, rather not the leader, and waits for it.
+// takeSnapshot asks for a snapshot of a healthy member, if possible not the leader, and waits until it is verified.
 func takeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, timeout time.Duration) (*v1alpha1.EtcdSnapshot, error) {
 	var from *v1alpha1.EtcdMemberInfo
 	for i := range ec.Status.Members {
@@ -345,7 +345,7 @@ func takeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("snapshot %s is not verified after %s; `kubectl get etcdsnapshot %s` shows how it is", s.Name, timeout, s.Name)
+			return nil, fmt.Errorf("snapshot %s was not verified within %s; `kubectl get etcdsnapshot %s` shows its progress", s.Name, timeout, s.Name)
 		case <-tick.C:
 		}
 	}
@@ -357,12 +357,12 @@ func newEtcdRestore() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "restore NAME",
-		Short: "Begin an etcd cluster again from a snapshot, when its quorum is lost",
-		Long: `Begin an etcd cluster again from a snapshot: the remedy when its quorum or its data is lost for good. Its present members are
-stopped, a new first member begins with the snapshot, and when that answers the others are replaced. Every key written after the
-snapshot is lost. The members' old data is deleted only when the new cluster runs.
+		Short: "Restore an etcd cluster from a snapshot after its quorum is lost",
+		Long: `Restore an etcd cluster from a snapshot, when its quorum or its data is lost for good. The coordinator stops the present
+members, starts a new first member from the snapshot, and then adds the others. Every key written after the snapshot is lost.
+The old data is deleted only when the new cluster runs.
 
-A cluster that is stopped begins with the snapshot when it is started.`,
+A stopped cluster is restored from the snapshot when it is started.`,
 		Example: `  ebb etcd restore demo
   ebb etcd restore demo --snapshot demo-0a1b2c3d-7-1`,
 		Args: cobra.ExactArgs(1),
@@ -373,11 +373,11 @@ A cluster that is stopped begins with the snapshot when it is started.`,
 			}
 			if snapshot == "" {
 				if snapshot = ec.Status.Snapshot; snapshot == "" {
-					return fmt.Errorf("etcd cluster %s has no verified snapshot; --snapshot none begins empty", kind.NameIn(ec.Namespace, ec.Name))
+					return fmt.Errorf("etcd cluster %s has no verified snapshot; to start empty use --snapshot none", kind.NameIn(ec.Namespace, ec.Name))
 				}
 			}
 			if meta.IsStatusConditionTrue(ec.Status.Conditions, v1alpha1.EtcdReady) && !force {
-				return fmt.Errorf("etcd cluster %s serves clients: every key written after snapshot %s would be lost; say --force if that is what you want", kind.NameIn(ec.Namespace, ec.Name), snapshot)
+				return fmt.Errorf("etcd cluster %s serves clients; a restore loses every key written after snapshot %s; use --force to restore anyway", kind.NameIn(ec.Namespace, ec.Name), snapshot)
 			}
 			text, err := askRestore(cmd.Context(), c, ec, snapshot)
 			if err != nil {
@@ -387,12 +387,12 @@ A cluster that is stopped begins with the snapshot when it is started.`,
 		},
 	}
 	e.addFlags(cmd)
-	cmd.Flags().StringVar(&snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to begin empty (default: the newest verified one)")
+	cmd.Flags().StringVar(&snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to start empty (default: the newest verified one)")
 	cmd.Flags().BoolVar(&force, "force", false, "restore although the cluster serves clients")
 	return cmd
 }
 
-// askRestore writes down that a cluster should begin again from a snapshot.
+// askRestore asks the coordinator to restore a cluster from a snapshot.
 func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, snapshot string) (string, error) {
 	if snapshot != "none" {
 		s := &v1alpha1.EtcdSnapshot{}
@@ -400,14 +400,18 @@ func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, 
 			return "", err
 		}
 		if s.Spec.ClusterUID != string(ec.UID) || s.Status.Facts == nil || len(s.Verified()) == 0 {
-			return "", fmt.Errorf("snapshot %s is not a verified one of etcd cluster %s", snapshot, kind.NameIn(ec.Namespace, ec.Name))
+			return "", fmt.Errorf("snapshot %s is not a verified snapshot of etcd cluster %s", snapshot, kind.NameIn(ec.Namespace, ec.Name))
 		}
 	}
+	from := "from snapshot " + snapshot
+	if snapshot == "none" {
+		from = "to an empty cluster"
+	}
 	for {
-		text := fmt.Sprintf("etcd cluster %s begins again from snapshot %s; `ebb etcd members %s` shows how far it is\n", ec.Name, snapshot, ec.Name)
+		text := fmt.Sprintf("restoring etcd cluster %s %s; `ebb etcd members %s` shows its progress\n", ec.Name, from, ec.Name)
 		if ec.Size() == 0 {
 			ec.Spec.RestoreFrom = snapshot
-			text = fmt.Sprintf("etcd cluster %s begins from snapshot %s when it is started: `kubectl scale etcdcluster %s --replicas=N`\n", ec.Name, snapshot, ec.Name)
+			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `kubectl scale etcdcluster %s --replicas=N`\n", ec.Name, from, ec.Name)
 		} else {
 			metav1.SetMetaDataAnnotation(&ec.ObjectMeta, v1alpha1.EtcdRestoreAnnotation, snapshot+"/"+time.Now().UTC().Format(time.RFC3339Nano))
 		}
@@ -421,7 +425,7 @@ func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, 
 	}
 }
 
-// etcdClusterStatus is one etcd cluster as people see it.
+// etcdClusterStatus is one etcd cluster as `ebb status etcdclusters` prints it.
 type etcdClusterStatus struct {
 	Namespace  string                    `json:"namespace"`
 	Name       string                    `json:"name"`
@@ -446,7 +450,7 @@ func newStatusEtcdClusters() *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "etcdclusters",
-		Short: "Show etcd clusters: how they are, where their members are, and what they are doing",
+		Short: "Show etcd clusters: phase, members, newest snapshot and progress",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()

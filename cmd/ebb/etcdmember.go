@@ -8,13 +8,14 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 )
 
-// newEtcdMember is for nodes, which start one for every member of an etcd cluster on them.
+// newEtcdMember is the command that a node runs for each member of an etcd cluster on it.
 func newEtcdMember() *cobra.Command {
 	logs := newLogFlags()
 	cmd := &cobra.Command{
-		Use:    member.Command,
-		Short:  "Run one member of an etcd cluster (started by a node)",
-		Long:   `Run one member of an etcd cluster. Its node tells it what to be on its standard input; when that ends, so does the member.`,
+		Use:   member.Command,
+		Short: "Run one member of an etcd cluster (started by a node)",
+		Long: `Run one member of an etcd cluster. Its node sends the configuration and orders on standard input. When standard input ends,
+the member stops.`,
 		Args:   cobra.NoArgs,
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -113,7 +113,7 @@ func (c *cluster) setup(t *Term) error {
 	c.mu.Lock()
 	c.terms[t.Identity] = t
 	c.mu.Unlock()
-	nodes := &node.Controller{Epoch: t.Epoch, Stands: t.Stands, Interval: fast().Renew / 4, Log: t.Log}
+	nodes := &node.Controller{Epoch: t.Epoch, CheckTerm: t.CheckTerm, Interval: fast().Renew / 4, Log: t.Log}
 	return nodes.SetupWithManager(t.Manager)
 }
 

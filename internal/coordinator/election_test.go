@@ -55,7 +55,7 @@ func oneIsElected(t *testing.T, api *testenv.API) {
 			t.Errorf("resigning on %s: %v", m.name, err)
 		}
 	}
-	if err := term.Stands(context.Background()); err != nil {
+	if err := term.CheckTerm(context.Background()); err != nil {
 		t.Errorf("the term does not stand: %v", err)
 	}
 	if got := NodeOf(term.Identity); got != leader.name {
@@ -74,7 +74,7 @@ func resigningHandsOver(t *testing.T, api *testenv.API) {
 	if err := before.campaign.Resign(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if err := term.Stands(context.Background()); !errors.Is(err, ErrTermOver) {
+	if err := term.CheckTerm(context.Background()); !errors.Is(err, ErrTermOver) {
 		t.Errorf("the term of the one that resigned: %v", err)
 	}
 	after, _ := c.leader()

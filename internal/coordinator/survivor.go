@@ -85,7 +85,7 @@ func (c *Campaign) survive(t *Term) error {
 	if held, err := others(ctx, cl, t.Epoch.Node); err != nil || len(held) > 0 {
 		return err
 	}
-	if err := t.stands(ctx, cl); err != nil {
+	if err := t.checkTerm(ctx, cl); err != nil {
 		return err
 	}
 	if err := cancelDrain(ctx, cl, t); err != nil {
@@ -112,7 +112,7 @@ func markAll(ctx context.Context, cl client.Client, t *Term) error {
 		if err != nil {
 			return err
 		}
-		if err := t.stands(ctx, cl); err != nil {
+		if err := t.checkTerm(ctx, cl); err != nil {
 			return err
 		}
 		if err := cl.Update(ctx, marked); err != nil {

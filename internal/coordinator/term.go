@@ -100,10 +100,10 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Stands reads the election's Lease live and fails unless it still names this term. Irreversible steps ask it last.
-func (t *Term) Stands(ctx context.Context) error { return t.stands(ctx, t.Manager.GetAPIReader()) }
+// CheckTerm reads the election's Lease live and fails unless it still names this term. Irreversible steps ask it last.
+func (t *Term) CheckTerm(ctx context.Context) error { return t.checkTerm(ctx, t.Manager.GetAPIReader()) }
 
-func (t *Term) stands(ctx context.Context, live client.Reader) error {
+func (t *Term) checkTerm(ctx context.Context, live client.Reader) error {
 	if !t.Epoch.Holding() {
 		return fmt.Errorf("%w: node %s: %w", ErrTermOver, t.Epoch.Node, fleet.ErrLeaseInDoubt)
 	}

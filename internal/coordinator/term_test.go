@@ -149,7 +149,7 @@ func aTermThatLost(t *testing.T, api *testenv.API) {
 	c := newCluster(t, api, []string{"i1"})
 	m, term := c.leader()
 	c.elect("thief/1/x")
-	if err := term.Stands(context.Background()); !errors.Is(err, ErrTermOver) {
+	if err := term.CheckTerm(context.Background()); !errors.Is(err, ErrTermOver) {
 		t.Errorf("the term stands: %v", err)
 	}
 	if err := touch(term.Manager.GetClient(), m.name); !apierrors.IsForbidden(err) && !errors.Is(err, ErrTermOver) {

@@ -298,7 +298,7 @@ func (c *cluster) leadWith(leader string, stands func(context.Context) error, at
 	})
 	c.must(err)
 	controller := &drain.Controller{
-		Leader: leader, Stands: stands, Metrics: drain.NewMetrics(t.registry, feedWorks), Log: slog.New(slog.DiscardHandler),
+		Leader: leader, CheckTerm: stands, Metrics: drain.NewMetrics(t.registry, feedWorks), Log: slog.New(slog.DiscardHandler),
 		Tenants: func(client.Reader) []drain.Tenant { return []drain.Tenant{c.work} },
 		AtStep: func(point string) {
 			if atStep != nil {

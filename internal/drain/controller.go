@@ -31,8 +31,8 @@ const maxSteps = 50
 type Controller struct {
 	// Leader is the node that decides.
 	Leader string
-	// Stands fails unless the coordinator's term does, read live.
-	Stands func(context.Context) error
+	// CheckTerm fails unless the coordinator's term does, read live.
+	CheckTerm func(context.Context) error
 	// Tenants makes the kinds of work, reading through r.
 	Tenants func(r client.Reader) []Tenant
 	// Metrics of drains.
@@ -163,7 +163,7 @@ func pause(w World, told bool) time.Duration {
 // take writes one step. Everything that a deciding one rests on was read live; last, the term.
 func (c *Controller) take(ctx context.Context, step *Step) error {
 	if step.Name != StepProgress && step.Name != StepQueue {
-		if err := c.Stands(ctx); err != nil {
+		if err := c.CheckTerm(ctx); err != nil {
 			return fmt.Errorf("drain step %s: %w", step.Name, err)
 		}
 	}

@@ -112,7 +112,7 @@ func (c *Controller) pruneLive(ctx context.Context) (time.Duration, error) {
 	if len(due) > maxPruned {
 		due, next = due[:maxPruned], time.Millisecond
 	}
-	if err := c.Stands(ctx); err != nil {
+	if err := c.CheckTerm(ctx); err != nil {
 		return 0, fmt.Errorf("prune drains: %w", err)
 	}
 	var failed []error

@@ -18,11 +18,11 @@ import (
 	"github.com/ebb-dev/ebb/internal/events"
 )
 
-// errChanged: what a decision rested on is not so any more.
-var errChanged = errors.New("it has changed since it was read")
+// errChanged: an object that a decision was based on has changed.
+var errChanged = errors.New("the object has changed since the coordinator read it")
 
-// stillSo reads live what an irreversible step rests on: the wish and the record of the cluster, and the coordinator's own term.
-func (c *Controller) stillSo(ctx context.Context, w World) error {
+// checkUnchanged reads live what an irreversible step is based on: the spec and the status of the cluster, and the coordinator's term.
+func (c *Controller) checkUnchanged(ctx context.Context, w World) error {
 	fresh := &v1alpha1.EtcdCluster{}
 	if err := c.live.Get(ctx, client.ObjectKeyFromObject(w.Cluster), fresh); err != nil {
 		return err
@@ -30,18 +30,18 @@ func (c *Controller) stillSo(ctx context.Context, w World) error {
 	if fresh.UID != w.Cluster.UID || fresh.ResourceVersion != w.Cluster.ResourceVersion {
 		return conflict("etcdclusters", w.Cluster.Name)
 	}
-	return c.Stands(ctx)
+	return c.CheckTerm(ctx)
 }
 
 func conflict(resource, name string) error {
 	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), name, errChanged)
 }
 
-// wish writes what a member should be. Its node writes its status all the time; while the spec is what it was, the wish is written
-// over a newer version. That data be deleted is written only after all it rests on was read again.
-func (c *Controller) wish(ctx context.Context, w World, m *v1alpha1.EtcdMember) error {
+// setDesired writes the spec of a member. The member's node writes its status at the same time: while the spec is as it was read, the
+// write is repeated over the newer version. A deletion is never repeated, and what it is based on is read again first.
+func (c *Controller) setDesired(ctx context.Context, w World, m *v1alpha1.EtcdMember) error {
 	if m.Spec.Want == v1alpha1.EtcdMemberDelete {
-		if err := c.mayDelete(ctx, w, m); err != nil {
+		if err := c.checkDelete(ctx, w, m); err != nil {
 			return err
 		}
 	}
@@ -61,38 +61,37 @@ func (c *Controller) wish(ctx context.Context, w World, m *v1alpha1.EtcdMember) 
 	return err
 }
 
-// mayDelete reads again what the deletion of a member's data rests on.
-func (c *Controller) mayDelete(ctx context.Context, w World, m *v1alpha1.EtcdMember) error {
-	if err := c.stillSo(ctx, w); err != nil {
+// checkDelete reads live what the deletion of a member's data is based on.
+func (c *Controller) checkDelete(ctx context.Context, w World, m *v1alpha1.EtcdMember) error {
+	if err := c.checkUnchanged(ctx, w); err != nil {
 		return err
 	}
 	status := w.Cluster.Status
-	released := status.Stop != nil && status.Stop.Step == v1alpha1.EtcdReleased
-	switch {
-	case !w.Cluster.DeletionTimestamp.IsZero() || m.Spec.Begin == nil:
-		return nil // asked for, or there is nothing
-	case m.Spec.Incarnation < status.Incarnation:
-		return nil
-	case released && status.Stop.OnStop == v1alpha1.EtcdSnapshotThenDelete:
-		return c.snapshotStands(ctx, w, status.Rest)
-	case released:
-		return nil
-	case status.Stop == nil && (status.Rest != nil || status.ClusterID == ""):
-		return nil // a start that came to nothing
+	if m.Spec.Begin == nil || m.Spec.Incarnation < status.Incarnation {
+		return nil // the member has no data, or none that counts
 	}
-	// A member of a cluster that runs, or that was woken for its data: etcd must not have it any more.
-	now, err := c.etcd.current(ctx, w)
+	switch StageOf(w.Cluster) {
+	case StageDeleting, StageStopped, StageStarting:
+		return nil // somebody asked for it, or the start that made the data was canceled
+	case StageReleasing:
+		if status.Stop.OnStop == v1alpha1.EtcdSnapshotThenDelete {
+			return c.checkSnapshot(ctx, w, status.Rest)
+		}
+		return nil
+	}
+	// The cluster runs, or was woken for its data: etcd must not list the member any more.
+	listed, err := c.etcd.Has(ctx, w.target(), m.Status.PeerURL)
 	if err != nil {
 		return err
 	}
-	if _, there := now.find(m.Status.PeerURL); there {
+	if listed {
 		return conflict("etcdmembers", m.Name)
 	}
 	return nil
 }
 
-// snapshotStands reads live whether what the next start begins from is safe.
-func (c *Controller) snapshotStands(ctx context.Context, w World, rest *v1alpha1.EtcdRest) error {
+// checkSnapshot reads live whether the snapshot that the next start begins from is verified.
+func (c *Controller) checkSnapshot(ctx context.Context, w World, rest *v1alpha1.EtcdStoppedState) error {
 	if rest == nil || rest.Snapshot == "" {
 		return conflict("etcdsnapshots", "")
 	}
@@ -106,7 +105,7 @@ func (c *Controller) snapshotStands(ctx context.Context, w World, rest *v1alpha1
 	return nil
 }
 
-// releaseMember lets the object of a member go.
+// releaseMember removes the finalizer of a member and deletes its object.
 func (c *Controller) releaseMember(ctx context.Context, m *v1alpha1.EtcdMember) error {
 	next := m.DeepCopy()
 	if controllerutil.RemoveFinalizer(next, v1alpha1.EtcdMemberFinalizer) {
@@ -142,9 +141,9 @@ func (c *Controller) releaseCluster(ctx context.Context, cluster *v1alpha1.EtcdC
 	return client.IgnoreNotFound(c.client.Update(ctx, next))
 }
 
-// sweep lets go of what clusters that are gone left on nodes that were absent, once these have deleted it. All of it was told to go
-// before its cluster went; what was not, because someone took a cluster away by force, stays.
-func (c *Controller) sweep(ctx context.Context, w World) error {
+// releaseOrphans releases members and snapshots of deleted clusters once their nodes, which were absent, have deleted the data. Only
+// those whose deletion was asked for are released: if somebody deleted a cluster by force, its data stays.
+func (c *Controller) releaseOrphans(ctx context.Context, w World) error {
 	for _, m := range w.Orphans.Members {
 		gone := reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil && !w.Live(m.Spec.Node)
 		if m.Spec.Want == v1alpha1.EtcdMemberDelete && gone {
@@ -164,11 +163,9 @@ func (c *Controller) sweep(ctx context.Context, w World) error {
 	return nil
 }
 
-// forget drops what is known of a cluster that is gone.
+// forget drops what is known of a cluster whose object is gone.
 func (c *Controller) forget(w World, key types.NamespacedName) (ctrl.Result, error) {
-	if _, err := c.etcd.endpoints(key, nil); err != nil {
-		return ctrl.Result{}, err
-	}
+	c.etcd.Forget(key)
 	c.Metrics.forget(key)
 	c.mu.Lock()
 	delete(c.wrote, key)
@@ -179,12 +176,12 @@ func (c *Controller) forget(w World, key types.NamespacedName) (ctrl.Result, err
 	return ctrl.Result{}, nil
 }
 
-// tell writes the events that are called for, each once. One that cannot be written is tried again with the next look.
-func (c *Controller) tell(ctx context.Context, cluster *v1alpha1.EtcdCluster, notices []Notice) {
+// emitEvents emits each event once. One that could not be written is tried again with the next reconcile.
+func (c *Controller) emitEvents(ctx context.Context, cluster *v1alpha1.EtcdCluster, notices []Notice) {
 	for _, n := range notices {
 		key := string(cluster.UID) + "/" + n.Reason + "/" + n.Key
 		c.mu.Lock()
-		known := c.told[key]
+		known := c.emitted[key]
 		c.mu.Unlock()
 		if known {
 			continue
@@ -195,23 +192,23 @@ func (c *Controller) tell(ctx context.Context, cluster *v1alpha1.EtcdCluster, no
 		}
 		err := c.record.Emit(ctx, events.Event{Regarding: cluster, Type: kind, Reason: n.Reason, Action: "Reconcile", Note: n.Note, Key: n.Key})
 		if err != nil {
-			c.Log.Warn("event not written yet", "cluster", client.ObjectKeyFromObject(cluster).String(), "reason", n.Reason, "error", err)
+			c.Log.Warn("could not write event; trying again", "etcdcluster", client.ObjectKeyFromObject(cluster).String(), "reason", n.Reason, "error", err)
 			continue
 		}
 		c.mu.Lock()
-		c.told[key] = true
+		c.emitted[key] = true
 		c.mu.Unlock()
 	}
 }
 
-// followSchedule scales the cluster by the clock, and says when to look at it next.
+// followSchedule sets the size that the schedule asks for, and returns when it asks for something next.
 func (c *Controller) followSchedule(ctx context.Context, w *World) (time.Time, error) {
 	if w.Cluster.Spec.Schedule == nil || !w.Cluster.DeletionTimestamp.IsZero() {
 		return time.Time{}, nil
 	}
 	due, err := Due(w.Cluster, w.Now)
 	if err != nil {
-		c.tell(ctx, w.Cluster, []Notice{{Warning: true, Reason: "BadSchedule", Key: fmt.Sprint(w.Cluster.Generation), Note: err.Error()}})
+		c.emitEvents(ctx, w.Cluster, []Notice{{Warning: true, Reason: "BadSchedule", Key: fmt.Sprint(w.Cluster.Generation), Note: err.Error()}})
 		return time.Time{}, nil
 	}
 	if due.Size != nil && int(*due.Size) != w.Cluster.Size() {
@@ -220,7 +217,7 @@ func (c *Controller) followSchedule(ctx context.Context, w *World) (time.Time, e
 		if err := c.client.Update(ctx, next); err != nil {
 			return time.Time{}, err
 		}
-		c.Log.Info("etcd cluster", "cluster", client.ObjectKeyFromObject(w.Cluster).String(), "step", "schedule", "size", *due.Size)
+		c.Log.Info("etcd cluster: size set by schedule", "etcdcluster", client.ObjectKeyFromObject(w.Cluster).String(), "size", *due.Size)
 		w.Cluster = next
 	}
 	if at := w.Cluster.Status.Scheduled; at == nil || !at.Time.Equal(due.UpTo) {

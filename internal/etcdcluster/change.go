@@ -7,29 +7,31 @@ import (
 	"strings"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
-// change brings a running cluster to its size, one member at a time:
+// adjustMembers brings a running cluster to its size, one member at a time:
 //
-//	object, ports reserved ──▶ learner in etcd's list ──▶ runs ──▶ in sync: voter      (a member that comes)
-//	leadership elsewhere ──▶ out of etcd's list ──▶ process ended, data deleted ──▶ object gone      (a member that goes)
+//	object, ports reserved ──▶ learner in etcd's list ──▶ runs ──▶ in sync: voter      (a member is added)
+//	leadership elsewhere ──▶ out of etcd's list ──▶ process ended, data deleted ──▶ object gone      (a member is removed)
 //
-// Whatever is under way is finished or undone before anything else is begun. A member that must leave is replaced first.
-func (p *planner) change(size int) {
-	if p.nothingLeft() {
+// A change that is under way is finished or undone before another one begins. A member that must leave is replaced first.
+func (p *planner) adjustMembers(size int) {
+	if len(p.current) == 0 {
+		p.failNoMembers()
 		return
 	}
 	p.phase = v1alpha1.EtcdClusterPhaseRunning
 	p.reason, p.message = v1alpha1.ReasonEtcdRunning, v1alpha1.MessageEtcdRunning
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if m.Spec.Want == v1alpha1.EtcdMemberSeal || m.Spec.Want == v1alpha1.EtcdMemberStop && m.Spec.Begin != nil {
-			p.wish(m, v1alpha1.EtcdMemberRun) // a stop that was called off
+			p.setDesired(m, v1alpha1.EtcdMemberRun) // a stop was canceled
 		}
 	}
 	if !p.View.Listed {
 		p.message, p.changing = "Waiting for a quorum of the members", true
-		if len(p.ours) != size || len(p.pending()) > 0 {
-			p.scaling("%s", p.message)
+		if len(p.current) != size || len(p.pending()) > 0 {
+			p.reportScaling("%s", p.message)
 		}
 		return
 	}
@@ -38,73 +40,69 @@ func (p *planner) change(size int) {
 		return
 	}
 	if p.status.Starting != nil && p.readyVoters() < size {
-		p.scaling("Waiting for every member to be healthy")
+		p.reportScaling("Waiting for every member to be healthy")
 	}
 }
 
-// dropUnknown takes out of etcd's list whom no object knows: its object was taken away by force, nobody runs it any more.
+// dropUnknown removes a peer that has no EtcdMember from etcd's list, and returns whether there is one. Somebody deleted its object by
+// force, so no node runs it.
 func (p *planner) dropUnknown() bool {
-	if len(p.unknown) == 0 {
+	if len(p.unknownPeers) == 0 {
 		return false
 	}
-	u := p.unknown[0]
-	p.scaling("Removing %s, of which there is no EtcdMember any more", cmp.Or(u.Name, hexID(u.ID)))
+	u := p.unknownPeers[0]
+	p.reportScaling("Removing %s, which has no EtcdMember", cmp.Or(u.Name, etcd.HexID(u.ID)))
 	switch {
 	case u.Learner:
 		p.act(Action{Do: RemovePeer, Peer: u})
 	case p.readyVoters() >= quorum(p.votes()-1):
 		p.act(Action{Do: RemovePeer, Peer: u})
 	default:
-		p.scaling("%s; removing %s, of which there is no EtcdMember any more, would lose quorum; bring %s back", p.arithmetic(), u.Name, p.unhealthyNames())
+		p.reportScaling("%s; removing %s, which has no EtcdMember, would lose quorum; bring %s back", p.healthyVoters(), u.Name, p.unhealthyNames())
 	}
 	return true
 }
 
-// scaling says that something is under way.
-func (p *planner) scaling(message string, args ...any) {
+// reportScaling reports a change of members that is under way.
+func (p *planner) reportScaling(message string, args ...any) {
 	p.phase, p.reason, p.message = v1alpha1.EtcdClusterPhaseScaling, v1alpha1.ReasonEtcdScaling, fmt.Sprintf(message, args...)
 	p.changing = true
 }
 
-// nothingLeft: an identity was recorded and no member is there. No new cluster takes its place.
-func (p *planner) nothingLeft() bool {
-	if len(p.ours) > 0 {
-		return false
-	}
-	p.phase = v1alpha1.EtcdClusterPhaseFailed
-	p.missing = "No member of cluster " + p.status.ClusterID + " is left. " + p.restoreAdvice()
-	return true
+// failNoMembers reports that no member is left of a cluster that ran. The planner never starts a new cluster in its place.
+func (p *planner) failNoMembers() {
+	p.fail("No member of cluster " + p.status.ClusterID + " is left. " + p.restoreAdvice())
 }
 
-// restoreAdvice is what a person can do about lost data.
+// restoreAdvice tells a person how to restore the cluster.
 func (p *planner) restoreAdvice() string {
 	if s := p.newest(); s != nil {
-		return fmt.Sprintf("`ebb etcd restore %s --snapshot %s` begins again from the newest verified snapshot; keys written after it are lost.", p.called(), s.Name)
+		return fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are lost.", p.commandName(), s.Name)
 	}
-	return fmt.Sprintf("There is no verified snapshot; `ebb etcd restore %s --snapshot none` begins empty.", p.called())
+	return fmt.Sprintf("There is no verified snapshot; to start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
 }
 
-// called is the cluster on a command line.
-func (p *planner) called() string {
+// commandName returns the arguments that name the cluster on a command line.
+func (p *planner) commandName() string {
 	if p.Cluster.Namespace == "default" {
 		return p.Cluster.Name
 	}
 	return p.Cluster.Name + " -n " + p.Cluster.Namespace
 }
 
-// requireData notes of every voter that has joined that it must never begin anew.
+// requireData records of every voter that runs that it must never start without its data.
 func (p *planner) requireData() {
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if m.voter() && m.healthy() && m.is(v1alpha1.EtcdMemberRunning) && !m.Spec.DataRequired {
 			next := m.DeepCopy()
 			next.Spec.DataRequired = true
-			p.acts = append(p.acts, Action{Do: WishMember, Member: next})
+			p.acts = append(p.acts, Action{Do: SetDesired, Member: next})
 		}
 	}
 }
 
 func (p *planner) voters() []memberView {
-	return slices.DeleteFunc(slices.Clone(p.ours), func(m memberView) bool { return !m.voter() })
+	return slices.DeleteFunc(slices.Clone(p.current), func(m memberView) bool { return !m.voter() })
 }
 
 func (p *planner) readyVoters() int {
@@ -117,7 +115,7 @@ func (p *planner) readyVoters() int {
 	return n
 }
 
-// votes counts etcd's voters, those that no object knows included.
+// votes counts the voters in etcd's list, with those that have no EtcdMember.
 func (p *planner) votes() int {
 	n := 0
 	for _, peer := range p.View.Peers {
@@ -128,71 +126,72 @@ func (p *planner) votes() int {
 	return n
 }
 
-// finishChange goes on with the member that is on its way, and says whether there is one.
+// finishChange continues with the member that is being added or deleted, and returns whether there is one.
 func (p *planner) finishChange(size int) bool {
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if !m.voter() {
 			p.finishMember(m, size)
 			return true
 		}
 	}
 	if going := p.pending(); len(going) > 0 {
-		p.scaling("Member %s on %s is being deleted", going[0].Name, going[0].Spec.Node)
+		p.reportScaling("Deleting member %s on %s", going[0].Name, going[0].Spec.Node)
 		return true
 	}
 	return false
 }
 
-// finishMember goes on with a member that is no voter yet, or not any more.
+// finishMember continues with a member that is not a voter yet, or not any more.
 func (p *planner) finishMember(m memberView, size int) {
 	good := len(slices.DeleteFunc(p.voters(), p.leaving))
 	unwanted := good >= size && !p.spreads(m, size)
 	misplaced := p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
 	switch {
 	case !m.learner() && m.Spec.Begin != nil:
-		// It was in the list once: begin is written after it is. It is out of it for good.
-		p.wish(m, v1alpha1.EtcdMemberDelete)
-		p.scaling("Member %s on %s was removed; its data is being deleted", m.Name, m.Spec.Node)
+		// spec.begin is written after the member was listed. So etcd removed it, and it never comes back.
+		p.setDesired(m, v1alpha1.EtcdMemberDelete)
+		p.reportScaling("Deleting the data of member %s on %s, which was removed", m.Name, m.Spec.Node)
 	case unwanted || misplaced:
 		p.undo(m)
 	case !m.learner() && !m.is(v1alpha1.EtcdMemberReserved):
-		p.scaling("Adding member %s: waiting for node %s to reserve its ports%s", m.Name, m.Spec.Node, because(m.Status.Error))
+		p.reportScaling("Adding member %s: waiting for node %s to reserve its ports%s", m.Name, m.Spec.Node, because(m.Status.Error))
 	case !m.learner():
-		p.scaling("Adding member %s on %s as a learner", m.Name, m.Spec.Node)
+		p.reportScaling("Adding member %s on %s as a learner", m.Name, m.Spec.Node)
 		p.act(Action{Do: AddLearner, Member: m.EtcdMember})
 	case m.Spec.Begin == nil:
-		p.scaling("Adding member %s on %s: starting it", m.Name, m.Spec.Node)
-		p.wish(m, v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) {
+		p.reportScaling("Adding member %s on %s: starting it", m.Name, m.Spec.Node)
+		p.setDesired(m, v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) {
 			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: p.initialCluster(m), Existing: true, Token: p.token()}
 		})
 	case !m.healthy():
-		p.scaling("Adding member %s on %s: waiting for it to answer%s", m.Name, m.Spec.Node, because(m.Status.Error))
+		p.reportScaling("Adding member %s on %s: waiting for it to answer%s", m.Name, m.Spec.Node, because(m.Status.Error))
 	case p.readyVoters()+1 < quorum(p.votes()+1):
-		p.scaling("Adding member %s on %s: %d of %d voters healthy; it is promoted when a quorum is", m.Name, m.Spec.Node, p.readyVoters(), p.votes())
+		p.reportScaling("Adding member %s on %s: %d of %d voters healthy; waiting for a quorum before promoting it", m.Name, m.Spec.Node, p.readyVoters(), p.votes())
 	default:
-		p.scaling("Adding member %s on %s: it becomes a voter when it is in sync", m.Name, m.Spec.Node)
+		p.reportScaling("Adding member %s on %s: waiting for it to catch up before promoting it", m.Name, m.Spec.Node)
 		p.act(Action{Do: PromoteLearner, Member: m.EtcdMember, Peer: *m.peer})
 	}
 }
 
-// spreads says whether a member is there to take the place of one that shares its node.
+// spreads returns whether a member was added to replace one that shares its node.
 func (p *planner) spreads(m memberView, size int) bool {
 	voters := p.voters()
-	onNode, _ := p.crowds(voters)
+	onNode, _ := p.countByPlace(voters)
 	return len(voters) == size && onNode[m.Spec.Node] == 0 && slices.ContainsFunc(voters, func(v memberView) bool { return onNode[v.Spec.Node] > 1 })
 }
 
-// undo takes back a member that is no voter yet.
+// undo removes a member that is not a voter yet.
 func (p *planner) undo(m memberView) {
-	p.scaling("Member %s on %s is not needed any more", m.Name, m.Spec.Node)
+	p.reportScaling("Removing member %s on %s, which is not needed any more", m.Name, m.Spec.Node)
 	if m.learner() {
 		p.act(Action{Do: RemovePeer, Peer: *m.peer})
 		return
 	}
-	p.wish(m, v1alpha1.EtcdMemberDelete)
+	p.setDesired(m, v1alpha1.EtcdMemberDelete)
 }
 
-// initialCluster is every member as etcd takes it. Names of those that have not started yet are empty in etcd's list.
+// initialCluster returns all members in the form that etcd's configuration takes. In etcd's list, a member that has not started yet
+// has no name.
 func (p *planner) initialCluster(joining memberView) string {
 	var parts []string
 	for _, peer := range p.View.Peers {
@@ -208,7 +207,7 @@ func (p *planner) initialCluster(joining memberView) string {
 	return strings.Join(parts, ",")
 }
 
-// beginChange begins the next change of members, and says whether one is needed.
+// beginChange begins the next change of members, and returns whether there is one.
 func (p *planner) beginChange(size int) bool {
 	voters := p.voters()
 	staying := slices.DeleteFunc(slices.Clone(voters), p.leaving)
@@ -217,7 +216,7 @@ func (p *planner) beginChange(size int) bool {
 		p.grow(staying, size)
 	case p.votes() > size && len(voters) > 0:
 		p.shrink(voters, size)
-	case p.Slot == nil && p.readyVoters() == len(voters) && p.crowded(voters):
+	case p.Settled && p.readyVoters() == len(voters) && p.crowded(voters):
 		p.grow(staying, size)
 		p.message += ", so that no two share a node"
 	default:
@@ -226,22 +225,22 @@ func (p *planner) beginChange(size int) bool {
 	return true
 }
 
-// grow adds a member.
+// grow adds a member if a quorum is healthy and a node is schedulable.
 func (p *planner) grow(staying []memberView, size int) {
 	if p.readyVoters() < quorum(p.votes()) {
-		p.scaling("%s; no member is added before a quorum is", p.arithmetic())
+		p.reportScaling("%s; waiting for a quorum before adding a member", p.healthyVoters())
 		return
 	}
 	node, ok := p.place(staying, nil)
 	if !ok {
-		p.scaling("%d of %d members: no node may take another one; start or uncordon a node", len(staying), size)
+		p.reportScaling("%d of %d members: no node is schedulable for another one; start or uncordon a node", len(staying), size)
 		return
 	}
-	p.scaling("Adding a member on %s", node)
+	p.reportScaling("Adding a member on %s", node)
 	p.create(node)
 }
 
-// shrink removes a member.
+// shrink removes a voter if those that stay keep a quorum. Leadership moves first.
 func (p *planner) shrink(voters []memberView, size int) {
 	v := p.victim(voters)
 	after := p.readyVoters()
@@ -250,18 +249,18 @@ func (p *planner) shrink(voters []memberView, size int) {
 	}
 	switch {
 	case after < quorum(p.votes()-1):
-		p.scaling("%s; removing %s would lose quorum; start a node or bring %s back", p.arithmetic(), v.Name, p.unhealthyNames())
-	case v.leads() && p.heir(v) != nil:
-		p.scaling("Moving leadership from %s before it is removed", v.Name)
-		p.act(Action{Do: MoveLeader, Peer: *p.heir(v).peer})
+		p.reportScaling("%s; removing %s would lose quorum; start a node or bring %s back", p.healthyVoters(), v.Name, p.unhealthyNames())
+	case v.leads() && p.successor(v) != nil:
+		p.reportScaling("Moving leadership from %s before it is removed", v.Name)
+		p.act(Action{Do: MoveLeader, Peer: *p.successor(v).peer})
 	default:
-		p.scaling("Removing member %s on %s", v.Name, v.Spec.Node)
+		p.reportScaling("Removing member %s on %s", v.Name, v.Spec.Node)
 		p.act(Action{Do: RemovePeer, Peer: *v.peer})
 	}
 }
 
-// heir is the voter that takes over leadership.
-func (p *planner) heir(from memberView) *memberView {
+// successor returns a voter that can take over leadership; nil if there is none.
+func (p *planner) successor(from memberView) *memberView {
 	for _, m := range p.voters() {
 		if m.Name != from.Name && m.healthy() && !p.leaving(m) {
 			return &m
@@ -270,20 +269,20 @@ func (p *planner) heir(from memberView) *memberView {
 	return nil
 }
 
-// arithmetic is how many voters are healthy.
-func (p *planner) arithmetic() string {
+// healthyVoters formats how many voters are healthy.
+func (p *planner) healthyVoters() string {
 	return fmt.Sprintf("%d of %d voters healthy", p.readyVoters(), p.votes())
 }
 
-// unhealthyNames are the voters that do not answer.
+// unhealthyNames formats the names of the voters that are not healthy.
 func (p *planner) unhealthyNames() string {
 	var names []string
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if !m.healthy() && m.Status.ID != "" {
 			names = append(names, m.Name)
 		}
 	}
-	for _, u := range p.unknown {
+	for _, u := range p.unknownPeers {
 		names = append(names, u.Name)
 	}
 	if len(names) == 0 {

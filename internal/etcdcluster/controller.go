@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -33,26 +34,26 @@ import (
 )
 
 const (
-	// atOnce is how many clusters are looked at at the same time: a slow one holds up no other.
+	// atOnce is how many clusters are reconciled at a time, so that a slow one does not delay the others.
 	atOnce = 16
-	// maxSteps bounds the steps for one cluster before others get their turn.
+	// maxSteps bounds the plans for one cluster before others get their turn.
 	maxSteps = 8
 	// lookSoon is when to look again while something is under way, lookLater while nothing is.
 	lookSoon  = 200 * time.Millisecond
 	lookLater = 3 * time.Second
 	// lookRarely is when to look again at a cluster that is stopped.
 	lookRarely = 30 * time.Second
-	// tellEvery bounds how often numbers that change all the time are written.
-	tellEvery = 5 * time.Second
+	// numbersEvery is how often a status is written in which only sizes and lags changed.
+	numbersEvery = 5 * time.Second
 )
 
 // Controller is the coordinator's side of etcd clusters.
 type Controller struct {
 	// Leader is the node that it runs on.
 	Leader string
-	// Stands fails unless the coordinator's term does, read live.
-	Stands func(context.Context) error
-	// Files are what it shows to members.
+	// CheckTerm fails unless the coordinator's term still holds, read live.
+	CheckTerm func(context.Context) error
+	// Files are the certificate that it authenticates with to members.
 	Files peer.Files
 	// Metrics outlive terms.
 	Metrics *Metrics
@@ -64,22 +65,24 @@ type Controller struct {
 	client client.Client
 	live   client.Reader
 	record events.Recorder
-	etcd   *observer
+	etcd   *etcd.Client
 
-	mu    sync.Mutex
-	told  map[string]bool                    // events that were written
-	wrote map[types.NamespacedName]time.Time // when a status was last written
+	mu       sync.Mutex
+	settling fleet.Settling
+	emitted  map[string]bool                    // events that were written
+	wrote    map[types.NamespacedName]time.Time // when a status was last written
 }
 
 // SetupWithManager adds the controller to a term's manager.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "etcdclusters", Instance: c.Leader}
-	c.etcd = newObserver(c.Files)
-	c.told, c.wrote = map[string]bool{}, map[types.NamespacedName]time.Time{}
+	c.etcd = etcd.New(c.Files)
+	c.settling = fleet.Began(time.Now())
+	c.emitted, c.wrote = map[string]bool{}, map[types.NamespacedName]time.Time{}
 	end := manager.RunnableFunc(func(ctx context.Context) error {
 		<-ctx.Done()
-		c.etcd.close()
+		c.etcd.Close()
 		return nil
 	})
 	if err := mgr.Add(end); err != nil {
@@ -126,7 +129,7 @@ func (c *Controller) all(ctx context.Context, _ client.Object) []reconcile.Reque
 	return requests
 }
 
-// nodeDecides says whether an update of a Node changes anything that decisions rest on. Most only tell what the node counts.
+// nodeDecides returns whether an update of a Node changes anything that plans depend on. Most updates only publish counts.
 func nodeDecides(e event.UpdateEvent) bool {
 	a, ok := e.ObjectOld.(*v1alpha1.Node)
 	b, same := e.ObjectNew.(*v1alpha1.Node)
@@ -134,62 +137,62 @@ func nodeDecides(e event.UpdateEvent) bool {
 		a.IsReady() != b.IsReady() || !equality.Semantic.DeepEqual(a.Labels, b.Labels)
 }
 
-// Reconcile takes steps for one cluster until there is none to take.
+// Reconcile plans and acts for one cluster until nothing is left to do.
 func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	for range maxSteps {
 		w, err := c.gather(ctx, req.NamespacedName)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if err := c.sweep(ctx, w); err != nil {
-			return c.again(err)
+		if err := c.releaseOrphans(ctx, w); err != nil {
+			return c.retry(err)
 		}
 		if w.Cluster == nil {
 			return c.forget(w, req.NamespacedName)
 		}
 		next, err := c.followSchedule(ctx, &w)
 		if err != nil {
-			return c.again(err)
+			return c.retry(err)
 		}
 		d := Plan(w)
-		wrote, err := c.write(ctx, w, d.Status)
+		wrote, err := c.writeStatus(ctx, w, d.Status)
 		if err != nil {
-			return c.again(err)
+			return c.retry(err)
 		}
-		did, err := c.take(ctx, w, d.Actions)
-		c.Metrics.see(w, d)
+		did, err := c.takeActions(ctx, w, d.Actions)
+		c.Metrics.observe(w, d)
 		if err != nil {
-			return c.again(err)
+			return c.retry(err)
 		}
-		c.tell(ctx, w.Cluster, d.Notices)
+		c.emitEvents(ctx, w.Cluster, d.Notices)
 		if !did && !(wrote && deciding(w.Cluster.Status, d.Status)) {
-			return ctrl.Result{RequeueAfter: c.pause(d, next)}, nil
+			return ctrl.Result{RequeueAfter: c.requeueAfter(d, next)}, nil
 		}
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-// deciding says whether a status differs in what decisions rest on: then the next step may be due at once.
+// deciding returns whether a status differs in what decisions rest on: then the next step may be due at once.
 func deciding(was, is v1alpha1.EtcdClusterStatus) bool {
 	return was.Phase != is.Phase || was.Incarnation != is.Incarnation || was.NextMember != is.NextMember || was.ClusterID != is.ClusterID ||
 		!equality.Semantic.DeepEqual(was.Stop, is.Stop) || (was.Rest == nil) != (is.Rest == nil) || (was.Starting == nil) != (is.Starting == nil)
 }
 
-// again looks again soon after somebody else wrote first, or etcd was not ready.
-func (c *Controller) again(err error) (ctrl.Result, error) {
+// retry requeues after a conflicting write, or when etcd was not ready for a change.
+func (c *Controller) retry(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err):
 		return ctrl.Result{RequeueAfter: 5 * time.Millisecond}, nil
-	case errors.Is(err, ErrNotInSync):
+	case errors.Is(err, etcd.ErrNotInSync):
 		return ctrl.Result{RequeueAfter: lookSoon / 4}, nil
-	case errors.Is(err, ErrQuorum) || errors.Is(err, ErrNoAnswer):
-		c.Log.Info("a change of members waits", "reason", err)
+	case errors.Is(err, etcd.ErrQuorum) || errors.Is(err, etcd.ErrNoAnswer):
+		c.Log.Info("etcd cluster: postponing a change of members", "error", err)
 		return ctrl.Result{RequeueAfter: lookSoon}, nil
 	}
 	return ctrl.Result{}, err
 }
 
-func (c *Controller) pause(d Decision, next time.Time) time.Duration {
+func (c *Controller) requeueAfter(d Decision, next time.Time) time.Duration {
 	pause := lookLater
 	switch {
 	case d.Changing:
@@ -203,13 +206,23 @@ func (c *Controller) pause(d Decision, next time.Time) time.Duration {
 	return pause
 }
 
-// gather reads the objects live, and then asks etcd. A cluster that is not there is nil.
+// settled reports whether no drain has run for a while.
+func (c *Controller) settled(f fleet.Fleet) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	c.settling.Saw(f, now)
+	return c.settling.Settled(f, now)
+}
+
+// gather reads the objects live, and then asks etcd. World.Cluster is nil if there is no such cluster.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (World, error) {
 	w := World{Taken: map[string]bool{}, Load: map[string]int{}}
 	var err error
 	if w.Fleet, err = fleet.Read(ctx, c.client); err != nil {
 		return w, err
 	}
+	w.Settled = c.settled(w.Fleet)
 	cluster := &v1alpha1.EtcdCluster{}
 	if err := c.live.Get(ctx, key, cluster); err == nil {
 		w.Cluster = cluster
@@ -222,7 +235,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (Worl
 	if w.Cluster != nil {
 		stop := cluster.Status.Stop
 		hash := stop != nil && stop.OnStop == v1alpha1.EtcdRetain && stop.Step == v1alpha1.EtcdSealing && allSealed(w.Members)
-		if w.View, err = c.etcd.look(ctx, cluster, w.Members, hash); err != nil {
+		if w.View, err = c.etcd.Look(ctx, w.target(), hash); err != nil {
 			return w, err
 		}
 	}
@@ -236,7 +249,7 @@ func allSealed(members []*v1alpha1.EtcdMember) bool {
 	})
 }
 
-// readMembers reads the members and snapshots that carry the cluster's name. Those of a former cluster only take names.
+// readMembers reads the members and snapshots that carry the cluster's name. Names of those of a former cluster cannot be used again.
 func (c *Controller) readMembers(ctx context.Context, key types.NamespacedName, w *World) error {
 	mine := []client.ListOption{client.InNamespace(key.Namespace), client.MatchingLabels{v1alpha1.EtcdClusterLabel: key.Name}}
 	var members v1alpha1.EtcdMemberList
@@ -273,29 +286,30 @@ func (c *Controller) readMembers(ctx context.Context, key types.NamespacedName, 
 	return nil
 }
 
-// write writes the status if it changed, and says whether it did. Numbers that change all the time are written now and then.
-func (c *Controller) write(ctx context.Context, w World, status v1alpha1.EtcdClusterStatus) (bool, error) {
+// writeStatus writes the status if it changed, and returns whether it wrote. A status in which only sizes and lags changed is written
+// every numbersEvery.
+func (c *Controller) writeStatus(ctx context.Context, w World, status v1alpha1.EtcdClusterStatus) (bool, error) {
 	key := client.ObjectKeyFromObject(w.Cluster)
 	if equality.Semantic.DeepEqual(w.Cluster.Status, status) {
 		return false, nil
 	}
-	if equality.Semantic.DeepEqual(withoutNumbers(w.Cluster.Status), withoutNumbers(status)) && time.Since(c.lastWrite(key)) < tellEvery {
+	if equality.Semantic.DeepEqual(withoutNumbers(w.Cluster.Status), withoutNumbers(status)) && time.Since(c.lastWrite(key)) < numbersEvery {
 		return false, nil
 	}
 	step := statusStep(w.Cluster.Status, status)
-	c.at("before-etcd-" + step)
+	c.atStep("before-etcd-" + step)
 	next := w.Cluster.DeepCopy()
 	next.Status = status
 	if err := c.client.Status().Update(ctx, next); err != nil {
 		return false, err
 	}
-	c.at("after-etcd-" + step)
+	c.atStep("after-etcd-" + step)
 	w.Cluster.ResourceVersion = next.ResourceVersion
 	c.mu.Lock()
 	c.wrote[key] = time.Now()
 	c.mu.Unlock()
 	if step != "status" {
-		c.Log.Info("etcd cluster", "cluster", key.String(), "step", step, "phase", status.Phase, "message", progress(status))
+		c.Log.Info("etcd cluster: status written", "etcdcluster", key.String(), "step", step, "stage", stageWith(w.Cluster, status), "phase", status.Phase, "message", progress(status))
 	}
 	return true, nil
 }
@@ -313,7 +327,7 @@ func (c *Controller) lastWrite(key types.NamespacedName) time.Time {
 	return c.wrote[key]
 }
 
-// statusStep names what a write of the status decides.
+// statusStep names what a write of the status records, for logs and crash points.
 func statusStep(was, is v1alpha1.EtcdClusterStatus) string {
 	step := func(s *v1alpha1.EtcdStop) v1alpha1.EtcdStopStep {
 		if s == nil {
@@ -336,7 +350,7 @@ func statusStep(was, is v1alpha1.EtcdClusterStatus) string {
 	return "status"
 }
 
-// withoutNumbers leaves out what changes all the time.
+// withoutNumbers leaves out the sizes and lags of members, which change all the time.
 func withoutNumbers(s v1alpha1.EtcdClusterStatus) v1alpha1.EtcdClusterStatus {
 	s = *s.DeepCopy()
 	for i := range s.Members {
@@ -345,64 +359,64 @@ func withoutNumbers(s v1alpha1.EtcdClusterStatus) v1alpha1.EtcdClusterStatus {
 	return s
 }
 
-// take does what was decided, and says whether there was anything. The first that fails ends it: everything is decided anew.
-func (c *Controller) take(ctx context.Context, w World, acts []Action) (bool, error) {
+// takeActions takes the actions, and returns whether there were any. It stops at the first that fails: everything is planned anew.
+func (c *Controller) takeActions(ctx context.Context, w World, acts []Action) (bool, error) {
 	for _, a := range acts {
-		c.at("before-etcd-" + string(a.Do))
-		if err := c.do(ctx, w, a); err != nil {
+		c.atStep("before-etcd-" + string(a.Do))
+		if err := c.execute(ctx, w, a); err != nil {
 			return true, fmt.Errorf("etcd cluster %s/%s: %s: %w", w.Cluster.Namespace, w.Cluster.Name, a.Do, err)
 		}
-		c.at("after-etcd-" + string(a.Do))
+		c.atStep("after-etcd-" + string(a.Do))
 		c.logAction(w, a)
 	}
 	return len(acts) > 0, nil
 }
 
 func (c *Controller) logAction(w World, a Action) {
-	args := []any{"cluster", client.ObjectKeyFromObject(w.Cluster).String(), "action", a.Do}
+	args := []any{"etcdcluster", client.ObjectKeyFromObject(w.Cluster).String(), "action", a.Do}
 	if a.Member != nil {
-		args = append(args, "member", a.Member.Name, "on", a.Member.Spec.Node, "want", a.Member.Spec.Want)
+		args = append(args, "member", a.Member.Name, "node", a.Member.Spec.Node, "want", a.Member.Spec.Want)
 	}
 	if a.Snapshot != nil {
 		args = append(args, "snapshot", a.Snapshot.Name)
 	}
 	if a.Peer.ID != 0 {
-		args = append(args, "peer", a.Peer.Name, "id", hexID(a.Peer.ID))
+		args = append(args, "peer", a.Peer.Name, "id", etcd.HexID(a.Peer.ID))
 	}
-	c.Log.Info("etcd cluster", args...)
+	c.Log.Info("etcd cluster: action taken", args...)
 }
 
-func (c *Controller) do(ctx context.Context, w World, a Action) error {
+func (c *Controller) execute(ctx context.Context, w World, a Action) error {
 	switch a.Do {
 	case CreateMember:
 		return c.client.Create(ctx, a.Member)
-	case WishMember:
-		return c.wish(ctx, w, a.Member)
+	case SetDesired:
+		return c.setDesired(ctx, w, a.Member)
 	case ReleaseMember:
 		return c.releaseMember(ctx, a.Member)
 	case AddLearner:
-		if err := c.stillSo(ctx, w); err != nil {
+		if err := c.checkUnchanged(ctx, w); err != nil {
 			return err
 		}
-		return c.etcd.addLearner(ctx, w, a.Member)
+		return c.etcd.AddLearner(ctx, w.target(), a.Member)
 	case PromoteLearner:
-		if err := c.stillSo(ctx, w); err != nil {
+		if err := c.checkUnchanged(ctx, w); err != nil {
 			return err
 		}
-		return c.etcd.promote(ctx, w, a.Member)
+		return c.etcd.Promote(ctx, w.target(), a.Member)
 	case RemovePeer:
-		if err := c.stillSo(ctx, w); err != nil {
+		if err := c.checkUnchanged(ctx, w); err != nil {
 			return err
 		}
-		return c.etcd.remove(ctx, w, a.Peer)
+		return c.etcd.Remove(ctx, w.target(), a.Peer)
 	case MoveLeader:
-		return c.etcd.moveLeader(ctx, w, a.Peer)
+		return c.etcd.MoveLeader(ctx, w.target(), a.Peer)
 	case CreateSnapshot:
 		return c.client.Create(ctx, a.Snapshot)
 	case PlaceSnapshot:
 		return c.client.Update(ctx, a.Snapshot)
 	case DeleteSnapshot:
-		if err := c.stillSo(ctx, w); err != nil {
+		if err := c.checkUnchanged(ctx, w); err != nil {
 			return err
 		}
 		return client.IgnoreNotFound(c.client.Delete(ctx, a.Snapshot, client.Preconditions{UID: &a.Snapshot.UID, ResourceVersion: &a.Snapshot.ResourceVersion}))
@@ -416,7 +430,7 @@ func (c *Controller) do(ctx context.Context, w World, a Action) error {
 	return fmt.Errorf("unknown action %q", a.Do)
 }
 
-func (c *Controller) at(point string) {
+func (c *Controller) atStep(point string) {
 	if c.AtStep != nil {
 		c.AtStep(point)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
 	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
@@ -78,7 +79,7 @@ type memberTenant struct{ *drain.Look[Scene] }
 
 // Work implements drain.Tenant.
 func (t memberTenant) Work() drain.Work {
-	return drain.Work{Name: KindMembers, One: "etcd member", Many: "etcd members"}
+	return drain.Work{Name: host.KindMembers, One: "etcd member", Many: "etcd members"}
 }
 
 // Remaining implements drain.Tenant.
@@ -94,7 +95,7 @@ type dataTenant struct{ *drain.Look[Scene] }
 
 // Work implements drain.Tenant.
 func (t dataTenant) Work() drain.Work {
-	return drain.Work{Name: KindData, One: "only copy of etcd data", Many: "only copies of etcd data"}
+	return drain.Work{Name: host.KindData, One: "only copy of etcd data", Many: "only copies of etcd data"}
 }
 
 // Remaining implements drain.Tenant.
@@ -229,7 +230,7 @@ func (s Scene) DataOn(node string) drain.Remaining {
 		s.add(&left, nameIn(snap.Namespace, snap.Spec.Cluster), b)
 	}
 	for _, m := range s.Members {
-		if !Retained(m, node) || !s.Leases[node].Held() && !s.needs(m) {
+		if !host.Retained(m, node) || !s.Leases[node].Held() && !s.needs(m) {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name), Reason: BlockedCopy}
@@ -251,7 +252,7 @@ func (s Scene) onlyHere(snap *v1alpha1.EtcdSnapshot, node string) bool {
 	if snap.DeletionTimestamp != nil {
 		return false
 	}
-	if OnlyCopy(snap, node) {
+	if host.OnlyCopy(snap, node) {
 		return true
 	}
 	verified := snap.Verified()

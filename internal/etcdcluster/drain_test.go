@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // sceneOf is what a drain sees of a world, with the cluster's status as the planner writes it.
@@ -22,8 +23,8 @@ func retained(w *World) {
 	for _, m := range w.Members {
 		m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
 	}
-	w.View = View{}
-	w.Cluster.Status.Phase, w.Cluster.Status.Rest = v1alpha1.EtcdClusterPhaseStopped, &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdRetain}
+	w.View = etcd.View{}
+	w.Cluster.Status.Phase, w.Cluster.Status.Rest = v1alpha1.EtcdClusterPhaseStopped, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdRetain}
 	sized(0)(w)
 }
 
@@ -105,7 +106,7 @@ func TestRetainedDataOnADrainingNodeIsWokenForASnapshot(t *testing.T) {
 	}
 	w.Cluster.Status = d.Status
 	d = Plan(w)
-	if got := deeds(d); got != "wish-member demo-1 Seal, wish-member demo-2 Seal, wish-member demo-3 Seal" || d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
+	if got := deeds(d); got != "set-desired demo-1 Seal, set-desired demo-2 Seal, set-desired demo-3 Seal" || d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
 		t.Errorf("%s, phase %s", got, d.Status.Phase)
 	}
 	for _, kind := range []string{v1alpha1.EtcdReady, v1alpha1.EtcdProgressing} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
@@ -24,10 +25,10 @@ func Kind() kind.Kind {
 		Objects: []access.Object{
 			{Resource: "etcdclusters"},
 			{Resource: "etcdmembers", Coordinator: access.Both, Node: &access.NodeWrites{
-				Runtime: KindMembers, Bindings: []access.Binding{{Node: "spec.node", Epoch: "status.nodeEpoch"}},
+				Runtime: host.KindMembers, Bindings: []access.Binding{{Node: "spec.node", Epoch: "status.nodeEpoch"}},
 			}},
 			// Every node that keeps a copy of a snapshot writes so.
-			{Resource: "etcdsnapshots", Coordinator: access.Both, Node: &access.NodeWrites{Runtime: KindData, Entries: "status.copies"}},
+			{Resource: "etcdsnapshots", Coordinator: access.Both, Node: &access.NodeWrites{Runtime: host.KindData, Entries: "status.copies"}},
 		},
 		Tenants:   Tenants,
 		New:       func() kind.Part { return &part{} },
@@ -50,7 +51,7 @@ type part struct {
 func (p *part) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&p.dir, "etcd-dir", "", "directory in which members of etcd clusters keep their data, an absolute path (default: etcd in the node's directory)")
 	fs.StringVar(&p.snapshots, "etcd-snapshot-dir", "", "directory in which snapshots of etcd clusters are kept, an absolute path (default: etcd-snapshots in the node's directory)")
-	fs.StringVar(&p.ports, "etcd-ports", DefaultPorts, "ports for members of etcd clusters, two for each")
+	fs.StringVar(&p.ports, "etcd-ports", host.DefaultPorts, "ports for members of etcd clusters, two for each")
 }
 
 // Validate implements kind.Part.
@@ -61,7 +62,7 @@ func (p *part) Validate() error {
 	if p.snapshots != "" && !filepath.IsAbs(p.snapshots) {
 		return fmt.Errorf("--etcd-snapshot-dir %q: give an absolute path", p.snapshots)
 	}
-	if _, err := ParsePorts(p.ports); err != nil {
+	if _, err := host.ParsePorts(p.ports); err != nil {
 		return fmt.Errorf("--etcd-ports: %w", err)
 	}
 	return nil
@@ -69,7 +70,7 @@ func (p *part) Validate() error {
 
 // Host implements kind.Part.
 func (p *part) Host(env kind.Env) (kind.Hosted, error) {
-	ports, err := ParsePorts(p.ports)
+	ports, err := host.ParsePorts(p.ports)
 	if err != nil {
 		return kind.Hosted{}, err
 	}
@@ -81,9 +82,9 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 		snapshots = env.Dir.EtcdSnapshots()
 	}
 	p.files, p.metrics = env.Files, NewMetrics(env.Registry)
-	h, err := NewHost(HostOptions{
+	h, err := host.New(host.Options{
 		Node: env.Node, Gate: env.Gate, Exe: env.Exe, Dir: data, Snapshots: snapshots, Address: env.Host, Ports: ports, Files: env.Files,
-		Metrics: NewNodeMetrics(env.Registry, env.Node), Log: env.Log, MemberArgs: env.LogArgs, MemberLogLevel: env.LibraryLogLevel,
+		Metrics: host.NewMetrics(env.Registry, env.Node), Log: env.Log, MemberArgs: env.LogArgs, MemberLogLevel: env.LibraryLogLevel,
 	})
 	if err != nil {
 		return kind.Hosted{}, err
@@ -93,7 +94,7 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 
 // Setup implements kind.Part.
 func (p *part) Setup(t kind.Term) error {
-	c := &Controller{Leader: t.Leader, Stands: t.Stands, Files: p.files, Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep}
+	c := &Controller{Leader: t.Leader, CheckTerm: t.CheckTerm, Files: p.files, Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep}
 	return c.SetupWithManager(t.Manager)
 }
 

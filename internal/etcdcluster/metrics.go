@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Metrics of etcd clusters as the coordinator sees them. They outlive terms and go with the cluster.
+// Metrics are the coordinator's metrics of etcd clusters. They outlive terms. The series of a cluster are deleted with it.
 type Metrics struct {
 	stops, starts *prometheus.HistogramVec
 	failures      *prometheus.CounterVec
@@ -20,7 +20,7 @@ type Metrics struct {
 	known map[types.NamespacedName]figures
 }
 
-// figures are what was last seen of a cluster.
+// figures are the values of one cluster.
 type figures struct {
 	uid           types.UID
 	snapshotTaken float64 // seconds since 1970
@@ -29,7 +29,7 @@ type figures struct {
 	failed        map[string]bool // snapshots that failed and were counted
 }
 
-// NewMetrics makes the metrics of etcd clusters, registered with r.
+// NewMetrics makes the metrics of etcd clusters and registers them with r.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	labels := []string{"namespace", "cluster"}
 	buckets := []float64{.25, .5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300}
@@ -74,8 +74,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// see brings the metrics in line with a decision.
-func (m *Metrics) see(w World, d Decision) {
+// observe updates the metrics after a decision.
+func (m *Metrics) observe(w World, d Decision) {
 	if m == nil {
 		return
 	}
@@ -121,7 +121,7 @@ func stateOf(info v1alpha1.EtcdMemberInfo) string {
 	return string(info.Role)
 }
 
-// forget drops the series of a cluster that is gone.
+// forget deletes the series of a cluster.
 func (m *Metrics) forget(key types.NamespacedName) {
 	if m == nil {
 		return

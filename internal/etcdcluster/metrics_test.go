@@ -21,9 +21,9 @@ func TestMetricsFollowAClusterAndGoWithIt(t *testing.T) {
 	w.Snapshots = append(w.Snapshots, failed)
 	d := Plan(w)
 	d.Status.LastStop = &metav1.Duration{Duration: 3 * time.Second}
-	m.see(w, d)
+	m.observe(w, d)
 	w.Cluster.Status.LastStop = d.Status.LastStop
-	m.see(w, d) // what was counted is not counted again
+	m.observe(w, d) // what was counted is not counted again
 	want := `
 # HELP ebb_etcd_members Members by state: leader, voter, learner, unhealthy or other.
 # TYPE ebb_etcd_members gauge

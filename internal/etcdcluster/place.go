@@ -7,14 +7,14 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// place picks the node for a new member: the one with the fewest members of this cluster, in the zone with the fewest, one of
-// those preferred, and with the fewest members of any cluster. None if no node may get work.
+// place picks the node for a new member: the one with the fewest members of this cluster, then in the zone with the fewest, then one
+// of the preferred, then with the fewest members of any cluster. It picks none if no node is schedulable.
 func (w World) place(staying []memberView, preferred []string) (string, bool) {
 	nodes := w.SchedulableNodes()
 	if len(nodes) == 0 {
 		return "", false
 	}
-	onNode, inZone := w.crowds(staying)
+	onNode, inZone := w.countByPlace(staying)
 	rank := func(node string) int {
 		if slices.Contains(preferred, node) {
 			return 0
@@ -26,8 +26,8 @@ func (w World) place(staying []memberView, preferred []string) (string, bool) {
 	}), true
 }
 
-// crowds counts members by node and by zone. Nodes without a zone are each on their own.
-func (w World) crowds(members []memberView) (onNode, inZone map[string]int) {
+// countByPlace counts members by node and by zone. A node without a zone counts in no zone.
+func (w World) countByPlace(members []memberView) (onNode, inZone map[string]int) {
 	onNode, inZone = map[string]int{}, map[string]int{}
 	for _, m := range members {
 		onNode[m.Spec.Node]++
@@ -38,18 +38,18 @@ func (w World) crowds(members []memberView) (onNode, inZone map[string]int) {
 	return onNode, inZone
 }
 
-// crowded says whether two members share a node while another is free.
+// crowded returns whether two members share a node while a schedulable one has none.
 func (w World) crowded(members []memberView) bool {
-	onNode, _ := w.crowds(members)
+	onNode, _ := w.countByPlace(members)
 	double := slices.ContainsFunc(members, func(m memberView) bool { return onNode[m.Spec.Node] > 1 })
 	free := slices.ContainsFunc(w.SchedulableNodes(), func(node string) bool { return onNode[node] == 0 })
 	return double && free
 }
 
-// victim picks the voter to remove: one that has to leave, then one that is not healthy, then one on a node that takes no work, then
-// one that has company on its node or in its zone; of those rather not the leader, and rather the newest.
+// victim picks the voter to remove: one that has to leave, then one that is not healthy, then one on a node that is not schedulable,
+// then one that shares its node or its zone; of those rather not the leader, and rather the newest.
 func (w World) victim(voters []memberView) memberView {
-	onNode, inZone := w.crowds(voters)
+	onNode, inZone := w.countByPlace(voters)
 	yes := func(b bool) int {
 		if b {
 			return 1
@@ -69,7 +69,7 @@ func (w World) victim(voters []memberView) memberView {
 	})
 }
 
-// leaving says whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it.
+// leaving returns whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it.
 func (w World) leaving(m memberView) bool {
 	return w.Leaving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
 }

@@ -9,29 +9,29 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // Do is one kind of action.
 type Do string
 
-// The actions, by the names that tests know them under.
+// The actions. Logs and crash points name them so.
 const (
 	// CreateMember creates Action.Member.
 	CreateMember Do = "create-member"
-	// WishMember writes the spec of Action.Member.
-	WishMember Do = "wish-member"
-	// ReleaseMember lets the object Action.Member go: nothing of the member is left, or nobody is left to tell.
+	// SetDesired writes the spec of Action.Member: what its node should do.
+	SetDesired Do = "set-desired"
+	// ReleaseMember deletes the object Action.Member: its node deleted the data, or the node is gone.
 	ReleaseMember Do = "release-member"
 	// AddLearner adds Action.Member to etcd's list, as a learner.
 	AddLearner Do = "add-learner"
 	// PromoteLearner makes Action.Member a voter.
 	PromoteLearner Do = "promote-learner"
-	// RemovePeer takes Action.Peer out of etcd's list.
+	// RemovePeer removes Action.Peer from etcd's list.
 	RemovePeer Do = "remove-peer"
-	// MoveLeader hands leadership to Action.Peer.
+	// MoveLeader transfers leadership to Action.Peer.
 	MoveLeader Do = "move-leader"
 	// CreateSnapshot creates Action.Snapshot.
 	CreateSnapshot Do = "create-snapshot"
@@ -39,51 +39,54 @@ const (
 	PlaceSnapshot Do = "place-snapshot"
 	// DeleteSnapshot asks for the deletion of Action.Snapshot.
 	DeleteSnapshot Do = "delete-snapshot"
-	// ReleaseSnapshot lets the object Action.Snapshot go: its copies are gone.
+	// ReleaseSnapshot removes the finalizer of Action.Snapshot: its copies are deleted.
 	ReleaseSnapshot Do = "release-snapshot"
-	// HoldCluster writes the finalizer of the cluster.
+	// HoldCluster adds the finalizer of the cluster.
 	HoldCluster Do = "hold-cluster"
-	// ReleaseCluster lets the cluster go.
+	// ReleaseCluster removes the finalizer of the cluster.
 	ReleaseCluster Do = "release-cluster"
 )
 
-// Action is one thing to do, after the status was written.
+// Action is one thing to do after the status was written.
 type Action struct {
 	Do       Do
 	Member   *v1alpha1.EtcdMember
 	Snapshot *v1alpha1.EtcdSnapshot
-	Peer     Peer
+	Peer     etcd.Peer
 }
 
-// Notice is an event to be told once.
+// Notice is an event to emit once for each key.
 type Notice struct {
 	Warning     bool
 	Reason, Key string
 	Note        string
 }
 
-// Decision is what follows from a World: first the status is written, then the actions are taken in their order.
+// Decision is what follows from a World. The controller first writes the status, then takes the actions in their order.
 type Decision struct {
 	Status  v1alpha1.EtcdClusterStatus
 	Actions []Action
 	Notices []Notice
-	// Changing: something is under way, and etcd should be looked at soon.
+	// Transitions of the cluster's stage that Status makes, in their order.
+	Transitions []Transition
+	// Changing: something is under way, so look at etcd again soon.
 	Changing bool
 }
 
-// planner holds a decision while it is made.
+// planner is the state of one Plan.
 type planner struct {
 	World
 	status v1alpha1.EtcdClusterStatus
+	moves  []Transition
 	acts   []Action
 	events []Notice
 
-	ours    []memberView // of this incarnation and meant to be there
-	going   []memberView // told to delete their data
-	old     []memberView // of a former incarnation and not told to go yet
-	unknown []Peer       // that etcd lists and no object knows
+	current      []memberView // of the present incarnation, and not to be deleted
+	deleting     []memberView // their nodes should delete their data
+	former       []memberView // of a former incarnation, and not to be deleted yet
+	unknownPeers []etcd.Peer  // listed by etcd, and no EtcdMember has their peer URL
 
-	// what the conditions will say
+	// What the conditions will report.
 	phase      v1alpha1.EtcdClusterPhase
 	reason     string
 	message    string
@@ -93,23 +96,23 @@ type planner struct {
 	snapFailed string
 }
 
-// Plan decides what to do next about a cluster. It is level-triggered: what it decides depends on the world alone, and what it decided
-// before and was not done is decided again.
+// Plan decides what to do next about a cluster. It is level-triggered: the decision depends on the world alone, and what was decided
+// before and not done is decided again. It changes nothing in the world.
 func Plan(w World) Decision {
 	p := newPlanner(w)
-	switch {
-	case !w.Cluster.DeletionTimestamp.IsZero():
+	switch p.stage() {
+	case StageDeleting:
 		p.remove()
-	case !controllerutil.ContainsFinalizer(w.Cluster, v1alpha1.EtcdClusterFinalizer):
+	case StageNew:
 		p.act(Action{Do: HoldCluster})
 		return Decision{Status: w.Cluster.Status, Actions: p.acts, Changing: true}
 	default:
 		p.drive()
 	}
-	p.tidyMembers()
-	p.tidySnapshots()
+	p.releaseMembers()
+	p.keepSnapshots()
 	p.fillStatus()
-	return Decision{Status: p.status, Actions: p.acts, Notices: p.events, Changing: p.changing}
+	return Decision{Status: p.status, Transitions: p.moves, Actions: p.acts, Notices: p.events, Changing: p.changing}
 }
 
 func newPlanner(w World) *planner {
@@ -118,60 +121,68 @@ func newPlanner(w World) *planner {
 	return p
 }
 
-// sortMembers says of every member what it is to the present incarnation.
+// sortMembers sorts members by what they are to the present incarnation.
 func (p *planner) sortMembers() {
-	p.ours, p.going, p.old, p.unknown = nil, nil, nil, nil
+	p.current, p.deleting, p.former, p.unknownPeers = nil, nil, nil, nil
 	known := map[string]bool{}
 	for _, m := range p.Members {
 		j := p.join(m)
 		known[m.Status.PeerURL] = true
 		switch {
 		case m.Spec.Want == v1alpha1.EtcdMemberDelete:
-			p.going = append(p.going, j)
+			p.deleting = append(p.deleting, j)
 		case m.Spec.Incarnation < p.status.Incarnation:
-			p.old = append(p.old, j)
+			p.former = append(p.former, j)
 		default:
-			p.ours = append(p.ours, j)
+			p.current = append(p.current, j)
 		}
 	}
-	for _, list := range [][]memberView{p.ours, p.going, p.old} {
+	for _, list := range [][]memberView{p.current, p.deleting, p.former} {
 		slices.SortFunc(list, func(a, b memberView) int {
 			return cmp.Or(numberOf(a.EtcdMember)-numberOf(b.EtcdMember), cmp.Compare(a.Name, b.Name))
 		})
 	}
 	for _, peer := range p.View.Peers {
 		if !known[peer.PeerURL] {
-			p.unknown = append(p.unknown, peer)
+			p.unknownPeers = append(p.unknownPeers, peer)
 		}
 	}
 }
 
-// drive goes on with what is under way, or begins what the spec asks for.
+// drive continues what is under way, or begins what the spec asks for.
 func (p *planner) drive() {
 	p.restoreIfAsked()
 	size := p.Cluster.Size()
-	switch {
-	case p.status.Stop != nil:
-		p.goOnStopping(size)
+	switch stage := p.stage(); {
+	case stage == StageReleasing:
+		p.reportStopping("Stopping cluster")
+		p.endMembers()
+	case stage == StageStopping || stage == StageEvacuating:
+		p.reportStopping("Stopping cluster")
+		p.continueStop(stage, size)
+	case stage == StageRunning && size == 0:
+		p.stop()
+	case stage == StageRunning:
+		p.adjustMembers(size)
+	case stage == StageStarting && size == 0:
+		p.cancelStart()
+	case stage == StageStarting:
+		p.continueStart()
 	case size == 0:
-		p.beStopped()
-	case !p.established():
-		p.start()
+		p.reportStopped()
+		p.evacuateRetainedData()
 	default:
-		p.change(size)
+		p.start()
 	}
 }
-
-// established says whether the present incarnation has run: from then on its members are the only ones that have its newest keys.
-func (p *planner) established() bool { return p.status.ClusterID != "" && p.status.Rest == nil }
 
 func (p *planner) act(a Action) {
 	p.acts = append(p.acts, a)
 	p.changing = true
 }
 
-// wish tells a member to be something else.
-func (p *planner) wish(m memberView, want v1alpha1.EtcdMemberWish, change ...func(*v1alpha1.EtcdMemberSpec)) {
+// setDesired writes what a member's node should do, if that changes.
+func (p *planner) setDesired(m memberView, want v1alpha1.EtcdMemberWish, change ...func(*v1alpha1.EtcdMemberSpec)) {
 	next := m.DeepCopy()
 	next.Spec.Want = want
 	for _, c := range change {
@@ -180,10 +191,10 @@ func (p *planner) wish(m memberView, want v1alpha1.EtcdMemberWish, change ...fun
 	if next.Spec.Want == m.Spec.Want && next.Spec.DataRequired == m.Spec.DataRequired && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
 		return
 	}
-	p.act(Action{Do: WishMember, Member: next})
+	p.act(Action{Do: SetDesired, Member: next})
 }
 
-// create makes the object of a new member; its number is written down first.
+// create creates the object of a new member. The status records its number first, so that no number is used twice.
 func (p *planner) create(node string) {
 	taken := map[string]bool{}
 	for _, m := range p.Members {
@@ -214,14 +225,14 @@ func (p *planner) create(node string) {
 
 func (p *planner) memberName(n int64) string { return fmt.Sprintf("%s-%d", p.Cluster.Name, n) }
 
-// token sets an incarnation of a cluster apart from all others.
+// token is different for every incarnation of every cluster, so that members of two of them never join each other.
 func (p *planner) token() string {
 	return fmt.Sprintf("%s-%d", p.Cluster.UID, p.status.Incarnation)
 }
 
 func orTrue(b *bool) bool { return b == nil || *b }
 
-// numberOf is the number at the end of a member's name.
+// numberOf returns the number at the end of a member's name.
 func numberOf(m *v1alpha1.EtcdMember) int {
 	n, err := strconv.Atoi(m.Name[strings.LastIndex(m.Name, "-")+1:])
 	if err != nil {
@@ -230,10 +241,11 @@ func numberOf(m *v1alpha1.EtcdMember) int {
 	return n
 }
 
-// tidyMembers deletes what is left of members that are not wanted any more.
-func (p *planner) tidyMembers() {
+// releaseMembers deletes the objects of members whose data is deleted, lists the data that absent nodes still have, and ends members
+// of former incarnations.
+func (p *planner) releaseMembers() {
 	var absent []v1alpha1.EtcdAbsentData
-	for _, m := range p.going {
+	for _, m := range p.deleting {
 		switch {
 		case m.is(v1alpha1.EtcdMemberDeleted) || p.Nodes[m.Spec.Node] == nil && !p.Live(m.Spec.Node):
 			p.act(Action{Do: ReleaseMember, Member: m.EtcdMember})
@@ -244,31 +256,31 @@ func (p *planner) tidyMembers() {
 		}
 	}
 	p.status.AbsentData = absent
-	for _, m := range p.old {
-		if p.established() || p.status.Stop != nil || m.Spec.Begin == nil {
-			p.wish(m, v1alpha1.EtcdMemberDelete)
+	for _, m := range p.former {
+		if p.hasRun() || m.Spec.Begin == nil {
+			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		} else {
-			// What the new incarnation begins from may turn out to be bad: nothing is deleted before it runs.
-			p.wish(m, v1alpha1.EtcdMemberStop)
+			// The new incarnation may fail to start from its snapshot: the old data is deleted only once it runs.
+			p.setDesired(m, v1alpha1.EtcdMemberStop)
 		}
 	}
 }
 
-// pending are members that are going and whose nodes can still say so.
+// pending returns the members that their nodes are deleting.
 func (p *planner) pending() []memberView {
-	return slices.DeleteFunc(slices.Clone(p.going), func(m memberView) bool {
+	return slices.DeleteFunc(slices.Clone(p.deleting), func(m memberView) bool {
 		return m.is(v1alpha1.EtcdMemberDeleted) || !p.Live(m.Spec.Node)
 	})
 }
 
-// remove takes a cluster away with all it has: someone asked for exactly that.
+// remove deletes a cluster with its data and its snapshots, because somebody deleted the object.
 func (p *planner) remove() {
 	p.phase, p.reason, p.message = p.status.Phase, v1alpha1.ReasonEtcdStopping, "Deleting cluster"
 	p.changing = true
-	for _, m := range append(p.ours, p.old...) {
-		p.wish(m, v1alpha1.EtcdMemberDelete)
+	for _, m := range append(p.current, p.former...) {
+		p.setDesired(m, v1alpha1.EtcdMemberDelete)
 	}
-	p.ours, p.old = nil, nil
+	p.current, p.former = nil, nil
 	left := false
 	for _, m := range p.Members {
 		left = left || m.Spec.Want != v1alpha1.EtcdMemberDelete || p.Live(m.Spec.Node) && !reached(m, v1alpha1.EtcdMemberDeleted)

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
@@ -27,7 +28,7 @@ type worldChange func(*World)
 func runningWorld(members int, change ...worldChange) World {
 	size := int32(members)
 	w := World{
-		Now: noon, Fleet: fleet.New(), Load: map[string]int{},
+		Now: noon, Fleet: fleet.New(), Settled: true, Load: map[string]int{},
 		Cluster: &v1alpha1.EtcdCluster{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "12345678-90", Generation: 4, Finalizers: []string{v1alpha1.EtcdClusterFinalizer}},
 			Spec: v1alpha1.EtcdClusterSpec{
@@ -36,7 +37,7 @@ func runningWorld(members int, change ...worldChange) World {
 			},
 			Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseRunning, ClusterID: "c1", Incarnation: 1, NextMember: int64(size) + 1},
 		},
-		View: View{Listed: true, Via: "demo-1", Revision: 7, Health: map[string]Health{}},
+		View: etcd.View{Listed: true, Via: "demo-1", Revision: 7, Health: map[string]etcd.Health{}},
 	}
 	for i := range members + 1 {
 		addNode(&w, fmt.Sprintf("n%d", i+1))
@@ -70,8 +71,8 @@ func addMember(w *World, number int, node string) *v1alpha1.EtcdMember {
 	}
 	w.Members = append(w.Members, m)
 	id := uint64(0xa0 + number)
-	w.View.Peers = append(w.View.Peers, Peer{ID: id, Name: name, PeerURL: m.Status.PeerURL})
-	w.View.Health[name] = Health{Answered: true, ID: id, ClusterID: 0xc1, Leader: 0xa1, Revision: 7}
+	w.View.Peers = append(w.View.Peers, etcd.Peer{ID: id, Name: name, PeerURL: m.Status.PeerURL})
+	w.View.Health[name] = etcd.Health{Answered: true, ID: id, ClusterID: 0xc1, Leader: 0xa1, Revision: 7}
 	w.Load[node]++
 	return m
 }
@@ -81,14 +82,14 @@ func sized(n int32) worldChange { return func(w *World) { w.Cluster.Spec.Size = 
 func unhealthy(members ...string) worldChange {
 	return func(w *World) {
 		for _, name := range members {
-			w.View.Health[name] = Health{Error: "does not answer"}
+			w.View.Health[name] = etcd.Health{Error: "does not answer"}
 		}
 	}
 }
 
 func drains(node string) worldChange {
 	return func(w *World) {
-		w.Slot = &v1alpha1.ActiveDrain{Node: node}
+		w.Slot, w.Settled = &v1alpha1.ActiveDrain{Node: node}, false
 		w.Nodes[node].Status.Liveness = v1alpha1.Draining
 	}
 }
@@ -99,7 +100,7 @@ func gone(node string, since time.Duration) worldChange {
 		w.Nodes[node].Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionUnknown, LastTransitionTime: metav1.NewTime(noon.Add(-since))}}
 		for _, m := range w.Members {
 			if m.Spec.Node == node {
-				w.View.Health[m.Name] = Health{Error: "does not answer"}
+				w.View.Health[m.Name] = etcd.Health{Error: "does not answer"}
 			}
 		}
 	}
@@ -138,7 +139,7 @@ func deeds(d Decision) string {
 		switch {
 		case a.Do == CreateMember:
 			text += " " + a.Member.Name + " on " + a.Member.Spec.Node
-		case a.Do == WishMember:
+		case a.Do == SetDesired:
 			text += " " + a.Member.Name + " " + string(a.Member.Spec.Want)
 		case a.Member != nil:
 			text += " " + a.Member.Name
@@ -171,7 +172,7 @@ func TestWhatIsDoneNext(t *testing.T) {
 		{"a member is added where there is none", runningWorld(3, sized(4)), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
 		{"in another zone first", runningWorld(3, sized(4), func(w *World) { addNode(w, "n5") }, zoned("a", "b", "c", "a", "d")), "create-member demo-4 on n5", "Scaling", "Adding a member on n5"},
 		{"two share a node only if they must", runningWorld(3, sized(5), cordoned("n4")), "create-member demo-4 on n1", "Scaling", "Adding a member on n1"},
-		{"not before a quorum is healthy", runningWorld(3, sized(4), unhealthy("demo-2", "demo-3")), "", "Scaling", "1 of 3 voters healthy; no member is added before a quorum is"},
+		{"not before a quorum is healthy", runningWorld(3, sized(4), unhealthy("demo-2", "demo-3")), "", "Scaling", "1 of 3 voters healthy; waiting for a quorum before adding a member"},
 		{"the newest leaves, not the leader", runningWorld(3, sized(2)), "remove-peer demo-3", "Scaling", "Removing member demo-3 on n3"},
 		{"the unhealthy one leaves first", runningWorld(3, sized(2), unhealthy("demo-2")), "remove-peer demo-2", "Scaling", "Removing member demo-2 on n2"},
 		{"one on a cordoned node leaves before others", runningWorld(3, sized(2), cordoned("n2")), "remove-peer demo-2", "Scaling", "Removing member demo-2 on n2"},
@@ -182,7 +183,7 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"2 of 4 voters healthy; removing demo-1 would lose quorum; start a node or bring demo-3 and demo-4 back",
 		},
 		{"a drained node's member is replaced first", runningWorld(3, drains("n2")), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
-		{"with nowhere to go it says so", runningWorld(1, drains("n1"), cordoned("n2")), "", "Scaling", "0 of 1 members: no node may take another one; start or uncordon a node"},
+		{"with nowhere to go it says so", runningWorld(1, drains("n1"), cordoned("n2")), "", "Scaling", "0 of 1 members: no node is schedulable for another one; start or uncordon a node"},
 		{"a node that is gone is waited for", runningWorld(3, gone("n3", time.Minute)), "", "Running", "Cluster is running"},
 		{"and its member is replaced after a while", runningWorld(3, gone("n3", 6*time.Minute)), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
 		{
@@ -194,28 +195,29 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"members that share a node move apart", runningWorld(3, func(w *World) { w.Members[1].Spec.Node = "n1" }), "create-member demo-4 on n4", "Scaling",
 			"Adding a member on n4, so that no two share a node",
 		},
+		{"but not shortly after a drain", runningWorld(3, func(w *World) { w.Members[1].Spec.Node, w.Settled = "n1", false }), "", "Running", "Cluster is running"},
 		{"a stop is written down before anything else", runningWorld(3, sized(0)), "", "Scaling", "Stopping cluster"},
-		{"a stop waits for a quorum", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3")), "", "Scaling", "The stop waits for a quorum: what is kept must have every key"},
+		{"a stop waits for a quorum", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3")), "", "Scaling", "Waiting for a quorum before stopping, so that every key is kept"},
 		{
 			"unless nothing is to be kept", runningWorld(3, sized(0), unhealthy("demo-2", "demo-3"), onStop(v1alpha1.EtcdDelete)),
-			"wish-member demo-1 Delete, wish-member demo-2 Delete, wish-member demo-3 Delete", "Scaling", "Stopping cluster: ending its processes",
+			"set-desired demo-1 Delete, set-desired demo-2 Delete, set-desired demo-3 Delete", "Scaling", "Stopping cluster: waiting for its processes to end",
 		},
 		{"a moment without a leader is no failure", runningWorld(3, noQuorum, func(w *World) { w.Cluster.Status.Conditions = nil }), "", "Running", "Waiting for a quorum of the members"},
-		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty."},
+		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, etcd.View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot; to start empty run `ebb etcd restore demo --snapshot none`."},
 		{
 			"a quorum that is lost is told with the remedy", runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum), "", "Failed",
-			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: There is no verified snapshot; `ebb etcd restore demo --snapshot none` begins empty.",
+			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: There is no verified snapshot; to start empty run `ebb etcd restore demo --snapshot none`.",
 		},
 		{
 			"a peer that no object knows is removed", runningWorld(3, func(w *World) {
-				w.View.Peers = append(w.View.Peers, Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
-			}), "remove-peer stranger", "Scaling", "Removing stranger, of which there is no EtcdMember any more",
+				w.View.Peers = append(w.View.Peers, etcd.Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
+			}), "remove-peer stranger", "Scaling", "Removing stranger, which has no EtcdMember",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := c.world.Cluster.DeepCopy()
 			if c.name == "a quorum that is lost is told with the remedy" {
-				c.world.View.Health["demo-1"] = Health{Answered: true, ID: 0xa1}
+				c.world.View.Health["demo-1"] = etcd.Health{Answered: true, ID: 0xa1}
 			}
 			d := Plan(c.world)
 			if got := deeds(d); got != c.deeds {
@@ -232,7 +234,7 @@ func TestWhatIsDoneNext(t *testing.T) {
 }
 
 func TestAClusterCreatedWithSizeZeroIsStoppedAtOnce(t *testing.T) {
-	w := runningWorld(0, func(w *World) { w.Cluster.Status = v1alpha1.EtcdClusterStatus{}; w.View = View{} })
+	w := runningWorld(0, func(w *World) { w.Cluster.Status = v1alpha1.EtcdClusterStatus{}; w.View = etcd.View{} })
 	d := Plan(w)
 	if d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped || len(d.Notices) != 0 || d.Status.Members == nil || len(d.Actions) != 0 {
 		t.Errorf("%+v", d)
@@ -247,9 +249,9 @@ func TestAClusterCreatedWithSizeZeroIsStoppedAtOnce(t *testing.T) {
 
 func TestARestartSaysSoOnce(t *testing.T) {
 	w := runningWorld(0, sized(3), func(w *World) {
-		w.View = View{}
+		w.View = etcd.View{}
 		w.Cluster.Status = v1alpha1.EtcdClusterStatus{
-			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, Rest: &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete},
+			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, Rest: &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete},
 		}
 	})
 	keys := map[string]bool{}
@@ -295,8 +297,8 @@ func TestASnapshotIsTakenAgainUnderTheSealWhenTheRevisionMoved(t *testing.T) {
 		failed   bool
 	}{
 		{"leases ended", 9, 1, "create-snapshot demo-12345678-4-2", false},
-		{"the store is full", 7, 1, "wish-member demo-1 Run, wish-member demo-2 Run, wish-member demo-3 Run", true},
-		{"something goes on writing", 9, 30, "wish-member demo-1 Run, wish-member demo-2 Run, wish-member demo-3 Run", true},
+		{"the store is full", 7, 1, "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run", true},
+		{"something goes on writing", 9, 30, "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			name := fmt.Sprintf("demo-12345678-4-%d", c.attempt)
@@ -432,16 +434,16 @@ func checkStep(t *rapid.T, w World, d Decision) {
 			if !w.Schedulable(a.Member.Spec.Node) {
 				t.Fatalf("a member is added on %s, which takes no work", a.Member.Spec.Node)
 			}
-		case a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete:
+		case a.Do == SetDesired && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete:
 			released := d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdReleased
-			listed := slices.ContainsFunc(w.View.Peers, func(p Peer) bool { return p.PeerURL == a.Member.Status.PeerURL })
+			listed := slices.ContainsFunc(w.View.Peers, func(p etcd.Peer) bool { return p.PeerURL == a.Member.Status.PeerURL })
 			if !released && listed {
 				t.Fatalf("%s is deleted and etcd has it", a.Member.Name)
 			}
 			if released && d.Status.Stop.OnStop != v1alpha1.EtcdDelete {
 				t.Fatalf("%s is deleted in the same step as it is released", a.Member.Name)
 			}
-		case a.Do == WishMember && a.Member.Spec.Begin != nil && !a.Member.Spec.Begin.Existing && a.Member.Spec.Begin.Token != "":
+		case a.Do == SetDesired && a.Member.Spec.Begin != nil && !a.Member.Spec.Begin.Existing && a.Member.Spec.Begin.Token != "":
 			t.Fatalf("%s begins a cluster where there is one", a.Member.Name)
 		}
 	}

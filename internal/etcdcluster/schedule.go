@@ -10,20 +10,20 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// longest is how far back missed times are looked for.
-const longest = 400 * 24 * time.Hour
+// maxLookback is how far back missed times are looked for.
+const maxLookback = 400 * 24 * time.Hour
 
 // Scheduled is what a schedule asks for.
 type Scheduled struct {
 	// Size to scale to, or nil to leave it as it is.
 	Size *int32
-	// UpTo is up to when the schedule has been followed then.
+	// UpTo is the time up to which the schedule is followed once Size is set.
 	UpTo time.Time
-	// Next is when it asks for something again; zero for never.
+	// Next is when the schedule asks for something again; zero for never.
 	Next time.Time
 }
 
-// Due says what a cluster's schedule asks for. Times that were missed are caught up once: the latest of them counts.
+// Due returns what a cluster's schedule asks for now. Of times that were missed, only the latest counts.
 func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 	s := c.Spec.Schedule
 	now = now.Truncate(time.Second)
@@ -38,12 +38,12 @@ func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 	due := Scheduled{UpTo: now, Next: soonest(next(stop, now), next(start, now))}
 	from := c.Status.Scheduled
 	if from == nil {
-		return due, nil // it begins to count now
+		return due, nil // a new schedule has missed nothing
 	}
 	due.UpTo = from.Time
 	since := from.Time
-	if now.Sub(since) > longest {
-		since = now.Add(-longest)
+	if now.Sub(since) > maxLookback {
+		since = now.Add(-maxLookback)
 	}
 	stopped, started := latest(stop, since, now), latest(start, since, now)
 	switch {
@@ -98,7 +98,7 @@ func soonest(a, b time.Time) time.Time {
 	return a
 }
 
-// latest is the last time of a schedule after since and not after now.
+// latest returns the last time of a schedule after since and not after now; zero if there is none.
 func latest(s cron.Schedule, since, now time.Time) time.Time {
 	var last time.Time
 	for at := next(s, since); !at.IsZero() && !at.After(now); at = s.Next(at) {

@@ -38,7 +38,7 @@ func TestWhatAScheduleAsksFor(t *testing.T) {
 				ec.Status.Scheduled = newTime(at(c.from))
 			}
 			if c.rest > 0 {
-				ec.Status.Rest = &v1alpha1.EtcdRest{Size: c.rest}
+				ec.Status.Rest = &v1alpha1.EtcdStoppedState{Size: c.rest}
 			}
 			due, err := Due(ec, at(c.now))
 			if err != nil {

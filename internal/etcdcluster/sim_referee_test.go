@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 // referee looks at what the planner writes down.
@@ -35,6 +36,20 @@ func (s *sim) referee(w World, d Decision) {
 	}
 }
 
+// refereeStages: the stage changes as it is drawn, from the one that was read to the one that is written.
+func (s *sim) refereeStages(w World, d Decision) {
+	at := StageOf(w.Cluster)
+	for _, t := range d.Transitions {
+		if t.From != at || !t.Legal() {
+			s.breach("from stage %s it goes from %s to %s", at, t.From, t.To)
+		}
+		at = t.To
+	}
+	if is := stageWith(w.Cluster, d.Status); is != at {
+		s.breach("stage %s is written as %s", at, is)
+	}
+}
+
 // refereeRelease: what is kept has every acknowledged write.
 func (s *sim) refereeRelease(is v1alpha1.EtcdClusterStatus) {
 	if is.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete {
@@ -62,7 +77,7 @@ func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 		}
 		used[other.Spec.Node] = true
 		r := s.raftOf()
-		voter := r != nil && slices.ContainsFunc(r.peers, func(p Peer) bool { return p.PeerURL == other.Status.PeerURL && !p.Learner })
+		voter := r != nil && slices.ContainsFunc(r.peers, func(p etcd.Peer) bool { return p.PeerURL == other.Status.PeerURL && !p.Learner })
 		if !voter && r != nil {
 			changing++
 		}
@@ -96,7 +111,7 @@ func (s *sim) refereeBegin(m *v1alpha1.EtcdMember) {
 // refereeDelete: data goes only when it was released, or etcd has done without it.
 func (s *sim) refereeDelete(m *v1alpha1.EtcdMember) {
 	d, st := s.data[m.Name], s.cluster.Status
-	if d == nil || !d.raft.has(d.id) || hexID(d.raft.id) != st.ClusterID {
+	if d == nil || !d.raft.has(d.id) || etcd.HexID(d.raft.id) != st.ClusterID {
 		return
 	}
 	if st.Stop == nil || st.Stop.Step != v1alpha1.EtcdReleased {

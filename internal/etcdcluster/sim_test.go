@@ -88,12 +88,12 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 			if d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdSealing && len(w.Members) > 0 && w.Members[0].Spec.Want == v1alpha1.EtcdMemberSeal {
 				next := w.Members[0].DeepCopy()
 				next.Spec.Want = v1alpha1.EtcdMemberDelete
-				d.Actions = append(d.Actions, Action{Do: WishMember, Member: next})
+				d.Actions = append(d.Actions, Action{Do: SetDesired, Member: next})
 			}
 		}}, "before it was released"},
 		{"a cluster that had keys begins empty", mutants{decision: func(_ World, d *Decision) {
 			for _, a := range d.Actions {
-				if a.Do == WishMember && a.Member.Spec.Begin != nil {
+				if a.Do == SetDesired && a.Member.Spec.Begin != nil {
 					a.Member.Spec.Begin.Snapshot = ""
 				}
 			}

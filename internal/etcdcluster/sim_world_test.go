@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/simtest"
@@ -32,7 +33,7 @@ type simNode struct {
 // simRaft is an etcd cluster as it really is: its members, and how many writes it acknowledged.
 type simRaft struct {
 	id       uint64
-	peers    []Peer
+	peers    []etcd.Peer
 	revision int64
 	acked    map[int64]bool
 	removed  map[uint64]bool
@@ -142,7 +143,7 @@ func (s *sim) scale(size int32) {
 // world is what the coordinator reads.
 func (s *sim) world() World {
 	w := World{
-		Now: s.now, Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Load: map[string]int{},
+		Now: s.now, Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Settled: true, Load: map[string]int{},
 	}
 	for _, n := range s.nodes {
 		object := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
@@ -150,7 +151,7 @@ func (s *sim) world() World {
 		ready, rec := metav1.ConditionTrue, lease.Record{Node: n.name, Holder: n.name, Epoch: 1}
 		if n.draining {
 			object.Status.Liveness = v1alpha1.Draining
-			w.Slot = &v1alpha1.ActiveDrain{Node: n.name}
+			w.Slot, w.Settled = &v1alpha1.ActiveDrain{Node: n.name}, false
 		}
 		if !n.up {
 			ready, rec.Holder, rec.Fenced = metav1.ConditionFalse, "", 1
@@ -170,14 +171,14 @@ func (s *sim) world() World {
 }
 
 // view is what etcd says.
-func (s *sim) view() View {
-	v := View{Health: map[string]Health{}}
+func (s *sim) view() etcd.View {
+	v := etcd.View{Health: map[string]etcd.Health{}}
 	for _, name := range slices.Sorted(maps.Keys(s.data)) {
 		d, m := s.data[name], s.members[name]
 		if m == nil || !d.running || m.Spec.Incarnation != s.cluster.Status.Incarnation {
 			continue
 		}
-		h := Health{Answered: true, ID: d.id, ClusterID: d.raft.id, Revision: d.applied}
+		h := etcd.Health{Answered: true, ID: d.id, ClusterID: d.raft.id, Revision: d.applied}
 		if s.quorate(d.raft) && d.raft.has(d.id) {
 			h.Leader = s.leader(d.raft)
 			if !v.Listed && !d.raft.peer(d.id).Learner {
@@ -190,16 +191,16 @@ func (s *sim) view() View {
 }
 
 func (r *simRaft) has(id uint64) bool {
-	return slices.ContainsFunc(r.peers, func(p Peer) bool { return p.ID == id })
+	return slices.ContainsFunc(r.peers, func(p etcd.Peer) bool { return p.ID == id })
 }
 
-func (r *simRaft) peer(id uint64) Peer {
+func (r *simRaft) peer(id uint64) etcd.Peer {
 	for _, p := range r.peers {
 		if p.ID == id {
 			return p
 		}
 	}
-	return Peer{}
+	return etcd.Peer{}
 }
 
 func (r *simRaft) voters() int {
@@ -331,7 +332,7 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 			return
 		}
 		d.running, d.sealed = true, m.Spec.Want == v1alpha1.EtcdMemberSeal
-		m.Status.ID, m.Status.ClusterID, m.Status.Data = hexID(d.id), hexID(d.raft.id), true
+		m.Status.ID, m.Status.ClusterID, m.Status.Data = etcd.HexID(d.id), etcd.HexID(d.raft.id), true
 		for i := range d.raft.peers {
 			if d.raft.peers[i].ID == d.id {
 				d.raft.peers[i].Name = m.Name
@@ -364,7 +365,7 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 	d := &simData{incarnation: m.Spec.Incarnation, node: n.name}
 	if b.Existing {
 		for _, other := range s.data {
-			if i := slices.IndexFunc(other.raft.peers, func(p Peer) bool { return p.PeerURL == m.Status.PeerURL }); i >= 0 {
+			if i := slices.IndexFunc(other.raft.peers, func(p etcd.Peer) bool { return p.PeerURL == m.Status.PeerURL }); i >= 0 {
 				d.raft, d.id = other.raft, other.raft.peers[i].ID
 			}
 		}
@@ -374,7 +375,7 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 	} else {
 		s.nextID++
 		d.raft, d.id = &simRaft{id: s.nextID, acked: map[int64]bool{}, removed: map[uint64]bool{}}, s.nextID+1000
-		d.raft.peers = []Peer{{ID: d.id, Name: m.Name, PeerURL: m.Status.PeerURL}}
+		d.raft.peers = []etcd.Peer{{ID: d.id, Name: m.Name, PeerURL: m.Status.PeerURL}}
 		if b.Snapshot != "" {
 			file := s.anyFile(b.Snapshot)
 			if file == nil {
@@ -457,6 +458,7 @@ func (s *sim) coordinate() bool {
 	if w.Cluster.ResourceVersion != s.cluster.ResourceVersion {
 		return true
 	}
+	s.refereeStages(w, d)
 	changed := !equality.Semantic.DeepEqual(s.cluster.Status, d.Status)
 	if changed {
 		s.referee(w, d)
@@ -490,7 +492,7 @@ func (s *sim) coordinate() bool {
 }
 
 func irreversible(a Action) bool {
-	return a.Do == AddLearner || a.Do == PromoteLearner || a.Do == RemovePeer || a.Do == DeleteSnapshot || a.Do == WishMember && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete
+	return a.Do == AddLearner || a.Do == PromoteLearner || a.Do == RemovePeer || a.Do == DeleteSnapshot || a.Do == SetDesired && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete
 }
 
 // raftOf is the etcd cluster of the present incarnation.
@@ -517,7 +519,7 @@ func (s *sim) do(w World, a Action) bool {
 	switch a.Do {
 	case CreateMember:
 		return s.createMember(w, a.Member)
-	case WishMember:
+	case SetDesired:
 		return s.wishMember(a.Member)
 	case ReleaseMember:
 		if s.data[a.Member.Name] != nil && s.node(a.Member.Spec.Node) != nil {
@@ -596,14 +598,14 @@ func (s *sim) reconfigure(a Action) bool {
 	}
 	switch a.Do {
 	case AddLearner:
-		if slices.ContainsFunc(r.peers, func(p Peer) bool { return p.PeerURL == a.Member.Status.PeerURL }) {
+		if slices.ContainsFunc(r.peers, func(p etcd.Peer) bool { return p.PeerURL == a.Member.Status.PeerURL }) {
 			return true
 		}
-		if slices.ContainsFunc(r.peers, func(p Peer) bool { return p.Learner }) {
+		if slices.ContainsFunc(r.peers, func(p etcd.Peer) bool { return p.Learner }) {
 			return false
 		}
 		s.nextID++
-		r.peers = append(r.peers, Peer{ID: s.nextID + 1000, PeerURL: a.Member.Status.PeerURL, Learner: true})
+		r.peers = append(r.peers, etcd.Peer{ID: s.nextID + 1000, PeerURL: a.Member.Status.PeerURL, Learner: true})
 	case PromoteLearner:
 		for i := range r.peers {
 			if r.peers[i].PeerURL == a.Member.Status.PeerURL && !s.chance(2) {
@@ -624,7 +626,7 @@ func (s *sim) reconfigure(a Action) bool {
 		if !p.Learner && after < quorum(r.voters()-1) {
 			return false // as the observer refuses
 		}
-		r.peers = slices.DeleteFunc(r.peers, func(q Peer) bool { return q.ID == p.ID })
+		r.peers = slices.DeleteFunc(r.peers, func(q etcd.Peer) bool { return q.ID == p.ID })
 		r.removed[p.ID] = true
 	}
 	return true

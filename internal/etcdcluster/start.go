@@ -9,102 +9,92 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
-// fromNothing as spec.restoreFrom begins an empty cluster.
+// fromNothing is the value of spec.restoreFrom that starts an empty cluster.
 const fromNothing = "none"
 
-// seedPatience is how long a seed that failed is left as it is before another is tried.
-const seedPatience = 5 * time.Second
+// firstMemberPatience is how long a first member that failed is left alone before another one is tried.
+const firstMemberPatience = 5 * time.Second
 
-// start brings up an incarnation: a seed that begins from nothing or from a snapshot, or all former members together from the data
-// that they kept. Once a quorum of it runs it is established, and what it began from is not needed any more.
+// start starts a stopped cluster, if what it begins from is available.
 func (p *planner) start() {
-	if p.status.Starting == nil && !p.beginStart() {
+	from, why := p.startingPoint()
+	if why != "" {
+		p.fail(why)
 		return
 	}
-	p.creating()
+	p.beginStart(from)
+	p.continueStart()
+}
+
+// continueStart brings up an incarnation: a first member that begins from nothing or from a snapshot, or all former members together
+// from the data that they retained. Once a quorum runs, what the start began from is not needed any more.
+func (p *planner) continueStart() {
+	p.reportCreating()
 	if p.resumes() {
 		p.resume()
 	} else {
-		p.plant()
+		p.startFirstMember()
 	}
-	if p.establish() {
-		p.change(p.Cluster.Size())
+	if id, runs := p.quorumRuns(); runs {
+		p.establish(id)
+		p.adjustMembers(p.Cluster.Size())
 	}
 }
 
-func (p *planner) creating() {
+func (p *planner) reportCreating() {
 	p.phase, p.reason, p.changing = v1alpha1.EtcdClusterPhaseCreating, v1alpha1.ReasonEtcdCreating, true
 }
 
-// resumes says whether the start goes on with the data that members kept.
+// resumes returns whether the start continues with the data that members retained.
 func (p *planner) resumes() bool {
 	return p.status.Rest != nil && p.status.Rest.OnStop == v1alpha1.EtcdRetain
 }
 
-// beginStart writes down what the cluster begins from, and says whether it can. A cluster that had keys never begins empty unless
-// someone asked for exactly that.
-func (p *planner) beginStart() bool {
-	rest, from := p.status.Rest, p.Cluster.Spec.RestoreFrom
+// startingPoint returns what the next start begins from, nil for an empty cluster, or why it cannot begin. A cluster that had keys
+// never begins empty unless someone asked for exactly that.
+func (p *planner) startingPoint() (from *v1alpha1.EtcdStoppedState, why string) {
+	rest, asked := p.status.Rest, p.Cluster.Spec.RestoreFrom
 	switch {
-	case from == fromNothing && p.status.Incarnation > 0:
-		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}
-	case from != "" && from != fromNothing && (rest == nil || rest.Snapshot != from):
-		if !p.available(from) {
-			return false
-		}
-		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: from}
+	case asked == fromNothing && p.status.Incarnation > 0:
+		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}, ""
+	case asked != "" && asked != fromNothing && (rest == nil || rest.Snapshot != asked):
+		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: asked}, p.unavailable(asked)
 	case rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete:
-		if !p.available(rest.Snapshot) {
-			return false
-		}
+		return rest, p.unavailable(rest.Snapshot)
 	}
-	if former := p.status.Rest; rest != nil && former != nil && rest != former {
-		rest.Size, rest.Stopped = former.Size, former.Stopped
-	}
-	if rest == nil || rest.OnStop != v1alpha1.EtcdRetain {
-		p.status.Incarnation++
-		p.status.ClusterID = ""
-		if rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete {
-			p.status.ClusterID = p.Cluster.Status.ClusterID
-		}
-	}
-	p.status.Rest, p.status.Starting = rest, micro(p.Now)
-	p.newIncarnation()
-	return true
+	return rest, ""
 }
 
-// newIncarnation forgets what was known of the members of the last one.
-func (p *planner) newIncarnation() {
+// forgetFormerIncarnation drops what etcd reported of the members of the last incarnation, and sorts the members anew.
+func (p *planner) forgetFormerIncarnation() {
 	if p.status.Incarnation != p.Cluster.Status.Incarnation {
-		p.View = View{}
+		p.View = etcd.View{}
 	}
 	p.sortMembers()
 }
 
-// available says whether a snapshot can be restored from, and if not tells what is missing.
-func (p *planner) available(name string) bool {
-	p.phase = v1alpha1.EtcdClusterPhaseFailed
-	i := slices.IndexFunc(p.Snapshots, func(s *v1alpha1.EtcdSnapshot) bool { return s.Name == name })
-	if i < 0 {
-		p.missing = fmt.Sprintf("Snapshot %s is not there. Name another one, or none, in spec.restoreFrom.", name)
-		return false
+// unavailable returns why a snapshot cannot be restored now; empty if it can.
+func (p *planner) unavailable(name string) string {
+	s := p.find(name)
+	if s == nil {
+		return fmt.Sprintf("Snapshot %s does not exist. Set spec.restoreFrom to another snapshot, or to none to start empty.", name)
 	}
-	s := p.Snapshots[i]
-	var absent []string
-	for _, node := range s.Verified() {
-		if p.Live(node) {
-			return true
-		}
-		absent = append(absent, node)
+	verified := s.Verified()
+	switch {
+	case slices.ContainsFunc(verified, p.Live):
+		return ""
+	case len(verified) > 0:
+		return fmt.Sprintf("Only absent nodes have a verified copy of snapshot %s: start %s.", name, strings.Join(verified, " or "))
 	}
-	if len(absent) > 0 {
-		p.missing = fmt.Sprintf("Snapshot %s is on %s only, which is absent: start it again.", name, strings.Join(absent, " and "))
-	} else {
-		p.missing = fmt.Sprintf("No node has a verified copy of snapshot %s%s. Name another one, or none, in spec.restoreFrom.", name, because(s.Status.Error+copyErrors(s)))
-	}
-	return false
+	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Set spec.restoreFrom to another snapshot, or to none to start empty.", name, because(s.Status.Error+copyErrors(s)))
+}
+
+// fail reports that the cluster cannot continue because data is missing.
+func (p *planner) fail(missing string) {
+	p.phase, p.missing = v1alpha1.EtcdClusterPhaseFailed, missing
 }
 
 func copyErrors(s *v1alpha1.EtcdSnapshot) string {
@@ -117,172 +107,170 @@ func copyErrors(s *v1alpha1.EtcdSnapshot) string {
 	return strings.Join(list, "; ")
 }
 
-// plant brings up the seed of an incarnation. There is one in each: a seed that is lost before the cluster was established takes its
-// incarnation with it. That loses nothing, since it serves no client before: the seal is lifted when it is written down that the
-// cluster is established.
-func (p *planner) plant() {
+// startFirstMember brings up the first member of an incarnation. If that is lost before the cluster is established, the next member
+// starts a new incarnation. That loses nothing: the first member is sealed, and serves no client before the cluster is recorded as
+// established.
+func (p *planner) startFirstMember() {
 	snapshot := ""
 	if p.status.Rest != nil {
 		snapshot = p.status.Rest.Snapshot
 	}
-	if snapshot != "" && !p.available(snapshot) {
-		return
+	if snapshot != "" {
+		if why := p.unavailable(snapshot); why != "" {
+			p.fail(why)
+			return
+		}
 	}
-	p.creating()
-	if len(p.ours) == 0 {
-		node, ok := p.place(nil, p.keepers(snapshot))
+	if len(p.current) == 0 {
+		node, ok := p.place(nil, p.verifiedOn(snapshot))
 		if !ok {
-			p.message = "No node may take the first member; start or uncordon a node"
+			p.message = "No node is schedulable for the first member; start or uncordon a node"
 			return
 		}
 		p.create(node)
 		return
 	}
-	seed := p.ours[0]
-	failed := seed.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(seed.CreationTimestamp.Time) > seedPatience
-	misplaced := p.Leaving(seed.Spec.Node) && seed.Spec.Begin == nil
+	first := p.current[0]
+	failed := first.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(first.CreationTimestamp.Time) > firstMemberPatience
+	misplaced := p.Leaving(first.Spec.Node) && first.Spec.Begin == nil
 	switch {
-	case !p.Live(seed.Spec.Node) || failed || misplaced:
+	case !p.Live(first.Spec.Node) || failed || misplaced:
 		p.status.Incarnation++
-		for _, m := range p.ours {
-			p.wish(m, v1alpha1.EtcdMemberDelete)
+		for _, m := range p.current {
+			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		}
-		p.ours, p.View = nil, View{}
-	case seed.Spec.Want == v1alpha1.EtcdMemberReserve && seed.is(v1alpha1.EtcdMemberReserved) && p.oldStopped():
-		p.wish(seed, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
-			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: seed.Name + "=" + seed.Status.PeerURL, Token: p.token(), Snapshot: snapshot, Exact: p.exact()}
+		p.current, p.View = nil, etcd.View{}
+	case first.Spec.Want == v1alpha1.EtcdMemberReserve && first.is(v1alpha1.EtcdMemberReserved) && p.formerStopped():
+		p.setDesired(first, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) {
+			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: first.Name + "=" + first.Status.PeerURL, Token: p.token(), Snapshot: snapshot, Exact: p.exact()}
 		})
-	case seed.Spec.Want != v1alpha1.EtcdMemberReserve:
-		p.wish(seed, v1alpha1.EtcdMemberSeal)
+	case first.Spec.Want != v1alpha1.EtcdMemberReserve:
+		p.setDesired(first, v1alpha1.EtcdMemberSeal)
 	}
 }
 
-// exact says whether nothing was acknowledged after the snapshot that the cluster begins from: it is the one that its stop took.
+// exact returns whether no write was acknowledged after the snapshot that the cluster begins from: its stop took that snapshot.
 func (p *planner) exact() bool {
 	rest := p.status.Rest
 	return rest != nil && rest.Snapshot != "" && rest.Revision > 0
 }
 
-// oldStopped says whether no member of a former incarnation runs any more on a node that can tell.
-func (p *planner) oldStopped() bool {
-	return !slices.ContainsFunc(p.old, func(m memberView) bool {
+// formerStopped returns whether no member of a former incarnation runs on a node that holds its lease.
+func (p *planner) formerStopped() bool {
+	return !slices.ContainsFunc(p.former, func(m memberView) bool {
 		return p.Live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberStopped) && !m.is(v1alpha1.EtcdMemberFailed)
 	})
 }
 
-// keepers are the nodes with a verified copy of a snapshot.
-func (p *planner) keepers(name string) []string {
-	for _, s := range p.Snapshots {
-		if s.Name == name {
-			return s.Verified()
-		}
+// verifiedOn returns the nodes with a verified copy of a snapshot.
+func (p *planner) verifiedOn(snapshot string) []string {
+	if s := p.find(snapshot); s != nil {
+		return s.Verified()
 	}
 	return nil
 }
 
-// resume starts all former members together, from their own data.
+// resume starts all former members together from the data that they retained.
 func (p *planner) resume() {
 	rest := p.status.Rest
 	there, gone, lost := 0, []string{}, []string{}
 	for _, former := range rest.Members {
-		i := slices.IndexFunc(p.ours, func(m memberView) bool { return m.Name == former.Name })
+		i := slices.IndexFunc(p.current, func(m memberView) bool { return m.Name == former.Name })
 		switch {
 		case i < 0:
 			lost = append(lost, former.Name+" on "+former.Node)
 			continue
-		case p.ours[i].lost():
+		case p.current[i].lost():
 			lost = append(lost, former.Name+" on "+former.Node)
 		case !p.Live(former.Node):
 			gone = append(gone, former.Node)
 		default:
 			there++
 		}
-		p.wish(p.ours[i], v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
+		p.setDesired(p.current[i], v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
 	}
 	all, need := len(rest.Members), quorum(len(rest.Members))
 	if there >= need {
 		return
 	}
-	p.phase = v1alpha1.EtcdClusterPhaseFailed
-	p.missing = fmt.Sprintf("Data of %d of %d members is there and %d are needed", there, all, need)
+	missing := fmt.Sprintf("%d of %d members have their data, %d are needed", there, all, need)
 	if len(lost) > 0 {
-		p.missing += "; missing: " + strings.Join(lost, ", ")
+		missing += "; missing: " + strings.Join(lost, ", ")
 	}
 	if len(gone) > 0 {
-		p.missing += "; absent: " + strings.Join(gone, ", ") + ", start it again"
+		missing += "; absent nodes: " + strings.Join(gone, ", ") + " (start them)"
 	}
-	p.missing += ". "
+	missing += ". "
 	if all-len(lost) < need {
-		p.missing += p.restoreAdvice()
+		missing += p.restoreAdvice()
 	}
+	p.fail(missing)
 }
 
-// establish notes that the incarnation runs, and says whether it does.
-func (p *planner) establish() bool {
-	if !p.View.Listed || p.status.Starting == nil {
-		return false
+// quorumRuns returns whether a quorum of an incarnation that is being started runs, and the ID of its cluster.
+func (p *planner) quorumRuns() (id string, runs bool) {
+	if !p.View.Listed {
+		return "", false
 	}
 	want := 1
 	if p.resumes() {
 		want = quorum(len(p.status.Rest.Members))
 	}
-	id, ready := "", 0
+	ready := 0
 	for _, m := range p.voters() {
 		if m.healthy() && m.Spec.Begin != nil && m.health.ClusterID != 0 {
-			id = hexID(m.health.ClusterID)
+			id = etcd.HexID(m.health.ClusterID)
 			ready++
 		}
 	}
-	if ready < want || ready < quorum(p.votes()) {
-		return false
-	}
-	p.missing = ""
-	p.status.ClusterID, p.status.Rest = id, nil
-	return true
+	return id, ready >= want && ready >= quorum(p.votes())
 }
 
-// abortStart takes back a start that has not come to anything yet.
-func (p *planner) abortStart() {
-	p.scaling("Calling off the start")
+// cancelStart ends the members that were started. If a quorum of them runs already, clients may have written, and the cluster is
+// stopped instead.
+func (p *planner) cancelStart() {
+	if id, runs := p.quorumRuns(); runs {
+		p.establish(id)
+		p.stop()
+		return
+	}
+	p.reportScaling("Canceling the start")
 	p.reason = v1alpha1.ReasonEtcdStopping
 	done := true
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if p.resumes() {
-			p.wish(m, v1alpha1.EtcdMemberStop)
+			p.setDesired(m, v1alpha1.EtcdMemberStop)
 			done = done && (!p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberStopped) || m.is(v1alpha1.EtcdMemberFailed))
 		} else {
-			p.wish(m, v1alpha1.EtcdMemberDelete)
+			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 			done = false
 		}
 	}
 	if done && len(p.pending()) == 0 {
-		p.status.Starting = nil
-		p.rested()
+		p.endStart()
 	}
 }
 
-// restoreIfAsked begins a new incarnation from a snapshot because a person asked for it: the remedy for a quorum that is lost.
+// restoreIfAsked starts a new incarnation from a snapshot if a person asked for that: the remedy when quorum is lost for good.
 func (p *planner) restoreIfAsked() {
 	asked := p.Cluster.Annotations[v1alpha1.EtcdRestoreAnnotation]
 	if asked == "" || asked == p.status.ObservedRestore || p.Cluster.Size() == 0 {
 		return
 	}
 	name, _, _ := strings.Cut(asked, "/")
-	rest := &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdDelete}
-	if name != fromNothing {
-		if !p.available(name) {
-			p.phase = ""
-			return
-		}
-		rest = &v1alpha1.EtcdRest{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name}
-	} else {
-		p.status.ClusterID = ""
+	if name == fromNothing {
+		p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete})
+		return
 	}
-	p.phase, p.missing = "", ""
-	p.status.ObservedRestore = asked
-	p.status.Incarnation++
-	p.status.Rest, p.status.Starting, p.status.Stop = rest, micro(p.Now), nil
-	p.newIncarnation()
+	if p.missing = p.unavailable(name); p.missing != "" {
+		return
+	}
+	p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
+}
+
+// roundedSince returns how much time has passed, for people.
+func roundedSince(now, began time.Time) *metav1.Duration {
+	return &metav1.Duration{Duration: now.Sub(began).Round(time.Millisecond)}
 }
 
 func newTime(t time.Time) *metav1.Time {

@@ -9,16 +9,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
 const (
-	// lostAfter is how long a cluster may be without quorum before it is said: an election takes a moment.
-	lostAfter = 5 * time.Second
-	// toldFor is how long after a transition its event is made sure of.
-	toldFor = time.Minute
+	// quorumLostAfter is how long a cluster may be without quorum before that is reported: an election takes a moment.
+	quorumLostAfter = 5 * time.Second
+	// eventWindow is how long after a change its event is emitted again, in case the first time failed.
+	eventWindow = time.Minute
 )
 
-// fillStatus says how the cluster is, after everything was decided.
+// fillStatus writes the status after everything was decided.
 func (p *planner) fillStatus() {
 	s, c := &p.status, p.Cluster
 	s.ObservedGeneration = c.Generation
@@ -26,7 +27,7 @@ func (p *planner) fillStatus() {
 	s.Members = []v1alpha1.EtcdMemberInfo{}
 	s.ReadyReplicas = 0
 	if p.phase != v1alpha1.EtcdClusterPhaseStopped {
-		s.Members = p.infos(p.ours)
+		s.Members = p.infos(p.current)
 		s.ReadyReplicas = int32(p.readyVoters())
 	}
 	s.Nodes = nil
@@ -40,26 +41,26 @@ func (p *planner) fillStatus() {
 		s.Snapshot = ""
 	}
 	p.finishStart()
-	p.judgeQuorum()
+	p.reportQuorum()
 	p.setConditions()
-	p.tell()
+	p.addEvents()
 }
 
-// finishStart ends a start once every member is there.
+// finishStart records how long a start took once every member is healthy.
 func (p *planner) finishStart() {
 	s := &p.status
 	if s.Starting == nil || p.phase == v1alpha1.EtcdClusterPhaseStopped || p.phase == v1alpha1.EtcdClusterPhaseFailed {
 		return
 	}
 	if p.phase == v1alpha1.EtcdClusterPhaseRunning && p.readyVoters() >= p.Cluster.Size() {
-		s.LastStart = &metav1.Duration{Duration: p.Now.Sub(s.Starting.Time).Round(time.Millisecond)}
+		s.LastStart = roundedSince(p.Now, s.Starting.Time)
 		s.Starting = nil
 		return
 	}
 	if p.reason == v1alpha1.ReasonEtcdStopping {
 		return
 	}
-	// Until every member is there, the words of the start stay.
+	// Until every member is healthy, the message of the start stays.
 	message := v1alpha1.MessageEtcdBootstrap
 	if was := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdProgressing); was != nil && was.Reason == v1alpha1.ReasonEtcdCreating {
 		message = was.Message
@@ -70,21 +71,21 @@ func (p *planner) finishStart() {
 	p.phase, p.reason, p.message, p.changing = v1alpha1.EtcdClusterPhaseCreating, v1alpha1.ReasonEtcdCreating, message, true
 }
 
-// startMessage says what kind of start it is, when it begins.
+// startMessage returns the message of a start that begins.
 func (p *planner) startMessage() string {
 	switch {
 	case p.Cluster.Status.ObservedRestore != p.status.ObservedRestore:
 		if p.status.Rest != nil && p.status.Rest.Snapshot != "" {
 			return "Restoring cluster from snapshot " + p.status.Rest.Snapshot
 		}
-		return "Beginning anew with an empty cluster"
+		return "Starting an empty cluster"
 	case p.Cluster.Status.Incarnation == 0 || p.Cluster.Status.Rest == nil && p.Cluster.Status.ClusterID == "":
 		return v1alpha1.MessageEtcdBootstrap
 	}
 	return v1alpha1.MessageEtcdRestarting
 }
 
-// infos are members as people look at them.
+// infos returns members as the status shows them.
 func (p *planner) infos(members []memberView) []v1alpha1.EtcdMemberInfo {
 	list := []v1alpha1.EtcdMemberInfo{}
 	for _, m := range members {
@@ -92,8 +93,8 @@ func (p *planner) infos(members []memberView) []v1alpha1.EtcdMemberInfo {
 			Name: m.Name, Node: m.Spec.Node, ID: m.Status.ID, Healthy: m.healthy(), Message: m.Status.Error,
 			DBSize: m.health.DBSize, PeerURL: m.Status.PeerURL,
 		}
-		if p.established() || p.status.Rest != nil && p.status.Stop != nil {
-			info.ClientURL = m.Status.ClientURL // of one that may still be given up nobody should know
+		if p.hasRun() {
+			info.ClientURL = m.Status.ClientURL // before, the member may still be given up and no client may write to it
 		}
 		switch {
 		case m.peer != nil && m.peer.Learner:
@@ -106,7 +107,7 @@ func (p *planner) infos(members []memberView) []v1alpha1.EtcdMemberInfo {
 			info.Role = p.formerRole(m.Name)
 		}
 		if m.peer != nil {
-			info.ID = hexID(m.peer.ID)
+			info.ID = etcd.HexID(m.peer.ID)
 		}
 		if lag := p.View.Revision - m.health.Revision; m.health.Answered && lag > 0 {
 			info.RevisionLag = lag
@@ -119,7 +120,7 @@ func (p *planner) infos(members []memberView) []v1alpha1.EtcdMemberInfo {
 	return list
 }
 
-// formerRole is what a member was when that was last known. Without quorum nobody leads.
+// formerRole returns the role that a member had when a quorum last confirmed the list. Without a quorum nobody leads.
 func (p *planner) formerRole(name string) v1alpha1.EtcdMemberRole {
 	for _, was := range p.Cluster.Status.Members {
 		if was.Name == name && was.Role == v1alpha1.EtcdLearner {
@@ -145,12 +146,10 @@ func (p *planner) whyUnhealthy(m memberView) string {
 	return "does not answer"
 }
 
-// judgeQuorum says when too many voters are lost, after a moment: an election takes one.
-func (p *planner) judgeQuorum() {
-	if !p.established() && p.status.Stop == nil || p.phase == v1alpha1.EtcdClusterPhaseStopped || p.View.Listed || p.missing != "" || p.Cluster.DeletionTimestamp != nil {
-		return
-	}
-	if p.status.Stop != nil && p.status.Stop.Step == v1alpha1.EtcdReleased {
+// reportQuorum reports that quorum is lost, after quorumLostAfter.
+func (p *planner) reportQuorum() {
+	stage := p.stage()
+	if stage != StageRunning && stage != StageStopping || p.View.Listed || p.missing != "" {
 		return
 	}
 	voters, answering, silent := 0, 0, []string{}
@@ -167,7 +166,7 @@ func (p *planner) judgeQuorum() {
 	}
 	p.changing = true
 	ready := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdReady)
-	if ready == nil || ready.Status == metav1.ConditionTrue || p.Now.Sub(ready.LastTransitionTime.Time) < lostAfter {
+	if ready == nil || ready.Status == metav1.ConditionTrue || p.Now.Sub(ready.LastTransitionTime.Time) < quorumLostAfter {
 		return
 	}
 	p.quorumLost = fmt.Sprintf("%d of %d voters answer, %d are needed: bring %s back. If they are lost for good: %s",
@@ -175,7 +174,7 @@ func (p *planner) judgeQuorum() {
 	p.phase = v1alpha1.EtcdClusterPhaseFailed
 }
 
-// setConditions writes the conditions; the time of one changes only with its status.
+// setConditions writes the phase and the conditions.
 func (p *planner) setConditions() {
 	s := &p.status
 	if p.phase == "" {
@@ -200,13 +199,15 @@ func (p *planner) setConditions() {
 
 func (p *planner) setReady(stopped bool) {
 	size, ready := p.Cluster.Size(), p.readyVoters()
-	sealed := p.status.Stop != nil && (p.status.Stop.Step == v1alpha1.EtcdReleased || slices.ContainsFunc(p.ours, func(m memberView) bool { return m.Spec.Want == v1alpha1.EtcdMemberSeal }))
+	stage := p.stage()
+	sealed := stage == StageReleasing || stage == StageStopping && slices.ContainsFunc(p.current, func(m memberView) bool { return m.Spec.Want == v1alpha1.EtcdMemberSeal })
+	serves := (stage == StageRunning || stage == StageStopping) && p.View.Listed && ready >= quorum(max(size, 1))
 	switch {
 	case stopped:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopped, v1alpha1.MessageEtcdStopped)
 	case sealed:
-		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopping, "No client is served while the cluster stops")
-	case p.established() && p.View.Listed && ready >= quorum(max(size, 1)):
+		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopping, "The cluster serves no clients while it stops")
+	case serves:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionTrue, v1alpha1.ReasonEtcdRunning, fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))
 	default:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, p.notReadyReason(), fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))
@@ -244,26 +245,26 @@ func (p *planner) setOrClear(kind, message string) {
 	p.set(kind, metav1.ConditionTrue, kind, message)
 }
 
-// tell adds the events that the record calls for. They are told again for a while, under the same key, in case the one who wrote the
-// record died before it told them.
-func (p *planner) tell() {
+// addEvents adds the events of what the status records. For eventWindow they are added again under the same key, in case the
+// coordinator that wrote the status died before it emitted them.
+func (p *planner) addEvents() {
 	was, is := p.Cluster.Status, p.status
 	progressing := meta.FindStatusCondition(is.Conditions, v1alpha1.EtcdProgressing)
 	switch {
-	case is.Phase == v1alpha1.EtcdClusterPhaseStopped && is.Rest != nil && is.Rest.Stopped != nil && is.Stop == nil && p.Now.Sub(is.Rest.Stopped.Time) < toldFor:
-		p.notice(false, v1alpha1.EventEtcdClusterStopped, fmt.Sprint(is.Rest.Stopped.Unix()), v1alpha1.MessageEtcdScaledTo0)
-	case is.Starting != nil && is.Phase == v1alpha1.EtcdClusterPhaseCreating && p.Now.Sub(is.Starting.Time) < toldFor:
-		p.notice(false, v1alpha1.EventEtcdClusterCreated, fmt.Sprint(is.Starting.UnixMicro()), progressing.Message)
+	case is.Phase == v1alpha1.EtcdClusterPhaseStopped && is.Rest != nil && is.Rest.Stopped != nil && is.Stop == nil && p.Now.Sub(is.Rest.Stopped.Time) < eventWindow:
+		p.addNotice(false, v1alpha1.EventEtcdClusterStopped, fmt.Sprint(is.Rest.Stopped.Unix()), v1alpha1.MessageEtcdScaledTo0)
+	case is.Starting != nil && is.Phase == v1alpha1.EtcdClusterPhaseCreating && p.Now.Sub(is.Starting.Time) < eventWindow:
+		p.addNotice(false, v1alpha1.EventEtcdClusterCreated, fmt.Sprint(is.Starting.UnixMicro()), progressing.Message)
 	case was.Phase == v1alpha1.EtcdClusterPhaseScaling && is.Phase == v1alpha1.EtcdClusterPhaseRunning:
-		p.notice(false, v1alpha1.EventEtcdClusterScaled, fmt.Sprint(p.Now.UnixMicro()), fmt.Sprintf("Cluster has %d members", p.votes()))
+		p.addNotice(false, v1alpha1.EventEtcdClusterScaled, fmt.Sprint(p.Now.UnixMicro()), fmt.Sprintf("Cluster has %d members", p.votes()))
 	}
 	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed} {
-		if c := meta.FindStatusCondition(is.Conditions, kind); c != nil && p.Now.Sub(c.LastTransitionTime.Time) < toldFor {
-			p.notice(true, kind, fmt.Sprint(c.LastTransitionTime.Unix()), c.Message)
+		if c := meta.FindStatusCondition(is.Conditions, kind); c != nil && p.Now.Sub(c.LastTransitionTime.Time) < eventWindow {
+			p.addNotice(true, kind, fmt.Sprint(c.LastTransitionTime.Unix()), c.Message)
 		}
 	}
 }
 
-func (p *planner) notice(warning bool, reason, key, note string) {
+func (p *planner) addNotice(warning bool, reason, key, note string) {
 	p.events = append(p.events, Notice{Warning: warning, Reason: reason, Key: key, Note: note})
 }

@@ -1,6 +1,7 @@
 package etcdcluster
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -11,132 +12,104 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// A stop goes through these steps, each written down before it takes effect:
+// The steps of StageStopping and StageEvacuating. Each is recorded in status.stop.step before it takes effect:
 //
 //	Sealing ──▶ Snapshotting ──▶ Copying ──▶ Released ──▶ phase Stopped
 //	   │             all sealed, revision known     verified, on enough nodes
 //	   └──────────────────────── Retain, Delete ──────▶ Released
 //
-// Until Released a change of mind unseals the members. From Released on their data may be deleted, and a change of mind starts again
-// from what was kept.
+// Until Released the stop can be canceled, which unseals the members. From Released on their data may be deleted, and a cluster that is
+// wanted again starts from what was kept.
 
 const (
-	// retryFirst and retryMost bound the pause before a snapshot that failed is taken again.
+	// retryFirst and retryMost bound the delay before another snapshot is taken after one that failed.
 	retryFirst = 2 * time.Second
 	retryMost  = 30 * time.Second
-	// sealedTries is how many snapshots are taken in a row while the revision moves under the seal.
+	// sealedTries bounds the snapshots that are taken in a row while the revision changes though the members are sealed.
 	sealedTries = 30
 )
 
-// beStopped stops the cluster, or keeps it stopped.
-func (p *planner) beStopped() {
-	switch {
-	case p.established():
-		p.beginStop()
-	case p.status.Starting != nil:
-		if p.establish() {
-			p.beginStop() // it ran already: somebody may have written
-			return
-		}
-		p.abortStart()
-	default:
-		p.rested()
-		p.rescue()
-	}
-}
-
-// rested says that nothing runs.
-func (p *planner) rested() {
+// reportStopped reports that nothing runs.
+func (p *planner) reportStopped() {
 	p.phase, p.reason, p.message = v1alpha1.EtcdClusterPhaseStopped, v1alpha1.ReasonEtcdStopped, v1alpha1.MessageEtcdStopped
 	p.quorumLost = ""
 }
 
-// beginStop writes down that the cluster stops, once nothing else is under way and a quorum can take part.
-func (p *planner) beginStop() {
-	onStop := p.Cluster.Spec.Storage.OnStop
-	if onStop == "" {
-		onStop = v1alpha1.EtcdSnapshotThenDelete
-	}
-	p.stopping("Stopping cluster")
-	if onStop != v1alpha1.EtcdDelete {
-		if p.nothingLeft() {
-			return
-		}
-		if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
-			p.message = "The stop waits for a quorum: what is kept must have every key"
-			return
-		}
-		for _, m := range p.ours {
-			if !m.voter() {
-				p.finishMember(m, 0) // undone, or out already
-				p.reason = v1alpha1.ReasonEtcdStopping
-				return
-			}
-		}
-	}
-	p.status.Stop = &v1alpha1.EtcdStop{Generation: p.Cluster.Generation, OnStop: onStop, Step: v1alpha1.EtcdSealing, Began: *micro(p.Now)}
-	p.status.Starting = nil
-	if onStop == v1alpha1.EtcdDelete {
-		p.release(&v1alpha1.EtcdRest{})
-	}
-}
-
-// stopping says that the cluster is being stopped. One that is stopped, and of which only the data moves, stays Stopped.
-func (p *planner) stopping(message string) {
-	p.scaling("%s", message)
+// reportStopping reports that the cluster is being stopped. One that is stopped, and of which only the data moves, stays Stopped.
+func (p *planner) reportStopping(message string) {
+	p.reportScaling("%s", message)
 	p.reason = v1alpha1.ReasonEtcdStopping
 	if p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped {
-		p.rested()
+		p.reportStopped()
 		p.changing = true
 	}
 }
 
-// goOnStopping takes the stop one step further.
-func (p *planner) goOnStopping(size int) {
-	stop := p.status.Stop
-	p.stopping("Stopping cluster")
-	if stop.Step == v1alpha1.EtcdReleased {
-		p.end()
+// stop begins to stop a running cluster, once no other change is under way and a quorum can take part.
+func (p *planner) stop() {
+	onStop := cmp.Or(p.Cluster.Spec.Storage.OnStop, v1alpha1.EtcdSnapshotThenDelete)
+	p.reportStopping("Stopping cluster")
+	if onStop == v1alpha1.EtcdDelete {
+		p.beginStop(onStop)
+		p.release(&v1alpha1.EtcdStoppedState{})
+		p.endMembers()
 		return
 	}
-	rescue := p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped
-	switch {
-	case size > 0:
-		p.status.Stop = nil // a change of mind
-		if rescue {
-			p.start()
-		} else {
-			p.change(size)
+	if len(p.current) == 0 {
+		p.failNoMembers()
+		return
+	}
+	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
+		p.message = "Waiting for a quorum before stopping, so that every key is kept"
+		return
+	}
+	for _, m := range p.current {
+		if !m.voter() {
+			p.finishMember(m, 0) // undone, or out of the list already
+			p.reason = v1alpha1.ReasonEtcdStopping
+			return
 		}
-		return
-	case !rescue && p.Cluster.Spec.Storage.OnStop != stop.OnStop && p.Cluster.Spec.Storage.OnStop != "":
-		p.status.Stop = nil
-		p.beginStop()
-		return
 	}
-	switch stop.Step {
-	case v1alpha1.EtcdSealing:
+	p.beginStop(onStop)
+}
+
+// continueStop takes a stop or an evacuation one step further, or cancels it.
+func (p *planner) continueStop(stage Stage, size int) {
+	stop, onStop := p.status.Stop, p.Cluster.Spec.Storage.OnStop
+	switch {
+	case size > 0 && stage == StageEvacuating:
+		p.cancelStop()
+		p.start()
+	case size > 0:
+		p.cancelStop()
+		p.adjustMembers(size)
+	case stage == StageStopping && onStop != "" && onStop != stop.OnStop:
+		p.cancelStop()
+		p.stop()
+	case stop.Step == v1alpha1.EtcdSealing:
 		p.seal()
-	case v1alpha1.EtcdSnapshotting:
+	case stop.Step == v1alpha1.EtcdSnapshotting:
 		p.snapshot()
-	case v1alpha1.EtcdCopying:
+	case stop.Step == v1alpha1.EtcdCopying:
 		p.copy()
 	}
 }
 
-// seal waits until no client is served any more, and reads how far the cluster had come then.
+// seal waits until no member serves clients, and records the revision of the cluster then.
 func (p *planner) seal() {
-	if p.pausing() {
+	if failed := p.find(p.status.Stop.Snapshot); failed != nil && p.tooSoonAfter(failed) {
+		p.pauseAfter(failed)
 		return
 	}
-	p.say("no client is served any more")
+	p.snapFailed = p.lastFailure()
+	p.reportWaiting("waiting until no member serves clients")
 	all := true
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if m.peer == nil && p.View.Listed {
-			p.wish(m, v1alpha1.EtcdMemberDelete) // taken out below, or before
+			p.setDesired(m, v1alpha1.EtcdMemberDelete) // it was removed from the list
 			continue
 		}
-		p.wish(m, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
+		p.setDesired(m, v1alpha1.EtcdMemberSeal, func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
 		all = all && m.is(v1alpha1.EtcdMemberSealed)
 	}
 	if !p.View.Listed {
@@ -146,9 +119,9 @@ func (p *planner) seal() {
 		if p.Live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberFailed) {
 			continue
 		}
-		// It might come back and pass on what clients write. Out of the list it cannot.
+		// Its node cannot seal it. When it comes back it could pass on writes of clients, unless it is out of the list.
 		if p.readyVoters() < quorum(p.votes()-1) {
-			p.say(fmt.Sprintf("%s; %s cannot be told to serve no client, and removing it would lose quorum; bring it back", p.arithmetic(), m.Name))
+			p.reportWaiting(fmt.Sprintf("%s; %s cannot be sealed, and removing it would lose quorum; bring it back", p.healthyVoters(), m.Name))
 			return
 		}
 		p.act(Action{Do: RemovePeer, Peer: *m.peer})
@@ -160,48 +133,47 @@ func (p *planner) seal() {
 	stop := p.status.Stop
 	stop.Revision = p.View.Revision
 	if stop.OnStop == v1alpha1.EtcdRetain {
-		p.release(&v1alpha1.EtcdRest{Revision: p.View.Revision, Hash: p.View.Hash})
+		p.release(&v1alpha1.EtcdStoppedState{Revision: p.View.Revision, Hash: p.View.Hash})
+		p.endMembers()
 		return
 	}
 	p.attempt()
 }
 
-// pausing says whether the last snapshot failed a moment ago. Until the next is tried, clients are served.
-func (p *planner) pausing() bool {
-	stop := p.status.Stop
-	failed := p.find(stop.Snapshot)
-	if failed == nil || p.Now.Sub(failed.CreationTimestamp.Time) >= retryAfter(stop.Attempt) {
-		p.snapFailed = p.lastFailure()
-		return false
-	}
-	p.failed(failed)
-	p.say("waiting to take another snapshot; clients are served meanwhile")
-	for _, m := range p.ours {
+// tooSoonAfter returns whether the delay after a snapshot that failed is not over.
+func (p *planner) tooSoonAfter(failed *v1alpha1.EtcdSnapshot) bool {
+	return p.Now.Sub(failed.CreationTimestamp.Time) < retryAfter(p.status.Stop.Attempt)
+}
+
+// pauseAfter lets members serve clients until the next snapshot is tried.
+func (p *planner) pauseAfter(failed *v1alpha1.EtcdSnapshot) {
+	p.reportFailed(failed)
+	p.reportWaiting("waiting to retry the snapshot; clients are served meanwhile")
+	for _, m := range p.current {
 		if m.voter() {
 			p.unseal(m)
 		}
 	}
-	return true
 }
 
 // unseal lets a member serve clients again.
 func (p *planner) unseal(m memberView) {
 	if m.Spec.Want == v1alpha1.EtcdMemberSeal && p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped {
-		return // woken for its data only
+		return // the member was woken for its data only, and serves nobody
 	}
-	p.wish(m, v1alpha1.EtcdMemberRun)
+	p.setDesired(m, v1alpha1.EtcdMemberRun)
 }
 
-// failed says that a snapshot could not be taken.
-func (p *planner) failed(s *v1alpha1.EtcdSnapshot) {
+// reportFailed reports that a snapshot could not be taken.
+func (p *planner) reportFailed(s *v1alpha1.EtcdSnapshot) {
 	why := s.Status.Error
 	if why == "" && s.Status.Facts != nil {
 		why = fmt.Sprintf("it is at revision %d, not %d", s.Status.Facts.Revision, s.Spec.Revision)
 	}
-	p.snapFailed = fmt.Sprintf("Snapshot %s could not be taken%s. Nothing was deleted; it is tried again.", s.Name, because(why))
+	p.snapFailed = fmt.Sprintf("Snapshot %s could not be taken%s. Nothing was deleted; another one is taken soon.", s.Name, because(why))
 }
 
-// lastFailure is what was said of the last snapshot, until one is taken.
+// lastFailure returns what was reported of the last snapshot that failed. It is reported until a snapshot succeeds.
 func (p *planner) lastFailure() string {
 	if c := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdSnapshotFailed); c != nil {
 		return c.Message
@@ -209,14 +181,14 @@ func (p *planner) lastFailure() string {
 	return ""
 }
 
-// say tells what the stop waits for, unless the cluster counts as stopped already.
-func (p *planner) say(what string) {
+// reportWaiting reports what the stop waits for. An evacuation reports nothing: for people the cluster is stopped.
+func (p *planner) reportWaiting(what string) {
 	if p.phase != v1alpha1.EtcdClusterPhaseStopped {
 		p.message = "Stopping cluster: " + what
 	}
 }
 
-// attempt takes a snapshot.
+// attempt asks for a snapshot at the revision that was just read.
 func (p *planner) attempt() {
 	stop := p.status.Stop
 	from, ok := p.source()
@@ -247,7 +219,7 @@ func (p *planner) createSnapshot(stop *v1alpha1.EtcdStop, from memberView) {
 		},
 	}
 	s.Spec.Nodes = p.copyTargets(s, []string{from.Spec.Node}, false)
-	p.say("taking snapshot " + stop.Snapshot)
+	p.reportWaiting("taking snapshot " + stop.Snapshot)
 	p.act(Action{Do: CreateSnapshot, Snapshot: s})
 }
 
@@ -255,13 +227,14 @@ func (p *planner) snapshotName(stop *v1alpha1.EtcdStop) string {
 	return SnapshotName(p.Cluster, fmt.Sprintf("%d-%d", stop.Generation, stop.Attempt))
 }
 
-// SnapshotName is the name of a snapshot of a cluster: that of the cluster, enough of its UID, and what it was taken for.
+// SnapshotName returns the name of a snapshot: the name of the cluster, the beginning of its UID, and what the snapshot is for.
 func SnapshotName(c *v1alpha1.EtcdCluster, what string) string {
 	uid := string(c.UID)
 	return fmt.Sprintf("%s-%s-%s", c.Name, uid[:min(8, len(uid))], what)
 }
 
-// source is the member from which a snapshot is taken: one that answers, that which told the revision if it may keep the copy.
+// source returns the member from which a snapshot is taken: a healthy one, if possible on a node that stays, then the one that
+// reported the revision, then one that does not lead.
 func (p *planner) source() (memberView, bool) {
 	var best *memberView
 	for _, m := range p.voters() {
@@ -297,7 +270,7 @@ func (p *planner) snapshot() {
 	s := p.find(stop.Snapshot)
 	if s == nil {
 		p.keepSealed()
-		// The intent was written and the object was not.
+		// The status was written and the object was not created.
 		if from, ok := p.source(); ok && p.View.Listed {
 			if p.View.Revision != stop.Revision {
 				p.attempt()
@@ -307,7 +280,7 @@ func (p *planner) snapshot() {
 		}
 		return
 	}
-	p.say("taking snapshot " + s.Name)
+	p.reportWaiting("taking snapshot " + s.Name)
 	p.snapFailed = p.lastFailure()
 	taker := p.nodeOf(s.Spec.Member)
 	switch {
@@ -317,7 +290,7 @@ func (p *planner) snapshot() {
 			return
 		}
 		if p.View.Revision != stop.Revision {
-			p.attempt() // something was written after all
+			p.attempt() // the revision changed after the snapshot
 			return
 		}
 		stop.Step, p.snapFailed = v1alpha1.EtcdCopying, ""
@@ -328,9 +301,10 @@ func (p *planner) snapshot() {
 			p.attempt()
 			return
 		}
-		p.failed(s)
 		stop.Step = v1alpha1.EtcdSealing
-		p.pausing()
+		if p.tooSoonAfter(s) {
+			p.pauseAfter(s)
+		}
 	case !p.Live(taker):
 		p.keepSealed()
 		if p.View.Listed {
@@ -341,19 +315,19 @@ func (p *planner) snapshot() {
 	}
 }
 
-// moved says whether the revision moved though no client is served. Leases that nobody may keep alive end, and etcd deletes their keys.
-// No new ones come while the seal lasts, so that another snapshot taken at once succeeds in the end; unsealed in between it might
-// never. Should something else write, clients are served now and then.
+// moved returns whether the revision changed while the members are sealed, so that another snapshot is taken at once. Nobody can keep
+// leases alive under the seal: they expire, and etcd deletes their keys. No new leases come, so that a later snapshot succeeds; with
+// clients served in between it might never. In case something else writes, clients are served again after every sealedTries attempts.
 func (p *planner) moved() bool {
 	stop := p.status.Stop
 	return p.View.Listed && p.View.Revision > stop.Revision && stop.Attempt%sealedTries != 0
 }
 
-// keepSealed repeats what sealing asked for: a status may have been written and the wish not.
+// keepSealed asks for the seal again: the coordinator may have died after it wrote the status and before it wrote the members.
 func (p *planner) keepSealed() {
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if m.voter() || !p.View.Listed {
-			p.wish(m, v1alpha1.EtcdMemberSeal)
+			p.setDesired(m, v1alpha1.EtcdMemberSeal)
 		}
 	}
 }
@@ -372,79 +346,49 @@ func (p *planner) copy() {
 	p.keepSealed()
 	s := p.find(stop.Snapshot)
 	if s == nil || !s.DeletionTimestamp.IsZero() {
-		stop.Step = v1alpha1.EtcdSealing // it was taken away: begin again
+		stop.Step = v1alpha1.EtcdSealing // somebody deleted it: begin again
 		return
 	}
 	good := p.goodCopies(s)
 	need := p.copiesNeeded()
 	if len(good) < need {
-		p.say(fmt.Sprintf("%d of %d copies of snapshot %s are verified", len(good), need, s.Name))
+		p.reportWaiting(fmt.Sprintf("%d of %d copies of snapshot %s are verified", len(good), need, s.Name))
 		if errs := copyErrors(s); errs != "" {
 			p.snapFailed = fmt.Sprintf("Snapshot %s is on %d of %d nodes (%s). Nothing was deleted.", s.Name, len(good), need, errs)
 		}
 		return
 	}
-	p.release(&v1alpha1.EtcdRest{Snapshot: s.Name, Revision: s.Status.Facts.Revision, Hash: s.Status.Facts.Hash})
+	p.release(&v1alpha1.EtcdStoppedState{Snapshot: s.Name, Revision: s.Status.Facts.Revision, Hash: s.Status.Facts.Hash})
+	p.endMembers()
 }
 
-// release writes down what the next start begins from. From now on the members' data may be deleted.
-func (p *planner) release(rest *v1alpha1.EtcdRest) {
-	stop := p.status.Stop
-	stop.Step = v1alpha1.EtcdReleased
-	rest.OnStop = stop.OnStop
-	rest.Members = p.infos(p.voters())
-	if former := p.status.Rest; former != nil {
-		rest.Size, rest.Stopped = former.Size, former.Stopped
-		if len(rest.Members) == 0 {
-			rest.Members = former.Members
-		}
-	} else {
-		rest.Size = int32(len(rest.Members))
-	}
-	p.status.Rest = rest
-	p.end()
-}
-
-// end stops and deletes the members, as the stop was meant, and says when nothing is left.
-func (p *planner) end() {
+// endMembers ends the members, with or without their data, and then the stop.
+func (p *planner) endMembers() {
 	stop := p.status.Stop
 	want, reachedPhase := v1alpha1.EtcdMemberDelete, v1alpha1.EtcdMemberDeleted
 	if stop.OnStop == v1alpha1.EtcdRetain {
 		want, reachedPhase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
 	}
-	p.say("ending its processes")
+	p.reportWaiting("waiting for its processes to end")
 	done := true
-	for _, m := range p.ours {
+	for _, m := range p.current {
 		if m.Spec.Want == want && (m.is(reachedPhase) || !p.Live(m.Spec.Node)) {
 			continue
 		}
-		p.wish(m, want)
+		p.setDesired(m, want)
 		done = false
 	}
-	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.old, func(m memberView) bool { return p.Live(m.Spec.Node) }) {
+	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.former, func(m memberView) bool { return p.Live(m.Spec.Node) }) {
 		return
 	}
-	took := metav1.Duration{Duration: p.Now.Sub(stop.Began.Time).Round(time.Millisecond)}
-	if p.status.Rest.Stopped == nil {
-		p.status.Rest.Stopped = newTime(p.Now)
-		p.status.LastStop = &took
-	}
-	if stop.OnStop == v1alpha1.EtcdDelete {
-		p.status.ClusterID = "" // someone asked that nothing be kept
-	}
-	p.status.Stop = nil
-	p.rested()
+	p.endStop()
 }
 
-// rescue turns data that a stopped cluster kept on a draining node into a snapshot elsewhere: the members are woken without serving
-// anybody.
-func (p *planner) rescue() {
+// evacuateRetainedData turns data that a stopped cluster retained on a draining node into a snapshot on other nodes.
+func (p *planner) evacuateRetainedData() {
 	rest := p.status.Rest
-	if rest == nil || rest.OnStop != v1alpha1.EtcdRetain || p.Slot == nil || !slices.ContainsFunc(p.ours, func(m memberView) bool { return m.Spec.Node == p.Slot.Node }) {
+	if rest == nil || rest.OnStop != v1alpha1.EtcdRetain || p.Slot == nil || !slices.ContainsFunc(p.current, func(m memberView) bool { return m.Spec.Node == p.Slot.Node }) {
 		return
 	}
-	p.status.Stop = &v1alpha1.EtcdStop{
-		Generation: p.Cluster.Generation, OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing, Began: *micro(p.Now),
-	}
-	p.changing = true
+	p.beginEvacuation()
 }

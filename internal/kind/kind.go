@@ -89,8 +89,8 @@ type Term struct {
 	Leader string
 	// Manager runs the controllers.
 	Manager ctrl.Manager
-	// Stands fails unless the term does, read live. Irreversible steps ask it last.
-	Stands func(context.Context) error
+	// CheckTerm fails unless the term does, read live. Irreversible steps ask it last.
+	CheckTerm func(context.Context) error
 	// Log of the term.
 	Log *slog.Logger
 	// AtStep is called before and after every step, by tests that crash there.

@@ -30,8 +30,8 @@ import (
 type Controller struct {
 	// Epoch of the node that leads, with its vigil over everyone's leases.
 	Epoch *Epoch
-	// Stands fails unless the coordinator's term does, read live.
-	Stands func(context.Context) error
+	// CheckTerm fails unless the coordinator's term does, read live.
+	CheckTerm func(context.Context) error
 	// Interval between two looks at the vigil.
 	Interval time.Duration
 	// Log of the term.
@@ -125,7 +125,7 @@ func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Stands(ctx); err != nil {
+	if err := c.CheckTerm(ctx); err != nil {
 		return err
 	}
 	if err := c.client.Update(ctx, marked); err != nil {

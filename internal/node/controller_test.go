@@ -39,7 +39,7 @@ func newWatcher(t *testing.T, c client.Client, node string) *watcher {
 	timing := lease.DefaultTiming()
 	w.controller = &Controller{
 		Epoch:  &Epoch{Node: "c1", Number: 1, Vigil: lease.NewVigil(timing, 0), clock: func() lease.Instant { return w.now }},
-		Stands: func(context.Context) error { w.asked++; return w.stands() },
+		CheckTerm: func(context.Context) error { w.asked++; return w.stands() },
 		Log:    slog.New(slog.DiscardHandler), client: c, live: c, record: events.Recorder{Client: c, Controller: "nodes", Instance: "c1"},
 	}
 	l, _, err := lease.Take(nil, lease.Claimant{Node: node, Holder: node + "/x"}, timing, time.Now())

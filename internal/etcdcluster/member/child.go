@@ -69,7 +69,7 @@ func Start(exe string, c Config, args ...string) (*Child, error) {
 	go child.listen(stdout)
 	if _, err := stdin.Write(append(config, '\n')); err != nil {
 		child.Kill()
-		return nil, fmt.Errorf("tell the member its configuration: %w", err)
+		return nil, fmt.Errorf("send the member its configuration: %w", err)
 	}
 	return child, nil
 }
@@ -96,7 +96,7 @@ func (c *Child) set(change func()) {
 	c.changed = make(chan struct{})
 }
 
-// Report is what the child said last, and a channel that is closed when it says something else or ends.
+// Report returns the last report of the child, and a channel that is closed with the next report or when the child ends.
 func (c *Child) Report() (Report, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +109,7 @@ func (c *Child) PID() int { return c.cmd.Process.Pid }
 // Done is closed when the child has ended.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
-// Err says how the child ended, as well as it could tell. It is nil for one that ended in order.
+// Err returns why the child ended; nil if it ended in order.
 func (c *Child) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,10 +122,10 @@ func (c *Child) Err() error {
 	return nil
 }
 
-// Removed says whether etcd told the child that it is no member any more.
+// Removed returns whether etcd removed the member from its cluster.
 func (c *Child) Removed() bool { return c.ended(Removed) }
 
-// Unheard says whether the child ended in order to be started again at once.
+// Unheard returns whether the child ended to be started again at once.
 func (c *Child) Unheard() bool { return c.ended(Unheard) }
 
 func (c *Child) ended(s State) bool {
@@ -134,7 +134,7 @@ func (c *Child) ended(s State) bool {
 	return c.last.State == s
 }
 
-// Order gives an order and returns its number: it is carried out when a report has that number.
+// Order sends an order and returns its number. The order is carried out when a report has that number.
 func (c *Child) Order(o Order) (int64, error) {
 	c.mu.Lock()
 	c.number++

@@ -2,12 +2,12 @@
 //
 // The node starts the child with Start, gives it its Config as the first line of its standard input, and from then on a
 // Command a line; the child answers with a Report a line on its standard output. When its standard input ends the node is
-// gone, and the child stops in order. A node that is merely frozen keeps the pipe open, and its members serve on.
+// gone, and the child stops in order. A frozen node keeps the pipe open, and its members keep serving.
 //
 //	      Config                seal                stop, SIGTERM, end of input
 //	──▶ starting ──▶ serving ◀──────▶ sealed ──────────────▶ stopped
 //	        │           │      unseal    │
-//	        │           └────────────────┴──▶ removed: etcd says that it is no member any more
+//	        │           └────────────────┴──▶ removed: etcd removed the member from its cluster
 //	        └──▶ removed, or unheard: it has to be started again
 package member
 
@@ -59,14 +59,14 @@ type Config struct {
 	Name string `json:"name"`
 	// ClusterUID is the UID of the EtcdCluster.
 	ClusterUID string `json:"clusterUID"`
-	// PeerURL and ClientURL are where it listens, and what it tells others.
+	// PeerURL and ClientURL are where it listens, and what it advertises.
 	PeerURL   string `json:"peerURL"`
 	ClientURL string `json:"clientURL"`
-	// InitialCluster, Existing and Token say how its data comes to be; etcd heeds them only while there is none.
+	// InitialCluster, Existing and Token are how it begins; etcd uses them only while there is no data.
 	InitialCluster string `json:"initialCluster"`
 	Existing       bool   `json:"existing,omitempty"`
 	Token          string `json:"token"`
-	// Restore is the snapshot from which the data comes to be, while there is none.
+	// Restore is the snapshot that it begins with while there is no data.
 	Restore *Restore `json:"restore,omitempty"`
 	// TLS are the files for those of the two URLs that are https.
 	TLS TLS `json:"tls"`
@@ -89,13 +89,13 @@ type Config struct {
 func (c Config) validate() error {
 	switch {
 	case !filepath.IsAbs(c.Dir):
-		return fmt.Errorf("the directory %q is not an absolute path", c.Dir)
+		return fmt.Errorf("directory %q is not an absolute path", c.Dir)
 	case c.Name == "":
-		return errors.New("no name")
+		return errors.New("the member has no name")
 	case c.PeerURL == "" || c.ClientURL == "":
-		return errors.New("no peer URL or no client URL")
+		return errors.New("the peer URL or the client URL is missing")
 	case c.InitialCluster == "" || c.Token == "":
-		return errors.New("no initial cluster or no token")
+		return errors.New("the initial cluster or the token is missing")
 	}
 	return nil
 }
@@ -108,32 +108,32 @@ type Order string
 
 // The orders.
 const (
-	// Seal: no client is served any more but on the private socket. It is answered when what was admitted before has ended.
+	// Seal: refuse clients, except on the private socket. The report follows when all requests that were admitted before have ended.
 	Seal Order = "seal"
-	// Unseal: clients are served again.
+	// Unseal: serve clients again.
 	Unseal Order = "unseal"
 	// Stop: end in order.
 	Stop Order = "stop"
 )
 
-// request is a line from the node. Numbers grow, and answers carry the number of what they answer.
+// request is a line from the node. Numbers grow, and a report carries the number of the last order that was carried out.
 type request struct {
 	Number int64 `json:"number"`
 	Order  Order `json:"order"`
 }
 
-// State is how a running member is.
+// State is the state of a member's process.
 type State string
 
 // The states.
 const (
-	// Starting: it has no part in the cluster yet.
+	// Starting: it is not part of the cluster yet.
 	Starting State = "starting"
 	// Serving: it is part of the cluster and serves clients.
 	Serving State = "serving"
-	// Sealed: it is part of the cluster and serves nobody but its private socket.
+	// Sealed: it is part of the cluster and serves only its private socket.
 	Sealed State = "sealed"
-	// Removed: etcd says that it is no member any more; its process ends.
+	// Removed: etcd removed it from the cluster; its process ends.
 	Removed State = "removed"
 	// Unheard: its process ends, to be started again at once from the same data. See patiences.
 	Unheard State = "unheard"
@@ -155,6 +155,6 @@ type Report struct {
 const (
 	// orphanLimit is how long a member whose node is gone may take to stop.
 	orphanLimit = 2 * time.Second
-	// lockEvery is how often a member looks whether the one before it has ended.
+	// lockEvery is how often a member tries the lock that its predecessor may still have.
 	lockEvery = 20 * time.Millisecond
 )

@@ -9,7 +9,7 @@ import (
 // logLimit bounds one file of a member's log; there are two.
 const logLimit = 4 << 20
 
-// logFile is a member's log. What the process itself has to say, such as a panic, goes there too.
+// logFile is a member's log. Output of the process itself, such as a panic, goes there too.
 type logFile struct {
 	path string
 	// also is a descriptor that is the log too.
@@ -48,7 +48,7 @@ func (l *logFile) Write(p []byte) (int, error) {
 	defer l.mu.Unlock()
 	if l.size+int64(len(p)) > logLimit && l.size > 0 {
 		if os.Rename(l.path, l.path+".1") == nil {
-			_ = l.open() // the old file is written on
+			_ = l.open() // on failure the old file is used further
 		}
 	}
 	n, err := l.file.Write(p)

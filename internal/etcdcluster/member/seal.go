@@ -17,11 +17,11 @@ import (
 	"github.com/ebb-dev/ebb/internal/identity"
 )
 
-// ClusterHeader carries the UID of the EtcdCluster on requests of the coordinator. Where members ask nobody for a certificate
-// it is how they know whom to answer while they are sealed; it keeps nobody out who wants in.
+// ClusterHeader carries the UID of the EtcdCluster on requests of the coordinator. Members that ask for no certificates answer such
+// requests while they are sealed. It is not a secret and protects against nobody.
 const ClusterHeader = "ebb-etcd-cluster"
 
-// admittedLimit is how long a request that was admitted before a seal may go on. etcd itself gives up most of them sooner.
+// admittedLimit is how long a request that was admitted before a seal may take. etcd itself gives up most of them sooner.
 const admittedLimit = 10 * time.Second
 
 var (
@@ -30,8 +30,7 @@ var (
 	errViewer = status.Error(codes.PermissionDenied, "viewers do not reach the data of etcd clusters")
 )
 
-// harmless are the requests that change no key, no lease and nobody's rights: the coordinator needs them while it stops a
-// cluster.
+// harmless are the requests that change no key, no lease and no permission. The coordinator needs them while it stops a cluster.
 var harmless = []string{
 	"/etcdserverpb.Cluster/",
 	"/etcdserverpb.KV/Range",
@@ -41,7 +40,7 @@ var harmless = []string{
 	"/etcdserverpb.Maintenance/Alarm",
 }
 
-// reserved are the requests by which the members of a cluster change: only the coordinator's side may.
+// reserved are the requests that change the list of members. Only the coordinator and nodes may send them.
 var reserved = []string{
 	"/etcdserverpb.Cluster/MemberAdd",
 	"/etcdserverpb.Cluster/MemberRemove",
@@ -49,11 +48,11 @@ var reserved = []string{
 	"/etcdserverpb.Cluster/MemberPromote",
 }
 
-// patient are the requests that may wait for hours by their nature, for others to let go of something.
+// patient are the requests that may wait for hours, until other clients release a lock.
 var patient = []string{"/v3lockpb.Lock/Lock", "/v3electionpb.Election/Campaign"}
 
-// seal is the door through which every request comes in. It admits and counts under one lock, so that once it is shut the
-// count can only fall, and zero means that nobody will be told of a write any more.
+// seal admits requests and counts them under one lock. Once it is closed the count can only fall. At zero, no write will be
+// acknowledged any more.
 type seal struct {
 	clusterUID string
 	tls        bool
@@ -62,7 +61,7 @@ type seal struct {
 	shut   bool
 	next   int64
 	inside map[int64]visit
-	moved  chan struct{} // closed and replaced when a visit ends
+	moved  chan struct{} // closed and replaced when a request ends
 }
 
 // visit is one request that was admitted.
@@ -77,12 +76,12 @@ func newSeal(c Config) *seal {
 	return &seal{clusterUID: c.ClusterUID, tls: c.clientTLS(), shut: c.Sealed, inside: map[int64]visit{}, moved: make(chan struct{})}
 }
 
-// options put the door before etcd's own handlers.
+// options install the seal before etcd's own handlers.
 func (s *seal) options() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream)}
 }
 
-// enter admits a request, or says why not.
+// enter admits a request, or returns why it does not.
 func (s *seal) enter(ctx context.Context, method string, stream bool) (context.Context, func(), error) {
 	who := callerOf(ctx)
 	if who.viewer {
@@ -115,7 +114,7 @@ func hasPrefix(list []string, method string) bool {
 	return slices.ContainsFunc(list, func(p string) bool { return strings.HasPrefix(method, p) })
 }
 
-// trusts says whether a request is the cluster's own.
+// trusts returns whether a request comes from Ebb itself.
 func (s *seal) trusts(ctx context.Context, who caller) bool {
 	if s.tls {
 		return who.own
@@ -124,8 +123,9 @@ func (s *seal) trusts(ctx context.Context, who caller) bool {
 	return slices.Contains(md.Get(ClusterHeader), s.clusterUID)
 }
 
-// close shuts the door, cuts what would not end by itself, and waits until all who came in before have left; with everyone,
-// those of the private socket too. A request that takes longer than the limit is cut as well: nobody will hear how it went.
+// close admits no more requests, cancels those that would not end by themselves, and waits for the others to end; with everyone, for
+// those of the private socket too. A request that takes longer than the limit is canceled as well, so that its client is never told
+// that it succeeded.
 func (s *seal) close(ctx context.Context, limit time.Duration, everyone bool) error {
 	patience := time.NewTimer(limit)
 	defer patience.Stop()
@@ -186,7 +186,7 @@ func (s *seal) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	return err
 }
 
-// cutStream is a stream that ends when it is cut.
+// cutStream is a stream that ends when it is canceled.
 type cutStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -211,7 +211,7 @@ func (c *cutStream) RecvMsg(m any) error {
 	return nil
 }
 
-// caller is who asks.
+// caller is who sent a request.
 type caller struct {
 	// private: on the private socket.
 	private bool

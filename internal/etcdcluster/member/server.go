@@ -87,7 +87,7 @@ func readOrders(ctx context.Context, in *bufio.Reader, orders chan<- request) er
 type server struct {
 	config Config
 	seal   *seal
-	lock   *os.File // ends with the process, and so does everything that it is about
+	lock   *os.File // of the directory, for as long as the process lives
 	dir    *os.File // keeps the directory open: see socketURL
 	etcd   *embed.Etcd
 
@@ -96,7 +96,7 @@ type server struct {
 	state Report
 }
 
-// report tells the node how the member is.
+// report reports the member's state to the node.
 func (s *server) report(change func(*Report)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *server) run(ctx context.Context, orders <-chan request) error {
 	return err
 }
 
-// restore makes the data of a snapshot. It is done here because etcd's own code ends the process when it cannot write.
+// restore writes the data from a snapshot. The child does it, not the node, because etcd's code ends the process when it cannot write.
 func (s *server) restore() error {
 	r, data := s.config.Restore, Data(s.config.Dir)
 	if r == nil || wal.Exist(filepath.Join(data, "member", "wal")) {
@@ -156,18 +156,19 @@ func (s *server) restore() error {
 	return snapshot.Restore(r.Path, r.Size, r.SHA256, snapshot.Target{Data: data, Name: s.config.Name, PeerURL: s.config.PeerURL, Token: s.config.Token, Exact: r.Exact})
 }
 
-// patiences are how long a member that is up to date with its leader may take to be heard by its cluster, at one start after the other. A member says
-// where it serves through raft before it serves anybody, and waits to see that in its own log. When its data comes as a whole from the leader that is
-// often in there already, and etcd says it again only after seven seconds; a server that starts anew from the same data says it at once.
+// patiences are how long a member that is up to date with its leader may wait until its cluster has heard of it, at one start after the
+// other. Before a member serves clients it publishes its URLs through raft, and waits to see that in its own log. If its data came as a
+// snapshot from the leader, that often contains the entry already, so that it never appears in the log; etcd publishes again only after
+// seven seconds. A server that is restarted from the same data publishes at once.
 var patiences = []time.Duration{250 * time.Millisecond, time.Second, math.MaxInt64}
 
-// errUnheard: the member has waited long enough for its cluster to hear of it.
+// errUnheard: the member has waited long enough and is restarted.
 var errUnheard = errors.New("the cluster has not heard of the member")
 
-// heardEvery is how often a member looks whether it is up to date.
+// heardEvery is how often a member checks whether it is up to date.
 const heardEvery = 25 * time.Millisecond
 
-// takeLock waits for the directory's lock, which the member before this one may still have for an instant.
+// takeLock waits for the directory's lock, which the predecessor of this process may still have for an instant.
 func takeLock(ctx context.Context, dir string) (*os.File, error) {
 	for {
 		f, err := TryLock(dir)
@@ -182,10 +183,11 @@ func takeLock(ctx context.Context, dir string) (*os.File, error) {
 	}
 }
 
-// ErrLocked: another process has the member's directory.
+// ErrLocked: another process has locked the member's directory.
 var ErrLocked = errors.New("another process has the member's directory")
 
-// TryLock takes the lock of a member's directory, which its process has as long as it lives. Closing the file gives it back.
+// TryLock takes the lock of a member's directory, which the member's process holds for as long as it lives. Closing the file releases
+// it.
 func TryLock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, LockName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -232,7 +234,7 @@ func (s *server) etcdConfig(log *zap.Logger) (*embed.Config, error) {
 		cfg.ClientTLSInfo = tls
 	}
 	if c.peerTLS() {
-		// Only certificates of nodes are made to serve, so only nodes are peers. They may come from any of their addresses.
+		// Only certificates of nodes are valid for serving, so only nodes can be peers. They may connect from any of their addresses.
 		tls.AllowedHostnames, tls.SkipClientSANVerify = []string{anyNode}, true
 		cfg.PeerTLSInfo = tls
 	}
@@ -252,10 +254,10 @@ func (s *server) etcdConfig(log *zap.Logger) (*embed.Config, error) {
 	if c.AutoCompactionRetention != "" {
 		cfg.AutoCompactionRetention = c.AutoCompactionRetention
 	}
-	// etcd's own check wants every peer to have been there for five seconds before each change. The coordinator looks at quorums itself, and
-	// nobody else may change members (seal.go).
+	// etcd's own check requires every peer to have been connected for five seconds before each change. The coordinator checks quorums
+	// itself, and nobody else may change members (seal.go).
 	cfg.StrictReconfigCheck = false
-	cfg.EnableGRPCGateway = false // it would reach the private way in
+	cfg.EnableGRPCGateway = false // it would reach the private socket
 	cfg.GRPCAdditionalServerOptions = s.seal.options()
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log)
 	return cfg, nil
@@ -303,7 +305,7 @@ func (s *server) serve(ctx context.Context, orders <-chan request) error {
 			return s.removed()
 		case err := <-s.etcd.Err():
 			select {
-			case <-s.etcd.Server.StoppingNotify(): // the error only follows from it
+			case <-s.etcd.Server.StoppingNotify(): // the error is a consequence
 				return s.removed()
 			default:
 				return fmt.Errorf("etcd ended: %w", err)
@@ -314,7 +316,7 @@ func (s *server) serve(ctx context.Context, orders <-chan request) error {
 	}
 }
 
-// removed: etcd's server ends by itself for one reason only.
+// removed reports that the member was removed: the only reason for which etcd's server ends by itself.
 func (s *server) removed() error {
 	s.report(func(r *Report) { r.State = Removed })
 	return errors.New("the member was removed from its cluster")
@@ -329,7 +331,7 @@ func (s *server) obey(ctx context.Context, r request) error {
 	case Unseal:
 		s.seal.open()
 	default:
-		return fmt.Errorf("an order that nobody knows: %q", r.Order)
+		return fmt.Errorf("unknown order %q", r.Order)
 	}
 	s.report(func(rep *Report) {
 		rep.Number = r.Number
@@ -349,8 +351,8 @@ func (s *server) servingState() State {
 	return Serving
 }
 
-// stop ends etcd. Clients that watch would otherwise hold it up for seconds, and so would two waits of etcd's own: a leader looks for a successor,
-// which is pointless where the whole cluster is stopped, and a server that has no part in its cluster yet waits for that.
+// stop ends etcd, and avoids what would delay that for seconds: clients that watch; a leader that looks for a successor, which is
+// pointless when the whole cluster stops; and a server that waits to become part of its cluster.
 func (s *server) stop() {
 	s.mu.Lock()
 	serving := s.state.State == Serving
@@ -364,7 +366,7 @@ func (s *server) stop() {
 	s.etcd.Close()
 }
 
-// logger writes what etcd says to the member's log.
+// logger writes etcd's log to the member's log.
 func logger(w zapcore.WriteSyncer, level string) *zap.Logger {
 	least := zapcore.WarnLevel
 	if level != "" {

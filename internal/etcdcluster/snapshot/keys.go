@@ -12,13 +12,13 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// firstRevision is that of an etcd to which nothing was ever written.
+// firstRevision is the revision of an etcd without writes.
 const firstRevision = 1
 
-// readKeys finds what the keys in a database are: how many, of which revision, and their hash.
+// readKeys reads the keys in a database: how many there are, the newest revision, and their hash.
 func readKeys(path string, f *Facts) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a file that is not a database may lead anywhere
-	defer func() {                                           // etcd's own reading of revisions ends so where there are none
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a damaged file may point outside of the mapped memory
+	defer func() {                                           // etcd's code panics on damaged revisions
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %v", ErrDamaged, r)
 		}
@@ -31,7 +31,7 @@ func readKeys(path string, f *Facts) (err error) {
 	return db.View(func(tx *bolt.Tx) error {
 		meta, keys := tx.Bucket(schema.Meta.Name()), tx.Bucket(schema.Key.Name())
 		if meta == nil || keys == nil {
-			return fmt.Errorf("%w: it has no keys of etcd", ErrDamaged)
+			return fmt.Errorf("%w: it is not a database of etcd", ErrDamaged)
 		}
 		f.Compacted = max(0, compacted(meta, schema.ScheduledCompactKeyName), compacted(meta, schema.FinishedCompactKeyName))
 		return hashKeys(keys, f)

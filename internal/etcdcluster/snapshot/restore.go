@@ -12,24 +12,24 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// revisionBump is how far the revision is moved ahead where something may have been written after the snapshot: more than any
-// cluster writes between two snapshots.
+// revisionBump is how far the revision is moved ahead if writes after the snapshot are possible: more than any cluster writes between
+// two snapshots.
 const revisionBump = 1_000_000_000
 
 // Target is what a snapshot becomes: the data of the only member of a new cluster.
 type Target struct {
-	// Data is the data directory, which must not be there yet.
+	// Data is the data directory, which must not exist yet.
 	Data string
 	// Name and PeerURL of the member.
 	Name, PeerURL string
 	// Token of the new cluster.
 	Token string
-	// Exact: nothing was acknowledged after the snapshot, and revisions go on where it ends. Otherwise the revision is moved ahead
+	// Exact: no write was acknowledged after the snapshot, and revisions continue where it ends. Otherwise the revision is moved ahead
 	// and marked compacted, so that no watcher sees it go backwards.
 	Exact bool
 }
 
-// Restore makes the data of a new cluster from a file that is what was recorded. The data directory is there as a whole or not at all.
+// Restore verifies a file and writes the data of a new cluster from it. The data directory is complete or does not exist.
 func Restore(path string, size int64, sum string, t Target) (err error) {
 	if err := Verify(path, size, sum); err != nil {
 		return err
@@ -42,7 +42,7 @@ func Restore(path string, size int64, sum string, t Target) (err error) {
 		return err
 	}
 	defer os.RemoveAll(work)
-	defer func() { // how the libraries end when a disk is full
+	defer func() { // etcd's libraries panic when a disk is full
 		if r := recover(); r != nil {
 			err = fmt.Errorf("restore to %s: %v", t.Data, r)
 		}

@@ -1,7 +1,7 @@
-// Package snapshot takes snapshots of etcd members, verifies them without a server, keeps them as files, and makes the data
-// of new members of them.
+// Package snapshot takes snapshots of etcd members, verifies them without a server, keeps them as files, and restores them as the data
+// of new members.
 //
-// A file is whole or not there: it is written under a temporary name, verified, and renamed. Whoever uses one compares it
+// A file is complete or does not exist: it is written under a temporary name, verified, and renamed. Before every use it is compared
 // with the facts that were recorded when it was taken.
 package snapshot
 
@@ -18,25 +18,25 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// What may be wrong with a snapshot.
+// Errors of snapshots.
 var (
-	// ErrTampered: the file is not what was recorded.
+	// ErrTampered: the file differs from what was recorded.
 	ErrTampered = errors.New("the snapshot is not what was recorded")
-	// ErrRevision: it is of another revision than it should be.
+	// ErrRevision: the snapshot has another revision than was asked for.
 	ErrRevision = errors.New("the snapshot is of another revision")
-	// ErrHash: its keys are not those of the member that it is of.
+	// ErrHash: the keys in the snapshot are not those of its member.
 	ErrHash = errors.New("the snapshot does not have the hash that its member has")
-	// ErrDamaged: the file is no whole snapshot of an etcd.
+	// ErrDamaged: the file is not a complete snapshot of etcd.
 	ErrDamaged = errors.New("the snapshot is damaged")
 )
 
-// Facts are what a snapshot is.
+// Facts are the properties of a snapshot.
 type Facts struct {
 	// Revision of the newest key.
 	Revision int64
-	// Compacted is the revision before which history is gone.
+	// Compacted is the revision up to which history was compacted.
 	Compacted int64
-	// Hash of all keys at Revision, as etcd's HashKV tells it.
+	// Hash of all keys at Revision, as etcd's HashKV computes it.
 	Hash uint32
 	// TotalKeys in it, older versions included.
 	TotalKeys int64
@@ -47,11 +47,11 @@ type Facts struct {
 	At time.Time
 }
 
-// tries is how often a snapshot is taken anew because etcd compacted its history meanwhile.
+// tries is how often a snapshot is taken again because etcd compacted its history meanwhile.
 const tries = 3
 
-// Take takes a snapshot of a member into a new file at path and verifies it against the member's own word. If revision is not 0 it
-// must be of that one. A file that is not good is removed.
+// Take takes a snapshot of a member into a new file at path, and verifies it against the hash that the member reports. If revision is
+// not 0 the snapshot must have that revision. A file that is not verified is removed.
 func Take(ctx context.Context, member *clientv3.Client, path string, revision int64) (f Facts, err error) {
 	for range tries {
 		f, err = take(ctx, member, path, revision)
@@ -65,7 +65,7 @@ func Take(ctx context.Context, member *clientv3.Client, path string, revision in
 	return f, err
 }
 
-// errCompacted: the member compacted its history after the snapshot, so that its hash is of something else.
+// errCompacted: the member compacted its history after the snapshot, so that their hashes cannot be compared.
 var errCompacted = errors.New("etcd compacted its history while the snapshot was taken")
 
 func take(ctx context.Context, member *clientv3.Client, path string, revision int64) (Facts, error) {
@@ -84,7 +84,7 @@ func take(ctx context.Context, member *clientv3.Client, path string, revision in
 	return f, compare(ctx, member, f)
 }
 
-// save writes what the member sends and makes sure that it survives a crash.
+// save writes what the member sends to a file that survives a crash.
 func save(ctx context.Context, member *clientv3.Client, path string) error {
 	stream, err := member.Snapshot(ctx)
 	if err != nil {
@@ -134,7 +134,7 @@ func Inspect(path string) (Facts, error) {
 	return f, readKeys(path, &f)
 }
 
-// checksum reads the file once, for its own checksum at the end and for ours.
+// checksum reads the file once and computes both etcd's checksum, which is at its end, and SHA256.
 func checksum(path string) (Facts, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -147,7 +147,7 @@ func checksum(path string) (Facts, error) {
 	}
 	// etcd writes whole pages, and then the checksum.
 	if info.Size()%512 != sha256.Size {
-		return Facts{}, fmt.Errorf("%w: it has %d bytes, and so no checksum at its end", ErrDamaged, info.Size())
+		return Facts{}, fmt.Errorf("%w: a file of %d bytes has no checksum at its end", ErrDamaged, info.Size())
 	}
 	h := sha256.New()
 	if _, err := io.Copy(h, io.LimitReader(file, info.Size()-sha256.Size)); err != nil {
@@ -158,13 +158,13 @@ func checksum(path string) (Facts, error) {
 		return Facts{}, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	if [sha256.Size]byte(h.Sum(nil)) != end {
-		return Facts{}, fmt.Errorf("%w: its checksum does not fit", ErrDamaged)
+		return Facts{}, fmt.Errorf("%w: its checksum does not match", ErrDamaged)
 	}
 	h.Write(end[:])
 	return Facts{Size: info.Size(), SHA256: hex.EncodeToString(h.Sum(nil))}, nil
 }
 
-// Verify compares a file with what was recorded of it. It is for every use of a file.
+// Verify compares a file with what was recorded of it. It is called before every use of a file.
 func Verify(path string, size int64, sum string) error {
 	file, err := os.Open(path)
 	if err != nil {

@@ -32,7 +32,7 @@ type Key struct {
 
 const suffix = ".db"
 
-// local says whether a name is one file or directory below another, and none that the store uses itself.
+// local returns whether a name is that of one file or directory, and not one that the store uses itself.
 func local(name string) bool {
 	return name != "" && !strings.HasPrefix(name, ".") && filepath.IsLocal(name) && filepath.Base(name) == name
 }
@@ -52,7 +52,7 @@ func (s Store) Path(k Key) (string, error) {
 	return filepath.Join(s.Root, k.Dir, k.ClusterUID, k.Name+suffix), nil
 }
 
-// Temp makes sure that the directory of a snapshot is there, and names a file in it to write to.
+// Temp creates the directory of a snapshot, and returns the path of a temporary file in it.
 func (s Store) Temp(k Key) (string, error) {
 	path, err := s.Path(k)
 	if err != nil {
@@ -86,7 +86,7 @@ func (s Store) tidy(dir string) {
 	}
 }
 
-// Keep gives a verified file its name.
+// Keep renames a verified temporary file to the snapshot's name.
 func (s Store) Keep(k Key, temp string) error {
 	path, err := s.Path(k)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s Store) Keep(k Key, temp string) error {
 	return syncFile(filepath.Dir(path))
 }
 
-// Has says whether there is a file of that name. Whether it is good only Verify tells.
+// Has returns whether a snapshot has a file. It does not verify it.
 func (s Store) Has(k Key) (bool, error) {
 	path, err := s.Path(k)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s Store) Delete(k Key) error {
 	return nil
 }
 
-// Open opens a snapshot to send it, after it was compared with what was recorded of it.
+// Open verifies a snapshot and opens it.
 func (s Store) Open(k Key, size int64, sum string) (*os.File, error) {
 	path, err := s.Path(k)
 	if err != nil {
@@ -187,7 +187,7 @@ func (s Store) List() ([]Found, error) {
 		}
 		info, err := d.Info()
 		if err != nil {
-			return nil // it went meanwhile
+			return nil // it was deleted meanwhile
 		}
 		f.Written = info.ModTime()
 		all = append(all, f)
@@ -196,7 +196,7 @@ func (s Store) List() ([]Found, error) {
 	return all, err
 }
 
-// Sweep removes what was being written when an earlier process of this node ended.
+// Sweep removes the temporary files that an earlier process of this node left.
 func (s Store) Sweep() error {
 	all, err := s.List()
 	if err != nil {
@@ -210,7 +210,7 @@ func (s Store) Sweep() error {
 	return err
 }
 
-// Receiver writes a copy that comes in pieces and compares it with what was recorded.
+// Receiver writes a copy that arrives in pieces and verifies it.
 type Receiver struct {
 	file *os.File
 	hash hash.Hash
@@ -231,7 +231,7 @@ func Receive(temp string, size int64, sum string) (*Receiver, error) {
 // Write implements io.Writer. More than what was recorded is refused.
 func (r *Receiver) Write(p []byte) (int, error) {
 	if r.got+int64(len(p)) > r.size {
-		return 0, fmt.Errorf("%w: more than %d bytes came", ErrTampered, r.size)
+		return 0, fmt.Errorf("%w: more than %d bytes arrived", ErrTampered, r.size)
 	}
 	n, err := r.file.Write(p)
 	r.got += int64(n)
@@ -239,16 +239,16 @@ func (r *Receiver) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Finish makes sure that all came as recorded and that it survives a crash.
+// Finish verifies the copy and makes sure that it survives a crash.
 func (r *Receiver) Finish() error {
 	if r.got != r.size {
-		return fmt.Errorf("%w: %d bytes came, not %d", ErrTampered, r.got, r.size)
+		return fmt.Errorf("%w: %d bytes arrived, not %d", ErrTampered, r.got, r.size)
 	}
 	if got := hex.EncodeToString(r.hash.Sum(nil)); got != r.sum {
-		return fmt.Errorf("%w: the sha256 of what came is %s, not %s", ErrTampered, got, r.sum)
+		return fmt.Errorf("%w: the sha256 of what arrived is %s, not %s", ErrTampered, got, r.sum)
 	}
 	return r.file.Sync()
 }
 
-// Close gives the file back.
+// Close closes the file.
 func (r *Receiver) Close() error { return r.file.Close() }

@@ -1,2 +1,2 @@
-// Package wire is what nodes say to each other about etcd clusters.
+// Package wire is the protocol by which nodes copy snapshots of etcd clusters from each other.
 package wire

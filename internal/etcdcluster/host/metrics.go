@@ -1,4 +1,4 @@
-package etcdcluster
+package host
 
 import (
 	"sync/atomic"
@@ -9,8 +9,8 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// NodeMetrics are what a node tells of the members and snapshots on it.
-type NodeMetrics struct {
+// Metrics are a node's metrics of the members and snapshots on it.
+type Metrics struct {
 	restarts       prometheus.Counter
 	taken, copied  prometheus.Histogram
 	failed         *prometheus.CounterVec
@@ -19,13 +19,13 @@ type NodeMetrics struct {
 	host atomic.Pointer[Host]
 }
 
-// NewNodeMetrics makes them, registered with r.
-func NewNodeMetrics(r prometheus.Registerer, node string) *NodeMetrics {
+// NewMetrics makes the metrics of a node and registers them with r.
+func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 	labels := prometheus.Labels{"node": node}
 	seconds := func(name, help string) prometheus.Histogram {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}})
 	}
-	m := &NodeMetrics{
+	m := &Metrics{
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "ebb_etcd_member_restarts_total", Help: "Restarts of members' processes that ended by themselves.", ConstLabels: labels,
 		}),
@@ -44,7 +44,7 @@ func NewNodeMetrics(r prometheus.Registerer, node string) *NodeMetrics {
 	return m
 }
 
-// What may fail.
+// Steps that may fail, as the label step names them.
 const (
 	stepTake   = "take"
 	stepCopy   = "copy"
@@ -54,10 +54,10 @@ const (
 func since(h prometheus.Histogram, began time.Time) { h.Observe(time.Since(began).Seconds()) }
 
 // Describe implements prometheus.Collector.
-func (m *NodeMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- m.members; ch <- m.sizes }
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) { ch <- m.members; ch <- m.sizes }
 
 // Collect implements prometheus.Collector.
-func (m *NodeMetrics) Collect(ch chan<- prometheus.Metric) {
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	h := m.host.Load()
 	if h == nil {
 		return
@@ -66,7 +66,7 @@ func (m *NodeMetrics) Collect(ch chan<- prometheus.Metric) {
 		v1alpha1.EtcdMemberReserved: 0, v1alpha1.EtcdMemberStarting: 0, v1alpha1.EtcdMemberRunning: 0, v1alpha1.EtcdMemberSealed: 0,
 		v1alpha1.EtcdMemberStopped: 0, v1alpha1.EtcdMemberFailed: 0,
 	}
-	bytes := h.look(phases)
+	bytes := h.count(phases)
 	for phase, n := range phases {
 		ch <- prometheus.MustNewConstMetric(m.members, prometheus.GaugeValue, float64(n), string(phase))
 	}

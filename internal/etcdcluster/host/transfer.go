@@ -1,4 +1,4 @@
-package etcdcluster
+package host
 
 import (
 	"context"
@@ -19,39 +19,39 @@ import (
 )
 
 const (
-	// pieceSize is how much of a snapshot goes in one message.
+	// pieceSize is how much of a snapshot one message carries.
 	pieceSize = 1 << 20
-	// stallLimit is how long nothing may come before a copy is given up. Before the first piece the sender reads the whole file.
+	// stallLimit is how long the receiver waits for the next piece. Before the first piece the sender reads the whole file.
 	stallLimit = 30 * time.Second
-	// sendsAtOnce bounds the copies that a node sends.
+	// sendsAtOnce bounds the copies that a node sends at a time.
 	sendsAtOnce = 4
 )
 
-// copies lets other nodes fetch the snapshots of this one.
+// copies serves the snapshots of this node to other nodes.
 type copies struct {
 	wire.UnimplementedSnapshotsServer
 	host *Host
 }
 
-// Fetch implements wire.SnapshotsServer. Which file it is comes from the objects that this node knows, not from whoever asks.
+// Fetch implements wire.SnapshotsServer. The path of the file comes from the objects that this node knows, never from the request.
 func (c *copies) Fetch(req *wire.FetchRequest, out grpc.ServerStreamingServer[wire.Piece]) error {
 	h := c.host
 	h.mu.Lock()
 	s := h.snapshots[types.NamespacedName{Namespace: req.Namespace, Name: req.Name}]
 	h.mu.Unlock()
 	if s == nil || string(s.UID) != req.Uid || s.Status.Facts == nil {
-		return status.Errorf(codes.NotFound, "node %s knows of no snapshot %s/%s", h.opts.Node, req.Namespace, req.Name)
+		return status.Errorf(codes.NotFound, "node %s has no snapshot %s/%s", h.opts.Node, req.Namespace, req.Name)
 	}
 	select {
 	case h.sends <- struct{}{}:
 		defer func() { <-h.sends }()
 	default:
-		return status.Errorf(codes.ResourceExhausted, "node %s sends %d copies already", h.opts.Node, sendsAtOnce)
+		return status.Errorf(codes.ResourceExhausted, "node %s is already sending %d copies", h.opts.Node, sendsAtOnce)
 	}
 	file, err := h.store.Open(keyOfSnapshot(s), s.Status.Facts.Size, s.Status.Facts.SHA256)
 	if err != nil {
 		h.distrust(out.Context(), s, err)
-		return status.Errorf(codes.DataLoss, "the copy of node %s: %v", h.opts.Node, err)
+		return status.Errorf(codes.DataLoss, "copy of node %s: %v", h.opts.Node, err)
 	}
 	defer file.Close()
 	piece := make([]byte, pieceSize)
@@ -71,56 +71,56 @@ func (c *copies) Fetch(req *wire.FetchRequest, out grpc.ServerStreamingServer[wi
 	}
 }
 
-// distrust tells that the copy of this node is not good.
+// distrust reports that the copy of this node is bad.
 func (h *Host) distrust(ctx context.Context, s *v1alpha1.EtcdSnapshot, bad error) {
 	h.opts.Metrics.failed.WithLabelValues(stepVerify).Inc()
-	h.opts.Log.Error("snapshot is not what was recorded", "snapshot", s.Namespace+"/"+s.Name, "error", bad)
-	a := h.current()
-	if a == nil {
+	h.opts.Log.Error("snapshot file differs from what was recorded", append(logged(s), "error", bad)...)
+	r := h.current()
+	if r == nil {
 		return
 	}
-	if err := a.writeCopy(ctx, s, bad); err != nil {
-		h.opts.Log.Warn("a bad snapshot was not told of", "snapshot", s.Namespace+"/"+s.Name, "error", err)
+	if err := r.writeCopy(ctx, s, bad); err != nil {
+		h.opts.Log.Warn("could not report a bad copy of a snapshot", append(logged(s), "error", err)...)
 	}
 }
 
-// fetchFrom brings a copy from one node and compares it with the facts.
-func (a *era) fetchFrom(ctx context.Context, name string, s *v1alpha1.EtcdSnapshot, temp string) error {
+// fetchFrom fetches a copy from one node and verifies it.
+func (r *epochRun) fetchFrom(ctx context.Context, name string, s *v1alpha1.EtcdSnapshot, temp string) error {
 	n := &v1alpha1.Node{}
-	if err := a.e.Cache.Get(ctx, types.NamespacedName{Name: name}, n); err != nil {
+	if err := r.epoch.Cache.Get(ctx, types.NamespacedName{Name: name}, n); err != nil {
 		return err
 	}
 	if n.Status.Address == "" {
-		return fmt.Errorf("it has not told its address")
+		return errors.New("the node has not published its address")
 	}
-	conn, err := peer.Dial(a.opts.Files, n.Status.Address, name)
+	conn, err := peer.Dial(r.opts.Files, n.Status.Address, name)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stall := time.AfterFunc(stallLimit, func() { cancel(fmt.Errorf("nothing came for %s", stallLimit)) })
+	stall := time.AfterFunc(stallLimit, func() { cancel(fmt.Errorf("no data arrived for %s", stallLimit)) })
 	defer stall.Stop()
 	in, err := wire.NewSnapshotsClient(conn).Fetch(ctx, &wire.FetchRequest{Namespace: s.Namespace, Name: s.Name, Uid: string(s.UID)})
 	if err != nil {
 		return err
 	}
-	r, err := snapshot.Receive(temp, s.Status.Facts.Size, s.Status.Facts.SHA256)
+	file, err := snapshot.Receive(temp, s.Status.Facts.Size, s.Status.Facts.SHA256)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	defer file.Close()
 	for {
 		piece, err := in.Recv()
 		if errors.Is(err, io.EOF) {
-			return r.Finish()
+			return file.Finish()
 		}
 		if err != nil {
 			return errors.Join(err, context.Cause(ctx))
 		}
 		stall.Reset(stallLimit)
-		if _, err := r.Write(piece.Data); err != nil {
+		if _, err := file.Write(piece.Data); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package etcdcluster_test
+package host_test
 
 import (
 	"context"
@@ -27,6 +27,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -129,9 +130,9 @@ type machine struct {
 	name  string
 	dir   datadir.NodeDir
 	opts  node.Options
-	etcds etcdcluster.HostOptions
+	etcds host.Options
 
-	host   *etcdcluster.Host
+	host   *host.Host
 	node   *node.Node
 	peers  net.Listener
 	cancel context.CancelFunc
@@ -147,17 +148,17 @@ func (y *yard) machine(name string, changes ...func(*machine)) *machine {
 	log := slog.New(slog.NewTextHandler(logWriter{y.t}, nil))
 	exe, err := os.Executable()
 	y.must(err)
-	ports, err := etcdcluster.ParsePorts(etcdcluster.DefaultPorts)
+	ports, err := host.ParsePorts(host.DefaultPorts)
 	y.must(err)
 	m := &machine{t: y.t, yard: y, name: name, dir: dir}
 	m.opts = node.Options{
 		Name: name, Dir: dir, Config: y.api.Config(dir.Kubeconfig()), Timing: calm(), Clock: node.BootTime, HTTPAddress: "https://127.0.0.1:1", Version: "test",
 		Metrics: node.NewMetrics(registry, name), Log: log, Die: func(reason string) { y.t.Error(reason) },
 	}
-	m.etcds = etcdcluster.HostOptions{
+	m.etcds = host.Options{
 		Node: name, Exe: exe, Dir: dir.Etcd(), Snapshots: dir.EtcdSnapshots(), Address: "127.0.0.1", Ports: ports,
 		Files:   peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
-		Metrics: etcdcluster.NewNodeMetrics(registry, name), Log: log.With("node", name),
+		Metrics: host.NewMetrics(registry, name), Log: log.With("node", name),
 	}
 	for _, change := range changes {
 		change(m)
@@ -180,7 +181,7 @@ func (m *machine) start() {
 	var err error
 	m.opts.Gate = node.NewGate(m.opts.Metrics.Refused)
 	m.etcds.Gate = m.opts.Gate
-	m.host, err = etcdcluster.NewHost(m.etcds)
+	m.host, err = host.New(m.etcds)
 	m.yard.must(err)
 	m.peers, err = net.Listen("tcp", "127.0.0.1:0")
 	m.yard.must(err)

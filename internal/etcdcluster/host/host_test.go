@@ -1,4 +1,4 @@
-package etcdcluster_test
+package host_test
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -35,7 +35,7 @@ func TestAMemberFromReserveToRestore(t *testing.T) {
 	if m.Status.ID == "" || m.Status.ClusterID == "" || m.Status.PID == 0 || !m.Status.Data {
 		t.Errorf("running: %+v", m.Status)
 	}
-	until(t, "the member to be counted", func() bool { return n1.held(etcdcluster.KindMembers) == 1 })
+	until(t, "the member to be counted", func() bool { return n1.held(host.KindMembers) == 1 })
 	cli := y.client(m)
 	for i := range 50 {
 		_, err := cli.Put(soon(t), fmt.Sprintf("key-%d", i%20), fmt.Sprint(i))
@@ -56,13 +56,13 @@ func TestAMemberFromReserveToRestore(t *testing.T) {
 	if f := s.Status.Facts; f.Revision != revision || f.Hash != int64(hash.Hash) || f.TotalKeys != 50 {
 		t.Errorf("facts %+v, and revision %d with hash %d", f, revision, hash.Hash)
 	}
-	until(t, "the only copy to be counted", func() bool { return n1.held(etcdcluster.KindData) == 1 })
+	until(t, "the only copy to be counted", func() bool { return n1.held(host.KindData) == 1 })
 	m = y.awaitPhase(y.want(m, v1alpha1.EtcdMemberStop), v1alpha1.EtcdMemberStopped)
 	if !m.Status.Data || m.Status.DataBytes == 0 || m.Status.PID != 0 {
 		t.Errorf("stopped: %+v", m.Status)
 	}
 	until(t, "the stopped member to be counted as data", func() bool {
-		return n1.held(etcdcluster.KindMembers) == 0 && n1.held(etcdcluster.KindData) == 2
+		return n1.held(host.KindMembers) == 0 && n1.held(host.KindData) == 2
 	})
 	m = y.awaitPhase(y.want(m, v1alpha1.EtcdMemberDelete), v1alpha1.EtcdMemberDeleted)
 	if m.Status.Data || exists(n1.memberDir("c-1")) {
@@ -217,7 +217,7 @@ func TestDataThatIsMissingIsNeverMadeAnew(t *testing.T) {
 	}
 	fresh := y.reserve("c-2", n1, func(m *v1alpha1.EtcdMember) { m.Spec.DataRequired = true })
 	y.awaitPhase(y.want(fresh, v1alpha1.EtcdMemberRun, begins), v1alpha1.EtcdMemberFailed)
-	until(t, "nothing to be counted", func() bool { return n1.held(etcdcluster.KindMembers) == 0 })
+	until(t, "nothing to be counted", func() bool { return n1.held(host.KindMembers) == 0 })
 	y.awaitPhase(y.want(m, v1alpha1.EtcdMemberDelete), v1alpha1.EtcdMemberDeleted)
 }
 
@@ -250,7 +250,7 @@ func TestAnObjectThatIsGoneStopsItsMemberAndKeepsTheData(t *testing.T) {
 	n1 := y.machine("n1")
 	m := y.running("c-1", n1)
 	y.must(y.admin.Delete(context.Background(), m))
-	until(t, "the process to end", func() bool { return n1.held(etcdcluster.KindMembers) == 0 })
+	until(t, "the process to end", func() bool { return n1.held(host.KindMembers) == 0 })
 	if err := syscall.Kill(int(m.Status.PID), 0); err == nil {
 		t.Error("it runs")
 	}
@@ -276,11 +276,11 @@ func TestADrainingNodeTakesNoNewMemberAndRunsOnWhatItHas(t *testing.T) {
 	})
 	y.must(syscall.Kill(int(old.Status.PID), syscall.SIGKILL))
 	until(t, "the old member to be started again", func() bool { return y.awaitPhase(old, v1alpha1.EtcdMemberRunning).Status.PID != old.Status.PID })
-	if n := n1.held(etcdcluster.KindMembers); n != 1 {
+	if n := n1.held(host.KindMembers); n != 1 {
 		t.Errorf("the node holds %d members", n)
 	}
 	y.awaitPhase(y.want(old, v1alpha1.EtcdMemberDelete), v1alpha1.EtcdMemberDeleted)
-	until(t, "the node to hold nothing", func() bool { return n1.held(etcdcluster.KindMembers) == 0 && n1.held(etcdcluster.KindData) == 0 })
+	until(t, "the node to hold nothing", func() bool { return n1.held(host.KindMembers) == 0 && n1.held(host.KindData) == 0 })
 }
 
 func TestThreeMembersGrowByLearnersAndOneThatIsRemovedStops(t *testing.T) {
@@ -313,7 +313,7 @@ func TestThreeMembersGrowByLearnersAndOneThatIsRemovedStops(t *testing.T) {
 	if !strings.Contains(stopped.Status.Error, "removed") || stopped.Status.PID != 0 {
 		t.Errorf("removed: %+v", stopped.Status)
 	}
-	until(t, "it not to be counted", func() bool { return n2.held(etcdcluster.KindMembers) == 1 })
+	until(t, "it not to be counted", func() bool { return n2.held(host.KindMembers) == 1 })
 }
 
 func TestAMemberGoesOnAndIsStartedAgainWhileTheLeaseIsInDoubt(t *testing.T) {
@@ -336,7 +336,7 @@ func TestAMemberGoesOnAndIsStartedAgainWhileTheLeaseIsInDoubt(t *testing.T) {
 		got, err := cli.Get(ctx, "a")
 		return err == nil && len(got.Kvs) == 1 && string(got.Kvs[0].Value) == "2"
 	})
-	if n := n1.opts.Gate.Count(etcdcluster.KindMembers); n != 1 {
+	if n := n1.opts.Gate.Count(host.KindMembers); n != 1 {
 		t.Errorf("the node counts %d members", n)
 	}
 	y.api.Start()
@@ -374,9 +374,9 @@ func TestANodeThatIsRestartedWhileItDrainsTakesUpWhatItRan(t *testing.T) {
 		y.must(y.admin.Get(context.Background(), client.ObjectKeyFromObject(stopped), got))
 		return strings.Contains(got.Status.Error, "NodeDraining")
 	})
-	if n := n1.opts.Gate.Count(etcdcluster.KindMembers); n != 1 {
+	if n := n1.opts.Gate.Count(host.KindMembers); n != 1 {
 		t.Errorf("the node counts %d members", n)
 	}
 	y.awaitPhase(y.want(stopped, v1alpha1.EtcdMemberSeal), v1alpha1.EtcdMemberSealed)
-	until(t, "the member that was woken to be counted", func() bool { return n1.held(etcdcluster.KindMembers) == 2 })
+	until(t, "the member that was woken to be counted", func() bool { return n1.held(host.KindMembers) == 2 })
 }

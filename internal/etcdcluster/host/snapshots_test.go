@@ -1,4 +1,4 @@
-package etcdcluster_test
+package host_test
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
 	"github.com/ebb-dev/ebb/internal/peer"
 )
@@ -83,7 +83,7 @@ func TestASnapshotIsCopiedAndHandedOn(t *testing.T) {
 	y.filled("c-1", n1)
 	s := y.snapshot("s-1", "c-1", 0, n1, n2)
 	y.awaitSnapshot(s, "kept by both", kept(n1, n2))
-	until(t, "nobody to have the only copy", func() bool { return n1.held(etcdcluster.KindData) == 0 && n2.held(etcdcluster.KindData) == 0 })
+	until(t, "nobody to have the only copy", func() bool { return n1.held(host.KindData) == 0 && n2.held(host.KindData) == 0 })
 	a, err := os.ReadFile(n1.snapshotFile("s-1"))
 	y.must(err)
 	b, err := os.ReadFile(n2.snapshotFile("s-1"))
@@ -94,7 +94,7 @@ func TestASnapshotIsCopiedAndHandedOn(t *testing.T) {
 	y.move(s, n2)
 	y.awaitSnapshot(s, "kept by n2 alone", kept(n2))
 	until(t, "the file to go", func() bool { return !exists(n1.snapshotFile("s-1")) })
-	until(t, "n2 to have the only copy", func() bool { return n1.held(etcdcluster.KindData) == 0 && n2.held(etcdcluster.KindData) == 1 })
+	until(t, "n2 to have the only copy", func() bool { return n1.held(host.KindData) == 0 && n2.held(host.KindData) == 1 })
 	y.must(y.admin.Delete(context.Background(), s))
 	y.awaitSnapshot(s, "no copies", func(s *v1alpha1.EtcdSnapshot) bool { return len(s.Status.Copies) == 0 })
 	if exists(n2.snapshotFile("s-1")) {
@@ -171,7 +171,7 @@ func TestASnapshotOfAnotherRevisionIsRefused(t *testing.T) {
 	if len(files)+len(hidden) > 0 {
 		t.Errorf("left behind: %v %v", files, hidden)
 	}
-	until(t, "nothing to be counted", func() bool { return n1.held(etcdcluster.KindData) == 0 })
+	until(t, "nothing to be counted", func() bool { return n1.held(host.KindData) == 0 })
 }
 
 func TestASnapshotStoreThatFailsIsTold(t *testing.T) {

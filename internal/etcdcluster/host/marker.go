@@ -1,4 +1,4 @@
-package etcdcluster
+package host
 
 import (
 	"encoding/json"
@@ -19,40 +19,40 @@ import (
 const markerName = "marker.json"
 
 var (
-	// errForeign: data that is not the member's own.
+	// errForeign: the directory belongs to another member, cluster or incarnation.
 	errForeign = errors.New("the data here is not this member's")
-	// errDataMissing: the member had data, and it is gone.
+	// errDataMissing: the member had data, and it is not there any more.
 	errDataMissing = errors.New("data is missing")
 )
 
-// marker says whose a member's directory is. It is written before anything else is there and goes last.
+// marker names the owner of a member's directory. It is the first file that is written there and the last that is deleted.
 type marker struct {
 	Namespace   string `json:"namespace"`
 	Cluster     string `json:"cluster"`
 	ClusterUID  string `json:"clusterUID"`
 	Incarnation int64  `json:"incarnation"`
 	Member      string `json:"member"`
-	// Ports that were picked for it.
+	// PeerPort and ClientPort were picked for the member.
 	PeerPort   int `json:"peerPort"`
 	ClientPort int `json:"clientPort"`
-	// Begun: the member was once part of its cluster, and so must never begin anew.
+	// Begun: the member was once part of its cluster, so it must never start without its data.
 	Begun bool `json:"begun,omitempty"`
 }
 
-// memberDir is where a member keeps what it has. What comes from an object must not lead anywhere else.
+// memberDir returns the directory of a member. Names from an object must not lead out of root.
 func memberDir(root string, m *v1alpha1.EtcdMember) (string, error) {
 	for _, part := range []string{m.Spec.ClusterUID, m.Name} {
 		if part == "" || strings.HasPrefix(part, ".") || filepath.Base(part) != part {
-			return "", fmt.Errorf("%q is no name of a directory", part)
+			return "", fmt.Errorf("%q is not a directory name", part)
 		}
 	}
 	if d := m.Spec.Dir; d != "" && (strings.HasPrefix(d, ".") || filepath.Base(d) != d) {
-		return "", fmt.Errorf("%q is no name of a directory", d)
+		return "", fmt.Errorf("%q is not a directory name", d)
 	}
 	return filepath.Join(root, m.Spec.Dir, m.Spec.ClusterUID, m.Name), nil
 }
 
-// readMarker finds the marker in a directory; without one it is nil.
+// readMarker reads the marker in a directory; nil if there is none.
 func readMarker(dir string) (*marker, error) {
 	data, err := os.ReadFile(filepath.Join(dir, markerName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +79,7 @@ func (k *marker) write(dir string) error {
 	return pki.WriteSecret(filepath.Join(dir, markerName), append(data, '\n'))
 }
 
-// check compares a directory's marker with the member. There may be none where there is no data.
+// check fails if a directory's marker is not the member's. A directory without data needs no marker.
 func (k *marker) check(m *v1alpha1.EtcdMember, dir string) error {
 	if k == nil {
 		if hasData(dir) {
@@ -93,14 +93,14 @@ func (k *marker) check(m *v1alpha1.EtcdMember, dir string) error {
 	return nil
 }
 
-// hasData says whether an etcd server has begun in a member's directory.
+// hasData returns whether an etcd server has written to a member's directory.
 func hasData(dir string) bool {
 	return wal.Exist(filepath.Join(member.Data(dir), "member", "wal"))
 }
 
-// dataBytes is how much a member's data takes.
+// dataBytes returns the size of a member's data.
 func dataBytes(dir string) (total int64) {
-	_ = filepath.WalkDir(member.Data(dir), func(_ string, d fs.DirEntry, err error) error { // what goes meanwhile does not count
+	_ = filepath.WalkDir(member.Data(dir), func(_ string, d fs.DirEntry, err error) error { // files that are deleted meanwhile do not count
 		if err == nil && d.Type().IsRegular() {
 			if info, err := d.Info(); err == nil {
 				total += info.Size()
@@ -111,8 +111,8 @@ func dataBytes(dir string) (total int64) {
 	return total
 }
 
-// removeMember deletes a member's directory, the marker last, so that a crash leaves nothing that seems foreign. Directories above it go when
-// they are empty.
+// removeMember deletes a member's directory, the marker last, so that after a crash the rest is still known to be the member's. Empty
+// directories above it are deleted too.
 func removeMember(root, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -139,7 +139,7 @@ func removeMember(root, dir string) error {
 	return nil
 }
 
-// usedPorts are those of all members that have a directory below root.
+// usedPorts returns the ports of all members that have a directory below root.
 func usedPorts(root string) (map[int]bool, error) {
 	used := map[int]bool{}
 	for _, pattern := range []string{"*/*/" + markerName, "*/*/*/" + markerName} {

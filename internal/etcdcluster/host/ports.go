@@ -1,4 +1,4 @@
-package etcdcluster
+package host
 
 import (
 	"errors"
@@ -11,10 +11,10 @@ import (
 	"syscall"
 )
 
-// DefaultPorts are those that members listen on unless a node says otherwise.
+// DefaultPorts is the default of --etcd-ports.
 const DefaultPorts = "23800-29999"
 
-// PortRange is where a node picks its members' ports from, both ends included.
+// PortRange is the range of ports for members on a node, both ends included.
 type PortRange struct{ First, Last int }
 
 // ParsePorts reads a range such as 23800-29999.
@@ -37,13 +37,13 @@ func ParsePorts(text string) (PortRange, error) {
 	return r, nil
 }
 
-// pairs is how many members have room in the range.
+// pairs returns how many members have room in the range.
 func (r PortRange) pairs() int { return (r.Last - r.First + 1) / 2 }
 
 var errNoPorts = errors.New("no two ports are free")
 
-// pick finds two ports that are free and not in use, and holds them. Where it begins depends on the member, so that nodes of one machine
-// rarely want the same.
+// pick finds two free ports that no other member uses, and holds them. Where it begins to look depends on the member, so that nodes on
+// one machine rarely want the same.
 func (r PortRange) pick(host, uid string, used map[int]bool) (peer, client int, held *portHold, err error) {
 	h := fnv.New32a()
 	h.Write([]byte(uid))
@@ -63,7 +63,7 @@ func (r PortRange) pick(host, uid string, used map[int]bool) (peer, client int, 
 	return 0, 0, nil, fmt.Errorf("%w from %d to %d: give the node more with --etcd-ports", errNoPorts, r.First, r.Last)
 }
 
-// portHold keeps others from ports on which nobody listens yet. Whoever connects is refused as if there were no such thing.
+// portHold reserves ports without listening on them. Connections are refused, as on a port that nobody has.
 type portHold struct{ sockets []int }
 
 func holdPorts(host string, ports ...int) (*portHold, error) {
@@ -83,7 +83,7 @@ func holdPorts(host string, ports ...int) (*portHold, error) {
 	return h, nil
 }
 
-// bind binds a socket and does not listen. It must not share the address (SO_REUSEADDR), or a listener that does could take it.
+// bind binds a socket without listening. It does not set SO_REUSEADDR, or a listener that sets it could take the port.
 func bind(ip net.IP, port int) (int, error) {
 	family, address := syscall.AF_INET6, syscall.Sockaddr(&syscall.SockaddrInet6{Port: port, Addr: [16]byte(ip.To16())})
 	if v4 := ip.To4(); v4 != nil {

@@ -1,4 +1,4 @@
-package etcdcluster_test
+package host_test
 
 import (
 	"context"

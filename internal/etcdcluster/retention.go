@@ -9,8 +9,8 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// tidySnapshots keeps copies of snapshots where they should be, and takes away the snapshots that are too many.
-func (p *planner) tidySnapshots() {
+// keepSnapshots assigns the copies of snapshots to nodes, and deletes the snapshots that are too many.
+func (p *planner) keepSnapshots() {
 	doomed := p.superfluous()
 	for _, s := range p.Snapshots {
 		switch {
@@ -19,7 +19,7 @@ func (p *planner) tidySnapshots() {
 			if p.copiesGone(s) {
 				p.act(Action{Do: ReleaseSnapshot, Snapshot: s})
 			}
-		case p.Cluster.DeletionTimestamp != nil: // remove sees to it
+		case p.stage() == StageDeleting: // remove deletes them
 		case slices.Contains(doomed, s):
 			p.act(Action{Do: DeleteSnapshot, Snapshot: s})
 		default:
@@ -32,13 +32,12 @@ func (p *planner) tidySnapshots() {
 	}
 }
 
-// copiesGone says whether no node that can still tell has a file of a snapshot.
+// copiesGone returns whether no node that holds its lease has a file of a snapshot.
 func (p *planner) copiesGone(s *v1alpha1.EtcdSnapshot) bool {
 	return !slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return p.Live(c.Node) })
 }
 
-// superfluous are the snapshots beyond those that are kept, the oldest first, and those that failed and were followed by others. What
-// the next start begins from, or a stop rests on, stays.
+// superfluous returns the oldest snapshots beyond those that the policy keeps, and those that failed. Needed ones are never among them.
 func (p *planner) superfluous() []*v1alpha1.EtcdSnapshot {
 	var good, doomed []*v1alpha1.EtcdSnapshot
 	for _, s := range p.Snapshots {
@@ -66,7 +65,7 @@ func sortOldest(list []*v1alpha1.EtcdSnapshot) {
 	})
 }
 
-// needed says whether a snapshot must not go.
+// needed returns whether a snapshot must not be deleted: the next start begins from it, or a stop relies on it.
 func (p *planner) needed(name string) bool {
 	return p.status.Rest != nil && p.status.Rest.Snapshot == name || p.status.Stop != nil && p.status.Stop.Snapshot == name || p.Cluster.Spec.RestoreFrom == name
 }
@@ -75,7 +74,7 @@ func (p *planner) exists(member string) bool {
 	return slices.ContainsFunc(p.Members, func(m *v1alpha1.EtcdMember) bool { return m.Name == member })
 }
 
-// newest is the newest snapshot of which a node has a verified copy.
+// newest returns the newest snapshot of which a node has a verified copy; nil if there is none.
 func (p *planner) newest() *v1alpha1.EtcdSnapshot {
 	var good []*v1alpha1.EtcdSnapshot
 	for _, s := range p.Snapshots {
@@ -108,25 +107,24 @@ func (p *planner) nodeOf(member string) string {
 	return ""
 }
 
-// keeper says whether a node may keep copies: it is there and stays. A cordoned node keeps what it has.
-func (p *planner) keeper(node string) bool { return p.Live(node) && !p.Leaving(node) }
+// mayKeepCopy returns whether a node may keep copies: it holds its lease and is not being drained. A cordoned node keeps what it has.
+func (p *planner) mayKeepCopy(node string) bool { return p.Live(node) && !p.Leaving(node) }
 
-// goodCopies are the nodes that have a verified copy and stay.
+// goodCopies returns the nodes that have a verified copy and may keep it.
 func (p *planner) goodCopies(s *v1alpha1.EtcdSnapshot) []string {
-	return slices.DeleteFunc(s.Verified(), func(node string) bool { return !p.keeper(node) })
+	return slices.DeleteFunc(s.Verified(), func(node string) bool { return !p.mayKeepCopy(node) })
 }
 
-// copiesNeeded is on how many nodes a snapshot should be: as many as the policy says, as far as there are nodes.
+// copiesNeeded returns how many copies a stop waits for: as many as the policy says, or one on each schedulable node.
 func (p *planner) copiesNeeded() int {
 	return min(max(int(p.Cluster.Spec.Snapshot.Copies), 1), max(len(p.SchedulableNodes()), 1))
 }
 
-// copyTargets says which nodes should keep a copy: those that have one first, then those that were meant to, then others. A patient
-// look leaves a copy with a node that is absent for a while only. A node that gives its work away keeps its copy until enough others
-// have theirs.
+// copyTargets returns the nodes that should keep a copy: first those that have one, then those that were meant to, then others. If
+// patient, a node that is absent for a short time keeps its copy. A draining node keeps its copy until enough others have theirs.
 func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient bool) []string {
 	stays := func(node string) bool {
-		return p.keeper(node) || patient && !p.Live(node) && p.Nodes[node] != nil && !p.goneForGood(node)
+		return p.mayKeepCopy(node) || patient && !p.Live(node) && p.Nodes[node] != nil && !p.goneForGood(node)
 	}
 	wanted := max(int(p.Cluster.Spec.Snapshot.Copies), 1)
 	var targets []string

@@ -1,0 +1,78 @@
+package etcd
+
+import (
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// Target is the cluster that is asked.
+type Target struct {
+	Cluster *v1alpha1.EtcdCluster
+	// Members of all incarnations; only those of the current one are asked.
+	Members []*v1alpha1.EtcdMember
+	// ClusterID is what members must report. It is empty while that is not known yet.
+	ClusterID string
+}
+
+func (t Target) key() types.NamespacedName {
+	return types.NamespacedName{Namespace: t.Cluster.Namespace, Name: t.Cluster.Name}
+}
+
+// current returns the members of the current incarnation.
+func (t Target) current() []*v1alpha1.EtcdMember {
+	return slices.DeleteFunc(slices.Clone(t.Members), func(m *v1alpha1.EtcdMember) bool { return m.Spec.Incarnation != t.Cluster.Status.Incarnation })
+}
+
+// View is what the members of one cluster reported.
+type View struct {
+	// Listed: a quorum confirmed the list of members, read after the objects were.
+	Listed bool
+	Peers  []Peer
+	// Via is the member that returned the list, and Revision the one that it had applied after that: no write that was acknowledged
+	// before is newer.
+	Via      string
+	Revision int64
+	// Hash of all keys at Revision, if it was asked for.
+	Hash int64
+	// Health by the name of the member.
+	Health map[string]Health
+}
+
+// Peer is a member as etcd's own list has it.
+type Peer struct {
+	ID      uint64
+	Name    string
+	PeerURL string
+	Learner bool
+}
+
+// Health is what one member reported of itself.
+type Health struct {
+	Answered  bool
+	ID        uint64
+	ClusterID uint64
+	Leader    uint64
+	Learner   bool
+	Revision  int64
+	DBSize    int64
+	// Error is why it did not answer, or why its answer does not count.
+	Error string
+}
+
+// OK returns whether a member answers and has a leader.
+func (h Health) OK() bool { return h.Answered && h.Leader != 0 }
+
+// Quorum returns how many of a number of voters must agree.
+func Quorum(voters int) int { return voters/2 + 1 }
+
+// HexID formats an ID as etcd's own tools do. The ID 0 is none.
+func HexID(id uint64) string {
+	if id == 0 {
+		return ""
+	}
+	return strconv.FormatUint(id, 16)
+}

@@ -1,0 +1,169 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// epochRun is what the node knows and does in one epoch.
+type epochRun struct {
+	*Host
+	epoch *node.Epoch
+	ctx   context.Context
+	tasks sync.WaitGroup
+	heavy chan struct{} // one place for each task that reads or writes a whole file
+
+	mu      sync.Mutex
+	ended   bool
+	workers map[types.UID]*snapshotWorker
+}
+
+// heavyAtOnce bounds how many snapshots a node reads or writes at a time.
+const heavyAtOnce = 2
+
+// watch follows the objects. From here on the member workers know of the epoch.
+func (r *epochRun) watch(ctx context.Context) error {
+	r.Host.mu.Lock()
+	r.Host.running = r
+	r.Host.mu.Unlock()
+	handlers := []struct {
+		object client.Object
+		on     toolscache.ResourceEventHandler
+	}{
+		{&v1alpha1.EtcdMember{}, node.News(r.seeMember, r.forgetMember)},
+		{&v1alpha1.EtcdSnapshot{}, node.News(r.seeSnapshot, r.forgetSnapshot)},
+	}
+	for _, h := range handlers {
+		informer, err := r.epoch.Cache.GetInformer(ctx, h.object)
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", h.object, err)
+		}
+		registration, err := informer.AddEventHandler(h.on)
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", h.object, err)
+		}
+		if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// end waits until everything of the epoch has ended. Members keep running.
+func (r *epochRun) end(cancel func()) {
+	cancel()
+	r.Host.mu.Lock()
+	if r.Host.running == r {
+		r.Host.running = nil
+	}
+	r.Host.mu.Unlock()
+	r.mu.Lock()
+	r.ended = true
+	r.mu.Unlock()
+	r.tasks.Wait()
+}
+
+// reconcile ends the workers of members that were deleted while this node did not watch, and deletes snapshot files that no object
+// has.
+func (r *epochRun) reconcile(ctx context.Context) error {
+	var members v1alpha1.EtcdMemberList
+	if err := r.epoch.Cache.List(ctx, &members, client.UnsafeDisableDeepCopy); err != nil {
+		return err
+	}
+	there := map[types.UID]bool{}
+	for i := range members.Items {
+		there[members.Items[i].UID] = true
+	}
+	r.Host.mu.Lock()
+	workers := slices.Collect(maps.Values(r.members))
+	r.Host.mu.Unlock()
+	for _, w := range workers {
+		if !there[w.uid] {
+			w.objectDeleted()
+		}
+	}
+	r.tasks.Go(func() {
+		if err := r.sweep(ctx); err != nil && ctx.Err() == nil {
+			r.opts.Log.Warn("could not delete snapshot files that have no EtcdSnapshot", "error", err)
+		}
+	})
+	return nil
+}
+
+func (r *epochRun) seeMember(m *v1alpha1.EtcdMember) {
+	if m.Spec.Node != r.opts.Node {
+		return
+	}
+	r.Host.mu.Lock()
+	defer r.Host.mu.Unlock()
+	if r.Host.running != r {
+		return
+	}
+	w := r.members[m.UID]
+	if w == nil {
+		w = newMemberWorker(r.Host, m)
+		r.members[m.UID] = w
+		r.begin(w)
+	}
+	w.update(m)
+}
+
+func (r *epochRun) forgetMember(m *v1alpha1.EtcdMember) {
+	r.Host.mu.Lock()
+	w := r.members[m.UID]
+	current := r.Host.running == r
+	r.Host.mu.Unlock()
+	if w != nil && current {
+		w.objectDeleted()
+	}
+}
+
+// current returns the epoch in which the node may start, seal and delete; nil while its lease is in doubt.
+func (h *Host) current() *epochRun {
+	h.mu.Lock()
+	r := h.running
+	h.mu.Unlock()
+	if r == nil || r.ctx.Err() != nil || !r.epoch.Holding() {
+		return nil
+	}
+	return r
+}
+
+// update changes an object's status by compare-and-swap, and tries again on a conflict until change returns that there is nothing to
+// do. The first try starts from the object as it was last seen. If that is old, the API refuses the write; if it needs no change, a
+// newer version is on its way.
+func update[T client.Object](ctx context.Context, r *epochRun, seen T, fresh func() T, change func(T) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, nodeWriteLimit)
+	defer cancel()
+	uid, key := seen.GetUID(), client.ObjectKeyFromObject(seen)
+	for object := seen; ; {
+		if !change(object) {
+			return nil
+		}
+		if !r.epoch.Holding() {
+			return fleet.ErrLeaseInDoubt
+		}
+		if err := r.epoch.Client.Status().Update(ctx, object); !apierrors.IsConflict(err) {
+			return err
+		}
+		object = fresh()
+		if err := r.epoch.Client.Get(ctx, key, object); err != nil {
+			return err
+		}
+		if object.GetUID() != uid {
+			return apierrors.NewNotFound(v1alpha1.GroupVersion.WithResource("objects").GroupResource(), key.Name)
+		}
+	}
+}

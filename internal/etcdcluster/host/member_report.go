@@ -1,0 +1,105 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// report changes the status that is published, for a version of the object in an epoch.
+func (w *memberWorker) report(m *v1alpha1.EtcdMember, epoch *epochRun, change func(*v1alpha1.EtcdMemberStatus)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(&w.status)
+	w.status.ObservedGeneration, w.status.NodeEpoch = m.Generation, epoch.epoch.Number
+	notify(w.publishes)
+}
+
+// reportFailure reports an error. Where trying again does not help, the phase is Failed.
+func (w *memberWorker) reportFailure(epoch *epochRun, m *v1alpha1.EtcdMember, err error) {
+	final := errors.Is(err, errForeign) || errors.Is(err, errDataMissing)
+	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
+		s.Error = short(err.Error(), 4096)
+		switch {
+		case final:
+			s.Phase, s.PID = v1alpha1.EtcdMemberFailed, 0
+			s.Data = hasData(w.dir)
+		case s.Phase == "":
+			s.Phase = v1alpha1.EtcdMemberPending
+		case runs(m) && s.Phase != v1alpha1.EtcdMemberPending && s.Phase != v1alpha1.EtcdMemberReserved && w.child == nil:
+			s.Phase, s.PID = v1alpha1.EtcdMemberStarting, 0
+		}
+	})
+}
+
+// publishState reports the state of the process. Once the member is part of its cluster, that is recorded in the marker, and what was
+// fetched for its start is deleted.
+func (w *memberWorker) publishState(epoch *epochRun, m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) error {
+	r, _ := w.child.Report()
+	joined := phase != v1alpha1.EtcdMemberStarting
+	if joined {
+		w.unheard = 0
+		w.discardRestore()
+	}
+	if joined && !w.mark.Begun {
+		w.mark.Begun = true
+		if err := w.mark.write(w.dir); err != nil {
+			w.mark.Begun = false
+			return err
+		}
+	}
+	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
+		s.Phase, s.PID, s.Data = phase, int64(w.child.PID()), hasData(w.dir)
+		if joined {
+			s.ID, s.ClusterID, s.Error = r.ID, r.ClusterID, ""
+		}
+	})
+	return nil
+}
+
+// publish writes the status whenever it differs from that of the object.
+func (w *memberWorker) publish(ctx context.Context) {
+	for {
+		var again <-chan time.Time
+		if err := w.write(ctx); err != nil {
+			again = time.After(publishRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.publishes:
+		case <-again:
+		}
+	}
+}
+
+func (w *memberWorker) write(ctx context.Context) error {
+	m, gone := w.latest()
+	epoch := w.host.current()
+	if gone || epoch == nil {
+		return nil
+	}
+	err := update(ctx, epoch, m.DeepCopy(), func() *v1alpha1.EtcdMember { return &v1alpha1.EtcdMember{} }, func(o *v1alpha1.EtcdMember) bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.status.ObservedGeneration == 0 || w.status.NodeEpoch != epoch.epoch.Number {
+			return false // nothing was observed in this epoch yet
+		}
+		next := w.status
+		if o.Status.PeerURL != "" {
+			next.PeerURL, next.ClientURL = o.Status.PeerURL, o.Status.ClientURL
+		}
+		if o.Status == next {
+			return false
+		}
+		o.Status = next
+		return true
+	})
+	if kubeclient.IsMissing(err) {
+		return nil // the watch reports its deletion
+	}
+	return err
+}

@@ -1,0 +1,399 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+const (
+	// copyFirst and copyMost bound the delay before a copy that failed is tried again.
+	copyFirst = 500 * time.Millisecond
+	copyMost  = 30 * time.Second
+	// takeLimit bounds one snapshot, and memberLimit how long the worker waits for a member that does not run.
+	takeLimit   = 10 * time.Minute
+	memberLimit = 15 * time.Second
+	// strayAge is how old a file without an object must be to be deleted: the object of a younger one may not have been seen yet.
+	strayAge = time.Hour
+)
+
+// snapshotWorker does on this node what one EtcdSnapshot asks for, in one epoch. It takes the snapshot, keeps a verified copy, or
+// deletes its copy.
+type snapshotWorker struct {
+	*epochRun
+	key    snapshot.Key
+	wakeup chan struct{}
+
+	mu     sync.Mutex
+	object *v1alpha1.EtcdSnapshot // as last seen
+	gone   bool
+
+	// Only run uses what follows.
+	checked bool      // the file was verified in this epoch
+	waits   time.Time // since when the member does not run
+	delay   time.Duration
+}
+
+func keyOfSnapshot(s *v1alpha1.EtcdSnapshot) snapshot.Key {
+	return snapshot.Key{Dir: s.Spec.Dir, ClusterUID: s.Spec.ClusterUID, Name: s.Name}
+}
+
+// logged names a snapshot in logs.
+func logged(s *v1alpha1.EtcdSnapshot) []any {
+	return []any{"etcdcluster", s.Namespace + "/" + s.Spec.Cluster, "snapshot", s.Name}
+}
+
+func (r *epochRun) seeSnapshot(s *v1alpha1.EtcdSnapshot) {
+	r.Host.mu.Lock()
+	current := r.Host.running == r
+	if current {
+		r.snapshots[client.ObjectKeyFromObject(s)] = s
+	}
+	r.Host.mu.Unlock()
+	if !current {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return
+	}
+	w := r.workers[s.UID]
+	if w == nil {
+		w = &snapshotWorker{epochRun: r, key: keyOfSnapshot(s), wakeup: make(chan struct{}, 1), object: s}
+		r.workers[s.UID] = w
+		r.tasks.Go(func() { w.run(r.ctx) })
+	}
+	w.mu.Lock()
+	w.object = s
+	w.mu.Unlock()
+	notify(w.wakeup)
+}
+
+// forgetSnapshot ends the worker of a snapshot whose object was deleted. The worker deletes the file.
+func (r *epochRun) forgetSnapshot(s *v1alpha1.EtcdSnapshot) {
+	r.Host.mu.Lock()
+	if old := r.snapshots[client.ObjectKeyFromObject(s)]; old != nil && old.UID == s.UID {
+		delete(r.snapshots, client.ObjectKeyFromObject(s))
+	}
+	r.Host.mu.Unlock()
+	r.mu.Lock()
+	w := r.workers[s.UID]
+	delete(r.workers, s.UID)
+	r.mu.Unlock()
+	if w != nil {
+		w.mu.Lock()
+		w.gone = true
+		w.mu.Unlock()
+		notify(w.wakeup)
+	}
+}
+
+func (w *snapshotWorker) latest() (*v1alpha1.EtcdSnapshot, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.object, w.gone
+}
+
+func (w *snapshotWorker) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	first, _ := w.latest()
+	defer w.setWorking(first.UID, false)
+	for {
+		s, gone := w.latest()
+		if gone {
+			if err := w.deleteFile(); err != nil && ctx.Err() == nil {
+				w.opts.Log.Warn("could not delete a snapshot whose EtcdSnapshot is gone", append(logged(s), "error", err)...)
+			}
+			return
+		}
+		var again <-chan time.Time
+		if err := w.step(ctx, s); err != nil && ctx.Err() == nil {
+			w.delay = min(max(2*w.delay, copyFirst), copyMost)
+			timer.Reset(w.delay)
+			again = timer.C
+		} else {
+			w.delay = 0
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wakeup:
+		case <-again:
+		}
+	}
+}
+
+// step does what the object asks of this node now. After an error it is tried again.
+func (w *snapshotWorker) step(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
+	switch {
+	case s.DeletionTimestamp != nil:
+		return w.delete(ctx, s)
+	case s.Status.Facts == nil:
+		return w.takeIfLocal(ctx, s)
+	case slices.Contains(s.Spec.Nodes, w.opts.Node):
+		return w.keep(ctx, s)
+	}
+	return w.dropSuperfluous(ctx, s)
+}
+
+// writeSnapshot changes the object's status.
+func (r *epochRun) writeSnapshot(ctx context.Context, s *v1alpha1.EtcdSnapshot, change func(*v1alpha1.EtcdSnapshot) bool) error {
+	err := update(ctx, r, s.DeepCopy(), func() *v1alpha1.EtcdSnapshot { return &v1alpha1.EtcdSnapshot{} }, change)
+	if kubeclient.IsMissing(err) {
+		return nil // the watch reports its deletion
+	}
+	return err
+}
+
+// writeCopy writes this node's entry in the object's copies: that its copy is verified, or why it is not.
+func (r *epochRun) writeCopy(ctx context.Context, s *v1alpha1.EtcdSnapshot, bad error) error {
+	entry := v1alpha1.EtcdSnapshotCopy{Node: r.opts.Node}
+	if bad == nil {
+		now := metav1.NowMicro()
+		entry.Verified = &now
+	} else {
+		entry.Error = short(bad.Error(), 1024)
+	}
+	return r.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool { return setCopy(o, entry) })
+}
+
+func setCopy(o *v1alpha1.EtcdSnapshot, entry v1alpha1.EtcdSnapshotCopy) bool {
+	for i, c := range o.Status.Copies {
+		if c.Node == entry.Node {
+			if c.Error == entry.Error && (c.Verified == nil) == (entry.Verified == nil) && entry.Verified == nil {
+				return false
+			}
+			o.Status.Copies[i] = entry
+			return true
+		}
+	}
+	o.Status.Copies = append(o.Status.Copies, entry)
+	return true
+}
+
+// removeCopy removes this node's entry from the object's copies.
+func (r *epochRun) removeCopy(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
+	return r.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool {
+		before := len(o.Status.Copies)
+		o.Status.Copies = slices.DeleteFunc(o.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == r.opts.Node })
+		return len(o.Status.Copies) != before
+	})
+}
+
+// delete deletes this node's copy of a snapshot whose deletion was asked for.
+func (w *snapshotWorker) delete(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
+	w.setWorking(s.UID, false)
+	if err := w.deleteFile(); err != nil {
+		return err
+	}
+	return w.removeCopy(ctx, s)
+}
+
+// deleteFile deletes the file of a snapshot whose object is being deleted or is gone.
+func (w *snapshotWorker) deleteFile() error {
+	if !w.epoch.Holding() {
+		return fleet.ErrLeaseInDoubt
+	}
+	return w.store.Delete(w.key)
+}
+
+// acquireHeavy waits for one of the few places for tasks that read or write whole files.
+func (r *epochRun) acquireHeavy(ctx context.Context) (release func(), err error) {
+	select {
+	case r.heavy <- struct{}{}:
+		return func() { <-r.heavy }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// runHeavy runs such a task in a goroutine of its own and stops waiting for it when ctx ends: a slow disk must not delay a node whose
+// lease is in doubt. From then on the task only writes to a temporary file that was deleted.
+func (r *epochRun) runHeavy(ctx context.Context, work func() error) error {
+	release, err := r.acquireHeavy(ctx)
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		defer release()
+		done <- work()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// errMemberDown: the member of which a snapshot should be taken does not run on this node now.
+var errMemberDown = errors.New("the member does not run")
+
+// takeIfLocal takes the snapshot if its member is on this node. It reports a failure and does not try again: the coordinator asks for
+// another snapshot.
+func (w *snapshotWorker) takeIfLocal(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
+	if s.Status.Error != "" {
+		return nil
+	}
+	m := &v1alpha1.EtcdMember{}
+	if err := w.epoch.Cache.Get(ctx, types.NamespacedName{Namespace: s.Namespace, Name: s.Spec.Member}, m); err != nil {
+		if kubeclient.IsMissing(err) {
+			return nil // a newer version of the snapshot follows once the member is seen
+		}
+		return err
+	}
+	if m.Spec.Node != w.opts.Node || m.Spec.ClusterUID != s.Spec.ClusterUID {
+		return nil
+	}
+	// The version that was last seen may be older than what this node wrote. A file must never be replaced once its facts are published.
+	live := &v1alpha1.EtcdSnapshot{}
+	if err := w.epoch.Client.Get(ctx, client.ObjectKeyFromObject(s), live); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if live.UID != s.UID || live.Status.Facts != nil || live.Status.Error != "" || live.DeletionTimestamp != nil {
+		return nil // the watch brings that version
+	}
+	s = live
+	w.setWorking(s.UID, true)
+	facts, err := w.take(ctx, s, m)
+	if ctx.Err() != nil {
+		w.setWorking(s.UID, false)
+		return ctx.Err()
+	}
+	if errors.Is(err, errMemberDown) {
+		if w.waits.IsZero() {
+			w.waits = time.Now()
+		}
+		if time.Since(w.waits) < memberLimit {
+			return err
+		}
+	}
+	if err != nil {
+		w.opts.Metrics.failed.WithLabelValues(stepTake).Inc()
+		w.opts.Log.Warn("could not take snapshot", append(logged(s), "member", s.Spec.Member, "error", err)...)
+		defer w.awaitOwnWrite(ctx, s.UID)
+		return w.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool {
+			if o.Status.Facts != nil || o.Status.Error != "" {
+				return false
+			}
+			o.Status.Error = short(err.Error(), 1024)
+			return true
+		})
+	}
+	w.checked = true
+	now := metav1.NowMicro()
+	err = w.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool {
+		if o.Status.Facts != nil || o.DeletionTimestamp != nil {
+			return false
+		}
+		o.Status.Facts, o.Status.Error = facts, ""
+		setCopy(o, v1alpha1.EtcdSnapshotCopy{Node: w.opts.Node, Verified: &now})
+		return true
+	})
+	if err != nil {
+		return err // the next step takes it again
+	}
+	w.opts.Log.Info("took snapshot", append(logged(s), "member", s.Spec.Member, "revision", facts.Revision, "bytes", facts.Size)...)
+	w.awaitOwnWrite(ctx, s.UID)
+	return nil
+}
+
+// awaitOwnWrite waits until the watch brings what this worker has just written. Until then the snapshot counts as being taken, so that
+// Held never misses the only copy.
+func (w *snapshotWorker) awaitOwnWrite(ctx context.Context, uid types.UID) {
+	deadline := time.After(nodeWriteLimit)
+	for {
+		s, gone := w.latest()
+		if gone || s.Status.Facts != nil || s.Status.Error != "" || s.DeletionTimestamp != nil {
+			break
+		}
+		select {
+		case <-w.wakeup:
+			continue
+		case <-ctx.Done():
+		case <-deadline:
+		}
+		break
+	}
+	w.setWorking(uid, false)
+	notify(w.wakeup)
+}
+
+func (h *Host) setWorking(uid types.UID, on bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if on {
+		h.working[uid] = true
+	} else {
+		delete(h.working, uid)
+	}
+}
+
+// take takes the snapshot through the member's private socket, verifies it and moves it to its final name.
+func (w *snapshotWorker) take(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *v1alpha1.EtcdMember) (*v1alpha1.EtcdSnapshotFacts, error) {
+	began := time.Now()
+	dir, err := memberDir(w.opts.Dir, m)
+	if err != nil {
+		return nil, err
+	}
+	if !w.serves(m.UID) {
+		return nil, errMemberDown
+	}
+	cli, err := member.Dial(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer cli.Close()
+	temp, err := w.store.Temp(w.key)
+	if err != nil {
+		return nil, fmt.Errorf("snapshot store: %w", err)
+	}
+	defer w.store.Discard(temp)
+	ctx, cancel := context.WithTimeout(ctx, takeLimit)
+	defer cancel()
+	facts := make(chan snapshot.Facts, 1)
+	err = w.runHeavy(ctx, func() error {
+		f, err := snapshot.Take(ctx, cli, temp, s.Spec.Revision)
+		facts <- f
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	f := <-facts
+	if err := w.store.Keep(w.key, temp); err != nil {
+		return nil, fmt.Errorf("snapshot store: %w", err)
+	}
+	since(w.opts.Metrics.taken, began)
+	return &v1alpha1.EtcdSnapshotFacts{
+		Revision: f.Revision, Hash: int64(f.Hash), TotalKeys: f.TotalKeys, Size: f.Size, SHA256: f.SHA256, At: metav1.NewMicroTime(f.At),
+	}, nil
+}
+
+// serves returns whether a member runs on this node and is part of its cluster.
+func (h *Host) serves(uid types.UID) bool {
+	h.mu.Lock()
+	w := h.members[uid]
+	h.mu.Unlock()
+	if w == nil {
+		return false
+	}
+	phase := w.reported().Phase
+	return phase == v1alpha1.EtcdMemberRunning || phase == v1alpha1.EtcdMemberSealed
+}
