@@ -25,8 +25,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
-	"github.com/ebb-dev/ebb/internal/pki"
 )
 
 func newEtcd() *cobra.Command {
@@ -172,7 +172,7 @@ func (e *etcdCommand) certificates(where *etcdEndpoints) error {
 			if old, err := os.ReadFile(*f.path); err == nil && string(old) == string(f.data) {
 				continue
 			}
-			if err := pki.WriteSecret(*f.path, f.data); err != nil {
+			if err := atomicfile.WriteSecret(*f.path, f.data); err != nil {
 				return err
 			}
 		}
