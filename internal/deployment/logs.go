@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/shim"
 )
 
@@ -311,7 +312,7 @@ func (l *Log) Follow(ctx context.Context, w io.Writer) error {
 				continue
 			}
 		}
-		if sleep(ctx, logPoll) != nil {
+		if backoff.Sleep(ctx, logPoll) != nil {
 			return nil
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/shim"
@@ -374,7 +375,7 @@ func (r *Runtime) discard(key types.NamespacedName) {
 
 // discardAgain tries again what could not be removed, until ctx ends. The next epoch finds what is left then.
 func (r *Runtime) discardAgain(ctx context.Context) {
-	for sleep(ctx, discardEvery) == nil {
+	for backoff.Sleep(ctx, discardEvery) == nil {
 		r.mu.Lock()
 		for key := range maps.Clone(r.undiscarded) {
 			r.discard(key)
