@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
@@ -135,7 +136,7 @@ func (m *maintainer) mine(p v1alpha1.ChangefeedPlacement) bool {
 
 // live works for the placements that name this node, one after the other, until none does or ctx ends.
 func (m *maintainer) live(ctx context.Context) {
-	pause := again
+	pauses := backoff.New(backoff.Policy{First: again, Longest: againLast})
 	for ctx.Err() == nil {
 		p := m.latest().Placement()
 		if from := p.From; from != nil && from.Node == m.run.opts.Node && from.NodeEpoch == m.run.e.Number && !from.Stopped {
@@ -152,14 +153,13 @@ func (m *maintainer) live(ctx context.Context) {
 		}
 		began := time.Now()
 		m.work(ctx, p.Epoch)
-		if time.Since(began) > pause+againLast {
-			pause = again
+		if time.Since(began) > pauses.Peek()+againLast {
+			pauses.Reset()
 		}
 		// One that could not begin tries again, less and less often, until the placement is another.
-		for end := time.Now().Add(pause); ctx.Err() == nil && m.stillMine(p.Epoch) && time.Now().Before(end); {
+		for end := time.Now().Add(pauses.Next()); ctx.Err() == nil && m.stillMine(p.Epoch) && time.Now().Before(end); {
 			m.await(ctx, nil, time.Until(end))
 		}
-		pause = min(2*pause, againLast)
 	}
 }
 
@@ -219,12 +219,7 @@ func (m *maintainer) settle(ctx context.Context, epoch int64, origin string) boo
 }
 
 func (r *run) sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
+	_ = backoff.Sleep(ctx, d) // callers look at ctx themselves
 }
 
 func (m *maintainer) await(ctx context.Context, changed <-chan struct{}, limit time.Duration) {

@@ -317,14 +317,13 @@ func (d *dispatcher) define(ctx context.Context, mark *stream.Rows) error {
 // rest lets the dispatcher try again after a while what has failed. Meanwhile the worker sees to others: it may be this one table
 // that cannot be written. The caller holds the lock.
 func (d *dispatcher) rest(err error) {
-	pause := min(retryFirst<<min(d.tries, 10), retryLast)
 	d.err, d.resting = err, true
 	d.tries++
 	if d.idle != nil {
 		close(d.idle)
 		d.idle = nil
 	}
-	time.AfterFunc(pause, func() {
+	time.AfterFunc(retries.After(int64(d.tries)), func() {
 		d.mu.Lock()
 		d.resting = false
 		ready := d.ready()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -55,7 +56,7 @@ func transient(err error) bool {
 
 // again calls try until it succeeds, fails for good, or ctx ends.
 func (s *Sink) again(ctx context.Context, doing string, try func() error) error {
-	wait := firstWait
+	waits := backoff.New(backoff.Policy{First: firstWait, Longest: lastWait})
 	for {
 		err := try()
 		s.note(err)
@@ -69,6 +70,7 @@ func (s *Sink) again(ctx context.Context, doing string, try func() error) error 
 		case !transient(err):
 			return s.wrap(doing, err)
 		}
+		wait := waits.Next()
 		if s.mayTell() {
 			s.log.Warn("the sink failed, trying again", "doing", doing, "wait", wait, "error", err)
 		}
@@ -77,7 +79,6 @@ func (s *Sink) again(ctx context.Context, doing string, try func() error) error 
 			return fmt.Errorf("sink %s: %s: %w (%v)", s.options.Address, doing, ctx.Err(), err)
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, lastWait)
 	}
 }
 
