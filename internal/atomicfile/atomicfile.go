@@ -22,21 +22,28 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	defer dir.Close()
-	if err := WriteIn(dir, filepath.Base(path), data, mode); err != nil {
+	if err := write(dir, filepath.Base(path), data, mode, true); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
 }
 
-// WriteIn is [Write] for a name below an open directory that it cannot leave.
+// WriteIn is [Write] for a name below an open directory that it cannot leave, with what the umask leaves of the mode.
 func WriteIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
+	return write(root, name, data, mode, false)
+}
+
+func write(root *os.Root, name string, data []byte, mode fs.FileMode, exact bool) error {
 	dir, base := filepath.Split(name)
 	temp := filepath.Join(dir, "."+base+"."+rand.Text())
 	f, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
-	if err = fill(f, data, mode); err == nil {
+	if exact {
+		err = f.Chmod(mode)
+	}
+	if err = errors.Join(err, fill(f, data)); err == nil {
 		err = root.Rename(temp, name)
 	}
 	if err != nil {
@@ -50,11 +57,9 @@ func WriteIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func fill(f *os.File, data []byte, mode fs.FileMode) error {
+// fill writes and closes a file.
+func fill(f *os.File, data []byte) error {
 	defer f.Close()
-	if err := f.Chmod(mode); err != nil {
-		return err
-	}
 	if _, err := f.Write(data); err != nil {
 		return err
 	}
