@@ -13,20 +13,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
 const (
-	// restartFirst and restartMost are between which a member that ended by itself stays down; one that ran for steady begins at the first again.
-	restartFirst = 100 * time.Millisecond
-	restartMost  = 5 * time.Second
-	steady       = 30 * time.Second
+	// steady is how long a member has to run for its earlier failures not to count any more.
+	steady = 30 * time.Second
 	// lookAgain is when a keeper that cannot do what it should tries again.
 	lookAgain = time.Second
 	// tellAgain is when a status that could not be written is tried again.
 	tellAgain = 200 * time.Millisecond
 )
+
+// restarts is how long a member that ended by itself stays down.
+var restarts = backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second}
 
 // keeper does on this node what one EtcdMember asks for. It lives across epochs, with the member's process.
 //
@@ -58,11 +60,11 @@ type keeper struct {
 	sealed  bool      // what the child was last told
 	order   int64     // and when
 	restore *member.Restore
-	discard func() // what was fetched for it
-	unheard int    // how often in a row the child ended to be started again
-	removed bool   // etcd says that it is no member any more
-	was     bool   // it ran when this process began, under an earlier one
-	delay   time.Duration
+	discard func()    // what was fetched for it
+	unheard int       // how often in a row the child ended to be started again
+	removed bool      // etcd says that it is no member any more
+	was     bool      // it ran when this process began, under an earlier one
+	failed  int64     // starts in a row
 	notYet  time.Time // the child is not started before
 }
 
@@ -287,8 +289,8 @@ func short(text string, limit int) string {
 
 // later puts the next start off.
 func (k *keeper) later(err error) {
-	k.delay = min(max(2*k.delay, restartFirst), restartMost)
-	k.notYet = time.Now().Add(k.delay)
+	k.failed++
+	k.notYet = time.Now().Add(restarts.After(k.failed))
 	k.mu.Lock()
 	k.status.Error = short(err.Error(), 4096)
 	k.mu.Unlock()
@@ -397,12 +399,12 @@ func (k *keeper) bury() {
 		err = errors.New("the member's process ended")
 	}
 	if time.Since(k.began) > steady {
-		k.delay = 0
+		k.failed = 0
 	}
 	k.later(err)
 	k.host.opts.Metrics.restarts.Inc()
 	m, _ := k.latest()
-	k.host.opts.Log.Warn("etcd member ended and is started again", "member", m.Namespace+"/"+m.Name, "error", err, "delay", k.delay)
+	k.host.opts.Log.Warn("etcd member ended and is started again", "member", m.Namespace+"/"+m.Name, "error", err, "delay", restarts.After(k.failed))
 	k.mu.Lock()
 	k.status.Restarts++
 	k.mu.Unlock()

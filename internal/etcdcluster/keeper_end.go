@@ -17,7 +17,7 @@ import (
 // stop ends the process. The data stays, and so do the ports.
 func (k *keeper) stop(a *era, m *v1alpha1.EtcdMember) error {
 	k.stopChild()
-	k.removed, k.delay, k.notYet, k.was = false, 0, time.Time{}, false
+	k.removed, k.failed, k.notYet, k.was = false, 0, time.Time{}, false
 	if err := k.unlocked(); err != nil {
 		return err
 	}

@@ -15,15 +15,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 const (
-	// copyFirst and copyMost are between which a copy that failed is tried again.
-	copyFirst = 500 * time.Millisecond
-	copyMost  = 30 * time.Second
 	// takeLimit bounds one snapshot, and memberLimit how long a member that should be there may not run.
 	takeLimit   = 10 * time.Minute
 	memberLimit = 15 * time.Second
@@ -44,7 +42,6 @@ type curator struct {
 	// Only live uses what follows.
 	checked bool      // the file was compared with the facts in this epoch
 	waits   time.Time // since when the member is not there
-	delay   time.Duration
 }
 
 func keyOfSnapshot(s *v1alpha1.EtcdSnapshot) snapshot.Key {
@@ -106,6 +103,7 @@ func (c *curator) latest() (*v1alpha1.EtcdSnapshot, bool) {
 func (c *curator) live(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	delays := backoff.New(backoff.Policy{First: 500 * time.Millisecond, Longest: 30 * time.Second}) // before a copy that failed is tried again
 	first, _ := c.latest()
 	defer c.setWorking(first.UID, false)
 	for {
@@ -118,11 +116,10 @@ func (c *curator) live(ctx context.Context) {
 		}
 		var again <-chan time.Time
 		if err := c.step(ctx, s); err != nil && ctx.Err() == nil {
-			c.delay = min(max(2*c.delay, copyFirst), copyMost)
-			timer.Reset(c.delay)
+			timer.Reset(delays.Next())
 			again = timer.C
 		} else {
-			c.delay = 0
+			delays.Reset()
 		}
 		select {
 		case <-ctx.Done():
