@@ -15,7 +15,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"google.golang.org/grpc"
@@ -23,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
 )
@@ -242,27 +242,7 @@ func (a *era) watch(ctx context.Context) error {
 	a.Host.mu.Lock()
 	a.Host.era = a
 	a.Host.mu.Unlock()
-	handlers := []struct {
-		object client.Object
-		on     toolscache.ResourceEventHandler
-	}{
-		{&v1alpha1.EtcdMember{}, node.News(a.seeMember, a.forgetMember)},
-		{&v1alpha1.EtcdSnapshot{}, node.News(a.seeSnapshot, a.forgetSnapshot)},
-	}
-	for _, h := range handlers {
-		informer, err := a.e.Cache.GetInformer(ctx, h.object)
-		if err != nil {
-			return fmt.Errorf("watch %T: %w", h.object, err)
-		}
-		registration, err := informer.AddEventHandler(h.on)
-		if err != nil {
-			return fmt.Errorf("watch %T: %w", h.object, err)
-		}
-		if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-			return ctx.Err()
-		}
-	}
-	return nil
+	return kubeclient.Follow(ctx, a.e.Cache, kubeclient.On(a.seeMember, a.forgetMember), kubeclient.On(a.seeSnapshot, a.forgetSnapshot))
 }
 
 // end waits until everything of the epoch has ended. Members go on.
