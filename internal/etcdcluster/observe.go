@@ -2,12 +2,9 @@ package etcdcluster
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -119,11 +116,11 @@ func (o *observer) dial(address string) (*grpc.ClientConn, error) {
 	}
 	creds := insecure.NewCredentials()
 	if u.Scheme == "https" {
-		config, err := o.tls()
+		shown, err := peer.Load("the node", o.files)
 		if err != nil {
 			return nil, err
 		}
-		creds = credentials.NewTLS(config)
+		creds = credentials.NewTLS(shown.Client())
 	}
 	// A member that was down is back as soon as it answers: connections are tried again quickly.
 	retry := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
@@ -132,25 +129,6 @@ func (o *observer) dial(address string) (*grpc.ClientConn, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: probeTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}),
 	)
-}
-
-// tls is what the coordinator's node shows. The files are read for each connection: they may be renewed.
-func (o *observer) tls() (*tls.Config, error) {
-	pem, err := os.ReadFile(o.files.CA)
-	if err != nil {
-		return nil, fmt.Errorf("certificate authority: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("certificate authority: no certificate in %s", o.files.CA)
-	}
-	return &tls.Config{
-		RootCAs: pool, MinVersion: tls.VersionTLS12,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			cert, err := tls.LoadX509KeyPair(o.files.Cert, o.files.Key)
-			return &cert, err
-		},
-	}, nil
 }
 
 // call bounds a question and says on whose behalf it is asked.
