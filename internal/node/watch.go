@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -114,28 +113,4 @@ func (n *Node) leaseWatch(e *Epoch) kubeclient.Watch {
 		}
 	}
 	return kubeclient.On(see, gone)
-}
-
-// News turns the three kinds of news about objects that an informer brings into two.
-func News[T any](see, gone func(T)) toolscache.ResourceEventHandler {
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		UpdateFunc: func(_, object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		DeleteFunc: func(object any) {
-			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-				object = last.Obj
-			}
-			if o, ok := object.(T); ok {
-				gone(o)
-			}
-		},
-	}
 }
