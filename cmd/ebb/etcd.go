@@ -25,9 +25,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/kind"
-	"github.com/ebb-dev/ebb/internal/pki"
 )
 
 func newEtcd() *cobra.Command {
@@ -173,7 +173,7 @@ func (e *etcdCommand) certificates(where *etcdEndpoints) error {
 			if old, err := os.ReadFile(*f.path); err == nil && string(old) == string(f.data) {
 				continue
 			}
-			if err := pki.WriteSecret(*f.path, f.data); err != nil {
+			if err := atomicfile.WriteSecret(*f.path, f.data); err != nil {
 				return err
 			}
 		}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 // retriesAnnotation counts, on a definition that is being deleted, how often its deletion was asked for again.
@@ -22,14 +24,14 @@ const retriesAnnotation = "ebb.dev/deletion-retries"
 const (
 	// deletionLook is how often the definitions that are being deleted are looked at. It reads memory only.
 	deletionLook = 500 * time.Millisecond
-	// A deletion that failed and does not move is asked for again after firstRetry, then after twice as long each time, and
-	// every lastRetry in the end: one that waits for objects with finalizers may wait for ever.
-	firstRetry = time.Second
-	lastRetry  = 15 * time.Second
 	// workLimit is longer than the controller works on a definition without a word: it waits a minute for objects to go. To
 	// change a definition while it is worked on would only make its controller begin again.
 	workLimit = 90 * time.Second
 )
+
+// deletionRetries is after which pauses a deletion that failed and does not move is asked for again: for ever, because one that
+// waits for objects with finalizers may wait for ever.
+var deletionRetries = backoff.Policy{First: time.Second, Longest: 15 * time.Second}
 
 // deletions keeps the deletion of definitions going.
 //
@@ -49,9 +51,9 @@ type deletions struct {
 
 // deletion is one definition on its way out.
 type deletion struct {
-	version string        // as which it was seen last
-	since   time.Time     // and since when
-	pause   time.Duration // how long a failure is left alone
+	version string          // as which it was seen last
+	since   time.Time       // and since when
+	pauses  backoff.Backoff // how long a failure is left alone
 	asked   int
 }
 
@@ -109,19 +111,20 @@ func (d *deletions) due(all []*apiextensionsv1.CustomResourceDefinition, now tim
 		}
 		state := d.seen[crd.UID]
 		if state == nil {
-			state = &deletion{pause: firstRetry}
+			state = &deletion{pauses: backoff.New(deletionRetries)}
 		}
 		seen[crd.UID] = state
 		limit := workLimit
 		if failedToDelete(crd) {
-			limit = state.pause
+			limit = state.pauses.Peek()
 		}
 		switch {
 		case state.version != crd.ResourceVersion:
 			state.version, state.since = crd.ResourceVersion, now
 		case now.Sub(state.since) >= limit:
 			state.asked++
-			state.since, state.pause = now, min(2*state.pause, lastRetry)
+			state.since = now
+			state.pauses.Next()
 			due = append(due, crd)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 
-	"github.com/ebb-dev/ebb/internal/pki"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // secretsKeyFile lies beside the certificate authority: who has one of them needs the other.
@@ -26,7 +26,7 @@ func secretsTransformer(dir string) (value.Transformer, error) {
 	seed, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if seed, err = aes.GenerateKey(aes.MinSeedSizeExtendedNonceGCM); err == nil {
-			err = pki.WriteSecret(path, seed)
+			err = atomicfile.WriteSecret(path, seed)
 		}
 	}
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ebb-dev/ebb/internal/pki"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // Ports that a free one is picked from: below the range that the kernel gives to outgoing connections, so that none of
@@ -46,7 +46,7 @@ func listen(dir, address string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := pki.WriteFile(kept, []byte(strconv.Itoa(l.Addr().(*net.TCPAddr).Port)+"\n"), 0o600); err != nil {
+	if err := atomicfile.Write(kept, []byte(strconv.Itoa(l.Addr().(*net.TCPAddr).Port)+"\n"), 0o600); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil

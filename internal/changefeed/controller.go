@@ -27,6 +27,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 const (
@@ -125,22 +126,16 @@ func (c *Controller) writeAll(ctx context.Context, w World, plan []*v1alpha1.Cha
 // write writes a placement. Maintainers write to the same status: if only their part has changed since the plan was made, the
 // placement is written to the newer version.
 func (c *Controller) write(ctx context.Context, w World, planned *v1alpha1.Changefeed) error {
-	written := planned
-	err := c.client.Status().Update(ctx, written)
-	for try := 0; try < 5 && apierrors.IsConflict(err); try++ {
+	write := func(cf *v1alpha1.Changefeed) error { return c.client.Status().Update(ctx, cf) }
+	written, err := kubeclient.Rewrite(ctx, c.live, planned, write, func(newest *v1alpha1.Changefeed) bool {
 		i := slices.IndexFunc(w.Changefeeds, func(cf *v1alpha1.Changefeed) bool { return cf.UID == planned.UID })
-		fresh := &v1alpha1.Changefeed{}
-		if err := c.live.Get(ctx, client.ObjectKeyFromObject(planned), fresh); err != nil {
-			return err
+		if i < 0 || newest.Generation != planned.Generation || !equality.Semantic.DeepEqual(newest.Status.Placement, w.Changefeeds[i].Status.Placement) ||
+			newest.Status.State != w.Changefeeds[i].Status.State {
+			return false
 		}
-		if i < 0 || fresh.UID != planned.UID || fresh.Generation != planned.Generation || !equality.Semantic.DeepEqual(fresh.Status.Placement, w.Changefeeds[i].Status.Placement) ||
-			fresh.Status.State != w.Changefeeds[i].Status.State {
-			return err
-		}
-		fresh.Status.Placement, fresh.Status.State = planned.Status.Placement, planned.Status.State
-		written = fresh
-		err = c.client.Status().Update(ctx, written)
-	}
+		newest.Status.Placement, newest.Status.State = planned.Status.Placement, planned.Status.State
+		return true
+	})
 	if err == nil {
 		c.know(written)
 	}

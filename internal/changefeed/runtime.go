@@ -15,7 +15,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -23,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
@@ -250,27 +250,10 @@ func (r *run) wait() {
 
 // watch follows the objects that maintainers need.
 func (r *run) watch(ctx context.Context) error {
-	handlers := []struct {
-		object client.Object
-		on     toolscache.ResourceEventHandler
-	}{
-		{&v1alpha1.Node{}, node.News(r.seeNode, r.forgetNode)},
-		{&coordinationv1.Lease{}, node.News(r.seeLease, r.forgetLease)},
-		{&v1alpha1.Settings{}, node.News(r.seeSettings, func(*v1alpha1.Settings) {})},
-		{&v1alpha1.Changefeed{}, node.News(r.see, r.gone)},
-	}
-	for _, h := range handlers {
-		informer, err := r.e.Cache.GetInformer(ctx, h.object)
-		if err != nil {
-			return fmt.Errorf("watch %T: %w", h.object, err)
-		}
-		registration, err := informer.AddEventHandler(h.on)
-		if err != nil {
-			return fmt.Errorf("watch %T: %w", h.object, err)
-		}
-		if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-			return ctx.Err()
-		}
+	err := kubeclient.Follow(ctx, r.e.Cache,
+		kubeclient.On(r.seeNode, r.forgetNode), kubeclient.On(r.seeLease, r.forgetLease), kubeclient.On(r.seeSettings, nil), kubeclient.On(r.see, r.gone))
+	if err != nil {
+		return err
 	}
 	return r.closeForgotten(ctx)
 }

@@ -12,6 +12,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
@@ -19,7 +20,7 @@ import (
 // IssueCluster writes what belongs to the cluster as a whole for an API server reached at url: the credentials of admin
 // and viewer, the bearer token and the certificate to trust. What is there and still good stays.
 func (d Dir) IssueCluster(ca *pki.Authority, url string) error {
-	if err := pki.WriteFile(d.CA(), ca.CertPEM, 0o644); err != nil {
+	if err := atomicfile.Write(d.CA(), ca.CertPEM, 0o644); err != nil {
 		return err
 	}
 	if err := ensureToken(d.Token()); err != nil {
@@ -62,10 +63,10 @@ func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
 	if err != nil {
 		return fmt.Errorf("credentials of node %s: %w", name, err)
 	}
-	if err := pki.WriteSecret(dir.Token(), token); err != nil {
+	if err := atomicfile.WriteSecret(dir.Token(), token); err != nil {
 		return err
 	}
-	if err := pki.WriteFile(dir.CA(), ca.CertPEM, 0o644); err != nil {
+	if err := atomicfile.Write(dir.CA(), ca.CertPEM, 0o644); err != nil {
 		return err
 	}
 	node.Hosts = hosts
@@ -112,7 +113,7 @@ func ensureKubeconfig(path string, ca *pki.Authority, p pki.Profile, url string)
 	if err != nil {
 		return fmt.Errorf("kubeconfig %s: %w", path, err)
 	}
-	return pki.WriteSecret(path, data)
+	return atomicfile.WriteSecret(path, data)
 }
 
 func ensurePair(certPath, keyPath string, ca *pki.Authority, p pki.Profile) error {
@@ -126,10 +127,10 @@ func ensurePair(certPath, keyPath string, ca *pki.Authority, p pki.Profile) erro
 	if err != nil {
 		return err
 	}
-	if err := pki.WriteSecret(keyPath, pair.Key); err != nil {
+	if err := atomicfile.WriteSecret(keyPath, pair.Key); err != nil {
 		return err
 	}
-	return pki.WriteFile(certPath, pair.Cert, 0o644)
+	return atomicfile.Write(certPath, pair.Cert, 0o644)
 }
 
 func ensureToken(path string) error {
@@ -140,5 +141,5 @@ func ensureToken(path string) error {
 	if _, err := rand.Read(raw); err != nil {
 		return fmt.Errorf("bearer token: %w", err)
 	}
-	return pki.WriteSecret(path, []byte(hex.EncodeToString(raw)+"\n"))
+	return atomicfile.WriteSecret(path, []byte(hex.EncodeToString(raw)+"\n"))
 }

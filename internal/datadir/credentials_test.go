@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/pki"
@@ -128,7 +129,7 @@ func TestAPairCutOffWhileItWasWrittenIsIssuedAnew(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return pki.WriteSecret(node.TLSKey(), other.Key)
+			return atomicfile.WriteSecret(node.TLSKey(), other.Key)
 		},
 		"a key alone":         func() error { return os.Remove(node.TLSCert()) },
 		"a certificate alone": func() error { return os.Remove(node.TLSKey()) },

@@ -16,7 +16,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ebb-dev/ebb/internal/pki"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // Dir is the path of a data directory.
@@ -70,7 +70,7 @@ func (d Dir) Create() error {
 func (d Dir) WritePID(name string) (remove func(), err error) {
 	path := d.PIDFile(name)
 	own := strconv.Itoa(os.Getpid()) + "\n"
-	if err := pki.WriteFile(path, []byte(own), 0o644); err != nil {
+	if err := atomicfile.Write(path, []byte(own), 0o644); err != nil {
 		return nil, err
 	}
 	return func() {

@@ -14,6 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/logfile"
 	"github.com/ebb-dev/ebb/internal/shim"
 )
 
@@ -106,7 +108,7 @@ func openFiles(path string) ([]*os.File, error) {
 // walk opens the log's files, newest first, and says which number the first of them had.
 func walk(path string) (files []*os.File, newest int, err error) {
 	for i := 0; i <= shim.DefaultLogMaxFiles; i++ {
-		f, err := os.Open(rotated(path, i))
+		f, err := os.Open(logfile.Name(path, i))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // not there yet, or being renamed
 		}
@@ -137,7 +139,7 @@ func unmoved(path string, files []*os.File, newest int) (bool, error) {
 	if len(files) == 0 {
 		return true, nil
 	}
-	same, err := isAt(files[0], rotated(path, newest))
+	same, err := isAt(files[0], logfile.Name(path, newest))
 	if err != nil || !same || newest == 0 {
 		return same, err
 	}
@@ -162,13 +164,6 @@ func isAt(f *os.File, name string) (bool, error) {
 		return false, err
 	}
 	return os.SameFile(named, opened), nil
-}
-
-func rotated(path string, i int) string {
-	if i == 0 {
-		return path
-	}
-	return fmt.Sprintf("%s.%d", path, i)
 }
 
 // indexOf finds a file among others, whatever its name is now; -1 if it is not there.
@@ -311,7 +306,7 @@ func (l *Log) Follow(ctx context.Context, w io.Writer) error {
 				continue
 			}
 		}
-		if sleep(ctx, logPoll) != nil {
+		if backoff.Sleep(ctx, logPoll) != nil {
 			return nil
 		}
 	}

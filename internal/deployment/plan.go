@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 // Phase is how far a program is on this node.
@@ -207,17 +208,7 @@ func Revision(spec *v1alpha1.DeploymentSpec) string {
 
 // Backoff is the pause before a start after so many failures in a row.
 func Backoff(p v1alpha1.RestartPolicy, failures int) time.Duration {
-	if failures <= 0 {
-		return 0
-	}
-	pause, most := orDuration(p.Backoff, time.Second), orDuration(p.MaxBackoff, 5*time.Minute)
-	for range failures - 1 {
-		if pause >= most {
-			break
-		}
-		pause *= 2
-	}
-	return min(pause, most)
+	return backoff.Policy{First: orDuration(p.Backoff, time.Second), Longest: orDuration(p.MaxBackoff, 5*time.Minute)}.After(int64(failures))
 }
 
 // Forgiven says whether a program ran for so long that its earlier failures no longer count.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/shim"
@@ -55,7 +56,7 @@ func deadlineOf(t *lease.Tenure) shim.Deadline {
 // run looks for renewals until ctx ends, and calls fall when the lease is in doubt. It polls, because a lease is renewed
 // seconds before a deadline.
 func (p *pulse) run(ctx context.Context, e *node.Epoch, fall func()) {
-	for sleep(ctx, pulseEvery) == nil {
+	for backoff.Sleep(ctx, pulseEvery) == nil {
 		if !e.Holding() {
 			fall()
 			continue
@@ -178,15 +179,4 @@ func environment(d *v1alpha1.Deployment, node string) []string {
 		}
 	}
 	return append(env, path)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }

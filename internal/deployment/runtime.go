@@ -16,14 +16,15 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/shim"
@@ -285,36 +286,16 @@ func (r *run) watch(ctx context.Context) error {
 	r.mu.Lock()
 	r.world = World{Fleet: fleet.New()}
 	r.mu.Unlock()
-	for object, on := range map[client.Object]toolscache.ResourceEventHandler{
-		&v1alpha1.Node{}:        node.News(r.seeNode, r.forgetNode),
-		&coordinationv1.Lease{}: node.News(r.seeLease, r.forgetLease),
-	} {
-		if err := r.follow(ctx, object, on); err != nil {
-			return err
-		}
-	}
-	// The objects last: what is decided about them rests on the others.
-	if err := r.follow(ctx, &v1alpha1.Deployment{}, node.News(r.see, r.gone)); err != nil {
+	err := kubeclient.Follow(ctx, r.e.Cache,
+		kubeclient.On(r.seeNode, r.forgetNode),
+		kubeclient.On(r.seeLease, r.forgetLease),
+		kubeclient.On(r.see, r.gone)) // the objects last: what is decided about them rests on the others
+	if err != nil {
 		return err
 	}
 	r.synced.Store(true)
 	r.stir()
 	return r.discardOld(ctx)
-}
-
-func (r *run) follow(ctx context.Context, object client.Object, on toolscache.ResourceEventHandler) error {
-	informer, err := r.e.Cache.GetInformer(ctx, object)
-	if err != nil {
-		return fmt.Errorf("watch %T: %w", object, err)
-	}
-	registration, err := informer.AddEventHandler(on)
-	if err != nil {
-		return fmt.Errorf("watch %T: %w", object, err)
-	}
-	if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-		return ctx.Err()
-	}
-	return nil
 }
 
 // see passes an object on to its unit, if it concerns this node.
@@ -374,7 +355,7 @@ func (r *Runtime) discard(key types.NamespacedName) {
 
 // discardAgain tries again what could not be removed, until ctx ends. The next epoch finds what is left then.
 func (r *Runtime) discardAgain(ctx context.Context) {
-	for sleep(ctx, discardEvery) == nil {
+	for backoff.Sleep(ctx, discardEvery) == nil {
 		r.mu.Lock()
 		for key := range maps.Clone(r.undiscarded) {
 			r.discard(key)

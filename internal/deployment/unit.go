@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -242,7 +243,7 @@ func (u *unit) failed(d *v1alpha1.Deployment, ran time.Duration) {
 	u.restarts++
 	u.opts.Metrics.restarted(d.Spec.Type)
 	pause := Backoff(d.Spec.Restart, u.failures)
-	u.until = time.Now().Add(pause*9/10 + rand.N(pause/5+1))
+	u.until = time.Now().Add(backoff.Jitter(pause, 0.1))
 	u.logger().Warn("the program ended by itself", "exit", u.lastExit.Message, "failures", u.failures, "again in", pause)
 }
 
@@ -320,7 +321,7 @@ func (u *unit) do(ctx context.Context, f Facts, step Step) (pause time.Duration,
 	if err != nil {
 		u.say(fmt.Sprintf("cannot %s yet", step.Do), err)
 	}
-	return again/2 + rand.N(again), f.Leaving && !u.e.Holding() && u.program == nil && !u.stray
+	return backoff.Jitter(again, 0.5), f.Leaving && !u.e.Holding() && u.program == nil && !u.stray
 }
 
 // idle keeps the node's entry true while there is nothing to do but wait.
@@ -439,7 +440,7 @@ func (u *unit) start(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	if sleep(ctx, rand.N(startJitter)) != nil {
+	if backoff.Sleep(ctx, rand.N(startJitter)) != nil {
 		return nil
 	}
 	w, _ := u.view()

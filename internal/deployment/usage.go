@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/procfs"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 const (
@@ -75,7 +76,7 @@ func (s *sampler) programs() map[v1alpha1.DeploymentType]load {
 // run samples until ctx ends. The first two samples come soon: a share of CPU needs two.
 func (s *sampler) run(ctx context.Context) {
 	var last string
-	for pause := time.Duration(0); sleep(ctx, pause) == nil; {
+	for pause := time.Duration(0); backoff.Sleep(ctx, pause) == nil; {
 		if err := s.sample(); err != nil {
 			s.set(nil)
 			if err.Error() != last {

@@ -19,6 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 // recount is how often an unfinished drain is looked at when nothing happens.
@@ -189,27 +190,19 @@ func (c *Controller) write(ctx context.Context, step *Step) error {
 	if step.Status {
 		return c.client.Status().Update(ctx, step.Object)
 	}
-	err := c.client.Update(ctx, step.Object)
-	if node, ok := step.Object.(*v1alpha1.Node); ok && step.Name == StepDesireDraining {
-		// A node that work leaves counts itself anew all the time. That it should be Draining does not depend on what it counts.
-		for try := 0; try < 5 && apierrors.IsConflict(err); try++ {
-			err = c.desireAgain(ctx, node, err)
+	node, ok := step.Object.(*v1alpha1.Node)
+	if !ok || step.Name != StepDesireDraining {
+		return c.client.Update(ctx, step.Object)
+	}
+	// A node that work leaves counts itself anew all the time. That it should be Draining does not depend on what it counts.
+	_, err := kubeclient.Rewrite(ctx, c.live, node, func(n *v1alpha1.Node) error { return c.client.Update(ctx, n) }, func(newest *v1alpha1.Node) bool {
+		if newest.Generation != node.Generation || newest.Status.Epoch != node.Status.Epoch {
+			return false
 		}
-	}
+		newest.Spec = node.Spec
+		return true
+	})
 	return err
-}
-
-// desireAgain writes what a node should be over a newer version that differs in its status only.
-func (c *Controller) desireAgain(ctx context.Context, node *v1alpha1.Node, conflict error) error {
-	fresh := &v1alpha1.Node{}
-	if err := c.live.Get(ctx, client.ObjectKeyFromObject(node), fresh); err != nil {
-		return err
-	}
-	if fresh.UID != node.UID || fresh.Generation != node.Generation || fresh.Status.Epoch != node.Status.Epoch {
-		return conflict
-	}
-	fresh.Spec = node.Spec
-	return c.client.Update(ctx, fresh)
 }
 
 func (c *Controller) logStep(step *Step) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 // errChanged: an object that a decision was based on has changed.
@@ -45,19 +46,14 @@ func (c *Controller) setDesired(ctx context.Context, w World, m *v1alpha1.EtcdMe
 			return err
 		}
 	}
-	next := m.DeepCopy()
-	err := c.client.Update(ctx, next)
-	for try := 0; try < 3 && apierrors.IsConflict(err); try++ {
-		fresh := &v1alpha1.EtcdMember{}
-		if err := c.live.Get(ctx, client.ObjectKeyFromObject(m), fresh); err != nil {
-			return err
+	write := func(m *v1alpha1.EtcdMember) error { return c.client.Update(ctx, m) }
+	_, err := kubeclient.Rewrite(ctx, c.live, m.DeepCopy(), write, func(newest *v1alpha1.EtcdMember) bool {
+		if newest.Generation != m.Generation || m.Spec.Want == v1alpha1.EtcdMemberDelete {
+			return false
 		}
-		if fresh.UID != m.UID || fresh.Generation != m.Generation || m.Spec.Want == v1alpha1.EtcdMemberDelete {
-			return err
-		}
-		fresh.Spec = m.Spec
-		err = c.client.Update(ctx, fresh)
-	}
+		newest.Spec = m.Spec
+		return true
+	})
 	return err
 }
 

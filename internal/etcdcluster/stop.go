@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 // The steps of StageStopping and StageEvacuating. Each is recorded in status.stop.step before it takes effect:
@@ -333,11 +334,7 @@ func (p *planner) keepSealed() {
 }
 
 func retryAfter(attempt int64) time.Duration {
-	d := retryFirst
-	for ; attempt > 1 && d < retryMost; attempt-- {
-		d *= 2
-	}
-	return min(d, retryMost)
+	return backoff.Policy{First: retryFirst, Longest: retryMost}.After(max(attempt, 1))
 }
 
 // copy waits until enough nodes have a verified copy.

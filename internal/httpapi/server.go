@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/subtle"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +15,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -27,6 +24,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/peer"
 )
 
 const (
@@ -99,28 +97,20 @@ type Server struct {
 
 // New prepares a server.
 func New(o Options) (*Server, error) {
-	cert, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+	creds, err := peer.Load("node "+o.Node, peer.Files{Cert: o.CertFile, Key: o.KeyFile, CA: o.CAFile})
 	if err != nil {
-		return nil, fmt.Errorf("certificate of node %s: %w", o.Node, err)
-	}
-	ca, err := os.ReadFile(o.CAFile)
-	if err != nil {
-		return nil, fmt.Errorf("certificate authority: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(ca) {
-		return nil, fmt.Errorf("certificate authority: no certificate in %s", o.CAFile)
+		return nil, err
 	}
 	s := &Server{opts: o}
 	s.proxy = &http.Transport{
-		TLSClientConfig:       &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
+		TLSClientConfig:       creds.Client(),
 		DialContext:           (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
 		ResponseHeaderTimeout: requestTimeout,
 		IdleConnTimeout:       30 * time.Second,
 	}
 	s.http = &http.Server{
 		Handler:           s.handler(),
-		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
+		TLSConfig:         creds.Server(),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       requestTimeout,
 		WriteTimeout:      2 * requestTimeout,

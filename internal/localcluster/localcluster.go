@@ -53,8 +53,8 @@ type Cluster struct {
 	nursery *nursery
 	unlock  func()
 	client  client.Client
-	server  *child
-	nodes   []*child
+	server  *process
+	nodes   []*process
 
 	mu sync.Mutex // of Out
 }
@@ -136,7 +136,7 @@ func (c *Cluster) startServer(ctx context.Context) (err error) {
 	if c.server, err = c.nursery.start(apiserver, dir.LogFile(apiserver), c.opts.Exe, args...); err != nil {
 		return err
 	}
-	return c.await(ctx, "the API server", []*child{c.server}, func() error {
+	return c.await(ctx, "the API server", []*process{c.server}, func() error {
 		cfg, err := kubeclient.Load(dir.Kubeconfig())
 		if err != nil {
 			return err
@@ -162,7 +162,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 		}
 		c.nodes = append(c.nodes, n)
 	}
-	return c.await(ctx, "every node to be Ready", append([]*child{c.server}, c.nodes...), func() error {
+	return c.await(ctx, "every node to be Ready", append([]*process{c.server}, c.nodes...), func() error {
 		return c.allReady(ctx, before)
 	})
 }
@@ -202,17 +202,17 @@ func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
 	return nil
 }
 
-// await polls until a condition holds, a child that is needed for it ends, or time is up.
-func (c *Cluster) await(ctx context.Context, what string, needed []*child, holds func() error) error {
+// await polls until a condition holds, a process that is needed for it ends, or time is up.
+func (c *Cluster) await(ctx context.Context, what string, needed []*process, holds func() error) error {
 	for {
 		err := holds()
 		if err == nil {
 			return nil
 		}
-		for _, child := range needed {
+		for _, p := range needed {
 			select {
-			case <-child.done:
-				return fmt.Errorf("%s %s while waiting for %s:\n%s", child.name, child.ended(), what, tail(c.opts.Dir.LogFile(child.name)))
+			case <-p.Done():
+				return fmt.Errorf("%s %s while waiting for %s:\n%s", p.name, p.ended(), what, tail(c.opts.Dir.LogFile(p.name)))
 			default:
 			}
 		}
@@ -224,15 +224,15 @@ func (c *Cluster) await(ctx context.Context, what string, needed []*child, holds
 	}
 }
 
-// Wait tells of every child that ends, until ctx does.
+// Wait tells of every process that ends, until ctx does.
 func (c *Cluster) Wait(ctx context.Context) {
 	var watchers sync.WaitGroup
-	for _, child := range append([]*child{c.server}, c.nodes...) {
+	for _, p := range append([]*process{c.server}, c.nodes...) {
 		watchers.Go(func() {
 			select {
 			case <-ctx.Done():
-			case <-child.done:
-				c.say("%s %s; start it again with: %s %s", child.name, child.ended(), c.opts.Command, c.commandOf(child))
+			case <-p.Done():
+				c.say("%s %s; start it again with: %s %s", p.name, p.ended(), c.opts.Command, c.commandOf(p))
 			}
 		})
 	}
@@ -245,11 +245,11 @@ func (c *Cluster) nodeArgs(name string) []string {
 	return slices.Concat([]string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}, c.opts.NodeArgs, c.opts.LogArgs)
 }
 
-func (c *Cluster) commandOf(child *child) string {
-	if child == c.server {
+func (c *Cluster) commandOf(p *process) string {
+	if p == c.server {
 		return strings.Join(append([]string{"apiserver", "--data-dir", string(c.opts.Dir)}, c.opts.LogArgs...), " ")
 	}
-	return strings.Join(c.nodeArgs(child.name), " ")
+	return strings.Join(c.nodeArgs(p.name), " ")
 }
 
 // Stop lets the nodes leave in order and then ends the API server.
@@ -259,12 +259,12 @@ func (c *Cluster) Stop() {
 	}
 	var stopping sync.WaitGroup
 	for _, n := range c.nodes {
-		stopping.Go(func() { n.stop(nodePatience) })
+		stopping.Go(func() { n.Stop(context.Background(), nodePatience) })
 	}
 	stopping.Wait()
 	if c.server != nil {
 		c.say("stopping the API server")
-		c.server.stop(serverPatience)
+		c.server.Stop(context.Background(), serverPatience)
 	}
 	c.unlock()
 }

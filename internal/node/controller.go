@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -100,7 +101,7 @@ func (c *Controller) readRecord(ctx context.Context, r client.Reader, node strin
 
 // markLost calls lost whomever the vigil nominates, until ctx ends.
 func (c *Controller) markLost(ctx context.Context) error {
-	for sleep(ctx, c.Interval) == nil {
+	for backoff.Sleep(ctx, c.Interval) == nil {
 		for _, rec := range c.Epoch.Vigil.Lost(c.Epoch.Now()) {
 			err := c.mark(ctx, rec)
 			if err != nil && !errors.Is(err, lease.ErrChanged) && !apierrors.IsConflict(err) && ctx.Err() == nil {

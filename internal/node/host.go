@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 // restartRuntime is how long a runtime that ended on its own stays down.
@@ -76,7 +77,7 @@ func (h *host) keep(ctx context.Context, name string, run func(context.Context) 
 			return
 		}
 		h.log.Error("ended on its own and is started again", "part", name, "error", err)
-		if sleep(ctx, restartRuntime) != nil {
+		if backoff.Sleep(ctx, restartRuntime) != nil {
 			return
 		}
 	}

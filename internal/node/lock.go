@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/datadir"
-	"github.com/ebb-dev/ebb/internal/pki"
 )
 
 // ErrRunning: another process on this machine runs the node.
@@ -102,7 +102,7 @@ func (s *seat) write(who []string, epoch int64) error {
 	if err != nil {
 		return err
 	}
-	return pki.WriteSecret(s.path, data)
+	return atomicfile.WriteSecret(s.path, data)
 }
 
 func (s *seat) leave() { s.unlock() }

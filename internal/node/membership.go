@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
@@ -62,7 +63,7 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 			vigil.Failed(m.clock())
 			said.once(m.log, "cannot join yet", err)
 		}
-		if err := sleep(ctx, m.timing.Renew/4); err != nil {
+		if err := backoff.Sleep(ctx, m.timing.Renew/4); err != nil {
 			return nil, err
 		}
 	}
@@ -149,7 +150,7 @@ func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) err
 	next := h.tenure.SentAt().Add(m.timing.Renew)
 	var said saying
 	for {
-		if err := sleep(ctx, next.Sub(m.clock())); err != nil {
+		if err := backoff.Sleep(ctx, next.Sub(m.clock())); err != nil {
 			return nil
 		}
 		if h.tenure.At(m.clock()) != lease.Holding {
@@ -257,16 +258,5 @@ func (s *saying) once(log *slog.Logger, what string, err error) {
 	if text := what + err.Error(); text != s.last {
 		s.last = text
 		log.Warn(what, "error", err)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
 	}
 }

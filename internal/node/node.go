@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -136,7 +137,7 @@ func (n *Node) Run(ctx context.Context) error {
 		if !errors.Is(err, fleet.ErrLeaseInDoubt) {
 			return err
 		}
-		if sleep(ctx, n.opts.Timing.Renew/20) != nil {
+		if backoff.Sleep(ctx, n.opts.Timing.Renew/20) != nil {
 			return nil
 		}
 		if keep.stopped() { // the lease came into doubt while the node was leaving
@@ -213,7 +214,7 @@ func (n *Node) newEpoch(h *held) *Epoch {
 // watchDeadline ends the epoch when its own clock says so, whatever the renewals are doing. It polls because a timer
 // stands still while the machine sleeps and the deadline does not.
 func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCauseFunc) {
-	for sleep(ctx, n.opts.Timing.Renew/20) == nil {
+	for backoff.Sleep(ctx, n.opts.Timing.Renew/20) == nil {
 		switch {
 		case e.paused():
 			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, errPaused))
@@ -316,7 +317,7 @@ func (n *Node) insist(ctx context.Context, what string, step func(context.Contex
 			return context.Cause(ctx)
 		}
 		said.once(n.log, "cannot "+what+" yet", err)
-		if err := sleep(ctx, n.opts.Timing.Renew/4); err != nil {
+		if err := backoff.Sleep(ctx, n.opts.Timing.Renew/4); err != nil {
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
@@ -45,7 +46,7 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 				written, said = &want, saying{}
 			} else if ctx.Err() == nil {
 				said.once(n.log, "status not written", err)
-				if sleep(ctx, n.opts.Timing.Renew/4) != nil {
+				if backoff.Sleep(ctx, n.opts.Timing.Renew/4) != nil {
 					return
 				}
 				continue

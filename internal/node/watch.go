@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -28,27 +27,13 @@ func (n *Node) watch(ctx context.Context, e *Epoch) (*group, error) {
 	}
 	e.Cache = c
 	g := n.host.start([]string{"watch"}, []func(context.Context) error{c.Start})
-	for _, on := range []func(context.Context, *Epoch, cache.Cache) error{n.onNode, n.onSlot, n.onLease} {
-		if err := on(ctx, e, c); err != nil {
-			return g, err
-		}
-	}
-	return g, nil
+	watches := append([]kubeclient.Watch{n.nodeWatch(e)}, e.slotWatches()...)
+	return g, kubeclient.Subscribe(ctx, c, append(watches, n.leaseWatch(e))...)
 }
 
-// onSlot watches the drain slot and the drains of this node, and asks for a look whenever the slot may no longer want the node
+// slotWatches are on the drain slot and the drains of this node. They ask for a look whenever the slot may no longer want the node
 // as it is.
-func (n *Node) onSlot(ctx context.Context, e *Epoch, c cache.Cache) error {
-	informer, err := c.GetInformer(ctx, &v1alpha1.Settings{})
-	if err != nil {
-		return fmt.Errorf("watch Settings: %w", err)
-	}
-	if _, err = informer.AddEventHandler(News(func(*v1alpha1.Settings) { e.checkSlot() }, func(*v1alpha1.Settings) {})); err != nil {
-		return err
-	}
-	if informer, err = c.GetInformer(ctx, &v1alpha1.Drain{}); err != nil {
-		return fmt.Errorf("watch drains: %w", err)
-	}
+func (e *Epoch) slotWatches() []kubeclient.Watch {
 	see := func(d *v1alpha1.Drain) {
 		if d.Spec.NodeName == e.Node && !wants(d) {
 			e.checkSlot()
@@ -59,8 +44,7 @@ func (n *Node) onSlot(ctx context.Context, e *Epoch, c cache.Cache) error {
 			e.checkSlot()
 		}
 	}
-	_, err = informer.AddEventHandler(News(see, gone))
-	return err
+	return []kubeclient.Watch{kubeclient.On(func(*v1alpha1.Settings) { e.checkSlot() }, nil), kubeclient.On(see, gone)}
 }
 
 // watchWanted begins the next epoch when the drain that this one is subject to was cancelled or is gone: draining for nobody, it
@@ -90,11 +74,8 @@ func unwanted(e *Epoch, slot *v1alpha1.ActiveDrain) bool {
 	return liveness == v1alpha1.Draining || liveness == v1alpha1.Alive && slot != nil && slot.NodeEpoch == e.Number
 }
 
-func (n *Node) onNode(ctx context.Context, e *Epoch, c cache.Cache) error {
-	informer, err := c.GetInformer(ctx, &v1alpha1.Node{})
-	if err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
-	}
+// nodeWatch makes the epoch obey what the node's object wants of it.
+func (n *Node) nodeWatch(e *Epoch) kubeclient.Watch {
 	see := func(node *v1alpha1.Node) {
 		if node.Name == e.Node {
 			e.obey(node.Spec.Desired, n.opts.Gate)
@@ -111,15 +92,11 @@ func (n *Node) onNode(ctx context.Context, e *Epoch, c cache.Cache) error {
 		default:
 		}
 	}
-	_, err = informer.AddEventHandler(News(see, gone))
-	return err
+	return kubeclient.On(see, gone)
 }
 
-func (n *Node) onLease(ctx context.Context, e *Epoch, c cache.Cache) error {
-	informer, err := c.GetInformer(ctx, &coordinationv1.Lease{})
-	if err != nil {
-		return fmt.Errorf("watch leases: %w", err)
-	}
+// leaseWatch shows the leases of all nodes to the vigil, and tells the epoch if its own is over.
+func (n *Node) leaseWatch(e *Epoch) kubeclient.Watch {
 	see := func(l *coordinationv1.Lease) {
 		rec, err := lease.Read(l)
 		if err != nil {
@@ -135,30 +112,5 @@ func (n *Node) onLease(ctx context.Context, e *Epoch, c cache.Cache) error {
 			e.Vigil.Forget(node)
 		}
 	}
-	_, err = informer.AddEventHandler(News(see, gone))
-	return err
-}
-
-// News turns the three kinds of news about objects that an informer brings into two.
-func News[T any](see, gone func(T)) toolscache.ResourceEventHandler {
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		UpdateFunc: func(_, object any) {
-			if o, ok := object.(T); ok {
-				see(o)
-			}
-		},
-		DeleteFunc: func(object any) {
-			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-				object = last.Obj
-			}
-			if o, ok := object.(T); ok {
-				gone(o)
-			}
-		},
-	}
+	return kubeclient.On(see, gone)
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,38 +23,17 @@ import (
 // maxMessage bounds one message: a batch of tables, or the dispatchers of a changefeed with a hundred thousand.
 const maxMessage = 64 << 20
 
-// Files are what a node shows, and whom it trusts.
-type Files struct{ Cert, Key, CA string }
-
-func (f Files) load() (tls.Certificate, *x509.CertPool, error) {
-	cert, err := tls.LoadX509KeyPair(f.Cert, f.Key)
-	if err != nil {
-		return cert, nil, fmt.Errorf("certificate of the node: %w", err)
-	}
-	ca, err := os.ReadFile(f.CA)
-	if err != nil {
-		return cert, nil, fmt.Errorf("certificate authority: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(ca) {
-		return cert, nil, fmt.Errorf("certificate authority: no certificate in %s", f.CA)
-	}
-	return cert, pool, nil
-}
-
 // Service adds what one kind of work has to say between nodes to a server.
 type Service func(grpc.ServiceRegistrar)
 
 // NewServer makes a server that only nodes of this cluster reach.
 func NewServer(f Files, services ...Service) (*grpc.Server, error) {
-	cert, pool, err := f.load()
+	creds, err := Load("the node", f)
 	if err != nil {
 		return nil, err
 	}
 	s := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(&tls.Config{
-			Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
-		})),
+		grpc.Creds(credentials.NewTLS(creds.MutualServer("h2"))),
 		grpc.UnaryInterceptor(onlyNodes), grpc.StreamInterceptor(onlyNodesStream),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
@@ -108,31 +86,30 @@ func nodeOf(ctx context.Context) (string, error) {
 
 // Dial reaches a node by its address. The certificate must be that node's, whatever the address.
 func Dial(f Files, address, node string) (*grpc.ClientConn, error) {
-	cert, pool, err := f.load()
+	creds, err := Load("the node", f)
 	if err != nil {
 		return nil, err
 	}
-	config := &tls.Config{
-		Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13,
-		// The name to verify is the node's identity, not its address: VerifyConnection does what is skipped here.
-		InsecureSkipVerify: true,
-		VerifyConnection: func(s tls.ConnectionState) error {
-			if len(s.PeerCertificates) == 0 {
-				return errors.New("no certificate")
-			}
-			leaf := s.PeerCertificates[0]
-			between := x509.NewCertPool()
-			for _, c := range s.PeerCertificates[1:] {
-				between.AddCert(c)
-			}
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
-				return err
-			}
-			if name, ok := identity.NodeName(leaf.Subject.CommonName); !ok || name != node {
-				return fmt.Errorf("%s is %s, not node %s", address, leaf.Subject.CommonName, node)
-			}
-			return nil
-		},
+	config := creds.Client()
+	config.MinVersion = tls.VersionTLS13
+	// The name to verify is the node's identity, not its address: VerifyConnection does what is skipped here.
+	config.InsecureSkipVerify = true
+	config.VerifyConnection = func(s tls.ConnectionState) error {
+		if len(s.PeerCertificates) == 0 {
+			return errors.New("no certificate")
+		}
+		leaf := s.PeerCertificates[0]
+		between := x509.NewCertPool()
+		for _, c := range s.PeerCertificates[1:] {
+			between.AddCert(c)
+		}
+		if _, err := leaf.Verify(x509.VerifyOptions{Roots: creds.Authorities(), Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
+			return err
+		}
+		if name, ok := identity.NodeName(leaf.Subject.CommonName); !ok || name != node {
+			return fmt.Errorf("%s is %s, not node %s", address, leaf.Subject.CommonName, node)
+		}
+		return nil
 	}
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),

@@ -20,6 +20,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 const (
@@ -72,10 +74,10 @@ func LoadOrCreate(dir string) (*Authority, error) {
 	}
 	// The key goes first: a crash in between leaves a key without a certificate, which is replaced at the next start. A
 	// certificate without its key therefore means that the key was lost.
-	if err := WriteSecret(keyPath(dir), pair.Key); err != nil {
+	if err := atomicfile.WriteSecret(keyPath(dir), pair.Key); err != nil {
 		return nil, err
 	}
-	if err := WriteFile(certPath(dir), pair.Cert, 0o644); err != nil {
+	if err := atomicfile.Write(certPath(dir), pair.Cert, 0o644); err != nil {
 		return nil, err
 	}
 	return Load(dir)

@@ -206,39 +206,3 @@ func TestACertificateMatchesOnlyItsKey(t *testing.T) {
 		}
 	}
 }
-
-func TestAFileIsWrittenWholeOrNotAtAll(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "token")
-	if err := pki.WriteSecret(path, []byte("one")); err != nil {
-		t.Fatal(err)
-	}
-	// Someone made it readable; a new one is not.
-	if err := os.Chmod(path, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	old, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer old.Close()
-	if err := pki.WriteSecret(path, []byte("two")); err != nil {
-		t.Fatal(err)
-	}
-	was := make([]byte, 3)
-	if _, err := old.Read(was); err != nil || string(was) != "one" {
-		t.Errorf("who had it open reads %q, %v", was, err)
-	}
-	if data, err := os.ReadFile(path); err != nil || string(data) != "two" {
-		t.Errorf("it says %q, %v", data, err)
-	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info.Mode(), err)
-	}
-	if err := pki.WriteSecret(filepath.Join(dir, "missing", "token"), nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("into a directory that is not there: %v", err)
-	}
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("left behind: %v, %v", entries, err)
-	}
-}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 const (
@@ -182,20 +184,8 @@ func (h *Handle) attach(ctx context.Context) error {
 				return errors.Join(err, sweepErr)
 			}
 		}
-		if time.Now().After(end) || sleep(ctx, attachPause) != nil {
+		if time.Now().After(end) || backoff.Sleep(ctx, attachPause) != nil {
 			return err
 		}
-	}
-}
-
-// sleep waits, or returns why ctx ended.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 const (
@@ -83,7 +85,7 @@ func (h *Handle) Wait(ctx context.Context) (Exit, error) {
 				return exit, err
 			}
 		}
-		_ = sleep(ctx, retryPause)
+		_ = backoff.Sleep(ctx, retryPause)
 	}
 }
 

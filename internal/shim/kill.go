@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 const (
@@ -15,6 +17,9 @@ const (
 	maxKillPause  = 100 * time.Millisecond
 	maxNamedProcs = 8
 )
+
+// killPauses are the pauses between passes of killing.
+var killPauses = backoff.Policy{First: minKillPause, Longest: maxKillPause}
 
 // killAll freezes what find returns, again until it returns nothing new, and then kills it. Frozen processes cannot
 // fork, so that a program which spawns faster than it is killed cannot get away. Processes born in the last round are
@@ -41,7 +46,7 @@ func killAll(find func() []procInfo) {
 // killUntilGone repeats killAll until find returns nothing.
 func killUntilGone(ctx context.Context, find func() []procInfo) (killed int, err error) {
 	seen := make(map[Process]bool)
-	for pause := minKillPause; ; pause = min(2*pause, maxKillPause) {
+	for pauses := backoff.New(killPauses); ; {
 		left := find()
 		for _, p := range left {
 			seen[p.Process] = true
@@ -51,7 +56,7 @@ func killUntilGone(ctx context.Context, find func() []procInfo) (killed int, err
 		}
 		killAll(find)
 		select {
-		case <-time.After(pause):
+		case <-time.After(pauses.Next()):
 		case <-ctx.Done():
 			return len(seen), fmt.Errorf("%w: %s: %w", ErrLeftovers, describe(left), ctx.Err())
 		}

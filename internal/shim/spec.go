@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // MarkerEnv is the variable by which the processes of an instance are known, wherever they went.
@@ -259,5 +261,5 @@ func writeSpec(dir string, s Spec) error {
 	if len(data) > maxSpecBytes {
 		return invalid("%d bytes are more than %d: shorten args or env", len(data), maxSpecBytes)
 	}
-	return writeFile(dir, specName, data)
+	return atomicfile.WriteSecret(filepath.Join(dir, specName), data)
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // Phase is how far a program has come. It only moves forward; the package comment draws how.
@@ -94,37 +96,7 @@ func writeState(dir string, st State) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(dir, stateName, append(data, '\n'))
-}
-
-// writeFile replaces a file of the instance directory so that a reader, or the next boot, sees the old one or the
-// new one whole. The caller holds the lock, so the temporary name is its own.
-func writeFile(dir, name string, data []byte) error {
-	path := filepath.Join(dir, name)
-	if err := writeSynced(path+".tmp", data); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	return f.Sync()
+	return atomicfile.WriteSecret(filepath.Join(dir, stateName), append(data, '\n'))
 }
 
 func bootID() string {

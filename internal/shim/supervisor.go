@@ -36,7 +36,7 @@ type supervisor struct {
 	killAt  BootTime // in Stopping, when grace or deadline run out, whichever is first; it only comes nearer
 	killing bool
 	status  *syscall.WaitStatus // of the main process, once reaped
-	backoff time.Duration       // between passes of killing
+	passes  int64               // of killing
 	flooded bool                // more children died than one batch
 }
 
@@ -114,7 +114,7 @@ func (s *supervisor) pause() time.Duration {
 	case s.flooded:
 		return minKillPause
 	case s.killing:
-		return s.backoff
+		return killPauses.After(s.passes)
 	case s.state.Phase == Stopping:
 		return maxKillPause
 	}
@@ -164,7 +164,7 @@ func (s *supervisor) terminate() {
 // kill does one pass; run repeats it until nothing is left. The group goes first and whole, which no fork escapes.
 func (s *supervisor) kill() {
 	s.killing = true
-	s.backoff = min(max(2*s.backoff, minKillPause), maxKillPause)
+	s.passes++
 	if s.status == nil {
 		_ = syscall.Kill(-s.state.Program.PID, syscall.SIGKILL)
 	}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -128,7 +129,7 @@ var errMet = errors.New("caught up")
 
 // run reads until all dispatchers have caught up, or left.
 func (g *group) run(ctx context.Context) {
-	pause := retryFirst
+	pauses := backoff.New(retries)
 	for {
 		read, cancel := context.WithCancel(ctx)
 		g.mu.Lock()
@@ -142,7 +143,7 @@ func (g *group) run(ctx context.Context) {
 			if err := g.deliver(read, t); err != nil {
 				return err
 			}
-			pause = retryFirst
+			pauses.Reset()
 			if uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
 				return errMet
 			}
@@ -158,10 +159,9 @@ func (g *group) run(ctx context.Context) {
 		}
 		g.trouble(err)
 		if hopeless(err) {
-			pause = retryLast
+			pauses.Exhaust()
 		}
-		sleep(ctx, pause)
-		pause = min(2*pause, retryLast)
+		_ = backoff.Sleep(ctx, pauses.Next()) // the loop ends with ctx
 	}
 }
 

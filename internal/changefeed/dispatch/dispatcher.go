@@ -317,14 +317,13 @@ func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
 // rest schedules the next attempt to write a batch that failed. Meanwhile the worker writes other tables: it may be only this one that
 // cannot be written. The caller holds the lock.
 func (d *dispatcher) rest(err error) {
-	pause := min(retryFirst<<min(d.tries, 10), retryLast)
 	d.err, d.resting = err, true
 	d.tries++
 	if d.idle != nil {
 		close(d.idle)
 		d.idle = nil
 	}
-	time.AfterFunc(pause, func() {
+	time.AfterFunc(retries.After(int64(d.tries)), func() {
 		d.mu.Lock()
 		d.resting = false
 		ready := d.ready()

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -97,7 +98,7 @@ func (h *hub) restart(start stream.Position) {
 
 // read delivers until ctx is cancelled. After an error it reads again from the last position.
 func (h *hub) read(ctx context.Context, after stream.Position) {
-	pause := retryFirst
+	pauses := backoff.New(retries)
 	for ctx.Err() == nil {
 		err := stream.ReadOf(ctx, h.source, after, h.wants, func(t *stream.Transaction) error {
 			if !h.budget.wait(ctx) {
@@ -106,7 +107,8 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 			if err := h.deliver(ctx, t); err != nil {
 				return err
 			}
-			pause, after = retryFirst, t.Position
+			pauses.Reset()
+			after = t.Position
 			return nil
 		})
 		if ctx.Err() != nil {
@@ -119,10 +121,9 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 		h.err = err
 		h.mu.Unlock()
 		if hopeless(err) {
-			pause = retryLast
+			pauses.Exhaust()
 		}
-		sleep(ctx, pause)
-		pause = min(2*pause, retryLast)
+		_ = backoff.Sleep(ctx, pauses.Next()) // the loop ends with ctx
 	}
 }
 
@@ -131,10 +132,8 @@ func hopeless(err error) bool {
 	return errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable)
 }
 
-const (
-	retryFirst = 100 * time.Millisecond
-	retryLast  = 10 * time.Second
-)
+// retries is how soon what failed is tried again.
+var retries = backoff.Policy{First: 100 * time.Millisecond, Longest: 10 * time.Second}
 
 // wants reports whether a table has a subscriber.
 func (h *hub) wants(t stream.Table) bool {
@@ -225,14 +224,5 @@ func (h *hub) close() {
 	h.readers.Wait()
 	if done != nil {
 		<-done
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
 // A changefeed whose sink hangs, and a table that cannot be written, must not take the memory that others need: when memory is scarce,
@@ -120,7 +122,7 @@ func (d *dispatcher) shed() {
 // tend resumes the delivery to parked dispatchers once they do not hoard. It returns when none is left.
 func (f *Feed) tend() {
 	for {
-		sleep(f.ctx, tendEvery)
+		_ = backoff.Sleep(f.ctx, tendEvery)
 		f.parking.mu.Lock()
 		list := f.parking.list
 		f.parking.list = nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -84,15 +85,7 @@ func writeOwner(root *os.Root, dir string, o owner) error {
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(dir, ownerFile)
-	temporary := fmt.Sprintf("%s.%d.%d", name, o.Epoch.Placement, o.Epoch.Counter)
-	if err := appendTo(root, temporary, os.O_CREATE|os.O_TRUNC, append(data, '\n')); err != nil {
-		return err
-	}
-	if err := root.Rename(temporary, name); err != nil {
-		return err
-	}
-	return syncDir(root, dir)
+	return atomicfile.WriteIn(root, filepath.Join(dir, ownerFile), append(data, '\n'), fileMode)
 }
 
 // appendTo makes bytes at the end of a file durable.

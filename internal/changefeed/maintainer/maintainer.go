@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/fleet"
@@ -144,7 +145,7 @@ func (m *Maintainer) placedHere(p v1alpha1.ChangefeedPlacement) bool {
 
 // Run works for the placements that name this node, one after the other. It returns when none does or ctx is cancelled.
 func (m *Maintainer) Run(ctx context.Context) {
-	pause := retryDelay
+	pauses := backoff.New(backoff.Policy{First: retryDelay, Longest: maxRetryDelay})
 	for ctx.Err() == nil {
 		p := m.Latest().Placement()
 		if from := p.From; from != nil && from.Node == m.opts.Epoch.Node && from.NodeEpoch == m.opts.Epoch.Number && !from.Stopped {
@@ -161,14 +162,13 @@ func (m *Maintainer) Run(ctx context.Context) {
 		}
 		began := time.Now()
 		m.work(ctx, p.Epoch)
-		if time.Since(began) > pause+maxRetryDelay {
-			pause = retryDelay
+		if time.Since(began) > pauses.Peek()+maxRetryDelay {
+			pauses.Reset()
 		}
 		// A placement that failed is retried, with a growing delay, until it is superseded.
-		for end := time.Now().Add(pause); ctx.Err() == nil && m.stillPlacedHere(p.Epoch) && time.Now().Before(end); {
+		for end := time.Now().Add(pauses.Next()); ctx.Err() == nil && m.stillPlacedHere(p.Epoch) && time.Now().Before(end); {
 			m.await(ctx, nil, time.Until(end))
 		}
-		pause = min(2*pause, maxRetryDelay)
 	}
 }
 
@@ -229,12 +229,7 @@ func (m *Maintainer) recordStopped(ctx context.Context, epoch int64, origin stri
 }
 
 func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
+	_ = backoff.Sleep(ctx, d) // callers look at ctx themselves
 }
 
 func (m *Maintainer) await(ctx context.Context, changed <-chan struct{}, limit time.Duration) {

@@ -10,6 +10,7 @@ import (
 	"github.com/go-mysql-org/go-mysql/mysql"
 	"github.com/go-mysql-org/go-mysql/replication"
 
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -37,7 +38,7 @@ func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(s
 	id := s.takeID()
 	defer s.giveID(id)
 	at := &cursor{position: after}
-	wait := firstWait
+	waits := backoff.New(backoff.Policy{First: firstWait, Longest: lastWait})
 	for {
 		from := at.position
 		err := s.readOnce(ctx, id, at, wants, visit)
@@ -51,15 +52,13 @@ func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(s
 			return err
 		}
 		if at.position != from {
-			wait = firstWait
+			waits.Reset()
 		}
+		wait := waits.Next()
 		s.log.Warn("lost the connection to the source; reconnecting", "position", at.position, "wait", wait, "error", err)
-		select {
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, wait) != nil {
 			return ctx.Err()
-		case <-time.After(wait):
 		}
-		wait = min(2*wait, lastWait)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -55,7 +56,7 @@ func transient(err error) bool {
 
 // retry calls try until it succeeds, fails with an error that is not transient, or ctx is cancelled.
 func (s *Sink) retry(ctx context.Context, doing string, try func() error) error {
-	wait := firstWait
+	waits := backoff.New(backoff.Policy{First: firstWait, Longest: lastWait})
 	for {
 		err := try()
 		s.note(err)
@@ -69,6 +70,7 @@ func (s *Sink) retry(ctx context.Context, doing string, try func() error) error 
 		case !transient(err):
 			return s.wrap(doing, err)
 		}
+		wait := waits.Next()
 		if s.mayLog() {
 			s.log.Warn("the sink failed; retrying", "operation", doing, "wait", wait, "error", err)
 		}
@@ -77,7 +79,6 @@ func (s *Sink) retry(ctx context.Context, doing string, try func() error) error 
 			return fmt.Errorf("sink %s: %s: %w (%v)", s.options.Address, doing, ctx.Err(), err)
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, lastWait)
 	}
 }
 

@@ -4,12 +4,9 @@ package etcd
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -121,11 +118,11 @@ func (c *Client) dial(address string) (*grpc.ClientConn, error) {
 	}
 	creds := insecure.NewCredentials()
 	if u.Scheme == "https" {
-		config, err := c.tls()
+		shown, err := peer.Load("the node", c.files)
 		if err != nil {
 			return nil, err
 		}
-		creds = credentials.NewTLS(config)
+		creds = credentials.NewTLS(shown.Client())
 	}
 	// Connections are tried again quickly, so that a member that was down counts as soon as it answers.
 	retry := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
@@ -134,25 +131,6 @@ func (c *Client) dial(address string) (*grpc.ClientConn, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: probeTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}),
 	)
-}
-
-// tls returns the configuration of a connection. The files are read for each connection, because they may be renewed.
-func (c *Client) tls() (*tls.Config, error) {
-	pem, err := os.ReadFile(c.files.CA)
-	if err != nil {
-		return nil, fmt.Errorf("certificate authority: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("certificate authority: no certificate in %s", c.files.CA)
-	}
-	return &tls.Config{
-		RootCAs: pool, MinVersion: tls.VersionTLS12,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			cert, err := tls.LoadX509KeyPair(c.files.Cert, c.files.Key)
-			return &cert, err
-		},
-	}, nil
 }
 
 // call bounds a request, and names the cluster that it is meant for.

@@ -2,18 +2,17 @@ package host
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
@@ -38,27 +37,7 @@ func (r *epochRun) watch(ctx context.Context) error {
 	r.Host.mu.Lock()
 	r.Host.running = r
 	r.Host.mu.Unlock()
-	handlers := []struct {
-		object client.Object
-		on     toolscache.ResourceEventHandler
-	}{
-		{&v1alpha1.EtcdMember{}, node.News(r.seeMember, r.forgetMember)},
-		{&v1alpha1.EtcdSnapshot{}, node.News(r.seeSnapshot, r.forgetSnapshot)},
-	}
-	for _, h := range handlers {
-		informer, err := r.epoch.Cache.GetInformer(ctx, h.object)
-		if err != nil {
-			return fmt.Errorf("watch %T: %w", h.object, err)
-		}
-		registration, err := informer.AddEventHandler(h.on)
-		if err != nil {
-			return fmt.Errorf("watch %T: %w", h.object, err)
-		}
-		if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-			return ctx.Err()
-		}
-	}
-	return nil
+	return kubeclient.Follow(ctx, r.epoch.Cache, kubeclient.On(r.seeMember, r.forgetMember), kubeclient.On(r.seeSnapshot, r.forgetSnapshot))
 }
 
 // end waits until everything of the epoch has ended. Members keep running.

@@ -12,8 +12,8 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/wal"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
-	"github.com/ebb-dev/ebb/internal/pki"
 )
 
 const markerName = "marker.json"
@@ -76,7 +76,7 @@ func (k *marker) write(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	return pki.WriteSecret(filepath.Join(dir, markerName), append(data, '\n'))
+	return atomicfile.WriteSecret(filepath.Join(dir, markerName), append(data, '\n'))
 }
 
 // check fails if a directory's marker is not the member's. A directory without data needs no marker.

@@ -40,7 +40,7 @@ func (w *memberWorker) leaveData(m *v1alpha1.EtcdMember) {
 // stop ends the process. The data stays, and the ports stay held.
 func (w *memberWorker) stop(epoch *epochRun, m *v1alpha1.EtcdMember) error {
 	w.stopProcess()
-	w.removed, w.delay, w.notBefore, w.ranBefore = false, 0, time.Time{}, false
+	w.removed, w.failures, w.notBefore, w.ranBefore = false, 0, time.Time{}, false
 	if err := w.checkUnlocked(); err != nil {
 		return err
 	}

@@ -178,11 +178,11 @@ func (w *memberWorker) recordExit(m *v1alpha1.EtcdMember) {
 		err = errors.New("the member's process ended")
 	}
 	if time.Since(w.started) > steady {
-		w.delay = 0
+		w.failures = 0
 	}
 	w.postpone(err)
 	w.host.opts.Metrics.restarts.Inc()
-	w.host.opts.Log.Warn("etcd member's process ended; restarting it", "etcdcluster", clusterOf(m), "member", m.Name, "delay", w.delay, "error", err)
+	w.host.opts.Log.Warn("etcd member's process ended; restarting it", "etcdcluster", clusterOf(m), "member", m.Name, "delay", restarts.After(w.failures), "error", err)
 	w.mu.Lock()
 	w.status.Restarts++
 	w.mu.Unlock()

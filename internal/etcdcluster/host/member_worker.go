@@ -9,21 +9,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
 const (
-	// restartFirst and restartMost bound the delay before a process that ended by itself is started again. After a process ran for
-	// steady, the delay begins at restartFirst again.
-	restartFirst = 100 * time.Millisecond
-	restartMost  = 5 * time.Second
-	steady       = 30 * time.Second
+	// steady is how long a process has to run for its earlier failures not to count any more.
+	steady = 30 * time.Second
 	// retryInterval is when a worker observes its member again at the latest.
 	retryInterval = time.Second
 	// publishRetry is when a status that could not be written is tried again.
 	publishRetry = 200 * time.Millisecond
 )
+
+// restarts is the delay before a process that ended by itself is started again.
+var restarts = backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second}
 
 // memberWorker does on this node what one EtcdMember asks for: it observes the member, takes the step that Next returns, and
 // observes again. It outlives epochs, and so does the member's process.
@@ -49,11 +50,11 @@ type memberWorker struct {
 	sealed    bool      // the child's last order was to seal
 	order     int64     // the number of that order
 	restore   *member.Restore
-	discard   func() // deletes what was fetched for restore
-	unheard   int    // how often in a row the child ended to be started again
-	removed   bool   // etcd removed the member from its cluster
-	ranBefore bool   // under an earlier process of the node
-	delay     time.Duration
+	discard   func()    // deletes what was fetched for restore
+	unheard   int       // how often in a row the child ended to be started again
+	removed   bool      // etcd removed the member from its cluster
+	ranBefore bool      // under an earlier process of the node
+	failures  int64     // starts that failed in a row
 	notBefore time.Time // of the next start
 }
 
@@ -310,8 +311,8 @@ func (w *memberWorker) command(order member.Order) error {
 
 // postpone delays the next start.
 func (w *memberWorker) postpone(err error) {
-	w.delay = min(max(2*w.delay, restartFirst), restartMost)
-	w.notBefore = time.Now().Add(w.delay)
+	w.failures++
+	w.notBefore = time.Now().Add(restarts.After(w.failures))
 	w.mu.Lock()
 	w.status.Error = short(err.Error(), 4096)
 	w.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 	"github.com/ebb-dev/ebb/internal/fleet"
@@ -20,9 +21,6 @@ import (
 )
 
 const (
-	// copyFirst and copyMost bound the delay before a copy that failed is tried again.
-	copyFirst = 500 * time.Millisecond
-	copyMost  = 30 * time.Second
 	// takeLimit bounds one snapshot, and memberLimit how long the worker waits for a member that does not run.
 	takeLimit   = 10 * time.Minute
 	memberLimit = 15 * time.Second
@@ -44,7 +42,6 @@ type snapshotWorker struct {
 	// Only run uses what follows.
 	checked bool      // the file was verified in this epoch
 	waits   time.Time // since when the member does not run
-	delay   time.Duration
 }
 
 func keyOfSnapshot(s *v1alpha1.EtcdSnapshot) snapshot.Key {
@@ -113,6 +110,7 @@ func (w *snapshotWorker) run(ctx context.Context) {
 	defer timer.Stop()
 	first, _ := w.latest()
 	defer w.setWorking(first.UID, false)
+	delays := backoff.New(backoff.Policy{First: 500 * time.Millisecond, Longest: 30 * time.Second}) // before a copy that failed is tried again
 	for {
 		s, gone := w.latest()
 		if gone {
@@ -123,11 +121,10 @@ func (w *snapshotWorker) run(ctx context.Context) {
 		}
 		var again <-chan time.Time
 		if err := w.step(ctx, s); err != nil && ctx.Err() == nil {
-			w.delay = min(max(2*w.delay, copyFirst), copyMost)
-			timer.Reset(w.delay)
+			timer.Reset(delays.Next())
 			again = timer.C
 		} else {
-			w.delay = 0
+			delays.Reset()
 		}
 		select {
 		case <-ctx.Done():

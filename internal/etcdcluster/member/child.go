@@ -12,12 +12,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+
+	"github.com/ebb-dev/ebb/internal/child"
 )
 
 // stopLimit is how long a member may take to stop before it is killed.
@@ -25,14 +26,12 @@ const stopLimit = 5 * time.Second
 
 // Child is a running member as its node sees it.
 type Child struct {
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	done  chan struct{}
+	process *child.Process
+	stdin   io.WriteCloser
 
 	mu      sync.Mutex
 	number  int64 // of the last order
 	last    Report
-	err     error         // how it ended, once done
 	changed chan struct{} // closed and replaced with every report
 }
 
@@ -46,8 +45,6 @@ func Start(exe string, c Config, args ...string) (*Child, error) {
 		return nil, err
 	}
 	cmd := exec.Command(exe, append([]string{Command}, args...)...)
-	// A Ctrl-C in the terminal reaches the node only, which stops its members in order.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stderr, err := os.OpenFile(filepath.Join(c.Dir, LogName), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -62,19 +59,22 @@ func Start(exe string, c Config, args ...string) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
+	m := &Child{stdin: stdin, last: Report{State: Starting}, changed: make(chan struct{})}
+	if m.process, err = child.Start(cmd, func() { m.listen(stdout) }); err != nil {
 		return nil, err
 	}
-	child := &Child{cmd: cmd, stdin: stdin, done: make(chan struct{}), last: Report{State: Starting}, changed: make(chan struct{})}
-	go child.listen(stdout)
+	go func() {
+		<-m.process.Done()
+		m.set(func() {})
+	}()
 	if _, err := stdin.Write(append(config, '\n')); err != nil {
-		child.Kill()
+		m.Kill()
 		return nil, fmt.Errorf("send the member its configuration: %w", err)
 	}
-	return child, nil
+	return m, nil
 }
 
-// listen takes reports until the child has ended.
+// listen takes reports until the child closes its output.
 func (c *Child) listen(out io.Reader) {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
@@ -83,9 +83,6 @@ func (c *Child) listen(out io.Reader) {
 			c.set(func() { c.last = r })
 		}
 	}
-	err := c.cmd.Wait()
-	c.set(func() { c.err = err })
-	close(c.done)
 }
 
 func (c *Child) set(change func()) {
@@ -104,20 +101,20 @@ func (c *Child) Report() (Report, <-chan struct{}) {
 }
 
 // PID of the child.
-func (c *Child) PID() int { return c.cmd.Process.Pid }
+func (c *Child) PID() int { return c.process.PID() }
 
 // Done is closed when the child has ended.
-func (c *Child) Done() <-chan struct{} { return c.done }
+func (c *Child) Done() <-chan struct{} { return c.process.Done() }
 
 // Err returns why the child ended; nil if it ended in order.
 func (c *Child) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.last.State == Failed:
+	if c.last.State == Failed {
 		return errors.New(c.last.Error)
-	case c.err != nil:
-		return fmt.Errorf("the member's process ended: %w", c.err)
+	}
+	if err := c.process.Err(); err != nil {
+		return fmt.Errorf("the member's process ended: %w", err)
 	}
 	return nil
 }
@@ -149,22 +146,10 @@ func (c *Child) Order(o Order) (int64, error) {
 }
 
 // Stop ends the child in order, or kills it if that takes too long or ctx ends, and returns when it has ended.
-func (c *Child) Stop(ctx context.Context) {
-	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-	ctx, cancel := context.WithTimeout(ctx, stopLimit)
-	defer cancel()
-	select {
-	case <-c.done:
-	case <-ctx.Done():
-		c.Kill()
-	}
-}
+func (c *Child) Stop(ctx context.Context) { c.process.Stop(ctx, stopLimit) }
 
 // Kill ends the child at once, and returns when it has ended.
-func (c *Child) Kill() {
-	_ = c.cmd.Process.Kill() // it may have ended
-	<-c.done
-}
+func (c *Child) Kill() { c.process.Kill() }
 
 // Dial reaches a running member on its private socket. The caller closes the client.
 func Dial(dir string) (*clientv3.Client, error) {

@@ -10,6 +10,8 @@ import (
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // revisionBump is how far the revision is moved ahead if writes after the snapshot are possible: more than any cluster writes between
@@ -61,10 +63,7 @@ func Restore(path string, size int64, sum string, t Target) (err error) {
 	if err := syncTree(work); err != nil {
 		return err
 	}
-	if err := os.Rename(work, t.Data); err != nil {
-		return err
-	}
-	return syncFile(filepath.Dir(t.Data))
+	return atomicfile.Rename(work, t.Data)
 }
 
 // syncTree makes sure that everything below a directory survives a crash.
@@ -73,15 +72,6 @@ func syncTree(root string) error {
 		if err != nil {
 			return err
 		}
-		return syncFile(path)
+		return atomicfile.Sync(path)
 	})
-}
-
-func syncFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
 }

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // Store is a directory of snapshots:
@@ -92,10 +94,7 @@ func (s Store) Keep(k Key, temp string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(temp, path); err != nil {
-		return err
-	}
-	return syncFile(filepath.Dir(path))
+	return atomicfile.Rename(temp, path)
 }
 
 // Has returns whether a snapshot has a file. It does not verify it.
@@ -121,7 +120,7 @@ func (s Store) Delete(k Key) error {
 		return err
 	}
 	dir := filepath.Dir(path)
-	if err := syncFile(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.Sync(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	s.tidy(dir)

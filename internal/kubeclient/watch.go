@@ -1,0 +1,80 @@
+package kubeclient
+
+import (
+	"context"
+	"fmt"
+
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Watch is a kind of object, and what to do with news of such objects.
+type Watch struct {
+	object client.Object
+	on     toolscache.ResourceEventHandler
+}
+
+// On makes a Watch that calls see for objects that are new or changed, and gone with the last that is known of deleted ones. gone
+// may be nil.
+func On[T any, P interface {
+	*T
+	client.Object
+}](see, gone func(P)) Watch {
+	if gone == nil {
+		gone = func(P) {}
+	}
+	return Watch{object: P(new(T)), on: toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { pass(object, see) },
+		UpdateFunc: func(_, object any) { pass(object, see) },
+		DeleteFunc: func(object any) {
+			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+				object = last.Obj
+			}
+			pass(object, gone)
+		},
+	}}
+}
+
+func pass[P any](object any, to func(P)) {
+	if o, ok := object.(P); ok {
+		to(o)
+	}
+}
+
+// Subscribe begins watches that last as long as the informers, which list and watch again after errors.
+func Subscribe(ctx context.Context, informers cache.Informers, watches ...Watch) error {
+	for _, w := range watches {
+		if _, err := w.subscribe(ctx, informers); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Follow begins watches one after the other, each when all objects of the one before have been seen once. It returns when all
+// objects have.
+func Follow(ctx context.Context, informers cache.Informers, watches ...Watch) error {
+	for _, w := range watches {
+		registration, err := w.subscribe(ctx, informers)
+		if err != nil {
+			return err
+		}
+		if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (w Watch) subscribe(ctx context.Context, informers cache.Informers) (toolscache.ResourceEventHandlerRegistration, error) {
+	informer, err := informers.GetInformer(ctx, w.object)
+	if err != nil {
+		return nil, fmt.Errorf("watch %T: %w", w.object, err)
+	}
+	registration, err := informer.AddEventHandler(w.on)
+	if err != nil {
+		return nil, fmt.Errorf("watch %T: %w", w.object, err)
+	}
+	return registration, nil
+}
