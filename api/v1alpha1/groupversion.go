@@ -17,18 +17,27 @@ import (
 // GroupVersion is the group and version of every object in this package.
 var GroupVersion = schema.GroupVersion{Group: "ebb.dev", Version: "v1alpha1"}
 
-// AddToScheme registers the objects of this package.
+// objects are all objects of the group, with their lists.
+var objects = []runtime.Object{
+	&Node{}, &NodeList{},
+	&Drain{}, &DrainList{},
+	&Settings{}, &SettingsList{},
+	&Deployment{}, &DeploymentList{},
+	&Changefeed{}, &ChangefeedList{},
+	&EtcdCluster{}, &EtcdClusterList{},
+	&EtcdMember{}, &EtcdMemberList{},
+	&EtcdSnapshot{}, &EtcdSnapshotList{},
+}
+
+// ClusterScoped are the kinds whose objects are in no namespace. Objects of work are in one.
+var ClusterScoped = []string{"Node", "Drain", "Settings"}
+
+// Register adds objects of a kind of work that is defined in another package, with their lists, before the first client is made.
+func Register(more ...runtime.Object) { objects = append(objects, more...) }
+
+// AddToScheme adds the objects of the group to a scheme.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion,
-		&Node{}, &NodeList{},
-		&Drain{}, &DrainList{},
-		&Settings{}, &SettingsList{},
-		&Deployment{}, &DeploymentList{},
-		&Changefeed{}, &ChangefeedList{},
-		&EtcdCluster{}, &EtcdClusterList{},
-		&EtcdMember{}, &EtcdMemberList{},
-		&EtcdSnapshot{}, &EtcdSnapshotList{},
-	)
+	s.AddKnownTypes(GroupVersion, objects...)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -4,6 +4,7 @@ package kubeclient
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -35,15 +36,19 @@ func NewScheme() *runtime.Scheme {
 // and does not depend on discovery.
 func NewMapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{v1alpha1.GroupVersion, corev1.SchemeGroupVersion, coordinationv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion})
-	m.Add(v1alpha1.GroupVersion.WithKind("Node"), meta.RESTScopeRoot)
-	m.Add(v1alpha1.GroupVersion.WithKind("Drain"), meta.RESTScopeRoot)
+	known := NewScheme().KnownTypes(v1alpha1.GroupVersion)
+	for kind := range known {
+		if known[kind+"List"] == nil {
+			continue // a list, or what every group has
+		}
+		scope := meta.RESTScopeNamespace
+		if slices.Contains(v1alpha1.ClusterScoped, kind) {
+			scope = meta.RESTScopeRoot
+		}
+		m.Add(v1alpha1.GroupVersion.WithKind(kind), scope)
+	}
 	m.AddSpecific(v1alpha1.GroupVersion.WithKind("Settings"),
 		v1alpha1.GroupVersion.WithResource("settings"), v1alpha1.GroupVersion.WithResource("settings"), meta.RESTScopeRoot)
-	m.Add(v1alpha1.GroupVersion.WithKind("Deployment"), meta.RESTScopeNamespace)
-	m.Add(v1alpha1.GroupVersion.WithKind("Changefeed"), meta.RESTScopeNamespace)
-	m.Add(v1alpha1.GroupVersion.WithKind("EtcdCluster"), meta.RESTScopeNamespace)
-	m.Add(v1alpha1.GroupVersion.WithKind("EtcdMember"), meta.RESTScopeNamespace)
-	m.Add(v1alpha1.GroupVersion.WithKind("EtcdSnapshot"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
