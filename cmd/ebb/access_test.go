@@ -1,0 +1,226 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// example is an object that is bound to a node in an epoch, and what that node writes about it.
+type example struct {
+	object func(name, node string) client.Object
+	bind   func(o client.Object, node string, epoch int64)
+	write  func(o client.Object, node string)
+}
+
+// examples has one for every object that a kind declares.
+var examples = map[string]example{
+	"deployments": {
+		func(name, node string) client.Object {
+			return &v1alpha1.Deployment{ObjectMeta: named(name), Spec: v1alpha1.DeploymentSpec{Type: v1alpha1.TypeDeployment, Command: "/bin/true", Address: node}}
+		},
+		func(o client.Object, node string, epoch int64) {
+			o.(*v1alpha1.Deployment).Status.Nodes = []v1alpha1.DeploymentInstance{{Node: node, NodeEpoch: epoch, State: v1alpha1.InstanceRunning}}
+		},
+		func(o client.Object, node string) { o.(*v1alpha1.Deployment).Instance(node).PID++ },
+	},
+	"changefeeds": {
+		func(name, _ string) client.Object {
+			return &v1alpha1.Changefeed{ObjectMeta: named(name), Spec: v1alpha1.ChangefeedSpec{Source: "datagen://?tables=1", Sink: "blackhole://"}}
+		},
+		func(o client.Object, node string, epoch int64) {
+			o.(*v1alpha1.Changefeed).Status.Placement = &v1alpha1.ChangefeedPlacement{Node: node, NodeEpoch: epoch, Epoch: 1, Phase: v1alpha1.PlacementRunning}
+		},
+		func(o client.Object, _ string) { o.(*v1alpha1.Changefeed).Status.Tables++ },
+	},
+	"etcdclusters": {
+		func(name, _ string) client.Object { return &v1alpha1.EtcdCluster{ObjectMeta: named(name)} },
+		func(client.Object, string, int64) {},
+		func(o client.Object, _ string) { o.(*v1alpha1.EtcdCluster).Status.ReadyReplicas++ },
+	},
+	"etcdmembers": {
+		func(name, node string) client.Object {
+			return &v1alpha1.EtcdMember{ObjectMeta: named(name), Spec: v1alpha1.EtcdMemberSpec{Cluster: "c", ClusterUID: "u", Node: node, Want: v1alpha1.EtcdMemberStop}}
+		},
+		func(o client.Object, _ string, epoch int64) { o.(*v1alpha1.EtcdMember).Status.NodeEpoch = epoch },
+		func(o client.Object, _ string) { o.(*v1alpha1.EtcdMember).Status.DataBytes++ },
+	},
+	"etcdsnapshots": {
+		func(name, node string) client.Object {
+			return &v1alpha1.EtcdSnapshot{ObjectMeta: named(name), Spec: v1alpha1.EtcdSnapshotSpec{Cluster: "c", ClusterUID: "u", Member: "m", Nodes: []string{node}}}
+		},
+		func(o client.Object, node string, _ int64) {
+			o.(*v1alpha1.EtcdSnapshot).Status.Copies = []v1alpha1.EtcdSnapshotCopy{{Node: node}}
+		},
+		func(o client.Object, node string) {
+			for i := range o.(*v1alpha1.EtcdSnapshot).Status.Copies {
+				if c := &o.(*v1alpha1.EtcdSnapshot).Status.Copies[i]; c.Node == node {
+					c.Error += "!"
+				}
+			}
+		},
+	},
+}
+
+func named(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "default", Name: name}
+}
+
+// caller is somebody who asks the API.
+type caller struct {
+	name string
+	client.Client
+	node        string // the node it writes for, if it is one
+	coordinates bool   // it names a term that stands
+}
+
+// Every declared object, every identity that a node has, every verb, bound to the node or not, in an epoch that stands or not: what is allowed
+// follows from the declaration.
+func TestWhoMayWriteTheObjectsOfEveryKind(t *testing.T) {
+	api := testenv.StartAPI(t, kinds.Objects()...)
+	admin := api.Admin()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := map[string]int64{}
+	for _, w := range kinds.Works() {
+		held[w.Name] = 0
+	}
+	for _, name := range []string{"n1", "n2", "bare"} { // bare hosts nothing
+		api.Node(name)
+		must(admin.Create(t.Context(), &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+		must(admin.Create(t.Context(), leaseIn(name, 2, 0)))
+		n := &v1alpha1.Node{}
+		must(admin.Get(t.Context(), client.ObjectKey{Name: name}, n))
+		n.Status.Epoch, n.Status.Liveness = 2, v1alpha1.Alive
+		if name != "bare" {
+			n.Status.Held = held
+		}
+		must(admin.Status().Update(t.Context(), n))
+	}
+	term := "n1/2/x.1"
+	must(admin.Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.CoordinatorName}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &term},
+	}))
+	callers := []caller{
+		{name: "viewer", Client: api.Client(api.Dir.ViewerKubeconfig())},
+		{name: "node n1", Client: api.Client(api.Node("n1").Kubeconfig()), node: "n1"},
+		{name: "node n2", Client: api.Client(api.Node("n2").Kubeconfig()), node: "n2"},
+		{name: "node bare", Client: api.Client(api.Node("bare").Kubeconfig()), node: "bare"},
+		{name: "coordinator", Client: inTerm(t, api, "n1", term), coordinates: true},
+		{name: "coordinator of another node", Client: inTerm(t, api, "n2", term)},
+		{name: "coordinator without a term", Client: inTerm(t, api, "n1", "")},
+	}
+	i := 0
+	for _, o := range kinds.Objects() {
+		example, ok := examples[o.Resource]
+		if !ok {
+			t.Errorf("there is no example of %s: add one", o.Resource)
+			continue
+		}
+		for _, who := range callers {
+			for _, boundTo := range []string{"n1", "n2", "bare"} {
+				for _, epoch := range []int64{2, 1} { // the lease is in epoch 2
+					for _, verb := range []string{"create", "update", "status", "delete"} {
+						i++
+						object := example.object(fmt.Sprintf("o%d", i), boundTo)
+						what := fmt.Sprintf("%s: %s %s bound to %s in epoch %d", who.name, verb, o.Resource, boundTo, epoch)
+						if verb != "create" {
+							must(admin.Create(t.Context(), object))
+							example.bind(object, boundTo, epoch)
+							must(admin.Status().Update(t.Context(), object))
+						}
+						var err error
+						switch verb {
+						case "create":
+							err = who.Create(t.Context(), object)
+						case "update":
+							object.SetAnnotations(map[string]string{"touched": "yes"})
+							err = who.Update(t.Context(), object)
+						case "status":
+							example.write(object, boundTo)
+							err = who.Status().Update(t.Context(), object)
+						case "delete":
+							err = who.Delete(t.Context(), object)
+						}
+						if err != nil && !apierrors.IsForbidden(err) {
+							t.Errorf("%s: %v", what, err)
+						}
+						if want := mayWrite(o, who, verb, boundTo, epoch); (err == nil) != want {
+							t.Errorf("%s: allowed %t, want %t (%v)", what, err == nil, want, err)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// mayWrite is what a declaration means.
+func mayWrite(o access.Object, who caller, verb, boundTo string, epoch int64) bool {
+	switch {
+	case who.coordinates:
+		return verb == "update" || verb == "status" || o.Coordinator == access.Both
+	case who.node == "" || who.node == "bare" || o.Node == nil:
+		return false
+	case o.Node.Check != nil && verb == "update":
+		return true // claims: what a node may change there has tests of its own
+	case verb != "status" || who.node != boundTo:
+		return false
+	case o.Node.Entries != "":
+		return true // an entry has no epoch: the node holds its lease
+	}
+	return epoch == 2
+}
+
+func leaseIn(node string, epoch, fenced int) *coordinationv1.Lease {
+	holder := "process of " + node
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.NameOf(node), Annotations: map[string]string{
+			lease.EpochAnnotation: fmt.Sprint(epoch), lease.FencedAnnotation: fmt.Sprint(fenced),
+		}},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
+	}
+}
+
+// inTerm is the coordinator of a node, writing for a term.
+func inTerm(t *testing.T, api *testenv.API, node, term string) client.Client {
+	t.Helper()
+	cfg := rest.CopyConfig(api.Config(api.Node(node).CoordinatorKubeconfig()))
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return termTripper{next, term} })
+	c, err := kubeclient.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+type termTripper struct {
+	next http.RoundTripper
+	term string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (tt termTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	if tt.term != "" {
+		r = r.Clone(r.Context())
+		r.Header.Set(identity.TermHeader, tt.term)
+	}
+	return tt.next.RoundTrip(r)
+}
