@@ -58,7 +58,7 @@ func newMarket(b testing.TB, nodes int) *market {
 		}))
 		n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		m.must(m.admin.Create(ctx, n))
-		n.Status = v1alpha1.NodeStatus{Epoch: 1, Liveness: v1alpha1.Alive, ClaimPolicy: v1alpha1.ClaimByCount}
+		n.Status = v1alpha1.NodeStatus{Epoch: 1, Liveness: v1alpha1.Alive, ClaimPolicy: v1alpha1.ClaimByCount, Held: map[string]int64{deployment.Name: 0}}
 		meta.SetStatusCondition(&n.Status.Conditions, metav1.Condition{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonServing})
 		m.must(m.admin.Status().Update(ctx, n))
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -152,6 +153,23 @@ func (c recording) Update(ctx context.Context, o client.Object, opts ...client.U
 	return err
 }
 
+// hostsPrograms makes the object of a node that hosts programs, without which it may not write about them.
+func hostsPrograms(t testing.TB, admin client.Client, name string) {
+	t.Helper()
+	n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := admin.Create(context.Background(), n); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), n) }) // nothing depends on its going
+	until(t, "node "+name+" to host programs", func() bool {
+		if admin.Get(context.Background(), client.ObjectKeyFromObject(n), n) != nil {
+			return false
+		}
+		n.Status.Held = map[string]int64{deployment.Name: 0}
+		return admin.Status().Update(context.Background(), n) == nil
+	})
+}
+
 // contend lets many nodes claim the same few deployments, each sure that they are its own, while people clear the addresses
 // and others read, until enough has happened.
 func contend(t *testing.T, s *site, nodes, swaps int, blind bool) *recorder {
@@ -181,6 +199,7 @@ func contend(t *testing.T, s *site, nodes, swaps int, blind bool) *recorder {
 		world := newCluster(name) // nobody else is there, as far as it knows
 		world.Nodes[name].Labels = map[string]string{"home": s.home}
 		c := recording{s.api.Client(s.api.Node(name).Kubeconfig()), r, i, blind}
+		hostsPrograms(t, s.admin, name)
 		claimer := deployment.NewClaimer(&deployment.Claimer{
 			Node: name, Client: c, May: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
 			View: func(context.Context) (deployment.World, []*v1alpha1.Deployment, error) {
