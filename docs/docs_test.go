@@ -1,0 +1,101 @@
+// Package docs checks the documentation against the repository.
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	// quoted is text in back-quotes, on one line.
+	quoted = regexp.MustCompile("`([^`\n]+)`")
+	// repositoryPath is a path from the root of the repository; the group is without a pattern at its end, such as /*.yaml.
+	repositoryPath = regexp.MustCompile(`^((?:api|cmd|config|docs|internal|test)/[A-Za-z0-9_./-]*)(?:\*.*)?$`)
+	// linked is the target of a link to a file, without its anchor.
+	linked = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+)
+
+// pages are the documents with paths of the repository, by their path from its root.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		names, err := fs.Glob(os.DirFS(".."), pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(filepath.Join("..", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[name] = string(text)
+		}
+	}
+	if texts["README.md"] == "" || texts["docs/architecture.md"] == "" {
+		t.Fatal("README.md and docs/architecture.md are not among the pages")
+	}
+	return texts
+}
+
+// pathsIn are the paths of the repository that a text has in back-quotes.
+func pathsIn(text string) []string {
+	var paths []string
+	for _, match := range quoted.FindAllStringSubmatch(text, -1) {
+		for word := range strings.FieldsSeq(match[1]) {
+			if path := repositoryPath.FindStringSubmatch(strings.TrimPrefix(word, "./")); path != nil {
+				paths = append(paths, path[1])
+			}
+		}
+	}
+	return paths
+}
+
+func TestPathsInTheDocumentationExist(t *testing.T) {
+	found := 0
+	for page, text := range pages(t) {
+		for _, path := range pathsIn(text) {
+			found++
+			if _, err := os.Stat(filepath.Join("..", path)); err != nil {
+				t.Errorf("%s names `%s`, which does not exist", page, path)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no page names a path")
+	}
+}
+
+func TestLinksInTheDocumentationLeadToFiles(t *testing.T) {
+	found := 0
+	for page, text := range pages(t) {
+		for _, match := range linked.FindAllStringSubmatch(text, -1) {
+			found++
+			if _, err := os.Stat(filepath.Join("..", filepath.Dir(page), match[1])); err != nil {
+				t.Errorf("%s links to %s, which does not exist", page, match[1])
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no page has a link")
+	}
+}
+
+func TestWhatLooksLikeAPath(t *testing.T) {
+	for text, want := range map[string]string{
+		"`internal/drain/plan.go`":        "internal/drain/plan.go",
+		"`config/crd/*.yaml`":             "config/crd/",
+		"`go test ./internal/lease`":      "internal/lease",
+		"internal/drain":                  "",
+		"`ebb.dev/fenced-epoch`":          "",
+		"`docs/` and `nodes/NAME/config`": "docs/",
+	} {
+		if got := strings.Join(pathsIn(text), " "); got != want {
+			t.Errorf("paths in %s: got %q, want %q", text, got, want)
+		}
+	}
+}
