@@ -2,6 +2,10 @@
 package docs
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +21,8 @@ var (
 	repositoryPath = regexp.MustCompile(`^((?:api|cmd|config|docs|internal|test)/[A-Za-z0-9_./-]*)(?:\*.*)?$`)
 	// linked is the target of a link to a file, without its anchor.
 	linked = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	// declared is a Go file, and names of functions that are declared in it.
+	declared = regexp.MustCompile("`([a-z0-9/_]+[.]go)`: ((?:`[A-Za-z.]+`(?:, )?)+)")
 )
 
 // pages are the documents with paths of the repository, by their path from its root.
@@ -83,6 +89,46 @@ func TestLinksInTheDocumentationLeadToFiles(t *testing.T) {
 	if found == 0 {
 		t.Error("no page has a link")
 	}
+}
+
+func TestFunctionsInTheDocumentationExist(t *testing.T) {
+	found := 0
+	for page, text := range pages(t) {
+		for _, match := range declared.FindAllStringSubmatch(text, -1) {
+			functions := functionsIn(t, match[1])
+			for _, name := range quoted.FindAllStringSubmatch(match[2], -1) {
+				found++
+				if !functions[name[1]] {
+					t.Errorf("%s names the function %s, which %s does not declare", page, name[1], match[1])
+				}
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no page names a function")
+	}
+}
+
+// functionsIn are the functions that a file declares; methods with their types.
+func functionsIn(t *testing.T, path string) map[string]bool {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", path), nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		name := f.Name.Name
+		if f.Recv != nil {
+			name = strings.TrimPrefix(types.ExprString(f.Recv.List[0].Type), "*") + "." + name
+		}
+		names[name] = true
+	}
+	return names
 }
 
 func TestWhatLooksLikeAPath(t *testing.T) {
