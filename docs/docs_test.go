@@ -21,6 +21,8 @@ var (
 	repositoryPath = regexp.MustCompile(`^((?:api|cmd|config|docs|internal|test)/[A-Za-z0-9_./-]*)(?:\*.*)?$`)
 	// linked is the target of a link to a file, without its anchor.
 	linked = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	// exported is a name of a package, such as fleet.Fleet.
+	exported = regexp.MustCompile(`^([a-z]+)\.([A-Z][A-Za-z]*)$`)
 	// declared is a Go file, and names of functions that are declared in it.
 	declared = regexp.MustCompile("`([a-z0-9/_]+[.]go)`: ((?:`[A-Za-z.]+`(?:, )?)+)")
 )
@@ -129,6 +131,51 @@ func functionsIn(t *testing.T, path string) map[string]bool {
 		names[name] = true
 	}
 	return names
+}
+
+func TestExportedNamesInTheDocumentationExist(t *testing.T) {
+	found := 0
+	for page, text := range pages(t) {
+		for _, match := range quoted.FindAllStringSubmatch(text, -1) {
+			name := exported.FindStringSubmatch(match[1])
+			if name == nil {
+				continue
+			}
+			dir := filepath.Join("..", "internal", name[1])
+			if _, err := os.Stat(dir); err != nil {
+				continue // not a package of Ebb
+			}
+			found++
+			if !declares(t, dir, name[2]) {
+				t.Errorf("%s names %s, which does not exist", page, match[1])
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no page names anything of a package")
+	}
+}
+
+// declares says whether a package declares a name at its top level.
+func declares(t *testing.T, dir, name string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file.Scope.Lookup(name) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 func TestWhatLooksLikeAPath(t *testing.T) {
