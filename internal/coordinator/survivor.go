@@ -56,7 +56,7 @@ func (c *Campaign) readAlone(ctx context.Context, e *node.Epoch) error {
 	if err != nil {
 		return err
 	}
-	lost := e.Vigil.Lost(e.Now())
+	lost := e.LossDetector.Lost(e.Now())
 	for i := range held {
 		rec, err := lease.Read(&held[i])
 		if err != nil || !slices.Contains(lost, rec) {
@@ -96,13 +96,13 @@ func (c *Campaign) survive(t *Term) error {
 	return nil
 }
 
-// markAll calls lost every other node that the vigil nominates.
+// markAll calls lost every other node that the loss detector nominates.
 func markAll(ctx context.Context, cl client.Client, t *Term) error {
 	held, err := others(ctx, cl, t.Epoch.Node)
 	if err != nil {
 		return err
 	}
-	lost := t.Epoch.Vigil.Lost(t.Epoch.Now())
+	lost := t.Epoch.LossDetector.Lost(t.Epoch.Now())
 	for i := range held {
 		rec, err := lease.Read(&held[i])
 		if err != nil || !slices.Contains(lost, rec) {

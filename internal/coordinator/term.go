@@ -101,7 +101,9 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // CheckTerm reads the election's Lease live and fails unless it still names this term. Irreversible steps ask it last.
-func (t *Term) CheckTerm(ctx context.Context) error { return t.checkTerm(ctx, t.Manager.GetAPIReader()) }
+func (t *Term) CheckTerm(ctx context.Context) error {
+	return t.checkTerm(ctx, t.Manager.GetAPIReader())
+}
 
 func (t *Term) checkTerm(ctx context.Context, live client.Reader) error {
 	if !t.Epoch.Holding() {

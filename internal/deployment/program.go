@@ -42,14 +42,14 @@ type pulse struct {
 	changed  chan struct{}
 }
 
-func newPulse(t *lease.Tenure) *pulse {
-	return &pulse{deadline: deadlineOf(t), changed: make(chan struct{})}
+func newPulse(h *lease.HeldEpoch) *pulse {
+	return &pulse{deadline: deadlineOf(h), changed: make(chan struct{})}
 }
 
-// deadlineOf is the tenure's deadline on the shim's clock, which is the same. What ignores SIGTERM is killed a little
+// deadlineOf is the held epoch's deadline on the shim's clock, which is the same. What ignores SIGTERM is killed a little
 // before it must be dead, so that the node sees it dead in time.
-func deadlineOf(t *lease.Tenure) shim.Deadline {
-	fence, dead := t.Deadline()
+func deadlineOf(h *lease.HeldEpoch) shim.Deadline {
+	fence, dead := h.Deadline()
 	return shim.Deadline{TermAt: shim.BootTime(fence), KillAt: shim.BootTime(fence + (dead-fence)*3/4)}
 }
 
@@ -61,7 +61,7 @@ func (p *pulse) run(ctx context.Context, e *node.Epoch, fall func()) {
 			fall()
 			continue
 		}
-		p.set(deadlineOf(e.Tenure))
+		p.set(deadlineOf(e.Held))
 	}
 }
 

@@ -185,7 +185,7 @@ const policyDisabled = "The node's claim policy is none: it claims no deployment
 // Run implements node.Runtime.
 func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
 	standing, fall := context.WithCancel(context.WithoutCancel(ctx))
-	run := &run{Runtime: r, e: e, pulse: newPulse(e.Tenure), ctx: ctx, standing: standing}
+	run := &run{Runtime: r, e: e, pulse: newPulse(e.Held), ctx: ctx, standing: standing}
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	pulsing, stop := context.WithCancel(context.WithoutCancel(ctx))

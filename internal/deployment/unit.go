@@ -334,7 +334,7 @@ func (u *unit) idle(f Facts, step Step) (time.Duration, bool) {
 		pause = again
 	}
 	unheard := !f.Leaving && u.asked != nil && time.Since(*u.asked) > 2*again
-	if step.Why == WaitStopping && u.program != nil && u.asked != nil && (unheard || u.e.Tenure.Revoked()) {
+	if step.Why == WaitStopping && u.program != nil && u.asked != nil && (unheard || u.e.Held.Revoked()) {
 		_ = u.program.stop(u.grace()) // a shim that did not hear it hears it now, and one that gave grace ends it
 	}
 	if now, _ := f.ours(); now && !f.Leaving {
@@ -512,7 +512,7 @@ func (u *unit) stop(why string) error {
 // there is none: another node may run the program already. Only daemons keep it, which nobody runs in this node's place.
 func (u *unit) grace() time.Duration {
 	d, _ := u.snapshot()
-	if u.e.Tenure.Revoked() && (d == nil || d.Spec.Type != v1alpha1.TypeDaemon) {
+	if u.e.Held.Revoked() && (d == nil || d.Spec.Type != v1alpha1.TypeDaemon) {
 		return 0
 	}
 	if d != nil {

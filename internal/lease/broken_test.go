@@ -45,7 +45,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 func TestAnOutageMarksNodesWhenARuleIsBroken(t *testing.T) {
 	cases := map[string]broken{
 		"an observer that believes its own renewals always succeed": {ownFailures: true},
-		"an observer that was out and keeps its old count":          {keptVigil: true},
+		"an observer that was out and keeps its old count":          {keptDetector: true},
 		"an observer that was frozen and sees no gap":               {unseenGap: true},
 	}
 	for name, b := range cases {

@@ -13,19 +13,19 @@ import (
 const overdue = 3500 * time.Millisecond
 
 func TestNobodyIsLostWhileOurOwnRenewalsAreOverdue(t *testing.T) {
-	v := vigil(seen("b", "1"))
-	renewing(v, at(0), at(8))
-	wantLost(t, v, at(8).Add(overdue), "b")
-	wantLost(t, v, at(8).Add(overdue)+1)
-	wantLost(t, v, at(3600))
+	d := detector(seen("b", "1"))
+	renewing(d, at(0), at(8))
+	wantLost(t, d, at(8).Add(overdue), "b")
+	wantLost(t, d, at(8).Add(overdue)+1)
+	wantLost(t, d, at(3600))
 }
 
-func TestAVigilThatNeverRenewedIsOverdueSinceItBegan(t *testing.T) {
+func TestALossDetectorThatNeverRenewedIsOverdueSinceItBegan(t *testing.T) {
 	short := seen("b", "1")
 	short.Duration = time.Second
-	v := vigil(short)
-	wantLost(t, v, at(0).Add(overdue), "b")
-	wantLost(t, v, at(0).Add(overdue)+1)
+	d := detector(short)
+	wantLost(t, d, at(0).Add(overdue), "b")
+	wantLost(t, d, at(0).Add(overdue)+1)
 }
 
 func TestAGapBetweenOurOwnRenewalsRestartsEveryCount(t *testing.T) {
@@ -41,35 +41,35 @@ func TestAGapBetweenOurOwnRenewalsRestartsEveryCount(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			v := vigil(seen("b", "1"), seen("c", "1"))
-			renewing(v, at(0), at(4))
-			v.Saw(seen("c", "2"), at(5))
+			d := detector(seen("b", "1"), seen("c", "1"))
+			renewing(d, at(0), at(4))
+			d.Saw(seen("c", "2"), at(5))
 			after := at(4).Add(c.gap)
-			v.Renewed(after)
+			d.Renewed(after)
 			for node, since := range map[string]lease.Instant{"b": c.since, "c": c.later} {
-				if age, ok := v.Unchanged(node, after); !ok || age != after.Sub(since) {
+				if age, ok := d.Unchanged(node, after); !ok || age != after.Sub(since) {
 					t.Errorf("%s: unchanged for %s, %t, want %s", node, age, ok, after.Sub(since))
 				}
 			}
-			renewing(v, after, c.later.Add(timing.Lost))
-			wantLost(t, v, c.since.Add(timing.Lost)-1)
-			wantLost(t, v, c.later.Add(timing.Lost), "b", "c")
+			renewing(d, after, c.later.Add(timing.Lost))
+			wantLost(t, d, c.since.Add(timing.Lost)-1)
+			wantLost(t, d, c.later.Add(timing.Lost), "b", "c")
 		})
 	}
 }
 
 func TestAGapIsCountedOnce(t *testing.T) {
-	v := vigil(seen("b", "1"))
-	renewing(v, at(60), at(69))
-	wantLost(t, v, at(70)-1)
-	wantLost(t, v, at(70), "b")
+	d := detector(seen("b", "1"))
+	renewing(d, at(60), at(69))
+	wantLost(t, d, at(70)-1)
+	wantLost(t, d, at(70), "b")
 }
 
-func TestANewVigilHasNoGapBehindIt(t *testing.T) {
-	v := lease.NewVigil(timing, at(100))
-	v.Saw(seen("b", "1"), at(100))
-	renewing(v, at(102), at(109))
-	wantLost(t, v, at(110), "b")
+func TestANewLossDetectorHasNoGapBehindIt(t *testing.T) {
+	d := lease.NewLossDetector(timing, at(100))
+	d.Saw(seen("b", "1"), at(100))
+	renewing(d, at(102), at(109))
+	wantLost(t, d, at(110), "b")
 }
 
 // frozenThrough is the outage that nothing but a gap can tell of: the observer a renews at zero, is frozen from 0.1 s on
@@ -136,19 +136,19 @@ func wantHeard(t *testing.T, r *referee, node string, want ...time.Duration) {
 }
 
 func TestAGapNeverMovesACountBack(t *testing.T) {
-	v := vigil(seen("b", "1"))
-	v.Saw(seen("b", "2"), at(12)) // while the renewal sent at 10 is under way
-	v.Renewed(at(10))
-	renewing(v, at(12), at(21))
-	wantLost(t, v, at(22)-1)
-	wantLost(t, v, at(22), "b")
+	d := detector(seen("b", "1"))
+	d.Saw(seen("b", "2"), at(12)) // while the renewal sent at 10 is under way
+	d.Renewed(at(10))
+	renewing(d, at(12), at(21))
+	wantLost(t, d, at(22)-1)
+	wantLost(t, d, at(22), "b")
 }
 
 func TestAFailureNeverMovesACountBack(t *testing.T) {
-	v := vigil(seen("b", "1"))
-	v.Saw(seen("b", "2"), at(3))
-	v.Failed(at(2)) // as read by a slower goroutine
-	renewing(v, at(0), at(12))
-	wantLost(t, v, at(13)-1)
-	wantLost(t, v, at(13), "b")
+	d := detector(seen("b", "1"))
+	d.Saw(seen("b", "2"), at(3))
+	d.Failed(at(2)) // as read by a slower goroutine
+	renewing(d, at(0), at(12))
+	wantLost(t, d, at(13)-1)
+	wantLost(t, d, at(13), "b")
 }

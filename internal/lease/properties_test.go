@@ -44,7 +44,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 			counts[what] += n
 		}
 	}
-	for _, what := range []string{"taken", "taken over", "tenure over", "held by another", "late answer", "conflict", "nominated", "changed since", "marked", "re-attached"} {
+	for _, what := range []string{"taken", "taken over", "epoch ended", "held by another", "late answer", "conflict", "nominated", "changed since", "marked", "re-attached"} {
 		if counts[what] == 0 {
 			t.Errorf("%q never happened: %v", what, counts)
 		}

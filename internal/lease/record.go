@@ -45,7 +45,7 @@ func NodeOf(name string) (string, bool) { return strings.CutPrefix(name, nodePre
 // TermOf reports whether a holder of the election is a term of a node.
 func TermOf(term, node string) bool { return strings.HasPrefix(term, node+"/") }
 
-// Record is what a node's Lease says.
+// Record is the decoded Lease of a node.
 type Record struct {
 	Node     string
 	Version  string // resourceVersion
@@ -55,10 +55,10 @@ type Record struct {
 	Duration time.Duration
 }
 
-// Held says whether some process may be living in the record's epoch.
+// Held reports whether a process may still be running in the record's epoch.
 func (r Record) Held() bool { return r.Holder != "" }
 
-// Over says whether an epoch of the node has ended: released, fenced, or followed by a newer one.
+// Over reports whether an epoch of the node was released, fenced or superseded by a newer one.
 func (r Record) Over(epoch int64) bool {
 	return r.Fenced >= epoch || r.Epoch > epoch || (r.Epoch == epoch && r.Holder == "")
 }
@@ -111,7 +111,7 @@ type Claimant struct {
 }
 
 // Take returns the Lease as it must be written to begin the next epoch, and that epoch. current is nil when there is
-// none yet. It fails with ErrHeld while another process may live in the current epoch.
+// none yet. It fails with ErrHeld while another process may be running in the current epoch.
 func Take(current *coordinationv1.Lease, c Claimant, t Timing, wall time.Time) (*coordinationv1.Lease, int64, error) {
 	if c.Holder == "" {
 		return nil, 0, fmt.Errorf("node %s: a lease cannot be taken without an identity", c.Node)

@@ -8,8 +8,8 @@ import (
 
 // saw is what the watch delivers: perhaps late, perhaps older than what was seen before.
 func (p *process) saw(r lease.Record) {
-	if p.vigil != nil {
-		p.vigil.Saw(r, p.clock())
+	if p.detector != nil {
+		p.detector.Saw(r, p.clock())
 	}
 }
 
@@ -27,13 +27,13 @@ func (p *process) list() {
 
 // observe nominates and, one at a time, marks.
 func (p *process) observe() {
-	if p.vigil == nil || !p.holding() || p.leaving {
+	if p.detector == nil || !p.holding() || p.leaving {
 		return
 	}
 	if p.w.chance(20) {
 		p.list()
 	}
-	if lost := p.vigil.Lost(p.clock()); len(lost) > 0 && !p.marking {
+	if lost := p.detector.Lost(p.clock()); len(lost) > 0 && !p.marking {
 		p.w.referee.count("nominated")
 		p.mark(lost[p.w.noise.IntN(len(lost))])
 	}

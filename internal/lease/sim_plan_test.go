@@ -198,7 +198,7 @@ type broken struct {
 	blindMark          bool // the mark is written whatever the Lease has become
 	unwatchedMark      bool // the mark is written on the Lease as it is, not as it was watched
 	ownFailures        bool // an observer believes that its own renewals always succeed
-	keptVigil          bool // an observer that was out goes on with its old counts, and believes that it renewed meanwhile
+	keptDetector       bool // an observer that was out goes on with its old counts, and believes that it renewed meanwhile
 	unseenGap          bool // an observer that was frozen believes that it renewed meanwhile
 }
 

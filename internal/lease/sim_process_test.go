@@ -6,7 +6,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// process is one node process. It decides with the real Tenure, Vigil, Take, Renew, Release and Fence.
+// process is one node process. It decides with the real HeldEpoch, LossDetector, Take, Renew, Release and Fence.
 type process struct {
 	w    *world
 	slot *slot
@@ -17,14 +17,14 @@ type process struct {
 	frozen  bool
 	waiting []func() // what comes once it is thawed
 
-	tenure   *lease.Tenure // nil: out, wants in
-	epoch    int64         // of the last tenure
-	truly    lease.Instant // when the renewal it counts on was sent: kept for the referee
-	vigil    *lease.Vigil
-	believed lease.Instant // up to when the vigil was told of renewals: for those who tell it of some that never were
-	door     *lease.Vigil  // of its own name, while it is out
-	stopping bool          // the work of this tenure is being stopped
-	stopped  bool          // and none is left
+	held     *lease.HeldEpoch // nil: out, wants in
+	epoch    int64            // of the last held epoch
+	truly    lease.Instant    // when the renewal it counts on was sent: kept for the referee
+	detector *lease.LossDetector
+	believed lease.Instant       // up to when renewals were reported to the loss detector: for those who report some that never were
+	door     *lease.LossDetector // of its own name, while it is out
+	stopping bool                // the work of this held epoch is being stopped
+	stopped  bool                // and none is left
 	leaving  bool
 	releases int
 	marking  bool
@@ -92,53 +92,55 @@ func (p *process) thaw() {
 
 func (p *process) clock() lease.Instant { return p.slot.machine.clock() }
 
-func (p *process) holding() bool { return p.tenure != nil && p.tenure.At(p.clock()) == lease.Holding }
+func (p *process) holding() bool {
+	return p.held != nil && p.held.StandingAt(p.clock()) == lease.Holding
+}
 
 // beat is the loop of a process.
 func (p *process) beat() {
 	p.timer(beat, p.beat)
-	if p.tenure != nil && !p.holding() {
+	if p.held != nil && !p.holding() {
 		p.fence()
 	}
 	if !p.trying && p.clock() >= p.next && !p.stopping && !p.leaving {
 		p.try()
 	}
-	if p.w.broken.ownFailures || p.w.broken.keptVigil && p.tenure == nil {
+	if p.w.broken.ownFailures || p.w.broken.keptDetector && p.held == nil {
 		p.believe(p.clock())
 	}
 	p.observe()
 }
 
-// fence stops the work of a tenure that is in doubt and, when it is dead, lets the process rejoin.
+// fence stops the work of a held epoch that is in doubt and, when it is dead, lets the process rejoin.
 func (p *process) fence() {
-	t := p.tenure
+	h := p.held
 	if !p.stopping {
 		p.stopping = true
-		if !p.w.broken.keptVigil {
-			p.vigil = nil
+		if !p.w.broken.keptDetector {
+			p.detector = nil
 		}
-		p.timer(p.w.upTo(timing.Dead-timing.Fence), func() { p.stopWork(t) })
+		p.timer(p.w.upTo(timing.Dead-timing.Fence), func() { p.stopWork(h) })
 	}
-	if p.stopped || t.At(p.clock()) == lease.Over || p.w.broken.earlyRejoin {
+	if p.stopped || h.StandingAt(p.clock()) == lease.Expired || p.w.broken.earlyRejoin {
 		p.out()
 	}
 }
 
 // stopWork stops what the process runs. It comes after out when the process was frozen in between; then the shim has
 // done it already.
-func (p *process) stopWork(t *lease.Tenure) {
-	if p.tenure != t {
+func (p *process) stopWork(h *lease.HeldEpoch) {
+	if p.held != h {
 		return
 	}
 	p.slot.shim.stop()
 	p.stopped = true
 }
 
-// out ends a tenure whose work is dead.
+// out ends a held epoch whose work is dead.
 func (p *process) out() {
-	p.w.referee.count("tenure over")
-	epoch := p.tenure.Epoch()
-	p.tenure, p.last, p.stopping, p.stopped, p.trying = nil, nil, false, false, false
+	p.w.referee.count("epoch ended")
+	epoch := p.held.Number()
+	p.held, p.last, p.stopping, p.stopped, p.trying = nil, nil, false, false, false
 	p.knock()
 	if p.leaving {
 		p.release(epoch)
@@ -148,43 +150,43 @@ func (p *process) out() {
 // knock begins to wait for the next epoch.
 func (p *process) knock() {
 	p.next = p.clock()
-	p.door = lease.NewVigil(timing, p.next)
+	p.door = lease.NewLossDetector(timing, p.next)
 }
 
 // leave ends the epoch in order: first the work, then the lease, then the process.
 func (p *process) leave() {
-	if p.tenure == nil || p.leaving {
+	if p.held == nil || p.leaving {
 		return
 	}
 	p.leaving = true
 	if p.w.broken.earlyRelease {
-		p.release(p.tenure.Epoch())
+		p.release(p.held.Number())
 	}
-	p.tenure.Doubt()
+	p.held.MarkInDoubt()
 }
 
 // tell passes the deadline of a renewal that was counted on to the shim. The gate is what the process has in memory:
-// nothing starts in a tenure that is being stopped. The clock is the shim's business.
-func (p *process) tell(t *lease.Tenure) {
-	_, deadline := t.Deadline()
+// nothing starts in a held epoch that is being stopped. The clock is the shim's business.
+func (p *process) tell(h *lease.HeldEpoch) {
+	_, deadline := h.Deadline()
 	left := deadline.Sub(p.clock())
 	p.step(beforeShim, func() {
-		if p.tenure != t || p.stopping {
+		if p.held != h || p.stopping {
 			return
 		}
 		if p.w.broken.relativeDeadline {
 			deadline = p.clock().Add(left)
 		}
-		// The first tenure of a process finds what the process before it left running.
+		// The first epoch of a process finds what the process before it left running.
 		shim, first := p.slot.shim, !p.attached
 		p.attached = true
-		if shim.mayRun() && (first || shim.epoch == t.Epoch()) {
+		if shim.mayRun() && (first || shim.epoch == h.Number()) {
 			if first {
 				p.w.referee.count("re-attached")
 			}
-			shim.tell(t.Epoch(), deadline)
+			shim.tell(h.Number(), deadline)
 			return
 		}
-		p.slot.begin(t.Epoch(), deadline)
+		p.slot.begin(h.Number(), deadline)
 	})
 }

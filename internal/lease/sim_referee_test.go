@@ -141,11 +141,11 @@ func (r *referee) look() {
 	}
 	for _, s := range r.w.slots {
 		p, record := s.process, r.records[s.node]
-		if p == nil || !p.alive || p.tenure == nil {
+		if p == nil || !p.alive || p.held == nil {
 			continue
 		}
-		if max(record.Fenced, record.Epoch-1) >= p.tenure.Epoch() && p.holding() {
-			r.breached(deadFirst, "%s holds epoch %d, though the Lease says %+v", p.id, p.tenure.Epoch(), record)
+		if max(record.Fenced, record.Epoch-1) >= p.held.Number() && p.holding() {
+			r.breached(deadFirst, "%s holds epoch %d, though the Lease says %+v", p.id, p.held.Number(), record)
 		}
 	}
 }
@@ -159,8 +159,8 @@ func (r *referee) well() {
 				continue
 			}
 			holders++
-			if record.Holder != s.process.id || record.Epoch != s.process.tenure.Epoch() || !s.shim.mayRun() {
-				r.breached(allWell, "%s holds epoch %d, but the Lease says %+v", s.process.id, s.process.tenure.Epoch(), record)
+			if record.Holder != s.process.id || record.Epoch != s.process.held.Number() || !s.shim.mayRun() {
+				r.breached(allWell, "%s holds epoch %d, but the Lease says %+v", s.process.id, s.process.held.Number(), record)
 			}
 		}
 		if holders != 1 {

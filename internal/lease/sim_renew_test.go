@@ -20,29 +20,29 @@ type attempt struct {
 func (p *process) try() {
 	p.trying = true
 	p.number++
-	number, sentAt, t := p.number, p.clock(), p.tenure
+	number, sentAt, h := p.number, p.clock(), p.held
 	p.next = sentAt.Add(timing.Renew)
 	p.timer(timing.Timeout, func() { p.fail(number) })
 	p.step(beforeSend, func() {
-		if t != nil && p.last != nil {
-			p.put(number, sentAt, t, p.last)
+		if h != nil && p.last != nil {
+			p.put(number, sentAt, h, p.last)
 			return
 		}
 		p.slot.call(func() (*coordinationv1.Lease, error) { return p.w.store.read(p.slot.node) }, func(l *coordinationv1.Lease, err error) {
 			switch {
-			case !p.current(number, t):
+			case !p.current(number, h):
 			case err != nil:
 				p.fail(number)
 			default:
-				p.put(number, sentAt, t, l)
+				p.put(number, sentAt, h, l)
 			}
 		})
 	})
 }
 
-// current says whether an attempt is still waited for.
-func (p *process) current(number int, t *lease.Tenure) bool {
-	return p.trying && p.number == number && p.tenure == t
+// current reports whether an attempt is still waited for.
+func (p *process) current(number int, h *lease.HeldEpoch) bool {
+	return p.trying && p.number == number && p.held == h
 }
 
 // fail gives an attempt up: it took too long, was refused, or the store is down.
@@ -54,16 +54,16 @@ func (p *process) fail(number int) {
 	p.w.referee.failed(p)
 	switch {
 	case p.w.broken.ownFailures:
-	case p.tenure == nil:
+	case p.held == nil:
 		p.door.Failed(p.clock())
-	case p.vigil != nil:
-		p.vigil.Failed(p.clock())
+	case p.detector != nil:
+		p.detector.Failed(p.clock())
 	}
 }
 
 // put decides on the Lease as it was read, and sends the result.
-func (p *process) put(number int, sentAt lease.Instant, t *lease.Tenure, l *coordinationv1.Lease) {
-	next, epoch, err := p.decide(sentAt, t, l)
+func (p *process) put(number int, sentAt lease.Instant, h *lease.HeldEpoch, l *coordinationv1.Lease) {
+	next, epoch, err := p.decide(sentAt, h, l)
 	switch {
 	case errors.Is(err, lease.ErrHeld):
 		p.w.referee.count("held by another")
@@ -72,26 +72,26 @@ func (p *process) put(number int, sentAt lease.Instant, t *lease.Tenure, l *coor
 	case errors.Is(err, lease.ErrNotOurs):
 		p.w.referee.count("no longer ours")
 		p.trying = false
-		t.Doubt()
+		h.MarkInDoubt()
 		return
 	}
 	p.step(beforeSend, func() {
 		write := func() (*coordinationv1.Lease, error) {
 			stored, err := p.w.store.write(next, false)
-			if err == nil && t == nil {
+			if err == nil && h == nil {
 				p.w.referee.taken(p, epoch)
 			}
 			return stored, err
 		}
-		p.slot.call(write, func(l *coordinationv1.Lease, err error) { p.answered(number, sentAt, t, epoch, l, err) })
+		p.slot.call(write, func(l *coordinationv1.Lease, err error) { p.answered(number, sentAt, h, epoch, l, err) })
 		p.step(afterSend, func() {})
 	})
 }
 
-func (p *process) decide(sentAt lease.Instant, t *lease.Tenure, l *coordinationv1.Lease) (*coordinationv1.Lease, int64, error) {
-	if t != nil {
-		next, err := lease.Renew(l, p.id, t.Epoch(), wall)
-		return next, t.Epoch(), err
+func (p *process) decide(sentAt lease.Instant, h *lease.HeldEpoch, l *coordinationv1.Lease) (*coordinationv1.Lease, int64, error) {
+	if h != nil {
+		next, err := lease.Renew(l, p.id, h.Number(), wall)
+		return next, h.Number(), err
 	}
 	c := lease.Claimant{Node: p.slot.node, Holder: p.id, Dead: p.knownDead(sentAt, l)}
 	next, epoch, err := lease.Take(l, c, timing, wall)
@@ -118,8 +118,8 @@ func (p *process) knownDead(sentAt lease.Instant, l *coordinationv1.Lease) []str
 }
 
 // answered is the store's answer to a write.
-func (p *process) answered(number int, sentAt lease.Instant, t *lease.Tenure, epoch int64, l *coordinationv1.Lease, err error) {
-	if !p.current(number, t) {
+func (p *process) answered(number int, sentAt lease.Instant, h *lease.HeldEpoch, epoch int64, l *coordinationv1.Lease, err error) {
+	if !p.current(number, h) {
 		return
 	}
 	if err != nil {
@@ -127,24 +127,24 @@ func (p *process) answered(number int, sentAt lease.Instant, t *lease.Tenure, ep
 		return
 	}
 	p.trying, p.last = false, l
-	if t == nil {
+	if h == nil {
 		p.begin(epoch, sentAt)
 		return
 	}
-	p.renewed(t, sentAt)
+	p.renewed(h, sentAt)
 }
 
-// begin starts a tenure. When the answer took too long the tenure is in doubt from the start.
+// begin starts a held epoch. When the answer took too long it is in doubt from the start.
 func (p *process) begin(epoch int64, sentAt lease.Instant) {
-	p.tenure = lease.NewTenure(epoch, p.w.broken.timing(), p.counts(sentAt))
+	p.held = lease.NewHeldEpoch(epoch, p.w.broken.timing(), p.counts(sentAt))
 	p.epoch = epoch
 	p.w.referee.counted(p, sentAt)
-	if p.vigil == nil {
-		p.vigil, p.believed = lease.NewVigil(timing, sentAt), sentAt
+	if p.detector == nil {
+		p.detector, p.believed = lease.NewLossDetector(timing, sentAt), sentAt
 	}
 	p.watched(sentAt)
 	if p.holding() {
-		p.tell(p.tenure)
+		p.tell(p.held)
 	}
 }
 
@@ -156,41 +156,41 @@ func (p *process) counts(sentAt lease.Instant) lease.Instant {
 	return sentAt
 }
 
-func (p *process) renewed(t *lease.Tenure, sentAt lease.Instant) {
-	goesOn := t.Renewed(p.counts(sentAt), p.clock())
+func (p *process) renewed(h *lease.HeldEpoch, sentAt lease.Instant) {
+	goesOn := h.Renewed(p.counts(sentAt), p.clock())
 	if !goesOn && p.w.broken.lateAnswer && !p.leaving {
-		t = lease.NewTenure(t.Epoch(), timing, sentAt)
-		p.tenure, p.stopping, p.stopped, goesOn = t, false, false, true
+		h = lease.NewHeldEpoch(h.Number(), timing, sentAt)
+		p.held, p.stopping, p.stopped, goesOn = h, false, false, true
 	}
 	if !goesOn {
 		p.w.referee.count("late answer")
 		return
 	}
 	p.w.referee.goesOn(p, sentAt)
-	if p.vigil != nil {
+	if p.detector != nil {
 		p.watched(sentAt)
 	}
-	p.tell(t)
+	p.tell(h)
 }
 
-// watched tells the vigil of a renewal.
+// watched reports a renewal to the loss detector.
 func (p *process) watched(sentAt lease.Instant) {
 	if p.w.broken.unseenGap {
 		p.believe(sentAt)
 	}
-	p.vigil.Renewed(sentAt)
+	p.detector.Renewed(sentAt)
 	p.believed = max(p.believed, sentAt)
 }
 
-// believe breaks a rule: it tells the vigil of renewals that never were, one every Renew up to now.
+// believe breaks a rule: it reports renewals that never were to the loss detector, one every Renew up to now.
 func (p *process) believe(now lease.Instant) {
-	if p.vigil == nil {
+	if p.detector == nil {
 		return
 	}
 	for next := p.believed; next < now; next = next.Add(timing.Renew) {
-		p.vigil.Renewed(next)
+		p.detector.Renewed(next)
 	}
-	p.vigil.Renewed(now)
+	p.detector.Renewed(now)
 	p.believed = max(p.believed, now)
 }
 

@@ -27,7 +27,7 @@ type world struct {
 	bound    *simtest.Play
 }
 
-// beat is how often a process looks at its own tenure and at the others.
+// beat is how often a process looks at its own epoch and at the others.
 const beat = 400 * time.Millisecond
 
 func newWorld(p plan, b broken) *world {

@@ -1,10 +1,10 @@
-// Package lease decides who is alive and who may write, without doing any I/O.
+// Package lease decides which nodes are alive and which may write. It does no I/O.
 //
 // A node holds a Lease for one epoch at a time. Two sides look at it and never compare clocks:
 //
-//   - the holder counts from before it sent its last successful renewal (Tenure): at Fence it begins to stop what
-//     nobody else would stop, by Dead that is dead;
-//   - everybody else counts from when they saw the Lease last change (Vigil): once it stayed unchanged for Lost, on
+//   - the holder counts from before it sent its last successful renewal (HeldEpoch): at Fence it begins to stop what
+//     nobody else would stop, and by Dead that has stopped;
+//   - everybody else counts from when they saw the Lease last change (LossDetector): once it stayed unchanged for Lost, on
 //     their own clock and while their own renewals succeeded, they may call the epoch lost.
 //
 // A renewal is sent before it is stored and stored before it is seen, so Dead < Lost is enough for the holder to be
@@ -54,7 +54,7 @@ func DefaultTiming() Timing {
 	}
 }
 
-// Validate says what is wrong with a timing, and what would be right.
+// Validate reports what is wrong with a timing and how to correct it.
 func (t Timing) Validate() error {
 	switch {
 	case t.Renew <= 0 || t.Timeout <= 0:

@@ -29,11 +29,11 @@ import (
 // Controller is the coordinator's side of nodes: it marks the lost and says of every Node what the node cannot say
 // itself.
 type Controller struct {
-	// Epoch of the node that leads, with its vigil over everyone's leases.
+	// Epoch of the node that leads, with its detector of lost nodes.
 	Epoch *Epoch
 	// CheckTerm fails unless the coordinator's term does, read live.
 	CheckTerm func(context.Context) error
-	// Interval between two looks at the vigil.
+	// Interval at which the loss detector is checked.
 	Interval time.Duration
 	// Log of the term.
 	Log *slog.Logger
@@ -99,10 +99,10 @@ func (c *Controller) readRecord(ctx context.Context, r client.Reader, node strin
 	return &rec, err
 }
 
-// markLost calls lost whomever the vigil nominates, until ctx ends.
+// markLost calls lost whomever the loss detector nominates, until ctx ends.
 func (c *Controller) markLost(ctx context.Context) error {
 	for backoff.Sleep(ctx, c.Interval) == nil {
-		for _, rec := range c.Epoch.Vigil.Lost(c.Epoch.Now()) {
+		for _, rec := range c.Epoch.LossDetector.Lost(c.Epoch.Now()) {
 			err := c.mark(ctx, rec)
 			if err != nil && !errors.Is(err, lease.ErrChanged) && !apierrors.IsConflict(err) && ctx.Err() == nil {
 				c.Log.Warn("a lost node could not be marked yet", "lost", rec.Node, "epoch", rec.Epoch, "error", err)
@@ -120,7 +120,7 @@ func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 		return err
 	}
 	if rec, err := lease.Read(l); err == nil {
-		c.Epoch.Vigil.Saw(rec, c.Epoch.Now()) // a stalled watch may have shown an old one
+		c.Epoch.LossDetector.Saw(rec, c.Epoch.Now()) // a stalled watch may have shown an old one
 	}
 	marked, err := lease.Fence(l, watched)
 	if err != nil {

@@ -38,9 +38,9 @@ func newWatcher(t *testing.T, c client.Client, node string) *watcher {
 	w := &watcher{t: t, client: c, node: node, stands: func() error { return nil }}
 	timing := lease.DefaultTiming()
 	w.controller = &Controller{
-		Epoch:  &Epoch{Node: "c1", Number: 1, Vigil: lease.NewVigil(timing, 0), clock: func() lease.Instant { return w.now }},
+		Epoch:     &Epoch{Node: "c1", Number: 1, LossDetector: lease.NewLossDetector(timing, 0), clock: func() lease.Instant { return w.now }},
 		CheckTerm: func(context.Context) error { w.asked++; return w.stands() },
-		Log:    slog.New(slog.DiscardHandler), client: c, live: c, record: events.Recorder{Client: c, Controller: "nodes", Instance: "c1"},
+		Log:       slog.New(slog.DiscardHandler), client: c, live: c, record: events.Recorder{Client: c, Controller: "nodes", Instance: "c1"},
 	}
 	l, _, err := lease.Take(nil, lease.Claimant{Node: node, Holder: node + "/x"}, timing, time.Now())
 	if err != nil {
@@ -91,20 +91,20 @@ func (w *watcher) write(l *coordinationv1.Lease) {
 
 // watch sees the Lease once and then nothing for its whole duration, while the own renewals succeed.
 func (w *watcher) watch() {
-	vigil := w.controller.Epoch.Vigil
-	vigil.Saw(w.record(), w.now)
+	detector := w.controller.Epoch.LossDetector
+	detector.Saw(w.record(), w.now)
 	for end := w.now.Add(lease.DefaultTiming().Lost); w.now < end; {
 		w.now = w.now.Add(time.Second)
-		vigil.Renewed(w.now)
+		detector.Renewed(w.now)
 	}
 }
 
-// nominated is the one that the vigil calls lost.
+// nominated is the one that the loss detector calls lost.
 func (w *watcher) nominated() lease.Record {
 	w.t.Helper()
-	lost := w.controller.Epoch.Vigil.Lost(w.now)
+	lost := w.controller.Epoch.LossDetector.Lost(w.now)
 	if len(lost) != 1 || lost[0].Node != w.node {
-		w.t.Fatalf("the vigil nominates %v", lost)
+		w.t.Fatalf("the loss detector nominates %v", lost)
 	}
 	return lost[0]
 }
@@ -169,8 +169,8 @@ func (w *watcher) nothingDecided() {
 	if r := w.record(); r.Version != version || !r.Held() || w.asked != 0 || w.events() != 0 {
 		w.t.Errorf("something was written: %+v, %d events", r, w.events())
 	}
-	if lost := w.controller.Epoch.Vigil.Lost(w.now); len(lost) != 0 {
-		w.t.Errorf("the vigil still nominates %v", lost)
+	if lost := w.controller.Epoch.LossDetector.Lost(w.now); len(lost) != 0 {
+		w.t.Errorf("the loss detector still nominates %v", lost)
 	}
 }
 
@@ -190,8 +190,8 @@ func steppedClock(t *testing.T, c client.Client) {
 	for name, clock := range map[string]time.Time{"to-the-past": time.Unix(0, 0), "to-the-future": time.Now().AddDate(100, 0, 0)} {
 		w := newWatcher(t, c, name)
 		w.renew(clock)
-		w.controller.Epoch.Vigil.Saw(w.record(), w.now)
-		if lost := w.controller.Epoch.Vigil.Lost(w.now); len(lost) != 0 {
+		w.controller.Epoch.LossDetector.Saw(w.record(), w.now)
+		if lost := w.controller.Epoch.LossDetector.Lost(w.now); len(lost) != 0 {
 			t.Errorf("%s: nominated at once", name)
 		}
 		w.watch() // no longer and no shorter than any other

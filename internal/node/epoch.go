@@ -17,10 +17,10 @@ type Epoch struct {
 	Node string
 	// Number of the epoch.
 	Number int64
-	// Tenure says whether the epoch still stands.
-	Tenure *lease.Tenure
-	// Vigil counts how long the leases of all nodes have stayed unchanged.
-	Vigil *lease.Vigil
+	// Held is the epoch as counted from the node's own renewals: whether it still stands, and until when.
+	Held *lease.HeldEpoch
+	// LossDetector counts how long the leases of all nodes have stayed unchanged.
+	LossDetector *lease.LossDetector
 	// Cache holds the objects that the node watches. It begins anew with every epoch, so that nothing seen before an
 	// outage is taken for the present.
 	Cache cache.Cache
@@ -50,7 +50,7 @@ type readiness struct {
 }
 
 // Holding says whether the epoch stands: whether work may start and move.
-func (e *Epoch) Holding() bool { return e.Tenure.At(e.clock()) == lease.Holding && !e.paused() }
+func (e *Epoch) Holding() bool { return e.Held.StandingAt(e.clock()) == lease.Holding && !e.paused() }
 
 // paused says whether the machine was paused since the last renewal, so that the epoch may have ended without its clock
 // showing it.

@@ -37,16 +37,16 @@ func working(t *testing.T, api *testenv.API, name string, change ...func(*node.O
 
 func overEndsAtOnce(t *testing.T, api *testenv.API) {
 	m, w := working(t, api, "over")
-	tenure := m.node.Epoch().Tenure
-	fence, _ := tenure.Deadline()
+	held := m.node.Epoch().Held
+	fence, _ := held.Deadline()
 	mark(t, m)
 	until(t, "the work to run in the next epoch", func() bool { _, starts, _ := w.state(); return starts == 2 })
 	_, _, stopped := w.state()
 	if stopped >= fence {
 		t.Errorf("the work of an epoch that was fenced went on until its old deadline")
 	}
-	if _, dead := tenure.Deadline(); !tenure.Revoked() || dead > stopped {
-		t.Errorf("programs of the fenced epoch have grace until %s after the work was stopped (revoked: %v)", dead.Sub(stopped), tenure.Revoked())
+	if _, dead := held.Deadline(); !held.Revoked() || dead > stopped {
+		t.Errorf("programs of the fenced epoch have grace until %s after the work was stopped (revoked: %v)", dead.Sub(stopped), held.Revoked())
 	}
 }
 
@@ -55,7 +55,7 @@ func pausedMachine(t *testing.T, api *testenv.API) {
 	m, w := working(t, api, "paused", func(o *node.Options) {
 		o.WallAhead = func() time.Duration { return time.Hour + time.Duration(ahead.Load()) }
 	})
-	tenure := m.node.Epoch().Tenure
+	held := m.node.Epoch().Held
 	ahead.Store(int64(-time.Hour)) // somebody sets the clock back: no time was missed
 	renewed := m.record().Version
 	until(t, "a renewal", func() bool { return m.record().Version != renewed })
@@ -65,7 +65,7 @@ func pausedMachine(t *testing.T, api *testenv.API) {
 	ahead.Store(int64(time.Hour)) // the machine was paused, and its clock was set right
 	m.awaitReady(2)
 	until(t, "the work to run in the next epoch", func() bool { _, starts, _ := w.state(); return starts == 2 })
-	if !tenure.Revoked() {
+	if !held.Revoked() {
 		t.Error("programs keep their grace, though nobody knows how long the machine was paused")
 	}
 }

@@ -33,9 +33,9 @@ type membership struct {
 
 // held is the Lease as this process last wrote or read it.
 type held struct {
-	tenure *lease.Tenure
-	pause  *pauseDetector
-	lease  *coordinationv1.Lease
+	epoch *lease.HeldEpoch
+	pause *pauseDetector
+	lease *coordinationv1.Lease
 }
 
 func (m *membership) key() types.NamespacedName {
@@ -46,10 +46,10 @@ func (m *membership) key() types.NamespacedName {
 // or marked, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster that lost
 // its power comes back without a coordinator to mark anything.
 func (m *membership) join(ctx context.Context) (*held, error) {
-	vigil := lease.NewVigil(m.timing, m.clock())
+	detector := lease.NewLossDetector(m.timing, m.clock())
 	var said saying
 	for {
-		h, err := m.tryJoin(ctx, vigil)
+		h, err := m.tryJoin(ctx, detector)
 		switch {
 		case err == nil:
 			return h, nil
@@ -60,7 +60,7 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 			said.once(m.log, "waiting for the node's last epoch to end: it began on another machine or before a reboot", err)
 		default:
 			m.waits(err)
-			vigil.Failed(m.clock())
+			detector.Failed(m.clock())
 			said.once(m.log, "cannot join yet", err)
 		}
 		if err := backoff.Sleep(ctx, m.timing.Renew/4); err != nil {
@@ -70,7 +70,7 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 }
 
 // tryJoin makes one attempt: read everything live, write the epoch down here, then one write that the resourceVersion guards.
-func (m *membership) tryJoin(ctx context.Context, vigil *lease.Vigil) (*held, error) {
+func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) (*held, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
 	sentAt := m.clock()
@@ -78,15 +78,15 @@ func (m *membership) tryJoin(ctx context.Context, vigil *lease.Vigil) (*held, er
 	if err != nil {
 		return nil, err
 	}
-	vigil.Renewed(sentAt)
+	detector.Renewed(sentAt)
 	claimant := lease.Claimant{Node: m.node, Holder: m.seat.holder, Dead: m.seat.dead}
 	if current != nil {
 		rec, err := lease.Read(current)
 		if err != nil {
 			return nil, err
 		}
-		vigil.Saw(rec, m.clock())
-		if lost := vigil.Lost(m.clock()); len(lost) > 0 {
+		detector.Saw(rec, m.clock())
+		if lost := detector.Lost(m.clock()); len(lost) > 0 {
 			claimant.Dead = append(claimant.Dead[:len(claimant.Dead):len(claimant.Dead)], rec.Holder)
 		}
 	}
@@ -108,7 +108,7 @@ func (m *membership) tryJoin(ctx context.Context, vigil *lease.Vigil) (*held, er
 	if err := m.seat.took(epoch); err != nil {
 		m.log.Warn("earlier holders are still remembered", "epoch", epoch, "error", err)
 	}
-	return &held{tenure: lease.NewTenure(epoch, m.timing, sentAt), pause: pause, lease: next}, nil
+	return &held{epoch: lease.NewHeldEpoch(epoch, m.timing, sentAt), pause: pause, lease: next}, nil
 }
 
 // floor is the newest epoch of this node that anything but its Lease knows of: its directory, its object, the drain slot. Epochs
@@ -146,28 +146,28 @@ func (m *membership) write(ctx context.Context, l *coordinationv1.Lease) error {
 
 // renew keeps the epoch until ctx ends or the epoch does. It returns nil when ctx ended first. Renewals are paced from when
 // they are sent: a slow answer must not make the next one late.
-func (m *membership) renew(ctx context.Context, h *held, vigil *lease.Vigil) error {
-	next := h.tenure.SentAt().Add(m.timing.Renew)
+func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDetector) error {
+	next := h.epoch.SentAt().Add(m.timing.Renew)
 	var said saying
 	for {
 		if err := backoff.Sleep(ctx, next.Sub(m.clock())); err != nil {
 			return nil
 		}
-		if h.tenure.At(m.clock()) != lease.Holding {
+		if h.epoch.StandingAt(m.clock()) != lease.Holding {
 			return errDeadline
 		}
 		sentAt := m.clock()
-		err := m.renewOnce(ctx, h, vigil)
+		err := m.renewOnce(ctx, h, detector)
 		switch {
 		case err == nil:
 			next, said = sentAt.Add(m.timing.Renew), saying{}
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, lease.ErrNotOurs):
-			h.tenure.Revoke(m.clock())
+			h.epoch.Revoke(m.clock())
 			return err
 		default:
-			vigil.Failed(m.clock())
+			detector.Failed(m.clock())
 			next = m.clock().Add(m.timing.Renew / 4)
 			said.once(m.log, "lease not renewed", err)
 		}
@@ -179,11 +179,11 @@ var (
 	errPaused   = errors.New("the wall clock jumped ahead: this machine may have been paused, and its lease may have expired meanwhile")
 )
 
-func (m *membership) renewOnce(ctx context.Context, h *held, vigil *lease.Vigil) error {
+func (m *membership) renewOnce(ctx context.Context, h *held, detector *lease.LossDetector) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
 	ahead, sentAt := m.ahead(), m.clock()
-	next, err := lease.Renew(h.lease, m.seat.holder, h.tenure.Epoch(), time.Now())
+	next, err := lease.Renew(h.lease, m.seat.holder, h.epoch.Number(), time.Now())
 	if err != nil {
 		return err
 	}
@@ -203,11 +203,11 @@ func (m *membership) renewOnce(ctx context.Context, h *held, vigil *lease.Vigil)
 	if h.pause.paused() {
 		return errPaused
 	}
-	if !h.tenure.Renewed(sentAt, m.clock()) {
+	if !h.epoch.Renewed(sentAt, m.clock()) {
 		return errDeadline
 	}
 	h.pause.renewed(ahead)
-	vigil.Renewed(sentAt)
+	detector.Renewed(sentAt)
 	return nil
 }
 
@@ -219,7 +219,7 @@ func (m *membership) rewrite(ctx context.Context, h *held, sentAt *lease.Instant
 	if current == nil {
 		return nil, fmt.Errorf("node %s: %w: it was deleted", m.node, lease.ErrNotOurs)
 	}
-	next, err := lease.Renew(current, m.seat.holder, h.tenure.Epoch(), time.Now())
+	next, err := lease.Renew(current, m.seat.holder, h.epoch.Number(), time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (m *membership) release(ctx context.Context, h *held) error {
 		if current == nil {
 			return nil
 		}
-		next, err := lease.Release(current, m.seat.holder, h.tenure.Epoch())
+		next, err := lease.Release(current, m.seat.holder, h.epoch.Number())
 		if errors.Is(err, lease.ErrNotOurs) {
 			return nil
 		}

@@ -45,7 +45,7 @@ func (m *Metrics) age() float64 {
 	if e == nil {
 		return -1
 	}
-	return e.clock().Sub(e.Tenure.SentAt()).Seconds()
+	return e.clock().Sub(e.Held.SentAt()).Seconds()
 }
 
 func (m *Metrics) setLiveness(l v1alpha1.Liveness) {

@@ -158,7 +158,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	parts.Go(func() {
-		if err := n.member.renew(standing, h, e.Vigil); err != nil {
+		if err := n.member.renew(standing, h, e.LossDetector); err != nil {
 			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, err))
 		}
 	})
@@ -198,12 +198,12 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 
 func (n *Node) newEpoch(h *held) *Epoch {
 	e := &Epoch{
-		Node: n.opts.Name, Number: h.tenure.Epoch(), Tenure: h.tenure, Client: n.client, clock: n.opts.Clock,
-		Vigil:    lease.NewVigil(n.opts.Timing, h.tenure.SentAt()),
-		pause:    h.pause,
-		liveness: v1alpha1.Alive,
-		ready:    readiness{reason: v1alpha1.ReasonStarting, message: "The node's runtimes are starting."},
-		changed:  make(chan struct{}), leave: make(chan struct{}), anew: make(chan string, 1),
+		Node: n.opts.Name, Number: h.epoch.Number(), Held: h.epoch, Client: n.client, clock: n.opts.Clock,
+		LossDetector: lease.NewLossDetector(n.opts.Timing, h.epoch.SentAt()),
+		pause:        h.pause,
+		liveness:     v1alpha1.Alive,
+		ready:        readiness{reason: v1alpha1.ReasonStarting, message: "The node's runtimes are starting."},
+		changed:      make(chan struct{}), leave: make(chan struct{}), anew: make(chan string, 1),
 		over: make(chan error, 1), recheck: make(chan struct{}, 1), deleted: make(chan struct{}, 1),
 	}
 	n.opts.Metrics.current.Store(e)
@@ -385,27 +385,27 @@ func (n *Node) release(h *held) error {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := n.member.release(ctx, h); err != nil {
-		n.log.Warn("the lease was not released and ends by itself", "epoch", h.tenure.Epoch(), "error", err)
+		n.log.Warn("the lease was not released and ends by itself", "epoch", h.epoch.Number(), "error", err)
 		return nil
 	}
-	n.log.Info("left", "epoch", h.tenure.Epoch())
+	n.log.Info("left", "epoch", h.epoch.Number())
 	return nil
 }
 
 // fence ends an epoch whose lease is in doubt: nothing starts any more, and what nobody else would stop is dead before
 // anybody may call the node lost. If it does not stop in time, the process ends with it. A process that was frozen past
-// its deadline gets the same time from when it wakes: it is late already, and every writer asks the tenure first. An epoch
+// its deadline gets the same time from when it wakes: it is late already, and every writer checks the held epoch first. An epoch
 // that is known to be over is revoked: its programs are killed at once, for others may run them already.
 func (n *Node) fence(e *Epoch, w *work, cause error) {
 	n.log.Warn("fencing", "epoch", e.Number, "cause", cause)
 	n.opts.Gate.Close(e.Number, RefusedInDoubt)
 	n.setEpoch(nil, cause.Error())
-	e.Tenure.Doubt()
+	e.Held.MarkInDoubt()
 	if errors.Is(cause, lease.ErrNotOurs) || errors.Is(cause, errPaused) {
-		e.Tenure.Revoke(n.opts.Clock())
+		e.Held.Revoke(n.opts.Clock())
 	}
 	n.opts.Metrics.current.CompareAndSwap(e, nil)
-	_, dead := e.Tenure.Deadline()
+	_, dead := e.Held.Deadline()
 	left := dead.Sub(n.opts.Clock())
 	if left <= 0 {
 		left = n.opts.Timing.Dead - n.opts.Timing.Fence

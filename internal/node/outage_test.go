@@ -19,11 +19,11 @@ func TestAnOutageOfTheAPIFencesAndMarksNobody(t *testing.T) {
 	}).start()
 	m.awaitReady(1)
 	until(t, "the work to run", func() bool { a, _, _ := stops.state(); b, _, _ := keeps.state(); return a && b })
-	tenure := m.node.Epoch().Tenure
+	held := m.node.Epoch().Held
 	api.Stop()
 	until(t, "the unchecked work to stop", func() bool { running, _, _ := stops.state(); return !running })
 	_, _, stopped := stops.state()
-	fence, dead := tenure.Deadline()
+	fence, dead := held.Deadline()
 	if stopped < fence || stopped > dead {
 		t.Errorf("stopped %s after the fence began; it may take from 0 to %s", stopped.Sub(fence), dead.Sub(fence))
 	}

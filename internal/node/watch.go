@@ -95,21 +95,21 @@ func (n *Node) nodeWatch(e *Epoch) kubeclient.Watch {
 	return kubeclient.On(see, gone)
 }
 
-// leaseWatch shows the leases of all nodes to the vigil, and tells the epoch if its own is over.
+// leaseWatch shows the leases of all nodes to the loss detector, and tells the epoch if its own is over.
 func (n *Node) leaseWatch(e *Epoch) kubeclient.Watch {
 	see := func(l *coordinationv1.Lease) {
 		rec, err := lease.Read(l)
 		if err != nil {
 			return
 		}
-		e.Vigil.Saw(rec, n.opts.Clock())
+		e.LossDetector.Saw(rec, n.opts.Clock())
 		if rec.Node == e.Node && rec.Epoch >= e.Number && rec.Over(e.Number) {
 			e.learn(fmt.Errorf("node %s epoch %d: %w: it says holder %q, epoch %d, fenced %d", e.Node, e.Number, lease.ErrNotOurs, rec.Holder, rec.Epoch, rec.Fenced))
 		}
 	}
 	gone := func(l *coordinationv1.Lease) {
 		if node, ok := lease.NodeOf(l.Name); ok {
-			e.Vigil.Forget(node)
+			e.LossDetector.Forget(node)
 		}
 	}
 	return kubeclient.On(see, gone)

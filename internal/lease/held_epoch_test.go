@@ -17,13 +17,13 @@ func TestAnEpochStandsByTheTimeSinceItsLastRenewalWasSent(t *testing.T) {
 		{6*time.Second - 1, lease.Holding},
 		{6 * time.Second, lease.Fencing},
 		{8*time.Second - 1, lease.Fencing},
-		{8 * time.Second, lease.Over},
-		{time.Hour, lease.Over},
+		{8 * time.Second, lease.Expired},
+		{time.Hour, lease.Expired},
 	}
 	// The reading of a clock means nothing by itself: all must hold wherever the clock started.
 	for _, start := range []lease.Instant{0, -at(100), at(1e6)} {
 		for _, c := range cases {
-			if got := lease.NewTenure(7, timing, start).At(start.Add(c.age)); got != c.want {
+			if got := lease.NewHeldEpoch(7, timing, start).StandingAt(start.Add(c.age)); got != c.want {
 				t.Errorf("from %d, aged %s: %s, want %s", start, c.age, got, c.want)
 			}
 		}
@@ -31,7 +31,7 @@ func TestAnEpochStandsByTheTimeSinceItsLastRenewalWasSent(t *testing.T) {
 }
 
 func TestAStandingPrintsItsName(t *testing.T) {
-	for s, want := range map[lease.Standing]string{lease.Holding: "Holding", lease.Fencing: "Fencing", lease.Over: "Over"} {
+	for s, want := range map[lease.Standing]string{lease.Holding: "Holding", lease.Fencing: "Fencing", lease.Expired: "Expired"} {
 		if s.String() != want {
 			t.Errorf("%d prints as %s, want %s", s, s, want)
 		}
@@ -39,23 +39,23 @@ func TestAStandingPrintsItsName(t *testing.T) {
 }
 
 func TestARenewalCountsFromBeforeItWasSent(t *testing.T) {
-	tenure := lease.NewTenure(7, timing, at(0))
-	if !tenure.Renewed(at(2), at(3)) {
+	held := lease.NewHeldEpoch(7, timing, at(0))
+	if !held.Renewed(at(2), at(3)) {
 		t.Fatal("a renewal in time did not continue the epoch")
 	}
-	wantDeadline(t, tenure, at(8), at(10))
-	if tenure.SentAt() != at(2) || tenure.Epoch() != 7 {
-		t.Errorf("sent at %d in epoch %d", tenure.SentAt(), tenure.Epoch())
+	wantDeadline(t, held, at(8), at(10))
+	if held.SentAt() != at(2) || held.Number() != 7 {
+		t.Errorf("sent at %d in epoch %d", held.SentAt(), held.Number())
 	}
 }
 
 func TestAnOlderRenewalNeverShortensTheEpoch(t *testing.T) {
-	tenure := lease.NewTenure(7, timing, at(0))
-	tenure.Renewed(at(4), at(4))
-	if !tenure.Renewed(at(2), at(5)) {
+	held := lease.NewHeldEpoch(7, timing, at(0))
+	held.Renewed(at(4), at(4))
+	if !held.Renewed(at(2), at(5)) {
 		t.Error("the answer to an older renewal ended the epoch")
 	}
-	wantDeadline(t, tenure, at(10), at(12))
+	wantDeadline(t, held, at(10), at(12))
 }
 
 func TestALateAnswerDoesNotReviveAnEpoch(t *testing.T) {
@@ -71,12 +71,12 @@ func TestALateAnswerDoesNotReviveAnEpoch(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			tenure := lease.NewTenure(7, timing, at(0))
-			if got := tenure.Renewed(c.sentAt, c.now); got != c.goesOn {
+			held := lease.NewHeldEpoch(7, timing, at(0))
+			if got := held.Renewed(c.sentAt, c.now); got != c.goesOn {
 				t.Fatalf("goes on: %t, want %t", got, c.goesOn)
 			}
 			if !c.goesOn {
-				wantDeadline(t, tenure, at(6), at(8))
+				wantDeadline(t, held, at(6), at(8))
 			}
 		})
 	}
@@ -85,64 +85,64 @@ func TestALateAnswerDoesNotReviveAnEpoch(t *testing.T) {
 func TestEveryStandingButHoldingIsKept(t *testing.T) {
 	cases := []struct {
 		name string
-		end  func(*lease.Tenure)
+		end  func(*lease.HeldEpoch)
 		want lease.Standing
 	}{
-		{"the fence passed", func(t *lease.Tenure) { t.At(at(6)) }, lease.Fencing},
-		{"a late renewal passed the fence", func(t *lease.Tenure) { t.Renewed(at(5), at(6)) }, lease.Fencing},
-		{"doubt", func(t *lease.Tenure) { t.Doubt() }, lease.Fencing},
-		{"dead passed", func(t *lease.Tenure) { t.At(at(8)) }, lease.Over},
-		{"doubt when all was over", func(t *lease.Tenure) { t.At(at(8)); t.Doubt() }, lease.Over},
+		{"the fence passed", func(h *lease.HeldEpoch) { h.StandingAt(at(6)) }, lease.Fencing},
+		{"a late renewal passed the fence", func(h *lease.HeldEpoch) { h.Renewed(at(5), at(6)) }, lease.Fencing},
+		{"doubt", func(h *lease.HeldEpoch) { h.MarkInDoubt() }, lease.Fencing},
+		{"dead passed", func(h *lease.HeldEpoch) { h.StandingAt(at(8)) }, lease.Expired},
+		{"doubt after it expired", func(h *lease.HeldEpoch) { h.StandingAt(at(8)); h.MarkInDoubt() }, lease.Expired},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			tenure := lease.NewTenure(7, timing, at(0))
-			c.end(tenure)
+			held := lease.NewHeldEpoch(7, timing, at(0))
+			c.end(held)
 			// An earlier reading than the one that ended it, such as that of a slower goroutine, changes nothing.
-			if tenure.Renewed(at(1), at(1)) {
+			if held.Renewed(at(1), at(1)) {
 				t.Error("a renewal brought the epoch back")
 			}
-			if got := tenure.At(at(1)); got != c.want {
+			if got := held.StandingAt(at(1)); got != c.want {
 				t.Errorf("stands %s, want %s", got, c.want)
 			}
 		})
 	}
 }
 
-func TestADoubtedEpochIsOverWhenItsDeadlinePasses(t *testing.T) {
-	tenure := lease.NewTenure(7, timing, at(0))
-	tenure.Doubt()
-	if got := tenure.At(at(8) - 1); got != lease.Fencing {
+func TestAnEpochInDoubtExpiresWhenItsDeadlinePasses(t *testing.T) {
+	held := lease.NewHeldEpoch(7, timing, at(0))
+	held.MarkInDoubt()
+	if got := held.StandingAt(at(8) - 1); got != lease.Fencing {
 		t.Errorf("before dead: %s", got)
 	}
-	if got := tenure.At(at(8)); got != lease.Over {
+	if got := held.StandingAt(at(8)); got != lease.Expired {
 		t.Errorf("at dead: %s", got)
 	}
 }
 
-func TestATenureMayBeUsedFromManyGoroutines(t *testing.T) {
-	tenure := lease.NewTenure(7, timing, at(0))
+func TestAHeldEpochMayBeUsedFromManyGoroutines(t *testing.T) {
+	held := lease.NewHeldEpoch(7, timing, at(0))
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
 			for s := range 100 {
-				tenure.Renewed(at(float64(s)/100), at(1))
-				tenure.At(at(float64(i)))
-				tenure.Deadline()
-				tenure.SentAt()
+				held.Renewed(at(float64(s)/100), at(1))
+				held.StandingAt(at(float64(i)))
+				held.Deadline()
+				held.SentAt()
 			}
-			tenure.Doubt()
+			held.MarkInDoubt()
 		})
 	}
 	all.Wait()
-	if got := tenure.At(at(0)); got == lease.Holding {
-		t.Error("a doubted epoch still holds")
+	if got := held.StandingAt(at(0)); got == lease.Holding {
+		t.Error("an epoch in doubt still holds")
 	}
 }
 
-func wantDeadline(t *testing.T, tenure *lease.Tenure, wantFence, wantDead lease.Instant) {
+func wantDeadline(t *testing.T, held *lease.HeldEpoch, wantFence, wantDead lease.Instant) {
 	t.Helper()
-	fence, dead := tenure.Deadline()
+	fence, dead := held.Deadline()
 	if fence != wantFence || dead != wantDead {
 		t.Errorf("deadline %d, %d, want %d, %d", fence, dead, wantFence, wantDead)
 	}
