@@ -102,12 +102,12 @@ func (h *Host) Service() peer.Service {
 
 // Dispatchers is the runtime of the data path.
 func (h *Host) Dispatchers() node.Hosted {
-	return node.Hosted{Runtime: dispatchers{h}, Doubt: node.KeepInDoubt}
+	return node.Hosted{Runtime: dispatchers{h}, OnLeaseDoubt: node.KeepOnDoubt}
 }
 
 // Maintainers is the runtime of the maintainers.
 func (h *Host) Maintainers() node.Hosted {
-	return node.Hosted{Runtime: maintainers{h}, Doubt: node.StopInDoubt}
+	return node.Hosted{Runtime: maintainers{h}, OnLeaseDoubt: node.StopOnDoubt}
 }
 
 // dispatchers serves other nodes' maintainers, and stops everything when the node leaves.

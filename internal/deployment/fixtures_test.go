@@ -356,7 +356,7 @@ func (m *host) start() {
 	m.programs.Gate = m.opts.Gate
 	r, err := deployment.NewRuntime(m.programs)
 	m.site.must(err)
-	m.opts.Runtimes = []node.Hosted{{Runtime: r, Doubt: node.StopInDoubt}}
+	m.opts.Runtimes = []node.Hosted{{Runtime: r, OnLeaseDoubt: node.StopOnDoubt}}
 	m.node, err = node.New(m.opts)
 	m.site.must(err)
 	ctx, cancel := context.WithCancel(context.Background())

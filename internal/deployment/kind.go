@@ -69,7 +69,7 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	if err != nil {
 		return kind.Hosted{}, err
 	}
-	return kind.Hosted{Runtimes: []node.Hosted{{Runtime: r, Doubt: node.StopInDoubt}}}, nil
+	return kind.Hosted{Runtimes: []node.Hosted{{Runtime: r, OnLeaseDoubt: node.StopOnDoubt}}}, nil
 }
 
 // Setup implements kind.Part.

@@ -28,7 +28,7 @@ func working(t *testing.T, api *testenv.API, name string, change ...func(*node.O
 	w := &worker{name: "work"}
 	m := newMachine(t, api, name, append(change, func(o *node.Options) {
 		w.gate, o.Timing = o.Gate, patient()
-		o.Runtimes = []node.Hosted{{Runtime: w, Doubt: node.StopInDoubt}}
+		o.Runtimes = []node.Hosted{{Runtime: w, OnLeaseDoubt: node.StopOnDoubt}}
 	})...)
 	m.start().awaitReady(1)
 	until(t, "the work to run", func() bool { running, _, _ := w.state(); return running })

@@ -37,7 +37,7 @@ func (h *host) counts() (held, staying map[string]int64) {
 	return held, staying
 }
 
-// report lets every runtime that has more to say add to the node's status.
+// report lets every Reporter add to the node's status.
 func (h *host) report(status *v1alpha1.NodeStatus) {
 	for _, r := range h.hosted {
 		if reporter, ok := r.Runtime.(Reporter); ok {
@@ -83,16 +83,16 @@ func (h *host) keep(ctx context.Context, name string, run func(context.Context) 
 	}
 }
 
-// runtimes starts the runtimes that declared the given conduct; those that stop in doubt get the epoch. The server for other nodes goes on
-// in doubt too.
-func (h *host) runtimes(d Doubt, e *Epoch) *group {
+// runtimes starts the runtimes that declared the given OnLeaseDoubt; those that stop get the epoch. The server for other nodes
+// is kept in doubt too.
+func (h *host) runtimes(on OnLeaseDoubt, e *Epoch) *group {
 	var names []string
 	var runs []func(context.Context) error
-	if d == KeepInDoubt && h.peers != nil {
+	if on == KeepOnDoubt && h.peers != nil {
 		names, runs = append(names, "peers"), append(runs, h.peers.run)
 	}
 	for _, r := range h.hosted {
-		if r.Doubt == d {
+		if r.OnLeaseDoubt == on {
 			names, runs = append(names, r.Runtime.Name()), append(runs, func(ctx context.Context) error { return r.Runtime.Run(ctx, e) })
 		}
 	}
@@ -110,7 +110,7 @@ func (h *host) residents(e *Epoch, list []Resident) *group {
 	return h.start(names, runs)
 }
 
-// stopped says whether everything in the group has ended.
+// stopped reports whether everything in the group has ended.
 func (g *group) stopped() bool {
 	select {
 	case <-g.done:

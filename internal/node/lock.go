@@ -18,9 +18,9 @@ import (
 // ErrRunning: another process on this machine runs the node.
 var ErrRunning = errors.New("the node is already running on this machine")
 
-// seat is this process's exclusive use of a node's directory. The kernel ends it with the process, so whoever gets it
+// dirLock is this process's lock on a node's directory. The kernel releases it when the process ends, so whoever gets it
 // knows that every earlier holder of the same boot is dead.
-type seat struct {
+type dirLock struct {
 	unlock func()
 	path   string
 
@@ -32,7 +32,7 @@ type seat struct {
 	epoch, reserved int64
 }
 
-// holders is what a node's directory remembers of who held its Lease. After a reboot the identities say nothing: the
+// holders is what a node's directory remembers of who held its Lease. After a reboot the identities prove nothing: the
 // directory may be a copy whose original still runs on another machine. The epoch is always worth something: no node begins
 // at an epoch that it had before, whatever became of the store.
 type holders struct {
@@ -41,8 +41,8 @@ type holders struct {
 	Epoch   int64    `json:"epoch,omitempty"`
 }
 
-// takeSeat locks a node's directory, or fails with ErrRunning. The new identity is remembered before it is used.
-func takeSeat(dir datadir.NodeDir, node string) (*seat, error) {
+// takeDirLock locks a node's directory, or fails with ErrRunning. The new identity is remembered before it is used.
+func takeDirLock(dir datadir.NodeDir, node string) (*dirLock, error) {
 	unlock, err := datadir.Lock(dir.Lock())
 	if errors.Is(err, datadir.ErrLocked) {
 		return nil, fmt.Errorf("node %s: %w: %s is locked; stop that process first, or start this one under another --name", node, ErrRunning, dir.Lock())
@@ -50,50 +50,50 @@ func takeSeat(dir datadir.NodeDir, node string) (*seat, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node %s: %w", node, err)
 	}
-	s := &seat{unlock: unlock, path: dir.Holder(), holder: node + "/" + uuid.NewString()}
-	if err := s.remember(); err != nil {
+	l := &dirLock{unlock: unlock, path: dir.Holder(), holder: node + "/" + uuid.NewString()}
+	if err := l.remember(); err != nil {
 		unlock()
 		return nil, fmt.Errorf("node %s: %w", node, err)
 	}
-	return s, nil
+	return l, nil
 }
 
-func (s *seat) remember() error {
+func (l *dirLock) remember() error {
 	boot, err := bootID()
 	if err != nil {
 		return err
 	}
-	known, err := readHolders(s.path)
+	known, err := readHolders(l.path)
 	if err != nil {
 		return err
 	}
 	if known.BootID == boot {
-		s.dead = known.Holders
+		l.dead = known.Holders
 	}
-	s.epoch = known.Epoch
-	return s.write(append(slices.Clone(s.dead), s.holder), s.epoch)
+	l.epoch = known.Epoch
+	return l.write(append(slices.Clone(l.dead), l.holder), l.epoch)
 }
 
 // reserve writes down the epoch that the node is about to take, before it is taken: a node that cannot write to its directory
 // must not take its Lease.
-func (s *seat) reserve(epoch int64) error {
-	if epoch <= s.reserved {
+func (l *dirLock) reserve(epoch int64) error {
+	if epoch <= l.reserved {
 		return nil
 	}
-	if err := s.write(append(slices.Clone(s.dead), s.holder), epoch); err != nil {
-		return fmt.Errorf("the epoch cannot be written down, so it is not taken: %w; make room or make %s writable", err, s.path)
+	if err := l.write(append(slices.Clone(l.dead), l.holder), epoch); err != nil {
+		return fmt.Errorf("the epoch cannot be written down, so it is not taken: %w; make room or make %s writable", err, l.path)
 	}
-	s.reserved = epoch
+	l.reserved = epoch
 	return nil
 }
 
 // took takes note that the Lease is ours: the earlier identities are of no use any more.
-func (s *seat) took(epoch int64) error {
-	s.epoch, s.dead = epoch, nil
-	return s.write([]string{s.holder}, epoch)
+func (l *dirLock) took(epoch int64) error {
+	l.epoch, l.dead = epoch, nil
+	return l.write([]string{l.holder}, epoch)
 }
 
-func (s *seat) write(who []string, epoch int64) error {
+func (l *dirLock) write(who []string, epoch int64) error {
 	boot, err := bootID()
 	if err != nil {
 		return err
@@ -102,10 +102,10 @@ func (s *seat) write(who []string, epoch int64) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.WriteSecret(s.path, data)
+	return atomicfile.WriteSecret(l.path, data)
 }
 
-func (s *seat) leave() { s.unlock() }
+func (l *dirLock) release() { l.unlock() }
 
 func readHolders(path string) (holders, error) {
 	data, err := os.ReadFile(path)

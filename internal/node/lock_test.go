@@ -11,19 +11,19 @@ import (
 
 func TestTheSameNameTwiceOnOneMachineIsRefused(t *testing.T) {
 	dir := datadir.NodeDir(t.TempDir())
-	first, err := takeSeat(dir, "n1")
+	first, err := takeDirLock(dir, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := takeSeat(dir, "n1"); !errors.Is(err, ErrRunning) {
+	if _, err := takeDirLock(dir, "n1"); !errors.Is(err, ErrRunning) {
 		t.Fatalf("second start: %v", err)
 	}
-	first.leave()
-	second, err := takeSeat(dir, "n1")
+	first.release()
+	second, err := takeDirLock(dir, "n1")
 	if err != nil {
 		t.Fatalf("after the first ended: %v", err)
 	}
-	defer second.leave()
+	defer second.release()
 	if !slices.Contains(second.dead, first.holder) {
 		t.Errorf("the second does not know that the first (%s) is dead: %v", first.holder, second.dead)
 	}
@@ -33,31 +33,31 @@ func TestHoldersOfThisBootAreRememberedUntilTheLeaseIsTaken(t *testing.T) {
 	dir := datadir.NodeDir(t.TempDir())
 	var all []string
 	for range 3 { // processes that died before they got the lease
-		s, err := takeSeat(dir, "n1")
+		l, err := takeDirLock(dir, "n1")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(s.dead, all) {
-			t.Errorf("dead: %v, want %v", s.dead, all)
+		if !slices.Equal(l.dead, all) {
+			t.Errorf("dead: %v, want %v", l.dead, all)
 		}
-		all = append(all, s.holder)
-		s.leave()
+		all = append(all, l.holder)
+		l.release()
 	}
-	s, err := takeSeat(dir, "n1")
+	l, err := takeDirLock(dir, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.took(1); err != nil {
+	if err := l.took(1); err != nil {
 		t.Fatal(err)
 	}
-	s.leave()
-	last, err := takeSeat(dir, "n1")
+	l.release()
+	last, err := takeDirLock(dir, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer last.leave()
-	if !slices.Equal(last.dead, []string{s.holder}) {
-		t.Errorf("dead: %v, want only %s", last.dead, s.holder)
+	defer last.release()
+	if !slices.Equal(last.dead, []string{l.holder}) {
+		t.Errorf("dead: %v, want only %s", last.dead, l.holder)
 	}
 }
 
@@ -66,12 +66,12 @@ func TestAfterARebootNobodyIsKnownToBeDead(t *testing.T) {
 	if err := os.WriteFile(dir.Holder(), []byte(`{"bootID":"another","holders":["n1/x"]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, err := takeSeat(dir, "n1")
+	l, err := takeDirLock(dir, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.leave()
-	if len(s.dead) != 0 {
-		t.Errorf("dead after a reboot: %v", s.dead)
+	defer l.release()
+	if len(l.dead) != 0 {
+		t.Errorf("dead after a reboot: %v", l.dead)
 	}
 }

@@ -21,14 +21,14 @@ import (
 // membership takes, renews and releases this node's Lease. Its client has a connection of its own, so that no other
 // request and no stalled connection delays a renewal.
 type membership struct {
-	node   string
-	client client.Client
-	timing lease.Timing
-	clock  Clock
-	ahead  func() time.Duration // see WallAhead
-	log    *slog.Logger
-	seat   *seat
-	waits  func(error) // is told why the node has not joined yet
+	node    string
+	client  client.Client
+	timing  lease.Timing
+	clock   Clock
+	ahead   func() time.Duration // see WallAhead
+	log     *slog.Logger
+	dirLock *dirLock
+	waits   func(error) // is told why the node has not joined yet
 }
 
 // held is the Lease as this process last wrote or read it.
@@ -79,7 +79,7 @@ func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) 
 		return nil, err
 	}
 	detector.Renewed(sentAt)
-	claimant := lease.Claimant{Node: m.node, Holder: m.seat.holder, Dead: m.seat.dead}
+	claimant := lease.Claimant{Node: m.node, Holder: m.dirLock.holder, Dead: m.dirLock.dead}
 	if current != nil {
 		rec, err := lease.Read(current)
 		if err != nil {
@@ -97,7 +97,7 @@ func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) 
 	if err != nil {
 		return nil, err
 	}
-	if err := m.seat.reserve(epoch); err != nil {
+	if err := m.dirLock.reserve(epoch); err != nil {
 		return nil, fmt.Errorf("epoch %d of node %s: %w", epoch, m.node, err)
 	}
 	pause := newPauseDetector(m.ahead, m.timing)
@@ -105,7 +105,7 @@ func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) 
 	if err := m.write(ctx, next); err != nil {
 		return nil, fmt.Errorf("take epoch %d: %w", epoch, err)
 	}
-	if err := m.seat.took(epoch); err != nil {
+	if err := m.dirLock.took(epoch); err != nil {
 		m.log.Warn("earlier holders are still remembered", "epoch", epoch, "error", err)
 	}
 	return &held{epoch: lease.NewHeldEpoch(epoch, m.timing, sentAt), pause: pause, lease: next}, nil
@@ -121,7 +121,7 @@ func (m *membership) floor(ctx context.Context) (int64, error) {
 	if err := m.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil && !kubeclient.IsMissing(err) {
 		return 0, err
 	}
-	floor := max(m.seat.epoch, node.Status.Epoch)
+	floor := max(m.dirLock.epoch, node.Status.Epoch)
 	if slot := settings.Status.ActiveDrain; slot != nil && slot.Node == m.node {
 		floor = max(floor, slot.NodeEpoch)
 	}
@@ -183,7 +183,7 @@ func (m *membership) renewOnce(ctx context.Context, h *held, detector *lease.Los
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
 	ahead, sentAt := m.ahead(), m.clock()
-	next, err := lease.Renew(h.lease, m.seat.holder, h.epoch.Number(), time.Now())
+	next, err := lease.Renew(h.lease, m.dirLock.holder, h.epoch.Number(), time.Now())
 	if err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func (m *membership) rewrite(ctx context.Context, h *held, sentAt *lease.Instant
 	if current == nil {
 		return nil, fmt.Errorf("node %s: %w: it was deleted", m.node, lease.ErrNotOurs)
 	}
-	next, err := lease.Renew(current, m.seat.holder, h.epoch.Number(), time.Now())
+	next, err := lease.Renew(current, m.dirLock.holder, h.epoch.Number(), time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (m *membership) release(ctx context.Context, h *held) error {
 		if current == nil {
 			return nil
 		}
-		next, err := lease.Release(current, m.seat.holder, h.epoch.Number())
+		next, err := lease.Release(current, m.dirLock.holder, h.epoch.Number())
 		if errors.Is(err, lease.ErrNotOurs) {
 			return nil
 		}

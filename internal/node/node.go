@@ -69,12 +69,12 @@ const leaveTimeout = 5 * time.Second
 
 // Node is one machine.
 type Node struct {
-	opts   Options
-	log    *slog.Logger
-	client client.Client
-	member *membership
-	host   *host
-	seat   *seat
+	opts    Options
+	log     *slog.Logger
+	client  client.Client
+	member  *membership
+	host    *host
+	dirLock *dirLock
 
 	mu     sync.Mutex
 	epoch  *Epoch // nil between epochs
@@ -103,14 +103,14 @@ func New(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := takeSeat(o.Dir, o.Name)
+	l, err := takeDirLock(o.Dir, o.Name)
 	if err != nil {
 		return nil, err
 	}
 	log := o.Log.With("node", o.Name)
 	n := &Node{
-		opts: o, log: log, client: c, seat: s, reason: "starting",
-		member: &membership{node: o.Name, client: renewals, timing: o.Timing, clock: o.Clock, ahead: o.WallAhead, log: log, seat: s},
+		opts: o, log: log, client: c, dirLock: l, reason: "starting",
+		member: &membership{node: o.Name, client: renewals, timing: o.Timing, clock: o.Clock, ahead: o.WallAhead, log: log, dirLock: l},
 		host:   &host{hosted: o.Runtimes, log: log},
 	}
 	if o.Peers.Listener != nil {
@@ -122,8 +122,8 @@ func New(o Options) (*Node, error) {
 
 // Run takes part in the cluster until ctx ends or the coordinator wants the node gone. Either way it leaves in order.
 func (n *Node) Run(ctx context.Context) error {
-	defer n.seat.leave()
-	keep := n.host.runtimes(KeepInDoubt, nil)
+	defer n.dirLock.release()
+	keep := n.host.runtimes(KeepOnDoubt, nil)
 	defer func() { keep.stop(nil) }()
 	for {
 		h, err := n.member.join(ctx)
@@ -141,7 +141,7 @@ func (n *Node) Run(ctx context.Context) error {
 			return nil
 		}
 		if keep.stopped() { // the lease came into doubt while the node was leaving
-			keep = n.host.runtimes(KeepInDoubt, nil)
+			keep = n.host.runtimes(KeepOnDoubt, nil)
 		}
 	}
 }
@@ -242,7 +242,7 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	if w.watch, err = n.watch(ctx, e); err != nil {
 		return w, err
 	}
-	w.runtimes = n.host.runtimes(StopInDoubt, e)
+	w.runtimes = n.host.runtimes(StopOnDoubt, e)
 	w.residents = n.host.residents(e, n.opts.Residents)
 	e.set(func(e *Epoch) {
 		e.ready = readiness{ready: true, reason: v1alpha1.ReasonServing, message: "The node holds its lease and hosts its runtimes."}
@@ -358,7 +358,7 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 		w = &work{}
 	}
 	if w.runtimes == nil { // they stop what an earlier process of this node left running
-		w.runtimes = n.host.runtimes(StopInDoubt, e)
+		w.runtimes = n.host.runtimes(StopOnDoubt, e)
 	}
 	for _, g := range append(w.groups(), keep) {
 		if !g.stop(ctx.Done()) {

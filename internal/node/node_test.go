@@ -188,7 +188,7 @@ func markedWhileAlive(t *testing.T, api *testenv.API) {
 	w := &worker{name: "work"}
 	m := newMachine(t, api, "marked", func(o *node.Options) {
 		w.gate = o.Gate
-		o.Runtimes = []node.Hosted{{Runtime: w, Doubt: node.StopInDoubt}}
+		o.Runtimes = []node.Hosted{{Runtime: w, OnLeaseDoubt: node.StopOnDoubt}}
 	}).start()
 	m.awaitReady(1)
 	mark(t, m)
@@ -267,7 +267,7 @@ func publishesHeld(t *testing.T, api *testenv.API) {
 	w := &worker{name: "work"}
 	m := newMachine(t, api, "holding", func(o *node.Options) {
 		w.gate = o.Gate
-		o.Runtimes = []node.Hosted{{Runtime: w, Doubt: node.KeepInDoubt}}
+		o.Runtimes = []node.Hosted{{Runtime: w, OnLeaseDoubt: node.KeepOnDoubt}}
 	}).start()
 	m.awaitReady(1)
 	if held, ok := m.object().Status.Held["work"]; held != 0 || !ok {
@@ -286,7 +286,7 @@ func diesWithTheStubborn(t *testing.T, api *testenv.API) {
 	w := &worker{name: "work", stubborn: make(chan struct{})}
 	m := newMachine(t, api, "stubborn", func(o *node.Options) {
 		w.gate = o.Gate
-		o.Runtimes = []node.Hosted{{Runtime: w, Doubt: node.StopInDoubt}}
+		o.Runtimes = []node.Hosted{{Runtime: w, OnLeaseDoubt: node.StopOnDoubt}}
 	}).start()
 	m.awaitReady(1)
 	mark(t, m)

@@ -15,7 +15,7 @@ func TestAnOutageOfTheAPIFencesAndMarksNobody(t *testing.T) {
 	stops, keeps := &worker{name: "unchecked"}, &worker{name: "checked"}
 	m := newMachine(t, api, "n1", func(o *node.Options) {
 		stops.gate, keeps.gate = o.Gate, o.Gate
-		o.Runtimes = []node.Hosted{{Runtime: stops, Doubt: node.StopInDoubt}, {Runtime: keeps, Doubt: node.KeepInDoubt}}
+		o.Runtimes = []node.Hosted{{Runtime: stops, OnLeaseDoubt: node.StopOnDoubt}, {Runtime: keeps, OnLeaseDoubt: node.KeepOnDoubt}}
 	}).start()
 	m.awaitReady(1)
 	until(t, "the work to run", func() bool { a, _, _ := stops.state(); b, _, _ := keeps.state(); return a && b })

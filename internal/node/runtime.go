@@ -11,7 +11,7 @@ import (
 type Runtime interface {
 	// Name of the kind of work, in the plural: the key of the node's counts.
 	Name() string
-	// Run does the work until ctx ends. A runtime that stops in doubt runs once in every epoch, which e is; for one that goes on e is nil.
+	// Run does the work until ctx ends. A StopOnDoubt runtime runs once in every epoch, which e is; for a KeepOnDoubt runtime e is nil.
 	Run(ctx context.Context, e *Epoch) error
 	// Held counts what runs here, starts or stops here, or is kept only here, and has to leave before the node may.
 	Held() int
@@ -23,25 +23,25 @@ type Stayer interface {
 	Staying() int
 }
 
-// A Reporter is a Runtime that has more to say on the Node object than its counts.
+// A Reporter is a Runtime that publishes more on the Node object than its counts.
 type Reporter interface {
 	// Report adds it to the node's status.
 	Report(*v1alpha1.NodeStatus)
 }
 
-// Doubt is what a runtime does while the node's lease is in doubt.
-type Doubt int
+// OnLeaseDoubt is what a runtime does while the node's lease is in doubt.
+type OnLeaseDoubt int
 
 const (
-	// StopInDoubt is for work whose writes nobody checks: it is stopped before the lease ends, and started again in the
+	// StopOnDoubt is for work whose writes nobody checks: it is stopped before the lease expires, and started again in the
 	// next epoch.
-	StopInDoubt Doubt = iota
-	// KeepInDoubt is for work whose last writer is checked elsewhere: it goes on, and starts and moves nothing.
-	KeepInDoubt
+	StopOnDoubt OnLeaseDoubt = iota
+	// KeepOnDoubt is for work whose last writer is checked elsewhere: it continues, but starts and moves nothing.
+	KeepOnDoubt
 )
 
-// Hosted is a runtime together with what it declared.
+// Hosted is a runtime together with its conduct while the lease is in doubt.
 type Hosted struct {
-	Runtime Runtime
-	Doubt   Doubt
+	Runtime      Runtime
+	OnLeaseDoubt OnLeaseDoubt
 }

@@ -106,11 +106,11 @@ func New(o Options) (*Host, error) {
 
 // Members is the runtime that owns the members' processes.
 func (h *Host) Members() node.Hosted {
-	return node.Hosted{Runtime: members{h}, Doubt: node.KeepInDoubt}
+	return node.Hosted{Runtime: members{h}, OnLeaseDoubt: node.KeepOnDoubt}
 }
 
 // Data is the runtime that follows the objects and takes, copies and deletes snapshots.
-func (h *Host) Data() node.Hosted { return node.Hosted{Runtime: data{h}, Doubt: node.StopInDoubt} }
+func (h *Host) Data() node.Hosted { return node.Hosted{Runtime: data{h}, OnLeaseDoubt: node.StopOnDoubt} }
 
 // Service serves snapshots to other nodes.
 func (h *Host) Service() peer.Service {
