@@ -63,7 +63,7 @@ func Assign(w World, deployments []*v1alpha1.Deployment) map[*v1alpha1.Deploymen
 func (w World) claimers() []*claimer {
 	var list []*claimer
 	for _, n := range w.Nodes {
-		if w.out(n) == "" {
+		if w.ineligibleReason(n) == "" {
 			list = append(list, &claimer{node: n, trust: trustOf(n), hash: hash(n.Name)})
 		}
 	}

@@ -280,14 +280,14 @@ func TestAssignGivesWhatCanBeClaimedToThoseWhoMay(t *testing.T) {
 		for _, d := range list {
 			free := false
 			for name := range w.Nodes {
-				free = free || w.Out(d, name) == ""
+				free = free || w.IneligibleReason(d, name) == ""
 			}
 			node, ok := plan[d.Name]
 			if want := w.Claimable(d) && free; ok != want {
 				t.Fatalf("%s is assigned: %t, want %t", d.Name, ok, want)
 			}
-			if ok && w.Out(d, node) != "" {
-				t.Fatalf("%s goes to %s: %s", d.Name, node, w.Out(d, node))
+			if ok && w.IneligibleReason(d, node) != "" {
+				t.Fatalf("%s goes to %s: %s", d.Name, node, w.IneligibleReason(d, node))
 			}
 		}
 	})
@@ -313,7 +313,7 @@ func TestUnknownUseIsNeverChosenBeforeKnownUse(t *testing.T) {
 		plan := deployment.Assign(w.World, list)
 		for d, node := range plan {
 			for name, n := range w.Nodes {
-				if n.Status.Usage != nil && w.Nodes[node].Status.Usage == nil && w.Out(d, name) == "" {
+				if n.Status.Usage != nil && w.Nodes[node].Status.Usage == nil && w.IneligibleReason(d, name) == "" {
 					t.Fatalf("%s goes to %s, whose use is unknown, though %s may claim it", d.Name, node, name)
 				}
 			}

@@ -301,12 +301,12 @@ func (r *run) newClaimer() *Claimer {
 			return w, deployments, nil
 		},
 		Claimed: func(d *v1alpha1.Deployment) {
-			r.calm(0)
+			r.clearConflict(0)
 			r.opts.Metrics.claimed()
 			r.opts.Log.Info("claimed", "deployment", client.ObjectKeyFromObject(d).String())
 			r.see(d)
 		},
-		Settled: func() { r.calm(resync / 2) },
+		Settled: func() { r.clearConflict(resync / 2) },
 		Conflict: func(d *v1alpha1.Deployment, message string) {
 			r.setConflict(message)
 			r.tellCode(d, v1alpha1.ErrClaimConflict, message, string(d.ResourceVersion))
@@ -320,8 +320,8 @@ func (r *Runtime) setConflict(message string) {
 	r.conflict, r.conflictAt = message, time.Now()
 }
 
-// calm takes back that a claim was lost, if it was so long ago: people should be able to see it.
-func (r *Runtime) calm(after time.Duration) {
+// clearConflict forgets a lost claim that is at least so old: until then people can see it.
+func (r *Runtime) clearConflict(after time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if time.Since(r.conflictAt) >= after {

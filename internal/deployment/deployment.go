@@ -9,7 +9,7 @@
 //	     └──── DISABLED ◀────┘        (the address stays)            daemons: ENABLED ◀──▶ DISABLED
 //
 // Each node claims its slice of one assignment that all nodes compute alike (assign.go), runs what is addressed to it
-// under shims that end with the node's lease (unit.go, program.go), and never starts what another may still run (plan.go).
+// under shims that end with the node's lease (program_worker.go, program.go), and never starts what another may still run (plan.go).
 package deployment
 
 import (

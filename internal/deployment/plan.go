@@ -87,8 +87,8 @@ const (
 	WaitRollout   = "other nodes come first in the rollout"
 	WaitTurn      = "less important programs are stopped first"
 	WaitDraining  = "the node takes no new work"
-	WaitUntrusted = outUntrusted
-	WaitLabels    = outLabels
+	WaitUntrusted = ineligibleUntrusted
+	WaitLabels    = ineligibleLabels
 )
 
 // Step is an action and, for one that waits, what for.

@@ -28,7 +28,7 @@ type program struct {
 	pid      int
 	started  time.Time
 	seen     time.Time // when the node saw it started
-	settled  bool      // it was still running a while after; of the unit's goroutine
+	settled  bool      // it was still running a while after; of the worker's goroutine
 
 	done chan struct{} // closed when nothing of it is left
 	exit shim.Exit     // how it ended, once done

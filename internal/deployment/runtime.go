@@ -81,7 +81,7 @@ type Runtime struct {
 	sampler *sampler
 
 	mu         sync.Mutex
-	units      map[types.NamespacedName]*unit
+	workers    map[types.NamespacedName]*programWorker
 	found      map[string]*node.Pass // programs of an earlier process, by directory, until they are attached to
 	world      World
 	moved      chan struct{}                      // closed and replaced when a program has ended or the world has changed
@@ -101,7 +101,7 @@ type Runtime struct {
 func NewRuntime(o Options) (*Runtime, error) {
 	r := &Runtime{
 		opts: o, starts: make(chan struct{}, startsAtOnce), writes: make(chan struct{}, writesAtOnce),
-		units: map[types.NamespacedName]*unit{}, found: map[string]*node.Pass{}, moved: make(chan struct{}),
+		workers: map[types.NamespacedName]*programWorker{}, found: map[string]*node.Pass{}, moved: make(chan struct{}),
 		departed: map[types.NamespacedName]time.Time{}, undiscarded: map[types.NamespacedName]bool{}, refused: map[types.UID]string{},
 	}
 	r.sampler = newSampler(r, o.Weights)
@@ -220,11 +220,11 @@ type run struct {
 	synced        atomic.Bool // every object has been seen once
 
 	claims *Claimer
-	live   sync.WaitGroup // the units
+	live   sync.WaitGroup // the workers
 	ended  bool           // no more of them begin
 }
 
-// wait returns when every unit has ended. Those that were found running and never seen as objects are stopped.
+// wait returns when every worker has ended. Those that were found running and never seen as objects are stopped.
 func (r *run) wait() {
 	r.mu.Lock()
 	r.ended = true // the watches end after us, and may still bring news
@@ -236,7 +236,7 @@ func (r *run) wait() {
 		pass.Leave()
 		delete(r.found, dir)
 	}
-	clear(r.units)
+	clear(r.workers)
 }
 
 // adopt begins to look after what an earlier process, or an earlier epoch, left running.
@@ -258,13 +258,13 @@ func (r *run) adopt() {
 	}
 }
 
-// newUnit begins to look after an object, or a program that was found running and has a place. The caller holds the lock.
-func (r *run) newUnit(key types.NamespacedName, found *node.Pass) *unit {
-	u := &unit{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1), pass: found, stray: found != nil}
-	r.units[key] = u
+// newWorker begins to look after an object, or a program that was found running and has a place. The caller holds the lock.
+func (r *run) newWorker(key types.NamespacedName, found *node.Pass) *programWorker {
+	pw := &programWorker{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1), pass: found, stray: found != nil}
+	r.workers[key] = pw
 	delete(r.undiscarded, key) // what is in the directory is this program's from here on
-	r.live.Go(func() { u.live(r.ctx) })
-	return u
+	r.live.Go(func() { pw.live(r.ctx) })
+	return pw
 }
 
 // found begins to look after a program that an earlier process left running.
@@ -277,7 +277,7 @@ func (r *run) foundUnit(key types.NamespacedName) {
 	if pass == nil {
 		pass = r.opts.Gate.Adopt(Name)
 	}
-	r.newUnit(key, pass)
+	r.newWorker(key, pass)
 }
 
 // watch follows the objects that decisions rest on. It returns when all of them have been seen once.
@@ -298,23 +298,23 @@ func (r *run) watch(ctx context.Context) error {
 	return r.discardOld(ctx)
 }
 
-// see passes an object on to its unit, if it concerns this node.
+// see passes an object on to its worker, if it concerns this node.
 func (r *run) see(d *v1alpha1.Deployment) {
 	r.claims.Poke()
 	key := client.ObjectKeyFromObject(d)
-	r.mu.Lock() // held until the unit has the news, or it might leave in between
+	r.mu.Lock() // held until the worker has the news, or it might leave in between
 	defer r.mu.Unlock()
 	r.arrived(d)
-	u := r.units[key]
-	if u == nil && !r.ended && r.concerns(d) {
-		u = r.newUnit(key, nil)
+	pw := r.workers[key]
+	if pw == nil && !r.ended && r.concerns(d) {
+		pw = r.newWorker(key, nil)
 	}
-	if u != nil {
-		u.see(d)
+	if pw != nil {
+		pw.see(d)
 	}
 }
 
-// concerns says whether this node has anything to do about an object.
+// concerns reports whether this node has anything to do about an object.
 func (r *run) concerns(d *v1alpha1.Deployment) bool {
 	switch {
 	case d.Holder().Node == r.opts.Node || d.Instance(r.opts.Node) != nil:
@@ -331,8 +331,8 @@ func (r *run) gone(d *v1alpha1.Deployment) {
 	defer r.mu.Unlock()
 	delete(r.refused, d.UID)
 	key := client.ObjectKeyFromObject(d)
-	if u := r.units[key]; u != nil {
-		u.gone(d.UID)
+	if pw := r.workers[key]; pw != nil {
+		pw.gone(d.UID)
 		return
 	}
 	r.discard(key)
@@ -377,7 +377,7 @@ func (r *run) discardOld(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.eachDir(func(key types.NamespacedName, _ string) error {
-		if !known[key] && r.units[key] == nil {
+		if !known[key] && r.workers[key] == nil {
 			r.discard(key)
 		}
 		return nil
@@ -398,7 +398,7 @@ func (r *run) seeNode(n *v1alpha1.Node) {
 	}
 }
 
-// sameForPlans says whether a change of a node makes no difference to any plan.
+// sameForPlans reports whether a change of a node makes no difference to any plan.
 func sameForPlans(a, b *v1alpha1.Node) bool {
 	return a.Status.Liveness == b.Status.Liveness && a.Status.Epoch == b.Status.Epoch && a.IsReady() == b.IsReady() &&
 		a.Spec.Cordoned == b.Spec.Cordoned && a.Status.ClaimPolicy == b.Status.ClaimPolicy &&
@@ -466,7 +466,7 @@ func (r *run) change(change func(*World) bool) {
 	}
 }
 
-// stir wakes the units that wait for something outside their own object.
+// stir wakes the workers that wait for something outside their own object.
 func (r *Runtime) stir() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -481,16 +481,16 @@ func (r *Runtime) view() (World, <-chan struct{}) {
 	return r.world, r.moved
 }
 
-// turn says whether a program may be stopped in a drain: nothing less important that can leave is still here, and few are
+// turn reports whether a program may be stopped in a drain: nothing less important that can leave is still here, and few are
 // on their way. A program runs on here until its next node is about to have a hand free for it.
-func (r *Runtime) turn(me *unit, priority int32) bool {
+func (r *Runtime) turn(me *programWorker, priority int32) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, u := range r.units {
-		if u == me {
+	for _, pw := range r.workers {
+		if pw == me {
 			continue
 		}
-		d, running := u.snapshot()
+		d, running := pw.snapshot()
 		if running && d != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Priority < priority &&
 			(d.Spec.Address != r.opts.Node || r.world.Nowhere(d, r.opts.Node) == "") {
 			return false
@@ -531,17 +531,17 @@ func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
 	return news
 }
 
-// remove forgets a unit that has nothing to do, unless there is news for it.
-func (r *Runtime) remove(u *unit) bool {
+// remove forgets a worker that has nothing to do, unless there is news for it.
+func (r *Runtime) remove(pw *programWorker) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(u.wake) > 0 {
+	if len(pw.wake) > 0 {
 		return false
 	}
-	if r.units[u.key] == u {
-		delete(r.units, u.key)
-		if u.orphan {
-			r.discard(u.key)
+	if r.workers[pw.key] == pw {
+		delete(r.workers, pw.key)
+		if pw.orphan {
+			r.discard(pw.key)
 		}
 	}
 	return true

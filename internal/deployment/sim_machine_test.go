@@ -45,12 +45,12 @@ func (m *machine) join() {
 	m.sim.setLease(rec)
 	m.sim.renewed[m.name] = m.sim.now
 	m.deadline = m.sim.now + deadAfter
-	p := &process{machine: m, epoch: rec.Epoch, alive: true, cache: m.sim.fresh(), units: map[string]*unit{}, inside: map[string]bool{}}
+	p := &process{machine: m, epoch: rec.Epoch, alive: true, cache: m.sim.fresh(), workers: map[string]*programWorker{}, inside: map[string]bool{}}
 	if m.sim.broken.cachedLeases {
 		p.cache.late = 12 // it happens more often than it would
 	}
 	for _, name := range m.sim.names {
-		p.units[name] = &unit{process: p, name: name, admitted: m.programs[name] != nil}
+		p.workers[name] = &programWorker{process: p, name: name, admitted: m.programs[name] != nil}
 		if m.programs[name] != nil {
 			m.sim.count("re-attached")
 		}
@@ -67,8 +67,8 @@ func (m *machine) kill() {
 	m.sim.hear("%s is killed", m.name)
 	m.sim.count("killed")
 	for _, name := range m.sim.names {
-		if u := m.process.units[name]; u.flight != nil && m.sim.draw(2) == 0 {
-			m.sim.flying = append(m.sim.flying, u.flight)
+		if pw := m.process.workers[name]; pw.flight != nil && m.sim.draw(2) == 0 {
+			m.sim.flying = append(m.sim.flying, pw.flight)
 		}
 	}
 	m.process, m.frozen = nil, false
@@ -88,13 +88,13 @@ func (m *machine) tick() {
 }
 
 // start is the shim's part of a start: it refuses what would be past its deadline.
-func (m *machine) start(u *unit, d *v1alpha1.Deployment, seen int) {
+func (m *machine) start(pw *programWorker, d *v1alpha1.Deployment, seen int) {
 	if m.sim.now >= m.deadline && !m.sim.broken.lateStart {
 		m.sim.count("refused by the shim")
 		return
 	}
-	m.sim.starts(m, u, d, seen)
-	m.programs[u.name] = &shimmed{uid: d.UID, revision: revision(d), epoch: u.epoch}
+	m.sim.starts(m, pw, d, seen)
+	m.programs[pw.name] = &shimmed{uid: d.UID, revision: revision(d), epoch: pw.epoch}
 }
 
 // ends is a program that ends: one that was asked to, or, now and then, another.
@@ -108,7 +108,7 @@ func (m *machine) ends() {
 	m.sim.hear("%s on %s ends, asked: %t", name, m.name, p.ending)
 	m.sim.count("ended")
 	if m.process != nil && !p.ending {
-		m.process.units[name].until = m.sim.now + 2
+		m.process.workers[name].until = m.sim.now + 2
 	}
 }
 
@@ -143,11 +143,11 @@ func (m *machine) works() {
 		for _, name := range m.sim.names {
 			p.cache.see(m.sim.draw)
 			p.publish()
-			p.units[name].step()
+			p.workers[name].step()
 			if s := m.programs[name]; s != nil && s.ending {
 				delete(m.programs, name)
 			}
-			p.units[name].tell()
+			p.workers[name].tell()
 		}
 		p.claim()
 		p.end()
@@ -206,8 +206,8 @@ func (m *machine) busy() bool {
 	if m.process == nil {
 		return false
 	}
-	for _, u := range m.process.units {
-		if u.next != nil {
+	for _, pw := range m.process.workers {
+		if pw.next != nil {
 			return true
 		}
 	}

@@ -16,12 +16,12 @@ type process struct {
 	alive   bool // false once the gate is closed
 	leaving bool
 	cache   cache
-	units   map[string]*unit
+	workers map[string]*programWorker
 	inside  map[string]bool // what was there when the gate closed, for the referee
 }
 
-// unit looks after one object on one node: it decides, does that in steps between which anything may happen, and decides anew.
-type unit struct {
+// programWorker looks after one object on one node: it decides, does that in steps between which anything may happen, and decides anew.
+type programWorker struct {
 	*process
 	name     string
 	admitted bool
@@ -42,7 +42,7 @@ func (p *process) close() {
 	}
 	p.alive = false
 	for _, name := range p.sim.names {
-		p.inside[name] = p.units[name].admitted
+		p.inside[name] = p.workers[name].admitted
 	}
 }
 
@@ -54,11 +54,11 @@ func (p *process) act() {
 			p.cache.see(p.sim.draw)
 		}
 		for _, name := range p.sim.names {
-			p.units[name].step()
-			p.units[name].tell()
+			p.workers[name].step()
+			p.workers[name].tell()
 		}
 	case 4:
-		p.units[p.sim.someName()].step()
+		p.workers[p.sim.someName()].step()
 	case 5, 6:
 		p.publish()
 		p.claim()
@@ -111,7 +111,7 @@ func (p *process) claim() {
 		next.Spec.Address = p.name
 		if p.sim.swapSpec(next) {
 			p.sim.claims(p.machine, d.Name)
-			p.units[d.Name].wrote()
+			p.workers[d.Name].wrote()
 		} else {
 			p.sim.count("claim lost")
 		}
@@ -155,37 +155,37 @@ func (p *process) holds() bool {
 }
 
 // wrote takes note of what was written: a process never looks behind its own writes.
-func (u *unit) wrote() { u.cache.objects[u.name] = len(u.sim.objects[u.name]) }
+func (pw *programWorker) wrote() { pw.cache.objects[pw.name] = len(pw.sim.objects[pw.name]) }
 
 // facts are what the next decision rests on.
-func (u *unit) facts() deployment.Facts {
-	d, w := u.cache.object(u.name), u.cache.world()
+func (pw *programWorker) facts() deployment.Facts {
+	d, w := pw.cache.object(pw.name), pw.cache.world()
 	f := deployment.Facts{
-		Object: d, Node: u.machine.name, Epoch: u.epoch, Trust: u.trust, Alive: u.alive || u.sim.broken.gateOpen,
-		Leaving: u.leaving || u.inDoubt(), Admitted: u.admitted, Turn: u.alive || u.sim.draw(3) != 2, Wait: time.Duration(max(0, u.until-u.sim.now)),
+		Object: d, Node: pw.machine.name, Epoch: pw.epoch, Trust: pw.trust, Alive: pw.alive || pw.sim.broken.gateOpen,
+		Leaving: pw.leaving || pw.inDoubt(), Admitted: pw.admitted, Turn: pw.alive || pw.sim.draw(3) != 2, Wait: time.Duration(max(0, pw.until-pw.sim.now)),
 	}
-	if n := w.Nodes[u.machine.name]; n != nil {
+	if n := w.Nodes[pw.machine.name]; n != nil {
 		f.Labels = n.Labels
 	}
-	if p := u.programs[u.name]; p != nil && !(u.sim.broken.unattached && p.epoch < u.epoch) {
+	if p := pw.programs[pw.name]; p != nil && !(pw.sim.broken.unattached && p.epoch < pw.epoch) {
 		f.Phase, f.UID, f.Revision = deployment.Present, p.uid, p.revision
 		if p.ending {
 			f.Phase = deployment.Ending
 		}
 	}
 	if d != nil {
-		f.Occupied = u.occupied(d, w)
-		f.MayRestart = w.MayRestart(d, u.machine.name) || u.sim.broken.restartsAtOnce
+		f.Occupied = pw.occupied(d, w)
+		f.MayRestart = w.MayRestart(d, pw.machine.name) || pw.sim.broken.restartsAtOnce
 	}
 	return f
 }
 
 // occupied is who may still run an object, unless a rule is broken.
-func (u *unit) occupied(d *v1alpha1.Deployment, w deployment.World) string {
+func (pw *programWorker) occupied(d *v1alpha1.Deployment, w deployment.World) string {
 	switch {
-	case u.sim.broken.takesOccupied:
+	case pw.sim.broken.takesOccupied:
 		return ""
-	case u.sim.broken.epochIsOver:
+	case pw.sim.broken.epochIsOver:
 		d = d.DeepCopy()
 		if h := d.Status.Holder; h != nil && w.Leases[h.Node].Over(h.NodeEpoch) {
 			h.Node = ""
@@ -198,191 +198,191 @@ func (u *unit) occupied(d *v1alpha1.Deployment, w deployment.World) string {
 			}
 		}
 	}
-	return w.Occupied(d, u.machine.name)
+	return w.Occupied(d, pw.machine.name)
 }
 
 // step goes on with what was decided, or decides.
-func (u *unit) step() {
-	if next := u.next; next != nil {
-		u.next, u.flight = nil, nil
+func (pw *programWorker) step() {
+	if next := pw.next; next != nil {
+		pw.next, pw.flight = nil, nil
 		next()
 		return
 	}
-	f := u.facts()
+	f := pw.facts()
 	step := deployment.Next(f)
-	u.sim.count("next " + string(step.Do))
-	u.do(f, step)
-	for u.next != nil && u.sim.draw(4) != 3 {
-		next := u.next
-		u.next, u.flight = nil, nil
+	pw.sim.count("next " + string(step.Do))
+	pw.do(f, step)
+	for pw.next != nil && pw.sim.draw(4) != 3 {
+		next := pw.next
+		pw.next, pw.flight = nil, nil
 		next()
 	}
 }
 
 // then is what comes next, if the process lives to do it.
-func (u *unit) then(do func()) { u.next = do }
+func (pw *programWorker) then(do func()) { pw.next = do }
 
 // send is a write that comes next, and may arrive though the process has died.
-func (u *unit) send(write func() bool, stored func()) {
-	if u.cut || u.inDoubt() {
+func (pw *programWorker) send(write func() bool, stored func()) {
+	if pw.cut || pw.inDoubt() {
 		return
 	}
-	u.flight = func() { write() }
-	u.then(func() {
-		if u.cut {
+	pw.flight = func() { write() }
+	pw.then(func() {
+		if pw.cut {
 			return
 		}
 		if !write() {
-			u.sim.count("conflict")
-			u.cache.objects[u.name] = len(u.sim.objects[u.name])
+			pw.sim.count("conflict")
+			pw.cache.objects[pw.name] = len(pw.sim.objects[pw.name])
 			return
 		}
-		u.wrote()
+		pw.wrote()
 		stored()
 	})
 }
 
-func (u *unit) do(f deployment.Facts, step deployment.Step) {
+func (pw *programWorker) do(f deployment.Facts, step deployment.Step) {
 	d := f.Object
 	switch step.Do {
 	case deployment.Take:
-		u.then(func() { u.take(d) })
+		pw.then(func() { pw.take(d) })
 	case deployment.Start:
-		seen := u.cache.objects[u.name]
-		u.then(func() {
-			again := u.facts()
+		seen := pw.cache.objects[pw.name]
+		pw.then(func() {
+			again := pw.facts()
 			if d.Spec.Type == v1alpha1.TypeDeployment && len(d.Status.Nodes) > 1 {
-				if u.cut {
+				if pw.cut {
 					return
 				}
-				again.Occupied = u.occupied(d, u.sim.live()) // others are down for it, and the cache may not know that they live
+				again.Occupied = pw.occupied(d, pw.sim.live()) // others are down for it, and the cache may not know that they live
 			}
 			if deployment.Next(again).Do == deployment.Start && again.Object == d {
-				u.then(func() { u.start(u, d, seen) })
+				pw.then(func() { pw.start(pw, d, seen) })
 			}
 		})
 	case deployment.Stop:
-		u.stop(step.Why == "changed")
+		pw.stop(step.Why == "changed")
 	case deployment.Restart:
 		next := d.DeepCopy()
-		next.Instance(u.machine.name).State = v1alpha1.InstanceRestarting
-		u.told = v1alpha1.InstanceRestarting
-		u.send(func() bool {
-			ok := u.sim.swapStatus(next)
+		next.Instance(pw.machine.name).State = v1alpha1.InstanceRestarting
+		pw.told = v1alpha1.InstanceRestarting
+		pw.send(func() bool {
+			ok := pw.sim.swapStatus(next)
 			if ok {
-				u.sim.takesDown(u.machine, d)
+				pw.sim.takesDown(pw.machine, d)
 			}
 			return ok
-		}, func() { u.then(func() { u.stop(true) }) })
+		}, func() { pw.then(func() { pw.stop(true) }) })
 	case deployment.Release:
-		u.release(d)
+		pw.release(d)
 	case deployment.Forget:
-		u.admitted = false
+		pw.admitted = false
 	case deployment.Idle:
-		u.sim.count("wait " + step.Why)
+		pw.sim.count("wait " + step.Why)
 	}
 }
 
-func (u *unit) stop(changing bool) {
-	p := u.programs[u.name]
+func (pw *programWorker) stop(changing bool) {
+	p := pw.programs[pw.name]
 	if p == nil {
 		return // it has ended by itself
 	}
-	u.sim.hear("%s/%d stops %s", u.machine.name, u.epoch, u.name)
-	p.ending, u.changing = true, changing
-	if d := u.cache.object(u.name); u.sim.broken.releasesEarly && d != nil && !changing {
-		u.release(d)
+	pw.sim.hear("%s/%d stops %s", pw.machine.name, pw.epoch, pw.name)
+	p.ending, pw.changing = true, changing
+	if d := pw.cache.object(pw.name); pw.sim.broken.releasesEarly && d != nil && !changing {
+		pw.release(d)
 	}
 }
 
-func (u *unit) release(d *v1alpha1.Deployment) {
-	if u.sim.broken.neverReleases {
+func (pw *programWorker) release(d *v1alpha1.Deployment) {
+	if pw.sim.broken.neverReleases {
 		return
 	}
-	next := deployment.Released(d, u.machine.name, nil)
-	u.send(func() bool {
-		ok := u.sim.swapStatus(next)
+	next := deployment.Released(d, pw.machine.name, nil)
+	pw.send(func() bool {
+		ok := pw.sim.swapStatus(next)
 		if ok {
-			u.sim.hear("%s/%d releases %s: %s", u.machine.name, u.epoch, u.name, text(u.sim.object(u.name)))
-			u.sim.count("released")
-			delete(u.sim.restarts[u.name], u.machine.name)
+			pw.sim.hear("%s/%d releases %s: %s", pw.machine.name, pw.epoch, pw.name, text(pw.sim.object(pw.name)))
+			pw.sim.count("released")
+			delete(pw.sim.restarts[pw.name], pw.machine.name)
 		}
 		return ok
-	}, func() { u.admitted, u.until, u.told = false, 0, "" })
+	}, func() { pw.admitted, pw.until, pw.told = false, 0, "" })
 }
 
 // take goes through the gate, reads live what it rests on, and writes.
-func (u *unit) take(d *v1alpha1.Deployment) {
-	if !u.alive && !u.admitted && !u.sim.broken.gateOpen {
-		u.sim.count("refused by the gate")
+func (pw *programWorker) take(d *v1alpha1.Deployment) {
+	if !pw.alive && !pw.admitted && !pw.sim.broken.gateOpen {
+		pw.sim.count("refused by the gate")
 		return
 	}
-	u.admitted = true
-	if u.sim.broken.startsUntaken && u.programs[u.name] == nil {
-		u.then(func() { u.start(u, d, u.cache.objects[u.name]) })
+	pw.admitted = true
+	if pw.sim.broken.startsUntaken && pw.programs[pw.name] == nil {
+		pw.then(func() { pw.start(pw, d, pw.cache.objects[pw.name]) })
 		return
 	}
-	u.then(func() {
-		if u.cut {
+	pw.then(func() {
+		if pw.cut {
 			return
 		}
-		w := u.sim.live()
-		if u.sim.broken.cachedLeases {
-			w = u.cache.world()
+		w := pw.sim.live()
+		if pw.sim.broken.cachedLeases {
+			w = pw.cache.world()
 		}
-		if d.Spec.Type == v1alpha1.TypeDeployment && u.occupied(d, w) != "" {
-			u.sim.count("occupied after all")
+		if d.Spec.Type == v1alpha1.TypeDeployment && pw.occupied(d, w) != "" {
+			pw.sim.count("occupied after all")
 			return
 		}
-		u.writeTake(d, w.Leases)
+		pw.writeTake(d, w.Leases)
 	})
 }
 
-func (u *unit) writeTake(d *v1alpha1.Deployment, leases map[string]lease.Record) {
+func (pw *programWorker) writeTake(d *v1alpha1.Deployment, leases map[string]lease.Record) {
 	state := v1alpha1.InstanceStarting
-	if u.programs[u.name] != nil {
+	if pw.programs[pw.name] != nil {
 		state = v1alpha1.InstanceRunning
 	}
-	next := deployment.Taken(d, deployment.World{Fleet: fleet.Fleet{Leases: leases}}, u.machine.name, u.epoch, v1alpha1.DeploymentInstance{State: state})
-	u.told = state
-	u.send(func() bool {
-		ok := u.sim.swapStatus(next)
+	next := deployment.Taken(d, deployment.World{Fleet: fleet.Fleet{Leases: leases}}, pw.machine.name, pw.epoch, v1alpha1.DeploymentInstance{State: state})
+	pw.told = state
+	pw.send(func() bool {
+		ok := pw.sim.swapStatus(next)
 		if ok {
-			u.sim.taken(u.machine, next)
+			pw.sim.taken(pw.machine, next)
 		}
 		return ok
 	}, func() {})
 }
 
 // tell keeps the node's own entry true.
-func (u *unit) tell() {
-	d := u.cache.object(u.name)
-	if u.next != nil || d == nil || u.cut || u.leaving || u.inDoubt() {
+func (pw *programWorker) tell() {
+	d := pw.cache.object(pw.name)
+	if pw.next != nil || d == nil || pw.cut || pw.leaving || pw.inDoubt() {
 		return
 	}
-	i := d.Instance(u.machine.name)
-	if i == nil || i.NodeEpoch != u.epoch || d.Spec.Type == v1alpha1.TypeDeployment && d.Holder().Node != u.machine.name {
+	i := d.Instance(pw.machine.name)
+	if i == nil || i.NodeEpoch != pw.epoch || d.Spec.Type == v1alpha1.TypeDeployment && d.Holder().Node != pw.machine.name {
 		return
 	}
-	state := u.state()
-	if state == u.told {
+	state := pw.state()
+	if state == pw.told {
 		return
 	}
-	u.told = state
-	entry := v1alpha1.DeploymentInstance{Node: u.machine.name, NodeEpoch: u.epoch, State: state}
-	u.sim.apply(u.name, entry)
-	u.sim.told(u.machine, u.name, entry)
+	pw.told = state
+	entry := v1alpha1.DeploymentInstance{Node: pw.machine.name, NodeEpoch: pw.epoch, State: state}
+	pw.sim.apply(pw.name, entry)
+	pw.sim.told(pw.machine, pw.name, entry)
 }
 
-func (u *unit) state() v1alpha1.InstanceState {
-	switch p := u.programs[u.name]; {
-	case p == nil && u.until > u.sim.now:
+func (pw *programWorker) state() v1alpha1.InstanceState {
+	switch p := pw.programs[pw.name]; {
+	case p == nil && pw.until > pw.sim.now:
 		return v1alpha1.InstanceBackoff
 	case p == nil:
 		return v1alpha1.InstanceStarting
 	case !p.ending:
 		return v1alpha1.InstanceRunning
-	case u.changing:
+	case pw.changing:
 		return v1alpha1.InstanceRestarting
 	}
 	return v1alpha1.InstanceStopping

@@ -111,9 +111,9 @@ func (r *referee) says(m *machine, name string, i v1alpha1.DeploymentInstance) {
 }
 
 // starts looks at a program that is about to run. seen is how many versions of the object its node knows.
-func (r *referee) starts(m *machine, u *unit, d *v1alpha1.Deployment, seen int) {
+func (r *referee) starts(m *machine, pw *programWorker, d *v1alpha1.Deployment, seen int) {
 	r.count("started")
-	r.hear("%s/%d starts %s: %s", m.name, u.epoch, d.Name, text(d))
+	r.hear("%s/%d starts %s: %s", m.name, pw.epoch, d.Name, text(d))
 	delete(r.restarts[d.Name], m.name)
 	if m.programs[d.Name] != nil {
 		r.breached(oneEach, "%s starts %s, which runs there", m.name, d.Name)
@@ -121,7 +121,7 @@ func (r *referee) starts(m *machine, u *unit, d *v1alpha1.Deployment, seen int) 
 	if r.sim.now >= m.deadline {
 		r.breached(deadInTime, "%s starts %s past its deadline", m.name, d.Name)
 	}
-	if !u.alive && !u.inside[d.Name] {
+	if !pw.alive && !pw.inside[d.Name] {
 		r.breached(takesNothing, "%s drains and starts %s", m.name, d.Name)
 	}
 	for _, other := range r.sim.machines {

@@ -249,7 +249,7 @@ func (s *sim) unwellObject(d *v1alpha1.Deployment, name string) string {
 	must, may := map[string]bool{}, map[string]bool{}
 	if d != nil && d.IsEnabled() {
 		for _, m := range s.machines {
-			out := w.Out(d, m.name)
+			out := w.IneligibleReason(d, m.name)
 			switch {
 			case d.Spec.Type == v1alpha1.TypeDaemon:
 				must[m.name] = out != "labels do not match" && m.trust.Allows(&d.Spec) && s.matches(d, m.name)
@@ -287,7 +287,7 @@ func (s *sim) unwellObject(d *v1alpha1.Deployment, name string) string {
 func (s *sim) somebodyMay(d *v1alpha1.Deployment) bool {
 	w := s.live()
 	for _, m := range s.machines {
-		if w.Out(d, m.name) == "" {
+		if w.IneligibleReason(d, m.name) == "" {
 			return true
 		}
 	}

@@ -200,23 +200,23 @@ func owner(pid int, parents map[int]int, roots map[int]v1alpha1.DeploymentType) 
 // pids are the main processes of the programs that run here.
 func (r *Runtime) pids() map[int]v1alpha1.DeploymentType {
 	pids := map[int]v1alpha1.DeploymentType{}
-	for _, u := range r.all() {
-		u.mu.Lock()
-		if u.program != nil && u.object != nil {
-			pids[u.program.pid] = u.object.Spec.Type
+	for _, pw := range r.all() {
+		pw.mu.Lock()
+		if pw.program != nil && pw.object != nil {
+			pids[pw.program.pid] = pw.object.Spec.Type
 		}
-		u.mu.Unlock()
+		pw.mu.Unlock()
 	}
 	return pids
 }
 
-// all are the units there are.
-func (r *Runtime) all() []*unit {
+// all returns the workers of all objects.
+func (r *Runtime) all() []*programWorker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := make([]*unit, 0, len(r.units))
-	for _, u := range r.units {
-		list = append(list, u)
+	list := make([]*programWorker, 0, len(r.workers))
+	for _, pw := range r.workers {
+		list = append(list, pw)
 	}
 	return list
 }

@@ -35,7 +35,7 @@ func Check(d *v1alpha1.Deployment) (code, message string) {
 	return "", ""
 }
 
-// runnable says whether a record is one that anybody may run.
+// runnable reports whether a record is one that anybody may run.
 func runnable(d *v1alpha1.Deployment) bool {
 	return d.Spec.Type == v1alpha1.TypeDeployment || d.Spec.Type == v1alpha1.TypeDaemon
 }
@@ -47,7 +47,7 @@ func selector(d *v1alpha1.Deployment) (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(d.Spec.Selector)
 }
 
-// matches says whether a node's labels are the ones that a program wants.
+// matches reports whether a node's labels are the ones that a program wants.
 func matches(d *v1alpha1.Deployment, node map[string]string) bool {
 	s, err := selector(d)
 	return err == nil && s.Matches(labels.Set(node))
@@ -70,13 +70,13 @@ func (w World) State(d *v1alpha1.Deployment) v1alpha1.DeploymentState {
 	return v1alpha1.StateAssigned
 }
 
-// draining says whether a node gives its deployments away.
+// draining reports whether a node gives its deployments away.
 func (w World) draining(node string) bool {
 	n := w.Nodes[node]
 	return n != nil && n.Status.Liveness == v1alpha1.Draining && n.Status.Epoch == w.Leases[node].Epoch
 }
 
-// Claimable says whether a deployment is there to be claimed: it has no address, or its address is lost, is being
+// Claimable reports whether a deployment is there to be claimed: it has no address, or its address is lost, is being
 // drained, or will not run it.
 func (w World) Claimable(d *v1alpha1.Deployment) bool {
 	if d.Spec.Type != v1alpha1.TypeDeployment || !d.IsEnabled() {
@@ -93,21 +93,21 @@ func (w World) Claimable(d *v1alpha1.Deployment) bool {
 	return d.Holder().Node != address && w.refuses(d, address) != ""
 }
 
-// refuses says why a node would not run a deployment that is addressed to it.
+// refuses returns why a node would not run a deployment that is addressed to it.
 func (w World) refuses(d *v1alpha1.Deployment, node string) string {
 	n := w.Nodes[node]
 	switch {
 	case n == nil:
 		return ""
 	case !matches(d, n.Labels):
-		return outLabels
+		return ineligibleLabels
 	case !trustOf(n).Allows(&d.Spec):
-		return outUntrusted
+		return ineligibleUntrusted
 	}
 	return ""
 }
 
-// trustOf reads what a node says of the commands it trusts. What cannot be read is not trusted with anything.
+// trustOf reads which commands a node publishes as trusted. What cannot be read is not trusted with anything.
 func trustOf(n *v1alpha1.Node) Trust {
 	if known, ok := trusts.Load(n.Status.TrustedCommands); ok {
 		return known.(Trust)
@@ -120,48 +120,48 @@ func trustOf(n *v1alpha1.Node) Trust {
 	return t
 }
 
-// trusts remembers expressions that nodes have told: there are as many as nodes at most, and each is asked about every
+// trusts remembers expressions that nodes have published: there are as many as nodes at most, and each is asked about every
 // deployment.
 var trusts sync.Map
 
 // Why a node cannot claim a deployment.
 const (
-	outPolicy    = "claim policy none"
-	outLabels    = "labels do not match"
-	outUntrusted = "command not trusted"
+	ineligiblePolicy    = "claim policy none"
+	ineligibleLabels    = "labels do not match"
+	ineligibleUntrusted = "command not trusted"
 )
 
-// out is why a node claims nothing at all now, or empty if it may.
-func (w World) out(n *v1alpha1.Node) string {
+// ineligibleReason returns why a node may claim nothing at all now; empty if it may.
+func (w World) ineligibleReason(n *v1alpha1.Node) string {
 	switch why := w.Ineligible(n.Name); {
 	case why != "":
 		return why
 	case n.Status.ClaimPolicy != v1alpha1.ClaimByCount && n.Status.ClaimPolicy != v1alpha1.ClaimByUsage:
-		return outPolicy
+		return ineligiblePolicy
 	}
 	return ""
 }
 
-// Out says why a node may not claim a deployment, or nothing if it may.
-func (w World) Out(d *v1alpha1.Deployment, node string) string {
+// IneligibleReason returns why a node may not claim a deployment; empty if it may.
+func (w World) IneligibleReason(d *v1alpha1.Deployment, node string) string {
 	n := w.Nodes[node]
 	if n == nil {
 		return fleet.NoLease
 	}
-	if why := w.out(n); why != "" {
+	if why := w.ineligibleReason(n); why != "" {
 		return why
 	}
 	return w.refuses(d, node)
 }
 
-// Nowhere says why no node but one may claim a deployment, node by node; empty if some may.
+// Nowhere returns why no node but one may claim a deployment, node by node; empty if some may.
 func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
 	var reasons []string
 	for name := range w.Nodes {
 		if name == but {
 			continue
 		}
-		why := w.Out(d, name)
+		why := w.IneligibleReason(d, name)
 		if why == "" {
 			return ""
 		}
@@ -176,7 +176,7 @@ func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
 	return strings.Join(reasons, ", ")
 }
 
-// Occupied says who may still run a deployment, other than a node; empty if nobody may. An instance that another node put
+// Occupied returns who may still run a deployment, other than a node; empty if nobody may. An instance that another node put
 // down, or holds, counts until that node has taken it back or nobody lives there any more: a newer epoch of the same node
 // may have found the program running.
 func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
@@ -206,13 +206,13 @@ func (w World) daemonNodes(d *v1alpha1.Deployment) []string {
 	return names
 }
 
-// available says whether a daemon runs on another node. What an earlier epoch of the node said no longer counts.
+// available reports whether a daemon runs on another node. What an earlier epoch of the node said no longer counts.
 func (w World) available(d *v1alpha1.Deployment, node string) bool {
 	i := d.Instance(node)
 	return i != nil && i.State == v1alpha1.InstanceRunning && i.NodeEpoch >= w.Leases[node].Epoch
 }
 
-// MayRestart says whether a node may take its daemon down for a new revision: with it, no more nodes than the rollout
+// MayRestart reports whether a node may take its daemon down for a new revision: with it, no more nodes than the rollout
 // allows are without.
 func (w World) MayRestart(d *v1alpha1.Deployment, node string) bool {
 	if i := d.Instance(node); i == nil || i.State != v1alpha1.InstanceRunning {

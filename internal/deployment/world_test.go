@@ -280,18 +280,18 @@ func TestWhyANodeMayNotClaim(t *testing.T) {
 	w.label("n1", "disk", "fast")
 	for _, p := range []v1alpha1.ClaimPolicy{v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage} {
 		w.claims("n1", p)
-		if why := w.Out(d, "n1"); why != "" {
+		if why := w.IneligibleReason(d, "n1"); why != "" {
 			t.Errorf("a node with policy %s may not claim: %s", p, why)
 		}
 	}
-	if why := w.Out(d, "n9"); why != "no lease" {
+	if why := w.IneligibleReason(d, "n9"); why != "no lease" {
 		t.Errorf("a node that never was may not claim: %q", why)
 	}
 	for i, o := range obstacles {
 		w := newCluster("n1")
 		w.label("n1", "disk", "fast")
 		o.raise(w, "n1")
-		if why := w.Out(d, "n1"); why != o.why {
+		if why := w.IneligibleReason(d, "n1"); why != o.why {
 			t.Errorf("obstacle %d: %q, want %q", i, why, o.why)
 		}
 	}

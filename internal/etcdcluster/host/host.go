@@ -110,7 +110,9 @@ func (h *Host) Members() node.Hosted {
 }
 
 // Data is the runtime that follows the objects and takes, copies and deletes snapshots.
-func (h *Host) Data() node.Hosted { return node.Hosted{Runtime: data{h}, OnLeaseDoubt: node.StopOnDoubt} }
+func (h *Host) Data() node.Hosted {
+	return node.Hosted{Runtime: data{h}, OnLeaseDoubt: node.StopOnDoubt}
+}
 
 // Service serves snapshots to other nodes.
 func (h *Host) Service() peer.Service {

@@ -1,0 +1,535 @@
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/shim"
+)
+
+const (
+	// resync is how often a worker looks again though nothing has happened.
+	resync = 30 * time.Second
+	// again is how soon it tries again what failed, or polls what nobody reports.
+	again = 250 * time.Millisecond
+	// readyAfter is how long a daemon must have run for a rollout to go on with the next node.
+	readyAfter = time.Second
+)
+
+// programWorker is the loop of one object on this node: a goroutine that decides (Next), acts, and waits for a change.
+type programWorker struct {
+	*run
+	key  types.NamespacedName
+	dir  string
+	wake chan struct{}
+
+	mu      sync.Mutex
+	object  *v1alpha1.Deployment // the newest that was seen or written
+	deleted types.UID            // the object that was deleted, if it was the newest
+	program *program             // nil while none runs here
+
+	// What follows belongs to the worker's own goroutine.
+	pass     *node.Pass
+	knows    bool       // what an earlier process counted
+	orphan   bool       // nothing of it is left, and the object is gone
+	stray    bool       // something may run in the directory that the worker is not attached to
+	asked    *time.Time // when the program was asked to end
+	changing bool       // it was asked because its spec changed
+	tried    string     // the revision that was last started, or tried to
+	failures int        // in a row
+	restarts int32
+	lastExit *v1alpha1.InstanceExit
+	until    time.Time // the pause before the next start ends
+	pause    *metav1.Duration
+	since    metav1.MicroTime
+	told     v1alpha1.DeploymentInstance // what was last written
+	said     string                      // what was last logged
+}
+
+// see takes note of an object, unless a newer one is known.
+func (pw *programWorker) see(d *v1alpha1.Deployment) {
+	pw.mu.Lock()
+	if pw.object == nil || newer(d, pw.object) {
+		pw.object = d
+	}
+	pw.mu.Unlock()
+	pw.poke()
+}
+
+// newer reports whether one reading of an object is newer than another.
+func newer(d, than *v1alpha1.Deployment) bool {
+	c, err := resourceversion.CompareResourceVersion(d.ResourceVersion, than.ResourceVersion)
+	return err != nil || c > 0
+}
+
+// gone takes note that an object was deleted.
+func (pw *programWorker) gone(uid types.UID) {
+	pw.mu.Lock()
+	if pw.object == nil || pw.object.UID == uid {
+		pw.deleted = uid
+	}
+	pw.mu.Unlock()
+	pw.poke()
+}
+
+func (pw *programWorker) poke() {
+	select {
+	case pw.wake <- struct{}{}:
+	default:
+	}
+}
+
+// snapshot is the newest object, nil if it is gone, and whether something runs here.
+func (pw *programWorker) snapshot() (*v1alpha1.Deployment, bool) {
+	pw.mu.Lock()
+	defer pw.mu.Unlock()
+	if pw.object == nil || pw.deleted == pw.object.UID {
+		return nil, pw.program != nil
+	}
+	return pw.object, pw.program != nil
+}
+
+func (pw *programWorker) setProgram(p *program) {
+	pw.mu.Lock()
+	pw.program = p
+	pw.mu.Unlock()
+}
+
+func (pw *programWorker) logger() *slog.Logger {
+	return pw.opts.Log.With("deployment", pw.key.String())
+}
+
+// live looks after the object until it is none of this node's business, or until the node's work ends.
+func (pw *programWorker) live(ctx context.Context) {
+	defer pw.leave()
+	leaving := ctx.Done()
+	for {
+		pw.attach(ctx)
+		_, changed := pw.e.Liveness()
+		w, moved := pw.view()
+		f := pw.facts(ctx, w)
+		if f.Object == nil && !f.Leaving && !pw.synced.Load() {
+			pw.await(resync, leaving, changed, moved) // found running; what it is for is not known yet
+			continue
+		}
+		pw.remember(f.Object)
+		step := Next(f)
+		pause, over := pw.do(ctx, f, step)
+		if over && pw.remove(pw) {
+			return
+		}
+		if f.Leaving {
+			leaving = nil
+		}
+		pw.await(pause, leaving, changed, moved)
+	}
+}
+
+// remember goes on counting where an earlier process left off.
+func (pw *programWorker) remember(d *v1alpha1.Deployment) {
+	if d == nil || pw.knows {
+		return
+	}
+	pw.knows = true
+	if i := d.Instance(pw.opts.Node); i != nil {
+		pw.restarts, pw.lastExit, pw.pause = i.Restarts, i.LastExit, i.Pause
+	}
+}
+
+// leave ends the worker: nothing of its program is left, or its shim ends it.
+func (pw *programWorker) leave() {
+	if pw.pass != nil {
+		pw.pass.Leave()
+	}
+	pw.stir()
+}
+
+func (pw *programWorker) await(pause time.Duration, leaving, changed, moved <-chan struct{}) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	var done <-chan struct{}
+	if pw.program != nil {
+		done = pw.program.done
+	}
+	select {
+	case <-pw.wake:
+	case <-done:
+		pw.ended()
+	case <-timer.C:
+	case <-leaving:
+	case <-changed:
+	case <-moved:
+	}
+}
+
+// attach finds what runs in the worker's directory, if that is not known. A shim that does not answer keeps its place until
+// its deadline.
+func (pw *programWorker) attach(ctx context.Context) {
+	if !pw.stray {
+		return
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeLimit)
+	defer cancel()
+	h, err := shim.Attach(bounded, pw.dir)
+	switch {
+	case err == nil:
+		pw.stray = false
+		p := newProgram(h, pw.pulse)
+		p.settled = true // it has been running for a while
+		pw.setProgram(p)
+		pw.since = metav1.NewMicroTime(p.started)
+		pw.logger().Info("found the program running", "pid", p.pid)
+	case errors.Is(err, shim.ErrNotRunning) && !errors.Is(err, shim.ErrLeftovers):
+		pw.stray = false
+	default:
+		pw.say("a program runs here whose shim does not answer; it ends at its deadline", err)
+	}
+}
+
+// say logs an error unless it is the one logged last.
+func (pw *programWorker) say(what string, err error) {
+	if text := what + err.Error(); text != pw.said {
+		pw.said = text
+		pw.logger().Warn(what, "error", err)
+	}
+}
+
+// ended takes note of how the program ended.
+func (pw *programWorker) ended() {
+	p := pw.program
+	if p.err != nil { // nobody knows; the directory tells
+		pw.say("how the program ended is not known", p.err)
+		pw.stray = true
+	}
+	ran := time.Since(p.started)
+	pw.setProgram(nil)
+	pw.stir()
+	pw.lastExit = &v1alpha1.InstanceExit{Code: int32(p.exit.Code), Message: p.exit.Message, At: metav1.NowMicro()}
+	asked, changing := pw.asked != nil, pw.changing
+	pw.changing = false
+	d, _ := pw.snapshot()
+	if asked || p.exit.Reason == shim.ReasonStopped || p.exit.Reason == shim.ReasonDeadlinePassed || d == nil {
+		if changing {
+			pw.asked, pw.failures, pw.until = nil, 0, time.Time{}
+		}
+		return
+	}
+	pw.failed(d, ran)
+}
+
+// failed counts a program that ended by itself, or did not start, and sets when it is tried again.
+func (pw *programWorker) failed(d *v1alpha1.Deployment, ran time.Duration) {
+	if Forgiven(d.Spec.Restart, ran) {
+		pw.failures = 0
+	}
+	pw.failures++
+	pw.restarts++
+	pw.opts.Metrics.restarted(d.Spec.Type)
+	pause := Backoff(d.Spec.Restart, pw.failures)
+	pw.until = time.Now().Add(backoff.Jitter(pause, 0.1))
+	pw.logger().Warn("the program ended by itself", "exit", pw.lastExit.Message, "failures", pw.failures, "again in", pause)
+}
+
+// facts are what the next decision rests on.
+func (pw *programWorker) facts(ctx context.Context, w World) Facts {
+	d, _ := pw.snapshot()
+	liveness, _ := pw.e.Liveness()
+	f := Facts{
+		Object: d, Node: pw.opts.Node, Epoch: pw.e.Number, Trust: pw.opts.Trust,
+		Alive: liveness == v1alpha1.Alive, Leaving: ctx.Err() != nil, Admitted: pw.pass != nil,
+		Wait: time.Until(pw.until), MayRestart: true, Turn: true,
+	}
+	if n := w.Nodes[pw.opts.Node]; n != nil {
+		f.Labels = n.Labels
+	}
+	switch {
+	case pw.stray || pw.program != nil && pw.asked != nil:
+		f.Phase = Ending
+	case pw.program != nil:
+		f.Phase = Present
+	}
+	if pw.program != nil {
+		f.UID, f.Revision = pw.program.uid, pw.program.revision
+	}
+	if d == nil {
+		return f
+	}
+	if pw.tried != "" && pw.tried != Revision(&d.Spec) { // what failed was another program
+		pw.tried, pw.failures, pw.until, f.Wait = "", 0, time.Time{}, 0
+	}
+	f.Occupied = w.Occupied(d, pw.opts.Node)
+	f.Spent = Exhausted(d.Spec.Restart, pw.failures)
+	if d.Spec.Type == v1alpha1.TypeDaemon {
+		f.MayRestart = w.MayRestart(d, pw.opts.Node)
+	} else if !f.Alive && !f.Leaving && f.Phase == Present && d.Spec.Address != pw.opts.Node {
+		f.Turn = pw.turn(pw, d.Spec.Priority)
+	}
+	return f
+}
+
+// do takes one step. It returns how long to wait at most before the next, and whether the worker has nothing more to do.
+func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time.Duration, over bool) {
+	var err error
+	switch step.Do {
+	case Idle:
+		return pw.idle(f, step)
+	case Forget:
+		return again, pw.forget(f, step)
+	case Take:
+		err = pw.take(f)
+	case Start:
+		err = pw.start(ctx)
+	case Restart:
+		if err = pw.write(pw.withState(f.Object, v1alpha1.InstanceRestarting)); err == nil {
+			pw.changing = true
+			err = pw.stop(step.Why)
+		}
+	case Stop:
+		pw.changing = step.Why == "changed"
+		err = pw.stop(step.Why)
+	case Release:
+		if f.Leaving && !pw.e.Holding() {
+			return 0, true // it is not ours to say any more; the next epoch does
+		}
+		if err = pw.write(Released(f.Object, pw.opts.Node, pw.asked)); err == nil {
+			pw.released()
+		}
+	}
+	switch {
+	case err == nil:
+		return 0, false
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		err = pw.refresh(f.Object)
+	}
+	if err != nil {
+		pw.say(fmt.Sprintf("cannot %s yet", step.Do), err)
+	}
+	return backoff.Jitter(again, 0.5), f.Leaving && !pw.e.Holding() && pw.program == nil && !pw.stray
+}
+
+// idle keeps the node's entry true while there is nothing to do but wait.
+func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
+	pause := resync
+	switch step.Why {
+	case WaitBackoff:
+		pause = f.Wait
+	case WaitOccupied, WaitRollout, WaitTurn, WaitStopping:
+		pause = again
+	}
+	unheard := !f.Leaving && pw.asked != nil && time.Since(*pw.asked) > 2*again
+	if step.Why == WaitStopping && pw.program != nil && pw.asked != nil && (unheard || pw.e.Held.Revoked()) {
+		_ = pw.program.stop(pw.grace()) // a shim that did not hear it hears it now, and one that gave grace ends it
+	}
+	if now, _ := f.ours(); now && !f.Leaving {
+		entry, soon := pw.entry(f, step)
+		if soon > 0 {
+			pause = min(pause, soon)
+		}
+		if err := pw.tell(entry); err != nil {
+			pw.say("the node's entry is not written yet", err)
+			pause = min(pause, again)
+		}
+	}
+	return pause, false
+}
+
+// forget ends the worker, and logs it if the node does not trust the program.
+func (pw *programWorker) forget(f Facts, step Step) bool {
+	if f.Object != nil && step.Why == WaitUntrusted && pw.distrusts(f.Object) {
+		pw.logger().Warn("not run: the command is not trusted on this node", "command", f.Object.Spec.Command, "trusted", pw.opts.Trust.String())
+	}
+	pw.orphan = f.Object == nil && !f.Leaving
+	return true
+}
+
+// take writes down that this node may run the program, once everything that it rests on was read live.
+func (pw *programWorker) take(f Facts) error {
+	d := f.Object
+	counted := Name
+	if d.Spec.Type == v1alpha1.TypeDaemon {
+		counted = KindDaemons
+	}
+	if pw.pass == nil {
+		pass, err := pw.opts.Gate.Enter(counted)
+		if err != nil {
+			return err
+		}
+		pw.pass = pass
+	}
+	pw.pass.Become(counted)
+	w, err := pw.alone(d)
+	if err != nil {
+		return err
+	}
+	if !controllerutil.ContainsFinalizer(d, v1alpha1.DeploymentFinalizer) {
+		held := d.DeepCopy()
+		controllerutil.AddFinalizer(held, v1alpha1.DeploymentFinalizer)
+		// A patch of nothing but the finalizers: this write has no address in it.
+		patch := client.MergeFromWithOptions(d, client.MergeFromWithOptimisticLock{})
+		if err := pw.update(held, func(ctx context.Context, o client.Object) error { return pw.e.Client.Patch(ctx, o, patch) }); err != nil {
+			return err
+		}
+		d = held
+	}
+	instance, _ := pw.entry(f, Step{})
+	if err := pw.write(Taken(d, w, pw.opts.Node, pw.e.Number, instance)); err != nil {
+		return err
+	}
+	pw.told = instance
+	return nil
+}
+
+// alone makes sure, with leases read live, that no other node may still run a deployment: the cache may be behind.
+func (pw *programWorker) alone(d *v1alpha1.Deployment) (World, error) {
+	w, err := pw.liveLeases(d)
+	if err != nil {
+		return w, err
+	}
+	if other := w.Occupied(d, pw.opts.Node); d.Spec.Type == v1alpha1.TypeDeployment && other != "" {
+		return w, fmt.Errorf("node %s still runs it", other)
+	}
+	return w, nil
+}
+
+// liveLeases reads, from the server, the leases of all other nodes that a deployment's object has down for running it. Of a
+// daemon nobody asks.
+func (pw *programWorker) liveLeases(d *v1alpha1.Deployment) (World, error) {
+	w := World{Fleet: fleet.Fleet{Leases: map[string]lease.Record{pw.opts.Node: {Node: pw.opts.Node, Holder: "us", Epoch: pw.e.Number}}}}
+	if d.Spec.Type != v1alpha1.TypeDeployment {
+		return w, nil
+	}
+	others := []string{d.Holder().Node}
+	for i := range d.Status.Nodes {
+		others = append(others, d.Status.Nodes[i].Node)
+	}
+	for _, name := range others {
+		if _, known := w.Leases[name]; known || name == "" {
+			continue
+		}
+		rec, err := fleet.ReadLease(pw.standing, pw.e.Client, name)
+		if err != nil {
+			return w, err
+		}
+		w.Leases[name] = rec
+	}
+	return w, nil
+}
+
+// start runs the program. A few start at once, a little apart; what was decided is decided again when its turn has come.
+func (pw *programWorker) start(ctx context.Context) error {
+	select {
+	case pw.starts <- struct{}{}:
+		defer func() { <-pw.starts }()
+	case <-ctx.Done():
+		return nil
+	}
+	if backoff.Sleep(ctx, rand.N(startJitter)) != nil {
+		return nil
+	}
+	w, _ := pw.view()
+	f := pw.facts(ctx, w)
+	if Next(f).Do != Start || !pw.e.Holding() {
+		return nil
+	}
+	if _, err := pw.alone(f.Object); err != nil {
+		return err
+	}
+	d, revision := f.Object, Revision(&f.Object.Spec)
+	pw.tried = revision
+	deadline, _ := pw.pulse.current()
+	h, err := shim.Start(ctx, pw.opts.Exe, pw.dir, shim.Spec{
+		Instance: newInstance(d.UID, revision), Command: d.Spec.Command, Args: d.Spec.Args,
+		Env: environment(d, pw.opts.Node), WorkingDir: d.Spec.WorkingDir,
+		Grace: Grace(d.Spec.Stop), Deadline: deadline, ShimLogFormat: pw.opts.ShimLogFormat,
+	})
+	switch {
+	case err == nil:
+		pw.began(newProgram(h, pw.pulse), d)
+		return nil
+	case errors.Is(err, shim.ErrStartFailed) || errors.Is(err, shim.ErrInvalidSpec):
+		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(err.Error()), At: metav1.NowMicro()}
+		pw.failed(d, 0)
+		return nil
+	case errors.Is(err, shim.ErrDeadlinePassed):
+		return err
+	}
+	pw.stray = true // it may run all the same
+	return err
+}
+
+// began takes note of a program that was started.
+func (pw *programWorker) began(p *program, d *v1alpha1.Deployment) {
+	pw.setProgram(p)
+	pw.asked, pw.since, pw.said = nil, metav1.NewMicroTime(p.started), ""
+	pw.logger().Info("started", "pid", p.pid, "type", d.Spec.Type)
+	stop := d.Status.LastStop
+	if pw.pause != nil || d.Spec.Type != v1alpha1.TypeDeployment || stop == nil || stop.Node == pw.opts.Node || stop.Epoch+1 != d.Holder().Epoch {
+		return
+	}
+	pw.pause = &metav1.Duration{Duration: max(p.started.Sub(stop.At.Time), 0).Round(time.Millisecond)}
+	pw.opts.Metrics.moved(pw.pause.Duration)
+	record := events.Recorder{Client: pw.e.Client, Controller: "deployments", Instance: pw.opts.Node}
+	bounded, cancel := context.WithTimeout(pw.standing, writeLimit)
+	defer cancel()
+	err := record.Emit(bounded, events.Event{
+		Regarding: d, Type: corev1.EventTypeNormal, Reason: "Moved", Action: "Start",
+		Note: fmt.Sprintf("Moved from %s to %s; nobody ran it for %s.", stop.Node, pw.opts.Node, pw.pause.Duration),
+		Key:  fmt.Sprint(d.Holder().Epoch),
+	})
+	if err != nil {
+		pw.say("event not written", err)
+	}
+}
+
+// stop asks the program to end. From here on the worker waits for its end.
+func (pw *programWorker) stop(why string) error {
+	if pw.asked == nil {
+		now := time.Now()
+		pw.asked = &now
+		pw.logger().Info("stopping", "why", why, "grace", pw.grace())
+	}
+	return pw.program.stop(pw.grace())
+}
+
+// grace is how long the program has to end. The shim ends it at its deadline at the latest. Once the epoch is known to be over
+// there is none: another node may run the program already. Only daemons keep it, which nobody runs in this node's place.
+func (pw *programWorker) grace() time.Duration {
+	d, _ := pw.snapshot()
+	if pw.e.Held.Revoked() && (d == nil || d.Spec.Type != v1alpha1.TypeDaemon) {
+		return 0
+	}
+	if d != nil {
+		return Grace(d.Spec.Stop)
+	}
+	return -1 // as it was when the program was started
+}
+
+// released takes note that nothing of the program is left here and that the object says so.
+func (pw *programWorker) released() {
+	if pw.pass != nil {
+		pw.pass.Leave()
+		pw.pass = nil
+	}
+	pw.asked, pw.pause, pw.failures, pw.restarts, pw.lastExit, pw.until = nil, nil, 0, 0, nil, time.Time{}
+	pw.told = v1alpha1.DeploymentInstance{}
+	pw.stir()
+}
