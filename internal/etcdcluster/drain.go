@@ -33,49 +33,49 @@ const (
 // Tenants are members and data at rest as a drain sees them, at the time when it first asks: both rest on the same, which is read
 // once.
 func Tenants(r client.Reader) []drain.Tenant {
-	look := drain.NewLook(r, readScene)
+	look := drain.NewLook(r, readDrainWorld)
 	return []drain.Tenant{memberTenant{look}, dataTenant{look}}
 }
 
-// Scene is what of etcd clusters a drain looks at.
-type Scene struct {
+// drainWorld is what a drain reads of all etcd clusters.
+type drainWorld struct {
 	Clusters  []*v1alpha1.EtcdCluster
 	Members   []*v1alpha1.EtcdMember
 	Snapshots []*v1alpha1.EtcdSnapshot
 	fleet.Fleet
 }
 
-func readScene(ctx context.Context, r client.Reader) (Scene, error) {
+func readDrainWorld(ctx context.Context, r client.Reader) (drainWorld, error) {
 	f, err := fleet.Read(ctx, r)
 	if err != nil {
-		return Scene{}, err
+		return drainWorld{}, err
 	}
-	s := Scene{Fleet: f}
+	w := drainWorld{Fleet: f}
 	var clusters v1alpha1.EtcdClusterList
 	if err := r.List(ctx, &clusters); err != nil {
-		return s, fmt.Errorf("list etcd clusters: %w", err)
+		return w, fmt.Errorf("list etcd clusters: %w", err)
 	}
 	var members v1alpha1.EtcdMemberList
 	if err := r.List(ctx, &members); err != nil {
-		return s, fmt.Errorf("list etcd members: %w", err)
+		return w, fmt.Errorf("list etcd members: %w", err)
 	}
 	var snapshots v1alpha1.EtcdSnapshotList
 	if err := r.List(ctx, &snapshots); err != nil {
-		return s, fmt.Errorf("list etcd snapshots: %w", err)
+		return w, fmt.Errorf("list etcd snapshots: %w", err)
 	}
 	for i := range clusters.Items {
-		s.Clusters = append(s.Clusters, &clusters.Items[i])
+		w.Clusters = append(w.Clusters, &clusters.Items[i])
 	}
 	for i := range members.Items {
-		s.Members = append(s.Members, &members.Items[i])
+		w.Members = append(w.Members, &members.Items[i])
 	}
 	for i := range snapshots.Items {
-		s.Snapshots = append(s.Snapshots, &snapshots.Items[i])
+		w.Snapshots = append(w.Snapshots, &snapshots.Items[i])
 	}
-	return s, nil
+	return w, nil
 }
 
-type memberTenant struct{ *drain.Look[Scene] }
+type memberTenant struct{ *drain.Look[drainWorld] }
 
 // Work implements drain.Tenant.
 func (t memberTenant) Work() drain.Work {
@@ -84,14 +84,14 @@ func (t memberTenant) Work() drain.Work {
 
 // Remaining implements drain.Tenant.
 func (t memberTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
-	s, err := t.Take(ctx)
+	w, err := t.Take(ctx)
 	if err != nil {
 		return drain.Remaining{}, err
 	}
-	return s.MembersOn(node), nil
+	return w.membersOn(node), nil
 }
 
-type dataTenant struct{ *drain.Look[Scene] }
+type dataTenant struct{ *drain.Look[drainWorld] }
 
 // Work implements drain.Tenant.
 func (t dataTenant) Work() drain.Work {
@@ -100,49 +100,49 @@ func (t dataTenant) Work() drain.Work {
 
 // Remaining implements drain.Tenant.
 func (t dataTenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
-	s, err := t.Take(ctx)
+	w, err := t.Take(ctx)
 	if err != nil {
 		return drain.Remaining{}, err
 	}
-	return s.DataOn(node), nil
+	return w.dataOn(node), nil
 }
 
-func (s Scene) add(left *drain.Remaining, cluster string, b v1alpha1.Blocker) {
+func (w drainWorld) add(left *drain.Remaining, cluster string, b v1alpha1.Blocker) {
 	left.Count++
 	left.By[cluster]++
 	left.Blockers = append(left.Blockers, b)
 }
 
-// MembersOn is which members run on a node, or have yet to start or stop there.
-func (s Scene) MembersOn(node string) drain.Remaining {
+// membersOn is which members run on a node, or have yet to start or stop there.
+func (w drainWorld) membersOn(node string) drain.Remaining {
 	left := drain.Remaining{By: map[string]int64{}}
-	for _, m := range s.Members {
-		if m.Spec.Node != node || s.ended(m) {
+	for _, m := range w.Members {
+		if m.Spec.Node != node || w.ended(m) {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name)}
-		b.Reason, b.Remedy = s.memberBlocked(m)
-		s.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
+		b.Reason, b.Remedy = w.memberBlocked(m)
+		w.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
 	}
 	return left
 }
 
-// ended says whether a member has no process and none to come. What is left of one whose node is gone is the next epoch's to delete,
-// and no reason to wait: etcd has been told to do without it.
-func (s Scene) ended(m *v1alpha1.EtcdMember) bool {
+// ended reports whether a member has no process and none to come. What is left of one whose node lost or released its
+// lease is deleted by the next epoch and is no reason to wait: etcd has removed the member.
+func (w drainWorld) ended(m *v1alpha1.EtcdMember) bool {
 	switch m.Spec.Want {
 	case v1alpha1.EtcdMemberStop:
-		return reached(m, v1alpha1.EtcdMemberStopped) || !s.Leases[m.Spec.Node].Held()
+		return reached(m, v1alpha1.EtcdMemberStopped) || !w.Leases[m.Spec.Node].Held()
 	case v1alpha1.EtcdMemberDelete:
-		return reached(m, v1alpha1.EtcdMemberDeleted) || !s.Leases[m.Spec.Node].Held()
+		return reached(m, v1alpha1.EtcdMemberDeleted) || !w.Leases[m.Spec.Node].Held()
 	}
 	return false
 }
 
-// memberBlocked says why a member is still there, with the arithmetic.
-func (s Scene) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string) {
+// memberBlocked returns why a member is still there, with the arithmetic.
+func (w drainWorld) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string) {
 	name := nameIn(m.Namespace, m.Spec.Cluster)
-	c := s.cluster(m.Namespace, m.Spec.Cluster)
+	c := w.cluster(m.Namespace, m.Spec.Cluster)
 	switch {
 	case c == nil || m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Want == v1alpha1.EtcdMemberStop:
 		return BlockedRemoval, fmt.Sprintf("cluster %s: %s is being stopped here", name, m.Name)
@@ -157,7 +157,7 @@ func (s Scene) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string) {
 	switch {
 	case healthy < quorum(voters):
 		return BlockedQuorum, fmt.Sprintf("cluster %s: %d of %d voters healthy, %d are needed; bring %s back", name, healthy, voters, quorum(voters), orOthers(others.unhealthy))
-	case !s.anySchedulable():
+	case !w.anySchedulable():
 		return BlockedNoNode, fmt.Sprintf("cluster %s: no other node may take the place of %s: start or uncordon one", name, m.Name)
 	case voters > 1 && after < quorum(voters-1) && len(others.unhealthy) > 0:
 		return BlockedQuorum, fmt.Sprintf("cluster %s: %d of %d voters healthy; removing %s would lose quorum; start a node or bring %s back", name, healthy, voters, m.Name, orOthers(others.unhealthy))
@@ -203,8 +203,8 @@ func orOthers(names []string) string {
 	return strings.Join(names, " and ")
 }
 
-func (s Scene) cluster(namespace, name string) *v1alpha1.EtcdCluster {
-	for _, c := range s.Clusters {
+func (w drainWorld) cluster(namespace, name string) *v1alpha1.EtcdCluster {
+	for _, c := range w.Clusters {
 		if c.Namespace == namespace && c.Name == name {
 			return c
 		}
@@ -212,43 +212,43 @@ func (s Scene) cluster(namespace, name string) *v1alpha1.EtcdCluster {
 	return nil
 }
 
-func (s Scene) anySchedulable() bool { return len(s.SchedulableNodes()) > 0 }
+func (w drainWorld) anySchedulable() bool { return len(w.SchedulableNodes()) > 0 }
 
-// DataOn is what of the data at rest only this node has: snapshots without a good copy on a node that stays, and data that members
+// dataOn is what of the data at rest only this node has: snapshots without a good copy on a node that stays, and data that members
 // of a stopped cluster kept here.
-func (s Scene) DataOn(node string) drain.Remaining {
+func (w drainWorld) dataOn(node string) drain.Remaining {
 	left := drain.Remaining{By: map[string]int64{}}
-	for _, snap := range s.Snapshots {
-		if !s.onlyHere(snap, node) {
+	for _, snap := range w.Snapshots {
+		if !w.onlyHere(snap, node) {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdSnapshot", Name: nameIn(snap.Namespace, snap.Name), Reason: BlockedCopy}
 		b.Remedy = fmt.Sprintf("cluster %s: no other node that stays has a verified copy; it is being copied%s", nameIn(snap.Namespace, snap.Spec.Cluster), because(copyErrors(snap)))
-		if !s.anySchedulable() {
+		if !w.anySchedulable() {
 			b.Reason, b.Remedy = BlockedNoNode, fmt.Sprintf("cluster %s: no other node may keep a copy: start or uncordon one", nameIn(snap.Namespace, snap.Spec.Cluster))
 		}
-		s.add(&left, nameIn(snap.Namespace, snap.Spec.Cluster), b)
+		w.add(&left, nameIn(snap.Namespace, snap.Spec.Cluster), b)
 	}
-	for _, m := range s.Members {
-		if !host.Retained(m, node) || !s.Leases[node].Held() && !s.needs(m) {
+	for _, m := range w.Members {
+		if !host.Retained(m, node) || !w.Leases[node].Held() && !w.needs(m) {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name), Reason: BlockedCopy}
 		b.Remedy = fmt.Sprintf("cluster %s: it is stopped and kept data here; a snapshot of it is made elsewhere first", nameIn(m.Namespace, m.Spec.Cluster))
-		if c := s.cluster(m.Namespace, m.Spec.Cluster); c != nil {
+		if c := w.cluster(m.Namespace, m.Spec.Cluster); c != nil {
 			for _, cond := range c.Status.Conditions {
 				if cond.Type == v1alpha1.EtcdDataMissing {
 					b.Reason, b.Remedy = BlockedData, fmt.Sprintf("cluster %s: %s", nameIn(m.Namespace, m.Spec.Cluster), cond.Message)
 				}
 			}
 		}
-		s.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
+		w.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
 	}
 	return left
 }
 
-// onlyHere says whether a node has a good copy of a snapshot and no node that stays has another.
-func (s Scene) onlyHere(snap *v1alpha1.EtcdSnapshot, node string) bool {
+// onlyHere reports whether a node has a good copy of a snapshot and no node that stays has another.
+func (w drainWorld) onlyHere(snap *v1alpha1.EtcdSnapshot, node string) bool {
 	if snap.DeletionTimestamp != nil {
 		return false
 	}
@@ -256,12 +256,12 @@ func (s Scene) onlyHere(snap *v1alpha1.EtcdSnapshot, node string) bool {
 		return true
 	}
 	verified := snap.Verified()
-	return slices.Contains(verified, node) && !slices.ContainsFunc(verified, func(other string) bool { return other != node && s.Staying(other) })
+	return slices.Contains(verified, node) && !slices.ContainsFunc(verified, func(other string) bool { return other != node && w.Staying(other) })
 }
 
-// needs says whether a stopped cluster begins again from what a member kept.
-func (s Scene) needs(m *v1alpha1.EtcdMember) bool {
-	c := s.cluster(m.Namespace, m.Spec.Cluster)
+// needs reports whether a stopped cluster begins again from what a member kept.
+func (w drainWorld) needs(m *v1alpha1.EtcdMember) bool {
+	c := w.cluster(m.Namespace, m.Spec.Cluster)
 	return c != nil && c.Status.Rest != nil && c.Status.Rest.OnStop == v1alpha1.EtcdRetain
 }
 

@@ -12,11 +12,11 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
-// sceneOf is what a drain sees of a world, with the cluster's status as the planner writes it.
-func sceneOf(w World) Scene {
+// drainWorldOf is what a drain sees of a world, with the cluster's status as the planner writes it.
+func drainWorldOf(w World) drainWorld {
 	c := w.Cluster.DeepCopy()
 	c.Status = Plan(w).Status
-	return Scene{Clusters: []*v1alpha1.EtcdCluster{c}, Members: w.Members, Snapshots: w.Snapshots, Fleet: w.Fleet}
+	return drainWorld{Clusters: []*v1alpha1.EtcdCluster{c}, Members: w.Members, Snapshots: w.Snapshots, Fleet: w.Fleet}
 }
 
 func retained(w *World) {
@@ -73,7 +73,7 @@ func TestWhatOfEtcdIsLeftOnANode(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := sceneOf(c.world)
+			w := drainWorldOf(c.world)
 			said := func(list []v1alpha1.Blocker) []string {
 				var text []string
 				for _, b := range list {
@@ -81,9 +81,9 @@ func TestWhatOfEtcdIsLeftOnANode(t *testing.T) {
 				}
 				return text
 			}
-			members, data := s.MembersOn("n2"), s.DataOn("n2")
+			members, data := w.membersOn("n2"), w.dataOn("n2")
 			if c.name == "there is nowhere to go" {
-				members = s.MembersOn("n1")
+				members = w.membersOn("n1")
 			}
 			if diff := cmp.Diff(c.members, said(members.Blockers)); diff != "" {
 				t.Errorf("members: %s", diff)
