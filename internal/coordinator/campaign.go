@@ -1,6 +1,6 @@
 // Package coordinator elects one node to run the cluster's controllers, one term at a time.
 //
-//	waiting ──eligible──▶ campaigning ──won, still eligible──▶ leading ──lost, resigned or node's epoch over──▶ waiting
+//	waiting ──eligible──▶ campaigning ──won, still eligible──▶ leading ──lost, resigned or node's epoch ended──▶ waiting
 //
 // A term has a manager of its own, which has stopped before the election is released; the next term, wherever it is,
 // begins after. Every write of a term names it, and the embedded API refuses the writes of a term that is over.
@@ -116,7 +116,7 @@ func (c *Campaign) Run(ctx context.Context, e *node.Epoch) error {
 	return nil
 }
 
-// campaign is Run, told by freed whenever the election is released.
+// campaign is Run; freed signals whenever the election is released.
 func (c *Campaign) campaign(ctx context.Context, e *node.Epoch, freed <-chan struct{}) {
 	for ctx.Err() == nil {
 		_, changed := c.liveness(e)
@@ -134,7 +134,7 @@ func (c *Campaign) campaign(ctx context.Context, e *node.Epoch, freed <-chan str
 			c.sitOut(ctx)
 		}
 	}
-	// Give the release a moment, so that the others need not wait for the election to lapse; a node that fences itself
+	// Give the release a moment, so that the others need not wait for the election to expire; a node that fences itself
 	// has no more than that.
 	waitAny(context.Background(), (c.opts.Timing.Dead-c.opts.Timing.Fence)/2, c.last)
 }
@@ -146,7 +146,7 @@ type role struct {
 	livenesses []v1alpha1.Liveness // the term ends when the node has another
 }
 
-// allows says whether a node of this liveness may stand as that.
+// allows reports whether a node of this liveness may stand in this role.
 func (r *role) allows(l v1alpha1.Liveness) bool { return slices.Contains(r.livenesses, l) }
 
 // roleFor is as what the node may stand now, or nil.
@@ -190,7 +190,7 @@ func (c *Campaign) readEligible(ctx context.Context, e *node.Epoch) error {
 	return nil
 }
 
-// stand runs one elector until it lost, resigned, or was ended to look again at once. It says whether the others should
+// stand runs one elector until it lost, resigned, or was ended to look again at once. It reports whether the others should
 // go first now: because this node resigned, or because its term failed.
 //
 // The elector outlives ctx until the term has stopped: only then is the election released. When the API does not answer
@@ -263,10 +263,10 @@ func (c *Campaign) newIdentity(e *node.Epoch) string {
 	return c.identity
 }
 
-// isOwn says whether an identity is one that this campaign stood or stands with.
+// isOwn reports whether an identity is one that this campaign stood or stands with.
 func (c *Campaign) isOwn(identity string) bool { return strings.Contains(identity, "/"+c.own+".") }
 
-// isFormer says whether an identity is one that this campaign stood with before. Its elector has returned and its term,
+// isFormer reports whether an identity is one that this campaign stood with before. Its elector has returned and its term,
 // if it won one, has stopped, whether it knew that it had won or not: a campaign stands with one at a time.
 func (c *Campaign) isFormer(identity string) bool {
 	c.mu.Lock()
@@ -293,7 +293,7 @@ func (c *Campaign) electorConfig(identity string, stopped func() bool, callbacks
 }
 
 // lead runs a term until the node no longer wants it or the election is lost, and returns when everything of the term
-// has stopped. It says whether the term ended for a reason of its own.
+// has stopped. It reports whether the term ended for a reason of its own.
 func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *leadership, isLeader func() bool) (failed bool) {
 	log := c.opts.Log.With("term", term.Identity)
 	if err := as.eligible(wanted, l.epoch); err != nil {
@@ -315,7 +315,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 		if !as.allows(liveness) {
 			break
 		}
-		// The elector goes on trying for a while after it saw another holder; isLeader says so at once.
+		// The elector goes on trying for a while after it saw another holder; isLeader reports it at once.
 		select {
 		case <-wanted.Done():
 		case <-lost.Done():
@@ -349,7 +349,7 @@ func (c *Campaign) setLeading(l *leadership) {
 	}
 }
 
-// Leading says whether a term runs here.
+// Leading reports whether a term runs here.
 func (c *Campaign) Leading() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,9 +11,9 @@ import (
 
 // Why an election is not released.
 var (
-	// errNotHeld: a term that is over tried to give up an election that belongs to another.
+	// errNotHeld: a term tried to release an election that belongs to another.
 	errNotHeld = errors.New("the election belongs to another term")
-	// errStillWorking: the elector gave up, and its term has not heard of it yet.
+	// errStillWorking: the elector gave up, and its term has not stopped yet.
 	errStillWorking = errors.New("the term has not stopped yet")
 )
 
@@ -21,8 +21,8 @@ var (
 //
 //   - An elector that gives up reads the Lease afresh and clears the holder it finds, while it still believes what it
 //     saw before it was frozen: it would end its successor's term. Here only the own identity can be cleared.
-//   - An elector that could not renew in time releases the election at once, and only then says that it is lost. Here
-//     the election is released when the term has stopped, and otherwise lapses.
+//   - An elector that could not renew in time releases the election at once, and only then reports that it is lost. Here
+//     the election is released when the term has stopped, and otherwise expires.
 //   - An election that this very process failed to release, because the API was away, is free to it: the terms of its
 //     former identities have stopped.
 type lock struct {

@@ -63,7 +63,7 @@ func (c *Campaign) successor(ctx context.Context, e *node.Epoch) error {
 	return ErrNoSuccessor
 }
 
-// sitOut waits until another node leads, or until it is clear that none will: not even after the election has lapsed,
+// sitOut waits until another node leads, or until it is clear that none will: not even after the election has expired,
 // should the release have been lost. While the API does not answer, nobody can.
 func (c *Campaign) sitOut(ctx context.Context) {
 	patience := c.duration() + 4*c.retry()

@@ -127,7 +127,7 @@ func send[T any](ctx context.Context, p *process, ask func() (T, error)) (T, err
 	return a.value, a.err
 }
 
-// fly is one request under way. It says whether there will be an answer.
+// fly is one request under way. It reports whether there will be an answer.
 func fly[T any](p *process, ask func() (T, error)) (answer[T], bool) {
 	w := p.world
 	t := w.network.plan()

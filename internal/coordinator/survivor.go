@@ -36,7 +36,7 @@ func others(ctx context.Context, r client.Reader, self string) ([]coordinationv1
 	}), nil
 }
 
-// readAlone reads live whether this node drains, or is named by the drain slot, and every other node is gone or lost.
+// readAlone reads live whether this node drains, or is named by the drain slot, and every other node has left or is lost.
 func (c *Campaign) readAlone(ctx context.Context, e *node.Epoch) error {
 	liveness, _ := e.Liveness()
 	if liveness == v1alpha1.Stopping {
@@ -96,7 +96,7 @@ func (c *Campaign) survive(t *Term) error {
 	return nil
 }
 
-// markAll calls lost every other node that the loss detector nominates.
+// markAll fences every other node that the loss detector nominates.
 func markAll(ctx context.Context, cl client.Client, t *Term) error {
 	held, err := others(ctx, cl, t.Epoch.Node)
 	if err != nil {

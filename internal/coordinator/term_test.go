@@ -206,7 +206,7 @@ func lostNodesAreMarked(t *testing.T, api *testenv.API) {
 	})
 }
 
-// join makes a node that exists on paper only: its Lease and what it said of itself.
+// join makes a node that exists on paper only: its Lease and what it reported of itself.
 func (c *cluster) join(name string, clock time.Time) {
 	c.t.Helper()
 	l, _, err := lease.Take(nil, lease.Claimant{Node: name, Holder: name + "/x"}, fast(), clock)
@@ -250,7 +250,7 @@ func (c *cluster) renew(name string, clock time.Time) {
 		c.t.Errorf("%s: %v", name, err)
 		return
 	}
-	// The clock stands still in a Lease that is written again and again: only the resourceVersion tells that it was.
+	// The clock stands still in a Lease that is written again and again: only the resourceVersion shows that it was.
 	next.Annotations["renewal"] = next.ResourceVersion
 	if err := c.admin.Update(context.Background(), next); err != nil {
 		c.t.Fatal(err)

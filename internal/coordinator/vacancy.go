@@ -16,7 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// slack is how late a renewal may look, on the clock of whoever asks, before people are told of it.
+// slack is how late a renewal may look, on the clock of whoever asks, before it is reported to people.
 const slack = 2 * time.Second
 
 // vacancyFacts are what an explanation of a missing coordinator rests on. Its times are wall clocks of several machines: good
@@ -29,8 +29,8 @@ type vacancyFacts struct {
 	slot     *v1alpha1.ActiveDrain
 }
 
-// Vacancy says in sentences that nobody leads, or that the coordinator is silent, since when, and what keeps each node from
-// leading. It says nothing while the coordinator renews its election.
+// Vacancy explains in sentences that nobody leads, or that the coordinator is silent, since when, and what keeps each node from
+// leading. The text is empty while the coordinator renews its election.
 func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, vacant bool, err error) {
 	var leases coordinationv1.LeaseList
 	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
@@ -61,7 +61,7 @@ func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, 
 	return f.explain(), vacant, nil
 }
 
-// state says whether the coordinator is silent, whether nobody leads any more, and in what words. A coordinator renews several
+// state reports whether the coordinator is silent, whether nobody leads any more, and in what words. A coordinator renews several
 // times a second.
 func (f vacancyFacts) state() (words string, silent, vacant bool) {
 	if f.election == nil {
@@ -97,7 +97,7 @@ func (f vacancyFacts) explain() string {
 	return b.String()
 }
 
-// candidacy says what keeps a node from leading, or that nothing does.
+// candidacy returns what keeps a node from leading, or that nothing does.
 func (f vacancyFacts) candidacy(n *v1alpha1.Node) string {
 	rec, held := lease.Record{}, false
 	l := f.leases[n.Name]
@@ -138,7 +138,7 @@ func (f vacancyFacts) waitsFor(node string) string {
 	return "; it waits for " + strings.Join(names, ", ")
 }
 
-// late says whether a node's lease looks unrenewed for longer than a living node would let it.
+// late reports whether a node's lease looks unrenewed for longer than a living node would let it.
 func (f vacancyFacts) late(l *coordinationv1.Lease, rec lease.Record) bool {
 	return unrenewed(l, f.now) > rec.Duration/4+slack
 }

@@ -113,7 +113,7 @@ func (w drainWorld) add(left *drain.Remaining, cluster string, b v1alpha1.Blocke
 	left.Blockers = append(left.Blockers, b)
 }
 
-// membersOn is which members run on a node, or have yet to start or stop there.
+// membersOn lists the members that run on a node, or have yet to start or stop there.
 func (w drainWorld) membersOn(node string) drain.Remaining {
 	left := drain.Remaining{By: map[string]int64{}}
 	for _, m := range w.Members {
@@ -128,7 +128,7 @@ func (w drainWorld) membersOn(node string) drain.Remaining {
 }
 
 // ended reports whether a member has no process and none to come. What is left of one whose node lost or released its
-// lease is deleted by the next epoch and is no reason to wait: etcd has removed the member.
+// lease is deleted by the next epoch and is no reason to wait: the cluster does without it.
 func (w drainWorld) ended(m *v1alpha1.EtcdMember) bool {
 	switch m.Spec.Want {
 	case v1alpha1.EtcdMemberStop:
@@ -214,7 +214,7 @@ func (w drainWorld) cluster(namespace, name string) *v1alpha1.EtcdCluster {
 
 func (w drainWorld) anySchedulable() bool { return len(w.SchedulableNodes()) > 0 }
 
-// dataOn is what of the data at rest only this node has: snapshots without a good copy on a node that stays, and data that members
+// dataOn lists the data at rest that only this node has: snapshots without a good copy on a node that stays, and data that members
 // of a stopped cluster kept here.
 func (w drainWorld) dataOn(node string) drain.Remaining {
 	left := drain.Remaining{By: map[string]int64{}}

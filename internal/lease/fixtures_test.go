@@ -64,7 +64,7 @@ func (o object) renewedAt(t time.Time) object {
 	return o
 }
 
-// seen is a record of a held lease that says 10 s.
+// seen is a record of a held lease of 10 s.
 func seen(node, version string) lease.Record {
 	return lease.Record{Node: node, Version: version, Holder: "p-" + node, Epoch: 1, Duration: 10 * time.Second}
 }

@@ -72,7 +72,7 @@ func TestANewLossDetectorHasNoGapBehindIt(t *testing.T) {
 	wantLost(t, d, at(110), "b")
 }
 
-// frozenThrough is the outage that nothing but a gap can tell of: the observer a renews at zero, is frozen from 0.1 s on
+// frozenThrough is the outage that nothing but a gap can show: the observer a renews at zero, is frozen from 0.1 s on
 // and goes on at 5.8 s, still within its epoch. The store is down all that time and nobody sees a renewal of a's fail.
 // The last write of b is as old as it can be, from -1.9 s, and it is cut off until 9 s: past -1.9 s + Lost.
 func frozenThrough(seed uint64, refuses bool) outage {

@@ -165,7 +165,7 @@ func detector(records ...lease.Record) *lease.LossDetector {
 	return d
 }
 
-// renewing tells a loss detector of renewals of our own, one every Renew, the first at from and the last by to.
+// renewing reports renewals of our own to a loss detector, one every Renew, the first at from and the last by to.
 func renewing(d *lease.LossDetector, from, to lease.Instant) {
 	for ; from <= to; from = from.Add(timing.Renew) {
 		d.Renewed(from)

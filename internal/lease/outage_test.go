@@ -72,7 +72,7 @@ func (o outage) newFreeze(d draw) span {
 
 func (o outage) back() time.Duration { return o.From + o.For }
 
-// unnoticed says whether a frozen observer may miss the outage: two of its own renewals that succeeded, around it, may be
+// unnoticed reports whether a frozen observer may miss the outage: two of its own renewals that succeeded, around it, may be
 // Renew+Timeout apart and leave no gap, and the store may be back only a timeout after the second was sent.
 func (o outage) unnoticed() bool {
 	frozen := slices.ContainsFunc(o.Freeze, func(s span) bool { return !s.empty() })
@@ -127,7 +127,7 @@ func (o outage) breaches(r *referee) (breaches []string, inTime int) {
 	return breaches, inTime
 }
 
-// renewed says whether a process renewed or took a node's Lease, and knows it, in a span of time. A request of the past
+// renewed reports whether a process renewed or took a node's Lease, and knows it, in a span of time. A request of the past
 // that arrives in it is not enough.
 func (r *referee) renewed(node string, from, to time.Duration) bool {
 	for _, m := range r.heard {
@@ -148,7 +148,7 @@ func (o outage) unfailed(r *referee) (all []string) {
 	return all
 }
 
-// failed says whether a renewal of a slot failed in the outage.
+// failed reports whether a renewal of a slot failed in the outage.
 func (o outage) failed(r *referee, s *slot) bool {
 	return slices.ContainsFunc(r.fails, func(f failure) bool {
 		return f.slot == s && f.at >= o.From && f.at <= o.back()+timing.Timeout

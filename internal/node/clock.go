@@ -62,7 +62,7 @@ func (d *pauseDetector) renewed(ahead time.Duration) {
 	d.base = ahead
 }
 
-// paused says whether time was missed. A wall clock that was set back says nothing of the kind.
+// paused reports whether time was missed. A wall clock that was set back does not show that.
 func (d *pauseDetector) paused() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -26,12 +26,12 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// Controller is the coordinator's side of nodes: it marks the lost and says of every Node what the node cannot say
-// itself.
+// Controller is the coordinator's side of nodes: it fences lost nodes and publishes in every Node's status what the
+// node cannot report itself.
 type Controller struct {
 	// Epoch of the node that leads, with its detector of lost nodes.
 	Epoch *Epoch
-	// CheckTerm fails unless the coordinator's term does, read live.
+	// CheckTerm fails unless the coordinator still holds its term, read live.
 	CheckTerm func(context.Context) error
 	// Interval at which the loss detector is checked.
 	Interval time.Duration
@@ -99,7 +99,7 @@ func (c *Controller) readRecord(ctx context.Context, r client.Reader, node strin
 	return &rec, err
 }
 
-// markLost calls lost whomever the loss detector nominates, until ctx ends.
+// markLost fences the nodes that the loss detector nominates, until ctx ends.
 func (c *Controller) markLost(ctx context.Context) error {
 	for backoff.Sleep(ctx, c.Interval) == nil {
 		for _, rec := range c.Epoch.LossDetector.Lost(c.Epoch.Now()) {
@@ -112,7 +112,7 @@ func (c *Controller) markLost(ctx context.Context) error {
 	return nil
 }
 
-// mark persists that an epoch is over. It is irreversible, so everything it rests on is read live: the Lease that must
+// mark fences an epoch. It is irreversible, so everything it rests on is read live: the Lease that must
 // still be the one that was watched, and last the coordinator's own.
 func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 	l := &coordinationv1.Lease{}
@@ -133,10 +133,10 @@ func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 		return err
 	}
 	c.Log.Warn("node is lost: its epoch was marked", "lost", watched.Node, "epoch", watched.Epoch)
-	return c.tell(ctx, watched)
+	return c.emitLost(ctx, watched)
 }
 
-func (c *Controller) tell(ctx context.Context, rec lease.Record) error {
+func (c *Controller) emitLost(ctx context.Context, rec lease.Record) error {
 	node := &v1alpha1.Node{}
 	if err := c.live.Get(ctx, types.NamespacedName{Name: rec.Node}, node); err != nil {
 		return client.IgnoreNotFound(err)

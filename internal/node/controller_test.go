@@ -72,7 +72,7 @@ func (w *watcher) record() lease.Record {
 	return r
 }
 
-// renew is the node, alive, whatever its clock says.
+// renew is the node, alive, whatever its clock shows.
 func (w *watcher) renew(clock time.Time) {
 	w.t.Helper()
 	next, err := lease.Renew(w.lease(), w.node+"/x", 1, clock)
@@ -159,7 +159,7 @@ func marksTheUnchanged(t *testing.T, c client.Client) {
 	}
 }
 
-// nothingDecided: the node renewed and the watch did not tell.
+// nothingDecided: the node renewed and the watch did not report it.
 func (w *watcher) nothingDecided() {
 	w.t.Helper()
 	version := w.record().Version

@@ -35,12 +35,12 @@ type Epoch struct {
 	observedDrain string
 	ready         readiness
 	changed       chan struct{} // closed and replaced at every change
-	leave         chan struct{} // closed when the coordinator wants the node gone
+	leave         chan struct{} // closed when the coordinator wants the node to leave
 	leaveOnce     sync.Once
 	anew          chan string   // gets why the epoch must be followed by a new one
-	over          chan error    // gets how it became known that the epoch is over
+	over          chan error    // gets why the epoch no longer holds its Lease: fenced, released or superseded
 	recheck       chan struct{} // asks for a look at the drain slot
-	deleted       chan struct{} // tells that the Node object was deleted
+	deleted       chan struct{} // signals that the Node object was deleted
 }
 
 // readiness is the node's Ready condition.
@@ -49,14 +49,14 @@ type readiness struct {
 	reason, message string
 }
 
-// Holding says whether the epoch stands: whether work may start and move.
+// Holding reports whether the lease is held and not in doubt: whether work may start and move.
 func (e *Epoch) Holding() bool { return e.Held.StandingAt(e.clock()) == lease.Holding && !e.paused() }
 
-// paused says whether the machine was paused since the last renewal, so that the epoch may have ended without its clock
+// paused reports whether the machine was paused since the last renewal, so that the lease may have expired without its clock
 // showing it.
 func (e *Epoch) paused() bool { return e.pause != nil && e.pause.paused() }
 
-// learn takes note that the epoch is over, as somebody else wrote down.
+// learn records that the Lease shows the epoch as fenced, released or superseded.
 func (e *Epoch) learn(how error) {
 	select {
 	case e.over <- how:
@@ -95,7 +95,7 @@ func (e *Epoch) set(change func(*Epoch)) {
 	e.changed = make(chan struct{})
 }
 
-// obey does what the coordinator wants of this epoch; a wish for another epoch is none of ours.
+// obey does what the coordinator wants of this epoch; what it wants of another epoch is ignored.
 func (e *Epoch) obey(want *v1alpha1.DesiredLiveness, gate *Gate) {
 	if want == nil || want.Epoch != e.Number {
 		return
@@ -106,7 +106,7 @@ func (e *Epoch) obey(want *v1alpha1.DesiredLiveness, gate *Gate) {
 		if liveness == v1alpha1.Stopping || liveness == v1alpha1.Draining && drain == want.DrainUID {
 			return
 		}
-		// The gate first: once the node says that it observed the drain, its counts can only fall.
+		// The gate first: once the node reports that it observed the drain, its counts can only fall.
 		gate.Close(e.Number, RefusedDraining)
 		e.set(func(e *Epoch) { e.liveness, e.observedDrain = v1alpha1.Draining, want.DrainUID })
 	case v1alpha1.Stopping:
@@ -120,7 +120,7 @@ func (e *Epoch) state() (v1alpha1.Liveness, string, readiness) {
 	return e.liveness, e.observedDrain, e.ready
 }
 
-// BeginAnew ends the epoch and lets the node rejoin with the next, Alive unless the drain slot says otherwise. Within an
+// BeginAnew ends the epoch and lets the node rejoin with the next, Alive unless a drain still wants it drained. Within an
 // epoch there is no way back from Draining.
 func (e *Epoch) BeginAnew(why string) {
 	select {

@@ -12,7 +12,7 @@ var ErrRefused = errors.New("the node takes no new work")
 // Reasons for which the gate refuses.
 const (
 	RefusedStarting = "Starting"     // no epoch yet
-	RefusedInDoubt  = "LeaseInDoubt" // the lease may have ended; the next epoch opens again
+	RefusedInDoubt  = "LeaseInDoubt" // the lease may have expired; the next epoch opens the gate
 	RefusedDraining = "NodeDraining" // the node is being emptied
 	RefusedStopping = "NodeStopping" // the node leaves
 )
@@ -20,7 +20,7 @@ const (
 // Gate is where all work enters the node. It admits and counts under one lock, so that once it is closed the count can
 // only fall: a count of zero taken after Close stays zero.
 type Gate struct {
-	// onRefusal is told of every refusal.
+	// onRefusal is called at every refusal.
 	onRefusal func(kind, reason string)
 
 	mu     sync.Mutex
@@ -41,8 +41,7 @@ type Pass struct {
 	left bool
 }
 
-// Leave ends the pass: the work is gone from this node, with everything that belonged to it. Leaving twice is leaving
-// once.
+// Leave ends the pass: the work and everything that belonged to it have left this node. A second call does nothing.
 func (p *Pass) Leave() {
 	p.gate.mu.Lock()
 	defer p.gate.mu.Unlock()
@@ -70,7 +69,7 @@ func (p *Pass) Kind() string {
 	return p.kind
 }
 
-// Enter admits one piece of work of a kind, or says why not with an error that wraps ErrRefused.
+// Enter admits one piece of work of a kind, or fails with an error that wraps ErrRefused and gives the reason.
 func (g *Gate) Enter(kind string) (*Pass, error) {
 	g.mu.Lock()
 	reason := g.closed
@@ -103,7 +102,7 @@ func (g *Gate) Open(epoch int64) {
 	}
 }
 
-// Close closes the gate for the rest of an epoch. The latest reason is the one told.
+// Close closes the gate for the rest of an epoch. The latest reason is the one reported.
 func (g *Gate) Close(epoch int64, reason string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,7 +118,7 @@ func (g *Gate) Count(kind string) int {
 	return g.counts[kind]
 }
 
-// Closed says why the gate refuses, or nothing while it admits.
+// Closed returns why the gate refuses; empty while it admits.
 func (g *Gate) Closed() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -87,7 +87,7 @@ func (l *dirLock) reserve(epoch int64) error {
 	return nil
 }
 
-// took takes note that the Lease is ours: the earlier identities are of no use any more.
+// took records that the Lease is ours: the earlier identities are not needed any more.
 func (l *dirLock) took(epoch int64) error {
 	l.epoch, l.dead = epoch, nil
 	return l.write([]string{l.holder}, epoch)
@@ -117,7 +117,7 @@ func readHolders(path string) (holders, error) {
 	}
 	var h holders
 	if err := json.Unmarshal(data, &h); err != nil {
-		return holders{}, fmt.Errorf("%s: %w; remove it, and the node waits until its last epoch is over", path, err)
+		return holders{}, fmt.Errorf("%s: %w; remove it, and the node waits until its last epoch was released or has expired", path, err)
 	}
 	return h, nil
 }

@@ -28,7 +28,7 @@ type membership struct {
 	ahead   func() time.Duration // see WallAhead
 	log     *slog.Logger
 	dirLock *dirLock
-	waits   func(error) // is told why the node has not joined yet
+	waits   func(error) // gets why the node has not joined yet
 }
 
 // held is the Lease as this process last wrote or read it.
@@ -42,12 +42,12 @@ func (m *membership) key() types.NamespacedName {
 	return types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(m.node)}
 }
 
-// join begins the next epoch. While another process may live in the current one it waits: until the Lease is released
-// or marked, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster that lost
+// join begins the next epoch. While another process may be running in the current one it waits: until the Lease is released
+// or fenced, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster that lost
 // its power comes back without a coordinator to mark anything.
 func (m *membership) join(ctx context.Context) (*held, error) {
 	detector := lease.NewLossDetector(m.timing, m.clock())
-	var said saying
+	var repeats repeatFilter
 	for {
 		h, err := m.tryJoin(ctx, detector)
 		switch {
@@ -57,11 +57,11 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 			return nil, context.Cause(ctx)
 		case errors.Is(err, lease.ErrHeld):
 			m.waits(err)
-			said.once(m.log, "waiting for the node's last epoch to end: it began on another machine or before a reboot", err)
+			repeats.warn(m.log, "waiting for the node's last epoch to end: it began on another machine or before a reboot", err)
 		default:
 			m.waits(err)
 			detector.Failed(m.clock())
-			said.once(m.log, "cannot join yet", err)
+			repeats.warn(m.log, "cannot join yet", err)
 		}
 		if err := backoff.Sleep(ctx, m.timing.Renew/4); err != nil {
 			return nil, err
@@ -148,7 +148,7 @@ func (m *membership) write(ctx context.Context, l *coordinationv1.Lease) error {
 // they are sent: a slow answer must not make the next one late.
 func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDetector) error {
 	next := h.epoch.SentAt().Add(m.timing.Renew)
-	var said saying
+	var repeats repeatFilter
 	for {
 		if err := backoff.Sleep(ctx, next.Sub(m.clock())); err != nil {
 			return nil
@@ -160,7 +160,7 @@ func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDet
 		err := m.renewOnce(ctx, h, detector)
 		switch {
 		case err == nil:
-			next, said = sentAt.Add(m.timing.Renew), saying{}
+			next, repeats = sentAt.Add(m.timing.Renew), repeatFilter{}
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, lease.ErrNotOurs):
@@ -169,7 +169,7 @@ func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDet
 		default:
 			detector.Failed(m.clock())
 			next = m.clock().Add(m.timing.Renew / 4)
-			said.once(m.log, "lease not renewed", err)
+			repeats.warn(m.log, "lease not renewed", err)
 		}
 	}
 }
@@ -250,13 +250,13 @@ func (m *membership) release(ctx context.Context, h *held) error {
 	}
 }
 
-// saying keeps a loop from telling the same trouble at every turn.
-type saying struct{ last string }
+// repeatFilter keeps a loop from logging the same error at every turn.
+type repeatFilter struct{ last string }
 
-// once tells of an error unless it is the one told last.
-func (s *saying) once(log *slog.Logger, what string, err error) {
-	if text := what + err.Error(); text != s.last {
-		s.last = text
+// warn logs an error unless it is the one logged last.
+func (r *repeatFilter) warn(log *slog.Logger, what string, err error) {
+	if text := what + err.Error(); text != r.last {
+		r.last = text
 		log.Warn(what, "error", err)
 	}
 }

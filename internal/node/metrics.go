@@ -8,14 +8,14 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Metrics are what a node tells of itself.
+// Metrics are the metrics of a node.
 type Metrics struct {
 	liveness *prometheus.GaugeVec
 	epoch    prometheus.Gauge
 	leaseAge prometheus.GaugeFunc
 	refusals *prometheus.CounterVec
 
-	// current is the epoch whose lease age is told.
+	// current is the epoch whose lease age is reported.
 	current atomic.Pointer[Epoch]
 }
 

@@ -1,7 +1,7 @@
 // Package node is one machine: it holds the machine's lease, hosts the work, fences itself when the lease is in doubt,
 // and leaves in order.
 //
-//	join ──▶ Alive ──▶ Draining ──▶ Stopping ──▶ left          one epoch, by the coordinator's wish or SIGTERM
+//	join ──▶ Alive ──▶ Draining ──▶ Stopping ──▶ left          one epoch, on the coordinator's request or SIGTERM
 //	  ▲        │           │           │
 //	  │        └───────────┴───────────┴── lease in doubt: nothing starts, what nobody checks stops
 //	  └────────────────────────── next epoch ◀──┘
@@ -60,11 +60,11 @@ type Options struct {
 	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
-	// Die ends the process at once: what must be dead by now is not.
+	// Die ends the process at once, because work did not stop before the lease expired.
 	Die func(reason string)
 }
 
-// leaveTimeout bounds what a leaving node still wants to tell the API. Past it the lease ends by itself.
+// leaveTimeout bounds what a leaving node still publishes. Past it the lease is left to expire.
 const leaveTimeout = 5 * time.Second
 
 // Node is one machine.
@@ -120,7 +120,7 @@ func New(o Options) (*Node, error) {
 	return n, nil
 }
 
-// Run takes part in the cluster until ctx ends or the coordinator wants the node gone. Either way it leaves in order.
+// Run takes part in the cluster until ctx ends or the coordinator wants the node to leave. Either way it leaves in order.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.dirLock.release()
 	keep := n.host.runtimes(KeepOnDoubt, nil)
@@ -211,7 +211,7 @@ func (n *Node) newEpoch(h *held) *Epoch {
 	return e
 }
 
-// watchDeadline ends the epoch when its own clock says so, whatever the renewals are doing. It polls because a timer
+// watchDeadline ends the epoch when its deadline passes on the node's clock or the machine was paused, whatever the renewals are doing. It polls because a timer
 // stands still while the machine sleeps and the deadline does not.
 func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCauseFunc) {
 	for backoff.Sleep(ctx, n.opts.Timing.Renew/20) == nil {
@@ -281,7 +281,7 @@ func DrainedBy(ctx context.Context, r client.Reader, node string) (*v1alpha1.Act
 }
 
 // readSlot reads live whether the drain slot names a node, and whether that drain still wants it drained. One that is complete,
-// cancelled or gone only has not let go of the slot yet.
+// cancelled or deleted only has not released the slot yet.
 func readSlot(ctx context.Context, r client.Reader, node string) (slot *v1alpha1.ActiveDrain, wanted bool, err error) {
 	settings := &v1alpha1.Settings{}
 	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
@@ -299,7 +299,7 @@ func readSlot(ctx context.Context, r client.Reader, node string) (slot *v1alpha1
 	return slot, err == nil && wants(d), err
 }
 
-// wants says whether a drain that holds the slot wants its node drained.
+// wants reports whether a drain that holds the slot wants its node drained.
 func wants(d *v1alpha1.Drain) bool {
 	return d.Status.Phase != v1alpha1.DrainComplete && d.Status.Phase != v1alpha1.DrainCancelled &&
 		!meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
@@ -307,7 +307,7 @@ func wants(d *v1alpha1.Drain) bool {
 
 // insist repeats a step of the beginning until it succeeds or the epoch ends.
 func (n *Node) insist(ctx context.Context, what string, step func(context.Context) error) error {
-	var said saying
+	var repeats repeatFilter
 	for {
 		err := step(ctx)
 		if err == nil {
@@ -316,7 +316,7 @@ func (n *Node) insist(ctx context.Context, what string, step func(context.Contex
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		said.once(n.log, "cannot "+what+" yet", err)
+		repeats.warn(n.log, "cannot "+what+" yet", err)
 		if err := backoff.Sleep(ctx, n.opts.Timing.Renew/4); err != nil {
 			return err
 		}
@@ -341,7 +341,7 @@ func (w *work) groups() []*group {
 	return all
 }
 
-// leave ends the epoch in order: say so, hand over, stop the work, say that it is gone. The lease is renewed meanwhile.
+// leave ends the epoch in order: publish Stopping, hand over, stop the work, publish Left. The lease is renewed meanwhile.
 func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why string) error {
 	n.log.Info("leaving", "epoch", e.Number, "why", why)
 	n.opts.Gate.Close(e.Number, RefusedStopping)
@@ -351,8 +351,8 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 		e.liveness = v1alpha1.Stopping
 		e.ready = readiness{reason: v1alpha1.ReasonStopping, message: "The node stops what it runs: " + why + "."}
 	})
-	if err := n.tell(ctx, e); err != nil {
-		n.log.Warn("left without saying so", "epoch", e.Number, "error", err)
+	if err := n.publishLast(ctx, e); err != nil {
+		n.log.Warn("the status of the leaving node was not published", "epoch", e.Number, "error", err)
 	}
 	if w == nil {
 		w = &work{}
@@ -368,14 +368,14 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 	e.set(func(e *Epoch) {
 		e.ready = readiness{reason: v1alpha1.ReasonLeft, message: "The node left in order: " + why + "."}
 	})
-	if err := n.tell(ctx, e); err != nil {
-		n.log.Warn("left without saying so", "epoch", e.Number, "error", err)
+	if err := n.publishLast(ctx, e); err != nil {
+		n.log.Warn("the status of the leaving node was not published", "epoch", e.Number, "error", err)
 	}
 	return nil
 }
 
-// tell writes the status of a node that leaves, for as long as that is worth waiting for.
-func (n *Node) tell(ctx context.Context, e *Epoch) error {
+// publishLast writes the status of a node that leaves, within leaveTimeout.
+func (n *Node) publishLast(ctx context.Context, e *Epoch) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
 	return n.insist(ctx, "write the last status", func(ctx context.Context) error { return n.writeStatus(ctx, e) })
@@ -385,17 +385,17 @@ func (n *Node) release(h *held) error {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := n.member.release(ctx, h); err != nil {
-		n.log.Warn("the lease was not released and ends by itself", "epoch", h.epoch.Number(), "error", err)
+		n.log.Warn("the lease was not released; others wait until it expires", "epoch", h.epoch.Number(), "error", err)
 		return nil
 	}
 	n.log.Info("left", "epoch", h.epoch.Number())
 	return nil
 }
 
-// fence ends an epoch whose lease is in doubt: nothing starts any more, and what nobody else would stop is dead before
+// fence ends an epoch whose lease is in doubt: nothing starts any more, and what nobody else would stop has stopped before
 // anybody may call the node lost. If it does not stop in time, the process ends with it. A process that was frozen past
-// its deadline gets the same time from when it wakes: it is late already, and every writer checks the held epoch first. An epoch
-// that is known to be over is revoked: its programs are killed at once, for others may run them already.
+// its deadline gets the same time from when it wakes: it is late already, and every writer checks Holding first. An
+// epoch known to be fenced, released or superseded is revoked: its programs are killed at once, for others may run them already.
 func (n *Node) fence(e *Epoch, w *work, cause error) {
 	n.log.Warn("fencing", "epoch", e.Number, "cause", cause)
 	n.opts.Gate.Close(e.Number, RefusedInDoubt)
@@ -416,7 +416,7 @@ func (n *Node) fence(e *Epoch, w *work, cause error) {
 		g.cancel()
 	}
 	if w != nil && w.runtimes != nil && !w.runtimes.stop(late.Done()) {
-		n.opts.Die(fmt.Sprintf("node %s: work of epoch %d did not stop before its lease ended", n.opts.Name, e.Number))
+		n.opts.Die(fmt.Sprintf("node %s: work of epoch %d did not stop before its lease expired", n.opts.Name, e.Number))
 	}
 	for _, g := range w.groups() {
 		g.stop(nil)
@@ -437,7 +437,7 @@ func (n *Node) Epoch() *Epoch {
 	return n.epoch
 }
 
-// Ready is nil while the node holds its lease and hosts its runtimes, and otherwise says what it waits for.
+// Ready is nil while the node holds its lease and hosts its runtimes, and otherwise returns what it waits for.
 func (n *Node) Ready() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

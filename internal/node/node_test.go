@@ -148,7 +148,7 @@ func startsDraining(t *testing.T, api *testenv.API) {
 	if s := m.object().Status; s.Liveness != v1alpha1.Alive || s.ObservedDrain != "" {
 		t.Errorf("status after the slot was freed: %+v", s)
 	}
-	// A drain that is over and has not let go of the slot yet holds nobody.
+	// A drain that is complete and has not released the slot yet holds nobody.
 	m.stop()
 	d.Status.Phase = v1alpha1.DrainComplete
 	if err := m.admin.Status().Update(context.Background(), d); err != nil {
@@ -291,7 +291,7 @@ func diesWithTheStubborn(t *testing.T, api *testenv.API) {
 	m.awaitReady(1)
 	mark(t, m)
 	until(t, "the process to die", func() bool { return m.died.Load() != nil })
-	want := "node stubborn: work of epoch 1 did not stop before its lease ended"
+	want := "node stubborn: work of epoch 1 did not stop before its lease expired"
 	if got := *m.died.Load(); got != want {
 		t.Errorf("died of %q, want %q", got, want)
 	}

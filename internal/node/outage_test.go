@@ -8,7 +8,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
-// The API goes away for longer than a lease. What nobody checks stops before the lease ends, what is checked elsewhere
+// The API goes away for longer than a lease. What nobody checks stops before the lease expires, what is checked elsewhere
 // goes on, nothing starts, nothing is marked, and everyone comes back in the next epoch.
 func TestAnOutageOfTheAPIFencesAndMarksNobody(t *testing.T) {
 	api := testenv.StartAPI(t)
@@ -36,7 +36,7 @@ func TestAnOutageOfTheAPIFencesAndMarksNobody(t *testing.T) {
 	if m.node.Ready() == nil {
 		t.Error("ready without a lease")
 	}
-	until(t, "the lease to be over for everyone", func() bool { return node.BootTime().Sub(dead) > 2*fast().Lost })
+	until(t, "the lease to expire for everyone", func() bool { return node.BootTime().Sub(dead) > 2*fast().Lost })
 	api.Start()
 	m.awaitReady(2)
 	if r := m.record(); r.Fenced != 0 {

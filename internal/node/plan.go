@@ -10,8 +10,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// project is what the coordinator adds to a Node's status: who leads, and that an epoch is over which the node itself
-// can no longer speak for. rec is what the node's Lease says, and nil where there is none.
+// project is what the coordinator adds to a Node's status: who leads, and that an epoch was fenced, released or superseded
+// when the node itself can no longer report it. rec is the node's Lease, nil if it has none.
 func project(status v1alpha1.NodeStatus, name string, rec *lease.Record, leader string) v1alpha1.NodeStatus {
 	next := *status.DeepCopy()
 	next.Coordinator = name == leader

@@ -29,12 +29,12 @@ const (
 	writeTimeout = 5 * time.Second
 )
 
-// publish keeps the Node object true to the epoch until ctx ends.
+// publish keeps the Node object up to date with the epoch until ctx ends.
 func (n *Node) publish(ctx context.Context, e *Epoch) {
 	ticker := time.NewTicker(countEvery)
 	defer ticker.Stop()
 	var written *v1alpha1.NodeStatus // by us, as we remember it
-	var said saying
+	var repeats repeatFilter
 	for {
 		_, changed := e.Liveness()
 		var base v1alpha1.NodeStatus
@@ -43,9 +43,9 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 		}
 		if want := n.status(e, base); written == nil || !equality.Semantic.DeepEqual(*written, want) {
 			if err := n.writeStatus(ctx, e); err == nil {
-				written, said = &want, saying{}
+				written, repeats = &want, repeatFilter{}
 			} else if ctx.Err() == nil {
-				said.once(n.log, "status not written", err)
+				repeats.warn(n.log, "status not written", err)
 				if backoff.Sleep(ctx, n.opts.Timing.Renew/4) != nil {
 					return
 				}
@@ -73,9 +73,9 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 		err := e.Client.Get(ctx, types.NamespacedName{Name: e.Node}, node)
 		if kubeclient.IsMissing(err) {
 			if liveness, _ := e.Liveness(); liveness == v1alpha1.Stopping {
-				return nil // somebody wants it gone, and it leaves
+				return nil // it was deleted, and the node leaves
 			}
-			n.log.Warn("the Node object was deleted while the node runs; it is made again", "epoch", e.Number)
+			n.log.Warn("the Node object was deleted while the node runs; it is created again", "epoch", e.Number)
 			if err = n.register(ctx); err == nil {
 				continue
 			}
@@ -100,12 +100,12 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 	}
 }
 
-// status is what the node says of itself, on top of what others wrote.
+// status is what the node reports of itself, on top of what others wrote.
 func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	liveness, drain, ready := e.state()
 	next := old
 	if old.Epoch != e.Number || ready.reason == v1alpha1.ReasonLeft {
-		// Whoever leads has been elected in this epoch, and says so itself.
+		// Whoever leads was elected in this epoch, and publishes it itself.
 		next.Coordinator = false
 	}
 	next.Epoch = e.Number

@@ -47,8 +47,8 @@ func (e *Epoch) slotWatches() []kubeclient.Watch {
 	return []kubeclient.Watch{kubeclient.On(func(*v1alpha1.Settings) { e.checkSlot() }, nil), kubeclient.On(see, gone)}
 }
 
-// watchWanted begins the next epoch when the drain that this one is subject to was cancelled or is gone: draining for nobody, it
-// would never end; and the slot is free only when this epoch is over.
+// watchWanted begins the next epoch when the drain that this one is subject to was cancelled or deleted: draining for nobody, it
+// would never end; and the slot is free only when this epoch is released or fenced.
 func (n *Node) watchWanted(ctx context.Context, e *Epoch) {
 	for {
 		select {
@@ -68,7 +68,7 @@ func (n *Node) watchWanted(ctx context.Context, e *Epoch) {
 	}
 }
 
-// unwanted says whether an epoch that no drain wants drained has to end for that: it drains, or the slot still names it.
+// unwanted reports whether an epoch that no drain wants drained has to end for that: it drains, or the slot still names it.
 func unwanted(e *Epoch, slot *v1alpha1.ActiveDrain) bool {
 	liveness, _ := e.Liveness()
 	return liveness == v1alpha1.Draining || liveness == v1alpha1.Alive && slot != nil && slot.NodeEpoch == e.Number
@@ -95,7 +95,7 @@ func (n *Node) nodeWatch(e *Epoch) kubeclient.Watch {
 	return kubeclient.On(see, gone)
 }
 
-// leaseWatch shows the leases of all nodes to the loss detector, and tells the epoch if its own is over.
+// leaseWatch passes the leases of all nodes to the loss detector, and reports to the epoch if its own was fenced, released or taken.
 func (n *Node) leaseWatch(e *Epoch) kubeclient.Watch {
 	see := func(l *coordinationv1.Lease) {
 		rec, err := lease.Read(l)
