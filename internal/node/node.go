@@ -211,8 +211,8 @@ func (n *Node) newEpoch(h *held) *Epoch {
 	return e
 }
 
-// watchDeadline ends the epoch when its deadline passes on the node's clock or the machine was paused, whatever the renewals are doing. It polls because a timer
-// stands still while the machine sleeps and the deadline does not.
+// watchDeadline ends the epoch when its deadline passes on the node's clock or the machine was paused, whatever the renewals
+// are doing. It polls because a timer stands still while the machine sleeps and the deadline does not.
 func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCauseFunc) {
 	for backoff.Sleep(ctx, n.opts.Timing.Renew/20) == nil {
 		switch {
