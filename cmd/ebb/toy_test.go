@@ -144,7 +144,7 @@ func (p *toyPart) Validate() error {
 
 func (p *toyPart) Host(env kind.Env) (kind.Hosted, error) {
 	p.gate, p.me, p.spins = env.Gate, env.Node, map[string]*node.Pass{}
-	return kind.Hosted{Runtimes: []node.Hosted{{Runtime: p, Doubt: node.StopInDoubt}}}, nil
+	return kind.Hosted{Runtimes: []node.Hosted{{Runtime: p, OnLeaseDoubt: node.StopOnDoubt}}}, nil
 }
 
 func (p *toyPart) Name() string { return "toys" }
