@@ -131,7 +131,7 @@ type ChangefeedSpec struct {
 	// +kubebuilder:validation:MaxLength=128
 	StartPosition string `json:"startPosition,omitempty"`
 
-	// ddl says whether changes of tables' definitions flow too.
+	// ddl says whether DDL is replicated too.
 	// +optional
 	// +kubebuilder:default=true
 	DDL *bool `json:"ddl,omitempty"`

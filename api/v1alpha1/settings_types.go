@@ -47,7 +47,7 @@ type DrainSettings struct {
 	// +kubebuilder:default="5m"
 	StalledAfter *metav1.Duration `json:"stalledAfter,omitempty"`
 
-	// balanceAfter is how long no drain must have run before maintainers and dispatchers are moved only to balance them.
+	// balanceAfter is how long no drain must have run before maintainers, dispatchers and etcd members are moved only to balance them.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32

@@ -61,7 +61,7 @@ var settingsTable = []setting{
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.StalledAfter, text) },
 	},
 	{
-		name: "drain.balanceAfter", alias: "drain-balance-after", help: "how long no drain must have run before changefeeds are balanced",
+		name: "drain.balanceAfter", alias: "drain-balance-after", help: "how long no drain must have run before work is moved only to balance it",
 		get: func(s *v1alpha1.SettingsSpec) string {
 			return durationOr(s.Drain.BalanceAfter, fleet.DefaultBalanceAfter)
 		},

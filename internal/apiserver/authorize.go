@@ -125,9 +125,8 @@ func (p policy) coordinatorMay(a authorizer.Attributes) bool {
 	return mayAsk(a)
 }
 
-// nodeMay: read all of Ebb's, and a Secret by its name; write its own Node's status, its own Lease and the objects of work that
-// are bound to it. The names in objects
-// that are being created, and what an update changes, are checked by admission.
+// nodeMay: read all of Ebb's, and a Secret by its name; write its own Node's status, its own Lease and the objects of work that are bound to
+// it. The names in objects that are being created, and what an update changes, are checked by admission.
 func (p policy) nodeMay(node string, a authorizer.Attributes) bool {
 	verb := a.GetVerb()
 	switch a.GetAPIGroup() {
