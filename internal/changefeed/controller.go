@@ -39,6 +39,8 @@ const (
 type Controller struct {
 	// Leader is the node that it runs on.
 	Leader string
+	// CheckTerm fails unless the coordinator's term still holds, read live.
+	CheckTerm func(context.Context) error
 	// Log of the term.
 	Log *slog.Logger
 
@@ -228,6 +230,11 @@ func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
 			continue
 		}
 		g.Go(func() error {
+			if !cf.DeletionTimestamp.IsZero() { // it cannot be taken back
+				if err := c.CheckTerm(ctx); err != nil {
+					return err
+				}
+			}
 			err := c.client.Update(ctx, cf)
 			if err == nil {
 				c.know(cf)

@@ -82,7 +82,7 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 
 // Setup implements kind.Part.
 func (p *part) Setup(t kind.Term) error {
-	return (&Controller{Leader: t.Leader, Log: t.Log}).SetupWithManager(t.Manager)
+	return (&Controller{Leader: t.Leader, CheckTerm: t.CheckTerm, Log: t.Log}).SetupWithManager(t.Manager)
 }
 
 func readSummaries(ctx context.Context, r client.Reader, now time.Time) ([]*kind.Summary, error) {

@@ -30,6 +30,8 @@ import (
 type Controller struct {
 	// Leader is the node that it runs on.
 	Leader string
+	// CheckTerm fails unless the coordinator's term still holds, read live.
+	CheckTerm func(context.Context) error
 	// Metrics count the codes.
 	Metrics *Metrics
 	// Log of the term.
@@ -107,7 +109,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // letGo removes our finalizer from a deleted record once nobody runs it. It cannot be taken back, so the leases are read
-// live.
+// live, and then the election's.
 func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(d, v1alpha1.DeploymentFinalizer) || !w.Vacated(d) {
 		return ctrl.Result{}, nil
@@ -118,6 +120,9 @@ func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment)
 	}
 	if !w.Vacated(d) {
 		return ctrl.Result{RequeueAfter: replan}, nil
+	}
+	if err := c.CheckTerm(ctx); err != nil {
+		return ctrl.Result{}, err
 	}
 	controllerutil.RemoveFinalizer(d, v1alpha1.DeploymentFinalizer)
 	if err := c.client.Update(ctx, d); err != nil {

@@ -200,7 +200,7 @@ func newLeader(t testing.TB, api *testenv.API) *leader {
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller := &deployment.Controller{Leader: "leader", Metrics: deployment.NewMetrics(l.registry, "leader"), Log: l.log.logger()}
+	controller := &deployment.Controller{Leader: "leader", CheckTerm: func(context.Context) error { return nil }, Metrics: deployment.NewMetrics(l.registry, "leader"), Log: l.log.logger()}
 	if err := controller.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
 	}
