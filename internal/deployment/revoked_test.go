@@ -33,4 +33,10 @@ func TestAProgramEndsAtOnceWhenItsNodeLearnsThatItWasCalledLost(t *testing.T) {
 	until(t, "both to be dead", func() bool { return !lives(pid) && !lives(other) })
 	a.awaitReady()
 	oneAtATime(t, w.marks())
+	// The next epoch starts it again, and its node would wait ten minutes for it when the test ends.
+	w.update(func(d *v1alpha1.Deployment) {
+		disabled(d)
+		grace(time.Second)(d)
+	})
+	until(t, "it to have ended again", func() bool { return w.get().Instance(a.name) == nil })
 }
