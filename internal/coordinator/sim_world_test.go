@@ -78,6 +78,7 @@ func play(t *testing.T, p plan, b broken) *referee {
 		time.Sleep(time.Until(r.start.Add(length)))
 		w.settle()
 		w.end()
+		r.judgeHandOvers()
 	})
 	return r
 }
