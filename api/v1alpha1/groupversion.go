@@ -27,6 +27,8 @@ var objects = []runtime.Object{
 	&EtcdCluster{}, &EtcdClusterList{},
 	&EtcdMember{}, &EtcdMemberList{},
 	&EtcdSnapshot{}, &EtcdSnapshotList{},
+	&Volume{}, &VolumeList{},
+	&Replica{}, &ReplicaList{},
 }
 
 // ClusterScoped are the kinds whose objects are in no namespace. Objects of work are in one.

@@ -5,6 +5,7 @@ import (
 	"regexp"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -62,9 +63,62 @@ type NodeSpec struct {
 	// +optional
 	EvictionRequested bool `json:"evictionRequested,omitempty"`
 
+	// disks are where the node keeps replicas of volumes. Without any it has one, named default, in its own directory.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Disks []Disk `json:"disks,omitempty"`
+
 	// desired is what the coordinator wants the node to become. The node obeys it only in the epoch it names.
 	// +optional
 	Desired *DesiredLiveness `json:"desired,omitempty"`
+}
+
+// Disk is a directory in which a node keeps replicas of volumes.
+type Disk struct {
+	// name of the disk on its node.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name"`
+	// path of the directory on the node. It must be there.
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^/.+`
+	Path string `json:"path"`
+	// reserved is what replicas leave free.
+	// +optional
+	Reserved *resource.Quantity `json:"reserved,omitempty"`
+	// allowScheduling says whether new replicas may be placed on the disk.
+	// +optional
+	// +kubebuilder:default=true
+	AllowScheduling *bool `json:"allowScheduling,omitempty"`
+	// evictionRequested asks that the replicas of volumes leave this disk.
+	// +optional
+	EvictionRequested bool `json:"evictionRequested,omitempty"`
+}
+
+// DiskStatus is what a node reports of one of its disks.
+type DiskStatus struct {
+	// name of the disk.
+	Name string `json:"name"`
+	// path of the directory.
+	Path string `json:"path"`
+	// uuid in the file that marks the directory as this disk.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	UUID string `json:"uuid,omitempty"`
+	// ready says that the disk can be used.
+	// +optional
+	Ready bool `json:"ready,omitempty"`
+	// message says why it cannot.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+	// totalBytes and availableBytes of its file system.
+	// +optional
+	TotalBytes int64 `json:"totalBytes,omitempty"`
+	// +optional
+	AvailableBytes int64 `json:"availableBytes,omitempty"`
 }
 
 // DesiredLiveness asks one epoch of a node for a liveness, on behalf of one drain.
@@ -139,6 +193,16 @@ type NodeStatus struct {
 	// usage is what the machine last said of its load; without it the load is unknown.
 	// +optional
 	Usage *NodeUsage `json:"usage,omitempty"`
+
+	// disks are the disks of the node for replicas of volumes.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Disks []DiskStatus `json:"disks,omitempty"`
+
+	// autoEvicting is true while replicas of volumes leave the node because of the node drain policy, not because a person asked.
+	// +optional
+	AutoEvicting bool `json:"autoEvicting,omitempty"`
 
 	// conditions of the node: Ready and Claiming.
 	// +optional

@@ -1,6 +1,9 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // SettingsName is the name of the one Settings object.
 const SettingsName = "cluster"
@@ -26,10 +29,32 @@ type SettingsSpec struct {
 	// +kubebuilder:default=block-if-contains-last-replica
 	NodeDrainPolicy NodeDrainPolicy `json:"nodeDrainPolicy,omitempty"`
 
+	// volumes say how replicas of volumes are looked after.
+	// +optional
+	// +kubebuilder:default={}
+	Volumes VolumeSettings `json:"volumes,omitempty"`
+
 	// drain says how drains behave.
 	// +optional
 	// +kubebuilder:default={}
 	Drain DrainSettings `json:"drain,omitempty"`
+}
+
+// VolumeSettings say how replicas of volumes are looked after.
+type VolumeSettings struct {
+	// replicaReplenishmentWait is how long a replica may be away with its node before another one is built in its place. One that comes back
+	// earlier only gets what it missed.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must be a duration such as 10m, or 0s"
+	// +kubebuilder:default="10m"
+	ReplicaReplenishmentWait *metav1.Duration `json:"replicaReplenishmentWait,omitempty"`
+
+	// rebuildBytesPerSecond is how fast one replica is built at most; 0 for as fast as it goes.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('0')) >= 0",message="must be a number of bytes, or 0"
+	RebuildBytesPerSecond *resource.Quantity `json:"rebuildBytesPerSecond,omitempty"`
 }
 
 // DrainSettings say how drains behave.
@@ -54,6 +79,14 @@ type DrainSettings struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
 	// +kubebuilder:default="30s"
 	BalanceAfter *metav1.Duration `json:"balanceAfter,omitempty"`
+
+	// clientGrace is how long clients of a volume that is attached to a draining node may stay connected before they are disconnected.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must be a duration such as 60s, or 0s"
+	// +kubebuilder:default="60s"
+	ClientGrace *metav1.Duration `json:"clientGrace,omitempty"`
 
 	// bootstrapTimeout is how long a maintainer may take to begin before it is placed elsewhere.
 	// +optional
