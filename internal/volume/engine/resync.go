@@ -1,0 +1,141 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/volume/block"
+)
+
+// resync makes the members equal where they may differ: writes were under way when the last engine ended.
+func (e *Engine) resync(ctx context.Context, opened []opening) error {
+	v := e.view.Load()
+	if len(v.members) == 1 {
+		return nil
+	}
+	differ := block.NewBitmap(block.Chunks(e.opts.Size))
+	for _, m := range v.members {
+		marked, err := m.Intent(ctx, v.generation)
+		if err != nil {
+			return fmt.Errorf("replica %s: %w", m.name, err)
+		}
+		differ.Add(marked)
+	}
+	source := bestSource(v, opened)
+	count := int64(0)
+	for c := range block.Chunks(e.opts.Size) {
+		if !differ.Has(c) {
+			continue
+		}
+		count++
+		e.setWaiting("chunks that were being written when the last engine ended to be equal on all members: %d so far", count)
+		off := c * block.ChunkSize
+		for _, m := range v.members {
+			if m == source {
+				continue
+			}
+			if err := copyRange(ctx, source, m, v.generation, off, min(block.ChunkSize, e.opts.Size-off)); err != nil {
+				return fmt.Errorf("make replica %s equal to %s: %w", m.name, source.name, err)
+			}
+		}
+	}
+	if count == 0 {
+		return nil
+	}
+	if err := first(each(v.members, func(m *member) error { return m.Flush(ctx, v.generation) })); err != nil {
+		return err
+	}
+	e.opts.Log.Info("volume: members made equal", "volume", e.opts.Volume, "chunks", count, "source", source.name)
+	return e.clear(ctx, v, differ)
+}
+
+// bestSource prefers a member whose machine was not restarted: it has every acknowledged write, flushed or not.
+func bestSource(v *view, opened []opening) *member {
+	for _, m := range append([]*member{v.read}, v.members...) {
+		for _, o := range opened {
+			if o.member == m && (o.state.Clean || o.state.BootID == o.state.CurrentBootID) {
+				return m
+			}
+		}
+	}
+	return v.read
+}
+
+// clear clears the intent of chunks on all members.
+func (e *Engine) clear(ctx context.Context, v *view, chunks block.Bitmap) error {
+	return first(each(v.members, func(m *member) error { return m.Clear(ctx, v.generation, chunks) }))
+}
+
+// clearLoop clears the intent of chunks that were not written for a while, so that little has to be made equal after a crash.
+func (e *Engine) clearLoop(ctx context.Context) {
+	for backoff.Sleep(ctx, e.opts.Timing.ClearAfter/2) == nil {
+		if err := e.clearIdle(ctx); err != nil && ctx.Err() == nil {
+			e.opts.Log.Debug("volume: intent not cleared", "volume", e.opts.Volume, "error", err)
+		}
+	}
+}
+
+// clearIdle flushes, and clears chunks that were not written since.
+func (e *Engine) clearIdle(ctx context.Context) error {
+	v, err := e.current(ctx)
+	if err != nil || len(v.members) == 1 {
+		return err
+	}
+	idle := e.idle(e.opts.Clock() - e.opts.Timing.ClearAfter)
+	if len(idle) == 0 {
+		return nil
+	}
+	if err := first(each(v.members, func(m *member) error { return m.Flush(ctx, v.generation) })); err != nil {
+		return err
+	}
+	e.gate.Lock()
+	defer e.gate.Unlock()
+	if e.view.Load() != v {
+		return nil // the membership changed: later
+	}
+	chunks := block.NewBitmap(block.Chunks(e.opts.Size))
+	for c, at := range idle {
+		if e.lastWrite[c].CompareAndSwap(at, 0) {
+			chunks.Set(c)
+		}
+	}
+	return e.clear(ctx, v, chunks)
+}
+
+// idle returns the chunks that were last written before a time, with that time.
+func (e *Engine) idle(before time.Duration) map[int64]int64 {
+	idle := map[int64]int64{}
+	for c := range e.lastWrite {
+		if at := e.lastWrite[c].Load(); at != 0 && at < int64(before) && !e.suspect.has(int64(c)) {
+			idle[int64(c)] = at
+		}
+	}
+	return idle
+}
+
+// suspects are chunks in which a write failed on every member, so that they may differ. Their intent stays until the next engine makes them
+// equal.
+type suspects struct {
+	mu     sync.Mutex
+	chunks map[int64]bool
+}
+
+func (s *suspects) add(off, length int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.chunks == nil {
+		s.chunks = map[int64]bool{}
+	}
+	for c := off / block.ChunkSize; c <= (off+length-1)/block.ChunkSize; c++ {
+		s.chunks[c] = true
+	}
+}
+
+func (s *suspects) has(c int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.chunks[c]
+}
