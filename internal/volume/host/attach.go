@@ -1,0 +1,276 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/volume/block"
+	"github.com/ebb-dev/ebb/internal/volume/engine"
+	"github.com/ebb-dev/ebb/internal/volume/nbd"
+)
+
+// attachment is a volume that this node may run the engine of.
+type attachment struct {
+	h       *Host
+	key     types.NamespacedName
+	uid     types.UID
+	pass    *node.Pass
+	cancel  context.CancelFunc
+	changed chan struct{}
+
+	mu      sync.Mutex
+	engine  *engine.Engine // nil while there is none
+	nbd     *nbd.Server    // nil while clients cannot connect
+	failure string         // why there is no engine
+}
+
+// attach starts the engine of a volume, if the node takes new work. The caller holds the host's lock.
+func (h *Host) attach(v *v1alpha1.Volume) {
+	run := h.engines
+	if run == nil || h.attached[v.UID] != nil {
+		return
+	}
+	pass, err := h.opts.Gate.Enter(KindEngines)
+	if err != nil {
+		h.opts.Log.Info("volume: not attached", "volume", key(v), "error", err)
+		return
+	}
+	ctx, cancel := context.WithCancel(run.ctx)
+	a := &attachment{h: h, key: types.NamespacedName{Namespace: v.Namespace, Name: v.Name}, uid: v.UID, pass: pass, cancel: cancel, changed: make(chan struct{}, 1)}
+	h.attached[v.UID] = a
+	run.tasks.Go(func() {
+		defer pass.Leave()
+		a.run(ctx)
+		h.mu.Lock()
+		delete(h.attached, v.UID)
+		again := h.volumes[v.UID]
+		if again != nil && again.EngineNode() == h.opts.Node && run.ctx.Err() == nil {
+			h.attach(again)
+		}
+		h.mu.Unlock()
+	})
+}
+
+// follow starts or ends what the node runs of a volume. The caller holds the host's lock.
+func (h *Host) follow(v *v1alpha1.Volume) {
+	a := h.attached[v.UID]
+	switch ours := v.EngineNode() == h.opts.Node; {
+	case ours && a == nil:
+		h.attach(v)
+	case !ours && a != nil:
+		a.cancel()
+	case a != nil:
+		a.setWant(v)
+	}
+}
+
+// setWant passes on what the objects ask of the replicas. The caller holds the host's lock.
+func (a *attachment) setWant(v *v1alpha1.Volume) {
+	a.mu.Lock()
+	e := a.engine
+	a.mu.Unlock()
+	if e == nil {
+		return
+	}
+	var list []*v1alpha1.Replica
+	for _, r := range a.h.others {
+		if r.Spec.VolumeUID == string(v.UID) {
+			list = append(list, r)
+		}
+	}
+	e.SetWant(Want(v, list, func(name string) bool {
+		n := a.h.nodes[name]
+		return n != nil && n.Status.Liveness == v1alpha1.Stopping
+	}))
+}
+
+// run opens the volume, again and again if it cannot be opened, and serves it until ctx ends.
+func (a *attachment) run(ctx context.Context) {
+	log := a.h.opts.Log
+	log.Info("volume: attaching", "volume", a.key.String())
+	reporting, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var reports sync.WaitGroup
+	reports.Go(func() { a.reportLoop(reporting) })
+	wait := backoff.New(backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second})
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := a.open(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if errors.Is(err, errNotOurs) {
+			log.Info("volume: not ours any more", "volume", a.key.String())
+		} else {
+			log.Warn("volume: engine ended", "volume", a.key.String(), "error", err)
+		}
+		if time.Since(began) > time.Minute {
+			wait.Reset()
+		}
+		if backoff.Sleep(ctx, wait.Next()) != nil {
+			break
+		}
+	}
+	stop()
+	reports.Wait()
+	log.Info("volume: detached", "volume", a.key.String())
+}
+
+// open runs one engine to its end.
+func (a *attachment) open(ctx context.Context) error {
+	var v *v1alpha1.Volume
+	err := a.change(ctx, func(live *v1alpha1.Volume) (bool, error) { v = live; return false, nil })
+	if err != nil {
+		a.setFailure(err)
+		return err
+	}
+	if len(v.Status.Members) == 0 {
+		err := fmt.Errorf("volume %s has no member yet", a.key)
+		a.setFailure(err)
+		return err
+	}
+	e := engine.New(engine.Options{
+		Volume: a.key.String(), Size: v.Spec.Size.Value(), Generation: v.Status.Generation, Members: v.Status.Members,
+		Dial:    func(ctx context.Context, name string) (block.Replica, bool, error) { return a.h.dial(ctx, v, name) },
+		Persist: a.persist, Limit: a.h.limit(), Clock: a.h.opts.Clock, Timing: a.h.opts.Timing, OnChange: a.onChange, Log: a.h.opts.Log,
+	})
+	a.mu.Lock()
+	a.engine = e
+	a.mu.Unlock()
+	a.h.mu.Lock()
+	if seen := a.h.volumes[a.uid]; seen != nil {
+		a.setWant(seen)
+	}
+	a.h.mu.Unlock()
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	serving := make(chan struct{})
+	go func() {
+		defer close(serving)
+		if v.Status.AttachedTo == a.h.opts.Node {
+			a.serve(ctx, running, e)
+		} else {
+			<-ctx.Done()
+		}
+		cancel() // the engine ends when no client is connected any more
+	}()
+	err = e.Run(running)
+	cancel()
+	<-serving
+	a.mu.Lock()
+	a.engine = nil
+	a.mu.Unlock()
+	a.setFailure(err)
+	return err
+}
+
+// serve lets clients connect once the engine serves, until ctx or the engine ends. Then it lets their requests finish and disconnects them.
+func (a *attachment) serve(ctx, running context.Context, e *engine.Engine) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(running, cancel)
+	defer stop()
+	for !e.Status().Serving {
+		if backoff.Sleep(ctx, 5*time.Millisecond) != nil {
+			return
+		}
+	}
+	path := socketPath(a.h.opts.Sockets, a.uid)
+	listener, err := listen(path)
+	if err != nil {
+		a.h.opts.Log.Error("volume: clients cannot connect", "volume", a.key.String(), "error", err)
+		a.setFailure(err)
+		return
+	}
+	server := nbd.New(e, a.export(), nbd.Options{Log: a.h.opts.Log.With("volume", a.key.String())})
+	a.mu.Lock()
+	a.nbd = server
+	a.mu.Unlock()
+	a.onChange()
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(context.WithoutCancel(ctx), listener) }()
+	select {
+	case <-ctx.Done():
+	case err := <-served:
+		a.h.opts.Log.Error("volume: the NBD server ended", "volume", a.key.String(), "error", err)
+	}
+	ending, done := context.WithTimeout(context.WithoutCancel(ctx), disconnectLimit)
+	defer done()
+	if err := server.Shutdown(ending); err != nil {
+		a.h.opts.Log.Warn("volume: clients were cut off", "volume", a.key.String(), "error", err)
+	}
+	a.mu.Lock()
+	a.nbd = nil
+	a.mu.Unlock()
+	_ = os.Remove(path) // the listener removes it as a rule
+}
+
+// disconnectLimit bounds how long requests of clients may take to finish when a volume is detached.
+const disconnectLimit = 10 * time.Second
+
+// listen makes a socket that only the owner of this process can use. One that a process before left is replaced.
+func listen(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// export is the name of the volume for NBD clients.
+func (a *attachment) export() string { return a.key.Name }
+
+// uri is where clients connect.
+func (a *attachment) uri() string {
+	u := url.URL{Scheme: "nbd+unix", Path: "/" + a.export(), RawQuery: "socket=" + socketPath(a.h.opts.Sockets, a.uid), OmitHost: false}
+	return u.String()
+}
+
+func (a *attachment) onChange() {
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (a *attachment) setFailure(err error) {
+	a.mu.Lock()
+	a.failure = ""
+	if err != nil {
+		a.failure = err.Error()
+	}
+	a.mu.Unlock()
+	a.onChange()
+}
+
+// limit is the rate at which replicas are built, or nil for none.
+func (h *Host) limit() *rate.Limiter {
+	ctx, cancel := context.WithTimeout(context.Background(), writeLimit)
+	defer cancel()
+	settings := &v1alpha1.Settings{}
+	if err := h.opts.Objects.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return nil
+	}
+	q := settings.Spec.Volumes.RebuildBytesPerSecond
+	if q == nil || q.Value() <= 0 {
+		return nil
+	}
+	return rate.NewLimiter(rate.Limit(q.Value()), int(max(q.Value(), block.ChunkSize)))
+}

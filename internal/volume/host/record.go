@@ -1,0 +1,158 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/volume/block"
+	"github.com/ebb-dev/ebb/internal/volume/engine"
+)
+
+// errNotOurs: the volume is not for this node any more.
+var errNotOurs = fmt.Errorf("%w: the volume is not attached to this node", block.ErrStale)
+
+// change writes the status of the volume as long as this node may run its engine. do returns whether there is anything to write.
+func (a *attachment) change(ctx context.Context, do func(*v1alpha1.Volume) (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	for {
+		v := &v1alpha1.Volume{}
+		if err := a.h.opts.Objects.Get(ctx, a.key, v); err != nil {
+			if kubeclient.IsMissing(err) {
+				return errNotOurs
+			}
+			return err
+		}
+		if v.UID != a.uid || v.EngineNode() != a.h.opts.Node {
+			return errNotOurs
+		}
+		if write, err := do(v); err != nil || !write {
+			return err
+		}
+		if err := a.h.opts.Objects.Status().Update(ctx, v); !apierrors.IsConflict(err) {
+			if err == nil {
+				a.h.seeVolume(v)
+			}
+			return err
+		}
+	}
+}
+
+// persist records a generation and its members, if the volume still has the generation before.
+func (a *attachment) persist(ctx context.Context, from, generation int64, members []string) error {
+	return a.change(ctx, func(v *v1alpha1.Volume) (bool, error) {
+		switch {
+		case v.Status.Generation == generation && slices.Equal(v.Status.Members, members):
+			return false, nil // an earlier attempt whose answer was lost
+		case v.Status.Generation != from:
+			return false, fmt.Errorf("%w: it has generation %d, and not %d", block.ErrStale, v.Status.Generation, from)
+		}
+		v.Status.Generation, v.Status.Members = generation, members
+		return true, nil
+	})
+}
+
+// report writes how the engine is.
+func (a *attachment) report(ctx context.Context, e *v1alpha1.VolumeEngine, uri string) error {
+	return a.change(ctx, func(v *v1alpha1.Volume) (bool, error) {
+		if equality.Semantic.DeepEqual(v.Status.Engine, e) && v.Status.NBDURI == uri {
+			return false, nil
+		}
+		v.Status.Engine, v.Status.NBDURI = e, uri
+		return true, nil
+	})
+}
+
+// described is how an engine is, as the Volume has it.
+func (a *attachment) described() (*v1alpha1.VolumeEngine, string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := &v1alpha1.VolumeEngine{Node: a.h.opts.Node, WaitingFor: shortened(a.failure)}
+	if a.engine == nil {
+		return e, ""
+	}
+	s := a.engine.Status()
+	e.Generation, e.Serving = s.Generation, s.Serving
+	if s.WaitingFor != "" {
+		e.WaitingFor = shortened(s.WaitingFor)
+	}
+	for _, r := range s.Rebuilds {
+		e.Rebuilds = append(e.Rebuilds, describeRebuild(r))
+	}
+	uri := ""
+	if a.nbd != nil {
+		uri = a.uri()
+		for _, c := range a.nbd.Clients() {
+			e.Clients++
+			if len(e.ClientNames) < maxClientNames {
+				e.ClientNames = append(e.ClientNames, c.String())
+			}
+		}
+		slices.Sort(e.ClientNames)
+	}
+	return e, uri
+}
+
+// maxClientNames is how many clients the Volume names.
+const maxClientNames = 8
+
+func describeRebuild(r engine.Rebuild) v1alpha1.VolumeRebuild {
+	return v1alpha1.VolumeRebuild{
+		Replica: r.Replica, DoneBytes: r.Done, TotalBytes: r.Total, Delta: r.Delta, StartedAt: metav1.NewTime(r.StartedAt.Truncate(time.Second)), Error: shortened(r.Error),
+	}
+}
+
+// reportLoop keeps the Volume up to date with the engine until ctx ends: changes at once, progress at most every progressEvery.
+func (a *attachment) reportLoop(ctx context.Context) {
+	var last *v1alpha1.VolumeEngine
+	var lastURI string
+	var at time.Time
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		e, uri := a.described()
+		if !equality.Semantic.DeepEqual(e, last) && (time.Since(at) > progressEvery || uri != lastURI || !equality.Semantic.DeepEqual(withoutProgress(e), withoutProgress(last))) {
+			switch err := a.report(ctx, e, uri); {
+			case err == nil:
+				last, lastURI, at = e, uri, time.Now()
+			case errors.Is(err, block.ErrStale) || ctx.Err() != nil:
+			case client.IgnoreNotFound(err) != nil:
+				a.h.opts.Log.Debug("volume: status not written", "volume", a.key.String(), "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.changed:
+		case <-tick.C:
+		}
+	}
+}
+
+const (
+	// reportEvery is how often an attachment looks whether there is something to report.
+	reportEvery = 200 * time.Millisecond
+	// progressEvery is how often the progress of rebuilds alone is written.
+	progressEvery = time.Second
+)
+
+func withoutProgress(e *v1alpha1.VolumeEngine) *v1alpha1.VolumeEngine {
+	if e == nil {
+		return nil
+	}
+	e = e.DeepCopy()
+	for i := range e.Rebuilds {
+		e.Rebuilds[i].DoneBytes = 0
+	}
+	return e
+}

@@ -1,0 +1,266 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/volume/block"
+	"github.com/ebb-dev/ebb/internal/volume/store"
+)
+
+// lookEvery is how often a worker looks at a replica though nothing woke it.
+const lookEvery = 5 * time.Second
+
+// replicaWorker looks after one replica on this node.
+type replicaWorker struct {
+	h    *Host
+	wake chan struct{}
+
+	mu     sync.Mutex
+	object *v1alpha1.Replica // newest seen
+	store  *store.Store      // nil while it is not open
+	gone   bool              // its object is gone
+}
+
+// dir is where a replica is on its disk.
+func dir(root string, r *v1alpha1.Replica) string {
+	return filepath.Join(root, "replicas", r.Namespace+"-"+r.Spec.VolumeName+"-"+r.Spec.VolumeUID[:min(8, len(r.Spec.VolumeUID))], r.Name)
+}
+
+func identity(r *v1alpha1.Replica) store.Identity {
+	return store.Identity{Volume: r.Namespace + "/" + r.Spec.VolumeName, VolumeUID: r.Spec.VolumeUID, Replica: r.Name, Size: r.Spec.SizeBytes}
+}
+
+// see takes a version of the object.
+func (w *replicaWorker) see(r *v1alpha1.Replica) {
+	w.mu.Lock()
+	w.object = r
+	w.mu.Unlock()
+	w.nudge()
+}
+
+func (w *replicaWorker) nudge() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// follow looks after the replica in one epoch.
+func (w *replicaWorker) follow(ctx context.Context, r *epochRun) {
+	wait := backoff.New(backoff.Policy{First: 100 * time.Millisecond, Longest: lookEvery})
+	for ctx.Err() == nil {
+		pause := lookEvery
+		if err := w.look(ctx, r); err != nil && ctx.Err() == nil {
+			pause = wait.Next()
+			w.h.opts.Log.Warn("volume: replica not brought up to date", "replica", key(w.newest()), "error", err)
+		} else {
+			wait.Reset()
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-w.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func (w *replicaWorker) newest() *v1alpha1.Replica {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.object
+}
+
+// look does what the object asks for, and reports how the replica is.
+func (w *replicaWorker) look(ctx context.Context, r *epochRun) error {
+	object := w.newest()
+	if object.DeletionTimestamp != nil {
+		return w.remove(ctx, r, object)
+	}
+	next := object.Status
+	d := w.h.disk(object.Spec.Disk)
+	switch {
+	case d == nil:
+		w.failed(&next, fmt.Sprintf("node %s has no disk %s", w.h.opts.Node, object.Spec.Disk))
+	case !d.Ready:
+		w.failed(&next, fmt.Sprintf("disk %s: %s", d.Name, d.Message))
+	case next.DiskUUID != "" && next.DiskUUID != d.UUID:
+		w.failed(&next, fmt.Sprintf("disk %s is not the one that the replica was made on: its UUID is %s, and was %s", d.Name, d.UUID, next.DiskUUID))
+	default:
+		if err := w.ensure(ctx, r, object, d, &next); err != nil {
+			return err
+		}
+	}
+	return w.report(ctx, r, object, next)
+}
+
+// failed notes that the replica cannot be used. One that was never made only waits.
+func (w *replicaWorker) failed(status *v1alpha1.ReplicaStatus, message string) {
+	status.State, status.Message = v1alpha1.ReplicaFailed, shortened(message)
+	if !status.Created {
+		status.State = v1alpha1.ReplicaPending
+	}
+}
+
+// ensure makes the directory of a replica that was never made, and opens it.
+func (w *replicaWorker) ensure(ctx context.Context, r *epochRun, object *v1alpha1.Replica, d *disk, next *v1alpha1.ReplicaStatus) error {
+	path := dir(d.Path, object)
+	if !next.Created {
+		if err := w.create(ctx, r, path, object); err != nil {
+			w.failed(next, err.Error())
+			return nil
+		}
+		next.Created, next.DiskUUID = true, d.UUID
+	}
+	s, err := w.open(path, object)
+	if err != nil {
+		w.failed(next, err.Error())
+		return nil
+	}
+	next.State, next.Message, next.Generation = v1alpha1.ReplicaReady, "", s.State().Generation
+	return nil
+}
+
+// create makes the directory. A node that takes no new work refuses.
+func (w *replicaWorker) create(_ context.Context, r *epochRun, path string, object *v1alpha1.Replica) error {
+	pass, err := w.h.opts.Gate.Enter(KindReplicas)
+	if err != nil {
+		return err
+	}
+	defer pass.Leave() // from here on the object counts
+	if !r.epoch.Holding() {
+		return fleet.ErrLeaseInDoubt
+	}
+	err = store.Create(w.h.opts.FS, path, identity(object), w.h.opts.BootID)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // made before by a node whose report is lost; what is in there says the rest
+	}
+	return err
+}
+
+// open opens the store, or returns the one that is open. One on which a sync failed is opened anew.
+func (w *replicaWorker) open(path string, object *v1alpha1.Replica) (*store.Store, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.store != nil && w.store.Failure() == nil {
+		return w.store, nil
+	}
+	if w.store != nil {
+		_ = w.store.Close() // its failure was told already
+		w.store = nil
+	}
+	s, err := store.Open(w.h.opts.FS, path, identity(object), w.h.opts.BootID)
+	if err != nil {
+		return nil, err
+	}
+	w.store = s
+	return s, nil
+}
+
+// close lets the store go.
+func (w *replicaWorker) close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.store == nil {
+		return nil
+	}
+	err := w.store.Close()
+	w.store = nil
+	return err
+}
+
+// opened returns the store if it is open.
+func (w *replicaWorker) opened() *store.Store {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.store
+}
+
+// remove removes the directory of a replica that is being deleted, unless its volume still counts on it.
+func (w *replicaWorker) remove(ctx context.Context, r *epochRun, object *v1alpha1.Replica) error {
+	if object.Status.State == v1alpha1.ReplicaRemoved {
+		return nil
+	}
+	volume := &v1alpha1.Volume{}
+	err := r.epoch.Client.Get(ctx, types.NamespacedName{Namespace: object.Namespace, Name: object.Spec.VolumeName}, volume)
+	if err != nil && !kubeclient.IsMissing(err) {
+		return err
+	}
+	if err == nil && string(volume.UID) == object.Spec.VolumeUID && slices.Contains(volume.Status.Members, object.Name) {
+		return fmt.Errorf("volume %s still has replica %s as a member", key(volume), object.Name)
+	}
+	next := object.Status
+	d := w.h.disk(object.Spec.Disk)
+	if d == nil || !d.Ready {
+		next.Message = fmt.Sprintf("disk %s is not there: the directory of the replica cannot be removed", object.Spec.Disk)
+		return w.report(ctx, r, object, next)
+	}
+	if err := w.close(); err != nil {
+		w.h.opts.Log.Warn("volume: closing a replica that is being removed", "replica", key(object), "error", err)
+	}
+	if !r.epoch.Holding() {
+		return fleet.ErrLeaseInDoubt
+	}
+	path := dir(d.Path, object)
+	found, err := store.Inspect(w.h.opts.FS, path)
+	if err == nil && found.Identity != identity(object) {
+		return fmt.Errorf("%w: %s", block.ErrForeign, path)
+	}
+	if err := store.Remove(w.h.opts.FS, path); err != nil {
+		return err
+	}
+	w.h.opts.Log.Info("volume: replica removed", "replica", key(object), "path", path)
+	next.State, next.Message = v1alpha1.ReplicaRemoved, ""
+	return w.report(ctx, r, object, next)
+}
+
+// report writes the part of the status that belongs to the node, if it changed.
+func (w *replicaWorker) report(ctx context.Context, r *epochRun, object *v1alpha1.Replica, next v1alpha1.ReplicaStatus) error {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	object = object.DeepCopy()
+	for {
+		s := &object.Status
+		if s.State == next.State && s.Created == next.Created && s.DiskUUID == next.DiskUUID && s.Generation == next.Generation && s.Message == next.Message && s.NodeEpoch == r.epoch.Number {
+			return nil
+		}
+		s.State, s.Created, s.DiskUUID, s.Generation, s.Message, s.NodeEpoch = next.State, next.Created, next.DiskUUID, next.Generation, next.Message, r.epoch.Number
+		if !r.epoch.Holding() {
+			return fleet.ErrLeaseInDoubt
+		}
+		err := r.epoch.Client.Status().Update(ctx, object)
+		if !apierrors.IsConflict(err) {
+			return client.IgnoreNotFound(err)
+		}
+		uid := object.UID
+		if err := r.epoch.Client.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		if object.UID != uid {
+			return nil
+		}
+	}
+}
+
+// disk is one of the node's disks, or nil.
+func (h *Host) disk(name string) *disk {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.disks[name]
+}
