@@ -296,7 +296,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		Name: f.name, Dir: dir, Config: cfg, Timing: f.timing, Clock: node.BootTime, Labels: f.labels,
 		HTTPAddress: url, Version: version, Residents: []node.Resident{campaign},
 		Address:  peers.Addr().String(),
-		Peers:    node.Peers{Listener: peers, Files: files, Services: hosted.Services},
+		Peers:    node.Peers{Listener: peers, Files: files, Services: hosted.Services, Protocols: hosted.Protocols},
 		Runtimes: hosted.Runtimes,
 		Gate:     gate, Metrics: metrics, Log: log,
 		Die: func(reason string) {

@@ -81,6 +81,8 @@ type Hosted struct {
 	Runtimes []node.Hosted
 	// Services that it offers to other nodes.
 	Services []peer.Service
+	// Protocols that it offers to other nodes beside gRPC.
+	Protocols []peer.Protocol
 }
 
 // Term is one node's time as coordinator.
@@ -191,6 +193,7 @@ func (ps Parts) Host(env Env) (Hosted, error) {
 			return all, err
 		}
 		all.Runtimes, all.Services = append(all.Runtimes, h.Runtimes...), append(all.Services, h.Services...)
+		all.Protocols = append(all.Protocols, h.Protocols...)
 	}
 	return all, nil
 }

@@ -17,6 +17,8 @@ type Peers struct {
 	Files peer.Files
 	// Services that the kinds of work offer to other nodes.
 	Services []peer.Service
+	// Protocols that the kinds of work offer to other nodes beside gRPC.
+	Protocols []peer.Protocol
 }
 
 // peerServer serves other nodes while the node runs, also while its lease is in doubt: every service checks for itself what it may do.
@@ -31,6 +33,9 @@ func (p *peerServer) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := server.Offer(p.Protocols...); err != nil {
+		return err
+	}
 	listener := p.Listener
 	if p.used.Swap(true) {
 		if listener, err = net.Listen("tcp", listener.Addr().String()); err != nil {
@@ -42,6 +47,7 @@ func (p *peerServer) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 	case err := <-served:
+		server.Stop()
 		return fmt.Errorf("serve other nodes: %w", err)
 	}
 	server.Stop()

@@ -1,4 +1,5 @@
-// Package peer is how nodes reach each other: gRPC over mutual TLS, in which every side shows the certificate of its node.
+// Package peer is how nodes reach each other: gRPC, and the protocols of kinds, over mutual TLS in which every side shows the
+// certificate of its node.
 package peer
 
 import (
@@ -22,27 +23,6 @@ import (
 
 // maxMessage bounds one message: a batch of tables, or the dispatchers of a changefeed with a hundred thousand.
 const maxMessage = 64 << 20
-
-// Service adds what one kind of work has to say between nodes to a server.
-type Service func(grpc.ServiceRegistrar)
-
-// NewServer makes a server that only nodes of this cluster reach.
-func NewServer(f Files, services ...Service) (*grpc.Server, error) {
-	creds, err := Load("the node", f)
-	if err != nil {
-		return nil, err
-	}
-	s := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(creds.MutualServer("h2"))),
-		grpc.UnaryInterceptor(onlyNodes), grpc.StreamInterceptor(onlyNodesStream),
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-	)
-	for _, add := range services {
-		add(s)
-	}
-	return s, nil
-}
 
 // Spoken is what every request is that is not a stream: it says which node speaks.
 type Spoken interface{ Speaker() string }
@@ -86,6 +66,51 @@ func nodeOf(ctx context.Context) (string, error) {
 
 // Dial reaches a node by its address. The certificate must be that node's, whatever the address.
 func Dial(f Files, address, node string) (*grpc.ClientConn, error) {
+	config, err := clientConfig(f, address, node)
+	if err != nil {
+		return nil, err
+	}
+	return grpc.NewClient("passthrough:///"+address,
+		grpc.WithTransportCredentials(credentials.NewTLS(config)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * time.Second, Timeout: 2 * time.Second, PermitWithoutStream: true}),
+		grpc.WithContextDialer(dialTCP),
+	)
+}
+
+// DialProtocol opens a connection to a node for a protocol that it offers beside gRPC. The certificate must be that node's, whatever the
+// address. A node that refuses this one's certificate closes the connection after the handshake, so that only the first read shows it.
+func DialProtocol(ctx context.Context, f Files, address, node, protocol string) (net.Conn, error) {
+	config, err := clientConfig(f, address, node)
+	if err != nil {
+		return nil, err
+	}
+	config.NextProtos = []string{protocol}
+	raw, err := dialTCP(ctx, address)
+	if err != nil {
+		return nil, fmt.Errorf("reach node %s: %w", node, err)
+	}
+	closeIfUnacknowledged(raw)
+	conn := tls.Client(raw, config)
+	shaking, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	if err := conn.HandshakeContext(shaking); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("handshake with node %s: %w", node, err)
+	}
+	if got := conn.ConnectionState().NegotiatedProtocol; got != protocol {
+		_ = raw.Close()
+		return nil, fmt.Errorf("node %s does not offer the protocol %s", node, protocol)
+	}
+	return conn, nil
+}
+
+func dialTCP(ctx context.Context, address string) (net.Conn, error) {
+	return (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "tcp", address)
+}
+
+// clientConfig configures a client that reaches one node and no other.
+func clientConfig(f Files, address, node string) (*tls.Config, error) {
 	creds, err := Load("the node", f)
 	if err != nil {
 		return nil, err
@@ -111,12 +136,5 @@ func Dial(f Files, address, node string) (*grpc.ClientConn, error) {
 		}
 		return nil
 	}
-	return grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(credentials.NewTLS(config)),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * time.Second, Timeout: 2 * time.Second, PermitWithoutStream: true}),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "tcp", address)
-		}),
-	)
+	return config, nil
 }
