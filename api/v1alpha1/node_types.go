@@ -119,7 +119,17 @@ type DiskStatus struct {
 	TotalBytes int64 `json:"totalBytes,omitempty"`
 	// +optional
 	AvailableBytes int64 `json:"availableBytes,omitempty"`
+	// orphans are directories of replicas that no Replica knows, as VOLUME/REPLICA; the first of them if there are many. They are kept until a
+	// person asks for one to be removed.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=512
+	Orphans []string `json:"orphans,omitempty"`
 }
+
+// RemoveOrphansAnnotation of a Node names directories of replicas to remove that no Replica knows, as DISK/VOLUME/REPLICA joined by commas.
+const RemoveOrphansAnnotation = "ebb.dev/remove-orphans"
 
 // DesiredLiveness asks one epoch of a node for a liveness, on behalf of one drain.
 type DesiredLiveness struct {

@@ -19,6 +19,9 @@ const (
 	ReplicaRemoved ReplicaState = "Removed"
 )
 
+// EvictAnnotation of a Replica, set to "true", asks that it leaves its node, as spec.evictionRequested of a node or disk does for all there.
+const EvictAnnotation = "ebb.dev/evict"
+
 // Conditions of a Replica, with their reasons.
 const (
 	// ReplicaEvicting is True while the replica is to leave its node, and says how far that is.

@@ -49,6 +49,6 @@ Client commands find the cluster by --kubeconfig, by KUBECONFIG, or by EBB_DATA_
 		SilenceErrors: true,
 	}
 	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newCredentials(),
-		newStatus(), newLogs(), newChangefeed(), newEtcd(), newDrain(), newExplain(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
+		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	return root
 }

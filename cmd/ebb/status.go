@@ -88,7 +88,7 @@ func newStatus() *cobra.Command {
 	}
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
-	cmd.AddCommand(newStatusDeployments(), newChangefeedList("changefeeds"), newStatusEtcdClusters())
+	cmd.AddCommand(newStatusDeployments(), newChangefeedList("changefeeds"), newStatusEtcdClusters(), newVolumeList("volumes"))
 	return cmd
 }
 

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,8 +50,8 @@ func (h *Host) lookAtDisks(n *v1alpha1.Node) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for name, d := range h.disks {
-		if found[name] != nil && found[name].UUID == "" {
-			found[name].UUID = d.UUID // once known it stays, though the disk is not there
+		if f := found[name]; f != nil {
+			f.UUID, f.Orphans = cmp.Or(f.UUID, d.UUID), d.Orphans // once known the UUID stays, though the disk is not there
 		}
 	}
 	h.disks = found

@@ -4,6 +4,7 @@
 //	host.go      Host: what the node has
 //	runtime.go   the two runtimes of the node: replicas, which follow the objects in an epoch, and engines, which outlive it
 //	disks.go     the disks and the files that mark them
+//	orphans.go   directories of replicas that no object knows
 //	replica.go   the worker of one Replica: makes, opens and removes its directory
 //	serve.go     connections of engines on other nodes
 //	attach.go    the worker of one Volume: its engine and its NBD socket

@@ -36,9 +36,12 @@ type replicaWorker struct {
 	gone   bool              // its object is gone
 }
 
+// replicasDir is the directory of all replicas on a disk.
+const replicasDir = "replicas"
+
 // dir is where a replica is on its disk.
 func dir(root string, r *v1alpha1.Replica) string {
-	return filepath.Join(root, "replicas", r.Namespace+"-"+r.Spec.VolumeName+"-"+r.Spec.VolumeUID[:min(8, len(r.Spec.VolumeUID))], r.Name)
+	return filepath.Join(root, replicasDir, r.Namespace+"-"+r.Spec.VolumeName+"-"+r.Spec.VolumeUID[:min(8, len(r.Spec.VolumeUID))], r.Name)
 }
 
 func identity(r *v1alpha1.Replica) store.Identity {

@@ -120,6 +120,9 @@ func (r *epochRun) watchDisks(ctx context.Context) {
 		}
 		before := r.diskStates()
 		r.lookAtDisks(own)
+		if err := r.lookForOrphans(ctx, own); err != nil && ctx.Err() == nil {
+			r.opts.Log.Warn("volume: orphans", "error", err)
+		}
 		if after := r.diskStates(); !slices.Equal(before, after) {
 			r.mu.Lock()
 			for _, w := range r.replicas {
