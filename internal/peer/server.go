@@ -272,7 +272,7 @@ func (finishedHandshake) ClientHandshake(context.Context, string, net.Conn) (net
 
 // Info implements credentials.TransportCredentials.
 func (finishedHandshake) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", SecurityVersion: "1.3"}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 // Clone implements credentials.TransportCredentials.

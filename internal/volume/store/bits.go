@@ -172,6 +172,11 @@ func (b *bits) start(slot int) error {
 	b.mu.Lock()
 	copy(b.maps[slot], b.maps[0])
 	b.mu.Unlock()
+	return b.writeAll(slot)
+}
+
+// writeAll writes a whole bitmap.
+func (b *bits) writeAll(slot int) error {
 	all := map[int64]bool{}
 	for i := range bitmapSize(b.size) / sectorSize {
 		all[i] = true

@@ -294,27 +294,27 @@ func (f *files) close() error {
 }
 
 // openFiles opens the files of a replica, and locks it unless it is only read. A file that is not there is ErrMissing.
-func openFiles(fsys FS, dir string, flag int) (f *files, err error) {
-	f = &files{}
-	defer func() {
-		if err != nil {
-			_ = f.close() // nothing was written
-			err = missing(err)
-		}
-	}()
-	if f.meta, err = open(fsys, filepath.Join(dir, metaName), flag); err != nil {
-		return nil, err
-	}
-	if f.data, err = open(fsys, filepath.Join(dir, dataName), flag); err != nil {
-		return nil, err
-	}
-	if flag != os.O_RDONLY {
-		if f.lock, err = fsys.Lock(filepath.Join(dir, lockName)); err != nil {
-			f.lock = nil
-			return nil, err
-		}
+func openFiles(fsys FS, dir string, flag int) (*files, error) {
+	f := &files{}
+	if err := f.open(fsys, dir, flag); err != nil {
+		_ = f.close() // nothing was written
+		return nil, missing(err)
 	}
 	return f, nil
+}
+
+func (f *files) open(fsys FS, dir string, flag int) (err error) {
+	if f.meta, err = open(fsys, filepath.Join(dir, metaName), flag); err != nil {
+		return err
+	}
+	if f.data, err = open(fsys, filepath.Join(dir, dataName), flag); err != nil || flag == os.O_RDONLY {
+		return err
+	}
+	lock, err := fsys.Lock(filepath.Join(dir, lockName))
+	if err == nil {
+		f.lock = lock
+	}
+	return err
 }
 
 // open returns a nil interface with an error.

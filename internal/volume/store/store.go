@@ -96,7 +96,26 @@ func (s *Store) open(fsys FS) (err error) {
 		return fmt.Errorf("%w: read the bitmaps: %w", block.ErrDamaged, err)
 	}
 	s.adopt()
-	return nil
+	return s.rewrite()
+}
+
+// rewrite makes durable what was read. It may have come from the kernel's cache alone, if the process was killed before a sync, or if the
+// sync failed. A replica as Create left it is durable.
+func (s *Store) rewrite() error {
+	if s.seq == 1 {
+		return nil
+	}
+	for _, slot := range append([]int{0}, s.bits.slots...) {
+		if err := s.bits.writeAll(slot); err != nil {
+			return s.failMeta(err)
+		}
+	}
+	if err := s.syncMeta(); err != nil {
+		return err
+	}
+	s.stateMu.Lock()
+	defer s.stateMu.Unlock()
+	return s.persist(s.state)
 }
 
 func checkSizes(f *files, size int64) error {

@@ -1,0 +1,618 @@
+package store_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/volume/block"
+	"github.com/ebb-dev/ebb/internal/volume/store"
+	"github.com/ebb-dev/ebb/internal/volume/store/lossy"
+)
+
+const sector = 512
+
+// breakage is a way in which a store can be wrong; the property test must notice each.
+type breakage string
+
+const (
+	sound            breakage = ""
+	dataNotSynced    breakage = "data is not synced"
+	metaNotSynced    breakage = "metadata is not synced"
+	marksAfterData   breakage = "chunks are marked after their data was written"
+	marksNotSynced   breakage = "marks are not synced"
+	stateNotSynced   breakage = "the state is not synced"
+	holesNotPunched  breakage = "ranges are not zeroed"
+	awayNotCopied    breakage = "a bitmap of a replica that is away begins empty"
+	clearsTooMuch    breakage = "clearing one chunk clears others"
+	sectorsTorn      breakage = "half a sector is written"
+	bitmapsAt                 = 128 << 10 // where bitmaps begin in the metadata
+	bitmapLengthHere          = 4096      // of the volumes in this test
+)
+
+// brokenFS breaks the promises of a file system as a faulty store would.
+type brokenFS struct {
+	store.FS
+	how breakage
+	// held are the writes of marks that wait for the next write of data.
+	held []func() error
+}
+
+func (b *brokenFS) OpenFile(path string, flag int, perm fs.FileMode) (store.File, error) {
+	f, err := b.FS.OpenFile(path, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	b.held = nil
+	return &brokenFile{File: f, fs: b, data: filepath.Base(path) == "data"}, nil
+}
+
+type brokenFile struct {
+	store.File
+	fs    *brokenFS
+	data  bool
+	marks bool // the last write was one of marks
+}
+
+func (f *brokenFile) Datasync() error {
+	switch {
+	case f.fs.how == dataNotSynced && f.data, f.fs.how == metaNotSynced && !f.data:
+		return nil
+	case f.fs.how == marksNotSynced && !f.data && f.marks, f.fs.how == stateNotSynced && !f.data && !f.marks:
+		return nil
+	case f.fs.how == marksAfterData && !f.data && len(f.fs.held) > 0:
+		f.fs.held = append(f.fs.held, f.File.Datasync)
+		return nil
+	}
+	return f.File.Datasync()
+}
+
+func (f *brokenFile) WriteAt(p []byte, off int64) (int, error) {
+	f.marks = !f.data && off >= bitmapsAt
+	switch {
+	case f.fs.how == marksAfterData && f.marks:
+		f.fs.held = append(f.fs.held, func() error { _, err := f.File.WriteAt(p, off); return err })
+		return len(p), nil
+	case f.fs.how == awayNotCopied && f.marks && off >= bitmapsAt+bitmapLengthHere && len(p) == bitmapLengthHere:
+		p = make([]byte, len(p))
+	case f.fs.how == clearsTooMuch && f.marks && off == bitmapsAt:
+		p = slices.Clone(p)
+		p[0] &^= 1
+	case f.fs.how == sectorsTorn && f.data && len(p) > 100:
+		return len(p), errors.Join(second(f.File.WriteAt(p[:len(p)-100], off)), nil)
+	}
+	n, err := f.File.WriteAt(p, off)
+	if f.data {
+		err = errors.Join(err, f.release())
+	}
+	return n, err
+}
+
+func (f *brokenFile) Allocate(mode uint32, off, length int64) error {
+	if f.fs.how == holesNotPunched && f.data {
+		return nil
+	}
+	err := f.File.Allocate(mode, off, length)
+	if f.data {
+		err = errors.Join(err, f.release())
+	}
+	return err
+}
+
+func (f *brokenFile) release() error {
+	held := f.fs.held
+	f.fs.held = nil
+	for _, h := range held {
+		if err := h(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func second[A any](_ A, err error) error { return err }
+
+// write is what a sector may contain.
+type write struct {
+	tag    uint64
+	marked bool // it was made while chunks were marked
+}
+
+// cell is what the model knows of a sector.
+type cell struct {
+	durable uint64
+	later   []write // that may be lost
+}
+
+func (c *cell) latest() uint64 {
+	if len(c.later) == 0 {
+		return c.durable
+	}
+	return c.later[len(c.later)-1].tag
+}
+
+// bounds of a bitmap: it has all that it must, and nothing but what it may.
+type bounds struct{ must, may map[int64]bool }
+
+func newBounds() *bounds { return &bounds{must: map[int64]bool{}, may: map[int64]bool{}} }
+
+func (b *bounds) clone() *bounds { return &bounds{must: maps.Clone(b.must), may: maps.Clone(b.may)} }
+
+func (b *bounds) check(what string, got block.Bitmap, chunks int64) error {
+	for i := range chunks {
+		if b.must[i] && !got.Has(i) {
+			return fmt.Errorf("%s lacks chunk %d", what, i)
+		}
+		if !b.may[i] && got.Has(i) {
+			return fmt.Errorf("%s has chunk %d, which nobody wrote", what, i)
+		}
+	}
+	return nil
+}
+
+// world is a store beside a model of it.
+type world struct {
+	ctx  context.Context
+	rng  *rand.Rand
+	fs   *lossy.FS
+	fsys store.FS
+	dir  string
+	id   store.Identity
+	boot int
+	s    *store.Store
+
+	tag    uint64
+	cells  map[int64]*cell
+	intent *bounds
+	away   map[string]*bounds
+	// state is what was acknowledged; pending are states that an operation that crashed may have left.
+	state   block.State
+	pending []block.State
+	// tried are the boots of the last write that was acknowledged and of those that were tried since.
+	tried map[string]bool
+}
+
+func newWorld(dir string, seed uint64, how breakage) (*world, error) {
+	fsys, err := lossy.New(dir, seed)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{
+		ctx: context.Background(), rng: rand.New(rand.NewPCG(seed, 1)), fs: fsys, fsys: &brokenFS{FS: fsys, how: how}, dir: filepath.Join(dir, "replicas", "v", "r"),
+		id:    store.Identity{Volume: "ns/v", VolumeUID: "uid", Replica: "r", Size: 6*block.ChunkSize + 4096},
+		cells: map[int64]*cell{}, intent: newBounds(), away: map[string]*bounds{}, tried: map[string]bool{},
+	}
+	if err := store.Create(w.fs, w.dir, w.id, w.bootID()); err != nil {
+		return nil, err
+	}
+	w.state.Clean = true
+	return w, w.reopen()
+}
+
+func (w *world) bootID() string { return fmt.Sprintf("boot-%d", w.boot) }
+
+func (w *world) marks() bool { return len(w.state.Members) != 1 || len(w.state.Away) > 0 }
+
+func (w *world) cell(i int64) *cell {
+	if w.cells[i] == nil {
+		w.cells[i] = &cell{}
+	}
+	return w.cells[i]
+}
+
+// span picks sectors, near the borders of chunks more often than not.
+func (w *world) span() (first, n int64) {
+	n = 1 + w.rng.Int64N(12)
+	total := w.id.Size / sector
+	first = w.rng.Int64N(7)*(block.ChunkSize/sector) + w.rng.Int64N(16) - 8
+	return min(max(first, 0), total-n), n
+}
+
+// step does one operation and tells the model.
+func (w *world) step() error {
+	gen := w.state.Generation
+	switch w.rng.IntN(14) {
+	case 0, 1, 2, 3, 4:
+		return w.write(w.rng.IntN(3) == 0)
+	case 5:
+		return w.zero()
+	case 6, 7:
+		if err := w.s.Flush(w.ctx, gen); err != nil {
+			return err
+		}
+		w.flushed()
+		return nil
+	case 8:
+		return w.open(gen + w.rng.Int64N(3))
+	case 9, 10:
+		return w.commit()
+	case 11:
+		return w.clear()
+	default:
+		return w.verify(false)
+	}
+}
+
+func (w *world) flushed() {
+	for _, c := range w.cells {
+		c.durable, c.later = c.latest(), nil
+	}
+}
+
+// touch tells the model of a write before it is made.
+func (w *world) touch(first, n int64, tag uint64) {
+	w.tried[w.bootID()] = true
+	for i := first; i < first+n; i++ {
+		c := w.cell(i)
+		c.later = append(c.later, write{tag: tag, marked: w.marks()})
+		if !w.marks() {
+			continue
+		}
+		for _, b := range w.bitmaps() {
+			b.may[i*sector/block.ChunkSize] = true
+		}
+	}
+}
+
+func (w *world) bitmaps() []*bounds {
+	all := []*bounds{w.intent}
+	for _, name := range slices.Sorted(maps.Keys(w.away)) {
+		all = append(all, w.away[name])
+	}
+	return all
+}
+
+// wroteAll tells the model that a write was acknowledged.
+func (w *world) wroteAll(first, n int64, durable bool) {
+	w.state.Clean, w.tried = false, map[string]bool{w.bootID(): true}
+	for i := first; i < first+n; i++ {
+		if c := w.cell(i); durable {
+			c.durable, c.later = c.latest(), nil
+		}
+		if !w.marks() {
+			continue
+		}
+		for _, b := range w.bitmaps() {
+			b.must[i*sector/block.ChunkSize] = true
+		}
+	}
+}
+
+func (w *world) write(fua bool) error {
+	first, n := w.span()
+	w.tag++
+	p := make([]byte, n*sector)
+	for i := range len(p) / 8 {
+		binary.LittleEndian.PutUint64(p[8*i:], w.tag)
+	}
+	w.touch(first, n, w.tag)
+	if err := w.s.WriteAt(w.ctx, w.state.Generation, p, first*sector, fua); err != nil {
+		return err
+	}
+	w.wroteAll(first, n, fua)
+	return nil
+}
+
+func (w *world) zero() error {
+	first, n := w.span()
+	z := block.Zero{Hole: w.rng.IntN(2) == 0, FUA: w.rng.IntN(3) == 0}
+	w.touch(first, n, 0)
+	if err := w.s.Zero(w.ctx, w.state.Generation, first*sector, n*sector, z); err != nil {
+		return err
+	}
+	w.wroteAll(first, n, z.FUA)
+	return nil
+}
+
+func (w *world) open(generation int64) error {
+	next := w.state
+	next.Generation = generation
+	w.pending = []block.State{next}
+	got, err := w.s.Open(w.ctx, generation)
+	if err != nil {
+		return err
+	}
+	if err := same(got, w.state); err != nil {
+		return fmt.Errorf("opening returned another state than before: %w", err)
+	}
+	w.state, w.pending = next, nil
+	return w.stale()
+}
+
+// stale checks that older generations are refused.
+func (w *world) stale() error {
+	if w.state.Generation == 0 {
+		return nil
+	}
+	old := w.state.Generation - 1
+	for what, err := range map[string]error{
+		"a read":  w.s.ReadAt(w.ctx, old, make([]byte, sector), 0),
+		"a write": w.s.WriteAt(w.ctx, old, make([]byte, sector), 0, false),
+		"a zero":  w.s.Zero(w.ctx, old, 0, sector, block.Zero{}),
+		"a flush": w.s.Flush(w.ctx, old), "a ping": w.s.Ping(w.ctx, old),
+		"a commit": w.s.Commit(w.ctx, block.Membership{Generation: old}),
+		"a clear":  w.s.Clear(w.ctx, old, nil),
+		"an open":  second(w.s.Open(w.ctx, old)),
+	} {
+		if !errors.Is(err, block.ErrStale) {
+			return fmt.Errorf("%s of an older generation: %w", what, err)
+		}
+	}
+	return nil
+}
+
+func (w *world) commit() error {
+	m := block.Membership{
+		Generation: w.state.Generation + w.rng.Int64N(2), Syncing: w.rng.IntN(4) == 0,
+		Members: []string{"r", "b", "c"}[:1+w.rng.IntN(3)],
+	}
+	if w.rng.IntN(2) == 0 {
+		for i := range 10 {
+			if w.rng.IntN(3) > 0 {
+				m.Away = append(m.Away, fmt.Sprintf("away-%d", i))
+			}
+		}
+	}
+	next, interim := w.state, w.state
+	next.Generation, next.Members, next.Syncing = m.Generation, m.Members, m.Syncing
+	interim.Away = slices.DeleteFunc(slices.Clone(w.state.Away), func(n string) bool { return !slices.Contains(m.Away, n) })
+	fresh := slices.DeleteFunc(slices.Clone(m.Away), func(n string) bool { return slices.Contains(w.state.Away, n) })
+	next.Away = slices.Concat(interim.Away, fresh)
+	next.Away = next.Away[max(0, len(next.Away)-8):]
+	interim.Away = slices.DeleteFunc(interim.Away, func(n string) bool { return !slices.Contains(next.Away, n) })
+	w.pending = []block.State{interim, next}
+	if err := w.s.Commit(w.ctx, m); err != nil {
+		return err
+	}
+	if before := w.marks(); !before && (len(next.Members) != 1 || len(next.Away) > 0) {
+		w.flushed() // others have a copy now of what was not marked
+	}
+	w.adopt(next)
+	return nil
+}
+
+// adopt makes a state the one that counts.
+func (w *world) adopt(state block.State) {
+	away := map[string]*bounds{}
+	for _, name := range state.Away {
+		if away[name] = w.away[name]; away[name] == nil {
+			away[name] = w.intent.clone()
+		}
+	}
+	w.away, w.state, w.pending = away, state, nil
+}
+
+func (w *world) clear() error {
+	if err := w.s.Flush(w.ctx, w.state.Generation); err != nil {
+		return err
+	}
+	w.flushed()
+	chunks := block.NewBitmap(7)
+	for i := range int64(7) {
+		if w.rng.IntN(3) == 0 {
+			chunks.Set(i)
+			delete(w.intent.must, i)
+		}
+	}
+	if err := w.s.Clear(w.ctx, w.state.Generation, chunks); err != nil {
+		return err
+	}
+	for i := range int64(7) {
+		if chunks.Has(i) {
+			delete(w.intent.may, i)
+		}
+	}
+	return nil
+}
+
+// reopen opens the replica and checks what it knows.
+func (w *world) reopen() error {
+	s, err := store.Open(w.fsys, w.dir, w.id, w.bootID())
+	if err != nil {
+		return fmt.Errorf("open: %w", err)
+	}
+	w.s = s
+	got := s.State()
+	candidates := append([]block.State{w.state}, w.pending...)
+	for _, c := range candidates {
+		if got.Clean && !w.state.Clean {
+			return errors.New("the replica says that it is clean, and was not closed since it was written to")
+		}
+		c.Clean = got.Clean // the first write may have crashed before it said so
+		if same(got, c) == nil {
+			w.adopt(c)
+			if !got.Clean && !w.tried[got.BootID] {
+				return fmt.Errorf("boot ID %s, but it was last written in one of %v", got.BootID, w.tried)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("state %+v is none of %+v", got, candidates)
+}
+
+// same compares but for the boot IDs.
+func same(a, b block.State) error {
+	a.BootID, b.BootID, a.CurrentBootID, b.CurrentBootID = "", "", "", ""
+	if x, y := fmt.Sprintf("%+v", a), fmt.Sprintf("%+v", b); x != y {
+		return fmt.Errorf("%s, not %s", x, y)
+	}
+	return nil
+}
+
+// verify reads everything that the model knows. After a crash any write that was not flushed may be lost.
+func (w *world) verify(crashed bool) error {
+	gen := w.state.Generation
+	intent, err := w.s.Intent(w.ctx, gen)
+	if err != nil {
+		return err
+	}
+	for _, i := range slices.Sorted(maps.Keys(w.cells)) {
+		c := w.cells[i]
+		tag, err := w.read(i)
+		if err != nil {
+			return err
+		}
+		chunk := i * sector / block.ChunkSize
+		at := slices.IndexFunc(c.later, func(l write) bool { return l.tag == tag })
+		switch {
+		case tag == c.latest():
+		case !crashed:
+			return fmt.Errorf("sector %d has %d, but %d was written last", i, tag, c.latest())
+		case tag != c.durable && at < 0:
+			return fmt.Errorf("sector %d has %d, but may only have %d or one of %v", i, tag, c.durable, c.later)
+		}
+		if crashed && tag != c.durable && w.state.Clean {
+			return fmt.Errorf("sector %d changed from %d to %d, but the replica says that it is clean", i, c.durable, tag)
+		}
+		if crashed && tag != c.durable && at >= 0 && c.later[at].marked && !intent.Has(chunk) {
+			return fmt.Errorf("sector %d changed from %d to %d, but chunk %d is not marked", i, c.durable, tag, chunk)
+		}
+	}
+	if err := w.intent.check("the intent bitmap", intent, 7); err != nil {
+		return err
+	}
+	for _, name := range w.state.Away {
+		missed, ok, err := w.s.Missed(w.ctx, gen, name)
+		if err != nil || !ok {
+			return fmt.Errorf("what %s missed: known %v: %w", name, ok, err)
+		}
+		if err := w.away[name].check("the bitmap of "+name, missed, 7); err != nil {
+			return err
+		}
+	}
+	if _, ok, err := w.s.Missed(w.ctx, gen, "nobody"); ok || err != nil {
+		return fmt.Errorf("what a stranger missed: known %v: %w", ok, err)
+	}
+	return nil
+}
+
+func (w *world) read(i int64) (uint64, error) {
+	p := make([]byte, sector)
+	if err := w.s.ReadAt(w.ctx, w.state.Generation, p, i*sector); err != nil {
+		return 0, err
+	}
+	tag := binary.LittleEndian.Uint64(p)
+	for j := range sector / 8 {
+		if got := binary.LittleEndian.Uint64(p[8*j:]); got != tag {
+			return 0, fmt.Errorf("sector %d is torn: %d and %d", i, tag, got)
+		}
+	}
+	return tag, nil
+}
+
+// settle makes the model follow what is there.
+func (w *world) settle(durable bool) error {
+	for i, c := range w.cells {
+		tag, err := w.read(i)
+		if err != nil {
+			return err
+		}
+		if durable {
+			c.durable, c.later = tag, nil
+		} else if tag != c.latest() {
+			c.later = append(c.later, write{tag: tag, marked: w.marks()})
+		}
+	}
+	return nil
+}
+
+// restart ends the process, or the machine, and opens the replica again.
+func (w *world) restart(midway bool) error {
+	how := w.rng.IntN(4)
+	if how == 3 && !midway {
+		if err := w.s.Close(); err != nil {
+			return err
+		}
+		w.state.Clean = true
+		w.flushed()
+		return w.reopen()
+	}
+	crashed := how < 2
+	for again := true; again; {
+		if crashed {
+			if err := w.fs.Crash(); err != nil {
+				return err
+			}
+			w.boot++
+		} else {
+			w.fs.Kill()
+		}
+		if w.rng.IntN(3) == 0 {
+			w.fs.CrashAfter(w.rng.IntN(5))
+		}
+		err := w.reopen()
+		if again = errors.Is(err, lossy.ErrCrashed); err != nil && !again {
+			return err
+		}
+		crashed = crashed || again && w.rng.IntN(2) == 0
+	}
+	w.fs.CrashAfter(-1)
+	if err := w.verify(crashed || midway); err != nil {
+		return fmt.Errorf("after a restart (power failure: %v): %w", crashed, err)
+	}
+	return w.settle(crashed)
+}
+
+// run does random operations with random crashes; an error is a broken promise.
+func run(dir string, seed uint64, how breakage) (err error) {
+	w, err := newWorld(dir, seed, how)
+	if err != nil {
+		return err
+	}
+	defer w.fs.Close()
+	for i := range 80 {
+		if w.rng.IntN(6) == 0 {
+			w.fs.CrashAfter(w.rng.IntN(8))
+		}
+		err := w.step()
+		midway := errors.Is(err, lossy.ErrCrashed)
+		if err != nil && !midway {
+			return fmt.Errorf("seed %d, step %d: %w", seed, i, err)
+		}
+		if midway || w.rng.IntN(8) == 0 {
+			if !midway {
+				w.fs.CrashAfter(-1)
+			}
+			if err := w.restart(midway); err != nil {
+				return fmt.Errorf("seed %d, restart after step %d: %w", seed, i, err)
+			}
+		}
+	}
+	return nil
+}
+
+func TestWhatIsPromisedSurvivesCrashes(t *testing.T) {
+	n := uint64(300)
+	if testing.Short() {
+		n = 50
+	}
+	for seed := range n {
+		if err := run(t.TempDir(), seed, sound); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestThePropertyTestNoticesBrokenStores(t *testing.T) {
+	for _, how := range []breakage{
+		dataNotSynced, metaNotSynced, marksAfterData, marksNotSynced, stateNotSynced, holesNotPunched, awayNotCopied, clearsTooMuch, sectorsTorn,
+	} {
+		t.Run(strings.ReplaceAll(string(how), " ", "_"), func(t *testing.T) {
+			for seed := range uint64(300) {
+				if err := run(t.TempDir(), seed, how); err != nil {
+					t.Logf("noticed: %v", err)
+					return
+				}
+			}
+			t.Errorf("nobody noticed that %s", how)
+		})
+	}
+}
