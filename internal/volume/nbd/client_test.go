@@ -238,3 +238,6 @@ func requestBytes(h header) []byte {
 	b = be.AppendUint64(b, h.offset)
 	return be.AppendUint32(b, h.length)
 }
+
+// CloseWriteSide tells the server that nothing more comes.
+func (c *testClient) CloseWriteSide() error { return c.Conn.(*net.UnixConn).CloseWrite() }

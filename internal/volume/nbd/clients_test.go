@@ -94,9 +94,9 @@ func TestNbdinfoSeesWhatTheServerCanDo(t *testing.T) {
 			CanDF        bool     `json:"can_df"`
 			CanMultiConn bool     `json:"can_multi_conn"`
 			ReadOnly     bool     `json:"is_read_only"`
-			Minimum      int64    `json:"block_minimum"`
-			Preferred    int64    `json:"block_preferred"`
-			Maximum      int64    `json:"block_maximum"`
+			Minimum      int64    `json:"block_size_minimum"`
+			Preferred    int64    `json:"block_size_preferred"`
+			Maximum      int64    `json:"block_size_maximum"`
 		} `json:"exports"`
 	}
 	if err := json.Unmarshal([]byte(run(t, "nbdinfo", "--json", s.URI())), &info); err != nil {
