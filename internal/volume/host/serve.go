@@ -19,7 +19,9 @@ import (
 // Protocol takes the connections of engines on other nodes.
 func (h *Host) Protocol() peer.Protocol {
 	return peer.Protocol{Name: replica.Protocol, Serve: func(ctx context.Context, conn net.Conn, from string) {
-		replica.Serve(ctx, conn, from, h.openFor)
+		if err := replica.Serve(ctx, conn, from, h.openFor); err != nil && ctx.Err() == nil {
+			h.opts.Log.Debug("volume: connection of an engine ended", "node", from, "error", err)
+		}
 	}}
 }
 
