@@ -403,7 +403,7 @@ func (c *Client) Flush(ctx context.Context, generation int64) error {
 // Extents implements block.Replica.
 func (c *Client) Extents(ctx context.Context, generation int64, off, length int64) ([]block.Extent, error) {
 	var list []block.Extent
-	for length > 0 {
+	for {
 		n := min(length, extentsRange)
 		_, body, err := c.call(ctx, header{op: opExtents, generation: generation, offset: off, length: n}, nil, nil)
 		if err != nil {
@@ -412,9 +412,10 @@ func (c *Client) Extents(ctx context.Context, generation int64, off, length int6
 		if list, err = decodeExtents(list, body, n); err != nil {
 			return nil, c.wrap(err)
 		}
-		off, length = off+n, length-n
+		if off, length = off+n, length-n; length <= 0 {
+			return list, nil
+		}
 	}
-	return list, nil
 }
 
 // Intent implements block.Replica.
