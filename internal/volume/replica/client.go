@@ -19,7 +19,7 @@ const (
 	// helloTimeout bounds the first exchange on a connection.
 	helloTimeout = 10 * time.Second
 	// cancelGrace is how long a cancelled call waits for a transfer to or from its buffer to end, before it gives up the connection.
-	cancelGrace = 250 * time.Millisecond
+	cancelGrace = time.Second
 	// extentsRange is how much one request asks for, so that its answer fits even if every sector is an extent.
 	extentsRange = 1 << 30
 )
@@ -27,7 +27,8 @@ const (
 // errClientClosed is why calls fail after Close.
 var errClientClosed = errors.New("the connection was closed")
 
-// Client is a replica on another node. After the first error of its connection every call fails with block.ErrUnreachable.
+// Client is a replica on another node. After the first error of its connection every call fails with block.ErrUnreachable. A call whose
+// context ends returns block.ErrUnreachable and the context's error; the replica may still do what it asked for, and other calls go on.
 type Client struct {
 	replica string
 	conn    net.Conn
