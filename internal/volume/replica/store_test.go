@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"reflect"
 	"testing"
@@ -13,19 +14,34 @@ import (
 
 	"github.com/ebb-dev/ebb/internal/volume/block"
 	"github.com/ebb-dev/ebb/internal/volume/store"
+	"github.com/ebb-dev/ebb/internal/volume/store/lossy"
 )
 
-const storeSize = 4<<20 + 4096
+const storeSize = 2<<20 + 4096
 
-// newStore makes a replica on disk.
-func newStore(t testing.TB, size int64) *store.Store {
+// unsynced is the file system of the machine without the time that syncs take.
+type unsynced struct{ store.OS }
+
+func (unsynced) SyncDir(string) error { return nil }
+
+func (u unsynced) OpenFile(path string, flag int, perm fs.FileMode) (store.File, error) {
+	f, err := u.OS.OpenFile(path, flag, perm)
+	return unsyncedFile{f}, err
+}
+
+type unsyncedFile struct{ store.File }
+
+func (unsyncedFile) Datasync() error { return nil }
+
+// newStore makes a replica in a directory.
+func newStore(t testing.TB, fsys store.FS, root string) *store.Store {
 	t.Helper()
-	id := store.Identity{Volume: testVolume, VolumeUID: testUID, Replica: testReplica, Size: size}
-	dir := filepath.Join(t.TempDir(), "replicas", "shop-orders-5f1c1a52", testReplica)
-	if err := store.Create(store.OS{}, dir, id, "boot"); err != nil {
+	id := store.Identity{Volume: testVolume, VolumeUID: testUID, Replica: testReplica, Size: storeSize}
+	dir := filepath.Join(root, "replicas", "shop-orders-5f1c1a52", testReplica)
+	if err := store.Create(fsys, dir, id, "boot"); err != nil {
 		t.Fatal(err)
 	}
-	s, err := store.Open(store.OS{}, dir, id, "boot")
+	s, err := store.Open(fsys, dir, id, "boot")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +64,7 @@ func anyCall(t *rapid.T, current int64) (string, func(block.Replica) string) {
 	ctx := context.Background()
 	generation := current + rapid.SampledFrom([]int64{0, 0, 0, 0, 0, 1, -1}).Draw(t, "generation")
 	off := rapid.Int64Range(0, storeSize/512-1).Draw(t, "sector") * 512
-	length := min(storeSize-off, 512*rapid.SampledFrom([]int64{0, 1, 8, 33, 2100}).Draw(t, "sectors"))
+	length := min(storeSize-off, 512*rapid.SampledFrom([]int64{0, 1, 8, 33, 600}).Draw(t, "sectors"))
 	flag := rapid.Bool().Draw(t, "flag")
 	names := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{testReplica, "orders-r2", "orders-r3"}), 0, 3, rapid.ID).Draw(t, "names")
 	calls := map[string]func(r block.Replica) (any, error){
@@ -94,7 +110,7 @@ func anyCall(t *rapid.T, current int64) (string, func(block.Replica) string) {
 // Two stores get the same calls, one of them through a connection: every answer is the same, and so is what is in them at the end.
 func TestAStoreIsTheSameThroughAConnection(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		near, far := newStore(t, storeSize), newStore(t, storeSize)
+		near, far := newStore(t, unsynced{}, t.TempDir()), newStore(t, unsynced{}, t.TempDir())
 		conn, _ := pipe(t, far)
 		c := newClient(t, conn)
 		defer func() { _ = c.Close() }()
@@ -116,7 +132,7 @@ func TestAStoreIsTheSameThroughAConnection(t *testing.T) {
 }
 
 func TestAnOldEngineIsFencedOnItsOwnConnection(t *testing.T) {
-	s := newStore(t, storeSize)
+	s := newStore(t, store.OS{}, t.TempDir())
 	connect := overTLS(t, s)
 	ctx := context.Background()
 	old, next := newClient(t, connect()), newClient(t, connect())
@@ -138,5 +154,33 @@ func TestAnOldEngineIsFencedOnItsOwnConnection(t *testing.T) {
 	got := make([]byte, len(want))
 	if err := next.ReadAt(ctx, 4, got, 1<<20); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("read: %v", err)
+	}
+}
+
+func TestAFullDiskIsNoSpaceForTheClient(t *testing.T) {
+	root := t.TempDir()
+	disk, err := lossy.New(root, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	s := newStore(t, disk, root)
+	defer s.Close()
+	c := newClient(t, overTLS(t, s)())
+	ctx := context.Background()
+	if _, err := c.Open(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	p := pattern(make([]byte, 8192), 1)
+	if err := c.WriteAt(ctx, 1, p, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	disk.SetFree(0)
+	if err := c.WriteAt(ctx, 1, p, 1<<20, false); !errors.Is(err, block.ErrNoSpace) {
+		t.Errorf("written: %v", err)
+	}
+	disk.SetFree(-1)
+	if err := c.WriteAt(ctx, 1, p, 1<<20, true); err != nil {
+		t.Errorf("with space again: %v", err)
 	}
 }
