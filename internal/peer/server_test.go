@@ -211,7 +211,7 @@ func TestAClientThatNeverFinishesItsHandshakeHoldsUpNobodyAndIsDropped(t *testin
 	if err := s.Offer(echo("a/1")); err != nil {
 		t.Fatal(err)
 	}
-	s.SetHandshakeTimeout(time.Second)
+	s.SetHandshakeTimeout(3 * time.Second)
 	address := start(t, s)
 	silent := make([]net.Conn, 50)
 	for i := range silent {

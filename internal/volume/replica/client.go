@@ -19,7 +19,7 @@ const (
 	// helloTimeout bounds the first exchange on a connection.
 	helloTimeout = 10 * time.Second
 	// cancelGrace is how long a cancelled call waits for a transfer to or from its buffer to end, before it gives up the connection.
-	cancelGrace = 250 * time.Millisecond
+	cancelGrace = time.Second
 	// extentsRange is how much one request asks for, so that its answer fits even if every sector is an extent.
 	extentsRange = 1 << 30
 )
@@ -27,7 +27,8 @@ const (
 // errClientClosed is why calls fail after Close.
 var errClientClosed = errors.New("the connection was closed")
 
-// Client is a replica on another node. After the first error of its connection every call fails with block.ErrUnreachable.
+// Client is a replica on another node. After the first error of its connection every call fails with block.ErrUnreachable. A call whose
+// context ends returns block.ErrUnreachable and the context's error; the replica may still do what it asked for, and other calls go on.
 type Client struct {
 	replica string
 	conn    net.Conn
@@ -403,7 +404,7 @@ func (c *Client) Flush(ctx context.Context, generation int64) error {
 // Extents implements block.Replica.
 func (c *Client) Extents(ctx context.Context, generation int64, off, length int64) ([]block.Extent, error) {
 	var list []block.Extent
-	for length > 0 {
+	for {
 		n := min(length, extentsRange)
 		_, body, err := c.call(ctx, header{op: opExtents, generation: generation, offset: off, length: n}, nil, nil)
 		if err != nil {
@@ -412,9 +413,10 @@ func (c *Client) Extents(ctx context.Context, generation int64, off, length int6
 		if list, err = decodeExtents(list, body, n); err != nil {
 			return nil, c.wrap(err)
 		}
-		off, length = off+n, length-n
+		if off, length = off+n, length-n; length <= 0 {
+			return list, nil
+		}
 	}
-	return list, nil
 }
 
 // Intent implements block.Replica.

@@ -270,10 +270,14 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// pattern fills p with bytes that depend on their place and on a seed.
+// pattern fills p with bytes that depend on their place and on a seed. They repeat after a prime number, so no two sectors are the same soon.
 func pattern(p []byte, seed int) []byte {
-	for i := range p {
+	const period = 4099
+	for i := range min(period, len(p)) {
 		p[i] = byte(i*7 + i>>8 + seed)
+	}
+	for n := period; n < len(p); n *= 2 {
+		copy(p[n:], p[:n])
 	}
 	return p
 }
