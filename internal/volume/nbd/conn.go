@@ -15,7 +15,7 @@ import (
 const (
 	readBuffer   = 64 << 10 // of the socket's input
 	socketBuffer = 1 << 20  // what the kernel may hold of replies, if the system allows so much
-	maxBatch     = 16       // replies that are held back while requests wait in the input
+	maxBatch     = 8        // replies that are held back while requests wait in the input
 
 	// A read or write up to smallRequest is short work for a device that recently took less than fastDevice for one.
 	smallRequest = 64 << 10
