@@ -15,7 +15,7 @@ import (
 const (
 	readBuffer   = 64 << 10 // of the socket's input
 	socketBuffer = 1 << 20  // what the kernel may hold of replies, if the system allows so much
-	maxBatch     = 16       // replies that are held back while requests wait in the input
+	maxBatch     = 8        // replies that are held back while requests wait in the input
 
 	// A read or write up to smallRequest is short work for a device that recently took less than fastDevice for one.
 	smallRequest = 64 << 10
@@ -55,7 +55,7 @@ type conn struct {
 	alone  int    // requests in a row that came alone
 	number uint64 // of the last request that a reader handled itself
 
-	// running has the reader, workers, and readers that lost the role.
+	// running has the role of the reader, until nothing more is read, and all goroutines that handle requests.
 	running sync.WaitGroup
 	work    chan *request
 	idle    atomic.Int32 // workers that wait and are not promised a request
@@ -93,7 +93,7 @@ func newConn(ctx context.Context, s *Server, nc net.Conn) *conn {
 		work:   make(chan *request, s.opts.MaxInFlight),
 	}
 	c.room.L = &c.mu
-	c.ctx, c.cancel = context.WithCancel(ctx)
+	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx)) // abort cancels it, in its own order
 	c.watchdog = time.AfterFunc(time.Hour, c.watch)
 	c.watchdog.Stop()
 	if unix, ok := nc.(*net.UnixConn); ok {
@@ -116,6 +116,7 @@ func (c *conn) serve() {
 	}
 	c.serving.Store(true)
 	log.Info("NBD client connected")
+	c.running.Add(1) // the role
 	c.running.Go(c.read)
 	c.running.Wait()
 	c.watchdog.Stop()
@@ -188,6 +189,7 @@ func (c *conn) read() {
 			c.serving.Store(false)
 			c.flush()
 			close(c.work)
+			c.running.Done() // the role
 			return
 		}
 		if !c.inline(r, others) {
@@ -346,7 +348,7 @@ func (c *conn) watch() {
 		return
 	}
 	if c.watched.Swap(number) == number && c.busy.CompareAndSwap(number, 0) {
-		// The old reader is still counted in running, so nobody has seen the end of it.
+		// The old reader may be done by now, but the role is counted, so the connection has not ended.
 		c.running.Go(func() {
 			c.flush()
 			c.read()

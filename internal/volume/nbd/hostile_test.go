@@ -82,6 +82,22 @@ func TestHalfARequestDoesNothing(t *testing.T) {
 	s.stillServes(t)
 }
 
+func TestHalfARequestDoesNotKeepAClientConnected(t *testing.T) {
+	s := serve(t, newMemoryDevice(1<<20), Options{})
+	whole := append(requestBytes(header{command: cmdWrite, length: 512 << 10}), make([]byte, 512<<10)...)
+	for _, n := range []int{1, requestHeader, 300 << 10} {
+		c := s.connect(t, false)
+		c.send(whole[:n])
+		eventually(t, "the client is listed", func() bool { return len(s.Clients()) == 1 })
+		if err := s.Disconnect(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if got := s.Clients(); len(got) != 0 {
+			t.Errorf("still connected: %v", got)
+		}
+	}
+}
+
 func TestThousandsOfOptionsEndTheHandshake(t *testing.T) {
 	s := serve(t, newMemoryDevice(1<<20), Options{})
 	c := s.greeted(t)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 )
 
 // Client is a program that is connected.
@@ -72,7 +73,17 @@ func peerOf(conn net.Conn) Client {
 	})
 	if client.PID != 0 {
 		comm, _ := os.ReadFile("/proc/" + strconv.Itoa(client.PID) + "/comm")
-		client.Command = strings.TrimSpace(string(comm))
+		client.Command = printable(strings.TrimSpace(string(comm)))
 	}
 	return client
+}
+
+// printable replaces what a process may have in its name to confuse those who read it.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }

@@ -139,6 +139,33 @@ func TestRequestsInFlightAreLimited(t *testing.T) {
 	}
 }
 
+func TestASlowDeviceIsUsedInParallel(t *testing.T) {
+	var now, most atomic.Int32
+	device := newMemoryDevice(1 << 20)
+	device.before = func(context.Context, string, int64, int64) error {
+		n := now.Add(1)
+		defer now.Add(-1)
+		for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {
+		}
+		time.Sleep(200 * time.Microsecond)
+		return nil
+	}
+	c := serve(t, device, Options{}).connect(t, false)
+	const depth, requests = 32, 1000
+	for i := range uint64(requests) {
+		c.request(header{command: cmdRead, cookie: i, length: 512}, nil)
+		if i >= depth {
+			c.reply(512)
+		}
+	}
+	for range depth {
+		c.reply(512)
+	}
+	if most.Load() < depth/2 {
+		t.Errorf("%d requests at once, the client had %d", most.Load(), depth)
+	}
+}
+
 func TestErrorsOfTheDeviceReachTheClient(t *testing.T) {
 	for _, test := range []struct {
 		err  error
@@ -351,6 +378,12 @@ func TestClientsAreNamed(t *testing.T) {
 	b.request(header{command: cmdDisconnect}, nil)
 	b.expectClosed()
 	eventually(t, "no client is listed", func() bool { return len(s.Clients()) == 0 })
+}
+
+func TestNamesOfProcessesArePrintable(t *testing.T) {
+	if got := printable("a\nb\x1b[2Jc\xff"); got != "a?b?[2Jc\uFFFD" {
+		t.Errorf("%q", got)
+	}
 }
 
 func TestClientNamesForPeople(t *testing.T) {
