@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ebb-dev/ebb/internal/testlength"
 	"github.com/ebb-dev/ebb/internal/volume/block"
 	"github.com/ebb-dev/ebb/internal/volume/store"
 	"github.com/ebb-dev/ebb/internal/volume/store/lossy"
@@ -158,6 +159,9 @@ func (b *bounds) check(what string, got block.Bitmap, chunks int64) error {
 	return nil
 }
 
+// others are the other replicas of the volume.
+var others = []string{"b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"}
+
 // world is a store beside a model of it.
 type world struct {
 	ctx  context.Context
@@ -173,9 +177,14 @@ type world struct {
 	cells  map[int64]*cell
 	intent *bounds
 	away   map[string]*bounds
+	// lacks is what each other replica does not have, if it has what members have.
+	lacks map[string]map[int64]bool
 	// state is what was acknowledged; pending are states that an operation that crashed may have left.
 	state   block.State
 	pending []block.State
+	// committing are the replicas that are away in the membership that is being committed; unknown those that the replica kept nothing for.
+	committing []string
+	unknown    map[string]bool
 	// tried are the boots of the last write that was acknowledged and of those that were tried since.
 	tried map[string]bool
 }
@@ -188,10 +197,13 @@ func newWorld(dir string, seed uint64, how breakage) (*world, error) {
 	w := &world{
 		ctx: context.Background(), rng: rand.New(rand.NewPCG(seed, 1)), fs: fsys, fsys: &brokenFS{FS: fsys, how: how}, dir: filepath.Join(dir, "replicas", "v", "r"),
 		id:    store.Identity{Volume: "ns/v", VolumeUID: "uid", Replica: "r", Size: 6*block.ChunkSize + 4096},
-		cells: map[int64]*cell{}, intent: newBounds(), away: map[string]*bounds{}, tried: map[string]bool{},
+		cells: map[int64]*cell{}, intent: newBounds(), away: map[string]*bounds{}, tried: map[string]bool{}, lacks: map[string]map[int64]bool{},
 	}
 	if err := store.Create(w.fs, w.dir, w.id, w.bootID()); err != nil {
 		return nil, err
+	}
+	for _, name := range others {
+		w.lacks[name] = map[int64]bool{}
 	}
 	w.state.Clean = true
 	return w, w.reopen()
@@ -277,6 +289,11 @@ func (w *world) wroteAll(first, n int64, durable bool) {
 		if c := w.cell(i); durable {
 			c.durable, c.later = c.latest(), nil
 		}
+		for _, name := range others {
+			if len(w.state.Members) > 0 && !slices.Contains(w.state.Members, name) {
+				w.lacks[name][i*sector/block.ChunkSize] = true
+			}
+		}
 		if !w.marks() {
 			continue
 		}
@@ -350,44 +367,80 @@ func (w *world) stale() error {
 }
 
 func (w *world) commit() error {
-	m := block.Membership{
-		Generation: w.state.Generation + w.rng.Int64N(2), Syncing: w.rng.IntN(4) == 0,
-		Members: []string{"r", "b", "c"}[:1+w.rng.IntN(3)],
-	}
-	if w.rng.IntN(2) == 0 {
-		for i := range 10 {
-			if w.rng.IntN(3) > 0 {
-				m.Away = append(m.Away, fmt.Sprintf("away-%d", i))
-			}
+	m := block.Membership{Generation: w.state.Generation + w.rng.Int64N(2), Syncing: w.rng.IntN(6) == 0, Members: []string{"r"}}
+	in, out := w.rng.IntN(4), w.rng.IntN(4)
+	for _, name := range others {
+		switch {
+		case w.rng.IntN(4) < in:
+			m.Members = append(m.Members, name)
+		case w.rng.IntN(4) < out:
+			m.Away = append(m.Away, name)
 		}
 	}
 	next, interim := w.state, w.state
 	next.Generation, next.Members, next.Syncing = m.Generation, m.Members, m.Syncing
-	interim.Away = slices.DeleteFunc(slices.Clone(w.state.Away), func(n string) bool { return !slices.Contains(m.Away, n) })
-	fresh := slices.DeleteFunc(slices.Clone(m.Away), func(n string) bool { return slices.Contains(w.state.Away, n) })
-	next.Away = slices.Concat(interim.Away, fresh)
-	next.Away = next.Away[max(0, len(next.Away)-8):]
-	interim.Away = slices.DeleteFunc(interim.Away, func(n string) bool { return !slices.Contains(next.Away, n) })
+	next.Away = nil // which of m.Away the replica keeps is up to it, as long as it knows what they lack
 	w.pending = []block.State{interim, next}
+	w.committing = m.Away
 	if err := w.s.Commit(w.ctx, m); err != nil {
 		return err
 	}
-	if before := w.marks(); !before && (len(next.Members) != 1 || len(next.Away) > 0) {
+	got := w.s.State()
+	if err := w.plausible(got, w.state, m); err != nil {
+		return err
+	}
+	if next.Away = got.Away; !w.marks() && (len(next.Members) != 1 || len(next.Away) > 0) {
 		w.flushed() // others have a copy now of what was not marked
 	}
-	w.adopt(next)
+	w.adopt(next, false)
+	return nil
+}
+
+// plausible checks which replicas are away after a membership was committed: those that were, and those that were members until now, unless
+// there are too many.
+func (w *world) plausible(got, before block.State, m block.Membership) error {
+	for _, name := range got.Away {
+		if !slices.Contains(m.Away, name) {
+			return fmt.Errorf("%s is away, but should have been forgotten", name)
+		}
+	}
+	for _, name := range m.Away {
+		left := slices.Contains(before.Members, name) && !before.Syncing && !m.Syncing && !w.unknown[name]
+		if (left || slices.Contains(before.Away, name)) && !slices.Contains(got.Away, name) && len(got.Away) < 8 {
+			return fmt.Errorf("%s was forgotten: %v are away", name, got.Away)
+		}
+	}
 	return nil
 }
 
 // adopt makes a state the one that counts.
-func (w *world) adopt(state block.State) {
+func (w *world) adopt(state block.State, crashed bool) {
+	for _, name := range others {
+		left := slices.Contains(w.state.Members, name) && !slices.Contains(state.Members, name)
+		if slices.Contains(state.Members, name) {
+			clear(w.lacks[name])
+		} else if left {
+			w.lacks[name] = maps.Clone(w.intent.must)
+		}
+	}
 	away := map[string]*bounds{}
 	for _, name := range state.Away {
 		if away[name] = w.away[name]; away[name] == nil {
 			away[name] = w.intent.clone()
 		}
 	}
-	w.away, w.state, w.pending = away, state, nil
+	if w.committing != nil {
+		unknown := map[string]bool{}
+		for _, name := range w.committing {
+			unknown[name] = !slices.Contains(state.Away, name)
+		}
+		if crashed { // it may not have come to that
+			maps.DeleteFunc(w.unknown, func(name string, is bool) bool { return !is })
+			maps.Copy(unknown, w.unknown)
+		}
+		w.unknown = unknown
+	}
+	w.away, w.state, w.pending, w.committing = away, state, nil, nil
 }
 
 func (w *world) clear() error {
@@ -427,8 +480,11 @@ func (w *world) reopen() error {
 			return errors.New("the replica says that it is clean, and was not closed since it was written to")
 		}
 		c.Clean = got.Clean // the first write may have crashed before it said so
+		if w.committing != nil && !slices.ContainsFunc(got.Away, func(n string) bool { return !slices.Contains(append(w.committing, w.state.Away...), n) }) {
+			c.Away = got.Away
+		}
 		if same(got, c) == nil {
-			w.adopt(c)
+			w.adopt(c, true)
 			if !got.Clean && !w.tried[got.BootID] {
 				return fmt.Errorf("boot ID %s, but it was last written in one of %v", got.BootID, w.tried)
 			}
@@ -486,6 +542,11 @@ func (w *world) verify(crashed bool) error {
 		}
 		if err := w.away[name].check("the bitmap of "+name, missed, 7); err != nil {
 			return err
+		}
+		for chunk := range w.lacks[name] {
+			if !missed.Has(chunk) {
+				return fmt.Errorf("%s lacks chunk %d, but only %v is said to be missed", name, chunk, missed)
+			}
 		}
 	}
 	if _, ok, err := w.s.Missed(w.ctx, gen, "nobody"); ok || err != nil {
@@ -590,11 +651,7 @@ func run(dir string, seed uint64, how breakage) (err error) {
 }
 
 func TestWhatIsPromisedSurvivesCrashes(t *testing.T) {
-	n := uint64(300)
-	if testing.Short() {
-		n = 50
-	}
-	for seed := range n {
+	for seed := range testlength.Seeds(60, 3000) {
 		if err := run(t.TempDir(), seed, sound); err != nil {
 			t.Fatal(err)
 		}
