@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebb-dev/ebb/internal/testlength"
 	"github.com/ebb-dev/ebb/internal/volume/block"
 	"github.com/ebb-dev/ebb/internal/volume/store"
@@ -35,6 +37,7 @@ const (
 	awayNotCopied    breakage = "a bitmap of a replica that is away begins empty"
 	clearsTooMuch    breakage = "clearing one chunk clears others"
 	sectorsTorn      breakage = "half a sector is written"
+	openingNotSynced breakage = "what is read at opening is not made durable"
 	bitmapsAt                 = 128 << 10 // where bitmaps begin in the metadata
 	bitmapLengthHere          = 4096      // of the volumes in this test
 )
@@ -45,6 +48,8 @@ type brokenFS struct {
 	how breakage
 	// held are the writes of marks that wait for the next write of data.
 	held []func() error
+	// opening says that a replica is being opened.
+	opening bool
 }
 
 func (b *brokenFS) OpenFile(path string, flag int, perm fs.FileMode) (store.File, error) {
@@ -66,6 +71,8 @@ type brokenFile struct {
 func (f *brokenFile) Datasync() error {
 	switch {
 	case f.fs.how == dataNotSynced && f.data, f.fs.how == metaNotSynced && !f.data:
+		return nil
+	case f.fs.how == openingNotSynced && f.fs.opening:
 		return nil
 	case f.fs.how == marksNotSynced && !f.data && f.marks, f.fs.how == stateNotSynced && !f.data && !f.marks:
 		return nil
@@ -167,7 +174,8 @@ type world struct {
 	ctx  context.Context
 	rng  *rand.Rand
 	fs   *lossy.FS
-	fsys store.FS
+	fsys *brokenFS
+	how  breakage
 	dir  string
 	id   store.Identity
 	boot int
@@ -187,6 +195,8 @@ type world struct {
 	unknown    map[string]bool
 	// tried are the boots of the last write that was acknowledged and of those that were tried since.
 	tried map[string]bool
+	// dropped says that a sync failed, and what it should have written was not written again yet.
+	dropped bool
 }
 
 func newWorld(dir string, seed uint64, how breakage) (*world, error) {
@@ -195,7 +205,7 @@ func newWorld(dir string, seed uint64, how breakage) (*world, error) {
 		return nil, err
 	}
 	w := &world{
-		ctx: context.Background(), rng: rand.New(rand.NewPCG(seed, 1)), fs: fsys, fsys: &brokenFS{FS: fsys, how: how}, dir: filepath.Join(dir, "replicas", "v", "r"),
+		ctx: context.Background(), rng: rand.New(rand.NewPCG(seed, 1)), fs: fsys, fsys: &brokenFS{FS: fsys, how: how}, how: how, dir: filepath.Join(dir, "replicas", "v", "r"),
 		id:    store.Identity{Volume: "ns/v", VolumeUID: "uid", Replica: "r", Size: 6*block.ChunkSize + 4096},
 		cells: map[int64]*cell{}, intent: newBounds(), away: map[string]*bounds{}, tried: map[string]bool{}, lacks: map[string]map[int64]bool{},
 	}
@@ -231,7 +241,7 @@ func (w *world) span() (first, n int64) {
 // step does one operation and tells the model.
 func (w *world) step() error {
 	gen := w.state.Generation
-	switch w.rng.IntN(14) {
+	switch w.rng.IntN(15) {
 	case 0, 1, 2, 3, 4:
 		return w.write(w.rng.IntN(3) == 0)
 	case 5:
@@ -248,6 +258,11 @@ func (w *world) step() error {
 		return w.commit()
 	case 11:
 		return w.clear()
+	case 12:
+		if w.rng.IntN(2) == 0 && w.how == sound {
+			return w.failFlush()
+		}
+		return w.verify(false)
 	default:
 		return w.verify(false)
 	}
@@ -306,11 +321,15 @@ func (w *world) wroteAll(first, n int64, durable bool) {
 func (w *world) write(fua bool) error {
 	first, n := w.span()
 	w.tag++
+	return w.writeTag(first, n, w.tag, fua)
+}
+
+func (w *world) writeTag(first, n int64, tag uint64, fua bool) error {
 	p := make([]byte, n*sector)
 	for i := range len(p) / 8 {
-		binary.LittleEndian.PutUint64(p[8*i:], w.tag)
+		binary.LittleEndian.PutUint64(p[8*i:], tag)
 	}
-	w.touch(first, n, w.tag)
+	w.touch(first, n, tag)
 	if err := w.s.WriteAt(w.ctx, w.state.Generation, p, first*sector, fua); err != nil {
 		return err
 	}
@@ -466,9 +485,76 @@ func (w *world) clear() error {
 	return nil
 }
 
+// failFlush makes a sync of the data fail. What was not flushed is lost at the next power failure, even if it is flushed once more, unless it
+// is written again; the replica says where.
+func (w *world) failFlush() error {
+	w.failSyncs("data")
+	err := w.s.Flush(w.ctx, w.state.Generation)
+	w.fs.Inject(nil)
+	if errors.Is(err, lossy.ErrCrashed) {
+		return err
+	}
+	if !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a flush whose sync failed: %w", err)
+	}
+	w.tried[""], w.dropped = true, true
+	if err := w.s.WriteAt(w.ctx, w.state.Generation, make([]byte, sector), 0, false); !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a write after a sync failed: %w", err)
+	}
+	if err := w.s.Flush(w.ctx, w.state.Generation); !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a flush after a sync failed: %w", err)
+	}
+	if err := w.s.Close(); !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a close after a sync failed: %w", err)
+	}
+	if err := w.reopen(); err != nil {
+		return err
+	}
+	if got := w.s.State(); got.Clean || got.BootID != "" {
+		return fmt.Errorf("after a sync failed the replica looks as if nothing was lost: %+v", got)
+	}
+	return w.writeAgain()
+}
+
+// failSyncs makes syncs of a file fail.
+func (w *world) failSyncs(base string) {
+	w.fs.Inject(func(op lossy.Op) error {
+		if op.Kind == lossy.Sync && filepath.Base(op.Path) == base {
+			return map[string]error{"data": unix.EIO, "meta": errMeta}[base]
+		}
+		return nil
+	})
+}
+
+var errMeta = errors.New("metadata was not synced")
+
+// writeAgain copies what is marked from another replica, which has it.
+func (w *world) writeAgain() error {
+	intent, err := w.s.Intent(w.ctx, w.state.Generation)
+	if err != nil {
+		return err
+	}
+	for _, i := range slices.Sorted(maps.Keys(w.cells)) {
+		c := w.cells[i]
+		if len(c.later) == 0 {
+			continue
+		}
+		if c.later[len(c.later)-1].marked && !intent.Has(i*sector/block.ChunkSize) {
+			return fmt.Errorf("sector %d was lost by a failed sync, and is not marked", i)
+		}
+		if err := w.writeTag(i, 1, c.latest(), false); err != nil {
+			return err
+		}
+	}
+	w.dropped = false
+	return nil
+}
+
 // reopen opens the replica and checks what it knows.
 func (w *world) reopen() error {
+	w.fsys.opening = true
 	s, err := store.Open(w.fsys, w.dir, w.id, w.bootID())
+	w.fsys.opening = false
 	if err != nil {
 		return fmt.Errorf("open: %w", err)
 	}
@@ -578,8 +664,10 @@ func (w *world) settle(durable bool) error {
 		}
 		if durable {
 			c.durable, c.later = tag, nil
-		} else if tag != c.latest() {
-			c.later = append(c.later, write{tag: tag, marked: w.marks()})
+			continue
+		}
+		for len(c.later) > 0 && c.latest() != tag { // the last write did not come that far
+			c.later = c.later[:len(c.later)-1]
 		}
 	}
 	return nil
@@ -619,7 +707,11 @@ func (w *world) restart(midway bool) error {
 	if err := w.verify(crashed || midway); err != nil {
 		return fmt.Errorf("after a restart (power failure: %v): %w", crashed, err)
 	}
-	return w.settle(crashed)
+	if err := w.settle(crashed); err != nil || crashed || !w.dropped {
+		w.dropped = w.dropped && !crashed
+		return err
+	}
+	return w.writeAgain()
 }
 
 // run does random operations with random crashes; an error is a broken promise.
@@ -633,8 +725,12 @@ func run(dir string, seed uint64, how breakage) (err error) {
 		if w.rng.IntN(6) == 0 {
 			w.fs.CrashAfter(w.rng.IntN(8))
 		}
+		if w.rng.IntN(15) == 0 {
+			w.failSyncs("meta")
+		}
 		err := w.step()
-		midway := errors.Is(err, lossy.ErrCrashed)
+		w.fs.Inject(nil)
+		midway := errors.Is(err, lossy.ErrCrashed) || errors.Is(err, errMeta)
 		if err != nil && !midway {
 			return fmt.Errorf("seed %d, step %d: %w", seed, i, err)
 		}
@@ -661,6 +757,7 @@ func TestWhatIsPromisedSurvivesCrashes(t *testing.T) {
 func TestThePropertyTestNoticesBrokenStores(t *testing.T) {
 	for _, how := range []breakage{
 		dataNotSynced, metaNotSynced, marksAfterData, marksNotSynced, stateNotSynced, holesNotPunched, awayNotCopied, clearsTooMuch, sectorsTorn,
+		openingNotSynced,
 	} {
 		t.Run(strings.ReplaceAll(string(how), " ", "_"), func(t *testing.T) {
 			for seed := range uint64(300) {
