@@ -33,8 +33,8 @@ const (
 
 	// maxAway is for how many replicas that are away the missed chunks are kept.
 	maxAway = 8
-	// maxMembers is how many members a volume may have.
-	maxMembers = 64
+	// maxNames is how many members a volume may have, and how many replicas may be away.
+	maxNames = 32
 
 	version = 1
 )
@@ -74,9 +74,13 @@ type record struct {
 	Generation int64        `json:"generation"`
 	Members    []string     `json:"members,omitempty"`
 	Away       []awayRecord `json:"away,omitempty"` // the oldest first
-	Syncing    bool         `json:"syncing,omitempty"`
-	BootID     string       `json:"bootID,omitempty"`
-	Clean      bool         `json:"clean,omitempty"`
+	// Unknown are replicas that are away of which it is not known what they miss.
+	Unknown []string `json:"unknown,omitempty"`
+	// Written says that anything was ever written here.
+	Written bool   `json:"written,omitempty"`
+	Syncing bool   `json:"syncing,omitempty"`
+	BootID  string `json:"bootID,omitempty"`
+	Clean   bool   `json:"clean,omitempty"`
 }
 
 // awayRecord says which bitmap has what a replica misses.
@@ -197,6 +201,11 @@ func (r record) state(boot string) block.State {
 		Generation: r.Generation, Members: slices.Clone(r.Members), Away: r.away(), Syncing: r.Syncing,
 		BootID: r.BootID, CurrentBootID: boot, Clean: r.Clean,
 	}
+}
+
+// isAway reports whether the missed chunks of a replica are kept.
+func (r record) isAway(replica string) bool {
+	return slices.ContainsFunc(r.Away, func(a awayRecord) bool { return a.Replica == replica })
 }
 
 // marks reports whether chunks are marked before they are written: somebody else has a copy, or had one and may come back.

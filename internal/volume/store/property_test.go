@@ -13,6 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/ebb-dev/ebb/internal/testlength"
 	"github.com/ebb-dev/ebb/internal/volume/block"
 	"github.com/ebb-dev/ebb/internal/volume/store"
 	"github.com/ebb-dev/ebb/internal/volume/store/lossy"
@@ -34,6 +37,7 @@ const (
 	awayNotCopied    breakage = "a bitmap of a replica that is away begins empty"
 	clearsTooMuch    breakage = "clearing one chunk clears others"
 	sectorsTorn      breakage = "half a sector is written"
+	openingNotSynced breakage = "what is read at opening is not made durable"
 	bitmapsAt                 = 128 << 10 // where bitmaps begin in the metadata
 	bitmapLengthHere          = 4096      // of the volumes in this test
 )
@@ -44,6 +48,8 @@ type brokenFS struct {
 	how breakage
 	// held are the writes of marks that wait for the next write of data.
 	held []func() error
+	// opening says that a replica is being opened.
+	opening bool
 }
 
 func (b *brokenFS) OpenFile(path string, flag int, perm fs.FileMode) (store.File, error) {
@@ -65,6 +71,8 @@ type brokenFile struct {
 func (f *brokenFile) Datasync() error {
 	switch {
 	case f.fs.how == dataNotSynced && f.data, f.fs.how == metaNotSynced && !f.data:
+		return nil
+	case f.fs.how == openingNotSynced && f.fs.opening:
 		return nil
 	case f.fs.how == marksNotSynced && !f.data && f.marks, f.fs.how == stateNotSynced && !f.data && !f.marks:
 		return nil
@@ -158,12 +166,16 @@ func (b *bounds) check(what string, got block.Bitmap, chunks int64) error {
 	return nil
 }
 
+// others are the other replicas of the volume.
+var others = []string{"b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"}
+
 // world is a store beside a model of it.
 type world struct {
 	ctx  context.Context
 	rng  *rand.Rand
 	fs   *lossy.FS
-	fsys store.FS
+	fsys *brokenFS
+	how  breakage
 	dir  string
 	id   store.Identity
 	boot int
@@ -173,11 +185,18 @@ type world struct {
 	cells  map[int64]*cell
 	intent *bounds
 	away   map[string]*bounds
+	// lacks is what each other replica does not have, if it has what members have.
+	lacks map[string]map[int64]bool
 	// state is what was acknowledged; pending are states that an operation that crashed may have left.
 	state   block.State
 	pending []block.State
+	// committing are the replicas that are away in the membership that is being committed; unknown those that the replica kept nothing for.
+	committing []string
+	unknown    map[string]bool
 	// tried are the boots of the last write that was acknowledged and of those that were tried since.
 	tried map[string]bool
+	// dropped says that a sync failed, and what it should have written was not written again yet.
+	dropped bool
 }
 
 func newWorld(dir string, seed uint64, how breakage) (*world, error) {
@@ -186,12 +205,15 @@ func newWorld(dir string, seed uint64, how breakage) (*world, error) {
 		return nil, err
 	}
 	w := &world{
-		ctx: context.Background(), rng: rand.New(rand.NewPCG(seed, 1)), fs: fsys, fsys: &brokenFS{FS: fsys, how: how}, dir: filepath.Join(dir, "replicas", "v", "r"),
+		ctx: context.Background(), rng: rand.New(rand.NewPCG(seed, 1)), fs: fsys, fsys: &brokenFS{FS: fsys, how: how}, how: how, dir: filepath.Join(dir, "replicas", "v", "r"),
 		id:    store.Identity{Volume: "ns/v", VolumeUID: "uid", Replica: "r", Size: 6*block.ChunkSize + 4096},
-		cells: map[int64]*cell{}, intent: newBounds(), away: map[string]*bounds{}, tried: map[string]bool{},
+		cells: map[int64]*cell{}, intent: newBounds(), away: map[string]*bounds{}, tried: map[string]bool{}, lacks: map[string]map[int64]bool{},
 	}
 	if err := store.Create(w.fs, w.dir, w.id, w.bootID()); err != nil {
 		return nil, err
+	}
+	for _, name := range others {
+		w.lacks[name] = map[int64]bool{}
 	}
 	w.state.Clean = true
 	return w, w.reopen()
@@ -219,7 +241,7 @@ func (w *world) span() (first, n int64) {
 // step does one operation and tells the model.
 func (w *world) step() error {
 	gen := w.state.Generation
-	switch w.rng.IntN(14) {
+	switch w.rng.IntN(15) {
 	case 0, 1, 2, 3, 4:
 		return w.write(w.rng.IntN(3) == 0)
 	case 5:
@@ -236,6 +258,11 @@ func (w *world) step() error {
 		return w.commit()
 	case 11:
 		return w.clear()
+	case 12:
+		if w.rng.IntN(2) == 0 && w.how == sound {
+			return w.failFlush()
+		}
+		return w.verify(false)
 	default:
 		return w.verify(false)
 	}
@@ -277,6 +304,11 @@ func (w *world) wroteAll(first, n int64, durable bool) {
 		if c := w.cell(i); durable {
 			c.durable, c.later = c.latest(), nil
 		}
+		for _, name := range others {
+			if len(w.state.Members) > 0 && !slices.Contains(w.state.Members, name) {
+				w.lacks[name][i*sector/block.ChunkSize] = true
+			}
+		}
 		if !w.marks() {
 			continue
 		}
@@ -289,11 +321,15 @@ func (w *world) wroteAll(first, n int64, durable bool) {
 func (w *world) write(fua bool) error {
 	first, n := w.span()
 	w.tag++
+	return w.writeTag(first, n, w.tag, fua)
+}
+
+func (w *world) writeTag(first, n int64, tag uint64, fua bool) error {
 	p := make([]byte, n*sector)
 	for i := range len(p) / 8 {
-		binary.LittleEndian.PutUint64(p[8*i:], w.tag)
+		binary.LittleEndian.PutUint64(p[8*i:], tag)
 	}
-	w.touch(first, n, w.tag)
+	w.touch(first, n, tag)
 	if err := w.s.WriteAt(w.ctx, w.state.Generation, p, first*sector, fua); err != nil {
 		return err
 	}
@@ -350,44 +386,80 @@ func (w *world) stale() error {
 }
 
 func (w *world) commit() error {
-	m := block.Membership{
-		Generation: w.state.Generation + w.rng.Int64N(2), Syncing: w.rng.IntN(4) == 0,
-		Members: []string{"r", "b", "c"}[:1+w.rng.IntN(3)],
-	}
-	if w.rng.IntN(2) == 0 {
-		for i := range 10 {
-			if w.rng.IntN(3) > 0 {
-				m.Away = append(m.Away, fmt.Sprintf("away-%d", i))
-			}
+	m := block.Membership{Generation: w.state.Generation + w.rng.Int64N(2), Syncing: w.rng.IntN(6) == 0, Members: []string{"r"}}
+	in, out := w.rng.IntN(4), w.rng.IntN(4)
+	for _, name := range others {
+		switch {
+		case w.rng.IntN(4) < in:
+			m.Members = append(m.Members, name)
+		case w.rng.IntN(4) < out:
+			m.Away = append(m.Away, name)
 		}
 	}
 	next, interim := w.state, w.state
 	next.Generation, next.Members, next.Syncing = m.Generation, m.Members, m.Syncing
-	interim.Away = slices.DeleteFunc(slices.Clone(w.state.Away), func(n string) bool { return !slices.Contains(m.Away, n) })
-	fresh := slices.DeleteFunc(slices.Clone(m.Away), func(n string) bool { return slices.Contains(w.state.Away, n) })
-	next.Away = slices.Concat(interim.Away, fresh)
-	next.Away = next.Away[max(0, len(next.Away)-8):]
-	interim.Away = slices.DeleteFunc(interim.Away, func(n string) bool { return !slices.Contains(next.Away, n) })
+	next.Away = nil // which of m.Away the replica keeps is up to it, as long as it knows what they lack
 	w.pending = []block.State{interim, next}
+	w.committing = m.Away
 	if err := w.s.Commit(w.ctx, m); err != nil {
 		return err
 	}
-	if before := w.marks(); !before && (len(next.Members) != 1 || len(next.Away) > 0) {
+	got := w.s.State()
+	if err := w.plausible(got, w.state, m); err != nil {
+		return err
+	}
+	if next.Away = got.Away; !w.marks() && (len(next.Members) != 1 || len(next.Away) > 0) {
 		w.flushed() // others have a copy now of what was not marked
 	}
-	w.adopt(next)
+	w.adopt(next, false)
+	return nil
+}
+
+// plausible checks which replicas are away after a membership was committed: those that were, and those that were members until now, unless
+// there are too many.
+func (w *world) plausible(got, before block.State, m block.Membership) error {
+	for _, name := range got.Away {
+		if !slices.Contains(m.Away, name) {
+			return fmt.Errorf("%s is away, but should have been forgotten", name)
+		}
+	}
+	for _, name := range m.Away {
+		left := slices.Contains(before.Members, name) && !before.Syncing && !m.Syncing && !w.unknown[name]
+		if (left || slices.Contains(before.Away, name)) && !slices.Contains(got.Away, name) && len(got.Away) < 8 {
+			return fmt.Errorf("%s was forgotten: %v are away", name, got.Away)
+		}
+	}
 	return nil
 }
 
 // adopt makes a state the one that counts.
-func (w *world) adopt(state block.State) {
+func (w *world) adopt(state block.State, crashed bool) {
+	for _, name := range others {
+		left := slices.Contains(w.state.Members, name) && !slices.Contains(state.Members, name)
+		if slices.Contains(state.Members, name) {
+			clear(w.lacks[name])
+		} else if left {
+			w.lacks[name] = maps.Clone(w.intent.must)
+		}
+	}
 	away := map[string]*bounds{}
 	for _, name := range state.Away {
 		if away[name] = w.away[name]; away[name] == nil {
 			away[name] = w.intent.clone()
 		}
 	}
-	w.away, w.state, w.pending = away, state, nil
+	if w.committing != nil {
+		unknown := map[string]bool{}
+		for _, name := range w.committing {
+			unknown[name] = !slices.Contains(state.Away, name)
+		}
+		if crashed { // it may not have come to that
+			maps.DeleteFunc(w.unknown, func(name string, is bool) bool { return !is })
+			maps.Copy(unknown, w.unknown)
+		}
+		w.unknown = unknown
+	}
+	w.away, w.state, w.pending, w.committing = away, state, nil, nil
 }
 
 func (w *world) clear() error {
@@ -413,9 +485,76 @@ func (w *world) clear() error {
 	return nil
 }
 
+// failFlush makes a sync of the data fail. What was not flushed is lost at the next power failure, even if it is flushed once more, unless it
+// is written again; the replica says where.
+func (w *world) failFlush() error {
+	w.failSyncs("data")
+	err := w.s.Flush(w.ctx, w.state.Generation)
+	w.fs.Inject(nil)
+	if errors.Is(err, lossy.ErrCrashed) {
+		return err
+	}
+	if !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a flush whose sync failed: %w", err)
+	}
+	w.tried[""], w.dropped = true, true
+	if err := w.s.WriteAt(w.ctx, w.state.Generation, make([]byte, sector), 0, false); !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a write after a sync failed: %w", err)
+	}
+	if err := w.s.Flush(w.ctx, w.state.Generation); !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a flush after a sync failed: %w", err)
+	}
+	if err := w.s.Close(); !errors.Is(err, block.ErrDamaged) {
+		return fmt.Errorf("a close after a sync failed: %w", err)
+	}
+	if err := w.reopen(); err != nil {
+		return err
+	}
+	if got := w.s.State(); got.Clean || got.BootID != "" {
+		return fmt.Errorf("after a sync failed the replica looks as if nothing was lost: %+v", got)
+	}
+	return w.writeAgain()
+}
+
+// failSyncs makes syncs of a file fail.
+func (w *world) failSyncs(base string) {
+	w.fs.Inject(func(op lossy.Op) error {
+		if op.Kind == lossy.Sync && filepath.Base(op.Path) == base {
+			return map[string]error{"data": unix.EIO, "meta": errMeta}[base]
+		}
+		return nil
+	})
+}
+
+var errMeta = errors.New("metadata was not synced")
+
+// writeAgain copies what is marked from another replica, which has it.
+func (w *world) writeAgain() error {
+	intent, err := w.s.Intent(w.ctx, w.state.Generation)
+	if err != nil {
+		return err
+	}
+	for _, i := range slices.Sorted(maps.Keys(w.cells)) {
+		c := w.cells[i]
+		if len(c.later) == 0 {
+			continue
+		}
+		if c.later[len(c.later)-1].marked && !intent.Has(i*sector/block.ChunkSize) {
+			return fmt.Errorf("sector %d was lost by a failed sync, and is not marked", i)
+		}
+		if err := w.writeTag(i, 1, c.latest(), false); err != nil {
+			return err
+		}
+	}
+	w.dropped = false
+	return nil
+}
+
 // reopen opens the replica and checks what it knows.
 func (w *world) reopen() error {
+	w.fsys.opening = true
 	s, err := store.Open(w.fsys, w.dir, w.id, w.bootID())
+	w.fsys.opening = false
 	if err != nil {
 		return fmt.Errorf("open: %w", err)
 	}
@@ -427,8 +566,11 @@ func (w *world) reopen() error {
 			return errors.New("the replica says that it is clean, and was not closed since it was written to")
 		}
 		c.Clean = got.Clean // the first write may have crashed before it said so
+		if w.committing != nil && !slices.ContainsFunc(got.Away, func(n string) bool { return !slices.Contains(append(w.committing, w.state.Away...), n) }) {
+			c.Away = got.Away
+		}
 		if same(got, c) == nil {
-			w.adopt(c)
+			w.adopt(c, true)
 			if !got.Clean && !w.tried[got.BootID] {
 				return fmt.Errorf("boot ID %s, but it was last written in one of %v", got.BootID, w.tried)
 			}
@@ -487,6 +629,11 @@ func (w *world) verify(crashed bool) error {
 		if err := w.away[name].check("the bitmap of "+name, missed, 7); err != nil {
 			return err
 		}
+		for chunk := range w.lacks[name] {
+			if !missed.Has(chunk) {
+				return fmt.Errorf("%s lacks chunk %d, but only %v is said to be missed", name, chunk, missed)
+			}
+		}
 	}
 	if _, ok, err := w.s.Missed(w.ctx, gen, "nobody"); ok || err != nil {
 		return fmt.Errorf("what a stranger missed: known %v: %w", ok, err)
@@ -517,8 +664,10 @@ func (w *world) settle(durable bool) error {
 		}
 		if durable {
 			c.durable, c.later = tag, nil
-		} else if tag != c.latest() {
-			c.later = append(c.later, write{tag: tag, marked: w.marks()})
+			continue
+		}
+		for len(c.later) > 0 && c.latest() != tag { // the last write did not come that far
+			c.later = c.later[:len(c.later)-1]
 		}
 	}
 	return nil
@@ -558,7 +707,11 @@ func (w *world) restart(midway bool) error {
 	if err := w.verify(crashed || midway); err != nil {
 		return fmt.Errorf("after a restart (power failure: %v): %w", crashed, err)
 	}
-	return w.settle(crashed)
+	if err := w.settle(crashed); err != nil || crashed || !w.dropped {
+		w.dropped = w.dropped && !crashed
+		return err
+	}
+	return w.writeAgain()
 }
 
 // run does random operations with random crashes; an error is a broken promise.
@@ -572,8 +725,12 @@ func run(dir string, seed uint64, how breakage) (err error) {
 		if w.rng.IntN(6) == 0 {
 			w.fs.CrashAfter(w.rng.IntN(8))
 		}
+		if w.rng.IntN(15) == 0 {
+			w.failSyncs("meta")
+		}
 		err := w.step()
-		midway := errors.Is(err, lossy.ErrCrashed)
+		w.fs.Inject(nil)
+		midway := errors.Is(err, lossy.ErrCrashed) || errors.Is(err, errMeta)
 		if err != nil && !midway {
 			return fmt.Errorf("seed %d, step %d: %w", seed, i, err)
 		}
@@ -590,11 +747,7 @@ func run(dir string, seed uint64, how breakage) (err error) {
 }
 
 func TestWhatIsPromisedSurvivesCrashes(t *testing.T) {
-	n := uint64(300)
-	if testing.Short() {
-		n = 50
-	}
-	for seed := range n {
+	for seed := range testlength.Seeds(60, 3000) {
 		if err := run(t.TempDir(), seed, sound); err != nil {
 			t.Fatal(err)
 		}
@@ -604,6 +757,7 @@ func TestWhatIsPromisedSurvivesCrashes(t *testing.T) {
 func TestThePropertyTestNoticesBrokenStores(t *testing.T) {
 	for _, how := range []breakage{
 		dataNotSynced, metaNotSynced, marksAfterData, marksNotSynced, stateNotSynced, holesNotPunched, awayNotCopied, clearsTooMuch, sectorsTorn,
+		openingNotSynced,
 	} {
 		t.Run(strings.ReplaceAll(string(how), " ", "_"), func(t *testing.T) {
 			for seed := range uint64(300) {

@@ -217,22 +217,21 @@ func (s *Store) enter(ctx context.Context, generation int64) error {
 	return err
 }
 
-// Commit implements block.Replica. If more than 8 replicas are away, it forgets the oldest.
+// Commit implements block.Replica. If more than 8 replicas are away, it forgets what the oldest misses. It does not know what a replica
+// misses that was no member before, or that left while this one was being built. Such replicas stay unknown until Away leaves them out.
 func (s *Store) Commit(ctx context.Context, m block.Membership) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if len(m.Members) > maxMembers {
-		return fmt.Errorf("replica %s: %d members are more than %d", s.id.Replica, len(m.Members), maxMembers)
+	if max(len(m.Members), len(m.Away)) > maxNames {
+		return fmt.Errorf("replica %s: %d members and %d that are away: more than %d", s.id.Replica, len(m.Members), len(m.Away), maxNames)
 	}
 	s.gate.Lock()
 	defer s.gate.Unlock()
 	if err := s.check(m.Generation); err != nil {
 		return err
 	}
-	next := record{Generation: m.Generation, Members: slices.Clone(m.Members), Syncing: m.Syncing}
-	var added []string
-	next.Away, added = stillAway(s.state.Away, m.Away)
+	next, added := s.state.after(m)
 	if !s.marks && !s.state.Clean && (next.marks() || len(added) > 0) {
 		// Nobody else had a copy, so chunks were not marked. Whoever gets one now must not have anything that this replica can still lose.
 		if err := s.syncData(); err != nil {
@@ -241,7 +240,6 @@ func (s *Store) Commit(ctx context.Context, m block.Membership) error {
 	}
 	s.stateMu.Lock()
 	defer s.stateMu.Unlock()
-	next.BootID, next.Clean = s.state.BootID, s.state.Clean
 	if err := s.startAway(&next, added); err != nil {
 		return err
 	}
@@ -252,22 +250,36 @@ func (s *Store) Commit(ctx context.Context, m block.Membership) error {
 	return nil
 }
 
-// stillAway returns those of the replicas that were away that are so still, and those that are new, as many as there are bitmaps.
-func stillAway(before []awayRecord, now []string) (stay []awayRecord, added []string) {
-	for _, a := range before {
-		if slices.Contains(now, a.Replica) {
-			stay = append(stay, a)
+// after returns the state with another membership, and the replicas for which a bitmap is to be started.
+func (r record) after(m block.Membership) (next record, added []string) {
+	next = r
+	next.Generation, next.Members, next.Syncing = m.Generation, slices.Clone(m.Members), m.Syncing
+	next.Away, next.Unknown = nil, nil
+	for _, a := range r.Away {
+		if slices.Contains(m.Away, a.Replica) {
+			next.Away = append(next.Away, a)
 		}
 	}
-	for _, name := range now {
-		known := slices.ContainsFunc(stay, func(a awayRecord) bool { return a.Replica == name })
-		if !known && !slices.Contains(added, name) {
+	for _, name := range m.Away {
+		switch {
+		case next.isAway(name) || slices.Contains(added, name) || slices.Contains(next.Unknown, name):
+		case slices.Contains(r.Unknown, name) || r.Syncing || m.Syncing || !r.wasMember(name):
+			next.Unknown = append(next.Unknown, name)
+		default:
 			added = append(added, name)
 		}
 	}
-	added = added[max(0, len(added)-maxAway):]
-	stay = stay[max(0, len(stay)+len(added)-maxAway):]
-	return stay, added
+	for ; len(next.Away)+len(added) > maxAway && len(next.Away) > 0; next.Away = next.Away[1:] {
+		next.Unknown = append(next.Unknown, next.Away[0].Replica)
+	}
+	excess := max(0, len(added)-maxAway)
+	next.Unknown = append(next.Unknown, added[:excess]...)
+	return next, added[excess:]
+}
+
+// wasMember reports whether a replica had everything but for the chunks of the intent bitmap. Before the first write everybody has.
+func (r record) wasMember(replica string) bool {
+	return slices.Contains(r.Members, replica) || (len(r.Members) == 0 && !r.Written)
 }
 
 // startAway begins the bitmaps of replicas that went away. The state that is durable must not name a bitmap that is begun anew.
@@ -277,7 +289,7 @@ func (s *Store) startAway(next *record, added []string) error {
 	}
 	if len(next.Away) < len(s.state.Away) {
 		forget := s.state
-		forget.Away = next.Away
+		forget.Away, forget.Unknown = next.Away, next.Unknown
 		if err := s.persist(forget); err != nil {
 			return err
 		}
@@ -379,8 +391,8 @@ func (s *Store) metaFailed() error {
 
 // prepare makes durable what must be before data is written: that the replica is not clean, and the marks of the chunks.
 func (s *Store) prepare(off, length int64) error {
-	if off < 0 || length < 0 || off > s.id.Size-length {
-		return fmt.Errorf("replica %s: range %d+%d is outside of %d bytes", s.id.Replica, off, length, s.id.Size)
+	if err := s.inside(off, length); err != nil {
+		return err
 	}
 	if err := s.Failure(); err != nil {
 		return err
@@ -401,6 +413,14 @@ func (s *Store) prepare(off, length int64) error {
 	return nil
 }
 
+// inside refuses a range that is not within the volume.
+func (s *Store) inside(off, length int64) error {
+	if off < 0 || length < 0 || off > s.id.Size-length {
+		return fmt.Errorf("replica %s: range %d+%d is outside of %d bytes", s.id.Replica, off, length, s.id.Size)
+	}
+	return nil
+}
+
 // noteWritten makes durable that the replica is not clean.
 func (s *Store) noteWritten() error {
 	s.stateMu.Lock()
@@ -410,7 +430,7 @@ func (s *Store) noteWritten() error {
 	}
 	if s.state.Clean || s.state.BootID != s.boot {
 		next := s.state
-		next.Clean, next.BootID = false, s.boot
+		next.Clean, next.BootID, next.Written = false, s.boot, true
 		if err := s.persist(next); err != nil {
 			return err
 		}
@@ -425,6 +445,9 @@ func (s *Store) ReadAt(ctx context.Context, generation int64, p []byte, off int6
 		return err
 	}
 	defer s.gate.RUnlock()
+	if err := s.inside(off, int64(len(p))); err != nil {
+		return err
+	}
 	if _, err := s.files.data.ReadAt(p, off); err != nil {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
@@ -517,6 +540,9 @@ func (s *Store) Extents(ctx context.Context, generation int64, off, length int64
 		return nil, err
 	}
 	defer s.gate.RUnlock()
+	if err := s.inside(off, length); err != nil {
+		return nil, err
+	}
 	list, err := extents(s.files.data, off, length)
 	if err != nil {
 		return nil, s.failed("list the extents of", off, int(length), err)
