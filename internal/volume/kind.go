@@ -1,0 +1,131 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/kind"
+)
+
+// Host is the node's side of volumes in one `ebb node` process. Its methods are those of kind.Part.
+type Host interface {
+	AddFlags(*pflag.FlagSet)
+	Validate() error
+	Host(kind.Env) (kind.Hosted, error)
+}
+
+// Kind declares volumes as a kind of work. newHost makes the node's side of it, once for each process.
+func Kind(newHost func() Host) kind.Kind {
+	return kind.Kind{
+		Name:      "volumes",
+		Objects:   Objects(),
+		Tenants:   Tenants,
+		New:       func() kind.Part { return &part{host: newHost()} },
+		Summaries: readSummaries,
+		Samples: func() []client.Object {
+			return []client.Object{&v1alpha1.Volume{
+				ObjectMeta: metav1.ObjectMeta{Namespace: kind.DefaultNamespace, Name: "demo"},
+				Spec:       v1alpha1.VolumeSpec{Size: resource.MustParse("64Mi"), Replicas: 2},
+			}}
+		},
+	}
+}
+
+// Objects are the objects of volumes, and who may write them.
+func Objects() []access.Object {
+	return []access.Object{
+		{Resource: "volumes", Node: &access.NodeWrites{Runtime: KindEngines, Check: checkEngineWrite}},
+		{Resource: "replicas", Coordinator: access.Both, Node: &access.NodeWrites{
+			Runtime: KindReplicas, Bindings: []access.Binding{{Node: "spec.nodeName", Epoch: "status.nodeEpoch"}},
+			Fixed: []string{"status.healthyAt", "status.failedAt", "status.conditions"},
+		}},
+	}
+}
+
+// engineFields are what the engine of a volume writes of its status.
+var engineFields = []string{"generation", "members", "nbdURI", "engine"}
+
+// checkEngineWrite admits writes of the node that may run the engine, as the stored object has it. No epoch is needed: an engine is bound to the
+// name of its node and to the generation of the volume, and every write is over the version that the engine read.
+func checkEngineWrite(_ context.Context, w access.Write) error {
+	if !w.Status {
+		return fmt.Errorf("node %s may write the status of the volume only", w.Node)
+	}
+	was, is := statusFields(w.Old), statusFields(w.New)
+	engine, _ := was["attachedTo"].(string)
+	if engine == "" {
+		engine, _ = was["rebuildOn"].(string)
+	}
+	if engine != w.Node {
+		return fmt.Errorf("the engine of the volume is on node %q, not on node %s", engine, w.Node)
+	}
+	before, _ := was["generation"].(int64)
+	if after, _ := is["generation"].(int64); after < before {
+		return fmt.Errorf("node %s may not lower the generation of the volume from %d to %d", w.Node, before, after)
+	}
+	for _, field := range slices.Sorted(maps.Keys(merged(was, is))) {
+		if !slices.Contains(engineFields, field) && !equality.Semantic.DeepEqual(was[field], is[field]) {
+			return fmt.Errorf("node %s may not change status.%s", w.Node, field)
+		}
+	}
+	return nil
+}
+
+func statusFields(o *unstructured.Unstructured) map[string]any {
+	if o == nil {
+		return nil
+	}
+	fields, _, _ := unstructured.NestedMap(o.Object, "status")
+	return fields
+}
+
+func merged(a, b map[string]any) map[string]any {
+	all := map[string]any{}
+	maps.Copy(all, a)
+	maps.Copy(all, b)
+	return all
+}
+
+// part is what an `ebb node` process has of volumes: the node's side, and the coordinator's for its terms.
+type part struct {
+	host    Host
+	metrics *Metrics
+}
+
+// AddFlags implements kind.Part.
+func (p *part) AddFlags(fs *pflag.FlagSet) { p.host.AddFlags(fs) }
+
+// Validate implements kind.Part.
+func (p *part) Validate() error { return p.host.Validate() }
+
+// Host implements kind.Part.
+func (p *part) Host(env kind.Env) (kind.Hosted, error) {
+	p.metrics = NewMetrics(env.Registry)
+	return p.host.Host(env)
+}
+
+// Setup implements kind.Part.
+func (p *part) Setup(t kind.Term) error {
+	c := &Controller{Leader: t.Leader, CheckTerm: t.CheckTerm, Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep}
+	return c.SetupWithManager(t.Manager)
+}
+
+func readSummaries(ctx context.Context, r client.Reader, _ time.Time) ([]*kind.Summary, error) {
+	var list v1alpha1.VolumeList
+	if err := r.List(ctx, &list); err != nil {
+		return nil, err
+	}
+	return []*kind.Summary{Summarize(list.Items)}, nil
+}
