@@ -5,6 +5,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/volume"
 )
 
 // kinds are all kinds of work, in the order in which people see them.
@@ -12,4 +13,5 @@ var kinds = kind.Kinds{
 	deployment.Kind(),
 	changefeed.Kind(),
 	etcdcluster.Kind(),
+	volume.Kind(),
 }

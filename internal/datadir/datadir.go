@@ -132,6 +132,12 @@ func (n NodeDir) Etcd() string { return n.at("etcd") }
 // EtcdSnapshots is where snapshots of etcd clusters are kept.
 func (n NodeDir) EtcdSnapshots() string { return n.at("etcd-snapshots") }
 
+// Volumes is the disk of a node that declares none: its replicas of volumes.
+func (n NodeDir) Volumes() string { return n.at("volumes") }
+
+// NBDSockets is where clients connect to volumes that are attached to the node.
+func (n NodeDir) NBDSockets() string { return n.at("nbd") }
+
 func (n NodeDir) at(name string) string { return filepath.Join(string(n), name) }
 
 // HasCredentials says whether a node can start from this directory, given which of the kubeconfig files it needs.

@@ -16,55 +16,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/volume/host"
 )
-
-// The names under which nodes and drains count.
-const (
-	KindEngines  = "engines"
-	KindReplicas = "replicas"
-)
-
-// Presence is how a replica counts on its node.
-type Presence int
-
-const (
-	// Gone: nothing of it is there.
-	Gone Presence = iota
-	// Held: it has to leave, or be released, before the node may go.
-	Held
-	// Staying: it was released for the drain of this epoch of the node, and goes with it.
-	Staying
-)
-
-// PresenceOf says how a replica counts on its node in an epoch. The volume is nil if it is gone.
-func PresenceOf(v *v1alpha1.Volume, r *v1alpha1.Replica, epoch int64) Presence {
-	if r.Status.State == v1alpha1.ReplicaRemoved {
-		return Gone
-	}
-	if v != nil && string(v.UID) == r.Spec.VolumeUID {
-		if e := v.ReleaseOf(r.Name); e != nil && e.Reason == v1alpha1.ReleaseForDrain && e.NodeEpoch == epoch {
-			return Staying
-		}
-	}
-	return Held
-}
-
-// CountReplicas counts the replicas on a node in an epoch: those that hold it, and those that stay until it stops.
-func CountReplicas(node string, epoch int64, volumes []*v1alpha1.Volume, replicas []*v1alpha1.Replica) (held, staying int) {
-	c := Cluster{Volumes: volumes}
-	for _, r := range replicas {
-		if r.Spec.NodeName != node {
-			continue
-		}
-		switch PresenceOf(c.Volume(r), r, epoch) {
-		case Held:
-			held++
-		case Staying:
-			staying++
-		}
-	}
-	return held, staying
-}
 
 // Tenants are engines and replicas as a drain sees them, at the time when it first asks: both rest on the same, which is read once.
 func Tenants(r client.Reader) []drain.Tenant {
@@ -122,7 +75,7 @@ type engineTenant struct{ *drain.Look[Cluster] }
 
 // Work implements drain.Tenant.
 func (t engineTenant) Work() drain.Work {
-	return drain.Work{Name: KindEngines, One: "volume engine", Many: "volume engines"}
+	return drain.Work{Name: host.KindEngines, One: "volume engine", Many: "volume engines"}
 }
 
 // Remaining implements drain.Tenant.
@@ -138,7 +91,7 @@ type replicaTenant struct{ *drain.Look[Cluster] }
 
 // Work implements drain.Tenant.
 func (t replicaTenant) Work() drain.Work {
-	return drain.Work{Name: KindReplicas, One: "replica", Many: "replicas"}
+	return drain.Work{Name: host.KindReplicas, One: "replica", Many: "replicas"}
 }
 
 // Remaining implements drain.Tenant.
@@ -203,7 +156,7 @@ func (c Cluster) replicasOn(node string) drain.Remaining {
 	dead := !c.Live(node)
 	for _, r := range c.Replicas {
 		v := c.Volume(r)
-		if r.Spec.NodeName != node || PresenceOf(v, r, epoch) != Held {
+		if r.Spec.NodeName != node || host.PresenceOf(v, r, epoch) != host.Held {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "Replica", Name: kind.NameIn(r.Namespace, r.Name)}

@@ -1,9 +1,11 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -17,22 +19,20 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/peer"
+	"github.com/ebb-dev/ebb/internal/volume/engine"
+	"github.com/ebb-dev/ebb/internal/volume/host"
+	"github.com/ebb-dev/ebb/internal/volume/store"
 )
 
-// Host is the node's side of volumes in one `ebb node` process. Its methods are those of kind.Part.
-type Host interface {
-	AddFlags(*pflag.FlagSet)
-	Validate() error
-	Host(kind.Env) (kind.Hosted, error)
-}
-
-// Kind declares volumes as a kind of work. newHost makes the node's side of it, once for each process.
-func Kind(newHost func() Host) kind.Kind {
+// Kind declares volumes as a kind of work.
+func Kind() kind.Kind {
 	return kind.Kind{
 		Name:      "volumes",
 		Objects:   Objects(),
 		Tenants:   Tenants,
-		New:       func() kind.Part { return &part{host: newHost()} },
+		New:       func() kind.Part { return &part{} },
 		Summaries: readSummaries,
 		Samples: func() []client.Object {
 			return []client.Object{&v1alpha1.Volume{
@@ -46,9 +46,9 @@ func Kind(newHost func() Host) kind.Kind {
 // Objects are the objects of volumes, and who may write them.
 func Objects() []access.Object {
 	return []access.Object{
-		{Resource: "volumes", Node: &access.NodeWrites{Runtime: KindEngines, Check: checkEngineWrite}},
+		{Resource: "volumes", Node: &access.NodeWrites{Runtime: host.KindEngines, Check: checkEngineWrite}},
 		{Resource: "replicas", Coordinator: access.Both, Node: &access.NodeWrites{
-			Runtime: KindReplicas, Bindings: []access.Binding{{Node: "spec.nodeName", Epoch: "status.nodeEpoch"}},
+			Runtime: host.KindReplicas, Bindings: []access.Binding{{Node: "spec.nodeName", Epoch: "status.nodeEpoch"}},
 			Fixed: []string{"status.healthyAt", "status.failedAt", "status.conditions"},
 		}},
 	}
@@ -98,22 +98,45 @@ func merged(a, b map[string]any) map[string]any {
 	return all
 }
 
-// part is what an `ebb node` process has of volumes: the node's side, and the coordinator's for its terms.
+// part is what an `ebb node` process has of volumes.
 type part struct {
-	host    Host
+	dir, sockets string
+
 	metrics *Metrics
 }
 
 // AddFlags implements kind.Part.
-func (p *part) AddFlags(fs *pflag.FlagSet) { p.host.AddFlags(fs) }
+func (p *part) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&p.dir, "volume-dir", "", "directory of the disk that holds replicas of volumes if the Node declares no disks, an absolute path (default: volumes in the node's directory)")
+	fs.StringVar(&p.sockets, "volume-sockets", "", "directory of the NBD sockets of volumes that are attached to the node, an absolute path (default: nbd in the node's directory)")
+}
 
 // Validate implements kind.Part.
-func (p *part) Validate() error { return p.host.Validate() }
+func (p *part) Validate() error {
+	if p.dir != "" && !filepath.IsAbs(p.dir) {
+		return fmt.Errorf("--volume-dir %q: give an absolute path", p.dir)
+	}
+	if p.sockets != "" && !filepath.IsAbs(p.sockets) {
+		return fmt.Errorf("--volume-sockets %q: give an absolute path", p.sockets)
+	}
+	return nil
+}
 
 // Host implements kind.Part.
 func (p *part) Host(env kind.Env) (kind.Hosted, error) {
+	boot, err := store.BootID()
+	if err != nil {
+		return kind.Hosted{}, err
+	}
 	p.metrics = NewMetrics(env.Registry)
-	return p.host.Host(env)
+	h, err := host.New(host.Options{
+		Node: env.Node, Gate: env.Gate, Dir: cmp.Or(p.dir, env.Dir.Volumes()), Sockets: cmp.Or(p.sockets, env.Dir.NBDSockets()), Files: env.Files, Objects: env.Objects, FS: store.OS{}, BootID: boot,
+		Clock: func() time.Duration { return time.Duration(node.BootTime()) }, Timing: engine.DefaultTiming(), Metrics: host.NewMetrics(env.Registry, env.Node), Log: env.Log,
+	})
+	if err != nil {
+		return kind.Hosted{}, err
+	}
+	return kind.Hosted{Runtimes: []node.Hosted{h.Replicas(), h.Engines()}, Protocols: []peer.Protocol{h.Protocol()}}, nil
 }
 
 // Setup implements kind.Part.

@@ -268,7 +268,7 @@ func (w World) evictionRequested(r *v1alpha1.Replica) string {
 		return "node"
 	case slices.ContainsFunc(n.Spec.Disks, func(d v1alpha1.Disk) bool { return d.Name == r.Spec.Disk && d.EvictionRequested }):
 		return "disk " + r.Spec.Disk
-	case r.Annotations[EvictAnnotation] == "true":
+	case r.Annotations[v1alpha1.EvictAnnotation] == "true":
 		return "replica"
 	}
 	return ""

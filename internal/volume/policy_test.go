@@ -134,7 +134,7 @@ func (s shape) build() (World, *v1alpha1.Replica) {
 			n.Spec.Disks = []v1alpha1.Disk{{Name: "default", Path: "/d", EvictionRequested: true}}
 		}
 	case "replica":
-		r.Annotations = map[string]string{EvictAnnotation: "true"}
+		r.Annotations = map[string]string{v1alpha1.EvictAnnotation: "true"}
 	}
 	switch s.volume {
 	case "attached":

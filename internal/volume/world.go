@@ -24,9 +24,6 @@ const (
 	forever = 365 * 24 * time.Hour
 )
 
-// EvictAnnotation on a Replica with the value "true" is a person's request that this replica leave its node.
-const EvictAnnotation = "ebb.dev/evict"
-
 // Cluster is all volumes with what decides about them, read at one time.
 type Cluster struct {
 	Now time.Time

@@ -121,7 +121,8 @@ func (a *attachment) reportLoop(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		e, uri := a.described()
-		if !equality.Semantic.DeepEqual(e, last) && (time.Since(at) > progressEvery || uri != lastURI || !equality.Semantic.DeepEqual(withoutProgress(e), withoutProgress(last))) {
+		decisive := uri != lastURI || !equality.Semantic.DeepEqual(withoutProgress(e), withoutProgress(last))
+		if decisive || !equality.Semantic.DeepEqual(e, last) && time.Since(at) > progressEvery {
 			switch err := a.report(ctx, e, uri); {
 			case err == nil:
 				last, lastURI, at = e, uri, time.Now()

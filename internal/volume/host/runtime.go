@@ -44,10 +44,10 @@ func (h *Host) count() (held, staying int) {
 	}
 	for _, w := range h.replicas {
 		o := w.newest()
-		switch {
-		case Holds(h.volumes[types.UID(o.Spec.VolumeUID)], o, epoch):
+		switch PresenceOf(h.volumes[types.UID(o.Spec.VolumeUID)], o, epoch) {
+		case Held:
 			held++
-		case o.Status.State != v1alpha1.ReplicaRemoved:
+		case Staying:
 			staying++
 		}
 	}

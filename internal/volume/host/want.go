@@ -29,16 +29,3 @@ func Want(v *v1alpha1.Volume, replicas []*v1alpha1.Replica, stopping func(node s
 	slices.Sort(want.Build)
 	return want
 }
-
-// Holds reports whether a replica has to leave its node before the node may. One that was released for a drain of an epoch stays on its disk
-// through that.
-func Holds(v *v1alpha1.Volume, r *v1alpha1.Replica, nodeEpoch int64) bool {
-	if r.Status.State == v1alpha1.ReplicaRemoved {
-		return false
-	}
-	if v == nil {
-		return true
-	}
-	release := v.ReleaseOf(r.Name)
-	return release == nil || release.Reason != v1alpha1.ReleaseForDrain || release.NodeEpoch != nodeEpoch
-}
