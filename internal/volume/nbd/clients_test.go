@@ -200,16 +200,14 @@ func TestQemuIOVerifiesPatternsDiscardsAndZeroes(t *testing.T) {
 	if strings.Contains(out, "failed") || strings.Contains(out, "error") {
 		t.Errorf("qemu-io:\n%s", out)
 	}
-	var states []string
-	for _, off := range []int64{0, 2 << 20, 3 << 20} {
+	for what, off := range map[string]int64{"discard": 0, "write -z -u": 3 << 20} {
 		extents, err := device.Extents(t.Context(), off, 64<<10)
 		if err != nil {
 			t.Fatal(err)
 		}
-		states = append(states, fmt.Sprint(extents))
-	}
-	if states[0] != "[{65536 true}]" || states[2] != "[{65536 true}]" {
-		t.Errorf("after discard, write -z, write -z -u: %v", states)
+		if fmt.Sprint(extents) != "[{65536 true}]" {
+			t.Errorf("after %s: %v", what, extents)
+		}
 	}
 }
 
