@@ -200,16 +200,14 @@ func TestQemuIOVerifiesPatternsDiscardsAndZeroes(t *testing.T) {
 	if strings.Contains(out, "failed") || strings.Contains(out, "error") {
 		t.Errorf("qemu-io:\n%s", out)
 	}
-	var states []string
-	for _, off := range []int64{0, 2 << 20, 3 << 20} {
+	for what, off := range map[string]int64{"discard": 0, "write -z -u": 3 << 20} {
 		extents, err := device.Extents(t.Context(), off, 64<<10)
 		if err != nil {
 			t.Fatal(err)
 		}
-		states = append(states, fmt.Sprint(extents))
-	}
-	if states[0] != "[{65536 true}]" || states[2] != "[{65536 true}]" {
-		t.Errorf("after discard, write -z, write -z -u: %v", states)
+		if fmt.Sprint(extents) != "[{65536 true}]" {
+			t.Errorf("after %s: %v", what, extents)
+		}
 	}
 }
 
@@ -219,7 +217,7 @@ func TestFioVerifiesWhatItWrote(t *testing.T) {
 	s := serve(t, device, Options{})
 	report := filepath.Join(t.TempDir(), "fio.json")
 	run(t, "fio", "--name=verify", "--ioengine=nbd", "--uri="+s.URI(), "--rw=randwrite", "--bsrange=512-64k", "--iodepth=16",
-		"--size=64M", "--io_size=64M", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--fsync=256", "--randseed=7", "--output-format=json", "--output="+report)
+		"--size=64M", "--io_size=64M", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_state_save=0", "--fsync=256", "--randseed=7", "--output-format=json", "--output="+report)
 	text, err := os.ReadFile(report)
 	if err != nil {
 		t.Fatal(err)

@@ -34,8 +34,7 @@ const (
 	sayOption = `"IHAVEOPT" `
 	getOption = `0003e889045565a9 `
 	hello     = `"NBDMAGICIHAVEOPT" 0003`
-	// Request: magic, flags, command, cookie.
-	goPlain = sayOption + `00000007 00000009 00000003"vol"0000`
+	goPlain   = sayOption + `00000007 00000009 00000003"vol"0000`
 	// A size of 256 KiB; flags with and without DF.
 	wentPlain      = getOption + `00000007 00000003 0000000c 0000 0000000000040000 016d` + getOption + `00000007 00000001 00000000`
 	wentStructured = getOption + `00000007 00000003 0000000c 0000 0000000000040000 01ed` + getOption + `00000007 00000001 00000000`
@@ -113,7 +112,7 @@ func TestExchangesAreAsTheProtocolSays(t *testing.T) {
 		{name: "structured reads have data and holes", exchanges: []exchange{
 			{``, hello}, {`00000003`, ``}, {structured, structuredAck}, {setContext, setContextAck}, {goPlain, wentStructured},
 			{`25609513 0000 0000 0000000000000001 0000000000000001 00000002`, `668e33ef 0001 0001 0000000000000001 0000000a 0000000000000001"bc"`},
-			// 128 KiB of which the second half is a hole; only the last 4 bytes of the data are asked for.
+			// The last 4 bytes of data and the 64 KiB of the hole after them.
 			{`25609513 0000 0000 0000000000000002 000000000000fffc 00010004`,
 				`668e33ef 0000 0001 0000000000000002 0000000c 000000000000fffc"wxyz"` +
 					`668e33ef 0001 0002 0000000000000002 0000000c 0000000000010000 00010000`},

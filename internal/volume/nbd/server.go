@@ -84,10 +84,12 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	defer context.AfterFunc(ctx, func() { listener.Close() })()
+	failing := false
 	for {
 		nc, err := listener.Accept()
 		switch {
 		case err == nil:
+			failing = false
 			s.start(ctx, nc, &conns)
 		case ctx.Err() != nil:
 			return nil
@@ -96,7 +98,10 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		default: // for instance too many open files
-			s.opts.Log.Warn("cannot accept an NBD client", "export", s.export, "error", err)
+			if !failing {
+				s.opts.Log.Warn("cannot accept NBD clients; trying again", "export", s.export, "error", err)
+			}
+			failing = true
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
