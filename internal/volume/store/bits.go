@@ -23,7 +23,8 @@ type bits struct {
 	waitingMu sync.Mutex
 	waiting   []chunkRange
 
-	mu   sync.RWMutex
+	mu sync.RWMutex
+	// maps by slot; nil if nobody uses it.
 	maps [1 + maxAway]block.Bitmap
 	// slots of the replicas that are away; changed only while there is no I/O.
 	slots []int
@@ -55,9 +56,9 @@ func (r chunkRange) words(f func(i int64, mask uint64)) {
 	}
 }
 
-// load reads the bitmaps.
-func (b *bits) load() error {
-	for slot := range b.maps {
+// load reads the bitmaps of the replicas that are away, and the intent bitmap.
+func (b *bits) load(away []int) error {
+	for _, slot := range append([]int{0}, away...) {
 		buf := make([]byte, bitmapSize(b.size))
 		if _, err := b.meta.ReadAt(buf, bitmapAt(b.size, slot)); err != nil {
 			return err
@@ -74,7 +75,14 @@ func (b *bits) load() error {
 
 // setAway says which bitmaps count. There is no I/O meanwhile.
 func (b *bits) setAway(slots []int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.slots = slots
+	for slot := 1; slot <= maxAway; slot++ {
+		if !slices.Contains(slots, slot) {
+			b.maps[slot] = nil
+		}
+	}
 	for i := range b.marked {
 		word := b.maps[0][i]
 		for _, slot := range slots {
@@ -170,7 +178,7 @@ func (b *bits) clear(chunks block.Bitmap) error {
 // start makes a bitmap a copy of the intent bitmap; the caller syncs it.
 func (b *bits) start(slot int) error {
 	b.mu.Lock()
-	copy(b.maps[slot], b.maps[0])
+	b.maps[slot] = slices.Clone(b.maps[0])
 	b.mu.Unlock()
 	return b.writeAll(slot)
 }

@@ -303,17 +303,22 @@ func openFiles(fsys FS, dir string, flag int) (*files, error) {
 	return f, nil
 }
 
+// open locks before it opens, so that what it opens is what the lock is for, but leaves no lock file where there is no replica.
 func (f *files) open(fsys FS, dir string, flag int) (err error) {
+	if _, err := fsys.Stat(filepath.Join(dir, metaName)); err != nil {
+		return err
+	}
+	if flag != os.O_RDONLY {
+		lock, err := fsys.Lock(filepath.Join(dir, lockName))
+		if err != nil {
+			return err
+		}
+		f.lock = lock
+	}
 	if f.meta, err = open(fsys, filepath.Join(dir, metaName), flag); err != nil {
 		return err
 	}
-	if f.data, err = open(fsys, filepath.Join(dir, dataName), flag); err != nil || flag == os.O_RDONLY {
-		return err
-	}
-	lock, err := fsys.Lock(filepath.Join(dir, lockName))
-	if err == nil {
-		f.lock = lock
-	}
+	f.data, err = open(fsys, filepath.Join(dir, dataName), flag)
 	return err
 }
 

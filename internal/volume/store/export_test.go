@@ -2,8 +2,7 @@ package store
 
 // Where the parts of the metadata are, for tests that damage them.
 const (
-	StateOffset = stateOffset
-	StateSize   = stateSize
+	StateSize = stateSize
 )
 
 // MetaSize is the length of the metadata.

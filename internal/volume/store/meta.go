@@ -203,6 +203,15 @@ func (r record) state(boot string) block.State {
 	}
 }
 
+// slots are the bitmaps of the replicas that are away.
+func (r record) slots() []int {
+	var slots []int
+	for _, a := range r.Away {
+		slots = append(slots, a.Slot)
+	}
+	return slots
+}
+
 // isAway reports whether the missed chunks of a replica are kept.
 func (r record) isAway(replica string) bool {
 	return slices.ContainsFunc(r.Away, func(a awayRecord) bool { return a.Replica == replica })

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -65,7 +66,7 @@ type brokenFile struct {
 	store.File
 	fs    *brokenFS
 	data  bool
-	marks bool // the last write was one of marks
+	marks atomic.Bool // the last write was one of marks
 }
 
 func (f *brokenFile) Datasync() error {
@@ -74,7 +75,7 @@ func (f *brokenFile) Datasync() error {
 		return nil
 	case f.fs.how == openingNotSynced && f.fs.opening:
 		return nil
-	case f.fs.how == marksNotSynced && !f.data && f.marks, f.fs.how == stateNotSynced && !f.data && !f.marks:
+	case f.fs.how == marksNotSynced && !f.data && f.marks.Load(), f.fs.how == stateNotSynced && !f.data && !f.marks.Load():
 		return nil
 	case f.fs.how == marksAfterData && !f.data && len(f.fs.held) > 0:
 		f.fs.held = append(f.fs.held, f.File.Datasync)
@@ -84,14 +85,15 @@ func (f *brokenFile) Datasync() error {
 }
 
 func (f *brokenFile) WriteAt(p []byte, off int64) (int, error) {
-	f.marks = !f.data && off >= bitmapsAt
+	marks := !f.data && off >= bitmapsAt
+	f.marks.Store(marks)
 	switch {
-	case f.fs.how == marksAfterData && f.marks:
+	case f.fs.how == marksAfterData && marks:
 		f.fs.held = append(f.fs.held, func() error { _, err := f.File.WriteAt(p, off); return err })
 		return len(p), nil
-	case f.fs.how == awayNotCopied && f.marks && off >= bitmapsAt+bitmapLengthHere && len(p) == bitmapLengthHere:
+	case f.fs.how == awayNotCopied && marks && off >= bitmapsAt+bitmapLengthHere && len(p) == bitmapLengthHere:
 		p = make([]byte, len(p))
-	case f.fs.how == clearsTooMuch && f.marks && off == bitmapsAt:
+	case f.fs.how == clearsTooMuch && marks && off == bitmapsAt:
 		p = slices.Clone(p)
 		p[0] &^= 1
 	case f.fs.how == sectorsTorn && f.data && len(p) > 100:
@@ -116,6 +118,9 @@ func (f *brokenFile) Allocate(mode uint32, off, length int64) error {
 }
 
 func (f *brokenFile) release() error {
+	if f.fs.how != marksAfterData {
+		return nil
+	}
 	held := f.fs.held
 	f.fs.held = nil
 	for _, h := range held {
@@ -668,6 +673,9 @@ func (w *world) settle(durable bool) error {
 		}
 		for len(c.later) > 0 && c.latest() != tag { // the last write did not come that far
 			c.later = c.later[:len(c.later)-1]
+		}
+		if !slices.ContainsFunc(c.later, func(l write) bool { return l.tag != c.durable }) { // zeros over zeros, which may not have been written
+			c.later = nil
 		}
 	}
 	return nil

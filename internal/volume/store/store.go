@@ -49,7 +49,8 @@ type Store struct {
 	// written says that the state is durably not clean, and has the current boot ID.
 	written atomic.Bool
 
-	syncs group
+	syncs    group
+	metaSync sync.Mutex
 	// failure is why data can no longer be written; metaFailure why metadata cannot.
 	failure     atomic.Pointer[error]
 	metaFailure atomic.Pointer[error]
@@ -92,7 +93,7 @@ func (s *Store) open(fsys FS) (err error) {
 	}
 	s.files = f
 	s.bits = bits{meta: f.meta, size: s.id.Size, sync: s.syncMeta}
-	if err := s.bits.load(); err != nil {
+	if err := s.bits.load(s.state.slots()); err != nil {
 		return fmt.Errorf("%w: read the bitmaps: %w", block.ErrDamaged, err)
 	}
 	s.adopt()
@@ -139,11 +140,7 @@ func checkSizes(f *files, size int64) error {
 func (s *Store) adopt() {
 	s.generation.Store(s.state.Generation)
 	s.marks = s.state.marks()
-	var slots []int
-	for _, a := range s.state.Away {
-		slots = append(slots, a.Slot)
-	}
-	s.bits.setAway(slots)
+	s.bits.setAway(s.state.slots())
 }
 
 // Identity is which replica it is.
@@ -333,7 +330,10 @@ func (s *Store) persist(next record) error {
 	return nil
 }
 
+// syncMeta makes metadata durable. Syncs follow each other: the kernel reports an error to one of several callers.
 func (s *Store) syncMeta() error {
+	s.metaSync.Lock()
+	defer s.metaSync.Unlock()
 	if err := s.metaFailed(); err != nil {
 		return err
 	}
@@ -630,7 +630,7 @@ func (s *Store) Missed(ctx context.Context, generation int64, replica string) (b
 	return s.bits.get(slot), true, nil
 }
 
-// Clear implements block.Replica.
+// Clear implements block.Replica. No write to the chunks may be under way. After a sync failed nothing is cleared.
 func (s *Store) Clear(ctx context.Context, generation int64, chunks block.Bitmap) error {
 	if err := s.enter(ctx, generation); err != nil {
 		return err

@@ -252,6 +252,7 @@ func TestOpenTellsWhatIsWrong(t *testing.T) {
 		{"empty data", id, resize("data", 0), block.ErrDamaged},
 		{"long data", id, resize("data", 10*mib), block.ErrDamaged},
 		{"short metadata", id, resize("meta", 8192), block.ErrDamaged},
+		{"metadata that ends in a bitmap", id, resize("meta", store.MetaSize(id.Size)-4096), block.ErrDamaged},
 		{"metadata without bitmaps", id, resize("meta", 128<<10), block.ErrDamaged},
 		{"empty metadata", id, resize("meta", 0), block.ErrDamaged},
 	} {
@@ -944,6 +945,36 @@ func TestTwoProcesses(t *testing.T) {
 	s, err := store.Open(store.OS{}, dir, id, "boot")
 	f.must(err)
 	f.must(s.Close())
+}
+
+func TestALargeVolume(t *testing.T) {
+	large := id
+	large.Size = 8<<40 - 4096
+	dir := filepath.Join(t.TempDir(), "v", "v-1")
+	f := &fixture{T: t}
+	f.must(store.Create(store.OS{}, dir, large, "boot"))
+	s, err := store.Open(store.OS{}, dir, large, "boot")
+	f.must(err)
+	f.s = s
+	f.commit(1, []string{"v-1", "v-2"}, nil)
+	last := block.Chunks(large.Size) - 1
+	f.write(1, 0, false)
+	f.write(1, large.Size-4096, false)
+	f.write(1, 4<<40, false)
+	f.must(s.Zero(ctx, 1, 6<<40, 1<<40, block.Zero{Hole: true}))
+	f.commit(2, []string{"v-1"}, []string{"v-2"})
+	f.must(s.Close())
+	f.s, err = store.Open(store.OS{}, dir, large, "boot")
+	f.must(err)
+	want := []int64{0, 4 << 20}
+	for i := int64(6 << 20); i < 7<<20; i++ {
+		want = append(want, i)
+	}
+	want = append(want, last)
+	if got := f.missed(2, "v-2"); !slices.Equal(got, want) {
+		t.Errorf("%d chunks are missed, want %d", len(got), len(want))
+	}
+	f.must(f.s.Close())
 }
 
 func TestManyAtOnce(t *testing.T) {
