@@ -174,12 +174,18 @@ func (s *sim) coordinate() bool {
 	if s.chaos && s.chance(4) {
 		s.event() // between reading and writing
 	}
+	if s.chaos && (s.mutants.noCAS || s.chance(3)) {
+		s.runEngine()
+	}
 	if w.Volume.ResourceVersion != s.volume.ResourceVersion && !s.mutants.noCAS {
 		return true
 	}
 	did := len(d.Actions) > 0
 	if !equality.Semantic.DeepEqual(s.volume.Status, d.Status) {
 		s.refereeStatus(w, d.Status)
+		if d.Status.Generation < s.volume.Status.Generation {
+			s.breach("the generation goes back from %d to %d: what the engine wrote is lost", s.volume.Status.Generation, d.Status.Generation)
+		}
 		was := s.volume.Status
 		s.volume.Status = *d.Status.DeepCopy()
 		s.touch(s.volume)
@@ -281,7 +287,7 @@ func (s *sim) serves(name string) bool {
 func (s *sim) runEngine() {
 	v := &s.volume.Status
 	at := s.volume.EngineNode()
-	if s.engine != nil && (s.engine.node != at || !s.node(at).up || s.engine.generation != v.Generation) {
+	if s.engine != nil && (s.engine.node != at || !s.node(at).up || s.engine.generation != v.Generation || v.Engine == nil) {
 		s.engine = nil // it was detached, if only for a moment
 	}
 	if at == "" || !s.node(at).up {
@@ -302,11 +308,8 @@ func (s *sim) runEngine() {
 	if v.AttachedTo != "" && !slices.ContainsFunc(v.Members, func(m string) bool { return !s.serves(m) }) {
 		s.acked++
 		for _, m := range v.Members {
-			s.copies[m].has = s.acked
-		}
-		for t := range s.engine.building { // live writes from the start
-			if c := s.copies[t]; c != nil && c.has >= 0 {
-				c.has = 0
+			if c := s.copies[m]; c.has == s.acked-1 { // a copy that missed a write never has all of them again by itself
+				c.has = s.acked
 			}
 		}
 	}
@@ -579,4 +582,17 @@ func (s *sim) settle(rounds int, done func() bool) bool {
 
 func (s *sim) healthy() bool { return s.volume.Status.Robustness == v1alpha1.VolumeHealthy }
 
+// tail is how a history ended: the replicas, the nodes, and the last things that happened.
 func (s *sim) tail() string { return s.dump() + strings.Join(s.heard[max(0, len(s.heard)-80):], "\n") }
+
+func (s *sim) dump() string {
+	out := ""
+	for _, name := range s.names() {
+		r := s.replicas[name]
+		out += fmt.Sprintf("%s on %s: state %q deleting %v evicting %v healthyAt %v failedAt %v replaces %q\n", name, r.Spec.NodeName, r.Status.State, deleting(r), r.Spec.EvictionRequested, r.Status.HealthyAt, r.Status.FailedAt, r.Spec.Replaces)
+	}
+	for _, n := range s.nodes {
+		out += fmt.Sprintf("%+v\n", *n)
+	}
+	return out
+}
