@@ -2,6 +2,7 @@ package volume
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -109,12 +110,8 @@ func (p *planner) buildable(r *v1alpha1.Replica) bool {
 	if p.member(r) || deleting(r) || p.Volume.ReleaseOf(r.Name) != nil || r.Status.State != v1alpha1.ReplicaReady || p.down(node) || p.draining(node) {
 		return false
 	}
-	for _, source := range p.Replicas {
-		if p.Healthy(source) && !p.down(source.Spec.NodeName) {
-			return true
-		}
-	}
-	return false
+	// A source that is to go with its node is not touched: the volume counts as stopped, and an engine would end that.
+	return slices.ContainsFunc(p.Replicas, func(s *v1alpha1.Replica) bool { return p.source(s) && p.Volume.ReleaseOf(s.Name) == nil })
 }
 
 // detachedBecause says why a volume that should be attached is not.

@@ -169,7 +169,7 @@ func (p *planner) create() {
 	}
 	unreplaced := p.unreplaced()
 	for missing := int(p.Volume.Spec.Replicas) - have; missing > 0; missing-- {
-		if p.status.Generation > 0 && !slices.ContainsFunc(p.Replicas, p.kept) {
+		if p.status.Generation > 0 && !slices.ContainsFunc(p.Replicas, p.source) {
 			return // there is nothing to build it from
 		}
 		where, refused := p.place(evicting, p.created)

@@ -20,7 +20,18 @@ func (p *planner) release() {
 		return p.replica(e.Replica) == nil && !slices.Contains(p.status.Members, e.Replica)
 	})
 	for _, r := range p.Replicas {
-		p.setRelease(r.Name, p.releaseOf(r))
+		if !released(p.Volume, r) || p.revocable(r) {
+			p.setRelease(r.Name, p.releaseForDrain(r))
+		}
+	}
+	// Copies that leave with their node are known now: what is deleted counts on none of them.
+	for _, r := range p.Replicas {
+		if released(p.Volume, r) {
+			continue
+		}
+		if reason := p.leaves(r); reason != "" {
+			p.setRelease(r.Name, &v1alpha1.ReleasedReplica{Replica: r.Name, Reason: reason})
+		}
 	}
 }
 
@@ -37,17 +48,6 @@ func (p *planner) setRelease(name string, want *v1alpha1.ReleasedReplica) {
 	}
 }
 
-// releaseOf decides how a replica is released; nil if it is not, or not any more.
-func (p *planner) releaseOf(r *v1alpha1.Replica) *v1alpha1.ReleasedReplica {
-	if released(p.Volume, r) && !p.revocable(r) {
-		return p.Volume.ReleaseOf(r.Name)
-	}
-	if reason := p.leaves(r); reason != "" {
-		return &v1alpha1.ReleasedReplica{Replica: r.Name, Reason: reason}
-	}
-	return p.releaseForDrain(r)
-}
-
 // revocable reports whether the volume may count on a released replica again: it is still a member, and either nobody wants it gone any more
 // or it is the last one.
 func (p *planner) revocable(r *v1alpha1.Replica) bool {
@@ -60,8 +60,7 @@ func (p *planner) leaves(r *v1alpha1.Replica) v1alpha1.ReleaseReason {
 	if p.Healthy(r) && others == 0 {
 		return ""
 	}
-	other := p.replacement(r)
-	replaced := others >= int(p.Volume.Spec.Replicas) || p.isEvicting(r) && other != nil && p.kept(other)
+	replaced := p.replaced(r, others)
 	switch {
 	case deleting(r) || p.abandoned(r):
 		return v1alpha1.ReleaseToRemove
@@ -71,6 +70,25 @@ func (p *planner) leaves(r *v1alpha1.Replica) v1alpha1.ReleaseReason {
 		return v1alpha1.ReleaseToRemove
 	}
 	return ""
+}
+
+// replaced reports whether the volume does without a replica: it has its count elsewhere, or the replacement of a replica that is to leave is
+// healthy and only replicas are missing that have failed. Those must not hold up an eviction, and an eviction must not add to them.
+func (p *planner) replaced(r *v1alpha1.Replica, others int) bool {
+	count := int(p.Volume.Spec.Replicas)
+	if others >= count {
+		return true
+	}
+	other := p.replacement(r)
+	if !p.isEvicting(r) || other == nil || !p.kept(other) {
+		return false
+	}
+	for _, f := range p.Replicas {
+		if f.Name != r.Name && !p.Unused(f) && !p.kept(f) && !deleting(f) && !released(p.Volume, f) {
+			count--
+		}
+	}
+	return others >= count
 }
 
 // releaseForDrain releases a replica that the policy lets go with its node. It is revoked if the policy does not any more, until the node is
@@ -84,8 +102,12 @@ func (p *planner) releaseForDrain(r *v1alpha1.Replica) *v1alpha1.ReleasedReplica
 	if has := p.Volume.ReleaseOf(r.Name); has != nil && *has == *want && p.stopping(node) {
 		return want
 	}
-	if p.Volume.EngineNode() == node || !p.MayGo(r).Allowed {
+	verdict := p.MayGo(r)
+	if p.Volume.EngineNode() == node || !verdict.Allowed {
 		return nil
+	}
+	if verdict.Reason == AllowedStopped && p.read.EngineNode() != "" {
+		return nil // it is being detached by this very write, and the engine does not know yet
 	}
 	return want
 }

@@ -170,7 +170,7 @@ func (p *planner) evictingState(r *v1alpha1.Replica) (reason, message string) {
 		return v1alpha1.ReasonReplacementBuilding, p.about(r) + fmt.Sprintf("it leaves when %s on node %s is healthy.", other.Name, other.Spec.NodeName)
 	case p.short > 0:
 		return v1alpha1.ReasonNoReplacement, p.about(r) + fmt.Sprintf("no disk can take its replacement: %s. Add a node or a disk, free space, or uncordon a node.", p.refused)
-	case !slices.ContainsFunc(p.Replicas, p.kept):
+	case !slices.ContainsFunc(p.Replicas, p.source):
 		return v1alpha1.ReasonLastHealthyReplica, p.about(r) + "no healthy replica on a live node is left to build another one from. Start the node of one."
 	}
 	return v1alpha1.ReasonReplacementBuilding, p.about(r) + "it leaves when the volume has its count without it."

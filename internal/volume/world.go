@@ -181,6 +181,9 @@ func (w World) Stopped() bool {
 	return w.Volume.EngineNode() == "" && s.Engine == nil && s.DetachedFor == ""
 }
 
+// source reports whether another replica can be built from this one.
+func (w World) source(r *v1alpha1.Replica) bool { return w.Healthy(r) && !w.down(r.Spec.NodeName) }
+
 // kept reports whether the volume counts on a replica: it is healthy, neither released nor being deleted, and its node is live.
 func (w World) kept(r *v1alpha1.Replica) bool {
 	return w.Healthy(r) && !deleting(r) && w.Volume.ReleaseOf(r.Name) == nil && w.Nodes[r.Spec.NodeName] != nil && w.Live(r.Spec.NodeName)
