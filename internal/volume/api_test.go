@@ -31,6 +31,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/volume/host"
 )
 
 // patience bounds every wait for something that should come.
@@ -263,7 +264,7 @@ func (c *cluster) with(nodes ...string) {
 		n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		c.must(c.admin.Create(context.Background(), n))
 		n.Status = v1alpha1.NodeStatus{
-			Epoch: 1, Liveness: v1alpha1.Alive, Held: map[string]int64{KindEngines: 0, KindReplicas: 0},
+			Epoch: 1, Liveness: v1alpha1.Alive, Held: map[string]int64{host.KindEngines: 0, host.KindReplicas: 0},
 			Conditions: []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonServing, LastTransitionTime: metav1.Now()}},
 			Disks:      []v1alpha1.DiskStatus{{Name: DefaultDisk, Path: "/d", UUID: name, Ready: true, TotalBytes: 10 * gib, AvailableBytes: 10 * gib}},
 		}
@@ -573,7 +574,7 @@ func testDrain(t *testing.T, c *cluster) {
 	if e := c.volume("data").ReleaseOf("data-r1"); e == nil || e.Reason != v1alpha1.ReleaseForDrain || e.NodeEpoch != 1 || e.DrainUID == "" {
 		t.Errorf("released: %+v", e)
 	}
-	if held, staying := CountReplicas("n1", 1, []*v1alpha1.Volume{c.volume("data")}, c.replicas()); held != 0 || staying != 1 {
+	if held, staying := host.CountReplicas("n1", 1, byUID(c.volume("data")), c.replicas()); held != 0 || staying != 1 {
 		t.Errorf("the node counts %d held, %d staying", held, staying)
 	}
 	c.cordon("n2", true)

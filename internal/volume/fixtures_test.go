@@ -136,3 +136,11 @@ func deletedAt(r *v1alpha1.Replica) *v1alpha1.Replica {
 	r.DeletionTimestamp = &at
 	return r
 }
+
+func byUID(list ...*v1alpha1.Volume) map[types.UID]*v1alpha1.Volume {
+	volumes := map[types.UID]*v1alpha1.Volume{}
+	for _, v := range list {
+		volumes[v.UID] = v
+	}
+	return volumes
+}

@@ -18,6 +18,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/simtest"
+	"github.com/ebb-dev/ebb/internal/volume/host"
 )
 
 // simNode is a machine.
@@ -382,7 +383,7 @@ func (s *sim) left(n *simNode) int64 {
 	c := s.cluster()
 	left := c.enginesOn(n.name).Count + c.replicasOn(n.name).Count
 	if n.up {
-		held, _ := CountReplicas(n.name, n.epoch, c.Volumes, c.Replicas)
+		held, _ := host.CountReplicas(n.name, n.epoch, byUID(c.Volumes...), c.Replicas)
 		left = max(left, int64(held))
 		if s.engine != nil && s.engine.node == n.name {
 			left++

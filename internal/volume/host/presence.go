@@ -1,6 +1,10 @@
 package host
 
-import "github.com/ebb-dev/ebb/api/v1alpha1"
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
 
 // Presence is how a replica counts on its node.
 type Presence int
@@ -27,3 +31,18 @@ func PresenceOf(v *v1alpha1.Volume, r *v1alpha1.Replica, epoch int64) Presence {
 	return Held
 }
 
+// CountReplicas counts the replicas on a node in an epoch: those that hold it, and those that stay until it stops.
+func CountReplicas(node string, epoch int64, volumes map[types.UID]*v1alpha1.Volume, replicas []*v1alpha1.Replica) (held, staying int) {
+	for _, r := range replicas {
+		if r.Spec.NodeName != node {
+			continue
+		}
+		switch PresenceOf(volumes[types.UID(r.Spec.VolumeUID)], r, epoch) {
+		case Held:
+			held++
+		case Staying:
+			staying++
+		}
+	}
+	return held, staying
+}

@@ -42,16 +42,11 @@ func (h *Host) count() (held, staying int) {
 	if h.epoch != nil {
 		epoch = h.epoch.epoch.Number
 	}
+	var mine []*v1alpha1.Replica
 	for _, w := range h.replicas {
-		o := w.newest()
-		switch PresenceOf(h.volumes[types.UID(o.Spec.VolumeUID)], o, epoch) {
-		case Held:
-			held++
-		case Staying:
-			staying++
-		}
+		mine = append(mine, w.newest())
 	}
-	return held, staying
+	return CountReplicas(h.opts.Node, epoch, h.volumes, mine)
 }
 
 // epochRun is what the node follows in one epoch.
