@@ -105,25 +105,33 @@ func BenchmarkFUA(b *testing.B) {
 	b.Run("one", func(b *testing.B) {
 		s, f := benchStore(b, []string{"r"}, nil)
 		compare(b, func(p []byte, off int64) error { return s.WriteAt(ctx, 2, p, off, true) },
-			func(p []byte, off int64) error {
-				if _, err := f.WriteAt(p, off); err != nil {
-					return err
-				}
-				return unix.Fdatasync(int(f.Fd()))
-			})
+			func(p []byte, off int64) error { return writeSync(f, p, off) })
 	})
-	b.Run("32 at once", func(b *testing.B) {
-		s, _ := benchStore(b, []string{"r"}, nil)
-		var seed atomic.Uint64
-		b.SetParallelism(16)
-		b.ResetTimer()
-		b.RunParallel(func(pb *testing.PB) {
-			rng, p := rand.New(rand.NewPCG(seed.Add(1), 1)), pattern(benchIO, 2)
-			for pb.Next() {
-				if err := s.WriteAt(ctx, 2, p, rng.Int64N(benchSize/benchIO)*benchIO, true); err != nil {
-					b.Error(err)
-				}
+	for _, on := range []string{"store", "file"} {
+		b.Run("32 at once/"+on, func(b *testing.B) {
+			s, f := benchStore(b, []string{"r"}, nil)
+			op := func(p []byte, off int64) error { return s.WriteAt(ctx, 2, p, off, true) }
+			if on == "file" {
+				op = func(p []byte, off int64) error { return writeSync(f, p, off) }
 			}
+			var seed atomic.Uint64
+			b.SetParallelism(16)
+			b.ResetTimer()
+			b.RunParallel(func(pb *testing.PB) {
+				rng, p := rand.New(rand.NewPCG(seed.Add(1), 1)), pattern(benchIO, 2)
+				for pb.Next() {
+					if err := op(p, rng.Int64N(benchSize/benchIO)*benchIO); err != nil {
+						b.Error(err)
+					}
+				}
+			})
 		})
-	})
+	}
+}
+
+func writeSync(f *os.File, p []byte, off int64) error {
+	if _, err := f.WriteAt(p, off); err != nil {
+		return err
+	}
+	return unix.Fdatasync(int(f.Fd()))
 }
