@@ -254,6 +254,8 @@ func (c *simClient) step(ctx context.Context) {
 		s -= simClients
 	}
 	switch k := c.rng.IntN(10); {
+	case k == 4 && c.p.previous.Load() != nil && c.rng.IntN(4) == 0: // nor may it acknowledge a write that its successor does not see
+		c.write(ctx, c.p.previous.Load(), s)
 	case k < 5:
 		c.write(ctx, e, s)
 	case k == 5 && c.p.previous.Load() != nil: // an engine that was replaced may answer, but only with what is true
@@ -542,13 +544,93 @@ func (p *play) compare() {
 }
 
 func TestNoFaultLosesATornOrStaleSector(t *testing.T) {
-	for seed := range testlength.Seeds(12, 200) {
+	for seed := range testlength.Seeds(6, 200) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			t.Parallel()
 			p := newPlay(t, seed, nil)
-			if broken := p.run(testlength.Pick(6, 25)); broken != "" {
+			if broken := p.run(testlength.Pick(5, 25)); broken != "" {
 				t.Errorf("%s\n%s", broken, strings.Join(p.log, "\n"))
 			}
+		})
+	}
+}
+
+// forgetful breaks a rule of replicas.
+type forgetful struct {
+	block.Replica
+	intent, missed, flush, generation bool
+}
+
+func (f forgetful) Intent(ctx context.Context, g int64) (block.Bitmap, error) {
+	if f.intent {
+		return block.NewBitmap(block.Chunks(simSize)), nil
+	}
+	return f.Replica.Intent(ctx, g)
+}
+
+func (f forgetful) Missed(ctx context.Context, g int64, r string) (block.Bitmap, bool, error) {
+	if f.missed {
+		return block.NewBitmap(block.Chunks(simSize)), true, nil
+	}
+	return f.Replica.Missed(ctx, g, r)
+}
+
+func (f forgetful) Flush(ctx context.Context, g int64) error {
+	if f.flush {
+		return nil
+	}
+	return f.Replica.Flush(ctx, g)
+}
+
+// newest is the generation that a replica knows, for one that does not refuse older ones.
+func (f forgetful) newest(g int64) int64 {
+	if s, ok := f.Replica.(*store.Store); ok && f.generation {
+		return s.State().Generation
+	}
+	return g
+}
+
+func (f forgetful) ReadAt(ctx context.Context, g int64, p []byte, off int64) error {
+	return f.Replica.ReadAt(ctx, f.newest(g), p, off)
+}
+
+func (f forgetful) WriteAt(ctx context.Context, g int64, p []byte, off int64, fua bool) error {
+	return f.Replica.WriteAt(ctx, f.newest(g), p, off, fua)
+}
+
+func (f forgetful) Ping(ctx context.Context, g int64) error { return f.Replica.Ping(ctx, f.newest(g)) }
+
+func TestTheRefereeSeesABrokenRule(t *testing.T) {
+	for name, broken := range map[string]struct {
+		rule   forgetful
+		timing func(*engine.Timing)
+		rare   bool // it shows after many plays only
+	}{
+		"intent is not remembered":          {rule: forgetful{intent: true}},
+		"what was missed is not remembered": {rule: forgetful{missed: true}},
+		"a flush does nothing":              {rule: forgetful{flush: true}},
+		"an old generation is not refused":  {rule: forgetful{generation: true}, rare: true},
+		"an engine never stops by itself":   {timing: func(t *engine.Timing) { t.Unanswered, t.FenceWait = time.Hour, 0 }, rare: true},
+	} {
+		if broken.rare && !testlength.Long() {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(testlength.Pick(40, 200)) {
+				p := newPlay(t, seed, func(r block.Replica) block.Replica {
+					rule := broken.rule
+					rule.Replica = r
+					return rule
+				})
+				if broken.timing != nil {
+					broken.timing(&p.timing)
+				}
+				if p.run(8) != "" {
+					return
+				}
+			}
+			t.Error("no play noticed")
 		})
 	}
 }
