@@ -87,7 +87,7 @@ no deployments and no daemons
 		{"what is healthy takes one line", false, []*v1alpha1.Deployment{
 			program("hello", v1alpha1.TypeDeployment, running("True", "Running", "It runs on n1."), counted("ASSIGNED", 1, 1), on("n1", "Running"),
 				func(d *v1alpha1.Deployment) { d.Spec.Address = "n1" }),
-			program("idle", v1alpha1.TypeDeployment, running("False", "Disabled", "Nobody wants it to run."), counted("DISABLED", 0, 0)),
+			program("idle", v1alpha1.TypeDeployment, running("False", "Disabled", "It is disabled."), counted("DISABLED", 0, 0)),
 		}, `
 NAME    TYPE         STATE      ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
 hello   deployment   ASSIGNED   n1        1/1       0          60s
@@ -119,7 +119,7 @@ n3     -         -     0          -       -           -       not wanted here: l
 		{"a daemon that is missing is shown on each node", false, []*v1alpha1.Deployment{
 			program("beat", v1alpha1.TypeDaemon, running("False", "ERR_DAEMON_MISSING", "It does not run on n1 (CrashLoop), n2."), counted("ENABLED", 1, 3),
 				on("n3", "Running"), on("n1", "CrashLoop", func(i *v1alpha1.DeploymentInstance) {
-					i.Restarts, i.Message = 5, "pause before the next start"
+					i.Restarts, i.Message = 5, "waiting before the next start"
 					i.LastExit = &v1alpha1.InstanceExit{Code: 7, Message: "exit\ncode 7", At: metav1.NewMicroTime(now.Add(-5 * time.Second))}
 				})),
 		}, `
@@ -139,7 +139,7 @@ n3     Running     -     0          30s     -                      -
 					d.Spec.Address, d.Status.Holder = "n2", &v1alpha1.DeploymentHolder{Node: "n1", NodeEpoch: 1, Epoch: 1}
 				}),
 			program("new", v1alpha1.TypeDeployment),
-			program("odd", "cron", running("False", "ERR_INVALID_TYPE", "Nobody runs a record of an invalid type."), func(d *v1alpha1.Deployment) {
+			program("odd", "cron", running("False", "ERR_INVALID_TYPE", "No node runs a deployment of an invalid type."), func(d *v1alpha1.Deployment) {
 				d.Status.Conditions[0].Status, d.Status.Conditions[0].Reason, d.Status.Conditions[0].Message = "False", "ERR_INVALID_TYPE", "type \"cron\" is wrong"
 			}),
 		}, `

@@ -196,8 +196,8 @@ func TestTheProblemOfADrain(t *testing.T) {
 		return d
 	}
 	slot := &v1alpha1.ActiveDrain{Name: "d", UID: "u", Node: "n2", NodeEpoch: 1}
-	stalled := metav1.Condition{Type: v1alpha1.DrainStalled, Status: "True", Message: "Nothing has moved for 5m0s: 1 volume left."}
-	failed := metav1.Condition{Type: v1alpha1.DrainFinished, Status: "True", Message: "Node n2 was not out of service 10m0s after the start."}
+	stalled := metav1.Condition{Type: v1alpha1.DrainStalled, Status: "True", Message: "Nothing has left the node for 5m0s: 1 volume left."}
+	failed := metav1.Condition{Type: v1alpha1.DrainFinished, Status: "True", Message: "Node n2 was not drained within 10m0s."}
 	for _, c := range []struct {
 		want   string
 		slot   *v1alpha1.ActiveDrain
@@ -205,8 +205,8 @@ func TestTheProblemOfADrain(t *testing.T) {
 	}{
 		{"", nil, []v1alpha1.Drain{with(v1alpha1.DrainFailed, failed)}},
 		{"", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining)}},
-		{"stalled: Nothing has moved for 5m0s: 1 volume left", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining, stalled)}},
-		{"failed: Node n2 was not out of service 10m0s after the start", slot, []v1alpha1.Drain{with(v1alpha1.DrainFailed, stalled, failed)}},
+		{"stalled: Nothing has left the node for 5m0s: 1 volume left", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining, stalled)}},
+		{"failed: Node n2 was not drained within 10m0s", slot, []v1alpha1.Drain{with(v1alpha1.DrainFailed, stalled, failed)}},
 		{"its record was deleted; a new Drain of the node goes on", slot, nil},
 	} {
 		if got := drainProblem(c.slot, c.drains); got != c.want {
@@ -219,7 +219,7 @@ func TestTheProblemOfADrain(t *testing.T) {
 func sick() *clusterStatus {
 	at := metav1.NewTime(now.Add(-time.Minute))
 	s := &clusterStatus{
-		Coordinator: "n1", ActiveDrain: &v1alpha1.ActiveDrain{Name: "d", UID: "u", Node: "n3", NodeEpoch: 4}, DrainProblem: "stalled: Nothing has moved for 5m0s: 1 etcd member left",
+		Coordinator: "n1", ActiveDrain: &v1alpha1.ActiveDrain{Name: "d", UID: "u", Node: "n3", NodeEpoch: 4}, DrainProblem: "stalled: Nothing has left the node for 5m0s: 1 etcd member left",
 		Nodes: []nodeStatus{
 			{Name: "n1", Liveness: "Alive", Ready: "True", Reason: "Serving", Since: at, Epoch: 1, Coordinator: true, Held: map[string]int64{"deployments": 1, "dispatchers": 11, "etcdmembers": 1, "etcddata": 0, "maintainers": 0}},
 			{Name: "n2", Liveness: "Alive", Ready: "Unknown", Reason: "Fenced", Message: "Its lease stayed unchanged.", Since: at, Epoch: 2, Held: map[string]int64{"deployments": 0}},
@@ -227,8 +227,8 @@ func sick() *clusterStatus {
 			{Name: "n4", Liveness: "Stopping", Ready: "False", Reason: "Left", Since: at, Epoch: 1, Held: map[string]int64{}},
 		},
 		Drains: []drainStatus{
-			{Name: "d", Node: "n3", Phase: "Draining", Remaining: map[string]int64{"etcdmembers": 1, "deployments": 0}, Created: at, Message: "The node is being emptied."},
-			{Name: "c", Node: "n4", Phase: "Complete", Remaining: map[string]int64{"etcdmembers": 0}, Created: at, Message: "Node n4 left empty."},
+			{Name: "d", Node: "n3", Phase: "Draining", Remaining: map[string]int64{"etcdmembers": 1, "deployments": 0}, Created: at, Message: "Work is being moved off the node."},
+			{Name: "c", Node: "n4", Phase: "Complete", Remaining: map[string]int64{"etcdmembers": 0}, Created: at, Message: "Node n4 was emptied and has left."},
 			{Name: "b", Node: "n9", Phase: "Failed", Remaining: map[string]int64{}, Created: at, Message: "capture not found"},
 		},
 	}
@@ -244,7 +244,7 @@ func sick() *clusterStatus {
 
 func TestTheStatusSaysWhatIsWrong(t *testing.T) {
 	want := "4 nodes, coordinator: n1\n" +
-		"draining: n3 (epoch 4) by drain d; stalled: Nothing has moved for 5m0s: 1 etcd member left\n" +
+		"draining: n3 (epoch 4) by drain d; stalled: Nothing has left the node for 5m0s: 1 etcd member left\n" +
 		"4 nodes: 2 ready, 1 left, 1 fenced (n2: Its lease stayed unchanged)\n" +
 		"1 changefeed: as it should be\n" +
 		"1 etcd cluster: 1 has no quorum (demo: 1 of 3 voters answer, 2 are needed), see `ebb status etcdclusters`\n" + `
@@ -255,8 +255,8 @@ n3     Draining   True      Serving   60s     4       2 only copies of etcd data
 n4     Stopping   False     Left      60s     1       -
 
 DRAIN   NODE   PHASE      AGE   REMAINING       MESSAGE
-d       n3     Draining   60s   1 etcd member   The node is being emptied.
-c       n4     Complete   60s   nothing         Node n4 left empty.
+d       n3     Draining   60s   1 etcd member   Work is being moved off the node.
+c       n4     Complete   60s   nothing         Node n4 was emptied and has left.
 b       n9     Failed     60s   -               capture not found
 `
 	if diff := cmp.Diff(want, sick().text(now)); diff != "" {

@@ -80,7 +80,7 @@ func (r *rules) validateStarted(a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetNamespace() == "" || r.usable() || a.GetUserInfo().GetName() == user.APIServerUser {
 		return nil
 	}
-	return apierrors.NewServiceUnavailable("the server is starting and has not made its namespaces yet; try again")
+	return apierrors.NewServiceUnavailable("the server is starting and has not created its namespaces yet; try again")
 }
 
 func waitsForCollector(o *metav1.DeleteOptions) bool {
@@ -120,14 +120,14 @@ func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admissio
 // validateTypeDelete: with a type go all its objects, past every rule about deleting them.
 func (r *rules) validateTypeDelete(name string) error {
 	if r.ownTypes.Has(name) {
-		return fmt.Errorf("%s is one of Ebb's own types and cannot be deleted: every object of it would go too", name)
+		return fmt.Errorf("%s is a type of Ebb and cannot be deleted: all objects of that type would be deleted with it", name)
 	}
 	return nil
 }
 
 func validateSettings(a admission.Attributes) error {
 	if a.GetOperation() == admission.Delete {
-		return fmt.Errorf("the Settings object %q holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it", nameOf(a))
+		return fmt.Errorf("the Settings object %q holds the cluster's drain slot and cannot be deleted; use `ebb settings set` to change it", nameOf(a))
 	}
 	return nil
 }
@@ -141,7 +141,7 @@ func validateDrainDelete(a admission.Attributes) error {
 		return nil
 	}
 	return apierrors.NewConflict(a.GetResource().GroupResource(), nameOf(a), fmt.Errorf(
-		"the drain is Stopping: node %v is empty and leaves, so it cannot be cancelled any more; delete the record when the drain has ended", spec["nodeName"]))
+		"the drain is Stopping: node %v is empty and is shutting down, so the drain can no longer be cancelled; delete the Drain when it has ended", spec["nodeName"]))
 }
 
 func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error {
@@ -154,14 +154,14 @@ func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error 
 		return nil
 	}
 	if name != node {
-		return fmt.Errorf("the credentials of node %s do not reach node %s", node, name)
+		return fmt.Errorf("the credentials of node %s may not write node %s", node, name)
 	}
 	// People and the coordinator say what a node should be; the node itself only says what it is and where.
 	if a.GetSubresource() == "" && !equality.Semantic.DeepEqual(field(a.GetObject(), "spec"), field(a.GetOldObject(), "spec")) {
 		return fmt.Errorf("node %s may not write its own spec", node)
 	}
 	if holdsItself(a.GetObject(), a.GetOldObject()) {
-		return fmt.Errorf("node %s may not put finalizers or owners on itself", node)
+		return fmt.Errorf("node %s may not change its own finalizers or owner references", node)
 	}
 	if a.GetSubresource() == "status" {
 		return r.validateEpochStands(ctx, node, a.GetObject())
@@ -188,7 +188,7 @@ func holdsItself(object, old runtime.Object) bool {
 func (r *rules) validateEpochStands(ctx context.Context, node string, object runtime.Object) error {
 	u, ok := object.(*unstructured.Unstructured)
 	if !ok {
-		return fmt.Errorf("node %s: a status of type %T", node, object)
+		return fmt.Errorf("node %s: unexpected object type %T", node, object)
 	}
 	epoch, _, err := unstructured.NestedInt64(u.Object, "status", "epoch")
 	if err != nil {
@@ -199,7 +199,7 @@ func (r *rules) validateEpochStands(ctx context.Context, node string, object run
 		return apierrors.NewInternalError(fmt.Errorf("read the lease of node %s: %w", node, err))
 	}
 	if l == nil {
-		return fmt.Errorf("node %s holds no lease: it may not write for epoch %d", node, epoch)
+		return fmt.Errorf("node %s has no lease: it may not write for epoch %d", node, epoch)
 	}
 	if rec, err := lease.Read(l); err != nil || rec.Epoch != epoch || rec.Over(epoch) {
 		return fmt.Errorf("node %s may not write for epoch %d: its lease is in epoch %d, fenced up to %d", node, epoch, rec.Epoch, rec.Fenced)
@@ -213,7 +213,7 @@ func (r *rules) validateNodeDelete(ctx context.Context, name string) error {
 		return apierrors.NewInternalError(fmt.Errorf("read the drain slot: %w", err))
 	}
 	if slot != nil && slot.Node == name {
-		return fmt.Errorf("drain %s of node %s has not let go of it yet: wait until the drain has ended, or cancel it with `ebb drain %s --cancel`", slot.Name, name, name)
+		return fmt.Errorf("drain %s of node %s still holds the drain slot: wait until the drain has ended, or cancel it with `ebb drain %s --cancel`", slot.Name, name, name)
 	}
 	l, err := r.readLease(ctx, lease.NameOf(name))
 	if err != nil {
@@ -233,7 +233,7 @@ func validateLease(a admission.Attributes) error {
 	name := nameOf(a)
 	node, isNode := identity.NodeName(a.GetUserInfo().GetName())
 	if isNode && name != lease.NameOf(node) {
-		return fmt.Errorf("the credentials of node %s do not reach the lease %s", node, name)
+		return fmt.Errorf("the credentials of node %s may not write the lease %s", node, name)
 	}
 	if _, ok := lease.NodeOf(name); !ok || a.GetNamespace() != lease.Namespace {
 		return nil
@@ -243,7 +243,7 @@ func validateLease(a admission.Attributes) error {
 		return err
 	}
 	if a.GetOperation() == admission.Delete {
-		return fmt.Errorf("lease %s remembers that node %s has had epoch %d: without it a node of that name would start over, so it stays; deleting the Node is enough", name, old.Node, max(old.Epoch, old.Fenced))
+		return fmt.Errorf("lease %s cannot be deleted: it records that node %s has used epoch %d, which must not be used again; it is enough to delete the Node", name, old.Node, max(old.Epoch, old.Fenced))
 	}
 	next, err := record(a.GetObject())
 	if err != nil {
@@ -251,13 +251,13 @@ func validateLease(a admission.Attributes) error {
 	}
 	switch {
 	case next.Epoch < old.Epoch || next.Fenced < old.Fenced:
-		return fmt.Errorf("lease %s: epoch (%d) and fenced epoch (%d) never go backwards", name, old.Epoch, old.Fenced)
+		return fmt.Errorf("lease %s: epoch (%d) and fenced epoch (%d) must not decrease", name, old.Epoch, old.Fenced)
 	case next.Held() && (next.Epoch <= next.Fenced || next.Epoch < 1):
-		return fmt.Errorf("lease %s: epoch %d was fenced and cannot be held again; rejoin with the next", name, next.Epoch)
+		return fmt.Errorf("lease %s: epoch %d was fenced and cannot be held again; join with the next epoch", name, next.Epoch)
 	case next.Held() && next.Epoch == old.Epoch && next.Holder != old.Holder:
-		return fmt.Errorf("lease %s: epoch %d belonged to another holder; take the next", name, next.Epoch)
+		return fmt.Errorf("lease %s: epoch %d belongs to another holder; join with the next epoch", name, next.Epoch)
 	case isNode && next.Fenced != old.Fenced:
-		return fmt.Errorf("lease %s: only the coordinator writes the mark", name)
+		return fmt.Errorf("lease %s: only the coordinator may fence an epoch", name)
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (e *emptier) run(ctx context.Context) {
 		}
 		empty, err := e.empty(ctx, name)
 		if err != nil && ctx.Err() == nil {
-			klog.ErrorS(err, "a namespace that is being deleted could not be emptied; trying again", "namespace", name)
+			klog.ErrorS(err, "could not delete all objects of a terminating namespace; trying again", "namespace", name)
 		}
 		if empty {
 			e.queue.Forget(name)

@@ -30,12 +30,12 @@ func secretsTransformer(dir string) (value.Transformer, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("key of Secrets: %w", err)
+		return nil, fmt.Errorf("encryption key of Secrets: %w", err)
 	}
 	cipher, err := aes.NewHKDFExtendedNonceGCMTransformer(seed)
 	if err != nil {
-		return nil, fmt.Errorf("key of Secrets in %s: %w", path, err)
+		return nil, fmt.Errorf("encryption key of Secrets in %s: %w", path, err)
 	}
-	unknown := errors.New("a Secret in the store was not written by Ebb")
+	unknown := errors.New("a Secret in etcd is not encrypted with Ebb's key")
 	return value.NewPrefixTransformers(unknown, value.PrefixTransformer{Prefix: []byte(secretsPrefix), Transformer: cipher}), nil
 }

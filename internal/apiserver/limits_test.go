@@ -73,7 +73,7 @@ func TestANodeMayNotWriteTheMark(t *testing.T) {
 	s := api(t)
 	name := fresh("n")
 	node, path := s.node(t, name), leases+"/"+lease.NameOf(name)
-	want := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + `: only the coordinator writes the mark`
+	want := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + `: only the coordinator may fence an epoch`
 	refused(t, node.do(t, http.MethodPost, leases, nodeLease(name, "", 1, 1)), want)
 	node.must(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0))
 	mark := object{"metadata": object{"annotations": object{lease.FencedAnnotation: "1"}}, "spec": object{"holderIdentity": nil}}
@@ -81,7 +81,7 @@ func TestANodeMayNotWriteTheMark(t *testing.T) {
 	s.admin(t).must(t, http.MethodPatch, path, mark)
 	unmark := object{"metadata": object{"annotations": object{lease.FencedAnnotation: nil}}}
 	refused(t, node.do(t, http.MethodPatch, path, unmark),
-		`leases.coordination.k8s.io "node-`+name+`" is forbidden: lease node-`+name+`: epoch (1) and fenced epoch (1) never go backwards`)
+		`leases.coordination.k8s.io "node-`+name+`" is forbidden: lease node-`+name+`: epoch (1) and fenced epoch (1) must not decrease`)
 }
 
 func TestANodeSpeaksOnlyForTheEpochOfItsLease(t *testing.T) {

@@ -133,7 +133,7 @@ func (s *Server) explain(err error) error {
 	case servers == "":
 		return fmt.Errorf("embedded API: %w", err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("embedded API on etcd at %s: %w; is it reachable, and are the TLS files the right ones?", servers, err)
+		return fmt.Errorf("embedded API on etcd at %s: %w; check that it is reachable and that the TLS files are correct", servers, err)
 	default:
 		return fmt.Errorf("embedded API on etcd at %s: %w", servers, err)
 	}
@@ -143,7 +143,7 @@ func (s *Server) explain(err error) error {
 func lockDir(dir datadir.Dir) (unlock func(), err error) {
 	unlock, err = datadir.Lock(dir.APIServerLock())
 	if errors.Is(err, datadir.ErrLocked) {
-		return nil, fmt.Errorf("data directory %s: %w: stop the API server that uses it, or give another directory with --data-dir", dir, datadir.ErrLocked)
+		return nil, fmt.Errorf("data directory %s: %w: stop the API server that uses it, or set another directory with --data-dir", dir, datadir.ErrLocked)
 	}
 	return unlock, err
 }

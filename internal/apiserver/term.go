@@ -73,11 +73,11 @@ func (r *rules) validateTerm(ctx context.Context, a admission.Attributes) error 
 		c = &claim{}
 	}
 	if c.term != "" && !lease.TermOf(c.term, node) {
-		return fmt.Errorf("the coordinator of node %s may not write for the term %q of another node", node, c.term)
+		return fmt.Errorf("the coordinator on node %s may not write in the term %q of another node", node, c.term)
 	}
 	if c.term == "" || current == nil || current.Spec.HolderIdentity == nil || *current.Spec.HolderIdentity != c.term {
 		c.over.Store(true)
-		return fmt.Errorf("the coordinator's term %q is over", c.term)
+		return fmt.Errorf("the coordinator's term %q has ended", c.term)
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func validateElection(node string, a admission.Attributes) error {
 	if holder == "" && (was == "" || lease.TermOf(was, node)) || lease.TermOf(holder, node) {
 		return nil
 	}
-	return fmt.Errorf("the coordinator of node %s may not write the election for %q, which was held by %q", node, holder, was)
+	return fmt.Errorf("the coordinator on node %s may not set the holder of the election to %q; it was %q", node, holder, was)
 }
 
 func isElection(a admission.Attributes) bool {

@@ -182,7 +182,7 @@ func (c *Campaign) readEligible(ctx context.Context, e *node.Epoch) error {
 		return err
 	}
 	if slot != nil {
-		return fmt.Errorf("node %s is named by drain %s", e.Node, slot.Name)
+		return fmt.Errorf("node %s is being drained by drain %s", e.Node, slot.Name)
 	}
 	if !e.Holding() {
 		return fmt.Errorf("node %s: %w", e.Node, fleet.ErrLeaseInDoubt)
@@ -211,7 +211,7 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, as *role, freed <-c
 		OnNewLeader:      func(string) { c.opts.Metrics.changes.Inc() },
 	}))
 	if err != nil {
-		c.opts.Log.Error("cannot stand for election", "error", err)
+		c.opts.Log.Error("could not start a leader elector", "error", err)
 		waitAny(ctx, c.retry()*4)
 		return false
 	}
@@ -297,7 +297,7 @@ func (c *Campaign) electorConfig(identity string, stopped func() bool, callbacks
 func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *leadership, isLeader func() bool) (failed bool) {
 	log := c.opts.Log.With("term", term.Identity)
 	if err := as.eligible(wanted, l.epoch); err != nil {
-		log.Warn("won the election but may not lead", "error", err)
+		log.Warn("won the election but may not coordinate", "error", err)
 		return false
 	}
 	stands := func() bool { return wanted.Err() == nil && lost.Err() == nil && isLeader() }
@@ -307,7 +307,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 	}
 	c.setLeading(l)
 	defer c.setLeading(nil)
-	log.Info("coordinator: term begins")
+	log.Info("coordinator: term started")
 	ended := make(chan error, 1)
 	go func() { ended <- as.work(term) }()
 	for stands() {
@@ -323,7 +323,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 		case <-time.After(c.retry()):
 		case err := <-ended:
 			if err == nil {
-				log.Info("coordinator: term over", "cause", context.Cause(term.ctx))
+				log.Info("coordinator: term ended", "reason", context.Cause(term.ctx))
 				return false
 			}
 			log.Error("coordinator: term failed", "error", err)
@@ -334,7 +334,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 	if err := <-ended; err != nil {
 		log.Warn("coordinator: term ended with an error", "error", err)
 	}
-	log.Info("coordinator: term over")
+	log.Info("coordinator: term ended")
 	return false
 }
 

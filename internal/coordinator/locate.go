@@ -15,7 +15,7 @@ import (
 )
 
 // ErrNone: nobody leads at the moment.
-var ErrNone = errors.New("there is no coordinator at the moment: an election takes up to the lease's duration")
+var ErrNone = errors.New("there is no coordinator: a new one is elected within the duration of a lease")
 
 // Locate finds the node that leads, by the election's Lease, read live. It fails with ErrNone when nobody does.
 func Locate(ctx context.Context, r client.Reader) (string, error) {
@@ -42,7 +42,7 @@ func URL(ctx context.Context, r client.Reader) (*url.URL, error) {
 	}
 	u, err := url.Parse(n.Status.HTTPAddress)
 	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("coordinator %s publishes no usable HTTP address (%q)", name, n.Status.HTTPAddress)
+		return nil, fmt.Errorf("coordinator %s has published no usable HTTP address (%q)", name, n.Status.HTTPAddress)
 	}
 	return u, nil
 }

@@ -12,7 +12,7 @@ import (
 // Why an election is not released.
 var (
 	// errNotHeld: a term tried to release an election that belongs to another.
-	errNotHeld = errors.New("the election belongs to another term")
+	errNotHeld = errors.New("another term holds the election")
 	// errStillWorking: the elector gave up, and its term has not stopped yet.
 	errStillWorking = errors.New("the term has not stopped yet")
 )

@@ -20,7 +20,7 @@ var (
 	// ErrNotCoordinator: this node has no term to give up.
 	ErrNotCoordinator = errors.New("this node is not the coordinator")
 	// ErrNoSuccessor: no other node could take over.
-	ErrNoSuccessor = errors.New("no other node can take over: none is Alive, Ready and free of a drain")
+	ErrNoSuccessor = errors.New("no other node can take over: none is Alive, Ready and not being drained")
 )
 
 // Resign ends the term that runs here and keeps this node from the next one. It returns when the election is free.
@@ -39,7 +39,7 @@ func (c *Campaign) Resign(ctx context.Context) error {
 	case <-l.over:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("resigned, but the election is not free yet: %w", context.Cause(ctx))
+		return fmt.Errorf("resigned, but the election has not been released yet: %w", context.Cause(ctx))
 	}
 }
 

@@ -49,7 +49,7 @@ func (c *Campaign) readAlone(ctx context.Context, e *node.Epoch) error {
 		case err != nil:
 			return err
 		case slot == nil:
-			return fmt.Errorf("node %s is %s and no drain names it", e.Node, liveness)
+			return fmt.Errorf("node %s is %s and is not being drained", e.Node, liveness)
 		}
 	}
 	held, err := others(ctx, e.Client, e.Node)
@@ -91,7 +91,7 @@ func (c *Campaign) survive(t *Term) error {
 	if err := cancelDrain(ctx, cl, t); err != nil {
 		return err
 	}
-	t.Log.Warn("every other node is lost: this node goes back to work", "epoch", t.Epoch.Number)
+	t.Log.Warn("every other node is lost; cancelled the drain of this node", "epoch", t.Epoch.Number)
 	t.Epoch.BeginAnew("every other node is lost")
 	return nil
 }
@@ -118,7 +118,7 @@ func markAll(ctx context.Context, cl client.Client, t *Term) error {
 		if err := cl.Update(ctx, marked); err != nil {
 			return err
 		}
-		t.Log.Warn("node is lost: its epoch was marked", "lost", rec.Node, "epoch", rec.Epoch)
+		t.Log.Warn("node is lost; fenced its epoch", "target", rec.Node, "epoch", rec.Epoch)
 	}
 	return nil
 }
@@ -141,7 +141,7 @@ func cancelDrain(ctx context.Context, cl client.Client, t *Term) error {
 	if err != nil || string(d.UID) != slot.UID {
 		return nil // nobody is left who wants the node drained
 	}
-	message := fmt.Sprintf("Every other node is lost: node %s goes back to work in a new epoch.", t.Epoch.Node)
+	message := fmt.Sprintf("Every other node is lost: node %s takes work again in a new epoch.", t.Epoch.Node)
 	switch d.Status.Phase {
 	case v1alpha1.DrainComplete, v1alpha1.DrainCancelled:
 		return nil

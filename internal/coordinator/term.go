@@ -26,7 +26,7 @@ import (
 )
 
 // ErrTermOver: the election went to another term; nothing may be written for this one.
-var ErrTermOver = errors.New("the coordinator's term is over")
+var ErrTermOver = errors.New("the coordinator's term has ended")
 
 // Term is one node's time as coordinator: a manager with the cluster's controllers, and what they share.
 type Term struct {

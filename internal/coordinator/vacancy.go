@@ -65,7 +65,7 @@ func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, 
 // times a second.
 func (f vacancyFacts) state() (words string, silent, vacant bool) {
 	if f.election == nil {
-		return "There is no coordinator: nobody has been elected yet.", true, true
+		return "There is no coordinator: none has been elected yet.", true, true
 	}
 	since := unrenewed(f.election, f.now)
 	if f.election.Spec.HolderIdentity == nil || *f.election.Spec.HolderIdentity == "" {
@@ -87,7 +87,7 @@ func (f vacancyFacts) explain() string {
 	words, _, vacant := f.state()
 	b.WriteString(words)
 	if vacant {
-		b.WriteString(" Nothing is decided until there is one.")
+		b.WriteString(" Drains and placements wait until there is one.")
 	}
 	b.WriteString("\n")
 	slices.SortFunc(f.nodes, func(a, c v1alpha1.Node) int { return cmp.Compare(a.Name, c.Name) })
@@ -108,19 +108,19 @@ func (f vacancyFacts) candidacy(n *v1alpha1.Node) string {
 	}
 	switch {
 	case l == nil:
-		return "cannot lead: it has no lease"
+		return "cannot become coordinator: it has no lease"
 	case !held && rec.Fenced >= rec.Epoch:
-		return "cannot lead: it is lost"
+		return "cannot become coordinator: it is lost"
 	case !held:
-		return "cannot lead: it has left"
+		return "cannot become coordinator: it has left"
 	case f.late(l, rec):
-		return fmt.Sprintf("has not renewed its lease for %s: it may be dead, frozen or cut off, and is called lost after %s", unrenewed(l, f.now), rec.Duration)
+		return fmt.Sprintf("has not renewed its lease for %s: it may be dead, frozen or cut off, and is lost after %s", unrenewed(l, f.now), rec.Duration)
 	case f.slot != nil && f.slot.Node == n.Name:
-		return fmt.Sprintf("cannot lead while drain %s names it. It cancels that drain and leads once every other node has left or is lost%s", f.slot.Name, f.waitsFor(n.Name))
+		return fmt.Sprintf("cannot become coordinator while drain %s drains it. Once every other node has left or is lost, it cancels that drain and becomes coordinator%s", f.slot.Name, f.waitsFor(n.Name))
 	case n.Status.Liveness != v1alpha1.Alive:
-		return fmt.Sprintf("cannot lead: it is %s", n.Status.Liveness)
+		return fmt.Sprintf("cannot become coordinator: it is %s", n.Status.Liveness)
 	}
-	return "can lead: it is elected within the duration of an election"
+	return "can become coordinator: a node is elected within the duration of a lease"
 }
 
 // waitsFor names the other nodes that still hold a lease.

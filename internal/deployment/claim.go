@@ -83,7 +83,7 @@ func (c *Claimer) Run(ctx context.Context) {
 		}
 		soon, err := c.Round(ctx)
 		if err != nil && ctx.Err() == nil {
-			c.Log.Warn("claims are planned again", "error", err)
+			c.Log.Warn("could not plan claims; trying again", "error", err)
 			soon = replan
 		}
 		pause = resync
@@ -234,7 +234,7 @@ func (c *Claimer) claimAll(ctx context.Context, w World, mine []*v1alpha1.Deploy
 				mu.Lock()
 				defer mu.Unlock()
 				if failed++; failed == 1 && ctx.Err() == nil && !errors.Is(err, errLost) {
-					c.Log.Warn("a claim failed and is planned again", "deployment", client.ObjectKeyFromObject(d), "error", err)
+					c.Log.Warn("could not claim a deployment; trying again", "deployment", client.ObjectKeyFromObject(d), "error", err)
 				}
 			}
 		})
@@ -243,7 +243,7 @@ func (c *Claimer) claimAll(ctx context.Context, w World, mine []*v1alpha1.Deploy
 	return failed
 }
 
-var errLost = errors.New("another node claimed first")
+var errLost = errors.New("another node claimed the deployment first")
 
 // claim swaps the address of the object that was read. If somebody else only wrote something else, it is claimed as it is now.
 func (c *Claimer) claim(ctx context.Context, w World, d *v1alpha1.Deployment) error {
@@ -274,7 +274,7 @@ func (c *Claimer) claim(ctx context.Context, w World, d *v1alpha1.Deployment) er
 		}
 		if live.UID != d.UID || !w.Claimable(live) || live.Spec.Address != address {
 			if a := live.Spec.Address; a != "" && a != c.Node && a != address {
-				c.Conflict(live, fmt.Sprintf("Node %s claimed %s/%s before this node did.", a, live.Namespace, live.Name))
+				c.Conflict(live, fmt.Sprintf("Node %s claimed deployment %s/%s before this node could.", a, live.Namespace, live.Name))
 				return errLost
 			}
 			return nil
@@ -338,7 +338,7 @@ func (r *run) claim(ctx context.Context) {
 	}
 	n := &v1alpha1.Node{}
 	if err := r.e.Client.Get(ctx, types.NamespacedName{Name: r.opts.Node}, n); err != nil {
-		r.opts.Log.Warn("the node's own object is not there to be told of its policy", "error", err)
+		r.opts.Log.Warn("could not report that the claim policy is none: the Node object cannot be read", "error", err)
 		return
 	}
 	r.once.Do(func() { r.tellCode(n, v1alpha1.ErrPolicyDisabled, policyDisabled, "") })
@@ -353,6 +353,6 @@ func (r *run) tellCode(about client.Object, code, message, key string) {
 	record := events.Recorder{Client: r.e.Client, Controller: "deployments", Instance: r.opts.Node}
 	err := record.Emit(ctx, events.Event{Regarding: about, Type: corev1.EventTypeWarning, Reason: code, Action: "Claim", Note: message, Key: key})
 	if err != nil && r.standing.Err() == nil {
-		r.opts.Log.Warn("event not written", "code", code, "error", err)
+		r.opts.Log.Warn("could not write event", "code", code, "error", err)
 	}
 }

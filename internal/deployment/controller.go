@@ -57,7 +57,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	every := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
 		var list v1alpha1.DeploymentList
 		if err := c.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-			c.Log.Warn("deployments not listed", "error", err)
+			c.Log.Warn("could not list deployments", "error", err)
 			return nil
 		}
 		requests := make([]reconcile.Request, len(list.Items))
@@ -157,7 +157,7 @@ func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, before v1
 			Regarding: d, Type: corev1.EventTypeWarning, Reason: code, Action: "Observe", Note: condition.Message, Key: d.ResourceVersion,
 		})
 		if err != nil {
-			log.Warn("event not written", "error", err)
+			log.Warn("could not write event", "error", err)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func ParseClaimPolicy(text string) (v1alpha1.ClaimPolicy, error) {
 	case v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone:
 		return p, nil
 	}
-	return "", fmt.Errorf("claim policy %q is unknown: use %s, %s or %s", text, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone)
+	return "", fmt.Errorf("unknown claim policy %q: use %s, %s or %s", text, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone)
 }
 
 // Trust decides which commands a node runs. The zero Trust trusts all.

@@ -77,15 +77,15 @@ func (w World) blocker(d *v1alpha1.Deployment, node string) v1alpha1.Blocker {
 	}
 	if d.Spec.Address != node || !d.IsEnabled() {
 		b.Reason = BlockedStopping
-		b.Remedy = fmt.Sprintf("it is being stopped on %s; it has %s after SIGTERM", node, Grace(d.Spec.Stop))
+		b.Remedy = fmt.Sprintf("node %s is stopping it; it is killed if it has not exited %s after SIGTERM", node, Grace(d.Spec.Stop))
 		return b
 	}
 	if why := w.Nowhere(d, node); why != "" {
 		b.Reason = BlockedNowhere
-		b.Remedy = nowhere(d, why) + " Let a node claim it (labels, `ebb uncordon`, claim policy, trusted commands), or disable it"
+		b.Remedy = nowhere(d, why) + " Make a node eligible (its labels, `ebb uncordon`, its claim policy or its trusted commands), or disable the deployment"
 		return b
 	}
-	b.Reason, b.Remedy = BlockedUnclaimed, "another node is about to claim it"
+	b.Reason, b.Remedy = BlockedUnclaimed, "waiting for another node to claim it"
 	return b
 }
 

@@ -32,18 +32,18 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 		return g.checkInstances(ctx, old, next)
 	}
 	if old.Spec.Address != next.Spec.Address && next.Spec.Address != w.Node {
-		return fmt.Errorf("node %s may claim a deployment for itself only, not for %q", w.Node, next.Spec.Address)
+		return fmt.Errorf("node %s may claim a deployment only for itself, not for %q", w.Node, next.Spec.Address)
 	}
 	old.Spec.Address = next.Spec.Address
 	if !equality.Semantic.DeepEqual(old.Spec, next.Spec) {
-		return fmt.Errorf("node %s may change nothing of a deployment's spec but its address", w.Node)
+		return fmt.Errorf("node %s may change only the address in a deployment's spec", w.Node)
 	}
 	added := slices.Clone(old.Finalizers)
 	if !slices.Contains(added, v1alpha1.DeploymentFinalizer) {
 		added = append(added, v1alpha1.DeploymentFinalizer)
 	}
 	if !slices.Equal(next.Finalizers, old.Finalizers) && !slices.Equal(next.Finalizers, added) || !equality.Semantic.DeepEqual(next.OwnerReferences, old.OwnerReferences) {
-		return fmt.Errorf("node %s may put no finalizers or owners on a deployment but %s, and take none away", w.Node, v1alpha1.DeploymentFinalizer)
+		return fmt.Errorf("node %s may only add the finalizer %s to a deployment; it may not change other finalizers or owner references", w.Node, v1alpha1.DeploymentFinalizer)
 	}
 	return nil
 }
@@ -67,9 +67,9 @@ func (g guard) checkHolder(ctx context.Context, old, next *v1alpha1.Deployment) 
 	case is.Node == "" && was.Node == g.Node:
 		return nil
 	case is.Node != g.Node:
-		return fmt.Errorf("node %s may take a deployment for itself, and give back its own; the holder was %q", g.Node, was.Node)
+		return fmt.Errorf("node %s may make only itself the holder of a deployment, and release only its own hold; the holder was %q", g.Node, was.Node)
 	case next.Spec.Type != v1alpha1.TypeDeployment || next.Spec.Address != g.Node:
-		return fmt.Errorf("node %s may not take a deployment that is addressed to %q", g.Node, next.Spec.Address)
+		return fmt.Errorf("node %s may not become the holder of a deployment that is addressed to %q", g.Node, next.Spec.Address)
 	}
 	if err := g.CheckEpoch(ctx, is.NodeEpoch); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (g guard) checkNobodyLives(ctx context.Context, other, does string) error {
 	}
 	rec, err := g.Lease(ctx, other)
 	if err == nil && rec.Held() {
-		err = fmt.Errorf("node %s %s and its lease stands", other, does)
+		err = fmt.Errorf("node %s %s and still holds its lease", other, does)
 	}
 	return err
 }
@@ -102,7 +102,7 @@ func (g guard) checkInstances(ctx context.Context, old, next *v1alpha1.Deploymen
 			continue
 		}
 		if is.Node != g.Node {
-			return fmt.Errorf("node %s may not write for node %s", g.Node, is.Node)
+			return fmt.Errorf("node %s may not write the instance of node %s", g.Node, is.Node)
 		}
 		if err := g.CheckEpoch(ctx, is.NodeEpoch); err != nil {
 			return err

@@ -35,7 +35,7 @@ const (
 )
 
 // lostLines stands where a reader was so slow that output was rotated away before it was read.
-const lostLines = "[ebb: lines are missing here: they were rotated away before they were read]\n"
+const lostLines = "[ebb: lines are missing here: the log was rotated before they were read]\n"
 
 // Logs are what the programs of a node wrote, on its disk.
 type Logs struct {
@@ -102,7 +102,7 @@ func openFiles(path string) ([]*os.File, error) {
 		}
 		closeFiles(files)
 	}
-	return nil, errors.New("it is rotated faster than it can be opened")
+	return nil, errors.New("the log is rotated faster than it can be opened")
 }
 
 // walk opens the log's files, newest first, and says which number the first of them had.

@@ -82,13 +82,13 @@ func (w World) running(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus) meta
 	c := metav1.Condition{Type: v1alpha1.DeploymentRunning, Status: metav1.ConditionFalse}
 	switch {
 	case !runnable(d):
-		c.Reason, c.Message = v1alpha1.ErrInvalidType, "Nobody runs a record of an invalid type."
+		c.Reason, c.Message = v1alpha1.ErrInvalidType, "No node runs a deployment of an invalid type."
 	case !d.IsEnabled():
-		c.Reason, c.Message = v1alpha1.ReasonDisabled, "Nobody wants it to run."
+		c.Reason, c.Message = v1alpha1.ReasonDisabled, "It is disabled."
 	case d.Spec.Type == v1alpha1.TypeDaemon:
 		w.daemonRunning(d, s, &c)
 	case s.State != v1alpha1.StateAssigned:
-		c.Reason, c.Message = v1alpha1.ReasonUnassigned, "It waits for a node to claim it."
+		c.Reason, c.Message = v1alpha1.ReasonUnassigned, "No node has claimed it yet."
 		if why := w.Nowhere(d, ""); why != "" {
 			c.Reason, c.Message = v1alpha1.ReasonNoEligibleNode, nowhere(d, why)
 		}
@@ -114,13 +114,13 @@ func nowhere(d *v1alpha1.Deployment, why string) string {
 func (w World) absence(d *v1alpha1.Deployment) string {
 	node := d.Spec.Address
 	if i := d.Instance(node); i != nil {
-		return fmt.Sprintf("On %s it is %s%s.", node, i.State, ending(i))
+		return fmt.Sprintf("On node %s it is %s%s.", node, i.State, ending(i))
 	}
 	if why := w.refuses(d, node); why != "" {
 		return fmt.Sprintf("Node %s does not run it: %s.", node, why)
 	}
 	if other := w.Occupied(d, node); other != "" {
-		return fmt.Sprintf("Node %s starts it when nothing of it is left on %s.", node, other)
+		return fmt.Sprintf("Node %s will start it when node %s has stopped it.", node, other)
 	}
 	return fmt.Sprintf("Node %s has not started it yet.", node)
 }
@@ -129,7 +129,7 @@ func ending(i *v1alpha1.DeploymentInstance) string {
 	if i.LastExit == nil {
 		return ""
 	}
-	return " after: " + i.LastExit.Message
+	return "; last exit: " + i.LastExit.Message
 }
 
 // maxNamed bounds how many nodes a message names.

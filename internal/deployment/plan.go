@@ -81,11 +81,11 @@ const (
 // What a program waits for.
 const (
 	WaitStopping  = "stopping"
-	WaitOccupied  = "another node still runs it"
-	WaitBackoff   = "pause before the next start"
-	WaitSpent     = "no restarts left"
-	WaitRollout   = "other nodes come first in the rollout"
-	WaitTurn      = "less important programs are stopped first"
+	WaitOccupied  = "another node may still run it"
+	WaitBackoff   = "waiting before the next start"
+	WaitSpent     = "the restart limit is reached"
+	WaitRollout   = "the rollout restarts other nodes first"
+	WaitTurn      = "programs of lower priority are stopped first"
 	WaitDraining  = "the node takes no new work"
 	WaitUntrusted = ineligibleUntrusted
 	WaitLabels    = ineligibleLabels
@@ -114,7 +114,7 @@ func (f Facts) unwanted() string {
 	d := f.Object
 	switch {
 	case f.Leaving:
-		return "the node leaves"
+		return "the node is stopping"
 	case d == nil:
 		return "deleted"
 	case !runnable(d):
@@ -157,7 +157,7 @@ func (f Facts) nextPresent(unwanted string) Step {
 	now, _ := f.ours()
 	switch {
 	case !now && d.Spec.Type == v1alpha1.TypeDeployment && d.Holder().Node != f.Node:
-		return Step{Do: Stop, Why: "not ours"} // it was a daemon, or somebody took it while it was cut off
+		return Step{Do: Stop, Why: "this node is not its holder"} // it was a daemon, or somebody took it while it was cut off
 	case !now:
 		return Step{Do: Take}
 	case f.Revision == Revision(&d.Spec):

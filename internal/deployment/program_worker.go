@@ -496,7 +496,7 @@ func (pw *programWorker) began(p *program, d *v1alpha1.Deployment) {
 		Key:  fmt.Sprint(d.Holder().Epoch),
 	})
 	if err != nil {
-		pw.say("event not written", err)
+		pw.say("could not write event", err)
 	}
 }
 

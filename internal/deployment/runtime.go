@@ -166,7 +166,7 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	}
 	c := metav1.Condition{
 		Type: v1alpha1.NodeClaiming, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonClaiming,
-		Message: fmt.Sprintf("The node claims deployments by %s.", r.opts.Policy),
+		Message: fmt.Sprintf("The node claims deployments by policy %s.", r.opts.Policy),
 	}
 	r.mu.Lock()
 	conflict := r.conflict
@@ -180,7 +180,7 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	meta.SetStatusCondition(&s.Conditions, c)
 }
 
-const policyDisabled = "The node's claim policy is none: it claims no deployment and writes no address. It runs what is addressed to it."
+const policyDisabled = "The node's claim policy is none: it claims no deployments. It still runs deployments that are addressed to it."
 
 // Run implements node.Runtime.
 func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
@@ -197,7 +197,7 @@ func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
 	run.adopt()
 	if ctx.Err() == nil {
 		if err := run.watch(ctx); err != nil {
-			r.opts.Log.Warn("programs are not watched yet", "error", err)
+			r.opts.Log.Warn("could not watch deployments; trying again", "error", err)
 			run.wait()
 			return err
 		}
@@ -248,7 +248,7 @@ func (r *run) adopt() {
 		return nil
 	})
 	if err != nil {
-		r.opts.Log.Error("programs could not be looked for", "error", err)
+		r.opts.Log.Error("could not look for programs that an earlier process left running", "error", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

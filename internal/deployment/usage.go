@@ -81,7 +81,7 @@ func (s *sampler) run(ctx context.Context) {
 			s.set(nil)
 			if err.Error() != last {
 				last = err.Error()
-				s.runtime.opts.Log.Warn("the load of this machine is unknown", "error", err)
+				s.runtime.opts.Log.Warn("could not measure the load of this machine", "error", err)
 			}
 		}
 		if pause == 0 {
@@ -114,7 +114,7 @@ func (s *sampler) sample() error {
 		return nil
 	}
 	if memory.MemTotal == nil || memory.MemAvailable == nil || *memory.MemTotal == 0 {
-		return fmt.Errorf("meminfo does not tell how much memory is available")
+		return fmt.Errorf("/proc/meminfo does not contain MemTotal and MemAvailable")
 	}
 	cpu := 100 * busy / total
 	used := 100 * (1 - float64(*memory.MemAvailable)/float64(*memory.MemTotal))

@@ -25,9 +25,9 @@ type World struct {
 func Check(d *v1alpha1.Deployment) (code, message string) {
 	switch {
 	case d.Spec.Type != v1alpha1.TypeDeployment && d.Spec.Type != v1alpha1.TypeDaemon:
-		return v1alpha1.ErrInvalidType, fmt.Sprintf("type %q is neither %s nor %s: nobody runs it until the type is corrected", d.Spec.Type, v1alpha1.TypeDaemon, v1alpha1.TypeDeployment)
+		return v1alpha1.ErrInvalidType, fmt.Sprintf("type %q is neither %s nor %s: no node runs it until the type is corrected", d.Spec.Type, v1alpha1.TypeDaemon, v1alpha1.TypeDeployment)
 	case d.Spec.Type == v1alpha1.TypeDaemon && d.Spec.Address != "":
-		return v1alpha1.ErrDaemonAddressSet, fmt.Sprintf("a daemon runs on every matching node: its address %q is ignored; clear it", d.Spec.Address)
+		return v1alpha1.ErrDaemonAddressSet, fmt.Sprintf("address %q is ignored because a daemon runs on every matching node: remove the address", d.Spec.Address)
 	}
 	if _, err := selector(d); err != nil {
 		return v1alpha1.ReasonInvalidSelector, fmt.Sprintf("the selector matches no node: %v", err)
@@ -171,7 +171,7 @@ func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
 	}
 	slices.Sort(reasons)
 	if len(reasons) == 0 {
-		return "there is no other node"
+		return "no other node has a lease"
 	}
 	return strings.Join(reasons, ", ")
 }

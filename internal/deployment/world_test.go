@@ -305,8 +305,8 @@ func TestWhyADeploymentGoesNowhere(t *testing.T) {
 		want  string
 	}{
 		{"some node may claim it", []string{"n1", "n2", "n3"}, func(c cluster) { c.drains("n2") }, ""},
-		{"there is but one", []string{"n1"}, func(cluster) {}, "there is no other node"},
-		{"the others are gone", []string{"n1", "n2", "n3"}, func(c cluster) { c.dies("n2"); c.leaves("n3") }, "there is no other node"},
+		{"there is but one", []string{"n1"}, func(cluster) {}, "no other node has a lease"},
+		{"the others are gone", []string{"n1", "n2", "n3"}, func(c cluster) { c.dies("n2"); c.leaves("n3") }, "no other node has a lease"},
 		{"one is gone", []string{"n1", "n2", "n3"}, func(c cluster) { c.dies("n2"); c.drains("n3") }, "n3: not alive"},
 		{"each has a reason of its own", []string{"n1", "n5", "n4", "n3", "n2"}, func(c cluster) {
 			c.claims("n5", v1alpha1.ClaimNone)

@@ -19,7 +19,7 @@ import (
 )
 
 // ErrUndecided: the coordinator did not decide in time; nothing was begun.
-var ErrUndecided = errors.New("the coordinator did not decide about the drain in time; it was withdrawn, try again")
+var ErrUndecided = errors.New("the coordinator did not decide about the drain in time; the request was withdrawn: try again")
 
 // errWithdrawn: the drain is gone, undecided.
 var errWithdrawn = errors.New("the drain was deleted before the coordinator decided about it")
@@ -213,20 +213,20 @@ func Explain(w World, node string) string {
 	fmt.Fprintf(&b, "Node %s is %s in epoch %d.\n", node, n.Status.Liveness, n.Status.Epoch)
 	switch {
 	case !rec.Held() && rec.Fenced >= n.Status.Epoch:
-		fmt.Fprintf(&b, "It is lost: its lease stayed unchanged for its whole duration. It rejoins as epoch %d when its process comes back.\n", n.Status.Epoch+1)
+		fmt.Fprintf(&b, "It is lost: it did not renew its lease, and the lease has expired. It rejoins as epoch %d when its process runs again.\n", n.Status.Epoch+1)
 	case !rec.Held():
-		fmt.Fprintf(&b, "It has left: its lease is released.\n")
+		fmt.Fprintf(&b, "It has left: it released its lease.\n")
 	case n.Spec.Cordoned:
-		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` lifts that.\n", node)
+		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` allows it again.\n", node)
 	}
 	slot, d := w.Slot()
 	switch {
 	case slot != nil && slot.Node == node && d != nil:
 		explainDrain(&b, w, d)
 	case slot != nil && slot.Node == node:
-		fmt.Fprintf(&b, "Drain %s ended without its leaving, and was deleted. A new Drain of the node goes on; a restart of the node ends it.\n", slot.Name)
+		fmt.Fprintf(&b, "Drain %s ended although the node had not left, and the Drain object was deleted. A new Drain of the node continues it; a restart of the node ends it.\n", slot.Name)
 	case rec.Held():
-		fmt.Fprintf(&b, "Nothing drains it. It holds %s.\n", w.Works.Listed(n.Status.Held))
+		fmt.Fprintf(&b, "No drain of it is running. It holds %s.\n", w.Works.Listed(n.Status.Held))
 	}
 	explainQueue(&b, w, node)
 	return b.String()
@@ -237,7 +237,7 @@ func explainQueue(b *strings.Builder, w World, node string) {
 	for _, d := range inOrder(w.Drains) {
 		c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 		if d.Spec.NodeName == node && c != nil && c.Reason == v1alpha1.ReasonQueued {
-			fmt.Fprintf(b, "Drain %s of it is queued. %s\n", d.Name, c.Message)
+			fmt.Fprintf(b, "Drain %s of this node is queued. %s\n", d.Name, c.Message)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
 		fmt.Fprintf(b, "%s\n", c.Message)
 	}
 	if d.Status.LastProgress != nil && !d.Status.Phase.Final() {
-		fmt.Fprintf(b, "Something moved last %s ago.\n", w.Now.Sub(d.Status.LastProgress.Time).Round(time.Second))
+		fmt.Fprintf(b, "Last progress was %s ago.\n", w.Now.Sub(d.Status.LastProgress.Time).Round(time.Second))
 	}
 	for _, g := range Groups(d.Status.Blockers) {
 		b.WriteString(g.sentence(w.Now))

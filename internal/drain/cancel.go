@@ -22,7 +22,7 @@ var (
 	// ErrTooLate: the drain is Stopping or has ended.
 	ErrTooLate = errors.New("too late to cancel")
 	// ErrCancelPending: the request is written, and no coordinator has acted on it yet.
-	ErrCancelPending = errors.New("the cancellation is recorded and waits for the coordinator")
+	ErrCancelPending = errors.New("the cancellation is requested; waiting for the coordinator to carry it out")
 )
 
 // Cancel asks that the drain of a node end, and waits until it has. The drain that holds the slot comes first, then one that
@@ -118,7 +118,7 @@ func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Dr
 func tooLate(d *v1alpha1.Drain) error {
 	switch d.Status.Phase {
 	case v1alpha1.DrainStopping:
-		return fmt.Errorf("%w: drain %s is Stopping: node %s is empty and leaves; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
+		return fmt.Errorf("%w: drain %s is Stopping: node %s is empty and is shutting down; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
 	case v1alpha1.DrainComplete:
 		return fmt.Errorf("%w: drain %s is Complete: node %s has left; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
 	}

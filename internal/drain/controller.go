@@ -207,10 +207,10 @@ func (c *Controller) write(ctx context.Context, step *Step) error {
 
 func (c *Controller) logStep(step *Step) {
 	if step.Drain == nil {
-		c.Log.Info("drain step", "step", step.Name)
+		c.Log.Info("drain: step taken", "step", step.Name)
 		return
 	}
-	c.Log.Info("drain step", "step", step.Name, "drain", step.Drain.Name, "target", step.Drain.Spec.NodeName)
+	c.Log.Info("drain: step taken", "step", step.Name, "drain", step.Drain.Name, "target", step.Drain.Spec.NodeName)
 }
 
 func (c *Controller) at(point string) {
@@ -237,7 +237,7 @@ func (c *Controller) tell(ctx context.Context, w World) bool {
 			all = false
 			if !c.untold[key] {
 				c.untold[key] = true
-				c.Log.Warn("event not written yet", "drain", d.Name, "reason", n.Reason, "error", err)
+				c.Log.Warn("could not write event; trying again", "drain", d.Name, "reason", n.Reason, "error", err)
 			}
 		}
 	}

@@ -33,7 +33,7 @@ func testRequestToEmptyMachine(t *testing.T, c *cluster) {
 	c.obeys("n2", v1alpha1.Stopping)
 	c.phase("d", v1alpha1.DrainComplete)
 	c.until("a free slot", func() bool { return c.slot() == nil })
-	ended(t, c.drain("d"), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	ended(t, c.drain("d"), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 	first.stop()
 	again := c.lead("n3", nil) // the next coordinator tells nothing twice
 	c.request("e", "nobody")
@@ -151,7 +151,7 @@ func (c *cluster) finish(name, node string) {
 		c.obeyOnce(node)
 		return c.drain(name).Status.Phase.Final() && c.slot() == nil
 	})
-	ended(c.t, c.drain(name), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node "+node+" left empty.")
+	ended(c.t, c.drain(name), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node "+node+" was emptied and has left.")
 	want := []string{"DrainComplete", "DrainStarted", "NodeEmpty"}
 	c.until("the events of "+name, func() bool { return len(c.told(name)) >= len(want) })
 	if got := c.told(name); !slices.Equal(got, want) {
@@ -234,7 +234,7 @@ func testTooLateToCancel(t *testing.T, c *cluster) {
 	c.obeys("n2", v1alpha1.Draining)
 	c.phase("d", v1alpha1.DrainStopping)
 	d := c.drain("d")
-	if _, err := api.Cancel(bounded(t), "n2"); !errors.Is(err, drain.ErrTooLate) || err.Error() != "too late to cancel: drain d is Stopping: node n2 is empty and leaves; start it again to bring it back" {
+	if _, err := api.Cancel(bounded(t), "n2"); !errors.Is(err, drain.ErrTooLate) || err.Error() != "too late to cancel: drain d is Stopping: node n2 is empty and is shutting down; start it again to bring it back" {
 		t.Errorf("cancel: %v", err)
 	}
 	c.until("a refusal of the schema", func() bool {

@@ -140,25 +140,25 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 	switch {
 	case w.over(slot) && w.Leases[slot.Node].Held():
 		b.Reason = BlockedByReturn
-		b.Remedy = fmt.Sprintf("node %s is restarting; if it stays so, look at its log", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s is restarting; if this lasts, check its log", slot.Node)
 	case w.over(slot):
 		return nil
 	case d.Status.Phase == v1alpha1.DrainStopping && w.toldToStop(slot):
 		b.Reason = BlockedByLeaving
-		b.Remedy = fmt.Sprintf("node %s is empty and stops what stayed; if it hangs, look at its log or kill its process", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s is empty and is shutting down; if it hangs, check its log or kill its process", slot.Node)
 	case w.leaves(slot):
 		b.Reason = BlockedByLeaving
-		b.Remedy = fmt.Sprintf("node %s was told to stop and stops what it runs; if it hangs, look at its log or kill its process", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s was asked to stop and is shutting down; if it hangs, check its log or kill its process", slot.Node)
 	case !w.acknowledged(slot):
 		b.Reason = BlockedByNode
-		b.Remedy = fmt.Sprintf("node %s has not closed its gate yet; if it stays so, look at its log: it is called lost when its lease ends", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s has not acknowledged the drain yet; if this lasts, check its log; if it is dead, it is marked lost when its lease expires", slot.Node)
 	default:
 		held := w.heldAlone(slot)
 		if len(held) == 0 {
 			return nil
 		}
 		b.Reason = BlockedByHeld
-		b.Remedy = fmt.Sprintf("node %s counts %s that no object places there: it is stopping them, or they hang; if it stays so, look at the node's log, or kill the node's process: what it runs then ends with its lease", slot.Node, w.Works.Listed(held))
+		b.Remedy = fmt.Sprintf("node %s still holds %s that no object places there: it is stopping them, or they hang; if this lasts, check the node's log, or kill the node's process: what it runs then stops when its lease expires", slot.Node, w.Works.Listed(held))
 	}
 	return b
 }
@@ -187,12 +187,12 @@ func (w World) judgeStall(d *v1alpha1.Drain) {
 		patience = set.Duration
 	}
 	c := metav1.Condition{
-		Type: v1alpha1.DrainStalled, Status: metav1.ConditionFalse, Reason: "Moving", Message: "Something moved lately.",
+		Type: v1alpha1.DrainStalled, Status: metav1.ConditionFalse, Reason: "Moving", Message: "Work is leaving the node.",
 		ObservedGeneration: d.Generation, LastTransitionTime: metav1.NewTime(w.Now),
 	}
 	if w.Now.Sub(d.Status.LastProgress.Time) >= patience {
 		c.Status, c.Reason = metav1.ConditionTrue, "NothingMoves"
-		c.Message = fmt.Sprintf("Nothing has moved for %s: %s.", patience, w.Works.Summary(d.Status.Remaining))
+		c.Message = fmt.Sprintf("Nothing has left the node for %s: %s.", patience, w.Works.Summary(d.Status.Remaining))
 	}
 	meta.SetStatusCondition(&d.Status.Conditions, c)
 }

@@ -98,9 +98,9 @@ func (g Group) sentence(now time.Time) string {
 	var b strings.Builder
 	since := now.Sub(g.Since.Time).Round(time.Second)
 	if len(g.Names) == 1 {
-		fmt.Fprintf(&b, "%s %s holds it: %s, for %s", g.Kind, g.Names[0], g.Reason, since)
+		fmt.Fprintf(&b, "%s %s blocks the drain: %s, for %s", g.Kind, g.Names[0], g.Reason, since)
 	} else {
-		fmt.Fprintf(&b, "%d %ss hold it: %s (%s), for up to %s", len(g.Names), g.Kind, g.Reason, some(g.Names), since)
+		fmt.Fprintf(&b, "%d %ss block the drain: %s (%s), for up to %s", len(g.Names), g.Kind, g.Reason, some(g.Names), since)
 	}
 	for _, advice := range g.Advice() {
 		b.WriteString("; " + advice)

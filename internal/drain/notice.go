@@ -32,7 +32,7 @@ func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
 		add(corev1.EventTypeWarning, "DrainStalled", c.LastTransitionTime.UTC().Format(time.RFC3339), c.Message)
 	}
 	if d.Status.Phase == v1alpha1.DrainStopping {
-		add(corev1.EventTypeNormal, "NodeEmpty", "", fmt.Sprintf("Node %s is empty and leaves.", d.Spec.NodeName))
+		add(corev1.EventTypeNormal, "NodeEmpty", "", fmt.Sprintf("Node %s is empty and is shutting down.", d.Spec.NodeName))
 	}
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	if end != nil && end.Reason == v1alpha1.ReasonQueued {

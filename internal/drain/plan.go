@@ -174,7 +174,7 @@ func begin(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Initial = w.counts(slot)
 	next.Status.Remaining = w.counts(slot)
 	next.Status.Stage = w.Works.Stage(next.Status.Remaining)
-	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "The node is being emptied.")
+	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "Work is being moved off the node.")
 	return &Step{Name: StepBegin, Object: next, Status: true, Drain: d}
 }
 
@@ -204,7 +204,7 @@ func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 		return step
 	}
 	if w.over(slot) {
-		return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone and nothing is bound to it.", slot.Node))
+		return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone and no work is placed on it any more.", slot.Node))
 	}
 	if step := desire(w, slot, v1alpha1.Draining, StepDesireDraining, d); step != nil {
 		return step
@@ -223,9 +223,9 @@ func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 	}
 	if w.over(slot) {
 		if rec := w.Leases[slot.Node]; rec.Fenced >= slot.NodeEpoch {
-			return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s died empty, on its way out.", slot.Node))
+			return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s died while it was shutting down; it was empty.", slot.Node))
 		}
-		return nextOfOver(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s left empty.", slot.Node))
+		return nextOfOver(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s was emptied and has left.", slot.Node))
 	}
 	want, name := v1alpha1.Draining, StepDesireDraining
 	if w.toldToStop(slot) || w.Empty(slot) {
@@ -279,7 +279,7 @@ func stop(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Remaining = w.counts(slot)
 	next.Status.Blockers = nil
 	next.Status.LastProgress = &now
-	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainStopping), "The node is empty and leaves.")
+	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainStopping), "The node is empty and is shutting down.")
 	return &Step{Name: StepStop, Object: next, Status: true, Drain: d}
 }
 
@@ -311,13 +311,13 @@ func fail(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	observe(w, slot, next)
 	after, left := d.Spec.Deadline.Duration, w.Works.Summary(next.Status.Remaining)
-	message := fmt.Sprintf("Node %s was not out of service %s after the start: %s. It stays %s and takes no work; a new Drain of it goes on.",
+	message := fmt.Sprintf("Node %s was not drained within %s: %s. It stays %s and takes no new work; a new Drain of it continues where this one ended.",
 		slot.Node, after, left, v1alpha1.Draining)
 	switch {
 	case w.over(slot):
-		message = fmt.Sprintf("Node %s died or restarted, and its drain had not ended %s after the start: %s. A new Drain of it begins again.", slot.Node, after, left)
+		message = fmt.Sprintf("Node %s died or restarted and was not drained within %s: %s. A new Drain of it starts over.", slot.Node, after, left)
 	case w.toldToStop(slot):
-		message = fmt.Sprintf("Node %s was told to leave and had not left %s after the start: %s. It takes no work; a new Drain of it goes on.", slot.Node, after, left)
+		message = fmt.Sprintf("Node %s was asked to stop and had not left %s after the drain began: %s. It takes no new work; a new Drain of it continues where this one ended.", slot.Node, after, left)
 	}
 	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message)
 	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
@@ -361,7 +361,7 @@ func letGo(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 }
 
 func cancelMessage(slot *v1alpha1.ActiveDrain) string {
-	return fmt.Sprintf("The drain was cancelled: node %s goes back to work in a new epoch. What has moved stays where it is.", slot.Node)
+	return fmt.Sprintf("The drain was cancelled: node %s takes work again in a new epoch. Work that has moved stays where it is.", slot.Node)
 }
 
 // nextOfHolder lets go of a drain that ended and was deleted, though it still holds the slot. The record of a cancelled one
@@ -383,7 +383,7 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case d.Status.Phase.Final():
 		return nil
 	case d.Spec.Cancelled:
-		return withdraw(w, d, "The drain was cancelled before it had begun.")
+		return withdraw(w, d, "The drain was cancelled before it began.")
 	}
 	reason := refusal(w, d)
 	switch {
@@ -480,7 +480,7 @@ func nextOfDeleted(w World, d *v1alpha1.Drain) *Step {
 	if d.Status.Phase.Final() {
 		return removeFinalizer(d)
 	}
-	return withdraw(w, d, "The drain was deleted before it had begun.")
+	return withdraw(w, d, "The drain was deleted before it began.")
 }
 
 // withdraw ends a drain that never got the slot.

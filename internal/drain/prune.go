@@ -97,7 +97,7 @@ func (c *Controller) prune(ctx context.Context) time.Duration {
 		next, err = c.pruneLive(ctx)
 	}
 	if err != nil && ctx.Err() == nil {
-		c.Log.Warn("finished drains could not be pruned; this is tried again", "error", err, "after", pruneAgain)
+		c.Log.Warn("could not delete old finished drains; trying again", "wait", pruneAgain, "error", err)
 		return pruneAgain
 	}
 	return next
@@ -122,7 +122,7 @@ func (c *Controller) pruneLive(ctx context.Context) (time.Duration, error) {
 			failed = append(failed, fmt.Errorf("delete drain %s: %w", d.Name, err))
 			continue
 		}
-		c.Log.Info("finished drain pruned", "drain", d.Name, "target", d.Spec.NodeName, "phase", d.Status.Phase, "finished", endOf(d))
+		c.Log.Info("deleted an old finished drain", "drain", d.Name, "target", d.Spec.NodeName, "phase", d.Status.Phase, "finished", endOf(d))
 	}
 	return next, errors.Join(failed...)
 }

@@ -192,7 +192,7 @@ func (s *Server) drains() Drains {
 // noDrains answers in the moment between winning an election and having set up its term.
 type noDrains struct{}
 
-var errTermStarting = errors.New("the coordinator's term is just beginning or ending: try again")
+var errTermStarting = errors.New("the coordinator is changing: try again")
 
 func (noDrains) Request(context.Context, string, string) (*v1alpha1.Drain, error) {
 	return nil, errTermStarting

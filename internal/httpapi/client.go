@@ -23,7 +23,7 @@ type Client struct {
 func NewClient(caPEM []byte, token string) (*Client, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(caPEM) {
-		return nil, errors.New("no certificate authority to trust")
+		return nil, errors.New("the CA file contains no PEM certificate")
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}
 	stream := transport.Clone()

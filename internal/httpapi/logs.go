@@ -41,12 +41,12 @@ func parseLogRequest(namespace, name string, query url.Values) (logRequest, erro
 	var err error
 	if query.Has("tail") {
 		if r.lines, err = strconv.Atoi(query.Get("tail")); err != nil || r.lines < 0 {
-			return r, fmt.Errorf("tail %q: give a whole number of lines from 0, or leave it out for all", query.Get("tail"))
+			return r, fmt.Errorf("tail %q: use a number of lines, 0 or more; without it the whole log is sent", query.Get("tail"))
 		}
 	}
 	if query.Has("follow") {
 		if r.follow, err = strconv.ParseBool(query.Get("follow")); err != nil {
-			return r, fmt.Errorf("follow %q: give true or false", query.Get("follow"))
+			return r, fmt.Errorf("follow %q: use true or false", query.Get("follow"))
 		}
 	}
 	return r, nil
@@ -63,7 +63,7 @@ func (s *Server) getLogs(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, deployment.ErrNoLog):
 		writeError(w, http.StatusNotFound, CodeLogNotFound, fmt.Sprintf(
-			"node %s has no log of %s: `ebb status deployments` tells where it runs", s.opts.Node, request.key))
+			"node %s has no log of %s: `ebb status deployments` shows where it runs", s.opts.Node, request.key))
 		return
 	case err != nil:
 		writeError(w, http.StatusInternalServerError, CodeInternal, "internal server error: "+err.Error())
@@ -90,7 +90,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, log *deployment.
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			s.opts.Log.Warn("a log was not passed on to its end", "path", r.URL.Path, "error", err)
+			s.opts.Log.Warn("could not send a log to its end", "path", r.URL.Path, "error", err)
 		}
 		panic(http.ErrAbortHandler) // or the client would take what it got for the whole
 	}

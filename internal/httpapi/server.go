@@ -212,7 +212,7 @@ func writeProbe(w http.ResponseWriter, code int, text string) {
 }
 
 func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
-	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("there is no %s %s", r.Method, r.URL.Path))
+	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("unknown path: %s %s", r.Method, r.URL.Path))
 }
 
 // hasToken says whether a request bears the token of the API.
@@ -225,7 +225,7 @@ func (s *Server) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.hasToken(r) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			writeError(w, http.StatusUnauthorized, CodeUnauthorized, "a valid bearer token is needed: it is in the file `token` of the data directory")
+			writeError(w, http.StatusUnauthorized, CodeUnauthorized, "a valid bearer token is required: use the one in the file `token` of the data directory")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -242,7 +242,7 @@ func bounded(next http.Handler) http.Handler {
 			return
 		}
 		if err != nil {
-			writeError(w, http.StatusBadRequest, CodeBadRequest, fmt.Sprintf("the body could not be read: %v", err))
+			writeError(w, http.StatusBadRequest, CodeBadRequest, fmt.Sprintf("could not read the body: %v", err))
 			return
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
@@ -259,7 +259,7 @@ func (s *Server) onCoordinator(here http.HandlerFunc) http.HandlerFunc {
 		}
 		if by := r.Header.Get(forwardedBy); by != "" {
 			writeError(w, http.StatusServiceUnavailable, CodeForwardingLoop,
-				fmt.Sprintf("node %s forwarded this to node %s, which is not the coordinator: the election is changing hands, try again", by, s.opts.Node))
+				fmt.Sprintf("node %s forwarded this to node %s, which is not the coordinator any more: a new one is being elected, try again", by, s.opts.Node))
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), lookupTimeout)

@@ -29,11 +29,11 @@ const (
 // Errors of the steps below.
 var (
 	// ErrHeld: the Lease belongs to another process that may still be running.
-	ErrHeld = errors.New("lease is held by another process")
+	ErrHeld = errors.New("another process holds the lease")
 	// ErrNotOurs: the Lease no longer belongs to the epoch that wanted to change it.
-	ErrNotOurs = errors.New("lease no longer belongs to this epoch")
+	ErrNotOurs = errors.New("the lease no longer belongs to this epoch")
 	// ErrChanged: the Lease is not what it was when the decision was made.
-	ErrChanged = errors.New("lease has changed since it was observed")
+	ErrChanged = errors.New("the lease has changed since it was read")
 )
 
 // NameOf is the name of a node's Lease. The prefix keeps nodes out of the way of the election's Lease.
@@ -67,7 +67,7 @@ func (r Record) Over(epoch int64) bool {
 func Read(l *coordinationv1.Lease) (Record, error) {
 	node, ok := NodeOf(l.Name)
 	if !ok {
-		return Record{}, fmt.Errorf("lease %s/%s is not a node's", l.Namespace, l.Name)
+		return Record{}, fmt.Errorf("lease %s/%s is not the lease of a node", l.Namespace, l.Name)
 	}
 	r := Record{Node: node, Version: l.ResourceVersion}
 	var err error
@@ -169,7 +169,7 @@ func ours(l *coordinationv1.Lease, holder string, epoch int64) error {
 		return err
 	}
 	if r.Holder != holder || r.Epoch != epoch || r.Over(epoch) {
-		return fmt.Errorf("node %s epoch %d: %w: it says holder %q, epoch %d, fenced %d", r.Node, epoch, ErrNotOurs, r.Holder, r.Epoch, r.Fenced)
+		return fmt.Errorf("node %s epoch %d: %w: its holder is %q, its epoch %d, its fenced epoch %d", r.Node, epoch, ErrNotOurs, r.Holder, r.Epoch, r.Fenced)
 	}
 	return nil
 }

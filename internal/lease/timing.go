@@ -62,13 +62,13 @@ func (t Timing) Validate() error {
 	case t.Timeout > t.Renew:
 		return fmt.Errorf("lease timing: timeout (%s) must not exceed renew (%s), or renewals overlap", t.Timeout, t.Renew)
 	case t.Fence < t.Renew+t.Timeout:
-		return fmt.Errorf("lease timing: fence (%s) must be at least renew + timeout (%s), or one slow renewal fences a healthy node", t.Fence, t.Renew+t.Timeout)
+		return fmt.Errorf("lease timing: fence (%s) must be at least renew + timeout (%s), or one slow renewal would fence a healthy node", t.Fence, t.Renew+t.Timeout)
 	case t.Dead <= t.Fence:
-		return fmt.Errorf("lease timing: dead (%s) must be after fence (%s): the time between is what programs have to stop", t.Dead, t.Fence)
+		return fmt.Errorf("lease timing: dead (%s) must be after fence (%s): programs have the time between to stop", t.Dead, t.Fence)
 	case t.Lost <= t.Dead:
-		return fmt.Errorf("lease timing: lost (%s) must be after dead (%s), or others take over work that still runs", t.Lost, t.Dead)
+		return fmt.Errorf("lease timing: lost (%s) must be after dead (%s), or other nodes would take over work that still runs", t.Lost, t.Dead)
 	case t.Lost > maxLost:
-		return fmt.Errorf("lease timing: lost (%s) must be at most %s: work of a dead node waits as long", t.Lost, maxLost)
+		return fmt.Errorf("lease timing: lost (%s) must be at most %s: the work of a dead node waits that long", t.Lost, maxLost)
 	case t.Lost%time.Second != 0:
 		return fmt.Errorf("lease timing: lost (%s) must be whole seconds: it is stored as leaseDurationSeconds", t.Lost)
 	}

@@ -62,7 +62,7 @@ type Cluster struct {
 // Start brings the cluster up and returns when every node is Ready.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Nodes < 1 || o.Nodes > 99 {
-		return nil, fmt.Errorf("--nodes %d: from 1 to 99 nodes fit on one machine", o.Nodes)
+		return nil, fmt.Errorf("--nodes %d: use 1 to 99", o.Nodes)
 	}
 	if err := o.Dir.Create(); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (c *Cluster) awaitOrphans(ctx context.Context) error {
 			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("%w: %s; end that process first, run/*.pid in %s tells which", err, "it belongs to an earlier cluster", c.opts.Dir)
+				return fmt.Errorf("%w: a process of an earlier cluster still runs; stop it first, its process ID is in one of the files run/*.pid in %s", err, c.opts.Dir)
 			case <-time.After(poll):
 			}
 		}
@@ -123,7 +123,7 @@ func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
 func (c *Cluster) takeLock() error {
 	unlock, err := datadir.Lock(filepath.Join(string(c.opts.Dir), "up.lock"))
 	if errors.Is(err, datadir.ErrLocked) {
-		return fmt.Errorf("a cluster already runs in %s: stop it, or give another --data-dir", c.opts.Dir)
+		return fmt.Errorf("a cluster already runs in %s: stop it, or set another --data-dir", c.opts.Dir)
 	}
 	c.unlock = unlock
 	return err

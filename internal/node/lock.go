@@ -81,7 +81,7 @@ func (l *dirLock) reserve(epoch int64) error {
 		return nil
 	}
 	if err := l.write(append(slices.Clone(l.dead), l.holder), epoch); err != nil {
-		return fmt.Errorf("the epoch cannot be written down, so it is not taken: %w; make room or make %s writable", err, l.path)
+		return fmt.Errorf("the epoch was not taken because it could not be recorded: %w; free disk space or make %s writable", err, l.path)
 	}
 	l.reserved = epoch
 	return nil
@@ -117,7 +117,7 @@ func readHolders(path string) (holders, error) {
 	}
 	var h holders
 	if err := json.Unmarshal(data, &h); err != nil {
-		return holders{}, fmt.Errorf("%s: %w; remove it, and the node waits until its last epoch was released or has expired", path, err)
+		return holders{}, fmt.Errorf("%s: %w; remove the file: the node then waits until its last epoch is released or has expired", path, err)
 	}
 	return h, nil
 }

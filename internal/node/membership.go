@@ -57,11 +57,11 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 			return nil, context.Cause(ctx)
 		case errors.Is(err, lease.ErrHeld):
 			m.waits(err)
-			repeats.warn(m.log, "waiting for the node's last epoch to end: it began on another machine or before a reboot", err)
+			repeats.warn(m.log, "waiting for the lease of the node's last epoch to expire; it was taken on another machine or before a reboot", err)
 		default:
 			m.waits(err)
 			detector.Failed(m.clock())
-			repeats.warn(m.log, "cannot join yet", err)
+			repeats.warn(m.log, "could not join; trying again", err)
 		}
 		if err := backoff.Sleep(ctx, m.timing.Renew/4); err != nil {
 			return nil, err
@@ -106,7 +106,7 @@ func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) 
 		return nil, fmt.Errorf("take epoch %d: %w", epoch, err)
 	}
 	if err := m.dirLock.took(epoch); err != nil {
-		m.log.Warn("earlier holders are still remembered", "epoch", epoch, "error", err)
+		m.log.Warn("could not remove earlier lease holders from the node's directory", "epoch", epoch, "error", err)
 	}
 	return &held{epoch: lease.NewHeldEpoch(epoch, m.timing, sentAt), pause: pause, lease: next}, nil
 }
@@ -169,13 +169,13 @@ func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDet
 		default:
 			detector.Failed(m.clock())
 			next = m.clock().Add(m.timing.Renew / 4)
-			repeats.warn(m.log, "lease not renewed", err)
+			repeats.warn(m.log, "could not renew the lease; trying again", err)
 		}
 	}
 }
 
 var (
-	errDeadline = errors.New("the lease could not be renewed in time")
+	errDeadline = errors.New("the lease was not renewed in time")
 	errPaused   = errors.New("the wall clock jumped ahead: this machine may have been paused, and its lease may have expired meanwhile")
 )
 

@@ -116,7 +116,7 @@ func New(o Options) (*Node, error) {
 	if o.Peers.Listener != nil {
 		n.host.peers = &peerServer{Peers: o.Peers}
 	}
-	n.member.waits = func(why error) { n.setEpoch(nil, "cannot join yet: "+why.Error()) }
+	n.member.waits = func(why error) { n.setEpoch(nil, "could not join yet: "+why.Error()) }
 	return n, nil
 }
 
@@ -147,7 +147,7 @@ func (n *Node) Run(ctx context.Context) error {
 }
 
 // errAnew: the epoch ended because the node has to begin another.
-var errAnew = errors.New("the node begins anew")
+var errAnew = errors.New("the node begins a new epoch")
 
 // live is one epoch, from the taken lease to its end.
 func (n *Node) live(ctx context.Context, h *held, keep *group) error {
@@ -169,7 +169,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	work, err := n.enter(entering, e)
 	stop()
 	if err != nil && ctx.Err() != nil && standing.Err() == nil {
-		err = n.leave(standing, e, work, keep, "asked to stop while it was starting")
+		err = n.leave(standing, e, work, keep, "it was asked to stop while it was starting")
 	} else if err == nil {
 		parts.Go(func() { n.publish(standing, e) })
 		select {
@@ -179,9 +179,9 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		case how := <-e.over:
 			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, how))
 		case <-ctx.Done():
-			err = n.leave(standing, e, work, keep, "asked to stop")
+			err = n.leave(standing, e, work, keep, "it was asked to stop")
 		case <-e.leave:
-			err = n.leave(standing, e, work, keep, "drained")
+			err = n.leave(standing, e, work, keep, "it was drained")
 		}
 	}
 	if standing.Err() == nil && err == nil {
@@ -316,7 +316,7 @@ func (n *Node) insist(ctx context.Context, what string, step func(context.Contex
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		repeats.warn(n.log, "cannot "+what+" yet", err)
+		repeats.warn(n.log, "could not "+what+"; trying again", err)
 		if err := backoff.Sleep(ctx, n.opts.Timing.Renew/4); err != nil {
 			return err
 		}
@@ -343,16 +343,16 @@ func (w *work) groups() []*group {
 
 // leave ends the epoch in order: publish Stopping, hand over, stop the work, publish Left. The lease is renewed meanwhile.
 func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why string) error {
-	n.log.Info("leaving", "epoch", e.Number, "why", why)
+	n.log.Info("leaving", "epoch", e.Number, "reason", why)
 	n.opts.Gate.Close(e.Number, RefusedStopping)
 	n.opts.Metrics.setLiveness(v1alpha1.Stopping)
 	n.setEpoch(nil, "stopping")
 	e.set(func(e *Epoch) {
 		e.liveness = v1alpha1.Stopping
-		e.ready = readiness{reason: v1alpha1.ReasonStopping, message: "The node stops what it runs: " + why + "."}
+		e.ready = readiness{reason: v1alpha1.ReasonStopping, message: "The node is stopping its work: " + why + "."}
 	})
 	if err := n.publishLast(ctx, e); err != nil {
-		n.log.Warn("the status of the leaving node was not published", "epoch", e.Number, "error", err)
+		n.log.Warn("could not publish the status of the leaving node", "epoch", e.Number, "error", err)
 	}
 	if w == nil {
 		w = &work{}
@@ -366,10 +366,10 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 		}
 	}
 	e.set(func(e *Epoch) {
-		e.ready = readiness{reason: v1alpha1.ReasonLeft, message: "The node left in order: " + why + "."}
+		e.ready = readiness{reason: v1alpha1.ReasonLeft, message: "The node left: " + why + "."}
 	})
 	if err := n.publishLast(ctx, e); err != nil {
-		n.log.Warn("the status of the leaving node was not published", "epoch", e.Number, "error", err)
+		n.log.Warn("could not publish the status of the leaving node", "epoch", e.Number, "error", err)
 	}
 	return nil
 }
@@ -385,7 +385,7 @@ func (n *Node) release(h *held) error {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := n.member.release(ctx, h); err != nil {
-		n.log.Warn("the lease was not released; others wait until it expires", "epoch", h.epoch.Number(), "error", err)
+		n.log.Warn("could not release the lease; other nodes wait until it expires", "epoch", h.epoch.Number(), "error", err)
 		return nil
 	}
 	n.log.Info("left", "epoch", h.epoch.Number())
@@ -397,7 +397,7 @@ func (n *Node) release(h *held) error {
 // its deadline gets the same time from when it wakes: it is late already, and every writer checks Holding first. An
 // epoch known to be fenced, released or superseded is revoked: its programs are killed at once, for others may run them already.
 func (n *Node) fence(e *Epoch, w *work, cause error) {
-	n.log.Warn("fencing", "epoch", e.Number, "cause", cause)
+	n.log.Warn("fencing", "epoch", e.Number, "reason", cause)
 	n.opts.Gate.Close(e.Number, RefusedInDoubt)
 	n.setEpoch(nil, cause.Error())
 	e.Held.MarkInDoubt()

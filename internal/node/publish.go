@@ -45,7 +45,7 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 			if err := n.writeStatus(ctx, e); err == nil {
 				written, repeats = &want, repeatFilter{}
 			} else if ctx.Err() == nil {
-				repeats.warn(n.log, "status not written", err)
+				repeats.warn(n.log, "could not write the node's status; trying again", err)
 				if backoff.Sleep(ctx, n.opts.Timing.Renew/4) != nil {
 					return
 				}
@@ -75,7 +75,7 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 			if liveness, _ := e.Liveness(); liveness == v1alpha1.Stopping {
 				return nil // it was deleted, and the node leaves
 			}
-			n.log.Warn("the Node object was deleted while the node runs; it is created again", "epoch", e.Number)
+			n.log.Warn("the Node object was deleted while the node runs; creating it again", "epoch", e.Number)
 			if err = n.register(ctx); err == nil {
 				continue
 			}

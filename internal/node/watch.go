@@ -61,7 +61,7 @@ func (n *Node) watchWanted(ctx context.Context, e *Epoch) {
 			defer cancel()
 			slot, wanted, err := readSlot(ctx, n.client, e.Node)
 			if err == nil && !wanted && unwanted(e, slot) {
-				e.BeginAnew("no drain wants this node any more")
+				e.BeginAnew("the drain of this node was cancelled or deleted")
 			}
 			return err
 		})
@@ -104,7 +104,7 @@ func (n *Node) leaseWatch(e *Epoch) kubeclient.Watch {
 		}
 		e.LossDetector.Saw(rec, n.opts.Clock())
 		if rec.Node == e.Node && rec.Epoch >= e.Number && rec.Over(e.Number) {
-			e.learn(fmt.Errorf("node %s epoch %d: %w: it says holder %q, epoch %d, fenced %d", e.Node, e.Number, lease.ErrNotOurs, rec.Holder, rec.Epoch, rec.Fenced))
+			e.learn(fmt.Errorf("node %s epoch %d: %w: its holder is %q, its epoch %d, its fenced epoch %d", e.Node, e.Number, lease.ErrNotOurs, rec.Holder, rec.Epoch, rec.Fenced))
 		}
 	}
 	gone := func(l *coordinationv1.Lease) {

@@ -151,7 +151,7 @@ func awaitReady(ctx context.Context, ready *os.File, dir string) (Status, error)
 func shimComplaint(dir string) string {
 	data, _ := os.ReadFile(filepath.Join(dir, shimLogName))
 	text := strings.TrimSpace(string(data[:min(len(data), shimLogExcerpt)]))
-	return orDefault(text, "it left no message")
+	return orDefault(text, "it wrote no message")
 }
 
 // Attach finds the shim that runs in dir. If none does, it sweeps what a lost one left and returns ErrNotRunning;

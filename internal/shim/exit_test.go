@@ -20,8 +20,8 @@ func TestHowAProgramEndedIsReported(t *testing.T) {
 	}{
 		"with code 0":    {"exit 0", Exit{ReasonExited, 0, 0, "the main process exited with code 0"}},
 		"with code 42":   {"exit 42", Exit{ReasonExited, 42, 0, "the main process exited with code 42"}},
-		"by signal":      {"kill -USR1 $$", Exit{ReasonExited, -1, syscall.SIGUSR1, "the main process was ended by signal 10 (user defined signal 1)"}},
-		"by its SIGKILL": {"kill -KILL $$", Exit{ReasonExited, -1, syscall.SIGKILL, "the main process was ended by signal 9 (killed)"}},
+		"by signal":      {"kill -USR1 $$", Exit{ReasonExited, -1, syscall.SIGUSR1, "the main process was killed by signal 10 (user defined signal 1)"}},
+		"by its SIGKILL": {"kill -KILL $$", Exit{ReasonExited, -1, syscall.SIGKILL, "the main process was killed by signal 9 (killed)"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestInvalidSpecsAreRefused(t *testing.T) {
 		change func(*Spec)
 		want   string
 	}{
-		"empty command":    {func(s *Spec) { s.Command = " " }, "command is empty: name the program to run"},
+		"empty command":    {func(s *Spec) { s.Command = " " }, "command is empty: set the program to run"},
 		"instance":         {func(s *Spec) { s.Instance = "a b" }, `instance "a b": use up to 128 letters, digits, '.', '_' and '-'`},
 		"grace":            {func(s *Spec) { s.Grace = -time.Second }, "grace -1s is negative: leave it out for 10s"},
 		"workingDir":       {func(s *Spec) { s.WorkingDir = "a" }, `workingDir "a" is relative: give an absolute path`},

@@ -97,7 +97,7 @@ func (h *Handle) outcome(ctx context.Context) (Exit, error) {
 	case err != nil:
 		return Exit{}, fmt.Errorf("shim %s: %w", h.dir, err)
 	case st.Instance != h.instance:
-		return Exit{}, fmt.Errorf("shim %s: %w: instance %s is over, and %s has taken its place", h.dir, ErrNotRunning, h.instance, st.Instance)
+		return Exit{}, fmt.Errorf("shim %s: %w: instance %s has ended, and %s runs in its place", h.dir, ErrNotRunning, h.instance, st.Instance)
 	case st.Phase == Exited && st.Exit != nil:
 		return *st.Exit, nil
 	}
@@ -157,7 +157,7 @@ func (h *Handle) exchange(ctx context.Context, req request) (response, error) {
 // diagnose tells a shim that is gone from one that cannot be reached: the lock knows.
 func (h *Handle) diagnose(cause error) error {
 	if errors.Is(cause, os.ErrClosed) {
-		return fmt.Errorf("shim %s: the handle: %w", h.dir, os.ErrClosed)
+		return fmt.Errorf("shim %s: the handle is closed: %w", h.dir, os.ErrClosed)
 	}
 	held, err := lockHeld(h.dir)
 	switch {

@@ -76,7 +76,7 @@ func closeInherited(dir string) {
 // detach starts the shim in a session of its own and leaves it to init.
 func detach(dir string) error {
 	if !lockInherited(dir) {
-		return fmt.Errorf("%s is for Start, which passes the lock", detachFlag)
+		return fmt.Errorf("%s is internal: only a node starts a shim with it, and passes it the lock", detachFlag)
 	}
 	_, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "shim", dir}, &syscall.ProcAttr{
 		Env:   os.Environ(),
@@ -188,7 +188,7 @@ func (s *supervisor) launch() error {
 	defer syscall.Close(input)
 	s.output = output
 	if err := s.journal.save(s.state, finalLimit); err != nil {
-		return fmt.Errorf("%w: its state cannot be recorded: %w", ErrStartFailed, err)
+		return fmt.Errorf("%w: could not write its state file: %w", ErrStartFailed, err)
 	}
 	if Now() >= s.deadline.TermAt {
 		return fmt.Errorf("%w: the program was not started", ErrDeadlinePassed)
@@ -261,7 +261,7 @@ func (s *supervisor) finish(lock *os.File) {
 	s.state.FinishedBoot, s.state.FinishedAt = Now(), time.Now().UTC()
 	s.state.Exit = s.state.Exit.with(s.status)
 	if err := s.journal.save(s.state, finalLimit); err != nil {
-		complain(fmt.Sprintf("ebb shim: the end of instance %s (%s) is not recorded: %v", s.spec.Instance, s.state.Exit.Message, err))
+		complain(fmt.Sprintf("ebb shim: could not record the exit of instance %s (%s): %v", s.spec.Instance, s.state.Exit.Message, err))
 	}
 	s.server.listener.Close() // unlinks the socket
 	releaseLock(lock)
@@ -270,12 +270,12 @@ func (s *supervisor) finish(lock *os.File) {
 
 // with returns the exit with how the main process ended.
 func (e Exit) with(status *syscall.WaitStatus) *Exit {
-	outcome := "the main process's end was not seen"
+	outcome := "the exit status of the main process is unknown"
 	switch {
 	case status == nil:
 	case status.Signaled():
 		e.Signal = status.Signal()
-		outcome = fmt.Sprintf("the main process was ended by signal %d (%v)", e.Signal, e.Signal)
+		outcome = fmt.Sprintf("the main process was killed by signal %d (%v)", e.Signal, e.Signal)
 	default:
 		e.Code = status.ExitStatus()
 		outcome = fmt.Sprintf("the main process exited with code %d", e.Code)
@@ -286,5 +286,5 @@ func (e Exit) with(status *syscall.WaitStatus) *Exit {
 
 var whyEnded = map[Reason]string{
 	ReasonStopped:        "stopped: ",
-	ReasonDeadlinePassed: "the deadline passed without renewal: ",
+	ReasonDeadlinePassed: "the node did not renew the deadline: ",
 }

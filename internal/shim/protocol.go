@@ -69,7 +69,7 @@ func (r response) result() (Status, error) {
 	case r.Error != "":
 		return Status{}, &remoteError{text: r.Error, kind: sentinels[r.Code]}
 	case r.Status == nil:
-		return Status{}, errors.New("the shim's answer holds no status")
+		return Status{}, errors.New("the shim's answer has no status")
 	}
 	return *r.Status, nil
 }

@@ -98,7 +98,7 @@ func (s *server) answer(conn *net.UnixConn) {
 
 func (s *server) handle(req request) response {
 	if req.Instance != "" && req.Instance != s.instance {
-		return refusal(fmt.Errorf("%w: instance %s is over, this is %s", ErrNotRunning, req.Instance, s.instance))
+		return refusal(fmt.Errorf("%w: instance %s has ended; this is %s", ErrNotRunning, req.Instance, s.instance))
 	}
 	if req.Op == opWait {
 		timeout := time.NewTimer(maxWait)
@@ -148,7 +148,7 @@ func checkPeer(conn *net.UnixConn) error {
 		return err
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d may not steer a shim of user %d", cred.Uid, os.Geteuid())
+		return fmt.Errorf("user %d may not control a shim of user %d", cred.Uid, os.Geteuid())
 	}
 	return nil
 }

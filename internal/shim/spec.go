@@ -110,13 +110,13 @@ func (s Spec) Validate() error {
 	s = s.withDefaults()
 	switch {
 	case strings.TrimSpace(s.Command) == "":
-		return invalid("command is empty: name the program to run")
+		return invalid("command is empty: set the program to run")
 	case !instancePattern.MatchString(s.Instance):
 		return invalid("instance %q: use up to 128 letters, digits, '.', '_' and '-'", s.Instance)
 	case s.Grace < 0:
-		return invalid("grace %v is negative: leave it out for %v", s.Grace, DefaultGrace)
+		return invalid("grace %v is negative: omit it for the default of %v", s.Grace, DefaultGrace)
 	case !filepath.IsAbs(s.WorkingDir):
-		return invalid("workingDir %q is relative: give an absolute path", s.WorkingDir)
+		return invalid("workingDir %q is relative: use an absolute path", s.WorkingDir)
 	case s.Log.MaxBytes < minLogBytes:
 		return invalid("log.maxBytes %d: use at least %d", s.Log.MaxBytes, minLogBytes)
 	case s.Log.MaxFiles < 1:
@@ -136,7 +136,7 @@ func (s Spec) validateStrings() error {
 	for i, kv := range s.Env {
 		// The value may be a secret, so only the place is named.
 		if strings.IndexByte(kv, '=') < 1 || strings.ContainsRune(kv, 0) {
-			return invalid("env entry %d is not KEY=value without NUL bytes", i)
+			return invalid("env entry %d must be KEY=value and contain no NUL byte", i)
 		}
 	}
 	return nil

@@ -243,7 +243,7 @@ func (s *supervisor) handle(req request) response {
 	case opStop:
 		s.stop(req.Grace)
 	default:
-		err = fmt.Errorf("unknown request %q: the shim is older than its node", req.Op)
+		err = fmt.Errorf("unknown request %q: the shim is an older version than its node", req.Op)
 	}
 	if err != nil {
 		return refusal(err)
@@ -256,7 +256,7 @@ func (s *supervisor) extend(d *Deadline) error {
 	case d == nil || !d.Valid():
 		return errors.New("extend needs a deadline with termAt, and killAt not before it")
 	case s.doomed || Now()+s.missed() >= s.deadline.TermAt: // come, even if its alarm is still on the way
-		return fmt.Errorf("%w: instance %s ends and cannot be kept", ErrDeadlinePassed, s.spec.Instance)
+		return fmt.Errorf("%w: instance %s is already stopping", ErrDeadlinePassed, s.spec.Instance)
 	}
 	s.deadline, s.agreed = s.deadline.extended(*d), s.ahead()
 	return nil

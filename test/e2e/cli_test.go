@@ -148,7 +148,7 @@ func errorTexts(t *testing.T, c *cluster) {
 		{[]string{"status", "-o", "xml"}, "ebb: invalid argument \"xml\" for \"-o, --output\" flag: \"xml\" is not an output format: use json, or leave it out\n"},
 		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS label: use lower-case letters, digits and '-', at most 63 characters\n"},
 		{[]string{"node", "--name", "n8", "--label", "zone"}, "ebb: --label \"zone\" is not key=value\n"},
-		{[]string{"node", "--name", "n8", "--lease-fence", "9s"}, "ebb: lease timing: dead (8s) must be after fence (9s): the time between is what programs have to stop\n"},
+		{[]string{"node", "--name", "n8", "--lease-fence", "9s"}, "ebb: lease timing: dead (8s) must be after fence (9s): programs have the time between to stop\n"},
 		{[]string{"up", "--lease-duration", "11500ms", "--data-dir", t.TempDir()}, "ebb: lease timing: lost (11.5s) must be whole seconds: it is stored as leaseDurationSeconds\n"},
 		{[]string{"up", "--nodes", "0", "--data-dir", t.TempDir()}, "ebb: --nodes 0: from 1 to 99 nodes fit on one machine\n"},
 		{[]string{"up", "--data-dir", string(c.dir)}, "ebb: a cluster already runs in " + string(c.dir) + ": stop it, or give another --data-dir\n"},

@@ -150,7 +150,7 @@ func logsCommand(t *testing.T, c *cluster) {
 		args []string
 		want string
 	}{
-		{[]string{"hello", "--node", other}, "ebb: node " + other + " has no log of default/hello: `ebb status deployments` tells where it runs (ErrLogNotFound)\n"},
+		{[]string{"hello", "--node", other}, "ebb: node " + other + " has no log of default/hello: `ebb status deployments` shows where it runs (ErrLogNotFound)\n"},
 		{[]string{"hello", "--node", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists them\n"},
 		{[]string{"nothing"}, "ebb: there is no deployment or daemon \"nothing\" in namespace \"default\": `ebb status deployments` lists them\n"},
 		{[]string{"hello", "-n", "ops"}, "ebb: there is no deployment or daemon \"hello\" in namespace \"ops\": `ebb status deployments` lists them\n"},

@@ -360,7 +360,7 @@ func TestADrainIsCancelled(t *testing.T) {
 		c.arm("after-"+drain.StepStop, "hold")
 		c.ask("too-late", target)
 		letGo = c.awaitHeld("after-" + drain.StepStop)
-		want := "drain too-late is Stopping: node " + target + " is empty and leaves; start it again to bring it back"
+		want := "drain too-late is Stopping: node " + target + " is empty and is shutting down; start it again to bring it back"
 		if _, errs, code := c.run("drain", target, "--cancel"); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("too late: exit %d, %q", code, errs)
 		}
@@ -388,16 +388,16 @@ func TestDrainCommand(t *testing.T) {
 		}
 	}
 	out := c.must("drain", target, "--wait", "--reason", "kernel upgrade")
-	if !strings.Contains(out, target+": Node "+target+" left empty. It took ") {
+	if !strings.Contains(out, target+": Node "+target+" was emptied and has left. It took ") {
 		t.Errorf("drain:\n%s", out)
 	}
 	until(t, "the process to have exited 0", func() bool {
 		return strings.Contains(c.up.out.String(), target+" exited 0; start it again with: "+c.ebb+" node --name "+target)
 	})
-	if status := c.must("status"); !strings.Contains(status, "Complete") || !strings.Contains(status, "Node "+target+" left empty.") {
+	if status := c.must("status"); !strings.Contains(status, "Complete") || !strings.Contains(status, "Node "+target+" was emptied and has left.") {
 		t.Errorf("status:\n%s", status)
 	}
-	if got, want := c.must("explain", target), "Node "+target+" is Stopping in epoch 1.\nIt has left: its lease is released.\n"; got != want {
+	if got, want := c.must("explain", target), "Node "+target+" is Stopping in epoch 1.\nIt has left: it released its lease.\n"; got != want {
 		t.Errorf("explain: %q, want %q", got, want)
 	}
 	c.startNode(target)
@@ -407,7 +407,7 @@ func TestDrainCommand(t *testing.T) {
 	}
 	// The coordinator hands over and is drained in one go.
 	out = c.must("drain", leader, "--resign", "--wait")
-	if !strings.Contains(out, leader+" resigned; ") || !strings.Contains(out, leader+": Node "+leader+" left empty.") {
+	if !strings.Contains(out, leader+" resigned; ") || !strings.Contains(out, leader+": Node "+leader+" was emptied and has left.") {
 		t.Errorf("drain --resign:\n%s", out)
 	}
 	// One that drains itself when it is told to stop.

@@ -83,13 +83,13 @@ func validateSecretType(s *corev1.Secret) field.ErrorList {
 	data := field.NewPath("data")
 	for _, key := range needs[s.Type] {
 		if _, ok := s.Data[key]; !ok {
-			errs = append(errs, field.Required(data.Key(key), fmt.Sprintf("a Secret of type %s has it", s.Type)))
+			errs = append(errs, field.Required(data.Key(key), fmt.Sprintf("a Secret of type %s must have it", s.Type)))
 		}
 	}
 	switch s.Type {
 	case corev1.SecretTypeBasicAuth:
 		if s.Data[corev1.BasicAuthUsernameKey] == nil && s.Data[corev1.BasicAuthPasswordKey] == nil {
-			errs = append(errs, field.Required(data.Key(corev1.BasicAuthUsernameKey), "or password: a Secret of type "+string(s.Type)+" has one of them"))
+			errs = append(errs, field.Required(data.Key(corev1.BasicAuthUsernameKey), "or password: a Secret of type "+string(s.Type)+" must have one of them"))
 		}
 	case corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson:
 		key := needs[s.Type][0]
@@ -123,7 +123,7 @@ func validateConfigMap(next, old runtime.Object) field.ErrorList {
 	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
 		errs = append(errs, validateKey(data, key)...)
 		if _, twice := m.BinaryData[key]; twice {
-			errs = append(errs, field.Invalid(data.Key(key), key, "is in binaryData too"))
+			errs = append(errs, field.Invalid(data.Key(key), key, "must not be in binaryData as well"))
 		}
 		size += len(m.Data[key])
 	}

@@ -128,14 +128,14 @@ func validateEvent(e *corev1.Event) field.ErrorList {
 			errs = append(errs, field.TooLong(at, "", maxWord))
 		}
 		if word.text == "" && !e.EventTime.IsZero() {
-			errs = append(errs, field.Required(at, "an event with an eventTime says it"))
+			errs = append(errs, field.Required(at, "an event with an eventTime must have it"))
 		}
 	}
 	if e.EventTime.IsZero() {
 		return errs
 	}
 	if e.ReportingController == "" {
-		errs = append(errs, field.Required(field.NewPath("reportingComponent"), "an event with an eventTime says it"))
+		errs = append(errs, field.Required(field.NewPath("reportingComponent"), "an event with an eventTime must have it"))
 	}
 	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
 		errs = append(errs, field.NotSupported(field.NewPath("type"), e.Type, []string{corev1.EventTypeNormal, corev1.EventTypeWarning}))

@@ -65,7 +65,7 @@ func (k kind) match(l labels.Selector, f fields.Selector) storage.SelectionPredi
 func (k kind) attributes(o runtime.Object) (labels.Set, fields.Set, error) {
 	m, ok := o.(metav1.Object)
 	if !ok {
-		return nil, nil, fmt.Errorf("%T is no object", o)
+		return nil, nil, fmt.Errorf("%T is not an API object", o)
 	}
 	set := fields.Set{"metadata.name": m.GetName()}
 	if k.namespaced {
@@ -87,7 +87,7 @@ func addFields(s *runtime.Scheme, gvk schema.GroupVersionKind, names map[string]
 			return name, value, nil
 		}
 		known := append(slices.Sorted(maps.Keys(names)), "metadata.name", "metadata.namespace")
-		return "", "", fmt.Errorf("%q is not a known field selector: there are %s", label, strings.Join(known, ", "))
+		return "", "", fmt.Errorf("%q is not a supported field selector: use %s", label, strings.Join(known, ", "))
 	}))
 }
 

@@ -91,7 +91,7 @@ func validateNamespace(next, old runtime.Object) field.ErrorList {
 	}
 	was, ok := old.(*corev1.Namespace)
 	if ok && !equality.Semantic.DeepEqual(n.Status, was.Status) && (n.Status.Phase == corev1.NamespaceTerminating) != (n.DeletionTimestamp != nil) {
-		errs = append(errs, field.Invalid(field.NewPath("status", "phase"), n.Status.Phase, "a namespace is Terminating while it is being deleted, and Active before"))
+		errs = append(errs, field.Invalid(field.NewPath("status", "phase"), n.Status.Phase, "must be Terminating while the namespace is being deleted, and Active otherwise"))
 	}
 	return errs
 }
@@ -138,7 +138,7 @@ func (s *namespaceStorage) Delete(ctx context.Context, name string, validate res
 	mark := storage.SimpleUpdate(func(o runtime.Object) (runtime.Object, error) {
 		n, ok := o.(*corev1.Namespace)
 		if !ok {
-			return nil, fmt.Errorf("namespace %s is a %T", name, o)
+			return nil, fmt.Errorf("namespace %s: unexpected object type %T", name, o)
 		}
 		if validate != nil {
 			if err := validate(ctx, n); err != nil {
