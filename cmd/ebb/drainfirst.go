@@ -42,11 +42,11 @@ func (f nodeFlags) drainFirst(signalled context.Context, dir datadir.NodeDir, ca
 				return
 			}
 		case <-again:
-			d.log.Warn("leaving without a drain", "reason", "a second signal")
+			d.log.Warn("leaving without a drain", "reason", "received a second signal")
 			return
 		}
 		d.log.Info("draining before leaving", "timeout", f.drainTimeout)
-		d.log.Warn("leaving before the drain is over", "reason", d.watch(bounded, again))
+		d.log.Warn("leaving before the drain is complete", "reason", d.watch(bounded, again))
 	}()
 	return living
 }
@@ -69,7 +69,7 @@ func (d *ownDrain) watch(ctx context.Context, again <-chan os.Signal) string {
 		case <-ctx.Done():
 			return "the drain timeout has passed"
 		case <-again:
-			return "a second signal"
+			return "received a second signal"
 		case <-time.After(askAgain):
 		}
 		if e := d.node.Epoch(); e != nil {
@@ -82,8 +82,8 @@ func (d *ownDrain) watch(ctx context.Context, again <-chan os.Signal) string {
 
 var (
 	errNotIn  = errors.New("the node is not in service")
-	errAlone  = errors.New("no other node could take over")
-	errTimeUp = errors.New("the drain was refused until its time was up")
+	errAlone  = errors.New("no other node can take over")
+	errTimeUp = errors.New("the drain was refused until the drain timeout passed")
 )
 
 // ask returns nil once the drain has begun.
@@ -106,7 +106,7 @@ func (d *ownDrain) ask(ctx context.Context) error {
 			return errAlone
 		}
 		if text := err.Error(); text != said {
-			d.log.Info("the drain cannot begin yet", "reason", err)
+			d.log.Info("the drain cannot begin yet; trying again", "reason", err)
 			said = text
 		}
 		select {

@@ -37,8 +37,8 @@ func newLogFlags() logFlags {
 }
 
 func (f *logFlags) addFlags(fs *pflag.FlagSet) {
-	fs.Var(&f.format, "log-format", "how the log is written: text, or json with one object a line")
-	fs.Var(&f.level, "log-level", "what the log has, and whatever is worse: debug, info, warn or error")
+	fs.Var(&f.format, "log-format", "format of the log: text, or json with one object per line")
+	fs.Var(&f.level, "log-level", "lowest level that is logged: debug, info, warn or error")
 }
 
 // args are what a child is started with to write its log the same way; none for the defaults.
@@ -121,7 +121,7 @@ func (f logFlags) report(err error) error {
 	if err == nil || f.format.value != logJSON {
 		return err
 	}
-	slog.New(f.handler(os.Stderr, slog.LevelError)).Error("the process ends", "error", err)
+	slog.New(f.handler(os.Stderr, slog.LevelError)).Error("the process exits because of an error", "error", err)
 	return exitError(1)
 }
 

@@ -87,11 +87,11 @@ no deployments and no daemons
 		{"what is healthy takes one line", false, []*v1alpha1.Deployment{
 			program("hello", v1alpha1.TypeDeployment, running("True", "Running", "It runs on n1."), counted("ASSIGNED", 1, 1), on("n1", "Running"),
 				func(d *v1alpha1.Deployment) { d.Spec.Address = "n1" }),
-			program("idle", v1alpha1.TypeDeployment, running("False", "Disabled", "It is disabled."), counted("DISABLED", 0, 0)),
+			program("idle", v1alpha1.TypeDeployment, running("False", "Disabled", "spec.enabled is false."), counted("DISABLED", 0, 0)),
 		}, `
 NAME    TYPE         STATE      ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
 hello   deployment   ASSIGNED   n1        1/1       0          60s
-idle    deployment   DISABLED   -         0/0       0          60s     Disabled: Nobody wants it to run
+idle    deployment   DISABLED   -         0/0       0          60s     Disabled: spec.enabled is false
 `},
 		{"a daemon that is everywhere", false, []*v1alpha1.Deployment{
 			program("beat", v1alpha1.TypeDaemon, running("True", "Running", "It runs on all 3 nodes."), counted("ENABLED", 3, 3),
@@ -128,12 +128,12 @@ beat   daemon   ENABLED   -         1/3       5          60s     ERR_DAEMON_MISS
 
 beat on each node:
 NODE   STATE       PID   RESTARTS   SINCE   LAST EXIT              PAUSE   MESSAGE
-n1     CrashLoop   -     5          30s     exit code 7 (5s ago)   -       pause before the next start
+n1     CrashLoop   -     5          30s     exit code 7 (5s ago)   -       waiting before the next start
 n2     Missing     -     0          -       -                      -       the node has not started it yet
 n3     Running     -     0          30s     -                      -
 `},
 		{"everything that is wrong is said", false, []*v1alpha1.Deployment{
-			program("moving", v1alpha1.TypeDeployment, running("False", "NotRunning", "Node n2 starts it when nothing of it is left on n1."), counted("ASSIGNED", 0, 1),
+			program("moving", v1alpha1.TypeDeployment, running("False", "NotRunning", "Node n2 will start it when node n1 has stopped it."), counted("ASSIGNED", 0, 1),
 				on("n1", "Stopping", func(i *v1alpha1.DeploymentInstance) { i.Pause = &metav1.Duration{Duration: 250 * time.Millisecond} }),
 				func(d *v1alpha1.Deployment) {
 					d.Spec.Address, d.Status.Holder = "n2", &v1alpha1.DeploymentHolder{Node: "n1", NodeEpoch: 1, Epoch: 1}
@@ -144,9 +144,9 @@ n3     Running     -     0          30s     -                      -
 			}),
 		}, `
 NAME     TYPE         STATE      ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
-moving   deployment   ASSIGNED   n2        0/1       0          60s     NotRunning: Node n2 starts it when nothing of it is left on n1; still held by n1
+moving   deployment   ASSIGNED   n2        0/1       0          60s     NotRunning: Node n2 will start it when node n1 has stopped it; still held by n1
 new      deployment   -          -         0/0       0          2s      not looked at since its last change
-odd      cron         -          -         0/0       0          60s     ERR_INVALID_TYPE: type "cron" is wrong; ERR_INVALID_TYPE: Nobody runs a record of an invalid type
+odd      cron         -          -         0/0       0          60s     ERR_INVALID_TYPE: type "cron" is wrong; ERR_INVALID_TYPE: No node runs a deployment of an invalid type
 
 moving on each node:
 NODE   STATE      PID   RESTARTS   SINCE   LAST EXIT   PAUSE   MESSAGE

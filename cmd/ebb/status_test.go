@@ -130,7 +130,7 @@ func TestTheLineOfChangefeeds(t *testing.T) {
 
 func TestTheLinesOfDeploymentsAndDaemons(t *testing.T) {
 	runs := running("True", "Running", "It runs.")
-	good, off := program("good", v1alpha1.TypeDeployment, runs), program("off", v1alpha1.TypeDeployment, running("False", v1alpha1.ReasonDisabled, "It is disabled."))
+	good, off := program("good", v1alpha1.TypeDeployment, runs), program("off", v1alpha1.TypeDeployment, running("False", v1alpha1.ReasonDisabled, "spec.enabled is false."))
 	const see = ", see `ebb status deployments`"
 	for _, c := range []struct {
 		want string

@@ -52,7 +52,7 @@ func (w *watcher) saw(s sight) {
 
 func (w *watcher) over() bool { return w.gone || w.drain.Status.Phase.Final() }
 
-const stoppedWatching = "stopped watching; the drain goes on: `ebb explain %s` says how\n"
+const stoppedWatching = "stopped watching; the drain continues: `ebb explain %s` shows its progress\n"
 
 // print writes one line a change, for logs and pipes.
 func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) error {
@@ -83,10 +83,10 @@ func (w *watcher) line() string {
 	d := w.drain
 	node := d.Spec.NodeName
 	if w.gone {
-		return fmt.Sprintf("%s: the record of the drain was deleted", node)
+		return fmt.Sprintf("%s: the Drain object was deleted", node)
 	}
 	if w.lost != nil {
-		return fmt.Sprintf("%s: the API does not answer; the drain goes on without it being seen", node)
+		return fmt.Sprintf("%s: the API does not answer; the drain continues", node)
 	}
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	switch {
@@ -195,9 +195,9 @@ func drawDrain(d *v1alpha1.Drain, lost error, now time.Time, width int) string {
 		}
 	}
 	if lost != nil {
-		b.WriteString("\nThe API does not answer; the drain goes on without being seen.\n")
+		b.WriteString("\nThe API does not answer; the drain continues.\n")
 	}
-	b.WriteString("\nCtrl-C stops watching, not the drain.\n")
+	b.WriteString("\nCtrl-C stops watching; the drain continues.\n")
 	return b.String()
 }
 

@@ -42,7 +42,7 @@ func TestThePictureOfADrainStaysReadable(t *testing.T) {
 10 Deployments AwaitingClaim (p0, p1, p2 and 7 more), for 1m0s
   waiting for another node to claim it
 
-Ctrl-C stops watching, not the drain.
+Ctrl-C stops watching; the drain continues.
 `
 	if diff := cmp.Diff(want, drawDrain(tenLeft(), nil, now, 60)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

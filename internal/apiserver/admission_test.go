@@ -47,8 +47,8 @@ func TestANodeCannotBeDeletedWhileItsLeaseIsHeld(t *testing.T) {
 			want := `nodes.ebb.dev "` + name + `" is forbidden: node ` + name + ` still holds its lease: drain it or stop its process, then delete it`
 			refused(t, admin.do(t, http.MethodDelete, path, nil), want)
 			refused(t, admin.do(t, http.MethodDelete, nodes+"?fieldSelector=metadata.name="+name, nil), want)
-			remembers := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + ` remembers that node ` + name +
-				` has had epoch 1: without it a node of that name would start over, so it stays; deleting the Node is enough`
+			remembers := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + ` cannot be deleted: it records that node ` + name +
+				` has used epoch 1, which must not be used again; it is enough to delete the Node`
 			refused(t, admin.do(t, http.MethodDelete, leases+"/"+lease.NameOf(name), nil), remembers)
 			admin.must(t, http.MethodGet, path, nil)
 			end(name)

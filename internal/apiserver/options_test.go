@@ -33,7 +33,7 @@ func TestWrongOptionsSayWhatWouldBeRight(t *testing.T) {
 		{"a certificate for nothing", func(o *apiserver.Options) { o.EtcdCertFile, o.EtcdKeyFile = "c", "k" }, "TLS files for etcd are set but --etcd-servers is not"},
 		{"etcd without a scheme", func(o *apiserver.Options) { o.EtcdServers = []string{etcd, "10.0.0.2:2379"} }, `--etcd-servers "10.0.0.2:2379" is not a URL like https://10.0.0.1:2379`},
 		{"etcd without a host", func(o *apiserver.Options) { o.EtcdServers = []string{"https://"} }, `--etcd-servers "https://" is not a URL like https://10.0.0.1:2379`},
-		{"TLS files without TLS", func(o *apiserver.Options) { o.EtcdServers = []string{"http://10.0.0.1:2379"}; o.EtcdCAFile = "ca" }, "TLS files for etcd are given but --etcd-servers http://10.0.0.1:2379 does not use TLS"},
+		{"TLS files without TLS", func(o *apiserver.Options) { o.EtcdServers = []string{"http://10.0.0.1:2379"}; o.EtcdCAFile = "ca" }, "TLS files for etcd are set but --etcd-servers http://10.0.0.1:2379 does not use TLS"},
 		{"events that are not kept", func(o *apiserver.Options) { o.EventTTL = time.Millisecond }, "--event-ttl must be at least a second"},
 		{"etcd with TLS", func(o *apiserver.Options) {
 			o.EtcdServers, o.EtcdCAFile, o.EtcdCertFile, o.EtcdKeyFile = []string{etcd}, "ca", "c", "k"

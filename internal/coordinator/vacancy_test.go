@@ -58,7 +58,7 @@ func TestThatNobodyLeadsIsExplained(t *testing.T) {
 			},
 			"There is no coordinator: node n1 was elected and has not renewed its election for 13s. Drains and placements wait until there is one.\n" +
 				"Node n1 has not renewed its lease for 13s: it may be dead, frozen or cut off, and is lost after 10s.\n" +
-				"Node n2 cannot lead while drain n2-abc names it. It cancels that drain and leads once every other node has left or is lost; it waits for n1.\n",
+				"Node n2 cannot become coordinator while drain n2-abc drains it. Once every other node has left or is lost, it cancels that drain and becomes coordinator; it waits for n1.\n",
 		},
 		{
 			"the coordinator has been silent for a moment",

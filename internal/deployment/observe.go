@@ -84,7 +84,7 @@ func (w World) running(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus) meta
 	case !runnable(d):
 		c.Reason, c.Message = v1alpha1.ErrInvalidType, "No node runs a deployment of an invalid type."
 	case !d.IsEnabled():
-		c.Reason, c.Message = v1alpha1.ReasonDisabled, "It is disabled."
+		c.Reason, c.Message = v1alpha1.ReasonDisabled, "spec.enabled is false."
 	case d.Spec.Type == v1alpha1.TypeDaemon:
 		w.daemonRunning(d, s, &c)
 	case s.State != v1alpha1.StateAssigned:

@@ -69,7 +69,7 @@ func TestANodeAnswersWithTheLogOnItsOwnDisk(t *testing.T) {
 		{helloLogs + "?tail=-1", 400, bad(`tail \"-1\": use a number of lines, 0 or more; without it the whole log is sent`)},
 		{helloLogs + "?tail=", 400, bad(`tail \"\": use a number of lines, 0 or more; without it the whole log is sent`)},
 		{helloLogs + "?tail=1e3", 400, bad(`tail \"1e3\": use a number of lines, 0 or more; without it the whole log is sent`)},
-		{helloLogs + "?follow=maybe", 400, bad(`follow \"maybe\": give true or false`)},
+		{helloLogs + "?follow=maybe", 400, bad(`follow \"maybe\": use true or false`)},
 		{"/api/v2/deployments/Default/hello/logs", 400, bad(`namespace \"Default\": ` + label)},
 		{"/api/v2/deployments/default/..%2F..%2Fx/logs", 400, bad(`name \"../../x\": ` + subdomain)},
 		{"/api/v2/deployments/%2E%2E/hello/logs", 400, bad(`namespace \"..\": ` + label)},

@@ -212,7 +212,7 @@ func writeProbe(w http.ResponseWriter, code int, text string) {
 }
 
 func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
-	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("unknown path: %s %s", r.Method, r.URL.Path))
+	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("there is no %s %s", r.Method, r.URL.Path))
 }
 
 // hasToken says whether a request bears the token of the API.

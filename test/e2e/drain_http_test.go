@@ -115,7 +115,7 @@ func TestDrainOverHTTPAndKubectl(t *testing.T) {
 		return waiting != ""
 	})
 	c.kubectl("delete", "drain", waiting)
-	if code := watching.awaitExit(t); code != 1 || !strings.Contains(watching.out.String(), "was deleted before its end was seen") {
+	if code := watching.awaitExit(t); code != 1 || !strings.Contains(watching.out.String(), "was deleted before it ended") {
 		t.Errorf("exit %d: %s", code, watching.out)
 	}
 

@@ -270,7 +270,7 @@ func TestPeopleAreToldWhyNobodyLeads(t *testing.T) {
 	c.signal(target, syscall.SIGCONT)
 	// It takes seconds until the survivor may act. Until then both commands say what is going on.
 	silent := regexp.MustCompile(`(The coordinator, node ` + leader + `, has not renewed its election for \d+s|There is no coordinator: (node ` + leader + ` was elected|the election was released))`)
-	why := "Node " + target + " cannot lead while drain frozen names it. It cancels that drain and leads once every other node has left or is lost; it waits for " + leader + ".\n"
+	why := "Node " + target + " cannot become coordinator while drain frozen drains it. Once every other node has left or is lost, it cancels that drain and becomes coordinator; it waits for " + leader + ".\n"
 	for _, command := range [][]string{{"explain", target}, {"status"}} {
 		until(t, "`ebb "+command[0]+"` to say that the coordinator is silent", func() bool {
 			out := c.must(command...)
@@ -352,7 +352,7 @@ func TestADrainIsCancelled(t *testing.T) {
 			return c.client.Get(context.Background(), types.NamespacedName{Name: "by-command"}, d) == nil && d.Spec.Cancelled
 		})
 		letGo()
-		if out := <-cancelled; out != "drain by-command of node "+target+" is cancelled; the node is back at work\n" {
+		if out := <-cancelled; out != "drain by-command of node "+target+" is cancelled; the node is Alive again\n" {
 			t.Errorf("drain --cancel: %q", out)
 		}
 		c.awaitEnd("by-command", v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
