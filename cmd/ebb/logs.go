@@ -198,7 +198,7 @@ func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) 
 	return joined(failed)
 }
 
-// tellMoves says when the program has come to a node whose log is not followed.
+// tellMoves returns when the program has come to a node whose log is not followed.
 func (r *logReader) tellMoves(ctx context.Context, nodes []string, errs io.Writer) {
 	for {
 		select {

@@ -33,7 +33,7 @@ type rules struct {
 	readNode func(ctx context.Context, name string, cached bool) (*v1alpha1.Node, error)
 	// ownTypes are the definitions without which the server is not Ebb's.
 	ownTypes sets.Set[string]
-	// usable says whether every namespace is there that should be.
+	// usable reports whether every namespace is there that should be.
 	usable func() bool
 }
 
@@ -169,7 +169,7 @@ func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error 
 	return nil
 }
 
-// holdsItself says whether a write changes what keeps an object from being deleted.
+// holdsItself reports whether a write changes what keeps an object from being deleted.
 func holdsItself(object, old runtime.Object) bool {
 	next, ok := object.(metav1.Object)
 	if !ok {

@@ -83,7 +83,7 @@ func mayReadPath(who user.Info, path string) bool {
 	})
 }
 
-// coversSecrets says whether a request is, or may be, about Secrets: a question may name any group or any resource with *.
+// coversSecrets reports whether a request is, or may be, about Secrets: a question may name any group or any resource with *.
 func coversSecrets(a authorizer.Attributes) bool {
 	group, resource := a.GetAPIGroup(), a.GetResource()
 	return (group == groupCore || group == "*") && (resource == "secrets" || resource == "*")

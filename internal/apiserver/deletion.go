@@ -132,7 +132,7 @@ func (d *deletions) due(all []*apiextensionsv1.CustomResourceDefinition, now tim
 	return due
 }
 
-// failedToDelete says whether the controller recorded that it could not delete the definition's objects.
+// failedToDelete reports whether the controller recorded that it could not delete the definition's objects.
 func failedToDelete(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	c := apihelpers.FindCRDCondition(crd, apiextensionsv1.Terminating)
 	return c != nil && (c.Reason == "InstanceDeletionFailed" || c.Reason == "InstanceDeletionCheck")

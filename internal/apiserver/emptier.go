@@ -212,7 +212,7 @@ func counts(of map[string]int, format string) string {
 	return strings.Join(all, ", ")
 }
 
-// setCondition says whether a condition was not yet as it should be.
+// setCondition reports whether a condition was not yet as it should be.
 func setCondition(s *corev1.NamespaceStatus, want corev1.NamespaceCondition) bool {
 	want.LastTransitionTime = metav1.Now()
 	i := slices.IndexFunc(s.Conditions, func(c corev1.NamespaceCondition) bool { return c.Type == want.Type })

@@ -50,7 +50,7 @@ func (o Options) libraryLog() slog.Handler {
 	return o.LibraryLog
 }
 
-// Validate says what is wrong with the options, and what would be right.
+// Validate returns what is wrong with the options, and what would be right.
 func (o Options) Validate() error {
 	if o.Dir == "" {
 		return errors.New("no data directory: set --data-dir")

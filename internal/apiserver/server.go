@@ -127,7 +127,7 @@ func (s *Server) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// explain says which etcd it was, and that one that does not answer may only refuse our certificate.
+// explain names the etcd in an error. An etcd that does not answer may only have refused our certificate.
 func (s *Server) explain(err error) error {
 	switch servers := strings.Join(s.opts.EtcdServers, ","); {
 	case servers == "":

@@ -13,8 +13,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/access"
 )
 
-// checkNodeWrite bounds what a node may write of a deployment: the address, and that only to itself; the holder, from nobody or from a node
-// on which nobody lives, in an epoch that has not ended; its own instance.
+// checkNodeWrite allows a node to write of a deployment only: its own name as the address; itself as the holder, in its current epoch,
+// if there is no holder or the holder's lease has ended; and its own instance.
 func checkNodeWrite(ctx context.Context, w access.Write) error {
 	next, err := decode(w.New)
 	if err != nil {
@@ -56,7 +56,7 @@ func decode(object *unstructured.Unstructured) (*v1alpha1.Deployment, error) {
 	return d, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, d)
 }
 
-// guard judges one write of a node.
+// guard checks one write of a node.
 type guard struct{ access.Write }
 
 func (g guard) checkHolder(ctx context.Context, old, next *v1alpha1.Deployment) error {
@@ -75,15 +75,15 @@ func (g guard) checkHolder(ctx context.Context, old, next *v1alpha1.Deployment) 
 		return err
 	}
 	for i := range next.Status.Nodes {
-		if err := g.checkNobodyLives(ctx, next.Status.Nodes[i].Node, "may run the program"); err != nil {
+		if err := g.checkLeaseEnded(ctx, next.Status.Nodes[i].Node, "may run the program"); err != nil {
 			return err
 		}
 	}
-	return g.checkNobodyLives(ctx, was.Node, "holds the deployment")
+	return g.checkLeaseEnded(ctx, was.Node, "holds the deployment")
 }
 
-// checkNobodyLives fails while some process may live on another node.
-func (g guard) checkNobodyLives(ctx context.Context, other, does string) error {
+// checkLeaseEnded fails while another node holds its lease, so that it may still run processes.
+func (g guard) checkLeaseEnded(ctx context.Context, other, does string) error {
 	if other == "" || other == g.Node {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (g guard) checkNobodyLives(ctx context.Context, other, does string) error {
 	return err
 }
 
-// checkInstances: a node writes its own, and may take away those of nodes on which nobody lives.
+// checkInstances allows a node to write its own instance, and to remove those of nodes whose lease has ended.
 func (g guard) checkInstances(ctx context.Context, old, next *v1alpha1.Deployment) error {
 	for i := range next.Status.Nodes {
 		is := &next.Status.Nodes[i]
@@ -111,7 +111,7 @@ func (g guard) checkInstances(ctx context.Context, old, next *v1alpha1.Deploymen
 	for i := range old.Status.Nodes {
 		was := old.Status.Nodes[i].Node
 		if next.Instance(was) == nil {
-			if err := g.checkNobodyLives(ctx, was, "may run the program"); err != nil {
+			if err := g.checkLeaseEnded(ctx, was, "may run the program"); err != nil {
 				return err
 			}
 		}

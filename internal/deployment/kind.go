@@ -28,7 +28,7 @@ func Kind() kind.Kind {
 	}
 }
 
-// part is what an `ebb node` process has of programs.
+// part is the part of this kind in an `ebb node` process.
 type part struct {
 	policyText, trustText string
 	weights               Weights

@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Metrics are what a node tells of its programs and claims.
+// Metrics are the metrics of a node's programs and claims.
 type Metrics struct {
 	restarts *prometheus.CounterVec
 	claims   prometheus.Counter
@@ -18,7 +18,7 @@ type Metrics struct {
 
 	instances, cpu, memory *prometheus.Desc
 
-	// runtime is asked for what is counted when somebody looks.
+	// runtime provides the values that are counted at each scrape.
 	runtime atomic.Pointer[Runtime]
 }
 

@@ -154,7 +154,7 @@ func (a *API) forget(ctx context.Context, d *v1alpha1.Drain, cause error) error 
 
 // Report is how a node's drain stands.
 type Report struct {
-	// Draining says whether the node drains.
+	// Draining reports whether the node drains.
 	Draining bool
 	// Shown is what is left on it, by the count under which it is shown.
 	Shown map[string]int64
@@ -164,7 +164,7 @@ type Report struct {
 	Total int64
 }
 
-// Report says how the drain of a node stands, counted now.
+// Report returns how the drain of a node stands, counted now.
 func (a *API) Report(ctx context.Context, node string) (Report, error) {
 	report := Report{Shown: map[string]int64{}, By: map[string]map[string]int64{}}
 	n := &v1alpha1.Node{}

@@ -114,7 +114,7 @@ func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Dr
 	return nil, fmt.Errorf("%w: node %s is not being drained", ErrNotDraining, node)
 }
 
-// tooLate says why a drain can no longer be cancelled, if that is so.
+// tooLate returns why a drain can no longer be cancelled, if that is so.
 func tooLate(d *v1alpha1.Drain) error {
 	switch d.Status.Phase {
 	case v1alpha1.DrainStopping:

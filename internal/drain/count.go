@@ -50,14 +50,14 @@ func (w World) counts(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	return counts
 }
 
-// acknowledged says whether the node closed its gate for this drain in this epoch, so that its counts can only fall.
+// acknowledged reports whether the node closed its gate for this drain in this epoch, so that its counts can only fall.
 func (w World) acknowledged(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
 	return node != nil && node.Status.Epoch == slot.NodeEpoch && node.Status.ObservedDrain == slot.UID &&
 		node.Status.Liveness.Rank() >= v1alpha1.Draining.Rank()
 }
 
-// Empty says whether nothing is left: the node's own counts, taken after its gate closed for this drain in this epoch, and
+// Empty reports whether nothing is left: the node's own counts, taken after its gate closed for this drain in this epoch, and
 // the objects agree on zero.
 func (w World) Empty(slot *v1alpha1.ActiveDrain) bool {
 	if !w.acknowledged(slot) {
@@ -84,7 +84,7 @@ func observe(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) {
 	w.judgeStall(d)
 }
 
-// moved says whether anything left the node.
+// moved reports whether anything left the node.
 func moved(old, now map[string]int64) bool {
 	for kind, count := range old {
 		if now[kind] < count {
@@ -174,13 +174,13 @@ func (w World) heldAlone(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	return held
 }
 
-// leaves says whether the node is stopping in the slot's epoch, for whatever reason.
+// leaves reports whether the node is stopping in the slot's epoch, for whatever reason.
 func (w World) leaves(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
 	return node != nil && node.Status.Epoch == slot.NodeEpoch && node.Status.Liveness == v1alpha1.Stopping
 }
 
-// judgeStall says whether nothing has moved for too long.
+// judgeStall sets the condition Stalled: whether nothing has left the node for too long.
 func (w World) judgeStall(d *v1alpha1.Drain) {
 	patience := defaultStalledAfter
 	if set := w.Settings.Spec.Drain.StalledAfter; set != nil && set.Duration > 0 {

@@ -26,7 +26,7 @@ import (
 type Tenant interface {
 	// Work declares the kind.
 	Work() Work
-	// Remaining says what the objects place on a node.
+	// Remaining returns what the objects place on a node.
 	Remaining(ctx context.Context, node string) (Remaining, error)
 }
 

@@ -64,7 +64,7 @@ func (g *Group) add(b v1alpha1.Blocker) {
 	g.Remedies[at].Names = append(g.Remedies[at].Names, b.Name)
 }
 
-// String says what is held up and why: "Volume v: LastCopy", or "10 Deployments AwaitingClaim (p15, p2, p20 and 7 more)".
+// String returns what is held up and why: "Volume v: LastCopy", or "10 Deployments AwaitingClaim (p15, p2, p20 and 7 more)".
 func (g Group) String() string {
 	if len(g.Names) == 1 {
 		return fmt.Sprintf("%s %s: %s", g.Kind, g.Names[0], g.Reason)
@@ -93,7 +93,7 @@ func some(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNames], ", "), len(names)-maxNames)
 }
 
-// sentence says what holds a node, for how long, and what to do.
+// sentence returns what holds a node, for how long, and what to do.
 func (g Group) sentence(now time.Time) string {
 	var b strings.Builder
 	since := now.Sub(g.Since.Time).Round(time.Second)

@@ -110,7 +110,7 @@ func (w World) Slot() (*v1alpha1.ActiveDrain, *v1alpha1.Drain) {
 	return slot, nil
 }
 
-// over says whether the epoch in the slot has ended.
+// over reports whether the epoch in the slot has ended.
 func (w World) over(slot *v1alpha1.ActiveDrain) bool {
 	rec, ok := w.Leases[slot.Node]
 	return !ok || rec.Over(slot.NodeEpoch)
@@ -251,7 +251,7 @@ func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, 
 	return complete(w, slot, d, reason, message)
 }
 
-// toldToStop says whether the node was told to leave in the slot's epoch.
+// toldToStop reports whether the node was told to leave in the slot's epoch.
 func (w World) toldToStop(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
 	return node != nil && node.Spec.Desired != nil &&
@@ -298,7 +298,7 @@ func expired(w World, d *v1alpha1.Drain) bool {
 	return d.Spec.Deadline != nil && d.Status.StartedAt != nil && !w.Now.Before(d.Status.StartedAt.Add(d.Spec.Deadline.Duration))
 }
 
-// wait says what is left, or that the deadline came first.
+// wait records what is left, or fails the drain if its deadline has passed.
 func wait(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if expired(w, d) {
 		return fail(w, slot, d)
@@ -333,7 +333,7 @@ func progress(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepProgress, Object: next, Status: true, Drain: d}
 }
 
-// cancelRequested says whether somebody asked that the drain end: by spec.cancelled, or by deleting it.
+// cancelRequested reports whether somebody asked that the drain end: by spec.cancelled, or by deleting it.
 func cancelRequested(d *v1alpha1.Drain) bool {
 	return d.Spec.Cancelled || !d.DeletionTimestamp.IsZero()
 }
@@ -426,7 +426,7 @@ func refusal(w World, d *v1alpha1.Drain) string {
 	return ""
 }
 
-// free says whether a drain may have the slot: nobody has it, or the one that has it failed on the same node.
+// free reports whether a drain may have the slot: nobody has it, or the one that has it failed on the same node.
 func (w World) free(d *v1alpha1.Drain) bool {
 	slot, holder := w.Slot()
 	if slot == nil {

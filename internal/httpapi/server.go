@@ -50,7 +50,7 @@ const (
 
 // Election is what the server needs to know of the election.
 type Election interface {
-	// Leading says whether this node is the coordinator.
+	// Leading reports whether this node is the coordinator.
 	Leading() bool
 	// Resign hands the election over.
 	Resign(context.Context) error
@@ -190,7 +190,7 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// readyz says whether the node is ready, and why not only to whoever has the token: load balancers ask without one.
+// readyz reports whether the node is ready, and why not only to whoever has the token: load balancers ask without one.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	err := s.opts.Ready()
 	switch {
@@ -215,7 +215,7 @@ func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
 	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("there is no %s %s", r.Method, r.URL.Path))
 }
 
-// hasToken says whether a request bears the token of the API.
+// hasToken reports whether a request bears the token of the API.
 func (s *Server) hasToken(r *http.Request) bool {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	return ok && subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.Token)) == 1

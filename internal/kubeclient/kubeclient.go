@@ -88,7 +88,7 @@ func New(cfg *rest.Config) (client.WithWatch, error) {
 	return c, nil
 }
 
-// IsMissing says whether an error means that an object does not exist. A server that is still starting, or that has
+// IsMissing reports whether an error means that an object does not exist. A server that is still starting, or that has
 // never heard of the kind, also answers 404; whoever takes that for a missing object starts from nothing.
 func IsMissing(err error) bool {
 	var status apierrors.APIStatus

@@ -56,7 +56,7 @@ func (n *nursery) start(name, logPath, exe string, args ...string) (*process, er
 	return p, nil
 }
 
-// ended says how the process ended, in words.
+// ended returns how the process ended, in words.
 func (p *process) ended() string {
 	if err := p.Err(); err != nil {
 		return "ended: " + err.Error()

@@ -59,7 +59,7 @@ type Deadline struct {
 	KillAt BootTime `json:"killAt"`
 }
 
-// Valid says whether the deadline is set and in order.
+// Valid reports whether the deadline is set and in order.
 func (d Deadline) Valid() bool { return d.TermAt > 0 && d.KillAt >= d.TermAt }
 
 // extended returns the later of both, part by part, so that the order in which deadlines arrive does not matter.

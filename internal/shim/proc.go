@@ -204,7 +204,7 @@ func hasEntry(env, entry []byte) bool {
 	return bytes.HasPrefix(env, entry) || bytes.Contains(env, append([]byte{0}, entry...))
 }
 
-// same says whether the process is still the one that was recorded, and not a later one of the same id.
+// same reports whether the process is still the one that was recorded, and not a later one of the same id.
 func (p Process) same() bool {
 	if p.PID <= 0 {
 		return false

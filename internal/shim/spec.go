@@ -105,7 +105,7 @@ func newInstance() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Validate says what is wrong with the spec, apart from what only the machine can tell.
+// Validate returns what is wrong with the spec, apart from what only the machine can tell.
 func (s Spec) Validate() error {
 	s = s.withDefaults()
 	switch {
@@ -225,7 +225,7 @@ func executable(path string) error {
 	return nil
 }
 
-// explainExec says what to do about an exec that failed although the file is there.
+// explainExec returns what to do about an exec that failed although the file is there.
 func explainExec(path string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOEXEC):

@@ -25,7 +25,7 @@ import (
 // Groups are the groups beside the core one that this package serves, all in version v1.
 var Groups = []string{authenticationv1.GroupName, authorizationv1.GroupName, eventsv1.GroupName}
 
-// Config says how to serve the built-in API.
+// Config returns how to serve the built-in API.
 type Config struct {
 	// Etcd is where objects are kept.
 	Etcd genericoptions.EtcdOptions

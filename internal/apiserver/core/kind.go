@@ -28,7 +28,7 @@ type kind struct {
 	empty, list      func() runtime.Object
 	// prepare completes an object before it is validated; old is nil where it is created.
 	prepare func(next, old runtime.Object)
-	// validate says what is wrong with an object; old is nil where it is created.
+	// validate returns what is wrong with an object; old is nil where it is created.
 	validate func(next, old runtime.Object) field.ErrorList
 	// fields are the fields that can be selected, beside the object's name and namespace.
 	fields  func(runtime.Object) fields.Set
