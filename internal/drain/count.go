@@ -14,23 +14,23 @@ import (
 
 // Reasons of blockers that the drain itself finds; each kind of work brings its own.
 const (
-	// BlockedByNode: the node has not said yet that it closed its gate for this drain.
+	// BlockedByNode: the node has not reported yet that it closed its gate for this drain.
 	BlockedByNode = "AwaitingAcknowledgement"
-	// BlockedByReturn: the node is restarting and has not said yet in which state.
+	// BlockedByReturn: the node is restarting and has not reported its state yet.
 	BlockedByReturn = "AwaitingReturn"
-	// BlockedByLeaving: the node is empty and told to leave, and has not left yet.
+	// BlockedByLeaving: the node is empty or was asked to stop, and has not left yet.
 	BlockedByLeaving = "AwaitingExit"
-	// BlockedByHeld: no object places anything on the node, and the node counts something all the same.
+	// BlockedByHeld: the node reports work that no object places on it.
 	BlockedByHeld = "NodeStillHolds"
 )
 
 const defaultStalledAfter = 5 * time.Minute
 
-// maxBlockers bounds what is written down: a drain is one object, and a person reads the first ones.
+// maxBlockers bounds the blockers in a status: an object has a size limit, and people read the first ones.
 const maxBlockers = 100
 
-// counts are the pieces of each kind on the slot's node: what the objects place there or what the node itself says that
-// it holds, whichever is more. A node that is gone holds nothing.
+// counts returns the work of each kind on the slot's node: what the objects place there or what the node itself reports, whichever is
+// more. A node that is gone holds nothing.
 func (w World) counts(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	counts := map[string]int64{}
 	for kind, left := range w.Left {
@@ -71,7 +71,7 @@ func (w World) Empty(slot *v1alpha1.ActiveDrain) bool {
 	return true
 }
 
-// observe brings a drain's status up to date with what is left.
+// observe updates a drain's status with what is left.
 func observe(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) {
 	old := d.Status.Remaining
 	d.Status.Remaining = w.counts(slot)
@@ -94,7 +94,7 @@ func moved(old, now map[string]int64) bool {
 	return false
 }
 
-// blockers are what keeps the drain from its end, sorted, each with when it was first seen.
+// blockers returns what the drain waits for, sorted, each with the time when it was first seen.
 func (w World) blockers(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) []v1alpha1.Blocker {
 	var list []v1alpha1.Blocker
 	for _, left := range w.Left {
@@ -126,7 +126,7 @@ func identity(b v1alpha1.Blocker) v1alpha1.Blocker {
 	return v1alpha1.Blocker{Kind: b.Kind, Name: b.Name, Reason: b.Reason}
 }
 
-// sorted sorts blockers, each once.
+// sorted sorts blockers and removes duplicates.
 func sorted(list []v1alpha1.Blocker) []v1alpha1.Blocker {
 	slices.SortFunc(list, func(a, b v1alpha1.Blocker) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Remedy, b.Remedy))
@@ -134,7 +134,7 @@ func sorted(list []v1alpha1.Blocker) []v1alpha1.Blocker {
 	return slices.CompactFunc(list, func(a, b v1alpha1.Blocker) bool { return identity(a) == identity(b) })
 }
 
-// ownBlocker is what the drain itself waits for.
+// ownBlocker returns the blocker of the node itself, if any.
 func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alpha1.Blocker {
 	b := &v1alpha1.Blocker{Kind: "Node", Name: slot.Node}
 	switch {
@@ -163,7 +163,7 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 	return b
 }
 
-// heldAlone counts, by kind, what the node says that it holds though the objects place nothing of that kind there.
+// heldAlone counts, by kind, the work that the node reports although no object of that kind is placed there.
 func (w World) heldAlone(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	held := map[string]int64{}
 	for kind, count := range w.counts(slot) {

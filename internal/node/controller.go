@@ -112,8 +112,8 @@ func (c *Controller) markLost(ctx context.Context) error {
 	return nil
 }
 
-// mark fences an epoch. It is irreversible, so everything it rests on is read live: the Lease that must
-// still be the one that was watched, and last the coordinator's own.
+// mark fences an epoch. This is irreversible, so it reads live: the Lease, which must still be the one that was watched, and last the
+// coordinator's own term.
 func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 	l := &coordinationv1.Lease{}
 	if err := c.live.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(watched.Node)}, l); err != nil {

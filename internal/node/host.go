@@ -10,7 +10,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
-// restartRuntime is how long a runtime that ended on its own stays down.
+// restartRuntime is the delay before a runtime that ended unexpectedly is started again.
 const restartRuntime = time.Second
 
 // host runs runtimes and residents and knows when all of them have stopped.

@@ -32,9 +32,9 @@ type dirLock struct {
 	epoch, reserved int64
 }
 
-// holders is what a node's directory remembers of who held its Lease. After a reboot the identities prove nothing: the
-// directory may be a copy whose original still runs on another machine. The epoch is always worth something: no node begins
-// at an epoch that it had before, whatever became of the store.
+// holders records in a node's directory who held its Lease. After a reboot the identities prove nothing: the directory may be a copy
+// whose original still runs on another machine. The epoch is valid in any case: a node never begins an epoch that it had before, even
+// if the API server lost its data.
 type holders struct {
 	BootID  string   `json:"bootID"`
 	Holders []string `json:"holders"`
@@ -74,8 +74,7 @@ func (l *dirLock) remember() error {
 	return l.write(append(slices.Clone(l.dead), l.holder), l.epoch)
 }
 
-// reserve writes down the epoch that the node is about to take, before it is taken: a node that cannot write to its directory
-// must not take its Lease.
+// reserve records the epoch before the node takes it: a node that cannot write to its directory must not take its Lease.
 func (l *dirLock) reserve(epoch int64) error {
 	if epoch <= l.reserved {
 		return nil

@@ -43,8 +43,8 @@ func (m *membership) key() types.NamespacedName {
 }
 
 // join begins the next epoch. While another process may be running in the current one it waits: until the Lease is released
-// or fenced, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster that lost
-// its power comes back without a coordinator to mark anything.
+// or fenced, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster can
+// start again after a power failure, without a coordinator that fences epochs.
 func (m *membership) join(ctx context.Context) (*held, error) {
 	detector := lease.NewLossDetector(m.timing, m.clock())
 	var repeats repeatFilter
@@ -69,7 +69,8 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 	}
 }
 
-// tryJoin makes one attempt: read everything live, write the epoch down here, then one write that the resourceVersion guards.
+// tryJoin makes one attempt: it reads everything live, records the epoch in the node's directory, and then takes the Lease with one
+// write that the resourceVersion guards.
 func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) (*held, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
@@ -111,8 +112,8 @@ func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) 
 	return &held{epoch: lease.NewHeldEpoch(epoch, m.timing, sentAt), pause: pause, lease: next}, nil
 }
 
-// floor is the newest epoch of this node that anything but its Lease knows of: its directory, its object, the drain slot. Epochs
-// never start over, even if the Lease was lost.
+// floor returns the newest epoch of this node that is recorded outside its Lease: in its directory, its Node object and the drain slot.
+// Epochs never start over, even if the Lease was lost.
 func (m *membership) floor(ctx context.Context) (int64, error) {
 	node, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
 	if err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node); err != nil && !kubeclient.IsMissing(err) {
@@ -189,8 +190,8 @@ func (m *membership) renewOnce(ctx context.Context, h *held, detector *lease.Los
 	}
 	err = m.client.Update(ctx, next)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Somebody wrote the Lease: a person a label, the coordinator the mark, or an earlier request of ours arrived
-		// after we gave up on it.
+		// The Lease was changed: a person set a label, the coordinator fenced the epoch, or an earlier request of ours arrived after
+		// its timeout.
 		ahead = m.ahead()
 		if next, err = m.rewrite(ctx, h, &sentAt); err != nil {
 			return err
@@ -227,7 +228,7 @@ func (m *membership) rewrite(ctx context.Context, h *held, sentAt *lease.Instant
 	return next, m.client.Update(ctx, next)
 }
 
-// release gives the Lease back when the epoch ends in order. Everything that the epoch started is stopped by then.
+// release releases the Lease. Everything that the epoch started has stopped by then.
 func (m *membership) release(ctx context.Context, h *held) error {
 	for {
 		current, err := m.read(ctx)
