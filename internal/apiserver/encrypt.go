@@ -13,10 +13,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
-// secretsKeyFile lies beside the certificate authority: who has one of them needs the other.
+// secretsKeyFile is beside the certificate authority: a backup needs both.
 const secretsKeyFile = "secrets.key"
 
-// secretsPrefix begins every Secret in the store, so that a later way to encrypt can be told from this one.
+// secretsPrefix begins every Secret in the store, so that a later encryption can be distinguished from this one.
 const secretsPrefix = "ebb:aesgcm:v1:"
 
 // secretsTransformer encrypts Secrets in the store with AES-GCM, under a key in a file that is made at the first start. Each

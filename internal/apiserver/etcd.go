@@ -16,7 +16,7 @@ import (
 )
 
 // store is the embedded etcd. It listens on one unix socket in a directory that only its owner may enter, so that
-// nobody reaches the objects past the API's rules, and on nothing else.
+// the objects cannot be reached without the API's checks, and on nothing else.
 type store struct {
 	etcd     *embed.Etcd
 	log      zap.AtomicLevel

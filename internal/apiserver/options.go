@@ -16,7 +16,7 @@ import (
 // DefaultEventTTL is how long events are kept unless told otherwise, as in a full Kubernetes.
 const DefaultEventTTL = time.Hour
 
-// Options say how to run the embedded API.
+// Options configure the embedded API.
 type Options struct {
 	// Dir keeps the certificate authority, the credentials and, unless EtcdServers are given, the data.
 	Dir datadir.Dir
@@ -50,7 +50,7 @@ func (o Options) libraryLog() slog.Handler {
 	return o.LibraryLog
 }
 
-// Validate returns what is wrong with the options, and what would be right.
+// Validate returns an error for invalid options, with what to do.
 func (o Options) Validate() error {
 	if o.Dir == "" {
 		return errors.New("no data directory: set --data-dir")

@@ -15,7 +15,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// What a request to resign may run into.
+// Errors of a request to resign.
 var (
 	// ErrNotCoordinator: this node has no term to give up.
 	ErrNotCoordinator = errors.New("this node is not the coordinator")
@@ -63,8 +63,8 @@ func (c *Campaign) successor(ctx context.Context, e *node.Epoch) error {
 	return ErrNoSuccessor
 }
 
-// sitOut waits until another node leads, or until it is clear that none will: not even after the election has expired,
-// should the release have been lost. While the API does not answer, nobody can.
+// sitOut waits until another node is coordinator, or until none has become it although the election would have expired, in case the
+// release was lost. Time during which the API does not answer does not count, because no node can be elected then.
 func (c *Campaign) sitOut(ctx context.Context) {
 	patience := c.duration() + 4*c.retry()
 	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; waitAny(ctx, c.retry()) {

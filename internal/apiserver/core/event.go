@@ -108,8 +108,8 @@ func eventFields(e *corev1.Event) fields.Set {
 	}
 }
 
-// validateEvent: an event is where its object is, and events about objects without a namespace are in the default one. One
-// with an eventTime is complete.
+// validateEvent: an event is in the namespace of its object, or in default if the object has none. An event with an eventTime must have
+// the other fields of the newer API too.
 func validateEvent(e *corev1.Event) field.ErrorList {
 	errs := validateName(e.Name, e.GenerateName)
 	about := field.NewPath("involvedObject", "namespace")

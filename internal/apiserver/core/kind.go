@@ -20,15 +20,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// kind is one built-in type: what is particular to it.
+// kind describes one built-in type.
 type kind struct {
 	plural, singular string
 	short            []string
 	namespaced       bool
 	empty, list      func() runtime.Object
-	// prepare completes an object before it is validated; old is nil where it is created.
+	// prepare completes an object before it is validated; old is nil when it is created.
 	prepare func(next, old runtime.Object)
-	// validate returns what is wrong with an object; old is nil where it is created.
+	// validate returns the errors in an object; old is nil when it is created.
 	validate func(next, old runtime.Object) field.ErrorList
 	// fields are the fields that can be selected, beside the object's name and namespace.
 	fields  func(runtime.Object) fields.Set
@@ -120,7 +120,7 @@ func (strategy) Canonicalize(runtime.Object)                   {}
 func (strategy) AllowCreateOnUpdate(context.Context) bool      { return false }
 func (strategy) AllowUnconditionalUpdate(context.Context) bool { return true }
 
-// named is a store with the short names that people type.
+// named is a store with the short names of kubectl.
 type named struct {
 	*genericregistry.Store
 	short []string

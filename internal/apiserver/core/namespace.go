@@ -59,7 +59,7 @@ func addNamespaces(all map[string]rest.Storage, scheme *runtime.Scheme, options 
 	return nil
 }
 
-// prepareNamespace: the system writes what holds a namespace, and its status.
+// prepareNamespace: only the system writes the finalizers in the spec of a namespace and its status.
 func prepareNamespace(next, old runtime.Object) {
 	n := next.(*corev1.Namespace)
 	if was, ok := old.(*corev1.Namespace); ok {
@@ -96,7 +96,7 @@ func validateNamespace(next, old runtime.Object) field.ErrorList {
 	return errs
 }
 
-// keeper is what of a store a namespace has: everything but deleting, which is its own, and deleting many at once.
+// keeper are the operations of a store that namespaces use as they are: all but deleting one, which differs, and deleting a collection.
 type keeper interface {
 	rest.StorageWithReadiness
 	rest.Scoper
@@ -117,7 +117,7 @@ type namespaceStorage struct {
 // ShortNames implements rest.ShortNamesProvider.
 func (s *namespaceStorage) ShortNames() []string { return []string{"ns"} }
 
-// Delete marks a namespace Terminating. It goes when it is empty and its last finalizer is taken away.
+// Delete marks a namespace Terminating. It is deleted when it is empty and has no finalizer left.
 func (s *namespaceStorage) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, opts *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	have, err := s.store.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// review is a question that is answered and not kept.
+// review is a request that is answered and not stored.
 type review struct {
 	singular string
 	empty    func() runtime.Object
