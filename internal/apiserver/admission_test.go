@@ -228,7 +228,7 @@ func TestADrainIsDeletedInEveryPhaseButStopping(t *testing.T) {
 
 func TestADrainCanBeCancelledUntilItIsStopping(t *testing.T) {
 	admin := api(t).admin(t)
-	const tooLate = "a drain that is Stopping or has ended cannot be cancelled any more: its node leaves or has left; start the node again to bring it back"
+	const tooLate = "a drain that is Stopping or has ended can no longer be cancelled: its node is shutting down or has left; start the node again to bring it back"
 	for _, phase := range phases {
 		name := fresh("d")
 		path := drains + "/" + name
@@ -240,7 +240,7 @@ func TestADrainCanBeCancelledUntilItIsStopping(t *testing.T) {
 		}
 		invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": true}}), want...)
 		if want == nil {
-			invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": false}}), "a drain that was cancelled stays cancelled: create another Drain")
+			invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": false}}), "a cancellation cannot be undone: create another Drain")
 		}
 	}
 }

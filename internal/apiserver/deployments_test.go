@@ -244,14 +244,14 @@ func TestAHeldDeploymentIsNotTakenWithoutAGreaterEpochByAnyone(t *testing.T) {
 		}
 	}
 	p.must(p.put(p.admin, "/status", takes("a", 1, 5)))
-	invalid(p.put(p.admin, "/status", takes("b", 1, 5)), "a deployment's holder changes only together with a greater epoch")
-	invalid(p.put(p.admin, "/status", takes("a", 2, 5)), "a deployment's holder changes only together with a greater epoch")
-	invalid(p.put(p.admin, "/status", takes("b", 1, 4)), "never goes backwards")
-	invalid(p.put(p.admin, "/status", givesBack(4)), "never goes backwards")
-	invalid(p.put(p.admin, "/status", func(o object) { delete(at(o, "status"), "holder") }), "never vanishes")
-	invalid(p.put(p.admin, "/status", func(o object) { delete(o, "status") }), "never vanishes")
+	invalid(p.put(p.admin, "/status", takes("b", 1, 5)), "a deployment's holder can change only with a greater epoch")
+	invalid(p.put(p.admin, "/status", takes("a", 2, 5)), "a deployment's holder can change only with a greater epoch")
+	invalid(p.put(p.admin, "/status", takes("b", 1, 4)), "cannot decrease")
+	invalid(p.put(p.admin, "/status", givesBack(4)), "cannot decrease")
+	invalid(p.put(p.admin, "/status", func(o object) { delete(at(o, "status"), "holder") }), "cannot be removed")
+	invalid(p.put(p.admin, "/status", func(o object) { delete(o, "status") }), "cannot be removed")
 	p.must(p.put(p.admin, "/status", givesBack(5)))
-	invalid(p.put(p.admin, "/status", takes("a", 1, 5)), "a deployment's holder changes only together with a greater epoch")
+	invalid(p.put(p.admin, "/status", takes("a", 1, 5)), "a deployment's holder can change only with a greater epoch")
 	p.must(p.put(p.admin, "/status", takes("b", 1, 6)))
 }
 

@@ -14,7 +14,7 @@ func changefeedObject(spec object) object { return ebb("Changefeed", fresh("feed
 func TestAPasswordInAURLIsRefusedByTheSchema(t *testing.T) {
 	admin := api(t).admin(t)
 	words := func(end string) string {
-		return "leave the password out of the URL: everybody who may read the object would know it; name a Secret in " + end + "PasswordSecretRef or a file in " + end + "PasswordFile"
+		return "remove the password from the URL, where everybody who may read the object sees it; name a Secret in " + end + "PasswordSecretRef or a file in " + end + "PasswordFile"
 	}
 	for _, url := range []string{
 		"mysql://u:hunter2@db:3306", "mysql://u:hunter2@db", "mysql://:hunter2@db:3306", "mysql://u@x:hunter2@db:3306", "mysql://u:hunter2/x@db:3306",
