@@ -49,7 +49,7 @@ func TestAPasswordIsInAFileOrInASecret(t *testing.T) {
 	ref := object{"name": "db"}
 	for _, end := range []string{"source", "sink"} {
 		file, secret := end+"PasswordFile", end+"PasswordSecretRef"
-		invalid(t, admin.do(t, http.MethodPost, changefeeds, spec(object{file: "db", secret: ref})), "spec: Invalid value: give one of "+file+" and "+secret)
+		invalid(t, admin.do(t, http.MethodPost, changefeeds, spec(object{file: "db", secret: ref})), "spec: Invalid value: set "+file+" or "+secret+", not both")
 		invalid(t, admin.do(t, http.MethodPost, changefeeds, spec(object{file: "", secret: ref})))
 		a := admin.must(t, http.MethodPost, changefeeds, spec(object{secret: ref}))
 		if got := a.object(t)["spec"].(map[string]any)[secret].(map[string]any)["key"]; got != "password" {
