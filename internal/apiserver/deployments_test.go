@@ -149,7 +149,7 @@ func TestANodeClaimsForItselfOnly(t *testing.T) {
 	p.refused(p.put(n1, "", claims("")), "may claim a deployment only for itself")
 	p.must(p.put(p.as[p.n2], "", claims(p.n2))) // it was drained, or lost
 	p.must(p.put(p.admin, "", claims("anybody")))
-	p.refused(n1.do(t, http.MethodPatch, p.path, object{"spec": object{"address": p.n2}}), "for itself only")
+	p.refused(n1.do(t, http.MethodPatch, p.path, object{"spec": object{"address": p.n2}}), "only for itself")
 	p.must(n1.do(t, http.MethodPatch, p.path, object{"spec": object{"address": p.n1}}))
 }
 
