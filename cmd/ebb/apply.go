@@ -113,7 +113,7 @@ func parseManifests(data []byte) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// listed are the objects in a list, as `kubectl get -o yaml` prints one.
+// listed returns the objects in a List, as `kubectl get -o yaml` prints it.
 func listed(list *unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
 	err := list.EachListItem(func(o runtime.Object) error {
@@ -128,7 +128,7 @@ func listed(list *unstructured.Unstructured) ([]*unstructured.Unstructured, erro
 	return all, err
 }
 
-// forget takes away what the server wrote into an object that was read from it, and what would make applying it fail.
+// forget removes the fields that the server sets, and those that would make applying the object fail.
 func forget(object *unstructured.Unstructured) {
 	object.SetManagedFields(nil)
 	object.SetResourceVersion("")
@@ -138,7 +138,7 @@ func forget(object *unstructured.Unstructured) {
 	unstructured.RemoveNestedField(object.Object, "status")
 }
 
-// setNamespaces puts objects that live in a namespace and name none into the default one.
+// setNamespaces sets the default namespace on namespaced objects without one.
 func setNamespaces(c client.Client, objects []*unstructured.Unstructured) error {
 	for _, object := range objects {
 		if object.GetNamespace() != "" {
@@ -155,7 +155,7 @@ func setNamespaces(c client.Client, objects []*unstructured.Unstructured) error 
 	return nil
 }
 
-// applyAll applies namespaces before it tries what may be in them.
+// applyAll applies namespaces before the dry run of the objects that may be in them.
 func applyAll(ctx context.Context, c client.Client, objects []*unstructured.Unstructured) error {
 	var namespaces, others []*unstructured.Unstructured
 	for _, object := range objects {

@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	exitBlocked     = 2   // something was left at the deadline
+	exitBlocked     = 2   // work was left at the deadline
 	exitInterrupted = 130 // Ctrl-C
 	drainPoll       = 100 * time.Millisecond
 )
 
-// drainFlags are what `ebb drain` is asked for.
+// drainFlags are the flags of `ebb drain`.
 type drainFlags struct {
 	cluster  cluster
 	out      output
@@ -119,7 +119,7 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 	return outcome(w.drain)
 }
 
-// runCancel ends the drain of a node and, if asked, waits until the node is back.
+// runCancel cancels the drain of a node and, with --wait, waits until the node is Alive again.
 func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
 	d, err := drain.Cancel(ctx, c, node)
 	switch {
@@ -143,7 +143,7 @@ func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client
 	})
 }
 
-// awaitBack waits until the node of a cancelled drain serves in a newer epoch than the drained one, and the slot is free.
+// awaitBack waits until the node of a cancelled drain is Ready in a newer epoch than the drained one, and the slot is free.
 func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1.Drain) error {
 	for {
 		n, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
@@ -165,7 +165,7 @@ func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1
 	}
 }
 
-// resignFirst hands the election over if the node has it.
+// resignFirst lets another node take over if the node is the coordinator.
 func (f *drainFlags) resignFirst(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
 	leader, err := coordinator.Locate(ctx, c)
 	if err != nil && !errors.Is(err, coordinator.ErrNone) {
@@ -204,7 +204,7 @@ func (f *drainFlags) create(ctx context.Context, c client.Client, node string) (
 	return d, nil
 }
 
-// begun waits until the drain has begun, waits in the queue, or was refused.
+// begun waits until the drain has begun, is queued, or was refused.
 func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Client, d *v1alpha1.Drain) error {
 	for {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
@@ -230,7 +230,7 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 	})
 }
 
-// outcome is the error, or none, of a drain that has ended.
+// outcome returns the error of a drain that has ended, or nil if it is Complete.
 func outcome(d *v1alpha1.Drain) error {
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	switch {

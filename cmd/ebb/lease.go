@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// leaseFlag is one duration of the timing of leases as a flag.
+// leaseFlag is the flag of one duration of the lease timing.
 type leaseFlag struct {
 	name, usage string
 	value       func(*lease.Timing) *time.Duration
@@ -32,7 +32,7 @@ func addLeaseTiming(fs *pflag.FlagSet, t *lease.Timing) {
 	}
 }
 
-// leaseArgs are the arguments that give a node a timing: none for what is the default.
+// leaseArgs returns the arguments that set a node's timing, without defaults.
 func leaseArgs(t lease.Timing) []string {
 	var args []string
 	defaults := lease.DefaultTiming()

@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// movePoll is how often `ebb logs -f` looks whether the program has moved.
+	// movePoll is how often `ebb logs -f` checks whether the program has moved.
 	movePoll = time.Second
-	// longestLine is how much of a line is held back until it can be printed as one.
+	// longestLine is how much of an unfinished line is buffered before it is printed.
 	longestLine = 64 << 10
 )
 
-// logsFlags are what `ebb logs` is asked for.
+// logsFlags are the flags of `ebb logs`.
 type logsFlags struct {
 	cluster   cluster
 	out       output
@@ -117,12 +117,12 @@ func getDeployment(ctx context.Context, c client.Client, key types.NamespacedNam
 	d := &v1alpha1.Deployment{}
 	err := c.Get(ctx, key, d)
 	if kubeclient.IsMissing(err) {
-		return nil, fmt.Errorf("there is no deployment or daemon %q in namespace %q: `ebb status deployments` lists them", key.Name, key.Namespace)
+		return nil, fmt.Errorf("there is no deployment or daemon %q in namespace %q: `ebb status deployments` lists all", key.Name, key.Namespace)
 	}
 	return d, err
 }
 
-// nodesOf are the nodes on which something of a program may run.
+// nodesOf returns the nodes on which processes of a program may run.
 func nodesOf(d *v1alpha1.Deployment) []string {
 	var nodes []string
 	if holder := d.Holder().Node; holder != "" {
@@ -135,7 +135,7 @@ func nodesOf(d *v1alpha1.Deployment) []string {
 	return slices.Compact(nodes)
 }
 
-// whyNowhere is what the object says about running nowhere, if it says anything.
+// whyNowhere returns the reason in the object's conditions why it runs nowhere, if there is one.
 func whyNowhere(d *v1alpha1.Deployment) string {
 	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
 	if c == nil || c.Message == "" {
@@ -153,7 +153,7 @@ type logReader struct {
 	out    *linePrinter
 }
 
-// read prints what each node has, one after the other. A node that does not answer keeps nobody from reading the others.
+// read prints the log of each node, one after the other, and continues if a node does not answer.
 func (r *logReader) read(ctx context.Context, nodes []string) error {
 	var failed []error
 	for _, node := range nodes {
@@ -167,7 +167,7 @@ func (r *logReader) read(ctx context.Context, nodes []string) error {
 	return joined(failed)
 }
 
-// follow prints what each node has and what comes, until all streams have ended or the person has seen enough.
+// follow prints and follows the log of each node, until all streams have ended or the user presses Ctrl-C.
 func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) error {
 	results := make(chan error, len(nodes))
 	for _, node := range nodes {
@@ -198,7 +198,7 @@ func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) 
 	return joined(failed)
 }
 
-// tellMoves returns when the program has come to a node whose log is not followed.
+// tellMoves prints a note when the program has moved to a node whose log is not followed.
 func (r *logReader) tellMoves(ctx context.Context, nodes []string, errs io.Writer) {
 	for {
 		select {
@@ -259,7 +259,7 @@ func (r *logReader) address(ctx context.Context, name string) (*url.URL, error) 
 	return url.Parse(n.Status.HTTPAddress)
 }
 
-// joined is one error of several, in one line.
+// joined returns several errors as one, in one line.
 func joined(failed []error) error {
 	if len(failed) == 0 {
 		return nil

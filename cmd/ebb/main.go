@@ -18,7 +18,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:]))
 }
 
-// exitError asks for an exit code; what there was to say has been said.
+// exitError is an exit code without a message: it has been printed already.
 type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }

@@ -30,7 +30,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/peer"
 )
 
-// nodeFlags are what `ebb node` is started with.
+// nodeFlags are the flags of `ebb node`.
 type nodeFlags struct {
 	dir     datadir.Dir
 	name    string
@@ -100,7 +100,7 @@ On SIGTERM or SIGINT the node leaves the cluster: it stops its work, resigns if 
 	return cmd
 }
 
-// validate refuses what would only show later.
+// validate refuses flags that would only fail later.
 func (f nodeFlags) validate() error {
 	if err := checkNodeName(f.name); err != nil {
 		return err
@@ -152,7 +152,7 @@ func parseLabels(list []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// credentials makes sure that the node has its own.
+// credentials ensures that the node has its credentials.
 func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 	dir := f.dir.Node(f.name)
 	if f.dir.CanIssue() {
@@ -237,7 +237,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	failed := make(chan error, 1)
 	go func() {
 		failed <- <-served
-		give() // a node that cannot be asked anything leaves
+		give() // without its HTTP server the node leaves
 	}()
 	err = n.Run(living)
 	stop()

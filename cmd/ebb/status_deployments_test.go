@@ -108,13 +108,13 @@ beat   daemon   ENABLED   -         3/3       0          60s     everywhere
 				}),
 		}, `
 NAME       TYPE     STATE     ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
-ops/beat   daemon   ENABLED   -         2/2       0          60s     everywhere it should be: on 2 of 3 nodes
+ops/beat   daemon   ENABLED   -         2/2       0          60s     on all matching nodes: 2 of 3
 
 ops/beat on each node:
 NODE   STATE     PID   RESTARTS   SINCE   LAST EXIT   PAUSE   MESSAGE
 n1     Running   -     0          30s     -           -
 n2     Running   42    0          30s     -           -
-n3     -         -     0          -       -           -       not wanted here: labels do not match
+n3     -         -     0          -       -           -       should not run here: labels do not match
 `},
 		{"a daemon that is missing is shown on each node", false, []*v1alpha1.Deployment{
 			program("beat", v1alpha1.TypeDaemon, running("False", "ERR_DAEMON_MISSING", "It does not run on n1 (CrashLoop), n2."), counted("ENABLED", 1, 3),
@@ -145,16 +145,16 @@ n3     Running     -     0          30s     -                      -
 		}, `
 NAME     TYPE         STATE      ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
 moving   deployment   ASSIGNED   n2        0/1       0          60s     NotRunning: Node n2 will start it when node n1 has stopped it; still held by n1
-new      deployment   -          -         0/0       0          2s      not looked at since its last change
+new      deployment   -          -         0/0       0          2s      the coordinator has not seen its last change yet
 odd      cron         -          -         0/0       0          60s     ERR_INVALID_TYPE: type "cron" is wrong; ERR_INVALID_TYPE: No node runs a deployment of an invalid type
 
 moving on each node:
 NODE   STATE      PID   RESTARTS   SINCE   LAST EXIT   PAUSE   MESSAGE
 n1     Stopping   -     0          30s     -           250ms
 
-new is on no node
+new runs on no node
 
-odd is on no node
+odd runs on no node
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {

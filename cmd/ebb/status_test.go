@@ -92,8 +92,8 @@ func TestTheLineOfEtcdClusters(t *testing.T) {
 			[]v1alpha1.EtcdCluster{etcd("night", v1alpha1.EtcdClusterPhaseScaling, 3, sized(0), etcdReady, etcdSays(v1alpha1.EtcdSnapshotFailed, "True", "disk full"))}},
 		{"1 etcd cluster: 1 failed (demo: it cannot go on)" + see,
 			[]v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 3, etcdReady, etcdSays(v1alpha1.EtcdProgressing, "False", "it cannot go on"))}},
-		{"2 etcd clusters: 1 being deleted (leaving), 1 not looked at since the last change (changed)" + see, []v1alpha1.EtcdCluster{leaving, changed}},
-		{"1 etcd cluster: 1 not looked at since the last change (new)" + see, []v1alpha1.EtcdCluster{etcd("new", "", 0)}},
+		{"2 etcd clusters: 1 being deleted (leaving), 1 not seen by the coordinator since the last change (changed)" + see, []v1alpha1.EtcdCluster{leaving, changed}},
+		{"1 etcd cluster: 1 not seen by the coordinator since the last change (new)" + see, []v1alpha1.EtcdCluster{etcd("new", "", 0)}},
 	} {
 		if diff := cmp.Diff(c.want, lineOf(etcdcluster.Summarize(c.list))); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -141,7 +141,7 @@ func TestTheLinesOfDeploymentsAndDaemons(t *testing.T) {
 		{"3 deployments: 1 running, 1 disabled, 1 not running where it should (web: No node claims it)" + see + " / 1 daemon: 1 not running where it should (beat: It runs on 2 of 3 nodes)" + see,
 			[]*v1alpha1.Deployment{off, program("web", v1alpha1.TypeDeployment, running("False", "NotRunning", "No node claims it.")), good,
 				program("beat", v1alpha1.TypeDaemon, running("False", "NotRunning", "It runs on 2 of 3 nodes."))}},
-		{"2 deployments: 1 not looked at since the last change (new), 1 invalid (odd: type \"cron\" is wrong)" + see + " / 0 daemons: all as they should be", []*v1alpha1.Deployment{
+		{"2 deployments: 1 not seen by the coordinator since the last change (new), 1 invalid (odd: type \"cron\" is wrong)" + see + " / 0 daemons: all as they should be", []*v1alpha1.Deployment{
 			program("new", v1alpha1.TypeDeployment),
 			program("odd", "cron", running("False", "ERR_INVALID_TYPE", "Nobody runs it."), func(d *v1alpha1.Deployment) {
 				d.Status.Conditions[0].Status, d.Status.Conditions[0].Message = "False", "type \"cron\" is wrong"
@@ -207,7 +207,7 @@ func TestTheProblemOfADrain(t *testing.T) {
 		{"", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining)}},
 		{"stalled: Nothing has left the node for 5m0s: 1 volume left", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining, stalled)}},
 		{"failed: Node n2 was not drained within 10m0s", slot, []v1alpha1.Drain{with(v1alpha1.DrainFailed, stalled, failed)}},
-		{"its record was deleted; a new Drain of the node goes on", slot, nil},
+		{"the Drain object was deleted; a new Drain of the node continues", slot, nil},
 	} {
 		if got := drainProblem(c.slot, c.drains); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)

@@ -71,7 +71,7 @@ The lease flags are passed to every node; a node that is started again needs the
 	return cmd
 }
 
-// whatNext returns what a person can try now.
+// whatNext prints commands to try.
 func whatNext(w io.Writer, ebb string, dir datadir.Dir) {
 	fmt.Fprintf(w, `
 Try next, in another terminal:

@@ -152,8 +152,8 @@ func logsCommand(t *testing.T, c *cluster) {
 	}{
 		{[]string{"hello", "--node", other}, "ebb: node " + other + " has no log of default/hello: `ebb status deployments` shows where it runs (ErrLogNotFound)\n"},
 		{[]string{"hello", "--node", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists the nodes\n"},
-		{[]string{"nothing"}, "ebb: there is no deployment or daemon \"nothing\" in namespace \"default\": `ebb status deployments` lists them\n"},
-		{[]string{"hello", "-n", "ops"}, "ebb: there is no deployment or daemon \"hello\" in namespace \"ops\": `ebb status deployments` lists them\n"},
+		{[]string{"nothing"}, "ebb: there is no deployment or daemon \"nothing\" in namespace \"default\": `ebb status deployments` lists all\n"},
+		{[]string{"hello", "-n", "ops"}, "ebb: there is no deployment or daemon \"hello\" in namespace \"ops\": `ebb status deployments` lists all\n"},
 		{[]string{"hello", "--tail", "-2"}, "ebb: --tail -2: use a number of lines, 0 or more; omit it for the whole log\n"},
 	} {
 		if _, errs, code := c.run(append([]string{"logs"}, tc.args...)...); code != 1 || errs != tc.want {
@@ -283,7 +283,7 @@ func statusDeployments(t *testing.T, c *cluster) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
 	}
 	all := c.must("status", "deployments")
-	for _, want := range []string{"\nhello ", "\nheartbeat ", "\nnowhere is on no node\n"} {
+	for _, want := range []string{"\nhello ", "\nheartbeat ", "\nnowhere runs on no node\n"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("status deployments lacks %q:\n%s", want, all)
 		}
@@ -294,7 +294,7 @@ func statusDeployments(t *testing.T, c *cluster) {
 	if got := c.must("status", "deployments", "-n", "ops"); got != "no deployments and no daemons\n" {
 		t.Errorf("another namespace: %q", got)
 	}
-	if _, errs, code := c.run("status", "deployments", "hallo"); code != 1 || errs != "ebb: there is no deployment or daemon \"hallo\" in any namespace: `ebb status deployments` lists them\n" {
+	if _, errs, code := c.run("status", "deployments", "hallo"); code != 1 || errs != "ebb: there is no deployment or daemon \"hallo\" in any namespace: `ebb status deployments` lists all\n" {
 		t.Errorf("exit %d: %s", code, errs)
 	}
 	if got := c.must("status"); !strings.Contains(got, "\n3 deployments: 1 running, 1 disabled, 1 not running where it should (nowhere: No node may claim it ") {
