@@ -452,7 +452,7 @@ func TestAnUntrustedCommandIsNeitherClaimedNorRun(t *testing.T) {
 	if got := unbound.get().Spec.Address; got != "" {
 		t.Errorf("it was claimed by %s", got)
 	}
-	if m.log.said("not run: the command is not trusted on this node") == 0 {
+	if m.log.said("program not run: its command is not trusted on this node") == 0 {
 		t.Error("the node does not say so")
 	}
 	// What runs and is changed into something untrusted is stopped.

@@ -241,7 +241,7 @@ func testTooLateToCancel(t *testing.T, c *cluster) {
 		c.must(c.admin.Get(context.Background(), client.ObjectKeyFromObject(d), d))
 		d.Spec.Cancelled = true
 		err := c.admin.Update(context.Background(), d)
-		return apierrors.IsInvalid(err) && strings.Contains(err.Error(), "a drain that is Stopping or has ended cannot be cancelled any more")
+		return apierrors.IsInvalid(err) && strings.Contains(err.Error(), "a drain that is Stopping or has ended can no longer be cancelled")
 	})
 	if err := c.admin.Delete(context.Background(), d); !apierrors.IsConflict(err) {
 		t.Errorf("deletion: %v", err)
