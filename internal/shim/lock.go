@@ -17,7 +17,7 @@ const (
 	ofdSetLock = 37
 )
 
-// inheritedLockFD is where a starter passes the lock it holds, so that there is no instant without an owner.
+// inheritedLockFD is the descriptor on which a starter passes its lock, so that the lock is held all the time.
 const inheritedLockFD = 3
 
 // acquireLock takes the directory's lock, or returns ErrRunning.

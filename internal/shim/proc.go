@@ -28,8 +28,8 @@ type procInfo struct {
 	threads int
 }
 
-// alive is false for a process that only waits to be reaped. A main thread that ended before the others looks like a
-// zombie but is none.
+// alive is false for a process that only waits to be reaped. A process whose main thread ended before the others looks like a zombie but
+// is not.
 func (p procInfo) alive() bool {
 	dead := p.state == 'Z' || p.state == 'X' || p.state == 'x'
 	return !dead || p.threads > 1

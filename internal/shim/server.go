@@ -117,7 +117,7 @@ func (s *server) handle(req request) response {
 	}
 }
 
-// close, after the listener was closed, answers who still waits, and returns when they have their answer or had time enough.
+// close, after the listener was closed, answers the waiting callers, and returns when they have their answer or after a timeout.
 func (s *server) close(final Status) {
 	s.final = final
 	close(s.over)
@@ -133,7 +133,7 @@ func (s *server) close(final Status) {
 	}
 }
 
-// checkPeer admits the shim's own user and root. The directory's mode says the same, but modes get changed.
+// checkPeer admits the shim's own user and root. The directory's mode does the same, but it may be changed.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

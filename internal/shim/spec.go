@@ -18,10 +18,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
-// MarkerEnv is the variable by which the processes of an instance are known, wherever they went.
+// MarkerEnv is the environment variable that identifies the processes of an instance.
 const MarkerEnv = "EBB_SHIM_INSTANCE"
 
-// What a spec that leaves it out gets.
+// Defaults of a spec.
 const (
 	DefaultGrace       = 10 * time.Second
 	DefaultLogPath     = "out.log"
@@ -49,7 +49,7 @@ var instancePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 // Spec is a program to run.
 type Spec struct {
 	// Instance names this run of the program. It must be unique on the machine, for processes are found and killed
-	// by it; Start makes one up when it is empty.
+	// by it; Start generates one if it is empty.
 	Instance string `json:"instance"`
 	// Command is a path, or a name that is looked up in the PATH of Env. A relative path begins at WorkingDir.
 	Command string   `json:"command"`
@@ -105,7 +105,7 @@ func newInstance() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Validate returns what is wrong with the spec, apart from what only the machine can tell.
+// Validate checks the spec as far as possible without the machine it runs on.
 func (s Spec) Validate() error {
 	s = s.withDefaults()
 	switch {

@@ -62,7 +62,7 @@ func (s *supervisor) run() {
 	}
 }
 
-// tick does what is due and says whether the program is over.
+// tick does what is due and reports whether the program has ended.
 func (s *supervisor) tick() bool {
 	left := s.reap()
 	if s.status != nil && s.state.Phase == Running {
@@ -108,7 +108,7 @@ func (s *supervisor) nextInstant() BootTime {
 	return s.deadline.TermAt - s.missed()
 }
 
-// pause is how long to wait before looking again. Signals tell of almost every change; the rest is found by looking.
+// pause is how long to wait before the next check. Signals report almost every change; polling finds the rest.
 func (s *supervisor) pause() time.Duration {
 	switch {
 	case s.flooded:
