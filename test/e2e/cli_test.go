@@ -143,7 +143,7 @@ func errorTexts(t *testing.T, c *cluster) {
 		want string
 	}{
 		{[]string{"cordon", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists the nodes\n"},
-		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": there are nodeDrainPolicy, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
+		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": use one of nodeDrainPolicy, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
 		{[]string{"settings", "set", "drain.maintainerBatchSize=many"}, "ebb: setting drain.maintainerBatchSize: \"many\" is not a whole number\n"},
 		{[]string{"status", "-o", "xml"}, "ebb: invalid argument \"xml\" for \"-o, --output\" flag: \"xml\" is not an output format: use json, or omit it\n"},
 		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS label: use lower-case letters, digits and '-', at most 63 characters\n"},
