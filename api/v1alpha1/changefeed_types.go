@@ -4,20 +4,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ChangefeedWish is what people want of a changefeed.
+// ChangefeedWish is the desired state of a changefeed.
 //
 // +kubebuilder:validation:Enum=running;paused
 type ChangefeedWish string
 
-// The wishes.
+// The desired states.
 const (
-	// ChangefeedRun: it should flow.
+	// ChangefeedRun: it should replicate.
 	ChangefeedRun ChangefeedWish = "running"
-	// ChangefeedPause: it should stand still and go on from where it stood.
+	// ChangefeedPause: it should stop, and continue from its checkpoint when it is resumed.
 	ChangefeedPause ChangefeedWish = "paused"
 )
 
-// ChangefeedState is how a changefeed is.
+// ChangefeedState is the state of a changefeed.
 //
 // +kubebuilder:validation:Enum=Pending;Running;Moving;Paused;Failed
 type ChangefeedState string
@@ -28,30 +28,30 @@ const (
 	ChangefeedPending ChangefeedState = "Pending"
 	// ChangefeedRunning: its maintainer runs.
 	ChangefeedRunning ChangefeedState = "Running"
-	// ChangefeedMoving: its maintainer moves to another node; its tables go on flowing.
+	// ChangefeedMoving: its maintainer moves to another node; its tables are still replicated.
 	ChangefeedMoving ChangefeedState = "Moving"
 	// ChangefeedPaused: nothing of it runs.
 	ChangefeedPaused ChangefeedState = "Paused"
-	// ChangefeedFailed: it cannot go on as it is; its error says why.
+	// ChangefeedFailed: it cannot continue without a change; status.error has the reason.
 	ChangefeedFailed ChangefeedState = "Failed"
 )
 
-// PlacementPhase is how far a maintainer's placement has come.
+// PlacementPhase is the phase of a maintainer's placement.
 //
 // +kubebuilder:validation:Enum=Placing;Running;Stopping
 type PlacementPhase string
 
 // The phases.
 const (
-	// PlacementPlacing: the node was told, and has not said yet that its maintainer has bootstrapped.
+	// PlacementPlacing: the maintainer is placed on the node, which has not reported yet that it has bootstrapped.
 	PlacementPlacing PlacementPhase = "Placing"
-	// PlacementRunning: the maintainer schedules.
+	// PlacementRunning: the maintainer runs.
 	PlacementRunning PlacementPhase = "Running"
-	// PlacementStopping: nobody should maintain it; the origin has yet to say that it stopped.
+	// PlacementStopping: it should have no maintainer; the origin has not reported yet that its maintainer has stopped.
 	PlacementStopping PlacementPhase = "Stopping"
 )
 
-// ChangefeedFinalizer holds a Changefeed until nothing of it runs any more.
+// ChangefeedFinalizer keeps a Changefeed until its maintainer and dispatchers have stopped.
 const ChangefeedFinalizer = "ebb.dev/changefeed"
 
 // Conditions of a Changefeed, and reasons.
@@ -62,7 +62,7 @@ const (
 	ReasonNoSchedulableNode = "NoSchedulableNode"
 )
 
-// DefaultPasswordKey is where in a Secret a password is unless told otherwise.
+// DefaultPasswordKey is the default key of a password in a Secret.
 const DefaultPasswordKey = "password"
 
 // PasswordSecretRef names a password in a Secret.
@@ -81,13 +81,13 @@ type PasswordSecretRef struct {
 	Key string `json:"key,omitempty"`
 }
 
-// ChangefeedSpec says what flows from where to where. Rules about one URL are here rather than at its field: the server repeats a
-// field's value when it refuses it.
+// ChangefeedSpec is what to replicate, from where and to where. The rules about a URL are here and not at its field, because the server
+// repeats the value of a refused field in its error.
 //
-// +kubebuilder:validation:XValidation:rule="!self.source.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.source.matches('^mysql://[^@]*:.*@') && !self.source.matches('(?i)[?&](password|passwd|pwd)=')",fieldPath=".source",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sourcePasswordSecretRef or a file in sourcePasswordFile"
-// +kubebuilder:validation:XValidation:rule="!self.sink.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.sink.matches('^mysql://[^@]*:.*@') && !self.sink.matches('(?i)[?&](password|passwd|pwd)=')",fieldPath=".sink",message="leave the password out of the URL: everybody who may read the object would know it; name a Secret in sinkPasswordSecretRef or a file in sinkPasswordFile"
-// +kubebuilder:validation:XValidation:rule="!has(self.sourcePasswordSecretRef) || !has(self.sourcePasswordFile) || size(self.sourcePasswordFile) == 0",message="give one of sourcePasswordFile and sourcePasswordSecretRef"
-// +kubebuilder:validation:XValidation:rule="!has(self.sinkPasswordSecretRef) || !has(self.sinkPasswordFile) || size(self.sinkPasswordFile) == 0",message="give one of sinkPasswordFile and sinkPasswordSecretRef"
+// +kubebuilder:validation:XValidation:rule="!self.source.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.source.matches('^mysql://[^@]*:.*@') && !self.source.matches('(?i)[?&](password|passwd|pwd)=')",fieldPath=".source",message="remove the password from the URL, where everybody who may read the object sees it; name a Secret in sourcePasswordSecretRef or a file in sourcePasswordFile"
+// +kubebuilder:validation:XValidation:rule="!self.sink.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.sink.matches('^mysql://[^@]*:.*@') && !self.sink.matches('(?i)[?&](password|passwd|pwd)=')",fieldPath=".sink",message="remove the password from the URL, where everybody who may read the object sees it; name a Secret in sinkPasswordSecretRef or a file in sinkPasswordFile"
+// +kubebuilder:validation:XValidation:rule="!has(self.sourcePasswordSecretRef) || !has(self.sourcePasswordFile) || size(self.sourcePasswordFile) == 0",message="set sourcePasswordFile or sourcePasswordSecretRef, not both"
+// +kubebuilder:validation:XValidation:rule="!has(self.sinkPasswordSecretRef) || !has(self.sinkPasswordFile) || size(self.sinkPasswordFile) == 0",message="set sinkPasswordFile or sinkPasswordSecretRef, not both"
 type ChangefeedSpec struct {
 	// source is where changes come from: mysql://user@host:port (MariaDB 10.6 or newer, by GTID), or datagen://?tables=N&rate=R&seed=S.
 	// +kubebuilder:validation:MinLength=1
@@ -119,14 +119,14 @@ type ChangefeedSpec struct {
 	// +optional
 	SinkPasswordSecretRef *PasswordSecretRef `json:"sinkPasswordSecretRef,omitempty"`
 
-	// filter are patterns schema.table with * and ?; one that begins with ! leaves tables out. The last that matches decides;
-	// without any, every table flows.
+	// filter are patterns schema.table with the wildcards * and ?; one that begins with ! excludes tables. The last pattern that matches
+	// decides; without a filter every table is replicated.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	Filter []string `json:"filter,omitempty"`
 
-	// startPosition is where to begin: a GTID, or the sequence number of one. Without it the changefeed begins now.
+	// startPosition is where to begin: a GTID, or its sequence number. Without it the changefeed begins at the newest position.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	StartPosition string `json:"startPosition,omitempty"`
@@ -148,7 +148,7 @@ type ChangefeedSpec struct {
 	// +kubebuilder:default=8
 	Workers int32 `json:"workers,omitempty"`
 
-	// batchRows is how many row changes are written at once at most.
+	// batchRows is the largest number of row changes that are written at once.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100000
@@ -161,34 +161,34 @@ type PlacementOrigin struct {
 	// node of the earlier maintainer.
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node"`
-	// nodeEpoch is the incarnation of that node.
+	// nodeEpoch is the epoch of that node.
 	NodeEpoch int64 `json:"nodeEpoch"`
 	// epoch of the earlier placement.
 	Epoch int64 `json:"epoch"`
-	// stopped says that nothing of it runs any more; the origin writes it.
+	// stopped says that the maintainer has stopped; the origin writes it.
 	// +optional
 	Stopped bool `json:"stopped,omitempty"`
 }
 
-// ChangefeedPlacement is where a changefeed's maintainer runs. It is written before it takes effect: a move is this record.
+// ChangefeedPlacement is where a changefeed's maintainer runs. It is written before it takes effect.
 type ChangefeedPlacement struct {
-	// node of the maintainer; empty for nobody.
+	// node of the maintainer; empty for none.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node,omitempty"`
-	// nodeEpoch is the incarnation of the node.
+	// nodeEpoch is the epoch of the node.
 	// +optional
 	NodeEpoch int64 `json:"nodeEpoch,omitempty"`
-	// epoch grows with every placement. What carries an older one is refused.
+	// epoch increases with every placement. Requests with an older epoch are refused.
 	// +kubebuilder:validation:Minimum=0
 	Epoch int64 `json:"epoch"`
 	// phase of the placement.
 	// +optional
 	Phase PlacementPhase `json:"phase,omitempty"`
-	// since is when it came into this phase.
+	// since is when it entered this phase.
 	// +optional
 	Since *metav1.MicroTime `json:"since,omitempty"`
-	// from is the placement before, until it has stopped.
+	// from is the previous placement, until it has stopped.
 	// +optional
 	From *PlacementOrigin `json:"from,omitempty"`
 }
@@ -198,11 +198,11 @@ type ChangefeedNode struct {
 	// node they are on.
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node"`
-	// dispatchers there, the table trigger's included.
+	// dispatchers there, including that of the table trigger.
 	Dispatchers int64 `json:"dispatchers"`
 }
 
-// ChangefeedStatus is how a changefeed is.
+// ChangefeedStatus is the observed state of a changefeed.
 type ChangefeedStatus struct {
 	// state of the changefeed.
 	// +optional
@@ -212,7 +212,7 @@ type ChangefeedStatus struct {
 	// +optional
 	StartPosition *int64 `json:"startPosition,omitempty"`
 
-	// checkpoint is a position up to which everything is at the sink. It is written on change, at most every 10 s, and less often where a node maintains very many.
+	// checkpoint is a position up to which every change is at the sink. It is written when it changes, at most every 10 s, and less often if a node maintains very many changefeeds.
 	// +optional
 	Checkpoint int64 `json:"checkpoint,omitempty"`
 
@@ -220,7 +220,7 @@ type ChangefeedStatus struct {
 	// +optional
 	CheckpointTime *metav1.Time `json:"checkpointTime,omitempty"`
 
-	// slowest says what holds the checkpoint where it is. It is written with the checkpoint.
+	// slowest is what limits the checkpoint. It is written with the checkpoint.
 	// +optional
 	Slowest string `json:"slowest,omitempty"`
 
@@ -228,8 +228,8 @@ type ChangefeedStatus struct {
 	// +optional
 	Placement *ChangefeedPlacement `json:"placement,omitempty"`
 
-	// observedDrain is the UID of the drain that the maintainer knows of, and observedEpoch the placement in which it
-	// learned of it; nodes was counted after.
+	// observedDrain is the UID of the drain that the maintainer has acknowledged, and observedEpoch the epoch of its placement then; nodes
+	// was counted after that.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	ObservedDrain string `json:"observedDrain,omitempty"`
@@ -242,11 +242,11 @@ type ChangefeedStatus struct {
 	// +listMapKey=node
 	Nodes []ChangefeedNode `json:"nodes,omitempty"`
 
-	// tables is how many tables flow.
+	// tables is how many tables are replicated.
 	// +optional
 	Tables int64 `json:"tables,omitempty"`
 
-	// error is why it does not flow, or what it last stumbled over.
+	// error is why it does not replicate, or its last error.
 	// +optional
 	// +kubebuilder:validation:MaxLength=4096
 	Error string `json:"error,omitempty"`
@@ -258,7 +258,7 @@ type ChangefeedStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// Changefeed carries changes of tables from a source to a sink.
+// Changefeed replicates changes of tables from a source to a sink.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -269,17 +269,17 @@ type ChangefeedStatus struct {
 // +kubebuilder:printcolumn:name="Checkpoint",type=integer,JSONPath=`.status.checkpoint`
 // +kubebuilder:printcolumn:name="Error",type=string,priority=1,JSONPath=`.status.error`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.spec.source == oldSelf.spec.source && self.spec.sink == oldSelf.spec.sink",message="a changefeed's source and sink cannot be changed: positions of one mean nothing to another; create another changefeed"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || (has(self.status) && has(self.status.placement) && self.status.placement.epoch >= oldSelf.status.placement.epoch)",message="a changefeed's placement never vanishes and its epoch never goes backwards"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || !has(self.status) || !has(self.status.placement) || !has(self.status.placement.node) || (has(oldSelf.status.placement.node) && oldSelf.status.placement.node == self.status.placement.node) || self.status.placement.epoch > oldSelf.status.placement.epoch",message="a changefeed moves only together with a greater epoch"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.checkpoint) || (has(self.status) && has(self.status.checkpoint) && self.status.checkpoint >= oldSelf.status.checkpoint)",message="a changefeed's checkpoint never goes backwards"
+// +kubebuilder:validation:XValidation:rule="self.spec.source == oldSelf.spec.source && self.spec.sink == oldSelf.spec.sink",message="a changefeed's source and sink cannot be changed, because a position is valid only for its source; create another changefeed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || (has(self.status) && has(self.status.placement) && self.status.placement.epoch >= oldSelf.status.placement.epoch)",message="a changefeed's placement cannot be removed and its epoch cannot decrease"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || !has(self.status) || !has(self.status.placement) || !has(self.status.placement.node) || (has(oldSelf.status.placement.node) && oldSelf.status.placement.node == self.status.placement.node) || self.status.placement.epoch > oldSelf.status.placement.epoch",message="a changefeed's placement can change only with a greater epoch"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.checkpoint) || (has(self.status) && has(self.status.checkpoint) && self.status.checkpoint >= oldSelf.status.checkpoint)",message="a changefeed's checkpoint cannot decrease"
 type Changefeed struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what flows.
+	// spec is what to replicate.
 	Spec ChangefeedSpec `json:"spec"`
-	// status is how it flows.
+	// status is the observed state.
 	// +optional
 	Status ChangefeedStatus `json:"status,omitempty"`
 }
@@ -293,7 +293,7 @@ type ChangefeedList struct {
 	Items           []Changefeed `json:"items"`
 }
 
-// Wanted says whether the changefeed should flow.
+// Wanted reports whether the changefeed should replicate.
 func (c *Changefeed) Wanted() bool {
 	return c.DeletionTimestamp.IsZero() && c.Spec.State != ChangefeedPause
 }

@@ -4,7 +4,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// DeploymentType says who runs a program.
+// DeploymentType decides which nodes run a program.
 //
 // +kubebuilder:validation:Enum=daemon;deployment
 type DeploymentType string
@@ -17,7 +17,7 @@ const (
 	TypeDaemon DeploymentType = "daemon"
 )
 
-// DeploymentState is where a deployment or a daemon stands.
+// DeploymentState is the state of a deployment or a daemon.
 //
 // +kubebuilder:validation:Enum=UNASSIGNED;ASSIGNED;LOST;DISABLED;ENABLED
 type DeploymentState string
@@ -28,7 +28,7 @@ const (
 	StateUnassigned DeploymentState = "UNASSIGNED"
 	// StateAssigned: the address is a node with a lease.
 	StateAssigned DeploymentState = "ASSIGNED"
-	// StateLost: the address is a node without one.
+	// StateLost: the address is a node without a lease.
 	StateLost DeploymentState = "LOST"
 	// StateDisabled: not enabled.
 	StateDisabled DeploymentState = "DISABLED"
@@ -36,7 +36,7 @@ const (
 	StateEnabled DeploymentState = "ENABLED"
 )
 
-// ClaimPolicy says how a node decides which deployments to claim.
+// ClaimPolicy is how a node chooses deployments to claim.
 //
 // +kubebuilder:validation:Enum=deployment_count;resource_usage;none
 type ClaimPolicy string
@@ -45,20 +45,20 @@ type ClaimPolicy string
 const (
 	// ClaimByCount: the node with the fewest deployments claims.
 	ClaimByCount ClaimPolicy = "deployment_count"
-	// ClaimByUsage: the node with the lowest use of CPU and memory claims.
+	// ClaimByUsage: the node with the lowest usage of CPU and memory claims.
 	ClaimByUsage ClaimPolicy = "resource_usage"
-	// ClaimNone: the node claims nothing and never writes an address; it runs what is addressed to it.
+	// ClaimNone: the node claims nothing; it runs the deployments that are addressed to it.
 	ClaimNone ClaimPolicy = "none"
 )
 
-// Codes of what can be wrong with deployments: reasons of conditions and events, the field code of log lines, and the
-// label code of the counter ebb_deployment_errors_total.
+// Error codes of deployments. They are used as reasons of conditions and events, as the field code of log lines, and as the label code
+// of the counter ebb_deployment_errors_total.
 const (
-	// ErrInvalidType: the type is neither daemon nor deployment. The record is skipped.
+	// ErrInvalidType: the type is neither daemon nor deployment. No node runs the object.
 	ErrInvalidType = "ERR_INVALID_TYPE"
 	// ErrDaemonAddressSet: a daemon has an address. The address is ignored.
 	ErrDaemonAddressSet = "ERR_DAEMON_ADDRESS_SET"
-	// ErrClaimConflict: another node claimed first. The claim is planned again.
+	// ErrClaimConflict: another node claimed the deployment first.
 	ErrClaimConflict = "ERR_CLAIM_CONFLICT"
 	// ErrPolicyDisabled: the node's claim policy is none.
 	ErrPolicyDisabled = "ERR_POLICY_DISABLED"
@@ -68,7 +68,7 @@ const (
 
 // Conditions of a Deployment, and the condition of a Node about claims.
 const (
-	// DeploymentValid is False while something in the spec is wrong; its reason is the code.
+	// DeploymentValid is False while the spec is invalid; its reason is the error code.
 	DeploymentValid = "Valid"
 	// DeploymentRunning is True while the program runs everywhere it should.
 	DeploymentRunning = "Running"
@@ -76,11 +76,11 @@ const (
 	NodeClaiming = "Claiming"
 )
 
-// Reasons of these conditions beside the codes.
+// Further reasons of these conditions.
 const (
-	// ReasonAccepted: nothing is wrong with the spec.
+	// ReasonAccepted: the spec is valid.
 	ReasonAccepted = "Accepted"
-	// ReasonInvalidSelector: the selector cannot be understood; it matches no node.
+	// ReasonInvalidSelector: the selector is invalid and matches no node.
 	ReasonInvalidSelector = "InvalidSelector"
 	// ReasonRunning: the program runs everywhere it should.
 	ReasonRunning = "Running"
@@ -88,15 +88,15 @@ const (
 	ReasonUnassigned = "Unassigned"
 	// ReasonNoEligibleNode: no node may claim the deployment.
 	ReasonNoEligibleNode = "NoEligibleNode"
-	// ReasonNotRunning: the program's node does not run it; its entry says why.
+	// ReasonNotRunning: the program's node does not run it; the message gives the reason.
 	ReasonNotRunning = "NotRunning"
-	// ReasonDisabled: nobody wants it to run.
+	// ReasonDisabled: spec.enabled is false.
 	ReasonDisabled = "Disabled"
 	// ReasonClaiming: the node claims by its policy.
 	ReasonClaiming = "Claiming"
 )
 
-// DeploymentFinalizer holds a Deployment until no node runs it any more.
+// DeploymentFinalizer keeps a Deployment until no node runs it any more.
 const DeploymentFinalizer = "ebb.dev/deployment"
 
 // EnvVar is one variable of a program's environment.
@@ -112,9 +112,9 @@ type EnvVar struct {
 	Value string `json:"value,omitempty"`
 }
 
-// RestartPolicy says how a program that ended is started again.
+// RestartPolicy is how a program that ended is started again.
 type RestartPolicy struct {
-	// backoff is the pause before the first restart; it doubles with every further one.
+	// backoff is the delay before the first restart; it doubles with every further one.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
@@ -122,7 +122,7 @@ type RestartPolicy struct {
 	// +kubebuilder:default="1s"
 	Backoff *metav1.Duration `json:"backoff,omitempty"`
 
-	// maxBackoff is the longest pause.
+	// maxBackoff is the longest delay.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
@@ -130,24 +130,24 @@ type RestartPolicy struct {
 	// +kubebuilder:default="5m"
 	MaxBackoff *metav1.Duration `json:"maxBackoff,omitempty"`
 
-	// resetAfter is how long a program must run for its earlier failures to be forgotten.
+	// resetAfter is how long a program must run before its earlier failures no longer count.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 1m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 1m"
 	// +kubebuilder:default="1m"
 	ResetAfter *metav1.Duration `json:"resetAfter,omitempty"`
 
-	// limit is how many times in a row a program is started again; 0 is without end.
+	// limit is how many times in a row a program is started again; 0 means no limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Limit int32 `json:"limit,omitempty"`
 }
 
-// StopPolicy says how a program is stopped.
+// StopPolicy is how a program is stopped.
 type StopPolicy struct {
-	// grace is how long the program has after SIGTERM before its whole group is killed. It may be less when the node's
-	// lease ends.
+	// grace is how long the program may run after SIGTERM before all its processes are killed. The program is killed earlier if the
+	// node's lease expires.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
@@ -156,23 +156,23 @@ type StopPolicy struct {
 	Grace *metav1.Duration `json:"grace,omitempty"`
 }
 
-// RolloutPolicy says how a changed daemon is restarted.
+// RolloutPolicy is how a changed daemon is restarted.
 type RolloutPolicy struct {
-	// maxUnavailable is on how many nodes at once the daemon may be down for it.
+	// maxUnavailable is on how many nodes the daemon may be down at the same time.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:default=1
 	MaxUnavailable int32 `json:"maxUnavailable,omitempty"`
 }
 
-// DeploymentSpec is a program and who should run it.
+// DeploymentSpec is a program and the nodes that should run it.
 type DeploymentSpec struct {
 	// type is deployment (one node claims it, the default) or daemon (every node with matching labels runs it).
 	// +optional
 	// +kubebuilder:default=deployment
 	Type DeploymentType `json:"type,omitempty"`
 
-	// enabled is whether the program should run. Disabling stops every instance and keeps the address.
+	// enabled says whether the program should run. Disabling stops every instance and keeps the address.
 	// +optional
 	// +kubebuilder:default=true
 	Enabled *bool `json:"enabled,omitempty"`
@@ -207,47 +207,47 @@ type DeploymentSpec struct {
 	// +kubebuilder:validation:Pattern=`^(/.*)?$`
 	WorkingDir string `json:"workingDir,omitempty"`
 
-	// selector chooses nodes by their labels; without one every node is chosen.
+	// selector selects nodes by their labels; without one every node is selected.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 
-	// priority orders a drain: programs with a higher one are stopped later.
+	// priority orders the programs in a drain: those with a higher priority are stopped later.
 	// +optional
 	Priority int32 `json:"priority,omitempty"`
 
-	// restart says how a program that ended is started again.
+	// restart is how a program that ended is started again.
 	// +optional
 	// +kubebuilder:default={}
 	Restart RestartPolicy `json:"restart,omitempty"`
 
-	// stop says how the program is stopped.
+	// stop is how the program is stopped.
 	// +optional
 	// +kubebuilder:default={}
 	Stop StopPolicy `json:"stop,omitempty"`
 
-	// rollout says how a changed daemon is restarted, node by node.
+	// rollout is how a changed daemon is restarted, node by node.
 	// +optional
 	// +kubebuilder:default={}
 	Rollout RolloutPolicy `json:"rollout,omitempty"`
 }
 
-// DeploymentHolder is who may run a deployment. It is taken from nobody, or from an epoch that is over, by
-// compare-and-swap, and given back when nothing of the program is left.
+// DeploymentHolder is the node that may run a deployment. A node becomes the holder by compare-and-swap, if there is none or the
+// lease of the holder has ended, and releases it when no process of the program is left.
 type DeploymentHolder struct {
-	// node that may run it; empty for nobody.
+	// node that may run it; empty for none.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node,omitempty"`
-	// nodeEpoch is the incarnation of the node.
+	// nodeEpoch is the epoch of the node.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	NodeEpoch int64 `json:"nodeEpoch,omitempty"`
-	// epoch grows whenever somebody takes the deployment.
+	// epoch increases whenever a node becomes the holder.
 	// +kubebuilder:validation:Minimum=0
 	Epoch int64 `json:"epoch"`
 }
 
-// InstanceState is how a program is on one node.
+// InstanceState is the state of a program on one node.
 //
 // +kubebuilder:validation:Enum=Starting;Running;Backoff;CrashLoop;Restarting;Stopping;Failed
 type InstanceState string
@@ -258,15 +258,15 @@ const (
 	InstanceStarting InstanceState = "Starting"
 	// InstanceRunning: it runs.
 	InstanceRunning InstanceState = "Running"
-	// InstanceBackoff: it ended and is started again after a pause.
+	// InstanceBackoff: it ended and is started again after a delay.
 	InstanceBackoff InstanceState = "Backoff"
-	// InstanceCrashLoop: it ended several times in a row; the pauses grow.
+	// InstanceCrashLoop: it ended several times in a row; the delays grow.
 	InstanceCrashLoop InstanceState = "CrashLoop"
 	// InstanceRestarting: it is restarted because its spec changed.
 	InstanceRestarting InstanceState = "Restarting"
 	// InstanceStopping: it is being stopped.
 	InstanceStopping InstanceState = "Stopping"
-	// InstanceFailed: its restarts are used up.
+	// InstanceFailed: its restart limit is reached.
 	InstanceFailed InstanceState = "Failed"
 )
 
@@ -274,7 +274,7 @@ const (
 type InstanceExit struct {
 	// code is the exit code, or -1 if it has none.
 	Code int32 `json:"code"`
-	// message says the same and more to a person.
+	// message describes the exit for people.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
@@ -282,13 +282,13 @@ type InstanceExit struct {
 	At metav1.MicroTime `json:"at"`
 }
 
-// DeploymentInstance is a program on one node. It is there while something of the program may run there.
+// DeploymentInstance is a program on one node. It exists while processes of the program may run there.
 type DeploymentInstance struct {
-	// node it is on.
+	// node that runs it.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node"`
-	// nodeEpoch is the incarnation of the node.
+	// nodeEpoch is the epoch of the node.
 	// +kubebuilder:validation:Minimum=1
 	NodeEpoch int64 `json:"nodeEpoch"`
 	// state of the program there.
@@ -300,46 +300,46 @@ type DeploymentInstance struct {
 	// pid of the program, 0 while none runs.
 	// +optional
 	PID int32 `json:"pid,omitempty"`
-	// since is when it came into this state.
+	// since is when it entered this state.
 	// +optional
 	Since *metav1.MicroTime `json:"since,omitempty"`
-	// restarts is how many times it was started again.
+	// restarts is how many times it was restarted.
 	// +optional
 	Restarts int32 `json:"restarts,omitempty"`
 	// lastExit is how it last ended.
 	// +optional
 	LastExit *InstanceExit `json:"lastExit,omitempty"`
-	// pause is how long nobody ran the deployment when it moved here, by the clocks of both nodes.
+	// pause is how long no node ran the deployment when it moved here, by the clocks of both nodes.
 	// +optional
 	Pause *metav1.Duration `json:"pause,omitempty"`
-	// message says what it waits for.
+	// message is what the program waits for.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
 }
 
-// DeploymentStop is the last time that a node gave back a deployment that should run on.
+// DeploymentStop is the last time that a node stopped and released an enabled deployment.
 type DeploymentStop struct {
-	// node that gave it back.
+	// node that released it.
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node"`
-	// epoch of the holder that it was.
+	// epoch of that holder.
 	Epoch int64 `json:"epoch"`
 	// at is when the program was asked to stop.
 	At metav1.MicroTime `json:"at"`
 }
 
-// DeploymentStatus is how a deployment or daemon is.
+// DeploymentStatus is the observed state of a deployment or daemon.
 type DeploymentStatus struct {
 	// state: UNASSIGNED, ASSIGNED, LOST or DISABLED; of a daemon ENABLED or DISABLED.
 	// +optional
 	State DeploymentState `json:"state,omitempty"`
 
-	// holder is who may run a deployment; address is who should.
+	// holder is the node that may run a deployment; spec.address is the node that should.
 	// +optional
 	Holder *DeploymentHolder `json:"holder,omitempty"`
 
-	// nodes is how the program is on each node.
+	// nodes has the state of the program on each node.
 	// +optional
 	// +listType=map
 	// +listMapKey=node
@@ -350,11 +350,11 @@ type DeploymentStatus struct {
 	// +optional
 	Wanted int32 `json:"wanted"`
 
-	// running is on how many of them it does.
+	// running is on how many of these nodes it runs.
 	// +optional
 	Running int32 `json:"running"`
 
-	// lastStop is when a node last gave it back.
+	// lastStop is when a node last released it.
 	// +optional
 	LastStop *DeploymentStop `json:"lastStop,omitempty"`
 
@@ -382,15 +382,15 @@ type DeploymentStatus struct {
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Running")].reason`
 // +kubebuilder:printcolumn:name="Command",type=string,priority=1,JSONPath=`.spec.command`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.holder) || (has(self.status) && has(self.status.holder) && self.status.holder.epoch >= oldSelf.status.holder.epoch)",message="a deployment's holder never vanishes and its epoch never goes backwards"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.holder) || !has(self.status.holder.node) || (has(oldSelf.status) && has(oldSelf.status.holder) && has(oldSelf.status.holder.node) && oldSelf.status.holder.node == self.status.holder.node && oldSelf.status.holder.nodeEpoch == self.status.holder.nodeEpoch) || !has(oldSelf.status) || !has(oldSelf.status.holder) || self.status.holder.epoch > oldSelf.status.holder.epoch",message="a deployment's holder changes only together with a greater epoch"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.holder) || (has(self.status) && has(self.status.holder) && self.status.holder.epoch >= oldSelf.status.holder.epoch)",message="a deployment's holder cannot be removed and its epoch cannot decrease"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.holder) || !has(self.status.holder.node) || (has(oldSelf.status) && has(oldSelf.status.holder) && has(oldSelf.status.holder.node) && oldSelf.status.holder.node == self.status.holder.node && oldSelf.status.holder.nodeEpoch == self.status.holder.nodeEpoch) || !has(oldSelf.status) || !has(oldSelf.status.holder) || self.status.holder.epoch > oldSelf.status.holder.epoch",message="a deployment's holder can change only with a greater epoch"
 type Deployment struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the program and who should run it.
+	// spec is the program and the nodes that should run it.
 	Spec DeploymentSpec `json:"spec"`
-	// status is how it is.
+	// status is the observed state.
 	// +optional
 	Status DeploymentStatus `json:"status,omitempty"`
 }
@@ -404,12 +404,12 @@ type DeploymentList struct {
 	Items           []Deployment `json:"items"`
 }
 
-// IsEnabled says whether the program should run.
+// IsEnabled reports whether the program should run.
 func (d *Deployment) IsEnabled() bool {
 	return d.DeletionTimestamp.IsZero() && (d.Spec.Enabled == nil || *d.Spec.Enabled)
 }
 
-// Holder is who may run the deployment.
+// Holder returns the holder of the deployment.
 func (d *Deployment) Holder() DeploymentHolder {
 	if d.Status.Holder == nil {
 		return DeploymentHolder{}
@@ -417,7 +417,7 @@ func (d *Deployment) Holder() DeploymentHolder {
 	return *d.Status.Holder
 }
 
-// Instance is the program on a node, or nil.
+// Instance returns the instance on a node, or nil.
 func (d *Deployment) Instance(node string) *DeploymentInstance {
 	for i := range d.Status.Nodes {
 		if d.Status.Nodes[i].Node == node {

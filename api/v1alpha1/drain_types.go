@@ -2,7 +2,7 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// DrainPhase is where a drain stands.
+// DrainPhase is the phase of a drain.
 //
 // +kubebuilder:validation:Enum=Pending;Draining;Stopping;Complete;Cancelled;Failed
 type DrainPhase string
@@ -17,22 +17,22 @@ const (
 	DrainFailed    DrainPhase = "Failed"
 )
 
-// Final says whether a drain in this phase is over.
+// Final reports whether a drain in this phase has ended.
 func (p DrainPhase) Final() bool {
 	return p == DrainComplete || p == DrainCancelled || p == DrainFailed
 }
 
-// DrainFinalizer holds a Drain until it has ended and, if it was cancelled, until its node is free of it.
+// DrainFinalizer keeps a Drain until it has ended and, if it was cancelled, until its node has begun a new epoch.
 const DrainFinalizer = "ebb.dev/drain"
 
 // Conditions of a Drain.
 const (
-	// DrainFinished is True when the drain is over; its reason says how.
+	// DrainFinished is True when the drain has ended; its reason is the outcome.
 	DrainFinished = "Finished"
-	// DrainStalled is True while nothing has moved for the time set in Settings.
+	// DrainStalled is True while nothing has left the node for the time set in Settings.
 	DrainStalled = "Stalled"
-	// DrainReleased is True on a failed drain that no longer holds its node: it was cancelled after it had failed, or the
-	// node is the only one left. The node goes back to work in a new epoch.
+	// DrainReleased is True on a failed drain that no longer keeps its node Draining: it was cancelled after it had failed, or the
+	// node is the only one left. The node takes work again in a new epoch.
 	DrainReleased = "Released"
 )
 
@@ -40,15 +40,15 @@ const (
 const (
 	// ReasonDrained: the node was empty and left.
 	ReasonDrained = "Drained"
-	// ReasonNodeGone: the node died before it had left in order, and nothing is bound to it any more.
+	// ReasonNodeGone: the node died before it had left, and no work is placed on it any more.
 	ReasonNodeGone = "NodeGone"
-	// ReasonDeadlineExceeded: something was left at the deadline; the node stays Draining.
+	// ReasonDeadlineExceeded: work was left at the deadline; the node stays Draining.
 	ReasonDeadlineExceeded = "DeadlineExceeded"
-	// ReasonLoneSurvivor: every other node is lost; the node went back to work in a new epoch.
+	// ReasonLoneSurvivor: every other node is lost; the node takes work again in a new epoch.
 	ReasonLoneSurvivor = "LoneSurvivor"
 	// ReasonWithdrawn: the drain was cancelled or deleted before it got the slot.
 	ReasonWithdrawn = "Withdrawn"
-	// ReasonCancelRequested: somebody cancelled or deleted the drain; the node went back to work in a new epoch.
+	// ReasonCancelRequested: the drain was cancelled or deleted; the node takes work again in a new epoch.
 	ReasonCancelRequested = "CancelRequested"
 	// ReasonCaptureNotFound: there is no such node.
 	ReasonCaptureNotFound = "CaptureNotFound"
@@ -62,7 +62,7 @@ const (
 	ReasonQueued = "Queued"
 )
 
-// WhenBusy says what a drain does while another one holds the slot.
+// WhenBusy is what a drain does while another one holds the slot.
 //
 // +kubebuilder:validation:Enum=Refuse;Queue
 type WhenBusy string
@@ -75,44 +75,44 @@ const (
 	Queue WhenBusy = "Queue"
 )
 
-// DrainSpec is the wish to empty a node and take it out of service.
+// DrainSpec requests that all work is moved off a node and the node is taken out of service.
 type DrainSpec struct {
-	// nodeName is the node to empty. It cannot be changed.
+	// nodeName is the node to drain. It cannot be changed.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	NodeName string `json:"nodeName"`
 
-	// reason is why, in the words of whoever asked.
+	// reason for the drain, for people.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Reason string `json:"reason,omitempty"`
 
-	// deadline is how long the drain may take from its start. Past it the drain is Failed, keeps its blockers, and the
-	// node stays Draining. Without one the drain takes as long as it needs.
+	// deadline is how long the drain may take from its start. After it the drain is Failed, keeps its blockers, and the node stays
+	// Draining. Without a deadline the drain has no time limit.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
 
-	// whenBusy says what to do while another drain runs: Refuse (the default) or Queue.
+	// whenBusy is what to do while another drain runs: Refuse (the default) or Queue.
 	// +optional
 	// +kubebuilder:default=Refuse
 	WhenBusy WhenBusy `json:"whenBusy,omitempty"`
 
-	// cancelled asks that the drain end. It ends Cancelled and the node comes back Alive in a new epoch; what has moved
-	// stays where it is. It can be set until the drain is Stopping and cannot be taken back. Deleting the Drain asks the same.
+	// cancelled cancels the drain. The drain ends Cancelled, and the node is Alive again in a new epoch; work that has moved stays where
+	// it is. It can be set until the drain is Stopping, and it cannot be unset. Deleting the Drain has the same effect.
 	// +optional
 	Cancelled bool `json:"cancelled,omitempty"`
 }
 
-// Blocker is one thing that keeps work on the node, and what a person can do about it.
+// Blocker is one object that a drain waits for, and what a person can do about it.
 type Blocker struct {
-	// kind of the object that is held up.
+	// kind of the object.
 	Kind string `json:"kind"`
-	// name of the object that is held up.
+	// name of the object.
 	Name string `json:"name"`
-	// reason it cannot leave, as one word.
+	// reason why it has not left yet, as one word.
 	Reason string `json:"reason"`
 	// remedy is what a person can do about it.
 	// +optional
@@ -121,17 +121,17 @@ type Blocker struct {
 	Since metav1.Time `json:"since"`
 }
 
-// DrainStatus is how far a drain has come.
+// DrainStatus is the progress of a drain.
 type DrainStatus struct {
 	// phase of the drain.
 	// +optional
 	Phase DrainPhase `json:"phase,omitempty"`
 
-	// stage names what is moving now.
+	// stage names the work that is moving now.
 	// +optional
 	Stage string `json:"stage,omitempty"`
 
-	// nodeEpoch is the incarnation of the node that is drained.
+	// nodeEpoch is the epoch of the node that is drained.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	NodeEpoch int64 `json:"nodeEpoch,omitempty"`
@@ -144,21 +144,21 @@ type DrainStatus struct {
 	// +optional
 	FinishedAt *metav1.Time `json:"finishedAt,omitempty"`
 
-	// lastProgress is when something last moved.
+	// lastProgress is when work last left the node.
 	// +optional
 	LastProgress *metav1.Time `json:"lastProgress,omitempty"`
 
-	// initial counts, by kind, what was on the node at the start.
+	// initial counts, by kind, the work on the node at the start.
 	// +optional
 	// +mapType=granular
 	Initial map[string]int64 `json:"initial,omitempty"`
 
-	// remaining counts, by kind, what is still there.
+	// remaining counts, by kind, the work that is still on the node.
 	// +optional
 	// +mapType=granular
 	Remaining map[string]int64 `json:"remaining,omitempty"`
 
-	// blockers are what keeps it there.
+	// blockers are what the drain waits for.
 	// +optional
 	// +listType=map
 	// +listMapKey=kind
@@ -173,7 +173,8 @@ type DrainStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// Drain takes one node out of service: the node leaves empty, or says what keeps it. Until it is Stopping it can be cancelled.
+// Drain takes one node out of service: it moves all work off the node, and its blockers show what it waits for. It can be cancelled
+// until it is Stopping.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -187,21 +188,21 @@ type DrainStatus struct {
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.spec.reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.spec.nodeName == oldSelf.spec.nodeName",message="a drain's nodeName cannot be changed: create another Drain for the other node"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.cancelled) || !oldSelf.spec.cancelled || (has(self.spec.cancelled) && self.spec.cancelled)",message="a drain that was cancelled stays cancelled: create another Drain"
-// +kubebuilder:validation:XValidation:rule="!has(self.spec.cancelled) || !self.spec.cancelled || (has(oldSelf.spec.cancelled) && oldSelf.spec.cancelled) || !has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in ['Stopping', 'Complete', 'Cancelled'])",message="a drain that is Stopping or has ended cannot be cancelled any more: its node leaves or has left; start the node again to bring it back"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || (has(self.status) && has(self.status.phase))",message="a drain's phase never vanishes"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || self.status.phase == oldSelf.status.phase || !(oldSelf.status.phase in ['Complete', 'Cancelled', 'Failed'])",message="a drain that has ended stays as it ended: create another Drain"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || oldSelf.status.phase == 'Pending' || self.status.phase != 'Pending'",message="a drain never returns to Pending"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || oldSelf.status.phase != 'Stopping' || self.status.phase != 'Draining'",message="a drain never returns from Stopping to Draining"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.nodeEpoch) || (has(self.status) && has(self.status.nodeEpoch) && self.status.nodeEpoch >= oldSelf.status.nodeEpoch)",message="a drain's nodeEpoch never goes backwards or vanishes"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.startedAt) || (has(self.status) && has(self.status.startedAt) && self.status.startedAt == oldSelf.status.startedAt)",message="a drain's startedAt is written once"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.cancelled) || !oldSelf.spec.cancelled || (has(self.spec.cancelled) && self.spec.cancelled)",message="a cancellation cannot be undone: create another Drain"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.cancelled) || !self.spec.cancelled || (has(oldSelf.spec.cancelled) && oldSelf.spec.cancelled) || !has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in ['Stopping', 'Complete', 'Cancelled'])",message="a drain that is Stopping or has ended can no longer be cancelled: its node is shutting down or has left; start the node again to bring it back"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || (has(self.status) && has(self.status.phase))",message="a drain's phase cannot be removed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || self.status.phase == oldSelf.status.phase || !(oldSelf.status.phase in ['Complete', 'Cancelled', 'Failed'])",message="a drain that has ended cannot change: create another Drain"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || oldSelf.status.phase == 'Pending' || self.status.phase != 'Pending'",message="a drain cannot return to Pending"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || !has(self.status) || !has(self.status.phase) || oldSelf.status.phase != 'Stopping' || self.status.phase != 'Draining'",message="a drain cannot return from Stopping to Draining"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.nodeEpoch) || (has(self.status) && has(self.status.nodeEpoch) && self.status.nodeEpoch >= oldSelf.status.nodeEpoch)",message="a drain's nodeEpoch cannot decrease or be removed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.startedAt) || (has(self.status) && has(self.status.startedAt) && self.status.startedAt == oldSelf.status.startedAt)",message="a drain's startedAt cannot be changed"
 type Drain struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the wish.
+	// spec is the request.
 	Spec DrainSpec `json:"spec"`
-	// status is how far it has come.
+	// status is the progress of the drain.
 	// +optional
 	Status DrainStatus `json:"status,omitempty"`
 }

@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// EtcdClusterPhase is how an etcd cluster is.
+// EtcdClusterPhase is the phase of an etcd cluster.
 //
 // +kubebuilder:validation:Enum=Creating;Running;Scaling;Stopped;Failed
 type EtcdClusterPhase string
@@ -16,23 +16,23 @@ const (
 	EtcdClusterPhaseCreating EtcdClusterPhase = "Creating"
 	// EtcdClusterPhaseRunning: it has as many members as it should have, and a quorum.
 	EtcdClusterPhaseRunning EtcdClusterPhase = "Running"
-	// EtcdClusterPhaseScaling: members come, go or move, or the cluster is being stopped.
+	// EtcdClusterPhaseScaling: members are added, removed or moved, or the cluster is being stopped.
 	EtcdClusterPhaseScaling EtcdClusterPhase = "Scaling"
-	// EtcdClusterPhaseStopped: nothing of it runs.
+	// EtcdClusterPhaseStopped: no member runs.
 	EtcdClusterPhaseStopped EtcdClusterPhase = "Stopped"
-	// EtcdClusterPhaseFailed: it cannot go on without a person; a condition says why and what to do.
+	// EtcdClusterPhaseFailed: it needs a person; a condition has the reason and what to do.
 	EtcdClusterPhaseFailed EtcdClusterPhase = "Failed"
 )
 
 // Conditions of an EtcdCluster.
 const (
-	// EtcdReady is True while a quorum of the wanted members serves.
+	// EtcdReady is True while a quorum of the desired members serves clients.
 	EtcdReady = "Ready"
-	// EtcdProgressing is True while members come, go or move.
+	// EtcdProgressing is True while members are added, removed or moved.
 	EtcdProgressing = "Progressing"
-	// EtcdQuorumLost is True while more members are lost than the cluster can do without.
+	// EtcdQuorumLost is True while too many members are lost for a quorum.
 	EtcdQuorumLost = "QuorumLost"
-	// EtcdDataMissing is True while too little of a stopped cluster's data is there to start it.
+	// EtcdDataMissing is True while too many members of a stopped cluster have no data to start it.
 	EtcdDataMissing = "DataMissing"
 	// EtcdSnapshotFailed is True while a snapshot that is needed cannot be taken, verified or copied.
 	EtcdSnapshotFailed = "SnapshotFailed"
@@ -57,18 +57,18 @@ const (
 	MessageEtcdBootstrap  = "Creating cluster"
 	MessageEtcdRunning    = "Cluster is running"
 	EtcdClusterFinalizer  = "ebb.dev/etcdcluster"
-	// EtcdRestoreAnnotation asks for a new incarnation from a snapshot, whatever the present one has: SNAPSHOT/TIME, or none/TIME for
-	// an empty one. It is the remedy for a quorum that is lost.
+	// EtcdRestoreAnnotation requests a new incarnation from a snapshot, whatever data the present one has: SNAPSHOT/TIME, or none/TIME for
+	// an empty one. It is the remedy when the quorum is lost.
 	EtcdRestoreAnnotation  = "ebb.dev/etcd-restore"
 	EtcdClusterDefaultSize = 3
 )
 
-// EtcdOnStop says what becomes of the members' data when a cluster is scaled to zero.
+// EtcdOnStop is what happens to the members' data when a cluster is scaled to zero.
 //
 // +kubebuilder:validation:Enum=SnapshotThenDelete;Retain;Delete
 type EtcdOnStop string
 
-// What may become of it.
+// The policies.
 const (
 	// EtcdSnapshotThenDelete: a snapshot is taken, verified and copied, then the members' data is deleted.
 	EtcdSnapshotThenDelete EtcdOnStop = "SnapshotThenDelete"
@@ -78,9 +78,9 @@ const (
 	EtcdDelete EtcdOnStop = "Delete"
 )
 
-// EtcdStorage says where members keep their data and what becomes of it.
+// EtcdStorage is where members keep their data and what happens to it.
 type EtcdStorage struct {
-	// onStop says what becomes of the data when the cluster is scaled to zero.
+	// onStop is what happens to the data when the cluster is scaled to zero.
 	// +optional
 	// +kubebuilder:default=SnapshotThenDelete
 	OnStop EtcdOnStop `json:"onStop,omitempty"`
@@ -91,13 +91,13 @@ type EtcdStorage struct {
 	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$`
 	Dir string `json:"dir,omitempty"`
 
-	// quota bounds the database of each member; etcd refuses writes beyond it. Without one it is 2Gi.
+	// quota bounds the database of each member; etcd refuses writes beyond it. The default is 2Gi.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="quantity(self).compareTo(quantity('16Mi')) >= 0 && quantity(self).compareTo(quantity('64Gi')) <= 0",message="must be from 16Mi to 64Gi"
 	Quota *resource.Quantity `json:"quota,omitempty"`
 }
 
-// EtcdSnapshotPolicy says where snapshots are kept.
+// EtcdSnapshotPolicy is where and how many snapshots are kept.
 type EtcdSnapshotPolicy struct {
 	// dir is a directory below the nodes' --etcd-snapshot-dir in which snapshots are kept.
 	// +optional
@@ -112,7 +112,7 @@ type EtcdSnapshotPolicy struct {
 	// +kubebuilder:default=3
 	Keep int32 `json:"keep,omitempty"`
 
-	// copies is on how many nodes each is kept, as far as there are nodes.
+	// copies is on how many nodes each snapshot is kept, if there are enough nodes.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=7
@@ -120,25 +120,25 @@ type EtcdSnapshotPolicy struct {
 	Copies int32 `json:"copies,omitempty"`
 }
 
-// EtcdSchedule stops and starts a cluster by the clock.
+// EtcdSchedule stops and starts a cluster at set times.
 type EtcdSchedule struct {
-	// stop is when to scale to zero, as cron writes it: minute hour day month weekday.
+	// stop is when to scale to zero, as a cron expression: minute hour day month weekday.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Stop string `json:"stop,omitempty"`
 
-	// start is when to scale back to the size that was.
+	// start is when to scale back to the previous size, as a cron expression.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Start string `json:"start,omitempty"`
 
-	// timeZone of both, as in Europe/Berlin. Without one it is UTC.
+	// timeZone of both, such as Europe/Berlin. The default is UTC.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	TimeZone string `json:"timeZone,omitempty"`
 }
 
-// EtcdOptions are etcd's own.
+// EtcdOptions are options of etcd itself.
 type EtcdOptions struct {
 	// heartbeatInterval between leader and followers.
 	// +optional
@@ -147,7 +147,7 @@ type EtcdOptions struct {
 	// +kubebuilder:default=100
 	HeartbeatMilliseconds int32 `json:"heartbeatMilliseconds,omitempty"`
 
-	// electionMilliseconds without a heartbeat before a follower stands for election.
+	// electionMilliseconds without a heartbeat before a follower starts an election.
 	// +optional
 	// +kubebuilder:validation:Minimum=100
 	// +kubebuilder:validation:Maximum=50000
@@ -166,20 +166,20 @@ type EtcdOptions struct {
 	AutoCompactionRetention string `json:"autoCompactionRetention,omitempty"`
 }
 
-// EtcdTLS says where certificates are asked for. All of them come from the cluster's authority.
+// EtcdTLS is where certificates are required. All of them are signed by the cluster's certificate authority.
 type EtcdTLS struct {
-	// client: whoever talks to members shows a certificate.
+	// client: members require a certificate of clients.
 	// +optional
 	// +kubebuilder:default=true
 	Client *bool `json:"client,omitempty"`
 
-	// peer: so do members among themselves.
+	// peer: members require a certificate of each other.
 	// +optional
 	// +kubebuilder:default=true
 	Peer *bool `json:"peer,omitempty"`
 }
 
-// EtcdClusterSpec says what an etcd cluster should be.
+// EtcdClusterSpec is the desired state of an etcd cluster.
 type EtcdClusterSpec struct {
 	// size is how many members there should be; 0 stops the cluster.
 	// +optional
@@ -193,12 +193,12 @@ type EtcdClusterSpec struct {
 	// +kubebuilder:default={}
 	Storage EtcdStorage `json:"storage,omitempty"`
 
-	// snapshot says where snapshots are kept.
+	// snapshot is where and how many snapshots are kept.
 	// +optional
 	// +kubebuilder:default={}
 	Snapshot EtcdSnapshotPolicy `json:"snapshot,omitempty"`
 
-	// schedule stops and starts the cluster by the clock.
+	// schedule stops and starts the cluster at set times.
 	// +optional
 	Schedule *EtcdSchedule `json:"schedule,omitempty"`
 
@@ -212,22 +212,22 @@ type EtcdClusterSpec struct {
 	// +kubebuilder:default={}
 	TLS EtcdTLS `json:"tls,omitempty"`
 
-	// restoreFrom is what the next start begins with: the name of an EtcdSnapshot of this cluster, or "none" for an empty
-	// cluster. Without it, it begins with what the last stop left.
+	// restoreFrom is what the next start begins with: the name of an EtcdSnapshot of this cluster, or "none" for an empty cluster.
+	// Without it the cluster begins with the data of its last stop.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	RestoreFrom string `json:"restoreFrom,omitempty"`
 
-	// replaceAfter is how long a member's node may be gone before the member is replaced.
+	// replaceAfter is how long a member's node may be absent before the member is replaced.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
 	// +kubebuilder:default="5m"
 	ReplaceAfter *metav1.Duration `json:"replaceAfter,omitempty"`
 }
 
-// EtcdMemberRole is what a member is in its cluster.
+// EtcdMemberRole is the role of a member in its cluster.
 //
 // +kubebuilder:validation:Enum=leader;voter;learner
 type EtcdMemberRole string
@@ -239,12 +239,12 @@ const (
 	EtcdLearner EtcdMemberRole = "learner"
 )
 
-// EtcdMemberInfo is a member as people look at it.
+// EtcdMemberInfo is a summary of a member.
 type EtcdMemberInfo struct {
 	// name of the member.
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
-	// node it is on.
+	// node that it is on.
 	// +optional
 	Node string `json:"node,omitempty"`
 	// id that etcd gave it, in hexadecimal.
@@ -255,7 +255,7 @@ type EtcdMemberInfo struct {
 	Role EtcdMemberRole `json:"role,omitempty"`
 	// healthy: it answers and knows the leader.
 	Healthy bool `json:"healthy"`
-	// message says what it is doing or what is wrong.
+	// message is what it is doing or what is wrong.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// revisionLag is how many revisions it is behind.
@@ -264,44 +264,44 @@ type EtcdMemberInfo struct {
 	// dbSize in bytes.
 	// +optional
 	DBSize int64 `json:"dbSize,omitempty"`
-	// clientURL and peerURL are where it is reached.
+	// clientURL and peerURL are its addresses.
 	// +optional
 	ClientURL string `json:"clientURL,omitempty"`
 	// +optional
 	PeerURL string `json:"peerURL,omitempty"`
 }
 
-// EtcdStopStep is how far the stop of a cluster has come.
+// EtcdStopStep is the step of a cluster's stop.
 //
 // +kubebuilder:validation:Enum=Sealing;Snapshotting;Copying;Released
 type EtcdStopStep string
 
 // The steps.
 const (
-	// EtcdSealing: members are told to serve no client any more.
+	// EtcdSealing: members stop serving clients.
 	EtcdSealing EtcdStopStep = "Sealing"
 	// EtcdSnapshotting: no client is served; the snapshot is taken and verified.
 	EtcdSnapshotting EtcdStopStep = "Snapshotting"
 	// EtcdCopying: it is copied to other nodes.
 	EtcdCopying EtcdStopStep = "Copying"
-	// EtcdReleased: all that the cluster's policy keeps is safe. From here on a change of mind restores.
+	// EtcdReleased: everything that the cluster's policy keeps is safe. A start after this step restores the cluster.
 	EtcdReleased EtcdStopStep = "Released"
 )
 
-// EtcdStop is a stop under way, persisted before it takes effect.
+// EtcdStop is a running stop, persisted before it takes effect.
 type EtcdStop struct {
-	// generation of the cluster's spec that asked for it.
+	// generation of the cluster's spec that requested it.
 	Generation int64 `json:"generation"`
 	// onStop as it was when the stop began.
 	OnStop EtcdOnStop `json:"onStop"`
-	// step it has come to.
+	// step of the stop.
 	Step EtcdStopStep `json:"step"`
 	// attempt counts snapshots taken for this stop.
 	// +optional
 	Attempt int64 `json:"attempt,omitempty"`
-	// began is when it did.
+	// began is when the stop began.
 	Began metav1.MicroTime `json:"began"`
-	// revision at which no client was served any more.
+	// revision after the members stopped serving clients.
 	// +optional
 	Revision int64 `json:"revision,omitempty"`
 	// snapshot is the EtcdSnapshot that was taken for it.
@@ -311,7 +311,7 @@ type EtcdStop struct {
 
 // EtcdStoppedState is what a cluster was stopped with. The next start begins from it.
 type EtcdStoppedState struct {
-	// onStop is what became of the data.
+	// onStop is what happened to the data.
 	OnStop EtcdOnStop `json:"onStop"`
 	// snapshot to restore from, with SnapshotThenDelete.
 	// +optional
@@ -321,10 +321,10 @@ type EtcdStoppedState struct {
 	Revision int64 `json:"revision,omitempty"`
 	// +optional
 	Hash int64 `json:"hash,omitempty"`
-	// size that the cluster had, to which a schedule returns.
+	// size that the cluster had, and to which its schedule returns.
 	// +optional
 	Size int32 `json:"size,omitempty"`
-	// members that it had, with Retain all that are started together.
+	// members that it had; with Retain, those that are started together.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -338,20 +338,20 @@ type EtcdStoppedState struct {
 type EtcdAbsentData struct {
 	// member it was of.
 	Member string `json:"member"`
-	// node it is on.
+	// node that it is on.
 	Node string `json:"node"`
 	// incarnation of the cluster that it belongs to.
 	// +optional
 	Incarnation int64 `json:"incarnation,omitempty"`
 }
 
-// EtcdClusterStatus is how an etcd cluster is.
+// EtcdClusterStatus is the observed state of an etcd cluster.
 type EtcdClusterStatus struct {
 	// phase of the cluster.
 	// +optional
 	Phase EtcdClusterPhase `json:"phase,omitempty"`
 
-	// observedGeneration is the spec that the rest was observed for.
+	// observedGeneration is the generation of the spec that this status is for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
@@ -365,17 +365,17 @@ type EtcdClusterStatus struct {
 	// +listMapKey=name
 	Members []EtcdMemberInfo `json:"members"`
 
-	// nodes that members are on, in the order of their names.
+	// nodes that members are on, sorted by name.
 	// +optional
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`
 
-	// clusterID that etcd gave it, in hexadecimal. Once there is one, a cluster whose data is missing never begins empty.
+	// clusterID that etcd gave it, in hexadecimal. Once it is set, a cluster whose data is missing never starts empty.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	ClusterID string `json:"clusterID,omitempty"`
 
-	// incarnation grows whenever the cluster begins from a snapshot or from nothing. Data of an older one is never started.
+	// incarnation increases whenever the cluster begins from a snapshot or empty. Data of an older incarnation is never started.
 	// +optional
 	Incarnation int64 `json:"incarnation,omitempty"`
 
@@ -383,15 +383,15 @@ type EtcdClusterStatus struct {
 	// +optional
 	NextMember int64 `json:"nextMember,omitempty"`
 
-	// stop is a stop under way.
+	// stop is the running stop.
 	// +optional
 	Stop *EtcdStop `json:"stop,omitempty"`
 
-	// rest is what the last stop left; the next start takes it up and it goes when the cluster runs again.
+	// rest is the state of the last stop; the next start begins from it, and it is removed when the cluster runs again.
 	// +optional
 	Rest *EtcdStoppedState `json:"rest,omitempty"`
 
-	// starting is when the start that is under way began.
+	// starting is when the running start began.
 	// +optional
 	Starting *metav1.MicroTime `json:"starting,omitempty"`
 
@@ -399,7 +399,7 @@ type EtcdClusterStatus struct {
 	// +optional
 	Snapshot string `json:"snapshot,omitempty"`
 
-	// lastStop and lastStart say how long they took.
+	// lastStop and lastStart are how long the last stop and start took.
 	// +optional
 	LastStop *metav1.Duration `json:"lastStop,omitempty"`
 	// +optional
@@ -411,12 +411,12 @@ type EtcdClusterStatus struct {
 	// +listMapKey=member
 	AbsentData []EtcdAbsentData `json:"absentData,omitempty"`
 
-	// observedRestore is the value of the annotation ebb.dev/etcd-restore that was last followed.
+	// observedRestore is the last value of the annotation ebb.dev/etcd-restore that was acted on.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	ObservedRestore string `json:"observedRestore,omitempty"`
 
-	// scheduled is up to when the schedule has been followed.
+	// scheduled is the time up to which the schedule has been applied.
 	// +optional
 	Scheduled *metav1.Time `json:"scheduled,omitempty"`
 
@@ -446,17 +446,17 @@ type EtcdClusterStatus struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 52 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="an etcd cluster's name must be a DNS label of at most 52 characters: lower-case letters, digits and '-'"
 // +kubebuilder:validation:XValidation:rule="!has(self.spec.etcd) || !has(self.spec.etcd.electionMilliseconds) || !has(self.spec.etcd.heartbeatMilliseconds) || self.spec.etcd.electionMilliseconds >= 5 * self.spec.etcd.heartbeatMilliseconds",message="spec.etcd.electionMilliseconds must be at least five times heartbeatMilliseconds"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.incarnation) || (has(self.status) && has(self.status.incarnation) && self.status.incarnation >= oldSelf.status.incarnation)",message="an etcd cluster's incarnation never goes backwards"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.nextMember) || (has(self.status) && has(self.status.nextMember) && self.status.nextMember >= oldSelf.status.nextMember)",message="an etcd cluster's member numbers are never used twice"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.incarnation) || (has(self.status) && has(self.status.incarnation) && self.status.incarnation >= oldSelf.status.incarnation)",message="an etcd cluster's incarnation cannot decrease"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.nextMember) || (has(self.status) && has(self.status.nextMember) && self.status.nextMember >= oldSelf.status.nextMember)",message="an etcd cluster's nextMember cannot decrease"
 type EtcdCluster struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what it should be.
+	// spec is the desired state.
 	// +optional
 	// +kubebuilder:default={}
 	Spec EtcdClusterSpec `json:"spec,omitempty"`
-	// status is how it is.
+	// status is the observed state.
 	// +optional
 	Status EtcdClusterStatus `json:"status,omitempty"`
 }

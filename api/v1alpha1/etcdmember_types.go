@@ -2,26 +2,26 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// EtcdMemberWish is what the coordinator wants of a member.
+// EtcdMemberWish is the state that the coordinator wants of a member.
 //
 // +kubebuilder:validation:Enum=Reserve;Run;Seal;Stop;Delete
 type EtcdMemberWish string
 
-// The wishes.
+// The desired states.
 const (
-	// EtcdMemberReserve: the node picks ports and tells the URLs; nothing runs.
+	// EtcdMemberReserve: the node reserves ports and publishes the URLs; nothing runs.
 	EtcdMemberReserve EtcdMemberWish = "Reserve"
 	// EtcdMemberRun: it runs and serves.
 	EtcdMemberRun EtcdMemberWish = "Run"
-	// EtcdMemberSeal: it runs and serves no client but on its private socket.
+	// EtcdMemberSeal: it runs and serves clients only on its private socket.
 	EtcdMemberSeal EtcdMemberWish = "Seal"
 	// EtcdMemberStop: its process has ended; its data stays.
 	EtcdMemberStop EtcdMemberWish = "Stop"
-	// EtcdMemberDelete: its process has ended and its data is gone.
+	// EtcdMemberDelete: its process has ended and its data is deleted.
 	EtcdMemberDelete EtcdMemberWish = "Delete"
 )
 
-// EtcdMemberPhase is how a member is.
+// EtcdMemberPhase is the phase of a member.
 //
 // +kubebuilder:validation:Enum=Pending;Reserved;Starting;Running;Sealed;Stopped;Deleted;Failed
 type EtcdMemberPhase string
@@ -42,32 +42,32 @@ const (
 const (
 	// EtcdClusterLabel is the name of the cluster that an object belongs to.
 	EtcdClusterLabel = "ebb.dev/etcd-cluster"
-	// EtcdMemberFinalizer holds an EtcdMember until its data is gone.
+	// EtcdMemberFinalizer keeps an EtcdMember until its data is deleted.
 	EtcdMemberFinalizer = "ebb.dev/etcdmember"
 )
 
-// EtcdBegin is how a member's data comes to be when there is none yet.
+// EtcdBegin is how a member's data is created.
 type EtcdBegin struct {
 	// initialCluster is name=peerURL of every member, joined by commas, as etcd takes it.
 	// +kubebuilder:validation:MaxLength=4096
 	InitialCluster string `json:"initialCluster"`
-	// existing: the member joins a cluster that there is. Otherwise it begins one.
+	// existing: the member joins an existing cluster. Otherwise it starts a new one.
 	// +optional
 	Existing bool `json:"existing,omitempty"`
-	// token sets this cluster apart from all others.
+	// token distinguishes this cluster from all others.
 	// +kubebuilder:validation:MaxLength=128
 	Token string `json:"token"`
 	// snapshot is the EtcdSnapshot that the new cluster begins with.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Snapshot string `json:"snapshot,omitempty"`
-	// exact: nothing was acknowledged after the snapshot, so that revisions go on where it ends. Otherwise the revision is
-	// moved far ahead and everything before it is compacted: no watcher sees it go backwards or misses what it has not seen.
+	// exact: no write was acknowledged after the snapshot, so that revisions continue where it ends. Otherwise the revision is increased
+	// far and everything before it is compacted, so that watchers never see the revision decrease or miss a change unnoticed.
 	// +optional
 	Exact bool `json:"exact,omitempty"`
 }
 
-// EtcdMemberSpec says what a member should be. The coordinator writes it.
+// EtcdMemberSpec is the desired state of a member. The coordinator writes it.
 type EtcdMemberSpec struct {
 	// cluster it belongs to, in the same namespace.
 	// +kubebuilder:validation:MaxLength=253
@@ -77,15 +77,15 @@ type EtcdMemberSpec struct {
 	ClusterUID string `json:"clusterUID"`
 	// incarnation of the cluster.
 	Incarnation int64 `json:"incarnation"`
-	// node it is on.
+	// node that it is on.
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node"`
-	// want is what it should be doing.
+	// want is the desired state.
 	Want EtcdMemberWish `json:"want"`
-	// begin is how its data comes to be; it is set once, before the member first runs.
+	// begin is how its data is created; it is set once, before the member first runs.
 	// +optional
 	Begin *EtcdBegin `json:"begin,omitempty"`
-	// dataRequired: its data should be there. If it is not, the member fails rather than begins anew.
+	// dataRequired: its data must exist. If it is missing, the member fails and does not start empty.
 	// +optional
 	DataRequired bool `json:"dataRequired,omitempty"`
 
@@ -105,25 +105,25 @@ type EtcdMemberSpec struct {
 	// options of etcd.
 	// +optional
 	Options EtcdOptions `json:"options,omitempty"`
-	// clientTLS and peerTLS say whether certificates are asked for.
+	// clientTLS and peerTLS say whether certificates are required.
 	// +optional
 	ClientTLS bool `json:"clientTLS,omitempty"`
 	// +optional
 	PeerTLS bool `json:"peerTLS,omitempty"`
 }
 
-// EtcdMemberStatus is how a member is. Its node writes it.
+// EtcdMemberStatus is the observed state of a member. Its node writes it.
 type EtcdMemberStatus struct {
 	// phase of the member.
 	// +optional
 	Phase EtcdMemberPhase `json:"phase,omitempty"`
-	// observedGeneration is the spec that phase is for.
+	// observedGeneration is the generation of the spec that phase is for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// nodeEpoch in which the node wrote this.
 	// +optional
 	NodeEpoch int64 `json:"nodeEpoch,omitempty"`
-	// peerURL and clientURL, picked by the node once and kept.
+	// peerURL and clientURL, chosen by the node once and kept.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	PeerURL string `json:"peerURL,omitempty"`
@@ -137,10 +137,10 @@ type EtcdMemberStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	ClusterID string `json:"clusterID,omitempty"`
-	// data says whether its data is there, as last looked at.
+	// data says whether its data existed when it was last checked.
 	// +optional
 	Data bool `json:"data,omitempty"`
-	// dataBytes is how much that is.
+	// dataBytes is the size of the data.
 	// +optional
 	DataBytes int64 `json:"dataBytes,omitempty"`
 	// pid of its process.
@@ -149,7 +149,7 @@ type EtcdMemberStatus struct {
 	// restarts of its process since the node began.
 	// +optional
 	Restarts int64 `json:"restarts,omitempty"`
-	// error is what went wrong last.
+	// error is the last error.
 	// +optional
 	// +kubebuilder:validation:MaxLength=4096
 	Error string `json:"error,omitempty"`
@@ -167,17 +167,17 @@ type EtcdMemberStatus struct {
 // +kubebuilder:printcolumn:name="ID",type=string,JSONPath=`.status.id`
 // +kubebuilder:printcolumn:name="Error",type=string,priority=1,JSONPath=`.status.error`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.spec.cluster == oldSelf.spec.cluster && self.spec.clusterUID == oldSelf.spec.clusterUID && self.spec.incarnation == oldSelf.spec.incarnation && self.spec.node == oldSelf.spec.node",message="a member stays what and where it is: make another one"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.begin) || (has(self.spec.begin) && self.spec.begin == oldSelf.spec.begin)",message="how a member begins is set once"
-// +kubebuilder:validation:XValidation:rule="oldSelf.spec.want != 'Delete' || self.spec.want == 'Delete'",message="a member that is being deleted stays so"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.peerURL) || (has(self.status) && has(self.status.peerURL) && self.status.peerURL == oldSelf.status.peerURL)",message="a member's peer URL is picked once"
+// +kubebuilder:validation:XValidation:rule="self.spec.cluster == oldSelf.spec.cluster && self.spec.clusterUID == oldSelf.spec.clusterUID && self.spec.incarnation == oldSelf.spec.incarnation && self.spec.node == oldSelf.spec.node",message="a member's cluster, incarnation and node cannot be changed: create another member"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.begin) || (has(self.spec.begin) && self.spec.begin == oldSelf.spec.begin)",message="a member's begin cannot be changed"
+// +kubebuilder:validation:XValidation:rule="oldSelf.spec.want != 'Delete' || self.spec.want == 'Delete'",message="the deletion of a member's data cannot be undone"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.peerURL) || (has(self.status) && has(self.status.peerURL) && self.status.peerURL == oldSelf.status.peerURL)",message="a member's peer URL cannot be changed"
 type EtcdMember struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what it should be.
+	// spec is the desired state.
 	Spec EtcdMemberSpec `json:"spec"`
-	// status is how it is.
+	// status is the observed state.
 	// +optional
 	Status EtcdMemberStatus `json:"status,omitempty"`
 }

@@ -2,10 +2,10 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// EtcdSnapshotFinalizer holds an EtcdSnapshot until its copies are gone.
+// EtcdSnapshotFinalizer keeps an EtcdSnapshot until its copies are deleted.
 const EtcdSnapshotFinalizer = "ebb.dev/etcdsnapshot"
 
-// EtcdSnapshotSpec says of what a snapshot is and where it should be kept. The coordinator writes it.
+// EtcdSnapshotSpec is the source of a snapshot and where it should be kept. The coordinator writes it.
 type EtcdSnapshotSpec struct {
 	// cluster it is of, in the same namespace.
 	// +kubebuilder:validation:MaxLength=253
@@ -20,7 +20,7 @@ type EtcdSnapshotSpec struct {
 	// member it is taken from; the member's node takes it.
 	// +kubebuilder:validation:MaxLength=253
 	Member string `json:"member"`
-	// revision that it must have, when that is known: no client is served and no key may change.
+	// revision that it must have, if that is known because the cluster serves no clients and no key can change.
 	// +optional
 	Revision int64 `json:"revision,omitempty"`
 	// nodes that should keep a copy, the member's own included if it should.
@@ -39,11 +39,11 @@ type EtcdSnapshotSpec struct {
 	FormerMembers []EtcdMemberInfo `json:"formerMembers,omitempty"`
 }
 
-// EtcdSnapshotFacts are what was found when the snapshot was taken and verified. They are written once.
+// EtcdSnapshotFacts describe the snapshot as it was taken and verified. They are written once.
 type EtcdSnapshotFacts struct {
 	// revision of the newest key.
 	Revision int64 `json:"revision"`
-	// hash of all keys at that revision, as etcd's HashKV tells it.
+	// hash of all keys at that revision, from etcd's HashKV.
 	Hash int64 `json:"hash"`
 	// totalKeys in it, older versions included.
 	TotalKeys int64 `json:"totalKeys"`
@@ -58,10 +58,10 @@ type EtcdSnapshotFacts struct {
 
 // EtcdSnapshotCopy is one copy. The node that keeps it writes it.
 type EtcdSnapshotCopy struct {
-	// node it is on.
+	// node that it is on.
 	// +kubebuilder:validation:MaxLength=63
 	Node string `json:"node"`
-	// verified is when the node last compared the file with the facts and found them the same; nothing if it is not so.
+	// verified is when the node last verified the file; empty if it is not verified.
 	// +optional
 	Verified *metav1.MicroTime `json:"verified,omitempty"`
 	// error is why there is none.
@@ -70,7 +70,7 @@ type EtcdSnapshotCopy struct {
 	Error string `json:"error,omitempty"`
 }
 
-// EtcdSnapshotStatus is how a snapshot is.
+// EtcdSnapshotStatus is the observed state of a snapshot.
 type EtcdSnapshotStatus struct {
 	// facts of the snapshot, once it was taken.
 	// +optional
@@ -97,14 +97,14 @@ type EtcdSnapshotStatus struct {
 // +kubebuilder:printcolumn:name="Nodes",type=string,JSONPath=`.spec.nodes`
 // +kubebuilder:printcolumn:name="Error",type=string,priority=1,JSONPath=`.status.error`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.facts) || (has(self.status) && has(self.status.facts) && self.status.facts == oldSelf.status.facts)",message="what a snapshot is does not change"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.facts) || (has(self.status) && has(self.status.facts) && self.status.facts == oldSelf.status.facts)",message="a snapshot's facts cannot be changed"
 type EtcdSnapshot struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what it should be.
+	// spec is the desired state.
 	Spec EtcdSnapshotSpec `json:"spec"`
-	// status is how it is.
+	// status is the observed state.
 	// +optional
 	Status EtcdSnapshotStatus `json:"status,omitempty"`
 }

@@ -18,7 +18,7 @@ type Liveness string
 const (
 	// Alive nodes run work and take more.
 	Alive Liveness = "Alive"
-	// Draining nodes take no new work and give away what they have.
+	// Draining nodes take no new work, and their work moves to other nodes.
 	Draining Liveness = "Draining"
 	// Stopping nodes take no new work and are about to leave.
 	Stopping Liveness = "Stopping"
@@ -41,25 +41,25 @@ const (
 	// NodeReady is True while the node's lease is held and its runtimes run.
 	NodeReady = "Ready"
 
-	// ReasonServing: the node holds its lease and hosts its runtimes.
+	// ReasonServing: the node holds its lease and its runtimes run.
 	ReasonServing = "Serving"
-	// ReasonStarting: the node has its epoch and its runtimes are starting.
+	// ReasonStarting: the node has begun an epoch and its runtimes are starting.
 	ReasonStarting = "Starting"
-	// ReasonLeft: the node stopped in order and released its lease.
+	// ReasonLeft: the node stopped its work and released its lease.
 	ReasonLeft = "Left"
-	// ReasonStopping: the node is stopping what it runs.
+	// ReasonStopping: the node is stopping its work.
 	ReasonStopping = "Stopping"
-	// ReasonFenced: the node's lease stayed unchanged for its whole duration and its epoch was marked as over.
+	// ReasonFenced: the node's lease expired and its epoch was fenced.
 	ReasonFenced = "Fenced"
 )
 
-// NodeSpec is what people and the coordinator want of a node.
+// NodeSpec is the desired state of a node, set by people and by the coordinator.
 type NodeSpec struct {
-	// cordoned keeps new work away from the node; what runs there stays.
+	// cordoned keeps new work away from the node; work that runs there stays.
 	// +optional
 	Cordoned bool `json:"cordoned,omitempty"`
 
-	// evictionRequested asks that the replicas of volumes leave this node.
+	// evictionRequested moves the replicas of volumes off this node.
 	// +optional
 	EvictionRequested bool `json:"evictionRequested,omitempty"`
 
@@ -70,7 +70,7 @@ type NodeSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	Disks []Disk `json:"disks,omitempty"`
 
-	// desired is what the coordinator wants the node to become. The node obeys it only in the epoch it names.
+	// desired is the liveness that the coordinator wants. The node applies it only in the epoch it names.
 	// +optional
 	Desired *DesiredLiveness `json:"desired,omitempty"`
 }
@@ -131,7 +131,7 @@ type DiskStatus struct {
 // RemoveOrphansAnnotation of a Node names directories of replicas to remove that no Replica knows, as DISK/VOLUME/REPLICA joined by commas.
 const RemoveOrphansAnnotation = "ebb.dev/remove-orphans"
 
-// DesiredLiveness asks one epoch of a node for a liveness, on behalf of one drain.
+// DesiredLiveness is the liveness that a drain wants of one epoch of a node.
 type DesiredLiveness struct {
 	// liveness the node should reach.
 	// +kubebuilder:validation:XValidation:rule="self != 'Alive'",message="a node can be asked to become Draining or Stopping; it is Alive again only in a new epoch"
@@ -141,27 +141,27 @@ type DesiredLiveness struct {
 	// +kubebuilder:validation:Minimum=1
 	Epoch int64 `json:"epoch"`
 
-	// drainUID is the UID of the Drain that asks.
+	// drainUID is the UID of the Drain that wants it.
 	// +kubebuilder:validation:MaxLength=64
 	DrainUID string `json:"drainUID"`
 }
 
-// NodeStatus is what a node says of itself, and what the coordinator found out about it.
+// NodeStatus is the observed state of a node, reported by the node and by the coordinator.
 type NodeStatus struct {
 	// liveness of the node in its epoch. It only moves forward: Alive, Draining, Stopping.
 	// +optional
 	Liveness Liveness `json:"liveness,omitempty"`
 
-	// epoch counts the incarnations of the node: starts of its process and rejoins after fencing.
+	// epoch is the number of times the node has joined: at every start of its process and after it was fenced.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Epoch int64 `json:"epoch,omitempty"`
 
-	// coordinator is true on the node whose election term is running.
+	// coordinator is true on the node that is the coordinator.
 	// +optional
 	Coordinator bool `json:"coordinator,omitempty"`
 
-	// address of the node for work between nodes, host:port.
+	// address for connections from other nodes, host:port.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	Address string `json:"address,omitempty"`
@@ -175,8 +175,8 @@ type NodeStatus struct {
 	// +optional
 	Version string `json:"version,omitempty"`
 
-	// held counts, by kind, the work that has to leave before the node may: what runs here, starts or stops here, or
-	// is kept only here. A kind without work counts 0.
+	// held counts, by kind, the work that has to leave before the node may: work that runs, starts or stops here, or whose
+	// only copy is here. A kind without work counts 0.
 	// +optional
 	// +mapType=granular
 	Held map[string]int64 `json:"held,omitempty"`
@@ -186,21 +186,22 @@ type NodeStatus struct {
 	// +mapType=granular
 	Staying map[string]int64 `json:"staying,omitempty"`
 
-	// observedDrain is the UID of the drain for which the node closed its gate; held and staying were counted after.
+	// observedDrain is the UID of the drain for which the node stopped taking work; held and staying were counted after that.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	ObservedDrain string `json:"observedDrain,omitempty"`
 
-	// claimPolicy says how the node decides which deployments to claim.
+	// claimPolicy is how the node chooses deployments to claim.
 	// +optional
 	ClaimPolicy ClaimPolicy `json:"claimPolicy,omitempty"`
 
-	// trustedCommands is the expression that commands of programs must match to be claimed or run here; empty for all.
+	// trustedCommands is the regular expression that a program's command must match for the node to claim or run it; empty trusts
+	// every command.
 	// +optional
 	// +kubebuilder:validation:MaxLength=4096
 	TrustedCommands string `json:"trustedCommands,omitempty"`
 
-	// usage is what the machine last said of its load; without it the load is unknown.
+	// usage is the last measured load of the machine; without it the load is unknown.
 	// +optional
 	Usage *NodeUsage `json:"usage,omitempty"`
 
@@ -231,10 +232,10 @@ type NodeUsage struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	Memory int32 `json:"memory"`
-	// score weighs both, in thousandths; a lower one claims first.
+	// score is the weighted load in thousandths; the node with the lowest score claims first.
 	// +kubebuilder:validation:Minimum=0
 	Score int32 `json:"score"`
-	// deployments is how many the node had when the sample was taken.
+	// deployments is the number of deployments on the node when the sample was taken.
 	// +kubebuilder:validation:Minimum=0
 	Deployments int32 `json:"deployments"`
 }
@@ -254,17 +255,17 @@ type NodeUsage struct {
 // +kubebuilder:printcolumn:name="Version",type=string,priority=1,JSONPath=`.status.version`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="a node's name must be a DNS label: lower-case letters, digits and '-', at most 63 characters"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.epoch) || (has(self.status) && has(self.status.epoch) && self.status.epoch >= oldSelf.status.epoch)",message="a node's epoch never goes backwards or vanishes"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || (has(self.status) && has(self.status.liveness))",message="a node's liveness never vanishes"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.epoch) || (has(self.status) && has(self.status.epoch) && self.status.epoch >= oldSelf.status.epoch)",message="a node's epoch cannot decrease or be removed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || (has(self.status) && has(self.status.liveness))",message="a node's liveness cannot be removed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || !has(self.status) || !has(self.status.liveness) || (has(self.status.epoch) ? self.status.epoch : 0) > (has(oldSelf.status.epoch) ? oldSelf.status.epoch : 0) || self.status.liveness == oldSelf.status.liveness || oldSelf.status.liveness == 'Alive' || self.status.liveness == 'Stopping'",message="a node's liveness only moves forward within an epoch: Alive, Draining, Stopping"
 type Node struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what people and the coordinator want of the node.
+	// spec is the desired state of the node.
 	// +optional
 	Spec NodeSpec `json:"spec,omitempty"`
-	// status is what the node says of itself.
+	// status is the observed state of the node.
 	// +optional
 	Status NodeStatus `json:"status,omitempty"`
 }
@@ -278,18 +279,17 @@ type NodeList struct {
 	Items           []Node `json:"items"`
 }
 
-// IsReady says whether the node holds its lease and hosts its runtimes, as far as the object tells.
+// IsReady reports whether the condition Ready is True.
 func (n *Node) IsReady() bool { return meta.IsStatusConditionTrue(n.Status.Conditions, NodeReady) }
 
-// Schedulable says whether the node may get new work: Alive, Ready and not cordoned. The node itself refuses what comes
-// all the same.
+// Schedulable reports whether the node may get new work: it is Alive, Ready and not cordoned. A node that drains refuses new work itself.
 func (n *Node) Schedulable() bool {
 	return n.Status.Liveness == Alive && n.IsReady() && !n.Spec.Cordoned
 }
 
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// ValidateNodeName refuses what the API would refuse as the name of a Node. Names are also parts of paths and identities.
+// ValidateNodeName refuses the names that the API would refuse for a Node. Names are also parts of paths and identities.
 func ValidateNodeName(name string) error {
 	if !nodeName.MatchString(name) {
 		return fmt.Errorf("node name %q is not a DNS label: use lower-case letters, digits and '-', at most 63 characters", name)

@@ -8,7 +8,7 @@ import (
 // SettingsName is the name of the one Settings object.
 const SettingsName = "cluster"
 
-// NodeDrainPolicy says when a node with replicas of volumes may leave.
+// NodeDrainPolicy decides when a node with replicas of volumes may leave.
 //
 // +kubebuilder:validation:Enum=block-if-contains-last-replica;allow-if-replica-is-stopped;always-allow;block-for-eviction;block-for-eviction-if-contains-last-replica
 type NodeDrainPolicy string
@@ -22,9 +22,9 @@ const (
 	BlockForEvictionIfContainsLastReplica NodeDrainPolicy = "block-for-eviction-if-contains-last-replica"
 )
 
-// SettingsSpec is what people set for the whole cluster.
+// SettingsSpec are the settings of the whole cluster.
 type SettingsSpec struct {
-	// nodeDrainPolicy says when a node with replicas of volumes may leave.
+	// nodeDrainPolicy decides when a node with replicas of volumes may leave.
 	// +optional
 	// +kubebuilder:default=block-if-contains-last-replica
 	NodeDrainPolicy NodeDrainPolicy `json:"nodeDrainPolicy,omitempty"`
@@ -34,7 +34,7 @@ type SettingsSpec struct {
 	// +kubebuilder:default={}
 	Volumes VolumeSettings `json:"volumes,omitempty"`
 
-	// drain says how drains behave.
+	// drain has the settings of drains.
 	// +optional
 	// +kubebuilder:default={}
 	Drain DrainSettings `json:"drain,omitempty"`
@@ -57,26 +57,26 @@ type VolumeSettings struct {
 	RebuildBytesPerSecond *resource.Quantity `json:"rebuildBytesPerSecond,omitempty"`
 }
 
-// DrainSettings say how drains behave.
+// DrainSettings are the settings of drains.
 type DrainSettings struct {
-	// maintainerBatchSize is how many maintainers of changefeeds move off a node at once; 0 or less means 1.
+	// maintainerBatchSize is how many maintainers of changefeeds move off a node at the same time; 0 or less means 1.
 	// +optional
 	// +kubebuilder:default=1
 	MaintainerBatchSize *int32 `json:"maintainerBatchSize,omitempty"`
 
-	// stalledAfter is how long nothing may move before a drain says that it is stalled.
+	// stalledAfter is how long a drain may make no progress before it is reported as stalled.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
 	// +kubebuilder:default="5m"
 	StalledAfter *metav1.Duration `json:"stalledAfter,omitempty"`
 
-	// balanceAfter is how long no drain must have run before maintainers, dispatchers and etcd members are moved only to balance them.
+	// balanceAfter is how long after the last drain maintainers, dispatchers and etcd members may be moved to balance the nodes.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
 	// +kubebuilder:default="30s"
 	BalanceAfter *metav1.Duration `json:"balanceAfter,omitempty"`
 
@@ -88,22 +88,22 @@ type DrainSettings struct {
 	// +kubebuilder:default="60s"
 	ClientGrace *metav1.Duration `json:"clientGrace,omitempty"`
 
-	// bootstrapTimeout is how long a maintainer may take to begin before it is placed elsewhere.
+	// bootstrapTimeout is how long a maintainer may take to start before it is placed on another node.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a duration ahead, such as 90s or 10m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
 	// +kubebuilder:default="30s"
 	BootstrapTimeout *metav1.Duration `json:"bootstrapTimeout,omitempty"`
 
-	// historyLimit is how many drains that have ended are kept; the ones that ended first are deleted, but none within a minute of its end.
+	// historyLimit is how many finished drains are kept. The oldest are deleted first, but none within a minute of its end.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	// +kubebuilder:default=100
 	HistoryLimit *int32 `json:"historyLimit,omitempty"`
 
-	// historyAge is how long a drain is kept after it has ended.
+	// historyAge is how long a finished drain is kept.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
@@ -120,19 +120,19 @@ type ActiveDrain struct {
 	UID string `json:"uid"`
 	// node that is drained.
 	Node string `json:"node"`
-	// nodeEpoch that is drained. The slot is free again only when this epoch is over.
+	// nodeEpoch that is drained. The slot is freed only when this epoch has ended.
 	// +kubebuilder:validation:Minimum=1
 	NodeEpoch int64 `json:"nodeEpoch"`
 }
 
-// SettingsStatus is what the coordinator keeps for the whole cluster.
+// SettingsStatus is the coordinator's state of the whole cluster.
 type SettingsStatus struct {
-	// activeDrain is the drain that runs, if one does.
+	// activeDrain is the running drain, if there is one.
 	// +optional
 	ActiveDrain *ActiveDrain `json:"activeDrain,omitempty"`
 }
 
-// Settings holds what applies to the whole cluster. There is one, named cluster, and it cannot be deleted.
+// Settings has the settings of the whole cluster. There is one object, named cluster, and it cannot be deleted.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -141,15 +141,15 @@ type SettingsStatus struct {
 // +kubebuilder:printcolumn:name="Batch",type=integer,JSONPath=`.spec.drain.maintainerBatchSize`
 // +kubebuilder:printcolumn:name="Draining",type=string,JSONPath=`.status.activeDrain.node`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="there is one Settings object and its name is cluster"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="the only Settings object must be named cluster"
 type Settings struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what people set.
+	// spec are the settings.
 	// +optional
 	Spec SettingsSpec `json:"spec,omitempty"`
-	// status is what the coordinator keeps.
+	// status is written by the coordinator.
 	// +optional
 	Status SettingsStatus `json:"status,omitempty"`
 }

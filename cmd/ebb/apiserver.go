@@ -19,7 +19,7 @@ func newAPIServer() *cobra.Command {
 		Short: "Run the embedded Kubernetes API",
 		Long: `Run the embedded Kubernetes API: Ebb's objects on an embedded etcd, or on an etcd cluster given by its endpoints.
 
-The first start makes a certificate authority and credentials in the data directory: kubeconfig (admin),
+The first start creates a certificate authority and credentials in the data directory: kubeconfig (admin),
 viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stock kubectl works with them.`,
 		Example: `  ebb apiserver --data-dir /var/lib/ebb
   ebb apiserver --data-dir /var/lib/ebb --listen 0.0.0.0:6443 --advertise ebb.example.com
@@ -34,14 +34,14 @@ viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stoc
 	f := cmd.Flags()
 	addDataDir(f, &dir)
 	logs.addFlags(f)
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "host:port to serve on; port 0 picks a free one and keeps it")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "host:port to listen on; port 0 picks a free port and keeps it for later starts")
 	f.StringSliceVar(&o.Advertise, "advertise", nil, "host names or addresses under which clients reach this server; the first goes into kubeconfig files")
-	f.StringSliceVar(&o.EtcdServers, "etcd-servers", nil, "URLs of an existing etcd cluster to use in place of the embedded etcd")
+	f.StringSliceVar(&o.EtcdServers, "etcd-servers", nil, "URLs of an existing etcd cluster to use instead of the embedded etcd")
 	f.DurationVar(&o.EventTTL, "event-ttl", apiserver.DefaultEventTTL, "how long events are kept")
-	f.StringVar(&o.EtcdPrefix, "etcd-prefix", "/ebb", "where in etcd the objects are kept")
-	f.StringVar(&o.EtcdCAFile, "etcd-cafile", "", "certificate authority of the etcd cluster")
-	f.StringVar(&o.EtcdCertFile, "etcd-certfile", "", "client certificate for the etcd cluster")
-	f.StringVar(&o.EtcdKeyFile, "etcd-keyfile", "", "key of the client certificate")
+	f.StringVar(&o.EtcdPrefix, "etcd-prefix", "/ebb", "key prefix of the objects in etcd")
+	f.StringVar(&o.EtcdCAFile, "etcd-cafile", "", "CA certificate file of the etcd cluster")
+	f.StringVar(&o.EtcdCertFile, "etcd-certfile", "", "client certificate file for the etcd cluster")
+	f.StringVar(&o.EtcdKeyFile, "etcd-keyfile", "", "key file of the client certificate")
 	return cmd
 }
 

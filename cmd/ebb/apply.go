@@ -23,9 +23,9 @@ func newApply() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply -f FILE",
 		Short: "Create or change objects from manifests",
-		Long: `Create or change objects from manifests, as kubectl apply --server-side does. Every manifest is tried without effect
-first: if one is refused, none is applied. Lists are taken apart, so that what kubectl get -o yaml printed can be applied. A
-namespace that is among the manifests is made before the others are tried.`,
+		Long: `Create or change objects from manifests, like kubectl apply --server-side. The command first sends every manifest as a dry run: if
+one is refused, none is applied. A List is split into its items, so that the output of kubectl get -o yaml can be applied. A
+namespace among the manifests is created before the dry run of the others.`,
 		Example: "  ebb apply -f drain.yaml\n  cat drain.yaml | ebb apply -f -",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -52,7 +52,7 @@ namespace that is among the manifests is made before the others are tried.`,
 	}
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
-	cmd.Flags().StringSliceVarP(&files, "filename", "f", nil, "file with manifests, or - for standard input; may be repeated")
+	cmd.Flags().StringSliceVarP(&files, "filename", "f", nil, "file with manifests, or - for standard input; can be repeated")
 	_ = cmd.MarkFlagRequired("filename")
 	return cmd
 }
@@ -107,19 +107,19 @@ func parseManifests(data []byte) ([]*unstructured.Unstructured, error) {
 			continue
 		}
 		if object.GetAPIVersion() == "" || object.GetKind() == "" || object.GetName() == "" {
-			return nil, fmt.Errorf("document %d: apiVersion, kind and metadata.name are needed", n)
+			return nil, fmt.Errorf("document %d: apiVersion, kind and metadata.name are required", n)
 		}
 		objects = append(objects, object)
 	}
 }
 
-// listed are the objects in a list, as `kubectl get -o yaml` prints one.
+// listed returns the objects in a List, as `kubectl get -o yaml` prints it.
 func listed(list *unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
 	err := list.EachListItem(func(o runtime.Object) error {
 		object, ok := o.(*unstructured.Unstructured)
 		if !ok || object.GetAPIVersion() == "" || object.GetKind() == "" || object.GetName() == "" {
-			return fmt.Errorf("item %d: apiVersion, kind and metadata.name are needed", len(all)+1)
+			return fmt.Errorf("item %d: apiVersion, kind and metadata.name are required", len(all)+1)
 		}
 		forget(object)
 		all = append(all, object)
@@ -128,7 +128,7 @@ func listed(list *unstructured.Unstructured) ([]*unstructured.Unstructured, erro
 	return all, err
 }
 
-// forget takes away what the server wrote into an object that was read from it, and what would make applying it fail.
+// forget removes the fields that the server sets, and those that would make applying the object fail.
 func forget(object *unstructured.Unstructured) {
 	object.SetManagedFields(nil)
 	object.SetResourceVersion("")
@@ -138,7 +138,7 @@ func forget(object *unstructured.Unstructured) {
 	unstructured.RemoveNestedField(object.Object, "status")
 }
 
-// setNamespaces puts objects that live in a namespace and name none into the default one.
+// setNamespaces sets the default namespace on namespaced objects without one.
 func setNamespaces(c client.Client, objects []*unstructured.Unstructured) error {
 	for _, object := range objects {
 		if object.GetNamespace() != "" {
@@ -155,7 +155,7 @@ func setNamespaces(c client.Client, objects []*unstructured.Unstructured) error 
 	return nil
 }
 
-// applyAll applies namespaces before it tries what may be in them.
+// applyAll applies namespaces before the dry run of the objects that may be in them.
 func applyAll(ctx context.Context, c client.Client, objects []*unstructured.Unstructured) error {
 	var namespaces, others []*unstructured.Unstructured
 	for _, object := range objects {
@@ -171,7 +171,7 @@ func applyAll(ctx context.Context, c client.Client, objects []*unstructured.Unst
 			return err
 		}
 		if len(batch) > 0 {
-			done = "nothing but namespaces"
+			done = "only namespaces"
 		}
 	}
 	return nil

@@ -46,9 +46,9 @@ items:
 		t.Errorf("%v, %v", err, secret.Data)
 	}
 	for text, want := range map[string]string{
-		strings.ReplaceAll(list, "name: demo", "nme: demo"):                                                                                       "-: document 1: item 2: apiVersion, kind and metadata.name are needed",
+		strings.ReplaceAll(list, "name: demo", "nme: demo"):                                                                                       "-: document 1: item 2: apiVersion, kind and metadata.name are required",
 		"{apiVersion: v1, kind: ConfigMap, metadata: {name: c, namespace: nowhere}}":                                                              `nothing was applied: ConfigMap c: namespaces "nowhere" not found`,
-		"{apiVersion: v1, kind: Namespace, metadata: {name: made}}\n---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: C, namespace: made}}": "nothing but namespaces was applied: ConfigMap C: ",
+		"{apiVersion: v1, kind: Namespace, metadata: {name: made}}\n---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: C, namespace: made}}": "only namespaces was applied: ConfigMap C: ",
 	} {
 		if _, err := apply(text); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("got  %v\nwant %s", err, want)

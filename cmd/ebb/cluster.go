@@ -34,7 +34,7 @@ func (c *cluster) addTokenFlag(f *pflag.FlagSet) {
 	f.StringVar(&c.tokenFile, "token-file", "", "file with the bearer token of /api/v2 (default: token beside the kubeconfig file)")
 }
 
-var errNoCluster = errors.New("no cluster: name it with --kubeconfig, KUBECONFIG or " + envDataDir)
+var errNoCluster = errors.New("no cluster: set --kubeconfig, KUBECONFIG or " + envDataDir)
 
 // path is the kubeconfig file to use.
 func (c *cluster) path() (string, error) {
@@ -85,7 +85,7 @@ func (c *cluster) token() (string, error) {
 	}
 	token, err := datadir.ReadToken(filepath.Join(filepath.Dir(path), "token"))
 	if err != nil {
-		return "", fmt.Errorf("%w; name its file with --token-file", err)
+		return "", fmt.Errorf("%w; set the file with --token-file", err)
 	}
 	return token, nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// controllers are what the coordinator runs, set up anew for every term.
+// controllers are the coordinator's controllers, set up again for every term.
 type controllers struct {
 	timing       lease.Timing
 	drainMetrics *drain.Metrics

@@ -18,7 +18,7 @@ func newCordon() *cobra.Command {
 }
 
 func newUncordon() *cobra.Command {
-	return newCordonCommand("uncordon", "Let new work onto a node again", false)
+	return newCordonCommand("uncordon", "Allow new work on a node again", false)
 }
 
 func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
@@ -57,7 +57,7 @@ func setCordoned(ctx context.Context, c client.Client, name string, cordoned boo
 		node := &v1alpha1.Node{}
 		if err := c.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {
 			if kubeclient.IsMissing(err) {
-				err = fmt.Errorf("there is no node %q: `ebb status` lists them", name)
+				err = fmt.Errorf("there is no node %q: `ebb status` lists the nodes", name)
 			}
 			return nil, false, err
 		}

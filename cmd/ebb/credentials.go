@@ -13,9 +13,9 @@ func newCredentials() *cobra.Command {
 	var hosts []string
 	cmd := &cobra.Command{
 		Use:   "credentials NODE --out DIR",
-		Short: "Make the credentials with which a node on another machine joins",
-		Long: `Make the credentials with which a node on another machine joins. It runs where the API server's data directory is: the
-key of the certificate authority never leaves it. DIR becomes the data directory of the other machine.`,
+		Short: "Create the credentials of a node on another machine",
+		Long: `Create the credentials with which a node on another machine joins the cluster. Run the command on the machine that has the API
+server's data directory: the key of the certificate authority never leaves it. Copy DIR to the other machine as its data directory.`,
 		Example: "  ebb credentials n4 --data-dir /var/lib/ebb --out n4 --host 10.0.0.4\n  scp -r n4 10.0.0.4:/var/lib/ebb",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -27,19 +27,19 @@ key of the certificate authority never leaves it. DIR becomes the data directory
 			}
 			from := datadir.Dir(dir)
 			if !from.CanIssue() {
-				return fmt.Errorf("%s has no certificate authority: run this where the API server's data directory is", dir)
+				return fmt.Errorf("%s has no certificate authority: run this command with the data directory of the API server", dir)
 			}
 			to := datadir.Dir(outDir).Node(args[0])
 			if err := from.IssueNode(to, args[0], append([]string{"localhost", "127.0.0.1", "::1"}, hosts...)); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "credentials of node %s written to %s; start it there with: ebb node --name %s --data-dir %s\n", args[0], to, args[0], outDir)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "credentials of node %s written to %s; copy them to its machine and start it with: ebb node --name %s --data-dir %s\n", args[0], to, args[0], outDir)
 			return err
 		},
 	}
 	addDataDir(cmd.Flags(), &dir)
 	cmd.Flags().StringVar(&outDir, "out", "", "directory to write to (required)")
-	cmd.Flags().StringSliceVar(&hosts, "host", nil, "host name or address under which other machines reach the node; may be repeated")
+	cmd.Flags().StringSliceVar(&hosts, "host", nil, "host name or address under which other machines reach the node; can be repeated")
 	_ = cmd.MarkFlagRequired("out")
 	return cmd
 }

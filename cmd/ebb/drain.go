@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	exitBlocked     = 2   // something was left at the deadline
+	exitBlocked     = 2   // work was left at the deadline
 	exitInterrupted = 130 // Ctrl-C
 	drainPoll       = 100 * time.Millisecond
 )
 
-// drainFlags are what `ebb drain` is asked for.
+// drainFlags are the flags of `ebb drain`.
 type drainFlags struct {
 	cluster  cluster
 	out      output
@@ -41,17 +41,17 @@ func newDrain() *cobra.Command {
 	var f drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain NODE",
-		Short: "Empty a node and take it out of service",
-		Long: `Empty a node and take it out of service. The node takes no new work, gives away what it has, and when nothing is left
-its process exits. Then it comes back by being started again. Until the drain is Stopping, --cancel ends it: the node comes
-back Alive in a new epoch, and what has moved stays where it is.
+		Short: "Move all work off a node and take it out of service",
+		Long: `Move all work off a node and take it out of service. The node takes no new work. When nothing is left on it, its process exits;
+start the process again to bring the node back. Until the drain is Stopping, --cancel ends it: the node is Alive again in a new
+epoch, and work that has moved stays where it is.
 
-Without --wait the command returns when the drain has begun or was refused. With it the command shows what is left until
-the node is gone; Ctrl-C stops watching, not the drain.
+Without --wait the command returns when the drain has begun or was refused. With --wait it shows what is left until the node has
+left; Ctrl-C stops watching, and the drain continues.
 
-It exits 0 when the node was drained (or, without --wait, when the drain has begun), 2 when something was left at the
-deadline, and 1 when the drain was refused or failed otherwise. Past its deadline the node stays Draining; a new drain of
-the same node goes on.`,
+The exit code is 0 when the node was drained (without --wait, when the drain has begun), 2 when work was left at the deadline, and
+1 when the drain was refused or failed for another reason. After its deadline the node stays Draining; a new drain of the same
+node continues.`,
 		Example: `  ebb drain n3 --wait
   ebb drain n3 --wait --deadline 10m --reason "kernel upgrade"
   ebb drain n1 --resign --wait
@@ -63,12 +63,12 @@ the same node goes on.`,
 	f.cluster.addFlags(fs)
 	f.cluster.addTokenFlag(fs)
 	f.out.addFlag(fs)
-	fs.BoolVar(&f.wait, "wait", false, "show what is left until the node is gone")
-	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let it hand over first")
-	fs.BoolVar(&f.queue, "queue", false, "if another node drains, wait for it rather than be refused")
-	fs.BoolVar(&f.cancel, "cancel", false, "end the node's drain, and let the node go back to work; with --wait, until it is Alive again")
-	fs.DurationVar(&f.deadline, "deadline", 0, "how long the drain may take; 0 means as long as it needs")
-	fs.StringVar(&f.reason, "reason", "", "why, for whoever looks later")
+	fs.BoolVar(&f.wait, "wait", false, "show what is left until the node has left")
+	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let another node take over first")
+	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for its end instead of being refused")
+	fs.BoolVar(&f.cancel, "cancel", false, "cancel the node's drain; with --wait, wait until the node is Alive again")
+	fs.DurationVar(&f.deadline, "deadline", 0, "how long the drain may take; 0 for no limit")
+	fs.StringVar(&f.reason, "reason", "", "reason for the drain, kept in the Drain object")
 	return cmd
 }
 
@@ -77,7 +77,7 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 		return fmt.Errorf("--deadline %s: must not be negative", f.deadline)
 	}
 	if f.cancel && (f.resign || f.queue || f.deadline > 0 || f.reason != "") {
-		return errors.New("--cancel ends a drain: of the other flags only --wait goes with it")
+		return errors.New("--cancel can only be combined with --wait")
 	}
 	ctx := cmd.Context()
 	c, err := f.cluster.client()
@@ -114,19 +114,19 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 		}
 	}
 	if w.gone && !w.drain.Status.Phase.Final() {
-		return fmt.Errorf("drain %s of node %s was deleted before its end was seen: `ebb explain %s` says how the node is", d.Name, node, node)
+		return fmt.Errorf("drain %s of node %s was deleted before it ended: `ebb explain %s` shows the state of the node", d.Name, node, node)
 	}
 	return outcome(w.drain)
 }
 
-// runCancel ends the drain of a node and, if asked, waits until the node is back.
+// runCancel cancels the drain of a node and, with --wait, waits until the node is Alive again.
 func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
 	d, err := drain.Cancel(ctx, c, node)
 	switch {
 	case errors.Is(err, drain.ErrCaptureNotFound):
-		return fmt.Errorf("there is no node %q: `ebb status` lists them", node)
+		return fmt.Errorf("there is no node %q: `ebb status` lists the nodes", node)
 	case errors.Is(err, drain.ErrCancelPending):
-		return fmt.Errorf("%w: `ebb explain %s` says what keeps it", err, node)
+		return fmt.Errorf("%w: `ebb explain %s` shows what it waits for", err, node)
 	case err != nil:
 		return err
 	}
@@ -137,13 +137,13 @@ func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client
 	}
 	return f.out.print(cmd.OutOrStdout(), d, func() string {
 		if f.wait {
-			return fmt.Sprintf("drain %s of node %s is cancelled; the node is back at work\n", d.Name, node)
+			return fmt.Sprintf("drain %s of node %s is cancelled; the node is Alive again\n", d.Name, node)
 		}
 		return fmt.Sprintf("drain %s of node %s is cancelled\n", d.Name, node)
 	})
 }
 
-// awaitBack waits until the node of a cancelled drain serves in a newer epoch than the drained one, and the slot is free.
+// awaitBack waits until the node of a cancelled drain is Ready in a newer epoch than the drained one, and the slot is free.
 func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1.Drain) error {
 	for {
 		n, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
@@ -159,13 +159,13 @@ func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("drain %s is cancelled, and node %s has not come back yet: `ebb explain %s` says how it is", d.Name, n.Name, n.Name)
+			return fmt.Errorf("drain %s is cancelled, but node %s is not Alive again yet: `ebb explain %s` shows its state", d.Name, n.Name, n.Name)
 		case <-time.After(drainPoll):
 		}
 	}
 }
 
-// resignFirst hands the election over if the node has it.
+// resignFirst lets another node take over if the node is the coordinator.
 func (f *drainFlags) resignFirst(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
 	leader, err := coordinator.Locate(ctx, c)
 	if err != nil && !errors.Is(err, coordinator.ErrNone) {
@@ -179,7 +179,7 @@ func (f *drainFlags) resignFirst(ctx context.Context, cmd *cobra.Command, c clie
 		return fmt.Errorf("--resign: %w", err)
 	}
 	if f.out == "" {
-		fmt.Fprintf(cmd.OutOrStdout(), "%s resigned; %s is the coordinator\n", result.Resigned, result.Coordinator)
+		fmt.Fprintf(cmd.OutOrStdout(), "%s resigned; the coordinator is now %s\n", result.Resigned, result.Coordinator)
 	}
 	return nil
 }
@@ -204,7 +204,7 @@ func (f *drainFlags) create(ctx context.Context, c client.Client, node string) (
 	return d, nil
 }
 
-// begun waits until the drain has begun, waits in the queue, or was refused.
+// begun waits until the drain has begun, is queued, or was refused.
 func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Client, d *v1alpha1.Drain) error {
 	for {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
@@ -215,7 +215,7 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("drain %s was asked for and waits for a coordinator: `ebb explain %s`, or delete it", d.Name, d.Spec.NodeName)
+			return fmt.Errorf("drain %s was created but no coordinator has acted on it yet: `ebb explain %s` shows why; delete the Drain if it should not begin later", d.Name, d.Spec.NodeName)
 		case <-time.After(drainPoll):
 		}
 	}
@@ -224,13 +224,13 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 	}
 	return f.out.print(cmd.OutOrStdout(), d, func() string {
 		if d.Status.StartedAt == nil {
-			return fmt.Sprintf("drain %s of node %s waits for its turn\n", d.Name, d.Spec.NodeName)
+			return fmt.Sprintf("drain %s of node %s is queued behind another drain\n", d.Name, d.Spec.NodeName)
 		}
 		return fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, kinds.Works().Summary(d.Status.Remaining))
 	})
 }
 
-// outcome is the error, or none, of a drain that has ended.
+// outcome returns the error of a drain that has ended, or nil if it is Complete.
 func outcome(d *v1alpha1.Drain) error {
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	switch {
@@ -250,7 +250,7 @@ func newExplain() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "explain NODE",
-		Short:   "Say what holds a node, in sentences",
+		Short:   "Explain the state of a node and what blocks its drain",
 		Example: "  ebb explain n3",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -264,7 +264,7 @@ func newExplain() *cobra.Command {
 				return err
 			}
 			if w.Nodes[args[0]] == nil {
-				return fmt.Errorf("there is no node %q: `ebb status` lists them", args[0])
+				return fmt.Errorf("there is no node %q: `ebb status` lists the nodes", args[0])
 			}
 			_, d := w.Slot()
 			if d != nil && d.Spec.NodeName != args[0] {

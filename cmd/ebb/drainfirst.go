@@ -17,11 +17,11 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// askAgain is how long a node that was refused its own drain waits before it asks again.
+// askAgain is the delay before a node whose drain was refused requests it again.
 const askAgain = time.Second
 
-// drainFirst returns a context for the node's life that outlives the signal: the node drains itself first, and leaves as
-// on a plain signal only when it cannot, when its time is up, or at a second signal.
+// drainFirst returns a context for the node that does not end with the signal: the node is drained first. The context ends when the drain
+// is impossible, when the timeout has passed, or at a second signal; then the node leaves without a drain.
 func (f nodeFlags) drainFirst(signalled context.Context, dir datadir.NodeDir, campaign *coordinator.Campaign, n *node.Node, log *slog.Logger) context.Context {
 	living, leave := context.WithCancel(context.Background())
 	d := &ownDrain{node: n, name: f.name, dir: dir, campaign: campaign, log: log.With("node", f.name)}
@@ -42,34 +42,33 @@ func (f nodeFlags) drainFirst(signalled context.Context, dir datadir.NodeDir, ca
 				return
 			}
 		case <-again:
-			d.log.Warn("leaving without a drain", "reason", "a second signal")
+			d.log.Warn("leaving without a drain", "reason", "received a second signal")
 			return
 		}
 		d.log.Info("draining before leaving", "timeout", f.drainTimeout)
-		d.log.Warn("leaving before the drain is over", "reason", d.watch(bounded, again))
+		d.log.Warn("leaving before the drain is complete", "reason", d.watch(bounded, again))
 	}()
 	return living
 }
 
-// ownDrain asks the coordinator to drain this node.
+// ownDrain requests the drain of this node from the coordinator.
 type ownDrain struct {
 	node     *node.Node
 	name     string
 	dir      datadir.NodeDir
 	campaign *coordinator.Campaign
 	log      *slog.Logger
-	epoch    int64 // in which it asked
+	epoch    int64 // in which it requested the drain
 }
 
-// watch returns when there is a reason not to wait for the drain any longer. A drain that goes its way ends the process,
-// and watch with it.
+// watch returns the reason not to wait for the drain any longer. A drain that succeeds ends the process.
 func (d *ownDrain) watch(ctx context.Context, again <-chan os.Signal) string {
 	for {
 		select {
 		case <-ctx.Done():
 			return "the drain timeout has passed"
 		case <-again:
-			return "a second signal"
+			return "received a second signal"
 		case <-time.After(askAgain):
 		}
 		if e := d.node.Epoch(); e != nil {
@@ -82,8 +81,8 @@ func (d *ownDrain) watch(ctx context.Context, again <-chan os.Signal) string {
 
 var (
 	errNotIn  = errors.New("the node is not in service")
-	errAlone  = errors.New("no other node could take over")
-	errTimeUp = errors.New("the drain was refused until its time was up")
+	errAlone  = errors.New("no other node can take over")
+	errTimeUp = errors.New("the drain was refused until the drain timeout passed")
 )
 
 // ask returns nil once the drain has begun.
@@ -92,11 +91,11 @@ func (d *ownDrain) ask(ctx context.Context) error {
 	for {
 		e := d.node.Epoch()
 		if e == nil {
-			return errNotIn // it hosts nothing
+			return errNotIn // it runs no work
 		}
 		d.epoch = e.Number
 		if liveness, _ := e.Liveness(); liveness == v1alpha1.Draining {
-			return nil // somebody asked before us
+			return nil // the node is already being drained
 		}
 		err := d.askOnce(ctx)
 		switch code := httpapi.CodeOf(err); {
@@ -106,7 +105,7 @@ func (d *ownDrain) ask(ctx context.Context) error {
 			return errAlone
 		}
 		if text := err.Error(); text != said {
-			d.log.Info("the drain cannot begin yet", "reason", err)
+			d.log.Info("the drain cannot begin yet; trying again", "reason", err)
 			said = text
 		}
 		select {

@@ -10,7 +10,7 @@ import (
 // envDataDir names the data directory for every command.
 const envDataDir = "EBB_DATA_DIR"
 
-var errNoDataDir = errors.New("no data directory: give one with --data-dir or in " + envDataDir)
+var errNoDataDir = errors.New("no data directory: set --data-dir or in " + envDataDir)
 
 func addDataDir(f *pflag.FlagSet, dir *string) {
 	f.StringVar(dir, "data-dir", os.Getenv(envDataDir), "data directory (default $"+envDataDir+")")

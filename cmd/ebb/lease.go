@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// leaseFlag is one duration of the timing of leases as a flag.
+// leaseFlag is the flag of one duration of the lease timing.
 type leaseFlag struct {
 	name, usage string
 	value       func(*lease.Timing) *time.Duration
@@ -17,11 +17,11 @@ type leaseFlag struct {
 
 // leaseFlags are the same for a node and for a cluster of them.
 var leaseFlags = []leaseFlag{
-	{"lease-renew", "time between two renewals of the lease", func(t *lease.Timing) *time.Duration { return &t.Renew }},
-	{"lease-renew-timeout", "bound of one renewal", func(t *lease.Timing) *time.Duration { return &t.Timeout }},
-	{"lease-fence", "when, after its last renewal, the node begins to fence itself", func(t *lease.Timing) *time.Duration { return &t.Fence }},
-	{"lease-dead", "when what must not outlive the lease is dead", func(t *lease.Timing) *time.Duration { return &t.Dead }},
-	{"lease-duration", "when others may call the node lost, in whole seconds", func(t *lease.Timing) *time.Duration { return &t.Lost }},
+	{"lease-renew", "time between renewals of the lease", func(t *lease.Timing) *time.Duration { return &t.Renew }},
+	{"lease-renew-timeout", "timeout of one renewal", func(t *lease.Timing) *time.Duration { return &t.Timeout }},
+	{"lease-fence", "time after the last renewal when the node starts to stop its work", func(t *lease.Timing) *time.Duration { return &t.Fence }},
+	{"lease-dead", "time after the last renewal when all work of the node has stopped or is killed", func(t *lease.Timing) *time.Duration { return &t.Dead }},
+	{"lease-duration", "time after the last renewal when the node is lost and its work may be placed elsewhere, in whole seconds", func(t *lease.Timing) *time.Duration { return &t.Lost }},
 }
 
 // addLeaseTiming adds the flags that set a timing. What it holds is their defaults.
@@ -32,7 +32,7 @@ func addLeaseTiming(fs *pflag.FlagSet, t *lease.Timing) {
 	}
 }
 
-// leaseArgs are the arguments that give a node a timing: none for what is the default.
+// leaseArgs returns the arguments that set a node's timing, without defaults.
 func leaseArgs(t lease.Timing) []string {
 	var args []string
 	defaults := lease.DefaultTiming()

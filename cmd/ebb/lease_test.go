@@ -42,7 +42,7 @@ func TestUpRefusesATimingBeforeItStartsAnything(t *testing.T) {
 	cmd := newUp()
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	cmd.SetArgs([]string{"--data-dir", dir, "--lease-fence", "9s"})
-	const want = "lease timing: dead (8s) must be after fence (9s): the time between is what programs have to stop"
+	const want = "lease timing: dead (8s) must be after fence (9s): programs have the time between to stop"
 	if err := cmd.Execute(); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}

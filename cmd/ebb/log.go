@@ -18,7 +18,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// logFlags say how a process that runs for long writes its log.
+// logFlags are the log flags of long-running processes.
 type logFlags struct {
 	format choice
 	level  choice
@@ -37,11 +37,11 @@ func newLogFlags() logFlags {
 }
 
 func (f *logFlags) addFlags(fs *pflag.FlagSet) {
-	fs.Var(&f.format, "log-format", "how the log is written: text, or json with one object a line")
-	fs.Var(&f.level, "log-level", "what the log has, and whatever is worse: debug, info, warn or error")
+	fs.Var(&f.format, "log-format", "format of the log: text, or json with one object per line")
+	fs.Var(&f.level, "log-level", "lowest level that is logged: debug, info, warn or error")
 }
 
-// args are what a child is started with to write its log the same way; none for the defaults.
+// args returns the log flags for a child process, without defaults.
 func (f logFlags) args() []string {
 	var args []string
 	if f.format.value != logText {
@@ -76,15 +76,14 @@ func (c *choice) String() string { return c.value }
 // Type implements pflag.Value.
 func (c *choice) Type() string { return strings.Join(c.of, "|") }
 
-// threshold is the lowest level that the log has.
+// threshold is the lowest level that is logged.
 func (f logFlags) threshold() slog.Level {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(f.level.value)) // it is one of the choices
 	return level
 }
 
-// libraries is the lowest level that the log has of the libraries. Below warnings they report on themselves, not on what happens
-// here, so that takes --log-level debug.
+// libraries is the lowest level that is logged of the libraries. Their infos are about themselves, so that they need --log-level debug.
 func (f logFlags) libraries() slog.Level {
 	if f.threshold() < slog.LevelInfo {
 		return slog.LevelInfo
@@ -100,8 +99,8 @@ func (f logFlags) handler(w io.Writer, least slog.Level) slog.Handler {
 	return slog.NewTextHandler(w, o)
 }
 
-// newLogger logs one line an event to standard error. The libraries log through it too, whatever they use to do so: those of
-// Kubernetes, gRPC, and everything that writes to Go's standard logger.
+// newLogger returns a logger to standard error, one line an event. The libraries log through it too: those of Kubernetes, gRPC, and
+// everything that writes to Go's standard logger.
 func (f logFlags) newLogger() *slog.Logger {
 	libraries := f.libraryLog()
 	klog.SetSlogLogger(libraries)
@@ -116,16 +115,16 @@ func (f logFlags) libraryLog() *slog.Logger {
 	return slog.New(&sparing{Handler: f.handler(os.Stderr, f.libraries()), said: &sync.Map{}})
 }
 
-// report is how a process ends. Where every line of the log is JSON, so is why it ended.
+// report logs the error with which a process ends, if every line of the log must be JSON.
 func (f logFlags) report(err error) error {
 	if err == nil || f.format.value != logJSON {
 		return err
 	}
-	slog.New(f.handler(os.Stderr, slog.LevelError)).Error("the process ends", "error", err)
+	slog.New(f.handler(os.Stderr, slog.LevelError)).Error("the process exits because of an error", "error", err)
 	return exitError(1)
 }
 
-// grpcLog takes what gRPC logs. Its infos are the chatter of every connection and stay out.
+// grpcLog logs for gRPC, without its infos about every connection.
 type grpcLog struct{ *slog.Logger }
 
 // Info implements grpclog.LoggerV2.
@@ -167,10 +166,10 @@ func (g grpcLog) Fatalf(format string, args ...any) { g.Fatal(fmt.Sprintf(format
 // V implements grpclog.LoggerV2.
 func (g grpcLog) V(int) bool { return false }
 
-// sparing lets each message through once a minute: the libraries tell of the same trouble at every try.
+// sparing logs each message at most once a minute: the libraries report the same error at every attempt.
 type sparing struct {
 	slog.Handler
-	said *sync.Map // message to when it was said
+	said *sync.Map // message to when it was last logged
 }
 
 const sayAgain = time.Minute

@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// movePoll is how often `ebb logs -f` looks whether the program has moved.
+	// movePoll is how often `ebb logs -f` checks whether the program has moved.
 	movePoll = time.Second
-	// longestLine is how much of a line is held back until it can be printed as one.
+	// longestLine is how much of an unfinished line is buffered before it is printed.
 	longestLine = 64 << 10
 )
 
-// logsFlags are what `ebb logs` is asked for.
+// logsFlags are the flags of `ebb logs`.
 type logsFlags struct {
 	cluster   cluster
 	out       output
@@ -47,11 +47,11 @@ func newLogs() *cobra.Command {
 	var f logsFlags
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
-		Short: "Show what a deployment or daemon wrote",
-		Long: `Show what a deployment or daemon wrote to its standard output and error, from the nodes on which it runs. What it wrote is
-kept on each node until the object is deleted; --node shows what a node kept of a program that has moved on.
+		Short: "Show the output of a deployment or daemon",
+		Long: `Show the standard output and standard error of a deployment or daemon, from the nodes on which it runs. Each node keeps the output
+until the object is deleted; --node shows the output that a node has kept of a program that has moved away.
 
-If it is on several nodes, or with -o json, each line says which node it is from. Ctrl-C ends -f.`,
+If the program is on several nodes, or with -o json, each line names its node. Ctrl-C ends -f.`,
 		Example: `  ebb logs hello -f
   ebb logs hello --tail 20
   ebb logs heartbeat --node n2 -n monitoring`,
@@ -63,9 +63,9 @@ If it is on several nodes, or with -o json, each line says which node it is from
 	f.cluster.addTokenFlag(fs)
 	f.out.addFlag(fs)
 	addNamespace(fs, &f.namespace, kind.DefaultNamespace, "namespace of the deployment")
-	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with what comes")
-	fs.IntVar(&f.tail, "tail", -1, "only so many of the last lines of each node; -1 for all")
-	fs.StringVar(&f.node, "node", "", "only what this node has, whether it runs there or did so earlier")
+	fs.BoolVarP(&f.follow, "follow", "f", false, "follow the output")
+	fs.IntVar(&f.tail, "tail", -1, "number of lines to show from the end of each node's log; -1 for all")
+	fs.StringVar(&f.node, "node", "", "show only the output on this node, where the program runs or ran earlier")
 	return cmd
 }
 
@@ -75,7 +75,7 @@ func addNamespace(f *pflag.FlagSet, namespace *string, value, usage string) {
 
 func (f *logsFlags) run(cmd *cobra.Command, name string) error {
 	if f.tail < -1 {
-		return fmt.Errorf("--tail %d: give a number of lines from 0, or leave it out for all", f.tail)
+		return fmt.Errorf("--tail %d: use a number of lines, 0 or more; omit it for the whole log", f.tail)
 	}
 	ctx, key := cmd.Context(), types.NamespacedName{Namespace: f.namespace, Name: name}
 	c, err := f.cluster.client()
@@ -108,7 +108,7 @@ func (f *logsFlags) nodes(ctx context.Context, c client.Client, key types.Namesp
 	}
 	nodes := nodesOf(d)
 	if len(nodes) == 0 {
-		return nil, fmt.Errorf("%s %s runs on no node%s: `ebb logs %s --node NODE` shows what an earlier node kept", d.Spec.Type, displayName(d), whyNowhere(d), arguments(d))
+		return nil, fmt.Errorf("%s %s runs on no node%s: `ebb logs %s --node NODE` shows the output that an earlier node has kept", d.Spec.Type, displayName(d), whyNowhere(d), arguments(d))
 	}
 	return nodes, nil
 }
@@ -117,12 +117,12 @@ func getDeployment(ctx context.Context, c client.Client, key types.NamespacedNam
 	d := &v1alpha1.Deployment{}
 	err := c.Get(ctx, key, d)
 	if kubeclient.IsMissing(err) {
-		return nil, fmt.Errorf("there is no deployment or daemon %q in namespace %q: `ebb status deployments` lists them", key.Name, key.Namespace)
+		return nil, fmt.Errorf("there is no deployment or daemon %q in namespace %q: `ebb status deployments` lists all", key.Name, key.Namespace)
 	}
 	return d, err
 }
 
-// nodesOf are the nodes on which something of a program may run.
+// nodesOf returns the nodes on which processes of a program may run.
 func nodesOf(d *v1alpha1.Deployment) []string {
 	var nodes []string
 	if holder := d.Holder().Node; holder != "" {
@@ -135,7 +135,7 @@ func nodesOf(d *v1alpha1.Deployment) []string {
 	return slices.Compact(nodes)
 }
 
-// whyNowhere is what the object says about running nowhere, if it says anything.
+// whyNowhere returns the reason in the object's conditions why it runs nowhere, if there is one.
 func whyNowhere(d *v1alpha1.Deployment) string {
 	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
 	if c == nil || c.Message == "" {
@@ -153,7 +153,7 @@ type logReader struct {
 	out    *linePrinter
 }
 
-// read prints what each node has, one after the other. A node that does not answer keeps nobody from reading the others.
+// read prints the log of each node, one after the other, and continues if a node does not answer.
 func (r *logReader) read(ctx context.Context, nodes []string) error {
 	var failed []error
 	for _, node := range nodes {
@@ -167,14 +167,14 @@ func (r *logReader) read(ctx context.Context, nodes []string) error {
 	return joined(failed)
 }
 
-// follow prints what each node has and what comes, until all streams have ended or the person has seen enough.
+// follow prints and follows the log of each node, until all streams have ended or the user presses Ctrl-C.
 func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) error {
 	results := make(chan error, len(nodes))
 	for _, node := range nodes {
 		go func() {
 			err := r.copy(ctx, node)
 			if err == nil && ctx.Err() == nil {
-				err = fmt.Errorf("node %s ended the log: the node stopped or %s was deleted", node, r.key)
+				err = fmt.Errorf("node %s stopped sending the log: the node stopped or %s was deleted", node, r.key)
 			}
 			results <- err
 		}()
@@ -198,7 +198,7 @@ func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) 
 	return joined(failed)
 }
 
-// tellMoves says when the program has come to a node whose log is not followed.
+// tellMoves prints a note when the program has moved to a node whose log is not followed.
 func (r *logReader) tellMoves(ctx context.Context, nodes []string, errs io.Writer) {
 	for {
 		select {
@@ -213,7 +213,7 @@ func (r *logReader) tellMoves(ctx context.Context, nodes []string, errs io.Write
 		for _, node := range nodesOf(d) {
 			if !slices.Contains(nodes, node) {
 				nodes = append(nodes, node)
-				fmt.Fprintf(errs, "ebb: %s is on %s now: `ebb logs %s --node %s -f` follows it there\n", displayName(d), node, arguments(d), node)
+				fmt.Fprintf(errs, "ebb: %s has moved to %s: follow it there with `ebb logs %s --node %s -f`\n", displayName(d), node, arguments(d), node)
 			}
 		}
 	}
@@ -235,11 +235,11 @@ func (r *logReader) copy(ctx context.Context, node string) error {
 	case httpapi.CodeOf(err) != "":
 		return err
 	case err != nil:
-		return fmt.Errorf("node %s does not answer: %w; `ebb status` tells how it is", node, err)
+		return fmt.Errorf("node %s does not answer: %w; `ebb status` shows its state", node, err)
 	}
 	defer body.Close()
 	if err := r.out.copy(node, body); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("the log of node %s broke off: %w", node, err)
+		return fmt.Errorf("reading the log from node %s failed: %w", node, err)
 	}
 	return nil
 }
@@ -249,17 +249,17 @@ func (r *logReader) address(ctx context.Context, name string) (*url.URL, error) 
 	n := &v1alpha1.Node{}
 	if err := r.client.Get(ctx, types.NamespacedName{Name: name}, n); err != nil {
 		if kubeclient.IsMissing(err) {
-			err = fmt.Errorf("there is no node %q: `ebb status` lists them", name)
+			err = fmt.Errorf("there is no node %q: `ebb status` lists the nodes", name)
 		}
 		return nil, err
 	}
 	if n.Status.HTTPAddress == "" {
-		return nil, fmt.Errorf("node %s has never said where its HTTP API is: has it joined?", name)
+		return nil, fmt.Errorf("node %s has not published the address of its HTTP API: check that it has joined", name)
 	}
 	return url.Parse(n.Status.HTTPAddress)
 }
 
-// joined is one error of several, in one line.
+// joined returns several errors as one, in one line.
 func joined(failed []error) error {
 	if len(failed) == 0 {
 		return nil

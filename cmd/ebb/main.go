@@ -18,7 +18,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:]))
 }
 
-// exitError asks for an exit code; what there was to say has been said.
+// exitError is an exit code without a message: it has been printed already.
 type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -42,9 +42,9 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ebb",
 		Short: "Take machines out of service without losing a row, a block, a key or a quorum",
-		Long: `Ebb empties machines of stateful work and lets them go only when nothing is left.
+		Long: `Ebb moves stateful work off a machine and takes the machine out of service only when nothing is left on it.
 
-Client commands find the cluster by --kubeconfig, by KUBECONFIG, or by EBB_DATA_DIR.`,
+Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DIR, in this order.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

@@ -30,7 +30,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/peer"
 )
 
-// nodeFlags are what `ebb node` is started with.
+// nodeFlags are the flags of `ebb node`.
 type nodeFlags struct {
 	dir     datadir.Dir
 	name    string
@@ -56,13 +56,14 @@ func newNode() *cobra.Command {
 	var labels []string
 	cmd := &cobra.Command{
 		Use:   "node --name NAME --data-dir DIR",
-		Short: "Run one node: this machine's part in the cluster",
-		Long: `Run one node. It takes the next epoch of its name, renews its lease, hosts the work, and stands for election.
+		Short: "Run one node of the cluster",
+		Long: `Run one node. It joins the cluster in a new epoch, renews its lease, runs the work that is placed on it, and takes part in the
+election of the coordinator.
 
-Its credentials are in DIR/nodes/NAME. Where the API server's data directory is the same DIR they are made at the first
-start; on another machine bring them there from ` + "`ebb credentials`" + `.
+Its credentials are in DIR/nodes/NAME. If DIR is also the data directory of the API server, the first start creates them; on
+another machine copy them there from ` + "`ebb credentials`" + `.
 
-SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands over, and releases its lease.`,
+On SIGTERM or SIGINT the node leaves the cluster: it stops its work, resigns if it is the coordinator, and releases its lease.`,
 		Example: `  ebb node --name n1 --data-dir /var/lib/ebb
   ebb node --name n2 --data-dir /var/lib/ebb --label zone=a --label disk=ssd`,
 		Args: cobra.NoArgs,
@@ -85,21 +86,21 @@ SIGTERM or SIGINT lets the node leave in order: it stops what it runs, hands ove
 	addDataDir(fs, &dir)
 	f.logs.addFlags(fs)
 	fs.StringVar(&f.name, "name", "", "name of the node (required)")
-	fs.StringArrayVar(&labels, "label", nil, "label of the node, key=value; may be repeated")
-	fs.StringVar(&f.listen, "http-listen", "127.0.0.1:0", "host:port of the node's HTTP API; port 0 picks a free one")
+	fs.StringArrayVar(&labels, "label", nil, "label of the node, key=value; can be repeated")
+	fs.StringVar(&f.listen, "http-listen", "127.0.0.1:0", "host:port of the node's HTTP API; port 0 picks a free port")
 	fs.StringVar(&f.advert, "http-advertise", "", "host name or address under which other machines reach it (default: the host of --http-listen)")
-	fs.BoolVar(&f.drainOnSigterm, "drain-on-sigterm", false, "on SIGTERM ask for this node's own drain and wait for it, rather than just leave")
-	fs.DurationVar(&f.drainTimeout, "drain-timeout", 10*time.Minute, "how long --drain-on-sigterm may take; then the node leaves as on plain SIGTERM")
-	fs.StringVar(&f.nodeCfg, "kubeconfig", "", "credentials of the node (default: in the data directory)")
-	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "credentials for the election and the controllers (default: in the data directory)")
+	fs.BoolVar(&f.drainOnSigterm, "drain-on-sigterm", false, "on SIGTERM drain this node before it leaves")
+	fs.DurationVar(&f.drainTimeout, "drain-timeout", 10*time.Minute, "how long the drain of --drain-on-sigterm may take; after that the node leaves without it")
+	fs.StringVar(&f.nodeCfg, "kubeconfig", "", "kubeconfig file of the node (default: in the data directory)")
+	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "kubeconfig file of the coordinator, for the election and the controllers (default: in the data directory)")
 	addLeaseTiming(fs, &f.timing)
-	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for work between nodes; port 0 picks a free one")
+	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for connections from other nodes; port 0 picks a free port")
 	f.parts.AddFlags(fs)
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
 }
 
-// validate refuses what would only show later.
+// validate refuses flags that would only fail later.
 func (f nodeFlags) validate() error {
 	if err := checkNodeName(f.name); err != nil {
 		return err
@@ -113,14 +114,14 @@ func (f nodeFlags) validate() error {
 	if peer, _, err := net.SplitHostPort(f.peerListen); err != nil {
 		return fmt.Errorf("--listen %q is not host:port: %w", f.peerListen, err)
 	} else if ip := net.ParseIP(peer); peer == "" || ip != nil && ip.IsUnspecified() {
-		return fmt.Errorf("--listen %s: name the address under which other nodes reach this one", f.peerListen)
+		return fmt.Errorf("--listen %s: set the address under which other nodes reach this one", f.peerListen)
 	}
 	host, _, err := net.SplitHostPort(f.listen)
 	if err != nil {
 		return fmt.Errorf("--http-listen %q is not host:port: %w", f.listen, err)
 	}
 	if ip := net.ParseIP(host); f.advert == "" && (host == "" || ip != nil && ip.IsUnspecified()) {
-		return fmt.Errorf("--http-listen %s accepts connections on every address: say with --http-advertise under which one others reach it", f.listen)
+		return fmt.Errorf("--http-listen %s listens on every address: set --http-advertise to the one under which others reach it", f.listen)
 	}
 	return nil
 }
@@ -128,7 +129,7 @@ func (f nodeFlags) validate() error {
 // checkNodeName refuses names that are not names of nodes, and the one that the API server's files have.
 func checkNodeName(name string) error {
 	if name == "apiserver" {
-		return errors.New("a node cannot be named apiserver: the API server's files have that name")
+		return errors.New("a node cannot be named apiserver: this name is reserved for the files of the API server")
 	}
 	return v1alpha1.ValidateNodeName(name)
 }
@@ -151,7 +152,7 @@ func parseLabels(list []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// credentials makes sure that the node has its own.
+// credentials ensures that the node has its credentials.
 func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 	dir := f.dir.Node(f.name)
 	if f.dir.CanIssue() {
@@ -159,7 +160,7 @@ func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 	}
 	ok, err := dir.HasCredentials(f.nodeCfg == "", f.coCfg == "")
 	if err == nil && !ok {
-		err = fmt.Errorf("node %s has no credentials in %s: make them where the API server runs with `ebb credentials %s --out DIR` and bring DIR here", f.name, dir, f.name)
+		err = fmt.Errorf("node %s has no credentials in %s: run `ebb credentials %s --out DIR` on the machine of the API server and copy DIR here", f.name, dir, f.name)
 	}
 	return dir, err
 }
@@ -236,7 +237,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	failed := make(chan error, 1)
 	go func() {
 		failed <- <-served
-		give() // a node that cannot be asked anything leaves
+		give() // without its HTTP server the node leaves
 	}()
 	err = n.Run(living)
 	stop()
@@ -300,7 +301,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		Runtimes: hosted.Runtimes,
 		Gate:     gate, Metrics: metrics, Log: log,
 		Die: func(reason string) {
-			log.Error("this process ends at once", "reason", reason)
+			log.Error("killing this process", "reason", reason)
 			os.Exit(3)
 		},
 	})

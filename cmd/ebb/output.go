@@ -12,13 +12,13 @@ import (
 type output string
 
 func (o *output) addFlag(f *pflag.FlagSet) {
-	f.VarP(o, "output", "o", "print as json")
+	f.VarP(o, "output", "o", "output format: json")
 }
 
 // Set implements pflag.Value.
 func (o *output) Set(text string) error {
 	if text != "json" {
-		return fmt.Errorf("%q is not an output format: use json, or leave it out", text)
+		return fmt.Errorf("%q is not an output format: use json, or omit it", text)
 	}
 	*o = output(text)
 	return nil

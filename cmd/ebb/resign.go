@@ -20,9 +20,9 @@ func newResign() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "resign",
-		Short: "Let the coordinator hand over to another node",
-		Long: `Let the coordinator hand over to another node. Its controllers stop before the next node's begin. It is refused when
-no other node could take over.`,
+		Short: "Let another node take over from the coordinator",
+		Long: `Let another node take over from the coordinator. The controllers of the old coordinator stop before those of the new one start.
+The command is refused if no other node can take over.`,
 		Example: "  ebb resign",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -31,7 +31,7 @@ no other node could take over.`,
 				return err
 			}
 			return out.print(cmd.OutOrStdout(), result, func() string {
-				return fmt.Sprintf("%s resigned; %s is the coordinator\n", result.Resigned, result.Coordinator)
+				return fmt.Sprintf("%s resigned; the coordinator is now %s\n", result.Resigned, result.Coordinator)
 			})
 		},
 	}
@@ -73,7 +73,7 @@ func awaitCoordinator(ctx context.Context, c client.Client) (string, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return "", fmt.Errorf("it resigned, but nobody took over within %s: look at `ebb status` and the nodes' logs", successorTimeout)
+			return "", fmt.Errorf("the coordinator resigned, but no other node took over within %s: check `ebb status` and the logs of the nodes", successorTimeout)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

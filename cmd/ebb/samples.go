@@ -10,7 +10,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// addSamples creates the samples that are not there. Those that are may have been changed by a person and stay as they are.
+// addSamples creates the missing samples. Existing ones may have been changed and stay as they are.
 func addSamples(ctx context.Context, dir datadir.Dir) error {
 	cfg, err := kubeclient.Load(dir.Kubeconfig())
 	if err != nil {

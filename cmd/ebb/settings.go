@@ -31,7 +31,7 @@ type setting struct {
 
 var settingsTable = []setting{
 	{
-		name: "nodeDrainPolicy", alias: "node-drain-policy", help: "when a node with replicas of volumes may leave",
+		name: "nodeDrainPolicy", alias: "node-drain-policy", help: "when a node that has replicas of volumes may leave",
 		get: func(s *v1alpha1.SettingsSpec) string { return string(s.NodeDrainPolicy) },
 		set: func(s *v1alpha1.SettingsSpec, text string) error {
 			s.NodeDrainPolicy = v1alpha1.NodeDrainPolicy(text)
@@ -39,7 +39,7 @@ var settingsTable = []setting{
 		},
 	},
 	{
-		name: "drain.maintainerBatchSize", alias: "drain-maintainer-batch-size", help: "how many maintainers move off a node at once; 0 or less means 1",
+		name: "drain.maintainerBatchSize", alias: "drain-maintainer-batch-size", help: "how many maintainers move off a node at the same time; 0 or less means 1",
 		get: func(s *v1alpha1.SettingsSpec) string {
 			if s.Drain.MaintainerBatchSize == nil {
 				return "1"
@@ -56,26 +56,26 @@ var settingsTable = []setting{
 		},
 	},
 	{
-		name: "drain.stalledAfter", alias: "drain-stalled-after", help: "how long nothing may move before a drain says that it is stalled",
+		name: "drain.stalledAfter", alias: "drain-stalled-after", help: "how long a drain may make no progress before it is reported as stalled",
 		get: func(s *v1alpha1.SettingsSpec) string { return durationOr(s.Drain.StalledAfter, 5*time.Minute) },
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.StalledAfter, text) },
 	},
 	{
-		name: "drain.balanceAfter", alias: "drain-balance-after", help: "how long no drain must have run before work is moved only to balance it",
+		name: "drain.balanceAfter", alias: "drain-balance-after", help: "how long after the last drain work may be moved to balance the nodes",
 		get: func(s *v1alpha1.SettingsSpec) string {
 			return durationOr(s.Drain.BalanceAfter, fleet.DefaultBalanceAfter)
 		},
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.BalanceAfter, text) },
 	},
 	{
-		name: "drain.bootstrapTimeout", alias: "drain-bootstrap-timeout", help: "how long a maintainer may take to begin before it is placed elsewhere",
+		name: "drain.bootstrapTimeout", alias: "drain-bootstrap-timeout", help: "how long a maintainer may take to start before it is placed on another node",
 		get: func(s *v1alpha1.SettingsSpec) string {
 			return durationOr(s.Drain.BootstrapTimeout, changefeed.DefaultBootstrapTimeout)
 		},
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.BootstrapTimeout, text) },
 	},
 	{
-		name: "drain.historyLimit", alias: "drain-history-limit", help: "how many drains that have ended are kept",
+		name: "drain.historyLimit", alias: "drain-history-limit", help: "how many finished drains are kept",
 		get: func(s *v1alpha1.SettingsSpec) string {
 			if s.Drain.HistoryLimit == nil {
 				return strconv.Itoa(drain.DefaultHistoryLimit)
@@ -85,14 +85,14 @@ var settingsTable = []setting{
 		set: func(s *v1alpha1.SettingsSpec, text string) error {
 			n, err := strconv.ParseInt(text, 10, 32)
 			if err != nil || n < 0 {
-				return fmt.Errorf("%q is not a whole number from 0 up", text)
+				return fmt.Errorf("%q is not a whole number of 0 or more", text)
 			}
 			s.Drain.HistoryLimit = new(int32(n))
 			return nil
 		},
 	},
 	{
-		name: "drain.historyAge", alias: "drain-history-age", help: "how long a drain that has ended is kept, at least 1m",
+		name: "drain.historyAge", alias: "drain-history-age", help: "how long a finished drain is kept, at least 1m",
 		get: func(s *v1alpha1.SettingsSpec) string { return durationOr(s.Drain.HistoryAge, drain.DefaultHistoryAge) },
 		set: func(s *v1alpha1.SettingsSpec, text string) error { return setDuration(&s.Drain.HistoryAge, text) },
 	},
@@ -117,8 +117,8 @@ func setDuration(to **metav1.Duration, text string) error {
 func newSettings() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "settings",
-		Short: "Show or change what applies to the whole cluster",
-		Long:  "Show or change what applies to the whole cluster.\n\n" + settingsHelp(),
+		Short: "Show or change the settings of the cluster",
+		Long:  "Show or change the settings of the cluster.\n\n" + settingsHelp(),
 		Example: `  ebb settings get
   ebb settings get drain.maintainerBatchSize
   ebb settings set drain.maintainerBatchSize=4 nodeDrainPolicy=block-for-eviction`,
@@ -175,8 +175,8 @@ func newSettingsSet() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "set KEY=VALUE...",
-		Short:   "Change settings; all of them or none",
-		Long:    "Change settings; all of them or none.\n\n" + settingsHelp(),
+		Short:   "Change settings; if one value is invalid, none is changed",
+		Long:    "Change settings; if one value is invalid, none is changed.\n\n" + settingsHelp(),
 		Example: "  ebb settings set drain.maintainerBatchSize=4",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -228,7 +228,7 @@ func findSetting(key string) (setting, error) {
 		for _, s := range settingsTable {
 			names = append(names, s.name)
 		}
-		return setting{}, fmt.Errorf("there is no setting %q: there are %s", key, strings.Join(names, ", "))
+		return setting{}, fmt.Errorf("there is no setting %q: use one of %s", key, strings.Join(names, ", "))
 	}
 	return settingsTable[i], nil
 }

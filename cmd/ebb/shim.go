@@ -10,10 +10,10 @@ import (
 func newShim() *cobra.Command {
 	return &cobra.Command{
 		Use:   early.Command + " DIR",
-		Short: "Keep one program under a deadline (started by a node)",
-		Long: `Keep one program under a deadline. A node starts a shim for every program and gives it a new deadline at each renewal of
-its lease. At the deadline the shim kills the program and everything it started, whether the node is dead, frozen or cut
-off. DIR holds what to run, the socket, and how it went; a node that was restarted attaches to it again.`,
+		Short: "Run one program and kill it at a deadline (started by a node)",
+		Long: `Run one program and kill it at a deadline. A node starts one shim for every program and extends the deadline whenever it renews its
+lease. At the deadline the shim kills the program and every process that the program started, so that a node that is dead, frozen
+or cut off runs nothing any more. DIR contains the spec, the socket and the state; a restarted node attaches to the shim again.`,
 		Example: "  ebb shim /var/lib/ebb/nodes/n1/programs/web",
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(*cobra.Command, []string) error { return nil },

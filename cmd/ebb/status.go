@@ -26,14 +26,14 @@ import (
 // clusterStatus is what `ebb status` prints.
 type clusterStatus struct {
 	Coordinator string                `json:"coordinator"`
-	Vacancy     string                `json:"vacancy,omitempty"` // that the coordinator is silent or missing, if so
+	Vacancy     string                `json:"vacancy,omitempty"` // explanation if there is no coordinator or it does not renew its election
 	ActiveDrain *v1alpha1.ActiveDrain `json:"activeDrain,omitempty"`
 	Nodes       []nodeStatus          `json:"nodes"`
 	Drains      []drainStatus         `json:"drains"`
 	Deployments *deploymentsSummary   `json:"deployments,omitempty"`
-	// DrainProblem says what is wrong with the drain that holds the slot.
+	// DrainProblem is what is wrong with the drain that holds the slot.
 	DrainProblem string `json:"drainProblem,omitempty"`
-	// NodeSummary says how the nodes are, and Kinds how each kind of work is that has any objects.
+	// NodeSummary summarizes the nodes, and Kinds each kind of work that has objects.
 	NodeSummary *kind.Summary   `json:"nodeSummary"`
 	Kinds       []*kind.Summary `json:"kinds"`
 }
@@ -71,7 +71,7 @@ func newStatus() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "status",
-		Short:   "Show the nodes, who coordinates, what drains, and how each kind of work is",
+		Short:   "Show the nodes, the coordinator, the running drain and the state of each kind of work",
 		Example: "  ebb status\n  ebb status -o json\n  ebb status deployments",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -132,7 +132,7 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 	return status, err
 }
 
-// latest are the drains that were asked for last, newest first.
+// latest returns the newest drains, newest first.
 func latest(drains []v1alpha1.Drain) []drainStatus {
 	slices.SortFunc(drains, func(a, b v1alpha1.Drain) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
@@ -216,7 +216,7 @@ func because(problem string) string {
 	return "; " + problem
 }
 
-// held is what is counted, in words; "-" if nothing was ever counted.
+// held returns counts in words; "-" if nothing was ever counted.
 func held(counts map[string]int64) string {
 	if len(counts) == 0 {
 		return "-"
@@ -236,7 +236,7 @@ func counts(m map[string]int64) string {
 	return strings.Join(parts, " ")
 }
 
-// trimLines takes away the spaces that a table leaves at the ends of its lines.
+// trimLines removes the spaces that a table leaves at the ends of its lines.
 func trimLines(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {

@@ -37,24 +37,24 @@ type deploymentStatus struct {
 	Holder    string                   `json:"holder"`
 	Wanted    int32                    `json:"wanted"`
 	Running   int32                    `json:"running"`
-	// Everywhere says of a daemon whether it runs on every node on which it should.
+	// Everywhere says whether a daemon runs on every node on which it should.
 	Everywhere *bool       `json:"everywhere,omitempty"`
 	Healthy    bool        `json:"healthy"`
 	Restarts   int32       `json:"restarts"`
 	Since      metav1.Time `json:"since"`
 	Notes      []string    `json:"notes"`
-	// Nodes are those on which something of it may run, and for a daemon those on which it does not, with the reason.
+	// Nodes are those on which processes of it may run, and for a daemon those on which it does not run, with the reason.
 	Nodes []instanceStatus `json:"nodes"`
 }
 
 // instanceStatus is a program on one node.
 type instanceStatus struct {
 	v1alpha1.DeploymentInstance `json:",inline"`
-	// Absent says that nothing of it is there; the message says why.
+	// Absent says that it does not run there; the message is the reason.
 	Absent bool `json:"absent,omitempty"`
 }
 
-// missing is shown where a daemon should run and nothing of it is there.
+// missing is the state shown where a daemon should run and does not.
 const missing = "Missing"
 
 func newStatusDeployments() *cobra.Command {
@@ -64,9 +64,9 @@ func newStatusDeployments() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "deployments [NAME]",
 		Short: "Show deployments and daemons, and whether each runs where it should",
-		Long: `Show deployments and daemons, and whether each runs where it should. RUNNING is on how many nodes it runs, of those on
-which it should; SINCE is for how long that has been so, or not so. Whatever is not as it should be is shown on each node,
-as is the one that is named.`,
+		Long: `Show deployments and daemons, and whether each runs where it should. RUNNING is on how many nodes it runs, of those on which it
+should. SINCE is how long it has been running everywhere, or not. The state on each node is shown for NAME, and for every deployment
+or daemon that is not healthy.`,
 		Example: `  ebb status deployments
   ebb status deployments heartbeat
   ebb status deployments -n monitoring -o json`,
@@ -93,7 +93,7 @@ as is the one that is named.`,
 	return cmd
 }
 
-// readDeployments reads the deployments and daemons that a key leaves over: an empty name or namespace means any.
+// readDeployments reads the deployments and daemons that match a key: an empty name or namespace matches any.
 func readDeployments(ctx context.Context, c client.Client, key types.NamespacedName) (*deploymentsStatus, error) {
 	var list v1alpha1.DeploymentList
 	if err := c.List(ctx, &list, client.InNamespace(key.Namespace)); err != nil {
@@ -114,7 +114,7 @@ func readDeployments(ctx context.Context, c client.Client, key types.NamespacedN
 		if key.Namespace != "" {
 			where = fmt.Sprintf("in namespace %q", key.Namespace)
 		}
-		return nil, fmt.Errorf("there is no deployment or daemon %q %s: `ebb status deployments` lists them", key.Name, where)
+		return nil, fmt.Errorf("there is no deployment or daemon %q %s: `ebb status deployments` lists all", key.Name, where)
 	}
 	slices.SortFunc(status.Deployments, func(a, b deploymentStatus) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -144,7 +144,7 @@ func deploymentStatusOf(w deployment.World, d *v1alpha1.Deployment) deploymentSt
 	return s
 }
 
-// absences are the nodes on which an enabled daemon is not, and why.
+// absences returns the nodes on which an enabled daemon does not run, with the reasons.
 func absences(w deployment.World, d *v1alpha1.Deployment) []instanceStatus {
 	var list []instanceStatus
 	for name, n := range w.Nodes {
@@ -160,24 +160,24 @@ func absences(w deployment.World, d *v1alpha1.Deployment) []instanceStatus {
 	return list
 }
 
-// notFor says why a daemon does not belong on a node; empty if it does.
+// notFor returns why a daemon should not run on a node; empty if it should.
 func notFor(d *v1alpha1.Deployment, n *v1alpha1.Node) string {
 	if d.Spec.Selector != nil {
 		s, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 		if err != nil || !s.Matches(labels.Set(n.Labels)) {
-			return "not wanted here: labels do not match"
+			return "should not run here: labels do not match"
 		}
 	}
 	if trust, err := deployment.ParseTrust(n.Status.TrustedCommands); err != nil || !trust.Allows(&d.Spec) {
-		return "not wanted here: command not trusted"
+		return "should not run here: command not trusted"
 	}
 	if n.Status.Liveness == v1alpha1.Stopping {
-		return "not wanted here: the node stops"
+		return "should not run here: the node is stopping"
 	}
 	return ""
 }
 
-// notes say all that is not as a person would expect, and of a daemon that it is everywhere.
+// notes returns everything that is not healthy, and for a daemon that it runs everywhere.
 func (s *deploymentStatus) notes(w deployment.World, d *v1alpha1.Deployment) []string {
 	notes := []string{}
 	if !d.DeletionTimestamp.IsZero() {
@@ -185,7 +185,7 @@ func (s *deploymentStatus) notes(w deployment.World, d *v1alpha1.Deployment) []s
 	}
 	running := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
 	if running == nil || running.ObservedGeneration != d.Generation {
-		notes = append(notes, "not looked at since its last change")
+		notes = append(notes, "the coordinator has not seen its last change yet")
 	}
 	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentValid); c != nil && c.Status != metav1.ConditionTrue {
 		notes = append(notes, c.Reason+": "+c.Message)
@@ -202,7 +202,7 @@ func (s *deploymentStatus) notes(w deployment.World, d *v1alpha1.Deployment) []s
 	return notes
 }
 
-// everywhere says that a daemon is on all the nodes on which it should be, and whether these are all there are.
+// everywhere is the note that a daemon runs on all matching nodes, with their number if these are not all nodes.
 func everywhere(w deployment.World, wanted int32) string {
 	var live int32
 	for name := range w.Nodes {
@@ -213,10 +213,10 @@ func everywhere(w deployment.World, wanted int32) string {
 	if wanted == live {
 		return "everywhere"
 	}
-	return fmt.Sprintf("everywhere it should be: on %d of %d nodes", wanted, live)
+	return fmt.Sprintf("on all matching nodes: %d of %d", wanted, live)
 }
 
-// displayName is a name as people know it: with its namespace unless that is the default one.
+// displayName returns a name with its namespace, unless that is the default one.
 func displayName(d *v1alpha1.Deployment) string { return kind.NameIn(d.Namespace, d.Name) }
 
 // arguments name an object on a command line.
@@ -260,7 +260,7 @@ func (d deploymentStatus) note() string {
 func (d deploymentStatus) writeNodes(b *strings.Builder, now time.Time) {
 	name := kind.NameIn(d.Namespace, d.Name)
 	if len(d.Nodes) == 0 {
-		fmt.Fprintf(b, "\n%s is on no node\n", name)
+		fmt.Fprintf(b, "\n%s runs on no node\n", name)
 		return
 	}
 	fmt.Fprintf(b, "\n%s on each node:\n", name)
@@ -294,12 +294,11 @@ func orDash(text string) string {
 	return text
 }
 
-// oneLine keeps what programs and people wrote from breaking a table.
 // deploymentsSummary counts deployments and daemons, for programs that read the status.
 type deploymentsSummary struct {
 	Deployments int `json:"deployments"`
 	Daemons     int `json:"daemons"`
-	// Unhealthy are those that are not as they should be.
+	// Unhealthy are those that do not run where they should, or are invalid.
 	Unhealthy []string `json:"unhealthy"`
 }
 

@@ -87,11 +87,11 @@ no deployments and no daemons
 		{"what is healthy takes one line", false, []*v1alpha1.Deployment{
 			program("hello", v1alpha1.TypeDeployment, running("True", "Running", "It runs on n1."), counted("ASSIGNED", 1, 1), on("n1", "Running"),
 				func(d *v1alpha1.Deployment) { d.Spec.Address = "n1" }),
-			program("idle", v1alpha1.TypeDeployment, running("False", "Disabled", "Nobody wants it to run."), counted("DISABLED", 0, 0)),
+			program("idle", v1alpha1.TypeDeployment, running("False", "Disabled", "spec.enabled is false."), counted("DISABLED", 0, 0)),
 		}, `
 NAME    TYPE         STATE      ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
 hello   deployment   ASSIGNED   n1        1/1       0          60s
-idle    deployment   DISABLED   -         0/0       0          60s     Disabled: Nobody wants it to run
+idle    deployment   DISABLED   -         0/0       0          60s     Disabled: spec.enabled is false
 `},
 		{"a daemon that is everywhere", false, []*v1alpha1.Deployment{
 			program("beat", v1alpha1.TypeDaemon, running("True", "Running", "It runs on all 3 nodes."), counted("ENABLED", 3, 3),
@@ -108,18 +108,18 @@ beat   daemon   ENABLED   -         3/3       0          60s     everywhere
 				}),
 		}, `
 NAME       TYPE     STATE     ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
-ops/beat   daemon   ENABLED   -         2/2       0          60s     everywhere it should be: on 2 of 3 nodes
+ops/beat   daemon   ENABLED   -         2/2       0          60s     on all matching nodes: 2 of 3
 
 ops/beat on each node:
 NODE   STATE     PID   RESTARTS   SINCE   LAST EXIT   PAUSE   MESSAGE
 n1     Running   -     0          30s     -           -
 n2     Running   42    0          30s     -           -
-n3     -         -     0          -       -           -       not wanted here: labels do not match
+n3     -         -     0          -       -           -       should not run here: labels do not match
 `},
 		{"a daemon that is missing is shown on each node", false, []*v1alpha1.Deployment{
 			program("beat", v1alpha1.TypeDaemon, running("False", "ERR_DAEMON_MISSING", "It does not run on n1 (CrashLoop), n2."), counted("ENABLED", 1, 3),
 				on("n3", "Running"), on("n1", "CrashLoop", func(i *v1alpha1.DeploymentInstance) {
-					i.Restarts, i.Message = 5, "pause before the next start"
+					i.Restarts, i.Message = 5, "waiting before the next start"
 					i.LastExit = &v1alpha1.InstanceExit{Code: 7, Message: "exit\ncode 7", At: metav1.NewMicroTime(now.Add(-5 * time.Second))}
 				})),
 		}, `
@@ -128,33 +128,33 @@ beat   daemon   ENABLED   -         1/3       5          60s     ERR_DAEMON_MISS
 
 beat on each node:
 NODE   STATE       PID   RESTARTS   SINCE   LAST EXIT              PAUSE   MESSAGE
-n1     CrashLoop   -     5          30s     exit code 7 (5s ago)   -       pause before the next start
+n1     CrashLoop   -     5          30s     exit code 7 (5s ago)   -       waiting before the next start
 n2     Missing     -     0          -       -                      -       the node has not started it yet
 n3     Running     -     0          30s     -                      -
 `},
 		{"everything that is wrong is said", false, []*v1alpha1.Deployment{
-			program("moving", v1alpha1.TypeDeployment, running("False", "NotRunning", "Node n2 starts it when nothing of it is left on n1."), counted("ASSIGNED", 0, 1),
+			program("moving", v1alpha1.TypeDeployment, running("False", "NotRunning", "Node n2 will start it when node n1 has stopped it."), counted("ASSIGNED", 0, 1),
 				on("n1", "Stopping", func(i *v1alpha1.DeploymentInstance) { i.Pause = &metav1.Duration{Duration: 250 * time.Millisecond} }),
 				func(d *v1alpha1.Deployment) {
 					d.Spec.Address, d.Status.Holder = "n2", &v1alpha1.DeploymentHolder{Node: "n1", NodeEpoch: 1, Epoch: 1}
 				}),
 			program("new", v1alpha1.TypeDeployment),
-			program("odd", "cron", running("False", "ERR_INVALID_TYPE", "Nobody runs a record of an invalid type."), func(d *v1alpha1.Deployment) {
+			program("odd", "cron", running("False", "ERR_INVALID_TYPE", "No node runs a deployment of an invalid type."), func(d *v1alpha1.Deployment) {
 				d.Status.Conditions[0].Status, d.Status.Conditions[0].Reason, d.Status.Conditions[0].Message = "False", "ERR_INVALID_TYPE", "type \"cron\" is wrong"
 			}),
 		}, `
 NAME     TYPE         STATE      ADDRESS   RUNNING   RESTARTS   SINCE   NOTE
-moving   deployment   ASSIGNED   n2        0/1       0          60s     NotRunning: Node n2 starts it when nothing of it is left on n1; still held by n1
-new      deployment   -          -         0/0       0          2s      not looked at since its last change
-odd      cron         -          -         0/0       0          60s     ERR_INVALID_TYPE: type "cron" is wrong; ERR_INVALID_TYPE: Nobody runs a record of an invalid type
+moving   deployment   ASSIGNED   n2        0/1       0          60s     NotRunning: Node n2 will start it when node n1 has stopped it; still held by n1
+new      deployment   -          -         0/0       0          2s      the coordinator has not seen its last change yet
+odd      cron         -          -         0/0       0          60s     ERR_INVALID_TYPE: type "cron" is wrong; ERR_INVALID_TYPE: No node runs a deployment of an invalid type
 
 moving on each node:
 NODE   STATE      PID   RESTARTS   SINCE   LAST EXIT   PAUSE   MESSAGE
 n1     Stopping   -     0          30s     -           250ms
 
-new is on no node
+new runs on no node
 
-odd is on no node
+odd runs on no node
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kind"
 )
 
-// summarizeNodes says how nodes are; one that left in order is as somebody wanted it.
+// summarizeNodes counts nodes by state; a node that left is not a problem.
 func summarizeNodes(list []nodeStatus) *kind.Summary {
 	k := kind.NewSummary("node", "nodes", "")
 	for _, n := range list {
@@ -32,14 +32,14 @@ func summarizeNodes(list []nodeStatus) *kind.Summary {
 	return k
 }
 
-// drainProblem is what is wrong with the drain that holds the slot; empty if nothing is.
+// drainProblem returns what is wrong with the drain that holds the slot; empty if nothing is.
 func drainProblem(slot *v1alpha1.ActiveDrain, drains []v1alpha1.Drain) string {
 	if slot == nil {
 		return ""
 	}
 	i := slices.IndexFunc(drains, func(d v1alpha1.Drain) bool { return string(d.UID) == slot.UID })
 	if i < 0 {
-		return "its record was deleted; a new Drain of the node goes on"
+		return "the Drain object was deleted; a new Drain of the node continues"
 	}
 	d := &drains[i]
 	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainStalled); !d.Status.Phase.Final() && c != nil && c.Status == metav1.ConditionTrue {

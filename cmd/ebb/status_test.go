@@ -92,8 +92,8 @@ func TestTheLineOfEtcdClusters(t *testing.T) {
 			[]v1alpha1.EtcdCluster{etcd("night", v1alpha1.EtcdClusterPhaseScaling, 3, sized(0), etcdReady, etcdSays(v1alpha1.EtcdSnapshotFailed, "True", "disk full"))}},
 		{"1 etcd cluster: 1 failed (demo: it cannot go on)" + see,
 			[]v1alpha1.EtcdCluster{etcd("demo", v1alpha1.EtcdClusterPhaseFailed, 3, etcdReady, etcdSays(v1alpha1.EtcdProgressing, "False", "it cannot go on"))}},
-		{"2 etcd clusters: 1 being deleted (leaving), 1 not looked at since the last change (changed)" + see, []v1alpha1.EtcdCluster{leaving, changed}},
-		{"1 etcd cluster: 1 not looked at since the last change (new)" + see, []v1alpha1.EtcdCluster{etcd("new", "", 0)}},
+		{"2 etcd clusters: 1 being deleted (leaving), 1 not seen by the coordinator since the last change (changed)" + see, []v1alpha1.EtcdCluster{leaving, changed}},
+		{"1 etcd cluster: 1 not seen by the coordinator since the last change (new)" + see, []v1alpha1.EtcdCluster{etcd("new", "", 0)}},
 	} {
 		if diff := cmp.Diff(c.want, lineOf(etcdcluster.Summarize(c.list))); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -130,7 +130,7 @@ func TestTheLineOfChangefeeds(t *testing.T) {
 
 func TestTheLinesOfDeploymentsAndDaemons(t *testing.T) {
 	runs := running("True", "Running", "It runs.")
-	good, off := program("good", v1alpha1.TypeDeployment, runs), program("off", v1alpha1.TypeDeployment, running("False", v1alpha1.ReasonDisabled, "It is disabled."))
+	good, off := program("good", v1alpha1.TypeDeployment, runs), program("off", v1alpha1.TypeDeployment, running("False", v1alpha1.ReasonDisabled, "spec.enabled is false."))
 	const see = ", see `ebb status deployments`"
 	for _, c := range []struct {
 		want string
@@ -141,7 +141,7 @@ func TestTheLinesOfDeploymentsAndDaemons(t *testing.T) {
 		{"3 deployments: 1 running, 1 disabled, 1 not running where it should (web: No node claims it)" + see + " / 1 daemon: 1 not running where it should (beat: It runs on 2 of 3 nodes)" + see,
 			[]*v1alpha1.Deployment{off, program("web", v1alpha1.TypeDeployment, running("False", "NotRunning", "No node claims it.")), good,
 				program("beat", v1alpha1.TypeDaemon, running("False", "NotRunning", "It runs on 2 of 3 nodes."))}},
-		{"2 deployments: 1 not looked at since the last change (new), 1 invalid (odd: type \"cron\" is wrong)" + see + " / 0 daemons: all as they should be", []*v1alpha1.Deployment{
+		{"2 deployments: 1 not seen by the coordinator since the last change (new), 1 invalid (odd: type \"cron\" is wrong)" + see + " / 0 daemons: all as they should be", []*v1alpha1.Deployment{
 			program("new", v1alpha1.TypeDeployment),
 			program("odd", "cron", running("False", "ERR_INVALID_TYPE", "Nobody runs it."), func(d *v1alpha1.Deployment) {
 				d.Status.Conditions[0].Status, d.Status.Conditions[0].Message = "False", "type \"cron\" is wrong"
@@ -196,8 +196,8 @@ func TestTheProblemOfADrain(t *testing.T) {
 		return d
 	}
 	slot := &v1alpha1.ActiveDrain{Name: "d", UID: "u", Node: "n2", NodeEpoch: 1}
-	stalled := metav1.Condition{Type: v1alpha1.DrainStalled, Status: "True", Message: "Nothing has moved for 5m0s: 1 volume left."}
-	failed := metav1.Condition{Type: v1alpha1.DrainFinished, Status: "True", Message: "Node n2 was not out of service 10m0s after the start."}
+	stalled := metav1.Condition{Type: v1alpha1.DrainStalled, Status: "True", Message: "Nothing has left the node for 5m0s: 1 volume left."}
+	failed := metav1.Condition{Type: v1alpha1.DrainFinished, Status: "True", Message: "Node n2 was not drained within 10m0s."}
 	for _, c := range []struct {
 		want   string
 		slot   *v1alpha1.ActiveDrain
@@ -205,9 +205,9 @@ func TestTheProblemOfADrain(t *testing.T) {
 	}{
 		{"", nil, []v1alpha1.Drain{with(v1alpha1.DrainFailed, failed)}},
 		{"", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining)}},
-		{"stalled: Nothing has moved for 5m0s: 1 volume left", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining, stalled)}},
-		{"failed: Node n2 was not out of service 10m0s after the start", slot, []v1alpha1.Drain{with(v1alpha1.DrainFailed, stalled, failed)}},
-		{"its record was deleted; a new Drain of the node goes on", slot, nil},
+		{"stalled: Nothing has left the node for 5m0s: 1 volume left", slot, []v1alpha1.Drain{with(v1alpha1.DrainDraining, stalled)}},
+		{"failed: Node n2 was not drained within 10m0s", slot, []v1alpha1.Drain{with(v1alpha1.DrainFailed, stalled, failed)}},
+		{"the Drain object was deleted; a new Drain of the node continues", slot, nil},
 	} {
 		if got := drainProblem(c.slot, c.drains); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)
@@ -219,7 +219,7 @@ func TestTheProblemOfADrain(t *testing.T) {
 func sick() *clusterStatus {
 	at := metav1.NewTime(now.Add(-time.Minute))
 	s := &clusterStatus{
-		Coordinator: "n1", ActiveDrain: &v1alpha1.ActiveDrain{Name: "d", UID: "u", Node: "n3", NodeEpoch: 4}, DrainProblem: "stalled: Nothing has moved for 5m0s: 1 etcd member left",
+		Coordinator: "n1", ActiveDrain: &v1alpha1.ActiveDrain{Name: "d", UID: "u", Node: "n3", NodeEpoch: 4}, DrainProblem: "stalled: Nothing has left the node for 5m0s: 1 etcd member left",
 		Nodes: []nodeStatus{
 			{Name: "n1", Liveness: "Alive", Ready: "True", Reason: "Serving", Since: at, Epoch: 1, Coordinator: true, Held: map[string]int64{"deployments": 1, "dispatchers": 11, "etcdmembers": 1, "etcddata": 0, "maintainers": 0}},
 			{Name: "n2", Liveness: "Alive", Ready: "Unknown", Reason: "Fenced", Message: "Its lease stayed unchanged.", Since: at, Epoch: 2, Held: map[string]int64{"deployments": 0}},
@@ -227,8 +227,8 @@ func sick() *clusterStatus {
 			{Name: "n4", Liveness: "Stopping", Ready: "False", Reason: "Left", Since: at, Epoch: 1, Held: map[string]int64{}},
 		},
 		Drains: []drainStatus{
-			{Name: "d", Node: "n3", Phase: "Draining", Remaining: map[string]int64{"etcdmembers": 1, "deployments": 0}, Created: at, Message: "The node is being emptied."},
-			{Name: "c", Node: "n4", Phase: "Complete", Remaining: map[string]int64{"etcdmembers": 0}, Created: at, Message: "Node n4 left empty."},
+			{Name: "d", Node: "n3", Phase: "Draining", Remaining: map[string]int64{"etcdmembers": 1, "deployments": 0}, Created: at, Message: "Work is being moved off the node."},
+			{Name: "c", Node: "n4", Phase: "Complete", Remaining: map[string]int64{"etcdmembers": 0}, Created: at, Message: "Node n4 was emptied and has left."},
 			{Name: "b", Node: "n9", Phase: "Failed", Remaining: map[string]int64{}, Created: at, Message: "capture not found"},
 		},
 	}
@@ -244,7 +244,7 @@ func sick() *clusterStatus {
 
 func TestTheStatusSaysWhatIsWrong(t *testing.T) {
 	want := "4 nodes, coordinator: n1\n" +
-		"draining: n3 (epoch 4) by drain d; stalled: Nothing has moved for 5m0s: 1 etcd member left\n" +
+		"draining: n3 (epoch 4) by drain d; stalled: Nothing has left the node for 5m0s: 1 etcd member left\n" +
 		"4 nodes: 2 ready, 1 left, 1 fenced (n2: Its lease stayed unchanged)\n" +
 		"1 changefeed: as it should be\n" +
 		"1 etcd cluster: 1 has no quorum (demo: 1 of 3 voters answer, 2 are needed), see `ebb status etcdclusters`\n" + `
@@ -255,8 +255,8 @@ n3     Draining   True      Serving   60s     4       2 only copies of etcd data
 n4     Stopping   False     Left      60s     1       -
 
 DRAIN   NODE   PHASE      AGE   REMAINING       MESSAGE
-d       n3     Draining   60s   1 etcd member   The node is being emptied.
-c       n4     Complete   60s   nothing         Node n4 left empty.
+d       n3     Draining   60s   1 etcd member   Work is being moved off the node.
+c       n4     Complete   60s   nothing         Node n4 was emptied and has left.
 b       n9     Failed     60s   -               capture not found
 `
 	if diff := cmp.Diff(want, sick().text(now)); diff != "" {

@@ -237,36 +237,37 @@ func installToys(t *testing.T, api *testenv.API) {
 	}
 }
 
-// toyNode names the node that this process is, for TestToyNode; toyDir is its data directory.
+// toyNode and toyDir are the environment variables that make the test's executable run a node with toys (see TestMain): its name and its
+// data directory.
 const toyNode, toyDir = "EBB_TEST_TOY_NODE", "EBB_TEST_TOY_DIR"
 
-// TestToyNode is no test: it is `ebb node` with one kind more, run by the test below in a process of its own.
-func TestToyNode(t *testing.T) {
-	if os.Getenv(toyNode) == "" {
-		t.Skip("run by TestAKindThatIsRegistered...")
-	}
-	registerToys(t)
+// runToyNode is `ebb node` with one kind more.
+func runToyNode(name, dir string) error {
+	addToys()
 	cmd := newNode()
-	cmd.SetArgs([]string{"--name", os.Getenv(toyNode), "--data-dir", os.Getenv(toyDir), "--toy-speed", "2"})
-	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
+	cmd.SetArgs([]string{"--name", name, "--data-dir", dir, "--toy-speed", "2"})
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := cmd.ExecuteContext(ctx); err != nil {
-		t.Fatal(err)
-	}
+	return cmd.ExecuteContext(ctx)
 }
 
-// registerToys is the one line that a new kind needs, and its API types.
-func registerToys(t *testing.T) {
+// addToys is the one line that a new kind needs, and its API types.
+func addToys() {
 	v1alpha1.Register(&Spinner{}, &SpinnerList{})
-	before := kinds
 	kinds = append(kinds[:len(kinds):len(kinds)], toyKind())
+}
+
+// registerToys adds toys for one test.
+func registerToys(t *testing.T) {
+	before := kinds
+	addToys()
 	t.Cleanup(func() { kinds = before })
 }
 
 func startToyNode(t *testing.T, api *testenv.API, name string) {
 	t.Helper()
 	api.Node(name)
-	cmd := exec.Command(os.Args[0], "-test.run=^TestToyNode$", "-test.v")
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), toyNode+"="+name, toyDir+"="+string(api.Dir))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out bytes.Buffer

@@ -21,12 +21,12 @@ func newUp() *cobra.Command {
 		Use:   "up --data-dir DIR",
 		Short: "Run a whole cluster on this machine, in the foreground",
 		Long: `Run a whole cluster on this machine, in the foreground: an API server and nodes n1 to nN, each a process of its own
-that can be killed on its own. A process that ends is not started again; the line that tells of it says how to.
+that can be killed separately. A process that ends is not restarted; the command prints how to start it again.
 
 It writes DIR/kubeconfig, DIR/token, DIR/run/<name>.pid and DIR/logs/<name>.log, and prints "ready" once every node is
-Ready. Ctrl-C lets the nodes leave in order and ends the API server.
+Ready. On Ctrl-C the nodes leave the cluster and the API server stops.
 
-The timing of leases is passed on to every node; a node that is started again needs the same.`,
+The lease flags are passed to every node; a node that is started again needs the same ones.`,
 		Example: `  ebb up --nodes 3 --data-dir /tmp/ebb
   ebb up --data-dir /tmp/ebb --lease-renew 600ms --lease-renew-timeout 600ms --lease-fence 3s --lease-dead 4s --lease-duration 5s
   EBB_DATA_DIR=/tmp/ebb ebb status`,
@@ -65,39 +65,39 @@ The timing of leases is passed on to every node; a node that is started again ne
 	f := cmd.Flags()
 	addDataDir(f, &dir)
 	logs.addFlags(f)
-	f.IntVar(&o.Nodes, "nodes", 3, "how many nodes to run")
+	f.IntVar(&o.Nodes, "nodes", 3, "number of nodes")
 	addLeaseTiming(f, &timing)
-	f.BoolVar(&withSamples, "samples", false, "add one small piece of every kind of work that is not there yet, and say what to try next")
+	f.BoolVar(&withSamples, "samples", false, "create one small object of every kind of work, if there is none yet, and print commands to try")
 	return cmd
 }
 
-// whatNext says what a person can try now.
+// whatNext prints commands to try.
 func whatNext(w io.Writer, ebb string, dir datadir.Dir) {
 	fmt.Fprintf(w, `
 Try next, in another terminal:
 
   export EBB_DATA_DIR=%[1]s
-  # who is there, who coordinates
+  # the nodes, and which of them is the coordinator
   %[2]s status
-  # four samples run: the deployment hello on one node, the daemon heartbeat on all of them, the changefeed stream over them,
-  # and the etcd cluster demo with a member on each of three nodes
+  # four samples run: the deployment hello on one node, the daemon heartbeat on every node, the changefeed stream spread over the
+  # nodes, and the etcd cluster demo with a member on each of three nodes
   %[2]s status deployments
   %[2]s logs hello -f
   %[2]s logs heartbeat --tail 1
   %[2]s status changefeeds
   %[2]s status etcdclusters
-  # talk to the etcd cluster, stop it, start it again: every key is still there
+  # use the etcd cluster, stop it and start it again: it keeps every key
   eval "$(%[2]s etcd endpoints demo --shell)"; etcdctl put hello world; etcdctl endpoint status --cluster --write-out=table
   kubectl --kubeconfig %[1]s/kubeconfig scale etcdcluster demo --replicas=0
   kubectl --kubeconfig %[1]s/kubeconfig scale etcdcluster demo --replicas=3
-  # the coordinator hands over
+  # let another node become the coordinator
   %[2]s resign
-  # take a node out of service: what it runs goes on elsewhere (the coordinator is refused: add --resign)
+  # take a node out of service: its work moves to other nodes (the coordinator cannot be drained: add --resign)
   %[2]s drain n2 --wait
-  # a node dies: watch it being marked after its lease
+  # kill a node: it is marked lost when its lease expires
   kill -9 $(cat %[1]s/run/n1.pid)
   kubectl --kubeconfig %[1]s/kubeconfig get nodes.ebb.dev -w
 
-Ctrl-C here stops everything in order; the data stays in %[1]s.
+Ctrl-C in this terminal stops the cluster; the data stays in %[1]s.
 `, dir, ebb)
 }

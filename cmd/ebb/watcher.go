@@ -22,11 +22,11 @@ import (
 type watcher struct {
 	client client.Client
 	drain  *v1alpha1.Drain
-	lost   error // why the API could not be asked, while it cannot
+	lost   error // the error of the API, while it does not answer
 	gone   bool  // the Drain was deleted
 }
 
-// sight is one look at the drain.
+// sight is the result of reading the drain once.
 type sight struct {
 	drain *v1alpha1.Drain
 	err   error
@@ -39,7 +39,7 @@ func look(ctx context.Context, c client.Client, d *v1alpha1.Drain) sight {
 	return sight{seen, err}
 }
 
-// saw takes in what was seen. An API that does not answer is told of, not fatal: the drain goes on without us.
+// saw records what was read. An API that does not answer is reported, and not fatal: the drain continues without us.
 func (w *watcher) saw(s sight) {
 	w.lost = s.err
 	switch {
@@ -52,9 +52,9 @@ func (w *watcher) saw(s sight) {
 
 func (w *watcher) over() bool { return w.gone || w.drain.Status.Phase.Final() }
 
-const stoppedWatching = "stopped watching; the drain goes on: `ebb explain %s` says how\n"
+const stoppedWatching = "stopped watching; the drain continues: `ebb explain %s` shows its progress\n"
 
-// print writes one line a change, for logs and pipes.
+// print prints one line for each change, for logs and pipes.
 func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) error {
 	said := ""
 	for {
@@ -78,15 +78,15 @@ func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) er
 	}
 }
 
-// line says in one line where the drain stands. It holds no times, so that it changes only when something does.
+// line describes the progress of the drain in one line. It contains no times, so that it changes only with the drain.
 func (w *watcher) line() string {
 	d := w.drain
 	node := d.Spec.NodeName
 	if w.gone {
-		return fmt.Sprintf("%s: the record of the drain was deleted", node)
+		return fmt.Sprintf("%s: the Drain object was deleted", node)
 	}
 	if w.lost != nil {
-		return fmt.Sprintf("%s: the API does not answer; the drain goes on without it being seen", node)
+		return fmt.Sprintf("%s: the API does not answer; the drain continues", node)
 	}
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	switch {
@@ -104,7 +104,7 @@ func (w *watcher) line() string {
 	return line
 }
 
-// show draws the drain in a terminal until it is over or the person has seen enough.
+// show draws the drain in a terminal until it has ended or the user quits.
 func (w *watcher) show(ctx context.Context) error {
 	m := &model{watcher: w, ctx: ctx}
 	if _, err := tea.NewProgram(m, tea.WithContext(ctx)).Run(); err != nil && ctx.Err() == nil {
@@ -125,13 +125,13 @@ type model struct {
 	width   int
 }
 
-// poll looks at the drain; it runs beside the view and shares nothing with it.
+// poll reads the drain; it runs concurrently with the view and shares nothing with it.
 func (m *model) poll() tea.Cmd {
 	c, d := m.watcher.client, m.watcher.drain
 	return func() tea.Msg { return look(m.ctx, c, d) }
 }
 
-// again asks for the next look.
+// again requests the next poll.
 type again struct{}
 
 // Init implements tea.Model.
@@ -166,7 +166,7 @@ func (m *model) View() tea.View {
 	return tea.NewView(drawDrain(m.watcher.drain, m.watcher.lost, time.Now(), m.width))
 }
 
-// drawDrain is the picture: a bar for each kind, and what holds it.
+// drawDrain draws a bar for each kind, and the blockers.
 func drawDrain(d *v1alpha1.Drain, lost error, now time.Time, width int) string {
 	var b strings.Builder
 	phase := string(d.Status.Phase)
@@ -195,9 +195,9 @@ func drawDrain(d *v1alpha1.Drain, lost error, now time.Time, width int) string {
 		}
 	}
 	if lost != nil {
-		b.WriteString("\nThe API does not answer; the drain goes on without being seen.\n")
+		b.WriteString("\nThe API does not answer; the drain continues.\n")
 	}
-	b.WriteString("\nCtrl-C stops watching, not the drain.\n")
+	b.WriteString("\nCtrl-C stops watching; the drain continues.\n")
 	return b.String()
 }
 

@@ -22,7 +22,7 @@ func tenLeft() *v1alpha1.Drain {
 	}
 	for i := range 10 {
 		d.Status.Blockers = append(d.Status.Blockers, v1alpha1.Blocker{
-			Kind: "Deployment", Name: fmt.Sprintf("p%d", i), Reason: "AwaitingClaim", Remedy: "another node is about to claim it", Since: started,
+			Kind: "Deployment", Name: fmt.Sprintf("p%d", i), Reason: "AwaitingClaim", Remedy: "waiting for another node to claim it", Since: started,
 		})
 	}
 	return d
@@ -40,9 +40,9 @@ func TestThePictureOfADrainStaysReadable(t *testing.T) {
   deployments    ██████████░░░░░░░░░░ 10 of 20 left
 
 10 Deployments AwaitingClaim (p0, p1, p2 and 7 more), for 1m0s
-  another node is about to claim it
+  waiting for another node to claim it
 
-Ctrl-C stops watching, not the drain.
+Ctrl-C stops watching; the drain continues.
 `
 	if diff := cmp.Diff(want, drawDrain(tenLeft(), nil, now, 60)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

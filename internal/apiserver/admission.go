@@ -21,19 +21,19 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// rules is the admission plugin of the embedded API: what a schema cannot say and what depends on who asks.
+// rules is the admission plugin of the embedded API: checks that a schema cannot express or that depend on the user.
 type rules struct {
 	// policy has the declarations of the kinds of work.
 	policy policy
 	// readLease reads a Lease live; nil means that there is none.
 	readLease func(ctx context.Context, name string) (*coordinationv1.Lease, error)
-	// readSlot reads the drain slot live; nil means that nobody drains.
+	// readSlot reads the drain slot live; nil means that no drain is running.
 	readSlot func(ctx context.Context) (*v1alpha1.ActiveDrain, error)
-	// readNode reads a Node, from a cache if that is enough; one that is not there is empty.
+	// readNode reads a Node, from a cache if that is enough; a missing one is returned empty.
 	readNode func(ctx context.Context, name string, cached bool) (*v1alpha1.Node, error)
-	// ownTypes are the definitions without which the server is not Ebb's.
+	// ownTypes are the CustomResourceDefinitions of Ebb.
 	ownTypes sets.Set[string]
-	// usable says whether every namespace is there that should be.
+	// usable reports whether all system namespaces exist.
 	usable func() bool
 }
 
@@ -45,15 +45,15 @@ var (
 // Handles implements admission.Interface.
 func (r *rules) Handles(op admission.Operation) bool { return op != admission.Connect }
 
-// Admit takes away what would wait for a garbage collector, which the embedded API does not have: an object marked for
-// foreground deletion would never go.
+// Admit removes the finalizers and options that need a garbage collector, which the embedded API does not have: an object marked for
+// foreground deletion would never be deleted.
 func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if err := r.validateStarted(a); err != nil {
 		return err
 	}
 	if opts, ok := a.GetOperationOptions().(*metav1.DeleteOptions); ok && opts != nil {
 		if waitsForCollector(opts) && a.GetName() == "" {
-			// The store copies the options of a collection before it asks here: they cannot be changed any more.
+			// The store has copied the options of a collection before this call: they cannot be changed any more.
 			return apierrors.NewBadRequest("the embedded API has no garbage collector: delete a collection with propagationPolicy Background")
 		}
 		background := metav1.DeletePropagationBackground
@@ -74,13 +74,13 @@ func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.Obj
 	return nil
 }
 
-// validateStarted lets nobody create anything in a namespace while the server is still making them: a client would take the
-// answer for a namespace that does not exist.
+// validateStarted refuses to create objects in a namespace while the server is still creating its namespaces: otherwise the client
+// would get the answer that the namespace does not exist.
 func (r *rules) validateStarted(a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetNamespace() == "" || r.usable() || a.GetUserInfo().GetName() == user.APIServerUser {
 		return nil
 	}
-	return apierrors.NewServiceUnavailable("the server is starting and has not made its namespaces yet; try again")
+	return apierrors.NewServiceUnavailable("the server is starting and has not created its namespaces yet; try again")
 }
 
 func waitsForCollector(o *metav1.DeleteOptions) bool {
@@ -89,10 +89,10 @@ func waitsForCollector(o *metav1.DeleteOptions) bool {
 	return orphan != nil && *orphan || o.PropagationPolicy != nil && *o.PropagationPolicy != metav1.DeletePropagationBackground
 }
 
-// Validate refuses what must not happen, whoever asks.
+// Validate refuses writes that no user may make, and writes that this user may not make.
 func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	gr := a.GetResource().GroupResource()
-	if isReview(gr.Group, gr.Resource) { // asks and changes nothing
+	if isReview(gr.Group, gr.Resource) { // a review changes nothing
 		return nil
 	}
 	err := r.validateTerm(ctx, a)
@@ -117,23 +117,23 @@ func (r *rules) Validate(ctx context.Context, a admission.Attributes, _ admissio
 	return apierrors.NewForbidden(a.GetResource().GroupResource(), nameOf(a), err)
 }
 
-// validateTypeDelete: with a type go all its objects, past every rule about deleting them.
+// validateTypeDelete: deleting a type would delete all its objects without the checks of these rules.
 func (r *rules) validateTypeDelete(name string) error {
 	if r.ownTypes.Has(name) {
-		return fmt.Errorf("%s is one of Ebb's own types and cannot be deleted: every object of it would go too", name)
+		return fmt.Errorf("%s is a type of Ebb and cannot be deleted: all objects of that type would be deleted with it", name)
 	}
 	return nil
 }
 
 func validateSettings(a admission.Attributes) error {
 	if a.GetOperation() == admission.Delete {
-		return fmt.Errorf("the Settings object %q holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it", nameOf(a))
+		return fmt.Errorf("the Settings object %q holds the cluster's drain slot and cannot be deleted; use `ebb settings set` to change it", nameOf(a))
 	}
 	return nil
 }
 
-// validateDrainDelete: deleting a drain cancels it, and one that is Stopping cannot be cancelled any more. Its record stays until
-// the end.
+// validateDrainDelete: deleting a drain cancels it, and a drain that is Stopping cannot be cancelled any more. It can be deleted when
+// it has ended.
 func validateDrainDelete(a admission.Attributes) error {
 	status, _ := field(a.GetOldObject(), "status").(map[string]any)
 	spec, _ := field(a.GetOldObject(), "spec").(map[string]any)
@@ -141,7 +141,7 @@ func validateDrainDelete(a admission.Attributes) error {
 		return nil
 	}
 	return apierrors.NewConflict(a.GetResource().GroupResource(), nameOf(a), fmt.Errorf(
-		"the drain is Stopping: node %v is empty and leaves, so it cannot be cancelled any more; delete the record when the drain has ended", spec["nodeName"]))
+		"the drain is Stopping: node %v is empty and is shutting down, so the drain can no longer be cancelled; delete the Drain when it has ended", spec["nodeName"]))
 }
 
 func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error {
@@ -154,14 +154,14 @@ func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error 
 		return nil
 	}
 	if name != node {
-		return fmt.Errorf("the credentials of node %s do not reach node %s", node, name)
+		return fmt.Errorf("the credentials of node %s may not write node %s", node, name)
 	}
-	// People and the coordinator say what a node should be; the node itself only says what it is and where.
+	// People and the coordinator write the spec of a node; the node itself writes only its status and its labels.
 	if a.GetSubresource() == "" && !equality.Semantic.DeepEqual(field(a.GetObject(), "spec"), field(a.GetOldObject(), "spec")) {
 		return fmt.Errorf("node %s may not write its own spec", node)
 	}
 	if holdsItself(a.GetObject(), a.GetOldObject()) {
-		return fmt.Errorf("node %s may not put finalizers or owners on itself", node)
+		return fmt.Errorf("node %s may not change its own finalizers or owner references", node)
 	}
 	if a.GetSubresource() == "status" {
 		return r.validateEpochStands(ctx, node, a.GetObject())
@@ -169,7 +169,7 @@ func (r *rules) validateNode(ctx context.Context, a admission.Attributes) error 
 	return nil
 }
 
-// holdsItself says whether a write changes what keeps an object from being deleted.
+// holdsItself reports whether a write changes what keeps an object from being deleted.
 func holdsItself(object, old runtime.Object) bool {
 	next, ok := object.(metav1.Object)
 	if !ok {
@@ -183,12 +183,12 @@ func holdsItself(object, old runtime.Object) bool {
 	return !equality.Semantic.DeepEqual(next.GetFinalizers(), finalizers) || !equality.Semantic.DeepEqual(next.GetOwnerReferences(), owners)
 }
 
-// validateEpochStands refuses what a node says of itself in an epoch that is over: a node that was frozen and wakes up
-// does not know yet that it was marked, and the resourceVersion it read may still fit.
+// validateEpochStands refuses the status of a node from an epoch that has ended: a node that wakes up after a freeze does not know yet
+// that its epoch was fenced, and the resourceVersion it read may still be current.
 func (r *rules) validateEpochStands(ctx context.Context, node string, object runtime.Object) error {
 	u, ok := object.(*unstructured.Unstructured)
 	if !ok {
-		return fmt.Errorf("node %s: a status of type %T", node, object)
+		return fmt.Errorf("node %s: unexpected object type %T", node, object)
 	}
 	epoch, _, err := unstructured.NestedInt64(u.Object, "status", "epoch")
 	if err != nil {
@@ -199,7 +199,7 @@ func (r *rules) validateEpochStands(ctx context.Context, node string, object run
 		return apierrors.NewInternalError(fmt.Errorf("read the lease of node %s: %w", node, err))
 	}
 	if l == nil {
-		return fmt.Errorf("node %s holds no lease: it may not write for epoch %d", node, epoch)
+		return fmt.Errorf("node %s has no lease: it may not write for epoch %d", node, epoch)
 	}
 	if rec, err := lease.Read(l); err != nil || rec.Epoch != epoch || rec.Over(epoch) {
 		return fmt.Errorf("node %s may not write for epoch %d: its lease is in epoch %d, fenced up to %d", node, epoch, rec.Epoch, rec.Fenced)
@@ -213,7 +213,7 @@ func (r *rules) validateNodeDelete(ctx context.Context, name string) error {
 		return apierrors.NewInternalError(fmt.Errorf("read the drain slot: %w", err))
 	}
 	if slot != nil && slot.Node == name {
-		return fmt.Errorf("drain %s of node %s has not let go of it yet: wait until the drain has ended, or cancel it with `ebb drain %s --cancel`", slot.Name, name, name)
+		return fmt.Errorf("drain %s of node %s still holds the drain slot: wait until the drain has ended, or cancel it with `ebb drain %s --cancel`", slot.Name, name, name)
 	}
 	l, err := r.readLease(ctx, lease.NameOf(name))
 	if err != nil {
@@ -228,12 +228,12 @@ func (r *rules) validateNodeDelete(ctx context.Context, name string) error {
 	return nil
 }
 
-// validateLease keeps epochs and marks from going backwards and a marked epoch from being renewed, whoever writes.
+// validateLease ensures, for every user, that epochs and fenced epochs never decrease and that a fenced epoch is not renewed.
 func validateLease(a admission.Attributes) error {
 	name := nameOf(a)
 	node, isNode := identity.NodeName(a.GetUserInfo().GetName())
 	if isNode && name != lease.NameOf(node) {
-		return fmt.Errorf("the credentials of node %s do not reach the lease %s", node, name)
+		return fmt.Errorf("the credentials of node %s may not write the lease %s", node, name)
 	}
 	if _, ok := lease.NodeOf(name); !ok || a.GetNamespace() != lease.Namespace {
 		return nil
@@ -243,7 +243,7 @@ func validateLease(a admission.Attributes) error {
 		return err
 	}
 	if a.GetOperation() == admission.Delete {
-		return fmt.Errorf("lease %s remembers that node %s has had epoch %d: without it a node of that name would start over, so it stays; deleting the Node is enough", name, old.Node, max(old.Epoch, old.Fenced))
+		return fmt.Errorf("lease %s cannot be deleted: it records that node %s has used epoch %d, which must not be used again; it is enough to delete the Node", name, old.Node, max(old.Epoch, old.Fenced))
 	}
 	next, err := record(a.GetObject())
 	if err != nil {
@@ -251,13 +251,13 @@ func validateLease(a admission.Attributes) error {
 	}
 	switch {
 	case next.Epoch < old.Epoch || next.Fenced < old.Fenced:
-		return fmt.Errorf("lease %s: epoch (%d) and fenced epoch (%d) never go backwards", name, old.Epoch, old.Fenced)
+		return fmt.Errorf("lease %s: epoch (%d) and fenced epoch (%d) must not decrease", name, old.Epoch, old.Fenced)
 	case next.Held() && (next.Epoch <= next.Fenced || next.Epoch < 1):
-		return fmt.Errorf("lease %s: epoch %d was fenced and cannot be held again; rejoin with the next", name, next.Epoch)
+		return fmt.Errorf("lease %s: epoch %d was fenced and cannot be held again; join with the next epoch", name, next.Epoch)
 	case next.Held() && next.Epoch == old.Epoch && next.Holder != old.Holder:
-		return fmt.Errorf("lease %s: epoch %d belonged to another holder; take the next", name, next.Epoch)
+		return fmt.Errorf("lease %s: epoch %d belongs to another holder; join with the next epoch", name, next.Epoch)
 	case isNode && next.Fenced != old.Fenced:
-		return fmt.Errorf("lease %s: only the coordinator writes the mark", name)
+		return fmt.Errorf("lease %s: only the coordinator may fence an epoch", name)
 	}
 	return nil
 }
@@ -285,7 +285,7 @@ func field(object runtime.Object, name string) any {
 	return map[string]any{}
 }
 
-// nameOf takes the name from the object where there is one: a delete of a collection names none in its request.
+// nameOf returns the name from the object if there is one: the request to delete a collection has no name.
 func nameOf(a admission.Attributes) string {
 	for _, object := range []runtime.Object{a.GetObject(), a.GetOldObject()} {
 		if m, ok := object.(metav1.Object); ok && m != nil && m.GetName() != "" {

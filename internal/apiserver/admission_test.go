@@ -14,14 +14,14 @@ import (
 func TestSettingsCannotBeDeletedByAnyone(t *testing.T) {
 	s := api(t)
 	admin := s.admin(t)
-	want := "settings.ebb.dev \"cluster\" is forbidden: the Settings object \"cluster\" holds the cluster's only drain slot and cannot be deleted; `ebb settings set` changes it"
+	want := "settings.ebb.dev \"cluster\" is forbidden: the Settings object \"cluster\" holds the cluster's drain slot and cannot be deleted; use `ebb settings set` to change it"
 	refused(t, admin.do(t, http.MethodDelete, settings+"/cluster", nil), want)
 	refused(t, admin.do(t, http.MethodDelete, settings+"/cluster", object{"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}), want)
 	if a := admin.do(t, http.MethodDelete, settings, nil); a.code != http.StatusForbidden {
 		t.Errorf("delete of the collection: %s, want 403", a)
 	}
 	refused(t, admin.do(t, http.MethodDelete, crds+"/settings.ebb.dev", nil),
-		`customresourcedefinitions.apiextensions.k8s.io "settings.ebb.dev" is forbidden: settings.ebb.dev is one of Ebb's own types and cannot be deleted: every object of it would go too`)
+		`customresourcedefinitions.apiextensions.k8s.io "settings.ebb.dev" is forbidden: settings.ebb.dev is a type of Ebb and cannot be deleted: all objects of that type would be deleted with it`)
 	if a := admin.do(t, http.MethodDelete, crds, nil); a.code != http.StatusForbidden {
 		t.Errorf("delete of every type: %s, want 403", a)
 	}
@@ -47,8 +47,8 @@ func TestANodeCannotBeDeletedWhileItsLeaseIsHeld(t *testing.T) {
 			want := `nodes.ebb.dev "` + name + `" is forbidden: node ` + name + ` still holds its lease: drain it or stop its process, then delete it`
 			refused(t, admin.do(t, http.MethodDelete, path, nil), want)
 			refused(t, admin.do(t, http.MethodDelete, nodes+"?fieldSelector=metadata.name="+name, nil), want)
-			remembers := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + ` remembers that node ` + name +
-				` has had epoch 1: without it a node of that name would start over, so it stays; deleting the Node is enough`
+			remembers := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + ` cannot be deleted: it records that node ` + name +
+				` has used epoch 1, which must not be used again; it is enough to delete the Node`
 			refused(t, admin.do(t, http.MethodDelete, leases+"/"+lease.NameOf(name), nil), remembers)
 			admin.must(t, http.MethodGet, path, nil)
 			end(name)
@@ -82,9 +82,9 @@ type state struct {
 
 func TestALeaseNeverGoesBackwards(t *testing.T) {
 	const (
-		backwards = "epoch (2) and fenced epoch (1) never go backwards"
-		another   = "epoch 2 belonged to another holder; take the next"
-		fenced    = "epoch 2 was fenced and cannot be held again; rejoin with the next"
+		backwards = "epoch (2) and fenced epoch (1) must not decrease"
+		another   = "epoch 2 belongs to another holder; join with the next epoch"
+		fenced    = "epoch 2 was fenced and cannot be held again; join with the next epoch"
 	)
 	admin := api(t).admin(t)
 	for _, c := range []struct {
@@ -106,8 +106,8 @@ func TestALeaseNeverGoesBackwards(t *testing.T) {
 		{"a fenced epoch held again", state{"", 2, 2}, state{"p", 2, 2}, fenced},
 		{"another holder in the same epoch", state{"p", 2, 1}, state{"q", 2, 1}, another},
 		{"a released epoch taken up again", state{"", 2, 1}, state{"p", 2, 1}, another},
-		{"an epoch below the mark", state{"", 2, 1}, state{"p", 3, 4}, "epoch 3 was fenced and cannot be held again; rejoin with the next"},
-		{"a holder without an epoch", state{}, state{"p", 0, 0}, "epoch 0 was fenced and cannot be held again; rejoin with the next"},
+		{"an epoch below the mark", state{"", 2, 1}, state{"p", 3, 4}, "epoch 3 was fenced and cannot be held again; join with the next epoch"},
+		{"a holder without an epoch", state{}, state{"p", 0, 0}, "epoch 0 was fenced and cannot be held again; join with the next epoch"},
 		{"a first epoch", state{}, state{"p", 1, 0}, ""},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestANodeThatTheDrainSlotNamesCannotBeDeleted(t *testing.T) {
 	admin.must(t, http.MethodPost, nodes, nodeObject(name))
 	admin.must(t, http.MethodPatch, settings+"/cluster/status", object{"status": object{"activeDrain": object{"name": "d", "uid": "u", "node": name, "nodeEpoch": 1}}})
 	refused(t, admin.do(t, http.MethodDelete, path, nil), `nodes.ebb.dev "`+name+`" is forbidden: drain d of node `+name+
-		" has not let go of it yet: wait until the drain has ended, or cancel it with `ebb drain "+name+" --cancel`")
+		" still holds the drain slot: wait until the drain has ended, or cancel it with `ebb drain "+name+" --cancel`")
 	admin.must(t, http.MethodPatch, settings+"/cluster/status", object{"status": object{"activeDrain": nil}})
 	admin.must(t, http.MethodDelete, path, nil)
 }
@@ -218,7 +218,7 @@ func TestADrainIsDeletedInEveryPhaseButStopping(t *testing.T) {
 				}
 				continue
 			}
-			want := "the drain is Stopping: node n9 is empty and leaves, so it cannot be cancelled any more; delete the record when the drain has ended"
+			want := "the drain is Stopping: node n9 is empty and is shutting down, so the drain can no longer be cancelled; delete the Drain when it has ended"
 			if a.code != http.StatusConflict || !strings.HasSuffix(a.message(), want) {
 				t.Errorf("%s: %s, want 409 %s", phase, a, want)
 			}
@@ -228,7 +228,7 @@ func TestADrainIsDeletedInEveryPhaseButStopping(t *testing.T) {
 
 func TestADrainCanBeCancelledUntilItIsStopping(t *testing.T) {
 	admin := api(t).admin(t)
-	const tooLate = "a drain that is Stopping or has ended cannot be cancelled any more: its node leaves or has left; start the node again to bring it back"
+	const tooLate = "a drain that is Stopping or has ended can no longer be cancelled: its node is shutting down or has left; start the node again to bring it back"
 	for _, phase := range phases {
 		name := fresh("d")
 		path := drains + "/" + name
@@ -240,7 +240,7 @@ func TestADrainCanBeCancelledUntilItIsStopping(t *testing.T) {
 		}
 		invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": true}}), want...)
 		if want == nil {
-			invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": false}}), "a drain that was cancelled stays cancelled: create another Drain")
+			invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"cancelled": false}}), "a cancellation cannot be undone: create another Drain")
 		}
 	}
 }

@@ -30,7 +30,7 @@ var (
 	openPaths = []string{"/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"}
 )
 
-// policy is who may do what: the rules of the objects that every cluster has, and the declarations of the kinds of work by resource.
+// policy decides who may do what: fixed rules for the objects of every cluster, and the declarations of the kinds of work by resource.
 type policy map[string]access.Object
 
 func newPolicy(objects []access.Object) policy {
@@ -83,13 +83,13 @@ func mayReadPath(who user.Info, path string) bool {
 	})
 }
 
-// coversSecrets says whether a request is, or may be, about Secrets: a question may name any group or any resource with *.
+// coversSecrets reports whether a request is about Secrets or may be: a review may name every group or resource with *.
 func coversSecrets(a authorizer.Attributes) bool {
 	group, resource := a.GetAPIGroup(), a.GetResource()
 	return (group == groupCore || group == "*") && (resource == "secrets" || resource == "*")
 }
 
-// mayAsk: everyone whom the cluster knows may ask who they are and what they may do.
+// mayAsk: every authenticated user may ask who they are and what they may do.
 func mayAsk(a authorizer.Attributes) bool {
 	return a.GetVerb() == "create" && a.GetSubresource() == "" && isReview(a.GetAPIGroup(), a.GetResource())
 }
@@ -99,7 +99,7 @@ func isReview(group, resource string) bool {
 		group == groupAccess && (resource == "selfsubjectaccessreviews" || resource == "selfsubjectrulesreviews")
 }
 
-// coordinatorMay: update everything of Ebb's, and make or remove only what is not people's.
+// coordinatorMay: update every object of Ebb, but create and delete only those that people do not create.
 func (p policy) coordinatorMay(a authorizer.Attributes) bool {
 	verb := a.GetVerb()
 	switch a.GetAPIGroup() {
@@ -125,8 +125,8 @@ func (p policy) coordinatorMay(a authorizer.Attributes) bool {
 	return mayAsk(a)
 }
 
-// nodeMay: read all of Ebb's, and a Secret by its name; write its own Node's status, its own Lease and the objects of work that are bound to
-// it. The names in objects that are being created, and what an update changes, are checked by admission.
+// nodeMay: read every object of Ebb, and a Secret by its name; write the status of its own Node, its own Lease, and the objects of work
+// that are placed on it. Admission checks the names of created objects and what an update changes.
 func (p policy) nodeMay(node string, a authorizer.Attributes) bool {
 	verb := a.GetVerb()
 	switch a.GetAPIGroup() {

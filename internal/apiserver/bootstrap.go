@@ -26,8 +26,8 @@ const (
 	bootstrapPoll    = 20 * time.Millisecond
 )
 
-// bootstrap makes the freshly started server usable: our types, the namespaces, the Settings, the credentials. Every step can be
-// repeated, so a server killed in the middle goes on at its next start.
+// bootstrap creates in a newly started server the types of Ebb, the namespaces, the Settings and the credentials. Every step can be
+// repeated, so that a server that was killed in the middle continues at its next start.
 func (s *Server) bootstrap(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootstrapTimeout, errBootstrapSlow)
 	defer cancel()
@@ -157,8 +157,8 @@ func skipCreationDelay(ctx context.Context, crds crdclient.CustomResourceDefinit
 	})
 }
 
-// awaitUsable asks every kind for a list until it answers: the first question makes the server fill the kind's cache,
-// and until that is done it answers nobody.
+// awaitUsable lists every kind until the server answers: the first request makes the server fill the cache of the kind, and until
+// that is done it refuses all of them.
 func (s *Server) awaitUsable(ctx context.Context, c rest.Interface) error {
 	waiting := []string{"/api/v1/namespaces", "/api/v1/secrets", "/api/v1/configmaps", "/api/v1/events"}
 	for _, crd := range s.crds {
@@ -177,11 +177,11 @@ func (s *Server) awaitUsable(ctx context.Context, c rest.Interface) error {
 	})
 }
 
-// broughtEvents is the type that held Events before there was a core group.
+// broughtEvents is the custom resource of Events in stores from before the core group.
 const broughtEvents = "events." + groupEvents
 
-// removeBroughtEvents takes that type away from a store that was made then: the same requests are answered by the core
-// group's Events now. What it held would have been removed within the hour.
+// removeBroughtEvents removes that type from an old store: the core group serves the same requests now. Its Events would have expired
+// within an hour.
 func removeBroughtEvents(ctx context.Context, crds crdclient.CustomResourceDefinitionInterface) error {
 	return retry(ctx, func(ctx context.Context) (bool, error) {
 		err := crds.Delete(ctx, broughtEvents, metav1.DeleteOptions{})
@@ -208,8 +208,7 @@ func createSettings(ctx context.Context, c client.Client) error {
 	})
 }
 
-// retry calls step until it is done. While the server starts, any error may be of the moment; the last one is told when
-// time is up.
+// retry calls step until it succeeds. While the server starts, any error may be temporary; after the timeout the last one is returned.
 func retry(ctx context.Context, step func(context.Context) (bool, error)) error {
 	var last error
 	err := wait.PollUntilContextCancel(ctx, bootstrapPoll, true, func(ctx context.Context) (bool, error) {

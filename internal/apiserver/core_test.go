@@ -145,7 +145,7 @@ func TestBothEventAPIsShowTheSameObjects(t *testing.T) {
 			t.Errorf("%s finds %d", path, got)
 		}
 	}
-	refusedAs(t, admin.do(t, http.MethodGet, coreEvents+"?fieldSelector=spec.x=1", nil), http.StatusBadRequest, `"spec.x" is not a known field selector`)
+	refusedAs(t, admin.do(t, http.MethodGet, coreEvents+"?fieldSelector=spec.x=1", nil), http.StatusBadRequest, `"spec.x" is not a supported field selector`)
 }
 
 func refusedAs(t *testing.T, a answer, code int, words ...string) {
@@ -174,7 +174,7 @@ func TestWhatIsNotValidIsRefusedInPlainWords(t *testing.T) {
 		"TLS without a key":           {secrets, core("Secret", "s").with("type", "kubernetes.io/tls").with("stringData", object{"tls.crt": "x"}), "data[tls.key]: Required value"},
 		"docker configuration":        {secrets, core("Secret", "s").with("type", "kubernetes.io/dockerconfigjson").with("stringData", object{".dockerconfigjson": "{hunter2"}), "data[.dockerconfigjson]: Invalid value: \"<secret contents redacted>\": is not JSON"},
 		"basic auth with nothing":     {secrets, core("Secret", "s").with("type", "kubernetes.io/basic-auth"), "data[username]: Required value"},
-		"a key twice":                 {configMaps, core("ConfigMap", "c").with("data", object{"a": "x"}).with("binaryData", object{"a": "eA=="}), "data[a]: Invalid value: \"a\": is in binaryData too"},
+		"a key twice":                 {configMaps, core("ConfigMap", "c").with("data", object{"a": "x"}).with("binaryData", object{"a": "eA=="}), "data[a]: Invalid value: \"a\": must not be in binaryData as well"},
 		"a namespace with a dot":      {namespaces, core("Namespace", "a.b"), `metadata.name: Invalid value: "a.b"`},
 		"an event in another place":   {coreEvents, coreEventObject("e").with("involvedObject", object{"kind": "Node", "name": "n", "namespace": "ebb-system"}), "does not match event.namespace default"},
 		"an event without a reporter": {events, eventObject("e").with("reportingController", nil), "reportingComponent: Required value"},

@@ -22,34 +22,33 @@ import (
 const retriesAnnotation = "ebb.dev/deletion-retries"
 
 const (
-	// deletionLook is how often the definitions that are being deleted are looked at. It reads memory only.
+	// deletionLook is how often the definitions that are being deleted are checked. The check reads memory only.
 	deletionLook = 500 * time.Millisecond
-	// workLimit is longer than the controller works on a definition without a word: it waits a minute for objects to go. To
-	// change a definition while it is worked on would only make its controller begin again.
+	// workLimit is longer than the controller works on a definition without updating it: it waits a minute for objects to be deleted.
+	// Changing the definition during that time would only make the controller start over.
 	workLimit = 90 * time.Second
 )
 
-// deletionRetries is after which pauses a deletion that failed and does not move is asked for again: for ever, because one that
-// waits for objects with finalizers may wait for ever.
+// deletionRetries are the delays before a failed deletion without progress is requested again: without end, because a deletion may
+// wait for objects with finalizers for any time.
 var deletionRetries = backoff.Policy{First: time.Second, Longest: 15 * time.Second}
 
-// deletions keeps the deletion of definitions going.
+// deletions retries the deletion of CustomResourceDefinitions.
 //
-// The controller that deletes a definition's objects loses a retry when it is too quick. After a failure it records that in the
-// definition's status and tries again 5 ms later. If its own record has not come back to it by then, the next write is a
-// conflict, which it takes for a change by somebody else that will bring it back; but it ignores changes of nothing but that
-// condition. The definition then stays until the next resync, five minutes later. Also, its pauses after failures grow to 17
-// minutes, whether the reason for the failures is over or not.
+// The Kubernetes controller that deletes a definition's objects can lose a retry. After a failure it records that in the definition's
+// status and tries again 5 ms later. If its watch has not delivered its own write by then, the next write is a conflict. The controller
+// then expects an event for the other change; but it ignores changes of nothing but that condition. The definition stays until the next
+// resync, five minutes later. Also, its delays after failures grow to 17 minutes, even if the cause has gone.
 //
-// A change of anything else brings the controller back at once. So a definition whose deletion failed and that does not move
-// gets an annotation.
+// A change of anything else makes the controller try again at once. So a definition whose deletion failed and makes no progress gets an
+// annotation.
 type deletions struct {
 	definitions crdclient.CustomResourceDefinitionInterface
 	lister      listers.CustomResourceDefinitionLister
 	seen        map[types.UID]*deletion
 }
 
-// deletion is one definition on its way out.
+// deletion is one definition that is being deleted.
 type deletion struct {
 	version string          // as which it was seen last
 	since   time.Time       // and since when
@@ -101,7 +100,7 @@ func (d *deletions) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// due returns the definitions whose deletion has to be asked for again, and notes that it is.
+// due returns the definitions whose deletion has to be requested again, and records that it is.
 func (d *deletions) due(all []*apiextensionsv1.CustomResourceDefinition, now time.Time) []*apiextensionsv1.CustomResourceDefinition {
 	seen := map[types.UID]*deletion{}
 	var due []*apiextensionsv1.CustomResourceDefinition
@@ -132,7 +131,7 @@ func (d *deletions) due(all []*apiextensionsv1.CustomResourceDefinition, now tim
 	return due
 }
 
-// failedToDelete says whether the controller recorded that it could not delete the definition's objects.
+// failedToDelete reports whether the controller recorded that it could not delete the definition's objects.
 func failedToDelete(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	c := apihelpers.FindCRDCondition(crd, apiextensionsv1.Terminating)
 	return c != nil && (c.Reason == "InstanceDeletionFailed" || c.Reason == "InstanceDeletionCheck")

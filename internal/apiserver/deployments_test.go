@@ -144,12 +144,12 @@ func TestANodeClaimsForItselfOnly(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t, nil)
 	n1 := p.as[p.n1]
-	p.refused(p.put(n1, "", claims(p.n2)), "node "+p.n1+" may claim a deployment for itself only, not for \""+p.n2+"\"")
+	p.refused(p.put(n1, "", claims(p.n2)), "node "+p.n1+" may claim a deployment only for itself, not for \""+p.n2+"\"")
 	p.must(p.put(n1, "", claims(p.n1)))
-	p.refused(p.put(n1, "", claims("")), "may claim a deployment for itself only")
+	p.refused(p.put(n1, "", claims("")), "may claim a deployment only for itself")
 	p.must(p.put(p.as[p.n2], "", claims(p.n2))) // it was drained, or lost
 	p.must(p.put(p.admin, "", claims("anybody")))
-	p.refused(n1.do(t, http.MethodPatch, p.path, object{"spec": object{"address": p.n2}}), "for itself only")
+	p.refused(n1.do(t, http.MethodPatch, p.path, object{"spec": object{"address": p.n2}}), "only for itself")
 	p.must(n1.do(t, http.MethodPatch, p.path, object{"spec": object{"address": p.n1}}))
 }
 
@@ -163,9 +163,9 @@ func TestANodeChangesNothingOfADeploymentButItsAddress(t *testing.T) {
 		"restart": object{"limit": 3}, "stop": object{"grace": "1s"}, "rollout": object{"maxUnavailable": 2},
 	} {
 		change := func(o object) { at(o, "spec")[field] = value }
-		p.refused(p.put(n1, "", change), "may change nothing of a deployment's spec but its address")
-		p.refused(p.put(n1, "", both(claims(p.n1), change)), "may change nothing of a deployment's spec but its address")
-		p.refused(n1.do(t, http.MethodPatch, p.path, object{"spec": object{field: value}}), "may change nothing of a deployment's spec but its address")
+		p.refused(p.put(n1, "", change), "may change only the address in a deployment's spec")
+		p.refused(p.put(n1, "", both(claims(p.n1), change)), "may change only the address in a deployment's spec")
+		p.refused(n1.do(t, http.MethodPatch, p.path, object{"spec": object{field: value}}), "may change only the address in a deployment's spec")
 	}
 }
 
@@ -195,8 +195,8 @@ func TestANodePutsOnlyOurFinalizerOnADeployment(t *testing.T) {
 		return func(o object) { at(o, "metadata")["finalizers"] = list }
 	}
 	owner := object{"apiVersion": "ebb.dev/v1alpha1", "kind": "Node", "name": "n", "uid": "u"}
-	p.refused(p.put(n1, "", finalizers("example.com/mine")), "may put no finalizers or owners on a deployment but ebb.dev/deployment")
-	p.refused(p.put(n1, "", func(o object) { at(o, "metadata")["ownerReferences"] = []any{owner} }), "may put no finalizers or owners")
+	p.refused(p.put(n1, "", finalizers("example.com/mine")), "may only add the finalizer ebb.dev/deployment to a deployment; it may not change other finalizers or owner references")
+	p.refused(p.put(n1, "", func(o object) { at(o, "metadata")["ownerReferences"] = []any{owner} }), "it may not change other finalizers or owner references")
 	p.must(p.put(p.admin, "", finalizers("example.com/theirs")))
 	p.must(p.put(n1, "", finalizers("example.com/theirs", "ebb.dev/deployment")))
 	// Nobody but the coordinator knows when nothing is left anywhere.
@@ -209,20 +209,20 @@ func TestTheHolderIsTakenFromNobodyOrFromAnEpochThatIsOver(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t, nil)
 	n1, n2 := p.as[p.n1], p.as[p.n2]
-	p.refused(p.put(n1, "/status", takes(p.n1, 1, 1)), "may not take a deployment that is addressed to \"\"")
+	p.refused(p.put(n1, "/status", takes(p.n1, 1, 1)), "may not become the holder of a deployment that is addressed to \"\"")
 	p.must(p.put(n1, "", claims(p.n1)))
-	p.refused(p.put(n1, "/status", takes(p.n2, 1, 1)), "may take a deployment for itself, and give back its own")
+	p.refused(p.put(n1, "/status", takes(p.n2, 1, 1)), "may make only itself the holder of a deployment, and release only its own hold")
 	p.refused(p.put(n1, "/status", takes(p.n1, 2, 1)), "may not write for epoch 2: its lease is in epoch 1")
 	p.must(p.put(n1, "/status", takes(p.n1, 1, 1)))
 
 	p.must(p.put(n2, "", claims(p.n2)))
-	p.refused(p.put(n2, "/status", takes(p.n2, 1, 2)), "node "+p.n1+" holds the deployment and its lease stands")
-	p.refused(p.put(n2, "/status", givesBack(1)), "may take a deployment for itself, and give back its own; the holder was \""+p.n1+"\"")
+	p.refused(p.put(n2, "/status", takes(p.n2, 1, 2)), "node "+p.n1+" holds the deployment and still holds its lease")
+	p.refused(p.put(n2, "/status", givesBack(1)), "may make only itself the holder of a deployment, and release only its own hold; the holder was \""+p.n1+"\"")
 	p.must(p.put(n1, "/status", givesBack(1)))
 	p.must(p.put(n2, "/status", takes(p.n2, 1, 2)))
 
 	p.must(p.put(n1, "", claims(p.n1)))
-	p.refused(p.put(n1, "/status", takes(p.n1, 1, 3)), "node "+p.n2+" holds the deployment and its lease stands")
+	p.refused(p.put(n1, "/status", takes(p.n1, 1, 3)), "node "+p.n2+" holds the deployment and still holds its lease")
 	p.mark(p.n2, 1)
 	p.must(p.put(n1, "/status", takes(p.n1, 1, 3)))
 	// The lost one wakes up: its epoch is over.
@@ -244,14 +244,14 @@ func TestAHeldDeploymentIsNotTakenWithoutAGreaterEpochByAnyone(t *testing.T) {
 		}
 	}
 	p.must(p.put(p.admin, "/status", takes("a", 1, 5)))
-	invalid(p.put(p.admin, "/status", takes("b", 1, 5)), "a deployment's holder changes only together with a greater epoch")
-	invalid(p.put(p.admin, "/status", takes("a", 2, 5)), "a deployment's holder changes only together with a greater epoch")
-	invalid(p.put(p.admin, "/status", takes("b", 1, 4)), "never goes backwards")
-	invalid(p.put(p.admin, "/status", givesBack(4)), "never goes backwards")
-	invalid(p.put(p.admin, "/status", func(o object) { delete(at(o, "status"), "holder") }), "never vanishes")
-	invalid(p.put(p.admin, "/status", func(o object) { delete(o, "status") }), "never vanishes")
+	invalid(p.put(p.admin, "/status", takes("b", 1, 5)), "a deployment's holder can change only with a greater epoch")
+	invalid(p.put(p.admin, "/status", takes("a", 2, 5)), "a deployment's holder can change only with a greater epoch")
+	invalid(p.put(p.admin, "/status", takes("b", 1, 4)), "cannot decrease")
+	invalid(p.put(p.admin, "/status", givesBack(4)), "cannot decrease")
+	invalid(p.put(p.admin, "/status", func(o object) { delete(at(o, "status"), "holder") }), "cannot be removed")
+	invalid(p.put(p.admin, "/status", func(o object) { delete(o, "status") }), "cannot be removed")
 	p.must(p.put(p.admin, "/status", givesBack(5)))
-	invalid(p.put(p.admin, "/status", takes("a", 1, 5)), "a deployment's holder changes only together with a greater epoch")
+	invalid(p.put(p.admin, "/status", takes("a", 1, 5)), "a deployment's holder can change only with a greater epoch")
 	p.must(p.put(p.admin, "/status", takes("b", 1, 6)))
 }
 
@@ -260,7 +260,7 @@ func TestADaemonHasNoHolder(t *testing.T) {
 	p := newProgram(t, object{"type": "daemon"})
 	n1 := p.as[p.n1]
 	p.must(p.put(p.admin, "", claims(p.n1)))
-	p.refused(p.put(n1, "/status", takes(p.n1, 1, 1)), "may not take a deployment")
+	p.refused(p.put(n1, "/status", takes(p.n1, 1, 1)), "may not become the holder of a deployment")
 	p.must(p.put(n1, "/status", tells(p.n1, 1, "Running")))
 }
 
@@ -270,9 +270,9 @@ func TestANodeSpeaksForItsOwnInstanceOnly(t *testing.T) {
 	n1, n2 := p.as[p.n1], p.as[p.n2]
 	p.must(p.put(n1, "/status", tells(p.n1, 1, "Running")))
 	p.must(p.put(n2, "/status", tells(p.n2, 1, "Running")))
-	p.refused(p.put(n1, "/status", tells(p.n2, 1, "Failed")), "node "+p.n1+" may not write for node "+p.n2)
-	p.refused(p.put(n1, "/status", tells("n-other", 1, "Running")), "may not write for node n-other")
-	p.refused(p.put(n1, "/status", forgets(p.n2)), "node "+p.n2+" may run the program and its lease stands")
+	p.refused(p.put(n1, "/status", tells(p.n2, 1, "Failed")), "node "+p.n1+" may not write the instance of node "+p.n2)
+	p.refused(p.put(n1, "/status", tells("n-other", 1, "Running")), "may not write the instance of node n-other")
+	p.refused(p.put(n1, "/status", forgets(p.n2)), "node "+p.n2+" may run the program and still holds its lease")
 	apply := n1.saying("Content-Type", "application/apply-patch+yaml")
 	saying := func(nodes ...string) answer {
 		var list []object
@@ -283,7 +283,7 @@ func TestANodeSpeaksForItsOwnInstanceOnly(t *testing.T) {
 			ebb("Deployment", p.name).with("status", object{"nodes": list}))
 	}
 	p.must(saying(p.n1))
-	p.refused(saying(p.n1, p.n2), "may not write for node "+p.n2)
+	p.refused(saying(p.n1, p.n2), "may not write the instance of node "+p.n2)
 	p.mark(p.n2, 1)
 	p.must(p.put(n1, "/status", forgets(p.n2)))
 	p.must(p.put(n1, "/status", forgets(p.n1)))

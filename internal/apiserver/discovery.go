@@ -20,9 +20,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/apiserver/core"
 )
 
-// discovery answers the root that clients ask first. In a full Kubernetes the aggregator does that; here nothing stands
-// before the server of custom resources, which passes on what it does not know: /apis is answered from the server's own
-// record of groups. The root of the core group is the core group's own.
+// discovery serves /apis, which clients read first. In a full Kubernetes the aggregator does that; here there is none before the server
+// of custom resources. /apis is answered from that server's own list of groups. The core group serves its own root.
 type discovery struct {
 	groups aggregated.ResourceManager
 	// crds is set once the server exists; discovery is not served before.
@@ -85,6 +84,6 @@ func apiGroup(name string, versions []string) metav1.APIGroup {
 func writeJSON(w http.ResponseWriter, code int, object any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	// The status line is out; a client that went away is nobody's concern.
+	// The status line is sent already; the client may have disconnected.
 	_ = json.NewEncoder(w).Encode(object)
 }

@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// settle is how long after a namespace was seen Terminating it is emptied: creates that were admitted just before
-	// have been written by then.
+	// settle is the delay before a Terminating namespace is emptied: objects whose creation was admitted just before have been
+	// written by then.
 	settle = 500 * time.Millisecond
-	// A namespace that is not empty yet is looked at again, at first soon and then less often.
+	// A namespace that is not empty yet is checked again, first after a short delay and then less often.
 	emptyFirst, emptySlowest = 250 * time.Millisecond, 5 * time.Second
 )
 
-// emptier deletes what is in namespaces that are being deleted, and lets them go when nothing is left.
+// emptier deletes the objects in terminating namespaces, and removes their finalizer when nothing is left.
 type emptier struct {
 	*namespaces
 	queue workqueue.TypedRateLimitingInterface[string]
@@ -60,7 +60,7 @@ func (e *emptier) run(ctx context.Context) {
 		}
 		empty, err := e.empty(ctx, name)
 		if err != nil && ctx.Err() == nil {
-			klog.ErrorS(err, "a namespace that is being deleted could not be emptied; trying again", "namespace", name)
+			klog.ErrorS(err, "could not delete all objects of a terminating namespace; trying again", "namespace", name)
 		}
 		if empty {
 			e.queue.Forget(name)
@@ -71,7 +71,7 @@ func (e *emptier) run(ctx context.Context) {
 	}
 }
 
-// empty deletes what is in a namespace and says whether nothing more is to be done about it.
+// empty deletes the objects in a namespace and reports whether it is done.
 func (e *emptier) empty(ctx context.Context, name string) (bool, error) {
 	namespace, err := e.client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -97,7 +97,7 @@ func (e *emptier) empty(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// leftover is what a namespace still holds, and what kept it from being known or deleted.
+// leftover is what a namespace still contains, and the errors of listing and deleting it.
 type leftover struct {
 	objects, finalizers   map[string]int
 	undiscovered, refused []error
@@ -161,7 +161,7 @@ func namespacedResources(d clientdiscovery.DiscoveryInterface) ([]schema.GroupVe
 	}), err
 }
 
-// report writes what is left into the namespace's conditions, where it differs from what they say.
+// report writes what is left into the namespace's conditions, if they change.
 func (e *emptier) report(ctx context.Context, namespace *corev1.Namespace, left leftover) error {
 	changed := false
 	for _, c := range left.conditions() {
@@ -212,7 +212,7 @@ func counts(of map[string]int, format string) string {
 	return strings.Join(all, ", ")
 }
 
-// setCondition says whether a condition was not yet as it should be.
+// setCondition sets a condition and reports whether it has changed.
 func setCondition(s *corev1.NamespaceStatus, want corev1.NamespaceCondition) bool {
 	want.LastTransitionTime = metav1.Now()
 	i := slices.IndexFunc(s.Conditions, func(c corev1.NamespaceCondition) bool { return c.Type == want.Type })

@@ -13,10 +13,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
-// secretsKeyFile lies beside the certificate authority: who has one of them needs the other.
+// secretsKeyFile is beside the certificate authority: a backup needs both.
 const secretsKeyFile = "secrets.key"
 
-// secretsPrefix begins every Secret in the store, so that a later way to encrypt can be told from this one.
+// secretsPrefix begins every Secret in the store, so that a later encryption can be distinguished from this one.
 const secretsPrefix = "ebb:aesgcm:v1:"
 
 // secretsTransformer encrypts Secrets in the store with AES-GCM, under a key in a file that is made at the first start. Each
@@ -30,12 +30,12 @@ func secretsTransformer(dir string) (value.Transformer, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("key of Secrets: %w", err)
+		return nil, fmt.Errorf("encryption key of Secrets: %w", err)
 	}
 	cipher, err := aes.NewHKDFExtendedNonceGCMTransformer(seed)
 	if err != nil {
-		return nil, fmt.Errorf("key of Secrets in %s: %w", path, err)
+		return nil, fmt.Errorf("encryption key of Secrets in %s: %w", path, err)
 	}
-	unknown := errors.New("a Secret in the store was not written by Ebb")
+	unknown := errors.New("a Secret in etcd is not encrypted with Ebb's key")
 	return value.NewPrefixTransformers(unknown, value.PrefixTransformer{Prefix: []byte(secretsPrefix), Transformer: cipher}), nil
 }

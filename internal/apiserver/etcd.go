@@ -16,7 +16,7 @@ import (
 )
 
 // store is the embedded etcd. It listens on one unix socket in a directory that only its owner may enter, so that
-// nobody reaches the objects past the API's rules, and on nothing else.
+// the objects cannot be reached without the API's checks, and on nothing else.
 type store struct {
 	etcd     *embed.Etcd
 	log      zap.AtomicLevel
@@ -92,9 +92,9 @@ func (s *store) failed() <-chan error { return s.etcd.Err() }
 
 // Why a server ends or never starts.
 var (
-	errStoreEnded    = errors.New("embedded etcd ended")
-	errStoreSlow     = errors.New("no answer within 30 s; is the disk overloaded?")
-	errBootstrapSlow = errors.New("not usable within a minute; is the machine overloaded?")
+	errStoreEnded    = errors.New("the embedded etcd stopped")
+	errStoreSlow     = errors.New("it did not answer within 30 s; check whether the disk is overloaded")
+	errBootstrapSlow = errors.New("it was not usable within a minute; check whether the machine is overloaded")
 )
 
 const storeReadyTimeout = 30 * time.Second

@@ -119,7 +119,7 @@ func TestAnEtcdThatDoesNotKnowUsIsNamed(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("started without a certificate for etcd: %v", err)
 	}
-	const want = "ebb: embedded API on etcd at %s: etcd grpc connection not ready: context deadline exceeded; is it reachable, and are the TLS files the right ones?\n"
+	const want = "ebb: embedded API on etcd at %s: etcd grpc connection not ready: context deadline exceeded; check that it is reachable and that the TLS files are correct\n"
 	if !strings.HasSuffix(string(out), fmt.Sprintf(want, f.url)) {
 		t.Errorf("it says %s", out)
 	}

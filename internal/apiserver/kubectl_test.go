@@ -96,7 +96,7 @@ func TestKubectlListsEveryKind(t *testing.T) {
 func TestKubectlExplains(t *testing.T) {
 	s := api(t)
 	for field, want := range map[string][]string{
-		"drain":                        {"GROUP:      ebb.dev", "Drain takes one node out of service: the node leaves empty, or says what"},
+		"drain":                        {"GROUP:      ebb.dev", "Drain takes one node out of service: it moves all work off the node, and its"},
 		"node.spec.desired.liveness":   {"FIELD: liveness <string>", "liveness the node should reach."},
 		"node.status.liveness":         {"ENUM:", "    Alive\n    Draining\n    Stopping\n", "It only moves forward"},
 		"drain.status.blockers.remedy": {"FIELD: remedy <string>", "remedy is what a person can do about it."},

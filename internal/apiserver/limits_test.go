@@ -58,9 +58,9 @@ func TestANodeMayNotCreateAnotherNodeOrItsLease(t *testing.T) {
 	node := s.node(t, name)
 	other := name + "x"
 	refused(t, node.do(t, http.MethodPost, nodes, nodeObject(other)),
-		`nodes.ebb.dev "`+other+`" is forbidden: the credentials of node `+name+` do not reach node `+other)
+		`nodes.ebb.dev "`+other+`" is forbidden: the credentials of node `+name+` may not write node `+other)
 	refused(t, node.do(t, http.MethodPost, leases, nodeLease(other, "p", 1, 0)),
-		`leases.coordination.k8s.io "node-`+other+`" is forbidden: the credentials of node `+name+` do not reach the lease node-`+other)
+		`leases.coordination.k8s.io "node-`+other+`" is forbidden: the credentials of node `+name+` may not write the lease node-`+other)
 	for collection, o := range map[string]object{nodes: nodeObject(""), leases: nodeLease("", "p", 1, 0)} {
 		o["metadata"] = object{"generateName": name}
 		if a := node.do(t, http.MethodPost, collection, o); a.code != http.StatusForbidden {
@@ -73,7 +73,7 @@ func TestANodeMayNotWriteTheMark(t *testing.T) {
 	s := api(t)
 	name := fresh("n")
 	node, path := s.node(t, name), leases+"/"+lease.NameOf(name)
-	want := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + `: only the coordinator writes the mark`
+	want := `leases.coordination.k8s.io "node-` + name + `" is forbidden: lease node-` + name + `: only the coordinator may fence an epoch`
 	refused(t, node.do(t, http.MethodPost, leases, nodeLease(name, "", 1, 1)), want)
 	node.must(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0))
 	mark := object{"metadata": object{"annotations": object{lease.FencedAnnotation: "1"}}, "spec": object{"holderIdentity": nil}}
@@ -81,7 +81,7 @@ func TestANodeMayNotWriteTheMark(t *testing.T) {
 	s.admin(t).must(t, http.MethodPatch, path, mark)
 	unmark := object{"metadata": object{"annotations": object{lease.FencedAnnotation: nil}}}
 	refused(t, node.do(t, http.MethodPatch, path, unmark),
-		`leases.coordination.k8s.io "node-`+name+`" is forbidden: lease node-`+name+`: epoch (1) and fenced epoch (1) never go backwards`)
+		`leases.coordination.k8s.io "node-`+name+`" is forbidden: lease node-`+name+`: epoch (1) and fenced epoch (1) must not decrease`)
 }
 
 func TestANodeSpeaksOnlyForTheEpochOfItsLease(t *testing.T) {
@@ -94,7 +94,7 @@ func TestANodeSpeaksOnlyForTheEpochOfItsLease(t *testing.T) {
 	speak := func(epoch int) answer {
 		return node.do(t, http.MethodPatch, path+"/status", object{"status": object{"epoch": epoch, "liveness": "Alive"}})
 	}
-	refused(t, speak(1), prefix+"holds no lease: it may not write for epoch 1")
+	refused(t, speak(1), prefix+"has no lease: it may not write for epoch 1")
 	node.must(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0))
 	refused(t, speak(2), prefix+"may not write for epoch 2: its lease is in epoch 1, fenced up to 0")
 	if a := speak(1); a.code != http.StatusOK {

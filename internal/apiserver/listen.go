@@ -38,7 +38,7 @@ func listen(dir, address string) (net.Listener, error) {
 	if data, err := os.ReadFile(kept); err == nil {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, strings.TrimSpace(string(data))))
 		if err != nil {
-			return nil, fmt.Errorf("listen on the port of the last start: %w; end what uses it, give another with --listen, or remove %s for a free one", err, kept)
+			return nil, fmt.Errorf("listen on the port of the last start: %w; stop the process that uses it, choose another with --listen, or remove %s to pick a free one", err, kept)
 		}
 		return l, nil
 	}

@@ -24,11 +24,11 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// systemNamespaces are always there. The default one is made last: it says that all others were.
+// systemNamespaces always exist. The default one is created last: if it exists, so do the others.
 var systemNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, lease.Namespace, metav1.NamespaceDefault}
 
-// namespaces is what the server itself does about namespaces: nothing is created in one that is missing or being
-// deleted, and one that is being deleted is emptied.
+// namespaces enforces the lifecycle of namespaces: no object is created in one that is missing or being deleted, and one that is being
+// deleted is emptied.
 type namespaces struct {
 	client    kubernetes.Interface
 	objects   metadata.Interface
@@ -73,8 +73,7 @@ func (n *namespaces) start(hook genericapiserver.PostStartHookContext) error {
 	return nil
 }
 
-// create makes the namespaces that are always there, and, in a store from before there were namespaces, those that
-// objects are in.
+// create creates the system namespaces and, in a store from before there were namespaces, the namespaces of existing objects.
 func (n *namespaces) create(ctx context.Context, crds crdclient.CustomResourceDefinitionInterface) error {
 	_, err := n.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
 	if err == nil {

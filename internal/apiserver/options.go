@@ -16,7 +16,7 @@ import (
 // DefaultEventTTL is how long events are kept unless told otherwise, as in a full Kubernetes.
 const DefaultEventTTL = time.Hour
 
-// Options say how to run the embedded API.
+// Options configure the embedded API.
 type Options struct {
 	// Dir keeps the certificate authority, the credentials and, unless EtcdServers are given, the data.
 	Dir datadir.Dir
@@ -50,19 +50,19 @@ func (o Options) libraryLog() slog.Handler {
 	return o.LibraryLog
 }
 
-// Validate says what is wrong with the options, and what would be right.
+// Validate returns an error for invalid options, with what to do.
 func (o Options) Validate() error {
 	if o.Dir == "" {
-		return errors.New("no data directory: give one with --data-dir")
+		return errors.New("no data directory: set --data-dir")
 	}
 	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return fmt.Errorf("--listen %q is not host:port: %w", o.Listen, err)
 	}
 	if (o.EtcdCertFile == "") != (o.EtcdKeyFile == "") {
-		return errors.New("--etcd-certfile and --etcd-keyfile go together")
+		return errors.New("--etcd-certfile and --etcd-keyfile must be set together")
 	}
 	if len(o.EtcdServers) == 0 && (o.EtcdCAFile != "" || o.EtcdCertFile != "") {
-		return errors.New("TLS files for etcd are given but no --etcd-servers")
+		return errors.New("TLS files for etcd are set but --etcd-servers is not")
 	}
 	if o.EventTTL != 0 && o.EventTTL < time.Second {
 		return errors.New("--event-ttl must be at least a second")
@@ -74,7 +74,7 @@ func (o Options) Validate() error {
 	}
 	if host, _, _ := net.SplitHostPort(o.Listen); len(o.Advertise) == 0 {
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-			return fmt.Errorf("--listen %s accepts connections on every address: say with --advertise under which one clients reach it", o.Listen)
+			return fmt.Errorf("--listen %s listens on every address: set --advertise to the one under which clients reach it", o.Listen)
 		}
 	}
 	return nil
@@ -86,7 +86,7 @@ func (o Options) validateEtcdServer(server string) error {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return fmt.Errorf("--etcd-servers %q is not a URL like https://10.0.0.1:2379", server)
 	case u.Scheme == "http" && (o.EtcdCAFile != "" || o.EtcdCertFile != ""):
-		return fmt.Errorf("TLS files for etcd are given but --etcd-servers %s does not use TLS", server)
+		return fmt.Errorf("TLS files for etcd are set but --etcd-servers %s does not use TLS", server)
 	}
 	return nil
 }

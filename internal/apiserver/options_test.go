@@ -20,20 +20,20 @@ func TestWrongOptionsSayWhatWouldBeRight(t *testing.T) {
 		want   string
 	}{
 		{"nothing is wrong", func(*apiserver.Options) {}, ""},
-		{"no data directory", func(o *apiserver.Options) { o.Dir = "" }, "no data directory: give one with --data-dir"},
+		{"no data directory", func(o *apiserver.Options) { o.Dir = "" }, "no data directory: set --data-dir"},
 		{"no address", func(o *apiserver.Options) { o.Listen = "" }, `--listen "" is not host:port: missing port in address`},
 		{"no port", func(o *apiserver.Options) { o.Listen = "127.0.0.1" }, `--listen "127.0.0.1" is not host:port: address 127.0.0.1: missing port in address`},
-		{"every address", func(o *apiserver.Options) { o.Listen = "0.0.0.0:6443" }, "--listen 0.0.0.0:6443 accepts connections on every address: say with --advertise under which one clients reach it"},
-		{"every address of IPv6", func(o *apiserver.Options) { o.Listen = "[::]:6443" }, "--listen [::]:6443 accepts connections on every address: say with --advertise under which one clients reach it"},
-		{"no host", func(o *apiserver.Options) { o.Listen = ":6443" }, "--listen :6443 accepts connections on every address: say with --advertise under which one clients reach it"},
+		{"every address", func(o *apiserver.Options) { o.Listen = "0.0.0.0:6443" }, "--listen 0.0.0.0:6443 listens on every address: set --advertise to the one under which clients reach it"},
+		{"every address of IPv6", func(o *apiserver.Options) { o.Listen = "[::]:6443" }, "--listen [::]:6443 listens on every address: set --advertise to the one under which clients reach it"},
+		{"no host", func(o *apiserver.Options) { o.Listen = ":6443" }, "--listen :6443 listens on every address: set --advertise to the one under which clients reach it"},
 		{"every address, advertised", func(o *apiserver.Options) { o.Listen = ":6443"; o.Advertise = []string{"ebb.example.com"} }, ""},
-		{"a certificate without its key", func(o *apiserver.Options) { o.EtcdServers = []string{etcd}; o.EtcdCertFile = "c" }, "--etcd-certfile and --etcd-keyfile go together"},
-		{"a key without its certificate", func(o *apiserver.Options) { o.EtcdServers = []string{etcd}; o.EtcdKeyFile = "k" }, "--etcd-certfile and --etcd-keyfile go together"},
-		{"a CA for nothing", func(o *apiserver.Options) { o.EtcdCAFile = "ca" }, "TLS files for etcd are given but no --etcd-servers"},
-		{"a certificate for nothing", func(o *apiserver.Options) { o.EtcdCertFile, o.EtcdKeyFile = "c", "k" }, "TLS files for etcd are given but no --etcd-servers"},
+		{"a certificate without its key", func(o *apiserver.Options) { o.EtcdServers = []string{etcd}; o.EtcdCertFile = "c" }, "--etcd-certfile and --etcd-keyfile must be set together"},
+		{"a key without its certificate", func(o *apiserver.Options) { o.EtcdServers = []string{etcd}; o.EtcdKeyFile = "k" }, "--etcd-certfile and --etcd-keyfile must be set together"},
+		{"a CA for nothing", func(o *apiserver.Options) { o.EtcdCAFile = "ca" }, "TLS files for etcd are set but --etcd-servers is not"},
+		{"a certificate for nothing", func(o *apiserver.Options) { o.EtcdCertFile, o.EtcdKeyFile = "c", "k" }, "TLS files for etcd are set but --etcd-servers is not"},
 		{"etcd without a scheme", func(o *apiserver.Options) { o.EtcdServers = []string{etcd, "10.0.0.2:2379"} }, `--etcd-servers "10.0.0.2:2379" is not a URL like https://10.0.0.1:2379`},
 		{"etcd without a host", func(o *apiserver.Options) { o.EtcdServers = []string{"https://"} }, `--etcd-servers "https://" is not a URL like https://10.0.0.1:2379`},
-		{"TLS files without TLS", func(o *apiserver.Options) { o.EtcdServers = []string{"http://10.0.0.1:2379"}; o.EtcdCAFile = "ca" }, "TLS files for etcd are given but --etcd-servers http://10.0.0.1:2379 does not use TLS"},
+		{"TLS files without TLS", func(o *apiserver.Options) { o.EtcdServers = []string{"http://10.0.0.1:2379"}; o.EtcdCAFile = "ca" }, "TLS files for etcd are set but --etcd-servers http://10.0.0.1:2379 does not use TLS"},
 		{"events that are not kept", func(o *apiserver.Options) { o.EventTTL = time.Millisecond }, "--event-ttl must be at least a second"},
 		{"etcd with TLS", func(o *apiserver.Options) {
 			o.EtcdServers, o.EtcdCAFile, o.EtcdCertFile, o.EtcdKeyFile = []string{etcd}, "ca", "c", "k"
@@ -97,6 +97,6 @@ func TestADirectoryServesOneServerAtATime(t *testing.T) {
 		t.Fatalf("a second server: %v, want ErrLocked", err)
 	}
 	equal(t, strings.ReplaceAll(err.Error(), string(s.dir), "DIR"),
-		"data directory DIR: another process holds the lock: stop the API server that uses it, or give another directory with --data-dir")
+		"data directory DIR: another process holds the lock: stop the API server that uses it, or set another directory with --data-dir")
 	s.admin(t).must(t, "GET", nodes, nil)
 }

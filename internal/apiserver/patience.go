@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// fillLimit is how long a list waits for the cache of its kind to be filled. Filling takes milliseconds, on a busy machine seconds.
+	// fillLimit is how long a list waits until the cache of its kind is filled. That takes milliseconds, on a busy machine seconds.
 	fillLimit = 10 * time.Second
 	fillLook  = 5 * time.Millisecond
 )
 
 // patientKinds makes the lists of custom resources wait until the cache of their kind is filled, where the server would refuse
-// them with 429. The cache is made, empty, by the first question about a kind. When that question is asked by the deletion of
-// the kind's definition, a refusal is a failure from which the deletion recovers late (see deletions).
+// them with 429. The first request for a kind creates its cache, empty. If the deletion of the definition makes this
+// request, a refusal is a failure from which the deletion recovers late (see deletions).
 type patientKinds struct {
 	generic.RESTOptionsGetter
 }

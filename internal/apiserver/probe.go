@@ -5,11 +5,11 @@ import (
 	"net/http"
 )
 
-// probes are what anybody may ask, so that a load balancer without credentials knows whom to send requests to.
+// probes are the health checks that need no credentials, for load balancers.
 var probes = map[string]bool{"/healthz": true, "/livez": true, "/readyz": true}
 
-// withProbes answers probes that come without credentials with ok or not ok and nothing else. They never reach what stands behind
-// authentication but the check of that name in api. Everything else, and whoever shows credentials or asks for details, goes to next.
+// withProbes answers probes without credentials with ok or not ok and nothing else. Of the authenticated API they reach only the check
+// of that name. All other requests, and probes with credentials or for details, go to next.
 func withProbes(api, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isProbe(r) {
@@ -36,7 +36,7 @@ func isProbe(r *http.Request) bool {
 		(r.TLS == nil || len(r.TLS.PeerCertificates) == 0) && r.Header.Get("Authorization") == ""
 }
 
-// verdict keeps the status of an answer and nothing of its text.
+// verdict records the status of an answer and drops its body.
 type verdict struct {
 	header http.Header
 	code   int

@@ -198,7 +198,7 @@ func TestASecondServerOnADirectoryIsRefusedAndTheFirstGoesOn(t *testing.T) {
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 			t.Errorf("--listen %s: %v, want exit code 1", listen, err)
 		}
-		equal(t, string(out), "ebb: data directory "+dir+": another process holds the lock: stop the API server that uses it, or give another directory with --data-dir\n")
+		equal(t, string(out), "ebb: data directory "+dir+": another process holds the lock: stop the API server that uses it, or set another directory with --data-dir\n")
 	}
 	p.viewer(t).must(t, http.MethodGet, nodes+"/n1", nil)
 	p.admin(t).must(t, http.MethodPost, nodes, nodeObject("n2"))

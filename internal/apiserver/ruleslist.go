@@ -16,11 +16,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// allVerbs in the order in which they are told.
+// allVerbs in the order in which they are listed.
 var allVerbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
-// rulesOf lists what a user may do by asking the authorizer about every resource there is, so that the list cannot differ
-// from what is decided.
+// rulesOf lists what a user may do by asking the authorizer about every resource, so that the list agrees with its decisions.
 type rulesOf struct {
 	roots  *discovery
 	policy policy

@@ -14,7 +14,7 @@ func changefeedObject(spec object) object { return ebb("Changefeed", fresh("feed
 func TestAPasswordInAURLIsRefusedByTheSchema(t *testing.T) {
 	admin := api(t).admin(t)
 	words := func(end string) string {
-		return "leave the password out of the URL: everybody who may read the object would know it; name a Secret in " + end + "PasswordSecretRef or a file in " + end + "PasswordFile"
+		return "remove the password from the URL, where everybody who may read the object sees it; name a Secret in " + end + "PasswordSecretRef or a file in " + end + "PasswordFile"
 	}
 	for _, url := range []string{
 		"mysql://u:hunter2@db:3306", "mysql://u:hunter2@db", "mysql://:hunter2@db:3306", "mysql://u@x:hunter2@db:3306", "mysql://u:hunter2/x@db:3306",
@@ -49,7 +49,7 @@ func TestAPasswordIsInAFileOrInASecret(t *testing.T) {
 	ref := object{"name": "db"}
 	for _, end := range []string{"source", "sink"} {
 		file, secret := end+"PasswordFile", end+"PasswordSecretRef"
-		invalid(t, admin.do(t, http.MethodPost, changefeeds, spec(object{file: "db", secret: ref})), "spec: Invalid value: give one of "+file+" and "+secret)
+		invalid(t, admin.do(t, http.MethodPost, changefeeds, spec(object{file: "db", secret: ref})), "spec: Invalid value: set "+file+" or "+secret+", not both")
 		invalid(t, admin.do(t, http.MethodPost, changefeeds, spec(object{file: "", secret: ref})))
 		a := admin.must(t, http.MethodPost, changefeeds, spec(object{secret: ref}))
 		if got := a.object(t)["spec"].(map[string]any)[secret].(map[string]any)["key"]; got != "password" {

@@ -8,12 +8,12 @@ import (
 
 const (
 	drainNode     = "a drain's nodeName cannot be changed: create another Drain for the other node"
-	drainVanishes = "a drain's phase never vanishes"
-	drainEnded    = "a drain that has ended stays as it ended: create another Drain"
-	drainPending  = "a drain never returns to Pending"
-	drainStopping = "a drain never returns from Stopping to Draining"
-	drainEpoch    = "a drain's nodeEpoch never goes backwards or vanishes"
-	drainStarted  = "a drain's startedAt is written once"
+	drainVanishes = "a drain's phase cannot be removed"
+	drainEnded    = "a drain that has ended cannot change: create another Drain"
+	drainPending  = "a drain cannot return to Pending"
+	drainStopping = "a drain cannot return from Stopping to Draining"
+	drainEpoch    = "a drain's nodeEpoch cannot decrease or be removed"
+	drainStarted  = "a drain's startedAt cannot be changed"
 )
 
 var phases = []string{"Pending", "Draining", "Stopping", "Complete", "Cancelled", "Failed"}
@@ -86,7 +86,7 @@ func TestADrainStaysWithItsNode(t *testing.T) {
 }
 
 // noDuration is what the schema says of a text that is not a duration.
-const noDuration = `Invalid value: "string": type conversion error from 'string' to 'google.protobuf.Duration' evaluating rule: must be a duration ahead, such as 90s or 10m`
+const noDuration = `Invalid value: "string": type conversion error from 'string' to 'google.protobuf.Duration' evaluating rule: must be a positive duration, such as 90s or 10m`
 
 func TestADrainsWishIsChecked(t *testing.T) {
 	admin := api(t).admin(t)
@@ -98,7 +98,7 @@ func TestADrainsWishIsChecked(t *testing.T) {
 		{"a queued one", object{"nodeName": "n1", "whenBusy": "Queue"}, nil},
 		{"a deadline", object{"nodeName": "n1", "deadline": "1h30m"}, nil},
 		{"a deadline that is no duration", object{"nodeName": "n1", "deadline": "tomorrow"}, []string{"spec.deadline: " + noDuration}},
-		{"a deadline in the past", object{"nodeName": "n1", "deadline": "-5m"}, []string{`spec.deadline: Invalid value: "-5m": must be a duration ahead, such as 90s or 10m`}},
+		{"a deadline in the past", object{"nodeName": "n1", "deadline": "-5m"}, []string{`spec.deadline: Invalid value: "-5m": must be a positive duration, such as 90s or 10m`}},
 		{"a deadline without end", object{"nodeName": "n1", "deadline": "99999999999999999999h"}, []string{"spec.deadline: " + noDuration}},
 		{"no node", object{}, []string{"spec.nodeName: Required value"}},
 		{"an empty node", object{"nodeName": ""}, []string{`spec.nodeName: Invalid value: "": spec.nodeName in body should be at least 1 chars long`}},
@@ -118,12 +118,12 @@ func TestADrainsWishIsChecked(t *testing.T) {
 
 func TestThereIsOneSettingsObject(t *testing.T) {
 	admin := api(t).admin(t)
-	invalid(t, admin.do(t, http.MethodPost, settings, ebb("Settings", "other")), "there is one Settings object and its name is cluster")
+	invalid(t, admin.do(t, http.MethodPost, settings, ebb("Settings", "other")), "the only Settings object must be named cluster")
 	const policies = `"block-if-contains-last-replica", "allow-if-replica-is-stopped", "always-allow", "block-for-eviction", "block-for-eviction-if-contains-last-replica"`
 	invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"nodeDrainPolicy": "whatever"}}),
 		`spec.nodeDrainPolicy: Unsupported value: "whatever": supported values: `+policies)
 	invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{"stalledAfter": "soon"}}}), "spec.drain.stalledAfter: "+noDuration)
-	for text, want := range map[string]string{"soon": noDuration, "0s": `Invalid value: "0s": must be a duration ahead, such as 90s or 10m`} {
+	for text, want := range map[string]string{"soon": noDuration, "0s": `Invalid value: "0s": must be a positive duration, such as 90s or 10m`} {
 		for _, field := range []string{"balanceAfter", "bootstrapTimeout"} {
 			invalid(t, admin.do(t, http.MethodPatch, settings+"/cluster", object{"spec": object{"drain": object{field: text}}}), "spec.drain."+field+": "+want)
 		}

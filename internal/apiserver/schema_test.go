@@ -66,8 +66,8 @@ func change(t *testing.T, collection string, o, from, to object) answer {
 
 const (
 	nodeName     = "a node's name must be a DNS label: lower-case letters, digits and '-', at most 63 characters"
-	nodeEpoch    = "a node's epoch never goes backwards or vanishes"
-	nodeVanishes = "a node's liveness never vanishes"
+	nodeEpoch    = "a node's epoch cannot decrease or be removed"
+	nodeVanishes = "a node's liveness cannot be removed"
 	nodeForward  = "a node's liveness only moves forward within an epoch: Alive, Draining, Stopping"
 )
 

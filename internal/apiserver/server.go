@@ -1,6 +1,5 @@
-// Package apiserver is the Kubernetes API that Ebb brings along where there is no Kubernetes: the server of custom
-// resources on an embedded etcd, with certificates of its own, four identities, and the few rules that a schema cannot
-// say. Stock clients work with it.
+// Package apiserver is Ebb's embedded Kubernetes API, for machines without Kubernetes: the server of custom resources on an embedded
+// etcd, with its own certificates, four identities, and admission checks that a schema cannot express. Stock clients work with it.
 package apiserver
 
 import (
@@ -69,7 +68,7 @@ type Server struct {
 	crds     []*apiextensionsv1.CustomResourceDefinition
 	// deletions of definitions, which are customers' too.
 	deletions *deletions
-	// namespaces are there once usable is set; nobody but the server itself creates anything in one before.
+	// namespaces exist once usable is set; before that only the server itself creates objects in them.
 	namespaces *namespaces
 	usable     atomic.Bool
 }
@@ -81,7 +80,7 @@ const (
 	shutdownTimeout = 10 * time.Second
 )
 
-// New opens the store and the port and prepares everything, but serves nothing yet.
+// New opens the store and the port and sets up the server, but does not serve yet.
 func New(ctx context.Context, o Options) (*Server, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -127,23 +126,23 @@ func (s *Server) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// explain says which etcd it was, and that one that does not answer may only refuse our certificate.
+// explain names the etcd in an error. An etcd that does not answer may only have refused our certificate.
 func (s *Server) explain(err error) error {
 	switch servers := strings.Join(s.opts.EtcdServers, ","); {
 	case servers == "":
 		return fmt.Errorf("embedded API: %w", err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("embedded API on etcd at %s: %w; is it reachable, and are the TLS files the right ones?", servers, err)
+		return fmt.Errorf("embedded API on etcd at %s: %w; check that it is reachable and that the TLS files are correct", servers, err)
 	default:
 		return fmt.Errorf("embedded API on etcd at %s: %w", servers, err)
 	}
 }
 
-// lockDir keeps a second server away: it would take over the first one's socket and then wait for the first one's data.
+// lockDir locks the data directory: a second server would take over the first one's socket and then wait for its data.
 func lockDir(dir datadir.Dir) (unlock func(), err error) {
 	unlock, err = datadir.Lock(dir.APIServerLock())
 	if errors.Is(err, datadir.ErrLocked) {
-		return nil, fmt.Errorf("data directory %s: %w: stop the API server that uses it, or give another directory with --data-dir", dir, datadir.ErrLocked)
+		return nil, fmt.Errorf("data directory %s: %w: stop the API server that uses it, or set another directory with --data-dir", dir, datadir.ErrLocked)
 	}
 	return unlock, err
 }

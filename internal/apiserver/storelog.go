@@ -10,12 +10,12 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// storeLogger lets errors of etcd through, to where everything else is logged, and keeps its several lines a second to itself.
+// storeLogger passes the errors of etcd to the process's log, and drops its other lines, which are several a second.
 func storeLogger(level zapcore.LevelEnabler, to slog.Handler) *zap.Logger {
 	return zap.New(slogCore{LevelEnabler: level, to: to})
 }
 
-// slogCore hands what etcd logs over to a handler of slog.
+// slogCore passes what etcd logs to a handler of slog.
 type slogCore struct {
 	zapcore.LevelEnabler
 	to slog.Handler

@@ -15,14 +15,13 @@ import (
 
 type termKey struct{}
 
-// claim is the term that a request names, and what became of it.
+// claim is the term that a request names, and whether it has ended.
 type claim struct {
 	term string
-	over atomic.Bool // an answer may go out because time is up while the request is still being judged
+	over atomic.Bool // atomic: after a timeout the answer is sent while the request is still being checked
 }
 
-// withTerm carries the term that a request names to where the request is judged, and says in a header of the answer if
-// it is over.
+// withTerm passes the term that a request names to admission, and sets a header of the answer if the term has ended.
 func withTerm(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		term := r.Header.Get(identity.TermHeader)
@@ -35,7 +34,7 @@ func withTerm(next http.Handler) http.Handler {
 	})
 }
 
-// claimWriter adds the header just before the answer goes out.
+// claimWriter adds the header just before the answer is sent.
 type claimWriter struct {
 	http.ResponseWriter
 	claim *claim
@@ -52,10 +51,10 @@ func (w *claimWriter) WriteHeader(code int) {
 // Unwrap implements what http.ResponseController asks for.
 func (w *claimWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// validateTerm refuses the writes of a coordinator whose term is over. A coordinator that was frozen between deciding
-// and writing does not know that another was elected; the resourceVersion it read may still fit. The term it names on
-// every write is compared with the election's Lease, read live, and only once the whole request is here: its header may
-// have been sent before the freeze. The election itself is exempt: its own resourceVersion guards it.
+// validateTerm refuses the writes of a coordinator whose term has ended. A coordinator that was frozen between deciding and writing
+// does not know that another was elected, and the resourceVersion it read may still be current. Every write names its term, which is
+// compared with the election's Lease, read live. The comparison is made after the whole request has arrived, because its header may have
+// been sent before the freeze. The election itself is exempt: its own resourceVersion guards it.
 func (r *rules) validateTerm(ctx context.Context, a admission.Attributes) error {
 	node, ok := identity.CoordinatorName(a.GetUserInfo().GetName())
 	if !ok {
@@ -73,16 +72,16 @@ func (r *rules) validateTerm(ctx context.Context, a admission.Attributes) error 
 		c = &claim{}
 	}
 	if c.term != "" && !lease.TermOf(c.term, node) {
-		return fmt.Errorf("the coordinator of node %s may not write for the term %q of another node", node, c.term)
+		return fmt.Errorf("the coordinator on node %s may not write in the term %q of another node", node, c.term)
 	}
 	if c.term == "" || current == nil || current.Spec.HolderIdentity == nil || *current.Spec.HolderIdentity != c.term {
 		c.over.Store(true)
-		return fmt.Errorf("the coordinator's term %q is over", c.term)
+		return fmt.Errorf("the coordinator's term %q has ended", c.term)
 	}
 	return nil
 }
 
-// validateElection: a coordinator stands for its own node, and takes the election from another only by putting itself there.
+// validateElection: a coordinator may write only its own node as the holder of the election, and release only its own.
 func validateElection(node string, a admission.Attributes) error {
 	next, ok := field(a.GetObject(), "spec").(map[string]any)
 	if !ok || a.GetOperation() == admission.Delete {
@@ -94,7 +93,7 @@ func validateElection(node string, a admission.Attributes) error {
 	if holder == "" && (was == "" || lease.TermOf(was, node)) || lease.TermOf(holder, node) {
 		return nil
 	}
-	return fmt.Errorf("the coordinator of node %s may not write the election for %q, which was held by %q", node, holder, was)
+	return fmt.Errorf("the coordinator on node %s may not set the holder of the election to %q; it was %q", node, holder, was)
 }
 
 func isElection(a admission.Attributes) bool {

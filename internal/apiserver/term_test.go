@@ -27,9 +27,9 @@ func TestACoordinatorWritesOnlyInItsTerm(t *testing.T) {
 	touch := object{"metadata": object{"annotations": object{"touched": "yes"}}}
 	for what, c := range map[string]struct{ term, want string }{
 		"the current term": {"n1/1/a.2", ""},
-		"a term before":    {"n1/1/a.1", `the coordinator's term "n1/1/a.1" is over`},
-		"a term to come":   {"n1/1/a.3", `the coordinator's term "n1/1/a.3" is over`},
-		"no term":          {"", `the coordinator's term "" is over`},
+		"a term before":    {"n1/1/a.1", `the coordinator's term "n1/1/a.1" has ended`},
+		"a term to come":   {"n1/1/a.3", `the coordinator's term "n1/1/a.3" has ended`},
+		"no term":          {"", `the coordinator's term "" has ended`},
 	} {
 		t.Run(what, func(t *testing.T) {
 			coordinator, drain := s.coordinator(t, c.term), fresh("d")
@@ -72,7 +72,7 @@ func TestNobodyHoldsATermWithoutTheElection(t *testing.T) {
 			name := fresh("d")
 			for _, term := range []string{"n1/1/a.1", ""} {
 				a := s.coordinator(t, term).do(t, http.MethodPost, drains, drainObject(name))
-				refused(t, a, fmt.Sprintf(`drains.ebb.dev %q is forbidden: the coordinator's term %q is over`, name, term))
+				refused(t, a, fmt.Sprintf(`drains.ebb.dev %q is forbidden: the coordinator's term %q has ended`, name, term))
 			}
 		})
 	}
@@ -92,8 +92,8 @@ func TestTheElectionItselfNeedsNoTerm(t *testing.T) {
 		other := s.coordinator(t, "n2/1/a.1")
 		held := admin.must(t, http.MethodGet, leases+"/coordinator", nil).object(t)
 		for holder, want := range map[string]string{
-			"n3/1/a.1": `the coordinator of node n2 may not write the election for "n3/1/a.1", which was held by "n1/1/a.2"`,
-			"":         `the coordinator of node n2 may not write the election for "", which was held by "n1/1/a.2"`,
+			"n3/1/a.1": `the coordinator on node n2 may not set the holder of the election to "n3/1/a.1"; it was "n1/1/a.2"`,
+			"":         `the coordinator on node n2 may not set the holder of the election to ""; it was "n1/1/a.2"`,
 		} {
 			held["spec"].(map[string]any)["holderIdentity"] = holder
 			refused(t, other.do(t, http.MethodPut, leases+"/coordinator", held), `leases.coordination.k8s.io "coordinator" is forbidden: `+want)
@@ -104,14 +104,14 @@ func TestTheElectionItselfNeedsNoTerm(t *testing.T) {
 		thief := s.as(t, identity.Coordinator("n1")).saying(identity.TermHeader, "n2/1/a.1")
 		name := fresh("d")
 		refused(t, thief.do(t, http.MethodPost, drains, drainObject(name)),
-			`drains.ebb.dev "`+name+`" is forbidden: the coordinator of node n1 may not write for the term "n2/1/a.1" of another node`)
+			`drains.ebb.dev "`+name+`" is forbidden: the coordinator on node n1 may not write in the term "n2/1/a.1" of another node`)
 	})
 	t.Run("and only the election", func(t *testing.T) {
 		name := fresh("n")
 		refused(t, candidate.do(t, http.MethodPost, leases, nodeLease(name, "p", 1, 0)),
-			`leases.coordination.k8s.io "node-`+name+`" is forbidden: the coordinator's term "" is over`)
+			`leases.coordination.k8s.io "node-`+name+`" is forbidden: the coordinator's term "" has ended`)
 		refused(t, candidate.do(t, http.MethodPost, otherLeases, leaseObject(lease.CoordinatorName, "n1/1/a.1")),
-			`leases.coordination.k8s.io "coordinator" is forbidden: the coordinator's term "" is over`)
+			`leases.coordination.k8s.io "coordinator" is forbidden: the coordinator's term "" has ended`)
 	})
 }
 
@@ -141,7 +141,7 @@ func TestARequestThatArrivesInPiecesIsJudgedByTheTermAtItsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused(t, answer{code: resp.StatusCode, body: said}, `drains.ebb.dev "`+name+`" is forbidden: the coordinator's term "n1/1/a.1" is over`)
+	refused(t, answer{code: resp.StatusCode, body: said}, `drains.ebb.dev "`+name+`" is forbidden: the coordinator's term "n1/1/a.1" has ended`)
 }
 
 // dial opens a bare connection, to send a request by hand.

@@ -14,7 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// validateNodeWrite judges what a node writes of an object of work by what the object's kind declares.
+// validateNodeWrite checks a node's write to an object of work with the rules that the object's kind declares.
 func (r *rules) validateNodeWrite(ctx context.Context, a admission.Attributes) error {
 	node, isNode := identity.NodeName(a.GetUserInfo().GetName())
 	if !isNode {
@@ -32,7 +32,7 @@ func (r *rules) validateNodeWrite(ctx context.Context, a admission.Attributes) e
 	return writes.Judge(ctx, w)
 }
 
-// validateHosts: a node writes only about work that it hosts, as its own counts show.
+// validateHosts: a node may write only about kinds of work that it hosts, as its published counts show.
 func (r *rules) validateHosts(ctx context.Context, node, runtime string) error {
 	for _, cached := range []bool{true, false} {
 		n, err := r.readNode(ctx, node, cached)
@@ -46,7 +46,7 @@ func (r *rules) validateHosts(ctx context.Context, node, runtime string) error {
 	return fmt.Errorf("node %s does not host %s", node, runtime)
 }
 
-// leaseOf reads a node's lease live; the record of one that is not there is empty.
+// leaseOf reads a node's lease live; the record of a missing lease is empty.
 func (r *rules) leaseOf(ctx context.Context, node string) (lease.Record, error) {
 	l, err := r.readLease(ctx, lease.NameOf(node))
 	if err != nil {

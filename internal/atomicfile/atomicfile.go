@@ -4,6 +4,7 @@ package atomicfile
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,6 +27,22 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// ReadJSON reads a file with read, such as os.ReadFile, and decodes its JSON. It returns nil if there is no such file.
+func ReadJSON[T any](read func(name string) ([]byte, error), name string) (*T, error) {
+	data, err := read(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	value := new(T)
+	if err := json.Unmarshal(data, value); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return value, nil
 }
 
 // WriteIn is [Write] for a name below an open directory that it cannot leave, with what the umask leaves of the mode.

@@ -168,3 +168,22 @@ func TestRenameReplaces(t *testing.T) {
 		t.Errorf("sync of nothing: %v", err)
 	}
 }
+
+func TestReadJSONTellsAMissingFileFromABadOne(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "value.json")
+	if value, err := atomicfile.ReadJSON[map[string]int](os.ReadFile, path); value != nil || err != nil {
+		t.Errorf("a missing file: %v, %v", value, err)
+	}
+	for text, want := range map[string]string{`{"a":1}`: "", `{"a"`: path + ": unexpected end of JSON input"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		value, err := atomicfile.ReadJSON[map[string]int](os.ReadFile, path)
+		if want == "" && (err != nil || (*value)["a"] != 1) || want != "" && (err == nil || err.Error() != want) {
+			t.Errorf("%s: %v, %v", text, value, err)
+		}
+	}
+	if _, err := atomicfile.ReadJSON[int](os.ReadFile, t.TempDir()); err == nil {
+		t.Error("a directory was read")
+	}
+}

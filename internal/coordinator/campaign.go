@@ -2,8 +2,8 @@
 //
 //	waiting ──eligible──▶ campaigning ──won, still eligible──▶ leading ──lost, resigned or node's epoch ended──▶ waiting
 //
-// A term has a manager of its own, which has stopped before the election is released; the next term, wherever it is,
-// begins after. Every write of a term names it, and the embedded API refuses the writes of a term that is over.
+// Each term has its own manager, which has stopped before the election is released; the next term, on any node, begins after that. Every
+// write of a term names it, and the embedded API refuses the writes of a term that has ended.
 package coordinator
 
 import (
@@ -44,7 +44,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Campaign stands for election in every epoch of a node. It is a Resident of the node.
+// Campaign takes part in the election in every epoch of a node. It is a Resident of the node.
 type Campaign struct {
 	opts   Options
 	client coordinationclient.CoordinationV1Interface
@@ -58,7 +58,7 @@ type Campaign struct {
 	leading  *leadership // nil unless a term runs here
 }
 
-// parts are what a campaign asks of the rest of Ebb. A test of terms alone brings its own.
+// parts are the campaign's dependencies, which tests of terms replace.
 type parts struct {
 	eligible func(context.Context, *node.Epoch) error
 	alone    func(context.Context, *node.Epoch) error
@@ -67,7 +67,7 @@ type parts struct {
 	work     func(*Term) error
 }
 
-// leadership is the term that runs here, as whoever wants it to end sees it.
+// leadership is the term that runs here, with what is needed to end it.
 type leadership struct {
 	epoch  *node.Epoch
 	resign context.CancelFunc
@@ -76,7 +76,7 @@ type leadership struct {
 
 // NewCampaign makes a campaign that has not begun.
 func NewCampaign(o Options) (*Campaign, error) {
-	// As for the node's lease: a connection of its own, given up at the first timeout.
+	// As for the node's lease: a separate connection, which is given up at the first timeout.
 	cfg := rest.CopyConfig(o.Config)
 	cfg.NextProtos = []string{"http/1.1"}
 	cfg.Timeout = o.Timing.Timeout
@@ -106,7 +106,7 @@ func newCampaign(o Options, client coordinationclient.CoordinationV1Interface) *
 // Name implements node.Resident.
 func (c *Campaign) Name() string { return "campaign" }
 
-// Run stands for election until ctx ends: whenever the node is eligible, for as long as it takes.
+// Run takes part in the election until ctx ends, whenever the node is eligible.
 func (c *Campaign) Run(ctx context.Context, e *node.Epoch) error {
 	freed, err := watchFreed(ctx, e)
 	if err != nil {
@@ -139,7 +139,7 @@ func (c *Campaign) campaign(ctx context.Context, e *node.Epoch, freed <-chan str
 	waitAny(context.Background(), (c.opts.Timing.Dead-c.opts.Timing.Fence)/2, c.last)
 }
 
-// role is as what a node stands: candidate, or survivor (survivor.go).
+// role is how a node takes part: as candidate, or as survivor (survivor.go).
 type role struct {
 	eligible   func(context.Context, *node.Epoch) error
 	work       func(*Term) error
@@ -149,7 +149,7 @@ type role struct {
 // allows reports whether a node of this liveness may stand in this role.
 func (r *role) allows(l v1alpha1.Liveness) bool { return slices.Contains(r.livenesses, l) }
 
-// roleFor is as what the node may stand now, or nil.
+// roleFor returns the role that the node may have now, or nil.
 func (c *Campaign) roleFor(ctx context.Context, e *node.Epoch) *role {
 	candidate := &role{eligible: c.eligible, work: c.work, livenesses: []v1alpha1.Liveness{v1alpha1.Alive}}
 	survivor := &role{eligible: c.alone, work: c.survive, livenesses: []v1alpha1.Liveness{v1alpha1.Alive, v1alpha1.Draining}}
@@ -161,7 +161,7 @@ func (c *Campaign) roleFor(ctx context.Context, e *node.Epoch) *role {
 	return nil
 }
 
-// retry is how often candidates look, and how often the coordinator renews.
+// retry is how often candidates check the election, and how often the coordinator renews it.
 func (c *Campaign) retry() time.Duration { return c.opts.Timing.Renew / 4 }
 
 // duration is how long the election lasts without a renewal. The Lease counts whole seconds; rounded up they are still no
@@ -182,7 +182,7 @@ func (c *Campaign) readEligible(ctx context.Context, e *node.Epoch) error {
 		return err
 	}
 	if slot != nil {
-		return fmt.Errorf("node %s is named by drain %s", e.Node, slot.Name)
+		return fmt.Errorf("node %s is being drained by drain %s", e.Node, slot.Name)
 	}
 	if !e.Holding() {
 		return fmt.Errorf("node %s: %w", e.Node, fleet.ErrLeaseInDoubt)
@@ -190,8 +190,8 @@ func (c *Campaign) readEligible(ctx context.Context, e *node.Epoch) error {
 	return nil
 }
 
-// stand runs one elector until it lost, resigned, or was ended to look again at once. It reports whether the others should
-// go first now: because this node resigned, or because its term failed.
+// stand runs one elector until it has lost or resigned, or is replaced to try again at once. It reports whether this node should let
+// others go first: because it resigned, or because its term failed.
 //
 // The elector outlives ctx until the term has stopped: only then is the election released. When the API does not answer
 // the release may take its time, so stand does not wait for it; the next stand does.
@@ -211,7 +211,7 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, as *role, freed <-c
 		OnNewLeader:      func(string) { c.opts.Metrics.changes.Inc() },
 	}))
 	if err != nil {
-		c.opts.Log.Error("cannot stand for election", "error", err)
+		c.opts.Log.Error("could not start a leader elector", "error", err)
 		waitAny(ctx, c.retry()*4)
 		return false
 	}
@@ -238,7 +238,7 @@ func (c *Campaign) stand(ctx context.Context, e *node.Epoch, as *role, freed <-c
 			if elector.IsLeader() {
 				continue // it was freed before we won it
 			}
-			// A new elector looks at once; this one would wait out its period.
+			// A new elector tries at once; this one would wait for its retry period.
 			release()
 			<-over
 			return false
@@ -282,8 +282,8 @@ func (c *Campaign) electorConfig(identity string, stopped func() bool, callbacks
 			Client:     c.client,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 		}, stopped),
-		// A coordinator that cannot renew is on its way out when the node fences itself, and replaced when everything
-		// of the node that must be dead is dead.
+		// A coordinator that cannot renew stops when the node fences itself, and is replaced when all work of the node
+		// has stopped.
 		LeaseDuration:   c.duration(),
 		RenewDeadline:   c.opts.Timing.Fence,
 		RetryPeriod:     c.retry(),
@@ -292,12 +292,12 @@ func (c *Campaign) electorConfig(identity string, stopped func() bool, callbacks
 	}
 }
 
-// lead runs a term until the node no longer wants it or the election is lost, and returns when everything of the term
-// has stopped. It reports whether the term ended for a reason of its own.
+// lead runs a term until the node resigns or loses the election, and returns when everything of the term has stopped. It reports
+// whether the term failed.
 func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *leadership, isLeader func() bool) (failed bool) {
 	log := c.opts.Log.With("term", term.Identity)
 	if err := as.eligible(wanted, l.epoch); err != nil {
-		log.Warn("won the election but may not lead", "error", err)
+		log.Warn("won the election but may not coordinate", "error", err)
 		return false
 	}
 	stands := func() bool { return wanted.Err() == nil && lost.Err() == nil && isLeader() }
@@ -307,7 +307,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 	}
 	c.setLeading(l)
 	defer c.setLeading(nil)
-	log.Info("coordinator: term begins")
+	log.Info("coordinator: term started")
 	ended := make(chan error, 1)
 	go func() { ended <- as.work(term) }()
 	for stands() {
@@ -315,7 +315,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 		if !as.allows(liveness) {
 			break
 		}
-		// The elector goes on trying for a while after it saw another holder; isLeader reports it at once.
+		// The elector keeps trying for some time after it saw another holder; isLeader reports it at once.
 		select {
 		case <-wanted.Done():
 		case <-lost.Done():
@@ -323,7 +323,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 		case <-time.After(c.retry()):
 		case err := <-ended:
 			if err == nil {
-				log.Info("coordinator: term over", "cause", context.Cause(term.ctx))
+				log.Info("coordinator: term ended", "reason", context.Cause(term.ctx))
 				return false
 			}
 			log.Error("coordinator: term failed", "error", err)
@@ -334,7 +334,7 @@ func (c *Campaign) lead(wanted, lost context.Context, term *Term, as *role, l *l
 	if err := <-ended; err != nil {
 		log.Warn("coordinator: term ended with an error", "error", err)
 	}
-	log.Info("coordinator: term over")
+	log.Info("coordinator: term ended")
 	return false
 }
 
@@ -356,13 +356,13 @@ func (c *Campaign) Leading() bool {
 	return c.leading != nil
 }
 
-// NodeOf is the node whose term an identity names.
+// NodeOf returns the node of a term's identity.
 func NodeOf(identity string) string {
 	name, _, _ := strings.Cut(identity, "/")
 	return name
 }
 
-// watchFreed signals whenever the election is released, so that a hand-over does not wait for the next look.
+// watchFreed signals whenever the election is released, so that a hand-over does not wait for the retry period.
 func watchFreed(ctx context.Context, e *node.Epoch) (<-chan struct{}, error) {
 	informer, err := e.Cache.GetInformer(ctx, &coordinationv1.Lease{})
 	if err != nil {

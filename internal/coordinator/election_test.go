@@ -94,7 +94,7 @@ func aLoneNodeCannotResign(t *testing.T, api *testenv.API) {
 	c := newCluster(t, api, []string{"c1"})
 	m, term := c.leader()
 	err := m.campaign.Resign(context.Background())
-	if !errors.Is(err, ErrNoSuccessor) || err.Error() != "no other node can take over: none is Alive, Ready and free of a drain" {
+	if !errors.Is(err, ErrNoSuccessor) || err.Error() != "no other node can take over: none is Alive, Ready and not being drained" {
 		t.Errorf("resigning: %v", err)
 	}
 	if c.holder() != term.Identity || !m.campaign.Leading() {

@@ -14,10 +14,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// ErrNone: nobody leads at the moment.
-var ErrNone = errors.New("there is no coordinator at the moment: an election takes up to the lease's duration")
+// ErrNone: there is no coordinator.
+var ErrNone = errors.New("there is no coordinator: a new one is elected within the duration of a lease")
 
-// Locate finds the node that leads, by the election's Lease, read live. It fails with ErrNone when nobody does.
+// Locate returns the coordinator's node from the election's Lease, read live. It fails with ErrNone if there is no coordinator.
 func Locate(ctx context.Context, r client.Reader) (string, error) {
 	l := &coordinationv1.Lease{}
 	err := r.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l)
@@ -30,7 +30,7 @@ func Locate(ctx context.Context, r client.Reader) (string, error) {
 	return NodeOf(*l.Spec.HolderIdentity), nil
 }
 
-// URL finds where the coordinator's HTTP API is.
+// URL returns the URL of the coordinator's HTTP API.
 func URL(ctx context.Context, r client.Reader) (*url.URL, error) {
 	name, err := Locate(ctx, r)
 	if err != nil {
@@ -42,7 +42,7 @@ func URL(ctx context.Context, r client.Reader) (*url.URL, error) {
 	}
 	u, err := url.Parse(n.Status.HTTPAddress)
 	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("coordinator %s publishes no usable HTTP address (%q)", name, n.Status.HTTPAddress)
+		return nil, fmt.Errorf("coordinator %s has published no usable HTTP address (%q)", name, n.Status.HTTPAddress)
 	}
 	return u, nil
 }

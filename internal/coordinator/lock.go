@@ -9,21 +9,21 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Why an election is not released.
+// Errors for which an election is not released.
 var (
 	// errNotHeld: a term tried to release an election that belongs to another.
-	errNotHeld = errors.New("the election belongs to another term")
+	errNotHeld = errors.New("another term holds the election")
 	// errStillWorking: the elector gave up, and its term has not stopped yet.
 	errStillWorking = errors.New("the term has not stopped yet")
 )
 
-// lock is the election's Lease as an elector uses it, with three guards of ours.
+// lock is the election's Lease for an elector, with three more checks.
 //
-//   - An elector that gives up reads the Lease afresh and clears the holder it finds, while it still believes what it
-//     saw before it was frozen: it would end its successor's term. Here only the own identity can be cleared.
+//   - An elector that gives up reads the Lease again and clears the holder it finds, even if it was frozen and another holder has been
+//     elected since: it would end its successor's term. Here only its own identity can be cleared.
 //   - An elector that could not renew in time releases the election at once, and only then reports that it is lost. Here
 //     the election is released when the term has stopped, and otherwise expires.
-//   - An election that this very process failed to release, because the API was away, is free to it: the terms of its
+//   - An election that this process could not release, because the API did not answer, is free for this process: the terms of its
 //     former identities have stopped.
 type lock struct {
 	*resourcelock.LeaseLock

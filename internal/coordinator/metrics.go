@@ -16,7 +16,7 @@ func NewMetrics(r prometheus.Registerer, nodeName string) *Metrics {
 			Name: "ebb_coordinator_election_changes_total", Help: "How often this node saw the coordinator change.", ConstLabels: labels,
 		}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "ebb_coordinator_leading", Help: "1 while this node is the coordinator.", ConstLabels: labels,
+			Name: "ebb_coordinator_leading", Help: "1 if this node is the coordinator, 0 otherwise.", ConstLabels: labels,
 		}),
 	}
 	r.MustRegister(m.changes, m.leading)

@@ -15,12 +15,12 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// What a request to resign may run into.
+// Errors of a request to resign.
 var (
 	// ErrNotCoordinator: this node has no term to give up.
 	ErrNotCoordinator = errors.New("this node is not the coordinator")
 	// ErrNoSuccessor: no other node could take over.
-	ErrNoSuccessor = errors.New("no other node can take over: none is Alive, Ready and free of a drain")
+	ErrNoSuccessor = errors.New("no other node can take over: none is Alive, Ready and not being drained")
 )
 
 // Resign ends the term that runs here and keeps this node from the next one. It returns when the election is free.
@@ -39,7 +39,7 @@ func (c *Campaign) Resign(ctx context.Context) error {
 	case <-l.over:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("resigned, but the election is not free yet: %w", context.Cause(ctx))
+		return fmt.Errorf("resigned, but the election has not been released yet: %w", context.Cause(ctx))
 	}
 }
 
@@ -63,8 +63,8 @@ func (c *Campaign) successor(ctx context.Context, e *node.Epoch) error {
 	return ErrNoSuccessor
 }
 
-// sitOut waits until another node leads, or until it is clear that none will: not even after the election has expired,
-// should the release have been lost. While the API does not answer, nobody can.
+// sitOut waits until another node is coordinator, or until none has become it although the election would have expired, in case the
+// release was lost. Time during which the API does not answer does not count, because no node can be elected then.
 func (c *Campaign) sitOut(ctx context.Context) {
 	patience := c.duration() + 4*c.retry()
 	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; waitAny(ctx, c.retry()) {

@@ -20,11 +20,11 @@ import (
 )
 
 // A node that the drain slot names cannot become coordinator, whether it is Draining already or does not know of its drain
-// yet, with one exception: when every other node is lost, nobody is left to finish its drain or to take its work. Then it
-// stands for election as survivor, and in this order: marks the others, cancels its drain, and begins anew, Alive; the
+// yet, with one exception: when every other node is lost, no node is left to finish its drain or to take its work. Then it
+// takes part in the election as survivor. As such it fences the other nodes, cancels its drain, and begins a new epoch, Alive; the
 // coordinator that it becomes in the new epoch frees the slot.
 
-// others are the leases of all other nodes that are held, read live.
+// others returns the held leases of all other nodes, read live.
 func others(ctx context.Context, r client.Reader, self string) ([]coordinationv1.Lease, error) {
 	var leases coordinationv1.LeaseList
 	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
@@ -49,7 +49,7 @@ func (c *Campaign) readAlone(ctx context.Context, e *node.Epoch) error {
 		case err != nil:
 			return err
 		case slot == nil:
-			return fmt.Errorf("node %s is %s and no drain names it", e.Node, liveness)
+			return fmt.Errorf("node %s is %s and is not being drained", e.Node, liveness)
 		}
 	}
 	held, err := others(ctx, e.Client, e.Node)
@@ -81,7 +81,7 @@ func (c *Campaign) survive(t *Term) error {
 	if err := markAll(ctx, cl, t); err != nil {
 		return err
 	}
-	// Read live once more: a node that came back meanwhile takes over, and the drain goes on.
+	// Read live once more: a node that has come back takes over, and the drain continues.
 	if held, err := others(ctx, cl, t.Epoch.Node); err != nil || len(held) > 0 {
 		return err
 	}
@@ -91,7 +91,7 @@ func (c *Campaign) survive(t *Term) error {
 	if err := cancelDrain(ctx, cl, t); err != nil {
 		return err
 	}
-	t.Log.Warn("every other node is lost: this node goes back to work", "epoch", t.Epoch.Number)
+	t.Log.Warn("every other node is lost; cancelled the drain of this node", "epoch", t.Epoch.Number)
 	t.Epoch.BeginAnew("every other node is lost")
 	return nil
 }
@@ -106,7 +106,7 @@ func markAll(ctx context.Context, cl client.Client, t *Term) error {
 	for i := range held {
 		rec, err := lease.Read(&held[i])
 		if err != nil || !slices.Contains(lost, rec) {
-			return err // it renewed: not alone
+			return err // it has renewed its lease: this node is not alone
 		}
 		marked, err := lease.Fence(&held[i], rec)
 		if err != nil {
@@ -118,12 +118,12 @@ func markAll(ctx context.Context, cl client.Client, t *Term) error {
 		if err := cl.Update(ctx, marked); err != nil {
 			return err
 		}
-		t.Log.Warn("node is lost: its epoch was marked", "lost", rec.Node, "epoch", rec.Epoch)
+		t.Log.Warn("node is lost; fenced its epoch", "target", rec.Node, "epoch", rec.Epoch)
 	}
 	return nil
 }
 
-// cancelDrain ends the drain of this node. One that had failed already stays failed, and holds the node no longer.
+// cancelDrain cancels the drain of this node. A drain that had failed stays Failed and releases the node.
 func cancelDrain(ctx context.Context, cl client.Client, t *Term) error {
 	settings := &v1alpha1.Settings{}
 	if err := cl.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
@@ -139,9 +139,9 @@ func cancelDrain(ctx context.Context, cl client.Client, t *Term) error {
 		return err
 	}
 	if err != nil || string(d.UID) != slot.UID {
-		return nil // nobody is left who wants the node drained
+		return nil // the drain was deleted
 	}
-	message := fmt.Sprintf("Every other node is lost: node %s goes back to work in a new epoch.", t.Epoch.Node)
+	message := fmt.Sprintf("Every other node is lost: node %s takes work again in a new epoch.", t.Epoch.Node)
 	switch d.Status.Phase {
 	case v1alpha1.DrainComplete, v1alpha1.DrainCancelled:
 		return nil

@@ -26,9 +26,9 @@ import (
 )
 
 // ErrTermOver: the election went to another term; nothing may be written for this one.
-var ErrTermOver = errors.New("the coordinator's term is over")
+var ErrTermOver = errors.New("the coordinator's term has ended")
 
-// Term is one node's time as coordinator: a manager with the cluster's controllers, and what they share.
+// Term is one node's term as coordinator: a manager with the cluster's controllers, and what they share.
 type Term struct {
 	// Identity names the term; it is the holder of the election's Lease while the term lasts.
 	Identity string
@@ -74,8 +74,8 @@ func (t *Term) run() error {
 	return mgr.Start(t.ctx)
 }
 
-// bind makes a client configuration whose every request names the term, and that sends nothing once the term is over:
-// a controller that has not noticed yet gets an error.
+// bind returns a client configuration whose requests all name the term. Once the term has ended it sends nothing, and a controller that
+// still runs gets an error.
 func (t *Term) bind(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {

@@ -126,7 +126,7 @@ func aTermThatIsOver(t *testing.T, api *testenv.API) {
 		t.Errorf("a client of the term after its end: %v", err)
 	}
 	err := touch(thaws, before.name)
-	want := `nodes.ebb.dev "` + before.name + `" is forbidden: the coordinator's term "` + term.Identity + `" is over`
+	want := `nodes.ebb.dev "` + before.name + `" is forbidden: the coordinator's term "` + term.Identity + `" has ended`
 	if !apierrors.IsForbidden(err) || err.Error() != want {
 		t.Errorf("a write with the old term: %v\nwant %s", err, want)
 	}
@@ -202,7 +202,7 @@ func lostNodesAreMarked(t *testing.T, api *testenv.API) {
 			t.Fatal(err)
 		}
 		return len(list.Items) == 1 && list.Items[0].Regarding.Name == "silent" && list.Items[0].Reason == "NodeLost" &&
-			list.Items[0].Note == "Epoch 1 of node silent is over: its lease stayed unchanged for 8s."
+			list.Items[0].Note == "Epoch 1 of node silent is fenced: its lease was not renewed for 8s."
 	})
 }
 

@@ -16,21 +16,21 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// slack is how late a renewal may look, on the clock of whoever asks, before it is reported to people.
+// slack is how late a renewal may be, on the reader's clock, before it is reported to people.
 const slack = 2 * time.Second
 
-// vacancyFacts are what an explanation of a missing coordinator rests on. Its times are wall clocks of several machines: good
-// enough for people, and nothing else is decided on them.
+// vacancyFacts are the input of an explanation why there is no coordinator. Its times are wall clocks of several machines, which is good
+// enough for people; nothing is decided on them.
 type vacancyFacts struct {
 	now      time.Time
-	election *coordinationv1.Lease // nil if nobody was ever elected
+	election *coordinationv1.Lease // nil if no node was ever elected
 	nodes    []v1alpha1.Node
 	leases   map[string]*coordinationv1.Lease // by node
 	slot     *v1alpha1.ActiveDrain
 }
 
-// Vacancy explains in sentences that nobody leads, or that the coordinator is silent, since when, and what keeps each node from
-// leading. The text is empty while the coordinator renews its election.
+// Vacancy explains in sentences that there is no coordinator or that it does not renew its election, since when, and what keeps each
+// node from becoming coordinator. The text is empty while the coordinator renews its election.
 func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, vacant bool, err error) {
 	var leases coordinationv1.LeaseList
 	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
@@ -61,11 +61,11 @@ func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, 
 	return f.explain(), vacant, nil
 }
 
-// state reports whether the coordinator is silent, whether nobody leads any more, and in what words. A coordinator renews several
-// times a second.
+// state reports whether the coordinator does not renew its election, whether there is none any more, and both in words. A coordinator
+// renews several times a second.
 func (f vacancyFacts) state() (words string, silent, vacant bool) {
 	if f.election == nil {
-		return "There is no coordinator: nobody has been elected yet.", true, true
+		return "There is no coordinator: none has been elected yet.", true, true
 	}
 	since := unrenewed(f.election, f.now)
 	if f.election.Spec.HolderIdentity == nil || *f.election.Spec.HolderIdentity == "" {
@@ -87,7 +87,7 @@ func (f vacancyFacts) explain() string {
 	words, _, vacant := f.state()
 	b.WriteString(words)
 	if vacant {
-		b.WriteString(" Nothing is decided until there is one.")
+		b.WriteString(" Drains and placements wait until there is one.")
 	}
 	b.WriteString("\n")
 	slices.SortFunc(f.nodes, func(a, c v1alpha1.Node) int { return cmp.Compare(a.Name, c.Name) })
@@ -97,7 +97,7 @@ func (f vacancyFacts) explain() string {
 	return b.String()
 }
 
-// candidacy returns what keeps a node from leading, or that nothing does.
+// candidacy returns what keeps a node from becoming coordinator, or that nothing does.
 func (f vacancyFacts) candidacy(n *v1alpha1.Node) string {
 	rec, held := lease.Record{}, false
 	l := f.leases[n.Name]
@@ -108,19 +108,19 @@ func (f vacancyFacts) candidacy(n *v1alpha1.Node) string {
 	}
 	switch {
 	case l == nil:
-		return "cannot lead: it has no lease"
+		return "cannot become coordinator: it has no lease"
 	case !held && rec.Fenced >= rec.Epoch:
-		return "cannot lead: it is lost"
+		return "cannot become coordinator: it is lost"
 	case !held:
-		return "cannot lead: it has left"
+		return "cannot become coordinator: it has left"
 	case f.late(l, rec):
-		return fmt.Sprintf("has not renewed its lease for %s: it may be dead, frozen or cut off, and is called lost after %s", unrenewed(l, f.now), rec.Duration)
+		return fmt.Sprintf("has not renewed its lease for %s: it may be dead, frozen or cut off, and is lost after %s", unrenewed(l, f.now), rec.Duration)
 	case f.slot != nil && f.slot.Node == n.Name:
-		return fmt.Sprintf("cannot lead while drain %s names it. It cancels that drain and leads once every other node has left or is lost%s", f.slot.Name, f.waitsFor(n.Name))
+		return fmt.Sprintf("cannot become coordinator while drain %s drains it. Once every other node has left or is lost, it cancels that drain and becomes coordinator%s", f.slot.Name, f.waitsFor(n.Name))
 	case n.Status.Liveness != v1alpha1.Alive:
-		return fmt.Sprintf("cannot lead: it is %s", n.Status.Liveness)
+		return fmt.Sprintf("cannot become coordinator: it is %s", n.Status.Liveness)
 	}
-	return "can lead: it is elected within the duration of an election"
+	return "can become coordinator: a node is elected within the duration of a lease"
 }
 
 // waitsFor names the other nodes that still hold a lease.
@@ -138,7 +138,7 @@ func (f vacancyFacts) waitsFor(node string) string {
 	return "; it waits for " + strings.Join(names, ", ")
 }
 
-// late reports whether a node's lease looks unrenewed for longer than a living node would let it.
+// late reports whether a node's lease was not renewed for longer than a healthy node takes.
 func (f vacancyFacts) late(l *coordinationv1.Lease, rec lease.Record) bool {
 	return unrenewed(l, f.now) > rec.Duration/4+slack
 }

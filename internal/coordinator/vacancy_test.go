@@ -56,9 +56,9 @@ func TestThatNobodyLeadsIsExplained(t *testing.T) {
 				leases:   map[string]*coordinationv1.Lease{"n1": leaseOf("node-n1", "n1/x", 13*time.Second, 1, 0), "n2": held("n2")["n2"]},
 				slot:     slot,
 			},
-			"There is no coordinator: node n1 was elected and has not renewed its election for 13s. Nothing is decided until there is one.\n" +
-				"Node n1 has not renewed its lease for 13s: it may be dead, frozen or cut off, and is called lost after 10s.\n" +
-				"Node n2 cannot lead while drain n2-abc names it. It cancels that drain and leads once every other node has left or is lost; it waits for n1.\n",
+			"There is no coordinator: node n1 was elected and has not renewed its election for 13s. Drains and placements wait until there is one.\n" +
+				"Node n1 has not renewed its lease for 13s: it may be dead, frozen or cut off, and is lost after 10s.\n" +
+				"Node n2 cannot become coordinator while drain n2-abc drains it. Once every other node has left or is lost, it cancels that drain and becomes coordinator; it waits for n1.\n",
 		},
 		{
 			"the coordinator has been silent for a moment",
@@ -68,14 +68,14 @@ func TestThatNobodyLeadsIsExplained(t *testing.T) {
 				leases:   map[string]*coordinationv1.Lease{"n1": leaseOf("node-n1", "n1/x", 6*time.Second, 1, 0), "n2": held("n2")["n2"]},
 			},
 			"The coordinator, node n1, has not renewed its election for 5s. Another node can be elected after 10s.\n" +
-				"Node n1 has not renewed its lease for 6s: it may be dead, frozen or cut off, and is called lost after 10s.\n" +
-				"Node n2 can lead: it is elected within the duration of an election.\n",
+				"Node n1 has not renewed its lease for 6s: it may be dead, frozen or cut off, and is lost after 10s.\n" +
+				"Node n2 can become coordinator: a node is elected within the duration of a lease.\n",
 		},
 		{
 			"nobody was ever elected",
 			vacancyFacts{nodes: []v1alpha1.Node{node("n1", v1alpha1.Alive)}, leases: held("n1")},
-			"There is no coordinator: nobody has been elected yet. Nothing is decided until there is one.\n" +
-				"Node n1 can lead: it is elected within the duration of an election.\n",
+			"There is no coordinator: none has been elected yet. Drains and placements wait until there is one.\n" +
+				"Node n1 can become coordinator: a node is elected within the duration of a lease.\n",
 		},
 		{
 			"one has left, one is lost, one never joined, one is stopping",
@@ -86,8 +86,8 @@ func TestThatNobodyLeadsIsExplained(t *testing.T) {
 					"n1": leaseOf("node-n1", "", time.Minute, 1, 0), "n2": leaseOf("node-n2", "", time.Minute, 1, 1), "n4": held("n4")["n4"],
 				},
 			},
-			"There is no coordinator: the election was released 3s ago. Nothing is decided until there is one.\n" +
-				"Node n1 cannot lead: it has left.\nNode n2 cannot lead: it is lost.\nNode n3 cannot lead: it has no lease.\nNode n4 cannot lead: it is Stopping.\n",
+			"There is no coordinator: the election was released 3s ago. Drains and placements wait until there is one.\n" +
+				"Node n1 cannot become coordinator: it has left.\nNode n2 cannot become coordinator: it is lost.\nNode n3 cannot become coordinator: it has no lease.\nNode n4 cannot become coordinator: it is Stopping.\n",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// usageStep is what a deployment that was claimed after a node's last sample is taken to add to its score, in thousandths.
+// usageStep is the assumed score of a deployment that was claimed after the node's last sample, in thousandths.
 const usageStep = 10
 
 // claimer is a node that takes part in the assignment.
@@ -30,10 +30,10 @@ type item struct {
 	eligible   []*claimer
 }
 
-// Assign gives every claimable deployment that some node may claim to one of them. All nodes compute it alike, and each
-// claims only its own part, so that they rarely meet. Two views that differ a little, because a claim has been seen by one
-// node and not yet by another or a deployment has just been added, agree on nearly all of it: what a deployment prefers
-// hangs on its own identity, and how many a node gets on the final balance, which claims on the way do not change.
+// Assign assigns every claimable deployment to one of the nodes that may claim it. Every node computes the same assignment and
+// claims only its own part, so that conflicts are rare. Two nodes may see slightly different objects, because one has seen a
+// claim or a new deployment before the other. They still agree on nearly all of it: which node a deployment prefers depends only
+// on the two of them, and how many deployments a node gets depends on the final balance, which does not change while claims are made.
 func Assign(w World, deployments []*v1alpha1.Deployment) map[*v1alpha1.Deployment]string {
 	claimers := w.claimers()
 	if len(claimers) == 0 {
@@ -59,7 +59,7 @@ func Assign(w World, deployments []*v1alpha1.Deployment) map[*v1alpha1.Deploymen
 	return plan
 }
 
-// claimers are the nodes that may claim at all, by name.
+// claimers returns the nodes that may claim anything, sorted by name.
 func (w World) claimers() []*claimer {
 	var list []*claimer
 	for _, n := range w.Nodes {
@@ -71,7 +71,7 @@ func (w World) claimers() []*claimer {
 	return list
 }
 
-// items are what is to be claimed, those first that fewest nodes may claim. The others count as load.
+// items returns the deployments to be claimed, those with the fewest eligible nodes first. The others count as load.
 func (w World) items(deployments []*v1alpha1.Deployment, claimers []*claimer) []item {
 	byName := make(map[string]*claimer, len(claimers))
 	for _, c := range claimers {
@@ -95,8 +95,8 @@ func (w World) items(deployments []*v1alpha1.Deployment, claimers []*claimer) []
 	return items
 }
 
-// eligible are the claimers that may claim a deployment. A node that refuses it by its labels or its trust would claim
-// what it then does not run.
+// eligible returns the claimers that may claim a deployment. It checks labels and trusted commands, because a node does not run a
+// deployment that does not match them.
 func eligible(d *v1alpha1.Deployment, claimers []*claimer) []*claimer {
 	s, err := selector(d)
 	if err != nil {
@@ -110,7 +110,7 @@ func eligible(d *v1alpha1.Deployment, claimers []*claimer) []*claimer {
 		all = all && ok(c)
 	}
 	if all {
-		return claimers // shared by nearly all
+		return claimers // the usual case shares one slice
 	}
 	var list []*claimer
 	for _, c := range claimers {
@@ -121,11 +121,11 @@ func eligible(d *v1alpha1.Deployment, claimers []*claimer) []*claimer {
 	return list
 }
 
-// spread sets quotas so that the loads come out as even as they can, the nodes first by name getting what is left over.
+// spread sets the quotas so that the loads are as even as possible. The remainder goes to the nodes that are first by name.
 func spread(claimers []*claimer, items int) {
 	byLoad := slices.Clone(claimers)
 	slices.SortStableFunc(byLoad, func(a, b *claimer) int { return cmp.Compare(a.load, b.load) })
-	// The level that the least loaded are filled up to, and how many of them there are.
+	// The load that the least loaded nodes are filled up to, and the number of these nodes.
 	level, n := byLoad[0].load, 1
 	for left := items; ; {
 		for n < len(byLoad) && byLoad[n].load <= level {
@@ -154,7 +154,7 @@ func spread(claimers []*claimer, items int) {
 	}
 }
 
-// pickByCount takes the preferred claimer among those that have room in an even assignment, or else the least loaded.
+// pickByCount returns the preferred claimer among those with quota left, or else the least loaded one.
 func pickByCount(i *item) *claimer {
 	var best *claimer
 	var weight uint64
@@ -171,20 +171,20 @@ func pickByCount(i *item) *claimer {
 	})
 }
 
-// byUsage says whether loads are compared by use. All must do it alike: where one node counts deployments, every node is
-// compared by that, or two would each wait for the other.
+// byUsage reports whether nodes are compared by resource usage. That takes all of them: if one node counts deployments, all are
+// compared by count, or two nodes could each leave a deployment to the other.
 func byUsage(claimers []*claimer) bool {
 	return !slices.ContainsFunc(claimers, func(c *claimer) bool { return c.node.Status.ClaimPolicy != v1alpha1.ClaimByUsage })
 }
 
-// pickByUsage takes the claimer with the lowest use. One whose use is unknown comes after all whose use is known.
+// pickByUsage returns the claimer with the lowest usage. A claimer with unknown usage comes last.
 func pickByUsage(i *item) *claimer {
 	return slices.MinFunc(i.eligible, func(a, b *claimer) int {
 		return cmp.Or(cmp.Compare(a.use(), b.use()), cmp.Compare(mix(i.hash^b.hash), mix(i.hash^a.hash)))
 	})
 }
 
-// use is the claimer's score, with what it has got since the sample was taken.
+// use returns the claimer's score, including the deployments it has got since the sample was taken.
 func (c *claimer) use() int {
 	u := c.node.Status.Usage
 	if u == nil {
@@ -199,7 +199,7 @@ func hash(text string) uint64 {
 	return h.Sum64()
 }
 
-// mix spreads the bits of a number, so that every pair of a deployment and a node has a weight of its own.
+// mix spreads the bits of a number, so that each pair of a deployment and a node has its own weight.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9

@@ -21,31 +21,32 @@ import (
 )
 
 const (
-	// A plan is made when nothing has changed for settle, and after settleLimit at the latest: nodes that look at the same
-	// objects plan alike.
+	// A plan is made when nothing has changed for settle, and after settleLimit at the latest. Waiting makes it likely that all
+	// nodes plan with the same objects.
 	settle      = 100 * time.Millisecond
 	settleLimit = 500 * time.Millisecond
-	// claimsAtOnce bounds the claims that a node has under way, and claimLimit the time of one. It is long: nothing waits for
-	// a claim, and one that was given up on may have been written all the same.
+	// claimsAtOnce bounds the concurrent claims of a node, and claimLimit the time of one claim. The limit is long: nothing waits
+	// for a claim, and a claim that timed out may have been written.
 	claimsAtOnce = 4
 	claimLimit   = 30 * time.Second
-	// replan is how soon a claim that failed is planned again.
+	// replan is the delay after which a failed claim is planned again.
 	replan = 250 * time.Millisecond
-	// returnLimit is how long a node that left in order may take to come back before its deployments are claimed.
+	// returnLimit is how long the deployments of a node that released its lease wait for the node to come back.
 	returnLimit = 3 * time.Second
 )
 
-// Claimer claims for one node its part of the assignment. It is one loop: wait for a change, plan, claim.
+// Claimer claims one node's part of the assignment. It is one loop: wait for a change, plan, claim.
 type Claimer struct {
 	// Node that claims.
 	Node string
 	// Client writes the claims.
 	Client client.Client
-	// View is the world and the objects as they are known.
+	// View returns the world and the deployments as the node's cache has them.
 	View func(context.Context) (World, []*v1alpha1.Deployment, error)
-	// May says whether the node may write: its lease stands.
+	// May reports whether the node may write: it holds its lease.
 	May func() bool
-	// Claimed and Conflict are told of every claim that was made, or lost to another node; Settled when none was lost.
+	// Claimed is called for every claim that was made, Conflict for every claim that another node made first, and Settled when
+	// the plan has nothing for this node.
 	Claimed  func(*v1alpha1.Deployment)
 	Conflict func(d *v1alpha1.Deployment, message string)
 	Settled  func()
@@ -55,18 +56,18 @@ type Claimer struct {
 	pokes chan struct{}
 
 	mu    sync.Mutex
-	ahead map[types.UID]*v1alpha1.Deployment // claims that the view does not show yet
-	left  map[string]time.Time               // since when a node has been seen without a lease
+	ahead map[types.UID]*v1alpha1.Deployment // our claims that View does not show yet
+	left  map[string]time.Time               // when a node was first seen without a lease
 }
 
-// NewClaimer makes a claimer of one whose exported fields are set.
+// NewClaimer initializes a claimer whose exported fields are set.
 func NewClaimer(c *Claimer) *Claimer {
 	c.pokes = make(chan struct{}, 1)
 	c.ahead, c.left = map[types.UID]*v1alpha1.Deployment{}, map[string]time.Time{}
 	return c
 }
 
-// Poke says that something has changed.
+// Poke tells the claimer that something has changed.
 func (c *Claimer) Poke() {
 	select {
 	case c.pokes <- struct{}{}:
@@ -83,7 +84,7 @@ func (c *Claimer) Run(ctx context.Context) {
 		}
 		soon, err := c.Round(ctx)
 		if err != nil && ctx.Err() == nil {
-			c.Log.Warn("claims are planned again", "error", err)
+			c.Log.Warn("could not plan claims; trying again", "error", err)
 			soon = replan
 		}
 		pause = resync
@@ -93,7 +94,7 @@ func (c *Claimer) Run(ctx context.Context) {
 	}
 }
 
-// await returns when something has changed and settled, or after the pause.
+// await waits until something has changed and nothing changes any more, or until the pause has passed. It returns false when ctx ends.
 func (c *Claimer) await(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -123,7 +124,7 @@ func (c *Claimer) await(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// Round plans once and claims this node's part. It says when to plan again though nothing changes; zero is never.
+// Round plans once and claims this node's part. It returns when to plan again even if nothing changes; zero means never.
 func (c *Claimer) Round(ctx context.Context) (again time.Duration, err error) {
 	w, deployments, err := c.View(ctx)
 	if err != nil {
@@ -152,7 +153,7 @@ func (c *Claimer) Round(ctx context.Context) (again time.Duration, err error) {
 	return again, nil
 }
 
-// awaitReturns gives nodes that left in order a little time to come back.
+// awaitReturns gives nodes that released their lease some time to come back.
 func (c *Claimer) awaitReturns(w *World) (again time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,7 +177,7 @@ func (c *Claimer) awaitReturns(w *World) (again time.Duration) {
 	return again
 }
 
-// overlay puts our own claims in place of what the view still shows.
+// overlay replaces deployments with our own newer claims that the view does not show yet.
 func (c *Claimer) overlay(deployments []*v1alpha1.Deployment) []*v1alpha1.Deployment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,7 +196,7 @@ func (c *Claimer) overlay(deployments []*v1alpha1.Deployment) []*v1alpha1.Deploy
 	return list
 }
 
-// trulyLost reads live the leases of the addresses that look lost, each once, and leaves out what has come back.
+// trulyLost reads the leases of lost addresses from the server, each once, and leaves out deployments whose node has come back.
 func (c *Claimer) trulyLost(ctx context.Context, w World, mine []*v1alpha1.Deployment) ([]*v1alpha1.Deployment, error) {
 	back := map[string]bool{}
 	var list []*v1alpha1.Deployment
@@ -218,7 +219,7 @@ func (c *Claimer) trulyLost(ctx context.Context, w World, mine []*v1alpha1.Deplo
 	return list, nil
 }
 
-// claimAll claims a few at a time and says how many could not be claimed.
+// claimAll claims a few deployments at a time and returns how many could not be claimed.
 func (c *Claimer) claimAll(ctx context.Context, w World, mine []*v1alpha1.Deployment) (failed int) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -234,7 +235,7 @@ func (c *Claimer) claimAll(ctx context.Context, w World, mine []*v1alpha1.Deploy
 				mu.Lock()
 				defer mu.Unlock()
 				if failed++; failed == 1 && ctx.Err() == nil && !errors.Is(err, errLost) {
-					c.Log.Warn("a claim failed and is planned again", "deployment", client.ObjectKeyFromObject(d), "error", err)
+					c.Log.Warn("could not claim a deployment; trying again", "deployment", client.ObjectKeyFromObject(d), "error", err)
 				}
 			}
 		})
@@ -243,9 +244,9 @@ func (c *Claimer) claimAll(ctx context.Context, w World, mine []*v1alpha1.Deploy
 	return failed
 }
 
-var errLost = errors.New("another node claimed first")
+var errLost = errors.New("another node claimed the deployment first")
 
-// claim swaps the address of the object that was read. If somebody else only wrote something else, it is claimed as it is now.
+// claim sets the address by compare-and-swap. If the object has changed in another way, it is read again and claimed as it is now.
 func (c *Claimer) claim(ctx context.Context, w World, d *v1alpha1.Deployment) error {
 	ctx, cancel := context.WithTimeout(ctx, claimLimit)
 	defer cancel()
@@ -274,7 +275,7 @@ func (c *Claimer) claim(ctx context.Context, w World, d *v1alpha1.Deployment) er
 		}
 		if live.UID != d.UID || !w.Claimable(live) || live.Spec.Address != address {
 			if a := live.Spec.Address; a != "" && a != c.Node && a != address {
-				c.Conflict(live, fmt.Sprintf("Node %s claimed %s/%s before this node did.", a, live.Namespace, live.Name))
+				c.Conflict(live, fmt.Sprintf("Node %s claimed deployment %s/%s before this node could.", a, live.Namespace, live.Name))
 				return errLost
 			}
 			return nil
@@ -290,7 +291,7 @@ func (r *run) newClaimer() *Claimer {
 		View: func(ctx context.Context) (World, []*v1alpha1.Deployment, error) {
 			w, _ := r.view()
 			var list v1alpha1.DeploymentList
-			// The objects are the cache's own: plans only read them.
+			// The objects belong to the cache: plans only read them.
 			if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 				return w, nil, err
 			}
@@ -320,7 +321,7 @@ func (r *Runtime) setConflict(message string) {
 	r.conflict, r.conflictAt = message, time.Now()
 }
 
-// clearConflict forgets a lost claim that is at least so old: until then people can see it.
+// clearConflict clears the reported conflict if it is at least so old: until then it stays in the status for people to see.
 func (r *Runtime) clearConflict(after time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -329,7 +330,7 @@ func (r *Runtime) clearConflict(after time.Duration) {
 	}
 }
 
-// claim claims for as long as the epoch lasts, unless the node's policy is not to.
+// claim runs the claimer until the epoch ends, unless the node's claim policy is none.
 func (r *run) claim(ctx context.Context) {
 	if r.opts.Policy != v1alpha1.ClaimNone {
 		r.claims.Poke()
@@ -338,13 +339,13 @@ func (r *run) claim(ctx context.Context) {
 	}
 	n := &v1alpha1.Node{}
 	if err := r.e.Client.Get(ctx, types.NamespacedName{Name: r.opts.Node}, n); err != nil {
-		r.opts.Log.Warn("the node's own object is not there to be told of its policy", "error", err)
+		r.opts.Log.Warn("could not report that the claim policy is none: the Node object cannot be read", "error", err)
 		return
 	}
 	r.once.Do(func() { r.tellCode(n, v1alpha1.ErrPolicyDisabled, policyDisabled, "") })
 }
 
-// tellCode says what is wrong, in all the places where somebody looks but the condition, which is the object's.
+// tellCode reports an error code as metric, log line and event. The condition is written by the owner of the object.
 func (r *run) tellCode(about client.Object, code, message, key string) {
 	r.opts.Metrics.code(code)
 	r.opts.Log.Warn(message, "code", code, "object", client.ObjectKeyFromObject(about).String())
@@ -353,6 +354,6 @@ func (r *run) tellCode(about client.Object, code, message, key string) {
 	record := events.Recorder{Client: r.e.Client, Controller: "deployments", Instance: r.opts.Node}
 	err := record.Emit(ctx, events.Event{Regarding: about, Type: corev1.EventTypeWarning, Reason: code, Action: "Claim", Note: message, Key: key})
 	if err != nil && r.standing.Err() == nil {
-		r.opts.Log.Warn("event not written", "code", code, "error", err)
+		r.opts.Log.Warn("could not write event", "code", code, "error", err)
 	}
 }

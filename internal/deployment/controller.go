@@ -25,8 +25,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
-// Controller is the coordinator's side of deployments. It places nothing: nodes claim. It says of every record how it
-// stands, and lets go of deleted ones when nobody runs them any more.
+// Controller is the coordinator's side of deployments. It places nothing: nodes claim. It keeps the status of every deployment up
+// to date, and removes the finalizer of a deleted one when no node runs it any more.
 type Controller struct {
 	// Leader is the node that it runs on.
 	Leader string
@@ -57,7 +57,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	every := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
 		var list v1alpha1.DeploymentList
 		if err := c.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-			c.Log.Warn("deployments not listed", "error", err)
+			c.Log.Warn("could not list deployments", "error", err)
 			return nil
 		}
 		requests := make([]reconcile.Request, len(list.Items))
@@ -79,7 +79,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// Reconcile brings one record's status up to date.
+// Reconcile updates the status of one deployment.
 func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	d := &v1alpha1.Deployment{}
 	if err := c.client.Get(ctx, req.NamespacedName, d); err != nil {
@@ -108,8 +108,8 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// letGo removes our finalizer from a deleted record once nobody runs it. It cannot be taken back, so the leases are read
-// live, and then the election's.
+// letGo removes our finalizer from a deleted deployment when no node runs it. This is irreversible, so the leases are read from
+// the server, and after them the election.
 func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(d, v1alpha1.DeploymentFinalizer) || !w.Vacated(d) {
 		return ctrl.Result{}, nil
@@ -134,11 +134,11 @@ func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment)
 	return ctrl.Result{}, nil
 }
 
-// codes are the reasons of conditions that are told when they appear.
+// codes are the condition reasons that are reported when they appear.
 var codes = map[string]bool{v1alpha1.ErrInvalidType: true, v1alpha1.ErrDaemonAddressSet: true, v1alpha1.ErrDaemonMissing: true}
 
-// tell says in the log, the counter and an event that a code has appeared. It comes after the condition was written, so
-// that a write that has to be repeated does not tell twice.
+// tell reports a code that has appeared as log line, metric and event. It is called after the condition was written, so that a
+// repeated write does not report twice.
 func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, before v1alpha1.DeploymentStatus) {
 	told := map[string]bool{}
 	for _, condition := range before.Conditions {
@@ -157,12 +157,12 @@ func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, before v1
 			Regarding: d, Type: corev1.EventTypeWarning, Reason: code, Action: "Observe", Note: condition.Message, Key: d.ResourceVersion,
 		})
 		if err != nil {
-			log.Warn("event not written", "error", err)
+			log.Warn("could not write event", "error", err)
 		}
 	}
 }
 
-// ReadWorld reads what decisions about programs rest on through r.
+// ReadWorld reads the nodes and leases through r.
 func ReadWorld(ctx context.Context, r client.Reader) (World, error) {
 	f, err := fleet.Read(ctx, r)
 	return World{Fleet: f}, err

@@ -1,15 +1,15 @@
 // Package deployment runs programs: a deployment on the one node that claimed it, a daemon on every node whose labels match.
 //
 //	spec.address    who should run a deployment      claimed by compare-and-swap, or written by people
-//	status.holder   who may run it                   taken from nobody or from an epoch that is over, only then it starts
-//	status.nodes    where something of it may run    written before it starts, removed when nothing of it is left
+//	status.holder   who may run it                   set when no live epoch holds it, before the program starts
+//	status.nodes    where processes of it may run    written before it starts, removed when no process is left
 //
-//	UNASSIGNED ──claim──▶ ASSIGNED ──lease of the address over──▶ LOST ──claim──▶ ASSIGNED
+//	UNASSIGNED ──claim──▶ ASSIGNED ──lease of the address ended──▶ LOST ──claim──▶ ASSIGNED
 //	     ▲                   │
 //	     └──── DISABLED ◀────┘        (the address stays)            daemons: ENABLED ◀──▶ DISABLED
 //
-// Each node claims its slice of one assignment that all nodes compute alike (assign.go), runs what is addressed to it
-// under shims that end with the node's lease (program_worker.go, program.go), and never starts what another may still run (plan.go).
+// All nodes compute the same assignment, and each claims its own part (assign.go). A node runs its programs under shims that kill
+// them when its lease expires (program_worker.go, program.go), and never starts what another node may still run (plan.go).
 package deployment
 
 import (
@@ -21,9 +21,9 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Kinds by which programs are counted.
+// Kinds under which a node counts programs.
 const (
-	// Name is the key of deployments in a node's counts: they have to leave before the node may.
+	// Name is the key of deployments in a node's counts: a node leaves only when it has none.
 	Name = "deployments"
 	// KindDaemons are the programs that stay until the node stops.
 	KindDaemons = "daemons"
@@ -35,13 +35,13 @@ const (
 	EnvClaimPolicy = "NODE_UNIT_CLAIM_POLICY"
 	// EnvTrusted sets the expression that commands must match.
 	EnvTrusted = "TRUSTED_PACKAGE_REGEXP"
-	// envNode and envDeployment tell a program where and what it is.
+	// envNode and envDeployment are set for a program to its node and its own name.
 	envNode       = "EBB_NODE"
 	envDeployment = "EBB_DEPLOYMENT"
 )
 
-// ParseClaimPolicy reads a policy as people write it: case and spaces around it do not matter, and empty is the default.
-// Anything else is refused: a node must not claim because somebody mistyped "none".
+// ParseClaimPolicy parses a claim policy. Case and surrounding spaces do not matter, and the empty string is the default. An unknown
+// policy is an error: a node must not claim because somebody mistyped "none".
 func ParseClaimPolicy(text string) (v1alpha1.ClaimPolicy, error) {
 	switch p := v1alpha1.ClaimPolicy(strings.ToLower(strings.TrimSpace(text))); p {
 	case "":
@@ -49,13 +49,13 @@ func ParseClaimPolicy(text string) (v1alpha1.ClaimPolicy, error) {
 	case v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone:
 		return p, nil
 	}
-	return "", fmt.Errorf("claim policy %q is unknown: use %s, %s or %s", text, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone)
+	return "", fmt.Errorf("unknown claim policy %q: use %s, %s or %s", text, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone)
 }
 
-// Trust decides which commands a node runs. The zero Trust trusts all.
+// Trust decides which commands a node runs. The zero Trust allows every command.
 type Trust struct{ expression *regexp.Regexp }
 
-// ParseTrust reads the expression that commands must match; empty trusts all.
+// ParseTrust parses the regular expression that commands must match; empty allows every command.
 func ParseTrust(expression string) (Trust, error) {
 	if expression == "" {
 		return Trust{}, nil
@@ -75,8 +75,8 @@ func (t Trust) String() string {
 	return t.expression.String()
 }
 
-// Allows says whether the node may run the program of a spec. What is matched is the path that would be executed, not how it
-// was spelled; a bare name is trusted only as long as the spec does not say where to look it up.
+// Allows reports whether the node may run the program of a spec. The expression is matched against the cleaned path that would be
+// executed. A bare name is allowed only if the spec does not set PATH, which would decide where it is looked up.
 func (t Trust) Allows(spec *v1alpha1.DeploymentSpec) bool {
 	if t.expression == nil {
 		return true

@@ -15,25 +15,25 @@ import (
 const (
 	// BlockedNowhere: no other node may claim the deployment.
 	BlockedNowhere = "NoEligibleNode"
-	// BlockedUnclaimed: another node is about to claim it.
+	// BlockedUnclaimed: no other node has claimed it yet.
 	BlockedUnclaimed = "AwaitingClaim"
 	// BlockedStopping: it was claimed elsewhere and is being stopped here.
 	BlockedStopping = "AwaitingStop"
 )
 
-// placedBy are the fields that place a deployment on a node. The server selects by them, and the coordinator's cache has an index.
+// placedBy are the fields that place a deployment on a node. The API server can select by them, and the coordinator's cache indexes them.
 var placedBy = map[string]func(*v1alpha1.Deployment) string{
 	"spec.address":       func(d *v1alpha1.Deployment) string { return d.Spec.Address },
 	"status.holder.node": func(d *v1alpha1.Deployment) string { return d.Holder().Node },
 }
 
-// Tenant is deployments as a drain sees them. Daemons stay until the node stops.
+// Tenant reports deployments to drains. Daemons stay until the node stops and are not reported.
 type Tenant struct{ Reader client.Reader }
 
 // Work implements drain.Tenant.
 func (t Tenant) Work() drain.Work { return drain.Work{Name: Name} }
 
-// Remaining says which deployments should or may run on a node.
+// Remaining returns the deployments that should or may run on a node.
 func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, error) {
 	found := map[types.UID]*v1alpha1.Deployment{}
 	for field := range placedBy {
@@ -55,7 +55,7 @@ func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, er
 	return w.Left(found, node), nil
 }
 
-// Left is what of some deployments is left on a node, and what each waits for.
+// Left counts the deployments that are left on a node, with a blocker for each.
 func (w World) Left(deployments map[types.UID]*v1alpha1.Deployment, node string) drain.Remaining {
 	var left drain.Remaining
 	for _, d := range deployments {
@@ -77,15 +77,15 @@ func (w World) blocker(d *v1alpha1.Deployment, node string) v1alpha1.Blocker {
 	}
 	if d.Spec.Address != node || !d.IsEnabled() {
 		b.Reason = BlockedStopping
-		b.Remedy = fmt.Sprintf("it is being stopped on %s; it has %s after SIGTERM", node, Grace(d.Spec.Stop))
+		b.Remedy = fmt.Sprintf("node %s is stopping it; it is killed if it has not exited %s after SIGTERM", node, Grace(d.Spec.Stop))
 		return b
 	}
 	if why := w.Nowhere(d, node); why != "" {
 		b.Reason = BlockedNowhere
-		b.Remedy = nowhere(d, why) + " Let a node claim it (labels, `ebb uncordon`, claim policy, trusted commands), or disable it"
+		b.Remedy = nowhere(d, why) + " Make a node eligible (its labels, `ebb uncordon`, its claim policy or its trusted commands), or disable the deployment"
 		return b
 	}
-	b.Reason, b.Remedy = BlockedUnclaimed, "another node is about to claim it"
+	b.Reason, b.Remedy = BlockedUnclaimed, "waiting for another node to claim it"
 	return b
 }
 

@@ -72,47 +72,15 @@ func until(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// everyTest stands for all tests of the package: what is bound to it ends after the last.
-type everyTest struct {
-	testing.TB
-	cleanups []func()
-	failed   atomic.Bool
-}
-
-var all everyTest
-
-func (e *everyTest) Helper()          {}
-func (e *everyTest) Cleanup(f func()) { e.cleanups = append(e.cleanups, f) }
-
-func (e *everyTest) TempDir() string {
-	dir, err := os.MkdirTemp("", "ebb-deployment-")
-	if err != nil {
-		panic(err)
-	}
-	e.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
-func (e *everyTest) Fatal(args ...any)            { panic(fmt.Sprint(args...)) }
-func (e *everyTest) Fatalf(f string, args ...any) { panic(fmt.Sprintf(f, args...)) }
-func (e *everyTest) Errorf(f string, args ...any) {
-	e.failed.Store(true)
-	fmt.Fprintf(os.Stderr, f+"\n", args...)
-}
+// all stands for all tests of the package.
+var all testenv.EveryTest
 
 // secret is in the environment of every node.
 const secret = "a-secret-of-the-node"
 
 func TestMain(m *testing.M) {
 	_ = os.Setenv("NODE_SECRET", secret) // the name is a good one
-	code := m.Run()
-	for _, f := range slices.Backward(all.cleanups) {
-		f()
-	}
-	if all.failed.Load() {
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(all.Run(m))
 }
 
 // site is a real embedded API with a coordinator, and the nodes and programs of one test. The nodes of a site have a label

@@ -13,8 +13,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/access"
 )
 
-// checkNodeWrite bounds what a node may write of a deployment: the address, and that only to itself; the holder, from nobody or from a node
-// on which nobody lives, in an epoch that has not ended; its own instance.
+// checkNodeWrite allows a node to write of a deployment only: its own name as the address; itself as the holder, in its current epoch,
+// if there is no holder or the holder's lease has ended; and its own instance.
 func checkNodeWrite(ctx context.Context, w access.Write) error {
 	next, err := decode(w.New)
 	if err != nil {
@@ -32,18 +32,18 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 		return g.checkInstances(ctx, old, next)
 	}
 	if old.Spec.Address != next.Spec.Address && next.Spec.Address != w.Node {
-		return fmt.Errorf("node %s may claim a deployment for itself only, not for %q", w.Node, next.Spec.Address)
+		return fmt.Errorf("node %s may claim a deployment only for itself, not for %q", w.Node, next.Spec.Address)
 	}
 	old.Spec.Address = next.Spec.Address
 	if !equality.Semantic.DeepEqual(old.Spec, next.Spec) {
-		return fmt.Errorf("node %s may change nothing of a deployment's spec but its address", w.Node)
+		return fmt.Errorf("node %s may change only the address in a deployment's spec", w.Node)
 	}
 	added := slices.Clone(old.Finalizers)
 	if !slices.Contains(added, v1alpha1.DeploymentFinalizer) {
 		added = append(added, v1alpha1.DeploymentFinalizer)
 	}
 	if !slices.Equal(next.Finalizers, old.Finalizers) && !slices.Equal(next.Finalizers, added) || !equality.Semantic.DeepEqual(next.OwnerReferences, old.OwnerReferences) {
-		return fmt.Errorf("node %s may put no finalizers or owners on a deployment but %s, and take none away", w.Node, v1alpha1.DeploymentFinalizer)
+		return fmt.Errorf("node %s may only add the finalizer %s to a deployment; it may not change other finalizers or owner references", w.Node, v1alpha1.DeploymentFinalizer)
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func decode(object *unstructured.Unstructured) (*v1alpha1.Deployment, error) {
 	return d, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, d)
 }
 
-// guard judges one write of a node.
+// guard checks one write of a node.
 type guard struct{ access.Write }
 
 func (g guard) checkHolder(ctx context.Context, old, next *v1alpha1.Deployment) error {
@@ -67,34 +67,34 @@ func (g guard) checkHolder(ctx context.Context, old, next *v1alpha1.Deployment) 
 	case is.Node == "" && was.Node == g.Node:
 		return nil
 	case is.Node != g.Node:
-		return fmt.Errorf("node %s may take a deployment for itself, and give back its own; the holder was %q", g.Node, was.Node)
+		return fmt.Errorf("node %s may make only itself the holder of a deployment, and release only its own hold; the holder was %q", g.Node, was.Node)
 	case next.Spec.Type != v1alpha1.TypeDeployment || next.Spec.Address != g.Node:
-		return fmt.Errorf("node %s may not take a deployment that is addressed to %q", g.Node, next.Spec.Address)
+		return fmt.Errorf("node %s may not become the holder of a deployment that is addressed to %q", g.Node, next.Spec.Address)
 	}
 	if err := g.CheckEpoch(ctx, is.NodeEpoch); err != nil {
 		return err
 	}
 	for i := range next.Status.Nodes {
-		if err := g.checkNobodyLives(ctx, next.Status.Nodes[i].Node, "may run the program"); err != nil {
+		if err := g.checkLeaseEnded(ctx, next.Status.Nodes[i].Node, "may run the program"); err != nil {
 			return err
 		}
 	}
-	return g.checkNobodyLives(ctx, was.Node, "holds the deployment")
+	return g.checkLeaseEnded(ctx, was.Node, "holds the deployment")
 }
 
-// checkNobodyLives fails while some process may live on another node.
-func (g guard) checkNobodyLives(ctx context.Context, other, does string) error {
+// checkLeaseEnded fails while another node holds its lease, so that it may still run processes.
+func (g guard) checkLeaseEnded(ctx context.Context, other, does string) error {
 	if other == "" || other == g.Node {
 		return nil
 	}
 	rec, err := g.Lease(ctx, other)
 	if err == nil && rec.Held() {
-		err = fmt.Errorf("node %s %s and its lease stands", other, does)
+		err = fmt.Errorf("node %s %s and still holds its lease", other, does)
 	}
 	return err
 }
 
-// checkInstances: a node writes its own, and may take away those of nodes on which nobody lives.
+// checkInstances allows a node to write its own instance, and to remove those of nodes whose lease has ended.
 func (g guard) checkInstances(ctx context.Context, old, next *v1alpha1.Deployment) error {
 	for i := range next.Status.Nodes {
 		is := &next.Status.Nodes[i]
@@ -102,7 +102,7 @@ func (g guard) checkInstances(ctx context.Context, old, next *v1alpha1.Deploymen
 			continue
 		}
 		if is.Node != g.Node {
-			return fmt.Errorf("node %s may not write for node %s", g.Node, is.Node)
+			return fmt.Errorf("node %s may not write the instance of node %s", g.Node, is.Node)
 		}
 		if err := g.CheckEpoch(ctx, is.NodeEpoch); err != nil {
 			return err
@@ -111,7 +111,7 @@ func (g guard) checkInstances(ctx context.Context, old, next *v1alpha1.Deploymen
 	for i := range old.Status.Nodes {
 		was := old.Status.Nodes[i].Node
 		if next.Instance(was) == nil {
-			if err := g.checkNobodyLives(ctx, was, "may run the program"); err != nil {
+			if err := g.checkLeaseEnded(ctx, was, "may run the program"); err != nil {
 				return err
 			}
 		}

@@ -28,7 +28,7 @@ func Kind() kind.Kind {
 	}
 }
 
-// part is what an `ebb node` process has of programs.
+// part is the part of this kind in an `ebb node` process.
 type part struct {
 	policyText, trustText string
 	weights               Weights
@@ -41,9 +41,9 @@ type part struct {
 // AddFlags implements kind.Part.
 func (p *part) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&p.policyText, "claim-policy", os.Getenv(EnvClaimPolicy),
-		"how the node claims deployments: deployment_count (the default), resource_usage or none ($"+EnvClaimPolicy+")")
+		"how the node chooses deployments to claim: deployment_count (the default), resource_usage or none ($"+EnvClaimPolicy+")")
 	fs.StringVar(&p.trustText, "trusted-command-regexp", os.Getenv(EnvTrusted),
-		"expression that the commands of programs must match to be claimed or run here; empty for all ($"+EnvTrusted+")")
+		"regular expression that a program's command must match for the node to claim or run it; empty trusts every command ($"+EnvTrusted+")")
 	fs.Float64Var(&p.weights.CPU, "claim-cpu-weight", p.weights.CPU, "weight of CPU under the claim policy resource_usage")
 	fs.Float64Var(&p.weights.Memory, "claim-memory-weight", p.weights.Memory, "weight of memory under the claim policy resource_usage")
 }

@@ -19,31 +19,31 @@ import (
 	"github.com/ebb-dev/ebb/internal/shim"
 )
 
-// ErrNoLog: nothing that the program wrote is on this node.
+// ErrNoLog: this node has no output of the program.
 var ErrNoLog = errors.New("no log")
 
-// AllLines asks for the whole log.
+// AllLines selects the whole log.
 const AllLines = -1
 
 const (
-	// logPoll is how often a log that is followed is looked at.
+	// logPoll is how often a followed log is read.
 	logPoll = 100 * time.Millisecond
 	// logChunk is how much of a log is read at once.
 	logChunk = 32 << 10
-	// openAttempts bounds how often a log is opened again because it was rotated meanwhile.
+	// openAttempts bounds how often opening a log is repeated because it was rotated at the same time.
 	openAttempts = 1000
 )
 
-// lostLines stands where a reader was so slow that output was rotated away before it was read.
-const lostLines = "[ebb: lines are missing here: they were rotated away before they were read]\n"
+// lostLines replaces output that was rotated away before a slow reader could read it.
+const lostLines = "[ebb: lines are missing here: the log was rotated before they were read]\n"
 
-// Logs are what the programs of a node wrote, on its disk.
+// Logs are the logs of a node's programs, on its disk.
 type Logs struct {
 	// Dir is where the programs' directories are.
 	Dir string
 }
 
-// Open opens the last lines of what a program wrote. The caller has made sure that the key is one of an object.
+// Open opens the last lines of a program's log. The caller must have checked that the key is a valid object key.
 func (l Logs) Open(key types.NamespacedName, lines int) (*Log, error) {
 	log, err := openLog(filepath.Join(l.Dir, key.Namespace, key.Name, shim.DefaultLogPath), lines)
 	if err != nil {
@@ -52,18 +52,18 @@ func (l Logs) Open(key types.NamespacedName, lines int) (*Log, error) {
 	return log, nil
 }
 
-// Log reads what a program wrote, in order and across rotations.
+// Log reads a program's log, in order and across rotations.
 //
 //	out.log ──rotate──▶ out.log.1 ──▶ out.log.2 ──▶ out.log.3 ──▶ (gone)
 //
-// Only out.log is ever written to, so a file that is not out.log any more is complete. Files only ever move to a higher
-// number, so whoever walks from out.log upwards meets every file that is not gone, one that moved on meanwhile perhaps twice.
+// Only out.log is ever written to, so a file with a number is complete. Files only move to a higher number. A reader that walks
+// from out.log upwards therefore finds every file that still exists; it may find one that is renamed at the same time twice.
 type Log struct {
 	path    string
 	files   []*os.File // to be read, oldest first; only the last may still grow
 	offset  int64      // in the first of them
 	end     int64      // of the last of them, when it was opened
-	midLine bool       // what was passed on last did not end a line
+	midLine bool       // the last output did not end with a newline
 	buf     []byte
 }
 
@@ -83,8 +83,8 @@ func openLog(path string, lines int) (*Log, error) {
 	return l, nil
 }
 
-// openFiles opens the log's files, oldest first. It looks again if the log was rotated meanwhile: a file that is newer than
-// the first one opened would have been met after it.
+// openFiles opens the log's files, oldest first. It starts over if the log was rotated at the same time, because it would miss a file
+// that is newer than the first one it opened.
 func openFiles(path string) ([]*os.File, error) {
 	for range openAttempts {
 		files, newest, err := walk(path)
@@ -102,10 +102,10 @@ func openFiles(path string) ([]*os.File, error) {
 		}
 		closeFiles(files)
 	}
-	return nil, errors.New("it is rotated faster than it can be opened")
+	return nil, errors.New("the log is rotated faster than it can be opened")
 }
 
-// walk opens the log's files, newest first, and says which number the first of them had.
+// walk opens the log's files, newest first, and returns the number of the first one.
 func walk(path string) (files []*os.File, newest int, err error) {
 	for i := 0; i <= shim.DefaultLogMaxFiles; i++ {
 		f, err := os.Open(logfile.Name(path, i))
@@ -117,7 +117,7 @@ func walk(path string) (files []*os.File, newest int, err error) {
 			return nil, 0, err
 		}
 		known, err := indexOf(files, f)
-		if err != nil || known >= 0 { // or it moved on while we looked
+		if err != nil || known >= 0 { // known: it was renamed during the walk
 			f.Close()
 		}
 		if err != nil {
@@ -133,8 +133,8 @@ func walk(path string) (files []*os.File, newest int, err error) {
 	return files, newest, nil
 }
 
-// unmoved says whether no rotation has come to its end since a walk met the newest file: that one has the same number still,
-// and there is none before it.
+// unmoved reports whether no rotation has completed since a walk opened the newest file: it still has the same number, and there is no
+// newer file.
 func unmoved(path string, files []*os.File, newest int) (bool, error) {
 	if len(files) == 0 {
 		return true, nil
@@ -150,7 +150,7 @@ func unmoved(path string, files []*os.File, newest int) (bool, error) {
 	return false, err
 }
 
-// isAt says whether an open file is the one that has a name.
+// isAt reports whether an open file is the file with this name.
 func isAt(f *os.File, name string) (bool, error) {
 	named, err := os.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -166,7 +166,7 @@ func isAt(f *os.File, name string) (bool, error) {
 	return os.SameFile(named, opened), nil
 }
 
-// indexOf finds a file among others, whatever its name is now; -1 if it is not there.
+// indexOf returns the index of a file in a list, whatever its name is now, or -1.
 func indexOf(files []*os.File, file *os.File) (int, error) {
 	sought, err := file.Stat()
 	if err != nil {
@@ -190,13 +190,13 @@ func closeFiles(files []*os.File) {
 	}
 }
 
-// Close lets go of the files.
+// Close closes the files.
 func (l *Log) Close() {
 	closeFiles(l.files)
 	l.files = nil
 }
 
-// keepLast leaves out all but the last lines. One that has no end yet counts as a line.
+// keepLast skips everything before the last lines. An unfinished line counts as a line.
 func (l *Log) keepLast(lines int) error {
 	info, err := l.files[len(l.files)-1].Stat()
 	if err != nil {
@@ -231,20 +231,20 @@ func (l *Log) keepLast(lines int) error {
 	return nil
 }
 
-// drop leaves out the first files, and the beginning of the next.
+// drop skips the first files and the beginning of the next one.
 func (l *Log) drop(files int, offset int64) {
 	closeFiles(l.files[:files])
 	l.files, l.offset = l.files[files:], offset
 }
 
-// backwards looks for the beginning of the last lines, from the end of the log on.
+// backwards searches for the beginning of the last lines, from the end of the log.
 type backwards struct {
-	left  int // line ends to be met
+	left  int // line ends still to find
 	begun bool
 	buf   []byte
 }
 
-// search goes backwards through one file and says where the lines begin; -1 if they begin in an older one.
+// search goes backwards through one file and returns where the lines begin, or -1 if they begin in an older file.
 func (b *backwards) search(f *os.File, end int64) (int64, error) {
 	for end > 0 {
 		chunk := b.buf[:min(end, int64(len(b.buf)))]
@@ -255,7 +255,7 @@ func (b *backwards) search(f *os.File, end int64) (int64, error) {
 		if !b.begun {
 			b.begun = true
 			if chunk[len(chunk)-1] == '\n' {
-				b.left++ // it ends the last line; the others end the ones before
+				b.left++ // it ends the last line itself
 			}
 		}
 		for i := len(chunk); ; {
@@ -271,7 +271,7 @@ func (b *backwards) search(f *os.File, end int64) (int64, error) {
 	return -1, nil
 }
 
-// Copy passes on what was there when the log was opened.
+// Copy writes the log as it was when it was opened.
 func (l *Log) Copy(w io.Writer) error {
 	for len(l.files) > 1 {
 		if err := l.pass(context.Background(), w); err != nil {
@@ -283,7 +283,7 @@ func (l *Log) Copy(w io.Writer) error {
 	return err
 }
 
-// Follow passes on what is there and what comes, until ctx ends or the log is removed.
+// Follow writes the log and what is appended to it, until ctx ends or the log is removed.
 func (l *Log) Follow(ctx context.Context, w io.Writer) error {
 	for {
 		if err := l.pass(ctx, w); err != nil || ctx.Err() != nil {
@@ -312,7 +312,7 @@ func (l *Log) Follow(ctx context.Context, w io.Writer) error {
 	}
 }
 
-// pass passes on the first file, to its end as it is now.
+// pass writes the first file up to its present end.
 func (l *Log) pass(ctx context.Context, w io.Writer) error {
 	for ctx.Err() == nil {
 		n, err := l.files[0].ReadAt(l.buf, l.offset)
@@ -333,10 +333,9 @@ func (l *Log) pass(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// moveOn goes from a file that was rotated to the ones after it, and says whether there are any yet. Without any file at all
-// the log was removed.
+// moveOn goes from a rotated file to the newer ones, and reports whether there are any yet. If no file is left, the log was removed.
 func (l *Log) moveOn(ctx context.Context, w io.Writer) (bool, error) {
-	// It may have been written to after our last look and before it was rotated.
+	// It may have been written to after our last read and before it was rotated.
 	if err := l.pass(ctx, w); err != nil {
 		return false, err
 	}
@@ -349,7 +348,7 @@ func (l *Log) moveOn(ctx context.Context, w io.Writer) (bool, error) {
 		closeFiles(files)
 		return false, err
 	}
-	if at >= 0 && at == len(files)-1 { // the next one is not made yet
+	if at >= 0 && at == len(files)-1 { // the next file does not exist yet
 		closeFiles(files)
 		return false, nil
 	}

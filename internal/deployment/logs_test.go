@@ -372,7 +372,7 @@ func TestAFollowerThatWasLeftBehindIsToldSo(t *testing.T) {
 	}
 	r.slow.Unlock()
 	r.awaits(t, "file 4\n")
-	want := "1\n2\n[ebb: lines are missing here: they were rotated away before they were read]\nfile 1\nfile 2\nfile 3\nfile 4\n"
+	want := "1\n2\n[ebb: lines are missing here: the log was rotated before they were read]\nfile 1\nfile 2\nfile 3\nfile 4\n"
 	if got := r.String(); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Metrics are what a node tells of its programs and claims.
+// Metrics are the metrics of a node's programs and claims.
 type Metrics struct {
 	restarts *prometheus.CounterVec
 	claims   prometheus.Counter
@@ -18,7 +18,7 @@ type Metrics struct {
 
 	instances, cpu, memory *prometheus.Desc
 
-	// runtime is asked for what is counted when somebody looks.
+	// runtime provides the values that are counted at each scrape.
 	runtime atomic.Pointer[Runtime]
 }
 
@@ -29,21 +29,21 @@ func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 	labels := prometheus.Labels{"node": node}
 	m := &Metrics{
 		restarts: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ebb_deployment_restarts_total", Help: "Programs that ended by themselves or did not start.", ConstLabels: labels,
+			Name: "ebb_deployment_restarts_total", Help: "Programs that exited without being stopped, or could not be started.", ConstLabels: labels,
 		}, []string{"type"}),
 		claims: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "ebb_deployment_claims_total", Help: "Deployments that the node claimed.", ConstLabels: labels,
 		}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ebb_deployment_errors_total", Help: "What was wrong with deployments, by code, counted when it began.", ConstLabels: labels,
+			Name: "ebb_deployment_errors_total", Help: "Errors of deployments by code, each counted when it appears.", ConstLabels: labels,
 		}, []string{"code"}),
 		pauses: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "ebb_deployment_move_pause_seconds", Help: "How long nobody ran a deployment that moved to this node.", ConstLabels: labels,
+			Name: "ebb_deployment_move_pause_seconds", Help: "How long no node ran a deployment that moved to this node.", ConstLabels: labels,
 			Buckets: []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}),
 		instances: prometheus.NewDesc("ebb_deployment_instances", "Programs that run on the node.", []string{"type"}, labels),
-		cpu:       prometheus.NewDesc("ebb_deployment_cpu_cores", "Cores that the node's programs use.", []string{"type"}, labels),
-		memory:    prometheus.NewDesc("ebb_deployment_memory_bytes", "Memory that the node's programs have resident.", []string{"type"}, labels),
+		cpu:       prometheus.NewDesc("ebb_deployment_cpu_cores", "CPU cores that the node's programs use.", []string{"type"}, labels),
+		memory:    prometheus.NewDesc("ebb_deployment_memory_bytes", "Resident memory of the node's programs.", []string{"type"}, labels),
 	}
 	for _, t := range bothTypes {
 		m.restarts.WithLabelValues(string(t))

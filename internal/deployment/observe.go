@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// missingAfter is how long an enabled daemon may be starting before it is said to be missing.
+	// missingAfter is how long an enabled daemon may be starting before it is reported as missing.
 	missingAfter = 5 * time.Second
-	// claimedWithin is how long a new deployment's state is left to whoever claims it, who writes it anyway.
+	// claimedWithin is how long the coordinator leaves the state of a new deployment to the node that claims it.
 	claimedWithin = time.Second
 )
 
-// Observe is the status that the coordinator finds, and when to look again though nothing changes; zero is never.
+// Observe returns the status of a deployment, and when to check again even if nothing changes; zero means never.
 func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.DeploymentStatus, time.Duration) {
 	next := *d.Status.DeepCopy()
 	state := w.State(d)
@@ -29,7 +29,7 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 	next.State = state
 	next.Nodes = slices.DeleteFunc(next.Nodes, func(i v1alpha1.DeploymentInstance) bool {
 		rec := w.Leases[i.Node]
-		return !rec.Held() && rec.Epoch >= i.NodeEpoch // it ended with that epoch
+		return !rec.Held() && rec.Epoch >= i.NodeEpoch // its processes stopped when that lease ended
 	})
 	seen := d.DeepCopy()
 	seen.Status.Nodes = next.Nodes
@@ -58,7 +58,7 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 	return next, max(again, 0)
 }
 
-// count is on how many nodes a program should run, and on how many of them it does.
+// count returns on how many nodes a program should run, and on how many of them it runs.
 func (w World) count(d *v1alpha1.Deployment) (wanted, running int32) {
 	if !runnable(d) || !d.IsEnabled() {
 		return 0, 0
@@ -77,18 +77,18 @@ func (w World) count(d *v1alpha1.Deployment) (wanted, running int32) {
 	return wanted, running
 }
 
-// running is the condition Running.
+// running returns the condition Running.
 func (w World) running(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.DeploymentRunning, Status: metav1.ConditionFalse}
 	switch {
 	case !runnable(d):
-		c.Reason, c.Message = v1alpha1.ErrInvalidType, "Nobody runs a record of an invalid type."
+		c.Reason, c.Message = v1alpha1.ErrInvalidType, "No node runs a deployment of an invalid type."
 	case !d.IsEnabled():
-		c.Reason, c.Message = v1alpha1.ReasonDisabled, "Nobody wants it to run."
+		c.Reason, c.Message = v1alpha1.ReasonDisabled, "spec.enabled is false."
 	case d.Spec.Type == v1alpha1.TypeDaemon:
 		w.daemonRunning(d, s, &c)
 	case s.State != v1alpha1.StateAssigned:
-		c.Reason, c.Message = v1alpha1.ReasonUnassigned, "It waits for a node to claim it."
+		c.Reason, c.Message = v1alpha1.ReasonUnassigned, "No node has claimed it yet."
 		if why := w.Nowhere(d, ""); why != "" {
 			c.Reason, c.Message = v1alpha1.ReasonNoEligibleNode, nowhere(d, why)
 		}
@@ -101,7 +101,7 @@ func (w World) running(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus) meta
 	return c
 }
 
-// nowhere says that no node may claim a deployment, and why each may not.
+// nowhere is the message that no node may claim a deployment, with the reason of each node.
 func nowhere(d *v1alpha1.Deployment, why string) string {
 	which := "without a selector"
 	if d.Spec.Selector != nil {
@@ -110,17 +110,17 @@ func nowhere(d *v1alpha1.Deployment, why string) string {
 	return fmt.Sprintf("No node may claim it (%s %s): %s.", d.Spec.Command, which, why)
 }
 
-// absence says why a deployment's node does not run it.
+// absence returns why a deployment's node does not run it.
 func (w World) absence(d *v1alpha1.Deployment) string {
 	node := d.Spec.Address
 	if i := d.Instance(node); i != nil {
-		return fmt.Sprintf("On %s it is %s%s.", node, i.State, ending(i))
+		return fmt.Sprintf("On node %s it is %s%s.", node, i.State, ending(i))
 	}
 	if why := w.refuses(d, node); why != "" {
 		return fmt.Sprintf("Node %s does not run it: %s.", node, why)
 	}
 	if other := w.Occupied(d, node); other != "" {
-		return fmt.Sprintf("Node %s starts it when nothing of it is left on %s.", node, other)
+		return fmt.Sprintf("Node %s will start it when node %s has stopped it.", node, other)
 	}
 	return fmt.Sprintf("Node %s has not started it yet.", node)
 }
@@ -129,7 +129,7 @@ func ending(i *v1alpha1.DeploymentInstance) string {
 	if i.LastExit == nil {
 		return ""
 	}
-	return " after: " + i.LastExit.Message
+	return "; last exit: " + i.LastExit.Message
 }
 
 // maxNamed bounds how many nodes a message names.
@@ -163,7 +163,7 @@ func (w World) daemonRunning(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus
 	c.Message = fmt.Sprintf("It does not run on %s%s.", strings.Join(missing, ", "), more)
 }
 
-// Vacated says whether nobody may run the program any more, so that its record may go.
+// Vacated reports whether no node may run the program any more, so that the object may be deleted.
 func (w World) Vacated(d *v1alpha1.Deployment) bool {
 	if h := d.Holder(); h.Node != "" && w.Live(h.Node) {
 		return false

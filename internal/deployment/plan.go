@@ -14,20 +14,20 @@ import (
 	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
-// Phase is how far a program is on this node.
+// Phase is the state of a program's processes on this node.
 type Phase int
 
 // The phases.
 const (
-	// Absent: nothing of it runs here.
+	// Absent: no process of it runs here.
 	Absent Phase = iota
 	// Present: it runs here.
 	Present
-	// Ending: it was asked to stop and something of it is left.
+	// Ending: it was asked to stop and processes of it are left.
 	Ending
 )
 
-// Facts are what a node knows of one program when it decides what to do next.
+// Facts are the input of a node's decision about one program.
 type Facts struct {
 	// Object is nil once it was deleted.
 	Object *v1alpha1.Deployment
@@ -36,10 +36,10 @@ type Facts struct {
 	Epoch  int64
 	Labels map[string]string
 	Trust  Trust
-	// Alive is false while the node drains; Leaving is true when the runtime ends.
+	// Alive is false while the node drains; Leaving is true when the runtime stops.
 	Alive, Leaving bool
 
-	// Phase of the program here, of which object it is, and of which revision.
+	// Phase of the program here, the UID of its object, and its revision.
 	Phase    Phase
 	UID      types.UID
 	Revision string
@@ -50,54 +50,54 @@ type Facts struct {
 	Occupied string
 	// MayRestart says that the rollout lets this node take its daemon down.
 	MayRestart bool
-	// Turn says that nothing less important has to be stopped before, in a drain.
+	// Turn says that, in a drain, no program of lower priority has to be stopped first.
 	Turn bool
-	// Wait is how much is left of the pause before the next start; Spent says that there is none.
+	// Wait is the time until the next start; Spent says that the restart limit is reached and there is none.
 	Wait  time.Duration
 	Spent bool
 }
 
-// Action is what a node does next about one program.
+// Action is the next thing that a node does about one program.
 type Action string
 
 // The actions.
 const (
 	// Idle: wait for something to change.
 	Idle Action = "Idle"
-	// Forget: the program is none of this node's business.
+	// Forget: this node has nothing to do with the program.
 	Forget Action = "Forget"
-	// Take: write down that this node may run it, by compare-and-swap.
+	// Take: record by compare-and-swap that this node may run it.
 	Take Action = "Take"
 	// Start: run it.
 	Start Action = "Start"
 	// Stop: ask it to end.
 	Stop Action = "Stop"
-	// Restart: write down that it goes down for a new revision, by compare-and-swap, and ask it to end.
+	// Restart: record by compare-and-swap that it is stopped for a new revision, and ask it to end.
 	Restart Action = "Restart"
-	// Release: write down that nothing of it is left here.
+	// Release: record that no process of it is left here.
 	Release Action = "Release"
 )
 
 // What a program waits for.
 const (
 	WaitStopping  = "stopping"
-	WaitOccupied  = "another node still runs it"
-	WaitBackoff   = "pause before the next start"
-	WaitSpent     = "no restarts left"
-	WaitRollout   = "other nodes come first in the rollout"
-	WaitTurn      = "less important programs are stopped first"
+	WaitOccupied  = "another node may still run it"
+	WaitBackoff   = "waiting before the next start"
+	WaitSpent     = "the restart limit is reached"
+	WaitRollout   = "the rollout restarts other nodes first"
+	WaitTurn      = "programs of lower priority are stopped first"
 	WaitDraining  = "the node takes no new work"
 	WaitUntrusted = ineligibleUntrusted
 	WaitLabels    = ineligibleLabels
 )
 
-// Step is an action and, for one that waits, what for.
+// Step is an action and its reason; for Idle, what the program waits for.
 type Step struct {
 	Do  Action
 	Why string
 }
 
-// Next is what the node does next about a program.
+// Next decides what the node does next about a program.
 func Next(f Facts) Step {
 	if f.Phase == Ending {
 		return Step{Idle, WaitStopping}
@@ -109,12 +109,12 @@ func Next(f Facts) Step {
 	return f.nextAbsent(why)
 }
 
-// unwanted says why the program should not run here; empty if it should.
+// unwanted returns why the program should not run here; empty if it should.
 func (f Facts) unwanted() string {
 	d := f.Object
 	switch {
 	case f.Leaving:
-		return "the node leaves"
+		return "the node is stopping"
 	case d == nil:
 		return "deleted"
 	case !runnable(d):
@@ -131,7 +131,7 @@ func (f Facts) unwanted() string {
 	return ""
 }
 
-// ours says whether the object has this node down for running it: in this epoch, and in any.
+// ours reports whether the object records that this node may run it: in this epoch, and in any epoch.
 func (f Facts) ours() (now, ever bool) {
 	if f.Object == nil {
 		return false, false
@@ -141,7 +141,7 @@ func (f Facts) ours() (now, ever bool) {
 	if f.Object.Spec.Type == v1alpha1.TypeDeployment {
 		now = now && h.Node == f.Node && h.NodeEpoch == f.Epoch
 	} else {
-		now = now && h.Node != f.Node // a daemon that was a deployment gives up being its holder
+		now = now && h.Node != f.Node // a daemon that was a deployment has no holder any more
 	}
 	return now, i != nil || h.Node == f.Node
 }
@@ -157,7 +157,7 @@ func (f Facts) nextPresent(unwanted string) Step {
 	now, _ := f.ours()
 	switch {
 	case !now && d.Spec.Type == v1alpha1.TypeDeployment && d.Holder().Node != f.Node:
-		return Step{Do: Stop, Why: "not ours"} // it was a daemon, or somebody took it while it was cut off
+		return Step{Do: Stop, Why: "this node is not its holder"} // it was a daemon, or another node took it while this one was cut off
 	case !now:
 		return Step{Do: Take}
 	case f.Revision == Revision(&d.Spec):
@@ -198,30 +198,30 @@ func (f Facts) nextAbsent(unwanted string) Step {
 	return Step{Do: Take}
 }
 
-// Revision names what of a spec a program has to be restarted for.
+// Revision identifies the fields of a spec that need a restart of the program when they change.
 func Revision(spec *v1alpha1.DeploymentSpec) string {
-	args, env := append([]string{}, spec.Args...), append([]v1alpha1.EnvVar{}, spec.Env...) // none is none, however it was written
+	args, env := append([]string{}, spec.Args...), append([]v1alpha1.EnvVar{}, spec.Env...) // nil and empty are the same
 	data, _ := json.Marshal([]any{spec.Command, args, env, spec.WorkingDir})                // strings only: never fails
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])
 }
 
-// Backoff is the pause before a start after so many failures in a row.
+// Backoff returns the delay before a start after this many consecutive failures.
 func Backoff(p v1alpha1.RestartPolicy, failures int) time.Duration {
 	return backoff.Policy{First: orDuration(p.Backoff, time.Second), Longest: orDuration(p.MaxBackoff, 5*time.Minute)}.After(int64(failures))
 }
 
-// Forgiven says whether a program ran for so long that its earlier failures no longer count.
+// Forgiven reports whether a program ran for so long that its earlier failures no longer count.
 func Forgiven(p v1alpha1.RestartPolicy, ran time.Duration) bool {
 	return ran >= orDuration(p.ResetAfter, time.Minute)
 }
 
-// Exhausted says whether a program that failed so often in a row is not started again.
+// Exhausted reports whether a program with this many consecutive failures is not started again.
 func Exhausted(p v1alpha1.RestartPolicy, failures int) bool {
 	return p.Limit > 0 && failures > int(p.Limit)
 }
 
-// crashLoop is after how many failures in a row a program is said to be in a loop.
+// crashLoop is the number of consecutive failures after which a program is reported as CrashLoop.
 const crashLoop = 3
 
 // Grace is how long a program has after SIGTERM.
@@ -234,9 +234,8 @@ func orDuration(d *metav1.Duration, otherwise time.Duration) time.Duration {
 	return d.Duration
 }
 
-// Taken is the object as it must be written when a node takes it: the holder of a deployment with the next epoch, and the
-// node's instance. Of a deployment the instances of nodes on which nobody lives go; the caller has made sure that nobody else
-// may run it.
+// Taken returns the object as a node writes it when it takes it: a deployment's holder with the next epoch, and the node's instance.
+// The instances of nodes whose lease has ended are removed from a deployment; the caller has made sure that no other node may run it.
 func Taken(d *v1alpha1.Deployment, w World, node string, epoch int64, instance v1alpha1.DeploymentInstance) *v1alpha1.Deployment {
 	next := d.DeepCopy()
 	h := d.Holder()
@@ -254,7 +253,7 @@ func Taken(d *v1alpha1.Deployment, w World, node string, epoch int64, instance v
 	return next
 }
 
-// Released is the object as it must be written when nothing of the program is left on a node.
+// Released returns the object as a node writes it when no process of the program is left on it.
 func Released(d *v1alpha1.Deployment, node string, asked *time.Time) *v1alpha1.Deployment {
 	next := d.DeepCopy()
 	h := d.Holder()

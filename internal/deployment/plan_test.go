@@ -103,9 +103,9 @@ func TestWhatANodeDoesNextWithAProgramThatDoesNotRun(t *testing.T) {
 		{"a draining node takes no daemon", facts(program("d", daemon), draining), idle(deployment.WaitDraining)},
 		{"a draining node gives back what it has not begun", facts(program("d", ours...), draining), does(deployment.Release, deployment.WaitDraining)},
 		{"a draining node starts again what was there", facts(program("d", ours...), draining, admitted), does(deployment.Start, "")},
-		{"a leaving node gives back", facts(program("d", ours...), leaving, admitted), does(deployment.Release, "the node leaves")},
-		{"a leaving node forgets", facts(program("d", addressed("n1")), leaving), does(deployment.Forget, "the node leaves")},
-		{"a leaving node forgets a deleted program", facts(nil, leaving), does(deployment.Forget, "the node leaves")},
+		{"a leaving node gives back", facts(program("d", ours...), leaving, admitted), does(deployment.Release, "the node is stopping")},
+		{"a leaving node forgets", facts(program("d", addressed("n1")), leaving), does(deployment.Forget, "the node is stopping")},
+		{"a leaving node forgets a deleted program", facts(nil, leaving), does(deployment.Forget, "the node is stopping")},
 	} {
 		t.Run(c.name, func(t *testing.T) { wantNext(t, c.f, c.want) })
 	}
@@ -123,8 +123,8 @@ func TestWhatANodeDoesNextWithAProgramThatRuns(t *testing.T) {
 		{"a deployment runs on while labels change", facts(program("d", append(ours, fastDisk)...), present, slowDisk), idle("")},
 		{"a deployment that was found running is taken again", facts(program("d", addressed("n1"), running("n1", 1)), present), does(deployment.Take, "")},
 		{"a deployment whose instance vanished is taken again", facts(program("d", addressed("n1"), holder("n1", 2, 1)), present), does(deployment.Take, "")},
-		{"a deployment that another took is stopped", facts(program("d", addressed("n1"), running("n2", 1)), present), does(deployment.Stop, "not ours")},
-		{"a daemon that became a deployment is stopped", facts(program("d", addressed("n1"), on("n1", 2, v1alpha1.InstanceRunning)), present), does(deployment.Stop, "not ours")},
+		{"a deployment that another took is stopped", facts(program("d", addressed("n1"), running("n2", 1)), present), does(deployment.Stop, "this node is not its holder")},
+		{"a daemon that became a deployment is stopped", facts(program("d", addressed("n1"), on("n1", 2, v1alpha1.InstanceRunning)), present), does(deployment.Stop, "this node is not its holder")},
 		{"a changed deployment is stopped", facts(program("d", ours...), present, oldVersion), does(deployment.Stop, "changed")},
 		{"a changed deployment that was found running is taken first", facts(program("d", addressed("n1"), running("n1", 1)), present, oldVersion), does(deployment.Take, "")},
 		{"a deployment that went to another is stopped", facts(program("d", gone...), present), does(deployment.Stop, "addressed to another node")},
@@ -151,11 +151,11 @@ func TestWhatANodeDoesNextWithAProgramThatRuns(t *testing.T) {
 		{"a draining node stops what was claimed", facts(program("d", gone...), present, draining), does(deployment.Stop, "addressed to another node")},
 		{"a draining node stops what is less important first", facts(program("d", gone...), present, draining, noTurn), idle(deployment.WaitTurn)},
 		{"an alive node waits for no turn", facts(program("d", gone...), present, noTurn), does(deployment.Stop, "addressed to another node")},
-		{"a leaving node waits for no turn", facts(program("d", gone...), present, leaving, noTurn), does(deployment.Stop, "the node leaves")},
+		{"a leaving node waits for no turn", facts(program("d", gone...), present, leaving, noTurn), does(deployment.Stop, "the node is stopping")},
 		{"a draining node stops what is disabled at once", facts(program("d", append(ours, disabled)...), present, draining, noTurn), does(deployment.Stop, "disabled")},
 		{"a draining node stops what was deleted at once", facts(nil, present, draining, noTurn), does(deployment.Stop, "deleted")},
 		{"a draining node keeps its daemons", facts(program("d", daemon, running("n1", 2)), present, draining), idle("")},
-		{"a leaving node stops its daemons", facts(program("d", daemon, running("n1", 2)), present, leaving), does(deployment.Stop, "the node leaves")},
+		{"a leaving node stops its daemons", facts(program("d", daemon, running("n1", 2)), present, leaving), does(deployment.Stop, "the node is stopping")},
 	} {
 		t.Run(c.name, func(t *testing.T) { wantNext(t, c.f, c.want) })
 	}

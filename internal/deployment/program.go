@@ -27,15 +27,15 @@ type program struct {
 	revision string
 	pid      int
 	started  time.Time
-	seen     time.Time // when the node saw it started
-	settled  bool      // it was still running a while after; of the worker's goroutine
+	seen     time.Time // when the node learned that it had started
+	settled  bool      // it was still running some time later; used by the worker's goroutine only
 
-	done chan struct{} // closed when nothing of it is left
-	exit shim.Exit     // how it ended, once done
-	err  error         // why that is not known
+	done chan struct{} // closed when no process of it is left
+	exit shim.Exit     // how it ended, once done is closed
+	err  error         // why exit is not known
 }
 
-// pulse tells of every renewal of the node's lease: programs live until the deadline that it brings.
+// pulse publishes every renewal of the node's lease. A renewal extends the deadline of all programs.
 type pulse struct {
 	mu       sync.Mutex
 	deadline shim.Deadline
@@ -46,15 +46,15 @@ func newPulse(h *lease.HeldEpoch) *pulse {
 	return &pulse{deadline: deadlineOf(h), changed: make(chan struct{})}
 }
 
-// deadlineOf is the held epoch's deadline on the shim's clock, which is the same. What ignores SIGTERM is killed a little
-// before it must be dead, so that the node sees it dead in time.
+// deadlineOf is the deadline of the held epoch; the shim uses the same clock. A program that ignores SIGTERM is killed a little before
+// it must be dead, so that the node learns of its end in time.
 func deadlineOf(h *lease.HeldEpoch) shim.Deadline {
 	fence, dead := h.Deadline()
 	return shim.Deadline{TermAt: shim.BootTime(fence), KillAt: shim.BootTime(fence + (dead-fence)*3/4)}
 }
 
-// run looks for renewals until ctx ends, and calls fall when the lease is in doubt. It polls, because a lease is renewed
-// seconds before a deadline.
+// run checks for renewals until ctx ends, and calls fall when the lease is in doubt. Polling is enough, because a lease is renewed
+// seconds before its deadline.
 func (p *pulse) run(ctx context.Context, e *node.Epoch, fall func()) {
 	for backoff.Sleep(ctx, pulseEvery) == nil {
 		if !e.Holding() {
@@ -81,7 +81,7 @@ func (p *pulse) current() (shim.Deadline, <-chan struct{}) {
 	return p.deadline, p.changed
 }
 
-// newProgram follows a program that runs: it is kept alive for as long as the lease is renewed and until it ends.
+// newProgram follows a running program until it ends, and extends its deadline whenever the lease is renewed.
 func newProgram(h *shim.Handle, p *pulse) *program {
 	g := &program{handle: h, done: make(chan struct{}), seen: time.Now()}
 	g.uid, g.revision = parseInstance(h.Instance())
@@ -105,7 +105,7 @@ func (g *program) keep(p *pulse) {
 	for {
 		d, changed := p.current()
 		ctx, cancel := context.WithTimeout(context.Background(), extendLimit)
-		err := g.handle.Extend(ctx, d) // one that fails is made good by the next, or the program ends at its deadline
+		err := g.handle.Extend(ctx, d) // if it fails, the next renewal extends the deadline, or the program is killed at it
 		cancel()
 		if err != nil {
 			changed = nil
@@ -125,8 +125,8 @@ func (g *program) keep(p *pulse) {
 	}
 }
 
-// settles says how long it takes until the program counts as running: it must have run for a while, and the shim must say that it
-// still does. The news of its end may be late on a busy machine, and a rollout must not go on past a program that fails.
+// settles returns the time until the program counts as running: it must have run for some time, and the shim must report that it
+// still runs. On a busy machine the report of its end may be late, and a rollout must not continue past a program that fails.
 func (g *program) settles(after time.Duration) time.Duration {
 	if g.settled {
 		return 0
@@ -150,7 +150,7 @@ func (g *program) stop(grace time.Duration) error {
 	return g.handle.Stop(ctx, grace)
 }
 
-// newInstance names one run of a program so that a restarted node knows what it finds running.
+// newInstance names one run of a program, so that a restarted node can identify a program that it finds running.
 func newInstance(uid types.UID, revision string) string {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -165,7 +165,7 @@ func parseInstance(name string) (uid types.UID, revision string) {
 	return types.UID(parts[0]), parts[1]
 }
 
-// environment of a program: what the spec says, and where and what it is. Nothing of the node's own.
+// environment returns the variables of a program: those of the spec, its node and its own name. It inherits none from the node.
 func environment(d *v1alpha1.Deployment, node string) []string {
 	env := []string{envNode + "=" + node, envDeployment + "=" + d.Name}
 	path := "PATH=" + shim.DefaultPath

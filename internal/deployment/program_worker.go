@@ -27,9 +27,9 @@ import (
 )
 
 const (
-	// resync is how often a worker looks again though nothing has happened.
+	// resync is how often a worker checks again even if nothing has changed.
 	resync = 30 * time.Second
-	// again is how soon it tries again what failed, or polls what nobody reports.
+	// again is the delay before it retries what failed, and between polls.
 	again = 250 * time.Millisecond
 	// readyAfter is how long a daemon must have run for a rollout to go on with the next node.
 	readyAfter = time.Second
@@ -65,7 +65,7 @@ type programWorker struct {
 	said     string                      // what was last logged
 }
 
-// see takes note of an object, unless a newer one is known.
+// see records an object, unless a newer one is known.
 func (pw *programWorker) see(d *v1alpha1.Deployment) {
 	pw.mu.Lock()
 	if pw.object == nil || newer(d, pw.object) {
@@ -75,13 +75,13 @@ func (pw *programWorker) see(d *v1alpha1.Deployment) {
 	pw.poke()
 }
 
-// newer reports whether one reading of an object is newer than another.
+// newer reports whether one version of an object is newer than another.
 func newer(d, than *v1alpha1.Deployment) bool {
 	c, err := resourceversion.CompareResourceVersion(d.ResourceVersion, than.ResourceVersion)
 	return err != nil || c > 0
 }
 
-// gone takes note that an object was deleted.
+// gone records that an object was deleted.
 func (pw *programWorker) gone(uid types.UID) {
 	pw.mu.Lock()
 	if pw.object == nil || pw.object.UID == uid {
@@ -98,7 +98,7 @@ func (pw *programWorker) poke() {
 	}
 }
 
-// snapshot is the newest object, nil if it is gone, and whether something runs here.
+// snapshot returns the newest object, nil if it was deleted, and whether a program runs here.
 func (pw *programWorker) snapshot() (*v1alpha1.Deployment, bool) {
 	pw.mu.Lock()
 	defer pw.mu.Unlock()
@@ -118,7 +118,7 @@ func (pw *programWorker) logger() *slog.Logger {
 	return pw.opts.Log.With("deployment", pw.key.String())
 }
 
-// live looks after the object until it is none of this node's business, or until the node's work ends.
+// live runs the worker until this node has nothing to do with the object any more, or until the node's work ends.
 func (pw *programWorker) live(ctx context.Context) {
 	defer pw.leave()
 	leaving := ctx.Done()
@@ -128,7 +128,7 @@ func (pw *programWorker) live(ctx context.Context) {
 		w, moved := pw.view()
 		f := pw.facts(ctx, w)
 		if f.Object == nil && !f.Leaving && !pw.synced.Load() {
-			pw.await(resync, leaving, changed, moved) // found running; what it is for is not known yet
+			pw.await(resync, leaving, changed, moved) // found running; its object is not known yet
 			continue
 		}
 		pw.remember(f.Object)
@@ -144,7 +144,7 @@ func (pw *programWorker) live(ctx context.Context) {
 	}
 }
 
-// remember goes on counting where an earlier process left off.
+// remember continues the counts of an earlier process.
 func (pw *programWorker) remember(d *v1alpha1.Deployment) {
 	if d == nil || pw.knows {
 		return
@@ -155,7 +155,7 @@ func (pw *programWorker) remember(d *v1alpha1.Deployment) {
 	}
 }
 
-// leave ends the worker: nothing of its program is left, or its shim ends it.
+// leave ends the worker: no process of its program is left, or its shim kills it.
 func (pw *programWorker) leave() {
 	if pw.pass != nil {
 		pw.pass.Leave()
@@ -181,8 +181,8 @@ func (pw *programWorker) await(pause time.Duration, leaving, changed, moved <-ch
 	}
 }
 
-// attach finds what runs in the worker's directory, if that is not known. A shim that does not answer keeps its place until
-// its deadline.
+// attach attaches to the shim in the worker's directory, if one may run there. A shim that does not answer counts as running until its
+// deadline.
 func (pw *programWorker) attach(ctx context.Context) {
 	if !pw.stray {
 		return
@@ -197,11 +197,11 @@ func (pw *programWorker) attach(ctx context.Context) {
 		p.settled = true // it has been running for a while
 		pw.setProgram(p)
 		pw.since = metav1.NewMicroTime(p.started)
-		pw.logger().Info("found the program running", "pid", p.pid)
+		pw.logger().Info("attached to a running program", "pid", p.pid)
 	case errors.Is(err, shim.ErrNotRunning) && !errors.Is(err, shim.ErrLeftovers):
 		pw.stray = false
 	default:
-		pw.say("a program runs here whose shim does not answer; it ends at its deadline", err)
+		pw.say("the shim of a running program does not answer; the program is killed at its deadline", err)
 	}
 }
 
@@ -213,11 +213,11 @@ func (pw *programWorker) say(what string, err error) {
 	}
 }
 
-// ended takes note of how the program ended.
+// ended records how the program ended.
 func (pw *programWorker) ended() {
 	p := pw.program
-	if p.err != nil { // nobody knows; the directory tells
-		pw.say("how the program ended is not known", p.err)
+	if p.err != nil { // not known; the next attach finds out
+		pw.say("could not learn how the program ended", p.err)
 		pw.stray = true
 	}
 	ran := time.Since(p.started)
@@ -236,7 +236,7 @@ func (pw *programWorker) ended() {
 	pw.failed(d, ran)
 }
 
-// failed counts a program that ended by itself, or did not start, and sets when it is tried again.
+// failed counts a program that exited without being stopped or could not be started, and sets when it is started again.
 func (pw *programWorker) failed(d *v1alpha1.Deployment, ran time.Duration) {
 	if Forgiven(d.Spec.Restart, ran) {
 		pw.failures = 0
@@ -246,10 +246,10 @@ func (pw *programWorker) failed(d *v1alpha1.Deployment, ran time.Duration) {
 	pw.opts.Metrics.restarted(d.Spec.Type)
 	pause := Backoff(d.Spec.Restart, pw.failures)
 	pw.until = time.Now().Add(backoff.Jitter(pause, 0.1))
-	pw.logger().Warn("the program ended by itself", "exit", pw.lastExit.Message, "failures", pw.failures, "again in", pause)
+	pw.logger().Warn("the program exited or could not be started; restarting it", "exit", pw.lastExit.Message, "failures", pw.failures, "wait", pause)
 }
 
-// facts are what the next decision rests on.
+// facts returns the input of the next decision.
 func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	d, _ := pw.snapshot()
 	liveness, _ := pw.e.Liveness()
@@ -286,7 +286,7 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	return f
 }
 
-// do takes one step. It returns how long to wait at most before the next, and whether the worker has nothing more to do.
+// do takes one step. It returns the longest time to wait before the next one, and whether the worker has nothing more to do.
 func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time.Duration, over bool) {
 	var err error
 	switch step.Do {
@@ -308,7 +308,7 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 		err = pw.stop(step.Why)
 	case Release:
 		if f.Leaving && !pw.e.Holding() {
-			return 0, true // it is not ours to say any more; the next epoch does
+			return 0, true // this epoch may not write any more; the next one does
 		}
 		if err = pw.write(Released(f.Object, pw.opts.Node, pw.asked)); err == nil {
 			pw.released()
@@ -321,12 +321,12 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 		err = pw.refresh(f.Object)
 	}
 	if err != nil {
-		pw.say(fmt.Sprintf("cannot %s yet", step.Do), err)
+		pw.say(fmt.Sprintf("could not take the step %s; trying again", step.Do), err)
 	}
 	return backoff.Jitter(again, 0.5), f.Leaving && !pw.e.Holding() && pw.program == nil && !pw.stray
 }
 
-// idle keeps the node's entry true while there is nothing to do but wait.
+// idle keeps the node's instance up to date while there is nothing to do but wait.
 func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 	pause := resync
 	switch step.Why {
@@ -337,7 +337,7 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 	}
 	unheard := !f.Leaving && pw.asked != nil && time.Since(*pw.asked) > 2*again
 	if step.Why == WaitStopping && pw.program != nil && pw.asked != nil && (unheard || pw.e.Held.Revoked()) {
-		_ = pw.program.stop(pw.grace()) // a shim that did not hear it hears it now, and one that gave grace ends it
+		_ = pw.program.stop(pw.grace()) // for a shim that did not get the first request, or whose grace must end now
 	}
 	if now, _ := f.ours(); now && !f.Leaving {
 		entry, soon := pw.entry(f, step)
@@ -345,7 +345,7 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 			pause = min(pause, soon)
 		}
 		if err := pw.tell(entry); err != nil {
-			pw.say("the node's entry is not written yet", err)
+			pw.say("could not write the node's instance; trying again", err)
 			pause = min(pause, again)
 		}
 	}
@@ -355,13 +355,13 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 // forget ends the worker, and logs it if the node does not trust the program.
 func (pw *programWorker) forget(f Facts, step Step) bool {
 	if f.Object != nil && step.Why == WaitUntrusted && pw.distrusts(f.Object) {
-		pw.logger().Warn("not run: the command is not trusted on this node", "command", f.Object.Spec.Command, "trusted", pw.opts.Trust.String())
+		pw.logger().Warn("program not run: its command is not trusted on this node", "command", f.Object.Spec.Command, "trusted", pw.opts.Trust.String())
 	}
 	pw.orphan = f.Object == nil && !f.Leaving
 	return true
 }
 
-// take writes down that this node may run the program, once everything that it rests on was read live.
+// take records that this node may run the program, after it has read live that no other node may.
 func (pw *programWorker) take(f Facts) error {
 	d := f.Object
 	counted := Name
@@ -405,13 +405,12 @@ func (pw *programWorker) alone(d *v1alpha1.Deployment) (World, error) {
 		return w, err
 	}
 	if other := w.Occupied(d, pw.opts.Node); d.Spec.Type == v1alpha1.TypeDeployment && other != "" {
-		return w, fmt.Errorf("node %s still runs it", other)
+		return w, fmt.Errorf("node %s may still run it", other)
 	}
 	return w, nil
 }
 
-// liveLeases reads, from the server, the leases of all other nodes that a deployment's object has down for running it. Of a
-// daemon nobody asks.
+// liveLeases reads live the leases of all other nodes that may run a deployment according to its object. It reads none for a daemon.
 func (pw *programWorker) liveLeases(d *v1alpha1.Deployment) (World, error) {
 	w := World{Fleet: fleet.Fleet{Leases: map[string]lease.Record{pw.opts.Node: {Node: pw.opts.Node, Holder: "us", Epoch: pw.e.Number}}}}
 	if d.Spec.Type != v1alpha1.TypeDeployment {
@@ -434,7 +433,7 @@ func (pw *programWorker) liveLeases(d *v1alpha1.Deployment) (World, error) {
 	return w, nil
 }
 
-// start runs the program. A few start at once, a little apart; what was decided is decided again when its turn has come.
+// start starts the program. Only a few programs start at the same time, with a random delay; after the wait the decision is checked again.
 func (pw *programWorker) start(ctx context.Context) error {
 	select {
 	case pw.starts <- struct{}{}:
@@ -472,15 +471,15 @@ func (pw *programWorker) start(ctx context.Context) error {
 	case errors.Is(err, shim.ErrDeadlinePassed):
 		return err
 	}
-	pw.stray = true // it may run all the same
+	pw.stray = true // it may run nevertheless
 	return err
 }
 
-// began takes note of a program that was started.
+// began records a program that was started.
 func (pw *programWorker) began(p *program, d *v1alpha1.Deployment) {
 	pw.setProgram(p)
 	pw.asked, pw.since, pw.said = nil, metav1.NewMicroTime(p.started), ""
-	pw.logger().Info("started", "pid", p.pid, "type", d.Spec.Type)
+	pw.logger().Info("program started", "pid", p.pid, "type", d.Spec.Type)
 	stop := d.Status.LastStop
 	if pw.pause != nil || d.Spec.Type != v1alpha1.TypeDeployment || stop == nil || stop.Node == pw.opts.Node || stop.Epoch+1 != d.Holder().Epoch {
 		return
@@ -492,11 +491,11 @@ func (pw *programWorker) began(p *program, d *v1alpha1.Deployment) {
 	defer cancel()
 	err := record.Emit(bounded, events.Event{
 		Regarding: d, Type: corev1.EventTypeNormal, Reason: "Moved", Action: "Start",
-		Note: fmt.Sprintf("Moved from %s to %s; nobody ran it for %s.", stop.Node, pw.opts.Node, pw.pause.Duration),
+		Note: fmt.Sprintf("Moved from %s to %s; no node ran it for %s.", stop.Node, pw.opts.Node, pw.pause.Duration),
 		Key:  fmt.Sprint(d.Holder().Epoch),
 	})
 	if err != nil {
-		pw.say("event not written", err)
+		pw.say("could not write event", err)
 	}
 }
 
@@ -505,13 +504,13 @@ func (pw *programWorker) stop(why string) error {
 	if pw.asked == nil {
 		now := time.Now()
 		pw.asked = &now
-		pw.logger().Info("stopping", "why", why, "grace", pw.grace())
+		pw.logger().Info("stopping program", "reason", why, "grace", pw.grace())
 	}
 	return pw.program.stop(pw.grace())
 }
 
-// grace is how long the program has to end. The shim ends it at its deadline at the latest. Once the epoch is known to be over
-// there is none: another node may run the program already. Only daemons keep it, which nobody runs in this node's place.
+// grace returns how long the program has to end. The shim kills it at its deadline at the latest. There is no grace once the epoch is
+// known to have ended, because another node may already run the program. Only daemons keep it: no other node runs them instead.
 func (pw *programWorker) grace() time.Duration {
 	d, _ := pw.snapshot()
 	if pw.e.Held.Revoked() && (d == nil || d.Spec.Type != v1alpha1.TypeDaemon) {
@@ -523,7 +522,7 @@ func (pw *programWorker) grace() time.Duration {
 	return -1 // as it was when the program was started
 }
 
-// released takes note that nothing of the program is left here and that the object says so.
+// released records that no process of the program is left here and that the object shows it.
 func (pw *programWorker) released() {
 	if pw.pass != nil {
 		pw.pass.Leave()

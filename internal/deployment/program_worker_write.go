@@ -15,7 +15,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// entry is what the node reports of the program, and when that changes by itself.
+// entry returns the node's instance of the program, and when it changes without an event.
 func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance, time.Duration) {
 	i := v1alpha1.DeploymentInstance{
 		Node: pw.opts.Node, NodeEpoch: pw.e.Number, Revision: Revision(&f.Object.Spec), Restarts: pw.restarts, LastExit: pw.lastExit,
@@ -53,7 +53,7 @@ func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance,
 	return i, soon
 }
 
-// withState is the object with another state of this node's entry.
+// withState returns the object with another state in this node's instance.
 func (pw *programWorker) withState(d *v1alpha1.Deployment, s v1alpha1.InstanceState) *v1alpha1.Deployment {
 	next := d.DeepCopy()
 	if i := next.Instance(pw.opts.Node); i != nil {
@@ -63,7 +63,7 @@ func (pw *programWorker) withState(d *v1alpha1.Deployment, s v1alpha1.InstanceSt
 	return next
 }
 
-// tell publishes the node's own entry, by server-side apply: it removes nothing that others reported.
+// tell publishes the node's own instance by server-side apply, so that it removes nothing that other nodes reported.
 func (pw *programWorker) tell(i v1alpha1.DeploymentInstance) error {
 	if equality.Semantic.DeepEqual(i, pw.told) || !pw.e.Holding() {
 		return nil
@@ -88,8 +88,8 @@ func (pw *programWorker) tell(i v1alpha1.DeploymentInstance) error {
 	return nil
 }
 
-// request waits for its place among the node's requests and bounds one. It is finished also when the work ends, as long as
-// the lease stands.
+// request waits for a free slot among the node's requests and sets the timeout of one. A request also completes when the work ends, as
+// long as the node holds its lease.
 func (pw *programWorker) request() (context.Context, func(), error) {
 	select {
 	case pw.writes <- struct{}{}:
@@ -145,7 +145,7 @@ func (pw *programWorker) refresh(d *v1alpha1.Deployment) error {
 
 const maxMessage = 1024
 
-// cut shortens a message to what an object may hold.
+// cut shortens a message to the length that the schema allows.
 func cut(text string) string {
 	if len(text) > maxMessage {
 		text = text[:maxMessage-3] + "..."

@@ -124,7 +124,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 	for _, what := range []string{
 		"claimed", "claim lost", "taken", "conflict", "started", "ended", "restarted", "released", "re-attached", "left", "killed",
 		"marked", "began anew", "ended by the deadline", "arrived late", "refused by the shim", "refused by the gate", "drained", "deleted", "retyped",
-		"wait another node still runs it", "wait other nodes come first in the rollout", "wait pause before the next start", "wait stopping",
+		"wait another node may still run it", "wait the rollout restarts other nodes first", "wait waiting before the next start", "wait stopping",
 		"wait the node takes no new work",
 	} {
 		if counts[what] == 0 {

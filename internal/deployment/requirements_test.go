@@ -653,7 +653,7 @@ func TestAMissingDaemonSaysSoUntilItIsHealed(t *testing.T) {
 	}
 	d = w.until("it to say why", func(d *v1alpha1.Deployment) bool {
 		c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
-		return strings.Contains(c.Message, m.name+" (CrashLoop after: ") && strings.Contains(c.Message, "/no/such/program")
+		return strings.Contains(c.Message, m.name+" (CrashLoop; last exit: ") && strings.Contains(c.Message, "/no/such/program")
 	})
 	if i := d.Instance(m.name); i == nil || i.State != v1alpha1.InstanceCrashLoop || i.LastExit == nil || i.LastExit.Code != -1 || i.PID != 0 {
 		t.Errorf("its entry is %+v", i)

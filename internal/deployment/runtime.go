@@ -34,18 +34,18 @@ const (
 	// startsAtOnce bounds how many programs a node starts at the same time, and startJitter spreads them.
 	startsAtOnce = 4
 	startJitter  = 50 * time.Millisecond
-	// writesAtOnce bounds the requests that a node has under way for its programs. Few: when all begin again after an outage,
-	// the renewals of leases must not wait behind them.
+	// writesAtOnce bounds a node's concurrent requests for its programs. It is small: when all of them are repeated after an
+	// outage, the renewals of leases must not wait behind them.
 	writesAtOnce = 4
 	// writeLimit bounds one of them.
 	writeLimit = 5 * time.Second
-	// departAtOnce bounds how many programs are on their way to another node in a drain, and departLimit for how long one
-	// that does not arrive counts.
+	// departAtOnce bounds how many programs move to other nodes at the same time in a drain, and departLimit for how long a
+	// program counts that does not start elsewhere.
 	departAtOnce = 4
 	departLimit  = 5 * time.Second
-	// discardEvery is how often the runtime tries again to remove what is left of deleted programs.
+	// discardEvery is how often the runtime tries again to remove the directories of deleted programs.
 	discardEvery = time.Second
-	// pulseEvery is how often the runtime looks whether the lease was renewed.
+	// pulseEvery is how often the runtime checks whether the lease was renewed.
 	pulseEvery = 50 * time.Millisecond
 )
 
@@ -55,25 +55,25 @@ type Options struct {
 	Node string
 	// Dir is where the programs' directories are.
 	Dir string
-	// Exe is the ebb program, which is the shim too.
+	// Exe is the ebb executable, which also runs as the shim.
 	Exe string
 	// Gate of the node.
 	Gate *node.Gate
-	// Policy of the node's claims.
+	// Policy is the node's claim policy.
 	Policy v1alpha1.ClaimPolicy
 	// Weights of CPU and memory under resource_usage.
 	Weights Weights
-	// Trust of the node in commands.
+	// Trust decides which commands the node runs.
 	Trust Trust
 	// Metrics of the node's programs.
 	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
-	// ShimLogFormat is how shims write what they have to say themselves: text, or json.
+	// ShimLogFormat is the format of the shims' own log: text or json.
 	ShimLogFormat string
 }
 
-// Runtime is a node's side of deployments: it claims, and it runs what is the node's.
+// Runtime is a node's side of deployments: it claims deployments and runs the programs of the node.
 type Runtime struct {
 	opts    Options
 	starts  chan struct{}
@@ -82,22 +82,22 @@ type Runtime struct {
 
 	mu         sync.Mutex
 	workers    map[types.NamespacedName]*programWorker
-	found      map[string]*node.Pass // programs of an earlier process, by directory, until they are attached to
+	found      map[string]*node.Pass // programs of an earlier process, by directory, until a worker has attached to them
 	world      World
 	moved      chan struct{}                      // closed and replaced when a program has ended or the world has changed
-	departed   map[types.NamespacedName]time.Time // programs on their way to another node in a drain, since when
-	conflict   string                             // what the last claim was lost over
+	departed   map[types.NamespacedName]time.Time // programs that move to another node in a drain, and since when
+	conflict   string                             // message of the last conflict
 	conflictAt time.Time
 
 	// undiscarded are the directories of deleted programs that could not be removed yet.
 	undiscarded map[types.NamespacedName]bool
 
-	refused map[types.UID]string // revisions that are not trusted here, and of which the log knows
+	refused map[types.UID]string // untrusted revisions that were already logged
 
-	once sync.Once // ERR_POLICY_DISABLED is told once
+	once sync.Once // ERR_POLICY_DISABLED is reported once
 }
 
-// NewRuntime looks for programs that an earlier process of this node left running, and counts them from here on.
+// NewRuntime finds the programs that an earlier process of this node left running, and counts them.
 func NewRuntime(o Options) (*Runtime, error) {
 	r := &Runtime{
 		opts: o, starts: make(chan struct{}, startsAtOnce), writes: make(chan struct{}, writesAtOnce),
@@ -156,7 +156,7 @@ func (r *Runtime) Held() int { return r.opts.Gate.Count(Name) }
 // Staying counts the daemons, which stay until the node stops.
 func (r *Runtime) Staying() int { return r.opts.Gate.Count(KindDaemons) }
 
-// Report implements node.Reporter: what other nodes must know to plan alike, and how the claims go.
+// Report implements node.Reporter. It publishes what the plans of other nodes need, and the state of the claims.
 func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	s.ClaimPolicy = r.opts.Policy
 	s.TrustedCommands = r.opts.Trust.String()
@@ -166,7 +166,7 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	}
 	c := metav1.Condition{
 		Type: v1alpha1.NodeClaiming, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonClaiming,
-		Message: fmt.Sprintf("The node claims deployments by %s.", r.opts.Policy),
+		Message: fmt.Sprintf("The node claims deployments by policy %s.", r.opts.Policy),
 	}
 	r.mu.Lock()
 	conflict := r.conflict
@@ -180,7 +180,7 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	meta.SetStatusCondition(&s.Conditions, c)
 }
 
-const policyDisabled = "The node's claim policy is none: it claims no deployment and writes no address. It runs what is addressed to it."
+const policyDisabled = "The node's claim policy is none: it claims no deployments. It still runs deployments that are addressed to it."
 
 // Run implements node.Runtime.
 func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
@@ -197,7 +197,7 @@ func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
 	run.adopt()
 	if ctx.Err() == nil {
 		if err := run.watch(ctx); err != nil {
-			r.opts.Log.Warn("programs are not watched yet", "error", err)
+			r.opts.Log.Warn("could not watch deployments; trying again", "error", err)
 			run.wait()
 			return err
 		}
@@ -215,19 +215,19 @@ type run struct {
 	*Runtime
 	e     *node.Epoch
 	pulse *pulse
-	// ctx ends when the work has to; standing ends when the lease is in doubt.
+	// ctx ends when the programs have to stop; standing ends when the lease is in doubt.
 	ctx, standing context.Context
 	synced        atomic.Bool // every object has been seen once
 
 	claims *Claimer
 	live   sync.WaitGroup // the workers
-	ended  bool           // no more of them begin
+	ended  bool           // no more workers are started
 }
 
-// wait returns when every worker has ended. Those that were found running and never seen as objects are stopped.
+// wait returns when every worker has ended. Programs that were found running but have no object are stopped.
 func (r *run) wait() {
 	r.mu.Lock()
-	r.ended = true // the watches end after us, and may still bring news
+	r.ended = true // the watches end later and may still bring objects
 	r.mu.Unlock()
 	r.live.Wait()
 	r.mu.Lock()
@@ -239,36 +239,36 @@ func (r *run) wait() {
 	clear(r.workers)
 }
 
-// adopt begins to look after what an earlier process, or an earlier epoch, left running.
+// adopt starts workers for the programs that an earlier process or epoch left running.
 func (r *run) adopt() {
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
 		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
-			r.foundUnit(key)
+			r.adoptProgram(key)
 		}
 		return nil
 	})
 	if err != nil {
-		r.opts.Log.Error("programs could not be looked for", "error", err)
+		r.opts.Log.Error("could not look for programs that an earlier process left running", "error", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for dir, pass := range r.found { // ended in the meantime
+	for dir, pass := range r.found { // these have ended since
 		pass.Leave()
 		delete(r.found, dir)
 	}
 }
 
-// newWorker begins to look after an object, or a program that was found running and has a place. The caller holds the lock.
+// newWorker starts the worker of an object or of a program that was found running. The caller holds the lock.
 func (r *run) newWorker(key types.NamespacedName, found *node.Pass) *programWorker {
 	pw := &programWorker{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1), pass: found, stray: found != nil}
 	r.workers[key] = pw
-	delete(r.undiscarded, key) // what is in the directory is this program's from here on
+	delete(r.undiscarded, key) // the directory belongs to this program now
 	r.live.Go(func() { pw.live(r.ctx) })
 	return pw
 }
 
-// found begins to look after a program that an earlier process left running.
-func (r *run) foundUnit(key types.NamespacedName) {
+// adoptProgram starts the worker of a program that an earlier process left running.
+func (r *run) adoptProgram(key types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	dir := r.dir(key)
@@ -280,7 +280,7 @@ func (r *run) foundUnit(key types.NamespacedName) {
 	r.newWorker(key, pass)
 }
 
-// watch follows the objects that decisions rest on. It returns when all of them have been seen once.
+// watch subscribes to the objects that decisions depend on. It returns when the cache has synced.
 func (r *run) watch(ctx context.Context) error {
 	r.claims = r.newClaimer()
 	r.mu.Lock()
@@ -289,7 +289,7 @@ func (r *run) watch(ctx context.Context) error {
 	err := kubeclient.Follow(ctx, r.e.Cache,
 		kubeclient.On(r.seeNode, r.forgetNode),
 		kubeclient.On(r.seeLease, r.forgetLease),
-		kubeclient.On(r.see, r.gone)) // the objects last: what is decided about them rests on the others
+		kubeclient.On(r.see, r.gone)) // deployments last: decisions about them depend on nodes and leases
 	if err != nil {
 		return err
 	}
@@ -302,7 +302,7 @@ func (r *run) watch(ctx context.Context) error {
 func (r *run) see(d *v1alpha1.Deployment) {
 	r.claims.Poke()
 	key := client.ObjectKeyFromObject(d)
-	r.mu.Lock() // held until the worker has the news, or it might leave in between
+	r.mu.Lock() // held until the worker has the object, or it could end before
 	defer r.mu.Unlock()
 	r.arrived(d)
 	pw := r.workers[key]
@@ -338,9 +338,8 @@ func (r *run) gone(d *v1alpha1.Deployment) {
 	r.discard(key)
 }
 
-// discard removes what a program that no longer has an object left on disk. The caller holds the lock, and nobody looks
-// after the program, so that nothing of it runs. A shim on its way out may still write there, and disks have errors: what
-// cannot be removed now is tried again.
+// discard removes the directory of a program whose object is gone. The caller holds the lock, and the program has no worker, so
+// that no process of it runs. Removing may fail, because of disk errors or a shim that still writes there; then it is tried again.
 func (r *Runtime) discard(key types.NamespacedName) {
 	err := os.RemoveAll(r.dir(key))
 	if err == nil {
@@ -353,7 +352,7 @@ func (r *Runtime) discard(key types.NamespacedName) {
 	r.undiscarded[key] = true
 }
 
-// discardAgain tries again what could not be removed, until ctx ends. The next epoch finds what is left then.
+// discardAgain tries again to remove directories, until ctx ends. The next epoch finds those that are left.
 func (r *Runtime) discardAgain(ctx context.Context) {
 	for backoff.Sleep(ctx, discardEvery) == nil {
 		r.mu.Lock()
@@ -364,7 +363,7 @@ func (r *Runtime) discardAgain(ctx context.Context) {
 	}
 }
 
-// discardOld removes what was left by programs whose objects went while this node was not there to see it.
+// discardOld removes the directories of programs whose objects were deleted while this node was down.
 func (r *run) discardOld(ctx context.Context) error {
 	var list v1alpha1.DeploymentList
 	if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -406,7 +405,7 @@ func sameForPlans(a, b *v1alpha1.Node) bool {
 		equality.Semantic.DeepEqual(a.Labels, b.Labels) && equality.Semantic.DeepEqual(a.Status.Usage, b.Status.Usage)
 }
 
-// reconsider looks at every object again: what concerns this node hangs on its labels.
+// reconsider checks every object again: which ones concern this node depends on its labels.
 func (r *run) reconsider() {
 	go func() {
 		var list v1alpha1.DeploymentList
@@ -430,7 +429,7 @@ func (r *run) forgetNode(n *v1alpha1.Node) {
 func (r *run) seeLease(l *coordinationv1.Lease) {
 	rec, err := lease.Read(l)
 	if err != nil {
-		return // not a node's, or not to be understood: then nobody may be called lost by it
+		return // not the lease of a node, or malformed: no node may be considered lost because of it
 	}
 	r.change(func(w *World) bool {
 		old, known := w.Leases[rec.Node]
@@ -453,7 +452,7 @@ func (r *run) forgetLease(l *coordinationv1.Lease) {
 	})
 }
 
-// change makes the world anew, and wakes whoever waits for it if it makes a difference.
+// change replaces the world, and wakes the workers if the change matters to them.
 func (r *run) change(change func(*World) bool) {
 	r.mu.Lock()
 	next := r.world
@@ -474,15 +473,15 @@ func (r *Runtime) stir() {
 	r.moved = make(chan struct{})
 }
 
-// view is the world, and a channel that is closed when it changes.
+// view returns the world, and a channel that is closed when it changes.
 func (r *Runtime) view() (World, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.world, r.moved
 }
 
-// turn reports whether a program may be stopped in a drain: nothing less important that can leave is still here, and few are
-// on their way. A program runs on here until its next node is about to have a hand free for it.
+// turn reports whether a program may be stopped in a drain: every program of lower priority that can leave has left, and only few
+// are moving. A program keeps running here until its next node can soon start it.
 func (r *Runtime) turn(me *programWorker, priority int32) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -505,7 +504,7 @@ func (r *Runtime) turn(me *programWorker, priority int32) bool {
 	return true
 }
 
-// arrived takes note of a program that left in a drain and has begun elsewhere. The caller holds the lock.
+// arrived records that a program that left in a drain has started on another node. The caller holds the lock.
 func (r *Runtime) arrived(d *v1alpha1.Deployment) {
 	key := client.ObjectKeyFromObject(d)
 	if _, ok := r.departed[key]; !ok {
@@ -521,7 +520,7 @@ func (r *Runtime) arrived(d *v1alpha1.Deployment) {
 	}
 }
 
-// distrusts says, once for each revision, that a program is not trusted here.
+// distrusts records that a revision of a program is not trusted here, and reports whether that is new.
 func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -531,7 +530,7 @@ func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
 	return news
 }
 
-// remove forgets a worker that has nothing to do, unless there is news for it.
+// remove removes a worker that has nothing to do, unless something has changed for it.
 func (r *Runtime) remove(pw *programWorker) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

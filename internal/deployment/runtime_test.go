@@ -297,7 +297,7 @@ exit 3
 	}
 	d := w.until("the condition to say so", func(d *v1alpha1.Deployment) bool {
 		c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
-		return c != nil && c.Reason == v1alpha1.ReasonNotRunning && c.Message == "On "+m.name+" it is Failed after: the main process exited with code 3."
+		return c != nil && c.Reason == v1alpha1.ReasonNotRunning && c.Message == "On node "+m.name+" it is Failed; last exit: the main process exited with code 3."
 	})
 	var states []v1alpha1.InstanceState
 	for e := range watch.ResultChan() {
@@ -452,7 +452,7 @@ func TestAnUntrustedCommandIsNeitherClaimedNorRun(t *testing.T) {
 	if got := unbound.get().Spec.Address; got != "" {
 		t.Errorf("it was claimed by %s", got)
 	}
-	if m.log.said("not run: the command is not trusted on this node") == 0 {
+	if m.log.said("program not run: its command is not trusted on this node") == 0 {
 		t.Error("the node does not say so")
 	}
 	// What runs and is changed into something untrusted is stopped.

@@ -16,7 +16,7 @@ func Healthy(d *v1alpha1.Deployment) bool {
 		!meta.IsStatusConditionFalse(d.Status.Conditions, v1alpha1.DeploymentValid)
 }
 
-// Summarize says how deployments and daemons are.
+// Summarize counts deployments and daemons by state.
 func Summarize(list []v1alpha1.Deployment) []*kind.Summary {
 	deployments := kind.NewSummary("deployment", "deployments", "ebb status deployments")
 	daemons := kind.NewSummary("daemon", "daemons", "ebb status deployments")
@@ -32,7 +32,7 @@ func Summarize(list []v1alpha1.Deployment) []*kind.Summary {
 	return []*kind.Summary{deployments, daemons}
 }
 
-// stateOf follows from a program's own conditions.
+// stateOf returns the state that follows from a program's conditions.
 func stateOf(d *v1alpha1.Deployment) (kind.State, string) {
 	running := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
 	valid := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentValid)

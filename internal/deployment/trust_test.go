@@ -33,7 +33,7 @@ func TestAnUnknownClaimPolicyIsRefused(t *testing.T) {
 		}
 	}
 	_, err := deployment.ParseClaimPolicy(" Off ")
-	if want := `claim policy " Off " is unknown: use deployment_count, resource_usage or none`; err == nil || err.Error() != want {
+	if want := `unknown claim policy " Off ": use deployment_count, resource_usage or none`; err == nil || err.Error() != want {
 		t.Errorf("the refusal says %v, want %s", err, want)
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// sampleEvery is how often the machine is looked at.
+	// sampleEvery is how often the load is measured.
 	sampleEvery = 5 * time.Second
-	// notable is by how many percent a share must differ to be told: every telling is a write.
+	// notable is by how many percentage points a share must differ to be published: publishing is a write.
 	notable = 3
 )
 
@@ -24,10 +24,10 @@ type Weights struct {
 	CPU, Memory float64
 }
 
-// DefaultWeights count both alike.
+// DefaultWeights weigh CPU and memory equally.
 func DefaultWeights() Weights { return Weights{CPU: 1, Memory: 1} }
 
-// Validate refuses weights by which nothing can be compared.
+// Validate refuses weights that give no meaningful score.
 func (w Weights) Validate() error {
 	if !(w.CPU >= 0) || !(w.Memory >= 0) || w.CPU+w.Memory <= 0 {
 		return fmt.Errorf("claim weights: cpu (%g) and memory (%g) must not be negative, and not both zero", w.CPU, w.Memory)
@@ -43,7 +43,7 @@ func (w Weights) Score(cpu, memory float64) int32 {
 // load is what the programs of one type use.
 type load struct{ cores, bytes float64 }
 
-// sampler looks at the load of the machine and of the node's programs.
+// sampler measures the load of the machine and of the node's programs.
 type sampler struct {
 	runtime *Runtime
 	weights Weights
@@ -59,21 +59,21 @@ type sampler struct {
 
 func newSampler(r *Runtime, w Weights) *sampler { return &sampler{runtime: r, weights: w} }
 
-// usage is what is told of the machine's load; nil while it is unknown.
+// usage returns the published load of the machine; nil while it is unknown.
 func (s *sampler) usage() *v1alpha1.NodeUsage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.latest.DeepCopy()
 }
 
-// programs is what programs use, by type.
+// programs returns the load of the programs, by type.
 func (s *sampler) programs() map[v1alpha1.DeploymentType]load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.loads
 }
 
-// run samples until ctx ends. The first two samples come soon: a share of CPU needs two.
+// run samples until ctx ends. The first two samples are taken quickly: the share of CPU needs two.
 func (s *sampler) run(ctx context.Context) {
 	var last string
 	for pause := time.Duration(0); backoff.Sleep(ctx, pause) == nil; {
@@ -81,7 +81,7 @@ func (s *sampler) run(ctx context.Context) {
 			s.set(nil)
 			if err.Error() != last {
 				last = err.Error()
-				s.runtime.opts.Log.Warn("the load of this machine is unknown", "error", err)
+				s.runtime.opts.Log.Warn("could not measure the load of this machine", "error", err)
 			}
 		}
 		if pause == 0 {
@@ -114,7 +114,7 @@ func (s *sampler) sample() error {
 		return nil
 	}
 	if memory.MemTotal == nil || memory.MemAvailable == nil || *memory.MemTotal == 0 {
-		return fmt.Errorf("meminfo does not tell how much memory is available")
+		return fmt.Errorf("/proc/meminfo does not contain MemTotal and MemAvailable")
 	}
 	cpu := 100 * busy / total
 	used := 100 * (1 - float64(*memory.MemAvailable)/float64(*memory.MemTotal))
@@ -132,7 +132,7 @@ func allTime(c procfs.CPUStat) float64 {
 
 func busyTime(c procfs.CPUStat) float64 { return allTime(c) - c.Idle - c.Iowait }
 
-// set tells a sample that differs notably from the one told last, or of another number of deployments.
+// set publishes a sample that differs notably from the last published one, or has another number of deployments.
 func (s *sampler) set(u *v1alpha1.NodeUsage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +145,7 @@ func (s *sampler) set(u *v1alpha1.NodeUsage) {
 
 func abs(x int32) int32 { return max(x, -x) }
 
-// samplePrograms adds up what every program and its descendants use.
+// samplePrograms adds up the usage of the programs and their descendant processes.
 func (s *sampler) samplePrograms(proc procfs.FS) {
 	now := time.Now()
 	roots := s.runtime.pids()
@@ -154,7 +154,7 @@ func (s *sampler) samplePrograms(proc procfs.FS) {
 	if len(roots) > 0 {
 		all, err := proc.AllProcs()
 		if err != nil {
-			return // the next sample tells
+			return // the next sample tries again
 		}
 		parents, stats := map[int]int{}, map[int]procfs.ProcStat{}
 		for _, p := range all {

@@ -13,21 +13,21 @@ import (
 	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
-// World is what decisions about programs rest on, read at one time.
+// World is the input of decisions about programs, read at one time.
 type World struct {
 	fleet.Fleet
-	// Waited says of nodes that left in order, rather than being marked lost, that their place may be taken: a node that is
-	// only restarted finds its deployments where it left them. Nil waits for nobody.
+	// Waited reports whether the deployments of a node that released its lease may be claimed. A node that is only restarted
+	// should find its deployments again. If Waited is nil, they may be claimed at once.
 	Waited func(node string) bool
 }
 
-// Check says what is wrong with a deployment's spec, as a code and a sentence, or nothing.
+// Check returns what is wrong with a deployment's spec, as a code and a sentence, or nothing.
 func Check(d *v1alpha1.Deployment) (code, message string) {
 	switch {
 	case d.Spec.Type != v1alpha1.TypeDeployment && d.Spec.Type != v1alpha1.TypeDaemon:
-		return v1alpha1.ErrInvalidType, fmt.Sprintf("type %q is neither %s nor %s: nobody runs it until the type is corrected", d.Spec.Type, v1alpha1.TypeDaemon, v1alpha1.TypeDeployment)
+		return v1alpha1.ErrInvalidType, fmt.Sprintf("type %q is neither %s nor %s: no node runs it until the type is corrected", d.Spec.Type, v1alpha1.TypeDaemon, v1alpha1.TypeDeployment)
 	case d.Spec.Type == v1alpha1.TypeDaemon && d.Spec.Address != "":
-		return v1alpha1.ErrDaemonAddressSet, fmt.Sprintf("a daemon runs on every matching node: its address %q is ignored; clear it", d.Spec.Address)
+		return v1alpha1.ErrDaemonAddressSet, fmt.Sprintf("address %q is ignored because a daemon runs on every matching node: remove the address", d.Spec.Address)
 	}
 	if _, err := selector(d); err != nil {
 		return v1alpha1.ReasonInvalidSelector, fmt.Sprintf("the selector matches no node: %v", err)
@@ -35,7 +35,7 @@ func Check(d *v1alpha1.Deployment) (code, message string) {
 	return "", ""
 }
 
-// runnable reports whether a record is one that anybody may run.
+// runnable reports whether a deployment has a valid type.
 func runnable(d *v1alpha1.Deployment) bool {
 	return d.Spec.Type == v1alpha1.TypeDeployment || d.Spec.Type == v1alpha1.TypeDaemon
 }
@@ -47,13 +47,13 @@ func selector(d *v1alpha1.Deployment) (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(d.Spec.Selector)
 }
 
-// matches reports whether a node's labels are the ones that a program wants.
+// matches reports whether a node's labels match the selector of a program.
 func matches(d *v1alpha1.Deployment, node map[string]string) bool {
 	s, err := selector(d)
 	return err == nil && s.Matches(labels.Set(node))
 }
 
-// State of a record; empty if its type is invalid.
+// State of a deployment; empty if its type is invalid.
 func (w World) State(d *v1alpha1.Deployment) v1alpha1.DeploymentState {
 	switch {
 	case !runnable(d):
@@ -70,14 +70,14 @@ func (w World) State(d *v1alpha1.Deployment) v1alpha1.DeploymentState {
 	return v1alpha1.StateAssigned
 }
 
-// draining reports whether a node gives its deployments away.
+// draining reports whether the deployments of a node may be claimed because it drains.
 func (w World) draining(node string) bool {
 	n := w.Nodes[node]
 	return n != nil && n.Status.Liveness == v1alpha1.Draining && n.Status.Epoch == w.Leases[node].Epoch
 }
 
-// Claimable reports whether a deployment is there to be claimed: it has no address, or its address is lost, is being
-// drained, or will not run it.
+// Claimable reports whether a deployment may be claimed: it has no address, or the node of its address is lost, is being drained, or
+// will not run it.
 func (w World) Claimable(d *v1alpha1.Deployment) bool {
 	if d.Spec.Type != v1alpha1.TypeDeployment || !d.IsEnabled() {
 		return false
@@ -107,7 +107,7 @@ func (w World) refuses(d *v1alpha1.Deployment, node string) string {
 	return ""
 }
 
-// trustOf reads which commands a node publishes as trusted. What cannot be read is not trusted with anything.
+// trustOf parses the trusted commands that a node publishes. If they are invalid, the node trusts no command.
 func trustOf(n *v1alpha1.Node) Trust {
 	if known, ok := trusts.Load(n.Status.TrustedCommands); ok {
 		return known.(Trust)
@@ -120,8 +120,7 @@ func trustOf(n *v1alpha1.Node) Trust {
 	return t
 }
 
-// trusts remembers expressions that nodes have published: there are as many as nodes at most, and each is asked about every
-// deployment.
+// trusts caches the parsed expressions of nodes. There is at most one for each node, and each is used for every deployment.
 var trusts sync.Map
 
 // Why a node cannot claim a deployment.
@@ -154,7 +153,7 @@ func (w World) IneligibleReason(d *v1alpha1.Deployment, node string) string {
 	return w.refuses(d, node)
 }
 
-// Nowhere returns why no node but one may claim a deployment, node by node; empty if some may.
+// Nowhere returns why no other node may claim a deployment, for each node; empty if one may.
 func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
 	var reasons []string
 	for name := range w.Nodes {
@@ -171,14 +170,14 @@ func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
 	}
 	slices.Sort(reasons)
 	if len(reasons) == 0 {
-		return "there is no other node"
+		return "no other node has a lease"
 	}
 	return strings.Join(reasons, ", ")
 }
 
-// Occupied returns who may still run a deployment, other than a node; empty if nobody may. An instance that another node put
-// down, or holds, counts until that node has taken it back or nobody lives there any more: a newer epoch of the same node
-// may have found the program running.
+// Occupied returns another node that may still run a deployment; empty if none may. The holder and the instances of other nodes
+// count until these nodes have removed them or hold no lease any more, also if they were written in an earlier epoch: a newer
+// epoch of the same node may have found the program running.
 func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
 	if h := d.Holder(); h.Node != "" && h.Node != node && w.Live(h.Node) {
 		return h.Node
@@ -191,8 +190,8 @@ func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
 	return ""
 }
 
-// daemonNodes are the nodes on which a daemon should run: with matching labels, and trusting it; alive, or draining with the
-// daemon already there, for a draining node takes no new one.
+// daemonNodes returns the nodes on which a daemon should run: their labels match, and they trust its command. They are alive, or
+// draining with the daemon already running, because a draining node takes no new one.
 func (w World) daemonNodes(d *v1alpha1.Deployment) []string {
 	var names []string
 	for name, n := range w.Nodes {
@@ -206,14 +205,13 @@ func (w World) daemonNodes(d *v1alpha1.Deployment) []string {
 	return names
 }
 
-// available reports whether a daemon runs on another node. What an earlier epoch of the node said no longer counts.
+// available reports whether a program runs on a node, as reported by the node's current epoch.
 func (w World) available(d *v1alpha1.Deployment, node string) bool {
 	i := d.Instance(node)
 	return i != nil && i.State == v1alpha1.InstanceRunning && i.NodeEpoch >= w.Leases[node].Epoch
 }
 
-// MayRestart reports whether a node may take its daemon down for a new revision: with it, no more nodes than the rollout
-// allows are without.
+// MayRestart reports whether a node may stop its daemon for a new revision without exceeding the rollout's maxUnavailable.
 func (w World) MayRestart(d *v1alpha1.Deployment, node string) bool {
 	if i := d.Instance(node); i == nil || i.State != v1alpha1.InstanceRunning {
 		return true
@@ -227,9 +225,8 @@ func (w World) MayRestart(d *v1alpha1.Deployment, node string) bool {
 	return down <= max(d.Spec.Rollout.MaxUnavailable, 1)
 }
 
-// rolloutNodes are the nodes that a rollout counts: where the daemon should run, and where it is put down though the node
-// has not yet said so of its newest epoch. An instance of a newer epoch than the lease's shows that the lease was read
-// before that epoch began.
+// rolloutNodes returns the nodes that a rollout counts: those on which the daemon should run, and those with an instance whose node
+// has not yet reported in its newest epoch. An instance with a newer epoch than the lease shows that the lease in the cache is old.
 func (w World) rolloutNodes(d *v1alpha1.Deployment) []string {
 	names := w.daemonNodes(d)
 	for _, i := range d.Status.Nodes {

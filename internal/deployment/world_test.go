@@ -165,11 +165,11 @@ func TestWhatIsWrongWithASpecIsSaid(t *testing.T) {
 		{"a deployment with an address and a selector", program("d", addressed("n1"), fastDisk), "", ""},
 		{"a daemon", program("d", daemon), "", ""},
 		{"no type", program("d", typed("")), v1alpha1.ErrInvalidType,
-			`type "" is neither daemon nor deployment: nobody runs it until the type is corrected`},
+			`type "" is neither daemon nor deployment: no node runs it until the type is corrected`},
 		{"another type", program("d", typed("Daemon"), addressed("n1")), v1alpha1.ErrInvalidType,
-			`type "Daemon" is neither daemon nor deployment: nobody runs it until the type is corrected`},
+			`type "Daemon" is neither daemon nor deployment: no node runs it until the type is corrected`},
 		{"a daemon with an address", program("d", daemon, addressed("n1")), v1alpha1.ErrDaemonAddressSet,
-			`a daemon runs on every matching node: its address "n1" is ignored; clear it`},
+			`address "n1" is ignored because a daemon runs on every matching node: remove the address`},
 		{"a selector that cannot be read", program("d", badSelector), v1alpha1.ReasonInvalidSelector,
 			`the selector matches no node: "Like" is not a valid label selector operator`},
 	} {
@@ -305,8 +305,8 @@ func TestWhyADeploymentGoesNowhere(t *testing.T) {
 		want  string
 	}{
 		{"some node may claim it", []string{"n1", "n2", "n3"}, func(c cluster) { c.drains("n2") }, ""},
-		{"there is but one", []string{"n1"}, func(cluster) {}, "there is no other node"},
-		{"the others are gone", []string{"n1", "n2", "n3"}, func(c cluster) { c.dies("n2"); c.leaves("n3") }, "there is no other node"},
+		{"there is but one", []string{"n1"}, func(cluster) {}, "no other node has a lease"},
+		{"the others are gone", []string{"n1", "n2", "n3"}, func(c cluster) { c.dies("n2"); c.leaves("n3") }, "no other node has a lease"},
 		{"one is gone", []string{"n1", "n2", "n3"}, func(c cluster) { c.dies("n2"); c.drains("n3") }, "n3: not alive"},
 		{"each has a reason of its own", []string{"n1", "n5", "n4", "n3", "n2"}, func(c cluster) {
 			c.claims("n5", v1alpha1.ClaimNone)

@@ -19,9 +19,9 @@ import (
 )
 
 // ErrUndecided: the coordinator did not decide in time; nothing was begun.
-var ErrUndecided = errors.New("the coordinator did not decide about the drain in time; it was withdrawn, try again")
+var ErrUndecided = errors.New("the coordinator did not decide about the drain in time; the request was withdrawn: try again")
 
-// errWithdrawn: the drain is gone, undecided.
+// errWithdrawn: the Drain was deleted before the coordinator decided about it.
 var errWithdrawn = errors.New("the drain was deleted before the coordinator decided about it")
 
 const (
@@ -29,7 +29,7 @@ const (
 	withdrawTime = 5 * time.Second
 )
 
-// API asks for drains and tells of them on behalf of clients that speak HTTP. It belongs to one term.
+// API creates, cancels and reports drains for HTTP clients. It belongs to one term.
 type API struct {
 	// Client writes for the term.
 	Client client.Client
@@ -37,14 +37,14 @@ type API struct {
 	Reader client.Reader
 	// Leader is the node that decides.
 	Leader string
-	// Tenants makes the kinds of work, for one count.
+	// Tenants returns the kinds of work, reading through the given reader.
 	Tenants func(client.Reader) []Tenant
 }
 
-// Request asks for a drain and waits for the decision: the drain as it began, or the refusal.
+// Request creates a Drain and waits for the coordinator's decision. It returns the drain when it has begun, or the refusal.
 func (a *API) Request(ctx context.Context, node, reason string) (*v1alpha1.Drain, error) {
 	if v1alpha1.ValidateNodeName(node) != nil {
-		return nil, ErrCaptureNotFound // nothing has such a name
+		return nil, ErrCaptureNotFound // no node can have this name
 	}
 	d := &v1alpha1.Drain{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
@@ -87,7 +87,7 @@ func (a *API) await(ctx context.Context, d *v1alpha1.Drain) (*v1alpha1.Drain, er
 	}
 }
 
-// Cancel asks that the drain of a node end, and waits until it has.
+// Cancel requests the cancellation of a node's drain, and waits until the drain has ended.
 func (a *API) Cancel(ctx context.Context, node string) (*v1alpha1.Drain, error) {
 	return Cancel(ctx, a.Client, node)
 }
@@ -107,8 +107,8 @@ func ended(d *v1alpha1.Drain) error {
 	return fmt.Errorf("drain %s is %s: %s", d.Name, d.Status.Phase, c.Message)
 }
 
-// withdraw takes back a drain whose requester is about to be told cause. One that has begun meanwhile is left alone, and then
-// that is the answer: nobody is told that nothing began while something does.
+// withdraw deletes a drain whose requester would get the error cause. A drain that has begun in the meantime is left alone and
+// returned: the requester must not be told that nothing began although it did.
 func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), withdrawTime)
 	defer cancel()
@@ -125,7 +125,7 @@ func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) 
 		case current.Status.Phase.Final():
 			return nil, a.forget(ctx, current, cause)
 		case !deleted:
-			// Only as it was read: one that begins in this moment is read again.
+			// With the resourceVersion that was read: a drain that has begun since is read again.
 			err := a.Client.Delete(ctx, current, client.Preconditions{UID: &current.UID, ResourceVersion: &current.ResourceVersion})
 			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 				return nil, errors.Join(cause, fmt.Errorf("withdraw Drain %s: it may still begin: %w", d.Name, err))
@@ -141,7 +141,7 @@ func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) 
 	}
 }
 
-// forget removes the record of a drain that never began, and says why it did not.
+// forget deletes a Drain that never began, and returns why it did not.
 func (a *API) forget(ctx context.Context, d *v1alpha1.Drain, cause error) error {
 	if err := client.IgnoreNotFound(a.Client.Delete(ctx, d, client.Preconditions{UID: &d.UID})); err != nil {
 		return errors.Join(cause, fmt.Errorf("remove Drain %s: %w", d.Name, err))
@@ -152,19 +152,19 @@ func (a *API) forget(ctx context.Context, d *v1alpha1.Drain, cause error) error 
 	return cause
 }
 
-// Report is how a node's drain stands.
+// Report is the progress of a node's drain.
 type Report struct {
-	// Draining says whether the node drains.
+	// Draining reports whether the node drains.
 	Draining bool
-	// Shown is what is left on it, by the count under which it is shown.
+	// Shown is what is left on it, by the name under which it is shown.
 	Shown map[string]int64
-	// By splits each of these counts by what the pieces belong to.
+	// By splits each of these counts by owner.
 	By map[string]map[string]int64
-	// Total is everything that is left, of every kind.
+	// Total is what is left of all kinds.
 	Total int64
 }
 
-// Report says how the drain of a node stands, counted now.
+// Report counts now and returns the progress of a node's drain.
 func (a *API) Report(ctx context.Context, node string) (Report, error) {
 	report := Report{Shown: map[string]int64{}, By: map[string]map[string]int64{}}
 	n := &v1alpha1.Node{}
@@ -199,7 +199,7 @@ func (a *API) Report(ctx context.Context, node string) (Report, error) {
 	return report, nil
 }
 
-// Explain says in sentences what holds a node.
+// Explain describes in sentences the state of a node and what blocks its drain.
 func Explain(w World, node string) string {
 	n := w.Nodes[node]
 	if n == nil {
@@ -213,31 +213,31 @@ func Explain(w World, node string) string {
 	fmt.Fprintf(&b, "Node %s is %s in epoch %d.\n", node, n.Status.Liveness, n.Status.Epoch)
 	switch {
 	case !rec.Held() && rec.Fenced >= n.Status.Epoch:
-		fmt.Fprintf(&b, "It is lost: its lease stayed unchanged for its whole duration. It rejoins as epoch %d when its process comes back.\n", n.Status.Epoch+1)
+		fmt.Fprintf(&b, "It is lost: it did not renew its lease, and the lease has expired. It rejoins as epoch %d when its process runs again.\n", n.Status.Epoch+1)
 	case !rec.Held():
-		fmt.Fprintf(&b, "It has left: its lease is released.\n")
+		fmt.Fprintf(&b, "It has left: it released its lease.\n")
 	case n.Spec.Cordoned:
-		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` lifts that.\n", node)
+		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` allows it again.\n", node)
 	}
 	slot, d := w.Slot()
 	switch {
 	case slot != nil && slot.Node == node && d != nil:
 		explainDrain(&b, w, d)
 	case slot != nil && slot.Node == node:
-		fmt.Fprintf(&b, "Drain %s ended without its leaving, and was deleted. A new Drain of the node goes on; a restart of the node ends it.\n", slot.Name)
+		fmt.Fprintf(&b, "Drain %s ended although the node had not left, and the Drain object was deleted. A new Drain of the node continues it; a restart of the node ends it.\n", slot.Name)
 	case rec.Held():
-		fmt.Fprintf(&b, "Nothing drains it. It holds %s.\n", w.Works.Listed(n.Status.Held))
+		fmt.Fprintf(&b, "No drain of it is running. It holds %s.\n", w.Works.Listed(n.Status.Held))
 	}
 	explainQueue(&b, w, node)
 	return b.String()
 }
 
-// explainQueue names the drains of the node that wait for another one's end.
+// explainQueue names the drains of the node that wait for another drain.
 func explainQueue(b *strings.Builder, w World, node string) {
 	for _, d := range inOrder(w.Drains) {
 		c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 		if d.Spec.NodeName == node && c != nil && c.Reason == v1alpha1.ReasonQueued {
-			fmt.Fprintf(b, "Drain %s of it is queued. %s\n", d.Name, c.Message)
+			fmt.Fprintf(b, "Drain %s of this node is queued. %s\n", d.Name, c.Message)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
 		fmt.Fprintf(b, "%s\n", c.Message)
 	}
 	if d.Status.LastProgress != nil && !d.Status.Phase.Final() {
-		fmt.Fprintf(b, "Something moved last %s ago.\n", w.Now.Sub(d.Status.LastProgress.Time).Round(time.Second))
+		fmt.Fprintf(b, "Last progress was %s ago.\n", w.Now.Sub(d.Status.LastProgress.Time).Round(time.Second))
 	}
 	for _, g := range Groups(d.Status.Blockers) {
 		b.WriteString(g.sentence(w.Now))

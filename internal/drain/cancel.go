@@ -15,18 +15,18 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// Why a drain is not cancelled.
+// Errors of a cancellation.
 var (
 	// ErrNotDraining: there is no drain of the node to cancel.
 	ErrNotDraining = errors.New("no drain to cancel")
 	// ErrTooLate: the drain is Stopping or has ended.
 	ErrTooLate = errors.New("too late to cancel")
-	// ErrCancelPending: the request is written, and no coordinator has acted on it yet.
-	ErrCancelPending = errors.New("the cancellation is recorded and waits for the coordinator")
+	// ErrCancelPending: the cancellation is requested, and no coordinator has acted on it yet.
+	ErrCancelPending = errors.New("the cancellation is requested; waiting for the coordinator to carry it out")
 )
 
-// Cancel asks that the drain of a node end, and waits until it has. The drain that holds the slot comes first, then one that
-// waits for it.
+// Cancel requests the cancellation of a node's drain, and waits until the drain has ended. It cancels the drain that holds the slot, or
+// else the first one that waits for it.
 func Cancel(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain, error) {
 	if v1alpha1.ValidateNodeName(node) != nil {
 		return nil, ErrCaptureNotFound
@@ -39,7 +39,7 @@ func Cancel(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain,
 		current := &v1alpha1.Drain{}
 		switch err := c.Get(ctx, client.ObjectKeyFromObject(d), current); {
 		case kubeclient.IsMissing(err) || err == nil && current.UID != d.UID:
-			return d, nil // it was deleted as well, and ended before
+			return d, nil // it has ended and was deleted
 		case err == nil && current.Status.Phase == v1alpha1.DrainCancelled, err == nil && meta.IsStatusConditionTrue(current.Status.Conditions, v1alpha1.DrainReleased):
 			return current, nil
 		case err == nil && tooLate(current) != nil:
@@ -55,7 +55,7 @@ func Cancel(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain,
 	}
 }
 
-// requestCancel writes the wish on the drain of the node, over whatever is written to it meanwhile.
+// requestCancel sets spec.cancelled on the drain of the node, and tries again if the object has changed.
 func requestCancel(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain, error) {
 	for {
 		d, err := findActive(ctx, c, node)
@@ -75,7 +75,7 @@ func requestCancel(ctx context.Context, c client.Client, node string) (*v1alpha1
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
 			return nil, fmt.Errorf("cancel Drain %s: %w", d.Name, err)
 		}
-		if apierrors.IsInvalid(err) { // it went on to Stopping; the next look says so
+		if apierrors.IsInvalid(err) { // it is Stopping by now, as the next read shows
 			if current, again := findActive(ctx, c, node); again != nil || tooLate(current) == nil {
 				return nil, fmt.Errorf("cancel Drain %s: %w", d.Name, err)
 			}
@@ -83,7 +83,7 @@ func requestCancel(ctx context.Context, c client.Client, node string) (*v1alpha1
 	}
 }
 
-// findActive is the drain of a node that holds the slot, or else the first one that has not ended.
+// findActive returns the drain of a node that holds the slot, or else the first one that has not ended.
 func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Drain, error) {
 	if err := r.Get(ctx, types.NamespacedName{Name: node}, &v1alpha1.Node{}); err != nil {
 		if kubeclient.IsMissing(err) {
@@ -114,11 +114,11 @@ func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Dr
 	return nil, fmt.Errorf("%w: node %s is not being drained", ErrNotDraining, node)
 }
 
-// tooLate says why a drain can no longer be cancelled, if that is so.
+// tooLate returns why a drain can no longer be cancelled, if that is so.
 func tooLate(d *v1alpha1.Drain) error {
 	switch d.Status.Phase {
 	case v1alpha1.DrainStopping:
-		return fmt.Errorf("%w: drain %s is Stopping: node %s is empty and leaves; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
+		return fmt.Errorf("%w: drain %s is Stopping: node %s is empty and is shutting down; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
 	case v1alpha1.DrainComplete:
 		return fmt.Errorf("%w: drain %s is Complete: node %s has left; start it again to bring it back", ErrTooLate, d.Name, d.Spec.NodeName)
 	}

@@ -18,7 +18,7 @@ var cancels = map[string]func(*scene, string){
 }
 
 func TestADrainThatHasTheSlotAndIsNotStoppingCanBeCancelled(t *testing.T) {
-	const words = "The drain was cancelled: node n2 goes back to work in a new epoch. What has moved stays where it is."
+	const words = "The drain was cancelled: node n2 takes work again in a new epoch. Work that has moved stays where it is."
 	for how, ask := range cancels {
 		for _, steps := range []int{2, 3, 4, 5} { // hold, take-slot, begin, desire-draining, progress
 			for _, acknowledged := range []bool{false, true} {
@@ -62,7 +62,7 @@ func TestADrainThatIsStoppingIsNotCancelled(t *testing.T) {
 	s.steps()
 	s.leaves("n2")
 	s.steps()
-	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 }
 
 func TestAQueuedDrainThatIsCancelledIsWithdrawn(t *testing.T) {
@@ -73,7 +73,7 @@ func TestAQueuedDrainThatIsCancelledIsWithdrawn(t *testing.T) {
 	s.steps()
 	s.cancel("d")
 	s.takes(drain.StepWithdraw)
-	ended(t, d, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, "The drain was cancelled before it had begun.")
+	ended(t, d, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, "The drain was cancelled before it began.")
 	s.slotIs("first", "n2", 1)
 }
 
@@ -138,7 +138,7 @@ func TestWhatANodeHoldsThoughNothingIsPlacedThereIsNamed(t *testing.T) {
 		t.Fatalf("blockers: %v", d.Status.Blockers)
 	}
 	b := d.Status.Blockers[0]
-	if b.Kind != "Node" || b.Name != "n2" || b.Reason != "NodeStillHolds" || !strings.HasPrefix(b.Remedy, "node n2 counts 1 program") {
+	if b.Kind != "Node" || b.Name != "n2" || b.Reason != "NodeStillHolds" || !strings.HasPrefix(b.Remedy, "node n2 still holds 1 program that no object places there") {
 		t.Errorf("blocker: %+v", b)
 	}
 	s.holds("n2", "programs", 0)

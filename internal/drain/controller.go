@@ -22,36 +22,36 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// recount is how often an unfinished drain is looked at when nothing happens.
+// recount is how often an unfinished drain is counted when nothing changes.
 const recount = time.Second
 
-// maxSteps bounds the steps of one reconciliation; the next one goes on.
+// maxSteps bounds the steps of one reconciliation; the next one continues.
 const maxSteps = 50
 
-// Controller is the coordinator's side of drains: gather the world, ask for the next step, write it, again.
+// Controller is the coordinator's side of drains. It reads the world, decides the next step, writes it, and repeats.
 type Controller struct {
 	// Leader is the node that decides.
 	Leader string
-	// CheckTerm fails unless the coordinator's term does, read live.
+	// CheckTerm fails unless the coordinator still holds its term, read live.
 	CheckTerm func(context.Context) error
-	// Tenants makes the kinds of work, reading through r.
+	// Tenants returns the kinds of work, reading through r.
 	Tenants func(r client.Reader) []Tenant
 	// Metrics of drains.
 	Metrics *Metrics
 	// Log of the term.
 	Log *slog.Logger
-	// AtStep is called before and after every step, by tests that crash there.
+	// AtStep is called before and after every step; tests use it to crash there.
 	AtStep func(point string)
 
 	client client.Client
 	cached client.Reader
 	live   client.Reader
 	record events.Recorder
-	told   map[string]bool // events that this term has made sure of
-	untold map[string]bool // events that could not be written, and of which the log knows
+	told   map[string]bool // events that this term has written or found written
+	untold map[string]bool // events that could not be written, each logged once
 }
 
-// SetupWithManager adds the controller to a term's manager. Everything it watches is one question: what is the next step?
+// SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next step.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "drains", Instance: c.Leader}
@@ -91,11 +91,11 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		if step == nil {
 			return ctrl.Result{RequeueAfter: sooner(pause(w, told), c.prune(ctx))}, nil
 		}
-		live = live || step.Name != StepProgress // the cache does not have yet what is written now
+		live = live || step.Name != StepProgress // the cache does not have this write yet
 		if err := c.take(ctx, step); err != nil {
 			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 				live = true
-				continue // somebody wrote first: look again
+				continue // the object has changed: decide again
 			}
 			return ctrl.Result{}, err
 		}
@@ -103,8 +103,8 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-// look finds the next step. Counting is done from the cache, since there may be very much to count and nodes tell of every piece
-// that leaves; every other step rests on what was read live.
+// look finds the next step. Counts come from the cache, because there may be very many objects and nodes report every change; every
+// other step is decided on what was read live.
 func (c *Controller) look(ctx context.Context, live bool) (w World, step *Step, err error) {
 	reader := c.cached
 	if live {
@@ -120,7 +120,7 @@ func (c *Controller) look(ctx context.Context, live bool) (w World, step *Step, 
 	return w, step, nil
 }
 
-// idle says, from the cache, whether there is nothing to look at: most of the time there is no drain.
+// idle reports, from the cache, whether there is nothing to do: most of the time there is no drain.
 func (c *Controller) idle(ctx context.Context) (bool, error) {
 	settings := &v1alpha1.Settings{}
 	if err := c.cached.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
@@ -139,7 +139,7 @@ func (c *Controller) idle(ctx context.Context) (bool, error) {
 	return settings.Status.ActiveDrain == nil, nil
 }
 
-// forgetGone drops the metrics of nodes whose object is gone.
+// forgetGone drops the metrics of nodes whose Node object was deleted.
 func (c *Controller) forgetGone(ctx context.Context) error {
 	var nodes v1alpha1.NodeList
 	if err := c.cached.List(ctx, &nodes); err != nil {
@@ -153,7 +153,7 @@ func (c *Controller) forgetGone(ctx context.Context) error {
 	return nil
 }
 
-// pause is when to look again if nothing happens before.
+// pause returns when to check again if nothing changes.
 func pause(w World, told bool) time.Duration {
 	if w.Settings.Status.ActiveDrain == nil && told {
 		return 0
@@ -161,7 +161,7 @@ func pause(w World, told bool) time.Duration {
 	return recount
 }
 
-// take writes one step. Everything that a deciding one rests on was read live; last, the term.
+// take writes one step. A step that decides something is based on live reads; the term is checked last.
 func (c *Controller) take(ctx context.Context, step *Step) error {
 	if step.Name != StepProgress && step.Name != StepQueue {
 		if err := c.CheckTerm(ctx); err != nil {
@@ -194,7 +194,7 @@ func (c *Controller) write(ctx context.Context, step *Step) error {
 	if !ok || step.Name != StepDesireDraining {
 		return c.client.Update(ctx, step.Object)
 	}
-	// A node that work leaves counts itself anew all the time. That it should be Draining does not depend on what it counts.
+	// A node updates its counts often while work leaves it. The order to drain does not depend on these counts.
 	_, err := kubeclient.Rewrite(ctx, c.live, node, func(n *v1alpha1.Node) error { return c.client.Update(ctx, n) }, func(newest *v1alpha1.Node) bool {
 		if newest.Generation != node.Generation || newest.Status.Epoch != node.Status.Epoch {
 			return false
@@ -207,10 +207,10 @@ func (c *Controller) write(ctx context.Context, step *Step) error {
 
 func (c *Controller) logStep(step *Step) {
 	if step.Drain == nil {
-		c.Log.Info("drain step", "step", step.Name)
+		c.Log.Info("drain: step taken", "step", step.Name)
 		return
 	}
-	c.Log.Info("drain step", "step", step.Name, "drain", step.Drain.Name, "target", step.Drain.Spec.NodeName)
+	c.Log.Info("drain: step taken", "step", step.Name, "drain", step.Drain.Name, "target", step.Drain.Spec.NodeName)
 }
 
 func (c *Controller) at(point string) {
@@ -219,8 +219,8 @@ func (c *Controller) at(point string) {
 	}
 }
 
-// tell makes sure of the events that the drains' records call for, and says whether all of them are written. One that
-// cannot be written is tried again later; it holds no drain.
+// tell writes the events of all drains, and reports whether all of them are written. An event that cannot be written is tried again
+// later; it does not delay a drain.
 func (c *Controller) tell(ctx context.Context, w World) bool {
 	all := true
 	for _, d := range w.Drains {
@@ -237,7 +237,7 @@ func (c *Controller) tell(ctx context.Context, w World) bool {
 			all = false
 			if !c.untold[key] {
 				c.untold[key] = true
-				c.Log.Warn("event not written yet", "drain", d.Name, "reason", n.Reason, "error", err)
+				c.Log.Warn("could not write event; trying again", "drain", d.Name, "reason", n.Reason, "error", err)
 			}
 		}
 	}

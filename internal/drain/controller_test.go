@@ -33,7 +33,7 @@ func testRequestToEmptyMachine(t *testing.T, c *cluster) {
 	c.obeys("n2", v1alpha1.Stopping)
 	c.phase("d", v1alpha1.DrainComplete)
 	c.until("a free slot", func() bool { return c.slot() == nil })
-	ended(t, c.drain("d"), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	ended(t, c.drain("d"), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 	first.stop()
 	again := c.lead("n3", nil) // the next coordinator tells nothing twice
 	c.request("e", "nobody")
@@ -151,7 +151,7 @@ func (c *cluster) finish(name, node string) {
 		c.obeyOnce(node)
 		return c.drain(name).Status.Phase.Final() && c.slot() == nil
 	})
-	ended(c.t, c.drain(name), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node "+node+" left empty.")
+	ended(c.t, c.drain(name), v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node "+node+" was emptied and has left.")
 	want := []string{"DrainComplete", "DrainStarted", "NodeEmpty"}
 	c.until("the events of "+name, func() bool { return len(c.told(name)) >= len(want) })
 	if got := c.told(name); !slices.Equal(got, want) {
@@ -234,14 +234,14 @@ func testTooLateToCancel(t *testing.T, c *cluster) {
 	c.obeys("n2", v1alpha1.Draining)
 	c.phase("d", v1alpha1.DrainStopping)
 	d := c.drain("d")
-	if _, err := api.Cancel(bounded(t), "n2"); !errors.Is(err, drain.ErrTooLate) || err.Error() != "too late to cancel: drain d is Stopping: node n2 is empty and leaves; start it again to bring it back" {
+	if _, err := api.Cancel(bounded(t), "n2"); !errors.Is(err, drain.ErrTooLate) || err.Error() != "too late to cancel: drain d is Stopping: node n2 is empty and is shutting down; start it again to bring it back" {
 		t.Errorf("cancel: %v", err)
 	}
 	c.until("a refusal of the schema", func() bool {
 		c.must(c.admin.Get(context.Background(), client.ObjectKeyFromObject(d), d))
 		d.Spec.Cancelled = true
 		err := c.admin.Update(context.Background(), d)
-		return apierrors.IsInvalid(err) && strings.Contains(err.Error(), "a drain that is Stopping or has ended cannot be cancelled any more")
+		return apierrors.IsInvalid(err) && strings.Contains(err.Error(), "a drain that is Stopping or has ended can no longer be cancelled")
 	})
 	if err := c.admin.Delete(context.Background(), d); !apierrors.IsConflict(err) {
 		t.Errorf("deletion: %v", err)

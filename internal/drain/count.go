@@ -14,23 +14,23 @@ import (
 
 // Reasons of blockers that the drain itself finds; each kind of work brings its own.
 const (
-	// BlockedByNode: the node has not said yet that it closed its gate for this drain.
+	// BlockedByNode: the node has not reported yet that it closed its gate for this drain.
 	BlockedByNode = "AwaitingAcknowledgement"
-	// BlockedByReturn: the node is restarting and has not said yet in which state.
+	// BlockedByReturn: the node is restarting and has not reported its state yet.
 	BlockedByReturn = "AwaitingReturn"
-	// BlockedByLeaving: the node is empty and told to leave, and has not left yet.
+	// BlockedByLeaving: the node is empty or was asked to stop, and has not left yet.
 	BlockedByLeaving = "AwaitingExit"
-	// BlockedByHeld: no object places anything on the node, and the node counts something all the same.
+	// BlockedByHeld: the node reports work that no object places on it.
 	BlockedByHeld = "NodeStillHolds"
 )
 
 const defaultStalledAfter = 5 * time.Minute
 
-// maxBlockers bounds what is written down: a drain is one object, and a person reads the first ones.
+// maxBlockers bounds the blockers in a status: an object has a size limit, and people read the first ones.
 const maxBlockers = 100
 
-// counts are the pieces of each kind on the slot's node: what the objects place there or what the node itself says that
-// it holds, whichever is more. A node that is gone holds nothing.
+// counts returns the work of each kind on the slot's node: what the objects place there or what the node itself reports, whichever is
+// more. A node that is gone holds nothing.
 func (w World) counts(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	counts := map[string]int64{}
 	for kind, left := range w.Left {
@@ -50,14 +50,14 @@ func (w World) counts(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	return counts
 }
 
-// acknowledged says whether the node closed its gate for this drain in this epoch, so that its counts can only fall.
+// acknowledged reports whether the node closed its gate for this drain in this epoch, so that its counts can only fall.
 func (w World) acknowledged(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
 	return node != nil && node.Status.Epoch == slot.NodeEpoch && node.Status.ObservedDrain == slot.UID &&
 		node.Status.Liveness.Rank() >= v1alpha1.Draining.Rank()
 }
 
-// Empty says whether nothing is left: the node's own counts, taken after its gate closed for this drain in this epoch, and
+// Empty reports whether nothing is left: the node's own counts, taken after its gate closed for this drain in this epoch, and
 // the objects agree on zero.
 func (w World) Empty(slot *v1alpha1.ActiveDrain) bool {
 	if !w.acknowledged(slot) {
@@ -71,7 +71,7 @@ func (w World) Empty(slot *v1alpha1.ActiveDrain) bool {
 	return true
 }
 
-// observe brings a drain's status up to date with what is left.
+// observe updates a drain's status with what is left.
 func observe(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) {
 	old := d.Status.Remaining
 	d.Status.Remaining = w.counts(slot)
@@ -84,7 +84,7 @@ func observe(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) {
 	w.judgeStall(d)
 }
 
-// moved says whether anything left the node.
+// moved reports whether anything left the node.
 func moved(old, now map[string]int64) bool {
 	for kind, count := range old {
 		if now[kind] < count {
@@ -94,7 +94,7 @@ func moved(old, now map[string]int64) bool {
 	return false
 }
 
-// blockers are what keeps the drain from its end, sorted, each with when it was first seen.
+// blockers returns what the drain waits for, sorted, each with the time when it was first seen.
 func (w World) blockers(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) []v1alpha1.Blocker {
 	var list []v1alpha1.Blocker
 	for _, left := range w.Left {
@@ -126,7 +126,7 @@ func identity(b v1alpha1.Blocker) v1alpha1.Blocker {
 	return v1alpha1.Blocker{Kind: b.Kind, Name: b.Name, Reason: b.Reason}
 }
 
-// sorted sorts blockers, each once.
+// sorted sorts blockers and removes duplicates.
 func sorted(list []v1alpha1.Blocker) []v1alpha1.Blocker {
 	slices.SortFunc(list, func(a, b v1alpha1.Blocker) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Remedy, b.Remedy))
@@ -134,36 +134,36 @@ func sorted(list []v1alpha1.Blocker) []v1alpha1.Blocker {
 	return slices.CompactFunc(list, func(a, b v1alpha1.Blocker) bool { return identity(a) == identity(b) })
 }
 
-// ownBlocker is what the drain itself waits for.
+// ownBlocker returns the blocker of the node itself, if any.
 func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alpha1.Blocker {
 	b := &v1alpha1.Blocker{Kind: "Node", Name: slot.Node}
 	switch {
 	case w.over(slot) && w.Leases[slot.Node].Held():
 		b.Reason = BlockedByReturn
-		b.Remedy = fmt.Sprintf("node %s is restarting; if it stays so, look at its log", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s is restarting; if this lasts, check its log", slot.Node)
 	case w.over(slot):
 		return nil
 	case d.Status.Phase == v1alpha1.DrainStopping && w.toldToStop(slot):
 		b.Reason = BlockedByLeaving
-		b.Remedy = fmt.Sprintf("node %s is empty and stops what stayed; if it hangs, look at its log or kill its process", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s is empty and is shutting down; if it hangs, check its log or kill its process", slot.Node)
 	case w.leaves(slot):
 		b.Reason = BlockedByLeaving
-		b.Remedy = fmt.Sprintf("node %s was told to stop and stops what it runs; if it hangs, look at its log or kill its process", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s was asked to stop and is shutting down; if it hangs, check its log or kill its process", slot.Node)
 	case !w.acknowledged(slot):
 		b.Reason = BlockedByNode
-		b.Remedy = fmt.Sprintf("node %s has not closed its gate yet; if it stays so, look at its log: it is called lost when its lease ends", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s has not acknowledged the drain yet; if this lasts, check its log; if it is dead, it is marked lost when its lease expires", slot.Node)
 	default:
 		held := w.heldAlone(slot)
 		if len(held) == 0 {
 			return nil
 		}
 		b.Reason = BlockedByHeld
-		b.Remedy = fmt.Sprintf("node %s counts %s that no object places there: it is stopping them, or they hang; if it stays so, look at the node's log, or kill the node's process: what it runs then ends with its lease", slot.Node, w.Works.Listed(held))
+		b.Remedy = fmt.Sprintf("node %s still holds %s that no object places there: it is stopping them, or they hang; if this lasts, check the node's log, or kill the node's process: what it runs then stops when its lease expires", slot.Node, w.Works.Listed(held))
 	}
 	return b
 }
 
-// heldAlone counts, by kind, what the node says that it holds though the objects place nothing of that kind there.
+// heldAlone counts, by kind, the work that the node reports although no object of that kind is placed there.
 func (w World) heldAlone(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	held := map[string]int64{}
 	for kind, count := range w.counts(slot) {
@@ -174,25 +174,25 @@ func (w World) heldAlone(slot *v1alpha1.ActiveDrain) map[string]int64 {
 	return held
 }
 
-// leaves says whether the node is stopping in the slot's epoch, for whatever reason.
+// leaves reports whether the node is stopping in the slot's epoch, for whatever reason.
 func (w World) leaves(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
 	return node != nil && node.Status.Epoch == slot.NodeEpoch && node.Status.Liveness == v1alpha1.Stopping
 }
 
-// judgeStall says whether nothing has moved for too long.
+// judgeStall sets the condition Stalled: whether nothing has left the node for too long.
 func (w World) judgeStall(d *v1alpha1.Drain) {
 	patience := defaultStalledAfter
 	if set := w.Settings.Spec.Drain.StalledAfter; set != nil && set.Duration > 0 {
 		patience = set.Duration
 	}
 	c := metav1.Condition{
-		Type: v1alpha1.DrainStalled, Status: metav1.ConditionFalse, Reason: "Moving", Message: "Something moved lately.",
+		Type: v1alpha1.DrainStalled, Status: metav1.ConditionFalse, Reason: "Moving", Message: "Work is leaving the node.",
 		ObservedGeneration: d.Generation, LastTransitionTime: metav1.NewTime(w.Now),
 	}
 	if w.Now.Sub(d.Status.LastProgress.Time) >= patience {
 		c.Status, c.Reason = metav1.ConditionTrue, "NothingMoves"
-		c.Message = fmt.Sprintf("Nothing has moved for %s: %s.", patience, w.Works.Summary(d.Status.Remaining))
+		c.Message = fmt.Sprintf("Nothing has left the node for %s: %s.", patience, w.Works.Summary(d.Status.Remaining))
 	}
 	meta.SetStatusCondition(&d.Status.Conditions, c)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 )
 
-const late = "Node n2 was not out of service 10m0s after the start: 2 volumes left. It stays Draining and takes no work; a new Drain of it goes on."
+const late = "Node n2 was not drained within 10m0s: 2 volumes left. It stays Draining and takes no new work; a new Drain of it continues where this one ended."
 
 // failed brings a drain of n2 past its deadline.
 func (s *scene) failed() *v1alpha1.Drain {
@@ -59,7 +59,7 @@ func TestADrainThatFailsAtOnceStillTellsItsNode(t *testing.T) {
 	s.takes(drain.StepHold, drain.StepTakeSlot, drain.StepBegin, drain.StepDesireDraining, drain.StepFail)
 	desired(t, s, v1alpha1.Draining, 1)
 	ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
-		"Node n2 was not out of service 0s after the start: nothing is left. It stays Draining and takes no work; a new Drain of it goes on.")
+		"Node n2 was not drained within 0s: nothing is left. It stays Draining and takes no new work; a new Drain of it continues where this one ended.")
 }
 
 func TestADeadlineAlsoEndsTheWaitForANodeToLeave(t *testing.T) {
@@ -68,7 +68,7 @@ func TestADeadlineAlsoEndsTheWaitForANodeToLeave(t *testing.T) {
 	s.now = start.Add(10 * time.Minute)
 	s.takes(drain.StepFail)
 	ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
-		"Node n2 was told to leave and had not left 10m0s after the start: nothing is left. It takes no work; a new Drain of it goes on.")
+		"Node n2 was asked to stop and had not left 10m0s after the drain began: nothing is left. It takes no new work; a new Drain of it continues where this one ended.")
 	if len(d.Status.Blockers) != 1 || d.Status.Blockers[0].Reason != drain.BlockedByLeaving {
 		t.Errorf("it keeps %v", d.Status.Blockers)
 	}
@@ -95,7 +95,7 @@ func TestADeadlineAlsoEndsTheWaitForADeadNodesWork(t *testing.T) {
 			s.now = start.Add(10 * time.Minute)
 			s.takes(drain.StepFail, drain.StepReleaseSlot)
 			ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
-				"Node n2 died or restarted, and its drain had not ended 10m0s after the start: 1 volume left. A new Drain of it begins again.")
+				"Node n2 died or restarted and was not drained within 10m0s: 1 volume left. A new Drain of it starts over.")
 		})
 	}
 }
@@ -109,7 +109,7 @@ func TestOnlyANewDrainOfTheSameNodeTakesUpAFailedOne(t *testing.T) {
 	s.steps()
 	ended(t, other, v1alpha1.DrainFailed, v1alpha1.ReasonDrainInProgress, "another drain operation is in progress: drain d of node n2")
 	stands(t, waiting, v1alpha1.DrainPending, v1alpha1.ReasonQueued, "Waiting for drain same of node n2.")
-	stands(t, same, v1alpha1.DrainDraining, "Draining", "The node is being emptied.")
+	stands(t, same, v1alpha1.DrainDraining, "Draining", "Work is being moved off the node.")
 	s.slotIs("same", "n2", 1)
 	desired(t, s, v1alpha1.Draining, 1)
 	s.places("n2", "volumes", 0)
@@ -121,7 +121,7 @@ func TestOnlyANewDrainOfTheSameNodeTakesUpAFailedOne(t *testing.T) {
 	s.steps()
 	s.leaves("n2")
 	s.steps()
-	ended(t, same, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	ended(t, same, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 	ended(t, failed, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, late)
 	s.slotIs("waiting", "n3", 1)
 }

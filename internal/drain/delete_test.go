@@ -32,7 +32,7 @@ func TestADrainDeletedWhileItIsHeldButHasNotBegunIsWithdrawn(t *testing.T) {
 	s.step()
 	s.delete("d", s.now)
 	s.takes(drain.StepWithdraw, drain.StepRemoveFinalizer)
-	ended(t, d, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, "The drain was deleted before it had begun.")
+	ended(t, d, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, "The drain was deleted before it began.")
 	s.slotIs("", "", 0)
 	if len(s.drains) != 0 {
 		t.Error("its record stays")

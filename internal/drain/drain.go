@@ -1,5 +1,5 @@
-// Package drain takes one node out of service: it decides which request may begin, counts what is left, and says when it
-// is over. It moves nothing itself; every kind of work reacts to a node that is not Alive.
+// Package drain takes one node out of service: it decides which drain may begin, counts what is left on the node, and decides when
+// the drain has ended. It moves nothing itself: every kind of work moves off a node that is not Alive.
 //
 //	         refused ─────────────────────────────────────────────────────────────────▶ Failed
 //	            ▲                                                                          ▲ deadline
@@ -7,12 +7,12 @@
 //	                                                                  │  │                 ▲ deadline
 //	                                     everything counted at zero ──┘  │                 │
 //	                                               ▼                     │ every other     │
-//	Complete ◀── epoch of the node over ──── Stopping                    │ node is lost ──▶ Cancelled
+//	Complete ◀── epoch of the node ended ─── Stopping                    │ node is lost ──▶ Cancelled
 //	   ▲                                                                 │
 //	   └────────── node dead, nothing bound to it any more (NodeGone) ◀──┘
 //
-// A node that restarts meanwhile is followed into its next epoch.
-// The record of a drain is the Drain object and the slot in Settings; nothing about it lives in memory only.
+// If the node restarts, the drain continues in its next epoch.
+// All state of a drain is in the Drain object and in the slot in Settings; nothing is kept in memory only.
 package drain
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// A Tenant is a kind of work seen by a drain: what of it is left on the node, and what each piece waits for.
+// A Tenant reports one kind of work to drains: how much of it is left on a node, and what it waits for.
 type Tenant interface {
 	// Work declares the kind.
 	Work() Work
-	// Remaining says what the objects place on a node.
+	// Remaining returns the work that the objects place on a node.
 	Remaining(ctx context.Context, node string) (Remaining, error)
 }
 
 // Remaining is what is left of one kind on a node.
 type Remaining struct {
-	// Count of pieces.
+	// Count of objects, or of their parts on the node.
 	Count int64
-	// By splits the count by what the pieces belong to, for kinds that have such a thing.
+	// By splits the count by owner, for kinds that have one.
 	By map[string]int64
-	// Blockers are what keeps pieces there. Their Since is set by the drain.
+	// Blockers are what the work waits for. The drain sets their Since.
 	Blockers []v1alpha1.Blocker
 }
 

@@ -106,5 +106,5 @@ func TestWhatIsPlacedBetweenZeroAndTheOrderToStopIsWaitedFor(t *testing.T) {
 	s.takes(drain.StepProgress)
 	s.places("n2", "volumes", 0)
 	s.takes(drain.StepComplete, drain.StepReleaseSlot)
-	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 }

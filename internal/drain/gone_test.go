@@ -8,7 +8,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 )
 
-const gone = "Node n2 is gone and nothing is bound to it."
+const gone = "Node n2 is gone and no work is placed on it any more."
 
 func TestADrainOfADeadNodeIsCompleteOnceNothingIsBoundToIt(t *testing.T) {
 	for name, end := range map[string]func(*scene){
@@ -58,7 +58,7 @@ func TestADrainGoesOnInTheNextEpochOfItsNode(t *testing.T) {
 			s.restarts("n2", c.liveness, c.observed)
 			s.takes(c.steps...)
 			s.slotIs("d", "n2", 2)
-			stands(t, d, v1alpha1.DrainDraining, "Draining", "The node is being emptied.")
+			stands(t, d, v1alpha1.DrainDraining, "Draining", "Work is being moved off the node.")
 			if d.Status.NodeEpoch != 2 {
 				t.Errorf("the drain is of epoch %d", d.Status.NodeEpoch)
 			}
@@ -67,7 +67,7 @@ func TestADrainGoesOnInTheNextEpochOfItsNode(t *testing.T) {
 			s.steps()
 			s.leaves("n2")
 			s.steps()
-			ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+			ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 		})
 	}
 }
@@ -129,10 +129,10 @@ func TestAStoppingNodesEndDecidesHowItsDrainEnds(t *testing.T) {
 		end             func(*scene)
 		reason, message string
 	}{
-		"released":                      {func(s *scene) { s.leaves("n2") }, v1alpha1.ReasonDrained, "Node n2 left empty."},
-		"fenced":                        {func(s *scene) { s.dies("n2") }, v1alpha1.ReasonNodeGone, "Node n2 died empty, on its way out."},
-		"released, and its lease gone":  {func(s *scene) { delete(s.leases, "n2") }, v1alpha1.ReasonDrained, "Node n2 left empty."},
-		"released, and its object gone": {func(s *scene) { s.leaves("n2"); delete(s.nodes, "n2") }, v1alpha1.ReasonDrained, "Node n2 left empty."},
+		"released":                      {func(s *scene) { s.leaves("n2") }, v1alpha1.ReasonDrained, "Node n2 was emptied and has left."},
+		"fenced":                        {func(s *scene) { s.dies("n2") }, v1alpha1.ReasonNodeGone, "Node n2 died while it was shutting down; it was empty."},
+		"released, and its lease gone":  {func(s *scene) { delete(s.leases, "n2") }, v1alpha1.ReasonDrained, "Node n2 was emptied and has left."},
+		"released, and its object gone": {func(s *scene) { s.leaves("n2"); delete(s.nodes, "n2") }, v1alpha1.ReasonDrained, "Node n2 was emptied and has left."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
@@ -151,13 +151,13 @@ func TestAStoppingNodeThatComesBackIsToldAgain(t *testing.T) {
 	s.restarts("n2", v1alpha1.Draining, "uid-d")
 	s.holds("n2", "volumes", 1)
 	s.takes(drain.StepFollowSlot, drain.StepFollow, drain.StepDesireDraining, drain.StepProgress)
-	stands(t, d, v1alpha1.DrainStopping, "Stopping", "The node is empty and leaves.")
+	stands(t, d, v1alpha1.DrainStopping, "Stopping", "The node is empty and is shutting down.")
 	s.holds("n2", "volumes", 0)
 	s.takes(drain.StepDesireStopping, drain.StepProgress)
 	desired(t, s, v1alpha1.Stopping, 2)
 	s.leaves("n2")
 	s.takes(drain.StepComplete, drain.StepReleaseSlot)
-	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 }
 
 func TestANodeThatIsStoppedWhileItComesBackIsGone(t *testing.T) {

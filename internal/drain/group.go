@@ -11,10 +11,10 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// maxNames bounds how many names a group tells: the objects have the rest.
+// maxNames bounds how many names a group prints.
 const maxNames = 3
 
-// A Group is blockers of one kind that are held up for one reason, as a person reads them.
+// A Group is the blockers of one kind with the same reason, for people to read.
 type Group struct {
 	// Kind and Reason of all of them.
 	Kind, Reason string
@@ -22,7 +22,7 @@ type Group struct {
 	Names []string
 	// Since is when the first of them was seen.
 	Since metav1.Time
-	// Remedies, each once, with the names that it is for.
+	// Remedies without duplicates, each with its names.
 	Remedies []Remedy
 }
 
@@ -34,7 +34,7 @@ type Remedy struct {
 	Text string
 }
 
-// Groups brings blockers of the same kind and reason together, in the order in which they first appear.
+// Groups groups blockers by kind and reason, in the order in which they first appear.
 func Groups(blockers []v1alpha1.Blocker) []Group {
 	var groups []Group
 	for _, b := range blockers {
@@ -64,7 +64,7 @@ func (g *Group) add(b v1alpha1.Blocker) {
 	g.Remedies[at].Names = append(g.Remedies[at].Names, b.Name)
 }
 
-// String says what is held up and why: "Volume v: LastCopy", or "10 Deployments AwaitingClaim (p15, p2, p20 and 7 more)".
+// String returns the names and the reason: "Volume v: LastCopy", or "10 Deployments AwaitingClaim (p15, p2, p20 and 7 more)".
 func (g Group) String() string {
 	if len(g.Names) == 1 {
 		return fmt.Sprintf("%s %s: %s", g.Kind, g.Names[0], g.Reason)
@@ -72,7 +72,7 @@ func (g Group) String() string {
 	return fmt.Sprintf("%d %ss %s (%s)", len(g.Names), g.Kind, g.Reason, some(g.Names))
 }
 
-// Advice is what a person can do, a line each. A remedy that is not for the whole group says for which of it.
+// Advice returns the remedies, one a line. A remedy that is not for the whole group names the objects it is for.
 func (g Group) Advice() []string {
 	var lines []string
 	for _, r := range g.Remedies {
@@ -93,14 +93,14 @@ func some(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNames], ", "), len(names)-maxNames)
 }
 
-// sentence says what holds a node, for how long, and what to do.
+// sentence describes what blocks the drain, for how long, and what to do.
 func (g Group) sentence(now time.Time) string {
 	var b strings.Builder
 	since := now.Sub(g.Since.Time).Round(time.Second)
 	if len(g.Names) == 1 {
-		fmt.Fprintf(&b, "%s %s holds it: %s, for %s", g.Kind, g.Names[0], g.Reason, since)
+		fmt.Fprintf(&b, "%s %s blocks the drain: %s, for %s", g.Kind, g.Names[0], g.Reason, since)
 	} else {
-		fmt.Fprintf(&b, "%d %ss hold it: %s (%s), for up to %s", len(g.Names), g.Kind, g.Reason, some(g.Names), since)
+		fmt.Fprintf(&b, "%d %ss block the drain: %s (%s), for up to %s", len(g.Names), g.Kind, g.Reason, some(g.Names), since)
 	}
 	for _, advice := range g.Advice() {
 		b.WriteString("; " + advice)

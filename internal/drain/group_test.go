@@ -75,13 +75,13 @@ func TestExplainSaysWhatHoldsANodeInGroups(t *testing.T) {
 	s := newScene(t)
 	var blockers []v1alpha1.Blocker
 	for i := range 10 {
-		blockers = append(blockers, v1alpha1.Blocker{Kind: "Deployment", Name: fmt.Sprintf("p%d", i), Reason: "AwaitingClaim", Remedy: "another node is about to claim it"})
+		blockers = append(blockers, v1alpha1.Blocker{Kind: "Deployment", Name: fmt.Sprintf("p%d", i), Reason: "AwaitingClaim", Remedy: "waiting for another node to claim it"})
 	}
 	s.places("n2", "deployments", 10, blockers...)
 	s.begun("d", "n2")
 	s.now = start.Add(time.Minute)
 	s.steps()
-	want := "10 Deployments hold it: AwaitingClaim (p0, p1, p2 and 7 more), for up to 1m0s; another node is about to claim it.\n"
+	want := "10 Deployments block the drain: AwaitingClaim (p0, p1, p2 and 7 more), for up to 1m0s; waiting for another node to claim it.\n"
 	if got := drain.Explain(s.world(), "n2"); !strings.HasSuffix(got, "\n"+want) {
 		t.Errorf("got\n%s\nwant it to end\n%s", got, want)
 	}

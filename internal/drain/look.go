@@ -7,7 +7,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Look is what several tenants rest on. It is read once, when one of them is first asked.
+// Look is a value that several tenants need. It is read once, when the first of them asks for it.
 type Look[T any] struct {
 	reader client.Reader
 	read   func(context.Context, client.Reader) (T, error)
@@ -16,12 +16,12 @@ type Look[T any] struct {
 	err    error
 }
 
-// NewLook makes a look that has not been taken yet.
+// NewLook returns a look that reads through r when it is first taken.
 func NewLook[T any](r client.Reader, read func(context.Context, client.Reader) (T, error)) *Look[T] {
 	return &Look[T]{reader: r, read: read}
 }
 
-// Take reads, or says what was read.
+// Take reads the value, or returns what was read before.
 func (l *Look[T]) Take(ctx context.Context) (T, error) {
 	l.once.Do(func() { l.seen, l.err = l.read(ctx, l.reader) })
 	return l.seen, l.err

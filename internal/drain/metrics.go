@@ -8,7 +8,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Metrics of drains as the coordinator sees them. They outlive terms, stay after a drain, and go with the Node object.
+// Metrics of drains on the coordinator. They outlive terms and drains, and are dropped with the Node object.
 type Metrics struct {
 	status    *prometheus.GaugeVec
 	remaining map[string]*prometheus.GaugeVec // by the count under which work is shown
@@ -18,7 +18,7 @@ type Metrics struct {
 	nodes map[string]bool // that have series
 }
 
-// NewMetrics makes the metrics of drains of these works, registered with r.
+// NewMetrics registers the metrics of drains with r.
 func NewMetrics(r prometheus.Registerer, works Works) *Metrics {
 	gauge := func(name, help string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "ebb", Subsystem: "coordinator", Name: name, Help: help}, []string{"capture_id"})
@@ -40,7 +40,7 @@ func NewMetrics(r prometheus.Registerer, works Works) *Metrics {
 	return m
 }
 
-// see brings the metrics in line with the world.
+// see updates the metrics.
 func (m *Metrics) see(w World) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,8 +64,8 @@ func (m *Metrics) see(w World) {
 	m.status.WithLabelValues(slot.Node).Set(value)
 }
 
-// ended observes how long a drain took, from its persisted start. Whoever ended it does, and nobody again: a coordinator
-// that finds old drains would count them once more.
+// ended observes how long a drain took, from its persisted start. Only the coordinator that ended the drain calls it: a later one
+// that finds old drains would count them twice.
 func (m *Metrics) ended(d *v1alpha1.Drain) {
 	if d.Status.StartedAt == nil || d.Status.FinishedAt == nil {
 		return

@@ -11,12 +11,12 @@ import (
 	"github.com/ebb-dev/ebb/internal/events"
 )
 
-// told is how long after its end a drain's events are still made sure of: a coordinator that crashed between a
-// transition and its event leaves the event to the next one.
+// told is how long after its end a drain's events are still written if they are missing: a coordinator may crash between a
+// transition and its event, and the next one writes it.
 const told = 10 * time.Minute
 
-// notices are the events that a drain's record calls for. They follow from the record alone and have keys of their own,
-// so that each transition is told once, whoever tells it.
+// notices returns the events of a drain. They follow from the Drain object alone and have their own keys, so that each transition is
+// reported once, whichever coordinator writes the event.
 func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
 	if d.Status.FinishedAt != nil && now.Sub(d.Status.FinishedAt.Time) > told {
 		return nil
@@ -32,7 +32,7 @@ func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
 		add(corev1.EventTypeWarning, "DrainStalled", c.LastTransitionTime.UTC().Format(time.RFC3339), c.Message)
 	}
 	if d.Status.Phase == v1alpha1.DrainStopping {
-		add(corev1.EventTypeNormal, "NodeEmpty", "", fmt.Sprintf("Node %s is empty and leaves.", d.Spec.NodeName))
+		add(corev1.EventTypeNormal, "NodeEmpty", "", fmt.Sprintf("Node %s is empty and is shutting down.", d.Spec.NodeName))
 	}
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	if end != nil && end.Reason == v1alpha1.ReasonQueued {

@@ -16,9 +16,9 @@ import (
 	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
-// World is all that a decision rests on, read at one time.
+// World is the input of a decision, read at one time.
 type World struct {
-	// Now is the coordinator's wall clock. It only decides about deadlines and stalls, which people set in wall time.
+	// Now is the coordinator's wall clock. It decides only about deadlines and stalls.
 	Now time.Time
 	// Leader is the node that decides.
 	Leader string
@@ -28,7 +28,7 @@ type World struct {
 	Drains   []*v1alpha1.Drain
 	// Works are the kinds of work that are counted.
 	Works Works
-	// Left is what the objects place on the node in the slot, by kind.
+	// Left is the work that objects place on the node in the slot, by kind.
 	Left map[string]Remaining
 }
 
@@ -53,20 +53,19 @@ const (
 	StepRemoveFinalizer = "remove-finalizer"
 )
 
-// Step is one write that brings the world closer to what it should be. The object carries the resourceVersion that the
-// decision rests on.
+// Step is one write. The object carries the resourceVersion that the decision is based on.
 type Step struct {
 	// Name of the step.
 	Name string
-	// Object as it must be written.
+	// Object to write.
 	Object client.Object
-	// Status says that the object's status is written, rather than the rest of it.
+	// Status says that the status is written, and not the rest of the object.
 	Status bool
 	// Drain is what the step is about.
 	Drain *v1alpha1.Drain
 }
 
-// Next is the next step, and nil when there is nothing to do now. It changes nothing that it is given.
+// Next returns the next step, or nil when there is nothing to do now. It does not change w.
 func Next(w World) *Step {
 	slot, holder := w.Slot()
 	if step := nextOfSlot(w, slot, holder); step != nil {
@@ -84,7 +83,7 @@ func Next(w World) *Step {
 	return nil
 }
 
-// inOrder sorts drains by when they were asked for.
+// inOrder sorts drains by creation time.
 func inOrder(drains []*v1alpha1.Drain) []*v1alpha1.Drain {
 	sorted := slices.Clone(drains)
 	slices.SortFunc(sorted, func(a, b *v1alpha1.Drain) int {
@@ -96,7 +95,7 @@ func inOrder(drains []*v1alpha1.Drain) []*v1alpha1.Drain {
 	return sorted
 }
 
-// Slot is the drain that holds the slot; the drain is nil if its object is gone.
+// Slot returns the slot and the drain that holds it; the drain is nil if its object was deleted.
 func (w World) Slot() (*v1alpha1.ActiveDrain, *v1alpha1.Drain) {
 	slot := w.Settings.Status.ActiveDrain
 	if slot == nil {
@@ -110,14 +109,14 @@ func (w World) Slot() (*v1alpha1.ActiveDrain, *v1alpha1.Drain) {
 	return slot, nil
 }
 
-// over says whether the epoch in the slot has ended.
+// over reports whether the epoch in the slot has ended.
 func (w World) over(slot *v1alpha1.ActiveDrain) bool {
 	rec, ok := w.Leases[slot.Node]
 	return !ok || rec.Over(slot.NodeEpoch)
 }
 
-// follower is a newer epoch of the slot's node that has said in which state it began, and whether it began Draining
-// because the slot named it; 0 if there is none.
+// follower returns a newer epoch of the slot's node that has reported its state, and whether it began Draining because of the slot;
+// 0 if there is none.
 func (w World) follower(slot *v1alpha1.ActiveDrain) (epoch int64, draining bool) {
 	rec, node := w.Leases[slot.Node], w.Nodes[slot.Node]
 	if !rec.Held() || rec.Epoch <= slot.NodeEpoch || node == nil || node.Status.Epoch != rec.Epoch || node.Status.Liveness == v1alpha1.Stopping {
@@ -126,7 +125,7 @@ func (w World) follower(slot *v1alpha1.ActiveDrain) (epoch int64, draining bool)
 	return rec.Epoch, node.Status.Liveness == v1alpha1.Draining && node.Status.ObservedDrain == slot.UID
 }
 
-// nextOfSlot goes on with the drain that holds the slot.
+// nextOfSlot continues the drain that holds the slot.
 func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
 	case slot == nil:
@@ -146,8 +145,8 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	}
 }
 
-// nextOfEnded frees the slot once the drained epoch is over. A drain that failed keeps it for as long as its node drains,
-// also in a newer epoch that began Draining because of it, unless it is cancelled.
+// nextOfEnded frees the slot when the drained epoch has ended. A failed drain keeps the slot while its node is Draining, also in a newer
+// epoch that began Draining because of it, unless it is cancelled.
 func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	failed := d != nil && d.Status.Phase == v1alpha1.DrainFailed && !meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
 	if failed && d.Spec.Cancelled && !w.toldToStop(slot) {
@@ -164,7 +163,7 @@ func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepReleaseSlot, Object: settings, Status: true, Drain: d}
 }
 
-// begin records the drain that has just got the slot.
+// begin records that a drain has begun: it has just got the slot.
 func begin(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	now := metav1.NewTime(w.Now)
@@ -174,11 +173,11 @@ func begin(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Initial = w.counts(slot)
 	next.Status.Remaining = w.counts(slot)
 	next.Status.Stage = w.Works.Stage(next.Status.Remaining)
-	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "The node is being emptied.")
+	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "Work is being moved off the node.")
 	return &Step{Name: StepBegin, Object: next, Status: true, Drain: d}
 }
 
-// follow goes on with the newer epoch of a node that was restarted: first the slot, then the drain.
+// follow continues in the newer epoch of a restarted node: it updates first the slot, then the drain.
 func follow(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if epoch, _ := w.follower(slot); epoch > 0 {
 		return followSlot(w, d, epoch)
@@ -197,14 +196,14 @@ func followSlot(w World, d *v1alpha1.Drain, epoch int64) *Step {
 	return &Step{Name: StepFollowSlot, Object: settings, Status: true, Drain: d}
 }
 
-// nextOfDraining: the node is being emptied. It is told so before the deadline is looked at, so that a drain that fails
-// leaves a node that drains.
+// nextOfDraining: work is being moved off the node. The node is told to drain before the deadline is checked, so that a failed drain
+// leaves the node Draining.
 func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if step := follow(w, slot, d); step != nil {
 		return step
 	}
 	if w.over(slot) {
-		return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone and nothing is bound to it.", slot.Node))
+		return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s is gone and no work is placed on it any more.", slot.Node))
 	}
 	if step := desire(w, slot, v1alpha1.Draining, StepDesireDraining, d); step != nil {
 		return step
@@ -215,17 +214,17 @@ func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 	return wait(w, slot, d)
 }
 
-// nextOfStopping: the node was empty and is told to leave. One that died instead and came back is told again, once it has
-// counted itself empty in its new epoch.
+// nextOfStopping: the node was empty and is told to leave. If it died and came back instead, it is told again when it has reported
+// that it is empty in its new epoch.
 func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if step := follow(w, slot, d); step != nil {
 		return step
 	}
 	if w.over(slot) {
 		if rec := w.Leases[slot.Node]; rec.Fenced >= slot.NodeEpoch {
-			return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s died empty, on its way out.", slot.Node))
+			return nextOfOver(w, slot, d, v1alpha1.ReasonNodeGone, fmt.Sprintf("Node %s died while it was shutting down; it was empty.", slot.Node))
 		}
-		return nextOfOver(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s left empty.", slot.Node))
+		return nextOfOver(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s was emptied and has left.", slot.Node))
 	}
 	want, name := v1alpha1.Draining, StepDesireDraining
 	if w.toldToStop(slot) || w.Empty(slot) {
@@ -237,11 +236,11 @@ func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 	return wait(w, slot, d)
 }
 
-// nextOfOver: the node's epoch has ended. What is still placed there is placed elsewhere by each kind; when nothing is
-// bound to the node any more, the drain is complete.
+// nextOfOver: the node's epoch has ended. Each kind places its work on other nodes; when no work is placed on the node any more, the
+// drain is complete.
 func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, message string) *Step {
 	if w.Leases[slot.Node].Held() {
-		return wait(w, slot, d) // it is coming back; what it says of itself decides
+		return wait(w, slot, d) // it is coming back; its own report decides
 	}
 	for _, left := range w.Left {
 		if left.Count > 0 {
@@ -251,14 +250,14 @@ func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, 
 	return complete(w, slot, d, reason, message)
 }
 
-// toldToStop says whether the node was told to leave in the slot's epoch.
+// toldToStop reports whether the node was told to leave in the slot's epoch.
 func (w World) toldToStop(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
 	return node != nil && node.Spec.Desired != nil &&
 		*node.Spec.Desired == v1alpha1.DesiredLiveness{Liveness: v1alpha1.Stopping, Epoch: slot.NodeEpoch, DrainUID: slot.UID}
 }
 
-// desire tells the node what to become, in the epoch that is meant.
+// desire sets the desired liveness of the node, for the slot's epoch.
 func desire(w World, slot *v1alpha1.ActiveDrain, l v1alpha1.Liveness, name string, d *v1alpha1.Drain) *Step {
 	node := w.Nodes[slot.Node]
 	want := v1alpha1.DesiredLiveness{Liveness: l, Epoch: slot.NodeEpoch, DrainUID: slot.UID}
@@ -270,7 +269,7 @@ func desire(w World, slot *v1alpha1.ActiveDrain, l v1alpha1.Liveness, name strin
 	return &Step{Name: name, Object: next, Drain: d}
 }
 
-// stop: everything was counted at zero. From here on the node leaves.
+// stop: every count is zero. The node is told to leave next.
 func stop(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	now := metav1.NewTime(w.Now)
@@ -279,7 +278,7 @@ func stop(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Remaining = w.counts(slot)
 	next.Status.Blockers = nil
 	next.Status.LastProgress = &now
-	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainStopping), "The node is empty and leaves.")
+	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainStopping), "The node is empty and is shutting down.")
 	return &Step{Name: StepStop, Object: next, Status: true, Drain: d}
 }
 
@@ -298,7 +297,7 @@ func expired(w World, d *v1alpha1.Drain) bool {
 	return d.Spec.Deadline != nil && d.Status.StartedAt != nil && !w.Now.Before(d.Status.StartedAt.Add(d.Spec.Deadline.Duration))
 }
 
-// wait says what is left, or that the deadline came first.
+// wait records what is left, or fails the drain if its deadline has passed.
 func wait(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if expired(w, d) {
 		return fail(w, slot, d)
@@ -306,24 +305,24 @@ func wait(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return progress(w, slot, d)
 }
 
-// fail: the deadline came first. The blockers stay for people to read, and the node stays as it is.
+// fail ends the drain at its deadline. The blockers stay for people to read, and the node stays as it is.
 func fail(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	observe(w, slot, next)
 	after, left := d.Spec.Deadline.Duration, w.Works.Summary(next.Status.Remaining)
-	message := fmt.Sprintf("Node %s was not out of service %s after the start: %s. It stays %s and takes no work; a new Drain of it goes on.",
+	message := fmt.Sprintf("Node %s was not drained within %s: %s. It stays %s and takes no new work; a new Drain of it continues where this one ended.",
 		slot.Node, after, left, v1alpha1.Draining)
 	switch {
 	case w.over(slot):
-		message = fmt.Sprintf("Node %s died or restarted, and its drain had not ended %s after the start: %s. A new Drain of it begins again.", slot.Node, after, left)
+		message = fmt.Sprintf("Node %s died or restarted and was not drained within %s: %s. A new Drain of it starts over.", slot.Node, after, left)
 	case w.toldToStop(slot):
-		message = fmt.Sprintf("Node %s was told to leave and had not left %s after the start: %s. It takes no work; a new Drain of it goes on.", slot.Node, after, left)
+		message = fmt.Sprintf("Node %s was asked to stop and had not left %s after the drain began: %s. It takes no new work; a new Drain of it continues where this one ended.", slot.Node, after, left)
 	}
 	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message)
 	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
 }
 
-// progress writes down what is left, if that has changed.
+// progress records what is left, if that has changed.
 func progress(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	observe(w, slot, next)
@@ -333,13 +332,12 @@ func progress(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepProgress, Object: next, Status: true, Drain: d}
 }
 
-// cancelRequested says whether somebody asked that the drain end: by spec.cancelled, or by deleting it.
+// cancelRequested reports whether somebody cancelled the drain: by spec.cancelled, or by deleting it.
 func cancelRequested(d *v1alpha1.Drain) bool {
 	return d.Spec.Cancelled || !d.DeletionTimestamp.IsZero()
 }
 
-// cancel ends a drain that has the slot and is not Stopping. The node sees it and begins its next epoch, Alive; then the
-// slot is free.
+// cancel ends a drain that has the slot and is not Stopping. The node then begins its next epoch Alive, and after that the slot is freed.
 func cancel(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	next.Status.Stage, next.Status.Blockers = "", nil
@@ -350,7 +348,7 @@ func cancel(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
 }
 
-// letGo ends the hold of a failed drain on its node. It stays Failed: an end is never rewritten.
+// letGo releases the node of a failed drain. The drain stays Failed: a final phase never changes.
 func letGo(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
@@ -361,11 +359,11 @@ func letGo(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 }
 
 func cancelMessage(slot *v1alpha1.ActiveDrain) string {
-	return fmt.Sprintf("The drain was cancelled: node %s goes back to work in a new epoch. What has moved stays where it is.", slot.Node)
+	return fmt.Sprintf("The drain was cancelled: node %s takes work again in a new epoch. Work that has moved stays where it is.", slot.Node)
 }
 
-// nextOfHolder lets go of a drain that ended and was deleted, though it still holds the slot. The record of a cancelled one
-// stays until its node is free of it.
+// nextOfHolder removes the finalizer of a drain that has ended and was deleted, although it still holds the slot. A cancelled drain
+// keeps it until its node has begun a new epoch.
 func nextOfHolder(d *v1alpha1.Drain) *Step {
 	if d.Status.Phase.Final() && d.Status.Phase != v1alpha1.DrainCancelled && !d.DeletionTimestamp.IsZero() {
 		return removeFinalizer(d)
@@ -383,7 +381,7 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case d.Status.Phase.Final():
 		return nil
 	case d.Spec.Cancelled:
-		return withdraw(w, d, "The drain was cancelled before it had begun.")
+		return withdraw(w, d, "The drain was cancelled before it began.")
 	}
 	reason := refusal(w, d)
 	switch {
@@ -395,8 +393,8 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return refuse(w, d, reason)
 }
 
-// resume gives a drain that runs the slot again. Nothing of ours takes it away; if somebody did, nobody knows how the
-// node stands, and the drain may not call itself complete.
+// resume gives the slot back to a drain that is running. Ebb never takes it away; if somebody edited Settings, the state of the node is
+// unknown, and the drain must not be called complete.
 func resume(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if slot != nil {
 		return nil
@@ -404,7 +402,7 @@ func resume(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return takeSlot(w, d, d.Status.NodeEpoch)
 }
 
-// refusal is why a drain may not begin, or nothing. The order is part of the contract.
+// refusal returns why a drain may not begin, or nothing. The order of the checks is part of the API.
 func refusal(w World, d *v1alpha1.Drain) string {
 	rec := w.Leases[d.Spec.NodeName]
 	alive := 0
@@ -426,7 +424,7 @@ func refusal(w World, d *v1alpha1.Drain) string {
 	return ""
 }
 
-// free says whether a drain may have the slot: nobody has it, or the one that has it failed on the same node.
+// free reports whether a drain may have the slot: it is free, or the drain that holds it failed on the same node.
 func (w World) free(d *v1alpha1.Drain) bool {
 	slot, holder := w.Slot()
 	if slot == nil {
@@ -436,7 +434,7 @@ func (w World) free(d *v1alpha1.Drain) bool {
 	return ended && slot.Node == d.Spec.NodeName
 }
 
-// accept gives the slot to a drain; before that it makes sure that the drain cannot be deleted while it runs.
+// accept gives the slot to a drain; before that it adds the finalizer, so that the drain cannot be deleted while it runs.
 func accept(w World, d *v1alpha1.Drain) *Step {
 	if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) {
 		next := d.DeepCopy()
@@ -472,7 +470,7 @@ func refuse(w World, d *v1alpha1.Drain, reason string) *Step {
 	return &Step{Name: StepRefuse, Object: next, Status: true, Drain: d}
 }
 
-// nextOfDeleted lets go of a drain that has ended, or never got the slot.
+// nextOfDeleted removes the finalizer of a deleted drain that has ended or never got the slot.
 func nextOfDeleted(w World, d *v1alpha1.Drain) *Step {
 	if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) {
 		return nil
@@ -480,7 +478,7 @@ func nextOfDeleted(w World, d *v1alpha1.Drain) *Step {
 	if d.Status.Phase.Final() {
 		return removeFinalizer(d)
 	}
-	return withdraw(w, d, "The drain was deleted before it had begun.")
+	return withdraw(w, d, "The drain was deleted before it began.")
 }
 
 // withdraw ends a drain that never got the slot.

@@ -80,15 +80,15 @@ func TestADrainThatNothingMovesIsStalledUntilSomethingDoes(t *testing.T) {
 			d := s.begun("d", "n2")
 			s.now = start.Add(c.patience - time.Second)
 			s.steps()
-			stalled(t, d, metav1.ConditionFalse, "Moving", "Something moved lately.", start)
+			stalled(t, d, metav1.ConditionFalse, "Moving", "Work is leaving the node.", start)
 			s.now = start.Add(c.patience)
 			s.steps()
-			stalled(t, d, metav1.ConditionTrue, "NothingMoves", fmt.Sprintf("Nothing has moved for %s: 1 program, 2 volumes left.", c.patience), s.now)
+			stalled(t, d, metav1.ConditionTrue, "NothingMoves", fmt.Sprintf("Nothing has left the node for %s: 1 program, 2 volumes left.", c.patience), s.now)
 			s.now = s.now.Add(time.Second)
 			s.takes()
 			s.places("n2", "volumes", 1)
 			s.takes(drain.StepProgress)
-			stalled(t, d, metav1.ConditionFalse, "Moving", "Something moved lately.", s.now)
+			stalled(t, d, metav1.ConditionFalse, "Moving", "Work is leaving the node.", s.now)
 		})
 	}
 }
@@ -109,11 +109,11 @@ func TestADrainThatEndsIsNotStalled(t *testing.T) {
 	s.dies("n2")
 	s.now = start.Add(time.Hour)
 	s.steps()
-	stalled(t, d, metav1.ConditionTrue, "NothingMoves", "Nothing has moved for 5m0s: 1 volume left.", s.now)
+	stalled(t, d, metav1.ConditionTrue, "NothingMoves", "Nothing has left the node for 5m0s: 1 volume left.", s.now)
 	s.places("n2", "volumes", 0)
 	s.now = s.now.Add(time.Minute)
 	s.steps()
-	stalled(t, d, metav1.ConditionFalse, "Moving", "Something moved lately.", s.now)
+	stalled(t, d, metav1.ConditionFalse, "Moving", "Work is leaving the node.", s.now)
 }
 
 func TestBlockersAreSortedAndKeepWhenTheyWereFirstSeen(t *testing.T) {
@@ -175,14 +175,14 @@ func TestADrainSaysWhatItItselfWaitsFor(t *testing.T) {
 		"the gate": {func(s *scene) {
 			s.says(func(n *v1alpha1.NodeStatus) { n.Liveness, n.ObservedDrain = v1alpha1.Alive, "" })
 		},
-			"AwaitingAcknowledgement", "node n2 has not closed its gate yet; if it stays so, look at its log: it is called lost when its lease ends"},
+			"AwaitingAcknowledgement", "node n2 has not acknowledged the drain yet; if this lasts, check its log; if it is dead, it is marked lost when its lease expires"},
 		"a restart": {func(s *scene) { s.takesNextEpoch("n2") },
-			"AwaitingReturn", "node n2 is restarting; if it stays so, look at its log"},
+			"AwaitingReturn", "node n2 is restarting; if this lasts, check its log"},
 		"a node that was told to stop by somebody else": {func(s *scene) {
 			s.says(func(n *v1alpha1.NodeStatus) { n.Liveness, n.ObservedDrain = v1alpha1.Stopping, "" })
-		}, "AwaitingExit", "node n2 was told to stop and stops what it runs; if it hangs, look at its log or kill its process"},
+		}, "AwaitingExit", "node n2 was asked to stop and is shutting down; if it hangs, check its log or kill its process"},
 		"the exit": {func(s *scene) { s.places("n2", "volumes", 0) },
-			"AwaitingExit", "node n2 is empty and stops what stayed; if it hangs, look at its log or kill its process"},
+			"AwaitingExit", "node n2 is empty and is shutting down; if it hangs, check its log or kill its process"},
 		"nothing of its own":             {func(*scene) {}, "", ""},
 		"nothing of a node that is gone": {func(s *scene) { s.dies("n2") }, "", ""},
 	} {

@@ -14,7 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// What of finished drains is kept where Settings do not say.
+// Defaults of the history of finished drains.
 const (
 	// DefaultHistoryLimit is how many finished drains are kept.
 	DefaultHistoryLimit = 100
@@ -23,17 +23,16 @@ const (
 )
 
 const (
-	// readable is how long a drain stays after its end in any case: whoever asked for it has to read how it ended.
+	// readable is how long a finished drain is always kept, so that its requester can read how it ended.
 	readable = time.Minute
-	// pruneAgain is when pruning is tried again after an error.
+	// pruneAgain is the delay before pruning is tried again after an error.
 	pruneAgain = time.Minute
-	// maxPruned bounds the deletions of one reconciliation; the next one goes on.
+	// maxPruned bounds the deletions of one reconciliation; the next one continues.
 	maxPruned = 20
 )
 
-// Prune decides which finished drains are deleted now, the one that ended first before the others, and how long after that the next
-// one will be due; 0 if none will. It never chooses a drain that has not ended, the one that holds the slot, or one of which told
-// says that its events are not written yet. Refused drains have ended like any other.
+// Prune returns the finished drains to delete now, oldest first, and the time until the next one is due; 0 if none will be. It never
+// returns a drain that has not ended, that holds the slot, or whose events are not all written (told). Refused drains are finished too.
 func Prune(drains []*v1alpha1.Drain, settings *v1alpha1.Settings, now time.Time, told func(*v1alpha1.Drain) bool) (due []*v1alpha1.Drain, next time.Duration) {
 	limit, age := history(settings)
 	finished := newestFirst(drains)
@@ -55,7 +54,7 @@ func Prune(drains []*v1alpha1.Drain, settings *v1alpha1.Settings, now time.Time,
 	return due, next
 }
 
-// history is how many finished drains are kept, and for how long.
+// history returns how many finished drains are kept, and for how long.
 func history(settings *v1alpha1.Settings) (limit int, age time.Duration) {
 	limit, age = DefaultHistoryLimit, DefaultHistoryAge
 	if set := settings.Spec.Drain.HistoryLimit; set != nil {
@@ -67,7 +66,7 @@ func history(settings *v1alpha1.Settings) (limit int, age time.Duration) {
 	return max(limit, 0), max(age, readable)
 }
 
-// newestFirst are the drains that have ended and are not being deleted, by when they ended and then by name.
+// newestFirst returns the drains that have ended and are not being deleted, sorted by end and then by name.
 func newestFirst(drains []*v1alpha1.Drain) []*v1alpha1.Drain {
 	var finished []*v1alpha1.Drain
 	for _, d := range drains {
@@ -81,7 +80,7 @@ func newestFirst(drains []*v1alpha1.Drain) []*v1alpha1.Drain {
 	return finished
 }
 
-// endOf is when a drain ended.
+// endOf returns when a drain ended.
 func endOf(d *v1alpha1.Drain) time.Time {
 	if d.Status.FinishedAt == nil {
 		return d.CreationTimestamp.Time
@@ -89,21 +88,21 @@ func endOf(d *v1alpha1.Drain) time.Time {
 	return d.Status.FinishedAt.Time
 }
 
-// prune deletes what is due and returns when to look again; 0 if nothing will be due. The cache tells whether there is anything to
-// do; what is deleted was read live. Failing to prune is no reason to hold up a drain: it is logged and tried again.
+// prune deletes the drains that are due and returns when to check again; 0 means never. It reads live only if the cache shows something
+// to delete. An error does not delay a drain: it is logged, and pruning is tried again.
 func (c *Controller) prune(ctx context.Context) time.Duration {
 	due, next, err := c.due(ctx, c.cached)
 	if err == nil && len(due) > 0 {
 		next, err = c.pruneLive(ctx)
 	}
 	if err != nil && ctx.Err() == nil {
-		c.Log.Warn("finished drains could not be pruned; this is tried again", "error", err, "after", pruneAgain)
+		c.Log.Warn("could not delete old finished drains; trying again", "wait", pruneAgain, "error", err)
 		return pruneAgain
 	}
 	return next
 }
 
-// pruneLive deletes what is due by what the server has now.
+// pruneLive deletes the drains that are due according to live reads.
 func (c *Controller) pruneLive(ctx context.Context) (time.Duration, error) {
 	due, next, err := c.due(ctx, c.live)
 	if err != nil {
@@ -122,12 +121,12 @@ func (c *Controller) pruneLive(ctx context.Context) (time.Duration, error) {
 			failed = append(failed, fmt.Errorf("delete drain %s: %w", d.Name, err))
 			continue
 		}
-		c.Log.Info("finished drain pruned", "drain", d.Name, "target", d.Spec.NodeName, "phase", d.Status.Phase, "finished", endOf(d))
+		c.Log.Info("deleted an old finished drain", "drain", d.Name, "target", d.Spec.NodeName, "phase", d.Status.Phase, "finished", endOf(d))
 	}
 	return next, errors.Join(failed...)
 }
 
-// due reads what Prune decides about.
+// due reads the drains and the settings, and calls Prune.
 func (c *Controller) due(ctx context.Context, r client.Reader) ([]*v1alpha1.Drain, time.Duration, error) {
 	settings := &v1alpha1.Settings{}
 	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
@@ -145,7 +144,7 @@ func (c *Controller) due(ctx context.Context, r client.Reader) ([]*v1alpha1.Drai
 	return due, next, nil
 }
 
-// sooner is the shorter of two times to look again; 0 means never.
+// sooner returns the shorter of two delays; 0 means never.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b == 0 {
 		return max(a, b)

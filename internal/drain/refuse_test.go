@@ -106,7 +106,7 @@ func TestOfManyRequestsTheOldestGetsTheSlot(t *testing.T) {
 	older := s.request("z-older", "n3")
 	s.steps()
 	s.slotIs("z-older", "n3", 1)
-	stands(t, older, v1alpha1.DrainDraining, "Draining", "The node is being emptied.")
+	stands(t, older, v1alpha1.DrainDraining, "Draining", "Work is being moved off the node.")
 	ended(t, younger, v1alpha1.DrainFailed, v1alpha1.ReasonDrainInProgress, "another drain operation is in progress: drain z-older of node n3")
 }
 

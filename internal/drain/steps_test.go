@@ -25,7 +25,7 @@ func TestADrainGoesFromRequestToAnEmptyMachine(t *testing.T) {
 
 	s.takes(drain.StepHold, drain.StepTakeSlot, drain.StepBegin, drain.StepDesireDraining, drain.StepProgress)
 	s.slotIs("d", "n2", 1)
-	stands(t, d, v1alpha1.DrainDraining, "Draining", "The node is being emptied.")
+	stands(t, d, v1alpha1.DrainDraining, "Draining", "Work is being moved off the node.")
 	counts := map[string]int64{"volumes": 3, "programs": 1}
 	if diff := cmp.Diff(v1alpha1.DrainStatus{NodeEpoch: 1, Initial: counts, Remaining: counts, Stage: "programs,volumes"},
 		v1alpha1.DrainStatus{NodeEpoch: d.Status.NodeEpoch, Initial: d.Status.Initial, Remaining: d.Status.Remaining, Stage: d.Status.Stage}); diff != "" {
@@ -39,7 +39,7 @@ func TestADrainGoesFromRequestToAnEmptyMachine(t *testing.T) {
 	s.takes(drain.StepProgress)
 	s.holds("n2", "programs", 0)
 	s.takes(drain.StepStop, drain.StepDesireStopping, drain.StepProgress)
-	stands(t, d, v1alpha1.DrainStopping, "Stopping", "The node is empty and leaves.")
+	stands(t, d, v1alpha1.DrainStopping, "Stopping", "The node is empty and is shutting down.")
 	desired(t, s, v1alpha1.Stopping, 1)
 
 	s.obey("n2")
@@ -49,7 +49,7 @@ func TestADrainGoesFromRequestToAnEmptyMachine(t *testing.T) {
 	s.leaves("n2")
 	s.takes(drain.StepComplete, drain.StepReleaseSlot)
 	s.slotIs("", "", 0)
-	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 left empty.")
+	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonDrained, "Node n2 was emptied and has left.")
 	if !d.Status.StartedAt.Equal(&metav1.Time{Time: start}) || !d.Status.FinishedAt.Equal(&metav1.Time{Time: s.now}) {
 		t.Errorf("it took from %v to %v", d.Status.StartedAt, d.Status.FinishedAt)
 	}
@@ -204,5 +204,5 @@ func TestOnlyItsTermKeepsAnOlderCoordinatorFromRefusingADrainThatHasTheSlot(t *t
 	again := s.request("again", "n2")
 	s.steps()
 	s.slotIs("again", "n2", 1)
-	stands(t, again, v1alpha1.DrainDraining, "Draining", "The node is being emptied.")
+	stands(t, again, v1alpha1.DrainDraining, "Draining", "Work is being moved off the node.")
 }

@@ -67,13 +67,13 @@ func TestExplainSaysWhatHoldsANode(t *testing.T) {
 			delete(s.leases, "n2")
 			s.says(func(n *v1alpha1.NodeStatus) { *n = v1alpha1.NodeStatus{} })
 		}, "Node n2 has never joined.\n"},
-		{"an idle node", func(*scene) {}, "Node n2 is Alive in epoch 1.\nNothing drains it. It holds nothing.\n"},
-		{"a busy node", func(s *scene) { s.holds("n2", "volumes", 2) }, "Node n2 is Alive in epoch 1.\nNothing drains it. It holds 2 volumes.\n"},
+		{"an idle node", func(*scene) {}, "Node n2 is Alive in epoch 1.\nNo drain of it is running. It holds nothing.\n"},
+		{"a busy node", func(s *scene) { s.holds("n2", "volumes", 2) }, "Node n2 is Alive in epoch 1.\nNo drain of it is running. It holds 2 volumes.\n"},
 		{"a cordoned node", func(s *scene) { s.nodes["n2"].Spec.Cordoned = true },
-			"Node n2 is Alive in epoch 1.\nIt is cordoned: no new work is placed there. `ebb uncordon n2` lifts that.\nNothing drains it. It holds nothing.\n"},
+			"Node n2 is Alive in epoch 1.\nIt is cordoned: no new work is placed there. `ebb uncordon n2` allows it again.\nNo drain of it is running. It holds nothing.\n"},
 		{"a lost node", func(s *scene) { s.dies("n2") },
-			"Node n2 is Alive in epoch 1.\nIt is lost: its lease stayed unchanged for its whole duration. It rejoins as epoch 2 when its process comes back.\n"},
-		{"a node that left", func(s *scene) { s.leaves("n2") }, "Node n2 is Alive in epoch 1.\nIt has left: its lease is released.\n"},
+			"Node n2 is Alive in epoch 1.\nIt is lost: it did not renew its lease, and the lease has expired. It rejoins as epoch 2 when its process runs again.\n"},
+		{"a node that left", func(s *scene) { s.leaves("n2") }, "Node n2 is Alive in epoch 1.\nIt has left: it released its lease.\n"},
 		{"a node that is asked to drain", func(s *scene) {
 			s.places("n2", "volumes", 2)
 			s.request("d", "n2")
@@ -86,17 +86,17 @@ func TestExplainSaysWhatHoldsANode(t *testing.T) {
 			s.now = start.Add(time.Minute)
 			s.steps()
 			s.now = start.Add(90 * time.Second)
-		}, "Node n2 is Draining in epoch 1.\nDrain d is Draining, started 1m30s ago: 2 volumes left.\nSomething moved last 1m30s ago.\n" +
-			"Volume v holds it: LastCopy, for 1m30s; add a disk.\nVolume w holds it: Rebuilding, for 1m30s.\n"},
+		}, "Node n2 is Draining in epoch 1.\nDrain d is Draining, started 1m30s ago: 2 volumes left.\nLast progress was 1m30s ago.\n" +
+			"Volume v blocks the drain: LastCopy, for 1m30s; add a disk.\nVolume w blocks the drain: Rebuilding, for 1m30s.\n"},
 		{"a node that leaves", func(s *scene) { s.at(v1alpha1.DrainStopping) },
-			"Node n2 is Draining in epoch 1.\nDrain d is Stopping, started 0s ago: nothing is left.\nSomething moved last 0s ago.\n" +
-				"Node n2 holds it: AwaitingExit, for 0s; node n2 is empty and stops what stayed; if it hangs, look at its log or kill its process.\n"},
+			"Node n2 is Draining in epoch 1.\nDrain d is Stopping, started 0s ago: nothing is left.\nLast progress was 0s ago.\n" +
+				"Node n2 blocks the drain: AwaitingExit, for 0s; node n2 is empty and is shutting down; if it hangs, check its log or kill its process.\n"},
 		{"a node whose drain failed", func(s *scene) { s.failed() },
-			"Node n2 is Draining in epoch 1.\nDrain d is Failed, started 10m0s ago: 2 volumes left.\n" + late + "\nVolume v holds it: LastCopy, for 10m0s; add a disk.\n"},
+			"Node n2 is Draining in epoch 1.\nDrain d is Failed, started 10m0s ago: 2 volumes left.\n" + late + "\nVolume v blocks the drain: LastCopy, for 10m0s; add a disk.\n"},
 		{"a node whose failed drain was deleted", func(s *scene) { s.failed(); s.delete("d", s.now); s.steps() },
-			"Node n2 is Draining in epoch 1.\nDrain d ended without its leaving, and was deleted. A new Drain of the node goes on; a restart of the node ends it.\n"},
+			"Node n2 is Draining in epoch 1.\nDrain d ended although the node had not left, and the Drain object was deleted. A new Drain of the node continues it; a restart of the node ends it.\n"},
 		{"a node whose drain waits for another's", func(s *scene) { s.begun("first", "n3"); s.request("d", "n2", queued); s.steps() },
-			"Node n2 is Alive in epoch 1.\nNothing drains it. It holds nothing.\nDrain d of it is queued. Waiting for drain first of node n3.\n"},
+			"Node n2 is Alive in epoch 1.\nNo drain of it is running. It holds nothing.\nDrain d of this node is queued. Waiting for drain first of node n3.\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScene(t)
@@ -132,14 +132,14 @@ func TestEveryStateOfADrainIsToldInItsWords(t *testing.T) {
 			s.now = start.Add(5 * time.Minute)
 			s.steps()
 			return d
-		}, []string{started, "Warning DrainStalled 2026-03-01T12:05:00Z: Nothing has moved for 5m0s: 1 volume left."}},
-		{"stopping", func(s *scene) *v1alpha1.Drain { return s.at(v1alpha1.DrainStopping) }, []string{started, "Normal NodeEmpty: Node n2 is empty and leaves."}},
+		}, []string{started, "Warning DrainStalled 2026-03-01T12:05:00Z: Nothing has left the node for 5m0s: 1 volume left."}},
+		{"stopping", func(s *scene) *v1alpha1.Drain { return s.at(v1alpha1.DrainStopping) }, []string{started, "Normal NodeEmpty: Node n2 is empty and is shutting down."}},
 		{"complete", func(s *scene) *v1alpha1.Drain { d := s.at(v1alpha1.DrainStopping); s.leaves("n2"); s.steps(); return d },
-			[]string{started, "Normal DrainComplete: Node n2 left empty."}},
+			[]string{started, "Normal DrainComplete: Node n2 was emptied and has left."}},
 		{"gone", func(s *scene) *v1alpha1.Drain { d := s.at(v1alpha1.DrainDraining); s.dies("n2"); s.steps(); return d },
 			[]string{started, "Normal DrainComplete: " + gone}},
 		{"failed", func(s *scene) *v1alpha1.Drain { return s.failed() },
-			[]string{started, "Warning DrainStalled 2026-03-01T12:10:00Z: Nothing has moved for 5m0s: 2 volumes left.", "Warning DrainFailed: " + late}},
+			[]string{started, "Warning DrainStalled 2026-03-01T12:10:00Z: Nothing has left the node for 5m0s: 2 volumes left.", "Warning DrainFailed: " + late}},
 		{"withdrawn", func(s *scene) *v1alpha1.Drain {
 			d := s.request("d", "n2")
 			s.step()
@@ -147,7 +147,7 @@ func TestEveryStateOfADrainIsToldInItsWords(t *testing.T) {
 			s.steps()
 			return d
 		},
-			[]string{"Warning DrainCancelled: The drain was deleted before it had begun."}},
+			[]string{"Warning DrainCancelled: The drain was deleted before it began."}},
 		{"ended long ago", func(s *scene) *v1alpha1.Drain {
 			d := s.failed()
 			s.now = s.now.Add(10*time.Minute + time.Second)

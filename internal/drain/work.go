@@ -8,25 +8,25 @@ import (
 	"strings"
 )
 
-// Work declares one kind of work to drains. The drain itself knows no kind by name.
+// Work describes one kind of work to drains. The package itself knows no kind by name.
 type Work struct {
 	// Name in the plural: the key of the counts.
 	Name string
-	// One and Many are what people call a piece and several of them, where that is not the name.
+	// One and Many are the singular and plural for people, if they differ from the name.
 	One, Many string
-	// Stage is what a drain's stage is called while pieces are left and everything of an earlier order has moved. Kinds without a stage
-	// move beside each other and are named as they are.
+	// Stage is the stage of a drain while work of this kind is left and everything of a lower order has moved. Kinds without a stage
+	// move at the same time, and the stage is the list of their names.
 	Stage string
 	// Order of the stage.
 	Order int
-	// Shown is the count of /api/v2 and of the metrics under which the pieces are shown; empty for none.
+	// Shown is the name of the count in /api/v2 and in the metrics that includes this kind; empty for none.
 	Shown string
 }
 
-// Works are all kinds of work that a cluster knows.
+// Works are all kinds of work.
 type Works []Work
 
-// Counted is a number of pieces in words, such as "1 etcd member"; name is the key of the count.
+// Counted returns a count in words, such as "1 etcd member"; name is the key of the count.
 func (ws Works) Counted(n int64, name string) string {
 	one, many := strings.TrimSuffix(name, "s"), name
 	if at := slices.IndexFunc(ws, func(w Work) bool { return w.Name == name }); at >= 0 {
@@ -38,7 +38,7 @@ func (ws Works) Counted(n int64, name string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// Listed is what is counted in words, without zeros and sorted by kind; "nothing" if there is nothing.
+// Listed returns counts in words, without zeros and sorted by kind; "nothing" if all are zero.
 func (ws Works) Listed(counts map[string]int64) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
@@ -54,7 +54,7 @@ func (ws Works) Listed(counts map[string]int64) string {
 
 const nothing = "nothing"
 
-// Summary is what is left, in words.
+// Summary returns what is left, in words.
 func (ws Works) Summary(counts map[string]int64) string {
 	if list := ws.Listed(counts); list != nothing {
 		return list + " left"
@@ -62,7 +62,7 @@ func (ws Works) Summary(counts map[string]int64) string {
 	return nothing + " is left"
 }
 
-// Stage is what a drain with these counts is doing.
+// Stage returns the stage of a drain with these counts.
 func (ws Works) Stage(counts map[string]int64) string {
 	staged := slices.DeleteFunc(slices.Clone(ws), func(w Work) bool { return w.Stage == "" || counts[w.Name] == 0 })
 	if len(staged) > 0 {
@@ -78,7 +78,7 @@ func (ws Works) Stage(counts map[string]int64) string {
 	return strings.Join(names, ",")
 }
 
-// Shown sums counts up as /api/v2 and the metrics show them.
+// Shown sums up counts by the names under which /api/v2 and the metrics show them.
 func (ws Works) Shown(counts map[string]int64) map[string]int64 {
 	shown := map[string]int64{}
 	for _, w := range ws {

@@ -1,4 +1,4 @@
-// Package events tells people what happened, as Kubernetes does: an Event object for each transition, once.
+// Package events writes Kubernetes Events: one for each transition.
 package events
 
 import (
@@ -35,7 +35,7 @@ type Recorder struct {
 	Instance string
 }
 
-// Event is one thing that happened.
+// Event is one event to write.
 type Event struct {
 	// Regarding is the object it happened to.
 	Regarding client.Object
@@ -43,8 +43,8 @@ type Event struct {
 	Type string
 	// Reason is one word, Action what was being done, Note a sentence.
 	Reason, Action, Note string
-	// Key tells this transition from others of the same object and reason; the same transition is told once, however
-	// often and by whomever it is reported.
+	// Key distinguishes this transition from others of the same object and reason. The event of a transition is written once, however
+	// often and by whichever node it is reported.
 	Key string
 }
 
@@ -82,7 +82,7 @@ func (r Recorder) Emit(ctx context.Context, e Event) error {
 	return nil
 }
 
-// name is the same for the same transition. What makes it so is in the hash; the object's name is there to be read.
+// name is the same for the same transition: a hash identifies it. The object's name in it is for people.
 func (e Event) name(kind string) string {
 	sum := sha256.Sum256([]byte(strings.Join([]string{kind, string(e.Regarding.GetUID()), e.Reason, e.Key}, "\x00")))
 	suffix, name := "."+hex.EncodeToString(sum[:8]), e.Regarding.GetName()

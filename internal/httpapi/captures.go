@@ -24,13 +24,13 @@ const (
 	CodeTooLate             = "ErrTooLateToCancel"
 )
 
-// Drains asks for drains and tells of them; only the coordinator can.
+// Drains creates, cancels and reports drains; only the coordinator can.
 type Drains interface {
 	// Request waits for the decision.
 	Request(ctx context.Context, node, reason string) (*v1alpha1.Drain, error)
 	// Cancel waits until the drain of the node has ended.
 	Cancel(ctx context.Context, node string) (*v1alpha1.Drain, error)
-	// Report counts now.
+	// Report returns the present progress.
 	Report(ctx context.Context, node string) (drain.Report, error)
 }
 
@@ -43,7 +43,7 @@ type Capture struct {
 	Epoch         int64             `json:"epoch"`
 }
 
-// The counts of drains that this API shows; kinds of work declare under which they are shown.
+// The counts of drains that this API shows; each kind of work declares which one includes it.
 const (
 	ShownMaintainers = "maintainers"
 	ShownDispatchers = "dispatchers"
@@ -55,7 +55,7 @@ type DrainAccepted struct {
 	CurrentDispatcherCount int64 `json:"current_dispatcher_count"`
 }
 
-// DrainStatus answers how a drain stands.
+// DrainStatus answers a request for the progress of a drain.
 type DrainStatus struct {
 	IsDraining               bool             `json:"is_draining"`
 	DrainingCaptureID        string           `json:"draining_capture_id,omitempty"`
@@ -127,8 +127,8 @@ func (s *Server) getCaptures(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, captures)
 }
 
-// putDrainV1 serves clients that ask again and again until nothing is left: asking for the drain that runs already is
-// answered with what is left.
+// putDrainV1 serves clients that repeat the request until nothing is left: a request for a drain that is already running is answered
+// with what is left.
 func (s *Server) putDrainV1(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
@@ -181,7 +181,7 @@ func (s *Server) getStatusV1(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// drains of the term that runs here. Handlers that call it run on the coordinator.
+// drains returns the drains of the term that runs here. Its callers run on the coordinator.
 func (s *Server) drains() Drains {
 	if d := s.opts.Drains(); d != nil {
 		return d
@@ -189,10 +189,10 @@ func (s *Server) drains() Drains {
 	return noDrains{}
 }
 
-// noDrains answers in the moment between winning an election and having set up its term.
+// noDrains answers between winning an election and the start of the term.
 type noDrains struct{}
 
-var errTermStarting = errors.New("the coordinator's term is just beginning or ending: try again")
+var errTermStarting = errors.New("the coordinator is changing: try again")
 
 func (noDrains) Request(context.Context, string, string) (*v1alpha1.Drain, error) {
 	return nil, errTermStarting

@@ -12,18 +12,18 @@ import (
 	"net/url"
 )
 
-// Client asks a node's HTTP API.
+// Client is a client of a node's HTTP API.
 type Client struct {
 	http   *http.Client
-	stream *http.Client // for answers that may have no end
+	stream *http.Client // for answers without an end
 	token  string
 }
 
-// NewClient trusts the given authority and bears a token.
+// NewClient returns a client that trusts the given CA and sends a bearer token.
 func NewClient(caPEM []byte, token string) (*Client, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(caPEM) {
-		return nil, errors.New("no certificate authority to trust")
+		return nil, errors.New("the CA file contains no PEM certificate")
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}
 	stream := transport.Clone()
@@ -50,7 +50,7 @@ func (c *Client) Do(ctx context.Context, method string, base *url.URL, path stri
 	return problemOf(resp, body)
 }
 
-// Stream asks for an answer that is read as it comes, for as long as ctx lasts. The caller closes it.
+// Stream sends a request and returns the body of the answer, to be read as it arrives until ctx ends. The caller closes it.
 func (c *Client) Stream(ctx context.Context, base *url.URL, path string, query url.Values) (io.ReadCloser, error) {
 	u := base.JoinPath(path)
 	u.RawQuery = query.Encode()
@@ -78,7 +78,7 @@ func (c *Client) send(ctx context.Context, with *http.Client, method string, u *
 	return with.Do(req)
 }
 
-// problemOf is the error in an answer that is not a success.
+// problemOf returns the error in an answer that is not a success.
 func problemOf(resp *http.Response, body []byte) error {
 	problem := &Error{}
 	if json.Unmarshal(body, problem) != nil || problem.Message == "" {
@@ -87,7 +87,7 @@ func problemOf(resp *http.Response, body []byte) error {
 	return problem
 }
 
-// CodeOf is the code of an answer that was not a success, or nothing.
+// CodeOf returns the code of an *Error, or nothing.
 func CodeOf(err error) string {
 	var problem *Error
 	if errors.As(err, &problem) {

@@ -15,7 +15,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
-// ListCaptures reads live which nodes have a lease, by name.
+// ListCaptures reads live which nodes hold a lease, sorted by name.
 func ListCaptures(ctx context.Context, r client.Reader) ([]Capture, error) {
 	var nodes v1alpha1.NodeList
 	if err := r.List(ctx, &nodes); err != nil {

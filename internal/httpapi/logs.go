@@ -16,20 +16,20 @@ import (
 	"github.com/ebb-dev/ebb/internal/deployment"
 )
 
-// CodeLogNotFound: the node that was asked has no log of the program.
+// CodeLogNotFound: the node has no log of the program.
 const CodeLogNotFound = "ErrLogNotFound"
 
-// readerPatience is how long a reader of a log may take no more of it, as one does who has stopped a pager.
+// readerPatience is how long a reader of a log may stop reading, for example in a pager.
 const readerPatience = 10 * time.Minute
 
-// logRequest is which part of which log is asked for.
+// logRequest selects a log and a part of it.
 type logRequest struct {
 	key    types.NamespacedName
 	lines  int
 	follow bool
 }
 
-// parseLogRequest refuses whatever is not the name of an object: names become paths.
+// parseLogRequest refuses invalid object names, because names become paths.
 func parseLogRequest(namespace, name string, query url.Values) (logRequest, error) {
 	r := logRequest{key: types.NamespacedName{Namespace: namespace, Name: name}, lines: deployment.AllLines}
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
@@ -41,18 +41,18 @@ func parseLogRequest(namespace, name string, query url.Values) (logRequest, erro
 	var err error
 	if query.Has("tail") {
 		if r.lines, err = strconv.Atoi(query.Get("tail")); err != nil || r.lines < 0 {
-			return r, fmt.Errorf("tail %q: give a whole number of lines from 0, or leave it out for all", query.Get("tail"))
+			return r, fmt.Errorf("tail %q: use a number of lines, 0 or more; without it the whole log is sent", query.Get("tail"))
 		}
 	}
 	if query.Has("follow") {
 		if r.follow, err = strconv.ParseBool(query.Get("follow")); err != nil {
-			return r, fmt.Errorf("follow %q: give true or false", query.Get("follow"))
+			return r, fmt.Errorf("follow %q: use true or false", query.Get("follow"))
 		}
 	}
 	return r, nil
 }
 
-// getLogs answers from this node's own disk: what a program wrote is only where it ran.
+// getLogs answers from this node's own disk: the output of a program is only on the nodes where it ran.
 func (s *Server) getLogs(w http.ResponseWriter, r *http.Request) {
 	request, err := parseLogRequest(r.PathValue("namespace"), r.PathValue("name"), r.URL.Query())
 	if err != nil {
@@ -63,7 +63,7 @@ func (s *Server) getLogs(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, deployment.ErrNoLog):
 		writeError(w, http.StatusNotFound, CodeLogNotFound, fmt.Sprintf(
-			"node %s has no log of %s: `ebb status deployments` tells where it runs", s.opts.Node, request.key))
+			"node %s has no log of %s: `ebb status deployments` shows where it runs", s.opts.Node, request.key))
 		return
 	case err != nil:
 		writeError(w, http.StatusInternalServerError, CodeInternal, "internal server error: "+err.Error())
@@ -73,7 +73,7 @@ func (s *Server) getLogs(w http.ResponseWriter, r *http.Request) {
 	s.stream(w, r, log, request.follow)
 }
 
-// stream passes a log on.
+// stream sends a log.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, log *deployment.Log, follow bool) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -90,14 +90,14 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, log *deployment.
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			s.opts.Log.Warn("a log was not passed on to its end", "path", r.URL.Path, "error", err)
+			s.opts.Log.Warn("could not send a log to its end", "path", r.URL.Path, "error", err)
 		}
-		panic(http.ErrAbortHandler) // or the client would take what it got for the whole
+		panic(http.ErrAbortHandler) // otherwise the client would take a part for the whole log
 	}
 }
 
-// streamWriter passes every piece on at once. The server's limits are those of a short answer: here every piece has a limit of
-// its own, and between two there is none.
+// streamWriter sends every chunk at once. The server's timeouts are for short answers: here each chunk has its own timeout, and there
+// is none between chunks.
 type streamWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController

@@ -65,11 +65,11 @@ func TestANodeAnswersWithTheLogOnItsOwnDisk(t *testing.T) {
 		{helloLogs + "?follow=false", 200, "1\n2\n3\n4\n"},
 		{helloLogs + "?tail=3", 200, "2\n3\n4\n"},
 		{helloLogs + "?tail=0", 200, ""},
-		{"/api/v2/deployments/default/other/logs", 404, problem(CodeLogNotFound, "node n1 has no log of default/other: `ebb status deployments` tells where it runs")},
-		{helloLogs + "?tail=-1", 400, bad(`tail \"-1\": give a whole number of lines from 0, or leave it out for all`)},
-		{helloLogs + "?tail=", 400, bad(`tail \"\": give a whole number of lines from 0, or leave it out for all`)},
-		{helloLogs + "?tail=1e3", 400, bad(`tail \"1e3\": give a whole number of lines from 0, or leave it out for all`)},
-		{helloLogs + "?follow=maybe", 400, bad(`follow \"maybe\": give true or false`)},
+		{"/api/v2/deployments/default/other/logs", 404, problem(CodeLogNotFound, "node n1 has no log of default/other: `ebb status deployments` shows where it runs")},
+		{helloLogs + "?tail=-1", 400, bad(`tail \"-1\": use a number of lines, 0 or more; without it the whole log is sent`)},
+		{helloLogs + "?tail=", 400, bad(`tail \"\": use a number of lines, 0 or more; without it the whole log is sent`)},
+		{helloLogs + "?tail=1e3", 400, bad(`tail \"1e3\": use a number of lines, 0 or more; without it the whole log is sent`)},
+		{helloLogs + "?follow=maybe", 400, bad(`follow \"maybe\": use true or false`)},
 		{"/api/v2/deployments/Default/hello/logs", 400, bad(`namespace \"Default\": ` + label)},
 		{"/api/v2/deployments/default/..%2F..%2Fx/logs", 400, bad(`name \"../../x\": ` + subdomain)},
 		{"/api/v2/deployments/%2E%2E/hello/logs", 400, bad(`namespace \"..\": ` + label)},
@@ -85,7 +85,7 @@ func TestANodeAnswersWithTheLogOnItsOwnDisk(t *testing.T) {
 		}
 	}
 	want(t, ca.do(t, "GET", s, helloLogs, nil, "Authorization: Bearer wrong"), http.StatusUnauthorized,
-		problem(CodeUnauthorized, "a valid bearer token is needed: it is in the file `token` of the data directory"))
+		problem(CodeUnauthorized, "a valid bearer token is required: use the one in the file `token` of the data directory"))
 	want(t, ca.do(t, "HEAD", s, helloLogs+"?follow=true", nil), http.StatusOK, "")
 }
 

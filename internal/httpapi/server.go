@@ -1,5 +1,5 @@
-// Package httpapi is the HTTPS server of a node: health, metrics, and the API for people and tools that speak HTTP
-// rather than Kubernetes. What only the coordinator can do is forwarded to it, once.
+// Package httpapi is the HTTPS server of a node: health, metrics, and an API for clients that do not use the Kubernetes API. A request
+// that only the coordinator can answer is forwarded to it, once.
 package httpapi
 
 import (
@@ -48,11 +48,11 @@ const (
 	CodeInternal       = "ErrInternalServerError"
 )
 
-// Election is what the server needs to know of the election.
+// Election is the server's view of the election.
 type Election interface {
-	// Leading says whether this node is the coordinator.
+	// Leading reports whether this node is the coordinator.
 	Leading() bool
-	// Resign hands the election over.
+	// Resign lets another node win the election.
 	Resign(context.Context) error
 }
 
@@ -62,7 +62,7 @@ type Options struct {
 	Node string
 	// Token that requests below /api must bear.
 	Token string
-	// CertFile, KeyFile and CAFile are what the server shows, and what it trusts when it forwards.
+	// CertFile and KeyFile are the server's certificate; CAFile is the CA that it trusts when it forwards.
 	CertFile, KeyFile, CAFile string
 	// Ready is nil while the node is.
 	Ready func() error
@@ -91,7 +91,7 @@ type Server struct {
 	opts  Options
 	http  *http.Server
 	proxy *http.Transport
-	// stopping ends when the server begins to stop: answers that have no end of their own end then.
+	// stopping ends when the server begins to stop, and with it the answers that have no end of their own.
 	stopping context.Context
 }
 
@@ -190,7 +190,7 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// readyz says whether the node is ready, and why not only to whoever has the token: load balancers ask without one.
+// readyz reports whether the node is ready. Only a request with the token gets the reason; load balancers ask without one.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	err := s.opts.Ready()
 	switch {
@@ -208,14 +208,14 @@ func writeProbe(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	_, _ = io.WriteString(w, text) // a client that went away is nobody's concern
+	_, _ = io.WriteString(w, text) // the client may have disconnected
 }
 
 func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
 	writeError(w, http.StatusNotFound, CodeNotFound, fmt.Sprintf("there is no %s %s", r.Method, r.URL.Path))
 }
 
-// hasToken says whether a request bears the token of the API.
+// hasToken reports whether a request has the bearer token of the API.
 func (s *Server) hasToken(r *http.Request) bool {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	return ok && subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.Token)) == 1
@@ -225,15 +225,15 @@ func (s *Server) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.hasToken(r) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			writeError(w, http.StatusUnauthorized, CodeUnauthorized, "a valid bearer token is needed: it is in the file `token` of the data directory")
+			writeError(w, http.StatusUnauthorized, CodeUnauthorized, "a valid bearer token is required: use the one in the file `token` of the data directory")
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// bounded reads the whole body before anything is done about the request, so that one that is too large does nothing,
-// here or where it is forwarded to.
+// bounded reads the whole body before the request is handled, so that a request that is too large has no effect, here or on the
+// coordinator.
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
@@ -242,7 +242,7 @@ func bounded(next http.Handler) http.Handler {
 			return
 		}
 		if err != nil {
-			writeError(w, http.StatusBadRequest, CodeBadRequest, fmt.Sprintf("the body could not be read: %v", err))
+			writeError(w, http.StatusBadRequest, CodeBadRequest, fmt.Sprintf("could not read the body: %v", err))
 			return
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
@@ -259,7 +259,7 @@ func (s *Server) onCoordinator(here http.HandlerFunc) http.HandlerFunc {
 		}
 		if by := r.Header.Get(forwardedBy); by != "" {
 			writeError(w, http.StatusServiceUnavailable, CodeForwardingLoop,
-				fmt.Sprintf("node %s forwarded this to node %s, which is not the coordinator: the election is changing hands, try again", by, s.opts.Node))
+				fmt.Sprintf("node %s forwarded this to node %s, which is not the coordinator any more: a new one is being elected, try again", by, s.opts.Node))
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), lookupTimeout)
@@ -326,6 +326,6 @@ func writeError(w http.ResponseWriter, status int, code, message string) {
 func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// The status line is out; a client that went away is nobody's concern.
+	// The status line is sent already; the client may have disconnected.
 	_ = json.NewEncoder(w).Encode(body)
 }

@@ -24,7 +24,7 @@ const resign = "/api/v2/owner/resign"
 func TestOnlyTheRightTokenOpensTheAPI(t *testing.T) {
 	ca, e := newAuthority(t), &election{leading: true}
 	s := ca.serve(t, "n1", e)
-	refusal := problem("ErrUnauthorized", "a valid bearer token is needed: it is in the file `token` of the data directory")
+	refusal := problem("ErrUnauthorized", "a valid bearer token is required: use the one in the file `token` of the data directory")
 	for name, header := range map[string]string{
 		"none":             "Authorization: ",
 		"wrong":            "Authorization: Bearer 0123456789abcdee",
@@ -101,7 +101,7 @@ func TestEveryEndOfAResignationHasAnAnswer(t *testing.T) {
 		body string
 	}{
 		"resigned":            {nil, http.StatusOK, `{"resigned":"n1"}` + "\n"},
-		"nobody to take over": {coordinator.ErrNoSuccessor, http.StatusConflict, problem("ErrNoSuccessor", "no other node can take over: none is Alive, Ready and free of a drain")},
+		"nobody to take over": {coordinator.ErrNoSuccessor, http.StatusConflict, problem("ErrNoSuccessor", "no other node can take over: none is Alive, Ready and not being drained")},
 		"lost meanwhile":      {coordinator.ErrNotCoordinator, http.StatusServiceUnavailable, problem("ErrNoCoordinator", "this node is not the coordinator any more: try again")},
 		"anything else":       {errors.New("the disk is on fire"), http.StatusInternalServerError, problem("ErrInternalServerError", "internal server error: the disk is on fire")},
 	} {
@@ -162,7 +162,7 @@ func TestARequestIsForwardedOnce(t *testing.T) {
 	})
 	follower := ca.serve(t, "n2", &election{}, at(former))
 	want(t, ca.do(t, "POST", follower, resign, nil), http.StatusServiceUnavailable,
-		problem("ErrForwardingLoop", "node n2 forwarded this to node n1, which is not the coordinator: the election is changing hands, try again"))
+		problem("ErrForwardingLoop", "node n2 forwarded this to node n1, which is not the coordinator any more: a new one is being elected, try again"))
 	if n := e.resigned.Load(); n != 0 {
 		t.Errorf("resigned %d times", n)
 	}
@@ -173,7 +173,7 @@ func TestWithoutACoordinatorTheAnswerSaysSo(t *testing.T) {
 	t.Run("nobody leads", func(t *testing.T) {
 		s := ca.serve(t, "n1", &election{})
 		want(t, ca.do(t, "POST", s, resign, nil), http.StatusServiceUnavailable,
-			problem("ErrNoCoordinator", "there is no coordinator at the moment: an election takes up to the lease's duration"))
+			problem("ErrNoCoordinator", "there is no coordinator: a new one is elected within the duration of a lease"))
 	})
 	t.Run("the coordinator is down", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

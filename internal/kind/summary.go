@@ -59,7 +59,7 @@ const (
 // States that several kinds know.
 var (
 	Running  = State{Name: "running"}
-	Unseen   = State{Name: "not looked at since the last change", Rank: Busy}
+	Unseen   = State{Name: "not seen by the coordinator since the last change", Rank: Busy}
 	Deleting = State{Name: "being deleted", Rank: Busy}
 	Failed   = State{Name: "failed", Rank: Wrong}
 )

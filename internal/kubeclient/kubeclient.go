@@ -1,4 +1,4 @@
-// Package kubeclient makes clients of the Kubernetes API that work alike with the embedded one and a full one.
+// Package kubeclient makes clients that work with both the embedded API and a full Kubernetes API.
 package kubeclient
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// NewScheme knows every object that Ebb reads or writes.
+// NewScheme returns a scheme with every type that Ebb reads or writes.
 func NewScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(s))
@@ -68,9 +68,8 @@ func Load(path string) (*rest.Config, error) {
 	return Tune(cfg), nil
 }
 
-// Tune sets what every client of ours needs: JSON, because custom resources speak nothing else and Leases are custom
-// resources in the embedded API; and no rate limit of the client's own, because a lease renewal must never queue behind
-// other requests.
+// Tune configures a client: JSON, because custom resources support no other format and Leases are custom resources in the embedded API;
+// and no client-side rate limit, because a lease renewal must never queue behind other requests.
 func Tune(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
@@ -88,8 +87,8 @@ func New(cfg *rest.Config) (client.WithWatch, error) {
 	return c, nil
 }
 
-// IsMissing says whether an error means that an object does not exist. A server that is still starting, or that has
-// never heard of the kind, also answers 404; whoever takes that for a missing object starts from nothing.
+// IsMissing reports whether an error means that an object does not exist. A server that is still starting, or that has
+// never heard of the kind, also answers 404; a caller that took that for a missing object would start from nothing.
 func IsMissing(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || !apierrors.IsNotFound(err) {

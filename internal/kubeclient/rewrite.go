@@ -10,9 +10,9 @@ import (
 // rewrites bounds how often a write that conflicts is tried again.
 const rewrites = 5
 
-// Rewrite writes an object that was decided on an earlier version of it. If somebody wrote in between, the newest version is read,
-// live, and carry puts the decision into it, unless what the decision rested on has changed: then it returns false, and Rewrite
-// the conflict. An object that was made anew under the same name is always a conflict. The version that was written is returned.
+// Rewrite writes a change that was decided on an earlier version of an object. If the object has changed since, Rewrite reads the newest
+// version live, and carry applies the change to it. carry returns false if the input of the decision has changed; then Rewrite returns
+// the conflict. An object that was deleted and created again is always a conflict. Rewrite returns the version that was written.
 func Rewrite[T any, P interface {
 	*T
 	client.Object

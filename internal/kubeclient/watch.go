@@ -9,14 +9,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Watch is a kind of object, and what to do with news of such objects.
+// Watch is a kind of object with the handlers of its changes.
 type Watch struct {
 	object client.Object
 	on     toolscache.ResourceEventHandler
 }
 
-// On makes a Watch that calls see for objects that are new or changed, and gone with the last that is known of deleted ones. gone
-// may be nil.
+// On makes a Watch that calls see for new and changed objects, and gone with the last known state of deleted ones. gone may be nil.
 func On[T any, P interface {
 	*T
 	client.Object
@@ -42,7 +41,7 @@ func pass[P any](object any, to func(P)) {
 	}
 }
 
-// Subscribe begins watches that last as long as the informers, which list and watch again after errors.
+// Subscribe starts watches that last as long as the informers, which list and watch again after errors.
 func Subscribe(ctx context.Context, informers cache.Informers, watches ...Watch) error {
 	for _, w := range watches {
 		if _, err := w.subscribe(ctx, informers); err != nil {
@@ -52,8 +51,7 @@ func Subscribe(ctx context.Context, informers cache.Informers, watches ...Watch)
 	return nil
 }
 
-// Follow begins watches one after the other, each when all objects of the one before have been seen once. It returns when all
-// objects have.
+// Follow starts watches one after the other, each when the one before has synced. It returns when all have.
 func Follow(ctx context.Context, informers cache.Informers, watches ...Watch) error {
 	for _, w := range watches {
 		registration, err := w.subscribe(ctx, informers)

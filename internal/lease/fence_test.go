@@ -82,7 +82,7 @@ func wantChanged(t *testing.T, current object, watched lease.Record) {
 	if next != nil || !errors.Is(err, lease.ErrChanged) {
 		t.Errorf("fenced: %v, %v", next, err)
 	}
-	if want := "node n1: lease has changed since it was observed"; message(err) != want {
+	if want := "node n1: the lease has changed since it was read"; message(err) != want {
 		t.Errorf("got  %q\nwant %q", message(err), want)
 	}
 }

@@ -13,7 +13,7 @@ type Standing int
 const (
 	// Holding: the lease is renewed in time; work may start and move.
 	Holding Standing = iota
-	// Fencing: the lease is in doubt; nothing starts, and what nobody else checks is being stopped.
+	// Fencing: the lease is in doubt; nothing starts, and work that no other component fences is being stopped.
 	Fencing
 	// Expired: Dead has passed; what must not outlive the lease has stopped.
 	Expired

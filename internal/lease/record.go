@@ -20,7 +20,7 @@ const (
 	CoordinatorName = "coordinator"
 	// EpochAnnotation on a node's Lease is the epoch it was last taken for.
 	EpochAnnotation = "ebb.dev/epoch"
-	// FencedAnnotation on a node's Lease is the newest epoch that was called lost: the mark.
+	// FencedAnnotation on a node's Lease is the newest epoch that was fenced.
 	FencedAnnotation = "ebb.dev/fenced-epoch"
 
 	nodePrefix = "node-"
@@ -29,14 +29,14 @@ const (
 // Errors of the steps below.
 var (
 	// ErrHeld: the Lease belongs to another process that may still be running.
-	ErrHeld = errors.New("lease is held by another process")
+	ErrHeld = errors.New("another process holds the lease")
 	// ErrNotOurs: the Lease no longer belongs to the epoch that wanted to change it.
-	ErrNotOurs = errors.New("lease no longer belongs to this epoch")
+	ErrNotOurs = errors.New("the lease no longer belongs to this epoch")
 	// ErrChanged: the Lease is not what it was when the decision was made.
-	ErrChanged = errors.New("lease has changed since it was observed")
+	ErrChanged = errors.New("the lease has changed since it was read")
 )
 
-// NameOf is the name of a node's Lease. The prefix keeps nodes out of the way of the election's Lease.
+// NameOf returns the name of a node's Lease. The prefix separates it from the election's Lease.
 func NameOf(node string) string { return nodePrefix + node }
 
 // NodeOf is the node that a Lease belongs to, and false for a Lease that is not a node's.
@@ -67,7 +67,7 @@ func (r Record) Over(epoch int64) bool {
 func Read(l *coordinationv1.Lease) (Record, error) {
 	node, ok := NodeOf(l.Name)
 	if !ok {
-		return Record{}, fmt.Errorf("lease %s/%s is not a node's", l.Namespace, l.Name)
+		return Record{}, fmt.Errorf("lease %s/%s is not the lease of a node", l.Namespace, l.Name)
 	}
 	r := Record{Node: node, Version: l.ResourceVersion}
 	var err error
@@ -142,7 +142,7 @@ func Take(current *coordinationv1.Lease, c Claimant, t Timing, wall time.Time) (
 	return next, epoch, nil
 }
 
-// Renew returns the Lease as it must be written to go on in an epoch, or ErrNotOurs.
+// Renew returns the Lease as it must be written to continue an epoch, or ErrNotOurs.
 func Renew(current *coordinationv1.Lease, holder string, epoch int64, wall time.Time) (*coordinationv1.Lease, error) {
 	if err := ours(current, holder, epoch); err != nil {
 		return nil, err
@@ -153,7 +153,7 @@ func Renew(current *coordinationv1.Lease, holder string, epoch int64, wall time.
 	return next, nil
 }
 
-// Release returns the Lease as it must be written when an epoch ends in order, or ErrNotOurs.
+// Release returns the Lease as it must be written when its holder gives it up, or ErrNotOurs.
 func Release(current *coordinationv1.Lease, holder string, epoch int64) (*coordinationv1.Lease, error) {
 	if err := ours(current, holder, epoch); err != nil {
 		return nil, err
@@ -169,13 +169,13 @@ func ours(l *coordinationv1.Lease, holder string, epoch int64) error {
 		return err
 	}
 	if r.Holder != holder || r.Epoch != epoch || r.Over(epoch) {
-		return fmt.Errorf("node %s epoch %d: %w: it says holder %q, epoch %d, fenced %d", r.Node, epoch, ErrNotOurs, r.Holder, r.Epoch, r.Fenced)
+		return fmt.Errorf("node %s epoch %d: %w: its holder is %q, its epoch %d, its fenced epoch %d", r.Node, epoch, ErrNotOurs, r.Holder, r.Epoch, r.Fenced)
 	}
 	return nil
 }
 
-// Fence returns the Lease as it must be written to call its epoch lost: no holder, and the mark. It refuses with
-// ErrChanged when the Lease is not the one that was watched.
+// Fence returns the Lease as it must be written to fence its epoch: without a holder, and with the fenced epoch set. It fails with
+// ErrChanged if the Lease is not the one that was watched.
 func Fence(current *coordinationv1.Lease, watched Record) (*coordinationv1.Lease, error) {
 	r, err := Read(current)
 	if err != nil {

@@ -56,7 +56,7 @@ var unreadable = []struct {
 	want string
 }{
 	{"the election's", rename(leaseOf("x").held("p1", 7), lease.CoordinatorName),
-		"lease ebb-system/coordinator is not a node's"},
+		"lease ebb-system/coordinator is not the lease of a node"},
 	{"an epoch that is no number", leaseOf("n1").held("p1", 7).annotate(lease.EpochAnnotation, "seven"),
 		`lease ebb-system/node-n1: annotation ebb.dev/epoch is "seven", not an epoch`},
 	{"a negative mark", leaseOf("n1").held("p1", 7).annotate(lease.FencedAnnotation, "-1"),
@@ -174,7 +174,7 @@ func TestNobodyTakesALeaseFromAProcessThatMayLive(t *testing.T) {
 		if !errors.Is(err, lease.ErrHeld) || next != nil || epoch != 0 {
 			t.Errorf("%+v took it: %v, %d, %v", c, next, epoch, err)
 		}
-		if want := "node n1: lease is held by another process: epoch 7 of p1"; message(err) != want {
+		if want := "node n1: another process holds the lease: epoch 7 of p1"; message(err) != want {
 			t.Errorf("got  %q\nwant %q", message(err), want)
 		}
 	}
@@ -241,17 +241,17 @@ func TestAnEpochThatIsNoLongerOursIsNeitherRenewedNorReleased(t *testing.T) {
 		want    string
 	}{
 		{"another holder", leaseOf("n1").held("p2", 7),
-			`node n1 epoch 7: lease no longer belongs to this epoch: it says holder "p2", epoch 7, fenced 0`},
+			`node n1 epoch 7: the lease no longer belongs to this epoch: its holder is "p2", its epoch 7, its fenced epoch 0`},
 		{"our own next epoch", leaseOf("n1").held("p1", 8),
-			`node n1 epoch 7: lease no longer belongs to this epoch: it says holder "p1", epoch 8, fenced 0`},
+			`node n1 epoch 7: the lease no longer belongs to this epoch: its holder is "p1", its epoch 8, its fenced epoch 0`},
 		{"an earlier epoch", leaseOf("n1").held("p1", 6),
-			`node n1 epoch 7: lease no longer belongs to this epoch: it says holder "p1", epoch 6, fenced 0`},
+			`node n1 epoch 7: the lease no longer belongs to this epoch: its holder is "p1", its epoch 6, its fenced epoch 0`},
 		{"released", leaseOf("n1").released(7),
-			`node n1 epoch 7: lease no longer belongs to this epoch: it says holder "", epoch 7, fenced 0`},
+			`node n1 epoch 7: the lease no longer belongs to this epoch: its holder is "", its epoch 7, its fenced epoch 0`},
 		{"marked", leaseOf("n1").released(7).fenced(7),
-			`node n1 epoch 7: lease no longer belongs to this epoch: it says holder "", epoch 7, fenced 7`},
+			`node n1 epoch 7: the lease no longer belongs to this epoch: its holder is "", its epoch 7, its fenced epoch 7`},
 		{"marked, though we are named", leaseOf("n1").held("p1", 7).fenced(7),
-			`node n1 epoch 7: lease no longer belongs to this epoch: it says holder "p1", epoch 7, fenced 7`},
+			`node n1 epoch 7: the lease no longer belongs to this epoch: its holder is "p1", its epoch 7, its fenced epoch 7`},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

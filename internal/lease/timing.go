@@ -1,14 +1,14 @@
 // Package lease decides which nodes are alive and which may write. It does no I/O.
 //
-// A node holds a Lease for one epoch at a time. Two sides look at it and never compare clocks:
+// A node holds a Lease for one epoch at a time. Its holder and its observers never compare clocks:
 //
-//   - the holder counts from before it sent its last successful renewal (HeldEpoch): at Fence it begins to stop what
-//     nobody else would stop, and by Dead that has stopped;
-//   - everybody else counts from when they saw the Lease last change (LossDetector): once it stayed unchanged for Lost, on
-//     their own clock and while their own renewals succeeded, they may call the epoch lost.
+//   - the holder counts from before it sent its last successful renewal (HeldEpoch): at Fence it begins to stop its
+//     work, and by Dead the work has stopped;
+//   - other nodes count from when they saw the Lease last change (LossDetector): when it stayed unchanged for Lost, on their own clock
+//     and while their own renewals succeeded, the epoch is lost and may be fenced.
 //
-// A renewal is sent before it is stored and stored before it is seen, so Dead < Lost is enough for the holder to be
-// dead before anybody calls it lost. Calling it lost is one write (Fence) that the resourceVersion guards.
+// A renewal is sent before it is stored and stored before it is seen. So if Dead < Lost, the holder's work has stopped before another
+// node may fence the epoch. Fencing is one write (Fence) that the resourceVersion guards.
 package lease
 
 import (
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Instant is a reading of this machine's CLOCK_BOOTTIME: it goes on while the machine is suspended and no one can set
-// it. Instants of two machines, or of two boots, have nothing to do with each other.
+// Instant is a reading of this machine's CLOCK_BOOTTIME, which continues while the machine is suspended and cannot be set. Instants of
+// two machines, or of two boots, cannot be compared.
 type Instant time.Duration
 
 // Add returns the instant d later.
@@ -26,7 +26,7 @@ func (i Instant) Add(d time.Duration) Instant { return i + Instant(d) }
 // Sub returns the time from o to i.
 func (i Instant) Sub(o Instant) time.Duration { return time.Duration(i - o) }
 
-// Timing is the life of a lease. Its five durations only make sense together.
+// Timing has the durations of a lease. They depend on each other: see Validate.
 type Timing struct {
 	// Renew is the time between two renewals.
 	Renew time.Duration
@@ -34,13 +34,13 @@ type Timing struct {
 	Timeout time.Duration
 	// Fence is when, counted from before the last successful renewal was sent, the holder begins to fence itself.
 	Fence time.Duration
-	// Dead is when, counted alike, all that must not outlive the lease is dead.
+	// Dead is when, counted in the same way, all work that must not outlive the lease has stopped.
 	Dead time.Duration
-	// Lost is how long others must see the lease unchanged before they may call it lost.
+	// Lost is how long other nodes must see the lease unchanged before it may be fenced.
 	Lost time.Duration
 }
 
-// maxLost bounds how long a node may keep others from calling it lost.
+// maxLost bounds Lost: the work of a dead node waits that long.
 const maxLost = 10 * time.Minute
 
 // DefaultTiming is the timing of a cluster that sets none.
@@ -62,13 +62,13 @@ func (t Timing) Validate() error {
 	case t.Timeout > t.Renew:
 		return fmt.Errorf("lease timing: timeout (%s) must not exceed renew (%s), or renewals overlap", t.Timeout, t.Renew)
 	case t.Fence < t.Renew+t.Timeout:
-		return fmt.Errorf("lease timing: fence (%s) must be at least renew + timeout (%s), or one slow renewal fences a healthy node", t.Fence, t.Renew+t.Timeout)
+		return fmt.Errorf("lease timing: fence (%s) must be at least renew + timeout (%s), or one slow renewal would fence a healthy node", t.Fence, t.Renew+t.Timeout)
 	case t.Dead <= t.Fence:
-		return fmt.Errorf("lease timing: dead (%s) must be after fence (%s): the time between is what programs have to stop", t.Dead, t.Fence)
+		return fmt.Errorf("lease timing: dead (%s) must be after fence (%s): programs have the time between to stop", t.Dead, t.Fence)
 	case t.Lost <= t.Dead:
-		return fmt.Errorf("lease timing: lost (%s) must be after dead (%s), or others take over work that still runs", t.Lost, t.Dead)
+		return fmt.Errorf("lease timing: lost (%s) must be after dead (%s), or other nodes would take over work that still runs", t.Lost, t.Dead)
 	case t.Lost > maxLost:
-		return fmt.Errorf("lease timing: lost (%s) must be at most %s: work of a dead node waits as long", t.Lost, maxLost)
+		return fmt.Errorf("lease timing: lost (%s) must be at most %s: the work of a dead node waits that long", t.Lost, maxLost)
 	case t.Lost%time.Second != 0:
 		return fmt.Errorf("lease timing: lost (%s) must be whole seconds: it is stored as leaseDurationSeconds", t.Lost)
 	}

@@ -1,5 +1,5 @@
-// Package localcluster runs a whole cluster on this machine: an API server and nodes, each a process of its own that can
-// be killed on its own.
+// Package localcluster runs a whole cluster on this machine: an API server and nodes, each in a separate process that can be killed
+// separately.
 package localcluster
 
 import (
@@ -37,13 +37,13 @@ type Options struct {
 	Dir datadir.Dir
 	// Exe is the ebb program, and Command how a person calls it.
 	Exe, Command string
-	// Nodes is how many there are: n1 to nN.
+	// Nodes is the number of nodes: n1 to nN.
 	Nodes int
 	// NodeArgs are passed on to every node.
 	NodeArgs []string
-	// LogArgs are passed on to the API server and to every node: how they write their logs.
+	// LogArgs are the log flags that are passed to the API server and to every node.
 	LogArgs []string
-	// Out gets what people read.
+	// Out gets the messages for people.
 	Out io.Writer
 }
 
@@ -59,10 +59,10 @@ type Cluster struct {
 	mu sync.Mutex // of Out
 }
 
-// Start brings the cluster up and returns when every node is Ready.
+// Start starts the cluster and returns when every node is Ready.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Nodes < 1 || o.Nodes > 99 {
-		return nil, fmt.Errorf("--nodes %d: from 1 to 99 nodes fit on one machine", o.Nodes)
+		return nil, fmt.Errorf("--nodes %d: use 1 to 99", o.Nodes)
 	}
 	if err := o.Dir.Create(); err != nil {
 		return nil, err
@@ -90,8 +90,7 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	return c.startNodes(ctx)
 }
 
-// awaitOrphans waits for the children of an `ebb up` that was killed: they are told to stop when it dies, and take a
-// moment.
+// awaitOrphans waits for the child processes of an `ebb up` that was killed: they get a signal when it dies, and take some time to stop.
 func (c *Cluster) awaitOrphans(ctx context.Context) error {
 	locks := []string{c.opts.Dir.APIServerLock()}
 	for i := range c.opts.Nodes {
@@ -110,7 +109,7 @@ func (c *Cluster) awaitOrphans(ctx context.Context) error {
 			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("%w: %s; end that process first, run/*.pid in %s tells which", err, "it belongs to an earlier cluster", c.opts.Dir)
+				return fmt.Errorf("%w: a process of an earlier cluster still runs; stop it first, its process ID is in one of the files run/*.pid in %s", err, c.opts.Dir)
 			case <-time.After(poll):
 			}
 		}
@@ -123,7 +122,7 @@ func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
 func (c *Cluster) takeLock() error {
 	unlock, err := datadir.Lock(filepath.Join(string(c.opts.Dir), "up.lock"))
 	if errors.Is(err, datadir.ErrLocked) {
-		return fmt.Errorf("a cluster already runs in %s: stop it, or give another --data-dir", c.opts.Dir)
+		return fmt.Errorf("a cluster already runs in %s: stop it, or set another --data-dir", c.opts.Dir)
 	}
 	c.unlock = unlock
 	return err
@@ -167,7 +166,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	})
 }
 
-// epochs are what the nodes were in before: an object left by an earlier run still says Ready.
+// epochs returns the earlier epochs of the nodes: a Node object of an earlier run may still be Ready.
 func (c *Cluster) epochs(ctx context.Context) (map[string]int64, error) {
 	var nodes v1alpha1.NodeList
 	if err := c.client.List(ctx, &nodes); err != nil {
@@ -202,7 +201,7 @@ func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
 	return nil
 }
 
-// await polls until a condition holds, a process that is needed for it ends, or time is up.
+// await polls until a condition holds, a process that is needed for it ends, or ctx ends.
 func (c *Cluster) await(ctx context.Context, what string, needed []*process, holds func() error) error {
 	for {
 		err := holds()
@@ -224,7 +223,7 @@ func (c *Cluster) await(ctx context.Context, what string, needed []*process, hol
 	}
 }
 
-// Wait tells of every process that ends, until ctx does.
+// Wait reports every process that ends, until ctx ends.
 func (c *Cluster) Wait(ctx context.Context) {
 	var watchers sync.WaitGroup
 	for _, p := range append([]*process{c.server}, c.nodes...) {
@@ -252,7 +251,7 @@ func (c *Cluster) commandOf(p *process) string {
 	return strings.Join(c.nodeArgs(p.name), " ")
 }
 
-// Stop lets the nodes leave in order and then ends the API server.
+// Stop stops the nodes and then the API server.
 func (c *Cluster) Stop() {
 	if len(c.nodes) > 0 {
 		c.say("stopping %s", plural(len(c.nodes), "node"))

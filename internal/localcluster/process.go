@@ -16,8 +16,8 @@ type process struct {
 	name string
 }
 
-// nursery starts children that are told to stop when this process dies. The kernel ties that to the thread that started
-// them, so one thread starts all of them and lives as long as this process does.
+// nursery starts child processes that get a signal when this process dies. The kernel ties the signal to the thread that started them,
+// so one thread starts all of them and lives as long as this process.
 type nursery struct {
 	requests chan func()
 }
@@ -56,7 +56,7 @@ func (n *nursery) start(name, logPath, exe string, args ...string) (*process, er
 	return p, nil
 }
 
-// ended says how the process ended, in words.
+// ended describes how the process ended.
 func (p *process) ended() string {
 	if err := p.Err(); err != nil {
 		return "ended: " + err.Error()

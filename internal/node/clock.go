@@ -12,8 +12,8 @@ import (
 // Clock reads this machine's CLOCK_BOOTTIME.
 type Clock func() lease.Instant
 
-// BootTime is the clock of every node that is not under test. It goes on while the machine sleeps, and setting the wall
-// clock does not move it.
+// BootTime is the clock of every node that is not under test. It continues while the machine is suspended, and setting the wall clock
+// does not change it.
 func BootTime() lease.Instant { return lease.Instant(read(unix.CLOCK_BOOTTIME)) }
 
 // WallAhead is how far CLOCK_REALTIME is ahead of CLOCK_BOOTTIME. It changes when somebody sets the wall clock. It also grows

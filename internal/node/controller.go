@@ -105,15 +105,15 @@ func (c *Controller) markLost(ctx context.Context) error {
 		for _, rec := range c.Epoch.LossDetector.Lost(c.Epoch.Now()) {
 			err := c.mark(ctx, rec)
 			if err != nil && !errors.Is(err, lease.ErrChanged) && !apierrors.IsConflict(err) && ctx.Err() == nil {
-				c.Log.Warn("a lost node could not be marked yet", "lost", rec.Node, "epoch", rec.Epoch, "error", err)
+				c.Log.Warn("could not fence a lost node; trying again", "target", rec.Node, "epoch", rec.Epoch, "error", err)
 			}
 		}
 	}
 	return nil
 }
 
-// mark fences an epoch. It is irreversible, so everything it rests on is read live: the Lease that must
-// still be the one that was watched, and last the coordinator's own.
+// mark fences an epoch. This is irreversible, so it reads live: the Lease, which must still be the one that was watched, and last the
+// coordinator's own term.
 func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 	l := &coordinationv1.Lease{}
 	if err := c.live.Get(ctx, types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(watched.Node)}, l); err != nil {
@@ -132,7 +132,7 @@ func (c *Controller) mark(ctx context.Context, watched lease.Record) error {
 	if err := c.client.Update(ctx, marked); err != nil {
 		return err
 	}
-	c.Log.Warn("node is lost: its epoch was marked", "lost", watched.Node, "epoch", watched.Epoch)
+	c.Log.Warn("node is lost; fenced its epoch", "target", watched.Node, "epoch", watched.Epoch)
 	return c.emitLost(ctx, watched)
 }
 
@@ -143,7 +143,7 @@ func (c *Controller) emitLost(ctx context.Context, rec lease.Record) error {
 	}
 	return c.record.Emit(ctx, events.Event{
 		Regarding: node, Type: corev1.EventTypeWarning, Reason: "NodeLost", Action: "Fence",
-		Note: fmt.Sprintf("Epoch %d of node %s is over: its lease stayed unchanged for %s.", rec.Epoch, rec.Node, rec.Duration),
+		Note: fmt.Sprintf("Epoch %d of node %s is fenced: its lease was not renewed for %s.", rec.Epoch, rec.Node, rec.Duration),
 		Key:  strconv.FormatInt(rec.Epoch, 10),
 	})
 }

@@ -17,12 +17,12 @@ type Epoch struct {
 	Node string
 	// Number of the epoch.
 	Number int64
-	// Held is the epoch as counted from the node's own renewals: whether it still stands, and until when.
+	// Held is the epoch as counted from the node's own renewals: whether the lease is still held, and until when.
 	Held *lease.HeldEpoch
 	// LossDetector counts how long the leases of all nodes have stayed unchanged.
 	LossDetector *lease.LossDetector
-	// Cache holds the objects that the node watches. It begins anew with every epoch, so that nothing seen before an
-	// outage is taken for the present.
+	// Cache holds the objects that the node watches. Every epoch has a new cache, so that nothing read before an outage is taken for
+	// current.
 	Cache cache.Cache
 	// Client reads and writes live, as the node.
 	Client client.Client
@@ -64,7 +64,7 @@ func (e *Epoch) learn(how error) {
 	}
 }
 
-// checkSlot asks for a look at whether a drain still wants this node.
+// checkSlot requests a check of the drain slot: whether a drain still wants this node drained.
 func (e *Epoch) checkSlot() {
 	select {
 	case e.recheck <- struct{}{}:

@@ -114,7 +114,7 @@ func fullDisk(t *testing.T, api *testenv.API) {
 	t.Cleanup(m.stop)
 	until(t, "the node to say why it does not join", func() bool {
 		err := n.Ready()
-		return err != nil && strings.Contains(err.Error(), "epoch 1 of node full: the epoch cannot be written down, so it is not taken")
+		return err != nil && strings.Contains(err.Error(), "epoch 1 of node full: the epoch was not taken because it could not be recorded")
 	})
 	key := types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(m.name)}
 	if err := m.admin.Get(ctx, key, &coordinationv1.Lease{}); !kubeclient.IsMissing(err) {

@@ -14,11 +14,11 @@ const (
 	RefusedStarting = "Starting"     // no epoch yet
 	RefusedInDoubt  = "LeaseInDoubt" // the lease may have expired; the next epoch opens the gate
 	RefusedDraining = "NodeDraining" // the node is being emptied
-	RefusedStopping = "NodeStopping" // the node leaves
+	RefusedStopping = "NodeStopping" // the node is leaving
 )
 
-// Gate is where all work enters the node. It admits and counts under one lock, so that once it is closed the count can
-// only fall: a count of zero taken after Close stays zero.
+// Gate admits all work of the node and counts it under one lock. Once it is closed, the counts can only fall: a count of zero taken
+// after Close stays zero.
 type Gate struct {
 	// onRefusal is called at every refusal.
 	onRefusal func(kind, reason string)

@@ -10,7 +10,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
-// restartRuntime is how long a runtime that ended on its own stays down.
+// restartRuntime is the delay before a runtime that ended unexpectedly is started again.
 const restartRuntime = time.Second
 
 // host runs runtimes and residents and knows when all of them have stopped.
@@ -72,11 +72,11 @@ func (h *host) keep(ctx context.Context, name string, run func(context.Context) 
 		err := run(ctx)
 		if ctx.Err() != nil {
 			if err != nil && err != ctx.Err() {
-				h.log.Warn("stopped with an error", "part", name, "error", err)
+				h.log.Warn("a part of the node stopped with an error", "part", name, "error", err)
 			}
 			return
 		}
-		h.log.Error("ended on its own and is started again", "part", name, "error", err)
+		h.log.Error("a part of the node ended unexpectedly; restarting it", "part", name, "error", err)
 		if backoff.Sleep(ctx, restartRuntime) != nil {
 			return
 		}

@@ -32,9 +32,9 @@ type dirLock struct {
 	epoch, reserved int64
 }
 
-// holders is what a node's directory remembers of who held its Lease. After a reboot the identities prove nothing: the
-// directory may be a copy whose original still runs on another machine. The epoch is always worth something: no node begins
-// at an epoch that it had before, whatever became of the store.
+// holders records in a node's directory who held its Lease. After a reboot the identities prove nothing: the directory may be a copy
+// whose original still runs on another machine. The epoch is valid in any case: a node never begins an epoch that it had before, even
+// if the API server lost its data.
 type holders struct {
 	BootID  string   `json:"bootID"`
 	Holders []string `json:"holders"`
@@ -74,14 +74,13 @@ func (l *dirLock) remember() error {
 	return l.write(append(slices.Clone(l.dead), l.holder), l.epoch)
 }
 
-// reserve writes down the epoch that the node is about to take, before it is taken: a node that cannot write to its directory
-// must not take its Lease.
+// reserve records the epoch before the node takes it: a node that cannot write to its directory must not take its Lease.
 func (l *dirLock) reserve(epoch int64) error {
 	if epoch <= l.reserved {
 		return nil
 	}
 	if err := l.write(append(slices.Clone(l.dead), l.holder), epoch); err != nil {
-		return fmt.Errorf("the epoch cannot be written down, so it is not taken: %w; make room or make %s writable", err, l.path)
+		return fmt.Errorf("the epoch was not taken because it could not be recorded: %w; free disk space or make %s writable", err, l.path)
 	}
 	l.reserved = epoch
 	return nil
@@ -117,7 +116,7 @@ func readHolders(path string) (holders, error) {
 	}
 	var h holders
 	if err := json.Unmarshal(data, &h); err != nil {
-		return holders{}, fmt.Errorf("%s: %w; remove it, and the node waits until its last epoch was released or has expired", path, err)
+		return holders{}, fmt.Errorf("%s: %w; remove the file: the node then waits until its last epoch is released or has expired", path, err)
 	}
 	return h, nil
 }

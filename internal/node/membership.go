@@ -43,8 +43,8 @@ func (m *membership) key() types.NamespacedName {
 }
 
 // join begins the next epoch. While another process may be running in the current one it waits: until the Lease is released
-// or fenced, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster that lost
-// its power comes back without a coordinator to mark anything.
+// or fenced, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster can
+// start again after a power failure, without a coordinator that fences epochs.
 func (m *membership) join(ctx context.Context) (*held, error) {
 	detector := lease.NewLossDetector(m.timing, m.clock())
 	var repeats repeatFilter
@@ -57,11 +57,11 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 			return nil, context.Cause(ctx)
 		case errors.Is(err, lease.ErrHeld):
 			m.waits(err)
-			repeats.warn(m.log, "waiting for the node's last epoch to end: it began on another machine or before a reboot", err)
+			repeats.warn(m.log, "waiting for the lease of the node's last epoch to expire; it was taken on another machine or before a reboot", err)
 		default:
 			m.waits(err)
 			detector.Failed(m.clock())
-			repeats.warn(m.log, "cannot join yet", err)
+			repeats.warn(m.log, "could not join; trying again", err)
 		}
 		if err := backoff.Sleep(ctx, m.timing.Renew/4); err != nil {
 			return nil, err
@@ -69,7 +69,8 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 	}
 }
 
-// tryJoin makes one attempt: read everything live, write the epoch down here, then one write that the resourceVersion guards.
+// tryJoin makes one attempt: it reads everything live, records the epoch in the node's directory, and then takes the Lease with one
+// write that the resourceVersion guards.
 func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) (*held, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
@@ -106,13 +107,13 @@ func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) 
 		return nil, fmt.Errorf("take epoch %d: %w", epoch, err)
 	}
 	if err := m.dirLock.took(epoch); err != nil {
-		m.log.Warn("earlier holders are still remembered", "epoch", epoch, "error", err)
+		m.log.Warn("could not remove earlier lease holders from the node's directory", "epoch", epoch, "error", err)
 	}
 	return &held{epoch: lease.NewHeldEpoch(epoch, m.timing, sentAt), pause: pause, lease: next}, nil
 }
 
-// floor is the newest epoch of this node that anything but its Lease knows of: its directory, its object, the drain slot. Epochs
-// never start over, even if the Lease was lost.
+// floor returns the newest epoch of this node that is recorded outside its Lease: in its directory, its Node object and the drain slot.
+// Epochs never start over, even if the Lease was lost.
 func (m *membership) floor(ctx context.Context) (int64, error) {
 	node, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
 	if err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node); err != nil && !kubeclient.IsMissing(err) {
@@ -169,13 +170,13 @@ func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDet
 		default:
 			detector.Failed(m.clock())
 			next = m.clock().Add(m.timing.Renew / 4)
-			repeats.warn(m.log, "lease not renewed", err)
+			repeats.warn(m.log, "could not renew the lease; trying again", err)
 		}
 	}
 }
 
 var (
-	errDeadline = errors.New("the lease could not be renewed in time")
+	errDeadline = errors.New("the lease was not renewed in time")
 	errPaused   = errors.New("the wall clock jumped ahead: this machine may have been paused, and its lease may have expired meanwhile")
 )
 
@@ -189,8 +190,8 @@ func (m *membership) renewOnce(ctx context.Context, h *held, detector *lease.Los
 	}
 	err = m.client.Update(ctx, next)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Somebody wrote the Lease: a person a label, the coordinator the mark, or an earlier request of ours arrived
-		// after we gave up on it.
+		// The Lease was changed: a person set a label, the coordinator fenced the epoch, or an earlier request of ours arrived after
+		// its timeout.
 		ahead = m.ahead()
 		if next, err = m.rewrite(ctx, h, &sentAt); err != nil {
 			return err
@@ -227,7 +228,7 @@ func (m *membership) rewrite(ctx context.Context, h *held, sentAt *lease.Instant
 	return next, m.client.Update(ctx, next)
 }
 
-// release gives the Lease back when the epoch ends in order. Everything that the epoch started is stopped by then.
+// release releases the Lease. Everything that the epoch started has stopped by then.
 func (m *membership) release(ctx context.Context, h *held) error {
 	for {
 		current, err := m.read(ctx)

@@ -30,7 +30,7 @@ func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 			Name: "ebb_node_epoch", Help: "The incarnation of the node.", ConstLabels: labels,
 		}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ebb_node_gate_refusals_total", Help: "Pieces of work that the node refused to take.", ConstLabels: labels,
+			Name: "ebb_node_gate_refusals_total", Help: "Work that the node refused to take, by kind and reason.", ConstLabels: labels,
 		}, []string{"kind", "reason"}),
 	}
 	m.leaseAge = prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -1,9 +1,9 @@
-// Package node is one machine: it holds the machine's lease, hosts the work, fences itself when the lease is in doubt,
-// and leaves in order.
+// Package node is one machine of the cluster: it holds the machine's lease, runs the work, stops it when the lease is in doubt, and
+// leaves the cluster.
 //
 //	join ──▶ Alive ──▶ Draining ──▶ Stopping ──▶ left          one epoch, on the coordinator's request or SIGTERM
 //	  ▲        │           │           │
-//	  │        └───────────┴───────────┴── lease in doubt: nothing starts, what nobody checks stops
+//	  │        └───────────┴───────────┴── lease in doubt: nothing starts, StopOnDoubt runtimes stop
 //	  └────────────────────────── next epoch ◀──┘
 package node
 
@@ -48,7 +48,7 @@ type Options struct {
 	Address, HTTPAddress string
 	// Version is published.
 	Version string
-	// Peers is where other nodes reach this one; without a listener they do not.
+	// Peers serves other nodes; without a listener it serves none.
 	Peers Peers
 	// Runtimes host the work.
 	Runtimes []Hosted
@@ -60,7 +60,7 @@ type Options struct {
 	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
-	// Die ends the process at once, because work did not stop before the lease expired.
+	// Die kills the process, because work did not stop before the lease expired.
 	Die func(reason string)
 }
 
@@ -116,11 +116,12 @@ func New(o Options) (*Node, error) {
 	if o.Peers.Listener != nil {
 		n.host.peers = &peerServer{Peers: o.Peers}
 	}
-	n.member.waits = func(why error) { n.setEpoch(nil, "cannot join yet: "+why.Error()) }
+	n.member.waits = func(why error) { n.setEpoch(nil, "could not join yet: "+why.Error()) }
 	return n, nil
 }
 
-// Run takes part in the cluster until ctx ends or the coordinator wants the node to leave. Either way it leaves in order.
+// Run takes part in the cluster until ctx ends or the coordinator wants the node to leave. In both cases it stops its work and releases
+// its lease.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.dirLock.release()
 	keep := n.host.runtimes(KeepOnDoubt, nil)
@@ -146,10 +147,10 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// errAnew: the epoch ended because the node has to begin another.
-var errAnew = errors.New("the node begins anew")
+// errAnew: the epoch ended because the node has to begin a new one.
+var errAnew = errors.New("the node begins a new epoch")
 
-// live is one epoch, from the taken lease to its end.
+// live runs one epoch, from the taken lease to its end.
 func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	e := n.newEpoch(h)
 	n.log.Info("joined", "epoch", e.Number)
@@ -169,7 +170,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	work, err := n.enter(entering, e)
 	stop()
 	if err != nil && ctx.Err() != nil && standing.Err() == nil {
-		err = n.leave(standing, e, work, keep, "asked to stop while it was starting")
+		err = n.leave(standing, e, work, keep, "it was asked to stop while it was starting")
 	} else if err == nil {
 		parts.Go(func() { n.publish(standing, e) })
 		select {
@@ -179,9 +180,9 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		case how := <-e.over:
 			end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, how))
 		case <-ctx.Done():
-			err = n.leave(standing, e, work, keep, "asked to stop")
+			err = n.leave(standing, e, work, keep, "it was asked to stop")
 		case <-e.leave:
-			err = n.leave(standing, e, work, keep, "drained")
+			err = n.leave(standing, e, work, keep, "it was drained")
 		}
 	}
 	if standing.Err() == nil && err == nil {
@@ -211,8 +212,8 @@ func (n *Node) newEpoch(h *held) *Epoch {
 	return e
 }
 
-// watchDeadline ends the epoch when its deadline passes on the node's clock or the machine was paused, whatever the renewals
-// are doing. It polls because a timer stands still while the machine sleeps and the deadline does not.
+// watchDeadline ends the epoch when its deadline passes on the node's clock or the machine was paused, independent of the renewals. It
+// polls, because timers stop while the machine is suspended and the deadline does not.
 func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCauseFunc) {
 	for backoff.Sleep(ctx, n.opts.Timing.Renew/20) == nil {
 		switch {
@@ -226,7 +227,7 @@ func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCa
 	}
 }
 
-// enter begins the epoch's work: the object, the state to start in, the watches, the runtimes.
+// enter starts the epoch's work: it writes the Node object, chooses the liveness, and starts the watches and the runtimes.
 func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	if err := n.insist(ctx, "register", n.register); err != nil {
 		return nil, err
@@ -251,8 +252,7 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	return w, nil
 }
 
-// chooseLiveness starts the epoch Alive, or Draining if a drain of this node is under way or failed: a drain outlives a
-// restart.
+// chooseLiveness starts the epoch Alive, or Draining if a drain of this node is running or has failed: a drain outlives a restart.
 func (n *Node) chooseLiveness(ctx context.Context, e *Epoch) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
@@ -305,7 +305,7 @@ func wants(d *v1alpha1.Drain) bool {
 		!meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
 }
 
-// insist repeats a step of the beginning until it succeeds or the epoch ends.
+// insist repeats a step until it succeeds or the epoch ends.
 func (n *Node) insist(ctx context.Context, what string, step func(context.Context) error) error {
 	var repeats repeatFilter
 	for {
@@ -316,7 +316,7 @@ func (n *Node) insist(ctx context.Context, what string, step func(context.Contex
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		repeats.warn(n.log, "cannot "+what+" yet", err)
+		repeats.warn(n.log, "could not "+what+"; trying again", err)
 		if err := backoff.Sleep(ctx, n.opts.Timing.Renew/4); err != nil {
 			return err
 		}
@@ -341,18 +341,18 @@ func (w *work) groups() []*group {
 	return all
 }
 
-// leave ends the epoch in order: publish Stopping, hand over, stop the work, publish Left. The lease is renewed meanwhile.
+// leave ends the epoch: it publishes Stopping, stops the residents and the work, and publishes Left. The lease is renewed meanwhile.
 func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why string) error {
-	n.log.Info("leaving", "epoch", e.Number, "why", why)
+	n.log.Info("leaving", "epoch", e.Number, "reason", why)
 	n.opts.Gate.Close(e.Number, RefusedStopping)
 	n.opts.Metrics.setLiveness(v1alpha1.Stopping)
 	n.setEpoch(nil, "stopping")
 	e.set(func(e *Epoch) {
 		e.liveness = v1alpha1.Stopping
-		e.ready = readiness{reason: v1alpha1.ReasonStopping, message: "The node stops what it runs: " + why + "."}
+		e.ready = readiness{reason: v1alpha1.ReasonStopping, message: "The node is stopping its work: " + why + "."}
 	})
 	if err := n.publishLast(ctx, e); err != nil {
-		n.log.Warn("the status of the leaving node was not published", "epoch", e.Number, "error", err)
+		n.log.Warn("could not publish the status of the leaving node", "epoch", e.Number, "error", err)
 	}
 	if w == nil {
 		w = &work{}
@@ -366,10 +366,10 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 		}
 	}
 	e.set(func(e *Epoch) {
-		e.ready = readiness{reason: v1alpha1.ReasonLeft, message: "The node left in order: " + why + "."}
+		e.ready = readiness{reason: v1alpha1.ReasonLeft, message: "The node left: " + why + "."}
 	})
 	if err := n.publishLast(ctx, e); err != nil {
-		n.log.Warn("the status of the leaving node was not published", "epoch", e.Number, "error", err)
+		n.log.Warn("could not publish the status of the leaving node", "epoch", e.Number, "error", err)
 	}
 	return nil
 }
@@ -385,19 +385,19 @@ func (n *Node) release(h *held) error {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := n.member.release(ctx, h); err != nil {
-		n.log.Warn("the lease was not released; others wait until it expires", "epoch", h.epoch.Number(), "error", err)
+		n.log.Warn("could not release the lease; other nodes wait until it expires", "epoch", h.epoch.Number(), "error", err)
 		return nil
 	}
 	n.log.Info("left", "epoch", h.epoch.Number())
 	return nil
 }
 
-// fence ends an epoch whose lease is in doubt: nothing starts any more, and what nobody else would stop has stopped before
-// anybody may call the node lost. If it does not stop in time, the process ends with it. A process that was frozen past
-// its deadline gets the same time from when it wakes: it is late already, and every writer checks Holding first. An
-// epoch known to be fenced, released or superseded is revoked: its programs are killed at once, for others may run them already.
+// fence ends an epoch whose lease is in doubt. Nothing starts any more, and the StopOnDoubt runtimes stop before the node can be
+// marked lost. If they do not stop in time, the process is killed. A process that was frozen past its deadline gets the same time from
+// when it wakes: it is late already, and every writer checks Holding first. An epoch known to be fenced, released or superseded is
+// revoked: its programs are killed at once, because other nodes may run them already.
 func (n *Node) fence(e *Epoch, w *work, cause error) {
-	n.log.Warn("fencing", "epoch", e.Number, "cause", cause)
+	n.log.Warn("fencing", "epoch", e.Number, "reason", cause)
 	n.opts.Gate.Close(e.Number, RefusedInDoubt)
 	n.setEpoch(nil, cause.Error())
 	e.Held.MarkInDoubt()
@@ -430,14 +430,14 @@ func (n *Node) setEpoch(e *Epoch, reason string) {
 	n.epoch, n.reason = e, reason
 }
 
-// Epoch is the epoch that the node serves in, or nil.
+// Epoch returns the current epoch, or nil.
 func (n *Node) Epoch() *Epoch {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.epoch
 }
 
-// Ready is nil while the node holds its lease and hosts its runtimes, and otherwise returns what it waits for.
+// Ready returns nil while the node holds its lease and its runtimes run, and otherwise what it waits for.
 func (n *Node) Ready() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -21,10 +21,10 @@ func project(status v1alpha1.NodeStatus, name string, rec *lease.Record, leader 
 	ready := metav1.Condition{Type: v1alpha1.NodeReady}
 	if rec.Epoch > status.Epoch {
 		ready.Status, ready.Reason = metav1.ConditionUnknown, v1alpha1.ReasonStarting
-		ready.Message = fmt.Sprintf("Epoch %d is over; epoch %d is starting and has not said yet how it is.", status.Epoch, rec.Epoch)
+		ready.Message = fmt.Sprintf("Epoch %d has ended; epoch %d is starting and has not reported its status yet.", status.Epoch, rec.Epoch)
 	} else if rec.Fenced >= status.Epoch {
 		ready.Status, ready.Reason = metav1.ConditionUnknown, v1alpha1.ReasonFenced
-		ready.Message = fmt.Sprintf("The lease of epoch %d stayed unchanged for its whole duration: the node is dead, frozen or cut off. Its work may be placed elsewhere; it rejoins as epoch %d.", status.Epoch, status.Epoch+1)
+		ready.Message = fmt.Sprintf("The lease of epoch %d expired: the node is dead, frozen or cut off. Its work may be placed on other nodes; it rejoins as epoch %d.", status.Epoch, status.Epoch+1)
 	} else if c := meta.FindStatusCondition(status.Conditions, v1alpha1.NodeReady); c == nil || c.Reason != v1alpha1.ReasonLeft {
 		ready.Status, ready.Reason = metav1.ConditionFalse, v1alpha1.ReasonLeft
 		ready.Message = "The node released its lease."

@@ -85,7 +85,7 @@ func TestTheCoordinatorSaysWhatANodeCannotSayItself(t *testing.T) {
 func TestTheMarkTellsWhatHappensNext(t *testing.T) {
 	status := v1alpha1.NodeStatus{Epoch: 3, Liveness: v1alpha1.Alive}
 	got := project(status, "n1", &lease.Record{Node: "n1", Epoch: 3, Fenced: 3, Duration: 10 * time.Second}, "n2")
-	want := "The lease of epoch 3 stayed unchanged for its whole duration: the node is dead, frozen or cut off. Its work may be placed elsewhere; it rejoins as epoch 4."
+	want := "The lease of epoch 3 expired: the node is dead, frozen or cut off. Its work may be placed on other nodes; it rejoins as epoch 4."
 	if got.Conditions[0].Message != want {
 		t.Errorf("message:\n%s\nwant:\n%s", got.Conditions[0].Message, want)
 	}

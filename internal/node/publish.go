@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// flagLabels remembers which labels came from the command line, so that one no longer given is taken away.
+	// flagLabels records which labels came from the command line, so that a label that is no longer given is removed.
 	flagLabels = "ebb.dev/flag-labels"
-	// countEvery is how often the node looks whether its counts have changed.
+	// countEvery is how often the node checks whether its counts have changed.
 	countEvery = 200 * time.Millisecond
 	// writeTimeout bounds one write of the node's status.
 	writeTimeout = 5 * time.Second
@@ -45,7 +45,7 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 			if err := n.writeStatus(ctx, e); err == nil {
 				written, repeats = &want, repeatFilter{}
 			} else if ctx.Err() == nil {
-				repeats.warn(n.log, "status not written", err)
+				repeats.warn(n.log, "could not write the node's status; trying again", err)
 				if backoff.Sleep(ctx, n.opts.Timing.Renew/4) != nil {
 					return
 				}
@@ -63,8 +63,8 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 	}
 }
 
-// writeStatus brings the Node's status up to date. It writes nothing once the epoch is in doubt, and the
-// resourceVersion that was read guards it against a mark written in between.
+// writeStatus updates the Node's status. It writes nothing once the epoch is in doubt, and the resourceVersion that was read guards
+// it against changes in between.
 func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
@@ -75,7 +75,7 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 			if liveness, _ := e.Liveness(); liveness == v1alpha1.Stopping {
 				return nil // it was deleted, and the node leaves
 			}
-			n.log.Warn("the Node object was deleted while the node runs; it is created again", "epoch", e.Number)
+			n.log.Warn("the Node object was deleted while the node runs; creating it again", "epoch", e.Number)
 			if err = n.register(ctx); err == nil {
 				continue
 			}
@@ -100,12 +100,12 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 	}
 }
 
-// status is what the node reports of itself, on top of what others wrote.
+// status returns the node's own report, added to what others wrote.
 func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	liveness, drain, ready := e.state()
 	next := old
 	if old.Epoch != e.Number || ready.reason == v1alpha1.ReasonLeft {
-		// Whoever leads was elected in this epoch, and publishes it itself.
+		// The coordinator was elected in this epoch, and publishes it itself.
 		next.Coordinator = false
 	}
 	next.Epoch = e.Number
@@ -114,7 +114,7 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	next.Address = n.opts.Address
 	next.HTTPAddress = n.opts.HTTPAddress
 	next.Version = n.opts.Version
-	// Counted after the state was read: counts that go out with a drain were taken when the gate was closed for it.
+	// Counted after the state was read: the counts published with a drain were taken after the gate was closed for it.
 	next.Held, next.Staying = n.host.counts()
 	n.host.report(&next)
 	value := metav1.ConditionFalse

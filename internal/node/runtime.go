@@ -13,7 +13,7 @@ type Runtime interface {
 	Name() string
 	// Run does the work until ctx ends. A StopOnDoubt runtime runs once in every epoch, which e is; for a KeepOnDoubt runtime e is nil.
 	Run(ctx context.Context, e *Epoch) error
-	// Held counts what runs here, starts or stops here, or is kept only here, and has to leave before the node may.
+	// Held counts the work that runs, starts or stops here or whose only copy is here, and that has to leave before the node may.
 	Held() int
 }
 
@@ -33,14 +33,14 @@ type Reporter interface {
 type OnLeaseDoubt int
 
 const (
-	// StopOnDoubt is for work whose writes nobody checks: it is stopped before the lease expires, and started again in the
-	// next epoch.
+	// StopOnDoubt is for work whose writes no other component fences: it is stopped before the lease expires, and started again in
+	// the next epoch.
 	StopOnDoubt OnLeaseDoubt = iota
-	// KeepOnDoubt is for work whose last writer is checked elsewhere: it continues, but starts and moves nothing.
+	// KeepOnDoubt is for work whose writes are fenced elsewhere: it continues, but starts and moves nothing.
 	KeepOnDoubt
 )
 
-// Hosted is a runtime together with its conduct while the lease is in doubt.
+// Hosted is a runtime and what it does while the lease is in doubt.
 type Hosted struct {
 	Runtime      Runtime
 	OnLeaseDoubt OnLeaseDoubt

@@ -31,8 +31,7 @@ func (n *Node) watch(ctx context.Context, e *Epoch) (*group, error) {
 	return g, kubeclient.Subscribe(ctx, c, append(watches, n.leaseWatch(e))...)
 }
 
-// slotWatches are on the drain slot and the drains of this node. They ask for a look whenever the slot may no longer want the node
-// as it is.
+// slotWatches watch the drain slot and the drains of this node. They request a check when a drain may no longer want the node drained.
 func (e *Epoch) slotWatches() []kubeclient.Watch {
 	see := func(d *v1alpha1.Drain) {
 		if d.Spec.NodeName == e.Node && !wants(d) {
@@ -47,8 +46,8 @@ func (e *Epoch) slotWatches() []kubeclient.Watch {
 	return []kubeclient.Watch{kubeclient.On(func(*v1alpha1.Settings) { e.checkSlot() }, nil), kubeclient.On(see, gone)}
 }
 
-// watchWanted begins the next epoch when the drain that this one is subject to was cancelled or deleted: draining for nobody, it
-// would never end; and the slot is free only when this epoch is released or fenced.
+// watchWanted begins the next epoch when the drain of this one was cancelled or deleted. Without that the node would drain forever,
+// and the slot is freed only when this epoch is released or fenced.
 func (n *Node) watchWanted(ctx context.Context, e *Epoch) {
 	for {
 		select {
@@ -61,14 +60,14 @@ func (n *Node) watchWanted(ctx context.Context, e *Epoch) {
 			defer cancel()
 			slot, wanted, err := readSlot(ctx, n.client, e.Node)
 			if err == nil && !wanted && unwanted(e, slot) {
-				e.BeginAnew("no drain wants this node any more")
+				e.BeginAnew("the drain of this node was cancelled or deleted")
 			}
 			return err
 		})
 	}
 }
 
-// unwanted reports whether an epoch that no drain wants drained has to end for that: it drains, or the slot still names it.
+// unwanted reports whether an epoch without a drain has to end: it is Draining, or the slot still names it.
 func unwanted(e *Epoch, slot *v1alpha1.ActiveDrain) bool {
 	liveness, _ := e.Liveness()
 	return liveness == v1alpha1.Draining || liveness == v1alpha1.Alive && slot != nil && slot.NodeEpoch == e.Number
@@ -104,7 +103,7 @@ func (n *Node) leaseWatch(e *Epoch) kubeclient.Watch {
 		}
 		e.LossDetector.Saw(rec, n.opts.Clock())
 		if rec.Node == e.Node && rec.Epoch >= e.Number && rec.Over(e.Number) {
-			e.learn(fmt.Errorf("node %s epoch %d: %w: it says holder %q, epoch %d, fenced %d", e.Node, e.Number, lease.ErrNotOurs, rec.Holder, rec.Epoch, rec.Fenced))
+			e.learn(fmt.Errorf("node %s epoch %d: %w: its holder is %q, its epoch %d, its fenced epoch %d", e.Node, e.Number, lease.ErrNotOurs, rec.Holder, rec.Epoch, rec.Fenced))
 		}
 	}
 	gone := func(l *coordinationv1.Lease) {

@@ -22,13 +22,12 @@ const (
 	shimLogExcerpt = 2 << 10
 )
 
-// Start runs a program under a new shim in dir, which it makes if need be, and returns when the program runs. The
-// shim is exe, called as "exe shim DIR"; it belongs to no one and outlives the caller. What a lost shim left in dir
-// is swept first.
+// Start runs a program under a new shim in dir, which it creates if needed, and returns when the program runs. The shim is exe, called as
+// "exe shim DIR"; it is nobody's child and outlives the caller. Start first sweeps the processes that a dead shim left in dir.
 //
 // Start returns ErrRunning if a shim has dir, ErrDeadlinePassed if the spec's deadline has come, ErrInvalidSpec or
-// ErrStartFailed if the program cannot be run. If ctx ends while it waits, the program may come to run nevertheless,
-// until its deadline: Attach finds out.
+// ErrStartFailed if the program cannot be run. If ctx ends while Start waits, the program may still start and run until its deadline;
+// Attach finds out.
 func Start(ctx context.Context, exe, dir string, spec Spec) (*Handle, error) {
 	h, err := start(ctx, exe, dir, spec)
 	if err != nil {
@@ -62,8 +61,8 @@ func start(ctx context.Context, exe, dir string, spec Spec) (*Handle, error) {
 	return h, nil
 }
 
-// startLocked sweeps, records what to run and spawns the shim, which takes over the lock. When no shim can have it,
-// the lock is given up in so many words, because a process that the node forks just now holds a copy for an instant.
+// startLocked sweeps, writes the spec and spawns the shim, which takes over the lock. If no shim can have the lock, startLocked unlocks it
+// explicitly, because a process that the node forks at this moment may hold a copy of the descriptor for an instant.
 func startLocked(ctx context.Context, exe, dir string, spec Spec, lock *os.File) (_ Status, err error) {
 	defer func() {
 		if err == nil || errors.Is(err, errAbandoned) {
@@ -84,7 +83,7 @@ func startLocked(ctx context.Context, exe, dir string, spec Spec, lock *os.File)
 	return spawn(ctx, exe, dir, spec.ShimLogFormat, lock)
 }
 
-// instanceDir makes dir and closes it to others, for it holds the program's environment.
+// instanceDir creates dir for its owner only, because it contains the program's environment.
 func instanceDir(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -96,8 +95,7 @@ func instanceDir(dir string) (string, error) {
 	return dir, os.Chmod(dir, 0o700)
 }
 
-// spawn starts the detached shim with nothing of the caller but the lock, and reads from its standard output what
-// came of the program.
+// spawn starts the detached shim, which inherits only the lock, and reads from its standard output whether the program started.
 func spawn(ctx context.Context, exe, dir, logFormat string, lock *os.File) (Status, error) {
 	log, err := os.OpenFile(filepath.Join(dir, shimLogName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
@@ -110,7 +108,7 @@ func spawn(ctx context.Context, exe, dir, logFormat string, lock *os.File) (Stat
 	}
 	defer ready.Close()
 	cmd := exec.Command(exe, "shim", detachFlag, dir)
-	// Two threads for Go code are what the shim needs: one may wait in exec while the other keeps the deadline.
+	// The shim needs two threads for Go code: one may wait in exec while the other keeps the deadline.
 	cmd.Env = []string{"GOMAXPROCS=2"}
 	if logFormat != "" && logFormat != "text" {
 		cmd.Env = append(cmd.Env, logFormatEnv+"="+logFormat)
@@ -126,7 +124,7 @@ func spawn(ctx context.Context, exe, dir, logFormat string, lock *os.File) (Stat
 	}
 	status, err := awaitReady(ctx, ready, dir)
 	if err != nil {
-		_ = cmd.Process.Kill() // the first process, which matters only if it hangs
+		_ = cmd.Process.Kill() // the first process; only needed if it hangs
 	}
 	_ = cmd.Wait()
 	return status, err
@@ -147,16 +145,16 @@ func awaitReady(ctx context.Context, ready *os.File, dir string) (Status, error)
 	return Status{}, fmt.Errorf("%w: the shim died: %s", ErrStartFailed, shimComplaint(dir))
 }
 
-// shimComplaint is the beginning of what the shim wrote to its log.
+// shimComplaint returns the beginning of the shim's log.
 func shimComplaint(dir string) string {
 	data, _ := os.ReadFile(filepath.Join(dir, shimLogName))
 	text := strings.TrimSpace(string(data[:min(len(data), shimLogExcerpt)]))
-	return orDefault(text, "it left no message")
+	return orDefault(text, "it wrote no message")
 }
 
-// Attach finds the shim that runs in dir. If none does, it sweeps what a lost one left and returns ErrNotRunning;
-// ReadState then says how the last instance ended. ErrUnreachable means that a shim runs but cannot be steered, so
-// that the program lives until its deadline and nothing may be started in its place before.
+// Attach finds the shim that runs in dir. If none runs, it sweeps the processes that a dead one left and returns ErrNotRunning; ReadState
+// then returns how the last instance ended. ErrUnreachable means that a shim runs but does not answer: the program may run until its
+// deadline, and nothing may be started in its place before.
 func Attach(ctx context.Context, dir string) (*Handle, error) {
 	h, err := openHandle(dir)
 	if errors.Is(err, fs.ErrNotExist) {

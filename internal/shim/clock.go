@@ -51,15 +51,15 @@ func (t BootTime) Add(d time.Duration) BootTime { return t + BootTime(d) }
 // Sub returns t-u.
 func (t BootTime) Sub(u BootTime) time.Duration { return time.Duration(t - u) }
 
-// Deadline is when a program must end if its node says nothing more.
+// Deadline is when a program must end if its node does not extend it.
 type Deadline struct {
-	// TermAt is when the program is asked to end with SIGTERM. From then on it is doomed.
+	// TermAt is when the program gets SIGTERM. After that its deadline cannot be extended any more.
 	TermAt BootTime `json:"termAt"`
 	// KillAt is when everything the program started is killed.
 	KillAt BootTime `json:"killAt"`
 }
 
-// Valid says whether the deadline is set and in order.
+// Valid reports whether the deadline is set and in order.
 func (d Deadline) Valid() bool { return d.TermAt > 0 && d.KillAt >= d.TermAt }
 
 // extended returns the later of both, part by part, so that the order in which deadlines arrive does not matter.
@@ -102,7 +102,7 @@ func (a *alarm) set(at BootTime) error {
 	return nil
 }
 
-// A jumpNotice tells when the wall clock was set: without it nobody would look before the next deadline.
+// A jumpNotice reports that the wall clock was set: without it the supervisor would not check before the next deadline.
 type jumpNotice struct {
 	C    chan struct{}
 	file *os.File
@@ -113,7 +113,7 @@ func newJumpNotice() (*jumpNotice, error) {
 	if errno != 0 {
 		return nil, os.NewSyscallError("timerfd_create", errno)
 	}
-	never := [2]syscall.Timespec{1: {Sec: 1 << 33}} // a timer that is only there to be cancelled
+	never := [2]syscall.Timespec{1: {Sec: 1 << 33}} // a timer that is only used to be cancelled
 	_, _, errno = syscall.RawSyscall6(syscall.SYS_TIMERFD_SETTIME, fd, timerfdAbsolute|timerfdCancelOnSet, uintptr(unsafe.Pointer(&never)), 0, 0, 0)
 	if errno != 0 {
 		syscall.Close(int(fd))
@@ -137,7 +137,7 @@ func (n *jumpNotice) run() {
 	}
 }
 
-// run passes on that the alarm fired. One pending notice is enough: the receiver reads the clock itself.
+// run reports that the alarm fired. One pending report is enough: the receiver reads the clock itself.
 func (a *alarm) run() {
 	var count [8]byte
 	for {

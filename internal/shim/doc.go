@@ -1,5 +1,5 @@
-// Package shim runs one program for a node in a small process of its own, and is the last check on that program:
-// when the node's lease is no longer renewed, the program is dead by its deadline, whatever became of the node.
+// Package shim runs one program for a node in a small separate process that kills the program at a deadline: when the node's lease is no
+// longer renewed, the program is dead by its deadline, whatever happened to the node.
 //
 // A node calls [Start], which spawns "ebb shim DIR" detached from it. The shim starts the program in a session of
 // its own, writes its output to a rotated log, and keeps a [Deadline] on CLOCK_BOOTTIME that the node moves forward
@@ -10,14 +10,13 @@
 //	    │                                   ▲
 //	    └──────── could not start ──────────┘
 //
-// A program is in Stopping from the first reason to end (its own exit, a Stop, the deadline) until not one of its
-// processes is left; only then is it Exited and may the directory be used again. The shim is a child subreaper, so
-// that every process the program starts stays its descendant, whatever it forks and whichever session it makes; that
-// wait(2) knows no child any more is therefore the proof that nothing is left.
+// A program is Stopping from the first reason to end (its own exit, a Stop, the deadline) until none of its processes is left; only then
+// is it Exited, and the directory can be used again. The shim is a child subreaper, so that every process that the program starts stays
+// its descendant, whatever it forks and whichever session it creates. So when wait(2) finds no child any more, no process is left.
 //
 // The instance directory holds spec.json (what to run), lock (held for the life of the shim), sock (the shim's
-// socket), state.json (what happened, for a node that comes back after both died) and shim.log (the shim's own
-// complaints). Killing never waits for a disk: at a deadline the signals go out first and the record follows.
+// socket), state.json (the state, for a node that comes back after both died) and shim.log (the shim's own errors). Killing never waits
+// for a disk: at a deadline the signals are sent first, and the state is written after that.
 //
 // If the shim itself is killed, the kernel kills the program's main process, and the next [Start], [Attach] or
 // [Sweep] finds what else is left by the marker that every process of the program carries in its environment.

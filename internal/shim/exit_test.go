@@ -20,8 +20,8 @@ func TestHowAProgramEndedIsReported(t *testing.T) {
 	}{
 		"with code 0":    {"exit 0", Exit{ReasonExited, 0, 0, "the main process exited with code 0"}},
 		"with code 42":   {"exit 42", Exit{ReasonExited, 42, 0, "the main process exited with code 42"}},
-		"by signal":      {"kill -USR1 $$", Exit{ReasonExited, -1, syscall.SIGUSR1, "the main process was ended by signal 10 (user defined signal 1)"}},
-		"by its SIGKILL": {"kill -KILL $$", Exit{ReasonExited, -1, syscall.SIGKILL, "the main process was ended by signal 9 (killed)"}},
+		"by signal":      {"kill -USR1 $$", Exit{ReasonExited, -1, syscall.SIGUSR1, "the main process was killed by signal 10 (user defined signal 1)"}},
+		"by its SIGKILL": {"kill -KILL $$", Exit{ReasonExited, -1, syscall.SIGKILL, "the main process was killed by signal 9 (killed)"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -145,16 +145,16 @@ func TestInvalidSpecsAreRefused(t *testing.T) {
 		change func(*Spec)
 		want   string
 	}{
-		"empty command":    {func(s *Spec) { s.Command = " " }, "command is empty: name the program to run"},
+		"empty command":    {func(s *Spec) { s.Command = " " }, "command is empty: set the program to run"},
 		"instance":         {func(s *Spec) { s.Instance = "a b" }, `instance "a b": use up to 128 letters, digits, '.', '_' and '-'`},
-		"grace":            {func(s *Spec) { s.Grace = -time.Second }, "grace -1s is negative: leave it out for 10s"},
-		"workingDir":       {func(s *Spec) { s.WorkingDir = "a" }, `workingDir "a" is relative: give an absolute path`},
+		"grace":            {func(s *Spec) { s.Grace = -time.Second }, "grace -1s is negative: omit it for the default of 10s"},
+		"workingDir":       {func(s *Spec) { s.WorkingDir = "a" }, `workingDir "a" is relative: use an absolute path`},
 		"log.maxBytes":     {func(s *Spec) { s.Log.MaxBytes = 1 }, "log.maxBytes 1: use at least 4096"},
 		"log.maxFiles":     {func(s *Spec) { s.Log.MaxFiles = -1 }, "log.maxFiles -1: use at least 1"},
 		"no deadline":      {func(s *Spec) { s.Deadline = Deadline{} }, "set termAt, and killAt not before it"},
 		"deadline order":   {func(s *Spec) { s.Deadline.TermAt = 2 }, "set termAt, and killAt not before it"},
 		"NUL in args":      {func(s *Spec) { s.Args = []string{"a\x00"} }, `"a\x00" contains a NUL byte: remove it`},
-		"env without name": {func(s *Spec) { s.Env = []string{"A=1", "=secret"} }, "env entry 1 is not KEY=value without NUL bytes"},
+		"env without name": {func(s *Spec) { s.Env = []string{"A=1", "=secret"} }, "env entry 1 must be KEY=value and contain no NUL byte"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

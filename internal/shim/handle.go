@@ -17,8 +17,8 @@ const (
 	retryPause = 100 * time.Millisecond
 )
 
-// A Handle steers one instance of a program. It holds no connection, only the directory, so that it survives whatever
-// happens to the socket, and needs no goroutine. All methods may be called concurrently.
+// A Handle controls one instance of a program. It holds no connection, only the directory, so that it does not depend on the socket and
+// needs no goroutine. All methods may be called concurrently.
 type Handle struct {
 	dir      string
 	root     *os.File
@@ -37,23 +37,23 @@ func openHandle(dir string) (*Handle, error) {
 	return &Handle{dir: dir, root: root}, nil
 }
 
-// Instance names the instance that the handle steers, and never a later one in the same directory.
+// Instance names the instance that the handle controls; it is never a later one in the same directory.
 func (h *Handle) Instance() string { return h.instance }
 
 // Dir is the instance directory.
 func (h *Handle) Dir() string { return h.dir }
 
-// Close lets go of the handle. The program runs on.
+// Close closes the handle. The program keeps running.
 func (h *Handle) Close() error { return h.root.Close() }
 
 // Extend moves the program's deadline forward. A deadline before the one the shim has changes nothing and is no
-// error. ErrDeadlinePassed means that the program is ending and nothing can keep it.
+// error. ErrDeadlinePassed means that the program is already ending.
 func (h *Handle) Extend(ctx context.Context, d Deadline) error {
 	_, err := h.call(ctx, request{Op: opExtend, Deadline: &d}, callLimit)
 	return err
 }
 
-// Stop sends SIGTERM, and SIGKILL when the grace is over: at once if it is zero, after the spec's grace if it is
+// Stop sends SIGTERM, and SIGKILL after the grace: at once if it is zero, after the spec's grace if it is
 // negative, and never later than the deadline. A second Stop can shorten the grace. Stop does not wait for the end;
 // see Wait.
 func (h *Handle) Stop(ctx context.Context, grace time.Duration) error {
@@ -61,13 +61,13 @@ func (h *Handle) Stop(ctx context.Context, grace time.Duration) error {
 	return err
 }
 
-// Status asks the shim how its program is.
+// Status returns the status of the program from the shim.
 func (h *Handle) Status(ctx context.Context) (Status, error) {
 	return h.call(ctx, request{Op: opStatus}, callLimit)
 }
 
-// Wait returns how the program ended, once nothing of it is left and the directory is free for the next. If the shim
-// died first, Wait sweeps what it left. It goes on waiting while the shim runs but does not answer.
+// Wait returns how the program ended, when no process of it is left and the directory is free for the next one. If the shim died first,
+// Wait sweeps the processes it left. It keeps waiting while the shim runs but does not answer.
 func (h *Handle) Wait(ctx context.Context) (Exit, error) {
 	for {
 		st, err := h.call(ctx, request{Op: opWait}, maxWait+callLimit)
@@ -97,7 +97,7 @@ func (h *Handle) outcome(ctx context.Context) (Exit, error) {
 	case err != nil:
 		return Exit{}, fmt.Errorf("shim %s: %w", h.dir, err)
 	case st.Instance != h.instance:
-		return Exit{}, fmt.Errorf("shim %s: %w: instance %s is over, and %s has taken its place", h.dir, ErrNotRunning, h.instance, st.Instance)
+		return Exit{}, fmt.Errorf("shim %s: %w: instance %s has ended, and %s runs in its place", h.dir, ErrNotRunning, h.instance, st.Instance)
 	case st.Phase == Exited && st.Exit != nil:
 		return *st.Exit, nil
 	}
@@ -154,10 +154,10 @@ func (h *Handle) exchange(ctx context.Context, req request) (response, error) {
 	return resp, nil
 }
 
-// diagnose tells a shim that is gone from one that cannot be reached: the lock knows.
+// diagnose distinguishes, by the lock, a shim that has ended from one that does not answer.
 func (h *Handle) diagnose(cause error) error {
 	if errors.Is(cause, os.ErrClosed) {
-		return fmt.Errorf("shim %s: the handle: %w", h.dir, os.ErrClosed)
+		return fmt.Errorf("shim %s: the handle is closed: %w", h.dir, os.ErrClosed)
 	}
 	held, err := lockHeld(h.dir)
 	switch {

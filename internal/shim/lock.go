@@ -17,7 +17,7 @@ const (
 	ofdSetLock = 37
 )
 
-// inheritedLockFD is where a starter passes the lock it holds, so that there is no instant without an owner.
+// inheritedLockFD is the descriptor on which a starter passes its lock, so that the lock is held all the time.
 const inheritedLockFD = 3
 
 // acquireLock takes the directory's lock, or returns ErrRunning.
@@ -49,7 +49,7 @@ func releaseLock(f *os.File) {
 	f.Close()
 }
 
-// lockHeld says whether anyone holds the directory's lock, without taking it.
+// lockHeld reports whether anyone holds the directory's lock, without taking it.
 func lockHeld(dir string) (bool, error) {
 	f, err := os.Open(filepath.Join(dir, lockName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -66,7 +66,7 @@ func lockHeld(dir string) (bool, error) {
 	return l.Type != syscall.F_UNLCK, nil
 }
 
-// lockInherited says whether the starter passed the lock of dir. It makes no os.File of it, which would close the
+// lockInherited reports whether the starter passed the lock of dir. It makes no os.File of it, which would close the
 // descriptor, and so end the lock, when collected.
 func lockInherited(dir string) bool {
 	var want, have syscall.Stat_t

@@ -12,8 +12,8 @@ import (
 // longLine is how far a file may grow past its size for the sake of a line; longer ones are cut.
 const longLine = 64 << 10
 
-// A logFile is written by one goroutine. It rotates between lines, and drops and counts what it cannot write: the
-// program must outlive a full disk, and the log must not outgrow its bounds.
+// A logFile is written by one goroutine. It rotates between lines, and drops and counts output that it cannot write: the program must
+// survive a full disk, and the log must not exceed its limit.
 type logFile struct {
 	file    *logfile.File
 	max     int64 // bytes of one file
@@ -28,7 +28,7 @@ func openLog(spec LogSpec, dropped *atomic.Int64) (l *logFile, err error) {
 	return l, err
 }
 
-// opened ends the line in the middle of which the last program died.
+// opened ends the unfinished line of the last program.
 func (l *logFile) opened(f *os.File) error {
 	l.midLine = false
 	info, err := f.Stat()
@@ -94,7 +94,7 @@ func (l *logFile) fitting(p []byte) int {
 	return int(max(0, min(int64(n), room+longLine)))
 }
 
-// put writes to the current file and counts what did not get there.
+// put writes to the current file and counts the bytes that could not be written.
 func (l *logFile) put(p []byte) {
 	n, err := l.file.Write(p)
 	if n > 0 {

@@ -16,11 +16,10 @@ import (
 
 const prSetChildSubreaper = 36
 
-// detachFlag makes a shim start the real one and exit, so that the real one is nobody's child whom the node would
-// have to wait for as long as it lives.
+// detachFlag makes a shim start the real one and exit, so that the real one is not a child of the node, which would have to wait for it.
 const detachFlag = "--detach"
 
-// Main is the shim process: "ebb shim DIR". It returns the exit code when the program is over.
+// Main is the shim process: "ebb shim DIR". It returns the exit code when the program has ended.
 func Main(args []string) int {
 	detached := len(args) == 2 && args[0] == detachFlag
 	if !detached && len(args) != 1 {
@@ -44,7 +43,7 @@ func Main(args []string) int {
 	return 0
 }
 
-// logFormatEnv tells a shim how to write its log. The program that it runs does not get it.
+// logFormatEnv sets the format of a shim's log. It is not passed to the program.
 const logFormatEnv = "EBB_LOG_FORMAT"
 
 // complain writes to the shim's log.
@@ -73,10 +72,10 @@ func closeInherited(dir string) {
 	}
 }
 
-// detach starts the shim in a session of its own and leaves it to init.
+// detach starts the shim in a new session and leaves it to init.
 func detach(dir string) error {
 	if !lockInherited(dir) {
-		return fmt.Errorf("%s is for Start, which passes the lock", detachFlag)
+		return fmt.Errorf("%s is internal: only a node starts a shim with it, and passes it the lock", detachFlag)
 	}
 	_, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "shim", dir}, &syscall.ProcAttr{
 		Env:   os.Environ(),
@@ -133,7 +132,7 @@ func load() (*supervisor, error) {
 	}, nil
 }
 
-// prepare makes all that the supervisor needs while the program runs, so that nothing of it can fail then.
+// prepare creates everything that the supervisor needs while the program runs, so that none of it can fail later.
 func (s *supervisor) prepare() (err error) {
 	if s.alarm, err = newAlarm(); err != nil {
 		return err
@@ -188,7 +187,7 @@ func (s *supervisor) launch() error {
 	defer syscall.Close(input)
 	s.output = output
 	if err := s.journal.save(s.state, finalLimit); err != nil {
-		return fmt.Errorf("%w: its state cannot be recorded: %w", ErrStartFailed, err)
+		return fmt.Errorf("%w: could not write its state file: %w", ErrStartFailed, err)
 	}
 	if Now() >= s.deadline.TermAt {
 		return fmt.Errorf("%w: the program was not started", ErrDeadlinePassed)
@@ -223,8 +222,8 @@ func (s *supervisor) fork(path string, output int) (int, error) {
 	})
 }
 
-// guard keeps the deadline while the supervisor's thread waits in exec, which a dead file server can make long: the
-// program must not come to life afterwards.
+// guard keeps the deadline while the supervisor's thread waits in exec, which may take long on a dead file server: the program must not
+// start after the deadline.
 func (s *supervisor) guard() (release func()) {
 	started, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -243,7 +242,7 @@ func (s *supervisor) guard() (release func()) {
 	return func() { close(started); <-ended }
 }
 
-// reportReady tells Start, and lets go of the pipe it reads, or that it stopped reading.
+// reportReady reports the result to Start and closes the pipe.
 func (s *supervisor) reportReady() {
 	_ = writeLine(os.Stdout, response{Status: s.describe()})
 	if null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0); err == nil {
@@ -252,8 +251,8 @@ func (s *supervisor) reportReady() {
 	}
 }
 
-// finish records the end and gives up the directory. The lock goes after the record and the socket, so that the next
-// owner finds both in order, and before the answers, so that who waited can start anew at once.
+// finish records the exit and releases the directory. The lock is released after the state file and the socket are in order for the next
+// owner, and before waiting callers are answered, so that they can start again at once.
 func (s *supervisor) finish(lock *os.File) {
 	s.output.close()
 	s.state.Phase = Exited
@@ -261,7 +260,7 @@ func (s *supervisor) finish(lock *os.File) {
 	s.state.FinishedBoot, s.state.FinishedAt = Now(), time.Now().UTC()
 	s.state.Exit = s.state.Exit.with(s.status)
 	if err := s.journal.save(s.state, finalLimit); err != nil {
-		complain(fmt.Sprintf("ebb shim: the end of instance %s (%s) is not recorded: %v", s.spec.Instance, s.state.Exit.Message, err))
+		complain(fmt.Sprintf("ebb shim: could not record the exit of instance %s (%s): %v", s.spec.Instance, s.state.Exit.Message, err))
 	}
 	s.server.listener.Close() // unlinks the socket
 	releaseLock(lock)
@@ -270,12 +269,12 @@ func (s *supervisor) finish(lock *os.File) {
 
 // with returns the exit with how the main process ended.
 func (e Exit) with(status *syscall.WaitStatus) *Exit {
-	outcome := "the main process's end was not seen"
+	outcome := "the exit status of the main process is unknown"
 	switch {
 	case status == nil:
 	case status.Signaled():
 		e.Signal = status.Signal()
-		outcome = fmt.Sprintf("the main process was ended by signal %d (%v)", e.Signal, e.Signal)
+		outcome = fmt.Sprintf("the main process was killed by signal %d (%v)", e.Signal, e.Signal)
 	default:
 		e.Code = status.ExitStatus()
 		outcome = fmt.Sprintf("the main process exited with code %d", e.Code)
@@ -286,5 +285,5 @@ func (e Exit) with(status *syscall.WaitStatus) *Exit {
 
 var whyEnded = map[Reason]string{
 	ReasonStopped:        "stopped: ",
-	ReasonDeadlinePassed: "the deadline passed without renewal: ",
+	ReasonDeadlinePassed: "the node did not renew the deadline: ",
 }

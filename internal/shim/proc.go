@@ -28,8 +28,8 @@ type procInfo struct {
 	threads int
 }
 
-// alive is false for a process that only waits to be reaped. A main thread that ended before the others looks like a
-// zombie but is none.
+// alive is false for a process that only waits to be reaped. A process whose main thread ended before the others looks like a zombie but
+// is not.
 func (p procInfo) alive() bool {
 	dead := p.state == 'Z' || p.state == 'X' || p.state == 'x'
 	return !dead || p.threads > 1
@@ -204,7 +204,7 @@ func hasEntry(env, entry []byte) bool {
 	return bytes.HasPrefix(env, entry) || bytes.Contains(env, append([]byte{0}, entry...))
 }
 
-// same says whether the process is still the one that was recorded, and not a later one of the same id.
+// same reports whether the process is still the one that was recorded, and not a later one of the same id.
 func (p Process) same() bool {
 	if p.PID <= 0 {
 		return false

@@ -23,7 +23,7 @@ const (
 
 type request struct {
 	Op string `json:"op"`
-	// Instance keeps the handle of an earlier instance from steering a later one in the same directory.
+	// Instance keeps the handle of an earlier instance from controlling a later one in the same directory.
 	Instance string         `json:"instance,omitempty"`
 	Deadline *Deadline      `json:"deadline,omitempty"`
 	Grace    *time.Duration `json:"grace,omitempty"`
@@ -35,7 +35,7 @@ type response struct {
 	Status *Status `json:"status,omitempty"`
 }
 
-// Status is what a shim says about its program.
+// Status is a shim's report about its program.
 type Status struct {
 	State
 	Deadline Deadline `json:"deadline"`
@@ -54,7 +54,7 @@ func refusal(err error) response {
 	return r
 }
 
-// remoteError is an error as the shim worded it, which also is the sentinel it stood for there.
+// remoteError is an error with the shim's message that matches the sentinel it had there.
 type remoteError struct {
 	text string
 	kind error
@@ -69,7 +69,7 @@ func (r response) result() (Status, error) {
 	case r.Error != "":
 		return Status{}, &remoteError{text: r.Error, kind: sentinels[r.Code]}
 	case r.Status == nil:
-		return Status{}, errors.New("the shim's answer holds no status")
+		return Status{}, errors.New("the shim's answer has no status")
 	}
 	return *r.Status, nil
 }

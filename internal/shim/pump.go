@@ -15,8 +15,8 @@ const (
 	outputLimit = 2 * time.Second // how long the last output may take to reach the log
 )
 
-// A pump carries the program's output to its log. Reading and writing are apart, so that a disk that hangs costs the
-// program a moment and the output that does not fit the buffers, never its life.
+// A pump copies the program's output to its log. Reading and writing are separate, so that a disk that hangs delays the program a little
+// and loses output beyond the buffers, but never blocks the program.
 type pump struct {
 	pipe    *os.File
 	log     *logFile
@@ -98,7 +98,7 @@ func (p *pump) write() {
 	p.log.close()
 }
 
-// close waits for the last output. Whoever could write more is dead, unless it passed the pipe to a stranger.
+// close waits for the last output. All processes that could write more are dead, unless one passed the pipe to another program.
 func (p *pump) close() {
 	_ = p.pipe.SetReadDeadline(time.Now().Add(outputLimit))
 	select {

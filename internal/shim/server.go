@@ -98,7 +98,7 @@ func (s *server) answer(conn *net.UnixConn) {
 
 func (s *server) handle(req request) response {
 	if req.Instance != "" && req.Instance != s.instance {
-		return refusal(fmt.Errorf("%w: instance %s is over, this is %s", ErrNotRunning, req.Instance, s.instance))
+		return refusal(fmt.Errorf("%w: instance %s has ended; this is %s", ErrNotRunning, req.Instance, s.instance))
 	}
 	if req.Op == opWait {
 		timeout := time.NewTimer(maxWait)
@@ -117,7 +117,7 @@ func (s *server) handle(req request) response {
 	}
 }
 
-// close, after the listener was closed, answers who still waits, and returns when they have their answer or had time enough.
+// close, after the listener was closed, answers the waiting callers, and returns when they have their answer or after a timeout.
 func (s *server) close(final Status) {
 	s.final = final
 	close(s.over)
@@ -133,7 +133,7 @@ func (s *server) close(final Status) {
 	}
 }
 
-// checkPeer admits the shim's own user and root. The directory's mode says the same, but modes get changed.
+// checkPeer admits the shim's own user and root. The directory's mode does the same, but it may be changed.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -148,7 +148,7 @@ func checkPeer(conn *net.UnixConn) error {
 		return err
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d may not steer a shim of user %d", cred.Uid, os.Geteuid())
+		return fmt.Errorf("user %d may not control a shim of user %d", cred.Uid, os.Geteuid())
 	}
 	return nil
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
-// MarkerEnv is the variable by which the processes of an instance are known, wherever they went.
+// MarkerEnv is the environment variable that identifies the processes of an instance.
 const MarkerEnv = "EBB_SHIM_INSTANCE"
 
-// What a spec that leaves it out gets.
+// Defaults of a spec.
 const (
 	DefaultGrace       = 10 * time.Second
 	DefaultLogPath     = "out.log"
@@ -49,7 +49,7 @@ var instancePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 // Spec is a program to run.
 type Spec struct {
 	// Instance names this run of the program. It must be unique on the machine, for processes are found and killed
-	// by it; Start makes one up when it is empty.
+	// by it; Start generates one if it is empty.
 	Instance string `json:"instance"`
 	// Command is a path, or a name that is looked up in the PATH of Env. A relative path begins at WorkingDir.
 	Command string   `json:"command"`
@@ -105,18 +105,18 @@ func newInstance() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Validate says what is wrong with the spec, apart from what only the machine can tell.
+// Validate checks the spec as far as possible without the machine it runs on.
 func (s Spec) Validate() error {
 	s = s.withDefaults()
 	switch {
 	case strings.TrimSpace(s.Command) == "":
-		return invalid("command is empty: name the program to run")
+		return invalid("command is empty: set the program to run")
 	case !instancePattern.MatchString(s.Instance):
 		return invalid("instance %q: use up to 128 letters, digits, '.', '_' and '-'", s.Instance)
 	case s.Grace < 0:
-		return invalid("grace %v is negative: leave it out for %v", s.Grace, DefaultGrace)
+		return invalid("grace %v is negative: omit it for the default of %v", s.Grace, DefaultGrace)
 	case !filepath.IsAbs(s.WorkingDir):
-		return invalid("workingDir %q is relative: give an absolute path", s.WorkingDir)
+		return invalid("workingDir %q is relative: use an absolute path", s.WorkingDir)
 	case s.Log.MaxBytes < minLogBytes:
 		return invalid("log.maxBytes %d: use at least %d", s.Log.MaxBytes, minLogBytes)
 	case s.Log.MaxFiles < 1:
@@ -136,7 +136,7 @@ func (s Spec) validateStrings() error {
 	for i, kv := range s.Env {
 		// The value may be a secret, so only the place is named.
 		if strings.IndexByte(kv, '=') < 1 || strings.ContainsRune(kv, 0) {
-			return invalid("env entry %d is not KEY=value without NUL bytes", i)
+			return invalid("env entry %d must be KEY=value and contain no NUL byte", i)
 		}
 	}
 	return nil
@@ -225,7 +225,7 @@ func executable(path string) error {
 	return nil
 }
 
-// explainExec says what to do about an exec that failed although the file is there.
+// explainExec returns what to do about an exec that failed although the file is there.
 func explainExec(path string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOEXEC):

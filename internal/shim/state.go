@@ -12,7 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
-// Phase is how far a program has come. It only moves forward; the package comment draws how.
+// Phase is the phase of a program. It only moves forward, as the package comment shows.
 type Phase string
 
 // The phases.
@@ -32,11 +32,11 @@ const (
 	ReasonExited Reason = "Exited"
 	// ReasonStopped: it was stopped, by its node or by a signal to the shim.
 	ReasonStopped Reason = "Stopped"
-	// ReasonDeadlinePassed: nobody moved its deadline forward in time.
+	// ReasonDeadlinePassed: its deadline was not extended in time.
 	ReasonDeadlinePassed Reason = "DeadlinePassed"
 	// ReasonStartFailed: it never ran.
 	ReasonStartFailed Reason = "StartFailed"
-	// ReasonShimLost: the shim died before it could say; Start, Attach, Wait or Sweep found that out.
+	// ReasonShimLost: the shim died before it recorded the exit; Start, Attach, Wait or Sweep found that out.
 	ReasonShimLost Reason = "ShimLost"
 )
 
@@ -47,11 +47,11 @@ type Exit struct {
 	Code int `json:"code"`
 	// Signal is the signal that ended the main process, or zero.
 	Signal syscall.Signal `json:"signal,omitempty"`
-	// Message says the same and more to a person.
+	// Message describes the exit for people.
 	Message string `json:"message"`
 }
 
-// State is what state.json says.
+// State is the content of state.json.
 type State struct {
 	Instance string `json:"instance"`
 	Phase    Phase  `json:"phase"`
@@ -77,7 +77,7 @@ type Process struct {
 	StartTicks uint64 `json:"startTicks"`
 }
 
-// ReadState reads what the last shim in dir left. It is fs.ErrNotExist if none ever ran there.
+// ReadState reads the state of the last shim in dir. It returns fs.ErrNotExist if none ever ran there.
 func ReadState(dir string) (State, error) {
 	var st State
 	path := filepath.Join(dir, stateName)

@@ -62,7 +62,7 @@ func (s *supervisor) run() {
 	}
 }
 
-// tick does what is due and says whether the program is over.
+// tick does what is due and reports whether the program has ended.
 func (s *supervisor) tick() bool {
 	left := s.reap()
 	if s.status != nil && s.state.Phase == Running {
@@ -108,7 +108,7 @@ func (s *supervisor) nextInstant() BootTime {
 	return s.deadline.TermAt - s.missed()
 }
 
-// pause is how long to wait before looking again. Signals tell of almost every change; the rest is found by looking.
+// pause is how long to wait before the next check. Signals report almost every change; polling finds the rest.
 func (s *supervisor) pause() time.Duration {
 	switch {
 	case s.flooded:
@@ -243,7 +243,7 @@ func (s *supervisor) handle(req request) response {
 	case opStop:
 		s.stop(req.Grace)
 	default:
-		err = fmt.Errorf("unknown request %q: the shim is older than its node", req.Op)
+		err = fmt.Errorf("unknown request %q: the shim is an older version than its node", req.Op)
 	}
 	if err != nil {
 		return refusal(err)
@@ -256,7 +256,7 @@ func (s *supervisor) extend(d *Deadline) error {
 	case d == nil || !d.Valid():
 		return errors.New("extend needs a deadline with termAt, and killAt not before it")
 	case s.doomed || Now()+s.missed() >= s.deadline.TermAt: // come, even if its alarm is still on the way
-		return fmt.Errorf("%w: instance %s ends and cannot be kept", ErrDeadlinePassed, s.spec.Instance)
+		return fmt.Errorf("%w: instance %s is already stopping", ErrDeadlinePassed, s.spec.Instance)
 	}
 	s.deadline, s.agreed = s.deadline.extended(*d), s.ahead()
 	return nil

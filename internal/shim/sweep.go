@@ -42,7 +42,7 @@ func sweep(ctx context.Context, dir string) (killed int, err error) {
 	case st.BootID != bootID():
 		return 0, recordLost(dir, st, "the machine was restarted while the program ran")
 	case st.Shim.same():
-		return 0, fmt.Errorf("%w: process %d lost its lock file: stop it before starting another", ErrRunning, st.Shim.PID)
+		return 0, fmt.Errorf("%w: process %d still runs but its lock file is gone: kill it before starting another", ErrRunning, st.Shim.PID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()

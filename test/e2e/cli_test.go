@@ -142,16 +142,16 @@ func errorTexts(t *testing.T, c *cluster) {
 		args []string
 		want string
 	}{
-		{[]string{"cordon", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists them\n"},
-		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": there are nodeDrainPolicy, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
+		{[]string{"cordon", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists the nodes\n"},
+		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": use one of nodeDrainPolicy, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
 		{[]string{"settings", "set", "drain.maintainerBatchSize=many"}, "ebb: setting drain.maintainerBatchSize: \"many\" is not a whole number\n"},
-		{[]string{"status", "-o", "xml"}, "ebb: invalid argument \"xml\" for \"-o, --output\" flag: \"xml\" is not an output format: use json, or leave it out\n"},
+		{[]string{"status", "-o", "xml"}, "ebb: invalid argument \"xml\" for \"-o, --output\" flag: \"xml\" is not an output format: use json, or omit it\n"},
 		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS label: use lower-case letters, digits and '-', at most 63 characters\n"},
 		{[]string{"node", "--name", "n8", "--label", "zone"}, "ebb: --label \"zone\" is not key=value\n"},
-		{[]string{"node", "--name", "n8", "--lease-fence", "9s"}, "ebb: lease timing: dead (8s) must be after fence (9s): the time between is what programs have to stop\n"},
+		{[]string{"node", "--name", "n8", "--lease-fence", "9s"}, "ebb: lease timing: dead (8s) must be after fence (9s): programs have the time between to stop\n"},
 		{[]string{"up", "--lease-duration", "11500ms", "--data-dir", t.TempDir()}, "ebb: lease timing: lost (11.5s) must be whole seconds: it is stored as leaseDurationSeconds\n"},
-		{[]string{"up", "--nodes", "0", "--data-dir", t.TempDir()}, "ebb: --nodes 0: from 1 to 99 nodes fit on one machine\n"},
-		{[]string{"up", "--data-dir", string(c.dir)}, "ebb: a cluster already runs in " + string(c.dir) + ": stop it, or give another --data-dir\n"},
+		{[]string{"up", "--nodes", "0", "--data-dir", t.TempDir()}, "ebb: --nodes 0: use 1 to 99\n"},
+		{[]string{"up", "--data-dir", string(c.dir)}, "ebb: a cluster already runs in " + string(c.dir) + ": stop it, or set another --data-dir\n"},
 	} {
 		if _, errs, code := c.run(tc.args...); code != 1 || errs != tc.want {
 			t.Errorf("ebb %s: exit %d\n got %q\nwant %q", strings.Join(tc.args, " "), code, errs, tc.want)
@@ -207,8 +207,8 @@ func httpAPI(t *testing.T, c *cluster) {
 	}{
 		{leader, "GET", "/healthz", "", 200, "ok"},
 		{follower, "GET", "/readyz", "", 200, "ok"},
-		{leader, "POST", "/api/v2/owner/resign", "", 401, `{"error_code":"ErrUnauthorized","error_msg":"a valid bearer token is needed: it is in the file ` + "`token`" + ` of the data directory"}` + "\n"},
-		{leader, "POST", "/api/v2/owner/resign", "wrong", 401, `{"error_code":"ErrUnauthorized","error_msg":"a valid bearer token is needed: it is in the file ` + "`token`" + ` of the data directory"}` + "\n"},
+		{leader, "POST", "/api/v2/owner/resign", "", 401, `{"error_code":"ErrUnauthorized","error_msg":"a valid bearer token is required: use the one in the file ` + "`token`" + ` of the data directory"}` + "\n"},
+		{leader, "POST", "/api/v2/owner/resign", "wrong", 401, `{"error_code":"ErrUnauthorized","error_msg":"a valid bearer token is required: use the one in the file ` + "`token`" + ` of the data directory"}` + "\n"},
 		{leader, "GET", "/api/v2/nothing", token, 404, `{"error_code":"ErrNotFound","error_msg":"there is no GET /api/v2/nothing"}` + "\n"},
 		// A follower forwards to the coordinator.
 		{follower, "POST", "/api/v2/owner/resign", token, 200, `{"resigned":"` + leader + `"}` + "\n"},
@@ -257,7 +257,7 @@ func anotherMachine(t *testing.T, c *cluster) {
 	c.must("credentials", "n3", "--out", elsewhere)
 	waiting := c.startNode("n3", "--data-dir", elsewhere)
 	until(t, "the third place to say that it waits", func() bool {
-		return strings.Contains(waiting.out.String(), "waiting for the node's last epoch to end")
+		return strings.Contains(waiting.out.String(), "waiting for the lease of the node's last epoch to expire")
 	})
 	node.stop()
 	c.awaitReady("n3", 2)

@@ -50,7 +50,7 @@ func startSamples(t *testing.T, nodes int) *cluster {
 	t.Helper()
 	c := newCluster(t, testenv.Ebb(t))
 	c.runUp(nodes, "--samples")
-	until(t, "ebb up to say what to try next", func() bool { return strings.Contains(c.up.out.String(), "Ctrl-C here stops everything") })
+	until(t, "ebb up to say what to try next", func() bool { return strings.Contains(c.up.out.String(), "Ctrl-C in this terminal stops the cluster") })
 	return c
 }
 
@@ -150,11 +150,11 @@ func logsCommand(t *testing.T, c *cluster) {
 		args []string
 		want string
 	}{
-		{[]string{"hello", "--node", other}, "ebb: node " + other + " has no log of default/hello: `ebb status deployments` tells where it runs (ErrLogNotFound)\n"},
-		{[]string{"hello", "--node", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists them\n"},
-		{[]string{"nothing"}, "ebb: there is no deployment or daemon \"nothing\" in namespace \"default\": `ebb status deployments` lists them\n"},
-		{[]string{"hello", "-n", "ops"}, "ebb: there is no deployment or daemon \"hello\" in namespace \"ops\": `ebb status deployments` lists them\n"},
-		{[]string{"hello", "--tail", "-2"}, "ebb: --tail -2: give a number of lines from 0, or leave it out for all\n"},
+		{[]string{"hello", "--node", other}, "ebb: node " + other + " has no log of default/hello: `ebb status deployments` shows where it runs (ErrLogNotFound)\n"},
+		{[]string{"hello", "--node", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists the nodes\n"},
+		{[]string{"nothing"}, "ebb: there is no deployment or daemon \"nothing\" in namespace \"default\": `ebb status deployments` lists all\n"},
+		{[]string{"hello", "-n", "ops"}, "ebb: there is no deployment or daemon \"hello\" in namespace \"ops\": `ebb status deployments` lists all\n"},
+		{[]string{"hello", "--tail", "-2"}, "ebb: --tail -2: use a number of lines, 0 or more; omit it for the whole log\n"},
 	} {
 		if _, errs, code := c.run(append([]string{"logs"}, tc.args...)...); code != 1 || errs != tc.want {
 			t.Errorf("ebb logs %s: exit %d\n got %q\nwant %q", strings.Join(tc.args, " "), code, errs, tc.want)
@@ -244,7 +244,7 @@ func logsNowhere(t *testing.T, c *cluster) {
 	})
 	_, errs, code := c.run("logs", "nowhere")
 	want := "ebb: deployment nowhere runs on no node (NoEligibleNode: No node may claim it (/bin/true with the selector disk=ssd): " +
-		"n1: labels do not match, n2: labels do not match): `ebb logs nowhere --node NODE` shows what an earlier node kept\n"
+		"n1: labels do not match, n2: labels do not match): `ebb logs nowhere --node NODE` shows the output that an earlier node has kept\n"
 	if code != 1 || errs != want {
 		t.Errorf("exit %d\n got %q\nwant %q", code, errs, want)
 	}
@@ -253,7 +253,7 @@ func logsNowhere(t *testing.T, c *cluster) {
 	node := c.programs("counter")[0].Address
 	c.apply(manifest("counter", "{command: /bin/sh, enabled: false}"))
 	c.awaitProgram("counter", "to stop", func(p programStatus) bool { return p.State == "DISABLED" && len(p.Nodes) == 0 && p.Healthy })
-	if _, errs, code = c.run("logs", "counter"); code != 1 || !strings.HasPrefix(errs, "ebb: deployment counter runs on no node (Disabled: Nobody wants it to run): ") {
+	if _, errs, code = c.run("logs", "counter"); code != 1 || !strings.HasPrefix(errs, "ebb: deployment counter runs on no node (Disabled: spec.enabled is false): ") {
 		t.Errorf("exit %d: %s", code, errs)
 	}
 	if got := c.must("logs", "counter", "--node", node, "--tail", "1"); got != "3000000\n" {
@@ -283,7 +283,7 @@ func statusDeployments(t *testing.T, c *cluster) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
 	}
 	all := c.must("status", "deployments")
-	for _, want := range []string{"\nhello ", "\nheartbeat ", "\nnowhere is on no node\n"} {
+	for _, want := range []string{"\nhello ", "\nheartbeat ", "\nnowhere runs on no node\n"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("status deployments lacks %q:\n%s", want, all)
 		}
@@ -294,7 +294,7 @@ func statusDeployments(t *testing.T, c *cluster) {
 	if got := c.must("status", "deployments", "-n", "ops"); got != "no deployments and no daemons\n" {
 		t.Errorf("another namespace: %q", got)
 	}
-	if _, errs, code := c.run("status", "deployments", "hallo"); code != 1 || errs != "ebb: there is no deployment or daemon \"hallo\" in any namespace: `ebb status deployments` lists them\n" {
+	if _, errs, code := c.run("status", "deployments", "hallo"); code != 1 || errs != "ebb: there is no deployment or daemon \"hallo\" in any namespace: `ebb status deployments` lists all\n" {
 		t.Errorf("exit %d: %s", code, errs)
 	}
 	if got := c.must("status"); !strings.Contains(got, "\n3 deployments: 1 running, 1 disabled, 1 not running where it should (nowhere: No node may claim it ") {
@@ -326,7 +326,7 @@ func logsMoved(t *testing.T, c *cluster) {
 	if err := c.client.Patch(context.Background(), d, patch); err != nil {
 		t.Fatal(err)
 	}
-	want := "ebb: hello is on " + to + " now: `ebb logs hello --node " + to + " -f` follows it there\n"
+	want := "ebb: hello has moved to " + to + ": follow it there with `ebb logs hello --node " + to + " -f`\n"
 	until(t, "the follower to say that hello has moved", func() bool { return strings.Contains(p.out.String(), want) })
 	p.stop()
 	c.awaitLine("hello", "hello from "+to)
@@ -346,7 +346,7 @@ func logsDeleted(t *testing.T, c *cluster) {
 		t.Fatal(err)
 	}
 	node := d.Spec.Address
-	want := "ebb: node " + node + " ended the log: the node stopped or default/hello was deleted\n"
+	want := "ebb: node " + node + " stopped sending the log: the node stopped or default/hello was deleted\n"
 	if code := p.awaitExit(t); code != 1 || !strings.HasSuffix(p.out.String(), want) {
 		t.Errorf("exit %d:\n%s", code, p.out)
 	}

@@ -91,7 +91,7 @@ func TestDrainOverHTTPAndKubectl(t *testing.T) {
 	c.kubectlRefused(t, third, v1alpha1.ReasonDrainInProgress, "another drain operation is in progress: drain ")
 	c.kubectlRefused(t, target, v1alpha1.ReasonDrainInProgress, "another drain operation is in progress: drain ")
 	c.metric(t, leader, `ebb_coordinator_drain_capture_status{capture_id="`+target+`"} 1`)
-	if got := c.must("explain", target); !strings.Contains(got, "Node "+target+" holds it: AwaitingAcknowledgement, for ") {
+	if got := c.must("explain", target); !strings.Contains(got, "Node "+target+" blocks the drain: AwaitingAcknowledgement, for ") {
 		t.Errorf("explain:\n%s", got)
 	}
 	queued := c.ask("queued", third, func(d *v1alpha1.Drain) { d.Spec.WhenBusy = v1alpha1.Queue })
@@ -115,7 +115,7 @@ func TestDrainOverHTTPAndKubectl(t *testing.T) {
 		return waiting != ""
 	})
 	c.kubectl("delete", "drain", waiting)
-	if code := watching.awaitExit(t); code != 1 || !strings.Contains(watching.out.String(), "was deleted before its end was seen") {
+	if code := watching.awaitExit(t); code != 1 || !strings.Contains(watching.out.String(), "was deleted before it ended") {
 		t.Errorf("exit %d: %s", code, watching.out)
 	}
 
@@ -129,7 +129,7 @@ func TestDrainOverHTTPAndKubectl(t *testing.T) {
 	c.expect(t, leader, "PUT", drainPath(leader), singleNode)
 	c.expect(t, leader, "PUT", drainPath(target), notFound)
 	c.kubectlRefused(t, leader, v1alpha1.ReasonSingleNode, "at least 2 captures required for drain operation")
-	c.expect(t, leader, "POST", "/api/v2/owner/resign", refused(409, "ErrNoSuccessor", "no other node can take over: none is Alive, Ready and free of a drain"))
+	c.expect(t, leader, "POST", "/api/v2/owner/resign", refused(409, "ErrNoSuccessor", "no other node can take over: none is Alive, Ready and not being drained"))
 }
 
 // kubectlRefused creates a Drain and checks for which reason it fails.

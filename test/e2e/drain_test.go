@@ -270,7 +270,7 @@ func TestPeopleAreToldWhyNobodyLeads(t *testing.T) {
 	c.signal(target, syscall.SIGCONT)
 	// It takes seconds until the survivor may act. Until then both commands say what is going on.
 	silent := regexp.MustCompile(`(The coordinator, node ` + leader + `, has not renewed its election for \d+s|There is no coordinator: (node ` + leader + ` was elected|the election was released))`)
-	why := "Node " + target + " cannot lead while drain frozen names it. It cancels that drain and leads once every other node has left or is lost; it waits for " + leader + ".\n"
+	why := "Node " + target + " cannot become coordinator while drain frozen drains it. Once every other node has left or is lost, it cancels that drain and becomes coordinator; it waits for " + leader + ".\n"
 	for _, command := range [][]string{{"explain", target}, {"status"}} {
 		until(t, "`ebb "+command[0]+"` to say that the coordinator is silent", func() bool {
 			out := c.must(command...)
@@ -352,7 +352,7 @@ func TestADrainIsCancelled(t *testing.T) {
 			return c.client.Get(context.Background(), types.NamespacedName{Name: "by-command"}, d) == nil && d.Spec.Cancelled
 		})
 		letGo()
-		if out := <-cancelled; out != "drain by-command of node "+target+" is cancelled; the node is back at work\n" {
+		if out := <-cancelled; out != "drain by-command of node "+target+" is cancelled; the node is Alive again\n" {
 			t.Errorf("drain --cancel: %q", out)
 		}
 		c.awaitEnd("by-command", v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
@@ -360,7 +360,7 @@ func TestADrainIsCancelled(t *testing.T) {
 		c.arm("after-"+drain.StepStop, "hold")
 		c.ask("too-late", target)
 		letGo = c.awaitHeld("after-" + drain.StepStop)
-		want := "drain too-late is Stopping: node " + target + " is empty and leaves; start it again to bring it back"
+		want := "drain too-late is Stopping: node " + target + " is empty and is shutting down; start it again to bring it back"
 		if _, errs, code := c.run("drain", target, "--cancel"); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("too late: exit %d, %q", code, errs)
 		}
@@ -388,16 +388,16 @@ func TestDrainCommand(t *testing.T) {
 		}
 	}
 	out := c.must("drain", target, "--wait", "--reason", "kernel upgrade")
-	if !strings.Contains(out, target+": Node "+target+" left empty. It took ") {
+	if !strings.Contains(out, target+": Node "+target+" was emptied and has left. It took ") {
 		t.Errorf("drain:\n%s", out)
 	}
 	until(t, "the process to have exited 0", func() bool {
 		return strings.Contains(c.up.out.String(), target+" exited 0; start it again with: "+c.ebb+" node --name "+target)
 	})
-	if status := c.must("status"); !strings.Contains(status, "Complete") || !strings.Contains(status, "Node "+target+" left empty.") {
+	if status := c.must("status"); !strings.Contains(status, "Complete") || !strings.Contains(status, "Node "+target+" was emptied and has left.") {
 		t.Errorf("status:\n%s", status)
 	}
-	if got, want := c.must("explain", target), "Node "+target+" is Stopping in epoch 1.\nIt has left: its lease is released.\n"; got != want {
+	if got, want := c.must("explain", target), "Node "+target+" is Stopping in epoch 1.\nIt has left: it released its lease.\n"; got != want {
 		t.Errorf("explain: %q, want %q", got, want)
 	}
 	c.startNode(target)
@@ -407,7 +407,7 @@ func TestDrainCommand(t *testing.T) {
 	}
 	// The coordinator hands over and is drained in one go.
 	out = c.must("drain", leader, "--resign", "--wait")
-	if !strings.Contains(out, leader+" resigned; ") || !strings.Contains(out, leader+": Node "+leader+" left empty.") {
+	if !strings.Contains(out, leader+" resigned; ") || !strings.Contains(out, leader+": Node "+leader+" was emptied and has left.") {
 		t.Errorf("drain --resign:\n%s", out)
 	}
 	// One that drains itself when it is told to stop.

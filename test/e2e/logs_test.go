@@ -39,7 +39,7 @@ func TestEveryLineOfALogInJSONIsJSON(t *testing.T) {
 	again := c.start("apiserver", "--data-dir", string(c.dir), "--log-format", "json", "--log-level", "debug")
 	until(t, "the API server to be back", func() bool { return c.connect() == nil })
 	second, errs, code := c.run("apiserver", "--data-dir", string(c.dir), "--log-format", "json") // its directory is locked
-	if code != 1 || !strings.Contains(errs, "the process ends") {
+	if code != 1 || !strings.Contains(errs, "the process exits because of an error") {
 		t.Errorf("exit %d: %s%s", code, second, errs)
 	}
 	c.up.stop()

@@ -1,6 +1,6 @@
-// Package core serves the part of Kubernetes' built-in API that people expect of every cluster: namespaces, Secrets,
-// ConfigMaps, Events, and the reviews behind `kubectl auth`. Objects are kept by the generic registry of k8s.io/apiserver;
-// this package says what is valid, how it is printed, and what deleting a namespace means.
+// Package core serves the part of Kubernetes' built-in API that people expect of every cluster: namespaces, Secrets, ConfigMaps, Events,
+// and the reviews behind `kubectl auth`. The generic registry of k8s.io/apiserver stores the objects; this package validates and prints
+// them, and deletes namespaces.
 package core
 
 import (
@@ -25,9 +25,9 @@ import (
 // Groups are the groups beside the core one that this package serves, all in version v1.
 var Groups = []string{authenticationv1.GroupName, authorizationv1.GroupName, eventsv1.GroupName}
 
-// Config says how to serve the built-in API.
+// Config configures the built-in API.
 type Config struct {
-	// Etcd is where objects are kept.
+	// Etcd stores the objects.
 	Etcd genericoptions.EtcdOptions
 	// Secrets encrypts Secrets before they are written.
 	Secrets value.Transformer
@@ -85,7 +85,7 @@ func (c Config) restOptions(codecs serializer.CodecFactory) generic.RESTOptionsG
 	return etcd.CreateRESTOptionsGetter(factory, onlySecrets{c.Secrets})
 }
 
-// onlySecrets transforms Secrets on their way to the store, and nothing else.
+// onlySecrets encrypts Secrets, and no other objects, in the store.
 type onlySecrets struct{ value.Transformer }
 
 // TransformerForResource implements value.ResourceTransformers.
@@ -96,8 +96,8 @@ func (s onlySecrets) TransformerForResource(gr schema.GroupResource) value.Trans
 	return nil
 }
 
-// newScheme knows the types that are served. What is kept in memory is v1 itself, so nothing is converted but Events of
-// events.k8s.io, which are another form of the core ones.
+// newScheme has the types that are served. The internal version is v1 itself, so that only Events of events.k8s.io are converted, which
+// are another form of the core Events.
 func newScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	same := func(gv schema.GroupVersion, types ...runtime.Object) {
@@ -119,7 +119,7 @@ func newScheme() *runtime.Scheme {
 	return s
 }
 
-// mustSucceed is for what depends on nothing but the program itself.
+// mustSucceed panics on an error that only a bug can cause.
 func mustSucceed(err error) {
 	if err != nil {
 		panic(err)

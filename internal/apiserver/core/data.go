@@ -33,8 +33,8 @@ func secrets() kind {
 	}
 }
 
-// defaultSecret folds stringData, which is only ever written, into data. It is done as a Secret is read from a request, so
-// that who owns which field is recorded of data.
+// defaultSecret merges the write-only stringData into data. It runs when a Secret is decoded from a request, so that the field
+// managers are recorded for data.
 func defaultSecret(s *corev1.Secret) {
 	if len(s.StringData) > 0 && s.Data == nil {
 		s.Data = map[string][]byte{}
@@ -70,7 +70,7 @@ func validateSecret(next, old runtime.Object) field.ErrorList {
 	return errs
 }
 
-// needs are the keys without which a Secret of a type is of no use to whoever reads it.
+// needs are the required keys of each type of Secret.
 var needs = map[corev1.SecretType][]string{
 	corev1.SecretTypeTLS:              {corev1.TLSCertKey, corev1.TLSPrivateKeyKey},
 	corev1.SecretTypeSSHAuth:          {corev1.SSHAuthPrivateKey},
@@ -83,13 +83,13 @@ func validateSecretType(s *corev1.Secret) field.ErrorList {
 	data := field.NewPath("data")
 	for _, key := range needs[s.Type] {
 		if _, ok := s.Data[key]; !ok {
-			errs = append(errs, field.Required(data.Key(key), fmt.Sprintf("a Secret of type %s has it", s.Type)))
+			errs = append(errs, field.Required(data.Key(key), fmt.Sprintf("a Secret of type %s must have it", s.Type)))
 		}
 	}
 	switch s.Type {
 	case corev1.SecretTypeBasicAuth:
 		if s.Data[corev1.BasicAuthUsernameKey] == nil && s.Data[corev1.BasicAuthPasswordKey] == nil {
-			errs = append(errs, field.Required(data.Key(corev1.BasicAuthUsernameKey), "or password: a Secret of type "+string(s.Type)+" has one of them"))
+			errs = append(errs, field.Required(data.Key(corev1.BasicAuthUsernameKey), "or password: a Secret of type "+string(s.Type)+" must have one of them"))
 		}
 	case corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson:
 		key := needs[s.Type][0]
@@ -123,7 +123,7 @@ func validateConfigMap(next, old runtime.Object) field.ErrorList {
 	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
 		errs = append(errs, validateKey(data, key)...)
 		if _, twice := m.BinaryData[key]; twice {
-			errs = append(errs, field.Invalid(data.Key(key), key, "is in binaryData too"))
+			errs = append(errs, field.Invalid(data.Key(key), key, "must not be in binaryData as well"))
 		}
 		size += len(m.Data[key])
 	}
@@ -139,7 +139,7 @@ func validateConfigMap(next, old runtime.Object) field.ErrorList {
 	return errs
 }
 
-// validateName checks a name as far as the registry does not: it only wants one that fits into a path.
+// validateName checks a name; the registry checks only that it can be part of a path.
 func validateName(name, generate string) field.ErrorList {
 	var errs field.ErrorList
 	if generate != "" && name == "" {
@@ -166,7 +166,7 @@ func validateSize(at *field.Path, size int) field.ErrorList {
 	return nil
 }
 
-// validateImmutable: what was declared immutable stays so, and its data as they are.
+// validateImmutable: an immutable object stays immutable, and its data do not change.
 func validateImmutable(still *bool, data *field.Path, same bool) field.ErrorList {
 	var errs field.ErrorList
 	if !isSet(still) {

@@ -108,8 +108,8 @@ func eventFields(e *corev1.Event) fields.Set {
 	}
 }
 
-// validateEvent: an event is where its object is, and events about objects without a namespace are in the default one. One
-// with an eventTime is complete.
+// validateEvent: an event is in the namespace of its object, or in default if the object has none. An event with an eventTime must have
+// the other fields of the newer API too.
 func validateEvent(e *corev1.Event) field.ErrorList {
 	errs := validateName(e.Name, e.GenerateName)
 	about := field.NewPath("involvedObject", "namespace")
@@ -128,14 +128,14 @@ func validateEvent(e *corev1.Event) field.ErrorList {
 			errs = append(errs, field.TooLong(at, "", maxWord))
 		}
 		if word.text == "" && !e.EventTime.IsZero() {
-			errs = append(errs, field.Required(at, "an event with an eventTime says it"))
+			errs = append(errs, field.Required(at, "an event with an eventTime must have it"))
 		}
 	}
 	if e.EventTime.IsZero() {
 		return errs
 	}
 	if e.ReportingController == "" {
-		errs = append(errs, field.Required(field.NewPath("reportingComponent"), "an event with an eventTime says it"))
+		errs = append(errs, field.Required(field.NewPath("reportingComponent"), "an event with an eventTime must have it"))
 	}
 	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
 		errs = append(errs, field.NotSupported(field.NewPath("type"), e.Type, []string{corev1.EventTypeNormal, corev1.EventTypeWarning}))

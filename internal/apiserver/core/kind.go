@@ -20,15 +20,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// kind is one built-in type: what is particular to it.
+// kind describes one built-in type.
 type kind struct {
 	plural, singular string
 	short            []string
 	namespaced       bool
 	empty, list      func() runtime.Object
-	// prepare completes an object before it is validated; old is nil where it is created.
+	// prepare completes an object before it is validated; old is nil when it is created.
 	prepare func(next, old runtime.Object)
-	// validate says what is wrong with an object; old is nil where it is created.
+	// validate returns the errors in an object; old is nil when it is created.
 	validate func(next, old runtime.Object) field.ErrorList
 	// fields are the fields that can be selected, beside the object's name and namespace.
 	fields  func(runtime.Object) fields.Set
@@ -65,7 +65,7 @@ func (k kind) match(l labels.Selector, f fields.Selector) storage.SelectionPredi
 func (k kind) attributes(o runtime.Object) (labels.Set, fields.Set, error) {
 	m, ok := o.(metav1.Object)
 	if !ok {
-		return nil, nil, fmt.Errorf("%T is no object", o)
+		return nil, nil, fmt.Errorf("%T is not an API object", o)
 	}
 	set := fields.Set{"metadata.name": m.GetName()}
 	if k.namespaced {
@@ -87,7 +87,7 @@ func addFields(s *runtime.Scheme, gvk schema.GroupVersionKind, names map[string]
 			return name, value, nil
 		}
 		known := append(slices.Sorted(maps.Keys(names)), "metadata.name", "metadata.namespace")
-		return "", "", fmt.Errorf("%q is not a known field selector: there are %s", label, strings.Join(known, ", "))
+		return "", "", fmt.Errorf("%q is not a supported field selector: use %s", label, strings.Join(known, ", "))
 	}))
 }
 
@@ -120,7 +120,7 @@ func (strategy) Canonicalize(runtime.Object)                   {}
 func (strategy) AllowCreateOnUpdate(context.Context) bool      { return false }
 func (strategy) AllowUnconditionalUpdate(context.Context) bool { return true }
 
-// named is a store with the short names that people type.
+// named is a store with the short names of kubectl.
 type named struct {
 	*genericregistry.Store
 	short []string

@@ -59,7 +59,7 @@ func addNamespaces(all map[string]rest.Storage, scheme *runtime.Scheme, options 
 	return nil
 }
 
-// prepareNamespace: the system writes what holds a namespace, and its status.
+// prepareNamespace: only the system writes the finalizers in the spec of a namespace and its status.
 func prepareNamespace(next, old runtime.Object) {
 	n := next.(*corev1.Namespace)
 	if was, ok := old.(*corev1.Namespace); ok {
@@ -91,12 +91,12 @@ func validateNamespace(next, old runtime.Object) field.ErrorList {
 	}
 	was, ok := old.(*corev1.Namespace)
 	if ok && !equality.Semantic.DeepEqual(n.Status, was.Status) && (n.Status.Phase == corev1.NamespaceTerminating) != (n.DeletionTimestamp != nil) {
-		errs = append(errs, field.Invalid(field.NewPath("status", "phase"), n.Status.Phase, "a namespace is Terminating while it is being deleted, and Active before"))
+		errs = append(errs, field.Invalid(field.NewPath("status", "phase"), n.Status.Phase, "must be Terminating while the namespace is being deleted, and Active otherwise"))
 	}
 	return errs
 }
 
-// keeper is what of a store a namespace has: everything but deleting, which is its own, and deleting many at once.
+// keeper are the operations of a store that namespaces use as they are: all but deleting one, which differs, and deleting a collection.
 type keeper interface {
 	rest.StorageWithReadiness
 	rest.Scoper
@@ -117,7 +117,7 @@ type namespaceStorage struct {
 // ShortNames implements rest.ShortNamesProvider.
 func (s *namespaceStorage) ShortNames() []string { return []string{"ns"} }
 
-// Delete marks a namespace Terminating. It goes when it is empty and its last finalizer is taken away.
+// Delete marks a namespace Terminating. It is deleted when it is empty and has no finalizer left.
 func (s *namespaceStorage) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, opts *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	have, err := s.store.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
@@ -138,7 +138,7 @@ func (s *namespaceStorage) Delete(ctx context.Context, name string, validate res
 	mark := storage.SimpleUpdate(func(o runtime.Object) (runtime.Object, error) {
 		n, ok := o.(*corev1.Namespace)
 		if !ok {
-			return nil, fmt.Errorf("namespace %s is a %T", name, o)
+			return nil, fmt.Errorf("namespace %s: unexpected object type %T", name, o)
 		}
 		if validate != nil {
 			if err := validate(ctx, n); err != nil {

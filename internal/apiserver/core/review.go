@@ -16,7 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// review is a question that is answered and not kept.
+// review is a request that is answered and not stored.
 type review struct {
 	singular string
 	empty    func() runtime.Object
@@ -39,7 +39,7 @@ func (r review) GetSingularName() string { return r.singular }
 func (r review) Create(ctx context.Context, o runtime.Object, validate rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
 	who, ok := request.UserFrom(ctx)
 	if !ok {
-		return nil, apierrors.NewBadRequest("nobody asks")
+		return nil, apierrors.NewBadRequest("the request has no user")
 	}
 	if validate != nil {
 		if err := validate(ctx, o.DeepCopyObject()); err != nil {
@@ -94,7 +94,7 @@ func attributesOf(who user.Info, spec authorizationv1.SelfSubjectAccessReviewSpe
 	a := authorizer.AttributesRecord{User: who}
 	switch on, path := spec.ResourceAttributes, spec.NonResourceAttributes; {
 	case (on == nil) == (path == nil):
-		return a, errors.New("give one of spec.resourceAttributes and spec.nonResourceAttributes")
+		return a, errors.New("set either spec.resourceAttributes or spec.nonResourceAttributes")
 	case path != nil:
 		a.Verb, a.Path = path.Verb, path.Path
 	default:
@@ -113,7 +113,7 @@ func rulesReview(rules authorizer.RuleResolver) review {
 		answer: func(ctx context.Context, who user.Info, o runtime.Object) error {
 			r := o.(*authorizationv1.SelfSubjectRulesReview)
 			if strings.TrimSpace(r.Spec.Namespace) == "" {
-				return apierrors.NewBadRequest("give spec.namespace")
+				return apierrors.NewBadRequest("set spec.namespace")
 			}
 			resources, paths, incomplete, err := rules.RulesFor(ctx, who, r.Spec.Namespace)
 			if err != nil {

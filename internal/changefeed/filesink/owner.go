@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -24,20 +23,9 @@ type owner struct {
 	Epoch      stream.Epoch `json:"epoch"`
 }
 
-// readOwner is the owner of a directory; nil if it has none.
+// readOwner returns the owner of a directory; nil if it has none.
 func readOwner(root *os.Root, dir string) (*owner, error) {
-	data, err := root.ReadFile(filepath.Join(dir, ownerFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	o := &owner{}
-	if err := json.Unmarshal(data, o); err != nil {
-		return nil, fmt.Errorf("read %s of directory %s: %w", ownerFile, dir, err)
-	}
-	return o, nil
+	return atomicfile.ReadJSON[owner](root.ReadFile, filepath.Join(dir, ownerFile))
 }
 
 // own makes an epoch the owner of a directory, unless a newer epoch or another changefeed owns it.

@@ -19,11 +19,7 @@ import (
 
 // bootstrap finds out where to start, which tables there are, and which dispatchers run on which node.
 func (m *Maintainer) bootstrap(ctx context.Context) error {
-	config, err := m.config(ctx)
-	if err != nil {
-		return err
-	}
-	source, err := m.opts.Opener.Source(config)
+	source, _, err := m.openSource(ctx)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
 
@@ -32,6 +33,16 @@ func (m *Maintainer) config(ctx context.Context) (dispatch.Config, error) {
 		SourceSecret: secretRef(spec.SourcePasswordSecretRef), SinkSecret: secretRef(spec.SinkPasswordSecretRef),
 		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL,
 	})
+}
+
+// openSource opens the source. It also returns the configuration that it was opened with.
+func (m *Maintainer) openSource(ctx context.Context) (stream.Source, dispatch.Config, error) {
+	config, err := m.config(ctx)
+	if err != nil {
+		return nil, config, err
+	}
+	source, err := m.opts.Opener.Source(config)
+	return source, config, err
 }
 
 // secretRef is a reference with its key, which has a default.

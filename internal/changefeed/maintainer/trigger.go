@@ -125,11 +125,7 @@ func (m *Maintainer) watchDDL(ctx context.Context) {
 }
 
 func (m *Maintainer) readDDL(ctx context.Context) error {
-	config, err := m.config(ctx)
-	if err != nil {
-		return err
-	}
-	source, err := m.opts.Opener.Source(config)
+	source, config, err := m.openSource(ctx)
 	if err != nil {
 		return err
 	}

@@ -54,18 +54,7 @@ func memberDir(root string, m *v1alpha1.EtcdMember) (string, error) {
 
 // readMarker reads the marker in a directory; nil if there is none.
 func readMarker(dir string) (*marker, error) {
-	data, err := os.ReadFile(filepath.Join(dir, markerName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	k := &marker{}
-	if err := json.Unmarshal(data, k); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, markerName), err)
-	}
-	return k, nil
+	return atomicfile.ReadJSON[marker](os.ReadFile, filepath.Join(dir, markerName))
 }
 
 func (k *marker) write(dir string) error {
