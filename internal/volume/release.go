@@ -145,10 +145,12 @@ func (p *planner) takeOut() {
 	}
 }
 
-// deleteReplicas deletes what is released and no member, as it is stored.
+// deleteReplicas deletes what is released and no member, as it is stored. A copy that was healthy once stays while the volume counts on none:
+// it may be all that is left.
 func (p *planner) deleteReplicas() {
+	safe := slices.ContainsFunc(p.Replicas, p.kept)
 	for _, r := range p.Replicas {
-		if !released(p.read, r) || slices.Contains(p.read.Status.Members, r.Name) || !released(p.Volume, r) {
+		if !released(p.read, r) || slices.Contains(p.read.Status.Members, r.Name) || !released(p.Volume, r) || r.Status.HealthyAt != nil && !safe {
 			continue
 		}
 		switch {
