@@ -29,10 +29,24 @@ func (p *planner) release() {
 		if released(p.Volume, r) {
 			continue
 		}
-		if reason := p.leaves(r); reason != "" {
-			p.setRelease(r.Name, &v1alpha1.ReleasedReplica{Replica: r.Name, Reason: reason})
+		reason := p.leaves(r)
+		if reason == "" {
+			continue
+		}
+		before := slices.Clone(p.status.Released)
+		p.setRelease(r.Name, &v1alpha1.ReleasedReplica{Replica: r.Name, Reason: reason})
+		if p.Healthy(r) && p.restedOn() {
+			p.status.Released = before // it is what lets another one go with its node: it leaves after that one
 		}
 	}
+}
+
+// restedOn reports whether the policy would not let a replica go that was released for a drain, as things are decided now.
+func (p *planner) restedOn() bool {
+	return slices.ContainsFunc(p.Replicas, func(r *v1alpha1.Replica) bool {
+		e := p.Volume.ReleaseOf(r.Name)
+		return e != nil && e.Reason == v1alpha1.ReleaseForDrain && !p.MayGo(r).Allowed
+	})
 }
 
 // setRelease writes how a replica is released; nil for not at all.
