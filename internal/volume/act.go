@@ -133,7 +133,7 @@ func (c *Controller) forgetReplica(ctx context.Context, r *v1alpha1.Replica) err
 // forgetOrphans forgets replicas of a volume that somebody deleted by force, once somebody deleted them too. Nobody else deletes them: they
 // may be all that is left of the data.
 func (c *Controller) forgetOrphans(ctx context.Context, w World) error {
-	for _, r := range w.Replicas {
+	for _, r := range w.Orphans {
 		if !deleting(r) || !w.forgettable(r) {
 			continue
 		}

@@ -31,6 +31,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 	"github.com/ebb-dev/ebb/internal/volume/host"
 )
 
@@ -50,6 +51,8 @@ func TestOnARealAPI(t *testing.T) {
 		{"a volume is made, attached, moved off a cordoned node and deleted", testLifeOfAVolume},
 		{"a drain releases what the policy lets go, and detaches", testDrain},
 		{"a failed replica is replaced, and the last healthy one is kept", testFailures},
+		{"a replica of a volume that was deleted by force stays until somebody deletes it", testOrphans},
+		{"a coordinator that crashes at any step is followed by one that goes on", testCrashAtEveryStep},
 	} {
 		t.Run(c.behaviour, func(t *testing.T) {
 			api.Empty()
@@ -292,7 +295,10 @@ func (c *cluster) lease(name, holder string, fenced int64) {
 }
 
 // lead runs the controller until the test ends.
-func (c *cluster) lead() *prometheus.Registry {
+func (c *cluster) lead() { c.leadUntil("") }
+
+// leadUntil runs the controller until it reaches a point, where it crashes, or until the test ends. It returns what is closed at the crash.
+func (c *cluster) leadUntil(point string) <-chan struct{} {
 	c.t.Helper()
 	mgr, err := ctrl.NewManager(c.api.Config(c.api.Dir.Kubeconfig()), ctrl.Options{
 		Scheme:         kubeclient.NewScheme(),
@@ -301,19 +307,30 @@ func (c *cluster) lead() *prometheus.Registry {
 		Controller:     config.Controller{SkipNameValidation: new(true)},
 	})
 	c.must(err)
-	registry := prometheus.NewRegistry()
-	ctrl := &Controller{Leader: "n1", CheckTerm: func(context.Context) error { return nil }, Metrics: NewMetrics(registry), Log: slog.New(slog.DiscardHandler)}
-	c.must(ctrl.SetupWithManager(mgr))
 	ctx, cancel := context.WithCancel(context.Background())
+	crashed := make(chan struct{})
+	crash := sync.OnceFunc(func() { cancel(); close(crashed) })
+	controller := &Controller{
+		Leader: "n1", CheckTerm: func(context.Context) error { return ctx.Err() }, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler),
+		AtStep: func(at string) {
+			if at == point {
+				crash()
+			}
+			if ctx.Err() != nil {
+				panic("crashed") // it does nothing any more
+			}
+		},
+	}
+	c.must(controller.SetupWithManager(mgr))
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	c.t.Cleanup(sync.OnceFunc(func() {
+	c.t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
 			c.t.Errorf("the manager: %v", err)
 		}
-	}))
-	return registry
+	})
+	return crashed
 }
 
 func (c *cluster) volume(name string) *v1alpha1.Volume {
@@ -618,4 +635,73 @@ func testFailures(t *testing.T, c *cluster) {
 		s := c.volume("data").Status
 		return s.Robustness == v1alpha1.VolumeHealthy && c.replica("data-r2") == nil && c.replica("data-r3") == nil
 	})
+}
+
+func testOrphans(t *testing.T, c *cluster) {
+	ctx := context.Background()
+	c.with("n1", "n2")
+	orphan := replicaOn("data-r1", "n1")
+	c.must(c.admin.Create(ctx, orphan))
+	c.lead()
+	c.create(1)
+	c.until("a healthy volume", func() bool { return c.volume("data").Status.Robustness == v1alpha1.VolumeHealthy })
+	if got := c.volume("data").Status; !slices.Equal(got.Members, []string{"data-r2"}) || c.replica("data-r1") == nil {
+		t.Errorf("members %v, and the orphan is %v", got.Members, c.replica("data-r1"))
+	}
+	c.must(c.admin.Delete(ctx, c.replica("data-r1")))
+	c.until("the orphan to be forgotten", func() bool { return c.replica("data-r1") == nil })
+}
+
+// testCrashAtEveryStep: the coordinator crashes before or after each of its writes, and another one comes to the same end.
+func testCrashAtEveryStep(t *testing.T, c *cluster) {
+	often := []string{"after-volume-number", "before-volume-set-eviction", "after-volume-release", "before-volume-delete-replica", "before-volume-forget-replica"}
+	all := append([]string{
+		"before-volume-hold-volume", "after-volume-create-replica", "before-volume-members", "after-volume-attach", "after-volume-set-eviction",
+		"before-volume-release", "after-volume-delete-replica", "after-volume-detach", "after-volume-forget-replica", "before-volume-forget-volume",
+	}, often...)
+	for _, point := range testlength.Pick(often, all) {
+		t.Run(point, func(t *testing.T) {
+			c := &cluster{t: t, api: c.api, admin: c.admin}
+			c.api.Empty()
+			c.with("n1", "n2", "n3")
+			c.set(func(s *v1alpha1.SettingsSpec) { s.NodeDrainPolicy = v1alpha1.BlockForEviction })
+			crashed := c.leadUntil(point)
+			followed := false
+			until := func(what string, true_ func() bool) {
+				t.Helper()
+				c.until(what, func() bool {
+					select {
+					case <-crashed:
+						if !followed {
+							followed = true
+							c.lead()
+						}
+					default:
+					}
+					return true_()
+				})
+			}
+			c.create(2)
+			until("a healthy volume", func() bool { return c.volume("data").Status.Robustness == v1alpha1.VolumeHealthy })
+			c.attach("n3")
+			until("an engine", func() bool { return c.volume("data").Status.Engine != nil })
+			first := c.volume("data").Status.Members[0] // a number that a crash lost is not used again
+			c.cordon("n1", true)
+			until("the replica to have moved", func() bool {
+				s := c.volume("data").Status
+				return c.replica(first) == nil && len(s.Members) == 2 && len(s.Released) == 0
+			})
+			if told := c.told(first); !slices.Equal(told, []string{"EvictionAutomatic"}) {
+				t.Errorf("events: %v", told)
+			}
+			if n := len(c.replicas()); n != 2 {
+				t.Errorf("%d replicas", n)
+			}
+			c.must(c.admin.Delete(context.Background(), c.volume("data")))
+			until("the volume to be gone", func() bool { return c.volume("data").Name == "" && len(c.replicas()) == 0 })
+			if !followed {
+				t.Error("it never came there")
+			}
+		})
+	}
 }

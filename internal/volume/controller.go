@@ -160,9 +160,12 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if err != nil {
 			return c.retry(err)
 		}
+		if err := c.forgetOrphans(ctx, w); err != nil {
+			return c.retry(err)
+		}
 		if w.Volume == nil {
 			c.Metrics.forget(req.NamespacedName)
-			return c.retry(c.forgetOrphans(ctx, w))
+			return ctrl.Result{}, nil
 		}
 		wrote, err := c.writeStatus(ctx, w, d)
 		if err != nil {
@@ -229,8 +232,10 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName, r cli
 	for i := range mine.Items {
 		r := &mine.Items[i]
 		w.Everyone = append(w.Everyone, r)
-		if w.Volume == nil || r.Spec.VolumeUID == string(w.Volume.UID) {
+		if w.Volume != nil && r.Spec.VolumeUID == string(w.Volume.UID) {
 			w.Replicas = append(w.Replicas, r)
+		} else {
+			w.Orphans = append(w.Orphans, r)
 		}
 	}
 	sortReplicas(w.Replicas)

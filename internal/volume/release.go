@@ -29,10 +29,24 @@ func (p *planner) release() {
 		if released(p.Volume, r) {
 			continue
 		}
-		if reason := p.leaves(r); reason != "" {
-			p.setRelease(r.Name, &v1alpha1.ReleasedReplica{Replica: r.Name, Reason: reason})
+		reason := p.leaves(r)
+		if reason == "" {
+			continue
+		}
+		before := slices.Clone(p.status.Released)
+		p.setRelease(r.Name, &v1alpha1.ReleasedReplica{Replica: r.Name, Reason: reason})
+		if p.Healthy(r) && p.restedOn() {
+			p.status.Released = before // it is what lets another one go with its node: it leaves after that one
 		}
 	}
+}
+
+// restedOn reports whether the policy would not let a replica go that was released for a drain, as things are decided now.
+func (p *planner) restedOn() bool {
+	return slices.ContainsFunc(p.Replicas, func(r *v1alpha1.Replica) bool {
+		e := p.Volume.ReleaseOf(r.Name)
+		return e != nil && e.Reason == v1alpha1.ReleaseForDrain && !p.MayGo(r).Allowed
+	})
 }
 
 // setRelease writes how a replica is released; nil for not at all.
@@ -145,10 +159,12 @@ func (p *planner) takeOut() {
 	}
 }
 
-// deleteReplicas deletes what is released and no member, as it is stored.
+// deleteReplicas deletes what is released and no member, as it is stored. A copy that was healthy once stays while the volume counts on none:
+// it may be all that is left.
 func (p *planner) deleteReplicas() {
+	safe := slices.ContainsFunc(p.Replicas, p.kept)
 	for _, r := range p.Replicas {
-		if !released(p.read, r) || slices.Contains(p.read.Status.Members, r.Name) || !released(p.Volume, r) {
+		if !released(p.read, r) || slices.Contains(p.read.Status.Members, r.Name) || !released(p.Volume, r) || r.Status.HealthyAt != nil && !safe {
 			continue
 		}
 		switch {

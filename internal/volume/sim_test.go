@@ -71,7 +71,7 @@ func (s *sim) onlyOn(n *simNode) bool {
 func TestNoHistoryLosesTheLastCopy(t *testing.T) {
 	for _, policy := range policies {
 		for replicas := int32(1); replicas <= 3; replicas++ {
-			for seed := range testlength.Seeds(25, 2000) {
+			for seed := range testlength.Seeds(25, 300) {
 				s := newSim(seed, policy, replicas, simNodes)
 				play(s, 250)
 				if len(s.broken) > 0 {
@@ -84,7 +84,7 @@ func TestNoHistoryLosesTheLastCopy(t *testing.T) {
 
 func TestCordonsAndDrainsAloneNeverDegradeAVolumeThatIsEvicted(t *testing.T) {
 	for replicas := int32(1); replicas <= 3; replicas++ {
-		for seed := range testlength.Seeds(40, 2000) {
+		for seed := range testlength.Seeds(40, 500) {
 			s := newSim(seed, v1alpha1.BlockForEviction, replicas, simNodes)
 			s.trouble = false
 			play(s, 250)

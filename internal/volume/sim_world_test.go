@@ -62,12 +62,13 @@ type sim struct {
 	drains   int
 	policy   v1alpha1.NodeDrainPolicy
 
-	copies  map[string]*simCopy
-	engine  *simEngine
-	acked   int
-	trouble bool // crashes and losses happen
-	chaos   bool // anything happens
-	unseen  bool // something broke since the coordinator last looked
+	copies   map[string]*simCopy
+	engine   *simEngine
+	acked    int
+	trouble  bool // crashes and losses happen
+	chaos    bool // anything happens
+	deciding bool // the coordinator has read and not written yet
+	unseen   bool // something broke since the coordinator last looked
 
 	wasHealthy bool
 	heard      []string
@@ -173,7 +174,9 @@ func (s *sim) coordinate() bool {
 		s.mutants.decision(w, &d)
 	}
 	if s.chaos && s.chance(4) {
+		s.deciding = true
 		s.event() // between reading and writing
+		s.deciding = false
 	}
 	if s.chaos && (s.mutants.noCAS || s.chance(3)) {
 		s.runEngine()
@@ -490,11 +493,14 @@ func (s *sim) event() {
 	case 9, 10, 11, 12:
 		s.rejoin(n)
 	case 13:
-		if names := s.names(); s.trouble && len(names) > 0 { // a directory is lost
+		// A directory is lost, and its node reports it. One that nobody knows of is a second failure, from which nothing protects.
+		if names := s.names(); s.trouble && !s.deciding && len(names) > 0 {
 			name := names[s.rand.IntN(len(names))]
-			if c := s.copies[name]; c != nil && s.current(name) > 1 {
+			if r := s.replicas[name]; s.copies[name] != nil && s.node(r.Spec.NodeName).up && s.othersCounted(name) > 0 {
 				delete(s.copies, name)
 				s.unseen = true
+				r.Status.State = v1alpha1.ReplicaFailed
+				s.touch(r)
 				s.log("the directory of %s is lost", name)
 			}
 		}
@@ -529,6 +535,18 @@ func (s *sim) current(besides string) int {
 	n := 0
 	for name, c := range s.copies {
 		if name != besides && c.has == s.acked && slices.Contains(s.volume.Status.Members, name) {
+			n++
+		}
+	}
+	return n
+}
+
+// othersCounted counts the current copies besides one that nobody lets go.
+func (s *sim) othersCounted(besides string) int {
+	n := 0
+	for name, c := range s.copies {
+		r := s.replicas[name]
+		if name != besides && c.has == s.acked && slices.Contains(s.volume.Status.Members, name) && !deleting(r) && s.volume.ReleaseOf(name) == nil {
 			n++
 		}
 	}

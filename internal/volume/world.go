@@ -47,6 +47,8 @@ type World struct {
 	Replicas []*v1alpha1.Replica
 	// Everyone are the replicas of all volumes, which use space on the same disks.
 	Everyone []*v1alpha1.Replica
+	// Orphans are replicas of a former volume of the same name that somebody deleted by force.
+	Orphans []*v1alpha1.Replica
 }
 
 // World is what decides about one volume.
