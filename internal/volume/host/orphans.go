@@ -32,16 +32,16 @@ func (r *epochRun) lookForOrphans(ctx context.Context, own *v1alpha1.Node) error
 		if err != nil {
 			return err
 		}
+		var kept []string
 		for _, name := range orphans {
-			if slices.Contains(asked, d.Name+"/"+name) {
-				if err := r.removeOrphan(d, name); err != nil {
-					return err
-				}
-				orphans = slices.DeleteFunc(orphans, func(o string) bool { return o == name })
+			if !slices.Contains(asked, d.Name+"/"+name) {
+				kept = append(kept, name)
+			} else if err := r.removeOrphan(d, name); err != nil {
+				return err
 			}
 		}
 		r.mu.Lock()
-		d.Orphans = orphans[:min(len(orphans), maxOrphans)]
+		d.Orphans = kept[:min(len(kept), maxOrphans)]
 		r.mu.Unlock()
 	}
 	return nil
