@@ -32,11 +32,9 @@ func (r *epochRun) lookForOrphans(ctx context.Context, own *v1alpha1.Node) error
 		if err != nil {
 			return err
 		}
-		var kept []string
-		for _, name := range orphans {
-			if !slices.Contains(asked, d.Name+"/"+name) {
-				kept = append(kept, name)
-			} else if err := r.removeOrphan(d, name); err != nil {
+		kept, unwanted := split(orphans, d.Name, asked)
+		for _, name := range unwanted {
+			if err := r.removeOrphan(d, name); err != nil {
 				return err
 			}
 		}
@@ -45,6 +43,18 @@ func (r *epochRun) lookForOrphans(ctx context.Context, own *v1alpha1.Node) error
 		r.mu.Unlock()
 	}
 	return nil
+}
+
+// split separates the orphans of a disk that a person named from the others.
+func split(orphans []string, disk string, asked []string) (kept, unwanted []string) {
+	for _, name := range orphans {
+		if slices.Contains(asked, disk+"/"+name) {
+			unwanted = append(unwanted, name)
+		} else {
+			kept = append(kept, name)
+		}
+	}
+	return kept, unwanted
 }
 
 // orphans are the directories of a disk that no Replica knows, read live: a Replica that was made a moment ago may not have been seen yet.
