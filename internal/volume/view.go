@@ -91,8 +91,10 @@ func viewOf(v *v1alpha1.Volume, replicas []*v1alpha1.Replica, now time.Time) Vie
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
 	})
 	for _, c := range v.Status.Conditions {
-		// That nobody asks for it to be attached is no news, and why an engine does not serve yet is in Attached already.
-		if c.Status == "False" && c.Reason != v1alpha1.ReasonDetached && c.Reason != v1alpha1.ReasonMembersMissing {
+		// That nobody asks for it to be attached is no news. Why an engine does not serve yet is in Attached already, and once it serves that
+		// is out of date.
+		stale := view.Serving && c.Type == v1alpha1.VolumeAttached
+		if c.Status == "False" && !stale && c.Reason != v1alpha1.ReasonDetached && c.Reason != v1alpha1.ReasonMembersMissing {
 			view.Notes = append(view.Notes, c.Message)
 		}
 	}
@@ -274,6 +276,8 @@ func Salvage(v *v1alpha1.Volume, replicas []v1alpha1.Replica, name string) error
 		return errors.New("choose the replica to keep with --replica: " + strings.Join(names, ", "))
 	case chosen == nil:
 		return fmt.Errorf("volume %s has no replica %s, but %s", kind.NameIn(v.Namespace, v.Name), name, cmp.Or(strings.Join(names, ", "), "none"))
+	case chosen.Status.HealthyAt == nil && chosen.Status.Generation == 0:
+		return fmt.Errorf("replica %s was never healthy: it is empty", name)
 	case chosen.Status.State != v1alpha1.ReplicaReady:
 		return fmt.Errorf("replica %s is %s: %s", name, cmp.Or(chosen.Status.State, v1alpha1.ReplicaPending), cmp.Or(chosen.Status.Message, "its node has not reported it"))
 	}

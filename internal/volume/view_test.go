@@ -175,6 +175,7 @@ func TestSalvageRefuses(t *testing.T) {
 		{"without a replica", "", "choose the replica to keep with --replica: " + three, nil},
 		{"a replica that the volume does not have", "x", "volume data has no replica x, but " + three, nil},
 		{"a replica that cannot be read", "data-r1", "replica data-r1 is Failed: its directory is missing", nil},
+		{"a replica that is empty", "data-r4", "replica data-r4 was never healthy: it is empty", func(s *scene) { s.unused("n1") }},
 		{"a replica that was never reported", "data-r2", "replica data-r2 is Pending: its node has not reported it", func(s *scene) { s.Replicas[1].Status.State = "" }},
 		{"a volume that serves clients", "data-r2", "volume data serves clients on n1: there is nothing to salvage", func(s *scene) { s.attach("n1", 0) }},
 		{"a volume without replicas", "x", "volume data has no replica x, but none", func(s *scene) { s.Replicas = nil }},
