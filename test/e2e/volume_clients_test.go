@@ -301,7 +301,7 @@ type fioReport struct {
 
 type fioSide struct {
 	Bytes int64   `json:"io_bytes"`
-	IOPS  float64 `json:"iops"`
+	IOs   int64   `json:"total_ios"`
 	BW    float64 `json:"bw_bytes"`
 }
 
