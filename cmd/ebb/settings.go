@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,6 +20,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/volume"
 )
 
 // setting is one value of Settings that people set by name.
@@ -36,6 +38,41 @@ var settingsTable = []setting{
 		set: func(s *v1alpha1.SettingsSpec, text string) error {
 			s.NodeDrainPolicy = v1alpha1.NodeDrainPolicy(text)
 			return nil
+		},
+	},
+	{
+		name: "volumes.replicaReplenishmentWait", alias: "replica-replenishment-wait", help: "how long a replica may be away with its node before another one is built in its place, or 0s",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			return durationOr(s.Volumes.ReplicaReplenishmentWait, volume.DefaultReplenishmentWait)
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			return setDurationOrZero(&s.Volumes.ReplicaReplenishmentWait, text)
+		},
+	},
+	{
+		name: "volumes.rebuildBytesPerSecond", alias: "rebuild-bytes-per-second", help: "how fast one replica is built at most, such as 100Mi; 0 for as fast as it goes",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			if s.Volumes.RebuildBytesPerSecond == nil {
+				return "0"
+			}
+			return s.Volumes.RebuildBytesPerSecond.String()
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			q, err := resource.ParseQuantity(text)
+			if err != nil || q.Sign() < 0 {
+				return fmt.Errorf("%q is not a number of bytes such as 100Mi, or 0", text)
+			}
+			s.Volumes.RebuildBytesPerSecond = &q
+			return nil
+		},
+	},
+	{
+		name: "drain.clientGrace", alias: "drain-client-grace", help: "how long clients of a volume may stay connected to a draining node, or 0s",
+		get: func(s *v1alpha1.SettingsSpec) string {
+			return durationOr(s.Drain.ClientGrace, volume.DefaultClientGrace)
+		},
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			return setDurationOrZero(&s.Drain.ClientGrace, text)
 		},
 	},
 	{
@@ -109,6 +146,16 @@ func setDuration(to **metav1.Duration, text string) error {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
 		return fmt.Errorf("%q is not a duration such as 90s or 5m", text)
+	}
+	*to = &metav1.Duration{Duration: d}
+	return nil
+}
+
+// setDurationOrZero is setDuration for what may be 0s.
+func setDurationOrZero(to **metav1.Duration, text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return fmt.Errorf("%q is not a duration such as 90s or 5m, or 0s", text)
 	}
 	*to = &metav1.Duration{Duration: d}
 	return nil

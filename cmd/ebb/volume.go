@@ -92,12 +92,21 @@ func (v *volumeCommand) until(ctx context.Context, c client.Client, name, what s
 			return vol, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("volume %s is not %s after %s: `ebb volume inspect %s` says why", name, what, v.wait, name)
+			return nil, fmt.Errorf("volume %s is not %s after %s%s; `ebb volume inspect %s` shows how it goes on", name, what, v.wait, whyNot(vol), name)
 		}
 		if err := backoff.Sleep(ctx, 50*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// whyNot says what is wrong with a volume, as the end of a sentence; empty if nothing is known to be.
+func whyNot(vol *v1alpha1.Volume) string {
+	views := volume.Views([]v1alpha1.Volume{*vol}, nil, time.Now())
+	if len(views[0].Notes) == 0 {
+		return ""
+	}
+	return ": " + strings.TrimSuffix(strings.Join(views[0].Notes, "; "), ".")
 }
 
 func newVolumeCreate() *cobra.Command {
@@ -112,14 +121,24 @@ func newVolumeCreate() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q, err := resource.ParseQuantity(size)
 			if err != nil {
-				return fmt.Errorf("--size %q: %w", size, err)
+				return fmt.Errorf("--size %q is not a size such as 10Gi", size)
+			}
+			if vol.Spec.Replicas < 1 || vol.Spec.Replicas > 5 {
+				return fmt.Errorf("--replicas must be from 1 to 5")
 			}
 			vol.ObjectMeta, vol.Spec.Size = metav1.ObjectMeta{Namespace: v.namespace, Name: args[0]}, q
 			c, err := v.client()
 			if err != nil {
 				return err
 			}
-			if err := c.Create(cmd.Context(), vol); err != nil {
+			if vol.Spec.AttachTo != "" {
+				if err := checkNode(cmd.Context(), c, vol.Spec.AttachTo); err != nil {
+					return err
+				}
+			}
+			if err := c.Create(cmd.Context(), vol); apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("there is a volume %q in namespace %s already", args[0], v.namespace)
+			} else if err != nil {
 				return err
 			}
 			done, err := v.until(cmd.Context(), c, args[0], "ready", func(vol *v1alpha1.Volume) bool {
@@ -138,6 +157,15 @@ func newVolumeCreate() *cobra.Command {
 	cmd.Flags().StringVar(&vol.Spec.AttachTo, "attach-to", "", "node on which clients use the volume")
 	_ = cmd.MarkFlagRequired("size")
 	return cmd
+}
+
+// checkNode makes sure that there is such a node.
+func checkNode(ctx context.Context, c client.Client, name string) error {
+	err := c.Get(ctx, types.NamespacedName{Name: name}, &v1alpha1.Node{})
+	if kubeclient.IsMissing(err) {
+		return fmt.Errorf("there is no node %q: `ebb status` lists the nodes", name)
+	}
+	return err
 }
 
 func serving(v *v1alpha1.Volume) bool {
@@ -165,9 +193,7 @@ func newVolumeAttach() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := c.Get(cmd.Context(), types.NamespacedName{Name: args[1]}, &v1alpha1.Node{}); kubeclient.IsMissing(err) {
-				return fmt.Errorf("there is no node %q: `ebb status` lists them", args[1])
-			} else if err != nil {
+			if err := checkNode(cmd.Context(), c, args[1]); err != nil {
 				return err
 			}
 			vol, err := v.change(cmd.Context(), c, args[0], false, func(vol *v1alpha1.Volume) error { vol.Spec.AttachTo = args[1]; return nil })
@@ -446,6 +472,9 @@ func (v *volumeCommand) removeOrphan(cmd *cobra.Command, c client.Client, list [
 		return fmt.Errorf("there is no orphan %q: `ebb volume orphans` lists them", name)
 	}
 	asked := strings.TrimPrefix(name, list[at].Node+"/")
+	listed := func(s string) bool {
+		return slices.ContainsFunc(list, func(o orphan) bool { return o.String() == list[at].Node+"/"+s })
+	}
 	for {
 		n := &v1alpha1.Node{}
 		if err := c.Get(cmd.Context(), types.NamespacedName{Name: list[at].Node}, n); err != nil {
@@ -454,7 +483,7 @@ func (v *volumeCommand) removeOrphan(cmd *cobra.Command, c client.Client, list [
 		if n.Annotations == nil {
 			n.Annotations = map[string]string{}
 		}
-		all := slices.DeleteFunc(strings.Split(n.Annotations[v1alpha1.RemoveOrphansAnnotation], ","), func(s string) bool { return s == "" || s == asked })
+		all := slices.DeleteFunc(strings.Split(n.Annotations[v1alpha1.RemoveOrphansAnnotation], ","), func(s string) bool { return !listed(s) || s == asked })
 		n.Annotations[v1alpha1.RemoveOrphansAnnotation] = strings.Join(append(all, asked), ",")
 		if err := c.Update(cmd.Context(), n); !apierrors.IsConflict(err) {
 			if err == nil {

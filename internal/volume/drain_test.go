@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/volume/host"
 )
 
 func (s *scene) cluster() Cluster {
@@ -95,7 +96,7 @@ func TestTheWordsOfCounts(t *testing.T) {
 	for _, tenant := range Tenants(nil) {
 		works = append(works, tenant.Work())
 	}
-	if got := works.Summary(map[string]int64{KindEngines: 1, KindReplicas: 2}); got != "1 volume engine, 2 replicas left" {
+	if got := works.Summary(map[string]int64{host.KindEngines: 1, host.KindReplicas: 2}); got != "1 volume engine, 2 replicas left" {
 		t.Error(got)
 	}
 }

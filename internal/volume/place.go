@@ -211,5 +211,15 @@ func (w World) free(node string, d disk) int64 {
 	return free
 }
 
-// bytes is a size as people write it.
-func bytes(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
+// bytes is a size as people write it. What is no whole number of its unit is rounded down to a tenth.
+func bytes(n int64) string {
+	const units = "KMGTPE"
+	unit, power := int64(1), 0
+	for power < len(units) && n/unit >= 1024 {
+		unit, power = unit*1024, power+1
+	}
+	if n%unit == 0 {
+		return resource.NewQuantity(n, resource.BinarySI).String()
+	}
+	return fmt.Sprintf("%d.%d%ci", n/unit, n%unit*10/unit, units[power-1])
+}

@@ -91,12 +91,12 @@ func viewOf(v *v1alpha1.Volume, replicas []*v1alpha1.Replica, now time.Time) Vie
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
 	})
 	for _, c := range v.Status.Conditions {
-		if c.Status == "False" && c.Type != v1alpha1.VolumeAttached {
+		// That nobody asks for it to be attached is no news. Why an engine does not serve yet is in Attached already, and once it serves that
+		// is out of date.
+		stale := view.Serving && c.Type == v1alpha1.VolumeAttached
+		if c.Status == "False" && !stale && c.Reason != v1alpha1.ReasonDetached && c.Reason != v1alpha1.ReasonMembersMissing {
 			view.Notes = append(view.Notes, c.Message)
 		}
-	}
-	if v.Spec.AttachTo != "" && !view.Serving {
-		view.Notes = append(view.Notes, "not attached to "+v.Spec.AttachTo+" yet"+because(view.WaitingFor))
 	}
 	slices.Sort(view.Notes)
 	return view
@@ -114,7 +114,7 @@ func replicaView(v *v1alpha1.Volume, r *v1alpha1.Replica, now time.Time) Replica
 	if v.Status.Engine != nil {
 		for i := range v.Status.Engine.Rebuilds {
 			if b := &v.Status.Engine.Rebuilds[i]; b.Replica == r.Name {
-				view.Rebuild, view.State, view.left = b, ReplicaRebuilding, timeLeft(b, now)
+				view.Rebuild, view.left = b, timeLeft(b, now)
 				view.Message = cmp.Or(view.Message, b.Error)
 			}
 		}
@@ -126,7 +126,9 @@ func replicaView(v *v1alpha1.Volume, r *v1alpha1.Replica, now time.Time) Replica
 		view.State = ReplicaFailed
 	case slices.Contains(v.Status.Members, r.Name):
 		view.State = ReplicaHealthy
-	case view.Rebuild == nil && r.Status.FailedAt != nil:
+	case view.Rebuild != nil && view.Rebuild.Error == "":
+		view.State = ReplicaRebuilding
+	case r.Status.FailedAt != nil:
 		view.State = ReplicaFailed
 	}
 	return view
@@ -155,10 +157,35 @@ func Table(views []View) string {
 		for _, r := range v.Replicas {
 			parts = append(parts, r.short())
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", kind.NameIn(v.Namespace, v.Name), humanize.IBytes(uint64(v.SizeBytes)), v.Robustness, attached, cmp.Or(strings.Join(parts, ", "), "-"), strings.Join(v.Notes, "; "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", kind.NameIn(v.Namespace, v.Name), humanize.IBytes(uint64(v.SizeBytes)), v.Robustness, attached, cmp.Or(strings.Join(parts, ", "), "-"), v.shortNote())
 	}
 	_ = w.Flush() // a Builder takes everything
-	return text.String()
+	return trimmed(text.String())
+}
+
+// maxNote is how much of what is to be said of a volume a table has room for.
+const maxNote = 120
+
+// shortNote is what is to be said of a volume, in a table.
+func (v View) shortNote() string {
+	note := []rune(kind.OneLine(strings.Join(v.Notes, "; ")))
+	if len(note) <= maxNote {
+		return string(note)
+	}
+	where := v.Name
+	if v.Namespace != kind.DefaultNamespace {
+		where += " -n " + v.Namespace
+	}
+	return fmt.Sprintf("%s… (`ebb volume inspect %s`)", strings.TrimSpace(string(note[:maxNote])), where)
+}
+
+// trimmed is a text without spaces at the ends of lines.
+func trimmed(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n")
 }
 
 // short is a replica in a word or two, such as "n2" for a healthy one.
@@ -218,7 +245,7 @@ func (v View) Text() string {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", r.Name, r.Node, r.Disk, state, r.Message)
 	}
 	_ = w.Flush() // a Builder takes everything
-	return text.String()
+	return trimmed(text.String())
 }
 
 // Salvage makes one replica the only member of a volume that cannot be opened, because a person decided that it has the best data. It changes
@@ -243,10 +270,14 @@ func Salvage(v *v1alpha1.Volume, replicas []v1alpha1.Replica, name string) error
 	}
 	slices.Sort(names)
 	switch {
+	case name == "" && len(names) == 0:
+		return fmt.Errorf("volume %s has no replica to keep", kind.NameIn(v.Namespace, v.Name))
 	case name == "":
 		return errors.New("choose the replica to keep with --replica: " + strings.Join(names, ", "))
 	case chosen == nil:
 		return fmt.Errorf("volume %s has no replica %s, but %s", kind.NameIn(v.Namespace, v.Name), name, cmp.Or(strings.Join(names, ", "), "none"))
+	case chosen.Status.HealthyAt == nil && chosen.Status.Generation == 0:
+		return fmt.Errorf("replica %s was never healthy: it is empty", name)
 	case chosen.Status.State != v1alpha1.ReplicaReady:
 		return fmt.Errorf("replica %s is %s: %s", name, cmp.Or(chosen.Status.State, v1alpha1.ReplicaPending), cmp.Or(chosen.Status.Message, "its node has not reported it"))
 	}

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// defaultReplenishmentWait is how long a replica may be away with its node before another is built, unless the settings say otherwise.
-	defaultReplenishmentWait = 10 * time.Minute
-	// defaultClientGrace is how long clients of a volume on a draining node may stay connected.
-	defaultClientGrace = time.Minute
+	// DefaultReplenishmentWait is how long a replica may be away with its node before another is built, unless the settings say otherwise.
+	DefaultReplenishmentWait = 10 * time.Minute
+	// DefaultClientGrace is how long clients of a volume on a draining node may stay connected.
+	DefaultClientGrace = time.Minute
 	// forever is how long a node is gone whose object a person deleted.
 	forever = 365 * 24 * time.Hour
 )
@@ -97,14 +97,14 @@ func (w World) replenishmentWait() time.Duration {
 	if set := w.Settings.Volumes.ReplicaReplenishmentWait; set != nil {
 		return set.Duration
 	}
-	return defaultReplenishmentWait
+	return DefaultReplenishmentWait
 }
 
 func (w World) clientGrace() time.Duration {
 	if set := w.Settings.Drain.ClientGrace; set != nil {
 		return set.Duration
 	}
-	return defaultClientGrace
+	return DefaultClientGrace
 }
 
 // name of the volume as people know it.

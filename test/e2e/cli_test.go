@@ -81,7 +81,17 @@ func cordonCommands(t *testing.T, c *cluster) {
 }
 
 func settingsCommands(t *testing.T, c *cluster) {
-	want := "nodeDrainPolicy             block-for-eviction\ndrain.maintainerBatchSize   4\ndrain.stalledAfter          5m0s\ndrain.balanceAfter          30s\ndrain.bootstrapTimeout      30s\ndrain.historyLimit          100\ndrain.historyAge            168h0m0s\n"
+	want := `nodeDrainPolicy                    block-for-eviction
+volumes.replicaReplenishmentWait   10m0s
+volumes.rebuildBytesPerSecond      0
+drain.clientGrace                  1m0s
+drain.maintainerBatchSize          4
+drain.stalledAfter                 5m0s
+drain.balanceAfter                 30s
+drain.bootstrapTimeout             30s
+drain.historyLimit                 100
+drain.historyAge                   168h0m0s
+`
 	if got := c.must("settings", "set", "drain-maintainer-batch-size=4", "nodeDrainPolicy=block-for-eviction"); got != want {
 		t.Errorf("set:\n%s", got)
 	}
@@ -143,8 +153,16 @@ func errorTexts(t *testing.T, c *cluster) {
 		want string
 	}{
 		{[]string{"cordon", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists the nodes\n"},
-		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": use one of nodeDrainPolicy, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
+		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": use one of nodeDrainPolicy, volumes.replicaReplenishmentWait, volumes.rebuildBytesPerSecond, drain.clientGrace, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
 		{[]string{"settings", "set", "drain.maintainerBatchSize=many"}, "ebb: setting drain.maintainerBatchSize: \"many\" is not a whole number\n"},
+		{[]string{"settings", "set", "volumes.rebuildBytesPerSecond=fast"}, "ebb: setting volumes.rebuildBytesPerSecond: \"fast\" is not a number of bytes such as 100Mi, or 0\n"},
+		{[]string{"settings", "set", "drain.clientGrace=-1s"}, "ebb: setting drain.clientGrace: \"-1s\" is not a duration such as 90s or 5m, or 0s\n"},
+		{[]string{"volume", "create", "v", "--size", "big"}, "ebb: --size \"big\" is not a size such as 10Gi\n"},
+		{[]string{"volume", "create", "v", "--size", "4Mi", "--replicas", "0"}, "ebb: --replicas must be from 1 to 5\n"},
+		{[]string{"volume", "create", "v", "--size", "4Mi", "--attach-to", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists the nodes\n"},
+		{[]string{"volume", "inspect", "v"}, "ebb: there is no volume \"v\" in namespace default: `ebb volume list` lists them\n"},
+		{[]string{"volume", "orphans", "--remove", "v"}, "ebb: there is no orphan \"v\": `ebb volume orphans` lists them\n"},
+		{[]string{"volume", "replica", "evict", "v-r1"}, "ebb: there is no replica \"v-r1\" in namespace default: `ebb volume inspect VOLUME` lists them\n"},
 		{[]string{"status", "-o", "xml"}, "ebb: invalid argument \"xml\" for \"-o, --output\" flag: \"xml\" is not an output format: use json, or omit it\n"},
 		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS label: use lower-case letters, digits and '-', at most 63 characters\n"},
 		{[]string{"node", "--name", "n8", "--label", "zone"}, "ebb: --label \"zone\" is not key=value\n"},

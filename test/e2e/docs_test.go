@@ -52,6 +52,7 @@ func TestTheManifestsInTheDocumentationAreAccepted(t *testing.T) {
 	c := api.Admin()
 	for _, d := range []documented{
 		{"deployments.md", "deployment", 4, deploymentStored}, {"changefeeds.md", "changefeed", 2, changefeedStored}, {"etcd-clusters.md", "etcdcluster", 2, etcdClusterStored},
+		{"volumes.md", "volume", 2, volumeStored},
 	} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "docs", d.page))
 		if err != nil {
@@ -123,5 +124,17 @@ func etcdClusterStored(t *testing.T, _ client.Client, manifest string, _ types.N
 	}
 	if _, err := etcdcluster.Due(&ec, time.Now()); err != nil {
 		t.Errorf("%s: %v", ec.Name, err)
+	}
+}
+
+// volumeStored checks that a documented volume says all that a Volume needs: its defaults are in the schema.
+func volumeStored(t *testing.T, c client.Client, _ string, key types.NamespacedName) {
+	t.Helper()
+	v := &v1alpha1.Volume{}
+	if err := c.Get(t.Context(), key, v); err != nil {
+		t.Fatal(err)
+	}
+	if v.Spec.Size.Value() <= 0 || v.Spec.Replicas < 1 || v.Spec.NodeAntiAffinity == "" || v.Spec.DiskAntiAffinity == "" {
+		t.Errorf("it is stored as %+v", v.Spec)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -279,7 +280,7 @@ func (e *Engine) open(ctx context.Context) error {
 			return err
 		}
 		e.beat(ctx)
-		e.setWaiting("%s, so that an engine that may still read from %v has stopped", e.opts.Timing.FenceWait, missing)
+		e.setWaiting("%s, so that an engine that may still read from %s has stopped", e.opts.Timing.FenceWait, strings.Join(missing, ", "))
 		if err := backoff.Sleep(ctx, e.opts.Timing.FenceWait); err != nil {
 			return err
 		}
@@ -376,7 +377,7 @@ func (e *Engine) openMember(ctx context.Context, name string, generation int64) 
 			o.member = orNamed(o.member, name)
 			return o, err
 		}
-		e.setWaiting("replica %s: %v", name, err)
+		e.setWaiting("%v", err)
 		if err := backoff.Sleep(ctx, tries.Next()); err != nil {
 			return opening{member: &member{name: name}}, err
 		}

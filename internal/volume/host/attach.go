@@ -34,6 +34,8 @@ type attachment struct {
 	engine  *engine.Engine // nil while there is none
 	nbd     *nbd.Server    // nil while clients cannot connect
 	failure string         // why there is no engine
+	wrote   int64          // the newest generation that this node opened or tried to write
+	stop    func()         // ends the engine
 }
 
 // attach starts the engine of a volume, if the node takes new work. The caller holds the host's lock.
@@ -71,8 +73,26 @@ func (h *Host) follow(v *v1alpha1.Volume) {
 		h.attach(v)
 	case !ours && a != nil:
 		a.cancel()
+	case a != nil && a.replaced(v):
+		a.restart()
 	case a != nil:
 		a.setWant(v)
+	}
+}
+
+// replaced reports whether somebody else raised the generation since: the volume was detached and attached again while this node did not look.
+func (a *attachment) replaced(v *v1alpha1.Volume) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.engine != nil && v.Status.Generation > a.wrote
+}
+
+// restart ends the engine, so that another one opens the volume as it is now.
+func (a *attachment) restart() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stop != nil {
+		a.stop()
 	}
 }
 
@@ -145,16 +165,18 @@ func (a *attachment) open(ctx context.Context) error {
 		Dial:    func(ctx context.Context, name string) (block.Replica, bool, error) { return a.h.dial(ctx, v, name) },
 		Persist: a.persist, Limit: a.h.limit(), Clock: a.h.opts.Clock, Timing: a.h.opts.Timing, OnChange: a.onChange, Log: a.h.opts.Log,
 	})
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	a.mu.Lock()
-	a.engine = e
+	a.engine, a.stop, a.wrote = e, stop, max(a.wrote, v.Status.Generation)
 	a.mu.Unlock()
 	a.h.mu.Lock()
 	if seen := a.h.volumes[a.uid]; seen != nil {
 		a.setWant(seen)
 	}
 	a.h.mu.Unlock()
-	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
 	serving := make(chan struct{})
 	go func() {
 		defer close(serving)
@@ -166,10 +188,10 @@ func (a *attachment) open(ctx context.Context) error {
 		cancel() // the engine ends when no client is connected any more
 	}()
 	err = e.Run(running)
-	cancel()
+	stop()
 	<-serving
 	a.mu.Lock()
-	a.engine = nil
+	a.engine, a.stop = nil, nil
 	a.mu.Unlock()
 	a.setFailure(err)
 	return err

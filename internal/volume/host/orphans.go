@@ -32,19 +32,29 @@ func (r *epochRun) lookForOrphans(ctx context.Context, own *v1alpha1.Node) error
 		if err != nil {
 			return err
 		}
-		for _, name := range orphans {
-			if slices.Contains(asked, d.Name+"/"+name) {
-				if err := r.removeOrphan(d, name); err != nil {
-					return err
-				}
-				orphans = slices.DeleteFunc(orphans, func(o string) bool { return o == name })
+		kept, unwanted := split(orphans, d.Name, asked)
+		for _, name := range unwanted {
+			if err := r.removeOrphan(d, name); err != nil {
+				return err
 			}
 		}
 		r.mu.Lock()
-		d.Orphans = orphans[:min(len(orphans), maxOrphans)]
+		d.Orphans = kept[:min(len(kept), maxOrphans)]
 		r.mu.Unlock()
 	}
 	return nil
+}
+
+// split separates the orphans of a disk that a person named from the others.
+func split(orphans []string, disk string, asked []string) (kept, unwanted []string) {
+	for _, name := range orphans {
+		if slices.Contains(asked, disk+"/"+name) {
+			unwanted = append(unwanted, name)
+		} else {
+			kept = append(kept, name)
+		}
+	}
+	return kept, unwanted
 }
 
 // orphans are the directories of a disk that no Replica knows, read live: a Replica that was made a moment ago may not have been seen yet.

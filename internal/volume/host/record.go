@@ -57,6 +57,9 @@ func (a *attachment) persist(ctx context.Context, from, generation int64, member
 		case v.Status.Generation != from:
 			return false, fmt.Errorf("%w: it has generation %d, and not %d", block.ErrStale, v.Status.Generation, from)
 		}
+		a.mu.Lock()
+		a.wrote = max(a.wrote, generation)
+		a.mu.Unlock()
 		v.Status.Generation, v.Status.Members = generation, members
 		return true, nil
 	})
