@@ -122,6 +122,9 @@ func (v *crashedVolume) killReplicaWithoutAPI() {
 	}
 	v.startServer()
 	until(t, "the API server", func() bool { return v.connect() == nil })
+	back := time.Now()
+	until(t, "I/O to go on", func() bool { return v.l.acked.Load() > before })
+	t.Logf("I/O went on %.1f s after the API server was back", time.Since(back).Seconds())
 	v.l.goesOn()
 	if members := v.get().Status.Members; len(members) != 2 {
 		t.Errorf("the members are %v", members)

@@ -21,7 +21,10 @@ type volumePlans struct {
 	told *chronicle
 }
 
-// planStep is one plan, with its client somewhere.
+// rebuildSlowly lets a replica be built in some seconds, during which things happen.
+const rebuildSlowly = `{"volumes":{"rebuildBytesPerSecond":"4Mi"}}`
+
+// planStep is one plan, with its client on one of the nodes.
 type planStep struct {
 	name string
 	run  func(*volumePlans)
@@ -33,8 +36,9 @@ func runVolumePlans(t *testing.T, steps []planStep) {
 	p := &volumePlans{cluster: newCluster(t, testenv.Ebb(t))}
 	startNodes(t, p.cluster, len(quartet))
 	p.told = keepVolumeChronicle(t, p.client)
-	// Clients of a volume on a node that is drained are disconnected soon.
-	p.volumeSettings(`{"drain":{"clientGrace":"3s"}}`)
+	// Clients of a volume on a node that is drained are disconnected soon, while replicas are still being built.
+	p.volumeSettings(`{"drain":{"clientGrace":"2s"}}`)
+	p.volumeSettings(rebuildSlowly)
 	for _, step := range steps {
 		if !t.Run(step.name, func(t *testing.T) {
 			p.t = t
@@ -85,7 +89,7 @@ func (p *volumePlans) finish(v *testVolume, l *volumeLoad) {
 // drainWith drains a node with a command, while something else is done, and waits until it is done.
 func (p *volumePlans) drainWith(target string, meanwhile func()) {
 	p.t.Helper()
-	drain := p.start("drain", target, "--wait", "--data-dir", string(p.dir))
+	drain := p.start("drain", target, "--wait", "--kubeconfig", p.dir.Kubeconfig())
 	meanwhile()
 	if code := drain.awaitExit(p.t); code != 0 {
 		p.t.Fatalf("ebb drain %s: exit %d\n%s", target, code, drain.out)
@@ -298,7 +302,7 @@ func (p *volumePlans) evictionCanceled() {
 	t := p.t
 	p.drainPolicy(v1alpha1.BlockForEvictionIfContainsLastReplica)
 	p.volumeSettings(`{"volumes":{"rebuildBytesPerSecond":"256Ki"}}`) // a minute for what is filled
-	defer p.volumeSettings(`{"volumes":{"rebuildBytesPerSecond":null}}`)
+	defer p.volumeSettings(rebuildSlowly)
 	v := p.createVolume("pair", 2)
 	from := p.revision()
 	nodes := v.nodes()

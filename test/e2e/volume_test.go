@@ -187,7 +187,7 @@ const (
 	volumeFill = 16 << 20
 )
 
-// createVolume creates a volume and waits until its replicas are healthy. It is removed with the step.
+// createVolume creates a volume and waits until its replicas are healthy.
 func (c *cluster) createVolume(name string, replicas int) *testVolume {
 	c.t.Helper()
 	c.must("volume", "create", name, "--size", strconv.Itoa(volumeSize), "--replicas", strconv.Itoa(replicas), "--wait", patience.String())
@@ -246,8 +246,7 @@ func (v *testVolume) nodes() []string {
 	return slices.Sorted(maps.Keys(v.replicas()))
 }
 
-// settle waits until the volume is healthy, with as many replicas as it should have, none of which leaves, and all of them on nodes that
-// the caller likes.
+// settle waits until the volume is healthy, with as many members as it should have, none of which leaves.
 func (v *testVolume) settle() *v1alpha1.Volume {
 	v.t.Helper()
 	o := &v1alpha1.Volume{}
@@ -347,7 +346,7 @@ func (c *cluster) volumeSettings(patch string) {
 
 func (c *cluster) drainPolicy(p v1alpha1.NodeDrainPolicy) {
 	c.t.Helper()
-	c.must("settings", "set", "nodeDrainPolicy", string(p))
+	c.must("settings", "set", "nodeDrainPolicy="+string(p))
 }
 
 // evictionEvents are the reasons of the events about the eviction of a replica, in the order in which they were emitted.
@@ -589,11 +588,10 @@ func (a *volumeLane) run() {
 	for a.l.ctx.Err() == nil {
 		conn, err := a.connect()
 		if err != nil {
-			began := time.Now()
 			select {
 			case <-a.l.ctx.Done():
 				return
-			case <-time.After(50*time.Millisecond + time.Since(began)): // it is asked again
+			case <-time.After(100 * time.Millisecond): // it is asked again
 			}
 			continue
 		}
