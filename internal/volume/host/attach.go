@@ -31,6 +31,7 @@ type attachment struct {
 	changed chan struct{}
 
 	mu      sync.Mutex
+	known   int64          // generation of the volume that this node last read to open it or tried to record; 0 before
 	engine  *engine.Engine // nil while there is none
 	nbd     *nbd.Server    // nil while clients cannot connect
 	failure string         // why there is no engine
@@ -71,9 +72,26 @@ func (h *Host) follow(v *v1alpha1.Volume) {
 		h.attach(v)
 	case !ours && a != nil:
 		a.cancel()
+	case a != nil && a.overtaken(v):
+		h.opts.Log.Info("volume: attached anew", "volume", key(v), "generation", v.Status.Generation)
+		a.cancel() // and attached again when that has ended
 	case a != nil:
 		a.setWant(v)
 	}
+}
+
+// overtaken reports whether somebody else raised the generation: the volume was attached anew, to the same node. An engine that only built
+// replicas may have to serve clients now, or the other way round.
+func (a *attachment) overtaken(v *v1alpha1.Volume) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.known > 0 && v.Status.Generation > a.known
+}
+
+func (a *attachment) setKnown(generation int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.known = generation
 }
 
 // setWant passes on what the objects ask of the replicas. The caller holds the host's lock.
@@ -135,6 +153,7 @@ func (a *attachment) open(ctx context.Context) error {
 		a.setFailure(err)
 		return err
 	}
+	a.setKnown(v.Status.Generation)
 	if len(v.Status.Members) == 0 {
 		err := fmt.Errorf("volume %s has no member yet", a.key)
 		a.setFailure(err)
@@ -161,7 +180,10 @@ func (a *attachment) open(ctx context.Context) error {
 		if v.Status.AttachedTo == a.h.opts.Node {
 			a.serve(ctx, running, e)
 		} else {
-			<-ctx.Done()
+			select {
+			case <-ctx.Done():
+			case <-running.Done():
+			}
 		}
 		cancel() // the engine ends when no client is connected any more
 	}()

@@ -58,6 +58,7 @@ func (a *attachment) persist(ctx context.Context, from, generation int64, member
 			return false, fmt.Errorf("%w: it has generation %d, and not %d", block.ErrStale, v.Status.Generation, from)
 		}
 		v.Status.Generation, v.Status.Members = generation, members
+		a.setKnown(generation)
 		return true, nil
 	})
 }
