@@ -83,7 +83,7 @@ func (e *Engine) record(ctx context.Context, members []*member, departed []strin
 	before := e.hold()
 	generation := before.generation
 	for {
-		e.setWaiting("generation %d without %v to be recorded", generation+1, without(names(before.members), names(members)))
+		e.setWaiting("the API to record generation %d with members %v", generation+1, names(members))
 		if err := e.persist(ctx, generation, generation+1, names(members)); err != nil {
 			if errors.Is(err, block.ErrStale) {
 				e.end(fmt.Errorf("volume %s: another engine took over: %w", e.opts.Volume, err))

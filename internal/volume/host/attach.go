@@ -183,7 +183,10 @@ func (a *attachment) open(ctx context.Context) error {
 		if v.Status.AttachedTo == a.h.opts.Node {
 			a.serve(ctx, running, e)
 		} else {
-			<-ctx.Done()
+			select {
+			case <-ctx.Done():
+			case <-running.Done():
+			}
 		}
 		cancel() // the engine ends when no client is connected any more
 	}()

@@ -1,0 +1,272 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// volumeOutage is how long the API server is away while a volume is written to.
+const volumeOutage = 20 * time.Second
+
+// crashedVolume is a volume of three replicas on three nodes, under load, whose nodes are killed.
+type crashedVolume struct {
+	*testVolume
+	l *volumeLoad
+}
+
+func TestVolumesOutliveCrashes(t *testing.T) {
+	beside(t, heavy)
+	c := newCluster(t, testenv.Ebb(t))
+	startNodes(t, c, len(trio))
+	v := &crashedVolume{testVolume: c.createVolume("crashed", len(trio))}
+	v.attach("n2")
+	v.l = v.load()
+	for _, step := range []struct {
+		name string
+		run  func()
+	}{
+		{"kill -9 of a node with a replica", v.killReplica},
+		{"kill -9 of the node with the engine", v.killEngine},
+		{"kill -9 of all nodes at once", v.killAll},
+		{"the API server is away, and a node with a replica is killed", v.killReplicaWithoutAPI},
+		{"a frozen engine is replaced", v.freezeEngine},
+	} {
+		if !t.Run(step.name, func(t *testing.T) {
+			c.t = t
+			began := time.Now()
+			v.l.longestPause()
+			step.run()
+			v.l.goesOn()
+			v.settle()
+			t.Logf("took %.1f s, longest pause of I/O %.1f s, %d writes so far", time.Since(began).Seconds(), v.l.longestPause().Seconds(), v.l.acked.Load())
+			v.l.mu.Lock()
+			defer v.l.mu.Unlock()
+			for _, wrong := range v.l.wrong {
+				t.Error(wrong)
+			}
+		}) {
+			break
+		}
+	}
+	c.t = t
+	if t.Failed() {
+		return
+	}
+	v.l.check()
+	v.sameCopies()
+}
+
+// other is a node without the engine.
+func (v *crashedVolume) other() string {
+	v.t.Helper()
+	return others(trio, v.get().Status.AttachedTo)[0]
+}
+
+// killReplica kills a node with a replica: I/O goes on without it, and it is brought up to date when it is back.
+func (v *crashedVolume) killReplica() {
+	node := v.other()
+	old := v.replicas()[node]
+	v.signal(node, syscall.SIGKILL)
+	until(v.t, "the replica to be given up", func() bool { return len(v.get().Status.Members) == 2 })
+	v.l.goesOn()
+	until(v.t, "the volume to be degraded", func() bool { return v.get().Status.Robustness == v1alpha1.VolumeDegraded })
+	v.back(node)
+	v.settle()
+	if now := v.replicas()[node]; now == nil || now.UID != old.UID {
+		v.t.Errorf("the replica on %s is %v, and was %s", node, now, old.Name)
+	}
+}
+
+// killEngine kills the node that serves the volume: it is attached there again when the node is back.
+func (v *crashedVolume) killEngine() {
+	node := v.get().Status.AttachedTo
+	v.signal(node, syscall.SIGKILL)
+	until(v.t, "the volume to be detached", func() bool { return v.get().Status.AttachedTo == "" })
+	v.back(node)
+	until(v.t, "the volume to be attached again", func() bool { return v.get().Status.AttachedTo == node })
+}
+
+// killAll kills all nodes at once, each in the middle of something.
+func (v *crashedVolume) killAll() { v.blackOut(trio) }
+
+// killReplicaWithoutAPI kills the API server, and while it is away a node with a replica. Without the API server alone I/O goes on. Without the
+// replica it waits, because nobody can record that the replica misses something.
+func (v *crashedVolume) killReplicaWithoutAPI() {
+	t := v.t
+	node := v.other()
+	began := time.Now()
+	v.signal("apiserver", syscall.SIGKILL)
+	until(t, "the API server to be gone", func() bool { return v.connect() != nil })
+	v.l.lanesGoOn()
+	v.signal(node, syscall.SIGKILL)
+	// Requests that were under way may still be acknowledged: they had reached the replica.
+	until(t, "I/O to wait", func() bool {
+		v.l.mu.Lock()
+		defer v.l.mu.Unlock()
+		return time.Since(v.l.last) > time.Second
+	})
+	before := v.l.acked.Load()
+	time.Sleep(time.Until(began.Add(volumeOutage))) // the outage itself
+	if now := v.l.acked.Load(); now != before {
+		t.Errorf("%d writes were acknowledged though nobody could record that a replica misses them", now-before)
+	}
+	v.startServer()
+	until(t, "the API server", func() bool { return v.connect() == nil })
+	back := time.Now()
+	until(t, "I/O to go on", func() bool { return v.l.acked.Load() > before })
+	t.Logf("I/O went on %.1f s after the API server was back", time.Since(back).Seconds())
+	v.l.goesOn()
+	if members := v.get().Status.Members; len(members) != 2 {
+		t.Errorf("the members are %v", members)
+	}
+	v.back(node)
+}
+
+// lanesGoOn waits until more is written, without asking the API.
+func (l *volumeLoad) lanesGoOn() {
+	l.v.t.Helper()
+	before := l.acked.Load()
+	until(l.v.t, "I/O to go on without the API", func() bool { return l.acked.Load() > before+30 })
+}
+
+// freezeEngine freezes the node that serves the volume, attaches the volume elsewhere, and wakes the node: what it serves then is not stale.
+func (v *crashedVolume) freezeEngine() {
+	t := v.t
+	node := v.get().Status.AttachedTo
+	next := others(trio, node)[0]
+	at := int64(volumeSize-volumeFill) - loadBlock
+	var old []*nbdConn
+	for range 4 {
+		conn := v.l.connectOnce()
+		defer conn.Close()
+		old = append(old, conn)
+	}
+	if err := old[0].writeAt(sectorOf(1), at); err != nil {
+		t.Fatal(err)
+	}
+	pid := v.pid(node)
+	v.signal(node, syscall.SIGSTOP)
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	v.l.disconnect()
+	v.must("volume", "attach", v.name, next, "--wait", patience.String())
+	v.l.goesOn()
+	conn := v.l.connectOnce()
+	defer conn.Close()
+	if err := conn.writeAt(sectorOf(2), at); err != nil {
+		t.Fatal(err)
+	}
+	// What the old engine is asked while it is frozen, it answers when it wakes. All of that is after the write above.
+	for i, c := range old {
+		var err error
+		switch i {
+		case 0, 1:
+			err = c.send(nbdRead, at, loadSector, nil)
+		case 2:
+			err = c.send(nbdWrite, at, loadSector, sectorOf(3))
+		case 3:
+			err = c.send(nbdFlush, 0, 0, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.signal(node, syscall.SIGCONT)
+	for i, c := range old {
+		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, loadSector)
+		if i > 1 {
+			got = nil
+		}
+		err := c.answer(got)
+		t.Logf("request %d to the engine that was replaced: %v", i, err)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			t.Errorf("request %d to the engine that was replaced is not answered", i)
+		case err == nil:
+			t.Errorf("request %d to the engine that was replaced succeeded, and returned %x", i, got)
+		}
+	}
+	got := make([]byte, loadSector)
+	if err := conn.readAt(got, at); err != nil || !slices.Equal(got, sectorOf(2)) {
+		t.Errorf("after the old engine woke up, the sector has %x (%v)", got[:8], err)
+	}
+	v.awaitReady(node, 1)
+}
+
+// A disk that is full loses its replica, and the volume goes on without it. It is built again when there is space.
+func TestAFullDiskLosesItsReplica(t *testing.T) {
+	beside(t, light)
+	small := t.TempDir()
+	if err := syscall.Mount("ebb-test", small, "tmpfs", 0, fmt.Sprintf("size=%d", volumeSize+32<<20)); err != nil {
+		t.Skipf("a small disk cannot be made: mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(small, syscall.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", small, err)
+		}
+	})
+	c := newCluster(t, testenv.Ebb(t))
+	startNodes(t, c, 2)
+	c.startNode("n3", "--volume-dir", small)
+	c.awaitReady("n3", 1)
+	told := keepVolumeChronicle(t, c.client)
+	until(t, "the disk to be published", func() bool { disks := c.node("n3").Status.Disks; return len(disks) == 1 && disks[0].Ready })
+	v := c.createVolume("full", 3)
+	v.attach("n1")
+	l := v.load()
+	full := v.replicas()["n3"]
+	filler := filepath.Join(small, "filler")
+	fillDisk(t, filler)
+	until(t, "the replica on the full disk to be given up", func() bool { return !slices.Contains(v.get().Status.Members, full.Name) })
+	l.goesOn()
+	until(t, "the volume to be degraded", func() bool { return v.get().Status.Robustness == v1alpha1.VolumeDegraded })
+	o := &v1alpha1.Volume{}
+	if err := c.client.Get(context.Background(), v.key(), o); err != nil || len(o.Status.Members) != 2 {
+		t.Errorf("the members are %v (%v)", o.Status.Members, err)
+	}
+	t.Log(c.must("volume", "inspect", "full"))
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	v.settle()
+	if now := v.replicas()["n3"]; now == nil || now.UID != full.UID {
+		t.Errorf("the replica on n3 is %v, and was %s", now, full.Name)
+	}
+	for _, o := range versions(t, told, v.get(), 0) {
+		if o.Status.AttachedTo == "" && o.Status.Engine != nil {
+			t.Errorf("version %s: the volume was detached because of a full disk", o.ResourceVersion)
+		}
+	}
+	l.check()
+	v.sameCopies()
+}
+
+// fillDisk writes a file until no space is left.
+func fillDisk(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for block := make([]byte, 64<<10); len(block) > 0; {
+		if _, err = f.Write(block); err != nil {
+			block = block[:len(block)/2]
+		}
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("fill the disk: %v", err)
+	}
+}
