@@ -125,6 +125,16 @@ func (g *program) keep(p *pulse) {
 	}
 }
 
+// exited reports whether nothing of it is left.
+func (g *program) exited() bool {
+	select {
+	case <-g.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // settles says how long it takes until the program counts as running: it must have run for a while, and the shim must say that it
 // still does. The news of its end may be late on a busy machine, and a rollout must not go on past a program that fails.
 func (g *program) settles(after time.Duration) time.Duration {
