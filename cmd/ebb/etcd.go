@@ -322,7 +322,7 @@ func takeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 			Labels: map[string]string{v1alpha1.EtcdClusterLabel: ec.Name}, Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer},
 		},
 		Spec: v1alpha1.EtcdSnapshotSpec{
-			Cluster: ec.Name, ClusterUID: string(ec.UID), Incarnation: ec.Status.Incarnation, Generation: ec.Generation, Member: from.Name,
+			Cluster: ec.Name, ClusterUID: string(ec.UID), Incarnation: ec.Status.Incarnation, Generation: ec.Generation, Member: from.Name, MemberNode: from.Node,
 			Nodes: []string{from.Node}, Dir: ec.Spec.Snapshot.Dir, FormerMembers: ec.Status.Members,
 		},
 	}
