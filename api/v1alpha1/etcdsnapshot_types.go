@@ -20,6 +20,9 @@ type EtcdSnapshotSpec struct {
 	// member it is taken from; the member's node takes it.
 	// +kubebuilder:validation:MaxLength=253
 	Member string `json:"member"`
+	// memberNode is the node of that member. No other node may write the facts of the snapshot, or why it could not be taken.
+	// +kubebuilder:validation:MaxLength=63
+	MemberNode string `json:"memberNode"`
 	// revision that it must have, if that is known because the cluster serves no clients and no key can change.
 	// +optional
 	Revision int64 `json:"revision,omitempty"`

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -66,7 +67,7 @@ var examples = map[string]example{
 	},
 	"etcdsnapshots": {
 		object: func(name, node string) client.Object {
-			return &v1alpha1.EtcdSnapshot{ObjectMeta: named(name), Spec: v1alpha1.EtcdSnapshotSpec{Cluster: "c", ClusterUID: "u", Member: "m", Nodes: []string{node}}}
+			return &v1alpha1.EtcdSnapshot{ObjectMeta: named(name), Spec: v1alpha1.EtcdSnapshotSpec{Cluster: "c", ClusterUID: "u", Member: "m", MemberNode: node, Nodes: []string{node}}}
 		},
 		bind: func(o client.Object, node string, _ int64) {
 			o.(*v1alpha1.EtcdSnapshot).Status.Copies = []v1alpha1.EtcdSnapshotCopy{{Node: node}}
@@ -148,6 +149,7 @@ func TestWhoMayWriteTheObjectsOfEveryKind(t *testing.T) {
 		{name: "coordinator of another node", Client: inTerm(t, api, "n2", term)},
 		{name: "coordinator without a term", Client: inTerm(t, api, "n1", "")},
 	}
+	t.Run("what a snapshot is", func(t *testing.T) { onlyTheMembersNodeSaysWhatASnapshotIs(t, admin, callers) })
 	i := 0
 	for _, o := range kinds.Objects() {
 		example, ok := examples[o.Resource]
@@ -188,6 +190,34 @@ func TestWhoMayWriteTheObjectsOfEveryKind(t *testing.T) {
 						}
 					}
 				}
+			}
+		}
+	}
+}
+
+// Every node that keeps a copy may write its entry, and n2 does. The facts, and why there are none, are n1's to write.
+func onlyTheMembersNodeSaysWhatASnapshotIs(t *testing.T, admin client.Client, callers []caller) {
+	for field, write := range map[string]func(*v1alpha1.EtcdSnapshotStatus){
+		"facts": func(s *v1alpha1.EtcdSnapshotStatus) {
+			s.Facts = &v1alpha1.EtcdSnapshotFacts{Revision: 7, At: metav1.NowMicro()}
+		},
+		"error": func(s *v1alpha1.EtcdSnapshotStatus) { s.Error = "no disk" },
+	} {
+		for _, who := range callers {
+			s := examples["etcdsnapshots"].object(fmt.Sprintf("%s-%s", field, strings.ReplaceAll(who.name, " ", "-")), "n1").(*v1alpha1.EtcdSnapshot)
+			if err := admin.Create(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			write(&s.Status)
+			if who.node != "" {
+				s.Status.Copies = []v1alpha1.EtcdSnapshotCopy{{Node: who.node}}
+			}
+			err := who.Status().Update(t.Context(), s)
+			if err != nil && !apierrors.IsForbidden(err) {
+				t.Errorf("%s writes %s: %v", who.name, field, err)
+			}
+			if want := who.node == "n1" || who.coordinates; (err == nil) != want {
+				t.Errorf("%s writes %s: allowed %t, want %t (%v)", who.name, field, err == nil, want, err)
 			}
 		}
 	}

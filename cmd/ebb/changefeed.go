@@ -1,20 +1,16 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
@@ -90,25 +86,6 @@ func passwordSecret(text string) *v1alpha1.PasswordSecretRef {
 	return &v1alpha1.PasswordSecretRef{Name: name, Key: key}
 }
 
-// changefeedStatus is the status of one changefeed.
-type changefeedStatus struct {
-	Namespace   string                       `json:"namespace"`
-	Name        string                       `json:"name"`
-	State       v1alpha1.ChangefeedState     `json:"state"`
-	Maintainer  string                       `json:"maintainer"`
-	Placement   int64                        `json:"placement"`
-	Tables      int64                        `json:"tables"`
-	Checkpoint  int64                        `json:"checkpoint"`
-	LagSeconds  *float64                     `json:"lagSeconds,omitempty"`
-	Dispatchers map[string]int64             `json:"dispatchers"`
-	Slowest     string                       `json:"slowest,omitempty"`
-	Error       string                       `json:"error,omitempty"`
-	Source      string                       `json:"source"`
-	Sink        string                       `json:"sink"`
-	Created     metav1.Time                  `json:"created"`
-	placement   v1alpha1.ChangefeedPlacement // for the note
-}
-
 func newChangefeedList(use string) *cobra.Command {
 	var c cluster
 	var out output
@@ -122,7 +99,7 @@ func newChangefeedList(use string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			list, err := readChangefeeds(cmd.Context(), cl, namespace, time.Now())
+			list, err := changefeed.ReadStatus(cmd.Context(), cl, namespace, time.Now())
 			if err != nil {
 				return err
 			}
@@ -135,39 +112,7 @@ func newChangefeedList(use string) *cobra.Command {
 	return cmd
 }
 
-func readChangefeeds(ctx context.Context, c client.Client, namespace string, now time.Time) ([]changefeedStatus, error) {
-	var feeds v1alpha1.ChangefeedList
-	if err := c.List(ctx, &feeds, client.InNamespace(namespace)); err != nil {
-		return nil, err
-	}
-	list := []changefeedStatus{}
-	for i := range feeds.Items {
-		cf := &feeds.Items[i]
-		p := cf.Placement()
-		s := changefeedStatus{
-			Namespace: cf.Namespace, Name: cf.Name, State: cf.Status.State, Maintainer: p.Node, Placement: p.Epoch, Tables: cf.Status.Tables,
-			Checkpoint: cf.Status.Checkpoint, Dispatchers: map[string]int64{}, Slowest: cf.Status.Slowest, Error: cf.Status.Error, Source: cf.Spec.Source, Sink: cf.Spec.Sink,
-			Created: cf.CreationTimestamp, placement: p,
-		}
-		if s.State == "" {
-			s.State = v1alpha1.ChangefeedPending
-		}
-		if at := cf.Status.CheckpointTime; at != nil {
-			lag := now.Sub(at.Time).Seconds()
-			s.LagSeconds = &lag
-		}
-		for _, n := range cf.Status.Nodes {
-			s.Dispatchers[n.Node] = n.Dispatchers
-		}
-		list = append(list, s)
-	}
-	slices.SortFunc(list, func(a, b changefeedStatus) int {
-		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
-	})
-	return list, nil
-}
-
-func changefeedsText(list []changefeedStatus, now time.Time) string {
+func changefeedsText(list []changefeed.Status, now time.Time) string {
 	if len(list) == 0 {
 		return "no changefeeds\n"
 	}
@@ -175,23 +120,12 @@ func changefeedsText(list []changefeedStatus, now time.Time) string {
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "CHANGEFEED\tSTATE\tMAINTAINER\tTABLES\tDISPATCHERS\tCHECKPOINT\tWRITTEN LAG\tAGE\tNOTE")
 	for _, s := range list {
-		name := s.Name
-		if s.Namespace != kind.DefaultNamespace {
-			name = s.Namespace + "/" + s.Name
-		}
 		lag := "-"
 		if s.LagSeconds != nil {
 			lag = strconv.FormatFloat(*s.LagSeconds, 'f', 1, 64) + "s"
 		}
-		note := s.Error
-		if from := s.placement.From; from != nil && note == "" {
-			note = "moving from " + from.Node
-		}
-		if note == "" && s.LagSeconds != nil && *s.LagSeconds > changefeed.ExplainAfter.Seconds() {
-			note = s.Slowest
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\t%s\n", name, s.State, orDash(s.Maintainer), s.Tables, counts(s.Dispatchers), s.Checkpoint, lag,
-			duration.HumanDuration(now.Sub(s.Created.Time)), note)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\t%s\n", kind.NameIn(s.Namespace, s.Name), s.State, orDash(s.Maintainer), s.Tables, counts(s.Dispatchers), s.Checkpoint, lag,
+			duration.HumanDuration(now.Sub(s.Created.Time)), s.Note())
 	}
 	w.Flush()
 	return trimLines(b.String())
@@ -210,7 +144,7 @@ func newChangefeedState(use, short string, state v1alpha1.ChangefeedWish) *cobra
 			if err != nil {
 				return err
 			}
-			cf, err := setChangefeedState(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]}, state)
+			cf, err := changefeed.SetState(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]}, state)
 			if err != nil {
 				return err
 			}
@@ -221,25 +155,6 @@ func newChangefeedState(use, short string, state v1alpha1.ChangefeedWish) *cobra
 	out.addFlag(cmd.Flags())
 	addNamespace(cmd.Flags(), &namespace, kind.DefaultNamespace, "namespace of the changefeed")
 	return cmd
-}
-
-// setChangefeedState changes the desired state of a changefeed. If a failed one is resumed, its error is cleared.
-func setChangefeedState(ctx context.Context, c client.Client, key types.NamespacedName, state v1alpha1.ChangefeedWish) (*v1alpha1.Changefeed, error) {
-	for {
-		cf := &v1alpha1.Changefeed{}
-		if err := c.Get(ctx, key, cf); err != nil {
-			return nil, err
-		}
-		cf.Spec.State = state
-		err := c.Update(ctx, cf)
-		if err == nil && state == v1alpha1.ChangefeedRun && cf.Status.State == v1alpha1.ChangefeedFailed {
-			cf.Status.State, cf.Status.Error = v1alpha1.ChangefeedPending, ""
-			err = c.Status().Update(ctx, cf)
-		}
-		if !apierrors.IsConflict(err) {
-			return cf, err
-		}
-	}
 }
 
 func newChangefeedRemove() *cobra.Command {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,17 +8,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -105,41 +99,17 @@ kubeconfig file contains the certificate itself, the command writes it to files 
 	return cmd
 }
 
-// endpoints returns the client URLs of the voters, the healthy ones first.
+// endpoints returns what a client needs to connect to a cluster, with the files of its certificate if it wants them.
 func (e *etcdCommand) endpoints(ec *v1alpha1.EtcdCluster, files bool) (*etcdEndpoints, error) {
-	where := &etcdEndpoints{Endpoints: []string{}}
-	members := slices.Clone(ec.Status.Members)
-	slices.SortStableFunc(members, func(a, b v1alpha1.EtcdMemberInfo) int {
-		switch {
-		case a.Healthy == b.Healthy:
-			return 0
-		case a.Healthy:
-			return -1
-		}
-		return 1
-	})
-	for _, m := range members {
-		if m.ClientURL != "" && (m.Role == v1alpha1.EtcdLeader || m.Role == v1alpha1.EtcdVoter) {
-			where.Endpoints = append(where.Endpoints, m.ClientURL)
-		}
+	urls, err := etcdcluster.Endpoints(ec)
+	if err != nil {
+		return nil, err
 	}
-	if len(where.Endpoints) == 0 {
-		return nil, fmt.Errorf("etcd cluster %s has no endpoints: it is %s", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
-	}
-	if files && strings.HasPrefix(where.Endpoints[0], "https:") {
+	where := &etcdEndpoints{Endpoints: urls}
+	if files && strings.HasPrefix(urls[0], "https:") {
 		return where, e.certificates(where)
 	}
 	return where, nil
-}
-
-func etcdPhase(ec *v1alpha1.EtcdCluster) string {
-	switch ec.Status.Phase {
-	case "":
-		return "not created yet"
-	case v1alpha1.EtcdClusterPhaseStopped:
-		return fmt.Sprintf("stopped; `kubectl scale etcdcluster %s --replicas=N` starts it", ec.Name)
-	}
-	return strings.ToLower(string(ec.Status.Phase))
 }
 
 // certificates returns the files with the certificate of the kubeconfig. If the kubeconfig contains the data itself, it writes them.
@@ -259,7 +229,7 @@ func newEtcdMembers() *cobra.Command {
 
 func etcdMembersText(ec *v1alpha1.EtcdCluster) string {
 	if len(ec.Status.Members) == 0 {
-		return fmt.Sprintf("no members: etcd cluster %s is %s\n", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
+		return fmt.Sprintf("no members: etcd cluster %s is %s\n", kind.NameIn(ec.Namespace, ec.Name), etcdcluster.DescribePhase(ec))
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
@@ -290,7 +260,7 @@ spec.snapshot.copies nodes, and deletes the oldest snapshots beyond spec.snapsho
 			if err != nil {
 				return err
 			}
-			s, err := takeSnapshot(cmd.Context(), c, ec, timeout)
+			s, err := etcdcluster.TakeSnapshot(cmd.Context(), c, ec, timeout)
 			if err != nil {
 				return err
 			}
@@ -302,53 +272,6 @@ spec.snapshot.copies nodes, and deletes the oldest snapshots beyond spec.snapsho
 	e.addFlags(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the snapshot")
 	return cmd
-}
-
-// takeSnapshot asks for a snapshot of a healthy member, if possible not the leader, and waits until it is verified.
-func takeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, timeout time.Duration) (*v1alpha1.EtcdSnapshot, error) {
-	var from *v1alpha1.EtcdMemberInfo
-	for i := range ec.Status.Members {
-		m := &ec.Status.Members[i]
-		if m.Healthy && (m.Role == v1alpha1.EtcdVoter || m.Role == v1alpha1.EtcdLeader && from == nil) {
-			from = m
-		}
-	}
-	if from == nil {
-		return nil, fmt.Errorf("etcd cluster %s has no healthy member: it is %s", kind.NameIn(ec.Namespace, ec.Name), etcdPhase(ec))
-	}
-	s := &v1alpha1.EtcdSnapshot{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: ec.Namespace, Name: etcdcluster.SnapshotName(ec, "m"+strconv.FormatInt(time.Now().UnixMilli(), 36)),
-			Labels: map[string]string{v1alpha1.EtcdClusterLabel: ec.Name}, Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer},
-		},
-		Spec: v1alpha1.EtcdSnapshotSpec{
-			Cluster: ec.Name, ClusterUID: string(ec.UID), Incarnation: ec.Status.Incarnation, Generation: ec.Generation, Member: from.Name,
-			Nodes: []string{from.Node}, Dir: ec.Spec.Snapshot.Dir, FormerMembers: ec.Status.Members,
-		},
-	}
-	if err := c.Create(ctx, s); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if err := c.Get(ctx, client.ObjectKeyFromObject(s), s); err != nil {
-			return nil, err
-		}
-		switch {
-		case s.Status.Error != "":
-			return nil, fmt.Errorf("snapshot %s: %s", s.Name, s.Status.Error)
-		case s.Status.Facts != nil && len(s.Verified()) > 0:
-			return s, nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("snapshot %s was not verified within %s; `kubectl get etcdsnapshot %s` shows its progress", s.Name, timeout, s.Name)
-		case <-tick.C:
-		}
-	}
 }
 
 func newEtcdRestore() *cobra.Command {
@@ -371,77 +294,17 @@ A stopped cluster is restored from the snapshot when it is started.`,
 			if err != nil {
 				return err
 			}
-			if snapshot == "" {
-				if snapshot = ec.Status.Snapshot; snapshot == "" {
-					return fmt.Errorf("etcd cluster %s has no verified snapshot; to start empty use --snapshot none", kind.NameIn(ec.Namespace, ec.Name))
-				}
-			}
-			if meta.IsStatusConditionTrue(ec.Status.Conditions, v1alpha1.EtcdReady) && !force {
-				return fmt.Errorf("etcd cluster %s serves clients; a restore loses every key written after snapshot %s; use --force to restore anyway", kind.NameIn(ec.Namespace, ec.Name), snapshot)
-			}
-			text, err := askRestore(cmd.Context(), c, ec, snapshot)
+			from, text, err := etcdcluster.Restore(cmd.Context(), c, ec, snapshot, force)
 			if err != nil {
 				return err
 			}
-			return e.out.print(cmd.OutOrStdout(), map[string]string{"cluster": ec.Name, "snapshot": snapshot}, func() string { return text })
+			return e.out.print(cmd.OutOrStdout(), map[string]string{"cluster": ec.Name, "snapshot": from}, func() string { return text })
 		},
 	}
 	e.addFlags(cmd)
 	cmd.Flags().StringVar(&snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to start empty (default: the newest verified one)")
 	cmd.Flags().BoolVar(&force, "force", false, "restore although the cluster serves clients")
 	return cmd
-}
-
-// askRestore asks the coordinator to restore a cluster from a snapshot.
-func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, snapshot string) (string, error) {
-	if snapshot != "none" {
-		s := &v1alpha1.EtcdSnapshot{}
-		if err := c.Get(ctx, types.NamespacedName{Namespace: ec.Namespace, Name: snapshot}, s); err != nil {
-			return "", err
-		}
-		if s.Spec.ClusterUID != string(ec.UID) || s.Status.Facts == nil || len(s.Verified()) == 0 {
-			return "", fmt.Errorf("snapshot %s is not a verified snapshot of etcd cluster %s", snapshot, kind.NameIn(ec.Namespace, ec.Name))
-		}
-	}
-	from := "from snapshot " + snapshot
-	if snapshot == "none" {
-		from = "to an empty cluster"
-	}
-	for {
-		text := fmt.Sprintf("restoring etcd cluster %s %s; `ebb etcd members %s` shows its progress\n", ec.Name, from, ec.Name)
-		if ec.Size() == 0 {
-			ec.Spec.RestoreFrom = snapshot
-			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `kubectl scale etcdcluster %s --replicas=N`\n", ec.Name, from, ec.Name)
-		} else {
-			metav1.SetMetaDataAnnotation(&ec.ObjectMeta, v1alpha1.EtcdRestoreAnnotation, snapshot+"/"+time.Now().UTC().Format(time.RFC3339Nano))
-		}
-		err := c.Update(ctx, ec)
-		if !apierrors.IsConflict(err) {
-			return text, err
-		}
-		if err := c.Get(ctx, client.ObjectKeyFromObject(ec), ec); err != nil {
-			return "", err
-		}
-	}
-}
-
-// etcdClusterStatus is one etcd cluster as `ebb status etcdclusters` prints it.
-type etcdClusterStatus struct {
-	Namespace  string                    `json:"namespace"`
-	Name       string                    `json:"name"`
-	Phase      v1alpha1.EtcdClusterPhase `json:"phase"`
-	Size       int                       `json:"size"`
-	Ready      int32                     `json:"ready"`
-	Leader     string                    `json:"leader,omitempty"`
-	Nodes      []string                  `json:"nodes"`
-	Snapshot   string                    `json:"snapshot,omitempty"`
-	LastStop   string                    `json:"lastStop,omitempty"`
-	LastStart  string                    `json:"lastStart,omitempty"`
-	Message    string                    `json:"message,omitempty"`
-	AbsentData []v1alpha1.EtcdAbsentData `json:"absentData,omitempty"`
-	Created    metav1.Time               `json:"created"`
-	Members    []v1alpha1.EtcdMemberInfo `json:"members"`
-	Conditions []metav1.Condition        `json:"conditions"`
 }
 
 func newStatusEtcdClusters() *cobra.Command {
@@ -457,7 +320,7 @@ func newStatusEtcdClusters() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			list, err := readEtcdClusters(cmd.Context(), cl, namespace)
+			list, err := etcdcluster.ReadStatus(cmd.Context(), cl, namespace)
 			if err != nil {
 				return err
 			}
@@ -470,39 +333,7 @@ func newStatusEtcdClusters() *cobra.Command {
 	return cmd
 }
 
-func readEtcdClusters(ctx context.Context, c client.Client, namespace string) ([]etcdClusterStatus, error) {
-	var clusters v1alpha1.EtcdClusterList
-	if err := c.List(ctx, &clusters, client.InNamespace(namespace)); err != nil {
-		return nil, err
-	}
-	list := []etcdClusterStatus{}
-	for i := range clusters.Items {
-		ec := &clusters.Items[i]
-		s := etcdClusterStatus{
-			Namespace: ec.Namespace, Name: ec.Name, Phase: ec.Status.Phase, Size: ec.Size(), Ready: ec.Status.ReadyReplicas, Nodes: ec.Status.Nodes, Snapshot: ec.Status.Snapshot,
-			AbsentData: ec.Status.AbsentData, Created: ec.CreationTimestamp, Members: ec.Status.Members, Conditions: ec.Status.Conditions,
-		}
-		if d := ec.Status.LastStop; d != nil {
-			s.LastStop = d.Duration.Round(10 * time.Millisecond).String()
-		}
-		if d := ec.Status.LastStart; d != nil {
-			s.LastStart = d.Duration.Round(10 * time.Millisecond).String()
-		}
-		for _, m := range ec.Status.Members {
-			if m.Role == v1alpha1.EtcdLeader {
-				s.Leader = m.Node
-			}
-		}
-		s.Message = etcdcluster.Message(ec)
-		list = append(list, s)
-	}
-	slices.SortFunc(list, func(a, b etcdClusterStatus) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
-	})
-	return list, nil
-}
-
-func etcdClustersText(list []etcdClusterStatus, now time.Time) string {
+func etcdClustersText(list []etcdcluster.ClusterStatus, now time.Time) string {
 	if len(list) == 0 {
 		return "no etcd clusters\n"
 	}

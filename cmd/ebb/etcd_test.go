@@ -8,9 +8,9 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -61,7 +61,7 @@ func TestEtcdClustersAsPeopleSeeThem(t *testing.T) {
 	if err := c.Status().Update(t.Context(), ec); err != nil {
 		t.Fatal(err)
 	}
-	list, err := readEtcdClusters(t.Context(), c, "")
+	list, err := etcdcluster.ReadStatus(t.Context(), c, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,35 +107,5 @@ export ETCDCTL_KEY=DIR/client.key
 	}
 	if got := quoted("/a b/it's"); got != `'/a b/it'\''s'` {
 		t.Errorf("quoted as %s", got)
-	}
-}
-
-func TestARestoreIsAskedForInTheObject(t *testing.T) {
-	api := testenv.StartAPI(t)
-	c := api.Admin()
-	three, zero := int32(3), int32(0)
-	for name, size := range map[string]*int32{"runs": &three, "stopped": &zero} {
-		ec := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.EtcdClusterSpec{Size: size}}
-		if err := c.Create(t.Context(), ec); err != nil {
-			t.Fatal(err)
-		}
-		stale := ec.DeepCopy()
-		ec.Labels = map[string]string{"changed": "meanwhile"}
-		if err := c.Update(t.Context(), ec); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := askRestore(t.Context(), c, stale, "none"); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: name}, ec); err != nil {
-			t.Fatal(err)
-		}
-		asked := strings.HasPrefix(ec.Annotations[v1alpha1.EtcdRestoreAnnotation], "none/")
-		if asked != (*size > 0) || (ec.Spec.RestoreFrom == "none") != (*size == 0) || ec.Labels["changed"] == "" {
-			t.Errorf("%s: annotations %v, restoreFrom %q", name, ec.Annotations, ec.Spec.RestoreFrom)
-		}
-		if _, err := askRestore(t.Context(), c, ec, "another"); err == nil {
-			t.Error("a snapshot that is not there was accepted")
-		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/kind"
 )
 
@@ -30,7 +31,7 @@ type clusterStatus struct {
 	ActiveDrain *v1alpha1.ActiveDrain `json:"activeDrain,omitempty"`
 	Nodes       []nodeStatus          `json:"nodes"`
 	Drains      []drainStatus         `json:"drains"`
-	Deployments *deploymentsSummary   `json:"deployments,omitempty"`
+	Deployments *deployment.Counts    `json:"deployments,omitempty"`
 	// DrainProblem is what is wrong with the drain that holds the slot.
 	DrainProblem string `json:"drainProblem,omitempty"`
 	// NodeSummary summarizes the nodes, and Kinds each kind of work that has objects.
@@ -127,7 +128,7 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 	if err := c.List(ctx, &programs); err != nil {
 		return nil, err
 	}
-	status.Deployments = summarizeDeployments(programs.Items)
+	status.Deployments = deployment.CountAll(programs.Items)
 	status.Kinds, err = kinds.Summaries(ctx, c, time.Now())
 	return status, err
 }

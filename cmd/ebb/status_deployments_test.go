@@ -69,7 +69,7 @@ func on(node string, state v1alpha1.InstanceState, change ...func(*v1alpha1.Depl
 func table(details bool, programs ...*v1alpha1.Deployment) string {
 	var s deploymentsStatus
 	for _, d := range programs {
-		s.Deployments = append(s.Deployments, deploymentStatusOf(threeNodes(), d))
+		s.Deployments = append(s.Deployments, deployment.StatusOf(threeNodes(), d))
 	}
 	return "\n" + s.text(now, details)
 }
@@ -170,7 +170,7 @@ func TestADaemonWithAnAddressIsEverywhereAllTheSame(t *testing.T) {
 	d := program("beat", v1alpha1.TypeDaemon, running("True", "Running", "It runs on all 3 nodes."), counted("ENABLED", 3, 3), func(d *v1alpha1.Deployment) {
 		d.Spec.Address, d.Status.Conditions[0].Status, d.Status.Conditions[0].Reason = "n1", "False", "ERR_DAEMON_ADDRESS_SET"
 	})
-	s := deploymentStatusOf(threeNodes(), d)
+	s := deployment.StatusOf(threeNodes(), d)
 	if s.Everywhere == nil || !*s.Everywhere || s.Healthy {
 		t.Errorf("everywhere %v, healthy %v", s.Everywhere, s.Healthy)
 	}

@@ -46,6 +46,8 @@ type NodeWrites struct {
 	Entries string
 	// Fixed are paths of the status that nodes may not change.
 	Fixed []string
+	// Owned are paths of the status that only one node may change.
+	Owned []Owned
 	// Check replaces the rules above, for objects that nodes take from each other. It may also update the object itself, not only its status.
 	Check func(context.Context, Write) error
 }
@@ -56,6 +58,14 @@ type Binding struct {
 	Node string
 	// Epoch is the path of the epoch, in the object as it is written.
 	Epoch string
+}
+
+// Owned are paths of the status that belong to the node that an object names. In an object that names none, no node changes them.
+type Owned struct {
+	// Node is the path of the node's name.
+	Node string
+	// Paths are what that node alone may change.
+	Paths []string
 }
 
 // Write is one write of a node.
@@ -82,6 +92,10 @@ func (w Write) CheckEpoch(ctx context.Context, epoch int64) error {
 	return nil
 }
 
+func (w Write) changes(path string) bool {
+	return !equality.Semantic.DeepEqual(at(w.Old, path), at(w.New, path))
+}
+
 // Judge returns why a write of a node is refused, or nil.
 func (n *NodeWrites) Judge(ctx context.Context, w Write) error {
 	if n.Check != nil {
@@ -91,8 +105,16 @@ func (n *NodeWrites) Judge(ctx context.Context, w Write) error {
 		return fmt.Errorf("node %s may write the status of the object only", w.Node)
 	}
 	for _, path := range n.Fixed {
-		if !equality.Semantic.DeepEqual(at(w.Old, path), at(w.New, path)) {
+		if w.changes(path) {
 			return fmt.Errorf("node %s may not change %s", w.Node, path)
+		}
+	}
+	for _, o := range n.Owned {
+		owner, _ := at(w.New, o.Node).(string)
+		for _, path := range o.Paths {
+			if owner != w.Node && w.changes(path) {
+				return fmt.Errorf("node %s may not change %s: %s names %s", w.Node, path, o.Node, owner)
+			}
 		}
 	}
 	if n.Entries != "" {

@@ -16,12 +16,13 @@ func object(status fields) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: fields{"spec": fields{"node": "n1"}, "status": status}}
 }
 
-// leases: n1 holds epoch 3, n2 was fenced in epoch 3, n3 has released epoch 3.
+// leases: n1 and n4 hold epoch 3, n2 was fenced in epoch 3, n3 has released epoch 3.
 func leases(_ context.Context, node string) (lease.Record, error) {
 	return map[string]lease.Record{
 		"n1": {Node: "n1", Holder: "p", Epoch: 3},
 		"n2": {Node: "n2", Epoch: 3, Fenced: 3},
 		"n3": {Node: "n3", Epoch: 3},
+		"n4": {Node: "n4", Holder: "p", Epoch: 3},
 	}[node], nil
 }
 
@@ -31,6 +32,7 @@ func TestWhatANodeMayWrite(t *testing.T) {
 		Fixed:    []string{"status.place"},
 	}
 	listed := &access.NodeWrites{Entries: "status.copies"}
+	shared := &access.NodeWrites{Entries: "status.copies", Owned: []access.Owned{{Node: "spec.node", Paths: []string{"status.facts", "status.error"}}}}
 	entry := func(node, text string) any { return fields{"node": node, "text": text} }
 	for _, c := range []struct {
 		name     string
@@ -54,6 +56,11 @@ func TestWhatANodeMayWrite(t *testing.T) {
 		{name: "another's entry", writes: listed, node: "n1", old: fields{"copies": []any{entry("n2", "a")}}, new: fields{"copies": []any{entry("n2", "b")}}, want: "node n1 may not write the entry of node n2 in status.copies"},
 		{name: "another's entry, taken away", writes: listed, node: "n1", old: fields{"copies": []any{entry("n2", "a")}}, new: fields{}, want: "node n1 may not remove the entry of node n2 from status.copies"},
 		{name: "another's entry, made", writes: listed, node: "n1", new: fields{"copies": []any{entry("n2", "a")}}, want: "node n1 may not write the entry of node n2 in status.copies"},
+		{name: "its own entry, beside what another owns", writes: shared, node: "n4", old: fields{"facts": "a"}, new: fields{"facts": "a", "copies": []any{entry("n4", "a")}}},
+		{name: "what it owns", writes: shared, node: "n1", old: fields{"error": "a"}, new: fields{"facts": "b"}},
+		{name: "what it owns, for another", writes: shared, node: "n1", new: fields{"facts": "b", "copies": []any{entry("n4", "a")}}, want: "node n1 may not write the entry of node n4 in status.copies"},
+		{name: "what another owns", writes: shared, node: "n4", new: fields{"error": "b"}, want: "node n4 may not change status.error: spec.node names n1"},
+		{name: "what another owns, by taking it away", writes: shared, node: "n4", old: fields{"facts": "a"}, new: fields{}, want: "node n4 may not change status.facts: spec.node names n1"},
 		{name: "its own entry, without a lease", writes: listed, node: "n3", new: fields{"copies": []any{entry("n3", "a")}}, want: "node n3 holds no lease: epoch 3 has ended"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -170,7 +170,7 @@ func (c *Controller) list(ctx context.Context, slot *v1alpha1.ActiveDrain) ([]*v
 	var all []*v1alpha1.Changefeed
 	for i := range list.Items {
 		cf := &list.Items[i]
-		if newer := known[cf.UID]; newer != nil && maintainer.Older(cf, newer) {
+		if newer := known[cf.UID]; newer != nil && kubeclient.Older(cf, newer) {
 			cf = newer.DeepCopy()
 			c.newest[cf.UID] = newer
 		} else if live {

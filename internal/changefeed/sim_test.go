@@ -87,25 +87,24 @@ type sim struct {
 	leases   history[map[string]lease.Record]
 	nodes    history[map[string]*v1alpha1.Node]
 	settings history[setting]
-	version  int
+	versions simtest.Revisions
 
 	processes map[string]*process
 	names     []string
 	leader    view // what the coordinator has seen
 	wrote     int  // and what it has written last: it plans only when it has seen that
 
-	breach map[rule]string
-	counts map[string]int
-	heard  []string
-	bound  *simtest.Play
+	*simtest.Referee[rule]
+	bound *simtest.Play
 }
 
 func newSim(seed uint64, b broken) *sim {
 	s := &sim{
-		chance: rand.New(rand.NewPCG(seed, 7)), broken: b, now: now, processes: map[string]*process{}, breach: map[rule]string{}, counts: map[string]int{},
+		chance: rand.New(rand.NewPCG(seed, 7)), broken: b, now: now, processes: map[string]*process{},
 		feeds: history[map[string]*v1alpha1.Changefeed]{{}}, leases: history[map[string]lease.Record]{{}}, nodes: history[map[string]*v1alpha1.Node]{{}},
 		settings: history[setting]{{batch: 1}},
 	}
+	s.Referee = simtest.NewReferee[rule](s.at)
 	for i := range 2 + s.chance.IntN(3) {
 		name := fmt.Sprintf("n%d", i+1)
 		s.names = append(s.names, name)
@@ -154,34 +153,24 @@ func (s *sim) world(v view) changefeed.World {
 	return w
 }
 
-func (s *sim) hear(format string, args ...any) {
-	s.heard = append(s.heard, fmt.Sprintf("%6.1f ", s.now.Sub(now).Seconds())+fmt.Sprintf(format, args...))
-}
-
-func (s *sim) breached(which rule, format string, args ...any) {
-	if s.breach[which] == "" {
-		s.breach[which] = fmt.Sprintf(format, args...)
-		s.hear("BREACH %s: %s", which, s.breach[which])
-	}
-}
+func (s *sim) at() string { return fmt.Sprintf("%6.1f", s.now.Sub(now).Seconds()) }
 
 // write stores a changefeed, whatever was there.
 func (s *sim) write(cf *v1alpha1.Changefeed, why string) {
 	next := maps.Clone(s.feeds.last())
-	s.version++
 	cf = cf.DeepCopy()
-	cf.ResourceVersion = strconv.Itoa(s.version)
+	s.versions.Stamp(cf)
 	if was := next[cf.Name]; was != nil {
 		s.judge(was.Placement(), cf.Placement(), cf.Name)
 	}
 	next[cf.Name] = cf
 	s.feeds = append(s.feeds, next)
-	s.hear("%s %s: %s", cf.Name, why, strings.Join(describePlan(feeds(cf)), ""))
+	s.Hear("%s %s: %s", cf.Name, why, strings.Join(describePlan(feeds(cf)), ""))
 }
 
 func (s *sim) judge(was, is v1alpha1.ChangefeedPlacement, name string) {
 	if is.Epoch < was.Epoch || is.Node != "" && is.Epoch == was.Epoch && (is.Node != was.Node || is.NodeEpoch != was.NodeEpoch) {
-		s.breached(epochsGrow, "%s went from %s in epoch %d to %s in epoch %d", name, was.Node, was.Epoch, is.Node, is.Epoch)
+		s.Breach(epochsGrow, "%s went from %s in epoch %d to %s in epoch %d", name, was.Node, was.Epoch, is.Node, is.Epoch)
 	}
 }
 
@@ -228,8 +217,8 @@ func (s *sim) start(p *process) {
 		}
 	})
 	p.seen = s.newest()
-	s.counts["start"]++
-	s.hear("%s starts in epoch %d", p.name, p.epoch)
+	s.Count("start")
+	s.Hear("%s starts in epoch %d", p.name, p.epoch)
 }
 
 // tend is one iteration of a maintainer's loop, for one changefeed on one node.
@@ -256,7 +245,7 @@ func (s *sim) tend(p *process, name string) {
 			cf.Status.Placement.From.Stopped, cf.Status.Placement.Since = true, &since
 			return true
 		}) {
-			s.counts["acknowledged"]++
+			s.Count("acknowledged")
 		}
 	}
 	if s.broken.acksEarly && isFrom(at.From) {
@@ -268,7 +257,7 @@ func (s *sim) tend(p *process, name string) {
 		case p.ends[name]:
 			delete(p.works, name)
 			delete(p.ends, name)
-			s.hear("%s stops %s %d", p.name, name, epoch)
+			s.Hear("%s stops %s %d", p.name, name, epoch)
 		case !stands && !s.broken.worksOn:
 			p.ends[name] = true // what is under way comes to its end first
 		case at.Phase == v1alpha1.PlacementPlacing && !p.bad && s.chance.IntN(2) == 0:
@@ -279,7 +268,7 @@ func (s *sim) tend(p *process, name string) {
 				cf.Status.Placement.Phase, cf.Status.Placement.From, cf.Status.State = v1alpha1.PlacementRunning, nil, v1alpha1.ChangefeedRunning
 				return true
 			}) {
-				s.counts["runs"]++
+				s.Count("runs")
 			}
 		}
 		return
@@ -310,11 +299,11 @@ func (s *sim) tend(p *process, name string) {
 		}) {
 			return
 		}
-		s.counts["found over"]++
+		s.Count("found over")
 	}
 	p.works[name] = at.Epoch
-	s.counts["begins"]++
-	s.hear("%s begins %s %d", p.name, name, at.Epoch)
+	s.Count("begins")
+	s.Hear("%s begins %s %d", p.name, name, at.Epoch)
 }
 
 // plan is one iteration of the coordinator. It may end between any two writes.
@@ -333,12 +322,12 @@ func (s *sim) plan() {
 	for _, cf := range changefeed.Place(w) {
 		if !s.calm && s.chance.IntN(10) == 0 {
 			s.leader = s.newest() // another one takes over
-			s.counts["failover"]++
+			s.Count("failover")
 			return
 		}
 		was := s.feeds.last()[cf.Name]
 		if cf.ResourceVersion != was.ResourceVersion && !s.broken.blindWrites {
-			s.counts["conflict"]++
+			s.Count("conflict")
 			return
 		}
 		is := cf.Placement()
@@ -349,12 +338,12 @@ func (s *sim) plan() {
 			cf.Status.Placement.Epoch = max(is.Epoch-1, 1)
 		}
 		if is.From != nil && was.Placement().Phase == v1alpha1.PlacementPlacing && was.Placement().From == nil {
-			s.counts["late"]++
+			s.Count("late")
 		}
 		s.write(cf, "placed")
 		s.wrote = len(s.feeds) - 1
 		if slot != nil && is.From != nil && is.From.Node == slot.Node && is.Phase == v1alpha1.PlacementPlacing && was.Placement().Node == slot.Node {
-			s.counts["moves"]++
+			s.Count("moves")
 			under := 0
 			for _, each := range s.feeds.last() {
 				if p := each.Placement(); p.From != nil && p.From.Node == slot.Node && p.Node != slot.Node && p.Phase == v1alpha1.PlacementPlacing && each.Wanted() {
@@ -362,7 +351,7 @@ func (s *sim) plan() {
 				}
 			}
 			if most := max(s.settings[s.leader.settings].batch, 1); under > most {
-				s.breached(fewMove, "%d moves off %s are under way, of %d", under, slot.Node, most)
+				s.Breach(fewMove, "%d moves off %s are under way, of %d", under, slot.Node, most)
 			}
 		}
 	}
@@ -404,13 +393,13 @@ func (s *sim) disturb(p *process) {
 	case 0:
 		if p.alive && s.chance.IntN(2) == 0 {
 			p.alive, p.frozen, p.works, p.ends = false, false, nil, nil
-			s.counts["die"]++
-			s.hear("%s dies", p.name)
+			s.Count("die")
+			s.Hear("%s dies", p.name)
 		}
 	case 1:
 		if p.alive && !p.frozen {
 			p.frozen = true
-			s.hear("%s freezes", p.name)
+			s.Hear("%s freezes", p.name)
 		}
 	case 2:
 		s.thaw(p)
@@ -449,8 +438,8 @@ func (s *sim) fence(p *process) {
 	}
 	rec.Holder, rec.Fenced = "", rec.Epoch
 	s.setLease(rec)
-	s.counts["fenced"]++
-	s.hear("%s is fenced in epoch %d", p.name, rec.Epoch)
+	s.Count("fenced")
+	s.Hear("%s is fenced in epoch %d", p.name, rec.Epoch)
 	if now := s.settings.last(); now.slot != nil && now.slot.Node == p.name {
 		now.slot = nil
 		s.settings = append(s.settings, now)
@@ -476,8 +465,8 @@ func (s *sim) drain(p *process) {
 		if rec := s.leases.last()[p.name]; rec.Held() && s.chance.IntN(2) == 0 {
 			now.slot = &v1alpha1.ActiveDrain{Name: "d", UID: fmt.Sprint(len(s.settings)), Node: p.name, NodeEpoch: rec.Epoch}
 			s.settings = append(s.settings, now)
-			s.counts["drain"]++
-			s.hear("%s is to be drained", p.name)
+			s.Count("drain")
+			s.Hear("%s is to be drained", p.name)
 		}
 		return
 	}
@@ -490,8 +479,8 @@ func (s *sim) drain(p *process) {
 	s.setLease(rec)
 	p.alive, now.slot = false, nil
 	s.settings = append(s.settings, now)
-	s.counts["drained"]++
-	s.hear("%s is drained", p.name)
+	s.Count("drained")
+	s.Hear("%s is drained", p.name)
 }
 
 // watch is the referee: it checks which maintainers work.
@@ -505,7 +494,7 @@ func (s *sim) watch() {
 			}
 		}
 		if len(who) > 1 {
-			s.breached(oneWorks, "%s: %s", name, strings.Join(who, " and "))
+			s.Breach(oneWorks, "%s: %s", name, strings.Join(who, " and "))
 		}
 	}
 }
@@ -532,8 +521,8 @@ func TestReplay(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s is not a seed: %v", text, err)
 		}
-		if s := play(seed, broken{}); len(s.breach) > 0 {
-			t.Errorf("%v\n%s", s.breach, s.tail())
+		if verdict := play(seed, broken{}).Verdict(); verdict != "" {
+			t.Error(verdict)
 		}
 	})
 }
@@ -541,7 +530,7 @@ func TestReplay(t *testing.T) {
 // settle ends all faults, drains a node, and checks the final state.
 func (s *sim) settle() {
 	s.calm = true
-	s.hear("peace")
+	s.Hear("peace")
 	for _, name := range s.names {
 		p := s.processes[name]
 		s.thaw(p)
@@ -573,7 +562,7 @@ func (s *sim) settle() {
 		}
 		s.watch()
 	}
-	s.breached(allWell, "%s", s.uneasy())
+	s.Breach(allWell, "%s", s.uneasy())
 }
 
 // uneasy is what is not yet as it must be in the end.
@@ -595,29 +584,16 @@ func (s *sim) uneasy() string {
 	return ""
 }
 
-// tail is the log up to the first breach, for a failure message.
-func (s *sim) tail() string {
-	end := 1 + slices.IndexFunc(s.heard, func(line string) bool { return strings.Contains(line, "BREACH") })
-	return strings.Join(s.heard[max(0, end-40):end], "\n")
-}
-
 func TestMaintainersWithFaults(t *testing.T) {
-	counts := map[string]int{}
+	census := simtest.Census{}
 	for seed := range testlength.Seeds(1000, 20000) {
 		s := play(seed, broken{})
-		for what, n := range s.counts {
-			counts[what] += n
-		}
-		if len(s.breach) > 0 {
-			t.Fatalf("run %d: %v\n%s", seed, s.breach, s.tail())
+		census.Add(s.Counts())
+		if verdict := s.Verdict(); verdict != "" {
+			t.Fatalf("run %d: %s", seed, verdict)
 		}
 	}
-	t.Logf("in all: %v", counts)
-	for _, what := range []string{"start", "die", "fenced", "begins", "runs", "acknowledged", "found over", "moves", "late", "conflict", "failover", "drain", "drained"} {
-		if counts[what] < 20 {
-			t.Errorf("%q happened %d times: this shows too little", what, counts[what])
-		}
-	}
+	census.Require(t, 20, "start", "die", "fenced", "begins", "runs", "acknowledged", "found over", "moves", "late", "conflict", "failover", "drain", "drained")
 }
 
 // Each of these has a fault on purpose, and the referee must find it: a check that cannot fail is worthless. Seeds are tried in order,
@@ -639,19 +615,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		{"a maintainer that does not stop", broken{worksOn: true}, []rule{allWell}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			found := map[rule]bool{}
-			for seed := range uint64(600) {
-				for which, text := range play(seed, c.broken).breach {
-					if slices.Contains(c.want, which) && !found[which] {
-						found[which] = true
-						t.Logf("run %d: %s: %s", seed, which, text)
-					}
-				}
-				if len(found) == len(c.want) {
-					return
-				}
-			}
-			t.Errorf("found %v of %v", found, c.want)
+			simtest.RequireBreach(t, 600, func(seed uint64) map[rule]string { return play(seed, c.broken).Breaches() }, c.want...)
 		})
 	}
 }
@@ -662,10 +626,11 @@ func TestAMaintainerRecordsThatItsOriginEndedBeforeItBegins(t *testing.T) {
 	for name, b := range map[string]broken{"by the rules": {}, "on its own view alone": {beginsUnwritten: true}} {
 		t.Run(name, func(t *testing.T) {
 			s := &sim{
-				chance: rand.New(rand.NewPCG(1, 1)), broken: b, now: now, processes: map[string]*process{}, breach: map[rule]string{}, counts: map[string]int{},
+				chance: rand.New(rand.NewPCG(1, 1)), broken: b, now: now, processes: map[string]*process{},
 				feeds: history[map[string]*v1alpha1.Changefeed]{{}}, leases: history[map[string]lease.Record]{{}}, nodes: history[map[string]*v1alpha1.Node]{{}},
 				settings: history[setting]{{batch: 1}}, calm: true,
 			}
+			s.Referee = simtest.NewReferee[rule](s.at)
 			for _, name := range []string{"n1", "n2", "n3"} {
 				s.names = append(s.names, name)
 				s.processes[name] = &process{name: name}
@@ -690,10 +655,10 @@ func TestAMaintainerRecordsThatItsOriginEndedBeforeItBegins(t *testing.T) {
 			s.tend(first, "f")
 			s.tend(last, "f")
 			s.watch()
-			if got, want := s.breach[oneWorks] != "", b.beginsUnwritten; got != want {
-				t.Errorf("two work: %v\n%s", got, strings.Join(s.heard, "\n"))
+			if got, want := s.Breaches()[oneWorks] != "", b.beginsUnwritten; got != want {
+				t.Errorf("two work: %v\n%s", got, strings.Join(s.Heard(), "\n"))
 			}
-			if s.counts["begins"] == 0 {
+			if s.Counted("begins") == 0 {
 				t.Error("nobody begins")
 			}
 		})

@@ -22,7 +22,7 @@ func scenario(t *testing.T, machines int, prepare, script func(*testing.T, *worl
 		w.boot()
 		script(t, w)
 		w.end()
-		for which, text := range w.referee.breach {
+		for which, text := range w.referee.Breaches() {
 			t.Errorf("%s: %s", which, text)
 		}
 	})

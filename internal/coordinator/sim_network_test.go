@@ -141,7 +141,7 @@ func fly[T any](p *process, ask func() (T, error)) (answer[T], bool) {
 	}
 	value, err := ask()
 	if isLate {
-		w.referee.count("late arrival")
+		w.referee.Count("late arrival")
 	}
 	time.Sleep(t.back)
 	return answer[T]{value, err}, !t.backLost && !p.isCut()

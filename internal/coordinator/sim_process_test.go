@@ -87,7 +87,7 @@ type counted struct {
 func (c counted) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := c.Interface.Update(ctx, r)
 	if errors.Is(err, errNotHeld) || errors.Is(err, errStillWorking) {
-		c.referee.count(err.Error())
+		c.referee.Count(err.Error())
 	}
 	return err
 }

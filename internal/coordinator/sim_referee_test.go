@@ -1,10 +1,11 @@
 package coordinator
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // rule is one thing that must never happen.
@@ -25,6 +26,7 @@ const (
 
 // referee sees everything that happens in a play and knows the rules.
 type referee struct {
+	*simtest.Referee[rule]
 	start   time.Time
 	orderly bool // a play without faults
 	resigns bool // an orderly play in which there is always somebody to hand over to
@@ -33,9 +35,7 @@ type referee struct {
 	freedAt time.Time // when the election was last released
 	// handOvers are how long nobody worked after each release.
 	handOvers []time.Duration
-	leader    string // the node whose term began last
-	breach    map[rule]string
-	counts    map[string]int
+	leader    string              // the node whose term began last
 	running   map[string]*process // work, by term
 	begun     map[string]bool
 	writer    string
@@ -44,8 +44,9 @@ type referee struct {
 }
 
 func newReferee(p plan) *referee {
+	start := time.Now()
 	return &referee{
-		start: time.Now(), orderly: p.orderly(), resigns: p.resignsOnly(), breach: map[rule]string{}, counts: map[string]int{},
+		Referee: simtest.NewReferee[rule](func() string { return time.Since(start).String() }), start: start, orderly: p.orderly(), resigns: p.resignsOnly(),
 		running: map[string]*process{}, begun: map[string]bool{}, past: map[string]bool{}, writes: map[string]int{},
 	}
 }
@@ -56,15 +57,6 @@ func (r *referee) locked(do func()) {
 	do()
 }
 
-// foul records the first breach of each rule. The caller holds the lock.
-func (r *referee) foul(which rule, format string, args ...any) {
-	if _, known := r.breach[which]; !known {
-		r.breach[which] = fmt.Sprintf("%s: %s", time.Since(r.start), fmt.Sprintf(format, args...))
-	}
-}
-
-func (r *referee) count(what string) { r.locked(func() { r.counts[what]++ }) }
-
 // held sees who made whom the holder instead of whom.
 func (r *referee) held(by, before, after string) {
 	r.mu.Lock()
@@ -73,17 +65,17 @@ func (r *referee) held(by, before, after string) {
 	case before == after:
 		return
 	case after != "":
-		r.counts["taken"]++
+		r.Count("taken")
 		if before != "" && NodeOf(before) != NodeOf(after) {
-			r.counts["taken over"]++
+			r.Count("taken over")
 		}
 		return
 	case by != before:
-		r.foul(ownRelease, "%s cleared %s", by, before)
+		r.Breach(ownRelease, "%s cleared %s", by, before)
 	case r.running[before] != nil:
-		r.foul(stopFirst, "%s was released and still works", before)
+		r.Breach(stopFirst, "%s was released and still works", before)
 	}
-	r.counts["released"]++
+	r.Count("released")
 	r.freedAt = time.Now()
 }
 
@@ -93,20 +85,20 @@ func (r *referee) begins(p *process, term string) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.counts["begun"]++
+	r.Count("begun")
 	if r.resigns && !r.freedAt.IsZero() {
 		r.handOvers = append(r.handOvers, time.Since(r.freedAt))
 	}
 	if r.resigns && r.leader == NodeOf(term) {
-		r.foul(another, "%s begins and %s had resigned", term, r.leader)
+		r.Breach(another, "%s begins and %s had resigned", term, r.leader)
 	}
 	r.leader = NodeOf(term)
 	for other, by := range r.running {
 		if by == p {
-			r.foul(oneTerm, "%s begins and %s still works", term, other)
+			r.Breach(oneTerm, "%s begins and %s still works", term, other)
 		}
 		if r.orderly {
-			r.foul(handOver, "%s begins and %s still works", term, other)
+			r.Breach(handOver, "%s begins and %s still works", term, other)
 		}
 	}
 	r.running[term], r.begun[term] = p, true
@@ -118,7 +110,7 @@ func (r *referee) judgeHandOvers() {
 	defer r.mu.Unlock()
 	slices.Sort(r.handOvers)
 	if n := len(r.handOvers); n > 0 && r.handOvers[n/2] > 300*time.Millisecond {
-		r.foul(promptly, "half of them took more than %s", r.handOvers[n/2])
+		r.Breach(promptly, "half of them took more than %s", r.handOvers[n/2])
 	}
 }
 
@@ -146,10 +138,10 @@ func (r *referee) wrote(term string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.begun[term] {
-		r.foul(knownWriter, "%s wrote", term)
+		r.Breach(knownWriter, "%s wrote", term)
 	}
 	if r.past[term] {
-		r.foul(oneWrites, "%s wrote after %s", term, r.writer)
+		r.Breach(oneWrites, "%s wrote after %s", term, r.writer)
 	}
 	if r.writer != term {
 		r.past[r.writer] = true

@@ -69,8 +69,8 @@ func TestReplay(t *testing.T) {
 	simtest.Replay(t, func(t *testing.T, text string) {
 		p := decodePlan(t, text)
 		for range 100 {
-			if r := play(t, p, broken{}); len(r.breach) > 0 {
-				t.Fatalf("%v\n%v", p, r.breach)
+			if verdict := play(t, p, broken{}).Verdict(); verdict != "" {
+				t.Fatalf("%v\n%s", p, verdict)
 			}
 		}
 	})
@@ -102,8 +102,8 @@ func newCrowdedPlan(d draw) plan {
 func TestEventsOfTheSameInstantDoNotMix(t *testing.T) {
 	for seed := range uint64(100) {
 		p := newCrowdedPlan(seeded(seed))
-		if r := play(t, p, broken{}); len(r.breach) > 0 {
-			t.Fatalf("seed %d: %v\n%v", seed, p, r.breach)
+		if verdict := play(t, p, broken{}).Verdict(); verdict != "" {
+			t.Fatalf("seed %d: %v\n%s", seed, p, verdict)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"net/http"
-	"strconv"
 	"sync"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // store is a model of the API server: the election's Lease under compare-and-swap, and writes that name their term.
@@ -17,11 +17,11 @@ type store struct {
 	referee *referee
 	broken  broken
 
-	mu      sync.Mutex
-	lease   *coordinationv1.Lease // nil until somebody creates it
-	version int
-	away    bool
-	freed   func() // called when the holder is cleared
+	mu       sync.Mutex
+	lease    *coordinationv1.Lease // nil until somebody creates it
+	versions simtest.Revisions
+	away     bool
+	freed    func() // called when the holder is cleared
 }
 
 var leases = coordinationv1.Resource("leases")
@@ -50,8 +50,8 @@ func (s *store) update(by string, l *coordinationv1.Lease) (*coordinationv1.Leas
 	if s.lease == nil {
 		return nil, apierrors.NewNotFound(leases, lease.CoordinatorName)
 	}
-	if s.lease.ResourceVersion != l.ResourceVersion {
-		s.referee.count("conflict")
+	if !simtest.Fresh(s.lease, l, false) {
+		s.referee.Count("conflict")
 		return nil, apierrors.NewConflict(leases, lease.CoordinatorName, nil)
 	}
 	return s.put(by, l), nil
@@ -59,9 +59,8 @@ func (s *store) update(by string, l *coordinationv1.Lease) (*coordinationv1.Leas
 
 func (s *store) put(by string, l *coordinationv1.Lease) *coordinationv1.Lease {
 	before, after := s.holder(), *l.Spec.HolderIdentity
-	s.version++
 	s.lease = l.DeepCopy()
-	s.lease.ResourceVersion = strconv.Itoa(s.version)
+	s.versions.Stamp(s.lease)
 	s.referee.held(by, before, after)
 	if before != "" && after == "" {
 		s.freed()
@@ -82,7 +81,7 @@ func (s *store) write(header http.Header) (*http.Response, error) {
 	defer s.mu.Unlock()
 	term := header.Get(identity.TermHeader)
 	if term != s.holder() && !s.broken.noTermCheck {
-		s.referee.count("refused")
+		s.referee.Count("refused")
 		over := http.Header{}
 		over.Set(identity.TermOverHeader, "true")
 		return &http.Response{StatusCode: http.StatusForbidden, Header: over, Body: http.NoBody}, nil

@@ -122,7 +122,7 @@ func (w *world) tellFreed() {
 // begin does an event, and undoes it when its time is over or the faults are.
 func (w *world) begin(e event) {
 	m := w.machines[e.who]
-	w.referee.count(string(e.what))
+	w.referee.Count(string(e.what))
 	switch e.what {
 	case resigned:
 		w.running.Go(func() { m.resign() })
@@ -200,7 +200,7 @@ func (m *machine) resign() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := m.current().campaign.Resign(ctx); err == nil {
-		m.world.referee.count("handed over")
+		m.world.referee.Count("handed over")
 	}
 }
 
@@ -241,7 +241,7 @@ func (w *world) judge(which rule, leader string) {
 	wrote, works := w.referee.sample()
 	if len(works) != 1 || works[0] != leader || len(wrote) != 1 || wrote[leader] == 0 || w.store.leader() != leader {
 		w.referee.locked(func() {
-			w.referee.foul(which, "%s was elected, then %s; %v worked and %v wrote", leader, w.store.leader(), works, wrote)
+			w.referee.Breach(which, "%s was elected, then %s; %v worked and %v wrote", leader, w.store.leader(), works, wrote)
 		})
 	}
 }

@@ -3,11 +3,11 @@ package coordinator
 import (
 	"math/rand/v2"
 	"os"
-	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"github.com/ebb-dev/ebb/internal/simtest"
 	"github.com/ebb-dev/ebb/internal/testenv"
 	"github.com/ebb-dev/ebb/internal/testlength"
 )
@@ -30,31 +30,24 @@ func seeded(seed uint64) draw {
 func TestNoScheduleBreaksTheRulesOfTerms(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		p := newPlan(drawn(rt))
-		if r := play(t, p, broken{}); len(r.breach) > 0 {
-			rt.Fatalf("%v\n%v", p, r.breach)
+		if verdict := play(t, p, broken{}).Verdict(); verdict != "" {
+			rt.Fatalf("%v\n%s", p, verdict)
 		}
 	})
 }
 
 // TestNoSeedBreaksTheRulesOfTerms also shows that the plays are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRulesOfTerms(t *testing.T) {
-	counts := map[string]int{}
+	census := simtest.Census{}
 	for seed := range testlength.Seeds(60, 1000) {
 		p := newPlan(seeded(seed))
 		r := play(t, p, broken{})
-		if len(r.breach) > 0 {
-			t.Fatalf("seed %d: %v\n%v", seed, p, r.breach)
+		if verdict := r.Verdict(); verdict != "" {
+			t.Fatalf("seed %d: %v\n%s", seed, p, verdict)
 		}
-		for what, n := range r.counts {
-			counts[what] += n
-		}
+		census.Add(r.Counts())
 	}
-	t.Log(counts)
-	for _, what := range []string{"begun", "taken", "taken over", "released", "handed over", "refused", errNotHeld.Error(), errStillWorking.Error(), "conflict", "late arrival"} {
-		if counts[what] == 0 {
-			t.Errorf("%q never happened: %v", what, counts)
-		}
-	}
+	census.Require(t, 1, "begun", "taken", "taken over", "released", "handed over", "refused", errNotHeld.Error(), errStillWorking.Error(), "conflict", "late arrival")
 }
 
 func TestHandOversWithoutFaults(t *testing.T) {
@@ -67,10 +60,10 @@ func TestHandOversWithoutFaults(t *testing.T) {
 			for seed := range uint64(30) {
 				p := plan(seeded(seed))
 				r := play(t, p, broken{})
-				if len(r.breach) > 0 {
-					t.Fatalf("seed %d: %v\n%v", seed, p, r.breach)
+				if verdict := r.Verdict(); verdict != "" {
+					t.Fatalf("seed %d: %v\n%s", seed, p, verdict)
 				}
-				begun += r.counts["begun"]
+				begun += r.Counted("begun")
 			}
 			if begun < 90 {
 				t.Errorf("only %d terms began in 30 plays", begun)
@@ -98,19 +91,7 @@ func TestTheRefereeSeesABrokenTerm(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			found := map[rule]bool{}
-			for seed := range uint64(200) {
-				for which, text := range play(t, c.plan(seeded(seed)), c.broken).breach {
-					if slices.Contains(c.want, which) && !found[which] {
-						found[which] = true
-						t.Logf("play %d: %s: %s", seed+1, which, text)
-					}
-				}
-				if len(found) == len(c.want) {
-					return
-				}
-			}
-			t.Errorf("200 plays broke only %v", found)
+			simtest.RequireBreach(t, 200, func(seed uint64) map[rule]string { return play(t, c.plan(seeded(seed)), c.broken).Breaches() }, c.want...)
 		})
 	}
 }

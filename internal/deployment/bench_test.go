@@ -288,7 +288,7 @@ func BenchmarkClaim1000On3(b *testing.B) {
 			var c *deployment.Claimer
 			var cache ctrlcache.Cache
 			c = m.claimer(name, m.api.Client(cfg), func() client.Reader { return cache })
-			cache = m.watch(ctx, cfg, c.Poke)
+			cache = m.watch(ctx, cfg, c.Wake)
 			go c.Run(ctx)
 		}
 	})
@@ -305,7 +305,7 @@ func BenchmarkClaim10000By100(b *testing.B) {
 		}
 		cache = m.watch(ctx, m.api.Dir.Kubeconfig(), func() {
 			for _, c := range claimers {
-				c.Poke()
+				c.Wake()
 			}
 		})
 		for _, c := range claimers {
@@ -378,7 +378,7 @@ func BenchmarkClaim100On3AsNodeUnit(b *testing.B) {
 				var c *deployment.Claimer
 				var cache ctrlcache.Cache
 				c = m.claimer(name, m.api.Client(cfg), func() client.Reader { return cache })
-				cache = m.watch(ctx, cfg, c.Poke)
+				cache = m.watch(ctx, cfg, c.Wake)
 				go c.Run(ctx)
 			}
 		})

@@ -18,6 +18,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 const (
@@ -53,7 +54,7 @@ type Claimer struct {
 	// Log of the node.
 	Log *slog.Logger
 
-	pokes chan struct{}
+	worker.Signal
 
 	mu    sync.Mutex
 	ahead map[types.UID]*v1alpha1.Deployment // our claims that View does not show yet
@@ -62,17 +63,9 @@ type Claimer struct {
 
 // NewClaimer initializes a claimer whose exported fields are set.
 func NewClaimer(c *Claimer) *Claimer {
-	c.pokes = make(chan struct{}, 1)
+	c.Signal = worker.NewSignal()
 	c.ahead, c.left = map[types.UID]*v1alpha1.Deployment{}, map[string]time.Time{}
 	return c
-}
-
-// Poke tells the claimer that something has changed.
-func (c *Claimer) Poke() {
-	select {
-	case c.pokes <- struct{}{}:
-	default:
-	}
 }
 
 // Run claims until ctx ends.
@@ -103,7 +96,7 @@ func (c *Claimer) await(ctx context.Context, pause time.Duration) bool {
 		return false
 	case <-timer.C:
 		return true
-	case <-c.pokes:
+	case <-c.Signal:
 	}
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
@@ -118,7 +111,7 @@ func (c *Claimer) await(ctx context.Context, pause time.Duration) bool {
 			return true
 		case <-quiet.C:
 			return true
-		case <-c.pokes:
+		case <-c.Signal:
 			quiet.Stop()
 		}
 	}
@@ -188,7 +181,7 @@ func (c *Claimer) overlay(deployments []*v1alpha1.Deployment) []*v1alpha1.Deploy
 	ahead := map[types.UID]*v1alpha1.Deployment{}
 	for i, d := range deployments {
 		list[i] = d
-		if ours := c.ahead[d.UID]; ours != nil && newer(ours, d) {
+		if ours := c.ahead[d.UID]; ours != nil && kubeclient.Older(d, ours) {
 			list[i], ahead[d.UID] = ours, ours
 		}
 	}
@@ -333,7 +326,7 @@ func (r *Runtime) clearConflict(after time.Duration) {
 // claim runs the claimer until the epoch ends, unless the node's claim policy is none.
 func (r *run) claim(ctx context.Context) {
 	if r.opts.Policy != v1alpha1.ClaimNone {
-		r.claims.Poke()
+		r.claims.Wake()
 		r.claims.Run(ctx)
 		return
 	}

@@ -125,6 +125,16 @@ func (g *program) keep(p *pulse) {
 	}
 }
 
+// exited reports whether nothing of it is left.
+func (g *program) exited() bool {
+	select {
+	case <-g.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // settles returns the time until the program counts as running: it must have run for some time, and the shim must report that it
 // still runs. On a busy machine the report of its end may be late, and a rollout must not continue past a program that fails.
 func (g *program) settles(after time.Duration) time.Duration {

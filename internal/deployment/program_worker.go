@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -24,6 +23,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/shim"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 const (
@@ -38,14 +38,12 @@ const (
 // programWorker is the loop of one object on this node: a goroutine that decides (Next), acts, and waits for a change.
 type programWorker struct {
 	*run
-	key  types.NamespacedName
-	dir  string
-	wake chan struct{}
+	*worker.Worker[*v1alpha1.Deployment]
+	key types.NamespacedName
+	dir string
 
 	mu      sync.Mutex
-	object  *v1alpha1.Deployment // the newest that was seen or written
-	deleted types.UID            // the object that was deleted, if it was the newest
-	program *program             // nil while none runs here
+	program *program // nil while none runs here
 
 	// What follows belongs to the worker's own goroutine.
 	pass     *node.Pass
@@ -65,47 +63,20 @@ type programWorker struct {
 	said     string                      // what was last logged
 }
 
-// see records an object, unless a newer one is known.
-func (pw *programWorker) see(d *v1alpha1.Deployment) {
-	pw.mu.Lock()
-	if pw.object == nil || newer(d, pw.object) {
-		pw.object = d
+// object is the newest version of the object, nil if it is gone.
+func (pw *programWorker) object() *v1alpha1.Deployment {
+	d, deleted := pw.Newest()
+	if deleted {
+		return nil
 	}
-	pw.mu.Unlock()
-	pw.poke()
+	return d
 }
 
-// newer reports whether one version of an object is newer than another.
-func newer(d, than *v1alpha1.Deployment) bool {
-	c, err := resourceversion.CompareResourceVersion(d.ResourceVersion, than.ResourceVersion)
-	return err != nil || c > 0
-}
-
-// gone records that an object was deleted.
-func (pw *programWorker) gone(uid types.UID) {
-	pw.mu.Lock()
-	if pw.object == nil || pw.object.UID == uid {
-		pw.deleted = uid
-	}
-	pw.mu.Unlock()
-	pw.poke()
-}
-
-func (pw *programWorker) poke() {
-	select {
-	case pw.wake <- struct{}{}:
-	default:
-	}
-}
-
-// snapshot returns the newest object, nil if it was deleted, and whether a program runs here.
-func (pw *programWorker) snapshot() (*v1alpha1.Deployment, bool) {
+// running is the program, nil while none runs here.
+func (pw *programWorker) running() *program {
 	pw.mu.Lock()
 	defer pw.mu.Unlock()
-	if pw.object == nil || pw.deleted == pw.object.UID {
-		return nil, pw.program != nil
-	}
-	return pw.object, pw.program != nil
+	return pw.program
 }
 
 func (pw *programWorker) setProgram(p *program) {
@@ -121,27 +92,31 @@ func (pw *programWorker) logger() *slog.Logger {
 // live runs the worker until this node has nothing to do with the object any more, or until the node's work ends.
 func (pw *programWorker) live(ctx context.Context) {
 	defer pw.leave()
-	leaving := ctx.Done()
-	for {
-		pw.attach(ctx)
-		_, changed := pw.e.Liveness()
-		w, moved := pw.view()
-		f := pw.facts(ctx, w)
-		if f.Object == nil && !f.Leaving && !pw.synced.Load() {
-			pw.await(resync, leaving, changed, moved) // found running; its object is not known yet
-			continue
-		}
-		pw.remember(f.Object)
-		step := Next(f)
-		pause, over := pw.do(ctx, f, step)
-		if over && pw.remove(pw) {
-			return
-		}
-		if f.Leaving {
-			leaving = nil
-		}
-		pw.await(pause, leaving, changed, moved)
+	pw.Worker.Run(context.WithoutCancel(ctx), backoff.Policy{}, func() worker.Next { return pw.look(ctx) })
+}
+
+// look takes the next step, and returns when to look again.
+func (pw *programWorker) look(ctx context.Context) worker.Next {
+	if pw.program != nil && pw.program.exited() {
+		pw.ended()
 	}
+	pw.attach(ctx)
+	_, changed := pw.e.Liveness()
+	w, moved := pw.view()
+	f := pw.facts(ctx, w)
+	next := worker.Next{In: resync, On: worker.On{changed, moved}}
+	if f.Object != nil || f.Leaving || pw.synced.Load() { // otherwise it was found running, and what it is for is not known yet
+		pw.remember(f.Object)
+		next.In, next.Done = pw.do(ctx, f, Next(f))
+	}
+	next.Done = next.Done && pw.remove(pw)
+	if !f.Leaving {
+		next.On[2] = ctx.Done()
+	}
+	if pw.program != nil {
+		next.On[3] = pw.program.done
+	}
+	return next
 }
 
 // remember continues the counts of an earlier process.
@@ -161,24 +136,6 @@ func (pw *programWorker) leave() {
 		pw.pass.Leave()
 	}
 	pw.stir()
-}
-
-func (pw *programWorker) await(pause time.Duration, leaving, changed, moved <-chan struct{}) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	var done <-chan struct{}
-	if pw.program != nil {
-		done = pw.program.done
-	}
-	select {
-	case <-pw.wake:
-	case <-done:
-		pw.ended()
-	case <-timer.C:
-	case <-leaving:
-	case <-changed:
-	case <-moved:
-	}
 }
 
 // attach attaches to the shim in the worker's directory, if one may run there. A shim that does not answer counts as running until its
@@ -226,7 +183,7 @@ func (pw *programWorker) ended() {
 	pw.lastExit = &v1alpha1.InstanceExit{Code: int32(p.exit.Code), Message: p.exit.Message, At: metav1.NowMicro()}
 	asked, changing := pw.asked != nil, pw.changing
 	pw.changing = false
-	d, _ := pw.snapshot()
+	d := pw.object()
 	if asked || p.exit.Reason == shim.ReasonStopped || p.exit.Reason == shim.ReasonDeadlinePassed || d == nil {
 		if changing {
 			pw.asked, pw.failures, pw.until = nil, 0, time.Time{}
@@ -251,7 +208,7 @@ func (pw *programWorker) failed(d *v1alpha1.Deployment, ran time.Duration) {
 
 // facts returns the input of the next decision.
 func (pw *programWorker) facts(ctx context.Context, w World) Facts {
-	d, _ := pw.snapshot()
+	d := pw.object()
 	liveness, _ := pw.e.Liveness()
 	f := Facts{
 		Object: d, Node: pw.opts.Node, Epoch: pw.e.Number, Trust: pw.opts.Trust,
@@ -512,7 +469,7 @@ func (pw *programWorker) stop(why string) error {
 // grace returns how long the program has to end. The shim kills it at its deadline at the latest. There is no grace once the epoch is
 // known to have ended, because another node may already run the program. Only daemons keep it: no other node runs them instead.
 func (pw *programWorker) grace() time.Duration {
-	d, _ := pw.snapshot()
+	d := pw.object()
 	if pw.e.Held.Revoked() && (d == nil || d.Spec.Type != v1alpha1.TypeDaemon) {
 		return 0
 	}

@@ -117,9 +117,7 @@ func (pw *programWorker) update(next *v1alpha1.Deployment, update func(context.C
 	if err := update(ctx, next); err != nil {
 		return err
 	}
-	pw.mu.Lock()
-	pw.object = next
-	pw.mu.Unlock()
+	pw.See(next)
 	return nil
 }
 
@@ -133,13 +131,13 @@ func (pw *programWorker) refresh(d *v1alpha1.Deployment) error {
 	live := &v1alpha1.Deployment{}
 	err = pw.e.Client.Get(ctx, pw.key, live)
 	if kubeclient.IsMissing(err) {
-		pw.gone(d.UID)
+		pw.Delete(d.UID)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	pw.see(live)
+	pw.See(live)
 	return nil
 }
 

@@ -2,21 +2,15 @@ package deployment_test
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/simtest"
 	"github.com/ebb-dev/ebb/internal/testlength"
 )
-
-// tail is what led to the first breach, for a person who reads a failure.
-func tail(r *referee) string {
-	end := 1 + slices.IndexFunc(r.heard, func(line string) bool { return strings.Contains(line, "BREACH") })
-	return strings.Join(r.heard[max(0, end-60):end], "\n")
-}
 
 // drawnFacts are any facts about any object.
 func drawnFacts(t *rapid.T) deployment.Facts {
@@ -102,8 +96,8 @@ func TestNoCourseOfEventsBreaksTheRules(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		bytes := rapid.SliceOfN(rapid.Byte(), 300, 1500).Draw(t, "tape")
-		if r := play(&tape{left: bytes}, broken{}); len(r.breach) > 0 {
-			t.Fatalf("%v\n%s", r.breach, tail(r))
+		if verdict := play(simtest.NewTape(bytes), broken{}).Verdict(); verdict != "" {
+			t.Fatal(verdict)
 		}
 	})
 }
@@ -111,34 +105,27 @@ func TestNoCourseOfEventsBreaksTheRules(t *testing.T) {
 // TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRules(t *testing.T) {
 	t.Parallel()
-	counts := map[string]int{}
+	census := simtest.Census{}
 	for seed := range testlength.Seeds(120, 3000) {
-		r := play(seeded(seed), broken{})
-		if len(r.breach) > 0 {
-			t.Fatalf("seed %d: %v\n%s", seed, r.breach, tail(r))
+		r := play(simtest.SeededTape(seed), broken{})
+		if verdict := r.Verdict(); verdict != "" {
+			t.Fatalf("seed %d: %s", seed, verdict)
 		}
-		for what, n := range r.counts {
-			counts[what] += n
-		}
+		census.Add(r.Counts())
 	}
-	for _, what := range []string{
+	census.Require(t, 1,
 		"claimed", "claim lost", "taken", "conflict", "started", "ended", "restarted", "released", "re-attached", "left", "killed",
 		"marked", "began anew", "ended by the deadline", "arrived late", "refused by the shim", "refused by the gate", "drained", "deleted", "retyped",
 		"wait another node may still run it", "wait the rollout restarts other nodes first", "wait waiting before the next start", "wait stopping",
 		"wait the node takes no new work",
-	} {
-		if counts[what] == 0 {
-			t.Errorf("%q never happened", what)
-		}
-	}
-	t.Log(counts)
+	)
 }
 
 func TestATapePlaysTheSameWayTwice(t *testing.T) {
 	for seed := range uint64(5) {
-		one, two := play(seeded(seed), broken{}), play(seeded(seed), broken{})
-		if !slices.Equal(one.heard, two.heard) {
-			t.Fatalf("seed %d:\n%q\n%q", seed, one.heard, two.heard)
+		one, two := play(simtest.SeededTape(seed), broken{}), play(simtest.SeededTape(seed), broken{})
+		if !slices.Equal(one.Heard(), two.Heard()) {
+			t.Fatalf("seed %d:\n%q\n%q", seed, one.Heard(), two.Heard())
 		}
 	}
 }
@@ -146,7 +133,6 @@ func TestATapePlaysTheSameWayTwice(t *testing.T) {
 // Each of these breaks one rule of the game on purpose, and the referee must see it: a property that nothing can break is
 // none. Seeds are tried in order, so the same one is found every time.
 func TestTheRefereeSeesABrokenRule(t *testing.T) {
-	const runs = uint64(400)
 	for _, c := range []struct {
 		name   string
 		broken broken
@@ -172,13 +158,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			for seed := range runs {
-				if text, ok := play(seeded(seed), c.broken).breach[c.want]; ok {
-					t.Logf("run %d: %s", seed+1, text)
-					return
-				}
-			}
-			t.Errorf("%d runs did not find it", runs)
+			simtest.RequireBreach(t, 400, func(seed uint64) map[rule]string { return play(simtest.SeededTape(seed), c.broken).Breaches() }, c.want)
 		})
 	}
 }

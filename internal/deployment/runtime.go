@@ -28,6 +28,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/shim"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 const (
@@ -260,7 +261,7 @@ func (r *run) adopt() {
 
 // newWorker starts the worker of an object or of a program that was found running. The caller holds the lock.
 func (r *run) newWorker(key types.NamespacedName, found *node.Pass) *programWorker {
-	pw := &programWorker{run: r, key: key, dir: r.dir(key), wake: make(chan struct{}, 1), pass: found, stray: found != nil}
+	pw := &programWorker{run: r, Worker: worker.New[*v1alpha1.Deployment](), key: key, dir: r.dir(key), pass: found, stray: found != nil}
 	r.workers[key] = pw
 	delete(r.undiscarded, key) // the directory belongs to this program now
 	r.live.Go(func() { pw.live(r.ctx) })
@@ -300,7 +301,7 @@ func (r *run) watch(ctx context.Context) error {
 
 // see passes an object on to its worker, if it concerns this node.
 func (r *run) see(d *v1alpha1.Deployment) {
-	r.claims.Poke()
+	r.claims.Wake()
 	key := client.ObjectKeyFromObject(d)
 	r.mu.Lock() // held until the worker has the object, or it could end before
 	defer r.mu.Unlock()
@@ -310,7 +311,7 @@ func (r *run) see(d *v1alpha1.Deployment) {
 		pw = r.newWorker(key, nil)
 	}
 	if pw != nil {
-		pw.see(d)
+		pw.See(d)
 	}
 }
 
@@ -326,13 +327,13 @@ func (r *run) concerns(d *v1alpha1.Deployment) bool {
 }
 
 func (r *run) gone(d *v1alpha1.Deployment) {
-	r.claims.Poke()
+	r.claims.Wake()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.refused, d.UID)
 	key := client.ObjectKeyFromObject(d)
 	if pw := r.workers[key]; pw != nil {
-		pw.gone(d.UID)
+		pw.Delete(d.UID)
 		return
 	}
 	r.discard(key)
@@ -461,7 +462,7 @@ func (r *run) change(change func(*World) bool) {
 	r.mu.Unlock()
 	if differs {
 		r.stir()
-		r.claims.Poke()
+		r.claims.Wake()
 	}
 }
 
@@ -489,8 +490,8 @@ func (r *Runtime) turn(me *programWorker, priority int32) bool {
 		if pw == me {
 			continue
 		}
-		d, running := pw.snapshot()
-		if running && d != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Priority < priority &&
+		d := pw.object()
+		if d != nil && pw.running() != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Priority < priority &&
 			(d.Spec.Address != r.opts.Node || r.world.Nowhere(d, r.opts.Node) == "") {
 			return false
 		}
@@ -534,7 +535,7 @@ func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
 func (r *Runtime) remove(pw *programWorker) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(pw.wake) > 0 {
+	if pw.Woken() {
 		return false
 	}
 	if r.workers[pw.key] == pw {

@@ -52,11 +52,11 @@ func (m *machine) join() {
 	for _, name := range m.sim.names {
 		p.workers[name] = &programWorker{process: p, name: name, admitted: m.programs[name] != nil}
 		if m.programs[name] != nil {
-			m.sim.count("re-attached")
+			m.sim.Count("re-attached")
 		}
 	}
 	m.process = p
-	m.sim.hear("%s joins in epoch %d with %q", m.name, p.epoch, slices.Sorted(maps.Keys(m.programs)))
+	m.sim.Hear("%s joins in epoch %d with %q", m.name, p.epoch, slices.Sorted(maps.Keys(m.programs)))
 }
 
 // kill ends the process and nothing else. A write on its way may still arrive.
@@ -64,10 +64,10 @@ func (m *machine) kill() {
 	if m.process == nil {
 		return
 	}
-	m.sim.hear("%s is killed", m.name)
-	m.sim.count("killed")
+	m.sim.Hear("%s is killed", m.name)
+	m.sim.Count("killed")
 	for _, name := range m.sim.names {
-		if pw := m.process.workers[name]; pw.flight != nil && m.sim.draw(2) == 0 {
+		if pw := m.process.workers[name]; pw.flight != nil && m.sim.Draw(2) == 0 {
 			m.sim.flying = append(m.sim.flying, pw.flight)
 		}
 	}
@@ -81,8 +81,8 @@ func (m *machine) tick() {
 		m.deadline = m.sim.now + deadAfter
 	}
 	if m.sim.now >= m.deadline && len(m.programs) > 0 && !m.sim.broken.immortal {
-		m.sim.hear("the shims of %s end %q", m.name, slices.Sorted(maps.Keys(m.programs)))
-		m.sim.count("ended by the deadline")
+		m.sim.Hear("the shims of %s end %q", m.name, slices.Sorted(maps.Keys(m.programs)))
+		m.sim.Count("ended by the deadline")
 		clear(m.programs)
 	}
 }
@@ -90,7 +90,7 @@ func (m *machine) tick() {
 // start is the shim's part of a start: it refuses what would be past its deadline.
 func (m *machine) start(pw *programWorker, d *v1alpha1.Deployment, seen int) {
 	if m.sim.now >= m.deadline && !m.sim.broken.lateStart {
-		m.sim.count("refused by the shim")
+		m.sim.Count("refused by the shim")
 		return
 	}
 	m.sim.starts(m, pw, d, seen)
@@ -101,12 +101,12 @@ func (m *machine) start(pw *programWorker, d *v1alpha1.Deployment, seen int) {
 func (m *machine) ends() {
 	name := m.sim.someName()
 	p := m.programs[name]
-	if p == nil || !p.ending && m.sim.draw(4) != 3 {
+	if p == nil || !p.ending && m.sim.Draw(4) != 3 {
 		return
 	}
 	delete(m.programs, name)
-	m.sim.hear("%s on %s ends, asked: %t", name, m.name, p.ending)
-	m.sim.count("ended")
+	m.sim.Hear("%s on %s ends, asked: %t", name, m.name, p.ending)
+	m.sim.Count("ended")
 	if m.process != nil && !p.ending {
 		m.process.workers[name].until = m.sim.now + 2
 	}
@@ -114,16 +114,16 @@ func (m *machine) ends() {
 
 // act is one thing that a machine does.
 func (m *machine) act() {
-	if m.sim.draw(8) == 7 {
+	if m.sim.Draw(8) == 7 {
 		m.ends()
 		return
 	}
 	switch {
-	case (m.frozen || m.cut) && m.sim.draw(24) == 23:
+	case (m.frozen || m.cut) && m.sim.Draw(24) == 23:
 		m.heal()
 	case m.frozen:
 	case m.process == nil:
-		if m.sim.draw(3) == 2 && !m.cut {
+		if m.sim.Draw(3) == 2 && !m.cut {
 			m.join()
 		}
 	default:
@@ -141,7 +141,7 @@ func (m *machine) works() {
 	}
 	for range 4 {
 		for _, name := range m.sim.names {
-			p.cache.see(m.sim.draw)
+			p.cache.see(m.sim.Draw)
 			p.publish()
 			p.workers[name].step()
 			if s := m.programs[name]; s != nil && s.ending {
@@ -160,17 +160,17 @@ func (m *machine) works() {
 // fault is what goes wrong: a process dies, freezes, is cut off; or one is drained, or leaves.
 func (s *sim) fault() {
 	m := s.someMachine()
-	switch s.draw(8) {
+	switch s.Draw(8) {
 	case 0, 1:
 		m.kill()
 	case 2:
 		m.frozen = m.process != nil
-		s.hear("%s is frozen: %t", m.name, m.frozen)
+		s.Hear("%s is frozen: %t", m.name, m.frozen)
 	case 3:
 		m.heal()
 	case 4:
 		m.cut = true
-		s.hear("%s is cut off", m.name)
+		s.Hear("%s is cut off", m.name)
 	case 5:
 		m.drain()
 	case 6:
@@ -178,7 +178,7 @@ func (s *sim) fault() {
 			p.leaving = true
 			p.close()
 			s.over(m)
-			s.hear("%s is told to leave", m.name)
+			s.Hear("%s is told to leave", m.name)
 		}
 	case 7:
 		s.nap()
@@ -194,8 +194,8 @@ func (s *sim) nap() {
 		}
 	}
 	m.frozen = m.process != nil
-	s.hear("%s naps", m.name)
-	for range 2 + s.draw(deadAfter) {
+	s.Hear("%s naps", m.name)
+	for range 2 + s.Draw(deadAfter) {
 		s.tick()
 	}
 	m.heal()
@@ -216,7 +216,7 @@ func (m *machine) busy() bool {
 
 func (m *machine) heal() {
 	m.frozen, m.cut = false, false
-	m.sim.hear("%s is well", m.name)
+	m.sim.Hear("%s is well", m.name)
 }
 
 // drain closes a node's gate. At most one node drains at a time.
@@ -227,25 +227,25 @@ func (m *machine) drain() {
 		}
 	}
 	if m.process != nil {
-		m.sim.hear("%s drains", m.name)
-		m.sim.count("drained")
+		m.sim.Hear("%s drains", m.name)
+		m.sim.Count("drained")
 		m.process.close()
 	}
 }
 
 // coordinate marks who is lost, lets deleted objects go, and delivers what was on its way.
 func (s *sim) coordinate() {
-	switch s.draw(3) {
+	switch s.Draw(3) {
 	case 0:
 		s.markLost()
 	case 1:
 		s.reap(s.someName())
 	case 2:
 		if n := len(s.flying); n > 0 {
-			i := s.draw(n)
+			i := s.Draw(n)
 			write := s.flying[i]
 			s.flying = slices.Delete(s.flying, i, i+1)
-			s.count("arrived late")
+			s.Count("arrived late")
 			write()
 		}
 	}
@@ -263,8 +263,8 @@ func (s *sim) markLost() {
 			rec.Holder, rec.Fenced = "", rec.Epoch
 			s.over(m)
 			s.setLease(rec)
-			s.count("marked")
-			s.hear("%s/%d is marked", m.name, rec.Epoch)
+			s.Count("marked")
+			s.Hear("%s/%d is marked", m.name, rec.Epoch)
 		}
 	}
 }
@@ -276,8 +276,8 @@ func (s *sim) reap(name string) {
 		return
 	}
 	s.objects[name] = append(s.objects[name], nil)
-	s.count("deleted")
-	s.hear("%s is gone", name)
+	s.Count("deleted")
+	s.Hear("%s is gone", name)
 }
 
 // administer is what people do to objects and nodes.
@@ -285,28 +285,28 @@ func (s *sim) administer() {
 	name, m := s.someName(), s.someMachine()
 	edit := func(what string, change func(*v1alpha1.Deployment)) {
 		if d := s.object(name); d != nil && d.DeletionTimestamp.IsZero() && s.edit(name, change) {
-			s.count(what)
-			s.hear("people: %s of %s: %s", what, name, text(s.object(name)))
+			s.Count(what)
+			s.Hear("people: %s of %s: %s", what, name, text(s.object(name)))
 		}
 	}
-	switch s.draw(9) {
+	switch s.Draw(9) {
 	case 0, 8:
 		s.revive(name)
 	case 1, 2:
-		to := append([]string{"", "n9"}, m.name, m.name)[s.draw(4)]
+		to := append([]string{"", "n9"}, m.name, m.name)[s.Draw(4)]
 		edit("address", addressed(to))
 	case 3:
 		edit("disabled", disabled)
 		s.unwanted(name)
 	case 4, 5:
-		edit("change", func(d *v1alpha1.Deployment) { d.Spec.Args = []string{fmt.Sprint(s.revision)} })
+		edit("change", func(d *v1alpha1.Deployment) { d.Spec.Args = []string{fmt.Sprint(s.Last())} })
 	case 6:
-		if s.draw(3) == 2 {
+		if s.Draw(3) == 2 {
 			edit("deletion", deleted)
 		}
 	case 7:
 		s.editNode(m.name, func(n *v1alpha1.Node) {
-			if s.draw(2) == 0 {
+			if s.Draw(2) == 0 {
 				n.Spec.Cordoned = !n.Spec.Cordoned
 				return
 			}
@@ -322,8 +322,8 @@ func (s *sim) revive(name string) {
 		s.create(name)
 	case d.DeletionTimestamp.IsZero() && !d.IsEnabled():
 		s.edit(name, func(d *v1alpha1.Deployment) { d.Spec.Enabled = nil })
-		s.count("enabled")
-		s.hear("people: enabled %s", name)
+		s.Count("enabled")
+		s.Hear("people: enabled %s", name)
 	}
 }
 
@@ -340,7 +340,7 @@ func (s *sim) retype() {
 		}
 		daemon(d)
 	})
-	s.count("retyped")
+	s.Count("retyped")
 	s.retypedTo(s.object(d.Name))
-	s.hear("people: type of %s: %s", d.Name, text(s.object(d.Name)))
+	s.Hear("people: type of %s: %s", d.Name, text(s.object(d.Name)))
 }

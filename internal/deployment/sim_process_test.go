@@ -48,10 +48,10 @@ func (p *process) close() {
 
 // act is a few things that a process does.
 func (p *process) act() {
-	switch p.sim.draw(8) {
+	switch p.sim.Draw(8) {
 	case 0, 1, 2, 3:
-		if !p.cut && p.sim.draw(3) != 2 {
-			p.cache.see(p.sim.draw)
+		if !p.cut && p.sim.Draw(3) != 2 {
+			p.cache.see(p.sim.Draw)
 		}
 		for _, name := range p.sim.names {
 			p.workers[name].step()
@@ -76,7 +76,7 @@ func (p *process) publish() {
 	case !p.alive:
 		liveness = v1alpha1.Draining
 	}
-	s := last(p.sim.nodes[p.name]).Status
+	s := p.sim.nodes.Newest(p.name).Status
 	if p.cut || p.inDoubt() || s.Epoch == p.epoch && s.Liveness == liveness {
 		return
 	}
@@ -113,7 +113,7 @@ func (p *process) claim() {
 			p.sim.claims(p.machine, d.Name)
 			p.workers[d.Name].wrote()
 		} else {
-			p.sim.count("claim lost")
+			p.sim.Count("claim lost")
 		}
 	}
 }
@@ -129,17 +129,17 @@ func (p *process) end() {
 		if p.sim.now < p.deadline || p.cut {
 			return
 		}
-		p.sim.count("began anew")
+		p.sim.Count("began anew")
 		p.machine.process = nil
 		p.sim.over(p.machine)
 		p.machine.join()
-	case !p.cut && rec.Epoch == p.epoch && rec.Held() && (!p.holds() || p.sim.draw(8) == 7):
+	case !p.cut && rec.Epoch == p.epoch && rec.Held() && (!p.holds() || p.sim.Draw(8) == 7):
 		rec.Holder = ""
 		p.sim.over(p.machine)
 		p.sim.setLease(rec)
 		p.sim.released[p.name] = p.sim.now
-		p.sim.count("left")
-		p.sim.hear("%s leaves", p.name)
+		p.sim.Count("left")
+		p.sim.Hear("%s leaves", p.name)
 		p.machine.process = nil
 	}
 }
@@ -162,7 +162,7 @@ func (pw *programWorker) facts() deployment.Facts {
 	d, w := pw.cache.object(pw.name), pw.cache.world()
 	f := deployment.Facts{
 		Object: d, Node: pw.machine.name, Epoch: pw.epoch, Trust: pw.trust, Alive: pw.alive || pw.sim.broken.gateOpen,
-		Leaving: pw.leaving || pw.inDoubt(), Admitted: pw.admitted, Turn: pw.alive || pw.sim.draw(3) != 2, Wait: time.Duration(max(0, pw.until-pw.sim.now)),
+		Leaving: pw.leaving || pw.inDoubt(), Admitted: pw.admitted, Turn: pw.alive || pw.sim.Draw(3) != 2, Wait: time.Duration(max(0, pw.until-pw.sim.now)),
 	}
 	if n := w.Nodes[pw.machine.name]; n != nil {
 		f.Labels = n.Labels
@@ -210,9 +210,9 @@ func (pw *programWorker) step() {
 	}
 	f := pw.facts()
 	step := deployment.Next(f)
-	pw.sim.count("next " + string(step.Do))
+	pw.sim.Count("next " + string(step.Do))
 	pw.do(f, step)
-	for pw.next != nil && pw.sim.draw(4) != 3 {
+	for pw.next != nil && pw.sim.Draw(4) != 3 {
 		next := pw.next
 		pw.next, pw.flight = nil, nil
 		next()
@@ -233,7 +233,7 @@ func (pw *programWorker) send(write func() bool, stored func()) {
 			return
 		}
 		if !write() {
-			pw.sim.count("conflict")
+			pw.sim.Count("conflict")
 			pw.cache.objects[pw.name] = len(pw.sim.objects[pw.name])
 			return
 		}
@@ -279,7 +279,7 @@ func (pw *programWorker) do(f deployment.Facts, step deployment.Step) {
 	case deployment.Forget:
 		pw.admitted = false
 	case deployment.Idle:
-		pw.sim.count("wait " + step.Why)
+		pw.sim.Count("wait " + step.Why)
 	}
 }
 
@@ -288,7 +288,7 @@ func (pw *programWorker) stop(changing bool) {
 	if p == nil {
 		return // it has ended by itself
 	}
-	pw.sim.hear("%s/%d stops %s", pw.machine.name, pw.epoch, pw.name)
+	pw.sim.Hear("%s/%d stops %s", pw.machine.name, pw.epoch, pw.name)
 	p.ending, pw.changing = true, changing
 	if d := pw.cache.object(pw.name); pw.sim.broken.releasesEarly && d != nil && !changing {
 		pw.release(d)
@@ -303,8 +303,8 @@ func (pw *programWorker) release(d *v1alpha1.Deployment) {
 	pw.send(func() bool {
 		ok := pw.sim.swapStatus(next)
 		if ok {
-			pw.sim.hear("%s/%d releases %s: %s", pw.machine.name, pw.epoch, pw.name, text(pw.sim.object(pw.name)))
-			pw.sim.count("released")
+			pw.sim.Hear("%s/%d releases %s: %s", pw.machine.name, pw.epoch, pw.name, text(pw.sim.object(pw.name)))
+			pw.sim.Count("released")
 			delete(pw.sim.restarts[pw.name], pw.machine.name)
 		}
 		return ok
@@ -314,7 +314,7 @@ func (pw *programWorker) release(d *v1alpha1.Deployment) {
 // take goes through the gate, reads live what it rests on, and writes.
 func (pw *programWorker) take(d *v1alpha1.Deployment) {
 	if !pw.alive && !pw.admitted && !pw.sim.broken.gateOpen {
-		pw.sim.count("refused by the gate")
+		pw.sim.Count("refused by the gate")
 		return
 	}
 	pw.admitted = true
@@ -331,7 +331,7 @@ func (pw *programWorker) take(d *v1alpha1.Deployment) {
 			w = pw.cache.world()
 		}
 		if d.Spec.Type == v1alpha1.TypeDeployment && pw.occupied(d, w) != "" {
-			pw.sim.count("occupied after all")
+			pw.sim.Count("occupied after all")
 			return
 		}
 		pw.writeTake(d, w.Leases)

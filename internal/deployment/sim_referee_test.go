@@ -1,9 +1,10 @@
 package deployment_test
 
 import (
-	"fmt"
+	"strconv"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // rule is a property of the whole cluster, by what really runs and not by what anybody believes.
@@ -29,10 +30,8 @@ const (
 
 // referee sees everything and writes down the first breach of each rule.
 type referee struct {
-	sim    *sim
-	breach map[rule]string
-	counts map[string]int
-	heard  []string
+	*simtest.Referee[rule]
+	sim *sim
 
 	exclusive map[string]bool            // objects that may run but once
 	retyped   map[string]int             // the version at which each object became a deployment
@@ -41,29 +40,14 @@ type referee struct {
 
 func newReferee(s *sim) *referee {
 	return &referee{
-		sim: s, breach: map[rule]string{}, counts: map[string]int{},
+		Referee: simtest.NewReferee[rule](func() string { return strconv.Itoa(s.now) }), sim: s,
 		exclusive: map[string]bool{}, retyped: map[string]int{}, restarts: map[string]map[string]bool{},
 	}
 }
 
-func (r *referee) breached(which rule, format string, args ...any) {
-	if r.breach[which] == "" {
-		r.breach[which] = fmt.Sprintf("at %d: ", r.sim.now) + fmt.Sprintf(format, args...)
-		r.hear("BREACH %s: %s", which, r.breach[which])
-	}
-}
-
-// count that something happened: a run in which nothing does proves nothing.
-func (r *referee) count(what string) { r.counts[what]++ }
-
-// hear keeps what a person needs to follow a run.
-func (r *referee) hear(format string, args ...any) {
-	r.heard = append(r.heard, fmt.Sprintf("%d ", r.sim.now)+fmt.Sprintf(format, args...))
-}
-
 // created takes note of a new object, or of a new type of one.
 func (r *referee) created(d *v1alpha1.Deployment) {
-	r.hear("created %s: %s", d.Name, text(d))
+	r.Hear("created %s: %s", d.Name, text(d))
 	r.exclusive[d.Name] = d.Spec.Type == v1alpha1.TypeDeployment
 	r.retyped[d.Name] = len(r.sim.objects[d.Name])
 	r.restarts[d.Name] = map[string]bool{}
@@ -80,8 +64,8 @@ func (r *referee) unwanted(name string) { r.restarts[name] = map[string]bool{} }
 
 // taken takes note of a take that was stored.
 func (r *referee) taken(m *machine, d *v1alpha1.Deployment) {
-	r.count("taken")
-	r.hear("%s took %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
+	r.Count("taken")
+	r.Hear("%s took %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
 	if d.Spec.Type == v1alpha1.TypeDeployment {
 		r.exclusive[d.Name] = true
 	}
@@ -91,8 +75,8 @@ func (r *referee) taken(m *machine, d *v1alpha1.Deployment) {
 // takesDown takes note of a restart that was stored, and what it was decided on. A program that was not yet said to run was
 // down before.
 func (r *referee) takesDown(m *machine, d *v1alpha1.Deployment) {
-	r.count("restarted")
-	r.hear("%s restarts %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
+	r.Count("restarted")
+	r.Hear("%s restarts %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
 	if d.Instance(m.name).State == v1alpha1.InstanceRunning {
 		r.restarts[d.Name][m.name] = true
 	}
@@ -100,7 +84,7 @@ func (r *referee) takesDown(m *machine, d *v1alpha1.Deployment) {
 
 // told takes note of what a node said of its program.
 func (r *referee) told(m *machine, name string, i v1alpha1.DeploymentInstance) {
-	r.hear("%s/%d says %s is %s", m.name, i.NodeEpoch, name, i.State)
+	r.Hear("%s/%d says %s is %s", m.name, i.NodeEpoch, name, i.State)
 	r.says(m, name, i)
 }
 
@@ -112,31 +96,31 @@ func (r *referee) says(m *machine, name string, i v1alpha1.DeploymentInstance) {
 
 // starts looks at a program that is about to run. seen is how many versions of the object its node knows.
 func (r *referee) starts(m *machine, pw *programWorker, d *v1alpha1.Deployment, seen int) {
-	r.count("started")
-	r.hear("%s/%d starts %s: %s", m.name, pw.epoch, d.Name, text(d))
+	r.Count("started")
+	r.Hear("%s/%d starts %s: %s", m.name, pw.epoch, d.Name, text(d))
 	delete(r.restarts[d.Name], m.name)
 	if m.programs[d.Name] != nil {
-		r.breached(oneEach, "%s starts %s, which runs there", m.name, d.Name)
+		r.Breach(oneEach, "%s starts %s, which runs there", m.name, d.Name)
 	}
 	if r.sim.now >= m.deadline {
-		r.breached(deadInTime, "%s starts %s past its deadline", m.name, d.Name)
+		r.Breach(deadInTime, "%s starts %s past its deadline", m.name, d.Name)
 	}
 	if !pw.alive && !pw.inside[d.Name] {
-		r.breached(takesNothing, "%s drains and starts %s", m.name, d.Name)
+		r.Breach(takesNothing, "%s drains and starts %s", m.name, d.Name)
 	}
 	for _, other := range r.sim.machines {
 		if d.Spec.Type == v1alpha1.TypeDeployment && seen >= r.retyped[d.Name] && other != m && other.programs[d.Name] != nil {
-			r.breached(oneRunsIt, "%s starts %s, which runs on %s: %s", m.name, d.Name, other.name, text(d))
+			r.Breach(oneRunsIt, "%s starts %s, which runs on %s: %s", m.name, d.Name, other.name, text(d))
 		}
 	}
 }
 
 // claims looks at an address that is written.
 func (r *referee) claims(m *machine, name string) {
-	r.count("claimed")
-	r.hear("%s claims %s", m.name, name)
+	r.Count("claimed")
+	r.Hear("%s claims %s", m.name, name)
 	if m.policy == v1alpha1.ClaimNone {
-		r.breached(noneWrites, "%s claims %s", m.name, name)
+		r.Breach(noneWrites, "%s claims %s", m.name, name)
 	}
 }
 
@@ -156,7 +140,7 @@ func (r *referee) lookAt(name string) {
 		if p != nil {
 			on = append(on, m.name)
 			if r.sim.now > m.deadline {
-				r.breached(deadInTime, "%s runs on %s past its deadline", name, m.name)
+				r.Breach(deadInTime, "%s runs on %s past its deadline", name, m.name)
 			}
 		}
 		if r.restarts[name][m.name] && (p == nil || p.ending) && r.wanted(d, m) {
@@ -164,10 +148,10 @@ func (r *referee) lookAt(name string) {
 		}
 	}
 	if r.exclusive[name] && len(on) > 1 {
-		r.breached(oneRunsIt, "%s runs on %q: %s", name, on, text(d))
+		r.Breach(oneRunsIt, "%s runs on %q: %s", name, on, text(d))
 	}
 	if d != nil && down > d.Spec.Rollout.MaxUnavailable {
-		r.breached(fewRestart, "%d of %s are down for a new revision: %s", down, name, text(d))
+		r.Breach(fewRestart, "%d of %s are down for a new revision: %s", down, name, text(d))
 	}
 }
 

@@ -1,9 +1,7 @@
 package deployment_test
 
 import (
-	"encoding/hex"
 	"fmt"
-	"math/rand/v2"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -41,35 +39,11 @@ type broken struct {
 	neverReleases  bool // a node does not say that nothing is left
 }
 
-// tape is what chance decides, drawn beforehand: at its end everything goes the first way.
-type tape struct {
-	left []byte
-}
-
-func (t *tape) draw(n int) int {
-	if len(t.left) == 0 || n < 2 {
-		return 0
-	}
-	b := t.left[0]
-	t.left = t.left[1:]
-	return int(b) % n
-}
-
-// seeded is always the same tape for a seed.
-func seeded(seed uint64) *tape {
-	r := rand.New(rand.NewPCG(seed, 7))
-	t := &tape{left: make([]byte, 2500)}
-	for i := range t.left {
-		t.left[i] = byte(r.IntN(256))
-	}
-	return t
-}
-
 // sim is a cluster around the real Next, Taken, Released, Occupied, MayRestart and Assign. Everything happens in one
 // goroutine, in an order that the tape decides.
 type sim struct {
 	*store
-	*tape
+	*simtest.Tape
 	*referee
 	broken   broken
 	now      int // true time
@@ -82,11 +56,11 @@ type sim struct {
 	spared   int // how many objects are left in the end as they are
 }
 
-func newSim(t *tape, b broken, bound *simtest.Play) *sim {
-	s := &sim{store: newStore(), tape: t, broken: b, bound: bound, names: []string{"a", "b", "c"}}
+func newSim(t *simtest.Tape, b broken, bound *simtest.Play) *sim {
+	s := &sim{store: newStore(), Tape: t, broken: b, bound: bound, names: []string{"a", "b", "c"}}
 	s.referee = newReferee(s)
 	s.blind = b.blind
-	s.often, s.spared = kinds[s.draw(len(kinds))], s.draw(3)
+	s.often, s.spared = kinds[s.Draw(len(kinds))], s.Draw(3)
 	for i, policy := range []v1alpha1.ClaimPolicy{v1alpha1.ClaimByCount, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone} {
 		m := &machine{sim: s, name: fmt.Sprintf("n%d", i+1), policy: policy, programs: map[string]*shimmed{}}
 		s.machines = append(s.machines, m)
@@ -119,7 +93,7 @@ func (s *sim) create(name string) {
 	case "c":
 		unavailable(2)(d)
 	}
-	if s.draw(3) == 2 {
+	if s.Draw(3) == 2 {
 		daemon(d)
 	}
 	s.put(d)
@@ -127,11 +101,11 @@ func (s *sim) create(name string) {
 }
 
 // play lets chance act until the tape ends, and then wants everything to run where it should.
-func play(t *tape, b broken) *referee {
-	bound := simtest.Start("deployment", hex.EncodeToString(t.left), limits)
+func play(t *simtest.Tape, b broken) *referee {
+	bound := simtest.Start("deployment", t.String(), limits)
 	defer bound.End()
 	s := newSim(t, b, bound)
-	for len(s.left) > 0 {
+	for !s.Ended() {
 		s.act()
 	}
 	s.settleDown()
@@ -154,35 +128,20 @@ var kinds = []weights{
 func (s *sim) act() {
 	s.bound.Step()
 	w := s.often
-	things := []struct {
-		weight int
-		do     func()
-	}{
-		{w.machine, func() { s.someMachine().act() }},
-		{w.clock, s.tick},
-		{w.admin, s.administer},
-		{w.retype, s.retype},
-		{w.fault, s.fault},
-		{w.coordinate, s.coordinate},
-	}
-	total := 0
-	for _, t := range things {
-		total += t.weight
-	}
-	at := s.draw(total)
-	for _, t := range things {
-		if at < t.weight {
-			t.do()
-			break
-		}
-		at -= t.weight
-	}
+	s.DoOne(
+		simtest.Chance{Weight: w.machine, Do: func() { s.someMachine().act() }},
+		simtest.Chance{Weight: w.clock, Do: s.tick},
+		simtest.Chance{Weight: w.admin, Do: s.administer},
+		simtest.Chance{Weight: w.retype, Do: s.retype},
+		simtest.Chance{Weight: w.fault, Do: s.fault},
+		simtest.Chance{Weight: w.coordinate, Do: s.coordinate},
+	)
 	s.look()
 }
 
-func (s *sim) someMachine() *machine { return s.machines[s.draw(len(s.machines))] }
+func (s *sim) someMachine() *machine { return s.machines[s.Draw(len(s.machines))] }
 
-func (s *sim) someName() string { return s.names[s.draw(len(s.names))] }
+func (s *sim) someName() string { return s.names[s.Draw(len(s.names))] }
 
 // tick lets time pass: leases are renewed, shims look at their deadlines.
 func (s *sim) tick() {
@@ -213,7 +172,7 @@ func (s *sim) settleDown() {
 			return
 		}
 	}
-	s.breached(runsInTheEnd, "%s", s.unwell())
+	s.Breach(runsInTheEnd, "%s", s.unwell())
 }
 
 // round lets everybody do what he can, once.
@@ -295,7 +254,7 @@ func (s *sim) somebodyMay(d *v1alpha1.Deployment) bool {
 }
 
 func (s *sim) matches(d *v1alpha1.Deployment, node string) bool {
-	return d.Spec.Selector == nil || last(s.nodes[node]).Labels["disk"] == "fast"
+	return d.Spec.Selector == nil || s.nodes.Newest(node).Labels["disk"] == "fast"
 }
 
 // text is an object in a few words, for a person who reads a failure.

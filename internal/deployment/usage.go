@@ -201,11 +201,11 @@ func owner(pid int, parents map[int]int, roots map[int]v1alpha1.DeploymentType) 
 func (r *Runtime) pids() map[int]v1alpha1.DeploymentType {
 	pids := map[int]v1alpha1.DeploymentType{}
 	for _, pw := range r.all() {
-		pw.mu.Lock()
-		if pw.program != nil && pw.object != nil {
-			pids[pw.program.pid] = pw.object.Spec.Type
+		if d, _ := pw.Newest(); d != nil {
+			if p := pw.running(); p != nil {
+				pids[p.pid] = d.Spec.Type
+			}
 		}
-		pw.mu.Unlock()
 	}
 	return pids
 }

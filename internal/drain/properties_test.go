@@ -6,50 +6,41 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ebb-dev/ebb/internal/simtest"
 	"github.com/ebb-dev/ebb/internal/testlength"
 )
-
-// tail is the end of what was heard, for a person who reads a failure.
-func tail(r *referee) []string { return r.heard[max(0, len(r.heard)-40):] }
 
 func TestNoCourseOfEventsBreaksTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		bytes := rapid.SliceOfN(rapid.Byte(), 300, 1500).Draw(t, "tape")
-		if r := play(&tape{left: bytes}, broken{}); len(r.breach) > 0 {
-			t.Fatalf("%v\n%q", r.breach, tail(r))
+		if verdict := play(simtest.NewTape(bytes), broken{}).Verdict(); verdict != "" {
+			t.Fatal(verdict)
 		}
 	})
 }
 
 // TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRules(t *testing.T) {
-	counts := map[string]int{}
+	census := simtest.Census{}
 	for seed := range testlength.Seeds(120, 3000) {
-		r := play(seeded(seed), broken{})
-		if len(r.breach) > 0 {
-			t.Fatalf("seed %d: %v\n%q", seed, r.breach, tail(r))
+		r := play(simtest.SeededTape(seed), broken{})
+		if verdict := r.Verdict(); verdict != "" {
+			t.Fatalf("seed %d: %s", seed, verdict)
 		}
-		for what, n := range r.counts {
-			counts[what] += n
-		}
+		census.Add(r.Counts())
 	}
-	for _, what := range []string{
+	census.Require(t, 1,
 		"hold", "take-slot", "begin", "desire-draining", "progress", "stop", "desire-stopping", "complete", "fail", "release-slot", "refuse", "queue",
 		"follow-slot", "follow", "remove-finalizer", "Drained", "NodeGone", "now Failed", "now Cancelled", "taken up",
 		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "forsaken", "cancel", "withdraw", "term over", "refused by the term",
-	} {
-		if counts[what] == 0 {
-			t.Errorf("%q never happened", what)
-		}
-	}
-	t.Log(counts)
+	)
 }
 
 func TestATapePlaysTheSameWayTwice(t *testing.T) {
 	for seed := range uint64(5) {
-		one, two := play(seeded(seed), broken{}), play(seeded(seed), broken{})
-		if !slices.Equal(one.heard, two.heard) {
-			t.Fatalf("seed %d:\n%q\n%q", seed, one.heard, two.heard)
+		one, two := play(simtest.SeededTape(seed), broken{}), play(simtest.SeededTape(seed), broken{})
+		if !slices.Equal(one.Heard(), two.Heard()) {
+			t.Fatalf("seed %d:\n%q\n%q", seed, one.Heard(), two.Heard())
 		}
 	}
 }
@@ -57,7 +48,6 @@ func TestATapePlaysTheSameWayTwice(t *testing.T) {
 // Each of these breaks one rule of the game on purpose, and the referee must see it: a property that nothing can break is
 // none. Seeds are tried in order, so the same one is found every time.
 func TestTheRefereeSeesABrokenRule(t *testing.T) {
-	const runs = uint64(400)
 	for _, c := range []struct {
 		name   string
 		broken broken
@@ -82,13 +72,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			for seed := range runs {
-				if text, ok := play(seeded(seed), c.broken).breach[c.want]; ok {
-					t.Logf("run %d: %s", seed+1, text)
-					return
-				}
-			}
-			t.Errorf("%d runs did not find it", runs)
+			simtest.RequireBreach(t, 400, func(seed uint64) map[rule]string { return play(simtest.SeededTape(seed), c.broken).Breaches() }, c.want)
 		})
 	}
 }

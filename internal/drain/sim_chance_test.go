@@ -14,7 +14,7 @@ import (
 // schedule places a new piece, by a cache that may be stale: anywhere.
 func (s *sim) schedule() {
 	if len(s.pieces) < 6 {
-		s.pieces = append(s.pieces, &piece{placed: s.machines[s.draw(len(s.machines))].name})
+		s.pieces = append(s.pieces, &piece{placed: s.machines[s.Draw(len(s.machines))].name})
 	}
 }
 
@@ -23,7 +23,7 @@ func (s *sim) evict() {
 	if len(s.pieces) == 0 {
 		return
 	}
-	i := s.draw(len(s.pieces))
+	i := s.Draw(len(s.pieces))
 	p := s.pieces[i]
 	if p.placed != "" && !s.schedulable(p.placed) {
 		p.placed = ""
@@ -79,22 +79,22 @@ func (s *sim) ask() {
 			open++
 		}
 	}
-	if which := fmt.Sprintf("d%d", max(0, s.requests-1-s.draw(3))); s.requests > 0 && s.draw(6) == 0 {
-		if s.draw(2) == 0 {
+	if which := fmt.Sprintf("d%d", max(0, s.requests-1-s.Draw(3))); s.requests > 0 && s.Draw(6) == 0 {
+		if s.Draw(2) == 0 {
 			s.cancel(which)
 			return
 		}
-		if d := s.drains[which]; d == nil || d.Status.Phase != v1alpha1.DrainStopping || s.draw(2) == 0 { // one home refuses it
+		if d := s.drains[which]; d == nil || d.Status.Phase != v1alpha1.DrainStopping || s.Draw(2) == 0 { // one home refuses it
 			s.delete(which, s.now)
 		}
 		return
 	}
-	m := s.machines[s.draw(len(s.machines))]
+	m := s.machines[s.Draw(len(s.machines))]
 	if !m.up || s.inOffice() && s.leaders[len(s.leaders)-1].machine == m {
-		m = s.machines[s.draw(len(s.machines))]
+		m = s.machines[s.Draw(len(s.machines))]
 	}
 	if open < 3 {
-		s.request(m.name, s.draw(2) == 0, time.Duration(s.draw(3))*time.Minute)
+		s.request(m.name, s.Draw(2) == 0, time.Duration(s.Draw(3))*time.Minute)
 	}
 }
 
@@ -118,8 +118,8 @@ func (s *sim) request(node string, queue bool, within time.Duration) {
 
 // fault is what goes wrong: a process dies, freezes, wakes up, comes back; a dead one is marked; all but one die.
 func (s *sim) fault() {
-	m := s.machines[s.draw(len(s.machines))]
-	switch s.draw(8) {
+	m := s.machines[s.Draw(len(s.machines))]
+	switch s.Draw(8) {
 	case 0:
 		m.crash()
 	case 1:
@@ -133,7 +133,7 @@ func (s *sim) fault() {
 	case 6:
 		m.leave()
 	case 7:
-		if slot := s.settings.Status.ActiveDrain; slot != nil && s.draw(2) == 1 {
+		if slot := s.settings.Status.ActiveDrain; slot != nil && s.Draw(2) == 1 {
 			s.disaster(slot.Node)
 		}
 	}

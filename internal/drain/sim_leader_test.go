@@ -16,7 +16,7 @@ type leader struct {
 
 // elect begins a term on the next machine that may lead. Whoever led before is not told.
 func (s *sim) elect() {
-	from := s.draw(len(s.machines))
+	from := s.Draw(len(s.machines))
 	for i := range s.machines {
 		m := s.machines[(from+i)%len(s.machines)]
 		slot := s.settings.Status.ActiveDrain
@@ -47,10 +47,10 @@ func (s *sim) lead() {
 		return
 	}
 	l := s.leaders[len(s.leaders)-1]
-	if s.draw(4) == 3 {
+	if s.Draw(4) == 3 {
 		l = s.leaders[0]
 	}
-	for range 1 + s.draw(4) {
+	for range 1 + s.Draw(4) {
 		if !l.able() || !l.step(s) {
 			return
 		}
@@ -61,7 +61,7 @@ func (s *sim) lead() {
 func (l *leader) step(s *sim) bool {
 	if l.planned == nil {
 		l.plan(s)
-		if s.draw(4) == 3 {
+		if s.Draw(4) == 3 {
 			return false
 		}
 	}
@@ -82,7 +82,7 @@ func (l *leader) plan(s *sim) {
 	if step == nil && s.broken.freedByPhase {
 		step = freed(w)
 	}
-	if other := taken(w); other != nil && s.broken.slotIgnored && s.draw(2) == 1 {
+	if other := taken(w); other != nil && s.broken.slotIgnored && s.Draw(2) == 1 {
 		step = other
 	}
 	if l.term != s.term {

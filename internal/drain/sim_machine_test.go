@@ -54,7 +54,7 @@ func (m *machine) works() {
 	m.workOn()
 	m.publish()
 	m.flush()
-	if m.sim.draw(3) == 0 {
+	if m.sim.Draw(3) == 0 {
 		m.closeLate()
 	}
 	m.end()
@@ -66,7 +66,7 @@ func (m *machine) act() {
 	case m.frozen:
 		return
 	case !m.up:
-		if m.sim.draw(4) == 3 {
+		if m.sim.Draw(4) == 3 {
 			m.join()
 		}
 		return
@@ -75,7 +75,7 @@ func (m *machine) act() {
 		return
 	}
 	if todo := m.todo(); len(todo) > 0 {
-		todo[m.sim.draw(len(todo))]()
+		todo[m.sim.Draw(len(todo))]()
 	}
 }
 
@@ -173,7 +173,7 @@ func (m *machine) closeLate() {
 func (m *machine) publish() {
 	n := m.sim.nodes[m.name].DeepCopy()
 	liveness := m.liveness
-	if m.sim.broken.backToAlive && liveness == v1alpha1.Draining && m.sim.draw(4) == 3 {
+	if m.sim.broken.backToAlive && liveness == v1alpha1.Draining && m.sim.Draw(4) == 3 {
 		liveness = v1alpha1.Alive
 	}
 	held := m.sim.heldBy(m.name)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // rule is a rule of DESIGN that the referee watches, by what really is and not by what anybody believes.
@@ -29,22 +30,18 @@ type epochOf struct {
 
 // referee watches a simulation.
 type referee struct {
+	*simtest.Referee[rule]
 	sim     *sim
-	breach  map[rule]string
-	counts  map[string]int
 	emptied map[epochOf]string // epochs of which a drain said that they are empty
-	heard   []string
+}
+
+func newReferee(s *sim) *referee {
+	return &referee{Referee: simtest.NewReferee[rule](func() string { return s.now.Sub(start).String() }), sim: s}
 }
 
 func (r *referee) count(what string) {
-	r.counts[what]++
-	r.heard = append(r.heard, what)
-}
-
-func (r *referee) break_(which rule, format string, args ...any) {
-	if _, ok := r.breach[which]; !ok {
-		r.breach[which] = fmt.Sprintf(format, args...)
-	}
+	r.Count(what)
+	r.Hear("%s", what)
 }
 
 // before is an object as it was before a step.
@@ -81,7 +78,7 @@ func (r *referee) slotMoved(from, to *v1alpha1.ActiveDrain) {
 	over := r.sim.record(from.Node).Over(from.NodeEpoch)
 	if to == nil {
 		if !over {
-			r.break_(slotUntilOver, "the slot of %s in epoch %d was freed", from.Node, from.NodeEpoch)
+			r.Breach(slotUntilOver, "the slot of %s in epoch %d was freed", from.Node, from.NodeEpoch)
 		}
 		return
 	}
@@ -89,11 +86,11 @@ func (r *referee) slotMoved(from, to *v1alpha1.ActiveDrain) {
 	running := holder != nil && !holder.Status.Phase.Final()
 	switch {
 	case to.Node != from.Node && (!over || running):
-		r.break_(slotUntilOver, "the slot went from %s in epoch %d to %s", from.Node, from.NodeEpoch, to.Node)
+		r.Breach(slotUntilOver, "the slot went from %s in epoch %d to %s", from.Node, from.NodeEpoch, to.Node)
 	case to.UID != from.UID && running:
-		r.break_(slotUntilOver, "the slot of %s went from %s to %s", from.Node, from.Name, to.Name)
+		r.Breach(slotUntilOver, "the slot of %s went from %s to %s", from.Node, from.Name, to.Name)
 	case to.UID == from.UID && (!over || to.NodeEpoch <= from.NodeEpoch):
-		r.break_(slotUntilOver, "the slot of %s went from epoch %d to %d", from.Node, from.NodeEpoch, to.NodeEpoch)
+		r.Breach(slotUntilOver, "the slot of %s went from epoch %d to %d", from.Node, from.NodeEpoch, to.NodeEpoch)
 	}
 	if to.UID != from.UID {
 		r.count("taken up")
@@ -108,7 +105,7 @@ func (r *referee) drainMoved(d *v1alpha1.Drain, before *v1alpha1.DrainStatus) {
 	}
 	r.count("now " + string(is))
 	if was.Final() || is == v1alpha1.DrainPending && was != "" || is == v1alpha1.DrainDraining && was == v1alpha1.DrainStopping {
-		r.break_(endsOnce, "drain %s went from %s to %s", d.Name, was, is)
+		r.Breach(endsOnce, "drain %s went from %s to %s", d.Name, was, is)
 	}
 	switch is {
 	case v1alpha1.DrainStopping:
@@ -130,19 +127,19 @@ func with(m map[epochOf]string, key epochOf, value string) map[epochOf]string {
 func (r *referee) completed(d *v1alpha1.Drain) {
 	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	if c == nil || c.Reason != v1alpha1.ReasonDrained && c.Reason != v1alpha1.ReasonNodeGone || d.Status.StartedAt == nil {
-		r.break_(endsOnce, "drain %s is Complete with %v, begun %v", d.Name, c, d.Status.StartedAt)
+		r.Breach(endsOnce, "drain %s is Complete with %v, begun %v", d.Name, c, d.Status.StartedAt)
 		return
 	}
 	r.count(c.Reason)
 	if !r.sim.record(d.Spec.NodeName).Over(d.Status.NodeEpoch) {
-		r.break_(endsOnce, "drain %s is Complete, %s, and epoch %d of %s stands", d.Name, c.Reason, d.Status.NodeEpoch, d.Spec.NodeName)
+		r.Breach(endsOnce, "drain %s is Complete, %s, and epoch %d of %s stands", d.Name, c.Reason, d.Status.NodeEpoch, d.Spec.NodeName)
 	}
 	r.emptyNow(d, d.Status.NodeEpoch)
 }
 
 func (r *referee) emptyNow(d *v1alpha1.Drain, epoch int64) {
 	if n := r.sim.heldBy(d.Spec.NodeName); n > 0 {
-		r.break_(observedZero, "drain %s is %s, and %s holds %d pieces (epoch %d)", d.Name, d.Status.Phase, d.Spec.NodeName, n, epoch)
+		r.Breach(observedZero, "drain %s is %s, and %s holds %d pieces (epoch %d)", d.Name, d.Status.Phase, d.Spec.NodeName, n, epoch)
 	}
 }
 
@@ -151,24 +148,24 @@ func (r *referee) took(m *machine) {
 	r.count("took work")
 	said := r.sim.nodes[m.name].Status
 	if m.liveness != v1alpha1.Alive || said.Epoch == m.epoch && said.Liveness != v1alpha1.Alive {
-		r.break_(takesNothing, "%s took work in epoch %d, where it is %s and says %s", m.name, m.epoch, m.liveness, said.Liveness)
+		r.Breach(takesNothing, "%s took work in epoch %d, where it is %s and says %s", m.name, m.epoch, m.liveness, said.Liveness)
 	}
 	if by, ok := r.emptied[epochOf{m.name, m.epoch}]; ok {
-		r.break_(observedZero, "%s took work in epoch %d, of which drain %s said that it is empty", m.name, m.epoch, by)
+		r.Breach(observedZero, "%s took work in epoch %d, of which drain %s said that it is empty", m.name, m.epoch, by)
 	}
 }
 
 // toldToStop: a machine begins to leave because a drain says that it is empty.
 func (r *referee) toldToStop(m *machine) {
 	if n := r.sim.heldBy(m.name); n > 0 {
-		r.break_(observedZero, "%s is told to stop and holds %d pieces in epoch %d", m.name, n, m.epoch)
+		r.Breach(observedZero, "%s is told to stop and holds %d pieces in epoch %d", m.name, n, m.epoch)
 	}
 }
 
 // saidStatus: a node's status was written.
 func (r *referee) saidStatus(node string, before, now v1alpha1.NodeStatus) {
 	if before.Epoch == now.Epoch && now.Liveness.Rank() < before.Liveness.Rank() {
-		r.break_(forwardOnly, "%s went from %s to %s in epoch %d", node, before.Liveness, now.Liveness, now.Epoch)
+		r.Breach(forwardOnly, "%s went from %s to %s in epoch %d", node, before.Liveness, now.Liveness, now.Epoch)
 	}
 }
 
@@ -187,6 +184,6 @@ func (r *referee) look() {
 		}
 	}
 	if len(draining) > 1 {
-		r.break_(oneAtATime, "these drain at once: %q", draining)
+		r.Breach(oneAtATime, "these drain at once: %q", draining)
 	}
 }

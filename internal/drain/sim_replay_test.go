@@ -1,7 +1,6 @@
 package drain_test
 
 import (
-	"encoding/hex"
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/simtest"
@@ -11,13 +10,5 @@ import (
 var limits = simtest.Limits{Steps: 100_000}
 
 func TestReplay(t *testing.T) {
-	simtest.Replay(t, func(t *testing.T, text string) {
-		bytes, err := hex.DecodeString(text)
-		if err != nil {
-			t.Fatalf("%s is not a tape: %v", text, err)
-		}
-		if r := play(&tape{left: bytes}, broken{}); len(r.breach) > 0 {
-			t.Errorf("%v\n%v", r.breach, tail(r))
-		}
-	})
+	simtest.ReplayTape(t, func(tape *simtest.Tape) string { return play(tape, broken{}).Verdict() })
 }

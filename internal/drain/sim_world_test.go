@@ -2,10 +2,8 @@ package drain_test
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -34,30 +32,6 @@ type broken struct {
 	lateSurvivor bool // a node survives alone only once it is Draining
 }
 
-// tape is what chance decides, drawn beforehand: at its end everything goes the first way.
-type tape struct {
-	left []byte
-}
-
-func (t *tape) draw(n int) int {
-	if len(t.left) == 0 || n < 2 {
-		return 0
-	}
-	b := t.left[0]
-	t.left = t.left[1:]
-	return int(b) % n
-}
-
-// seeded is always the same tape for a seed.
-func seeded(seed uint64) *tape {
-	r := rand.New(rand.NewPCG(seed, 7))
-	t := &tape{left: make([]byte, 2500)}
-	for i := range t.left {
-		t.left[i] = byte(r.IntN(256))
-	}
-	return t
-}
-
 // piece is one piece of work: where the objects place it, and where it really is.
 type piece struct {
 	placed, held string
@@ -66,7 +40,7 @@ type piece struct {
 // sim is a cluster around the real Gather and Next. Everything happens in one goroutine, in an order that the tape decides.
 type sim struct {
 	*store
-	*tape
+	*simtest.Tape
 	*referee
 	broken   broken
 	now      time.Time
@@ -81,9 +55,9 @@ type sim struct {
 	depth    int // of actions inside a coordinator's reading
 }
 
-func newSim(t *tape, b broken, bound *simtest.Play) *sim {
-	s := &sim{store: newStore(), tape: t, broken: b, bound: bound, now: start}
-	s.referee = &referee{sim: s, breach: map[rule]string{}, counts: map[string]int{}}
+func newSim(t *simtest.Tape, b broken, bound *simtest.Play) *sim {
+	s := &sim{store: newStore(), Tape: t, broken: b, bound: bound, now: start}
+	s.referee = newReferee(s)
 	s.blind = b.blind
 	s.pause = s.meanwhile
 	for _, name := range []string{"n1", "n2", "n3", "n4"} {
@@ -94,19 +68,19 @@ func newSim(t *tape, b broken, bound *simtest.Play) *sim {
 		m.settle()
 	}
 	s.elect()
-	s.often = kinds[s.draw(len(kinds))]
+	s.often = kinds[s.Draw(len(kinds))]
 	return s
 }
 
 // play lets chance act until the tape ends, and then wants all to come to an end.
-func play(t *tape, b broken) *referee {
-	bound := simtest.Start("drain", hex.EncodeToString(t.left), limits)
+func play(t *simtest.Tape, b broken) *referee {
+	bound := simtest.Start("drain", t.String(), limits)
 	defer bound.End()
 	s := newSim(t, b, bound)
-	for len(s.left) > 0 {
+	for !s.Ended() {
 		s.act()
 	}
-	if slot := s.settings.Status.ActiveDrain; slot != nil && len(t.left) == 0 && s.rounds == 0 && s.requests%2 == 0 {
+	if slot := s.settings.Status.ActiveDrain; slot != nil && t.Ended() && s.rounds == 0 && s.requests%2 == 0 {
 		s.forsake(slot.Node)
 	}
 	s.settleDown()
@@ -140,47 +114,32 @@ var kinds = []weights{
 func (s *sim) act() {
 	s.bound.Step()
 	w := s.often
-	things := []struct {
-		weight int
-		do     func()
-	}{
-		{w.machine, func() { s.machines[s.draw(len(s.machines))].act() }},
-		{w.lead, s.lead},
-		{w.schedule, s.schedule},
-		{w.evict, s.evict},
-		{w.ask, s.ask},
-		{w.fault, s.fault},
-		{w.elect, s.elect},
-		{w.clock, func() { s.now = s.now.Add(time.Duration(s.draw(40)) * time.Second) }},
-	}
-	total := 0
-	for _, t := range things {
-		total += t.weight
-	}
-	at := s.draw(total)
-	for _, t := range things {
-		if at < t.weight {
-			t.do()
-			break
-		}
-		at -= t.weight
-	}
+	s.DoOne(
+		simtest.Chance{Weight: w.machine, Do: func() { s.machines[s.Draw(len(s.machines))].act() }},
+		simtest.Chance{Weight: w.lead, Do: s.lead},
+		simtest.Chance{Weight: w.schedule, Do: s.schedule},
+		simtest.Chance{Weight: w.evict, Do: s.evict},
+		simtest.Chance{Weight: w.ask, Do: s.ask},
+		simtest.Chance{Weight: w.fault, Do: s.fault},
+		simtest.Chance{Weight: w.elect, Do: s.elect},
+		simtest.Chance{Weight: w.clock, Do: func() { s.now = s.now.Add(time.Duration(s.Draw(40)) * time.Second) }},
+	)
 	s.look()
 }
 
 // meanwhile is what happens between two reads of a coordinator. Even the same coordinator may go on at another place, which
 // is more than a real one does.
 func (s *sim) meanwhile() {
-	if s.depth > 0 || len(s.left) == 0 {
+	if s.depth > 0 || s.Ended() {
 		return
 	}
 	s.depth++
 	defer func() { s.depth-- }()
-	if s.draw(16) == 15 {
+	if s.Draw(16) == 15 {
 		s.round() // it was frozen for long
 		return
 	}
-	for range s.draw(3) * s.draw(5) {
+	for range s.Draw(3) * s.Draw(5) {
 		s.act()
 	}
 }
@@ -202,12 +161,12 @@ func (s *sim) settleDown() {
 		m.settle()
 	}
 	for calm := 0; s.rounds < 80; s.rounds++ {
-		joined := s.counts["joined"]
+		joined := s.Counted("joined")
 		s.takeUpFailed()
 		s.restartLast()
 		s.round()
 		calm++
-		if !s.settled() || s.counts["joined"] != joined {
+		if !s.settled() || s.Counted("joined") != joined {
 			calm = 0
 		}
 		if calm == 3 {
@@ -215,7 +174,7 @@ func (s *sim) settleDown() {
 		}
 	}
 	slot, _ := s.world("").Slot()
-	s.break_(comesToAnEnd, "after all faults ended the slot is %v, and not ended are %q", slot, s.phases())
+	s.Breach(comesToAnEnd, "after all faults ended the slot is %v, and not ended are %q", slot, s.phases())
 }
 
 // restartLast is what people do when the last machine has left and all others are gone for good: they start it again.

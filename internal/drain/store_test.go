@@ -16,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 var (
@@ -29,7 +30,7 @@ type store struct {
 	drains   map[string]*v1alpha1.Drain
 	nodes    map[string]*v1alpha1.Node
 	leases   map[string]*coordinationv1.Lease // by node
-	version  int
+	versions simtest.Revisions
 	blind    bool   // writes whatever version was read
 	pause    func() // runs before every read of a coordinator
 }
@@ -41,10 +42,7 @@ func newStore() *store {
 	}
 }
 
-func (s *store) bump(o client.Object) {
-	s.version++
-	o.SetResourceVersion(strconv.Itoa(s.version))
-}
+func (s *store) bump(o client.Object) { s.versions.Stamp(o) }
 
 func (s *store) reading() {
 	if s.pause != nil {
@@ -119,7 +117,7 @@ func update[T any, O object[T]](s *store, current, next O, change func()) error 
 	if current == nil {
 		return errMissing
 	}
-	if !s.blind && current.GetResourceVersion() != next.GetResourceVersion() {
+	if !simtest.Fresh(current, next, s.blind) {
 		return errConflict
 	}
 	change()

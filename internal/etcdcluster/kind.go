@@ -27,8 +27,11 @@ func Kind() kind.Kind {
 			{Resource: "etcdmembers", Coordinator: access.Both, Node: &access.NodeWrites{
 				Runtime: host.KindMembers, Bindings: []access.Binding{{Node: "spec.node", Epoch: "status.nodeEpoch"}},
 			}},
-			// Every node that keeps a copy of a snapshot writes so.
-			{Resource: "etcdsnapshots", Coordinator: access.Both, Node: &access.NodeWrites{Runtime: host.KindData, Entries: "status.copies"}},
+			// Every node that keeps a copy of a snapshot writes so. What was taken is written by the node that takes it.
+			{Resource: "etcdsnapshots", Coordinator: access.Both, Node: &access.NodeWrites{
+				Runtime: host.KindData, Entries: "status.copies",
+				Owned: []access.Owned{{Node: "spec.memberNode", Paths: []string{"status.facts", "status.error"}}},
+			}},
 		},
 		Tenants:   Tenants,
 		New:       func() kind.Part { return &part{} },

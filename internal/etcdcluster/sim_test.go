@@ -16,7 +16,7 @@ func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
 	defer s.bound.End()
 	s.cluster.Spec.Storage.OnStop = onStop
 	for range steps {
-		if len(s.broken) > 0 {
+		if s.Broken() {
 			return
 		}
 		if s.rand.IntN(2) == 0 {
@@ -25,7 +25,7 @@ func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
 		s.event()
 	}
 	s.calm()
-	if s.cluster.Size() > 0 && len(s.broken) == 0 {
+	if s.cluster.Size() > 0 && !s.Broken() {
 		if r := s.raftOf(); r != nil {
 			s.judge(r)
 		}
@@ -51,8 +51,8 @@ func TestEveryHistoryEndsWithEveryKey(t *testing.T) {
 		for seed := range testlength.Seeds(60, 3000) {
 			s := newSim(seed, 4)
 			play(s, onStop, 400)
-			if len(s.broken) > 0 {
-				t.Fatalf("%s, seed %d: %s\n%s", onStop, seed, s.broken[0], strings.Join(s.heard[max(0, len(s.heard)-120):], "\n"))
+			if verdict := s.Verdict(); verdict != "" {
+				t.Fatalf("%s, seed %d: %s", onStop, seed, verdict)
 			}
 		}
 	}
@@ -70,8 +70,8 @@ func TestReplay(t *testing.T) {
 		}
 		s := newSim(seed, 4)
 		play(s, onStop, 400)
-		if len(s.broken) > 0 {
-			t.Errorf("%s\n%s", s.broken[0], strings.Join(s.heard[max(0, len(s.heard)-120):], "\n"))
+		if verdict := s.Verdict(); verdict != "" {
+			t.Error(verdict)
 		}
 	})
 }
@@ -119,7 +119,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 				s := newSim(seed, 4)
 				s.mutants = c.mutants
 				play(s, v1alpha1.EtcdSnapshotThenDelete, 400)
-				for _, b := range s.broken {
+				for _, b := range s.Breaches() {
 					if strings.Contains(b, c.sees) {
 						return
 					}

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -58,9 +57,9 @@ type simFile struct {
 
 // sim is a cluster around the real planner: everything happens in one goroutine, in an order that chance decides.
 type sim struct {
-	rand    *rand.Rand
-	now     time.Time
-	version int
+	rand     *rand.Rand
+	now      time.Time
+	versions simtest.Revisions
 
 	cluster   *v1alpha1.EtcdCluster
 	members   map[string]*v1alpha1.EtcdMember
@@ -70,11 +69,10 @@ type sim struct {
 	files     map[string]map[string]*simFile // by node and snapshot
 	nextID    uint64
 
-	owed    map[int64]bool // writes that were acknowledged and must be there
-	writes  int64
-	chaos   bool
-	heard   []string
-	broken  []string
+	owed   map[int64]bool // writes that were acknowledged and must be there
+	writes int64
+	chaos  bool
+	*simtest.Referee[string]
 	events  map[string]int
 	mutants mutants
 	seed    uint64
@@ -93,6 +91,7 @@ func newSim(seed uint64, nodes int) *sim {
 		snapshots: map[string]*v1alpha1.EtcdSnapshot{}, data: map[string]*simData{}, files: map[string]map[string]*simFile{}, nextID: 100,
 		owed: map[int64]bool{}, events: map[string]int{}, chaos: true, seed: seed,
 	}
+	s.Referee = simtest.NewReferee[string](func() string { return s.now.Format("04:05.000") })
 	for i := range nodes {
 		s.nodes = append(s.nodes, &simNode{name: fmt.Sprintf("n%d", i+1), up: true})
 	}
@@ -109,18 +108,11 @@ func newSim(seed uint64, nodes int) *sim {
 }
 
 func (s *sim) touch(o metav1.Object) {
-	s.version++
-	o.SetResourceVersion(strconv.Itoa(s.version))
+	s.versions.Stamp(o)
 }
 
-func (s *sim) log(format string, args ...any) {
-	s.heard = append(s.heard, s.now.Format("04:05.000 ")+fmt.Sprintf(format, args...))
-}
-
-func (s *sim) breach(format string, args ...any) {
-	s.log("BREACH "+format, args...)
-	s.broken = append(s.broken, fmt.Sprintf(format, args...))
-}
+// breach has a rule for each thing that may be wrong: the format names it.
+func (s *sim) breach(format string, args ...any) { s.Breach(format, format, args...) }
 
 func (s *sim) chance(n int) bool { return s.chaos && s.rand.IntN(n) == 0 }
 
@@ -137,7 +129,7 @@ func (s *sim) scale(size int32) {
 	s.cluster.Spec.Size = &size
 	s.cluster.Generation++
 	s.touch(s.cluster)
-	s.log("size %d", size)
+	s.Hear("size %d", size)
 }
 
 // world is what the coordinator reads.
@@ -299,7 +291,7 @@ func (s *sim) phase(m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) {
 	if m.Status.Phase != phase || m.Status.ObservedGeneration != m.Generation {
 		m.Status.Phase, m.Status.ObservedGeneration = phase, m.Generation
 		s.touch(m)
-		s.log("%s on %s: %s", m.Name, m.Spec.Node, phase)
+		s.Hear("%s on %s: %s", m.Name, m.Spec.Node, phase)
 	}
 }
 
@@ -385,7 +377,7 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 			d.raft.revision, d.raft.acked = file.revision, maps.Clone(file.acked)
 			d.applied = file.revision
 		}
-		s.log("%s begins cluster %x at revision %d", m.Name, d.raft.id, d.raft.revision)
+		s.Hear("%s begins cluster %x at revision %d", m.Name, d.raft.id, d.raft.revision)
 	}
 	s.data[m.Name] = d
 	return d
@@ -435,7 +427,7 @@ func (s *sim) keepFile(n *simNode, snap *v1alpha1.EtcdSnapshot, f *simFile) {
 	s.files[n.name][snap.Name] = f
 	snap.Status.Copies = append(snap.Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: n.name, Verified: micro(s.now)})
 	s.touch(snap)
-	s.log("%s has %s at revision %d", n.name, snap.Name, f.revision)
+	s.Hear("%s has %s at revision %d", n.name, snap.Name, f.revision)
 }
 
 func (s *sim) dropFile(n *simNode, snap *v1alpha1.EtcdSnapshot) {
@@ -469,7 +461,7 @@ func (s *sim) coordinate() bool {
 		s.events[n.Reason+"/"+n.Key]++
 	}
 	if s.chance(8) {
-		s.log("the coordinator dies after it wrote the status")
+		s.Hear("the coordinator dies after it wrote the status")
 		return true
 	}
 	rested := s.cluster.ResourceVersion
@@ -484,7 +476,7 @@ func (s *sim) coordinate() bool {
 			return true
 		}
 		if s.chance(8) {
-			s.log("the coordinator dies after %s", a.Do)
+			s.Hear("the coordinator dies after %s", a.Do)
 			return true
 		}
 	}
@@ -515,7 +507,7 @@ func (s *sim) do(w World, a Action) bool {
 	default:
 		name = a.Peer.Name
 	}
-	s.log("%s %s", a.Do, name)
+	s.Hear("%s %s", a.Do, name)
 	switch a.Do {
 	case CreateMember:
 		return s.createMember(w, a.Member)
@@ -646,7 +638,7 @@ func (s *sim) event() {
 	case k < 30:
 		if !n.up {
 			n.up = true
-			s.log("%s is back", n.name)
+			s.Hear("%s is back", n.name)
 		}
 	case k == 30:
 		s.scale(int32(s.rand.IntN(6)))
@@ -672,7 +664,7 @@ func (s *sim) down(n *simNode) {
 		return
 	}
 	n.up, n.downAt = false, s.now
-	s.log("%s is down", n.name)
+	s.Hear("%s is down", n.name)
 	for _, d := range s.data {
 		if d.node == n.name {
 			d.running = false
@@ -693,18 +685,18 @@ func (s *sim) drain(n *simNode) {
 	for _, other := range s.nodes {
 		if other.draining {
 			other.draining = false
-			s.log("%s drains no more", other.name)
+			s.Hear("%s drains no more", other.name)
 			return
 		}
 	}
 	n.draining = n.up
-	s.log("%s drains", n.name)
+	s.Hear("%s drains", n.name)
 }
 
 // calm ends all trouble and lets the cluster come to rest.
 func (s *sim) calm() {
 	s.chaos = false
-	s.log("calm")
+	s.Hear("calm")
 	for _, n := range s.nodes {
 		n.up, n.draining, n.noSpace = true, false, false
 	}

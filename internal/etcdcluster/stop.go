@@ -215,7 +215,7 @@ func (p *planner) createSnapshot(stop *v1alpha1.EtcdStop, from memberView) {
 			Labels: map[string]string{v1alpha1.EtcdClusterLabel: c.Name}, Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer},
 		},
 		Spec: v1alpha1.EtcdSnapshotSpec{
-			Cluster: c.Name, ClusterUID: string(c.UID), Incarnation: p.status.Incarnation, Generation: stop.Generation, Member: from.Name,
+			Cluster: c.Name, ClusterUID: string(c.UID), Incarnation: p.status.Incarnation, Generation: stop.Generation, Member: from.Name, MemberNode: from.Spec.Node,
 			Revision: stop.Revision, Dir: c.Spec.Snapshot.Dir, FormerMembers: p.infos(p.voters()),
 		},
 	}

@@ -1,8 +1,9 @@
 package lease_test
 
 import (
-	"slices"
 	"testing"
+
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // Each of these breaks one rule of the game on purpose, and the referee must see it: a property that nothing can break
@@ -28,16 +29,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			found := map[rule]bool{}
-			wantFound(t, 400, func(seed uint64) bool {
-				for which, text := range play(newPlan(seeded(seed)), c.broken).breach {
-					if !found[which] && slices.Contains(c.want, which) {
-						found[which] = true
-						t.Logf("run %d: %s", seed+1, text)
-					}
-				}
-				return len(found) == len(c.want)
-			})
+			simtest.RequireBreach(t, 400, func(seed uint64) map[rule]string { return play(newPlan(seeded(seed)), c.broken).Breaches() }, c.want...)
 		})
 	}
 }

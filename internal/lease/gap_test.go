@@ -125,7 +125,7 @@ func wantFrozenThrough(t *testing.T, r *referee) {
 func wantHeard(t *testing.T, r *referee, node string, want ...time.Duration) {
 	t.Helper()
 	var got []time.Duration
-	for _, m := range r.heard {
+	for _, m := range r.renewals {
 		if m.node == node && m.at >= zero-2*time.Second && m.at < zero+9*time.Second {
 			got = append(got, m.at.Truncate(100*time.Millisecond)-zero)
 		}

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -111,7 +112,7 @@ func (o outage) play(b broken) *referee {
 
 // breaches are what the outage alone has brought about, and how many nodes came back in time.
 func (o outage) breaches(r *referee) (breaches []string, inTime int) {
-	breaches = append(r.verdict(), o.unfailed(r)...)
+	breaches = append(slices.Sorted(maps.Values(r.Breaches())), o.unfailed(r)...)
 	promised := o.promised()
 	for node := range nodes() {
 		returned := r.renewed(node, o.back(), promised)
@@ -130,7 +131,7 @@ func (o outage) breaches(r *referee) (breaches []string, inTime int) {
 // renewed reports whether a process renewed or took a node's Lease, and knows it, in a span of time. A request of the past
 // that arrives in it is not enough.
 func (r *referee) renewed(node string, from, to time.Duration) bool {
-	for _, m := range r.heard {
+	for _, m := range r.renewals {
 		if m.node == node && m.at >= from && m.at <= to {
 			return true
 		}

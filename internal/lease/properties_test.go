@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ebb-dev/ebb/internal/simtest"
 	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
@@ -19,8 +20,8 @@ func drawn(t *rapid.T) draw {
 
 func TestNoScheduleBreaksTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		if verdict := play(plans.Draw(t, "plan"), broken{}).verdict(); len(verdict) > 0 {
-			t.Fatalf("%v", verdict)
+		if verdict := play(plans.Draw(t, "plan"), broken{}).Verdict(); verdict != "" {
+			t.Fatal(verdict)
 		}
 	})
 }
@@ -33,30 +34,24 @@ func seeded(seed uint64) draw {
 
 // TestNoSeedBreaksTheRules also shows that the runs are worth something: what the rules are about did happen.
 func TestNoSeedBreaksTheRules(t *testing.T) {
-	counts := map[string]int{}
+	census := simtest.Census{}
 	for seed := range testlength.Seeds(60, 3000) {
 		p := newPlan(seeded(seed))
 		r := play(p, broken{})
-		if verdict := r.verdict(); len(verdict) > 0 {
-			t.Fatalf("seed %d: %v\n%v", seed, p, verdict)
+		if verdict := r.Verdict(); verdict != "" {
+			t.Fatalf("seed %d: %v\n%s", seed, p, verdict)
 		}
-		for what, n := range r.counts {
-			counts[what] += n
-		}
+		census.Add(r.Counts())
 	}
-	for _, what := range []string{"taken", "taken over", "epoch ended", "held by another", "late answer", "conflict", "nominated", "changed since", "marked", "re-attached"} {
-		if counts[what] == 0 {
-			t.Errorf("%q never happened: %v", what, counts)
-		}
-	}
+	census.Require(t, 1, "taken", "taken over", "epoch ended", "held by another", "late answer", "conflict", "nominated", "changed since", "marked", "re-attached")
 }
 
 func TestAPlanPlaysTheSameWayTwice(t *testing.T) {
 	for seed := range uint64(5) {
 		p := newPlan(seeded(seed))
 		one, two := play(p, broken{}), play(p, broken{})
-		if !reflect.DeepEqual(one.heard, two.heard) || !reflect.DeepEqual(one.counts, two.counts) {
-			t.Fatalf("seed %d: %v\n%v\n%v", seed, p, one.counts, two.counts)
+		if !reflect.DeepEqual(one.renewals, two.renewals) || !reflect.DeepEqual(one.Counts(), two.Counts()) {
+			t.Fatalf("seed %d: %v\n%v\n%v", seed, p, one.Counts(), two.Counts())
 		}
 	}
 }

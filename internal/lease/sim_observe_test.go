@@ -34,7 +34,7 @@ func (p *process) observe() {
 		p.list()
 	}
 	if lost := p.detector.Lost(p.clock()); len(lost) > 0 && !p.marking {
-		p.w.referee.count("nominated")
+		p.w.referee.Count("nominated")
 		p.mark(lost[p.w.noise.IntN(len(lost))])
 	}
 }
@@ -52,7 +52,7 @@ func (p *process) mark(watched lease.Record) {
 		}
 		next, err := lease.Fence(l, watched)
 		if err != nil {
-			p.w.referee.count("changed since")
+			p.w.referee.Count("changed since")
 			return
 		}
 		p.step(beforeMark, func() {

@@ -138,7 +138,7 @@ func (p *process) stopWork(h *lease.HeldEpoch) {
 
 // out ends a held epoch whose work is dead.
 func (p *process) out() {
-	p.w.referee.count("epoch ended")
+	p.w.referee.Count("epoch ended")
 	epoch := p.held.Number()
 	p.held, p.last, p.stopping, p.stopped, p.trying = nil, nil, false, false, false
 	p.knock()
@@ -182,7 +182,7 @@ func (p *process) tell(h *lease.HeldEpoch) {
 		p.attached = true
 		if shim.mayRun() && (first || shim.epoch == h.Number()) {
 			if first {
-				p.w.referee.count("re-attached")
+				p.w.referee.Count("re-attached")
 			}
 			shim.tell(h.Number(), deadline)
 			return

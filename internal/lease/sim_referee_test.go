@@ -1,12 +1,12 @@
 package lease_test
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // rule is a property of the whole world.
@@ -28,16 +28,15 @@ const (
 
 // referee sees everything, true time and all clocks included, and writes down the first breach of each rule.
 type referee struct {
-	w       *world
-	breach  map[rule]string
-	counts  map[string]int
-	records map[string]lease.Record     // newest, by node
-	owners  map[string]map[int64]string // by node and epoch
-	slots   map[string]*slot            // of each process
-	works   []*work                     // that may be running
-	marks   []mark
-	fails   []failure
-	heard   []mark // every renewal and every take that its process knows of
+	*simtest.Referee[rule]
+	w        *world
+	records  map[string]lease.Record     // newest, by node
+	owners   map[string]map[int64]string // by node and epoch
+	slots    map[string]*slot            // of each process
+	works    []*work                     // that may be running
+	marks    []mark
+	fails    []failure
+	renewals []mark // every renewal and every take that its process knows of
 }
 
 // mark of an epoch, or another write that ends or continues one, at a true time.
@@ -54,17 +53,8 @@ type failure struct {
 }
 
 func newReferee(w *world) *referee {
-	return &referee{w: w, breach: map[rule]string{}, counts: map[string]int{}, records: map[string]lease.Record{}, slots: map[string]*slot{}, owners: map[string]map[int64]string{}}
+	return &referee{Referee: simtest.NewReferee[rule](func() string { return w.now.String() }), w: w, records: map[string]lease.Record{}, slots: map[string]*slot{}, owners: map[string]map[int64]string{}}
 }
-
-func (r *referee) breached(which rule, format string, args ...any) {
-	if r.breach[which] == "" {
-		r.breach[which] = fmt.Sprintf("%s at %s: %s", which, r.w.now, fmt.Sprintf(format, args...))
-	}
-}
-
-// count that something happened: a run in which nothing does proves nothing.
-func (r *referee) count(what string) { r.counts[what]++ }
 
 func (r *referee) watch(k *work) { r.works = append(r.works, k) }
 
@@ -75,34 +65,34 @@ func (r *referee) stored(now lease.Record) {
 	old := r.records[now.Node]
 	r.records[now.Node] = now
 	if now.Epoch < old.Epoch || now.Fenced < old.Fenced {
-		r.breached(epochsGrow, "%+v became %+v", old, now)
+		r.Breach(epochsGrow, "%+v became %+v", old, now)
 	}
 	if now.Held() && now.Fenced >= now.Epoch {
-		r.breached(noReturn, "stored %+v", now)
+		r.Breach(noReturn, "stored %+v", now)
 	}
 	if now.Held() && now.Epoch == old.Epoch && now.Holder != old.Holder {
-		r.breached(epochsGrow, "%+v became %+v", old, now)
+		r.Breach(epochsGrow, "%+v became %+v", old, now)
 	}
 	if now.Fenced > old.Fenced {
-		r.count("marked")
+		r.Count("marked")
 		r.marks = append(r.marks, mark{r.w.now, now.Node, now.Fenced})
 	}
 	if old.Held() && now.Held() && r.slots[old.Holder] != r.slots[now.Holder] {
-		r.count("taken over")
+		r.Count("taken over")
 		r.marks = append(r.marks, mark{r.w.now, now.Node, old.Epoch})
 	}
 }
 
 // taken checks a take that was stored.
 func (r *referee) taken(p *process, epoch int64) {
-	r.count("taken")
+	r.Count("taken")
 	owners := r.owners[p.slot.node]
 	if owners == nil {
 		owners = map[int64]string{}
 		r.owners[p.slot.node] = owners
 	}
 	if owner := owners[epoch]; owner != "" {
-		r.breached(epochsGrow, "%s took epoch %d of %s, which was %s's", p.id, epoch, p.slot.node, owner)
+		r.Breach(epochsGrow, "%s took epoch %d of %s, which was %s's", p.id, epoch, p.slot.node, owner)
 	}
 	owners[epoch] = p.id
 }
@@ -110,16 +100,16 @@ func (r *referee) taken(p *process, epoch int64) {
 // counted keeps when the renewal that a process counts on was truly sent.
 func (r *referee) counted(p *process, sentAt lease.Instant) {
 	p.truly = sentAt
-	r.heard = append(r.heard, mark{r.w.now, p.slot.node, p.epoch})
+	r.renewals = append(r.renewals, mark{r.w.now, p.slot.node, p.epoch})
 }
 
 // goesOn checks a renewal after which a process goes on, by a count of the referee's own.
 func (r *referee) goesOn(p *process, sentAt lease.Instant) {
 	if age := p.clock().Sub(p.truly); age >= timing.Fence {
-		r.breached(noReturn, "%s goes on in epoch %d, %s after its last renewal was sent", p.id, p.epoch, age)
+		r.Breach(noReturn, "%s goes on in epoch %d, %s after its last renewal was sent", p.id, p.epoch, age)
 	}
 	if fenced := r.records[p.slot.node].Fenced; fenced >= p.epoch {
-		r.breached(noReturn, "%s goes on in epoch %d, though %d is marked", p.id, p.epoch, fenced)
+		r.Breach(noReturn, "%s goes on in epoch %d, though %d is marked", p.id, p.epoch, fenced)
 	}
 	r.counted(p, max(p.truly, sentAt))
 }
@@ -131,11 +121,11 @@ func (r *referee) look() {
 		record := r.records[k.slot.node]
 		elsewhere := record.Held() && r.slots[record.Holder] != k.slot
 		if record.Fenced >= k.epoch || record.Epoch > k.epoch && elsewhere {
-			r.breached(deadFirst, "work of epoch %d in slot %d may run, though the Lease says %+v", k.epoch, k.slot.index(), record)
+			r.Breach(deadFirst, "work of epoch %d in slot %d may run, though the Lease says %+v", k.epoch, k.slot.index(), record)
 		}
 		for _, other := range r.works[:i] {
 			if other.slot.node == k.slot.node {
-				r.breached(oneWorks, "work of epochs %d and %d of %s may run", other.epoch, k.epoch, k.slot.node)
+				r.Breach(oneWorks, "work of epochs %d and %d of %s may run", other.epoch, k.epoch, k.slot.node)
 			}
 		}
 	}
@@ -145,7 +135,7 @@ func (r *referee) look() {
 			continue
 		}
 		if max(record.Fenced, record.Epoch-1) >= p.held.Number() && p.holding() {
-			r.breached(deadFirst, "%s holds epoch %d, though the Lease says %+v", p.id, p.held.Number(), record)
+			r.Breach(deadFirst, "%s holds epoch %d, though the Lease says %+v", p.id, p.held.Number(), record)
 		}
 	}
 }
@@ -160,23 +150,13 @@ func (r *referee) well() {
 			}
 			holders++
 			if record.Holder != s.process.id || record.Epoch != s.process.held.Number() || !s.shim.mayRun() {
-				r.breached(allWell, "%s holds epoch %d, but the Lease says %+v", s.process.id, s.process.held.Number(), record)
+				r.Breach(allWell, "%s holds epoch %d, but the Lease says %+v", s.process.id, s.process.held.Number(), record)
 			}
 		}
 		if holders != 1 {
-			r.breached(allWell, "%d processes hold %s: %+v", holders, node, record)
+			r.Breach(allWell, "%d processes hold %s: %+v", holders, node, record)
 		}
 	}
-}
-
-// verdict is all breaches, in order, or empty.
-func (r *referee) verdict() []string {
-	var all []string
-	for _, text := range r.breach {
-		all = append(all, text)
-	}
-	slices.Sort(all)
-	return all
 }
 
 func decimal(n int64) string { return strconv.FormatInt(n, 10) }

@@ -66,11 +66,11 @@ func (p *process) put(number int, sentAt lease.Instant, h *lease.HeldEpoch, l *c
 	next, epoch, err := p.decide(sentAt, h, l)
 	switch {
 	case errors.Is(err, lease.ErrHeld):
-		p.w.referee.count("held by another")
+		p.w.referee.Count("held by another")
 		p.trying, p.next = false, p.clock().Add(timing.Renew/4)
 		return
 	case errors.Is(err, lease.ErrNotOurs):
-		p.w.referee.count("no longer ours")
+		p.w.referee.Count("no longer ours")
 		p.trying = false
 		h.MarkInDoubt()
 		return
@@ -163,7 +163,7 @@ func (p *process) renewed(h *lease.HeldEpoch, sentAt lease.Instant) {
 		p.held, p.stopping, p.stopped, goesOn = h, false, false, true
 	}
 	if !goesOn {
-		p.w.referee.count("late answer")
+		p.w.referee.Count("late answer")
 		return
 	}
 	p.w.referee.goesOn(p, sentAt)

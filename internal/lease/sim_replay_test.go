@@ -31,8 +31,8 @@ func TestReplay(t *testing.T) {
 			t.Fatalf("%s is neither a plan nor an outage: %v", text, err)
 		}
 		if r.Plan != nil {
-			if verdict := play(*r.Plan, broken{}).verdict(); len(verdict) > 0 {
-				t.Errorf("%v", verdict)
+			if verdict := play(*r.Plan, broken{}).Verdict(); verdict != "" {
+				t.Error(verdict)
 			}
 			return
 		}

@@ -2,12 +2,12 @@ package lease_test
 
 import (
 	"errors"
-	"strconv"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 var (
@@ -17,17 +17,17 @@ var (
 
 // store is the API server: compare-and-swap by resourceVersion, and a watch that may be late and out of order.
 type store struct {
+	simtest.Revisions
 	w       *world
-	version int
 	leases  map[string]*coordinationv1.Lease // by node
-	history map[string][]lease.Record        // all that was ever stored, for those who see the past
+	history simtest.Versions[lease.Record]   // all that was ever stored, for those who see the past
 
 	downUntil time.Duration
 	refuses   bool // while down: answers with an error at once, rather than not at all
 }
 
 func newStore(w *world) *store {
-	return &store{w: w, leases: map[string]*coordinationv1.Lease{}, history: map[string][]lease.Record{}}
+	return &store{w: w, leases: map[string]*coordinationv1.Lease{}, history: simtest.Versions[lease.Record]{}}
 }
 
 func (s *store) down() bool { return s.w.now < s.downUntil }
@@ -41,15 +41,14 @@ func (s *store) write(l *coordinationv1.Lease, blindly bool) (*coordinationv1.Le
 	node, _ := lease.NodeOf(l.Name)
 	current := s.leases[node]
 	if !blindly && version(current) != l.ResourceVersion {
-		s.w.referee.count("conflict")
+		s.w.referee.Count("conflict")
 		return nil, errConflict
 	}
-	s.version++
 	l = l.DeepCopy()
-	l.ResourceVersion = strconv.Itoa(s.version)
+	s.Stamp(l)
 	s.leases[node] = l
 	r := must(lease.Read(l))
-	s.history[node] = append(s.history[node], r)
+	s.history.Add(node, r)
 	s.w.referee.stored(r)
 	for _, slot := range s.w.slots {
 		slot.notify(r)
@@ -66,15 +65,15 @@ func version(l *coordinationv1.Lease) string {
 
 // past is what somebody sees who lists node's Lease: the newest, or from a stale cache one of the last few.
 func (s *store) past(node string) (lease.Record, bool) {
-	all := s.history[node]
-	if len(all) == 0 {
+	stored := len(s.history[node])
+	if stored == 0 {
 		return lease.Record{}, false
 	}
 	back := 0
 	if s.w.plan.Rough && !s.w.healed && s.w.chance(15) {
-		back = s.w.noise.IntN(min(len(all), 4))
+		back = s.w.noise.IntN(min(stored, 4))
 	}
-	return all[len(all)-1-back], true
+	return s.history.At(node, stored-back), true
 }
 
 type reply func(*coordinationv1.Lease, error)

@@ -1,4 +1,5 @@
-// Package simtest is what the simulations of Ebb's parts share: a bound, so that a play that does not end fails and says which
+// Package simtest is what the simulations of Ebb's parts share: a referee, versions of objects with compare-and-swap, chance that can be
+// played again, and a bound, so that a play that does not end fails and says which
 // one it was, and a way to play that one again.
 package simtest
 

@@ -15,6 +15,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 // bootstrap finds out where to start, which tables there are, and which dispatchers run on which node.
@@ -129,7 +130,7 @@ func (m *Maintainer) bootstrapNodes(ctx context.Context) error {
 			return ctx.Err()
 		}
 		m.setProblem("waiting for node " + missing + " to report its dispatchers")
-		m.await(ctx, changed, retryDelay)
+		m.Wait(ctx, retryDelay, worker.On{changed})
 	}
 }
 

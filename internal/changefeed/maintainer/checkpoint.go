@@ -235,7 +235,7 @@ func (m *Maintainer) Progress() (p Progress, works bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p = Progress{Tables: len(m.tables), At: m.at}
-	if before := m.object.Status.CheckpointTime; p.At.IsZero() && before != nil {
+	if before := m.Latest().Status.CheckpointTime; p.At.IsZero() && before != nil {
 		p.At = before.Time
 	}
 	return p, m.epoch != 0

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"strconv"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 const (
@@ -31,13 +31,12 @@ const (
 
 // Maintainer schedules the dispatchers of one changefeed.
 type Maintainer struct {
+	*worker.Worker[*v1alpha1.Changefeed]
 	opts Options
 	key  dispatch.FeedKey
 	log  *slog.Logger
-	wake chan struct{}
 
 	mu           sync.Mutex
-	object       *v1alpha1.Changefeed
 	epoch        int64 // of the placement that it works for; 0 while it works for none
 	tables       map[stream.Table]*table
 	counter      int64
@@ -79,7 +78,9 @@ type table struct {
 // New makes the maintainer of a changefeed. It does nothing until Run.
 func New(o Options, cf *v1alpha1.Changefeed) *Maintainer {
 	key := KeyOf(cf)
-	return &Maintainer{opts: o, key: key, object: cf, wake: make(chan struct{}, 1), log: o.Log.With("changefeed", key.String())}
+	m := &Maintainer{Worker: worker.New[*v1alpha1.Changefeed](), opts: o, key: key, log: o.Log.With("changefeed", key.String())}
+	m.See(cf)
+	return m
 }
 
 // KeyOf is the key of a changefeed's dispatchers.
@@ -90,35 +91,13 @@ func KeyOf(cf *v1alpha1.Changefeed) dispatch.FeedKey {
 // Observe replaces the object by another version unless that is older: a write may return an older version than the watch has
 // delivered meanwhile, and a maintainer that went back would not notice that its placement has been superseded.
 func (m *Maintainer) Observe(cf *v1alpha1.Changefeed) {
-	cf = cf.DeepCopy() // the caller may change its own
-	m.mu.Lock()
-	if !Older(cf, m.object) {
-		m.object = cf
-	}
-	m.mu.Unlock()
-	m.Wake()
-}
-
-// Older reports whether one version of an object was written before another.
-func Older(a, b *v1alpha1.Changefeed) bool {
-	x, errA := strconv.ParseUint(a.ResourceVersion, 10, 64)
-	y, errB := strconv.ParseUint(b.ResourceVersion, 10, 64)
-	return a.UID == b.UID && errA == nil && errB == nil && x < y
-}
-
-// Wake makes the maintainer look at everything again now.
-func (m *Maintainer) Wake() {
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
+	m.See(cf.DeepCopy()) // the caller may change its own
 }
 
 // Latest is the newest version of the object that the maintainer has observed. It must not be changed.
 func (m *Maintainer) Latest() *v1alpha1.Changefeed {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.object
+	cf, _ := m.Newest()
+	return cf
 }
 
 // Placement is the epoch of the placement that the maintainer works for, 0 while it works for none.
@@ -157,7 +136,7 @@ func (m *Maintainer) Run(ctx context.Context) {
 		}
 		w, changed := m.opts.Cluster.View()
 		if !w.MayBegin(p) || !m.ensureOriginStopped(ctx, p) {
-			m.await(ctx, changed, retryDelay)
+			m.Wait(ctx, retryDelay, worker.On{changed})
 			continue
 		}
 		began := time.Now()
@@ -167,7 +146,7 @@ func (m *Maintainer) Run(ctx context.Context) {
 		}
 		// A placement that failed is retried, with a growing delay, until it is superseded.
 		for end := time.Now().Add(pauses.Next()); ctx.Err() == nil && m.stillPlacedHere(p.Epoch) && time.Now().Before(end); {
-			m.await(ctx, nil, time.Until(end))
+			m.Wait(ctx, time.Until(end), worker.On{})
 		}
 	}
 }
@@ -230,17 +209,6 @@ func (m *Maintainer) recordStopped(ctx context.Context, epoch int64, origin stri
 
 func sleep(ctx context.Context, d time.Duration) {
 	_ = backoff.Sleep(ctx, d) // callers look at ctx themselves
-}
-
-func (m *Maintainer) await(ctx context.Context, changed <-chan struct{}, limit time.Duration) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	case <-changed:
-	case <-m.wake:
-	}
 }
 
 // work runs one placement. It returns when the placement is superseded or fails, after everything that it started has ended.
@@ -310,7 +278,7 @@ func (m *Maintainer) schedule(ctx context.Context) error {
 		if err := m.publish(ctx, w); err != nil && ctx.Err() == nil {
 			m.log.Warn("could not write the status; retrying", "error", err)
 		}
-		m.await(ctx, changed, time.Second)
+		m.Wait(ctx, time.Second, worker.On{changed})
 		sleep(ctx, m.roundLimit()-time.Since(began))
 	}
 }

@@ -1,6 +1,7 @@
 package maintainer
 
 import (
+	"log/slog"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -15,7 +16,7 @@ func TestAMaintainerNeverGoesBackToAnOlderObject(t *testing.T) {
 		cf.UID, cf.ResourceVersion = types.UID(uid), number
 		return cf
 	}
-	m := &Maintainer{object: version("1", "9"), wake: make(chan struct{}, 1)}
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, version("1", "9"))
 	for _, c := range []struct {
 		see  *v1alpha1.Changefeed
 		want string

@@ -22,7 +22,7 @@ func TestHowFarAMaintainerHasCome(t *testing.T) {
 	}{
 		{"it has moved the checkpoint", func(*Maintainer) {}, at, true},
 		{"it has not moved the checkpoint yet", func(m *Maintainer) { m.at = time.Time{} }, before.Time, true},
-		{"the time of the checkpoint is not known", func(m *Maintainer) { m.at, m.object.Status.CheckpointTime = time.Time{}, nil }, time.Time{}, true},
+		{"the time of the checkpoint is not known", func(m *Maintainer) { m.at, m.Latest().Status.CheckpointTime = time.Time{}, nil }, time.Time{}, true},
 		{"it works for no placement", func(m *Maintainer) { m.epoch = 0 }, at, false},
 	} {
 		cf := &v1alpha1.Changefeed{}

@@ -70,7 +70,7 @@ func (r *epochRun) reconcile(ctx context.Context) error {
 	r.Host.mu.Unlock()
 	for _, w := range workers {
 		if !there[w.uid] {
-			w.objectDeleted()
+			w.Delete(w.uid)
 		}
 	}
 	r.tasks.Go(func() {
@@ -96,7 +96,8 @@ func (r *epochRun) seeMember(m *v1alpha1.EtcdMember) {
 		r.members[m.UID] = w
 		r.begin(w)
 	}
-	w.update(m)
+	w.See(m)
+	w.publishes.Wake()
 }
 
 func (r *epochRun) forgetMember(m *v1alpha1.EtcdMember) {
@@ -105,7 +106,7 @@ func (r *epochRun) forgetMember(m *v1alpha1.EtcdMember) {
 	current := r.Host.running == r
 	r.Host.mu.Unlock()
 	if w != nil && current {
-		w.objectDeleted()
+		w.Delete(w.uid)
 	}
 }
 

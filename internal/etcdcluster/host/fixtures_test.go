@@ -354,6 +354,9 @@ func (y *yard) snapshot(name, of string, revision int64, on ...*machine) *v1alph
 		ObjectMeta: metav1.ObjectMeta{Namespace: y.namespace, Name: name, Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer}},
 		Spec:       v1alpha1.EtcdSnapshotSpec{Cluster: "c", ClusterUID: y.uid, Incarnation: 1, Generation: 1, Member: of, Revision: revision},
 	}
+	m := &v1alpha1.EtcdMember{}
+	y.must(client.IgnoreNotFound(y.admin.Get(context.Background(), client.ObjectKey{Namespace: y.namespace, Name: of}, m)))
+	s.Spec.MemberNode = m.Spec.Node
 	for _, m := range on {
 		s.Spec.Nodes = append(s.Spec.Nodes, m.name)
 	}

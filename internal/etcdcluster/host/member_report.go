@@ -3,10 +3,10 @@ package host
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 // report changes the status that is published, for a version of the object in an epoch.
@@ -15,7 +15,7 @@ func (w *memberWorker) report(m *v1alpha1.EtcdMember, epoch *epochRun, change fu
 	defer w.mu.Unlock()
 	change(&w.status)
 	w.status.ObservedGeneration, w.status.NodeEpoch = m.Generation, epoch.epoch.Number
-	notify(w.publishes)
+	w.publishes.Wake()
 }
 
 // reportFailure reports an error. Where trying again does not help, the phase is Failed.
@@ -62,22 +62,11 @@ func (w *memberWorker) publishState(epoch *epochRun, m *v1alpha1.EtcdMember, pha
 
 // publish writes the status whenever it differs from that of the object.
 func (w *memberWorker) publish(ctx context.Context) {
-	for {
-		var again <-chan time.Time
-		if err := w.write(ctx); err != nil {
-			again = time.After(publishRetry)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.publishes:
-		case <-again:
-		}
-	}
+	w.publishes.Run(ctx, publishRetries, func() worker.Next { return worker.Next{In: worker.Forever, Err: w.write(ctx)} })
 }
 
 func (w *memberWorker) write(ctx context.Context) error {
-	m, gone := w.latest()
+	m, gone := w.Newest()
 	epoch := w.host.current()
 	if gone || epoch == nil {
 		return nil

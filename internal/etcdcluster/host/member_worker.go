@@ -12,6 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 const (
@@ -19,26 +20,26 @@ const (
 	steady = 30 * time.Second
 	// retryInterval is when a worker observes its member again at the latest.
 	retryInterval = time.Second
-	// publishRetry is when a status that could not be written is tried again.
-	publishRetry = 200 * time.Millisecond
 )
 
-// restarts is the delay before a process that ended by itself is started again.
-var restarts = backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second}
+var (
+	// restarts is the delay before a process that ended by itself is started again.
+	restarts = backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second}
+	// publishRetries is the delay before a status that could not be written is tried again.
+	publishRetries = backoff.Policy{First: 200 * time.Millisecond, Longest: 200 * time.Millisecond}
+)
 
 // memberWorker does on this node what one EtcdMember asks for: it observes the member, takes the step that Next returns, and
 // observes again. It outlives epochs, and so does the member's process.
 type memberWorker struct {
-	host *Host
-	uid  types.UID
+	*worker.Worker[*v1alpha1.EtcdMember]
+	host      *Host
+	uid       types.UID
+	publishes worker.Signal // of publish
 
-	mu        sync.Mutex
-	object    *v1alpha1.EtcdMember // as last seen
-	gone      bool                 // the object was deleted
-	finished  bool                 // the worker has nothing left to do
-	status    v1alpha1.EtcdMemberStatus
-	wakeup    chan struct{} // of run
-	publishes chan struct{} // of publish
+	mu       sync.Mutex
+	finished bool // the worker has nothing left to do
+	status   v1alpha1.EtcdMemberStatus
 
 	// Only run uses what follows.
 	dir       string
@@ -59,43 +60,14 @@ type memberWorker struct {
 }
 
 func newMemberWorker(h *Host, m *v1alpha1.EtcdMember) *memberWorker {
-	w := &memberWorker{host: h, uid: m.UID, object: m, status: m.Status, wakeup: make(chan struct{}, 1), publishes: make(chan struct{}, 1)}
+	w := &memberWorker{Worker: worker.New[*v1alpha1.EtcdMember](), host: h, uid: m.UID, publishes: worker.NewSignal(), status: m.Status}
+	w.See(m)
 	w.status.PID, w.status.Restarts = 0, 0
 	switch m.Status.Phase {
 	case v1alpha1.EtcdMemberStarting, v1alpha1.EtcdMemberRunning, v1alpha1.EtcdMemberSealed:
 		w.ranBefore = true
 	}
 	return w
-}
-
-func notify(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// update takes a newer version of the object.
-func (w *memberWorker) update(m *v1alpha1.EtcdMember) {
-	w.mu.Lock()
-	w.object = m
-	w.mu.Unlock()
-	notify(w.wakeup)
-	notify(w.publishes)
-}
-
-// objectDeleted ends the worker. Data that the object did not ask to delete stays.
-func (w *memberWorker) objectDeleted() {
-	w.mu.Lock()
-	w.gone = true
-	w.mu.Unlock()
-	notify(w.wakeup)
-}
-
-func (w *memberWorker) latest() (*v1alpha1.EtcdMember, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.object, w.gone
 }
 
 func (w *memberWorker) isFinished() bool {
@@ -113,14 +85,14 @@ func (w *memberWorker) reported() v1alpha1.EtcdMemberStatus {
 
 // retains returns whether the member's data here is all that there is of the member, so that it must not be left behind.
 func (w *memberWorker) retains() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.gone {
+	m, gone := w.Newest()
+	if gone {
 		return false
 	}
+	status := w.reported()
 	// Until the process of a member that is started again exists, there is still only data.
-	resumes := runs(w.object) && w.status.Data && w.status.Phase == v1alpha1.EtcdMemberStopped
-	return resumes || Retained(&v1alpha1.EtcdMember{Spec: w.object.Spec, Status: w.status}, w.host.opts.Node)
+	resumes := runs(m) && status.Data && status.Phase == v1alpha1.EtcdMemberStopped
+	return resumes || Retained(&v1alpha1.EtcdMember{Spec: m.Spec, Status: status}, w.host.opts.Node)
 }
 
 // runs returns whether the member should have a process.
@@ -136,47 +108,30 @@ func (w *memberWorker) run(ctx context.Context) {
 	defer publisher.Wait()
 	defer stopPublishing()
 	defer w.leave()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		var reported <-chan struct{}
-		if w.child != nil {
-			_, reported = w.child.Report()
-		}
-		if w.advance(ctx) {
-			w.mu.Lock()
-			w.finished = true
-			w.mu.Unlock()
-			return
-		}
-		if w.child != nil && reported == nil {
-			continue // it has just been started, and its first report must not be missed
-		}
-		timer.Reset(w.nextLook())
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.wakeup:
-		case <-reported:
-		case <-exited(w.child):
-		case <-timer.C:
-		}
-	}
+	w.Run(ctx, backoff.Policy{}, func() worker.Next { return w.look(ctx) })
 }
 
-func exited(c *member.Child) <-chan struct{} {
-	if c == nil {
-		return nil
+func (w *memberWorker) look(ctx context.Context) worker.Next {
+	next := worker.Next{In: retryInterval}
+	if w.child != nil {
+		_, next.On[0] = w.child.Report()
 	}
-	return c.Done()
-}
-
-// nextLook returns how long to wait for something to change.
-func (w *memberWorker) nextLook() time.Duration {
+	if w.advance(ctx) {
+		w.mu.Lock()
+		w.finished = true
+		w.mu.Unlock()
+		return worker.Next{Done: true}
+	}
 	if wait := time.Until(w.notBefore); wait > 0 {
-		return min(wait, retryInterval)
+		next.In = min(wait, retryInterval)
 	}
-	return retryInterval
+	if w.child != nil {
+		if next.On[0] == nil {
+			return worker.Next{} // it has just been started, and its first report must not be missed
+		}
+		next.On[1] = w.child.Done()
+	}
+	return next
 }
 
 // leave lets go of everything but the data.
@@ -189,7 +144,7 @@ func (w *memberWorker) leave() {
 // advance takes steps until there is one that something else has to follow, and returns whether the worker is finished.
 func (w *memberWorker) advance(ctx context.Context) (finished bool) {
 	for {
-		m, gone := w.latest()
+		m, gone := w.Newest()
 		epoch := w.host.current()
 		if w.dir == "" && !gone && epoch != nil {
 			dir, err := memberDir(w.host.opts.Dir, m)

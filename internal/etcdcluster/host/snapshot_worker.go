@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +17,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 const (
@@ -32,12 +32,8 @@ const (
 // deletes its copy.
 type snapshotWorker struct {
 	*epochRun
-	key    snapshot.Key
-	wakeup chan struct{}
-
-	mu     sync.Mutex
-	object *v1alpha1.EtcdSnapshot // as last seen
-	gone   bool
+	*worker.Worker[*v1alpha1.EtcdSnapshot]
+	key snapshot.Key
 
 	// Only run uses what follows.
 	checked bool      // the file was verified in this epoch
@@ -70,14 +66,12 @@ func (r *epochRun) seeSnapshot(s *v1alpha1.EtcdSnapshot) {
 	}
 	w := r.workers[s.UID]
 	if w == nil {
-		w = &snapshotWorker{epochRun: r, key: keyOfSnapshot(s), wakeup: make(chan struct{}, 1), object: s}
+		w = &snapshotWorker{epochRun: r, Worker: worker.New[*v1alpha1.EtcdSnapshot](), key: keyOfSnapshot(s)}
 		r.workers[s.UID] = w
-		r.tasks.Go(func() { w.run(r.ctx) })
+		w.See(s)
+		r.tasks.Go(func() { w.run(r.ctx, s.UID) })
 	}
-	w.mu.Lock()
-	w.object = s
-	w.mu.Unlock()
-	notify(w.wakeup)
+	w.See(s)
 }
 
 // forgetSnapshot ends the worker of a snapshot whose object was deleted. The worker deletes the file.
@@ -92,47 +86,25 @@ func (r *epochRun) forgetSnapshot(s *v1alpha1.EtcdSnapshot) {
 	delete(r.workers, s.UID)
 	r.mu.Unlock()
 	if w != nil {
-		w.mu.Lock()
-		w.gone = true
-		w.mu.Unlock()
-		notify(w.wakeup)
+		w.Delete(s.UID)
 	}
 }
 
-func (w *snapshotWorker) latest() (*v1alpha1.EtcdSnapshot, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.object, w.gone
-}
+// copyRetries are the delays before a copy that failed is tried again.
+var copyRetries = backoff.Policy{First: 500 * time.Millisecond, Longest: 30 * time.Second}
 
-func (w *snapshotWorker) run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	first, _ := w.latest()
-	defer w.setWorking(first.UID, false)
-	delays := backoff.New(backoff.Policy{First: 500 * time.Millisecond, Longest: 30 * time.Second}) // before a copy that failed is tried again
-	for {
-		s, gone := w.latest()
-		if gone {
-			if err := w.deleteFile(); err != nil && ctx.Err() == nil {
-				w.opts.Log.Warn("could not delete a snapshot whose EtcdSnapshot is gone", append(logged(s), "error", err)...)
-			}
-			return
+func (w *snapshotWorker) run(ctx context.Context, uid types.UID) {
+	defer w.setWorking(uid, false)
+	w.Run(ctx, copyRetries, func() worker.Next {
+		s, gone := w.Newest()
+		if !gone {
+			return worker.Next{In: worker.Forever, Err: w.step(ctx, s)}
 		}
-		var again <-chan time.Time
-		if err := w.step(ctx, s); err != nil && ctx.Err() == nil {
-			timer.Reset(delays.Next())
-			again = timer.C
-		} else {
-			delays.Reset()
+		if err := w.deleteFile(); err != nil && ctx.Err() == nil {
+			w.opts.Log.Warn("could not delete a snapshot whose EtcdSnapshot is gone", append(logged(s), "error", err)...)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.wakeup:
-		case <-again:
-		}
-	}
+		return worker.Next{Done: true}
+	})
 }
 
 // step does what the object asks of this node now. After an error it is tried again.
@@ -314,22 +286,14 @@ func (w *snapshotWorker) takeIfLocal(ctx context.Context, s *v1alpha1.EtcdSnapsh
 // awaitOwnWrite waits until the watch brings what this worker has just written. Until then the snapshot counts as being taken, so that
 // Held never misses the only copy.
 func (w *snapshotWorker) awaitOwnWrite(ctx context.Context, uid types.UID) {
-	deadline := time.After(nodeWriteLimit)
-	for {
-		s, gone := w.latest()
-		if gone || s.Status.Facts != nil || s.Status.Error != "" || s.DeletionTimestamp != nil {
-			break
-		}
-		select {
-		case <-w.wakeup:
-			continue
-		case <-ctx.Done():
-		case <-deadline:
-		}
-		break
-	}
+	ctx, cancel := context.WithTimeout(ctx, nodeWriteLimit)
+	defer cancel()
+	w.Run(ctx, copyRetries, func() worker.Next {
+		s, gone := w.Newest()
+		return worker.Next{In: worker.Forever, Done: gone || s.Status.Facts != nil || s.Status.Error != "" || s.DeletionTimestamp != nil}
+	})
 	w.setWorking(uid, false)
-	notify(w.wakeup)
+	w.Wake()
 }
 
 func (h *Host) setWorking(uid types.UID, on bool) {

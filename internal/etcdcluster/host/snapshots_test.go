@@ -250,9 +250,7 @@ func TestOnlyNodesFetchSnapshotsAndOnlyByObject(t *testing.T) {
 		_, err = in.Recv()
 		return err
 	}
-	if err := fetch(n1.etcds.Files, string(s.UID)); err != nil {
-		t.Errorf("a node: %v", err)
-	}
+	until(t, "a node to fetch it", func() bool { return fetch(n1.etcds.Files, string(s.UID)) == nil }) // the server's watch may be late
 	if err := fetch(n1.etcds.Files, "another"); status.Code(err) != codes.NotFound {
 		t.Errorf("another object of that name: %v", err)
 	}

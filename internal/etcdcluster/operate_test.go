@@ -1,0 +1,109 @@
+package etcdcluster
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+func withMembers(members ...v1alpha1.EtcdMemberInfo) *v1alpha1.EtcdCluster {
+	return &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo"}, Status: v1alpha1.EtcdClusterStatus{Members: members}}
+}
+
+func TestClientsGetTheVotersTheHealthyOnesFirst(t *testing.T) {
+	ec := withMembers(
+		v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdVoter, ClientURL: "http://1"},
+		v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdLeader, ClientURL: "http://2", Healthy: true},
+		v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdLearner, ClientURL: "http://3", Healthy: true},
+		v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdVoter, Healthy: true},
+		v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdVoter, ClientURL: "http://5", Healthy: true},
+	)
+	if got, err := Endpoints(ec); err != nil || !slices.Equal(got, []string{"http://2", "http://5", "http://1"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	for phase, want := range map[v1alpha1.EtcdClusterPhase]string{
+		"":                               "etcd cluster demo has no endpoints: it is not created yet",
+		v1alpha1.EtcdClusterPhaseRunning: "etcd cluster demo has no endpoints: it is running",
+		v1alpha1.EtcdClusterPhaseStopped: "etcd cluster demo has no endpoints: it is stopped; `kubectl scale etcdcluster demo --replicas=N` starts it",
+	} {
+		ec := withMembers()
+		ec.Status.Phase = phase
+		if _, err := Endpoints(ec); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %s", phase, err, want)
+		}
+	}
+}
+
+func TestASnapshotIsTakenOfAHealthyMemberIfPossibleNotTheLeader(t *testing.T) {
+	leader := v1alpha1.EtcdMemberInfo{Name: "leader", Role: v1alpha1.EtcdLeader, Healthy: true}
+	voter := v1alpha1.EtcdMemberInfo{Name: "voter", Role: v1alpha1.EtcdVoter, Healthy: true}
+	sick := v1alpha1.EtcdMemberInfo{Name: "sick", Role: v1alpha1.EtcdVoter}
+	learner := v1alpha1.EtcdMemberInfo{Name: "learner", Role: v1alpha1.EtcdLearner, Healthy: true}
+	for _, c := range []struct {
+		members []v1alpha1.EtcdMemberInfo
+		want    string
+	}{
+		{nil, ""}, {[]v1alpha1.EtcdMemberInfo{sick, learner}, ""}, {[]v1alpha1.EtcdMemberInfo{sick, leader, learner}, "leader"},
+		{[]v1alpha1.EtcdMemberInfo{leader, voter}, "voter"}, {[]v1alpha1.EtcdMemberInfo{voter, leader, sick}, "voter"},
+	} {
+		got := ""
+		if from := snapshotSource(withMembers(c.members...)); from != nil {
+			got = from.Name
+		}
+		if got != c.want {
+			t.Errorf("of %v it is taken of %q, want %q", c.members, got, c.want)
+		}
+	}
+	if _, err := TakeSnapshot(t.Context(), nil, withMembers(sick), time.Second); err == nil || !strings.Contains(err.Error(), "no healthy member") {
+		t.Errorf("without a healthy member: %v", err)
+	}
+}
+
+func TestARestoreThatWouldLoseKeysIsRefused(t *testing.T) {
+	ec := withMembers()
+	if _, _, err := Restore(t.Context(), nil, ec, "", false); err == nil || !strings.Contains(err.Error(), "has no verified snapshot") {
+		t.Errorf("without a snapshot: %v", err)
+	}
+	ec.Status.Snapshot = "demo-1"
+	ec.Status.Conditions = []metav1.Condition{{Type: v1alpha1.EtcdReady, Status: metav1.ConditionTrue}}
+	if _, _, err := Restore(t.Context(), nil, ec, "", false); err == nil || !strings.Contains(err.Error(), "a restore loses every key written after snapshot demo-1") {
+		t.Errorf("a cluster that serves clients: %v", err)
+	}
+}
+
+func TestARestoreIsAskedForInTheObject(t *testing.T) {
+	api := testenv.StartAPI(t)
+	c := api.Admin()
+	three, zero := int32(3), int32(0)
+	for name, size := range map[string]*int32{"runs": &three, "stopped": &zero} {
+		ec := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.EtcdClusterSpec{Size: size}}
+		if err := c.Create(t.Context(), ec); err != nil {
+			t.Fatal(err)
+		}
+		stale := ec.DeepCopy()
+		ec.Labels = map[string]string{"changed": "meanwhile"}
+		if err := c.Update(t.Context(), ec); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := askRestore(t.Context(), c, stale, "none"); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: name}, ec); err != nil {
+			t.Fatal(err)
+		}
+		asked := strings.HasPrefix(ec.Annotations[v1alpha1.EtcdRestoreAnnotation], "none/")
+		if asked != (*size > 0) || (ec.Spec.RestoreFrom == "none") != (*size == 0) || ec.Labels["changed"] == "" {
+			t.Errorf("%s: annotations %v, restoreFrom %q", name, ec.Annotations, ec.Spec.RestoreFrom)
+		}
+		if _, err := askRestore(t.Context(), c, ec, "another"); err == nil {
+			t.Error("a snapshot that is not there was accepted")
+		}
+	}
+}
