@@ -69,19 +69,19 @@ func subjects() map[string]subject {
 			plural, group, _ := strings.Cut(name, ".")
 			return definition(group, plural, strings.ToUpper(plural[:1])+plural[1:])
 		}, false, nil},
-		"work of n1": {volumes, "access-1", func(name string) object {
-			return ebb("Volume", name).with("spec", object{"replicas": 1, "node": "n1"})
-		}, false, bindTo(volumes + "/access-1")},
-		"work of n2": {volumes, "access-2", func(name string) object {
-			return ebb("Volume", name).with("spec", object{"replicas": 1, "node": "n2"})
-		}, false, bindTo(volumes + "/access-2")},
+		"work of n1": {crates, "access-1", func(name string) object {
+			return ebb("Crate", name).with("spec", object{"replicas": 1, "node": "n1"})
+		}, false, bindTo(crates + "/access-1")},
+		"work of n2": {crates, "access-2", func(name string) object {
+			return ebb("Crate", name).with("spec", object{"replicas": 1, "node": "n2"})
+		}, false, bindTo(crates + "/access-2")},
 	}
 }
 
 func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
 	s := api(t)
 	admin := s.admin(t)
-	installVolumes(t, admin)
+	installCrates(t, admin)
 	elect(t, admin, "n1/1/a.1")
 	all := subjects()
 	viewer, node, unknown := s.viewer(t), s.node(t, "n1"), s.as(t, "mallory")
@@ -113,7 +113,7 @@ func TestEveryIdentityMayDoWhatTheTableSaysAndNoMore(t *testing.T) {
 
 func TestWithoutACertificateOfTheClusterEverythingIsUnauthorized(t *testing.T) {
 	s := api(t)
-	installVolumes(t, s.admin(t))
+	installCrates(t, s.admin(t))
 	foreign, err := pki.LoadOrCreate(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -209,10 +209,10 @@ func TestNothingIsCreatedInANamespaceThatIsMissingOrBeingDeleted(t *testing.T) {
 	in := func(collection, ns string) string {
 		return strings.Replace(strings.Replace(collection, "/namespaces/default/", "/namespaces/"+ns+"/", 1), "/namespaces/ebb-system/", "/namespaces/"+ns+"/", 1)
 	}
-	installVolumes(t, admin)
+	installCrates(t, admin)
 	kinds := map[string]object{
 		secrets: secretObject("x"), configMaps: core("ConfigMap", "x"), leases: leaseObject("x", "p"),
-		volumes: ebb("Volume", "x").with("spec", object{"replicas": 1}),
+		crates: ebb("Crate", "x").with("spec", object{"replicas": 1}),
 	}
 	for collection, o := range kinds {
 		if a := admin.do(t, http.MethodPost, in(collection, missing), o); a.code != http.StatusNotFound || a.message() != `namespaces "`+missing+`" not found` {
@@ -220,12 +220,12 @@ func TestNothingIsCreatedInANamespaceThatIsMissingOrBeingDeleted(t *testing.T) {
 		}
 	}
 	ns := newNamespace(t, s)
-	admin.must(t, http.MethodPost, in(volumes, ns), object{"apiVersion": "ebb.dev/v1alpha1", "kind": "Volume", "metadata": object{"name": "held", "finalizers": []string{"test.ebb.dev/hold"}}, "spec": object{"replicas": 1}})
+	admin.must(t, http.MethodPost, in(crates, ns), object{"apiVersion": "ebb.dev/v1alpha1", "kind": "Crate", "metadata": object{"name": "held", "finalizers": []string{"test.ebb.dev/hold"}}, "spec": object{"replicas": 1}})
 	admin.must(t, http.MethodDelete, namespaces+"/"+ns, nil)
 	for collection, o := range kinds {
 		refusedAs(t, admin.do(t, http.MethodPost, in(collection, ns), o), http.StatusForbidden, "unable to create new content in namespace "+ns+" because it is being terminated")
 	}
-	admin.must(t, http.MethodPatch, in(volumes, ns)+"/held", object{"metadata": object{"finalizers": nil}})
+	admin.must(t, http.MethodPatch, in(crates, ns)+"/held", object{"metadata": object{"finalizers": nil}})
 	gone(t, admin, ns)
 }
 

@@ -60,9 +60,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// declared are the objects of work that the server knows: those of deployments, and volumes, which have a binding.
+// declared are the objects of work that the server knows: those of deployments, and crates, which have a binding.
 func declared() []access.Object {
-	return append(deployment.Kind().Objects, access.Object{Resource: "volumes", Coordinator: access.Both, Node: &access.NodeWrites{
+	return append(deployment.Kind().Objects, access.Object{Resource: "crates", Coordinator: access.Both, Node: &access.NodeWrites{
 		Runtime: "replicas", Bindings: []access.Binding{{Node: "spec.node", Epoch: "status.nodeEpoch"}},
 	}})
 }

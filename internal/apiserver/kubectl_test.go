@@ -179,11 +179,11 @@ func TestKubectlPrintsColumnsThatTellSomething(t *testing.T) {
 func TestKubectlScales(t *testing.T) {
 	s := api(t)
 	admin := s.admin(t)
-	installVolumes(t, admin)
+	installCrates(t, admin)
 	name := fresh("scale")
-	admin.must(t, http.MethodPost, volumes, ebb("Volume", name).with("spec", object{"replicas": 1}))
-	equal(t, kubectl(t, s, "scale", "volume.ebb.dev/"+name, "--replicas=3"), "volume.ebb.dev/"+name+" scaled\n")
-	equal(t, kubectl(t, s, "get", "volumes.ebb.dev", name, "-o", "jsonpath={.spec.replicas}"), "3")
+	admin.must(t, http.MethodPost, crates, ebb("Crate", name).with("spec", object{"replicas": 1}))
+	equal(t, kubectl(t, s, "scale", "crate.ebb.dev/"+name, "--replicas=3"), "crate.ebb.dev/"+name+" scaled\n")
+	equal(t, kubectl(t, s, "get", "crates.ebb.dev", name, "-o", "jsonpath={.spec.replicas}"), "3")
 }
 
 func TestKubectlWatches(t *testing.T) {

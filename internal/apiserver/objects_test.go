@@ -13,7 +13,7 @@ const (
 	drains      = "/apis/ebb.dev/v1alpha1/drains"
 	settings    = "/apis/ebb.dev/v1alpha1/settings"
 	deployments = "/apis/ebb.dev/v1alpha1/namespaces/default/deployments"
-	volumes     = "/apis/ebb.dev/v1alpha1/namespaces/default/volumes"
+	crates     = "/apis/ebb.dev/v1alpha1/namespaces/default/crates"
 	leases      = "/apis/coordination.k8s.io/v1/namespaces/ebb-system/leases"
 	otherLeases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 	events      = "/apis/events.k8s.io/v1/namespaces/default/events"
@@ -115,14 +115,14 @@ func definition(group, plural, kind string) object {
 	}
 }
 
-// installVolumes brings a kind of work, which the server itself does not have yet.
-func installVolumes(t testing.TB, admin caller) {
+// installCrates brings a kind of work, which the server itself does not have yet.
+func installCrates(t testing.TB, admin caller) {
 	t.Helper()
-	if a := admin.do(t, http.MethodPost, crds, definition("ebb.dev", "volumes", "Volume")); a.code != http.StatusCreated && a.code != http.StatusConflict {
+	if a := admin.do(t, http.MethodPost, crds, definition("ebb.dev", "crates", "Crate")); a.code != http.StatusCreated && a.code != http.StatusConflict {
 		t.Fatal(a)
 	}
-	eventually(t, "volumes are served", func() bool {
-		return admin.do(t, http.MethodGet, volumes, nil).code == http.StatusOK
+	eventually(t, "crates are served", func() bool {
+		return admin.do(t, http.MethodGet, crates, nil).code == http.StatusOK
 	})
 }
 

@@ -46,10 +46,10 @@ func TestTheStatusOfADaemonSaysWhereItIsNotAndWhy(t *testing.T) {
 		note       string
 	}{
 		"it is where it should be": {observedAs(metav1.ConditionTrue, 1, "n1"), []string{
-			"n1 Running ", "n2  not wanted here: labels do not match", "n3  not wanted here: command not trusted",
-		}, true, "everywhere it should be: on 1 of 3 nodes"},
+			"n1 Running ", "n2  should not run here: labels do not match", "n3  should not run here: command not trusted",
+		}, true, "on all matching nodes: 1 of 3"},
 		"it is missing": {observedAs(metav1.ConditionFalse, 0), []string{
-			"n1 Missing the node has not started it yet", "n2  not wanted here: labels do not match", "n3  not wanted here: command not trusted",
+			"n1 Missing the node has not started it yet", "n2  should not run here: labels do not match", "n3  should not run here: command not trusted",
 		}, false, "Reason: message"},
 	} {
 		s := deployment.StatusOf(fourNodes(), c.d)
@@ -68,7 +68,7 @@ func TestTheStatusOfADeploymentNamesWhatIsUnexpected(t *testing.T) {
 	d.Generation = 2
 	d.Status.Conditions = []metav1.Condition{{Type: v1alpha1.DeploymentRunning, Status: metav1.ConditionTrue, ObservedGeneration: 1}}
 	s := deployment.StatusOf(fourNodes(), d)
-	if s.Everywhere != nil || s.Healthy || s.Note() != "not looked at since its last change; still held by n1" {
+	if s.Everywhere != nil || s.Healthy || s.Note() != "the coordinator has not seen its last change yet; still held by n1" {
 		t.Errorf("everywhere %v, healthy %v, note %q", s.Everywhere, s.Healthy, s.Note())
 	}
 }
