@@ -13,7 +13,7 @@ const (
 	drains      = "/apis/ebb.dev/v1alpha1/drains"
 	settings    = "/apis/ebb.dev/v1alpha1/settings"
 	deployments = "/apis/ebb.dev/v1alpha1/namespaces/default/deployments"
-	crates     = "/apis/ebb.dev/v1alpha1/namespaces/default/crates"
+	crates      = "/apis/ebb.dev/v1alpha1/namespaces/default/crates"
 	leases      = "/apis/coordination.k8s.io/v1/namespaces/ebb-system/leases"
 	otherLeases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 	events      = "/apis/events.k8s.io/v1/namespaces/default/events"
