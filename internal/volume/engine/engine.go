@@ -253,19 +253,22 @@ func (e *Engine) reason() error {
 	return e.err
 }
 
-// open opens the members with a generation of its own, gives those up that do not answer, and makes the others equal.
+// open opens the members with a generation of its own, gives those up that do not answer, and makes the others equal. The members are first
+// opened with the generation that the Volume has: if one of them knows a newer one, the generation is not raised past that.
 func (e *Engine) open(ctx context.Context) error {
 	from := e.opts.Generation
-	generation := from + 1
 	if len(e.opts.Members) == 0 {
 		return fmt.Errorf("volume %s has no member to open", e.opts.Volume)
 	}
-	e.setWaiting("the API to record generation %d", generation)
-	if err := e.persist(ctx, from, generation, e.opts.Members); err != nil {
+	opened, err := e.openMembers(ctx, from)
+	if err != nil {
 		return err
 	}
-	e.setWaiting("the members to be opened")
-	opened, err := e.openMembers(ctx, generation)
+	e.setWaiting("the API to record generation %d", from+1)
+	if err := e.persist(ctx, from, from+1, e.opts.Members); err != nil {
+		return closeOpened(opened, err)
+	}
+	opened, err = e.raiseMembers(ctx, opened, from+1)
 	if err != nil {
 		return err
 	}
@@ -273,7 +276,7 @@ func (e *Engine) open(ctx context.Context) error {
 	for _, o := range opened {
 		members = append(members, o.member)
 	}
-	e.view.Store(&view{generation: generation, members: members, read: pickRead(members), held: e.view.Load().held})
+	e.view.Store(&view{generation: from + 1, members: members, read: pickRead(members), held: e.view.Load().held})
 	if missing := without(e.opts.Members, names(members)); len(missing) > 0 {
 		e.opts.Log.Warn("volume: members do not answer, continuing without them", "volume", e.opts.Volume, "missing", missing, "members", names(members))
 		if err := e.record(ctx, members, missing); err != nil {
@@ -284,11 +287,34 @@ func (e *Engine) open(ctx context.Context) error {
 		if err := backoff.Sleep(ctx, e.opts.Timing.FenceWait); err != nil {
 			return err
 		}
-	} else if err := e.commitAll(ctx, generation, members); err != nil {
+	} else if err := e.commitAll(ctx, from+1, members); err != nil {
 		return err
 	}
 	e.beat(ctx)
 	return e.resync(ctx, opened)
+}
+
+// raiseMembers raises the generation of members that are open, and returns those that did so.
+func (e *Engine) raiseMembers(ctx context.Context, opened []opening, generation int64) ([]opening, error) {
+	limited, cancel := context.WithTimeout(ctx, e.opts.Timing.MemberWait)
+	defer cancel()
+	var raised []opening
+	var failures []error
+	for _, o := range opened {
+		sent := e.opts.Clock()
+		_, err := o.member.Open(limited, generation)
+		if err == nil {
+			o.member.heard.Store(int64(sent))
+			raised = append(raised, o)
+			continue
+		}
+		failures = append(failures, fmt.Errorf("replica %s: %w", o.member.name, err))
+		_ = o.member.Close() // it is given up
+	}
+	if len(raised) == 0 {
+		return nil, errors.Join(failures...)
+	}
+	return raised, nil
 }
 
 // beat starts the heartbeats of members that have none yet.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -157,7 +158,11 @@ type bench struct {
 	dir      string
 	volume   *record
 	machines map[string]*machine
+	running  atomic.Bool // the newest engine
 }
+
+// ended reports whether the newest engine ended by itself.
+func (b *bench) ended() bool { return !b.running.Load() }
 
 func newBench(t *testing.T, members ...string) *bench {
 	b := &bench{t: t, dir: t.TempDir(), volume: &record{generation: 1, members: members}, machines: map[string]*machine{}}
@@ -201,7 +206,12 @@ func (b *bench) engine() (e *engine.Engine, stop func() error) {
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- e.Run(ctx) }()
+	b.running.Store(true)
+	go func() {
+		err := e.Run(ctx)
+		b.running.Store(false)
+		ended <- err
+	}()
 	stop = sync.OnceValue(func() error { cancel(); return <-ended })
 	b.t.Cleanup(func() { _ = stop() })
 	return e, stop
@@ -399,4 +409,21 @@ func TestTheLastMemberIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reads(e, 0, 2, 512)
+}
+
+func TestAVolumeIsNotOpenedIfAReplicaKnowsANewerGeneration(t *testing.T) {
+	b := newBench(t, "a", "b")
+	if err := b.machines["b"].store.Commit(t.Context(), block.Membership{Generation: 7, Members: []string{"b"}}); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 { // however often it is tried
+		_, stop := b.engine()
+		until(t, "the engine to end", func() bool { return b.ended() })
+		if err := stop(); !errors.Is(err, engine.ErrStoreIsOlder) {
+			t.Fatalf("the engine ended with %v", err)
+		}
+	}
+	if generation, _ := b.volume.now(); generation != 1 {
+		t.Errorf("the generation was raised to %d", generation)
+	}
 }

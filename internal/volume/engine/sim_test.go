@@ -544,7 +544,7 @@ func (p *play) compare() {
 }
 
 func TestNoFaultLosesATornOrStaleSector(t *testing.T) {
-	for seed := range testlength.Seeds(6, 200) {
+	for seed := range testlength.Seeds(4, 200) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			t.Parallel()
 			p := newPlay(t, seed, nil)
