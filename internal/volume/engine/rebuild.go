@@ -170,6 +170,7 @@ func (e *Engine) build(ctx context.Context, r *rebuild) error {
 		return err
 	}
 	e.gate.Lock() // writes that began before the target got any have marked what it misses when this returns
+	//lint:ignore SA2001 whoever had the gate before has left it now
 	e.gate.Unlock()
 	todo, err := e.todo(ctx, t, r)
 	if err != nil {

@@ -153,17 +153,6 @@ func (h *Host) Engines() node.Hosted {
 	return node.Hosted{Runtime: engines{h}, OnLeaseDoubt: node.KeepOnDoubt}
 }
 
-// current returns the epoch in which the node may make and remove things; nil while its lease is in doubt.
-func (h *Host) current() *epochRun {
-	h.mu.Lock()
-	r := h.epoch
-	h.mu.Unlock()
-	if r == nil || r.ctx.Err() != nil || !r.epoch.Holding() {
-		return nil
-	}
-	return r
-}
-
 // key names an object in messages.
 func key(o client.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 

@@ -33,7 +33,6 @@ type replicaWorker struct {
 	mu     sync.Mutex
 	object *v1alpha1.Replica // newest seen
 	store  *store.Store      // nil while it is not open
-	gone   bool              // its object is gone
 }
 
 // replicasDir is the directory of all replicas on a disk.
