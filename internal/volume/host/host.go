@@ -97,8 +97,8 @@ func New(o Options) (*Host, error) {
 		}
 		*dir = path
 	}
-	if longest := socketPath(o.Sockets, types.UID("00000000-0000-0000-0000-000000000000")); len(longest) > maxSocketPath {
-		return nil, fmt.Errorf("the path of NBD sockets such as %s is longer than the %d bytes that a Unix socket may have: choose a shorter directory with --volume-sockets", longest, maxSocketPath)
+	if err := checkSocket(socketPath(o.Sockets, types.UID("00000000-0000-0000-0000-000000000000"))); err != nil {
+		o.Log.Warn("volume: no volume can be attached to this node", "error", err)
 	}
 	h := &Host{
 		opts: o, disks: map[string]*disk{}, replicas: map[types.UID]*replicaWorker{}, attached: map[types.UID]*attachment{},
@@ -114,6 +114,14 @@ const maxSocketPath = 107
 // socketPath is where a volume is served. The name is short, since the whole path is bounded.
 func socketPath(dir string, volume types.UID) string {
 	return filepath.Join(dir, string(volume)[:8]+".sock")
+}
+
+// checkSocket fails if a path is too long for a Unix socket. A node that has no volume attached to it does not need one.
+func checkSocket(path string) error {
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("the path of the NBD socket %s is longer than the %d bytes that a Unix socket may have: choose a shorter directory with --volume-sockets", path, maxSocketPath)
+	}
+	return nil
 }
 
 // Replicas is the runtime that follows the objects in an epoch.
