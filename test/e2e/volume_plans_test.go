@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -295,10 +296,16 @@ func (p *volumePlans) evictLast(clientsThere bool) {
 	p.drainWith(target, func() {
 		if clientsThere {
 			// Their clients were disconnected, and go on where the volumes are attached next.
+			// One of them goes to the very node that builds its replica.
 			p.awaitClientsGone(target, single, three)
-			for _, v := range []*testVolume{single, three} {
-				p.must("volume", "attach", v.name, elsewhere)
-			}
+			p.must("volume", "attach", three.name, elsewhere)
+			builds := ""
+			until(t, "a node to build the replica of volume single", func() bool {
+				builds = single.get().Status.RebuildOn
+				return builds != "" || single.replicas()[target] == nil
+			})
+			t.Logf("volume single is attached to %q, which builds its replica", builds)
+			p.must("volume", "attach", single.name, cmp.Or(builds, elsewhere))
 		}
 		ls.goesOn()
 		lt.goesOn()
