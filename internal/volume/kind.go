@@ -128,15 +128,9 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	if err != nil {
 		return kind.Hosted{}, err
 	}
-	sockets := p.sockets
-	if sockets == "" {
-		if sockets, err = host.ShortSockets(env.Dir.NBDSockets()); err != nil {
-			return kind.Hosted{}, err
-		}
-	}
 	p.metrics = NewMetrics(env.Registry)
 	h, err := host.New(host.Options{
-		Node: env.Node, Gate: env.Gate, Dir: cmp.Or(p.dir, env.Dir.Volumes()), Sockets: sockets, Files: env.Files, Objects: env.Objects, FS: store.OS{}, BootID: boot,
+		Node: env.Node, Gate: env.Gate, Dir: cmp.Or(p.dir, env.Dir.Volumes()), Sockets: cmp.Or(p.sockets, env.Dir.NBDSockets()), Files: env.Files, Objects: env.Objects, FS: store.OS{}, BootID: boot,
 		Clock: func() time.Duration { return time.Duration(node.BootTime()) }, Timing: engine.DefaultTiming(), Metrics: host.NewMetrics(env.Registry, env.Node), Log: env.Log,
 	})
 	if err != nil {

@@ -7,9 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
@@ -269,4 +272,25 @@ func fillDisk(t *testing.T, path string) {
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("fill the disk: %v", err)
 	}
+}
+
+// A node whose directory is too deep for sockets has no use for them until a volume is attached to it. Then the volume says what is wrong.
+func TestAVolumeSaysThatItsSocketHasNoPlace(t *testing.T) {
+	beside(t, light)
+	c := newCluster(t, testenv.Ebb(t))
+	startNodes(t, c, 1)
+	c.startNode("n2", "--volume-sockets", filepath.Join(t.TempDir(), strings.Repeat("deep", 25)))
+	c.awaitReady("n2", 1)
+	v := c.createVolume("nowhere", 2)
+	c.must("volume", "attach", "nowhere", "n2")
+	var message string
+	untilSo(t, func() string { return "the volume to say that its socket has no place: it says " + message }, func() bool {
+		if attached := meta.FindStatusCondition(v.get().Status.Conditions, v1alpha1.VolumeAttached); attached != nil {
+			message = attached.Message
+		}
+		return strings.Contains(message, "choose a shorter directory with --volume-sockets")
+	})
+	v.attach("n1")
+	v.load().check()
+	v.sameCopies()
 }

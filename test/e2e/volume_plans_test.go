@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -21,9 +23,6 @@ type volumePlans struct {
 	told *chronicle
 }
 
-// rebuildSlowly lets a replica be built in some seconds, during which things happen.
-const rebuildSlowly = `{"volumes":{"rebuildBytesPerSecond":"4Mi"}}`
-
 // planStep is one plan, with its client on one of the nodes.
 type planStep struct {
 	name string
@@ -36,9 +35,6 @@ func runVolumePlans(t *testing.T, steps []planStep) {
 	p := &volumePlans{cluster: newCluster(t, testenv.Ebb(t))}
 	startNodes(t, p.cluster, len(quartet))
 	p.told = keepVolumeChronicle(t, p.client)
-	// Clients of a volume on a node that is drained are disconnected soon, while replicas are still being built.
-	p.volumeSettings(`{"drain":{"clientGrace":"2s"}}`)
-	p.volumeSettings(rebuildSlowly)
 	for _, step := range steps {
 		if !t.Run(step.name, func(t *testing.T) {
 			p.t = t
@@ -84,6 +80,42 @@ func (p *volumePlans) finish(v *testVolume, l *volumeLoad) {
 	l.check()
 	v.sameCopies()
 	v.remove()
+}
+
+// pace lets a replica be built in some seconds, during which things happen. With clients on the node that is drained it takes longer: they are
+// disconnected meanwhile.
+func (p *volumePlans) pace(clientThere bool) {
+	p.t.Helper()
+	rate := "16Mi"
+	if clientThere {
+		rate = "4Mi"
+	}
+	p.volumeSettings(fmt.Sprintf(`{"volumes":{"rebuildBytesPerSecond":%q},"drain":{"clientGrace":"1h"}}`, rate))
+}
+
+// awaitClientsGone waits until the drain of a node says that clients are connected there, ends their grace, and waits until the volumes are
+// detached.
+func (p *volumePlans) awaitClientsGone(node string, volumes ...*testVolume) {
+	p.t.Helper()
+	for _, v := range volumes {
+		until(p.t, "the drain to wait for clients of volume "+v.name, func() bool {
+			for _, d := range latest[*v1alpha1.Drain](p.told) {
+				if d.Spec.NodeName == node && !d.Status.Phase.Final() && slices.ContainsFunc(d.Status.Blockers, func(b v1alpha1.Blocker) bool {
+					return b.Kind == "Volume" && strings.HasSuffix(b.Name, v.name) && b.Reason == "ClientConnected"
+				}) {
+					return true
+				}
+			}
+			return false
+		})
+		if at := v.get().Status.AttachedTo; at != node {
+			p.t.Errorf("volume %s is attached to %q while its clients may stay", v.name, at)
+		}
+	}
+	p.volumeSettings(`{"drain":{"clientGrace":"0s"}}`)
+	for _, v := range volumes {
+		until(p.t, "volume "+v.name+" to be detached", func() bool { return v.get().Status.AttachedTo == "" })
+	}
 }
 
 // drainWith drains a node with a command, while something else is done, and waits until it is done.
@@ -165,6 +197,7 @@ func TestLastReplicasAreEvicted(t *testing.T) {
 func (p *volumePlans) evict(clientThere bool) {
 	t := p.t
 	p.drainPolicy(v1alpha1.BlockForEviction)
+	p.pace(clientThere)
 	v := p.createVolume("evicted", 3)
 	target := p.target(v)
 	old := v.replicas()[target]
@@ -176,7 +209,9 @@ func (p *volumePlans) evict(clientThere bool) {
 	since := p.revision()
 	l.longestPause()
 	p.drainWith(target, func() {
-		if !clientThere {
+		if clientThere {
+			p.awaitClientsGone(target, v)
+		} else {
 			l.goesOn()
 		}
 	})
@@ -188,9 +223,6 @@ func (p *volumePlans) evict(clientThere bool) {
 		t.Errorf("replica %s was never seen with spec.evictionRequested", old.Name)
 	}
 	p.wantBlocker(target, since, "Replica", "AwaitingEviction")
-	if clientThere {
-		p.wantBlocker(target, since, "Volume", "ClientConnected")
-	}
 	p.back(target)
 	v.settle()
 	l.goesOn() // where it was attached before, if that was on the node
@@ -252,6 +284,7 @@ func (p *volumePlans) evictLast(clientsThere bool) {
 	target := p.target(three)
 	single := p.createOn("single", target)
 	p.drainPolicy(v1alpha1.BlockForEvictionIfContainsLastReplica)
+	p.pace(clientsThere)
 	oldSingle, oldThree := single.replicas()[target], three.replicas()[target]
 	from, elsewhere := p.revision(), p.beside(target)
 	at := elsewhere
@@ -263,10 +296,16 @@ func (p *volumePlans) evictLast(clientsThere bool) {
 	p.drainWith(target, func() {
 		if clientsThere {
 			// Their clients were disconnected, and go on where the volumes are attached next.
-			for _, v := range []*testVolume{single, three} {
-				until(t, "volume "+v.name+" to be detached", func() bool { return v.get().Status.AttachedTo == "" })
-				p.must("volume", "attach", v.name, elsewhere)
-			}
+			// One of them goes to the very node that builds its replica.
+			p.awaitClientsGone(target, single, three)
+			p.must("volume", "attach", three.name, elsewhere)
+			builds := ""
+			until(t, "a node to build the replica of volume single", func() bool {
+				builds = single.get().Status.RebuildOn
+				return builds != "" || single.replicas()[target] == nil
+			})
+			t.Logf("volume single is attached to %q, which builds its replica", builds)
+			p.must("volume", "attach", single.name, cmp.Or(builds, elsewhere))
 		}
 		ls.goesOn()
 		lt.goesOn()
@@ -302,7 +341,6 @@ func (p *volumePlans) evictionCanceled() {
 	t := p.t
 	p.drainPolicy(v1alpha1.BlockForEvictionIfContainsLastReplica)
 	p.volumeSettings(`{"volumes":{"rebuildBytesPerSecond":"256Ki"}}`) // a minute for what is filled
-	defer p.volumeSettings(rebuildSlowly)
 	v := p.createVolume("pair", 2)
 	from := p.revision()
 	nodes := v.nodes()
@@ -418,6 +456,7 @@ func (p *volumePlans) unschedulableCordon() {
 // unschedulableDrain is plan 3 with a drain that is cancelled.
 func (p *volumePlans) unschedulableDrain(clientThere bool) {
 	t := p.t
+	p.pace(clientThere)
 	v, target, old := p.unschedulable()
 	from, at := p.revision(), p.beside(target)
 	if clientThere {
@@ -428,7 +467,7 @@ func (p *volumePlans) unschedulableDrain(clientThere bool) {
 	p.must("drain", target)
 	p.awaitStuck(v, target)
 	if clientThere {
-		until(t, "the volume to be detached", func() bool { return v.get().Status.AttachedTo == "" })
+		p.awaitClientsGone(target, v)
 	} else {
 		l.goesOn()
 	}

@@ -160,6 +160,12 @@ func (a *attachment) open(ctx context.Context) error {
 		a.setFailure(err)
 		return err
 	}
+	if v.Status.AttachedTo == a.h.opts.Node {
+		if err := checkSocket(socketPath(a.h.opts.Sockets, a.uid)); err != nil {
+			a.setFailure(err)
+			return err
+		}
+	}
 	e := engine.New(engine.Options{
 		Volume: a.key.String(), Size: v.Spec.Size.Value(), Generation: v.Status.Generation, Members: v.Status.Members,
 		Dial:    func(ctx context.Context, name string) (block.Replica, bool, error) { return a.h.dial(ctx, v, name) },

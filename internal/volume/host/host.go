@@ -13,15 +13,12 @@
 package host
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -100,8 +97,8 @@ func New(o Options) (*Host, error) {
 		}
 		*dir = path
 	}
-	if longest := socketPath(o.Sockets, noVolume); len(longest) > maxSocketPath {
-		return nil, fmt.Errorf("the path of NBD sockets such as %s is longer than the %d bytes that a Unix socket may have: choose a shorter directory with --volume-sockets", longest, maxSocketPath)
+	if err := checkSocket(socketPath(o.Sockets, types.UID("00000000-0000-0000-0000-000000000000"))); err != nil {
+		o.Log.Warn("volume: no volume can be attached to this node", "error", err)
 	}
 	h := &Host{
 		opts: o, disks: map[string]*disk{}, replicas: map[types.UID]*replicaWorker{}, attached: map[types.UID]*attachment{},
@@ -119,29 +116,13 @@ func socketPath(dir string, volume types.UID) string {
 	return filepath.Join(dir, string(volume)[:8]+".sock")
 }
 
-// ShortSockets returns a directory for sockets: the one given, or if paths in it would be too long, one in the directory of temporary files that
-// only this user can use.
-func ShortSockets(dir string) (string, error) {
-	if len(socketPath(dir, noVolume)) <= maxSocketPath {
-		return dir, nil
+// checkSocket fails if a path is too long for a Unix socket. A node that has no volume attached to it does not need one.
+func checkSocket(path string) error {
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("the path of the NBD socket %s is longer than the %d bytes that a Unix socket may have: choose a shorter directory with --volume-sockets", path, maxSocketPath)
 	}
-	sum := sha256.Sum256([]byte(dir))
-	short := filepath.Join(os.TempDir(), "ebb-nbd-"+hex.EncodeToString(sum[:8]))
-	if err := os.Mkdir(short, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return "", err
-	}
-	info, err := os.Lstat(short)
-	if err != nil {
-		return "", err
-	}
-	if owner, ok := info.Sys().(*syscall.Stat_t); !ok || !info.IsDir() || info.Mode().Perm() != 0o700 || int(owner.Uid) != os.Getuid() {
-		return "", fmt.Errorf("%s is not a directory that only this user can use: choose another one with --volume-sockets", short)
-	}
-	return short, nil
+	return nil
 }
-
-// noVolume is as long as the UID of any volume.
-const noVolume = types.UID("00000000-0000-0000-0000-000000000000")
 
 // Replicas is the runtime that follows the objects in an epoch.
 func (h *Host) Replicas() node.Hosted {
