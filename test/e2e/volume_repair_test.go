@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -64,7 +65,9 @@ func (c *cluster) removeOrphanByHand() {
 	c.signal(node, syscall.SIGKILL)
 	v.awaitMembers(2)
 	c.must("volume", "replica", "rm", replica.Name, "--yes")
-	until(c.t, "the replica of the dead node to be forgotten", func() bool { return v.copies()[node].Name != replica.Name })
+	until(c.t, "the replica of the dead node to be forgotten", func() bool {
+		return apierrors.IsNotFound(c.client.Get(context.Background(), client.ObjectKeyFromObject(&replica), &v1alpha1.Replica{}))
+	})
 	c.revive(node, epoch)
 	until(c.t, "the orphan to be listed", func() bool {
 		return slices.ContainsFunc(decode[[]struct{ Node, Disk, Name string }](c.t, c.must("volume", "orphans", "-o", "json")), func(o struct{ Node, Disk, Name string }) bool {
