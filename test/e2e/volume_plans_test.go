@@ -86,9 +86,9 @@ func (p *volumePlans) finish(v *testVolume, l *volumeLoad) {
 // disconnected meanwhile.
 func (p *volumePlans) pace(clientThere bool) {
 	p.t.Helper()
-	rate := "16Mi"
+	rate := "4Mi"
 	if clientThere {
-		rate = "4Mi"
+		rate = "1Mi"
 	}
 	p.volumeSettings(fmt.Sprintf(`{"volumes":{"rebuildBytesPerSecond":%q},"drain":{"clientGrace":"1h"}}`, rate))
 }

@@ -54,8 +54,9 @@ type Options struct {
 	// Persist records generation and members in the Volume, if it still has the generation before. It fails with block.ErrStale if it has not,
 	// or if another node may run the engine now.
 	Persist func(ctx context.Context, from, generation int64, members []string) error
-	// Limit bounds the rate at which replicas are built, in bytes; nil for none.
-	Limit *rate.Limiter
+	// Limit returns what bounds the rate at which a replica is built, in bytes that are copied; nil for no limit. It is asked when a rebuild
+	// begins.
+	Limit func() *rate.Limiter
 	// Clock is CLOCK_BOOTTIME.
 	Clock func() time.Duration
 	// Timing of the engine.

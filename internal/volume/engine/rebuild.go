@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/volume/block"
 )
@@ -69,6 +71,7 @@ type rebuild struct {
 	startedAt   time.Time
 	done, total atomic.Int64
 	cancel      context.CancelFunc
+	limit       *rate.Limiter // nil for none
 
 	mu  sync.Mutex
 	err error
@@ -175,6 +178,9 @@ func (e *Engine) build(ctx context.Context, r *rebuild) error {
 	todo, err := e.todo(ctx, t, r)
 	if err != nil {
 		return err
+	}
+	if e.opts.Limit != nil {
+		r.limit = e.opts.Limit()
 	}
 	e.opts.Log.Info("volume: building a replica", "volume", e.opts.Volume, "replica", r.replica, "delta", r.delta, "bytes", r.total.Load())
 	if err := e.copyAll(ctx, t, r, todo); err != nil {
@@ -366,43 +372,45 @@ func (e *Engine) copyWindow(ctx context.Context, t *target, r *rebuild, todo blo
 			continue
 		}
 		length := min(block.ChunkSize, to-off)
-		if e.opts.Limit != nil {
-			if err := e.opts.Limit.WaitN(ctx, int(length)); err != nil {
+		copied, err := e.copyChunk(ctx, t, off, length)
+		if err != nil {
+			return err
+		}
+		if r.limit != nil {
+			if err := r.limit.WaitN(ctx, int(copied)); err != nil {
 				return err
 			}
-		}
-		if err := e.copyChunk(ctx, t, off, length); err != nil {
-			return err
 		}
 		r.done.Add(length)
 	}
 	return nil
 }
 
-// copyChunk copies a range while clients do not write to it. A change of the membership in the middle begins it anew.
-func (e *Engine) copyChunk(ctx context.Context, t *target, off, length int64) error {
+// copyChunk copies a range while clients do not write to it, and returns how many bytes were no holes. A change of the membership in the middle
+// begins it anew.
+func (e *Engine) copyChunk(ctx context.Context, t *target, off, length int64) (int64, error) {
 	s, err := e.ranges.lock(ctx, off, length)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer e.ranges.unlock(s)
 	for {
 		v, err := e.current(ctx)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		err = copyRange(ctx, v.read, t.Replica, v.generation, off, length)
+		copied, err := copyRange(ctx, v.read, t.Replica, v.generation, off, length)
 		switch {
 		case err == nil:
-			return nil
+			return copied, nil
 		case errors.Is(err, block.ErrStale):
 			if err := e.awaitChange(ctx, v); err != nil {
-				return err
+				return 0, err
 			}
 		case t.why() != nil:
-			return t.why()
+			return 0, t.why()
 		default:
-			return err
+			return 0, err
 		}
 	}
 }
@@ -410,27 +418,30 @@ func (e *Engine) copyChunk(ctx context.Context, t *target, off, length int64) er
 // buffers for the data of chunks.
 var buffers = sync.Pool{New: func() any { b := make([]byte, block.ChunkSize); return &b }}
 
-// copyRange copies a range from one replica to another. Holes stay holes.
-func copyRange(ctx context.Context, from, to block.Replica, generation, off, length int64) error {
+// copyRange copies a range from one replica to another, and returns how many bytes were no holes. Holes stay holes.
+func copyRange(ctx context.Context, from, to block.Replica, generation, off, length int64) (int64, error) {
 	extents, err := from.Extents(ctx, generation, off, length)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if !slices.ContainsFunc(extents, func(x block.Extent) bool { return !x.Hole }) {
-		return to.Zero(ctx, generation, off, length, block.Zero{Hole: true})
+	full := int64(0)
+	for _, x := range extents {
+		if !x.Hole {
+			full += x.Length
+		}
 	}
-	if slices.ContainsFunc(extents, func(x block.Extent) bool { return x.Hole }) {
-		if err := to.Zero(ctx, generation, off, length, block.Zero{Hole: true}); err != nil {
-			return err
+	if full < length {
+		if err := to.Zero(ctx, generation, off, length, block.Zero{Hole: true}); err != nil || full == 0 {
+			return 0, err
 		}
 	}
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
 	data := (*buffer)[:length]
 	if err := from.ReadAt(ctx, generation, data, off); err != nil {
-		return err
+		return 0, err
 	}
-	return writePieces(ctx, to, generation, data, off, extents)
+	return full, writePieces(ctx, to, generation, data, off, extents)
 }
 
 // writePieces writes the parts of a range that are no holes, several at a time.

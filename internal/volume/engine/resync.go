@@ -37,7 +37,7 @@ func (e *Engine) resync(ctx context.Context, opened []opening) error {
 			if m == source {
 				continue
 			}
-			if err := copyRange(ctx, source, m, v.generation, off, min(block.ChunkSize, e.opts.Size-off)); err != nil {
+			if _, err := copyRange(ctx, source, m, v.generation, off, min(block.ChunkSize, e.opts.Size-off)); err != nil {
 				return fmt.Errorf("make replica %s equal to %s: %w", m.name, source.name, err)
 			}
 		}

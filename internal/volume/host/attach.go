@@ -169,7 +169,7 @@ func (a *attachment) open(ctx context.Context) error {
 	e := engine.New(engine.Options{
 		Volume: a.key.String(), Size: v.Spec.Size.Value(), Generation: v.Status.Generation, Members: v.Status.Members,
 		Dial:    func(ctx context.Context, name string) (block.Replica, bool, error) { return a.h.dial(ctx, v, name) },
-		Persist: a.persist, Limit: a.h.limit(), Clock: a.h.opts.Clock, Timing: a.h.opts.Timing, OnChange: a.onChange, Log: a.h.opts.Log,
+		Persist: a.persist, Limit: a.h.limit, Clock: a.h.opts.Clock, Timing: a.h.opts.Timing, OnChange: a.onChange, Log: a.h.opts.Log,
 	})
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()

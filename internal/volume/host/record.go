@@ -16,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/volume/block"
 	"github.com/ebb-dev/ebb/internal/volume/engine"
+	"github.com/ebb-dev/ebb/internal/volume/nbd"
 )
 
 // errNotOurs: the volume is not for this node any more.
@@ -95,13 +96,9 @@ func (a *attachment) described() (*v1alpha1.VolumeEngine, string) {
 	uri := ""
 	if a.nbd != nil {
 		uri = a.uri()
-		for _, c := range a.nbd.Clients() {
-			e.Clients++
-			if len(e.ClientNames) < maxClientNames {
-				e.ClientNames = append(e.ClientNames, c.String())
-			}
-		}
-		slices.Sort(e.ClientNames)
+		clients := a.nbd.Clients()
+		all := nbd.ClientNames(clients)
+		e.Clients, e.ClientNames = int32(len(clients)), all[:min(len(all), maxClientNames)]
 	}
 	return e, uri
 }
