@@ -57,7 +57,7 @@ func (e *Engine) giveUpFailed(ctx context.Context) {
 	case len(good) == 0:
 		e.reachAgain(ctx, v)
 	default:
-		e.log(e.record(ctx, good, without(names(v.members), names(good))))
+		e.log(e.record(ctx, change{members: good, departed: without(names(v.members), names(good))}))
 	}
 }
 
@@ -68,25 +68,38 @@ func (e *Engine) letGo(ctx context.Context) {
 	if len(stay) == len(v.members) || len(stay) == 0 {
 		return
 	}
-	var back []string
-	for _, name := range without(names(v.members), names(stay)) {
+	c := change{members: stay, leaving: without(names(v.members), names(stay))}
+	for _, name := range c.leaving {
 		if leave[name] {
-			back = append(back, name)
+			c.departed = append(c.departed, name)
 		}
 	}
-	e.log(e.record(ctx, stay, back))
+	if err := e.record(ctx, c); !errors.Is(err, ErrNotReleased) {
+		e.log(err)
+	}
 }
 
-// record makes a membership: in the Volume, then on the members. I/O is held until it stands. Those in departed may come back: what they miss
-// is marked from now on. Members that cannot record it are given up as well.
-func (e *Engine) record(ctx context.Context, members []*member, departed []string) error {
+// change is a new membership.
+type change struct {
+	members []*member
+	// departed are those that may come back: what they miss is marked from now on.
+	departed []string
+	// leaving are those that leave only because they were released.
+	leaving []string
+}
+
+// record makes a change: in the Volume, then on the members. I/O is held until it stands. Members that cannot record it are given up as well.
+func (e *Engine) record(ctx context.Context, c change) error {
 	before := e.hold()
-	generation := before.generation
+	generation, members, departed := before.generation, c.members, c.departed
 	for {
 		e.setWaiting("the API to record generation %d with members %v", generation+1, names(members))
-		if err := e.persist(ctx, generation, generation+1, names(members)); err != nil {
+		if err := e.persist(ctx, Record{From: generation, Generation: generation + 1, Members: names(members), Leaving: c.leaving}); err != nil {
 			if errors.Is(err, block.ErrStale) {
 				e.end(fmt.Errorf("volume %s: another engine took over: %w", e.opts.Volume, err))
+			}
+			if errors.Is(err, ErrNotReleased) {
+				e.release(before)
 			}
 			return err
 		}
@@ -116,6 +129,18 @@ func (e *Engine) hold() *view {
 	e.view.Store(&next)
 	e.changed()
 	return &next
+}
+
+// release lets calls of clients go on with the membership as it was.
+func (e *Engine) release(held *view) {
+	next := *held
+	next.held = nil
+	e.mu.Lock()
+	e.waiting = ""
+	e.mu.Unlock()
+	e.view.Store(&next)
+	close(held.held)
+	e.changed()
 }
 
 // install lets calls of clients go on with a membership. While the engine opens they still wait.
@@ -198,7 +223,7 @@ func (e *Engine) commitAll(ctx context.Context, generation int64, members []*mem
 		return fmt.Errorf("volume %s: no member could record generation %d: %w", e.opts.Volume, generation, failed[0].why())
 	}
 	good := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return slices.Contains(failed, m) })
-	return e.record(ctx, good, names(failed))
+	return e.record(ctx, change{members: good, departed: names(failed)})
 }
 
 func union(a, b []string) []string {
@@ -238,7 +263,7 @@ func (e *Engine) reachAgain(ctx context.Context, v *view) {
 			e.install(ctx, held, v.generation, []*member{o.member})
 			return
 		}
-		e.log(e.record(ctx, []*member{o.member}, others))
+		e.log(e.record(ctx, change{members: []*member{o.member}, departed: others}))
 		return
 	}
 }

@@ -21,6 +21,19 @@ import (
 // ErrStoreIsOlder: a replica knows a newer generation than the Volume, so that the API has lost what was recorded before. Nothing is opened.
 var ErrStoreIsOlder = errors.New("a replica knows a newer generation than the Volume")
 
+// ErrNotReleased: the coordinator counts on a member again that should have left.
+var ErrNotReleased = errors.New("the replica is not released any more")
+
+// Record is what an engine records in its Volume.
+type Record struct {
+	// From is the generation before, and Generation the one after.
+	From, Generation int64
+	// Members from then on, sorted.
+	Members []string
+	// Leaving are members that leave only because they were released.
+	Leaving []string
+}
+
 // Timing says how long an engine waits for what.
 type Timing struct {
 	// Heartbeat is the pause between two pings of a member.
@@ -51,9 +64,10 @@ type Options struct {
 	Members    []string
 	// Dial reaches a replica. Every call makes a new connection. Local reports whether the replica is in this process.
 	Dial func(ctx context.Context, replica string) (r block.Replica, local bool, err error)
-	// Persist records generation and members in the Volume, if it still has the generation before. It fails with block.ErrStale if it has not,
+	// Persist makes a record in the Volume, if it still has the generation before. It fails with ErrNotReleased if a member that should leave is
+	// not released there any more, and with block.ErrStale if it has not the generation before,
 	// or if another node may run the engine now.
-	Persist func(ctx context.Context, from, generation int64, members []string) error
+	Persist func(ctx context.Context, r Record) error
 	// Limit returns what bounds the rate at which a replica is built, in bytes that are copied; nil for no limit. It is asked when a rebuild
 	// begins.
 	Limit func() *rate.Limiter
@@ -266,7 +280,7 @@ func (e *Engine) open(ctx context.Context) error {
 		return err
 	}
 	e.setWaiting("the API to record generation %d", from+1)
-	if err := e.persist(ctx, from, from+1, e.opts.Members); err != nil {
+	if err := e.persist(ctx, Record{From: from, Generation: from + 1, Members: e.opts.Members}); err != nil {
 		return closeOpened(opened, err)
 	}
 	opened, err = e.raiseMembers(ctx, opened, from+1)
@@ -280,7 +294,7 @@ func (e *Engine) open(ctx context.Context) error {
 	e.view.Store(&view{generation: from + 1, members: members, read: pickRead(members), held: e.view.Load().held})
 	if missing := without(e.opts.Members, names(members)); len(missing) > 0 {
 		e.opts.Log.Warn("volume: members do not answer, continuing without them", "volume", e.opts.Volume, "missing", missing, "members", names(members))
-		if err := e.record(ctx, members, missing); err != nil {
+		if err := e.record(ctx, change{members: members, departed: missing}); err != nil {
 			return err
 		}
 		e.beat(ctx)
@@ -445,14 +459,14 @@ func hopeless(err error) bool {
 }
 
 // persist records a generation in the Volume, however long that takes. It fails if ctx ends or if another engine took over.
-func (e *Engine) persist(ctx context.Context, from, generation int64, members []string) error {
+func (e *Engine) persist(ctx context.Context, r Record) error {
 	tries := backoff.New(backoff.Policy{First: 50 * time.Millisecond, Longest: time.Second})
 	for {
-		err := e.opts.Persist(ctx, from, generation, members)
-		if err == nil || errors.Is(err, block.ErrStale) {
+		err := e.opts.Persist(ctx, r)
+		if err == nil || errors.Is(err, block.ErrStale) || errors.Is(err, ErrNotReleased) {
 			return err
 		}
-		e.setWaiting("the API to record generation %d: %v", generation, err)
+		e.setWaiting("the API to record generation %d: %v", r.Generation, err)
 		if err := backoff.Sleep(ctx, tries.Next()); err != nil {
 			return err
 		}

@@ -33,12 +33,13 @@ type record struct {
 	generation int64
 	members    []string
 	away       bool // the API does not answer
-	writes     int
+	released   map[string]bool
 }
 
-func (r *record) persist(_ context.Context, from, generation int64, members []string) error {
+func (r *record) persist(_ context.Context, c engine.Record) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	from, generation, members := c.From, c.Generation, c.Members
 	switch {
 	case r.away:
 		return errors.New("the API does not answer")
@@ -47,8 +48,12 @@ func (r *record) persist(_ context.Context, from, generation int64, members []st
 	case r.generation != from:
 		return fmt.Errorf("%w: the Volume has generation %d", block.ErrStale, r.generation)
 	}
+	for _, name := range c.Leaving {
+		if !r.released[name] {
+			return engine.ErrNotReleased
+		}
+	}
 	r.generation, r.members = generation, slices.Clone(members)
-	r.writes++
 	return nil
 }
 
@@ -426,4 +431,24 @@ func TestAVolumeIsNotOpenedIfAReplicaKnowsANewerGeneration(t *testing.T) {
 	if generation, _ := b.volume.now(); generation != 1 {
 		t.Errorf("the generation was raised to %d", generation)
 	}
+}
+
+func TestAMemberLeavesOnlyWhileItIsReleased(t *testing.T) {
+	b := newBench(t, "a", "b")
+	e, _ := b.engine()
+	b.write(e, 0, 1, 512)
+	e.SetWant(engine.Want{Leave: map[string]bool{"b": false}}) // as seen a while ago: it was revoked since
+	for i := range 20 {
+		b.write(e, 0, byte(i), 512)
+	}
+	if got := e.Status().Members; len(got) != 2 {
+		t.Fatalf("members are %v", got)
+	}
+	b.volume.mu.Lock()
+	b.volume.released = map[string]bool{"b": true}
+	b.volume.mu.Unlock()
+	e.SetWant(engine.Want{Leave: map[string]bool{"b": false}})
+	until(t, "b to leave", func() bool { return slices.Equal(e.Status().Members, []string{"a"}) })
+	b.write(e, 0, 9, 512)
+	b.reads(e, 0, 9, 512)
 }

@@ -318,7 +318,7 @@ func (e *Engine) join(ctx context.Context, t *target) error {
 	}
 	m := newMember(t.name, t.Replica, t.local, nil)
 	m.heard.Store(int64(e.opts.Clock()))
-	return e.record(ctx, append(slices.Clone(v.members), m), nil)
+	return e.record(ctx, change{members: append(slices.Clone(v.members), m)})
 }
 
 // copyAll copies chunks to a replica, several windows at a time.

@@ -349,11 +349,11 @@ func (p *play) newEngine() {
 	generation, members := p.volume.now()
 	e := &simEngine{ended: make(chan struct{})}
 	e.Engine = engine.New(engine.Options{
-		Volume: "default/v", Size: simSize, Generation: generation, Members: members, Persist: func(ctx context.Context, from, to int64, members []string) error {
+		Volume: "default/v", Size: simSize, Generation: generation, Members: members, Persist: func(ctx context.Context, r engine.Record) error {
 			if e.lost.Load() {
 				return errors.New("the node is cut off")
 			}
-			return p.volume.persist(ctx, from, to, members)
+			return p.volume.persist(ctx, r)
 		},
 		Dial: func(_ context.Context, name string) (block.Replica, bool, error) {
 			m := p.machines[name]

@@ -49,19 +49,25 @@ func (a *attachment) change(ctx context.Context, do func(*v1alpha1.Volume) (bool
 	}
 }
 
-// persist records a generation and its members, if the volume still has the generation before.
-func (a *attachment) persist(ctx context.Context, from, generation int64, members []string) error {
+// persist makes the record of an engine, if the volume still has the generation before. A member that leaves because it was released must still
+// be released in the version that is written over: the coordinator may count on it again.
+func (a *attachment) persist(ctx context.Context, r engine.Record) error {
 	return a.change(ctx, func(v *v1alpha1.Volume) (bool, error) {
 		switch {
-		case v.Status.Generation == generation && slices.Equal(v.Status.Members, members):
+		case v.Status.Generation == r.Generation && slices.Equal(v.Status.Members, r.Members):
 			return false, nil // an earlier attempt whose answer was lost
-		case v.Status.Generation != from:
-			return false, fmt.Errorf("%w: it has generation %d, and not %d", block.ErrStale, v.Status.Generation, from)
+		case v.Status.Generation != r.From:
+			return false, fmt.Errorf("%w: it has generation %d, and not %d", block.ErrStale, v.Status.Generation, r.From)
+		}
+		for _, name := range r.Leaving {
+			if slices.Contains(v.Status.Members, name) && v.ReleaseOf(name) == nil {
+				return false, fmt.Errorf("%w: %s", engine.ErrNotReleased, name)
+			}
 		}
 		a.mu.Lock()
-		a.wrote = max(a.wrote, generation)
+		a.wrote = max(a.wrote, r.Generation)
 		a.mu.Unlock()
-		v.Status.Generation, v.Status.Members = generation, members
+		v.Status.Generation, v.Status.Members = r.Generation, r.Members
 		return true, nil
 	})
 }
