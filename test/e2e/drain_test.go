@@ -365,7 +365,7 @@ func TestADrainIsCancelled(t *testing.T) {
 			t.Errorf("too late: exit %d, %q", code, errs)
 		}
 		d := &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "too-late"}}
-		if err := c.client.Delete(context.Background(), d); !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "cannot be cancelled any more") {
+		if err := c.client.Delete(context.Background(), d); !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "can no longer be cancelled") {
 			t.Errorf("deleting it: %v", err)
 		}
 		letGo()
