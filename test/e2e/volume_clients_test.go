@@ -57,7 +57,8 @@ func TestAFileSystemOutlivesADrain(t *testing.T) {
 	needPrograms(t, "nbdcopy", "mke2fs", "e2fsck", "debugfs")
 	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	c.must("settings", "set", "nodeDrainPolicy=block-for-eviction")
-	v := c.serveVolume("files", 32<<20, 2, "n1")
+	followers := others(trio, c.awaitLeader("")) // a coordinator is not drained
+	v := c.serveVolume("files", 32<<20, 2, followers[0])
 	files, image, after, out := t.TempDir(), filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "image"), t.TempDir()
 	for i := range 20 {
 		writeRandom(t, filepath.Join(files, fmt.Sprintf("file-%d", i)), 1000+i*30_000)
@@ -66,12 +67,12 @@ func TestAFileSystemOutlivesADrain(t *testing.T) {
 	runProgram(t, "nbdcopy", "--flush", image, v.uri)
 
 	// Nobody is connected, so the volume is detached, and its replica, if the node has one, is built elsewhere.
-	c.ask("away", "n1")
+	c.ask("away", followers[0])
 	c.awaitEnd("away", v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
 	if s := v.status(); s.AttachedTo != "" || s.Robustness != v1alpha1.VolumeHealthy {
 		t.Errorf("after the drain the volume is %s and attached to %q", s.Robustness, s.AttachedTo)
 	}
-	v.attachTo("n2")
+	v.attachTo(followers[1])
 	runProgram(t, "nbdcopy", v.uri, after)
 	runProgram(t, "e2fsck", "-fn", after)
 	runProgram(t, "debugfs", "-R", "rdump / "+out, after)
@@ -395,7 +396,7 @@ func (c *cluster) clientsDuringDrain() {
 	v := c.serveVolume("drained", 64<<20, 3, "n1")
 	in, out := v.sparseImage(), filepath.Join(c.t.TempDir(), "out")
 	runProgram(c.t, "nbdcopy", "--flush", in, v.uri)
-	node := v.nodeOfReplica()
+	node := v.nodeOfReplica(c.awaitLeader("")) // a coordinator is not drained
 	epoch := c.record(node).Epoch
 	v.whileFioVerifies(func() {
 		c.ask("away", node)
