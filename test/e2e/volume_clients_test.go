@@ -309,7 +309,7 @@ type fioSide struct {
 // runFio runs fio against a URI and reads its report, which goes to a file because fio prints warnings among it otherwise.
 func runFio(file, uri string, args ...string) (fioReport, error) {
 	var r fioReport
-	base := []string{"--name=load", "--ioengine=nbd", "--uri=" + uri, "--output-format=json", "--output=" + file}
+	base := []string{"--verify_state_save=0", "--name=load", "--ioengine=nbd", "--uri=" + uri, "--output-format=json", "--output=" + file}
 	if _, err := tryProgram("fio", append(base, args...)...); err != nil {
 		return r, err
 	}
