@@ -19,6 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/volume/block"
 	"github.com/ebb-dev/ebb/internal/volume/engine"
 	"github.com/ebb-dev/ebb/internal/volume/nbd"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 // attachment is a volume that this node may run the engine of.
@@ -28,7 +29,7 @@ type attachment struct {
 	uid     types.UID
 	pass    *node.Pass
 	cancel  context.CancelFunc
-	changed chan struct{}
+	changed worker.Signal // something about the engine may have changed
 
 	mu      sync.Mutex
 	engine  *engine.Engine // nil while there is none
@@ -50,7 +51,7 @@ func (h *Host) attach(v *v1alpha1.Volume) {
 		return
 	}
 	ctx, cancel := context.WithCancel(run.ctx)
-	a := &attachment{h: h, key: types.NamespacedName{Namespace: v.Namespace, Name: v.Name}, uid: v.UID, pass: pass, cancel: cancel, changed: make(chan struct{}, 1)}
+	a := &attachment{h: h, key: types.NamespacedName{Namespace: v.Namespace, Name: v.Name}, uid: v.UID, pass: pass, cancel: cancel, changed: worker.NewSignal()}
 	h.attached[v.UID] = a
 	run.tasks.Go(func() {
 		defer pass.Leave()
@@ -169,7 +170,7 @@ func (a *attachment) open(ctx context.Context) error {
 	e := engine.New(engine.Options{
 		Volume: a.key.String(), Size: v.Spec.Size.Value(), Generation: v.Status.Generation, Members: v.Status.Members,
 		Dial:    func(ctx context.Context, name string) (block.Replica, bool, error) { return a.h.dial(ctx, v, name) },
-		Persist: a.persist, Limit: a.h.limit, Clock: a.h.opts.Clock, Timing: a.h.opts.Timing, OnChange: a.onChange, Log: a.h.opts.Log,
+		Persist: a.persist, Limit: a.h.limit, Clock: a.h.opts.Clock, Timing: a.h.opts.Timing, OnChange: a.changed.Wake, Log: a.h.opts.Log,
 	})
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -228,7 +229,7 @@ func (a *attachment) serve(ctx, running context.Context, e *engine.Engine) {
 	a.mu.Lock()
 	a.nbd = server
 	a.mu.Unlock()
-	a.onChange()
+	a.changed.Wake()
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(context.WithoutCancel(ctx), listener) }()
 	select {
@@ -274,13 +275,6 @@ func (a *attachment) uri() string {
 	return u.String()
 }
 
-func (a *attachment) onChange() {
-	select {
-	case a.changed <- struct{}{}:
-	default:
-	}
-}
-
 func (a *attachment) setFailure(err error) {
 	a.mu.Lock()
 	a.failure = ""
@@ -288,7 +282,7 @@ func (a *attachment) setFailure(err error) {
 		a.failure = err.Error()
 	}
 	a.mu.Unlock()
-	a.onChange()
+	a.changed.Wake()
 }
 
 // limit is the rate at which replicas are built, or nil for none.

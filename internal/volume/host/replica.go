@@ -20,6 +20,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/volume/block"
 	"github.com/ebb-dev/ebb/internal/volume/store"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 // lookEvery is how often a worker looks at a replica though nothing woke it.
@@ -27,12 +28,11 @@ const lookEvery = 5 * time.Second
 
 // replicaWorker looks after one replica on this node.
 type replicaWorker struct {
-	h    *Host
-	wake chan struct{}
+	*worker.Worker[*v1alpha1.Replica]
+	h *Host
 
-	mu     sync.Mutex
-	object *v1alpha1.Replica // newest seen
-	store  *store.Store      // nil while it is not open
+	mu    sync.Mutex
+	store *store.Store // nil while it is not open
 }
 
 // replicasDir is the directory of all replicas on a disk.
@@ -47,46 +47,20 @@ func identity(r *v1alpha1.Replica) store.Identity {
 	return store.Identity{Volume: r.Namespace + "/" + r.Spec.VolumeName, VolumeUID: r.Spec.VolumeUID, Replica: r.Name, Size: r.Spec.SizeBytes}
 }
 
-// see takes a version of the object.
-func (w *replicaWorker) see(r *v1alpha1.Replica) {
-	w.mu.Lock()
-	w.object = r
-	w.mu.Unlock()
-	w.nudge()
-}
-
-func (w *replicaWorker) nudge() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
 // follow looks after the replica in one epoch.
 func (w *replicaWorker) follow(ctx context.Context, r *epochRun) {
-	wait := backoff.New(backoff.Policy{First: 100 * time.Millisecond, Longest: lookEvery})
-	for ctx.Err() == nil {
-		pause := lookEvery
-		if err := w.look(ctx, r); err != nil && ctx.Err() == nil {
-			pause = wait.Next()
+	w.Run(ctx, backoff.Policy{First: 100 * time.Millisecond, Longest: lookEvery}, func() worker.Next {
+		err := w.look(ctx, r)
+		if err != nil && ctx.Err() == nil {
 			w.h.opts.Log.Warn("volume: replica not brought up to date", "replica", key(w.newest()), "error", err)
-		} else {
-			wait.Reset()
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-w.wake:
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
+		return worker.Next{In: lookEvery, Err: err}
+	})
 }
 
 func (w *replicaWorker) newest() *v1alpha1.Replica {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.object
+	r, _ := w.Newest()
+	return r
 }
 
 // look does what the object asks for, and reports how the replica is.

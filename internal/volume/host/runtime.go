@@ -14,6 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 const (
@@ -121,7 +122,7 @@ func (r *epochRun) watchDisks(ctx context.Context) {
 		if after := r.diskStates(); !slices.Equal(before, after) {
 			r.mu.Lock()
 			for _, w := range r.replicas {
-				w.nudge()
+				w.Wake()
 			}
 			r.mu.Unlock()
 		}
@@ -238,13 +239,14 @@ func (h *Host) seeReplica(r *v1alpha1.Replica) {
 	if r.Spec.NodeName == h.opts.Node {
 		w := h.replicas[r.UID]
 		if w == nil {
-			w = &replicaWorker{h: h, wake: make(chan struct{}, 1), object: r}
+			w = &replicaWorker{Worker: worker.New[*v1alpha1.Replica](), h: h}
+			w.See(r)
 			h.replicas[r.UID] = w
 			if h.epoch != nil {
 				h.epoch.begin(w)
 			}
 		}
-		w.see(r)
+		w.See(r)
 	}
 	if a, v := h.attached[types.UID(r.Spec.VolumeUID)], h.volumes[types.UID(r.Spec.VolumeUID)]; a != nil && v != nil {
 		a.setWant(v)
@@ -268,16 +270,11 @@ func (h *Host) forgetReplica(r *v1alpha1.Replica) {
 func (h *Host) seeVolume(v *v1alpha1.Volume) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if before := h.volumes[v.UID]; before != nil && newer(before, v) {
+	if before := h.volumes[v.UID]; before != nil && kubeclient.Older(v, before) {
 		return
 	}
 	h.volumes[v.UID] = v
 	h.follow(v)
-}
-
-// newer reports whether a version of a volume is newer than another one, as far as that matters here.
-func newer(a, b *v1alpha1.Volume) bool {
-	return a.Status.Generation > b.Status.Generation
 }
 
 func (h *Host) forgetVolume(v *v1alpha1.Volume) {
