@@ -53,7 +53,7 @@ func (c *cluster) keepOutput(name, text string) {
 		return
 	}
 	if os.Getenv("CI") != "" { // where nobody can look into a directory afterwards
-		c.whole.Logf("%s:\n%s", name, text)
+		c.whole.Logf("%s:\n%s", name, gist(text))
 	}
 	dir := c.remainsDir("logs")
 	for i := 1; ; i++ {
@@ -70,6 +70,31 @@ func (c *cluster) keepOutput(name, text string) {
 		}
 		return
 	}
+}
+
+// gist is what a reader of CI's output needs of a log to begin with, in few enough lines that what failed is not lost among them: every warning
+// and error, and how it ended.
+func gist(text string) string {
+	const loud, last, width = 20, 8, 300
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	var kept []string
+	left, omitted := loud, 0
+	for i, line := range lines {
+		switch isLoud := strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR"); {
+		case i >= len(lines)-last:
+		case isLoud && left > 0:
+			left--
+		default:
+			omitted++
+			continue
+		}
+		if omitted > 0 {
+			kept = append(kept, fmt.Sprintf("… %d more", omitted))
+			omitted = 0
+		}
+		kept = append(kept, line[:min(len(line), width)])
+	}
+	return strings.Join(kept, "\n")
 }
 
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9]+`)
