@@ -74,9 +74,10 @@ func newCluster(t testing.TB, ebb string) *cluster {
 
 // process is one child of the test.
 type process struct {
-	cmd  *exec.Cmd
-	out  *output
-	done chan struct{}
+	cmd   *exec.Cmd
+	out   *output
+	done  chan struct{}
+	ended time.Time // known when done is closed
 }
 
 // output collects what a process prints.
@@ -197,6 +198,7 @@ func (c *cluster) launch(exe string, args ...string) *process {
 	}
 	go func() {
 		_ = p.cmd.Wait() // how it ended is in ProcessState
+		p.ended = time.Now()
 		close(p.done)
 	}()
 	c.whole.Cleanup(func() {
@@ -204,7 +206,7 @@ func (c *cluster) launch(exe string, args ...string) *process {
 		p.stop()
 		state := p.cmd.ProcessState
 		c.kept.used += state.UserTime() + state.SystemTime() // with that of its children
-		c.tell("ebb "+strings.Join(args, " "), p.out.String())
+		c.tell("ebb "+strings.Join(args, " "), fmt.Sprintf("%s[pid %d, %s, %s]\n", p.out, state.Pid(), state, p.ended.UTC().Format(time.RFC3339Nano)))
 	})
 	return p
 }

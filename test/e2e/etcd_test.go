@@ -360,12 +360,15 @@ func TestAnEtcdClusterGoesOnWhenTheCoordinatorDiesAtAnyStep(t *testing.T) {
 // awaitDeath waits until the process of one of the nodes has ended, and says which.
 func (c *cluster) awaitDeath(nodes []string) string {
 	c.t.Helper()
-	var dead string
-	until(c.t, "the coordinator to die", func() bool {
+	var dead, seen string
+	untilSo(c.t, func() string { return "the coordinator to die; process IDs are " + seen }, func() bool {
+		seen = ""
 		for _, name := range nodes {
-			if syscall.Kill(c.pid(name), 0) != nil {
+			pid := c.pid(name)
+			if syscall.Kill(pid, 0) != nil {
 				dead = name
 			}
+			seen += fmt.Sprintf(" %s=%d", name, pid)
 		}
 		return dead != ""
 	})

@@ -268,8 +268,8 @@ func (e *Engine) reachAgain(ctx context.Context, v *view) {
 	}
 }
 
-// awaitChange waits until a change of the membership that is under way is over. If there is none, the replica that refused a call knows of
-// another engine, and this one ends.
+// awaitChange waits until a change of the membership that is under way is over. If there was none since v, with whose generation a replica
+// refused a call, the replica knows of another engine, and this one ends.
 func (e *Engine) awaitChange(ctx context.Context, v *view) error {
 	return e.ask(ctx, func(context.Context) error {
 		if e.view.Load().generation == v.generation {
@@ -279,9 +279,6 @@ func (e *Engine) awaitChange(ctx context.Context, v *view) error {
 		return nil
 	})
 }
-
-// checkFenced ends the engine if a replica that refused a call knows of another one.
-func (e *Engine) checkFenced(ctx context.Context, v *view) { _ = e.awaitChange(ctx, v) }
 
 func (e *Engine) log(err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {

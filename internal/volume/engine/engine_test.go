@@ -74,9 +74,10 @@ type machine struct {
 	name  string
 	store *store.Store
 
-	mu   sync.Mutex
-	cut  bool
-	fail error // of every write
+	mu    sync.Mutex
+	cut   bool
+	fail  error              // of every write
+	pings chan chan struct{} // if there is one, every ping and every answer says here that it is under way, and waits to be let on
 }
 
 func (m *machine) set(change func(*machine)) {
@@ -152,7 +153,19 @@ func (l link) Ping(ctx context.Context, g int64) error {
 	if err := l.up(); err != nil {
 		return err
 	}
-	return l.Replica.Ping(ctx, g)
+	l.machine.mu.Lock()
+	pings := l.pings
+	l.machine.mu.Unlock()
+	if pings == nil {
+		return l.Replica.Ping(ctx, g)
+	}
+	letOn := make(chan struct{})
+	pings <- letOn
+	<-letOn
+	err := l.Replica.Ping(ctx, g)
+	pings <- letOn
+	<-letOn
+	return err
 }
 
 func (l link) Close() error { return nil }
@@ -164,13 +177,14 @@ type bench struct {
 	volume   *record
 	machines map[string]*machine
 	running  atomic.Bool // the newest engine
+	timing   engine.Timing
 }
 
 // ended reports whether the newest engine ended by itself.
 func (b *bench) ended() bool { return !b.running.Load() }
 
 func newBench(t *testing.T, members ...string) *bench {
-	b := &bench{t: t, dir: t.TempDir(), volume: &record{generation: 1, members: members}, machines: map[string]*machine{}}
+	b := &bench{t: t, dir: t.TempDir(), volume: &record{generation: 1, members: members}, machines: map[string]*machine{}, timing: quick()}
 	for _, name := range members {
 		b.add(name)
 	}
@@ -207,7 +221,7 @@ func (b *bench) engine() (e *engine.Engine, stop func() error) {
 	generation, members := b.volume.now()
 	e = engine.New(engine.Options{
 		Volume: "default/v", Size: size, Generation: generation, Members: members, Dial: b.dial, Persist: b.volume.persist,
-		Clock: func() time.Duration { return time.Since(start) + time.Hour }, Timing: quick(), Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)),
+		Clock: func() time.Duration { return time.Since(start) + time.Hour }, Timing: b.timing, Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -451,4 +465,36 @@ func TestAMemberLeavesOnlyWhileItIsReleased(t *testing.T) {
 	until(t, "b to leave", func() bool { return slices.Equal(e.Status().Members, []string{"a"}) })
 	b.write(e, 0, 9, 512)
 	b.reads(e, 0, 9, 512)
+}
+
+// A ping of the generation before is refused while the engine itself raises the generation; the engine learns of it afterwards.
+func TestAPingThatItsOwnEngineOvertookEndsNothing(t *testing.T) {
+	b := newBench(t, "a", "b", "c")
+	b.timing.Unanswered = time.Minute
+	pings := make(chan chan struct{})
+	b.machines["a"].set(func(m *machine) { m.pings = pings })
+	e, stop := b.engine()
+	ping := <-pings // under way, with the first generation
+	b.machines["c"].set(func(m *machine) { m.fail = errors.New("the disk is broken") })
+	b.write(e, 0, 1, 512)
+	until(t, "c to be given up", func() bool { return slices.Equal(e.Status().Members, []string{"a", "b"}) })
+	ping <- struct{}{}
+	ping = <-pings // refused, which the engine does not know yet
+	ping <- struct{}{}
+	until(t, "the next ping", func() bool {
+		select {
+		case ping = <-pings:
+			return true
+		default:
+			return b.ended()
+		}
+	})
+	if b.ended() {
+		t.Fatalf("the engine ended though nobody replaced it: %v", stop())
+	}
+	b.machines["a"].set(func(m *machine) { m.pings = nil })
+	ping <- struct{}{}
+	(<-pings) <- struct{}{}
+	b.write(e, 0, 2, 512)
+	b.reads(e, 0, 2, 512)
 }

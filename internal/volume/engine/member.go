@@ -61,9 +61,9 @@ func (m *member) answers(now time.Duration, limit time.Duration) bool {
 // generation after that moment.
 func (e *Engine) heartbeat(ctx context.Context, m *member) {
 	for backoff.Sleep(ctx, e.opts.Timing.Heartbeat) == nil {
-		sent := e.opts.Clock()
+		sent, v := e.opts.Clock(), e.view.Load()
 		limited, cancel := context.WithTimeout(ctx, e.opts.Timing.Unanswered)
-		err := m.Ping(limited, e.view.Load().generation)
+		err := m.Ping(limited, v.generation)
 		cancel()
 		switch {
 		case err == nil:
@@ -71,7 +71,7 @@ func (e *Engine) heartbeat(ctx context.Context, m *member) {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, block.ErrStale):
-			e.checkFenced(ctx, e.view.Load())
+			_ = e.awaitChange(ctx, v) // it ends the engine if another one was meant
 		default:
 			e.giveUp(m, err)
 			return

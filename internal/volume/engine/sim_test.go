@@ -78,6 +78,7 @@ type simEngine struct {
 	*engine.Engine
 	cut    sync.Map // machines that it does not reach
 	lost   atomic.Bool
+	served atomic.Bool
 	cancel context.CancelFunc
 	err    error
 	ended  chan struct{} // closed when err is set
@@ -106,6 +107,9 @@ func (l simLink) call(do func() error) error {
 		return err
 	}
 	err := do()
+	if rand.IntN(20) == 0 { // the answer is late
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+	}
 	if lost := l.up(); lost != nil {
 		return lost
 	}
@@ -390,12 +394,20 @@ func (p *play) newEngine() {
 func (p *play) healthy() bool {
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		e := p.engine.Load()
-		if s := e.Status(); s.Serving && len(s.Members) == len(p.replicas) {
+		s := e.Status()
+		if s.Serving {
+			e.served.Store(true)
+		}
+		if s.Serving && len(s.Members) == len(p.replicas) {
 			return true
 		}
 		select {
 		case <-e.ended:
 			p.note("the engine ended: %v", e.err)
+			if e.served.Load() {
+				p.fail("an engine that served, and that nobody replaced, ended: %v", e.err)
+				return false
+			}
 			p.newEngine()
 		default:
 		}
