@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 // scenario plays in virtual time what a plan hits only by chance.
@@ -86,7 +87,7 @@ func TestAKilledCoordinatorIsReplacedWithinTheLeaseAndASecond(t *testing.T) {
 func TestAnElectionWonUnknowinglyIsFreeToTheProcessThatWonIt(t *testing.T) {
 	lost := func(_ *testing.T, w *world) {
 		// Eligible, there is no Lease, and the answer to its creation gets lost.
-		w.network.next = []trip{{}, {}, {backLost: true}}
+		w.network.Script(simtest.Message{}, simtest.Message{}, simtest.Message{}, simtest.Message{}, simtest.Message{}, simtest.Message{Lost: true}) // the third answer
 	}
 	scenario(t, 1, lost, func(t *testing.T, w *world) {
 		time.Sleep(100 * time.Millisecond)

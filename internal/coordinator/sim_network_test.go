@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+
+	"github.com/ebb-dev/ebb/internal/simtest"
 )
 
 var (
@@ -17,79 +18,15 @@ var (
 	errDead    = errors.New("this process is dead")
 )
 
-// network carries requests and answers, late or not at all.
-type network struct {
-	flights sync.WaitGroup
-
-	mu     sync.Mutex
-	random *rand.Rand
-	faults int  // of a hundred requests, how many meet a fault
-	calm   bool // the faults are over, and what was late is gone
-	next   []trip
-}
-
-// trip is what will happen to one request.
-type trip struct {
-	out, back         time.Duration
-	outLost, backLost bool
-}
-
-func (n *network) between(low, high time.Duration) time.Duration {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return low + time.Duration(n.random.Int64N(int64(high-low)))
-}
-
-func (n *network) chance(percent int) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.random.IntN(100) < percent
-}
-
-func (n *network) isCalm() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.calm
-}
-
-func (n *network) calmDown() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.calm = true
-}
-
-const late = 12 * time.Second
-
-func (n *network) plan() trip {
-	if t, ok := n.scripted(); ok {
-		return t
+// newNetwork is the network of a play in which some of a hundred requests meet a fault: they or their answers are lost or late.
+func newNetwork(p plan) *simtest.Network {
+	share := float64(p.faults) / 100 / 4
+	n := simtest.NewNetwork(rand.New(rand.NewPCG(p.seed, 2)), simtest.Span{From: time.Millisecond, To: 20 * time.Millisecond},
+		simtest.Faults{Lost: share, Late: []simtest.Late{{Share: share, UpTo: 12 * time.Second}}})
+	if p.faults == 0 {
+		n.Calm()
 	}
-	t := trip{out: n.between(time.Millisecond, 20*time.Millisecond), back: n.between(time.Millisecond, 20*time.Millisecond)}
-	if n.isCalm() || !n.chance(n.faults) {
-		return t
-	}
-	switch n.between(0, 4) {
-	case 0:
-		t.outLost = true
-	case 1:
-		t.backLost = true
-	case 2:
-		t.out = n.between(0, late)
-	case 3:
-		t.back = n.between(0, late)
-	}
-	return t
-}
-
-// scripted are the trips that a scenario wants for the first requests.
-func (n *network) scripted() (t trip, ok bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.next) == 0 {
-		return t, false
-	}
-	t, n.next = n.next[0], n.next[1:]
-	return t, true
+	return n
 }
 
 type answer[T any] struct {
@@ -109,7 +46,7 @@ func send[T any](ctx context.Context, p *process, ask func() (T, error)) (T, err
 	ctx, cancel := context.WithTimeout(ctx, timing.Timeout)
 	defer cancel()
 	answers := make(chan answer[T], 1)
-	p.world.network.flights.Go(func() {
+	p.world.flights.Go(func() {
 		if a, ok := fly(p, ask); ok {
 			answers <- a
 		}
@@ -130,10 +67,10 @@ func send[T any](ctx context.Context, p *process, ask func() (T, error)) (T, err
 // fly is one request under way. It reports whether there will be an answer.
 func fly[T any](p *process, ask func() (T, error)) (answer[T], bool) {
 	w := p.world
-	t := w.network.plan()
-	time.Sleep(t.out)
-	isLate := t.out > timing.Timeout
-	if t.outLost || isLate && w.network.isCalm() || p.isCut() {
+	out, back := w.network.Message(), w.network.Message()
+	time.Sleep(out.Takes)
+	isLate := out.Takes > timing.Timeout
+	if out.Lost || isLate && w.network.IsCalm() || p.isCut() {
 		return answer[T]{}, false
 	}
 	if w.store.isAway() {
@@ -143,8 +80,8 @@ func fly[T any](p *process, ask func() (T, error)) (answer[T], bool) {
 	if isLate {
 		w.referee.Count("late arrival")
 	}
-	time.Sleep(t.back)
-	return answer[T]{value, err}, !t.backLost && !p.isCut()
+	time.Sleep(back.Takes)
+	return answer[T]{value, err}, !back.Lost && !p.isCut()
 }
 
 // elections is the client of one process: of an elector if it has an identity, else of the campaign itself.

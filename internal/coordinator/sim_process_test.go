@@ -172,7 +172,7 @@ func (p *process) eligible(ctx context.Context, _ *node.Epoch) error {
 // skewed is a Lease as written by a machine whose clock shows any time at all.
 func (p *process) skewed(l *coordinationv1.Lease) *coordinationv1.Lease {
 	l = l.DeepCopy()
-	years := int(p.world.network.between(0, 120)) - 60
+	years := int(p.world.network.Between(0, 120)) - 60
 	l.Spec.RenewTime.Time = l.Spec.RenewTime.AddDate(years, 0, 0)
 	l.Spec.AcquireTime.Time = l.Spec.AcquireTime.AddDate(years, 0, 0)
 	return l
@@ -197,12 +197,12 @@ func (p *process) writeAll(t *Term) error {
 	}
 	for t.ctx.Err() == nil {
 		p.try(writes)
-		waitAny(t.ctx, p.world.network.between(10*time.Millisecond, 500*time.Millisecond))
+		waitAny(t.ctx, p.world.network.Between(10*time.Millisecond, 500*time.Millisecond))
 	}
 	if p.world.broken.neverStops {
 		<-p.world.over
 	}
-	waitAny(context.Background(), p.world.network.between(0, timing.Dead-timing.Fence))
+	waitAny(context.Background(), p.world.network.Between(0, timing.Dead-timing.Fence))
 	p.try(writes)
 	return nil
 }

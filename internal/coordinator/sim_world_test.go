@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -40,7 +39,8 @@ type broken struct {
 // world is one play.
 type world struct {
 	broken   broken
-	network  *network
+	network  *simtest.Network
+	flights  sync.WaitGroup // messages under way
 	store    *store
 	referee  *referee
 	metrics  *Metrics
@@ -86,7 +86,7 @@ func play(t *testing.T, p plan, b broken) *referee {
 func newWorld(p plan, b broken) *world {
 	w := &world{
 		broken: b, referee: newReferee(p), metrics: NewMetrics(prometheus.NewRegistry(), "n"), over: make(chan struct{}),
-		network: &network{random: rand.New(rand.NewPCG(p.seed, 2)), faults: p.faults, calm: p.faults == 0},
+		network: newNetwork(p),
 	}
 	w.store = &store{referee: w.referee, broken: b, freed: w.tellFreed}
 	for i := range p.machines {
@@ -110,9 +110,9 @@ func (w *world) tellFreed() {
 	}
 	for _, m := range w.machines {
 		p := m.current()
-		w.network.flights.Go(func() {
-			time.Sleep(w.network.between(time.Millisecond, 50*time.Millisecond))
-			if w.network.isCalm() || !w.network.chance(25) {
+		w.flights.Go(func() {
+			time.Sleep(w.network.Between(time.Millisecond, 50*time.Millisecond))
+			if w.network.IsCalm() || !w.network.Chance(25) {
 				p.signal()
 			}
 		})
@@ -225,7 +225,7 @@ func (m *machine) nextEpoch() int64 {
 
 // settle wants one coordinator, and the same one for a while.
 func (w *world) settle() {
-	w.network.calmDown()
+	w.network.Calm()
 	elected := w.machines[0].current().campaign.duration()
 	// What may come first: a term that is being given up stops, and its release is tried.
 	time.Sleep(elected + (timing.Dead - timing.Fence) + 2*timing.Timeout + 4*timing.Renew/4)
@@ -253,7 +253,7 @@ func (w *world) end() {
 		m.current().leave()
 	}
 	w.running.Wait()
-	w.network.flights.Wait()
+	w.flights.Wait()
 	for _, m := range w.machines {
 		<-m.current().campaign.last
 	}

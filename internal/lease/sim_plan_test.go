@@ -164,6 +164,7 @@ func (w *world) strike(f fault) {
 // heal ends every fault and starts every process that is not running.
 func (w *world) heal() {
 	w.healed = true
+	w.network.Calm()
 	w.store.downUntil = 0
 	for _, s := range w.slots {
 		s.cutUntil, s.stallUntil, s.late, s.loseAnswers = 0, 0, 0, 0

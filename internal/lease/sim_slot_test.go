@@ -76,7 +76,7 @@ func (s *slot) notify(r lease.Record) {
 	if s.cut() || s.w.store.down() {
 		return
 	}
-	delay := max(s.w.delay(), s.stallUntil-s.w.now)
+	delay := max(s.w.network.Message().Takes, s.stallUntil-s.w.now)
 	s.w.after(delay, func() {
 		p := s.process
 		p.do(func() { p.saw(r) })

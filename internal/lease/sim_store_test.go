@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -82,10 +83,11 @@ type reply func(*coordinationv1.Lease, error)
 // given up: a request that is under way will be carried out.
 func (s *slot) call(do func() (*coordinationv1.Lease, error), answer reply) {
 	w, p := s.w, s.process
-	if s.cut() || w.loses() {
+	m := w.network.Message()
+	if s.cut() || m.Lost {
 		return
 	}
-	delay := w.delay() + s.lateness()
+	delay := m.Takes + s.lateness()
 	var arrive func()
 	arrive = func() {
 		switch {
@@ -94,7 +96,7 @@ func (s *slot) call(do func() (*coordinationv1.Lease, error), answer reply) {
 		case w.store.refuses:
 			s.answer(p, answer)(nil, errDown)
 		case w.chance(30): // somewhere on the way it is kept and sent again
-			w.at(w.store.downUntil+w.delay(), arrive)
+			w.at(w.store.downUntil+w.network.Message().Takes, arrive)
 		}
 	}
 	w.after(delay, arrive)
@@ -102,10 +104,11 @@ func (s *slot) call(do func() (*coordinationv1.Lease, error), answer reply) {
 
 func (s *slot) answer(p *process, answer reply) reply {
 	return func(l *coordinationv1.Lease, err error) {
-		if s.cut() || s.w.loses() || s.losesAnswer() {
+		m := s.w.network.Message()
+		if s.cut() || m.Lost || s.losesAnswer() {
 			return
 		}
-		s.w.after(s.w.delay(), func() { p.do(func() { answer(l, err) }) })
+		s.w.after(m.Takes, func() { p.do(func() { answer(l, err) }) })
 	}
 }
 
@@ -124,25 +127,16 @@ func (s *slot) losesAnswer() bool {
 	return true
 }
 
-func (w *world) loses() bool { return w.plan.Rough && !w.healed && w.chance(4) }
-
-// delay of one message: short, but on a rough network now and then longer than a timeout, a fence, or a lost.
-func (w *world) delay() time.Duration {
-	d := time.Millisecond + w.upTo(40*time.Millisecond)
-	if w.plan.Slow {
-		d += w.upTo(timing.Timeout/4 - 50*time.Millisecond)
+// newNetwork is the network of a plan. On a rough one a message now and then takes longer than a timeout, a fence, or a lost.
+func newNetwork(p plan, random *rand.Rand) *simtest.Network {
+	usual := simtest.Span{From: time.Millisecond, To: 41 * time.Millisecond}
+	if p.Slow {
+		usual.To += timing.Timeout/4 - 50*time.Millisecond
 	}
-	if !w.plan.Rough || w.healed {
-		return d
+	if !p.Rough {
+		return simtest.NewNetwork(random, usual, simtest.Faults{})
 	}
-	switch n := w.noise.IntN(100); {
-	case n < 85:
-		return d
-	case n < 97:
-		return d + w.upTo(timing.Timeout)
-	default:
-		return d + w.upTo(14*time.Second)
-	}
+	return simtest.NewNetwork(random, usual, simtest.Faults{Lost: 0.04, Late: []simtest.Late{{Share: 0.12, UpTo: timing.Timeout}, {Share: 0.03, UpTo: 14 * time.Second}}})
 }
 
 func must[T any](v T, err error) T {

@@ -12,10 +12,11 @@ import (
 // The simulated world: one goroutine, one virtual true time that nobody in it can read, and one queue of what happens
 // next. Everything random comes from the plan's seed, so a plan is a schedule that can be played again.
 type world struct {
-	now   time.Duration // true time
-	queue events
-	order int
-	noise *rand.Rand
+	now     time.Duration // true time
+	queue   events
+	order   int
+	noise   *rand.Rand
+	network *simtest.Network
 
 	plan     plan
 	broken   broken
@@ -32,6 +33,7 @@ const beat = 400 * time.Millisecond
 
 func newWorld(p plan, b broken) *world {
 	w := &world{plan: p, broken: b, noise: rand.New(rand.NewPCG(p.Seed, 0))}
+	w.network = newNetwork(p, w.noise)
 	w.referee = newReferee(w)
 	w.store = newStore(w)
 	for range 3 {
