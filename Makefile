@@ -23,10 +23,9 @@ test: ## every check and every test, and how long each part took
 test-long: ## the same with thousands of simulated histories, twenty cycles and ten minutes of chaos
 	@GO='$(GO)' EBB_LONG=1 RAPID_CHECKS=$${RAPID_CHECKS:-2000} test/run
 
-lint: ## gofmt, vet, staticcheck
+lint: ## gofmt, and what .golangci.yml lists: vet and staticcheck among it
 	@bad=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:" $$bad; exit 1; fi
-	$(GO) vet ./...
-	$(GO) tool $(TOOLS) staticcheck ./...
+	$(GO) tool -modfile=test/tools/golangci.mod golangci-lint run ./...
 
 generate: ## deep copies and CRDs from the Go types, messages from their definitions
 	$(GO) tool $(TOOLS) controller-gen object paths=./api/... crd:maxDescLen=500 output:crd:dir=config/crd

@@ -58,8 +58,7 @@ func (r *rules) Admit(_ context.Context, a admission.Attributes, _ admission.Obj
 		}
 		background := metav1.DeletePropagationBackground
 		opts.PropagationPolicy = &background
-		//lint:ignore SA1019 older clients still send it
-		opts.OrphanDependents = nil
+		opts.OrphanDependents = nil //nolint:staticcheck // deprecated, but older clients still send it
 	}
 	object, ok := a.GetObject().(metav1.Object)
 	if !ok || a.GetOperation() == admission.Delete {
@@ -84,8 +83,7 @@ func (r *rules) validateStarted(a admission.Attributes) error {
 }
 
 func waitsForCollector(o *metav1.DeleteOptions) bool {
-	//lint:ignore SA1019 older clients still send it
-	orphan := o.OrphanDependents
+	orphan := o.OrphanDependents //nolint:staticcheck // deprecated, but older clients still send it
 	return orphan != nil && *orphan || o.PropagationPolicy != nil && *o.PropagationPolicy != metav1.DeletePropagationBackground
 }
 

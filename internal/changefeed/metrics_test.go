@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -44,7 +45,7 @@ func newMeasured() *measured {
 func (m *measured) scrape(t *testing.T) map[string]string {
 	t.Helper()
 	answer := httptest.NewRecorder()
-	promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
+	promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	body, _ := io.ReadAll(answer.Body)
 	if answer.Code != 200 {
 		t.Fatalf("%d: %s", answer.Code, body)

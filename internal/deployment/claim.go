@@ -303,7 +303,7 @@ func (r *run) newClaimer() *Claimer {
 		Settled: func() { r.clearConflict(resync / 2) },
 		Conflict: func(d *v1alpha1.Deployment, message string) {
 			r.setConflict(message)
-			r.tellCode(d, v1alpha1.ErrClaimConflict, message, string(d.ResourceVersion))
+			r.tellCode(d, v1alpha1.ErrClaimConflict, message, d.ResourceVersion)
 		},
 	})
 }

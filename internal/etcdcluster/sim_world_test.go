@@ -498,7 +498,7 @@ func (s *sim) raftOf() *simRaft {
 }
 
 func (s *sim) do(w World, a Action) bool {
-	name := ""
+	var name string
 	switch {
 	case a.Member != nil:
 		name = a.Member.Name + " " + string(a.Member.Spec.Want) + " on " + a.Member.Spec.Node

@@ -102,7 +102,7 @@ func (a authority) follow(t *testing.T, to served, version2 bool) *follower {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	r, err := http.NewRequestWithContext(ctx, "GET", to.url.String()+helloLogs+"?follow=1", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, to.url.String()+helloLogs+"?follow=1", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -71,7 +72,7 @@ func (h *host) keep(ctx context.Context, name string, run func(context.Context) 
 	for {
 		err := run(ctx)
 		if ctx.Err() != nil {
-			if err != nil && err != ctx.Err() {
+			if err != nil && !errors.Is(err, ctx.Err()) {
 				h.log.Warn("a part of the node stopped with an error", "part", name, "error", err)
 			}
 			return

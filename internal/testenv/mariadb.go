@@ -180,7 +180,7 @@ func (m *MariaDB) launch() error {
 		return fmt.Errorf("start mariadbd: %w", err)
 	}
 	m.exit = make(chan struct{})
-	go func(cmd *exec.Cmd, exit chan struct{}) { cmd.Wait(); close(exit) }(m.cmd, m.exit)
+	go func(cmd *exec.Cmd, exit chan struct{}) { _ = cmd.Wait(); close(exit) }(m.cmd, m.exit)
 	return m.awaitReady()
 }
 

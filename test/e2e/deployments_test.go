@@ -125,11 +125,11 @@ func (f *fleetOfPrograms) change(name string, change func(*v1alpha1.Deployment))
 // allRun waits until every deployment runs on one of the given nodes, and every daemon on all of them.
 func (f *fleetOfPrograms) allRun(nodes ...string) {
 	f.t.Helper()
-	waiting := ""
 	began := time.Now()
 	deadline := began.Add(patience)
 	for {
-		if waiting = f.waiting(nodes); waiting == "" {
+		waiting := f.waiting(nodes)
+		if waiting == "" {
 			return
 		}
 		if time.Now().After(deadline) {

@@ -64,7 +64,7 @@ func (s *Sink) retry(ctx context.Context, doing string, try func() error) error 
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
-			return fmt.Errorf("sink %s: %s: %w (%v)", s.options.Address, doing, ctx.Err(), err)
+			return fmt.Errorf("sink %s: %s: %w (%w)", s.options.Address, doing, ctx.Err(), err)
 		case errors.Is(err, stream.ErrNotOwner), errors.Is(err, stream.ErrUnusable):
 			return err
 		case !transient(err):
@@ -76,7 +76,7 @@ func (s *Sink) retry(ctx context.Context, doing string, try func() error) error 
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("sink %s: %s: %w (%v)", s.options.Address, doing, ctx.Err(), err)
+			return fmt.Errorf("sink %s: %s: %w (%w)", s.options.Address, doing, ctx.Err(), err)
 		case <-time.After(wait):
 		}
 	}

@@ -172,9 +172,8 @@ func (e *Engine) build(ctx context.Context, r *rebuild) error {
 	if err := e.ask(ctx, func(ctx context.Context) error { return e.addTarget(ctx, t, r) }); err != nil {
 		return err
 	}
-	e.gate.Lock() // writes that began before the target got any have marked what it misses when this returns
-	//lint:ignore SA2001 whoever had the gate before has left it now
-	e.gate.Unlock()
+	e.gate.Lock()   // writes that began before the target got any have marked what it misses when this returns
+	e.gate.Unlock() //nolint:staticcheck // the empty section is meant: whoever had the gate before has left it now
 	todo, err := e.todo(ctx, t, r)
 	if err != nil {
 		return err
@@ -203,7 +202,7 @@ func (e *Engine) addTarget(ctx context.Context, t *target, r *rebuild) error {
 	v := e.view.Load()
 	state, err := t.Open(ctx, v.generation)
 	if errors.Is(err, block.ErrStale) {
-		return fmt.Errorf("replica %s knows a newer generation than the Volume and is not written over: %v", t.name, err)
+		return fmt.Errorf("replica %s knows a newer generation than the Volume and is not written over: %v", t.name, err) //nolint:errorlint // the engine itself is not stale
 	}
 	if err != nil {
 		return err

@@ -293,7 +293,7 @@ func TestMetadataThatCannotBeReadIsAnErrorOfTheRequestAlone(t *testing.T) {
 
 // FuzzServer sends bytes to a server: as they are, and as frames with right checksums.
 func FuzzServer(f *testing.F) {
-	f.Add(helloFrame(), uint8(opWrite), uint16(flagFUA), int64(1), int64(2), int64(4), []byte("data"))
+	f.Add(helloFrame(), uint8(opWrite), flagFUA, int64(1), int64(2), int64(4), []byte("data"))
 	f.Add([]byte{}, uint8(opRead), uint16(0), int64(1), int64(0), int64(100), []byte{})
 	f.Add([]byte{}, uint8(opCommit), uint16(0), int64(1), int64(0), int64(0), []byte(`{"generation":1}`))
 	f.Add([]byte{}, uint8(opClear), uint16(0), int64(1), int64(0), int64(0), make([]byte, 8))
@@ -310,12 +310,12 @@ func FuzzServer(f *testing.F) {
 
 // FuzzClient answers a client's requests with bytes: as they are, and as frames with right checksums.
 func FuzzClient(f *testing.F) {
-	f.Add(welcomeFrame(), uint8(opRead), uint16(flagAnswer|flagZeros), uint16(0), []byte{})
-	f.Add([]byte{}, uint8(opRead), uint16(flagAnswer), uint16(statusStale), []byte("old"))
-	f.Add([]byte{}, uint8(opExtents), uint16(flagAnswer), uint16(0), []byte{200, 1})
-	f.Add([]byte{}, uint8(opIntent), uint16(flagAnswer), uint16(0), make([]byte, 16))
-	f.Add([]byte{}, uint8(opMissed), uint16(flagAnswer|flagKnown), uint16(0), make([]byte, 16))
-	f.Add([]byte{}, uint8(opOpen), uint16(flagAnswer), uint16(0), []byte(`{"generation":2}`))
+	f.Add(welcomeFrame(), uint8(opRead), flagAnswer|flagZeros, uint16(0), []byte{})
+	f.Add([]byte{}, uint8(opRead), flagAnswer, uint16(statusStale), []byte("old"))
+	f.Add([]byte{}, uint8(opExtents), flagAnswer, uint16(0), []byte{200, 1})
+	f.Add([]byte{}, uint8(opIntent), flagAnswer, uint16(0), make([]byte, 16))
+	f.Add([]byte{}, uint8(opMissed), flagAnswer|flagKnown, uint16(0), make([]byte, 16))
+	f.Add([]byte{}, uint8(opOpen), flagAnswer, uint16(0), []byte(`{"generation":2}`))
 	f.Fuzz(func(t *testing.T, raw []byte, op uint8, flags, status16 uint16, payload []byte) {
 		r := bufio.NewReader(bytes.NewReader(raw))
 		_, _ = exchange(&bytesConn{}, r, hello{})

@@ -216,7 +216,7 @@ func inspect(fsys FS, dir string) (Inspection, error) {
 	if err != nil {
 		return in, err
 	}
-	defer f.close()
+	defer func() { _ = f.close() }() // it was only read
 	h, err := readHeader(f.meta)
 	if err != nil {
 		return in, err

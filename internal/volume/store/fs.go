@@ -125,7 +125,7 @@ func (f osFile) control(name string, call func(fd int) error) error {
 	var failed error
 	err = conn.Control(func(fd uintptr) {
 		for {
-			if failed = call(int(fd)); failed != unix.EINTR {
+			if failed = call(int(fd)); !errors.Is(failed, unix.EINTR) {
 				return
 			}
 		}

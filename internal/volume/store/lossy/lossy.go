@@ -467,7 +467,7 @@ func (f *FS) OpenFile(path string, flag int, perm fs.FileMode) (store.File, erro
 		opened = &file{fs: f, inode: n, path: path, epoch: f.epoch, readOnly: flag&(os.O_WRONLY|os.O_RDWR) == 0}
 		return nil
 	}
-	err := error(nil)
+	var err error
 	if flag&os.O_CREATE != 0 {
 		err = f.change(Op{Kind: Create, Path: path}, open)
 	} else if err = f.begin(Op{Kind: Read, Path: path}, f.now()); err == nil {
