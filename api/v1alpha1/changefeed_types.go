@@ -159,7 +159,7 @@ type ChangefeedSpec struct {
 // PlacementOrigin is a placement that must have stopped before the next may begin.
 type PlacementOrigin struct {
 	// node of the earlier maintainer.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// nodeEpoch is the epoch of that node.
 	NodeEpoch int64 `json:"nodeEpoch"`
@@ -174,7 +174,7 @@ type PlacementOrigin struct {
 type ChangefeedPlacement struct {
 	// node of the maintainer; empty for none.
 	// +optional
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node,omitempty"`
 	// nodeEpoch is the epoch of the node.
 	// +optional
@@ -196,7 +196,7 @@ type ChangefeedPlacement struct {
 // ChangefeedNode counts a changefeed's dispatchers on one node.
 type ChangefeedNode struct {
 	// node they are on.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// dispatchers there, including that of the table trigger.
 	Dispatchers int64 `json:"dispatchers"`

@@ -179,8 +179,8 @@ type DeploymentSpec struct {
 
 	// address is the node that should run a deployment; empty until a node claims it. A daemon has none.
 	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$`
 	Address string `json:"address,omitempty"`
 
 	// command is the program: a path, or a name that is looked up in PATH.
@@ -236,7 +236,7 @@ type DeploymentSpec struct {
 type DeploymentHolder struct {
 	// node that may run it; empty for none.
 	// +optional
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node,omitempty"`
 	// nodeEpoch is the epoch of the node.
 	// +optional
@@ -286,7 +286,7 @@ type InstanceExit struct {
 type DeploymentInstance struct {
 	// node that runs it.
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// nodeEpoch is the epoch of the node.
 	// +kubebuilder:validation:Minimum=1
@@ -321,7 +321,7 @@ type DeploymentInstance struct {
 // DeploymentStop is the last time that a node stopped and released an enabled deployment.
 type DeploymentStop struct {
 	// node that released it.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// epoch of that holder.
 	Epoch int64 `json:"epoch"`

@@ -79,7 +79,7 @@ const (
 type DrainSpec struct {
 	// nodeName is the node to drain. It cannot be changed.
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName"`
 
 	// reason for the drain, for people.

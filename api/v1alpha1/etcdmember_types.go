@@ -78,7 +78,7 @@ type EtcdMemberSpec struct {
 	// incarnation of the cluster.
 	Incarnation int64 `json:"incarnation"`
 	// node that it is on.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// want is the desired state.
 	Want EtcdMemberWish `json:"want"`

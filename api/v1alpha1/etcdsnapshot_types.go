@@ -21,7 +21,7 @@ type EtcdSnapshotSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	Member string `json:"member"`
 	// memberNode is the node of that member. No other node may write the facts of the snapshot, or why it could not be taken.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	MemberNode string `json:"memberNode"`
 	// revision that it must have, if that is known because the cluster serves no clients and no key can change.
 	// +optional
@@ -62,7 +62,7 @@ type EtcdSnapshotFacts struct {
 // EtcdSnapshotCopy is one copy. The node that keeps it writes it.
 type EtcdSnapshotCopy struct {
 	// node that it is on.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// verified is when the node last verified the file; empty if it is not verified.
 	// +optional

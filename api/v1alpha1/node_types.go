@@ -2,11 +2,11 @@ package v1alpha1
 
 import (
 	"fmt"
-	"regexp"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Liveness says whether a node takes work. Within one epoch it only moves forward: Alive, Draining, Stopping.
@@ -254,7 +254,6 @@ type NodeUsage struct {
 // +kubebuilder:printcolumn:name="Address",type=string,priority=1,JSONPath=`.status.httpAddress`
 // +kubebuilder:printcolumn:name="Version",type=string,priority=1,JSONPath=`.status.version`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="a node's name must be a DNS label: lower-case letters, digits and '-', at most 63 characters"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.epoch) || (has(self.status) && has(self.status.epoch) && self.status.epoch >= oldSelf.status.epoch)",message="a node's epoch cannot decrease or be removed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || (has(self.status) && has(self.status.liveness))",message="a node's liveness cannot be removed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.liveness) || !has(self.status) || !has(self.status.liveness) || (has(self.status.epoch) ? self.status.epoch : 0) > (has(oldSelf.status.epoch) ? oldSelf.status.epoch : 0) || self.status.liveness == oldSelf.status.liveness || oldSelf.status.liveness == 'Alive' || self.status.liveness == 'Stopping'",message="a node's liveness only moves forward within an epoch: Alive, Draining, Stopping"
@@ -287,12 +286,10 @@ func (n *Node) Schedulable() bool {
 	return n.Status.Liveness == Alive && n.IsReady() && !n.Spec.Cordoned
 }
 
-var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
 // ValidateNodeName refuses the names that the API would refuse for a Node. Names are also parts of paths and identities.
 func ValidateNodeName(name string) error {
-	if !nodeName.MatchString(name) {
-		return fmt.Errorf("node name %q is not a DNS label: use lower-case letters, digits and '-', at most 63 characters", name)
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return fmt.Errorf("node name %q is not a DNS subdomain: use lower-case letters, digits, '-' and '.', at most 253 characters", name)
 	}
 	return nil
 }

@@ -45,7 +45,7 @@ type ReplicaSpec struct {
 	// +kubebuilder:validation:MaxLength=64
 	VolumeUID string `json:"volumeUID"`
 	// nodeName is the node that it is on.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName"`
 	// disk of that node, by name.
 	// +kubebuilder:validation:MaxLength=63

@@ -88,7 +88,7 @@ type VolumeSpec struct {
 
 	// attachTo is the node on which the volume is served; empty to detach it.
 	// +optional
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	AttachTo string `json:"attachTo,omitempty"`
 
 	// nodeAntiAffinity says whether two replicas may be on one node.
@@ -156,7 +156,7 @@ type VolumeRebuild struct {
 // VolumeEngine is what the engine of a volume reports.
 type VolumeEngine struct {
 	// node that the engine runs on.
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
 	// generation with which the engine has opened the members.
 	Generation int64 `json:"generation"`
@@ -191,11 +191,11 @@ type VolumeStatus struct {
 	Robustness VolumeRobustness `json:"robustness,omitempty"`
 	// attachedTo is the node that may run the engine; empty while the volume is detached.
 	// +optional
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	AttachedTo string `json:"attachedTo,omitempty"`
 	// rebuildOn is the node that may run an engine of a detached volume, only to build replicas.
 	// +optional
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	RebuildOn string `json:"rebuildOn,omitempty"`
 	// generation of the membership. It grows when an engine opens the volume and with every change of members; replicas refuse whoever is
 	// behind.

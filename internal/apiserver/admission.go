@@ -233,7 +233,7 @@ func validateLease(a admission.Attributes) error {
 	if isNode && name != lease.NameOf(node) {
 		return fmt.Errorf("the credentials of node %s may not write the lease %s", node, name)
 	}
-	if _, ok := lease.NodeOf(name); !ok || a.GetNamespace() != lease.Namespace {
+	if !lease.IsNodes(name) || a.GetNamespace() != lease.Namespace {
 		return nil
 	}
 	old, err := record(a.GetOldObject())
@@ -248,6 +248,8 @@ func validateLease(a admission.Attributes) error {
 		return err
 	}
 	switch {
+	case old.Node != "" && next.Node != old.Node:
+		return fmt.Errorf("lease %s: it is the lease of node %s, and not of %s", name, old.Node, next.Node)
 	case next.Epoch < old.Epoch || next.Fenced < old.Fenced:
 		return fmt.Errorf("lease %s: epoch (%d) and fenced epoch (%d) must not decrease", name, old.Epoch, old.Fenced)
 	case next.Held() && (next.Epoch <= next.Fenced || next.Epoch < 1):

@@ -65,7 +65,6 @@ func change(t *testing.T, collection string, o, from, to object) answer {
 }
 
 const (
-	nodeName     = "a node's name must be a DNS label: lower-case letters, digits and '-', at most 63 characters"
 	nodeEpoch    = "a node's epoch cannot decrease or be removed"
 	nodeVanishes = "a node's liveness cannot be removed"
 	nodeForward  = "a node's liveness only moves forward within an epoch: Alive, Draining, Stopping"
@@ -153,21 +152,21 @@ func TestAStatusIsNotLostThroughTheObjectItself(t *testing.T) {
 	}
 }
 
-func TestANodesNameIsADNSLabelToTheSchemaAndToOurselves(t *testing.T) {
+func TestANodesNameIsADNSSubdomainToTheAPIAndToOurselves(t *testing.T) {
 	admin := api(t).admin(t)
-	for _, name := range []string{"a.b", "n.example.com", strings.Repeat("a", 64), "N1", "-a", "a-", "a_b", "ä"} {
+	for _, name := range []string{strings.Repeat("a", 254), "N1", "-a", "a-", "a_b", "a..b", ".a", "a.", "a.-b", "ä"} {
 		a := admin.do(t, http.MethodPost, nodes, nodeObject(name))
-		if a.code != http.StatusUnprocessableEntity || !slices.Contains(reasons(t, a), nodeName) {
+		if a.code != http.StatusUnprocessableEntity || !strings.Contains(a.String(), "metadata.name") {
 			t.Errorf("%s: %s", name, a)
 		}
 		if v1alpha1.ValidateNodeName(name) == nil {
-			t.Errorf("%s: refused by the schema and not by ValidateNodeName", name)
+			t.Errorf("%s: refused by the API and not by ValidateNodeName", name)
 		}
 	}
-	for _, name := range []string{"0", "a", "n-1", strings.Repeat("a", 63)} {
+	for _, name := range []string{"0", "a", "n-1", "ip-10-0-0-1.ec2.internal", strings.Repeat("a", 253)} {
 		replace(t, admin, nodes, nodeObject(name))
 		if err := v1alpha1.ValidateNodeName(name); err != nil {
-			t.Errorf("accepted by the schema: %v", err)
+			t.Errorf("accepted by the API: %v", err)
 		}
 	}
 }

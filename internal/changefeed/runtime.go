@@ -300,7 +300,7 @@ func (r *run) seeLease(l *coordinationv1.Lease) {
 }
 
 func (r *run) forgetLease(l *coordinationv1.Lease) {
-	if name, ok := lease.NodeOf(l.Name); ok {
+	if name, ok := lease.NodeOf(l); ok {
 		r.change(func(w *maintainer.View) { w.Leases = maps.Clone(w.Leases); delete(w.Leases, name) })
 	}
 }

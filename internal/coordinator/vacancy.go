@@ -39,7 +39,7 @@ func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, 
 	f := vacancyFacts{now: now, leases: map[string]*coordinationv1.Lease{}}
 	for i := range leases.Items {
 		l := &leases.Items[i]
-		if name, ok := lease.NodeOf(l.Name); ok {
+		if name, ok := lease.NodeOf(l); ok {
 			f.leases[name] = l
 		} else if l.Name == lease.CoordinatorName {
 			f.election = l

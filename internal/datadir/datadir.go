@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/ebb-dev/ebb/internal/atomicfile"
+	"github.com/ebb-dev/ebb/internal/shortname"
 )
 
 // Dir is the path of a data directory.
@@ -44,13 +45,16 @@ func (d Dir) APIServer() string { return d.at("apiserver") }
 func (d Dir) APIServerLock() string { return d.at("apiserver", "lock") }
 
 // PIDFile is where the process of that name says its process ID.
-func (d Dir) PIDFile(name string) string { return d.at("run", name+".pid") }
+func (d Dir) PIDFile(name string) string { return d.at("run", fileName(name)+".pid") }
 
 // LogFile is the log of the process of that name.
-func (d Dir) LogFile(name string) string { return d.at("logs", name+".log") }
+func (d Dir) LogFile(name string) string { return d.at("logs", fileName(name)+".log") }
 
 // Node is the directory of one node.
 func (d Dir) Node(name string) NodeDir { return NodeDir(d.at("nodes", name)) }
+
+// fileName leaves room in the name of a file for what is put before and after it.
+func fileName(process string) string { return shortname.Fit(process, 200) }
 
 func (d Dir) at(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)

@@ -442,7 +442,7 @@ func (r *run) seeLease(l *coordinationv1.Lease) {
 }
 
 func (r *run) forgetLease(l *coordinationv1.Lease) {
-	name, ok := lease.NodeOf(l.Name)
+	name, ok := lease.NodeOf(l)
 	if !ok {
 		return
 	}

@@ -69,7 +69,7 @@ func ReadNodes(ctx context.Context, r client.Reader) (Fleet, error) {
 	}
 	for i := range leases.Items {
 		l := &leases.Items[i]
-		if _, ok := lease.NodeOf(l.Name); !ok {
+		if _, ok := lease.NodeOf(l); !ok {
 			continue // the election's
 		}
 		rec, err := lease.Read(l)
@@ -213,7 +213,7 @@ func ChangesHands(e event.UpdateEvent) bool {
 	if !ok || !same {
 		return true
 	}
-	if _, ok := lease.NodeOf(after.Name); !ok {
+	if _, ok := lease.NodeOf(after); !ok {
 		return false // the election's: nothing that watches nodes rests on it
 	}
 	was, err1 := lease.Read(before)

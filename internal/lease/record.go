@@ -10,6 +10,8 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/internal/shortname"
 )
 
 // Where leases live and what is written on them.
@@ -23,7 +25,11 @@ const (
 	// FencedAnnotation on a node's Lease is the newest epoch that was fenced.
 	FencedAnnotation = "ebb.dev/fenced-epoch"
 
+	// NodeAnnotation on a Lease is the name of its node, if the Lease's own name is too short for it.
+	NodeAnnotation = "ebb.dev/node"
+
 	nodePrefix = "node-"
+	maxName    = 253
 )
 
 // Errors of the steps below.
@@ -37,10 +43,18 @@ var (
 )
 
 // NameOf returns the name of a node's Lease. The prefix separates it from the election's Lease.
-func NameOf(node string) string { return nodePrefix + node }
+func NameOf(node string) string { return shortname.Fit(nodePrefix+node, maxName) }
+
+// IsNodes reports whether a Lease of that name is a node's.
+func IsNodes(name string) bool { return strings.HasPrefix(name, nodePrefix) }
 
 // NodeOf is the node that a Lease belongs to, and false for a Lease that is not a node's.
-func NodeOf(name string) (string, bool) { return strings.CutPrefix(name, nodePrefix) }
+func NodeOf(l metav1.Object) (string, bool) {
+	if node, ok := l.GetAnnotations()[NodeAnnotation]; ok {
+		return node, NameOf(node) == l.GetName()
+	}
+	return strings.CutPrefix(l.GetName(), nodePrefix)
+}
 
 // TermOf reports whether a holder of the election is a term of a node.
 func TermOf(term, node string) bool { return strings.HasPrefix(term, node+"/") }
@@ -65,7 +79,7 @@ func (r Record) Over(epoch int64) bool {
 
 // Read decodes a node's Lease.
 func Read(l *coordinationv1.Lease) (Record, error) {
-	node, ok := NodeOf(l.Name)
+	node, ok := NodeOf(l)
 	if !ok {
 		return Record{}, fmt.Errorf("lease %s/%s is not the lease of a node", l.Namespace, l.Name)
 	}
@@ -117,6 +131,9 @@ func Take(current *coordinationv1.Lease, c Claimant, t Timing, wall time.Time) (
 		return nil, 0, fmt.Errorf("node %s: a lease cannot be taken without an identity", c.Node)
 	}
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: NameOf(c.Node)}}
+	if next.Name != nodePrefix+c.Node {
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, NodeAnnotation, c.Node)
+	}
 	var r Record
 	if current != nil {
 		var err error

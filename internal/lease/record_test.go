@@ -3,6 +3,7 @@ package lease_test
 import (
 	"errors"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,11 +17,31 @@ func TestNodesStayOutOfTheWayOfTheElection(t *testing.T) {
 	if got := lease.NameOf("n1"); got != "node-n1" {
 		t.Errorf("the Lease of n1 is called %s", got)
 	}
-	if node, ok := lease.NodeOf("node-n1"); !ok || node != "n1" {
+	if node, ok := lease.NodeOf(&metav1.ObjectMeta{Name: "node-n1"}); !ok || node != "n1" {
 		t.Errorf("node-n1 belongs to %q, %t", node, ok)
 	}
-	if _, ok := lease.NodeOf(lease.CoordinatorName); ok {
+	if _, ok := lease.NodeOf(&metav1.ObjectMeta{Name: lease.CoordinatorName}); ok {
 		t.Error("the election's Lease is taken for a node's")
+	}
+}
+
+func TestTheLeaseOfANodeWithALongNameNamesIt(t *testing.T) {
+	for _, length := range []int{3, 63, 248, 249, 253} {
+		node := strings.Repeat("a", length)
+		l, _, err := lease.Take(nil, lease.Claimant{Node: node, Holder: "p"}, lease.DefaultTiming(), time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := lease.NodeOf(l); !ok || got != node || len(l.Name) > 253 {
+			t.Errorf("%d characters: the Lease %s belongs to %q, %t", length, l.Name, got, ok)
+		}
+		if r, err := lease.Read(l); err != nil || r.Node != node {
+			t.Errorf("%d characters: %+v, %v", length, r, err)
+		}
+	}
+	forged := &metav1.ObjectMeta{Name: "node-n1", Annotations: map[string]string{lease.NodeAnnotation: "n2"}}
+	if node, ok := lease.NodeOf(forged); ok {
+		t.Errorf("node-n1 is taken for the Lease of %s", node)
 	}
 }
 

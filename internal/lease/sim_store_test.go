@@ -39,7 +39,7 @@ func (s *store) read(node string) (*coordinationv1.Lease, error) {
 
 // write stores a Lease if it was made from the stored one; blindly, whatever is stored.
 func (s *store) write(l *coordinationv1.Lease, blindly bool) (*coordinationv1.Lease, error) {
-	node, _ := lease.NodeOf(l.Name)
+	node, _ := lease.NodeOf(l)
 	current := s.leases[node]
 	if !blindly && version(current) != l.ResourceVersion {
 		s.w.referee.Count("conflict")

@@ -54,7 +54,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Named("nodes").
 		For(&v1alpha1.Node{}).
 		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-			if name, ok := lease.NodeOf(o.GetName()); ok {
+			if name, ok := lease.NodeOf(o); ok {
 				return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: name}}}
 			}
 			return nil

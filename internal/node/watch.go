@@ -107,7 +107,7 @@ func (n *Node) leaseWatch(e *Epoch) kubeclient.Watch {
 		}
 	}
 	gone := func(l *coordinationv1.Lease) {
-		if node, ok := lease.NodeOf(l.Name); ok {
+		if node, ok := lease.NodeOf(l); ok {
 			e.LossDetector.Forget(node)
 		}
 	}

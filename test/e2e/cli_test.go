@@ -164,7 +164,7 @@ func errorTexts(t *testing.T, c *cluster) {
 		{[]string{"volume", "orphans", "--remove", "v"}, "ebb: there is no orphan \"v\": `ebb volume orphans` lists them\n"},
 		{[]string{"volume", "replica", "evict", "v-r1"}, "ebb: there is no replica \"v-r1\" in namespace default: `ebb volume inspect VOLUME` lists them\n"},
 		{[]string{"status", "-o", "xml"}, "ebb: invalid argument \"xml\" for \"-o, --output\" flag: \"xml\" is not an output format: use json, or omit it\n"},
-		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS label: use lower-case letters, digits and '-', at most 63 characters\n"},
+		{[]string{"node", "--name", "Bad_Name"}, "ebb: node name \"Bad_Name\" is not a DNS subdomain: use lower-case letters, digits, '-' and '.', at most 253 characters\n"},
 		{[]string{"node", "--name", "n8", "--label", "zone"}, "ebb: --label \"zone\" is not key=value\n"},
 		{[]string{"node", "--name", "n8", "--lease-fence", "9s"}, "ebb: lease timing: dead (8s) must be after fence (9s): programs have the time between to stop\n"},
 		{[]string{"up", "--lease-duration", "11500ms", "--data-dir", t.TempDir()}, "ebb: lease timing: lost (11.5s) must be whole seconds: it is stored as leaseDurationSeconds\n"},

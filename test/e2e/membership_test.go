@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -237,4 +239,42 @@ func killsEverything(t *testing.T, c *cluster) {
 		c.awaitReady(name, epochs[name]+1)
 	}
 	c.awaitLeader("")
+}
+
+// The names of machines in clouds are DNS subdomains, and some are as long as the API allows.
+func TestNodesWithLongNamesRunAndDrain(t *testing.T) {
+	beside(t, light)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 0)
+	nodes := []string{"ip-10-0-0-1.ec2.internal", strings.Repeat("long-name.", 25) + "1", strings.Repeat("long-name.", 25) + "2"}
+	sockets := t.TempDir()
+	start := func(name string, epoch int64) {
+		c.startNode(name, "--volume-sockets", sockets)
+		c.awaitReady(name, epoch)
+	}
+	for _, name := range nodes {
+		start(name, 1)
+	}
+	e := c.createEtcd("keys", 1)
+	e.settle(1)
+	c.must("volume", "create", "data", "--size", "4Mi", "--replicas", "2", "--wait", patience.String())
+	program := &v1alpha1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sleeper"}, Spec: v1alpha1.DeploymentSpec{Command: "sleep", Args: []string{"1000000"}}}
+	if err := c.client.Create(context.Background(), program); err != nil {
+		t.Fatal(err)
+	}
+	for i, target := range nodes {
+		if c.awaitLeader("") == target {
+			c.must("resign")
+			c.awaitLeader(target)
+		}
+		epoch := c.record(target).Epoch
+		drain := fmt.Sprint("drain-", i)
+		c.ask(drain, target)
+		c.awaitEnd(drain, v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+		start(target, epoch+1)
+		e.settle(1)
+	}
+	until(t, "the deployment to run", func() bool {
+		err := c.client.Get(context.Background(), client.ObjectKeyFromObject(program), program)
+		return err == nil && program.Status.Running == 1
+	})
 }

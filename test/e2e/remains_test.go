@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/shortname"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -105,7 +106,7 @@ func fileName(text string) string {
 	if at := slices.Index(words, "--data-dir"); at >= 0 {
 		words = words[:at]
 	}
-	return strings.Trim(unfit.ReplaceAllString(strings.Join(words, "-"), "-"), "-")
+	return shortname.Fit(strings.Trim(unfit.ReplaceAllString(strings.Join(words, "-"), "-"), "-"), 100)
 }
 
 // remainsDir is a directory below the one that is kept, which it names when it is made.
