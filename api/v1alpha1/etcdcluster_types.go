@@ -30,6 +30,8 @@ const (
 	EtcdReady = "Ready"
 	// EtcdProgressing is True while members are added, removed or moved.
 	EtcdProgressing = "Progressing"
+	// EtcdScheduleValid is False while spec.schedule cannot be followed.
+	EtcdScheduleValid = "ScheduleValid"
 	// EtcdQuorumLost is True while too many members are lost for a quorum.
 	EtcdQuorumLost = "QuorumLost"
 	// EtcdDataMissing is True while too many members of a stopped cluster have no data to start it.
@@ -46,6 +48,9 @@ const (
 	ReasonEtcdStopping = "Stopping"
 	ReasonEtcdStopped  = "Stopped"
 	ReasonEtcdFailed   = "Failed"
+
+	ReasonEtcdFollowed    = "Followed"
+	ReasonEtcdBadSchedule = "BadSchedule"
 
 	EventEtcdClusterCreated = "ClusterCreated"
 	EventEtcdClusterStopped = "ClusterStopped"
@@ -120,14 +125,22 @@ type EtcdSnapshotPolicy struct {
 	Copies int32 `json:"copies,omitempty"`
 }
 
+// EtcdSuspension is a stop by the schedule.
+type EtcdSuspension struct {
+	// since is the time of the schedule at which the cluster was to stop.
+	Since metav1.Time `json:"since"`
+	// size is spec.size at that time. Another one ends the suspension.
+	Size int32 `json:"size"`
+}
+
 // EtcdSchedule stops and starts a cluster at set times.
 type EtcdSchedule struct {
-	// stop is when to scale to zero, as a cron expression: minute hour day month weekday.
+	// stop is when to stop the cluster, as a cron expression: minute hour day month weekday.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Stop string `json:"stop,omitempty"`
 
-	// start is when to scale back to the previous size, as a cron expression.
+	// start is when to start it again, with spec.size members, as a cron expression.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Start string `json:"start,omitempty"`
@@ -321,9 +334,6 @@ type EtcdStoppedState struct {
 	Revision int64 `json:"revision,omitempty"`
 	// +optional
 	Hash int64 `json:"hash,omitempty"`
-	// size that the cluster had, and to which its schedule returns.
-	// +optional
-	Size int32 `json:"size,omitempty"`
 	// members that it had; with Retain, those that are started together.
 	// +optional
 	// +listType=map
@@ -420,6 +430,14 @@ type EtcdClusterStatus struct {
 	// +optional
 	Scheduled *metav1.Time `json:"scheduled,omitempty"`
 
+	// observedSchedule is the schedule that was applied. A schedule that was changed counts from the time of the change.
+	// +optional
+	ObservedSchedule *EtcdSchedule `json:"observedSchedule,omitempty"`
+
+	// suspended says that the schedule has stopped the cluster: it has size 0 until the schedule starts it, or somebody changes spec.size.
+	// +optional
+	Suspended *EtcdSuspension `json:"suspended,omitempty"`
+
 	// selector names the cluster's EtcdMembers by label, for the scale subresource.
 	// +optional
 	Selector string `json:"selector,omitempty"`
@@ -470,10 +488,23 @@ type EtcdClusterList struct {
 	Items           []EtcdCluster `json:"items"`
 }
 
-// Size that the cluster should have.
+// Size that the cluster should have now: spec.size, or 0 while its schedule has it stopped.
 func (c *EtcdCluster) Size() int {
+	if c.IsSuspended() {
+		return 0
+	}
+	return c.SpecSize()
+}
+
+// SpecSize is the size that people ask for.
+func (c *EtcdCluster) SpecSize() int {
 	if c.Spec.Size == nil {
 		return EtcdClusterDefaultSize
 	}
 	return int(*c.Spec.Size)
+}
+
+// IsSuspended reports whether the schedule has the cluster stopped.
+func (c *EtcdCluster) IsSuspended() bool {
+	return c.Status.Suspended != nil && int(c.Status.Suspended.Size) == c.SpecSize()
 }

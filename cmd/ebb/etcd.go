@@ -27,9 +27,9 @@ import (
 func newEtcd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "etcd",
-		Short: "Connect to, inspect, snapshot and restore etcd clusters",
+		Short: "Connect to, inspect, snapshot, restore and resume etcd clusters",
 	}
-	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore())
+	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore(), newEtcdResume())
 	return cmd
 }
 
@@ -304,6 +304,30 @@ A stopped cluster is restored from the snapshot when it is started.`,
 	e.addFlags(cmd)
 	cmd.Flags().StringVar(&snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to start empty (default: the newest verified one)")
 	cmd.Flags().BoolVar(&force, "force", false, "restore although the cluster serves clients")
+	return cmd
+}
+
+func newEtcdResume() *cobra.Command {
+	var e etcdCommand
+	cmd := &cobra.Command{
+		Use:   "resume NAME",
+		Short: "Start an etcd cluster that its schedule has stopped",
+		Long:  `Start an etcd cluster that its schedule has stopped, with spec.size members. The schedule stops it again at the next stop.`,
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, ec, err := e.get(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if err := etcdcluster.Resume(cmd.Context(), c, ec); err != nil {
+				return err
+			}
+			return e.out.print(cmd.OutOrStdout(), map[string]any{"cluster": ec.Name, "size": ec.Size()}, func() string {
+				return fmt.Sprintf("etcd cluster %s is started with %d members\n", ec.Name, ec.Size())
+			})
+		},
+	}
+	e.addFlags(cmd)
 	return cmd
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -197,32 +198,27 @@ func (c *Controller) emitEvents(ctx context.Context, cluster *v1alpha1.EtcdClust
 	}
 }
 
-// followSchedule sets the size that the schedule asks for, and returns when it asks for something next.
+// followSchedule suspends the cluster or ends that as the schedule asks, and returns when it asks for something next. spec.size belongs to
+// people and is not changed.
 func (c *Controller) followSchedule(ctx context.Context, w *World) (time.Time, error) {
-	if w.Cluster.Spec.Schedule == nil || !w.Cluster.DeletionTimestamp.IsZero() {
+	if !w.Cluster.DeletionTimestamp.IsZero() {
 		return time.Time{}, nil
 	}
-	due, err := Due(w.Cluster, w.Now)
+	next := w.Cluster.DeepCopy()
+	status, at, err := Follow(w.Cluster, w.Now)
 	if err != nil {
-		c.emitEvents(ctx, w.Cluster, []Notice{{Warning: true, Reason: "BadSchedule", Key: fmt.Sprint(w.Cluster.Generation), Note: err.Error()}})
-		return time.Time{}, nil
+		c.emitEvents(ctx, w.Cluster, []Notice{{Warning: true, Reason: v1alpha1.ReasonEtcdBadSchedule, Key: fmt.Sprint(w.Cluster.Generation), Note: err.Error()}})
 	}
-	if due.Size != nil && int(*due.Size) != w.Cluster.Size() {
-		next := w.Cluster.DeepCopy()
-		next.Spec.Size = due.Size
-		if err := c.client.Update(ctx, next); err != nil {
-			return time.Time{}, err
-		}
-		c.Log.Info("etcd cluster: size set by schedule", "etcdcluster", client.ObjectKeyFromObject(w.Cluster).String(), "size", *due.Size)
-		w.Cluster = next
+	if equality.Semantic.DeepEqual(status, w.Cluster.Status) {
+		return at, nil
 	}
-	if at := w.Cluster.Status.Scheduled; at == nil || !at.Time.Equal(due.UpTo) {
-		next := w.Cluster.DeepCopy()
-		next.Status.Scheduled = newTime(due.UpTo)
-		if err := c.client.Status().Update(ctx, next); err != nil {
-			return time.Time{}, err
-		}
-		w.Cluster = next
+	next.Status = status
+	if err := c.client.Status().Update(ctx, next); err != nil {
+		return time.Time{}, err
 	}
-	return due.Next, nil
+	if next.IsSuspended() != w.Cluster.IsSuspended() {
+		c.Log.Info("etcd cluster: schedule followed", "etcdcluster", client.ObjectKeyFromObject(next).String(), "suspended", next.IsSuspended(), "upTo", status.Scheduled)
+	}
+	w.Cluster = next
+	return at, nil
 }

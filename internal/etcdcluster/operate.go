@@ -25,7 +25,7 @@ func DescribePhase(ec *v1alpha1.EtcdCluster) string {
 	case "":
 		return "not created yet"
 	case v1alpha1.EtcdClusterPhaseStopped:
-		return fmt.Sprintf("stopped; `kubectl scale etcdcluster %s --replicas=N` starts it", ec.Name)
+		return fmt.Sprintf("stopped; `%s` starts it", startCommand(ec))
 	}
 	return strings.ToLower(string(ec.Status.Phase))
 }
@@ -134,7 +134,7 @@ func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, 
 		text := fmt.Sprintf("restoring etcd cluster %s %s; `ebb etcd members %s` shows its progress\n", ec.Name, from, ec.Name)
 		if ec.Size() == 0 {
 			ec.Spec.RestoreFrom = snapshot
-			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `kubectl scale etcdcluster %s --replicas=N`\n", ec.Name, from, ec.Name)
+			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `%s`\n", ec.Name, from, startCommand(ec))
 		} else {
 			metav1.SetMetaDataAnnotation(&ec.ObjectMeta, v1alpha1.EtcdRestoreAnnotation, snapshot+"/"+time.Now().UTC().Format(time.RFC3339Nano))
 		}
@@ -144,6 +144,31 @@ func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, 
 		}
 		if err := c.Get(ctx, client.ObjectKeyFromObject(ec), ec); err != nil {
 			return "", err
+		}
+	}
+}
+
+// startCommand is how a person starts a stopped cluster.
+func startCommand(ec *v1alpha1.EtcdCluster) string {
+	if ec.IsSuspended() {
+		return "ebb etcd resume " + ec.Name
+	}
+	return fmt.Sprintf("kubectl scale etcdcluster %s --replicas=N", ec.Name)
+}
+
+// Resume starts a cluster that its schedule has stopped, until the schedule stops it again.
+func Resume(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster) error {
+	for {
+		if !ec.IsSuspended() {
+			return fmt.Errorf("etcd cluster %s was not stopped by its schedule: its size is %d", kind.NameIn(ec.Namespace, ec.Name), ec.SpecSize())
+		}
+		ec.Status.Suspended = nil
+		err := c.Status().Update(ctx, ec)
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		if err := c.Get(ctx, client.ObjectKeyFromObject(ec), ec); err != nil {
+			return err
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
@@ -15,15 +17,39 @@ const maxLookback = 400 * 24 * time.Hour
 
 // Scheduled is what a schedule asks for.
 type Scheduled struct {
-	// Size to scale to, or nil to leave it as it is.
-	Size *int32
-	// UpTo is the time up to which the schedule is followed once Size is set.
+	// Suspended is what status.suspended should be.
+	Suspended *v1alpha1.EtcdSuspension
+	// UpTo is the time up to which the schedule is followed once Suspended is written.
 	UpTo time.Time
 	// Next is when the schedule asks for something again; zero for never.
 	Next time.Time
 }
 
-// Due returns what a cluster's schedule asks for now. Of times that were missed, only the latest counts.
+// Follow returns the status of a cluster that follows its schedule, and when the schedule asks for something next; zero for never. A schedule that
+// cannot be followed is a condition and an error: nothing else changes.
+func Follow(c *v1alpha1.EtcdCluster, now time.Time) (v1alpha1.EtcdClusterStatus, time.Time, error) {
+	s := *c.Status.DeepCopy()
+	if c.Spec.Schedule == nil {
+		s.Scheduled, s.ObservedSchedule, s.Suspended = nil, nil, nil
+		meta.RemoveStatusCondition(&s.Conditions, v1alpha1.EtcdScheduleValid)
+		return s, time.Time{}, nil
+	}
+	valid := metav1.Condition{Type: v1alpha1.EtcdScheduleValid, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonEtcdFollowed, ObservedGeneration: c.Generation}
+	due, err := Due(c, now)
+	if err != nil {
+		valid.Status, valid.Reason, valid.Message = metav1.ConditionFalse, v1alpha1.ReasonEtcdBadSchedule, err.Error()
+	} else {
+		s.Scheduled, s.ObservedSchedule, s.Suspended = newTime(due.UpTo), c.Spec.Schedule.DeepCopy(), due.Suspended
+	}
+	if was := meta.FindStatusCondition(s.Conditions, valid.Type); was == nil || was.Status != valid.Status {
+		valid.LastTransitionTime = metav1.NewTime(now)
+	}
+	meta.SetStatusCondition(&s.Conditions, valid)
+	return s, due.Next, err
+}
+
+// Due returns what a cluster's schedule asks for now. Of times that were missed, only the latest counts. A schedule that is new or was changed
+// has missed nothing.
 func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 	s := c.Spec.Schedule
 	now = now.Truncate(time.Second)
@@ -36,9 +62,12 @@ func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 		return Scheduled{}, err
 	}
 	due := Scheduled{UpTo: now, Next: soonest(next(stop, now), next(start, now))}
+	if c.IsSuspended() {
+		due.Suspended = c.Status.Suspended
+	}
 	from := c.Status.Scheduled
-	if from == nil {
-		return due, nil // a new schedule has missed nothing
+	if from == nil || c.Status.ObservedSchedule == nil || *c.Status.ObservedSchedule != *s {
+		return due, nil
 	}
 	due.UpTo = from.Time
 	since := from.Time
@@ -48,22 +77,16 @@ func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 	stopped, started := latest(stop, since, now), latest(start, since, now)
 	switch {
 	case stopped.IsZero() && started.IsZero():
-		return due, nil
 	case started.After(stopped):
-		size := int32(v1alpha1.EtcdClusterDefaultSize)
-		if rest := c.Status.Rest; rest != nil && rest.Size > 0 {
-			size = rest.Size
-		}
-		due.UpTo = started
-		if c.Size() == 0 {
-			due.Size = &size
-		}
+		due.UpTo, due.Suspended = started, nil
 	default:
-		due.UpTo, due.Size = stopped, new(int32)
+		due.UpTo, due.Suspended = stopped, &v1alpha1.EtcdSuspension{Since: *newTime(stopped), Size: int32(c.SpecSize())}
 	}
 	return due, nil
 }
 
+// parseCron reads a cron expression. One that names hours and minutes is meant by the clock on the wall: a time that the change to summer time
+// leaves out comes when it is over, and one that the change to winter time repeats comes once. Others go on with the time that passes.
 func parseCron(name, text, zone string) (cron.Schedule, error) {
 	if text == "" {
 		return nil, nil
@@ -74,14 +97,42 @@ func parseCron(name, text, zone string) (cron.Schedule, error) {
 	if zone == "" {
 		zone = "UTC"
 	}
-	if _, err := time.LoadLocation(zone); err != nil {
+	place, err := time.LoadLocation(zone)
+	if err != nil {
 		return nil, fmt.Errorf("spec.schedule.timeZone %q is not known: %w", zone, err)
 	}
 	parsed, err := cron.ParseStandard("CRON_TZ=" + zone + " " + text)
 	if err != nil {
 		return nil, fmt.Errorf("spec.schedule.%s %q: %w", name, text, err)
 	}
-	return parsed, nil
+	fields := strings.Fields(text)
+	if len(fields) < 2 || strings.Contains(fields[0]+fields[1], "*") {
+		return parsed, nil
+	}
+	if parsed, err = cron.ParseStandard("CRON_TZ=UTC " + text); err != nil {
+		return nil, fmt.Errorf("spec.schedule.%s %q: %w", name, text, err)
+	}
+	return wallClock{parsed, place}, nil
+}
+
+// wallClock is a schedule by the clock on the wall of a place. Within, that clock is taken for UTC, which leaves out and repeats nothing.
+type wallClock struct {
+	cron.Schedule
+	place *time.Location
+}
+
+// longestShift is more than any change of a clock.
+const longestShift = 3 * time.Hour
+
+func (w wallClock) Next(after time.Time) time.Time {
+	local := after.In(w.place)
+	wall := time.Date(local.Year(), local.Month(), local.Day(), local.Hour(), local.Minute(), local.Second(), 0, time.UTC)
+	for at := w.Schedule.Next(wall.Add(-longestShift)); !at.IsZero(); at = w.Schedule.Next(at) {
+		if on := time.Date(at.Year(), at.Month(), at.Day(), at.Hour(), at.Minute(), 0, 0, w.place); on.After(after) {
+			return on
+		}
+	}
+	return time.Time{}
 }
 
 func next(s cron.Schedule, after time.Time) time.Time {

@@ -127,7 +127,7 @@ func (p *planner) move(change func(*v1alpha1.EtcdClusterStatus)) {
 func (p *planner) beginStart(from *v1alpha1.EtcdStoppedState) {
 	p.move(func(s *v1alpha1.EtcdClusterStatus) {
 		if former := s.Rest; from != nil && former != nil && from != former {
-			from.Size, from.Stopped = former.Size, former.Stopped
+			from.Stopped = former.Stopped
 		}
 		if from == nil || from.OnStop != v1alpha1.EtcdRetain {
 			s.Incarnation++
@@ -191,12 +191,10 @@ func (p *planner) release(kept *v1alpha1.EtcdStoppedState) {
 	kept.OnStop = p.status.Stop.OnStop
 	kept.Members = p.infos(p.voters())
 	if former := p.status.Rest; former != nil {
-		kept.Size, kept.Stopped = former.Size, former.Stopped
+		kept.Stopped = former.Stopped
 		if len(kept.Members) == 0 {
 			kept.Members = former.Members
 		}
-	} else {
-		kept.Size = int32(len(kept.Members))
 	}
 	p.move(func(s *v1alpha1.EtcdClusterStatus) { s.Stop.Step, s.Rest = v1alpha1.EtcdReleased, kept })
 }

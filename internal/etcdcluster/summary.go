@@ -49,6 +49,10 @@ func summaryState(ec *v1alpha1.EtcdCluster) (kind.State, string) {
 		return kind.Failed, Message(ec)
 	case s.Phase == "" || s.ObservedGeneration != ec.Generation:
 		return kind.Unseen, ""
+	case meta.IsStatusConditionFalse(s.Conditions, v1alpha1.EtcdScheduleValid):
+		return kind.State{Name: "bad schedule", One: "has a bad schedule", Many: "have bad schedules", Rank: kind.Wrong}, meta.FindStatusCondition(s.Conditions, v1alpha1.EtcdScheduleValid).Message
+	case s.Phase == v1alpha1.EtcdClusterPhaseStopped && ec.IsSuspended():
+		return kind.State{Name: "suspended", Rank: kind.Wanted}, ""
 	case s.Phase == v1alpha1.EtcdClusterPhaseStopped && ec.Size() == 0:
 		return kind.State{Name: "stopped", Rank: kind.Wanted}, ""
 	case s.Phase != v1alpha1.EtcdClusterPhaseRunning:

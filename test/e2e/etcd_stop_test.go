@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 // change writes the spec of the cluster.
@@ -332,5 +333,37 @@ func stopWithoutANode(c *cluster) {
 	e.all()
 	if nodes := e.get().Status.Nodes; len(nodes) != 3 {
 		c.t.Errorf("three members are on %v", nodes)
+	}
+}
+
+// A schedule stops a cluster while a node is down. The cluster is started with the size that people asked for, not with the one that it had.
+func TestAScheduledStopKeepsTheSize(t *testing.T) {
+	beside(t, light)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
+	down := others(trio, c.awaitLeader(""))[0]
+	e := c.createEtcd("nightly", 3)
+	e.settle(3)
+	e.five(3)
+	epoch := c.record(down).Epoch
+	c.signal(down, syscall.SIGKILL)
+	follow := func(stop string) {
+		e.kubectl("patch", "etcdcluster", "nightly", "--type=merge", "-p", fmt.Sprintf(`{"spec":{"schedule":{"stop":%q}}}`, stop))
+	}
+	follow("* * * * *")
+	e.settle(0)
+	follow("0 0 1 1 *") // a cluster that is stopped stays so
+	if ec := e.get(); ec.SpecSize() != 3 || !ec.IsSuspended() {
+		t.Errorf("the schedule wrote size %d, suspended %+v", ec.SpecSize(), ec.Status.Suspended)
+	}
+	if out := c.must("status"); !strings.Contains(out, "1 etcd cluster: as it should be") && !strings.Contains(out, "suspended") {
+		t.Errorf("ebb status says\n%s", out)
+	}
+	c.startNode(down)
+	c.awaitReady(down, epoch+1)
+	c.must("etcd", "resume", "nightly")
+	e.settle(3)
+	e.five(3)
+	if _, errs, code := c.run("etcd", "resume", "nightly"); code == 0 || !strings.Contains(errs, "was not stopped by its schedule: its size is 3") {
+		t.Errorf("a cluster that runs is resumed: %d, %s", code, errs)
 	}
 }
