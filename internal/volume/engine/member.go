@@ -33,6 +33,16 @@ func newMember(name string, r block.Replica, local bool, away []string) *member 
 	return &member{name: name, Replica: r, local: local, away: away, gone: make(chan struct{})}
 }
 
+// do does something on the member.
+func (m *member) do(ctx context.Context, o operation, generation int64) error {
+	return o.do(ctx, m.Replica, generation)
+}
+
+// begin begins something on the member. The result waits until it is done.
+func (m *member) begin(ctx context.Context, o operation, generation int64) func() error {
+	return o.begin(ctx, m.Replica, generation)
+}
+
 // fail notes that the member is to be given up, and returns whether nobody had noted that before.
 func (m *member) fail(cause error) bool {
 	m.mu.Lock()
