@@ -123,12 +123,20 @@ type operation struct {
 }
 
 // begin begins it on a replica. The result waits until it is done.
-func (o operation) begin(ctx context.Context, r block.Replica, generation int64) func() error {
+func (o operation) begin(ctx context.Context, r block.Replica, generation int64, calls *underWay, period int64) func() error {
+	calls.begin(period)
 	if s, ok := r.(block.Starter); ok && o.start != nil {
-		return o.start(s, generation).Wait
+		pending := o.start(s, generation)
+		return func() error {
+			defer calls.end(period)
+			return pending.Wait()
+		}
 	}
 	done := make(chan error, 1)
-	go func() { done <- o.do(ctx, r, generation) }()
+	go func() {
+		defer calls.end(period)
+		done <- o.do(ctx, r, generation)
+	}()
 	return func() error { return <-done }
 }
 
@@ -160,7 +168,7 @@ func (e *Engine) apply(ctx context.Context, o operation, targetsToo bool) error 
 func (e *Engine) applyOnce(ctx context.Context, o operation, v *view, targetsToo bool) (errs []error, late bool) {
 	errs = make([]error, len(v.members))
 	if len(v.members) == 1 && len(v.targets) == 0 {
-		errs[0] = v.members[0].do(ctx, o, v.generation)
+		errs[0] = o.do(ctx, v.members[0].waitFor(), v.generation)
 		return errs, false
 	}
 	building := v.targets
@@ -168,12 +176,12 @@ func (e *Engine) applyOnce(ctx context.Context, o operation, v *view, targetsToo
 		building = nil
 	}
 	var room [8]func() error
-	waits := room[:0]
+	waits, period := room[:0], e.period.Load()
 	for _, t := range building {
-		waits = append(waits, o.begin(ctx, t.Replica, v.generation))
+		waits = append(waits, o.begin(ctx, t.Replica, v.generation, &t.calls, period))
 	}
 	for _, m := range v.members {
-		waits = append(waits, m.begin(ctx, o, v.generation))
+		waits = append(waits, o.begin(ctx, m.Replica, v.generation, &m.calls, period))
 	}
 	for i, t := range building {
 		if err := waits[i](); errors.Is(err, block.ErrStale) {
