@@ -83,6 +83,13 @@ func (c *cluster) removeOrphanByHand() {
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		c.t.Errorf("the orphan is still there: %v", err)
 	}
+	until(c.t, "the request to be forgotten", func() bool {
+		n := &v1alpha1.Node{}
+		if err := c.client.Get(context.Background(), client.ObjectKey{Name: node}, n); err != nil {
+			c.t.Fatal(err)
+		}
+		return n.Annotations[v1alpha1.RemoveOrphansAnnotation] == ""
+	})
 	if got := c.mustFail("volume", "orphans", "--remove", orphan); !strings.Contains(got, "there is no orphan") {
 		c.t.Errorf("removing it again says %q", got)
 	}
