@@ -17,6 +17,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/volume"
 )
 
 const (
@@ -245,6 +246,15 @@ func outcome(d *v1alpha1.Drain) error {
 	return fmt.Errorf("drain of node %s: %s (%s)", d.Spec.NodeName, end.Message, end.Reason)
 }
 
+// explainEvictions says how far the evictions of replicas from a node are. A drain has them among its blockers; a cordon has no other place.
+func explainEvictions(ctx context.Context, c client.Client, node string) (string, error) {
+	var list v1alpha1.ReplicaList
+	if err := c.List(ctx, &list); err != nil {
+		return "", fmt.Errorf("replicas: %w", err)
+	}
+	return volume.Evictions(list.Items, node), nil
+}
+
 func newExplain() *cobra.Command {
 	var c cluster
 	var out output
@@ -274,11 +284,15 @@ func newExplain() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			evictions, err := explainEvictions(cmd.Context(), cl, args[0])
+			if err != nil {
+				return err
+			}
 			explanation := struct {
 				Node        *v1alpha1.Node  `json:"node"`
 				Drain       *v1alpha1.Drain `json:"drain,omitempty"`
 				Explanation string          `json:"explanation"`
-			}{w.Nodes[args[0]], d, drain.Explain(w, args[0]) + vacancy}
+			}{w.Nodes[args[0]], d, drain.Explain(w, args[0]) + evictions + vacancy}
 			return out.print(cmd.OutOrStdout(), explanation, func() string { return explanation.Explanation })
 		},
 	}

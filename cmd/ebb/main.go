@@ -50,5 +50,17 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 	}
 	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newCredentials(),
 		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
+	refuseUnknown(root)
 	return root
+}
+
+// refuseUnknown makes every command that only has subcommands fail for one that it does not have; without any it shows its help.
+func refuseUnknown(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		refuseUnknown(sub)
+	}
+	if cmd.HasParent() && cmd.HasSubCommands() && !cmd.Runnable() {
+		cmd.Args = cobra.NoArgs // which names the unknown command
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 }

@@ -57,6 +57,7 @@ const stoppedWatching = "stopped watching; the drain continues: `ebb explain %s`
 // print prints one line for each change, for logs and pipes.
 func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) error {
 	said := ""
+	var advised []string
 	for {
 		w.saw(look(ctx, w.client, w.drain))
 		line := w.line()
@@ -67,6 +68,14 @@ func (w *watcher) print(ctx context.Context, errs, out io.Writer, lines bool) er
 		if lines && line != said {
 			fmt.Fprintln(out, line)
 			said = line
+		}
+		if advice := w.advice(); lines && !slices.Equal(advice, advised) {
+			for _, text := range advice {
+				if !slices.Contains(advised, text) {
+					fmt.Fprintln(out, "  "+text)
+				}
+			}
+			advised = advice
 		}
 		if w.over() {
 			return nil
@@ -102,6 +111,18 @@ func (w *watcher) line() string {
 		line += "; " + g.String()
 	}
 	return line
+}
+
+// advice is what there is to know of each blocker: how far it is, when it ends by itself, what a person can do.
+func (w *watcher) advice() []string {
+	var all []string
+	if w.over() || w.lost != nil {
+		return nil
+	}
+	for _, g := range drain.Groups(w.drain.Status.Blockers) {
+		all = append(all, g.Advice()...)
+	}
+	return all
 }
 
 // show draws the drain in a terminal until it has ended or the user quits.

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
@@ -45,6 +49,48 @@ func TestThePictureOfADrainStaysReadable(t *testing.T) {
 Ctrl-C stops watching; the drain continues.
 `
 	if diff := cmp.Diff(want, drawDrain(tenLeft(), nil, now, 60)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// scripted is an API that answers with one drain after the other.
+type scripted struct {
+	client.Client
+	drains []*v1alpha1.Drain
+}
+
+func (s *scripted) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	s.drains[0].DeepCopyInto(into.(*v1alpha1.Drain))
+	if len(s.drains) > 1 {
+		s.drains = s.drains[1:]
+	}
+	return nil
+}
+
+func TestADrainThatIsPrintedSaysWhatItWaitsFor(t *testing.T) {
+	blocked := func(remedies ...string) *v1alpha1.Drain {
+		d := tenLeft()
+		d.Status.Blockers, d.Status.Remaining = nil, map[string]int64{"replicas": 2}
+		for i, remedy := range remedies {
+			d.Status.Blockers = append(d.Status.Blockers, v1alpha1.Blocker{Kind: "Replica", Name: fmt.Sprint("data-r", i+1), Reason: "Evicting", Remedy: remedy})
+		}
+		return d
+	}
+	done := tenLeft()
+	done.Status.Phase, done.Status.FinishedAt = v1alpha1.DrainComplete, &metav1.Time{Time: now}
+	done.Status.Conditions[0].Message = "The node has left."
+	w := &watcher{client: &scripted{drains: []*v1alpha1.Drain{blocked("10% built", "wait"), blocked("10% built", "wait"), blocked("20% built", "wait"), done}}, drain: tenLeft()}
+	var out strings.Builder
+	if err := w.print(t.Context(), io.Discard, &out, true); err != nil {
+		t.Fatal(err)
+	}
+	want := `n2: Draining, 2 replicas left; 2 Replicas Evicting (data-r1, data-r2)
+  data-r1: 10% built
+  data-r2: wait
+  data-r1: 20% built
+n2: The node has left. It took 1m0s.
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

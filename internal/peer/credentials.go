@@ -65,6 +65,7 @@ func (c *Credentials) Server() *tls.Config {
 func (c *Credentials) MutualServer(protocols ...string) *tls.Config {
 	config := c.Server()
 	config.MinVersion, config.NextProtos, config.ClientAuth = tls.VersionTLS13, protocols, tls.RequireAndVerifyClientCert
+	config.DynamicRecordSizingDisabled = true // nodes are near each other: small records cost more than they save
 	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		current := config.Clone()
 		current.ClientCAs, current.GetConfigForClient = c.Authorities(), nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -134,7 +136,8 @@ func nodeDecides(e event.UpdateEvent) bool {
 	a, ok := e.ObjectOld.(*v1alpha1.Node)
 	b, same := e.ObjectNew.(*v1alpha1.Node)
 	return !ok || !same || a.Generation != b.Generation || a.Status.Liveness != b.Status.Liveness || a.Status.Epoch != b.Status.Epoch ||
-		a.IsReady() != b.IsReady() || a.Status.AutoEvicting != b.Status.AutoEvicting || !equality.Semantic.DeepEqual(usable(a), usable(b))
+		a.IsReady() != b.IsReady() || a.Status.AutoEvicting != b.Status.AutoEvicting || !equality.Semantic.DeepEqual(usable(a), usable(b)) ||
+		b.Annotations[v1alpha1.RemoveOrphansAnnotation] != "" && !equality.Semantic.DeepEqual(a.Status.Disks, b.Status.Disks)
 }
 
 // usable says which disks of a node can be used.
@@ -304,6 +307,39 @@ func (c *Controller) atStep(point string) {
 	}
 }
 
+// forgetRemovedOrphans takes orphans out of the annotation that asks for their removal once the node lists them no more. Otherwise a directory
+// that gets the same name later would be removed too.
+func (c *Controller) forgetRemovedOrphans(ctx context.Context, n *v1alpha1.Node) error {
+	if !changeAskedOrphans(n.DeepCopy()) {
+		return nil
+	}
+	next := n.DeepCopy()
+	changeAskedOrphans(next)
+	write := func(n *v1alpha1.Node) error { return c.client.Update(ctx, n) }
+	_, err := kubeclient.Rewrite(ctx, c.live, next, write, changeAskedOrphans)
+	return err
+}
+
+// changeAskedOrphans leaves in the annotation of a node what the node still lists, and returns whether that changed anything.
+func changeAskedOrphans(n *v1alpha1.Node) bool {
+	was, ok := n.Annotations[v1alpha1.RemoveOrphansAnnotation]
+	if !ok {
+		return false
+	}
+	left := slices.DeleteFunc(strings.Split(was, ","), func(asked string) bool {
+		return !slices.ContainsFunc(n.Status.Disks, func(d v1alpha1.DiskStatus) bool {
+			name, ok := strings.CutPrefix(asked, d.Name+"/")
+			return ok && slices.Contains(d.Orphans, name)
+		})
+	})
+	if is := strings.Join(left, ","); is != "" {
+		n.Annotations[v1alpha1.RemoveOrphansAnnotation] = is
+		return is != was
+	}
+	delete(n.Annotations, v1alpha1.RemoveOrphansAnnotation)
+	return true
+}
+
 // reconcileNode publishes whether replicas leave a node because of the policy. The node writes its own status over what it last read, and so
 // keeps what is written here.
 func (c *Controller) reconcileNode(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -312,7 +348,13 @@ func (c *Controller) reconcileNode(ctx context.Context, req ctrl.Request) (ctrl.
 		return ctrl.Result{}, err
 	}
 	n := cluster.Nodes[req.Name]
-	if n == nil || n.Status.AutoEvicting == cluster.AutoEvicting(n.Name) {
+	if n == nil {
+		return ctrl.Result{}, nil
+	}
+	if err := c.forgetRemovedOrphans(ctx, n); err != nil {
+		return c.retry(err)
+	}
+	if n.Status.AutoEvicting == cluster.AutoEvicting(n.Name) {
 		return ctrl.Result{}, nil
 	}
 	is := !n.Status.AutoEvicting

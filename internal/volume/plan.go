@@ -232,10 +232,20 @@ func (p *planner) standsStill(r *v1alpha1.Replica) bool {
 	return b != nil && b.Error != ""
 }
 
-// abandoned reports whether a replica that was never healthy is given up: its node leaves, is dead, or lost it.
+// abandoned reports whether a replica that was never healthy is given up: its node leaves, is dead, or lost it, or it waits for its disk for
+// too long.
 func (p *planner) abandoned(r *v1alpha1.Replica) bool {
 	node := r.Spec.NodeName
-	return p.Unused(r) && (p.down(node) || p.draining(node) || r.Status.State == v1alpha1.ReplicaFailed)
+	return p.Unused(r) && (p.down(node) || p.draining(node) || r.Status.State == v1alpha1.ReplicaFailed || p.lacksDisk(r))
+}
+
+// lacksDisk reports whether a replica that was never made has waited for its disk as long as others may be away.
+func (p *planner) lacksDisk(r *v1alpha1.Replica) bool {
+	if r.Status.State != v1alpha1.ReplicaPending || r.Status.Created || r.CreationTimestamp.IsZero() {
+		return false
+	}
+	ready := slices.ContainsFunc(disksOf(p.Nodes[r.Spec.NodeName]), func(d disk) bool { return d.Name == r.Spec.Disk && d.reported && d.is.Ready })
+	return !ready && !p.present(p.Now.Sub(r.CreationTimestamp.Time))
 }
 
 // createAt creates a replica. The status has its number first, so that no number is used twice.

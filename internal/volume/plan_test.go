@@ -363,3 +363,42 @@ func TestConditions(t *testing.T) {
 		t.Error(d.Status.Robustness)
 	}
 }
+
+func TestAReplicaThatWaitsForItsDiskIsPlacedElsewhereAfterAWhile(t *testing.T) {
+	s := newScene(2, "n1", "n2", "n3")
+	s.healthy("n1")
+	r := s.unused("n2")
+	r.Status.State, r.Status.Created = v1alpha1.ReplicaPending, false
+	r.CreationTimestamp = metav1.NewTime(noon.Add(-time.Minute))
+	s.Nodes["n2"].Status.Disks[0].Ready = false
+	d := Plan(s.World)
+	wants(t, d)
+	if d.LookAfter != s.replenishmentWait()-time.Minute {
+		t.Errorf("the next look is after %s", d.LookAfter)
+	}
+	r.CreationTimestamp = metav1.NewTime(noon.Add(-s.replenishmentWait()))
+	d = Plan(s.World)
+	wants(t, d, "create-replica data-r3 on n3")
+	if e := d.Status.Released; len(e) != 1 || e[0].Replica != r.Name || e[0].Reason != v1alpha1.ReleaseToRemove {
+		t.Errorf("released: %+v", e)
+	}
+	s.Nodes["n2"].Status.Disks[0].Ready = true
+	wants(t, Plan(s.World))
+}
+
+func TestAnEngineThatWaitsForARecordHasItsMembersOpen(t *testing.T) {
+	s := newScene(1, "n1")
+	s.healthy("n1")
+	s.attach("n1", 1)
+	s.Volume.Status.NBDURI = "nbd+unix:///data?socket=/s"
+	s.Volume.Status.Engine.Serving, s.Volume.Status.Engine.WaitingFor = false, "the API to record generation 2"
+	d := Plan(s.World)
+	for kind, want := range map[string]string{
+		v1alpha1.VolumeOpenable: "True The members are open.",
+		v1alpha1.VolumeAttached: "False I/O on node n1 waits for the API to record generation 2.",
+	} {
+		if c := meta.FindStatusCondition(d.Status.Conditions, kind); c == nil || fmt.Sprintf("%s %s", c.Status, c.Message) != want {
+			t.Errorf("%s: %+v", kind, c)
+		}
+	}
+}

@@ -75,6 +75,8 @@ func (p *planner) setAttached() {
 	switch e := s.Engine; {
 	case s.AttachedTo != "" && e != nil && e.Node == s.AttachedTo && e.Serving:
 		p.condition(v1alpha1.VolumeAttached, true, v1alpha1.ReasonAttached, "The volume is served on node "+s.AttachedTo+".")
+	case s.AttachedTo != "" && e != nil && e.WaitingFor != "" && opened(s):
+		p.condition(v1alpha1.VolumeAttached, false, v1alpha1.ReasonAttaching, fmt.Sprintf("I/O on node %s waits for %s.", s.AttachedTo, e.WaitingFor))
 	case s.AttachedTo != "" && e != nil && e.WaitingFor != "":
 		p.condition(v1alpha1.VolumeAttached, false, v1alpha1.ReasonAttaching, fmt.Sprintf("Node %s is opening the volume: %s.", s.AttachedTo, e.WaitingFor))
 	case s.AttachedTo != "":
@@ -84,6 +86,11 @@ func (p *planner) setAttached() {
 	default:
 		p.condition(v1alpha1.VolumeAttached, false, v1alpha1.ReasonNodeUnavailable, "The volume is detached: "+p.detachedBecause()+".")
 	}
+}
+
+// opened reports whether an engine has its members open though it may not serve at the moment: clients can connect, or it builds a replica.
+func opened(s *v1alpha1.VolumeStatus) bool {
+	return s.Engine != nil && (s.NBDURI != "" || len(s.Engine.Rebuilds) > 0)
 }
 
 func (p *planner) setScheduled() {
@@ -103,7 +110,7 @@ func (p *planner) setOpenable() {
 		p.condition(v1alpha1.VolumeOpenable, false, v1alpha1.ReasonStoreIsOlder, fmt.Sprintf(
 			"Replica %s knows generation %d and the store only generation %d: the store is older than the data, so nothing is opened or deleted. Restore a newer store, or accept the replicas as they are with `ebb volume salvage %s`.",
 			newer, p.replica(newer).Status.Generation, p.read.Status.Generation, p.Volume.Name))
-	case e != nil && e.Serving:
+	case e != nil && (e.Serving || opened(p.status)):
 		p.condition(v1alpha1.VolumeOpenable, true, v1alpha1.ReasonOpened, "The members are open.")
 	case e != nil && e.WaitingFor != "":
 		p.condition(v1alpha1.VolumeOpenable, false, v1alpha1.ReasonMembersMissing, "The members cannot be opened: "+e.WaitingFor+".")

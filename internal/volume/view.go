@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -283,4 +285,17 @@ func Salvage(v *v1alpha1.Volume, replicas []v1alpha1.Replica, name string) error
 	}
 	v.Status.Generation, v.Status.Members, v.Status.Released = generation+1, []string{name}, nil
 	return nil
+}
+
+// Evictions says how far the evictions of replicas from a node are, a line each; empty if none leaves.
+func Evictions(replicas []v1alpha1.Replica, node string) string {
+	var lines []string
+	for i := range replicas {
+		c := meta.FindStatusCondition(replicas[i].Status.Conditions, v1alpha1.ReplicaEvicting)
+		if replicas[i].Spec.NodeName == node && c != nil && c.Status == metav1.ConditionTrue {
+			lines = append(lines, "Eviction of "+c.Message+"\n")
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
 }

@@ -203,3 +203,22 @@ func TestSizesAsPeopleWriteThem(t *testing.T) {
 		}
 	}
 }
+
+func TestTheEvictionsOfANodeAreListed(t *testing.T) {
+	s := newScene(1, "n1", "n2").policy(v1alpha1.BlockForEviction).cordon("n1")
+	s.healthy("n1").Spec.EvictionRequested = true
+	s.unused("n2").Spec.Replaces = "data-r1"
+	list := []v1alpha1.Replica{}
+	for _, a := range Plan(s.World).Actions {
+		if a.Do == RecordReplica {
+			list = append(list, *a.Replica)
+		}
+	}
+	want := "Eviction of volume data, replica data-r1 on node n1: it leaves when data-r2 on node n2 is healthy.\n"
+	if got := Evictions(list, "n1"); got != want {
+		t.Errorf("got %q", got)
+	}
+	if got := Evictions(list, "n2"); got != "" {
+		t.Errorf("n2: %q", got)
+	}
+}

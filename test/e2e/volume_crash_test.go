@@ -16,10 +16,11 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
-// volumeOutage is how long the API server is away while a volume is written to.
-const volumeOutage = 20 * time.Second
+// volumeOutage is how long the API server is away while a volume is written to: a minute in the long form.
+func volumeOutage() time.Duration { return testlength.Pick(20*time.Second, time.Minute) }
 
 // crashedVolume is a volume of three replicas on three nodes, under load, whose nodes are killed.
 type crashedVolume struct {
@@ -112,7 +113,7 @@ func (v *crashedVolume) killReplicaWithoutAPI() {
 	v.signal("apiserver", syscall.SIGKILL)
 	until(t, "the API server to be gone", func() bool { return v.connect() != nil })
 	v.l.lanesGoOn()
-	v.killUntilWaiting(node, began.Add(volumeOutage))
+	v.killUntilWaiting(node, began.Add(volumeOutage()))
 	before := v.l.acked.Load()
 	v.startServer()
 	until(t, "the API server", func() bool { return v.connect() == nil })
@@ -237,15 +238,7 @@ func (v *crashedVolume) freezeEngine() {
 // A disk that is full loses its replica, and the volume goes on without it. It is built again when there is space.
 func TestAFullDiskLosesItsReplica(t *testing.T) {
 	beside(t, light)
-	small := t.TempDir()
-	if err := syscall.Mount("ebb-test", small, "tmpfs", 0, fmt.Sprintf("size=%d", volumeSize+32<<20)); err != nil {
-		t.Skipf("a small disk cannot be made: mount: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(small, syscall.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", small, err)
-		}
-	})
+	small := smallDisk(t)
 	c := newCluster(t, testenv.Ebb(t))
 	startNodes(t, c, 2)
 	c.startNode("n3", "--volume-dir", small)
@@ -279,6 +272,78 @@ func TestAFullDiskLosesItsReplica(t *testing.T) {
 		}
 	}
 	l.check()
+	v.sameCopies()
+}
+
+// smallDisk is a disk with room for one volume and little more.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	small := t.TempDir()
+	if err := syscall.Mount("ebb-test", small, "tmpfs", 0, fmt.Sprintf("size=%d", volumeSize+32<<20)); err != nil {
+		t.Skipf("a small disk cannot be made: mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(small, syscall.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", small, err)
+		}
+	})
+	return small
+}
+
+// If every disk is full, clients are told so, and no replica is given up: none is better than another one.
+func TestWhenAllDisksAreFullClientsAreToldAndNobodyIsDropped(t *testing.T) {
+	beside(t, light)
+	c := newCluster(t, testenv.Ebb(t))
+	startNodes(t, c, 0)
+	var fillers []string
+	for i, name := range trio[:2] {
+		small := smallDisk(t)
+		fillers = append(fillers, filepath.Join(small, "filler"))
+		c.startNode(name, "--volume-dir", small)
+		c.awaitReady(name, 1)
+		until(t, "the disk to be published", func() bool { disks := c.node(trio[i]).Status.Disks; return len(disks) == 1 && disks[0].Ready })
+	}
+	told := keepVolumeChronicle(t, c.client)
+	v := c.createVolume("full", 2)
+	v.attach(trio[0])
+	conn, err := dialNBD(v.get().Status.NBDURI)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.writeAt(sectorOf(1), 0); err != nil {
+		t.Fatal(err)
+	}
+	members := v.get().Status.Members
+	for _, filler := range fillers {
+		fillDisk(t, filler)
+	}
+	for at := int64(1 << 20); at < 4<<20; at += 1 << 20 {
+		var refused nbdError
+		if err := conn.writeAt(make([]byte, 64<<10), at); !errors.As(err, &refused) || refused != nbdNoSpace {
+			t.Errorf("a write to full disks ended with %v", err)
+		}
+	}
+	got := make([]byte, loadSector)
+	if err := conn.readAt(got, 0); err != nil || !slices.Equal(got, sectorOf(1)) {
+		t.Errorf("reads return %x (%v)", got[:8], err)
+	}
+	for _, filler := range fillers {
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := conn.writeAt(sectorOf(2), 1<<20); err != nil {
+		t.Errorf("with space again: %v", err)
+	}
+	if err := conn.flush(); err != nil {
+		t.Error(err)
+	}
+	for _, o := range versions(t, told, v.get(), 0) {
+		if len(o.Status.Members) > 0 && !slices.Equal(o.Status.Members, members) {
+			t.Errorf("version %s: the members are %v, and were %v", o.ResourceVersion, o.Status.Members, members)
+		}
+	}
 	v.sameCopies()
 }
 

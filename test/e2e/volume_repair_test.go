@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -23,6 +25,7 @@ func TestVolumesAreRepairedByHand(t *testing.T) {
 	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	c.step(t, "an orphan", func(*testing.T) { c.removeOrphanByHand() })
 	c.step(t, "salvage", func(*testing.T) { c.salvageByHand() })
+	c.step(t, "an API restored from a backup", func(*testing.T) { c.salvageAfterRestore() })
 }
 
 // copies are the replicas of the volume by node.
@@ -83,6 +86,13 @@ func (c *cluster) removeOrphanByHand() {
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		c.t.Errorf("the orphan is still there: %v", err)
 	}
+	until(c.t, "the request to be forgotten", func() bool {
+		n := &v1alpha1.Node{}
+		if err := c.client.Get(context.Background(), client.ObjectKey{Name: node}, n); err != nil {
+			c.t.Fatal(err)
+		}
+		return n.Annotations[v1alpha1.RemoveOrphansAnnotation] == ""
+	})
 	if got := c.mustFail("volume", "orphans", "--remove", orphan); !strings.Contains(got, "there is no orphan") {
 		c.t.Errorf("removing it again says %q", got)
 	}
@@ -143,4 +153,70 @@ func (c *cluster) salvageByHand() {
 		c.t.Errorf("the salvaged copy has something else:\n%s", out)
 	}
 	v.awaitMembers(2)
+}
+
+// salvageAfterRestore restores the API from a backup that is older than the replicas of a volume. Nothing of it is opened until a person decides.
+func (c *cluster) salvageAfterRestore() {
+	v := c.serveVolume("older", 16<<20, 2, "n1")
+	runProgram(c.t, "qemu-io", "-f", "raw", "-c", "write -P 0xaa 0 1M", "-c", "flush", v.uri)
+	backup := filepath.Join(c.t.TempDir(), "backup")
+	c.withoutServer(func() { runProgram(c.t, "cp", "-a", c.dir.APIServer(), backup) })
+	old := v.status().Generation
+	v.attachTo("n2")
+	runProgram(c.t, "qemu-io", "-f", "raw", "-c", "write -P 0xbb 0 1M", "-c", "flush", v.uri)
+	for _, node := range trio {
+		pid := c.pid(node)
+		c.signal(node, syscall.SIGKILL)
+		until(c.t, "the process to be gone", func() bool { return syscall.Kill(pid, 0) != nil })
+	}
+	c.withoutServer(func() {
+		if err := os.RemoveAll(c.dir.APIServer()); err != nil {
+			c.t.Fatal(err)
+		}
+		runProgram(c.t, "cp", "-a", backup, c.dir.APIServer())
+	})
+	for _, node := range trio {
+		c.back(node)
+	}
+	until(c.t, "the volume not to be opened", func() bool {
+		o := meta.FindStatusCondition(v.status().Conditions, v1alpha1.VolumeOpenable)
+		return o != nil && o.Status == metav1.ConditionFalse && o.Reason == v1alpha1.ReasonStoreIsOlder && strings.Contains(o.Message, "`ebb volume salvage older`")
+	})
+	var newest v1alpha1.Replica
+	until(c.t, "both replicas to be ready", func() bool {
+		newest = v1alpha1.Replica{}
+		ready := 0
+		for _, r := range v.copies() {
+			if r.Status.State == v1alpha1.ReplicaReady && r.Status.Generation > old {
+				ready++
+			}
+			if r.Status.Generation > newest.Status.Generation {
+				newest = r
+			}
+		}
+		return ready == 2
+	})
+	if got := c.mustFail("volume", "attach", v.name, "n3", "--wait", "3s"); !strings.Contains(got, "knows generation") {
+		c.t.Errorf("attaching it says %q", got)
+	}
+	if s := v.status(); s.NBDURI != "" || s.Engine != nil && s.Engine.Serving {
+		c.t.Errorf("the volume is served though the store is older: %+v", s)
+	}
+	c.must("volume", "salvage", v.name, "--replica", newest.Name, "--yes")
+	v.attachTo("n3")
+	if out := runProgram(c.t, "qemu-io", "-f", "raw", "-c", "read -P 0xbb 0 1M", v.uri); strings.Contains(out, "verification failed") {
+		c.t.Errorf("the salvaged copy has something else:\n%s", out)
+	}
+	v.awaitMembers(2)
+}
+
+// withoutServer stops the API server, does something, and starts it again.
+func (c *cluster) withoutServer(do func()) {
+	c.t.Helper()
+	pid := c.pid("apiserver")
+	c.signal("apiserver", syscall.SIGTERM)
+	until(c.t, "the API server to be gone", func() bool { return syscall.Kill(pid, 0) != nil })
+	do()
+	c.startServer()
+	until(c.t, "the API server", func() bool { return c.connect() == nil })
 }

@@ -36,6 +36,7 @@ const (
 	nbdWrite = 1
 	nbdFlush = 3
 
+	nbdNoSpace  = 28
 	nbdShutdown = 108 // the volume is being detached
 
 	nbdOptGo         = 7

@@ -5,6 +5,7 @@ package block
 import (
 	"context"
 	"errors"
+	"hash/crc32"
 )
 
 // Errors on which callers decide. Any other error is an I/O error.
@@ -92,6 +93,24 @@ type Replica interface {
 	// Close lets the connection go. The replica stays as it is.
 	Close() error
 }
+
+// Starter is a Replica that begins a write without waiting for its end, so that one goroutine can write to several replicas at once.
+type Starter interface {
+	// StartWriteAt begins what WriteAt does. The buffer belongs to the caller again when Wait returns, which must be called once. The sum
+	// is the Checksum of p.
+	StartWriteAt(generation int64, p []byte, off int64, fua bool, sum uint32) Pending
+}
+
+// Pending is a call that was begun.
+type Pending interface {
+	// Wait waits until the call ended, and returns its error.
+	Wait() error
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Checksum is the CRC32C of some bytes.
+func Checksum(p []byte) uint32 { return crc32.Checksum(p, castagnoli) }
 
 // Membership is who has every acknowledged write.
 type Membership struct {

@@ -19,6 +19,7 @@ func (e *Engine) manage(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		e.coarse.Store(int64(e.opts.Clock()))
+		e.giveUpStuck()
 		e.giveUpFailed(ctx)
 		e.letGo(ctx)
 		e.startRebuilds(ctx)

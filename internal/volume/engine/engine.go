@@ -46,11 +46,13 @@ type Timing struct {
 	MemberWait time.Duration
 	// ClearAfter is how long a chunk must not have been written before its intent is cleared.
 	ClearAfter time.Duration
+	// Stuck is how long a disk may take at most for a write or a flush while that of another member answers. Half of it is always allowed.
+	Stuck time.Duration
 }
 
 // DefaultTiming is the timing of engines that are not under test.
 func DefaultTiming() Timing {
-	return Timing{Heartbeat: 500 * time.Millisecond, Unanswered: 3 * time.Second, FenceWait: 10 * time.Second, MemberWait: 5 * time.Second, ClearAfter: 5 * time.Second}
+	return Timing{Heartbeat: 500 * time.Millisecond, Unanswered: 3 * time.Second, FenceWait: 10 * time.Second, MemberWait: 5 * time.Second, ClearAfter: 5 * time.Second, Stuck: time.Minute}
 }
 
 // Options make an engine.
@@ -111,6 +113,9 @@ type Engine struct {
 	lastWrite []atomic.Int64
 	suspect   suspects
 
+	period     atomic.Int64  // see underWay
+	nextPeriod time.Duration // when it ends; used by the goroutine that changes the membership only
+
 	mu       sync.Mutex
 	err      error // why the engine ended
 	serving  bool
@@ -118,6 +123,7 @@ type Engine struct {
 	want     Want
 	rebuilds map[string]*rebuild
 	retry    map[string]*pause // when a replica may be built again
+	hung     map[string]*atomic.Int64
 }
 
 // view is the membership as calls of clients see it. It is never changed, only replaced.
@@ -146,10 +152,11 @@ type Want struct {
 // New makes an engine. Run opens it.
 func New(o Options) *Engine {
 	e := &Engine{
-		opts: o, ended: make(chan struct{}), wake: make(chan struct{}, 1), tasks: make(chan task), rebuilds: map[string]*rebuild{}, retry: map[string]*pause{},
+		opts: o, ended: make(chan struct{}), wake: make(chan struct{}, 1), tasks: make(chan task), rebuilds: map[string]*rebuild{}, retry: map[string]*pause{}, hung: map[string]*atomic.Int64{},
 		lastWrite: make([]atomic.Int64, block.Chunks(o.Size)), waiting: "the members to be opened",
 	}
 	e.coarse.Store(int64(o.Clock()))
+	e.nextPeriod = o.Clock() + o.Timing.Stuck/2
 	e.view.Store(&view{generation: o.Generation, held: make(chan struct{})})
 	return e
 }
@@ -435,7 +442,7 @@ func orNamed(m *member, name string) *member {
 func (e *Engine) tryOpen(ctx context.Context, name string, generation int64) (opening, error) {
 	limited, cancel := context.WithTimeout(ctx, e.opts.Timing.MemberWait)
 	defer cancel()
-	r, local, err := e.opts.Dial(limited, name)
+	r, local, err := e.dial(limited, name)
 	if err != nil {
 		return opening{}, fmt.Errorf("replica %s: %w", name, err)
 	}

@@ -24,7 +24,7 @@ var start = time.Now()
 
 // quick is a timing for tests: the ratios are those of DefaultTiming.
 func quick() engine.Timing {
-	return engine.Timing{Heartbeat: 50 * time.Millisecond, Unanswered: 500 * time.Millisecond, FenceWait: 1500 * time.Millisecond, MemberWait: time.Second, ClearAfter: 300 * time.Millisecond}
+	return engine.Timing{Heartbeat: 50 * time.Millisecond, Unanswered: 500 * time.Millisecond, FenceWait: 1500 * time.Millisecond, MemberWait: time.Second, ClearAfter: 300 * time.Millisecond, Stuck: time.Second}
 }
 
 // record is the Volume object: who may run an engine, with which generation and members.
@@ -76,6 +76,8 @@ type machine struct {
 
 	mu    sync.Mutex
 	cut   bool
+	local bool               // it is the machine of the engine
+	hangs chan struct{}      // if there is one, writes and flushes wait until it is closed
 	fail  error              // of every write
 	pings chan chan struct{} // if there is one, every ping and every answer says here that it is under way, and waits to be let on
 }
@@ -128,7 +130,18 @@ func (l link) ReadAt(ctx context.Context, g int64, p []byte, off int64) error {
 	return l.Replica.ReadAt(ctx, g, p, off)
 }
 
+// hang waits while the disk hangs.
+func (l link) hang() {
+	l.machine.mu.Lock()
+	hangs := l.hangs
+	l.machine.mu.Unlock()
+	if hangs != nil {
+		<-hangs
+	}
+}
+
 func (l link) WriteAt(ctx context.Context, g int64, p []byte, off int64, fua bool) error {
+	l.hang()
 	if err := l.writable(); err != nil {
 		return err
 	}
@@ -143,6 +156,7 @@ func (l link) Zero(ctx context.Context, g int64, off, n int64, z block.Zero) err
 }
 
 func (l link) Flush(ctx context.Context, g int64) error {
+	l.hang()
 	if err := l.up(); err != nil {
 		return err
 	}
@@ -213,7 +227,10 @@ func (b *bench) dial(_ context.Context, name string) (block.Replica, bool, error
 		return nil, false, fmt.Errorf("%w: no machine %s", block.ErrUnreachable, name)
 	}
 	l := link{m, m.store}
-	return l, false, l.up()
+	m.mu.Lock()
+	local := m.local
+	m.mu.Unlock()
+	return l, local, l.up()
 }
 
 // engine runs an engine. stop ends it in order.
@@ -413,6 +430,90 @@ func TestADiskThatIsFullIsGivenUpUnlessAllAre(t *testing.T) {
 	if got := e.Status().Members; !slices.Equal(got, []string{"a"}) {
 		t.Errorf("members are %v", got)
 	}
+}
+
+func TestALocalDiskThatHangsIsGivenUp(t *testing.T) {
+	for name, do := range map[string]func(e *engine.Engine) error{
+		"write": func(e *engine.Engine) error { return e.WriteAt(context.Background(), fill(2, 4096), 0, false) },
+		"flush": func(e *engine.Engine) error { return e.Flush(context.Background()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "a", "b")
+			local := b.machines["a"]
+			local.set(func(m *machine) { m.local = true })
+			e, _ := b.engine()
+			b.write(e, 0, 1, 4096)
+			hangs := make(chan struct{})
+			local.set(func(m *machine) { m.hangs = hangs })
+			ended := make(chan error, 1)
+			go func() { ended <- do(e) }()
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Fatal(err)
+				}
+			case <-time.After(20 * time.Second):
+				close(hangs)
+				t.Fatal("the call waits for the disk")
+			}
+			if _, members := b.volume.now(); !slices.Equal(members, []string{"b"}) {
+				t.Fatalf("members are %v", members)
+			}
+			b.write(e, block.ChunkSize, 3, 4096)
+			b.reads(e, block.ChunkSize, 3, 4096)
+			local.set(func(m *machine) { m.hangs = nil })
+			close(hangs)
+			e.SetWant(engine.Want{Build: []string{"a", "b"}})
+			until(t, "a to be a member again", func() bool { return len(e.Status().Members) == 2 })
+			b.equal("a", "b")
+		})
+	}
+}
+
+func TestALastDiskThatHangsIsWaitedFor(t *testing.T) {
+	for _, members := range [][]string{{"a"}, {"a", "b"}} {
+		t.Run(fmt.Sprint(len(members)), func(t *testing.T) {
+			b := newBench(t, members...)
+			b.machines["a"].set(func(m *machine) { m.local = true })
+			e, _ := b.engine()
+			b.write(e, 0, 1, 4096)
+			hangs := make(chan struct{})
+			for _, m := range b.machines {
+				m.set(func(m *machine) { m.hangs = hangs })
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- e.WriteAt(context.Background(), fill(2, 4096), 0, false) }()
+			select {
+			case err := <-ended:
+				t.Errorf("the write ended with %v", err)
+			case <-time.After(2 * quick().Stuck):
+			}
+			for _, m := range b.machines {
+				m.set(func(m *machine) { m.hangs = nil })
+			}
+			close(hangs)
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if got := e.Status().Members; !slices.Equal(got, members) {
+				t.Errorf("members are %v", got)
+			}
+		})
+	}
+}
+
+func TestAReplicaThatIsBuiltOnADiskThatHangsIsGivenUp(t *testing.T) {
+	b := newBench(t, "a")
+	e, _ := b.engine()
+	b.write(e, 0, 1, 4096)
+	b.add("n")
+	hangs := make(chan struct{})
+	b.machines["n"].set(func(m *machine) { m.hangs, m.local = hangs, true })
+	t.Cleanup(func() { close(hangs) })
+	e.SetWant(engine.Want{Build: []string{"a", "n"}})
+	until(t, "the rebuild", func() bool { return len(e.Status().Rebuilds) > 0 })
+	b.write(e, block.ChunkSize, 2, 4096)
+	b.reads(e, block.ChunkSize, 2, 4096)
 }
 
 func TestTheLastMemberIsWaitedFor(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/ebb-dev/ebb/internal/volume/block"
 )
@@ -31,23 +30,29 @@ func (e *Engine) Extents(ctx context.Context, off, length int64) ([]block.Extent
 
 // WriteAt implements block.Device.
 func (e *Engine) WriteAt(ctx context.Context, p []byte, off int64, fua bool) error {
-	return e.write(ctx, off, int64(len(p)), func(ctx context.Context, r block.Replica, generation int64) error {
-		return r.WriteAt(ctx, generation, p, off, fua)
+	sum := sync.OnceValue(func() uint32 { return block.Checksum(p) }) // which all replicas on other nodes need
+	return e.write(ctx, off, int64(len(p)), operation{
+		do: func(ctx context.Context, r block.Replica, generation int64) error {
+			return r.WriteAt(ctx, generation, p, off, fua)
+		},
+		start: func(r block.Starter, generation int64) block.Pending {
+			return r.StartWriteAt(generation, p, off, fua, sum())
+		},
 	})
 }
 
 // Zero implements block.Device.
 func (e *Engine) Zero(ctx context.Context, off, length int64, z block.Zero) error {
-	return e.write(ctx, off, length, func(ctx context.Context, r block.Replica, generation int64) error {
+	return e.write(ctx, off, length, operation{do: func(ctx context.Context, r block.Replica, generation int64) error {
 		return r.Zero(ctx, generation, off, length, z)
-	})
+	}})
 }
 
 // Flush implements block.Device.
 func (e *Engine) Flush(ctx context.Context) error {
 	e.gate.RLock()
 	defer e.gate.RUnlock()
-	flush := func(ctx context.Context, r block.Replica, generation int64) error { return r.Flush(ctx, generation) }
+	flush := operation{do: func(ctx context.Context, r block.Replica, generation int64) error { return r.Flush(ctx, generation) }}
 	if err := e.apply(ctx, flush, false); err != nil {
 		return err
 	}
@@ -89,7 +94,7 @@ func (e *Engine) read(ctx context.Context, ask func(m *member, generation int64)
 }
 
 // write writes to all members and to the replicas that are being built.
-func (e *Engine) write(ctx context.Context, off, length int64, do func(ctx context.Context, r block.Replica, generation int64) error) error {
+func (e *Engine) write(ctx context.Context, off, length int64, do operation) error {
 	if length == 0 {
 		return nil
 	}
@@ -110,35 +115,46 @@ func (e *Engine) write(ctx context.Context, off, length int64, do func(ctx conte
 	return err
 }
 
+// operation is something that is done on all members.
+type operation struct {
+	do func(ctx context.Context, r block.Replica, generation int64) error
+	// start begins it on a replica that can do so; nil if there is no such way.
+	start func(r block.Starter, generation int64) block.Pending
+}
+
+// begin begins it on a replica. The result waits until it is done.
+func (o operation) begin(ctx context.Context, r block.Replica, generation int64, calls *underWay, period int64) func() error {
+	calls.begin(period)
+	if s, ok := r.(block.Starter); ok && o.start != nil {
+		pending := o.start(s, generation)
+		return func() error {
+			defer calls.end(period)
+			return pending.Wait()
+		}
+	}
+	done := make(chan error, 1)
+	go func() {
+		defer calls.end(period)
+		done <- o.do(ctx, r, generation)
+	}()
+	return func() error { return <-done }
+}
+
 // apply does something on all members, and on the replicas that are being built if they need it too. Members on which it fails while it
 // succeeds on others are given up; it is done when that is recorded.
-func (e *Engine) apply(ctx context.Context, do func(ctx context.Context, r block.Replica, generation int64) error, targetsToo bool) error {
+func (e *Engine) apply(ctx context.Context, o operation, targetsToo bool) error {
 	for {
 		v, err := e.current(ctx)
 		if err != nil {
 			return err
 		}
-		var group sync.WaitGroup
-		var late atomic.Bool // a target was already in the next generation
-		if targetsToo {
-			for _, t := range v.targets {
-				group.Go(func() {
-					if err := do(ctx, t.Replica, v.generation); errors.Is(err, block.ErrStale) {
-						late.Store(true)
-					} else {
-						t.live(err)
-					}
-				})
-			}
-		}
-		errs := each(v.members, func(m *member) error { return do(ctx, m, v.generation) })
-		group.Wait()
+		errs, late := e.applyOnce(ctx, o, v, targetsToo)
 		switch {
 		case first(errs) != nil:
 			if done, err := e.settle(ctx, v, errs); done || err != nil {
 				return err
 			}
-		case late.Load():
+		case late:
 			if err := e.awaitChange(ctx, v); err != nil {
 				return err
 			}
@@ -146,6 +162,38 @@ func (e *Engine) apply(ctx context.Context, do func(ctx context.Context, r block
 			return nil
 		}
 	}
+}
+
+// applyOnce does something on all of a view. It returns the errors of the members, and whether a target was already in the next generation.
+func (e *Engine) applyOnce(ctx context.Context, o operation, v *view, targetsToo bool) (errs []error, late bool) {
+	errs = make([]error, len(v.members))
+	if len(v.members) == 1 && len(v.targets) == 0 {
+		errs[0] = o.do(ctx, v.members[0].waitFor(), v.generation)
+		return errs, false
+	}
+	building := v.targets
+	if !targetsToo {
+		building = nil
+	}
+	var room [8]func() error
+	waits, period := room[:0], e.period.Load()
+	for _, t := range building {
+		waits = append(waits, o.begin(ctx, t.Replica, v.generation, &t.calls, period))
+	}
+	for _, m := range v.members {
+		waits = append(waits, o.begin(ctx, m.Replica, v.generation, &m.calls, period))
+	}
+	for i, t := range building {
+		if err := waits[i](); errors.Is(err, block.ErrStale) {
+			late = true
+		} else {
+			t.live(err)
+		}
+	}
+	for i, wait := range waits[len(building):] {
+		errs[i] = wait()
+	}
+	return errs, late
 }
 
 // settle deals with members on which something failed. It returns whether that is done; otherwise it has to be done again, on the members that

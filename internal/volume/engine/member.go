@@ -20,6 +20,7 @@ type member struct {
 	// away are the replicas for which it has marked every chunk that they miss. It is used by the goroutine that changes the membership only.
 	away []string
 
+	calls  underWay
 	heard  atomic.Int64  // when the last ping that was answered was sent
 	failed atomic.Bool   // it is to be given up
 	gone   chan struct{} // closed when the change that gave it up is recorded, or when it is reached again
@@ -31,6 +32,14 @@ type member struct {
 
 func newMember(name string, r block.Replica, local bool, away []string) *member {
 	return &member{name: name, Replica: r, local: local, away: away, gone: make(chan struct{})}
+}
+
+// waitFor is the member for an operation that nobody gives up, because there is no other member. It costs less.
+func (m *member) waitFor() block.Replica {
+	if l, ok := m.Replica.(*localReplica); ok {
+		return l.Replica
+	}
+	return m.Replica
 }
 
 // fail notes that the member is to be given up, and returns whether nobody had noted that before.

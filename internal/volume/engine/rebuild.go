@@ -39,6 +39,7 @@ type target struct {
 	name string
 	block.Replica
 	local  bool
+	calls  underWay
 	failed chan struct{}
 
 	mu  sync.Mutex
@@ -157,7 +158,7 @@ func (e *Engine) rebuild(ctx context.Context, r *rebuild) {
 func (e *Engine) build(ctx context.Context, r *rebuild) error {
 	dialing, cancel := context.WithTimeout(ctx, e.opts.Timing.MemberWait)
 	defer cancel()
-	conn, local, err := e.opts.Dial(dialing, r.replica)
+	conn, local, err := e.dial(dialing, r.replica)
 	if err != nil {
 		return err
 	}
@@ -199,6 +200,8 @@ func (e *Engine) build(ctx context.Context, r *rebuild) error {
 
 // addTarget opens a replica and lets it get every write from now on.
 func (e *Engine) addTarget(ctx context.Context, t *target, r *rebuild) error {
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Timing.FenceWait) // nothing else is done meanwhile
+	defer cancel()
 	v := e.view.Load()
 	state, err := t.Open(ctx, v.generation)
 	if errors.Is(err, block.ErrStale) {
@@ -297,22 +300,24 @@ func (e *Engine) raise(ctx context.Context, v *view, generation int64, members [
 // join makes a replica that has everything a member. No call of a client is under way.
 func (e *Engine) join(ctx context.Context, t *target) error {
 	v := e.view.Load()
+	syncing, cancel := context.WithTimeout(ctx, e.opts.Timing.Stuck) // nothing else is done meanwhile
+	defer cancel()
 	if err := t.why(); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(v.members, func(m *member) bool { return m.failed.Load() }) {
 		return errors.New("a member failed meanwhile")
 	}
-	if err := t.Flush(ctx, v.generation); err != nil {
+	if err := t.Flush(syncing, v.generation); err != nil {
 		return err
 	}
-	for i, err := range each(v.members, func(m *member) error { return m.Flush(ctx, v.generation) }) {
+	for i, err := range each(v.members, func(m *member) error { return m.Flush(syncing, v.generation) }) {
 		if err != nil {
 			e.giveUp(v.members[i], err)
 			return err
 		}
 	}
-	if err := t.Commit(ctx, block.Membership{Generation: v.generation, Members: names(v.members)}); err != nil {
+	if err := t.Commit(syncing, block.Membership{Generation: v.generation, Members: names(v.members)}); err != nil {
 		return err
 	}
 	m := newMember(t.name, t.Replica, t.local, nil)

@@ -33,7 +33,7 @@ const (
 
 // hasty is the timing of plays. Only its ratios matter for what is right.
 func hasty() engine.Timing {
-	return engine.Timing{Heartbeat: 10 * time.Millisecond, Unanswered: 120 * time.Millisecond, FenceWait: 400 * time.Millisecond, MemberWait: 200 * time.Millisecond, ClearAfter: 60 * time.Millisecond}
+	return engine.Timing{Heartbeat: 10 * time.Millisecond, Unanswered: 120 * time.Millisecond, FenceWait: 400 * time.Millisecond, MemberWait: 200 * time.Millisecond, ClearAfter: 60 * time.Millisecond, Stuck: 10 * time.Second}
 }
 
 // simMachine has one replica, behind a file system that loses what was not synced.

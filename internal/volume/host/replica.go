@@ -183,6 +183,10 @@ func (w *replicaWorker) remove(ctx context.Context, r *epochRun, object *v1alpha
 	}
 	next := object.Status
 	d := w.h.disk(object.Spec.Disk)
+	if (d == nil || !d.Ready) && !next.Created {
+		next.State, next.Message = v1alpha1.ReplicaRemoved, "" // it was never made; if its report was lost, the directory is an orphan
+		return w.report(ctx, r, object, next)
+	}
 	if d == nil || !d.Ready {
 		next.Message = fmt.Sprintf("disk %s is not there: the directory of the replica cannot be removed", object.Spec.Disk)
 		return w.report(ctx, r, object, next)

@@ -43,7 +43,10 @@ type Client struct {
 	calls  map[uint64]*call
 }
 
-var _ block.Replica = (*Client)(nil)
+var (
+	_ block.Replica = (*Client)(nil)
+	_ block.Starter = (*Client)(nil)
+)
 
 // NewClient opens a replica of a volume (namespace/name) over a connection, which it owns from now on, also if it fails. An error of the
 // replica's node, such as block.ErrMissing, is as that node reported it; any other is block.ErrUnreachable.
@@ -211,6 +214,11 @@ func (c *Client) call(ctx context.Context, request header, payload, p []byte) (h
 	if err := c.start(ctx, k); err != nil {
 		return header{}, nil, c.wrap(fmt.Errorf("%w: %w", block.ErrUnreachable, err))
 	}
+	return c.wait(ctx, k)
+}
+
+// wait waits for the answer to a request that was started.
+func (c *Client) wait(ctx context.Context, k *call) (header, []byte, error) {
 	select {
 	case <-k.done:
 	case <-ctx.Done():
@@ -228,7 +236,8 @@ func (c *Client) call(ctx context.Context, request header, payload, p []byte) (h
 	return k.answer, k.body, nil
 }
 
-// start queues a call once the window has room for it.
+// start sends a request once the window has room for it. A small one is written here, unless the caller could not wait for that because its
+// context may end.
 func (c *Client) start(ctx context.Context, k *call) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -238,19 +247,32 @@ func (c *Client) start(ctx context.Context, k *call) error {
 			return context.Cause(ctx)
 		}
 	}
+	others, err := c.register(k)
+	switch {
+	case err != nil:
+		return err
+	case ctx.Done() == nil && len(k.payload) <= copyLimit:
+		c.send.now(k, false, others)
+	default:
+		c.send.push(k, k.request.op == opPing)
+	}
+	return nil
+}
+
+// register gives a call its number, and returns whether others are under way.
+func (c *Client) register(k *call) (others bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
 		if k.cost > 0 {
 			c.window.Release(k.cost)
 		}
-		return c.err
+		return false, c.err
 	}
 	c.lastID++
 	k.request.id = c.lastID
 	c.calls[k.request.id] = k
-	c.send.push(k, k.request.op == opPing)
-	return nil
+	return len(c.calls) > 1, nil
 }
 
 // leave gives a call up. It returns true if the call ended meanwhile. A request that was sent keeps its room in the window until its answer
@@ -377,12 +399,41 @@ func (c *Client) ReadAt(ctx context.Context, generation int64, p []byte, off int
 
 // WriteAt implements block.Replica.
 func (c *Client) WriteAt(ctx context.Context, generation int64, p []byte, off int64, fua bool) error {
+	return c.do(ctx, writeOf(generation, p, off, fua), p)
+}
+
+func writeOf(generation int64, p []byte, off int64, fua bool) header {
 	h := header{op: opWrite, generation: generation, offset: off, length: int64(len(p))}
 	if fua {
 		h.flags |= flagFUA
 	}
-	return c.do(ctx, h, p)
+	return h
 }
+
+// StartWriteAt implements block.Starter.
+func (c *Client) StartWriteAt(generation int64, p []byte, off int64, fua bool, sum uint32) block.Pending {
+	k := &call{client: c, request: writeOf(generation, p, off, fua), payload: p, done: make(chan struct{})}
+	k.request.sum, k.cost = sum, k.request.cost(len(p))
+	if len(p) > MaxData {
+		return failedCall{c.wrap(errTooLong)}
+	}
+	if err := c.start(context.Background(), k); err != nil {
+		return failedCall{c.wrap(fmt.Errorf("%w: %w", block.ErrUnreachable, err))}
+	}
+	return k
+}
+
+// Wait implements block.Pending.
+func (k *call) Wait() error {
+	_, _, err := k.client.wait(context.Background(), k)
+	return err
+}
+
+// failedCall is a call that was never started.
+type failedCall struct{ err error }
+
+// Wait implements block.Pending.
+func (f failedCall) Wait() error { return f.err }
 
 // Zero implements block.Replica.
 func (c *Client) Zero(ctx context.Context, generation int64, off, length int64, z block.Zero) error {

@@ -10,9 +10,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
+
+	"github.com/ebb-dev/ebb/internal/volume/block"
 )
 
 // Protocol is what the connections of this package are called in ALPN.
@@ -82,9 +83,7 @@ type header struct {
 	sum        uint32 // of the payload
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func checksum(p []byte) uint32 { return crc32.Checksum(p, castagnoli) }
+func checksum(p []byte) uint32 { return block.Checksum(p) }
 
 // append appends the bytes of the header.
 func (h header) append(b []byte) []byte {

@@ -255,6 +255,57 @@ func TestAPingIsAnsweredWhileTheDiskHangsAndTheWindowIsFull(t *testing.T) {
 	})
 }
 
+func TestWritesThatWereStartedEndInAnyOrder(t *testing.T) {
+	overAll(t, 1<<20, func(t *testing.T, m *memory, c *Client) {
+		var all []block.Pending
+		for i := range 64 {
+			p := pattern(make([]byte, 8<<10), i)
+			all = append(all, c.StartWriteAt(1, p, int64(i)*8<<10, false, block.Checksum(p)))
+		}
+		for i := len(all) - 1; i >= 0; i-- {
+			if err := all[i].Wait(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := make([]byte, 8<<10)
+		for i := range 64 {
+			if err := c.ReadAt(t.Context(), 1, got, int64(i)*8<<10); err != nil || !bytes.Equal(got, pattern(make([]byte, 8<<10), i)) {
+				t.Fatalf("write %d: %v", i, err)
+			}
+		}
+		m.setErr(block.ErrNoSpace)
+		if err := c.StartWriteAt(1, got, 0, false, block.Checksum(got)).Wait(); !errors.Is(err, block.ErrNoSpace) {
+			t.Error(err)
+		}
+		_ = c.Close() // its calls fail from now on
+		if err := c.StartWriteAt(1, got, 0, false, block.Checksum(got)).Wait(); !errors.Is(err, block.ErrUnreachable) {
+			t.Error(err)
+		}
+	})
+}
+
+// A server whose reader is stuck with a small write answers pings, and other writes.
+func TestAReaderThatIsStuckIsReplaced(t *testing.T) {
+	overAll(t, 64<<10, func(t *testing.T, m *memory, c *Client) {
+		p := make([]byte, 512)
+		if err := c.WriteAt(t.Context(), 1, p, 0, false); err != nil { // fast, so that the reader takes the next one itself
+			t.Fatal(err)
+		}
+		release := m.block()
+		defer release()
+		stuck := c.StartWriteAt(1, p, 0, false, block.Checksum(p))
+		for i := range 10 {
+			if err := c.Ping(within(t, 20*time.Second), int64(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		release()
+		if err := stuck.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestACallEndsWithItsContextAndTheConnectionGoesOn(t *testing.T) {
 	overAll(t, 64<<10, func(t *testing.T, m *memory, c *Client) {
 		release := m.block()

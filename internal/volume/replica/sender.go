@@ -3,6 +3,7 @@ package replica
 import (
 	"bufio"
 	"fmt"
+	"math"
 	"net"
 	"runtime"
 	"sync"
@@ -19,6 +20,10 @@ const (
 	// pieceSize is how much of a payload must be written within writeTimeout.
 	pieceSize    = 1 << 20
 	writeTimeout = 30 * time.Second
+	// deadlineEvery is how old the deadline of a write may be, because setting one takes time too.
+	deadlineEvery = time.Second
+	// maxInline is how many frames of others somebody writes who has something else to do.
+	maxInline = 64
 )
 
 // outgoing is a frame to be sent.
@@ -29,34 +34,93 @@ type outgoing interface {
 	sent()
 }
 
-// sender writes frames to a connection, one at a time: urgent ones first, and small ones in batches.
+// sender writes frames to a connection, one at a time: urgent ones first, and small ones in batches. Whoever queues a frame with now writes
+// it, if nobody is writing: that saves waking another goroutine. The rest is left to run.
 type sender struct {
-	conn  net.Conn
-	batch []byte
+	conn    net.Conn
+	batch   []byte    // of the one who writes
+	limited time.Time // when the deadline for writing was last set, by the one who writes
 
-	mu     sync.Mutex
-	filled sync.Cond // there is a frame, or the sender is closed
-	urgent queue
-	frames queue
-	closed bool
+	mu      sync.Mutex
+	changed sync.Cond // there is a frame for run, nobody writes any more, or the sender is closed
+	urgent  queue
+	frames  queue
+	writing bool
+	closed  bool
+	err     error // why nothing can be written any more
 }
 
 func newSender(conn net.Conn) *sender {
 	s := &sender{conn: conn, batch: make([]byte, 0, batchSize+headerSize+copyLimit)}
-	s.filled.L = &s.mu
+	s.changed.L = &s.mu
 	return s
 }
 
-// push queues a frame. After close it is dropped.
+// push queues a frame for run. After close it is dropped.
 func (s *sender) push(f outgoing, urgent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.add(f, urgent)
+	s.changed.Signal()
+}
+
+// hold queues a frame for whoever writes next. The caller sees to it that somebody does.
+func (s *sender) hold(f outgoing, urgent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.add(f, urgent)
+}
+
+// wake lets run write what is held.
+func (s *sender) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.empty() {
+		s.changed.Signal()
+	}
+}
+
+// now queues a frame and writes it with what is queued before it, unless somebody is writing, who then does. If others are likely to queue
+// frames at this moment, they get the chance to join the batch.
+func (s *sender) now(f outgoing, urgent, others bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.add(f, urgent)
+	if s.writing || s.closed {
+		return
+	}
+	s.writing = true
+	s.mu.Unlock()
+	if others {
+		runtime.Gosched()
+	}
+	err := s.drain(maxInline)
+	s.mu.Lock()
+	s.stopWriting(err)
+	if !s.empty() {
+		s.changed.Signal()
+	}
+}
+
+func (s *sender) add(f outgoing, urgent bool) {
 	if urgent {
 		s.urgent.push(f)
 	} else {
 		s.frames.push(f)
 	}
-	s.filled.Signal()
+}
+
+func (s *sender) empty() bool { return s.urgent.empty() && s.frames.empty() }
+
+// stopWriting lets others write. After an error nobody may. The lock is held.
+func (s *sender) stopWriting(err error) {
+	s.writing = false
+	if err != nil && s.err == nil {
+		s.err, s.closed = err, true
+	}
+	if s.closed {
+		s.changed.Broadcast()
+	}
 }
 
 // close ends run. Frames in the queue are not sent.
@@ -64,64 +128,74 @@ func (s *sender) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	s.filled.Signal()
+	s.changed.Broadcast()
 }
 
-// pop returns the next frame, if there is one.
-func (s *sender) pop() (f outgoing, closed bool) {
+// pop returns the next frame, or nil.
+func (s *sender) pop() outgoing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.next(), s.closed
-}
-
-// wait returns the next frame as soon as there is one.
-func (s *sender) wait() (f outgoing, closed bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for {
-		if f := s.next(); f != nil || s.closed {
-			return f, s.closed
-		}
-		s.filled.Wait()
+	if s.closed {
+		return nil
 	}
-}
-
-func (s *sender) next() outgoing {
 	if f := s.urgent.pop(); f != nil {
 		return f
 	}
 	return s.frames.pop()
 }
 
-// run sends until close, or until the connection fails.
+// run writes what others leave to it until close, or until the connection fails. Nobody writes when it has returned.
 func (s *sender) run() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for {
-		f, closed := s.wait()
-		yielded := false
-		for !closed && (f != nil || !yielded) {
-			if f == nil {
-				// Whoever is about to queue a frame gets the chance to join the batch.
-				yielded = true
-				runtime.Gosched()
-			} else if err := s.send(f); err != nil {
-				return err
-			}
-			f, closed = s.pop()
-		}
-		if closed {
-			return nil
-		}
-		if err := s.flush(); err != nil {
-			return err
+		switch {
+		case s.writing:
+			s.changed.Wait()
+		case s.closed:
+			return s.err
+		case s.empty():
+			s.changed.Wait()
+		default:
+			s.writing = true
+			s.mu.Unlock()
+			err := s.drain(math.MaxInt)
+			s.mu.Lock()
+			s.stopWriting(err)
 		}
 	}
 }
 
+// drain writes queued frames, of which there may be more at the end if it has written so many or a large one.
+func (s *sender) drain(most int) error {
+	yielded := most < math.MaxInt
+	for n := 0; n < most; {
+		f := s.pop()
+		if f == nil && yielded {
+			break
+		}
+		if f == nil { // whoever is about to queue a frame gets the chance to join the batch
+			yielded = true
+			runtime.Gosched()
+			continue
+		}
+		size, err := s.send(f)
+		if err != nil {
+			return err
+		}
+		n++
+		if size > copyLimit && most < math.MaxInt {
+			break
+		}
+	}
+	return s.flush()
+}
+
 // send adds a frame to the batch, or writes it if it is large.
-func (s *sender) send(f outgoing) error {
+func (s *sender) send(f outgoing) (size int, err error) {
 	h, payload, ok := f.begin()
 	if !ok {
-		return nil
+		return 0, nil
 	}
 	h.payload = uint32(len(payload))
 	s.batch = h.append(s.batch)
@@ -129,25 +203,25 @@ func (s *sender) send(f outgoing) error {
 		s.batch = append(s.batch, payload...)
 		f.sent()
 		if len(s.batch) >= batchSize {
-			return s.flush()
+			err = s.flush()
 		}
-		return nil
+		return len(payload), err
 	}
 	// The beginning of the payload fills up the batch.
 	n := min(len(payload), max(0, batchSize-len(s.batch)))
 	s.batch = append(s.batch, payload[:n]...)
 	if err := s.flush(); err != nil {
-		return err
+		return 0, err
 	}
 	for rest := payload[n:]; len(rest) > 0; {
 		n := min(len(rest), pieceSize)
 		if err := s.write(rest[:n]); err != nil {
-			return err
+			return 0, err
 		}
 		rest = rest[n:]
 	}
 	f.sent()
-	return nil
+	return len(payload), nil
 }
 
 func (s *sender) flush() error {
@@ -160,7 +234,10 @@ func (s *sender) flush() error {
 }
 
 func (s *sender) write(p []byte) error {
-	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if now := time.Now(); now.Sub(s.limited) > deadlineEvery {
+		s.limited = now
+		_ = s.conn.SetWriteDeadline(now.Add(writeTimeout))
+	}
 	_, err := s.conn.Write(p)
 	return err
 }
@@ -180,8 +257,10 @@ func (q *queue) push(f outgoing) {
 	q.list = append(q.list, f)
 }
 
+func (q *queue) empty() bool { return q.head == len(q.list) }
+
 func (q *queue) pop() outgoing {
-	if q.head == len(q.list) {
+	if q.empty() {
 		q.list, q.head = q.list[:0], 0
 		return nil
 	}

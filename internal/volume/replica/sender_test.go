@@ -108,6 +108,51 @@ func TestSmallFramesAreWrittenTogether(t *testing.T) {
 	})
 }
 
+func TestAFrameIsWrittenByItsCallerUnlessSomebodyIsWriting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, w, r := sending(t)
+		returned := make(chan struct{})
+		go func() {
+			defer close(returned)
+			s.now(&plain{id: 1}, false, false)
+		}()
+		synctest.Wait()
+		select {
+		case <-returned:
+			t.Error("the caller did not write the frame itself")
+		default:
+		}
+		s.hold(&plain{id: 2}, false)
+		s.now(&plain{id: 3}, false, false) // returns though nobody reads: the first caller is writing
+		if got := ids(t, r, 1); !slices.Equal(got, []uint64{1}) {
+			t.Errorf("sent %v", got)
+		}
+		<-returned
+		if got := ids(t, r, 2); !slices.Equal(got, []uint64{2, 3}) {
+			t.Errorf("sent %v", got)
+		}
+		if got := w.n.Load(); got != 2 {
+			t.Errorf("%d writes", got)
+		}
+	})
+}
+
+func TestWhatIsHeldIsWrittenByWhoeverComesNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, w, r := sending(t)
+		synctest.Wait() // run waits
+		s.hold(&plain{id: 1}, false)
+		synctest.Wait()
+		if got := w.n.Load(); got != 0 {
+			t.Errorf("%d writes of a frame that is held", got)
+		}
+		s.wake()
+		if got := ids(t, r, 1); !slices.Equal(got, []uint64{1}) {
+			t.Errorf("sent %v", got)
+		}
+	})
+}
+
 func TestAQueueThatIsNeverEmptyDoesNotGrow(t *testing.T) {
 	var q queue
 	q.push(&plain{id: 0})
