@@ -1,4 +1,4 @@
-package history
+package sqlhistory
 
 import (
 	"fmt"
@@ -13,8 +13,8 @@ type Generator struct {
 	r           *rand.Rand
 	types       []columnType
 	productions []production
-	// known are all forms, and off those that the history does not have.
-	known, off map[Form]bool
+	// known are all forms, off those that the history does not have, and often those that it features.
+	known, off, often map[Form]bool
 	// used are the forms of the statement that is being made, and queue are statements that are made and not handed out.
 	used  []Form
 	queue []Statement
@@ -66,13 +66,20 @@ type partitions struct {
 	next int
 }
 
-// New is a generator of the history of a seed, without some forms. Every history has a selection of forms of its own: rare
-// combinations become likely in the histories that have few others.
+// featured is how many forms each history has far more often than others.
+const featured = 12
+
+// New is a generator of the history of a seed, without some forms. Every history has a selection of forms of its own, and features a
+// few: rare combinations become likely in the histories that have little else.
 func New(seed uint64, without map[Form]bool) *Generator {
-	g := &Generator{r: rand.New(rand.NewPCG(seed, 16)), types: columnTypes(), productions: allProductions(), known: allForms(), off: map[Form]bool{}}
-	share := 1 + g.r.IntN(4)
-	for _, f := range Forms() {
-		if without[f] || g.r.IntN(4) >= share && !essential[f] {
+	g := &Generator{r: rand.New(rand.NewPCG(seed, 16)), types: columnTypes(), productions: allProductions(), known: allForms(), off: map[Form]bool{}, often: map[Form]bool{}}
+	forms, share := Forms(), 2+g.r.IntN(3)
+	for range featured {
+		g.often[pick(g.r, forms)] = true
+	}
+	for _, f := range forms {
+		likely := g.r.IntN(4) < share && !Rare[f] || g.often[f] || essential[f]
+		if without[f] || !likely {
 			g.off[f] = true
 		}
 	}
@@ -81,6 +88,17 @@ func New(seed uint64, without map[Form]bool) *Generator {
 
 // essential forms are in every history: without them there is nothing to change.
 var essential = map[Form]bool{"create: table": true, "insert": true, "key: primary": true}
+
+// Has says whether the history may have a form.
+func (g *Generator) Has(f Form) bool { return !g.off[f] }
+
+// Rare are forms that changefeeds refuse, or that end them. Only the histories that feature them have them, since what comes after
+// them in a history is not looked at.
+var Rare = map[Form]bool{
+	"xa: prepared": true, "session: statement format": true, "session: row image": true,
+	"engine: MyISAM": true, "engine: Aria": true, "engine: MEMORY": true, "alter: engine other": true,
+	"trigger: at the sink": true, "rename: into the filter": true, "create: like outside": true,
+}
 
 // Length is how many statements a history has.
 func (g *Generator) Length() int { return 12 + g.r.IntN(40) }
@@ -98,7 +116,12 @@ func (g *Generator) use(f Form) bool {
 }
 
 // maybe uses a form once in n times.
-func (g *Generator) maybe(n int, f Form) bool { return g.r.IntN(n) == 0 && g.use(f) }
+func (g *Generator) maybe(n int, f Form) bool {
+	if g.often[f] {
+		n = min(n, 2)
+	}
+	return g.r.IntN(n) == 0 && g.use(f)
+}
 
 // say queues a statement; apply changes the model once it has succeeded.
 func (g *Generator) say(sql string, apply func()) {
@@ -177,20 +200,25 @@ func (g *Generator) choose() production {
 	}
 	total := 0
 	for _, p := range g.productions {
-		if !g.off[p.form] {
-			total += p.weight
-		}
+		total += g.weight(p)
 	}
 	at := g.r.IntN(total)
 	for _, p := range g.productions {
-		if g.off[p.form] {
-			continue
-		}
-		if at -= p.weight; at < 0 {
+		if at -= g.weight(p); at < 0 {
 			return p
 		}
 	}
 	panic("no production")
+}
+
+func (g *Generator) weight(p production) int {
+	switch {
+	case g.off[p.form]:
+		return 0
+	case g.often[p.form]:
+		return max(p.weight, 40)
+	}
+	return p.weight
 }
 
 // Done records that the source has executed a statement. A statement that it refused changes nothing.
@@ -225,7 +253,7 @@ var oddNames = []string{"a table", "select", "tick`s", "dot.ted", "tür", "semi;
 // newName is the name of a table that does not exist, or that may.
 func (g *Generator) newName() (schema, name string) {
 	schema = First
-	if g.second && g.r.IntN(3) == 0 {
+	if g.second && g.r.IntN(2) == 0 {
 		schema = Second
 	}
 	for range 8 {

@@ -1,4 +1,4 @@
-package history
+package sqlhistory
 
 import (
 	"fmt"
@@ -138,7 +138,7 @@ func (g *Generator) drop() {
 	switch {
 	case g.maybe(6, "drop: wait"):
 		tail = pick(g.r, []string{" WAIT 5", " NOWAIT"})
-	case g.maybe(6, "drop: restrict or cascade"):
+	case g.maybe(3, "drop: restrict or cascade"):
 		tail = pick(g.r, []string{" RESTRICT", " CASCADE"})
 	}
 	g.ddl(head+strings.Join(list, ", ")+tail, func() {

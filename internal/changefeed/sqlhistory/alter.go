@@ -1,4 +1,4 @@
-package history
+package sqlhistory
 
 import (
 	"fmt"
@@ -36,28 +36,56 @@ type alteration func(*Generator, *table) (clause string, apply func())
 // altering makes a production of an alteration.
 func altering(fits func(*table) bool, a alteration) func(*Generator) {
 	return func(g *Generator) {
-		t := g.one(fits)
+		if t := g.one(fits); t != nil {
+			g.alterBy(t, a)
+		}
+	}
+}
+
+// alteringRanges is the same for a table with partitions by ranges, which is made if there is none.
+func alteringRanges(a alteration) func(*Generator) {
+	return func(g *Generator) {
+		t := g.one(hasRanges)
 		if t == nil {
-			return
-		}
-		clause, apply := a(g, t)
-		if clause == "" {
-			return
-		}
-		if again, also := addColumn(g, t); g.r.IntN(8) == 0 && t.partitions == nil && !strings.Contains(clause, "PARTITION") && g.use("alter: several clauses") {
-			both := apply
-			clause, apply = clause+", "+again, func() {
-				if both != nil {
-					both()
-				}
-				also()
-			}
-		}
-		g.alter(t, clause, apply)
-		g.mark()
-		if g.r.IntN(2) == 0 {
+			t = g.freshTable(true)
 			g.insertInto(t)
 		}
+		g.alterBy(t, a)
+	}
+}
+
+// alteringIndex is the same for a table with an index.
+func alteringIndex(a alteration) func(*Generator) {
+	return func(g *Generator) {
+		t := g.one(func(t *table) bool { return len(t.indexes) > 0 })
+		if t == nil {
+			t = g.freshTable(false)
+			t.indexes = []string{fmt.Sprintf("k%d", g.next())}
+			g.say("CREATE INDEX "+t.indexes[0]+" ON "+g.ref(t)+" (id)", nil)
+		}
+		g.alterBy(t, a)
+	}
+}
+
+// alterBy queues an ALTER, sometimes with one more clause or with rows after it.
+func (g *Generator) alterBy(t *table, a alteration) {
+	clause, apply := a(g, t)
+	if clause == "" {
+		return
+	}
+	if again, also := addColumn(g, t); g.r.IntN(8) == 0 && t.partitions == nil && !strings.Contains(clause, "PARTITION") && g.use("alter: several clauses") {
+		both := apply
+		clause, apply = clause+", "+again, func() {
+			if both != nil {
+				both()
+			}
+			also()
+		}
+	}
+	g.alter(t, clause, apply)
+	g.mark()
+	if g.r.IntN(2) == 0 {
+		g.insertInto(t)
 	}
 }
 

@@ -1,6 +1,6 @@
-// Package history generates random histories of MariaDB statements, from a grammar of its DDL and DML, and shrinks one that fails. It
+// Package sqlhistory generates random histories of MariaDB statements, from a grammar of its DDL and DML, and shrinks one that fails. It
 // knows nothing of changefeeds: whoever executes a history decides what it means to fail.
-package history
+package sqlhistory
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package history
+package sqlhistory
 
 import (
 	"maps"
@@ -67,7 +67,7 @@ func allProductions() []production {
 		{"transaction: lock tables", 3, (*Generator).lockTables},
 		{"xa: one phase", 4, (*Generator).xaOnePhase},
 		{"xa: prepared", 2, (*Generator).xaPrepared},
-		{"rename", 8, (*Generator).rename},
+		{"rename", 12, (*Generator).rename},
 		{"rename: swap", 6, (*Generator).swap},
 		{"rename: chain", 6, (*Generator).chain},
 		{"rename: rotate", 3, (*Generator).rotate},
@@ -75,7 +75,7 @@ func allProductions() []production {
 		{"rename: out of the filter", 2, (*Generator).renameOut},
 		{"rename: into the filter", 1, (*Generator).renameIn},
 		{"create: like outside", 2, (*Generator).likeOutside},
-		{"drop", 8, (*Generator).drop},
+		{"drop", 12, (*Generator).drop},
 		{"drop: also outside", 3, (*Generator).dropAlsoOutside},
 		{"drop: name used again", 8, (*Generator).dropAgain},
 		{"truncate", 8, (*Generator).truncate},
@@ -121,8 +121,8 @@ func allProductions() []production {
 		{"alter: rename column", 6, altering(notPartitioned, renameColumn)},
 		{"alter: default", 4, altering(anyTable, alterDefault)},
 		{"alter: add index", 6, altering(notPartitioned, addIndex)},
-		{"alter: drop index", 4, altering(anyTable, dropIndex)},
-		{"alter: rename index", 4, altering(anyTable, renameIndex)},
+		{"alter: drop index", 4, alteringIndex(dropIndex)},
+		{"alter: rename index", 4, alteringIndex(renameIndex)},
 		{"alter: add primary key", 4, altering(notPartitioned, addPrimary)},
 		{"alter: drop primary key", 3, altering(plain, dropPrimary)},
 		{"alter: check", 3, altering(anyTable, changeCheck)},
@@ -133,11 +133,11 @@ func allProductions() []production {
 		{"alter: engine other", 1, altering(versionable, toEngine("MyISAM", "Aria"))},
 		{"alter: versioning", 4, altering(versionable, changeVersioning)},
 		{"alter: rename", 6, altering(anyTable, alterRename)},
-		{"partition: add", 6, altering(hasRanges, addPartition)},
-		{"partition: drop", 6, altering(hasRanges, dropPartition)},
-		{"partition: truncate", 6, altering(hasRanges, truncatePartition)},
-		{"partition: reorganize", 6, altering(hasRanges, reorganizePartition)},
-		{"partition: tend", 6, altering(hasRanges, tendPartition)},
+		{"partition: add", 6, alteringRanges(addPartition)},
+		{"partition: drop", 6, alteringRanges(dropPartition)},
+		{"partition: truncate", 6, alteringRanges(truncatePartition)},
+		{"partition: reorganize", 6, alteringRanges(reorganizePartition)},
+		{"partition: tend", 6, alteringRanges(tendPartition)},
 		{"partition: remove", 5, altering(partitioned, removePartitioning)},
 		{"partition: alter by", 4, altering(partitionable, partitionBy)},
 		{"partition: coalesce or add", 4, (*Generator).coalesce},

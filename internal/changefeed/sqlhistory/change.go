@@ -1,4 +1,4 @@
-package history
+package sqlhistory
 
 import (
 	"fmt"
@@ -202,7 +202,7 @@ func (g *Generator) large() {
 	if t == nil {
 		return
 	}
-	g.say("INSERT IGNORE INTO "+g.ref(t)+" (id) SELECT seq FROM seq_1000_to_7000", nil)
+	g.say("INSERT IGNORE INTO "+g.ref(t)+" (id) SELECT seq FROM "+First+".seq_1000_to_7000", nil)
 	g.mark()
 	if g.r.IntN(2) == 0 {
 		g.say("UPDATE "+g.ref(t)+" SET id = id + 100000 WHERE id >= 1000 ORDER BY id DESC", nil)
