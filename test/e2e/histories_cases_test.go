@@ -4,7 +4,35 @@ import "github.com/ebb-dev/ebb/internal/changefeed/sqlhistory"
 
 // knownToFail is everything that is known to fail, and how: forms of the grammar, and names of fixed histories. Random histories do
 // without these forms, and the fixed ones are skipped. EBB_HISTORIES_ALL=1 runs them all the same.
-var knownToFail = map[sqlhistory.Form]string{}
+var knownToFail = map[sqlhistory.Form]string{
+	// Wedged.
+	"versioned: create":           "the sink's table has no column row_start",
+	"alter: versioning":           "the sink's table has no column row_start",
+	"delete: history":             "the sink's table has no column row_start",
+	"sequence: default":           "CREATE TABLE runs before CREATE SEQUENCE has",
+	"partition: exchange":         "both tables wait for DDL that never runs",
+	"partition: convert to table": "both tables wait for DDL that never runs",
+	"create: like after alter":    "made from the table as it was before the ALTER",
+	"type: year":                  "later signed columns are read as unsigned",
+	// Differs.
+	"foreign key: on delete cascade":     "the sink's child rows stay",
+	"foreign key: on delete set null":    "the sink's child rows stay",
+	"foreign key: on update cascade":     "the sink's child rows stay",
+	"foreign key: on update set null":    "the sink's child rows stay",
+	"written: SET STATEMENT":             "the statement is skipped",
+	"alter: wait":                        "RENAME after it is not seen",
+	"alter: nowait":                      "RENAME after it is not seen",
+	"drop: also outside":                 "the sink's table outside the filter is dropped",
+	"database: drop with skipped tables": "the sink's table outside the filter is dropped",
+	"database: drop":                     "no barrier between the old tables and the new ones",
+	"database: or replace":               "no barrier between the old tables and the new ones",
+	"trigger: at the sink":               "it fires",
+	"rename: into the filter":            "earlier rows are missing",
+	// They end every changefeed of the source.
+	"xa: prepared":              "refused without naming the statement",
+	"session: statement format": "ends every changefeed of the source",
+	"session: row image":        "not tried",
+}
 
 // endsOthers are forms that end the changefeeds of all other histories on the source as well. Histories with them run alone.
 var endsOthers = []sqlhistory.Form{"xa: prepared", "session: statement format", "session: row image"}

@@ -53,7 +53,7 @@ const (
 	historyLimit = 75 * time.Second
 	shrinkLimit  = 45 * time.Second
 	// errorLimit is how long an error may stay the same while the checkpoint stands still.
-	errorLimit = 30 * time.Second
+	errorLimit = 20 * time.Second
 	// histories run beside each other: each waits for its checkpoint, which is written every ten seconds, most of the time.
 	besideShort, besideLong = 16, 16
 )
@@ -485,7 +485,7 @@ func tablesOf(ctx context.Context, db *sql.DB, name string) (map[string]string, 
 		return nil, err
 	}
 	rows, err := conn.QueryContext(ctx, `SELECT t.table_schema, t.table_name, c.column_name, c.data_type
-		FROM information_schema.tables t JOIN information_schema.columns c ON t.table_schema = c.table_schema AND t.table_name = c.table_name
+		FROM information_schema.tables t JOIN information_schema.columns c ON BINARY t.table_schema = c.table_schema AND BINARY t.table_name = c.table_name
 		WHERE t.table_schema IN (?, ?) AND t.table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') ORDER BY 1, 2, c.ordinal_position`, name+"_a", name+"_b")
 	if err != nil {
 		return nil, err
@@ -610,6 +610,17 @@ func (f *historyReferee) disturb(ctx context.Context, t *testing.T) {
 		case <-time.After(time.Duration(5+r.IntN(10)) * time.Second):
 		}
 	}
+}
+
+var varying = regexp.MustCompile("`[^`]*`|'[^']*'|[A-Za-z]*[0-9][A-Za-z0-9_.:`-]*")
+
+// kind is what histories that end in the same way have in common.
+func (v verdict) kind() string {
+	text := varying.ReplaceAllString(v.detail, "#")
+	if _, after, ok := strings.Cut(text, "error "); ok && v.outcome == wedged {
+		text = after
+	}
+	return string(v.outcome) + ": " + text[:min(len(text), 120)]
 }
 
 // report tells of a history that ended badly, as SQL that can be pasted.
