@@ -28,6 +28,11 @@ var knownToFail = map[sqlhistory.Form]string{
 	"database: or replace":               "no barrier between the old tables and the new ones",
 	"trigger: at the sink":               "it fires",
 	"rename: into the filter":            "earlier rows are missing",
+	"sequence":                           "sequences do not arrive",
+	"view: rename":                       "the sink has no views",
+	"database: written otherwise":        "CREATE DATABASE with a comment is skipped",
+	"create: like outside":               "the sink lacks the table outside the filter",
+	"column: default now":                "an ALTER loses the fraction",
 	// They end every changefeed of the source.
 	"xa: prepared":              "refused without naming the statement",
 	"session: statement format": "ends every changefeed of the source",

@@ -83,11 +83,10 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 	covered, ended := map[sqlhistory.Form]int{}, map[outcome]int{}
 	bad := map[uint64]verdict{}
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, besideLong)
 	for _, seed := range seeds {
-		slots <- struct{}{}
+		f.slots <- struct{}{}
 		wg.Go(func() {
-			defer func() { <-slots }()
+			defer func() { <-f.slots }()
 			v, err := f.playSeed(ctx, seed)
 			mu.Lock()
 			defer mu.Unlock()
@@ -115,8 +114,10 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 		v := bad[seed]
 		small := !kinds[v.kind()] && len(kinds) < shrunkKinds()
 		kinds[v.kind()] = true
-		f.report(ctx, t, fmt.Sprintf("h%d", seed), fmt.Sprintf("EBB_SEED=%d go test -race -count=1 -v -run '^%s$' ./test/e2e", seed, t.Name()), v, small)
+		again := fmt.Sprintf("EBB_SEED=%d go test -race -count=1 -v -run '^%s$' ./test/e2e", seed, t.Name())
+		wg.Go(func() { f.report(ctx, t, fmt.Sprintf("h%d", seed), again, v, small) })
 	}
+	wg.Wait()
 	t.Logf("%d histories: %v", len(seeds), ended)
 	tellCoverage(t, covered)
 }
@@ -187,6 +188,36 @@ func TestFixedHistoriesEndEqual(t *testing.T) {
 				t.Errorf("%s: the source executed %d of %d statements:\n%s", h.name, len(v.statements), len(statements), sqlhistory.Script(v.statements, "h"))
 			case !slices.Contains(want, v.outcome):
 				t.Errorf("%s %s\n%s", h.name, v.outcome, v.detail)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestHistoryFile plays the histories of a file, EBB_HISTORY_FILE, each after a line "=== NAME". It is for those who look for the
+// reason of a failure.
+func TestHistoryFile(t *testing.T) {
+	path := os.Getenv("EBB_HISTORY_FILE")
+	if path == "" {
+		t.Skip("EBB_HISTORY_FILE is not set")
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newHistoryReferee(t)
+	var wg sync.WaitGroup
+	for i, part := range strings.Split("\n"+string(text), "\n=== ")[1:] {
+		name, body, _ := strings.Cut(part, "\n")
+		statements, err := sqlhistory.Parse(body)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		wg.Go(func() {
+			v, err := f.play(t.Context(), scriptOf(fmt.Sprintf("file%d", i), statements))
+			t.Logf("%s: %d of %d statements: %s %s %v", name, len(v.statements), len(statements), v.outcome, v.detail, err)
+			if err != nil || v.bad() {
+				t.Errorf("%s: %s", name, v.outcome)
 			}
 		})
 	}

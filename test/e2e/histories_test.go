@@ -51,11 +51,12 @@ type verdict struct {
 const (
 	// historyLimit is how long a changefeed may take after the last statement, and shrinkLimit the same for a smaller history.
 	historyLimit = 75 * time.Second
-	shrinkLimit  = 45 * time.Second
-	// errorLimit is how long an error may stay the same while the checkpoint stands still.
-	errorLimit = 20 * time.Second
+	shrinkLimit  = 35 * time.Second
+	// errorLimit is how long an error may stay the same while the checkpoint stands still, and shrinkErrorLimit the same for a smaller
+	// history.
+	errorLimit, shrinkErrorLimit = 20 * time.Second, 12 * time.Second
 	// histories run beside each other: each waits for its checkpoint, which is written every ten seconds, most of the time.
-	besideShort, besideLong = 16, 16
+	besideEachOther = 16
 )
 
 // historyReferee executes histories on a pair of servers, with a changefeed for each, and compares both sides.
@@ -67,12 +68,14 @@ type historyReferee struct {
 	quiet sync.RWMutex
 	// names makes the schemas of smaller histories distinct.
 	names atomic.Int64
+	// slots bounds how many histories run beside each other.
+	slots chan struct{}
 }
 
 // newHistoryReferee starts a pair and a cluster.
 func newHistoryReferee(t *testing.T) *historyReferee {
 	t.Helper()
-	f := &historyReferee{source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2", "--max-connections=1000")}
+	f := &historyReferee{slots: make(chan struct{}, besideEachOther), source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2", "--max-connections=1000")}
 	f.cluster = startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	if err := os.MkdirAll(f.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
@@ -92,16 +95,17 @@ type script struct {
 	next func() (sqlhistory.Statement, bool)
 	done func(sqlhistory.Statement)
 	// late: the script says itself when the changefeed starts.
-	late  bool
-	pace  time.Duration // after each statement
-	limit time.Duration
+	late bool
+	pace time.Duration // after each statement
+	// limit is how long the changefeed may take after the last statement, and errorLimit how long with the same error.
+	limit, errorLimit time.Duration
 }
 
 // scriptOf is a script of fixed statements.
 func scriptOf(name string, statements []sqlhistory.Statement) script {
 	rest := statements
 	return script{
-		name: name, limit: historyLimit,
+		name: name, limit: historyLimit, errorLimit: errorLimit,
 		late: slices.ContainsFunc(statements, func(s sqlhistory.Statement) bool { return s.Place == sqlhistory.Start }),
 		next: func() (s sqlhistory.Statement, ok bool) {
 			if len(rest) == 0 {
@@ -117,17 +121,17 @@ func scriptOf(name string, statements []sqlhistory.Statement) script {
 // scriptOfSeed is the random script of a seed. Some histories begin before their changefeed does, some are slow.
 func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool) (script, *sqlhistory.Generator) {
 	g := sqlhistory.New(seed, without)
-	left, r := g.Length(), rand.New(rand.NewPCG(seed, 3))
-	s := script{name: fmt.Sprintf("h%d", seed), limit: historyLimit, late: true, done: g.Done, pace: []time.Duration{0, 0, 30 * time.Millisecond}[r.IntN(3)]}
-	start := left
+	length, r := g.Length(), rand.New(rand.NewPCG(seed, 3))
+	s := script{name: fmt.Sprintf("h%d", seed), limit: historyLimit, errorLimit: errorLimit, late: true, done: g.Done, pace: []time.Duration{0, 0, 30 * time.Millisecond}[r.IntN(3)]}
+	left, start := length, length
 	if r.IntN(6) == 0 && !without[startsLate] {
-		start = left - r.IntN(left)
+		start = length - r.IntN(length)
 	}
 	s.next = func() (sqlhistory.Statement, bool) {
 		if left == start {
 			start = -1
 			st := sqlhistory.Statement{Place: sqlhistory.Start}
-			if left < g.Length() {
+			if left < length {
 				st.Forms = []sqlhistory.Form{startsLate}
 			}
 			return st, true
@@ -342,7 +346,7 @@ func (r *run) await(ctx context.Context, last bool) (verdict, error) {
 				return end(differs, "%s", strings.Join(found, "\n"))
 			}
 			return end(equal, "")
-		case st.Error != "" && time.Since(since) > errorLimit, time.Now().After(deadline):
+		case st.Error != "" && time.Since(since) > r.errorLimit, time.Now().After(deadline):
 			return end(wedged, "checkpoint %d of %d, error %q, slowest %q", st.Checkpoint, position, st.Error, st.Slowest)
 		}
 	}
@@ -571,13 +575,12 @@ func (f *historyReferee) shrink(ctx context.Context, t *testing.T, name string, 
 		answers := make([]bool, len(candidates))
 		details := make([]string, len(candidates))
 		var wg sync.WaitGroup
-		slots := make(chan struct{}, besideShort)
 		for i, c := range candidates {
 			wg.Go(func() {
-				slots <- struct{}{}
-				defer func() { <-slots }()
+				f.slots <- struct{}{}
+				defer func() { <-f.slots }()
 				s := scriptOf(fmt.Sprintf("%ss%d", name, f.names.Add(1)), c)
-				s.limit = shrinkLimit
+				s.limit, s.errorLimit = shrinkLimit, shrinkErrorLimit
 				got, err := f.play(ctx, s)
 				answers[i], details[i] = err == nil && got.outcome == v.outcome, got.detail
 			})

@@ -165,5 +165,5 @@ var features = []Form{
 	"alter: online", "alter: ignore", "alter: if exists", "alter: wait", "alter: nowait", "alter: algorithm and lock", "alter: several clauses",
 	"alter: add column if not exists", "alter: add column first", "alter: add column after", "alter: drop column if exists",
 	"rename: other schema", "rename: if exists", "rename: wait", "drop: if exists", "drop: several", "drop: wait", "drop: restrict or cascade",
-	"truncate: without TABLE", "truncate: wait", "update: order and limit", "delete: limit", "delete: returning", "transaction: savepoint", "temporary: hides a table",
+	"truncate: without TABLE", "truncate: wait", "update: order and limit", "delete: limit", "delete: returning", "transaction: savepoint", "temporary: hides a table", "view: rename", "database: written otherwise",
 }

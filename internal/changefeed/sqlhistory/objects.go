@@ -196,12 +196,26 @@ func (g *Generator) tend() {
 	g.say(pick(g.r, []string{"OPTIMIZE TABLE ", "ANALYZE TABLE ", "REPAIR TABLE ", "CHECK TABLE ", "FLUSH TABLES ", "ANALYZE LOCAL TABLE "})+g.ref(g.one(anyTable)), nil)
 }
 
-func (g *Generator) createDatabase() {
-	if g.second {
-		g.ddl(pick(g.r, []string{"ALTER DATABASE " + Second + " CHARACTER SET latin1", "ALTER SCHEMA " + Second + " COLLATE utf8mb4_bin", "CREATE DATABASE IF NOT EXISTS " + Second}), nil)
+// schemaDDL queues DDL of a schema, sometimes in another way of writing it.
+func (g *Generator) schemaDDL(sql string, apply func()) {
+	if g.maybe(2, "database: written otherwise") {
+		g.ddl(sql, apply)
 		return
 	}
-	g.ddl(pick(g.r, []string{"CREATE DATABASE ", "CREATE SCHEMA ", "CREATE DATABASE IF NOT EXISTS "})+Second+
+	g.say(sql, func() {
+		g.open = false
+		if apply != nil {
+			apply()
+		}
+	})
+}
+
+func (g *Generator) createDatabase() {
+	if g.second {
+		g.schemaDDL(pick(g.r, []string{"ALTER DATABASE " + Second + " CHARACTER SET latin1", "ALTER SCHEMA " + Second + " COLLATE utf8mb4_bin", "CREATE DATABASE IF NOT EXISTS " + Second}), nil)
+		return
+	}
+	g.schemaDDL(pick(g.r, []string{"CREATE DATABASE ", "CREATE SCHEMA ", "CREATE DATABASE IF NOT EXISTS "})+Second+
 		pick(g.r, []string{"", " CHARACTER SET utf8mb4", " DEFAULT CHARACTER SET = ucs2 COMMENT 'of the second'"}), func() { g.second = true })
 	t := &table{schema: Second, name: "t1", key: []string{"id"}, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}, {name: "s", null: true, is: columnType{decl: "VARCHAR(20)", values: []string{"'s'"}}}}}
 	g.mark()
@@ -222,7 +236,7 @@ func (g *Generator) dropDatabase() {
 	if !g.alone(Second) {
 		return
 	}
-	g.ddl(pick(g.r, []string{"DROP DATABASE ", "DROP SCHEMA ", "DROP DATABASE IF EXISTS "})+Second, func() { g.goneSchema(Second) })
+	g.schemaDDL(pick(g.r, []string{"DROP DATABASE ", "DROP SCHEMA ", "DROP DATABASE IF EXISTS "})+Second, func() { g.goneSchema(Second) })
 	g.mark()
 	if g.r.IntN(2) == 0 {
 		g.createAgain(Second)
@@ -234,7 +248,7 @@ func (g *Generator) dropFirst() {
 	if !g.alone(First) {
 		return
 	}
-	g.ddl("DROP DATABASE "+First, func() { g.goneSchema(First) })
+	g.schemaDDL("DROP DATABASE "+First, func() { g.goneSchema(First) })
 	g.mark()
 	g.createAgain(First)
 }
@@ -246,7 +260,7 @@ func (g *Generator) replaceDatabase() {
 	if !g.alone(Second) {
 		return
 	}
-	g.ddl("CREATE OR REPLACE DATABASE "+Second, func() { g.goneSchema(Second); g.second = true })
+	g.schemaDDL("CREATE OR REPLACE DATABASE "+Second, func() { g.goneSchema(Second); g.second = true })
 	g.mark()
 	t := &table{schema: Second, name: "t1", key: []string{"id"}, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}}}
 	g.say("CREATE TABLE "+Second+".t1 (id INT PRIMARY KEY)", g.add(t))
@@ -332,7 +346,7 @@ func (g *Generator) view() {
 	g.ddl("CREATE "+pick(g.r, []string{"", "OR REPLACE ", "ALGORITHM=MERGE ", "SQL SECURITY INVOKER "})+"VIEW "+name+" AS SELECT * FROM "+t.schema+"."+quoteName(t.name), func() { g.views = append(g.views, name) })
 	g.mark()
 	g.say("DELETE FROM "+name+" WHERE id = 2", nil)
-	if g.r.IntN(3) == 0 {
+	if g.maybe(3, "view: rename") {
 		to := fmt.Sprintf("%s.v%d", First, g.next())
 		g.say("RENAME TABLE "+name+" TO "+to, func() { g.views[len(g.views)-1] = to })
 	}
