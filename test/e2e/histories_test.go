@@ -154,7 +154,7 @@ type run struct {
 	script
 	statements []sqlhistory.Statement
 	conn       *sql.Conn
-	began      string // position at which the history began
+	began      string // position from which the changefeed starts
 	started    bool
 }
 
@@ -275,6 +275,9 @@ func (r *run) step(ctx context.Context, s sqlhistory.Statement) (ok bool, v verd
 			return false, v, err
 		}
 		return err == nil, v, nil
+	case sqlhistory.Begin:
+		r.began, err = r.position(ctx)
+		return true, v, err
 	case sqlhistory.Start:
 		return true, v, r.start(ctx)
 	case sqlhistory.Wait:

@@ -19,7 +19,8 @@ const (
 	AtSource Place = ""
 	AtSink   Place = "sink"   // executed at the sink
 	Wait     Place = "wait"   // until everything so far is at the sink
-	Start    Place = "start"  // the changefeed begins here, from the position at which the history began
+	Begin    Place = "begin"  // the position from which the changefeed starts, if it is not the beginning of the history
+	Start    Place = "start"  // the changefeed is created here
 	Pause    Place = "pause"  // the changefeed is paused
 	Resume   Place = "resume" // the changefeed is resumed
 )
@@ -104,7 +105,7 @@ func parseEvent(text string) (Statement, error) {
 	if sql, ok := strings.CutPrefix(text, "sink: "); ok {
 		return Statement{SQL: strings.TrimSuffix(sql, ";"), Place: AtSink}, nil
 	}
-	if place := Place(text); slices.Contains([]Place{Wait, Start, Pause, Resume}, place) {
+	if place := Place(text); slices.Contains([]Place{Wait, Begin, Start, Pause, Resume}, place) {
 		return Statement{Place: place}, nil
 	}
 	return Statement{}, fmt.Errorf("%q is neither an event nor a statement", text)
