@@ -83,6 +83,11 @@ func (g *Generator) columnsAndKeys(t *table) []string {
 			items = append(items, index)
 		}
 	}
+	if g.maybe(8, "index: spatial") {
+		c := &column{name: fmt.Sprintf("g%d", g.next()), is: columnType{decl: "POINT", values: []string{"POINT(0, 0)", "POINT(-1.5, 1e300)"}, spatial: true}}
+		t.columns = append(t.columns, c)
+		items = append(items, c.name+" POINT NOT NULL", "SPATIAL INDEX ("+c.name+")")
+	}
 	if g.maybe(8, "constraint: check") {
 		name := fmt.Sprintf("ck%d", g.next())
 		t.checks = append(t.checks, name)
@@ -159,11 +164,15 @@ func (g *Generator) index(t *table) string {
 	name := fmt.Sprintf("k%d", g.next())
 	list := t.columnsThat(func(c *column) bool { return !c.generated && !c.is.spatial })
 	c := pick(g.r, list)
-	if words := t.columnsThat(func(c *column) bool { return strings.HasPrefix(c.is.decl, "VARCHAR") }); len(words) > 0 && g.r.IntN(2) == 0 {
+	if blobs := t.columnsThat(func(c *column) bool { return c.is.blob }); len(blobs) > 0 && g.often["index: unique hash"] {
+		c = blobs[0]
+	} else if words := t.columnsThat(func(c *column) bool { return strings.HasPrefix(c.is.decl, "VARCHAR") }); len(words) > 0 && g.r.IntN(2) == 0 {
 		c = words[0]
 	}
 	text := ""
 	switch {
+	case c.is.blob && g.maybe(3, "index: unique hash"):
+		text = "UNIQUE KEY " + name + " (" + quoteName(c.name) + ") USING HASH"
 	case c.is.blob && g.use("index: prefix"):
 		text = "KEY " + name + " (" + quoteName(c.name) + "(10))"
 	case c.is.blob || strings.Contains(c.is.decl, "COMPRESSED"):

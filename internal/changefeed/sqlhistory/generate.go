@@ -67,7 +67,7 @@ type partitions struct {
 }
 
 // featured is how many forms each history has far more often than others.
-const featured = 12
+const featured = 16
 
 // New is a generator of the history of a seed, without some forms. Every history has a selection of forms of its own, and features a
 // few: rare combinations become likely in the histories that have little else.
@@ -75,7 +75,11 @@ func New(seed uint64, without map[Form]bool) *Generator {
 	g := &Generator{r: rand.New(rand.NewPCG(seed, 16)), types: columnTypes(), productions: allProductions(), known: allForms(), off: map[Form]bool{}, often: map[Form]bool{}}
 	forms, share := Forms(), 2+g.r.IntN(3)
 	for range featured {
-		g.often[pick(g.r, forms)] = true
+		f := pick(g.r, forms)
+		g.often[f] = true
+		if carrier := carriers[f]; carrier != "" {
+			g.often[carrier] = true
+		}
 	}
 	for _, f := range forms {
 		likely := g.r.IntN(4) < share && !Rare[f] || g.often[f] || essential[f]
@@ -84,6 +88,20 @@ func New(seed uint64, without map[Form]bool) *Generator {
 		}
 	}
 	return g
+}
+
+// carriers are the forms of statements in which a rare form occurs: a history that features the one features the other.
+var carriers = map[Form]Form{
+	"create: if not exists as select": "create: as select", "create: or replace as select": "create: as select", "create: like after alter": "create: like",
+	"alter: drop column if exists": "alter: drop column", "alter: add column if not exists": "alter: add column",
+	"index: unique hash": "alter: add index", "index: prefix": "alter: add index", "index: fulltext": "alter: add index", "index: wait": "index: create",
+	"rename: wait": "rename", "rename: if exists": "rename", "rename: other schema": "rename",
+	"drop: several": "drop", "drop: wait": "drop", "drop: if exists": "drop", "drop: restrict or cascade": "drop",
+	"truncate: wait": "truncate", "truncate: without TABLE": "truncate", "update: order and limit": "update", "delete: limit": "delete", "delete: returning": "delete",
+	"foreign key: on delete cascade": "create: foreign key", "foreign key: on delete set null": "create: foreign key", "foreign key: restrict": "create: foreign key",
+	"foreign key: on update cascade": "create: foreign key", "foreign key: on update set null": "create: foreign key",
+	"partition: subpartitions": "create: table", "partition: by key": "create: table", "partition: by range columns": "create: table",
+	"transaction: savepoint": "transaction", "temporary: hides a table": "temporary", "view: rename": "view", "database: written otherwise": "database: create or alter",
 }
 
 // essential forms are in every history: without them there is nothing to change.
@@ -117,10 +135,11 @@ func (g *Generator) use(f Form) bool {
 
 // maybe uses a form once in n times.
 func (g *Generator) maybe(n int, f Form) bool {
+	chosen := g.r.IntN(n) == 0
 	if g.often[f] {
-		n = min(n, 2)
+		chosen = g.r.IntN(4) > 0
 	}
-	return g.r.IntN(n) == 0 && g.use(f)
+	return chosen && g.use(f)
 }
 
 // say queues a statement; apply changes the model once it has succeeded.

@@ -29,7 +29,11 @@ func TestEveryFormOccurs(t *testing.T) {
 		}
 	}
 	for _, f := range Forms() {
-		if count[f] < 20 {
+		want := 20
+		if Rare[f] {
+			want = 10
+		}
+		if count[f] < want {
 			t.Errorf("%s occurs in %d of 1000 histories", f, count[f])
 		}
 	}

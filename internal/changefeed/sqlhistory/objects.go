@@ -8,8 +8,17 @@ import (
 
 func (g *Generator) rename() {
 	t := g.one(anyTable)
-	schema, name := g.newName()
-	if schema != t.schema && !g.use("rename: other schema") {
+	schema, name := t.schema, ""
+	if g.Has("rename: other schema") && g.r.IntN(3) == 0 {
+		if !g.second {
+			g.createDatabase()
+		}
+		schema, name = Second, fmt.Sprintf("n%d", g.next())
+		if t.schema == Second {
+			schema = First
+		}
+		g.use("rename: other schema")
+	} else if schema, name = g.newName(); schema != t.schema {
 		return
 	}
 	head := pick(g.r, []string{"RENAME TABLE ", "RENAME TABLES "})
@@ -439,6 +448,16 @@ func (g *Generator) outside() {
 	g.say("INSERT INTO "+name+" VALUES (1, 'a')", nil)
 	g.say("ALTER TABLE "+name+" ADD c INT", nil)
 	g.say(pick(g.r, []string{"TRUNCATE " + name, "RENAME TABLE " + name + " TO " + name + "x", "DROP TABLE " + name}), nil)
+}
+
+// period is a table with a period of time, parts of which are deleted and updated.
+func (g *Generator) period() {
+	t := &table{schema: First, name: fmt.Sprintf("period%d", g.next()), columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true},
+		{name: "s", is: columnType{decl: "DATE", values: []string{"'2020-01-01'"}}}, {name: "e", is: columnType{decl: "DATE", values: []string{"'2021-01-01'"}}}}}
+	g.ddl("CREATE TABLE "+g.ref(t)+" (id INT, s DATE, e DATE, PERIOD FOR p (s, e)"+pick(g.r, []string{"", ", UNIQUE (id, p WITHOUT OVERLAPS)"})+")", g.add(t))
+	g.insertInto(t)
+	g.say("DELETE FROM "+g.ref(t)+" FOR PORTION OF p FROM '2020-03-01' TO '2020-04-01'", nil)
+	g.say("UPDATE "+g.ref(t)+" FOR PORTION OF p FROM '2020-06-01' TO '2020-07-01' SET id = id + 1", nil)
 }
 
 // zeroDates stores dates that a strict server refuses.
