@@ -292,4 +292,38 @@ var fixedHistories = []fixedHistory{
 		INSERT INTO {a}.t VALUES (1), (2);
 		ALTER TABLE {a}.t ADD at DATETIME(6) DEFAULT NOW(6);
 	`},
+	// The referee sees what somebody does to the sink.
+	{name: "referee: a row is changed at the sink", ends: []outcome{differs}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, f FLOAT);
+		INSERT INTO {a}.t VALUES (1, 16777215), (2, 0.1);
+		-- wait
+		-- sink: UPDATE {a}.t SET f = 16777214 WHERE id = 1;
+	`},
+	{name: "referee: a row is doubled at the sink", ends: []outcome{differs}, text: `
+		CREATE TABLE {a}.t (id INT);
+		INSERT INTO {a}.t VALUES (1);
+		-- wait
+		-- sink: INSERT INTO {a}.t VALUES (1);
+	`},
+	{name: "referee: a table is altered at the sink", ends: []outcome{differs}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		-- wait
+		-- sink: ALTER TABLE {a}.t COMMENT 'other';
+	`},
+	{name: "referee: a table is made at the sink", ends: []outcome{differs}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		-- wait
+		-- sink: CREATE TABLE {a}.u (id INT);
+	`},
+	{name: "referee: a table outside the filter is changed at the sink", ends: []outcome{differs}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		-- wait
+		-- sink: DELETE FROM {x}.o1;
+	`},
+	{name: "referee: the sink lacks a table", ends: []outcome{wedged}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		-- wait
+		-- sink: DROP TABLE {a}.t;
+		INSERT INTO {a}.t VALUES (1);
+	`},
 }

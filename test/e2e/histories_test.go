@@ -3,7 +3,7 @@ package e2e
 import (
 	"context"
 	"database/sql"
-	"errors"
+	"database/sql/driver"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -355,7 +355,8 @@ func (r *run) await(ctx context.Context, last bool) (verdict, error) {
 	}
 }
 
-// refusals are what a changefeed may refuse. Each is a sentence of docs/changefeeds.md, and what the error looks like.
+// refusals are what a changefeed may refuse: words of docs/changefeeds.md that list it, and what the error looks like. Without the words
+// on the page a refusal is a failure.
 var refusals = []struct {
 	documented string
 	error      *regexp.Regexp
@@ -389,7 +390,7 @@ func (r *run) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if r.conn != nil {
-		_ = r.conn.Raw(func(any) error { return errors.New("closed") })
+		_ = r.conn.Raw(func(any) error { return driver.ErrBadConn }) // nobody else gets its settings and locks
 		r.conn.Close()
 	}
 	if r.started {
