@@ -95,6 +95,9 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 				return
 			}
 			ended[v.outcome]++
+			if finished(ended)%50 == 0 {
+				t.Logf("%d histories so far: %v", finished(ended), ended)
+			}
 			if v.outcome == equal {
 				for _, form := range sqlhistory.FormsOf(v.statements) {
 					covered[form]++
@@ -120,6 +123,13 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d histories: %v", len(seeds), ended)
 	tellCoverage(t, covered)
+}
+
+func finished(ended map[outcome]int) (n int) {
+	for _, count := range ended {
+		n += count
+	}
+	return n
 }
 
 // playSeed plays the history of a seed, alone if it may end others.
