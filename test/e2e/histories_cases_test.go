@@ -26,6 +26,8 @@ var knownToFail = map[sqlhistory.Form]string{
 	"type: year":                  "later signed columns are read as unsigned",
 	"database: written otherwise": "CREATE DATABASE with a comment is skipped",
 	"session: names":              "a collation that is not the default of its character set is not accepted",
+	"option: wide charset":        "SET values with several members are not accepted",
+	"index: spatial":              "the empty geometry of INSERT IGNORE is not accepted",
 	"index: unique hash":          "the sink's table has no column DB_ROW_HASH_1",
 	"session: row image":          "the error of one table stops the changefeeds of others",
 	"session: statement format":   "stops every changefeed of the source",

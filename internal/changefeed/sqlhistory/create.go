@@ -208,7 +208,10 @@ func (g *Generator) tableOptions(t *table) string {
 		text = " ENGINE = InnoDB"
 	}
 	if g.maybe(5, "option: charset") {
-		text += pick(g.r, []string{" DEFAULT CHARSET=latin1", " CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci", " COLLATE=ucs2_general_ci", " DEFAULT CHARACTER SET = cp1251"})
+		text += pick(g.r, []string{" DEFAULT CHARSET=latin1", " CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci", " DEFAULT CHARACTER SET = cp1251"})
+	}
+	if !strings.Contains(text, "CHAR") && g.maybe(8, "option: wide charset") {
+		text += pick(g.r, []string{" COLLATE=ucs2_general_ci", " CHARSET=utf16", " CHARSET=utf32"})
 	}
 	if g.maybe(8, "option: comment") {
 		text += " COMMENT='a; table''s comment'"

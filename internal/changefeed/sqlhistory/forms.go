@@ -159,7 +159,7 @@ var features = []Form{
 	"column: generated virtual", "column: generated stored", "column: default now", "column: on update now", "column: not null", "column: default", "column: default expression",
 	"column: comment", "column: invisible", "column: collation",
 	"index: in create", "index: prefix", "index: unique hash", "index: spatial", "index: fulltext", "index: descending", "index: ignored", "index: unique", "index: wait",
-	"constraint: check", "engine: MyISAM", "engine: Aria", "engine: MEMORY", "option: engine InnoDB", "option: charset", "option: comment", "option: row format",
+	"constraint: check", "engine: MyISAM", "engine: Aria", "engine: MEMORY", "option: engine InnoDB", "option: charset", "option: wide charset", "option: comment", "option: row format",
 	"option: auto increment", "option: page compressed", "versioned: create",
 	"partition: by range", "partition: by list", "partition: by hash", "partition: by key", "partition: by range columns", "partition: subpartitions",
 	"foreign key: on delete cascade", "foreign key: on delete set null", "foreign key: restrict", "foreign key: on update cascade", "foreign key: on update set null",
