@@ -23,7 +23,7 @@ type Generator struct {
 
 	tables []*table
 	// objects besides tables, by their full names.
-	views, sequences, triggers, procedures, temporary []string
+	views, sequences, triggers []string
 	// second: the second schema exists.
 	second bool
 	// in is the schema that unqualified names are in, open that a transaction is, and resets what sets the session back.

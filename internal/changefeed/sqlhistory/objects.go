@@ -8,7 +8,7 @@ import (
 
 func (g *Generator) rename() {
 	t := g.one(anyTable)
-	schema, name := t.schema, ""
+	var schema, name string
 	if g.Has("rename: other schema") && g.r.IntN(3) == 0 {
 		if !g.second {
 			g.createDatabase()
@@ -282,7 +282,7 @@ func (g *Generator) goneSchema(schema string) {
 	}
 	gone := func(name string) bool { return strings.HasPrefix(name, schema+".") }
 	g.views, g.sequences = slices.DeleteFunc(g.views, gone), slices.DeleteFunc(g.sequences, gone)
-	g.triggers, g.procedures = slices.DeleteFunc(g.triggers, gone), slices.DeleteFunc(g.procedures, gone)
+	g.triggers = slices.DeleteFunc(g.triggers, gone)
 	if schema == Second {
 		g.second = false
 	}
