@@ -104,7 +104,7 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 				}
 			}
 			if v.bad() {
-				t.Logf("seed %d %s: %.600s", seed, v.outcome, v.detail)
+				t.Logf("seed %d %s: %.600s\n%s", seed, v.outcome, v.detail, sqlhistory.Script(v.statements, fmt.Sprintf("h%d", seed)))
 				bad[seed] = v
 			}
 		})
