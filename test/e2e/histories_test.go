@@ -1,0 +1,660 @@
+package e2e
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlhistory"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// Outcome is how a history ended.
+type outcome string
+
+const (
+	equal    outcome = "equal"   // both sides are the same
+	rejected outcome = "refused" // the changefeed failed with an error that names the statement, and the documentation lists it
+	failed   outcome = "failed"  // it failed with an error, and nothing says that it may
+	differs  outcome = "differs" // it says that everything is at the sink, and the sides differ
+	wedged   outcome = "wedged"  // it reached neither the end nor an error
+)
+
+// bad outcomes fail a test.
+func (o outcome) bad() bool { return o == failed || o == differs || o == wedged }
+
+// verdict is an outcome, the statements that the source executed, and what is wrong.
+type verdict struct {
+	outcome
+	statements []sqlhistory.Statement
+	detail     string
+}
+
+const (
+	// historyLimit is how long a changefeed may take after the last statement, and shrinkLimit the same for a smaller history.
+	historyLimit = 75 * time.Second
+	shrinkLimit  = 35 * time.Second
+	// errorLimit is how long an error may stay the same while the checkpoint stands still, and shrinkErrorLimit the same for a smaller
+	// history.
+	errorLimit, shrinkErrorLimit = 20 * time.Second, 12 * time.Second
+	// histories run beside each other: each waits for its checkpoint, which is written every ten seconds, most of the time.
+	besideEachOther = 16
+)
+
+// historyReferee executes histories on a pair of servers, with a changefeed for each, and compares both sides.
+type historyReferee struct {
+	*cluster
+	source, sink *testenv.MariaDB
+	from, to     *sql.DB
+	// quiet is held by histories that end the changefeeds of others, alone.
+	quiet sync.RWMutex
+	// names makes the schemas of smaller histories distinct.
+	names atomic.Int64
+	// slots bounds how many histories run beside each other.
+	slots chan struct{}
+}
+
+// newHistoryReferee starts a pair and a cluster.
+func newHistoryReferee(t *testing.T) *historyReferee {
+	t.Helper()
+	f := &historyReferee{slots: make(chan struct{}, besideEachOther), source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2", "--max-connections=1000")}
+	f.cluster = startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
+	if err := os.MkdirAll(f.dir.Credentials(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(f.dir.Credentials(), "pair"), []byte(f.source.Password+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.from, f.to = f.source.Open(""), f.sink.Open("")
+	t.Cleanup(func() { f.from.Close(); f.to.Close() })
+	return f
+}
+
+// script is where statements come from.
+type script struct {
+	name string
+	// next is the next statement, and done says that the source executed it.
+	next func() (sqlhistory.Statement, bool)
+	done func(sqlhistory.Statement)
+	// late: the script says itself when the changefeed starts.
+	late bool
+	pace time.Duration // after each statement
+	// limit is how long the changefeed may take after the last statement, and errorLimit how long with the same error.
+	limit, errorLimit time.Duration
+}
+
+// scriptOf is a script of fixed statements.
+func scriptOf(name string, statements []sqlhistory.Statement) script {
+	rest := statements
+	return script{
+		name: name, limit: historyLimit, errorLimit: errorLimit,
+		late: slices.ContainsFunc(statements, func(s sqlhistory.Statement) bool { return s.Place == sqlhistory.Start }),
+		next: func() (s sqlhistory.Statement, ok bool) {
+			if len(rest) == 0 {
+				return s, false
+			}
+			s, rest = rest[0], rest[1:]
+			return s, true
+		},
+		done: func(sqlhistory.Statement) {},
+	}
+}
+
+// scriptOfSeed is the random script of a seed. Some histories begin before their changefeed does, some are slow.
+func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool) (script, *sqlhistory.Generator) {
+	g := sqlhistory.New(seed, without)
+	length, r := g.Length(), rand.New(rand.NewPCG(seed, 3))
+	s := script{name: fmt.Sprintf("h%d", seed), limit: historyLimit, errorLimit: errorLimit, late: true, done: g.Done, pace: []time.Duration{0, 0, 30 * time.Millisecond}[r.IntN(3)]}
+	left, start := length, length
+	if r.IntN(6) == 0 && !without[startsLate] {
+		start = length - r.IntN(length)
+	}
+	s.next = func() (sqlhistory.Statement, bool) {
+		if left == start {
+			start = -1
+			st := sqlhistory.Statement{Place: sqlhistory.Start}
+			if left < length {
+				st.Forms = []sqlhistory.Form{startsLate}
+			}
+			return st, true
+		}
+		if left == 0 {
+			return sqlhistory.Statement{}, false
+		}
+		left--
+		return g.Next(), true
+	}
+	return s, g
+}
+
+// startsLate is the form of histories that begin before their changefeed.
+const startsLate sqlhistory.Form = "changefeed: starts late"
+
+// run is one history that is being executed.
+type run struct {
+	*historyReferee
+	script
+	statements []sqlhistory.Statement
+	conn       *sql.Conn
+	began      string // position from which the changefeed starts
+	started    bool
+}
+
+// play executes a history and says how it ended. An error is one of the test itself.
+func (f *historyReferee) play(ctx context.Context, s script) (v verdict, err error) {
+	r := &run{historyReferee: f, script: s}
+	if err := r.begin(ctx); err != nil {
+		return v, err
+	}
+	defer r.end()
+	if !s.late {
+		if err := r.start(ctx); err != nil {
+			return v, err
+		}
+	}
+	for {
+		next, ok := s.next()
+		if !ok {
+			break
+		}
+		ok, v, err := r.step(ctx, next)
+		if err != nil || v.outcome != "" {
+			return v, err
+		}
+		if ok {
+			s.done(next)
+			r.statements = append(r.statements, next)
+		}
+		time.Sleep(s.pace) // a rate, not a wait
+	}
+	return r.await(ctx, true)
+}
+
+// begin makes what exists before the history, on both sides.
+func (r *run) begin(ctx context.Context) (err error) {
+	setup := []string{"CREATE DATABASE " + sqlhistory.First, "CREATE DATABASE " + sqlhistory.Outside}
+	for _, db := range []*sql.DB{r.from, r.to} {
+		for _, s := range setup {
+			if _, err := db.ExecContext(ctx, sqlhistory.In(s, r.name)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range sqlhistory.Kept {
+		name = sqlhistory.In(name, r.name)
+		if _, err := r.to.ExecContext(ctx, "CREATE TABLE "+name+" (kept INT); INSERT INTO "+name+" VALUES (1)"); err != nil {
+			return err
+		}
+	}
+	if r.conn, err = r.from.Conn(ctx); err != nil {
+		return err
+	}
+	if _, err := r.conn.ExecContext(ctx, "SET SESSION lock_wait_timeout = 10, innodb_lock_wait_timeout = 10"); err != nil {
+		return err
+	}
+	r.began, err = r.position(ctx)
+	return err
+}
+
+// position is the sequence number of the source's last transaction.
+func (r *run) position(ctx context.Context) (string, error) {
+	var gtid string
+	if err := r.from.QueryRowContext(ctx, "SELECT @@GLOBAL.gtid_binlog_pos").Scan(&gtid); err != nil {
+		return "", err
+	}
+	return gtid[strings.LastIndex(gtid, "-")+1:], nil
+}
+
+// start creates the changefeed and waits until it runs.
+func (r *run) start(ctx context.Context) error {
+	var filter []string
+	for _, p := range sqlhistory.Filter {
+		filter = append(filter, sqlhistory.In(p, r.name))
+	}
+	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}, Spec: v1alpha1.ChangefeedSpec{
+		Source: "mysql://" + r.source.User + "@" + r.source.Address, SourcePasswordFile: "pair",
+		Sink: "mysql://" + r.sink.User + "@" + r.sink.Address, SinkPasswordFile: "pair",
+		Filter: filter, StartPosition: r.began, Workers: 2,
+	}}
+	if err := r.client.Create(ctx, cf); err != nil {
+		return err
+	}
+	r.started = true
+	return r.awaitState(ctx, v1alpha1.ChangefeedRunning)
+}
+
+func (r *run) feed(ctx context.Context) (*v1alpha1.Changefeed, error) {
+	cf := &v1alpha1.Changefeed{}
+	err := r.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: r.name}, cf)
+	return cf, err
+}
+
+// awaitState waits for a state, or for the changefeed to fail.
+func (r *run) awaitState(ctx context.Context, want v1alpha1.ChangefeedState) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		cf, err := r.feed(ctx)
+		if err == nil && (cf.Status.State == want || cf.Status.State == v1alpha1.ChangefeedFailed) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s is not %s: %v, %+v", r.name, want, err, cf.Status)
+		}
+	}
+}
+
+// step takes one step, and says whether it belongs to the history: what the source refuses does not.
+func (r *run) step(ctx context.Context, s sqlhistory.Statement) (ok bool, v verdict, err error) {
+	switch s.Place {
+	case sqlhistory.AtSource:
+		_, err := r.conn.ExecContext(ctx, sqlhistory.In(s.SQL, r.name))
+		if err != nil && unanswered(err) {
+			return false, v, fmt.Errorf("%s: %w", s.SQL, err)
+		}
+		return err == nil, v, nil
+	case sqlhistory.AtSink:
+		_, err := r.to.ExecContext(ctx, sqlhistory.In(s.SQL, r.name))
+		if err != nil && unanswered(err) {
+			return false, v, err
+		}
+		return err == nil, v, nil
+	case sqlhistory.Begin:
+		r.began, err = r.position(ctx)
+		return true, v, err
+	case sqlhistory.Start:
+		return true, v, r.start(ctx)
+	case sqlhistory.Wait:
+		v, err := r.await(ctx, false)
+		if v.outcome == equal {
+			v.outcome = ""
+		}
+		return true, v, err
+	case sqlhistory.Pause:
+		return true, v, r.want(ctx, v1alpha1.ChangefeedPause, v1alpha1.ChangefeedPaused)
+	case sqlhistory.Resume:
+		return true, v, r.want(ctx, v1alpha1.ChangefeedRun, v1alpha1.ChangefeedRunning)
+	}
+	return false, v, fmt.Errorf("there is no place %q", s.Place)
+}
+
+// want pauses or resumes the changefeed.
+func (r *run) want(ctx context.Context, wish v1alpha1.ChangefeedWish, state v1alpha1.ChangefeedState) error {
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"state":"`+string(wish)+`"}}`))
+	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}}
+	if err := r.client.Patch(ctx, cf, patch); err != nil {
+		return err
+	}
+	return r.awaitState(ctx, state)
+}
+
+// await waits until the changefeed has reached the source's position, and compares both sides in the end.
+func (r *run) await(ctx context.Context, last bool) (verdict, error) {
+	text, err := r.position(ctx)
+	if err != nil {
+		return verdict{}, err
+	}
+	position, _ := strconv.ParseInt(text, 10, 64)
+	end := func(o outcome, format string, args ...any) (verdict, error) {
+		return verdict{outcome: o, statements: r.statements, detail: fmt.Sprintf(format, args...)}, nil
+	}
+	deadline := time.Now().Add(r.limit)
+	var same v1alpha1.ChangefeedStatus
+	since := time.Now()
+	for ; ; time.Sleep(150 * time.Millisecond) {
+		cf, err := r.feed(ctx)
+		if err != nil {
+			if time.Now().After(deadline) {
+				return verdict{}, err
+			}
+			continue
+		}
+		st := cf.Status
+		if st.Error != same.Error || st.Checkpoint != same.Checkpoint {
+			same, since = st, time.Now()
+		}
+		switch {
+		case st.State == v1alpha1.ChangefeedFailed:
+			if why, ok := r.mayRefuse(st.Error); !ok {
+				return end(failed, "%s (%s)", st.Error, why)
+			}
+			return end(rejected, "%s", st.Error)
+		case st.State == v1alpha1.ChangefeedPaused:
+			return end(equal, "")
+		case st.Checkpoint >= position:
+			if !last {
+				return end(equal, "")
+			}
+			found, err := r.compare(ctx)
+			if err != nil {
+				return verdict{}, err
+			}
+			if len(found) > 0 {
+				return end(differs, "%s", strings.Join(found, "\n"))
+			}
+			return end(equal, "")
+		case st.Error != "" && time.Since(since) > r.errorLimit, time.Now().After(deadline):
+			return end(wedged, "checkpoint %d of %d, error %q, slowest %q", st.Checkpoint, position, st.Error, st.Slowest)
+		}
+	}
+}
+
+// refusals are what a changefeed may refuse: words of docs/changefeeds.md that list it, and what the error looks like. Without the words
+// on the page a refusal is a failure.
+var refusals = []struct {
+	documented string
+	error      *regexp.Regexp
+}{}
+
+// mayRefuse says whether the documentation lists a refusal. The error has to name the statement.
+func (r *run) mayRefuse(text string) (why string, ok bool) {
+	page, err := os.ReadFile("../../docs/changefeeds.md")
+	if err != nil {
+		return err.Error(), false
+	}
+	listed := false
+	for _, c := range refusals {
+		listed = listed || c.error.MatchString(text) && strings.Contains(string(page), c.documented)
+	}
+	if !listed {
+		return "docs/changefeeds.md does not list this", false
+	}
+	squeezed := strings.Join(strings.Fields(text), " ")
+	for _, s := range r.statements {
+		words := strings.Join(strings.Fields(sqlhistory.In(s.SQL, r.name)), " ")
+		if len(words) > 0 && strings.Contains(squeezed, words[:min(len(words), 40)]) {
+			return "", true
+		}
+	}
+	return "the error names no statement of the history", false
+}
+
+// end removes everything of the history.
+func (r *run) end() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if r.conn != nil {
+		_ = r.conn.Raw(func(any) error { return driver.ErrBadConn }) // nobody else gets its settings and locks
+		r.conn.Close()
+	}
+	if r.started {
+		_ = r.client.Delete(ctx, &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}})
+	}
+	r.rollBackXA(ctx)
+	for _, db := range []*sql.DB{r.from, r.to} {
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			continue
+		}
+		_, _ = conn.ExecContext(ctx, "SET SESSION lock_wait_timeout = 10, foreign_key_checks = 0")
+		for _, schema := range []string{sqlhistory.First, sqlhistory.Second, sqlhistory.Outside} {
+			_, _ = conn.ExecContext(ctx, "DROP DATABASE IF EXISTS "+sqlhistory.In(schema, r.name)) // nobody looks at it any more
+		}
+		_, _ = conn.ExecContext(ctx, "SET SESSION lock_wait_timeout = DEFAULT, foreign_key_checks = 1")
+		conn.Close()
+	}
+}
+
+// rollBackXA ends transactions that the history has prepared and not ended.
+func (r *run) rollBackXA(ctx context.Context) {
+	rows, err := r.from.QueryContext(ctx, "XA RECOVER")
+	if err != nil {
+		return
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var format, gtrid, bqual int
+		var data string
+		if rows.Scan(&format, &gtrid, &bqual, &data) == nil && strings.HasPrefix(data, r.name+"_") {
+			_, _ = r.from.ExecContext(ctx, "XA ROLLBACK '"+data+"'")
+		}
+	}
+}
+
+// compare says where both sides differ: in tables inside the filter, and in tables of the sink outside it.
+func (r *run) compare(ctx context.Context) ([]string, error) {
+	source, err := tablesOf(ctx, r.from, r.name)
+	if err != nil {
+		return nil, err
+	}
+	sink, err := tablesOf(ctx, r.to, r.name)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, name := range slices.Sorted(maps.Keys(source)) {
+		if text, ok := sink[name]; !ok {
+			found = append(found, name+" is missing at the sink")
+		} else if text != source[name] {
+			found = append(found, name+": "+firstDifference(source[name], text))
+		}
+	}
+	keeps := slices.Contains(sqlhistory.FormsOf(r.statements), "rename: out of the filter")
+	for _, name := range slices.Sorted(maps.Keys(sink)) {
+		if _, ok := source[name]; !ok && !keeps {
+			found = append(found, name+" is at the sink only")
+		}
+	}
+	for _, name := range sqlhistory.Kept {
+		name = sqlhistory.In(name, r.name)
+		var n int
+		if err := r.to.QueryRowContext(ctx, "SELECT SUM(kept) FROM "+name).Scan(&n); err != nil || n != 1 {
+			found = append(found, fmt.Sprintf("%s, which is outside the filter, was changed at the sink: %d, %v", name, n, err))
+		}
+	}
+	return found, nil
+}
+
+// firstDifference is the first line that differs.
+func firstDifference(a, b string) string {
+	left, right := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range max(len(left), len(right)) {
+		x, y := "(end)", "(end)"
+		if i < len(left) {
+			x = left[i]
+		}
+		if i < len(right) {
+			y = right[i]
+		}
+		if x != y {
+			return fmt.Sprintf("%d and %d lines, first difference:\n    source %.300s\n    sink   %.300s", len(left), len(right), x, y)
+		}
+	}
+	return "the same"
+}
+
+var autoIncrementOption = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
+
+// tablesOf is SHOW CREATE and every row of all replicated tables of a history, by their names.
+func tablesOf(ctx context.Context, db *sql.DB, name string) (map[string]string, error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer conn.ExecContext(ctx, "SET NAMES utf8mb4, SESSION sql_mode = DEFAULT")
+	if _, err := conn.ExecContext(ctx, "SET NAMES utf8mb4, SESSION sql_mode = ''"); err != nil {
+		return nil, err
+	}
+	rows, err := conn.QueryContext(ctx, `SELECT t.table_schema, t.table_name, c.column_name, c.data_type
+		FROM information_schema.tables t JOIN information_schema.columns c ON BINARY t.table_schema = c.table_schema AND BINARY t.table_name = c.table_name
+		WHERE t.table_schema IN (?, ?) AND t.table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') ORDER BY 1, 2, c.ordinal_position`, name+"_a", name+"_b")
+	if err != nil {
+		return nil, err
+	}
+	columns := map[string][]string{}
+	for rows.Next() {
+		var schema, table, column, kind string
+		if err := rows.Scan(&schema, &table, &column, &kind); err != nil {
+			rows.Close()
+			return nil, err
+		}
+		if schema == name+"_a" && strings.HasPrefix(table, sqlhistory.Skipped) {
+			continue
+		}
+		column = backquoted(column)
+		if kind == "float" { // its text has fewer digits than its value
+			column = "CAST(" + column + " AS DOUBLE)"
+		}
+		full := schema + "." + backquoted(table)
+		columns[full] = append(columns[full], column)
+	}
+	rows.Close()
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	tables := map[string]string{}
+	for table, list := range columns {
+		if tables[table], err = tableText(ctx, conn, table, strings.Join(list, ", ")); err != nil {
+			return nil, fmt.Errorf("%s: %w", table, err)
+		}
+	}
+	return tables, nil
+}
+
+func backquoted(name string) string { return "`" + strings.ReplaceAll(name, "`", "``") + "`" }
+
+// tableText is SHOW CREATE of a table, and its rows in some order, one on each line.
+func tableText(ctx context.Context, conn *sql.Conn, name, columns string) (string, error) {
+	var ignored, create string
+	if err := conn.QueryRowContext(ctx, "SHOW CREATE TABLE "+name).Scan(&ignored, &create); err != nil {
+		return "", err
+	}
+	if _, err := conn.ExecContext(ctx, "SET NAMES binary"); err != nil {
+		return "", err
+	}
+	defer conn.ExecContext(ctx, "SET NAMES utf8mb4")
+	rows, err := conn.QueryContext(ctx, "SELECT "+columns+" FROM "+name)
+	if err != nil {
+		return "", err
+	}
+	defer rows.Close()
+	names, err := rows.Columns()
+	if err != nil {
+		return "", err
+	}
+	var lines []string
+	for rows.Next() {
+		values, into := make([]sql.NullString, len(names)), make([]any, len(names))
+		for i := range values {
+			into[i] = &values[i]
+		}
+		if err := rows.Scan(into...); err != nil {
+			return "", err
+		}
+		var line strings.Builder
+		for _, v := range values {
+			if v.Valid {
+				fmt.Fprintf(&line, "%q ", v.String)
+			} else {
+				line.WriteString("NULL ")
+			}
+		}
+		lines = append(lines, line.String())
+	}
+	slices.Sort(lines)
+	return autoIncrementOption.ReplaceAllString(create, "") + "\n" + strings.Join(lines, "\n"), rows.Err()
+}
+
+// shrink makes a history that ended badly as small as it can.
+func (f *historyReferee) shrink(ctx context.Context, t *testing.T, name string, v verdict) ([]sqlhistory.Statement, string) {
+	detail := v.detail
+	list := sqlhistory.Shrink(v.statements, func(candidates [][]sqlhistory.Statement) []bool {
+		answers := make([]bool, len(candidates))
+		details := make([]string, len(candidates))
+		var wg sync.WaitGroup
+		for i, c := range candidates {
+			wg.Go(func() {
+				f.slots <- struct{}{}
+				defer func() { <-f.slots }()
+				s := scriptOf(fmt.Sprintf("%ss%d", name, f.names.Add(1)), c)
+				s.limit, s.errorLimit = shrinkLimit, shrinkErrorLimit
+				got, err := f.play(ctx, s)
+				answers[i], details[i] = err == nil && got.outcome == v.outcome, got.detail
+			})
+		}
+		wg.Wait()
+		if i := slices.Index(answers, true); i >= 0 {
+			detail = details[i]
+		}
+		return answers
+	})
+	return list, detail
+}
+
+// disturb drains and kills nodes in turn, until the context ends.
+func (f *historyReferee) disturb(ctx context.Context, t *testing.T) {
+	c := &chaos{cluster: f.cluster, test: t, broken: map[string]bool{}, began: time.Now(), source: f.source, sink: f.sink}
+	r := rand.New(rand.NewPCG(1, 1))
+	for drains := true; ctx.Err() == nil; drains = !drains {
+		e := event{breakage: breakage{name: "kill node"}, hold: time.Duration(r.IntN(8000)) * time.Millisecond, pick: r.IntN(1 << 16)}
+		if drains {
+			e.name = "drain node"
+		}
+		e.target = c.choose(e)
+		if err := f.disturbOnce(ctx, c, e); err != nil {
+			t.Errorf("%s: %v", e.name, err)
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Duration(3+r.IntN(10)) * time.Second):
+		}
+	}
+}
+
+// disturbOnce drains or kills a node and starts it again. Changefeeds come and go meanwhile, so what is left on a drained node is not
+// looked at.
+func (f *historyReferee) disturbOnce(ctx context.Context, c *chaos, e event) error {
+	if e.name != "drain node" {
+		return c.killNode(e)
+	}
+	var epoch int64
+	c.await("the lease of "+e.target, func(ctx context.Context) (ok bool) { epoch, _, ok = c.epochOf(ctx, e.target); return ok })
+	began := time.Now()
+	out, errs, code := f.run("drain", e.target, "--wait")
+	if refused := strings.Contains(errs, v1alpha1.ReasonTargetIsCoordinator); refused {
+		return nil
+	}
+	c.logf("drain of %s: exit %d after %s: %s", e.target, code, time.Since(began).Round(time.Millisecond), lastLine(out+errs))
+	c.await("node "+e.target+" to have ended", func(context.Context) bool { _, alive, _ := c.process(e.target); return !alive })
+	c.restart(e.target, epoch)
+	return nil
+}
+
+var varying = regexp.MustCompile("`[^`]*`|'[^']*'|[A-Za-z]*[0-9][A-Za-z0-9_.:`-]*")
+
+// kind is what histories that end in the same way have in common.
+func (v verdict) kind() string {
+	text := varying.ReplaceAllString(v.detail, "#")
+	if _, after, ok := strings.Cut(text, "error "); ok && v.outcome == wedged {
+		text = after
+	}
+	return string(v.outcome) + ": " + text[:min(len(text), 120)]
+}
+
+// report tells of a history that ended badly, as SQL that can be pasted.
+func (f *historyReferee) report(ctx context.Context, t *testing.T, name, again string, v verdict, shrinks bool) {
+	t.Helper()
+	statements, detail := v.statements, v.detail
+	if shrinks {
+		statements, detail = f.shrink(ctx, t, name, v)
+	}
+	t.Errorf("%s %s\n%s\n%sAgain: %s", name, v.outcome, detail, sqlhistory.Script(statements, name), again)
+}
