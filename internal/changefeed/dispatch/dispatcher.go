@@ -34,6 +34,7 @@ type dispatcher struct {
 	feed  *Feed
 	table stream.Table
 	epoch stream.Epoch
+	since stream.Position // of the DDL that gave the table its name
 
 	mu       sync.Mutex
 	state    State
@@ -67,7 +68,7 @@ func (d *dispatcher) position() stream.Position {
 // listen to, or not any more: there would be a gap before it.
 func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	d.mu.Lock()
-	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && !d.feed.config.DDL {
+	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && d.passes(rows) {
 		d.mu.Unlock()
 		return
 	}
@@ -94,6 +95,11 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	}
 }
 
+// passes reports whether DDL is none of the dispatcher's business: the changefeed carries none, or the table begins with it.
+func (d *dispatcher) passes(mark *stream.Rows) bool {
+	return !d.feed.config.DDL && mark.DDL.Kind != stream.UnreadableRows || mark.Position == d.since
+}
+
 // ready puts the dispatcher in line for a worker if it has something to write. The caller holds the lock.
 func (d *dispatcher) ready() bool {
 	if d.state != Running || d.queued || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() {
@@ -103,8 +109,8 @@ func (d *dispatcher) ready() bool {
 	return true
 }
 
-// blocked reports whether the dispatcher has reached DDL that its maintainer has to execute: DDL that drops or renames the table, after
-// which another dispatcher continues, or none. The caller holds the lock.
+// blocked reports whether the dispatcher has reached DDL that its maintainer has to execute: DDL that concerns other tables too, or
+// makes or ends the table. Another dispatcher continues after it, or none. The caller holds the lock.
 func (d *dispatcher) blocked() bool {
 	return len(d.queue) > 0 && d.queue[0].DDL != nil && !d.queue[0].DDL.Alone()
 }
@@ -179,7 +185,7 @@ func (d *dispatcher) doing() string {
 	case d.flushing:
 		return "is being written"
 	case d.blocked():
-		return "is waiting for the DDL that drops or renames it"
+		return "is waiting for DDL that concerns it"
 	case len(d.queue) > 0:
 		return "is waiting for a worker"
 	case d.parked:

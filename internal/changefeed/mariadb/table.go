@@ -51,11 +51,11 @@ func (c *tableCache) forgetAll() {
 // forget drops the shapes of the tables that a DDL names, since a part of them was read from the live server. DDL that names no table
 // may concern all of them.
 func (c *tableCache) forget(d *stream.DDL) {
-	if len(d.Tables) == 0 {
+	named := d.Names()
+	if len(named) == 0 {
 		c.forgetAll()
 		return
 	}
-	named := slices.Concat(d.Tables, d.Becomes)
 	maps.DeleteFunc(c.byText, func(_ string, shape *tableShape) bool {
 		return slices.ContainsFunc(named, func(t stream.Table) bool {
 			return strings.EqualFold(t.Schema, shape.table.Schema) && strings.EqualFold(t.Name, shape.table.Name)
