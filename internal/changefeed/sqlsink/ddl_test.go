@@ -21,7 +21,8 @@ var statements = []string{
 	"CREATE TABLE copied LIKE plain", "INSERT INTO copied SELECT * FROM plain",
 	"CREATE TABLE selected AS SELECT id + 1 AS n, v FROM plain",
 	"CREATE OR REPLACE TABLE selected (n INT PRIMARY KEY) SELECT seq AS n FROM seq_1_to_5",
-	"ALTER TABLE plain ADD COLUMN at DATETIME DEFAULT NOW(), ADD UNIQUE (v)", // the time of the statement at the source
+	"ALTER TABLE plain ADD COLUMN at DATETIME DEFAULT NOW(), ADD UNIQUE (v)",                                                // the time of the statement at the source
+	"ALTER TABLE plain ADD COLUMN at6 DATETIME(6) DEFAULT NOW(6), ADD COLUMN ts6 TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6)", // with its fraction
 	"ALTER TABLE plain ADD COLUMN ts TIMESTAMP, ADD COLUMN g INT AS (id * 2) VIRTUAL",
 	"INSERT INTO plain (id, v) VALUES (2, 'b')",
 	"SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",
