@@ -83,7 +83,7 @@ var sampleTypes = []struct{ typ, low, high string }{
 	{"DATETIME", "'1000-01-01 00:00:00'", "'9999-12-31 23:59:59'"}, {"DATETIME(6)", "'1000-01-01 00:00:00.000001'", "'9999-12-31 23:59:59.999999'"}, {"TIMESTAMP NULL", "'1970-01-01 00:00:01'", "'2038-01-19 03:14:07'"}, {"TIMESTAMP(6) NULL", "'1970-01-01 00:00:01.000001'", "'2038-01-19 03:14:07.999999'"},
 	{"CHAR(5)", "''", "'abcde'"}, {"CHAR(5) CHARACTER SET latin1", "''", "'äöü'"}, {"VARCHAR(300)", "''", "REPEAT('€', 300)"}, {"VARCHAR(9) CHARACTER SET ucs2", "''", "'ü'"}, {"BINARY(4)", "''", "'\\0a\\0'"}, {"VARBINARY(9)", "''", "'\\0a\\0'"},
 	{"TINYTEXT", "''", "'x'"}, {"TEXT", "''", "REPEAT('ä', 1000)"}, {"LONGTEXT CHARACTER SET latin1", "''", "'ä'"}, {"TINYBLOB", "''", "'\\0'"}, {"BLOB", "''", "'\\0'"}, {"LONGBLOB", "''", "'\\0'"}, {"JSON", "'null'", "'{}'"},
-	{"ENUM('a','ä')", "'a'", "'ä'"}, {"ENUM('a','ä') CHARACTER SET latin1", "'a'", "'ä'"}, {"SET('a','ä','c')", "''", "'a,ä,c'"}, {"POINT", "POINT(-1,-1)", "POINT(1,1)"}, {"GEOMETRY", "POINT(0,0)", "POINT(1,1)"},
+	{"ENUM('a','ö')", "'a'", "'ö'"}, {"ENUM('a','ö') CHARACTER SET latin1", "'a'", "'ö'"}, {"SET('a','ö','c')", "''", "'a,ö,c'"}, {"POINT", "POINT(-1,-1)", "POINT(1,1)"}, {"GEOMETRY", "POINT(0,0)", "POINT(1,1)"},
 	{"INET4", "'0.0.0.0'", "'255.255.255.255'"}, {"INET6", "'::'", "'ffff::ffff'"}, {"UUID", "'00000000-0000-0000-0000-000000000000'", "'ffffffff-ffff-ffff-ffff-ffffffffffff'"}, {"TEXT COMPRESSED", "''", "REPEAT('ä', 1000)"},
 }
 
