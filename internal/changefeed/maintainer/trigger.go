@@ -35,6 +35,30 @@ type tableLister interface {
 	Present(ctx context.Context) ([]stream.Table, error)
 }
 
+// namer is a server, as a source or a sink, that may ignore the case of the names of tables.
+type namer interface {
+	LowerCaseTableNames(ctx context.Context) (string, error)
+}
+
+// sameNames returns ErrUnusable if the source and the sink do not compare the names of tables in the same way: two tables of the source
+// could be one at the sink.
+func sameNames(ctx context.Context, source stream.Source, sink stream.Sink) error {
+	from, ok1 := source.(namer)
+	to, ok2 := sink.(namer)
+	if !ok1 || !ok2 {
+		return nil
+	}
+	a, err := from.LowerCaseTableNames(ctx)
+	if err != nil {
+		return err
+	}
+	b, err := to.LowerCaseTableNames(ctx)
+	if err == nil && a != b {
+		err = fmt.Errorf("lower_case_table_names is %s at the source and %s at the sink; set up the sink anew with lower_case_table_names=%s: %w", a, b, a, stream.ErrUnusable)
+	}
+	return err
+}
+
 // findTables finds the tables to replicate from the checkpoint on: those that the source has now, and those that it has dropped or
 // renamed since the checkpoint. A table that was created since the checkpoint is missing at the sink: the DDL that creates it adds it.
 func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filter stream.Filter) error {
@@ -52,6 +76,9 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	}
 	defer sink.Close()
 	if err := sink.Check(ctx); err != nil {
+		return err
+	}
+	if err := sameNames(ctx, source, sink); err != nil {
 		return err
 	}
 	m.mu.Lock()

@@ -51,7 +51,6 @@ var statements = []string{
 	"SET time_zone = '+05:00'", "ALTER TABLE implicit ADD COLUMN c TIMESTAMP DEFAULT '2024-01-01 00:00:00'", "INSERT INTO implicit (b) VALUES (NULL)", "SET time_zone = DEFAULT",
 	"/* first */ CREATE DATABASE e", "CREATE TABLE e.t (id INT PRIMARY KEY)", "INSERT INTO e.t VALUES (1)", "RENAME TABLE e.t TO d.came", "CREATE TABLE e.t (x INT PRIMARY KEY)", "INSERT INTO e.t VALUES (2)",
 	"DROP DATABASE e", "CREATE DATABASE e", "CREATE TABLE e.t (y INT PRIMARY KEY)", "INSERT INTO e.t VALUES (3)",
-	"CREATE TABLE myisam (id INT PRIMARY KEY) ENGINE=MyISAM", "INSERT INTO myisam VALUES (1), (2)", "DELETE FROM myisam WHERE id = 1",
 }
 
 func TestDDLIsExecutedInOrderWithRows(t *testing.T) {
