@@ -23,6 +23,8 @@ import (
 type statementHistory struct {
 	name       string
 	statements []string
+	// copied is executed at the source and at the sink; the changefeed starts from there, but is created after early was executed.
+	copied, early []string
 	// fails are words of the error that the changefeed must fail with; empty if the sink must end equal.
 	fails string
 	// atSink is executed at the sink before, and stays are tables that the sink must still have, as schema.table=rows.
@@ -69,6 +71,11 @@ var statementHistories = []statementHistory{
 		stays: []string{"x=1"}},
 	{name: "XA outside the filter", statements: []string{
 		"CREATE TABLE x (id INT PRIMARY KEY)", "CREATE TABLE hidden_y (id INT PRIMARY KEY)", "XA START 'o%[1]s'; INSERT INTO hidden_y VALUES (1); XA END 'o%[1]s'; XA PREPARE 'o%[1]s'; XA COMMIT 'o%[1]s'", "INSERT INTO x VALUES (1)"}},
+	{name: "tables renamed between the start position and the start",
+		copied: []string{"CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE c (id INT PRIMARY KEY)", "INSERT INTO a VALUES (1)", "INSERT INTO c VALUES (1)", "CREATE TABLE b (id INT PRIMARY KEY)"},
+		early: []string{"INSERT INTO a VALUES (2)", "RENAME TABLE a TO x", "INSERT INTO x VALUES (3)", "INSERT INTO c VALUES (2)", "ALTER TABLE c ADD v INT DEFAULT 4", "INSERT INTO c VALUES (3, 3)",
+			"RENAME TABLE c TO d", "RENAME TABLE d TO e", "INSERT INTO e VALUES (4, 4)", "INSERT INTO b VALUES (1)", "ALTER TABLE b ADD w INT", "CREATE TABLE l LIKE b", "RENAME TABLE b TO m", "INSERT INTO l VALUES (1, 1)", "CREATE TABLE a (id INT PRIMARY KEY, again INT)", "INSERT INTO a VALUES (1, 1)"},
+		statements: []string{"INSERT INTO x VALUES (5)", "INSERT INTO e VALUES (5, 5)"}},
 	{name: "a table renamed into the filter", statements: []string{
 		"CREATE TABLE t (id INT PRIMARY KEY)", "CREATE TABLE hidden_t (id INT PRIMARY KEY)", "RENAME TABLE t TO hidden_old, hidden_t TO t", "INSERT INTO t VALUES (1)"},
 		fails: "hidden_t is outside the filter and becomes"},
@@ -98,8 +105,16 @@ func TestEveryStatementIsExecutedOrRefused(t *testing.T) {
 		schema := fmt.Sprintf("h%d", i)
 		source.Exec("CREATE DATABASE " + schema)
 		sink.Exec(append([]string{"CREATE DATABASE " + schema, "USE " + schema}, h.atSink...)...)
-		c.must("changefeed", "create", schema, "--source", "mysql://"+source.User+"@"+source.Address, "--source-password-file", "source",
-			"--sink", "mysql://"+sink.User+"@"+sink.Address, "--sink-password-file", "sink", "--filter", schema+".*", "--filter", "!"+schema+".hidden*")
+		start := []string{}
+		if h.copied != nil {
+			both := append([]string{"USE " + schema}, h.copied...)
+			source.Exec(both...)
+			sink.Exec(both...)
+			start = []string{"--start-position", source.Value("SELECT @@GLOBAL.gtid_binlog_pos")}
+			source.Exec(append([]string{"USE " + schema}, h.early...)...)
+		}
+		c.must(append([]string{"changefeed", "create", schema, "--source", "mysql://" + source.User + "@" + source.Address, "--source-password-file", "source",
+			"--sink", "mysql://" + sink.User + "@" + sink.Address, "--sink-password-file", "sink", "--filter", schema + ".*", "--filter", "!" + schema + ".hidden*"}, start...)...)
 	}
 	for i := range statementHistories {
 		name := fmt.Sprintf("h%d", i)

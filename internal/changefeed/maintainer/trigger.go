@@ -29,9 +29,13 @@ func (m *Maintainer) watchFromCheckpoint(source stream.Source) {
 	}
 }
 
-// tableLister is a sink that can list the tables that the changefeed has written to (Known), and those that exist (Present).
-type tableLister interface {
+// knower is a sink that can list the tables that the changefeed has written to.
+type knower interface {
 	Known(ctx context.Context) ([]stream.Table, error)
+}
+
+// presenter is a sink that can list the tables that exist.
+type presenter interface {
 	Present(ctx context.Context) ([]stream.Table, error)
 }
 
@@ -82,15 +86,17 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 		return err
 	}
 	m.mu.Lock()
-	k, ok := sink.(tableLister)
-	ok = ok && m.ddlDone != nil
+	carriesDDL := m.ddlDone != nil
 	m.mu.Unlock()
 	var known, present []stream.Table
-	if ok {
+	if k, ok := sink.(knower); ok && carriesDDL {
 		if known, err = k.Known(ctx); err != nil {
 			return err
 		}
-		if present, err = k.Present(ctx); err != nil {
+	}
+	p, ok := sink.(presenter)
+	if ok = ok && carriesDDL; ok {
+		if present, err = p.Present(ctx); err != nil {
 			return err
 		}
 	}
@@ -110,6 +116,46 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 			m.tables[name] = &table{floor: m.checkpoint}
 		}
 	}
+	return nil
+}
+
+// renamedSince are the tables that a DDL reads, changes or renames, and that are not known because the source had renamed or removed them
+// before its tables were listed. They existed at the checkpoint: had DDL after it created them, they would be known.
+func (m *Maintainer) renamedSince(f stream.Filter, t *stream.Transaction) []stream.Table {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t.Position > m.missingUntil {
+		return nil
+	}
+	names := slices.Concat(t.DDL.Tables, t.DDL.Reads, t.DDL.Removes)
+	switch t.DDL.Kind {
+	case stream.RenameTable, stream.AlterTable:
+	case stream.CreateTable:
+		names = t.DDL.Reads
+	default:
+		return nil // what is dropped need not be read
+	}
+	return slices.DeleteFunc(names, func(name stream.Table) bool { return m.tables[name] != nil || m.missing[name] || !f.Allows(name) })
+}
+
+// addRenamed adds those of some tables that the sink has, so that their changes since the checkpoint are read.
+func (m *Maintainer) addRenamed(ctx context.Context, sink stream.Sink, names []stream.Table) error {
+	if p, ok := sink.(presenter); ok && len(names) > 0 {
+		present, err := p.Present(ctx)
+		if err != nil {
+			return err
+		}
+		names = slices.DeleteFunc(names, func(name stream.Table) bool { return !slices.Contains(present, name) })
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	m.mu.Lock()
+	for _, name := range names {
+		m.tables[name] = &table{floor: m.missingFrom}
+	}
+	m.mu.Unlock()
+	m.Wake()
 	return nil
 }
 
@@ -202,6 +248,11 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 	if err != nil {
 		return &refusedError{fmt.Errorf("position %d: %w", t.Position, err)}
 	}
+	if plan != nil {
+		if err := m.addUnknown(ctx, sink, f, t); err != nil {
+			return err
+		}
+	}
 	before := m.tablesBefore(t)
 	if plan != nil {
 		err = m.executeDDL(ctx, sink, before, t.Position, plan)
@@ -229,6 +280,18 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 		}
 	}
 	return nil
+}
+
+// addUnknown adds the tables of a DDL that is not executed and that are not known.
+func (m *Maintainer) addUnknown(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
+	names := m.renamedSince(f, t)
+	if len(names) == 0 {
+		return nil
+	}
+	if done, err := ddlExecuted(ctx, sink, t.Position); done || err != nil {
+		return err
+	}
+	return m.addRenamed(ctx, sink, names)
 }
 
 // tablesBefore are the tables that a DDL concerns, without those that a later DDL made.

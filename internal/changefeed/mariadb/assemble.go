@@ -29,6 +29,8 @@ type assembler struct {
 	unread map[uint64]bool
 	// fold: the server stores names of tables in lower case.
 	fold bool
+	// newest is the transaction that was read last on the connection, or that the connection started after.
+	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
 	trailer int
 
@@ -119,6 +121,10 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	if at.last != nil && id.domain != at.last.domain {
 		return a.source.unusable("GTID %s is of another replication domain than GTID %s before it, and their transactions are not ordered; use one gtid_domain_id", id, at.last)
 	}
+	if id.seq <= a.newest.seq {
+		return a.failed(at, "GTID %s comes after GTID %s: sequence numbers must increase, because positions are compared by them; SET GLOBAL gtid_strict_mode=ON, and start again from a copy taken after it", id, a.newest)
+	}
+	a.newest = id
 	position := stream.Position(id.seq)
 	a.open = &group{id: id, kind: kind, skip: position <= at.position,
 		tx: &stream.Transaction{Position: position, At: time.Unix(int64(e.Header.Timestamp), 0)}}

@@ -1,10 +1,12 @@
 package mariadb
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/testenv"
@@ -120,5 +122,20 @@ func TestAPreparedXATransactionNamesItsTables(t *testing.T) {
 	}
 	if last := all[len(all)-1]; len(last.Rows) != 1 {
 		t.Errorf("%+v", last)
+	}
+}
+
+func TestSequenceNumbersThatDoNotIncreaseEndARead(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)", "SET GLOBAL gtid_strict_mode=OFF", "SET gtid_seq_no=100", "INSERT INTO d.t VALUES (1)", "SET gtid_seq_no=50", "INSERT INTO d.t VALUES (2)")
+	s := open(t, m)
+	for from, words := range map[stream.Position]string{
+		2:   "GTID 0-1-50 comes after GTID 0-1-100: sequence numbers must increase",
+		100: "position 100 is after the end of the log, GTID 0-1-50",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		err := s.Read(ctx, from, func(*stream.Transaction) error { return nil })
+		cancel()
+		refused(t, err, words)
 	}
 }
