@@ -120,6 +120,7 @@ func TestEveryStatementIsExecutedOrRefused(t *testing.T) {
 		name := fmt.Sprintf("h%d", i)
 		until(t, name+" to run", func() bool { return feedState(c, name) == v1alpha1.ChangefeedRunning })
 	}
+	t.Run("a sink that went back is read again", func(t *testing.T) { wentBack(t, c, source, sink, "h0") })
 	// Those that fail come last, one after the other: a statement that is not known stops every changefeed of its source.
 	for _, fails := range []bool{false, true} {
 		for i, h := range statementHistories {
@@ -139,6 +140,27 @@ func TestEveryStatementIsExecutedOrRefused(t *testing.T) {
 			}
 		}
 	}
+}
+
+// wentBack restores an earlier state of a table and of the changefeed's progress at the sink, while the changefeed runs.
+func wentBack(t *testing.T, c *cluster, source, sink *testenv.MariaDB, schema string) {
+	source.Exec("CREATE TABLE "+schema+".back (id INT PRIMARY KEY)", "CREATE TABLE "+schema+".quiet (id INT PRIMARY KEY)", "INSERT INTO "+schema+".back VALUES (1)", "INSERT INTO "+schema+".quiet VALUES (1)")
+	rows := func(table string) string { return sink.Value("SELECT COUNT(*) FROM " + schema + "." + table) }
+	until(t, "the tables to arrive", func() bool {
+		return sink.Value("SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = '"+schema+"' AND table_name IN ('back', 'quiet')") == "2" && rows("back") == "1" && rows("quiet") == "1"
+	})
+	position := source.Value("SELECT SUBSTRING_INDEX(@@GLOBAL.gtid_binlog_pos, '-', -1)")
+	until(t, "the checkpoint to be recorded at the sink", func() bool {
+		return sink.Value("SELECT COALESCE(MAX(position), 0) >= "+position+" FROM ebb.progress WHERE changefeed LIKE 'default/"+schema+"/%' AND table_name = ''") == "1"
+	})
+	source.Exec("INSERT INTO "+schema+".back VALUES (2)", "INSERT INTO "+schema+".quiet VALUES (2)")
+	late := source.Value("SELECT SUBSTRING_INDEX(@@GLOBAL.gtid_binlog_pos, '-', -1)")
+	until(t, "the checkpoint to be recorded again", func() bool {
+		return rows("back") == "2" && sink.Value("SELECT COALESCE(MAX(position), 0) >= "+late+" FROM ebb.progress WHERE changefeed LIKE 'default/"+schema+"/%' AND table_name = ''") == "1"
+	})
+	sink.Exec("DELETE FROM " + schema + ".back WHERE id = 2; DELETE FROM " + schema + ".quiet WHERE id = 2; UPDATE ebb.progress SET position = LEAST(position, " + position + ") WHERE changefeed LIKE 'default/" + schema + "/%'")
+	source.Exec("INSERT INTO " + schema + ".back VALUES (3)")
+	until(t, "the rows to be read again", func() bool { return rows("back") == "3" && rows("quiet") == "2" })
 }
 
 func runStatements(source *testenv.MariaDB, i int) {

@@ -45,6 +45,7 @@ type Maintainer struct {
 	cancel       context.CancelFunc
 	problem      string // the last problem, and when it was reported
 	problemAt    time.Time
+	stopped      stream.Position      // the checkpoint of the last placement, once that has ended
 	failure      error                // why the changefeed cannot continue
 	slowest      string               // what keeps the checkpoint from advancing
 	shortSince   map[string]time.Time // nodes that report fewer dispatchers than were started there, since when
@@ -55,7 +56,10 @@ type Maintainer struct {
 	missing                   map[stream.Table]bool
 	missingFrom, missingUntil stream.Position
 
+	saver saver
+
 	// Used by the loop of schedule, and before it by bootstrap, only.
+	wentBack        bool             // the sink does not have the checkpoint that was published
 	started         *stream.Position // where the changefeed began; nil while that is not known
 	checkpoint      stream.Position
 	at              time.Time // when the source committed the transaction at the checkpoint
@@ -200,7 +204,9 @@ func (m *Maintainer) recordStopped(ctx context.Context, epoch int64, origin stri
 		p.From.Stopped, p.Since = true, &now // the successor's bootstrap timeout counts from now
 		// The successor starts from the newest checkpoint, not from the one that was last published.
 		m.keepStart(&cf.Status)
-		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.checkpoint))
+		m.mu.Lock()
+		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.stopped))
+		m.mu.Unlock()
 		return true
 	})
 	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {
@@ -235,6 +241,7 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 	defer func() {
 		cancel()
 		m.busy.Wait()
+		m.stopSaving(context.WithoutCancel(ctx))
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.epoch, m.cancel = 0, nil

@@ -23,6 +23,9 @@ const (
 
 // place plans, and starts to carry out the plan.
 func (m *Maintainer) place(ctx context.Context, w View) {
+	if m.suspicious() {
+		return
+	}
 	tw := TableWorld{
 		Schedulable: m.bootstrappedOf(w.SchedulableNodes()), Gone: func(name string) bool { return !w.Leases[name].Held() },
 		Self: m.opts.Epoch.Node, Settled: w.Settling.Settled(w.Fleet, time.Now()),

@@ -107,3 +107,30 @@ func TestMySQLIsRefusedAsASink(t *testing.T) {
 	m := testenv.StartMariaDB(t, "--version=8.0.36")
 	refused(t, openSink(t, m).Check(t.Context()), "version 8.0.36 is not MariaDB, and DDL of MariaDB means something else to MySQL; use MariaDB as the sink")
 }
+
+func TestASinkThatWentBackIsNoticed(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	sink := openSink(t, m)
+	if at, ok, err := sink.Checkpoint(t.Context()); at != 0 || ok || err != nil {
+		t.Error(at, ok, err)
+	}
+	for _, step := range []struct{ before, to stream.Position }{{0, 5}, {5, 9}, {9, 9}} {
+		if err := sink.SaveCheckpoint(t.Context(), step.before, step.to); err != nil {
+			t.Error(err)
+		}
+	}
+	if at, ok, err := sink.Checkpoint(t.Context()); at != 9 || !ok || err != nil {
+		t.Error(at, ok, err)
+	}
+	if known, err := sink.Known(t.Context()); err != nil || len(known) != 0 {
+		t.Errorf("the checkpoint counts as a table: %v %v", known, err)
+	}
+	m.Exec("UPDATE ebb.progress SET position = 7") // an earlier state is restored
+	if err := sink.SaveCheckpoint(t.Context(), 9, 12); !errors.Is(err, stream.ErrWentBack) {
+		t.Error(err)
+	}
+	m.Exec("DELETE FROM ebb.progress")
+	if err := sink.SaveCheckpoint(t.Context(), 9, 12); !errors.Is(err, stream.ErrWentBack) {
+		t.Error(err)
+	}
+}

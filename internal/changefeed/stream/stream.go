@@ -166,6 +166,8 @@ var (
 	ErrPurged = errors.New("the source has purged its log at this position")
 	// ErrNotOwner: another epoch owns the table at the sink.
 	ErrNotOwner = errors.New("the table has another owner at the sink")
+	// ErrWentBack: the sink does not have a checkpoint that it had before.
+	ErrWentBack = errors.New("the sink went back, and its tables are read again from the checkpoint that it has")
 	// ErrUnusable: the source, the sink or the changefeed is misconfigured.
 	ErrUnusable = errors.New("misconfigured; retrying will not help")
 )
