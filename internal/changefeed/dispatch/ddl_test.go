@@ -1,9 +1,11 @@
 package dispatch
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // standing makes a running dispatcher that a hub delivers to.
@@ -49,5 +51,13 @@ func TestADispatcherWaitsAtDDLThatItsMaintainerExecutes(t *testing.T) {
 				t.Errorf("waits %v, %d queued", d.blocked(), len(d.queue))
 			}
 		})
+	}
+}
+
+func TestADispatcherExecutesDDLOnlyWithTheLease(t *testing.T) {
+	d := standing(stream.Table{Schema: "s", Name: "a"}, 0, 5, true)
+	d.feed.engine.opts.May = func() bool { return false }
+	if err := d.executeDDL(t.Context(), &stream.Rows{Position: 9, DDL: &stream.DDL{Kind: stream.AlterTable}}); !errors.Is(err, fleet.ErrLeaseInDoubt) {
+		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // State of a dispatcher.
@@ -305,6 +306,9 @@ func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
 // executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
 // it, so the table is acquired again.
 func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
+	if may := d.feed.engine.opts.May; may != nil && !may() {
+		return fmt.Errorf("table %s: %w: no DDL is executed until it is renewed", d.table, fleet.ErrLeaseInDoubt)
+	}
 	if err := d.feed.sink.ExecuteDDL(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
 		return err
 	}

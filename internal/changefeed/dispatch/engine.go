@@ -56,6 +56,9 @@ type Options struct {
 	OpenSink   func(FeedKey, Config) (stream.Sink, error)
 	// Enter admits a dispatcher to the node; the function that it returns is called when the dispatcher has ended.
 	Enter func() (leave func(), err error)
+	// May reports whether the node's lease is held and not in doubt; nil for always. DDL is executed only then: unlike a write, a
+	// statement that is under way cannot be fenced.
+	May func() bool
 	// Memory bounds the changes that were read and not yet written, in bytes.
 	Memory int64
 	// Flushed is called with the time that it took to write each batch, including failed attempts; may be nil.

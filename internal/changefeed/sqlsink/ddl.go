@@ -363,6 +363,13 @@ func (d *ddlExecution) digest(ctx context.Context) (string, error) {
 			return "", err
 		}
 		fmt.Fprintf(h, "%q is %q\n", t, autoIncrement.ReplaceAllString(text, ""))
+		if d.ddl.Kind == stream.RenameTable {
+			id, err := d.tableID(ctx, t)
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(h, "with number %s\n", id)
+		}
 	}
 	if len(d.ddl.Names()) == 0 {
 		text, err := d.column(ctx, "SHOW CREATE DATABASE "+name(d.ddl.Schema))
@@ -380,6 +387,20 @@ func (d *ddlExecution) digest(ctx context.Context) (string, error) {
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
+
+// tableID is the number of a table in InnoDB, which shows that two equal tables have changed places. It is empty if the user lacks the
+// privilege PROCESS.
+func (d *ddlExecution) tableID(ctx context.Context, t stream.Table) (string, error) {
+	id, err := d.column(ctx, fmt.Sprintf("SELECT MAX(TABLE_ID) FROM information_schema.INNODB_SYS_TABLES WHERE NAME = CONVERT(CONCAT(CAST(CONVERT(_utf8mb4 X'%x' USING filename) AS BINARY), '/', CAST(CONVERT(_utf8mb4 X'%x' USING filename) AS BINARY)) USING utf8mb3)", t.Schema, t.Name))
+	var e *mysql.MySQLError
+	if errors.As(err, &e) && e.Number == codeNeedPrivilege {
+		return "", nil
+	}
+	return id, err
+}
+
+// codeNeedPrivilege: the user lacks a privilege.
+const codeNeedPrivilege = 1227
 
 // autoIncrement changes with the rows.
 var autoIncrement = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
