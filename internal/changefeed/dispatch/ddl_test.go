@@ -47,6 +47,9 @@ func TestADispatcherWaitsAtDDLThatItsMaintainerExecutes(t *testing.T) {
 			}
 			d.mu.Lock()
 			defer d.mu.Unlock()
+			if unreadable := c.ddl.Kind == stream.UnreadableRows; errors.Is(d.err, stream.ErrUnusable) != unreadable {
+				t.Errorf("it reports %v", d.err)
+			}
 			if d.blocked() != c.waits || len(d.queue) != c.queued {
 				t.Errorf("waits %v, %d queued", d.blocked(), len(d.queue))
 			}

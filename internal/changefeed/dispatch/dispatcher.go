@@ -81,6 +81,9 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	if d.state == Running && !d.flushing && len(d.queue) == 0 {
 		d.flushed = max(d.flushed, rows.Position-1) // there is nothing of this table in between
 	}
+	if rows.DDL != nil && rows.DDL.Kind == stream.UnreadableRows {
+		d.err = fmt.Errorf("%s: %w", rows.DDL.Statement, stream.ErrUnusable)
+	}
 	d.from = rows.Position
 	d.queue = append(d.queue, rows)
 	d.bytes += rows.Bytes

@@ -275,7 +275,7 @@ func (s *statement) create(d *stream.DDL) bool {
 		return true
 	case s.acceptAny("DATABASE", "SCHEMA"):
 		s.accept("IF", "NOT", "EXISTS")
-		return s.database(d, stream.SetSchema)
+		return !d.Replaces && s.database(d, stream.SetSchema) // OR REPLACE drops the tables
 	case s.accept("SEQUENCE"):
 		s.accept("IF", "NOT", "EXISTS")
 		return s.concerns(d, stream.SequenceDDL)

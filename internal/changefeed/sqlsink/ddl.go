@@ -204,13 +204,35 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	case text != "":
 		_, err = d.conn.ExecContext(ctx, text)
 	}
-	if d.repeated && (d.ddl.Kind == stream.SetSchema || d.ddl.Kind == stream.SequenceDDL) && alreadyDone(err) {
+	switch {
+	case d.ddl.Kind == stream.SetSchema && alreadyDone(err): // one that has tables outside the filter is not dropped
+		err = d.setSchema(ctx)
+	case d.repeated && d.ddl.Kind == stream.SequenceDDL && alreadyDone(err):
 		return nil
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
 		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and set done=TRUE in %s: %s: %w (%w)",
 			d.sink.options.Address, d.position, d.sink.intents, brief(d.text), stream.ErrUnusable, err)
 	}
+	return err
+}
+
+var createsSchema = regexp.MustCompile("(?is)^CREATE\\s+(?:DATABASE|SCHEMA)\\s+(?:`(?:[^`]|``)+`|\\w+)")
+
+// setSchema gives a schema that exists the defaults that CREATE DATABASE would give it.
+func (d *ddlExecution) setSchema(ctx context.Context) error {
+	var collation string
+	if err := d.conn.QueryRowContext(ctx, "SELECT @@collation_server").Scan(&collation); err != nil {
+		return err
+	}
+	if _, err := d.conn.ExecContext(ctx, "ALTER DATABASE "+name(d.ddl.Schema)+" COLLATE "+collation); err != nil {
+		return err
+	}
+	options := strings.TrimSpace(d.text[len(createsSchema.FindString(d.text)):])
+	if options == d.text || options == "" {
+		return nil
+	}
+	_, err := d.conn.ExecContext(ctx, "ALTER DATABASE "+name(d.ddl.Schema)+" "+options)
 	return err
 }
 

@@ -233,3 +233,26 @@ func TestADDLOfANewerEpochIsLeftAlone(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A schema that has tables outside the filter stays, and may be created again at the source with other defaults.
+func TestASchemaThatExistsGetsTheDefaultsOfItsStatement(t *testing.T) {
+	b := testenv.StartMariaDB(t, "--character-set-server=utf8mb4")
+	b.Exec("CREATE DATABASE `w x` CHARACTER SET latin1", "CREATE TABLE `w x`.mine (id INT)", "CREATE TABLE `w x`.theirs (id INT)")
+	sink := openSink(t, b)
+	for i, c := range []struct{ kind, statement, want string }{
+		{"drop schema", "DROP DATABASE `w x`", "latin1"},
+		{"schema", "CREATE DATABASE `w x` CHARACTER SET koi8r", "koi8r"},
+		{"schema", "create schema `w x`", "utf8mb4"},
+	} {
+		ddl := &stream.DDL{Kind: stream.DDLKind(c.kind), Schema: "w x", Statement: c.statement, Filter: stream.Filter{"w x.*", "!w x.theirs"}}
+		if err := sink.ExecuteDDL(t.Context(), stream.Position(i+1), ddl, stream.Epoch{Placement: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.Value("SELECT DEFAULT_CHARACTER_SET_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'w x'"); got != c.want {
+			t.Errorf("after %s: %s, want %s", c.statement, got, c.want)
+		}
+	}
+	if got := b.Value("SELECT GROUP_CONCAT(TABLE_NAME) FROM information_schema.TABLES WHERE TABLE_SCHEMA = 'w x'"); got != "theirs" {
+		t.Error(got)
+	}
+}
