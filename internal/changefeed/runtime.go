@@ -81,7 +81,7 @@ func NewHost(o Options) *Host {
 	o.Opener.May = h.leased
 	h.opts = o
 	h.engine = dispatch.New(dispatch.Options{
-		OpenSource: o.Opener.Source, OpenSink: o.Opener.Sink, Memory: o.Memory, Flushed: o.Metrics.flushed,
+		OpenSource: o.Opener.Source, OpenSink: o.Opener.Sink, Memory: o.Memory, Flushed: o.Metrics.flushed, May: h.leased,
 		Enter: func() (func(), error) {
 			pass, err := o.Gate.Enter(KindDispatchers)
 			if err != nil {

@@ -42,7 +42,7 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 		if !ok {
 			return nil, status.Errorf(codes.InvalidArgument, "%q is not a table name", t.Table)
 		}
-		orders = append(orders, dispatch.Order{Table: table, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position)})
+		orders = append(orders, dispatch.Order{Table: table, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position), Since: stream.Position(t.Since)})
 	}
 	if req.Do != wire.Do_DO_STOP && !s.host.wants(key) {
 		return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("changefeed %s is paused or deleted", key))
@@ -105,7 +105,7 @@ func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.Repor
 			out.Lost = append(out.Lost, wire.TableName(t))
 		}
 		for _, t := range r.Blocked {
-			out.Blocked = append(out.Blocked, wire.TableName(t))
+			out.Blocked, out.BlockedAt = append(out.Blocked, wire.TableName(t.Table)), append(out.BlockedAt, uint64(t.At))
 		}
 		if r.Err != nil {
 			out.Error = r.Err.Error()

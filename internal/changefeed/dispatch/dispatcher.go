@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // State of a dispatcher.
@@ -34,6 +35,7 @@ type dispatcher struct {
 	feed  *Feed
 	table stream.Table
 	epoch stream.Epoch
+	since stream.Position // of the DDL that gave the table its name
 
 	mu       sync.Mutex
 	state    State
@@ -67,7 +69,7 @@ func (d *dispatcher) position() stream.Position {
 // listen to, or not any more: there would be a gap before it.
 func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	d.mu.Lock()
-	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && !d.feed.config.DDL {
+	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && d.passes(rows) {
 		d.mu.Unlock()
 		return
 	}
@@ -78,6 +80,9 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	}
 	if d.state == Running && !d.flushing && len(d.queue) == 0 {
 		d.flushed = max(d.flushed, rows.Position-1) // there is nothing of this table in between
+	}
+	if rows.DDL != nil && rows.DDL.Kind == stream.UnreadableRows {
+		d.err = fmt.Errorf("%s: %w", rows.DDL.Statement, stream.ErrUnusable)
 	}
 	d.from = rows.Position
 	d.queue = append(d.queue, rows)
@@ -94,6 +99,11 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	}
 }
 
+// passes reports whether DDL is none of the dispatcher's business: the changefeed carries none, or the table begins with it.
+func (d *dispatcher) passes(mark *stream.Rows) bool {
+	return !d.feed.config.DDL && mark.DDL.Kind != stream.UnreadableRows || mark.Position == d.since
+}
+
 // ready puts the dispatcher in line for a worker if it has something to write. The caller holds the lock.
 func (d *dispatcher) ready() bool {
 	if d.state != Running || d.queued || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() {
@@ -103,8 +113,8 @@ func (d *dispatcher) ready() bool {
 	return true
 }
 
-// blocked reports whether the dispatcher has reached DDL that its maintainer has to execute: DDL that drops or renames the table, after
-// which another dispatcher continues, or none. The caller holds the lock.
+// blocked reports whether the dispatcher has reached DDL that its maintainer has to execute: DDL that concerns other tables too, or
+// makes or ends the table. Another dispatcher continues after it, or none. The caller holds the lock.
 func (d *dispatcher) blocked() bool {
 	return len(d.queue) > 0 && d.queue[0].DDL != nil && !d.queue[0].DDL.Alone()
 }
@@ -179,7 +189,7 @@ func (d *dispatcher) doing() string {
 	case d.flushing:
 		return "is being written"
 	case d.blocked():
-		return "is waiting for the DDL that drops or renames it"
+		return "is waiting for DDL that concerns it"
 	case len(d.queue) > 0:
 		return "is waiting for a worker"
 	case d.parked:
@@ -299,6 +309,9 @@ func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
 // executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
 // it, so the table is acquired again.
 func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
+	if may := d.feed.engine.opts.May; may != nil && !may() {
+		return fmt.Errorf("table %s: %w: no DDL is executed until it is renewed", d.table, fleet.ErrLeaseInDoubt)
+	}
 	if err := d.feed.sink.ExecuteDDL(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
 		return err
 	}

@@ -56,6 +56,9 @@ type Options struct {
 	OpenSink   func(FeedKey, Config) (stream.Sink, error)
 	// Enter admits a dispatcher to the node; the function that it returns is called when the dispatcher has ended.
 	Enter func() (leave func(), err error)
+	// May reports whether the node's lease is held and not in doubt; nil for always. DDL is executed only then: unlike a write, a
+	// statement that is under way cannot be fenced.
+	May func() bool
 	// Memory bounds the changes that were read and not yet written, in bytes.
 	Memory int64
 	// Flushed is called with the time that it took to write each batch, including failed attempts; may be nil.
@@ -313,12 +316,18 @@ type Report struct {
 	Slowest string
 	// Lost are tables that have another owner at the sink.
 	Lost []stream.Table
-	// Blocked are tables whose dispatchers have reached DDL that drops or renames the table.
-	Blocked []stream.Table
+	// Blocked are tables whose dispatchers have reached DDL that the maintainer executes.
+	Blocked []Blocked
 	// Rows and Bytes that were written since the changefeed was opened on this node.
 	Rows, Bytes int64
 	// Err is the last error that has not been resolved.
 	Err error
+}
+
+// Blocked is a table whose dispatcher has reached DDL that the maintainer executes, and the position of that DDL.
+type Blocked struct {
+	Table stream.Table
+	At    stream.Position
 }
 
 // retrying is a sink that retries by itself, and knows the error that it retries after.
@@ -356,7 +365,7 @@ func (e *Engine) Report(key FeedKey) Report {
 			}
 			r.Running++
 			if d.blocked() && !d.flushing {
-				r.Blocked = append(r.Blocked, d.table)
+				r.Blocked = append(r.Blocked, Blocked{Table: d.table, At: d.queue[0].Position})
 			}
 		case Lost:
 			r.Lost = append(r.Lost, d.table)

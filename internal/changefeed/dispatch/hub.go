@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -167,7 +166,14 @@ func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *grou
 			return errWanted
 		}
 	}
-	for _, rows := range slices.Concat(t.Rows, marks(t)) {
+	// DDL comes before rows of the same position: those of CREATE TABLE ... SELECT are of the new table.
+	for table := range concerned(t.DDL, to) {
+		mark := &stream.Rows{Position: t.Position, At: t.At, Table: table, DDL: t.DDL}
+		for _, d := range to[table] {
+			d.push(mark, from)
+		}
+	}
+	for _, rows := range t.Rows {
 		for _, d := range to[rows.Table] {
 			d.push(rows, from)
 		}
@@ -175,16 +181,27 @@ func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *grou
 	return nil
 }
 
-// marks are the places of a DDL among the changes of the tables that it concerns. A table that it creates has no changes before it.
-func marks(t *stream.Transaction) []*stream.Rows {
-	if t.DDL == nil || t.DDL.Kind == stream.CreateTable || t.DDL.Kind == stream.OtherDDL {
+// concerned are the tables with dispatchers that a DDL concerns. It has a place among the changes of each of them.
+func concerned(d *stream.DDL, to map[stream.Table][]*dispatcher) map[stream.Table]bool {
+	if d == nil {
 		return nil
 	}
-	var list []*stream.Rows
-	for _, table := range t.DDL.Tables {
-		list = append(list, &stream.Rows{Position: t.Position, At: t.At, Table: table, DDL: t.DDL})
+	tables := map[stream.Table]bool{}
+	switch d.Kind {
+	case stream.UnknownDDL, stream.DropSchema:
+		for table := range to {
+			if d.Concerns(table) {
+				tables[table] = true
+			}
+		}
+	default:
+		for _, table := range d.Names() {
+			if d.Concerns(table) {
+				tables[table] = true
+			}
+		}
 	}
-	return list
+	return tables
 }
 
 // unsubscribe ends the delivery. The reader ends with its last subscriber.

@@ -15,6 +15,9 @@ type Order struct {
 	Epoch stream.Epoch
 	// Position to start after.
 	Position stream.Position
+	// Since is the position of the DDL that gave the table its name, 0 if that was before the changefeed or is not known. A table that
+	// is dropped and created again is another one with the same name.
+	Since stream.Position
 }
 
 // Prepare makes dispatchers that read ahead, so that they can start as soon as those on another node have stopped. It returns an
@@ -134,7 +137,7 @@ func (f *Feed) find(o Order) (d *placed, made bool, err error) {
 		return nil, false, fmt.Errorf("table %s: %w", o.Table, err)
 	}
 	d = &placed{leave: leave, dispatcher: &dispatcher{
-		feed: f, table: o.Table, epoch: o.Epoch, state: Prepared, from: o.Position, flushed: o.Position,
+		feed: f, table: o.Table, epoch: o.Epoch, since: o.Since, state: Prepared, from: o.Position, flushed: o.Position,
 	}}
 	f.tables[o.Table] = d
 	return d, true, nil

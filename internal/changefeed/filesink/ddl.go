@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -15,19 +16,21 @@ import (
 // ddlDirectory is the directory of DDL that does not concern exactly one table. The directories of tables have a dot in their names.
 const ddlDirectory = "ddl"
 
-// aboutSchema matches DDL of a schema. Other DDL that concerns no table is about users, triggers and the like. It may contain
-// passwords, and is not written.
-var aboutSchema = regexp.MustCompile(`(?is)^\s*(create|alter|drop)\s+(or\s+replace\s+)?(database|schema)\b`)
-
 // ExecuteDDL writes DDL once: if the files have reached its position, it was written. DDL of one table is written by the table's owner
 // among its changes; other DDL has a directory that the maintainer owns.
-func (s *Sink) ExecuteDDL(_ context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
-	if ddl.Kind == stream.OtherDDL && !aboutSchema.MatchString(ddl.Statement) {
+func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
+	kind := ddl.Kind
+	switch kind {
+	case stream.OtherDDL, stream.SequenceDDL: // the former may contain passwords
 		return nil
+	case stream.UnknownDDL, stream.UnreadableRows:
+		return fmt.Errorf("sink %s: the statement at position %d cannot be executed: %w", s.options.Directory, position, stream.ErrUnusable)
+	case stream.SetSchema, stream.DropSchema:
+		kind = stream.OtherDDL
 	}
 	l := &line{
 		Position: position, Schema: ddl.Schema, Kind: kindDDL, Change: 1, Changes: 1,
-		DDL: ddl.Kind, Tables: ddl.Tables, Becomes: ddl.Becomes, Statement: ddl.Statement,
+		DDL: kind, Tables: slices.Concat(ddl.Tables, ddl.Makes, ddl.Removes), Becomes: ddl.Becomes, Statement: ddl.Statement,
 	}
 	dir, o := ddlDirectory, s.owner(stream.Table{}, epoch)
 	if ddl.Alone() {
@@ -48,7 +51,11 @@ func (s *Sink) ExecuteDDL(_ context.Context, position stream.Position, ddl *stre
 			return err
 		}
 	}
-	return s.wrap(mark(j.root, ddl))
+	gone, err := s.dropped(ctx, ddl)
+	if err != nil {
+		return err
+	}
+	return s.wrap(mark(j.root, ddl, gone))
 }
 
 // DDLExecuted reports whether the DDL at a position, of those in the directory ddl, was written.
@@ -65,19 +72,27 @@ func (s *Sink) DDLExecuted(_ context.Context, position stream.Position) (bool, e
 	return j.found && j.position >= position, nil
 }
 
+// dropped are the tables that a DROP DATABASE drops.
+func (s *Sink) dropped(ctx context.Context, ddl *stream.DDL) ([]stream.Table, error) {
+	if ddl.Kind != stream.DropSchema {
+		return nil, nil
+	}
+	known, err := s.Known(ctx)
+	return slices.DeleteFunc(known, func(t stream.Table) bool { return t.Schema != ddl.Schema || !ddl.Filter.Allows(t) }), err
+}
+
 // mark records which tables exist. It is repeated with a DDL that is executed again: the DDL after that is executed again, too.
-func mark(root *os.Root, ddl *stream.DDL) error {
-	made := ddl.Becomes
-	switch ddl.Kind {
-	case stream.CreateTable:
-		made = ddl.Tables
-	case stream.DropTable, stream.RenameTable:
-		for _, t := range ddl.Tables {
-			if err := root.WriteFile(filepath.Join(directoryOf(t), goneFile), nil, fileMode); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
+func mark(root *os.Root, ddl *stream.DDL, gone []stream.Table) error {
+	after := ddl.After()
+	for _, t := range slices.Concat(ddl.Names(), gone) {
+		if slices.Contains(after, t) || slices.Contains(ddl.Becomes, t) {
+			continue
+		}
+		if err := root.WriteFile(filepath.Join(directoryOf(t), goneFile), nil, fileMode); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
+	made := after
 	for _, t := range made {
 		if err := root.Remove(filepath.Join(directoryOf(t), goneFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

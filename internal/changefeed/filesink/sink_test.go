@@ -382,7 +382,7 @@ func TestDDL(t *testing.T) {
 	execute(8, create, stream.Epoch{Placement: 2})
 	known(orders, sales)
 	execute(9, &stream.DDL{Kind: stream.OtherDDL, Statement: "CREATE USER a IDENTIFIED BY 'secret'"}, stream.Epoch{Placement: 2})
-	execute(10, &stream.DDL{Kind: stream.OtherDDL, Schema: "new", Statement: "create database new"}, stream.Epoch{Placement: 2})
+	execute(10, &stream.DDL{Kind: stream.SetSchema, Schema: "new", Statement: "create database new"}, stream.Epoch{Placement: 2})
 	if err := s.sink.ExecuteDDL(t.Context(), 11, create, epoch(0)); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("the old maintainer: %v", err)
 	}

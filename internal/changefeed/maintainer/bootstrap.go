@@ -39,6 +39,9 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 	}
 	m.started = &start
 	m.checkpoint = max(start, stream.Position(m.Latest().Status.Checkpoint))
+	if err := m.openSaver(ctx); err != nil {
+		return err
+	}
 	m.watchFromCheckpoint(source)
 	if err := m.findTables(ctx, source, filter); err != nil {
 		return err
@@ -46,6 +49,7 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 	if err := m.bootstrapNodes(ctx); err != nil {
 		return err
 	}
+	m.wentBack = false
 	// One write for all of it, before any dispatcher starts.
 	w, _ := m.opts.Cluster.View()
 	return m.opts.Status.Update(ctx, m.key, func(cf *v1alpha1.Changefeed) bool {
@@ -187,7 +191,8 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 			here[id] = true // it was started after the node had made its reply
 			continue
 		}
-		newer := t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(wire.ParseEpoch(d.Epoch)) > 0
+		// A dispatcher that has written what the sink has lost would leave a gap.
+		newer := m.wentBack || t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(wire.ParseEpoch(d.Epoch)) > 0
 		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
 			stray = append(stray, &wire.TableOrder{Table: d.Table, Epoch: d.Epoch})
 			continue

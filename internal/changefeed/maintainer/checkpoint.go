@@ -52,6 +52,7 @@ func (m *Maintainer) advance() {
 	for name, t := range m.tables {
 		if lost[name] && t.phase == TableRunning && reports[t.node].Round > t.since {
 			t.phase = TableAbsent
+			m.suspect(t)
 		}
 		if t.phase != TableRunning || reports[t.node].FeedReport == nil || reports[t.node].Round <= t.since {
 			consider(t.floor, m.at, m.location(name, t))
@@ -62,9 +63,14 @@ func (m *Maintainer) advance() {
 	if m.ddlDone != nil {
 		consider(*m.ddlDone, m.ddlDoneAt, "waiting for DDL")
 	}
-	// When the changefeed begins, the sink may lack tables that the source had before. These keep the checkpoint from advancing. So
-	// a table that the sink lacks later was created since, unless somebody dropped it at the sink.
-	if len(m.missing) > 0 && m.started != nil && m.missingFrom <= *m.started {
+	// When the changefeed begins, the source may have renamed tables since, and the sink may lack tables that the source had before.
+	// Both keep the checkpoint from advancing until the DDL is read. So a table that the sink lacks later was created since, unless
+	// somebody dropped it at the sink, and every table that existed at the checkpoint is known to the sink.
+	if begins := m.started != nil && m.missingFrom <= *m.started; begins && m.ddlDone != nil && *m.ddlDone < m.missingUntil {
+		m.slowest = fmt.Sprintf("checking whether DDL up to position %d renames tables", m.missingUntil)
+		if len(m.missing) == 0 {
+			return
+		}
 		m.slowest = "checking whether pending DDL creates " + plural(len(m.missing), "table") + " missing at the sink"
 		return
 	}
@@ -120,10 +126,11 @@ func (m *Maintainer) location(name stream.Table, t *table) string {
 
 // publish writes the status if it has changed: at once that a drain is observed, less often counts, and still less the checkpoint.
 func (m *Maintainer) publish(ctx context.Context, w View) error {
+	every := max(checkpointEvery, time.Duration(m.opts.Status.Maintained())*checkpointShare)
+	m.saveCheckpoint(ctx, every)
 	next := m.Latest().Status.DeepCopy()
 	m.fillStatus(next, w)
 	last := &m.Latest().Status
-	every := max(checkpointEvery, time.Duration(m.opts.Status.Maintained())*checkpointShare)
 	switch {
 	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error:
 		every = 0
@@ -180,7 +187,7 @@ func (m *Maintainer) fillStatus(s *v1alpha1.ChangefeedStatus, w View) {
 	if time.Since(m.problemAt) < problemExpiry {
 		s.Error = m.problem
 	}
-	s.Checkpoint, s.Slowest = max(s.Checkpoint, int64(m.checkpoint)), m.slowest
+	s.Checkpoint, s.Slowest = max(s.Checkpoint, int64(m.acknowledged())), m.slowest
 	if !m.at.IsZero() {
 		at := metav1.NewTime(m.at)
 		s.CheckpointTime = &at

@@ -45,6 +45,8 @@ type Maintainer struct {
 	cancel       context.CancelFunc
 	problem      string // the last problem, and when it was reported
 	problemAt    time.Time
+	stopped      stream.Position      // the checkpoint of the last placement, once that has ended
+	failure      error                // why the changefeed cannot continue
 	slowest      string               // what keeps the checkpoint from advancing
 	shortSince   map[string]time.Time // nodes that report fewer dispatchers than were started there, since when
 	ddlDone      *stream.Position     // all DDL up to here is executed; nil if the changefeed carries no DDL
@@ -54,7 +56,10 @@ type Maintainer struct {
 	missing                   map[stream.Table]bool
 	missingFrom, missingUntil stream.Position
 
+	saver saver
+
 	// Used by the loop of schedule, and before it by bootstrap, only.
+	wentBack        bool             // the sink does not have the checkpoint that was published
 	started         *stream.Position // where the changefeed began; nil while that is not known
 	checkpoint      stream.Position
 	at              time.Time // when the source committed the transaction at the checkpoint
@@ -68,6 +73,7 @@ type table struct {
 	node  string
 	to    string // the node that it moves to
 	epoch stream.Epoch
+	from  stream.Position // of the DDL that gave the table its name; 0 if that was before the changefeed or is not known
 	floor stream.Position // everything up to here is known to be at the sink
 	since uint64          // only reports of a later round include its dispatcher
 	retry time.Time       // it is not placed before this time
@@ -198,7 +204,9 @@ func (m *Maintainer) recordStopped(ctx context.Context, epoch int64, origin stri
 		p.From.Stopped, p.Since = true, &now // the successor's bootstrap timeout counts from now
 		// The successor starts from the newest checkpoint, not from the one that was last published.
 		m.keepStart(&cf.Status)
-		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.checkpoint))
+		m.mu.Lock()
+		cf.Status.Checkpoint = max(cf.Status.Checkpoint, int64(m.stopped))
+		m.mu.Unlock()
 		return true
 	})
 	if err != nil && ctx.Err() == nil && !kubeclient.IsMissing(err) {
@@ -228,11 +236,12 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.mu.Lock()
-	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}
+	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped, m.failure = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}, nil
 	m.mu.Unlock()
 	defer func() {
 		cancel()
 		m.busy.Wait()
+		m.stopSaving(context.WithoutCancel(ctx))
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.epoch, m.cancel = 0, nil
@@ -271,6 +280,9 @@ func (m *Maintainer) schedule(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if err := m.failed(); err != nil {
+			return err
+		}
 		began := time.Now()
 		m.bootstrapNewNodes(ctx, w)
 		m.place(ctx, w)
@@ -281,6 +293,13 @@ func (m *Maintainer) schedule(ctx context.Context) error {
 		m.Wait(ctx, time.Second, worker.On{changed})
 		sleep(ctx, m.roundLimit()-time.Since(began))
 	}
+}
+
+// failed is why the changefeed cannot continue, or nil.
+func (m *Maintainer) failed() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.failure
 }
 
 // roundLimit is the shortest time that a round may take: each goes over all tables.

@@ -23,6 +23,9 @@ const (
 
 // place plans, and starts to carry out the plan.
 func (m *Maintainer) place(ctx context.Context, w View) {
+	if m.suspicious() {
+		return
+	}
 	tw := TableWorld{
 		Schedulable: m.bootstrappedOf(w.SchedulableNodes()), Gone: func(name string) bool { return !w.Leases[name].Held() },
 		Self: m.opts.Epoch.Node, Settled: w.Settling.Settled(w.Fleet, time.Now()),
@@ -62,15 +65,28 @@ func (m *Maintainer) place(ctx context.Context, w View) {
 			size = placeBatch
 		}
 		for chunk := range slices.Chunk(names, size) {
-			m.mu.Lock()
-			for _, name := range chunk {
-				t := m.tables[name]
-				t.phase, t.node, t.to = TableBusy, pair[0], pair[1]
+			list := m.begin(chunk, pair[0], pair[1])
+			if len(list) == 0 {
+				continue
 			}
-			m.mu.Unlock()
-			m.busy.Go(func() { m.move(ctx, w, pair[0], pair[1], chunk) })
+			m.busy.Go(func() { m.move(ctx, w, pair[0], pair[1], list) })
 		}
 	}
+}
+
+// begin marks tables that an order is about to be sent about. They are not looked up by name again: the table trigger may meanwhile
+// replace a table by another of the same name. It leaves out those that are gone.
+func (m *Maintainer) begin(names []stream.Table, from, to string) map[stream.Table]*table {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := map[stream.Table]*table{}
+	for _, name := range names {
+		if t := m.tables[name]; t != nil && t.phase != TableBusy {
+			t.phase, t.node, t.to = TableBusy, from, to
+			list[name] = t
+		}
+	}
+	return list
 }
 
 // bootstrappedOf are those of some nodes that are bootstrapped: others might still accept orders of an earlier maintainer.
@@ -82,26 +98,28 @@ func (m *Maintainer) bootstrappedOf(names []string) []string {
 
 // move moves tables to a node: their dispatchers there read ahead, those on the origin stop, and those there continue at the exact
 // position. Without an origin they only start.
-func (m *Maintainer) move(ctx context.Context, w View, from, to string, names []stream.Table) {
+func (m *Maintainer) move(ctx context.Context, w View, from, to string, list map[stream.Table]*table) {
 	defer m.Wake()
 	began := time.Now()
-	orders := m.newOrders(names)
+	orders := m.newOrders(list)
 	if from != "" {
 		if failed := m.send(ctx, w, to, wire.Do_DO_PREPARE, orders, nil); failed > 0 {
-			m.keep(names, from)
+			m.keep(list, from)
 			m.discard(ctx, w, to, orders)
 			sleep(ctx, retryDelay)
 			return
 		}
-		if !m.stopTables(ctx, w, from, names, orders) {
+		if !m.stopTables(ctx, w, from, list, orders) {
 			return
 		}
 	}
+	started := map[*table]bool{}
 	m.send(ctx, w, to, wire.Do_DO_START, orders, func(name stream.Table, o *wire.TableOrder) {
 		round := m.opts.Reports.Round()
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		t := m.tables[name]
+		t := list[name]
+		started[t] = true
 		t.phase, t.node, t.epoch, t.since = TableRunning, to, wire.ParseEpoch(o.Epoch), round
 		if !t.stoppedAt.IsZero() {
 			m.opts.Paused(time.Since(t.stoppedAt))
@@ -109,26 +127,26 @@ func (m *Maintainer) move(ctx context.Context, w View, from, to string, names []
 		}
 	})
 	m.mu.Lock()
-	for _, name := range names {
-		if t := m.tables[name]; t.phase == TableBusy { // it could not be started; place it again
+	for _, t := range list {
+		if t.phase == TableBusy && !started[t] { // it could not be started; place it again
 			t.phase, t.retry = TableAbsent, time.Now().Add(retryDelay)
 		}
 	}
 	m.mu.Unlock()
 	if from != "" {
-		m.log.Info("tables moved", "tables", len(names), "from", from, "to", to, "took", time.Since(began).Round(time.Millisecond))
+		m.log.Info("tables moved", "tables", len(list), "from", from, "to", to, "took", time.Since(began).Round(time.Millisecond))
 	}
 }
 
 // newOrders makes an order for each table, with a new epoch.
-func (m *Maintainer) newOrders(names []stream.Table) map[stream.Table]*wire.TableOrder {
+func (m *Maintainer) newOrders(list map[stream.Table]*table) map[stream.Table]*wire.TableOrder {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	orders := map[stream.Table]*wire.TableOrder{}
-	for _, name := range names {
+	for name, t := range list {
 		m.counter++
 		orders[name] = &wire.TableOrder{
-			Table: wire.TableName(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(m.tables[name].floor),
+			Table: wire.TableName(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(t.floor), Since: uint64(t.from),
 		}
 	}
 	return orders
@@ -158,11 +176,11 @@ func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, or
 }
 
 // keep marks tables that could not be moved as running on their origin.
-func (m *Maintainer) keep(names []stream.Table, from string) {
+func (m *Maintainer) keep(list map[stream.Table]*table, from string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, name := range names {
-		m.tables[name].phase, m.tables[name].node = TableRunning, from
+	for _, t := range list {
+		t.phase, t.node = TableRunning, from
 	}
 }
 
@@ -173,12 +191,12 @@ func (m *Maintainer) discard(ctx context.Context, w View, to string, orders map[
 
 // stopTables stops the dispatchers of tables on a node, and enters into starts the position at which each stopped. It retries until
 // all have, or nobody holds the node's lease. It returns false if ctx was cancelled first.
-func (m *Maintainer) stopTables(ctx context.Context, w View, from string, names []stream.Table, starts map[stream.Table]*wire.TableOrder) bool {
+func (m *Maintainer) stopTables(ctx context.Context, w View, from string, list map[stream.Table]*table, starts map[stream.Table]*wire.TableOrder) bool {
 	left := map[stream.Table]*wire.TableOrder{}
 	m.mu.Lock()
-	for _, name := range names {
-		m.tables[name].stoppedAt = time.Now()
-		left[name] = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(m.tables[name].epoch)}
+	for name, t := range list {
+		t.stoppedAt = time.Now()
+		left[name] = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(t.epoch)}
 	}
 	m.mu.Unlock()
 	for len(left) > 0 {
@@ -204,9 +222,9 @@ func (m *Maintainer) stopTables(ctx context.Context, w View, from string, names 
 				continue
 			}
 			m.mu.Lock()
-			if result.Found {
-				m.tables[name].floor = max(m.tables[name].floor, stream.Position(result.Position))
-				starts[name].Position = uint64(m.tables[name].floor)
+			if result.Found && list[name] != nil {
+				list[name].floor = max(list[name].floor, stream.Position(result.Position))
+				starts[name].Position = uint64(list[name].floor)
 			}
 			m.mu.Unlock()
 			delete(left, name)

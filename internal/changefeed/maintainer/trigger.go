@@ -2,6 +2,7 @@ package maintainer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -28,10 +29,38 @@ func (m *Maintainer) watchFromCheckpoint(source stream.Source) {
 	}
 }
 
-// tableLister is a sink that can list the tables that the changefeed has written to (Known), and those that exist (Present).
-type tableLister interface {
+// knower is a sink that can list the tables that the changefeed has written to.
+type knower interface {
 	Known(ctx context.Context) ([]stream.Table, error)
+}
+
+// presenter is a sink that can list the tables that exist.
+type presenter interface {
 	Present(ctx context.Context) ([]stream.Table, error)
+}
+
+// namer is a server, as a source or a sink, that may ignore the case of the names of tables.
+type namer interface {
+	LowerCaseTableNames(ctx context.Context) (string, error)
+}
+
+// sameNames returns ErrUnusable if the source and the sink do not compare the names of tables in the same way: two tables of the source
+// could be one at the sink.
+func sameNames(ctx context.Context, source stream.Source, sink stream.Sink) error {
+	from, ok1 := source.(namer)
+	to, ok2 := sink.(namer)
+	if !ok1 || !ok2 {
+		return nil
+	}
+	a, err := from.LowerCaseTableNames(ctx)
+	if err != nil {
+		return err
+	}
+	b, err := to.LowerCaseTableNames(ctx)
+	if err == nil && a != b {
+		err = fmt.Errorf("lower_case_table_names is %s at the source and %s at the sink; set up the sink anew with lower_case_table_names=%s: %w", a, b, a, stream.ErrUnusable)
+	}
+	return err
 }
 
 // findTables finds the tables to replicate from the checkpoint on: those that the source has now, and those that it has dropped or
@@ -53,16 +82,21 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	if err := sink.Check(ctx); err != nil {
 		return err
 	}
+	if err := sameNames(ctx, source, sink); err != nil {
+		return err
+	}
 	m.mu.Lock()
-	k, ok := sink.(tableLister)
-	ok = ok && m.ddlDone != nil
+	carriesDDL := m.ddlDone != nil
 	m.mu.Unlock()
 	var known, present []stream.Table
-	if ok {
+	if k, ok := sink.(knower); ok && carriesDDL {
 		if known, err = k.Known(ctx); err != nil {
 			return err
 		}
-		if present, err = k.Present(ctx); err != nil {
+	}
+	p, ok := sink.(presenter)
+	if ok = ok && carriesDDL; ok {
+		if present, err = p.Present(ctx); err != nil {
 			return err
 		}
 	}
@@ -85,6 +119,46 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	return nil
 }
 
+// renamedSince are the tables that a DDL reads, changes or renames, and that are not known because the source had renamed or removed them
+// before its tables were listed. They existed at the checkpoint: had DDL after it created them, they would be known.
+func (m *Maintainer) renamedSince(f stream.Filter, t *stream.Transaction) []stream.Table {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t.Position > m.missingUntil {
+		return nil
+	}
+	names := slices.Concat(t.DDL.Tables, t.DDL.Reads, t.DDL.Removes)
+	switch t.DDL.Kind {
+	case stream.RenameTable, stream.AlterTable:
+	case stream.CreateTable:
+		names = t.DDL.Reads
+	default:
+		return nil // what is dropped need not be read
+	}
+	return slices.DeleteFunc(names, func(name stream.Table) bool { return m.tables[name] != nil || m.missing[name] || !f.Allows(name) })
+}
+
+// addRenamed adds those of some tables that the sink has, so that their changes since the checkpoint are read.
+func (m *Maintainer) addRenamed(ctx context.Context, sink stream.Sink, names []stream.Table) error {
+	if p, ok := sink.(presenter); ok && len(names) > 0 {
+		present, err := p.Present(ctx)
+		if err != nil {
+			return err
+		}
+		names = slices.DeleteFunc(names, func(name stream.Table) bool { return !slices.Contains(present, name) })
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	m.mu.Lock()
+	for _, name := range names {
+		m.tables[name] = &table{floor: m.missingFrom}
+	}
+	m.mu.Unlock()
+	m.Wake()
+	return nil
+}
+
 // addMissing adds the tables that no DDL up to a position has created. Their dispatchers report that the sink lacks them. The caller
 // holds the lock.
 func (m *Maintainer) addMissing(at stream.Position) {
@@ -99,14 +173,6 @@ func (m *Maintainer) addMissing(at stream.Position) {
 	clear(m.missing)
 }
 
-// created are the tables that exist after a DDL and not before.
-func created(d *stream.DDL) []stream.Table {
-	if d.Kind == stream.CreateTable {
-		return d.Tables
-	}
-	return d.Becomes
-}
-
 // watchDDL is the table trigger: it reads the log of the source for DDL that creates, drops or renames tables, and executes each when
 // the dispatchers of all tables that it concerns have reached it. The checkpoint does not pass DDL that is not executed.
 func (m *Maintainer) watchDDL(ctx context.Context) {
@@ -118,10 +184,29 @@ func (m *Maintainer) watchDDL(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		var refused *refusedError
+		if errors.As(err, &refused) {
+			m.fail(err)
+			return
+		}
 		m.setProblem(fmt.Sprintf("execute DDL: %v", err))
 		m.log.Warn("could not execute DDL; retrying", "error", err)
 		sleep(ctx, 4*retryDelay)
 	}
+}
+
+// refusedError is why the changefeed must not continue past a DDL.
+type refusedError struct{ err error }
+
+func (e *refusedError) Error() string { return e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
+
+// fail ends the work for the placement with an error.
+func (m *Maintainer) fail(err error) {
+	m.mu.Lock()
+	m.failure = err
+	m.mu.Unlock()
+	m.Wake()
 }
 
 func (m *Maintainer) readDDL(ctx context.Context) error {
@@ -143,8 +228,8 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 	after := *m.ddlDone
 	m.mu.Unlock()
 	return stream.ReadOf(ctx, source, after, stream.NoTable, func(t *stream.Transaction) error {
-		if t.DDL != nil && !t.DDL.Alone() && concerns(filter, t.DDL) {
-			if err := m.executeDDL(ctx, sink, filter, t); err != nil {
+		if t.DDL != nil && !t.DDL.Alone() {
+			if err := m.handleDDL(ctx, sink, filter, t); err != nil {
 				return err
 			}
 		}
@@ -156,52 +241,99 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 	})
 }
 
-// concerns reports whether a DDL concerns anything that is replicated. One that names no table is about a schema.
-func concerns(f stream.Filter, d *stream.DDL) bool {
-	if len(d.Tables) == 0 {
-		return f.Allows(stream.Table{Schema: d.Schema, Name: "*"}) || len(f) == 0
+// handleDDL waits for the tables that a DDL concerns, executes at the sink what the filter leaves of it, and replaces these tables by
+// those that exist afterwards. Each of them is another table from then on, even if it has the same name.
+func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
+	plan, err := f.Plan(t.DDL)
+	if err != nil {
+		return &refusedError{fmt.Errorf("position %d: %w", t.Position, err)}
 	}
-	return slices.ContainsFunc(slices.Concat(d.Tables, d.Becomes), f.Allows)
+	if plan != nil {
+		if err := m.addUnknown(ctx, sink, f, t); err != nil {
+			return err
+		}
+	}
+	before := m.tablesBefore(t)
+	if plan != nil {
+		err = m.executeDDL(ctx, sink, before, t.Position, plan)
+	} else {
+		err = m.awaitBlocked(ctx, before, t.Position)
+		plan = t.DDL
+	}
+	if err != nil {
+		return err
+	}
+	if err := m.removeTables(ctx, before); err != nil {
+		return err
+	}
+	defer m.Wake() // the loop places the new tables
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range plan.After() {
+		floor := t.Position
+		if plan.Kind == stream.CreateTable && slices.Contains(plan.Tables, name) {
+			floor-- // CREATE TABLE ... SELECT has rows at the same position
+		}
+		delete(m.missing, name)
+		if f.Allows(name) && m.tables[name] == nil {
+			m.tables[name] = &table{floor: floor, from: t.Position}
+		}
+	}
+	return nil
 }
 
-// executeDDL waits for the tables that a DDL concerns, executes it at the sink, and adds and removes tables accordingly.
-func (m *Maintainer) executeDDL(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
-	done, err := ddlExecuted(ctx, sink, t.Position)
+// addUnknown adds the tables of a DDL that is not executed and that are not known.
+func (m *Maintainer) addUnknown(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
+	names := m.renamedSince(f, t)
+	if len(names) == 0 {
+		return nil
+	}
+	if done, err := ddlExecuted(ctx, sink, t.Position); done || err != nil {
+		return err
+	}
+	return m.addRenamed(ctx, sink, names)
+}
+
+// tablesBefore are the tables that a DDL concerns, without those that a later DDL made.
+func (m *Maintainer) tablesBefore(t *stream.Transaction) []stream.Table {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []stream.Table
+	if t.DDL.Kind != stream.DropSchema {
+		for _, name := range t.DDL.Names() {
+			if e := m.tables[name]; e != nil && t.DDL.Concerns(name) && e.from <= t.Position && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	for name, e := range m.tables {
+		if t.DDL.Concerns(name) && e.from <= t.Position {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, compareTables)
+	return names
+}
+
+// executeDDL executes DDL at the sink when the tables that it concerns have reached it.
+func (m *Maintainer) executeDDL(ctx context.Context, sink stream.Sink, before []stream.Table, at stream.Position, d *stream.DDL) error {
+	done, err := ddlExecuted(ctx, sink, at)
 	if err != nil {
 		return err
 	}
 	if !done { // if it is executed, its tables may be past it already
-		if err := m.awaitBlocked(ctx, t.DDL); err != nil {
+		if err := m.awaitBlocked(ctx, before, at); err != nil {
 			return err
 		}
 	}
 	if !m.opts.Epoch.Holding() {
 		return fmt.Errorf("%w: no DDL is executed until it is renewed", fleet.ErrLeaseInDoubt)
 	}
-	if err := sink.ExecuteDDL(ctx, t.Position, t.DDL, stream.Epoch{Placement: m.Placement()}); err != nil {
+	if err := sink.ExecuteDDL(ctx, at, d, stream.Epoch{Placement: m.Placement()}); err != nil {
 		return err
 	}
-	m.log.Info("DDL executed", "position", t.Position, "kind", t.DDL.Kind, "tables", t.DDL.Tables)
-	floor := t.Position
-	switch t.DDL.Kind {
-	case stream.CreateTable:
-		floor-- // CREATE TABLE ... SELECT has rows at the same position
-	case stream.DropTable, stream.RenameTable:
-		if err := m.removeTables(ctx, t.DDL.Tables); err != nil {
-			return err
-		}
-	default:
-		return nil
-	}
-	defer m.Wake() // the loop places the new tables
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, name := range created(t.DDL) {
-		delete(m.missing, name)
-		if f.Allows(name) && m.tables[name] == nil {
-			m.tables[name] = &table{floor: floor}
-		}
-	}
+	m.log.Info("DDL executed", "position", at, "kind", d.Kind, "tables", d.Tables)
 	return nil
 }
 
@@ -220,18 +352,15 @@ func ddlExecuted(ctx context.Context, sink stream.Sink, at stream.Position) (boo
 	return d.DDLExecuted(ctx, at)
 }
 
-// awaitBlocked returns when the dispatchers of all tables that a DDL drops or renames have reached it.
-func (m *Maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
-	if d.Kind == stream.CreateTable || d.Kind == stream.OtherDDL {
-		return nil
-	}
+// awaitBlocked returns when the dispatchers of tables have reached the DDL at a position.
+func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at stream.Position) error {
 	for began := time.Now(); ; {
-		waiting, node := m.unblocked(d.Tables)
+		waiting, node := m.unblocked(names, at)
 		if waiting == "" {
 			return nil
 		}
 		if time.Since(began) > problemExpiry {
-			m.setProblem(fmt.Sprintf("waiting for table %s to reach the DDL that drops or renames it", waiting))
+			m.setProblem(fmt.Sprintf("waiting for table %s to reach the DDL at position %d", waiting, at))
 		}
 		sleep(ctx, blockedPoll)
 		if ctx.Err() != nil {
@@ -246,18 +375,24 @@ func (m *Maintainer) awaitBlocked(ctx context.Context, d *stream.DDL) error {
 // blockedPoll is how often a node is asked whether a table has reached a DDL.
 const blockedPoll = 10 * time.Millisecond
 
-// unblocked is a table among some that is not reported to have reached its DDL, and its node; empty if all are.
-func (m *Maintainer) unblocked(names []stream.Table) (table, node string) {
+// unblocked is a table among some that is not reported to have reached the DDL at a position, and its node; empty if all are. A report
+// counts only if it is about this DDL, and was made after the table's dispatcher was started: an earlier table of the same name may
+// have stood before another DDL.
+func (m *Maintainer) unblocked(names []stream.Table, at stream.Position) (table, node string) {
+	reports := m.opts.Reports.Of(m.key)
 	blocked := map[string]bool{}
-	for node, r := range m.opts.Reports.Of(m.key) {
-		for _, text := range r.Blocked {
-			blocked[node+"\x00"+text] = true
+	for node, r := range reports {
+		for i, text := range r.Blocked {
+			if i < len(r.BlockedAt) && r.BlockedAt[i] == uint64(at) {
+				blocked[node+"\x00"+text] = true
+			}
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
-		if t := m.tables[name]; t != nil && !(t.phase == TableRunning && blocked[t.node+"\x00"+wire.TableName(name)]) {
+		t := m.tables[name]
+		if t != nil && !(t.phase == TableRunning && reports[t.node].Round > t.since && blocked[t.node+"\x00"+wire.TableName(name)]) {
 			return name.String(), t.node
 		}
 	}
@@ -294,10 +429,15 @@ func (m *Maintainer) removeTables(ctx context.Context, names []stream.Table) err
 		}
 		if t.phase == TableRunning {
 			call, cancel := context.WithTimeout(ctx, callLimit)
-			_, err := m.opts.Nodes.Order(call, w.Nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
+			reply, err := m.opts.Nodes.Order(call, w.Nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
 			cancel()
 			if err != nil && w.Leases[t.node].Held() {
 				return err
+			}
+			for _, result := range reply.GetResults() {
+				if result.Error != "" {
+					return fmt.Errorf("node %s: stop the dispatcher of table %s: %s", t.node, name, result.Error)
+				}
 			}
 		}
 		m.mu.Lock()

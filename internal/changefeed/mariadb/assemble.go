@@ -29,6 +29,8 @@ type assembler struct {
 	unread map[uint64]bool
 	// fold: the server stores names of tables in lower case.
 	fold bool
+	// newest is the transaction that was read last on the connection, or that the connection started after.
+	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
 	trailer int
 
@@ -44,6 +46,8 @@ type group struct {
 	byTable map[stream.Table]*stream.Rows
 	// marks are savepoints: how many changes each table had.
 	marks map[string]map[stream.Table]int
+	// prepared are the tables of an XA transaction that is prepared here and committed later.
+	prepared []stream.Table
 	// skip: it was visited before, and its events are not decoded.
 	skip bool
 }
@@ -117,10 +121,11 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	if at.last != nil && id.domain != at.last.domain {
 		return a.source.unusable("GTID %s is of another replication domain than GTID %s before it, and their transactions are not ordered; use one gtid_domain_id", id, at.last)
 	}
-	position := stream.Position(id.seq)
-	if kind.preparedXA && position > at.position {
-		return a.failed(at, "GTID %s is an XA transaction that is prepared first and committed later, which cannot be replicated exactly; use XA COMMIT ... ONE PHASE, and start again from a copy taken after it", id)
+	if id.seq <= a.newest.seq {
+		return a.failed(at, "GTID %s comes after GTID %s: sequence numbers must increase, because positions are compared by them; SET GLOBAL gtid_strict_mode=ON, and start again from a copy taken after it", id, a.newest)
 	}
+	a.newest = id
+	position := stream.Position(id.seq)
 	a.open = &group{id: id, kind: kind, skip: position <= at.position,
 		tx: &stream.Transaction{Position: position, At: time.Unix(int64(e.Header.Timestamp), 0)}}
 	return nil
@@ -158,6 +163,11 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 	a.open = nil
 	if g.skip {
 		return nil
+	}
+	if len(g.prepared) > 0 {
+		g.tx.Rows, g.tx.Skipped = nil, nil
+		g.tx.DDL = &stream.DDL{Kind: stream.UnreadableRows, Tables: g.prepared, Statement: fmt.Sprintf("source %s: GTID %s is an XA transaction on table %s that is prepared first and committed later, which cannot be replicated exactly; "+
+			"use XA COMMIT ... ONE PHASE, and start again from a copy taken after it", a.source.options.Address, g.id, g.prepared[0])}
 	}
 	if err := visit(g.tx); err != nil {
 		return &finalError{err}
@@ -272,7 +282,7 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if k := a.open.kind; k.startAlter || k.rollbackAlter {
 		return nil
 	}
-	if len(ddl.Tables) > 0 && allSystem(ddl.Tables) {
+	if names := ddl.Names(); len(names) > 0 && allSystem(names) || isSystem(ddl.Schema) && (ddl.Kind == stream.SetSchema || ddl.Kind == stream.DropSchema) {
 		return nil
 	}
 	ddl.Statement = session.prefix(a.open.tx.At) + text
@@ -337,6 +347,7 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 	number := tableID(body)
 	if shape := a.tables.byText[string(body[tableIDLength:])]; shape != nil && (shape.ignored || !a.wants(shape.table)) {
 		a.tables.ids[number], a.unread[number] = shape, true
+		a.open.describe(shape)
 		return nil
 	}
 	delete(a.unread, number)
@@ -346,10 +357,21 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 		return a.failed(at, "GTID %s: %v", a.open.id, err)
 	}
 	shape, err := a.tables.note(ctx, parsed.(*replication.TableMapEvent), body[tableIDLength:], compressed, a.wants)
-	if err == nil && shape.bare {
+	if err != nil {
+		return err
+	}
+	if shape.bare {
 		a.unread[number] = true
 	}
-	return err
+	a.open.describe(shape)
+	return nil
+}
+
+// describe records a table that a prepared XA transaction changes.
+func (g *group) describe(shape *tableShape) {
+	if g.kind.preparedXA && !shape.ignored && !slices.Contains(g.prepared, shape.table) {
+		g.prepared = append(g.prepared, shape.table)
+	}
 }
 
 // rows adds the rows of an event to the transaction.
@@ -363,7 +385,7 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 	switch {
 	case shape == nil:
 		return a.failed(at, "GTID %s has rows of table number %d, which the log does not describe", a.open.id, number)
-	case shape.ignored:
+	case shape.ignored, a.open.kind.preparedXA:
 		return nil
 	case a.unread[number] || !a.wants(shape.table):
 		if !slices.Contains(a.open.tx.Skipped, shape.table) {

@@ -59,6 +59,11 @@ func (s *Source) variable(ctx context.Context, name string) (string, error) {
 	return value.String, nil
 }
 
+// LowerCaseTableNames is how the server compares the names of tables.
+func (s *Source) LowerCaseTableNames(ctx context.Context) (string, error) {
+	return s.variable(ctx, "lower_case_table_names")
+}
+
 func (s *Source) checkVersion(ctx context.Context) error {
 	var version string
 	if err := s.db.QueryRowContext(ctx, "SELECT VERSION()").Scan(&version); err != nil {

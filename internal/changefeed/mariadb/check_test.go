@@ -1,9 +1,12 @@
 package mariadb
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/testenv"
@@ -86,7 +89,6 @@ func TestALogThatLacksChangesEndsARead(t *testing.T) {
 		{"SET binlog_format=STATEMENT; INSERT INTO d.t VALUES (1, 1); SET binlog_format=ROW", "is a statement that was logged instead of rows (INSERT INTO d.t VALUES (1, 1)): set binlog_format=ROW in every session"},
 		{"SET binlog_row_image=MINIMAL; INSERT INTO d.t VALUES (2, 1); UPDATE d.t SET v = 2 WHERE id = 2; SET binlog_row_image=FULL", "table d.t: a row is logged without all its columns; set binlog_row_image=FULL in every session"},
 		{"SET GLOBAL binlog_row_metadata=MINIMAL; FLUSH TABLES; INSERT INTO d.t VALUES (3, 1); SET GLOBAL binlog_row_metadata=FULL", "table d.t: its columns are logged without names"},
-		{"XA START 'x'; INSERT INTO d.t VALUES (4, 1); XA END 'x'; XA PREPARE 'x'; XA COMMIT 'x'", "is an XA transaction that is prepared first and committed later"},
 	} {
 		head, err := s.Head(t.Context())
 		if err != nil {
@@ -95,5 +97,45 @@ func TestALogThatLacksChangesEndsARead(t *testing.T) {
 		m.Exec(c.statements)
 		err = s.Read(t.Context(), head, func(tx *stream.Transaction) error { return nil })
 		refused(t, err, c.words)
+	}
+}
+
+// Only changefeeds of the tables that an XA transaction changes must stop.
+func TestAPreparedXATransactionNamesItsTables(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)", "CREATE TABLE d.u (id INT PRIMARY KEY)")
+	s := open(t, m)
+	head, err := s.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Exec("XA START 'x'; INSERT INTO d.t VALUES (4); INSERT INTO d.u VALUES (4); XA END 'x'; XA PREPARE 'x'; XA COMMIT 'x'", "INSERT INTO d.t VALUES (5)")
+	all := collect(t, s, head)
+	d := all[0].DDL
+	if d == nil || d.Kind != stream.UnreadableRows || fmt.Sprint(d.Tables) != "[d.t d.u]" || !strings.Contains(d.Statement, "is an XA transaction on table d.t that is prepared first and committed later") {
+		t.Fatalf("%+v", all[0])
+	}
+	for _, tx := range all[:len(all)-1] {
+		if len(tx.Rows) > 0 {
+			t.Errorf("%+v", tx)
+		}
+	}
+	if last := all[len(all)-1]; len(last.Rows) != 1 {
+		t.Errorf("%+v", last)
+	}
+}
+
+func TestSequenceNumbersThatDoNotIncreaseEndARead(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)", "SET GLOBAL gtid_strict_mode=OFF", "SET gtid_seq_no=100", "INSERT INTO d.t VALUES (1)", "SET gtid_seq_no=50", "INSERT INTO d.t VALUES (2)")
+	s := open(t, m)
+	for from, words := range map[stream.Position]string{
+		2:   "GTID 0-1-50 comes after GTID 0-1-100: sequence numbers must increase",
+		100: "position 100 is after the end of the log, GTID 0-1-50",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		err := s.Read(ctx, from, func(*stream.Transaction) error { return nil })
+		cancel()
+		refused(t, err, words)
 	}
 }

@@ -15,6 +15,8 @@ type statement struct {
 	schema string
 	// fold makes names lower case, as a server with lower_case_table_names=1 does.
 	fold bool
+	// unsure: it cannot be split into words with certainty.
+	unsure bool
 }
 
 func newStatement(text, schema string, c sessionContext, fold bool) *statement {
@@ -23,6 +25,7 @@ func newStatement(text, schema string, c sessionContext, fold bool) *statement {
 	for {
 		t, ok := l.next()
 		if !ok {
+			s.unsure = l.unsure || l.executable
 			return s
 		}
 		s.words = append(s.words, t)
@@ -81,13 +84,13 @@ func (s *statement) identifier() (string, bool) {
 	return t.text, true
 }
 
-// names reads a list of names.
+// names reads a list of names. It returns nil if a name is missing.
 func (s *statement) names() []stream.Table {
 	var tables []stream.Table
 	for {
 		t, ok := s.name()
 		if !ok {
-			return tables
+			return nil
 		}
 		tables = append(tables, t)
 		if !s.accept(",") {
@@ -113,106 +116,267 @@ func (s *statement) skipTo(words ...string) bool {
 	return false
 }
 
+// balanced reports whether the brackets in the rest match.
+func (s *statement) balanced() bool {
+	depth := 0
+	for _, t := range s.words[min(s.at, len(s.words)):] {
+		switch {
+		case t.is("("):
+			depth++
+		case t.is(")"):
+			depth--
+		}
+		if depth < 0 {
+			return false
+		}
+	}
+	return depth == 0
+}
+
+// ended reports whether nothing is left but the end of the statement.
+func (s *statement) ended() bool {
+	s.accept(";")
+	return s.at >= len(s.words)
+}
+
+// wait passes WAIT n or NOWAIT.
+func (s *statement) wait() {
+	if s.accept("WAIT") {
+		s.at++
+		return
+	}
+	s.accept("NOWAIT")
+}
+
 // dml are the first words of statements that change rows. With binlog_format=ROW they are not logged.
 var dml = []string{"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "DO"}
 
-func (s *statement) isDML() bool { return s.peek().is(dml...) }
+func (s *statement) isDML() bool {
+	from := s.at
+	defer func() { s.at = from }()
+	s.setStatement()
+	return s.peek().is(dml...)
+}
 
 // empty reports whether there is nothing but comments.
-func (s *statement) empty() bool { return len(s.words) == 0 }
+func (s *statement) empty() bool { return len(s.words) == 0 && !s.unsure }
 
-// parseDDL finds out what a statement does to tables. It parses no more than it has to: the server at the sink executes the statement.
+// parseDDL finds out what a statement does to tables. The server at the sink executes the statement, so only what names tables is
+// parsed; but a statement that has anything that might name a table and is not known is of the kind UnknownDDL.
 func parseDDL(text string, s *statement) *stream.DDL {
-	d := &stream.DDL{Kind: stream.OtherDDL, Schema: s.schema, Statement: text}
-	switch {
-	case s.accept("CREATE"):
-		s.create(d)
-	case s.accept("DROP"):
-		s.drop(d)
-	case s.accept("RENAME"):
-		s.rename(d)
-	case s.accept("TRUNCATE"):
-		s.accept("TABLE")
-		s.concerns(d, stream.TruncateTable)
-	case s.accept("ALTER"):
-		s.alter(d)
+	d := &stream.DDL{Kind: stream.UnknownDDL, Schema: s.schema, Statement: text}
+	known := !s.unsure && s.balanced() && s.setStatement() && s.parse(d)
+	if !known {
+		return &stream.DDL{Kind: stream.UnknownDDL, Schema: s.schema, Statement: text}
 	}
 	return d
 }
 
+// setStatement passes SET STATEMENT variables FOR. It returns false if the variables change how the rest is read.
+func (s *statement) setStatement() bool {
+	for s.accept("SET", "STATEMENT") {
+		from := s.at
+		if !s.skipTo("FOR") {
+			return false
+		}
+		for _, t := range s.words[from:s.at] {
+			if strings.EqualFold(t.text, "sql_mode") || strings.HasPrefix(strings.ToLower(t.text), "character_set") || strings.HasPrefix(strings.ToLower(t.text), "collation") {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// dataless are the first words of statements that carry no data, whatever follows.
+var dataless = []string{
+	"GRANT", "REVOKE", "SET", "FLUSH", "RESET", "KILL", "ANALYZE", "OPTIMIZE", "REPAIR", "CHECK", "CHECKSUM", "CACHE", "INSTALL", "UNINSTALL",
+	"LOCK", "UNLOCK", "SHOW", "USE", "BACKUP", "PURGE", "SIGNAL",
+}
+
+// parse reads a whole statement. It returns false if it does not know all of it.
+func (s *statement) parse(d *stream.DDL) bool {
+	switch {
+	case s.acceptAny(dataless...):
+		d.Kind = stream.OtherDDL
+		return true
+	case s.accept("CREATE"):
+		return s.create(d)
+	case s.accept("DROP"):
+		return s.drop(d)
+	case s.accept("RENAME"):
+		return s.rename(d)
+	case s.accept("TRUNCATE"):
+		s.accept("TABLE")
+		if !s.concerns(d, stream.TruncateTable) {
+			return false
+		}
+		s.wait()
+		return s.ended()
+	case s.accept("ALTER"):
+		return s.alter(d)
+	}
+	return false
+}
+
 // concerns sets the one table whose name comes next.
-func (s *statement) concerns(d *stream.DDL, kind stream.DDLKind) {
-	if t, ok := s.name(); ok {
+func (s *statement) concerns(d *stream.DDL, kind stream.DDLKind) bool {
+	t, ok := s.name()
+	if ok {
 		d.Kind, d.Tables = kind, []stream.Table{t}
+	}
+	return ok
+}
+
+// objects are what CREATE, ALTER and DROP may be about besides tables, schemas, sequences and indexes. They carry no data.
+var objects = []string{"VIEW", "TRIGGER", "PROCEDURE", "FUNCTION", "PACKAGE", "EVENT", "USER", "ROLE", "SERVER"}
+
+// object reads a statement about one of these, with the clauses that may come before the word.
+func (s *statement) object(d *stream.DDL) bool {
+	for {
+		switch {
+		case s.acceptAny(objects...):
+			d.Kind = stream.OtherDDL
+			return true
+		case s.acceptAny("ALGORITHM", "DEFINER"):
+			if !s.accept("=") {
+				return false
+			}
+			s.account()
+		case s.accept("SQL", "SECURITY"):
+			s.at++
+		case s.acceptAny("AGGREGATE"):
+		default:
+			return false
+		}
 	}
 }
 
-func (s *statement) create(d *stream.DDL) {
-	s.accept("OR", "REPLACE")
+// account passes a word, or the name of an account: user@host, CURRENT_USER().
+func (s *statement) account() {
+	s.at++
+	if s.accept("@") {
+		s.at++
+		for s.accept(".") || s.accept("-") { // a host without quotes
+			s.at++
+		}
+	}
+	s.accept("(", ")")
+}
+
+func (s *statement) create(d *stream.DDL) bool {
+	d.Replaces = s.accept("OR", "REPLACE")
 	switch {
 	case s.accept("TABLE"):
 		s.accept("IF", "NOT", "EXISTS")
-		s.concerns(d, stream.CreateTable)
+		return s.concerns(d, stream.CreateTable) && s.content(d)
+	case s.accept("TEMPORARY"):
+		d.Kind = stream.OtherDDL // a table or sequence that only its session has
+		return true
 	case s.acceptAny("DATABASE", "SCHEMA"):
 		s.accept("IF", "NOT", "EXISTS")
-		s.database(d)
-	default:
-		s.index(d)
+		return !d.Replaces && s.database(d, stream.SetSchema) // OR REPLACE drops the tables
+	case s.accept("SEQUENCE"):
+		s.accept("IF", "NOT", "EXISTS")
+		return s.concerns(d, stream.SequenceDDL)
+	case s.peek().is(slices.Concat(objects, []string{"ALGORITHM", "DEFINER", "SQL", "AGGREGATE"})...):
+		return s.object(d)
 	}
+	return s.index(d)
+}
+
+// content reads what comes after the name of a table that is created: another table that it is made like, or columns and options.
+func (s *statement) content(d *stream.DDL) bool {
+	from := s.at
+	bracket := s.accept("(")
+	if s.accept("LIKE") {
+		like, ok := s.name()
+		if ok {
+			d.Reads = []stream.Table{like}
+		}
+		return ok && (!bracket || s.accept(")")) && s.ended()
+	}
+	s.at = from
+	return from < len(s.words) && !s.merges()
+}
+
+// merges reports whether the rest has the option UNION=(tables): a MERGE table has no rows of its own.
+func (s *statement) merges() bool {
+	for i := s.at; i+2 < len(s.words); i++ {
+		if s.words[i].is("UNION") && s.words[i+1].is("=") && s.words[i+2].is("(") {
+			return true
+		}
+	}
+	return false
 }
 
 // index reads CREATE and DROP INDEX, which alter the table after ON.
-func (s *statement) index(d *stream.DDL) {
+func (s *statement) index(d *stream.DDL) bool {
 	s.acceptAny("ONLINE", "OFFLINE")
 	s.acceptAny("UNIQUE", "FULLTEXT", "SPATIAL")
-	if s.accept("INDEX") && s.skipTo("ON") {
-		s.concerns(d, stream.AlterTable)
-	}
+	s.acceptAny("ONLINE", "OFFLINE")
+	return s.accept("INDEX") && s.skipTo("ON") && s.concerns(d, stream.AlterTable)
 }
 
-func (s *statement) drop(d *stream.DDL) {
+func (s *statement) drop(d *stream.DDL) bool {
 	switch {
 	case s.acceptAny("TABLE", "TABLES"):
-		s.accept("IF", "EXISTS")
-		if tables := s.names(); len(tables) > 0 {
-			d.Kind, d.Tables = stream.DropTable, tables
-		}
+		return s.each(d, stream.DropTable)
+	case s.accept("SEQUENCE"):
+		return s.each(d, stream.SequenceDDL)
+	case s.accept("TEMPORARY"):
+		d.Kind = stream.OtherDDL
+		return true
 	case s.acceptAny("DATABASE", "SCHEMA"):
-		s.accept("IF", "EXISTS")
-		s.database(d)
-	default:
-		s.index(d)
+		d.IfExists = s.accept("IF", "EXISTS")
+		return s.database(d, stream.DropSchema) && s.ended()
+	case s.peek().is(objects...):
+		return s.object(d)
+	case s.acceptAny("PREPARE"):
+		d.Kind = stream.OtherDDL
+		return true
 	}
+	return s.index(d)
+}
+
+// each reads the tables that are dropped.
+func (s *statement) each(d *stream.DDL, kind stream.DDLKind) bool {
+	d.IfExists = s.accept("IF", "EXISTS")
+	d.Kind, d.Tables = kind, s.names()
+	s.wait()
+	s.acceptAny("RESTRICT", "CASCADE")
+	return len(d.Tables) > 0 && s.ended()
 }
 
 // database sets the schema that a statement creates, alters or drops.
-func (s *statement) database(d *stream.DDL) {
-	if name, ok := s.identifier(); ok {
-		d.Schema = name
-	}
+func (s *statement) database(d *stream.DDL, kind stream.DDLKind) bool {
+	name, ok := s.identifier()
+	d.Kind, d.Schema = kind, name
+	return ok
 }
 
-func (s *statement) rename(d *stream.DDL) {
-	if !s.acceptAny("TABLE", "TABLES") {
-		return
+func (s *statement) rename(d *stream.DDL) bool {
+	if s.acceptAny("USER") {
+		d.Kind = stream.OtherDDL
+		return true
 	}
-	s.accept("IF", "EXISTS")
+	if !s.acceptAny("TABLE", "TABLES") {
+		return false
+	}
+	d.IfExists = s.accept("IF", "EXISTS")
 	var r renames
 	for {
 		from, ok := s.name()
 		if !ok {
-			break
+			return false
 		}
-		if s.acceptAny("WAIT") {
-			s.at++
-		}
-		s.accept("NOWAIT")
+		s.wait()
 		if !s.accept("TO") {
-			break
+			return false
 		}
 		to, ok := s.name()
 		if !ok {
-			break
+			return false
 		}
 		r.add(from, to)
 		if !s.accept(",") {
@@ -220,6 +384,7 @@ func (s *statement) rename(d *stream.DDL) {
 		}
 	}
 	r.into(d)
+	return s.ended()
 }
 
 // renames combines the steps of one statement, which are done from left to right, into the new name of each table.
@@ -234,6 +399,7 @@ func (r *renames) add(from, to stream.Table) {
 }
 
 func (r *renames) into(d *stream.DDL) {
+	d.Kind = stream.OtherDDL
 	for i := range r.from {
 		if r.from[i] != r.to[i] {
 			d.Tables, d.Becomes = append(d.Tables, r.from[i]), append(d.Becomes, r.to[i])
@@ -244,50 +410,94 @@ func (r *renames) into(d *stream.DDL) {
 	}
 }
 
-func (s *statement) alter(d *stream.DDL) {
+func (s *statement) alter(d *stream.DDL) bool {
 	s.acceptAny("ONLINE", "OFFLINE")
 	s.accept("IGNORE")
 	switch {
 	case s.acceptAny("DATABASE", "SCHEMA"):
-		s.database(d)
-	case s.accept("TABLE"):
-		s.accept("IF", "EXISTS")
-		s.concerns(d, stream.AlterTable)
-		if len(d.Tables) == 1 {
-			s.clauses(d)
+		d.Kind = stream.SetSchema
+		if s.peek().is("DEFAULT", "CHARACTER", "CHARSET", "COLLATE", "COMMENT") {
+			return d.Schema != "" // it is about the schema of the session
 		}
+		return s.database(d, stream.SetSchema) && !s.accept("UPGRADE")
+	case s.accept("SEQUENCE"):
+		d.IfExists = s.accept("IF", "EXISTS")
+		return s.concerns(d, stream.SequenceDDL)
+	case s.accept("TABLE"):
+		d.IfExists = s.accept("IF", "EXISTS")
+		if !s.concerns(d, stream.AlterTable) {
+			return false
+		}
+		s.wait()
+		return s.clauses(d)
 	}
+	return s.object(d)
 }
 
-// clauses looks for clauses that concern other tables: RENAME, and partitions that are exchanged or converted.
-func (s *statement) clauses(d *stream.DDL) {
+// alterations are the first words of the clauses of ALTER TABLE that concern only the table itself.
+var alterations = []string{
+	"ADD", "ALTER", "CHANGE", "MODIFY", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
+	"COALESCE", "REORGANIZE", "TRUNCATE", "ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REPAIR", "REMOVE", "PARTITION",
+	"ENGINE", "TYPE", "STORAGE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "DEFAULT", "CHARACTER", "CHARSET", "COLLATE", "CHECKSUM", "TABLE_CHECKSUM", "COMMENT", "CONNECTION",
+	"DELAY_KEY_WRITE", "ENCRYPTED", "ENCRYPTION_KEY_ID", "KEY_BLOCK_SIZE", "MAX_ROWS", "MIN_ROWS", "PACK_KEYS", "PAGE_CHECKSUM", "PAGE_COMPRESSED",
+	"PAGE_COMPRESSION_LEVEL", "ROW_FORMAT", "STATS_AUTO_RECALC", "STATS_PERSISTENT", "STATS_SAMPLE_PAGES", "TRANSACTIONAL", "DATA", "INDEX", "PASSWORD", "TABLESPACE", "IETF_QUOTES",
+}
+
+// clauses reads the clauses of ALTER TABLE: those that concern the table, a RENAME, and partitions that are exchanged with tables or
+// converted.
+func (s *statement) clauses(d *stream.DDL) bool {
 	table := d.Tables[0]
-	for first := true; first || s.skipTo(","); first = false {
+	if s.ended() {
+		return true
+	}
+	for {
 		switch {
 		case s.accept("RENAME"):
-			if s.peek().is("COLUMN", "INDEX", "KEY") {
-				continue
+			if s.acceptAny("COLUMN", "INDEX", "KEY") {
+				break
 			}
-			s.acceptAny("TO", "AS", "=")
-			if to, ok := s.name(); ok && to != table {
+			if !s.acceptAny("TO", "AS") {
+				s.accept("=")
+			}
+			to, ok := s.name()
+			if !ok {
+				return false
+			}
+			if to != table {
 				d.Kind, d.Becomes = stream.RenameTable, []stream.Table{to}
 			}
+			if s.ended() {
+				return true
+			}
+			if !s.accept(",") {
+				return false
+			}
+			continue
 		case s.accept("EXCHANGE", "PARTITION"):
-			if s.skipTo("TABLE") {
-				s.also(d)
+			if !s.skipTo("WITH") || !s.accept("TABLE") {
+				return false
 			}
+			return s.also(&d.Tables)
 		case s.accept("CONVERT", "PARTITION"):
-			if s.skipTo("TABLE") {
-				s.also(d)
+			if !s.skipTo("TO") || !s.accept("TABLE") {
+				return false
 			}
+			return s.also(&d.Makes)
 		case s.accept("CONVERT", "TABLE"):
-			s.also(d)
+			return s.also(&d.Removes)
+		case s.accept("CONVERT", "TO"):
+		case s.acceptAny(alterations...):
+		default:
+			return false
+		}
+		if !s.skipTo(",") {
+			return true
 		}
 	}
 }
 
-func (s *statement) also(d *stream.DDL) {
-	if t, ok := s.name(); ok {
-		d.Tables = append(d.Tables, t)
-	}
+func (s *statement) also(tables *[]stream.Table) bool {
+	t, ok := s.name()
+	*tables = append(*tables, t)
+	return ok
 }

@@ -1,6 +1,7 @@
 package mariadb
 
 import (
+	"strconv"
 	"strings"
 )
 
@@ -34,6 +35,10 @@ type lexer struct {
 	ansiQuotes bool
 	// noEscapes: a backslash in a string is only a backslash.
 	noEscapes bool
+	// executable: it is inside an executable comment.
+	executable bool
+	// unsure: a quote or comment does not end, or it depends on the version of the server whether a comment is executed.
+	unsure bool
 }
 
 // next returns the next token; ok is false at the end.
@@ -82,6 +87,7 @@ func (l *lexer) quoted(quote byte, escapes bool) string {
 			return b.String()
 		}
 	}
+	l.unsure = true
 	return b.String()
 }
 
@@ -93,26 +99,60 @@ func (l *lexer) skipSpace() {
 		case strings.IndexByte(" \t\r\n\f\v\x00", rest[0]) >= 0:
 			l.at++
 		case rest[0] == '#' || strings.HasPrefix(rest, "--") && (len(rest) == 2 || rest[2] <= ' '):
-			l.skipPast("\n")
-		case strings.HasPrefix(rest, "/*!") || strings.HasPrefix(rest, "/*M!"):
-			l.at += strings.IndexByte(rest, '!') + 1
-			for l.at < len(l.text) && '0' <= l.text[l.at] && l.text[l.at] <= '9' {
-				l.at++
-			}
-		case strings.HasPrefix(rest, "*/"):
+			l.skipLine()
+		case !l.executable && (strings.HasPrefix(rest, "/*!") || strings.HasPrefix(rest, "/*M!")):
+			l.openExecutable(rest)
+		case l.executable && strings.HasPrefix(rest, "*/"):
+			l.executable = false
 			l.at += 2
 		case strings.HasPrefix(rest, "/*"):
-			l.skipPast("*/")
+			l.skipComment()
 		default:
 			return
 		}
 	}
 }
 
-func (l *lexer) skipPast(end string) {
-	if i := strings.Index(l.text[l.at:], end); i >= 0 {
-		l.at += i + len(end)
+// The numbers of versions up to which every supported server executes a comment, and those of MySQL that no MariaDB executes.
+const (
+	executedUpTo             = oldestMajor*10000 + oldestMinor*100
+	onlyMySQLFrom, onlyMySQL = 50700, 99999
+)
+
+// openExecutable passes the beginning of a comment that the server executes: /*! or /*M!, and the oldest version that does.
+func (l *lexer) openExecutable(rest string) {
+	mariaDB := rest[2] == 'M'
+	from := strings.IndexByte(rest, '!') + 1
+	to := from
+	for to < len(rest) && to < from+6 && '0' <= rest[to] && rest[to] <= '9' {
+		to++
+	}
+	version, _ := strconv.Atoi(rest[from:to])
+	switch {
+	case to-from != 0 && to-from < 5:
+		l.unsure = true // it is not a version
+	case !mariaDB && onlyMySQLFrom <= version && version <= onlyMySQL:
+		l.skipComment()
+		return
+	case version > executedUpTo:
+		l.unsure = true
+	}
+	l.at += to
+	l.executable = true
+}
+
+func (l *lexer) skipLine() {
+	if i := strings.IndexByte(l.text[l.at:], '\n'); i >= 0 {
+		l.at += i + 1
 		return
 	}
 	l.at = len(l.text)
+}
+
+func (l *lexer) skipComment() {
+	if i := strings.Index(l.text[l.at+2:], "*/"); i >= 0 {
+		l.at += 2 + i + 2
+		return
+	}
+	l.at, l.unsure = len(l.text), true
 }

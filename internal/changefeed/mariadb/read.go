@@ -81,6 +81,7 @@ func (s *Source) readOnce(ctx context.Context, id uint32, at *cursor, wants func
 	if err != nil {
 		return err
 	}
+	a.newest = start
 	err = s.dump(ctx, id, start, func(e *replication.BinlogEvent) error { return a.event(ctx, e, at, visit) })
 	if code, ok := errorCode(err); !ok || code != codeReadingBinlog {
 		return err
@@ -96,6 +97,7 @@ func (s *Source) readOnce(ctx context.Context, id uint32, at *cursor, wants func
 	if start, err = s.floor(ctx, at.position); err != nil {
 		return err
 	}
+	a.newest = start
 	err = s.dump(ctx, id, start, func(e *replication.BinlogEvent) error { return a.event(ctx, e, at, visit) })
 	if code, ok := errorCode(err); ok && code == codeReadingBinlog {
 		return s.unusable("the server cannot send its log after GTID %s (%v)", start, err)

@@ -41,10 +41,10 @@ func TestTransactionsAreReadAsTheyWereExecuted(t *testing.T) {
 		"d.my [ x:int ] []→[2]",
 		"d.c [ x:double ] []→[1] []→[3]",
 		"create d.made; d.made [ n:int ] []→[7]",
-		"other d",
+		"sequence d.q",
 		"",
-		"other d",
-		"other d",
+		"other",
+		"other",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
 // Bits of sql_mode that change how a statement is read.
@@ -21,6 +23,8 @@ type sessionContext struct {
 	charset, collation, serverCollation, dbCollation uint16
 	timeZone                                         string
 	explicitTimestamp                                bool
+	// microseconds of the time of the statement; 0 if the statement does not use them.
+	microseconds uint32
 }
 
 // The status variables of a query event, and how long their values are.
@@ -74,18 +78,14 @@ func parseSession(vars []byte) sessionContext {
 			r.take(int(r.byte()))
 			r.take(int(r.byte()))
 		case statusHighResolution:
-			r.take(3)
+			v := r.take(3)
+			c.microseconds = uint32(v[0]) | uint32(v[1])<<8 | uint32(v[2])<<16
 		default:
 			return c
 		}
 	}
 	return c
 }
-
-// SessionMark begins the comment before the statement of a DDL. It has assignments of session variables, separated by commas, with
-// which the statement has the same meaning at a sink as at the source: think of a column without a character set, a default that is
-// a time, a quoted word.
-const SessionMark = "/*ebb "
 
 // prefix is the comment for a statement that was executed at a time.
 func (c sessionContext) prefix(at time.Time) string {
@@ -97,7 +97,7 @@ func (c sessionContext) prefix(at time.Time) string {
 		fmt.Sprintf("character_set_client=%d", c.charset),
 		fmt.Sprintf("collation_connection=%d", c.collation),
 		fmt.Sprintf("collation_server=%d", c.serverCollation),
-		fmt.Sprintf("timestamp=%d", at.Unix()),
+		fmt.Sprintf("timestamp=%d.%06d", at.Unix(), c.microseconds),
 	}
 	if c.explicitTimestamp {
 		set = append(set, "explicit_defaults_for_timestamp=1")
@@ -107,7 +107,7 @@ func (c sessionContext) prefix(at time.Time) string {
 	if c.timeZone != "" && !strings.ContainsAny(c.timeZone, "'\\*,") {
 		set = append(set, "time_zone='"+c.timeZone+"'")
 	}
-	return SessionMark + strings.Join(set, ",") + "*/ "
+	return stream.SessionMark + strings.Join(set, ",") + "*/ "
 }
 
 // reader takes bytes off the front of a slice. What is missing reads as zeros and sets short.

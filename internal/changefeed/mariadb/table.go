@@ -51,11 +51,11 @@ func (c *tableCache) forgetAll() {
 // forget drops the shapes of the tables that a DDL names, since a part of them was read from the live server. DDL that names no table
 // may concern all of them.
 func (c *tableCache) forget(d *stream.DDL) {
-	if len(d.Tables) == 0 {
+	named := d.Names()
+	if len(named) == 0 {
 		c.forgetAll()
 		return
 	}
-	named := slices.Concat(d.Tables, d.Becomes)
 	maps.DeleteFunc(c.byText, func(_ string, shape *tableShape) bool {
 		return slices.ContainsFunc(named, func(t stream.Table) bool {
 			return strings.EqualFold(t.Schema, shape.table.Schema) && strings.EqualFold(t.Name, shape.table.Name)
@@ -112,7 +112,7 @@ func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, co
 
 // columns describes the columns and how their values are read.
 func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, facts *facts, compressed []int) {
-	unsigned, texts, members := m.UnsignedMap(), m.CollationMap(), m.EnumSetCollationMap()
+	unsigned, texts, members := unsignedColumns(m), m.CollationMap(), m.EnumSetCollationMap()
 	enums, sets := m.EnumStrValueMap(), m.SetStrValueMap()
 	for i, name := range m.ColumnNameString() {
 		col := column{code: realType(m, i), meta: m.ColumnMeta[i], unsigned: unsigned[i], members: enums[i], live: facts.types[name], compressed: slices.Contains(compressed, i)}
@@ -132,6 +132,22 @@ func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, facts 
 		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Generated: facts.generated[name]})
 		t.values = append(t.values, value)
 	}
+}
+
+// unsignedColumns are the columns without a sign. The log has a bit for each column that is a number, the first in the highest bit of
+// the first byte. To MariaDB a YEAR is a number, which the library does not know.
+func unsignedColumns(m *replication.TableMapEvent) []bool {
+	unsigned, numbers := make([]bool, m.ColumnCount), 0
+	for i := range unsigned {
+		if !m.IsNumericColumn(i) && m.ColumnType[i] != mysql.MYSQL_TYPE_YEAR {
+			continue
+		}
+		if at := numbers / 8; at < len(m.SignednessBitmap) {
+			unsigned[i] = m.SignednessBitmap[at]&(0x80>>(numbers%8)) != 0
+		}
+		numbers++
+	}
+	return unsigned
 }
 
 // sequenceColumns are the columns of a sequence, which is a table to the log.

@@ -30,12 +30,17 @@ import (
 // In the end the progress of the tables that it created, dropped or renamed is set to its position, so that a later owner of such a
 // name does not start with changes of an earlier table of that name.
 //
-// Of DDL that concerns no table, only that of schemas and sequences is executed. That of views, triggers, events, routines and users
-// is not: triggers and events would repeat changes that are replicated anyway, and the others are not data.
+// A schema is dropped table by table, only those inside the filter, and then itself if it is empty and wholly inside.
+//
+// DDL of views, triggers, events, routines and users is not executed: triggers and events would repeat changes that are replicated
+// anyway, and the others are not data.
 func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
-	text := body(ddl.Statement)
-	if ddl.Kind == stream.OtherDDL && !isExecutedOther(text) {
+	text := ddl.Text()
+	switch ddl.Kind {
+	case stream.OtherDDL:
 		return nil
+	case stream.UnknownDDL, stream.UnreadableRows:
+		return s.unusable("the statement at position %d cannot be executed: %s", position, brief(text))
 	}
 	d := &ddlExecution{sink: s, position: position, ddl: ddl, epoch: epoch, text: text}
 	return s.retry(ctx, fmt.Sprintf("execute the DDL at position %d (%s)", position, brief(text)), func() error {
@@ -109,7 +114,7 @@ func (d *ddlExecution) lock(ctx context.Context) error {
 // locks are the names of the locks. They are digests because their length is limited.
 func (d *ddlExecution) locks() []string {
 	var locks []string
-	for _, t := range slices.Concat(d.ddl.Tables, d.ddl.Becomes) {
+	for _, t := range d.ddl.Names() {
 		locks = append(locks, lockName(t.String()))
 	}
 	if len(locks) == 0 {
@@ -174,17 +179,13 @@ func (d *ddlExecution) intend(ctx context.Context) (step, error) {
 	return finish, tx.Commit()
 }
 
-var orReplace = regexp.MustCompile(`(?is)^\s*CREATE\s+OR\s+REPLACE\b`)
-
 // repeatable reports whether the statement may run twice.
 func (d *ddlExecution) repeatable() bool {
 	switch d.ddl.Kind {
-	case stream.TruncateTable, stream.DropTable:
+	case stream.TruncateTable, stream.DropTable, stream.DropSchema:
 		return true
-	case stream.OtherDDL:
-		return dropsSchema.MatchString(d.text)
 	}
-	return orReplace.MatchString(d.text)
+	return d.ddl.Replaces
 }
 
 // execute runs the statement with the session settings that it had at the source.
@@ -196,14 +197,70 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	if err := d.imitate(ctx); err != nil {
 		return err
 	}
-	_, err := d.conn.ExecContext(ctx, text)
-	if d.repeated && d.ddl.Kind == stream.OtherDDL && alreadyDone(err) {
+	var err error
+	switch {
+	case d.ddl.Kind == stream.DropSchema:
+		err = d.dropSchema(ctx)
+	case text != "":
+		_, err = d.conn.ExecContext(ctx, text)
+	}
+	switch {
+	case d.ddl.Kind == stream.SetSchema && alreadyDone(err): // one that has tables outside the filter is not dropped
+		err = d.setSchema(ctx)
+	case d.repeated && d.ddl.Kind == stream.SequenceDDL && alreadyDone(err):
 		return nil
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
 		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and set done=TRUE in %s: %s: %w (%w)",
 			d.sink.options.Address, d.position, d.sink.intents, brief(d.text), stream.ErrUnusable, err)
 	}
+	return err
+}
+
+var createsSchema = regexp.MustCompile("(?is)^CREATE\\s+(?:DATABASE|SCHEMA)\\s+(?:`(?:[^`]|``)+`|\\w+)")
+
+// setSchema gives a schema that exists the defaults that CREATE DATABASE would give it.
+func (d *ddlExecution) setSchema(ctx context.Context) error {
+	var collation string
+	if err := d.conn.QueryRowContext(ctx, "SELECT @@collation_server").Scan(&collation); err != nil {
+		return err
+	}
+	if _, err := d.conn.ExecContext(ctx, "ALTER DATABASE "+name(d.ddl.Schema)+" COLLATE "+collation); err != nil {
+		return err
+	}
+	options := strings.TrimSpace(d.text[len(createsSchema.FindString(d.text)):])
+	if options == d.text || options == "" {
+		return nil
+	}
+	_, err := d.conn.ExecContext(ctx, "ALTER DATABASE "+name(d.ddl.Schema)+" "+options)
+	return err
+}
+
+// dropSchema drops the tables and sequences of a schema that are inside the filter, and the schema if nothing is left in it and all of
+// it is inside.
+func (d *ddlExecution) dropSchema(ctx context.Context) error {
+	if err := d.setBack(ctx); err != nil {
+		return err
+	}
+	left, err := d.sink.listBy(ctx, d.conn, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema = ? AND table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE')", d.ddl.Schema)
+	if err != nil {
+		return err
+	}
+	left = slices.DeleteFunc(left, func(t stream.Table) bool { return !d.ddl.Filter.Allows(t) })
+	if len(left) > 0 {
+		if _, err := d.conn.ExecContext(ctx, dropIfExists(left)); err != nil {
+			return err
+		}
+	}
+	if !d.ddl.Filter.AllowsSchema(d.ddl.Schema) {
+		return nil
+	}
+	var used bool
+	if err := d.conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.tables WHERE table_schema = ?) OR EXISTS (SELECT 1 FROM information_schema.routines WHERE routine_schema = ?)
+		OR EXISTS (SELECT 1 FROM information_schema.events WHERE event_schema = ?)`, d.ddl.Schema, d.ddl.Schema, d.ddl.Schema).Scan(&used); err != nil || used {
+		return err
+	}
+	_, err = d.conn.ExecContext(ctx, "DROP DATABASE IF EXISTS "+name(d.ddl.Schema))
 	return err
 }
 
@@ -246,11 +303,7 @@ func (d *ddlExecution) imitate(ctx context.Context) error {
 
 // finish records that the DDL is executed, and sets the progress of the names that it creates, drops or renames.
 func (d *ddlExecution) finish(ctx context.Context) error {
-	// The session has the settings of the source; set it back.
-	if _, err := d.conn.ExecContext(ctx, "SET NAMES binary"); err != nil {
-		return err
-	}
-	if _, err := d.conn.ExecContext(ctx, "SET sql_mode='"+sqlMode+"', time_zone='+00:00'"); err != nil {
+	if err := d.setBack(ctx); err != nil {
 		return err
 	}
 	tx, err := d.conn.BeginTx(ctx, nil)
@@ -272,41 +325,75 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 	return tx.Commit()
 }
 
+// setBack sets the session back, which has the settings of the source.
+func (d *ddlExecution) setBack(ctx context.Context) error {
+	if _, err := d.conn.ExecContext(ctx, "SET NAMES binary"); err != nil {
+		return err
+	}
+	_, err := d.conn.ExecContext(ctx, "SET sql_mode='"+sqlMode+"', time_zone='+00:00'")
+	return err
+}
+
 // movePositions sets the progress of names to the position at which a table of that name begins or ends. A table that was created may
 // have rows of the same position (CREATE TABLE ... SELECT), so it starts just before.
 func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
-	where, to := "", uint64(d.position)
-	args := []any{}
-	switch {
-	case d.ddl.Kind == stream.CreateTable:
-		to--
-		fallthrough
-	case d.ddl.Kind == stream.DropTable, d.ddl.Kind == stream.RenameTable:
-		for _, t := range slices.Concat(d.ddl.Tables, d.ddl.Becomes) {
-			where += " OR table_schema = ? AND table_name = ?"
-			args = append(args, t.Schema, t.Name)
+	to := d.position
+	switch d.ddl.Kind {
+	case stream.CreateTable:
+		if err := d.moveTo(ctx, tx, to, d.ddl.Reads); err != nil {
+			return err
 		}
-	case dropsSchema.MatchString(d.text):
-		where, args = " OR table_schema = ?", []any{d.ddl.Schema}
-	default:
+		return d.moveTo(ctx, tx, to-1, d.ddl.Tables)
+	case stream.DropSchema:
+		return d.moveWhere(ctx, tx, to, "table_schema = ?", d.ddl.Schema)
+	case stream.SetSchema, stream.SequenceDDL:
 		return nil
+	case stream.AlterTable, stream.TruncateTable:
+		if d.ddl.Alone() {
+			return nil // its dispatcher does that
+		}
 	}
-	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ? WHERE changefeed = ? AND position < ? AND (FALSE"+where+")",
-		append([]any{to, d.sink.options.Changefeed, to}, args...)...)
+	for _, t := range d.ddl.Releases {
+		if _, err := tx.ExecContext(ctx, "DELETE FROM "+d.sink.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ?", d.sink.options.Changefeed, t.Schema, t.Name); err != nil {
+			return err
+		}
+	}
+	return d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Tables, d.ddl.Becomes, d.ddl.Makes, d.ddl.Removes))
+}
+
+func (d *ddlExecution) moveTo(ctx context.Context, tx *sql.Tx, to stream.Position, tables []stream.Table) error {
+	for _, t := range tables {
+		if err := d.moveWhere(ctx, tx, to, "table_schema = ? AND table_name = ?", t.Schema, t.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *ddlExecution) moveWhere(ctx context.Context, tx *sql.Tx, to stream.Position, where string, args ...any) error {
+	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ? WHERE changefeed = ? AND position < ? AND "+where,
+		append([]any{uint64(to), d.sink.options.Changefeed, uint64(to)}, args...)...)
 	return err
 }
 
 // digest is a digest of SHOW CREATE of everything that the statement concerns.
 func (d *ddlExecution) digest(ctx context.Context) (string, error) {
 	h := sha256.New()
-	for _, t := range slices.Concat(d.ddl.Tables, d.ddl.Becomes) {
+	for _, t := range d.ddl.Names() {
 		text, err := d.column(ctx, "SHOW CREATE TABLE "+full(t))
 		if err != nil {
 			return "", err
 		}
 		fmt.Fprintf(h, "%q is %q\n", t, autoIncrement.ReplaceAllString(text, ""))
+		if d.ddl.Kind == stream.RenameTable {
+			id, err := d.tableID(ctx, t)
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(h, "with number %s\n", id)
+		}
 	}
-	if len(d.ddl.Tables) == 0 {
+	if len(d.ddl.Names()) == 0 {
 		text, err := d.column(ctx, "SHOW CREATE DATABASE "+name(d.ddl.Schema))
 		if err != nil {
 			return "", err
@@ -322,6 +409,20 @@ func (d *ddlExecution) digest(ctx context.Context) (string, error) {
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
+
+// tableID is the number of a table in InnoDB, which shows that two equal tables have changed places. It is empty if the user lacks the
+// privilege PROCESS.
+func (d *ddlExecution) tableID(ctx context.Context, t stream.Table) (string, error) {
+	id, err := d.column(ctx, fmt.Sprintf("SELECT MAX(TABLE_ID) FROM information_schema.INNODB_SYS_TABLES WHERE NAME = CONVERT(CONCAT(CAST(CONVERT(_utf8mb4 X'%x' USING filename) AS BINARY), '/', CAST(CONVERT(_utf8mb4 X'%x' USING filename) AS BINARY)) USING utf8mb3)", t.Schema, t.Name))
+	var e *mysql.MySQLError
+	if errors.As(err, &e) && e.Number == codeNeedPrivilege {
+		return "", nil
+	}
+	return id, err
+}
+
+// codeNeedPrivilege: the user lacks a privilege.
+const codeNeedPrivilege = 1227
 
 // autoIncrement changes with the rows.
 var autoIncrement = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
@@ -357,16 +458,13 @@ func (d *ddlExecution) column(ctx context.Context, query string) (string, error)
 	return values[min(1, len(values)-1)].String, rows.Err()
 }
 
-// sessionMark begins the comment in which a source records the session settings under which a statement was executed.
-const sessionMark = "/*ebb "
-
 // settable matches the assignments that are allowed in that comment.
-var settable = regexp.MustCompile(`^(?:sql_mode|character_set_client|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
+var settable = regexp.MustCompile(`^(?:sql_mode|character_set_client|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
 
 // settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
 // system.
 func settings(statement string) string {
-	rest, ok := strings.CutPrefix(statement, sessionMark)
+	rest, ok := strings.CutPrefix(statement, stream.SessionMark)
 	if !ok {
 		return ""
 	}
@@ -379,28 +477,6 @@ func settings(statement string) string {
 	}
 	return strings.Join(set, ", ")
 }
-
-// body is the statement without that comment, and without others before its first word.
-func body(statement string) string {
-	for {
-		statement = strings.TrimSpace(statement)
-		if !strings.HasPrefix(statement, "/*") || strings.HasPrefix(statement, "/*!") || strings.HasPrefix(statement, "/*M!") {
-			return statement
-		}
-		_, after, found := strings.Cut(statement, "*/")
-		if !found {
-			return statement
-		}
-		statement = after
-	}
-}
-
-var (
-	dropsSchema   = regexp.MustCompile(`(?is)^\s*DROP\s+(DATABASE|SCHEMA)\b`)
-	executedOther = regexp.MustCompile(`(?is)^\s*(CREATE(\s+OR\s+REPLACE)?|ALTER|DROP)\s+(DATABASE|SCHEMA|SEQUENCE)\b`)
-)
-
-func isExecutedOther(text string) bool { return executedOther.MatchString(text) }
 
 // brief is the beginning of a statement, for a message.
 func brief(text string) string {

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
@@ -22,7 +21,8 @@ var statements = []string{
 	"CREATE TABLE copied LIKE plain", "INSERT INTO copied SELECT * FROM plain",
 	"CREATE TABLE selected AS SELECT id + 1 AS n, v FROM plain",
 	"CREATE OR REPLACE TABLE selected (n INT PRIMARY KEY) SELECT seq AS n FROM seq_1_to_5",
-	"ALTER TABLE plain ADD COLUMN at DATETIME DEFAULT NOW(), ADD UNIQUE (v)", // the time of the statement at the source
+	"ALTER TABLE plain ADD COLUMN at DATETIME DEFAULT NOW(), ADD UNIQUE (v)",                                                // the time of the statement at the source
+	"ALTER TABLE plain ADD COLUMN at6 DATETIME(6) DEFAULT NOW(6), ADD COLUMN ts6 TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6)", // with its fraction
 	"ALTER TABLE plain ADD COLUMN ts TIMESTAMP, ADD COLUMN g INT AS (id * 2) VIRTUAL",
 	"INSERT INTO plain (id, v) VALUES (2, 'b')",
 	"SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",
@@ -51,7 +51,6 @@ var statements = []string{
 	"SET time_zone = '+05:00'", "ALTER TABLE implicit ADD COLUMN c TIMESTAMP DEFAULT '2024-01-01 00:00:00'", "INSERT INTO implicit (b) VALUES (NULL)", "SET time_zone = DEFAULT",
 	"/* first */ CREATE DATABASE e", "CREATE TABLE e.t (id INT PRIMARY KEY)", "INSERT INTO e.t VALUES (1)", "RENAME TABLE e.t TO d.came", "CREATE TABLE e.t (x INT PRIMARY KEY)", "INSERT INTO e.t VALUES (2)",
 	"DROP DATABASE e", "CREATE DATABASE e", "CREATE TABLE e.t (y INT PRIMARY KEY)", "INSERT INTO e.t VALUES (3)",
-	"CREATE TABLE myisam (id INT PRIMARY KEY) ENGINE=MyISAM", "INSERT INTO myisam VALUES (1), (2)", "DELETE FROM myisam WHERE id = 1",
 }
 
 func TestDDLIsExecutedInOrderWithRows(t *testing.T) {
@@ -107,11 +106,14 @@ func TestADDLCutAtAnyPointIsExecutedOnce(t *testing.T) {
 		{"swap names", "CREATE TABLE w.t (a INT); CREATE TABLE w.u (b INT)", stream.DDL{Kind: stream.RenameTable, Schema: "w", Statement: "RENAME TABLE t TO x, u TO t, x TO u",
 			Tables: []stream.Table{{Schema: "w", Name: "t"}, {Schema: "w", Name: "u"}}, Becomes: []stream.Table{{Schema: "w", Name: "u"}, {Schema: "w", Name: "t"}}},
 			"SELECT GROUP_CONCAT(TABLE_NAME, COLUMN_NAME ORDER BY TABLE_NAME) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA='w'", "tb,ua"},
+		{"swap equal tables", "CREATE TABLE w.`t-1` (a INT); CREATE TABLE w.u (a INT); INSERT INTO w.u VALUES (1)", stream.DDL{Kind: stream.RenameTable, Schema: "w", Statement: "RENAME TABLE `t-1` TO x, u TO `t-1`, x TO u",
+			Tables: []stream.Table{{Schema: "w", Name: "t-1"}, {Schema: "w", Name: "u"}}, Becomes: []stream.Table{{Schema: "w", Name: "u"}, {Schema: "w", Name: "t-1"}}},
+			"SELECT COUNT(*) FROM w.`t-1`", "1"},
 		{"drop two", "CREATE TABLE w.t (a INT); CREATE TABLE w.u (b INT)", stream.DDL{Kind: stream.DropTable, Schema: "w", Statement: "DROP TABLE t, u", Tables: []stream.Table{{Schema: "w", Name: "t"}, {Schema: "w", Name: "u"}}},
 			"SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA='w'", "0"},
 		{"exchange a partition", "CREATE TABLE w.t (id INT) PARTITION BY HASH (id) PARTITIONS 1; CREATE TABLE w.u (id INT); INSERT INTO w.t VALUES (1)",
 			stream.DDL{Kind: stream.AlterTable, Schema: "w", Statement: "ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE u", Tables: []stream.Table{{Schema: "w", Name: "t"}, {Schema: "w", Name: "u"}}}, "SELECT COUNT(*) FROM w.u", "1"},
-		{"create a schema", "DROP DATABASE w", stream.DDL{Kind: stream.OtherDDL, Schema: "w", Statement: "CREATE DATABASE w"}, "SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME='w'", "1"},
+		{"create a schema", "DROP DATABASE w", stream.DDL{Kind: stream.SetSchema, Schema: "w", Statement: "CREATE DATABASE w"}, "SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME='w'", "1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			points := 0
@@ -232,8 +234,25 @@ func TestADDLOfANewerEpochIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestSourceAndSinkAgreeOnTheMark(t *testing.T) {
-	if mariadb.SessionMark != "/*ebb " {
-		t.Error("sqlsink looks for another mark")
+// A schema that has tables outside the filter stays, and may be created again at the source with other defaults.
+func TestASchemaThatExistsGetsTheDefaultsOfItsStatement(t *testing.T) {
+	b := testenv.StartMariaDB(t, "--character-set-server=utf8mb4")
+	b.Exec("CREATE DATABASE `w x` CHARACTER SET latin1", "CREATE TABLE `w x`.mine (id INT)", "CREATE TABLE `w x`.theirs (id INT)")
+	sink := openSink(t, b)
+	for i, c := range []struct{ kind, statement, want string }{
+		{"drop schema", "DROP DATABASE `w x`", "latin1"},
+		{"schema", "CREATE DATABASE `w x` CHARACTER SET koi8r", "koi8r"},
+		{"schema", "create schema `w x`", "utf8mb4"},
+	} {
+		ddl := &stream.DDL{Kind: stream.DDLKind(c.kind), Schema: "w x", Statement: c.statement, Filter: stream.Filter{"w x.*", "!w x.theirs"}}
+		if err := sink.ExecuteDDL(t.Context(), stream.Position(i+1), ddl, stream.Epoch{Placement: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.Value("SELECT DEFAULT_CHARACTER_SET_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = 'w x'"); got != c.want {
+			t.Errorf("after %s: %s, want %s", c.statement, got, c.want)
+		}
+	}
+	if got := b.Value("SELECT GROUP_CONCAT(TABLE_NAME) FROM information_schema.TABLES WHERE TABLE_SCHEMA = 'w x'"); got != "theirs" {
+		t.Error(got)
 	}
 }

@@ -1,4 +1,4 @@
-// Package sqlsink writes changes into a MariaDB or MySQL server, each exactly once.
+// Package sqlsink writes changes into a MariaDB server, each exactly once.
 //
 //	Acquire   BEGIN; SELECT progress … FOR UPDATE; UPDATE epoch; COMMIT      waits for a write of the old owner, then fences it
 //	Write     BEGIN; UPDATE progress SET position = new

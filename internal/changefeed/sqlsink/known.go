@@ -21,7 +21,16 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 
 // list reads the names of tables.
 func (s *Sink) list(ctx context.Context, query string, args ...any) ([]stream.Table, error) {
-	rows, err := s.db.QueryContext(ctx, query, args...)
+	return s.listBy(ctx, s.db, query, args...)
+}
+
+// querier is a pool or one session.
+type querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+func (s *Sink) listBy(ctx context.Context, by querier, query string, args ...any) ([]stream.Table, error) {
+	rows, err := by.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, fmt.Errorf("sink %s: list tables: %w", s.options.Address, err)
 	}

@@ -101,7 +101,7 @@ func (p *pipe) take(ctx context.Context, tx *stream.Transaction) error {
 		if err := p.sink.ExecuteDDL(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
 			return err
 		}
-		for _, table := range append(tx.DDL.Tables, tx.DDL.Becomes...) {
+		for _, table := range tx.DDL.Names() {
 			delete(p.writers, table)
 		}
 	}

@@ -27,6 +27,9 @@ func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 		if _, err := s.prepare(ctx); err != nil {
 			return err
 		}
+		if err := s.refuseTable(ctx, table); err != nil {
+			return err
+		}
 		var err error
 		position, err = s.acquire(ctx, table, epoch, start)
 		return err
@@ -48,6 +51,9 @@ func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 		return 0, err
 	}
 	if found == nil {
+		if err := s.refuseShared(ctx, tx, table); err != nil {
+			return 0, err
+		}
 		if err := s.insert(ctx, tx, table, epoch, start); err != nil {
 			return 0, err
 		}

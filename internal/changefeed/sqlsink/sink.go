@@ -51,7 +51,6 @@ var _ stream.Sink = (*Sink)(nil)
 
 // server is what the sink has to know of the server.
 type server struct {
-	mariaDB bool
 	// packet is max_allowed_packet.
 	packet int
 }
@@ -142,7 +141,8 @@ const createProgress = `CREATE TABLE IF NOT EXISTS %s (
 	placement BIGINT NOT NULL COMMENT 'epoch of the placement of the changefeed that owns the table',
 	counter BIGINT NOT NULL COMMENT 'epoch of the owner within the placement',
 	position BIGINT UNSIGNED NOT NULL COMMENT 'everything up to here is in the table',
-	PRIMARY KEY (changefeed, table_schema, table_name)
+	PRIMARY KEY (changefeed, table_schema, table_name),
+	KEY by_table (table_schema, table_name)
 ) ENGINE=InnoDB COMMENT='position and owner of each table; written by ebb'`
 
 const createIntents = `CREATE TABLE IF NOT EXISTS %s (
@@ -168,10 +168,13 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	if err := s.db.QueryRowContext(ctx, "SELECT VERSION(), @@max_allowed_packet").Scan(&version, &v.packet); err != nil {
 		return nil, s.wrap("connect", err)
 	}
-	v.mariaDB = strings.Contains(strings.ToLower(version), "mariadb")
+	if !strings.Contains(strings.ToLower(version), "mariadb") {
+		return nil, s.unusable("version %s is not MariaDB, and DDL of MariaDB means something else to MySQL; use MariaDB as the sink", version)
+	}
 	for _, statement := range []string{
 		"CREATE DATABASE IF NOT EXISTS " + name(s.options.Schema),
 		fmt.Sprintf(createProgress, s.progress),
+		"CREATE INDEX IF NOT EXISTS by_table ON " + s.progress + " (table_schema, table_name)",
 		fmt.Sprintf(createIntents, s.intents),
 	} {
 		if _, err := s.db.ExecContext(ctx, statement); err != nil {

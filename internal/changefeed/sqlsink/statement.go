@@ -24,8 +24,7 @@ type shape struct {
 	key        []int
 	keyColumns []*column
 	// alone: the key is the only unique one.
-	alone   bool
-	mariaDB bool
+	alone bool
 	// limits of one statement.
 	maxBytes, maxRows int
 
@@ -39,7 +38,7 @@ const (
 
 // newShape matches a schema with what the sink has.
 func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server) (*shape, error) {
-	s := &shape{table: table, alone: d.uniques == 1, mariaDB: v.mariaDB, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+	s := &shape{table: table, alone: d.uniques == 1, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
 	for i, c := range schema.Columns {
@@ -208,7 +207,7 @@ func (s *shape) hasNoMember(row []any) bool {
 
 // mode begins a statement that must not be executed in strict mode.
 func (s *shape) mode(loose bool) string {
-	if !loose || !s.mariaDB {
+	if !loose {
 		return ""
 	}
 	return "SET STATEMENT sql_mode='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_BACKSLASH_ESCAPES' FOR "

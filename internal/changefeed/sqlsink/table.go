@@ -15,7 +15,7 @@ type kind uint8
 const (
 	kindPlain kind = iota
 	kindDecimal
-	// kindParsed columns take text that the server parses: inet4, inet6, uuid, and json on MySQL.
+	// kindParsed columns take text that the server parses: inet4, inet6, uuid.
 	kindParsed
 	// kindForeignText is text in another character set than UTF-8.
 	kindForeignText
@@ -41,7 +41,7 @@ type tableInfo struct {
 }
 
 // describe reads the columns and keys of a table from the sink.
-func (s *Sink) describe(ctx context.Context, mariaDB bool, table stream.Table) (*tableInfo, error) {
+func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, error) {
 	d := &tableInfo{columns: map[string]*column{}}
 	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), GENERATION_EXPRESSION IS NOT NULL AND GENERATION_EXPRESSION <> '' FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
@@ -55,7 +55,7 @@ func (s *Sink) describe(ctx context.Context, mariaDB bool, table stream.Table) (
 		if err := rows.Scan(&c.name, &typ, &charset, &c.generated); err != nil {
 			return nil, err
 		}
-		c.classify(strings.ToLower(typ), charset, mariaDB)
+		c.classify(strings.ToLower(typ), charset)
 		d.columns[c.name] = &c
 	}
 	if err := rows.Err(); err != nil {
@@ -67,15 +67,13 @@ func (s *Sink) describe(ctx context.Context, mariaDB bool, table stream.Table) (
 	return d, s.keys(ctx, d, table)
 }
 
-func (c *column) classify(typ, charset string, mariaDB bool) {
+func (c *column) classify(typ, charset string) {
 	c.enum = typ == "enum"
 	switch {
 	case typ == "decimal":
 		c.kind = kindDecimal
 	case typ == "inet4", typ == "inet6", typ == "uuid":
 		c.kind = kindParsed
-	case typ == "json" && !mariaDB:
-		c.kind = kindForeignText
 	case charset != "" && charset != "utf8mb4" && charset != "utf8mb3" && charset != "utf8" && charset != "ascii":
 		c.kind, c.exact = kindForeignText, true
 	case charset != "", isGeometry(typ):

@@ -1,6 +1,8 @@
 package sqlsink_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -66,6 +68,50 @@ func TestEveryTypeArrivesAsItIs(t *testing.T) {
 		"UPDATE d.nokey SET i4 = 5",
 		"DELETE FROM d.nokey WHERE v = 'twice' LIMIT 2",
 		"UPDATE d.nokey SET v = 'other' WHERE id = 77")...)
+	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 100)
+	p.sync(t)
+	equal(t, a, b)
+}
+
+// sampleTypes are types with values at their edges.
+var sampleTypes = []struct{ typ, low, high string }{
+	{"TINYINT", "-128", "127"}, {"TINYINT UNSIGNED", "0", "255"}, {"BOOLEAN", "0", "1"}, {"SMALLINT", "-32768", "32767"}, {"SMALLINT UNSIGNED", "0", "65535"},
+	{"MEDIUMINT", "-8388608", "8388607"}, {"MEDIUMINT UNSIGNED", "0", "16777215"}, {"INT", "-2147483648", "2147483647"}, {"INT UNSIGNED", "0", "4294967295"}, {"INT ZEROFILL", "0", "42"},
+	{"BIGINT", "-9223372036854775808", "9223372036854775807"}, {"BIGINT UNSIGNED", "0", "18446744073709551615"},
+	{"DECIMAL(20,5)", "-99999.99999", "99999.99999"}, {"DECIMAL(5,2) UNSIGNED", "0", "999.99"}, {"FLOAT", "-1.5", "1.5"}, {"FLOAT UNSIGNED", "0", "2.5"}, {"DOUBLE", "-1e300", "1e300"}, {"DOUBLE UNSIGNED", "0", "1e300"},
+	{"BIT(1)", "0", "1"}, {"BIT(33)", "0", "8589934591"}, {"YEAR", "1901", "2155"}, {"DATE", "'1000-01-01'", "'9999-12-31'"}, {"TIME", "'-838:59:59'", "'838:59:59'"}, {"TIME(3)", "'-1:00:00.001'", "'23:59:59.999'"},
+	{"DATETIME", "'1000-01-01 00:00:00'", "'9999-12-31 23:59:59'"}, {"DATETIME(6)", "'1000-01-01 00:00:00.000001'", "'9999-12-31 23:59:59.999999'"}, {"TIMESTAMP NULL", "'1970-01-01 00:00:01'", "'2038-01-19 03:14:07'"}, {"TIMESTAMP(6) NULL", "'1970-01-01 00:00:01.000001'", "'2038-01-19 03:14:07.999999'"},
+	{"CHAR(5)", "''", "'abcde'"}, {"CHAR(5) CHARACTER SET latin1", "''", "'äöü'"}, {"VARCHAR(300)", "''", "REPEAT('€', 300)"}, {"VARCHAR(9) CHARACTER SET ucs2", "''", "'ü'"}, {"BINARY(4)", "''", "'\\0a\\0'"}, {"VARBINARY(9)", "''", "'\\0a\\0'"},
+	{"TINYTEXT", "''", "'x'"}, {"TEXT", "''", "REPEAT('ä', 1000)"}, {"LONGTEXT CHARACTER SET latin1", "''", "'ä'"}, {"TINYBLOB", "''", "'\\0'"}, {"BLOB", "''", "'\\0'"}, {"LONGBLOB", "''", "'\\0'"}, {"JSON", "'null'", "'{}'"},
+	{"ENUM('a','ö')", "'a'", "'ö'"}, {"ENUM('a','ö') CHARACTER SET latin1", "'a'", "'ö'"}, {"SET('a','ö','c')", "''", "'a,ö,c'"}, {"POINT", "POINT(-1,-1)", "POINT(1,1)"}, {"GEOMETRY", "POINT(0,0)", "POINT(1,1)"},
+	{"INET4", "'0.0.0.0'", "'255.255.255.255'"}, {"INET6", "'::'", "'ffff::ffff'"}, {"UUID", "'00000000-0000-0000-0000-000000000000'", "'ffffffff-ffff-ffff-ffff-ffffffffffff'"}, {"TEXT COMPRESSED", "''", "REPEAT('ä', 1000)"},
+}
+
+// The log describes the signs, the character sets and the members of all columns together: each type is put before and after others,
+// with signed and unsigned numbers between.
+func TestEveryTypeStandsBesideEveryOther(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	statements := []string{"CREATE DATABASE d CHARACTER SET utf8mb4"}
+	random := rand.New(rand.NewPCG(1, 1))
+	for n := range 12 {
+		columns, low, high, nulls := "id INT PRIMARY KEY", "1", "2", "3"
+		for i, k := range random.Perm(len(sampleTypes)) {
+			s := sampleTypes[k]
+			columns += fmt.Sprintf(", c%d %s", i, s.typ)
+			low, high, nulls = low+", "+s.low, high+", "+s.high, nulls+", NULL"
+			switch random.IntN(3) {
+			case 0:
+				columns += fmt.Sprintf(", s%d INT", i)
+				low, high, nulls = low+", -1", high+", -2147483648", nulls+", -5"
+			case 1:
+				columns += fmt.Sprintf(", u%d BIGINT UNSIGNED", i)
+				low, high, nulls = low+", 0", high+", 18446744073709551615", nulls+", NULL"
+			}
+		}
+		statements = append(statements, fmt.Sprintf("CREATE TABLE d.t%d (%s)", n, columns), fmt.Sprintf("INSERT INTO d.t%d VALUES (%s)", n, low), fmt.Sprintf("INSERT INTO d.t%d VALUES (%s), (%s)", n, high, nulls),
+			fmt.Sprintf("UPDATE d.t%d SET id = 7 WHERE id = 3", n))
+	}
+	a.Exec(append(statements, "SET sql_mode='NO_AUTO_VALUE_ON_ZERO'")...)
 	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 100)
 	p.sync(t)
 	equal(t, a, b)

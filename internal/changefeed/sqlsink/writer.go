@@ -205,7 +205,7 @@ func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, e
 	if err != nil {
 		return nil, err
 	}
-	d, err := w.sink.describe(ctx, v.mariaDB, w.table)
+	d, err := w.sink.describe(ctx, w.table)
 	if err != nil {
 		return nil, err
 	}

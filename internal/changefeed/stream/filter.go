@@ -3,6 +3,7 @@ package stream
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -27,12 +28,7 @@ func ParseFilter(patterns []string) (Filter, error) {
 // Allows reports whether a table is replicated: the last pattern that matches decides. If none does, it is replicated unless there
 // is a pattern that includes tables.
 func (f Filter) Allows(t Table) bool {
-	allowed := true
-	for _, p := range f {
-		if !strings.HasPrefix(p, "!") {
-			allowed = false
-		}
-	}
+	allowed := f.allowsByDefault()
 	for _, p := range f {
 		text, out := strings.CutPrefix(p, "!")
 		schema, table, _ := strings.Cut(text, ".")
@@ -41,6 +37,11 @@ func (f Filter) Allows(t Table) bool {
 		}
 	}
 	return allowed
+}
+
+// allowsByDefault reports whether tables that no pattern matches are replicated: no pattern includes tables.
+func (f Filter) allowsByDefault() bool {
+	return !slices.ContainsFunc(f, func(p string) bool { return !strings.HasPrefix(p, "!") })
 }
 
 // glob matches with * and ?. Names of schemas and tables may contain a slash, which * does not match in path.Match.

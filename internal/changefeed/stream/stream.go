@@ -72,36 +72,6 @@ type Rows struct {
 	DDL *DDL
 }
 
-// DDLKind is what DDL does to tables.
-type DDLKind string
-
-// The kinds of DDL.
-const (
-	CreateTable   DDLKind = "create"
-	DropTable     DDLKind = "drop"
-	RenameTable   DDLKind = "rename"
-	TruncateTable DDLKind = "truncate"
-	AlterTable    DDLKind = "alter"
-	// OtherDDL concerns no table: schemas, views, grants.
-	OtherDDL DDLKind = "other"
-)
-
-// DDL is a statement that creates, alters or drops tables. It is a transaction of its own.
-type DDL struct {
-	Kind DDLKind
-	// Schema that unqualified names are in.
-	Schema    string
-	Statement string
-	// Tables that it concerns, by the names they have before it; Becomes is what a rename calls each.
-	Tables, Becomes []Table
-}
-
-// Alone reports whether a DDL concerns one table that exists before and after it, so that the table's dispatcher can execute it
-// between two changes. For all others the dispatchers of all tables concerned have to wait.
-func (d *DDL) Alone() bool {
-	return len(d.Tables) == 1 && len(d.Becomes) == 0 && (d.Kind == AlterTable || d.Kind == TruncateTable)
-}
-
 // Transaction is what a source commits at once: rows, or a DDL.
 type Transaction struct {
 	Position Position
@@ -196,6 +166,8 @@ var (
 	ErrPurged = errors.New("the source has purged its log at this position")
 	// ErrNotOwner: another epoch owns the table at the sink.
 	ErrNotOwner = errors.New("the table has another owner at the sink")
+	// ErrWentBack: the sink does not have a checkpoint that it had before.
+	ErrWentBack = errors.New("the sink went back, and its tables are read again from the checkpoint that it has")
 	// ErrUnusable: the source, the sink or the changefeed is misconfigured.
 	ErrUnusable = errors.New("misconfigured; retrying will not help")
 )

@@ -583,10 +583,12 @@ func (x *SecretRef) GetKey() string {
 }
 
 type TableOrder struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Table         string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
-	Epoch         *Epoch                 `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Position      uint64                 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Table    string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Epoch    *Epoch                 `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Position uint64                 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
+	// since is the position of the DDL that gave the table its name, 0 if that was before the changefeed or is not known.
+	Since         uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -638,6 +640,13 @@ func (x *TableOrder) GetEpoch() *Epoch {
 func (x *TableOrder) GetPosition() uint64 {
 	if x != nil {
 		return x.Position
+	}
+	return 0
+}
+
+func (x *TableOrder) GetSince() uint64 {
+	if x != nil {
+		return x.Since
 	}
 	return 0
 }
@@ -903,10 +912,12 @@ type FeedReport struct {
 	Rows                int64                  `protobuf:"varint,7,opt,name=rows,proto3" json:"rows,omitempty"`
 	Bytes               int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Error               string                 `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
-	// blocked are tables whose dispatchers have reached DDL that drops or renames the table.
+	// blocked are tables whose dispatchers have reached DDL that the maintainer executes.
 	Blocked []string `protobuf:"bytes,10,rep,name=blocked,proto3" json:"blocked,omitempty"`
 	// slowest is the table with the lowest checkpoint, and what its dispatcher is doing.
-	Slowest       string `protobuf:"bytes,11,opt,name=slowest,proto3" json:"slowest,omitempty"`
+	Slowest string `protobuf:"bytes,11,opt,name=slowest,proto3" json:"slowest,omitempty"`
+	// blocked_at are the positions of that DDL, one for each table in blocked.
+	BlockedAt     []uint64 `protobuf:"varint,12,rep,packed,name=blocked_at,json=blockedAt,proto3" json:"blocked_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1018,6 +1029,13 @@ func (x *FeedReport) GetSlowest() string {
 	return ""
 }
 
+func (x *FeedReport) GetBlockedAt() []uint64 {
+	if x != nil {
+		return x.BlockedAt
+	}
+	return nil
+}
+
 type ReportReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeEpoch     int64                  `protobuf:"varint,1,opt,name=node_epoch,json=nodeEpoch,proto3" json:"node_epoch,omitempty"`
@@ -1116,12 +1134,13 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"sinkSecret\"1\n" +
 	"\tSecretRef\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\"n\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"\x84\x01\n" +
 	"\n" +
 	"TableOrder\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.ebb.changefeed.v1.EpochR\x05epoch\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\x04R\bposition\"\xff\x01\n" +
+	"\bposition\x18\x03 \x01(\x04R\bposition\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\x04R\x05since\"\xff\x01\n" +
 	"\fOrderRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12+\n" +
 	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x121\n" +
@@ -1140,7 +1159,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aresults\x18\x02 \x03(\v2\x1e.ebb.changefeed.v1.TableResultR\aresults\"q\n" +
 	"\rReportRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12-\n" +
-	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\xd1\x02\n" +
+	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\xf0\x02\n" +
 	"\n" +
 	"FeedReport\x12+\n" +
 	"\x04feed\x18\x01 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x12 \n" +
@@ -1156,7 +1175,9 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x05error\x18\t \x01(\tR\x05error\x12\x18\n" +
 	"\ablocked\x18\n" +
 	" \x03(\tR\ablocked\x12\x18\n" +
-	"\aslowest\x18\v \x01(\tR\aslowest\"a\n" +
+	"\aslowest\x18\v \x01(\tR\aslowest\x12\x1d\n" +
+	"\n" +
+	"blocked_at\x18\f \x03(\x04R\tblockedAt\"a\n" +
 	"\vReportReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x123\n" +

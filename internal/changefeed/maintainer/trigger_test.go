@@ -1,0 +1,100 @@
+package maintainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+)
+
+// reported are the reports of nodes.
+type reported map[string]Report
+
+func (r reported) Of(dispatch.FeedKey) map[string]Report               { return r }
+func (r reported) Round() uint64                                       { return 0 }
+func (r reported) Request(context.Context, View, string, []*wire.Feed) {}
+func blockedAt(round uint64, table string, at ...uint64) Report {
+	r := Report{Round: round, FeedReport: &wire.FeedReport{BlockedAt: at}}
+	for range at {
+		r.Blocked = append(r.Blocked, table)
+	}
+	return r
+}
+
+// A table that was renamed, and created again under the same name, is another table: what was reported of the first is not about it.
+func TestATableStandsBeforeADDLOnlyByAReportOfThatDDL(t *testing.T) {
+	log := stream.Table{Schema: "s", Name: "log"}
+	running := table{phase: TableRunning, node: "n1", since: 5}
+	for name, c := range map[string]struct {
+		report Report
+		table  table
+		stands bool
+	}{
+		"it stands there":                       {blockedAt(6, wire.TableName(log), 9), running, true},
+		"it stands before an earlier DDL":       {blockedAt(6, wire.TableName(log), 6), running, false},
+		"the report is of an earlier table":     {blockedAt(5, wire.TableName(log), 9), running, false},
+		"it does not stand":                     {blockedAt(6, wire.TableName(log)), running, false},
+		"another table stands":                  {blockedAt(6, "s\x00other", 9), running, false},
+		"it is moving":                          {blockedAt(6, wire.TableName(log), 9), table{phase: TableBusy, node: "n1"}, false},
+		"it runs on another node":               {blockedAt(6, wire.TableName(log), 9), table{phase: TableRunning, node: "n2"}, false},
+		"a node of an older version reports it": {Report{Round: 6, FeedReport: &wire.FeedReport{Blocked: []string{wire.TableName(log)}}}, running, false},
+	} {
+		m := New(Options{Log: slog.New(slog.DiscardHandler), Reports: reported{"n1": c.report}}, &v1alpha1.Changefeed{})
+		m.tables = map[stream.Table]*table{log: &c.table}
+		if waiting, _ := m.unblocked([]stream.Table{log, {Schema: "s", Name: "unknown"}}, 9); (waiting == "") != c.stands {
+			t.Errorf("%s: waiting for %q", name, waiting)
+		}
+	}
+}
+
+func TestADDLWaitsForTheTablesThatItConcerns(t *testing.T) {
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+	name := func(text string) stream.Table {
+		schema, name, _ := strings.Cut(text, ".")
+		return stream.Table{Schema: schema, Name: name}
+	}
+	m.tables = map[stream.Table]*table{name("s.a"): {}, name("s.b"): {from: 9}, name("s.later"): {from: 20}, name("x.c"): {}}
+	for _, c := range []struct {
+		ddl  stream.DDL
+		want string
+	}{
+		{stream.DDL{Kind: stream.DropTable, Tables: []stream.Table{name("s.a"), name("s.none")}}, "[s.a]"},
+		{stream.DDL{Kind: stream.CreateTable, Tables: []stream.Table{name("s.a")}, Reads: []stream.Table{name("s.b")}}, "[s.a s.b]"},
+		{stream.DDL{Kind: stream.AlterTable, Tables: []stream.Table{name("s.a")}, Removes: []stream.Table{name("x.c")}}, "[s.a x.c]"},
+		{stream.DDL{Kind: stream.DropSchema, Schema: "s"}, "[s.a s.b]"},
+		{stream.DDL{Kind: stream.DropTable, Tables: []stream.Table{name("s.later")}}, "[]"},
+		{stream.DDL{Kind: stream.SetSchema, Schema: "s"}, "[]"},
+	} {
+		if got := fmt.Sprint(m.tablesBefore(&stream.Transaction{Position: 10, DDL: &c.ddl})); got != c.want {
+			t.Errorf("%s: %s, want %s", c.ddl.Kind, got, c.want)
+		}
+	}
+}
+
+// named is a source or a sink with rules for names.
+type named struct {
+	stream.Source
+	stream.Sink
+	rule string
+}
+
+func (n named) Check(context.Context) error                         { return nil }
+func (n named) Close() error                                        { return nil }
+func (n named) LowerCaseTableNames(context.Context) (string, error) { return n.rule, nil }
+
+func TestOtherRulesForNamesAreRefused(t *testing.T) {
+	if err := sameNames(t.Context(), named{rule: "1"}, named{rule: "1"}); err != nil {
+		t.Error(err)
+	}
+	err := sameNames(t.Context(), named{rule: "1"}, named{rule: "0"})
+	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "lower_case_table_names is 1 at the source and 0 at the sink; set up the sink anew with lower_case_table_names=1") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,66 @@
+package sqlsink
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// refuseTable returns ErrUnusable for a table whose rows could differ from those of the source in silence:
+//
+//   - triggers at the sink change rows that are replicated anyway;
+//   - an engine without transactions keeps rows of a batch whose position was not recorded, and those of a fenced owner;
+//   - rows that a foreign key changes by cascade are not in the log of the source.
+//
+// A table that does not exist is not refused: DDL may create it.
+func (s *Sink) refuseTable(ctx context.Context, table stream.Table) error {
+	var engine string
+	var transactions bool
+	var trigger, cascade sql.NullString
+	err := s.db.QueryRowContext(ctx, `SELECT COALESCE(t.ENGINE, ''), COALESCE(e.TRANSACTIONS = 'YES', FALSE),
+		(SELECT MIN(TRIGGER_NAME) FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = ? AND EVENT_OBJECT_TABLE = ?),
+		(SELECT MIN(CONSTRAINT_NAME) FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = ? AND TABLE_NAME = ?
+			AND (DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT') OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')))
+		FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE WHERE t.TABLE_SCHEMA = ? AND t.TABLE_NAME = ?`,
+		table.Schema, table.Name, table.Schema, table.Name, table.Schema, table.Name).Scan(&engine, &transactions, &trigger, &cascade)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err != nil:
+		return err
+	case trigger.Valid:
+		return s.unusable("table %s has trigger %s, which would change rows that are replicated anyway; DROP TRIGGER %s.%s at the sink, or exclude the table by the filter",
+			table, trigger.String, name(table.Schema), name(trigger.String))
+	case !transactions && engine != "":
+		return s.unusable("table %s has the engine %s, which has no transactions, so that its rows could be written twice; ALTER TABLE %s ENGINE=InnoDB at the source and at the sink, or exclude the table by the filter",
+			table, engine, full(table))
+	case cascade.Valid:
+		return s.unusable("table %s has foreign key %s, which changes rows by cascade, and these changes are not in the log of the source; "+
+			"drop the key or make it RESTRICT at the source and at the sink, or exclude the table by the filter", table, cascade.String)
+	}
+	return nil
+}
+
+// refuseShared returns ErrUnusable if another changefeed writes the table. One of the same name is an earlier one that was removed.
+func (s *Sink) refuseShared(ctx context.Context, tx *sql.Tx, table stream.Table) error {
+	var other string
+	err := tx.QueryRowContext(ctx, "SELECT changefeed FROM "+s.progress+" WHERE table_schema = ? AND table_name = ? AND LEFT(changefeed, ?) <> ? LIMIT 1",
+		table.Schema, table.Name, len(feedName(s.options.Changefeed))+1, feedName(s.options.Changefeed)+"/").Scan(&other)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.unusable("table %s is written by changefeed %s, and two would overwrite each other's rows; exclude the table from one of them by its filter; "+
+		"if that changefeed was removed, DELETE FROM %s WHERE changefeed = '%s'", table, feedName(other), s.progress, other)
+}
+
+// LowerCaseTableNames is how the server compares the names of tables.
+func (s *Sink) LowerCaseTableNames(ctx context.Context) (string, error) {
+	var value string
+	err := s.db.QueryRowContext(ctx, "SELECT @@GLOBAL.lower_case_table_names").Scan(&value)
+	return value, s.wrap("read lower_case_table_names", err)
+}

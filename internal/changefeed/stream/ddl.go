@@ -1,0 +1,306 @@
+package stream
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// DDLKind is what DDL does to tables.
+type DDLKind string
+
+// The kinds of DDL.
+const (
+	CreateTable   DDLKind = "create"
+	DropTable     DDLKind = "drop"
+	RenameTable   DDLKind = "rename"
+	TruncateTable DDLKind = "truncate"
+	AlterTable    DDLKind = "alter"
+	// SetSchema creates or alters a schema, and DropSchema drops one with its tables.
+	SetSchema  DDLKind = "schema"
+	DropSchema DDLKind = "drop schema"
+	// SequenceDDL creates, alters or drops sequences.
+	SequenceDDL DDLKind = "sequence"
+	// OtherDDL is known to carry no data: views, grants.
+	OtherDDL DDLKind = "other"
+	// UnknownDDL is a statement that the source cannot parse with certainty. It may concern any table.
+	UnknownDDL DDLKind = "unknown"
+	// UnreadableRows are not DDL but changes of rows of Tables that cannot be replicated. Statement says why and what to do.
+	UnreadableRows DDLKind = "unreadable"
+)
+
+// DDL is a statement that creates, alters or drops tables. It is a transaction of its own.
+type DDL struct {
+	Kind DDLKind
+	// Schema that unqualified names are in, or that the statement is about.
+	Schema    string
+	Statement string
+	// Tables that it concerns, by the names they have before it; Becomes is what a rename calls each.
+	Tables, Becomes []Table
+	// Reads are tables that it only reads: CREATE TABLE ... LIKE.
+	Reads []Table
+	// Makes and Removes are tables that an ALTER makes out of a partition, or makes a partition of.
+	Makes, Removes []Table
+	// Replaces: it may replace a table (OR REPLACE). IfExists: tables may be missing.
+	Replaces, IfExists bool
+
+	// Releases are tables that a rename takes out of the filter: they stay at the sink, and are no longer replicated.
+	Releases []Table
+	// Filter of the changefeed, where a schema is dropped. Tables outside stay.
+	Filter Filter
+}
+
+// Names are all tables that it names.
+func (d *DDL) Names() []Table {
+	return slices.Concat(d.Tables, d.Becomes, d.Reads, d.Makes, d.Removes, d.Releases)
+}
+
+// Concerns reports whether a table must have reached the DDL before it is executed: whether the DDL reads, makes, changes or removes it.
+func (d *DDL) Concerns(t Table) bool {
+	switch d.Kind {
+	case OtherDDL, SetSchema, SequenceDDL:
+		return false
+	case UnknownDDL:
+		return true
+	case DropSchema:
+		return t.Schema == d.Schema
+	}
+	return slices.Contains(d.Names(), t)
+}
+
+// After are the tables among those that it concerns that exist after it.
+func (d *DDL) After() []Table {
+	switch d.Kind {
+	case CreateTable:
+		return slices.Concat(d.Tables, d.Reads)
+	case RenameTable:
+		return d.Becomes
+	case AlterTable, TruncateTable:
+		return slices.Concat(d.Tables, d.Makes)
+	}
+	return nil
+}
+
+// Alone reports whether a DDL concerns one table that exists before and after it, so that the table's dispatcher can execute it
+// between two changes. For all others the dispatchers of all tables concerned have to wait.
+func (d *DDL) Alone() bool {
+	return len(d.Names()) == 1 && len(d.Tables) == 1 && (d.Kind == AlterTable || d.Kind == TruncateTable)
+}
+
+// Plan is what a changefeed with a filter executes of a DDL: all of it, a part, or nothing, which is nil. It returns ErrUnusable if the
+// changefeed must stop: the DDL is unknown, or it brings a table in from outside the filter, whose rows the sink does not have.
+func (f Filter) Plan(d *DDL) (*DDL, error) {
+	switch d.Kind {
+	case OtherDDL:
+		return nil, nil
+	case UnknownDDL:
+		return nil, stops(d, "it is not known what this statement does to tables")
+	case UnreadableRows:
+		if slices.ContainsFunc(d.Tables, f.Allows) {
+			return nil, fmt.Errorf("%s: %w", d.Statement, ErrUnusable)
+		}
+		return nil, nil
+	case SetSchema:
+		if !f.touchesSchema(d.Schema) {
+			return nil, nil
+		}
+		return d, nil
+	case DropSchema:
+		if !f.touchesSchema(d.Schema) {
+			return nil, nil
+		}
+		part := *d
+		part.Filter = f
+		return &part, nil
+	case DropTable, SequenceDDL:
+		return f.planEach(d)
+	case RenameTable:
+		return f.planRename(d)
+	}
+	switch in, out := split(f, d.Names()); {
+	case len(in) == 0:
+		return nil, nil
+	case d.Kind == CreateTable && !slices.ContainsFunc(d.Tables, f.Allows):
+		return nil, nil // it only reads what is inside
+	case len(out) > 0:
+		return nil, stops(d, fmt.Sprintf("table %s is outside the filter and table %s inside", out[0], in[0]))
+	}
+	return d, nil
+}
+
+// stops is the error of a DDL that stops the changefeed.
+func stops(d *DDL, why string) error {
+	text := strings.Join(strings.Fields(d.Text()), " ")
+	if len(text) > shownStatement {
+		text = text[:shownStatement] + "…"
+	}
+	return fmt.Errorf("statement %q: %s; start again with a new changefeed, from a copy taken after it: %w", text, why, ErrUnusable)
+}
+
+// shownStatement is how much of a statement is shown in an error.
+const shownStatement = 300
+
+// split separates tables inside and outside the filter.
+func split(f Filter, tables []Table) (in, out []Table) {
+	for _, t := range tables {
+		if f.Allows(t) {
+			in = append(in, t)
+		} else {
+			out = append(out, t)
+		}
+	}
+	return in, out
+}
+
+// planEach is the plan of a statement that does the same to each of its tables.
+func (f Filter) planEach(d *DDL) (*DDL, error) {
+	in, out := split(f, d.Tables)
+	switch {
+	case len(in) == 0:
+		return nil, nil
+	case len(out) == 0:
+		return d, nil
+	}
+	part := *d
+	part.Tables = in
+	what := "TABLE "
+	if d.Kind == SequenceDDL {
+		what = "SEQUENCE "
+	}
+	if d.IfExists {
+		what += "IF EXISTS "
+	}
+	part.rewrite("DROP " + what + quotedNames(in))
+	return &part, nil
+}
+
+// planRename is the plan of a rename. A table that leaves the filter is released; one that comes in from outside stops the changefeed.
+func (f Filter) planRename(d *DDL) (*DDL, error) {
+	part := *d
+	part.Tables, part.Becomes = nil, nil
+	outside := false
+	for i, from := range d.Tables {
+		to := d.Becomes[i]
+		switch was, is := f.Allows(from), f.Allows(to); {
+		case was && is:
+			part.Tables, part.Becomes = append(part.Tables, from), append(part.Becomes, to)
+		case is:
+			return nil, stops(d, fmt.Sprintf("table %s is outside the filter and becomes %s, which is inside", from, to))
+		case was:
+			part.Releases = append(part.Releases, from)
+		default:
+			outside = true
+		}
+	}
+	switch {
+	case len(part.Tables) == 0 && len(part.Releases) == 0:
+		return nil, nil
+	case len(part.Releases) == 0 && !outside:
+		return d, nil
+	case len(part.Tables) == 0:
+		part.rewrite("")
+		return &part, nil
+	case slices.ContainsFunc(part.Becomes, func(t Table) bool { return slices.Contains(part.Releases, t) }):
+		return nil, stops(d, "a table takes the name of one that leaves the filter, which stays at the sink")
+	}
+	text, ok := renameText(part.Tables, part.Becomes, d.IfExists)
+	if !ok {
+		return nil, stops(d, "it renames tables in a circle, and others outside the filter")
+	}
+	part.rewrite(text)
+	return &part, nil
+}
+
+// renameText renames tables, each after the one that has its new name.
+func renameText(from, to []Table, ifExists bool) (string, bool) {
+	var steps []string
+	from, to = slices.Clone(from), slices.Clone(to)
+	for len(from) > 0 {
+		i := slices.IndexFunc(to, func(t Table) bool { return !slices.Contains(from, t) })
+		if i < 0 {
+			return "", false
+		}
+		steps = append(steps, quotedNames(from[i:i+1])+" TO "+quotedNames(to[i:i+1]))
+		from, to = slices.Delete(from, i, i+1), slices.Delete(to, i, i+1)
+	}
+	text := "RENAME TABLE "
+	if ifExists {
+		text += "IF EXISTS "
+	}
+	return text + strings.Join(steps, ", "), true
+}
+
+// touchesSchema reports whether a schema may have tables inside the filter.
+func (f Filter) touchesSchema(schema string) bool {
+	touches := f.allowsByDefault()
+	for _, p := range f {
+		text, out := strings.CutPrefix(p, "!")
+		pattern, table, _ := strings.Cut(text, ".")
+		switch {
+		case !glob(pattern, schema):
+		case !out:
+			touches = true
+		case table == "*":
+			touches = false
+		}
+	}
+	return touches
+}
+
+// AllowsSchema reports whether every table that a schema may have is inside the filter.
+func (f Filter) AllowsSchema(schema string) bool {
+	whole := f.allowsByDefault()
+	for _, p := range f {
+		text, out := strings.CutPrefix(p, "!")
+		pattern, table, _ := strings.Cut(text, ".")
+		switch {
+		case !glob(pattern, schema):
+		case out:
+			whole = false
+		case table == "*":
+			whole = true
+		}
+	}
+	return whole
+}
+
+func quotedNames(tables []Table) string {
+	names := make([]string, len(tables))
+	for i, t := range tables {
+		names[i] = quotedName(t.Schema) + "." + quotedName(t.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+func quotedName(name string) string { return "`" + strings.ReplaceAll(name, "`", "``") + "`" }
+
+// SessionMark begins the comment before the statement of a DDL. It has assignments of session variables, separated by commas, with
+// which the statement has the same meaning at a sink as at the source: think of a column without a character set, a default that is
+// a time, a quoted word.
+const SessionMark = "/*ebb "
+
+// Text is the statement without that comment, and without others before its first word.
+func (d *DDL) Text() string {
+	text := d.Statement
+	for {
+		text = strings.TrimSpace(text)
+		if !strings.HasPrefix(text, "/*") || strings.HasPrefix(text, "/*!") || strings.HasPrefix(text, "/*M!") {
+			return text
+		}
+		_, after, found := strings.Cut(text, "*/")
+		if !found {
+			return text
+		}
+		text = after
+	}
+}
+
+// rewrite replaces the text and keeps the session settings.
+func (d *DDL) rewrite(text string) {
+	session := ""
+	if strings.HasPrefix(d.Statement, SessionMark) {
+		inside, _, _ := strings.Cut(d.Statement, "*/")
+		session = inside + "*/ "
+	}
+	d.Statement = session + text
+}
