@@ -186,7 +186,7 @@ func (h statementHistory) check(t *testing.T, c *cluster, source, sink *testenv.
 		}
 		return cf.Status
 	}
-	want := tablesOf(t, from, schema)
+	want := schemaContents(t, from, schema)
 	for name := range want {
 		if strings.HasPrefix(name, "hidden") {
 			delete(want, name)
@@ -204,7 +204,7 @@ func (h statementHistory) check(t *testing.T, c *cluster, source, sink *testenv.
 				return
 			}
 		} else {
-			got := tablesOf(t, to, schema)
+			got := schemaContents(t, to, schema)
 			for _, stays := range h.stays {
 				name, _, _ := strings.Cut(stays, "=")
 				if _, ok := got[name]; ok {
@@ -226,8 +226,8 @@ func (h statementHistory) check(t *testing.T, c *cluster, source, sink *testenv.
 
 var counts = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
 
-// tablesOf is SHOW CREATE TABLE and the rows of every table of a schema.
-func tablesOf(t *testing.T, db *sql.DB, schema string) map[string]string {
+// schemaContents is SHOW CREATE TABLE and the rows of every table of a schema.
+func schemaContents(t *testing.T, db *sql.DB, schema string) map[string]string {
 	t.Helper()
 	names, err := column(db, "SELECT table_name FROM information_schema.tables WHERE table_schema = '"+schema+"' AND table_type = 'BASE TABLE'")
 	if err != nil {
