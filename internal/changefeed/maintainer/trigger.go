@@ -131,7 +131,7 @@ func (m *Maintainer) renamedSince(f stream.Filter, t *stream.Transaction) []stre
 	switch t.DDL.Kind {
 	case stream.RenameTable, stream.AlterTable:
 	case stream.CreateTable:
-		names = t.DDL.Reads
+		names = slices.Clone(t.DDL.Reads) // the DDL must not change
 	default:
 		return nil // what is dropped need not be read
 	}

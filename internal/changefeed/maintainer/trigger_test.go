@@ -78,6 +78,33 @@ func TestADDLWaitsForTheTablesThatItConcerns(t *testing.T) {
 	}
 }
 
+// Tables that the source had renamed before its tables were listed existed at the checkpoint. The DDL itself stays as it is.
+func TestTablesThatWereRenamedBeforeTheyWereListedAreFound(t *testing.T) {
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+	name := func(text string) stream.Table { return stream.Table{Schema: "s", Name: text} }
+	m.tables, m.missingUntil = map[stream.Table]*table{name("known"): {}}, 10
+	for _, c := range []struct {
+		at   stream.Position
+		ddl  stream.DDL
+		want string
+	}{
+		{5, stream.DDL{Kind: stream.RenameTable, Tables: []stream.Table{name("known"), name("old"), name("hidden")}, Becomes: []stream.Table{name("a"), name("b"), name("c")}}, "[s.old]"},
+		{5, stream.DDL{Kind: stream.CreateTable, Tables: []stream.Table{name("new")}, Reads: []stream.Table{name("known"), name("old")}}, "[s.old]"},
+		{5, stream.DDL{Kind: stream.CreateTable, Tables: []stream.Table{name("new")}, Reads: []stream.Table{name("known")}}, "[]"},
+		{5, stream.DDL{Kind: stream.AlterTable, Tables: []stream.Table{name("known")}, Removes: []stream.Table{name("old")}}, "[s.old]"},
+		{5, stream.DDL{Kind: stream.DropTable, Tables: []stream.Table{name("old")}}, "[]"},
+		{11, stream.DDL{Kind: stream.RenameTable, Tables: []stream.Table{name("old")}, Becomes: []stream.Table{name("b")}}, "[]"},
+	} {
+		was := fmt.Sprint(c.ddl)
+		if got := fmt.Sprint(m.renamedSince(stream.Filter{"!s.hidden"}, &stream.Transaction{Position: c.at, DDL: &c.ddl})); got != c.want {
+			t.Errorf("%s: %s, want %s", c.ddl.Kind, got, c.want)
+		}
+		if fmt.Sprint(c.ddl) != was {
+			t.Errorf("%s: the DDL was changed to %v", c.ddl.Kind, c.ddl)
+		}
+	}
+}
+
 // named is a source or a sink with rules for names.
 type named struct {
 	stream.Source
