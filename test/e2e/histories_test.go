@@ -49,12 +49,12 @@ type verdict struct {
 }
 
 const (
-	// historyLimit is how long a changefeed may take after the last statement, and shrinkLimit the same for a smaller history.
+	// historyLimit is how long a checkpoint may stand still after the last statement, and shrinkLimit the same for a smaller history.
 	historyLimit = 75 * time.Second
 	shrinkLimit  = 35 * time.Second
-	// errorLimit is how long an error may stay the same while the checkpoint stands still, and shrinkErrorLimit the same for a smaller
-	// history.
-	errorLimit, shrinkErrorLimit = 20 * time.Second, 12 * time.Second
+	// shrinkErrorLimit is how long a smaller history may have the same error. Others have historyLimit for it: on a busy machine a lease
+	// in doubt is an error for a while.
+	shrinkErrorLimit = 12 * time.Second
 	// histories run beside each other: each waits for its checkpoint, which is written every ten seconds, most of the time.
 	besideEachOther = 16
 )
@@ -97,7 +97,7 @@ type script struct {
 	// late: the script says itself when the changefeed starts.
 	late bool
 	pace time.Duration // after each statement
-	// limit is how long the changefeed may take after the last statement, and errorLimit how long with the same error.
+	// limit is how long the checkpoint may stand still after the last statement, and errorLimit how long with the same error.
 	limit, errorLimit time.Duration
 }
 
@@ -105,7 +105,7 @@ type script struct {
 func scriptOf(name string, statements []sqlhistory.Statement) script {
 	rest := statements
 	return script{
-		name: name, limit: historyLimit, errorLimit: errorLimit,
+		name: name, limit: historyLimit, errorLimit: historyLimit,
 		late: slices.ContainsFunc(statements, func(s sqlhistory.Statement) bool { return s.Place == sqlhistory.Start }),
 		next: func() (s sqlhistory.Statement, ok bool) {
 			if len(rest) == 0 {
@@ -122,7 +122,7 @@ func scriptOf(name string, statements []sqlhistory.Statement) script {
 func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool) (script, *sqlhistory.Generator) {
 	g := sqlhistory.New(seed, without)
 	length, r := g.Length(), rand.New(rand.NewPCG(seed, 3))
-	s := script{name: fmt.Sprintf("h%d", seed), limit: historyLimit, errorLimit: errorLimit, late: true, done: g.Done, pace: []time.Duration{0, 0, 30 * time.Millisecond}[r.IntN(3)]}
+	s := script{name: fmt.Sprintf("h%d", seed), limit: historyLimit, errorLimit: historyLimit, late: true, done: g.Done, pace: []time.Duration{0, 0, 30 * time.Millisecond}[r.IntN(3)]}
 	left, start := length, length
 	if r.IntN(6) == 0 && !without[startsLate] {
 		start = length - r.IntN(length)
@@ -326,6 +326,9 @@ func (r *run) await(ctx context.Context, last bool) (verdict, error) {
 			continue
 		}
 		st := cf.Status
+		if st.Checkpoint != same.Checkpoint {
+			deadline = time.Now().Add(r.limit)
+		}
 		if st.Error != same.Error || st.Checkpoint != same.Checkpoint {
 			same, since = st, time.Now()
 		}
