@@ -184,6 +184,9 @@ func (m *Maintainer) fillStatus(s *v1alpha1.ChangefeedStatus, w View) {
 		s.ObservedDrain = w.Slot.UID
 	}
 	s.Error = ""
+	if time.Since(m.waitAt) < problemExpiry {
+		s.Error = m.wait
+	}
 	if time.Since(m.problemAt) < problemExpiry {
 		s.Error = m.problem
 	}

@@ -45,6 +45,8 @@ type Maintainer struct {
 	cancel       context.CancelFunc
 	problem      string // the last problem, and when it was reported
 	problemAt    time.Time
+	wait         string // what DDL has waited for, and when that was last so; a problem is more likely to be the reason
+	waitAt       time.Time
 	stopped      stream.Position      // the checkpoint of the last placement, once that has ended
 	failure      error                // why the changefeed cannot continue
 	slowest      string               // what keeps the checkpoint from advancing
@@ -313,4 +315,10 @@ func (m *Maintainer) setProblem(text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.problem, m.problemAt = text, time.Now()
+}
+
+func (m *Maintainer) setWait(text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.wait, m.waitAt = text, time.Now()
 }

@@ -360,7 +360,7 @@ func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at 
 			return nil
 		}
 		if time.Since(began) > problemExpiry {
-			m.setProblem(fmt.Sprintf("waiting for table %s to reach the DDL at position %d", waiting, at))
+			m.setWait(fmt.Sprintf("waiting for table %s to reach the DDL at position %d", waiting, at))
 		}
 		sleep(ctx, blockedPoll)
 		if ctx.Err() != nil {

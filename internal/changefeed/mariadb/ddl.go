@@ -275,7 +275,10 @@ func (s *statement) create(d *stream.DDL) bool {
 		return true
 	case s.acceptAny("DATABASE", "SCHEMA"):
 		s.accept("IF", "NOT", "EXISTS")
-		return !d.Replaces && s.database(d, stream.SetSchema) // OR REPLACE drops the tables
+		if d.Replaces {
+			return s.database(d, stream.ReplaceSchema)
+		}
+		return s.database(d, stream.SetSchema)
 	case s.accept("SEQUENCE"):
 		s.accept("IF", "NOT", "EXISTS")
 		return s.concerns(d, stream.SequenceDDL)

@@ -108,7 +108,7 @@ func TestWhatIsNotParsedIsUnknown(t *testing.T) {
 		{"ALTER SEQUENCE q RESTART 5", "sequence s.q"},
 		{"DROP DATABASE IF EXISTS x", "drop schema x"},
 		{"ALTER DATABASE CHARACTER SET utf8mb4", "schema s"},
-		{"CREATE OR REPLACE DATABASE x", "unknown"},
+		{"CREATE OR REPLACE DATABASE x", "replace schema"},
 		{"ALTER DATABASE `#mysql50#a` UPGRADE DATA DIRECTORY NAME", "unknown"},
 		{"RENAME TABLE a TO b, c", "unknown"},
 		{"RENAME TABLE a TO b c", "unknown"},

@@ -169,7 +169,7 @@ func (g *Generator) index(t *table) string {
 	} else if words := t.columnsThat(func(c *column) bool { return strings.HasPrefix(c.is.decl, "VARCHAR") }); len(words) > 0 && g.r.IntN(2) == 0 {
 		c = words[0]
 	}
-	text := ""
+	var text string
 	switch {
 	case c.is.blob && g.maybe(3, "index: unique hash"):
 		text = "UNIQUE KEY " + name + " (" + quoteName(c.name) + ") USING HASH"

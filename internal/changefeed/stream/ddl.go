@@ -19,6 +19,8 @@ const (
 	// SetSchema creates or alters a schema, and DropSchema drops one with its tables.
 	SetSchema  DDLKind = "schema"
 	DropSchema DDLKind = "drop schema"
+	// ReplaceSchema drops a schema with its tables and creates it again, in one statement.
+	ReplaceSchema DDLKind = "replace schema"
 	// SequenceDDL creates, alters or drops sequences.
 	SequenceDDL DDLKind = "sequence"
 	// OtherDDL is known to carry no data: views, grants.
@@ -62,7 +64,7 @@ func (d *DDL) Concerns(t Table) bool {
 		return false
 	case UnknownDDL:
 		return true
-	case DropSchema:
+	case DropSchema, ReplaceSchema:
 		return t.Schema == d.Schema
 	}
 	return slices.Contains(d.Names(), t)
@@ -112,6 +114,11 @@ func (f Filter) Plan(d *DDL) (*DDL, error) {
 		part := *d
 		part.Filter = f
 		return &part, nil
+	case ReplaceSchema:
+		if !f.touchesSchema(d.Schema) {
+			return nil, nil
+		}
+		return nil, stops(d, "it drops the schema and creates it again, which is not executed at the sink; use DROP DATABASE and CREATE DATABASE")
 	case DropTable, SequenceDDL:
 		return f.planEach(d)
 	case RenameTable:

@@ -50,6 +50,8 @@ func TestOfADDLOnlyWhatIsInsideTheFilterIsExecuted(t *testing.T) {
 		{"schema of one table", Filter{"in.a"}, DDL{Kind: SetSchema, Schema: "in", Statement: "CREATE DATABASE"}, "CREATE DATABASE"},
 		{"schema outside", inside, DDL{Kind: DropSchema, Schema: "out"}, "nothing"},
 		{"schema excluded", Filter{"!out.*"}, DDL{Kind: DropSchema, Schema: "out"}, "nothing"},
+		{"replace a schema outside", inside, DDL{Kind: ReplaceSchema, Schema: "out"}, "nothing"},
+		{"replace a schema inside", inside, DDL{Kind: ReplaceSchema, Schema: "in", Statement: "x"}, `stops: statement "x": it drops the schema and creates it again, which is not executed at the sink; use DROP DATABASE and CREATE DATABASE; start again with a new changefeed, from a copy taken after it: misconfigured; retrying will not help`},
 		{"drop a schema", inside, DDL{Kind: DropSchema, Schema: "in", Statement: "DROP DATABASE"}, "DROP DATABASE [in.* !in.hidden]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
