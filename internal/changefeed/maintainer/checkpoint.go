@@ -127,7 +127,7 @@ func (m *Maintainer) location(name stream.Table, t *table) string {
 // publish writes the status if it has changed: at once that a drain is observed, less often counts, and still less the checkpoint.
 func (m *Maintainer) publish(ctx context.Context, w View) error {
 	every := max(checkpointEvery, time.Duration(m.opts.Status.Maintained())*checkpointShare)
-	m.saveCheckpoint(ctx, every)
+	m.saveCheckpoint(ctx, every/20) // sooner: only what is saved is published
 	next := m.Latest().Status.DeepCopy()
 	m.fillStatus(next, w)
 	last := &m.Latest().Status
