@@ -100,6 +100,11 @@ type DrainSpec struct {
 	// +kubebuilder:default=Refuse
 	WhenBusy WhenBusy `json:"whenBusy,omitempty"`
 
+	// park keeps the drained node's process running without a lease, instead of letting it exit. The node joins again, in the next epoch,
+	// when it is uncordoned.
+	// +optional
+	Park bool `json:"park,omitempty"`
+
 	// cancelled cancels the drain. The drain ends Cancelled, and the node is Alive again in a new epoch; work that has moved stays where
 	// it is. It can be set until the drain is Stopping, and it cannot be unset. Deleting the Drain has the same effect.
 	// +optional

@@ -215,11 +215,26 @@ type NodeStatus struct {
 	// +optional
 	AutoEvicting bool `json:"autoEvicting,omitempty"`
 
+	// parked is set before a drained node releases its lease if its process does not exit. The node reads it before it joins, and waits
+	// until it is uncordoned.
+	// +optional
+	Parked *Parked `json:"parked,omitempty"`
+
 	// conditions of the node: Ready and Claiming.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Parked says that a node was drained and waits, without a lease, until it is uncordoned.
+type Parked struct {
+	// drainUID is the UID of the Drain that parked the node.
+	// +kubebuilder:validation:MaxLength=64
+	DrainUID string `json:"drainUID"`
+	// epoch that was drained.
+	// +kubebuilder:validation:Minimum=1
+	Epoch int64 `json:"epoch"`
 }
 
 // NodeUsage is a sample of a machine's load.

@@ -1,0 +1,38 @@
+package v1alpha1
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// CordonOwnersAnnotation lists the UIDs of the objects (Drains, HealthEvents) that cordoned a node, joined by commas. A cordon without
+// it was made by a person or by a program other than Ebb, and Ebb never lifts it.
+const CordonOwnersAnnotation = "ebb.dev/cordon-owners"
+
+// CordonOwners are the UIDs of the objects that cordoned a node.
+func CordonOwners(node metav1.Object) []string {
+	list := node.GetAnnotations()[CordonOwnersAnnotation]
+	if list == "" {
+		return nil
+	}
+	return strings.Split(list, ",")
+}
+
+// SetCordonOwners replaces the UIDs of the objects that cordoned a node; without any the annotation is removed.
+func SetCordonOwners(node metav1.Object, uids []string) {
+	annotations := node.GetAnnotations()
+	if len(uids) == 0 {
+		delete(annotations, CordonOwnersAnnotation)
+		node.SetAnnotations(annotations)
+		return
+	}
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	uids = slices.Clone(uids)
+	slices.Sort(uids)
+	annotations[CordonOwnersAnnotation] = strings.Join(slices.Compact(uids), ",")
+	node.SetAnnotations(annotations)
+}
