@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,6 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/volume"
 )
 
@@ -244,28 +244,23 @@ func newSettingsSet() *cobra.Command {
 }
 
 func setSettings(ctx context.Context, c client.Client, args []string) (*v1alpha1.Settings, error) {
-	for {
-		settings := &v1alpha1.Settings{}
-		if err := c.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
-			return nil, err
-		}
+	settings := &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}}
+	return settings, kubeclient.Change(ctx, c, settings, func(settings *v1alpha1.Settings) (bool, error) {
 		for _, arg := range args {
 			key, value, ok := strings.Cut(arg, "=")
 			if !ok {
-				return nil, fmt.Errorf("%q is not KEY=VALUE", arg)
+				return false, fmt.Errorf("%q is not KEY=VALUE", arg)
 			}
 			s, err := findSetting(key)
 			if err != nil {
-				return nil, err
+				return false, err
 			}
 			if err := s.set(&settings.Spec, value); err != nil {
-				return nil, fmt.Errorf("setting %s: %w", s.name, err)
+				return false, fmt.Errorf("setting %s: %w", s.name, err)
 			}
 		}
-		if err := c.Update(ctx, settings); !apierrors.IsConflict(err) {
-			return settings, err
-		}
-	}
+		return true, nil
+	})
 }
 
 func findSetting(key string) (setting, error) {

@@ -64,23 +64,15 @@ func (v *volumeCommand) get(ctx context.Context, c client.Client, name string) (
 
 // change updates a volume, again if somebody else did meanwhile.
 func (v *volumeCommand) change(ctx context.Context, c client.Client, name string, status bool, do func(*v1alpha1.Volume) error) (*v1alpha1.Volume, error) {
-	for {
-		vol, err := v.get(ctx, c, name)
-		if err != nil {
-			return nil, err
-		}
-		if err := do(vol); err != nil {
-			return nil, err
-		}
-		if status {
-			err = c.Status().Update(ctx, vol)
-		} else {
-			err = c.Update(ctx, vol)
-		}
-		if !apierrors.IsConflict(err) {
-			return vol, err
-		}
+	vol, err := v.get(ctx, c, name)
+	if err != nil {
+		return nil, err
 	}
+	write := kubeclient.Change[v1alpha1.Volume]
+	if status {
+		write = kubeclient.ChangeStatus[v1alpha1.Volume]
+	}
+	return vol, write(ctx, c, vol, func(vol *v1alpha1.Volume) (bool, error) { return true, do(vol) })
 }
 
 // until waits until something holds of a volume, for as long as --wait says.
@@ -475,23 +467,16 @@ func (v *volumeCommand) removeOrphan(cmd *cobra.Command, c client.Client, list [
 	listed := func(s string) bool {
 		return slices.ContainsFunc(list, func(o orphan) bool { return o.String() == list[at].Node+"/"+s })
 	}
-	for {
-		n := &v1alpha1.Node{}
-		if err := c.Get(cmd.Context(), types.NamespacedName{Name: list[at].Node}, n); err != nil {
-			return err
-		}
-		if n.Annotations == nil {
-			n.Annotations = map[string]string{}
-		}
+	n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: list[at].Node}}
+	err := kubeclient.Change(cmd.Context(), c, n, func(n *v1alpha1.Node) (bool, error) {
 		all := slices.DeleteFunc(strings.Split(n.Annotations[v1alpha1.RemoveOrphansAnnotation], ","), func(s string) bool { return !listed(s) || s == asked })
-		n.Annotations[v1alpha1.RemoveOrphansAnnotation] = strings.Join(append(all, asked), ",")
-		if err := c.Update(cmd.Context(), n); !apierrors.IsConflict(err) {
-			if err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "node %s removes %s\n", n.Name, asked)
-			}
-			return err
-		}
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.RemoveOrphansAnnotation, strings.Join(append(all, asked), ","))
+		return true, nil
+	})
+	if err == nil {
+		fmt.Fprintf(cmd.OutOrStdout(), "node %s removes %s\n", n.Name, asked)
 	}
+	return err
 }
 
 func newReplicaRemove() *cobra.Command {
@@ -525,15 +510,16 @@ func newReplicaEvict() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return v.onReplica(cmd, args[0], func(c client.Client, r *v1alpha1.Replica) (string, error) {
 				said := "is to be evicted"
-				if r.Annotations == nil {
-					r.Annotations = map[string]string{}
-				}
-				r.Annotations[v1alpha1.EvictAnnotation] = "true"
 				if cancel {
 					said = "stays"
-					delete(r.Annotations, v1alpha1.EvictAnnotation)
 				}
-				return said, c.Update(cmd.Context(), r)
+				return said, kubeclient.Change(cmd.Context(), c, r, func(r *v1alpha1.Replica) (bool, error) {
+					metav1.SetMetaDataAnnotation(&r.ObjectMeta, v1alpha1.EvictAnnotation, "true")
+					if cancel {
+						delete(r.Annotations, v1alpha1.EvictAnnotation)
+					}
+					return true, nil
+				})
 			})
 		},
 	}
@@ -542,28 +528,23 @@ func newReplicaEvict() *cobra.Command {
 	return cmd
 }
 
-// onReplica does something with a replica, again if somebody else changed it meanwhile.
+// onReplica does something with a replica, and prints it with what do returns.
 func (v *volumeCommand) onReplica(cmd *cobra.Command, name string, do func(client.Client, *v1alpha1.Replica) (string, error)) error {
 	c, err := v.client()
 	if err != nil {
 		return err
 	}
-	for {
-		r := &v1alpha1.Replica{}
-		err := c.Get(cmd.Context(), types.NamespacedName{Namespace: v.namespace, Name: name}, r)
-		if kubeclient.IsMissing(err) {
-			return fmt.Errorf("there is no replica %q in namespace %s: `ebb volume inspect VOLUME` lists them", name, v.namespace)
-		}
-		if err != nil {
-			return err
-		}
-		said, err := do(c, r)
-		if apierrors.IsConflict(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		return v.out.print(cmd.OutOrStdout(), r, func() string { return "replica " + name + " " + said + "\n" })
+	r := &v1alpha1.Replica{}
+	err = c.Get(cmd.Context(), types.NamespacedName{Namespace: v.namespace, Name: name}, r)
+	if kubeclient.IsMissing(err) {
+		return fmt.Errorf("there is no replica %q in namespace %s: `ebb volume inspect VOLUME` lists them", name, v.namespace)
 	}
+	if err != nil {
+		return err
+	}
+	said, err := do(c, r)
+	if err != nil {
+		return err
+	}
+	return v.out.print(cmd.OutOrStdout(), r, func() string { return "replica " + name + " " + said + "\n" })
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -243,38 +242,27 @@ var errLost = errors.New("another node claimed the deployment first")
 func (c *Claimer) claim(ctx context.Context, w World, d *v1alpha1.Deployment) error {
 	ctx, cancel := context.WithTimeout(ctx, claimLimit)
 	defer cancel()
-	address := d.Spec.Address
-	for {
-		next := d.DeepCopy()
-		next.Spec.Address = c.Node
-		controllerutil.AddFinalizer(next, v1alpha1.DeploymentFinalizer)
-		err := c.Client.Update(ctx, next)
-		if err == nil {
-			c.mu.Lock()
-			c.ahead[next.UID] = next
-			c.mu.Unlock()
-			c.Claimed(next)
-			return nil
+	address, claimed := d.Spec.Address, d.DeepCopy()
+	wanted := false
+	err := kubeclient.Change(ctx, c.Client, claimed, func(d *v1alpha1.Deployment) (bool, error) {
+		if a := d.Spec.Address; a != "" && a != c.Node && a != address {
+			c.Conflict(d, fmt.Sprintf("Node %s claimed deployment %s/%s before this node could.", a, d.Namespace, d.Name))
+			return false, errLost
 		}
-		if !apierrors.IsConflict(err) {
-			return client.IgnoreNotFound(err)
+		if wanted = w.Claimable(d) && d.Spec.Address == address; wanted {
+			d.Spec.Address = c.Node
+			controllerutil.AddFinalizer(d, v1alpha1.DeploymentFinalizer)
 		}
-		live := &v1alpha1.Deployment{}
-		if err := c.Client.Get(ctx, client.ObjectKeyFromObject(d), live); err != nil {
-			if kubeclient.IsMissing(err) {
-				return nil
-			}
-			return err
-		}
-		if live.UID != d.UID || !w.Claimable(live) || live.Spec.Address != address {
-			if a := live.Spec.Address; a != "" && a != c.Node && a != address {
-				c.Conflict(live, fmt.Sprintf("Node %s claimed deployment %s/%s before this node could.", a, live.Namespace, live.Name))
-				return errLost
-			}
-			return nil
-		}
-		d = live
+		return wanted, nil
+	})
+	if err != nil || !wanted {
+		return client.IgnoreNotFound(err)
 	}
+	c.mu.Lock()
+	c.ahead[claimed.UID] = claimed
+	c.mu.Unlock()
+	c.Claimed(claimed)
+	return nil
 }
 
 // newClaimer makes the claimer of an epoch. It reads what the node watches.

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 // DescribePhase says in a sentence how far a cluster is, and how a stopped one is started.
@@ -130,22 +130,18 @@ func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, 
 	if snapshot == "none" {
 		from = "to an empty cluster"
 	}
-	for {
-		text := fmt.Sprintf("restoring etcd cluster %s %s; `ebb etcd members %s` shows its progress\n", ec.Name, from, ec.Name)
+	text := ""
+	err := kubeclient.Change(ctx, c, ec, func(ec *v1alpha1.EtcdCluster) (bool, error) {
 		if ec.Size() == 0 {
 			ec.Spec.RestoreFrom = snapshot
 			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `%s`\n", ec.Name, from, startCommand(ec))
 		} else {
 			metav1.SetMetaDataAnnotation(&ec.ObjectMeta, v1alpha1.EtcdRestoreAnnotation, snapshot+"/"+time.Now().UTC().Format(time.RFC3339Nano))
+			text = fmt.Sprintf("restoring etcd cluster %s %s; `ebb etcd members %s` shows its progress\n", ec.Name, from, ec.Name)
 		}
-		err := c.Update(ctx, ec)
-		if !apierrors.IsConflict(err) {
-			return text, err
-		}
-		if err := c.Get(ctx, client.ObjectKeyFromObject(ec), ec); err != nil {
-			return "", err
-		}
-	}
+		return true, nil
+	})
+	return text, err
 }
 
 // startCommand is how a person starts a stopped cluster.
@@ -158,19 +154,13 @@ func startCommand(ec *v1alpha1.EtcdCluster) string {
 
 // Resume starts a cluster that its schedule has stopped, until the schedule stops it again.
 func Resume(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster) error {
-	for {
+	return kubeclient.ChangeStatus(ctx, c, ec, func(ec *v1alpha1.EtcdCluster) (bool, error) {
 		if !ec.IsSuspended() {
-			return fmt.Errorf("etcd cluster %s was not stopped by its schedule: its size is %d", kind.NameIn(ec.Namespace, ec.Name), ec.SpecSize())
+			return false, fmt.Errorf("etcd cluster %s was not stopped by its schedule: its size is %d", kind.NameIn(ec.Namespace, ec.Name), ec.SpecSize())
 		}
 		ec.Status.Suspended = nil
-		err := c.Status().Update(ctx, ec)
-		if !apierrors.IsConflict(err) {
-			return err
-		}
-		if err := c.Get(ctx, client.ObjectKeyFromObject(ec), ec); err != nil {
-			return err
-		}
-	}
+		return true, nil
+	})
 }
 
 // ClusterStatus is one etcd cluster as `ebb status etcdclusters` prints it.

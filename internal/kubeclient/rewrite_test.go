@@ -16,7 +16,7 @@ import (
 
 // store is one node on a server. It refuses what was not read from its newest version.
 type store struct {
-	client.Reader
+	client.Client
 	is     v1alpha1.Node
 	reads  int
 	before func() // what somebody else does before every write
@@ -42,6 +42,10 @@ func (s *store) write(n *v1alpha1.Node) error {
 	n.ResourceVersion += "+"
 	s.is = *n.DeepCopy()
 	return nil
+}
+
+func (s *store) Update(_ context.Context, o client.Object, _ ...client.UpdateOption) error {
+	return s.write(o.(*v1alpha1.Node))
 }
 
 // another writes the status.
@@ -124,5 +128,57 @@ func TestARewriteReturnsOtherErrorsAtOnce(t *testing.T) {
 	_, err := kubeclient.Rewrite(context.Background(), s, n, func(*v1alpha1.Node) error { return refused }, func(*v1alpha1.Node) bool { return true })
 	if !errors.Is(err, refused) || s.reads != 1 {
 		t.Errorf("%v after %d reads", err, s.reads)
+	}
+}
+
+func cordon(n *v1alpha1.Node) (bool, error) {
+	needed := !n.Spec.Cordoned
+	n.Spec.Cordoned = true
+	return needed, nil
+}
+
+func TestAChangeIsMadeAgainOnWhatOthersWrote(t *testing.T) {
+	s, _ := decided()
+	times := 2
+	s.before = func() {
+		if times--; times >= 0 {
+			s.another()
+		}
+	}
+	n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	if err := kubeclient.Change(t.Context(), s, n, cordon); err != nil || s.reads != 3 {
+		t.Fatalf("%v after %d reads", err, s.reads)
+	}
+	if !s.is.Spec.Cordoned || n.Status.Address != "**" || n.ResourceVersion != s.is.ResourceVersion {
+		t.Errorf("the server has %+v, returned was %+v", s.is, n)
+	}
+}
+
+func TestAChangeBeginsWithTheVersionThatItIsGiven(t *testing.T) {
+	s, _ := decided()
+	if err := kubeclient.Change(t.Context(), s, s.is.DeepCopy(), cordon); err != nil || s.reads != 0 || !s.is.Spec.Cordoned {
+		t.Errorf("%v after %d reads", err, s.reads)
+	}
+	if err := kubeclient.Change(t.Context(), s, s.is.DeepCopy(), cordon); err != nil || s.is.ResourceVersion != "1+" {
+		t.Errorf("%v; what needed no change was written as %s", err, s.is.ResourceVersion)
+	}
+}
+
+func TestAChangeIsNeverMadeToAnotherObjectOfTheName(t *testing.T) {
+	s, n := decided()
+	n.Spec.Cordoned = false
+	s.another()
+	s.is.UID = "u2"
+	if err := kubeclient.Change(t.Context(), s, n, cordon); !apierrors.IsNotFound(err) || s.is.Spec.Cordoned {
+		t.Errorf("%v, cordoned %t", err, s.is.Spec.Cordoned)
+	}
+}
+
+func TestAChangeThatIsRefusedWritesNothing(t *testing.T) {
+	s, n := decided()
+	refused := errors.New("refused")
+	err := kubeclient.Change(t.Context(), s, n, func(*v1alpha1.Node) (bool, error) { return true, refused })
+	if !errors.Is(err, refused) || s.is.Spec.Cordoned {
+		t.Errorf("%v, cordoned %t", err, s.is.Spec.Cordoned)
 	}
 }

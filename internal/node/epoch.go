@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -51,6 +52,14 @@ type readiness struct {
 
 // Holding reports whether the lease is held and not in doubt: whether work may start and move.
 func (e *Epoch) Holding() bool { return e.Held.StandingAt(e.clock()) == lease.Holding && !e.paused() }
+
+// Check fails unless the lease is held and not in doubt.
+func (e *Epoch) Check() error {
+	if !e.Holding() {
+		return fleet.ErrLeaseInDoubt
+	}
+	return nil
+}
 
 // paused reports whether the machine was paused since the last renewal, so that the lease may have expired without its clock
 // showing it.

@@ -6,12 +6,10 @@ import (
 	"slices"
 	"sync"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/node"
 )
@@ -121,29 +119,18 @@ func (h *Host) current() *epochRun {
 	return r
 }
 
-// update changes an object's status by compare-and-swap, and tries again on a conflict until change returns that there is nothing to
-// do. The first try starts from the object as it was last seen. If that is old, the API refuses the write; if it needs no change, a
-// newer version is on its way.
-func update[T client.Object](ctx context.Context, r *epochRun, seen T, fresh func() T, change func(T) bool) error {
+// update changes an object's status while the lease is held. It begins with the object as it was last seen: if that is old, the API
+// refuses the write; if it needs no change, a newer version is on its way.
+func update[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, r *epochRun, seen P, change func(P) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeWriteLimit)
 	defer cancel()
-	uid, key := seen.GetUID(), client.ObjectKeyFromObject(seen)
-	for object := seen; ; {
-		if !change(object) {
-			return nil
+	return kubeclient.ChangeStatus(ctx, r.epoch.Client, seen, func(o P) (bool, error) {
+		if !change(o) {
+			return false, nil
 		}
-		if !r.epoch.Holding() {
-			return fleet.ErrLeaseInDoubt
-		}
-		if err := r.epoch.Client.Status().Update(ctx, object); !apierrors.IsConflict(err) {
-			return err
-		}
-		object = fresh()
-		if err := r.epoch.Client.Get(ctx, key, object); err != nil {
-			return err
-		}
-		if object.GetUID() != uid {
-			return apierrors.NewNotFound(v1alpha1.GroupVersion.WithResource("objects").GroupResource(), key.Name)
-		}
-	}
+		return true, r.epoch.Check()
+	})
 }

@@ -71,7 +71,7 @@ func (w *memberWorker) write(ctx context.Context) error {
 	if gone || epoch == nil {
 		return nil
 	}
-	err := update(ctx, epoch, m.DeepCopy(), func() *v1alpha1.EtcdMember { return &v1alpha1.EtcdMember{} }, func(o *v1alpha1.EtcdMember) bool {
+	err := update(ctx, epoch, m.DeepCopy(), func(o *v1alpha1.EtcdMember) bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.status.ObservedGeneration == 0 || w.status.NodeEpoch != epoch.epoch.Number {

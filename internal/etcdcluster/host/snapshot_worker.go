@@ -122,7 +122,7 @@ func (w *snapshotWorker) step(ctx context.Context, s *v1alpha1.EtcdSnapshot) err
 
 // writeSnapshot changes the object's status.
 func (r *epochRun) writeSnapshot(ctx context.Context, s *v1alpha1.EtcdSnapshot, change func(*v1alpha1.EtcdSnapshot) bool) error {
-	err := update(ctx, r, s.DeepCopy(), func() *v1alpha1.EtcdSnapshot { return &v1alpha1.EtcdSnapshot{} }, change)
+	err := update(ctx, r, s.DeepCopy(), change)
 	if kubeclient.IsMissing(err) {
 		return nil // the watch reports its deletion
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,27 +25,23 @@ var errNotOurs = fmt.Errorf("%w: the volume is not attached to this node", block
 func (a *attachment) change(ctx context.Context, do func(*v1alpha1.Volume) (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
-	for {
-		v := &v1alpha1.Volume{}
-		if err := a.h.opts.Objects.Get(ctx, a.key, v); err != nil {
-			if kubeclient.IsMissing(err) {
-				return errNotOurs
-			}
-			return err
+	v := &v1alpha1.Volume{ObjectMeta: metav1.ObjectMeta{Namespace: a.key.Namespace, Name: a.key.Name, UID: a.uid}}
+	wrote := false
+	err := kubeclient.ChangeStatus(ctx, a.h.opts.Objects, v, func(v *v1alpha1.Volume) (bool, error) {
+		if v.EngineNode() != a.h.opts.Node {
+			return false, errNotOurs
 		}
-		if v.UID != a.uid || v.EngineNode() != a.h.opts.Node {
-			return errNotOurs
-		}
-		if write, err := do(v); err != nil || !write {
-			return err
-		}
-		if err := a.h.opts.Objects.Status().Update(ctx, v); !apierrors.IsConflict(err) {
-			if err == nil {
-				a.h.seeVolume(v)
-			}
-			return err
-		}
+		var err error
+		wrote, err = do(v)
+		return wrote, err
+	})
+	switch {
+	case kubeclient.IsMissing(err):
+		return errNotOurs
+	case err == nil && wrote:
+		a.h.seeVolume(v)
 	}
+	return err
 }
 
 // persist makes the record of an engine, if the volume still has the generation before. A member that leaves because it was released must still

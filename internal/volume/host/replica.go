@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -214,28 +213,15 @@ func (w *replicaWorker) remove(ctx context.Context, r *epochRun, object *v1alpha
 func (w *replicaWorker) report(ctx context.Context, r *epochRun, object *v1alpha1.Replica, next v1alpha1.ReplicaStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
-	object = object.DeepCopy()
-	for {
-		s := &object.Status
+	err := kubeclient.ChangeStatus(ctx, r.epoch.Client, object.DeepCopy(), func(o *v1alpha1.Replica) (bool, error) {
+		s := &o.Status
 		if s.State == next.State && s.Created == next.Created && s.DiskUUID == next.DiskUUID && s.Generation == next.Generation && s.Message == next.Message && s.NodeEpoch == r.epoch.Number {
-			return nil
+			return false, nil
 		}
 		s.State, s.Created, s.DiskUUID, s.Generation, s.Message, s.NodeEpoch = next.State, next.Created, next.DiskUUID, next.Generation, next.Message, r.epoch.Number
-		if !r.epoch.Holding() {
-			return fleet.ErrLeaseInDoubt
-		}
-		err := r.epoch.Client.Status().Update(ctx, object)
-		if !apierrors.IsConflict(err) {
-			return client.IgnoreNotFound(err)
-		}
-		uid := object.UID
-		if err := r.epoch.Client.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
-			return client.IgnoreNotFound(err)
-		}
-		if object.UID != uid {
-			return nil
-		}
-	}
+		return true, r.epoch.Check()
+	})
+	return client.IgnoreNotFound(err)
 }
 
 // disk is one of the node's disks, or nil.
