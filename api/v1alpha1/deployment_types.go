@@ -74,10 +74,17 @@ const (
 	DeploymentRunning = "Running"
 	// NodeClaiming is True on a node that claims deployments.
 	NodeClaiming = "Claiming"
+	// NodeProgramsContained is True on a node whose programs have PID namespaces of their own: all processes of a program end with its shim.
+	NodeProgramsContained = "ProgramsContained"
 )
 
 // Further reasons of these conditions.
 const (
+	// ReasonPIDNamespaces: programs have PID namespaces of their own.
+	ReasonPIDNamespaces = "PIDNamespaces"
+	// ReasonNoPIDNamespaces: the machine does not allow PID namespaces. If the shim of a program is killed, processes that the program started
+	// may go on.
+	ReasonNoPIDNamespaces = "NoPIDNamespaces"
 	// ReasonAccepted: the spec is valid.
 	ReasonAccepted = "Accepted"
 	// ReasonInvalidSelector: the selector is invalid and matches no node.

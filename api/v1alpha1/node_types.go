@@ -220,7 +220,7 @@ type NodeStatus struct {
 	// +optional
 	Parked *Parked `json:"parked,omitempty"`
 
-	// conditions of the node: Ready and Claiming.
+	// conditions of the node: Ready, Claiming and ProgramsContained.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

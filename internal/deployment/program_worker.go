@@ -415,7 +415,7 @@ func (pw *programWorker) start(ctx context.Context) error {
 	h, err := shim.Start(ctx, pw.opts.Exe, pw.dir, shim.Spec{
 		Instance: newInstance(d.UID, revision), Command: d.Spec.Command, Args: d.Spec.Args,
 		Env: environment(d, pw.opts.Node), WorkingDir: d.Spec.WorkingDir,
-		Grace: Grace(d.Spec.Stop), Deadline: deadline, ShimLogFormat: pw.opts.ShimLogFormat,
+		Grace: Grace(d.Spec.Stop), Deadline: deadline, ShimLogFormat: pw.opts.ShimLogFormat, Namespace: pw.uncontained == nil,
 	})
 	switch {
 	case err == nil:

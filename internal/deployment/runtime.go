@@ -80,6 +80,8 @@ type Runtime struct {
 	starts  chan struct{}
 	writes  chan struct{}
 	sampler *sampler
+	// uncontained says why programs have no PID namespaces; nil if they have.
+	uncontained error
 
 	mu         sync.Mutex
 	workers    map[types.NamespacedName]*programWorker
@@ -106,6 +108,9 @@ func NewRuntime(o Options) (*Runtime, error) {
 		departed: map[types.NamespacedName]time.Time{}, undiscarded: map[types.NamespacedName]bool{}, refused: map[types.UID]string{},
 	}
 	r.sampler = newSampler(r, o.Weights)
+	if r.uncontained = shim.ProbeNamespaces(context.Background(), o.Exe); r.uncontained != nil {
+		o.Log.Warn("programs get no PID namespaces: if a shim is killed, processes that its program started may go on", "error", r.uncontained)
+	}
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
 		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
 			r.found[dir] = o.Gate.Adopt(Name)
@@ -179,6 +184,22 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 		c.Reason, c.Message = v1alpha1.ErrClaimConflict, conflict
 	}
 	meta.SetStatusCondition(&s.Conditions, c)
+	meta.SetStatusCondition(&s.Conditions, r.contained())
+}
+
+// contained is the condition ProgramsContained.
+func (r *Runtime) contained() metav1.Condition {
+	if r.uncontained == nil {
+		return metav1.Condition{
+			Type: v1alpha1.NodeProgramsContained, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPIDNamespaces,
+			Message: "All processes of a program end with its shim.",
+		}
+	}
+	return metav1.Condition{
+		Type: v1alpha1.NodeProgramsContained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoPIDNamespaces,
+		Message: fmt.Sprintf("Programs get no PID namespaces (%v). If a shim is killed, processes that its program started may go on. Run the node as root, or allow "+
+			"unprivileged user namespaces.", r.uncontained),
+	}
 }
 
 const policyDisabled = "The node's claim policy is none: it claims no deployments. It still runs deployments that are addressed to it."

@@ -18,8 +18,10 @@
 // socket), state.json (the state, for a node that comes back after both died) and shim.log (the shim's own errors). Killing never waits
 // for a disk: at a deadline the signals are sent first, and the state is written after that.
 //
-// If the shim itself is killed, the kernel kills the program's main process, and the next [Start], [Attach] or
-// [Sweep] finds what else is left by the marker that every process of the program carries in its environment.
+// A program has a PID namespace of its own, whose init ("ebb shim --init") the kernel kills with the shim, and every other process of the
+// namespace with the init. Where the machine allows no such namespace ([ProbeNamespaces]), a killed shim takes only the main process with
+// it, and the next [Start], [Attach] or [Sweep] finds what else is left by the marker that every process of the program carries in its
+// environment.
 //
 // The package imports the standard library only, and [Main] may be called before other packages are initialised: a
 // shim shares its executable with everything Ebb links, and must not pay for it in memory.

@@ -224,8 +224,12 @@ func TestShimIsNobodysChildAndHasASessionOfItsOwn(t *testing.T) {
 	if err != nil || shim.ppid == os.Getpid() {
 		t.Errorf("the shim is a child of its node: %v, %v", shim, err)
 	}
+	parent := shim.PID
+	if inNamespaces {
+		parent = st.Init.PID
+	}
 	program, err := inspect(st.Program.PID, nil)
-	if err != nil || program.group != program.PID || program.ppid != shim.PID || shim.group != shim.PID {
+	if err != nil || program.group != program.PID || program.ppid != parent || shim.group != shim.PID {
 		t.Errorf("shim %+v, program %+v, %v", shim, program, err)
 	}
 }

@@ -110,7 +110,7 @@ func TestShimKilledThenSwept(t *testing.T) {
 	sweepers := map[string]func(f *fixture, h *Handle){
 		"by Sweep": func(f *fixture, _ *Handle) {
 			killed, err := Sweep(f.ctx(), f.dir)
-			if err != nil || killed < 1 {
+			if err != nil || killed < 1 && !inNamespaces { // the kernel has killed everything in a namespace
 				f.Errorf("Sweep killed %d, %v", killed, err)
 			}
 		},
@@ -198,9 +198,13 @@ func TestBothWaysToFindDescendantsAgree(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	f.eventually("five processes by either way", func() bool {
+	want := 5
+	if inNamespaces {
+		want++ // the init
+	}
+	f.eventually("all processes by either way", func() bool {
 		fast, slow := pids(descendantsOf(shim)), pids(descendants(processes(), shim))
-		return len(fast) == 5 && slices.Equal(fast, slow)
+		return len(fast) == want && slices.Equal(fast, slow)
 	})
 }
 

@@ -21,6 +21,14 @@ const detachFlag = "--detach"
 
 // Main is the shim process: "ebb shim DIR". It returns the exit code when the program has ended.
 func Main(args []string) int {
+	if len(args) == 1 {
+		switch args[0] {
+		case initFlag:
+			return initMain()
+		case probeFlag:
+			return probe()
+		}
+	}
 	detached := len(args) == 2 && args[0] == detachFlag
 	if !detached && len(args) != 1 {
 		fmt.Fprintln(os.Stderr, "usage: ebb shim DIRECTORY")
@@ -196,8 +204,9 @@ func (s *supervisor) launch() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrStartFailed, explainExec(path, err))
 	}
-	program, _ := inspect(pid, nil) // not reaped, so it is there
-	s.state.Program = Process{PID: pid, StartTicks: program.StartTicks}
+	if program, err := inspect(pid, nil); err == nil { // an init may have reaped it by now
+		s.state.Program = program.Process
+	}
 	s.state.StartedBoot, s.state.StartedAt = Now(), time.Now().UTC()
 	return nil
 }
@@ -214,9 +223,13 @@ func (s *supervisor) fork(path string, output int) (int, error) {
 	}
 	release := s.guard()
 	defer release()
-	return syscall.ForkExec(path, append([]string{s.spec.Command}, s.spec.Args...), &syscall.ProcAttr{
-		Dir:   s.spec.WorkingDir,
-		Env:   s.spec.environ(),
+	o := order{Path: path, Argv: append([]string{s.spec.Command}, s.spec.Args...), Env: s.spec.environ(), Dir: s.spec.WorkingDir}
+	if s.spec.Namespace {
+		return s.forkNamespaced(o, null.Fd(), uintptr(output))
+	}
+	return syscall.ForkExec(o.Path, o.Argv, &syscall.ProcAttr{
+		Dir:   o.Dir,
+		Env:   o.Env,
 		Files: []uintptr{null.Fd(), uintptr(output), uintptr(output)},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
@@ -258,6 +271,10 @@ func (s *supervisor) finish(lock *os.File) {
 	s.state.Phase = Exited
 	s.state.LogDropped = s.output.dropped.Load()
 	s.state.FinishedBoot, s.state.FinishedAt = Now(), time.Now().UTC()
+	if s.status == nil && s.killing { // its init was killed before it could report
+		killed := syscall.WaitStatus(syscall.SIGKILL)
+		s.status = &killed
+	}
 	s.state.Exit = s.state.Exit.with(s.status)
 	if err := s.journal.save(s.state, finalLimit); err != nil {
 		complain(fmt.Sprintf("ebb shim: could not record the exit of instance %s (%s): %v", s.spec.Instance, s.state.Exit.Message, err))

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -133,7 +134,7 @@ func (s *server) close(final Status) {
 	}
 }
 
-// checkPeer admits the shim's own user and root. The directory's mode does the same, but it may be changed.
+// checkPeer admits the shim's own user and root, but not the program, which could extend its own deadline. The directory's mode does the same, but it may be changed.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -149,6 +150,9 @@ func checkPeer(conn *net.UnixConn) error {
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
 		return fmt.Errorf("user %d may not control a shim of user %d", cred.Uid, os.Geteuid())
+	}
+	if slices.ContainsFunc(descendantsOf(os.Getpid()), func(p procInfo) bool { return p.PID == int(cred.Pid) }) {
+		return fmt.Errorf("process %d belongs to the program and may not control its own shim", cred.Pid)
 	}
 	return nil
 }

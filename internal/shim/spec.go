@@ -62,6 +62,8 @@ type Spec struct {
 	// Grace is how long the program has after SIGTERM when it is stopped without a grace of its own, and how long
 	// processes have that it leaves behind when it ends. Zero is DefaultGrace.
 	Grace time.Duration `json:"grace,omitempty"`
+	// Namespace gives the program a PID namespace of its own, so that all its processes end with the shim. See ProbeNamespaces.
+	Namespace bool `json:"namespace,omitempty"`
 	// ShimLogFormat is how the shim itself writes to its log: json, or text.
 	ShimLogFormat string `json:"shimLogFormat,omitempty"`
 	// Deadline is the first one. A program whose TermAt has passed is not started.

@@ -56,9 +56,11 @@ type State struct {
 	Instance string `json:"instance"`
 	Phase    Phase  `json:"phase"`
 	// BootID tells process ids of this boot from those of another.
-	BootID       string    `json:"bootID"`
-	Shim         Process   `json:"shim"`
-	Program      Process   `json:"program,omitzero"`
+	BootID  string  `json:"bootID"`
+	Shim    Process `json:"shim"`
+	Program Process `json:"program,omitzero"`
+	// Init is the first process of the program's PID namespace, if it has one.
+	Init         Process   `json:"init,omitzero"`
 	StartedBoot  BootTime  `json:"startedBoot,omitempty"`
 	StartedAt    time.Time `json:"startedAt,omitzero"`
 	FinishedBoot BootTime  `json:"finishedBoot,omitempty"`

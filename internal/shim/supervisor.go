@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -29,7 +30,8 @@ type supervisor struct {
 	agreed   time.Duration        // how far the wall clock was ahead when the deadline was last extended
 	journal  *journal
 	output   *pump
-	children chan os.Signal // apart from the others, which a flood of these must not push out
+	ended    <-chan syscall.WaitStatus // how the main process ended, from the init of its namespace; nil when that is known
+	children chan os.Signal            // apart from the others, which a flood of these must not push out
 	signals  chan os.Signal
 
 	doomed  bool     // TermAt has come
@@ -53,6 +55,8 @@ func (s *supervisor) run() {
 		case <-s.alarm.C:
 		case <-s.jumps.C:
 		case <-s.children:
+		case status, known := <-s.ended:
+			s.learn(status, known)
 		case <-retry.C:
 		case sig := <-s.signals:
 			s.handleSignal(sig)
@@ -65,7 +69,11 @@ func (s *supervisor) run() {
 // tick does what is due and reports whether the program has ended.
 func (s *supervisor) tick() bool {
 	left := s.reap()
-	if s.status != nil && s.state.Phase == Running {
+	if !left && s.ended != nil {
+		status, known := <-s.ended // closed at the latest when the init has ended
+		s.learn(status, known)
+	}
+	if (s.status != nil || !left) && s.state.Phase == Running {
 		s.end(ReasonExited, Now().Add(s.spec.Grace))
 	}
 	now := Now()
@@ -75,6 +83,14 @@ func (s *supervisor) tick() bool {
 		left = s.reap()
 	}
 	return !left && s.noStrays()
+}
+
+// learn takes the init's report, which comes once or not at all.
+func (s *supervisor) learn(status syscall.WaitStatus, known bool) {
+	s.ended = nil
+	if known {
+		s.status = &status
+	}
 }
 
 func (s *supervisor) checkDeadline(now BootTime) {
@@ -148,27 +164,37 @@ func (s *supervisor) patience(reason Reason) time.Duration {
 // that a stopped process hears it.
 func (s *supervisor) terminate() {
 	group := 0
-	if s.status == nil { // not reaped, so the id is still the program's
+	if s.signalGroup(syscall.SIGTERM) {
 		group = s.state.Program.PID
-		_ = syscall.Kill(-group, syscall.SIGTERM)
-		_ = syscall.Kill(-group, syscall.SIGCONT)
+		s.signalGroup(syscall.SIGCONT)
 	}
 	for _, p := range s.descendants() {
-		if p.group != group {
+		if p.group != group && p.Process != s.state.Init {
 			p.signal(syscall.SIGTERM)
 			p.signal(syscall.SIGCONT)
 		}
 	}
 }
 
+// signalGroup signals the program's process group, if it is certain that the id is still the program's: its main process has not been
+// reaped, or was there an instant ago in a namespace, whose init reaps it.
+func (s *supervisor) signalGroup(sig syscall.Signal) bool {
+	if s.status != nil || s.state.Program.PID <= 0 || s.state.Init.PID != 0 && !s.state.Program.same() {
+		return false
+	}
+	_ = syscall.Kill(-s.state.Program.PID, sig)
+	return true
+}
+
 // kill does one pass; run repeats it until nothing is left. The group goes first and whole, which no fork escapes.
 func (s *supervisor) kill() {
 	s.killing = true
 	s.passes++
-	if s.status == nil {
-		_ = syscall.Kill(-s.state.Program.PID, syscall.SIGKILL)
-	}
-	killAll(s.descendants)
+	s.signalGroup(syscall.SIGKILL)
+	killAll(func() []procInfo {
+		// The first pass spares the init, which then reports how the program ended, and ends by itself.
+		return slices.DeleteFunc(s.descendants(), func(p procInfo) bool { return p.Process == s.state.Init && s.passes == 1 })
+	})
 }
 
 func (s *supervisor) descendants() []procInfo { return descendantsOf(os.Getpid()) }
@@ -274,7 +300,7 @@ func (s *supervisor) describe() *Status {
 	st := &Status{State: s.state, Deadline: s.deadline}
 	st.LogDropped = s.output.dropped.Load()
 	if s.state.Phase == Stopping {
-		st.Waiting = describe(s.descendants())
+		st.Waiting = describe(slices.DeleteFunc(s.descendants(), func(p procInfo) bool { return p.Process == s.state.Init }))
 	}
 	return st
 }

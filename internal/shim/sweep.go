@@ -7,9 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/backoff"
 )
 
-const sweepLimit = 30 * time.Second
+const (
+	sweepLimit = 30 * time.Second
+	endLimit   = 2 * time.Second
+)
 
 // Sweep kills what a shim that died without ending its program left behind, records that in state.json, and says how
 // many processes it killed. It does nothing if the last instance ended in order, and returns ErrRunning if one runs.
@@ -41,7 +46,7 @@ func sweep(ctx context.Context, dir string) (killed int, err error) {
 		return 0, nil
 	case st.BootID != bootID():
 		return 0, recordLost(dir, st, "the machine was restarted while the program ran")
-	case st.Shim.same():
+	case !st.Shim.endsWithin(ctx, endLimit):
 		return 0, fmt.Errorf("%w: process %d still runs but its lock file is gone: kill it before starting another", ErrRunning, st.Shim.PID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
@@ -53,13 +58,25 @@ func sweep(ctx context.Context, dir string) (killed int, err error) {
 	return killed, recordLost(dir, st, fmt.Sprintf("the shim died while the program ran; %d leftover processes were killed", killed))
 }
 
+// endsWithin reports whether a process ends within a limit. One that is ending gives its locks back before it has ended.
+func (p Process) endsWithin(ctx context.Context, limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for p.same() {
+		if backoff.Sleep(ctx, minKillPause) != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // leftovers are the processes known to belong to a lost instance: those that carry its marker, its main process if
 // the id still means that one, and all their descendants.
 func leftovers(st State) []procInfo {
 	all := processes()
 	found := marked(all, st.Instance)
 	for _, p := range all {
-		if p.Process == st.Program {
+		if p.Process == st.Program || p.Process == st.Init {
 			found = append(found, p)
 		}
 	}

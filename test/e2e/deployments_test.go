@@ -18,17 +18,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/shim"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 // diary is a program that writes down when it starts, that it lives, and that it ends. It holds a lock for as long as
-// anything of it lives: one that finds the lock taken is the second at once, and says so.
+// anything of it lives, also what has left its session, its parent and its environment behind: one that finds the lock taken is the
+// second at once, and says so.
 const diary = `
+RUN="$$-$EPOCHREALTIME"
 exec 9>>"$LOCK"
-flock -n 9 || echo "$EPOCHREALTIME overlap $EBB_DEPLOYMENT $EBB_NODE $$" >> "$DIARY"
-mark() { echo "$EPOCHREALTIME $1 $EBB_DEPLOYMENT $EBB_NODE $$" >> "$DIARY"; }
+flock -n 9 || echo "$EPOCHREALTIME overlap $EBB_DEPLOYMENT $EBB_NODE $RUN" >> "$DIARY"
+mark() { echo "$EPOCHREALTIME $1 $EBB_DEPLOYMENT $EBB_NODE $RUN" >> "$DIARY"; }
 trap 'mark end; exit 0' TERM
 mark start
+(env -i /usr/bin/setsid /bin/sleep 100000 >&- 2>&- &)
 while true; do
   mark beat
   sleep 0.3 &
@@ -58,6 +62,7 @@ func TestProgramsNeverRunTwiceAtOnce(t *testing.T) {
 	}{
 		{"claimed evenly, and on every node", claimedEvenly},
 		{"a killed node's programs run elsewhere after its lease", killedNode},
+		{"a node killed together with its shims leaves nothing running", killedWithItsShims},
 		{"a node killed and restarted at once finds its programs running", restartedNode},
 		{"a frozen node's programs end with its lease", frozenNode},
 		{"a drain moves them without the wait", drainedNode},
@@ -167,7 +172,7 @@ func (f *fleetOfPrograms) waiting(nodes []string) string {
 // entry is one line of a diary.
 type entry struct {
 	at                    float64
-	mark, name, node, pid string
+	mark, name, node, run string
 }
 
 func (f *fleetOfPrograms) diary() []entry {
@@ -210,7 +215,7 @@ func (f *fleetOfPrograms) neverTwice() {
 			who += "@" + e.node
 		}
 		list := runs[who]
-		if n := len(list); n == 0 || list[n-1].pid != e.pid || list[n-1].node != e.node {
+		if n := len(list); n == 0 || list[n-1].run != e.run || list[n-1].node != e.node {
 			list = append(list, &life{entry: e})
 		}
 		list[len(list)-1].last = e.at
@@ -219,7 +224,7 @@ func (f *fleetOfPrograms) neverTwice() {
 	for who, list := range runs {
 		seen := map[string]bool{}
 		for i, run := range list {
-			id := run.node + "/" + run.pid
+			id := run.node + "/" + run.run
 			if seen[id] || run.mark != "start" && run.mark != "overlap" {
 				f.t.Errorf("%s: the run %s goes on after another began", who, id)
 			}
@@ -297,6 +302,37 @@ func killedNode(t *testing.T, f *fleetOfPrograms) {
 	if shares := f.shares(); shares[victim] != 0 {
 		t.Errorf("something moved back by itself: %v", shares)
 	}
+}
+
+// Only the kernel is left to end the programs of a node when everything of Ebb is killed there.
+func killedWithItsShims(t *testing.T, f *fleetOfPrograms) {
+	victim := others(trio, f.awaitLeader(""))[0]
+	if f.shares()[victim] == 0 { // the one that was killed before has nothing but its daemons
+		victim = others(trio, f.awaitLeader(""))[1]
+	}
+	epoch := f.record(victim).Epoch
+	states, err := filepath.Glob(filepath.Join(f.cluster.dir.Node(victim).Programs(), "*", "*", "state.json"))
+	if err != nil || len(states) == 0 {
+		t.Fatalf("the shims of %s: %v, %v", victim, states, err)
+	}
+	f.signal(victim, syscall.SIGKILL)
+	for _, state := range states {
+		st, err := shim.ReadState(filepath.Dir(state))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Phase == shim.Running {
+			_ = syscall.Kill(st.Shim.PID, syscall.SIGKILL) // it may have ended
+		}
+	}
+	died := time.Now()
+	f.allRun(others(trio, victim)...)
+	if last := f.lastBeat(victim).Sub(died); last > f.timing.Renew {
+		t.Errorf("programs of %s gave a sign of life %s after their shims were killed", victim, last)
+	}
+	f.startNode(victim)
+	f.awaitReady(victim, epoch+1)
+	f.allRun(trio...)
 }
 
 func restartedNode(t *testing.T, f *fleetOfPrograms) {
