@@ -232,10 +232,34 @@ type DeploymentSpec struct {
 	// +kubebuilder:default={}
 	Stop StopPolicy `json:"stop,omitempty"`
 
+	// whenDisconnected is what happens to a deployment whose node loses its lease, for example because the API does not answer: Stop (the
+	// default), so that it never runs twice, or Keep, for a program that should rather run twice than not at all. Daemons always go on.
+	// +optional
+	// +kubebuilder:default=Stop
+	WhenDisconnected WhenDisconnected `json:"whenDisconnected,omitempty"`
+
 	// rollout is how a changed daemon is restarted, node by node.
 	// +optional
 	// +kubebuilder:default={}
 	Rollout RolloutPolicy `json:"rollout,omitempty"`
+}
+
+// WhenDisconnected is what happens to a deployment whose node loses its lease.
+//
+// +kubebuilder:validation:Enum=Stop;Keep
+type WhenDisconnected string
+
+// What may happen to a deployment whose node loses its lease.
+const (
+	// StopDisconnected stops the program before the lease expires: it never runs twice.
+	StopDisconnected WhenDisconnected = "Stop"
+	// KeepDisconnected lets the program go on. Another node may run it as well once the node is marked as lost.
+	KeepDisconnected WhenDisconnected = "Keep"
+)
+
+// GoesOn reports whether the program goes on while its node has no lease.
+func (s *DeploymentSpec) GoesOn() bool {
+	return s.Type == TypeDaemon || s.WhenDisconnected == KeepDisconnected
 }
 
 // DeploymentHolder is the node that may run a deployment. A node becomes the holder by compare-and-swap, if there is none or the

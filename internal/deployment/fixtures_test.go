@@ -120,6 +120,7 @@ func newSiteAlone(t testing.TB) *site {
 func siteOn(t testing.TB, api *testenv.API, l *leader) *site {
 	s := &site{t: t, api: api, admin: api.Admin(), lead: l, home: fmt.Sprintf("site-%d", sites.Add(1)), dir: t.TempDir()}
 	s.must(s.admin.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.home}}))
+	t.Cleanup(func() { testenv.EndPrograms(api.Dir, s.home) })
 	t.Cleanup(s.clear)
 	return s
 }
@@ -564,10 +565,14 @@ func (w *wire) writes() []sent {
 	return slices.Clone(w.sent)
 }
 
+// named gives a run of a program a name: its process id says nothing outside its PID namespace.
+const named = `
+read -r run </proc/sys/kernel/random/uuid`
+
 // steady is a program that says when it starts, that it lives, and when it ends. All write to one file, so that the order of
 // the lines is the order of what happened, whatever the clocks say.
-const steady = `
-mark() { read -r up rest </proc/uptime; echo "$1 $$ $EBB_NODE $EBB_DEPLOYMENT $up $2" >>"$file"; }
+const steady = named + `
+mark() { read -r up rest </proc/uptime; echo "$1 $run $EBB_NODE $EBB_DEPLOYMENT $up $2" >>"$file"; }
 file=$0
 trap 'mark end; exit 0' TERM
 mark start "$1"
@@ -575,8 +580,8 @@ while :; do mark beat; sleep 0.1; done
 `
 
 // slow takes a while to end.
-const slow = `
-mark() { read -r up rest </proc/uptime; echo "$1 $$ $EBB_NODE $EBB_DEPLOYMENT $up" >>"$file"; }
+const slow = named + `
+mark() { read -r up rest </proc/uptime; echo "$1 $run $EBB_NODE $EBB_DEPLOYMENT $up" >>"$file"; }
 file=$0
 trap 'for i in 1 2 3 4 5 6 7 8 9 10; do mark beat; sleep 0.1; done; mark end; exit 0' TERM
 mark start
@@ -731,7 +736,7 @@ func (s *site) told(about types.UID, reason string) (n int) {
 // mark is a line that a program wrote.
 type mark struct {
 	what, node, deployment string
-	pid                    int
+	run                    string
 	up                     float64 // seconds since the machine booted
 	rest                   string
 }
@@ -751,10 +756,7 @@ func readMarks(t testing.TB, file string) []mark {
 		if len(f) < 5 {
 			t.Fatalf("%s: a line %q", file, line)
 		}
-		m := mark{what: f[0], node: f[2], deployment: f[3], rest: strings.Join(f[5:], " ")}
-		if m.pid, err = strconv.Atoi(f[1]); err != nil {
-			t.Fatal(err)
-		}
+		m := mark{what: f[0], run: f[1], node: f[2], deployment: f[3], rest: strings.Join(f[5:], " ")}
 		if m.up, err = strconv.ParseFloat(f[4], 64); err != nil {
 			t.Fatal(err)
 		}
@@ -776,17 +778,17 @@ func starts(marks []mark) (n int) {
 // oneAtATime fails if two processes lived at once: between the first and the last line of one there is none of another.
 func oneAtATime(t testing.TB, marks []mark) {
 	t.Helper()
-	last := map[int]int{}
+	last := map[string]int{}
 	for i, m := range marks {
-		last[m.pid] = i
+		last[m.run] = i
 	}
-	current := 0
+	current := ""
 	for i, m := range marks {
-		if m.pid != current && current != 0 && i < last[current] {
-			t.Errorf("process %d on %s (line %d) while %d lived until line %d", m.pid, m.node, i+1, current, last[current]+1)
+		if m.run != current && current != "" && i < last[current] {
+			t.Errorf("run %s on %s (line %d) while %s lived until line %d", m.run, m.node, i+1, current, last[current]+1)
 			return
 		}
-		current = m.pid
+		current = m.run
 	}
 }
 
@@ -796,6 +798,15 @@ func onNode(marks []mark, node string) []mark {
 }
 
 func lives(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// runsAnywhere reports whether a process on this machine has a text in its command line.
+func runsAnywhere(text string) bool {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	return slices.ContainsFunc(lines, func(path string) bool {
+		line, _ := os.ReadFile(path)
+		return strings.Contains(string(line), text)
+	})
+}
 
 // ebbNode is `ebb node`: a node in a process of its own.
 type ebbNode struct {

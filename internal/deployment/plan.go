@@ -36,13 +36,15 @@ type Facts struct {
 	Epoch  int64
 	Labels map[string]string
 	Trust  Trust
-	// Alive is false while the node drains; Leaving is true when the runtime stops.
-	Alive, Leaving bool
+	// Alive is false while the node drains. Leaving is true when the epoch ends, and Stopping when the node ends with it.
+	Alive, Leaving, Stopping bool
 
 	// Phase of the program here, the UID of its object, and its revision.
 	Phase    Phase
 	UID      types.UID
 	Revision string
+	// Free says that it runs without a deadline: it goes on while the node has no lease.
+	Free bool
 	// Admitted says that the gate counts it.
 	Admitted bool
 
@@ -72,6 +74,8 @@ const (
 	Start Action = "Start"
 	// Stop: ask it to end.
 	Stop Action = "Stop"
+	// Detach: leave it running for the next epoch, which attaches to it.
+	Detach Action = "Detach"
 	// Restart: record by compare-and-swap that it is stopped for a new revision, and ask it to end.
 	Restart Action = "Restart"
 	// Release: record that no process of it is left here.
@@ -99,6 +103,9 @@ type Step struct {
 
 // Next decides what the node does next about a program.
 func Next(f Facts) Step {
+	if f.Leaving && !f.Stopping && f.Free && f.Phase != Absent {
+		return Step{Do: Detach}
+	}
 	if f.Phase == Ending {
 		return Step{Idle, WaitStopping}
 	}
@@ -160,6 +167,8 @@ func (f Facts) nextPresent(unwanted string) Step {
 		return Step{Do: Stop, Why: "this node is not its holder"} // it was a daemon, or another node took it while this one was cut off
 	case !now:
 		return Step{Do: Take}
+	case f.Free && !d.Spec.GoesOn():
+		return Step{Do: Stop, Why: "changed"} // a deadline can be taken from a running program, but not given to it
 	case f.Revision == Revision(&d.Spec):
 		return Step{Do: Idle}
 	case d.Spec.Type == v1alpha1.TypeDeployment:

@@ -31,6 +31,8 @@ func present(f *deployment.Facts) {
 func ending(f *deployment.Facts)     { present(f); f.Phase = deployment.Ending }
 func draining(f *deployment.Facts)   { f.Alive = false }
 func leaving(f *deployment.Facts)    { f.Alive, f.Leaving = false, true }
+func stopping(f *deployment.Facts)   { f.Stopping = true }
+func free(f *deployment.Facts)       { f.Free = true }
 func admitted(f *deployment.Facts)   { f.Admitted = true }
 func noTurn(f *deployment.Facts)     { f.Turn = false }
 func occupied(f *deployment.Facts)   { f.Occupied = "n2" }
@@ -42,6 +44,8 @@ func spent(f *deployment.Facts)      { f.Spent = true }
 func slowDisk(f *deployment.Facts)   { f.Labels = map[string]string{"disk": "slow"} }
 
 func distrusting(f *deployment.Facts) { f.Trust, _ = deployment.ParseTrust("^/usr/") }
+
+func keeps(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.KeepDisconnected }
 
 func idle(why string) deployment.Step { return deployment.Step{Do: deployment.Idle, Why: why} }
 
@@ -120,6 +124,15 @@ func TestWhatANodeDoesNextWithAProgramThatRuns(t *testing.T) {
 		want deployment.Step
 	}{
 		{"a deployment runs", facts(program("d", ours...), present), idle("")},
+		{"a daemon goes on without a lease", facts(program("d", daemon, running("n1", 2)), present, leaving, free), does(deployment.Detach, "")},
+		{"a deleted daemon goes on without a lease", facts(nil, present, leaving, free), does(deployment.Detach, "")},
+		{"a daemon that is ending is left to its shim without a lease", facts(program("d", daemon, running("n1", 2)), ending, leaving, free), does(deployment.Detach, "")},
+		{"a daemon ends with its node", facts(program("d", daemon, running("n1", 2)), present, leaving, stopping, free), does(deployment.Stop, "the node is stopping")},
+		{"a daemon with a deadline ends without a lease", facts(program("d", daemon, running("n1", 2)), present, leaving), does(deployment.Stop, "the node is stopping")},
+		{"a deployment that is kept goes on", facts(program("d", append(ours, keeps)...), present, free), idle("")},
+		{"a deployment that is kept no longer is started again", facts(program("d", ours...), present, free), does(deployment.Stop, "changed")},
+		{"a kept deployment that another took is stopped", facts(program("d", addressed("n1"), running("n2", 1), keeps), present, free), does(deployment.Stop, "this node is not its holder")},
+		{"a kept deployment of an earlier epoch is taken again", facts(program("d", addressed("n1"), running("n1", 1), keeps), present, free), does(deployment.Take, "")},
 		{"a deployment runs on while labels change", facts(program("d", append(ours, fastDisk)...), present, slowDisk), idle("")},
 		{"a deployment that was found running is taken again", facts(program("d", addressed("n1"), running("n1", 1)), present), does(deployment.Take, "")},
 		{"a deployment whose instance vanished is taken again", facts(program("d", addressed("n1"), holder("n1", 2, 1)), present), does(deployment.Take, "")},

@@ -28,11 +28,13 @@ type program struct {
 	pid      int
 	started  time.Time
 	seen     time.Time // when the node learned that it had started
+	free     bool      // it has no deadline; used by the worker's goroutine only
 	settled  bool      // it was still running some time later; used by the worker's goroutine only
 
-	done chan struct{} // closed when no process of it is left
-	exit shim.Exit     // how it ended, once done is closed
-	err  error         // why exit is not known
+	done   chan struct{} // closed when no process of it is left, or nobody wants to know any more
+	detach func()        // stops to follow it
+	exit   shim.Exit     // how it ended, once done is closed
+	err    error         // why exit is not known
 }
 
 // pulse publishes every renewal of the node's lease. A renewal extends the deadline of all programs.
@@ -91,8 +93,11 @@ func newProgram(h *shim.Handle, p *pulse) *program {
 	if g.started.IsZero() {
 		g.started = time.Now()
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	g.detach = cancel
 	go func() {
-		g.exit, g.err = h.Wait(context.Background())
+		defer cancel()
+		g.exit, g.err = h.Wait(ctx)
 		close(g.done)
 		h.Close()
 	}()
@@ -123,6 +128,15 @@ func (g *program) keep(p *pulse) {
 		}
 		retry.Stop()
 	}
+}
+
+// setFree takes the deadline from the program. Renewals do not bring it back, because a shim keeps the latest one.
+func (g *program) setFree() error {
+	ctx, cancel := context.WithTimeout(context.Background(), extendLimit)
+	defer cancel()
+	err := g.handle.Extend(ctx, shim.Never)
+	g.free = err == nil
+	return err
 }
 
 // exited reports whether nothing of it is left.

@@ -151,6 +151,9 @@ func (pw *programWorker) attach(ctx context.Context) {
 	case err == nil:
 		pw.stray = false
 		p := newProgram(h, pw.pulse)
+		if st, err := h.Status(bounded); err == nil {
+			p.free = st.Deadline.Never()
+		}
 		p.settled = true // it has been running for a while
 		pw.setProgram(p)
 		pw.since = metav1.NewMicroTime(p.started)
@@ -212,7 +215,7 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	liveness, _ := pw.e.Liveness()
 	f := Facts{
 		Object: d, Node: pw.opts.Node, Epoch: pw.e.Number, Trust: pw.opts.Trust,
-		Alive: liveness == v1alpha1.Alive, Leaving: ctx.Err() != nil, Admitted: pw.pass != nil,
+		Alive: liveness == v1alpha1.Alive, Leaving: ctx.Err() != nil, Stopping: liveness == v1alpha1.Stopping, Admitted: pw.pass != nil,
 		Wait: time.Until(pw.until), MayRestart: true, Turn: true,
 	}
 	if n := w.Nodes[pw.opts.Node]; n != nil {
@@ -225,7 +228,7 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 		f.Phase = Present
 	}
 	if pw.program != nil {
-		f.UID, f.Revision = pw.program.uid, pw.program.revision
+		f.UID, f.Revision, f.Free = pw.program.uid, pw.program.revision, pw.program.free
 	}
 	if d == nil {
 		return f
@@ -260,6 +263,10 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 			pw.changing = true
 			err = pw.stop(step.Why)
 		}
+	case Detach:
+		pw.program.detach()
+		pw.setProgram(nil)
+		return 0, true
 	case Stop:
 		pw.changing = step.Why == "changed"
 		err = pw.stop(step.Why)
@@ -297,6 +304,9 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 		_ = pw.program.stop(pw.grace()) // for a shim that did not get the first request, or whose grace must end now
 	}
 	if now, _ := f.ours(); now && !f.Leaving {
+		if f.Phase == Present && !f.Free && f.Object.Spec.GoesOn() && pw.program.setFree() != nil {
+			pause = min(pause, again) // its shim does not answer
+		}
 		entry, soon := pw.entry(f, step)
 		if soon > 0 {
 			pause = min(pause, soon)
@@ -412,6 +422,9 @@ func (pw *programWorker) start(ctx context.Context) error {
 	d, revision := f.Object, Revision(&f.Object.Spec)
 	pw.tried = revision
 	deadline, _ := pw.pulse.current()
+	if d.Spec.GoesOn() {
+		deadline = shim.Never
+	}
 	h, err := shim.Start(ctx, pw.opts.Exe, pw.dir, shim.Spec{
 		Instance: newInstance(d.UID, revision), Command: d.Spec.Command, Args: d.Spec.Args,
 		Env: environment(d, pw.opts.Node), WorkingDir: d.Spec.WorkingDir,
@@ -419,7 +432,9 @@ func (pw *programWorker) start(ctx context.Context) error {
 	})
 	switch {
 	case err == nil:
-		pw.began(newProgram(h, pw.pulse), d)
+		p := newProgram(h, pw.pulse)
+		p.free = deadline.Never()
+		pw.began(p, d)
 		return nil
 	case errors.Is(err, shim.ErrStartFailed) || errors.Is(err, shim.ErrInvalidSpec):
 		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(err.Error()), At: metav1.NowMicro()}

@@ -9,8 +9,8 @@ import (
 )
 
 // deaf is a program that does not hear that it should end.
-const deaf = `
-mark() { read -r up rest </proc/uptime; echo "$1 $$ $EBB_NODE $EBB_DEPLOYMENT $up" >>"$file"; }
+const deaf = named + `
+mark() { read -r up rest </proc/uptime; echo "$1 $run $EBB_NODE $EBB_DEPLOYMENT $up" >>"$file"; }
 file=$0
 trap '' TERM
 mark start

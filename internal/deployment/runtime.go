@@ -204,6 +204,32 @@ func (r *Runtime) contained() metav1.Condition {
 
 const policyDisabled = "The node's claim policy is none: it claims no deployments. It still runs deployments that are addressed to it."
 
+// End implements node.Ender: it stops the programs that go on without a lease. The others end at their deadline.
+func (r *Runtime) End(ctx context.Context) {
+	var all sync.WaitGroup
+	err := r.eachDir(func(key types.NamespacedName, dir string) error {
+		h, err := shim.Attach(ctx, dir)
+		if err != nil {
+			return nil // nothing runs there, or its shim does not answer
+		}
+		all.Go(func() {
+			defer h.Close()
+			err := h.Stop(ctx, -1) // with its own grace
+			if err == nil {
+				_, err = h.Wait(ctx)
+			}
+			if err != nil && !errors.Is(err, shim.ErrNotRunning) {
+				r.opts.Log.Warn("could not stop a program", "deployment", key.String(), "error", err)
+			}
+		})
+		return nil
+	})
+	all.Wait()
+	if err != nil {
+		r.opts.Log.Error("could not look for programs that run", "error", err)
+	}
+}
+
 // Run implements node.Runtime.
 func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
 	standing, fall := context.WithCancel(context.WithoutCancel(ctx))

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -44,25 +43,55 @@ func chosen(key, value string) change {
 	return func(d *v1alpha1.Deployment) { d.Spec.Selector.MatchLabels[key] = value }
 }
 
-func TestAProgramIsStoppedWhenTheLeaseIsInDoubtAndStartedInTheNextEpoch(t *testing.T) {
+func TestWithoutALeaseDeploymentsStopAndDaemonsGoOn(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.host("n", endsFast)
 	w, everywhere := s.deploy("w"), s.deploy("everywhere", daemon)
-	pids := []int{w.runsOn(m.name), everywhere.runsOn(m.name)}
+	kept := s.deploy("kept", func(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.KeepDisconnected })
+	pid, goesOn := w.runsOn(m.name), map[*work]int{everywhere: everywhere.runsOn(m.name), kept: kept.runsOn(m.name)}
 	epoch, cut := m.epoch(), time.Now()
 	m.wire.cut()
-	until(t, "its programs to end", func() bool { return !lives(pids[0]) && !lives(pids[1]) })
+	until(t, "its program to end", func() bool { return !lives(pid) })
 	if took := time.Since(cut); took > fast().Lost {
-		t.Errorf("they ended %s after the node was cut off, and others may run them after %s", took, fast().Lost)
+		t.Errorf("it ended %s after the node was cut off, and others may run it after %s", took, fast().Lost)
 	}
+	until(t, "the epoch to end", func() bool { return m.node.Epoch() == nil })
 	m.wire.mend()
-	for _, w := range []*work{w, everywhere} {
-		w.instance(m.name, "running in the next epoch", func(i *v1alpha1.DeploymentInstance) bool {
+	for _, w := range []*work{w, everywhere, kept} {
+		i := w.instance(m.name, "running in the next epoch", func(i *v1alpha1.DeploymentInstance) bool {
 			return i.NodeEpoch > epoch && i.State == v1alpha1.InstanceRunning && i.Restarts == 0
 		})
+		if before, ok := goesOn[w]; ok && (int(i.PID) != before || starts(w.marks()) != 1) {
+			t.Errorf("%s had process %d and has %d, after %d starts", w.key.Name, before, i.PID, starts(w.marks()))
+		}
 		oneAtATime(t, w.marks())
 	}
+	// What is to stop without a lease after all gets a deadline, and for that it is started again.
+	kept.update(func(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.StopDisconnected })
+	kept.instance(m.name, "started again", func(i *v1alpha1.DeploymentInstance) bool {
+		return i.State == v1alpha1.InstanceRunning && int(i.PID) != goesOn[kept]
+	})
+	oneAtATime(t, kept.marks())
+}
+
+// A node that ends without a lease stops what goes on without one.
+func TestANodeThatEndsWithoutALeaseStopsItsDaemons(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.host("n", endsFast)
+	pid := s.deploy("everywhere", daemon).runsOn(m.name)
+	m.wire.cut()
+	until(t, "the epoch to end", func() bool { return m.node.Epoch() == nil })
+	if !lives(pid) {
+		t.Error("the daemon ended with the lease")
+	}
+	m.stop()
+	if lives(pid) {
+		t.Error("the daemon outlived its node")
+	}
+	m.wire.mend()
+	s.mark(m.name)
 }
 
 func TestANodeThatLeavesStopsEverythingAndGivesItBack(t *testing.T) {
@@ -117,8 +146,8 @@ func TestAChangeOfTypeNeverRunsTwo(t *testing.T) {
 		t.Fatal("it was not started as a deployment")
 	}
 	for i, m := range marks {
-		if i > begins && m.pid != marks[begins].pid {
-			t.Errorf("process %d of the daemon lived on %s when the deployment ran", m.pid, m.node)
+		if i > begins && m.run != marks[begins].run {
+			t.Errorf("run %s of the daemon lived on %s when the deployment ran", m.run, m.node)
 			break
 		}
 	}
@@ -281,9 +310,9 @@ func TestAProgramThatFailsIsStartedAgainLaterAndLaterUntilItsLimit(t *testing.T)
 	t.Parallel()
 	s := newSite(t)
 	m := s.host("n")
-	const crashes = `
+	const crashes = named + `
 read -r up rest </proc/uptime
-echo "start $$ $EBB_NODE $EBB_DEPLOYMENT $up" >>"$0"
+echo "start $run $EBB_NODE $EBB_DEPLOYMENT $up" >>"$0"
 exit 3
 `
 	file := s.file("w")
@@ -342,25 +371,22 @@ func TestAStoppedProgramGetsItsGraceAndThenItsWholeGroupIsKilled(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.host("n")
-	const stubborn = `
-mark() { read -r up rest </proc/uptime; echo "$1 $$ $EBB_NODE $EBB_DEPLOYMENT $up $2" >>"$0"; }
+	const stubborn = named + `
+mark() { read -r up rest </proc/uptime; echo "$1 $run $EBB_NODE $EBB_DEPLOYMENT $up $2" >>"$0"; }
 trap 'mark term' TERM
-setsid /bin/sh -c 'trap "" TERM; while :; do sleep 0.1; done' & child=$!
-mark start $child
+setsid /bin/sh -c 'trap "" TERM; while :; do sleep 0.1; done' "$0.child" &
+mark start
 while :; do mark beat; sleep 0.1; done
 `
 	w := s.deploy("w", runs(stubborn, s.file("w")), grace(time.Second))
 	pid := w.runsOn(m.name)
-	child, err := strconv.Atoi(w.marks()[0].rest)
-	s.must(err)
-	if !lives(pid) || !lives(child) {
-		t.Fatal("the program and its child do not run")
-	}
+	child := s.file("w") + ".child"
+	until(t, "the program and its child to run", func() bool { return lives(pid) && runsAnywhere(child) })
 	w.update(disabled)
 	w.instance(m.name, "stopping", func(i *v1alpha1.DeploymentInstance) bool { return i.State == v1alpha1.InstanceStopping })
 	w.released()
-	if lives(pid) || lives(child) {
-		t.Errorf("the program lives: %v; its child lives: %v", lives(pid), lives(child))
+	if lives(pid) || runsAnywhere(child) {
+		t.Errorf("the program lives: %v; its child lives: %v", lives(pid), runsAnywhere(child))
 	}
 	marks := w.marks()
 	term := slices.IndexFunc(marks, func(m mark) bool { return m.what == "term" })

@@ -47,6 +47,19 @@ func (h *host) report(status *v1alpha1.NodeStatus) {
 	}
 }
 
+// end stops what goes on without an epoch.
+func (h *host) end() {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, r := range h.hosted {
+		if ender, ok := r.Runtime.(Ender); ok {
+			all.Go(func() { ender.End(ctx) })
+		}
+	}
+	all.Wait()
+}
+
 // group is a set of things that run together and are stopped together.
 type group struct {
 	cancel context.CancelFunc

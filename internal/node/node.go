@@ -130,6 +130,7 @@ func (n *Node) Run(ctx context.Context) error {
 		h, err := n.member.join(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
+				n.host.end()
 				return nil
 			}
 			return fmt.Errorf("node %s: %w", n.opts.Name, err)
@@ -139,6 +140,7 @@ func (n *Node) Run(ctx context.Context) error {
 			return err
 		}
 		if backoff.Sleep(ctx, n.opts.Timing.Renew/20) != nil {
+			n.host.end()
 			return nil
 		}
 		if keep.stopped() { // the lease came into doubt while the node was leaving

@@ -23,6 +23,12 @@ type Stayer interface {
 	Staying() int
 }
 
+// An Ender is a Runtime with work that goes on while the node has no lease, in no epoch.
+type Ender interface {
+	// End stops it. It is called when the process ends while the node has no lease.
+	End(context.Context)
+}
+
 // A Reporter is a Runtime that publishes more on the Node object than its counts.
 type Reporter interface {
 	// Report adds it to the node's status.

@@ -59,6 +59,14 @@ type Deadline struct {
 	KillAt BootTime `json:"killAt"`
 }
 
+// Never is the deadline of a program that needs nobody's leave to go on.
+var Never = Deadline{TermAt: never, KillAt: never}
+
+const never = BootTime(1 << 61) // 73 years after the machine started
+
+// Never reports whether the deadline never comes.
+func (d Deadline) Never() bool { return d.TermAt >= never }
+
 // Valid reports whether the deadline is set and in order.
 func (d Deadline) Valid() bool { return d.TermAt > 0 && d.KillAt >= d.TermAt }
 

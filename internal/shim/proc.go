@@ -204,6 +204,9 @@ func hasEntry(env, entry []byte) bool {
 	return bytes.HasPrefix(env, entry) || bytes.Contains(env, append([]byte{0}, entry...))
 }
 
+// Runs reports whether the process is still there.
+func (p Process) Runs() bool { return p.same() }
+
 // same reports whether the process is still the one that was recorded, and not a later one of the same id.
 func (p Process) same() bool {
 	if p.PID <= 0 {

@@ -67,6 +67,7 @@ func newCluster(t testing.TB, ebb string) *cluster {
 	if _, measures := t.(*testing.B); measures {
 		c.timing = lease.DefaultTiming()
 	}
+	t.Cleanup(func() { testenv.EndPrograms(c.dir, "*") })
 	// It says how much room the test needs.
 	t.Cleanup(func() { t.Logf("the cluster used %s of the processors", c.kept.used.Round(100*time.Millisecond)) })
 	return c

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,7 +69,7 @@ func TestProgramsNeverRunTwiceAtOnce(t *testing.T) {
 		{"a drain moves them without the wait", drainedNode},
 		{"an address changed by hand", changedByHand},
 		{"a type changed there and back", changedType},
-		{"an API server that is away stops all before the leases end", awayServer},
+		{"an API server that is away stops deployments before the leases end, and no daemon", awayServer},
 		{"disabled, and deleted", disabledAndDeleted},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
@@ -236,15 +237,69 @@ func (f *fleetOfPrograms) neverTwice() {
 	}
 }
 
-// lastBeat is when a program last gave a sign of life on a node.
+// lastBeat is when a deployment last gave a sign of life on a node.
 func (f *fleetOfPrograms) lastBeat(node string) time.Time {
 	last := 0.0
 	for _, e := range f.diary() {
-		if e.node == node {
+		if e.node == node && !strings.HasPrefix(e.name, "daemon") && e.name != "default/"+keptProgram && e.name != keptProgram {
 			last = max(last, e.at)
 		}
 	}
 	return time.UnixMicro(int64(last * 1e6))
+}
+
+// keptProgram is a deployment that goes on without a lease, from some step on.
+const keptProgram = "p02"
+
+// lastRun is the last run of a deployment.
+func (f *fleetOfPrograms) lastRun(name string) string {
+	run := ""
+	for _, e := range f.diary() {
+		if strings.HasSuffix(e.name, name) {
+			run = e.run
+		}
+	}
+	return run
+}
+
+// awaitFree waits until the shim of a deployment on a node has no deadline any more.
+func (f *fleetOfPrograms) awaitFree(name, node string) (run string) {
+	f.t.Helper()
+	dir := filepath.Join(f.cluster.dir.Node(node).Programs(), "default", name)
+	until(f.t, name+" to have no deadline", func() bool {
+		h, err := shim.Attach(context.Background(), dir)
+		if err != nil {
+			return false
+		}
+		defer h.Close()
+		st, err := h.Status(context.Background())
+		return err == nil && st.Deadline.Never()
+	})
+	return f.lastRun(name)
+}
+
+// daemons are the runs of daemons that are alive on a node, by name, as their diaries say.
+func (f *fleetOfPrograms) daemons(node string) map[string]string {
+	runs := map[string]string{}
+	for _, e := range f.diary() {
+		if e.node == node && strings.HasPrefix(e.name, "daemon") {
+			runs[e.name] = e.run
+		}
+	}
+	return runs
+}
+
+// sameDaemons fails if daemons on a node ended or were started again since an earlier look at them.
+func (f *fleetOfPrograms) sameDaemons(node string, before map[string]string) {
+	f.t.Helper()
+	if after := f.daemons(node); !maps.Equal(before, after) {
+		f.t.Errorf("the daemons of %s were %v, and are %v", node, before, after)
+	}
+	for _, e := range f.diary() {
+		if e.mark == "end" && before[e.name] == e.run && e.node == node {
+			f.t.Errorf("%s on %s was stopped", e.name, node)
+		}
+	}
 }
 
 func claimedEvenly(t *testing.T, f *fleetOfPrograms) {
@@ -450,15 +505,19 @@ func changedType(t *testing.T, f *fleetOfPrograms) {
 }
 
 func awayServer(t *testing.T, f *fleetOfPrograms) {
-	epochs := map[string]int64{}
+	epochs, daemons := map[string]int64{}, map[string]map[string]string{}
 	for _, name := range trio {
-		epochs[name] = f.record(name).Epoch
+		epochs[name], daemons[name] = f.record(name).Epoch, f.daemons(name)
 	}
+	f.change(keptProgram, func(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.KeepDisconnected })
+	kept := f.deployment(keptProgram).Spec.Address
+	run := f.awaitFree(keptProgram, kept)
 	f.signal("apiserver", syscall.SIGKILL)
 	killed := time.Now()
 	time.Sleep(f.outage()) // the outage itself
 	back := time.Now()
 	for _, name := range trio {
+		f.sameDaemons(name, daemons[name])
 		last := f.lastBeat(name).Sub(killed)
 		t.Logf("last beat on %s %s into the outage", name, last.Round(time.Millisecond))
 		if last > f.timing.Dead {
@@ -471,6 +530,12 @@ func awayServer(t *testing.T, f *fleetOfPrograms) {
 	}
 	f.allRun(trio...)
 	t.Logf("all run %s after the server was started again", time.Since(back).Round(time.Millisecond))
+	for _, name := range trio {
+		f.sameDaemons(name, daemons[name])
+	}
+	if now := f.lastRun(keptProgram); now != run {
+		t.Errorf("%s, which was to be kept, was run %s before the outage and is %s after it", keptProgram, run, now)
+	}
 }
 
 func disabledAndDeleted(t *testing.T, f *fleetOfPrograms) {

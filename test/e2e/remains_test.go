@@ -116,6 +116,7 @@ func (c *cluster) remainsDir(part string) string {
 		if parent == "" {
 			parent = os.TempDir()
 		}
+		_ = os.MkdirAll(parent, 0o700) // or the next line says why not
 		dir, err := os.MkdirTemp(parent, "ebb-"+fileName(c.whole.Name())+"-")
 		if err != nil {
 			c.whole.Errorf("nothing can be kept of the cluster: %v", err)
