@@ -287,6 +287,16 @@ func snapshotted(name string, age time.Duration, nodes ...string) worldChange {
 	}
 }
 
+func unverified(name string, age time.Duration, nodes ...string) worldChange {
+	return func(w *World) {
+		snapshotted(name, age, nodes...)(w)
+		copies := w.Snapshots[len(w.Snapshots)-1].Status.Copies
+		for i := range copies {
+			copies[i].Verified = nil
+		}
+	}
+}
+
 // While no client is served, leases end and their keys go: the revision moves, and a snapshot at the former one cannot be taken.
 func TestASnapshotIsTakenAgainUnderTheSealWhenTheRevisionMoved(t *testing.T) {
 	for _, c := range []struct {
@@ -342,6 +352,14 @@ func TestSnapshotsAreKeptAndCopied(t *testing.T) {
 		{
 			"the oldest beyond what is kept goes", runningWorld(3, snapshotted("s1", 4*time.Hour, "n1", "n2"), snapshotted("s2", 3*time.Hour, "n1", "n2"), snapshotted("s3", 2*time.Hour, "n1", "n2"),
 				snapshotted("s4", time.Hour, "n1", "n2")), "delete-snapshot s1", "",
+		},
+		{
+			"but not if newer ones are only on nodes that are away", runningWorld(3, gone("n2", time.Minute), snapshotted("s1", 4*time.Hour, "n1", "n3"), snapshotted("s2", 3*time.Hour, "n2"),
+				snapshotted("s3", 2*time.Hour, "n2"), snapshotted("s4", time.Hour, "n2")), "place-snapshot s2, place-snapshot s3, place-snapshot s4", "",
+		},
+		{
+			"but not if newer ones have no verified copy", runningWorld(3, snapshotted("s1", 4*time.Hour, "n1", "n2"), snapshotted("s2", 3*time.Hour, "n1", "n2"), snapshotted("s3", 2*time.Hour, "n1", "n2"),
+				unverified("s4", time.Hour, "n1", "n2")), "", "",
 		},
 		{
 			"but not the one that is asked for", runningWorld(3, func(w *World) { w.Cluster.Spec.RestoreFrom = "s1" }, snapshotted("s1", 4*time.Hour, "n1", "n2"), snapshotted("s2", 3*time.Hour, "n1", "n2"),

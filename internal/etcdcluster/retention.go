@@ -37,7 +37,8 @@ func (p *planner) copiesGone(s *v1alpha1.EtcdSnapshot) bool {
 	return !slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return p.Live(c.Node) })
 }
 
-// superfluous returns the oldest snapshots beyond those that the policy keeps, and those that failed. Needed ones are never among them.
+// superfluous returns the oldest snapshots beyond those that the policy keeps, and those that failed. Needed ones are never among them. Only
+// snapshots that a start could begin from now count as kept: the others may be all that a record promises.
 func (p *planner) superfluous() []*v1alpha1.EtcdSnapshot {
 	var good, doomed []*v1alpha1.EtcdSnapshot
 	for _, s := range p.Snapshots {
@@ -49,15 +50,25 @@ func (p *planner) superfluous() []*v1alpha1.EtcdSnapshot {
 			doomed = append(doomed, s)
 		}
 	}
-	sortOldest(good)
 	keep := max(int(p.Cluster.Spec.Snapshot.Keep), 1)
 	for _, s := range p.Snapshots {
-		if s.DeletionTimestamp.IsZero() && p.needed(s.Name) {
+		if s.DeletionTimestamp.IsZero() && p.needed(s.Name) && p.available(s) {
 			keep--
 		}
 	}
-	return append(doomed, good[:max(0, len(good)-max(keep, 0))]...)
+	sortOldest(good)
+	for _, s := range slices.Backward(good) {
+		if keep <= 0 {
+			doomed = append(doomed, s)
+		} else if p.available(s) {
+			keep--
+		}
+	}
+	return doomed
 }
+
+// available returns whether a node that holds its lease has a verified copy of a snapshot.
+func (p *planner) available(s *v1alpha1.EtcdSnapshot) bool { return slices.ContainsFunc(s.Verified(), p.Live) }
 
 func sortOldest(list []*v1alpha1.EtcdSnapshot) {
 	slices.SortFunc(list, func(a, b *v1alpha1.EtcdSnapshot) int {
