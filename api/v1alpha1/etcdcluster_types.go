@@ -90,6 +90,14 @@ type EtcdStorage struct {
 	// +kubebuilder:default=SnapshotThenDelete
 	OnStop EtcdOnStop `json:"onStop,omitempty"`
 
+	// stopTimeout is how long a stop may keep clients out before its data is safe. Then they are served again, and the stop is tried later.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be a duration of at least 1s, such as 5m"
+	// +kubebuilder:default="5m"
+	StopTimeout *metav1.Duration `json:"stopTimeout,omitempty"`
+
 	// dir is a directory below the nodes' --etcd-dir in which members keep their data.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
@@ -320,6 +328,12 @@ type EtcdStop struct {
 	// snapshot is the EtcdSnapshot that was taken for it.
 	// +optional
 	Snapshot string `json:"snapshot,omitempty"`
+	// sealedSince is when members were last asked to serve no clients.
+	// +optional
+	SealedSince *metav1.MicroTime `json:"sealedSince,omitempty"`
+	// pausedUntil is set while clients are served again because the stop could not be completed: when it is tried again.
+	// +optional
+	PausedUntil *metav1.MicroTime `json:"pausedUntil,omitempty"`
 }
 
 // EtcdStoppedState is what a cluster was stopped with. The next start begins from it.

@@ -338,6 +338,74 @@ func TestASnapshotIsTakenAgainUnderTheSealWhenTheRevisionMoved(t *testing.T) {
 	}
 }
 
+// A stop that cannot get its copies lets clients in again.
+func TestAStopThatCannotBeCompletedServesClientsMeanwhile(t *testing.T) {
+	const name, serve = "demo-12345678-4-1", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"
+	failing := func(nodes ...string) worldChange {
+		return func(w *World) {
+			for _, node := range nodes {
+				w.Snapshots[0].Status.Copies = append(w.Snapshots[0].Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: node, Error: "no space left on device"})
+			}
+		}
+	}
+	at := func(step v1alpha1.EtcdStopStep, sealed time.Duration) worldChange {
+		return func(w *World) { w.Cluster.Status.Stop.Step, w.Cluster.Status.Stop.SealedSince = step, micro(noon.Add(-sealed)) }
+	}
+	paused := func(left time.Duration) worldChange {
+		return func(w *World) {
+			w.Cluster.Status.Stop.Step, w.Cluster.Status.Stop.SealedSince, w.Cluster.Status.Stop.PausedUntil = v1alpha1.EtcdSealing, nil, micro(noon.Add(left))
+		}
+	}
+	starting := func(member int) worldChange {
+		return func(w *World) { w.Members[member].Status.Phase = v1alpha1.EtcdMemberStarting }
+	}
+	for _, c := range []struct {
+		name   string
+		change []worldChange
+		deeds  string
+		pauses bool
+		says   string
+	}{
+		{"a node that fails is replaced", []worldChange{failing("n2")}, "place-snapshot " + name, false, "snapshot " + name + " is on 1 of 2 nodes (n2: no space left on device)"},
+		{"one is still to be tried", []worldChange{failing("n2", "n3")}, "place-snapshot " + name, false, "n3: no space left on device"},
+		{"every node failed", []worldChange{failing("n2", "n3", "n4")}, serve, true, "Every node that could keep a copy was tried"},
+		{"copies take too long", []worldChange{at(v1alpha1.EtcdCopying, 6*time.Minute)}, serve, true, "snapshot " + name + " is on 1 of 2 nodes"},
+		{"copies may take a while", []worldChange{at(v1alpha1.EtcdCopying, 4*time.Minute)}, "", false, ""},
+		{
+			"a shorter time is set", []worldChange{at(v1alpha1.EtcdCopying, 4*time.Minute), func(w *World) { w.Cluster.Spec.Storage.StopTimeout = &metav1.Duration{Duration: time.Minute} }},
+			serve, true, "kept clients out for 1m0s",
+		},
+		{"a member never stops serving", []worldChange{at(v1alpha1.EtcdSealing, 6*time.Minute), starting(2)}, serve, true, "members that do not stop serving clients: demo-3"},
+		{"the pause goes on", []worldChange{paused(time.Second)}, serve, false, ""},
+		{"the pause is over", []worldChange{paused(-time.Second)}, "create-snapshot demo-12345678-4-2", false, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := runningWorld(3, sized(0), snapshotted(name, time.Hour, "n1"))
+			w.Snapshots[0].Spec.Nodes = []string{"n1", "n2"}
+			w.Cluster.Status.Stop = &v1alpha1.EtcdStop{
+				Generation: 4, OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdCopying, Attempt: 1, Revision: 7, Snapshot: name, SealedSince: micro(noon.Add(-time.Second)),
+			}
+			for _, m := range w.Members {
+				m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberSeal, v1alpha1.EtcdMemberSealed
+			}
+			for _, change := range c.change {
+				change(&w)
+			}
+			d := Plan(w)
+			if got := deeds(d); got != c.deeds {
+				t.Errorf("it does %q, want %q", got, c.deeds)
+			}
+			if s := d.Status.Stop; c.pauses != (s.PausedUntil != nil && s.SealedSince == nil && s.Step == v1alpha1.EtcdSealing) && c.name != "the pause goes on" {
+				t.Errorf("the stop is %+v", s)
+			}
+			failed := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdSnapshotFailed)
+			if c.says != "" && (failed == nil || failed.Status != metav1.ConditionTrue || !strings.Contains(failed.Message, c.says)) {
+				t.Errorf("SnapshotFailed is %+v", failed)
+			}
+		})
+	}
+}
+
 func TestSnapshotsAreKeptAndCopied(t *testing.T) {
 	for _, c := range []struct {
 		name  string

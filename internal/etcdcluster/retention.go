@@ -68,7 +68,9 @@ func (p *planner) superfluous() []*v1alpha1.EtcdSnapshot {
 }
 
 // available returns whether a node that holds its lease has a verified copy of a snapshot.
-func (p *planner) available(s *v1alpha1.EtcdSnapshot) bool { return slices.ContainsFunc(s.Verified(), p.Live) }
+func (p *planner) available(s *v1alpha1.EtcdSnapshot) bool {
+	return slices.ContainsFunc(s.Verified(), p.Live)
+}
 
 func sortOldest(list []*v1alpha1.EtcdSnapshot) {
 	slices.SortFunc(list, func(a, b *v1alpha1.EtcdSnapshot) int {
@@ -118,6 +120,20 @@ func (p *planner) nodeOf(member string) string {
 	return ""
 }
 
+// fails returns whether a node could not make its copy of a snapshot.
+func fails(s *v1alpha1.EtcdSnapshot, node string) bool {
+	return slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool {
+		return c.Node == node && c.Verified == nil && c.Error != ""
+	})
+}
+
+// everyCopyFails returns whether no node is left that could still make a copy of a snapshot: all that were or could be asked failed.
+func (p *planner) everyCopyFails(s *v1alpha1.EtcdSnapshot) bool {
+	return copyErrors(s) != "" && !slices.ContainsFunc(append(p.SchedulableNodes(), s.Spec.Nodes...), func(node string) bool {
+		return p.mayKeepCopy(node) && !fails(s, node) && !slices.Contains(s.Verified(), node)
+	})
+}
+
 // mayKeepCopy returns whether a node may keep copies: it holds its lease and is not being drained. A cordoned node keeps what it has.
 func (p *planner) mayKeepCopy(node string) bool { return p.Live(node) && !p.Leaving(node) }
 
@@ -149,10 +165,11 @@ func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient 
 	verified := s.Verified()
 	slices.Sort(verified)
 	add(verified, stays)
-	add(meant, stays)
+	add(meant, func(node string) bool { return stays(node) && !fails(s, node) })
 	others := p.SchedulableNodes()
 	slices.SortFunc(others, func(a, b string) int { return cmp.Or(p.Load[a]-p.Load[b], cmp.Compare(a, b)) })
-	add(others, p.Schedulable)
+	add(others, func(node string) bool { return p.Schedulable(node) && !fails(s, node) })
+	add(append(slices.Clone(meant), others...), stays) // one that failed may still succeed
 	enough := 0
 	for _, node := range targets {
 		if slices.Contains(verified, node) {

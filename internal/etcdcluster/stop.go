@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -28,6 +29,11 @@ const (
 	retryMost  = 30 * time.Second
 	// sealedTries bounds the snapshots that are taken in a row while the revision changes though the members are sealed.
 	sealedTries = 30
+	// pauseFirst and pauseMost bound the time for which clients are served after a stop that could not be completed.
+	pauseFirst = 10 * time.Second
+	pauseMost  = 10 * time.Minute
+
+	defaultStopTimeout = 5 * time.Minute
 )
 
 // reportStopped reports that nothing runs.
@@ -87,6 +93,10 @@ func (p *planner) continueStop(stage Stage, size int) {
 	case stage == StageStopping && onStop != "" && onStop != stop.OnStop:
 		p.cancelStop()
 		p.stop()
+	case stage == StageStopping && p.pausing():
+		p.pauseLonger()
+	case stage == StageStopping && p.sealedTooLong():
+		p.pause(fmt.Sprintf("The stop kept clients out for %s and its data is not safe yet: %s.", p.stopTimeout(), p.stuckOn()))
 	case stop.Step == v1alpha1.EtcdSealing:
 		p.seal()
 	case stop.Step == v1alpha1.EtcdSnapshotting:
@@ -96,12 +106,98 @@ func (p *planner) continueStop(stage Stage, size int) {
 	}
 }
 
+// pausing returns whether clients are served because the stop could not be completed.
+func (p *planner) pausing() bool {
+	until := p.status.Stop.PausedUntil
+	return until != nil && p.Now.Before(until.Time)
+}
+
+// sealedTooLong returns whether clients have been kept out for too long.
+func (p *planner) sealedTooLong() bool {
+	since := p.status.Stop.SealedSince
+	return since != nil && p.Now.Sub(since.Time) > p.stopTimeout()
+}
+
+func (p *planner) stopTimeout() time.Duration {
+	if d := p.Cluster.Spec.Storage.StopTimeout; d != nil && d.Duration > 0 {
+		return d.Duration
+	}
+	return defaultStopTimeout
+}
+
+// stuckOn says what a stop that takes too long waits for.
+func (p *planner) stuckOn() string {
+	stop := p.status.Stop
+	s := p.find(stop.Snapshot)
+	switch {
+	case stop.Step == v1alpha1.EtcdSealing:
+		var names []string
+		for _, m := range p.current {
+			if !m.is(v1alpha1.EtcdMemberSealed) {
+				names = append(names, m.Name)
+			}
+		}
+		if len(names) > 0 {
+			return "members that do not stop serving clients: " + strings.Join(names, ", ")
+		}
+		return "the revision of the cluster is not known"
+	case s == nil || s.Status.Facts == nil:
+		return "snapshot " + stop.Snapshot + " was not taken"
+	}
+	return p.copyProgress(s)
+}
+
+// copyProgress says on how many nodes a snapshot is, and why it is not on more.
+func (p *planner) copyProgress(s *v1alpha1.EtcdSnapshot) string {
+	text := fmt.Sprintf("snapshot %s is on %d of %d nodes", s.Name, len(p.goodCopies(s)), p.copiesNeeded())
+	if errs := copyErrors(s); errs != "" {
+		text += " (" + errs + ")"
+	}
+	return text
+}
+
+// pause lets clients in, and tries the stop again later: the longer, the more often it has failed.
+func (p *planner) pause(why string) {
+	stop := p.status.Stop
+	stop.Attempt++
+	wait := backoff.Policy{First: pauseFirst, Longest: pauseMost}.After(stop.Attempt)
+	stop.Step, stop.SealedSince, stop.PausedUntil = v1alpha1.EtcdSealing, nil, micro(p.Now.Add(wait))
+	p.snapFailed = fmt.Sprintf("%s Nothing was deleted, and clients are served. The stop is tried again in %s.", why, wait)
+	p.serveMeanwhile()
+}
+
+// pauseLonger waits for the end of a pause.
+func (p *planner) pauseLonger() {
+	p.snapFailed = p.lastFailure()
+	p.serveMeanwhile()
+}
+
+// serveMeanwhile lets members serve clients until the next try.
+func (p *planner) serveMeanwhile() {
+	p.reportWaiting("waiting to try again; clients are served meanwhile")
+	for _, m := range p.current {
+		if m.voter() {
+			p.unseal(m)
+		}
+	}
+}
+
+// keepOut records since when clients are kept out.
+func (p *planner) keepOut() {
+	stop := p.status.Stop
+	stop.PausedUntil = nil
+	if stop.SealedSince == nil {
+		stop.SealedSince = micro(p.Now)
+	}
+}
+
 // seal waits until no member serves clients, and records the revision of the cluster then.
 func (p *planner) seal() {
 	if failed := p.find(p.status.Stop.Snapshot); failed != nil && p.tooSoonAfter(failed) {
 		p.pauseAfter(failed)
 		return
 	}
+	p.keepOut()
 	p.snapFailed = p.lastFailure()
 	p.reportWaiting("waiting until no member serves clients")
 	all := true
@@ -149,12 +245,8 @@ func (p *planner) tooSoonAfter(failed *v1alpha1.EtcdSnapshot) bool {
 // pauseAfter lets members serve clients until the next snapshot is tried.
 func (p *planner) pauseAfter(failed *v1alpha1.EtcdSnapshot) {
 	p.reportFailed(failed)
-	p.reportWaiting("waiting to retry the snapshot; clients are served meanwhile")
-	for _, m := range p.current {
-		if m.voter() {
-			p.unseal(m)
-		}
-	}
+	p.status.Stop.SealedSince = nil
+	p.serveMeanwhile()
 }
 
 // unseal lets a member serve clients again.
@@ -340,18 +432,23 @@ func retryAfter(attempt int64) time.Duration {
 // copy waits until enough nodes have a verified copy.
 func (p *planner) copy() {
 	stop := p.status.Stop
-	p.keepSealed()
 	s := p.find(stop.Snapshot)
 	if s == nil || !s.DeletionTimestamp.IsZero() {
+		p.keepSealed()
 		stop.Step = v1alpha1.EtcdSealing // somebody deleted it: begin again
 		return
 	}
 	good := p.goodCopies(s)
 	need := p.copiesNeeded()
+	if len(good) < need && p.phase != v1alpha1.EtcdClusterPhaseStopped && p.everyCopyFails(s) {
+		p.pause("Every node that could keep a copy was tried: " + p.copyProgress(s) + ".")
+		return
+	}
+	p.keepSealed()
 	if len(good) < need {
 		p.reportWaiting(fmt.Sprintf("%d of %d copies of snapshot %s are verified", len(good), need, s.Name))
-		if errs := copyErrors(s); errs != "" {
-			p.snapFailed = fmt.Sprintf("Snapshot %s is on %d of %d nodes (%s). Nothing was deleted.", s.Name, len(good), need, errs)
+		if copyErrors(s) != "" {
+			p.snapFailed = "The copies are not complete: " + p.copyProgress(s) + ". Nothing was deleted."
 		}
 		return
 	}
