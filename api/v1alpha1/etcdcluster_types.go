@@ -328,6 +328,11 @@ type EtcdStop struct {
 	// snapshot is the EtcdSnapshot that was taken for it.
 	// +optional
 	Snapshot string `json:"snapshot,omitempty"`
+	// copyFailures are the nodes that could not make a copy of the snapshot.
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	CopyFailures []EtcdSnapshotCopy `json:"copyFailures,omitempty"`
 	// sealedSince is when members were last asked to serve no clients.
 	// +optional
 	SealedSince *metav1.MicroTime `json:"sealedSince,omitempty"`

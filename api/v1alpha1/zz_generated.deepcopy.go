@@ -1172,6 +1172,13 @@ func (in *EtcdSnapshotStatus) DeepCopy() *EtcdSnapshotStatus {
 func (in *EtcdStop) DeepCopyInto(out *EtcdStop) {
 	*out = *in
 	in.Began.DeepCopyInto(&out.Began)
+	if in.CopyFailures != nil {
+		in, out := &in.CopyFailures, &out.CopyFailures
+		*out = make([]EtcdSnapshotCopy, len(*in))
+		for i := range *in {
+			(*in)[i].DeepCopyInto(&(*out)[i])
+		}
+	}
 	if in.SealedSince != nil {
 		in, out := &in.SealedSince, &out.SealedSince
 		*out = (*in).DeepCopy()

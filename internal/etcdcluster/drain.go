@@ -223,7 +223,7 @@ func (w drainWorld) dataOn(node string) drain.Remaining {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdSnapshot", Name: nameIn(snap.Namespace, snap.Name), Reason: BlockedCopy}
-		b.Remedy = fmt.Sprintf("cluster %s: no other node that stays has a verified copy; it is being copied%s", nameIn(snap.Namespace, snap.Spec.Cluster), because(copyErrors(snap)))
+		b.Remedy = fmt.Sprintf("cluster %s: no other node that stays has a verified copy; it is being copied%s", nameIn(snap.Namespace, snap.Spec.Cluster), because(copyErrors(snap.Status.Copies)))
 		if !w.anySchedulable() {
 			b.Reason, b.Remedy = BlockedNoNode, fmt.Sprintf("cluster %s: no other node may keep a copy: start or uncordon one", nameIn(snap.Namespace, snap.Spec.Cluster))
 		}

@@ -348,8 +348,17 @@ func TestAStopThatCannotBeCompletedServesClientsMeanwhile(t *testing.T) {
 			}
 		}
 	}
+	forgot := func(nodes ...string) worldChange {
+		return func(w *World) {
+			for _, node := range nodes {
+				w.Cluster.Status.Stop.CopyFailures = append(w.Cluster.Status.Stop.CopyFailures, v1alpha1.EtcdSnapshotCopy{Node: node, Error: "no space left on device"})
+			}
+		}
+	}
 	at := func(step v1alpha1.EtcdStopStep, sealed time.Duration) worldChange {
-		return func(w *World) { w.Cluster.Status.Stop.Step, w.Cluster.Status.Stop.SealedSince = step, micro(noon.Add(-sealed)) }
+		return func(w *World) {
+			w.Cluster.Status.Stop.Step, w.Cluster.Status.Stop.SealedSince = step, micro(noon.Add(-sealed))
+		}
 	}
 	paused := func(left time.Duration) worldChange {
 		return func(w *World) {
@@ -367,6 +376,8 @@ func TestAStopThatCannotBeCompletedServesClientsMeanwhile(t *testing.T) {
 		says   string
 	}{
 		{"a node that fails is replaced", []worldChange{failing("n2")}, "place-snapshot " + name, false, "snapshot " + name + " is on 1 of 2 nodes (n2: no space left on device)"},
+		{"one that failed and forgot it is not asked again", []worldChange{forgot("n2"), failing("n3")}, "place-snapshot " + name, false, "n2: no space left on device; n3: no space left on device"},
+		{"every node failed at some time", []worldChange{forgot("n2", "n3"), failing("n4")}, serve, true, "Every node that could keep a copy was tried"},
 		{"one is still to be tried", []worldChange{failing("n2", "n3")}, "place-snapshot " + name, false, "n3: no space left on device"},
 		{"every node failed", []worldChange{failing("n2", "n3", "n4")}, serve, true, "Every node that could keep a copy was tried"},
 		{"copies take too long", []worldChange{at(v1alpha1.EtcdCopying, 6*time.Minute)}, serve, true, "snapshot " + name + " is on 1 of 2 nodes"},

@@ -120,17 +120,16 @@ func (p *planner) nodeOf(member string) string {
 	return ""
 }
 
-// fails returns whether a node could not make its copy of a snapshot.
-func fails(s *v1alpha1.EtcdSnapshot, node string) bool {
-	return slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool {
-		return c.Node == node && c.Verified == nil && c.Error != ""
-	})
+// fails returns whether a node could not make its copy of the snapshot that a stop waits for.
+func (p *planner) fails(s *v1alpha1.EtcdSnapshot, node string) bool {
+	stop := p.status.Stop
+	return stop != nil && stop.Snapshot == s.Name && slices.ContainsFunc(stop.CopyFailures, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == node })
 }
 
 // everyCopyFails returns whether no node is left that could still make a copy of a snapshot: all that were or could be asked failed.
 func (p *planner) everyCopyFails(s *v1alpha1.EtcdSnapshot) bool {
-	return copyErrors(s) != "" && !slices.ContainsFunc(append(p.SchedulableNodes(), s.Spec.Nodes...), func(node string) bool {
-		return p.mayKeepCopy(node) && !fails(s, node) && !slices.Contains(s.Verified(), node)
+	return len(p.status.Stop.CopyFailures) > 0 && !slices.ContainsFunc(append(p.SchedulableNodes(), s.Spec.Nodes...), func(node string) bool {
+		return p.mayKeepCopy(node) && !p.fails(s, node) && !slices.Contains(s.Verified(), node)
 	})
 }
 
@@ -165,10 +164,10 @@ func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient 
 	verified := s.Verified()
 	slices.Sort(verified)
 	add(verified, stays)
-	add(meant, func(node string) bool { return stays(node) && !fails(s, node) })
+	add(meant, func(node string) bool { return stays(node) && !p.fails(s, node) })
 	others := p.SchedulableNodes()
 	slices.SortFunc(others, func(a, b string) int { return cmp.Or(p.Load[a]-p.Load[b], cmp.Compare(a, b)) })
-	add(others, func(node string) bool { return p.Schedulable(node) && !fails(s, node) })
+	add(others, func(node string) bool { return p.Schedulable(node) && !p.fails(s, node) })
 	add(append(slices.Clone(meant), others...), stays) // one that failed may still succeed
 	enough := 0
 	for _, node := range targets {

@@ -89,7 +89,7 @@ func (p *planner) unavailable(name string) string {
 	case len(verified) > 0:
 		return fmt.Sprintf("Only absent nodes have a verified copy of snapshot %s: start %s.", name, strings.Join(verified, " or "))
 	}
-	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Set spec.restoreFrom to another snapshot, or to none to start empty.", name, because(s.Status.Error+copyErrors(s)))
+	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Set spec.restoreFrom to another snapshot, or to none to start empty.", name, because(s.Status.Error+copyErrors(s.Status.Copies)))
 }
 
 // fail reports that the cluster cannot continue because data is missing.
@@ -97,9 +97,9 @@ func (p *planner) fail(missing string) {
 	p.phase, p.missing = v1alpha1.EtcdClusterPhaseFailed, missing
 }
 
-func copyErrors(s *v1alpha1.EtcdSnapshot) string {
+func copyErrors(copies []v1alpha1.EtcdSnapshotCopy) string {
 	var list []string
-	for _, c := range s.Status.Copies {
+	for _, c := range copies {
 		if c.Error != "" {
 			list = append(list, c.Node+": "+c.Error)
 		}

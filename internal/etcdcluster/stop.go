@@ -150,7 +150,7 @@ func (p *planner) stuckOn() string {
 // copyProgress says on how many nodes a snapshot is, and why it is not on more.
 func (p *planner) copyProgress(s *v1alpha1.EtcdSnapshot) string {
 	text := fmt.Sprintf("snapshot %s is on %d of %d nodes", s.Name, len(p.goodCopies(s)), p.copiesNeeded())
-	if errs := copyErrors(s); errs != "" {
+	if errs := copyErrors(p.status.Stop.CopyFailures); errs != "" {
 		text += " (" + errs + ")"
 	}
 	return text
@@ -288,7 +288,7 @@ func (p *planner) attempt() {
 	if !ok {
 		return
 	}
-	stop.Step, stop.Revision = v1alpha1.EtcdSnapshotting, p.View.Revision
+	stop.Step, stop.Revision, stop.CopyFailures = v1alpha1.EtcdSnapshotting, p.View.Revision, nil
 	for {
 		stop.Attempt++
 		stop.Snapshot = p.snapshotName(stop)
@@ -438,6 +438,7 @@ func (p *planner) copy() {
 		stop.Step = v1alpha1.EtcdSealing // somebody deleted it: begin again
 		return
 	}
+	p.recordCopyFailures(s)
 	good := p.goodCopies(s)
 	need := p.copiesNeeded()
 	if len(good) < need && p.phase != v1alpha1.EtcdClusterPhaseStopped && p.everyCopyFails(s) {
@@ -447,13 +448,27 @@ func (p *planner) copy() {
 	p.keepSealed()
 	if len(good) < need {
 		p.reportWaiting(fmt.Sprintf("%d of %d copies of snapshot %s are verified", len(good), need, s.Name))
-		if copyErrors(s) != "" {
+		if len(stop.CopyFailures) > 0 {
 			p.snapFailed = "The copies are not complete: " + p.copyProgress(s) + ". Nothing was deleted."
 		}
 		return
 	}
 	p.release(&v1alpha1.EtcdStoppedState{Snapshot: s.Name, Revision: s.Status.Facts.Revision, Hash: s.Status.Facts.Hash})
 	p.endMembers()
+}
+
+// recordCopyFailures remembers which nodes could not make a copy: one that is not asked any more forgets it.
+func (p *planner) recordCopyFailures(s *v1alpha1.EtcdSnapshot) {
+	stop := p.status.Stop
+	for _, c := range s.Status.Copies {
+		at := slices.IndexFunc(stop.CopyFailures, func(known v1alpha1.EtcdSnapshotCopy) bool { return known.Node == c.Node })
+		switch {
+		case c.Verified != nil && at >= 0:
+			stop.CopyFailures = slices.Delete(stop.CopyFailures, at, at+1)
+		case c.Verified == nil && c.Error != "" && at < 0:
+			stop.CopyFailures = append(stop.CopyFailures, c)
+		}
+	}
 }
 
 // endMembers ends the members, with or without their data, and then the stop.
