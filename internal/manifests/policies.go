@@ -20,27 +20,24 @@ const policyVersion = "admissionregistration.k8s.io/v1"
 // for it too.
 type policy struct {
 	name, group, resource string
-	operations            []admissionv1.OperationType
 	// mine are the rules for a node that does not lead.
 	mine []access.Rule
 	// all are the rules for every writer with the account of nodes.
 	all []access.Rule
+	// anyTerm says that the policy does not look at the Term. The others refuse everything while there is none, whoever writes.
+	anyTerm bool
 }
-
-var (
-	creates = admissionv1.Create
-	updates = admissionv1.Update
-	deletes = admissionv1.Delete
-)
 
 // policies refuse what RBAC cannot: it knows neither the node that a token is bound to nor which node leads.
 func policies(o Options) []runtime.Object {
 	leads := []access.Rule{{Expression: "false", Message: "only the coordinator may do this"}}
 	list := []policy{
-		{name: "ebb-nodes", group: groupEbb, resource: "nodes", mine: nodeObjectRules()},
+		{name: "ebb-nodes", group: groupEbb, resource: "nodes", mine: nodeObjectRules(), all: []access.Rule{
+			{Expression: "request.operation != 'CREATE' || variables.name == variables.node", Message: "a node may create its own Node only"},
+		}},
 		{name: "ebb-drains", group: groupEbb, resource: "drains", mine: leads},
 		{name: "ebb-settings", group: groupEbb, resource: "settings", mine: leads},
-		{name: "ebb-terms", group: groupEbb, resource: "terms", operations: []admissionv1.OperationType{creates, updates, deletes}, all: []access.Rule{
+		{name: "ebb-terms", group: groupEbb, resource: "terms", anyTerm: true, all: []access.Rule{
 			{Expression: "request.operation == 'UPDATE' && object.?spec.?node.orValue('') == variables.node", Message: "a node may write only itself into the Term"},
 		}},
 		{name: "ebb-leases", group: "coordination.k8s.io", resource: "leases", all: electionRules(), mine: leaseRules()},
@@ -59,7 +56,7 @@ func policies(o Options) []runtime.Object {
 func nodeObjectRules() []access.Rule {
 	return []access.Rule{
 		{Expression: "request.operation != 'DELETE' && object.metadata.name == variables.node", Message: "a node may write its own Node only"},
-		{Expression: "request.subResource == 'status' || object.?spec == (request.operation == 'CREATE' ? optional.none() : oldObject.?spec) || (request.operation == 'CREATE' && object.?spec.orValue({}) == {})", Message: "a node may not write the spec of its Node"},
+		{Expression: "variables.status || object.?spec == (request.operation == 'CREATE' ? optional.none() : oldObject.?spec) || (request.operation == 'CREATE' && object.?spec.orValue({}) == {})", Message: "a node may not write the spec of its Node"},
 		{Expression: "request.operation == 'CREATE' ? (!has(object.metadata.finalizers) && !has(object.metadata.ownerReferences)) : (object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences)", Message: "a node may not change the finalizers or owner references of its Node"},
 	}
 }
@@ -104,12 +101,8 @@ func workRules(object access.Object) []access.Rule {
 }
 
 func (p policy) build(o Options) runtime.Object {
-	operations := p.operations
-	if operations == nil {
-		operations = []admissionv1.OperationType{creates, updates, deletes}
-	}
 	match := &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-		Operations: operations,
+		Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
 		Rule:       admissionv1.Rule{APIGroups: []string{p.group}, APIVersions: []string{"*"}, Resources: []string{p.resource, p.resource + "/*"}},
 	}}}}
 	if p.group != groupEbb {
@@ -125,21 +118,26 @@ func (p policy) build(o Options) runtime.Object {
 	for _, r := range p.mine {
 		validations = append(validations, validation("variables.leads || ("+r.Expression+")", r.Message))
 	}
-	return &admissionv1.ValidatingAdmissionPolicy{
+	built := &admissionv1.ValidatingAdmissionPolicy{
 		TypeMeta: typed(policyVersion, "ValidatingAdmissionPolicy"), ObjectMeta: meta(o, p.name, ""),
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			FailurePolicy:    new(admissionv1.Fail),
-			ParamKind:        &admissionv1.ParamKind{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Term"},
 			MatchConstraints: match,
 			MatchConditions:  []admissionv1.MatchCondition{{Name: "nodes", Expression: fmt.Sprintf("request.userInfo.username == '%s'", User(NodeAccount))}},
 			Variables: []admissionv1.Variable{
 				{Name: "node", Expression: fmt.Sprintf("request.userInfo.?extra[?'%[1]s'].orValue([]).size() == 1 ? request.userInfo.extra['%[1]s'][0] : ''", signer.NodeClaim)},
-				{Name: "leads", Expression: "variables.node != '' && params != null && params.?spec.?node.orValue('') == variables.node"},
+				{Name: "status", Expression: "request.?subResource.orValue('') == 'status'"},
 				{Name: "name", Expression: "request.operation == 'DELETE' ? oldObject.metadata.name : object.metadata.name"},
 			},
 			Validations: validations,
 		},
 	}
+	if !p.anyTerm {
+		built.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Term"}
+		leads := admissionv1.Variable{Name: "leads", Expression: "variables.node != '' && params != null && params.?spec.?node.orValue('') == variables.node"}
+		built.Spec.Variables = append(built.Spec.Variables, leads)
+	}
+	return built
 }
 
 func validation(expression, message string) admissionv1.Validation {
@@ -150,13 +148,14 @@ func validation(expression, message string) admissionv1.Validation {
 }
 
 func (p policy) binding(o Options) runtime.Object {
-	return &admissionv1.ValidatingAdmissionPolicyBinding{
+	built := &admissionv1.ValidatingAdmissionPolicyBinding{
 		TypeMeta: typed(policyVersion, "ValidatingAdmissionPolicyBinding"), ObjectMeta: meta(o, p.name, ""),
-		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: p.name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
-			ParamRef: &admissionv1.ParamRef{Name: v1alpha1.TermName, ParameterNotFoundAction: new(admissionv1.DenyAction)},
-		},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: p.name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
 	}
+	if !p.anyTerm {
+		built.Spec.ParamRef = &admissionv1.ParamRef{Name: v1alpha1.TermName, ParameterNotFoundAction: new(admissionv1.DenyAction)}
+	}
+	return built
 }
 
 // invariants hold for everybody: what the embedded API refuses to an administrator too, as far as a policy can see it.
@@ -174,14 +173,14 @@ func invariants(o Options) []runtime.Object {
 		conditions            []admissionv1.MatchCondition
 		validations           []admissionv1.Validation
 	}{
-		{name: "ebb-keep-settings", group: groupEbb, resource: "settings", operations: []admissionv1.OperationType{deletes}, validations: []admissionv1.Validation{
+		{name: "ebb-keep-settings", group: groupEbb, resource: "settings", operations: []admissionv1.OperationType{admissionv1.Delete}, validations: []admissionv1.Validation{
 			{Expression: "false", Message: "the Settings object holds the cluster's drain slot and cannot be deleted; use `ebb settings set` to change it, or `ebb uninstall` to remove Ebb"},
 		}},
-		{name: "ebb-keep-drains", group: groupEbb, resource: "drains", operations: []admissionv1.OperationType{deletes}, validations: []admissionv1.Validation{
+		{name: "ebb-keep-drains", group: groupEbb, resource: "drains", operations: []admissionv1.OperationType{admissionv1.Delete}, validations: []admissionv1.Validation{
 			{Expression: "oldObject.?status.?phase.orValue('') != 'Stopping'", Message: "the drain is Stopping: the node is empty and is shutting down, so the drain can no longer be cancelled; delete the Drain when it has ended"},
 		}},
 		{
-			name: "ebb-keep-leases", group: "coordination.k8s.io", resource: "leases", namespaced: true, operations: []admissionv1.OperationType{updates, deletes},
+			name: "ebb-keep-leases", group: "coordination.k8s.io", resource: "leases", namespaced: true, operations: []admissionv1.OperationType{admissionv1.Update, admissionv1.Delete},
 			// A namespace that is deleted takes its Leases with it.
 			conditions: []admissionv1.MatchCondition{{Name: "not-the-namespace", Expression: "request.userInfo.username != 'system:serviceaccount:kube-system:namespace-controller'"}},
 			validations: []admissionv1.Validation{
@@ -211,4 +210,3 @@ func invariants(o Options) []runtime.Object {
 	}
 	return objects
 }
-

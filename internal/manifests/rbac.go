@@ -28,7 +28,9 @@ func namespace(o Options) runtime.Object {
 	return ns
 }
 
-func typed(version, kind string) metav1.TypeMeta { return metav1.TypeMeta{APIVersion: version, Kind: kind} }
+func typed(version, kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: version, Kind: kind}
+}
 
 const (
 	rbacVersion = "rbac.authorization.k8s.io/v1"

@@ -266,3 +266,27 @@ func (o Options) Validate() error {
 	}
 	return nil
 }
+
+// Token reads the bearer token of an installation, and whether there is one.
+func Token(ctx context.Context, kube kubernetes.Interface, namespace string) (token string, installed bool, err error) {
+	secret, err := kube.CoreV1().Secrets(namespace).Get(ctx, TokenName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("bearer token: %w", err)
+	}
+	return string(secret.Data[tokenKey]), true, nil
+}
+
+// Authority reads the certificate of an installation's authority, and whether there is one.
+func Authority(ctx context.Context, kube kubernetes.Interface, namespace string) (cert []byte, installed bool, err error) {
+	published, err := kube.CoreV1().ConfigMaps(namespace).Get(ctx, AuthorityName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("certificate authority: %w", err)
+	}
+	return []byte(published.Data[authorityKey]), true, nil
+}
