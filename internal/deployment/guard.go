@@ -62,7 +62,7 @@ var nodeWritePolicy = []access.Rule{
 			"oldObject.spec.all(k, k in ['address', 'env'] || k in object.spec || oldObject.spec[k] == '' || oldObject.spec[k] == 0 || oldObject.spec[k] == []) && " +
 			"object.spec.?env.orValue([]).size() == oldObject.spec.?env.orValue([]).size() && " +
 			"object.spec.?env.orValue([]).all(e, oldObject.spec.?env.orValue([]).exists(o, o.name == e.name && o.?value.orValue('') == e.?value.orValue(''))))",
-		Message:    "a node may change only the address in a deployment's spec",
+		Message: "a node may change only the address in a deployment's spec",
 	},
 	{
 		Expression: "object.metadata.?finalizers.orValue([]).all(f, f == '" + v1alpha1.DeploymentFinalizer + "' || f in oldObject.metadata.?finalizers.orValue([])) && " +
