@@ -7,9 +7,9 @@ LDFLAGS  := -X main.version=$(VERSION)
 DATA_DIR ?= .ebb
 EBB_CHAOS_FOR ?= 10m
 PROTOS   := internal/changefeed/wire/wire.proto internal/etcdcluster/wire/wire.proto
-GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
+GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml config/kubernetes/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
-.PHONY: build run test test-long lint generate check-generated chaos bench setup clean
+.PHONY: build run test test-long lint generate check-generated chaos bench kube image setup clean
 
 build: ## bin/ebb
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ebb ./cmd/ebb
@@ -30,6 +30,7 @@ lint: ## gofmt, and what .golangci.yml lists: vet and staticcheck among it
 generate: ## deep copies and CRDs from the Go types, messages from their definitions
 	$(GO) tool $(TOOLS) controller-gen object paths=./api/... crd:maxDescLen=500 output:crd:dir=config/crd
 	$(GO) build $(TOOLS) -o bin/test/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	$(GO) run ./cmd/ebb manifests --write config/kubernetes
 	PATH="$(CURDIR)/bin/test:$$PATH" protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative $(PROTOS)
 
 check-generated: ## generated files are what the types say
@@ -43,6 +44,14 @@ chaos: setup ## everything is broken at random under load; EBB_CHAOS_FOR is for 
 
 bench: ## benchmarks, without the race detector
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 90m ./...
+
+kube: ## a real Kubernetes in the foreground, in DIR, with DIR/kubeconfig; the first build of its programs takes minutes
+	@test -n "$(DIR)" || { echo "kube: set the directory, as in: make kube DIR=/tmp/kube"; exit 1; }
+	@programs=$$(GO='$(GO)' test/kube/build) && $(GO) build -o bin/test/kubeup ./test/kubeup && exec bin/test/kubeup --programs "$$programs" --dir "$(DIR)"
+
+image: ## an OCI image with nothing but the program, in bin/image, made without a container engine
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w $(LDFLAGS)' -o bin/image-program ./cmd/ebb
+	cd test/tools && $(GO) run ./image --program "$(CURDIR)/bin/image-program" --out "$(CURDIR)/bin/image" --version '$(VERSION)' --arch "$$($(GO) env GOARCH)"
 
 setup: ## what the tests need on this machine
 	@test/setup

@@ -48,6 +48,38 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 	return nil
 }
 
+// nodeWritePolicy is checkNodeWrite for the policies of Kubernetes. Whether other leases have ended is checked by the nodes, with live reads.
+var nodeWritePolicy = []access.Rule{
+	{
+		Expression: "variables.status || object.?spec.?address == oldObject.?spec.?address || object.?spec.?address.orValue('') == variables.node",
+		Message:    "a node may claim a deployment for itself only",
+	},
+	{
+		// By meaning: a node writes the whole object, in which it writes durations in its own way and leaves empty fields out.
+		Expression: "variables.status || (object.spec.all(k, k in ['address', 'env'] || (k in oldObject.spec && (k in ['restart', 'stop', 'rollout'] ? " +
+			"(object.spec[k].all(f, f in oldObject.spec[k] && (type(object.spec[k][f]) == string ? duration(object.spec[k][f]) == duration(oldObject.spec[k][f]) : object.spec[k][f] == oldObject.spec[k][f])) && " +
+			"oldObject.spec[k].all(f, f in object.spec[k] || oldObject.spec[k][f] == 0)) : object.spec[k] == oldObject.spec[k]))) && " +
+			"oldObject.spec.all(k, k in ['address', 'env'] || k in object.spec || oldObject.spec[k] == '' || oldObject.spec[k] == 0 || oldObject.spec[k] == []) && " +
+			"object.spec.?env.orValue([]).size() == oldObject.spec.?env.orValue([]).size() && " +
+			"object.spec.?env.orValue([]).all(e, oldObject.spec.?env.orValue([]).exists(o, o.name == e.name && o.?value.orValue('') == e.?value.orValue(''))))",
+		Message: "a node may change only the address in a deployment's spec",
+	},
+	{
+		Expression: "object.metadata.?finalizers.orValue([]).all(f, f == '" + v1alpha1.DeploymentFinalizer + "' || f in oldObject.metadata.?finalizers.orValue([])) && " +
+			"oldObject.metadata.?finalizers.orValue([]).all(f, f in object.metadata.?finalizers.orValue([])) && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences",
+		Message: "a node may only add Ebb's finalizer to a deployment",
+	},
+	{
+		Expression: "object.?status.?holder == oldObject.?status.?holder || object.?status.?holder.?node.orValue('') == variables.node || " +
+			"(object.?status.?holder.?node.orValue('') == '' && oldObject.?status.?holder.?node.orValue('') == variables.node)",
+		Message: "a node may make only itself the holder of a deployment, and release only its own hold",
+	},
+	{
+		Expression: "object.?status.?nodes.orValue([]).all(e, e.node == variables.node || oldObject.?status.?nodes.orValue([]).exists(o, o == e))",
+		Message:    "a node may write its own instance of a deployment only",
+	},
+}
+
 func decode(object *unstructured.Unstructured) (*v1alpha1.Deployment, error) {
 	d := &v1alpha1.Deployment{}
 	if object == nil {

@@ -286,7 +286,11 @@ func DrainedBy(ctx context.Context, r client.Reader, node string) (*v1alpha1.Act
 // cancelled or deleted only has not released the slot yet.
 func readSlot(ctx context.Context, r client.Reader, node string) (slot *v1alpha1.ActiveDrain, wanted bool, err error) {
 	settings := &v1alpha1.Settings{}
-	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	err = r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings)
+	if kubeclient.IsMissing(err) { // a new cluster: the first coordinator creates them
+		return nil, false, nil
+	}
+	if err != nil {
 		return nil, false, err
 	}
 	slot = settings.Status.ActiveDrain

@@ -1,0 +1,207 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
+
+	"github.com/ebb-dev/ebb/internal/atomicfile"
+	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/identity"
+	"github.com/ebb-dev/ebb/internal/pki"
+	"github.com/ebb-dev/ebb/internal/shortname"
+)
+
+const (
+	signPoll = 500 * time.Millisecond
+	// signPatience is how long one request may wait for the signer before a new one is made: the first may have been removed.
+	signPatience = 2 * time.Minute
+	// clientPatience is how long a person waits.
+	clientPatience = 30 * time.Second
+	// checkEvery is how often a node looks whether its certificate has to be renewed. The authority is read as often.
+	checkEvery = 10 * time.Second
+)
+
+// Files keeps the files that a node is known by to others up to date: its certificate, the authority and the bearer token.
+type Files struct {
+	// Kube reaches the API as the node.
+	Kube kubernetes.Interface
+	// Namespace of Ebb.
+	Namespace string
+	// Node is the node's name, and Hosts what it serves as.
+	Node  string
+	Hosts []string
+	// Dir is the node's directory.
+	Dir datadir.NodeDir
+	// Log of the node.
+	Log *slog.Logger
+}
+
+// Ensure returns when all files are there and can be used, or ctx ends.
+func (f Files) Ensure(ctx context.Context) error {
+	retry := backoff.New(backoff.Policy{First: signPoll, Longest: 10 * time.Second})
+	said := ""
+	for {
+		err := f.update(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("certificate of node %s: %w", f.Node, err)
+		}
+		if said != err.Error() {
+			said = err.Error()
+			f.Log.Warn("waiting for the node's certificate; is `ebb signer` running?", "error", err)
+		}
+		if backoff.Sleep(ctx, retry.Next()) != nil {
+			return fmt.Errorf("certificate of node %s: %w", f.Node, err)
+		}
+	}
+}
+
+// Keep renews the files until ctx ends.
+func (f Files) Keep(ctx context.Context) {
+	for backoff.Sleep(ctx, checkEvery) == nil {
+		if err := f.update(ctx); err != nil && ctx.Err() == nil {
+			f.Log.Warn("could not renew the node's certificate; trying again", "error", err)
+		}
+	}
+}
+
+func (f Files) update(ctx context.Context) error {
+	authority, err := f.Kube.CoreV1().ConfigMaps(f.Namespace).Get(ctx, AuthorityName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if err := replace(f.Dir.CA(), []byte(authority.Data[authorityKey])); err != nil {
+		return err
+	}
+	token, err := f.Kube.CoreV1().Secrets(f.Namespace).Get(ctx, TokenName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(f.Dir.Token()); errors.Is(err, os.ErrNotExist) {
+		if err := atomicfile.WriteSecret(f.Dir.Token(), token.Data[tokenKey]); err != nil {
+			return err
+		}
+	}
+	if f.good([]byte(authority.Data[authorityKey])) {
+		return nil
+	}
+	return f.renew(ctx)
+}
+
+// replace writes a file that everyone may read, unless it is the same.
+func replace(path string, data []byte) error {
+	if len(data) == 0 {
+		return fmt.Errorf("the ConfigMap %s has no %s", AuthorityName, authorityKey)
+	}
+	if current, err := os.ReadFile(path); err == nil && string(current) == string(data) {
+		return nil
+	}
+	return atomicfile.Write(path, data, 0o644)
+}
+
+// good says whether the certificate is signed by the authority, for what the node serves as, and a third of its life is left.
+func (f Files) good(authority []byte) bool {
+	cert, certErr := os.ReadFile(f.Dir.TLSCert())
+	key, keyErr := os.ReadFile(f.Dir.TLSKey())
+	if certErr != nil || keyErr != nil || !pki.Matches(cert, key) || !pki.SignedBy(cert, authority, f.profile()) {
+		return false
+	}
+	from, until, err := pki.Life(cert)
+	return err == nil && time.Until(until) > until.Sub(from)/3
+}
+
+func (f Files) profile() pki.Profile {
+	return pki.Profile{User: identity.Node(f.Node), Groups: []string{identity.NodeGroup}, Hosts: f.Hosts}
+}
+
+// renew requests a certificate and writes it. The key goes first: whoever reads in between keeps the pair before.
+func (f Files) renew(ctx context.Context) error {
+	request, key, err := pki.NewRequest(f.profile())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, signPatience)
+	defer cancel()
+	requests := f.Kube.CertificatesV1().CertificateSigningRequests()
+	csr, err := requests.Create(ctx, &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: shortname.Fit("ebb-node-"+f.Node, 200) + "-"},
+		Spec:       certificatesv1.CertificateSigningRequestSpec{Request: request, SignerName: SignerName, Usages: usages},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create a signing request: %w", err)
+	}
+	cert, err := await(ctx, requests, csr)
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.WriteSecret(f.Dir.TLSKey(), key); err != nil {
+		return err
+	}
+	if err := atomicfile.Write(f.Dir.TLSCert(), cert, 0o644); err != nil {
+		return err
+	}
+	f.Log.Info("have a new certificate", "request", csr.Name)
+	return nil
+}
+
+// await returns the certificate of a signing request once it is signed.
+func await(ctx context.Context, requests certificatesclient.CertificateSigningRequestInterface, csr *certificatesv1.CertificateSigningRequest) ([]byte, error) {
+	name := csr.Name
+	for len(csr.Status.Certificate) == 0 {
+		for _, c := range csr.Status.Conditions {
+			if c.Status == corev1.ConditionTrue && (c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed) {
+				return nil, fmt.Errorf("signing request %s is %s: %s", name, c.Type, c.Message)
+			}
+		}
+		if backoff.Sleep(ctx, signPoll) != nil {
+			return nil, fmt.Errorf("signing request %s was not signed in time", name)
+		}
+		var err error
+		if csr, err = requests.Get(ctx, name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("signing request %s was deleted before it was signed", name)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return csr.Status.Certificate, nil
+}
+
+// RequestClient gets a certificate for a person, who must be allowed to approve requests of the signer.
+func RequestClient(ctx context.Context, kube kubernetes.Interface) (pki.Pair, error) {
+	request, key, err := pki.NewRequest(pki.Profile{User: identity.Client})
+	if err != nil {
+		return pki.Pair{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, clientPatience)
+	defer cancel()
+	requests := kube.CertificatesV1().CertificateSigningRequests()
+	csr, err := requests.Create(ctx, &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "ebb-client-"},
+		Spec:       certificatesv1.CertificateSigningRequestSpec{Request: request, SignerName: ClientSignerName, Usages: clientUsages},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return pki.Pair{}, fmt.Errorf("create a signing request: %w", err)
+	}
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Requested", Message: "The requester approved it.",
+	})
+	if csr, err = requests.UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); err != nil {
+		return pki.Pair{}, fmt.Errorf("approve a signing request of %s: %w", ClientSignerName, err)
+	}
+	cert, err := await(ctx, requests, csr)
+	return pki.Pair{Cert: cert, Key: key}, err
+}
