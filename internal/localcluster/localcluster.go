@@ -161,9 +161,16 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 		}
 		c.nodes = append(c.nodes, n)
 	}
-	return c.await(ctx, "every node to be Ready", append([]*process{c.server}, c.nodes...), func() error {
-		return c.allReady(ctx, before)
+	parked := map[string]bool{}
+	err = c.await(ctx, "every node to be Ready", append([]*process{c.server}, c.nodes...), func() error {
+		return c.allReady(ctx, before, parked)
 	})
+	for _, n := range c.nodes {
+		if parked[n.name] && err == nil {
+			c.say("%s is parked: `%s uncordon %s` brings it back", n.name, c.opts.Command, n.name)
+		}
+	}
+	return err
 }
 
 // epochs returns the earlier epochs of the nodes: a Node object of an earlier run may still be Ready.
@@ -179,7 +186,8 @@ func (c *Cluster) epochs(ctx context.Context) (map[string]int64, error) {
 	return epochs, nil
 }
 
-func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
+// allReady returns nil when every node is Ready in a new epoch, or is parked: then it waits for a person. It records which are parked.
+func (c *Cluster) allReady(ctx context.Context, before map[string]int64, parked map[string]bool) error {
 	var nodes v1alpha1.NodeList
 	if err := c.client.List(ctx, &nodes); err != nil {
 		return err
@@ -187,7 +195,8 @@ func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
 	ready := map[string]bool{}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		ready[n.Name] = n.IsReady() && n.Status.Epoch > before[n.Name]
+		parked[n.Name] = n.IsParked()
+		ready[n.Name] = n.IsReady() && n.Status.Epoch > before[n.Name] || parked[n.Name]
 	}
 	var waiting []string
 	for _, n := range c.nodes {
