@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -299,7 +300,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		Address:  peers.Addr().String(),
 		Peers:    node.Peers{Listener: peers, Files: files, Services: hosted.Services, Protocols: hosted.Protocols},
 		Runtimes: hosted.Runtimes,
-		Gate:     gate, Metrics: metrics, Log: log,
+		Gate:     gate, Metrics: metrics, Log: log, AtStep: failpoint.At,
 		Die: func(reason string) {
 			log.Error("killing this process", "reason", reason)
 			os.Exit(3)

@@ -61,6 +61,8 @@ type Options struct {
 	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
+	// AtStep is called before and after the node records that it is parked; tests use it to crash there. It may be nil.
+	AtStep func(point string)
 	// Die kills the process, because work did not stop before the lease expired.
 	Die func(reason string)
 }

@@ -83,10 +83,19 @@ func (e *Epoch) parking(old *v1alpha1.Parked) *v1alpha1.Parked {
 
 // publishParked records that the node is parked. Without the record the lease is not released: a process that restarts would join.
 func (n *Node) publishParked(ctx context.Context, e *Epoch) error {
+	n.at("before-record-parked")
 	e.set(func(e *Epoch) {
 		e.ready = readiness{reason: v1alpha1.ReasonParked, message: parkedMessage(e.Node)}
 	})
-	return n.insist(ctx, "record that the node is parked", func(ctx context.Context) error { return n.writeStatus(ctx, e) })
+	err := n.insist(ctx, "record that the node is parked", func(ctx context.Context) error { return n.writeStatus(ctx, e) })
+	n.at("after-record-parked")
+	return err
+}
+
+func (n *Node) at(point string) {
+	if n.opts.AtStep != nil {
+		n.opts.AtStep(point)
+	}
 }
 
 // park waits, without a lease, until the node is uncordoned.
