@@ -156,6 +156,9 @@ func parseLabels(list []string) (map[string]string, error) {
 // credentials ensures that the node has its credentials.
 func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 	dir := f.dir.Node(f.name)
+	if f.dir.CanIssue() && f.nodeCfg != "" && f.coCfg != "" {
+		return dir, f.dir.IssueNodeTLS(dir, f.name, f.hosts())
+	}
 	if f.dir.CanIssue() {
 		return dir, f.dir.IssueNode(dir, f.name, f.hosts())
 	}

@@ -2,8 +2,7 @@
 // leaves the cluster.
 //
 //	join ──▶ Alive ──▶ Draining ──▶ Stopping ──▶ left          one epoch, on the coordinator's request or SIGTERM
-//	  ▲        │           │           ├──────▶ parked, until the node is uncordoned ──▶ next epoch
-//	  ▲        │           │           │
+//	  ▲        │           │           ├─────────▶ parked, until the node is uncordoned ──▶ next epoch
 //	  │        └───────────┴───────────┴── lease in doubt: nothing starts, StopOnDoubt runtimes stop
 //	  └────────────────────────── next epoch ◀──┘
 package node
@@ -314,7 +313,11 @@ func DrainedBy(ctx context.Context, r client.Reader, node string) (*v1alpha1.Act
 // cancelled or deleted only has not released the slot yet.
 func readSlot(ctx context.Context, r client.Reader, node string) (slot *v1alpha1.ActiveDrain, wanted bool, err error) {
 	settings := &v1alpha1.Settings{}
-	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	err = r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings)
+	if kubeclient.IsMissing(err) { // a new cluster: the first coordinator creates them
+		return nil, false, nil
+	}
+	if err != nil {
 		return nil, false, err
 	}
 	slot = settings.Status.ActiveDrain
