@@ -25,6 +25,10 @@ func (p DrainPhase) Final() bool {
 // DrainFinalizer keeps a Drain until it has ended and, if it was cancelled, until its node has begun a new epoch.
 const DrainFinalizer = "ebb.dev/drain"
 
+// OnCordonLabel marks a Drain that was created because somebody cordoned the core Node. It is withdrawn if the node is uncordoned before
+// it began.
+const OnCordonLabel = "ebb.dev/on-cordon"
+
 // Conditions of a Drain.
 const (
 	// DrainFinished is True when the drain has ended; its reason is the outcome.

@@ -211,6 +211,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	if err != nil {
 		return err
 	}
+	controllers.resign = campaign.Resign
 	peers, err := net.Listen("tcp", f.peerListen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)

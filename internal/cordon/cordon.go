@@ -8,17 +8,22 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Is reports whether a node is cordoned. n is Ebb's Node or a core Node.
+// goingTaints are what Cluster Autoscaler and Karpenter put on a core Node that they are about to remove.
+var goingTaints = []string{"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"}
+
+// Is reports whether a node is cordoned. n is Ebb's Node or a core Node. A core Node that an autoscaler is about to remove counts as
+// cordoned.
 func Is(n client.Object) bool {
 	switch n := n.(type) {
 	case *v1alpha1.Node:
 		return n != nil && n.Spec.Cordoned
 	case *corev1.Node:
-		return n != nil && n.Spec.Unschedulable
+		return n != nil && (n.Spec.Unschedulable || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return slices.Contains(goingTaints, t.Key) }))
 	}
 	return false
 }
@@ -50,4 +55,10 @@ func Lift(n client.Object, owner string) {
 // Owns reports whether an object is among the owners of a node's cordon.
 func Owns(n client.Object, owner string) bool {
 	return slices.Contains(v1alpha1.CordonOwners(n), owner)
+}
+
+// Changes reports whether an update of a node concerns its cordon, for who watches core Nodes: kubelets report their status all the time.
+func Changes(e event.UpdateEvent) bool {
+	return Is(e.ObjectOld) != Is(e.ObjectNew) || e.ObjectOld.GetUID() != e.ObjectNew.GetUID() ||
+		e.ObjectOld.GetAnnotations()[v1alpha1.CordonOwnersAnnotation] != e.ObjectNew.GetAnnotations()[v1alpha1.CordonOwnersAnnotation]
 }

@@ -16,30 +16,40 @@ import (
 
 // Cordon returns the object that has the cordon of a node, or nil if there is no such node.
 func (w World) Cordon(node string) client.Object {
+	if core := w.Core[node]; core != nil {
+		return core
+	}
 	if n := w.Nodes[node]; n != nil {
 		return n
 	}
 	return nil
 }
 
+// parks reports whether a drain parks its node. On a core Node every drain does: something restarts the process there.
+func (w World) parks(d *v1alpha1.Drain) bool { return d.Spec.Park || w.Core[d.Spec.NodeName] != nil }
+
 // uncordoned reports whether somebody uncordoned the node of a drain that parks.
 func (w World) uncordoned(d *v1alpha1.Drain) bool {
-	if !d.Spec.Park {
+	n := w.Cordon(d.Spec.NodeName)
+	if n == nil || !w.parks(d) || cordon.Is(n) {
 		return false
 	}
-	n := w.Cordon(d.Spec.NodeName)
-	return n != nil && !cordon.Is(n) && (d.Status.StartedAt != nil || cordon.Owns(n, string(d.UID)))
+	return d.Status.StartedAt != nil || cordon.Owns(n, string(d.UID)) || d.Labels[v1alpha1.OnCordonLabel] != ""
 }
 
-// makeCordon cordons the node of a drain that parks and has not begun.
-func makeCordon(w World, d *v1alpha1.Drain) *Step {
+// makeCordon cordons the node of a drain that parks and has not begun, and reports whether the drain may begin. The node itself sees the
+// cordon on Ebb's Node, so the drain waits until it is projected there.
+func makeCordon(w World, d *v1alpha1.Drain) (step *Step, ready bool) {
 	n := w.Cordon(d.Spec.NodeName)
-	if !d.Spec.Park || n == nil || cordon.Is(n) {
-		return nil
+	switch {
+	case n == nil || !w.parks(d):
+		return nil, true
+	case !cordon.Is(n):
+		next := copyOf(n)
+		cordon.Add(next, string(d.UID))
+		return &Step{Name: StepCordon, Object: next, Drain: d}, false
 	}
-	next := copyOf(n)
-	cordon.Add(next, string(d.UID))
-	return &Step{Name: StepCordon, Object: next, Drain: d}
+	return nil, w.Nodes[d.Spec.NodeName].Spec.Cordoned
 }
 
 // nextOfCordons removes owners from cordons: all of them from a node that somebody uncordoned, and drains that no longer want it.
@@ -82,7 +92,7 @@ func disown(w World, holder *v1alpha1.Drain, n client.Object, d *v1alpha1.Drain)
 	switch {
 	case d.Status.Phase == v1alpha1.DrainComplete:
 		v1alpha1.RemoveCordonOwner(next, string(d.UID))
-	case holder != nil && holder != d && holder.Spec.NodeName == n.GetName() && holder.Spec.Park && !holder.Status.Phase.Final():
+	case holder != nil && holder != d && holder.Spec.NodeName == n.GetName() && w.parks(holder) && !holder.Status.Phase.Final():
 		v1alpha1.RemoveCordonOwner(next, string(d.UID))
 		v1alpha1.AddCordonOwner(next, string(holder.UID))
 	default:
@@ -101,7 +111,7 @@ func (w World) parkedBy(d *v1alpha1.Drain) bool {
 // again, it waits until the node is uncordoned.
 func park(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	n := w.Nodes[slot.Node]
-	if !d.Spec.Park || n == nil || !cordon.Is(w.Cordon(slot.Node)) || w.parkedBy(d) {
+	if !w.parks(d) || n == nil || !cordon.Is(w.Cordon(slot.Node)) || w.parkedBy(d) {
 		return nil
 	}
 	next := n.DeepCopy()

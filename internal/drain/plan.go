@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +27,8 @@ type World struct {
 	fleet.Fleet
 	Settings *v1alpha1.Settings
 	Drains   []*v1alpha1.Drain
+	// Core has the core Nodes by name, where the API has them: there they have the cordons.
+	Core map[string]*corev1.Node
 	// Works are the kinds of work that are counted.
 	Works Works
 	// Left is the work that objects place on the node in the slot, by kind.
@@ -150,7 +153,7 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case d.Status.Phase == v1alpha1.DrainDraining:
 		return nextOfDraining(w, slot, d)
 	}
-	if step := makeCordon(w, d); step != nil {
+	if step, ready := makeCordon(w, d); !ready {
 		return step
 	}
 	return begin(w, slot, d)
@@ -269,7 +272,7 @@ func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, 
 	if !w.placesNothing() {
 		return wait(w, slot, d)
 	}
-	if d.Spec.Park {
+	if w.parks(d) {
 		message += " It is parked until it is uncordoned."
 	}
 	return complete(w, slot, d, reason, message)
@@ -298,7 +301,7 @@ func (w World) toldToStop(slot *v1alpha1.ActiveDrain) bool {
 // desire sets the desired liveness of the node, for the slot's epoch.
 func desire(w World, slot *v1alpha1.ActiveDrain, l v1alpha1.Liveness, name string, d *v1alpha1.Drain) *Step {
 	node := w.Nodes[slot.Node]
-	want := v1alpha1.DesiredLiveness{Liveness: l, Epoch: slot.NodeEpoch, DrainUID: slot.UID, Park: d.Spec.Park}
+	want := v1alpha1.DesiredLiveness{Liveness: l, Epoch: slot.NodeEpoch, DrainUID: slot.UID, Park: w.parks(d)}
 	if node == nil || node.Spec.Desired != nil && *node.Spec.Desired == want {
 		return nil
 	}
@@ -424,6 +427,8 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 		return nil
 	case d.Spec.Cancelled:
 		return withdraw(w, d, "The drain was cancelled before it began.")
+	case w.uncordoned(d):
+		return withdraw(w, d, "The node was uncordoned before the drain began.")
 	}
 	reason := refusal(w, d)
 	switch {

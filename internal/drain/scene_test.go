@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/kube"
 )
 
 // start is when every scene begins.
@@ -177,6 +178,11 @@ func (s *scene) world() drain.World {
 	w, err := drain.Gather(context.Background(), s.store, s.leader, tenants, s.now)
 	if err != nil {
 		s.t.Fatal(err)
+	}
+	if s.core != nil {
+		if w.Core, err = kube.ReadNodes(context.Background(), s.store); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 	return w
 }
