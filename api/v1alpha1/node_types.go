@@ -41,6 +41,11 @@ const (
 	// NodeReady is True while the node's lease is held and its runtimes run.
 	NodeReady = "Ready"
 
+	// NodeNeedsGuard is True on Kubernetes once work has asked to be taken by the node, which it may be only while a guard runs there.
+	NodeNeedsGuard = "NeedsGuard"
+	// NodeGuarded is True on Kubernetes while the guard of the node runs and its budget is observed.
+	NodeGuarded = "Guarded"
+
 	// ReasonServing: the node holds its lease and its runtimes run.
 	ReasonServing = "Serving"
 	// ReasonStarting: the node has begun an epoch and its runtimes are starting.

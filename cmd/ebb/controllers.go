@@ -21,6 +21,7 @@ type controllers struct {
 	timing       lease.Timing
 	drainMetrics *drain.Metrics
 	parts        kind.Parts
+	guardImage   string // without one there are no guards
 	// resign lets another node win the election.
 	resign func(context.Context) error
 
@@ -45,6 +46,14 @@ func (c *controllers) setup(t *coordinator.Term) error {
 		drains.Core = kube.ReadNodes
 		cordons := &kube.Controller{Leader: t.Epoch.Node, CheckTerm: t.CheckTerm, Resign: c.resign, Log: t.Log, AtStep: failpoint.At}
 		if err := cordons.SetupWithManager(mgr); err != nil {
+			return err
+		}
+	}
+	if onKubernetes && c.guardImage != "" {
+		guards := &kube.Guards{
+			Leader: t.Epoch.Node, Image: c.guardImage, CheckTerm: t.CheckTerm, Tenants: kinds.Tenants, Works: kinds.Works(), Log: t.Log, AtStep: failpoint.At,
+		}
+		if err := guards.SetupWithManager(mgr); err != nil {
 			return err
 		}
 	}

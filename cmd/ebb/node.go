@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -25,6 +26,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -46,6 +48,7 @@ type nodeFlags struct {
 	drainTimeout   time.Duration
 
 	peerListen string
+	guardImage string
 
 	logs  logFlags
 	parts kind.Parts
@@ -96,6 +99,7 @@ On SIGTERM or SIGINT the node leaves the cluster: it stops its work, resigns if 
 	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "kubeconfig file of the coordinator, for the election and the controllers (default: in the data directory)")
 	addLeaseTiming(fs, &f.timing)
 	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for connections from other nodes; port 0 picks a free port")
+	fs.StringVar(&f.guardImage, "guard-image", "", "on Kubernetes, image of the guards that keep nodes from being taken away while work is on them; without it there are none")
 	f.parts.AddFlags(fs)
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
@@ -206,7 +210,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	}
 	defer listener.Close()
 	registry := prometheus.NewRegistry()
-	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry, kinds.Works()), parts: f.parts}
+	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry, kinds.Works()), parts: f.parts, guardImage: f.guardImage}
 	campaign, err := f.campaign(dir, registry, controllers, log)
 	if err != nil {
 		return err
@@ -290,6 +294,12 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	}
 	metrics := node.NewMetrics(r, f.name)
 	gate := node.NewGate(metrics.Refused)
+	if f.guardImage != "" {
+		if err := needCoreNodes(cfg); err != nil {
+			return nil, err
+		}
+		gate.NeedGuard()
+	}
 	files := peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
 	hosted, err := f.parts.Host(kind.Env{
 		Node: f.name, Dir: dir, Shared: f.dir, Exe: exe, Gate: gate, Host: host, Files: files, Objects: objects, Registry: r,
@@ -310,6 +320,15 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 			os.Exit(3)
 		},
 	})
+}
+
+// needCoreNodes refuses guards where there is nothing to guard.
+func needCoreNodes(cfg *rest.Config) error {
+	has, err := kube.HasNodes(cfg)
+	if err == nil && !has {
+		err = errors.New("--guard-image: this API has no core Nodes, so there is nothing to guard; leave the flag out")
+	}
+	return err
 }
 
 func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *coordinator.Campaign, controllers *controllers, n *node.Node, log *slog.Logger) (*httpapi.Server, error) {

@@ -115,24 +115,27 @@ func (c *Controller) do(ctx context.Context, a *Action) error {
 	if err := c.CheckTerm(ctx); err != nil {
 		return err
 	}
-	c.at("before-" + a.Name)
-	if err := c.write(ctx, a); err != nil {
+	at(c.AtStep, "before-"+a.Name)
+	if err := write(ctx, c.client, a); err != nil {
 		return err
 	}
-	c.at("after-" + a.Name)
+	at(c.AtStep, "after-"+a.Name)
 	c.Log.Info("kube: action taken", "action", a.Name, "target", a.Node)
 	return nil
 }
 
-func (c *Controller) write(ctx context.Context, a *Action) error {
+// write does what an action says. Deletions name the version that was read too.
+func write(ctx context.Context, c client.Client, a *Action) error {
 	switch a.Verb {
 	case Create:
-		return c.client.Create(ctx, a.Object)
+		return c.Create(ctx, a.Object)
 	case Delete:
 		uid, version := a.Object.GetUID(), a.Object.GetResourceVersion()
-		return c.client.Delete(ctx, a.Object, client.Preconditions{UID: &uid, ResourceVersion: &version})
+		return c.Delete(ctx, a.Object, client.Preconditions{UID: &uid, ResourceVersion: &version})
 	case Update:
-		return c.client.Update(ctx, a.Object)
+		return c.Update(ctx, a.Object)
+	case UpdateStatus:
+		return c.Status().Update(ctx, a.Object)
 	}
 	return errors.New("no such verb: " + string(a.Verb))
 }
@@ -147,8 +150,9 @@ func (c *Controller) resign(ctx context.Context, a *Action) {
 	}
 }
 
-func (c *Controller) at(point string) {
-	if c.AtStep != nil {
-		c.AtStep(point)
+// at calls a hook of tests, if there is one.
+func at(hook func(string), point string) {
+	if hook != nil {
+		hook(point)
 	}
 }

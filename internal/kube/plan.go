@@ -46,6 +46,8 @@ const (
 	Update Verb = "update"
 	Create Verb = "create"
 	Delete Verb = "delete"
+	// UpdateStatus writes the status, and not the rest of the object.
+	UpdateStatus Verb = "update-status"
 	// Resign lets another node become coordinator. It has no object.
 	Resign Verb = "resign"
 )
