@@ -28,6 +28,9 @@ import (
 //	work arrives ──▶ NeedsGuard ──▶ pod, budget ──▶ running and observed ──▶ Guarded ──▶ work is taken
 //	cordoned ──▶ drained, lease released ──▶ not Guarded ──▶ budget deleted ──▶ kubectl drain passes
 
+// live counts the nodes that hold a lease.
+func (w GuardWorld) live() int { return World{Fleet: w.Fleet}.live() }
+
 // GuardLabel is on the guard of a node and on its budget; its value is the node's name, shortened if need be.
 const GuardLabel = "ebb.dev/guard"
 
@@ -219,17 +222,33 @@ func (w GuardWorld) newBudget(n *v1alpha1.Node) *policyv1.PodDisruptionBudget {
 	}
 }
 
-// why says what keeps a cordoned node, in the words of `ebb explain`. It names no times, so that it changes only with the work.
-func why(n *v1alpha1.Node, drains []*v1alpha1.Drain, works drain.Works) string {
+// why says what keeps a cordoned node, in the words of `ebb explain`. It names no times, so that it changes only with the work. It says
+// nothing while a drain is about to be created.
+func (w GuardWorld) why(n *v1alpha1.Node, drains []*v1alpha1.Drain, works drain.Works) string {
 	var latest *v1alpha1.Drain
 	for _, d := range drains {
 		if d.Spec.NodeName == n.Name && !d.Status.Phase.Final() && (latest == nil || d.Status.StartedAt != nil) {
 			latest = d
 		}
 	}
-	if latest == nil {
+	switch {
+	case latest != nil:
+	case w.drainComes(n):
+		return ""
+	case w.live() < 2:
+		return fmt.Sprintf("Ebb holds node %s: it holds %s, and no other node can take that. Start another node.", n.Name, works.Listed(n.Status.Held))
+	default:
 		return fmt.Sprintf("Ebb holds node %s: it holds %s, and no drain of it is running. `ebb drain %s` moves the work away.", n.Name, works.Listed(n.Status.Held), n.Name)
 	}
+	return whyDrain(n, latest, works)
+}
+
+// drainComes reports whether a drain of a cordoned node will be created by itself.
+func (w GuardWorld) drainComes(n *v1alpha1.Node) bool {
+	return w.Settings.OnCordon != v1alpha1.HoldOnCordon && w.Live(n.Name) && w.live() > 1 && n.Annotations[CordonDrainAnnotation] == "" && len(v1alpha1.CordonOwners(n)) == 0
+}
+
+func whyDrain(n *v1alpha1.Node, latest *v1alpha1.Drain, works drain.Works) string {
 	phase := cmp.Or(latest.Status.Phase, v1alpha1.DrainPending)
 	text := fmt.Sprintf("Ebb holds node %s: drain %s is %s", n.Name, latest.Name, phase)
 	if latest.Status.StartedAt == nil {

@@ -181,8 +181,8 @@ func (g *Guards) tell(ctx context.Context, w GuardWorld) time.Duration {
 		for i := range list.Items {
 			drains = append(drains, &list.Items[i])
 		}
-		text := why(n, drains, g.Works)
-		if last := g.told[name]; last.text == text || time.Since(last.at) < noticeAfter {
+		text := w.why(n, drains, g.Works)
+		if last := g.told[name]; text == "" || last.text == text || time.Since(last.at) < noticeAfter {
 			continue
 		}
 		if err := g.emit(ctx, text, w.Core[name], w.Pods[guardLabel(name)]); err != nil {

@@ -176,15 +176,24 @@ func TestWhatHoldsANodeIsSaid(t *testing.T) {
 		Phase: v1alpha1.DrainDraining, StartedAt: &began, Remaining: map[string]int64{"volumes": 2},
 		Blockers: []v1alpha1.Blocker{{Kind: "Volume", Name: "default/v", Reason: "LastReplica", Remedy: "add a node"}},
 	}
+	hold := func(w *GuardWorld) { w.Settings.OnCordon = v1alpha1.HoldOnCordon }
 	for _, c := range []struct {
+		setup  func(*GuardWorld)
 		drains []*v1alpha1.Drain
 		want   string
 	}{
-		{nil, "Ebb holds node n1: it holds 2 volumes, and no drain of it is running. `ebb drain n1` moves the work away."},
-		{[]*v1alpha1.Drain{queued}, "Ebb holds node n1: drain cordon-n1-1 is Pending. Waiting for drain d of node n2."},
-		{[]*v1alpha1.Drain{d}, "Ebb holds node n1: drain cordon-n1-1 is Draining, 2 volumes left. Volume default/v: LastReplica."},
+		{nil, nil, ""},
+		{hold, nil, "Ebb holds node n1: it holds 2 volumes, and no drain of it is running. `ebb drain n1` moves the work away."},
+		{func(w *GuardWorld) { delete(w.Leases, "n2") }, nil, "Ebb holds node n1: it holds 2 volumes, and no other node can take that. Start another node."},
+		{nil, []*v1alpha1.Drain{queued}, "Ebb holds node n1: drain cordon-n1-1 is Pending. Waiting for drain d of node n2."},
+		{nil, []*v1alpha1.Drain{d}, "Ebb holds node n1: drain cordon-n1-1 is Draining, 2 volumes left. Volume default/v: LastReplica."},
 	} {
-		if got := why(n, c.drains, works); got != c.want {
+		y := newYard()
+		y.Nodes["n2"], y.Leases["n2"] = &v1alpha1.Node{}, lease.Record{Node: "n2", Holder: "h", Epoch: 1}
+		if c.setup != nil {
+			c.setup(&y.GuardWorld)
+		}
+		if got := y.why(n, c.drains, works); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
 	}
