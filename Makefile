@@ -7,7 +7,7 @@ LDFLAGS  := -X main.version=$(VERSION)
 DATA_DIR ?= .ebb
 EBB_CHAOS_FOR ?= 10m
 PROTOS   := internal/changefeed/wire/wire.proto internal/etcdcluster/wire/wire.proto
-GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
+GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml config/kubernetes/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
 .PHONY: build run test test-long lint generate check-generated chaos bench kube setup clean
 
@@ -30,6 +30,7 @@ lint: ## gofmt, and what .golangci.yml lists: vet and staticcheck among it
 generate: ## deep copies and CRDs from the Go types, messages from their definitions
 	$(GO) tool $(TOOLS) controller-gen object paths=./api/... crd:maxDescLen=500 output:crd:dir=config/crd
 	$(GO) build $(TOOLS) -o bin/test/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	$(GO) run ./cmd/ebb manifests --write config/kubernetes
 	PATH="$(CURDIR)/bin/test:$$PATH" protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative $(PROTOS)
 
 check-generated: ## generated files are what the types say

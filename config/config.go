@@ -14,13 +14,13 @@ import (
 var files embed.FS
 
 // CRDs are Ebb's own objects, in every home.
-func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("crd") }
+func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("crd/ebb.dev_*.yaml") }
 
 // EmbeddedCRDs are the types of a full Kubernetes that the embedded API has to bring itself.
-func EmbeddedCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("embedded") }
+func EmbeddedCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("embedded/*.yaml") }
 
-func load(dir string) ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	paths, err := fs.Glob(files, dir+"/*.yaml")
+func load(pattern string) ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	paths, err := fs.Glob(files, pattern)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,6 +20,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/signer"
 )
 
 // cluster is how a client command finds the cluster.
@@ -85,10 +88,28 @@ func (c *cluster) token() (string, error) {
 		return "", err
 	}
 	token, err := datadir.ReadToken(filepath.Join(filepath.Dir(path), "token"))
+	if errors.Is(err, fs.ErrNotExist) {
+		if token, installed, readErr := c.installedToken(); readErr != nil || installed {
+			return token, readErr
+		}
+	}
 	if err != nil {
 		return "", fmt.Errorf("%w; set the file with --token-file", err)
 	}
 	return token, nil
+}
+
+// installedToken is the token of an installation on Kubernetes, and whether this is one.
+func (c *cluster) installedToken() (token string, installed bool, err error) {
+	cfg, err := c.config()
+	if err != nil {
+		return "", false, err
+	}
+	kube, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return "", false, err
+	}
+	return signer.Token(context.Background(), kube, lease.Namespace)
 }
 
 // post sends a request to a node's HTTP API and decodes the answer into out.
@@ -117,8 +138,8 @@ func (c *cluster) api() (*httpapi.Client, error) {
 	return httpapi.NewClient(ca, token)
 }
 
-// authority is the certificate authority of the nodes: ca.crt beside the kubeconfig file, since a Kubernetes has another one for its own API. Without
-// that file it is the one of the API.
+// authority is the certificate authority of the nodes: ca.crt beside the kubeconfig file or the one that the signer published, since a Kubernetes has
+// another one for its own API. Otherwise it is the one of the API.
 func (c *cluster) authority(cfg *rest.Config) ([]byte, error) {
 	path, err := c.path()
 	if err != nil {
@@ -126,6 +147,13 @@ func (c *cluster) authority(cfg *rest.Config) ([]byte, error) {
 	}
 	ca, err := os.ReadFile(filepath.Join(filepath.Dir(path), "ca.crt"))
 	if !errors.Is(err, fs.ErrNotExist) {
+		return ca, err
+	}
+	kube, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if ca, installed, err := signer.Authority(context.Background(), kube, lease.Namespace); err != nil || installed {
 		return ca, err
 	}
 	if err := rest.LoadTLSFiles(cfg); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -31,6 +33,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
+	"github.com/ebb-dev/ebb/internal/signer"
 )
 
 // nodeFlags are the flags of `ebb node`.
@@ -43,6 +46,10 @@ type nodeFlags struct {
 	timing  lease.Timing
 	nodeCfg string
 	coCfg   string
+
+	// kubernetes says that the API is a Kubernetes cluster, in which account finds the node's credentials.
+	kubernetes bool
+	account    inCluster
 
 	drainOnSigterm bool
 	drainTimeout   time.Duration
@@ -66,6 +73,9 @@ election of the coordinator.
 
 Its credentials are in DIR/nodes/NAME. If DIR is also the data directory of the API server, the first start creates them; on
 another machine copy them there from ` + "`ebb credentials`" + `.
+
+With --kubernetes the API is a Kubernetes cluster on which Ebb is installed (docs/kubernetes.md). The node then uses the service account of its pod, and
+` + "`ebb signer`" + ` issues its certificate.
 
 On SIGTERM or SIGINT the node leaves the cluster: it stops its work, resigns if it is the coordinator, and releases its lease.`,
 		Example: `  ebb node --name n1 --data-dir /var/lib/ebb
@@ -97,6 +107,8 @@ On SIGTERM or SIGINT the node leaves the cluster: it stops its work, resigns if 
 	fs.DurationVar(&f.drainTimeout, "drain-timeout", 10*time.Minute, "how long the drain of --drain-on-sigterm may take; after that the node leaves without it")
 	fs.StringVar(&f.nodeCfg, "kubeconfig", "", "kubeconfig file of the node (default: in the data directory)")
 	fs.StringVar(&f.coCfg, "coordinator-kubeconfig", "", "kubeconfig file of the coordinator, for the election and the controllers (default: in the data directory)")
+	fs.BoolVar(&f.kubernetes, "kubernetes", false, "run in a pod of a Kubernetes cluster on which Ebb is installed")
+	f.account.addAccount(fs)
 	addLeaseTiming(fs, &f.timing)
 	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for connections from other nodes; port 0 picks a free port")
 	fs.StringVar(&f.guardImage, "guard-image", "", "on Kubernetes, image of the guards that keep nodes from being taken away while work is on them; without it there are none")
@@ -157,9 +169,12 @@ func parseLabels(list []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// credentials ensures that the node has its credentials.
-func (f nodeFlags) credentials() (datadir.NodeDir, error) {
+// credentials ensures that the node has its credentials. On Kubernetes they are renewed until ctx ends.
+func (f nodeFlags) credentials(ctx context.Context, log *slog.Logger) (datadir.NodeDir, error) {
 	dir := f.dir.Node(f.name)
+	if f.kubernetes {
+		return dir, f.certify(ctx, dir, log)
+	}
 	if f.dir.CanIssue() && f.nodeCfg != "" && f.coCfg != "" {
 		return dir, f.dir.IssueNodeTLS(dir, f.name, f.hosts())
 	}
@@ -171,6 +186,35 @@ func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 		err = fmt.Errorf("node %s has no credentials in %s: run `ebb credentials %s --out DIR` on the machine of the API server and copy DIR here", f.name, dir, f.name)
 	}
 	return dir, err
+}
+
+// certify gets the node's certificate from the signer of the cluster, and keeps it valid.
+func (f nodeFlags) certify(ctx context.Context, dir datadir.NodeDir, log *slog.Logger) error {
+	cfg, err := f.config(f.nodeCfg, "")
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(string(dir), 0o700); err != nil {
+		return fmt.Errorf("credentials of node %s: %w", f.name, err)
+	}
+	files := signer.Files{Kube: kube, Namespace: lease.Namespace, Node: f.name, Hosts: f.hosts(), Dir: dir, Log: log.With("node", f.name)}
+	if err := files.Ensure(ctx); err != nil {
+		return err
+	}
+	go files.Keep(ctx)
+	return nil
+}
+
+// config is the configuration in a kubeconfig file, the one of the pod on Kubernetes, or the one in a file of the data directory.
+func (f nodeFlags) config(given, own string) (*rest.Config, error) {
+	if f.kubernetes && given == "" {
+		return f.account.config()
+	}
+	return kubeclient.Load(cmp.Or(given, own))
 }
 
 func (f nodeFlags) hosts() []string {
@@ -200,7 +244,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	if err := f.dir.Create(); err != nil {
 		return err
 	}
-	dir, err := f.credentials()
+	dir, err := f.credentials(ctx, log)
 	if err != nil {
 		return err
 	}
@@ -257,11 +301,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 }
 
 func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, controllers *controllers, log *slog.Logger) (*coordinator.Campaign, error) {
-	path := f.coCfg
-	if path == "" {
-		path = dir.CoordinatorKubeconfig()
-	}
-	cfg, err := kubeclient.Load(path)
+	cfg, err := f.config(f.coCfg, dir.CoordinatorKubeconfig())
 	if err != nil {
 		return nil, err
 	}
@@ -272,11 +312,7 @@ func (f nodeFlags) campaign(dir datadir.NodeDir, r prometheus.Registerer, contro
 }
 
 func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r prometheus.Registerer, campaign *coordinator.Campaign, log *slog.Logger) (*node.Node, error) {
-	path := f.nodeCfg
-	if path == "" {
-		path = dir.Kubeconfig()
-	}
-	cfg, err := kubeclient.Load(path)
+	cfg, err := f.config(f.nodeCfg, dir.Kubeconfig())
 	if err != nil {
 		return nil, err
 	}

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Rule is an expression in CEL that must hold for a write of a node, and what to say if it does not. It sees object, oldObject, request and
-// variables.node, the node that writes.
+// Rule is an expression in CEL that must hold for a write of a node, and what to say if it does not. It sees object, oldObject, request,
+// variables.node, the node that writes, and variables.status, whether it writes the status only.
 //
 // Rules are how a Kubernetes cluster enforces the declarations. A policy cannot read a Lease, so what rests on epochs is not in them.
 type Rule struct {
@@ -18,7 +18,7 @@ func (n *NodeWrites) Rules() []Rule {
 	if n.Check != nil {
 		return n.Policy
 	}
-	rules := []Rule{{Expression: "request.subResource == 'status'", Message: "a node may write the status of the object only"}}
+	rules := []Rule{{Expression: "variables.status", Message: "a node may write the status of the object only"}}
 	for _, path := range n.Fixed {
 		rules = append(rules, Rule{Expression: unchanged(path), Message: "a node may not change " + path})
 	}

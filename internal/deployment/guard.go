@@ -51,11 +51,11 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 // nodeWritePolicy is checkNodeWrite for the policies of Kubernetes. Whether other leases have ended is checked by the nodes, with live reads.
 var nodeWritePolicy = []access.Rule{
 	{
-		Expression: "request.subResource == 'status' || object.?spec.?address == oldObject.?spec.?address || object.?spec.?address.orValue('') == variables.node",
+		Expression: "variables.status || object.?spec.?address == oldObject.?spec.?address || object.?spec.?address.orValue('') == variables.node",
 		Message:    "a node may claim a deployment for itself only",
 	},
 	{
-		Expression: "request.subResource == 'status' || (object.spec.all(k, k == 'address' || k in oldObject.spec && object.spec[k] == oldObject.spec[k]) && oldObject.spec.all(k, k == 'address' || k in object.spec))",
+		Expression: "variables.status || (object.spec.all(k, k == 'address' || k in oldObject.spec && object.spec[k] == oldObject.spec[k]) && oldObject.spec.all(k, k == 'address' || k in object.spec))",
 		Message:    "a node may change only the address in a deployment's spec",
 	},
 	{

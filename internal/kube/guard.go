@@ -180,7 +180,7 @@ func mark(n *v1alpha1.Node, on bool, reason, message string) *Action {
 func (w GuardWorld) objectMeta(n *v1alpha1.Node) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: w.Namespace, Name: shortname.Fit("ebb-guard-"+n.Name, 253),
-		Labels:          map[string]string{GuardLabel: guardLabel(n.Name), "app.kubernetes.io/name": "ebb-guard"},
+		Labels: map[string]string{GuardLabel: guardLabel(n.Name), "app.kubernetes.io/name": "ebb-guard"},
 		OwnerReferences: []metav1.OwnerReference{{
 			APIVersion: v1alpha1.GroupVersion.String(), Kind: "Node", Name: n.Name, UID: n.UID, Controller: new(true),
 		}},
@@ -202,7 +202,7 @@ func (w GuardWorld) newGuard(n *v1alpha1.Node) *corev1.Pod {
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: "guard", Image: w.Image, Args: []string{"guard"},
+				Name: "guard", Image: w.Image, Command: []string{"/ebb"}, Args: []string{"guard"},
 				SecurityContext: &corev1.SecurityContext{
 					AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 				},

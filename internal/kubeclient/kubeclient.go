@@ -4,6 +4,9 @@ package kubeclient
 import (
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -55,7 +58,9 @@ func NewMapper() meta.RESTMapper {
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	m.Add(corev1.SchemeGroupVersion.WithKind("PodList"), meta.RESTScopeNamespace)
 	m.Add(policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget"), meta.RESTScopeNamespace)
+	m.Add(policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudgetList"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
 	m.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
@@ -72,6 +77,25 @@ func Load(path string) (*rest.Config, error) {
 		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
 	}
 	return Tune(cfg), nil
+}
+
+// ServiceAccountDir is where a pod finds the credentials of its service account.
+const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// InCluster is the configuration of a process in a pod: the address of the API server from the environment, token and authority from a directory. The
+// token is read again when it is replaced.
+func InCluster(dir string) (*rest.Config, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, errors.New("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: run in a pod, or set --kubeconfig")
+	}
+	token := filepath.Join(dir, "token")
+	if _, err := os.Stat(token); err != nil {
+		return nil, fmt.Errorf("service account: %w", err)
+	}
+	return Tune(&rest.Config{
+		Host: "https://" + net.JoinHostPort(host, port), BearerTokenFile: token, TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(dir, "ca.crt")},
+	}), nil
 }
 
 // Tune configures a client: JSON, because custom resources support no other format and Leases are custom resources in the embedded API;

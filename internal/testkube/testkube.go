@@ -60,6 +60,7 @@ type Cluster struct {
 	nursery *child.Nursery
 	unlock  func()
 	config  *rest.Config
+	port    int
 	running []*program // in the order in which they were started
 
 	endOnce sync.Once
@@ -177,14 +178,14 @@ func (c *Cluster) start(name string, args []string) (*program, error) {
 // startAPI starts kube-apiserver and returns when it is ready.
 func (c *Cluster) startAPI(ctx context.Context) error {
 	for attempt := 1; ; attempt++ {
-		port, err := freePort()
-		if err != nil {
+		var err error
+		if c.port, err = freePort(); err != nil {
 			return err
 		}
-		if c.config, err = c.issue(port); err != nil {
+		if c.config, err = c.issue(c.port); err != nil {
 			return err
 		}
-		api, err := c.start("kube-apiserver", c.apiArgs(port))
+		api, err := c.start("kube-apiserver", c.apiArgs(c.port))
 		if err != nil {
 			return err
 		}
@@ -244,7 +245,11 @@ func (c *Cluster) schedulerArgs() []string {
 }
 
 func (c *Cluster) kwokArgs() []string {
-	return []string{"--kubeconfig=" + c.Kubeconfig(), "--config=" + c.path("stages.yaml"), "--manage-all-nodes", "--node-lease-duration-seconds=40"}
+	return []string{
+		"--kubeconfig=" + c.Kubeconfig(), "--config=" + c.path("stages.yaml"), "--manage-all-nodes", "--node-lease-duration-seconds=40",
+		// Pods have loopback addresses, so that their programs can be started on this machine. The port makes them different from those of other clusters.
+		fmt.Sprintf("--cidr=127.%d.%d.0/24", c.port>>8, c.port&255),
+	}
 }
 
 // awaitUsable returns when pods can be created and run: the default service account exists and all nodes are ready.

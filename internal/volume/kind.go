@@ -89,7 +89,7 @@ func engineWritePolicy() []access.Rule {
 	written := "['" + strings.Join(engineFields, "', '") + "']"
 	is, was := "object.?status.orValue({})", "oldObject.?status.orValue({})"
 	return []access.Rule{
-		{Expression: "request.subResource == 'status'", Message: "a node may write the status of the volume only"},
+		{Expression: "variables.status", Message: "a node may write the status of the volume only"},
 		{
 			Expression: "(oldObject.?status.?attachedTo.orValue('') == '' ? oldObject.?status.?rebuildOn.orValue('') : oldObject.status.attachedTo) == variables.node",
 			Message:    "the engine of the volume is on another node",

@@ -46,6 +46,8 @@ type cluster struct {
 	points string // directory of points to crash at, if any
 	timing lease.Timing
 	kept   *remains
+	// launchNode starts a node, where that is not `ebb node` in the data directory.
+	launchNode func(name string, args ...string) *process
 }
 
 // quickLeases make losses quick to notice. A busy machine may keep a node from two renewals before it fences itself.
@@ -187,7 +189,16 @@ func (c *cluster) start(args ...string) *process {
 
 func (c *cluster) launch(exe string, args ...string) *process {
 	c.t.Helper()
+	return c.launchIn(nil, exe, args...)
+}
+
+// launchIn is launch with more variables in the environment.
+func (c *cluster) launchIn(env []string, exe string, args ...string) *process {
+	c.t.Helper()
 	p := &process{cmd: exec.Command(exe, args...), out: &output{}, done: make(chan struct{})}
+	if env != nil {
+		p.cmd.Env = append(os.Environ(), env...)
+	}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if c.points != "" {
@@ -246,6 +257,9 @@ func (p *process) awaitExit(t testing.TB) int {
 // startNode runs `ebb node` in the cluster's data directory, with the timing of the cluster unless its arguments give another.
 func (c *cluster) startNode(name string, args ...string) *process {
 	c.t.Helper()
+	if c.launchNode != nil {
+		return c.launchNode(name, append(leaseArgs(c.timing), args...)...)
+	}
 	return c.start(append(append([]string{"node", "--name", name, "--data-dir", string(c.dir)}, leaseArgs(c.timing)...), args...)...)
 }
 

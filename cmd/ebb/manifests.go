@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebb-dev/ebb/internal/atomicfile"
+	"github.com/ebb-dev/ebb/internal/manifests"
+)
+
+func newManifests() *cobra.Command {
+	o := manifests.Options{Objects: kinds.Objects(), Version: version}
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "manifests [--image IMAGE]",
+		Short: "Print what installs Ebb on a Kubernetes cluster",
+		Long: `Print the YAML that installs Ebb on a Kubernetes cluster: the types, the namespace ebb-system, service accounts, RBAC, admission policies, the
+DaemonSet of the nodes and the Deployment of the signer. It is config/kubernetes with this version and an image filled in.`,
+		Example: "  ebb manifests --image registry.example/ebb:v1 | kubectl apply --server-side -f -",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir != "" {
+				return writeManifests(dir)
+			}
+			data, err := manifests.All(o)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(data)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&o.Image, "image", manifests.DefaultImage, "image of the nodes and of the signer")
+	cmd.Flags().StringVar(&dir, "write", "", "directory to write the files of config/kubernetes to")
+	_ = cmd.Flags().MarkHidden("write") // for make generate
+	return cmd
+}
+
+// writeManifests writes config/kubernetes, which names no version.
+func writeManifests(dir string) error {
+	files, err := manifests.Files(manifests.Options{Objects: kinds.Objects(), Image: manifests.DefaultImage})
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := atomicfile.Write(filepath.Join(dir, f.Name), f.Data, 0o644); err != nil {
+			return fmt.Errorf("manifests: %w", err)
+		}
+	}
+	return nil
+}
