@@ -26,6 +26,9 @@ type policy struct {
 	all []access.Rule
 	// anyTerm says that the policy does not look at the Term. The others refuse everything while there is none, whoever writes.
 	anyTerm bool
+	// lenient policies look at the Term, but allow everything while there is none: they are about objects that others than Ebb write too, and a
+	// policy without its parameter would refuse everybody's writes.
+	lenient bool
 }
 
 // policies refuse what RBAC cannot: it knows neither the node that a token is bound to nor which node leads.
@@ -40,9 +43,12 @@ func policies(o Options) []runtime.Object {
 		{name: "ebb-terms", group: groupEbb, resource: "terms", anyTerm: true, all: []access.Rule{
 			{Expression: "request.operation == 'UPDATE' && object.?spec.?node.orValue('') == variables.node", Message: "a node may write only itself into the Term"},
 		}},
-		{name: "ebb-core-nodes", group: "", resource: "nodes", mine: leads, all: coreNodeRules()},
-		{name: "ebb-guards", group: "", resource: "pods", mine: leads, all: guardRules()},
-		{name: "ebb-budgets", group: "policy", resource: "poddisruptionbudgets", mine: leads, all: guardNames()},
+		{name: "ebb-core-nodes", group: "", resource: "nodes", anyTerm: true, all: coreNodeRules()},
+		{name: "ebb-core-nodes-term", group: "", resource: "nodes", lenient: true, mine: leads},
+		{name: "ebb-guards", group: "", resource: "pods", anyTerm: true, all: guardRules()},
+		{name: "ebb-guards-term", group: "", resource: "pods", lenient: true, mine: leads},
+		{name: "ebb-budgets", group: "policy", resource: "poddisruptionbudgets", anyTerm: true, all: guardNames()},
+		{name: "ebb-budgets-term", group: "policy", resource: "poddisruptionbudgets", lenient: true, mine: leads},
 		{name: "ebb-leases", group: "coordination.k8s.io", resource: "leases", all: electionRules(), mine: leaseRules()},
 	}
 	for _, object := range o.Objects {
@@ -164,6 +170,9 @@ func (p policy) build(o Options) runtime.Object {
 			Validations: validations,
 		},
 	}
+	if p.lenient {
+		built.Spec.FailurePolicy = new(admissionv1.Ignore)
+	}
 	if !p.anyTerm {
 		built.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Term"}
 		leads := admissionv1.Variable{Name: "leads", Expression: "variables.node != '' && params != null && params.?spec.?node.orValue('') == variables.node"}
@@ -186,6 +195,9 @@ func (p policy) binding(o Options) runtime.Object {
 	}
 	if !p.anyTerm {
 		built.Spec.ParamRef = &admissionv1.ParamRef{Name: v1alpha1.TermName, ParameterNotFoundAction: new(admissionv1.DenyAction)}
+	}
+	if p.lenient {
+		built.Spec.ParamRef.ParameterNotFoundAction = new(admissionv1.AllowAction)
 	}
 	return built
 }
