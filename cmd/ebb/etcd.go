@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,13 +16,18 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/atomicfile"
+	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/pki"
+	"github.com/ebb-dev/ebb/internal/signer"
 )
 
 func newEtcd() *cobra.Command {
@@ -122,6 +128,9 @@ func (e *etcdCommand) certificates(where *etcdEndpoints) error {
 	if err := rest.LoadTLSFiles(cfg); err != nil {
 		return err
 	}
+	if err := e.useAuthorityOfNodes(cfg, where); err != nil {
+		return err
+	}
 	if len(cfg.CertData) == 0 || len(cfg.KeyData) == 0 || len(cfg.CAData) == 0 {
 		return errors.New("the kubeconfig has no client certificate; members of etcd clusters require one that is signed by the cluster's authority")
 	}
@@ -152,6 +161,57 @@ func (e *etcdCommand) certificates(where *etcdEndpoints) error {
 		}
 	}
 	return nil
+}
+
+// useAuthorityOfNodes replaces the certificate of the kubeconfig if the nodes have another authority than the API, as on Kubernetes.
+func (e *etcdCommand) useAuthorityOfNodes(cfg *rest.Config, where *etcdEndpoints) error {
+	authority, err := e.authority(cfg)
+	if err != nil || bytes.Equal(authority, cfg.CAData) {
+		return err
+	}
+	path, err := e.path()
+	if err != nil {
+		return err
+	}
+	kubeconfig := filepath.SplitList(path)[0]
+	dir, err := secretsDir(kubeconfig)
+	if err != nil {
+		return err
+	}
+	*where = etcdEndpoints{Endpoints: where.Endpoints}
+	cfg.CAData = authority
+	profile := pki.Profile{User: identity.Client}
+	cert, certErr := os.ReadFile(filepath.Join(dir, "client.crt"))
+	key, keyErr := os.ReadFile(filepath.Join(dir, "client.key"))
+	if certErr == nil && keyErr == nil && pki.Matches(cert, key) && pki.SignedBy(cert, authority, profile) {
+		if _, until, err := pki.Life(cert); err == nil && time.Until(until) > time.Minute {
+			cfg.CertData, cfg.KeyData = cert, key
+			return nil
+		}
+	}
+	pair, err := e.clientPair(datadir.Dir(filepath.Dir(kubeconfig)), profile)
+	cfg.CertData, cfg.KeyData = pair.Cert, pair.Key
+	return err
+}
+
+// clientPair is a certificate of the nodes' authority: from its key, if that is here, or from the signer.
+func (e *etcdCommand) clientPair(dir datadir.Dir, p pki.Profile) (pki.Pair, error) {
+	if dir.CanIssue() {
+		ca, err := pki.Load(dir.PKI())
+		if err != nil {
+			return pki.Pair{}, err
+		}
+		return ca.Issue(p)
+	}
+	api, err := e.config()
+	if err != nil {
+		return pki.Pair{}, err
+	}
+	kube, err := kubernetes.NewForConfig(api)
+	if err != nil {
+		return pki.Pair{}, err
+	}
+	return signer.RequestClient(context.Background(), kube)
 }
 
 // secretsDir returns a directory that only the user can read: beside the kubeconfig file, or if that is not writable, in the user's

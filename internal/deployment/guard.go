@@ -55,8 +55,14 @@ var nodeWritePolicy = []access.Rule{
 		Message:    "a node may claim a deployment for itself only",
 	},
 	{
-		Expression: "variables.status || (object.spec.all(k, k == 'address' || k in oldObject.spec && object.spec[k] == oldObject.spec[k]) && oldObject.spec.all(k, k == 'address' || k in object.spec))",
-		Message:    "a node may change only the address in a deployment's spec",
+		// By meaning: a node writes the whole object, in which it writes durations in its own way and leaves empty fields out.
+		Expression: "variables.status || (object.spec.all(k, k in ['address', 'env'] || (k in oldObject.spec && (k in ['restart', 'stop', 'rollout'] ? " +
+			"(object.spec[k].all(f, f in oldObject.spec[k] && (type(object.spec[k][f]) == string ? duration(object.spec[k][f]) == duration(oldObject.spec[k][f]) : object.spec[k][f] == oldObject.spec[k][f])) && " +
+			"oldObject.spec[k].all(f, f in object.spec[k] || oldObject.spec[k][f] == 0)) : object.spec[k] == oldObject.spec[k]))) && " +
+			"oldObject.spec.all(k, k in ['address', 'env'] || k in object.spec || oldObject.spec[k] == '' || oldObject.spec[k] == 0 || oldObject.spec[k] == []) && " +
+			"object.spec.?env.orValue([]).size() == oldObject.spec.?env.orValue([]).size() && " +
+			"object.spec.?env.orValue([]).all(e, oldObject.spec.?env.orValue([]).exists(o, o.name == e.name && o.?value.orValue('') == e.?value.orValue(''))))",
+		Message: "a node may change only the address in a deployment's spec",
 	},
 	{
 		Expression: "object.metadata.?finalizers.orValue([]).all(f, f == '" + v1alpha1.DeploymentFinalizer + "' || f in oldObject.metadata.?finalizers.orValue([])) && " +

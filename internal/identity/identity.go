@@ -14,6 +14,8 @@ const (
 	Viewer = "ebb:viewer"
 	// ViewerGroup is the group of viewers.
 	ViewerGroup = "ebb:viewers"
+	// Client is a person with a certificate for members of etcd clusters, where the API is a Kubernetes with an authority of its own.
+	Client = "ebb:client"
 	// NodeGroup is the group of the nodes' runtimes.
 	NodeGroup = "ebb:nodes"
 

@@ -65,7 +65,7 @@ func policies(o Options) []runtime.Object {
 func nodeObjectRules() []access.Rule {
 	return []access.Rule{
 		{Expression: "request.operation != 'DELETE' && object.metadata.name == variables.node", Message: "a node may write its own Node only"},
-		{Expression: "variables.status || object.?spec == (request.operation == 'CREATE' ? optional.none() : oldObject.?spec) || (request.operation == 'CREATE' && object.?spec.orValue({}) == {})", Message: "a node may not write the spec of its Node"},
+		{Expression: "variables.status || (request.operation == 'CREATE' ? object.?spec.orValue({}).size() == 0 : " + sameNodeSpec + ")", Message: "a node may not write the spec of its Node"},
 		{Expression: "request.operation == 'CREATE' ? (!has(object.metadata.finalizers) && !has(object.metadata.ownerReferences)) : (object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences)", Message: "a node may not change the finalizers or owner references of its Node"},
 	}
 }
@@ -98,6 +98,14 @@ func guardRules() []access.Rule {
 		Message: "a guard has no privilege, no volume and no token",
 	})
 }
+
+// sameNodeSpec compares the specs by meaning: a node writes the whole object, and for it an absent field and an empty one are the same.
+const sameNodeSpec = "object.?spec.?cordoned.orValue(false) == oldObject.?spec.?cordoned.orValue(false) && " +
+	"object.?spec.?evictionRequested.orValue(false) == oldObject.?spec.?evictionRequested.orValue(false) && " +
+	"object.?spec.?desired == oldObject.?spec.?desired && " +
+	"object.?spec.?disks.orValue([]).size() == oldObject.?spec.?disks.orValue([]).size() && " +
+	"object.?spec.?disks.orValue([]).all(d, oldObject.?spec.?disks.orValue([]).exists(o, o.name == d.name && o.path == d.path && o.?allowScheduling == d.?allowScheduling && " +
+	"o.?evictionRequested.orValue(false) == d.?evictionRequested.orValue(false) && quantity(string(o.?reserved.orValue('0'))).compareTo(quantity(string(d.?reserved.orValue('0')))) == 0))"
 
 const (
 	isElection = "variables.name == '" + lease.CoordinatorName + "'"

@@ -118,6 +118,7 @@ func signerClusterRules() []rbacv1.PolicyRule {
 		rule("certificates.k8s.io", reading, "certificatesigningrequests"),
 		rule("certificates.k8s.io", []string{"update"}, "certificatesigningrequests/approval", "certificatesigningrequests/status"),
 		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{signer.SignerName}, Verbs: []string{"approve", "sign"}},
+		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{signer.ClientSignerName}, Verbs: []string{"sign"}},
 		rule(groupEbb, []string{"create"}, "terms"),
 	}
 }

@@ -172,7 +172,8 @@ func (a *Authority) Issue(p Profile) (Pair, error) {
 	return pair, nil
 }
 
-// Sign makes a certificate for a request whose content has been checked: for its key, subject, names and addresses.
+// Sign makes a certificate for a request whose content has been checked: for its key, subject, names and addresses. Without names and addresses it is for
+// clients only.
 func (a *Authority) Sign(request *x509.CertificateRequest, life time.Duration) ([]byte, error) {
 	serial, err := serialNumber()
 	if err != nil {
@@ -186,9 +187,12 @@ func (a *Authority) Sign(request *x509.CertificateRequest, life time.Duration) (
 		NotBefore:   now.Add(-min(skew, life/10)),
 		NotAfter:    now.Add(life),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		DNSNames:    request.DNSNames,
 		IPAddresses: request.IPAddresses,
+	}
+	if len(request.DNSNames)+len(request.IPAddresses) > 0 {
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, request.PublicKey, a.key)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/backoff"
@@ -26,6 +27,8 @@ const (
 	signPoll = 500 * time.Millisecond
 	// signPatience is how long one request may wait for the signer before a new one is made: the first may have been removed.
 	signPatience = 2 * time.Minute
+	// clientPatience is how long a person waits.
+	clientPatience = 30 * time.Second
 	// checkEvery is how often a node looks whether its certificate has to be renewed. The authority is read as often.
 	checkEvery = 10 * time.Second
 )
@@ -141,27 +144,64 @@ func (f Files) renew(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create a signing request: %w", err)
 	}
-	for len(csr.Status.Certificate) == 0 {
-		for _, c := range csr.Status.Conditions {
-			if c.Status == corev1.ConditionTrue && (c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed) {
-				return fmt.Errorf("signing request %s is %s: %s", csr.Name, c.Type, c.Message)
-			}
-		}
-		if backoff.Sleep(ctx, signPoll) != nil {
-			return fmt.Errorf("signing request %s was not signed within %s", csr.Name, signPatience)
-		}
-		if csr, err = requests.Get(ctx, csr.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-			return errors.New("the signing request was deleted before it was signed")
-		} else if err != nil {
-			return err
-		}
+	cert, err := await(ctx, requests, csr)
+	if err != nil {
+		return err
 	}
 	if err := atomicfile.WriteSecret(f.Dir.TLSKey(), key); err != nil {
 		return err
 	}
-	if err := atomicfile.Write(f.Dir.TLSCert(), csr.Status.Certificate, 0o644); err != nil {
+	if err := atomicfile.Write(f.Dir.TLSCert(), cert, 0o644); err != nil {
 		return err
 	}
 	f.Log.Info("have a new certificate", "request", csr.Name)
 	return nil
+}
+
+// await returns the certificate of a signing request once it is signed.
+func await(ctx context.Context, requests certificatesclient.CertificateSigningRequestInterface, csr *certificatesv1.CertificateSigningRequest) ([]byte, error) {
+	name := csr.Name
+	for len(csr.Status.Certificate) == 0 {
+		for _, c := range csr.Status.Conditions {
+			if c.Status == corev1.ConditionTrue && (c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed) {
+				return nil, fmt.Errorf("signing request %s is %s: %s", name, c.Type, c.Message)
+			}
+		}
+		if backoff.Sleep(ctx, signPoll) != nil {
+			return nil, fmt.Errorf("signing request %s was not signed in time", name)
+		}
+		var err error
+		if csr, err = requests.Get(ctx, name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("signing request %s was deleted before it was signed", name)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return csr.Status.Certificate, nil
+}
+
+// RequestClient gets a certificate for a person, who must be allowed to approve requests of the signer.
+func RequestClient(ctx context.Context, kube kubernetes.Interface) (pki.Pair, error) {
+	request, key, err := pki.NewRequest(pki.Profile{User: identity.Client})
+	if err != nil {
+		return pki.Pair{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, clientPatience)
+	defer cancel()
+	requests := kube.CertificatesV1().CertificateSigningRequests()
+	csr, err := requests.Create(ctx, &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "ebb-client-"},
+		Spec:       certificatesv1.CertificateSigningRequestSpec{Request: request, SignerName: ClientSignerName, Usages: clientUsages},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return pki.Pair{}, fmt.Errorf("create a signing request: %w", err)
+	}
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Requested", Message: "The requester approved it.",
+	})
+	if csr, err = requests.UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); err != nil {
+		return pki.Pair{}, fmt.Errorf("approve a signing request of %s: %w", ClientSignerName, err)
+	}
+	cert, err := await(ctx, requests, csr)
+	return pki.Pair{Cert: cert, Key: key}, err
 }

@@ -21,13 +21,18 @@ import (
 const (
 	// SignerName is the signer of nodes' certificates.
 	SignerName = "ebb.dev/node"
+	// ClientSignerName is the signer of people's certificates, for members of etcd clusters. A person approves its requests.
+	ClientSignerName = "ebb.dev/client"
 	// NodeClaim and PodClaim are what the API server says of a token that is bound to a pod: its node and its name.
 	NodeClaim = "authentication.kubernetes.io/node-name"
 	PodClaim  = "authentication.kubernetes.io/pod-name"
 )
 
-// usages are what a node's certificate is for.
-var usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth, certificatesv1.UsageServerAuth}
+// usages are what a node's certificate is for, and clientUsages what a person's is.
+var (
+	usages       = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth, certificatesv1.UsageServerAuth}
+	clientUsages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+)
 
 // localHosts are names that every node may serve as.
 var localHosts = []string{"localhost", "127.0.0.1", "::1"}
@@ -44,9 +49,33 @@ func judge(csr *certificatesv1.CertificateSigningRequest, user string, addresses
 	if err := v1alpha1.ValidateNodeName(node); err != nil {
 		return nil, err
 	}
+	request, err := parse(csr, usages)
+	if err != nil {
+		return nil, err
+	}
+	return request, judgeContent(request, node, addresses)
+}
+
+// judgeClient returns the request that a person's signing request contains, or why it is refused: such a certificate is for nothing but a client.
+func judgeClient(csr *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
+	request, err := parse(csr, clientUsages)
+	if err != nil {
+		return nil, err
+	}
+	if request.Subject.CommonName != identity.Client || len(request.Subject.Organization) > 0 {
+		return nil, fmt.Errorf("a client's certificate is one of %q, not of %q in %q", identity.Client, request.Subject.CommonName, request.Subject.Organization)
+	}
+	if len(request.DNSNames)+len(request.IPAddresses)+len(request.EmailAddresses)+len(request.URIs) > 0 {
+		return nil, errors.New("a client's certificate has no names to serve as")
+	}
+	return request, nil
+}
+
+// parse returns the request for a certificate, if it is signed with its own key.
+func parse(csr *certificatesv1.CertificateSigningRequest, allowed []certificatesv1.KeyUsage) (*x509.CertificateRequest, error) {
 	for _, usage := range csr.Spec.Usages {
-		if !slices.Contains(usages, usage) {
-			return nil, fmt.Errorf("usage %q is not one of a node's certificate", usage)
+		if !slices.Contains(allowed, usage) {
+			return nil, fmt.Errorf("usage %q is not one of such a certificate", usage)
 		}
 	}
 	block, _ := pem.Decode(csr.Spec.Request)
@@ -60,7 +89,7 @@ func judge(csr *certificatesv1.CertificateSigningRequest, user string, addresses
 	if err := request.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("the request is not signed with its own key: %w", err)
 	}
-	return request, judgeContent(request, node, addresses)
+	return request, nil
 }
 
 // judgeContent: a node asks for a certificate of its own name only, to serve as its own pod.

@@ -145,16 +145,13 @@ func (s *Signer) ensureToken(ctx context.Context) error {
 
 // Run signs requests until ctx ends.
 func (s *Signer) Run(ctx context.Context) error {
-	list := cache.NewFilteredListWatchFromClient(s.kube.CertificatesV1().RESTClient(), "certificatesigningrequests", metav1.NamespaceAll,
-		func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector("spec.signerName", SignerName).String()
-		})
+	list := cache.NewListWatchFromClient(s.kube.CertificatesV1().RESTClient(), "certificatesigningrequests", metav1.NamespaceAll, fields.Everything())
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
 	defer queue.ShutDown()
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	add := func(object any) {
-		if csr, ok := object.(*certificatesv1.CertificateSigningRequest); ok {
+		if csr, ok := object.(*certificatesv1.CertificateSigningRequest); ok && (csr.Spec.SignerName == SignerName || csr.Spec.SignerName == ClientSignerName) {
 			queue.Add(csr.Name)
 		}
 	}
@@ -187,11 +184,14 @@ func (s *Signer) Run(ctx context.Context) error {
 func (s *Signer) settle(ctx context.Context, name string) error {
 	requests := s.kube.CertificatesV1().CertificateSigningRequests()
 	csr, err := requests.Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && (csr.Spec.SignerName != SignerName || len(csr.Status.Certificate) > 0 || has(csr, certificatesv1.CertificateDenied) || has(csr, certificatesv1.CertificateFailed)) {
+	if apierrors.IsNotFound(err) || err == nil && (len(csr.Status.Certificate) > 0 || has(csr, certificatesv1.CertificateDenied) || has(csr, certificatesv1.CertificateFailed)) {
 		return nil
 	}
 	if err != nil {
 		return err
+	}
+	if csr.Spec.SignerName == ClientSignerName {
+		return s.settleClient(ctx, csr)
 	}
 	addresses, err := s.addresses(ctx, csr)
 	if err != nil {
@@ -218,6 +218,24 @@ func (s *Signer) settle(ctx context.Context, name string) error {
 	}
 	s.opts.Log.Info("signed the certificate of a node", "node", csr.Spec.Extra[NodeClaim][0], "request", name)
 	return nil
+}
+
+// settleClient signs a person's request once a person has approved it.
+func (s *Signer) settleClient(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) error {
+	if !has(csr, certificatesv1.CertificateApproved) {
+		return nil
+	}
+	request, err := judgeClient(csr)
+	if err != nil {
+		s.opts.Log.Warn("refused to sign an approved request", "request", csr.Name, "user", csr.Spec.Username, "reason", err)
+		csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: certificatesv1.CertificateFailed, Status: corev1.ConditionTrue, Reason: "NotAClient", Message: err.Error(),
+		})
+	} else if csr.Status.Certificate, err = s.ca.Sign(request, s.life(csr)); err != nil {
+		return err
+	}
+	_, err = s.kube.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, csr, metav1.UpdateOptions{})
+	return err
 }
 
 func (s *Signer) life(csr *certificatesv1.CertificateSigningRequest) time.Duration {

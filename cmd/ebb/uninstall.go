@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/signer"
+)
+
+func newUninstall() *cobra.Command {
+	u := uninstall{}
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "uninstall --yes",
+		Short: "Delete all work from a Kubernetes cluster, so that Ebb can be removed from it",
+		Long: `Delete all objects of work and all drains, and wait until the nodes have removed what belongs to them. It deletes the data of volumes and etcd
+clusters. After it ` + "`kubectl delete -k config/kubernetes`" + ` removes everything else; while objects with finalizers remained, it would wait for them forever.
+
+Run it while the nodes run: they finish the finalizers. If they are gone for good, add --abandon: then the finalizers are removed, and what the objects
+stood for stays on the machines. The data directories of the nodes always stay.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if u.client, err = u.cluster.client(); err != nil {
+				return err
+			}
+			u.out = cmd.OutOrStdout()
+			if !yes {
+				return u.preview(cmd.Context())
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), u.timeout)
+			defer cancel()
+			return u.run(ctx)
+		},
+	}
+	u.cluster.addFlags(cmd.Flags())
+	cmd.Flags().BoolVar(&yes, "yes", false, "delete the objects, and the data of volumes and etcd clusters with them")
+	cmd.Flags().BoolVar(&u.abandon, "abandon", false, "remove the finalizers of objects that no node finishes any more")
+	cmd.Flags().DurationVar(&u.timeout, "timeout", 5*time.Minute, "how long to wait for the nodes")
+	return cmd
+}
+
+// uninstall deletes everything that people and the coordinator made.
+type uninstall struct {
+	cluster cluster
+	client  client.Client
+	out     io.Writer
+	abandon bool
+	timeout time.Duration
+}
+
+// resources are the types to delete: first what people make, then what is left of what the coordinator made for it.
+func (u *uninstall) resources() []string {
+	first, last := []string{"drains"}, []string(nil)
+	for _, o := range kinds.Objects() {
+		if o.Coordinator == access.Both {
+			last = append(last, o.Resource)
+		} else {
+			first = append(first, o.Resource)
+		}
+	}
+	return append(first, last...)
+}
+
+func (u *uninstall) list(ctx context.Context, resource string) ([]metav1.PartialObjectMetadata, error) {
+	gvk, err := kubeclient.NewMapper().KindFor(v1alpha1.GroupVersion.WithResource(resource))
+	if err != nil {
+		return nil, err
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(gvk)
+	if err := u.client.List(ctx, list); err != nil && !meta.IsNoMatchError(err) {
+		return nil, fmt.Errorf("list %s: %w", resource, err)
+	}
+	for i := range list.Items {
+		list.Items[i].SetGroupVersionKind(gvk)
+	}
+	return list.Items, nil
+}
+
+// preview says what would be deleted.
+func (u *uninstall) preview(ctx context.Context) error {
+	var found []string
+	for _, resource := range u.resources() {
+		items, err := u.list(ctx, resource)
+		if err != nil {
+			return err
+		}
+		if len(items) > 0 {
+			found = append(found, fmt.Sprintf("%d %s", len(items), resource))
+		}
+	}
+	if len(found) == 0 {
+		_, err := fmt.Fprintln(u.out, "nothing to delete; remove Ebb with: kubectl delete -k config/kubernetes")
+		return err
+	}
+	return fmt.Errorf("this would delete %s, with the data of volumes and etcd clusters: add --yes", strings.Join(found, ", "))
+}
+
+func (u *uninstall) run(ctx context.Context) error {
+	for _, resource := range u.resources() {
+		if err := u.remove(ctx, resource); err != nil {
+			return err
+		}
+	}
+	if err := u.removeRequests(ctx); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(u.out, "all work is deleted; remove Ebb with: kubectl delete -k config/kubernetes")
+	return err
+}
+
+// remove deletes all objects of a type and waits until they are gone.
+func (u *uninstall) remove(ctx context.Context, resource string) error {
+	said := 0
+	for {
+		items, err := u.list(ctx, resource)
+		if err != nil {
+			return err
+		}
+		if len(items) == 0 {
+			return nil
+		}
+		if said != len(items) {
+			said = len(items)
+			fmt.Fprintf(u.out, "deleting %d %s\n", len(items), resource)
+		}
+		for i := range items {
+			if err := u.removeOne(ctx, &items[i]); err != nil {
+				return err
+			}
+		}
+		if backoff.Sleep(ctx, 200*time.Millisecond) != nil {
+			first := items[0]
+			return fmt.Errorf("%s %s is not gone; it has the finalizers %v: check that its nodes run, or add --abandon if they are gone for good",
+				strings.TrimSuffix(resource, "s"), kind.NameIn(first.Namespace, first.Name), first.Finalizers)
+		}
+	}
+}
+
+func (u *uninstall) removeOne(ctx context.Context, o *metav1.PartialObjectMetadata) error {
+	if o.DeletionTimestamp == nil {
+		return client.IgnoreNotFound(u.client.Delete(ctx, o))
+	}
+	if !u.abandon || len(o.Finalizers) == 0 {
+		return nil
+	}
+	before := o.DeepCopy()
+	o.Finalizers = nil
+	err := u.client.Patch(ctx, o, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if kubeclient.IsMissing(err) || errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// removeRequests deletes the signing requests of nodes, which are in no namespace.
+func (u *uninstall) removeRequests(ctx context.Context) error {
+	cfg, err := u.cluster.config()
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{signer.SignerName, signer.ClientSignerName} {
+		selector := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.signerName", name).String()}
+		if err := kube.CertificatesV1().CertificateSigningRequests().DeleteCollection(ctx, metav1.DeleteOptions{}, selector); err != nil {
+			return fmt.Errorf("signing requests of %s: %w", name, err)
+		}
+	}
+	return nil
+}
