@@ -255,11 +255,11 @@ func whyDrain(n *v1alpha1.Node, latest *v1alpha1.Drain, works drain.Works) strin
 		if c := meta.FindStatusCondition(latest.Status.Conditions, v1alpha1.DrainFinished); c != nil {
 			return text + ". " + c.Message
 		}
-		return text + "."
+		return "" // it is about to be decided
 	}
 	sentences := []string{text + ", " + works.Summary(latest.Status.Remaining) + "."}
 	for _, g := range drain.Groups(latest.Status.Blockers) {
-		sentences = append(sentences, g.String()+".")
+		sentences = append(sentences, strings.Join(append([]string{g.String()}, g.Advice()...), ": ")+".")
 	}
 	return strings.Join(sentences, " ")
 }

@@ -185,8 +185,9 @@ func TestWhatHoldsANodeIsSaid(t *testing.T) {
 		{nil, nil, ""},
 		{hold, nil, "Ebb holds node n1: it holds 2 volumes, and no drain of it is running. `ebb drain n1` moves the work away."},
 		{func(w *GuardWorld) { delete(w.Leases, "n2") }, nil, "Ebb holds node n1: it holds 2 volumes, and no other node can take that. Start another node."},
+		{nil, []*v1alpha1.Drain{{Spec: v1alpha1.DrainSpec{NodeName: "n1"}}}, ""},
 		{nil, []*v1alpha1.Drain{queued}, "Ebb holds node n1: drain cordon-n1-1 is Pending. Waiting for drain d of node n2."},
-		{nil, []*v1alpha1.Drain{d}, "Ebb holds node n1: drain cordon-n1-1 is Draining, 2 volumes left. Volume default/v: LastReplica."},
+		{nil, []*v1alpha1.Drain{d}, "Ebb holds node n1: drain cordon-n1-1 is Draining, 2 volumes left. Volume default/v: LastReplica: add a node."},
 	} {
 		y := newYard()
 		y.Nodes["n2"], y.Leases["n2"] = &v1alpha1.Node{}, lease.Record{Node: "n2", Holder: "h", Epoch: 1}

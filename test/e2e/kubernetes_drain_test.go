@@ -168,7 +168,7 @@ func drainPolicies(t *testing.T, k *installation) {
 			k.awaitGuard(node)
 			p := k.kubectlDrain(node)
 			if c.held {
-				k.holds(p, node, "EbbHolds", "Ebb holds node "+node+": drain cordon-"+node+"-", " is Draining, 1 replica left.", "Volume default/disk")
+				k.holds(p, node, "EbbHolds", "Ebb holds node "+node+": drain cordon-"+node+"-", " is Draining, 1 replica left.", "Replica disk-r1: LastHealthyReplica: volume disk, replica disk-r1 on node "+node+": it is the last copy of the volume; ")
 				v.remove()
 			}
 			k.passes(p, node)
