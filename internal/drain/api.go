@@ -223,6 +223,9 @@ func Explain(w World, node string) string {
 	case n.Spec.Cordoned:
 		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` allows it again.\n", node)
 	}
+	if rec.Held() && n.Status.Liveness == v1alpha1.Alive && meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.NodeNeedsGuard) && !meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.NodeGuarded) {
+		explainGuard(&b, n)
+	}
 	slot, d := w.Slot()
 	switch {
 	case slot != nil && slot.Node == node && d != nil:
@@ -234,6 +237,18 @@ func Explain(w World, node string) string {
 	}
 	explainQueue(&b, w, node)
 	return b.String()
+}
+
+// explainGuard says why a node of Kubernetes takes no work, although nothing else keeps it from that.
+func explainGuard(b *strings.Builder, n *v1alpha1.Node) {
+	why := "The coordinator has not created it yet."
+	if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeGuarded); c != nil {
+		why = c.Message
+	}
+	if n.Spec.Cordoned {
+		why = "No guard is created while the node is cordoned."
+	}
+	fmt.Fprintf(b, "It takes no more work that has to leave before the node may, until its guard runs. %s `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n", why)
 }
 
 // explainQueue names the drains of the node that wait for another drain.

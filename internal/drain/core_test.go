@@ -155,3 +155,20 @@ func TestACancelledDrainOfACordonIsNotBegunAgain(t *testing.T) {
 	s.projects()
 	s.cordonIs("n2", true)
 }
+
+func TestANodeThatWaitsForItsGuardIsExplained(t *testing.T) {
+	s := newCoreScene(t)
+	s.status("n2", func(n *v1alpha1.NodeStatus) {
+		n.Conditions = []metav1.Condition{{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionTrue}, {Type: v1alpha1.NodeGuarded, Status: metav1.ConditionFalse, Message: "The guard does not run."}}
+	})
+	want := "Node n2 is Alive in epoch 1.\n" +
+		"It takes no more work that has to leave before the node may, until its guard runs. The guard does not run. `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n" +
+		"No drain of it is running. It holds nothing.\n"
+	if got := drain.Explain(s.world(), "n2"); got != want {
+		t.Errorf("explanation:\n%s\nwant:\n%s", got, want)
+	}
+	s.status("n2", func(n *v1alpha1.NodeStatus) { n.Conditions[1].Status = metav1.ConditionTrue })
+	if got := drain.Explain(s.world(), "n2"); got != "Node n2 is Alive in epoch 1.\nNo drain of it is running. It holds nothing.\n" {
+		t.Errorf("explanation:\n%s", got)
+	}
+}
