@@ -9,7 +9,7 @@ EBB_CHAOS_FOR ?= 10m
 PROTOS   := internal/changefeed/wire/wire.proto internal/etcdcluster/wire/wire.proto
 GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml config/kubernetes/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
-.PHONY: build run test test-long lint generate check-generated chaos bench kube setup clean
+.PHONY: build run test test-long lint generate check-generated chaos bench kube image setup clean
 
 build: ## bin/ebb
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ebb ./cmd/ebb
@@ -48,6 +48,10 @@ bench: ## benchmarks, without the race detector
 kube: ## a real Kubernetes in the foreground, in DIR, with DIR/kubeconfig; the first build of its programs takes minutes
 	@test -n "$(DIR)" || { echo "kube: set the directory, as in: make kube DIR=/tmp/kube"; exit 1; }
 	@programs=$$(GO='$(GO)' test/kube/build) && $(GO) build -o bin/test/kubeup ./test/kubeup && exec bin/test/kubeup --programs "$$programs" --dir "$(DIR)"
+
+image: ## an OCI image with nothing but the program, in bin/image, made without a container engine
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w $(LDFLAGS)' -o bin/image-program ./cmd/ebb
+	cd test/tools && $(GO) run ./image --program "$(CURDIR)/bin/image-program" --out "$(CURDIR)/bin/image" --version '$(VERSION)' --arch "$$($(GO) env GOARCH)"
 
 setup: ## what the tests need on this machine
 	@test/setup

@@ -15,6 +15,9 @@ type Rule struct {
 
 // Rules are the declaration in CEL. They say the same as Judge, without epochs.
 func (n *NodeWrites) Rules() []Rule {
+	if n.Check != nil && len(n.Policy) == 0 {
+		return []Rule{{Expression: "false", Message: "a node may not write it: its kind declares no policy"}}
+	}
 	if n.Check != nil {
 		return n.Policy
 	}

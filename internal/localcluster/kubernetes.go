@@ -39,6 +39,11 @@ func (c *Cluster) useKubernetes(ctx context.Context) error {
 	if err := client.IgnoreAlreadyExists(c.client.Create(ctx, namespace)); err != nil {
 		return fmt.Errorf("create namespace %s: %w", lease.Namespace, err)
 	}
+	// Where Ebb is installed, its policies refuse everything while there is no Term.
+	term := &v1alpha1.Term{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.TermName}}
+	if err := client.IgnoreAlreadyExists(c.client.Create(ctx, term)); err != nil {
+		return fmt.Errorf("create Term %s: %w", v1alpha1.TermName, err)
+	}
 	ca, err := pki.LoadOrCreate(c.opts.Dir.PKI())
 	if err != nil {
 		return err

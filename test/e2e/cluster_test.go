@@ -189,16 +189,14 @@ func (c *cluster) start(args ...string) *process {
 
 func (c *cluster) launch(exe string, args ...string) *process {
 	c.t.Helper()
-	return c.launchIn(nil, exe, args...)
+	return c.launchAt("", nil, exe, args...)
 }
 
-// launchIn is launch with more variables in the environment.
-func (c *cluster) launchIn(env []string, exe string, args ...string) *process {
+// launchAt is launch in another directory, unless that is empty, and with another environment, unless that is nil.
+func (c *cluster) launchAt(dir string, env []string, exe string, args ...string) *process {
 	c.t.Helper()
 	p := &process{cmd: exec.Command(exe, args...), out: &output{}, done: make(chan struct{})}
-	if env != nil {
-		p.cmd.Env = append(os.Environ(), env...)
-	}
+	p.cmd.Dir, p.cmd.Env = dir, env
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if c.points != "" {

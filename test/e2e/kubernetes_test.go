@@ -142,7 +142,7 @@ func (k *installation) startPod(name string, pod *corev1.Pod, args ...string) *p
 	if command[0] != "/ebb" {
 		k.t.Fatalf("the container's command is %q", command)
 	}
-	return k.launchIn(env, k.ebb, slices.Concat(command[1:], []string{"--service-account", dir}, args)...)
+	return k.launchAt("", append(os.Environ(), env...), k.ebb, slices.Concat(command[1:], []string{"--service-account", dir}, args)...)
 }
 
 // token of a service account, bound to a pod unless that is nil.

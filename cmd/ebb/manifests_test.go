@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/config"
+	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/manifests"
+)
+
+var kubernetesDir = filepath.Join("..", "..", "config", "kubernetes")
+
+func TestTheManifestsInTheRepositoryAreWhatIsGenerated(t *testing.T) {
+	files, err := manifests.Files(manifests.Options{Objects: kinds.Objects(), Image: manifests.DefaultImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		have, err := os.ReadFile(filepath.Join(kubernetesDir, f.Name))
+		if err != nil || string(have) != string(f.Data) {
+			t.Errorf("config/kubernetes/%s is out of date (%v): run `make generate`", f.Name, err)
+		}
+	}
+	if have, err := os.ReadDir(kubernetesDir); err != nil || len(have) != len(files) {
+		t.Errorf("config/kubernetes has %d files, %d are generated: %v", len(have), len(files), err)
+	}
+}
+
+func TestEveryTypeIsInstalledAndNoneThatTheClusterHas(t *testing.T) {
+	index, err := os.ReadFile(filepath.Join("..", "..", "config", "crd", "kustomization.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	crds, err := config.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, crd := range crds {
+		if file := "ebb.dev_" + crd.Spec.Names.Plural + ".yaml"; !strings.Contains(string(index), "- "+file+"\n") {
+			t.Errorf("config/crd/kustomization.yaml lacks %s", file)
+		}
+		if crd.Spec.Group != "ebb.dev" {
+			t.Errorf("%s is not a type of Ebb", crd.Name)
+		}
+	}
+	if listed := strings.Count(string(index), "\n- "); listed != len(crds) {
+		t.Errorf("config/crd/kustomization.yaml lists %d types, there are %d", listed, len(crds))
+	}
+}
+
+func TestManifestsHaveVersionAndImageFilledIn(t *testing.T) {
+	data, err := manifests.All(manifests.Options{Objects: kinds.Objects(), Image: "registry.example/ebb:v9", Version: "v9"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	if strings.Count(text, "image: registry.example/ebb:v9\n") != 3 || !strings.Contains(text, "app.kubernetes.io/version: v9\n") || strings.Contains(text, manifests.DefaultImage) {
+		t.Error("version and image are not filled in everywhere")
+	}
+	for _, kind := range []string{"CustomResourceDefinition", "Namespace", "DaemonSet", "Deployment", "ValidatingAdmissionPolicy", "ClusterRole"} {
+		if !strings.Contains(text, "\nkind: "+kind+"\n") {
+			t.Errorf("no %s", kind)
+		}
+	}
+}
+
+// A declaration that is checked by code says the same in CEL, or a node on Kubernetes could write everything.
+func TestEveryDeclarationHasRules(t *testing.T) {
+	for _, o := range kinds.Objects() {
+		if o.Node != nil && (len(o.Node.Rules()) < 2 || o.Node.Check != nil && len(o.Node.Policy) == 0) {
+			t.Errorf("%s: a node's writes have the rules %v", o.Resource, o.Node.Rules())
+		}
+	}
+	if rules := (&access.NodeWrites{Check: func(context.Context, access.Write) error { return nil }}).Rules(); len(rules) != 1 || rules[0].Expression != "false" {
+		t.Errorf("a check without a policy has the rules %v", rules)
+	}
+}

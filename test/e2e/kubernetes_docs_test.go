@@ -1,0 +1,138 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// page runs the commands of a page as a reader does: one terminal for each block that says so, and one for all others.
+type page struct {
+	*cluster
+	replace *strings.Replacer
+	env     []string
+}
+
+var shellBlock = regexp.MustCompile("(?ms)^```sh( terminal)?\n(.*?)^```$")
+
+// Every command of docs/kubernetes.md runs, from the first to the last, and nothing is left in the end.
+func TestTheKubernetesPageWorks(t *testing.T) {
+	beside(t, heavy)
+	testenv.KubePrograms(t) // as the page says, the first build takes its time
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "kubernetes.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	p := &page{
+		cluster: newCluster(t, testenv.Ebb(t)),
+		replace: strings.NewReplacer("/tmp/kube", filepath.Join(dir, "kube"), "/tmp/ebb", filepath.Join(dir, "ebb")),
+		env:     append(os.Environ(), "PATH="+filepath.Dir(testenv.Kubectl(t))+":"+os.Getenv("PATH"), "KUBECONFIG=", "EBB_DATA_DIR="),
+	}
+	var terminals []*process
+	ran := 0
+	for _, block := range shellBlock.FindAllStringSubmatch(string(text), -1) {
+		script := p.replace.Replace(block[2])
+		if block[1] != "" {
+			terminals = append(terminals, p.terminal(script))
+			continue
+		}
+		p.shell(script)
+		ran++
+	}
+	if len(terminals) != 2 || ran < 6 {
+		t.Fatalf("the page has %d terminals and %d other blocks", len(terminals), ran)
+	}
+	p.nothingLeft(filepath.Join(dir, "kube", "kubeconfig"))
+	for i := len(terminals) - 1; i >= 0; i-- { // Ctrl-C reaches the whole group
+		_ = syscall.Kill(-terminals[i].cmd.Process.Pid, syscall.SIGINT)
+		<-terminals[i].done
+	}
+	if left := processesOf(t, dir); left != "" {
+		t.Errorf("processes are left:\n%s", left)
+	}
+}
+
+// terminal starts a block and waits for its line `ready`.
+func (p *page) terminal(script string) *process {
+	p.t.Helper()
+	terminal := p.launchAt(filepath.Join("..", ".."), p.env, "bash", "-euo", "pipefail", "-c", script)
+	until(p.t, "the line ready of "+script, func() bool {
+		select {
+		case <-terminal.done:
+			p.t.Fatalf("%s ended:\n%s", script, terminal.out)
+		default:
+		}
+		return hasLine(terminal.out.String(), "ready")
+	})
+	return terminal
+}
+
+// shell runs a block to its end. What it exports stays for the blocks after it.
+func (p *page) shell(script string) {
+	p.t.Helper()
+	cmd := exec.Command("bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir, cmd.Env = filepath.Join("..", ".."), p.env
+	if out, err := cmd.CombinedOutput(); err != nil {
+		p.t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+	for line := range strings.Lines(script) {
+		if assignment, ok := strings.CutPrefix(strings.TrimSpace(line), "export "); ok {
+			p.env = append(p.env, assignment)
+		}
+	}
+}
+
+// nothingLeft waits until nothing of Ebb is in the Kubernetes.
+func (p *page) nothingLeft(kubeconfig string) {
+	p.t.Helper()
+	kubectl := func(args ...string) string {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, testenv.Kubectl(p.t), append([]string{"--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
+		if err != nil {
+			return fmt.Sprintf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	// KWOK's pods would use the whole of their grace period.
+	kubectl("-n", "ebb-system", "delete", "pods", "--all", "--grace-period=1", "--wait=false")
+	left := ""
+	untilSo(p.t, func() string { return "nothing of Ebb to be left: " + left }, func() bool {
+		out := kubectl("get", "crd,ns,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,csr", "-o", "name")
+		found := sets.New[string]()
+		for line := range strings.Lines(out) {
+			if strings.Contains(line, "ebb") || strings.Contains(line, "rror") {
+				found.Insert(strings.TrimSpace(line))
+			}
+		}
+		left = strings.Join(sets.List(found), ", ")
+		return left == ""
+	})
+}
+
+// processesOf are the processes whose command line has a path.
+func processesOf(t *testing.T, path string) string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found strings.Builder
+	for _, file := range files {
+		if data, err := os.ReadFile(file); err == nil && strings.Contains(string(data), path) {
+			fmt.Fprintln(&found, strings.ReplaceAll(string(data), "\x00", " "))
+		}
+	}
+	return found.String()
+}
