@@ -41,6 +41,11 @@ const (
 	// NodeReady is True while the node's lease is held and its runtimes run.
 	NodeReady = "Ready"
 
+	// NodeNeedsGuard is True on Kubernetes once work has asked to be taken by the node, which it may be only while a guard runs there.
+	NodeNeedsGuard = "NeedsGuard"
+	// NodeGuarded is True on Kubernetes while the guard of the node runs and its budget is observed.
+	NodeGuarded = "Guarded"
+
 	// ReasonServing: the node holds its lease and its runtimes run.
 	ReasonServing = "Serving"
 	// ReasonStarting: the node has begun an epoch and its runtimes are starting.
@@ -49,6 +54,8 @@ const (
 	ReasonLeft = "Left"
 	// ReasonStopping: the node is stopping its work.
 	ReasonStopping = "Stopping"
+	// ReasonParked: the node was drained, released its lease and waits until it is uncordoned.
+	ReasonParked = "Parked"
 	// ReasonFenced: the node's lease expired and its epoch was fenced.
 	ReasonFenced = "Fenced"
 )
@@ -144,6 +151,10 @@ type DesiredLiveness struct {
 	// drainUID is the UID of the Drain that wants it.
 	// +kubebuilder:validation:MaxLength=64
 	DrainUID string `json:"drainUID"`
+
+	// park says that a node that is asked to stop keeps its process running without a lease until it is uncordoned.
+	// +optional
+	Park bool `json:"park,omitempty"`
 }
 
 // NodeStatus is the observed state of a node, reported by the node and by the coordinator.
@@ -295,6 +306,9 @@ type NodeList struct {
 
 // IsReady reports whether the condition Ready is True.
 func (n *Node) IsReady() bool { return meta.IsStatusConditionTrue(n.Status.Conditions, NodeReady) }
+
+// IsParked reports whether the node was drained and waits until it is uncordoned.
+func (n *Node) IsParked() bool { return n.Status.Parked != nil && n.Spec.Cordoned }
 
 // Schedulable reports whether the node may get new work: it is Alive, Ready and not cordoned. A node that drains refuses new work itself.
 func (n *Node) Schedulable() bool {

@@ -22,6 +22,19 @@ const (
 	BlockForEvictionIfContainsLastReplica NodeDrainPolicy = "block-for-eviction-if-contains-last-replica"
 )
 
+// OnCordon is what Ebb does on Kubernetes when somebody other than Ebb cordons a core Node.
+//
+// +kubebuilder:validation:Enum=Drain;Hold
+type OnCordon string
+
+// What Ebb does when somebody other than Ebb cordons a core Node.
+const (
+	// DrainOnCordon drains the node, and parks it.
+	DrainOnCordon OnCordon = "Drain"
+	// HoldOnCordon drains nothing: a guard only keeps the node from being taken away while work is on it.
+	HoldOnCordon OnCordon = "Hold"
+)
+
 // SettingsSpec are the settings of the whole cluster.
 type SettingsSpec struct {
 	// nodeDrainPolicy decides when a node with replicas of volumes may leave.
@@ -33,6 +46,12 @@ type SettingsSpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Volumes VolumeSettings `json:"volumes,omitempty"`
+
+	// onCordon is what happens on Kubernetes when somebody other than Ebb cordons a core Node: Drain (the default) drains and parks it,
+	// Hold only keeps it from being taken away while work is on it.
+	// +optional
+	// +kubebuilder:default=Drain
+	OnCordon OnCordon `json:"onCordon,omitempty"`
 
 	// drain has the settings of drains.
 	// +optional

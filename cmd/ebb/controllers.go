@@ -11,6 +11,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 )
@@ -20,6 +21,9 @@ type controllers struct {
 	timing       lease.Timing
 	drainMetrics *drain.Metrics
 	parts        kind.Parts
+	guardImage   string // without one there are no guards
+	// resign lets another node win the election.
+	resign func(context.Context) error
 
 	api atomic.Pointer[drain.API]
 }
@@ -33,6 +37,25 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	}
 	drains := &drain.Controller{
 		Leader: t.Epoch.Node, CheckTerm: t.CheckTerm, Tenants: kinds.Tenants, Metrics: c.drainMetrics, Log: t.Log, AtStep: failpoint.At,
+	}
+	onKubernetes, err := kube.HasNodes(mgr.GetConfig())
+	if err != nil {
+		return err
+	}
+	if onKubernetes {
+		drains.Core = kube.ReadNodes
+		cordons := &kube.Controller{Leader: t.Epoch.Node, CheckTerm: t.CheckTerm, Resign: c.resign, Log: t.Log, AtStep: failpoint.At}
+		if err := cordons.SetupWithManager(mgr); err != nil {
+			return err
+		}
+	}
+	if onKubernetes && c.guardImage != "" {
+		guards := &kube.Guards{
+			Leader: t.Epoch.Node, Image: c.guardImage, CheckTerm: t.CheckTerm, Tenants: kinds.Tenants, Works: kinds.Works(), Log: t.Log, AtStep: failpoint.At,
+		}
+		if err := guards.SetupWithManager(mgr); err != nil {
+			return err
+		}
 	}
 	if err := drains.SetupWithManager(mgr); err != nil {
 		return err

@@ -7,9 +7,12 @@ import (
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -30,11 +33,15 @@ func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
 		Example: "  ebb " + verb + " n2",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.client()
+			cfg, err := c.config()
 			if err != nil {
 				return err
 			}
-			node, changed, err := setCordoned(cmd.Context(), cl, args[0], cordoned)
+			cl, err := kubeclient.New(cfg)
+			if err != nil {
+				return err
+			}
+			node, changed, err := setCordoned(cmd.Context(), cl, cfg, args[0], cordoned)
 			if err != nil {
 				return err
 			}
@@ -43,7 +50,7 @@ func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
 				if !changed {
 					already = "already "
 				}
-				return fmt.Sprintf("node %s %s%sed\n", node.Name, already, verb)
+				return fmt.Sprintf("node %s %s%sed%s\n", node.Name, already, verb, consequence(node))
 			})
 		},
 	}
@@ -52,7 +59,23 @@ func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
 	return cmd
 }
 
-func setCordoned(ctx context.Context, c client.Client, name string, cordoned bool) (*v1alpha1.Node, bool, error) {
+// consequence says what follows from the node being uncordoned, if anything does.
+func consequence(node *v1alpha1.Node) string {
+	switch {
+	case node.Spec.Cordoned:
+		return ""
+	case node.Status.Parked != nil && node.Status.Epoch == node.Status.Parked.Epoch:
+		return fmt.Sprintf("; it was parked and joins again in epoch %d", node.Status.Epoch+1)
+	case len(v1alpha1.CordonOwners(node)) > 0:
+		return "; what cordoned it is cancelled"
+	}
+	return ""
+}
+
+// setCordoned cordons or uncordons a node: on Kubernetes its core Node. A person who uncordons a node leaves the owners of its cordon in
+// place: the coordinator cancels what they wanted and then removes them. The cordon of a person has no owners. It returns Ebb's Node as it
+// is then, or will be soon.
+func setCordoned(ctx context.Context, c client.Client, cfg *rest.Config, name string, cordoned bool) (*v1alpha1.Node, bool, error) {
 	for {
 		node := &v1alpha1.Node{}
 		if err := c.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {
@@ -61,11 +84,23 @@ func setCordoned(ctx context.Context, c client.Client, name string, cordoned boo
 			}
 			return nil, false, err
 		}
-		if node.Spec.Cordoned == cordoned {
+		target, err := kube.CordonOf(ctx, c, cfg, node)
+		if err != nil {
+			return nil, false, err
+		}
+		was := cordon.Is(target)
+		cordon.Set(target, cordoned)
+		if was == cordoned {
 			return node, false, nil
 		}
-		node.Spec.Cordoned = cordoned
-		if err := c.Update(ctx, node); !apierrors.IsConflict(err) {
+		if cordon.Is(target) != cordoned {
+			return nil, false, fmt.Errorf("node %q stays cordoned: an autoscaler is about to remove it, as a taint of its core Node says", name)
+		}
+		if cordoned {
+			v1alpha1.SetCordonOwners(target, nil)
+		}
+		if err := c.Update(ctx, target); !apierrors.IsConflict(err) {
+			node.Spec.Cordoned = cordoned
 			return node, true, err
 		}
 	}

@@ -48,7 +48,7 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newCredentials(), newSigner(), newManifests(), newUninstall(), newPrepare(),
+	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newGuard(), newCredentials(), newSigner(), newManifests(), newUninstall(), newPrepare(),
 		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	refuseUnknown(root)
 	return root

@@ -25,8 +25,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
@@ -53,6 +55,7 @@ type nodeFlags struct {
 	drainTimeout   time.Duration
 
 	peerListen string
+	guardImage string
 
 	logs  logFlags
 	parts kind.Parts
@@ -108,6 +111,7 @@ On SIGTERM or SIGINT the node leaves the cluster: it stops its work, resigns if 
 	f.account.addAccount(fs)
 	addLeaseTiming(fs, &f.timing)
 	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for connections from other nodes; port 0 picks a free port")
+	fs.StringVar(&f.guardImage, "guard-image", "", "on Kubernetes, image of the guards that keep nodes from being taken away while work is on them; without it there are none")
 	f.parts.AddFlags(fs)
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
@@ -250,11 +254,12 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	}
 	defer listener.Close()
 	registry := prometheus.NewRegistry()
-	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry, kinds.Works()), parts: f.parts}
+	controllers := &controllers{timing: f.timing, drainMetrics: drain.NewMetrics(registry, kinds.Works()), parts: f.parts, guardImage: f.guardImage}
 	campaign, err := f.campaign(dir, registry, controllers, log)
 	if err != nil {
 		return err
 	}
+	controllers.resign = campaign.Resign
 	peers, err := net.Listen("tcp", f.peerListen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -325,6 +330,12 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	}
 	metrics := node.NewMetrics(r, f.name)
 	gate := node.NewGate(metrics.Refused)
+	if f.guardImage != "" {
+		if err := needCoreNodes(cfg); err != nil {
+			return nil, err
+		}
+		gate.NeedGuard()
+	}
 	files := peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
 	hosted, err := f.parts.Host(kind.Env{
 		Node: f.name, Dir: dir, Shared: f.dir, Exe: exe, Gate: gate, Host: host, Files: files, Objects: objects, Registry: r,
@@ -339,12 +350,21 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		Address:  peers.Addr().String(),
 		Peers:    node.Peers{Listener: peers, Files: files, Services: hosted.Services, Protocols: hosted.Protocols},
 		Runtimes: hosted.Runtimes,
-		Gate:     gate, Metrics: metrics, Log: log,
+		Gate:     gate, Metrics: metrics, Log: log, AtStep: failpoint.At,
 		Die: func(reason string) {
 			log.Error("killing this process", "reason", reason)
 			os.Exit(3)
 		},
 	})
+}
+
+// needCoreNodes refuses guards where there is nothing to guard.
+func needCoreNodes(cfg *rest.Config) error {
+	has, err := kube.HasNodes(cfg)
+	if err == nil && !has {
+		err = errors.New("--guard-image: this API has no core Nodes, so there is nothing to guard; leave the flag out")
+	}
+	return err
 }
 
 func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *coordinator.Campaign, controllers *controllers, n *node.Node, log *slog.Logger) (*httpapi.Server, error) {

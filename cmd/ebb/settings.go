@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -37,6 +38,14 @@ var settingsTable = []setting{
 		get: func(s *v1alpha1.SettingsSpec) string { return string(s.NodeDrainPolicy) },
 		set: func(s *v1alpha1.SettingsSpec, text string) error {
 			s.NodeDrainPolicy = v1alpha1.NodeDrainPolicy(text)
+			return nil
+		},
+	},
+	{
+		name: "onCordon", alias: "on-cordon", help: "on Kubernetes, when somebody other than Ebb cordons a node: Drain it, or only Hold it while work is on it",
+		get: func(s *v1alpha1.SettingsSpec) string { return string(cmp.Or(s.OnCordon, v1alpha1.DrainOnCordon)) },
+		set: func(s *v1alpha1.SettingsSpec, text string) error {
+			s.OnCordon = v1alpha1.OnCordon(text)
 			return nil
 		},
 	},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +17,7 @@ func newUp() *cobra.Command {
 	o, timing := localcluster.Options{}, lease.DefaultTiming()
 	var dir string
 	var withSamples bool
+	var guardImage string
 	logs := newLogFlags()
 	cmd := &cobra.Command{
 		Use:   "up --data-dir DIR",
@@ -49,6 +51,12 @@ The lease flags are passed to every node; a node that is started again needs the
 			}
 			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, os.Args[0], cmd.OutOrStdout()
 			o.LogArgs, o.NodeArgs = logs.args(), leaseArgs(timing)
+			if guardImage != "" {
+				if o.Kubeconfig == "" {
+					return errors.New("--guard-image: guards are for nodes of a Kubernetes; set --kubeconfig, or leave the flag out")
+				}
+				o.NodeArgs = append(o.NodeArgs, "--guard-image="+guardImage)
+			}
 			c, err := localcluster.Start(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -71,6 +79,7 @@ The lease flags are passed to every node; a node that is started again needs the
 	logs.addFlags(f)
 	f.IntVar(&o.Nodes, "nodes", 3, "number of nodes")
 	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file of a Kubernetes to use as the API (default: an API server of the cluster's own)")
+	f.StringVar(&guardImage, "guard-image", "", "with --kubeconfig, image of the guards that keep nodes of the Kubernetes from being taken away while work is on them; without it there are none")
 	addLeaseTiming(f, &timing)
 	f.BoolVar(&withSamples, "samples", false, "create one small object of every kind of work, if there is none yet, and print commands to try")
 	return cmd

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,7 +67,9 @@ func (t *Term) run() error {
 		GracefulShutdownTimeout: &stopTimeout,
 		Controller:              config.Controller{SkipNameValidation: new(true)},
 		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
-			&coordinationv1.Lease{}: {Namespaces: map[string]cache.Config{lease.Namespace: {}}},
+			&coordinationv1.Lease{}:         {Namespaces: map[string]cache.Config{lease.Namespace: {}}},
+			&corev1.Pod{}:                   {Namespaces: map[string]cache.Config{lease.Namespace: {}}}, // guards
+			&policyv1.PodDisruptionBudget{}: {Namespaces: map[string]cache.Config{lease.Namespace: {}}},
 		}},
 	})
 	if err != nil {

@@ -62,6 +62,7 @@ func (p *part) Validate() (err error) {
 // Host implements kind.Part.
 func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	p.metrics = NewMetrics(env.Registry, env.Node)
+	env.Gate.WithoutGuard(KindDaemons) // they stay until the node stops
 	r, err := NewRuntime(Options{
 		Node: env.Node, Dir: env.Dir.Programs(), Exe: env.Exe, Gate: env.Gate, Policy: p.policy, Weights: p.weights, Trust: p.trust,
 		Metrics: p.metrics, Log: env.Log, ShimLogFormat: env.LogFormat,

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -36,6 +38,8 @@ type Controller struct {
 	CheckTerm func(context.Context) error
 	// Tenants returns the kinds of work, reading through r.
 	Tenants func(r client.Reader) []Tenant
+	// Core reads the core Nodes by name; nil where the API has none.
+	Core func(context.Context, client.Reader) (map[string]*corev1.Node, error)
 	// Metrics of drains.
 	Metrics *Metrics
 	// Log of the term.
@@ -59,8 +63,11 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
 	})
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("drains").
+	b := ctrl.NewControllerManagedBy(mgr)
+	if c.Core != nil {
+		b = b.Watches(&corev1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: cordon.Changes}))
+	}
+	return b.Named("drains").
 		Watches(&v1alpha1.Drain{}, one).
 		Watches(&v1alpha1.Node{}, one).
 		Watches(&v1alpha1.Settings{}, one).
@@ -113,6 +120,11 @@ func (c *Controller) look(ctx context.Context, live bool) (w World, step *Step, 
 	if w, err = Gather(ctx, reader, c.Leader, c.Tenants(reader), time.Now()); err != nil {
 		return w, nil, err
 	}
+	if c.Core != nil {
+		if w.Core, err = c.Core(ctx, reader); err != nil {
+			return w, nil, err
+		}
+	}
 	step = Next(w)
 	if !live && step != nil && step.Name != StepProgress {
 		return c.look(ctx, true)
@@ -130,13 +142,25 @@ func (c *Controller) idle(ctx context.Context) (bool, error) {
 	if err := c.cached.List(ctx, &drains); err != nil {
 		return false, err
 	}
+	w := World{Fleet: fleet.New()}
 	for i := range drains.Items {
 		d := &drains.Items[i]
+		w.Drains = append(w.Drains, d)
 		if !d.Status.Phase.Final() || !d.DeletionTimestamp.IsZero() || d.Status.FinishedAt != nil && time.Since(d.Status.FinishedAt.Time) < told && !c.toldAll(d) {
 			return false, nil
 		}
 	}
-	return settings.Status.ActiveDrain == nil, nil
+	if settings.Status.ActiveDrain != nil {
+		return false, nil
+	}
+	var nodes v1alpha1.NodeList
+	if err := c.cached.List(ctx, &nodes); err != nil {
+		return false, err
+	}
+	for i := range nodes.Items {
+		w.Nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	}
+	return nextOfCordons(w, nil, nil) == nil, nil
 }
 
 // forgetGone drops the metrics of nodes whose Node object was deleted.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -30,6 +31,7 @@ type store struct {
 	drains   map[string]*v1alpha1.Drain
 	nodes    map[string]*v1alpha1.Node
 	leases   map[string]*coordinationv1.Lease // by node
+	core     map[string]*corev1.Node          // where the API has them
 	versions simtest.Revisions
 	blind    bool   // writes whatever version was read
 	pause    func() // runs before every read of a coordinator
@@ -73,6 +75,10 @@ func (s *store) List(_ context.Context, list client.ObjectList, _ ...client.List
 		for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
 			list.Items = append(list.Items, *s.nodes[name].DeepCopy())
 		}
+	case *corev1.NodeList:
+		for _, name := range slices.Sorted(maps.Keys(s.core)) {
+			list.Items = append(list.Items, *s.core[name].DeepCopy())
+		}
 	case *coordinationv1.LeaseList:
 		for _, name := range slices.Sorted(maps.Keys(s.leases)) {
 			list.Items = append(list.Items, *s.leases[name].DeepCopy())
@@ -90,7 +96,16 @@ func (s *store) write(step *drain.Step) error {
 		return update(s, s.settings, o, func() { s.settings.Status = *o.Status.DeepCopy() })
 	case *v1alpha1.Node:
 		node := s.nodes[o.Name]
-		return update(s, node, o, func() { node.Spec = *o.Spec.DeepCopy() })
+		return update(s, node, o, func() {
+			if step.Status {
+				node.Status = *o.Status.DeepCopy()
+				return
+			}
+			node.Spec, node.Annotations = *o.Spec.DeepCopy(), maps.Clone(o.Annotations)
+		})
+	case *corev1.Node:
+		node := s.core[o.Name]
+		return update(s, node, o, func() { node.Spec, node.Annotations = *o.Spec.DeepCopy(), maps.Clone(o.Annotations) })
 	case *v1alpha1.Drain:
 		d := s.drains[o.Name]
 		return update(s, d, o, func() {

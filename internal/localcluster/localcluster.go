@@ -169,9 +169,16 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 		}
 		c.nodes = append(c.nodes, n)
 	}
-	return c.await(ctx, "every node to be Ready", c.processes(), func() error {
-		return c.allReady(ctx, before)
+	parked := map[string]bool{}
+	err = c.await(ctx, "every node to be Ready", c.processes(), func() error {
+		return c.allReady(ctx, before, parked)
 	})
+	for _, n := range c.nodes {
+		if parked[n.name] && err == nil {
+			c.say("%s is parked: `%s uncordon %s` brings it back", n.name, c.opts.Command, n.name)
+		}
+	}
+	return err
 }
 
 // process is one process of the cluster.
@@ -202,7 +209,8 @@ func (c *Cluster) epochs(ctx context.Context) (map[string]int64, error) {
 	return epochs, nil
 }
 
-func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
+// allReady returns nil when every node is Ready in a new epoch, or is parked: then it waits for a person. It records which are parked.
+func (c *Cluster) allReady(ctx context.Context, before map[string]int64, parked map[string]bool) error {
 	var nodes v1alpha1.NodeList
 	if err := c.client.List(ctx, &nodes); err != nil {
 		return err
@@ -210,7 +218,8 @@ func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
 	ready := map[string]bool{}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		ready[n.Name] = n.IsReady() && n.Status.Epoch > before[n.Name]
+		parked[n.Name] = n.IsParked()
+		ready[n.Name] = n.IsReady() && n.Status.Epoch > before[n.Name] || parked[n.Name]
 	}
 	var waiting []string
 	for _, n := range c.nodes {

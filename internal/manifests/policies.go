@@ -26,6 +26,9 @@ type policy struct {
 	all []access.Rule
 	// anyTerm says that the policy does not look at the Term. The others refuse everything while there is none, whoever writes.
 	anyTerm bool
+	// lenient policies look at the Term, but allow everything while there is none: they are about objects that others than Ebb write too, and a
+	// policy without its parameter would refuse everybody's writes.
+	lenient bool
 }
 
 // policies refuse what RBAC cannot: it knows neither the node that a token is bound to nor which node leads.
@@ -40,6 +43,12 @@ func policies(o Options) []runtime.Object {
 		{name: "ebb-terms", group: groupEbb, resource: "terms", anyTerm: true, all: []access.Rule{
 			{Expression: "request.operation == 'UPDATE' && object.?spec.?node.orValue('') == variables.node", Message: "a node may write only itself into the Term"},
 		}},
+		{name: "ebb-core-nodes", group: "", resource: "nodes", anyTerm: true, all: coreNodeRules()},
+		{name: "ebb-core-nodes-term", group: "", resource: "nodes", lenient: true, mine: leads},
+		{name: "ebb-guards", group: "", resource: "pods", anyTerm: true, all: guardRules()},
+		{name: "ebb-guards-term", group: "", resource: "pods", lenient: true, mine: leads},
+		{name: "ebb-budgets", group: "policy", resource: "poddisruptionbudgets", anyTerm: true, all: guardNames()},
+		{name: "ebb-budgets-term", group: "policy", resource: "poddisruptionbudgets", lenient: true, mine: leads},
 		{name: "ebb-leases", group: "coordination.k8s.io", resource: "leases", all: electionRules(), mine: leaseRules()},
 	}
 	for _, object := range o.Objects {
@@ -59,6 +68,35 @@ func nodeObjectRules() []access.Rule {
 		{Expression: "variables.status || (request.operation == 'CREATE' ? object.?spec.orValue({}).size() == 0 : " + sameNodeSpec + ")", Message: "a node may not write the spec of its Node"},
 		{Expression: "request.operation == 'CREATE' ? (!has(object.metadata.finalizers) && !has(object.metadata.ownerReferences)) : (object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences)", Message: "a node may not change the finalizers or owner references of its Node"},
 	}
+}
+
+// coreNodeRules: of a core Node the coordinator writes the cordon and its annotations.
+func coreNodeRules() []access.Rule {
+	return []access.Rule{
+		{Expression: "request.operation == 'UPDATE' && !variables.status", Message: "Ebb may not create or delete core Nodes, or write their status"},
+		{
+			Expression: "request.operation != 'UPDATE' || (object.metadata.?labels == oldObject.metadata.?labels && object.metadata.?finalizers == oldObject.metadata.?finalizers && " +
+				"object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences && object.spec.?taints == oldObject.spec.?taints && object.spec.?providerID == oldObject.spec.?providerID)",
+			Message: "of a core Node Ebb may write the cordon and annotations only",
+		},
+	}
+}
+
+// guardNames: Ebb makes and deletes no pods and budgets but those of guards.
+func guardNames() []access.Rule {
+	return []access.Rule{{Expression: "variables.name.startsWith('ebb-guard-')", Message: "Ebb may create and delete guards only"}}
+}
+
+// guardRules: a guard has no privilege and reads nothing.
+func guardRules() []access.Rule {
+	return append(guardNames(), access.Rule{
+		Expression: "request.operation != 'CREATE' || (object.spec.?volumes.orValue([]).size() == 0 && object.spec.?initContainers.orValue([]).size() == 0 && " +
+			"!object.spec.?hostNetwork.orValue(false) && !object.spec.?hostPID.orValue(false) && !object.spec.?hostIPC.orValue(false) && " +
+			"object.spec.?securityContext.?runAsNonRoot.orValue(false) && !object.spec.?automountServiceAccountToken.orValue(true) && " +
+			"object.spec.containers.all(c, !c.?securityContext.?privileged.orValue(false) && !c.?securityContext.?allowPrivilegeEscalation.orValue(true) && " +
+			"c.?securityContext.?capabilities.?drop.orValue([]).exists(d, d == 'ALL') && c.?securityContext.?capabilities.?add.orValue([]).size() == 0))",
+		Message: "a guard has no privilege, no volume and no token",
+	})
 }
 
 // sameNodeSpec compares the specs by meaning: a node writes the whole object, and for it an absent field and an empty one are the same.
@@ -140,6 +178,9 @@ func (p policy) build(o Options) runtime.Object {
 			Validations: validations,
 		},
 	}
+	if p.lenient {
+		built.Spec.FailurePolicy = new(admissionv1.Ignore)
+	}
 	if !p.anyTerm {
 		built.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Term"}
 		leads := admissionv1.Variable{Name: "leads", Expression: "variables.node != '' && params != null && params.?spec.?node.orValue('') == variables.node"}
@@ -162,6 +203,9 @@ func (p policy) binding(o Options) runtime.Object {
 	}
 	if !p.anyTerm {
 		built.Spec.ParamRef = &admissionv1.ParamRef{Name: v1alpha1.TermName, ParameterNotFoundAction: new(admissionv1.DenyAction)}
+	}
+	if p.lenient {
+		built.Spec.ParamRef.ParameterNotFoundAction = new(admissionv1.AllowAction)
 	}
 	return built
 }

@@ -85,7 +85,7 @@ func nodeClusterRules(objects []access.Object) []rbacv1.PolicyRule {
 	}
 	rules := []rbacv1.PolicyRule{
 		rule(groupEbb, reading, read...),
-		rule(groupEbb, []string{"create", "update", "patch"}, "nodes"),
+		rule(groupEbb, []string{"create", "update", "patch", "delete"}, "nodes"),
 		rule(groupEbb, changing, "nodes/status", "drains/status", "settings/status"),
 		rule(groupEbb, []string{"create", "update", "patch", "delete"}, "drains"),
 		rule(groupEbb, []string{"create"}, "settings"),
@@ -96,6 +96,7 @@ func nodeClusterRules(objects []access.Object) []rbacv1.PolicyRule {
 		rules = append(rules, rule(groupEbb, []string{"create", "delete"}, made...))
 	}
 	return append(rules,
+		rule("", []string{"get", "list", "watch", "update"}, "nodes"), // cordons
 		rule("events.k8s.io", []string{"create", "patch"}, "events"),
 		rule("certificates.k8s.io", []string{"create", "get"}, "certificatesigningrequests"),
 	)
@@ -105,6 +106,8 @@ func nodeClusterRules(objects []access.Object) []rbacv1.PolicyRule {
 func nodeRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule("coordination.k8s.io", []string{"get", "list", "watch", "create", "update"}, "leases"),
+		rule("", []string{"get", "list", "watch", "create", "delete"}, "pods"), // guards
+		rule("policy", []string{"get", "list", "watch", "create", "delete"}, "poddisruptionbudgets"),
 		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{signer.AuthorityName}, Verbs: []string{"get"}},
 		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{signer.TokenName}, Verbs: []string{"get"}},
 	}

@@ -72,7 +72,7 @@ func daemonSet(o Options) runtime.Object {
 		Name: DaemonSet, Image: o.Image, Command: []string{"/ebb"},
 		Args: []string{
 			"node", "--kubernetes", "--name=$(NODE_NAME)", "--data-dir=$(EBB_DATA_DIR)",
-			"--listen=$(POD_IP):7600", "--http-listen=$(POD_IP):7601",
+			"--listen=$(POD_IP):7600", "--http-listen=$(POD_IP):7601", "--guard-image=" + o.Image,
 		},
 		Env: []corev1.EnvVar{
 			field("NODE_NAME", "spec.nodeName"), field("POD_IP", "status.podIP"), {Name: "EBB_DATA_DIR", Value: dataDir},

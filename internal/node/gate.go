@@ -15,7 +15,11 @@ const (
 	RefusedInDoubt  = "LeaseInDoubt" // the lease may have expired; the next epoch opens the gate
 	RefusedDraining = "NodeDraining" // the node is being emptied
 	RefusedStopping = "NodeStopping" // the node is leaving
+	RefusedNoGuard  = "NoGuard"      // the guard that keeps Kubernetes from taking the node away does not run yet
 )
+
+// ErrNoGuard is behind the refusals of a node whose guard does not run yet. It is made when work asks for it: try again soon.
+var ErrNoGuard = fmt.Errorf("%w: %s", ErrRefused, RefusedNoGuard)
 
 // Gate admits all work of the node and counts it under one lock. Once it is closed, the counts can only fall: a count of zero taken
 // after Close stays zero.
@@ -27,6 +31,11 @@ type Gate struct {
 	epoch  int64
 	closed string // why, or empty
 	counts map[string]int
+
+	needsGuard bool            // work is admitted only while the node is guarded
+	guarded    bool            // the guard runs, as far as the node knows in this epoch
+	wanted     bool            // work was refused for want of a guard, or is inside
+	unguarded  map[string]bool // kinds that need no guard: nothing of them has to leave before the node may
 }
 
 // NewGate makes a gate that stays closed until the first epoch.
@@ -73,12 +82,21 @@ func (p *Pass) Kind() string {
 func (g *Gate) Enter(kind string) (*Pass, error) {
 	g.mu.Lock()
 	reason := g.closed
+	if holds := g.needsGuard && !g.unguarded[kind]; reason == "" && holds {
+		g.wanted = true
+		if !g.guarded {
+			reason = RefusedNoGuard
+		}
+	}
 	if reason == "" {
 		g.counts[kind]++
 	}
 	g.mu.Unlock()
 	if reason != "" {
 		g.onRefusal(kind, reason)
+		if reason == RefusedNoGuard {
+			return nil, fmt.Errorf("%s: %w", kind, ErrNoGuard)
+		}
 		return nil, fmt.Errorf("%s: %w: %s", kind, ErrRefused, reason)
 	}
 	return &Pass{gate: g, kind: kind}, nil
@@ -90,7 +108,41 @@ func (g *Gate) Adopt(kind string) *Pass {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.counts[kind]++
+	g.wanted = g.wanted || g.needsGuard && !g.unguarded[kind]
 	return &Pass{gate: g, kind: kind}
+}
+
+// NeedGuard makes the gate admit work only while the node is guarded.
+func (g *Gate) NeedGuard() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.needsGuard = true
+}
+
+// WithoutGuard names kinds that are admitted without a guard: nothing of them has to leave before the node may.
+func (g *Gate) WithoutGuard(kinds ...string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.unguarded == nil {
+		g.unguarded = map[string]bool{}
+	}
+	for _, kind := range kinds {
+		g.unguarded[kind] = true
+	}
+}
+
+// SetGuarded says whether the guard of the node runs. Every epoch begins without one.
+func (g *Gate) SetGuarded(guarded bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.guarded = guarded
+}
+
+// WantsGuard reports whether the gate needs a guard at all, and whether work has asked for it.
+func (g *Gate) WantsGuard() (needed, wanted bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.needsGuard, g.wanted
 }
 
 // Open begins an epoch. Nothing but a newer epoch opens a closed gate.
@@ -98,7 +150,7 @@ func (g *Gate) Open(epoch int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if epoch > g.epoch {
-		g.epoch, g.closed = epoch, ""
+		g.epoch, g.closed, g.guarded = epoch, "", false
 	}
 }
 

@@ -139,3 +139,51 @@ func TestGateModel(t *testing.T) {
 		})
 	})
 }
+
+func TestAGateThatNeedsAGuardAdmitsOnlyWhileThereIsOne(t *testing.T) {
+	g := NewGate(func(string, string) {})
+	g.NeedGuard()
+	g.WithoutGuard("daemons")
+	g.Open(1)
+	if _, wanted := g.WantsGuard(); wanted {
+		t.Error("a guard is wanted before there is work")
+	}
+	if _, err := g.Enter("daemons"); err != nil {
+		t.Errorf("work that needs no guard: %v", err)
+	}
+	if needed, wanted := g.WantsGuard(); !needed || wanted {
+		t.Errorf("needed %t, wanted %t for work that needs no guard", needed, wanted)
+	}
+	if _, err := g.Enter("volumes"); !errors.Is(err, ErrNoGuard) || !errors.Is(err, ErrRefused) {
+		t.Errorf("without a guard: %v", err)
+	}
+	if _, wanted := g.WantsGuard(); !wanted {
+		t.Error("no guard is wanted although work was refused")
+	}
+	g.SetGuarded(true)
+	if _, err := g.Enter("volumes"); err != nil {
+		t.Errorf("with a guard: %v", err)
+	}
+	g.SetGuarded(false)
+	if _, err := g.Enter("volumes"); !errors.Is(err, ErrNoGuard) || g.Count("volumes") != 1 {
+		t.Errorf("after the guard was lost: %v, %d inside", err, g.Count("volumes"))
+	}
+	g.SetGuarded(true)
+	g.Close(1, RefusedDraining)
+	if _, err := g.Enter("volumes"); !errors.Is(err, ErrRefused) || errors.Is(err, ErrNoGuard) {
+		t.Errorf("draining: %v", err)
+	}
+	g.Open(2) // the next epoch has to see its guard first
+	if _, err := g.Enter("volumes"); !errors.Is(err, ErrNoGuard) {
+		t.Errorf("in the next epoch: %v", err)
+	}
+}
+
+func TestAdoptedWorkWantsAGuard(t *testing.T) {
+	g := NewGate(func(string, string) {})
+	g.NeedGuard()
+	g.Adopt("programs")
+	if _, wanted := g.WantsGuard(); !wanted {
+		t.Error("work that is there already wants no guard")
+	}
+}

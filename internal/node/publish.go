@@ -111,6 +111,7 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	next.Epoch = e.Number
 	next.Liveness = liveness
 	next.ObservedDrain = drain
+	next.Parked = e.parking(old.Parked)
 	next.Address = n.opts.Address
 	next.HTTPAddress = n.opts.HTTPAddress
 	next.Version = n.opts.Version
@@ -124,7 +125,21 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	meta.SetStatusCondition(&next.Conditions, metav1.Condition{
 		Type: v1alpha1.NodeReady, Status: value, Reason: ready.reason, Message: ready.message,
 	})
+	if needed, wanted := n.opts.Gate.WantsGuard(); needed {
+		for _, count := range next.Held {
+			wanted = wanted || count > 0
+		}
+		meta.SetStatusCondition(&next.Conditions, needsGuard(wanted))
+	}
 	return next
+}
+
+// needsGuard is the condition that asks for a guard once work has come.
+func needsGuard(wanted bool) metav1.Condition {
+	if wanted {
+		return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionTrue, Reason: "Work", Message: "Work that has to leave before the node may asked to be taken."}
+	}
+	return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionFalse, Reason: "NoWork", Message: "No work has asked to be taken that has to leave before the node may."}
 }
 
 // register makes sure that the Node object exists and carries the labels of the command line.

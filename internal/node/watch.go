@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -77,6 +78,7 @@ func unwanted(e *Epoch, slot *v1alpha1.ActiveDrain) bool {
 func (n *Node) nodeWatch(e *Epoch) kubeclient.Watch {
 	see := func(node *v1alpha1.Node) {
 		if node.Name == e.Node {
+			n.opts.Gate.SetGuarded(meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.NodeGuarded))
 			e.obey(node.Spec.Desired, n.opts.Gate)
 			liveness, _ := e.Liveness()
 			n.opts.Metrics.setLiveness(liveness)

@@ -98,11 +98,15 @@ func (c *cluster) awaitEnd(name string, phase v1alpha1.DrainPhase, reason string
 	return d
 }
 
-// back starts a node that was drained or killed, and waits until it is Alive in a new epoch.
+// back starts a node that was drained or killed, or uncordons one that is parked, and waits until it is Alive in a new epoch.
 func (c *cluster) back(name string) {
 	c.t.Helper()
 	before := c.record(name).Epoch
-	c.startNode(name)
+	if c.node(name).IsParked() {
+		c.must("uncordon", name)
+	} else {
+		c.startNode(name)
+	}
 	until(c.t, "node "+name+" to be back", func() bool {
 		n := &v1alpha1.Node{}
 		err := c.client.Get(context.Background(), types.NamespacedName{Name: name}, n)

@@ -39,6 +39,9 @@ type attachment struct {
 	stop    func()         // ends the engine
 }
 
+// guardRetry is the delay before a volume is attached again on a node whose guard did not run yet.
+const guardRetry = 500 * time.Millisecond
+
 // attach starts the engine of a volume, if the node takes new work. The caller holds the host's lock.
 func (h *Host) attach(v *v1alpha1.Volume) {
 	run := h.engines
@@ -47,6 +50,10 @@ func (h *Host) attach(v *v1alpha1.Volume) {
 	}
 	pass, err := h.opts.Gate.Enter(KindEngines)
 	if err != nil {
+		if errors.Is(err, node.ErrNoGuard) {
+			h.attachLater(run, v.UID)
+			return
+		}
 		h.opts.Log.Info("volume: not attached", "volume", key(v), "error", err)
 		return
 	}
@@ -63,6 +70,26 @@ func (h *Host) attach(v *v1alpha1.Volume) {
 			h.attach(again)
 		}
 		h.mu.Unlock()
+	})
+}
+
+// attachLater tries again in a moment: the guard of the node is made when the first work asks for it. The caller holds the host's lock.
+func (h *Host) attachLater(run *enginesRun, uid types.UID) {
+	if run.ctx.Err() != nil || h.unguarded[uid] {
+		return
+	}
+	if h.unguarded == nil {
+		h.unguarded = map[types.UID]bool{}
+	}
+	h.unguarded[uid] = true
+	run.tasks.Go(func() {
+		_ = backoff.Sleep(run.ctx, guardRetry) // what ended is seen below
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.unguarded, uid)
+		if v := h.volumes[uid]; v != nil && v.EngineNode() == h.opts.Node && run.ctx.Err() == nil {
+			h.attach(v)
+		}
 	})
 }
 

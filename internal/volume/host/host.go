@@ -74,15 +74,16 @@ type Options struct {
 type Host struct {
 	opts Options
 
-	mu       sync.Mutex
-	epoch    *epochRun // what the node follows in this epoch; nil while there is none
-	engines  *enginesRun
-	disks    map[string]*disk
-	replicas map[types.UID]*replicaWorker
-	attached map[types.UID]*attachment
-	volumes  map[types.UID]*v1alpha1.Volume // as last seen
-	others   map[types.UID]*v1alpha1.Replica
-	nodes    map[string]*v1alpha1.Node
+	mu        sync.Mutex
+	epoch     *epochRun // what the node follows in this epoch; nil while there is none
+	engines   *enginesRun
+	unguarded map[types.UID]bool // volumes that wait for the guard of the node
+	disks     map[string]*disk
+	replicas  map[types.UID]*replicaWorker
+	attached  map[types.UID]*attachment
+	volumes   map[types.UID]*v1alpha1.Volume // as last seen
+	others    map[types.UID]*v1alpha1.Replica
+	nodes     map[string]*v1alpha1.Node
 }
 
 // New makes the host of a node.

@@ -1,0 +1,20 @@
+package main
+
+import "github.com/spf13/cobra"
+
+// newGuard is the program of a guard pod: it does nothing. Its budget is what holds the node.
+func newGuard() *cobra.Command {
+	return &cobra.Command{
+		Use:    "guard",
+		Hidden: true,
+		Short:  "Wait until it is asked to stop: the program of the pods that guard nodes on Kubernetes",
+		Long: `Wait until it is asked to stop. On Kubernetes Ebb runs this in a pod on each node that has work, with a disruption budget that allows no
+eviction: ` + "`kubectl drain`" + ` waits until the work has left the node. People do not need it.`,
+		Example: "  ebb guard",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			<-cmd.Context().Done()
+			return nil
+		},
+	}
+}
