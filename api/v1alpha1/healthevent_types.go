@@ -165,8 +165,9 @@ type EvictionStatus struct {
 
 // HealthDrain is the Drain that was made for an event.
 type HealthDrain struct {
-	// name of the Drain.
-	Name string `json:"name"`
+	// name of the Drain; empty if none was needed.
+	// +optional
+	Name string `json:"name,omitempty"`
 	// uid of the Drain; empty until it was created.
 	// +optional
 	UID string `json:"uid,omitempty"`
