@@ -9,7 +9,7 @@ EBB_CHAOS_FOR ?= 10m
 PROTOS   := internal/changefeed/wire/wire.proto internal/etcdcluster/wire/wire.proto
 GENERATED = api/v1alpha1/zz_generated.deepcopy.go config/crd/*.yaml $(PROTOS:.proto=.pb.go) $(PROTOS:.proto=_grpc.pb.go)
 
-.PHONY: build run test test-long lint generate check-generated chaos bench setup clean
+.PHONY: build run test test-long lint generate check-generated chaos bench kube setup clean
 
 build: ## bin/ebb
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ebb ./cmd/ebb
@@ -43,6 +43,10 @@ chaos: setup ## everything is broken at random under load; EBB_CHAOS_FOR is for 
 
 bench: ## benchmarks, without the race detector
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 90m ./...
+
+kube: ## a real Kubernetes in the foreground, in DIR, with DIR/kubeconfig; the first build of its programs takes minutes
+	@test -n "$(DIR)" || { echo "kube: set the directory, as in: make kube DIR=/tmp/kube"; exit 1; }
+	@programs=$$(GO='$(GO)' test/kube/build) && $(GO) build -o bin/test/kubeup ./test/kubeup && exec bin/test/kubeup --programs "$$programs" --dir "$(DIR)"
 
 setup: ## what the tests need on this machine
 	@test/setup

@@ -36,3 +36,15 @@ func SetCordonOwners(node metav1.Object, uids []string) {
 	annotations[CordonOwnersAnnotation] = strings.Join(slices.Compact(uids), ",")
 	node.SetAnnotations(annotations)
 }
+
+// AddCordonOwner adds the UID of an object to those that cordoned a node.
+func AddCordonOwner(node metav1.Object, uid string) {
+	SetCordonOwners(node, append(CordonOwners(node), uid))
+}
+
+// RemoveCordonOwner removes the UID of an object from those that cordoned a node, and reports whether any is left.
+func RemoveCordonOwner(node metav1.Object, uid string) (left bool) {
+	owners := slices.DeleteFunc(CordonOwners(node), func(owner string) bool { return owner == uid })
+	SetCordonOwners(node, owners)
+	return len(owners) > 0
+}

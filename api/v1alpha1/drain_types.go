@@ -50,6 +50,8 @@ const (
 	ReasonWithdrawn = "Withdrawn"
 	// ReasonCancelRequested: the drain was cancelled or deleted; the node takes work again in a new epoch.
 	ReasonCancelRequested = "CancelRequested"
+	// ReasonUncordoned: the node of a drain that parks was uncordoned before it was empty; it takes work again in a new epoch.
+	ReasonUncordoned = "Uncordoned"
 	// ReasonCaptureNotFound: there is no such node.
 	ReasonCaptureNotFound = "CaptureNotFound"
 	// ReasonSingleNode: fewer than two nodes have a live lease.
@@ -101,7 +103,7 @@ type DrainSpec struct {
 	WhenBusy WhenBusy `json:"whenBusy,omitempty"`
 
 	// park keeps the drained node's process running without a lease, instead of letting it exit. The node joins again, in the next epoch,
-	// when it is uncordoned.
+	// when it is uncordoned. The drain cordons the node before it begins, and uncordoning the node cancels the drain. It cannot be changed.
 	// +optional
 	Park bool `json:"park,omitempty"`
 
@@ -193,6 +195,7 @@ type DrainStatus struct {
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.spec.reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.spec.nodeName == oldSelf.spec.nodeName",message="a drain's nodeName cannot be changed: create another Drain for the other node"
+// +kubebuilder:validation:XValidation:rule="(has(self.spec.park) && self.spec.park) == (has(oldSelf.spec.park) && oldSelf.spec.park)",message="a drain's park cannot be changed: cancel the drain and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.cancelled) || !oldSelf.spec.cancelled || (has(self.spec.cancelled) && self.spec.cancelled)",message="a cancellation cannot be undone: create another Drain"
 // +kubebuilder:validation:XValidation:rule="!has(self.spec.cancelled) || !self.spec.cancelled || (has(oldSelf.spec.cancelled) && oldSelf.spec.cancelled) || !has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in ['Stopping', 'Complete', 'Cancelled'])",message="a drain that is Stopping or has ended can no longer be cancelled: its node is shutting down or has left; start the node again to bring it back"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || (has(self.status) && has(self.status.phase))",message="a drain's phase cannot be removed"

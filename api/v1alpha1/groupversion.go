@@ -22,6 +22,7 @@ var objects = []runtime.Object{
 	&Node{}, &NodeList{},
 	&Drain{}, &DrainList{},
 	&Settings{}, &SettingsList{},
+	&Term{}, &TermList{},
 	&Deployment{}, &DeploymentList{},
 	&Changefeed{}, &ChangefeedList{},
 	&EtcdCluster{}, &EtcdClusterList{},
@@ -33,7 +34,7 @@ var objects = []runtime.Object{
 }
 
 // ClusterScoped are the kinds whose objects are in no namespace. Objects of work are in one.
-var ClusterScoped = []string{"Node", "Drain", "Settings", "HealthEvent"}
+var ClusterScoped = []string{"Node", "Drain", "Settings", "Term", "HealthEvent"}
 
 // Register adds objects of a kind of work that is defined in another package, with their lists, before the first client is made.
 func Register(more ...runtime.Object) { objects = append(objects, more...) }

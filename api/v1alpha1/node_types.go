@@ -49,6 +49,8 @@ const (
 	ReasonLeft = "Left"
 	// ReasonStopping: the node is stopping its work.
 	ReasonStopping = "Stopping"
+	// ReasonParked: the node was drained, released its lease and waits until it is uncordoned.
+	ReasonParked = "Parked"
 	// ReasonFenced: the node's lease expired and its epoch was fenced.
 	ReasonFenced = "Fenced"
 )
@@ -144,6 +146,10 @@ type DesiredLiveness struct {
 	// drainUID is the UID of the Drain that wants it.
 	// +kubebuilder:validation:MaxLength=64
 	DrainUID string `json:"drainUID"`
+
+	// park says that a node that is asked to stop keeps its process running without a lease until it is uncordoned.
+	// +optional
+	Park bool `json:"park,omitempty"`
 }
 
 // NodeStatus is the observed state of a node, reported by the node and by the coordinator.
@@ -295,6 +301,9 @@ type NodeList struct {
 
 // IsReady reports whether the condition Ready is True.
 func (n *Node) IsReady() bool { return meta.IsStatusConditionTrue(n.Status.Conditions, NodeReady) }
+
+// IsParked reports whether the node was drained and waits until it is uncordoned.
+func (n *Node) IsParked() bool { return n.Status.Parked != nil && n.Spec.Cordoned }
 
 // Schedulable reports whether the node may get new work: it is Alive, Ready and not cordoned. A node that drains refuses new work itself.
 func (n *Node) Schedulable() bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -109,8 +110,26 @@ func (c *cluster) api() (*httpapi.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	ca, err := c.authority(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return httpapi.NewClient(ca, token)
+}
+
+// authority is the certificate authority of the nodes: ca.crt beside the kubeconfig file, since a Kubernetes has another one for its own API. Without
+// that file it is the one of the API.
+func (c *cluster) authority(cfg *rest.Config) ([]byte, error) {
+	path, err := c.path()
+	if err != nil {
+		return nil, err
+	}
+	ca, err := os.ReadFile(filepath.Join(filepath.Dir(path), "ca.crt"))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return ca, err
+	}
 	if err := rest.LoadTLSFiles(cfg); err != nil {
 		return nil, err
 	}
-	return httpapi.NewClient(cfg.CAData, token)
+	return cfg.CAData, nil
 }

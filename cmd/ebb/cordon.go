@@ -43,7 +43,7 @@ func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
 				if !changed {
 					already = "already "
 				}
-				return fmt.Sprintf("node %s %s%sed\n", node.Name, already, verb)
+				return fmt.Sprintf("node %s %s%sed%s\n", node.Name, already, verb, consequence(node))
 			})
 		},
 	}
@@ -52,6 +52,21 @@ func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
 	return cmd
 }
 
+// consequence says what follows from the node being uncordoned, if anything does.
+func consequence(node *v1alpha1.Node) string {
+	switch {
+	case node.Spec.Cordoned:
+		return ""
+	case node.Status.Parked != nil && node.Status.Epoch == node.Status.Parked.Epoch:
+		return fmt.Sprintf("; it was parked and joins again in epoch %d", node.Status.Epoch+1)
+	case len(v1alpha1.CordonOwners(node)) > 0:
+		return "; what cordoned it is cancelled"
+	}
+	return ""
+}
+
+// setCordoned cordons or uncordons a node. A person who uncordons a node leaves the owners of its cordon in place: the coordinator
+// cancels what they wanted and then removes them. The cordon of a person has no owners.
 func setCordoned(ctx context.Context, c client.Client, name string, cordoned bool) (*v1alpha1.Node, bool, error) {
 	for {
 		node := &v1alpha1.Node{}
@@ -63,6 +78,9 @@ func setCordoned(ctx context.Context, c client.Client, name string, cordoned boo
 		}
 		if node.Spec.Cordoned == cordoned {
 			return node, false, nil
+		}
+		if cordoned {
+			v1alpha1.SetCordonOwners(node, nil)
 		}
 		node.Spec.Cordoned = cordoned
 		if err := c.Update(ctx, node); !apierrors.IsConflict(err) {

@@ -34,6 +34,7 @@ type drainFlags struct {
 	resign   bool
 	queue    bool
 	cancel   bool
+	park     bool
 	deadline time.Duration
 	reason   string
 }
@@ -44,7 +45,8 @@ func newDrain() *cobra.Command {
 		Use:   "drain NODE",
 		Short: "Move all work off a node and take it out of service",
 		Long: `Move all work off a node and take it out of service. The node takes no new work. When nothing is left on it, its process exits;
-start the process again to bring the node back. Until the drain is Stopping, --cancel ends it: the node is Alive again in a new
+start the process again to bring the node back. With --park the drain cordons the node first, and in the end its process keeps running
+without a lease until the node is uncordoned. Until the drain is Stopping, --cancel ends it: the node is Alive again in a new
 epoch, and work that has moved stays where it is.
 
 Without --wait the command returns when the drain has begun or was refused. With --wait it shows what is left until the node has
@@ -56,6 +58,7 @@ node continues.`,
 		Example: `  ebb drain n3 --wait
   ebb drain n3 --wait --deadline 10m --reason "kernel upgrade"
   ebb drain n1 --resign --wait
+  ebb drain n3 --park --wait
   ebb drain n3 --cancel`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
@@ -68,6 +71,7 @@ node continues.`,
 	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let another node take over first")
 	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for its end instead of being refused")
 	fs.BoolVar(&f.cancel, "cancel", false, "cancel the node's drain; with --wait, wait until the node is Alive again")
+	fs.BoolVar(&f.park, "park", false, "cordon the node, and keep its drained process waiting until the node is uncordoned, instead of letting it exit")
 	fs.DurationVar(&f.deadline, "deadline", 0, "how long the drain may take; 0 for no limit")
 	fs.StringVar(&f.reason, "reason", "", "reason for the drain, kept in the Drain object")
 	return cmd
@@ -77,7 +81,7 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 	if f.deadline < 0 {
 		return fmt.Errorf("--deadline %s: must not be negative", f.deadline)
 	}
-	if f.cancel && (f.resign || f.queue || f.deadline > 0 || f.reason != "") {
+	if f.cancel && (f.resign || f.queue || f.park || f.deadline > 0 || f.reason != "") {
 		return errors.New("--cancel can only be combined with --wait")
 	}
 	ctx := cmd.Context()
@@ -191,7 +195,7 @@ func (f *drainFlags) create(ctx context.Context, c client.Client, node string) (
 	}
 	d := &v1alpha1.Drain{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
-		Spec:       v1alpha1.DrainSpec{NodeName: node, Reason: f.reason},
+		Spec:       v1alpha1.DrainSpec{NodeName: node, Reason: f.reason, Park: f.park},
 	}
 	if f.queue {
 		d.Spec.WhenBusy = v1alpha1.Queue

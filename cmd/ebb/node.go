@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/failpoint"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -155,6 +156,9 @@ func parseLabels(list []string) (map[string]string, error) {
 // credentials ensures that the node has its credentials.
 func (f nodeFlags) credentials() (datadir.NodeDir, error) {
 	dir := f.dir.Node(f.name)
+	if f.dir.CanIssue() && f.nodeCfg != "" && f.coCfg != "" {
+		return dir, f.dir.IssueNodeTLS(dir, f.name, f.hosts())
+	}
 	if f.dir.CanIssue() {
 		return dir, f.dir.IssueNode(dir, f.name, f.hosts())
 	}
@@ -299,7 +303,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 		Address:  peers.Addr().String(),
 		Peers:    node.Peers{Listener: peers, Files: files, Services: hosted.Services, Protocols: hosted.Protocols},
 		Runtimes: hosted.Runtimes,
-		Gate:     gate, Metrics: metrics, Log: log,
+		Gate:     gate, Metrics: metrics, Log: log, AtStep: failpoint.At,
 		Die: func(reason string) {
 			log.Error("killing this process", "reason", reason)
 			os.Exit(3)

@@ -11,13 +11,15 @@ import (
 	"github.com/ebb-dev/ebb/internal/kind"
 )
 
-// summarizeNodes counts nodes by state; a node that left is not a problem.
+// summarizeNodes counts nodes by state; a node that left or is parked is not a problem.
 func summarizeNodes(list []nodeStatus) *kind.Summary {
 	k := kind.NewSummary("node", "nodes", "")
 	for _, n := range list {
 		switch {
 		case n.Ready == string(metav1.ConditionTrue):
 			k.Add(n.Name, kind.State{Name: "ready"}, "")
+		case n.Reason == v1alpha1.ReasonParked:
+			k.Add(n.Name, kind.State{Name: "parked", Rank: kind.Wanted}, "")
 		case n.Reason == v1alpha1.ReasonLeft:
 			k.Add(n.Name, kind.State{Name: "left", Rank: kind.Wanted}, "")
 		case n.Reason == v1alpha1.ReasonStarting || n.Reason == v1alpha1.ReasonStopping:

@@ -26,9 +26,13 @@ that can be killed separately. A process that ends is not restarted; the command
 It writes DIR/kubeconfig, DIR/token, DIR/run/<name>.pid and DIR/logs/<name>.log, and prints "ready" once every node is
 Ready. On Ctrl-C the nodes leave the cluster and the API server stops.
 
+With --kubeconfig the nodes use that Kubernetes instead of an API server of their own, all with the credentials in the file: it is for trying Ebb.
+The types of Ebb and the namespace ebb-system are created there if they are missing. docs/kubernetes.md describes an installation.
+
 The lease flags are passed to every node; a node that is started again needs the same ones.`,
 		Example: `  ebb up --nodes 3 --data-dir /tmp/ebb
   ebb up --data-dir /tmp/ebb --lease-renew 600ms --lease-renew-timeout 600ms --lease-fence 3s --lease-dead 4s --lease-duration 5s
+  ebb up --data-dir /tmp/ebb --kubeconfig ~/.kube/config
   EBB_DATA_DIR=/tmp/ebb ebb status`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,6 +70,7 @@ The lease flags are passed to every node; a node that is started again needs the
 	addDataDir(f, &dir)
 	logs.addFlags(f)
 	f.IntVar(&o.Nodes, "nodes", 3, "number of nodes")
+	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file of a Kubernetes to use as the API (default: an API server of the cluster's own)")
 	addLeaseTiming(f, &timing)
 	f.BoolVar(&withSamples, "samples", false, "create one small object of every kind of work, if there is none yet, and print commands to try")
 	return cmd

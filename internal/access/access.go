@@ -50,6 +50,8 @@ type NodeWrites struct {
 	Owned []Owned
 	// Check replaces the rules above, for objects that nodes take from each other. It may also update the object itself, not only its status.
 	Check func(context.Context, Write) error
+	// Policy is what Check says, in CEL and without leases. A declaration with Check needs it.
+	Policy []Rule
 }
 
 // Binding is where an object names a node, and the epoch of that node in which it does.

@@ -112,6 +112,8 @@ func (p policy) coordinatorMay(a authorizer.Attributes) bool {
 			return a.GetSubresource() == "status" && (verb == "update" || verb == "patch")
 		case "nodes":
 			return verb == "update" || verb == "patch"
+		case "terms":
+			return verb == "create" || verb == "update"
 		case "drains":
 			return writing.Has(verb)
 		}

@@ -8,6 +8,7 @@ import (
 
 const (
 	drainNode     = "a drain's nodeName cannot be changed: create another Drain for the other node"
+	drainPark     = "a drain's park cannot be changed: cancel the drain and create another"
 	drainVanishes = "a drain's phase cannot be removed"
 	drainEnded    = "a drain that has ended cannot change: create another Drain"
 	drainPending  = "a drain cannot return to Pending"
@@ -80,6 +81,8 @@ func TestADrainStaysWithItsNode(t *testing.T) {
 	admin.must(t, http.MethodPost, drains, drainObject(name))
 	path := drains + "/" + name
 	invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"nodeName": "n8"}}), drainNode)
+	invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"park": true}}), drainPark)
+	invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"park": false}}))
 	invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"nodeName": nil}}), "spec.nodeName: Required value")
 	invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": nil}), "spec: Required value")
 	invalid(t, admin.do(t, http.MethodPatch, path, object{"spec": object{"reason": "a new kernel", "deadline": "10m"}}))

@@ -78,6 +78,9 @@ func (c *Campaign) survive(t *Term) error {
 	if err != nil {
 		return err
 	}
+	if err := t.begin(ctx, cl); err != nil {
+		return err
+	}
 	if err := markAll(ctx, cl, t); err != nil {
 		return err
 	}

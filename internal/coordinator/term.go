@@ -9,7 +9,9 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -18,6 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -68,10 +72,66 @@ func (t *Term) run() error {
 		return fmt.Errorf("term %s: %w", t.Identity, err)
 	}
 	t.Manager = mgr
+	cl, err := kubeclient.New(t.bind(t.opts.Config))
+	if err != nil {
+		return fmt.Errorf("term %s: %w", t.Identity, err)
+	}
+	if err := t.begin(t.ctx, cl); err != nil {
+		return fmt.Errorf("term %s: %w", t.Identity, err)
+	}
 	if err := t.opts.Setup(t); err != nil {
 		return fmt.Errorf("term %s: %w", t.Identity, err)
 	}
 	return mgr.Start(t.ctx)
+}
+
+// begin records in the Term object which node leads, since on Kubernetes the admission policies compare the writer with it, and then creates the
+// Settings of a new cluster.
+func (t *Term) begin(ctx context.Context, cl client.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, t.opts.Timing.Fence)
+	defer cancel()
+	if err := t.publish(ctx, cl); err != nil {
+		return fmt.Errorf("write Term %s: %w", v1alpha1.TermName, err)
+	}
+	settings := &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}}
+	err := cl.Get(ctx, client.ObjectKeyFromObject(settings), settings)
+	if !kubeclient.IsMissing(err) {
+		return err
+	}
+	for {
+		if err = client.IgnoreAlreadyExists(cl.Create(ctx, settings)); err == nil {
+			break
+		}
+		// On Kubernetes the policies may not have seen the Term yet.
+		if backoff.Sleep(ctx, t.opts.Timing.Renew/4) != nil {
+			return fmt.Errorf("create Settings %s: %w", v1alpha1.SettingsName, err)
+		}
+	}
+	t.Log.Info("created the Settings of a new cluster", "settings", v1alpha1.SettingsName)
+	return nil
+}
+
+// publish writes the Term. The election is read after the Term: a coordinator that was frozen in between cannot replace what its successor wrote.
+func (t *Term) publish(ctx context.Context, cl client.Client) error {
+	for {
+		current := &v1alpha1.Term{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.TermName}}
+		err := cl.Get(ctx, client.ObjectKeyFromObject(current), current)
+		if err != nil && !kubeclient.IsMissing(err) {
+			return err
+		}
+		if err := t.checkTerm(ctx, cl); err != nil {
+			return err
+		}
+		current.Spec = v1alpha1.TermSpec{Node: t.Epoch.Node, Identity: t.Identity}
+		if err != nil {
+			err = cl.Create(ctx, current)
+		} else {
+			err = cl.Update(ctx, current)
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
 }
 
 // bind returns a client configuration whose requests all name the term. Once the term has ended it sends nothing, and a controller that

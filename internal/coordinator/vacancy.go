@@ -109,6 +109,8 @@ func (f vacancyFacts) candidacy(n *v1alpha1.Node) string {
 	switch {
 	case l == nil:
 		return "cannot become coordinator: it has no lease"
+	case !held && n.IsParked():
+		return fmt.Sprintf("cannot become coordinator: it is parked; `ebb uncordon %s` brings it back", n.Name)
 	case !held && rec.Fenced >= rec.Epoch:
 		return "cannot become coordinator: it is lost"
 	case !held:

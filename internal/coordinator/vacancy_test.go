@@ -72,6 +72,19 @@ func TestThatNobodyLeadsIsExplained(t *testing.T) {
 				"Node n2 can become coordinator: a node is elected within the duration of a lease.\n",
 		},
 		{
+			"a node is parked",
+			vacancyFacts{
+				nodes: []v1alpha1.Node{func() v1alpha1.Node {
+					n := node("n1", v1alpha1.Stopping)
+					n.Spec.Cordoned, n.Status.Parked = true, &v1alpha1.Parked{DrainUID: "d", Epoch: 1}
+					return n
+				}()},
+				leases: map[string]*coordinationv1.Lease{"n1": leaseOf("node-n1", "", time.Minute, 1, 0)},
+			},
+			"There is no coordinator: none has been elected yet. Drains and placements wait until there is one.\n" +
+				"Node n1 cannot become coordinator: it is parked; `ebb uncordon n1` brings it back.\n",
+		},
+		{
 			"nobody was ever elected",
 			vacancyFacts{nodes: []v1alpha1.Node{node("n1", v1alpha1.Alive)}, leases: held("n1")},
 			"There is no coordinator: none has been elected yet. Drains and placements wait until there is one.\n" +

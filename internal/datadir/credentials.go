@@ -20,10 +20,7 @@ import (
 // IssueCluster writes what belongs to the cluster as a whole for an API server reached at url: the credentials of admin
 // and viewer, the bearer token and the certificate to trust. What is there and still good stays.
 func (d Dir) IssueCluster(ca *pki.Authority, url string) error {
-	if err := atomicfile.Write(d.CA(), ca.CertPEM, 0o644); err != nil {
-		return err
-	}
-	if err := ensureToken(d.Token()); err != nil {
+	if err := d.IssueShared(ca); err != nil {
 		return err
 	}
 	admin := pki.Profile{User: identity.Admin, Groups: []string{identity.AdminGroup}}
@@ -34,10 +31,21 @@ func (d Dir) IssueCluster(ca *pki.Authority, url string) error {
 	return ensureKubeconfig(d.ViewerKubeconfig(), ca, viewer, url)
 }
 
+// IssueShared writes what all nodes have in common: the certificate to trust and the bearer token of /api/v2.
+func (d Dir) IssueShared(ca *pki.Authority) error {
+	if err := atomicfile.Write(d.CA(), ca.CertPEM, 0o644); err != nil {
+		return err
+	}
+	return ensureToken(d.Token())
+}
+
 // IssueNode writes the credentials of one node into dir. Hosts are the names and addresses it serves as. It must run
 // where the certificate authority is kept.
 func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
 	if err := v1alpha1.ValidateNodeName(name); err != nil {
+		return err
+	}
+	if err := d.IssueNodeTLS(dir, name, hosts); err != nil {
 		return err
 	}
 	ca, err := pki.Load(d.PKI())
@@ -48,16 +56,25 @@ func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(string(dir), 0o700); err != nil {
-		return fmt.Errorf("credentials of node %s: %w", name, err)
-	}
-	node := pki.Profile{User: identity.Node(name), Groups: []string{identity.NodeGroup}}
-	if err := ensureKubeconfig(dir.Kubeconfig(), ca, node, url); err != nil {
+	if err := ensureKubeconfig(dir.Kubeconfig(), ca, nodeProfile(name), url); err != nil {
 		return err
 	}
 	coordinator := pki.Profile{User: identity.Coordinator(name)}
-	if err := ensureKubeconfig(dir.CoordinatorKubeconfig(), ca, coordinator, url); err != nil {
+	return ensureKubeconfig(dir.CoordinatorKubeconfig(), ca, coordinator, url)
+}
+
+func nodeProfile(name string) pki.Profile {
+	return pki.Profile{User: identity.Node(name), Groups: []string{identity.NodeGroup}}
+}
+
+// IssueNodeTLS writes what other nodes and clients know a node by: its certificate, the authority and the bearer token. It has no credentials of an API.
+func (d Dir) IssueNodeTLS(dir NodeDir, name string, hosts []string) error {
+	ca, err := pki.Load(d.PKI())
+	if err != nil {
 		return err
+	}
+	if err := os.MkdirAll(string(dir), 0o700); err != nil {
+		return fmt.Errorf("credentials of node %s: %w", name, err)
 	}
 	token, err := os.ReadFile(d.Token())
 	if err != nil {
@@ -69,6 +86,7 @@ func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
 	if err := atomicfile.Write(dir.CA(), ca.CertPEM, 0o644); err != nil {
 		return err
 	}
+	node := nodeProfile(name)
 	node.Hosts = hosts
 	return ensurePair(dir.TLSCert(), dir.TLSKey(), ca, node)
 }

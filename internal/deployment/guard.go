@@ -48,6 +48,32 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 	return nil
 }
 
+// nodeWritePolicy is checkNodeWrite for the policies of Kubernetes. Whether other leases have ended is checked by the nodes, with live reads.
+var nodeWritePolicy = []access.Rule{
+	{
+		Expression: "request.subResource == 'status' || object.?spec.?address == oldObject.?spec.?address || object.?spec.?address.orValue('') == variables.node",
+		Message:    "a node may claim a deployment for itself only",
+	},
+	{
+		Expression: "request.subResource == 'status' || (object.spec.all(k, k == 'address' || k in oldObject.spec && object.spec[k] == oldObject.spec[k]) && oldObject.spec.all(k, k == 'address' || k in object.spec))",
+		Message:    "a node may change only the address in a deployment's spec",
+	},
+	{
+		Expression: "object.metadata.?finalizers.orValue([]).all(f, f == '" + v1alpha1.DeploymentFinalizer + "' || f in oldObject.metadata.?finalizers.orValue([])) && " +
+			"oldObject.metadata.?finalizers.orValue([]).all(f, f in object.metadata.?finalizers.orValue([])) && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences",
+		Message: "a node may only add Ebb's finalizer to a deployment",
+	},
+	{
+		Expression: "object.?status.?holder == oldObject.?status.?holder || object.?status.?holder.?node.orValue('') == variables.node || " +
+			"(object.?status.?holder.?node.orValue('') == '' && oldObject.?status.?holder.?node.orValue('') == variables.node)",
+		Message: "a node may make only itself the holder of a deployment, and release only its own hold",
+	},
+	{
+		Expression: "object.?status.?nodes.orValue([]).all(e, e.node == variables.node || oldObject.?status.?nodes.orValue([]).exists(o, o == e))",
+		Message:    "a node may write its own instance of a deployment only",
+	},
+}
+
 func decode(object *unstructured.Unstructured) (*v1alpha1.Deployment, error) {
 	d := &v1alpha1.Deployment{}
 	if object == nil {

@@ -20,7 +20,7 @@ import (
 func Kind() kind.Kind {
 	return kind.Kind{
 		Name:      Name,
-		Objects:   []access.Object{{Resource: "deployments", Node: &access.NodeWrites{Runtime: Name, Check: checkNodeWrite}}},
+		Objects:   []access.Object{{Resource: "deployments", Node: &access.NodeWrites{Runtime: Name, Check: checkNodeWrite, Policy: nodeWritePolicy}}},
 		Tenants:   func(r client.Reader) []drain.Tenant { return []drain.Tenant{Tenant{Reader: r}} },
 		New:       func() kind.Part { return &part{weights: DefaultWeights()} },
 		Summaries: readSummaries,

@@ -42,13 +42,13 @@ type API struct {
 }
 
 // Request creates a Drain and waits for the coordinator's decision. It returns the drain when it has begun, or the refusal.
-func (a *API) Request(ctx context.Context, node, reason string) (*v1alpha1.Drain, error) {
-	if v1alpha1.ValidateNodeName(node) != nil {
+func (a *API) Request(ctx context.Context, spec v1alpha1.DrainSpec) (*v1alpha1.Drain, error) {
+	if v1alpha1.ValidateNodeName(spec.NodeName) != nil {
 		return nil, ErrCaptureNotFound // no node can have this name
 	}
 	d := &v1alpha1.Drain{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
-		Spec:       v1alpha1.DrainSpec{NodeName: node, Reason: reason},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: spec.NodeName + "-"},
+		Spec:       spec,
 	}
 	if err := a.Client.Create(ctx, d); err != nil {
 		return nil, fmt.Errorf("create the Drain: %w", err)
@@ -212,6 +212,10 @@ func Explain(w World, node string) string {
 	rec := w.Leases[node]
 	fmt.Fprintf(&b, "Node %s is %s in epoch %d.\n", node, n.Status.Liveness, n.Status.Epoch)
 	switch {
+	case !rec.Held() && n.IsParked():
+		fmt.Fprintf(&b, "It is parked: it was drained, and its process waits without a lease. `ebb uncordon %s` brings it back as epoch %d.\n", node, n.Status.Epoch+1)
+	case !rec.Held() && n.Status.Parked != nil:
+		fmt.Fprintf(&b, "It was parked and is uncordoned now: it joins as epoch %d when its process runs.\n", n.Status.Epoch+1)
 	case !rec.Held() && rec.Fenced >= n.Status.Epoch:
 		fmt.Fprintf(&b, "It is lost: it did not renew its lease, and the lease has expired. It rejoins as epoch %d when its process runs again.\n", n.Status.Epoch+1)
 	case !rec.Held():

@@ -27,7 +27,7 @@ func testErrorTable(t *testing.T, c *cluster) {
 	api := c.lead("n1", nil).api
 	refused := func(node string, want error) {
 		t.Helper()
-		if d, err := api.Request(bounded(t), node, ""); !errors.Is(err, want) || err.Error() != want.Error() || d != nil {
+		if d, err := api.Request(bounded(t), v1alpha1.DrainSpec{NodeName: node}); !errors.Is(err, want) || err.Error() != want.Error() || d != nil {
 			t.Errorf("drain of %q: %v, %v; want %v", node, d, err, want)
 		}
 		if list := c.drains(); len(list) > 0 {
@@ -44,12 +44,12 @@ func testErrorTable(t *testing.T, c *cluster) {
 	refused("n2", drain.ErrCaptureNotFound)
 	c.join("n2", 2)
 	c.join("n3", 2)
-	d, err := api.Request(bounded(t), "n2", "a new kernel")
+	d, err := api.Request(bounded(t), v1alpha1.DrainSpec{NodeName: "n2", Reason: "a new kernel"})
 	if err != nil || d.Status.Phase != v1alpha1.DrainDraining || d.Status.StartedAt == nil || d.Spec.Reason != "a new kernel" || d.Status.NodeEpoch != 2 {
 		t.Fatalf("%v, %v", d, err)
 	}
 	for node, want := range map[string]error{"n2": drain.ErrDrainInProgress, "n3": drain.ErrDrainInProgress, "n1": drain.ErrTargetIsCoordinator, "n9": drain.ErrCaptureNotFound} {
-		if _, err := api.Request(bounded(t), node, ""); !errors.Is(err, want) {
+		if _, err := api.Request(bounded(t), v1alpha1.DrainSpec{NodeName: node}); !errors.Is(err, want) {
 			t.Errorf("drain of %s while n2 drains: %v, want %v", node, err, want)
 		}
 	}
@@ -67,7 +67,7 @@ func testFiftyRequests(t *testing.T, c *cluster) {
 	ctx := bounded(t)
 	for _, name := range names[1:] {
 		all.Go(func() {
-			_, err := api.Request(ctx, name, "")
+			_, err := api.Request(ctx, v1alpha1.DrainSpec{NodeName: name})
 			answers <- err
 		})
 	}
@@ -92,7 +92,7 @@ func testUndecided(t *testing.T, c *cluster) {
 	api := &drain.API{Client: c.admin, Reader: c.admin, Leader: "n1"}
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
-	if d, err := api.Request(ctx, "n2", ""); !errors.Is(err, drain.ErrUndecided) || d != nil {
+	if d, err := api.Request(ctx, v1alpha1.DrainSpec{NodeName: "n2"}); !errors.Is(err, drain.ErrUndecided) || d != nil {
 		t.Errorf("%v, %v", d, err)
 	}
 	if list := c.states(); len(list) > 0 {
@@ -120,7 +120,7 @@ func testGivenUpAccepted(t *testing.T, c *cluster) {
 	first := c.crashAt("n1", "after-"+drain.StepBegin)
 	giveUp, cancel := context.WithCancel(bounded(t))
 	cancel() // whoever asked is gone before the answer is looked for
-	d, err := (&drain.API{Client: lateClient{c.admin, first.ctx.Done()}, Reader: c.admin, Leader: "n1"}).Request(giveUp, "n2", "")
+	d, err := (&drain.API{Client: lateClient{c.admin, first.ctx.Done()}, Reader: c.admin, Leader: "n1"}).Request(giveUp, v1alpha1.DrainSpec{NodeName: "n2"})
 	if err != nil || d.Status.StartedAt == nil || d.DeletionTimestamp != nil {
 		t.Errorf("the drain began, and the answer is %v, %v", d, err)
 	}
@@ -151,7 +151,7 @@ func (c *cluster) givenUp(point string) (*v1alpha1.Drain, error) {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		d, err = (&drain.API{Client: c.admin, Reader: c.admin, Leader: "n1"}).Request(ctx, "n2", "")
+		d, err = (&drain.API{Client: c.admin, Reader: c.admin, Leader: "n1"}).Request(ctx, v1alpha1.DrainSpec{NodeName: "n2"})
 	}()
 	<-first.ctx.Done()
 	giveUp()

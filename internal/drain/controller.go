@@ -130,13 +130,25 @@ func (c *Controller) idle(ctx context.Context) (bool, error) {
 	if err := c.cached.List(ctx, &drains); err != nil {
 		return false, err
 	}
+	w := World{Fleet: fleet.New()}
 	for i := range drains.Items {
 		d := &drains.Items[i]
+		w.Drains = append(w.Drains, d)
 		if !d.Status.Phase.Final() || !d.DeletionTimestamp.IsZero() || d.Status.FinishedAt != nil && time.Since(d.Status.FinishedAt.Time) < told && !c.toldAll(d) {
 			return false, nil
 		}
 	}
-	return settings.Status.ActiveDrain == nil, nil
+	if settings.Status.ActiveDrain != nil {
+		return false, nil
+	}
+	var nodes v1alpha1.NodeList
+	if err := c.cached.List(ctx, &nodes); err != nil {
+		return false, err
+	}
+	for i := range nodes.Items {
+		w.Nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	}
+	return nextOfCordons(w, nil, nil) == nil, nil
 }
 
 // forgetGone drops the metrics of nodes whose Node object was deleted.

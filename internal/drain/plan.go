@@ -38,6 +38,7 @@ const (
 	StepQueue           = "queue"
 	StepHold            = "hold"
 	StepTakeSlot        = "take-slot"
+	StepCordon          = "cordon"
 	StepBegin           = "begin"
 	StepFollowSlot      = "follow-slot"
 	StepFollow          = "follow"
@@ -45,11 +46,14 @@ const (
 	StepProgress        = "progress"
 	StepStop            = "stop"
 	StepDesireStopping  = "desire-stopping"
+	StepPark            = "park"
 	StepComplete        = "complete"
 	StepFail            = "fail"
 	StepReleaseSlot     = "release-slot"
 	StepWithdraw        = "withdraw"
 	StepCancel          = "cancel"
+	StepLiftCordon      = "lift-cordon"
+	StepClearOwners     = "clear-cordon-owners"
 	StepRemoveFinalizer = "remove-finalizer"
 )
 
@@ -69,6 +73,9 @@ type Step struct {
 func Next(w World) *Step {
 	slot, holder := w.Slot()
 	if step := nextOfSlot(w, slot, holder); step != nil {
+		return step
+	}
+	if step := nextOfCordons(w, slot, holder); step != nil {
 		return step
 	}
 	for _, d := range inOrder(w.Drains) {
@@ -137,20 +144,28 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case d.Status.Phase == v1alpha1.DrainStopping:
 		return nextOfStopping(w, slot, d)
 	case cancelRequested(d):
-		return cancel(w, slot, d)
+		return cancel(w, slot, d, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
+	case w.uncordoned(d):
+		return cancel(w, slot, d, v1alpha1.ReasonUncordoned, uncordonMessage(slot))
 	case d.Status.Phase == v1alpha1.DrainDraining:
 		return nextOfDraining(w, slot, d)
-	default:
-		return begin(w, slot, d)
 	}
+	if step := makeCordon(w, d); step != nil {
+		return step
+	}
+	return begin(w, slot, d)
 }
 
 // nextOfEnded frees the slot when the drained epoch has ended. A failed drain keeps the slot while its node is Draining, also in a newer
 // epoch that began Draining because of it, unless it is cancelled.
 func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
-	failed := d != nil && d.Status.Phase == v1alpha1.DrainFailed && !meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
-	if failed && d.Spec.Cancelled && !w.toldToStop(slot) {
-		return letGo(w, slot, d)
+	failed := d != nil && d.Status.Phase == v1alpha1.DrainFailed && !released(d)
+	switch {
+	case !failed || w.toldToStop(slot):
+	case d.Spec.Cancelled:
+		return letGo(w, d, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
+	case w.uncordoned(d):
+		return letGo(w, d, v1alpha1.ReasonUncordoned, uncordonMessage(slot))
 	}
 	if !w.over(slot) {
 		return nil
@@ -161,6 +176,11 @@ func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	settings := w.Settings.DeepCopy()
 	settings.Status.ActiveDrain = nil
 	return &Step{Name: StepReleaseSlot, Object: settings, Status: true, Drain: d}
+}
+
+// released reports whether a failed drain no longer keeps its node Draining.
+func released(d *v1alpha1.Drain) bool {
+	return meta.IsStatusConditionTrue(d.Status.Conditions, v1alpha1.DrainReleased)
 }
 
 // begin records that a drain has begun: it has just got the slot.
@@ -217,6 +237,10 @@ func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 // nextOfStopping: the node was empty and is told to leave. If it died and came back instead, it is told again when it has reported
 // that it is empty in its new epoch.
 func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	if w.over(slot) && w.uncordoned(d) && w.placesNothing() {
+		// It was empty. If its next epoch has begun already, it is wanted back, and is not drained again.
+		return complete(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s was emptied, and uncordoned since.", slot.Node))
+	}
 	if step := follow(w, slot, d); step != nil {
 		return step
 	}
@@ -242,25 +266,39 @@ func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, 
 	if w.Leases[slot.Node].Held() {
 		return wait(w, slot, d) // it is coming back; its own report decides
 	}
-	for _, left := range w.Left {
-		if left.Count > 0 {
-			return wait(w, slot, d)
-		}
+	if !w.placesNothing() {
+		return wait(w, slot, d)
+	}
+	if d.Spec.Park {
+		message += " It is parked until it is uncordoned."
 	}
 	return complete(w, slot, d, reason, message)
+}
+
+// placesNothing reports whether no object is placed on the node in the slot.
+func (w World) placesNothing() bool {
+	for _, left := range w.Left {
+		if left.Count > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // toldToStop reports whether the node was told to leave in the slot's epoch.
 func (w World) toldToStop(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
-	return node != nil && node.Spec.Desired != nil &&
-		*node.Spec.Desired == v1alpha1.DesiredLiveness{Liveness: v1alpha1.Stopping, Epoch: slot.NodeEpoch, DrainUID: slot.UID}
+	if node == nil || node.Spec.Desired == nil {
+		return false
+	}
+	want := node.Spec.Desired
+	return want.Liveness == v1alpha1.Stopping && want.Epoch == slot.NodeEpoch && want.DrainUID == slot.UID
 }
 
 // desire sets the desired liveness of the node, for the slot's epoch.
 func desire(w World, slot *v1alpha1.ActiveDrain, l v1alpha1.Liveness, name string, d *v1alpha1.Drain) *Step {
 	node := w.Nodes[slot.Node]
-	want := v1alpha1.DesiredLiveness{Liveness: l, Epoch: slot.NodeEpoch, DrainUID: slot.UID}
+	want := v1alpha1.DesiredLiveness{Liveness: l, Epoch: slot.NodeEpoch, DrainUID: slot.UID, Park: d.Spec.Park}
 	if node == nil || node.Spec.Desired != nil && *node.Spec.Desired == want {
 		return nil
 	}
@@ -282,7 +320,11 @@ func stop(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepStop, Object: next, Status: true, Drain: d}
 }
 
+// complete ends the drain. A node that parks is parked before.
 func complete(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, message string) *Step {
+	if step := park(w, slot, d); step != nil {
+		return step
+	}
 	next := d.DeepCopy()
 	now := metav1.NewTime(w.Now)
 	next.Status.Stage, next.Status.Blockers = "", nil
@@ -338,21 +380,21 @@ func cancelRequested(d *v1alpha1.Drain) bool {
 }
 
 // cancel ends a drain that has the slot and is not Stopping. The node then begins its next epoch Alive, and after that the slot is freed.
-func cancel(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+func cancel(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, message string) *Step {
 	next := d.DeepCopy()
 	next.Status.Stage, next.Status.Blockers = "", nil
 	if d.Status.StartedAt != nil {
 		next.Status.Remaining = w.counts(slot)
 	}
-	end(next, w.Now, v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
+	end(next, w.Now, v1alpha1.DrainCancelled, reason, message)
 	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
 }
 
 // letGo releases the node of a failed drain. The drain stays Failed: a final phase never changes.
-func letGo(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+func letGo(w World, d *v1alpha1.Drain, reason, message string) *Step {
 	next := d.DeepCopy()
 	meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.DrainReleased, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonCancelRequested, Message: cancelMessage(slot),
+		Type: v1alpha1.DrainReleased, Status: metav1.ConditionTrue, Reason: reason, Message: message,
 		ObservedGeneration: d.Generation, LastTransitionTime: metav1.NewTime(w.Now),
 	})
 	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}

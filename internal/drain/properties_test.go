@@ -33,6 +33,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 		"hold", "take-slot", "begin", "desire-draining", "progress", "stop", "desire-stopping", "complete", "fail", "release-slot", "refuse", "queue",
 		"follow-slot", "follow", "remove-finalizer", "Drained", "NodeGone", "now Failed", "now Cancelled", "taken up",
 		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "forsaken", "cancel", "withdraw", "term over", "refused by the term",
+		"cordon", "lift-cordon", "clear-cordon-owners", "park", "parked", "stayed parked", "cordoned true by a person", "cordoned false by a person",
 	)
 }
 
@@ -68,6 +69,9 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		{"a coordinator that does not look at the slot", broken{slotIgnored: true}, oneAtATime},
 		{"a wish that is only remembered", broken{inMemory: true}, comesToAnEnd},
 		{"a deadline that is called an end", broken{lateIsDone: true}, endsOnce},
+		{"a node that joins although it is parked", broken{joinsParked: true}, staysParked},
+		{"a drain that is complete before its dead node is parked", broken{parksLate: true}, staysParked},
+		{"a coordinator that lifts the cordon of a person", broken{liftsAny: true}, personsCordon},
 		{"a node that is alone and waits to be told that it drains", broken{lateSurvivor: true}, comesToAnEnd},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -98,6 +98,9 @@ func (s *scene) obey(name string) {
 		if want.Liveness.Rank() >= n.Liveness.Rank() {
 			n.Liveness, n.ObservedDrain = want.Liveness, want.DrainUID
 		}
+		if want.Liveness == v1alpha1.Stopping && want.Park {
+			n.Parked = &v1alpha1.Parked{DrainUID: want.DrainUID, Epoch: want.Epoch}
+		}
 	})
 }
 
@@ -137,6 +140,23 @@ func (s *scene) request(name, node string, change ...func(*v1alpha1.Drain)) *v1a
 }
 
 func queued(d *v1alpha1.Drain) { d.Spec.WhenBusy = v1alpha1.Queue }
+
+func parking(d *v1alpha1.Drain) { d.Spec.Park = true }
+
+// cordons changes the cordon of a node as a person does: the owners stay.
+func (s *scene) cordons(name string, cordoned bool) {
+	s.nodes[name].Spec.Cordoned = cordoned
+	s.bump(s.nodes[name])
+}
+
+// cordonIs wants a node to be cordoned or not, by these.
+func (s *scene) cordonIs(name string, cordoned bool, owners ...string) {
+	s.t.Helper()
+	n := s.nodes[name]
+	if n.Spec.Cordoned != cordoned || !slices.Equal(v1alpha1.CordonOwners(n), owners) {
+		s.t.Errorf("node %s is cordoned %t by %q, want %t by %q", name, n.Spec.Cordoned, v1alpha1.CordonOwners(n), cordoned, owners)
+	}
+}
 
 func deadline(after time.Duration) func(*v1alpha1.Drain) {
 	return func(d *v1alpha1.Drain) { d.Spec.Deadline = &metav1.Duration{Duration: after} }

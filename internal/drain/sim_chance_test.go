@@ -95,6 +95,36 @@ func (s *sim) ask() {
 	}
 	if open < 3 {
 		s.request(m.name, s.Draw(2) == 0, time.Duration(s.Draw(3))*time.Minute)
+		s.drains[fmt.Sprintf("d%d", s.requests-1)].Spec.Park = s.Draw(2) == 0
+	}
+}
+
+// cordon is what people do to the cordon of a node: they uncordon one that waits for it, or cordon or uncordon any.
+func (s *sim) cordon() {
+	n := s.nodes[s.machines[s.Draw(len(s.machines))].name]
+	if !n.Spec.Cordoned && s.Draw(3) > 0 {
+		return
+	}
+	s.setCordoned(n, !n.Spec.Cordoned)
+}
+
+func (s *sim) setCordoned(n *v1alpha1.Node, cordoned bool) {
+	if cordoned {
+		v1alpha1.SetCordonOwners(n, nil)
+	}
+	n.Spec.Cordoned = cordoned
+	s.bump(n)
+	s.cordonMoved(n.Name, cordoned)
+	s.count(fmt.Sprintf("cordoned %t by a person", cordoned))
+}
+
+// uncordonAll is what people do in the end: parked nodes come back.
+func (s *sim) uncordonAll() {
+	for _, m := range s.machines {
+		if n := s.nodes[m.name]; n.Spec.Cordoned {
+			s.setCordoned(n, false)
+		}
+		m.settle()
 	}
 }
 

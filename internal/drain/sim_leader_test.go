@@ -1,6 +1,9 @@
 package drain_test
 
 import (
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
 )
@@ -82,6 +85,9 @@ func (l *leader) plan(s *sim) {
 	if step == nil && s.broken.freedByPhase {
 		step = freed(w)
 	}
+	if step == nil && s.broken.liftsAny {
+		step = lifted(w)
+	}
 	if other := taken(w); other != nil && s.broken.slotIgnored && s.Draw(2) == 1 {
 		step = other
 	}
@@ -118,6 +124,18 @@ func freed(w drain.World) *drain.Step {
 	return &drain.Step{Name: drain.StepReleaseSlot, Object: settings, Status: true, Drain: d}
 }
 
+// lifted is a cordon that goes with a cancelled drain, whoever made it.
+func lifted(w drain.World) *drain.Step {
+	for _, d := range w.Drains {
+		if n := w.Nodes[d.Spec.NodeName]; d.Status.Phase == v1alpha1.DrainCancelled && n.Spec.Cordoned {
+			next := n.DeepCopy()
+			next.Spec.Cordoned = false
+			return &drain.Step{Name: drain.StepLiftCordon, Object: next, Drain: d}
+		}
+	}
+	return nil
+}
+
 // taken is a slot that goes to a drain that waits, whoever has it.
 func taken(w drain.World) *drain.Step {
 	for _, d := range w.Drains {
@@ -137,12 +155,22 @@ func (l *leader) twist(s *sim, step *drain.Step) *drain.Step {
 		return nil
 	case s.broken.lateIsDone && step.Name == drain.StepFail:
 		step.Object.(*v1alpha1.Drain).Status.Phase = v1alpha1.DrainComplete
+	case s.broken.parksLate && step.Name == drain.StepPark:
+		step.Object, step.Name = parkless(s, step.Drain), drain.StepComplete
 	case s.broken.inMemory && step.Name == drain.StepBegin:
 		l.told[step.Drain.Name] = true
 	case s.broken.inMemory && step.Name == drain.StepDesireDraining && !l.told[step.Drain.Name]:
 		return nil
 	}
 	return step
+}
+
+// parkless is the end of a drain whose node is not parked.
+func parkless(s *sim, d *v1alpha1.Drain) *v1alpha1.Drain {
+	next := d.DeepCopy()
+	next.Status.Phase = v1alpha1.DrainComplete
+	meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonNodeGone, LastTransitionTime: metav1.NewTime(s.now)})
+	return next
 }
 
 // write is one persisted step: the API looks at the term and at the version.

@@ -9,13 +9,14 @@ import (
 
 // machine follows the rules of internal/node.
 //
-//	down ──join──▶ joined ──reads the slot──▶ looking ──reads its drain──▶ serving ──▶ left
+//	down ──join──▶ joined ──reads the slot──▶ looking ──reads its drain──▶ serving ──▶ left, or parked until it is uncordoned
 type machine struct {
 	sim  *sim
 	name string
 
 	up, frozen, leaving bool
-	gone                bool // for good
+	gone                bool             // for good
+	parked, unparked    *v1alpha1.Parked // to record when it leaves; to remove
 	stage               string
 	epoch               int64
 	liveness            v1alpha1.Liveness
@@ -104,17 +105,29 @@ func (m *machine) join() {
 	if m.up || m.gone {
 		return
 	}
+	if m.sim.nodes[m.name].IsParked() && !m.sim.broken.joinsParked {
+		m.sim.count("stayed parked")
+		return
+	}
 	rec := m.sim.record(m.name)
 	m.epoch = max(rec.Epoch, rec.Fenced) + 1
 	m.sim.setLease(m.name, "process", m.epoch, rec.Fenced)
 	m.up, m.frozen, m.leaving, m.stage = true, false, false, "joined"
 	m.liveness, m.observed, m.open, m.slot, m.outbox, m.lateClose = v1alpha1.Alive, "", false, nil, nil, false
+	m.parked, m.unparked = nil, nil
 	m.sim.count("joined")
 }
 
 // enter reads the slot, then its drain, and decides how to begin.
 func (m *machine) enter() {
 	if m.stage == "joined" {
+		if n := m.sim.nodes[m.name]; n.IsParked() && !m.sim.broken.joinsParked {
+			m.sim.count("parked after it had joined")
+			m.parked, m.leaving, m.liveness, m.stage = n.Status.Parked, true, v1alpha1.Stopping, "serving"
+			return
+		} else {
+			m.unparked = n.Status.Parked
+		}
 		m.slot, m.stage = m.sim.settings.Status.ActiveDrain.DeepCopy(), "looking"
 		return
 	}
@@ -158,6 +171,9 @@ func (m *machine) obey() {
 		m.open = false
 	case v1alpha1.Stopping:
 		m.sim.toldToStop(m)
+		if want.Park {
+			m.parked = &v1alpha1.Parked{DrainUID: want.DrainUID, Epoch: m.epoch}
+		}
 		m.leave()
 	}
 }
@@ -180,7 +196,14 @@ func (m *machine) publish() {
 	if m.sim.broken.countFirst && m.lateClose {
 		held, m.open, m.lateClose = m.early, false, false
 	}
-	n.Status = v1alpha1.NodeStatus{Epoch: m.epoch, Liveness: liveness, ObservedDrain: m.observed, Held: map[string]int64{"pieces": held}}
+	parked := n.Status.Parked
+	if parked != nil && m.unparked != nil && *parked == *m.unparked {
+		parked = nil
+	}
+	if m.leaving && m.parked != nil && held == 0 {
+		parked = m.parked
+	}
+	n.Status = v1alpha1.NodeStatus{Epoch: m.epoch, Liveness: liveness, ObservedDrain: m.observed, Held: map[string]int64{"pieces": held}, Parked: parked}
 	m.outbox = n
 }
 
@@ -272,10 +295,17 @@ func (m *machine) end() {
 	m.publish()
 	m.flush()
 	rec := m.sim.record(m.name)
+	if is := m.sim.nodes[m.name].Status.Parked; m.parked != nil && (is == nil || *is != *m.parked) && !rec.Over(m.epoch) {
+		return // it insists: without the record it does not release its lease
+	}
 	if rec.Epoch == m.epoch && !rec.Over(m.epoch) {
 		m.sim.setLease(m.name, "", rec.Epoch, rec.Fenced)
 	}
 	m.up = false
+	if m.parked != nil {
+		m.sim.count("parked")
+		return
+	}
 	m.sim.count("left")
 }
 

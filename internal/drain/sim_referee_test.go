@@ -20,6 +20,8 @@ const (
 	forwardOnly   rule = "3: liveness moves forward only within an epoch"
 	observedZero  rule = "4: Stopping and Complete mean observed zero"
 	comesToAnEnd  rule = "5: whoever crashes, a drain comes to its end"
+	staysParked   rule = "a node that was drained to be parked takes no lease until it is uncordoned"
+	personsCordon rule = "the cordon of a person is never lifted"
 	endsOnce      rule = "9: an end is never rewritten, and only an end is called one"
 )
 
@@ -33,10 +35,12 @@ type referee struct {
 	*simtest.Referee[rule]
 	sim     *sim
 	emptied map[epochOf]string // epochs of which a drain said that they are empty
+	parked  map[string]string  // nodes that a drain completed to be parked, by that drain; until they are uncordoned
+	persons map[string]bool    // nodes that a person cordoned
 }
 
 func newReferee(s *sim) *referee {
-	return &referee{Referee: simtest.NewReferee[rule](func() string { return s.now.Sub(start).String() }), sim: s}
+	return &referee{parked: map[string]string{}, persons: map[string]bool{}, Referee: simtest.NewReferee[rule](func() string { return s.now.Sub(start).String() }), sim: s}
 }
 
 func (r *referee) count(what string) {
@@ -49,6 +53,8 @@ func (r *referee) before(step *drain.Step) any {
 	switch o := step.Object.(type) {
 	case *v1alpha1.Settings:
 		return r.sim.settings.Status.ActiveDrain.DeepCopy()
+	case *v1alpha1.Node:
+		return r.sim.nodes[o.Name].Spec.Cordoned
 	case *v1alpha1.Drain:
 		if d := r.sim.drains[o.Name]; d != nil {
 			return d.Status.DeepCopy()
@@ -62,6 +68,13 @@ func (r *referee) wrote(step *drain.Step, before any) {
 	switch before := before.(type) {
 	case *v1alpha1.ActiveDrain:
 		r.slotMoved(before, r.sim.settings.Status.ActiveDrain)
+	case bool:
+		if node := step.Object.GetName(); before && !r.sim.nodes[node].Spec.Cordoned {
+			delete(r.parked, node)
+			if r.persons[node] {
+				r.Breach(personsCordon, "step %s lifted the cordon of a person from %s", step.Name, node)
+			}
+		}
 	case *v1alpha1.DrainStatus:
 		if d := r.sim.drains[step.Object.GetName()]; d != nil {
 			r.drainMoved(d, before)
@@ -113,7 +126,16 @@ func (r *referee) drainMoved(d *v1alpha1.Drain, before *v1alpha1.DrainStatus) {
 		r.emptied = with(r.emptied, epochOf{d.Spec.NodeName, d.Status.NodeEpoch}, d.Name)
 	case v1alpha1.DrainComplete:
 		r.completed(d)
+		if d.Spec.Park && r.sim.nodes[d.Spec.NodeName].Spec.Cordoned {
+			r.parked[d.Spec.NodeName] = d.Name
+		}
 	}
+}
+
+// cordonMoved: a person cordoned or uncordoned a node.
+func (r *referee) cordonMoved(node string, cordoned bool) {
+	delete(r.parked, node)
+	r.persons[node] = cordoned
 }
 
 func with(m map[epochOf]string, key epochOf, value string) map[epochOf]string {
@@ -164,6 +186,9 @@ func (r *referee) toldToStop(m *machine) {
 
 // saidStatus: a node's status was written.
 func (r *referee) saidStatus(node string, before, now v1alpha1.NodeStatus) {
+	if by, ok := r.parked[node]; ok && before.Epoch != now.Epoch && now.Liveness == v1alpha1.Alive {
+		r.Breach(staysParked, "%s is Alive in epoch %d although drain %s parked it, and nobody has uncordoned it", node, now.Epoch, by)
+	}
 	if before.Epoch == now.Epoch && now.Liveness.Rank() < before.Liveness.Rank() {
 		r.Breach(forwardOnly, "%s went from %s to %s in epoch %d", node, before.Liveness, now.Liveness, now.Epoch)
 	}

@@ -29,6 +29,9 @@ type broken struct {
 	blind        bool // writes do not look at versions
 	inMemory     bool // the coordinator remembers that it wants a node to drain, and writes it down for nobody
 	lateIsDone   bool // a drain that ran into its deadline is called complete
+	joinsParked  bool // a node joins although it is parked
+	parksLate    bool // a drain is complete before its dead node is parked
+	liftsAny     bool // the coordinator lifts the cordon of every node whose drain was cancelled, whoever made it
 	lateSurvivor bool // a node survives alone only once it is Draining
 }
 
@@ -121,6 +124,7 @@ func (s *sim) act() {
 		simtest.Chance{Weight: w.evict, Do: s.evict},
 		simtest.Chance{Weight: w.ask, Do: s.ask},
 		simtest.Chance{Weight: w.fault, Do: s.fault},
+		simtest.Chance{Weight: 1, Do: s.cordon},
 		simtest.Chance{Weight: w.elect, Do: s.elect},
 		simtest.Chance{Weight: w.clock, Do: func() { s.now = s.now.Add(time.Duration(s.Draw(40)) * time.Second) }},
 	)
@@ -164,6 +168,9 @@ func (s *sim) settleDown() {
 		joined := s.Counted("joined")
 		s.takeUpFailed()
 		s.restartLast()
+		if s.rounds%8 == 7 {
+			s.uncordonAll()
+		}
 		s.round()
 		calm++
 		if !s.settled() || s.Counted("joined") != joined {
@@ -253,6 +260,9 @@ func (s *sim) settled() bool {
 	}
 	for _, m := range s.machines {
 		if m.up && m.liveness != v1alpha1.Alive {
+			return false
+		}
+		if len(v1alpha1.CordonOwners(s.nodes[m.name])) > 0 && !s.nodes[m.name].IsParked() {
 			return false
 		}
 	}

@@ -90,7 +90,13 @@ func (s *store) write(step *drain.Step) error {
 		return update(s, s.settings, o, func() { s.settings.Status = *o.Status.DeepCopy() })
 	case *v1alpha1.Node:
 		node := s.nodes[o.Name]
-		return update(s, node, o, func() { node.Spec = *o.Spec.DeepCopy() })
+		return update(s, node, o, func() {
+			if step.Status {
+				node.Status = *o.Status.DeepCopy()
+				return
+			}
+			node.Spec, node.Annotations = *o.Spec.DeepCopy(), maps.Clone(o.Annotations)
+		})
 	case *v1alpha1.Drain:
 		d := s.drains[o.Name]
 		return update(s, d, o, func() {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strconv"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
@@ -27,7 +28,7 @@ const (
 // Drains creates, cancels and reports drains; only the coordinator can.
 type Drains interface {
 	// Request waits for the decision.
-	Request(ctx context.Context, node, reason string) (*v1alpha1.Drain, error)
+	Request(ctx context.Context, spec v1alpha1.DrainSpec) (*v1alpha1.Drain, error)
 	// Cancel waits until the drain of the node has ended.
 	Cancel(ctx context.Context, node string) (*v1alpha1.Drain, error)
 	// Report returns the present progress.
@@ -66,7 +67,12 @@ type DrainStatus struct {
 func (s *Server) putDrain(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
-	d, err := s.drains().Request(ctx, r.PathValue("id"), "requested by PUT "+r.URL.Path)
+	park, err := boolOf(r, "park")
+	if err != nil {
+		writeError(w, http.StatusBadRequest, CodeBadRequest, err.Error())
+		return
+	}
+	d, err := s.drains().Request(ctx, v1alpha1.DrainSpec{NodeName: r.PathValue("id"), Reason: "requested by PUT " + r.URL.Path, Park: park})
 	if err != nil {
 		writeDrainError(w, err)
 		return
@@ -76,6 +82,18 @@ func (s *Server) putDrain(w http.ResponseWriter, r *http.Request) {
 		CurrentMaintainerCount: initial[ShownMaintainers],
 		CurrentDispatcherCount: initial[ShownDispatchers],
 	})
+}
+
+// boolOf returns a parameter of the query that is true or false; without it, false.
+func boolOf(r *http.Request, name string) (bool, error) {
+	if !r.URL.Query().Has(name) {
+		return false, nil
+	}
+	value, err := strconv.ParseBool(r.URL.Query().Get(name))
+	if err != nil {
+		return false, fmt.Errorf("%s %q: use true or false", name, r.URL.Query().Get(name))
+	}
+	return value, nil
 }
 
 // DrainCancelled answers a drain that was cancelled.
@@ -139,7 +157,7 @@ func (s *Server) putDrainV1(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, CodeBadRequest, `the body must be {"capture_id": "<id>"}`)
 		return
 	}
-	_, err := s.drains().Request(ctx, body.CaptureID, "requested by PUT "+r.URL.Path)
+	_, err := s.drains().Request(ctx, v1alpha1.DrainSpec{NodeName: body.CaptureID, Reason: "requested by PUT " + r.URL.Path})
 	if err != nil && !errors.Is(err, drain.ErrDrainInProgress) {
 		writeDrainError(w, err)
 		return
@@ -194,7 +212,7 @@ type noDrains struct{}
 
 var errTermStarting = errors.New("the coordinator is changing: try again")
 
-func (noDrains) Request(context.Context, string, string) (*v1alpha1.Drain, error) {
+func (noDrains) Request(context.Context, v1alpha1.DrainSpec) (*v1alpha1.Drain, error) {
 	return nil, errTermStarting
 }
 

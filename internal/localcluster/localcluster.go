@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/child"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
@@ -41,6 +43,8 @@ type Options struct {
 	Nodes int
 	// NodeArgs are passed on to every node.
 	NodeArgs []string
+	// Kubeconfig is the file of a Kubernetes to use as the API; empty for an API server of the cluster's own.
+	Kubeconfig string
 	// LogArgs are the log flags that are passed to the API server and to every node.
 	LogArgs []string
 	// Out gets the messages for people.
@@ -50,7 +54,7 @@ type Options struct {
 // Cluster is a running cluster.
 type Cluster struct {
 	opts    Options
-	nursery *nursery
+	nursery *child.Nursery
 	unlock  func()
 	client  client.Client
 	server  *process
@@ -67,7 +71,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if err := o.Dir.Create(); err != nil {
 		return nil, err
 	}
-	c := &Cluster{opts: o, nursery: newNursery()}
+	c := &Cluster{opts: o, nursery: child.NewNursery()}
 	if err := c.takeLock(); err != nil {
 		return nil, err
 	}
@@ -84,7 +88,11 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	if err := c.awaitOrphans(ctx); err != nil {
 		return err
 	}
-	if err := c.startServer(ctx); err != nil {
+	start := c.startServer
+	if c.opts.Kubeconfig != "" {
+		start = c.useKubernetes
+	}
+	if err := start(ctx); err != nil {
 		return err
 	}
 	return c.startNodes(ctx)
@@ -132,7 +140,7 @@ func (c *Cluster) startServer(ctx context.Context) (err error) {
 	c.say("starting the API server")
 	dir := c.opts.Dir
 	args := append([]string{"apiserver", "--data-dir", string(dir)}, c.opts.LogArgs...)
-	if c.server, err = c.nursery.start(apiserver, dir.LogFile(apiserver), c.opts.Exe, args...); err != nil {
+	if c.server, err = c.start(apiserver, args); err != nil {
 		return err
 	}
 	return c.await(ctx, "the API server", []*process{c.server}, func() error {
@@ -155,15 +163,37 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	c.say("starting %s", plural(c.opts.Nodes, "node"))
 	for i := range c.opts.Nodes {
 		name := nodeName(i)
-		n, err := c.nursery.start(name, c.opts.Dir.LogFile(name), c.opts.Exe, c.nodeArgs(name)...)
+		n, err := c.start(name, c.nodeArgs(name))
 		if err != nil {
 			return err
 		}
 		c.nodes = append(c.nodes, n)
 	}
-	return c.await(ctx, "every node to be Ready", append([]*process{c.server}, c.nodes...), func() error {
-		return c.allReady(ctx, before)
+	parked := map[string]bool{}
+	err = c.await(ctx, "every node to be Ready", c.processes(), func() error {
+		return c.allReady(ctx, before, parked)
 	})
+	for _, n := range c.nodes {
+		if parked[n.name] && err == nil {
+			c.say("%s is parked: `%s uncordon %s` brings it back", n.name, c.opts.Command, n.name)
+		}
+	}
+	return err
+}
+
+// process is one process of the cluster.
+type process struct {
+	*child.Process
+	name string
+}
+
+// start runs the ebb program as the process of that name.
+func (c *Cluster) start(name string, args []string) (*process, error) {
+	p, err := c.nursery.Start(name, c.opts.Dir.LogFile(name), exec.Command(c.opts.Exe, args...))
+	if err != nil {
+		return nil, err
+	}
+	return &process{Process: p, name: name}, nil
 }
 
 // epochs returns the earlier epochs of the nodes: a Node object of an earlier run may still be Ready.
@@ -179,7 +209,8 @@ func (c *Cluster) epochs(ctx context.Context) (map[string]int64, error) {
 	return epochs, nil
 }
 
-func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
+// allReady returns nil when every node is Ready in a new epoch, or is parked: then it waits for a person. It records which are parked.
+func (c *Cluster) allReady(ctx context.Context, before map[string]int64, parked map[string]bool) error {
 	var nodes v1alpha1.NodeList
 	if err := c.client.List(ctx, &nodes); err != nil {
 		return err
@@ -187,7 +218,8 @@ func (c *Cluster) allReady(ctx context.Context, before map[string]int64) error {
 	ready := map[string]bool{}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		ready[n.Name] = n.IsReady() && n.Status.Epoch > before[n.Name]
+		parked[n.Name] = n.IsParked()
+		ready[n.Name] = n.IsReady() && n.Status.Epoch > before[n.Name] || parked[n.Name]
 	}
 	var waiting []string
 	for _, n := range c.nodes {
@@ -211,7 +243,7 @@ func (c *Cluster) await(ctx context.Context, what string, needed []*process, hol
 		for _, p := range needed {
 			select {
 			case <-p.Done():
-				return fmt.Errorf("%s %s while waiting for %s:\n%s", p.name, p.ended(), what, tail(c.opts.Dir.LogFile(p.name)))
+				return fmt.Errorf("%s %s while waiting for %s:\n%s", p.name, p.Ended(), what, tail(c.opts.Dir.LogFile(p.name)))
 			default:
 			}
 		}
@@ -226,12 +258,12 @@ func (c *Cluster) await(ctx context.Context, what string, needed []*process, hol
 // Wait reports every process that ends, until ctx ends.
 func (c *Cluster) Wait(ctx context.Context) {
 	var watchers sync.WaitGroup
-	for _, p := range append([]*process{c.server}, c.nodes...) {
+	for _, p := range c.processes() {
 		watchers.Go(func() {
 			select {
 			case <-ctx.Done():
 			case <-p.Done():
-				c.say("%s %s; start it again with: %s %s", p.name, p.ended(), c.opts.Command, c.commandOf(p))
+				c.say("%s %s; start it again with: %s %s", p.name, p.Ended(), c.opts.Command, c.commandOf(p))
 			}
 		})
 	}
@@ -239,9 +271,21 @@ func (c *Cluster) Wait(ctx context.Context) {
 	watchers.Wait()
 }
 
+// processes are all processes of the cluster.
+func (c *Cluster) processes() []*process {
+	if c.server == nil {
+		return c.nodes
+	}
+	return append([]*process{c.server}, c.nodes...)
+}
+
 // nodeArgs is how a node is started.
 func (c *Cluster) nodeArgs(name string) []string {
-	return slices.Concat([]string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}, c.opts.NodeArgs, c.opts.LogArgs)
+	args := []string{"node", "--name", name, "--data-dir", string(c.opts.Dir)}
+	if c.opts.Kubeconfig != "" {
+		args = append(args, "--kubeconfig", c.opts.Dir.Kubeconfig(), "--coordinator-kubeconfig", c.opts.Dir.Kubeconfig())
+	}
+	return slices.Concat(args, c.opts.NodeArgs, c.opts.LogArgs)
 }
 
 func (c *Cluster) commandOf(p *process) string {

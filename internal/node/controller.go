@@ -72,7 +72,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	next := project(node.Status, node.Name, rec, c.Epoch.Node)
+	next := project(node, rec, c.Epoch.Node)
 	if equality.Semantic.DeepEqual(next, node.Status) {
 		return ctrl.Result{}, nil
 	}

@@ -33,6 +33,8 @@ type Epoch struct {
 	mu            sync.Mutex
 	liveness      v1alpha1.Liveness
 	observedDrain string
+	parked        *v1alpha1.Parked // set when the node leaves this epoch to be parked
+	unparked      *v1alpha1.Parked // what the Node said when this epoch began, uncordoned: it is removed
 	ready         readiness
 	changed       chan struct{} // closed and replaced at every change
 	leave         chan struct{} // closed when the coordinator wants the node to leave
@@ -110,7 +112,12 @@ func (e *Epoch) obey(want *v1alpha1.DesiredLiveness, gate *Gate) {
 		gate.Close(e.Number, RefusedDraining)
 		e.set(func(e *Epoch) { e.liveness, e.observedDrain = v1alpha1.Draining, want.DrainUID })
 	case v1alpha1.Stopping:
-		e.leaveOnce.Do(func() { close(e.leave) })
+		e.leaveOnce.Do(func() {
+			if want.Park {
+				e.set(func(e *Epoch) { e.parked = &v1alpha1.Parked{DrainUID: want.DrainUID, Epoch: e.Number} })
+			}
+			close(e.leave)
+		})
 	}
 }
 
@@ -118,6 +125,13 @@ func (e *Epoch) state() (v1alpha1.Liveness, string, readiness) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.liveness, e.observedDrain, e.ready
+}
+
+// parks returns what the node records when it leaves this epoch to be parked, or nil if it leaves for good.
+func (e *Epoch) parks() *v1alpha1.Parked {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.parked
 }
 
 // BeginAnew ends the epoch and lets the node rejoin with the next, Alive unless a drain still wants it drained. Within an

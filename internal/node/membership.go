@@ -44,7 +44,7 @@ func (m *membership) key() types.NamespacedName {
 
 // join begins the next epoch. While another process may be running in the current one it waits: until the Lease is released
 // or fenced, or until it has itself seen the Lease unchanged for its whole duration, so that a whole cluster can
-// start again after a power failure, without a coordinator that fences epochs.
+// start again after a power failure, without a coordinator that fences epochs. It returns errParked if the node is parked.
 func (m *membership) join(ctx context.Context) (*held, error) {
 	detector := lease.NewLossDetector(m.timing, m.clock())
 	var repeats repeatFilter
@@ -55,6 +55,8 @@ func (m *membership) join(ctx context.Context) (*held, error) {
 			return h, nil
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
+		case errors.Is(err, errParked):
+			return nil, err
 		case errors.Is(err, lease.ErrHeld):
 			m.waits(err)
 			repeats.warn(m.log, "waiting for the lease of the node's last epoch to expire; it was taken on another machine or before a reboot", err)
@@ -113,11 +115,14 @@ func (m *membership) tryJoin(ctx context.Context, detector *lease.LossDetector) 
 }
 
 // floor returns the newest epoch of this node that is recorded outside its Lease: in its directory, its Node object and the drain slot.
-// Epochs never start over, even if the Lease was lost.
+// Epochs never start over, even if the Lease was lost. A parked node takes no epoch.
 func (m *membership) floor(ctx context.Context) (int64, error) {
 	node, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
 	if err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node); err != nil && !kubeclient.IsMissing(err) {
 		return 0, err
+	}
+	if node.IsParked() {
+		return 0, errParked
 	}
 	if err := m.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil && !kubeclient.IsMissing(err) {
 		return 0, err

@@ -2,7 +2,7 @@
 // leaves the cluster.
 //
 //	join ──▶ Alive ──▶ Draining ──▶ Stopping ──▶ left          one epoch, on the coordinator's request or SIGTERM
-//	  ▲        │           │           │
+//	  ▲        │           │           ├─────────▶ parked, until the node is uncordoned ──▶ next epoch
 //	  │        └───────────┴───────────┴── lease in doubt: nothing starts, StopOnDoubt runtimes stop
 //	  └────────────────────────── next epoch ◀──┘
 package node
@@ -60,6 +60,8 @@ type Options struct {
 	Metrics *Metrics
 	// Log of the node.
 	Log *slog.Logger
+	// AtStep is called before and after the node records that it is parked; tests use it to crash there. It may be nil.
+	AtStep func(point string)
 	// Die kills the process, because work did not stop before the lease expired.
 	Die func(reason string)
 }
@@ -79,6 +81,7 @@ type Node struct {
 	mu     sync.Mutex
 	epoch  *Epoch // nil between epochs
 	reason string // why there is none
+	parked bool   // the process waits without a lease until the node is uncordoned
 }
 
 // New locks the node's directory for this process.
@@ -124,19 +127,27 @@ func New(o Options) (*Node, error) {
 // its lease.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.dirLock.release()
+	if n.startsParked(ctx) {
+		if err := n.park(ctx); err != nil {
+			return n.unlessStopped(ctx, err)
+		}
+	}
 	keep := n.host.runtimes(KeepOnDoubt, nil)
 	defer func() { keep.stop(nil) }()
 	for {
 		h, err := n.member.join(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("node %s: %w", n.opts.Name, err)
+		if err == nil {
+			err = n.live(ctx, h, keep)
 		}
-		err = n.live(ctx, h, keep)
+		if errors.Is(err, errParked) {
+			keep.stop(nil)
+			if err = n.park(ctx); err == nil {
+				keep = n.host.runtimes(KeepOnDoubt, nil)
+				continue
+			}
+		}
 		if !errors.Is(err, fleet.ErrLeaseInDoubt) {
-			return err
+			return n.unlessStopped(ctx, err)
 		}
 		if backoff.Sleep(ctx, n.opts.Timing.Renew/20) != nil {
 			return nil
@@ -145,6 +156,14 @@ func (n *Node) Run(ctx context.Context) error {
 			keep = n.host.runtimes(KeepOnDoubt, nil)
 		}
 	}
+}
+
+// unlessStopped returns an error that ends the node, unless it only says that the node was asked to stop.
+func (n *Node) unlessStopped(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || errors.Is(err, errDeleted) {
+		return nil
+	}
+	return fmt.Errorf("node %s: %w", n.opts.Name, err)
 }
 
 // errAnew: the epoch ended because the node has to begin a new one.
@@ -169,9 +188,13 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	stop := context.AfterFunc(ctx, func() { enough(context.Cause(ctx)) })
 	work, err := n.enter(entering, e)
 	stop()
-	if err != nil && ctx.Err() != nil && standing.Err() == nil {
+	switch {
+	case err != nil && ctx.Err() != nil && standing.Err() == nil:
 		err = n.leave(standing, e, work, keep, "it was asked to stop while it was starting")
-	} else if err == nil {
+	case errors.Is(err, errParked):
+		// It was parked after its process had looked, and before it took the lease.
+		err = n.leave(standing, e, work, keep, "it is parked")
+	case err == nil:
 		parts.Go(func() { n.publish(standing, e) })
 		select {
 		case <-standing.Done():
@@ -188,7 +211,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	if standing.Err() == nil && err == nil {
 		end(nil)
 		parts.Wait()
-		return n.release(h)
+		return n.release(e, h)
 	}
 	if standing.Err() == nil {
 		end(fmt.Errorf("%w: %w", fleet.ErrLeaseInDoubt, err))
@@ -231,6 +254,12 @@ func (n *Node) watchDeadline(ctx context.Context, e *Epoch, end context.CancelCa
 func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	if err := n.insist(ctx, "register", n.register); err != nil {
 		return nil, err
+	}
+	if err := n.insist(ctx, "read whether the node is parked", func(ctx context.Context) error { return n.checkParked(ctx, e) }); err != nil {
+		return nil, err
+	}
+	if e.parks() != nil {
+		return nil, errParked
 	}
 	if err := n.insist(ctx, "read the drain slot", func(ctx context.Context) error { return n.chooseLiveness(ctx, e) }); err != nil {
 		return nil, err
@@ -284,7 +313,11 @@ func DrainedBy(ctx context.Context, r client.Reader, node string) (*v1alpha1.Act
 // cancelled or deleted only has not released the slot yet.
 func readSlot(ctx context.Context, r client.Reader, node string) (slot *v1alpha1.ActiveDrain, wanted bool, err error) {
 	settings := &v1alpha1.Settings{}
-	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	err = r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings)
+	if kubeclient.IsMissing(err) { // a new cluster: the first coordinator creates them
+		return nil, false, nil
+	}
+	if err != nil {
 		return nil, false, err
 	}
 	slot = settings.Status.ActiveDrain
@@ -365,6 +398,9 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 			return context.Cause(ctx)
 		}
 	}
+	if e.parks() != nil {
+		return n.publishParked(ctx, e)
+	}
 	e.set(func(e *Epoch) {
 		e.ready = readiness{reason: v1alpha1.ReasonLeft, message: "The node left: " + why + "."}
 	})
@@ -381,15 +417,20 @@ func (n *Node) publishLast(ctx context.Context, e *Epoch) error {
 	return n.insist(ctx, "write the last status", func(ctx context.Context) error { return n.writeStatus(ctx, e) })
 }
 
-func (n *Node) release(h *held) error {
+// release releases the lease, and returns errParked if the process stays.
+func (n *Node) release(e *Epoch, h *held) error {
+	parked := error(nil)
+	if e.parks() != nil {
+		parked = errParked
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := n.member.release(ctx, h); err != nil {
 		n.log.Warn("could not release the lease; other nodes wait until it expires", "epoch", h.epoch.Number(), "error", err)
-		return nil
+		return parked
 	}
 	n.log.Info("left", "epoch", h.epoch.Number())
-	return nil
+	return parked
 }
 
 // fence ends an epoch whose lease is in doubt. Nothing starts any more, and the StopOnDoubt runtimes stop before the node can be
@@ -427,7 +468,7 @@ func (n *Node) fence(e *Epoch, w *work, cause error) {
 func (n *Node) setEpoch(e *Epoch, reason string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.epoch, n.reason = e, reason
+	n.epoch, n.reason, n.parked = e, reason, false
 }
 
 // Epoch returns the current epoch, or nil.
@@ -437,10 +478,13 @@ func (n *Node) Epoch() *Epoch {
 	return n.epoch
 }
 
-// Ready returns nil while the node holds its lease and its runtimes run, and otherwise what it waits for.
+// Ready returns nil while the node holds its lease and its runtimes run, or is parked, and otherwise what it waits for.
 func (n *Node) Ready() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.parked {
+		return nil
+	}
 	if n.epoch == nil {
 		return errors.New(n.reason)
 	}

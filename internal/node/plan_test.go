@@ -26,11 +26,15 @@ func TestTheCoordinatorSaysWhatANodeCannotSayItself(t *testing.T) {
 	left := with(alive, func(s *v1alpha1.NodeStatus) {
 		s.Liveness, s.Conditions = v1alpha1.Stopping, ready(metav1.ConditionFalse, v1alpha1.ReasonLeft)
 	})
+	parked := with(left, func(s *v1alpha1.NodeStatus) {
+		s.Parked, s.Conditions = &v1alpha1.Parked{DrainUID: "d", Epoch: 3}, ready(metav1.ConditionFalse, v1alpha1.ReasonParked)
+	})
 	tests := map[string]struct {
-		status v1alpha1.NodeStatus
-		rec    *lease.Record
-		leader string
-		want   v1alpha1.NodeStatus
+		status   v1alpha1.NodeStatus
+		cordoned bool
+		rec      *lease.Record
+		leader   string
+		want     v1alpha1.NodeStatus
 	}{
 		"a node that holds its lease speaks for itself": {
 			status: alive, rec: &lease.Record{Node: "n1", Holder: "h", Epoch: 3}, leader: "n2", want: alive,
@@ -62,6 +66,25 @@ func TestTheCoordinatorSaysWhatANodeCannotSayItself(t *testing.T) {
 		"a node that said that it left is left alone": {
 			status: left, rec: &lease.Record{Node: "n1", Epoch: 3}, leader: "n2", want: left,
 		},
+		"a parked node stays Parked": {
+			status: parked, cordoned: true, rec: &lease.Record{Node: "n1", Epoch: 3}, leader: "n2", want: parked,
+		},
+		"a parked node whose lease expired is Parked": {
+			status: parked, cordoned: true, rec: &lease.Record{Node: "n1", Epoch: 3, Fenced: 3}, leader: "n2", want: parked,
+		},
+		"a node that was parked because it died is Parked": {
+			status:   with(alive, func(s *v1alpha1.NodeStatus) { s.Parked = &v1alpha1.Parked{DrainUID: "d", Epoch: 3} }),
+			cordoned: true, rec: &lease.Record{Node: "n1", Epoch: 3, Fenced: 3}, leader: "n2",
+			want: with(parked, func(s *v1alpha1.NodeStatus) { s.Liveness = v1alpha1.Alive }),
+		},
+		"a node that was parked and is uncordoned has left until it joins": {
+			status: parked, rec: &lease.Record{Node: "n1", Epoch: 3}, leader: "n2",
+			want: with(parked, func(s *v1alpha1.NodeStatus) { s.Conditions = ready(metav1.ConditionFalse, v1alpha1.ReasonLeft) }),
+		},
+		"a node that joins again after it was parked is starting": {
+			status: parked, cordoned: true, rec: &lease.Record{Node: "n1", Holder: "h", Epoch: 4}, leader: "n2",
+			want: with(parked, func(s *v1alpha1.NodeStatus) { s.Conditions = ready(metav1.ConditionUnknown, v1alpha1.ReasonStarting) }),
+		},
 		"a node that never joined": {
 			status: v1alpha1.NodeStatus{}, rec: nil, leader: "n2", want: v1alpha1.NodeStatus{},
 		},
@@ -70,7 +93,8 @@ func TestTheCoordinatorSaysWhatANodeCannotSayItself(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := tc.status.DeepCopy()
-			got := project(tc.status, "n1", tc.rec, tc.leader)
+			node := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: v1alpha1.NodeSpec{Cordoned: tc.cordoned}, Status: tc.status}
+			got := project(node, tc.rec, tc.leader)
 			ignore := cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime", "Message")
 			if diff := cmp.Diff(tc.want, got, ignore); diff != "" {
 				t.Errorf("status (-want +got):\n%s", diff)
@@ -84,7 +108,8 @@ func TestTheCoordinatorSaysWhatANodeCannotSayItself(t *testing.T) {
 
 func TestTheMarkTellsWhatHappensNext(t *testing.T) {
 	status := v1alpha1.NodeStatus{Epoch: 3, Liveness: v1alpha1.Alive}
-	got := project(status, "n1", &lease.Record{Node: "n1", Epoch: 3, Fenced: 3, Duration: 10 * time.Second}, "n2")
+	node := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: status}
+	got := project(node, &lease.Record{Node: "n1", Epoch: 3, Fenced: 3, Duration: 10 * time.Second}, "n2")
 	want := "The lease of epoch 3 expired: the node is dead, frozen or cut off. Its work may be placed on other nodes; it rejoins as epoch 4."
 	if got.Conditions[0].Message != want {
 		t.Errorf("message:\n%s\nwant:\n%s", got.Conditions[0].Message, want)

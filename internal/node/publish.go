@@ -111,6 +111,7 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	next.Epoch = e.Number
 	next.Liveness = liveness
 	next.ObservedDrain = drain
+	next.Parked = e.parking(old.Parked)
 	next.Address = n.opts.Address
 	next.HTTPAddress = n.opts.HTTPAddress
 	next.Version = n.opts.Version

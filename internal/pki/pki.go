@@ -68,7 +68,7 @@ func LoadOrCreate(dir string) (*Authority, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
-	pair, err := selfSign()
+	pair, err := NewAuthority()
 	if err != nil {
 		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
@@ -93,24 +93,34 @@ func Load(dir string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
-	cert, err := parseCert(certPEM)
+	return parse(Pair{Cert: certPEM, Key: keyPEM}, certPath(dir), keyPath(dir))
+}
+
+// Parse opens the authority of a pair that is kept under a name.
+func Parse(name string, pair Pair) (*Authority, error) {
+	return parse(pair, "certificate of "+name, "key of "+name)
+}
+
+func parse(pair Pair, certName, keyName string) (*Authority, error) {
+	cert, err := parseCert(pair.Cert)
 	if err != nil {
-		return nil, fmt.Errorf("certificate authority %s: %w", certPath(dir), err)
+		return nil, fmt.Errorf("certificate authority %s: %w", certName, err)
 	}
-	key, err := parseKey(keyPEM)
+	key, err := parseKey(pair.Key)
 	if err != nil {
-		return nil, fmt.Errorf("certificate authority %s: %w", keyPath(dir), err)
+		return nil, fmt.Errorf("certificate authority %s: %w", keyName, err)
 	}
 	if !bytes.Equal(cert.RawSubjectPublicKeyInfo, publicKey(key)) {
-		return nil, fmt.Errorf("certificate authority: %s is not the key of %s", keyPath(dir), certPath(dir))
+		return nil, fmt.Errorf("certificate authority: %s is not the key of %s", keyName, certName)
 	}
-	return &Authority{CertPEM: certPEM, cert: cert, key: key}, nil
+	return &Authority{CertPEM: pair.Cert, cert: cert, key: key}, nil
 }
 
 func certPath(dir string) string { return filepath.Join(dir, "ca.crt") }
 func keyPath(dir string) string  { return filepath.Join(dir, "ca.key") }
 
-func selfSign() (Pair, error) {
+// NewAuthority makes an authority that is kept nowhere yet.
+func NewAuthority() (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Pair{}, err
@@ -154,13 +164,7 @@ func (a *Authority) Issue(p Profile) (Pair, error) {
 	if len(p.Hosts) > 0 {
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
-	for _, host := range p.Hosts {
-		if ip := net.ParseIP(host); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, host)
-		}
-	}
+	template.DNSNames, template.IPAddresses = split(p.Hosts)
 	pair, err := sign(template, a.cert, key, a.key)
 	if err != nil {
 		return Pair{}, fmt.Errorf("issue a certificate for %s: %w", p.User, err)
@@ -168,14 +172,93 @@ func (a *Authority) Issue(p Profile) (Pair, error) {
 	return pair, nil
 }
 
+// Sign makes a certificate for a request whose content has been checked: for its key, subject, names and addresses.
+func (a *Authority) Sign(request *x509.CertificateRequest, life time.Duration) ([]byte, error) {
+	serial, err := serialNumber()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: request.Subject.CommonName, Organization: request.Subject.Organization},
+		// A short certificate must not look as if most of its life had passed.
+		NotBefore:   now.Add(-min(skew, life/10)),
+		NotAfter:    now.Add(life),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		DNSNames:    request.DNSNames,
+		IPAddresses: request.IPAddresses,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, request.PublicKey, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign a certificate for %s: %w", request.Subject.CommonName, err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+}
+
+// NewRequest makes a key and a request for a certificate of a profile, both PEM encoded.
+func NewRequest(p Profile) (request, key []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: p.User, Organization: p.Groups}}
+	template.DNSNames, template.IPAddresses = split(p.Hosts)
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, private)
+	if err != nil {
+		return nil, nil, fmt.Errorf("request a certificate for %s: %w", p.User, err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+}
+
+// split separates names from addresses.
+func split(hosts []string) (names []string, addresses []net.IP) {
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			addresses = append(addresses, ip)
+		} else {
+			names = append(names, host)
+		}
+	}
+	return names, addresses
+}
+
+// SignedBy says whether a certificate is signed by an authority, both PEM encoded, for the user, groups and hosts of a profile.
+func SignedBy(certPEM, authorityPEM []byte, p Profile) bool {
+	authority, err := parseCert(authorityPEM)
+	if err != nil {
+		return false
+	}
+	return (&Authority{cert: authority}).fits(certPEM, p)
+}
+
+// Life returns when a certificate becomes and stops being valid.
+func Life(certPEM []byte) (from, until time.Time, err error) {
+	cert, err := parseCert(certPEM)
+	if err != nil {
+		return from, until, err
+	}
+	return cert.NotBefore, cert.NotAfter, nil
+}
+
 // Fits says whether a certificate is still good for a profile: signed by this authority, for the same user, groups and
 // hosts, and with a third of its life left.
 func (a *Authority) Fits(certPEM []byte, p Profile) bool {
+	_, until, err := Life(certPEM)
+	return err == nil && time.Until(until) >= leafLife/3 && a.fits(certPEM, p)
+}
+
+func (a *Authority) fits(certPEM []byte, p Profile) bool {
 	cert, err := parseCert(certPEM)
 	if err != nil || cert.CheckSignatureFrom(a.cert) != nil || cert.Subject.CommonName != p.User {
 		return false
 	}
-	if fmt.Sprint(cert.Subject.Organization) != fmt.Sprint(p.Groups) || time.Until(cert.NotAfter) < leafLife/3 {
+	if fmt.Sprint(cert.Subject.Organization) != fmt.Sprint(p.Groups) {
 		return false
 	}
 	for _, host := range p.Hosts {

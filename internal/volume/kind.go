@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -46,7 +47,7 @@ func Kind() kind.Kind {
 // Objects are the objects of volumes, and who may write them.
 func Objects() []access.Object {
 	return []access.Object{
-		{Resource: "volumes", Node: &access.NodeWrites{Runtime: host.KindEngines, Check: checkEngineWrite}},
+		{Resource: "volumes", Node: &access.NodeWrites{Runtime: host.KindEngines, Check: checkEngineWrite, Policy: engineWritePolicy()}},
 		{Resource: "replicas", Coordinator: access.Both, Node: &access.NodeWrites{
 			Runtime: host.KindReplicas, Bindings: []access.Binding{{Node: "spec.nodeName", Epoch: "status.nodeEpoch"}},
 			Fixed: []string{"status.healthyAt", "status.failedAt", "status.conditions"},
@@ -81,6 +82,24 @@ func checkEngineWrite(_ context.Context, w access.Write) error {
 		}
 	}
 	return nil
+}
+
+// engineWritePolicy is checkEngineWrite for the policies of Kubernetes.
+func engineWritePolicy() []access.Rule {
+	written := "['" + strings.Join(engineFields, "', '") + "']"
+	is, was := "object.?status.orValue({})", "oldObject.?status.orValue({})"
+	return []access.Rule{
+		{Expression: "request.subResource == 'status'", Message: "a node may write the status of the volume only"},
+		{
+			Expression: "(oldObject.?status.?attachedTo.orValue('') == '' ? oldObject.?status.?rebuildOn.orValue('') : oldObject.status.attachedTo) == variables.node",
+			Message:    "the engine of the volume is on another node",
+		},
+		{Expression: is + ".?generation.orValue(0) >= " + was + ".?generation.orValue(0)", Message: "a node may not lower the generation of the volume"},
+		{
+			Expression: fmt.Sprintf("%[1]s.all(k, k in %[3]s || k in %[2]s && %[1]s[k] == %[2]s[k]) && %[2]s.all(k, k in %[3]s || k in %[1]s)", is, was, written),
+			Message:    "a node may change only what the engine writes of a volume's status: " + strings.Join(engineFields, ", "),
+		},
+	}
 }
 
 func statusFields(o *unstructured.Unstructured) map[string]any {

@@ -1,4 +1,4 @@
-package localcluster
+package child
 
 import (
 	"fmt"
@@ -6,24 +6,17 @@ import (
 	"os/exec"
 	"runtime"
 	"syscall"
-
-	"github.com/ebb-dev/ebb/internal/child"
 )
 
-// process is one process of the cluster.
-type process struct {
-	*child.Process
-	name string
-}
-
-// nursery starts child processes that get a signal when this process dies. The kernel ties the signal to the thread that started them,
+// Nursery starts child processes that get SIGTERM when this process dies. The kernel ties the signal to the thread that started them,
 // so one thread starts all of them and lives as long as this process.
-type nursery struct {
+type Nursery struct {
 	requests chan func()
 }
 
-func newNursery() *nursery {
-	n := &nursery{requests: make(chan func())}
+// NewNursery returns a nursery that can start processes.
+func NewNursery() *Nursery {
+	n := &Nursery{requests: make(chan func())}
 	go func() {
 		runtime.LockOSThread()
 		for request := range n.requests {
@@ -33,21 +26,20 @@ func newNursery() *nursery {
 	return n
 }
 
-// start runs a program with its output in a log file.
-func (n *nursery) start(name, logPath, exe string, args ...string) (*process, error) {
+// Start runs a command, known to people by a name, with its output in a log file.
+func (n *Nursery) Start(name, logPath string, cmd *exec.Cmd) (*Process, error) {
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer log.Close()
-	cmd := exec.Command(exe, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	p := &process{name: name}
+	var p *Process
 	started := make(chan error)
 	n.requests <- func() {
 		var err error
-		p.Process, err = child.Start(cmd, nil)
+		p, err = Start(cmd, nil)
 		started <- err
 	}
 	if err := <-started; err != nil {
@@ -56,8 +48,8 @@ func (n *nursery) start(name, logPath, exe string, args ...string) (*process, er
 	return p, nil
 }
 
-// ended describes how the process ended.
-func (p *process) ended() string {
+// Ended describes how the child ended.
+func (p *Process) Ended() string {
 	if err := p.Err(); err != nil {
 		return "ended: " + err.Error()
 	}

@@ -1,0 +1,117 @@
+package drain
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
+)
+
+// A drain that parks its node needs the node to be cordoned: the node waits until it is uncordoned. It cordons the node itself before it
+// begins, as owner of the cordon, unless the node is cordoned already. From then on an uncordoned node means that somebody wants it back.
+
+// Cordon returns the object that has the cordon of a node, or nil if there is no such node.
+func (w World) Cordon(node string) client.Object {
+	if n := w.Nodes[node]; n != nil {
+		return n
+	}
+	return nil
+}
+
+// uncordoned reports whether somebody uncordoned the node of a drain that parks.
+func (w World) uncordoned(d *v1alpha1.Drain) bool {
+	if !d.Spec.Park {
+		return false
+	}
+	n := w.Cordon(d.Spec.NodeName)
+	return n != nil && !cordon.Is(n) && (d.Status.StartedAt != nil || cordon.Owns(n, string(d.UID)))
+}
+
+// makeCordon cordons the node of a drain that parks and has not begun.
+func makeCordon(w World, d *v1alpha1.Drain) *Step {
+	n := w.Cordon(d.Spec.NodeName)
+	if !d.Spec.Park || n == nil || cordon.Is(n) {
+		return nil
+	}
+	next := copyOf(n)
+	cordon.Add(next, string(d.UID))
+	return &Step{Name: StepCordon, Object: next, Drain: d}
+}
+
+// nextOfCordons removes owners from cordons: all of them from a node that somebody uncordoned, and drains that no longer want it.
+// UIDs that belong to no drain are left alone: other objects own cordons too, and the Drain that parked a node may have been deleted.
+func nextOfCordons(w World, slot *v1alpha1.ActiveDrain, holder *v1alpha1.Drain) *Step {
+	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
+		n := w.Cordon(name)
+		owners := v1alpha1.CordonOwners(n)
+		if len(owners) > 0 && !cordon.Is(n) {
+			next := copyOf(n)
+			v1alpha1.SetCordonOwners(next, nil)
+			return &Step{Name: StepClearOwners, Object: next}
+		}
+		for _, d := range w.Drains {
+			if slices.Contains(owners, string(d.UID)) && w.disowns(slot, d) {
+				return disown(w, holder, n, d)
+			}
+		}
+	}
+	return nil
+}
+
+// disowns reports whether a drain that has ended no longer wants its node to be cordoned.
+func (w World) disowns(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) bool {
+	switch d.Status.Phase {
+	case v1alpha1.DrainCancelled:
+		return true
+	case v1alpha1.DrainFailed:
+		return slot == nil || slot.UID != string(d.UID) || released(d)
+	case v1alpha1.DrainComplete:
+		return !w.parkedBy(d)
+	}
+	return false
+}
+
+// disown removes a drain from the owners of a cordon. The last owner lifts the cordon, unless another drain rests on it, or the drain is
+// complete: the node was uncordoned and cordoned again since it was parked, and that is somebody else's cordon.
+func disown(w World, holder *v1alpha1.Drain, n client.Object, d *v1alpha1.Drain) *Step {
+	next := copyOf(n)
+	switch {
+	case d.Status.Phase == v1alpha1.DrainComplete:
+		v1alpha1.RemoveCordonOwner(next, string(d.UID))
+	case holder != nil && holder != d && holder.Spec.NodeName == n.GetName() && holder.Spec.Park && !holder.Status.Phase.Final():
+		v1alpha1.RemoveCordonOwner(next, string(d.UID))
+		v1alpha1.AddCordonOwner(next, string(holder.UID))
+	default:
+		cordon.Lift(next, string(d.UID))
+	}
+	return &Step{Name: StepLiftCordon, Object: next, Drain: d}
+}
+
+// parkedBy reports whether a drain has parked its node.
+func (w World) parkedBy(d *v1alpha1.Drain) bool {
+	n := w.Nodes[d.Spec.NodeName]
+	return n != nil && n.Status.Parked != nil && n.Status.Parked.DrainUID == string(d.UID)
+}
+
+// park records that a node is parked if the node has not done it itself: it died, or was stopped before it could. When its process runs
+// again, it waits until the node is uncordoned.
+func park(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
+	n := w.Nodes[slot.Node]
+	if !d.Spec.Park || n == nil || !cordon.Is(w.Cordon(slot.Node)) || w.parkedBy(d) {
+		return nil
+	}
+	next := n.DeepCopy()
+	next.Status.Parked = &v1alpha1.Parked{DrainUID: slot.UID, Epoch: slot.NodeEpoch}
+	return &Step{Name: StepPark, Object: next, Status: true, Drain: d}
+}
+
+// uncordonMessage is what a drain reports that ended because its node was uncordoned.
+func uncordonMessage(slot *v1alpha1.ActiveDrain) string {
+	return fmt.Sprintf("Node %s was uncordoned: it takes work again in a new epoch. Work that has moved stays where it is.", slot.Node)
+}
+
+func copyOf(n client.Object) client.Object { return n.DeepCopyObject().(client.Object) }
