@@ -338,7 +338,7 @@ func (r *round) lead(e *v1alpha1.HealthEvent) {
 	e.Status.Joined = nil
 	r.evict(e, v1alpha1.EvictionInProgress, "The node is being drained.")
 	r.waitIn(e, WaitStart, "The drain of the node is starting.")
-	if r.Config.CustomDrain != nil {
+	if r.Config.CustomDrain != nil && r.otherResource(e) == nil {
 		r.nameResource(e, 1)
 	}
 }

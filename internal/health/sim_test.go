@@ -249,7 +249,7 @@ func (p *play) judgeCreate(e *v1alpha1.HealthEvent, wrong broken) {
 		uid := r.GetAnnotations()[v1alpha1.HealthEventAnnotation]
 		for _, other := range p.events {
 			cr := other.Status.CustomResource
-			if string(other.UID) == uid && other.Name != e.Name && other.Spec.NodeName == e.Spec.NodeName && cr != nil && cr.UID == string(r.GetUID()) && cr.Outcome == "" {
+			if string(other.UID) == uid && other.Name != e.Name && other.Spec.NodeName == e.Spec.NodeName && cr != nil && cr.Name == r.GetName() && cr.Outcome == "" {
 				p.referee.Breach(ruleOne, "%s and %s on %s", other.Name, e.Name, e.Spec.NodeName)
 			}
 		}

@@ -78,6 +78,18 @@ func (r *round) nameResource(e *v1alpha1.HealthEvent, attempt int64) {
 	}
 }
 
+// otherResource is another event of the node with a custom resource that has not ended. The recorded name is the lock of the node: it is
+// there before the resource is, and a node has one at a time.
+func (r *round) otherResource(e *v1alpha1.HealthEvent) *v1alpha1.HealthEvent {
+	for _, other := range r.events {
+		other = r.now(other)
+		if cr := other.Status.CustomResource; other.UID != e.UID && cr != nil && cr.Outcome == "" {
+			return other
+		}
+	}
+	return nil
+}
+
 // track is how far one of the two tracks of a drain is: it wants a step, waits, or has ended.
 type track struct {
 	step      *Step
@@ -218,7 +230,7 @@ func (r *round) endResource(e *v1alpha1.HealthEvent, outcome v1alpha1.CustomReso
 // retry begins another attempt of a failed drain, if a person requested exactly that one.
 func (r *round) retry(e *v1alpha1.HealthEvent) {
 	cr := e.Status.CustomResource
-	if cr == nil || r.Config.CustomDrain == nil || attemptOf(e) != cr.Attempt+1 || cr.Attempt >= MaxAttempts {
+	if cr == nil || r.Config.CustomDrain == nil || attemptOf(e) != cr.Attempt+1 || cr.Attempt >= MaxAttempts || r.otherResource(e) != nil {
 		return
 	}
 	r.write(ActionRetry, e, func(e *v1alpha1.HealthEvent) {
@@ -234,8 +246,8 @@ func (r *round) custom(e *v1alpha1.HealthEvent) track {
 	switch {
 	case cr == nil && c == nil:
 		return track{done: true}
-	case cr == nil:
-		return stepOf(ActionSnapshot, e, func(e *v1alpha1.HealthEvent) { r.nameResource(e, 1) })
+	case cr == nil || cr.Outcome == v1alpha1.ResourceLost && r.otherResource(e) != nil:
+		return r.lock(e)
 	case cr.Outcome != "" && cr.Outcome != v1alpha1.ResourceLost && !cr.Removed:
 		return track{step: r.deleteResource(e)}
 	}
@@ -265,13 +277,17 @@ func (r *round) replaceLost(e *v1alpha1.HealthEvent) track {
 	return stepOf(ActionRetry, e, func(e *v1alpha1.HealthEvent) { r.nameResource(e, e.Status.CustomResource.Attempt+1) })
 }
 
-// create creates the resource, when no other one of the node is left.
-func (r *round) create(e *v1alpha1.HealthEvent) track {
-	for _, other := range r.events {
-		if cr := other.Status.CustomResource; other.UID != e.UID && cr != nil && cr.UID != "" && cr.Outcome == "" {
-			return track{reason: WaitBusy, message: fmt.Sprintf("Waiting for %s %s of event %s: a node has one at a time.", cr.Kind, cr.Name, other.Name)}
-		}
+// lock names the resource, when no other one of the node is left.
+func (r *round) lock(e *v1alpha1.HealthEvent) track {
+	if other := r.otherResource(e); other != nil {
+		cr := other.Status.CustomResource
+		return track{reason: WaitBusy, message: fmt.Sprintf("Waiting for %s %s of event %s: a node has one at a time.", cr.Kind, cr.Name, other.Name)}
 	}
+	return stepOf(ActionSnapshot, e, func(e *v1alpha1.HealthEvent) { r.nameResource(e, 1) })
+}
+
+// create creates the resource.
+func (r *round) create(e *v1alpha1.HealthEvent) track {
 	if !r.Definition.Ready {
 		return track{reason: r.Definition.Reason, message: r.Definition.Message}
 	}
