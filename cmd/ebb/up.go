@@ -4,17 +4,19 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/localcluster"
 )
 
 func newUp() *cobra.Command {
 	o, timing := localcluster.Options{}, lease.DefaultTiming()
-	var dir string
+	var dir, drainConfig string
 	var withSamples bool
 	logs := newLogFlags()
 	cmd := &cobra.Command{
@@ -49,6 +51,16 @@ The lease flags are passed to every node; a node that is started again needs the
 			}
 			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, os.Args[0], cmd.OutOrStdout()
 			o.LogArgs, o.NodeArgs = logs.args(), leaseArgs(timing)
+			if drainConfig != "" {
+				if _, err := health.Load(drainConfig); err != nil {
+					return err
+				}
+				path, err := filepath.Abs(drainConfig)
+				if err != nil {
+					return err
+				}
+				o.NodeArgs, o.ServerArgs = append(o.NodeArgs, "--drain-config", path), []string{"--drain-config", path}
+			}
 			c, err := localcluster.Start(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -71,6 +83,7 @@ The lease flags are passed to every node; a node that is started again needs the
 	logs.addFlags(f)
 	f.IntVar(&o.Nodes, "nodes", 3, "number of nodes")
 	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file of a Kubernetes to use as the API (default: an API server of the cluster's own)")
+	health.AddDrainConfigFlag(f, &drainConfig)
 	addLeaseTiming(f, &timing)
 	f.BoolVar(&withSamples, "samples", false, "create one small object of every kind of work, if there is none yet, and print commands to try")
 	return cmd
