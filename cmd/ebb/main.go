@@ -49,7 +49,7 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 		SilenceErrors: true,
 	}
 	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newCredentials(),
-		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newEvents(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
+		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newEvents(), newSlurmBridge(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	refuseUnknown(root)
 	return root
 }

@@ -319,7 +319,7 @@ func (p *play) rested() bool {
 
 func TestNoSeedBreaksTheRules(t *testing.T) {
 	counts := map[string]int{}
-	for seed := range testlength.Seeds(60, 3000) {
+	for seed := range testlength.Seeds(40, 1000) {
 		r := playSeed(seed, broken{})
 		if verdict := r.Verdict(); verdict != "" {
 			t.Fatalf("seed %d: %s", seed, verdict)

@@ -1,0 +1,127 @@
+// Package slurm drains nodes of a Slurm cluster. It serves SlurmDrainRequests, which Ebb creates from a template when a node has to be
+// emptied, and is the reference of what the controller of a custom drain does.
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// Errors of Slurm.
+var (
+	// ErrUnreachable: slurmctld does not answer. Nothing is known, and nothing is complete.
+	ErrUnreachable = errors.New("slurmctld does not answer")
+	// ErrUnknownNode: Slurm has no node of that name.
+	ErrUnknownNode = errors.New("Slurm has no such node") //nolint:staticcheck // a name
+)
+
+// commandTimeout bounds one command.
+const commandTimeout = 15 * time.Second
+
+// Commands talks to Slurm by its own commands.
+type Commands struct {
+	// Conf is the file slurm.conf; empty for the default one.
+	Conf string
+	// Dir is where the commands are; empty to search the path.
+	Dir string
+}
+
+// Node is what Slurm says of a node.
+type Node struct {
+	// Drain says that the node takes no new jobs.
+	Drain bool
+	// Busy says that something is allocated on it, or completing.
+	Busy bool
+	// State and Reason are in Slurm's words.
+	State, Reason string
+}
+
+// flags are what sinfo appends to a state: powering up, not responding and the like.
+const flags = "*~#!%$@^-+"
+
+// Node reads the state of a node.
+func (c Commands) Node(ctx context.Context, name string) (Node, error) {
+	out, err := c.run(ctx, "sinfo", "-h", "-N", "-n", name, "-o", "%T|%E")
+	if err != nil {
+		return Node{}, err
+	}
+	line, _, _ := strings.Cut(strings.TrimSpace(out), "\n") // one line for each partition
+	state, reason, ok := strings.Cut(line, "|")
+	if !ok {
+		return Node{}, c.missing(ctx, name)
+	}
+	if reason == "none" {
+		reason = ""
+	}
+	state = strings.ToLower(strings.TrimRight(state, flags))
+	return Node{
+		Drain: state == "draining" || state == "drained", State: state, Reason: reason,
+		Busy: state != "drained" && state != "idle" && state != "down",
+	}, nil
+}
+
+// missing distinguishes a node that Slurm does not know from a controller that does not answer: sinfo prints nothing for both.
+func (c Commands) missing(ctx context.Context, name string) error {
+	if _, err := c.run(ctx, "scontrol", "show", "node", "-o", name); err != nil {
+		if errors.Is(err, ErrUnreachable) {
+			return err
+		}
+		return fmt.Errorf("%w: %s", ErrUnknownNode, name)
+	}
+	return fmt.Errorf("%w: node %s is in no partition", ErrUnknownNode, name)
+}
+
+// Jobs are the jobs on a node. A command that fails is an error, and not an empty list.
+func (c Commands) Jobs(ctx context.Context, name string) ([]string, error) {
+	out, err := c.run(ctx, "squeue", "-h", "-w", name, "-o", "%i")
+	return strings.Fields(out), err
+}
+
+// Drain keeps new jobs away from a node.
+func (c Commands) Drain(ctx context.Context, name, reason string) error {
+	_, err := c.run(ctx, "scontrol", "update", "nodename="+name, "state=drain", "reason="+reason)
+	return err
+}
+
+// Resume lets a node take jobs again.
+func (c Commands) Resume(ctx context.Context, name string) error {
+	_, err := c.run(ctx, "scontrol", "update", "nodename="+name, "state=resume")
+	return err
+}
+
+// run runs a command of Slurm. If it fails, the controller is asked whether it is there.
+func (c Commands) run(ctx context.Context, command string, args ...string) (string, error) {
+	out, err := c.start(ctx, command, args...)
+	if err == nil {
+		return out, nil
+	}
+	if _, down := c.start(ctx, "scontrol", "ping"); down != nil {
+		return "", fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	return "", err
+}
+
+func (c Commands) start(ctx context.Context, command string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	path := command
+	if c.Dir != "" {
+		path = c.Dir + "/" + command
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	if c.Conf != "" {
+		cmd.Env = append(os.Environ(), "SLURM_CONF="+c.Conf)
+	}
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", command, strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
+	}
+	return string(out), nil
+}
