@@ -73,6 +73,9 @@ func reasonOf(e *v1alpha1.HealthEvent) string {
 	return ""
 }
 
+// StateReason is the reason of the condition Handled: how an event ended, or what it waits for.
+func StateReason(e *v1alpha1.HealthEvent) string { return reasonOf(e) }
+
 // isOpen reports whether an event keeps its node in quarantine.
 func isOpen(e *v1alpha1.HealthEvent) bool {
 	return e.Status.ClosedAt == nil && (e.Status.NodeQuarantined == v1alpha1.Quarantined || e.Status.NodeQuarantined == v1alpha1.AlreadyQuarantined)
