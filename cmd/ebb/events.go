@@ -29,23 +29,15 @@ func newEvents() *cobra.Command {
 	var out output
 	var node string
 	cmd := &cobra.Command{
-		Use:   "events [NAME]",
-		Short: "Show reports about the health of nodes, and what became of them",
-		Long: `Show reports about the health of nodes, newest first: whether each quarantined its node, how far the drain is, and what it waits for.
-With a name, show everything about that event.`,
-		Example: "  ebb events\n  ebb events --node n2\n  ebb events gpu-79-n2\n  ebb events retry gpu-79-n2",
-		Args:    cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Use:     "events",
+		Short:   "Show reports about the health of nodes, and what became of them",
+		Long:    `Show reports about the health of nodes, newest first: whether each quarantined its node, how far the drain is, and what it waits for.`,
+		Example: "  ebb events\n  ebb events --node n2\n  ebb events show gpu-79-n2\n  ebb events retry gpu-79-n2",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.client()
 			if err != nil {
 				return err
-			}
-			if len(args) == 1 {
-				e, err := readEvent(cmd.Context(), cl, args[0])
-				if err != nil {
-					return err
-				}
-				return out.print(cmd.OutOrStdout(), e, func() string { return describeEvent(e, time.Now()) })
 			}
 			var list v1alpha1.HealthEventList
 			if err := cl.List(cmd.Context(), &list); err != nil {
@@ -61,7 +53,7 @@ With a name, show everything about that event.`,
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
 	cmd.Flags().StringVar(&node, "node", "", "show only the events of this node")
-	cmd.AddCommand(newEventsRetry())
+	cmd.AddCommand(newEventsShow(), newEventsRetry())
 	return cmd
 }
 
@@ -72,6 +64,31 @@ func readEvent(ctx context.Context, c client.Client, name string) (*v1alpha1.Hea
 		return nil, fmt.Errorf("there is no health event %q: `ebb events` lists them", name)
 	}
 	return e, err
+}
+
+func newEventsShow() *cobra.Command {
+	var c cluster
+	var out output
+	cmd := &cobra.Command{
+		Use:     "show NAME",
+		Short:   "Show everything about one event",
+		Example: "  ebb events show gpu-79-n2",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			e, err := readEvent(cmd.Context(), cl, args[0])
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), e, func() string { return describeEvent(e, time.Now()) })
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	return cmd
 }
 
 func newEventsRetry() *cobra.Command {
@@ -113,7 +130,7 @@ func retryEvent(ctx context.Context, c client.Client, name string) (*v1alpha1.He
 		case e.Status.Joined != nil:
 			return nil, 0, fmt.Errorf("event %s joined the drain of event %s: retry that one", name, e.Status.Joined.Name)
 		case s == nil || s.Status != v1alpha1.EvictionFailed || cr == nil:
-			return nil, 0, fmt.Errorf("the drain of event %s has not failed: `ebb events %s` shows its state", name, name)
+			return nil, 0, fmt.Errorf("the drain of event %s has not failed: `ebb events show %s` shows its state", name, name)
 		case cr.Attempt >= health.MaxAttempts:
 			return nil, 0, fmt.Errorf("event %s had %d attempts, which is the most there are: send another event, or drain node %s by hand", name, cr.Attempt, e.Spec.NodeName)
 		}

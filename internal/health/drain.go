@@ -66,5 +66,5 @@ func blockerOf(d *v1alpha1.Drain, e *v1alpha1.HealthEvent, found bool) *v1alpha1
 	case eviction(e) == v1alpha1.EvictionFailed:
 		return &v1alpha1.Blocker{Kind: cr.Kind, Name: cr.Name, Reason: "CustomDrainFailed", Remedy: fmt.Sprintf("%s Or cancel the drain with `ebb drain %s --cancel`.", e.Status.UserPodsEvictionStatus.Message, d.Spec.NodeName)}
 	}
-	return &v1alpha1.Blocker{Kind: cr.Kind, Name: cr.Name, Reason: reasonOf(e), Remedy: fmt.Sprintf("`ebb events %s` shows what it waits for", e.Name)}
+	return &v1alpha1.Blocker{Kind: cr.Kind, Name: cr.Name, Reason: reasonOf(e), Remedy: fmt.Sprintf("`ebb events show %s` shows what it waits for", e.Name)}
 }

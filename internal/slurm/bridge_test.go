@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds every wait for something that should come, on a machine that may be busy.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // realSlurm is a slurmctld and two slurmd of Debian, on this machine.
 type realSlurm struct {
@@ -72,7 +72,7 @@ SlurmdPidFile=%[1]s/%%n.pid
 SlurmctldPidFile=%[1]s/ctld.pid
 ReturnToService=2
 SlurmdTimeout=300
-MessageTimeout=30
+MessageTimeout=10
 NodeName=s1 NodeHostname=%[2]s NodeAddr=127.0.0.1 Port=%[4]d CPUs=2
 NodeName=s2 NodeHostname=%[2]s NodeAddr=127.0.0.1 Port=%[5]d CPUs=2
 PartitionName=p Nodes=s1,s2 Default=YES State=UP
@@ -212,7 +212,7 @@ func startBridge(t *testing.T) *bridged {
 		t.Fatal(err)
 	}
 	b, err := slurm.New(slurm.Options{
-		Config: cfg, Namespace: "default", Slurm: slurm.Commands{Conf: s.conf}, Names: names, Poll: 200 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+		Config: cfg, Namespace: "default", Slurm: slurm.Commands{Conf: s.conf}, Names: names, Poll: 200 * time.Millisecond, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -354,7 +354,11 @@ func TestTheBridgeAndARealSlurm(t *testing.T) {
 		t.Errorf("s2 is %s", b.state("s2"))
 	}
 	b.remove("probe")
-	b.must("scontrol", "update", "nodename=s2", "state=resume")
+	b.until("s2 to be resumed by hand", func() bool { // refused until it has registered again
+		_, err := b.run("scontrol", "update", "nodename=s2", "state=resume")
+		return err == nil
+	})
+	b.until("s2 to be idle", func() bool { return strings.TrimRight(b.state("s2"), "*") == "idle" })
 
 	// Deleting an unfinished request resumes what it drained.
 	end = b.job("s2")

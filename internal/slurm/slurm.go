@@ -94,8 +94,11 @@ func (c Commands) Resume(ctx context.Context, name string) error {
 	return err
 }
 
-// run runs a command of Slurm. If it fails, the controller is asked whether it is there.
+// run runs a command of Slurm. The controller is asked first whether it is there: the other commands would try for long.
 func (c Commands) run(ctx context.Context, command string, args ...string) (string, error) {
+	if _, err := c.start(ctx, "scontrol", "ping"); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
 	out, err := c.start(ctx, command, args...)
 	if err == nil {
 		return out, nil
