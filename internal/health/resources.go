@@ -301,7 +301,7 @@ func (r *Resources) explain(err error, cr *v1alpha1.CustomResource) error {
 	case errors.Is(err, errNameTaken):
 		return err
 	case apierrors.IsForbidden(err):
-		return &blocked{WaitForbidden, fmt.Sprintf("The coordinator may not write %s in namespace %s: %v. On Kubernetes `ebb manifests --drain-config FILE` prints the Role that it needs; the embedded API grants it with `ebb apiserver --drain-config FILE`.", cr.Kind, cr.Namespace, err)}
+		return &blocked{WaitForbidden, fmt.Sprintf("The coordinator may not write %s in namespace %s: %v. Start `ebb apiserver` with the same --drain-config; on Kubernetes grant the coordinator get, list, watch, create, update and delete on them, and update on their status.", cr.Kind, cr.Namespace, err)}
 	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
 		return &blocked{WaitRefused, fmt.Sprintf("The API refused %s %s: %s. Correct the template and restart the nodes.", cr.Kind, cr.Name, bounded(err.Error()))}
 	case apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces":

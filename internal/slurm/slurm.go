@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -41,39 +43,40 @@ type Node struct {
 	State, Reason string
 }
 
-// flags are what sinfo appends to a state: powering up, not responding and the like.
-const flags = "*~#!%$@^-+"
+var (
+	// stateField is the state in the line of scontrol; the reason, which may contain anything, comes after it.
+	stateField = regexp.MustCompile(` State=(\S+)`)
+	// busy are parts of states with which something may run on the node. A node that has not registered since slurmctld started is UNKNOWN.
+	busy = []string{"ALLOCATED", "MIXED", "COMPLETING", "UNKNOWN"}
+)
 
 // Node reads the state of a node.
 func (c Commands) Node(ctx context.Context, name string) (Node, error) {
-	out, err := c.run(ctx, "sinfo", "-h", "-N", "-n", name, "-o", "%T|%E")
+	out, err := c.run(ctx, "scontrol", "show", "node", "-o", name)
+	if err != nil {
+		if errors.Is(err, ErrUnreachable) {
+			return Node{}, err
+		}
+		return Node{}, fmt.Errorf("%w: %s", ErrUnknownNode, name)
+	}
+	found := stateField.FindStringSubmatch(out)
+	if found == nil {
+		return Node{}, fmt.Errorf("scontrol shows no state of node %s: %q", name, out)
+	}
+	reason, err := c.run(ctx, "sinfo", "-h", "-N", "-n", name, "-o", "%E")
 	if err != nil {
 		return Node{}, err
 	}
-	line, _, _ := strings.Cut(strings.TrimSpace(out), "\n") // one line for each partition
-	state, reason, ok := strings.Cut(line, "|")
-	if !ok {
-		return Node{}, c.missing(ctx, name)
+	n := Node{State: found[1]}
+	if n.Reason, _, _ = strings.Cut(strings.TrimSpace(reason), "\n"); n.Reason == "none" { // one line for each partition
+		n.Reason = ""
 	}
-	if reason == "none" {
-		reason = ""
+	for part := range strings.SplitSeq(n.State, "+") {
+		part = strings.TrimRight(part, "*~#!%$@^-") // marks of nodes that do not answer, boot and the like
+		n.Drain = n.Drain || part == "DRAIN"
+		n.Busy = n.Busy || slices.Contains(busy, part)
 	}
-	state = strings.ToLower(strings.TrimRight(state, flags))
-	return Node{
-		Drain: state == "draining" || state == "drained", State: state, Reason: reason,
-		Busy: state != "drained" && state != "idle" && state != "down",
-	}, nil
-}
-
-// missing distinguishes a node that Slurm does not know from a controller that does not answer: sinfo prints nothing for both.
-func (c Commands) missing(ctx context.Context, name string) error {
-	if _, err := c.run(ctx, "scontrol", "show", "node", "-o", name); err != nil {
-		if errors.Is(err, ErrUnreachable) {
-			return err
-		}
-		return fmt.Errorf("%w: %s", ErrUnknownNode, name)
-	}
-	return fmt.Errorf("%w: node %s is in no partition", ErrUnknownNode, name)
+	return n, nil
 }
 
 // Jobs are the jobs on a node. A command that fails is an error, and not an empty list.
