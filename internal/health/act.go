@@ -43,19 +43,28 @@ func (t *turn) takeAll(ctx context.Context, w World, steps []Step) error {
 	for _, s := range steps {
 		byNode[s.Event.Spec.NodeName] = append(byNode[s.Event.Spec.NodeName], s)
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	var group errgroup.Group
 	group.SetLimit(atOnce)
 	for _, ofNode := range byNode {
 		group.Go(func() error {
 			for _, s := range ofNode {
-				if err := t.take(ctx, s, before[string(s.Event.UID)]); err != nil {
-					return err
+				// What fails for one node is tried again soon, and keeps no other node waiting.
+				if err := t.take(ctx, s, before[string(s.Event.UID)]); err != nil && ctx.Err() == nil {
+					t.leave(s.Event)
+					t.Log.Warn("health: a step failed; trying again", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "error", err)
 				}
 			}
 			return nil
 		})
 	}
 	return group.Wait()
+}
+
+// leave leaves an event alone until the next turn.
+func (t *turn) leave(e *v1alpha1.HealthEvent) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.blocked[string(e.UID)] = true
 }
 
 // take takes one step.
@@ -89,9 +98,7 @@ func (t *turn) at(point string) {
 
 // block records what a person has to do before a step can be taken.
 func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *blocked) error {
-	t.mu.Lock()
-	t.blocked[string(e.UID)] = true
-	t.mu.Unlock()
+	t.leave(e)
 	next := e.DeepCopy()
 	SetHandled(next, metav1.ConditionFalse, wait.reason, wait.message, time.Now())
 	if equality.Semantic.DeepEqual(next.Status, e.Status) {
@@ -156,9 +163,7 @@ func (t *turn) writeCordon(ctx context.Context, n *v1alpha1.Node) error {
 
 // resign lets another node become the coordinator, and leaves the event to it.
 func (t *turn) resign(ctx context.Context, s Step) error {
-	t.mu.Lock()
-	t.blocked[string(s.Event.UID)] = true
-	t.mu.Unlock()
+	t.leave(s.Event)
 	t.Log.Info("health: resigning, because this node is sick", "event", s.Event.Name)
 	if err := t.Resign(ctx); err != nil {
 		return &blocked{WaitNoSuccessor, fmt.Sprintf("Node %s is the coordinator and could not resign: %v.", t.Leader, err)}

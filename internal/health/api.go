@@ -84,6 +84,16 @@ func Validate(s *v1alpha1.HealthEventSpec) error {
 			refuse("%s is longer than %d characters", f.name, f.most)
 		}
 	}
+	for i, code := range s.ErrorCode {
+		if len([]rune(code)) > 256 {
+			refuse("errorCode[%d] is longer than 256 characters", i)
+		}
+	}
+	for i, e := range s.EntitiesImpacted {
+		if len([]rune(e.EntityType)) > 256 || len([]rune(e.EntityValue)) > 1024 {
+			refuse("entitiesImpacted[%d] is longer than 256 characters in entityType or 1024 in entityValue", i)
+		}
+	}
 	if len(s.ErrorCode) > 64 || len(s.EntitiesImpacted) > 256 || len(s.Metadata) > 64 {
 		refuse("at most 64 codes in errorCode, 256 entities in entitiesImpacted and 64 keys in metadata")
 	}

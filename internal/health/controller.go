@@ -133,7 +133,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		steps := slices.DeleteFunc(Next(w), func(s Step) bool { return t.blocked[string(s.Event.UID)] && s.Event.UID != "" })
+		steps := slices.DeleteFunc(Next(w), func(s Step) bool { return t.blocked[string(s.Event.UID)] })
 		switch {
 		case len(steps) == 0:
 			return ctrl.Result{RequeueAfter: pause(w, len(t.blocked) > 0)}, nil

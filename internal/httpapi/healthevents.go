@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/health"
 )
@@ -46,6 +48,10 @@ func (s *Server) postHealthEvents(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
 	received, err := store.Receive(ctx, events, now)
+	if apierrors.IsInvalid(err) {
+		writeError(w, http.StatusBadRequest, CodeBadRequest, "an event was refused, others may be stored: "+err.Error())
+		return
+	}
 	if err != nil {
 		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, "some events may not be stored; send all of them again: "+err.Error())
 		return
