@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-//go:embed crd embedded
+//go:embed crd embedded slurm
 var files embed.FS
 
 // CRDs are Ebb's own objects, in every home.
@@ -18,6 +18,9 @@ func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("
 
 // EmbeddedCRDs are the types of a full Kubernetes that the embedded API has to bring itself.
 func EmbeddedCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("embedded/*.yaml") }
+
+// SlurmCRDs are the types of the bridge to Slurm, which installs them itself.
+func SlurmCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("slurm/*.yaml") }
 
 func load(pattern string) ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	paths, err := fs.Glob(files, pattern)

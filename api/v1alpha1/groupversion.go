@@ -30,10 +30,11 @@ var objects = []runtime.Object{
 	&EtcdSnapshot{}, &EtcdSnapshotList{},
 	&Volume{}, &VolumeList{},
 	&Replica{}, &ReplicaList{},
+	&HealthEvent{}, &HealthEventList{},
 }
 
 // ClusterScoped are the kinds whose objects are in no namespace. Objects of work are in one.
-var ClusterScoped = []string{"Node", "Drain", "Settings", "Term"}
+var ClusterScoped = []string{"Node", "Drain", "Settings", "Term", "HealthEvent"}
 
 // Register adds objects of a kind of work that is defined in another package, with their lists, before the first client is made.
 func Register(more ...runtime.Object) { objects = append(objects, more...) }

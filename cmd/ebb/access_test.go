@@ -53,6 +53,15 @@ var examples = map[string]example{
 		},
 		write: func(o client.Object, _ string) { o.(*v1alpha1.Changefeed).Status.Tables++ },
 	},
+	"healthevents": {
+		object: func(name, node string) client.Object {
+			return &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.HealthEventSpec{NodeName: node, CheckName: "check"}}
+		},
+		bind: func(client.Object, string, int64) {},
+		write: func(o client.Object, _ string) {
+			o.(*v1alpha1.HealthEvent).Status.NodeQuarantined = v1alpha1.Quarantined
+		},
+	},
 	"etcdclusters": {
 		object: func(name, _ string) client.Object { return &v1alpha1.EtcdCluster{ObjectMeta: named(name)} },
 		bind:   func(client.Object, string, int64) {},

@@ -8,11 +8,12 @@ import (
 
 	"github.com/ebb-dev/ebb/internal/apiserver"
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/health"
 )
 
 func newAPIServer() *cobra.Command {
 	var o apiserver.Options
-	var dir string
+	var dir, drainConfig string
 	logs := newLogFlags()
 	cmd := &cobra.Command{
 		Use:   "apiserver --data-dir DIR",
@@ -28,12 +29,13 @@ viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stoc
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Dir, o.LibraryLog = datadir.Dir(dir), logs.libraryLog().Handler()
-			return logs.report(runAPIServer(cmd.Context(), o, logs.newLogger()))
+			return logs.report(runAPIServer(cmd.Context(), o, drainConfig, logs.newLogger()))
 		},
 	}
 	f := cmd.Flags()
 	addDataDir(f, &dir)
 	logs.addFlags(f)
+	health.AddDrainConfigFlag(f, &drainConfig)
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "host:port to listen on; port 0 picks a free port and keeps it for later starts")
 	f.StringSliceVar(&o.Advertise, "advertise", nil, "host names or addresses under which clients reach this server; the first goes into kubeconfig files")
 	f.StringSliceVar(&o.EtcdServers, "etcd-servers", nil, "URLs of an existing etcd cluster to use instead of the embedded etcd")
@@ -45,8 +47,12 @@ viewer.kubeconfig (reads only), token (bearer token of /api/v2) and ca.crt. Stoc
 	return cmd
 }
 
-func runAPIServer(ctx context.Context, o apiserver.Options, log *slog.Logger) error {
-	o.Objects = kinds.Objects()
+func runAPIServer(ctx context.Context, o apiserver.Options, drainConfig string, log *slog.Logger) error {
+	loaded, err := health.Load(drainConfig)
+	if err != nil {
+		return err
+	}
+	o.Objects = append(kinds.Objects(), health.CustomResources(loaded.Config)...)
 	server, err := apiserver.New(ctx, o)
 	if err != nil {
 		return err

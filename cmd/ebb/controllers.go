@@ -9,6 +9,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/failpoint"
+	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/httpapi"
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/kube"
@@ -22,10 +23,11 @@ type controllers struct {
 	drainMetrics *drain.Metrics
 	parts        kind.Parts
 	guardImage   string // without one there are no guards
-	// resign lets another node win the election.
+	// resign ends the term without waiting for its end; it is set before the first term.
 	resign func(context.Context) error
 
-	api atomic.Pointer[drain.API]
+	api    atomic.Pointer[drain.API]
+	health atomic.Pointer[health.API]
 }
 
 // setup adds the cluster's controllers to a term.
@@ -60,15 +62,18 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	if err := drains.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Log: t.Log, AtStep: failpoint.At}
+	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Resign: c.resign, Log: t.Log, AtStep: failpoint.At}
 	if err := c.parts.Setup(term); err != nil {
 		return err
 	}
 	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: kinds.Tenants}
+	events := &health.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader()}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
+		c.health.Store(events)
 		<-ctx.Done()
 		c.api.CompareAndSwap(api, nil)
+		c.health.CompareAndSwap(events, nil)
 		return nil
 	})
 	return mgr.Add(serve)
@@ -77,6 +82,14 @@ func (c *controllers) setup(t *coordinator.Term) error {
 // drains serves the HTTP API while a term runs here.
 func (c *controllers) drains() httpapi.Drains {
 	if api := c.api.Load(); api != nil {
+		return api
+	}
+	return nil
+}
+
+// healthEvents receives reports while a term runs here.
+func (c *controllers) healthEvents() httpapi.HealthEvents {
+	if api := c.health.Load(); api != nil {
 		return api
 	}
 	return nil

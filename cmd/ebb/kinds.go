@@ -4,6 +4,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
+	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/volume"
 )
@@ -14,4 +15,5 @@ var kinds = kind.Kinds{
 	changefeed.Kind(),
 	etcdcluster.Kind(),
 	volume.Kind(),
+	health.Kind(),
 }

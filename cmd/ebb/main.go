@@ -49,7 +49,7 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 		SilenceErrors: true,
 	}
 	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newGuard(), newCredentials(), newSigner(), newManifests(), newUninstall(), newPrepare(),
-		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
+		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newEvents(), newSlurmBridge(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	refuseUnknown(root)
 	return root
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/url"
@@ -259,7 +260,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	if err != nil {
 		return err
 	}
-	controllers.resign = campaign.Resign
+	controllers.resign = campaign.RequestResign
 	peers, err := net.Listen("tcp", f.peerListen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -372,12 +373,16 @@ func (f nodeFlags) server(dir datadir.NodeDir, r prometheus.Gatherer, campaign *
 	if err != nil {
 		return nil, err
 	}
+	healthToken, err := datadir.ReadToken(dir.HealthToken())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	return httpapi.New(httpapi.Options{
-		Node: f.name, Token: token, CertFile: dir.TLSCert(), KeyFile: dir.TLSKey(), CAFile: dir.CA(),
+		Node: f.name, Token: token, HealthToken: healthToken, CertFile: dir.TLSCert(), KeyFile: dir.TLSKey(), CAFile: dir.CA(),
 		// The controllers' own registry brings the metrics of the process too.
 		Ready: n.Ready, Metrics: prometheus.Gatherers{r, ctrlmetrics.Registry}, Election: campaign, Log: log,
 		Coordinator: func(ctx context.Context) (*url.URL, error) { return coordinator.URL(ctx, n.Client()) },
 		Captures:    func(ctx context.Context) ([]httpapi.Capture, error) { return httpapi.ListCaptures(ctx, n.Client()) },
-		Drains:      controllers.drains, Works: kinds.Works(), Logs: deployment.Logs{Dir: dir.Programs()}, Version: version,
+		Drains:      controllers.drains, HealthEvents: controllers.healthEvents, Works: kinds.Works(), Logs: deployment.Logs{Dir: dir.Programs()}, Version: version,
 	})
 }

@@ -5,17 +5,19 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/localcluster"
 )
 
 func newUp() *cobra.Command {
 	o, timing := localcluster.Options{}, lease.DefaultTiming()
-	var dir string
+	var dir, drainConfig string
 	var withSamples bool
 	var guardImage string
 	logs := newLogFlags()
@@ -57,6 +59,16 @@ The lease flags are passed to every node; a node that is started again needs the
 				}
 				o.NodeArgs = append(o.NodeArgs, "--guard-image="+guardImage)
 			}
+			if drainConfig != "" {
+				if _, err := health.Load(drainConfig); err != nil {
+					return err
+				}
+				path, err := filepath.Abs(drainConfig)
+				if err != nil {
+					return err
+				}
+				o.NodeArgs, o.ServerArgs = append(o.NodeArgs, "--drain-config", path), []string{"--drain-config", path}
+			}
 			c, err := localcluster.Start(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -80,6 +92,7 @@ The lease flags are passed to every node; a node that is started again needs the
 	f.IntVar(&o.Nodes, "nodes", 3, "number of nodes")
 	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file of a Kubernetes to use as the API (default: an API server of the cluster's own)")
 	f.StringVar(&guardImage, "guard-image", "", "with --kubeconfig, image of the guards that keep nodes of the Kubernetes from being taken away while work is on them; without it there are none")
+	health.AddDrainConfigFlag(f, &drainConfig)
 	addLeaseTiming(f, &timing)
 	f.BoolVar(&withSamples, "samples", false, "create one small object of every kind of work, if there is none yet, and print commands to try")
 	return cmd

@@ -16,13 +16,18 @@ import (
 
 // Object declares who may write one type of object. People with the credentials of an admin may write all of them.
 type Object struct {
-	// Resource is the plural name of the type, in the group of Ebb.
+	// Resource is the plural name of the type, in the group of Ebb unless Group says otherwise.
 	Resource string
+	// Group and Namespace are those of resources that are not Ebb's: AnyResource of that group, in that namespace or in none.
+	Group, Namespace string
 	// Coordinator says what the coordinator may do besides updating objects and their status.
 	Coordinator Making
 	// Node says what nodes may write; nil for nothing. A node never creates or deletes an object of work.
 	Node *NodeWrites
 }
+
+// AnyResource stands for all resources of a group that is not Ebb's.
+const AnyResource = "*"
 
 // Making is whether an identity creates and deletes objects.
 type Making int

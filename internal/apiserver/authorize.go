@@ -36,10 +36,17 @@ type policy map[string]access.Object
 func newPolicy(objects []access.Object) policy {
 	p := policy{}
 	for _, o := range objects {
+		if o.Group != "" {
+			p[foreign(o.Group)] = o
+			continue
+		}
 		p[o.Resource] = o
 	}
 	return p
 }
+
+// foreign is the key of the resources of a group that is not Ebb's.
+func foreign(group string) string { return access.AnyResource + "." + group }
 
 // authorize implements authorizer.AuthorizerFunc. Whatever is not allowed here is refused; what depends on the content of an object is
 // the admission plugin's (admission.go).
@@ -123,6 +130,9 @@ func (p policy) coordinatorMay(a authorizer.Attributes) bool {
 		return reading.Has(verb) || verb == "update" || verb == "patch" || verb == "create"
 	case groupEvents, groupCore:
 		return a.GetResource() == "events" && (reading.Has(verb) || writing.Has(verb))
+	}
+	if object, ok := p[foreign(a.GetAPIGroup())]; ok && (a.GetNamespace() == object.Namespace || a.GetNamespace() == "") {
+		return reading.Has(verb) || writing.Has(verb)
 	}
 	return mayAsk(a)
 }

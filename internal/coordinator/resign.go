@@ -25,22 +25,36 @@ var (
 
 // Resign ends the term that runs here and keeps this node from the next one. It returns when the election is free.
 func (c *Campaign) Resign(ctx context.Context) error {
-	c.mu.Lock()
-	l := c.leading
-	c.mu.Unlock()
-	if l == nil {
-		return ErrNotCoordinator
-	}
-	if err := c.successor(ctx, l.epoch); err != nil {
+	l, err := c.resign(ctx)
+	if err != nil {
 		return err
 	}
-	l.resign()
 	select {
 	case <-l.over:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("resigned, but the election has not been released yet: %w", context.Cause(ctx))
 	}
+}
+
+// RequestResign ends the term that runs here, like Resign, but does not wait for its end: for controllers, which are part of the term.
+func (c *Campaign) RequestResign(ctx context.Context) error {
+	_, err := c.resign(ctx)
+	return err
+}
+
+func (c *Campaign) resign(ctx context.Context) (*leadership, error) {
+	c.mu.Lock()
+	l := c.leading
+	c.mu.Unlock()
+	if l == nil {
+		return nil, ErrNotCoordinator
+	}
+	if err := c.successor(ctx, l.epoch); err != nil {
+		return nil, err
+	}
+	l.resign()
+	return l, nil
 }
 
 // successor makes sure that some other node could win.

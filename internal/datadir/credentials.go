@@ -36,7 +36,7 @@ func (d Dir) IssueShared(ca *pki.Authority) error {
 	if err := atomicfile.Write(d.CA(), ca.CertPEM, 0o644); err != nil {
 		return err
 	}
-	return ensureToken(d.Token())
+	return errors.Join(ensureToken(d.Token()), ensureToken(d.HealthToken()))
 }
 
 // IssueNode writes the credentials of one node into dir. Hosts are the names and addresses it serves as. It must run
@@ -75,6 +75,16 @@ func (d Dir) IssueNodeTLS(dir NodeDir, name string, hosts []string) error {
 	}
 	if err := os.MkdirAll(string(dir), 0o700); err != nil {
 		return fmt.Errorf("credentials of node %s: %w", name, err)
+	}
+	if err := ensureToken(d.HealthToken()); err != nil { // a directory from before there was one
+		return err
+	}
+	health, err := os.ReadFile(d.HealthToken())
+	if err != nil {
+		return fmt.Errorf("credentials of node %s: %w", name, err)
+	}
+	if err := atomicfile.WriteSecret(dir.HealthToken(), health); err != nil {
+		return err
 	}
 	token, err := os.ReadFile(d.Token())
 	if err != nil {

@@ -3,8 +3,8 @@
 //	kubeconfig          admin's credentials            run/<name>.pid    of every process
 //	viewer.kubeconfig   a viewer's credentials         logs/<name>.log   of every process that `ebb up` started
 //	token               bearer token of /api/v2        pki/              the certificate authority
-//	ca.crt              what to trust                  apiserver/        embedded etcd, the address in use
-//	                                                   nodes/<name>/     a node's credentials, lock and work
+//	health-token        the one for health events      apiserver/        embedded etcd, the address in use
+//	ca.crt              what to trust                  nodes/<name>/     a node's credentials, lock and work
 package datadir
 
 import (
@@ -31,6 +31,9 @@ func (d Dir) ViewerKubeconfig() string { return d.at("viewer.kubeconfig") }
 
 // Token is the file with the bearer token of /api/v2.
 func (d Dir) Token() string { return d.at("token") }
+
+// HealthToken is the file with the bearer token that may only send health events.
+func (d Dir) HealthToken() string { return d.at("health-token") }
 
 // CA is the certificate to trust.
 func (d Dir) CA() string { return d.at("ca.crt") }
@@ -120,6 +123,9 @@ func (n NodeDir) CA() string { return n.at("ca.crt") }
 
 // Token is the file with the bearer token of /api/v2.
 func (n NodeDir) Token() string { return n.at("token") }
+
+// HealthToken is the file with the bearer token that may only send health events. Directories from before there was one have none.
+func (n NodeDir) HealthToken() string { return n.at("health-token") }
 
 // Lock is held by the node's process as long as it lives.
 func (n NodeDir) Lock() string { return n.at("lock") }

@@ -35,6 +35,9 @@ const (
 
 	// forwardedBy names the node that forwarded a request; such a request is not forwarded again.
 	forwardedBy = "Ebb-Forwarded-By"
+
+	// healthEventsPath is what the token of health events is for.
+	healthEventsPath = "/api/v2/healthevents"
 )
 
 // Codes of errors in answers.
@@ -60,8 +63,8 @@ type Election interface {
 type Options struct {
 	// Node is the name of the node.
 	Node string
-	// Token that requests below /api must bear.
-	Token string
+	// Token that requests below /api must bear. HealthToken may only send health events; empty for none.
+	Token, HealthToken string
 	// CertFile and KeyFile are the server's certificate; CAFile is the CA that it trusts when it forwards.
 	CertFile, KeyFile, CAFile string
 	// Ready is nil while the node is.
@@ -72,6 +75,8 @@ type Options struct {
 	Election Election
 	// Drains of the term that runs here, or nil.
 	Drains func() Drains
+	// HealthEvents of the term that runs here, or nil.
+	HealthEvents func() HealthEvents
 	// Works are the kinds of work that drains count.
 	Works drain.Works
 	// Captures lists the nodes with a live lease.
@@ -159,6 +164,7 @@ func (s *Server) routes() []route {
 		{"GET", "/api/v2/captures/{id}/drain", s.getDrain, true},
 		{"DELETE", "/api/v2/captures/{id}/drain", s.deleteDrain, true},
 		{"POST", "/api/v2/owner/resign", s.resign, true},
+		{"POST", healthEventsPath, s.postHealthEvents, true},
 		{"GET", "/api/v2/deployments/{namespace}/{name}/logs", s.getLogs, false},
 		{"GET", "/api/v2/openapi.json", s.getOpenAPI, false},
 		// For clients of TiCDC's older API.
@@ -217,13 +223,22 @@ func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
 
 // hasToken reports whether a request has the bearer token of the API.
 func (s *Server) hasToken(r *http.Request) bool {
+	return bears(r, s.opts.Token)
+}
+
+func bears(r *http.Request, want string) bool {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	return ok && subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.Token)) == 1
+	return ok && want != "" && subtle.ConstantTimeCompare([]byte(token), []byte(want)) == 1
+}
+
+// sendsEvents reports whether a request sends health events, with the token that may do only that.
+func (s *Server) sendsEvents(r *http.Request) bool {
+	return r.Method == http.MethodPost && r.URL.Path == healthEventsPath && bears(r, s.opts.HealthToken)
 }
 
 func (s *Server) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.hasToken(r) {
+		if !s.hasToken(r) && !s.sendsEvents(r) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			writeError(w, http.StatusUnauthorized, CodeUnauthorized, "a valid bearer token is required: use the one in the file `token` of the data directory")
 			return

@@ -93,6 +93,8 @@ type Term struct {
 	Manager ctrl.Manager
 	// CheckTerm fails unless the term does, read live. Irreversible steps ask it last.
 	CheckTerm func(context.Context) error
+	// Resign lets another node become the coordinator. It returns before the term has ended.
+	Resign func(context.Context) error
 	// Log of the term.
 	Log *slog.Logger
 	// AtStep is called before and after every step, by tests that crash there.

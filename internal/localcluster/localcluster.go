@@ -43,6 +43,8 @@ type Options struct {
 	Nodes int
 	// NodeArgs are passed on to every node.
 	NodeArgs []string
+	// ServerArgs are passed on to the API server.
+	ServerArgs []string
 	// Kubeconfig is the file of a Kubernetes to use as the API; empty for an API server of the cluster's own.
 	Kubeconfig string
 	// LogArgs are the log flags that are passed to the API server and to every node.
@@ -139,7 +141,7 @@ func (c *Cluster) takeLock() error {
 func (c *Cluster) startServer(ctx context.Context) (err error) {
 	c.say("starting the API server")
 	dir := c.opts.Dir
-	args := append([]string{"apiserver", "--data-dir", string(dir)}, c.opts.LogArgs...)
+	args := c.serverArgs()
 	if c.server, err = c.start(apiserver, args); err != nil {
 		return err
 	}
@@ -288,9 +290,14 @@ func (c *Cluster) nodeArgs(name string) []string {
 	return slices.Concat(args, c.opts.NodeArgs, c.opts.LogArgs)
 }
 
+// serverArgs is how the API server is started.
+func (c *Cluster) serverArgs() []string {
+	return slices.Concat([]string{"apiserver", "--data-dir", string(c.opts.Dir)}, c.opts.ServerArgs, c.opts.LogArgs)
+}
+
 func (c *Cluster) commandOf(p *process) string {
 	if p == c.server {
-		return strings.Join(append([]string{"apiserver", "--data-dir", string(c.opts.Dir)}, c.opts.LogArgs...), " ")
+		return strings.Join(c.serverArgs(), " ")
 	}
 	return strings.Join(c.nodeArgs(p.name), " ")
 }

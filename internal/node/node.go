@@ -142,7 +142,6 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 		if errors.Is(err, errParked) {
 			keep.stop(nil)
-			n.host.end()
 			if err = n.park(ctx); err == nil {
 				keep = n.host.runtimes(KeepOnDoubt, nil)
 				continue

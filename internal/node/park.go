@@ -104,6 +104,7 @@ func (n *Node) park(ctx context.Context) error {
 	n.log.Info("parked: waiting until the node is uncordoned")
 	n.setParked(true)
 	defer n.setParked(false)
+	n.host.end()
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	changed, err := n.watchOwn(watching)

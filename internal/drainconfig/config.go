@@ -1,0 +1,366 @@
+// Package drainconfig reads the file of --drain-config: what happens to an unhealthy node, and how pods and other schedulers' work leave
+// it. Whatever is wrong in the file is an error at the start that names the file, the line and the key.
+package drainconfig
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Mode is how the pods of a namespace leave a node.
+type Mode string
+
+// The modes.
+const (
+	// Immediate evicts pods at once.
+	Immediate Mode = "Immediate"
+	// DeleteAfterTimeout waits for pods, and deletes those that are left after deleteAfterTimeoutMinutes.
+	DeleteAfterTimeout Mode = "DeleteAfterTimeout"
+	// AllowCompletion waits for pods and deletes none.
+	AllowCompletion Mode = "AllowCompletion"
+)
+
+// Config is the content of the file, with defaults where it says nothing.
+type Config struct {
+	// SystemNamespaces are never touched.
+	SystemNamespaces *regexp.Regexp
+	// UserNamespaces are the modes by namespace.
+	UserNamespaces []UserNamespace
+	// DeleteAfterTimeout is the patience of the mode of that name, from the creation of the event.
+	DeleteAfterTimeout time.Duration
+	// CustomDrain lets another controller drain nodes; nil if it is not enabled.
+	CustomDrain *CustomDrain
+	// Quarantine bounds what is taken out of service.
+	Quarantine Quarantine
+	// Rules decide about events, the first that matches.
+	Rules []Rule
+}
+
+// UserNamespace is the mode of the namespaces that match a glob.
+type UserNamespace struct {
+	Name string
+	Mode Mode
+}
+
+// CustomDrain is how a custom resource is made for a drain, and how its end is recognized.
+type CustomDrain struct {
+	// TemplatePath is the file of the template, and Template its content.
+	TemplatePath string
+	Template     string
+	// Namespace of the resources, if their kind has one.
+	Namespace string
+	// GVK is the kind of the resources.
+	GVK schema.GroupVersionKind
+	// Timeout is how long a resource may take.
+	Timeout time.Duration
+	// ConditionType and ConditionStatus are the condition that means that the drain is complete.
+	ConditionType, ConditionStatus string
+}
+
+// Quarantine bounds what is taken out of service.
+type Quarantine struct {
+	// MaxShare is the largest share of nodes, in percent, that may be cordoned at once. One node always may.
+	MaxShare float64
+	// Retention is the age from which on events are only recorded.
+	Retention time.Duration
+}
+
+// Rule decides about the unhealthy events that its expression matches.
+type Rule struct {
+	// Name for people.
+	Name string
+	// When is an expression in CEL over the variable event.
+	When string
+	// Quarantine and Drain are what is done.
+	Quarantine, Drain bool
+	// Where is the place of the rule in the file, for messages.
+	Where string
+}
+
+// Defaults.
+const (
+	DefaultSystemNamespaces   = "^(kube-system|gpu-operator)"
+	DefaultDeleteAfterMinutes = 60
+	DefaultMaxShare           = 10.0
+	DefaultRetention          = 24 * time.Hour
+)
+
+// Default is the configuration without a file.
+func Default() *Config {
+	return &Config{
+		SystemNamespaces:   regexp.MustCompile(DefaultSystemNamespaces),
+		UserNamespaces:     []UserNamespace{{Name: "*", Mode: AllowCompletion}},
+		DeleteAfterTimeout: DefaultDeleteAfterMinutes * time.Minute,
+		Quarantine:         Quarantine{MaxShare: DefaultMaxShare, Retention: DefaultRetention},
+	}
+}
+
+// file is the file as it is written.
+type file struct {
+	SystemNamespaces          *string       `toml:"systemNamespaces"`
+	DeleteAfterTimeoutMinutes *int64        `toml:"deleteAfterTimeoutMinutes"`
+	UserNamespaces            []userEntry   `toml:"userNamespaces"`
+	CustomDrain               customSection `toml:"customDrain"`
+	Quarantine                struct {
+		MaxShare  *string `toml:"maxShare"`
+		Retention *string `toml:"retention"`
+	} `toml:"quarantine"`
+	Rules []ruleEntry `toml:"rules"`
+}
+
+type userEntry struct {
+	Name string `toml:"name"`
+	Mode string `toml:"mode"`
+}
+
+type customSection struct {
+	Enabled               bool   `toml:"enabled"`
+	TemplateMountPath     string `toml:"templateMountPath"`
+	TemplateFileName      string `toml:"templateFileName"`
+	Namespace             string `toml:"namespace"`
+	APIGroup              string `toml:"apiGroup"`
+	Version               string `toml:"version"`
+	Kind                  string `toml:"kind"`
+	Timeout               string `toml:"timeout"`
+	StatusConditionType   string `toml:"statusConditionType"`
+	StatusConditionStatus string `toml:"statusConditionStatus"`
+}
+
+type ruleEntry struct {
+	Name       string `toml:"name"`
+	When       string `toml:"when"`
+	Quarantine *bool  `toml:"quarantine"`
+	Drain      *bool  `toml:"drain"`
+}
+
+func newFile() file {
+	return file{CustomDrain: customSection{
+		TemplateMountPath: "/etc/drain-templates", TemplateFileName: "drain-template.yaml", Namespace: "nvsentinel",
+		APIGroup: "nvsentinel.nvidia.com", Version: "v1alpha1", Kind: "DrainRequest", Timeout: "3600s",
+		StatusConditionType: "DrainComplete", StatusConditionStatus: "True",
+	}}
+}
+
+// Load reads a file, and the template that it names.
+func Load(name string) (*Config, error) {
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("--drain-config: %w", err)
+	}
+	c, err := Parse(name, data)
+	if err != nil || c.CustomDrain == nil {
+		return c, err
+	}
+	template, err := os.ReadFile(c.CustomDrain.TemplatePath)
+	if err != nil {
+		return nil, fmt.Errorf("%s: customDrain.templateFileName: %w", name, err)
+	}
+	c.CustomDrain.Template = string(template)
+	return c, nil
+}
+
+// Parse reads the content of a file of that name. It does not read the template.
+func Parse(name string, data []byte) (*Config, error) {
+	f := newFile()
+	decoder := toml.NewDecoder(strings.NewReader(string(data))).DisallowUnknownFields()
+	if err := decoder.Decode(&f); err != nil {
+		return nil, located(name, err)
+	}
+	r := &reading{name: name, lines: index(data), config: Default()}
+	r.read(f)
+	if len(r.wrong) > 0 {
+		return nil, errors.Join(r.wrong...)
+	}
+	return r.config, nil
+}
+
+// located names the file, the line and the key of what could not be decoded.
+func located(name string, err error) error {
+	if unknown := (*toml.StrictMissingError)(nil); errors.As(err, &unknown) {
+		var all []error
+		for i := range unknown.Errors {
+			row, _ := unknown.Errors[i].Position()
+			all = append(all, fmt.Errorf("%s:%d: unknown key %s", name, row, strings.Join(unknown.Errors[i].Key(), ".")))
+		}
+		return errors.Join(all...)
+	}
+	if wrong := (*toml.DecodeError)(nil); errors.As(err, &wrong) {
+		row, _ := wrong.Position()
+		if key := strings.Join(wrong.Key(), "."); key != "" {
+			return fmt.Errorf("%s:%d: %s: %w", name, row, key, err)
+		}
+		return fmt.Errorf("%s:%d: %w", name, row, err)
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// reading checks the values of one file.
+type reading struct {
+	name   string
+	lines  map[string]int
+	config *Config
+	wrong  []error
+}
+
+// where is the place of a key in the file.
+func (r *reading) where(key string) string {
+	if line := r.lines[key]; line > 0 {
+		return fmt.Sprintf("%s:%d: %s", r.name, line, key)
+	}
+	return r.name + ": " + key
+}
+
+func (r *reading) refuse(key, format string, args ...any) {
+	r.wrong = append(r.wrong, fmt.Errorf("%s: %s", r.where(key), fmt.Sprintf(format, args...)))
+}
+
+func (r *reading) read(f file) {
+	if f.SystemNamespaces != nil {
+		expression, err := regexp.Compile(*f.SystemNamespaces)
+		if err != nil {
+			r.refuse("systemNamespaces", "%q is not a regular expression: %v", *f.SystemNamespaces, err)
+		}
+		r.config.SystemNamespaces = expression
+	}
+	if minutes := f.DeleteAfterTimeoutMinutes; minutes != nil {
+		if *minutes < 1 || *minutes > 365*24*60 {
+			r.refuse("deleteAfterTimeoutMinutes", "%d: use 1 to %d", *minutes, 365*24*60)
+		}
+		r.config.DeleteAfterTimeout = time.Duration(*minutes) * time.Minute
+	}
+	r.readModes(f)
+	r.readCustom(f)
+	r.readQuarantine(f)
+	r.readRules(f)
+}
+
+func (r *reading) readModes(f file) {
+	if len(f.UserNamespaces) == 0 {
+		return
+	}
+	r.config.UserNamespaces = nil
+	seen := map[string]bool{}
+	for i, u := range f.UserNamespaces {
+		key := fmt.Sprintf("userNamespaces[%d]", i)
+		if _, err := path.Match(u.Name, ""); err != nil || u.Name == "" {
+			r.refuse(key+".name", "%q is not a name or glob of namespaces", u.Name)
+		}
+		if seen[u.Name] {
+			r.refuse(key+".name", "%q is there twice", u.Name)
+		}
+		seen[u.Name] = true
+		switch Mode(u.Mode) {
+		case Immediate, DeleteAfterTimeout, AllowCompletion:
+		default:
+			r.refuse(key+".mode", "%q: use %s, %s or %s", u.Mode, Immediate, DeleteAfterTimeout, AllowCompletion)
+		}
+		r.config.UserNamespaces = append(r.config.UserNamespaces, UserNamespace{Name: u.Name, Mode: Mode(u.Mode)})
+	}
+	if f.CustomDrain.Enabled {
+		r.refuse("customDrain.enabled", "a custom drain and modes of userNamespaces exclude each other: remove one of them")
+	}
+}
+
+// readCustom checks the section also while it is not enabled: a mistake should show before the day on which it is.
+func (r *reading) readCustom(f file) {
+	s := f.CustomDrain
+	name := func(key, value string, wrong []string) {
+		if len(wrong) > 0 {
+			r.refuse("customDrain."+key, "%q: %s", value, strings.Join(wrong, "; "))
+		}
+	}
+	name("namespace", s.Namespace, validation.IsDNS1123Label(s.Namespace))
+	name("apiGroup", s.APIGroup, validation.IsDNS1123Subdomain(s.APIGroup))
+	name("version", s.Version, validation.IsDNS1035Label(s.Version))
+	if !kindName.MatchString(s.Kind) {
+		r.refuse("customDrain.kind", "%q is not the name of a kind, such as DrainRequest", s.Kind)
+	}
+	if reserved(s.APIGroup) {
+		r.refuse("customDrain.apiGroup", "%q belongs to Kubernetes or to Ebb: use the group of your own resource", s.APIGroup)
+	}
+	if s.TemplateFileName == "" || filepath.Base(s.TemplateFileName) != s.TemplateFileName || s.TemplateFileName == ".." {
+		r.refuse("customDrain.templateFileName", "%q is not the name of a file in customDrain.templateMountPath", s.TemplateFileName)
+	}
+	if s.TemplateMountPath == "" {
+		r.refuse("customDrain.templateMountPath", "set the directory of the template")
+	}
+	timeout, err := time.ParseDuration(s.Timeout)
+	if err != nil || timeout <= 0 {
+		r.refuse("customDrain.timeout", "%q is not a positive duration, such as 3600s or 1h", s.Timeout)
+	}
+	if s.StatusConditionType == "" {
+		r.refuse("customDrain.statusConditionType", "set the type of the condition that means that the drain is complete")
+	}
+	if status := s.StatusConditionStatus; status != "True" && status != "False" && status != "Unknown" {
+		r.refuse("customDrain.statusConditionStatus", "%q: use True, False or Unknown", status)
+	}
+	if !s.Enabled {
+		return
+	}
+	r.config.CustomDrain = &CustomDrain{
+		TemplatePath: filepath.Join(s.TemplateMountPath, s.TemplateFileName), Namespace: s.Namespace,
+		GVK: schema.GroupVersionKind{Group: s.APIGroup, Version: s.Version, Kind: s.Kind}, Timeout: timeout,
+		ConditionType: s.StatusConditionType, ConditionStatus: s.StatusConditionStatus,
+	}
+}
+
+var kindName = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,62}$`)
+
+// reserved reports whether a group has objects that a template must never make.
+func reserved(group string) bool {
+	return group == "ebb.dev" || group == "k8s.io" || strings.HasSuffix(group, ".k8s.io") || !strings.Contains(group, ".")
+}
+
+func (r *reading) readQuarantine(f file) {
+	if text := f.Quarantine.MaxShare; text != nil {
+		number, percent := strings.CutSuffix(*text, "%")
+		share, err := strconv.ParseFloat(number, 64)
+		if !percent || err != nil || !(share >= 0 && share <= 100) {
+			r.refuse("quarantine.maxShare", "%q is not a share of the nodes, such as 10%%", *text)
+		}
+		r.config.Quarantine.MaxShare = share
+	}
+	if text := f.Quarantine.Retention; text != nil {
+		retention, err := time.ParseDuration(*text)
+		if err != nil || retention <= 0 {
+			r.refuse("quarantine.retention", "%q is not a positive duration, such as 24h", *text)
+		}
+		r.config.Quarantine.Retention = retention
+	}
+}
+
+func (r *reading) readRules(f file) {
+	seen := map[string]bool{}
+	for i, e := range f.Rules {
+		key := fmt.Sprintf("rules[%d]", i)
+		switch {
+		case e.Name == "":
+			r.refuse(key, "set a name")
+		case seen[e.Name]:
+			r.refuse(key+".name", "%q is there twice", e.Name)
+		}
+		seen[e.Name] = true
+		if e.When == "" {
+			r.refuse(key, "set when, an expression such as event.checkName == \"GpuXidError\"")
+		}
+		if e.Quarantine == nil || e.Drain == nil {
+			r.refuse(key, "set quarantine and drain to true or false")
+			continue
+		}
+		if *e.Drain && !*e.Quarantine {
+			r.refuse(key+".drain", "a node that is drained is quarantined too: set quarantine = true")
+		}
+		r.config.Rules = append(r.config.Rules, Rule{Name: e.Name, When: e.When, Quarantine: *e.Quarantine, Drain: *e.Drain, Where: r.where(key + ".when")})
+	}
+}

@@ -1,0 +1,227 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// atOnce is for how many nodes steps are taken at the same time.
+const atOnce = 16
+
+// turn is one reconciliation.
+type turn struct {
+	*Controller
+	live bool
+
+	mu      sync.Mutex
+	blocked map[string]bool // events that wait for a person, by UID; they are left alone until the next turn
+}
+
+// takeAll takes steps: those of one node in their order, those of several nodes at the same time. A step that conflicts is left to the
+// next round.
+func (t *turn) takeAll(ctx context.Context, w World, steps []Step) error {
+	if err := t.CheckTerm(ctx); err != nil {
+		return fmt.Errorf("health events: %w", err)
+	}
+	before := map[string]*v1alpha1.HealthEvent{}
+	for _, e := range w.Events {
+		before[string(e.UID)] = e
+	}
+	byNode := map[string][]Step{}
+	for _, s := range steps {
+		byNode[s.Event.Spec.NodeName] = append(byNode[s.Event.Spec.NodeName], s)
+	}
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for _, ofNode := range byNode {
+		group.Go(func() error {
+			for _, s := range ofNode {
+				// What fails for one node is tried again soon, and keeps no other node waiting.
+				if err := t.take(ctx, s, before[string(s.Event.UID)]); err != nil && ctx.Err() == nil {
+					t.leave(s.Event)
+					t.Log.Warn("health: a step failed; trying again", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "error", err)
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// leave leaves an event alone until the next turn.
+func (t *turn) leave(e *v1alpha1.HealthEvent) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.blocked[string(e.UID)] = true
+}
+
+// take takes one step.
+func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent) error {
+	t.at("before-health-" + string(s.Action))
+	err := t.do(ctx, s)
+	wait := (*blocked)(nil)
+	switch {
+	case errors.As(err, &wait):
+		return t.block(ctx, before, wait)
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		return nil // decided on an old version: the next round decides again
+	case err != nil:
+		return fmt.Errorf("health event %s: step %s: %w", s.Event.Name, s.Action, err)
+	}
+	t.at("after-health-" + string(s.Action))
+	if s.Action != ActionWait {
+		t.Log.Info("health: step taken", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "reason", reasonOf(s.Event))
+	}
+	if before != nil {
+		t.Metrics.see(before, s.Event, time.Now())
+	}
+	return nil
+}
+
+func (t *turn) at(point string) {
+	if t.AtStep != nil {
+		t.AtStep(point)
+	}
+}
+
+// block records what a person has to do before a step can be taken.
+func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *blocked) error {
+	t.leave(e)
+	next := e.DeepCopy()
+	SetHandled(next, metav1.ConditionFalse, wait.reason, wait.message, time.Now())
+	if equality.Semantic.DeepEqual(next.Status, e.Status) {
+		return nil
+	}
+	t.Log.Warn("health: waiting", "event", e.Name, "target", e.Spec.NodeName, "reason", wait.reason, "problem", wait.message)
+	err := t.client.Status().Update(ctx, next)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// do does what a step says.
+func (t *turn) do(ctx context.Context, s Step) error {
+	switch s.Action {
+	case ActionQuarantine, ActionLift:
+		return t.writeCordon(ctx, s.Node)
+	case ActionHold, ActionRelease:
+		return t.client.Update(ctx, s.Event)
+	case ActionCancelDrain:
+		return t.client.Update(ctx, s.Drain)
+	case ActionManual:
+		return client.IgnoreAlreadyExists(t.client.Create(ctx, s.Event))
+	case ActionPrune:
+		return t.client.Delete(ctx, s.Event, client.Preconditions{UID: &s.Event.UID, ResourceVersion: &s.Event.ResourceVersion})
+	case ActionResign:
+		return t.resign(ctx, s)
+	case ActionSnapshot:
+		if err := t.snapshot(ctx, s.Event); err != nil {
+			return err
+		}
+	case ActionCreateCR:
+		if err := t.createResource(ctx, s.Event); err != nil {
+			return err
+		}
+	case ActionDeleteCR:
+		if err := t.deleteResource(ctx, s.Event); err != nil {
+			return err
+		}
+	case ActionStartDrain:
+		if err := t.startDrain(ctx, s); err != nil {
+			return err
+		}
+	}
+	return t.client.Status().Update(ctx, s.Event)
+}
+
+// writeCordon writes the cordon of a node. A node publishes its counts often, and the cordon does not rest on them.
+func (t *turn) writeCordon(ctx context.Context, n *v1alpha1.Node) error {
+	old := n.ResourceVersion
+	_, err := kubeclient.Rewrite(ctx, t.Controller.live, n, func(n *v1alpha1.Node) error { return t.client.Update(ctx, n) }, func(newest *v1alpha1.Node) bool {
+		if newest.Generation != n.Generation || newest.ResourceVersion == old {
+			return false
+		}
+		newest.Spec.Cordoned = n.Spec.Cordoned
+		v1alpha1.SetCordonOwners(newest, v1alpha1.CordonOwners(n))
+		return true
+	})
+	return err
+}
+
+// resign lets another node become the coordinator, and leaves the event to it.
+func (t *turn) resign(ctx context.Context, s Step) error {
+	t.leave(s.Event)
+	t.Log.Info("health: resigning, because this node is sick", "event", s.Event.Name)
+	if err := t.Resign(ctx); err != nil {
+		return &blocked{WaitNoSuccessor, fmt.Sprintf("Node %s is the coordinator and could not resign: %v.", t.Leader, err)}
+	}
+	return nil
+}
+
+func (t *turn) snapshot(ctx context.Context, e *v1alpha1.HealthEvent) (err error) {
+	if e.Status.Pods == nil {
+		e.Status.Pods, err = t.resources.Pods(ctx, e.Spec.NodeName, t.Config, time.Now())
+	}
+	return err
+}
+
+func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) error {
+	cr := e.Status.CustomResource
+	uid, err := t.resources.Create(ctx, e)
+	if errors.Is(err, errNameTaken) {
+		// What has the name is not ours: the next attempt has another.
+		old := *cr
+		old.Outcome, old.Message, old.Removed = v1alpha1.ResourceLost, "Another object has its name.", true
+		e.Status.Attempts = append(e.Status.Attempts, old)
+		cr.Attempt++
+		cr.Name = ResourceName(e.Spec.NodeName, e.EventID(), cr.Attempt)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	t.at("between-health-" + string(ActionCreateCR))
+	cr.UID, cr.CreatedAt = uid, micro(time.Now())
+	return nil
+}
+
+func (t *turn) deleteResource(ctx context.Context, e *v1alpha1.HealthEvent) error {
+	if t.resources == nil {
+		t.Log.Warn("health: a custom resource is left, because --drain-config has no custom drain", "event", e.Name, "resource", e.Status.CustomResource.Name)
+		return nil
+	}
+	err := t.resources.Delete(ctx, e)
+	t.at("between-health-" + string(ActionDeleteCR))
+	return err
+}
+
+// startDrain creates Ebb's own Drain, or finds the one that was created before its UID could be recorded.
+func (t *turn) startDrain(ctx context.Context, s Step) error {
+	d := s.Drain
+	err := t.client.Create(ctx, d)
+	if apierrors.IsAlreadyExists(err) {
+		err = t.Controller.live.Get(ctx, client.ObjectKeyFromObject(d), d)
+		if err == nil && d.Annotations[v1alpha1.HealthEventAnnotation] != string(s.Event.UID) {
+			return fmt.Errorf("drain %s exists and was not made for this event: delete it", d.Name)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	t.at("between-health-" + string(ActionStartDrain))
+	s.Event.Status.Drain.UID = string(d.UID)
+	return nil
+}

@@ -1,0 +1,162 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// Received says what became of one event that was sent.
+type Received struct {
+	// ID of the event.
+	ID string `json:"id"`
+	// Name of its object.
+	Name string `json:"name"`
+	// Result is created, existing or conflict.
+	Result Result `json:"result"`
+}
+
+// Result says what became of an event that was sent.
+type Result string
+
+// Results.
+const (
+	// Created: the event is new.
+	Created Result = "created"
+	// Existing: the same event was sent before.
+	Existing Result = "existing"
+	// Conflicting: another event has the id.
+	Conflicting Result = "conflict"
+)
+
+// API receives events from HTTP clients. It belongs to one term.
+type API struct {
+	// Client writes for the term.
+	Client client.Client
+	// Reader reads live.
+	Reader client.Reader
+}
+
+var actions = []v1alpha1.RecommendedAction{
+	"", "NONE", "COMPONENT_RESET", "CONTACT_SUPPORT", "RUN_FIELDDIAG", "RESTART_VM", "RESTART_BM", "REPLACE_VM", "RUN_DCGMEUD", "CUSTOM", "UNKNOWN",
+}
+
+// Validate refuses what the API would refuse, so that of several events either all are valid or none is stored.
+func Validate(s *v1alpha1.HealthEventSpec) error {
+	var wrong []error
+	refuse := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
+	if s.ID == "" {
+		refuse("id is missing: an event is handled once for each id")
+	}
+	if s.CheckName == "" {
+		refuse("checkName is missing")
+	}
+	if err := v1alpha1.ValidateNodeName(s.NodeName); err != nil {
+		refuse("nodeName: %w", err)
+	}
+	if !slices.Contains(actions, s.RecommendedAction) {
+		refuse("recommendedAction %q is unknown", s.RecommendedAction)
+	}
+	for name, o := range map[string]*v1alpha1.Overrides{"quarantineOverrides": s.QuarantineOverrides, "drainOverrides": s.DrainOverrides} {
+		if o != nil && o.Force && o.Skip {
+			refuse("%s: force and skip exclude each other", name)
+		}
+	}
+	for _, f := range []struct {
+		name  string
+		value string
+		most  int
+	}{{"id", s.ID, 256}, {"agent", s.Agent, 256}, {"componentClass", s.ComponentClass, 256}, {"checkName", s.CheckName, 256}, {"message", s.Message, 8192}} {
+		if len([]rune(f.value)) > f.most {
+			refuse("%s is longer than %d characters", f.name, f.most)
+		}
+	}
+	for i, code := range s.ErrorCode {
+		if len([]rune(code)) > 256 {
+			refuse("errorCode[%d] is longer than 256 characters", i)
+		}
+	}
+	for i, e := range s.EntitiesImpacted {
+		if len([]rune(e.EntityType)) > 256 || len([]rune(e.EntityValue)) > 1024 {
+			refuse("entitiesImpacted[%d] is longer than 256 characters in entityType or 1024 in entityValue", i)
+		}
+	}
+	if len(s.ErrorCode) > 64 || len(s.EntitiesImpacted) > 256 || len(s.Metadata) > 64 {
+		refuse("at most 64 codes in errorCode, 256 entities in entitiesImpacted and 64 keys in metadata")
+	}
+	slices.SortFunc(wrong, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(wrong...)
+}
+
+// EventName is the name of the object of an event.
+func EventName(id string) string {
+	if len(id) <= 200 && len(validation.IsDNS1123Subdomain(id)) == 0 && !strings.HasPrefix(id, "manual-") {
+		return id
+	}
+	return "event-" + sum("a"+id) + sum("b"+id)
+}
+
+// Receive stores events that are valid, each once for its id.
+func (a *API) Receive(ctx context.Context, specs []v1alpha1.HealthEventSpec, now time.Time) ([]Received, error) {
+	results := make([]Received, len(specs))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for i := range specs {
+		group.Go(func() (err error) {
+			results[i], err = a.receive(ctx, specs[i], now)
+			return err
+		})
+	}
+	return results, group.Wait()
+}
+
+func (a *API) receive(ctx context.Context, spec v1alpha1.HealthEventSpec, now time.Time) (Received, error) {
+	sent := spec
+	if spec.GeneratedTimestamp == nil {
+		spec.GeneratedTimestamp = &metav1.MicroTime{Time: now.Truncate(time.Microsecond)}
+	}
+	r := Received{ID: spec.ID, Name: EventName(spec.ID), Result: Created}
+	e := &v1alpha1.HealthEvent{
+		ObjectMeta: metav1.ObjectMeta{Name: r.Name, Annotations: map[string]string{v1alpha1.ReceivedAnnotation: now.UTC().Format(time.RFC3339Nano)}}, Spec: spec,
+	}
+	err := a.Client.Create(ctx, e)
+	if err == nil {
+		return r, nil
+	}
+	if !apierrors.IsAlreadyExists(err) {
+		return r, fmt.Errorf("event %s: %w", spec.ID, err)
+	}
+	old := &v1alpha1.HealthEvent{}
+	if err := a.Reader.Get(ctx, types.NamespacedName{Name: r.Name}, old); err != nil {
+		return r, fmt.Errorf("event %s: %w", spec.ID, err)
+	}
+	r.Result = Existing
+	if !sameReport(&old.Spec, &sent) {
+		r.Result = Conflicting
+	}
+	return r, nil
+}
+
+// sameReport reports whether an event is the one that is stored. An event that was sent without a time got that of its arrival.
+func sameReport(stored, sent *v1alpha1.HealthEventSpec) bool {
+	copied := *sent
+	if copied.GeneratedTimestamp == nil {
+		copied.GeneratedTimestamp = stored.GeneratedTimestamp
+	} else {
+		copied.GeneratedTimestamp = &metav1.MicroTime{Time: copied.GeneratedTimestamp.Truncate(time.Microsecond)}
+	}
+	return equality.Semantic.DeepEqual(*stored, copied)
+}

@@ -1,0 +1,257 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/health/render"
+)
+
+const (
+	// maxRounds bounds the rounds of one reconciliation; the next one continues.
+	maxRounds = 30
+	// lookAgain is when waits are looked at again that nothing wakes: limits of age, refusals that a person lifts.
+	lookAgain = 30 * time.Second
+	// tryAgain is when something that was refused, or a kind that is missing, is tried again.
+	tryAgain = time.Second
+)
+
+// Controller is the coordinator's side of health events. It reads the world, decides what to do, does it, and repeats.
+type Controller struct {
+	// Leader is the node that decides.
+	Leader string
+	// CheckTerm fails unless the coordinator still holds its term, read live.
+	CheckTerm func(context.Context) error
+	// Resign lets another node become the coordinator. It returns before the term has ended.
+	Resign func(context.Context) error
+	// Config, Rules and Template are what the file of --drain-config says; Template is nil without a custom drain.
+	Config   *drainconfig.Config
+	Rules    *Rules
+	Template *render.Template
+	// Metrics of health events.
+	Metrics *Metrics
+	// Log of the term.
+	Log *slog.Logger
+	// AtStep is called before and after every step; tests use it to crash there.
+	AtStep func(point string)
+
+	client    client.Client
+	cached    client.Reader
+	live      client.Reader
+	resources *Resources
+	term      context.Context // ends with the term
+}
+
+// SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next steps.
+func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
+	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
+	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "healthevents"}}}
+	})
+	wake := make(chan event.GenericEvent, 1)
+	term, end := context.WithCancel(context.Background())
+	c.term = term
+	if c.Config.CustomDrain != nil {
+		changed := func() {
+			select {
+			case wake <- event.GenericEvent{Object: &v1alpha1.HealthEvent{}}:
+			default: // it wakes already
+			}
+		}
+		var err error
+		if c.resources, err = NewResources(mgr.GetConfig(), c.Config.CustomDrain, c.Template, changed, c.Log); err != nil {
+			end()
+			return err
+		}
+	}
+	stop := manager.RunnableFunc(func(ctx context.Context) error {
+		defer end()
+		if c.resources != nil { // a missing definition shows in the log before the first event
+			if _, err := c.resources.Definition(term); err != nil && ctx.Err() == nil {
+				c.Log.Warn("custom drains: could not look up the kind; trying again with the first event", "error", err)
+			}
+		}
+		<-ctx.Done()
+		return nil
+	})
+	if err := mgr.Add(stop); err != nil {
+		end()
+		return err
+	}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("healthevents").
+		Watches(&v1alpha1.HealthEvent{}, one).
+		Watches(&v1alpha1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: nodeChanges})).
+		Watches(&v1alpha1.Drain{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: drainChanges})).
+		Watches(&coordinationv1.Lease{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: fleet.ChangesHands})).
+		WatchesRawSource(source.Channel(wake, one)).
+		Complete(c)
+}
+
+// nodeChanges reports whether an update of a Node concerns health events. Nodes publish counts all the time.
+func nodeChanges(e event.UpdateEvent) bool {
+	before, ok := e.ObjectOld.(*v1alpha1.Node)
+	after, same := e.ObjectNew.(*v1alpha1.Node)
+	return !ok || !same || before.Generation != after.Generation || !maps.Equal(before.Annotations, after.Annotations) ||
+		before.Status.Liveness != after.Status.Liveness || before.IsReady() != after.IsReady()
+}
+
+// drainChanges reports whether an update of a Drain concerns health events.
+func drainChanges(e event.UpdateEvent) bool {
+	before, ok := e.ObjectOld.(*v1alpha1.Drain)
+	after, same := e.ObjectNew.(*v1alpha1.Drain)
+	return !ok || !same || before.Generation != after.Generation || before.Status.Phase != after.Status.Phase ||
+		!equality.Semantic.DeepEqual(before.Status.StartedAt, after.Status.StartedAt)
+}
+
+// Reconcile takes steps until there is none to take.
+func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	t := &turn{Controller: c, blocked: map[string]bool{}}
+	for range maxRounds {
+		w, err := c.gather(ctx, t.live)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		steps := slices.DeleteFunc(Next(w), func(s Step) bool { return t.blocked[string(s.Event.UID)] })
+		switch {
+		case len(steps) == 0:
+			return ctrl.Result{RequeueAfter: pause(w, len(t.blocked) > 0)}, nil
+		case !t.live:
+			t.live = true // what was seen in the cache is decided on what is read live
+			continue
+		}
+		if err := t.takeAll(ctx, w, steps); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
+}
+
+// gather reads the world, from the cache or live.
+func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
+	reader := c.cached
+	if live {
+		reader = c.live
+	}
+	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}}
+	var events v1alpha1.HealthEventList
+	if err := reader.List(ctx, &events); err != nil {
+		return w, fmt.Errorf("list health events: %w", err)
+	}
+	var drains v1alpha1.DrainList
+	if err := reader.List(ctx, &drains); err != nil {
+		return w, fmt.Errorf("list drains: %w", err)
+	}
+	for i := range events.Items {
+		w.Events = append(w.Events, &events.Items[i])
+	}
+	for i := range drains.Items {
+		w.Drains = append(w.Drains, &drains.Items[i])
+	}
+	var err error
+	if w.Fleet, err = fleet.Read(ctx, reader); err != nil {
+		return w, err
+	}
+	if c.resources == nil {
+		return w, nil
+	}
+	return w, c.gatherResources(ctx, &w)
+}
+
+// gatherResources reads the custom resources that have not ended, if there are any.
+func (c *Controller) gatherResources(ctx context.Context, w *World) (err error) {
+	var running []*v1alpha1.HealthEvent
+	for _, e := range w.Events {
+		if e.Status.CustomResource != nil && (e.Status.CustomResource.Outcome == "" || e.Status.CustomResource.Outcome == v1alpha1.ResourceLost) {
+			running = append(running, e)
+		}
+	}
+	if len(running) == 0 {
+		return nil
+	}
+	for range 2 {
+		if w.Definition, err = c.resources.Definition(c.term); err != nil {
+			return err
+		}
+		if !w.Definition.Ready {
+			return nil
+		}
+		if err := c.readResources(ctx, w, running); err != nil || c.resources.isKnown() {
+			return err
+		}
+		// One is gone: perhaps the definition is too.
+	}
+	return nil
+}
+
+func (c *Controller) readResources(ctx context.Context, w *World, running []*v1alpha1.HealthEvent) error {
+	for _, e := range running {
+		cr := e.Status.CustomResource
+		if cr.UID == "" || cr.Outcome != "" || w.Resources[cr.UID] != nil {
+			continue
+		}
+		object, err := c.resources.Get(ctx, cr)
+		if err != nil {
+			return err
+		}
+		if object != nil {
+			w.Resources[cr.UID] = object
+		}
+	}
+	return nil
+}
+
+func (r *Resources) isKnown() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.known
+}
+
+// pause returns when to look again if nothing changes; 0 is never.
+func pause(w World, blocked bool) time.Duration {
+	next := time.Duration(0)
+	sooner := func(d time.Duration) {
+		if d = max(d, time.Millisecond); next == 0 || d < next {
+			next = d
+		}
+	}
+	if blocked {
+		sooner(tryAgain)
+	}
+	for _, e := range w.Events {
+		cr := e.Status.CustomResource
+		if !handled(e) {
+			sooner(lookAgain)
+		}
+		if cr == nil || cr.Outcome != "" && cr.Outcome != v1alpha1.ResourceLost || w.Config.CustomDrain == nil {
+			continue
+		}
+		if !w.Definition.Ready {
+			sooner(tryAgain)
+		} else if cr.CreatedAt != nil {
+			sooner(cr.CreatedAt.Add(w.Config.CustomDrain.Timeout).Sub(w.Now))
+		}
+	}
+	return next
+}

@@ -1,0 +1,512 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// Action is what a step does.
+type Action string
+
+// The actions. Each is one write, except those about custom resources and Drains, which create or delete one and then record that.
+const (
+	// ActionSkip records that nothing is done about an event.
+	ActionSkip Action = "skip"
+	// ActionWait records what an event waits for.
+	ActionWait Action = "wait"
+	// ActionHold keeps an event from being deleted before its effects are undone.
+	ActionHold Action = "hold"
+	// ActionQuarantine cordons a node, or adds owners to its cordon.
+	ActionQuarantine Action = "quarantine"
+	// ActionAdmit records that the node is quarantined and which drain the event belongs to.
+	ActionAdmit Action = "admit"
+	// ActionSnapshot lists the pods of the node, and records them with the name of the custom resource.
+	ActionSnapshot Action = "snapshot"
+	// ActionResign lets another node become the coordinator.
+	ActionResign Action = "resign"
+	// ActionCreateCR creates the custom resource and records its UID.
+	ActionCreateCR Action = "create-cr"
+	// ActionMarkAlreadyDrained records that the controller of the custom resource has drained the node.
+	ActionMarkAlreadyDrained Action = "mark-already-drained"
+	// ActionDrainFailed records that the custom drain has failed.
+	ActionDrainFailed Action = "drain-failed"
+	// ActionEndCR records that a custom resource is lost or cancelled.
+	ActionEndCR Action = "end-cr"
+	// ActionDeleteCR deletes the custom resource and records that.
+	ActionDeleteCR Action = "delete-cr"
+	// ActionNameDrain records the name of the Drain that is created next, or that none is needed.
+	ActionNameDrain Action = "name-drain"
+	// ActionStartDrain creates Ebb's own Drain and records its UID.
+	ActionStartDrain Action = "start-drain"
+	// ActionEndDrain records how Ebb's own Drain ended.
+	ActionEndDrain Action = "end-drain"
+	// ActionCancelDrain cancels Ebb's own Drain.
+	ActionCancelDrain Action = "cancel-drain"
+	// ActionFinish records the end of a drain: Succeeded, Failed or Cancelled.
+	ActionFinish Action = "finish"
+	// ActionFollow records for an event what became of the drain that it joined.
+	ActionFollow Action = "follow"
+	// ActionRetry begins the next attempt.
+	ActionRetry Action = "retry"
+	// ActionLift removes owners from a cordon, and the cordon with the last one.
+	ActionLift Action = "lift"
+	// ActionClose records that an event no longer keeps its node in quarantine.
+	ActionClose Action = "close"
+	// ActionRelease lets an event be deleted.
+	ActionRelease Action = "release"
+	// ActionManual creates the event of a drain that a person requested.
+	ActionManual Action = "manual"
+	// ActionPrune deletes an old event.
+	ActionPrune Action = "prune"
+)
+
+// Reasons of the condition Handled. The first ones are ends, the others waits.
+const (
+	ReasonHealthy    = "Healthy"
+	ReasonExpired    = "Expired"
+	ReasonSkipped    = "Skipped"
+	ReasonResolved   = "Resolved"
+	ReasonUncordoned = "Uncordoned"
+	ReasonNodeGone   = "NodeDeleted"
+	ReasonNoDrain    = "Quarantined"
+	ReasonDrained    = "Drained"
+	ReasonFailed     = "DrainFailed"
+	ReasonCancelled  = "DrainCancelled"
+
+	WaitNode        = "NodeNotFound"
+	WaitLimit       = "QuarantineLimit"
+	WaitStart       = "Starting"
+	WaitResource    = "CustomResourceInProgress"
+	WaitBusy        = "OtherCustomResource"
+	WaitDisabled    = "CustomDrainChanged"
+	WaitDefinition  = "DefinitionMissing"
+	WaitForbidden   = "Forbidden"
+	WaitNamespace   = "NamespaceMissing"
+	WaitRefused     = "ResourceRefused"
+	WaitTemplate    = "TemplateFailed"
+	WaitPods        = "PodsNotListed"
+	WaitSingle      = "SingleNode"
+	WaitNoSuccessor = "NoSuccessor"
+	WaitDrain       = "Draining"
+	WaitQueue       = "DrainQueued"
+	WaitStopping    = "DrainStopping"
+	WaitCancel      = "CancellingDrain"
+	WaitJoined      = "JoinedDrain"
+	WaitOthers      = "OtherChecksUnhealthy"
+)
+
+// MaxAttempts is how many custom resources an event may have.
+const MaxAttempts = 5
+
+// keepHandled is for how long an event is kept after it was created, at least.
+const keepHandled = 7 * 24 * time.Hour
+
+// Step is one action.
+type Step struct {
+	// Action to take.
+	Action Action
+	// Event that it is about, as it is to be written. Its resourceVersion is what the decision rests on.
+	Event *v1alpha1.HealthEvent
+	// Node to write, for ActionQuarantine and ActionLift.
+	Node *v1alpha1.Node
+	// Drain to create, for ActionStartDrain, or to write, for ActionCancelDrain.
+	Drain *v1alpha1.Drain
+}
+
+// Next returns what to do now, at most one step for each event and each node. Steps of different nodes are independent. It does not
+// change w.
+func Next(w World) []Step {
+	byNode := map[string][]*v1alpha1.HealthEvent{}
+	var order []string // nodes by the age of their oldest event, so that whoever came first gets the room that there is
+	for _, e := range inOrder(w.Events) {
+		if byNode[e.Spec.NodeName] == nil {
+			order = append(order, e.Spec.NodeName)
+		}
+		byNode[e.Spec.NodeName] = append(byNode[e.Spec.NodeName], e)
+	}
+	room := w.room()
+	var steps []Step
+	for _, name := range order {
+		r := &round{World: &w, name: name, node: w.Nodes[name], events: byNode[name], edited: map[string]*v1alpha1.HealthEvent{}, room: &room}
+		r.run()
+		steps = append(steps, r.steps...)
+	}
+	return append(steps, w.manualEvents()...)
+}
+
+// round decides about the events of one node.
+type round struct {
+	*World
+	name   string
+	node   *v1alpha1.Node
+	events []*v1alpha1.HealthEvent
+	edited map[string]*v1alpha1.HealthEvent // what this round writes, by UID
+	room   *int
+	steps  []Step
+}
+
+// now is an event as this round leaves it.
+func (r *round) now(e *v1alpha1.HealthEvent) *v1alpha1.HealthEvent {
+	if edited := r.edited[string(e.UID)]; edited != nil {
+		return edited
+	}
+	return e
+}
+
+// busy reports whether this round already has a step for an event.
+func (r *round) busy(e *v1alpha1.HealthEvent) bool { return r.edited[string(e.UID)] != nil }
+
+// write adds a step that writes an event, unless nothing would change.
+func (r *round) write(action Action, e *v1alpha1.HealthEvent, change func(*v1alpha1.HealthEvent)) {
+	next := e.DeepCopy()
+	change(next)
+	if equality.Semantic.DeepEqual(next, e) {
+		return
+	}
+	r.edited[string(e.UID)] = next
+	r.steps = append(r.steps, Step{Action: action, Event: next})
+}
+
+func (r *round) run() {
+	for _, e := range r.events {
+		if !e.Spec.IsHealthy && !isManual(e) && e.Status.NodeQuarantined == "" && !handled(e) {
+			r.judge(e)
+		}
+	}
+	joining := r.quarantine()
+	var open []*v1alpha1.HealthEvent
+	for _, e := range r.events {
+		if isOpen(r.now(e)) {
+			open = append(open, e)
+		}
+	}
+	switch {
+	case len(open) == 0 || joining:
+	case r.allResolved(open):
+		r.end(open, v1alpha1.UnQuarantined, ReasonResolved, "The problem is over.")
+	case r.node == nil:
+		r.end(open, v1alpha1.QuarantineCancelled, ReasonNodeGone, "The node was deleted.")
+	case len(r.uncordoned(open)) > 0:
+		r.end(r.uncordoned(open), v1alpha1.QuarantineCancelled, ReasonUncordoned, "A person uncordoned the node.")
+	default:
+		r.progress(open)
+	}
+	for _, e := range r.events {
+		if r.busy(e) {
+			continue
+		}
+		if isManual(e) && !handled(e) {
+			r.manual(e)
+		}
+		if e.Spec.IsHealthy && !handled(e) {
+			r.judgeHealthy(e, open)
+		}
+		r.tidy(e)
+	}
+}
+
+// judge decides about a problem that has had no effect yet whether it has none at all.
+func (r *round) judge(e *v1alpha1.HealthEvent) {
+	end := func(reason, message string) {
+		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) { r.finish(e, reason, message) })
+	}
+	decision := r.Rules.Decide(e)
+	switch {
+	case r.owns(e):
+		// The node was cordoned for it, which is recorded first.
+	case r.expired(e):
+		end(ReasonExpired, fmt.Sprintf("The event is older than %s; it is recorded and has no effect.", r.Config.Quarantine.Retention))
+	case r.resolved(e, r.events):
+		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
+			e.Status.NodeQuarantined = v1alpha1.QuarantineCancelled
+			e.Status.ClosedAt = micro(r.Now)
+			r.evict(e, v1alpha1.EvictionCancelled, "The problem was over before the node was quarantined.")
+			r.finish(e, ReasonResolved, "The problem was over before the node was quarantined.")
+		})
+	case !decision.Quarantine:
+		end(ReasonSkipped, decision.Reason)
+	case r.node == nil:
+		r.wait(e, WaitNode, fmt.Sprintf("There is no node %s; the event has no effect until it joins.", r.name))
+	}
+}
+
+// owns reports whether an event is an owner of the cordon of the node.
+func (r *round) owns(e *v1alpha1.HealthEvent) bool {
+	return r.node != nil && r.node.Spec.Cordoned && slices.Contains(v1alpha1.CordonOwners(r.node), string(e.UID))
+}
+
+// quarantine cordons the node for the problems that ask for it, and admits those for which it is cordoned. It returns whether some are
+// still on their way.
+func (r *round) quarantine() (joining bool) {
+	var waiting []*v1alpha1.HealthEvent
+	for _, e := range r.events {
+		if e.Spec.IsHealthy || isManual(e) || handled(e) || e.Status.NodeQuarantined != "" || r.busy(e) || r.node == nil {
+			continue
+		}
+		if !r.owns(e) && (r.resolved(e, r.events) || !r.Rules.Decide(e).Quarantine) {
+			continue
+		}
+		if !controllerutil.ContainsFinalizer(e, v1alpha1.HealthEventFinalizer) {
+			r.write(ActionHold, e, func(e *v1alpha1.HealthEvent) { controllerutil.AddFinalizer(e, v1alpha1.HealthEventFinalizer) })
+			joining = true
+			continue
+		}
+		waiting = append(waiting, e)
+	}
+	if len(waiting) == 0 {
+		return joining
+	}
+	owners := v1alpha1.CordonOwners(r.node)
+	if r.node.Spec.Cordoned && len(owners) == 0 {
+		for _, e := range waiting {
+			r.admit(e, v1alpha1.AlreadyQuarantined)
+		}
+		return true
+	}
+	if !r.node.Spec.Cordoned {
+		if *r.room <= 0 {
+			for _, e := range waiting {
+				r.wait(e, WaitLimit, r.limitMessage())
+			}
+			return joining
+		}
+		*r.room--
+		owners = nil
+	}
+	var adds []string
+	for _, e := range waiting {
+		if slices.Contains(owners, string(e.UID)) {
+			r.admit(e, v1alpha1.Quarantined)
+			continue
+		}
+		adds = append(adds, string(e.UID))
+	}
+	if len(adds) > 0 {
+		next := r.node.DeepCopy()
+		next.Spec.Cordoned = true
+		v1alpha1.SetCordonOwners(next, append(slices.Clone(owners), adds...))
+		r.steps = append(r.steps, Step{Action: ActionQuarantine, Event: waiting[0], Node: next})
+	}
+	return true
+}
+
+func (r *round) limitMessage() string {
+	names := r.cordoned()
+	more := ""
+	if len(names) > 5 {
+		more, names = fmt.Sprintf(" and %d more", len(names)-5), names[:5]
+	}
+	return fmt.Sprintf("At most %d of %d nodes may be cordoned at once, and these are: %s%s. Uncordon one of them, or raise quarantine.maxShare in the file of --drain-config.",
+		r.limit(), len(r.Nodes), strings.Join(names, ", "), more)
+}
+
+// admit records that the node is quarantined for an event, and which drain the event belongs to.
+func (r *round) admit(e *v1alpha1.HealthEvent, status v1alpha1.QuarantineStatus) {
+	action := ActionAdmit
+	decision := r.Rules.Decide(e)
+	leader := r.leader()
+	if decision.Drain && leader == nil && r.Config.CustomDrain != nil {
+		action = ActionSnapshot
+	}
+	r.write(action, e, func(e *v1alpha1.HealthEvent) {
+		e.Status.NodeQuarantined, e.Status.QuarantinedAt = status, micro(r.Now)
+		switch {
+		case !decision.Drain:
+			r.evict(e, v1alpha1.EvictionNotStarted, decision.Reason)
+			r.finish(e, ReasonNoDrain, "The node is quarantined and is not drained. "+decision.Reason)
+		case leader != nil:
+			e.Status.Joined = &v1alpha1.EventReference{Name: leader.Name, UID: string(leader.UID)}
+			r.follow(e, leader)
+		default:
+			r.lead(e)
+		}
+	})
+}
+
+// lead makes an event the one that a drain is made for.
+func (r *round) lead(e *v1alpha1.HealthEvent) {
+	e.Status.Joined = nil
+	r.evict(e, v1alpha1.EvictionInProgress, "The node is being drained.")
+	r.waitIn(e, WaitStart, "The drain of the node is starting.")
+	if r.Config.CustomDrain != nil && r.otherResource(e) == nil {
+		r.nameResource(e, 1)
+	}
+}
+
+// leader is the event whose drain others of the node join: the one whose drain runs, or else the last that succeeded or failed.
+func (r *round) leader() *v1alpha1.HealthEvent {
+	var found *v1alpha1.HealthEvent
+	for _, e := range r.events {
+		e = r.now(e)
+		if !isOpen(e) || e.Status.Joined != nil {
+			continue
+		}
+		switch eviction(e) {
+		case v1alpha1.EvictionInProgress:
+			return e
+		case v1alpha1.EvictionSucceeded, v1alpha1.EvictionFailed:
+			found = e
+		}
+	}
+	return found
+}
+
+// follow sets the status of an event that joined the drain of another one.
+func (r *round) follow(e, leader *v1alpha1.HealthEvent) {
+	switch state := eviction(leader); state {
+	case v1alpha1.EvictionInProgress:
+		r.evict(e, state, fmt.Sprintf("The node is being drained for event %s.", leader.Name))
+		r.waitIn(e, WaitJoined, fmt.Sprintf("The node is being drained for event %s.", leader.Name))
+	case v1alpha1.EvictionSucceeded:
+		if now := eviction(e); now != v1alpha1.EvictionInProgress && now != state {
+			state = v1alpha1.AlreadyDrained
+		}
+		r.evict(e, state, fmt.Sprintf("The node was drained for event %s.", leader.Name))
+		r.finish(e, ReasonDrained, fmt.Sprintf("The node was drained for event %s.", leader.Name))
+	case v1alpha1.EvictionFailed:
+		message := fmt.Sprintf("The drain for event %s failed; `ebb events retry %s` tries again.", leader.Name, leader.Name)
+		r.evict(e, state, message)
+		r.finish(e, ReasonFailed, message)
+	case v1alpha1.EvictionCancelled:
+		message := fmt.Sprintf("The drain for event %s was cancelled.", leader.Name)
+		r.evict(e, state, message)
+		r.finish(e, ReasonCancelled, message)
+	}
+}
+
+func (r *round) allResolved(open []*v1alpha1.HealthEvent) bool {
+	for _, e := range open {
+		if !r.resolved(e, r.events) {
+			return false
+		}
+	}
+	return true
+}
+
+// uncordoned are the open events under which somebody else lifted the cordon. The node may have been cordoned again since.
+func (r *round) uncordoned(open []*v1alpha1.HealthEvent) []*v1alpha1.HealthEvent {
+	owners := v1alpha1.CordonOwners(r.node)
+	var lost []*v1alpha1.HealthEvent
+	for _, e := range open {
+		owned := slices.Contains(owners, string(e.UID)) || r.now(e).Status.NodeQuarantined == v1alpha1.AlreadyQuarantined
+		if !r.node.Spec.Cordoned || !owned {
+			lost = append(lost, e)
+		}
+	}
+	return lost
+}
+
+// judgeHealthy ends a healthy event when all that it ends has ended.
+func (r *round) judgeHealthy(e *v1alpha1.HealthEvent, open []*v1alpha1.HealthEvent) {
+	if r.expired(e) {
+		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
+			r.finish(e, ReasonExpired, fmt.Sprintf("The event is older than %s; it is recorded and has no effect.", r.Config.Quarantine.Retention))
+		})
+		return
+	}
+	ends := slices.ContainsFunc(open, func(p *v1alpha1.HealthEvent) bool { return resolves(e, p) })
+	switch {
+	case ends && r.allResolved(open):
+		r.wait(e, WaitCancel, fmt.Sprintf("The quarantine of node %s is being lifted.", r.name))
+	case ends:
+		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
+			r.finish(e, WaitOthers, fmt.Sprintf("Node %s stays quarantined: other checks are still unhealthy.", r.name))
+		})
+	default:
+		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
+			r.finish(e, ReasonHealthy, fmt.Sprintf("No problem of this check keeps node %s in quarantine.", r.name))
+		})
+	}
+}
+
+// tidy lets events go that have no effect any more, and deletes old ones.
+func (r *round) tidy(e *v1alpha1.HealthEvent) {
+	if r.busy(e) || isOpen(e) || !handled(e) && e.DeletionTimestamp.IsZero() || r.unfinished(e) {
+		return
+	}
+	if controllerutil.ContainsFinalizer(e, v1alpha1.HealthEventFinalizer) {
+		r.write(ActionRelease, e, func(e *v1alpha1.HealthEvent) { controllerutil.RemoveFinalizer(e, v1alpha1.HealthEventFinalizer) })
+		return
+	}
+	// A replay of an event that was deleted is older than the retention and has no effect.
+	if e.DeletionTimestamp.IsZero() && r.Now.Sub(e.CreationTimestamp.Time) > max(keepHandled, 2*r.Config.Quarantine.Retention) {
+		r.steps = append(r.steps, Step{Action: ActionPrune, Event: e})
+	}
+}
+
+// unfinished reports whether something that was made for an event is left.
+func (r *round) unfinished(e *v1alpha1.HealthEvent) bool {
+	return r.owns(e) || e.Status.CustomResource != nil && !e.Status.CustomResource.Removed
+}
+
+// evict sets the state of the drain of an event.
+func (r *round) evict(e *v1alpha1.HealthEvent, state v1alpha1.EvictionState, message string) {
+	s := e.Status.UserPodsEvictionStatus
+	if s == nil {
+		s = &v1alpha1.EvictionStatus{}
+	}
+	before := s.Status
+	s.Status, s.Message = state, message
+	if state == v1alpha1.EvictionInProgress && before != state {
+		s.FinishedAt = nil
+		if s.StartedAt == nil {
+			s.StartedAt = micro(r.Now)
+		}
+	}
+	if before == v1alpha1.EvictionInProgress && state != before {
+		s.FinishedAt = micro(r.Now)
+	}
+	e.Status.UserPodsEvictionStatus = s
+}
+
+// finish records that nothing is left to do.
+func (r *round) finish(e *v1alpha1.HealthEvent, reason, message string) {
+	r.condition(e, metav1.ConditionTrue, reason, message)
+}
+
+// waitIn records in an event that is written anyway what it waits for.
+func (r *round) waitIn(e *v1alpha1.HealthEvent, reason, message string) {
+	r.condition(e, metav1.ConditionFalse, reason, message)
+}
+
+// wait records what an event waits for.
+func (r *round) wait(e *v1alpha1.HealthEvent, reason, message string) {
+	r.write(ActionWait, e, func(e *v1alpha1.HealthEvent) { r.waitIn(e, reason, message) })
+}
+
+func (r *round) condition(e *v1alpha1.HealthEvent, status metav1.ConditionStatus, reason, message string) {
+	SetHandled(e, status, reason, message, r.Now)
+}
+
+// SetHandled sets the condition Handled of an event.
+func SetHandled(e *v1alpha1.HealthEvent, status metav1.ConditionStatus, reason, message string, now time.Time) {
+	old := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled)
+	c := metav1.Condition{
+		Type: v1alpha1.HealthEventHandled, Status: status, Reason: reason, Message: message, ObservedGeneration: e.Generation,
+		LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
+	}
+	// A wait has begun when its reason did.
+	if old != nil && old.Reason != reason {
+		meta.RemoveStatusCondition(&e.Status.Conditions, v1alpha1.HealthEventHandled)
+	}
+	meta.SetStatusCondition(&e.Status.Conditions, c)
+}
+
+// attemptOf is the attempt that a person requested, or 0.
+func attemptOf(e *v1alpha1.HealthEvent) int64 {
+	n, err := strconv.ParseInt(e.Annotations[v1alpha1.RetryAnnotation], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,676 @@
+package health_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/health"
+)
+
+const (
+	quarantined = v1alpha1.Quarantined
+	progressing = v1alpha1.EvictionInProgress
+	succeeded   = v1alpha1.EvictionSucceeded
+	failed      = v1alpha1.EvictionFailed
+	cancelled   = v1alpha1.EvictionCancelled
+)
+
+func TestAFatalEventQuarantinesItsNodeAndDrainsItOnTwoTracks(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	want := []health.Action{"hold", "quarantine", "snapshot", "create-cr", "name-drain", "start-drain", "wait"}
+	if diff := cmp.Diff(want, s.settle()); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	if n := s.nodes["n2"]; !n.Spec.Cordoned || !slices.Equal(v1alpha1.CordonOwners(n), []string{string(s.events["e1"].UID)}) {
+		t.Errorf("node: %+v, owners %q", n.Spec, v1alpha1.CordonOwners(n))
+	}
+	if len(s.drains) != 1 {
+		t.Fatalf("drains %v", s.drains)
+	}
+	for _, d := range s.drains {
+		if d.Spec.NodeName != "n2" || d.Spec.WhenBusy != v1alpha1.Queue || !d.Spec.Park || d.Annotations[v1alpha1.HealthEventAnnotation] != string(s.events["e1"].UID) {
+			t.Errorf("drain %+v", d.Spec)
+		}
+	}
+	s.say("drain-n2-e1", "DrainComplete", "True", "AllJobsCompleted")
+	if diff := cmp.Diff([]health.Action{"mark-already-drained", "delete-cr", "wait"}, s.settle()); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	if len(s.resources) != 0 {
+		t.Errorf("resources %v", s.resources)
+	}
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+	s.send("h1", healthy)
+	s.settle()
+	s.is(t, "e1", v1alpha1.UnQuarantined, succeeded, health.ReasonResolved)
+	s.is(t, "h1", "", "", health.ReasonHealthy)
+	if s.nodes["n2"].Spec.Cordoned || len(v1alpha1.CordonOwners(s.nodes["n2"])) > 0 {
+		t.Errorf("node is still cordoned: %q", v1alpha1.CordonOwners(s.nodes["n2"]))
+	}
+}
+
+func TestSucceededNeedsBothTracksInEitherOrder(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	s.say("drain-n2-e1", "DrainComplete", "True", "")
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+}
+
+func TestHowACustomResourceEnds(t *testing.T) {
+	for _, tc := range []struct {
+		what    string
+		end     func(*store)
+		state   v1alpha1.EvictionState
+		outcome v1alpha1.CustomResourceOutcome
+		message string
+	}{
+		{"False with the reason Failed", func(s *store) { s.say("drain-n2-e1", "DrainComplete", "False", "Failed") }, failed, v1alpha1.ResourceFailed, "reported a failure"},
+		{"DrainFailed", func(s *store) { s.say("drain-n2-e1", "DrainFailed", "True", "JobStuck") }, failed, v1alpha1.ResourceFailed, "JobStuck"},
+		{"False for another reason", func(s *store) { s.say("drain-n2-e1", "DrainComplete", "False", "Pending") }, progressing, "", ""},
+		{"Unknown", func(s *store) { s.say("drain-n2-e1", "DrainComplete", "Unknown", "Failed") }, progressing, "", ""},
+		{"DrainFailed is False", func(s *store) { s.say("drain-n2-e1", "DrainFailed", "False", "") }, progressing, "", ""},
+		{"DrainFailed and complete", func(s *store) {
+			s.say("drain-n2-e1", "DrainFailed", "True", "")
+			s.say("drain-n2-e1", "DrainComplete", "True", "")
+		}, progressing, v1alpha1.ResourceComplete, "drained"},
+		{"just before the timeout", func(s *store) { s.now = s.now.Add(time.Hour - 10*time.Second) }, progressing, "", ""},
+		{"the timeout", func(s *store) { s.now = s.now.Add(time.Hour) }, failed, v1alpha1.ResourceTimedOut, "It was not complete after 1h0m0s."},
+		{"complete at the timeout", func(s *store) {
+			s.now = s.now.Add(2 * time.Hour)
+			s.say("drain-n2-e1", "DrainComplete", "True", "")
+		}, progressing, v1alpha1.ResourceComplete, ""},
+		{"deleted", func(s *store) { delete(s.resources, "drain-n2-e1") }, failed, v1alpha1.ResourceDeleted, "It was deleted before it was complete."},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			s := newStore(3).custom()
+			s.send("e1", nil)
+			s.settle()
+			tc.end(s)
+			s.settle()
+			cr := s.events["e1"].Status.CustomResource
+			if got := s.events["e1"].Status.UserPodsEvictionStatus.Status; got != tc.state || cr.Outcome != tc.outcome || !strings.Contains(cr.Message, tc.message) {
+				t.Errorf("%s, %+v", got, cr)
+			}
+			if left := len(s.resources); (tc.outcome != "") != (left == 0) {
+				t.Errorf("%d resources are left", left)
+			}
+			if !s.nodes["n2"].Spec.Cordoned {
+				t.Error("the node is not quarantined any more")
+			}
+		})
+	}
+}
+
+func TestAFailedDrainIsRetriedByNameAndBounded(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	for attempt := 1; attempt <= health.MaxAttempts; attempt++ {
+		name := "drain-n2-e1"
+		if attempt > 1 {
+			name = fmt.Sprintf("drain-n2-e1-%d", attempt)
+		}
+		if s.resources[name] == nil {
+			t.Fatalf("attempt %d: %v", attempt, slices.Collect(maps.Keys(s.resources)))
+		}
+		s.say(name, "DrainFailed", "True", "No")
+		s.settle()
+		s.is(t, "e1", quarantined, failed, health.ReasonFailed)
+		if steps := s.settle(); len(steps) > 0 {
+			t.Fatalf("attempt %d: retried by itself: %v", attempt, steps)
+		}
+		s.events["e1"].Annotations = map[string]string{v1alpha1.RetryAnnotation: fmt.Sprint(attempt + 1)}
+		s.settle()
+	}
+	s.is(t, "e1", quarantined, failed, health.ReasonFailed)
+	if n := len(s.events["e1"].Status.Attempts); n != health.MaxAttempts-1 || len(s.resources) != 0 {
+		t.Errorf("%d attempts are recorded, %d resources left", n, len(s.resources))
+	}
+}
+
+func TestLaterEventsOfANodeJoinItsDrain(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+	s.settle()
+	s.is(t, "e2", quarantined, progressing, health.WaitJoined)
+	if len(s.resources) != 1 || len(s.drains) != 1 {
+		t.Fatalf("%d resources, %d drains", len(s.resources), len(s.drains))
+	}
+	s.say("drain-n2-e1", "DrainComplete", "True", "")
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+	s.is(t, "e2", quarantined, succeeded, health.ReasonDrained)
+	s.send("e3", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "third" })
+	s.settle()
+	s.is(t, "e3", quarantined, v1alpha1.AlreadyDrained, health.ReasonDrained)
+	if len(s.resources) != 0 {
+		t.Error("the finished drain was repeated")
+	}
+	// The quarantine lasts until no unhealthy check is left.
+	for i, check := range []string{"check", "third", "other"} {
+		if !s.nodes["n2"].Spec.Cordoned {
+			t.Fatalf("uncordoned after %d of 3 checks", i)
+		}
+		s.send("h-"+check, func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.CheckName = check })
+		s.settle()
+	}
+	if s.nodes["n2"].Spec.Cordoned {
+		t.Error("still cordoned")
+	}
+	for _, name := range []string{"e1", "e2"} {
+		s.is(t, name, v1alpha1.UnQuarantined, succeeded, health.ReasonResolved)
+	}
+	s.is(t, "h-check", "", "", health.WaitOthers)
+}
+
+func TestEventsJoinAFailedDrainAndItsRetry(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.say("drain-n2-e1", "DrainFailed", "True", "No")
+	s.settle()
+	s.send("e2", nil)
+	s.settle()
+	s.is(t, "e2", quarantined, failed, health.ReasonFailed)
+	s.events["e1"].Annotations = map[string]string{v1alpha1.RetryAnnotation: "2"}
+	s.settle()
+	s.is(t, "e2", quarantined, progressing, health.WaitJoined)
+	s.say("drain-n2-e1-2", "DrainComplete", "True", "")
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e2", quarantined, succeeded, health.ReasonDrained)
+}
+
+func TestAHealthyEventCancelsUntilStopping(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.send("h1", healthy)
+	steps := s.settle()
+	if i, j := slices.Index(steps, "end-cr"), slices.Index(steps, "delete-cr"); i < 0 || j < i {
+		t.Errorf("the end of the resource is not recorded before it is deleted: %v", steps)
+	}
+	s.is(t, "e1", quarantined, progressing, health.WaitCancel)
+	if !s.nodes["n2"].Spec.Cordoned || len(s.resources) != 0 {
+		t.Error("uncordoned before the drain was over, or the resource is left")
+	}
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "e1", v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+	s.is(t, "h1", "", "", health.ReasonHealthy)
+	if s.nodes["n2"].Spec.Cordoned {
+		t.Error("still cordoned")
+	}
+}
+
+func TestADrainThatIsStoppingIsWaitedFor(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", nil)
+	s.settle()
+	s.endDrain(v1alpha1.DrainStopping, "")
+	s.send("h1", healthy)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitStopping)
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", v1alpha1.UnQuarantined, succeeded, health.ReasonResolved)
+}
+
+func TestAnOldCancelDoesNotStopAFreshDrain(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.send("h1", healthy)
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.send("e2", nil)
+	s.settle()
+	s.is(t, "e2", quarantined, progressing, health.WaitResource)
+	// A healthy report from before the problem arrives late.
+	s.send("h2", func(e *v1alpha1.HealthEvent) {
+		healthy(e)
+		e.Spec.GeneratedTimestamp = &metav1.MicroTime{Time: begin}
+	})
+	// The first one is sent again.
+	s.send("h1", healthy)
+	s.settle()
+	s.is(t, "e2", quarantined, progressing, health.WaitResource)
+	if s.resources["drain-n2-e2"] == nil || !s.nodes["n2"].Spec.Cordoned {
+		t.Error("the fresh drain was stopped")
+	}
+}
+
+func TestAReplayedEventDoesNotDrainAgain(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.say("drain-n2-e1", "DrainComplete", "True", "")
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.send("h1", healthy)
+	s.settle()
+	s.send("e1", nil)
+	if steps := s.settle(); len(steps) > 0 {
+		t.Errorf("steps %v", steps)
+	}
+	// The event was deleted in the meantime: it is older than the retention.
+	old := s.events["e1"].Spec.GeneratedTimestamp
+	delete(s.events, "e1")
+	s.now = s.now.Add(15 * 24 * time.Hour)
+	s.send("e1", func(e *v1alpha1.HealthEvent) { e.Spec.GeneratedTimestamp = old })
+	s.settle()
+	s.is(t, "e1", "", "", health.ReasonExpired)
+	if s.nodes["n2"].Spec.Cordoned || s.events["h1"] != nil {
+		t.Error("acted on an old event, or kept one for ever")
+	}
+}
+
+func TestAtMostAShareOfTheNodesIsQuarantined(t *testing.T) {
+	for _, tc := range []struct {
+		nodes int
+		share float64
+		by    []string // cordoned by persons
+		want  int
+	}{
+		{3, 10, nil, 1}, {19, 10, nil, 1}, {20, 10, nil, 2}, {20, 10, []string{"n9"}, 1}, {20, 10, []string{"n9", "n10"}, 0},
+		{20, 50, nil, 10}, {20, 0, nil, 1}, {30, 10, []string{"n9"}, 2}, {20, 100, nil, 20},
+	} {
+		s := newStore(tc.nodes)
+		s.leader = "none"
+		s.config.Quarantine.MaxShare = tc.share
+		for _, name := range tc.by {
+			s.cordon(name)
+		}
+		for i := range tc.nodes {
+			if name := fmt.Sprintf("n%d", i+1); !slices.Contains(tc.by, name) {
+				s.send(fmt.Sprintf("e%03d", i), func(e *v1alpha1.HealthEvent) {
+					e.Spec.NodeName = name
+					e.Spec.QuarantineOverrides, e.Spec.DrainOverrides = &v1alpha1.Overrides{Force: true}, &v1alpha1.Overrides{Force: true}
+				})
+			}
+		}
+		s.settle()
+		got := 0
+		for name, n := range s.nodes {
+			if n.Spec.Cordoned && !slices.Contains(tc.by, name) {
+				got++
+			}
+		}
+		if got != tc.want {
+			t.Errorf("%d nodes, %v%%, %q cordoned by others: %d quarantined, want %d", tc.nodes, tc.share, tc.by, got, tc.want)
+		}
+	}
+}
+
+func TestEventsBeyondTheLimitWaitByNameAndGoOn(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", nil)
+	s.send("e2", on("n3"))
+	s.settle()
+	s.is(t, "e2", "", "", health.WaitLimit)
+	c := meta.FindStatusCondition(s.events["e2"].Status.Conditions, v1alpha1.HealthEventHandled)
+	if want := "At most 1 of 3 nodes may be cordoned at once, and these are: n2. Uncordon one of them, or raise quarantine.maxShare in the file of --drain-config."; c.Message != want {
+		t.Errorf("%s\nwant %s", c.Message, want)
+	}
+	s.uncordon("n2")
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonUncordoned)
+	s.is(t, "e2", quarantined, progressing, health.WaitQueue)
+}
+
+func TestAPersonsUncordonCancels(t *testing.T) {
+	for _, owners := range []bool{true, false} { // `ebb uncordon` removes the owners, kubectl leaves them
+		s := newStore(3).custom()
+		s.send("e1", nil)
+		s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+		s.settle()
+		s.uncordon("n2")
+		if !owners {
+			v1alpha1.SetCordonOwners(s.nodes["n2"], nil)
+		}
+		s.settle()
+		s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+		s.settle()
+		for _, name := range []string{"e1", "e2"} {
+			s.is(t, name, v1alpha1.QuarantineCancelled, cancelled, health.ReasonUncordoned)
+		}
+		if n := s.nodes["n2"]; n.Spec.Cordoned || len(v1alpha1.CordonOwners(n)) > 0 || len(s.resources) > 0 {
+			t.Errorf("cordoned %v, owners %q, %d resources", n.Spec.Cordoned, v1alpha1.CordonOwners(n), len(s.resources))
+		}
+	}
+}
+
+func TestANodeCordonedByOthersIsDrainedAndNeverUncordoned(t *testing.T) {
+	s := newStore(3)
+	s.cordon("n2")
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", v1alpha1.AlreadyQuarantined, progressing, health.WaitQueue)
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", v1alpha1.AlreadyQuarantined, succeeded, health.ReasonDrained)
+	s.send("h1", healthy)
+	s.settle()
+	if !s.nodes["n2"].Spec.Cordoned {
+		t.Error("uncordoned")
+	}
+	if s.events["e1"].Status.ClosedAt == nil {
+		t.Error("not closed")
+	}
+}
+
+func TestTheCoordinatorsNodeResignsFirst(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", on("n1"))
+	steps := s.settle()
+	if want := []health.Action{"hold", "quarantine", "snapshot", "resign", "create-cr", "name-drain", "start-drain", "wait"}; !slices.Equal(steps, want) {
+		t.Errorf("%v, want %v", steps, want)
+	}
+	lone := newStore(1)
+	lone.send("e1", on("n1"))
+	lone.settle()
+	lone.is(t, "e1", quarantined, progressing, health.WaitSingle)
+	two := newStore(2)
+	two.nodes["n2"].Status.Liveness = v1alpha1.Draining
+	two.send("e1", on("n1"))
+	two.settle()
+	two.is(t, "e1", quarantined, progressing, health.WaitNoSuccessor)
+}
+
+func TestADrainThatWasRefusedIsRequestedAgain(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", nil)
+	s.settle()
+	s.endDrain(v1alpha1.DrainFailed, v1alpha1.ReasonTargetIsCoordinator)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	if len(s.drains) != 2 || s.events["e1"].Status.Drain.Number != 2 {
+		t.Errorf("%d drains, %+v", len(s.drains), s.events["e1"].Status.Drain)
+	}
+}
+
+func TestADrainThatAPersonCancelledCancelsTheEventAndKeepsTheQuarantine(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "e1", quarantined, cancelled, health.ReasonCancelled)
+	if !s.nodes["n2"].Spec.Cordoned || len(s.resources) > 0 {
+		t.Error("uncordoned, or the resource is left")
+	}
+	s.send("e2", nil)
+	s.settle()
+	s.is(t, "e2", quarantined, progressing, health.WaitResource)
+}
+
+func TestANodeWithoutALeaseNeedsNoDrain(t *testing.T) {
+	s := newStore(3)
+	s.dead["n2"] = true
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+	if got := s.events["e1"].Status.Drain.Outcome; got != health.DrainNotRunning || len(s.drains) > 0 {
+		t.Errorf("%s, %d drains", got, len(s.drains))
+	}
+}
+
+func TestEventsWithoutEffect(t *testing.T) {
+	for what, tc := range map[string]struct {
+		change func(*v1alpha1.HealthEvent)
+		reason string
+	}{
+		"not fatal": {func(e *v1alpha1.HealthEvent) { e.Spec.IsFatal = false }, health.ReasonSkipped},
+		"skipped":   {func(e *v1alpha1.HealthEvent) { e.Spec.QuarantineOverrides = &v1alpha1.Overrides{Skip: true} }, health.ReasonSkipped},
+		"too old": {func(e *v1alpha1.HealthEvent) {
+			e.Spec.GeneratedTimestamp = &metav1.MicroTime{Time: begin.Add(-25 * time.Hour)}
+		}, health.ReasonExpired},
+		"healthy": {healthy, health.ReasonHealthy},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStore(3).custom()
+			s.send("e1", tc.change)
+			s.settle()
+			s.is(t, "e1", "", "", tc.reason)
+			if s.nodes["n2"].Spec.Cordoned || len(s.drains) > 0 {
+				t.Error("it had an effect")
+			}
+		})
+	}
+}
+
+func TestAQuarantineWithoutADrain(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", func(e *v1alpha1.HealthEvent) { e.Spec.DrainOverrides = &v1alpha1.Overrides{Skip: true} })
+	s.settle()
+	s.is(t, "e1", quarantined, v1alpha1.EvictionNotStarted, health.ReasonNoDrain)
+	s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+	s.settle()
+	s.is(t, "e2", quarantined, progressing, health.WaitResource)
+	if len(s.drains) != 1 {
+		t.Errorf("%d drains", len(s.drains))
+	}
+}
+
+func TestAMissingNodeIsWaitedForByName(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", on("n9"))
+	s.settle()
+	s.is(t, "e1", "", "", health.WaitNode)
+	s.now = s.now.Add(25 * time.Hour)
+	s.settle()
+	s.is(t, "e1", "", "", health.ReasonExpired)
+}
+
+func TestEntitiesAreHealthyOneByOne(t *testing.T) {
+	gpu := func(n ...string) func(*v1alpha1.HealthEvent) {
+		return func(e *v1alpha1.HealthEvent) {
+			for _, name := range n {
+				e.Spec.EntitiesImpacted = append(e.Spec.EntitiesImpacted, v1alpha1.Entity{EntityType: "GPU", EntityValue: name})
+			}
+		}
+	}
+	s := newStore(3)
+	s.send("e1", gpu("0", "1"))
+	s.settle()
+	s.send("h0", func(e *v1alpha1.HealthEvent) { healthy(e); gpu("0", "7")(e) })
+	s.settle()
+	if !s.nodes["n2"].Spec.Cordoned {
+		t.Fatal("uncordoned with GPU 1 unhealthy")
+	}
+	s.send("h1", func(e *v1alpha1.HealthEvent) { healthy(e); gpu("1")(e) })
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "e1", v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+
+	whole := newStore(3)
+	whole.send("e1", nil) // the whole node
+	whole.send("h1", func(e *v1alpha1.HealthEvent) { healthy(e); gpu("0")(e) })
+	whole.settle()
+	if !whole.nodes["n2"].Spec.Cordoned {
+		t.Error("one healthy GPU ended a problem of the whole node")
+	}
+}
+
+func TestAHealthyEventOfAnotherCheckChangesNothing(t *testing.T) {
+	for what, change := range map[string]func(*v1alpha1.HealthEvent){
+		"check":     func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" },
+		"agent":     func(e *v1alpha1.HealthEvent) { e.Spec.Agent = "other" },
+		"component": func(e *v1alpha1.HealthEvent) { e.Spec.ComponentClass = "other" },
+		"node":      func(e *v1alpha1.HealthEvent) { e.Spec.NodeName = "n3" },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStore(3)
+			s.send("e1", nil)
+			s.settle()
+			s.send("h1", func(e *v1alpha1.HealthEvent) { healthy(e); change(e) })
+			s.settle()
+			s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+		})
+	}
+}
+
+func TestAMissingDefinitionIsWaitedForByName(t *testing.T) {
+	missing := health.Definition{Reason: health.WaitDefinition, Message: "There is no DrainRequest."}
+	s := newStore(3).custom()
+	s.definition = missing
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitDefinition)
+	if len(s.drains) != 1 {
+		t.Error("Ebb's own drain waits too")
+	}
+	s.definition = health.Definition{Ready: true, Namespaced: true}
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	// The definition is deleted, and all resources with it.
+	s.definition, s.resources = missing, map[string]*unstructured.Unstructured{}
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitDefinition)
+	s.definition = health.Definition{Ready: true}
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	cr := s.events["e1"].Status.CustomResource
+	if cr.Name != "drain-n2-e1-2" || cr.Attempt != 2 || cr.Namespace != "" || s.events["e1"].Status.Attempts[0].Outcome != v1alpha1.ResourceLost {
+		t.Errorf("%+v", cr)
+	}
+}
+
+func TestADeletedEventUndoesItsEffects(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	now := metav1.NewTime(s.now)
+	s.events["e1"].DeletionTimestamp = &now
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	if s.events["e1"] != nil || s.nodes["n2"].Spec.Cordoned || len(s.resources) > 0 {
+		t.Errorf("event %v, cordoned %v, resources %v", s.events["e1"], s.nodes["n2"].Spec.Cordoned, s.resources)
+	}
+}
+
+func manual(s *store, name string) *v1alpha1.Drain {
+	now := metav1.NewTime(s.now)
+	d := &v1alpha1.Drain{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DrainSpec{NodeName: "n2", Reason: "kernel"},
+		Status: v1alpha1.DrainStatus{Phase: v1alpha1.DrainDraining, StartedAt: &now},
+	}
+	s.born(d)
+	s.drains[name] = d
+	return d
+}
+
+func TestADrainThatAPersonRequestedHasAnEventOfItsOwn(t *testing.T) {
+	s := newStore(3).custom()
+	d := manual(s, "n2-abc")
+	name := "manual-" + string(d.UID)
+	s.settle()
+	s.is(t, name, "", progressing, health.WaitResource)
+	e := s.events[name]
+	if e.Spec.CheckName != "ManualDrain" || e.Spec.Message != "kernel" || s.nodes["n2"].Spec.Cordoned || len(s.drains) != 1 {
+		t.Errorf("%+v, cordoned %v, %d drains", e.Spec, s.nodes["n2"].Spec.Cordoned, len(s.drains))
+	}
+	s.say("drain-n2-"+name, "DrainComplete", "True", "")
+	s.settle()
+	s.is(t, name, "", succeeded, health.ReasonDrained)
+
+	for what, end := range map[string]func(s *store, d *v1alpha1.Drain){
+		"cancelled": func(s *store, d *v1alpha1.Drain) { s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested) },
+		"deleted":   func(s *store, d *v1alpha1.Drain) { delete(s.drains, d.Name) },
+		"failed":    func(s *store, d *v1alpha1.Drain) { s.endDrain(v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStore(3).custom()
+			d := manual(s, "n2-abc")
+			s.settle()
+			end(s, d)
+			s.settle()
+			s.is(t, "manual-"+string(d.UID), "", cancelled, health.ReasonCancelled)
+			if len(s.resources) > 0 {
+				t.Error("the resource is left")
+			}
+		})
+	}
+}
+
+func TestANodeHasOneResourceAtATime(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	d := manual(s, "n2-abc")
+	s.settle()
+	s.is(t, "manual-"+string(d.UID), "", progressing, health.WaitBusy)
+	if len(s.resources) != 1 {
+		t.Errorf("%d resources", len(s.resources))
+	}
+}
+
+func TestNamesOfResources(t *testing.T) {
+	long := strings.Repeat("a", 100)
+	for _, tc := range []struct {
+		node, id string
+		attempt  int64
+		want     string
+	}{
+		{"n1", "e1", 1, "drain-n1-e1"}, {"n1", "e1", 2, "drain-n1-e1-2"}, {"n1.example.com", "gpu-79", 1, "drain-n1.example.com-gpu-79"},
+		{"n1", "GPU_79", 1, ""}, {"n1", "gpu_79", 1, ""}, {"n1", "é", 1, ""}, {"n1", "", 1, ""}, {long, long, 1, ""}, {long, long, 12, ""}, {"n1", "..", 1, ""}, {"n1", "a..b", 1, ""},
+	} {
+		got := health.ResourceName(tc.node, tc.id, tc.attempt)
+		if tc.want != "" && got != tc.want || len(got) > 63 || len(validation.IsDNS1123Subdomain(got)) > 0 || len(validation.IsValidLabelValue(got)) > 0 {
+			t.Errorf("%s, %s, %d: %s", tc.node, tc.id, tc.attempt, got)
+		}
+	}
+	if a, b := health.ResourceName("n1", "GPU_79", 1), health.ResourceName("n1", "gpu_79", 1); a == b {
+		t.Errorf("two ids have the name %s", a)
+	}
+	if a, b := health.ResourceName(long, long, 1), health.ResourceName(long, long+"b", 1); a == b {
+		t.Errorf("two ids have the name %s", a)
+	}
+}
+
+func TestThePlannerLeavesTheWorldAsItIs(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+	for range 20 {
+		w, same := s.world(), s.world()
+		steps := health.Next(w)
+		if diff := cmp.Diff(same.Events, w.Events); diff != "" {
+			t.Fatalf("(-before +after):\n%s", diff)
+		}
+		if diff := cmp.Diff(same.Nodes, w.Nodes); diff != "" {
+			t.Fatalf("(-before +after):\n%s", diff)
+		}
+		for _, step := range steps {
+			s.take(step)
+		}
+	}
+}

@@ -1,0 +1,284 @@
+// Package render makes custom resources from a template. What an event contains cannot change the structure of the resource, whatever
+// its strings are: where a template prints a value, a placeholder is printed, and the placeholders are replaced by the values after the
+// YAML was parsed. Comparisons inside the template see the values themselves.
+package render
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/template"
+	"text/template/parse"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/yaml"
+)
+
+// printer is the function that is added to every action that prints.
+const printer = "_print"
+
+// Template is a template of a custom resource.
+type Template struct {
+	name      string
+	parsed    *template.Template
+	gvk       schema.GroupVersionKind
+	namespace string
+}
+
+// Parse reads a template of resources of a kind in a namespace. It renders a sample, so that a template that cannot work is refused.
+func Parse(name, text string, gvk schema.GroupVersionKind, namespace string) (*Template, error) {
+	parsed, err := template.New(name).Option("missingkey=zero").Funcs((&values{}).functions()).Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("drain template: %w", err)
+	}
+	for _, t := range parsed.Templates() {
+		if t.Tree != nil {
+			addPrinters(t.Root)
+		}
+	}
+	made := &Template{name: name, parsed: parsed, gvk: gvk, namespace: namespace}
+	for _, sample := range samples() {
+		if _, err := made.Render(sample); err != nil {
+			return nil, fmt.Errorf("rendering a sample event: %w", err)
+		}
+	}
+	return made, nil
+}
+
+// Render makes a resource without a name. Keys without a value, such as an empty list leaves behind, are left out.
+func (t *Template) Render(data Data) (*unstructured.Unstructured, error) {
+	printed := newValues(data)
+	clone, err := t.parsed.Clone()
+	if err != nil {
+		return nil, fmt.Errorf("drain template %s: %w", t.name, err)
+	}
+	var out bytes.Buffer
+	if err := clone.Funcs(printed.functions()).Execute(&out, data); err != nil {
+		return nil, fmt.Errorf("drain template: %w", err)
+	}
+	content, err := read(out.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("drain template %s: the result is not YAML of one object: %w", t.name, err)
+	}
+	replaced, err := printed.replace(content)
+	if err != nil {
+		return nil, fmt.Errorf("drain template %s: %w", t.name, err)
+	}
+	object, _ := replaced.(map[string]any)
+	return t.check(&unstructured.Unstructured{Object: object})
+}
+
+// read parses YAML as the clients of Kubernetes do: whole numbers are integers.
+func read(text []byte) (content map[string]any, err error) {
+	converted, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return nil, err
+	}
+	return content, json.Unmarshal(converted, &content)
+}
+
+// check refuses what Ebb sets itself, and what is not the configured kind.
+func (t *Template) check(u *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	if len(u.Object) == 0 {
+		return nil, fmt.Errorf("drain template %s: the result is empty", t.name)
+	}
+	wantVersion, wantKind := t.gvk.ToAPIVersionAndKind()
+	for _, field := range []struct{ name, want string }{{"apiVersion", wantVersion}, {"kind", wantKind}} {
+		if got, ok := u.Object[field.name].(string); !ok || got != field.want {
+			return nil, fmt.Errorf("drain template %s: %s is %v, and the configuration says %s", t.name, field.name, u.Object[field.name], field.want)
+		}
+	}
+	metadata, found, err := unstructured.NestedMap(u.Object, "metadata")
+	if err != nil {
+		return nil, fmt.Errorf("drain template %s: %w", t.name, err)
+	}
+	if !found {
+		return u, nil
+	}
+	if metadata["name"] != nil || metadata["generateName"] != nil {
+		return nil, fmt.Errorf("drain template %s: remove metadata.name: Ebb names the resource", t.name)
+	}
+	if ns := metadata["namespace"]; ns != nil && ns != t.namespace {
+		return nil, fmt.Errorf("drain template %s: metadata.namespace is %v, and the configuration says %s", t.name, ns, t.namespace)
+	}
+	return u, nil
+}
+
+// addPrinters lets the result of every action that prints pass the printer.
+func addPrinters(node parse.Node) {
+	switch n := node.(type) {
+	case *parse.ListNode:
+		if n == nil {
+			return
+		}
+		for _, child := range n.Nodes {
+			addPrinters(child)
+		}
+	case *parse.ActionNode:
+		if len(n.Pipe.Decl) == 0 {
+			n.Pipe.Cmds = append(n.Pipe.Cmds, &parse.CommandNode{NodeType: parse.NodeCommand, Pos: n.Pos, Args: []parse.Node{parse.NewIdentifier(printer).SetPos(n.Pos)}})
+		}
+	case *parse.IfNode:
+		addPrinters(n.List)
+		addPrinters(n.ElseList)
+	case *parse.RangeNode:
+		addPrinters(n.List)
+		addPrinters(n.ElseList)
+	case *parse.WithNode:
+		addPrinters(n.List)
+		addPrinters(n.ElseList)
+	}
+}
+
+// Placeholders have a number in the list of printed values, or the value itself in hexadecimal. They are plain scalars in YAML and mean
+// the same in quotes and blocks.
+var placeholder = regexp.MustCompile(`EbbValue\.(n[0-9]+|h[0-9a-f]*)\.EbbEnd`)
+
+// values are those that one rendering printed.
+type values struct {
+	// keys of maps are plain strings, so that templates can look them up; they are recognized when they are printed.
+	keys map[string]bool
+	list []string
+}
+
+func newValues(data Data) *values {
+	v := &values{keys: map[string]bool{}}
+	for key := range data.HealthEvent.Metadata {
+		v.keys[key] = true
+	}
+	for key := range data.PodsToDrain {
+		v.keys[key] = true
+	}
+	return v
+}
+
+// put remembers a value and returns its placeholder.
+func (v *values) put(value string) string {
+	v.list = append(v.list, value)
+	return "EbbValue.n" + strconv.Itoa(len(v.list)-1) + ".EbbEnd"
+}
+
+// marked returns what is printed instead of a value of the event; anything else is returned as it is.
+func (v *values) marked(value any) any {
+	switch x := value.(type) {
+	case Text:
+		return v.put(string(x))
+	case Texts:
+		return v.put(x.joined())
+	case string:
+		if v.keys[x] {
+			return v.put(x)
+		}
+	}
+	return value
+}
+
+func (v *values) all(list []any) []any {
+	marked := make([]any, len(list))
+	for i := range list {
+		marked[i] = v.marked(list[i])
+	}
+	return marked
+}
+
+// functions are the functions of templates. Those of text/template that would print a value or take it apart are replaced.
+func (v *values) functions() template.FuncMap {
+	refused := func(name string) func(...any) (string, error) {
+		return func(...any) (string, error) {
+			return "", errors.New(name + " cannot be used in drain templates: values need no escaping")
+		}
+	}
+	return template.FuncMap{
+		printer:    v.marked,
+		"print":    func(list ...any) string { return fmt.Sprint(v.all(list)...) },
+		"printf":   func(format string, list ...any) string { return fmt.Sprintf(format, v.all(list)...) },
+		"println":  func(list ...any) string { return fmt.Sprintln(v.all(list)...) },
+		"index":    index,
+		"slice":    slice,
+		"html":     refused("html"),
+		"js":       refused("js"),
+		"urlquery": refused("urlquery"),
+	}
+}
+
+// replace puts the values in the places of their placeholders.
+func (v *values) replace(content any) (any, error) {
+	switch x := content.(type) {
+	case string:
+		return v.text(x)
+	case []any:
+		for i := range x {
+			replaced, err := v.replace(x[i])
+			if err != nil {
+				return nil, err
+			}
+			x[i] = replaced
+		}
+	case map[string]any:
+		replaced := make(map[string]any, len(x))
+		for key, value := range x {
+			if value == nil {
+				continue
+			}
+			name, err := v.text(key)
+			if err != nil {
+				return nil, err
+			}
+			if _, twice := replaced[name]; twice {
+				return nil, fmt.Errorf("key %q is there twice", name)
+			}
+			if replaced[name], err = v.replace(value); err != nil {
+				return nil, err
+			}
+		}
+		return replaced, nil
+	}
+	return content, nil
+}
+
+func (v *values) text(from string) (text string, err error) {
+	text = placeholder.ReplaceAllStringFunc(from, func(found string) string {
+		value, wrong := v.value(placeholder.FindStringSubmatch(found)[1])
+		err = errors.Join(err, wrong)
+		return value
+	})
+	return text, err
+}
+
+func (v *values) value(code string) (string, error) {
+	if code[0] == 'h' {
+		decoded, err := hex.DecodeString(code[1:])
+		return string(decoded), err
+	}
+	n, err := strconv.Atoi(code[1:])
+	if err != nil || n >= len(v.list) {
+		return "", fmt.Errorf("the template contains %q, which Ebb uses for its own purposes", "EbbValue."+code)
+	}
+	return v.list[n], nil
+}
+
+// Text is a string of an event. Printed as a part of something larger, it is a placeholder too.
+type Text string
+
+// String implements fmt.Stringer.
+func (t Text) String() string { return "EbbValue.h" + hex.EncodeToString([]byte(t)) + ".EbbEnd" }
+
+// Texts are several strings. Printed they are one, joined by commas.
+type Texts []Text
+
+// String implements fmt.Stringer.
+func (t Texts) String() string { return Text(t.joined()).String() }
+
+func (t Texts) joined() string {
+	parts := make([]string, len(t))
+	for i := range t {
+		parts[i] = string(t[i])
+	}
+	return strings.Join(parts, ",")
+}

@@ -1,0 +1,113 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/health"
+)
+
+// CodeEventConflict: another event has the id of one that was sent.
+const CodeEventConflict = "ErrEventConflict"
+
+// maxEvents is how many events one request may have.
+const maxEvents = 5000
+
+// HealthEvents stores reports about the health of nodes; only the coordinator can.
+type HealthEvents interface {
+	Receive(ctx context.Context, events []v1alpha1.HealthEventSpec, now time.Time) ([]health.Received, error)
+}
+
+// EventsReceived answers health events.
+type EventsReceived struct {
+	Events []health.Received `json:"events"`
+}
+
+func (s *Server) postHealthEvents(w http.ResponseWriter, r *http.Request) {
+	now := time.Now()
+	events, err := readEvents(r.Body)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, CodeBadRequest, err.Error())
+		return
+	}
+	store := s.opts.HealthEvents()
+	if store == nil {
+		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, errTermStarting.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+	defer cancel()
+	received, err := store.Receive(ctx, events, now)
+	if apierrors.IsInvalid(err) {
+		writeError(w, http.StatusBadRequest, CodeBadRequest, "an event was refused, others may be stored: "+err.Error())
+		return
+	}
+	if err != nil {
+		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, "some events may not be stored; send all of them again: "+err.Error())
+		return
+	}
+	var conflicts []string
+	for _, e := range received {
+		if e.Result == health.Conflicting {
+			conflicts = append(conflicts, e.ID)
+		}
+	}
+	if len(conflicts) > 0 {
+		writeError(w, http.StatusConflict, CodeEventConflict, "events with other content have these ids, all others are stored: "+strings.Join(conflicts, ", "))
+		return
+	}
+	writeJSON(w, http.StatusAccepted, EventsReceived{Events: received})
+}
+
+// readEvents reads one event or a list of them.
+func readEvents(body io.Reader) ([]v1alpha1.HealthEventSpec, error) {
+	data, err := io.ReadAll(body)
+	if err != nil {
+		return nil, err
+	}
+	var events []v1alpha1.HealthEventSpec
+	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("[")) {
+		err = strictly(data, &events)
+	} else {
+		events = make([]v1alpha1.HealthEventSpec, 1)
+		err = strictly(data, &events[0])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the body is neither a health event nor a list of them: %w", err)
+	}
+	if len(events) == 0 || len(events) > maxEvents {
+		return nil, fmt.Errorf("the body has %d events: send 1 to %d", len(events), maxEvents)
+	}
+	var wrong []error
+	for i := range events {
+		if err := health.Validate(&events[i]); err != nil {
+			wrong = append(wrong, fmt.Errorf("event %d (%s): %s", i+1, events[i].ID, strings.ReplaceAll(err.Error(), "\n", "; ")))
+		}
+	}
+	if len(wrong) > 0 {
+		return nil, fmt.Errorf("no event was stored: %w", errors.Join(wrong[:min(len(wrong), 10)]...))
+	}
+	return events, nil
+}
+
+func strictly(data []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return err
+	}
+	if decoder.More() {
+		return errors.New("something follows it")
+	}
+	return nil
+}

@@ -1,0 +1,294 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	crdclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/config"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// Finalizer keeps a request until its node is resumed, if that is needed.
+const Finalizer = "slurm.ebb.dev/drain"
+
+// Resource is the type of the requests.
+var Resource = schema.GroupVersionResource{Group: "slurm.ebb.dev", Version: "v1alpha1", Resource: "slurmdrainrequests"}
+
+// Options make a bridge.
+type Options struct {
+	// Config of the API.
+	Config *rest.Config
+	// Namespace of the requests.
+	Namespace string
+	// Slurm is how it talks to Slurm.
+	Slurm Commands
+	// Names maps nodes.
+	Names *Names
+	// Poll is how often Slurm is asked: it has no watch.
+	Poll time.Duration
+	// Log of the bridge.
+	Log *slog.Logger
+}
+
+// Bridge serves SlurmDrainRequests.
+type Bridge struct {
+	Options
+	requests dynamic.ResourceInterface
+	objects  dynamic.Interface
+	said     map[string]string // the last problem of each request that was logged
+}
+
+// New makes a bridge.
+func New(o Options) (*Bridge, error) {
+	objects, err := dynamic.NewForConfig(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &Bridge{Options: o, objects: objects, requests: objects.Resource(Resource).Namespace(o.Namespace), said: map[string]string{}}, nil
+}
+
+// Install creates the definition of the requests, unless it is there.
+func Install(ctx context.Context, cfg *rest.Config) error {
+	crds, err := config.SlurmCRDs()
+	if err != nil {
+		return err
+	}
+	c, err := crdclient.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	for _, crd := range crds {
+		if _, err := c.CustomResourceDefinitions().Create(ctx, crd, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create CustomResourceDefinition %s: %w", crd.Name, err)
+		}
+		err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+			now, err := c.CustomResourceDefinitions().Get(ctx, crd.Name, metav1.GetOptions{})
+			return err == nil && slices.ContainsFunc(now.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+				return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+			}), nil
+		})
+		if err != nil {
+			return fmt.Errorf("CustomResourceDefinition %s is not served: %w", crd.Name, err)
+		}
+	}
+	return nil
+}
+
+// Run serves requests until ctx ends. It looks at all of them when one changes, and again after each Poll.
+func (b *Bridge) Run(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	wake := func(any) {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	informer := dynamicinformer.NewFilteredDynamicInformer(b.objects, Resource, b.Namespace, 0, cache.Indexers{}, nil).Informer()
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, o any) { wake(o) }, DeleteFunc: wake}); err != nil {
+		return err
+	}
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	go informer.RunWithContext(running)
+	ticks := time.NewTicker(b.Poll)
+	defer ticks.Stop()
+	for {
+		if err := b.Look(ctx); err != nil && ctx.Err() == nil {
+			b.problem("", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-ticks.C:
+		}
+	}
+}
+
+// problem logs what is wrong with a request, once.
+func (b *Bridge) problem(key string, err error) {
+	if b.said[key] != err.Error() {
+		b.said[key] = err.Error()
+		b.Log.Warn("trying again", "request", key, "error", err)
+	}
+}
+
+// Look takes every request one step further, and resumes nodes that are in service again.
+func (b *Bridge) Look(ctx context.Context) error {
+	list, err := b.requests.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	wanted := map[string]bool{}
+	for i := range list.Items {
+		r := &list.Items[i]
+		if name, err := b.Names.Slurm(nodeOf(r)); err == nil {
+			wanted[name] = true
+		}
+		key := r.GetNamespace() + "/" + r.GetName()
+		switch err := b.advance(ctx, key, r); {
+		case err == nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+			delete(b.said, key)
+		default:
+			b.problem(key, err)
+		}
+	}
+	return b.resumeReturned(ctx, wanted)
+}
+
+// advance takes steps about a request until it waits for something.
+func (b *Bridge) advance(ctx context.Context, key string, r *unstructured.Unstructured) error {
+	for range 5 {
+		seen := b.see(ctx, key, r)
+		step := Next(seen)
+		again, err := b.take(ctx, key, r, step)
+		if err != nil || !again {
+			return err
+		}
+		if r, err = b.requests.Get(ctx, r.GetName(), metav1.GetOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func nodeOf(r *unstructured.Unstructured) string {
+	name, _, _ := unstructured.NestedString(r.Object, "spec", "nodeName")
+	return name
+}
+
+// see reads what Slurm says about a request.
+func (b *Bridge) see(ctx context.Context, key string, r *unstructured.Unstructured) Request {
+	seen := Request{
+		Key: key, Deleted: r.GetDeletionTimestamp() != nil, Held: slices.Contains(r.GetFinalizers(), Finalizer),
+		Done: conditionOf(r, Complete)["status"] == "True", Failed: conditionOf(r, Failed)["status"] == "True",
+	}
+	if !seen.Deleted && (seen.Done || seen.Failed) {
+		return seen
+	}
+	var name string
+	if name, seen.Err = b.Names.Slurm(nodeOf(r)); seen.Err != nil {
+		return seen
+	}
+	// The jobs are read before the state: a job that starts in between shows in the state.
+	seen.Jobs, seen.Err = b.Slurm.Jobs(ctx, name)
+	node, err := b.Slurm.Node(ctx, name)
+	if seen.Node = node; err != nil {
+		seen.Err = err // it knows whether the node exists
+	}
+	return seen
+}
+
+// take does what a step says, and returns whether there may be another one at once.
+func (b *Bridge) take(ctx context.Context, key string, r *unstructured.Unstructured, s Step) (again bool, err error) {
+	name, _ := b.Names.Slurm(nodeOf(r))
+	switch s.Action {
+	case Hold:
+		r.SetFinalizers(append(r.GetFinalizers(), Finalizer))
+		_, err := b.requests.Update(ctx, r, metav1.UpdateOptions{})
+		return true, err
+	case Drain:
+		b.Log.Info("draining a node", "request", key, "node", nodeOf(r), "slurm", name)
+		return true, b.Slurm.Drain(ctx, name, ReasonOf(key))
+	case Resume:
+		b.Log.Info("resuming a node: its request was deleted before it was complete", "request", key, "node", nodeOf(r), "slurm", name)
+		if err := b.Slurm.Resume(ctx, name); err != nil {
+			return false, err
+		}
+		return false, b.release(ctx, r)
+	case Release:
+		return false, b.release(ctx, r)
+	case Report:
+		return false, b.report(ctx, key, r, name, s)
+	}
+	return false, nil
+}
+
+func (b *Bridge) release(ctx context.Context, r *unstructured.Unstructured) error {
+	r.SetFinalizers(slices.DeleteFunc(r.GetFinalizers(), func(f string) bool { return f == Finalizer }))
+	_, err := b.requests.Update(ctx, r, metav1.UpdateOptions{})
+	return err
+}
+
+// report writes a condition, if it says something new.
+func (b *Bridge) report(ctx context.Context, key string, r *unstructured.Unstructured, node string, s Step) error {
+	old := conditionOf(r, s.Type)
+	if old["status"] == s.Status && old["reason"] == s.Reason && old["message"] == s.Message {
+		return nil
+	}
+	list, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
+	next := []any{map[string]any{"type": s.Type, "status": s.Status, "reason": s.Reason, "message": s.Message, "lastTransitionTime": time.Now().UTC().Format(time.RFC3339)}}
+	for _, c := range list {
+		if m, ok := c.(map[string]any); ok && m["type"] != s.Type {
+			next = append(next, c)
+		}
+	}
+	if err := errors.Join(unstructured.SetNestedSlice(r.Object, next, "status", "conditions"), unstructured.SetNestedField(r.Object, node, "status", "slurmNode")); err != nil {
+		return err
+	}
+	_, err := b.requests.UpdateStatus(ctx, r, metav1.UpdateOptions{})
+	if err == nil && (old["reason"] != s.Reason || s.Type != InProgress) {
+		b.Log.Info("reported", "request", key, "condition", s.Type, "reason", s.Reason, "message", s.Message)
+	}
+	return err
+}
+
+func conditionOf(r *unstructured.Unstructured, kind string) map[string]any {
+	list, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
+	for _, c := range list {
+		if m, ok := c.(map[string]any); ok && m["type"] == kind {
+			return m
+		}
+	}
+	return nil
+}
+
+// resumeReturned resumes nodes that finished requests drained, when Ebb has them in service again: Alive, Ready and not cordoned.
+func (b *Bridge) resumeReturned(ctx context.Context, wanted map[string]bool) error {
+	objects, err := kubeclient.New(b.Config)
+	if err != nil {
+		return err
+	}
+	var nodes v1alpha1.NodeList
+	if err := objects.List(ctx, &nodes); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		name, err := b.Names.Slurm(n.Name)
+		if err != nil || wanted[name] || !n.Schedulable() {
+			continue
+		}
+		state, err := b.Slurm.Node(ctx, name)
+		if errors.Is(err, ErrUnknownNode) {
+			continue // not a node of Slurm
+		}
+		if err != nil {
+			return err
+		}
+		if state.Drain && IsOurs(state.Reason) {
+			b.Log.Info("resuming a node that is in service again", "node", n.Name, "slurm", name, "reason", state.Reason)
+			if err := b.Slurm.Resume(ctx, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

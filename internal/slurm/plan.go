@@ -1,0 +1,96 @@
+package slurm
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// reasonPrefix begins the reason of every drain of ours in Slurm.
+const reasonPrefix = "ebb drain "
+
+// Conditions of a SlurmDrainRequest.
+const (
+	Complete   = "DrainComplete"
+	InProgress = "DrainInProgress"
+	Failed     = "DrainFailed"
+)
+
+// Request is what is known of a request, and of its node in Slurm.
+type Request struct {
+	// Key is its namespace and name.
+	Key string
+	// Deleted, Held, Done and Failed: it is being deleted, has our finalizer, has ended.
+	Deleted, Held, Done, Failed bool
+	// Node in Slurm, with the jobs on it, or what went wrong when it was read.
+	Node Node
+	Jobs []string
+	Err  error
+}
+
+// Action is what is done about a request.
+type Action string
+
+// Actions.
+const (
+	Nothing Action = "nothing"
+	Hold    Action = "hold"    // add the finalizer
+	Drain   Action = "drain"   // drain the node in Slurm
+	Resume  Action = "resume"  // resume it, then release
+	Release Action = "release" // remove the finalizer
+	Report  Action = "report"  // write a condition
+)
+
+// Step is an action and the condition that goes with it.
+type Step struct {
+	Action                        Action
+	Type, Status, Reason, Message string
+}
+
+func report(kind, status, reason, format string, args ...any) Step {
+	return Step{Action: Report, Type: kind, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// ReasonOf is the reason under which a request drains its node.
+func ReasonOf(key string) string { return reasonPrefix + key }
+
+// IsOurs reports whether a reason is that of a request.
+func IsOurs(reason string) bool { return strings.HasPrefix(reason, reasonPrefix) }
+
+// Next decides about a request.
+//
+// Deleting an unfinished request resumes what it drained itself, and nothing else. A finished one leaves the node drained: Ebb deletes
+// finished requests, and a sick node must not take jobs again before it is uncordoned.
+func Next(r Request) Step {
+	ours := r.Node.Drain && r.Node.Reason == ReasonOf(r.Key)
+	unknown := errors.Is(r.Err, ErrUnknownNode)
+	switch {
+	case r.Deleted && !r.Held:
+		return Step{Action: Nothing}
+	case r.Deleted && (r.Done || unknown):
+		return Step{Action: Release}
+	case r.Err != nil && (r.Deleted || !unknown):
+		return report(InProgress, "True", "SlurmUnreachable", "Waiting for Slurm: %v", r.Err)
+	case r.Deleted && ours:
+		return Step{Action: Resume}
+	case r.Deleted:
+		return Step{Action: Release}
+	case r.Done || r.Failed:
+		return Step{Action: Nothing}
+	case !r.Held:
+		return Step{Action: Hold}
+	case unknown:
+		return report(Failed, "True", "UnknownNode", "%v: correct --node-table or --node-rule", r.Err)
+	case r.Node.Drain && !ours && IsOurs(r.Node.Reason):
+		return Step{Action: Drain} // of a request before this one
+	case r.Node.Drain && !ours:
+		return report(InProgress, "True", "DrainedByOthers", "The node is drained in Slurm for another reason, which is left alone: %q. Resume it there, and this request drains it.", r.Node.Reason)
+	case !ours:
+		return Step{Action: Drain}
+	case len(r.Jobs) > 0:
+		return report(InProgress, "True", "DrainStarted", "Waiting for jobs: %s", strings.Join(r.Jobs, ", "))
+	case r.Node.Busy:
+		return report(InProgress, "True", "DrainStarted", "The node is still %s.", r.Node.State)
+	}
+	return report(Complete, "True", "AllJobsCompleted", "No job is left on the node.")
+}

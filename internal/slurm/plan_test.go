@@ -1,0 +1,79 @@
+package slurm_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/slurm"
+)
+
+func TestWhatIsDoneAboutARequest(t *testing.T) {
+	const ours, older, theirs = "ebb drain default/r", "ebb drain default/before", "maintenance"
+	drained := func(reason string) slurm.Node { return slurm.Node{Drain: true, State: "drained", Reason: reason} }
+	draining := slurm.Node{Drain: true, Busy: true, State: "draining", Reason: ours}
+	down := fmt.Errorf("%w: exit status 1", slurm.ErrUnreachable)
+	unknown := fmt.Errorf("%w: s9", slurm.ErrUnknownNode)
+	for _, tc := range []struct {
+		what string
+		r    slurm.Request
+		want string // action, condition, reason
+	}{
+		{"a new request is held first", slurm.Request{}, "hold"},
+		{"a new request drains", slurm.Request{Held: true, Node: slurm.Node{State: "idle"}}, "drain"},
+		{"jobs hold it", slurm.Request{Held: true, Node: draining, Jobs: []string{"7"}}, "report DrainInProgress DrainStarted"},
+		{"a completing job holds it", slurm.Request{Held: true, Node: draining}, "report DrainInProgress DrainStarted"},
+		{"no job is left", slurm.Request{Held: true, Node: drained(ours)}, "report DrainComplete AllJobsCompleted"},
+		{"jobs in a state that says drained", slurm.Request{Held: true, Node: drained(ours), Jobs: []string{"7"}}, "report DrainInProgress DrainStarted"},
+		{"a person's drain is left alone", slurm.Request{Held: true, Node: drained(theirs)}, "report DrainInProgress DrainedByOthers"},
+		{"the drain of a request before is taken over", slurm.Request{Held: true, Node: drained(older)}, "drain"},
+		{"slurmctld down completes nothing", slurm.Request{Held: true, Err: down}, "report DrainInProgress SlurmUnreachable"},
+		{"any other failure completes nothing", slurm.Request{Held: true, Err: errors.New("x"), Node: drained(ours)}, "report DrainInProgress SlurmUnreachable"},
+		{"an unknown node fails", slurm.Request{Held: true, Err: unknown}, "report DrainFailed UnknownNode"},
+		{"a complete request rests", slurm.Request{Held: true, Done: true}, "nothing"},
+		{"a failed request rests", slurm.Request{Held: true, Failed: true}, "nothing"},
+		{"an unfinished request resumes what it drained", slurm.Request{Deleted: true, Held: true, Node: draining}, "resume"},
+		{"a failed request resumes too", slurm.Request{Deleted: true, Held: true, Failed: true, Node: drained(ours)}, "resume"},
+		{"it does not resume a person's drain", slurm.Request{Deleted: true, Held: true, Node: drained(theirs)}, "release"},
+		{"nor the one of another request", slurm.Request{Deleted: true, Held: true, Node: drained(older)}, "release"},
+		{"nor a node that is not drained", slurm.Request{Deleted: true, Held: true, Node: slurm.Node{State: "idle"}}, "release"},
+		{"a complete request leaves its node drained", slurm.Request{Deleted: true, Held: true, Done: true, Node: drained(ours)}, "release"},
+		{"a deleted request waits for slurmctld", slurm.Request{Deleted: true, Held: true, Err: down}, "report DrainInProgress SlurmUnreachable"},
+		{"a complete one does not", slurm.Request{Deleted: true, Held: true, Done: true, Err: down}, "release"},
+		{"a deleted request of an unknown node is released", slurm.Request{Deleted: true, Held: true, Err: unknown}, "release"},
+		{"a released request is left alone", slurm.Request{Deleted: true, Node: drained(ours)}, "nothing"},
+	} {
+		tc.r.Key = "default/r"
+		s := slurm.Next(tc.r)
+		if got := strings.TrimSpace(fmt.Sprint(s.Action, " ", s.Type, " ", s.Reason)); got != tc.want {
+			t.Errorf("%s: %s, want %s", tc.what, got, tc.want)
+		}
+	}
+}
+
+func TestNamesOfNodes(t *testing.T) {
+	table := filepath.Join(t.TempDir(), "table")
+	if err := os.WriteFile(table, []byte("# nodes\ngpu-1 s1\n\ngpu-2.example.com  s2 # by hand\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	names, err := slurm.NewNames(table, `(.*)\.example\.com=$1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node, want := range map[string]string{"gpu-1": "s1", "gpu-2.example.com": "s2", "gpu-3.example.com": "gpu-3", "other": "other", "a[1-9]": "", "a,b": "", "": ""} {
+		if got, err := names.Slurm(node); got != want || (want == "") != errors.Is(err, slurm.ErrUnknownNode) {
+			t.Errorf("%q is %q, %v; want %q", node, got, err, want)
+		}
+	}
+	for rule, text := range map[string]string{"x": "", "(=a": "", "a=b": "one\n", "b=c": "a s1\na s2\n", "c=d": "a s[1-2]\n"} {
+		if err := os.WriteFile(table, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := slurm.NewNames(table, rule); err == nil {
+			t.Errorf("rule %q, table %q: accepted", rule, text)
+		}
+	}
+}

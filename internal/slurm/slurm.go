@@ -1,0 +1,133 @@
+// Package slurm drains nodes of a Slurm cluster. It serves SlurmDrainRequests, which Ebb creates from a template when a node has to be
+// emptied, and is the reference of what the controller of a custom drain does.
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Errors of Slurm.
+var (
+	// ErrUnreachable: slurmctld does not answer. Nothing is known, and nothing is complete.
+	ErrUnreachable = errors.New("slurmctld does not answer")
+	// ErrUnknownNode: Slurm has no node of that name.
+	ErrUnknownNode = errors.New("Slurm has no such node") //nolint:staticcheck // a name
+)
+
+// commandTimeout bounds one command.
+const commandTimeout = 15 * time.Second
+
+// Commands talks to Slurm by its own commands.
+type Commands struct {
+	// Conf is the file slurm.conf; empty for the default one.
+	Conf string
+	// Dir is where the commands are; empty to search the path.
+	Dir string
+}
+
+// Node is what Slurm says of a node.
+type Node struct {
+	// Drain says that the node takes no new jobs.
+	Drain bool
+	// Busy says that something is allocated on it, or completing.
+	Busy bool
+	// State and Reason are in Slurm's words.
+	State, Reason string
+}
+
+var (
+	// stateField is the state in the line of scontrol; the reason, which may contain anything, comes after it.
+	stateField = regexp.MustCompile(` State=(\S+)`)
+	// busy are parts of states with which something may run on the node. A node that has not registered since slurmctld started is UNKNOWN.
+	busy = []string{"ALLOCATED", "MIXED", "COMPLETING", "UNKNOWN"}
+)
+
+// Node reads the state of a node.
+func (c Commands) Node(ctx context.Context, name string) (Node, error) {
+	out, err := c.run(ctx, "scontrol", "show", "node", "-o", name)
+	if err != nil {
+		if errors.Is(err, ErrUnreachable) {
+			return Node{}, err
+		}
+		return Node{}, fmt.Errorf("%w: %s", ErrUnknownNode, name)
+	}
+	found := stateField.FindStringSubmatch(out)
+	if found == nil {
+		return Node{}, fmt.Errorf("scontrol shows no state of node %s: %q", name, out)
+	}
+	reason, err := c.run(ctx, "sinfo", "-h", "-N", "-n", name, "-o", "%E")
+	if err != nil {
+		return Node{}, err
+	}
+	n := Node{State: found[1]}
+	if n.Reason, _, _ = strings.Cut(strings.TrimSpace(reason), "\n"); n.Reason == "none" { // one line for each partition
+		n.Reason = ""
+	}
+	for part := range strings.SplitSeq(n.State, "+") {
+		part = strings.TrimRight(part, "*~#!%$@^-") // marks of nodes that do not answer, boot and the like
+		n.Drain = n.Drain || part == "DRAIN"
+		n.Busy = n.Busy || slices.Contains(busy, part)
+	}
+	return n, nil
+}
+
+// Jobs are the jobs on a node. A command that fails is an error, and not an empty list.
+func (c Commands) Jobs(ctx context.Context, name string) ([]string, error) {
+	out, err := c.run(ctx, "squeue", "-h", "-w", name, "-o", "%i")
+	return strings.Fields(out), err
+}
+
+// Drain keeps new jobs away from a node.
+func (c Commands) Drain(ctx context.Context, name, reason string) error {
+	_, err := c.run(ctx, "scontrol", "update", "nodename="+name, "state=drain", "reason="+reason)
+	return err
+}
+
+// Resume lets a node take jobs again.
+func (c Commands) Resume(ctx context.Context, name string) error {
+	_, err := c.run(ctx, "scontrol", "update", "nodename="+name, "state=resume")
+	return err
+}
+
+// run runs a command of Slurm. The controller is asked first whether it is there: the other commands would try for long.
+func (c Commands) run(ctx context.Context, command string, args ...string) (string, error) {
+	if _, err := c.start(ctx, "scontrol", "ping"); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	out, err := c.start(ctx, command, args...)
+	if err == nil {
+		return out, nil
+	}
+	if _, down := c.start(ctx, "scontrol", "ping"); down != nil {
+		return "", fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	return "", err
+}
+
+func (c Commands) start(ctx context.Context, command string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	path := command
+	if c.Dir != "" {
+		path = c.Dir + "/" + command
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	if c.Conf != "" {
+		cmd.Env = append(os.Environ(), "SLURM_CONF="+c.Conf)
+	}
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", command, strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
+	}
+	return string(out), nil
+}

@@ -1,0 +1,516 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/health"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+const (
+	customCRD      = "../../examples/custom-drain/crd.yaml"
+	customTemplate = "../../examples/custom-drain/drain-template.yaml"
+)
+
+// sick is a cluster with a custom drain, and the parts that a test plays itself.
+type sick struct {
+	*cluster
+	requests dynamic.ResourceInterface
+	nodeArgs []string
+}
+
+// startSick runs a cluster of three nodes whose custom drains may take so long.
+func startSick(t testing.TB, c *cluster, timeout string) *sick {
+	t.Helper()
+	dir := t.TempDir()
+	template, err := os.ReadFile(customTemplate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "drain.toml")
+	text := fmt.Sprintf("[customDrain]\nenabled = true\ntemplateMountPath = %q\nnamespace = \"default\"\ntimeout = %q\n", dir, timeout)
+	for path, data := range map[string][]byte{filepath.Join(dir, "drain-template.yaml"): template, file: []byte(text)} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &sick{cluster: c, nodeArgs: []string{"--drain-config", file}}
+	c.launch(c.server, "apiserver", "--data-dir", string(c.dir), "--drain-config", file)
+	until(t, "the API server", func() bool { return c.connect() == nil })
+	for _, name := range trio {
+		c.startNode(name, s.nodeArgs...)
+	}
+	for _, name := range trio {
+		c.awaitReady(name, 1)
+	}
+	cfg, err := kubeclient.Load(c.dir.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.requests = objects.Resource(schema.GroupVersionResource{Group: "nvsentinel.nvidia.com", Version: "v1alpha1", Resource: "drainrequests"}).Namespace("default")
+	return s
+}
+
+// post sends events as a detector does, with the token that may do only that.
+func (s *sick) post(events ...v1alpha1.HealthEventSpec) (int, string) {
+	s.t.Helper()
+	body, err := json.Marshal(events)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.send(s.healthToken(), http.MethodPost, "/api/v2/healthevents", body)
+}
+
+func (s *sick) healthToken() string {
+	s.t.Helper()
+	token, err := datadir.ReadToken(s.dir.HealthToken())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return token
+}
+
+func (s *sick) send(token, method, path string, body []byte) (int, string) {
+	s.t.Helper()
+	ca, err := os.ReadFile(s.dir.CA())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(ca)
+	to := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}, Timeout: patience}
+	for began := time.Now(); ; pollAgain(began) {
+		var names []string
+		for _, n := range trio {
+			if s.record(n).Held() && s.node(n).Status.HTTPAddress != "" {
+				names = append(names, n)
+			}
+		}
+		request, err := http.NewRequest(method, s.node(names[0]).Status.HTTPAddress+path, bytes.NewReader(body))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+		answer, err := to.Do(request)
+		if err == nil && answer.StatusCode != http.StatusServiceUnavailable {
+			text, _ := io.ReadAll(answer.Body)
+			answer.Body.Close()
+			return answer.StatusCode, string(text)
+		}
+		if time.Since(began) > patience {
+			s.t.Fatalf("%s %s: %v", method, path, err)
+		}
+	}
+}
+
+// fatal sends a fatal event.
+func (s *sick) fatal(id, node, check string) {
+	s.t.Helper()
+	if code, body := s.post(v1alpha1.HealthEventSpec{ID: id, NodeName: node, CheckName: check, IsFatal: true, Message: "it: \"broke\"\n#", ErrorCode: []string{"79"}}); code != http.StatusAccepted {
+		s.t.Fatalf("event %s: %d %s", id, code, body)
+	}
+}
+
+// well reports that a check is healthy.
+func (s *sick) well(id, node, check string) {
+	s.t.Helper()
+	if code, body := s.post(v1alpha1.HealthEventSpec{ID: id, NodeName: node, CheckName: check, IsHealthy: true}); code != http.StatusAccepted {
+		s.t.Fatalf("event %s: %d %s", id, code, body)
+	}
+}
+
+func (s *sick) event(name string) *v1alpha1.HealthEvent {
+	s.t.Helper()
+	e := &v1alpha1.HealthEvent{}
+	if err := s.client.Get(context.Background(), types.NamespacedName{Name: name}, e); err != nil {
+		s.t.Fatal(err)
+	}
+	return e
+}
+
+// becomes waits until an event is in a state, in words: quarantine, drain and the reason of the condition Handled.
+func (s *sick) becomes(name, quarantine, drain, reason string) *v1alpha1.HealthEvent {
+	s.t.Helper()
+	want, last := strings.Join([]string{quarantine, drain, reason}, " "), ""
+	defer func() {
+		if s.t.Failed() {
+			s.t.Logf("event %s was %s", name, last)
+		}
+	}()
+	until(s.t, "event "+name+" to be "+want, func() bool {
+		e := s.event(name)
+		state, why := "", ""
+		if e.Status.UserPodsEvictionStatus != nil {
+			state = string(e.Status.UserPodsEvictionStatus.Status)
+		}
+		if c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled); c != nil {
+			why = c.Reason
+		}
+		last = strings.Join([]string{string(e.Status.NodeQuarantined), state, why}, " ")
+		return last == want
+	})
+	return s.event(name)
+}
+
+// request waits until the custom resource of a name exists.
+func (s *sick) request(name string) *unstructured.Unstructured {
+	s.t.Helper()
+	var found *unstructured.Unstructured
+	until(s.t, "resource "+name, func() bool {
+		var err error
+		found, err = s.requests.Get(context.Background(), name, metav1.GetOptions{})
+		return err == nil
+	})
+	return found
+}
+
+// reports lets the controller of a resource report a condition.
+func (s *sick) reports(name, kind, status, reason string) {
+	s.t.Helper()
+	until(s.t, "the condition to be written", func() bool {
+		r := s.request(name)
+		list := []any{map[string]any{"type": kind, "status": status, "reason": reason}}
+		if err := unstructured.SetNestedSlice(r.Object, list, "status", "conditions"); err != nil {
+			s.t.Fatal(err)
+		}
+		_, err := s.requests.UpdateStatus(context.Background(), r, metav1.UpdateOptions{})
+		return err == nil
+	})
+}
+
+func (s *sick) noRequests() {
+	s.t.Helper()
+	until(s.t, "no resource to be left", func() bool {
+		list, err := s.requests.List(context.Background(), metav1.ListOptions{})
+		return err == nil && len(list.Items) == 0
+	})
+}
+
+// recovers waits until a node is Alive and uncordoned in an epoch after another.
+func (s *sick) recovers(node string) {
+	s.t.Helper()
+	until(s.t, "node "+node+" to be back", func() bool {
+		n := s.node(node)
+		return n.IsReady() && n.Status.Liveness == v1alpha1.Alive && !n.Spec.Cordoned && len(v1alpha1.CordonOwners(n)) == 0 && s.record(node).Held()
+	})
+}
+
+func TestCustomDrains(t *testing.T) {
+	beside(t, light)
+	c := newCluster(t, testenv.Ebb(t))
+	c.server = testenv.EbbPlain(t)
+	s := startSick(t, c, "1h")
+	leader := s.awaitLeader("")
+	target := others(trio, leader)[0]
+	step := func(name string, f func()) {
+		t.Run(name, func(t *testing.T) {
+			defer func(before testing.TB) { s.t = before }(s.t)
+			s.t = t
+			f()
+		})
+	}
+	step("the CRD is missing at the start", func() {
+		s.fatal("e1", target, "Xid")
+		e := s.becomes("e1", "Quarantined", "InProgress", health.WaitDefinition)
+		if n := s.node(target); !n.Spec.Cordoned || !slices.Equal(v1alpha1.CordonOwners(n), []string{string(e.UID)}) {
+			t.Errorf("cordoned %v, owners %q", n.Spec.Cordoned, v1alpha1.CordonOwners(n))
+		}
+		if out := s.must("status"); !strings.Contains(out, "The cluster serves no DrainRequest of nvsentinel.nvidia.com/v1alpha1") {
+			t.Errorf("status:\n%s", out)
+		}
+		s.kubectl("apply", "-f", customCRD)
+		r := s.request("drain-" + target + "-e1")
+		spec, _, _ := unstructured.NestedMap(r.Object, "spec")
+		if spec["reason"] != "it: \"broke\"\n#" || spec["errorCode"] != "79" || spec["nodeName"] != target {
+			t.Errorf("spec %v", spec)
+		}
+		until(t, "the template's status", func() bool {
+			list, _, _ := unstructured.NestedSlice(s.request("drain-"+target+"-e1").Object, "status", "conditions")
+			return len(list) == 1 && list[0].(map[string]any)["reason"] == "Pending"
+		})
+	})
+	step("complete", func() {
+		s.awaitParked(target)
+		s.becomes("e1", "Quarantined", "InProgress", health.WaitResource)
+		s.reports("drain-"+target+"-e1", "DrainComplete", "True", "AllJobsCompleted")
+		s.becomes("e1", "Quarantined", "Succeeded", health.ReasonDrained)
+		s.noRequests()
+	})
+	step("another event of a node that is drained", func() {
+		s.fatal("e2", target, "Nvlink")
+		s.becomes("e2", "Quarantined", "AlreadyDrained", health.ReasonDrained)
+		s.well("h2", target, "Nvlink")
+		s.becomes("h2", "", "", health.WaitOthers)
+		s.well("h1", target, "Xid")
+		s.becomes("e1", "UnQuarantined", "Succeeded", health.ReasonResolved)
+		s.becomes("e2", "UnQuarantined", "AlreadyDrained", health.ReasonResolved)
+		s.recovers(target)
+	})
+	step("a replayed event does not drain again", func() {
+		before := s.event("e1").Status
+		s.fatal("e1", target, "Xid")
+		if code, _ := s.post(v1alpha1.HealthEventSpec{ID: "e1", NodeName: target, CheckName: "Other", IsFatal: true}); code != http.StatusConflict {
+			t.Errorf("another event with the id: %d", code)
+		}
+		if code, _ := s.send(s.healthToken(), http.MethodGet, "/api/v2/captures", nil); code != http.StatusUnauthorized {
+			t.Errorf("the token of events reads captures: %d", code)
+		}
+		// An event after it was handled, so the replay has been seen.
+		s.well("seen", target, "Xid")
+		s.becomes("seen", "", "", health.ReasonHealthy)
+		if e := s.event("e1"); !equality.Semantic.DeepEqual(e.Status, before) || s.node(target).Spec.Cordoned {
+			t.Errorf("the replay had an effect: %+v", e.Status)
+		}
+		s.noRequests()
+	})
+	step("cancelled during", func() {
+		s.fatal("e3", target, "Xid")
+		s.request("drain-" + target + "-e3")
+		// One drain, two events.
+		s.fatal("e4", target, "Xid")
+		s.becomes("e4", "Quarantined", "InProgress", health.WaitJoined)
+		s.well("h3", target, "Xid")
+		until(t, "the end", func() bool { return s.event("e3").Status.ClosedAt != nil && s.event("e4").Status.ClosedAt != nil })
+		s.noRequests()
+		s.recovers(target)
+	})
+	step("an old cancel does not stop a fresh drain", func() {
+		s.fatal("e5", target, "Xid")
+		s.request("drain-" + target + "-e5")
+		old := metav1.NewMicroTime(time.Now().Add(-time.Hour))
+		s.post(v1alpha1.HealthEventSpec{ID: "h5", NodeName: target, CheckName: "Xid", IsHealthy: true, GeneratedTimestamp: &old})
+		s.well("h3", target, "Xid") // sent again
+		s.becomes("h5", "", "", health.ReasonHealthy)
+		if e := s.event("e5"); e.Status.ClosedAt != nil {
+			t.Errorf("%+v", e.Status)
+		}
+	})
+	step("the CRD is removed during", func() {
+		s.kubectl("delete", "-f", customCRD)
+		s.becomes("e5", "Quarantined", "InProgress", health.WaitDefinition)
+		s.kubectl("apply", "-f", customCRD)
+		s.request("drain-" + target + "-e5-2")
+	})
+	step("failed, and tried again", func() {
+		s.reports("drain-"+target+"-e5-2", "DrainFailed", "True", "JobStuck")
+		e := s.becomes("e5", "Quarantined", "Failed", health.ReasonFailed)
+		if want := "JobStuck. `ebb events retry e5` tries again."; !strings.HasSuffix(e.Status.UserPodsEvictionStatus.Message, want) {
+			t.Errorf("message %q", e.Status.UserPodsEvictionStatus.Message)
+		}
+		s.noRequests()
+		if out := s.must("events", "retry", "e5"); out != "attempt 3 of the drain of node "+target+" is requested\n" {
+			t.Errorf("retry: %q", out)
+		}
+		s.reports("drain-"+target+"-e5-3", "DrainComplete", "True", "Done")
+		s.becomes("e5", "Quarantined", "Succeeded", health.ReasonDrained)
+		out := s.must("events", "show", "e5")
+		for _, want := range []string{"Attempt 1: DrainRequest drain-" + target + "-e5, Lost", "Attempt 2: DrainRequest drain-" + target + "-e5-2, Failed", "Attempt 3: DrainRequest drain-" + target + "-e5-3, Complete"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("no %q in\n%s", want, out)
+			}
+		}
+		s.must("uncordon", target)
+		s.becomes("e5", "Cancelled", "Succeeded", health.ReasonUncordoned)
+		s.recovers(target)
+	})
+	step("a drain that a person requested, and the bridge of the documentation", func() { s.drainWithBridge(t, target) })
+	step("the coordinator's node resigns", func() {
+		s.fatal("e6", leader, "Xid")
+		next := s.awaitLeader(leader)
+		s.request("drain-" + leader + "-e6")
+		s.well("h6", leader, "Xid")
+		until(t, "the end", func() bool { return s.event("e6").Status.ClosedAt != nil })
+		s.recovers(leader)
+		if got := s.leader(); got != next {
+			t.Errorf("%s leads, and not %s", got, next)
+		}
+	})
+}
+
+// drainWithBridge drains a node by hand. The bridge completes the request when a file says that the node is empty.
+func (s *sick) drainWithBridge(t *testing.T, target string) {
+	dir := t.TempDir()
+	empty, command := filepath.Join(dir, "empty"), filepath.Join(dir, "empty.sh")
+	if err := os.WriteFile(command, []byte("#!/bin/sh\ntest -e "+empty+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	bridge := filepath.Join(dir, "bridge")
+	if out, err := exec.Command("go", "build", "-o", bridge, "../../examples/bridge").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s.launch(bridge, "--kubeconfig", s.dir.Kubeconfig(), "--namespace", "default", "--command", command)
+	s.must("drain", target, "--reason", "kernel")
+	until(t, "the drain to wait for the bridge", func() bool {
+		out := s.must("explain", target)
+		return strings.Contains(out, "1 custom drain left") && strings.Contains(out, "blocks the drain: CustomResourceInProgress")
+	})
+	var list v1alpha1.HealthEventList
+	if err := s.client.List(context.Background(), &list); err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(list.Items, func(e v1alpha1.HealthEvent) bool { return e.Spec.CheckName == v1alpha1.CheckManualDrain })
+	if at < 0 || list.Items[at].Spec.Message != "kernel" || list.Items[at].Spec.NodeName != target {
+		t.Fatalf("no event of the drain: %+v", list.Items)
+	}
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.becomes(list.Items[at].Name, "", "Succeeded", health.ReasonDrained)
+	until(t, "the node to leave", func() bool { return !s.record(target).Held() })
+	s.noRequests()
+	before := s.record(target).Epoch
+	s.startNode(target, s.nodeArgs...)
+	s.awaitReady(target, before+1)
+	s.recovers(target)
+}
+
+func TestACustomDrainTimesOutWithoutItsController(t *testing.T) {
+	beside(t, light)
+	c := newCluster(t, testenv.Ebb(t))
+	c.server = testenv.EbbPlain(t)
+	s := startSick(t, c, "2s")
+	s.kubectl("apply", "-f", customCRD)
+	target := others(trio, s.awaitLeader(""))[0]
+	s.fatal("e1", target, "Xid")
+	e := s.becomes("e1", "Quarantined", "Failed", health.ReasonFailed)
+	if cr := e.Status.CustomResource; cr.Outcome != v1alpha1.ResourceTimedOut || cr.Message != "It was not complete after 2s." {
+		t.Errorf("%+v", cr)
+	}
+	s.noRequests()
+	if !s.node(target).Spec.Cordoned {
+		t.Error("not quarantined any more")
+	}
+	// Beyond the limit of one node others wait by name.
+	other := others(trio, target)[0]
+	s.fatal("e2", other, "Xid")
+	s.becomes("e2", "", "", health.WaitLimit)
+	if s.node(other).Spec.Cordoned {
+		t.Error("quarantined beyond the limit")
+	}
+}
+
+// The coordinator is killed after every step, and between the halves of those that have two.
+func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
+	beside(t, light)
+	c := newCluster(t, testenv.EbbFailpoints(t))
+	c.server, c.points = testenv.EbbPlain(t), t.TempDir()
+	s := startSick(t, c, "1h")
+	s.kubectl("apply", "-f", customCRD)
+	target := others(trio, s.awaitLeader(""))[0]
+	// What is stored after a step is what is stored before the next one, so that "before" is needed once.
+	s.arm("before-health-"+string(health.ActionHold), "")
+	for _, a := range []health.Action{
+		health.ActionHold, health.ActionQuarantine, health.ActionSnapshot, health.ActionCreateCR, health.ActionNameDrain, health.ActionStartDrain,
+		health.ActionMarkAlreadyDrained, health.ActionDeleteCR, health.ActionEndDrain, health.ActionFinish, health.ActionLift, health.ActionClose,
+	} {
+		s.arm("after-health-"+string(a), "")
+	}
+	for _, point := range []string{"create-cr", "delete-cr", "start-drain"} {
+		s.arm("between-health-"+point, "")
+	}
+	revive := s.reviver()
+	awaiting := func(what string, holds func() bool) {
+		t.Helper()
+		until(t, what, func() bool { revive(); return holds() })
+	}
+	body, err := json.Marshal(v1alpha1.HealthEvent{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "HealthEvent"},
+		ObjectMeta: metav1.ObjectMeta{Name: "e1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsFatal: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := s.runWith(bytes.NewReader(body), "apply", "-f", "-"); code != 0 {
+		t.Fatalf("apply: %s%s", out, errs)
+	}
+	state := func() v1alpha1.EvictionState {
+		if st := s.event("e1").Status.UserPodsEvictionStatus; st != nil {
+			return st.Status
+		}
+		return ""
+	}
+	awaiting("the resource", func() bool { cr := s.event("e1").Status.CustomResource; return cr != nil && cr.UID != "" })
+	first := s.request("drain-" + target + "-e1")
+	awaiting("the drain to be created and ended", func() bool { d := s.event("e1").Status.Drain; return d != nil && d.Phase == v1alpha1.DrainComplete })
+	s.reports(first.GetName(), "DrainComplete", "True", "Done")
+	awaiting("the end", func() bool { return state() == v1alpha1.EvictionSucceeded })
+	e := s.event("e1")
+	if cr := e.Status.CustomResource; cr.UID != string(first.GetUID()) || cr.Attempt != 1 || len(e.Status.Attempts) > 0 || e.Status.Drain.Number != 1 {
+		t.Errorf("more than one resource or drain: %+v, %+v, %+v", cr, e.Status.Attempts, e.Status.Drain)
+	}
+	h := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: "h1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsHealthy: true}}
+	later := metav1.NewMicroTime(time.Now().Add(time.Second))
+	h.Spec.GeneratedTimestamp = &later
+	if err := s.client.Create(context.Background(), h); err != nil {
+		t.Fatal(err)
+	}
+	awaiting("the quarantine to be lifted", func() bool {
+		n := s.node(target)
+		return s.event("e1").Status.NodeQuarantined == v1alpha1.UnQuarantined && !n.Spec.Cordoned && n.IsReady() && n.Status.Liveness == v1alpha1.Alive
+	})
+	s.noRequests()
+	left, err := os.ReadDir(s.points)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, point := range left {
+		t.Errorf("nobody died at %s", point.Name())
+	}
+}
+
+// reviver returns a function that starts every node again that was killed.
+func (s *sick) reviver() func() {
+	pids := map[string]*process{}
+	return func() {
+		for _, name := range trio {
+			p := pids[name]
+			if p == nil {
+				if alive(s.pid(name)) {
+					continue
+				}
+			} else {
+				select {
+				case <-p.done:
+				default:
+					continue
+				}
+			}
+			pids[name] = s.startNode(name, s.nodeArgs...)
+		}
+	}
+}
+
+// alive reports whether a process runs: one that was killed is waited for by the test and is gone.
+func alive(pid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	return err == nil
+}
