@@ -96,23 +96,26 @@ func (p *page) shell(script string) {
 // nothingLeft waits until nothing of Ebb is in the Kubernetes.
 func (p *page) nothingLeft(kubeconfig string) {
 	p.t.Helper()
-	kubectl := func(args ...string) string {
+	kubectl := func(args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, testenv.Kubectl(p.t), append([]string{"--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
-		if err != nil {
-			return fmt.Sprintf("%v: %s", err, out)
-		}
-		return string(out)
+		return string(out), err
 	}
 	// KWOK's pods would use the whole of their grace period.
-	kubectl("-n", "ebb-system", "delete", "pods", "--all", "--grace-period=1", "--wait=false")
+	if out, err := kubectl("-n", "ebb-system", "delete", "pods", "--all", "--grace-period=1", "--wait=false"); err != nil {
+		p.t.Fatalf("delete pods: %v\n%s", err, out)
+	}
 	left := ""
 	untilSo(p.t, func() string { return "nothing of Ebb to be left: " + left }, func() bool {
-		out := kubectl("get", "crd,ns,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,csr", "-o", "name")
+		out, err := kubectl("get", "crd,ns,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,csr", "-o", "name")
+		if err != nil {
+			left = fmt.Sprintf("%v: %s", err, out)
+			return false
+		}
 		found := sets.New[string]()
 		for line := range strings.Lines(out) {
-			if strings.Contains(line, "ebb") || strings.Contains(line, "rror") {
+			if strings.Contains(line, "ebb") {
 				found.Insert(strings.TrimSpace(line))
 			}
 		}
