@@ -246,6 +246,9 @@ func runNode(ctx context.Context, f nodeFlags) error {
 		return err
 	}
 	dir, err := f.credentials(ctx, log)
+	if err != nil && f.kubernetes && ctx.Err() != nil {
+		return nil // it was asked to stop while it waited for its certificate
+	}
 	if err != nil {
 		return err
 	}

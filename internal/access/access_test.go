@@ -2,6 +2,7 @@ package access_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -70,6 +71,11 @@ func TestWhatANodeMayWrite(t *testing.T) {
 			}
 			if got != c.want {
 				t.Errorf("%q, want %q", got, c.want)
+			}
+			// A policy of Kubernetes says the same, except that it cannot see leases.
+			allowed := c.want == "" || strings.Contains(c.want, "epoch")
+			if got := holds(t, c.writes.Rules(), c.node, object(c.old).Object, object(c.new).Object, !c.spec); got != allowed {
+				t.Errorf("the rules hold: %v, want %v", got, allowed)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ import (
 //
 //	g get   l list   w watch   c create   u update   p patch   U update status   P patch status   d delete   D delete collection
 //
-// "-" is a verb that is forbidden (403) and "." one that the kind does not have (404, 405): leases, events, secrets and config
+// "-" is a verb that is forbidden (403) and "." one that the kind does not have (404, 405): the term, leases, events, secrets and config
 // maps have no status, and namespaces are deleted one by one.
 // The node is n1; termOver is a coordinator that names a term which is not the current one.
 var accessTable = []struct{ kind, admin, viewer, node, coordinator, termOver string }{
@@ -22,6 +22,7 @@ var accessTable = []struct{ kind, admin, viewer, node, coordinator, termOver str
 	{"node n2", "glwcupUPdD", "glw-------", "glw-------", "glw-upUP--", "glw-------"},
 	{"drain", "glwcupUPdD", "glw-------", "glw-------", "glwcupUPd-", "glw-------"},
 	{"settings", "glwcupUP--", "glw-------", "glw-------", "glw---UP--", "glw-------"},
+	{"term", "glwcup..dD", "glw-------", "glw-------", "glwcu-.---", "glw---.---"},
 	{"lease of n1", "glwcup..--", "glw-------", "glwcup..--", "glwcup..--", "glw---..--"},
 	{"lease of n2", "glwcup..--", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
 	{"lease of the election", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glwcup..--"},
@@ -56,6 +57,7 @@ func subjects() map[string]subject {
 		"node n2":               {nodes, "n2", nodeObject, true, nil},
 		"drain":                 {drains, "access", drainObject, false, nil},
 		"settings":              {settings, "cluster", func(name string) object { return ebb("Settings", name) }, true, nil},
+		"term":                  {terms, "cluster", func(name string) object { return ebb("Term", name) }, true, nil},
 		"lease of n1":           {leases, lease.NameOf("n1"), leaseOf, true, nil},
 		"lease of n2":           {leases, lease.NameOf("n2"), func(string) object { return nodeLease("n2", "", 1, 0) }, true, nil},
 		"lease of the election": {leases, lease.CoordinatorName, func(name string) object { return leaseObject(name, "n1/1/a.1") }, true, nil},

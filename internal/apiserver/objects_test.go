@@ -12,6 +12,7 @@ const (
 	nodes       = "/apis/ebb.dev/v1alpha1/nodes"
 	drains      = "/apis/ebb.dev/v1alpha1/drains"
 	settings    = "/apis/ebb.dev/v1alpha1/settings"
+	terms       = "/apis/ebb.dev/v1alpha1/terms"
 	deployments = "/apis/ebb.dev/v1alpha1/namespaces/default/deployments"
 	crates      = "/apis/ebb.dev/v1alpha1/namespaces/default/crates"
 	leases      = "/apis/coordination.k8s.io/v1/namespaces/ebb-system/leases"

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/signer"
 )
@@ -37,6 +38,7 @@ func policies(o Options) []runtime.Object {
 	list := []policy{
 		{name: "ebb-nodes", group: groupEbb, resource: "nodes", mine: nodeObjectRules(), all: []access.Rule{
 			{Expression: "request.operation != 'CREATE' || variables.name == variables.node", Message: "a node may create its own Node only"},
+			{Expression: "request.operation != 'DELETE' || oldObject.metadata.?annotations[?'" + kube.CoreUIDAnnotation + "'].hasValue()", Message: "only Nodes that carry the UID of a core Node may be deleted"},
 		}},
 		{name: "ebb-drains", group: groupEbb, resource: "drains", mine: leads},
 		{name: "ebb-settings", group: groupEbb, resource: "settings", mine: leads},

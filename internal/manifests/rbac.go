@@ -39,7 +39,7 @@ const (
 
 var (
 	reading  = []string{"get", "list", "watch"}
-	changing = []string{"update", "patch"}
+	changing = []string{"update"}
 )
 
 func rbac(o Options) []runtime.Object {
@@ -75,29 +75,35 @@ func rule(group string, verbs []string, resources ...string) rbacv1.PolicyRule {
 // nodeClusterRules are what nodes and the coordinator write together, since they share the account. The policies tell them apart.
 func nodeClusterRules(objects []access.Object) []rbacv1.PolicyRule {
 	read := []string{"nodes", "drains", "settings", "terms"}
-	var updated, made []string
+	var updated, claimed, made []string
 	for _, object := range objects {
 		read = append(read, object.Resource)
 		updated = append(updated, object.Resource, object.Resource+"/status")
+		if object.Node != nil && object.Node.Check != nil {
+			claimed = append(claimed, object.Resource, object.Resource+"/status")
+		}
 		if object.Coordinator == access.Both {
 			made = append(made, object.Resource)
 		}
 	}
 	rules := []rbacv1.PolicyRule{
 		rule(groupEbb, reading, read...),
-		rule(groupEbb, []string{"create", "update", "patch", "delete"}, "nodes"),
+		rule(groupEbb, []string{"create", "update", "delete"}, "nodes"),
 		rule(groupEbb, changing, "nodes/status", "drains/status", "settings/status"),
-		rule(groupEbb, []string{"create", "update", "patch", "delete"}, "drains"),
+		rule(groupEbb, []string{"create", "update", "delete"}, "drains"),
 		rule(groupEbb, []string{"create"}, "settings"),
 		{APIGroups: []string{groupEbb}, Resources: []string{"terms"}, ResourceNames: []string{v1alpha1.TermName}, Verbs: []string{"update"}},
 		rule(groupEbb, changing, updated...),
+	}
+	if len(claimed) > 0 {
+		rules = append(rules, rule(groupEbb, []string{"patch"}, claimed...))
 	}
 	if len(made) > 0 {
 		rules = append(rules, rule(groupEbb, []string{"create", "delete"}, made...))
 	}
 	return append(rules,
 		rule("", []string{"get", "list", "watch", "update"}, "nodes"), // cordons
-		rule("events.k8s.io", []string{"create", "patch"}, "events"),
+		rule("events.k8s.io", []string{"create"}, "events"),
 		rule("certificates.k8s.io", []string{"create", "get"}, "certificatesigningrequests"),
 	)
 }

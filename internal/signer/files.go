@@ -29,8 +29,9 @@ const (
 	signPatience = 2 * time.Minute
 	// clientPatience is how long a person waits.
 	clientPatience = 30 * time.Second
-	// checkEvery is how often a node looks whether its certificate has to be renewed. The authority is read as often.
+	// checkEvery is how often a node looks whether its certificate has to be renewed, and readEvery how often it reads whether there is another authority.
 	checkEvery = 10 * time.Second
+	readEvery  = 10 * time.Minute
 )
 
 // Files keeps the files that a node is known by to others up to date: its certificate, the authority and the bearer token.
@@ -72,8 +73,15 @@ func (f Files) Ensure(ctx context.Context) error {
 
 // Keep renews the files until ctx ends.
 func (f Files) Keep(ctx context.Context) {
+	read := time.Now()
 	for backoff.Sleep(ctx, checkEvery) == nil {
-		if err := f.update(ctx); err != nil && ctx.Err() == nil {
+		authority, err := os.ReadFile(f.Dir.CA())
+		if err == nil && f.good(authority) && time.Since(read) < readEvery {
+			continue
+		}
+		if err := f.update(ctx); err == nil {
+			read = time.Now()
+		} else if ctx.Err() == nil {
 			f.Log.Warn("could not renew the node's certificate; trying again", "error", err)
 		}
 	}

@@ -131,7 +131,8 @@ func (a actors) table() []accessRow {
 		{"cordon its own Node", update(a, nodeOf(a.follower), cordon, whole), coordinator},
 		{"cordon another Node", update(a, nodeOf(a.other), cordon, whole), coordinator},
 		{"create the Node of a stranger", func(ctx context.Context, c client.Client) error { return c.Create(ctx, nodeOf("stranger")) }, none},
-		{"delete a Node", func(ctx context.Context, c client.Client) error { return c.Delete(ctx, nodeOf(a.follower)) }, none},
+		// It does so when the core Node was deleted.
+		{"delete a Node that has a core Node", func(ctx context.Context, c client.Client) error { return c.Delete(ctx, nodeOf(a.follower)) }, coordinator},
 		{"renew its own Lease", update(a, leaseOf(lease.NameOf(a.follower)), same, whole), both},
 		{"renew the Lease of another node", update(a, leaseOf(lease.NameOf(a.other)), same, whole), coordinator},
 		{"fence its own epoch", update(a, leaseOf(lease.NameOf(a.follower)), func(l *coordinationv1.Lease) {
