@@ -17,7 +17,9 @@ var files embed.FS
 func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("crd/ebb.dev_*.yaml") }
 
 // EmbeddedCRDs are the types of a full Kubernetes that the embedded API has to bring itself.
-func EmbeddedCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("embedded/*.yaml") }
+func EmbeddedCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	return load("embedded/*.yaml")
+}
 
 // SlurmCRDs are the types of the bridge to Slurm, which installs them itself.
 func SlurmCRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) { return load("slurm/*.yaml") }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/access/policytest"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -74,7 +75,7 @@ func TestWhatANodeMayWrite(t *testing.T) {
 			}
 			// A policy of Kubernetes says the same, except that it cannot see leases.
 			allowed := c.want == "" || strings.Contains(c.want, "epoch")
-			if got := holds(t, c.writes.Rules(), c.node, object(c.old).Object, object(c.new).Object, !c.spec); got != allowed {
+			if got := policytest.Holds(t, c.writes.Rules(), c.node, object(c.old).Object, object(c.new).Object, !c.spec); got != allowed {
 				t.Errorf("the rules hold: %v, want %v", got, allowed)
 			}
 		})
