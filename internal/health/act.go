@@ -185,7 +185,7 @@ func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) erro
 		// What has the name is not ours: the next attempt has another.
 		old := *cr
 		old.Outcome, old.Message, old.Removed = v1alpha1.ResourceLost, "Another object has its name.", true
-		e.Status.Attempts = append(e.Status.Attempts, old)
+		remember(e, old)
 		cr.Attempt++
 		cr.Name = ResourceName(e.Spec.NodeName, e.EventID(), cr.Attempt)
 		return nil

@@ -38,7 +38,6 @@ func TestTheConfigurationsInTheDocumentationWork(t *testing.T) {
 func TestTheExamplesWork(t *testing.T) {
 	for _, example := range []string{"custom-drain", "slurm"} {
 		dir := filepath.Join("../../examples", example)
-		config := drainconfig.Default()
 		text, err := os.ReadFile(filepath.Join(dir, "drain.toml"))
 		if os.IsNotExist(err) {
 			text, err = []byte("[customDrain]\nenabled = true\n"), nil
@@ -46,7 +45,8 @@ func TestTheExamplesWork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if config, err = drainconfig.Parse("drain.toml", text); err != nil {
+		config, err := drainconfig.Parse("drain.toml", text)
+		if err != nil {
 			t.Fatal(err)
 		}
 		template, err := os.ReadFile(filepath.Join(dir, "drain-template.yaml"))

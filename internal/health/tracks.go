@@ -71,11 +71,20 @@ func (r *round) nameResource(e *v1alpha1.HealthEvent, attempt int64) {
 	c := r.Config.CustomDrain
 	apiVersion, kind := c.GVK.ToAPIVersionAndKind()
 	if old := e.Status.CustomResource; old != nil {
-		e.Status.Attempts = append(e.Status.Attempts, *old)
+		remember(e, *old)
 	}
 	e.Status.CustomResource = &v1alpha1.CustomResource{
 		APIVersion: apiVersion, Kind: kind, Namespace: c.Namespace, Name: ResourceName(e.Spec.NodeName, e.EventID(), attempt), Attempt: attempt,
 	}
+}
+
+// maxRemembered is how many earlier attempts an event records. People retry only a few; lost ones have no limit.
+const maxRemembered = 32
+
+// remember records an attempt that has ended.
+func remember(e *v1alpha1.HealthEvent, cr v1alpha1.CustomResource) {
+	e.Status.Attempts = append(e.Status.Attempts, cr)
+	e.Status.Attempts = e.Status.Attempts[max(0, len(e.Status.Attempts)-maxRemembered):]
 }
 
 // otherResource is another event of the node with a custom resource that has not ended. The recorded name is the lock of the node: it is

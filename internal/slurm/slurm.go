@@ -19,7 +19,7 @@ var (
 	// ErrUnreachable: slurmctld does not answer. Nothing is known, and nothing is complete.
 	ErrUnreachable = errors.New("slurmctld does not answer")
 	// ErrUnknownNode: Slurm has no node of that name.
-	ErrUnknownNode = errors.New("Slurm has no such node") //nolint:staticcheck // a name
+	ErrUnknownNode = errors.New("Slurm has no such node")
 )
 
 // commandTimeout bounds one command.

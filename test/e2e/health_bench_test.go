@@ -60,11 +60,11 @@ func BenchmarkHealthEvents(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			for b.Loop() {
+			for round := 0; b.Loop(); round++ {
 				var events []v1alpha1.HealthEventSpec
 				for i := range 10 * nodes {
 					events = append(events, v1alpha1.HealthEventSpec{
-						ID: fmt.Sprintf("e%d-%d", b.N, i), NodeName: fmt.Sprintf("m%d", i%nodes), CheckName: fmt.Sprintf("check%d", i/nodes), IsFatal: true, Message: "it broke",
+						ID: fmt.Sprintf("e%d-%d", round, i), NodeName: fmt.Sprintf("m%d", i%nodes), CheckName: fmt.Sprintf("check%d", i/nodes), IsFatal: true, Message: "it broke",
 					})
 				}
 				body, err := json.Marshal(events)

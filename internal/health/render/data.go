@@ -37,7 +37,7 @@ type HealthEvent struct {
 	DrainOverrides      v1alpha1.Overrides
 	ID                  Text
 	// Id is the same as ID.
-	Id Text //nolint:revive,staticcheck // the name that templates of others use
+	Id Text // the name that templates of others use
 }
 
 // Entity is a part of a node that is affected.
