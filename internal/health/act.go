@@ -8,12 +8,15 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -147,10 +150,24 @@ func (t *turn) do(ctx context.Context, s Step) error {
 	return t.client.Status().Update(ctx, s.Event)
 }
 
-// writeCordon writes the cordon of a node. A node publishes its counts often, and the cordon does not rest on them.
+// writeCordon writes the cordon of a node, to its core Node if it has one. A node publishes its counts often, and the cordon does not rest
+// on them.
 func (t *turn) writeCordon(ctx context.Context, n *v1alpha1.Node) error {
+	target, err := kube.CordonOf(ctx, t.Controller.live, t.config, n)
+	if err != nil {
+		return err
+	}
+	if core, ok := target.(*corev1.Node); ok {
+		if n.Spec.Cordoned && cordon.Is(core) && len(v1alpha1.CordonOwners(core)) == 0 {
+			// Somebody else cordoned it meanwhile. Ebb's Node will show it, and the next decision rests on that.
+			return apierrors.NewConflict(corev1.Resource("nodes"), core.Name, errors.New("it was cordoned meanwhile"))
+		}
+		cordon.Set(core, n.Spec.Cordoned)
+		v1alpha1.SetCordonOwners(core, v1alpha1.CordonOwners(n))
+		return t.client.Update(ctx, core)
+	}
 	old := n.ResourceVersion
-	_, err := kubeclient.Rewrite(ctx, t.Controller.live, n, func(n *v1alpha1.Node) error { return t.client.Update(ctx, n) }, func(newest *v1alpha1.Node) bool {
+	_, err = kubeclient.Rewrite(ctx, t.Controller.live, n, func(n *v1alpha1.Node) error { return t.client.Update(ctx, n) }, func(newest *v1alpha1.Node) bool {
 		if newest.Generation != n.Generation || newest.ResourceVersion == old {
 			return false
 		}

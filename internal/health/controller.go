@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -60,12 +61,13 @@ type Controller struct {
 	cached    client.Reader
 	live      client.Reader
 	resources *Resources
+	config    *rest.Config
 	term      context.Context // ends with the term
 }
 
 // SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next steps.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
-	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
+	c.client, c.cached, c.live, c.config = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "healthevents"}}}
 	})
