@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"log"
 	"os/exec"
@@ -65,11 +66,11 @@ func reconcile(ctx context.Context, objects dynamic.ResourceInterface, name, com
 		return false, set(ctx, objects, request, "DrainInProgress", "True", "DrainStarted", "")
 	}
 	out, err := exec.CommandContext(ctx, command, node).CombinedOutput()
-	exit, ok := err.(*exec.ExitError)
+	exit := &exec.ExitError{}
 	switch {
 	case err == nil:
 		return true, set(ctx, objects, request, "DrainComplete", "True", "AllJobsCompleted", "")
-	case ok && exit.ExitCode() == 1:
+	case errors.As(err, &exit) && exit.ExitCode() == 1:
 		return false, nil
 	}
 	return true, set(ctx, objects, request, "DrainFailed", "True", "CommandFailed", string(out)+err.Error())
