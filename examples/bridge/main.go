@@ -66,8 +66,7 @@ func reconcile(ctx context.Context, objects dynamic.ResourceInterface, name, com
 		return false, set(ctx, objects, request, "DrainInProgress", "True", "DrainStarted", "")
 	}
 	out, err := exec.CommandContext(ctx, command, node).CombinedOutput()
-	exit := &exec.ExitError{}
-	switch {
+	switch exit := new(exec.ExitError); {
 	case err == nil:
 		return true, set(ctx, objects, request, "DrainComplete", "True", "AllJobsCompleted", "")
 	case errors.As(err, &exit) && exit.ExitCode() == 1:
