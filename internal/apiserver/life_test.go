@@ -26,6 +26,7 @@ func TestAServersLife(t *testing.T) {
 		spec := admin.must(t, http.MethodGet, settings+"/cluster", nil).object(t)["spec"]
 		want := map[string]any{
 			"nodeDrainPolicy": "block-if-contains-last-replica",
+			"onCordon":        "Drain",
 			"volumes":         map[string]any{"replicaReplenishmentWait": "10m"},
 			"drain":           map[string]any{"clientGrace": "60s", "maintainerBatchSize": 1.0, "stalledAfter": "5m", "balanceAfter": "30s", "bootstrapTimeout": "30s", "historyLimit": 100.0, "historyAge": "168h"},
 		}
