@@ -131,7 +131,7 @@ type HealthEventSpec struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 	// generatedTimestamp is when the detector found the problem, or that it is over.
 	// +optional
-	GeneratedTimestamp *metav1.MicroTime `json:"generatedTimestamp,omitempty"`
+	GeneratedTimestamp *Timestamp `json:"generatedTimestamp,omitempty"`
 	// nodeName is the node that the event is about.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253

@@ -49,7 +49,8 @@ func makeCordon(w World, d *v1alpha1.Drain) (step *Step, ready bool) {
 		cordon.Add(next, string(d.UID))
 		return &Step{Name: StepCordon, Object: next, Drain: d}, false
 	}
-	return nil, w.Nodes[d.Spec.NodeName].Spec.Cordoned
+	own := w.Nodes[d.Spec.NodeName]
+	return nil, own == nil || own.Spec.Cordoned
 }
 
 // nextOfCordons removes owners from cordons: all of them from a node that somebody uncordoned, and drains that no longer want it.
@@ -78,7 +79,8 @@ func (w World) disowns(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) bool {
 	case v1alpha1.DrainCancelled:
 		return true
 	case v1alpha1.DrainFailed:
-		return slot == nil || slot.UID != string(d.UID) || released(d)
+		// A node that it parked in spite of its deadline is empty and stays out of service, unless the drain is deleted, which cancels it.
+		return !d.DeletionTimestamp.IsZero() || (slot == nil || slot.UID != string(d.UID) || released(d)) && !w.parkedBy(d)
 	case v1alpha1.DrainComplete:
 		return !w.parkedBy(d)
 	}

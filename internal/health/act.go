@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -119,7 +120,7 @@ func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *blocked
 func (t *turn) do(ctx context.Context, s Step) error {
 	switch s.Action {
 	case ActionQuarantine, ActionLift:
-		return t.writeCordon(ctx, s.Node)
+		return t.writeCordon(ctx, s.Node, s.Before)
 	case ActionHold, ActionRelease:
 		return t.client.Update(ctx, s.Event)
 	case ActionCancelDrain:
@@ -152,15 +153,15 @@ func (t *turn) do(ctx context.Context, s Step) error {
 
 // writeCordon writes the cordon of a node, to its core Node if it has one. A node publishes its counts often, and the cordon does not rest
 // on them.
-func (t *turn) writeCordon(ctx context.Context, n *v1alpha1.Node) error {
+func (t *turn) writeCordon(ctx context.Context, n, before *v1alpha1.Node) error {
 	target, err := kube.CordonOf(ctx, t.Controller.live, t.config, n)
 	if err != nil {
 		return err
 	}
 	if core, ok := target.(*corev1.Node); ok {
-		if n.Spec.Cordoned && cordon.Is(core) && len(v1alpha1.CordonOwners(core)) == 0 {
-			// Somebody else cordoned it meanwhile. Ebb's Node will show it, and the next decision rests on that.
-			return apierrors.NewConflict(corev1.Resource("nodes"), core.Name, errors.New("it was cordoned meanwhile"))
+		if before == nil || cordon.Is(core) != before.Spec.Cordoned || !slices.Equal(v1alpha1.CordonOwners(core), v1alpha1.CordonOwners(before)) {
+			// Ebb's Node, on which the decision rests, does not show yet what somebody did to the core Node.
+			return apierrors.NewConflict(corev1.Resource("nodes"), core.Name, errors.New("its cordon has changed"))
 		}
 		cordon.Set(core, n.Spec.Cordoned)
 		v1alpha1.SetCordonOwners(core, v1alpha1.CordonOwners(n))
@@ -168,7 +169,7 @@ func (t *turn) writeCordon(ctx context.Context, n *v1alpha1.Node) error {
 	}
 	old := n.ResourceVersion
 	_, err = kubeclient.Rewrite(ctx, t.Controller.live, n, func(n *v1alpha1.Node) error { return t.client.Update(ctx, n) }, func(newest *v1alpha1.Node) bool {
-		if newest.Generation != n.Generation || newest.ResourceVersion == old {
+		if newest.Generation != n.Generation || newest.ResourceVersion == old || before == nil || !slices.Equal(v1alpha1.CordonOwners(newest), v1alpha1.CordonOwners(before)) {
 			return false
 		}
 		newest.Spec.Cordoned = n.Spec.Cordoned

@@ -19,6 +19,9 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
+// maxMetadata bounds the keys and values of an event's metadata together.
+const maxMetadata = 64 << 10
+
 // Received says what became of one event that was sent.
 type Received struct {
 	// ID of the event.
@@ -94,6 +97,13 @@ func Validate(s *v1alpha1.HealthEventSpec) error {
 			refuse("entitiesImpacted[%d] is longer than 256 characters in entityType or 1024 in entityValue", i)
 		}
 	}
+	size := 0
+	for key, value := range s.Metadata {
+		size += len(key) + len(value)
+	}
+	if size > maxMetadata {
+		refuse("metadata has %d bytes, more than %d", size, maxMetadata)
+	}
 	if len(s.ErrorCode) > 64 || len(s.EntitiesImpacted) > 256 || len(s.Metadata) > 64 {
 		refuse("at most 64 codes in errorCode, 256 entities in entitiesImpacted and 64 keys in metadata")
 	}
@@ -126,7 +136,7 @@ func (a *API) Receive(ctx context.Context, specs []v1alpha1.HealthEventSpec, now
 func (a *API) receive(ctx context.Context, spec v1alpha1.HealthEventSpec, now time.Time) (Received, error) {
 	sent := spec
 	if spec.GeneratedTimestamp == nil {
-		spec.GeneratedTimestamp = &metav1.MicroTime{Time: now.Truncate(time.Microsecond)}
+		spec.GeneratedTimestamp = &v1alpha1.Timestamp{Time: now.Truncate(time.Microsecond)}
 	}
 	r := Received{ID: spec.ID, Name: EventName(spec.ID), Result: Created}
 	e := &v1alpha1.HealthEvent{
@@ -156,7 +166,7 @@ func sameReport(stored, sent *v1alpha1.HealthEventSpec) bool {
 	if copied.GeneratedTimestamp == nil {
 		copied.GeneratedTimestamp = stored.GeneratedTimestamp
 	} else {
-		copied.GeneratedTimestamp = &metav1.MicroTime{Time: copied.GeneratedTimestamp.Truncate(time.Microsecond)}
+		copied.GeneratedTimestamp = &v1alpha1.Timestamp{Time: copied.GeneratedTimestamp.Truncate(time.Microsecond)}
 	}
 	return equality.Semantic.DeepEqual(*stored, copied)
 }

@@ -117,8 +117,8 @@ type Step struct {
 	Action Action
 	// Event that it is about, as it is to be written. Its resourceVersion is what the decision rests on.
 	Event *v1alpha1.HealthEvent
-	// Node to write, for ActionQuarantine and ActionLift.
-	Node *v1alpha1.Node
+	// Node to write, for ActionQuarantine and ActionLift, and as it was when that was decided.
+	Node, Before *v1alpha1.Node
 	// Drain to create, for ActionStartDrain, or to write, for ActionCancelDrain.
 	Drain *v1alpha1.Drain
 }
@@ -295,7 +295,7 @@ func (r *round) quarantine() (joining bool) {
 		next := r.node.DeepCopy()
 		next.Spec.Cordoned = true
 		v1alpha1.SetCordonOwners(next, append(slices.Clone(owners), adds...))
-		r.steps = append(r.steps, Step{Action: ActionQuarantine, Event: waiting[0], Node: next})
+		r.steps = append(r.steps, Step{Action: ActionQuarantine, Event: waiting[0], Node: next, Before: r.node})
 	}
 	return true
 }
@@ -437,6 +437,9 @@ func (r *round) tidy(e *v1alpha1.HealthEvent) {
 	if controllerutil.ContainsFinalizer(e, v1alpha1.HealthEventFinalizer) {
 		r.write(ActionRelease, e, func(e *v1alpha1.HealthEvent) { controllerutil.RemoveFinalizer(e, v1alpha1.HealthEventFinalizer) })
 		return
+	}
+	if e.Spec.IsHealthy && slices.ContainsFunc(r.events, isOpen) {
+		return // a problem of the node may have ended with it, and others have not
 	}
 	// A replay of an event that was deleted is older than the retention and has no effect.
 	if e.DeletionTimestamp.IsZero() && r.Now.Sub(e.CreationTimestamp.Time) > max(keepHandled, 2*r.Config.Quarantine.Retention) {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -158,6 +159,9 @@ func (r *round) followJoined(e *v1alpha1.HealthEvent) {
 	})
 }
 
+// waitsForPerson are the reasons why a step of the custom track was not possible.
+var waitsForPerson = []string{WaitDefinition, WaitForbidden, WaitNamespace, WaitRefused, WaitTemplate, WaitPods}
+
 // advance takes the next step of a drain that runs.
 func (r *round) advance(e *v1alpha1.HealthEvent) {
 	if started := e.Status.Drain != nil && e.Status.Drain.UID != ""; r.name == r.Leader && !started && r.successor() {
@@ -166,7 +170,11 @@ func (r *round) advance(e *v1alpha1.HealthEvent) {
 		return
 	}
 	custom, own := r.custom(e), r.own(e)
-	for _, t := range []track{custom, own} {
+	tracks := []track{custom, own}
+	if slices.Contains(waitsForPerson, reasonOf(e)) { // Ebb's own work does not wait for a person to mend the other track
+		tracks = []track{own, custom}
+	}
+	for _, t := range tracks {
 		if t.step != nil {
 			r.edited[string(e.UID)] = t.step.Event
 			r.steps = append(r.steps, *t.step)

@@ -96,8 +96,9 @@ func guardRules() []access.Rule {
 			"!object.spec.?hostNetwork.orValue(false) && !object.spec.?hostPID.orValue(false) && !object.spec.?hostIPC.orValue(false) && " +
 			"object.spec.?securityContext.?runAsNonRoot.orValue(false) && !object.spec.?automountServiceAccountToken.orValue(true) && " +
 			"object.spec.containers.all(c, !c.?securityContext.?privileged.orValue(false) && !c.?securityContext.?allowPrivilegeEscalation.orValue(true) && " +
-			"c.?securityContext.?capabilities.?drop.orValue([]).exists(d, d == 'ALL') && c.?securityContext.?capabilities.?add.orValue([]).size() == 0))",
-		Message: "a guard has no privilege, no volume and no token",
+			"c.?securityContext.?capabilities.?drop.orValue([]).exists(d, d == 'ALL') && c.?securityContext.?capabilities.?add.orValue([]).size() == 0 && " +
+			"c.?securityContext.?runAsNonRoot.orValue(true) && c.?securityContext.?runAsUser.orValue(65532) != 0 && c.?env.orValue([]).size() == 0 && c.?envFrom.orValue([]).size() == 0))",
+		Message: "a guard has no privilege, no volume, no token and no environment",
 	})
 }
 
@@ -229,6 +230,9 @@ func invariants(o Options) []runtime.Object {
 	}{
 		{name: "ebb-keep-settings", group: groupEbb, resource: "settings", operations: []admissionv1.OperationType{admissionv1.Delete}, validations: []admissionv1.Validation{
 			{Expression: "false", Message: "the Settings object holds the cluster's drain slot and cannot be deleted; use `ebb settings set` to change it, or `ebb uninstall` to remove Ebb"},
+		}},
+		{name: "ebb-keep-terms", group: groupEbb, resource: "terms", operations: []admissionv1.OperationType{admissionv1.Delete}, validations: []admissionv1.Validation{
+			{Expression: "false", Message: "the Term says who leads, and without it nobody may write; use `ebb uninstall` to remove Ebb"},
 		}},
 		{name: "ebb-keep-drains", group: groupEbb, resource: "drains", operations: []admissionv1.OperationType{admissionv1.Delete}, validations: []admissionv1.Validation{
 			{Expression: "oldObject.?status.?phase.orValue('') != 'Stopping'", Message: "the drain is Stopping: the node is empty and is shutting down, so the drain can no longer be cancelled; delete the Drain when it has ended"},

@@ -121,7 +121,9 @@ func (m *membership) floor(ctx context.Context) (int64, error) {
 	if err := m.client.Get(ctx, types.NamespacedName{Name: m.node}, node); err != nil && !kubeclient.IsMissing(err) {
 		return 0, err
 	}
-	if node.IsParked() {
+	if parked, err := isParked(ctx, m.client, node); err != nil {
+		return 0, err
+	} else if parked {
 		return 0, errParked
 	}
 	if err := m.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil && !kubeclient.IsMissing(err) {

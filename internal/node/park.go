@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -12,6 +16,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -29,6 +34,9 @@ var (
 	errDeleted = errors.New("the Node object was deleted while the node was parked")
 )
 
+// parkedCheck is how often a parked node looks at its core Node.
+const parkedCheck = 5 * time.Second
+
 // parkedMessage is what people read of a parked node.
 func parkedMessage(node string) string {
 	return fmt.Sprintf("The node was drained and is parked: its process waits without a lease. `ebb uncordon %s` brings it back.", node)
@@ -39,7 +47,27 @@ func (n *Node) startsParked(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, n.opts.Timing.Timeout)
 	defer cancel()
 	node, err := n.readNode(ctx)
-	return err == nil && node.IsParked()
+	if err != nil {
+		return false
+	}
+	parked, err := isParked(ctx, n.client, node)
+	return err == nil && parked
+}
+
+// isParked reports whether a node is parked. Where it has a core Node, that one says whether it is cordoned: Ebb's Node shows it only while
+// there is a coordinator, which may be this node.
+func isParked(ctx context.Context, r client.Reader, node *v1alpha1.Node) (bool, error) {
+	if !node.IsParked() {
+		return false, nil
+	}
+	core := &corev1.Node{}
+	switch err := r.Get(ctx, client.ObjectKeyFromObject(node), core); {
+	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || meta.IsNoMatchError(err):
+		return true, nil // the API has no core Nodes, or none of this name
+	case err != nil:
+		return false, err
+	}
+	return cordon.Is(core), nil
 }
 
 func (n *Node) readNode(ctx context.Context) (*v1alpha1.Node, error) {
@@ -57,8 +85,12 @@ func (n *Node) checkParked(ctx context.Context, e *Epoch) error {
 	if err != nil {
 		return err
 	}
+	parked, err := isParked(ctx, n.client, node)
+	if err != nil {
+		return err
+	}
 	e.set(func(e *Epoch) {
-		if node.IsParked() {
+		if parked {
 			e.parked = node.Status.Parked
 		} else {
 			e.unparked = node.Status.Parked
@@ -114,6 +146,10 @@ func (n *Node) park(ctx context.Context) error {
 	var repeats repeatFilter
 	for {
 		node, err := n.readNode(ctx)
+		parked := false
+		if err == nil {
+			parked, err = isParked(ctx, n.client, node)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -124,13 +160,14 @@ func (n *Node) park(ctx context.Context) error {
 			repeats.warn(n.log, "could not read whether the node is still parked; trying again", err)
 			_ = backoff.Sleep(ctx, n.opts.Timing.Renew/4) // the next turn sees that ctx has ended
 			continue
-		case !node.IsParked():
+		case !parked:
 			n.log.Info("unparked: the node is uncordoned")
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 		case <-changed:
+		case <-time.After(parkedCheck): // a core Node is not watched
 		}
 	}
 }

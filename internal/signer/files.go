@@ -1,8 +1,8 @@
 package signer
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -99,7 +99,7 @@ func (f Files) update(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(f.Dir.Token()); errors.Is(err, os.ErrNotExist) {
+	if have, err := os.ReadFile(f.Dir.Token()); err != nil || !bytes.Equal(have, token.Data[tokenKey]) {
 		if err := atomicfile.WriteSecret(f.Dir.Token(), token.Data[tokenKey]); err != nil {
 			return err
 		}

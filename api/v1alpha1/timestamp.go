@@ -1,0 +1,49 @@
+package v1alpha1
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Timestamp is a time with microseconds. It reads every form of RFC 3339, with and without a fraction of a second: metav1.MicroTime reads only
+// those with six digits, and an object with any other could be stored and not be read again.
+//
+// +kubebuilder:object:generate=false
+// +kubebuilder:validation:Type=string
+// +kubebuilder:validation:Format=date-time
+type Timestamp struct {
+	time.Time
+}
+
+const timestampFormat = "2006-01-02T15:04:05.000000Z07:00"
+
+// MarshalJSON implements json.Marshaler.
+func (t Timestamp) MarshalJSON() ([]byte, error) {
+	return json.Marshal(t.UTC().Format(timestampFormat))
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *Timestamp) UnmarshalJSON(data []byte) error {
+	var text string
+	if err := json.Unmarshal(data, &text); err != nil {
+		return err
+	}
+	parsed, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return err
+	}
+	t.Time = parsed.UTC().Truncate(time.Microsecond)
+	return nil
+}
+
+// DeepCopyInto copies the time.
+func (t *Timestamp) DeepCopyInto(out *Timestamp) { *out = *t }
+
+// DeepCopy copies the time.
+func (t *Timestamp) DeepCopy() *Timestamp {
+	if t == nil {
+		return nil
+	}
+	out := *t
+	return &out
+}
