@@ -3,6 +3,8 @@ package v1alpha1
 import (
 	"encoding/json"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Timestamp is a time with microseconds. It reads every form of RFC 3339, with and without a fraction of a second: metav1.MicroTime reads only
@@ -12,7 +14,12 @@ import (
 // +kubebuilder:validation:Type=string
 // +kubebuilder:validation:Format=date-time
 type Timestamp struct {
-	time.Time
+	metav1.MicroTime
+}
+
+// NewTimestamp makes a Timestamp.
+func NewTimestamp(t time.Time) *Timestamp {
+	return &Timestamp{metav1.NewMicroTime(t.UTC().Truncate(time.Microsecond))}
 }
 
 const timestampFormat = "2006-01-02T15:04:05.000000Z07:00"
@@ -32,7 +39,7 @@ func (t *Timestamp) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	t.Time = parsed.UTC().Truncate(time.Microsecond)
+	*t = *NewTimestamp(parsed)
 	return nil
 }
 

@@ -136,7 +136,7 @@ func (a *API) Receive(ctx context.Context, specs []v1alpha1.HealthEventSpec, now
 func (a *API) receive(ctx context.Context, spec v1alpha1.HealthEventSpec, now time.Time) (Received, error) {
 	sent := spec
 	if spec.GeneratedTimestamp == nil {
-		spec.GeneratedTimestamp = &v1alpha1.Timestamp{Time: now.Truncate(time.Microsecond)}
+		spec.GeneratedTimestamp = v1alpha1.NewTimestamp(now.Truncate(time.Microsecond))
 	}
 	r := Received{ID: spec.ID, Name: EventName(spec.ID), Result: Created}
 	e := &v1alpha1.HealthEvent{
@@ -166,7 +166,7 @@ func sameReport(stored, sent *v1alpha1.HealthEventSpec) bool {
 	if copied.GeneratedTimestamp == nil {
 		copied.GeneratedTimestamp = stored.GeneratedTimestamp
 	} else {
-		copied.GeneratedTimestamp = &v1alpha1.Timestamp{Time: copied.GeneratedTimestamp.Truncate(time.Microsecond)}
+		copied.GeneratedTimestamp = v1alpha1.NewTimestamp(copied.GeneratedTimestamp.Truncate(time.Microsecond))
 	}
 	return equality.Semantic.DeepEqual(*stored, copied)
 }

@@ -36,7 +36,7 @@ func (w *World) manualEvents() []Step {
 			},
 			Spec: v1alpha1.HealthEventSpec{
 				Agent: agentEbb, CheckName: v1alpha1.CheckManualDrain, NodeName: d.Spec.NodeName, Message: d.Spec.Reason, IsFatal: true,
-				GeneratedTimestamp: &v1alpha1.Timestamp{Time: w.Now.Truncate(time.Microsecond)}, ID: "manual-" + string(d.UID),
+				GeneratedTimestamp: v1alpha1.NewTimestamp(w.Now.Truncate(time.Microsecond)), ID: "manual-" + string(d.UID),
 			},
 		}}
 	}

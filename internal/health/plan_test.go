@@ -254,7 +254,7 @@ func TestAnOldCancelDoesNotStopAFreshDrain(t *testing.T) {
 	// A healthy report from before the problem arrives late.
 	s.send("h2", func(e *v1alpha1.HealthEvent) {
 		healthy(e)
-		e.Spec.GeneratedTimestamp = &v1alpha1.Timestamp{Time: begin}
+		e.Spec.GeneratedTimestamp = v1alpha1.NewTimestamp(begin)
 	})
 	// The first one is sent again.
 	s.send("h1", healthy)
@@ -449,7 +449,7 @@ func TestEventsWithoutEffect(t *testing.T) {
 		"not fatal": {func(e *v1alpha1.HealthEvent) { e.Spec.IsFatal = false }, health.ReasonSkipped},
 		"skipped":   {func(e *v1alpha1.HealthEvent) { e.Spec.QuarantineOverrides = &v1alpha1.Overrides{Skip: true} }, health.ReasonSkipped},
 		"too old": {func(e *v1alpha1.HealthEvent) {
-			e.Spec.GeneratedTimestamp = &v1alpha1.Timestamp{Time: begin.Add(-25 * time.Hour)}
+			e.Spec.GeneratedTimestamp = v1alpha1.NewTimestamp(begin.Add(-25 * time.Hour))
 		}, health.ReasonExpired},
 		"healthy": {healthy, health.ReasonHealthy},
 	} {

@@ -122,7 +122,7 @@ func (p *play) report() {
 		e.Spec.NodeName, e.Spec.CheckName = p.pick(len(p.nodes)), fmt.Sprintf("c%d", p.random.IntN(2))
 		e.Spec.IsHealthy = p.chance(0.3)
 		e.Spec.IsFatal = !e.Spec.IsHealthy && p.chance(0.9)
-		e.Spec.GeneratedTimestamp = &v1alpha1.Timestamp{Time: p.now.Add(-time.Duration(p.random.IntN(120)) * time.Second)}
+		e.Spec.GeneratedTimestamp = v1alpha1.NewTimestamp(p.now.Add(-time.Duration(p.random.IntN(120)) * time.Second))
 	})
 }
 

@@ -114,7 +114,7 @@ func (s *store) world() health.World {
 // send stores an event.
 func (s *store) send(name string, change func(*v1alpha1.HealthEvent)) *v1alpha1.HealthEvent {
 	e := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.HealthEventSpec{
-		CheckName: "check", NodeName: "n2", IsFatal: true, ID: name, GeneratedTimestamp: &v1alpha1.Timestamp{Time: s.now},
+		CheckName: "check", NodeName: "n2", IsFatal: true, ID: name, GeneratedTimestamp: v1alpha1.NewTimestamp(s.now),
 	}}
 	if change != nil {
 		change(e)

@@ -306,8 +306,8 @@ func TestCustomDrains(t *testing.T) {
 	step("an old cancel does not stop a fresh drain", func() {
 		s.fatal("e5", target, "Xid")
 		s.request("drain-" + target + "-e5")
-		old := v1alpha1.Timestamp{Time: time.Now().Add(-time.Hour)}
-		s.post(v1alpha1.HealthEventSpec{ID: "h5", NodeName: target, CheckName: "Xid", IsHealthy: true, GeneratedTimestamp: &old})
+		old := v1alpha1.NewTimestamp(time.Now().Add(-time.Hour))
+		s.post(v1alpha1.HealthEventSpec{ID: "h5", NodeName: target, CheckName: "Xid", IsHealthy: true, GeneratedTimestamp: old})
 		s.well("h3", target, "Xid") // sent again
 		s.becomes("h5", "", "", health.ReasonHealthy)
 		if e := s.event("e5"); e.Status.ClosedAt != nil {
@@ -477,8 +477,8 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 		t.Errorf("%d drains have begun: %+v", len(begun), begun)
 	}
 	h := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: "h1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsHealthy: true}}
-	later := v1alpha1.Timestamp{Time: time.Now().Add(time.Second)}
-	h.Spec.GeneratedTimestamp = &later
+	later := v1alpha1.NewTimestamp(time.Now().Add(time.Second))
+	h.Spec.GeneratedTimestamp = later
 	if err := s.client.Create(context.Background(), h); err != nil {
 		t.Fatal(err)
 	}

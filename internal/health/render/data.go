@@ -91,7 +91,7 @@ func samples() []Data {
 		Spec: v1alpha1.HealthEventSpec{
 			Version: 1, Agent: nasty, ComponentClass: nasty, CheckName: nasty, IsFatal: true, Message: nasty, RecommendedAction: "RESTART_BM",
 			ErrorCode: []string{nasty, "79"}, EntitiesImpacted: []v1alpha1.Entity{{EntityType: nasty, EntityValue: nasty}, {EntityType: "GPU", EntityValue: "0"}},
-			Metadata: map[string]string{nasty: nasty, "key": "value"}, GeneratedTimestamp: &v1alpha1.Timestamp{Time: time.Unix(1, 0)}, NodeName: "node", ID: "sample",
+			Metadata: map[string]string{nasty: nasty, "key": "value"}, GeneratedTimestamp: v1alpha1.NewTimestamp(time.Unix(1, 0)), NodeName: "node", ID: "sample",
 		},
 	}
 	pods := &v1alpha1.PodsSnapshot{Namespaces: []v1alpha1.PodsOfNamespace{{Namespace: "default", Names: []string{"a", "b"}}}}
