@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -55,13 +56,12 @@ func main() {
 // reconcile takes a request one step further, and returns whether nothing is left to do for it.
 func reconcile(ctx context.Context, objects dynamic.ResourceInterface, name, command string) (done bool, err error) {
 	request, err := objects.Get(ctx, name, metav1.GetOptions{})
-	if err != nil || condition(request, "DrainComplete") == "True" || request.GetDeletionTimestamp() != nil {
-		return true, nil // gone, or drained
+	if apierrors.IsNotFound(err) || err == nil && (condition(request, "DrainComplete") == "True" || condition(request, "DrainFailed") == "True") {
+		return true, nil // gone, or ended
+	} else if err != nil {
+		return false, err
 	}
-	node, _, err := unstructured.NestedString(request.Object, "spec", "nodeName")
-	if err != nil {
-		return true, set(ctx, objects, request, "DrainFailed", "True", "BadRequest", err.Error())
-	}
+	node, _, _ := unstructured.NestedString(request.Object, "spec", "nodeName") // the definition requires it
 	if condition(request, "DrainInProgress") != "True" {
 		return false, set(ctx, objects, request, "DrainInProgress", "True", "DrainStarted", "")
 	}

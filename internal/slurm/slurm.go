@@ -54,16 +54,16 @@ var (
 func (c Commands) Node(ctx context.Context, name string) (Node, error) {
 	out, err := c.run(ctx, "scontrol", "show", "node", "-o", name)
 	if err != nil {
-		if errors.Is(err, ErrUnreachable) {
-			return Node{}, err
+		if strings.Contains(err.Error(), "not found") || strings.Contains(out, "not found") {
+			return Node{}, fmt.Errorf("%w: %s", ErrUnknownNode, name)
 		}
-		return Node{}, fmt.Errorf("%w: %s", ErrUnknownNode, name)
+		return Node{}, err
 	}
 	found := stateField.FindStringSubmatch(out)
 	if found == nil {
 		return Node{}, fmt.Errorf("scontrol shows no state of node %s: %q", name, out)
 	}
-	reason, err := c.run(ctx, "sinfo", "-h", "-N", "-n", name, "-o", "%E")
+	reason, err := c.run(ctx, "sinfo", "-h", "-a", "-N", "-n", name, "-o", "%E")
 	if err != nil {
 		return Node{}, err
 	}
@@ -127,7 +127,7 @@ func (c Commands) start(ctx context.Context, command string, args ...string) (st
 	cmd.Stderr = &errs
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w: %s", command, strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
+		return "", fmt.Errorf("%s %s: %w: %s", command, strings.Join(args, " "), err, strings.TrimSpace(errs.String()+string(out))) // scontrol complains on its standard output
 	}
 	return string(out), nil
 }

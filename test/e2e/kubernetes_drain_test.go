@@ -122,7 +122,8 @@ func (k *installation) home(v *testVolume) string {
 func TestKubectlDrain(t *testing.T) {
 	beside(t, heavy)
 	k := startKubernetes(t, kubeNodes...)
-	k.install()
+	// `kubectl drain` evicts the pod of the signer, with whose token the process of this test goes on: no certificate is renewed after that.
+	k.install(time.Hour)
 	for _, step := range []struct {
 		name string
 		run  func(*testing.T, *installation)

@@ -63,14 +63,14 @@ func startKubernetes(t testing.TB, nodes ...string) *installation {
 	return k
 }
 
-// install installs Ebb as a person does, with programs turned on, and starts everything.
-func (k *installation) install() {
+// install installs Ebb as a person does, with programs turned on, and starts everything. Certificates live for certificateLife.
+func (k *installation) install(certificateLife time.Duration) {
 	k.t.Helper()
 	k.kubectl("apply", "-k", filepath.Join("..", "..", "config", "kubernetes"))
 	k.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
 	// A change of the DaemonSet reaches the pods that are made after it.
 	k.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
-	k.startPod("signer", k.pod("signer", ""), "--certificate-life=2m")
+	k.startPod("signer", k.pod("signer", ""), "--certificate-life="+certificateLife.String())
 	for _, name := range kubeNodes {
 		k.startNode(name)
 	}
@@ -184,7 +184,7 @@ func (k *installation) followers() []string { return others(kubeNodes, k.awaitLe
 func TestEbbOnKubernetes(t *testing.T) {
 	beside(t, heavy)
 	k := startKubernetes(t, kubeNodes...)
-	k.install()
+	k.install(2 * time.Minute)
 	for _, step := range []struct {
 		name string
 		run  func(*testing.T, *installation)
