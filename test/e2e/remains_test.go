@@ -201,7 +201,7 @@ func TestATestThatFailsLeavesItsClusterBehind(t *testing.T) {
 		"fail": {
 			"logs/apiserver-of-ebb-up.1.log", "logs/ebb-up-nodes-1.1.log", "logs/n1-of-ebb-up.1.log", "objects/changefeed.yaml", "objects/deployment.yaml",
 			"objects/drain.yaml", "objects/etcdcluster.yaml", "objects/etcdmember.yaml", "objects/etcdsnapshot.yaml", "objects/event.yaml",
-			"objects/lease.yaml", "objects/node.yaml", "objects/replica.yaml", "objects/settings.yaml", "objects/volume.yaml",
+			"objects/healthevent.yaml", "objects/lease.yaml", "objects/node.yaml", "objects/replica.yaml", "objects/settings.yaml", "objects/term.yaml", "objects/volume.yaml",
 		},
 	} {
 		kept := t.TempDir()
