@@ -82,6 +82,7 @@ func cordonCommands(t *testing.T, c *cluster) {
 
 func settingsCommands(t *testing.T, c *cluster) {
 	want := `nodeDrainPolicy                    block-for-eviction
+onCordon                           Drain
 volumes.replicaReplenishmentWait   10m0s
 volumes.rebuildBytesPerSecond      0
 drain.clientGrace                  1m0s
@@ -153,7 +154,7 @@ func errorTexts(t *testing.T, c *cluster) {
 		want string
 	}{
 		{[]string{"cordon", "n9"}, "ebb: there is no node \"n9\": `ebb status` lists the nodes\n"},
-		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": use one of nodeDrainPolicy, volumes.replicaReplenishmentWait, volumes.rebuildBytesPerSecond, drain.clientGrace, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
+		{[]string{"settings", "set", "speed=9"}, "ebb: there is no setting \"speed\": use one of nodeDrainPolicy, onCordon, volumes.replicaReplenishmentWait, volumes.rebuildBytesPerSecond, drain.clientGrace, drain.maintainerBatchSize, drain.stalledAfter, drain.balanceAfter, drain.bootstrapTimeout, drain.historyLimit, drain.historyAge\n"},
 		{[]string{"settings", "set", "drain.maintainerBatchSize=many"}, "ebb: setting drain.maintainerBatchSize: \"many\" is not a whole number\n"},
 		{[]string{"settings", "set", "volumes.rebuildBytesPerSecond=fast"}, "ebb: setting volumes.rebuildBytesPerSecond: \"fast\" is not a number of bytes such as 100Mi, or 0\n"},
 		{[]string{"settings", "set", "drain.clientGrace=-1s"}, "ebb: setting drain.clientGrace: \"-1s\" is not a duration such as 90s or 5m, or 0s\n"},
