@@ -354,8 +354,12 @@ func (r *round) leader() *v1alpha1.HealthEvent {
 		switch eviction(e) {
 		case v1alpha1.EvictionInProgress:
 			return e
-		case v1alpha1.EvictionSucceeded, v1alpha1.EvictionFailed:
+		case v1alpha1.EvictionSucceeded:
 			found = e
+		case v1alpha1.EvictionFailed:
+			if cr := e.Status.CustomResource; cr == nil || cr.Attempt < MaxAttempts { // otherwise a later event leads a drain of its own
+				found = e
+			}
 		}
 	}
 	return found

@@ -147,6 +147,12 @@ func TestAFailedDrainIsRetriedByNameAndBounded(t *testing.T) {
 	if n := len(s.events["e1"].Status.Attempts); n != health.MaxAttempts-1 || len(s.resources) != 0 {
 		t.Errorf("%d attempts are recorded, %d resources left", n, len(s.resources))
 	}
+	// Another event begins anew, as the message says.
+	s.send("e2", nil)
+	s.settle()
+	if s.resources["drain-n2-e2"] == nil || s.events["e2"].Status.Joined != nil {
+		t.Errorf("the next event has joined %+v, and there are the resources %v", s.events["e2"].Status.Joined, slices.Collect(maps.Keys(s.resources)))
+	}
 }
 
 func TestLaterEventsOfANodeJoinItsDrain(t *testing.T) {
