@@ -76,6 +76,8 @@ const (
 	NodeClaiming = "Claiming"
 	// NodeProgramsContained is True on a node whose programs have PID namespaces of their own: all processes of a program end with its shim.
 	NodeProgramsContained = "ProgramsContained"
+	// NodeProgramsIsolated is True on a node that gives each program a user of its own.
+	NodeProgramsIsolated = "ProgramsIsolated"
 )
 
 // Further reasons of these conditions.
@@ -85,6 +87,10 @@ const (
 	// ReasonNoPIDNamespaces: the machine does not allow PID namespaces. If the shim of a program is killed, processes that the program started
 	// may go on.
 	ReasonNoPIDNamespaces = "NoPIDNamespaces"
+	// ReasonOwnUsers: each program has a user of its own.
+	ReasonOwnUsers = "OwnUsers"
+	// ReasonNoOwnUsers: the node cannot run programs as other users, or is told not to. They can read what the node can read.
+	ReasonNoOwnUsers = "NoOwnUsers"
 	// ReasonAccepted: the spec is valid.
 	ReasonAccepted = "Accepted"
 	// ReasonInvalidSelector: the selector is invalid and matches no node.
@@ -214,6 +220,13 @@ type DeploymentSpec struct {
 	// +kubebuilder:validation:Pattern=`^(/.*)?$`
 	WorkingDir string `json:"workingDir,omitempty"`
 
+	// user is who the program runs as. Empty: a user of its own, which the node takes from its range (--program-uids). A name or a number
+	// of a user of the machine, where the node allows it (--program-users); @node is the node's own user.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^(@node|[A-Za-z_][A-Za-z0-9._-]*[$]?|[0-9]{1,10})?$`
+	User string `json:"user,omitempty"`
+
 	// selector selects nodes by their labels; without one every node is selected.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
@@ -243,6 +256,9 @@ type DeploymentSpec struct {
 	// +kubebuilder:default={}
 	Rollout RolloutPolicy `json:"rollout,omitempty"`
 }
+
+// NodeUser is the user of a program that runs as the node's own user.
+const NodeUser = "@node"
 
 // WhenDisconnected is what happens to a deployment whose node loses its lease.
 //
@@ -385,6 +401,11 @@ type DeploymentStatus struct {
 	// +optional
 	Running int32 `json:"running"`
 
+	// isolated says that the program runs as a user of its own unless spec.user says otherwise. It is not set for objects from before
+	// there were such users: these run as the node's user.
+	// +optional
+	Isolated bool `json:"isolated,omitempty"`
+
 	// lastStop is when a node last released it.
 	// +optional
 	LastStop *DeploymentStop `json:"lastStop,omitempty"`
@@ -446,6 +467,15 @@ func (d *Deployment) Holder() DeploymentHolder {
 		return DeploymentHolder{}
 	}
 	return *d.Status.Holder
+}
+
+// RunsAs is the user of the program: empty for one of its own, NodeUser, or a user of the machine. An object that an earlier version
+// has seen runs as the node's user.
+func (d *Deployment) RunsAs() string {
+	if d.Spec.User == "" && !d.Status.Isolated && len(d.Status.Conditions) > 0 {
+		return NodeUser
+	}
+	return d.Spec.User
 }
 
 // Instance returns the instance on a node, or nil.

@@ -212,6 +212,12 @@ type NodeStatus struct {
 	// +kubebuilder:validation:MaxLength=4096
 	TrustedCommands string `json:"trustedCommands,omitempty"`
 
+	// programUsers are the users of the machine that programs may name in spec.user, separated by commas: names, numbers, @node for the
+	// node's own user, * for every user, none for no user. Empty is @node.
+	// +optional
+	// +kubebuilder:validation:MaxLength=4096
+	ProgramUsers string `json:"programUsers,omitempty"`
+
 	// usage is the last measured load of the machine; without it the load is unknown.
 	// +optional
 	Usage *NodeUsage `json:"usage,omitempty"`

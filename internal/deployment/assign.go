@@ -104,7 +104,7 @@ func eligible(d *v1alpha1.Deployment, claimers []*claimer) []*claimer {
 	}
 	all := true
 	ok := func(c *claimer) bool {
-		return (d.Spec.Selector == nil || s.Matches(labels.Set(c.node.Labels))) && c.trust.Allows(&d.Spec)
+		return (d.Spec.Selector == nil || s.Matches(labels.Set(c.node.Labels))) && c.trust.Refuses(d) == ""
 	}
 	for _, c := range claimers {
 		all = all && ok(c)

@@ -92,6 +92,9 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if !d.DeletionTimestamp.IsZero() {
 		return c.letGo(ctx, w, d)
 	}
+	if d.Spec.User != d.RunsAs() {
+		return c.keepUser(ctx, d)
+	}
 	next, again := Observe(w, d, time.Now())
 	if equality.Semantic.DeepEqual(next, d.Status) {
 		return ctrl.Result{RequeueAfter: again}, nil
@@ -106,6 +109,24 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	c.tell(ctx, d, before)
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// keepUser writes down that an object from before programs had users of their own runs as the node's user.
+func (c *Controller) keepUser(ctx context.Context, d *v1alpha1.Deployment) (ctrl.Result, error) {
+	d.Spec.User = d.RunsAs()
+	if err := c.client.Update(ctx, d); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return ctrl.Result{RequeueAfter: replan}, nil // the cache is behind
+		}
+		return ctrl.Result{}, fmt.Errorf("deployment %s/%s: %w", d.Namespace, d.Name, err)
+	}
+	const note = "It is from before programs had users of their own and goes on as the node's user, who can read the node's credentials. Remove spec.user to give it a user of its own."
+	c.Log.Warn(note, "deployment", client.ObjectKeyFromObject(d).String())
+	err := c.record.Emit(ctx, events.Event{Regarding: d, Type: corev1.EventTypeWarning, Reason: "RunsAsNodeUser", Action: "Observe", Note: note, Key: string(d.UID)})
+	if err != nil {
+		c.Log.Warn("could not write event", "error", err)
+	}
+	return ctrl.Result{}, nil
 }
 
 // letGo removes our finalizer from a deleted deployment when no node runs it. This is irreversible, so the leases are read from

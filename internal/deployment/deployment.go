@@ -52,8 +52,11 @@ func ParseClaimPolicy(text string) (v1alpha1.ClaimPolicy, error) {
 	return "", fmt.Errorf("unknown claim policy %q: use %s, %s or %s", text, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone)
 }
 
-// Trust decides which commands a node runs. The zero Trust allows every command.
-type Trust struct{ expression *regexp.Regexp }
+// Trust decides which commands a node runs, and as whom. The zero Trust allows every command, as a user of its own or as the node's.
+type Trust struct {
+	expression *regexp.Regexp
+	users      Users
+}
 
 // ParseTrust parses the regular expression that commands must match; empty allows every command.
 func ParseTrust(expression string) (Trust, error) {
@@ -75,9 +78,32 @@ func (t Trust) String() string {
 	return t.expression.String()
 }
 
-// Allows reports whether the node may run the program of a spec. The expression is matched against the cleaned path that would be
+// Why a node would not run a program.
+const (
+	untrustedCommand = "command not trusted"
+	untrustedUser    = "user not allowed"
+)
+
+// As adds the users that programs may run as.
+func (t Trust) As(u Users) Trust {
+	t.users = u
+	return t
+}
+
+// Refuses returns why the node does not run a program; empty if it does.
+func (t Trust) Refuses(d *v1alpha1.Deployment) string {
+	switch {
+	case !t.allows(&d.Spec):
+		return untrustedCommand
+	case !t.users.Allow(d.RunsAs()):
+		return untrustedUser
+	}
+	return ""
+}
+
+// allows reports whether the command of a spec is trusted. The expression is matched against the cleaned path that would be
 // executed. A bare name is allowed only if the spec does not set PATH, which would decide where it is looked up.
-func (t Trust) Allows(spec *v1alpha1.DeploymentSpec) bool {
+func (t Trust) allows(spec *v1alpha1.DeploymentSpec) bool {
 	if t.expression == nil {
 		return true
 	}

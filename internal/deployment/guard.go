@@ -26,6 +26,9 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 	}
 	g := guard{Write: w}
 	if w.Status {
+		if old.Status.Isolated != next.Status.Isolated {
+			return fmt.Errorf("node %s may not change as whom a program runs", w.Node)
+		}
 		if err := g.checkHolder(ctx, old, next); err != nil {
 			return err
 		}
@@ -68,6 +71,10 @@ var nodeWritePolicy = []access.Rule{
 		Expression: "object.metadata.?finalizers.orValue([]).all(f, f == '" + v1alpha1.DeploymentFinalizer + "' || f in oldObject.metadata.?finalizers.orValue([])) && " +
 			"oldObject.metadata.?finalizers.orValue([]).all(f, f in object.metadata.?finalizers.orValue([])) && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences",
 		Message: "a node may only add Ebb's finalizer to a deployment",
+	},
+	{
+		Expression: "object.?status.?isolated.orValue(false) == oldObject.?status.?isolated.orValue(false)",
+		Message:    "a node may not change as whom a program runs",
 	},
 	{
 		Expression: "object.?status.?holder == oldObject.?status.?holder || object.?status.?holder.?node.orValue('') == variables.node || " +

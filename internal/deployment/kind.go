@@ -30,11 +30,12 @@ func Kind() kind.Kind {
 
 // part is the part of this kind in an `ebb node` process.
 type part struct {
-	policyText, trustText string
-	weights               Weights
+	policyText, trustText, uidsText, usersText string
+	weights                                    Weights
 
 	policy  v1alpha1.ClaimPolicy
 	trust   Trust
+	uids    UIDs
 	metrics *Metrics
 }
 
@@ -44,6 +45,10 @@ func (p *part) AddFlags(fs *pflag.FlagSet) {
 		"how the node chooses deployments to claim: deployment_count (the default), resource_usage or none ($"+EnvClaimPolicy+")")
 	fs.StringVar(&p.trustText, "trusted-command-regexp", os.Getenv(EnvTrusted),
 		"regular expression that a program's command must match for the node to claim or run it; empty trusts every command ($"+EnvTrusted+")")
+	fs.StringVar(&p.uidsText, "program-uids", DefaultUIDs,
+		"user ids FIRST-LAST of which a node that runs as root gives each program one of its own; none runs programs as the node's user")
+	fs.StringVar(&p.usersText, "program-users", v1alpha1.NodeUser,
+		"users that programs may name in spec.user, separated by commas: names, numbers, "+v1alpha1.NodeUser+" for the node's own user, * for every user, none for no user")
 	fs.Float64Var(&p.weights.CPU, "claim-cpu-weight", p.weights.CPU, "weight of CPU under the claim policy resource_usage")
 	fs.Float64Var(&p.weights.Memory, "claim-memory-weight", p.weights.Memory, "weight of memory under the claim policy resource_usage")
 }
@@ -56,6 +61,14 @@ func (p *part) Validate() (err error) {
 	if p.trust, err = ParseTrust(p.trustText); err != nil {
 		return err
 	}
+	users, err := ParseUsers(p.usersText)
+	if err != nil {
+		return err
+	}
+	p.trust = p.trust.As(users)
+	if p.uids, err = ParseUIDs(p.uidsText); err != nil {
+		return err
+	}
 	return p.weights.Validate()
 }
 
@@ -64,7 +77,7 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	p.metrics = NewMetrics(env.Registry, env.Node)
 	env.Gate.WithoutGuard(KindDaemons) // they stay until the node stops
 	r, err := NewRuntime(Options{
-		Node: env.Node, Dir: env.Dir.Programs(), Exe: env.Exe, Gate: env.Gate, Policy: p.policy, Weights: p.weights, Trust: p.trust,
+		Node: env.Node, Dir: env.Dir.Programs(), Exe: env.Exe, Gate: env.Gate, Policy: p.policy, Weights: p.weights, Trust: p.trust, UIDs: p.uids,
 		Metrics: p.metrics, Log: env.Log, ShimLogFormat: env.LogFormat,
 	})
 	if err != nil {

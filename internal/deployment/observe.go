@@ -27,6 +27,9 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 		return next, claimedWithin - age
 	}
 	next.State = state
+	if len(d.Status.Conditions) == 0 || d.Spec.User != "" {
+		next.Isolated = true // without a user it gets one of its own from now on
+	}
 	next.Nodes = slices.DeleteFunc(next.Nodes, func(i v1alpha1.DeploymentInstance) bool {
 		rec := w.Leases[i.Node]
 		return !rec.Held() && rec.Epoch >= i.NodeEpoch // its processes stopped when that lease ended

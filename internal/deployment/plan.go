@@ -84,15 +84,14 @@ const (
 
 // What a program waits for.
 const (
-	WaitStopping  = "stopping"
-	WaitOccupied  = "another node may still run it"
-	WaitBackoff   = "waiting before the next start"
-	WaitSpent     = "the restart limit is reached"
-	WaitRollout   = "the rollout restarts other nodes first"
-	WaitTurn      = "programs of lower priority are stopped first"
-	WaitDraining  = "the node takes no new work"
-	WaitUntrusted = ineligibleUntrusted
-	WaitLabels    = ineligibleLabels
+	WaitStopping = "stopping"
+	WaitOccupied = "another node may still run it"
+	WaitBackoff  = "waiting before the next start"
+	WaitSpent    = "the restart limit is reached"
+	WaitRollout  = "the rollout restarts other nodes first"
+	WaitTurn     = "programs of lower priority are stopped first"
+	WaitDraining = "the node takes no new work"
+	WaitLabels   = ineligibleLabels
 )
 
 // Step is an action and its reason; for Idle, what the program waits for.
@@ -128,8 +127,8 @@ func (f Facts) unwanted() string {
 		return v1alpha1.ErrInvalidType
 	case !d.IsEnabled():
 		return "disabled"
-	case !f.Trust.Allows(&d.Spec):
-		return WaitUntrusted
+	case f.Trust.Refuses(d) != "":
+		return f.Trust.Refuses(d)
 	case d.Spec.Type == v1alpha1.TypeDaemon && !matches(d, f.Labels):
 		return WaitLabels
 	case d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Address != f.Node:
@@ -169,7 +168,7 @@ func (f Facts) nextPresent(unwanted string) Step {
 		return Step{Do: Take}
 	case f.Free && !d.Spec.GoesOn():
 		return Step{Do: Stop, Why: "changed"} // a deadline can be taken from a running program, but not given to it
-	case f.Revision == Revision(&d.Spec):
+	case f.Revision == Revision(d):
 		return Step{Do: Idle}
 	case d.Spec.Type == v1alpha1.TypeDeployment:
 		return Step{Do: Stop, Why: "changed"}
@@ -208,9 +207,14 @@ func (f Facts) nextAbsent(unwanted string) Step {
 }
 
 // Revision identifies the fields of a spec that need a restart of the program when they change.
-func Revision(spec *v1alpha1.DeploymentSpec) string {
+func Revision(d *v1alpha1.Deployment) string {
+	spec := &d.Spec
 	args, env := append([]string{}, spec.Args...), append([]v1alpha1.EnvVar{}, spec.Env...) // nil and empty are the same
-	data, _ := json.Marshal([]any{spec.Command, args, env, spec.WorkingDir})                // strings only: never fails
+	parts := []any{spec.Command, args, env, spec.WorkingDir}
+	if as := d.RunsAs(); as != v1alpha1.NodeUser { // which all programs had once, and which must not restart them now
+		parts = append(parts, as)
+	}
+	data, _ := json.Marshal(parts) // strings only: never fails
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])
 }

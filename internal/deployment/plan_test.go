@@ -24,7 +24,7 @@ func facts(d *v1alpha1.Deployment, changes ...func(*deployment.Facts)) deploymen
 func present(f *deployment.Facts) {
 	f.Phase, f.Admitted = deployment.Present, true
 	if f.Object != nil {
-		f.UID, f.Revision = f.Object.UID, deployment.Revision(&f.Object.Spec)
+		f.UID, f.Revision = f.Object.UID, deployment.Revision(f.Object)
 	}
 }
 
@@ -310,11 +310,13 @@ func TestAProgramIsRestartedForWhatItRunsAlone(t *testing.T) {
 		{"restart", func(s *v1alpha1.DeploymentSpec) { s.Restart.Limit = 3 }, false},
 		{"stop", func(s *v1alpha1.DeploymentSpec) { s.Stop.Grace = &metav1.Duration{Duration: 1} }, false},
 		{"rollout", func(s *v1alpha1.DeploymentSpec) { s.Rollout.MaxUnavailable = 3 }, false},
+		{"user", func(s *v1alpha1.DeploymentSpec) { s.User = "postgres" }, true},
+		{"the node's user", func(s *v1alpha1.DeploymentSpec) { s.User = v1alpha1.NodeUser }, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			changed := spec()
-			c.change(changed)
-			if got := deployment.Revision(changed) != deployment.Revision(spec()); got != c.want {
+			changed := &v1alpha1.Deployment{Spec: *spec()}
+			c.change(&changed.Spec)
+			if got := deployment.Revision(changed) != deployment.Revision(&v1alpha1.Deployment{Spec: *spec()}); got != c.want {
 				t.Errorf("the revision changes: %t, want %t", got, c.want)
 			}
 		})

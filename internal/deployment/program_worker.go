@@ -233,7 +233,7 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	if d == nil {
 		return f
 	}
-	if pw.tried != "" && pw.tried != Revision(&d.Spec) { // what failed was another program
+	if pw.tried != "" && pw.tried != Revision(d) { // what failed was another program
 		pw.tried, pw.failures, pw.until, f.Wait = "", 0, time.Time{}, 0
 	}
 	f.Occupied = w.Occupied(d, pw.opts.Node)
@@ -321,8 +321,9 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 
 // forget ends the worker, and logs it if the node does not trust the program.
 func (pw *programWorker) forget(f Facts, step Step) bool {
-	if f.Object != nil && step.Why == WaitUntrusted && pw.distrusts(f.Object) {
-		pw.logger().Warn("program not run: its command is not trusted on this node", "command", f.Object.Spec.Command, "trusted", pw.opts.Trust.String())
+	if f.Object != nil && (step.Why == untrustedCommand || step.Why == untrustedUser) && pw.distrusts(f.Object) {
+		pw.logger().Warn("program not run: this node does not trust it", "reason", step.Why, "command", f.Object.Spec.Command, "trusted", pw.opts.Trust.String(),
+			"user", f.Object.RunsAs(), "users", pw.opts.Trust.users.String())
 	}
 	pw.orphan = f.Object == nil && !f.Leaving
 	return true
@@ -419,16 +420,23 @@ func (pw *programWorker) start(ctx context.Context) error {
 	if _, err := pw.alone(f.Object); err != nil {
 		return err
 	}
-	d, revision := f.Object, Revision(&f.Object.Spec)
+	d, revision := f.Object, Revision(f.Object)
 	pw.tried = revision
 	deadline, _ := pw.pulse.current()
 	if d.Spec.GoesOn() {
 		deadline = shim.Never
 	}
+	user, home, err := pw.runAs(d, pw.dir)
+	if err != nil {
+		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(err.Error()), At: metav1.NowMicro()}
+		pw.failed(d, 0)
+		return nil
+	}
 	h, err := shim.Start(ctx, pw.opts.Exe, pw.dir, shim.Spec{
 		Instance: newInstance(d.UID, revision), Command: d.Spec.Command, Args: d.Spec.Args,
 		Env: environment(d, pw.opts.Node), WorkingDir: d.Spec.WorkingDir,
 		Grace: Grace(d.Spec.Stop), Deadline: deadline, ShimLogFormat: pw.opts.ShimLogFormat, Namespace: pw.uncontained == nil,
+		User: user, Home: home,
 	})
 	switch {
 	case err == nil:

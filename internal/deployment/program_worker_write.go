@@ -18,7 +18,7 @@ import (
 // entry returns the node's instance of the program, and when it changes without an event.
 func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance, time.Duration) {
 	i := v1alpha1.DeploymentInstance{
-		Node: pw.opts.Node, NodeEpoch: pw.e.Number, Revision: Revision(&f.Object.Spec), Restarts: pw.restarts, LastExit: pw.lastExit,
+		Node: pw.opts.Node, NodeEpoch: pw.e.Number, Revision: Revision(f.Object), Restarts: pw.restarts, LastExit: pw.lastExit,
 		Pause: pw.pause, Message: step.Why,
 	}
 	var soon time.Duration

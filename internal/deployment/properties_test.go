@@ -75,7 +75,7 @@ func TestWhatIsDoneFitsWhatIs(t *testing.T) {
 		deploys := d != nil && d.Spec.Type == v1alpha1.TypeDeployment
 		if begins := step.Do == deployment.Start || step.Do == deployment.Take; begins {
 			switch {
-			case d == nil || !d.IsEnabled() || f.Leaving || !f.Trust.Allows(&d.Spec) || deploys && d.Spec.Address != "n1":
+			case d == nil || !d.IsEnabled() || f.Leaving || f.Trust.Refuses(d) != "" || deploys && d.Spec.Address != "n1":
 				wrong("it is not wanted here")
 			case f.Phase == deployment.Absent && !f.Alive && !f.Admitted:
 				wrong("the node takes no new work")

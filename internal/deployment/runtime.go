@@ -64,8 +64,10 @@ type Options struct {
 	Policy v1alpha1.ClaimPolicy
 	// Weights of CPU and memory under resource_usage.
 	Weights Weights
-	// Trust decides which commands the node runs.
+	// Trust decides which commands the node runs, and as whom.
 	Trust Trust
+	// UIDs is the range of the users of programs.
+	UIDs UIDs
 	// Metrics of the node's programs.
 	Metrics *Metrics
 	// Log of the node.
@@ -82,6 +84,10 @@ type Runtime struct {
 	sampler *sampler
 	// uncontained says why programs have no PID namespaces; nil if they have.
 	uncontained error
+	// isolation says as whom programs run, and unisolated why they have no users of their own; nil if they have.
+	isolation  isolation
+	unisolated error
+	ownMu      sync.Mutex // one program at a time takes a user id
 
 	mu         sync.Mutex
 	workers    map[types.NamespacedName]*programWorker
@@ -110,6 +116,9 @@ func NewRuntime(o Options) (*Runtime, error) {
 	r.sampler = newSampler(r, o.Weights)
 	if r.uncontained = shim.ProbeNamespaces(context.Background(), o.Exe); r.uncontained != nil {
 		o.Log.Warn("programs get no PID namespaces: if a shim is killed, processes that its program started may go on", "error", r.uncontained)
+	}
+	if r.isolation, r.unisolated = newIsolation(o.UIDs); r.unisolated != nil {
+		o.Log.Warn("programs get no users of their own: they can read what the node can read", "reason", r.unisolated)
 	}
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
 		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
@@ -165,7 +174,7 @@ func (r *Runtime) Staying() int { return r.opts.Gate.Count(KindDaemons) }
 // Report implements node.Reporter. It publishes what the plans of other nodes need, and the state of the claims.
 func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	s.ClaimPolicy = r.opts.Policy
-	s.TrustedCommands = r.opts.Trust.String()
+	s.TrustedCommands, s.ProgramUsers = r.opts.Trust.String(), r.opts.Trust.users.String()
 	s.Usage = nil
 	if r.opts.Policy == v1alpha1.ClaimByUsage {
 		s.Usage = r.sampler.usage()
@@ -185,6 +194,7 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	}
 	meta.SetStatusCondition(&s.Conditions, c)
 	meta.SetStatusCondition(&s.Conditions, r.contained())
+	meta.SetStatusCondition(&s.Conditions, r.isolated())
 }
 
 // contained is the condition ProgramsContained.
@@ -199,6 +209,20 @@ func (r *Runtime) contained() metav1.Condition {
 		Type: v1alpha1.NodeProgramsContained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoPIDNamespaces,
 		Message: fmt.Sprintf("Programs get no PID namespaces (%v). If a shim is killed, processes that its program started may go on. Run the node as root, or allow "+
 			"unprivileged user namespaces.", r.uncontained),
+	}
+}
+
+// isolated is the condition ProgramsIsolated.
+func (r *Runtime) isolated() metav1.Condition {
+	if r.unisolated == nil {
+		return metav1.Condition{
+			Type: v1alpha1.NodeProgramsIsolated, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonOwnUsers,
+			Message: fmt.Sprintf("Each program runs as a user of its own from %d to %d, unless it names another.", r.isolation.uids.First, r.isolation.uids.Last),
+		}
+	}
+	return metav1.Condition{
+		Type: v1alpha1.NodeProgramsIsolated, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOwnUsers,
+		Message: fmt.Sprintf("Programs run as the node's user (%v): they can read its credentials and the files of other programs. Run the node as root, with --program-uids.", r.unisolated),
 	}
 }
 
@@ -449,7 +473,7 @@ func (r *run) seeNode(n *v1alpha1.Node) {
 func sameForPlans(a, b *v1alpha1.Node) bool {
 	return a.Status.Liveness == b.Status.Liveness && a.Status.Epoch == b.Status.Epoch && a.IsReady() == b.IsReady() &&
 		a.Spec.Cordoned == b.Spec.Cordoned && a.Status.ClaimPolicy == b.Status.ClaimPolicy &&
-		a.Status.TrustedCommands == b.Status.TrustedCommands &&
+		a.Status.TrustedCommands == b.Status.TrustedCommands && a.Status.ProgramUsers == b.Status.ProgramUsers &&
 		equality.Semantic.DeepEqual(a.Labels, b.Labels) && equality.Semantic.DeepEqual(a.Status.Usage, b.Status.Usage)
 }
 
@@ -572,7 +596,7 @@ func (r *Runtime) arrived(d *v1alpha1.Deployment) {
 func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	revision := Revision(&d.Spec)
+	revision := Revision(d)
 	news := r.refused[d.UID] != revision
 	r.refused[d.UID] = revision
 	return news

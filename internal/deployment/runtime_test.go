@@ -301,7 +301,7 @@ func TestARolloutStopsAtAProgramThatFails(t *testing.T) {
 	w.update(runs(steady, w.file, "mended"))
 	for _, name := range names {
 		w.instance(name, "mended", func(i *v1alpha1.DeploymentInstance) bool {
-			return i.State == v1alpha1.InstanceRunning && i.Revision == deployment.Revision(&w.get().Spec)
+			return i.State == v1alpha1.InstanceRunning && i.Revision == deployment.Revision(w.get())
 		})
 	}
 }
@@ -478,7 +478,7 @@ func TestAnUntrustedCommandIsNeitherClaimedNorRun(t *testing.T) {
 	if got := unbound.get().Spec.Address; got != "" {
 		t.Errorf("it was claimed by %s", got)
 	}
-	if m.log.said("program not run: its command is not trusted on this node") == 0 {
+	if m.log.said("program not run: this node does not trust it") == 0 {
 		t.Error("the node does not say so")
 	}
 	// What runs and is changed into something untrusted is stopped.

@@ -33,7 +33,7 @@ type shimmed struct {
 	ending   bool
 }
 
-func revision(d *v1alpha1.Deployment) string { return deployment.Revision(&d.Spec) }
+func revision(d *v1alpha1.Deployment) string { return deployment.Revision(d) }
 
 // join begins the next epoch. What runs already is found, and counted, before anything else.
 func (m *machine) join() {

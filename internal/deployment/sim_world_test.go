@@ -211,7 +211,7 @@ func (s *sim) unwellObject(d *v1alpha1.Deployment, name string) string {
 			out := w.IneligibleReason(d, m.name)
 			switch {
 			case d.Spec.Type == v1alpha1.TypeDaemon:
-				must[m.name] = out != "labels do not match" && m.trust.Allows(&d.Spec) && s.matches(d, m.name)
+				must[m.name] = out != "labels do not match" && m.trust.Refuses(d) == "" && s.matches(d, m.name)
 			case out == "" || d.Spec.Address == m.name:
 				may[m.name] = true
 			}

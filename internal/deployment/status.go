@@ -123,8 +123,8 @@ func notFor(d *v1alpha1.Deployment, n *v1alpha1.Node) string {
 			return "should not run here: labels do not match"
 		}
 	}
-	if trust, err := ParseTrust(n.Status.TrustedCommands); err != nil || !trust.Allows(&d.Spec) {
-		return "should not run here: command not trusted"
+	if why := trustOf(n).Refuses(d); why != "" {
+		return "should not run here: " + why
 	}
 	if n.Status.Liveness == v1alpha1.Stopping {
 		return "should not run here: the node is stopping"

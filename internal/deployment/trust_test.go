@@ -39,7 +39,7 @@ func TestAnUnknownClaimPolicyIsRefused(t *testing.T) {
 }
 
 func TestTrustIsAnExpressionThatCommandsMatch(t *testing.T) {
-	if trust, err := deployment.ParseTrust(""); err != nil || trust != (deployment.Trust{}) || trust.String() != "" {
+	if trust, err := deployment.ParseTrust(""); err != nil || trust.String() != "" || trust.String() != "" {
 		t.Errorf("no expression is read as %q (%v)", trust, err)
 	}
 	if trust, err := deployment.ParseTrust("^/opt/"); err != nil || trust.String() != "^/opt/" {
@@ -84,7 +84,7 @@ func TestANodeRunsWhatItTrusts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := trust.Allows(&c.spec); got != c.want {
+			if got := trust.Refuses(&v1alpha1.Deployment{Spec: c.spec}) == ""; got != c.want {
 				t.Errorf("%q allows %q in %q: %t, want %t", c.expression, c.spec.Command, c.spec.WorkingDir, got, c.want)
 			}
 		})

@@ -101,22 +101,23 @@ func (w World) refuses(d *v1alpha1.Deployment, node string) string {
 		return ""
 	case !matches(d, n.Labels):
 		return ineligibleLabels
-	case !trustOf(n).Allows(&d.Spec):
-		return ineligibleUntrusted
 	}
-	return ""
+	return trustOf(n).Refuses(d)
 }
 
-// trustOf parses the trusted commands that a node publishes. If they are invalid, the node trusts no command.
+// trustOf parses what a node publishes of its trust. If it is invalid, the node trusts no command.
 func trustOf(n *v1alpha1.Node) Trust {
-	if known, ok := trusts.Load(n.Status.TrustedCommands); ok {
+	key := [2]string{n.Status.TrustedCommands, n.Status.ProgramUsers}
+	if known, ok := trusts.Load(key); ok {
 		return known.(Trust)
 	}
 	t, err := ParseTrust(n.Status.TrustedCommands)
-	if err != nil {
+	users, invalid := ParseUsers(n.Status.ProgramUsers)
+	if err != nil || invalid != nil {
 		t, _ = ParseTrust(`\b\B`) // matches nothing
 	}
-	trusts.Store(n.Status.TrustedCommands, t)
+	t = t.As(users)
+	trusts.Store(key, t)
 	return t
 }
 
@@ -125,9 +126,8 @@ var trusts sync.Map
 
 // Why a node cannot claim a deployment.
 const (
-	ineligiblePolicy    = "claim policy none"
-	ineligibleLabels    = "labels do not match"
-	ineligibleUntrusted = "command not trusted"
+	ineligiblePolicy = "claim policy none"
+	ineligibleLabels = "labels do not match"
 )
 
 // ineligibleReason returns why a node may claim nothing at all now; empty if it may.
@@ -197,7 +197,7 @@ func (w World) daemonNodes(d *v1alpha1.Deployment) []string {
 	for name, n := range w.Nodes {
 		rec := w.Leases[name]
 		runs := n.Status.Liveness == v1alpha1.Alive || n.Status.Liveness == v1alpha1.Draining && d.Instance(name) != nil
-		if rec.Held() && rec.Epoch == n.Status.Epoch && runs && matches(d, n.Labels) && trustOf(n).Allows(&d.Spec) {
+		if rec.Held() && rec.Epoch == n.Status.Epoch && runs && matches(d, n.Labels) && trustOf(n).Refuses(d) == "" {
 			names = append(names, name)
 		}
 	}

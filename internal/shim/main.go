@@ -223,16 +223,16 @@ func (s *supervisor) fork(path string, output int) (int, error) {
 	}
 	release := s.guard()
 	defer release()
-	o := order{Path: path, Argv: append([]string{s.spec.Command}, s.spec.Args...), Env: s.spec.environ(), Dir: s.spec.WorkingDir}
+	o := order{Path: path, Argv: append([]string{s.spec.Command}, s.spec.Args...), Env: s.spec.environ(), Dir: s.spec.WorkingDir, User: s.spec.User}
+	if s.spec.Home != "" {
+		if o.Home, err = makeHome(s.spec.Home, *s.spec.User); err != nil {
+			return 0, fmt.Errorf("its home directory: %w", err)
+		}
+	}
 	if s.spec.Namespace {
 		return s.forkNamespaced(o, null.Fd(), uintptr(output))
 	}
-	return syscall.ForkExec(o.Path, o.Argv, &syscall.ProcAttr{
-		Dir:   o.Dir,
-		Env:   o.Env,
-		Files: []uintptr{null.Fd(), uintptr(output), uintptr(output)},
-		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
-	})
+	return o.fork([]uintptr{null.Fd(), uintptr(output), uintptr(output)}, &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL})
 }
 
 // guard keeps the deadline while the supervisor's thread waits in exec, which may take long on a dead file server: the program must not

@@ -29,7 +29,6 @@ const (
 	probeLimit      = 10 * time.Second
 	initReportFD    = 3 // where the init writes its reports
 	initOrderFD     = 4 // where the init reads what to run
-	prSetNoNewPrivs = 38
 	prCapAmbient    = 47
 	capAmbientClear = 4
 	capSysAdmin     = 21
@@ -41,14 +40,6 @@ const mountsEnv = "EBB_SHIM_OUTER_MOUNTS"
 func mountNamespace() string {
 	name, _ := os.Readlink("/proc/self/ns/mnt")
 	return name
-}
-
-// order is what an init runs.
-type order struct {
-	Path string   `json:"path"`
-	Argv []string `json:"argv"`
-	Env  []string `json:"env"`
-	Dir  string   `json:"dir"`
 }
 
 // report is what an init tells its shim, one JSON line each: first that the program runs or why it does not, later how its main process ended.
@@ -167,9 +158,8 @@ func startOrdered() (int, error) {
 	}
 	// Rights that a user namespace gave to the init are not the program's.
 	_, _, _ = syscall.RawSyscall6(syscall.SYS_PRCTL, prCapAmbient, capAmbientClear, 0, 0, 0, 0)
-	return syscall.ForkExec(o.Path, o.Argv, &syscall.ProcAttr{
-		Dir: o.Dir, Env: o.Env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
+	o.moveHome()
+	return o.fork([]uintptr{0, 1, 2}, &syscall.SysProcAttr{Setsid: true})
 }
 
 // forkNamespaced starts the program below an init, and returns both process ids as this process sees them.

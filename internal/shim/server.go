@@ -134,7 +134,8 @@ func (s *server) close(final Status) {
 	}
 }
 
-// checkPeer admits the shim's own user and root, but not the program, which could extend its own deadline. The directory's mode does the same, but it may be changed.
+// checkPeer admits the shim's own user and root, but no program: one could extend its own deadline or stop another. The directory's
+// mode does the same for other users, but it may be changed.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -153,6 +154,13 @@ func checkPeer(conn *net.UnixConn) error {
 	}
 	if slices.ContainsFunc(descendantsOf(os.Getpid()), func(p procInfo) bool { return p.PID == int(cred.Pid) }) {
 		return fmt.Errorf("process %d belongs to the program and may not control its own shim", cred.Pid)
+	}
+	theirs, err := os.Readlink(procPath(int(cred.Pid), "ns/pid"))
+	if err != nil {
+		return err // it has ended, or hides from its own user, as a node does not
+	}
+	if ours, err := os.Readlink("/proc/self/ns/pid"); err != nil || theirs != ours {
+		return fmt.Errorf("process %d belongs to a program and may not control a shim", cred.Pid)
 	}
 	return nil
 }

@@ -51,12 +51,12 @@ type Spec struct {
 	// Instance names this run of the program. It must be unique on the machine, for processes are found and killed
 	// by it; Start generates one if it is empty.
 	Instance string `json:"instance"`
-	// Command is a path, or a name that is looked up in the PATH of Env. A relative path begins at WorkingDir.
+	// Command is a path, or a name that is looked up in the PATH of Env. A relative path begins at WorkingDir, or at "/" if that is empty.
 	Command string   `json:"command"`
 	Args    []string `json:"args,omitempty"`
 	// Env is the whole environment of the program, as KEY=value; nothing of the node's is added but MarkerEnv.
 	Env []string `json:"env,omitempty"`
-	// WorkingDir defaults to "/".
+	// WorkingDir defaults to Home, or to "/" without one.
 	WorkingDir string  `json:"workingDir,omitempty"`
 	Log        LogSpec `json:"log"`
 	// Grace is how long the program has after SIGTERM when it is stopped without a grace of its own, and how long
@@ -64,11 +64,28 @@ type Spec struct {
 	Grace time.Duration `json:"grace,omitempty"`
 	// Namespace gives the program a PID namespace of its own, so that all its processes end with the shim. See ProbeNamespaces.
 	Namespace bool `json:"namespace,omitempty"`
+	// User is who the program runs as; nil is the shim's own user. The program then gains no privileges by executing files
+	// (no_new_privs), and the executable and the working directory must be accessible to that user.
+	User *User `json:"user,omitempty"`
+	// Home is a directory, relative to the instance directory, that is made for User, who alone may read it. The program's
+	// HOME names it, and it is the default of WorkingDir. With Namespace the program finds it at HomePath.
+	Home string `json:"home,omitempty"`
 	// ShimLogFormat is how the shim itself writes to its log: json, or text.
 	ShimLogFormat string `json:"shimLogFormat,omitempty"`
 	// Deadline is the first one. A program whose TermAt has passed is not started.
 	Deadline Deadline `json:"deadline"`
 }
+
+// User is a user of the machine by numbers.
+type User struct {
+	UID    uint32   `json:"uid"`
+	GID    uint32   `json:"gid"`
+	Groups []uint32 `json:"groups,omitempty"`
+}
+
+// HomePath is where a program with a namespace and a home finds its home, so that the path is the same on every node, and nothing
+// on the way to it has to be open to the program's user.
+const HomePath = "/run/ebb/home"
 
 // LogSpec is where the program's standard output and error go, together and in order.
 type LogSpec struct {
@@ -85,7 +102,9 @@ func (s Spec) withDefaults() Spec {
 	if s.Instance == "" {
 		s.Instance = newInstance()
 	}
-	s.WorkingDir = orDefault(s.WorkingDir, "/")
+	if s.Home == "" {
+		s.WorkingDir = orDefault(s.WorkingDir, "/")
+	}
 	s.Grace = orDefault(s.Grace, DefaultGrace)
 	s.Log.Path = orDefault(s.Log.Path, DefaultLogPath)
 	s.Log.MaxBytes = orDefault(s.Log.MaxBytes, DefaultLogMaxBytes)
@@ -117,7 +136,9 @@ func (s Spec) Validate() error {
 		return invalid("instance %q: use up to 128 letters, digits, '.', '_' and '-'", s.Instance)
 	case s.Grace < 0:
 		return invalid("grace %v is negative: omit it for the default of %v", s.Grace, DefaultGrace)
-	case !filepath.IsAbs(s.WorkingDir):
+	case s.Home != "" && (!filepath.IsLocal(s.Home) || s.User == nil):
+		return invalid("home %q: use a path below the instance directory, and set a user", s.Home)
+	case s.WorkingDir != "" && !filepath.IsAbs(s.WorkingDir):
 		return invalid("workingDir %q is relative: use an absolute path", s.WorkingDir)
 	case s.Log.MaxBytes < minLogBytes:
 		return invalid("log.maxBytes %d: use at least %d", s.Log.MaxBytes, minLogBytes)
@@ -130,7 +151,7 @@ func (s Spec) Validate() error {
 }
 
 func (s Spec) validateStrings() error {
-	for _, v := range append([]string{s.Command, s.WorkingDir, s.Log.Path}, s.Args...) {
+	for _, v := range append([]string{s.Command, s.WorkingDir, s.Log.Path, s.Home}, s.Args...) {
 		if strings.ContainsRune(v, 0) {
 			return invalid("%q contains a NUL byte: remove it", v)
 		}
@@ -176,14 +197,15 @@ func (s Spec) path() string {
 
 // resolve returns the executable's path, or an error that says what to do.
 func (s Spec) resolve() (string, error) {
-	info, err := os.Stat(s.WorkingDir)
-	if err != nil || !info.IsDir() {
-		return "", fmt.Errorf("workingDir %q is not a directory on this node: create it or change workingDir", s.WorkingDir)
+	if s.WorkingDir != "" {
+		if info, err := os.Stat(s.WorkingDir); err != nil || !info.IsDir() {
+			return "", fmt.Errorf("workingDir %q is not a directory on this node: create it or change workingDir", s.WorkingDir)
+		}
 	}
 	if strings.ContainsRune(s.Command, '/') {
 		path := s.Command
 		if !filepath.IsAbs(path) {
-			path = filepath.Join(s.WorkingDir, path)
+			path = filepath.Join("/", s.WorkingDir, path)
 		}
 		return path, executable(path)
 	}
@@ -195,7 +217,7 @@ func (s Spec) lookPath() (string, error) {
 	for _, dir := range filepath.SplitList(s.path()) {
 		path := filepath.Join(orDefault(dir, "."), s.Command)
 		if !filepath.IsAbs(path) {
-			path = filepath.Join(s.WorkingDir, path)
+			path = filepath.Join("/", s.WorkingDir, path)
 		}
 		err := executable(path)
 		if err == nil {

@@ -190,7 +190,7 @@ func logsRotated(t *testing.T, c *cluster) {
 	const last = 3000000
 	starter := filepath.Join(t.TempDir(), "go")
 	script := fmt.Sprintf("echo 0; until [ -e %s ]; do sleep 0.1; done; seq 1 %d; sleep 100000", starter, last)
-	c.apply(manifest("counter", fmt.Sprintf(`{command: /bin/sh, args: ["-c", %q]}`, script)))
+	c.apply(manifest("counter", fmt.Sprintf(`{command: /bin/sh, user: "@node", args: ["-c", %q]}`, script)))
 	c.awaitLine("counter", "0")
 	p := c.follow("counter")
 	until(t, "the follower to begin", func() bool { return p.out.String() == "0\n" })

@@ -94,7 +94,7 @@ func (f *fleetOfPrograms) program(name string, kind v1alpha1.DeploymentType) *v1
 	return &v1alpha1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 		Spec: v1alpha1.DeploymentSpec{
-			Type: kind, Command: "/bin/bash", Args: []string{"-c", script},
+			Type: kind, User: v1alpha1.NodeUser, Command: "/bin/bash", Args: []string{"-c", script},
 			Env: []v1alpha1.EnvVar{{Name: "LOCK", Value: filepath.Join(f.dir, lock+".lock")}, {Name: "DIARY", Value: filepath.Join(f.dir, "diary")}},
 		},
 	}
