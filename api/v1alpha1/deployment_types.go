@@ -101,6 +101,8 @@ const (
 	ReasonUnassigned = "Unassigned"
 	// ReasonNoEligibleNode: no node may claim the deployment.
 	ReasonNoEligibleNode = "NoEligibleNode"
+	// ReasonPinned: the deployment is pinned to a node without a lease.
+	ReasonPinned = "Pinned"
 	// ReasonNotRunning: the program's node does not run it; the message gives the reason.
 	ReasonNotRunning = "NotRunning"
 	// ReasonDisabled: spec.enabled is false.
@@ -155,6 +157,13 @@ type RestartPolicy struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Limit int32 `json:"limit,omitempty"`
+
+	// moveAfter is after how many failures in a row a deployment is tried on another node, if one may run it; 0 means never. A node that gave
+	// it up is avoided for ten minutes.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:default=5
+	MoveAfter *int32 `json:"moveAfter,omitempty"`
 }
 
 // StopPolicy is how a program is stopped.
@@ -176,6 +185,15 @@ type RolloutPolicy struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:default=1
 	MaxUnavailable int32 `json:"maxUnavailable,omitempty"`
+
+	// minReady is how long the changed daemon must have run on a node before the next node is restarted. If it ends sooner, the rollout stops
+	// there.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be a duration of at least 1s, such as 10s"
+	// +kubebuilder:default="10s"
+	MinReady *metav1.Duration `json:"minReady,omitempty"`
 }
 
 // DeploymentSpec is a program and the nodes that should run it.
@@ -195,6 +213,10 @@ type DeploymentSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$`
 	Address string `json:"address,omitempty"`
+
+	// pinned keeps a deployment at its address: no other node claims it, also if that node is lost or drained.
+	// +optional
+	Pinned bool `json:"pinned,omitempty"`
 
 	// command is the program: a path, or a name that is looked up in PATH.
 	// +kubebuilder:validation:MinLength=1
@@ -353,6 +375,16 @@ type DeploymentInstance struct {
 	// restarts is how many times it was restarted.
 	// +optional
 	Restarts int32 `json:"restarts,omitempty"`
+	// failures is how many times in a row it ended without being stopped, or could not be started.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Failures int32 `json:"failures,omitempty"`
+	// retryAt is when it is started again.
+	// +optional
+	RetryAt *metav1.MicroTime `json:"retryAt,omitempty"`
+	// settling says that a daemon runs, but not yet for as long as rollout.minReady.
+	// +optional
+	Settling bool `json:"settling,omitempty"`
 	// lastExit is how it last ended.
 	// +optional
 	LastExit *InstanceExit `json:"lastExit,omitempty"`
@@ -374,6 +406,23 @@ type DeploymentStop struct {
 	Epoch int64 `json:"epoch"`
 	// at is when the program was asked to stop.
 	At metav1.MicroTime `json:"at"`
+}
+
+// AvoidedNode is a node that gave a deployment up because it failed there again and again.
+type AvoidedNode struct {
+	// node that gave it up.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+	// revision that failed; a changed program may run there.
+	// +kubebuilder:validation:MaxLength=64
+	Revision string `json:"revision"`
+	// until is when the node is considered again.
+	Until metav1.MicroTime `json:"until"`
+	// message is how it failed.
+	// +optional
+	// +kubebuilder:validation:MaxLength=2048
+	Message string `json:"message,omitempty"`
 }
 
 // DeploymentStatus is the observed state of a deployment or daemon.
@@ -400,6 +449,20 @@ type DeploymentStatus struct {
 	// running is on how many of these nodes it runs.
 	// +optional
 	Running int32 `json:"running"`
+
+	// mayRunOn are the lost nodes on which it ran and may still run, because it goes on without a lease: a daemon, or a deployment with
+	// whenDisconnected: Keep. A node leaves the list when it is back or its Node object is deleted.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=5000
+	MayRunOn []string `json:"mayRunOn,omitempty"`
+
+	// avoid are the nodes that gave it up because it failed there. Others are preferred to them.
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	// +kubebuilder:validation:MaxItems=5000
+	Avoid []AvoidedNode `json:"avoid,omitempty"`
 
 	// isolated says that the program runs as a user of its own unless spec.user says otherwise. It is not set for objects from before
 	// there were such users: these run as the node's user.

@@ -74,6 +74,7 @@ The lease flags are passed to every node; a node that is started again needs the
 				return err
 			}
 			fmt.Fprintln(o.Out, "ready")
+			fmt.Fprintf(o.Out, "An outage of the API of up to %s stops nothing; a longer one stops deployments until it ends (docs/deployments.md). --lease-… sets it.\n", timing.Outage())
 			if withSamples {
 				if err := addSamples(cmd.Context(), o.Dir); err != nil {
 					c.Stop()

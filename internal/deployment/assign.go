@@ -109,7 +109,7 @@ func eligible(d *v1alpha1.Deployment, claimers []*claimer) []*claimer {
 	for _, c := range claimers {
 		all = all && ok(c)
 	}
-	if all {
+	if all && len(d.Status.Avoid) == 0 {
 		return claimers // the usual case shares one slice
 	}
 	var list []*claimer
@@ -118,7 +118,11 @@ func eligible(d *v1alpha1.Deployment, claimers []*claimer) []*claimer {
 			list = append(list, c)
 		}
 	}
-	return list
+	preferred := slices.DeleteFunc(slices.Clone(list), func(c *claimer) bool { return Avoids(d, c.node.Name) })
+	if len(preferred) > 0 {
+		return preferred
+	}
+	return list // better a node on which it failed than none
 }
 
 // spread sets the quotas so that the loads are as even as possible. The remainder goes to the nodes that are first by name.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -144,6 +145,13 @@ func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment)
 	}
 	if err := c.CheckTerm(ctx); err != nil {
 		return ctrl.Result{}, err
+	}
+	if loose := w.mayRunOn(d); len(loose) > 0 {
+		note := fmt.Sprintf("It is deleted, and may still run on %s, which is lost. End it there, or start the node: it ends programs that have no object.", strings.Join(loose, ", "))
+		c.Log.Warn(note, "deployment", client.ObjectKeyFromObject(d).String())
+		if err := c.record.Emit(ctx, events.Event{Regarding: d, Type: corev1.EventTypeWarning, Reason: "MayStillRun", Action: "Delete", Note: note, Key: string(d.UID)}); err != nil {
+			c.Log.Warn("could not write event", "error", err)
+		}
 	}
 	controllerutil.RemoveFinalizer(d, v1alpha1.DeploymentFinalizer)
 	if err := c.client.Update(ctx, d); err != nil {

@@ -3,12 +3,15 @@ package deployment
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/kind"
 )
 
 // Reasons of blockers.
@@ -17,6 +20,8 @@ const (
 	BlockedNowhere = "NoEligibleNode"
 	// BlockedUnclaimed: no other node has claimed it yet.
 	BlockedUnclaimed = "AwaitingClaim"
+	// BlockedPinned: it is pinned to the node.
+	BlockedPinned = "Pinned"
 	// BlockedStopping: it was claimed elsewhere and is being stopped here.
 	BlockedStopping = "AwaitingStop"
 )
@@ -45,14 +50,40 @@ func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, er
 			found[list.Items[i].UID] = &list.Items[i]
 		}
 	}
-	if len(found) == 0 {
-		return drain.Remaining{}, nil
-	}
 	w, err := ReadWorld(ctx, t.Reader)
 	if err != nil {
 		return drain.Remaining{}, err
 	}
-	return w.Left(found, node), nil
+	left := w.Left(found, node)
+	if !w.Live(node) {
+		left.Loose, err = t.loose(ctx, node)
+	}
+	return left, err
+}
+
+// loose names the programs that may still run on a lost node.
+func (t Tenant) loose(ctx context.Context, node string) (string, error) {
+	var list v1alpha1.DeploymentList
+	if err := t.Reader.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return "", fmt.Errorf("list deployments: %w", err)
+	}
+	var names []string
+	for i := range list.Items {
+		d := &list.Items[i]
+		// The coordinator may not have written it down yet.
+		if slices.Contains(d.Status.MayRunOn, node) || d.Instance(node) != nil && d.Spec.GoesOn() {
+			names = append(names, kind.NameIn(d.Namespace, d.Name))
+		}
+	}
+	if len(names) == 0 {
+		return "", nil
+	}
+	slices.Sort(names)
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
+	}
+	return fmt.Sprintf("Programs that go on without a lease may still run there: %s%s.", strings.Join(names, ", "), more), nil
 }
 
 // Left counts the deployments that are left on a node, with a blocker for each.
@@ -78,6 +109,10 @@ func (w World) blocker(d *v1alpha1.Deployment, node string) v1alpha1.Blocker {
 	if d.Spec.Address != node || !d.IsEnabled() {
 		b.Reason = BlockedStopping
 		b.Remedy = fmt.Sprintf("node %s is stopping it; it is killed if it has not exited %s after SIGTERM", node, Grace(d.Spec.Stop))
+		return b
+	}
+	if d.Spec.Pinned {
+		b.Reason, b.Remedy = BlockedPinned, fmt.Sprintf("it is pinned to node %s: set spec.pinned to false so that another node may claim it, change its address, or disable it", node)
 		return b
 	}
 	if why := w.Nowhere(d, node); why != "" {

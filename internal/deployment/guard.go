@@ -26,8 +26,11 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 	}
 	g := guard{Write: w}
 	if w.Status {
-		if old.Status.Isolated != next.Status.Isolated {
-			return fmt.Errorf("node %s may not change as whom a program runs", w.Node)
+		if old.Status.Isolated != next.Status.Isolated || !slices.Equal(old.Status.MayRunOn, next.Status.MayRunOn) {
+			return fmt.Errorf("node %s may not change as whom a program runs, nor on which lost nodes it may still run", w.Node)
+		}
+		if !equality.Semantic.DeepEqual(withoutNode(old.Status.Avoid, w.Node), withoutNode(next.Status.Avoid, w.Node)) {
+			return fmt.Errorf("node %s may give a deployment up for itself only", w.Node)
 		}
 		if err := g.checkHolder(ctx, old, next); err != nil {
 			return err
@@ -73,8 +76,13 @@ var nodeWritePolicy = []access.Rule{
 		Message: "a node may only add Ebb's finalizer to a deployment",
 	},
 	{
-		Expression: "object.?status.?isolated.orValue(false) == oldObject.?status.?isolated.orValue(false)",
-		Message:    "a node may not change as whom a program runs",
+		Expression: "object.?status.?isolated.orValue(false) == oldObject.?status.?isolated.orValue(false) && object.?status.?mayRunOn.orValue([]) == oldObject.?status.?mayRunOn.orValue([])",
+		Message:    "a node may not change as whom a program runs, nor on which lost nodes it may still run",
+	},
+	{
+		Expression: "object.?status.?avoid.orValue([]).all(e, e.node == variables.node || oldObject.?status.?avoid.orValue([]).exists(o, o == e)) && " +
+			"oldObject.?status.?avoid.orValue([]).all(o, o.node == variables.node || object.?status.?avoid.orValue([]).exists(e, e == o))",
+		Message: "a node may give a deployment up for itself only",
 	},
 	{
 		Expression: "object.?status.?holder == oldObject.?status.?holder || object.?status.?holder.?node.orValue('') == variables.node || " +

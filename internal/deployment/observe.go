@@ -22,6 +22,7 @@ const (
 // Observe returns the status of a deployment, and when to check again even if nothing changes; zero means never.
 func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.DeploymentStatus, time.Duration) {
 	next := *d.Status.DeepCopy()
+	var again time.Duration
 	state := w.State(d)
 	if age := now.Sub(d.CreationTimestamp.Time); next.State == "" && state == v1alpha1.StateUnassigned && age < claimedWithin {
 		return next, claimedWithin - age
@@ -30,10 +31,9 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 	if len(d.Status.Conditions) == 0 || d.Spec.User != "" {
 		next.Isolated = true // without a user it gets one of its own from now on
 	}
-	next.Nodes = slices.DeleteFunc(next.Nodes, func(i v1alpha1.DeploymentInstance) bool {
-		rec := w.Leases[i.Node]
-		return !rec.Held() && rec.Epoch >= i.NodeEpoch // its processes stopped when that lease ended
-	})
+	next.MayRunOn = w.mayRunOn(d)
+	next.Nodes = slices.DeleteFunc(next.Nodes, func(i v1alpha1.DeploymentInstance) bool { return w.ended(&i) })
+	next.Avoid, again = avoided(d, now)
 	seen := d.DeepCopy()
 	seen.Status.Nodes = next.Nodes
 	next.Wanted, next.Running = w.count(seen)
@@ -47,18 +47,86 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 	}
 	set(valid)
 	running := w.running(seen, next)
-	var again time.Duration
 	if running.Reason == v1alpha1.ErrDaemonMissing {
 		since := now
 		if old := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning); old != nil && old.Status == metav1.ConditionFalse && old.Reason != v1alpha1.ReasonDisabled {
 			since = old.LastTransitionTime.Time
 		}
-		if again = missingAfter - now.Sub(since); again > 0 {
+		if wait := max(missingAfter-now.Sub(since), w.restarting(seen, now)); wait > 0 {
 			running.Reason = v1alpha1.ReasonNotRunning
+			again = sooner(again, wait)
 		}
 	}
 	set(running)
-	return next, max(again, 0)
+	return next, again
+}
+
+// ended reports whether the lease under which a node wrote its instance has ended. Unless it goes on without one, the program has stopped.
+func (w World) ended(i *v1alpha1.DeploymentInstance) bool {
+	rec := w.Leases[i.Node]
+	return !rec.Held() && rec.Epoch >= i.NodeEpoch
+}
+
+// mayRunOn returns the lost nodes on which a program that goes on without a lease may still run. A node that left in order has stopped it.
+func (w World) mayRunOn(d *v1alpha1.Deployment) []string {
+	list := slices.DeleteFunc(slices.Clone(d.Status.MayRunOn), func(node string) bool {
+		rec := w.Leases[node]
+		return rec.Held() || w.Nodes[node] == nil && rec.Epoch == 0
+	})
+	for i := range d.Status.Nodes {
+		n := &d.Status.Nodes[i]
+		if d.Spec.GoesOn() && w.ended(n) && w.Leases[n.Node].Fenced >= n.NodeEpoch && !slices.Contains(list, n.Node) {
+			list = append(list, n.Node)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// sooner returns the shorter of two times to wait, of which zero is never.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b < a {
+		return b
+	}
+	return a
+}
+
+// avoided returns the nodes that are still to be avoided, and when that changes.
+func avoided(d *v1alpha1.Deployment, now time.Time) (list []v1alpha1.AvoidedNode, again time.Duration) {
+	for _, a := range d.Status.Avoid {
+		left := a.Until.Sub(now)
+		if left <= 0 || left > 2*avoidFor || a.Revision != Revision(d) { // a node with a wrong clock is not avoided for ever
+			continue
+		}
+		list, again = append(list, a), sooner(again, left)
+	}
+	return list, again
+}
+
+// restarting returns how much longer a daemon that runs nowhere it is missing may take, because it is only being restarted there: it
+// was asked to stop, within its grace, or is about to start. Zero if it fails, or is missing altogether.
+func (w World) restarting(d *v1alpha1.Deployment, now time.Time) time.Duration {
+	var longest time.Duration
+	for _, name := range w.daemonNodes(d) {
+		if w.available(d, name) {
+			continue
+		}
+		i := d.Instance(name)
+		if i == nil || i.Since == nil || i.Failures > 0 {
+			return 0
+		}
+		switch i.State {
+		case v1alpha1.InstanceRestarting, v1alpha1.InstanceStopping, v1alpha1.InstanceStarting:
+		default:
+			return 0
+		}
+		left := Grace(d.Spec.Stop) + missingAfter - now.Sub(i.Since.Time)
+		if left <= 0 {
+			return 0
+		}
+		longest = max(longest, left)
+	}
+	return longest
 }
 
 // count returns on how many nodes a program should run, and on how many of them it runs.
@@ -92,7 +160,9 @@ func (w World) running(d *v1alpha1.Deployment, s v1alpha1.DeploymentStatus) meta
 		w.daemonRunning(d, s, &c)
 	case s.State != v1alpha1.StateAssigned:
 		c.Reason, c.Message = v1alpha1.ReasonUnassigned, "No node has claimed it yet."
-		if why := w.Nowhere(d, ""); why != "" {
+		if d.Spec.Pinned && d.Spec.Address != "" {
+			c.Reason, c.Message = v1alpha1.ReasonPinned, fmt.Sprintf("It is pinned to node %s, which has no lease. It starts when the node is back; set spec.pinned to false to let another node run it.", d.Spec.Address)
+		} else if why := w.Nowhere(d, ""); why != "" {
 			c.Reason, c.Message = v1alpha1.ReasonNoEligibleNode, nowhere(d, why)
 		}
 	case s.Running == s.Wanted:

@@ -54,6 +54,8 @@ type Facts struct {
 	MayRestart bool
 	// Turn says that, in a drain, no program of lower priority has to be stopped first.
 	Turn bool
+	// Elsewhere says that another node may run the deployment and has not given it up; Failing that it has failed here so often that one should.
+	Elsewhere, Failing bool
 	// Wait is the time until the next start; Spent says that the restart limit is reached and there is none.
 	Wait  time.Duration
 	Spent bool
@@ -80,6 +82,8 @@ const (
 	Restart Action = "Restart"
 	// Release: record that no process of it is left here.
 	Release Action = "Release"
+	// GiveUp: release it, and record that this node should be avoided.
+	GiveUp Action = "GiveUp"
 )
 
 // What a program waits for.
@@ -92,6 +96,7 @@ const (
 	WaitTurn     = "programs of lower priority are stopped first"
 	WaitDraining = "the node takes no new work"
 	WaitLabels   = ineligibleLabels
+	WaitAvoided  = "it failed here, and another node should run it"
 )
 
 // Step is an action and its reason; for Idle, what the program waits for.
@@ -186,12 +191,20 @@ func (f Facts) nextAbsent(unwanted string) Step {
 		}
 		return Step{Do: Forget, Why: unwanted}
 	}
+	if f.Elsewhere && f.Object.Spec.Type == v1alpha1.TypeDeployment && !f.Object.Spec.Pinned && Avoids(f.Object, f.Node) {
+		if ever {
+			return Step{Do: Release, Why: WaitAvoided}
+		}
+		return Step{Idle, WaitAvoided}
+	}
 	switch {
 	case !f.Alive && !f.Admitted:
 		if ever {
 			return Step{Do: Release, Why: WaitDraining}
 		}
 		return Step{Idle, WaitDraining}
+	case now && f.Failing && f.Elsewhere && !f.Object.Spec.Pinned:
+		return Step{Do: GiveUp, Why: WaitAvoided}
 	case now && f.Spent:
 		return Step{Idle, WaitSpent}
 	case now && f.Wait > 0:
@@ -233,6 +246,42 @@ func Forgiven(p v1alpha1.RestartPolicy, ran time.Duration) bool {
 func Exhausted(p v1alpha1.RestartPolicy, failures int) bool {
 	return p.Limit > 0 && failures > int(p.Limit)
 }
+
+// Failing reports whether a deployment with this many consecutive failures should be tried on another node.
+func Failing(d *v1alpha1.Deployment, failures int) bool {
+	after := int32(defaultMoveAfter)
+	if d.Spec.Restart.MoveAfter != nil {
+		after = *d.Spec.Restart.MoveAfter
+	}
+	return d.Spec.Type == v1alpha1.TypeDeployment && after > 0 && (failures >= int(after) || Exhausted(d.Spec.Restart, failures))
+}
+
+const (
+	defaultMoveAfter = 5
+	// avoidFor is how long a node that gave a deployment up is avoided.
+	avoidFor = 10 * time.Minute
+)
+
+// Avoids reports whether a node has given up the program as it is now. The coordinator removes what is no longer true.
+func Avoids(d *v1alpha1.Deployment, node string) bool {
+	return slices.ContainsFunc(d.Status.Avoid, func(a v1alpha1.AvoidedNode) bool { return a.Node == node && a.Revision == Revision(d) })
+}
+
+// GivenUp returns the object as a node writes it that gives a deployment up.
+func GivenUp(d *v1alpha1.Deployment, node string, message string, now time.Time) *v1alpha1.Deployment {
+	next := Released(d, node, nil)
+	next.Status.Avoid = append(withoutNode(next.Status.Avoid, node), v1alpha1.AvoidedNode{
+		Node: node, Revision: Revision(d), Until: metav1.NewMicroTime(now.Add(avoidFor)), Message: cut(message),
+	})
+	return next
+}
+
+func withoutNode(list []v1alpha1.AvoidedNode, node string) []v1alpha1.AvoidedNode {
+	return slices.DeleteFunc(slices.Clone(list), func(a v1alpha1.AvoidedNode) bool { return a.Node == node })
+}
+
+// MinReady is how long a changed daemon must have run on a node before the next one is restarted.
+func MinReady(p v1alpha1.RolloutPolicy) time.Duration { return orDuration(p.MinReady, 10*time.Second) }
 
 // crashLoop is the number of consecutive failures after which a program is reported as CrashLoop.
 const crashLoop = 3

@@ -167,6 +167,14 @@ func (g *program) settles(after time.Duration) time.Duration {
 	return 0
 }
 
+// age returns the time until the program has been seen for so long. One that was found running is old enough.
+func (g *program) age(enough time.Duration) time.Duration {
+	if g.seen.IsZero() {
+		return 0
+	}
+	return max(enough-time.Since(g.seen), 0)
+}
+
 // stop asks the program to end. It can be repeated.
 func (g *program) stop(grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), extendLimit)

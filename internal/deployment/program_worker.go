@@ -128,6 +128,10 @@ func (pw *programWorker) remember(d *v1alpha1.Deployment) {
 	if i := d.Instance(pw.opts.Node); i != nil {
 		pw.restarts, pw.lastExit, pw.pause = i.Restarts, i.LastExit, i.Pause
 	}
+	if f := readFailures(pw.dir); f != nil && f.Object == d.UID && f.Revision == Revision(d) {
+		pw.tried, pw.failures, pw.until = f.Revision, f.inARow(d.Spec.Restart, time.Now()), f.Until
+		pw.until = time.Now().Add(min(time.Until(f.Until), Backoff(d.Spec.Restart, pw.failures))) // the clock may have been set since
+	}
 }
 
 // leave ends the worker: no process of its program is left, or its shim kills it.
@@ -154,7 +158,7 @@ func (pw *programWorker) attach(ctx context.Context) {
 		if st, err := h.Status(bounded); err == nil {
 			p.free = st.Deadline.Never()
 		}
-		p.settled = true // it has been running for a while
+		p.settled, p.seen = true, time.Time{} // it has been running for a while
 		pw.setProgram(p)
 		pw.since = metav1.NewMicroTime(p.started)
 		pw.logger().Info("attached to a running program", "pid", p.pid)
@@ -206,6 +210,9 @@ func (pw *programWorker) failed(d *v1alpha1.Deployment, ran time.Duration) {
 	pw.opts.Metrics.restarted(d.Spec.Type)
 	pause := Backoff(d.Spec.Restart, pw.failures)
 	pw.until = time.Now().Add(backoff.Jitter(pause, 0.1))
+	if err := writeFailures(pw.dir, failures{Object: d.UID, Revision: Revision(d), InARow: pw.failures, Until: pw.until}); err != nil {
+		pw.say("could not write down that the program failed", err)
+	}
 	pw.logger().Warn("the program exited or could not be started; restarting it", "exit", pw.lastExit.Message, "failures", pw.failures, "wait", pause)
 }
 
@@ -238,6 +245,9 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	}
 	f.Occupied = w.Occupied(d, pw.opts.Node)
 	f.Spent = Exhausted(d.Spec.Restart, pw.failures)
+	if f.Failing = Failing(d, pw.failures); f.Failing || Avoids(d, pw.opts.Node) {
+		f.Elsewhere = w.Elsewhere(d, pw.opts.Node)
+	}
 	if d.Spec.Type == v1alpha1.TypeDaemon {
 		f.MayRestart = w.MayRestart(d, pw.opts.Node)
 	} else if !f.Alive && !f.Leaving && f.Phase == Present && d.Spec.Address != pw.opts.Node {
@@ -270,12 +280,18 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 	case Stop:
 		pw.changing = step.Why == "changed"
 		err = pw.stop(step.Why)
+	case GiveUp:
+		message := fmt.Sprintf("It failed %d times in a row on node %s%s.", pw.failures, pw.opts.Node, ending(&v1alpha1.DeploymentInstance{LastExit: pw.lastExit}))
+		if err = pw.write(GivenUp(f.Object, pw.opts.Node, message, time.Now())); err == nil {
+			pw.gaveUp(f.Object, message)
+			pw.released(f.Leaving)
+		}
 	case Release:
 		if f.Leaving && !pw.e.Holding() {
 			return 0, true // this epoch may not write any more; the next one does
 		}
 		if err = pw.write(Released(f.Object, pw.opts.Node, pw.asked)); err == nil {
-			pw.released()
+			pw.released(f.Leaving)
 		}
 	}
 	switch {
@@ -502,13 +518,31 @@ func (pw *programWorker) grace() time.Duration {
 	return -1 // as it was when the program was started
 }
 
+// gaveUp says that another node should run a deployment because it failed here.
+func (pw *programWorker) gaveUp(d *v1alpha1.Deployment, message string) {
+	pw.logger().Warn("giving the deployment up; another node should run it", "failures", pw.failures)
+	record := events.Recorder{Client: pw.e.Client, Controller: "deployments", Instance: pw.opts.Node}
+	ctx, cancel := context.WithTimeout(pw.standing, writeLimit)
+	defer cancel()
+	err := record.Emit(ctx, events.Event{
+		Regarding: d, Type: corev1.EventTypeWarning, Reason: "GivenUp", Action: "Release", Key: d.ResourceVersion,
+		Note: message + " Another node should run it; this one is avoided for " + avoidFor.String() + ".",
+	})
+	if err != nil {
+		pw.say("could not write event", err)
+	}
+}
+
 // released records that no process of the program is left here and that the object shows it.
-func (pw *programWorker) released() {
+func (pw *programWorker) released(leaving bool) {
 	if pw.pass != nil {
 		pw.pass.Leave()
 		pw.pass = nil
 	}
 	pw.asked, pw.pause, pw.failures, pw.restarts, pw.lastExit, pw.until = nil, nil, 0, 0, nil, time.Time{}
 	pw.told = v1alpha1.DeploymentInstance{}
+	if !leaving { // a node that is only restarted goes on counting
+		forgetFailures(pw.dir)
+	}
 	pw.stir()
 }

@@ -19,7 +19,8 @@ import (
 func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance, time.Duration) {
 	i := v1alpha1.DeploymentInstance{
 		Node: pw.opts.Node, NodeEpoch: pw.e.Number, Revision: Revision(f.Object), Restarts: pw.restarts, LastExit: pw.lastExit,
-		Pause: pw.pause, Message: step.Why,
+		Failures: int32(pw.failures),
+		Pause:    pw.pause, Message: step.Why,
 	}
 	var soon time.Duration
 	switch {
@@ -28,6 +29,8 @@ func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance,
 		if f.Object.Spec.Type == v1alpha1.TypeDaemon {
 			if soon = pw.program.settles(readyAfter); soon > 0 {
 				i.State = v1alpha1.InstanceStarting
+			} else if soon = pw.program.age(MinReady(f.Object.Spec.Rollout)); soon > 0 {
+				i.Settling = true
 			}
 		}
 		switch {
@@ -44,6 +47,10 @@ func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance,
 		i.State = v1alpha1.InstanceBackoff
 	default:
 		i.State = v1alpha1.InstanceStarting
+	}
+	if pw.program == nil && !pw.until.IsZero() && !f.Spent {
+		at := metav1.NewMicroTime(pw.until)
+		i.RetryAt = &at
 	}
 	if i.State != pw.told.State || pw.since.IsZero() {
 		pw.since = metav1.NowMicro()

@@ -154,6 +154,9 @@ func (s *Status) notes(w World, d *v1alpha1.Deployment) []string {
 	if s.Holder != "" && s.Holder != s.Address {
 		notes = append(notes, "still held by "+s.Holder)
 	}
+	if len(d.Status.MayRunOn) > 0 {
+		notes = append(notes, "may still run on "+strings.Join(d.Status.MayRunOn, ", ")+": lost")
+	}
 	return notes
 }
 

@@ -126,7 +126,10 @@ func TestProgramsRunAsUsersOfTheirOwn(t *testing.T) {
 	}
 	dir := filepath.Join(m.programs.Dir, s.home, "a")
 	where := filepath.Join(dir, fmt.Sprintf("home-%d", first), "where")
-	until(t, "a to write into its home", func() bool { data, err := os.ReadFile(where); return err == nil && strings.HasPrefix(string(data), "/") })
+	until(t, "a to write into its home", func() bool {
+		data, err := os.ReadFile(where)
+		return err == nil && strings.HasPrefix(string(data), "/")
+	})
 	// Whatever the node keeps, nobody else can read.
 	s.must(filepath.WalkDir(m.programs.Dir, func(path string, e os.DirEntry, err error) error {
 		if err != nil {

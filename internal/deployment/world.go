@@ -83,14 +83,29 @@ func (w World) Claimable(d *v1alpha1.Deployment) bool {
 		return false
 	}
 	address := d.Spec.Address
-	if address == "" || w.draining(address) {
+	switch {
+	case address == "":
+		return true
+	case d.Spec.Pinned:
+		return false
+	case w.draining(address):
 		return true
 	}
 	if rec := w.Leases[address]; !rec.Held() {
 		marked := rec.Epoch == 0 || rec.Fenced >= rec.Epoch
 		return marked || w.Waited == nil || w.Waited(address)
 	}
-	return d.Holder().Node != address && w.refuses(d, address) != ""
+	return d.Holder().Node != address && (w.refuses(d, address) != "" || Avoids(d, address) && w.Elsewhere(d, address)) // and it does not run there
+}
+
+// Elsewhere reports whether another node may claim a deployment and has not given it up.
+func (w World) Elsewhere(d *v1alpha1.Deployment, but string) bool {
+	for name := range w.Nodes {
+		if name != but && w.IneligibleReason(d, name) == "" && !Avoids(d, name) {
+			return true
+		}
+	}
+	return false
 }
 
 // refuses returns why a node would not run a deployment that is addressed to it.
@@ -218,7 +233,7 @@ func (w World) MayRestart(d *v1alpha1.Deployment, node string) bool {
 	}
 	down := int32(1)
 	for _, name := range w.rolloutNodes(d) {
-		if name != node && !w.available(d, name) {
+		if i := d.Instance(name); name != node && (!w.available(d, name) || i.Settling) {
 			down++
 		}
 	}

@@ -38,6 +38,8 @@ type Remaining struct {
 	By map[string]int64
 	// Blockers are what the work waits for. The drain sets their Since.
 	Blockers []v1alpha1.Blocker
+	// Loose says in a sentence what may still run on a node that is gone, although nothing is placed there; empty for nothing.
+	Loose string
 }
 
 // Refusals, in the order in which they are checked.

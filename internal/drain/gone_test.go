@@ -144,6 +144,16 @@ func TestAStoppingNodesEndDecidesHowItsDrainEnds(t *testing.T) {
 	}
 }
 
+// What goes on without a lease may still run on a node that is gone: its drain ends, and says so.
+func TestADrainSaysWhatMayStillRun(t *testing.T) {
+	s := newScene(t)
+	d := s.at(v1alpha1.DrainStopping)
+	s.dies("n2")
+	s.left["n2"]["volumes"] = drain.Remaining{Loose: "Two of them may still run there."}
+	s.takes(drain.StepComplete, drain.StepReleaseSlot)
+	ended(t, d, v1alpha1.DrainComplete, v1alpha1.ReasonNodeGone, "Node n2 died while it was shutting down; it was empty. Two of them may still run there.")
+}
+
 // A node that dies on its way out and is started again by a supervisor has not left: nobody may switch the machine off.
 func TestAStoppingNodeThatComesBackIsToldAgain(t *testing.T) {
 	s := newScene(t)

@@ -3,6 +3,7 @@ package drain
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -275,7 +276,18 @@ func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, 
 	if w.parks(d) {
 		message += " It is parked until it is uncordoned."
 	}
-	return complete(w, slot, d, reason, message)
+	return complete(w, slot, d, reason, message+w.loose())
+}
+
+// loose says what may still run on a node that is gone.
+func (w World) loose() string {
+	var text string
+	for _, name := range slices.Sorted(maps.Keys(w.Left)) {
+		if sentence := w.Left[name].Loose; sentence != "" {
+			text += " " + sentence
+		}
+	}
+	return text
 }
 
 // placesNothing reports whether no object is placed on the node in the slot.

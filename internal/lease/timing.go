@@ -40,6 +40,9 @@ type Timing struct {
 	Lost time.Duration
 }
 
+// Outage is how long the API may be away without any node fencing itself, whenever it began.
+func (t Timing) Outage() time.Duration { return t.Fence - t.Renew - t.Timeout }
+
 // maxLost bounds Lost: the work of a dead node waits that long.
 const maxLost = 10 * time.Minute
 

@@ -1,0 +1,227 @@
+package deployment_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/deployment"
+)
+
+func pinned(d *v1alpha1.Deployment) { d.Spec.Pinned = true }
+
+// givenUp is a program that nodes have given up.
+func givenUp(nodes ...string) change {
+	return func(d *v1alpha1.Deployment) {
+		for _, n := range nodes {
+			d.Status = deployment.GivenUp(d, n, "It failed.", time.Unix(1000, 0)).Status
+		}
+	}
+}
+
+func moveAfter(n int32) change {
+	return func(d *v1alpha1.Deployment) { d.Spec.Restart.MoveAfter = &n }
+}
+
+func TestADeploymentIsTriedElsewhere(t *testing.T) {
+	c := newCluster("n1", "n2", "n3")
+	for _, k := range []struct {
+		name string
+		d    *v1alpha1.Deployment
+		want string // who claims it; empty for nobody
+	}{
+		{"as long as it runs at its address nobody claims it", program("d", addressed("n1"), running("n1", 1), givenUp("n3")), ""},
+		{"given up by one", program("d", addressed("n1"), givenUp("n1", "n3")), "n2"},
+		{"given up by all: it stays where it is", program("d", addressed("n1"), givenUp("n1", "n2", "n3")), ""},
+		{"pinned", program("d", addressed("n1"), givenUp("n1"), pinned), ""},
+		{"given up by all, and its node is lost", program("d", addressed("gone"), givenUp("n1", "n2", "n3")), "any"},
+		{"another program was given up", program("d", addressed("n1"), givenUp("n1"), func(d *v1alpha1.Deployment) { d.Spec.Command = "/opt/mended" }), ""},
+		{"pinned to a lost node", program("d", addressed("gone"), pinned), ""},
+		{"pinned without an address", program("d", pinned, givenUp("n1", "n3")), "n2"},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			if k.d.Status.Holder != nil && k.d.Spec.Address == "" {
+				k.d.Status.Holder = nil
+			}
+			got := deployment.Assign(c.World, []*v1alpha1.Deployment{k.d})[k.d]
+			if got != k.want && !(k.want == "any" && got != "") {
+				t.Errorf("claimed by %q, want %q", got, k.want)
+			}
+		})
+	}
+}
+
+func TestWhatIsAvoidedEnds(t *testing.T) {
+	c := newCluster("n1", "n2")
+	d := program("d", addressed("n2"), running("n2", 1), givenUp("n1"))
+	status, again := deployment.Observe(c.World, d, time.Unix(1001, 0))
+	if len(status.Avoid) != 1 || again != 10*time.Minute-time.Second {
+		t.Errorf("after a second: %+v, again in %v", status.Avoid, again)
+	}
+	if status, _ = deployment.Observe(c.World, d, time.Unix(1600, 0)); len(status.Avoid) != 0 {
+		t.Errorf("after ten minutes: %+v", status.Avoid)
+	}
+	d.Spec.Args = []string{"other"}
+	if status, _ = deployment.Observe(c.World, d, time.Unix(1001, 0)); len(status.Avoid) != 0 {
+		t.Errorf("after a change: %+v", status.Avoid)
+	}
+}
+
+func TestFailuresDecideWhenItMoves(t *testing.T) {
+	for _, k := range []struct {
+		name     string
+		d        *v1alpha1.Deployment
+		failures int
+		want     bool
+	}{
+		{"by default after five", program("d"), 5, true}, {"not after four", program("d"), 4, false},
+		{"as set", program("d", moveAfter(2)), 2, true}, {"never", program("d", moveAfter(0)), 100, false},
+		{"before the limit of restarts ends it", program("d", func(d *v1alpha1.Deployment) { d.Spec.Restart.Limit = 1 }), 2, true},
+		{"a daemon has nowhere to go", program("d", daemon), 100, false},
+	} {
+		if got := deployment.Failing(k.d, k.failures); got != k.want {
+			t.Errorf("%s: %t", k.name, got)
+		}
+	}
+}
+
+// A daemon that is only restarted, however slowly within its grace, is not missing; one that fails is.
+func TestASlowRestartIsNotAMissingDaemon(t *testing.T) {
+	c := newCluster("n1", "n2")
+	began := time.Unix(5000, 0)
+	d := program("d", daemon, on("n1", 1, v1alpha1.InstanceRestarting), running("n2", 1), func(d *v1alpha1.Deployment) {
+		d.Spec.Stop.Grace = lasting(time.Minute)
+		since := metav1.NewMicroTime(began)
+		d.Status.Nodes[0].Since = &since
+	})
+	d.Status, _ = deployment.Observe(c.World, d, began)
+	at := func(after time.Duration) (string, time.Duration) {
+		status, again := deployment.Observe(c.World, d, began.Add(after))
+		seen := d.DeepCopy()
+		seen.Status = status
+		return reason(seen, v1alpha1.DeploymentRunning), again
+	}
+	if r, again := at(64 * time.Second); r != v1alpha1.ReasonNotRunning || again != time.Second {
+		t.Errorf("within its grace: %s, again in %v", r, again)
+	}
+	if r, _ := at(66 * time.Second); r != v1alpha1.ErrDaemonMissing {
+		t.Errorf("past its grace: %s", r)
+	}
+	d.Status.Nodes[0].State, d.Status.Nodes[0].Failures = v1alpha1.InstanceStarting, 1
+	if r, _ := at(6 * time.Second); r != v1alpha1.ErrDaemonMissing {
+		t.Errorf("failing: %s", r)
+	}
+}
+
+// A rollout waits until the changed daemon has run for minReady, and stops where it fails.
+func TestARolloutWaitsUntilTheChangeHasProvenItself(t *testing.T) {
+	c := newCluster("n1", "n2")
+	d := program("d", daemon, running("n1", 1), running("n2", 1))
+	if !c.MayRestart(d, "n2") {
+		t.Error("n2 may not restart although n1 runs")
+	}
+	d.Status.Nodes[0].Settling = true
+	if c.MayRestart(d, "n2") {
+		t.Error("n2 may restart before n1 has proven itself")
+	}
+	d.Status.Nodes[0].Settling, d.Status.Nodes[0].State = false, v1alpha1.InstanceBackoff
+	if c.MayRestart(d, "n2") {
+		t.Error("n2 may restart although it fails on n1")
+	}
+}
+
+func TestADeploymentThatFailsOnOneNodeRunsOnAnother(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a, b := s.host("a"), s.host("b")
+	w := s.deploy("w", addressed(a.name), restarts(10*time.Millisecond, 20*time.Millisecond, 0), moveAfter(3), runs(`[ "$EBB_NODE" != `+a.name+` ] || exit 3; exec sleep 100000`, s.file("w")))
+	d := w.until("it to run on b", func(d *v1alpha1.Deployment) bool {
+		i := d.Instance(b.name)
+		return i != nil && i.State == v1alpha1.InstanceRunning && d.Holder().Node == b.name
+	})
+	if len(d.Status.Avoid) != 1 || d.Status.Avoid[0].Node != a.name || !strings.Contains(d.Status.Avoid[0].Message, "It failed 3 times in a row on node "+a.name) {
+		t.Errorf("avoided: %+v", d.Status.Avoid)
+	}
+	if n := s.told(d.UID, "GivenUp"); n != 1 {
+		t.Errorf("%d events say so", n)
+	}
+}
+
+// The failures of a program are on the node's disk: a node that is restarted does not begin to count anew.
+func TestFailuresOutliveTheNode(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.host("n")
+	w := s.deploy("w", addressed(m.name), moveAfter(0), runs("exit 3", s.file("w")), restarts(10*time.Millisecond, time.Hour, 0))
+	before := w.instance(m.name, "to fail for the sixth time", func(i *v1alpha1.DeploymentInstance) bool { return i.Failures >= 6 })
+	m.stop()
+	w.released()
+	m.start()
+	m.awaitReady()
+	after := w.instance(m.name, "to be there again", func(i *v1alpha1.DeploymentInstance) bool { return i.NodeEpoch > before.NodeEpoch })
+	if after.Failures < before.Failures {
+		t.Errorf("%d failures before, %d after", before.Failures, after.Failures)
+	}
+}
+
+func TestAPinnedDeploymentWaitsForItsNode(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	gone, other := "gone-"+s.home, s.host("other")
+	w := s.deploy("w", addressed(gone), pinned)
+	s.deploy("free", addressed(gone)).runsOn(other.name) // it had time to claim both
+	d := w.until("it to say why", func(d *v1alpha1.Deployment) bool { return reason(d, v1alpha1.DeploymentRunning) == v1alpha1.ReasonPinned })
+	if d.Spec.Address != gone || d.Status.State != v1alpha1.StateLost {
+		t.Errorf("it is %s at %s", d.Status.State, d.Spec.Address)
+	}
+	w.update(func(d *v1alpha1.Deployment) { d.Spec.Pinned = false })
+	w.runsOn(other.name)
+}
+
+// What goes on without a lease may still run on a lost node, and is said to until the node is back or deleted.
+func TestProgramsThatMayStillRunAreNamed(t *testing.T) {
+	keeps := func(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.KeepDisconnected }
+	observed := func(c cluster, d *v1alpha1.Deployment) []string {
+		status, _ := deployment.Observe(c.World, d, time.Unix(1000, 0))
+		return status.MayRunOn
+	}
+	for _, k := range []struct {
+		name string
+		d    *v1alpha1.Deployment
+		end  func(cluster)
+		want []string
+	}{
+		{"a daemon of a lost node", program("d", daemon, running("n1", 1), running("n2", 1)), func(c cluster) { c.dies("n1") }, []string{"n1"}},
+		{"a deployment that keeps", program("d", addressed("n1"), running("n1", 1), keeps), func(c cluster) { c.dies("n1") }, []string{"n1"}},
+		{"one that stops", program("d", addressed("n1"), running("n1", 1)), func(c cluster) { c.dies("n1") }, nil},
+		{"a node that left in order", program("d", daemon, running("n1", 1)), func(c cluster) { c.leaves("n1") }, nil},
+		{"a node that lives", program("d", daemon, running("n1", 1)), func(cluster) {}, nil},
+	} {
+		c := newCluster("n1", "n2")
+		k.end(c)
+		if got := observed(c, k.d); !slices.Equal(got, k.want) {
+			t.Errorf("%s: %q, want %q", k.name, got, k.want)
+		}
+	}
+	d := program("d", daemon, running("n2", 1))
+	d.Status.MayRunOn = []string{"n1"}
+	c := newCluster("n2")
+	c.join("n1")
+	c.dies("n1")
+	if got := observed(c, d); !slices.Equal(got, []string{"n1"}) {
+		t.Errorf("later: %q", got)
+	}
+	c.restarts("n1")
+	if got := observed(c, d); len(got) != 0 {
+		t.Errorf("when the node is back: %q", got)
+	}
+	delete(c.Nodes, "n1")
+	delete(c.Leases, "n1")
+	if got := observed(c, d); len(got) != 0 {
+		t.Errorf("when the node is deleted: %q", got)
+	}
+}
