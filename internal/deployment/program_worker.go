@@ -325,6 +325,9 @@ func (pw *programWorker) forget(f Facts, step Step) bool {
 		pw.logger().Warn("program not run: its command is not trusted on this node", "command", f.Object.Spec.Command, "trusted", pw.opts.Trust.String())
 	}
 	pw.orphan = f.Object == nil && !f.Leaving
+	if pw.orphan && pw.pass != nil {
+		pw.pass.Become(pw.pass.Kind()) // nobody will say what it is
+	}
 	return true
 }
 
