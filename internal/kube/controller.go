@@ -68,7 +68,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	reader := c.cached
 	for range maxActions {
-		w, err := c.gather(ctx, reader)
+		w, err := gather(ctx, reader, c.Leader)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
@@ -91,8 +91,9 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-func (c *Controller) gather(ctx context.Context, r client.Reader) (World, error) {
-	w := World{Leader: c.Leader}
+// gather reads the world through r.
+func gather(ctx context.Context, r client.Reader, leader string) (World, error) {
+	w := World{Leader: leader}
 	var err error
 	if w.Fleet, err = fleet.Read(ctx, r); err != nil {
 		return w, err
@@ -132,6 +133,9 @@ func write(ctx context.Context, c client.Client, a *Action) error {
 	case Delete:
 		uid, version := a.Object.GetUID(), a.Object.GetResourceVersion()
 		return c.Delete(ctx, a.Object, client.Preconditions{UID: &uid, ResourceVersion: &version})
+	case DeleteNow:
+		uid := a.Object.GetUID()
+		return c.Delete(ctx, a.Object, client.Preconditions{UID: &uid}, client.GracePeriodSeconds(0))
 	case Update:
 		return c.Update(ctx, a.Object)
 	case UpdateStatus:
