@@ -134,6 +134,10 @@ func TestKubectlDrain(t *testing.T) {
 		{"the coordinator", drainedCoordinator},
 		{"a taint of an autoscaler", taintedNode},
 		{"a setting that only holds", heldNode},
+		{"a node that holds nothing any more", emptiedNode},
+		{"a quarantined node", quarantinedNode},
+		{"a drain that was cancelled", cancelledDrain},
+		{"uncordoned before it begins", uncordonedInQueue},
 		{"access to core objects", coreAccess},
 		{"a core Node is deleted", deletedCoreNode},
 	} {
