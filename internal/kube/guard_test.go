@@ -82,7 +82,13 @@ func (y *yard) another() {
 }
 
 // evicts marks a sensor as being deleted, as an eviction does.
-func (y *yard) evicts() { y.Sensors["n1"].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
+func (y *yard) evicts() {
+	y.deletes()
+	y.Sensors["n1"].Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: evictionReason}}
+}
+
+// deletes marks a sensor as being deleted, by somebody who did not evict it.
+func (y *yard) deletes() { y.Sensors["n1"].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
 
 // leaves: the node was drained and holds no lease, and its work was counted.
 func (y *yard) leaves(placed bool) {
@@ -232,6 +238,13 @@ func TestGuards(t *testing.T) {
 			y.Sensors["n1"] = y.newSensor(y.Nodes["n1"])
 			y.evicts()
 		}, want: []string{TakeCordon, DeleteSensor}, guarded: true},
+		{name: "the deletion of a sensor begins no drain", setup: func(y *yard) {
+			y.guard()
+			y.cordon("event")
+			y.another()
+			y.Sensors["n1"] = y.newSensor(y.Nodes["n1"])
+			y.deletes()
+		}, want: []string{DeleteSensor, CreateSensor}, guarded: true},
 		{name: "a sensor goes when the node is uncordoned", setup: func(y *yard) { y.guard(); y.another(); y.Sensors["n1"] = y.newSensor(y.Nodes["n1"]) }, want: []string{DeleteSensor}, guarded: true},
 		{name: "a node without a core Node needs no guard", setup: func(y *yard) { delete(y.Core, "n1"); y.condition(v1alpha1.NodeNeedsGuard, true) }, want: []string{MarkGuarded}, guarded: true},
 	} {

@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,6 +24,9 @@ const SensorLabel = "ebb.dev/guard-sensor"
 // sensorGrace is for how long an evicted sensor can be seen.
 const sensorGrace = int64(600)
 
+// evictionReason is the reason of the condition DisruptionTarget that an eviction leaves.
+const evictionReason = "EvictionByEvictionAPI"
+
 // Names of the actions of sensors.
 const (
 	CreateSensor = "create-sensor"
@@ -39,12 +44,19 @@ func (w GuardWorld) sense(n *v1alpha1.Node) *Action {
 		return &Action{Name: CreateSensor, Verb: Create, Object: w.newSensor(n)}
 	case sensor == nil:
 		return nil
-	case wanted && sensor.DeletionTimestamp != nil:
+	case wanted && evicted(sensor):
 		return w.takeCordon(n)
-	case !wanted || ended(sensor):
+	case !wanted || ended(sensor) || sensor.DeletionTimestamp != nil:
 		return &Action{Name: DeleteSensor, Verb: DeleteNow, Object: sensor}
 	}
 	return nil
+}
+
+// evicted reports whether somebody evicted a pod. One that was deleted says nothing about its node.
+func evicted(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == evictionReason
+	})
 }
 
 // sensorWanted reports whether a drain of a cordoned node could begin, but nothing asks for it.

@@ -5,6 +5,9 @@ import "time"
 // guardLinger is how long a node keeps its guard after the last work that needs one has left: a guard takes seconds to start.
 const guardLinger = 30 * time.Second
 
+// cordonedLinger is the same on a cordoned node, which somebody waits for: as long as work takes to be started again after the process was.
+const cordonedLinger = 2 * time.Second
+
 // holds reports whether work of a kind is admitted only while there is a guard.
 func (s *guardState) holds(kind string) bool { return s.needed && !s.exempt[kind] }
 

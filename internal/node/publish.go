@@ -133,11 +133,11 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	return next
 }
 
-// releaseGuard gives the guard up when nothing needs it any more: at once on a cordoned node, which somebody waits for.
+// releaseGuard gives the guard up when nothing needs it any more.
 func (n *Node) releaseGuard() {
 	linger := guardLinger
 	if n.cordoned.Load() {
-		linger = 0
+		linger = cordonedLinger
 	}
 	n.opts.Gate.ReleaseGuard(time.Now(), linger, func() map[string]int64 {
 		held, _ := n.host.counts()
