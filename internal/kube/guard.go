@@ -90,7 +90,7 @@ func NextGuard(w GuardWorld) *Action {
 		if a == nil {
 			a = w.sense(w.Nodes[name])
 		}
-		if a != nil {
+		if a != nil && !w.Failed[name] {
 			a.Node = name
 			return a
 		}

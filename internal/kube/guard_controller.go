@@ -85,12 +85,17 @@ func (g *Guards) SetupWithManager(mgr ctrl.Manager) error {
 // Reconcile takes actions until there is none to take. An action that fails on one node does not keep the others waiting.
 func (g *Guards) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	reader := g.cached
+	failed, errs := map[string]bool{}, []error(nil)
 	for range maxActions {
 		w, err := g.gather(ctx, reader)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
+		w.Failed = failed
 		a := NextGuard(w)
+		if a == nil && len(errs) > 0 {
+			return ctrl.Result{}, errors.Join(errs...)
+		}
 		if a == nil {
 			return ctrl.Result{RequeueAfter: g.tell(ctx, w)}, nil
 		}
@@ -99,20 +104,17 @@ func (g *Guards) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, er
 			continue
 		}
 		err = g.do(ctx, a)
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) && !terminating(err) {
+		if outdated(err) {
 			continue
 		}
 		if status := apierrors.APIStatus(nil); err != nil && (a.Verb != Create || !errors.As(err, &status)) {
-			return ctrl.Result{}, fmt.Errorf("kube action %s of node %s: %w", a.Name, a.Node, err)
+			failed[a.Node] = true
+			errs = append(errs, fmt.Errorf("kube action %s of node %s: %w", a.Name, a.Node, err))
+			continue
 		}
 		g.judge(a, err)
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
-}
-
-// terminating reports whether an object could not be created because its namespace is being deleted.
-func terminating(err error) bool {
-	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }
 
 // judge remembers that the pods of a node cannot be created, or end as soon as they are: the next attempt waits.

@@ -36,6 +36,8 @@ type World struct {
 	Core map[string]*corev1.Node
 	// Drains of the cluster.
 	Drains []*v1alpha1.Drain
+	// Failed are the nodes of which an action has just failed: the others do not wait for them.
+	Failed map[string]bool
 }
 
 // Verb is what an action does with its object.
@@ -83,16 +85,16 @@ type Action struct {
 func Next(w World) *Action {
 	names := slices.Sorted(maps.Keys(w.Nodes))
 	for _, name := range names {
-		if a := w.reconcileNode(w.Nodes[name], w.Core[name]); a != nil {
+		if a := w.reconcileNode(w.Nodes[name], w.Core[name]); a != nil && !w.Failed[name] {
 			return a
 		}
 	}
 	for _, name := range names {
-		if a := w.drainCordoned(w.Nodes[name], w.Core[name]); name != w.Leader && a != nil {
+		if a := w.drainCordoned(w.Nodes[name], w.Core[name]); name != w.Leader && a != nil && !w.Failed[name] {
 			return a
 		}
 	}
-	if n := w.Nodes[w.Leader]; n != nil {
+	if n := w.Nodes[w.Leader]; n != nil && !w.Failed[w.Leader] {
 		return w.drainCordoned(n, w.Core[w.Leader]) // last: while it leads, it drains the others
 	}
 	return nil
