@@ -134,6 +134,7 @@ func TestKubectlDrain(t *testing.T) {
 		{"a taint of an autoscaler", taintedNode},
 		{"a setting that only holds", heldNode},
 		{"a node that holds nothing any more", emptiedNode},
+		{"a guard that cannot be created", forbiddenGuard},
 		{"a quarantined node", quarantinedNode},
 		{"a drain that was cancelled", cancelledDrain},
 		{"uncordoned before it begins", uncordonedInQueue},

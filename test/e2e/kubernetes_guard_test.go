@@ -56,6 +56,32 @@ func emptiedNode(t *testing.T, k *installation) {
 	k.returns(node, k.record(node).Epoch)
 }
 
+// forbiddenGuard: a guard that cannot be created keeps work waiting, says why, and is created when it can be.
+func forbiddenGuard(t *testing.T, k *installation) {
+	for _, node := range kubeNodes {
+		k.unguarded(node)
+	}
+	k.kubectl("-n", manifests.Namespace, "create", "quota", "none", "--hard=pods=0")
+	until(t, "the quota to be in force", func() bool {
+		return strings.Contains(k.kubectl("-n", manifests.Namespace, "get", "quota", "none", "-o", "jsonpath={.status.hard.pods}"), "0")
+	})
+	k.must("volume", "create", "disk", "--size", strconv.Itoa(volumeSize), "--replicas", "1")
+	v := &testVolume{cluster: k.cluster, name: "disk"}
+	out := ""
+	untilSo(t, func() string { return "an event about the guard:\n" + out }, func() bool {
+		out = k.kubectl("get", "events", "--field-selector=reason=EbbNoGuard,involvedObject.kind=Node")
+		return strings.Contains(out, "takes no work that has to leave before the node may, until its guard runs. The guard could not be created, which is tried again: ") && strings.Contains(out, "exceeded quota")
+	})
+	node := v.nodes()[0]
+	if explained := k.must("explain", node); !strings.Contains(explained, "exceeded quota") {
+		t.Errorf("explain: %s", explained)
+	}
+	k.kubectl("-n", manifests.Namespace, "delete", "quota", "none")
+	until(t, "the volume to run", func() bool { return v.get().Status.Robustness == v1alpha1.VolumeHealthy })
+	k.awaitGuard(node)
+	v.remove()
+}
+
 // quarantine cordons a node by a health event that asks for no drain.
 func (k *installation) quarantine(name, node string) {
 	k.t.Helper()
