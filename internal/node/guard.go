@@ -51,7 +51,7 @@ func (g *Gate) SetGuarded(wanted, running bool) {
 	s := &g.guard
 	s.seen = [2]bool{wanted, running}
 	if s.givingUp && !wanted && !running { // the coordinator has seen that the guard is given up
-		s.givingUp, s.wanted, s.asked = false, s.asked, false
+		s.givingUp, s.wanted, s.asked, s.quiet = false, s.asked, false, time.Time{}
 	}
 }
 

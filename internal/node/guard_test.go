@@ -130,6 +130,7 @@ func TestAGuardIsGivenUpWhenNothingHasNeededItForAWhile(t *testing.T) {
 		}
 	}
 	g.SetGuarded(false, false)
+	g.released(2*time.Hour+time.Minute, 0)
 	if !g.wants() {
 		t.Error("work that came meanwhile is forgotten")
 	}
