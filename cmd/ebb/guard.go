@@ -1,10 +1,15 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+)
 
 // newGuard is the program of a guard pod: it does nothing. Its budget is what holds the node.
 func newGuard() *cobra.Command {
-	return &cobra.Command{
+	var outlast bool
+	cmd := &cobra.Command{
 		Use:    "guard",
 		Hidden: true,
 		Short:  "Wait until it is asked to stop: the program of the pods that guard nodes on Kubernetes",
@@ -14,7 +19,12 @@ eviction: ` + "`kubectl drain`" + ` waits until the work has left the node. Peop
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			<-cmd.Context().Done()
+			if outlast {
+				time.Sleep(time.Hour) // SIGKILL ends it
+			}
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&outlast, "outlast-sigterm", false, "go on after SIGTERM until the process is killed, so that the eviction of the pod can be seen")
+	return cmd
 }

@@ -5,21 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/manifests"
 	"github.com/ebb-dev/ebb/internal/signer"
 )
 
@@ -30,7 +36,7 @@ func newUninstall() *cobra.Command {
 		Use:   "uninstall --yes",
 		Short: "Delete all work from a Kubernetes cluster, so that Ebb can be removed from it",
 		Long: `Delete all objects of work and all drains, and wait until the nodes have removed what belongs to them. It deletes the data of volumes and etcd
-clusters. After it ` + "`kubectl delete -k config/kubernetes`" + ` removes everything else; while objects with finalizers remained, it would wait for them forever.
+clusters. It also lifts the cordons that Ebb made, and removes the guards and what else Ebb left outside of its namespace. After it ` + "`kubectl delete -k config/kubernetes`" + ` removes everything else; while objects with finalizers remained, it would wait for them forever.
 
 Run it while the nodes run: they finish the finalizers. If they are gone for good, add --abandon: then the finalizers are removed, and what the objects
 stood for stays on the machines. The data directories of the nodes always stay.`,
@@ -119,10 +125,16 @@ func (u *uninstall) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := u.removeRequests(ctx); err != nil {
+	clients, err := u.kubernetes()
+	if err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(u.out, "all work is deleted; remove Ebb with: kubectl delete -k config/kubernetes")
+	if clients != nil {
+		if err := u.clean(ctx, clients); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintln(u.out, "all work is deleted; remove Ebb with: kubectl delete -k config/kubernetes")
 	return err
 }
 
@@ -170,16 +182,85 @@ func (u *uninstall) removeOne(ctx context.Context, o *metav1.PartialObjectMetada
 	return err
 }
 
-// removeRequests deletes the signing requests of nodes, which are in no namespace.
-func (u *uninstall) removeRequests(ctx context.Context) error {
+// kubernetes is a client for what only a Kubernetes has; nil on the embedded API.
+func (u *uninstall) kubernetes() (kubernetes.Interface, error) {
 	cfg, err := u.cluster.config()
 	if err != nil {
+		return nil, err
+	}
+	if has, err := kube.HasNodes(cfg); err != nil || !has {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(cfg)
+}
+
+// clean removes what Ebb left on objects that are not its own. What is in its namespace goes with that.
+func (u *uninstall) clean(ctx context.Context, kube kubernetes.Interface) error {
+	if err := u.uncordon(ctx, kube); err != nil {
 		return err
 	}
-	kube, err := kubernetes.NewForConfig(cfg)
+	if err := removeGuards(ctx, kube); err != nil {
+		return err
+	}
+	return removeRequests(ctx, kube)
+}
+
+// uncordon lifts the cordons that Ebb made on core Nodes, and removes its annotations from them. The cordon of a person stays.
+func (u *uninstall) uncordon(ctx context.Context, clients kubernetes.Interface) error {
+	nodes := clients.CoreV1().Nodes()
+	list, err := nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return err
+		return fmt.Errorf("list core Nodes: %w", err)
 	}
+	for i := range list.Items {
+		name := list.Items[i].Name
+		err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			n, err := nodes.Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return client.IgnoreNotFound(err)
+			}
+			if !strip(n) {
+				return nil
+			}
+			if _, err := nodes.Update(ctx, n, metav1.UpdateOptions{}); err != nil {
+				return client.IgnoreNotFound(err)
+			}
+			fmt.Fprintf(u.out, "removed what Ebb wrote to core Node %s\n", name)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("core Node %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// strip removes the cordon and the annotations of Ebb from a core Node, and reports whether there were any.
+func strip(n *corev1.Node) bool {
+	if len(v1alpha1.CordonOwners(n)) > 0 {
+		cordon.Set(n, false)
+	}
+	before := len(n.Annotations)
+	maps.DeleteFunc(n.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, v1alpha1.GroupVersion.Group+"/") })
+	return len(n.Annotations) < before
+}
+
+// removeGuards deletes the guards, which would hold `kubectl drain` until the namespace is deleted. No work is left that needs them.
+func removeGuards(ctx context.Context, clients kubernetes.Interface) error {
+	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+	if err := clients.PolicyV1().PodDisruptionBudgets(manifests.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: kube.GuardLabel}); err != nil {
+		return fmt.Errorf("budgets of guards: %w", err)
+	}
+	for _, label := range []string{kube.GuardLabel, kube.SensorLabel} {
+		if err := clients.CoreV1().Pods(manifests.Namespace).DeleteCollection(ctx, now, metav1.ListOptions{LabelSelector: label}); err != nil {
+			return fmt.Errorf("guards: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeRequests deletes the signing requests of nodes, which are in no namespace.
+func removeRequests(ctx context.Context, kube kubernetes.Interface) error {
 	for _, name := range []string{signer.SignerName, signer.ClientSignerName} {
 		selector := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.signerName", name).String()}
 		if err := kube.CertificatesV1().CertificateSigningRequests().DeleteCollection(ctx, metav1.DeleteOptions{}, selector); err != nil {

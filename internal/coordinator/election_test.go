@@ -35,6 +35,7 @@ func TestElection(t *testing.T) {
 		{"a coordinator that leaves hands over", theLeavingHandsOver},
 		{"a term that is over writes nothing", aTermThatIsOver},
 		{"a term that lost the election ends", aTermThatLost},
+		{"a Term that was deleted or changed is written again", theTermComesBack},
 		{"lost nodes are marked, whatever their clocks said", lostNodesAreMarked},
 		{"nothing of a term outlives its node", nothingOutlives},
 	} {

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -86,7 +87,25 @@ func (t *Term) run() error {
 	if err := t.opts.Setup(t); err != nil {
 		return fmt.Errorf("term %s: %w", t.Identity, err)
 	}
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { t.republish(ctx, cl); return nil })); err != nil {
+		return fmt.Errorf("term %s: %w", t.Identity, err)
+	}
 	return mgr.Start(t.ctx)
+}
+
+// republish writes the Term again when it was deleted or changed, until ctx ends. On Kubernetes no node could renew its lease without it.
+func (t *Term) republish(ctx context.Context, cl client.Client) {
+	for backoff.Sleep(ctx, t.opts.Timing.Renew) == nil {
+		current := &v1alpha1.Term{}
+		err := cl.Get(ctx, client.ObjectKey{Name: v1alpha1.TermName}, current)
+		if err == nil && current.Spec.Identity == t.Identity || err != nil && !kubeclient.IsMissing(err) {
+			continue
+		}
+		t.Log.Warn("the Term does not name this coordinator; writing it again", "found", current.Spec.Identity)
+		if err := t.publish(ctx, cl); err != nil && ctx.Err() == nil {
+			t.Log.Warn("could not write the Term; trying again", "error", err)
+		}
+	}
 }
 
 // begin records in the Term object which node leads, since on Kubernetes the admission policies compare the writer with it, and then creates the

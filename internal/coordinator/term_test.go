@@ -168,6 +168,30 @@ func aTermThatLost(t *testing.T, api *testenv.API) {
 	}
 }
 
+// theTermComesBack: on Kubernetes no node could write without the Term.
+func theTermComesBack(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, []string{"t1", "t2"})
+	leader, term := c.leader()
+	object := &v1alpha1.Term{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.TermName}}
+	key := client.ObjectKeyFromObject(object)
+	names := func() bool {
+		return c.admin.Get(context.Background(), key, object) == nil && object.Spec.Node == leader.name && object.Spec.Identity == term.Identity
+	}
+	until(t, "the Term", names)
+	if err := c.admin.Delete(context.Background(), object); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the Term after it was deleted", names)
+	object.Spec = v1alpha1.TermSpec{Node: "thief", Identity: "thief/1/x"}
+	if err := c.admin.Update(context.Background(), object); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the Term after it was changed", names)
+	if term.ctx.Err() != nil {
+		t.Error("the term has ended")
+	}
+}
+
 // lostNodesAreMarked: one node fell silent, others renew with clocks that went mad; the silent one alone is lost.
 func lostNodesAreMarked(t *testing.T, api *testenv.API) {
 	c := newCluster(t, api, []string{"j1", "j2"})

@@ -118,6 +118,9 @@ func (n NodeDir) TLSCert() string { return n.at("tls.crt") }
 // TLSKey is its key.
 func (n NodeDir) TLSKey() string { return n.at("tls.key") }
 
+// TLSRequest is the key and the request of a certificate that is not signed yet.
+func (n NodeDir) TLSRequest() string { return n.at("tls.request") }
+
 // CA is the certificate to trust.
 func (n NodeDir) CA() string { return n.at("ca.crt") }
 

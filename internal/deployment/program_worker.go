@@ -342,6 +342,9 @@ func (pw *programWorker) forget(f Facts, step Step) bool {
 			"user", f.Object.RunsAs(), "users", pw.opts.Trust.users.String())
 	}
 	pw.orphan = f.Object == nil && !f.Leaving
+	if pw.orphan && pw.pass != nil {
+		pw.pass.Become(pw.pass.Kind()) // nobody will say what it is
+	}
 	return true
 }
 

@@ -122,7 +122,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 	}
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
 		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
-			r.found[dir] = o.Gate.Adopt(Name)
+			r.found[dir] = o.Gate.Find(Name)
 		}
 		return nil
 	})
@@ -347,7 +347,7 @@ func (r *run) adoptProgram(key types.NamespacedName) {
 	pass := r.found[dir]
 	delete(r.found, dir)
 	if pass == nil {
-		pass = r.opts.Gate.Adopt(Name)
+		pass = r.opts.Gate.Find(Name)
 	}
 	r.newWorker(key, pass)
 }

@@ -64,17 +64,19 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// Reconcile takes actions until there is none to take.
+// Reconcile takes actions until there is none to take. An action that fails on one node does not keep the others waiting.
 func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	reader := c.cached
+	failed, errs := map[string]bool{}, []error(nil)
 	for range maxActions {
-		w, err := c.gather(ctx, reader)
+		w, err := gather(ctx, reader, c.Leader)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
+		w.Failed = failed
 		a := Next(w)
 		if a == nil {
-			return ctrl.Result{}, nil
+			return ctrl.Result{}, errors.Join(errs...)
 		}
 		if reader != c.live {
 			reader = c.live // every action is decided on what was read live
@@ -84,15 +86,22 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			go c.resign(ctx, a)
 			return ctrl.Result{RequeueAfter: resignAgain}, nil
 		}
-		if err := c.do(ctx, a); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) {
-			return ctrl.Result{}, fmt.Errorf("kube action %s of node %s: %w", a.Name, a.Node, err)
+		if err := c.do(ctx, a); err != nil && !outdated(err) {
+			failed[a.Node] = true
+			errs = append(errs, fmt.Errorf("kube action %s of node %s: %w", a.Name, a.Node, err))
 		}
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-func (c *Controller) gather(ctx context.Context, r client.Reader) (World, error) {
-	w := World{Leader: c.Leader}
+// outdated reports whether a write failed because the world has changed: decide again.
+func outdated(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err)
+}
+
+// gather reads the world through r.
+func gather(ctx context.Context, r client.Reader, leader string) (World, error) {
+	w := World{Leader: leader}
 	var err error
 	if w.Fleet, err = fleet.Read(ctx, r); err != nil {
 		return w, err
@@ -132,6 +141,9 @@ func write(ctx context.Context, c client.Client, a *Action) error {
 	case Delete:
 		uid, version := a.Object.GetUID(), a.Object.GetResourceVersion()
 		return c.Delete(ctx, a.Object, client.Preconditions{UID: &uid, ResourceVersion: &version})
+	case DeleteNow:
+		uid := a.Object.GetUID()
+		return c.Delete(ctx, a.Object, client.Preconditions{UID: &uid}, client.GracePeriodSeconds(0))
 	case Update:
 		return c.Update(ctx, a.Object)
 	case UpdateStatus:

@@ -1,12 +1,9 @@
 package kube
 
 import (
-	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -16,20 +13,16 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/cordon"
-	"github.com/ebb-dev/ebb/internal/drain"
-	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/shortname"
 )
 
 // A guard keeps `kubectl drain` from finishing on a node while work of Ebb is there: a pod that does nothing, with a budget of its own that
 // allows no eviction. The node takes work only while its guard runs and the budget is observed. When the node has been drained, the
-// budget is deleted, and the eviction of the pod succeeds.
+// budget is deleted, and the eviction of the pod succeeds. A node that needs its guard no longer gives it up:
 //
 //	work arrives ──▶ NeedsGuard ──▶ pod, budget ──▶ running and observed ──▶ Guarded ──▶ work is taken
 //	cordoned ──▶ drained, lease released ──▶ not Guarded ──▶ budget deleted ──▶ kubectl drain passes
-
-// live counts the nodes that hold a lease.
-func (w GuardWorld) live() int { return World{Fleet: w.Fleet}.live() }
+//	nothing is left ──▶ not NeedsGuard ──▶ not Guarded ──▶ budget deleted; if the node is not cordoned, the pod too
 
 // GuardLabel is on the guard of a node and on its budget; its value is the node's name, shortened if need be.
 const GuardLabel = "ebb.dev/guard"
@@ -45,17 +38,38 @@ const (
 
 // GuardWorld is the input of a decision about guards, read at one time.
 type GuardWorld struct {
-	// Fleet has Ebb's nodes and their leases.
-	fleet.Fleet
-	// Core has the core Nodes by name.
-	Core map[string]*corev1.Node
-	// Pods and Budgets of guards by their label.
+	// World has Ebb's nodes and their leases, the core Nodes and the drains.
+	World
+	// Pods and Budgets of guards, and Sensors, by their label.
 	Pods    map[string]*corev1.Pod
 	Budgets map[string]*policyv1.PodDisruptionBudget
-	// Placed says whether objects place work on a cordoned node whose lease is free; a node that is missing here was not counted.
-	Placed map[string]bool
+	Sensors map[string]*corev1.Pod
+	// Placed is what objects place on a cordoned node that might go; a node that is missing here was not counted.
+	Placed map[string]Placement
+	// Paused says why the pods of a node could not be created; it is not tried again yet.
+	Paused map[string]string
+	// PullSecrets are those of the pods that run the nodes.
+	PullSecrets map[string][]corev1.LocalObjectReference
 	// Image of the guard, and the Namespace in which it runs.
 	Image, Namespace string
+}
+
+// Placement is the work that objects place on a node.
+type Placement struct {
+	// Counts by kind.
+	Counts map[string]int64
+	// Blockers are what the work waits for.
+	Blockers []v1alpha1.Blocker
+}
+
+// none reports whether no work is placed.
+func (p Placement) none() bool {
+	for _, count := range p.Counts {
+		if count > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // guardLabel is the value of the label of a node's guard.
@@ -73,7 +87,10 @@ func NextGuard(w GuardWorld) *Action {
 		default:
 			a = w.keepGuard(n)
 		}
-		if a != nil {
+		if a == nil {
+			a = w.sense(w.Nodes[name])
+		}
+		if a != nil && !w.Failed[name] {
 			a.Node = name
 			return a
 		}
@@ -83,40 +100,59 @@ func NextGuard(w GuardWorld) *Action {
 
 // freeOfGuard lets a node without a core Node take work: nothing takes it away by itself.
 func freeOfGuard(n *v1alpha1.Node) *Action {
-	if guarded(n) || !meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.NodeNeedsGuard) {
+	if guarded(n) == needsGuard(n) {
 		return nil
+	}
+	if !needsGuard(n) {
+		return mark(n, false, reasonNotNeeded, messageNotNeeded)
 	}
 	return mark(n, true, "NoCoreNode", "There is no core Node of this name that could be taken away.")
 }
 
-// keepGuard makes the guard of a node that needs one, and publishes whether it guards.
+// keepGuard makes the guard of a node that needs one, removes it from one that gave it up, and publishes whether it guards.
 func (w GuardWorld) keepGuard(n *v1alpha1.Node) *Action {
 	pod, budget := w.Pods[guardLabel(n.Name)], w.Budgets[guardLabel(n.Name)]
 	if a := w.publish(n); a != nil {
 		return a
 	}
-	needs := w.Live(n.Name) && meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.NodeNeedsGuard)
 	switch {
-	case pod != nil && pod.DeletionTimestamp == nil && (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded):
+	case w.gaveUp(n) && budget != nil && budget.DeletionTimestamp == nil:
+		return &Action{Name: OpenGuard, Verb: Delete, Object: budget}
+	case pod != nil && pod.DeletionTimestamp == nil && (w.gaveUp(n) || ended(pod)):
 		return &Action{Name: DeleteGuard, Verb: Delete, Object: pod}
-	case needs && pod == nil:
+	case !w.Live(n.Name) || !needsGuard(n) || w.Paused[n.Name] != "":
+	case pod == nil:
 		return &Action{Name: CreateGuard, Verb: Create, Object: w.newGuard(n)}
-	case needs && budget == nil:
+	case budget == nil:
 		return &Action{Name: CreateBudget, Verb: Create, Object: w.newBudget(n)}
 	}
 	return nil
 }
 
-// openGuard deletes the budget of a cordoned node when the node may go: its lease is free, and no object places work on it. First it
-// publishes that the node is not guarded any more: a node that comes back takes no work before it has a guard again. Nothing is made on a
-// cordoned node.
+// ended reports whether a pod does not run any more and never will.
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
+}
+
+// needsGuard reports whether a node asks for a guard.
+func needsGuard(n *v1alpha1.Node) bool {
+	return meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.NodeNeedsGuard)
+}
+
+// gaveUp reports whether a living node needs its guard no longer. It admits no work that needs one until it has one again.
+func (w GuardWorld) gaveUp(n *v1alpha1.Node) bool {
+	return w.Live(n.Name) && meta.IsStatusConditionFalse(n.Status.Conditions, v1alpha1.NodeNeedsGuard) && n.Status.Epoch == w.Leases[n.Name].Epoch
+}
+
+// openGuard deletes the budget of a cordoned node when the node may go. First it publishes that the node is not guarded any more: a node that
+// comes back takes no work before it has a guard again. Nothing is made on a cordoned node.
 func (w GuardWorld) openGuard(n *v1alpha1.Node) *Action {
 	budget := w.Budgets[guardLabel(n.Name)]
 	if !w.MayGo(n.Name) {
 		return w.publish(n)
 	}
 	if guarded(n) {
-		return mark(n, false, "Opened", "The node was drained, and its guard is open.")
+		return mark(n, false, "Opened", "The node may go, and its guard is open.")
 	}
 	if budget != nil && budget.DeletionTimestamp == nil {
 		return &Action{Name: OpenGuard, Verb: Delete, Object: budget}
@@ -124,10 +160,15 @@ func (w GuardWorld) openGuard(n *v1alpha1.Node) *Action {
 	return nil
 }
 
-// MayGo reports whether a cordoned node may be taken away: its lease is free, and no object places work on it.
+// MayGo reports whether a cordoned node may be taken away: no object places work on it, and its lease is free. A node that lives may go too
+// if it holds nothing and no drain of it is running or about to begin.
 func (w GuardWorld) MayGo(node string) bool {
 	placed, counted := w.Placed[node]
-	return !w.Live(node) && counted && !placed
+	if !counted || !placed.none() {
+		return false
+	}
+	n := w.Nodes[node]
+	return !w.Live(node) || w.gaveUp(n) && w.running(node) == nil && !w.drainComes(n)
 }
 
 // Holds reports whether the guard of a cordoned node keeps it from being taken away.
@@ -135,10 +176,23 @@ func (w GuardWorld) Holds(node string) bool {
 	return w.Core[node] != nil && cordon.Is(w.Core[node]) && w.Budgets[guardLabel(node)] != nil && !w.MayGo(node)
 }
 
-// publish brings the condition Guarded in line with the guard.
+const (
+	reasonNotNeeded  = "NotNeeded"
+	messageNotNeeded = "The node holds nothing that has to leave before it may."
+)
+
+// publish brings the condition Guarded in line with the guard. A node that does not ask for a guard is not guarded: what guards it still may
+// be removed.
 func (w GuardWorld) publish(n *v1alpha1.Node) *Action {
-	stands, why := w.stands(n.Name)
-	if stands == guarded(n) {
+	if w.gaveUp(n) {
+		if !guarded(n) {
+			return nil
+		}
+		return mark(n, false, reasonNotNeeded, messageNotNeeded)
+	}
+	stands, why, problem := w.stands(n.Name)
+	stands = stands && needsGuard(n)
+	if stands == guarded(n) && !(problem && needsGuard(n) && messageOf(n) != why) {
 		return nil
 	}
 	if stands {
@@ -147,18 +201,48 @@ func (w GuardWorld) publish(n *v1alpha1.Node) *Action {
 	return mark(n, false, "NotGuarded", why)
 }
 
-// stands reports whether the guard of a node runs there and its budget allows no eviction, and otherwise why not.
-func (w GuardWorld) stands(node string) (bool, string) {
+// stands reports whether the guard of a node runs there and its budget allows no eviction, and otherwise why not; problem says that this may
+// last, and people should know.
+func (w GuardWorld) stands(node string) (stands bool, why string, problem bool) {
 	pod, budget := w.Pods[guardLabel(node)], w.Budgets[guardLabel(node)]
 	switch {
+	case w.Paused[node] != "":
+		return false, "The guard could not be created, which is tried again: " + w.Paused[node] + ".", true
 	case pod == nil || budget == nil:
-		return false, "The node has no guard."
+		return false, "The node has no guard.", false
 	case pod.Spec.NodeName != node || pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning:
-		return false, "The guard does not run."
+		if waits := waitsFor(pod); waits != "" {
+			return false, "The guard does not run: " + waits + ".", true
+		}
+		return false, "The guard does not run.", false
 	case budget.DeletionTimestamp != nil || budget.Status.ObservedGeneration < budget.Generation || budget.Status.CurrentHealthy < 1 || budget.Status.DisruptionsAllowed > 0:
-		return false, "The budget of the guard is not observed yet."
+		return false, "The budget of the guard is not observed yet.", false
 	}
-	return true, ""
+	return true, "", false
+}
+
+// waitsFor is why a pod does not run, as the kubelet reports it: its image cannot be pulled, or it ends as soon as it starts.
+func waitsFor(pod *corev1.Pod) string {
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.State.Waiting != nil && s.State.Waiting.Reason != "" && s.State.Waiting.Reason != "ContainerCreating" {
+			return strings.TrimSuffix(joined(s.State.Waiting.Reason, s.State.Waiting.Message), ".")
+		}
+	}
+	return strings.TrimSuffix(joined(pod.Status.Reason, pod.Status.Message), ".")
+}
+
+func joined(reason, message string) string {
+	if reason == "" || message == "" {
+		return reason + message
+	}
+	return reason + ": " + message
+}
+
+func messageOf(n *v1alpha1.Node) string {
+	if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeGuarded); c != nil {
+		return c.Message
+	}
+	return ""
 }
 
 func guarded(n *v1alpha1.Node) bool {
@@ -196,6 +280,7 @@ func (w GuardWorld) newGuard(n *v1alpha1.Node) *corev1.Pod {
 			PriorityClassName:             "system-node-critical",
 			AutomountServiceAccountToken:  new(false),
 			EnableServiceLinks:            new(false),
+			ImagePullSecrets:              w.PullSecrets[n.Name],
 			TerminationGracePeriodSeconds: new(int64(1)),
 			SecurityContext: &corev1.PodSecurityContext{
 				RunAsNonRoot: new(true), RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)),
@@ -221,48 +306,3 @@ func (w GuardWorld) newBudget(n *v1alpha1.Node) *policyv1.PodDisruptionBudget {
 		},
 	}
 }
-
-// why says what keeps a cordoned node, in the words of `ebb explain`. It names no times, so that it changes only with the work. It says
-// nothing while a drain is about to be created.
-func (w GuardWorld) why(n *v1alpha1.Node, drains []*v1alpha1.Drain, works drain.Works) string {
-	var latest *v1alpha1.Drain
-	for _, d := range drains {
-		if d.Spec.NodeName == n.Name && !d.Status.Phase.Final() && (latest == nil || d.Status.StartedAt != nil) {
-			latest = d
-		}
-	}
-	switch {
-	case latest != nil:
-	case w.drainComes(n):
-		return ""
-	case w.live() < 2:
-		return fmt.Sprintf("Ebb holds node %s: it holds %s, and no other node can take that. Start another node.", n.Name, works.Listed(n.Status.Held))
-	default:
-		return fmt.Sprintf("Ebb holds node %s: it holds %s, and no drain of it is running. `ebb drain %s` moves the work away.", n.Name, works.Listed(n.Status.Held), n.Name)
-	}
-	return whyDrain(n, latest, works)
-}
-
-// drainComes reports whether a drain of a cordoned node will be created by itself.
-func (w GuardWorld) drainComes(n *v1alpha1.Node) bool {
-	return w.Settings.OnCordon != v1alpha1.HoldOnCordon && w.Live(n.Name) && w.live() > 1 && n.Annotations[CordonDrainAnnotation] == "" && len(v1alpha1.CordonOwners(n)) == 0
-}
-
-func whyDrain(n *v1alpha1.Node, latest *v1alpha1.Drain, works drain.Works) string {
-	phase := cmp.Or(latest.Status.Phase, v1alpha1.DrainPending)
-	text := fmt.Sprintf("Ebb holds node %s: drain %s is %s", n.Name, latest.Name, phase)
-	if latest.Status.StartedAt == nil {
-		if c := meta.FindStatusCondition(latest.Status.Conditions, v1alpha1.DrainFinished); c != nil {
-			return text + ". " + c.Message
-		}
-		return "" // it is about to be decided
-	}
-	sentences := []string{text + ", " + works.Summary(latest.Status.Remaining) + "."}
-	for _, g := range drain.Groups(latest.Status.Blockers) {
-		sentences = append(sentences, strings.Join(append([]string{g.String()}, g.Advice()...), ": ")+".")
-	}
-	return strings.Join(sentences, " ")
-}
-
-// noticeAfter is how often an event may say what holds a node.
-const noticeAfter = 10 * time.Second

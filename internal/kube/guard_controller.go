@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -21,10 +22,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/events"
-	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -51,24 +52,26 @@ type Guards struct {
 	cached client.Reader
 	live   client.Reader
 	record events.Recorder
-	told   map[string]notice // by node
+	told   map[string]notice    // by node
+	failed map[string]*creation // by node
 }
 
-// notice is what an event last said of a node.
-type notice struct {
-	text string
-	at   time.Time
+// creation is the attempt to create the pods of a node, after one has failed.
+type creation struct {
+	why   string
+	until time.Time
+	retry backoff.Backoff
 }
 
 // SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next action.
 func (g *Guards) SetupWithManager(mgr ctrl.Manager) error {
 	g.client, g.cached, g.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
 	g.record = events.Recorder{Client: g.client, Controller: "guards", Instance: g.Leader}
-	g.told = map[string]notice{}
+	g.told, g.failed = map[string]notice{}, map[string]*creation{}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
 	})
-	isGuard := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetLabels()[GuardLabel] != "" }))
+	isGuard := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetLabels()[GuardLabel] != "" || o.GetLabels()[SensorLabel] != "" }))
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("guards").
 		Watches(&corev1.Pod{}, one, isGuard).
@@ -79,15 +82,20 @@ func (g *Guards) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(g)
 }
 
-// Reconcile takes actions until there is none to take.
+// Reconcile takes actions until there is none to take. An action that fails on one node does not keep the others waiting.
 func (g *Guards) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	reader := g.cached
+	failed, errs := map[string]bool{}, []error(nil)
 	for range maxActions {
 		w, err := g.gather(ctx, reader)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
+		w.Failed = failed
 		a := NextGuard(w)
+		if a == nil && len(errs) > 0 {
+			return ctrl.Result{}, errors.Join(errs...)
+		}
 		if a == nil {
 			return ctrl.Result{RequeueAfter: g.tell(ctx, w)}, nil
 		}
@@ -95,31 +103,82 @@ func (g *Guards) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, er
 			reader = g.live // every action is decided on what was read live
 			continue
 		}
-		if err := g.do(ctx, a); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) {
-			return ctrl.Result{}, fmt.Errorf("kube action %s of node %s: %w", a.Name, a.Node, err)
+		err = g.do(ctx, a)
+		if outdated(err) {
+			continue
 		}
+		if status := apierrors.APIStatus(nil); err != nil && (a.Verb != Create || !errors.As(err, &status)) {
+			failed[a.Node] = true
+			errs = append(errs, fmt.Errorf("kube action %s of node %s: %w", a.Name, a.Node, err))
+			continue
+		}
+		g.judge(a, err)
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
+// judge remembers that the pods of a node cannot be created, or end as soon as they are: the next attempt waits.
+func (g *Guards) judge(a *Action, err error) {
+	why := ""
+	pod, isPod := a.Object.(*corev1.Pod)
+	switch {
+	case err != nil:
+		why = err.Error()
+	case isPod && a.Verb != Create && ended(pod):
+		why = "the pod ended"
+		if reason := waitsFor(pod); reason != "" {
+			why += ": " + reason
+		}
+	default:
+		return
+	}
+	f := g.failed[a.Node]
+	if f == nil {
+		f = &creation{retry: backoff.New(backoff.Policy{First: time.Second, Longest: time.Minute})}
+		g.failed[a.Node] = f
+	}
+	f.why, f.until = why, time.Now().Add(f.retry.Next())
+	g.Log.Warn("kube: could not create a guard; trying again", "target", a.Node, "action", a.Name, "error", why, "next", time.Until(f.until).Round(time.Second))
+}
+
+// paused are the nodes whose pods are not created yet again, and why. A guard that runs ends the story.
+func (g *Guards) paused(w GuardWorld) map[string]string {
+	paused := map[string]string{}
+	for name, f := range g.failed {
+		pod := w.Pods[guardLabel(name)]
+		switch {
+		case w.Nodes[name] == nil || pod != nil && pod.Status.Phase == corev1.PodRunning && time.Since(f.until) > time.Minute:
+			delete(g.failed, name)
+		case time.Now().Before(f.until):
+			paused[name] = f.why
+		}
+	}
+	return paused
+}
+
 func (g *Guards) gather(ctx context.Context, r client.Reader) (GuardWorld, error) {
 	w := GuardWorld{
-		Image: g.Image, Namespace: lease.Namespace,
-		Pods: map[string]*corev1.Pod{}, Budgets: map[string]*policyv1.PodDisruptionBudget{}, Placed: map[string]bool{},
+		Image: g.Image, Namespace: lease.Namespace, Pods: map[string]*corev1.Pod{}, Sensors: map[string]*corev1.Pod{},
+		Budgets: map[string]*policyv1.PodDisruptionBudget{}, Placed: map[string]Placement{}, PullSecrets: map[string][]corev1.LocalObjectReference{},
 	}
 	var err error
-	if w.Fleet, err = fleet.Read(ctx, r); err != nil {
-		return w, err
-	}
-	if w.Core, err = ReadNodes(ctx, r); err != nil {
+	if w.World, err = gather(ctx, r, g.Leader); err != nil {
 		return w, err
 	}
 	var pods corev1.PodList
-	if err := r.List(ctx, &pods, client.InNamespace(lease.Namespace), client.HasLabels{GuardLabel}); err != nil {
+	if err := r.List(ctx, &pods, client.InNamespace(lease.Namespace)); err != nil {
 		return w, fmt.Errorf("list guards: %w", err)
 	}
 	for i := range pods.Items {
-		w.Pods[pods.Items[i].Labels[GuardLabel]] = &pods.Items[i]
+		p := &pods.Items[i]
+		switch {
+		case p.Labels[GuardLabel] != "":
+			w.Pods[p.Labels[GuardLabel]] = p
+		case p.Labels[SensorLabel] != "":
+			w.Sensors[p.Labels[SensorLabel]] = p
+		case p.Labels["app.kubernetes.io/component"] == "node":
+			w.PullSecrets[p.Spec.NodeName] = p.Spec.ImagePullSecrets
+		}
 	}
 	var budgets policyv1.PodDisruptionBudgetList
 	if err := r.List(ctx, &budgets, client.InNamespace(lease.Namespace), client.HasLabels{GuardLabel}); err != nil {
@@ -128,23 +187,26 @@ func (g *Guards) gather(ctx context.Context, r client.Reader) (GuardWorld, error
 	for i := range budgets.Items {
 		w.Budgets[budgets.Items[i].Labels[GuardLabel]] = &budgets.Items[i]
 	}
+	w.Paused = g.paused(w)
 	return w, g.count(ctx, r, &w)
 }
 
 // count asks every kind what its objects place on the cordoned nodes that might go.
 func (g *Guards) count(ctx context.Context, r client.Reader, w *GuardWorld) error {
-	for name := range w.Nodes {
-		if w.Core[name] == nil || !cordon.Is(w.Core[name]) || w.Live(name) {
+	for name, n := range w.Nodes {
+		if w.Core[name] == nil || !cordon.Is(w.Core[name]) || w.Live(name) && !w.gaveUp(n) {
 			continue
 		}
-		w.Placed[name] = false
+		placed := Placement{Counts: map[string]int64{}}
 		for _, t := range g.Tenants(r) {
 			left, err := t.Remaining(ctx, name)
 			if err != nil {
 				return fmt.Errorf("count %s on node %s: %w", t.Work().Name, name, err)
 			}
-			w.Placed[name] = w.Placed[name] || left.Count > 0
+			placed.Counts[t.Work().Name] = left.Count
+			placed.Blockers = append(placed.Blockers, left.Blockers...)
 		}
+		w.Placed[name] = placed
 	}
 	return nil
 }
@@ -163,42 +225,52 @@ func (g *Guards) do(ctx context.Context, a *Action) error {
 	return nil
 }
 
-// tell writes events about what holds cordoned nodes, on the core Node and on the guard, and returns when to look again; 0 if only a
-// change can bring something new.
+// tell writes events about what holds cordoned nodes, and about guards that do not run, on the core Node and on the guard. It returns when
+// to look again; 0 if only a change can bring something new.
 func (g *Guards) tell(ctx context.Context, w GuardWorld) time.Duration {
-	var again time.Duration
+	again := time.Duration(0)
+	if len(w.Paused) > 0 {
+		again = recount
+	}
 	for name, n := range w.Nodes {
-		if !w.Holds(name) {
+		reason, text := "EbbHolds", ""
+		switch last := g.told[name]; {
+		case w.Holds(name):
+			again, text = recount, w.why(n, g.Works)
+		case w.unguarded(n) != "":
+			again, reason, text = recount, "EbbNoGuard", w.unguarded(n)
+		case !last.holds:
+			delete(g.told, name)
+			continue
+		case w.Core[name] != nil && !cordon.Is(w.Core[name]) && w.Budgets[guardLabel(name)] != nil:
+			// A `kubectl drain` that goes on would wait in silence.
+			text = fmt.Sprintf("Node %s is uncordoned and in service again: its guard stays, and `kubectl drain` of it waits until it is cordoned and drained.", name)
+			if g.emit(ctx, reason, text, w.Core[name], w.Pods[guardLabel(name)]) == nil {
+				delete(g.told, name)
+			}
+			continue
+		default:
 			delete(g.told, name)
 			continue
 		}
-		again = recount
-		var list v1alpha1.DrainList
-		if err := g.cached.List(ctx, &list); err != nil {
-			return recount
-		}
-		var drains []*v1alpha1.Drain
-		for i := range list.Items {
-			drains = append(drains, &list.Items[i])
-		}
-		text := w.why(n, drains, g.Works)
-		if last := g.told[name]; text == "" || last.text == text || time.Since(last.at) < noticeAfter {
+		now := time.Now()
+		if text == "" || !g.told[name].due(text, now) {
 			continue
 		}
-		if err := g.emit(ctx, text, w.Core[name], w.Pods[guardLabel(name)]); err != nil {
+		if err := g.emit(ctx, reason, text, w.Core[name], w.Pods[guardLabel(name)]); err != nil {
 			g.Log.Warn("kube: could not write event; trying again", "target", name, "error", err)
 			continue
 		}
-		g.told[name] = notice{text, time.Now()}
+		g.told[name] = g.told[name].said(text, now, w.Holds(name))
 	}
 	return again
 }
 
-func (g *Guards) emit(ctx context.Context, text string, core *corev1.Node, pod *corev1.Pod) error {
+func (g *Guards) emit(ctx context.Context, reason, text string, core *corev1.Node, pod *corev1.Pod) error {
 	sum := sha256.Sum256([]byte(text))
 	// The same text may be true again later: an event of the same minute says it already.
 	key := hex.EncodeToString(sum[:8]) + "-" + strconv.FormatInt(time.Now().Unix()/60, 10)
-	e := events.Event{Regarding: core, Type: corev1.EventTypeWarning, Reason: "EbbHolds", Action: "Guard", Note: text, Key: key}
+	e := events.Event{Regarding: core, Type: corev1.EventTypeWarning, Reason: reason, Action: "Guard", Note: text, Key: key}
 	if err := g.record.Emit(ctx, e); err != nil || pod == nil {
 		return err
 	}

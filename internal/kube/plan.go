@@ -36,6 +36,8 @@ type World struct {
 	Core map[string]*corev1.Node
 	// Drains of the cluster.
 	Drains []*v1alpha1.Drain
+	// Failed are the nodes of which an action has just failed: the others do not wait for them.
+	Failed map[string]bool
 }
 
 // Verb is what an action does with its object.
@@ -46,6 +48,8 @@ const (
 	Update Verb = "update"
 	Create Verb = "create"
 	Delete Verb = "delete"
+	// DeleteNow deletes a pod without a grace period.
+	DeleteNow Verb = "delete-now"
 	// UpdateStatus writes the status, and not the rest of the object.
 	UpdateStatus Verb = "update-status"
 	// Resign lets another node become coordinator. It has no object.
@@ -81,16 +85,16 @@ type Action struct {
 func Next(w World) *Action {
 	names := slices.Sorted(maps.Keys(w.Nodes))
 	for _, name := range names {
-		if a := w.reconcileNode(w.Nodes[name], w.Core[name]); a != nil {
+		if a := w.reconcileNode(w.Nodes[name], w.Core[name]); a != nil && !w.Failed[name] {
 			return a
 		}
 	}
 	for _, name := range names {
-		if a := w.drainCordoned(w.Nodes[name], w.Core[name]); name != w.Leader && a != nil {
+		if a := w.drainCordoned(w.Nodes[name], w.Core[name]); name != w.Leader && a != nil && !w.Failed[name] {
 			return a
 		}
 	}
-	if n := w.Nodes[w.Leader]; n != nil {
+	if n := w.Nodes[w.Leader]; n != nil && !w.Failed[w.Leader] {
 		return w.drainCordoned(n, w.Core[w.Leader]) // last: while it leads, it drains the others
 	}
 	return nil
@@ -130,22 +134,33 @@ func (w World) mayDelete(node string) bool {
 
 // drainCordoned begins the drain of a live node that was cordoned by somebody other than Ebb.
 func (w World) drainCordoned(n *v1alpha1.Node, core *corev1.Node) *Action {
-	if core == nil || !cordon.Is(core) || len(v1alpha1.CordonOwners(core)) > 0 || !w.Live(n.Name) || w.Settings.OnCordon == v1alpha1.HoldOnCordon {
+	if !personal(core) || !w.Live(n.Name) || w.Settings.OnCordon == v1alpha1.HoldOnCordon {
 		return nil
 	}
 	if d := w.running(n.Name); d != nil {
 		return note(n, d)
 	}
-	if noted := n.Annotations[CordonDrainAnnotation]; noted != "" && !w.again(noted) {
+	if !w.wantsDrain(n, core) {
 		return nil
-	}
-	if w.live() < 2 {
-		return nil // a lone node cannot be drained
 	}
 	if n.Name == w.Leader {
 		return w.resign(n)
 	}
 	return &Action{Name: CreateDrain, Verb: Create, Object: w.newDrain(n.Name), Node: n.Name}
+}
+
+// personal reports whether a core Node is cordoned by somebody other than Ebb.
+func personal(core *corev1.Node) bool {
+	return core != nil && cordon.Is(core) && len(v1alpha1.CordonOwners(core)) == 0
+}
+
+// wantsDrain reports whether the cordon of a live node asks for a drain that has not been created. A lone node cannot be drained.
+func (w World) wantsDrain(n *v1alpha1.Node, core *corev1.Node) bool {
+	if !personal(core) || !w.Live(n.Name) || w.Settings.OnCordon == v1alpha1.HoldOnCordon || w.running(n.Name) != nil || w.live() < 2 {
+		return false
+	}
+	noted := n.Annotations[CordonDrainAnnotation]
+	return noted == "" || w.again(noted)
 }
 
 // running returns a drain of a node that has not ended.
@@ -199,17 +214,25 @@ func (w World) live() int {
 
 // resign lets another node lead, if one can and no drain is running or waiting: several cordoned nodes would hand the term round.
 func (w World) resign(n *v1alpha1.Node) *Action {
-	for _, d := range w.Drains {
-		if !d.Status.Phase.Final() {
-			return nil
+	if w.busy() || w.successor() == "" {
+		return nil
+	}
+	return &Action{Name: ResignFirst, Verb: Resign, Node: n.Name}
+}
+
+// busy reports whether a drain has not ended.
+func (w World) busy() bool {
+	return slices.ContainsFunc(w.Drains, func(d *v1alpha1.Drain) bool { return !d.Status.Phase.Final() })
+}
+
+// successor is a node that could lead in place of the coordinator, or empty.
+func (w World) successor() string {
+	for _, name := range w.SchedulableNodes() {
+		if name != w.Leader {
+			return name
 		}
 	}
-	for name := range w.Nodes {
-		if name != w.Leader && w.Schedulable(name) {
-			return &Action{Name: ResignFirst, Verb: Resign, Node: n.Name}
-		}
-	}
-	return nil
+	return ""
 }
 
 // newDrain is the drain of a cordoned node. Its name is the first that is free, so that a coordinator that crashed after it created one

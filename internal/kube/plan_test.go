@@ -178,6 +178,22 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+func TestANodeWhoseActionFailsDoesNotKeepOthersWaiting(t *testing.T) {
+	w := newWorld()
+	w.Nodes["n1"].Annotations, w.Failed = nil, map[string]bool{"n1": true}
+	w.cordons("n2")
+	want := []string{"project-cordon n2", "create-drain n2", "note-drain n2"}
+	if got := w.play(t); !slices.Equal(got, want) {
+		t.Errorf("actions are %q, want %q", got, want)
+	}
+	y := newYard()
+	y.condition(v1alpha1.NodeNeedsGuard, true)
+	y.Failed = map[string]bool{"n1": true}
+	if a := NextGuard(y.GuardWorld); a != nil {
+		t.Errorf("action %s of %s", a.Name, a.Node)
+	}
+}
+
 func TestADrainIsBegunAgainOnlyIfNobodyEndedIt(t *testing.T) {
 	for _, c := range []struct {
 		phase  v1alpha1.DrainPhase

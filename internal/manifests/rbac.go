@@ -91,7 +91,7 @@ func nodeClusterRules(objects []access.Object) []rbacv1.PolicyRule {
 		rule(groupEbb, []string{"create", "update", "delete"}, "nodes"),
 		rule(groupEbb, changing, "nodes/status", "drains/status", "settings/status"),
 		rule(groupEbb, []string{"create", "update", "delete"}, "drains"),
-		rule(groupEbb, []string{"create"}, "settings"),
+		rule(groupEbb, []string{"create"}, "settings", "terms"),
 		{APIGroups: []string{groupEbb}, Resources: []string{"terms"}, ResourceNames: []string{v1alpha1.TermName}, Verbs: []string{"update"}},
 		rule(groupEbb, changing, updated...),
 	}
@@ -125,7 +125,7 @@ func signerClusterRules() []rbacv1.PolicyRule {
 		rule("certificates.k8s.io", []string{"update"}, "certificatesigningrequests/approval", "certificatesigningrequests/status"),
 		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{signer.SignerName}, Verbs: []string{"approve", "sign"}},
 		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{signer.ClientSignerName}, Verbs: []string{"sign"}},
-		rule(groupEbb, []string{"create"}, "terms"),
+		rule(groupEbb, []string{"create", "get"}, "terms"),
 	}
 }
 

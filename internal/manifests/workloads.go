@@ -72,7 +72,8 @@ func daemonSet(o Options) runtime.Object {
 		Name: DaemonSet, Image: o.Image, Command: []string{"/ebb"},
 		Args: []string{
 			"node", "--kubernetes", "--name=$(NODE_NAME)", "--data-dir=$(EBB_DATA_DIR)",
-			"--listen=$(POD_IP):7600", "--http-listen=$(POD_IP):7601", "--guard-image=" + o.Image,
+			// In brackets, since the address may be one of IPv6.
+			"--listen=[$(POD_IP)]:7600", "--http-listen=[$(POD_IP)]:7601", "--guard-image=" + o.Image,
 		},
 		Env: []corev1.EnvVar{
 			field("NODE_NAME", "spec.nodeName"), field("POD_IP", "status.podIP"), {Name: "EBB_DATA_DIR", Value: dataDir},
@@ -121,7 +122,7 @@ func signerDeployment(o Options) runtime.Object {
 			Template: corev1.PodTemplateSpec{ObjectMeta: podMeta(o, "signer"), Spec: corev1.PodSpec{
 				ServiceAccountName: SignerAccount, PriorityClassName: "system-cluster-critical",
 				Containers: []corev1.Container{{
-					Name: "signer", Image: o.Image, Command: []string{"/ebb"}, Args: []string{"signer", "--health-listen=$(POD_IP):7602"},
+					Name: "signer", Image: o.Image, Command: []string{"/ebb"}, Args: []string{"signer", "--health-listen=[$(POD_IP)]:7602"},
 					Env:   []corev1.EnvVar{field("POD_IP", "status.podIP")},
 					Ports: []corev1.ContainerPort{{Name: "health", ContainerPort: portSigner}}, LivenessProbe: probe("/healthz", portSigner, corev1.URISchemeHTTP),
 					Resources: resources("10m", "64Mi", "256Mi"), SecurityContext: confined(),

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 )
 
 // ErrRefused is behind every refusal of the gate.
@@ -32,10 +33,24 @@ type Gate struct {
 	closed string // why, or empty
 	counts map[string]int
 
-	needsGuard bool            // work is admitted only while the node is guarded
-	guarded    bool            // the guard runs, as far as the node knows in this epoch
-	wanted     bool            // work was refused for want of a guard, or is inside
-	unguarded  map[string]bool // kinds that need no guard: nothing of them has to leave before the node may
+	guard guardState
+}
+
+// guardState is what the gate knows of the guard of its node. A node asks for a guard when work comes, and gives it up when nothing needs
+// it any more. Giving it up is a handshake, because the coordinator deletes a guard that is not needed:
+//
+//	not wanted ──work comes──▶ wanted ──published and Guarded──▶ guarded ──nothing inside──▶ givingUp ──published, no longer Guarded──▶ not wanted
+//
+// While it gives the guard up, the gate admits nothing that needs one, and what it reads of an older guard does not count.
+type guardState struct {
+	needed   bool            // work is admitted only while the node is guarded
+	wanted   bool            // work was refused for want of a guard, or is inside
+	seen     [2]bool         // what the node's object says in this epoch: that the node asks for a guard, and that the guard runs
+	givingUp bool            // the node asks to have its guard removed
+	asked    bool            // work came while the guard was being given up
+	exempt   map[string]bool // kinds that need no guard: nothing of them has to leave before the node may
+	unknown  map[string]int  // pieces by kind of which it is not known yet whether they need a guard
+	quiet    time.Time       // since when nothing inside has needed a guard; zero until that is seen
 }
 
 // NewGate makes a gate that stays closed until the first epoch.
@@ -48,6 +63,8 @@ type Pass struct {
 	gate *Gate
 	kind string
 	left bool
+	// unknown says that the work was found running, and that its kind is a guess.
+	unknown bool
 }
 
 // Leave ends the pass: the work and everything that belonged to it have left this node. A second call does nothing.
@@ -57,18 +74,29 @@ func (p *Pass) Leave() {
 	if !p.left {
 		p.left = true
 		p.gate.counts[p.kind]--
+		p.learn()
 	}
 }
 
-// Become counts the work under another kind.
+// Become counts the work under another kind, or under the same one for good.
 func (p *Pass) Become(kind string) {
 	p.gate.mu.Lock()
 	defer p.gate.mu.Unlock()
 	if !p.left {
 		p.gate.counts[p.kind]--
 		p.gate.counts[kind]++
+		p.learn()
+		p.gate.guard.want(kind)
 	}
 	p.kind = kind
+}
+
+// learn ends the guess about the kind of the work.
+func (p *Pass) learn() {
+	if p.unknown {
+		p.unknown = false
+		p.gate.guard.unknown[p.kind]--
+	}
 }
 
 // Kind under which the work counts.
@@ -82,9 +110,9 @@ func (p *Pass) Kind() string {
 func (g *Gate) Enter(kind string) (*Pass, error) {
 	g.mu.Lock()
 	reason := g.closed
-	if holds := g.needsGuard && !g.unguarded[kind]; reason == "" && holds {
-		g.wanted = true
-		if !g.guarded {
+	if reason == "" && g.guard.holds(kind) {
+		g.guard.want(kind)
+		if !g.guard.running() {
 			reason = RefusedNoGuard
 		}
 	}
@@ -108,41 +136,20 @@ func (g *Gate) Adopt(kind string) *Pass {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.counts[kind]++
-	g.wanted = g.wanted || g.needsGuard && !g.unguarded[kind]
+	g.guard.want(kind)
 	return &Pass{gate: g, kind: kind}
 }
 
-// NeedGuard makes the gate admit work only while the node is guarded.
-func (g *Gate) NeedGuard() {
+// Find is Adopt for work whose kind is not known yet. It counts under a kind, and asks for no guard until Become says what it is.
+func (g *Gate) Find(kind string) *Pass {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.needsGuard = true
-}
-
-// WithoutGuard names kinds that are admitted without a guard: nothing of them has to leave before the node may.
-func (g *Gate) WithoutGuard(kinds ...string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.unguarded == nil {
-		g.unguarded = map[string]bool{}
+	g.counts[kind]++
+	if g.guard.unknown == nil {
+		g.guard.unknown = map[string]int{}
 	}
-	for _, kind := range kinds {
-		g.unguarded[kind] = true
-	}
-}
-
-// SetGuarded says whether the guard of the node runs. Every epoch begins without one.
-func (g *Gate) SetGuarded(guarded bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.guarded = guarded
-}
-
-// WantsGuard reports whether the gate needs a guard at all, and whether work has asked for it.
-func (g *Gate) WantsGuard() (needed, wanted bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.needsGuard, g.wanted
+	g.guard.unknown[kind]++
+	return &Pass{gate: g, kind: kind, unknown: true}
 }
 
 // Open begins an epoch. Nothing but a newer epoch opens a closed gate.
@@ -150,7 +157,7 @@ func (g *Gate) Open(epoch int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if epoch > g.epoch {
-		g.epoch, g.closed, g.guarded = epoch, "", false
+		g.epoch, g.closed, g.guard.seen = epoch, "", [2]bool{}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -77,6 +78,8 @@ type Node struct {
 	member  *membership
 	host    *host
 	dirLock *dirLock
+	// cordoned is what the node's object said last.
+	cordoned atomic.Bool
 
 	mu     sync.Mutex
 	epoch  *Epoch // nil between epochs

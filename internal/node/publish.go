@@ -37,6 +37,7 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 	var repeats repeatFilter
 	for {
 		_, changed := e.Liveness()
+		n.releaseGuard()
 		var base v1alpha1.NodeStatus
 		if written != nil {
 			base = *written.DeepCopy() // times of transitions stay as they were
@@ -125,13 +126,23 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	meta.SetStatusCondition(&next.Conditions, metav1.Condition{
 		Type: v1alpha1.NodeReady, Status: value, Reason: ready.reason, Message: ready.message,
 	})
-	if needed, wanted := n.opts.Gate.WantsGuard(); needed {
-		for _, count := range next.Held {
-			wanted = wanted || count > 0
-		}
+	before := meta.IsStatusConditionTrue(old.Conditions, v1alpha1.NodeNeedsGuard)
+	if needed, wanted := n.opts.Gate.NeedsGuard(before, n.opts.Gate.holdsAny(next.Held)); needed {
 		meta.SetStatusCondition(&next.Conditions, needsGuard(wanted))
 	}
 	return next
+}
+
+// releaseGuard gives the guard up when nothing needs it any more.
+func (n *Node) releaseGuard() {
+	linger := guardLinger
+	if n.cordoned.Load() {
+		linger = cordonedLinger
+	}
+	n.opts.Gate.ReleaseGuard(time.Now(), linger, func() map[string]int64 {
+		held, _ := n.host.counts()
+		return held
+	})
 }
 
 // needsGuard is the condition that asks for a guard once work has come.
@@ -139,7 +150,7 @@ func needsGuard(wanted bool) metav1.Condition {
 	if wanted {
 		return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionTrue, Reason: "Work", Message: "Work that has to leave before the node may asked to be taken."}
 	}
-	return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionFalse, Reason: "NoWork", Message: "No work has asked to be taken that has to leave before the node may."}
+	return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionFalse, Reason: "NoWork", Message: "Nothing is here that has to leave before the node may."}
 }
 
 // register makes sure that the Node object exists and carries the labels of the command line.

@@ -78,7 +78,11 @@ func unwanted(e *Epoch, slot *v1alpha1.ActiveDrain) bool {
 func (n *Node) nodeWatch(e *Epoch) kubeclient.Watch {
 	see := func(node *v1alpha1.Node) {
 		if node.Name == e.Node {
-			n.opts.Gate.SetGuarded(meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.NodeGuarded))
+			n.cordoned.Store(node.Spec.Cordoned)
+			if node.Status.Epoch == e.Number { // what a watch shows of an earlier epoch may be old
+				is := func(condition string) bool { return meta.IsStatusConditionTrue(node.Status.Conditions, condition) }
+				n.opts.Gate.SetGuarded(is(v1alpha1.NodeNeedsGuard), is(v1alpha1.NodeGuarded))
+			}
 			e.obey(node.Spec.Desired, n.opts.Gate)
 			liveness, _ := e.Liveness()
 			n.opts.Metrics.setLiveness(liveness)

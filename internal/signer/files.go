@@ -3,9 +3,15 @@ package signer
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"reflect"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -25,7 +31,7 @@ import (
 
 const (
 	signPoll = 500 * time.Millisecond
-	// signPatience is how long one request may wait for the signer before a new one is made: the first may have been removed.
+	// signPatience is how long a node waits for the signer before it says so. It goes on with the same request.
 	signPatience = 2 * time.Minute
 	// clientPatience is how long a person waits.
 	clientPatience = 30 * time.Second
@@ -33,6 +39,13 @@ const (
 	checkEvery = 10 * time.Second
 	readEvery  = 10 * time.Minute
 )
+
+// deniedRetry is when a node whose request was denied makes another one. At its first start the API server may not know its address yet; what is
+// denied after that is a mistake in the installation, and a cluster keeps every request for hours.
+var deniedRetry = backoff.Policy{First: time.Second, Longest: 10 * time.Minute}
+
+// errDenied: the signer refused a request.
+var errDenied = errors.New("the signer refused the request")
 
 // Files keeps the files that a node is known by to others up to date: its certificate, the authority and the bearer token.
 type Files struct {
@@ -51,7 +64,7 @@ type Files struct {
 
 // Ensure returns when all files are there and can be used, or ctx ends.
 func (f Files) Ensure(ctx context.Context) error {
-	retry := backoff.New(backoff.Policy{First: signPoll, Longest: 10 * time.Second})
+	retry, denied := backoff.New(backoff.Policy{First: signPoll, Longest: 10 * time.Second}), backoff.New(deniedRetry)
 	said := ""
 	for {
 		err := f.update(ctx)
@@ -65,7 +78,11 @@ func (f Files) Ensure(ctx context.Context) error {
 			said = err.Error()
 			f.Log.Warn("waiting for the node's certificate; is `ebb signer` running?", "error", err)
 		}
-		if backoff.Sleep(ctx, retry.Next()) != nil {
+		wait := &retry
+		if errors.Is(err, errDenied) {
+			wait = &denied
+		}
+		if backoff.Sleep(ctx, wait.Next()) != nil {
 			return fmt.Errorf("certificate of node %s: %w", f.Node, err)
 		}
 	}
@@ -74,14 +91,22 @@ func (f Files) Ensure(ctx context.Context) error {
 // Keep renews the files until ctx ends.
 func (f Files) Keep(ctx context.Context) {
 	read := time.Now()
-	for backoff.Sleep(ctx, checkEvery) == nil {
+	denied, wait := backoff.New(deniedRetry), checkEvery
+	for backoff.Sleep(ctx, wait) == nil {
+		wait = checkEvery
 		authority, err := os.ReadFile(f.Dir.CA())
 		if err == nil && f.good(authority) && time.Since(read) < readEvery {
 			continue
 		}
-		if err := f.update(ctx); err == nil {
+		err = f.update(ctx)
+		switch {
+		case err == nil:
 			read = time.Now()
-		} else if ctx.Err() == nil {
+			denied.Reset()
+		case ctx.Err() == nil:
+			if errors.Is(err, errDenied) {
+				wait = max(checkEvery, denied.Next())
+			}
 			f.Log.Warn("could not renew the node's certificate; trying again", "error", err)
 		}
 	}
@@ -136,33 +161,91 @@ func (f Files) profile() pki.Profile {
 	return pki.Profile{User: identity.Node(f.Node), Groups: []string{identity.NodeGroup}, Hosts: f.Hosts}
 }
 
+// pendingRequest is a request for a certificate that is not signed yet, with its key. It is stored before the request is made: a node that waits
+// or restarts goes on with the one that it has.
+type pendingRequest struct {
+	Profile      pki.Profile
+	Request, Key []byte
+}
+
+// name of the signing request. It follows from what is requested.
+func (p pendingRequest) name(node string) string {
+	sum := sha256.Sum256(p.Request)
+	return shortname.Fit("ebb-node-"+node, 200) + "-" + hex.EncodeToString(sum[:8])
+}
+
+// pending returns the request that is stored, or a new one if there is none or it is for another address.
+func (f Files) pending() (pendingRequest, error) {
+	var p pendingRequest
+	if data, err := os.ReadFile(f.Dir.TLSRequest()); err == nil && json.Unmarshal(data, &p) == nil && reflect.DeepEqual(p.Profile, f.profile()) {
+		return p, nil
+	}
+	p = pendingRequest{Profile: f.profile()}
+	var err error
+	if p.Request, p.Key, err = pki.NewRequest(p.Profile); err != nil {
+		return p, err
+	}
+	data, err := json.Marshal(p)
+	if err != nil {
+		return p, err
+	}
+	return p, atomicfile.WriteSecret(f.Dir.TLSRequest(), data)
+}
+
+// ask creates the signing request, or finds the one that was created before.
+func (f Files) ask(ctx context.Context, p pendingRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	requests := f.Kube.CertificatesV1().CertificateSigningRequests()
+	name := p.name(f.Node)
+	csr, err := requests.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		csr, err = requests.Create(ctx, &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       certificatesv1.CertificateSigningRequestSpec{Request: p.Request, SignerName: SignerName, Usages: usages},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create signing request %s: %w", name, err)
+	}
+	if !bytes.Equal(csr.Spec.Request, p.Request) {
+		return nil, fmt.Errorf("signing request %s is not the one of this node: delete it", name)
+	}
+	return csr, nil
+}
+
 // renew requests a certificate and writes it. The key goes first: whoever reads in between keeps the pair before.
 func (f Files) renew(ctx context.Context) error {
-	request, key, err := pki.NewRequest(f.profile())
+	p, err := f.pending()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, signPatience)
 	defer cancel()
-	requests := f.Kube.CertificatesV1().CertificateSigningRequests()
-	csr, err := requests.Create(ctx, &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: shortname.Fit("ebb-node-"+f.Node, 200) + "-"},
-		Spec:       certificatesv1.CertificateSigningRequestSpec{Request: request, SignerName: SignerName, Usages: usages},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("create a signing request: %w", err)
-	}
-	cert, err := await(ctx, requests, csr)
+	csr, err := f.ask(ctx, p)
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.WriteSecret(f.Dir.TLSKey(), key); err != nil {
+	cert, err := await(ctx, f.Kube.CertificatesV1().CertificateSigningRequests(), csr)
+	if errors.Is(err, errDenied) {
+		return errors.Join(err, f.forget())
+	}
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.WriteSecret(f.Dir.TLSKey(), p.Key); err != nil {
 		return err
 	}
 	if err := atomicfile.Write(f.Dir.TLSCert(), cert, 0o644); err != nil {
 		return err
 	}
 	f.Log.Info("have a new certificate", "request", csr.Name)
+	return f.forget()
+}
+
+// forget removes the pending request, so that the next certificate has a key of its own.
+func (f Files) forget() error {
+	if err := os.Remove(f.Dir.TLSRequest()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	return nil
 }
 
@@ -172,11 +255,11 @@ func await(ctx context.Context, requests certificatesclient.CertificateSigningRe
 	for len(csr.Status.Certificate) == 0 {
 		for _, c := range csr.Status.Conditions {
 			if c.Status == corev1.ConditionTrue && (c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed) {
-				return nil, fmt.Errorf("signing request %s is %s: %s", name, c.Type, c.Message)
+				return nil, fmt.Errorf("%w: signing request %s is %s: %s", errDenied, name, c.Type, c.Message)
 			}
 		}
 		if backoff.Sleep(ctx, signPoll) != nil {
-			return nil, fmt.Errorf("signing request %s was not signed in time", name)
+			return nil, fmt.Errorf("signing request %s is not signed yet", name)
 		}
 		var err error
 		if csr, err = requests.Get(ctx, name, metav1.GetOptions{}); apierrors.IsNotFound(err) {

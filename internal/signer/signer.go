@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/pki"
 )
@@ -35,6 +36,9 @@ const (
 
 	authorityKey = "ca.crt"
 	tokenKey     = "token"
+
+	// termEvery is how often the signer looks whether there is a Term.
+	termEvery = 5 * time.Second
 )
 
 // Options make a signer.
@@ -56,6 +60,8 @@ type Signer struct {
 	opts Options
 	kube kubernetes.Interface
 	ca   *pki.Authority
+	// objects reaches those of Ebb.
+	objects client.Client
 }
 
 // New makes a signer, with what is missing of the objects that it keeps: the authority, the bearer token and the Term.
@@ -79,8 +85,28 @@ func New(ctx context.Context, o Options) (*Signer, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.objects = objects
+	return s, s.ensureTerm(ctx)
+}
+
+// ensureTerm creates the Term if there is none. The policies refuse every write of a node without one, also the renewals of leases.
+func (s *Signer) ensureTerm(ctx context.Context) error {
 	term := &v1alpha1.Term{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.TermName}}
-	return s, client.IgnoreAlreadyExists(objects.Create(ctx, term))
+	err := s.objects.Get(ctx, client.ObjectKeyFromObject(term), term)
+	if !kubeclient.IsMissing(err) {
+		return err
+	}
+	s.opts.Log.Info("creating the Term, which says who leads", "term", v1alpha1.TermName)
+	return client.IgnoreAlreadyExists(s.objects.Create(ctx, term))
+}
+
+// keepTerm creates the Term again when somebody has deleted it, until ctx ends.
+func (s *Signer) keepTerm(ctx context.Context) {
+	for backoff.Sleep(ctx, termEvery) == nil {
+		if err := s.ensureTerm(ctx); err != nil && ctx.Err() == nil {
+			s.opts.Log.Warn("could not create the Term; trying again", "error", err)
+		}
+	}
 }
 
 // authority reads the key of the authority, or makes one. Of two signers that start at once one makes it.
@@ -159,6 +185,7 @@ func (s *Signer) Run(ctx context.Context) error {
 		ListerWatcher: list, ObjectType: &certificatesv1.CertificateSigningRequest{},
 		Handler: cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, next any) { add(next) }},
 	})
+	go s.keepTerm(ctx)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)

@@ -119,6 +119,10 @@ func (p *page) nothingLeft(kubeconfig string) {
 				found.Insert(strings.TrimSpace(line))
 			}
 		}
+		nodes, err := kubectl("get", "nodes", "-o", "json")
+		if err != nil || strings.Contains(nodes, "ebb.dev/") || strings.Contains(nodes, `"unschedulable": true`) {
+			found.Insert("what Ebb wrote to core Nodes")
+		}
 		left = strings.Join(sets.List(found), ", ")
 		return left == ""
 	})

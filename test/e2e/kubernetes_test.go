@@ -34,12 +34,21 @@ type installation struct {
 	kube    *testkube.Cluster
 	typed   kubernetes.Interface
 	secrets string // directory of the pods' service accounts
+
+	signer      *process
+	startSigner func() *process
 }
 
 // startKubernetes starts a Kubernetes with nodes. Nothing of Ebb is there yet.
 func startKubernetes(t testing.TB, nodes ...string) *installation {
 	t.Helper()
-	c := newCluster(t, testenv.Ebb(t))
+	return startKubernetesWith(t, testenv.Ebb(t), nodes...)
+}
+
+// startKubernetesWith is startKubernetes for a program of Ebb.
+func startKubernetesWith(t testing.TB, ebb string, nodes ...string) *installation {
+	t.Helper()
+	c := newCluster(t, ebb)
 	if err := c.dir.Create(); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +80,10 @@ func (k *installation) install(certificateLife time.Duration) {
 	k.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
 	// A change of the DaemonSet reaches the pods that are made after it.
 	k.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
-	k.startPod("signer", k.pod("signer", ""), "--certificate-life="+certificateLife.String())
+	k.startSigner = func() *process {
+		return k.startPod("signer", k.pod("signer", ""), "--certificate-life="+certificateLife.String())
+	}
+	k.signer = k.startSigner()
 	for _, name := range kubeNodes {
 		k.startNode(name)
 	}
@@ -196,6 +208,8 @@ func TestEbbOnKubernetes(t *testing.T) {
 		{"a volume", kubeVolume},
 		{"who may write what", kubeAccess},
 		{"certificates are renewed", kubeCertificates},
+		{"the signer is away", kubeNoSigner},
+		{"the Term is deleted", kubeNoTerm},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
 			k.t = t
@@ -293,5 +307,88 @@ func kubeCertificates(t *testing.T, k *installation) {
 	}
 	if now := k.record(name).Epoch; now != epoch {
 		t.Errorf("node %s is in epoch %d, was in %d", name, now, epoch)
+	}
+}
+
+// kubeNoSigner: a node that needs a certificate makes one request, however long the signer is away and however often the node starts.
+func kubeNoSigner(t *testing.T, k *installation) {
+	k.signer.stop()
+	node := k.followers()[0]
+	before := k.requestsOf(node)
+	k.leaves(node)
+	for _, file := range []string{k.dir.Node(node).TLSCert(), k.dir.Node(node).TLSKey()} {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		p := k.startNode(node)
+		until(t, "the node to wait for its certificate", func() bool { return k.requestsOf(node) > before })
+		p.stop()
+	}
+	if got := k.requestsOf(node) - before; got != 1 {
+		t.Errorf("%d requests of a node that started three times", got)
+	}
+	epoch := k.record(node).Epoch
+	k.startNode(node)
+	k.signer = k.startSigner()
+	k.awaitReady(node, epoch+1)
+	if got := k.requestsOf(node) - before; got != 1 {
+		t.Errorf("%d requests until the signer was back", got)
+	}
+}
+
+// leaves asks a node to leave and waits until its process has ended.
+func (k *installation) leaves(node string) {
+	k.t.Helper()
+	pid := k.pid(node)
+	k.signal(node, syscall.SIGTERM)
+	until(k.t, "node "+node+" to leave", func() bool { return !k.record(node).Held() && syscall.Kill(pid, 0) != nil })
+}
+
+// requestsOf counts the signing requests of a node.
+func (k *installation) requestsOf(node string) int {
+	k.t.Helper()
+	list, err := k.typed.CertificatesV1().CertificateSigningRequests().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	count := 0
+	for i := range list.Items {
+		if strings.HasPrefix(list.Items[i].Name, "ebb-node-"+node+"-") {
+			count++
+		}
+	}
+	return count
+}
+
+// kubeNoTerm: without the Term the policies refuse every write. It comes back before a lease is lost.
+func kubeNoTerm(t *testing.T, k *installation) {
+	leader := k.awaitLeader("")
+	epochs := map[string]int64{}
+	for _, name := range kubeNodes {
+		epochs[name] = k.record(name).Epoch
+	}
+	term := &v1alpha1.Term{}
+	read := func() bool {
+		return k.client.Get(context.Background(), client.ObjectKey{Name: v1alpha1.TermName}, term) == nil
+	}
+	if !read() {
+		t.Fatal("there is no Term")
+	}
+	was := term.UID
+	k.kubectl("delete", "validatingadmissionpolicybinding", "ebb-keep-terms") // which would refuse it
+	until(t, "the Term to be deleted", func() bool { return k.client.Delete(context.Background(), term) == nil })
+	k.kubectl("apply", "-k", filepath.Join("..", "..", "config", "kubernetes"))
+	until(t, "the Term to name the coordinator", func() bool { return read() && term.UID != was && term.Spec.Node != "" })
+	until(t, "the coordinator to write again", func() bool {
+		_, _, code := k.run("drain", others(kubeNodes, leader)[0], "--plan")
+		return code == 0
+	})
+	for _, name := range kubeNodes {
+		until(t, "node "+name+" to hold its lease", func() bool { return k.record(name).Held() })
+		if got := k.record(name).Epoch; got != epochs[name] {
+			t.Logf("node %s lost epoch %d", name, epochs[name])
+		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 func main() {
 	dir := flag.String("dir", "", "directory of the Kubernetes (required)")
 	programs := flag.String("programs", "", "directory of its programs, which test/kube/build prints (required)")
-	nodes := flag.Int("nodes", 3, "number of nodes, k1 to kN, on which KWOK runs pods")
+	nodes := flag.Int("nodes", 3, "number of nodes, n1 to nN like those of ebb up, on which KWOK runs pods")
 	flag.Parse()
 	if *dir == "" || *programs == "" || *nodes < 0 {
 		fmt.Fprintln(os.Stderr, "kubeup: set --dir and --programs; --nodes must not be negative")
@@ -32,7 +32,7 @@ func main() {
 func run(ctx context.Context, dir, programs string, nodes int) error {
 	o := testkube.Options{Dir: dir, Programs: programs}
 	for i := range nodes {
-		o.Nodes = append(o.Nodes, fmt.Sprintf("k%d", i+1))
+		o.Nodes = append(o.Nodes, fmt.Sprintf("n%d", i+1))
 	}
 	c, err := testkube.Start(ctx, o)
 	if err != nil {
