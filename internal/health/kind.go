@@ -85,6 +85,14 @@ func (p *part) Validate() (err error) {
 	return nil
 }
 
+// Drains is what the file says, for the kinds of work whose modes it has.
+func (p *part) Drains() *drainconfig.Config {
+	if p.loaded == nil {
+		return drainconfig.Default()
+	}
+	return p.loaded.Config
+}
+
 // Host implements kind.Part.
 func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	p.metrics = NewMetrics(env.Registry)

@@ -40,13 +40,13 @@ type Snapshot struct {
 
 // Attempt is one request that was sent for a pod.
 type Attempt struct {
-	// Accepted by the API: the pod is terminating, although the watch may not show it yet.
+	// Accepted by the API, or under way: the pod is terminating, although the watch may not show it yet.
 	Accepted bool
 	// Budget is the version of the budget that was known when it was sent. One that a budget refused is repeated when the version changes.
 	Budget string
 	// Refused by a budget.
 	Refused bool
-	// Failed is why it failed otherwise, and Again when it is repeated.
+	// Failed is why it failed otherwise, and Again when it is repeated; also if it was accepted and the pod does not terminate.
 	Failed string
 	Again  time.Time
 }
@@ -219,7 +219,10 @@ func (e *evaluation) decide(p *Pod) Action {
 		return e.terminating(p)
 	case e.NodeGone:
 		return Action{Verb: Wait, Reason: WaitsNodeGone}
-	case attempt.Accepted:
+	case attempt.Accepted && (attempt.Again.IsZero() || e.Now.Before(attempt.Again)):
+		if !attempt.Again.IsZero() {
+			e.again(attempt.Again)
+		}
 		return Action{Verb: Wait, Reason: WaitsEnd}
 	case mode == drainconfig.AllowCompletion:
 		return Action{Verb: Wait, Reason: WaitsCompletion}

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/drain"
 )
 
 const (
@@ -238,6 +237,3 @@ func Explain(drains []*v1alpha1.Drain, node string, now time.Time) string {
 	}
 	return b.String()
 }
-
-// Work is how drains count pods.
-func work() drain.Work { return drain.Work{Name: Name, One: "pod", Many: "pods"} }
