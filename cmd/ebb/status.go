@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/pod"
 )
 
 // clusterStatus is what `ebb status` prints.
@@ -146,6 +147,12 @@ func latest(drains []v1alpha1.Drain) []drainStatus {
 		}
 		if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil {
 			s.Outcome, s.Message = c.Reason, c.Message
+		}
+		if d.Status.Pods != nil && !d.Status.Phase.Final() {
+			s.Message += " Pods: " + pod.Progress(d.Status.Pods) + "."
+			for _, b := range d.Status.Pods.Blockers {
+				s.Message += " " + pod.Sentence(b, time.Now()) + "."
+			}
 		}
 		list = append(list, s)
 	}
