@@ -291,6 +291,9 @@ func explainCore(ctx context.Context, c *cluster, cl client.Client, node, pods s
 	if err != nil {
 		return "", err
 	}
+	if target.GetUID() == "" && pods != "" {
+		return fmt.Sprintf("Node %s was deleted.\n%s", node, pods), nil
+	}
 	if target.GetUID() == "" {
 		return "", fmt.Errorf("there is no node %q: `ebb status` lists the nodes", node)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/health/render"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kube"
 )
 
 // Name of the kind.
@@ -101,7 +102,12 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 
 // Setup implements kind.Part.
 func (p *part) Setup(t kind.Term) error {
+	pods, err := kube.HasNodes(t.Manager.GetConfig())
+	if err != nil {
+		return err
+	}
 	return (&Controller{
+		Pods:   pods && p.loaded.Config.CustomDrain == nil,
 		Leader: t.Leader, CheckTerm: t.CheckTerm, Resign: t.Resign, Config: p.loaded.Config, Rules: p.loaded.Rules, Template: p.loaded.Template,
 		Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep,
 	}).SetupWithManager(t.Manager)

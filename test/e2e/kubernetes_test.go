@@ -39,7 +39,13 @@ type installation struct {
 // startKubernetes starts a Kubernetes with nodes. Nothing of Ebb is there yet.
 func startKubernetes(t testing.TB, nodes ...string) *installation {
 	t.Helper()
-	c := newCluster(t, testenv.Ebb(t))
+	return startKubernetesWith(t, testenv.Ebb(t), nodes...)
+}
+
+// startKubernetesWith is startKubernetes for a program other than ebb with the race detector.
+func startKubernetesWith(t testing.TB, ebb string, nodes ...string) *installation {
+	t.Helper()
+	c := newCluster(t, ebb)
 	if err := c.dir.Create(); err != nil {
 		t.Fatal(err)
 	}
@@ -64,8 +70,9 @@ func startKubernetes(t testing.TB, nodes ...string) *installation {
 	return k
 }
 
-// install installs Ebb as a person does, with programs turned on, and starts everything. Certificates live for certificateLife.
-func (k *installation) install(certificateLife time.Duration) {
+// install installs Ebb as a person does, with programs turned on, and starts everything, the nodes with more arguments. Certificates live for
+// certificateLife.
+func (k *installation) install(certificateLife time.Duration, args ...string) {
 	k.t.Helper()
 	k.kubectl("apply", "-k", filepath.Join("..", "..", "config", "kubernetes"))
 	k.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
@@ -73,7 +80,7 @@ func (k *installation) install(certificateLife time.Duration) {
 	k.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
 	k.startPod("signer", k.pod("signer", ""), "--certificate-life="+certificateLife.String())
 	for _, name := range kubeNodes {
-		k.startNode(name)
+		k.startNode(name, args...)
 	}
 	until(k.t, "the first coordinator to make the Settings", func() bool { return k.connect() == nil })
 	for _, name := range kubeNodes {
