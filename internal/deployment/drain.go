@@ -17,6 +17,8 @@ const (
 	BlockedNowhere = "NoEligibleNode"
 	// BlockedUnclaimed: no other node has claimed it yet.
 	BlockedUnclaimed = "AwaitingClaim"
+	// BlockedRunning: its namespace has the mode AllowCompletion, and its program has not ended.
+	BlockedRunning = "RunsToCompletion"
 	// BlockedStopping: it was claimed elsewhere and is being stopped here.
 	BlockedStopping = "AwaitingStop"
 )
@@ -28,7 +30,11 @@ var placedBy = map[string]func(*v1alpha1.Deployment) string{
 }
 
 // Tenant reports deployments to drains. Daemons stay until the node stops and are not reported.
-type Tenant struct{ Reader client.Reader }
+type Tenant struct {
+	Reader client.Reader
+	// Completes is the field of World.
+	Completes func(namespace string) bool
+}
 
 // Work implements drain.Tenant.
 func (t Tenant) Work() drain.Work { return drain.Work{Name: Name} }
@@ -52,6 +58,7 @@ func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, er
 	if err != nil {
 		return drain.Remaining{}, err
 	}
+	w.Completes = t.Completes
 	return w.Left(found, node), nil
 }
 
@@ -78,6 +85,11 @@ func (w World) blocker(d *v1alpha1.Deployment, node string) v1alpha1.Blocker {
 	if d.Spec.Address != node || !d.IsEnabled() {
 		b.Reason = BlockedStopping
 		b.Remedy = fmt.Sprintf("node %s is stopping it; it is killed if it has not exited %s after SIGTERM", node, Grace(d.Spec.Stop))
+		return b
+	}
+	if w.completing(d) {
+		b.Reason = BlockedRunning
+		b.Remedy = fmt.Sprintf("its program runs to its end: namespace %s has the mode AllowCompletion. Wait for it, disable the deployment, or give the namespace another mode (docs/pods.md)", d.Namespace)
 		return b
 	}
 	if why := w.Nowhere(d, node); why != "" {
