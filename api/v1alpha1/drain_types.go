@@ -111,6 +111,15 @@ type DrainSpec struct {
 	// +optional
 	Park bool `json:"park,omitempty"`
 
+	// pods says whether the pods on the node leave too, where the API has pods; true unless it is set to false. It cannot be changed.
+	// +optional
+	Pods *bool `json:"pods,omitempty"`
+
+	// requestedAt is when the drain was requested, if that was before the Drain was created. The time of the mode DeleteAfterTimeout counts
+	// from it. It cannot be changed.
+	// +optional
+	RequestedAt *metav1.Time `json:"requestedAt,omitempty"`
+
 	// cancelled cancels the drain. The drain ends Cancelled, and the node is Alive again in a new epoch; work that has moved stays where
 	// it is. It can be set until the drain is Stopping, and it cannot be unset. Deleting the Drain has the same effect.
 	// +optional
@@ -132,11 +141,106 @@ type Blocker struct {
 	Since metav1.Time `json:"since"`
 }
 
+// DrainScope is what a drain moves.
+//
+// +kubebuilder:validation:Enum=Pods
+type DrainScope string
+
+// ScopePods is the scope of a drain that moves nothing but pods: no process of Ebb ran on the node when it began. It takes no slot, and the
+// node has no epoch.
+const ScopePods DrainScope = "Pods"
+
+// PodBlocker is what keeps pods on a node, and what a person can do about it.
+type PodBlocker struct {
+	// kind of the object that keeps them: Pod, PodDisruptionBudget or Node.
+	Kind string `json:"kind"`
+	// name of the object, with its namespace.
+	Name string `json:"name"`
+	// reason why, as one word.
+	Reason string `json:"reason"`
+	// message says it in a sentence.
+	Message string `json:"message"`
+	// remedy is what a person can do about it.
+	// +optional
+	Remedy string `json:"remedy,omitempty"`
+	// pods is how many pods it keeps.
+	// +kubebuilder:validation:Minimum=0
+	Pods int64 `json:"pods"`
+	// since is when it began.
+	Since metav1.Time `json:"since"`
+}
+
+// PodsStatus is how far the pods of a node are.
+type PodsStatus struct {
+	// startedAt is when the node was cordoned and its pods were listed.
+	// +optional
+	StartedAt *metav1.MicroTime `json:"startedAt,omitempty"`
+
+	// firstEvictionAt is when the first eviction was accepted.
+	// +optional
+	FirstEvictionAt *metav1.MicroTime `json:"firstEvictionAt,omitempty"`
+
+	// finishedAt is when no pod was left that has to leave. It is unset again if one appears.
+	// +optional
+	FinishedAt *metav1.MicroTime `json:"finishedAt,omitempty"`
+
+	// initial is how many pods had to leave when the drain began.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Initial int64 `json:"initial,omitempty"`
+
+	// remaining is how many pods have to leave still, those that are terminating included.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Remaining int64 `json:"remaining,omitempty"`
+
+	// terminating is how many of the remaining pods are terminating.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Terminating int64 `json:"terminating,omitempty"`
+
+	// evicted is how many evictions were accepted, and deleted how many pods were deleted after the time of DeleteAfterTimeout.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Evicted int64 `json:"evicted,omitempty"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Deleted int64 `json:"deleted,omitempty"`
+
+	// evictedPods are the names of the evicted and deleted pods, with their namespaces; at most 500.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=500
+	EvictedPods []string `json:"evictedPods,omitempty"`
+
+	// staying counts the pods that stay by design, by reason: DaemonSet, Static, Finished, SystemNamespace, Ebb, TerminatingForLong.
+	// +optional
+	// +mapType=granular
+	Staying map[string]int64 `json:"staying,omitempty"`
+
+	// blockers are what keeps the remaining pods, at most 50.
+	// +optional
+	// +listType=map
+	// +listMapKey=kind
+	// +listMapKey=name
+	// +listMapKey=reason
+	// +kubebuilder:validation:MaxItems=50
+	Blockers []PodBlocker `json:"blockers,omitempty"`
+}
+
 // DrainStatus is the progress of a drain.
 type DrainStatus struct {
 	// phase of the drain.
 	// +optional
 	Phase DrainPhase `json:"phase,omitempty"`
+
+	// scope is Pods if the drain moves nothing but pods, and unset otherwise.
+	// +optional
+	Scope DrainScope `json:"scope,omitempty"`
+
+	// pods is how far the pods of the node are, where the API has pods.
+	// +optional
+	Pods *PodsStatus `json:"pods,omitempty"`
 
 	// stage names the work that is moving now.
 	// +optional
@@ -200,6 +304,9 @@ type DrainStatus struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.spec.nodeName == oldSelf.spec.nodeName",message="a drain's nodeName cannot be changed: create another Drain for the other node"
 // +kubebuilder:validation:XValidation:rule="(has(self.spec.park) && self.spec.park) == (has(oldSelf.spec.park) && oldSelf.spec.park)",message="a drain's park cannot be changed: cancel the drain and create another"
+// +kubebuilder:validation:XValidation:rule="(!has(self.spec.pods) || self.spec.pods) == (!has(oldSelf.spec.pods) || oldSelf.spec.pods)",message="a drain's pods cannot be changed: cancel the drain and create another"
+// +kubebuilder:validation:XValidation:rule="has(self.spec.requestedAt) == has(oldSelf.spec.requestedAt) && (!has(self.spec.requestedAt) || self.spec.requestedAt == oldSelf.spec.requestedAt)",message="a drain's requestedAt cannot be changed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.scope) || (has(self.status) && has(self.status.scope))",message="a drain's scope cannot be removed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.cancelled) || !oldSelf.spec.cancelled || (has(self.spec.cancelled) && self.spec.cancelled)",message="a cancellation cannot be undone: create another Drain"
 // +kubebuilder:validation:XValidation:rule="!has(self.spec.cancelled) || !self.spec.cancelled || (has(oldSelf.spec.cancelled) && oldSelf.spec.cancelled) || !has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in ['Stopping', 'Complete', 'Cancelled'])",message="a drain that is Stopping or has ended can no longer be cancelled: its node is shutting down or has left; start the node again to bring it back"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || (has(self.status) && has(self.status.phase))",message="a drain's phase cannot be removed"
@@ -217,6 +324,17 @@ type Drain struct {
 	// status is the progress of the drain.
 	// +optional
 	Status DrainStatus `json:"status,omitempty"`
+}
+
+// WantsPods reports whether the drain moves pods where there are any.
+func (d *Drain) WantsPods() bool { return d.Spec.Pods == nil || *d.Spec.Pods }
+
+// Requested is when the drain was requested.
+func (d *Drain) Requested() metav1.Time {
+	if d.Spec.RequestedAt != nil {
+		return *d.Spec.RequestedAt
+	}
+	return d.CreationTimestamp
 }
 
 // DrainList is a list of drains.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -15,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/pod"
 )
 
 // controllers are the coordinator's controllers, set up again for every term.
@@ -59,11 +61,12 @@ func (c *controllers) setup(t *coordinator.Term) error {
 			return err
 		}
 	}
-	if err := drains.SetupWithManager(mgr); err != nil {
+	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Resign: c.resign, Drains: c.parts.Drains(), Log: t.Log, AtStep: failpoint.At}
+	if err := c.parts.Setup(term); err != nil {
 		return err
 	}
-	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Resign: c.resign, Log: t.Log, AtStep: failpoint.At}
-	if err := c.parts.Setup(term); err != nil {
+	drains.Pods = slices.ContainsFunc(kinds.Tenants(mgr.GetClient()), func(t drain.Tenant) bool { return t.Work().Name == pod.Name })
+	if err := drains.SetupWithManager(mgr); err != nil {
 		return err
 	}
 	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: kinds.Tenants}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -79,12 +80,15 @@ func setCordoned(ctx context.Context, c client.Client, cfg *rest.Config, name st
 	for {
 		node := &v1alpha1.Node{}
 		if err := c.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {
-			if kubeclient.IsMissing(err) {
-				err = fmt.Errorf("there is no node %q: `ebb status` lists the nodes", name)
+			if !kubeclient.IsMissing(err) {
+				return nil, false, err
 			}
-			return nil, false, err
+			node = &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} // a core Node may have no Node of Ebb
 		}
 		target, err := kube.CordonOf(ctx, c, cfg, node)
+		if err == nil && target == client.Object(node) && node.UID == "" {
+			err = fmt.Errorf("there is no node %q: `ebb status` lists the nodes", name)
+		}
 		if err != nil {
 			return nil, false, err
 		}

@@ -16,7 +16,10 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
+	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/kube"
+	"github.com/ebb-dev/ebb/internal/pod"
 	"github.com/ebb-dev/ebb/internal/volume"
 )
 
@@ -35,6 +38,7 @@ type drainFlags struct {
 	queue    bool
 	cancel   bool
 	park     bool
+	pods     bool
 	deadline time.Duration
 	reason   string
 }
@@ -48,6 +52,9 @@ func newDrain() *cobra.Command {
 start the process again to bring the node back. With --park the drain cordons the node first, and in the end its process keeps running
 without a lease until the node is uncordoned. Until the drain is Stopping, --cancel ends it: the node is Alive again in a new
 epoch, and work that has moved stays where it is.
+
+On Kubernetes the pods of the node leave too, by the mode of their namespace (docs/pods.md), unless --pods=false is set. A node on which no
+process of Ebb runs has a drain of its pods alone.
 
 Without --wait the command returns when the drain has begun or was refused. With --wait it shows what is left until the node has
 left; Ctrl-C stops watching, and the drain continues.
@@ -72,6 +79,7 @@ node continues.`,
 	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for its end instead of being refused")
 	fs.BoolVar(&f.cancel, "cancel", false, "cancel the node's drain; with --wait, wait until the node is Alive again")
 	fs.BoolVar(&f.park, "park", false, "cordon the node, and keep its drained process waiting until the node is uncordoned, instead of letting it exit")
+	fs.BoolVar(&f.pods, "pods", true, "on Kubernetes, move the pods off the node too")
 	fs.DurationVar(&f.deadline, "deadline", 0, "how long the drain may take; 0 for no limit")
 	fs.StringVar(&f.reason, "reason", "", "reason for the drain, kept in the Drain object")
 	return cmd
@@ -81,7 +89,7 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 	if f.deadline < 0 {
 		return fmt.Errorf("--deadline %s: must not be negative", f.deadline)
 	}
-	if f.cancel && (f.resign || f.queue || f.park || f.deadline > 0 || f.reason != "") {
+	if f.cancel && (f.resign || f.queue || f.park || !f.pods || f.deadline > 0 || f.reason != "") {
 		return errors.New("--cancel can only be combined with --wait")
 	}
 	ctx := cmd.Context()
@@ -135,12 +143,16 @@ func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client
 	case err != nil:
 		return err
 	}
-	if f.wait && d.Status.StartedAt != nil {
+	alone := d.Status.Scope == v1alpha1.ScopePods
+	if f.wait && d.Status.StartedAt != nil && !alone {
 		if err := f.awaitBack(ctx, c, d); err != nil {
 			return err
 		}
 	}
 	return f.out.print(cmd.OutOrStdout(), d, func() string {
+		if d.Status.Pods != nil {
+			return fmt.Sprintf("drain %s of node %s is cancelled. %s\n", d.Name, node, pod.Moved(d.Status.Pods))
+		}
 		if f.wait {
 			return fmt.Sprintf("drain %s of node %s is cancelled; the node is Alive again\n", d.Name, node)
 		}
@@ -200,6 +212,9 @@ func (f *drainFlags) create(ctx context.Context, c client.Client, node string) (
 	if f.queue {
 		d.Spec.WhenBusy = v1alpha1.Queue
 	}
+	if !f.pods {
+		d.Spec.Pods = &f.pods
+	}
 	if f.deadline > 0 {
 		d.Spec.Deadline = &metav1.Duration{Duration: f.deadline}
 	}
@@ -231,6 +246,13 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 		if d.Status.StartedAt == nil {
 			return fmt.Sprintf("drain %s of node %s is queued behind another drain\n", d.Name, d.Spec.NodeName)
 		}
+		if d.Status.Scope == v1alpha1.ScopePods {
+			text := fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, pod.Progress(d.Status.Pods))
+			for _, b := range d.Status.Pods.Blockers {
+				text += "  " + pod.Sentence(b, time.Now()) + "\n"
+			}
+			return text
+		}
 		return fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, kinds.Works().Summary(d.Status.Remaining))
 	})
 }
@@ -259,6 +281,32 @@ func explainEvictions(ctx context.Context, c client.Client, node string) (string
 	return volume.Evictions(list.Items, node), nil
 }
 
+// explainCore explains a node of Kubernetes on which Ebb has never run: only its pods can be drained.
+func explainCore(ctx context.Context, c *cluster, cl client.Client, node, pods string) (string, error) {
+	cfg, err := c.config()
+	if err != nil {
+		return "", err
+	}
+	target, err := kube.CordonOf(ctx, cl, cfg, &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
+	if err != nil {
+		return "", err
+	}
+	if target.GetUID() == "" && pods != "" {
+		return fmt.Sprintf("Node %s was deleted.\n%s", node, pods), nil
+	}
+	if target.GetUID() == "" {
+		return "", fmt.Errorf("there is no node %q: `ebb status` lists the nodes", node)
+	}
+	text := fmt.Sprintf("Node %s is a node of Kubernetes on which Ebb has not run.\n", node)
+	if cordon.Is(target) {
+		text += fmt.Sprintf("It is cordoned. `ebb uncordon %s` allows pods there again.\n", node)
+	}
+	if pods == "" {
+		pods = "No drain of it is running.\n"
+	}
+	return text + pods, nil
+}
+
 func newExplain() *cobra.Command {
 	var c cluster
 	var out output
@@ -277,8 +325,13 @@ func newExplain() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			pods := pod.Explain(w.Drains, args[0], time.Now())
 			if w.Nodes[args[0]] == nil {
-				return fmt.Errorf("there is no node %q: `ebb status` lists the nodes", args[0])
+				core, err := explainCore(cmd.Context(), &c, cl, args[0], pods)
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), map[string]string{"explanation": core}, func() string { return core })
 			}
 			_, d := w.Slot()
 			if d != nil && d.Spec.NodeName != args[0] {
@@ -296,7 +349,7 @@ func newExplain() *cobra.Command {
 				Node        *v1alpha1.Node  `json:"node"`
 				Drain       *v1alpha1.Drain `json:"drain,omitempty"`
 				Explanation string          `json:"explanation"`
-			}{w.Nodes[args[0]], d, drain.Explain(w, args[0]) + evictions + vacancy}
+			}{w.Nodes[args[0]], d, drain.Explain(w, args[0]) + pods + evictions + vacancy}
 			return out.print(cmd.OutOrStdout(), explanation, func() string { return explanation.Explanation })
 		},
 	}

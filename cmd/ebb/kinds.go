@@ -6,6 +6,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/pod"
 	"github.com/ebb-dev/ebb/internal/volume"
 )
 
@@ -15,5 +16,6 @@ var kinds = kind.Kinds{
 	changefeed.Kind(),
 	etcdcluster.Kind(),
 	volume.Kind(),
+	pod.Kind(),
 	health.Kind(),
 }

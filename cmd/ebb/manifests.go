@@ -2,27 +2,35 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-dev/ebb/internal/atomicfile"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/manifests"
 )
 
 func newManifests() *cobra.Command {
 	o := manifests.Options{Objects: kinds.Objects(), Version: version}
-	var dir string
+	var dir, drains string
 	cmd := &cobra.Command{
 		Use:   "manifests [--image IMAGE]",
 		Short: "Print what installs Ebb on a Kubernetes cluster",
 		Long: `Print the YAML that installs Ebb on a Kubernetes cluster: the types, the namespace ebb-system, service accounts, RBAC, admission policies, the
-DaemonSet of the nodes and the Deployment of the signer. It is config/kubernetes with this version and an image filled in.`,
+DaemonSet of the nodes and the Deployment of the signer. It is config/kubernetes with this version and an image filled in.
+
+With --drain-config the file (docs/pods.md) is put into a ConfigMap that the nodes read at their start, and the admission policies get its
+systemNamespaces.`,
 		Example: "  ebb manifests --image registry.example/ebb:v1 | kubectl apply --server-side -f -",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir != "" {
 				return writeManifests(dir)
+			}
+			if err := readDrainConfig(drains, &o); err != nil {
+				return err
 			}
 			data, err := manifests.All(o)
 			if err != nil {
@@ -33,9 +41,22 @@ DaemonSet of the nodes and the Deployment of the signer. It is config/kubernetes
 		},
 	}
 	cmd.Flags().StringVar(&o.Image, "image", manifests.DefaultImage, "image of the nodes and of the signer")
+	cmd.Flags().StringVar(&drains, "drain-config", "", "TOML file about drains, for the nodes (docs/pods.md)")
 	cmd.Flags().StringVar(&dir, "write", "", "directory to write the files of config/kubernetes to")
 	_ = cmd.Flags().MarkHidden("write") // for make generate
 	return cmd
+}
+
+// readDrainConfig reads the file of --drain-config. Its template, if it has a custom drain, is where the nodes run.
+func readDrainConfig(path string, o *manifests.Options) (err error) {
+	if path == "" {
+		return nil
+	}
+	if o.DrainConfig, err = os.ReadFile(path); err != nil {
+		return fmt.Errorf("--drain-config: %w", err)
+	}
+	o.Drains, err = drainconfig.Parse(path, o.DrainConfig)
+	return err
 }
 
 // writeManifests writes config/kubernetes, which names no version.

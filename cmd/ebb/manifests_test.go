@@ -68,6 +68,32 @@ func TestManifestsHaveVersionAndImageFilledIn(t *testing.T) {
 	}
 }
 
+func TestTheFileOfDrainsIsMountedAndItsSystemNamespacesAreEnforced(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "drain.toml")
+	if err := os.WriteFile(file, []byte("systemNamespaces = '^(a\\.b|c\"d)$'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := manifests.Options{Objects: kinds.Objects(), Image: "ebb"}
+	if err := readDrainConfig(file, &o); err != nil {
+		t.Fatal(err)
+	}
+	data, err := manifests.All(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"name: ebb-drain-config\n", "- --drain-config=/etc/ebb-drain/drain.toml\n", "mountPath: /etc/ebb-drain\n", `!request.namespace.matches("^(a\\.b|c\"d)$")`} {
+		if !strings.Contains(string(data), want) {
+			t.Errorf("the manifests lack %s", want)
+		}
+	}
+	if err := os.WriteFile(file, []byte("systemNamespace = 'a'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := readDrainConfig(file, &o); err == nil || !strings.Contains(err.Error(), "drain.toml:1: unknown key systemNamespace") {
+		t.Errorf("a bad file: %v", err)
+	}
+}
+
 // A declaration that is checked by code says the same in CEL, or a node on Kubernetes could write everything.
 func TestEveryDeclarationHasRules(t *testing.T) {
 	for _, o := range kinds.Objects() {

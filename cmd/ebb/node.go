@@ -342,7 +342,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 	}
 	files := peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()}
 	hosted, err := f.parts.Host(kind.Env{
-		Node: f.name, Dir: dir, Shared: f.dir, Exe: exe, Gate: gate, Host: host, Files: files, Objects: objects, Registry: r,
+		Node: f.name, Dir: dir, Shared: f.dir, Exe: exe, Gate: gate, Host: host, Files: files, Objects: objects, Drains: f.parts.Drains(), Registry: r,
 		Log: log.With("node", f.name), LogFormat: f.logs.format.value, LogArgs: f.logs.args(), LibraryLogLevel: strings.ToLower(f.logs.libraries().String()),
 	})
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/pod"
 )
 
 // clusterStatus is what `ebb status` prints.
@@ -50,8 +51,11 @@ type drainStatus struct {
 	Created   metav1.Time         `json:"created"`
 }
 
-// latestDrains is how many drains the status shows.
-const latestDrains = 5
+// latestDrains is how many drains the status shows, besides up to unfinishedDrains older ones that have not ended.
+const (
+	latestDrains     = 5
+	unfinishedDrains = 20
+)
 
 type nodeStatus struct {
 	Name        string            `json:"name"`
@@ -133,19 +137,32 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 	return status, err
 }
 
-// latest returns the newest drains, newest first.
+// latest returns the newest drains, and older ones that have not ended, newest first.
 func latest(drains []v1alpha1.Drain) []drainStatus {
 	slices.SortFunc(drains, func(a, b v1alpha1.Drain) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})
 	list := []drainStatus{}
-	for _, d := range drains[:min(latestDrains, len(drains))] {
+	unfinished := 0
+	for i, d := range drains {
+		if i >= latestDrains {
+			if unfinished++; d.Status.Phase.Final() || unfinished > unfinishedDrains {
+				unfinished--
+				continue
+			}
+		}
 		s := drainStatus{Name: d.Name, Node: d.Spec.NodeName, Phase: d.Status.Phase, Remaining: orEmpty(d.Status.Remaining), Created: d.CreationTimestamp}
 		if s.Phase == "" {
 			s.Phase = v1alpha1.DrainPending
 		}
 		if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil {
 			s.Outcome, s.Message = c.Reason, c.Message
+		}
+		if d.Status.Pods != nil && !d.Status.Phase.Final() {
+			s.Message += " Pods: " + pod.Progress(d.Status.Pods) + "."
+			for _, b := range d.Status.Pods.Blockers {
+				s.Message += " " + pod.Sentence(b, time.Now()) + "."
+			}
 		}
 		list = append(list, s)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/pod"
 )
 
 // watcher follows one drain to its end.
@@ -103,6 +104,8 @@ func (w *watcher) line() string {
 		return fmt.Sprintf("%s: waiting for the coordinator's decision", node)
 	case d.Status.Phase == v1alpha1.DrainComplete && d.Status.StartedAt != nil:
 		return fmt.Sprintf("%s: %s It took %s.", node, end.Message, d.Status.FinishedAt.Sub(d.Status.StartedAt.Time))
+	case d.Status.Phase == v1alpha1.DrainPending && d.Status.Pods != nil:
+		return fmt.Sprintf("%s: %s Meanwhile its pods leave: %s.", node, end.Message, pod.Progress(d.Status.Pods))
 	case d.Status.Phase.Final() || d.Status.Phase == v1alpha1.DrainPending:
 		return fmt.Sprintf("%s: %s", node, end.Message)
 	}

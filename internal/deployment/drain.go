@@ -22,6 +22,8 @@ const (
 	BlockedUnclaimed = "AwaitingClaim"
 	// BlockedPinned: it is pinned to the node.
 	BlockedPinned = "Pinned"
+	// BlockedRunning: its namespace has the mode AllowCompletion, and its program has not ended.
+	BlockedRunning = "RunsToCompletion"
 	// BlockedStopping: it was claimed elsewhere and is being stopped here.
 	BlockedStopping = "AwaitingStop"
 )
@@ -33,7 +35,11 @@ var placedBy = map[string]func(*v1alpha1.Deployment) string{
 }
 
 // Tenant reports deployments to drains. Daemons stay until the node stops and are not reported.
-type Tenant struct{ Reader client.Reader }
+type Tenant struct {
+	Reader client.Reader
+	// Completes is the field of World.
+	Completes func(namespace string) bool
+}
 
 // Work implements drain.Tenant.
 func (t Tenant) Work() drain.Work { return drain.Work{Name: Name} }
@@ -54,6 +60,7 @@ func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, er
 	if err != nil {
 		return drain.Remaining{}, err
 	}
+	w.Completes = t.Completes
 	left := w.Left(found, node)
 	if !w.Live(node) {
 		left.Loose, err = t.loose(ctx, node)
@@ -113,6 +120,11 @@ func (w World) blocker(d *v1alpha1.Deployment, node string) v1alpha1.Blocker {
 	}
 	if d.Spec.Pinned {
 		b.Reason, b.Remedy = BlockedPinned, fmt.Sprintf("it is pinned to node %s: set spec.pinned to false so that another node may claim it, change its address, or disable it", node)
+		return b
+	}
+	if w.completing(d) {
+		b.Reason = BlockedRunning
+		b.Remedy = fmt.Sprintf("its program runs to its end: namespace %s has the mode AllowCompletion. Wait for it, disable the deployment, or give the namespace another mode (docs/pods.md)", d.Namespace)
 		return b
 	}
 	if why := w.Nowhere(d, node); why != "" {

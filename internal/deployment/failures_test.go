@@ -174,7 +174,9 @@ func TestAPinnedDeploymentWaitsForItsNode(t *testing.T) {
 	gone, other := "gone-"+s.home, s.host("other")
 	w := s.deploy("w", addressed(gone), pinned)
 	s.deploy("free", addressed(gone)).runsOn(other.name) // it had time to claim both
-	d := w.until("it to say why", func(d *v1alpha1.Deployment) bool { return reason(d, v1alpha1.DeploymentRunning) == v1alpha1.ReasonPinned })
+	d := w.until("it to say why", func(d *v1alpha1.Deployment) bool {
+		return reason(d, v1alpha1.DeploymentRunning) == v1alpha1.ReasonPinned
+	})
 	if d.Spec.Address != gone || d.Status.State != v1alpha1.StateLost {
 		t.Errorf("it is %s at %s", d.Status.State, d.Spec.Address)
 	}

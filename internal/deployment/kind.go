@@ -3,6 +3,7 @@ package deployment
 import (
 	"context"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -12,17 +13,27 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
 // Kind declares programs, deployments and daemons, as a kind of work.
 func Kind() kind.Kind {
+	drains := &atomic.Pointer[drainconfig.Config]{} // what this process read
+	completes := func(namespace string) bool {
+		c := drains.Load()
+		if c == nil {
+			return false
+		}
+		mode, named := c.ModeOf(namespace) // what the file does not name leaves at once, as it always has
+		return named && mode == drainconfig.AllowCompletion
+	}
 	return kind.Kind{
 		Name:      Name,
 		Objects:   []access.Object{{Resource: "deployments", Node: &access.NodeWrites{Runtime: Name, Check: checkNodeWrite, Policy: nodeWritePolicy}}},
-		Tenants:   func(r client.Reader) []drain.Tenant { return []drain.Tenant{Tenant{Reader: r}} },
-		New:       func() kind.Part { return &part{weights: DefaultWeights()} },
+		Tenants:   func(r client.Reader) []drain.Tenant { return []drain.Tenant{Tenant{Reader: r, Completes: completes}} },
+		New:       func() kind.Part { return &part{weights: DefaultWeights(), drains: drains, completes: completes} },
 		Summaries: readSummaries,
 		Samples:   samples,
 	}
@@ -32,6 +43,8 @@ func Kind() kind.Kind {
 type part struct {
 	policyText, trustText, uidsText, usersText string
 	weights                                    Weights
+	drains                                     *atomic.Pointer[drainconfig.Config]
+	completes                                  func(namespace string) bool
 
 	policy  v1alpha1.ClaimPolicy
 	trust   Trust
@@ -75,10 +88,11 @@ func (p *part) Validate() (err error) {
 // Host implements kind.Part.
 func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	p.metrics = NewMetrics(env.Registry, env.Node)
+	p.drains.Store(env.Drains)
 	env.Gate.WithoutGuard(KindDaemons) // they stay until the node stops
 	r, err := NewRuntime(Options{
 		Node: env.Node, Dir: env.Dir.Programs(), Exe: env.Exe, Gate: env.Gate, Policy: p.policy, Weights: p.weights, Trust: p.trust, UIDs: p.uids,
-		Metrics: p.metrics, Log: env.Log, ShimLogFormat: env.LogFormat,
+		Completes: p.completes, Metrics: p.metrics, Log: env.Log, ShimLogFormat: env.LogFormat,
 	})
 	if err != nil {
 		return kind.Hosted{}, err

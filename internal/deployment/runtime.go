@@ -68,6 +68,8 @@ type Options struct {
 	Trust Trust
 	// UIDs is the range of the users of programs.
 	UIDs UIDs
+	// Completes is the field of World.
+	Completes func(namespace string) bool
 	// Metrics of the node's programs.
 	Metrics *Metrics
 	// Log of the node.
@@ -356,7 +358,7 @@ func (r *run) adoptProgram(key types.NamespacedName) {
 func (r *run) watch(ctx context.Context) error {
 	r.claims = r.newClaimer()
 	r.mu.Lock()
-	r.world = World{Fleet: fleet.New()}
+	r.world = World{Fleet: fleet.New(), Completes: r.opts.Completes}
 	r.mu.Unlock()
 	err := kubeclient.Follow(ctx, r.e.Cache,
 		kubeclient.On(r.seeNode, r.forgetNode),

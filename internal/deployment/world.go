@@ -19,6 +19,8 @@ type World struct {
 	// Waited reports whether the deployments of a node that released its lease may be claimed. A node that is only restarted
 	// should find its deployments again. If Waited is nil, they may be claimed at once.
 	Waited func(node string) bool
+	// Completes reports whether the programs of a namespace run to their end before they leave a draining node. If it is nil, none do.
+	Completes func(namespace string) bool
 }
 
 // Check returns what is wrong with a deployment's spec, as a code and a sentence, or nothing.
@@ -89,7 +91,7 @@ func (w World) Claimable(d *v1alpha1.Deployment) bool {
 	case d.Spec.Pinned:
 		return false
 	case w.draining(address):
-		return true
+		return !w.completing(d)
 	}
 	if rec := w.Leases[address]; !rec.Held() {
 		marked := rec.Epoch == 0 || rec.Fenced >= rec.Epoch
@@ -106,6 +108,15 @@ func (w World) Elsewhere(d *v1alpha1.Deployment, but string) bool {
 		}
 	}
 	return false
+}
+
+// completing reports whether a deployment stays on its draining node until its program ends. One that waits for a restart has ended.
+func (w World) completing(d *v1alpha1.Deployment) bool {
+	if w.Completes == nil || !w.Completes(d.Namespace) || d.Holder().Node != d.Spec.Address {
+		return false
+	}
+	i := d.Instance(d.Spec.Address)
+	return i != nil && (i.State == v1alpha1.InstanceStarting || i.State == v1alpha1.InstanceRunning || i.State == v1alpha1.InstanceRestarting)
 }
 
 // refuses returns why a node would not run a deployment that is addressed to it.

@@ -266,6 +266,29 @@ func TestWhatMayBeClaimed(t *testing.T) {
 	}
 }
 
+func TestAProgramThatMayCompleteStaysOnItsDrainingNodeUntilItEnds(t *testing.T) {
+	for state, stays := range map[v1alpha1.InstanceState]bool{
+		v1alpha1.InstanceStarting: true, v1alpha1.InstanceRunning: true, v1alpha1.InstanceRestarting: true,
+		v1alpha1.InstanceBackoff: false, v1alpha1.InstanceCrashLoop: false, v1alpha1.InstanceFailed: false,
+	} {
+		w := newCluster("n1", "n2")
+		w.drains("n1")
+		w.Completes = func(namespace string) bool { return namespace == "jobs" }
+		d := program("d", addressed("n1"), holder("n1", 1, 1), on("n1", 1, state))
+		if !w.Claimable(d) {
+			t.Errorf("%s, in another namespace: it stays", state)
+		}
+		d.Namespace = "jobs"
+		if w.Claimable(d) == stays {
+			t.Errorf("%s: it stays %t, want %t", state, !stays, stays)
+		}
+		left := w.Left(map[types.UID]*v1alpha1.Deployment{"d": d}, "n1")
+		if named := left.Blockers[0].Reason == deployment.BlockedRunning; named != stays {
+			t.Errorf("%s: the blocker is %+v", state, left.Blockers[0])
+		}
+	}
+}
+
 func TestNobodyIsWaitedForWithoutAWait(t *testing.T) {
 	w := newCluster("n1")
 	w.leaves("n1")

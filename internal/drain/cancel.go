@@ -85,11 +85,9 @@ func requestCancel(ctx context.Context, c client.Client, node string) (*v1alpha1
 
 // findActive returns the drain of a node that holds the slot, or else the first one that has not ended.
 func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Drain, error) {
-	if err := r.Get(ctx, types.NamespacedName{Name: node}, &v1alpha1.Node{}); err != nil {
-		if kubeclient.IsMissing(err) {
-			return nil, ErrCaptureNotFound
-		}
-		return nil, err
+	known := r.Get(ctx, types.NamespacedName{Name: node}, &v1alpha1.Node{})
+	if known != nil && !kubeclient.IsMissing(known) {
+		return nil, known
 	}
 	settings := &v1alpha1.Settings{}
 	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
@@ -110,6 +108,9 @@ func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Dr
 		if d.Spec.NodeName == node && !d.Status.Phase.Final() {
 			return d, nil
 		}
+	}
+	if known != nil {
+		return nil, ErrCaptureNotFound // on Kubernetes a node without a Node of Ebb may have had a drain of its pods
 	}
 	return nil, fmt.Errorf("%w: node %s is not being drained", ErrNotDraining, node)
 }

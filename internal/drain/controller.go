@@ -40,6 +40,8 @@ type Controller struct {
 	Tenants func(r client.Reader) []Tenant
 	// Core reads the core Nodes by name; nil where the API has none.
 	Core func(context.Context, client.Reader) (map[string]*corev1.Node, error)
+	// Pods says that drains of nodes without a lease are left to whoever moves pods.
+	Pods bool
 	// Metrics of drains.
 	Metrics *Metrics
 	// Log of the term.
@@ -125,6 +127,7 @@ func (c *Controller) look(ctx context.Context, live bool) (w World, step *Step, 
 			return w, nil, err
 		}
 	}
+	w.Pods = c.Pods
 	step = Next(w)
 	if !live && step != nil && step.Name != StepProgress {
 		return c.look(ctx, true)
@@ -159,6 +162,12 @@ func (c *Controller) idle(ctx context.Context) (bool, error) {
 	}
 	for i := range nodes.Items {
 		w.Nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	}
+	if c.Core != nil {
+		var err error
+		if w.Core, err = c.Core(ctx, c.cached); err != nil {
+			return false, err
+		}
 	}
 	return nextOfCordons(w, nil, nil) == nil, nil
 }

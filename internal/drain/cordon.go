@@ -34,7 +34,8 @@ func (w World) uncordoned(d *v1alpha1.Drain) bool {
 	if n == nil || !w.parks(d) || cordon.Is(n) {
 		return false
 	}
-	return d.Status.StartedAt != nil || cordon.Owns(n, string(d.UID)) || d.Labels[v1alpha1.OnCordonLabel] != ""
+	began := d.Status.Pods != nil && d.Status.Pods.StartedAt != nil // it was cordoned then, and is drained of its pods
+	return began || d.Status.StartedAt != nil || cordon.Owns(n, string(d.UID)) || d.Labels[v1alpha1.OnCordonLabel] != ""
 }
 
 // makeCordon cordons the node of a drain that parks and has not begun, and reports whether the drain may begin. The node itself sees the
@@ -56,7 +57,7 @@ func makeCordon(w World, d *v1alpha1.Drain) (step *Step, ready bool) {
 // nextOfCordons removes owners from cordons: all of them from a node that somebody uncordoned, and drains that no longer want it.
 // UIDs that belong to no drain are left alone: other objects own cordons too, and the Drain that parked a node may have been deleted.
 func nextOfCordons(w World, slot *v1alpha1.ActiveDrain, holder *v1alpha1.Drain) *Step {
-	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
+	for _, name := range w.cordonable() {
 		n := w.Cordon(name)
 		owners := v1alpha1.CordonOwners(n)
 		if len(owners) > 0 && !cordon.Is(n) {
@@ -73,16 +74,33 @@ func nextOfCordons(w World, slot *v1alpha1.ActiveDrain, holder *v1alpha1.Drain) 
 	return nil
 }
 
+// cordonable are the names of all nodes that have a cordon: Ebb's, and core Nodes on which drains have moved pods alone.
+func (w World) cordonable() []string {
+	names := map[string]bool{}
+	for name := range w.Nodes {
+		names[name] = true
+	}
+	for name, core := range w.Core {
+		if len(v1alpha1.CordonOwners(core)) > 0 {
+			names[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
 // disowns reports whether a drain that has ended no longer wants its node to be cordoned.
 func (w World) disowns(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) bool {
 	switch d.Status.Phase {
 	case v1alpha1.DrainCancelled:
 		return true
 	case v1alpha1.DrainFailed:
+		if d.Status.Scope == v1alpha1.ScopePods { // a new drain continues, unless somebody gave up
+			return !d.DeletionTimestamp.IsZero() || d.Spec.Cancelled
+		}
 		// A node that it parked in spite of its deadline is empty and stays out of service, unless the drain is deleted, which cancels it.
 		return !d.DeletionTimestamp.IsZero() || (slot == nil || slot.UID != string(d.UID) || released(d)) && !w.parkedBy(d)
 	case v1alpha1.DrainComplete:
-		return !w.parkedBy(d)
+		return !w.parkedBy(d) && d.Status.Scope != v1alpha1.ScopePods
 	}
 	return false
 }

@@ -30,6 +30,8 @@ type World struct {
 	Drains   []*v1alpha1.Drain
 	// Core has the core Nodes by name, where the API has them: there they have the cordons.
 	Core map[string]*corev1.Node
+	// Pods says that drains of nodes without a lease move their pods, without the slot: whoever moves pods begins and ends them.
+	Pods bool
 	// Works are the kinds of work that are counted.
 	Works Works
 	// Left is the work that objects place on the node in the slot, by kind.
@@ -141,6 +143,8 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
 	case slot == nil:
 		return nil
+	case d != nil && d.Status.Scope == v1alpha1.ScopePods:
+		return releaseSlot(w, d) // the node lost its lease before the drain began, and only its pods are moved
 	case d == nil || d.Status.Phase.Final():
 		return nextOfEnded(w, slot, d)
 	}
@@ -177,6 +181,10 @@ func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if epoch, draining := w.follower(slot); failed && draining {
 		return followSlot(w, d, epoch)
 	}
+	return releaseSlot(w, d)
+}
+
+func releaseSlot(w World, d *v1alpha1.Drain) *Step {
 	settings := w.Settings.DeepCopy()
 	settings.Status.ActiveDrain = nil
 	return &Step{Name: StepReleaseSlot, Object: settings, Status: true, Drain: d}
@@ -401,8 +409,17 @@ func cancel(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, mess
 	if d.Status.StartedAt != nil {
 		next.Status.Remaining = w.counts(slot)
 	}
-	end(next, w.Now, v1alpha1.DrainCancelled, reason, message)
+	end(next, w.Now, v1alpha1.DrainCancelled, reason, message+evicted(d))
 	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
+}
+
+// evicted says how many pods a drain has evicted: a cancelled drain does not bring them back.
+func evicted(d *v1alpha1.Drain) string {
+	st := d.Status.Pods
+	if st == nil || st.Evicted+st.Deleted == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" Evicted before: %s, listed in status.pods.evictedPods.", Works{}.Counted(st.Evicted+st.Deleted, "pods"))
 }
 
 // letGo releases the node of a failed drain. The drain stays Failed: a final phase never changes.
@@ -431,6 +448,8 @@ func nextOfHolder(d *v1alpha1.Drain) *Step {
 // nextOfOther decides about a drain that does not hold the slot.
 func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
+	case w.apart(d):
+		return nil
 	case d.Status.Phase == v1alpha1.DrainDraining || d.Status.Phase == v1alpha1.DrainStopping:
 		return resume(w, slot, d)
 	case !d.DeletionTimestamp.IsZero():
@@ -450,6 +469,17 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 		return queue(w, d, slot)
 	}
 	return refuse(w, d, reason)
+}
+
+// apart reports whether a drain moves pods alone, and has not ended: it needs no slot, and is decided about elsewhere.
+func (w World) apart(d *v1alpha1.Drain) bool {
+	switch {
+	case d.Status.Phase.Final():
+		return false
+	case d.Status.Scope == v1alpha1.ScopePods:
+		return true
+	}
+	return w.Pods && d.WantsPods() && d.Status.StartedAt == nil && w.Core[d.Spec.NodeName] != nil && !w.Leases[d.Spec.NodeName].Held()
 }
 
 // resume gives the slot back to a drain that is running. Ebb never takes it away; if somebody edited Settings, the state of the node is
@@ -543,7 +573,7 @@ func nextOfDeleted(w World, d *v1alpha1.Drain) *Step {
 // withdraw ends a drain that never got the slot.
 func withdraw(w World, d *v1alpha1.Drain, message string) *Step {
 	next := d.DeepCopy()
-	end(next, w.Now, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, message)
+	end(next, w.Now, v1alpha1.DrainCancelled, v1alpha1.ReasonWithdrawn, message+evicted(d))
 	return &Step{Name: StepWithdraw, Object: next, Status: true, Drain: d}
 }
 

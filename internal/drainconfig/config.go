@@ -25,7 +25,7 @@ type Mode string
 const (
 	// Immediate evicts pods at once.
 	Immediate Mode = "Immediate"
-	// DeleteAfterTimeout waits for pods, and deletes those that are left after deleteAfterTimeoutMinutes.
+	// DeleteAfterTimeout evicts pods as budgets allow, and deletes those that are left after deleteAfterTimeoutMinutes.
 	DeleteAfterTimeout Mode = "DeleteAfterTimeout"
 	// AllowCompletion waits for pods and deletes none.
 	AllowCompletion Mode = "AllowCompletion"
@@ -35,9 +35,9 @@ const (
 type Config struct {
 	// SystemNamespaces are never touched.
 	SystemNamespaces *regexp.Regexp
-	// UserNamespaces are the modes by namespace.
+	// UserNamespaces are the modes by namespace; ModeOf finds the one of a namespace.
 	UserNamespaces []UserNamespace
-	// DeleteAfterTimeout is the patience of the mode of that name, from the creation of the event.
+	// DeleteAfterTimeout is the patience of the mode of that name, from the request of the drain.
 	DeleteAfterTimeout time.Duration
 	// CustomDrain lets another controller drain nodes; nil if it is not enabled.
 	CustomDrain *CustomDrain
@@ -96,11 +96,11 @@ const (
 	DefaultRetention          = 24 * time.Hour
 )
 
-// Default is the configuration without a file.
+// Default is the configuration without a file: pods of all namespaces but the system's are evicted at once.
 func Default() *Config {
 	return &Config{
 		SystemNamespaces:   regexp.MustCompile(DefaultSystemNamespaces),
-		UserNamespaces:     []UserNamespace{{Name: "*", Mode: AllowCompletion}},
+		UserNamespaces:     []UserNamespace{{Name: "*", Mode: Immediate}},
 		DeleteAfterTimeout: DefaultDeleteAfterMinutes * time.Minute,
 		Quarantine:         Quarantine{MaxShare: DefaultMaxShare, Retention: DefaultRetention},
 	}
@@ -178,6 +178,7 @@ func Parse(name string, data []byte) (*Config, error) {
 		return nil, located(name, err)
 	}
 	r := &reading{name: name, lines: index(data), config: Default()}
+	r.config.UserNamespaces = nil // with a file, namespaces that it does not name have AllowCompletion
 	r.read(f)
 	if len(r.wrong) > 0 {
 		return nil, errors.Join(r.wrong...)
@@ -249,7 +250,6 @@ func (r *reading) readModes(f file) {
 	if len(f.UserNamespaces) == 0 {
 		return
 	}
-	r.config.UserNamespaces = nil
 	seen := map[string]bool{}
 	for i, u := range f.UserNamespaces {
 		key := fmt.Sprintf("userNamespaces[%d]", i)

@@ -50,6 +50,8 @@ type Controller struct {
 	Config   *drainconfig.Config
 	Rules    *Rules
 	Template *render.Template
+	// Pods says that Drains move the pods of core Nodes.
+	Pods bool
 	// Metrics of health events.
 	Metrics *Metrics
 	// Log of the term.
@@ -156,7 +158,7 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	if live {
 		reader = c.live
 	}
-	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}}
+	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Pods: c.Pods, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}}
 	var events v1alpha1.HealthEventList
 	if err := reader.List(ctx, &events); err != nil {
 		return w, fmt.Errorf("list health events: %w", err)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestTheConfigurationsInTheDocumentationWork(t *testing.T) {
-	for page, want := range map[string]int{"health-events.md": 1, "custom-drains.md": 1} {
+	for page, want := range map[string]int{"health-events.md": 1, "custom-drains.md": 1, "pods.md": 1} {
 		text, err := os.ReadFile(filepath.Join("../../docs", page))
 		if err != nil {
 			t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/health/render"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kube"
 )
 
 // Name of the kind.
@@ -85,6 +86,14 @@ func (p *part) Validate() (err error) {
 	return nil
 }
 
+// Drains is what the file says, for the kinds of work whose modes it has.
+func (p *part) Drains() *drainconfig.Config {
+	if p.loaded == nil {
+		return drainconfig.Default()
+	}
+	return p.loaded.Config
+}
+
 // Host implements kind.Part.
 func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	p.metrics = NewMetrics(env.Registry)
@@ -93,7 +102,12 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 
 // Setup implements kind.Part.
 func (p *part) Setup(t kind.Term) error {
+	pods, err := kube.HasNodes(t.Manager.GetConfig())
+	if err != nil {
+		return err
+	}
 	return (&Controller{
+		Pods:   pods && p.loaded.Config.CustomDrain == nil,
 		Leader: t.Leader, CheckTerm: t.CheckTerm, Resign: t.Resign, Config: p.loaded.Config, Rules: p.loaded.Rules, Template: p.loaded.Template,
 		Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep,
 	}).SetupWithManager(t.Manager)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/shortname"
 )
 
@@ -432,6 +433,8 @@ func (r *round) own(e *v1alpha1.HealthEvent) track {
 // nameDrain records which Drain is created next, as soon as one would be accepted.
 func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
 	switch {
+	case !r.Live(r.name) && r.hasPods():
+		// Its Drain moves the pods alone, without the slot.
 	case !r.Live(r.name):
 		return stepOf(ActionNameDrain, e, func(e *v1alpha1.HealthEvent) {
 			e.Status.Drain = &v1alpha1.HealthDrain{Number: number, Outcome: DrainNotRunning, Phase: v1alpha1.DrainComplete}
@@ -448,6 +451,12 @@ func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
 	return stepOf(ActionNameDrain, e, func(e *v1alpha1.HealthEvent) { e.Status.Drain = &v1alpha1.HealthDrain{Name: name, Number: number} })
 }
 
+// hasPods reports whether the node is a core Node, from which a Drain moves the pods also if no process of Ebb runs there.
+func (r *round) hasPods() bool {
+	n := r.Nodes[r.name]
+	return r.Pods && n != nil && n.Annotations[kube.CoreUIDAnnotation] != ""
+}
+
 func (r *round) startDrain(e *v1alpha1.HealthEvent) track {
 	t := stepOf(ActionStartDrain, e, func(e *v1alpha1.HealthEvent) {})
 	t.step.Drain = &v1alpha1.Drain{
@@ -455,6 +464,9 @@ func (r *round) startDrain(e *v1alpha1.HealthEvent) track {
 			Name: e.Status.Drain.Name, Annotations: map[string]string{v1alpha1.HealthEventAnnotation: string(e.UID)},
 		},
 		Spec: v1alpha1.DrainSpec{NodeName: r.name, Reason: bounded("health event " + e.Name + ": " + e.Spec.CheckName), WhenBusy: v1alpha1.Queue, Park: true},
+	}
+	if r.Pods { // their time counts from the event
+		t.step.Drain.Spec.RequestedAt = new(e.CreationTimestamp)
 	}
 	return t
 }

@@ -42,6 +42,8 @@ type World struct {
 	Drains []*v1alpha1.Drain
 	// Config has the limits, and how a custom drain works.
 	Config *drainconfig.Config
+	// Pods says that Drains move the pods of core Nodes.
+	Pods bool
 	// Rules decide about events.
 	Rules *Rules
 	// Definition is what is known of the kind of the custom resources.

@@ -16,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/access"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/peer"
 )
@@ -64,6 +65,8 @@ type Env struct {
 	Files peer.Files
 	// Objects reads and writes live, as the node.
 	Objects client.Client
+	// Drains is what the file of --drain-config says.
+	Drains *drainconfig.Config
 	// Registry of the node's metrics.
 	Registry prometheus.Registerer
 	// Log of the node.
@@ -95,6 +98,8 @@ type Term struct {
 	CheckTerm func(context.Context) error
 	// Resign lets another node become the coordinator. It returns before the term has ended.
 	Resign func(context.Context) error
+	// Drains is what the file of --drain-config says.
+	Drains *drainconfig.Config
 	// Log of the term.
 	Log *slog.Logger
 	// AtStep is called before and after every step, by tests that crash there.
@@ -184,6 +189,16 @@ func (ps Parts) Validate() error {
 		all = append(all, p.Validate())
 	}
 	return errors.Join(all...)
+}
+
+// Drains is what the file of --drain-config says, once it was validated: the part that reads it has it.
+func (ps Parts) Drains() *drainconfig.Config {
+	for _, p := range ps {
+		if reads, ok := p.(interface{ Drains() *drainconfig.Config }); ok {
+			return reads.Drains()
+		}
+	}
+	return drainconfig.Default()
 }
 
 // Host makes what all parts run on a node.

@@ -250,6 +250,7 @@ func (w World) newDrain(node string) *v1alpha1.Drain {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1alpha1.OnCordonLabel: "true"}},
 		Spec: v1alpha1.DrainSpec{
 			NodeName: node, WhenBusy: v1alpha1.Queue, Park: true,
+			Pods:   new(false), // a cordon asks nobody to evict pods, and kubectl drain does it itself
 			Reason: "the node was cordoned by a person or a program other than Ebb",
 		},
 	}

@@ -226,7 +226,7 @@ func TestADrainIsBegunAgainOnlyIfNobodyEndedIt(t *testing.T) {
 func TestTheDrainOfACordonedNode(t *testing.T) {
 	w := newWorld()
 	long := strings.Repeat("a", 253)
-	want := v1alpha1.DrainSpec{NodeName: long, WhenBusy: v1alpha1.Queue, Park: true, Reason: "the node was cordoned by a person or a program other than Ebb"}
+	want := v1alpha1.DrainSpec{NodeName: long, WhenBusy: v1alpha1.Queue, Park: true, Pods: new(false), Reason: "the node was cordoned by a person or a program other than Ebb"}
 	d := w.newDrain(long)
 	if diff := cmp.Diff(want, d.Spec); diff != "" {
 		t.Error(diff)

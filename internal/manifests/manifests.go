@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebb-dev/ebb/config"
 	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -26,6 +27,10 @@ const (
 	DaemonSet = "ebb-node"
 	// SecretReader is the ClusterRole that an administrator binds where changefeeds name Secrets.
 	SecretReader = "ebb-secret-reader"
+
+	// DrainConfigMap is the ConfigMap with the file of --drain-config, and DrainConfigKey its key.
+	DrainConfigMap = "ebb-drain-config"
+	DrainConfigKey = "drain.toml"
 
 	// DefaultImage is the image in config/kubernetes.
 	DefaultImage = "ebb:latest"
@@ -42,6 +47,9 @@ type Options struct {
 	Image string
 	// Version is the value of the version label; without it there is no such label.
 	Version string
+	// Drains is the file of --drain-config as it was read, and DrainConfig its content; nil for none.
+	Drains      *drainconfig.Config
+	DrainConfig []byte
 }
 
 // File is one file of config/kubernetes.

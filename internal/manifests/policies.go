@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/signer"
@@ -30,6 +31,8 @@ type policy struct {
 	// lenient policies look at the Term, but allow everything while there is none: they are about objects that others than Ebb write too, and a
 	// policy without its parameter would refuse everybody's writes.
 	lenient bool
+	// outside policies are about every namespace but Ebb's, and the others about Ebb's alone.
+	outside bool
 }
 
 // policies refuse what RBAC cannot: it knows neither the node that a token is bound to nor which node leads.
@@ -51,6 +54,8 @@ func policies(o Options) []runtime.Object {
 		{name: "ebb-guards-term", group: "", resource: "pods", lenient: true, mine: leads},
 		{name: "ebb-budgets", group: "policy", resource: "poddisruptionbudgets", anyTerm: true, all: guardNames()},
 		{name: "ebb-budgets-term", group: "policy", resource: "poddisruptionbudgets", lenient: true, mine: leads},
+		{name: "ebb-pods", group: "", resource: "pods", anyTerm: true, outside: true, all: podRules(o)},
+		{name: "ebb-pods-term", group: "", resource: "pods", lenient: true, outside: true, mine: leads},
 		{name: "ebb-leases", group: "coordination.k8s.io", resource: "leases", all: electionRules(), mine: leaseRules()},
 	}
 	for _, object := range o.Objects {
@@ -111,6 +116,21 @@ func guardRules() []access.Rule {
 	})
 }
 
+// podRules: of pods in other namespaces than its own Ebb evicts and deletes those of nodes that drain, and none of the system.
+func podRules(o Options) []access.Rule {
+	system := drainconfig.DefaultSystemNamespaces
+	if o.Drains != nil {
+		system = o.Drains.SystemNamespaces.String()
+	}
+	return []access.Rule{
+		{
+			Expression: "request.operation == 'DELETE' || (request.operation == 'CREATE' && request.?subResource.orValue('') == 'eviction')",
+			Message:    "Ebb may evict and delete pods, and not create or change them",
+		},
+		{Expression: fmt.Sprintf("!request.namespace.matches(%q)", system), Message: "Ebb never moves pods of system namespaces"},
+	}
+}
+
 // sameNodeSpec compares the specs by meaning: a node writes the whole object, and for it an absent field and an empty one are the same.
 const sameNodeSpec = "object.?spec.?cordoned.orValue(false) == oldObject.?spec.?cordoned.orValue(false) && " +
 	"object.?spec.?evictionRequested.orValue(false) == oldObject.?spec.?evictionRequested.orValue(false) && " +
@@ -167,7 +187,11 @@ func (p policy) build(o Options) runtime.Object {
 		Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
 		Rule:       admissionv1.Rule{APIGroups: []string{p.group}, APIVersions: []string{"*"}, Resources: []string{p.resource, p.resource + "/*"}},
 	}}}}
-	if p.group != groupEbb {
+	if p.outside {
+		match.NamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{Namespace}},
+		}}
+	} else if p.group != groupEbb {
 		match.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": Namespace}}
 	}
 	validations := []admissionv1.Validation{{

@@ -102,7 +102,10 @@ func nodeClusterRules(objects []access.Object) []rbacv1.PolicyRule {
 		rules = append(rules, rule(groupEbb, []string{"create", "delete"}, made...))
 	}
 	return append(rules,
-		rule("", []string{"get", "list", "watch", "update"}, "nodes"), // cordons
+		rule("", []string{"get", "list", "watch", "update"}, "nodes"),            // cordons
+		rule("", []string{"get", "list", "watch", "delete"}, "pods"),             // pods of nodes that drain
+		rule("", []string{"create"}, "pods/eviction"),                            // the same
+		rule("policy", []string{"get", "list", "watch"}, "poddisruptionbudgets"), // what evictions wait for
 		rule("events.k8s.io", []string{"create"}, "events"),
 		rule("certificates.k8s.io", []string{"create", "get"}, "certificatesigningrequests"),
 	)

@@ -16,13 +16,30 @@ const (
 	user = 65532
 
 	dataDir    = "/var/lib/ebb"
+	drainDir   = "/etc/ebb-drain" // of the file of --drain-config
 	portPeers  = 7600
 	portHTTP   = 7601
 	portSigner = 7602
 )
 
 func workloads(o Options) []runtime.Object {
-	return []runtime.Object{daemonSet(o), signerDeployment(o), metricsService(o)}
+	objects := []runtime.Object{daemonSet(o), signerDeployment(o), metricsService(o)}
+	if o.DrainConfig == nil {
+		return objects
+	}
+	return append([]runtime.Object{&corev1.ConfigMap{
+		TypeMeta: typed("v1", "ConfigMap"), ObjectMeta: meta(o, DrainConfigMap, Namespace), Data: map[string]string{DrainConfigKey: string(o.DrainConfig)},
+	}}, objects...)
+}
+
+// mountDrainConfig gives the node the file of --drain-config. The file is read at the start.
+func mountDrainConfig(spec *corev1.PodSpec) {
+	node := &spec.Containers[0]
+	node.Args = append(node.Args, "--drain-config="+drainDir+"/"+DrainConfigKey)
+	node.VolumeMounts = append(node.VolumeMounts, corev1.VolumeMount{Name: "drain-config", MountPath: drainDir, ReadOnly: true})
+	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: "drain-config", VolumeSource: corev1.VolumeSource{
+		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: DrainConfigMap}},
+	}})
 }
 
 func selector(component string) map[string]string {
@@ -95,7 +112,7 @@ func daemonSet(o Options) runtime.Object {
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}
-	return &appsv1.DaemonSet{
+	set := &appsv1.DaemonSet{
 		TypeMeta: typed("apps/v1", "DaemonSet"), ObjectMeta: meta(o, DaemonSet, Namespace),
 		Spec: appsv1.DaemonSetSpec{
 			Selector:       &metav1.LabelSelector{MatchLabels: selector("node")},
@@ -111,6 +128,10 @@ func daemonSet(o Options) runtime.Object {
 			}},
 		},
 	}
+	if o.DrainConfig != nil {
+		mountDrainConfig(&set.Spec.Template.Spec)
+	}
+	return set
 }
 
 // signerDeployment issues the certificates of nodes. Nodes that have one work without it.

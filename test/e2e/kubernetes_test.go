@@ -73,8 +73,9 @@ func startKubernetesWith(t testing.TB, ebb string, nodes ...string) *installatio
 	return k
 }
 
-// install installs Ebb as a person does, with programs turned on, and starts everything. Certificates live for certificateLife.
-func (k *installation) install(certificateLife time.Duration) {
+// install installs Ebb as a person does, with programs turned on, and starts everything, the nodes with more arguments. Certificates live for
+// certificateLife.
+func (k *installation) install(certificateLife time.Duration, args ...string) {
 	k.t.Helper()
 	k.kubectl("apply", "-k", filepath.Join("..", "..", "config", "kubernetes"))
 	k.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
@@ -85,7 +86,7 @@ func (k *installation) install(certificateLife time.Duration) {
 	}
 	k.signer = k.startSigner()
 	for _, name := range kubeNodes {
-		k.startNode(name)
+		k.startNode(name, args...)
 	}
 	until(k.t, "the first coordinator to make the Settings", func() bool { return k.connect() == nil })
 	for _, name := range kubeNodes {

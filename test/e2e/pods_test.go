@@ -1,0 +1,504 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// podModes gives namespaces of each mode: now-… , later-…, and all others run to completion.
+const podModes = `systemNamespaces = "^(kube-system|sys)"
+deleteAfterTimeoutMinutes = 1
+[[userNamespaces]]
+name = "now-*"
+mode = "Immediate"
+[[userNamespaces]]
+name = "later-*"
+mode = "DeleteAfterTimeout"
+`
+
+// terminatingAfter is how long after its grace a pod is waited for.
+const terminatingAfter = 4 * time.Second
+
+// podsOnNode are the pods of one core Node, each test its own, in a namespace of its own.
+type podsOnNode struct {
+	*cluster
+	k         *installation
+	node      string
+	namespace string
+}
+
+// on makes a core Node without a process of Ebb, and a namespace.
+func (k *installation) on(t *testing.T, node, namespace string) *podsOnNode {
+	t.Helper()
+	p := &podsOnNode{cluster: k.of(t), k: k, node: node, namespace: namespace}
+	p.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelHostname: node}}})
+	p.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	return p
+}
+
+func (p *podsOnNode) create(o client.Object) {
+	p.t.Helper()
+	until(p.t, "an object to be created", func() bool { // a new namespace has no service account at first
+		err := p.client.Create(context.Background(), o)
+		return err == nil || apierrors.IsAlreadyExists(err)
+	})
+}
+
+// pod runs a pod on the node, and waits until it is Ready.
+func (p *podsOnNode) pod(name string, change ...func(*corev1.Pod)) {
+	p.t.Helper()
+	o := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: name, Labels: map[string]string{"app": name[:1]}},
+		Spec:       corev1.PodSpec{NodeName: p.node, TerminationGracePeriodSeconds: new(int64(1)), Containers: []corev1.Container{{Name: "c", Image: "x"}}},
+	}
+	for _, f := range change {
+		f(o)
+	}
+	p.create(o)
+	until(p.t, "pod "+name+" to run", func() bool { return p.ready(o.Namespace, name) })
+}
+
+func (p *podsOnNode) get(namespace, name string) *corev1.Pod {
+	o := &corev1.Pod{}
+	if err := p.client.Get(context.Background(), types.NamespacedName{Namespace: namespace, Name: name}, o); err != nil {
+		return nil
+	}
+	return o
+}
+
+func (p *podsOnNode) ready(namespace, name string) bool {
+	o := p.get(namespace, name)
+	return o != nil && slices.ContainsFunc(o.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// setReady changes the condition Ready of a pod.
+func (p *podsOnNode) setReady(name string, ready corev1.ConditionStatus) {
+	p.t.Helper()
+	until(p.t, "the status of a pod", func() bool {
+		o := p.get(p.namespace, name)
+		for i := range o.Status.Conditions {
+			if o.Status.Conditions[i].Type == corev1.PodReady {
+				o.Status.Conditions[i].Status = ready
+			}
+		}
+		return p.client.Status().Update(context.Background(), o) == nil
+	})
+}
+
+// elsewhere is another node.
+func elsewhere(o *corev1.Pod) { o.Spec.NodeName = "rest" }
+
+func graceOf(seconds int64) func(*corev1.Pod) {
+	return func(o *corev1.Pod) { o.Spec.TerminationGracePeriodSeconds = &seconds }
+}
+
+// budget of the pods whose names begin with a letter, and waits until it was counted.
+func (p *podsOnNode) budget(name string, available int) {
+	p.t.Helper()
+	p.create(&policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: name},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(int32(available))), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name[:1]}}},
+	})
+	until(p.t, "the budget to be counted", func() bool {
+		b := &policyv1.PodDisruptionBudget{}
+		err := p.client.Get(context.Background(), types.NamespacedName{Namespace: p.namespace, Name: name}, b)
+		return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0
+	})
+}
+
+// drain asks for a drain of the node.
+func (p *podsOnNode) drain(change ...func(*v1alpha1.Drain)) { p.ask("of-"+p.node, p.node, change...) }
+
+func (p *podsOnNode) status() *v1alpha1.Drain {
+	d := &v1alpha1.Drain{}
+	if err := p.client.Get(context.Background(), types.NamespacedName{Name: "of-" + p.node}, d); err != nil {
+		return &v1alpha1.Drain{}
+	}
+	return d
+}
+
+// blocked waits until the drain names a reason, and wants ebb explain and ebb status to say it in these words.
+func (p *podsOnNode) blocked(reason string, words ...string) {
+	p.t.Helper()
+	untilSo(p.t, func() string {
+		return fmt.Sprintf("the drain of %s to be blocked by %s: %+v", p.node, reason, p.status().Status.Pods)
+	}, func() bool {
+		st := p.status().Status.Pods
+		return st != nil && slices.ContainsFunc(st.Blockers, func(b v1alpha1.PodBlocker) bool { return b.Reason == reason })
+	})
+	for _, out := range []string{p.must("explain", p.node)} {
+		for _, text := range words {
+			if !strings.Contains(out, text) {
+				p.t.Errorf("it does not say %q:\n%s", text, out)
+			}
+		}
+	}
+}
+
+// completes waits until the drain is Complete, without a slot, and wants the node to be cordoned and its message to have these words.
+func (p *podsOnNode) completes(reason string, words ...string) *v1alpha1.Drain {
+	p.t.Helper()
+	d := p.status()
+	untilSo(p.t, func() string { return fmt.Sprintf("the drain of %s to end: %+v", p.node, p.status().Status) }, func() bool { d = p.status(); return d.Status.Phase.Final() })
+	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	if d.Status.Phase != v1alpha1.DrainComplete || end.Reason != reason || d.Status.Scope != v1alpha1.ScopePods || d.Status.NodeEpoch != 0 {
+		p.t.Fatalf("the drain of %s is %+v", p.node, d.Status)
+	}
+	for _, text := range words {
+		if !strings.Contains(end.Message, text) {
+			p.t.Errorf("it does not say %q: %s", text, end.Message)
+		}
+	}
+	if reason == v1alpha1.ReasonNodeGone {
+		return d
+	}
+	if n := p.core(); !cordon.Is(n) || !cordon.Owns(n, string(d.UID)) {
+		p.t.Errorf("node %s is not cordoned by its drain: %v", p.node, n.Annotations)
+	}
+	return d
+}
+
+func (p *podsOnNode) core() *corev1.Node {
+	n := &corev1.Node{}
+	if err := p.client.Get(context.Background(), types.NamespacedName{Name: p.node}, n); err != nil {
+		p.t.Error(err)
+	}
+	return n
+}
+
+// cancels cancels the drain, and waits until the node is uncordoned.
+func (p *podsOnNode) cancels(words string) {
+	p.t.Helper()
+	if out := p.must("drain", p.node, "--cancel", "--wait"); !strings.Contains(out, words) {
+		p.t.Errorf("it does not say %q:\n%s", words, out)
+	}
+	until(p.t, "node "+p.node+" to be uncordoned", func() bool { n := p.core(); return !cordon.Is(n) && len(v1alpha1.CordonOwners(n)) == 0 })
+}
+
+func TestPodsAreEvicted(t *testing.T) {
+	beside(t, heavy)
+	k := startKubernetesWith(t, testenv.EbbFailpoints(t), append([]string{"rest"}, kubeNodes...)...)
+	k.points = t.TempDir()
+	file := filepath.Join(t.TempDir(), "drain.toml")
+	if err := os.WriteFile(file, []byte(podModes), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--drain-config", file, "--terminating-pods-after", terminatingAfter.String()}
+	k.install(time.Hour, args...)
+	if !t.Run("beside each other", func(t *testing.T) {
+		for name, run := range map[string]func(*testing.T, *installation){
+			"at once, within a budget":                podsWithinBudget,
+			"a budget that forbids":                   podsForbidden,
+			"a budget that can never allow":           podsNeverAllowed,
+			"deleted after the time, past the budget": podsDeletedLater,
+			"run to completion":                       podsComplete,
+			"a finalizer":                             podsWithFinalizer,
+			"a long grace, and a cancellation":        podsLongGrace,
+			"two budgets on one pod":                  podsTwoBudgets,
+			"a node that is deleted":                  podsNodeGone,
+			"a pod that comes back":                   podsComeBack,
+			"an uncordoned node":                      podsUncordoned,
+			"a deadline":                              podsDeadline,
+			"without pods":                            podsLeftAlone,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				run(t, k)
+			})
+		}
+	}) {
+		return
+	}
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T, *installation, []string)
+	}{{"while the drain waits in the queue", podsWhileQueued}, {"the coordinator is killed at every step", podsWhileTheCoordinatorDies}} {
+		if !t.Run(step.name, func(t *testing.T) {
+			k.t = t
+			step.run(t, k, args)
+		}) {
+			break
+		}
+	}
+	k.t = t
+}
+
+func podsWithinBudget(t *testing.T, k *installation) {
+	p := k.on(t, "w-allow", "now-allow")
+	p.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "sys-allow"}})
+	for i := range 3 {
+		p.pod(fmt.Sprintf("a%d", i), graceOf(int64(i))) // one without a grace, and all of them use it to the end
+		p.pod(fmt.Sprintf("a%d-else", i), elsewhere)
+	}
+	p.pod("b", func(o *corev1.Pod) { o.Namespace = "sys-allow" })
+	p.budget("a", 3)
+	out := p.must("drain", p.node, "--wait")
+	if !strings.Contains(out, "No pod is left on node w-allow that has to leave: 3 pods evicted") || !strings.Contains(out, "1 of system namespaces") {
+		t.Errorf("it said:\n%s", out)
+	}
+	if p.get("sys-allow", "b") == nil || p.get(p.namespace, "a0-else") == nil {
+		t.Error("pods are gone that should stay")
+	}
+	p.must("uncordon", p.node)
+	until(t, "the owners of the cordon to be removed", func() bool { return len(v1alpha1.CordonOwners(p.core())) == 0 })
+}
+
+func podsForbidden(t *testing.T, k *installation) {
+	p := k.on(t, "w-forbid", "now-forbid")
+	p.pod("a1")
+	p.pod("a2", elsewhere)
+	p.pod("a3", elsewhere)
+	p.setReady("a3", corev1.ConditionFalse)
+	p.budget("a", 2)
+	p.drain()
+	p.blocked("BudgetAllowsNone", "budget now-forbid/a needs 2 of 3 pods; 0 disruptions allowed since ", "; a3 is not Ready")
+	if out := p.must("status"); !strings.Contains(out, "budget now-forbid/a needs 2 of 3 pods") {
+		t.Errorf("ebb status:\n%s", out)
+	}
+	p.setReady("a3", corev1.ConditionTrue) // its status changes, and the pod follows
+	p.completes(v1alpha1.ReasonDrained, "1 pod evicted")
+}
+
+func podsNeverAllowed(t *testing.T, k *installation) {
+	p := k.on(t, "w-never", "now-never")
+	p.pod("a1")
+	p.budget("a", 1)
+	p.drain()
+	p.blocked("BudgetNeverAllows", "budget now-never/a needs 1 of 1 pods and can never allow an eviction: set maxUnavailable to 1 or more, add a replica, or delete the budget")
+	p.cancels("No pod was evicted.")
+	if !p.ready(p.namespace, "a1") {
+		t.Error("the pod has gone")
+	}
+}
+
+func podsDeletedLater(t *testing.T, k *installation) {
+	p := k.on(t, "w-later", "later-never")
+	p.pod("a1", graceOf(3))
+	p.pod("b1") // without a budget it is evicted long before
+	p.budget("a", 1)
+	deadline := time.Now().Add(6 * time.Second).Truncate(time.Second)
+	p.drain(func(d *v1alpha1.Drain) { d.Spec.RequestedAt = new(metav1.NewTime(deadline.Add(-time.Minute))) })
+	p.blocked("BudgetNeverAllows", "it is deleted all the same (DeleteAfterTimeout)")
+	until(t, "the pod to be deleted", func() bool { o := p.get(p.namespace, "a1"); return o == nil || o.DeletionTimestamp != nil })
+	if o := p.get(p.namespace, "a1"); time.Now().Before(deadline) || o == nil || *o.DeletionGracePeriodSeconds != 3 {
+		t.Errorf("at %s, deadline %s: the pod is %+v", time.Now(), deadline, o)
+	}
+	d := p.completes(v1alpha1.ReasonDrained, "1 pod evicted, 1 deleted")
+	if st := d.Status.Pods; st.Evicted != 1 || st.Deleted != 1 || !slices.Equal(st.EvictedPods, []string{"later-never/a1", "later-never/b1"}) {
+		t.Errorf("the status is %+v", st)
+	}
+}
+
+func podsComplete(t *testing.T, k *installation) {
+	p := k.on(t, "w-complete", "jobs")
+	p.pod("a1")
+	p.drain()
+	p.blocked("RunsToCompletion", "pod jobs/a1 runs to its end: namespace jobs has the mode AllowCompletion")
+	until(t, "the status of a pod", func() bool {
+		o := p.get(p.namespace, "a1")
+		o.Status.Phase = corev1.PodSucceeded
+		return p.client.Status().Update(context.Background(), o) == nil
+	})
+	p.completes(v1alpha1.ReasonDrained, "0 pods evicted", "1 finished")
+	if o := p.get(p.namespace, "a1"); o == nil || o.DeletionTimestamp != nil {
+		t.Error("the finished pod was deleted")
+	}
+}
+
+func podsWithFinalizer(t *testing.T, k *installation) {
+	p := k.on(t, "w-finalizer", "now-finalizer")
+	p.pod("a1", func(o *corev1.Pod) { o.Finalizers = []string{"example.com/hold"} })
+	p.drain()
+	p.blocked("StillTerminating", "pod now-finalizer/a1 is still terminating after its grace: finalizers keep it: example.com/hold")
+	p.completes(v1alpha1.ReasonDrained, "1 pod evicted", "1 terminating for long") // it is left, and said so
+	p.kubectl("patch", "pod", "-n", p.namespace, "a1", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+}
+
+func podsLongGrace(t *testing.T, k *installation) {
+	p := k.on(t, "w-grace", "now-grace")
+	p.pod("a1", graceOf(3600))
+	p.drain()
+	p.blocked("PodsTerminating", "1 pod is terminating", "1 of 1 pod left, 1 terminating; 1 evicted")
+	p.cancels("1 pod was evicted before: now-grace/a1.")
+	p.pod("b1") // nothing is evicted after the cancellation
+	if !p.ready(p.namespace, "b1") {
+		t.Error("a pod was evicted after the cancellation")
+	}
+	if st := p.status().Status.Pods; !slices.Contains(st.EvictedPods, "now-grace/a1") {
+		t.Errorf("the status is %+v", st)
+	}
+	p.kubectl("delete", "pod", "-n", p.namespace, "a1", "--force", "--grace-period=0")
+}
+
+func podsTwoBudgets(t *testing.T, k *installation) {
+	p := k.on(t, "w-two", "now-two")
+	p.pod("a1")
+	p.pod("a2", elsewhere)
+	p.budget("a", 1)
+	p.budget("ab", 1)
+	p.drain()
+	p.blocked("SeveralBudgets", "pod now-two/a1 has several budgets, now-two/a and now-two/ab, and the Eviction API supports one")
+	p.kubectl("delete", "pdb", "-n", p.namespace, "ab")
+	p.completes(v1alpha1.ReasonDrained, "1 pod evicted")
+}
+
+func podsNodeGone(t *testing.T, k *installation) {
+	p := k.on(t, "w-gone", "now-gone")
+	p.pod("a1")
+	p.pod("b1", graceOf(3600))
+	p.budget("a", 1)
+	p.drain()
+	p.blocked("BudgetNeverAllows")
+	p.kubectl("delete", "node", p.node)
+	p.blocked("NodeDeleted", "node w-gone was deleted, and ")
+	p.kubectl("delete", "pod", "-n", p.namespace, "a1", "b1", "--force", "--grace-period=0") // as Kubernetes does after a while
+	p.completes(v1alpha1.ReasonNodeGone, "Node w-gone was deleted and no pod of it is left. 1 pod was evicted before: now-gone/b1.")
+}
+
+func podsComeBack(t *testing.T, k *installation) {
+	p := k.on(t, "w-back", "now-back")
+	p.pod("a1")
+	p.budget("a", 1)
+	p.drain()
+	p.blocked("BudgetNeverAllows")
+	p.pod("b1", func(o *corev1.Pod) { o.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} })
+	p.blocked("CameBack", "pod now-back/b1 came back to the node after it was cordoned, because it tolerates the cordon: remove its toleration of node.kubernetes.io/unschedulable, or scale it down")
+	p.kubectl("delete", "pod", "-n", p.namespace, "b1", "--wait=false")
+	p.kubectl("delete", "pdb", "-n", p.namespace, "a")
+	p.completes(v1alpha1.ReasonDrained, "1 pod evicted")
+}
+
+func podsUncordoned(t *testing.T, k *installation) {
+	p := k.on(t, "w-uncordon", "now-uncordon")
+	p.pod("a1")
+	p.budget("a", 1)
+	p.drain()
+	p.blocked("BudgetNeverAllows")
+	p.kubectl("uncordon", p.node)
+	d := p.awaitFinal()
+	if end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); d.Status.Phase != v1alpha1.DrainCancelled || end.Reason != v1alpha1.ReasonUncordoned {
+		t.Errorf("the drain is %+v", d.Status)
+	}
+	if cordon.Is(p.core()) {
+		t.Error("the node is cordoned")
+	}
+}
+
+func (p *podsOnNode) awaitFinal() *v1alpha1.Drain {
+	p.t.Helper()
+	d := p.status()
+	untilSo(p.t, func() string { return fmt.Sprintf("the drain of %s to end: %+v", p.node, d.Status) }, func() bool { d = p.status(); return d.Status.Phase.Final() })
+	return d
+}
+
+func podsDeadline(t *testing.T, k *installation) {
+	p := k.on(t, "w-deadline", "now-deadline")
+	p.pod("a1")
+	p.budget("a", 1)
+	out, errs, code := p.run("drain", p.node, "--wait", "--deadline", "2s")
+	if code != 2 || !strings.Contains(errs, "Node w-deadline was not drained within 2s: 1 of 1 pod left. It stays cordoned; a new Drain of it continues where this one ended.") {
+		t.Errorf("exit %d\n%s%s", code, out, errs)
+	}
+	if !cordon.Is(p.core()) {
+		t.Error("the node is not cordoned")
+	}
+	p.kubectl("delete", "pdb", "-n", p.namespace, "a")
+	p.must("drain", p.node, "--wait")
+}
+
+func podsLeftAlone(t *testing.T, k *installation) {
+	p := k.on(t, "w-alone", "now-alone")
+	p.pod("a1")
+	if out, errs, code := p.run("drain", p.node, "--wait", "--pods=false"); code != 1 || !strings.Contains(errs, "capture not found") {
+		t.Errorf("exit %d\n%s%s", code, out, errs)
+	}
+	if !p.ready(p.namespace, "a1") || cordon.Is(p.core()) {
+		t.Error("the node was touched")
+	}
+}
+
+// podsWhileQueued: pods leave a node while its drain waits for the slot, and a drain with the slot waits for its pods.
+func podsWhileQueued(t *testing.T, k *installation, _ []string) {
+	followers := k.followers()
+	first, second := k.on(t, followers[0], "now-first"), k.on(t, followers[1], "now-second")
+	first.pod("a1")
+	first.budget("a", 1)
+	second.pod("b1")
+	first.drain()
+	first.blocked("BudgetNeverAllows")
+	until(t, "the first drain to have the slot", func() bool { return first.status().Status.StartedAt != nil })
+	second.drain(func(d *v1alpha1.Drain) { d.Spec.WhenBusy = v1alpha1.Queue })
+	until(t, "the pods to have left", func() bool { st := second.status().Status.Pods; return st != nil && st.FinishedAt != nil })
+	if d := second.status(); d.Status.Phase != v1alpha1.DrainPending || d.Status.Scope != "" || d.Status.Pods.Evicted != 1 {
+		t.Errorf("the second drain is %+v", d.Status)
+	}
+	if d := first.status(); d.Status.Remaining["pods"] != 1 || len(d.Status.Blockers) == 0 {
+		t.Errorf("the first drain is %+v", d.Status)
+	}
+	k.kubectl("delete", "pdb", "-n", "now-first", "a")
+	k.awaitEnd("of-"+followers[0], v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	k.awaitEnd("of-"+followers[1], v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	k.back(followers[0])
+	k.back(followers[1])
+}
+
+// podsWhileTheCoordinatorDies: every coordinator dies at the next step, and the one after it goes on from the objects.
+func podsWhileTheCoordinatorDies(t *testing.T, k *installation, args []string) {
+	p := k.on(t, "w-crash", "now-crash")
+	for i := range 4 {
+		p.pod(fmt.Sprintf("a%d", i), graceOf(2))
+		p.pod(fmt.Sprintf("a%d-else", i), elsewhere)
+	}
+	p.budget("a", 4)
+	steps := []string{"after-pods-hold", "after-pods-cordon", "after-pods-begin", "after-pods-evict", "before-pods-progress", "before-pods-complete"}
+	for _, point := range steps {
+		k.arm(point, "")
+	}
+	p.drain()
+	began := time.Now()
+	for d := p.status(); !d.Status.Phase.Final(); d = p.status() {
+		for _, name := range kubeNodes {
+			if syscall.Kill(k.pid(name), 0) != nil {
+				k.startNode(name, args...)
+				until(t, "node "+name+" to run", func() bool { return syscall.Kill(k.pid(name), 0) == nil })
+			}
+		}
+		if time.Since(began) > 3*patience {
+			t.Fatalf("the drain is %+v", d.Status)
+		}
+		pollAgain(began)
+	}
+	for _, point := range steps {
+		if !k.fired(point) {
+			t.Errorf("no coordinator died at %s", point)
+		}
+	}
+	p.completes(v1alpha1.ReasonDrained)
+	for i := range 4 {
+		if p.get(p.namespace, fmt.Sprintf("a%d", i)) != nil || !p.ready(p.namespace, fmt.Sprintf("a%d-else", i)) {
+			t.Errorf("pod a%d is there, or its like elsewhere is not", i)
+		}
+	}
+}
