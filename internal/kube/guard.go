@@ -206,7 +206,7 @@ func (w GuardWorld) publish(n *v1alpha1.Node) *Action {
 func (w GuardWorld) stands(node string) (stands bool, why string, problem bool) {
 	pod, budget := w.Pods[guardLabel(node)], w.Budgets[guardLabel(node)]
 	switch {
-	case w.Paused[node] != "":
+	case (pod == nil || budget == nil) && w.Paused[node] != "":
 		return false, "The guard could not be created, which is tried again: " + w.Paused[node] + ".", true
 	case pod == nil || budget == nil:
 		return false, "The node has no guard.", false

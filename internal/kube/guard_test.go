@@ -208,6 +208,12 @@ func TestGuards(t *testing.T) {
 			y.Leader, y.Nodes["n2"].Spec.Cordoned = "n1", true
 		}, want: []string{MarkGuarded, OpenGuard}},
 		{name: "a guard that cannot be created waits, and says why", setup: func(y *yard) { y.condition(v1alpha1.NodeNeedsGuard, true); y.Paused["n1"] = "over quota" }, want: []string{MarkGuarded}},
+		{name: "a sensor that cannot be created takes no guard away", setup: func(y *yard) {
+			y.guard()
+			y.cordon("event")
+			y.another()
+			y.Paused["n1"] = "over quota"
+		}, guarded: true},
 		{name: "a guard whose image is missing says so", setup: func(y *yard) {
 			y.guard()
 			y.Pods["n1"].Status.Phase = corev1.PodPending
