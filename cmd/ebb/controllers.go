@@ -62,7 +62,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 	if err := drains.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Resign: c.resign, Log: t.Log, AtStep: failpoint.At}
+	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Resign: c.resign, Tenants: kinds.Tenants, Log: t.Log, AtStep: failpoint.At}
 	if err := c.parts.Setup(term); err != nil {
 		return err
 	}

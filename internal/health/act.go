@@ -75,7 +75,7 @@ func (t *turn) leave(e *v1alpha1.HealthEvent) {
 func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent) error {
 	t.at("before-health-" + string(s.Action))
 	err := t.do(ctx, s)
-	wait := (*blocked)(nil)
+	wait := (*Wait)(nil)
 	switch {
 	case errors.As(err, &wait):
 		return t.block(ctx, before, wait)
@@ -101,14 +101,16 @@ func (t *turn) at(point string) {
 }
 
 // block records what a person has to do before a step can be taken.
-func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *blocked) error {
-	t.leave(e)
+func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *Wait) error {
+	if reasonOf(e) == wait.Reason { // otherwise the other track may go on at once
+		t.leave(e)
+	}
 	next := e.DeepCopy()
-	SetHandled(next, metav1.ConditionFalse, wait.reason, wait.message, time.Now())
+	SetHandled(next, metav1.ConditionFalse, wait.Reason, wait.Message, time.Now())
 	if equality.Semantic.DeepEqual(next.Status, e.Status) {
 		return nil
 	}
-	t.Log.Warn("health: waiting", "event", e.Name, "target", e.Spec.NodeName, "reason", wait.reason, "problem", wait.message)
+	t.Log.Warn("health: waiting", "event", e.Name, "target", e.Spec.NodeName, "reason", wait.Reason, "problem", wait.Message)
 	err := t.client.Status().Update(ctx, next)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -184,7 +186,7 @@ func (t *turn) resign(ctx context.Context, s Step) error {
 	t.leave(s.Event)
 	t.Log.Info("health: resigning, because this node is sick", "event", s.Event.Name)
 	if err := t.Resign(ctx); err != nil {
-		return &blocked{WaitNoSuccessor, fmt.Sprintf("Node %s is the coordinator and could not resign: %v.", t.Leader, err)}
+		return &Wait{WaitNoSuccessor, fmt.Sprintf("Node %s is the coordinator and could not resign: %v.", t.Leader, err)}
 	}
 	return nil
 }
@@ -221,7 +223,7 @@ func (t *turn) deleteResource(ctx context.Context, e *v1alpha1.HealthEvent) erro
 		t.Log.Warn("health: a custom resource is left, because --drain-config has no custom drain", "event", e.Name, "resource", e.Status.CustomResource.Name)
 		return nil
 	}
-	err := t.resources.Delete(ctx, e)
+	err := t.resources.Delete(ctx, t.term, e)
 	t.at("between-health-" + string(ActionDeleteCR))
 	return err
 }

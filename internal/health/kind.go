@@ -94,7 +94,7 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 // Setup implements kind.Part.
 func (p *part) Setup(t kind.Term) error {
 	return (&Controller{
-		Leader: t.Leader, CheckTerm: t.CheckTerm, Resign: t.Resign, Config: p.loaded.Config, Rules: p.loaded.Rules, Template: p.loaded.Template,
+		Leader: t.Leader, CheckTerm: t.CheckTerm, Resign: t.Resign, Tenants: t.Tenants, Config: p.loaded.Config, Rules: p.loaded.Rules, Template: p.loaded.Template,
 		Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep,
 	}).SetupWithManager(t.Manager)
 }

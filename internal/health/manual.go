@@ -60,7 +60,7 @@ func (r *round) manual(e *v1alpha1.HealthEvent) {
 		return
 	}
 	if e.Status.UserPodsEvictionStatus == nil {
-		r.write(ActionSnapshot, e, func(e *v1alpha1.HealthEvent) {
+		r.write(ActionAdmit, e, func(e *v1alpha1.HealthEvent) {
 			e.Status.Drain = &v1alpha1.HealthDrain{Name: d.Name, UID: string(d.UID), Number: 1}
 			r.lead(e)
 		})

@@ -90,6 +90,9 @@ const (
 	WaitBusy        = "OtherCustomResource"
 	WaitDisabled    = "CustomDrainChanged"
 	WaitDefinition  = "DefinitionMissing"
+	WaitLookup      = "DefinitionUnknown"
+	WaitUnreadable  = "ResourceUnreadable"
+	WaitUndeleted   = "ResourceNotDeleted"
 	WaitForbidden   = "Forbidden"
 	WaitNamespace   = "NamespaceMissing"
 	WaitRefused     = "ResourceRefused"
@@ -97,6 +100,7 @@ const (
 	WaitPods        = "PodsNotListed"
 	WaitSingle      = "SingleNode"
 	WaitNoSuccessor = "NoSuccessor"
+	WaitNotRunning  = "NodeNotRunning"
 	WaitDrain       = "Draining"
 	WaitQueue       = "DrainQueued"
 	WaitStopping    = "DrainStopping"
@@ -312,13 +316,9 @@ func (r *round) limitMessage() string {
 
 // admit records that the node is quarantined for an event, and which drain the event belongs to.
 func (r *round) admit(e *v1alpha1.HealthEvent, status v1alpha1.QuarantineStatus) {
-	action := ActionAdmit
 	decision := r.Rules.Decide(e)
 	leader := r.leader()
-	if decision.Drain && leader == nil && r.Config.CustomDrain != nil {
-		action = ActionSnapshot
-	}
-	r.write(action, e, func(e *v1alpha1.HealthEvent) {
+	r.write(ActionAdmit, e, func(e *v1alpha1.HealthEvent) {
 		e.Status.NodeQuarantined, e.Status.QuarantinedAt = status, micro(r.Now)
 		switch {
 		case !decision.Drain:
@@ -338,9 +338,6 @@ func (r *round) lead(e *v1alpha1.HealthEvent) {
 	e.Status.Joined = nil
 	r.evict(e, v1alpha1.EvictionInProgress, "The node is being drained.")
 	r.waitIn(e, WaitStart, "The drain of the node is starting.")
-	if r.Config.CustomDrain != nil && r.otherResource(e) == nil {
-		r.nameResource(e, 1)
-	}
 }
 
 // leader is the event whose drain others of the node join: the one whose drain runs, or else the last that succeeded or failed.

@@ -29,7 +29,7 @@ const (
 func TestAFatalEventQuarantinesItsNodeAndDrainsItOnTwoTracks(t *testing.T) {
 	s := newStore(3).custom()
 	s.send("e1", nil)
-	want := []health.Action{"hold", "quarantine", "snapshot", "create-cr", "name-drain", "start-drain", "wait"}
+	want := []health.Action{"hold", "quarantine", "admit", "snapshot", "create-cr", "name-drain", "start-drain", "wait"}
 	if diff := cmp.Diff(want, s.settle()); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
@@ -395,7 +395,7 @@ func TestTheCoordinatorsNodeResignsFirst(t *testing.T) {
 	s := newStore(3).custom()
 	s.send("e1", on("n1"))
 	steps := s.settle()
-	if want := []health.Action{"hold", "quarantine", "snapshot", "resign", "create-cr", "name-drain", "start-drain", "wait"}; !slices.Equal(steps, want) {
+	if want := []health.Action{"hold", "quarantine", "admit", "resign", "snapshot", "create-cr", "name-drain", "start-drain", "wait"}; !slices.Equal(steps, want) {
 		t.Errorf("%v, want %v", steps, want)
 	}
 	lone := newStore(1)
@@ -679,4 +679,107 @@ func TestThePlannerLeavesTheWorldAsItIs(t *testing.T) {
 			s.take(step)
 		}
 	}
+}
+
+func TestADefinitionThatIsUnknownOrMissingForAMomentEndsNothing(t *testing.T) {
+	for _, reason := range []string{health.WaitLookup, health.WaitDefinition} {
+		t.Run(reason, func(t *testing.T) {
+			s := newStore(3).custom()
+			s.send("e1", nil)
+			s.settle()
+			s.definition = health.Definition{Reason: reason, Message: "Who knows."}
+			s.settle()
+			s.is(t, "e1", quarantined, progressing, reason)
+			s.definition = health.Definition{Ready: true, Namespaced: true}
+			s.settle()
+			s.is(t, "e1", quarantined, progressing, health.WaitResource)
+			if cr := s.events["e1"].Status.CustomResource; cr.Attempt != 1 || cr.Outcome != "" || len(s.resources) != 1 {
+				t.Errorf("%+v, %d resources", cr, len(s.resources))
+			}
+		})
+	}
+}
+
+func TestADefinitionThatIsGoneTookItsResourcesWithIt(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.definition, s.resources = health.Definition{Gone: true, Reason: health.WaitDefinition, Message: "missing"}, map[string]*unstructured.Unstructured{}
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitDefinition)
+	if cr := s.events["e1"].Status.CustomResource; cr.Outcome != v1alpha1.ResourceLost || !cr.Removed {
+		t.Errorf("%+v", cr)
+	}
+	// Nothing is left to delete, so that the end of the problem ends it all.
+	s.send("h1", healthy)
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "e1", v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+}
+
+func TestAResourceThatCannotBeReadHoldsUpItsOwnNodeOnly(t *testing.T) {
+	s := newStore(30).custom()
+	s.send("e1", nil)
+	s.send("e2", on("n3"))
+	s.settle()
+	s.unread["drain-n2-e1"] = health.Wait{Reason: health.WaitForbidden, Message: "No."}
+	s.say("drain-n3-e2", "DrainComplete", "True", "")
+	s.now = s.now.Add(2 * time.Hour) // it may be complete: nobody knows
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitForbidden)
+	s.is(t, "e2", quarantined, progressing, health.WaitQueue)
+	s.say("drain-n2-e1", "DrainComplete", "True", "")
+	delete(s.unread, "drain-n2-e1")
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+	s.is(t, "e2", quarantined, succeeded, health.ReasonDrained)
+}
+
+func TestPodsThatCannotBeListedHoldUpTheCustomResourceOnly(t *testing.T) {
+	s := newStore(3).custom()
+	s.noPods = true
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitPods)
+	if len(s.drains) != 1 || len(s.resources) != 0 {
+		t.Errorf("%d drains, %d resources", len(s.drains), len(s.resources))
+	}
+	s.noPods = false
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+}
+
+func TestANodeThatDoesNotRunIsDrainedWhenNothingIsLeftOnIt(t *testing.T) {
+	s := newStore(3)
+	s.dead["n2"], s.work["n2"] = true, "1 replica"
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitNotRunning)
+	delete(s.dead, "n2") // it comes back, and is drained as any other
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+
+	s = newStore(3)
+	s.dead["n2"], s.nodes["n2"].Status.Epoch = true, 0
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitNotRunning)
+}
+
+func TestANodeThatRunsAgainBeforeTheEndIsDrainedAfterAll(t *testing.T) {
+	s := newStore(3).custom()
+	s.dead["n2"] = true
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	delete(s.dead, "n2")
+	s.nodes["n2"].Status.Epoch++
+	s.say("drain-n2-e1", "DrainComplete", "True", "")
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
 }

@@ -145,11 +145,8 @@ func (r *round) followJoined(e *v1alpha1.HealthEvent) {
 			return
 		}
 	}
-	leader, action := r.leader(), ActionAdmit
-	if leader == nil && r.Config.CustomDrain != nil {
-		action = ActionSnapshot
-	}
-	r.write(action, e, func(e *v1alpha1.HealthEvent) {
+	leader := r.leader()
+	r.write(ActionAdmit, e, func(e *v1alpha1.HealthEvent) {
 		if leader == nil {
 			r.lead(e)
 			return
@@ -160,7 +157,7 @@ func (r *round) followJoined(e *v1alpha1.HealthEvent) {
 }
 
 // waitsForPerson are the reasons why a step of the custom track was not possible.
-var waitsForPerson = []string{WaitDefinition, WaitForbidden, WaitNamespace, WaitRefused, WaitTemplate, WaitPods}
+var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitTemplate, WaitPods}
 
 // advance takes the next step of a drain that runs.
 func (r *round) advance(e *v1alpha1.HealthEvent) {
@@ -321,11 +318,17 @@ func (r *round) watch(e *v1alpha1.HealthEvent, c *drainconfig.CustomDrain) track
 	cr := e.Status.CustomResource
 	object := r.Resources[cr.UID]
 	if object == nil {
-		if !r.Definition.Ready {
+		if wait, ok := r.Unread[cr.UID]; ok {
+			return track{reason: wait.Reason, message: wait.Message}
+		}
+		if !r.Definition.Ready && !r.Definition.Gone {
+			return track{reason: r.Definition.Reason, message: r.Definition.Message}
+		}
+		// A definition that was deleted took its resources with it. It may be back: then the event says that it waited for it.
+		if !r.Definition.Ready || reasonOf(e) == WaitDefinition {
 			return stepOf(ActionEndCR, e, func(e *v1alpha1.HealthEvent) {
-				r.endResource(e, v1alpha1.ResourceLost, r.Definition.Message)
+				r.endResource(e, v1alpha1.ResourceLost, "Its CustomResourceDefinition was deleted, and the resource with it.")
 				e.Status.CustomResource.Removed = true
-				r.waitIn(e, r.Definition.Reason, r.Definition.Message)
 			})
 		}
 		return stepOf(ActionDrainFailed, e, func(e *v1alpha1.HealthEvent) {
@@ -421,6 +424,8 @@ func (r *round) own(e *v1alpha1.HealthEvent) track {
 		return r.startDrain(e)
 	case d.Phase == "":
 		return r.watchDrain(e)
+	case d.Phase == v1alpha1.DrainComplete && d.Outcome == DrainNotRunning && r.Live(r.name):
+		return r.nameDrain(e, d.Number+1) // it was started again meanwhile
 	case d.Phase == v1alpha1.DrainComplete:
 		return track{done: true}
 	case d.Phase == v1alpha1.DrainCancelled && d.Outcome != v1alpha1.ReasonLoneSurvivor:
@@ -431,8 +436,13 @@ func (r *round) own(e *v1alpha1.HealthEvent) track {
 
 // nameDrain records which Drain is created next, as soon as one would be accepted.
 func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
+	lease := r.Leases[r.name]
 	switch {
-	case !r.Live(r.name):
+	case !lease.Held() && lease.Epoch == 0:
+		return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s has not joined yet, so that it cannot be drained: start it, or delete it.", r.name)}
+	case !lease.Held() && r.Work[r.name] != "":
+		return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s does not run, and %s is left on it. The drain goes on when that has moved, or when the node runs again.", r.name, r.Work[r.name])}
+	case !lease.Held():
 		return stepOf(ActionNameDrain, e, func(e *v1alpha1.HealthEvent) {
 			e.Status.Drain = &v1alpha1.HealthDrain{Number: number, Outcome: DrainNotRunning, Phase: v1alpha1.DrainComplete}
 		})

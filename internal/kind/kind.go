@@ -95,6 +95,8 @@ type Term struct {
 	CheckTerm func(context.Context) error
 	// Resign lets another node become the coordinator. It returns before the term has ended.
 	Resign func(context.Context) error
+	// Tenants of all kinds.
+	Tenants func(client.Reader) []drain.Tenant
 	// Log of the term.
 	Log *slog.Logger
 	// AtStep is called before and after every step, by tests that crash there.
