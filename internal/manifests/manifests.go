@@ -42,6 +42,8 @@ type Options struct {
 	Image string
 	// Version is the value of the version label; without it there is no such label.
 	Version string
+	// CustomDrain is what custom drains create; nil without one.
+	CustomDrain *CustomDrain
 }
 
 // File is one file of config/kubernetes.
@@ -90,12 +92,16 @@ type part struct {
 }
 
 func parts(o Options) []part {
-	return []part{
+	list := []part{
 		{"namespace.yaml", []runtime.Object{namespace(o)}},
 		{"rbac.yaml", rbac(o)},
 		{"policies.yaml", policies(o)},
 		{"workloads.yaml", workloads(o)},
 	}
+	if o.CustomDrain != nil {
+		list = append(list, part{"custom-drain.yaml", customDrain(o)})
+	}
+	return list
 }
 
 // encode writes objects as YAML, without the fields that only a server fills in.

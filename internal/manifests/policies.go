@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -21,6 +22,8 @@ const policyVersion = "admissionregistration.k8s.io/v1"
 // for it too.
 type policy struct {
 	name, group, resource string
+	// namespace of the objects, if it is not that of Ebb.
+	namespace string
 	// mine are the rules for a node that does not lead.
 	mine []access.Rule
 	// all are the rules for every writer with the account of nodes.
@@ -155,7 +158,7 @@ func (p policy) build(o Options) runtime.Object {
 		Rule:       admissionv1.Rule{APIGroups: []string{p.group}, APIVersions: []string{"*"}, Resources: []string{p.resource, p.resource + "/*"}},
 	}}}}
 	if p.group != groupEbb {
-		match.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": Namespace}}
+		match.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": cmp.Or(p.namespace, Namespace)}}
 	}
 	validations := []admissionv1.Validation{{
 		Expression: "variables.node != ''",

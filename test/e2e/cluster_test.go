@@ -201,7 +201,10 @@ func (c *cluster) launchAt(dir string, env []string, exe string, args ...string)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if c.points != "" {
-		p.cmd.Env = append(os.Environ(), "EBB_FAILPOINTS="+c.points)
+		if env == nil {
+			env = os.Environ()
+		}
+		p.cmd.Env = append(env, "EBB_FAILPOINTS="+c.points)
 	}
 	if err := p.cmd.Start(); err != nil {
 		c.t.Fatal(err)

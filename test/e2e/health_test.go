@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +30,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/manifests"
+	"github.com/ebb-dev/ebb/internal/signer"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -42,41 +45,111 @@ type sick struct {
 	*cluster
 	requests dynamic.ResourceInterface
 	nodeArgs []string
+	names    []string      // of the nodes
+	token    func() string // may send events, and nothing else
+
+	configDir string // has the file of --drain-config and the template
+}
+
+// configure writes the file of --drain-config and the template. Nodes that run do not see it.
+func (s *sick) configure(timeout string) {
+	s.t.Helper()
+	template, err := os.ReadFile(customTemplate)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	text := fmt.Sprintf("[customDrain]\nenabled = true\ntemplateMountPath = %q\nnamespace = \"default\"\ntimeout = %q\n", s.configDir, timeout)
+	for path, data := range map[string][]byte{filepath.Join(s.configDir, "drain-template.yaml"): template, s.configFile(): []byte(text)} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+func (s *sick) configFile() string { return filepath.Join(s.configDir, "drain.toml") }
+
+// open begins to watch over custom resources.
+func (s *sick) open() {
+	s.t.Helper()
+	cfg, err := kubeclient.Load(s.dir.Kubeconfig())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.requests = objects.Resource(schema.GroupVersionResource{Group: "nvsentinel.nvidia.com", Version: "v1alpha1", Resource: "drainrequests"}).Namespace("default")
+}
+
+// restart stops every node and starts it again.
+func (s *sick) restart() {
+	s.t.Helper()
+	for _, name := range s.names {
+		pid, epoch := s.pid(name), s.record(name).Epoch
+		s.signal(name, syscall.SIGTERM)
+		until(s.t, "node "+name+" to stop", func() bool { return !alive(pid) })
+		s.startNode(name, s.nodeArgs...)
+		s.awaitReady(name, epoch+1)
+	}
 }
 
 // startSick runs a cluster of three nodes whose custom drains may take so long.
 func startSick(t testing.TB, c *cluster, timeout string) *sick {
 	t.Helper()
-	dir := t.TempDir()
-	template, err := os.ReadFile(customTemplate)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "drain.toml")
-	text := fmt.Sprintf("[customDrain]\nenabled = true\ntemplateMountPath = %q\nnamespace = \"default\"\ntimeout = %q\n", dir, timeout)
-	for path, data := range map[string][]byte{filepath.Join(dir, "drain-template.yaml"): template, file: []byte(text)} {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
+	s := &sick{cluster: c, names: trio, configDir: t.TempDir()}
+	s.configure(timeout)
+	s.nodeArgs = []string{"--drain-config", s.configFile()}
+	s.token = func() string {
+		token, err := datadir.ReadToken(s.dir.HealthToken())
+		if err != nil {
+			s.t.Fatal(err)
 		}
+		return token
 	}
-	s := &sick{cluster: c, nodeArgs: []string{"--drain-config", file}}
-	c.launch(c.server, "apiserver", "--data-dir", string(c.dir), "--drain-config", file)
+	c.launch(c.server, "apiserver", "--data-dir", string(c.dir), "--drain-config", s.configFile())
 	until(t, "the API server", func() bool { return c.connect() == nil })
-	for _, name := range trio {
+	for _, name := range s.names {
 		c.startNode(name, s.nodeArgs...)
 	}
-	for _, name := range trio {
+	for _, name := range s.names {
 		c.awaitReady(name, 1)
 	}
-	cfg, err := kubeclient.Load(c.dir.Kubeconfig())
-	if err != nil {
+	s.open()
+	return s
+}
+
+// startSickOnKubernetes installs Ebb with a custom drain on a real Kubernetes.
+func startSickOnKubernetes(t testing.TB, timeout string) *sick {
+	t.Helper()
+	k := startKubernetes(t, kubeNodes[:3]...)
+	k.ebb, k.points = testenv.EbbFailpoints(t), t.TempDir()
+	s := &sick{cluster: k.cluster, names: kubeNodes[:3], configDir: t.TempDir()}
+	s.configure(timeout)
+	s.nodeArgs = []string{"--drain-config", s.configFile()}
+	file := filepath.Join(s.configDir, "ebb.yaml")
+	if err := os.WriteFile(file, []byte(s.must("manifests", "--drain-config", s.configFile())), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	objects, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
+	s.kubectl("apply", "--server-side", "-f", file)
+	s.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
+	s.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
+	k.startPod("signer", k.pod("signer", ""))
+	for _, name := range s.names {
+		s.startNode(name, s.nodeArgs...)
 	}
-	s.requests = objects.Resource(schema.GroupVersionResource{Group: "nvsentinel.nvidia.com", Version: "v1alpha1", Resource: "drainrequests"}).Namespace("default")
+	until(t, "the first coordinator to make the Settings", func() bool { return k.connect() == nil })
+	for _, name := range s.names {
+		s.awaitReady(name, 1)
+	}
+	s.token = func() string {
+		secret, err := k.typed.CoreV1().Secrets(manifests.Namespace).Get(context.Background(), signer.HealthTokenName, metav1.GetOptions{})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return string(secret.Data["token"])
+	}
+	s.open()
 	return s
 }
 
@@ -87,21 +160,12 @@ func (s *sick) post(events ...v1alpha1.HealthEventSpec) (int, string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return s.send(s.healthToken(), http.MethodPost, "/api/v2/healthevents", body)
-}
-
-func (s *sick) healthToken() string {
-	s.t.Helper()
-	token, err := datadir.ReadToken(s.dir.HealthToken())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return token
+	return s.send(s.token(), http.MethodPost, "/api/v2/healthevents", body)
 }
 
 func (s *sick) send(token, method, path string, body []byte) (int, string) {
 	s.t.Helper()
-	ca, err := os.ReadFile(s.dir.CA())
+	ca, err := os.ReadFile(s.dir.Node(s.names[0]).CA())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -110,7 +174,7 @@ func (s *sick) send(token, method, path string, body []byte) (int, string) {
 	to := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}, Timeout: patience}
 	for began := time.Now(); ; pollAgain(began) {
 		var names []string
-		for _, n := range trio {
+		for _, n := range s.names {
 			if s.record(n).Held() && s.node(n).Status.HTTPAddress != "" {
 				names = append(names, n)
 			}
@@ -228,9 +292,31 @@ func TestCustomDrains(t *testing.T) {
 	beside(t, light)
 	c := newCluster(t, testenv.Ebb(t))
 	c.server = testenv.EbbPlain(t)
-	s := startSick(t, c, "1h")
+	startSick(t, c, "1h").customDrains(t)
+}
+
+// The same on a real Kubernetes, in one installation.
+func TestHealthEventsOnKubernetes(t *testing.T) {
+	beside(t, heavy)
+	s := startSickOnKubernetes(t, "1h")
+	s.customDrains(t)
+	if t.Failed() {
+		return
+	}
+	s.configure("2s")
+	s.restart()
+	s.timesOut(t)
+	s.well("h-timeout", s.event("e-timeout").Spec.NodeName, "Xid")
+	s.recovers(s.event("e-timeout").Spec.NodeName)
+	s.configure("1h")
+	s.restart()
+	s.killedAtEveryStep(t)
+}
+
+// customDrains are the histories of a custom drain. They end as they began, with every node in service.
+func (s *sick) customDrains(t *testing.T) {
 	leader := s.awaitLeader("")
-	target := others(trio, leader)[0]
+	target := others(s.names, leader)[0]
 	step := func(name string, f func()) {
 		t.Run(name, func(t *testing.T) {
 			defer func(before testing.TB) { s.t = before }(s.t)
@@ -281,7 +367,7 @@ func TestCustomDrains(t *testing.T) {
 		if code, _ := s.post(v1alpha1.HealthEventSpec{ID: "e1", NodeName: target, CheckName: "Other", IsFatal: true}); code != http.StatusConflict {
 			t.Errorf("another event with the id: %d", code)
 		}
-		if code, _ := s.send(s.healthToken(), http.MethodGet, "/api/v2/captures", nil); code != http.StatusUnauthorized {
+		if code, _ := s.send(s.token(), http.MethodGet, "/api/v2/captures", nil); code != http.StatusUnauthorized {
 			t.Errorf("the token of events reads captures: %d", code)
 		}
 		// An event after it was handled, so the replay has been seen.
@@ -346,9 +432,11 @@ func TestCustomDrains(t *testing.T) {
 	step("the coordinator's node resigns", func() {
 		s.fatal("e6", leader, "Xid")
 		next := s.awaitLeader(leader)
-		s.request("drain-" + leader + "-e6")
+		s.reports("drain-"+leader+"-e6", "DrainComplete", "True", "Done")
+		s.becomes("e6", "Quarantined", "Succeeded", health.ReasonDrained)
+		s.awaitParked(leader)
 		s.well("h6", leader, "Xid")
-		until(t, "the end", func() bool { return s.event("e6").Status.ClosedAt != nil })
+		s.becomes("e6", "UnQuarantined", "Succeeded", health.ReasonResolved)
 		s.recovers(leader)
 		if got := s.leader(); got != next {
 			t.Errorf("%s leads, and not %s", got, next)
@@ -388,7 +476,11 @@ func (s *sick) drainWithBridge(t *testing.T, target string) {
 	until(t, "the node to leave", func() bool { return !s.record(target).Held() })
 	s.noRequests()
 	before := s.record(target).Epoch
-	s.startNode(target, s.nodeArgs...)
+	if s.node(target).IsParked() {
+		s.must("uncordon", target)
+	} else {
+		s.startNode(target, s.nodeArgs...)
+	}
 	s.awaitReady(target, before+1)
 	s.recovers(target)
 }
@@ -399,9 +491,13 @@ func TestACustomDrainTimesOutWithoutItsController(t *testing.T) {
 	c.server = testenv.EbbPlain(t)
 	s := startSick(t, c, "2s")
 	s.kubectl("apply", "-f", customCRD)
-	target := others(trio, s.awaitLeader(""))[0]
-	s.fatal("e1", target, "Xid")
-	e := s.becomes("e1", "Quarantined", "Failed", health.ReasonFailed)
+	s.timesOut(t)
+}
+
+func (s *sick) timesOut(t *testing.T) {
+	target := others(s.names, s.awaitLeader(""))[0]
+	s.fatal("e-timeout", target, "Xid")
+	e := s.becomes("e-timeout", "Quarantined", "Failed", health.ReasonFailed)
 	if cr := e.Status.CustomResource; cr.Outcome != v1alpha1.ResourceTimedOut || cr.Message != "It was not complete after 2s." {
 		t.Errorf("%+v", cr)
 	}
@@ -410,12 +506,14 @@ func TestACustomDrainTimesOutWithoutItsController(t *testing.T) {
 		t.Error("not quarantined any more")
 	}
 	// Beyond the limit of one node others wait by name.
-	other := others(trio, target)[0]
-	s.fatal("e2", other, "Xid")
-	s.becomes("e2", "", "", health.WaitLimit)
+	other := others(s.names, target)[0]
+	s.fatal("e-limit", other, "Xid")
+	s.becomes("e-limit", "", "", health.WaitLimit)
 	if s.node(other).Spec.Cordoned {
 		t.Error("quarantined beyond the limit")
 	}
+	s.well("h-limit", other, "Xid")
+	s.becomes("e-limit", "Cancelled", "Cancelled", health.ReasonResolved)
 }
 
 // The coordinator is killed after every step, and between the halves of those that have two.
@@ -425,11 +523,15 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	c.server, c.points = testenv.EbbPlain(t), t.TempDir()
 	s := startSick(t, c, "1h")
 	s.kubectl("apply", "-f", customCRD)
-	target := others(trio, s.awaitLeader(""))[0]
+	s.killedAtEveryStep(t)
+}
+
+func (s *sick) killedAtEveryStep(t *testing.T) {
+	target := others(s.names, s.awaitLeader(""))[0]
 	// What is stored after a step is what is stored before the next one, so that "before" is needed once.
 	s.arm("before-health-"+string(health.ActionHold), "")
 	for _, a := range []health.Action{
-		health.ActionHold, health.ActionQuarantine, health.ActionSnapshot, health.ActionCreateCR, health.ActionNameDrain, health.ActionStartDrain,
+		health.ActionHold, health.ActionQuarantine, health.ActionAdmit, health.ActionSnapshot, health.ActionCreateCR, health.ActionNameDrain, health.ActionStartDrain,
 		health.ActionMarkAlreadyDrained, health.ActionDeleteCR, health.ActionEndDrain, health.ActionFinish, health.ActionLift, health.ActionClose,
 	} {
 		s.arm("after-health-"+string(a), "")
@@ -444,7 +546,7 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	}
 	body, err := json.Marshal(v1alpha1.HealthEvent{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "HealthEvent"},
-		ObjectMeta: metav1.ObjectMeta{Name: "e1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsFatal: true},
+		ObjectMeta: metav1.ObjectMeta{Name: "k1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsFatal: true},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -453,17 +555,17 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 		t.Fatalf("apply: %s%s", out, errs)
 	}
 	state := func() v1alpha1.EvictionState {
-		if st := s.event("e1").Status.UserPodsEvictionStatus; st != nil {
+		if st := s.event("k1").Status.UserPodsEvictionStatus; st != nil {
 			return st.Status
 		}
 		return ""
 	}
-	awaiting("the resource", func() bool { cr := s.event("e1").Status.CustomResource; return cr != nil && cr.UID != "" })
-	first := s.request("drain-" + target + "-e1")
-	awaiting("the drain to be created and ended", func() bool { d := s.event("e1").Status.Drain; return d != nil && d.Phase == v1alpha1.DrainComplete })
+	awaiting("the resource", func() bool { cr := s.event("k1").Status.CustomResource; return cr != nil && cr.UID != "" })
+	first := s.request("drain-" + target + "-k1")
+	awaiting("the drain to be created and ended", func() bool { d := s.event("k1").Status.Drain; return d != nil && d.Phase == v1alpha1.DrainComplete })
 	s.reports(first.GetName(), "DrainComplete", "True", "Done")
 	awaiting("the end", func() bool { return state() == v1alpha1.EvictionSucceeded })
-	e := s.event("e1")
+	e := s.event("k1")
 	if cr := e.Status.CustomResource; cr.UID != string(first.GetUID()) || cr.Attempt != 1 || len(e.Status.Attempts) > 0 {
 		t.Errorf("more than one resource: %+v, %+v", cr, e.Status.Attempts)
 	}
@@ -472,11 +574,13 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	if err := s.client.List(context.Background(), &drains); err != nil {
 		t.Fatal(err)
 	}
-	begun := slices.DeleteFunc(drains.Items, func(d v1alpha1.Drain) bool { return d.Status.StartedAt == nil })
+	begun := slices.DeleteFunc(drains.Items, func(d v1alpha1.Drain) bool {
+		return d.Status.StartedAt == nil || d.Annotations[v1alpha1.HealthEventAnnotation] != string(e.UID)
+	})
 	if len(begun) != 1 || string(begun[0].UID) != e.Status.Drain.UID {
 		t.Errorf("%d drains have begun: %+v", len(begun), begun)
 	}
-	h := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: "h1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsHealthy: true}}
+	h := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: "l1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsHealthy: true}}
 	later := v1alpha1.NewTimestamp(time.Now().Add(time.Second))
 	h.Spec.GeneratedTimestamp = later
 	if err := s.client.Create(context.Background(), h); err != nil {
@@ -484,7 +588,7 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	}
 	awaiting("the quarantine to be lifted", func() bool {
 		n := s.node(target)
-		return s.event("e1").Status.NodeQuarantined == v1alpha1.UnQuarantined && !n.Spec.Cordoned && n.IsReady() && n.Status.Liveness == v1alpha1.Alive
+		return s.event("k1").Status.NodeQuarantined == v1alpha1.UnQuarantined && !n.Spec.Cordoned && n.IsReady() && n.Status.Liveness == v1alpha1.Alive
 	})
 	s.noRequests()
 	left, err := os.ReadDir(s.points)
@@ -500,7 +604,7 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 func (s *sick) reviver() func() {
 	pids := map[string]*process{}
 	return func() {
-		for _, name := range trio {
+		for _, name := range s.names {
 			p := pids[name]
 			if p == nil {
 				if alive(s.pid(name)) {
