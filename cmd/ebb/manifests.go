@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 
-	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/atomicfile"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/manifests"
 )
 
@@ -27,7 +27,7 @@ With --drain-config it also prints what the custom drain of that file needs: the
 namespace, the right to list pods, and the policy that lets only the coordinator write them.`,
 		Example: `  ebb manifests --image registry.example/ebb:v1 | kubectl apply --server-side -f -
   ebb manifests --drain-config drain.toml | kubectl apply --server-side -f -`,
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir != "" {
 				return writeManifests(dir)

@@ -49,11 +49,11 @@ func (t *turn) takeAll(ctx context.Context, w World, steps []Step) error {
 	}
 	var group errgroup.Group
 	group.SetLimit(atOnce)
-	for _, ofNode := range byNode {
+	for name, ofNode := range byNode {
 		group.Go(func() error {
 			for _, s := range ofNode {
 				// What fails for one node is tried again soon, and keeps no other node waiting.
-				if err := t.take(ctx, s, before[string(s.Event.UID)]); err != nil && ctx.Err() == nil {
+				if err := t.take(ctx, s, before[string(s.Event.UID)], w.Nodes[name]); err != nil && ctx.Err() == nil {
 					t.leave(s.Event)
 					t.Log.Warn("health: a step failed; trying again", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "error", err)
 				}
@@ -72,12 +72,13 @@ func (t *turn) leave(e *v1alpha1.HealthEvent) {
 }
 
 // take takes one step.
-func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent) error {
+func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent, node *v1alpha1.Node) error {
 	t.at("before-health-" + string(s.Action))
 	err := t.do(ctx, s)
 	wait := (*Wait)(nil)
 	switch {
 	case errors.As(err, &wait):
+		t.announce(ctx, node, waitAnnounced(before, wait.Reason, wait.Message))
 		return t.block(ctx, before, wait)
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		return nil // decided on an old version: the next round decides again
@@ -88,6 +89,7 @@ func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent) e
 	if s.Action != ActionWait {
 		t.Log.Info("health: step taken", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "reason", reasonOf(s.Event))
 	}
+	t.announce(ctx, node, announced(s, before))
 	if before != nil {
 		t.Metrics.see(before, s.Event, time.Now())
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
+	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/health/render"
 )
@@ -66,6 +67,7 @@ type Controller struct {
 	cached    client.Reader
 	live      client.Reader
 	resources *Resources
+	record    events.Recorder
 	config    *rest.Config
 	term      context.Context // ends with the term
 }
@@ -73,6 +75,7 @@ type Controller struct {
 // SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next steps.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.cached, c.live, c.config = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
+	c.record = events.Recorder{Client: c.client, Controller: "healthevents", Instance: c.Leader}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "healthevents"}}}
 	})
@@ -160,16 +163,16 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 		reader = c.live
 	}
 	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}, Unread: map[string]Wait{}, Work: map[string]string{}}
-	var events v1alpha1.HealthEventList
-	if err := reader.List(ctx, &events); err != nil {
+	var reports v1alpha1.HealthEventList
+	if err := reader.List(ctx, &reports); err != nil {
 		return w, fmt.Errorf("list health events: %w", err)
 	}
 	var drains v1alpha1.DrainList
 	if err := reader.List(ctx, &drains); err != nil {
 		return w, fmt.Errorf("list drains: %w", err)
 	}
-	for i := range events.Items {
-		w.Events = append(w.Events, &events.Items[i])
+	for i := range reports.Items {
+		w.Events = append(w.Events, &reports.Items[i])
 	}
 	for i := range drains.Items {
 		w.Drains = append(w.Drains, &drains.Items[i])

@@ -48,6 +48,8 @@ type store struct {
 
 	// crash ends the coordinator at a point: it returns whether the process dies there.
 	crash func(point string) bool
+	// refuse says that the API refuses a write: nothing happens, and the coordinator tries again.
+	refuse func(step health.Step) bool
 	// saw is called for every step that was taken.
 	saw func(step health.Step)
 }
@@ -58,7 +60,7 @@ func newStore(nodes int) *store {
 		drains: map[string]*v1alpha1.Drain{}, resources: map[string]*unstructured.Unstructured{},
 		definition: health.Definition{Ready: true, Namespaced: true}, config: drainconfig.Default(), rules: &health.Rules{},
 		unread: map[string]health.Wait{}, work: map[string]string{}, left: map[string]bool{},
-		crash: func(string) bool { return false }, saw: func(health.Step) {},
+		crash: func(string) bool { return false }, refuse: func(health.Step) bool { return false }, saw: func(health.Step) {},
 	}
 	for i := range nodes {
 		name := fmt.Sprintf("n%d", i+1)
@@ -150,6 +152,9 @@ func on(node string) func(*v1alpha1.HealthEvent) {
 func (s *store) take(step health.Step) (alive bool) {
 	if s.crash("before-" + string(step.Action)) {
 		return false
+	}
+	if s.refuse(step) {
+		return true
 	}
 	switch step.Action {
 	case health.ActionQuarantine, health.ActionLift:

@@ -139,11 +139,9 @@ func (r *round) progress(open []*v1alpha1.HealthEvent) {
 
 // followJoined keeps an event in step with the drain that it joined. If that drain never began, the event leads one itself.
 func (r *round) followJoined(e *v1alpha1.HealthEvent) {
-	for _, other := range r.events {
-		if string(other.UID) == e.Status.Joined.UID && isOpen(other) && other.Status.UserPodsEvictionStatus != nil {
-			r.write(ActionFollow, e, func(e *v1alpha1.HealthEvent) { r.follow(e, r.now(other)) })
-			return
-		}
+	if other := r.byUID[e.Status.Joined.UID]; other != nil && isOpen(other) && other.Status.UserPodsEvictionStatus != nil {
+		r.write(ActionFollow, e, func(e *v1alpha1.HealthEvent) { r.follow(e, r.now(other)) })
+		return
 	}
 	leader := r.leader()
 	r.write(ActionAdmit, e, func(e *v1alpha1.HealthEvent) {
@@ -173,8 +171,7 @@ func (r *round) advance(e *v1alpha1.HealthEvent) {
 	}
 	for _, t := range tracks {
 		if t.step != nil {
-			r.edited[string(e.UID)] = t.step.Event
-			r.steps = append(r.steps, *t.step)
+			r.add(t.step)
 			return
 		}
 	}
@@ -207,8 +204,7 @@ func (r *round) fail(e *v1alpha1.HealthEvent, why string) {
 // cancelOwn ends a drain whose Drain a person cancelled. The node stays quarantined.
 func (r *round) cancelOwn(e *v1alpha1.HealthEvent) {
 	if step := r.dropResource(e); step != nil {
-		r.edited[string(e.UID)] = step.Event
-		r.steps = append(r.steps, *step)
+		r.add(step)
 		return
 	}
 	r.write(ActionFinish, e, func(e *v1alpha1.HealthEvent) {

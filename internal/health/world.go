@@ -143,6 +143,24 @@ func resolves(healthy, problem *v1alpha1.HealthEvent) bool {
 	return TimeOf(healthy).After(TimeOf(problem)) && reasonOf(healthy) != ReasonExpired
 }
 
+// check identifies what an event is about.
+type check struct{ agent, componentClass, checkName string }
+
+func checkOf(e *v1alpha1.HealthEvent) check {
+	return check{e.Spec.Agent, e.Spec.ComponentClass, e.Spec.CheckName}
+}
+
+// healthyByCheck are the healthy ones of the events of a node.
+func healthyByCheck(ofNode []*v1alpha1.HealthEvent) map[check][]*v1alpha1.HealthEvent {
+	by := map[check][]*v1alpha1.HealthEvent{}
+	for _, e := range ofNode {
+		if e.Spec.IsHealthy {
+			by[checkOf(e)] = append(by[checkOf(e)], e)
+		}
+	}
+	return by
+}
+
 // resolved reports whether the problem of an event is over: each of its entities was reported healthy later.
 func (w *World) resolved(problem *v1alpha1.HealthEvent, ofNode []*v1alpha1.HealthEvent) bool {
 	if !problem.DeletionTimestamp.IsZero() {

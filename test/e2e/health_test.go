@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -426,7 +427,25 @@ func (s *sick) customDrains(t *testing.T) {
 		}
 		s.must("uncordon", target)
 		s.becomes("e5", "Cancelled", "Succeeded", health.ReasonUncordoned)
+		if out := s.mustFail("events", "retry", "e5"); !strings.Contains(out, "event e5 no longer keeps node "+target+" in quarantine (Uncordoned: A person uncordoned the node.): there is nothing to retry") {
+			t.Errorf("retry of a closed event: %q", out)
+		}
 		s.recovers(target)
+		var announced eventsv1.EventList
+		if err := s.client.List(context.Background(), &announced); err != nil {
+			t.Fatal(err)
+		}
+		reasons := map[string]bool{}
+		for _, e := range announced.Items {
+			if e.Regarding.Kind == "Node" && e.Regarding.Name == target {
+				reasons[e.Reason] = true
+			}
+		}
+		for _, want := range []string{health.AnnouncedQuarantine, health.AnnouncedUnquarantine, health.AnnouncedDrained, health.AnnouncedFailed, health.WaitDefinition} {
+			if !reasons[want] {
+				t.Errorf("no Event %s about node %s: %v", want, target, reasons)
+			}
+		}
 	})
 	step("a drain that a person requested, and the bridge of the documentation", func() { s.drainWithBridge(t, target) })
 	step("the coordinator's node resigns", func() {
@@ -455,7 +474,7 @@ func (s *sick) drainWithBridge(t *testing.T, target string) {
 	if out, err := exec.Command("go", "build", "-o", bridge, "../../examples/bridge").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	s.launch(bridge, "--kubeconfig", s.dir.Kubeconfig(), "--namespace", "default", "--command", command)
+	running := s.launch(bridge, "--kubeconfig", s.dir.Kubeconfig(), "--namespace", "default", "--command", command)
 	s.must("drain", target, "--reason", "kernel")
 	until(t, "the drain to wait for the bridge", func() bool {
 		out := s.must("explain", target)
@@ -475,6 +494,7 @@ func (s *sick) drainWithBridge(t *testing.T, target string) {
 	s.becomes(list.Items[at].Name, "", "Succeeded", health.ReasonDrained)
 	until(t, "the node to leave", func() bool { return !s.record(target).Held() })
 	s.noRequests()
+	running.stop() // other tests play the controller of the requests themselves
 	before := s.record(target).Epoch
 	if s.node(target).IsParked() {
 		s.must("uncordon", target)
