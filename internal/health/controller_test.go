@@ -2,8 +2,10 @@ package health_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"strings"
@@ -256,5 +258,40 @@ func TestTheControllerAndAnAPIThatFails(t *testing.T) {
 	c.waits("e1", health.ReasonResolved)
 	if _, err := c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{}); err == nil {
 		t.Error("the resource is left")
+	}
+}
+
+func TestAFloodOfEventsIsNotStored(t *testing.T) {
+	api := testenv.StartAPI(t)
+	receiver := &health.API{Client: api.Admin(), Reader: api.Admin(), Cache: api.Admin()}
+	var flood []v1alpha1.HealthEventSpec
+	for i := range health.MaxOpenEvents + 5 {
+		flood = append(flood, v1alpha1.HealthEventSpec{ID: fmt.Sprintf("e%d", i), NodeName: "n1", CheckName: "check", IsFatal: true})
+	}
+	count := func(received []health.Received) map[health.Result]int {
+		counts := map[health.Result]int{}
+		for _, r := range received {
+			counts[r.Result]++
+			if (r.Reason != "") != (r.Result == health.Dropped) {
+				t.Errorf("%+v", r)
+			}
+		}
+		return counts
+	}
+	for _, want := range []map[health.Result]int{
+		{health.Created: health.MaxOpenEvents, health.Dropped: 5},
+		{health.Existing: health.MaxOpenEvents, health.Dropped: 5}, // sent again
+	} {
+		received, err := receiver.Receive(t.Context(), flood, time.Now())
+		if got := count(received); err != nil || !maps.Equal(got, want) {
+			t.Errorf("%v, %v; want %v", got, err, want)
+		}
+	}
+	// Other checks, other nodes and the end of the problem are stored.
+	received, err := receiver.Receive(t.Context(), []v1alpha1.HealthEventSpec{
+		{ID: "a", NodeName: "n1", CheckName: "another", IsFatal: true}, {ID: "b", NodeName: "n2", CheckName: "check", IsFatal: true}, {ID: "c", NodeName: "n1", CheckName: "check", IsHealthy: true},
+	}, time.Now())
+	if got := count(received); err != nil || got[health.Created] != 3 {
+		t.Errorf("%v, %v", received, err)
 	}
 }

@@ -783,3 +783,92 @@ func TestANodeThatRunsAgainBeforeTheEndIsDrainedAfterAll(t *testing.T) {
 	s.settle()
 	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
 }
+
+func TestTheRoomAtTheLimitGoesToTheOldestProblemThatWaits(t *testing.T) {
+	s := newStore(10)
+	// n3 had an event long ago, which is over.
+	s.send("old", func(e *v1alpha1.HealthEvent) { e.Spec.NodeName, e.Spec.IsFatal = "n3", false })
+	s.send("first", on("n1"))
+	s.settle()
+	s.send("second", on("n4"))
+	s.send("third", on("n3"))
+	s.settle()
+	s.is(t, "second", "", "", health.WaitLimit)
+	s.is(t, "third", "", "", health.WaitLimit)
+	if len(s.events["second"].Finalizers) > 0 {
+		t.Error("an event without effect keeps itself from being deleted")
+	}
+	s.send("h1", func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.NodeName = "n1" })
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	if !s.nodes["n4"].Spec.Cordoned || s.nodes["n3"].Spec.Cordoned {
+		t.Errorf("n4 is cordoned: %v, n3: %v", s.nodes["n4"].Spec.Cordoned, s.nodes["n3"].Spec.Cordoned)
+	}
+}
+
+func TestBeyondTheirNumberEventsWithoutEffectAreDeleted(t *testing.T) {
+	s := newStore(10)
+	// What drains if it is sent again stays: an event whose cordon a person lifted.
+	s.send("lifted", nil)
+	s.settle()
+	s.uncordon("n2")
+	v1alpha1.SetCordonOwners(s.nodes["n2"], nil)
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "lifted", v1alpha1.QuarantineCancelled, cancelled, health.ReasonUncordoned)
+	// A flapping check.
+	for i := range 3 {
+		s.send(fmt.Sprintf("flap%d", i), on("n4"))
+		s.settle()
+		s.send(fmt.Sprintf("well%d", i), func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.NodeName = "n4" })
+		s.settle()
+		s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+		s.settle()
+		s.is(t, fmt.Sprintf("flap%d", i), v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+	}
+	for i := range health.MaxEvents - 2 {
+		s.send(fmt.Sprintf("noise%d", i), func(e *v1alpha1.HealthEvent) { e.Spec.NodeName, e.Spec.IsFatal = fmt.Sprintf("n%d", 1+i%10), false })
+	}
+	for range 4 {
+		s.settle()
+	}
+	if n := len(s.events); n != health.MaxEvents {
+		t.Errorf("%d events are left", n)
+	}
+	// flap0 .. flap2 and well0, well1 are the oldest that have no effect; well2 ends them if they are sent again.
+	for name, stays := range map[string]bool{"lifted": true, "flap0": false, "well0": false, "well2": true, "noise9000": true} {
+		if (s.events[name] != nil) != stays {
+			t.Errorf("%s stays: %v, want %v", name, s.events[name] != nil, stays)
+		}
+	}
+	s.send("flap0", func(e *v1alpha1.HealthEvent) {
+		e.Spec.NodeName, e.Spec.GeneratedTimestamp = "n4", v1alpha1.NewTimestamp(begin)
+	})
+	s.settle()
+	if s.nodes["n4"].Spec.Cordoned {
+		t.Error("a replay of an event that was deleted early had an effect")
+	}
+}
+
+// BenchmarkNext measures one look at many events of one node, as a detector sends them that does not stop.
+func BenchmarkNext(b *testing.B) {
+	for _, n := range []int{100, 1000, 10000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := newStore(100)
+			for i := range n {
+				s.send(fmt.Sprintf("e%d", i), func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = fmt.Sprintf("c%d", i%10) })
+			}
+			for range 4 {
+				for _, step := range health.Next(s.world()) {
+					s.take(step)
+				}
+			}
+			w := s.world()
+			for b.Loop() {
+				health.Next(w)
+			}
+		})
+	}
+}
