@@ -67,7 +67,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 		return err
 	}
 	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: kinds.Tenants}
-	events := &health.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Cache: mgr.GetClient()}
+	events := &health.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Cache: mgr.GetClient(), Metrics: health.MetricsOf(c.parts)}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
 		c.health.Store(events)

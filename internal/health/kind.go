@@ -91,6 +91,16 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	return kind.Hosted{}, nil
 }
 
+// MetricsOf are the metrics of health events of a process, which Host has made; nil without them.
+func MetricsOf(parts kind.Parts) *Metrics {
+	for _, p := range parts {
+		if mine, ok := p.(*part); ok {
+			return mine.metrics
+		}
+	}
+	return nil
+}
+
 // Setup implements kind.Part.
 func (p *part) Setup(t kind.Term) error {
 	return (&Controller{

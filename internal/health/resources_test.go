@@ -188,6 +188,15 @@ func TestResourcesOnARealAPI(t *testing.T) {
 		t.Errorf("deleted twice: %v", err)
 	}
 
+	// A kind that --drain-config had before and that is not served: nothing is left of it, but that shows only after a while.
+	former := resourceEvent("some-uid")
+	former.Status.CustomResource.Kind = "FormerRequest"
+	wait := (*health.Wait)(nil)
+	if err := r.Delete(r.ctx, r.ctx, former); !errors.As(err, &wait) || wait.Reason != health.WaitDefinition {
+		t.Errorf("deleted a resource of a kind that was not served for a moment: %v", err)
+	}
+	r.until("the former kind to be gone", func() bool { return r.Delete(r.ctx, r.ctx, former) == nil })
+
 	// A namespace that is missing is named.
 	elsewhere := resourceEvent("")
 	elsewhere.Status.CustomResource.Namespace = "nowhere"

@@ -18,14 +18,17 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/datadir"
@@ -49,7 +52,8 @@ type sick struct {
 	names    []string      // of the nodes
 	token    func() string // may send events, and nothing else
 
-	configDir string // has the file of --drain-config and the template
+	configDir string                  // has the file of --drain-config and the template
+	runPod    func(node, name string) // runs a pod on a node; nil where there are no pods
 }
 
 // configure writes the file of --drain-config and the template. Nodes that run do not see it.
@@ -150,8 +154,39 @@ func startSickOnKubernetes(t testing.TB, timeout string) *sick {
 		}
 		return string(secret.Data["token"])
 	}
+	s.runPod = func(node, name string) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+		until(s.t, "pod "+name+" to be created", func() bool { // its service account may not be there yet
+			_, err := k.typed.CoreV1().Pods("default").Create(context.Background(), pod, metav1.CreateOptions{})
+			return err == nil
+		})
+	}
 	s.open()
+	s.onlyTheCoordinatorWrites(k)
 	return s
+}
+
+// onlyTheCoordinatorWrites: nodes have the same account, and a policy tells them apart.
+func (s *sick) onlyTheCoordinatorWrites(k *installation) {
+	s.t.Helper()
+	s.kubectl("apply", "-f", customCRD)
+	until(s.t, "the CRD to be served", func() bool { _, err := s.requests.List(context.Background(), metav1.ListOptions{}); return err == nil })
+	follower := others(s.names, s.awaitLeader(""))[0]
+	cfg := rest.AnonymousClientConfig(k.kube.Config())
+	cfg.BearerToken = k.token(manifests.NodeAccount, k.pod("node", follower))
+	objects, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	request := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "nvsentinel.nvidia.com/v1alpha1", "kind": "DrainRequest", "metadata": map[string]any{"name": "forged"}, "spec": map[string]any{"nodeName": follower},
+	}}
+	gvr := schema.GroupVersionResource{Group: "nvsentinel.nvidia.com", Version: "v1alpha1", Resource: "drainrequests"}
+	_, err = objects.Resource(gvr).Namespace("default").Create(context.Background(), request, metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "only the coordinator may do this") {
+		s.t.Errorf("a node that does not lead creates a request: %v", err)
+	}
+	s.kubectl("delete", "-f", customCRD)
 }
 
 // post sends events as a detector does, with the token that may do only that.
@@ -326,6 +361,9 @@ func (s *sick) customDrains(t *testing.T) {
 		})
 	}
 	step("the CRD is missing at the start", func() {
+		if s.runPod != nil {
+			s.runPod(target, "training")
+		}
 		s.fatal("e1", target, "Xid")
 		e := s.becomes("e1", "Quarantined", "InProgress", health.WaitDefinition)
 		if n := s.node(target); !n.Spec.Cordoned || !slices.Equal(v1alpha1.CordonOwners(n), []string{string(e.UID)}) {
@@ -339,6 +377,9 @@ func (s *sick) customDrains(t *testing.T) {
 		spec, _, _ := unstructured.NestedMap(r.Object, "spec")
 		if spec["reason"] != "it: \"broke\"\n#" || spec["errorCode"] != "79" || spec["nodeName"] != target {
 			t.Errorf("spec %v", spec)
+		}
+		if pods, _, _ := unstructured.NestedStringSlice(r.Object, "spec", "podsToDrain", "default"); s.runPod != nil && !slices.Equal(pods, []string{"training"}) {
+			t.Errorf("podsToDrain %v", spec["podsToDrain"])
 		}
 		until(t, "the template's status", func() bool {
 			list, _, _ := unstructured.NestedSlice(s.request("drain-"+target+"-e1").Object, "status", "conditions")
