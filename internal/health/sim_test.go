@@ -47,6 +47,7 @@ type play struct {
 
 	wrong    broken
 	finished map[string]bool // resources, by UID, whose controller reported that they are complete
+	seenDead map[string]bool // nodes that did not run at the last look; they may start before a write, in which nothing of it shows
 	lifted   map[string]bool // nodes that a person uncordoned
 }
 
@@ -85,6 +86,7 @@ func (p *play) coordinate(bound *simtest.Play, times int) {
 		bound.Step()
 		clear(p.left)
 		w := p.world()
+		p.seenDead = maps.Clone(p.dead)
 		if !p.calm && p.chance(0.1) {
 			p.happen() // between the look and the writes
 		}
@@ -344,7 +346,7 @@ func (p *play) judgeFinish(e *v1alpha1.HealthEvent, wrong broken) {
 	if cr != nil && (!p.finished[cr.UID] || wrong.both) {
 		p.referee.Breach(ruleSucceeded, "%s: the controller of %s never said that it is complete", e.Name, cr.Name)
 	}
-	if d != nil && d.Outcome == health.DrainNotRunning && !p.dead[e.Spec.NodeName] {
+	if d != nil && d.Outcome == health.DrainNotRunning && !p.seenDead[e.Spec.NodeName] {
 		p.referee.Breach(ruleSucceeded, "%s: node %s runs, and was not drained", e.Name, e.Spec.NodeName)
 	}
 }
