@@ -61,7 +61,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 			return err
 		}
 	}
-	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Resign: c.resign, Drains: c.parts.Drains(), Log: t.Log, AtStep: failpoint.At}
+	term := kind.Term{Leader: t.Epoch.Node, Manager: mgr, CheckTerm: t.CheckTerm, Resign: c.resign, Drains: c.parts.Drains(), Tenants: kinds.Tenants, Log: t.Log, AtStep: failpoint.At}
 	if err := c.parts.Setup(term); err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (c *controllers) setup(t *coordinator.Term) error {
 		return err
 	}
 	api := &drain.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Leader: t.Epoch.Node, Tenants: kinds.Tenants}
-	events := &health.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader()}
+	events := &health.API{Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Cache: mgr.GetClient(), Metrics: health.MetricsOf(c.parts)}
 	serve := manager.RunnableFunc(func(ctx context.Context) error {
 		c.api.Store(api)
 		c.health.Store(events)

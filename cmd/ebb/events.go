@@ -127,6 +127,11 @@ func retryEvent(ctx context.Context, c client.Client, name string) (*v1alpha1.He
 		}
 		s, cr := e.Status.UserPodsEvictionStatus, e.Status.CustomResource
 		switch {
+		case e.Status.ClosedAt != nil:
+			reason, message := stateOfEvent(e)
+			return nil, 0, fmt.Errorf("event %s no longer keeps node %s in quarantine (%s: %s): there is nothing to retry; `ebb drain %s` drains the node", name, e.Spec.NodeName, reason, kind.OneLine(message), e.Spec.NodeName)
+		case e.Annotations[v1alpha1.ManualDrainAnnotation] != "" && meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.HealthEventHandled):
+			return nil, 0, fmt.Errorf("the drain that event %s was made for has ended: `ebb drain %s` drains the node", name, e.Spec.NodeName)
 		case e.Status.Joined != nil:
 			return nil, 0, fmt.Errorf("event %s joined the drain of event %s: retry that one", name, e.Status.Joined.Name)
 		case s == nil || s.Status != v1alpha1.EvictionFailed || cr == nil:
@@ -151,7 +156,7 @@ func eventTable(events []v1alpha1.HealthEvent, now time.Time) string {
 	for i := range events {
 		e := &events[i]
 		reason, message := stateOfEvent(e)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Name, e.Spec.NodeName, kind.OneLine(e.Spec.CheckName), healthOf(e),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Name, kind.OneLine(e.Spec.NodeName), kind.OneLine(e.Spec.CheckName), healthOf(e),
 			cmp.Or(string(e.Status.NodeQuarantined), "-"), evictionOf(e), duration.HumanDuration(now.Sub(health.ReceivedAt(e))), reason, kind.OneLine(message))
 	}
 	w.Flush()
@@ -188,7 +193,7 @@ func stateOfEvent(e *v1alpha1.HealthEvent) (reason, message string) {
 func describeEvent(e *v1alpha1.HealthEvent, now time.Time) string {
 	var b strings.Builder
 	reason, message := stateOfEvent(e)
-	fmt.Fprintf(&b, "Event %s of node %s, check %s: %s, received %s ago.\n", e.Name, e.Spec.NodeName, e.Spec.CheckName, healthOf(e), duration.HumanDuration(now.Sub(health.ReceivedAt(e))))
+	fmt.Fprintf(&b, "Event %s of node %s, check %s: %s, received %s ago.\n", e.Name, kind.OneLine(e.Spec.NodeName), kind.OneLine(e.Spec.CheckName), healthOf(e), duration.HumanDuration(now.Sub(health.ReceivedAt(e))))
 	if e.Spec.Message != "" {
 		fmt.Fprintf(&b, "It says: %s\n", kind.OneLine(e.Spec.Message))
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
@@ -14,7 +15,8 @@ import (
 
 func newManifests() *cobra.Command {
 	o := manifests.Options{Objects: kinds.Objects(), Version: version}
-	var dir, drains string
+	var dir, drains, drainResource string
+	var drainCluster bool
 	cmd := &cobra.Command{
 		Use:   "manifests [--image IMAGE]",
 		Short: "Print what installs Ebb on a Kubernetes cluster",
@@ -22,9 +24,11 @@ func newManifests() *cobra.Command {
 DaemonSet of the nodes and the Deployment of the signer. It is config/kubernetes with this version and an image filled in.
 
 With --drain-config the file (docs/pods.md) is put into a ConfigMap that the nodes read at their start, and the admission policies get its
-systemNamespaces.`,
-		Example: "  ebb manifests --image registry.example/ebb:v1 | kubectl apply --server-side -f -",
-		Args:    cobra.NoArgs,
+systemNamespaces. If it has a custom drain, what that needs is printed too: the Role for its custom resources, or a ClusterRole if they are in no
+namespace, and the policy that lets only the coordinator write them.`,
+		Example: `  ebb manifests --image registry.example/ebb:v1 | kubectl apply --server-side -f -
+  ebb manifests --drain-config drain.toml | kubectl apply --server-side -f -`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir != "" {
 				return writeManifests(dir)
@@ -32,6 +36,7 @@ systemNamespaces.`,
 			if err := readDrainConfig(drains, &o); err != nil {
 				return err
 			}
+			o.CustomDrain = customDrainOf(o.Drains, drainResource, drainCluster)
 			data, err := manifests.All(o)
 			if err != nil {
 				return err
@@ -42,6 +47,8 @@ systemNamespaces.`,
 	}
 	cmd.Flags().StringVar(&o.Image, "image", manifests.DefaultImage, "image of the nodes and of the signer")
 	cmd.Flags().StringVar(&drains, "drain-config", "", "TOML file about drains, for the nodes (docs/pods.md)")
+	cmd.Flags().StringVar(&drainResource, "drain-resource", "", "plural name of the custom resource in the API (default: the plural of its kind)")
+	cmd.Flags().BoolVar(&drainCluster, "drain-cluster-scoped", false, "the custom resource is in no namespace")
 	cmd.Flags().StringVar(&dir, "write", "", "directory to write the files of config/kubernetes to")
 	_ = cmd.Flags().MarkHidden("write") // for make generate
 	return cmd
@@ -57,6 +64,22 @@ func readDrainConfig(path string, o *manifests.Options) (err error) {
 	}
 	o.Drains, err = drainconfig.Parse(path, o.DrainConfig)
 	return err
+}
+
+// customDrainOf is what the custom drain of a file creates, or nil if it has none.
+func customDrainOf(config *drainconfig.Config, resource string, clusterScoped bool) *manifests.CustomDrain {
+	if config == nil || config.CustomDrain == nil {
+		return nil
+	}
+	c := &manifests.CustomDrain{Group: config.CustomDrain.GVK.Group, Resource: resource, Namespace: config.CustomDrain.Namespace}
+	if c.Resource == "" {
+		plural, _ := apimeta.UnsafeGuessKindToResource(config.CustomDrain.GVK)
+		c.Resource = plural.Resource
+	}
+	if clusterScoped {
+		c.Namespace = ""
+	}
+	return c
 }
 
 // writeManifests writes config/kubernetes, which names no version.

@@ -105,3 +105,46 @@ func TestEveryDeclarationHasRules(t *testing.T) {
 		t.Errorf("a check without a policy has the rules %v", rules)
 	}
 }
+
+func TestManifestsOfACustomDrainHaveWhatItNeeds(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "drain.toml")
+	if err := os.WriteFile(file, []byte("[customDrain]\nenabled = true\nnamespace = \"jobs\"\napiGroup = \"slurm.ebb.dev\"\nkind = \"SlurmDrainRequest\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	render := func(args ...string) string {
+		t.Helper()
+		cmd := newManifests()
+		var out strings.Builder
+		cmd.SetOut(&out)
+		cmd.SetArgs(args)
+		if err := cmd.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	plain := render()
+	if !strings.HasPrefix(render("--drain-config", file), plain) || strings.Contains(plain, manifests.CustomDrainRole) {
+		t.Error("the manifests of a custom drain are not those without one, and more")
+	}
+	added := func(args ...string) string { return strings.TrimPrefix(render(args...), plain) }
+	for _, tc := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"--drain-config", file}, []string{
+			"kind: Role\n", "kind: RoleBinding\n", "namespace: jobs\n", "- slurmdrainrequests\n", "- slurmdrainrequests/status\n", "  - pods\n  verbs:\n  - list\n", "kubernetes.io/metadata.name: jobs\n",
+		}},
+		{[]string{"--drain-config", file, "--drain-cluster-scoped"}, []string{"kind: ClusterRole\n", "- slurmdrainrequests\n"}},
+		{[]string{"--drain-config", file, "--drain-resource", "drains-of-slurm"}, []string{"- drains-of-slurm\n", "- drains-of-slurm/status\n"}},
+	} {
+		text := added(tc.args...)
+		for _, want := range tc.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%v: no %q in\n%s", tc.args, want, text)
+			}
+		}
+		if clusterScoped := len(tc.args) == 3; clusterScoped && strings.Contains(text, "kind: Role\n") {
+			t.Errorf("%v: a Role\n%s", tc.args, text)
+		}
+	}
+}

@@ -3,6 +3,7 @@
 package drainconfig
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -95,6 +96,9 @@ const (
 	DefaultMaxShare           = 10.0
 	DefaultRetention          = 24 * time.Hour
 )
+
+// matchesNothing is a regular expression that no namespace matches.
+const matchesNothing = `[^\x{0}-\x{10FFFF}]`
 
 // Default is the configuration without a file: pods of all namespaces but the system's are evicted at once.
 func Default() *Config {
@@ -228,7 +232,8 @@ func (r *reading) refuse(key, format string, args ...any) {
 
 func (r *reading) read(f file) {
 	if f.SystemNamespaces != nil {
-		expression, err := regexp.Compile(*f.SystemNamespaces)
+		text := cmp.Or(*f.SystemNamespaces, matchesNothing) // an empty expression would match every namespace
+		expression, err := regexp.Compile(text)
 		if err != nil {
 			r.refuse("systemNamespaces", "%q is not a regular expression: %v", *f.SystemNamespaces, err)
 		}

@@ -130,3 +130,15 @@ func TestAMissingTemplateIsNamed(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
+
+func TestAnEmptyExpressionOfSystemNamespacesMatchesNone(t *testing.T) {
+	c, err := drainconfig.Parse("drain.toml", []byte("systemNamespaces = \"\"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, namespace := range []string{"kube-system", "default", "a"} {
+		if c.SystemNamespaces.MatchString(namespace) {
+			t.Errorf("%s is a system namespace", namespace)
+		}
+	}
+}

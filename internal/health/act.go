@@ -49,11 +49,11 @@ func (t *turn) takeAll(ctx context.Context, w World, steps []Step) error {
 	}
 	var group errgroup.Group
 	group.SetLimit(atOnce)
-	for _, ofNode := range byNode {
+	for name, ofNode := range byNode {
 		group.Go(func() error {
 			for _, s := range ofNode {
 				// What fails for one node is tried again soon, and keeps no other node waiting.
-				if err := t.take(ctx, s, before[string(s.Event.UID)]); err != nil && ctx.Err() == nil {
+				if err := t.take(ctx, s, before[string(s.Event.UID)], w.Nodes[name]); err != nil && ctx.Err() == nil {
 					t.leave(s.Event)
 					t.Log.Warn("health: a step failed; trying again", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "error", err)
 				}
@@ -72,12 +72,13 @@ func (t *turn) leave(e *v1alpha1.HealthEvent) {
 }
 
 // take takes one step.
-func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent) error {
+func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent, node *v1alpha1.Node) error {
 	t.at("before-health-" + string(s.Action))
 	err := t.do(ctx, s)
-	wait := (*blocked)(nil)
+	wait := (*Wait)(nil)
 	switch {
 	case errors.As(err, &wait):
+		t.announce(ctx, node, waitAnnounced(before, wait.Reason, wait.Message))
 		return t.block(ctx, before, wait)
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		return nil // decided on an old version: the next round decides again
@@ -88,6 +89,7 @@ func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent) e
 	if s.Action != ActionWait {
 		t.Log.Info("health: step taken", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "reason", reasonOf(s.Event))
 	}
+	t.announce(ctx, node, announced(s, before))
 	if before != nil {
 		t.Metrics.see(before, s.Event, time.Now())
 	}
@@ -101,14 +103,16 @@ func (t *turn) at(point string) {
 }
 
 // block records what a person has to do before a step can be taken.
-func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *blocked) error {
-	t.leave(e)
+func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *Wait) error {
+	if reasonOf(e) == wait.Reason { // otherwise the other track may go on at once
+		t.leave(e)
+	}
 	next := e.DeepCopy()
-	SetHandled(next, metav1.ConditionFalse, wait.reason, wait.message, time.Now())
+	SetHandled(next, metav1.ConditionFalse, wait.Reason, wait.Message, time.Now())
 	if equality.Semantic.DeepEqual(next.Status, e.Status) {
 		return nil
 	}
-	t.Log.Warn("health: waiting", "event", e.Name, "target", e.Spec.NodeName, "reason", wait.reason, "problem", wait.message)
+	t.Log.Warn("health: waiting", "event", e.Name, "target", e.Spec.NodeName, "reason", wait.Reason, "problem", wait.Message)
 	err := t.client.Status().Update(ctx, next)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -184,7 +188,7 @@ func (t *turn) resign(ctx context.Context, s Step) error {
 	t.leave(s.Event)
 	t.Log.Info("health: resigning, because this node is sick", "event", s.Event.Name)
 	if err := t.Resign(ctx); err != nil {
-		return &blocked{WaitNoSuccessor, fmt.Sprintf("Node %s is the coordinator and could not resign: %v.", t.Leader, err)}
+		return &Wait{WaitNoSuccessor, fmt.Sprintf("Node %s is the coordinator and could not resign: %v.", t.Leader, err)}
 	}
 	return nil
 }
@@ -221,7 +225,7 @@ func (t *turn) deleteResource(ctx context.Context, e *v1alpha1.HealthEvent) erro
 		t.Log.Warn("health: a custom resource is left, because --drain-config has no custom drain", "event", e.Name, "resource", e.Status.CustomResource.Name)
 		return nil
 	}
-	err := t.resources.Delete(ctx, e)
+	err := t.resources.Delete(ctx, t.term, e)
 	t.at("between-health-" + string(ActionDeleteCR))
 	return err
 }

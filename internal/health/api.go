@@ -28,8 +28,10 @@ type Received struct {
 	ID string `json:"id"`
 	// Name of its object.
 	Name string `json:"name"`
-	// Result is created, existing or conflict.
+	// Result is created, existing, conflict or dropped.
 	Result Result `json:"result"`
+	// Reason says why it was dropped.
+	Reason string `json:"reason,omitempty"`
 }
 
 // Result says what became of an event that was sent.
@@ -43,10 +45,16 @@ const (
 	Existing Result = "existing"
 	// Conflicting: another event has the id.
 	Conflicting Result = "conflict"
+	// Dropped: there are too many events, and this one was not stored.
+	Dropped Result = "dropped"
 )
 
 // API receives events from HTTP clients. It belongs to one term.
 type API struct {
+	// Cache reads what is stored, perhaps a moment ago.
+	Cache client.Reader
+	// Metrics of health events.
+	Metrics *Metrics
 	// Client writes for the term.
 	Client client.Client
 	// Reader reads live.
@@ -122,15 +130,68 @@ func EventName(id string) string {
 // Receive stores events that are valid, each once for its id.
 func (a *API) Receive(ctx context.Context, specs []v1alpha1.HealthEventSpec, now time.Time) ([]Received, error) {
 	results := make([]Received, len(specs))
+	if err := a.drop(ctx, specs, results); err != nil {
+		return nil, err
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for i := range specs {
+		if results[i].Result == Dropped {
+			continue
+		}
 		group.Go(func() (err error) {
 			results[i], err = a.receive(ctx, specs[i], now)
 			return err
 		})
 	}
 	return results, group.Wait()
+}
+
+// drop finds the events that are not stored: a detector that sends too many must not fill the store. Healthy events are not dropped until
+// there are twice as many.
+func (a *API) drop(ctx context.Context, specs []v1alpha1.HealthEventSpec, results []Received) error {
+	if a.Cache == nil {
+		return nil
+	}
+	var list v1alpha1.HealthEventList
+	if err := a.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list health events: %w", err)
+	}
+	known, open := map[string]bool{}, map[nodeCheck]int{}
+	for i := range list.Items {
+		e := &list.Items[i]
+		known[e.Name] = true
+		if !e.Spec.IsHealthy && e.Status.ClosedAt == nil && (isOpen(e) || !handled(e)) {
+			open[nodeCheck{e.Spec.NodeName, checkOf(e)}]++
+		}
+	}
+	for i := range specs {
+		s := &specs[i]
+		name := EventName(s.ID)
+		if known[name] {
+			continue
+		}
+		key, most := nodeCheck{s.NodeName, check{s.Agent, s.ComponentClass, s.CheckName}}, MaxEvents
+		if s.IsHealthy {
+			most = 2 * MaxEvents
+		}
+		reason := ""
+		switch {
+		case len(known) >= most:
+			reason = fmt.Sprintf("there are %d health events, and at most %d are stored", len(known), most)
+		case !s.IsHealthy && open[key] >= MaxOpenEvents:
+			reason = fmt.Sprintf("check %q of node %s has %d events that are not over, and more say nothing new", s.CheckName, s.NodeName, open[key])
+		default:
+			known[name] = true
+			if !s.IsHealthy {
+				open[key]++
+			}
+			continue
+		}
+		results[i] = Received{ID: s.ID, Name: name, Result: Dropped, Reason: reason}
+		a.Metrics.drop()
+	}
+	return nil
 }
 
 func (a *API) receive(ctx context.Context, spec v1alpha1.HealthEventSpec, now time.Time) (Received, error) {

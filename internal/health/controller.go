@@ -6,8 +6,10 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -24,7 +26,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
+	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/health/render"
 )
@@ -46,6 +50,8 @@ type Controller struct {
 	CheckTerm func(context.Context) error
 	// Resign lets another node become the coordinator. It returns before the term has ended.
 	Resign func(context.Context) error
+	// Tenants count the work on a node.
+	Tenants func(client.Reader) []drain.Tenant
 	// Config, Rules and Template are what the file of --drain-config says; Template is nil without a custom drain.
 	Config   *drainconfig.Config
 	Rules    *Rules
@@ -63,6 +69,7 @@ type Controller struct {
 	cached    client.Reader
 	live      client.Reader
 	resources *Resources
+	record    events.Recorder
 	config    *rest.Config
 	term      context.Context // ends with the term
 }
@@ -70,6 +77,7 @@ type Controller struct {
 // SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next steps.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.cached, c.live, c.config = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
+	c.record = events.Recorder{Client: c.client, Controller: "healthevents", Instance: c.Leader}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "healthevents"}}}
 	})
@@ -92,9 +100,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	stop := manager.RunnableFunc(func(ctx context.Context) error {
 		defer end()
 		if c.resources != nil { // a missing definition shows in the log before the first event
-			if _, err := c.resources.Definition(term); err != nil && ctx.Err() == nil {
-				c.Log.Warn("custom drains: could not look up the kind; trying again with the first event", "error", err)
-			}
+			c.resources.Definition(term)
 		}
 		<-ctx.Done()
 		return nil
@@ -158,17 +164,17 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	if live {
 		reader = c.live
 	}
-	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Pods: c.Pods, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}}
-	var events v1alpha1.HealthEventList
-	if err := reader.List(ctx, &events); err != nil {
+	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Pods: c.Pods, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}, Unread: map[string]Wait{}, Work: map[string]string{}}
+	var reports v1alpha1.HealthEventList
+	if err := reader.List(ctx, &reports); err != nil {
 		return w, fmt.Errorf("list health events: %w", err)
 	}
 	var drains v1alpha1.DrainList
 	if err := reader.List(ctx, &drains); err != nil {
 		return w, fmt.Errorf("list drains: %w", err)
 	}
-	for i := range events.Items {
-		w.Events = append(w.Events, &events.Items[i])
+	for i := range reports.Items {
+		w.Events = append(w.Events, &reports.Items[i])
 	}
 	for i := range drains.Items {
 		w.Drains = append(w.Drains, &drains.Items[i])
@@ -177,53 +183,96 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	if w.Fleet, err = fleet.Read(ctx, reader); err != nil {
 		return w, err
 	}
-	if c.resources == nil {
-		return w, nil
+	if c.resources != nil {
+		c.gatherResources(ctx, &w)
+		w.Distrusted = c.resources.isDistrusted()
 	}
-	return w, c.gatherResources(ctx, &w)
+	c.gatherWork(ctx, reader, &w)
+	return w, nil
 }
 
-// gatherResources reads the custom resources that have not ended, if there are any.
-func (c *Controller) gatherResources(ctx context.Context, w *World) (err error) {
-	var running []*v1alpha1.HealthEvent
+// gatherWork counts the work that objects place on nodes that do not run and have a drain: without a process it cannot be drained by a Drain.
+func (c *Controller) gatherWork(ctx context.Context, reader client.Reader, w *World) {
+	if c.Tenants == nil {
+		return
+	}
+	nodes := map[string]bool{}
 	for _, e := range w.Events {
-		if e.Status.CustomResource != nil && (e.Status.CustomResource.Outcome == "" || e.Status.CustomResource.Outcome == v1alpha1.ResourceLost) {
-			running = append(running, e)
+		if isOpen(e) && eviction(e) == v1alpha1.EvictionInProgress && !w.Live(e.Spec.NodeName) {
+			nodes[e.Spec.NodeName] = true
+		}
+	}
+	if len(nodes) == 0 {
+		return
+	}
+	tenants := c.Tenants(reader)
+	var works drain.Works
+	for _, t := range tenants {
+		works = append(works, t.Work())
+	}
+	for node := range nodes {
+		counts, total := map[string]int64{}, int64(0)
+		for _, t := range tenants {
+			left, err := t.Remaining(ctx, node)
+			if err != nil {
+				w.Work[node] = fmt.Sprintf("an unknown number of %s (%v)", t.Work().Many, err)
+				break
+			}
+			counts[t.Work().Name] = left.Count
+			total += left.Count
+		}
+		if total > 0 && w.Work[node] == "" {
+			w.Work[node] = works.Listed(counts)
+		}
+	}
+}
+
+// gatherResources reads the custom resources that have not ended, if there are any. What cannot be read holds up its own event only.
+func (c *Controller) gatherResources(ctx context.Context, w *World) {
+	var running []*v1alpha1.CustomResource
+	for _, e := range w.Events {
+		if cr := e.Status.CustomResource; cr != nil && (cr.Outcome == "" || cr.Outcome == v1alpha1.ResourceLost) {
+			running = append(running, cr)
 		}
 	}
 	if len(running) == 0 {
-		return nil
+		return
 	}
 	for range 2 {
-		if w.Definition, err = c.resources.Definition(c.term); err != nil {
-			return err
+		if w.Definition = c.resources.Definition(c.term); !w.Definition.Ready {
+			return
 		}
-		if !w.Definition.Ready {
-			return nil
-		}
-		if err := c.readResources(ctx, w, running); err != nil || c.resources.isKnown() {
-			return err
+		if c.readResources(ctx, w, running); c.resources.isKnown() {
+			return
 		}
 		// One is gone: perhaps the definition is too.
 	}
-	return nil
 }
 
-func (c *Controller) readResources(ctx context.Context, w *World, running []*v1alpha1.HealthEvent) error {
-	for _, e := range running {
-		cr := e.Status.CustomResource
-		if cr.UID == "" || cr.Outcome != "" || w.Resources[cr.UID] != nil {
+func (c *Controller) readResources(ctx context.Context, w *World, running []*v1alpha1.CustomResource) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for _, cr := range running {
+		if cr.UID == "" || cr.Outcome != "" {
 			continue
 		}
-		object, err := c.resources.Get(ctx, cr)
-		if err != nil {
-			return err
-		}
-		if object != nil {
-			w.Resources[cr.UID] = object
-		}
+		group.Go(func() error {
+			object, wait := c.resources.Get(ctx, cr)
+			mu.Lock()
+			defer mu.Unlock()
+			if object != nil {
+				w.Resources[cr.UID] = object
+			}
+			if wait != nil {
+				w.Unread[cr.UID] = *wait
+			}
+			return nil
+		})
 	}
-	return nil
+	_ = group.Wait() // none of them fails
 }
 
 func (r *Resources) isKnown() bool {
@@ -240,7 +289,7 @@ func pause(w World, blocked bool) time.Duration {
 			next = d
 		}
 	}
-	if blocked {
+	if blocked || len(w.Unread) > 0 || w.Distrusted {
 		sooner(tryAgain)
 	}
 	for _, e := range w.Events {

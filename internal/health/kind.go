@@ -100,6 +100,16 @@ func (p *part) Host(env kind.Env) (kind.Hosted, error) {
 	return kind.Hosted{}, nil
 }
 
+// MetricsOf are the metrics of health events of a process, which Host has made; nil without them.
+func MetricsOf(parts kind.Parts) *Metrics {
+	for _, p := range parts {
+		if mine, ok := p.(*part); ok {
+			return mine.metrics
+		}
+	}
+	return nil
+}
+
 // Setup implements kind.Part.
 func (p *part) Setup(t kind.Term) error {
 	pods, err := kube.HasNodes(t.Manager.GetConfig())
@@ -108,7 +118,7 @@ func (p *part) Setup(t kind.Term) error {
 	}
 	return (&Controller{
 		Pods:   pods && p.loaded.Config.CustomDrain == nil,
-		Leader: t.Leader, CheckTerm: t.CheckTerm, Resign: t.Resign, Config: p.loaded.Config, Rules: p.loaded.Rules, Template: p.loaded.Template,
+		Leader: t.Leader, CheckTerm: t.CheckTerm, Resign: t.Resign, Tenants: t.Tenants, Config: p.loaded.Config, Rules: p.loaded.Rules, Template: p.loaded.Template,
 		Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep,
 	}).SetupWithManager(t.Manager)
 }

@@ -19,8 +19,7 @@ func (r *round) end(open []*v1alpha1.HealthEvent, status v1alpha1.QuarantineStat
 		if step, ok := r.settle(e); !ok {
 			settled = false
 			if step != nil {
-				r.edited[string(e.UID)] = step.Event
-				r.steps = append(r.steps, *step)
+				r.add(step)
 			}
 		}
 	}
@@ -115,10 +114,8 @@ func (r *round) close(e *v1alpha1.HealthEvent, status v1alpha1.QuarantineStatus,
 func (r *round) ended(e *v1alpha1.HealthEvent) (v1alpha1.EvictionState, string) {
 	of := e
 	if e.Status.Joined != nil {
-		for _, other := range r.events {
-			if string(other.UID) == e.Status.Joined.UID {
-				of = other
-			}
+		if other := r.byUID[e.Status.Joined.UID]; other != nil {
+			of = other
 		}
 	}
 	cr, d := of.Status.CustomResource, of.Status.Drain

@@ -60,7 +60,7 @@ func (r *round) manual(e *v1alpha1.HealthEvent) {
 		return
 	}
 	if e.Status.UserPodsEvictionStatus == nil {
-		r.write(ActionSnapshot, e, func(e *v1alpha1.HealthEvent) {
+		r.write(ActionAdmit, e, func(e *v1alpha1.HealthEvent) {
 			e.Status.Drain = &v1alpha1.HealthDrain{Name: d.Name, UID: string(d.UID), Number: 1}
 			r.lead(e)
 		})
@@ -73,8 +73,7 @@ func (r *round) manual(e *v1alpha1.HealthEvent) {
 	t := r.custom(e)
 	switch {
 	case t.step != nil:
-		r.edited[string(e.UID)] = t.step.Event
-		r.steps = append(r.steps, *t.step)
+		r.add(t.step)
 	case t.failed:
 		// Not handled: the drain waits for it until somebody tries again or cancels.
 		r.write(ActionFinish, e, func(e *v1alpha1.HealthEvent) {
@@ -94,8 +93,7 @@ func (r *round) manual(e *v1alpha1.HealthEvent) {
 // endManual ends the event of a drain that has ended or was deleted.
 func (r *round) endManual(e *v1alpha1.HealthEvent, d *v1alpha1.Drain) {
 	if step := r.dropResource(e); step != nil {
-		r.edited[string(e.UID)] = step.Event
-		r.steps = append(r.steps, *step)
+		r.add(step)
 		return
 	}
 	r.write(ActionFinish, e, func(e *v1alpha1.HealthEvent) {

@@ -12,6 +12,7 @@ import (
 type Metrics struct {
 	quarantine, eviction, drained prometheus.Histogram
 	outcomes                      *prometheus.CounterVec
+	dropped                       prometheus.Counter
 }
 
 // NewMetrics registers the metrics of health events with r.
@@ -28,8 +29,16 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Name: "ebb_health_events_total", Help: "Health events by how they ended: the reason of the condition Handled.",
 		}, []string{"outcome"}),
 	}
-	r.MustRegister(m.quarantine, m.eviction, m.drained, m.outcomes)
+	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{Name: "ebb_health_events_dropped_total", Help: "Health events that were not stored, because there are too many."})
+	r.MustRegister(m.quarantine, m.eviction, m.drained, m.outcomes, m.dropped)
 	return m
+}
+
+// drop counts an event that was not stored.
+func (m *Metrics) drop() {
+	if m != nil {
+		m.dropped.Inc()
+	}
 }
 
 // see observes what a write of an event changed.

@@ -90,6 +90,9 @@ const (
 	WaitBusy        = "OtherCustomResource"
 	WaitDisabled    = "CustomDrainChanged"
 	WaitDefinition  = "DefinitionMissing"
+	WaitLookup      = "DefinitionUnknown"
+	WaitUnreadable  = "ResourceUnreadable"
+	WaitUndeleted   = "ResourceNotDeleted"
 	WaitForbidden   = "Forbidden"
 	WaitNamespace   = "NamespaceMissing"
 	WaitRefused     = "ResourceRefused"
@@ -97,6 +100,7 @@ const (
 	WaitPods        = "PodsNotListed"
 	WaitSingle      = "SingleNode"
 	WaitNoSuccessor = "NoSuccessor"
+	WaitNotRunning  = "NodeNotRunning"
 	WaitDrain       = "Draining"
 	WaitQueue       = "DrainQueued"
 	WaitStopping    = "DrainStopping"
@@ -127,21 +131,36 @@ type Step struct {
 // change w.
 func Next(w World) []Step {
 	byNode := map[string][]*v1alpha1.HealthEvent{}
-	var order []string // nodes by the age of their oldest event, so that whoever came first gets the room that there is
+	// Nodes by the age of their oldest problem that waits, so that whoever came first gets the room that there is, and then the others.
+	var waiting, order []string
+	waits := map[string]bool{}
 	for _, e := range inOrder(w.Events) {
-		if byNode[e.Spec.NodeName] == nil {
-			order = append(order, e.Spec.NodeName)
+		name := e.Spec.NodeName
+		if byNode[name] == nil {
+			order = append(order, name)
 		}
-		byNode[e.Spec.NodeName] = append(byNode[e.Spec.NodeName], e)
+		if !waits[name] && !e.Spec.IsHealthy && !handled(e) {
+			waits[name] = true
+			waiting = append(waiting, name)
+		}
+		byNode[name] = append(byNode[name], e)
 	}
-	room := w.room()
+	order = append(waiting, slices.DeleteFunc(order, func(name string) bool { return waits[name] })...)
+	shared := &limits{room: w.room()}
 	var steps []Step
 	for _, name := range order {
-		r := &round{World: &w, name: name, node: w.Nodes[name], events: byNode[name], edited: map[string]*v1alpha1.HealthEvent{}, room: &room}
+		r := newRound(&w, name, byNode[name], shared)
 		r.run()
 		steps = append(steps, r.steps...)
 	}
-	return append(steps, w.manualEvents()...)
+	steps = append(steps, w.manualEvents()...)
+	return append(steps, w.excess(steps)...)
+}
+
+// limits are what the rounds of all nodes share.
+type limits struct {
+	room int    // how many more nodes may be cordoned
+	full string // what events wait for when there is none, once somebody asked
 }
 
 // round decides about the events of one node.
@@ -151,8 +170,35 @@ type round struct {
 	node   *v1alpha1.Node
 	events []*v1alpha1.HealthEvent
 	edited map[string]*v1alpha1.HealthEvent // what this round writes, by UID
-	room   *int
+	shared *limits
 	steps  []Step
+
+	byUID   map[string]*v1alpha1.HealthEvent
+	healthy map[check][]*v1alpha1.HealthEvent
+	owners  map[string]bool // of the cordon
+	led     *v1alpha1.HealthEvent
+	looked  bool // led is up to date
+}
+
+func newRound(w *World, name string, events []*v1alpha1.HealthEvent, shared *limits) *round {
+	r := &round{
+		World: w, name: name, node: w.Nodes[name], events: events, shared: shared, edited: map[string]*v1alpha1.HealthEvent{},
+		byUID: map[string]*v1alpha1.HealthEvent{}, healthy: healthyByCheck(events), owners: map[string]bool{},
+	}
+	for _, e := range events {
+		r.byUID[string(e.UID)] = e
+	}
+	if r.node != nil {
+		for _, uid := range v1alpha1.CordonOwners(r.node) {
+			r.owners[uid] = true
+		}
+	}
+	return r
+}
+
+// isResolved reports whether the problem of an event is over.
+func (r *round) isResolved(e *v1alpha1.HealthEvent) bool {
+	return r.resolved(e, r.healthy[checkOf(e)])
 }
 
 // now is an event as this round leaves it.
@@ -166,6 +212,12 @@ func (r *round) now(e *v1alpha1.HealthEvent) *v1alpha1.HealthEvent {
 // busy reports whether this round already has a step for an event.
 func (r *round) busy(e *v1alpha1.HealthEvent) bool { return r.edited[string(e.UID)] != nil }
 
+// add adds a step about an event.
+func (r *round) add(s *Step) {
+	r.edited[string(s.Event.UID)], r.looked = s.Event, false
+	r.steps = append(r.steps, *s)
+}
+
 // write adds a step that writes an event, unless nothing would change.
 func (r *round) write(action Action, e *v1alpha1.HealthEvent, change func(*v1alpha1.HealthEvent)) {
 	next := e.DeepCopy()
@@ -173,6 +225,7 @@ func (r *round) write(action Action, e *v1alpha1.HealthEvent, change func(*v1alp
 	if equality.Semantic.DeepEqual(next, e) {
 		return
 	}
+	r.looked = r.looked && next.Status.Joined != nil // one that joined another leads nothing
 	r.edited[string(e.UID)] = next
 	r.steps = append(r.steps, Step{Action: action, Event: next})
 }
@@ -226,7 +279,7 @@ func (r *round) judge(e *v1alpha1.HealthEvent) {
 		// The node was cordoned for it, which is recorded first.
 	case r.expired(e):
 		end(ReasonExpired, fmt.Sprintf("The event is older than %s; it is recorded and has no effect.", r.Config.Quarantine.Retention))
-	case r.resolved(e, r.events):
+	case r.isResolved(e):
 		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
 			e.Status.NodeQuarantined = v1alpha1.QuarantineCancelled
 			e.Status.ClosedAt = micro(r.Now)
@@ -242,18 +295,23 @@ func (r *round) judge(e *v1alpha1.HealthEvent) {
 
 // owns reports whether an event is an owner of the cordon of the node.
 func (r *round) owns(e *v1alpha1.HealthEvent) bool {
-	return r.node != nil && r.node.Spec.Cordoned && slices.Contains(v1alpha1.CordonOwners(r.node), string(e.UID))
+	return r.node != nil && r.node.Spec.Cordoned && r.owners[string(e.UID)]
 }
 
 // quarantine cordons the node for the problems that ask for it, and admits those for which it is cordoned. It returns whether some are
 // still on their way.
 func (r *round) quarantine() (joining bool) {
 	var waiting []*v1alpha1.HealthEvent
+	full := r.node != nil && !r.node.Spec.Cordoned && r.shared.room <= 0
 	for _, e := range r.events {
 		if e.Spec.IsHealthy || isManual(e) || handled(e) || e.Status.NodeQuarantined != "" || r.busy(e) || r.node == nil {
 			continue
 		}
-		if !r.owns(e) && (r.resolved(e, r.events) || !r.Rules.Decide(e).Quarantine) {
+		if !r.owns(e) && (r.isResolved(e) || !r.Rules.Decide(e).Quarantine) {
+			continue
+		}
+		if full {
+			r.wait(e, WaitLimit, r.limitMessage())
 			continue
 		}
 		if !controllerutil.ContainsFinalizer(e, v1alpha1.HealthEventFinalizer) {
@@ -274,18 +332,12 @@ func (r *round) quarantine() (joining bool) {
 		return true
 	}
 	if !r.node.Spec.Cordoned {
-		if *r.room <= 0 {
-			for _, e := range waiting {
-				r.wait(e, WaitLimit, r.limitMessage())
-			}
-			return joining
-		}
-		*r.room--
+		r.shared.room--
 		owners = nil
 	}
 	var adds []string
 	for _, e := range waiting {
-		if slices.Contains(owners, string(e.UID)) {
+		if owners != nil && r.owners[string(e.UID)] {
 			r.admit(e, v1alpha1.Quarantined)
 			continue
 		}
@@ -301,24 +353,24 @@ func (r *round) quarantine() (joining bool) {
 }
 
 func (r *round) limitMessage() string {
+	if r.shared.full != "" {
+		return r.shared.full
+	}
 	names := r.cordoned()
 	more := ""
 	if len(names) > 5 {
 		more, names = fmt.Sprintf(" and %d more", len(names)-5), names[:5]
 	}
-	return fmt.Sprintf("At most %d of %d nodes may be cordoned at once, and these are: %s%s. Uncordon one of them, or raise quarantine.maxShare in the file of --drain-config.",
+	r.shared.full = fmt.Sprintf("At most %d of %d nodes may be cordoned at once, and these are: %s%s. Uncordon one of them, or raise quarantine.maxShare in the file of --drain-config.",
 		r.limit(), len(r.Nodes), strings.Join(names, ", "), more)
+	return r.shared.full
 }
 
 // admit records that the node is quarantined for an event, and which drain the event belongs to.
 func (r *round) admit(e *v1alpha1.HealthEvent, status v1alpha1.QuarantineStatus) {
-	action := ActionAdmit
 	decision := r.Rules.Decide(e)
 	leader := r.leader()
-	if decision.Drain && leader == nil && r.Config.CustomDrain != nil {
-		action = ActionSnapshot
-	}
-	r.write(action, e, func(e *v1alpha1.HealthEvent) {
+	r.write(ActionAdmit, e, func(e *v1alpha1.HealthEvent) {
 		e.Status.NodeQuarantined, e.Status.QuarantinedAt = status, micro(r.Now)
 		switch {
 		case !decision.Drain:
@@ -338,13 +390,17 @@ func (r *round) lead(e *v1alpha1.HealthEvent) {
 	e.Status.Joined = nil
 	r.evict(e, v1alpha1.EvictionInProgress, "The node is being drained.")
 	r.waitIn(e, WaitStart, "The drain of the node is starting.")
-	if r.Config.CustomDrain != nil && r.otherResource(e) == nil {
-		r.nameResource(e, 1)
-	}
 }
 
 // leader is the event whose drain others of the node join: the one whose drain runs, or else the last that succeeded or failed.
 func (r *round) leader() *v1alpha1.HealthEvent {
+	if !r.looked {
+		r.led, r.looked = r.findLeader(), true
+	}
+	return r.led
+}
+
+func (r *round) findLeader() *v1alpha1.HealthEvent {
 	var found *v1alpha1.HealthEvent
 	for _, e := range r.events {
 		e = r.now(e)
@@ -390,7 +446,7 @@ func (r *round) follow(e, leader *v1alpha1.HealthEvent) {
 
 func (r *round) allResolved(open []*v1alpha1.HealthEvent) bool {
 	for _, e := range open {
-		if !r.resolved(e, r.events) {
+		if !r.isResolved(e) {
 			return false
 		}
 	}
@@ -399,10 +455,9 @@ func (r *round) allResolved(open []*v1alpha1.HealthEvent) bool {
 
 // uncordoned are the open events under which somebody else lifted the cordon. The node may have been cordoned again since.
 func (r *round) uncordoned(open []*v1alpha1.HealthEvent) []*v1alpha1.HealthEvent {
-	owners := v1alpha1.CordonOwners(r.node)
 	var lost []*v1alpha1.HealthEvent
 	for _, e := range open {
-		owned := slices.Contains(owners, string(e.UID)) || r.now(e).Status.NodeQuarantined == v1alpha1.AlreadyQuarantined
+		owned := r.owners[string(e.UID)] || r.now(e).Status.NodeQuarantined == v1alpha1.AlreadyQuarantined
 		if !r.node.Spec.Cordoned || !owned {
 			lost = append(lost, e)
 		}

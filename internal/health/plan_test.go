@@ -29,7 +29,7 @@ const (
 func TestAFatalEventQuarantinesItsNodeAndDrainsItOnTwoTracks(t *testing.T) {
 	s := newStore(3).custom()
 	s.send("e1", nil)
-	want := []health.Action{"hold", "quarantine", "snapshot", "create-cr", "name-drain", "start-drain", "wait"}
+	want := []health.Action{"hold", "quarantine", "admit", "snapshot", "create-cr", "name-drain", "start-drain", "wait"}
 	if diff := cmp.Diff(want, s.settle()); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
@@ -395,7 +395,7 @@ func TestTheCoordinatorsNodeResignsFirst(t *testing.T) {
 	s := newStore(3).custom()
 	s.send("e1", on("n1"))
 	steps := s.settle()
-	if want := []health.Action{"hold", "quarantine", "snapshot", "resign", "create-cr", "name-drain", "start-drain", "wait"}; !slices.Equal(steps, want) {
+	if want := []health.Action{"hold", "quarantine", "admit", "resign", "snapshot", "create-cr", "name-drain", "start-drain", "wait"}; !slices.Equal(steps, want) {
 		t.Errorf("%v, want %v", steps, want)
 	}
 	lone := newStore(1)
@@ -678,5 +678,197 @@ func TestThePlannerLeavesTheWorldAsItIs(t *testing.T) {
 		for _, step := range steps {
 			s.take(step)
 		}
+	}
+}
+
+func TestADefinitionThatIsUnknownOrMissingForAMomentEndsNothing(t *testing.T) {
+	for _, reason := range []string{health.WaitLookup, health.WaitDefinition} {
+		t.Run(reason, func(t *testing.T) {
+			s := newStore(3).custom()
+			s.send("e1", nil)
+			s.settle()
+			s.definition = health.Definition{Reason: reason, Message: "Who knows."}
+			s.settle()
+			s.is(t, "e1", quarantined, progressing, reason)
+			s.definition = health.Definition{Ready: true, Namespaced: true}
+			s.settle()
+			s.is(t, "e1", quarantined, progressing, health.WaitResource)
+			if cr := s.events["e1"].Status.CustomResource; cr.Attempt != 1 || cr.Outcome != "" || len(s.resources) != 1 {
+				t.Errorf("%+v, %d resources", cr, len(s.resources))
+			}
+		})
+	}
+}
+
+func TestADefinitionThatIsGoneTookItsResourcesWithIt(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	s.definition, s.resources = health.Definition{Gone: true, Reason: health.WaitDefinition, Message: "missing"}, map[string]*unstructured.Unstructured{}
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitDefinition)
+	if cr := s.events["e1"].Status.CustomResource; cr.Outcome != v1alpha1.ResourceLost || !cr.Removed {
+		t.Errorf("%+v", cr)
+	}
+	// Nothing is left to delete, so that the end of the problem ends it all.
+	s.send("h1", healthy)
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "e1", v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+}
+
+func TestAResourceThatCannotBeReadHoldsUpItsOwnNodeOnly(t *testing.T) {
+	s := newStore(30).custom()
+	s.send("e1", nil)
+	s.send("e2", on("n3"))
+	s.settle()
+	s.unread["drain-n2-e1"] = health.Wait{Reason: health.WaitForbidden, Message: "No."}
+	s.say("drain-n3-e2", "DrainComplete", "True", "")
+	s.now = s.now.Add(2 * time.Hour) // it may be complete: nobody knows
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitForbidden)
+	s.is(t, "e2", quarantined, progressing, health.WaitQueue)
+	s.say("drain-n2-e1", "DrainComplete", "True", "")
+	delete(s.unread, "drain-n2-e1")
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+	s.is(t, "e2", quarantined, succeeded, health.ReasonDrained)
+}
+
+func TestPodsThatCannotBeListedHoldUpTheCustomResourceOnly(t *testing.T) {
+	s := newStore(3).custom()
+	s.noPods = true
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitPods)
+	if len(s.drains) != 1 || len(s.resources) != 0 {
+		t.Errorf("%d drains, %d resources", len(s.drains), len(s.resources))
+	}
+	s.noPods = false
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+}
+
+func TestANodeThatDoesNotRunIsDrainedWhenNothingIsLeftOnIt(t *testing.T) {
+	s := newStore(3)
+	s.dead["n2"], s.work["n2"] = true, "1 replica"
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitNotRunning)
+	delete(s.dead, "n2") // it comes back, and is drained as any other
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+
+	s = newStore(3)
+	s.dead["n2"], s.nodes["n2"].Status.Epoch = true, 0
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitNotRunning)
+}
+
+func TestANodeThatRunsAgainBeforeTheEndIsDrainedAfterAll(t *testing.T) {
+	s := newStore(3).custom()
+	s.dead["n2"] = true
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	delete(s.dead, "n2")
+	s.nodes["n2"].Status.Epoch++
+	s.say("drain-n2-e1", "DrainComplete", "True", "")
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	s.settle()
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+}
+
+func TestTheRoomAtTheLimitGoesToTheOldestProblemThatWaits(t *testing.T) {
+	s := newStore(10)
+	// n3 had an event long ago, which is over.
+	s.send("old", func(e *v1alpha1.HealthEvent) { e.Spec.NodeName, e.Spec.IsFatal = "n3", false })
+	s.send("first", on("n1"))
+	s.settle()
+	s.send("second", on("n4"))
+	s.send("third", on("n3"))
+	s.settle()
+	s.is(t, "second", "", "", health.WaitLimit)
+	s.is(t, "third", "", "", health.WaitLimit)
+	if len(s.events["second"].Finalizers) > 0 {
+		t.Error("an event without effect keeps itself from being deleted")
+	}
+	s.send("h1", func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.NodeName = "n1" })
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	if !s.nodes["n4"].Spec.Cordoned || s.nodes["n3"].Spec.Cordoned {
+		t.Errorf("n4 is cordoned: %v, n3: %v", s.nodes["n4"].Spec.Cordoned, s.nodes["n3"].Spec.Cordoned)
+	}
+}
+
+func TestBeyondTheirNumberEventsWithoutEffectAreDeleted(t *testing.T) {
+	s := newStore(10)
+	// What drains if it is sent again stays: an event whose cordon a person lifted.
+	s.send("lifted", nil)
+	s.settle()
+	s.uncordon("n2")
+	v1alpha1.SetCordonOwners(s.nodes["n2"], nil)
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "lifted", v1alpha1.QuarantineCancelled, cancelled, health.ReasonUncordoned)
+	// A flapping check.
+	for i := range 3 {
+		s.send(fmt.Sprintf("flap%d", i), on("n4"))
+		s.settle()
+		s.send(fmt.Sprintf("well%d", i), func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.NodeName = "n4" })
+		s.settle()
+		s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+		s.settle()
+		s.is(t, fmt.Sprintf("flap%d", i), v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+	}
+	for i := range health.MaxEvents - 2 {
+		s.send(fmt.Sprintf("noise%d", i), func(e *v1alpha1.HealthEvent) { e.Spec.NodeName, e.Spec.IsFatal = fmt.Sprintf("n%d", 1+i%10), false })
+	}
+	for range 4 {
+		s.settle()
+	}
+	if n := len(s.events); n != health.MaxEvents {
+		t.Errorf("%d events are left", n)
+	}
+	// flap0 .. flap2 and well0, well1 are the oldest that have no effect; well2 ends them if they are sent again.
+	for name, stays := range map[string]bool{"lifted": true, "flap0": false, "well0": false, "well2": true, "noise9000": true} {
+		if (s.events[name] != nil) != stays {
+			t.Errorf("%s stays: %v, want %v", name, s.events[name] != nil, stays)
+		}
+	}
+	s.send("flap0", func(e *v1alpha1.HealthEvent) {
+		e.Spec.NodeName, e.Spec.GeneratedTimestamp = "n4", v1alpha1.NewTimestamp(begin)
+	})
+	s.settle()
+	if s.nodes["n4"].Spec.Cordoned {
+		t.Error("a replay of an event that was deleted early had an effect")
+	}
+}
+
+// BenchmarkNext measures one look at many events of one node, as a detector sends them that does not stop.
+func BenchmarkNext(b *testing.B) {
+	for _, n := range []int{100, 1000, 10000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := newStore(100)
+			for i := range n {
+				s.send(fmt.Sprintf("e%d", i), func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = fmt.Sprintf("c%d", i%10) })
+			}
+			for range 4 {
+				for _, step := range health.Next(s.world()) {
+					s.take(step)
+				}
+			}
+			w := s.world()
+			for b.Loop() {
+				health.Next(w)
+			}
+		})
 	}
 }

@@ -27,11 +27,11 @@ import (
 	"github.com/ebb-dev/ebb/internal/health/render"
 )
 
-// Problems of custom resources that are waited out by name.
-type blocked struct{ reason, message string }
+// Wait is why something cannot be done now, as the reason and the message of the condition Handled.
+type Wait struct{ Reason, Message string }
 
 // Error implements error.
-func (b *blocked) Error() string { return b.message }
+func (w *Wait) Error() string { return w.Message }
 
 // errNameTaken: an object of that name exists that was made for something else.
 var errNameTaken = errors.New("an object of that name exists already")
@@ -49,10 +49,29 @@ type Resources struct {
 	definition Definition
 	known      bool // definition is up to date
 	gvr        schema.GroupVersionResource
-	status     bool // the kind has a status subresource
+	status     bool                                  // the kind has a status subresource
+	missing    map[schema.GroupVersionKind]time.Time // since when discovery has answered that there is no such kind
 	informer   cache.SharedIndexInformer
+	distrusted *string // what the informer had seen when its watch failed; its objects may be old until it has seen more
 	stop       context.CancelFunc
+	unread     map[string]unread // reads that failed, by UID of the resource
 }
+
+// unread is a read that failed. It is not tried again before a time.
+type unread struct {
+	wait  Wait
+	until time.Time
+}
+
+const (
+	// callLimit bounds one call about the custom resource of one node.
+	callLimit = 10 * time.Second
+	// readLimit bounds the reads of one look at all resources.
+	readLimit = 5 * time.Second
+	// goneAfter is for how long discovery has to deny a kind before its resources count as deleted. An API server that has just started
+	// may not know all its kinds yet.
+	goneAfter = 5 * time.Second
+)
 
 // NewResources makes clients. changed is called when a resource or its definition may have changed.
 func NewResources(cfg *rest.Config, config *drainconfig.CustomDrain, template *render.Template, changed func(), log *slog.Logger) (*Resources, error) {
@@ -64,31 +83,31 @@ func NewResources(cfg *rest.Config, config *drainconfig.CustomDrain, template *r
 	if err != nil {
 		return nil, err
 	}
-	return &Resources{config: config, template: template, objects: objects, discovery: lookup, changed: changed, log: log}, nil
+	return &Resources{config: config, template: template, objects: objects, discovery: lookup, changed: changed, log: log,
+		missing: map[schema.GroupVersionKind]time.Time{}, unread: map[string]unread{}}, nil
 }
 
-// Definition looks up the kind of the resources, unless it is known, and watches them from then on until ctx ends.
-func (r *Resources) Definition(ctx context.Context) (Definition, error) {
+// Definition looks up the kind of the resources, unless it is known, and watches them from then on until ctx ends. A lookup that fails says
+// nothing about the kind.
+func (r *Resources) Definition(ctx context.Context) Definition {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.known && r.definition.Ready {
-		return r.definition, nil
+		return r.definition
 	}
 	before := r.definition
-	found, err := r.lookup(ctx)
-	if err != nil {
-		return Definition{}, err
-	}
-	r.definition, r.known = found, true
+	found := r.lookup(ctx)
 	if found != before {
 		r.report(found)
 	}
-	if found.Ready {
+	r.definition, r.known = found, found.Ready || found.Reason == WaitDefinition
+	switch {
+	case found.Ready:
 		r.watch(ctx)
-	} else {
+	case found.Reason == WaitDefinition:
 		r.unwatch()
 	}
-	return found, nil
+	return found
 }
 
 func (r *Resources) report(d Definition) {
@@ -100,35 +119,71 @@ func (r *Resources) report(d Definition) {
 }
 
 // lookup maps the kind to its resource by discovery.
-func (r *Resources) lookup(ctx context.Context) (Definition, error) {
-	gv := r.config.GVK.GroupVersion()
-	list, err := discovery.ToServerResourcesInterfaceWithContext(r.discovery).ServerResourcesForGroupVersionWithContext(ctx, gv.String())
-	missing := Definition{Reason: WaitDefinition, Message: fmt.Sprintf("The cluster serves no %s of %s: install its CustomResourceDefinition; drains wait for it.", r.config.GVK.Kind, gv)}
+func (r *Resources) lookup(ctx context.Context) Definition {
+	gvk := r.config.GVK
+	kind, err := r.find(ctx, gvk)
 	switch {
-	case apierrors.IsNotFound(err):
-		return missing, nil
 	case err != nil:
-		return Definition{}, fmt.Errorf("look up %s of %s: %w", r.config.GVK.Kind, gv, err)
+		return Definition{Reason: WaitLookup, Message: fmt.Sprintf("Could not find out whether the cluster serves %s of %s: %v. Trying again.", gvk.Kind, gvk.GroupVersion(), err)}
+	case kind.deleting:
+		return Definition{Reason: WaitDefinition, Gone: kind.gone, Message: fmt.Sprintf("The CustomResourceDefinition of %s of %s is being deleted: install it again; drains wait for it.", gvk.Kind, gvk.GroupVersion())}
+	case !kind.served:
+		return Definition{Reason: WaitDefinition, Gone: kind.gone, Message: fmt.Sprintf("The cluster serves no %s of %s: install its CustomResourceDefinition; drains wait for it.", gvk.Kind, gvk.GroupVersion())}
 	}
-	found := missing
-	r.status = false
+	r.gvr, r.status = kind.gvr, kind.status
+	return Definition{Ready: true, Namespaced: kind.namespaced}
+}
+
+// servedKind is what discovery answers about a kind.
+type servedKind struct {
+	gvr                schema.GroupVersionResource
+	served, namespaced bool
+	status             bool // there is a status subresource
+	deleting           bool // objects can no longer be created
+	gone               bool // it has not been served for a while
+}
+
+// find asks discovery for a kind, and notes since when there is none.
+func (r *Resources) find(ctx context.Context, gvk schema.GroupVersionKind) (servedKind, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	list, err := discovery.ToServerResourcesInterfaceWithContext(r.discovery).ServerResourcesForGroupVersionWithContext(ctx, gvk.GroupVersion().String())
+	if err != nil && !apierrors.IsNotFound(err) {
+		delete(r.missing, gvk)
+		return servedKind{}, err
+	}
+	found := servedKind{}
+	if err == nil {
+		found = kindIn(list, gvk)
+	}
+	if found.served {
+		delete(r.missing, gvk)
+		return found, nil
+	}
+	if r.missing[gvk].IsZero() {
+		r.missing[gvk] = time.Now()
+	}
+	found.gone = time.Since(r.missing[gvk]) >= goneAfter
+	return found, nil
+}
+
+func kindIn(list *metav1.APIResourceList, gvk schema.GroupVersionKind) servedKind {
+	found := servedKind{}
 	for _, resource := range list.APIResources {
-		if resource.Kind != r.config.GVK.Kind {
+		if resource.Kind != gvk.Kind {
 			continue
 		}
 		switch name, sub := cutSubresource(resource.Name); {
 		case sub == "status":
-			r.status = true
+			found.status = true
 		case sub != "":
 		case !slices.Contains(resource.Verbs, "create"):
-			missing.Message = fmt.Sprintf("The CustomResourceDefinition of %s of %s is being deleted: install it again; drains wait for it.", r.config.GVK.Kind, gv)
-			return missing, nil
+			found.deleting = true
 		default:
-			r.gvr = gv.WithResource(name)
-			found = Definition{Ready: true, Namespaced: resource.Namespaced}
+			found.gvr, found.served, found.namespaced = gvk.GroupVersion().WithResource(name), true, resource.Namespaced
 		}
 	}
-	return found, nil
+	return found
 }
 
 func cutSubresource(name string) (resource, sub string) {
@@ -151,7 +206,11 @@ func (r *Resources) watch(ctx context.Context) {
 	}
 	informer := dynamicinformer.NewFilteredDynamicInformer(r.objects, r.gvr, namespace, 0, cache.Indexers{}, nil).Informer()
 	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		if ctx.Err() == nil && (apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)) {
+		if ctx.Err() != nil {
+			return
+		}
+		r.distrust()
+		if apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) {
 			r.forget()
 		}
 	}) // it fails only after the start
@@ -167,8 +226,18 @@ func (r *Resources) watch(ctx context.Context) {
 func (r *Resources) unwatch() {
 	if r.stop != nil {
 		r.stop()
-		r.informer, r.stop = nil, nil
+		r.informer, r.stop, r.distrusted = nil, nil, nil
 	}
+}
+
+// distrust lets resources be read live until the informer has seen more: its watch failed.
+func (r *Resources) distrust() {
+	r.mu.Lock()
+	if r.informer != nil {
+		r.distrusted = new(r.informer.LastSyncResourceVersion())
+	}
+	r.mu.Unlock()
+	r.changed()
 }
 
 // forget lets the kind be looked up again: it may have been deleted with all its resources.
@@ -188,29 +257,58 @@ func (r *Resources) of(cr *v1alpha1.CustomResource) dynamic.ResourceInterface {
 	return r.objects.Resource(r.gvr).Namespace(cr.Namespace)
 }
 
-// Get returns the resource that was recorded, or nil if it does not exist. What the informer has not seen is read live.
-func (r *Resources) Get(ctx context.Context, cr *v1alpha1.CustomResource) (*unstructured.Unstructured, error) {
+// Get returns the resource that was recorded, or nil if it does not exist. What the informer has not seen is read live. A resource that
+// cannot be read is a wait.
+func (r *Resources) Get(ctx context.Context, cr *v1alpha1.CustomResource) (*unstructured.Unstructured, *Wait) {
 	if object := r.cached(cr); object != nil {
 		return object, nil
 	}
+	r.mu.Lock()
+	before, failed := r.unread[cr.UID]
+	r.mu.Unlock()
+	if failed && time.Now().Before(before.until) {
+		return nil, &before.wait
+	}
+	began := time.Now()
 	object, err := r.of(cr).Get(ctx, cr.Name, metav1.GetOptions{})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.unread, cr.UID)
 	switch {
-	case apierrors.IsNotFound(err):
-		r.mu.Lock()
-		r.known = false
-		r.mu.Unlock()
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("read %s %s: %w", cr.Kind, cr.Name, err)
-	case string(object.GetUID()) != cr.UID:
+	case err == nil && string(object.GetUID()) == cr.UID:
+		return object, nil
+	case err == nil:
+		return nil, nil // another of the same name
+	case isNoObject(err):
+		r.known = false // perhaps the definition was deleted too
 		return nil, nil
 	}
-	return object, nil
+	wait := Wait{Reason: WaitUnreadable, Message: fmt.Sprintf("Could not read %s %s: %v. Trying again; see the definition of its kind, and its conversion webhook if it has one.", cr.Kind, cr.Name, err)}
+	switch {
+	case apierrors.IsForbidden(err):
+		wait = forbidden(cr, err)
+	case apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err):
+		r.known = false
+		wait = Wait{Reason: WaitLookup, Message: fmt.Sprintf("Could not read %s %s: the cluster does not serve its kind at the moment. Trying again.", cr.Kind, cr.Name)}
+	}
+	// A read that takes long, because a webhook does not answer, is tried less often: other nodes wait for it.
+	r.unread[cr.UID] = unread{wait: wait, until: time.Now().Add(max(tryAgain, 4*time.Since(began)))}
+	return nil, &wait
+}
+
+// isNoObject reports whether the API says that an object does not exist, as opposed to not serving its kind.
+func isNoObject(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 func (r *Resources) cached(cr *v1alpha1.CustomResource) *unstructured.Unstructured {
 	r.mu.Lock()
 	informer := r.informer
+	if informer != nil && r.distrusted != nil && *r.distrusted == informer.LastSyncResourceVersion() {
+		informer = nil
+	} else {
+		r.distrusted = nil
+	}
 	r.mu.Unlock()
 	if informer == nil {
 		return nil
@@ -227,12 +325,21 @@ func (r *Resources) cached(cr *v1alpha1.CustomResource) *unstructured.Unstructur
 	return object
 }
 
+// isDistrusted reports whether resources are read live because the watch failed.
+func (r *Resources) isDistrusted() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.distrusted != nil
+}
+
 // Create creates the resource of an event, or finds the one that was created for it before, and returns its UID.
 func (r *Resources) Create(ctx context.Context, e *v1alpha1.HealthEvent) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	cr := e.Status.CustomResource
 	object, err := r.template.Render(render.NewData(e, e.Status.Pods))
 	if err != nil {
-		return "", &blocked{WaitTemplate, fmt.Sprintf("%v. Correct the template and restart the nodes.", err)}
+		return "", &Wait{WaitTemplate, fmt.Sprintf("%v. Correct the template and restart the nodes.", err)}
 	}
 	status := object.Object["status"]
 	r.mu.Lock()
@@ -301,28 +408,35 @@ func (r *Resources) explain(err error, cr *v1alpha1.CustomResource) error {
 	case errors.Is(err, errNameTaken):
 		return err
 	case apierrors.IsForbidden(err):
-		return &blocked{WaitForbidden, fmt.Sprintf("The coordinator may not write %s in namespace %s: %v. Start `ebb apiserver` with the same --drain-config; on Kubernetes grant the coordinator get, list, watch, create, update and delete on them, and update on their status.", cr.Kind, cr.Namespace, err)}
+		return new(forbidden(cr, err))
 	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
-		return &blocked{WaitRefused, fmt.Sprintf("The API refused %s %s: %s. Correct the template and restart the nodes.", cr.Kind, cr.Name, bounded(err.Error()))}
+		return &Wait{WaitRefused, fmt.Sprintf("The API refused %s %s: %s. Correct the template and restart the nodes.", cr.Kind, cr.Name, bounded(err.Error()))}
 	case apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces":
-		return &blocked{WaitNamespace, fmt.Sprintf("There is no namespace %s: create it, and the drain goes on.", cr.Namespace)}
+		return &Wait{WaitNamespace, fmt.Sprintf("There is no namespace %s: create it, and the drain goes on.", cr.Namespace)}
 	case apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err):
 		r.mu.Lock()
 		r.known = false
 		r.mu.Unlock()
-		return &blocked{WaitDefinition, fmt.Sprintf("The cluster serves no %s: install its CustomResourceDefinition; drains wait for it.", cr.Kind)}
+		return &Wait{WaitDefinition, fmt.Sprintf("The cluster serves no %s: install its CustomResourceDefinition; drains wait for it.", cr.Kind)}
 	}
 	return fmt.Errorf("create %s %s: %w", cr.Kind, cr.Name, err)
 }
 
-// Delete deletes the resource of an event, if it exists and was made for it.
-func (r *Resources) Delete(ctx context.Context, e *v1alpha1.HealthEvent) error {
+func forbidden(cr *v1alpha1.CustomResource, err error) Wait {
+	return Wait{WaitForbidden, fmt.Sprintf("The coordinator may not read and write %s in namespace %s: %v. Start `ebb apiserver` with the same --drain-config; on Kubernetes apply what `ebb manifests --drain-config FILE` prints.", cr.Kind, cr.Namespace, err)}
+}
+
+// Delete deletes the resource of an event, if it exists and was made for it. term is for how long resources are watched.
+func (r *Resources) Delete(ctx, term context.Context, e *v1alpha1.HealthEvent) error {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	cr := e.Status.CustomResource
-	if definition, err := r.Definition(ctx); err != nil || !definition.Ready {
-		return err // what is not served has no objects
+	objects, err := r.forDeletion(ctx, term, cr)
+	if err != nil || objects == nil {
+		return err
 	}
-	found, err := r.of(cr).Get(ctx, cr.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	found, err := objects.Get(ctx, cr.Name, metav1.GetOptions{})
+	if isNoObject(err) {
 		return nil
 	}
 	if err == nil && (cr.UID != "" && string(found.GetUID()) != cr.UID || found.GetAnnotations()[v1alpha1.HealthEventAnnotation] != string(e.UID)) {
@@ -330,15 +444,45 @@ func (r *Resources) Delete(ctx context.Context, e *v1alpha1.HealthEvent) error {
 	}
 	if err == nil {
 		uid, background := found.GetUID(), metav1.DeletePropagationBackground
-		err = r.of(cr).Delete(ctx, cr.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}, PropagationPolicy: &background})
+		err = objects.Delete(ctx, cr.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}, PropagationPolicy: &background})
 	}
 	switch {
-	case err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+	case err == nil || isNoObject(err):
 		return nil
 	case apierrors.IsForbidden(err):
-		return r.explain(err, cr)
+		return new(forbidden(cr, err))
 	}
-	return fmt.Errorf("delete %s %s: %w", cr.Kind, cr.Name, err)
+	return &Wait{WaitUndeleted, fmt.Sprintf("Could not delete %s %s: %v. Trying again.", cr.Kind, cr.Name, err)}
+}
+
+// forDeletion is where the resource of a record is, or nil if the cluster has not served its kind for a while: then nothing is left of it.
+// The kind may be one that --drain-config had before.
+func (r *Resources) forDeletion(ctx, term context.Context, cr *v1alpha1.CustomResource) (dynamic.ResourceInterface, error) {
+	gvk := schema.FromAPIVersionAndKind(cr.APIVersion, cr.Kind)
+	if gvk == r.config.GVK {
+		switch d := r.Definition(term); {
+		case d.Ready:
+			return r.of(cr), nil
+		case d.Gone:
+			return nil, nil
+		default:
+			return nil, &Wait{d.Reason, d.Message}
+		}
+	}
+	r.mu.Lock()
+	kind, err := r.find(ctx, gvk)
+	r.mu.Unlock()
+	switch {
+	case err != nil:
+		return nil, &Wait{WaitLookup, fmt.Sprintf("Could not find out whether the cluster serves %s: %v. Trying again.", gvk.Kind, err)}
+	case kind.gone:
+		return nil, nil
+	case !kind.served:
+		return nil, &Wait{WaitDefinition, fmt.Sprintf("The cluster serves no %s at the moment: %s cannot be deleted.", gvk.Kind, cr.Name)}
+	case cr.Namespace == "":
+		return r.objects.Resource(kind.gvr), nil
+	}
+	return r.objects.Resource(kind.gvr).Namespace(cr.Namespace), nil
 }
 
 // Pods lists the pods on a node that a drain has to move, by namespace. An API without pods has none; a list that fails is an error.
@@ -346,14 +490,14 @@ func (r *Resources) Pods(ctx context.Context, node string, config *drainconfig.C
 	snapshot := &v1alpha1.PodsSnapshot{TakenAt: metav1.MicroTime{Time: now}}
 	served, err := discovery.ToServerResourcesInterfaceWithContext(r.discovery).ServerResourcesForGroupVersionWithContext(ctx, corev1.SchemeGroupVersion.String())
 	if err != nil {
-		return nil, &blocked{WaitPods, fmt.Sprintf("Could not find out whether the API has pods: %v.", err)}
+		return nil, &Wait{WaitPods, fmt.Sprintf("Could not find out whether the API has pods: %v.", err)}
 	}
 	if !slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == "pods" }) {
 		return snapshot, nil
 	}
 	list, err := r.objects.Resource(corev1.SchemeGroupVersion.WithResource("pods")).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
-		return nil, &blocked{WaitPods, fmt.Sprintf("Could not list the pods on node %s: %v. The coordinator needs to list pods in all namespaces.", node, err)}
+		return nil, &Wait{WaitPods, fmt.Sprintf("Could not list the pods on node %s: %v. The coordinator needs to list pods in all namespaces.", node, err)}
 	}
 	names := map[string][]string{}
 	for i := range list.Items {

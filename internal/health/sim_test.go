@@ -30,6 +30,8 @@ const (
 	ruleFinal     simRule = "a drain that succeeded is not repeated"
 	ruleEnd       simRule = "in the end everything is handled and nothing is left"
 	ruleIntent    simRule = "what is created was recorded before"
+	ruleAttempt   simRule = "an event has one custom resource alive at a time"
+	ruleOldCancel simRule = "a healthy event ends only older problems of its check"
 )
 
 // play is one history: detectors, persons, the drain controller and the controller of custom resources do things at random, and the
@@ -42,23 +44,29 @@ type play struct {
 	created map[string]int  // resources made for an event
 	calm    bool            // no more faults
 	sent    int
+
+	wrong    broken
+	finished map[string]bool // resources, by UID, whose controller reported that they are complete
+	seenDead map[string]bool // nodes that did not run at the last look; they may start before a write, in which nothing of it shows
+	lifted   map[string]bool // nodes that a person uncordoned
 }
 
 // broken are rules that a play breaks on purpose, to see whether the referee notices.
-type broken struct{ share, foreign, intent bool }
+type broken struct{ share, foreign, intent, both, attempt, oldCancel bool }
 
 func playSeed(seed uint64, wrong broken) *simtest.Referee[simRule] {
 	bound := simtest.Start("health", strconv.FormatUint(seed, 10), simtest.Limits{Steps: 200_000})
 	defer bound.End()
 	random := rand.New(rand.NewPCG(seed, 15))
-	p := &play{store: newStore(3 + random.IntN(20)), random: random, foreign: map[string]bool{}, created: map[string]int{}}
+	p := &play{store: newStore(3 + random.IntN(20)), random: random, foreign: map[string]bool{}, created: map[string]int{}, finished: map[string]bool{}, lifted: map[string]bool{}}
 	p.referee = simtest.NewReferee[simRule](func() string { return p.now.Format(time.TimeOnly) })
 	if p.chance(0.8) {
 		p.custom()
 	}
 	p.config.Quarantine.MaxShare = float64(random.IntN(40))
 	p.crash = func(string) bool { return !p.calm && p.chance(0.05) }
-	p.saw = func(step health.Step) { p.judge(step, wrong) }
+	p.refuse = func(health.Step) bool { return !p.calm && p.chance(0.05) }
+	p.wrong, p.saw = wrong, func(step health.Step) { p.judge(step, wrong) }
 	for range 150 {
 		bound.Step()
 		p.happen()
@@ -76,12 +84,16 @@ func (p *play) pick(n int) string { return fmt.Sprintf("n%d", 1+p.random.IntN(n)
 func (p *play) coordinate(bound *simtest.Play, times int) {
 	for range times {
 		bound.Step()
+		clear(p.left)
 		w := p.world()
+		p.seenDead = maps.Clone(p.dead)
 		if !p.calm && p.chance(0.1) {
 			p.happen() // between the look and the writes
 		}
 		for _, step := range health.Next(w) {
-			if !p.take(step) {
+			alive := p.take(step)
+			p.judgeStore(p.wrong)
+			if !alive {
 				p.referee.Count("crashes")
 				if p.leader = p.pick(len(p.nodes)); p.dead[p.leader] {
 					p.leader = "nobody"
@@ -95,7 +107,7 @@ func (p *play) coordinate(bound *simtest.Play, times int) {
 // happen is one thing that somebody else does.
 func (p *play) happen() {
 	p.now = p.now.Add(time.Duration(1+p.random.IntN(30)) * time.Second)
-	switch p.random.IntN(12) {
+	switch p.random.IntN(15) {
 	case 0, 1, 2, 3:
 		p.report()
 	case 4, 5, 6:
@@ -105,14 +117,42 @@ func (p *play) happen() {
 	case 9:
 		p.person()
 	case 10:
-		p.definition.Ready = p.chance(0.7)
-		p.definition.Reason, p.definition.Message = health.WaitDefinition, "missing"
-		if !p.definition.Ready {
-			clear(p.resources)
+		p.define()
+	case 12: // a custom resource cannot be read: a right is missing, or a webhook does not answer
+		clear(p.unread)
+		for _, name := range slices.Sorted(maps.Keys(p.resources)) {
+			if p.chance(0.3) {
+				p.unread[name] = health.Wait{Reason: health.WaitForbidden, Message: "403"}
+			}
+		}
+	case 13:
+		p.noPods = p.chance(0.3)
+	case 14: // work is left on nodes that do not run
+		clear(p.store.work)
+		for name := range p.dead {
+			if p.dead[name] && p.chance(0.5) {
+				p.store.work[name] = "1 replica"
+			}
 		}
 	case 11:
 		name := p.pick(len(p.nodes))
 		p.dead[name] = p.chance(0.3)
+	}
+}
+
+// define changes what is known of the kind of the resources: it is there; it was deleted, and all resources with it; or discovery failed, which
+// says nothing.
+func (p *play) define() {
+	switch {
+	case p.chance(0.6):
+		p.definition = health.Definition{Ready: true, Namespaced: true}
+	case p.chance(0.5):
+		p.definition = health.Definition{Reason: health.WaitLookup, Message: "503"}
+	case p.chance(0.5):
+		p.definition = health.Definition{Reason: health.WaitDefinition, Message: "404 for a moment"}
+	default:
+		p.definition = health.Definition{Reason: health.WaitDefinition, Message: "missing", Gone: true}
+		clear(p.resources)
 	}
 }
 
@@ -132,6 +172,7 @@ func (p *play) work() {
 		switch p.random.IntN(8) {
 		case 0, 1:
 			p.say(name, "DrainComplete", "True", "Done")
+			p.finished[string(p.resources[name].GetUID())] = true
 		case 2:
 			p.say(name, "DrainFailed", "True", "No")
 		case 3:
@@ -183,6 +224,7 @@ func (p *play) person() {
 		p.uncordon(name)
 		v1alpha1.SetCordonOwners(p.nodes[name], nil)
 		delete(p.foreign, name)
+		p.lifted[name] = true
 	case 2:
 		for _, e := range p.events {
 			if cr := e.Status.CustomResource; cr != nil && p.chance(0.5) {
@@ -230,8 +272,45 @@ func (p *play) judge(step health.Step, wrong broken) {
 	case health.ActionCreateCR:
 		p.judgeCreate(step.Event, wrong)
 	case health.ActionFinish:
-		p.judgeFinish(step.Event)
+		p.judgeFinish(step.Event, wrong)
+	case health.ActionCancelDrain, health.ActionClose:
+		p.judgeCancel(step, wrong)
 	}
+}
+
+// judgeStore looks at what is stored, whoever wrote it.
+func (p *play) judgeStore(wrong broken) {
+	limit, ours := max(1, int(float64(len(p.nodes))*p.config.Quarantine.MaxShare/100)), 0
+	for name, n := range p.nodes {
+		if n.Spec.Cordoned && !p.foreign[name] {
+			ours++
+		}
+	}
+	if ours > limit {
+		p.referee.Breach(ruleShare, "%d nodes are cordoned by Ebb, %d may be", ours, limit)
+	}
+	alive := map[string][]string{}
+	for name, r := range p.resources {
+		uid := r.GetAnnotations()[v1alpha1.HealthEventAnnotation]
+		if alive[uid] = append(alive[uid], name); len(alive[uid]) > 1 || wrong.attempt {
+			p.referee.Breach(ruleAttempt, "%q", alive[uid])
+		}
+	}
+}
+
+// judgeCancel: what ends an event is a newer healthy one of its check, a person, or the end of its node.
+func (p *play) judgeCancel(step health.Step, wrong broken) {
+	e := p.events[step.Event.Name]
+	if p.lifted[e.Spec.NodeName] || !e.DeletionTimestamp.IsZero() {
+		return
+	}
+	for _, h := range p.events {
+		same := h.Spec.IsHealthy && h.Spec.NodeName == e.Spec.NodeName && h.Spec.CheckName == e.Spec.CheckName
+		if same && health.TimeOf(h).After(health.TimeOf(e)) && !wrong.oldCancel {
+			return
+		}
+	}
+	p.referee.Breach(ruleOldCancel, "%s: %s", step.Action, e.Name)
 }
 
 func (p *play) judgeCreate(e *v1alpha1.HealthEvent, wrong broken) {
@@ -256,7 +335,7 @@ func (p *play) judgeCreate(e *v1alpha1.HealthEvent, wrong broken) {
 	}
 }
 
-func (p *play) judgeFinish(e *v1alpha1.HealthEvent) {
+func (p *play) judgeFinish(e *v1alpha1.HealthEvent, wrong broken) {
 	if e.Status.UserPodsEvictionStatus.Status != v1alpha1.EvictionSucceeded || e.Annotations[v1alpha1.ManualDrainAnnotation] != "" {
 		return
 	}
@@ -264,11 +343,19 @@ func (p *play) judgeFinish(e *v1alpha1.HealthEvent) {
 	if p.config.CustomDrain != nil && (cr == nil || cr.Outcome != v1alpha1.ResourceComplete) || d == nil || d.Phase != v1alpha1.DrainComplete {
 		p.referee.Breach(ruleSucceeded, "%s: %+v, %+v", e.Name, cr, d)
 	}
+	if cr != nil && (!p.finished[cr.UID] || wrong.both) {
+		p.referee.Breach(ruleSucceeded, "%s: the controller of %s never said that it is complete", e.Name, cr.Name)
+	}
+	if d != nil && d.Outcome == health.DrainNotRunning && !p.seenDead[e.Spec.NodeName] {
+		p.referee.Breach(ruleSucceeded, "%s: node %s runs, and was not drained", e.Name, e.Spec.NodeName)
+	}
 }
 
 // finish ends all faults, reports every check healthy, and lets everything come to rest.
 func (p *play) finish(bound *simtest.Play) {
-	p.calm, p.definition.Ready = true, true
+	p.calm, p.noPods, p.definition = true, false, health.Definition{Ready: true, Namespaced: true}
+	clear(p.unread)
+	clear(p.store.work)
 	p.now = p.now.Add(time.Hour)
 	for name := range p.nodes {
 		for _, check := range []string{"c0", "c1"} {
@@ -280,7 +367,7 @@ func (p *play) finish(bound *simtest.Play) {
 	}
 	for range 60 {
 		p.leader = "nobody"
-		for len(health.Next(p.world())) > 0 {
+		for clear(p.left); len(p.next()) > 0; {
 			p.coordinate(bound, 1)
 		}
 		if p.rested() {
@@ -339,7 +426,9 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 }
 
 func TestTheRefereeSeesABrokenRule(t *testing.T) {
-	for name, wrong := range map[string]broken{"share": {share: true}, "foreign": {foreign: true}, "intent": {intent: true}} {
+	for name, wrong := range map[string]broken{
+		"share": {share: true}, "foreign": {foreign: true}, "intent": {intent: true}, "both": {both: true}, "attempt": {attempt: true}, "oldCancel": {oldCancel: true},
+	} {
 		seen := false
 		for seed := uint64(1); seed < 20 && !seen; seed++ {
 			seen = playSeed(seed, wrong).Broken()

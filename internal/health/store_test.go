@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -40,8 +41,15 @@ type store struct {
 	version    int
 	uid        int
 
+	unread map[string]health.Wait // resources that cannot be read, by name
+	work   map[string]string      // what is left on nodes that do not run
+	noPods bool                   // pods cannot be listed
+	left   map[string]bool        // events that are left alone until the next turn, by UID
+
 	// crash ends the coordinator at a point: it returns whether the process dies there.
 	crash func(point string) bool
+	// refuse says that the API refuses a write: nothing happens, and the coordinator tries again.
+	refuse func(step health.Step) bool
 	// saw is called for every step that was taken.
 	saw func(step health.Step)
 }
@@ -51,7 +59,8 @@ func newStore(nodes int) *store {
 		now: begin, leader: "n1", nodes: map[string]*v1alpha1.Node{}, dead: map[string]bool{}, events: map[string]*v1alpha1.HealthEvent{},
 		drains: map[string]*v1alpha1.Drain{}, resources: map[string]*unstructured.Unstructured{},
 		definition: health.Definition{Ready: true, Namespaced: true}, config: drainconfig.Default(), rules: &health.Rules{},
-		crash: func(string) bool { return false }, saw: func(health.Step) {},
+		unread: map[string]health.Wait{}, work: map[string]string{}, left: map[string]bool{},
+		crash: func(string) bool { return false }, refuse: func(health.Step) bool { return false }, saw: func(health.Step) {},
 	}
 	for i := range nodes {
 		name := fmt.Sprintf("n%d", i+1)
@@ -88,6 +97,7 @@ func (s *store) touch(o client.Object) {
 func (s *store) world() health.World {
 	w := health.World{
 		Now: s.now, Leader: s.leader, Fleet: fleet.New(), Config: s.config, Rules: s.rules, Definition: s.definition, Resources: map[string]*unstructured.Unstructured{},
+		Unread: map[string]health.Wait{}, Work: maps.Clone(s.work),
 	}
 	for name, n := range s.nodes {
 		w.Nodes[name] = n.DeepCopy()
@@ -105,6 +115,10 @@ func (s *store) world() health.World {
 	}
 	if s.definition.Ready {
 		for _, r := range s.resources {
+			if wait, ok := s.unread[r.GetName()]; ok {
+				w.Unread[string(r.GetUID())] = wait
+				continue
+			}
 			w.Resources[string(r.GetUID())] = r.DeepCopy()
 		}
 	}
@@ -138,6 +152,9 @@ func on(node string) func(*v1alpha1.HealthEvent) {
 func (s *store) take(step health.Step) (alive bool) {
 	if s.crash("before-" + string(step.Action)) {
 		return false
+	}
+	if s.refuse(step) {
+		return true
 	}
 	switch step.Action {
 	case health.ActionQuarantine, health.ActionLift:
@@ -186,10 +203,13 @@ func (s *store) takeForEvent(step health.Step) bool {
 	s.saw(step)
 	switch step.Action {
 	case health.ActionSnapshot:
+		if s.noPods {
+			return s.block(old, health.Wait{Reason: health.WaitPods, Message: "No list."})
+		}
 		next.Status.Pods = &v1alpha1.PodsSnapshot{TakenAt: metav1.MicroTime{Time: s.now}}
 	case health.ActionCreateCR:
 		if !s.definition.Ready {
-			return true
+			return s.block(old, health.Wait{Reason: health.WaitDefinition, Message: "missing"})
 		}
 		r := s.createResource(next)
 		if s.crash("between-create-cr") {
@@ -197,6 +217,9 @@ func (s *store) takeForEvent(step health.Step) bool {
 		}
 		next.Status.CustomResource.UID, next.Status.CustomResource.CreatedAt = string(r.GetUID()), &metav1.MicroTime{Time: s.now}
 	case health.ActionDeleteCR:
+		if !s.definition.Ready && !s.definition.Gone {
+			return s.block(old, health.Wait{Reason: s.definition.Reason, Message: s.definition.Message})
+		}
 		if r := s.resources[next.Status.CustomResource.Name]; r != nil && r.GetAnnotations()[v1alpha1.HealthEventAnnotation] == string(next.UID) {
 			delete(s.resources, next.Status.CustomResource.Name)
 		}
@@ -223,6 +246,25 @@ func (s *store) takeForEvent(step health.Step) bool {
 	return !s.crash("after-" + string(step.Action))
 }
 
+// block records what an event waits for, as the controller does when a step is refused. Until the next turn it leaves the event alone.
+func (s *store) block(e *v1alpha1.HealthEvent, wait health.Wait) bool {
+	if c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled); c != nil && c.Reason == wait.Reason {
+		s.left[string(e.UID)] = true
+	}
+	next := e.DeepCopy()
+	health.SetHandled(next, metav1.ConditionFalse, wait.Reason, wait.Message, s.now)
+	if !equality.Semantic.DeepEqual(next.Status, e.Status) {
+		s.touch(next)
+		s.events[next.Name] = next
+	}
+	return true
+}
+
+// next are the steps of a turn.
+func (s *store) next() []health.Step {
+	return slices.DeleteFunc(health.Next(s.world()), func(step health.Step) bool { return s.left[string(step.Event.UID)] })
+}
+
 func (s *store) createResource(e *v1alpha1.HealthEvent) *unstructured.Unstructured {
 	name := e.Status.CustomResource.Name
 	if r := s.resources[name]; r != nil {
@@ -238,8 +280,9 @@ func (s *store) createResource(e *v1alpha1.HealthEvent) *unstructured.Unstructur
 
 // settle lets the coordinator work until there is nothing to do, and returns what it did.
 func (s *store) settle() (taken []health.Action) {
+	clear(s.left)
 	for range 200 {
-		steps := health.Next(s.world())
+		steps := s.next()
 		if len(steps) == 0 {
 			return taken
 		}

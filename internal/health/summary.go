@@ -54,6 +54,14 @@ func stateOf(e *v1alpha1.HealthEvent) kind.State {
 	return stateHandled
 }
 
+// messageOnly is the message of the condition Handled.
+func messageOnly(e *v1alpha1.HealthEvent) string {
+	if c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled); c != nil {
+		return c.Message
+	}
+	return ""
+}
+
 // messageOf is what an event waits for, or how it ended.
 func messageOf(e *v1alpha1.HealthEvent) string {
 	c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled)

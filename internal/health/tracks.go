@@ -140,17 +140,12 @@ func (r *round) progress(open []*v1alpha1.HealthEvent) {
 
 // followJoined keeps an event in step with the drain that it joined. If that drain never began, the event leads one itself.
 func (r *round) followJoined(e *v1alpha1.HealthEvent) {
-	for _, other := range r.events {
-		if string(other.UID) == e.Status.Joined.UID && isOpen(other) && other.Status.UserPodsEvictionStatus != nil {
-			r.write(ActionFollow, e, func(e *v1alpha1.HealthEvent) { r.follow(e, r.now(other)) })
-			return
-		}
+	if other := r.byUID[e.Status.Joined.UID]; other != nil && isOpen(other) && other.Status.UserPodsEvictionStatus != nil {
+		r.write(ActionFollow, e, func(e *v1alpha1.HealthEvent) { r.follow(e, r.now(other)) })
+		return
 	}
-	leader, action := r.leader(), ActionAdmit
-	if leader == nil && r.Config.CustomDrain != nil {
-		action = ActionSnapshot
-	}
-	r.write(action, e, func(e *v1alpha1.HealthEvent) {
+	leader := r.leader()
+	r.write(ActionAdmit, e, func(e *v1alpha1.HealthEvent) {
 		if leader == nil {
 			r.lead(e)
 			return
@@ -161,7 +156,7 @@ func (r *round) followJoined(e *v1alpha1.HealthEvent) {
 }
 
 // waitsForPerson are the reasons why a step of the custom track was not possible.
-var waitsForPerson = []string{WaitDefinition, WaitForbidden, WaitNamespace, WaitRefused, WaitTemplate, WaitPods}
+var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitTemplate, WaitPods}
 
 // advance takes the next step of a drain that runs.
 func (r *round) advance(e *v1alpha1.HealthEvent) {
@@ -177,8 +172,7 @@ func (r *round) advance(e *v1alpha1.HealthEvent) {
 	}
 	for _, t := range tracks {
 		if t.step != nil {
-			r.edited[string(e.UID)] = t.step.Event
-			r.steps = append(r.steps, *t.step)
+			r.add(t.step)
 			return
 		}
 	}
@@ -211,8 +205,7 @@ func (r *round) fail(e *v1alpha1.HealthEvent, why string) {
 // cancelOwn ends a drain whose Drain a person cancelled. The node stays quarantined.
 func (r *round) cancelOwn(e *v1alpha1.HealthEvent) {
 	if step := r.dropResource(e); step != nil {
-		r.edited[string(e.UID)] = step.Event
-		r.steps = append(r.steps, *step)
+		r.add(step)
 		return
 	}
 	r.write(ActionFinish, e, func(e *v1alpha1.HealthEvent) {
@@ -322,11 +315,17 @@ func (r *round) watch(e *v1alpha1.HealthEvent, c *drainconfig.CustomDrain) track
 	cr := e.Status.CustomResource
 	object := r.Resources[cr.UID]
 	if object == nil {
-		if !r.Definition.Ready {
+		if wait, ok := r.Unread[cr.UID]; ok {
+			return track{reason: wait.Reason, message: wait.Message}
+		}
+		if !r.Definition.Ready && !r.Definition.Gone {
+			return track{reason: r.Definition.Reason, message: r.Definition.Message}
+		}
+		// A definition that was deleted took its resources with it. It may be back: then the event says that it waited for it.
+		if !r.Definition.Ready || reasonOf(e) == WaitDefinition {
 			return stepOf(ActionEndCR, e, func(e *v1alpha1.HealthEvent) {
-				r.endResource(e, v1alpha1.ResourceLost, r.Definition.Message)
+				r.endResource(e, v1alpha1.ResourceLost, "Its CustomResourceDefinition was deleted, and the resource with it.")
 				e.Status.CustomResource.Removed = true
-				r.waitIn(e, r.Definition.Reason, r.Definition.Message)
 			})
 		}
 		return stepOf(ActionDrainFailed, e, func(e *v1alpha1.HealthEvent) {
@@ -422,6 +421,10 @@ func (r *round) own(e *v1alpha1.HealthEvent) track {
 		return r.startDrain(e)
 	case d.Phase == "":
 		return r.watchDrain(e)
+	case d.Phase == v1alpha1.DrainComplete && d.Outcome == DrainNotRunning && r.Live(r.name):
+		return r.nameDrain(e, d.Number+1) // it was started again meanwhile
+	case d.Phase == v1alpha1.DrainComplete && !r.Leases[r.name].Held() && r.Work[r.name] != "":
+		return r.awaitWork() // its Drain was about the pods alone
 	case d.Phase == v1alpha1.DrainComplete:
 		return track{done: true}
 	case d.Phase == v1alpha1.DrainCancelled && d.Outcome != v1alpha1.ReasonLoneSurvivor:
@@ -432,10 +435,15 @@ func (r *round) own(e *v1alpha1.HealthEvent) track {
 
 // nameDrain records which Drain is created next, as soon as one would be accepted.
 func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
+	lease := r.Leases[r.name]
 	switch {
-	case !r.Live(r.name) && r.hasPods():
+	case !lease.Held() && r.hasPods():
 		// Its Drain moves the pods alone, without the slot.
-	case !r.Live(r.name):
+	case !lease.Held() && lease.Epoch == 0:
+		return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s has not joined yet, so that it cannot be drained: start it, or delete it.", r.name)}
+	case !lease.Held() && r.Work[r.name] != "":
+		return r.awaitWork()
+	case !lease.Held():
 		return stepOf(ActionNameDrain, e, func(e *v1alpha1.HealthEvent) {
 			e.Status.Drain = &v1alpha1.HealthDrain{Number: number, Outcome: DrainNotRunning, Phase: v1alpha1.DrainComplete}
 		})
@@ -449,6 +457,11 @@ func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
 		name = shortname.Fit(fmt.Sprintf("health-%s-%s-%d", r.name, e.UID, number), maxName)
 	}
 	return stepOf(ActionNameDrain, e, func(e *v1alpha1.HealthEvent) { e.Status.Drain = &v1alpha1.HealthDrain{Name: name, Number: number} })
+}
+
+// awaitWork waits for work of Ebb that is left on a node that does not run.
+func (r *round) awaitWork() track {
+	return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s does not run, and %s is left on it. The drain goes on when that has moved, or when the node runs again.", r.name, r.Work[r.name])}
 }
 
 // hasPods reports whether the node is a core Node, from which a Drain moves the pods also if no process of Ebb runs there.

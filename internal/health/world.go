@@ -50,12 +50,21 @@ type World struct {
 	Definition Definition
 	// Resources are the custom resources by UID.
 	Resources map[string]*unstructured.Unstructured
+	// Unread are the custom resources that could not be read, by UID, and why. Nothing is known of them.
+	Unread map[string]Wait
+	// Distrusted says that the watch of custom resources failed, so that they are looked at often.
+	Distrusted bool
+	// Work is what is left of Ebb's own work, in words, on nodes that do not run and have a drain. Empty is none.
+	Work map[string]string
 }
 
 // Definition says whether custom resources can be created.
 type Definition struct {
 	// Ready says that they can.
 	Ready bool
+	// Gone says that the kind has not been served for a while, so that no resource of it is left. A kind that is neither Ready nor Gone may
+	// have resources.
+	Gone bool
 	// Reason and Message say why they cannot.
 	Reason, Message string
 	// Namespaced says that the kind has namespaces.
@@ -134,6 +143,24 @@ func resolves(healthy, problem *v1alpha1.HealthEvent) bool {
 		return false
 	}
 	return TimeOf(healthy).After(TimeOf(problem)) && reasonOf(healthy) != ReasonExpired
+}
+
+// check identifies what an event is about.
+type check struct{ agent, componentClass, checkName string }
+
+func checkOf(e *v1alpha1.HealthEvent) check {
+	return check{e.Spec.Agent, e.Spec.ComponentClass, e.Spec.CheckName}
+}
+
+// healthyByCheck are the healthy ones of the events of a node.
+func healthyByCheck(ofNode []*v1alpha1.HealthEvent) map[check][]*v1alpha1.HealthEvent {
+	by := map[check][]*v1alpha1.HealthEvent{}
+	for _, e := range ofNode {
+		if e.Spec.IsHealthy {
+			by[checkOf(e)] = append(by[checkOf(e)], e)
+		}
+	}
+	return by
 }
 
 // resolved reports whether the problem of an event is over: each of its entities was reported healthy later.

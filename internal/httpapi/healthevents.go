@@ -17,6 +17,9 @@ import (
 	"github.com/ebb-dev/ebb/internal/health"
 )
 
+// CodeTooManyEvents: some events were not stored, because there are too many.
+const CodeTooManyEvents = "ErrTooManyEvents"
+
 // CodeEventConflict: another event has the id of one that was sent.
 const CodeEventConflict = "ErrEventConflict"
 
@@ -56,14 +59,22 @@ func (s *Server) postHealthEvents(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, "some events may not be stored; send all of them again: "+err.Error())
 		return
 	}
-	var conflicts []string
+	var conflicts, dropped []string
 	for _, e := range received {
+		if e.Result == health.Dropped {
+			dropped = append(dropped, e.ID+" ("+e.Reason+")")
+		}
 		if e.Result == health.Conflicting {
 			conflicts = append(conflicts, e.ID)
 		}
 	}
 	if len(conflicts) > 0 {
 		writeError(w, http.StatusConflict, CodeEventConflict, "events with other content have these ids, all others are stored: "+strings.Join(conflicts, ", "))
+		return
+	}
+	if n := len(dropped); n > 0 {
+		list := strings.Join(dropped[:min(n, 10)], "; ")
+		writeError(w, http.StatusTooManyRequests, CodeTooManyEvents, fmt.Sprintf("%d of %d events were not stored, all others are. The first ones: %s", n, len(received), list))
 		return
 	}
 	writeJSON(w, http.StatusAccepted, EventsReceived{Events: received})

@@ -100,6 +100,8 @@ type Term struct {
 	Resign func(context.Context) error
 	// Drains is what the file of --drain-config says.
 	Drains *drainconfig.Config
+	// Tenants of all kinds.
+	Tenants func(client.Reader) []drain.Tenant
 	// Log of the term.
 	Log *slog.Logger
 	// AtStep is called before and after every step, by tests that crash there.

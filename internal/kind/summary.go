@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // Summary is the line about one kind of work in `ebb status`.
@@ -197,8 +198,16 @@ func Plural(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// OneLine is a text without line breaks.
-func OneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+// OneLine is a text without line breaks and control characters.
+func OneLine(text string) string {
+	printable := func(r rune) rune {
+		if unicode.IsSpace(r) || unicode.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD' // an escape sequence would reach the terminal
+	}
+	return strings.Join(strings.Fields(strings.Map(printable, text)), " ")
+}
 
 // NameIn is an object's name as people know it: with its namespace unless that is the default one.
 func NameIn(namespace, name string) string {

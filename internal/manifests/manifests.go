@@ -50,6 +50,8 @@ type Options struct {
 	// Drains is the file of --drain-config as it was read, and DrainConfig its content; nil for none.
 	Drains      *drainconfig.Config
 	DrainConfig []byte
+	// CustomDrain is what custom drains create; nil without one.
+	CustomDrain *CustomDrain
 }
 
 // File is one file of config/kubernetes.
@@ -98,12 +100,16 @@ type part struct {
 }
 
 func parts(o Options) []part {
-	return []part{
+	list := []part{
 		{"namespace.yaml", []runtime.Object{namespace(o)}},
 		{"rbac.yaml", rbac(o)},
 		{"policies.yaml", policies(o)},
 		{"workloads.yaml", workloads(o)},
 	}
+	if o.CustomDrain != nil {
+		list = append(list, part{"custom-drain.yaml", customDrain(o)})
+	}
+	return list
 }
 
 // encode writes objects as YAML, without the fields that only a server fills in.

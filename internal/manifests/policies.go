@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -22,6 +23,8 @@ const policyVersion = "admissionregistration.k8s.io/v1"
 // for it too.
 type policy struct {
 	name, group, resource string
+	// namespace of the objects, if it is not that of Ebb.
+	namespace string
 	// mine are the rules for a node that does not lead.
 	mine []access.Rule
 	// all are the rules for every writer with the account of nodes.
@@ -192,7 +195,7 @@ func (p policy) build(o Options) runtime.Object {
 			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{Namespace}},
 		}}
 	} else if p.group != groupEbb {
-		match.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": Namespace}}
+		match.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": cmp.Or(p.namespace, Namespace)}}
 	}
 	validations := []admissionv1.Validation{{
 		Expression: "variables.node != ''",

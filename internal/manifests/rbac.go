@@ -49,7 +49,7 @@ func rbac(o Options) []runtime.Object {
 		[]runtime.Object{&rbacv1.ClusterRole{
 			TypeMeta: typed(rbacVersion, "ClusterRole"), ObjectMeta: meta(o, SecretReader, ""),
 			Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}}},
-		}},
+		}, reporter(o)},
 	)
 }
 
@@ -118,7 +118,7 @@ func nodeRules() []rbacv1.PolicyRule {
 		rule("", []string{"get", "list", "watch", "create", "delete"}, "pods"), // guards
 		rule("policy", []string{"get", "list", "watch", "create", "delete"}, "poddisruptionbudgets"),
 		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{signer.AuthorityName}, Verbs: []string{"get"}},
-		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{signer.TokenName}, Verbs: []string{"get"}},
+		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{signer.TokenName, signer.HealthTokenName}, Verbs: []string{"get"}},
 	}
 }
 
@@ -135,7 +135,7 @@ func signerClusterRules() []rbacv1.PolicyRule {
 func signerRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule("", []string{"create"}, "secrets", "configmaps"),
-		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{signer.AuthorityName, signer.TokenName}, Verbs: []string{"get"}},
+		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{signer.AuthorityName, signer.TokenName, signer.HealthTokenName}, Verbs: []string{"get"}},
 		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{signer.AuthorityName}, Verbs: []string{"get", "update"}},
 		rule("", []string{"get"}, "pods"),
 	}

@@ -120,19 +120,28 @@ func (f Files) update(ctx context.Context) error {
 	if err := replace(f.Dir.CA(), []byte(authority.Data[authorityKey])); err != nil {
 		return err
 	}
-	token, err := f.Kube.CoreV1().Secrets(f.Namespace).Get(ctx, TokenName, metav1.GetOptions{})
-	if err != nil {
+	if err := f.updateToken(ctx, TokenName, f.Dir.Token()); err != nil {
 		return err
 	}
-	if have, err := os.ReadFile(f.Dir.Token()); err != nil || !bytes.Equal(have, token.Data[tokenKey]) {
-		if err := atomicfile.WriteSecret(f.Dir.Token(), token.Data[tokenKey]); err != nil {
-			return err
-		}
+	// A signer of an older version does not make this one, and older roles do not let nodes read it: then no token sends events only.
+	if err := f.updateToken(ctx, HealthTokenName, f.Dir.HealthToken()); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+		return err
 	}
 	if f.good([]byte(authority.Data[authorityKey])) {
 		return nil
 	}
 	return f.renew(ctx)
+}
+
+func (f Files) updateToken(ctx context.Context, name, path string) error {
+	token, err := f.Kube.CoreV1().Secrets(f.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, token.Data[tokenKey]) {
+		return nil
+	}
+	return atomicfile.WriteSecret(path, token.Data[tokenKey])
 }
 
 // replace writes a file that everyone may read, unless it is the same.

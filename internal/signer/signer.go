@@ -33,6 +33,8 @@ const (
 	AuthorityName = "ebb-ca"
 	// TokenName is the Secret with the bearer token of /api/v2.
 	TokenName = "ebb-api"
+	// HealthTokenName is the Secret with the bearer token that may only send health events.
+	HealthTokenName = "ebb-health-events"
 
 	authorityKey = "ca.crt"
 	tokenKey     = "token"
@@ -77,7 +79,7 @@ func New(ctx context.Context, o Options) (*Signer, error) {
 	if err := s.publishAuthority(ctx); err != nil {
 		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
-	if err := s.ensureToken(ctx); err != nil {
+	if err := s.ensureTokens(ctx); err != nil {
 		return nil, fmt.Errorf("bearer token: %w", err)
 	}
 	// The policies refuse every write of a node while there is no Term, and nodes may not create it.
@@ -152,16 +154,26 @@ func (s *Signer) publishAuthority(ctx context.Context) error {
 	return err
 }
 
-func (s *Signer) ensureToken(ctx context.Context) error {
+// ensureTokens creates the tokens that do not exist. Nodes wait for the second one, and by then the first is there.
+func (s *Signer) ensureTokens(ctx context.Context) error {
+	for _, name := range []string{HealthTokenName, TokenName} {
+		if err := s.ensureToken(ctx, name); err != nil {
+			return fmt.Errorf("secret %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (s *Signer) ensureToken(ctx context.Context, name string) error {
 	secrets := s.kube.CoreV1().Secrets(s.opts.Namespace)
-	if _, err := secrets.Get(ctx, TokenName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := secrets.Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		return err
 	}
 	raw := make([]byte, 32)
 	if _, err := rand.Read(raw); err != nil {
 		return err
 	}
-	made := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: TokenName}, Data: map[string][]byte{tokenKey: []byte(hex.EncodeToString(raw))}}
+	made := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{tokenKey: []byte(hex.EncodeToString(raw))}}
 	_, err := secrets.Create(ctx, made, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return nil

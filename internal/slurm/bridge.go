@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/config"
@@ -52,7 +53,12 @@ type Bridge struct {
 	Options
 	requests dynamic.ResourceInterface
 	objects  dynamic.Interface
+	ebb      client.Client
 	said     map[string]string // the last problem of each request that was logged
+
+	// nodes of Slurm, or why they could not be read, as of the last look.
+	nodes   map[string]Node
+	nodeErr error
 }
 
 // New makes a bridge.
@@ -61,7 +67,11 @@ func New(o Options) (*Bridge, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Bridge{Options: o, objects: objects, requests: objects.Resource(Resource).Namespace(o.Namespace), said: map[string]string{}}, nil
+	ebb, err := kubeclient.New(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &Bridge{Options: o, objects: objects, ebb: ebb, requests: objects.Resource(Resource).Namespace(o.Namespace), said: map[string]string{}}, nil
 }
 
 // Install creates the definition of the requests, unless it is there.
@@ -136,6 +146,7 @@ func (b *Bridge) Look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.readNodes(ctx)
 	wanted := map[string]bool{}
 	for i := range list.Items {
 		r := &list.Items[i]
@@ -153,6 +164,21 @@ func (b *Bridge) Look(ctx context.Context) error {
 	return b.resumeReturned(ctx, wanted)
 }
 
+// readNodes asks Slurm about all nodes with one command.
+func (b *Bridge) readNodes(ctx context.Context) { b.nodes, b.nodeErr = b.Slurm.Nodes(ctx) }
+
+// node is what Slurm said of a node.
+func (b *Bridge) node(name string) (Node, error) {
+	if b.nodeErr != nil {
+		return Node{}, b.nodeErr
+	}
+	n, ok := b.nodes[name]
+	if !ok {
+		return Node{}, fmt.Errorf("%w: %s", ErrUnknownNode, name)
+	}
+	return n, nil
+}
+
 // advance takes steps about a request until it waits for something.
 func (b *Bridge) advance(ctx context.Context, key string, r *unstructured.Unstructured) error {
 	for range 5 {
@@ -161,6 +187,9 @@ func (b *Bridge) advance(ctx context.Context, key string, r *unstructured.Unstru
 		again, err := b.take(ctx, key, r, step)
 		if err != nil || !again {
 			return err
+		}
+		if step.Action == Drain {
+			b.readNodes(ctx)
 		}
 		if r, err = b.requests.Get(ctx, r.GetName(), metav1.GetOptions{}); err != nil {
 			return err
@@ -179,6 +208,7 @@ func (b *Bridge) see(ctx context.Context, key string, r *unstructured.Unstructur
 	seen := Request{
 		Key: key, Deleted: r.GetDeletionTimestamp() != nil, Held: slices.Contains(r.GetFinalizers(), Finalizer),
 		Done: conditionOf(r, Complete)["status"] == "True", Failed: conditionOf(r, Failed)["status"] == "True",
+		Started: conditionOf(r, InProgress)["status"] == "True" && conditionOf(r, InProgress)["reason"] == Started,
 	}
 	if !seen.Deleted && (seen.Done || seen.Failed) {
 		return seen
@@ -187,11 +217,9 @@ func (b *Bridge) see(ctx context.Context, key string, r *unstructured.Unstructur
 	if name, seen.Err = b.Names.Slurm(nodeOf(r)); seen.Err != nil {
 		return seen
 	}
-	// The jobs are read before the state: a job that starts in between shows in the state.
-	seen.Jobs, seen.Err = b.Slurm.Jobs(ctx, name)
-	node, err := b.Slurm.Node(ctx, name)
-	if seen.Node = node; err != nil {
-		seen.Err = err // it knows whether the node exists
+	// A node that is drained gets no new jobs, so that jobs are read after the state, and only then.
+	if seen.Node, seen.Err = b.node(name); seen.Err == nil && seen.Node.Drain {
+		seen.Jobs, seen.Err = b.Slurm.Jobs(ctx, name)
 	}
 	return seen
 }
@@ -216,7 +244,8 @@ func (b *Bridge) take(ctx context.Context, key string, r *unstructured.Unstructu
 	case Release:
 		return false, b.release(ctx, r)
 	case Report:
-		return false, b.report(ctx, key, r, name, s)
+		changed, err := b.report(ctx, key, r, name, s)
+		return changed && s.Reason == Started, err
 	}
 	return false, nil
 }
@@ -228,10 +257,10 @@ func (b *Bridge) release(ctx context.Context, r *unstructured.Unstructured) erro
 }
 
 // report writes a condition, if it says something new.
-func (b *Bridge) report(ctx context.Context, key string, r *unstructured.Unstructured, node string, s Step) error {
+func (b *Bridge) report(ctx context.Context, key string, r *unstructured.Unstructured, node string, s Step) (changed bool, err error) {
 	old := conditionOf(r, s.Type)
 	if old["status"] == s.Status && old["reason"] == s.Reason && old["message"] == s.Message {
-		return nil
+		return false, nil
 	}
 	list, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
 	next := []any{map[string]any{"type": s.Type, "status": s.Status, "reason": s.Reason, "message": s.Message, "lastTransitionTime": time.Now().UTC().Format(time.RFC3339)}}
@@ -241,13 +270,13 @@ func (b *Bridge) report(ctx context.Context, key string, r *unstructured.Unstruc
 		}
 	}
 	if err := errors.Join(unstructured.SetNestedSlice(r.Object, next, "status", "conditions"), unstructured.SetNestedField(r.Object, node, "status", "slurmNode")); err != nil {
-		return err
+		return false, err
 	}
-	_, err := b.requests.UpdateStatus(ctx, r, metav1.UpdateOptions{})
+	_, err = b.requests.UpdateStatus(ctx, r, metav1.UpdateOptions{})
 	if err == nil && (old["reason"] != s.Reason || s.Type != InProgress) {
 		b.Log.Info("reported", "request", key, "condition", s.Type, "reason", s.Reason, "message", s.Message)
 	}
-	return err
+	return err == nil, err
 }
 
 func conditionOf(r *unstructured.Unstructured, kind string) map[string]any {
@@ -262,12 +291,8 @@ func conditionOf(r *unstructured.Unstructured, kind string) map[string]any {
 
 // resumeReturned resumes nodes that finished requests drained, when Ebb has them in service again: Alive, Ready and not cordoned.
 func (b *Bridge) resumeReturned(ctx context.Context, wanted map[string]bool) error {
-	objects, err := kubeclient.New(b.Config)
-	if err != nil {
-		return err
-	}
 	var nodes v1alpha1.NodeList
-	if err := objects.List(ctx, &nodes); err != nil {
+	if err := b.ebb.List(ctx, &nodes); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
 	}
 	for i := range nodes.Items {
@@ -276,7 +301,7 @@ func (b *Bridge) resumeReturned(ctx context.Context, wanted map[string]bool) err
 		if err != nil || wanted[name] || !n.Schedulable() {
 			continue
 		}
-		state, err := b.Slurm.Node(ctx, name)
+		state, err := b.node(name)
 		if errors.Is(err, ErrUnknownNode) {
 			continue // not a node of Slurm
 		}

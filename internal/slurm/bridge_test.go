@@ -345,6 +345,7 @@ func TestTheBridgeAndARealSlurm(t *testing.T) {
 	b.remove("r1")
 	b.create("probe", "n2") // a request after it, so that the bridge has looked
 	b.says("probe", slurm.Complete, "AllJobsCompleted")
+	b.says("probe", slurm.InProgress, "DrainStarted") // although the node was idle
 	if b.state("s1") != "drained" || b.reason("s1") != "ebb drain default/r1" {
 		t.Errorf("s1 is %s: %s", b.state("s1"), b.reason("s1"))
 	}

@@ -16,12 +16,17 @@ const (
 	Failed     = "DrainFailed"
 )
 
+// Started is the reason of InProgress once the node is drained in Slurm under our reason.
+const Started = "DrainStarted"
+
 // Request is what is known of a request, and of its node in Slurm.
 type Request struct {
 	// Key is its namespace and name.
 	Key string
 	// Deleted, Held, Done and Failed: it is being deleted, has our finalizer, has ended.
 	Deleted, Held, Done, Failed bool
+	// Started: it has reported that the drain has begun.
+	Started bool
 	// Node in Slurm, with the jobs on it, or what went wrong when it was read.
 	Node Node
 	Jobs []string
@@ -88,9 +93,9 @@ func Next(r Request) Step {
 	case !ours:
 		return Step{Action: Drain}
 	case len(r.Jobs) > 0:
-		return report(InProgress, "True", "DrainStarted", "Waiting for jobs: %s", strings.Join(r.Jobs, ", "))
-	case r.Node.Busy:
-		return report(InProgress, "True", "DrainStarted", "The node is still %s.", r.Node.State)
+		return report(InProgress, "True", Started, "Waiting for jobs: %s", strings.Join(r.Jobs, ", "))
+	case r.Node.Busy || !r.Started:
+		return report(InProgress, "True", Started, "The node is %s.", r.Node.State)
 	}
 	return report(Complete, "True", "AllJobsCompleted", "No job is left on the node.")
 }

@@ -1,8 +1,10 @@
 package slurm_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,7 +28,8 @@ func TestWhatIsDoneAboutARequest(t *testing.T) {
 		{"a new request drains", slurm.Request{Held: true, Node: slurm.Node{State: "idle"}}, "drain"},
 		{"jobs hold it", slurm.Request{Held: true, Node: draining, Jobs: []string{"7"}}, "report DrainInProgress DrainStarted"},
 		{"a completing job holds it", slurm.Request{Held: true, Node: draining}, "report DrainInProgress DrainStarted"},
-		{"no job is left", slurm.Request{Held: true, Node: drained(ours)}, "report DrainComplete AllJobsCompleted"},
+		{"an idle node says that the drain has begun, too", slurm.Request{Held: true, Node: drained(ours)}, "report DrainInProgress DrainStarted"},
+		{"no job is left", slurm.Request{Held: true, Started: true, Node: drained(ours)}, "report DrainComplete AllJobsCompleted"},
 		{"jobs in a state that says drained", slurm.Request{Held: true, Node: drained(ours), Jobs: []string{"7"}}, "report DrainInProgress DrainStarted"},
 		{"a person's drain is left alone", slurm.Request{Held: true, Node: drained(theirs)}, "report DrainInProgress DrainedByOthers"},
 		{"the drain of a request before is taken over", slurm.Request{Held: true, Node: drained(older)}, "drain"},
@@ -75,5 +78,31 @@ func TestNamesOfNodes(t *testing.T) {
 		if _, err := slurm.NewNames(table, rule); err == nil {
 			t.Errorf("rule %q, table %q: accepted", rule, text)
 		}
+	}
+}
+
+func TestWhatScontrolShows(t *testing.T) {
+	nodes, err := slurm.ParseNodes(`NodeName=s1 Arch=x86_64 CoresPerSocket=1 OS=Linux 6.1 State=MIXED+DRAIN ThreadsPerCore=1 Reason=ebb drain default/r1 [root@2026-11-16T12:00:00]
+NodeName=s2 State=IDLE*+DRAIN Weight=1 Reason=a Reason= State=IDLE [x@y] [slurm(64030)@2026-11-16T12:00:00] Comment=c
+NodeName=s3 State=IDLE ThreadsPerCore=1
+`)
+	want := map[string]slurm.Node{
+		"s1": {Drain: true, Busy: true, State: "MIXED+DRAIN", Reason: "ebb drain default/r1"},
+		"s2": {Drain: true, State: "IDLE*+DRAIN", Reason: "a Reason= State=IDLE [x@y]"},
+		"s3": {State: "IDLE"},
+	}
+	if err != nil || !maps.Equal(nodes, want) {
+		t.Errorf("%+v, %v; want %+v", nodes, err, want)
+	}
+	if _, err := slurm.ParseNodes("slurm_load_node error: something\n"); err == nil {
+		t.Error("an answer without nodes is accepted")
+	}
+}
+
+// A command that is missing, or fails, says nothing about a node.
+func TestAFailedCommandIsNotAnUnknownNode(t *testing.T) {
+	_, err := slurm.Commands{Dir: t.TempDir()}.Nodes(context.Background())
+	if err == nil || errors.Is(err, slurm.ErrUnknownNode) || !errors.Is(err, slurm.ErrUnreachable) {
+		t.Errorf("%v", err)
 	}
 }

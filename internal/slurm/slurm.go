@@ -44,44 +44,54 @@ type Node struct {
 }
 
 var (
-	// stateField is the state in the line of scontrol; the reason, which may contain anything, comes after it.
-	stateField = regexp.MustCompile(` State=(\S+)`)
+	// nameField and stateField are in the line of scontrol before the reason, which may contain anything. The reason ends with who set it, and when.
+	nameField   = regexp.MustCompile(`^NodeName=(\S+) `)
+	stateField  = regexp.MustCompile(` State=(\S+)`)
+	reasonField = regexp.MustCompile(` Reason=(.*) \[[^\]\s]+@\d{4}-\d\d-\d\dT[\d:]+\]`)
 	// busy are parts of states with which something may run on the node. A node that has not registered since slurmctld started is UNKNOWN.
 	busy = []string{"ALLOCATED", "MIXED", "COMPLETING", "UNKNOWN"}
 )
 
-// Node reads the state of a node.
-func (c Commands) Node(ctx context.Context, name string) (Node, error) {
-	out, err := c.run(ctx, "scontrol", "show", "node", "-o", name)
+// Nodes reads the state of all nodes, also of those in hidden partitions, by name. A command that fails says nothing about any of them.
+func (c Commands) Nodes(ctx context.Context) (map[string]Node, error) {
+	if _, err := c.start(ctx, "scontrol", "ping"); err != nil { // the other commands would try for long
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	out, err := c.run(ctx, "scontrol", "--all", "--oneliner", "show", "node")
 	if err != nil {
-		if strings.Contains(err.Error(), "not found") || strings.Contains(out, "not found") {
-			return Node{}, fmt.Errorf("%w: %s", ErrUnknownNode, name)
-		}
-		return Node{}, err
+		return nil, err
 	}
-	found := stateField.FindStringSubmatch(out)
-	if found == nil {
-		return Node{}, fmt.Errorf("scontrol shows no state of node %s: %q", name, out)
-	}
-	reason, err := c.run(ctx, "sinfo", "-h", "-a", "-N", "-n", name, "-o", "%E")
-	if err != nil {
-		return Node{}, err
-	}
-	n := Node{State: found[1]}
-	if n.Reason, _, _ = strings.Cut(strings.TrimSpace(reason), "\n"); n.Reason == "none" { // one line for each partition
-		n.Reason = ""
-	}
-	for part := range strings.SplitSeq(n.State, "+") {
-		part = strings.TrimRight(part, "*~#!%$@^-") // marks of nodes that do not answer, boot and the like
-		n.Drain = n.Drain || part == "DRAIN"
-		n.Busy = n.Busy || slices.Contains(busy, part)
-	}
-	return n, nil
+	return ParseNodes(out)
 }
 
-// Jobs are the jobs on a node. A command that fails is an error, and not an empty list.
+// ParseNodes reads what scontrol shows, one node on a line.
+func ParseNodes(out string) (map[string]Node, error) {
+	nodes := map[string]Node{}
+	for line := range strings.Lines(out) {
+		if strings.TrimSpace(line) == "" || strings.HasPrefix(line, "No nodes in the system") {
+			continue
+		}
+		name, state := nameField.FindStringSubmatch(line), stateField.FindStringSubmatch(line)
+		if name == nil || state == nil {
+			return nil, fmt.Errorf("scontrol shows a node without name or state: %q", line)
+		}
+		n := Node{State: state[1]}
+		if reason := reasonField.FindStringSubmatch(line); reason != nil {
+			n.Reason = reason[1]
+		}
+		for part := range strings.SplitSeq(n.State, "+") {
+			part = strings.TrimRight(part, "*~#!%$@^-") // marks of nodes that do not answer, boot and the like
+			n.Drain = n.Drain || part == "DRAIN"
+			n.Busy = n.Busy || slices.Contains(busy, part)
+		}
+		nodes[name[1]] = n
+	}
+	return nodes, nil
+}
+
+// Jobs are the jobs on a node, also those of hidden partitions. A command that fails is an error, and not an empty list.
 func (c Commands) Jobs(ctx context.Context, name string) ([]string, error) {
-	out, err := c.run(ctx, "squeue", "-h", "-w", name, "-o", "%i")
+	out, err := c.run(ctx, "squeue", "-h", "-a", "-w", name, "-o", "%i")
 	return strings.Fields(out), err
 }
 
@@ -97,11 +107,8 @@ func (c Commands) Resume(ctx context.Context, name string) error {
 	return err
 }
 
-// run runs a command of Slurm. The controller is asked first whether it is there: the other commands would try for long.
+// run runs a command of Slurm, and finds out after a failure whether slurmctld is there.
 func (c Commands) run(ctx context.Context, command string, args ...string) (string, error) {
-	if _, err := c.start(ctx, "scontrol", "ping"); err != nil {
-		return "", fmt.Errorf("%w: %w", ErrUnreachable, err)
-	}
 	out, err := c.start(ctx, command, args...)
 	if err == nil {
 		return out, nil

@@ -72,7 +72,7 @@ func BenchmarkHealthEvents(b *testing.B) {
 					b.Fatal(err)
 				}
 				began := time.Now()
-				if code, answer := s.send(s.healthToken(), http.MethodPost, "/api/v2/healthevents", body); code != http.StatusAccepted {
+				if code, answer := s.send(s.token(), http.MethodPost, "/api/v2/healthevents", body); code != http.StatusAccepted {
 					b.Fatalf("%d %s", code, answer)
 				}
 				posted := time.Since(began)

@@ -14,21 +14,28 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/manifests"
+	"github.com/ebb-dev/ebb/internal/signer"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -42,42 +49,144 @@ type sick struct {
 	*cluster
 	requests dynamic.ResourceInterface
 	nodeArgs []string
+	names    []string      // of the nodes
+	token    func() string // may send events, and nothing else
+
+	configDir string                  // has the file of --drain-config and the template
+	runPod    func(node, name string) // runs a pod on a node; nil where there are no pods
+}
+
+// configure writes the file of --drain-config and the template. Nodes that run do not see it.
+func (s *sick) configure(timeout string) {
+	s.t.Helper()
+	template, err := os.ReadFile(customTemplate)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	text := fmt.Sprintf("[customDrain]\nenabled = true\ntemplateMountPath = %q\nnamespace = \"default\"\ntimeout = %q\n", s.configDir, timeout)
+	for path, data := range map[string][]byte{filepath.Join(s.configDir, "drain-template.yaml"): template, s.configFile(): []byte(text)} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+func (s *sick) configFile() string { return filepath.Join(s.configDir, "drain.toml") }
+
+// open begins to watch over custom resources.
+func (s *sick) open() {
+	s.t.Helper()
+	cfg, err := kubeclient.Load(s.dir.Kubeconfig())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.requests = objects.Resource(schema.GroupVersionResource{Group: "nvsentinel.nvidia.com", Version: "v1alpha1", Resource: "drainrequests"}).Namespace("default")
+}
+
+// restart stops every node and starts it again.
+func (s *sick) restart() {
+	s.t.Helper()
+	for _, name := range s.names {
+		pid, epoch := s.pid(name), s.record(name).Epoch
+		s.signal(name, syscall.SIGTERM)
+		until(s.t, "node "+name+" to stop", func() bool { return !alive(pid) })
+		s.startNode(name, s.nodeArgs...)
+		s.awaitReady(name, epoch+1)
+	}
 }
 
 // startSick runs a cluster of three nodes whose custom drains may take so long.
 func startSick(t testing.TB, c *cluster, timeout string) *sick {
 	t.Helper()
-	dir := t.TempDir()
-	template, err := os.ReadFile(customTemplate)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "drain.toml")
-	text := fmt.Sprintf("[customDrain]\nenabled = true\ntemplateMountPath = %q\nnamespace = \"default\"\ntimeout = %q\n", dir, timeout)
-	for path, data := range map[string][]byte{filepath.Join(dir, "drain-template.yaml"): template, file: []byte(text)} {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
+	s := &sick{cluster: c, names: trio, configDir: t.TempDir()}
+	s.configure(timeout)
+	s.nodeArgs = []string{"--drain-config", s.configFile()}
+	s.token = func() string {
+		token, err := datadir.ReadToken(s.dir.HealthToken())
+		if err != nil {
+			s.t.Fatal(err)
 		}
+		return token
 	}
-	s := &sick{cluster: c, nodeArgs: []string{"--drain-config", file}}
-	c.launch(c.server, "apiserver", "--data-dir", string(c.dir), "--drain-config", file)
+	c.launch(c.server, "apiserver", "--data-dir", string(c.dir), "--drain-config", s.configFile())
 	until(t, "the API server", func() bool { return c.connect() == nil })
-	for _, name := range trio {
+	for _, name := range s.names {
 		c.startNode(name, s.nodeArgs...)
 	}
-	for _, name := range trio {
+	for _, name := range s.names {
 		c.awaitReady(name, 1)
 	}
-	cfg, err := kubeclient.Load(c.dir.Kubeconfig())
-	if err != nil {
+	s.open()
+	return s
+}
+
+// startSickOnKubernetes installs Ebb with a custom drain on a real Kubernetes.
+func startSickOnKubernetes(t testing.TB, timeout string) *sick {
+	t.Helper()
+	k := startKubernetes(t, kubeNodes[:3]...)
+	k.ebb, k.points = testenv.EbbFailpoints(t), t.TempDir()
+	s := &sick{cluster: k.cluster, names: kubeNodes[:3], configDir: t.TempDir()}
+	s.configure(timeout)
+	s.nodeArgs = []string{"--drain-config", s.configFile()}
+	file := filepath.Join(s.configDir, "ebb.yaml")
+	if err := os.WriteFile(file, []byte(s.must("manifests", "--drain-config", s.configFile())), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	s.kubectl("apply", "--server-side", "-f", file)
+	s.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
+	s.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
+	k.startPod("signer", k.pod("signer", ""))
+	for _, name := range s.names {
+		s.startNode(name, s.nodeArgs...)
+	}
+	until(t, "the first coordinator to make the Settings", func() bool { return k.connect() == nil })
+	for _, name := range s.names {
+		s.awaitReady(name, 1)
+	}
+	s.token = func() string {
+		secret, err := k.typed.CoreV1().Secrets(manifests.Namespace).Get(context.Background(), signer.HealthTokenName, metav1.GetOptions{})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return string(secret.Data["token"])
+	}
+	s.runPod = func(node, name string) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+		until(s.t, "pod "+name+" to be created", func() bool { // its service account may not be there yet
+			_, err := k.typed.CoreV1().Pods("default").Create(context.Background(), pod, metav1.CreateOptions{})
+			return err == nil
+		})
+	}
+	s.open()
+	s.onlyTheCoordinatorWrites(k)
+	return s
+}
+
+// onlyTheCoordinatorWrites: nodes have the same account, and a policy tells them apart.
+func (s *sick) onlyTheCoordinatorWrites(k *installation) {
+	s.t.Helper()
+	s.kubectl("apply", "-f", customCRD)
+	until(s.t, "the CRD to be served", func() bool { _, err := s.requests.List(context.Background(), metav1.ListOptions{}); return err == nil })
+	follower := others(s.names, s.awaitLeader(""))[0]
+	cfg := rest.AnonymousClientConfig(k.kube.Config())
+	cfg.BearerToken = k.token(manifests.NodeAccount, k.pod("node", follower))
 	objects, err := dynamic.NewForConfig(cfg)
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
-	s.requests = objects.Resource(schema.GroupVersionResource{Group: "nvsentinel.nvidia.com", Version: "v1alpha1", Resource: "drainrequests"}).Namespace("default")
-	return s
+	request := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "nvsentinel.nvidia.com/v1alpha1", "kind": "DrainRequest", "metadata": map[string]any{"name": "forged"}, "spec": map[string]any{"nodeName": follower},
+	}}
+	gvr := schema.GroupVersionResource{Group: "nvsentinel.nvidia.com", Version: "v1alpha1", Resource: "drainrequests"}
+	_, err = objects.Resource(gvr).Namespace("default").Create(context.Background(), request, metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "only the coordinator may do this") {
+		s.t.Errorf("a node that does not lead creates a request: %v", err)
+	}
+	s.kubectl("delete", "-f", customCRD)
 }
 
 // post sends events as a detector does, with the token that may do only that.
@@ -87,21 +196,12 @@ func (s *sick) post(events ...v1alpha1.HealthEventSpec) (int, string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return s.send(s.healthToken(), http.MethodPost, "/api/v2/healthevents", body)
-}
-
-func (s *sick) healthToken() string {
-	s.t.Helper()
-	token, err := datadir.ReadToken(s.dir.HealthToken())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return token
+	return s.send(s.token(), http.MethodPost, "/api/v2/healthevents", body)
 }
 
 func (s *sick) send(token, method, path string, body []byte) (int, string) {
 	s.t.Helper()
-	ca, err := os.ReadFile(s.dir.CA())
+	ca, err := os.ReadFile(s.dir.Node(s.names[0]).CA())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -110,7 +210,7 @@ func (s *sick) send(token, method, path string, body []byte) (int, string) {
 	to := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}, Timeout: patience}
 	for began := time.Now(); ; pollAgain(began) {
 		var names []string
-		for _, n := range trio {
+		for _, n := range s.names {
 			if s.record(n).Held() && s.node(n).Status.HTTPAddress != "" {
 				names = append(names, n)
 			}
@@ -228,9 +328,31 @@ func TestCustomDrains(t *testing.T) {
 	beside(t, light)
 	c := newCluster(t, testenv.Ebb(t))
 	c.server = testenv.EbbPlain(t)
-	s := startSick(t, c, "1h")
+	startSick(t, c, "1h").customDrains(t)
+}
+
+// The same on a real Kubernetes, in one installation.
+func TestHealthEventsOnKubernetes(t *testing.T) {
+	beside(t, heavy)
+	s := startSickOnKubernetes(t, "1h")
+	s.customDrains(t)
+	if t.Failed() {
+		return
+	}
+	s.configure("2s")
+	s.restart()
+	s.timesOut(t)
+	s.well("h-timeout", s.event("e-timeout").Spec.NodeName, "Xid")
+	s.recovers(s.event("e-timeout").Spec.NodeName)
+	s.configure("1h")
+	s.restart()
+	s.killedAtEveryStep(t)
+}
+
+// customDrains are the histories of a custom drain. They end as they began, with every node in service.
+func (s *sick) customDrains(t *testing.T) {
 	leader := s.awaitLeader("")
-	target := others(trio, leader)[0]
+	target := others(s.names, leader)[0]
 	step := func(name string, f func()) {
 		t.Run(name, func(t *testing.T) {
 			defer func(before testing.TB) { s.t = before }(s.t)
@@ -239,6 +361,9 @@ func TestCustomDrains(t *testing.T) {
 		})
 	}
 	step("the CRD is missing at the start", func() {
+		if s.runPod != nil {
+			s.runPod(target, "training")
+		}
 		s.fatal("e1", target, "Xid")
 		e := s.becomes("e1", "Quarantined", "InProgress", health.WaitDefinition)
 		if n := s.node(target); !n.Spec.Cordoned || !slices.Equal(v1alpha1.CordonOwners(n), []string{string(e.UID)}) {
@@ -252,6 +377,9 @@ func TestCustomDrains(t *testing.T) {
 		spec, _, _ := unstructured.NestedMap(r.Object, "spec")
 		if spec["reason"] != "it: \"broke\"\n#" || spec["errorCode"] != "79" || spec["nodeName"] != target {
 			t.Errorf("spec %v", spec)
+		}
+		if pods, _, _ := unstructured.NestedStringSlice(r.Object, "spec", "podsToDrain", "default"); s.runPod != nil && !slices.Equal(pods, []string{"training"}) {
+			t.Errorf("podsToDrain %v", spec["podsToDrain"])
 		}
 		until(t, "the template's status", func() bool {
 			list, _, _ := unstructured.NestedSlice(s.request("drain-"+target+"-e1").Object, "status", "conditions")
@@ -281,7 +409,7 @@ func TestCustomDrains(t *testing.T) {
 		if code, _ := s.post(v1alpha1.HealthEventSpec{ID: "e1", NodeName: target, CheckName: "Other", IsFatal: true}); code != http.StatusConflict {
 			t.Errorf("another event with the id: %d", code)
 		}
-		if code, _ := s.send(s.healthToken(), http.MethodGet, "/api/v2/captures", nil); code != http.StatusUnauthorized {
+		if code, _ := s.send(s.token(), http.MethodGet, "/api/v2/captures", nil); code != http.StatusUnauthorized {
 			t.Errorf("the token of events reads captures: %d", code)
 		}
 		// An event after it was handled, so the replay has been seen.
@@ -340,15 +468,35 @@ func TestCustomDrains(t *testing.T) {
 		}
 		s.must("uncordon", target)
 		s.becomes("e5", "Cancelled", "Succeeded", health.ReasonUncordoned)
+		if out := s.mustFail("events", "retry", "e5"); !strings.Contains(out, "event e5 no longer keeps node "+target+" in quarantine (Uncordoned: A person uncordoned the node.): there is nothing to retry") {
+			t.Errorf("retry of a closed event: %q", out)
+		}
 		s.recovers(target)
+		var announced eventsv1.EventList
+		if err := s.client.List(context.Background(), &announced); err != nil {
+			t.Fatal(err)
+		}
+		reasons := map[string]bool{}
+		for _, e := range announced.Items {
+			if e.Regarding.Kind == "Node" && e.Regarding.Name == target {
+				reasons[e.Reason] = true
+			}
+		}
+		for _, want := range []string{health.AnnouncedQuarantine, health.AnnouncedUnquarantine, health.AnnouncedDrained, health.AnnouncedFailed, health.WaitDefinition} {
+			if !reasons[want] {
+				t.Errorf("no Event %s about node %s: %v", want, target, reasons)
+			}
+		}
 	})
 	step("a drain that a person requested, and the bridge of the documentation", func() { s.drainWithBridge(t, target) })
 	step("the coordinator's node resigns", func() {
 		s.fatal("e6", leader, "Xid")
 		next := s.awaitLeader(leader)
-		s.request("drain-" + leader + "-e6")
+		s.reports("drain-"+leader+"-e6", "DrainComplete", "True", "Done")
+		s.becomes("e6", "Quarantined", "Succeeded", health.ReasonDrained)
+		s.awaitParked(leader)
 		s.well("h6", leader, "Xid")
-		until(t, "the end", func() bool { return s.event("e6").Status.ClosedAt != nil })
+		s.becomes("e6", "UnQuarantined", "Succeeded", health.ReasonResolved)
 		s.recovers(leader)
 		if got := s.leader(); got != next {
 			t.Errorf("%s leads, and not %s", got, next)
@@ -367,7 +515,7 @@ func (s *sick) drainWithBridge(t *testing.T, target string) {
 	if out, err := exec.Command("go", "build", "-o", bridge, "../../examples/bridge").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	s.launch(bridge, "--kubeconfig", s.dir.Kubeconfig(), "--namespace", "default", "--command", command)
+	running := s.launch(bridge, "--kubeconfig", s.dir.Kubeconfig(), "--namespace", "default", "--command", command)
 	s.must("drain", target, "--reason", "kernel")
 	until(t, "the drain to wait for the bridge", func() bool {
 		out := s.must("explain", target)
@@ -387,8 +535,13 @@ func (s *sick) drainWithBridge(t *testing.T, target string) {
 	s.becomes(list.Items[at].Name, "", "Succeeded", health.ReasonDrained)
 	until(t, "the node to leave", func() bool { return !s.record(target).Held() })
 	s.noRequests()
+	running.stop() // other tests play the controller of the requests themselves
 	before := s.record(target).Epoch
-	s.startNode(target, s.nodeArgs...)
+	if s.node(target).IsParked() {
+		s.must("uncordon", target)
+	} else {
+		s.startNode(target, s.nodeArgs...)
+	}
 	s.awaitReady(target, before+1)
 	s.recovers(target)
 }
@@ -399,9 +552,13 @@ func TestACustomDrainTimesOutWithoutItsController(t *testing.T) {
 	c.server = testenv.EbbPlain(t)
 	s := startSick(t, c, "2s")
 	s.kubectl("apply", "-f", customCRD)
-	target := others(trio, s.awaitLeader(""))[0]
-	s.fatal("e1", target, "Xid")
-	e := s.becomes("e1", "Quarantined", "Failed", health.ReasonFailed)
+	s.timesOut(t)
+}
+
+func (s *sick) timesOut(t *testing.T) {
+	target := others(s.names, s.awaitLeader(""))[0]
+	s.fatal("e-timeout", target, "Xid")
+	e := s.becomes("e-timeout", "Quarantined", "Failed", health.ReasonFailed)
 	if cr := e.Status.CustomResource; cr.Outcome != v1alpha1.ResourceTimedOut || cr.Message != "It was not complete after 2s." {
 		t.Errorf("%+v", cr)
 	}
@@ -410,12 +567,14 @@ func TestACustomDrainTimesOutWithoutItsController(t *testing.T) {
 		t.Error("not quarantined any more")
 	}
 	// Beyond the limit of one node others wait by name.
-	other := others(trio, target)[0]
-	s.fatal("e2", other, "Xid")
-	s.becomes("e2", "", "", health.WaitLimit)
+	other := others(s.names, target)[0]
+	s.fatal("e-limit", other, "Xid")
+	s.becomes("e-limit", "", "", health.WaitLimit)
 	if s.node(other).Spec.Cordoned {
 		t.Error("quarantined beyond the limit")
 	}
+	s.well("h-limit", other, "Xid")
+	s.becomes("e-limit", "Cancelled", "Cancelled", health.ReasonResolved)
 }
 
 // The coordinator is killed after every step, and between the halves of those that have two.
@@ -425,11 +584,15 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	c.server, c.points = testenv.EbbPlain(t), t.TempDir()
 	s := startSick(t, c, "1h")
 	s.kubectl("apply", "-f", customCRD)
-	target := others(trio, s.awaitLeader(""))[0]
+	s.killedAtEveryStep(t)
+}
+
+func (s *sick) killedAtEveryStep(t *testing.T) {
+	target := others(s.names, s.awaitLeader(""))[0]
 	// What is stored after a step is what is stored before the next one, so that "before" is needed once.
 	s.arm("before-health-"+string(health.ActionHold), "")
 	for _, a := range []health.Action{
-		health.ActionHold, health.ActionQuarantine, health.ActionSnapshot, health.ActionCreateCR, health.ActionNameDrain, health.ActionStartDrain,
+		health.ActionHold, health.ActionQuarantine, health.ActionAdmit, health.ActionSnapshot, health.ActionCreateCR, health.ActionNameDrain, health.ActionStartDrain,
 		health.ActionMarkAlreadyDrained, health.ActionDeleteCR, health.ActionEndDrain, health.ActionFinish, health.ActionLift, health.ActionClose,
 	} {
 		s.arm("after-health-"+string(a), "")
@@ -444,7 +607,7 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	}
 	body, err := json.Marshal(v1alpha1.HealthEvent{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "HealthEvent"},
-		ObjectMeta: metav1.ObjectMeta{Name: "e1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsFatal: true},
+		ObjectMeta: metav1.ObjectMeta{Name: "k1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsFatal: true},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -453,17 +616,17 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 		t.Fatalf("apply: %s%s", out, errs)
 	}
 	state := func() v1alpha1.EvictionState {
-		if st := s.event("e1").Status.UserPodsEvictionStatus; st != nil {
+		if st := s.event("k1").Status.UserPodsEvictionStatus; st != nil {
 			return st.Status
 		}
 		return ""
 	}
-	awaiting("the resource", func() bool { cr := s.event("e1").Status.CustomResource; return cr != nil && cr.UID != "" })
-	first := s.request("drain-" + target + "-e1")
-	awaiting("the drain to be created and ended", func() bool { d := s.event("e1").Status.Drain; return d != nil && d.Phase == v1alpha1.DrainComplete })
+	awaiting("the resource", func() bool { cr := s.event("k1").Status.CustomResource; return cr != nil && cr.UID != "" })
+	first := s.request("drain-" + target + "-k1")
+	awaiting("the drain to be created and ended", func() bool { d := s.event("k1").Status.Drain; return d != nil && d.Phase == v1alpha1.DrainComplete })
 	s.reports(first.GetName(), "DrainComplete", "True", "Done")
 	awaiting("the end", func() bool { return state() == v1alpha1.EvictionSucceeded })
-	e := s.event("e1")
+	e := s.event("k1")
 	if cr := e.Status.CustomResource; cr.UID != string(first.GetUID()) || cr.Attempt != 1 || len(e.Status.Attempts) > 0 {
 		t.Errorf("more than one resource: %+v, %+v", cr, e.Status.Attempts)
 	}
@@ -472,11 +635,13 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	if err := s.client.List(context.Background(), &drains); err != nil {
 		t.Fatal(err)
 	}
-	begun := slices.DeleteFunc(drains.Items, func(d v1alpha1.Drain) bool { return d.Status.StartedAt == nil })
+	begun := slices.DeleteFunc(drains.Items, func(d v1alpha1.Drain) bool {
+		return d.Status.StartedAt == nil || d.Annotations[v1alpha1.HealthEventAnnotation] != string(e.UID)
+	})
 	if len(begun) != 1 || string(begun[0].UID) != e.Status.Drain.UID {
 		t.Errorf("%d drains have begun: %+v", len(begun), begun)
 	}
-	h := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: "h1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsHealthy: true}}
+	h := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: "l1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsHealthy: true}}
 	later := v1alpha1.NewTimestamp(time.Now().Add(time.Second))
 	h.Spec.GeneratedTimestamp = later
 	if err := s.client.Create(context.Background(), h); err != nil {
@@ -484,7 +649,7 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 	}
 	awaiting("the quarantine to be lifted", func() bool {
 		n := s.node(target)
-		return s.event("e1").Status.NodeQuarantined == v1alpha1.UnQuarantined && !n.Spec.Cordoned && n.IsReady() && n.Status.Liveness == v1alpha1.Alive
+		return s.event("k1").Status.NodeQuarantined == v1alpha1.UnQuarantined && !n.Spec.Cordoned && n.IsReady() && n.Status.Liveness == v1alpha1.Alive
 	})
 	s.noRequests()
 	left, err := os.ReadDir(s.points)
@@ -500,7 +665,7 @@ func TestTheCoordinatorIsKilledAtEveryStepOfACustomDrain(t *testing.T) {
 func (s *sick) reviver() func() {
 	pids := map[string]*process{}
 	return func() {
-		for _, name := range trio {
+		for _, name := range s.names {
 			p := pids[name]
 			if p == nil {
 				if alive(s.pid(name)) {
