@@ -79,7 +79,9 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.budgets = &budgetWatch{kube: c.kube, changed: c.wakeNamespace}
 	stop := manager.RunnableFunc(func(ctx context.Context) error {
 		<-ctx.Done()
-		end()
+		c.mu.Lock()
+		end() // no worker is begun from here on
+		c.mu.Unlock()
 		c.running.Wait()
 		return nil
 	})

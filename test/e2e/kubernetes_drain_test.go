@@ -295,6 +295,24 @@ func coreAccess(t *testing.T, k *installation) {
 			return c.Create(ctx, p)
 		}
 	}
+	bare := func(namespace string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "bare"},
+			Spec:       corev1.PodSpec{NodeName: a.follower, TerminationGracePeriodSeconds: new(int64(0)), Containers: []corev1.Container{{Name: "c", Image: "x"}}},
+		}
+	}
+	evict := func(namespace string, deletes bool) attempt {
+		return func(ctx context.Context, c client.Client) error {
+			p := bare(namespace)
+			if err := client.IgnoreAlreadyExists(k.client.Create(ctx, p)); err != nil {
+				return err
+			}
+			if deletes {
+				return c.Delete(ctx, p)
+			}
+			return c.SubResource("eviction").Create(ctx, p, &policyv1.Eviction{})
+		}
+	}
 	hostPath := func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "root", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
 	}
@@ -312,6 +330,11 @@ func coreAccess(t *testing.T, k *installation) {
 		may("create a guard with a directory of the host", pod("ebb-guard-x", hostPath), nil),
 		may("create a guard with the host's network", pod("ebb-guard-x", func(p *corev1.Pod) { p.Spec.HostNetwork = true }), nil),
 		may("create a privileged guard", pod("ebb-guard-x", func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.AllowPrivilegeEscalation = new(true) }), nil),
+		may("evict a pod", evict("default", false), []string{"coordinator"}),
+		may("delete a pod", evict("default", true), []string{"coordinator"}),
+		may("evict a pod of a system namespace", evict("kube-system", false), nil),
+		may("delete a pod of a system namespace", evict("kube-system", true), nil),
+		may("create a pod in another namespace", func(ctx context.Context, c client.Client) error { return c.Create(ctx, bare("default")) }, nil),
 		may("delete a pod of the DaemonSet", func(ctx context.Context, c client.Client) error {
 			return c.Delete(ctx, k.pod("node", a.follower))
 		}, nil),
