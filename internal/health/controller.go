@@ -289,7 +289,7 @@ func pause(w World, blocked bool) time.Duration {
 			next = d
 		}
 	}
-	if blocked || len(w.Unread) > 0 || w.Distrusted {
+	if blocked || len(w.Unread) > 0 {
 		sooner(tryAgain)
 	}
 	for _, e := range w.Events {
@@ -300,7 +300,7 @@ func pause(w World, blocked bool) time.Duration {
 		if cr == nil || cr.Outcome != "" && cr.Outcome != v1alpha1.ResourceLost || w.Config.CustomDrain == nil {
 			continue
 		}
-		if !w.Definition.Ready {
+		if !w.Definition.Ready || w.Distrusted {
 			sooner(tryAgain)
 		} else if cr.CreatedAt != nil {
 			sooner(cr.CreatedAt.Add(w.Config.CustomDrain.Timeout).Sub(w.Now))

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -302,7 +303,7 @@ func (r *round) owns(e *v1alpha1.HealthEvent) bool {
 // still on their way.
 func (r *round) quarantine() (joining bool) {
 	var waiting []*v1alpha1.HealthEvent
-	full := r.node != nil && !r.node.Spec.Cordoned && r.shared.room <= 0
+	full, first := r.node != nil && !r.node.Spec.Cordoned && r.shared.room <= 0, ""
 	for _, e := range r.events {
 		if e.Spec.IsHealthy || isManual(e) || handled(e) || e.Status.NodeQuarantined != "" || r.busy(e) || r.node == nil {
 			continue
@@ -310,8 +311,13 @@ func (r *round) quarantine() (joining bool) {
 		if !r.owns(e) && (r.isResolved(e) || !r.Rules.Decide(e).Quarantine) {
 			continue
 		}
-		if full {
-			r.wait(e, WaitLimit, r.limitMessage())
+		if full { // the names of cordoned nodes change: only one event of the node has them, and the others are not written again
+			message := r.limitMessage()
+			if first != "" {
+				message = fmt.Sprintf("The node waits to be quarantined: see event %s.", first)
+			}
+			first = cmp.Or(first, e.Name)
+			r.wait(e, WaitLimit, message)
 			continue
 		}
 		if !controllerutil.ContainsFinalizer(e, v1alpha1.HealthEventFinalizer) {

@@ -872,3 +872,23 @@ func BenchmarkNext(b *testing.B) {
 		})
 	}
 }
+
+func TestEventsThatWaitAtTheLimitAreNotWrittenForEveryCordon(t *testing.T) {
+	s := newStore(30)
+	for _, node := range []string{"n1", "n2", "n3"} {
+		s.send("on-"+node, on(node))
+	}
+	for i := range 20 {
+		s.send(fmt.Sprintf("e%02d", i), on("n4"))
+	}
+	s.settle()
+	before := s.events["e10"].ResourceVersion
+	s.cordon("n9") // by a person
+	if steps := s.settle(); len(steps) != 1 || steps[0] != health.ActionWait {
+		t.Errorf("steps %v", steps)
+	}
+	if s.events["e10"].ResourceVersion != before {
+		t.Error("written again")
+	}
+	s.is(t, "e10", "", "", health.WaitLimit)
+}

@@ -304,10 +304,8 @@ func isNoObject(err error) bool {
 func (r *Resources) cached(cr *v1alpha1.CustomResource) *unstructured.Unstructured {
 	r.mu.Lock()
 	informer := r.informer
-	if informer != nil && r.distrusted != nil && *r.distrusted == informer.LastSyncResourceVersion() {
+	if r.stale() {
 		informer = nil
-	} else {
-		r.distrusted = nil
 	}
 	r.mu.Unlock()
 	if informer == nil {
@@ -329,7 +327,12 @@ func (r *Resources) cached(cr *v1alpha1.CustomResource) *unstructured.Unstructur
 func (r *Resources) isDistrusted() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.distrusted != nil
+	return r.stale()
+}
+
+// stale reports whether the informer has seen nothing since its watch failed.
+func (r *Resources) stale() bool {
+	return r.informer != nil && r.distrusted != nil && *r.distrusted == r.informer.LastSyncResourceVersion()
 }
 
 // Create creates the resource of an event, or finds the one that was created for it before, and returns its UID.
