@@ -129,7 +129,7 @@ var errMet = errors.New("caught up")
 
 // run reads until all dispatchers have caught up, or left.
 func (g *group) run(ctx context.Context) {
-	pauses := backoff.New(retries)
+	pauses, troubled := backoff.New(retries), false
 	for {
 		read, cancel := context.WithCancel(ctx)
 		g.mu.Lock()
@@ -144,6 +144,10 @@ func (g *group) run(ctx context.Context) {
 				return err
 			}
 			pauses.Reset()
+			if troubled {
+				g.trouble(nil)
+				troubled = false
+			}
 			if uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
 				return errMet
 			}
@@ -158,7 +162,8 @@ func (g *group) run(ctx context.Context) {
 			continue
 		}
 		g.trouble(err)
-		if hopeless(err) {
+		troubled = true
+		if Hopeless(err) {
 			pauses.Exhaust()
 		}
 		_ = backoff.Sleep(ctx, pauses.Next()) // the loop ends with ctx

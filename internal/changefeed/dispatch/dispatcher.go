@@ -81,9 +81,6 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	if d.state == Running && !d.flushing && len(d.queue) == 0 {
 		d.flushed = max(d.flushed, rows.Position-1) // there is nothing of this table in between
 	}
-	if rows.DDL != nil && rows.DDL.Kind == stream.UnreadableRows {
-		d.err = fmt.Errorf("%s: %w", rows.DDL.Statement, stream.ErrUnusable)
-	}
 	d.from = rows.Position
 	d.queue = append(d.queue, rows)
 	d.bytes += rows.Bytes
@@ -202,10 +199,21 @@ func (d *dispatcher) doing() string {
 	return ""
 }
 
+// trouble records an error of the reader, or nil once it reads again. An error of the sink stays until a write succeeds.
 func (d *dispatcher) trouble(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.err = err
+	if d.tries == 0 {
+		d.err = err
+	}
+}
+
+// problem is why the dispatcher does not continue, or nil. The caller holds the lock.
+func (d *dispatcher) problem() error {
+	if d.state == Running && d.blocked() && d.queue[0].DDL.Kind == stream.UnreadableRows {
+		return fmt.Errorf("%s: %w", d.queue[0].DDL.Statement, stream.ErrUnusable)
+	}
+	return d.err
 }
 
 // checkpoint is a position up to which everything is at the sink.
@@ -391,5 +399,5 @@ func (d *dispatcher) status() Status {
 	at, _ := d.checkpoint()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return Status{Table: d.table, Epoch: d.epoch, State: d.state, Checkpoint: at, Err: d.err}
+	return Status{Table: d.table, Epoch: d.epoch, State: d.state, Checkpoint: at, Err: d.problem()}
 }

@@ -119,15 +119,15 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 		h.mu.Lock()
 		h.err = err
 		h.mu.Unlock()
-		if hopeless(err) {
+		if Hopeless(err) {
 			pauses.Exhaust()
 		}
 		_ = backoff.Sleep(ctx, pauses.Next()) // the loop ends with ctx
 	}
 }
 
-// hopeless reports whether an error is unlikely to go away soon.
-func hopeless(err error) bool {
+// Hopeless reports whether retrying will not resolve an error.
+func Hopeless(err error) bool {
 	return errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable)
 }
 
@@ -187,8 +187,8 @@ func concerned(d *stream.DDL, to map[stream.Table][]*dispatcher) map[stream.Tabl
 		return nil
 	}
 	tables := map[stream.Table]bool{}
-	switch d.Kind {
-	case stream.UnknownDDL, stream.DropSchema:
+	switch {
+	case d.Kind == stream.UnknownDDL, d.Kind == stream.DropSchema, d.Kind == stream.UnreadableRows && len(d.Tables) == 0:
 		for table := range to {
 			if d.Concerns(table) {
 				tables[table] = true

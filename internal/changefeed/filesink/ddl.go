@@ -21,7 +21,7 @@ const ddlDirectory = "ddl"
 func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
 	kind := ddl.Kind
 	switch kind {
-	case stream.OtherDDL, stream.SequenceDDL: // the former may contain passwords
+	case stream.OtherDDL: // it may contain passwords
 		return nil
 	case stream.UnknownDDL, stream.UnreadableRows:
 		return fmt.Errorf("sink %s: the statement at position %d cannot be executed: %w", s.options.Directory, position, stream.ErrUnusable)

@@ -39,7 +39,7 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 	}
 	m.started = &start
 	m.checkpoint = max(start, stream.Position(m.Latest().Status.Checkpoint))
-	if err := m.openSaver(ctx); err != nil {
+	if err := m.openSaver(ctx, source); err != nil {
 		return err
 	}
 	m.watchFromCheckpoint(source)
@@ -47,6 +47,9 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 		return err
 	}
 	if err := m.bootstrapNodes(ctx); err != nil {
+		return err
+	}
+	if err := m.adoptIncarnation(ctx); err != nil {
 		return err
 	}
 	m.wentBack = false

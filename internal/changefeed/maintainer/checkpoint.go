@@ -2,7 +2,6 @@ package maintainer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
@@ -48,6 +48,7 @@ func (m *Maintainer) advance() {
 		if r.Error != "" {
 			m.problem, m.problemAt = fmt.Sprintf("node %s: %s", name, r.Error), time.Now()
 		}
+		m.noteHopeless("node "+name, fmt.Sprintf("node %s: %s", name, r.Error), r.Hopeless, r.Round)
 	}
 	for name, t := range m.tables {
 		if lost[name] && t.phase == TableRunning && reports[t.node].Round > t.since {
@@ -217,7 +218,7 @@ func (m *Maintainer) publishProblem(ctx context.Context, problem error) {
 			return false
 		}
 		state := cf.Status.State
-		if errors.Is(problem, stream.ErrUnusable) || errors.Is(problem, stream.ErrPurged) {
+		if dispatch.Hopeless(problem) {
 			state = v1alpha1.ChangefeedFailed
 		}
 		if changed := m.keepStart(&cf.Status); !changed && cf.Status.Error == problem.Error() && cf.Status.State == state {

@@ -175,6 +175,42 @@ func (s *Source) tryDump(ctx context.Context) error {
 	return nil
 }
 
+// HasTransaction returns ErrUnusable if the log does not have a transaction, given by its GTID: the server has another history than the
+// one that was read before.
+func (s *Source) HasTransaction(ctx context.Context, text string) error {
+	after, err := parseGTID(text)
+	if err != nil {
+		return s.unusable("%v", err)
+	}
+	if err := s.checkRetained(ctx, stream.Position(after.seq)); err != nil {
+		return err
+	}
+	id := s.takeID()
+	defer s.giveID(id)
+	l, err := s.openLog(ctx, id, after)
+	if err != nil {
+		return s.wrapDump(err)
+	}
+	defer l.close()
+	for {
+		e, err := l.next()
+		if code, ok := errorCode(err); ok && code == codeReadingBinlog {
+			if purged := s.checkRetained(ctx, stream.Position(after.seq)); purged != nil {
+				return purged
+			}
+			return s.unusable("the server does not have GTID %s, which was read before: this is another server, or its log was reset; "+
+				"use the server that was read before, or start again from a new copy (%v)", after, err)
+		}
+		if err != nil {
+			return s.wrap("read the binary log", err)
+		}
+		switch e.Header.EventType {
+		case replication.MARIADB_GTID_EVENT, replication.HEARTBEAT_EVENT:
+			return nil // what comes after the transaction, if anything
+		}
+	}
+}
+
 // wrapDump is wrap for a connection that reads the log. Queries have succeeded before, so an access error is about the privilege and
 // not about the password.
 func (s *Source) wrapDump(err error) error {

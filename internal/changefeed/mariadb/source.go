@@ -133,7 +133,7 @@ func isSystem(schema string) bool {
 	return false
 }
 
-// Tables are the base tables outside the system schemas that the user has a privilege on.
+// Tables are the base tables and sequences outside the system schemas that the user has a privilege on.
 //
 // The effect of DDL is in information_schema a little before the DDL is in the log. With the privilege RELOAD, DDL is blocked while
 // the tables are listed (changes of rows are not). Without it, the tables are listed until two lists, some time apart, are equal and
@@ -276,7 +276,7 @@ func (s *Source) ddlBetween(ctx context.Context, from, to stream.Position) (bool
 }
 
 func (s *Source) listTables(ctx context.Context, by querier) ([]stream.Table, error) {
-	rows, err := by.QueryContext(ctx, "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' AND TABLE_SCHEMA NOT IN "+
+	rows, err := by.QueryContext(ctx, "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE IN ('BASE TABLE', 'SEQUENCE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN "+
 		systemSchemas+" ORDER BY TABLE_SCHEMA, TABLE_NAME")
 	if err != nil {
 		return nil, s.wrap("list tables", err)

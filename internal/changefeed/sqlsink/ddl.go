@@ -207,8 +207,6 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	switch {
 	case d.ddl.Kind == stream.SetSchema && alreadyDone(err): // one that has tables outside the filter is not dropped
 		err = d.setSchema(ctx)
-	case d.repeated && d.ddl.Kind == stream.SequenceDDL && alreadyDone(err):
-		return nil
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
 		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and set done=TRUE in %s: %s: %w (%w)",
@@ -272,10 +270,10 @@ func dropIfExists(tables []stream.Table) string {
 	return "DROP TABLE IF EXISTS " + strings.Join(names, ", ")
 }
 
-// alreadyDone reports whether a schema or sequence that was to be created exists, or one that was to be dropped does not.
+// alreadyDone reports whether a schema that was to be created exists, or one that was to be dropped does not.
 func alreadyDone(err error) bool {
 	var e *mysql.MySQLError
-	return errors.As(err, &e) && slices.Contains([]uint16{1007, 1008, 1050, 1051, 4091}, e.Number)
+	return errors.As(err, &e) && slices.Contains([]uint16{1007, 1008}, e.Number)
 }
 
 // codeUnknownSchema: the schema does not exist.
@@ -346,7 +344,7 @@ func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 		return d.moveTo(ctx, tx, to-1, d.ddl.Tables)
 	case stream.DropSchema:
 		return d.moveWhere(ctx, tx, to, "table_schema = ?", d.ddl.Schema)
-	case stream.SetSchema, stream.SequenceDDL:
+	case stream.SetSchema:
 		return nil
 	case stream.AlterTable, stream.TruncateTable:
 		if d.ddl.Alone() {
@@ -459,7 +457,7 @@ func (d *ddlExecution) column(ctx context.Context, query string) (string, error)
 }
 
 // settable matches the assignments that are allowed in that comment.
-var settable = regexp.MustCompile(`^(?:sql_mode|character_set_client|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
+var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
 
 // settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
 // system.

@@ -48,21 +48,31 @@ func (s *Sink) listBy(ctx context.Context, by querier, query string, args ...any
 
 // DDLExecuted reports whether the DDL at a position has been executed.
 func (s *Sink) DDLExecuted(ctx context.Context, position stream.Position) (bool, error) {
-	if _, err := s.prepare(ctx); err != nil {
-		return false, err
-	}
-	var done bool
-	err := s.db.QueryRowContext(ctx, "SELECT done FROM "+s.intents+" WHERE changefeed = ? AND position = ?", s.options.Changefeed, uint64(position)).Scan(&done)
-	if errors.Is(err, sql.ErrNoRows) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("sink %s: read whether the DDL at position %d is executed: %w", s.options.Address, position, err)
-	}
-	return done, nil
+	_, done, err := s.ddlState(ctx, position)
+	return done, err
 }
 
-// Present are all tables that exist.
+// DDLBegun reports whether the DDL at a position may have been executed.
+func (s *Sink) DDLBegun(ctx context.Context, position stream.Position) (bool, error) {
+	begun, _, err := s.ddlState(ctx, position)
+	return begun, err
+}
+
+func (s *Sink) ddlState(ctx context.Context, position stream.Position) (begun, done bool, err error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return false, false, err
+	}
+	err = s.db.QueryRowContext(ctx, "SELECT done FROM "+s.intents+" WHERE changefeed = ? AND position = ?", s.options.Changefeed, uint64(position)).Scan(&done)
+	if errors.Is(err, sql.ErrNoRows) {
+		return false, false, nil
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("sink %s: read whether the DDL at position %d is executed: %w", s.options.Address, position, err)
+	}
+	return true, done, nil
+}
+
+// Present are all tables and sequences that exist.
 func (s *Sink) Present(ctx context.Context) ([]stream.Table, error) {
-	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'")
+	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SEQUENCE', 'SYSTEM VERSIONED')")
 }

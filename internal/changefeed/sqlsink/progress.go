@@ -37,7 +37,7 @@ func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 	if err != nil {
 		return nil, 0, err
 	}
-	return &writer{sink: s, table: table, epoch: epoch, position: position}, position, nil
+	return &writer{sink: s, table: table, epoch: epoch, position: position, acquired: position}, position, nil
 }
 
 func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Position, error) {

@@ -3,6 +3,7 @@ package sqlsink
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
@@ -19,6 +20,8 @@ type writer struct {
 	table    stream.Table
 	epoch    stream.Epoch
 	position stream.Position
+	// acquired is the position at which it became the owner.
+	acquired stream.Position
 
 	// shape is for rows of schema. If rows have another schema, the table may have been altered.
 	schema *stream.Schema
@@ -60,6 +63,8 @@ type batch struct {
 	// statements, once they are made.
 	statements []statement
 	made       bool
+	// fired: a trigger was executed.
+	fired bool
 	// unsure: a COMMIT was sent and not answered, so it may have been executed.
 	unsure bool
 }
@@ -72,7 +77,12 @@ func (b *batch) apply(ctx context.Context) error {
 	if done, err := b.applyAtOnce(ctx); done || err != nil {
 		return err
 	}
-	tx, err := b.writer.sink.db.BeginTx(ctx, nil)
+	conn, err := b.writer.sink.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -84,6 +94,18 @@ func (b *batch) apply(ctx context.Context) error {
 		if err := b.execute(ctx, tx, st); err != nil {
 			return err
 		}
+	}
+	err = conn.Raw(func(session any) (err error) {
+		if b.fired, err = triggersFired(ctx, session); b.fired {
+			return driver.ErrBadConn // the server rolls back when the session ends
+		}
+		return err
+	})
+	if b.fired {
+		return b.writer.sink.firedTrigger(ctx, b.writer.table)
+	}
+	if err != nil {
+		return err
 	}
 	if err := tx.Commit(); err != nil {
 		b.unsure = true
@@ -111,7 +133,31 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to {
 		return false, nil
 	}
+	if err := w.goBack(ctx, tx, found); err != nil {
+		return false, err
+	}
 	return false, w.sink.notOwner(w.table, w.epoch, found)
+}
+
+// goBack sets the checkpoint that is recorded at the sink back to the position that the sink has of the table, if that is earlier than
+// what this owner has written: the sink has lost commits. So everything is read again from there. The position of the table alone would not
+// lead to that, because a table without changes is behind the checkpoint, too.
+func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
+	at := w.acquired
+	if found != nil {
+		at = found.position
+		if found.epoch.Compare(w.epoch) > 0 {
+			return nil // another owner
+		}
+	}
+	if at >= w.position {
+		return nil
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?)"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
+		return err
+	}
+	w.sink.log.Warn("the sink went back", "table", w.table, "position", at, "written", w.position)
+	return tx.Commit()
 }
 
 func (b *batch) moveText() string {

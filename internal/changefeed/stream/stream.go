@@ -78,6 +78,8 @@ type Transaction struct {
 	At       time.Time
 	Rows     []*Rows
 	DDL      *DDL
+	// ID is the full identity of the transaction, if the source has one: its GTID.
+	ID string
 	// Skipped are tables whose rows were left out because nobody wanted them when they were read.
 	Skipped []Table
 }
@@ -158,6 +160,16 @@ type Writer interface {
 	Write(ctx context.Context, rows []*Rows, to Position) error
 	// Close releases the writer. The owner of the table stays the same.
 	Close() error
+}
+
+// Checkpoint is a position up to which everything of a changefeed is at its sink.
+type Checkpoint struct {
+	Position Position
+	// Transaction is the full identity of a transaction of the source at the position or before it; empty if none is known. A source
+	// without it has another history.
+	Transaction string
+	// Incarnation of the sink: a number that changes when the sink may have lost writes.
+	Incarnation int64
 }
 
 // Errors that callers act on.
