@@ -148,7 +148,7 @@ func (g *group) run(ctx context.Context) {
 				g.trouble(nil)
 				troubled = false
 			}
-			if uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
+			if !t.More && uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
 				return errMet
 			}
 			return nil
@@ -187,8 +187,10 @@ func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	if err := spread(t, g.members, g); err != nil {
 		return err
 	}
-	g.when.Store(t.At.UnixMicro())
-	g.at.Store(uint64(t.Position))
+	if !t.More {
+		g.when.Store(t.At.UnixMicro())
+		g.at.Store(uint64(t.Position))
+	}
 	return nil
 }
 

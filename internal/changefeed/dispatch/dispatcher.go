@@ -40,6 +40,8 @@ type dispatcher struct {
 	mu       sync.Mutex
 	state    State
 	from     stream.Position // changes up to here are ignored: it has them
+	partOf   stream.Position // of the large transaction here, it has so many changes
+	part     int
 	flushed  stream.Position // everything up to here is at the sink
 	at       time.Time       // when the source committed what was flushed last
 	queue    []*stream.Rows
@@ -66,22 +68,34 @@ func (d *dispatcher) position() stream.Position {
 }
 
 // push takes changes from the hub, or from the group that it catches up with. It ignores what comes from a reader that it does not
-// listen to, or not any more: there would be a gap before it.
-func (d *dispatcher) push(rows *stream.Rows, from *group) {
+// listen to, or not any more: there would be a gap before it. It returns false if earlier parts of the transaction are missing.
+func (d *dispatcher) push(rows *stream.Rows, from *group) bool {
 	d.mu.Lock()
 	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && d.passes(rows) {
 		d.mu.Unlock()
-		return
+		return true
 	}
 	if d.hoards() {
 		d.park()
 		d.mu.Unlock()
-		return
+		return true
+	}
+	if rows.Before > 0 || d.partOf == rows.Position {
+		left, follows := d.unread(rows)
+		if left == nil {
+			d.mu.Unlock()
+			return follows
+		}
+		rows = left
 	}
 	if d.state == Running && !d.flushing && len(d.queue) == 0 {
 		d.flushed = max(d.flushed, rows.Position-1) // there is nothing of this table in between
 	}
-	d.from = rows.Position
+	if rows.More {
+		d.partOf, d.part = rows.Position, rows.Before+len(rows.Changes)
+	} else {
+		d.from = rows.Position
+	}
 	d.queue = append(d.queue, rows)
 	d.bytes += rows.Bytes
 	d.feed.engine.budget.take(rows.Bytes)
@@ -94,6 +108,27 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	if ready {
 		d.feed.enqueue(d)
 	}
+	return true
+}
+
+// unread is what the dispatcher does not have yet of a part of a large transaction; nil if it has all of it, or if earlier parts are
+// missing, so that the part does not follow. The caller holds the lock.
+func (d *dispatcher) unread(rows *stream.Rows) (left *stream.Rows, follows bool) {
+	part := 0
+	if d.partOf == rows.Position {
+		part = d.part
+	}
+	list, err := stream.Unwritten([]*stream.Rows{rows}, rows.Position-1, part)
+	if err != nil {
+		return nil, false
+	}
+	if len(list) == 0 {
+		if !rows.More {
+			d.from = rows.Position
+		}
+		return nil, true
+	}
+	return list[0], true
 }
 
 // passes reports whether DDL is none of the dispatcher's business: the changefeed carries none, or the table begins with it.
@@ -146,7 +181,7 @@ func (d *dispatcher) listen(at stream.Position) bool {
 		return false
 	}
 	d.from = max(d.from, at)
-	d.listens, d.group, d.err = true, nil, nil
+	d.listens, d.group, d.err, d.partOf = true, nil, nil, 0
 	if d.state == Prepared {
 		d.covers = d.from
 	}
@@ -160,7 +195,7 @@ func (d *dispatcher) follow(g *group) bool {
 	if d.listens || d.parked || d.state != Running {
 		return false
 	}
-	d.group = g
+	d.group, d.partOf = g, 0
 	return true
 }
 
@@ -249,7 +284,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.flushing = true
 	batch, bytes := d.take()
 	last, began := batch[len(batch)-1], time.Now()
-	d.sent = last.Position
+	d.sent = last.To()
 	d.mu.Unlock()
 
 	d.feed.begins(began)
@@ -257,7 +292,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	if last.DDL != nil {
 		err = d.executeDDL(ctx, last)
 	} else {
-		err = d.writer.Write(ctx, batch, last.Position)
+		err = d.writer.Write(ctx, batch, last.To())
 	}
 	d.feed.ends(err == nil)
 	if flushed := d.feed.engine.opts.Flushed; flushed != nil && err == nil {
@@ -274,7 +309,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	}
 	d.feed.engine.budget.give(bytes)
 	if err == nil {
-		d.flushed, d.at, d.err, d.tries = last.Position, last.At, nil, 0
+		d.flushed, d.at, d.err, d.tries = max(d.flushed, last.To()), last.At, nil, 0
 		if len(d.queue) > 0 {
 			d.flushed = max(d.flushed, d.queue[0].Position-1)
 		}

@@ -107,7 +107,9 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 				return err
 			}
 			pauses.Reset()
-			after = t.Position
+			if !t.More {
+				after = t.Position
+			}
 			return nil
 		})
 		if ctx.Err() != nil {
@@ -141,7 +143,7 @@ func (h *hub) wants(t stream.Table) bool {
 	return len(h.subs[t]) > 0
 }
 
-// errWanted: rows were skipped that a dispatcher has subscribed to meanwhile. They are read again.
+// errWanted: rows were skipped, or parts of a transaction delivered, before a dispatcher has subscribed to them. They are read again.
 var errWanted = errors.New("skipped rows have a subscriber now")
 
 // deliver delivers a transaction to the subscribers of its tables.
@@ -154,7 +156,11 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	if err := spread(t, h.subs, nil); err != nil {
 		return err
 	}
-	h.position, h.at, h.err = t.Position, t.At, nil
+	h.err = nil
+	if t.More {
+		return nil
+	}
+	h.position, h.at = t.Position, t.At
 	h.reached.Store(uint64(t.Position))
 	return nil
 }
@@ -175,7 +181,9 @@ func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *grou
 	}
 	for _, rows := range t.Rows {
 		for _, d := range to[rows.Table] {
-			d.push(rows, from)
+			if !d.push(rows, from) {
+				return errWanted
+			}
 		}
 	}
 	return nil

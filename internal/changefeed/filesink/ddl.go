@@ -47,7 +47,7 @@ func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *st
 		if err := l.encode(&b); err != nil {
 			return err
 		}
-		if err := j.append(b.Bytes(), position); err != nil {
+		if err := j.append(b.Bytes(), position, 0); err != nil {
 			return err
 		}
 	}

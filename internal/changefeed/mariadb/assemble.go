@@ -50,6 +50,19 @@ type group struct {
 	prepared []stream.Table
 	// skip: it was visited before, and its events are not decoded.
 	skip bool
+
+	// bytes is the size of the rows in tx, and counted how many changes of each table there were.
+	bytes   int
+	counted map[stream.Table]int
+	// counting: it is too large to be read at once, so that changes are only counted.
+	counting bool
+	// rollsBack: it rolls back to a savepoint.
+	rollsBack bool
+	// large: it is visited in parts. before is how many changes of each table were in earlier parts, and spoiled are tables whose rows
+	// cannot be read.
+	large   *largeTransaction
+	before  map[stream.Table]int
+	spoiled []stream.Table
 }
 
 func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool) (*assembler, error) {
@@ -87,10 +100,17 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 		return nil // between transactions there are only events about the log itself
 	}
 	done, err := a.inside(ctx, e, at)
-	if err != nil || !done {
+	switch {
+	case err != nil:
 		return err
+	case done:
+		return a.finish(at, visit)
+	case a.open.large != nil && a.open.bytes > a.source.options.PartBytes:
+		if err := visit(a.open.nextPart(true)); err != nil {
+			return &finalError{err}
+		}
 	}
-	return a.finish(at, visit)
+	return nil
 }
 
 // format reads the format of the events that follow.
@@ -127,7 +147,7 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	a.newest = id
 	position := stream.Position(id.seq)
 	a.open = &group{id: id, kind: kind, skip: position <= at.position,
-		tx: &stream.Transaction{Position: position, ID: id.String(), At: time.Unix(int64(e.Header.Timestamp), 0)}}
+		large: at.large.of(id), tx: &stream.Transaction{Position: position, ID: id.String(), At: time.Unix(int64(e.Header.Timestamp), 0)}}
 	return nil
 }
 
@@ -167,6 +187,14 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 	if g.skip {
 		return nil
 	}
+	switch {
+	case g.large != nil:
+		g.tx = g.nextPart(false)
+	case g.counting && !g.rollsBack:
+		return &largeTransaction{id: g.id, totals: g.counted}
+	case g.counting:
+		g.tx.DDL = a.unreadableRows(g.countedTables(), "GTID %s is a large transaction on table %s that rolls back to a savepoint, which is not supported; start again from a copy taken after it", g.id, g.countedTables()[0])
+	}
 	if len(g.prepared) > 0 {
 		g.tx.Rows, g.tx.Skipped = nil, nil
 		g.tx.DDL = a.unreadableRows(g.prepared, "GTID %s is an XA transaction on table %s that is prepared first and committed later, which cannot be replicated exactly; "+
@@ -175,7 +203,7 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 	if err := visit(g.tx); err != nil {
 		return &finalError{err}
 	}
-	at.position, at.last = g.tx.Position, &g.id
+	at.position, at.last, at.large = g.tx.Position, &g.id, nil
 	return nil
 }
 
@@ -204,6 +232,7 @@ func (a *assembler) unreadable(tables []stream.Table, format string, args ...any
 func (a *assembler) spoil(table stream.Table, format string, args ...any) {
 	rows := a.open.rowsOf(&tableShape{table: table})
 	rows.Changes, rows.Bytes = nil, 0
+	a.open.count(table, 1) // of a large transaction, tables without changes are left out
 	rows.DDL = a.unreadableRows([]stream.Table{table}, "GTID %s, table %s: %s", a.open.id, table, fmt.Sprintf(format, args...))
 }
 
@@ -275,7 +304,7 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 	case "COMMIT":
 		return true, nil
 	case "ROLLBACK":
-		a.open.tx.Rows = nil
+		a.open.tx.Rows, a.open.counting = nil, false
 		return true, nil
 	case "BEGIN":
 		return false, nil
@@ -364,6 +393,7 @@ func (g *group) savepoint(st *statement) bool {
 		st.accept("SAVEPOINT")
 		name, _ := st.identifier()
 		mark := g.marks[strings.ToLower(name)]
+		g.rollsBack = true
 		for table, rows := range g.byTable {
 			rows.Changes = rows.Changes[:min(mark[table], len(rows.Changes))]
 		}
@@ -423,16 +453,20 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 		return a.failed(at, "GTID %s has rows of table number %d, which the log does not describe", a.open.id, number)
 	case shape.ignored, a.open.kind.preparedXA:
 		return nil
-	case a.unread[number] || !a.wants(shape.table):
+	case a.unread[number] || !a.wants(shape.table) || a.open.large != nil && a.open.large.totals[shape.table] == 0:
 		if !slices.Contains(a.open.tx.Skipped, shape.table) {
 			a.open.tx.Skipped = append(a.open.tx.Skipped, shape.table)
 		}
 		return nil
 	}
+	if slices.Contains(a.open.spoiled, shape.table) {
+		return nil // they could not be read in an earlier part
+	}
 	rows := a.open.rowsOf(shape)
 	if rows.DDL != nil {
 		return nil // they could not be read before
 	}
+	changes, bytes := len(rows.Changes), rows.Bytes
 	parsed, err := a.parse(e)
 	switch {
 	case err != nil:
@@ -444,7 +478,9 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 	default:
 		if err := shape.decode(parsed.(*replication.RowsEvent), rows); err != nil {
 			a.spoil(shape.table, "%v", err)
+			return nil
 		}
+		a.open.account(rows, changes, bytes, a.source.options.PartBytes)
 	}
 	return nil
 }

@@ -26,6 +26,8 @@ type cursor struct {
 	position stream.Position
 	// last is the transaction at the position, once one was visited. A server with another history does not have it.
 	last *gtid
+	// large is the next transaction, if that has to be read in parts.
+	large *largeTransaction
 }
 
 // Read visits every transaction after a position.
@@ -43,9 +45,13 @@ func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(s
 		from := at.position
 		err := s.readOnce(ctx, id, at, wants, visit)
 		var final *finalError
+		var large *largeTransaction
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.As(err, &large):
+			at.large = large
+			continue
 		case errors.As(err, &final):
 			return final.err
 		case errors.Is(err, stream.ErrPurged), errors.Is(err, stream.ErrUnusable):

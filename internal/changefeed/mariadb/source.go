@@ -32,6 +32,8 @@ type Options struct {
 	// ServerID is the server id with which the first read registers as a replica; concurrent reads use the next ones. 0 means
 	// random ids from the upper half of the range. The server disconnects one of two readers with the same id.
 	ServerID uint32
+	// PartBytes is the size, in memory, above which a transaction is read in parts; 16 MiB if 0.
+	PartBytes int
 	// Logger, if any, logs lost connections.
 	Logger *slog.Logger
 }
@@ -57,11 +59,16 @@ const (
 	dialTimeout = 10 * time.Second
 )
 
+const defaultPartBytes = 16 << 20
+
 // Open prepares to read a server. It does not connect yet.
 func Open(options Options) (*Source, error) {
 	host, text, err := net.SplitHostPort(options.Address)
 	if err != nil {
 		return nil, fmt.Errorf("source address %q is not of the form host:port: %w", options.Address, stream.ErrUnusable)
+	}
+	if options.PartBytes <= 0 {
+		options.PartBytes = defaultPartBytes
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {

@@ -369,7 +369,7 @@ func (d *ddlExecution) moveTo(ctx context.Context, tx *sql.Tx, to stream.Positio
 }
 
 func (d *ddlExecution) moveWhere(ctx context.Context, tx *sql.Tx, to stream.Position, where string, args ...any) error {
-	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ? WHERE changefeed = ? AND position < ? AND "+where,
+	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ?, part = 0 WHERE changefeed = ? AND position < ? AND "+where,
 		append([]any{uint64(to), d.sink.options.Changefeed, uint64(to)}, args...)...)
 	return err
 }

@@ -141,6 +141,7 @@ const createProgress = `CREATE TABLE IF NOT EXISTS %s (
 	placement BIGINT NOT NULL COMMENT 'epoch of the placement of the changefeed that owns the table',
 	counter BIGINT NOT NULL COMMENT 'epoch of the owner within the placement',
 	position BIGINT UNSIGNED NOT NULL COMMENT 'everything up to here is in the table',
+	part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table',
 	gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it',
 	PRIMARY KEY (changefeed, table_schema, table_name),
 	KEY by_table (table_schema, table_name)
@@ -175,7 +176,8 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	for _, statement := range []string{
 		"CREATE DATABASE IF NOT EXISTS " + name(s.options.Schema),
 		fmt.Sprintf(createProgress, s.progress),
-		"ALTER TABLE " + s.progress + " ADD COLUMN IF NOT EXISTS gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it' AFTER position",
+		"ALTER TABLE " + s.progress + " ADD COLUMN IF NOT EXISTS part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table' AFTER position," +
+			" ADD COLUMN IF NOT EXISTS gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it' AFTER part",
 		"CREATE INDEX IF NOT EXISTS by_table ON " + s.progress + " (table_schema, table_name)",
 		fmt.Sprintf(createIncarnation, s.incarnation),
 		fmt.Sprintf(createIntents, s.intents),

@@ -20,6 +20,8 @@ type writer struct {
 	table    stream.Table
 	epoch    stream.Epoch
 	position stream.Position
+	// part is how many changes of a large transaction just after the position are written.
+	part int
 	// acquired is the position at which it became the owner.
 	acquired stream.Position
 
@@ -35,23 +37,31 @@ func (w *writer) Close() error { return nil }
 
 // Write writes rows and the position in one transaction. It skips rows up to the position that the table is at already.
 func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Position) error {
-	for len(rows) > 0 && rows[0].Position <= w.position {
-		rows = rows[1:]
+	part := 0
+	if n := len(rows); n > 0 {
+		last := rows[n-1]
+		if last.To() > to {
+			return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, last.Position, to)
+		}
+		if last.More && last.To() == to {
+			part = last.Before + len(last.Changes)
+		}
+	}
+	rows, err := stream.Unwritten(rows, w.position, w.part)
+	if err != nil {
+		return err
 	}
 	switch {
 	case to < w.position:
 		return fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
-	case to == w.position:
+	case to == w.position && part <= w.part:
 		return nil
 	}
-	if n := len(rows); n > 0 && rows[n-1].Position > to {
-		return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, rows[n-1].Position, to)
-	}
-	b := &batch{writer: w, rows: slices.DeleteFunc(slices.Clone(rows), func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to}
+	b := &batch{writer: w, rows: slices.DeleteFunc(rows, func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to, part: part}
 	if err := w.sink.retry(ctx, "write table "+w.table.String(), func() error { return b.apply(ctx) }); err != nil {
 		return err
 	}
-	w.position = to
+	w.position, w.part = to, part
 	return nil
 }
 
@@ -60,6 +70,8 @@ type batch struct {
 	writer *writer
 	rows   []*stream.Rows
 	to     stream.Position
+	// part is how many changes of a large transaction just after that are in the batch or before it.
+	part int
 	// statements, once they are made.
 	statements []statement
 	made       bool
@@ -130,7 +142,7 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to {
+	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to && found.part == b.part {
 		return false, nil
 	}
 	if err := w.goBack(ctx, tx, found); err != nil {
@@ -150,7 +162,7 @@ func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 			return nil // another owner
 		}
 	}
-	if at >= w.position {
+	if at > w.position || at == w.position && (found == nil || found.part >= w.part) {
 		return nil
 	}
 	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?)"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
@@ -164,12 +176,14 @@ func (b *batch) moveText() string {
 	w := b.writer
 	text := append(make([]byte, 0, 512), "UPDATE "+w.sink.progress+" SET position = "...)
 	text = strconv.AppendUint(text, uint64(b.to), 10)
+	text = strconv.AppendInt(append(text, ", part = "...), int64(b.part), 10)
 	text = quote(append(text, " WHERE changefeed = "...), w.sink.options.Changefeed)
 	text = quote(append(text, " AND table_schema = "...), w.table.Schema)
 	text = quote(append(text, " AND table_name = "...), w.table.Name)
 	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
 	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
-	return string(strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10))
+	text = strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10)
+	return string(strconv.AppendInt(append(text, " AND part = "...), int64(w.part), 10))
 }
 
 func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
