@@ -325,6 +325,13 @@ var fixedHistories = []fixedHistory{
 		ALTER TABLE {a}.u DROP INDEX s;
 		UPDATE {a}.u SET s = 'c';
 	`},
+	{name: "21 the name of a table that left the filter", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		RENAME TABLE {a}.t TO {x}.out_of_it;
+		CREATE TABLE IF NOT EXISTS {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (2);
+	`},
 	// The referee sees what somebody does to the sink.
 	{name: "referee: a row is changed at the sink", ends: []outcome{differs}, text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY, f FLOAT);

@@ -24,6 +24,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlhistory"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -369,6 +370,7 @@ var refusals = []struct {
 	{"`CREATE OR REPLACE DATABASE` of a database", regexp.MustCompile(`(?is)statement ".*OR REPLACE (DATABASE|SCHEMA)`), false},
 	{"executable comments of versions after 10.6", regexp.MustCompile(`(?s)statement ".*/\*M?!1`), false},
 	{"what brings a table in from outside the filter", regexp.MustCompile(`(?s)statement ".*outside the filter`), false},
+	{"CREATE of a name that a table has at the sink which was renamed out of the filter", regexp.MustCompile(`table .* was renamed out of the filter and stays at the sink`), true},
 	{"CONVERT PARTITION to a table outside the filter", regexp.MustCompile(`(?s)statement ".*outside the filter`), false},
 	{"XA transactions with PREPARE that change tables inside the filter", regexp.MustCompile(`is an XA transaction on table .* that is prepared first`), true},
 	{"it has triggers at the sink", regexp.MustCompile(`table .* has trigger .* which would change rows`), true},
@@ -400,7 +402,7 @@ func (r *run) mayRefuse(text string) (why string, ok bool) {
 	}
 	squeezed := strings.Join(strings.Fields(text), " ")
 	for _, s := range r.statements {
-		words := strings.Join(strings.Fields(sqlhistory.In(s.SQL, r.name)), " ")
+		words := strings.Join(strings.Fields((&stream.DDL{Statement: sqlhistory.In(s.SQL, r.name)}).Text()), " ")
 		if len(words) > 0 && strings.Contains(squeezed, words[:min(len(words), 40)]) {
 			return "", true
 		}

@@ -184,6 +184,9 @@ func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	if read.Err() != nil {
 		return read.Err()
 	}
+	if t.Idle {
+		return nil
+	}
 	if err := spread(t, g.members, g); err != nil {
 		return err
 	}

@@ -267,7 +267,7 @@ func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Posi
 	if d.group != nil {
 		position, at = stream.Position(d.group.at.Load()), time.UnixMicro(d.group.when.Load())
 	}
-	if (d.listens || d.group != nil) && position > d.flushed {
+	if (d.listens || d.group != nil) && (position > d.flushed || position == d.flushed && at.After(d.at)) {
 		return position, at
 	}
 	return d.flushed, d.at

@@ -153,6 +153,12 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // the hub was restarted
 	}
+	if t.Idle {
+		if t.Position == h.position {
+			h.at = t.At
+		}
+		return nil
+	}
 	if err := spread(t, h.subs, nil); err != nil {
 		return err
 	}

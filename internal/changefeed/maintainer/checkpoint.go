@@ -98,6 +98,9 @@ func (m *Maintainer) advance() {
 		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro), slowest)
 	}
 	m.slowest = by
+	if any && low == m.checkpoint && at.After(m.at) {
+		m.at = at // an idle source has nothing after it
+	}
 	if !any || low <= m.checkpoint {
 		return
 	}

@@ -241,7 +241,9 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		defer m.mu.Unlock()
 		*m.ddlDone, m.ddlDoneAt = t.Position, t.At
 		m.noteHopeless("table trigger", "", false, 0)
-		m.passAnchor(t.Position, t.ID)
+		if !t.Idle {
+			m.passAnchor(t.Position, t.ID)
+		}
 		m.addMissing(t.Position)
 		return nil
 	})

@@ -93,6 +93,8 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 		return a.format(e, at)
 	case replication.MARIADB_GTID_EVENT:
 		return a.begin(e, at)
+	case replication.HEARTBEAT_EVENT:
+		return a.idle(at, visit)
 	case eventIncident:
 		return a.failed(at, "the log has an incident event: the server could not log some changes; start again from a copy taken after it")
 	}
@@ -109,6 +111,17 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 		if err := visit(a.open.nextPart(true)); err != nil {
 			return &finalError{err}
 		}
+	}
+	return nil
+}
+
+// idle visits that there is nothing to read. The server sends a heartbeat when it has sent all of its log and nothing happens.
+func (a *assembler) idle(at *cursor, visit func(*stream.Transaction) error) error {
+	if a.open != nil || uint64(at.position) < a.newest.seq {
+		return nil
+	}
+	if err := visit(&stream.Transaction{Position: at.position, At: time.Now(), Idle: true}); err != nil {
+		return &finalError{err}
 	}
 	return nil
 }

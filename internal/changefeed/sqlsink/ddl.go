@@ -78,6 +78,9 @@ func (d *ddlExecution) try(ctx context.Context) error {
 	if err := d.lock(ctx); err != nil {
 		return err
 	}
+	if err := d.refuseReleased(ctx); err != nil {
+		return err
+	}
 	run, err := d.intend(ctx)
 	if err != nil || run == nothing {
 		return err
@@ -352,7 +355,8 @@ func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 		}
 	}
 	for _, t := range d.ddl.Releases {
-		if _, err := tx.ExecContext(ctx, "DELETE FROM "+d.sink.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ?", d.sink.options.Changefeed, t.Schema, t.Name); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO "+d.sink.progress+" (changefeed, table_schema, table_name, placement, counter, position) VALUES (?, ?, ?, ?, 0, ?)"+
+			" ON DUPLICATE KEY UPDATE placement = VALUES(placement), counter = 0, position = VALUES(position), part = 0", d.sink.options.Changefeed, t.Schema, t.Name, released, uint64(to)); err != nil {
 			return err
 		}
 	}
@@ -371,6 +375,33 @@ func (d *ddlExecution) moveTo(ctx context.Context, tx *sql.Tx, to stream.Positio
 func (d *ddlExecution) moveWhere(ctx context.Context, tx *sql.Tx, to stream.Position, where string, args ...any) error {
 	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ?, part = 0 WHERE changefeed = ? AND position < ? AND "+where,
 		append([]any{uint64(to), d.sink.options.Changefeed, uint64(to)}, args...)...)
+	return err
+}
+
+// released is the placement in the progress of a table that was renamed out of the filter. It stays at the sink, and nobody owns it.
+const released = -1
+
+// refuseReleased returns ErrUnusable if the statement creates a table whose name a released one has: its rows would be mixed with those
+// that stay, or these be dropped.
+func (d *ddlExecution) refuseReleased(ctx context.Context) error {
+	if d.ddl.Kind != stream.CreateTable {
+		return nil
+	}
+	for _, t := range d.ddl.Tables {
+		if err := d.sink.refuseReleased(ctx, d.conn, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuseReleased returns ErrUnusable if a table was released and still exists.
+func (s *Sink) refuseReleased(ctx context.Context, by querier, t stream.Table) error {
+	left, err := s.listBy(ctx, by, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t ON t.table_schema = p.table_schema AND t.table_name = p.table_name"+
+		" WHERE p.changefeed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement = ? AND t.table_schema = ? AND t.table_name = ?", s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name)
+	if err == nil && len(left) > 0 {
+		err = s.unusable("table %s was renamed out of the filter and stays at the sink; rename or drop it at the sink, so that the source's new table of this name can be created", t)
+	}
 	return err
 }
 

@@ -16,7 +16,7 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 		return nil, err
 	}
 	return s.list(ctx, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t"+
-		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ?", s.options.Changefeed)
+		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.placement <> ?", s.options.Changefeed, released)
 }
 
 // list reads the names of tables.

@@ -62,6 +62,11 @@ func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 		}
 		return start, 0, tx.Commit()
 	}
+	if found.epoch.Placement == released {
+		if err := s.refuseReleased(ctx, tx, table); err != nil {
+			return 0, 0, err
+		}
+	}
 	switch found.epoch.Compare(epoch) {
 	case 1:
 		return 0, 0, s.notOwner(table, epoch, found)

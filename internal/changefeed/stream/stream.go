@@ -121,6 +121,8 @@ type Transaction struct {
 	At       time.Time
 	Rows     []*Rows
 	DDL      *DDL
+	// Idle: it is none. The source has nothing after the position at the time At, by the clock of the reader.
+	Idle bool
 	// More is set if it is a part of a large transaction, and another follows.
 	More bool
 	// ID is the full identity of the transaction, if the source has one: its GTID.
@@ -137,8 +139,8 @@ type Source interface {
 	Tables(ctx context.Context) ([]Table, Position, error)
 	// Head is the newest position.
 	Head(ctx context.Context) (Position, error)
-	// Read calls visit for every transaction after a position, in order, until ctx ends or visit returns an error, which
-	// Read returns. It returns ErrPurged if the source no longer has what comes after the position. After a lost connection
+	// Read calls visit for every transaction after a position, in order, and now and then while there is none, until ctx ends
+	// or visit returns an error, which Read returns. It returns ErrPurged if the source no longer has what comes after the position. After a lost connection
 	// it resumes at the last transaction that was visited.
 	Read(ctx context.Context, after Position, visit func(*Transaction) error) error
 	// Close releases everything.
