@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
@@ -54,6 +55,9 @@ func TestATransactionLargerThanTheMemoryIsReplicated(t *testing.T) {
 		}
 		return n
 	}
+	until(t, "the changefeed to run", func() bool {
+		return c.client.Get(ctx, client.ObjectKeyFromObject(cf), cf) == nil && cf.Status.State == v1alpha1.ChangefeedRunning
+	})
 	source.Exec("INSERT INTO d.small VALUES (1)")
 	until(t, "the first row", func() bool { return sink.Value("SELECT COUNT(*) FROM d.small") == "1" })
 	before := peak(t, node)

@@ -63,6 +63,8 @@ type Maintainer struct {
 	hopeless map[string]hopelessSince
 
 	// Used by the loop of schedule, and before it by bootstrap, only.
+	filter          stream.Filter    // that is in effect
+	filterBefore    *stream.Filter   // the one before it, if that has changed since the changefeed was stopped
 	wentBack        bool             // the sink does not have the checkpoint that was published
 	started         *stream.Position // where the changefeed began; nil while that is not known
 	checkpoint      stream.Position

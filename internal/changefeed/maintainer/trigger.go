@@ -86,6 +86,9 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	if err := sameNames(ctx, source, sink); err != nil {
 		return err
 	}
+	if err := m.checkAdded(ctx, sink, names); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	carriesDDL := m.ddlDone != nil
 	m.mu.Unlock()
@@ -224,10 +227,7 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		return err
 	}
 	defer sink.Close()
-	filter, err := stream.ParseFilter(m.Latest().Spec.Filter)
-	if err != nil {
-		return err
-	}
+	filter := m.filter // it does not change while the placement stands
 	m.mu.Lock()
 	after := *m.ddlDone
 	m.mu.Unlock()

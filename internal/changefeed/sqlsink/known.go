@@ -19,6 +19,28 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.placement <> ?", s.options.Changefeed, released)
 }
 
+// TablePosition is the position that the sink has recorded for a table; ok is false if there is none, or the table does not exist.
+func (s *Sink) TablePosition(ctx context.Context, t stream.Table) (at stream.Position, ok bool, err error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return 0, false, err
+	}
+	err = s.db.QueryRowContext(ctx, "SELECT p.position FROM "+s.progress+" p JOIN information_schema.tables t ON t.table_schema = p.table_schema AND t.table_name = p.table_name"+
+		" WHERE p.changefeed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement <> ? AND t.table_schema = ? AND t.table_name = ?",
+		s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name).Scan(&at)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, false, nil
+	}
+	return at, err == nil, s.wrap("read the position of table "+t.String(), err)
+}
+
+// RecordPosition is the statement that records the position of a table that was copied. POSITION stands for the number.
+func (s *Sink) RecordPosition(t stream.Table) string {
+	values := quote([]byte{}, s.options.Changefeed)
+	values = quote(append(values, ", "...), t.Schema)
+	values = quote(append(values, ", "...), t.Name)
+	return "REPLACE INTO " + s.progress + " (changefeed, table_schema, table_name, placement, counter, position) VALUES (" + string(values) + ", 0, 0, POSITION)"
+}
+
 // list reads the names of tables.
 func (s *Sink) list(ctx context.Context, query string, args ...any) ([]stream.Table, error) {
 	return s.listBy(ctx, s.db, query, args...)
