@@ -100,7 +100,9 @@ func TestWhereMaintainersArePlaced(t *testing.T) {
 // A failed changefeed whose cause was fixed must run again after it was paused and resumed.
 // Only a changefeed that was stopped takes up a changed filter.
 func TestAFilterIsDecidedAgainAfterAStopAndNotAfterAMove(t *testing.T) {
-	inEffect := func(cf *v1alpha1.Changefeed) { cf.Status.Filter = &v1alpha1.ChangefeedFilter{Patterns: []string{"a.*"}, Pending: true} }
+	inEffect := func(cf *v1alpha1.Changefeed) {
+		cf.Status.Filter = &v1alpha1.ChangefeedFilter{Patterns: []string{"a.*"}, Pending: true}
+	}
 	for name, c := range map[string]struct {
 		world changefeed.World
 		want  bool

@@ -107,7 +107,7 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 		return err
 	case done:
 		return a.finish(at, visit)
-	case a.open.large != nil && a.open.bytes > a.source.options.PartBytes:
+	case a.open.large != nil && a.open.bytes > a.source.options.LargeBytes/partsOfLarge:
 		if err := visit(a.open.nextPart(true)); err != nil {
 			return &finalError{err}
 		}
@@ -493,7 +493,7 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 			a.spoil(shape.table, "%v", err)
 			return nil
 		}
-		a.open.account(rows, changes, bytes, a.source.options.PartBytes)
+		a.open.account(rows, changes, bytes, a.source.options.LargeBytes)
 	}
 	return nil
 }

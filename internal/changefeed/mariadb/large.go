@@ -8,7 +8,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// A transaction that is larger than Options.PartBytes is read twice: first to its end, to know that it was committed and how many changes
+// A transaction that is larger than Options.LargeBytes is read twice: first to its end, to know that it was committed and how many changes
 // of each table it has, keeping nothing; then again, to visit it in parts. The log of the source is on a disk already, so that nothing has
 // to be copied to one here.
 

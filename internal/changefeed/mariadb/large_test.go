@@ -60,7 +60,7 @@ func TestALargeTransactionIsReadInParts(t *testing.T) {
 		"BEGIN; INSERT INTO a SELECT seq, MD5(seq) FROM seq_10001_to_11000; INSERT INTO my SELECT seq FROM seq_1_to_10; SAVEPOINT p; INSERT INTO b VALUES (2); INSERT INTO my VALUES (99); ROLLBACK TO p; COMMIT",
 		"INSERT INTO b VALUES (3)")
 	want, _ := allChanges(t, collect(t, s, head), 0)
-	small, err := Open(Options{Address: m.Address, User: m.User, Password: m.Password, PartBytes: limit})
+	small, err := Open(Options{Address: m.Address, User: m.User, Password: m.Password, LargeBytes: limit})
 	if err != nil {
 		t.Fatal(err)
 	}

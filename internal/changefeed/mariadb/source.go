@@ -32,8 +32,8 @@ type Options struct {
 	// ServerID is the server id with which the first read registers as a replica; concurrent reads use the next ones. 0 means
 	// random ids from the upper half of the range. The server disconnects one of two readers with the same id.
 	ServerID uint32
-	// PartBytes is the size, in memory, above which a transaction is read in parts; 16 MiB if 0.
-	PartBytes int
+	// LargeBytes is the size, in memory, above which a transaction is read in parts, of a quarter of that size; 16 MiB if 0.
+	LargeBytes int
 	// Logger, if any, logs lost connections.
 	Logger *slog.Logger
 }
@@ -59,7 +59,11 @@ const (
 	dialTimeout = 10 * time.Second
 )
 
-const defaultPartBytes = 16 << 20
+const (
+	defaultLargeBytes = 16 << 20
+	// partsOfLarge is how many parts are as large as a transaction that is just not read in parts.
+	partsOfLarge = 4
+)
 
 // Open prepares to read a server. It does not connect yet.
 func Open(options Options) (*Source, error) {
@@ -67,8 +71,8 @@ func Open(options Options) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source address %q is not of the form host:port: %w", options.Address, stream.ErrUnusable)
 	}
-	if options.PartBytes <= 0 {
-		options.PartBytes = defaultPartBytes
+	if options.LargeBytes <= 0 {
+		options.LargeBytes = defaultLargeBytes
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {

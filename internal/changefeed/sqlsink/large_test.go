@@ -16,7 +16,7 @@ func TestALargeTransactionIsWrittenInPartsExactlyOnce(t *testing.T) {
 	for _, m := range []*testenv.MariaDB{a, b} {
 		m.Exec("CREATE DATABASE d", "CREATE TABLE d.k (id INT PRIMARY KEY, s VARCHAR(50), UNIQUE (s))", "CREATE TABLE d.n (id INT, s VARCHAR(50))")
 	}
-	source, err := mariadb.Open(mariadb.Options{Address: a.Address, User: a.User, Password: a.Password, PartBytes: 20_000})
+	source, err := mariadb.Open(mariadb.Options{Address: a.Address, User: a.User, Password: a.Password, LargeBytes: 20_000})
 	if err != nil {
 		t.Fatal(err)
 	}
