@@ -154,6 +154,7 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 		return ctx.Err() // the hub was restarted
 	}
 	if t.Idle {
+		h.err = nil
 		if t.Position == h.position {
 			h.at = t.At
 		}
