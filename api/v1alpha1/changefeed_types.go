@@ -202,6 +202,21 @@ type ChangefeedNode struct {
 	Dispatchers int64 `json:"dispatchers"`
 }
 
+// ChangefeedFilter is the filter that a changefeed works with.
+type ChangefeedFilter struct {
+	// patterns are those of spec.filter when the changefeed started, or was last resumed.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	Patterns []string `json:"patterns,omitempty"`
+	// pending says that spec.filter has changed since. It applies when the changefeed is paused and resumed.
+	// +optional
+	Pending bool `json:"pending,omitempty"`
+	// stopped says that the changefeed was paused or has failed, so that spec.filter applies when it starts again.
+	// +optional
+	Stopped bool `json:"stopped,omitempty"`
+}
+
 // ChangefeedStatus is the observed state of a changefeed.
 type ChangefeedStatus struct {
 	// state of the changefeed.
@@ -241,6 +256,10 @@ type ChangefeedStatus struct {
 	// +listType=map
 	// +listMapKey=node
 	Nodes []ChangefeedNode `json:"nodes,omitempty"`
+
+	// filter that is in effect.
+	// +optional
+	Filter *ChangefeedFilter `json:"filter,omitempty"`
 
 	// tables is how many tables are replicated.
 	// +optional

@@ -52,6 +52,9 @@ func Place(w World) []*v1alpha1.Changefeed {
 		next.Since = &since
 		changed.Status.Placement = next
 		changed.Status.State = stateOf(cf, *next)
+		if f := changed.Status.Filter; f != nil && next.Phase == v1alpha1.PlacementStopping {
+			f.Stopped = true
+		}
 		plan = append(plan, changed)
 	}
 	if len(plan) == 0 && w.Slot == nil && w.Settled {

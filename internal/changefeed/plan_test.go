@@ -98,6 +98,26 @@ func TestWhereMaintainersArePlaced(t *testing.T) {
 }
 
 // A failed changefeed whose cause was fixed must run again after it was paused and resumed.
+// Only a changefeed that was stopped takes up a changed filter.
+func TestAFilterIsDecidedAgainAfterAStopAndNotAfterAMove(t *testing.T) {
+	inEffect := func(cf *v1alpha1.Changefeed) {
+		cf.Status.Filter = &v1alpha1.ChangefeedFilter{Patterns: []string{"a.*"}, Pending: true}
+	}
+	for name, c := range map[string]struct {
+		world changefeed.World
+		want  bool
+	}{
+		"paused":  {world(feeds(feed("a", running("n1", 3), paused, inEffect))), true},
+		"failed":  {world(feeds(feed("a", running("n1", 3), state(v1alpha1.ChangefeedFailed), inEffect))), true},
+		"drained": {world(feeds(feed("a", running("n1", 3), inEffect)), draining("n1")), false},
+	} {
+		plan := changefeed.Place(c.world)
+		if len(plan) != 1 || plan[0].Status.Filter.Stopped != c.want || c.world.Changefeeds[0].Status.Filter.Stopped {
+			t.Errorf("%s: %+v", name, plan)
+		}
+	}
+}
+
 func TestAFailedChangefeedThatIsPausedAndResumedRunsAgain(t *testing.T) {
 	cf := feed("a", stopping(4), state(v1alpha1.ChangefeedFailed), paused)
 	if plan := changefeed.Place(world(feeds(cf))); len(plan) == 1 {

@@ -73,7 +73,7 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 			r.Position, r.Found = uint64(at), true
 		}
 		if err := failed[o.Table]; err != nil {
-			r.Error = err.Error()
+			r.Error, r.Hopeless = err.Error(), dispatch.Hopeless(err)
 		}
 		reply.Results = append(reply.Results, r)
 	}
@@ -108,7 +108,7 @@ func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.Repor
 			out.Blocked, out.BlockedAt = append(out.Blocked, wire.TableName(t.Table)), append(out.BlockedAt, uint64(t.At))
 		}
 		if r.Err != nil {
-			out.Error = r.Err.Error()
+			out.Error, out.Hopeless = r.Err.Error(), dispatch.Hopeless(r.Err)
 		}
 		reply.Feeds = append(reply.Feeds, out)
 	}

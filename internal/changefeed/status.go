@@ -31,6 +31,8 @@ type Status struct {
 	Sink        string                       `json:"sink"`
 	Created     metav1.Time                  `json:"created"`
 	placement   v1alpha1.ChangefeedPlacement // for the note
+	// FilterPending: the filter has changed, and applies when the changefeed is paused and resumed.
+	FilterPending bool `json:"filterPending,omitempty"`
 }
 
 // ReadStatus reads the changefeeds of a namespace, of all if it is empty, sorted by name.
@@ -46,7 +48,7 @@ func ReadStatus(ctx context.Context, c client.Client, namespace string, now time
 		s := Status{
 			Namespace: cf.Namespace, Name: cf.Name, State: cf.Status.State, Maintainer: p.Node, Placement: p.Epoch, Tables: cf.Status.Tables,
 			Checkpoint: cf.Status.Checkpoint, Dispatchers: map[string]int64{}, Slowest: cf.Status.Slowest, Error: cf.Status.Error, Source: cf.Spec.Source, Sink: cf.Spec.Sink,
-			Created: cf.CreationTimestamp, placement: p,
+			Created: cf.CreationTimestamp, placement: p, FilterPending: cf.Status.Filter != nil && cf.Status.Filter.Pending,
 		}
 		if s.State == "" {
 			s.State = v1alpha1.ChangefeedPending
@@ -76,6 +78,8 @@ func (s Status) Note() string {
 		return "moving from " + from.Node
 	case s.LagSeconds != nil && *s.LagSeconds > ExplainAfter.Seconds():
 		return s.Slowest
+	case s.FilterPending:
+		return "the filter has changed; pause and resume to apply it"
 	}
 	return ""
 }

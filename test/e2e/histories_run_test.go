@@ -179,18 +179,7 @@ func TestFixedHistoriesEndEqual(t *testing.T) {
 			t.Fatalf("%s: %v", h.name, err)
 		}
 		wg.Go(func() {
-			if h.alone {
-				f.quiet.Lock()
-				defer f.quiet.Unlock()
-			} else {
-				f.quiet.RLock()
-				defer f.quiet.RUnlock()
-			}
-			s := scriptOf(fmt.Sprintf("fixed%d", i), statements)
-			if slices.Contains(h.ends, wedged) {
-				s.limit, s.errorLimit = shrinkLimit, shrinkErrorLimit
-			}
-			v, err := f.play(t.Context(), s)
+			v, err := f.play(t.Context(), scriptOf(fmt.Sprintf("fixed%d", i), statements))
 			want := h.ends
 			if want == nil {
 				want = []outcome{equal}

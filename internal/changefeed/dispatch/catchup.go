@@ -129,7 +129,7 @@ var errMet = errors.New("caught up")
 
 // run reads until all dispatchers have caught up, or left.
 func (g *group) run(ctx context.Context) {
-	pauses := backoff.New(retries)
+	pauses, troubled := backoff.New(retries), false
 	for {
 		read, cancel := context.WithCancel(ctx)
 		g.mu.Lock()
@@ -144,7 +144,11 @@ func (g *group) run(ctx context.Context) {
 				return err
 			}
 			pauses.Reset()
-			if uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
+			if troubled {
+				g.trouble(nil)
+				troubled = false
+			}
+			if !t.More && uint64(t.Position) >= g.hub.reached.Load() && g.disband(read) {
 				return errMet
 			}
 			return nil
@@ -158,7 +162,8 @@ func (g *group) run(ctx context.Context) {
 			continue
 		}
 		g.trouble(err)
-		if hopeless(err) {
+		troubled = true
+		if Hopeless(err) {
 			pauses.Exhaust()
 		}
 		_ = backoff.Sleep(ctx, pauses.Next()) // the loop ends with ctx
@@ -179,11 +184,16 @@ func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	if read.Err() != nil {
 		return read.Err()
 	}
+	if t.Idle {
+		return nil
+	}
 	if err := spread(t, g.members, g); err != nil {
 		return err
 	}
-	g.when.Store(t.At.UnixMicro())
-	g.at.Store(uint64(t.Position))
+	if !t.More {
+		g.when.Store(t.At.UnixMicro())
+		g.at.Store(uint64(t.Position))
+	}
 	return nil
 }
 

@@ -36,6 +36,7 @@ func TestADispatcherWaitsAtDDLThatItsMaintainerExecutes(t *testing.T) {
 		{"not known", stream.DDL{Kind: stream.UnknownDDL}, 0, 5, true, true, 1},
 		{"not known, and DDL is not replicated", stream.DDL{Kind: stream.UnknownDDL}, 0, 5, false, false, 1},
 		{"rows that cannot be read", stream.DDL{Kind: stream.UnreadableRows, Tables: []stream.Table{a}}, 0, 5, false, true, 1},
+		{"rows of any table that cannot be read", stream.DDL{Kind: stream.UnreadableRows}, 0, 5, false, true, 1},
 		{"it alone is altered", stream.DDL{Kind: stream.AlterTable, Tables: []stream.Table{a}}, 0, 5, true, false, 1},
 		{"it has it", stream.DDL{Kind: stream.DropTable, Tables: []stream.Table{a}}, 0, 9, true, false, 0},
 	} {
@@ -47,8 +48,8 @@ func TestADispatcherWaitsAtDDLThatItsMaintainerExecutes(t *testing.T) {
 			}
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if unreadable := c.ddl.Kind == stream.UnreadableRows; errors.Is(d.err, stream.ErrUnusable) != unreadable {
-				t.Errorf("it reports %v", d.err)
+			if unreadable := c.ddl.Kind == stream.UnreadableRows; errors.Is(d.problem(), stream.ErrUnusable) != unreadable {
+				t.Errorf("it reports %v", d.problem())
 			}
 			if d.blocked() != c.waits || len(d.queue) != c.queued {
 				t.Errorf("waits %v, %d queued", d.blocked(), len(d.queue))

@@ -40,6 +40,8 @@ type dispatcher struct {
 	mu       sync.Mutex
 	state    State
 	from     stream.Position // changes up to here are ignored: it has them
+	partOf   stream.Position // of the large transaction here, it has so many changes
+	part     int
 	flushed  stream.Position // everything up to here is at the sink
 	at       time.Time       // when the source committed what was flushed last
 	queue    []*stream.Rows
@@ -66,25 +68,34 @@ func (d *dispatcher) position() stream.Position {
 }
 
 // push takes changes from the hub, or from the group that it catches up with. It ignores what comes from a reader that it does not
-// listen to, or not any more: there would be a gap before it.
-func (d *dispatcher) push(rows *stream.Rows, from *group) {
+// listen to, or not any more: there would be a gap before it. It returns false if earlier parts of the transaction are missing.
+func (d *dispatcher) push(rows *stream.Rows, from *group) bool {
 	d.mu.Lock()
 	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && d.passes(rows) {
 		d.mu.Unlock()
-		return
+		return true
 	}
 	if d.hoards() {
 		d.park()
 		d.mu.Unlock()
-		return
+		return true
+	}
+	if rows.Before > 0 || d.partOf == rows.Position {
+		left, follows := d.unread(rows)
+		if left == nil {
+			d.mu.Unlock()
+			return follows
+		}
+		rows = left
 	}
 	if d.state == Running && !d.flushing && len(d.queue) == 0 {
 		d.flushed = max(d.flushed, rows.Position-1) // there is nothing of this table in between
 	}
-	if rows.DDL != nil && rows.DDL.Kind == stream.UnreadableRows {
-		d.err = fmt.Errorf("%s: %w", rows.DDL.Statement, stream.ErrUnusable)
+	if rows.More {
+		d.partOf, d.part = rows.Position, rows.Before+len(rows.Changes)
+	} else {
+		d.from = rows.Position
 	}
-	d.from = rows.Position
 	d.queue = append(d.queue, rows)
 	d.bytes += rows.Bytes
 	d.feed.engine.budget.take(rows.Bytes)
@@ -97,6 +108,27 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) {
 	if ready {
 		d.feed.enqueue(d)
 	}
+	return true
+}
+
+// unread is what the dispatcher does not have yet of a part of a large transaction; nil if it has all of it, or if earlier parts are
+// missing, so that the part does not follow. The caller holds the lock.
+func (d *dispatcher) unread(rows *stream.Rows) (left *stream.Rows, follows bool) {
+	part := 0
+	if d.partOf == rows.Position {
+		part = d.part
+	}
+	list, err := stream.Unwritten([]*stream.Rows{rows}, rows.Position-1, part)
+	if err != nil {
+		return nil, false
+	}
+	if len(list) == 0 {
+		if !rows.More {
+			d.from = rows.Position
+		}
+		return nil, true
+	}
+	return list[0], true
 }
 
 // passes reports whether DDL is none of the dispatcher's business: the changefeed carries none, or the table begins with it.
@@ -149,7 +181,7 @@ func (d *dispatcher) listen(at stream.Position) bool {
 		return false
 	}
 	d.from = max(d.from, at)
-	d.listens, d.group, d.err = true, nil, nil
+	d.listens, d.group, d.err, d.partOf = true, nil, nil, 0
 	if d.state == Prepared {
 		d.covers = d.from
 	}
@@ -163,7 +195,7 @@ func (d *dispatcher) follow(g *group) bool {
 	if d.listens || d.parked || d.state != Running {
 		return false
 	}
-	d.group = g
+	d.group, d.partOf = g, 0
 	return true
 }
 
@@ -202,10 +234,21 @@ func (d *dispatcher) doing() string {
 	return ""
 }
 
+// trouble records an error of the reader, or nil once it reads again. An error of the sink stays until a write succeeds.
 func (d *dispatcher) trouble(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.err = err
+	if d.tries == 0 {
+		d.err = err
+	}
+}
+
+// problem is why the dispatcher does not continue, or nil. The caller holds the lock.
+func (d *dispatcher) problem() error {
+	if d.state == Running && d.blocked() && d.queue[0].DDL.Kind == stream.UnreadableRows {
+		return fmt.Errorf("%s: %w", d.queue[0].DDL.Statement, stream.ErrUnusable)
+	}
+	return d.err
 }
 
 // checkpoint is a position up to which everything is at the sink.
@@ -224,7 +267,7 @@ func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Posi
 	if d.group != nil {
 		position, at = stream.Position(d.group.at.Load()), time.UnixMicro(d.group.when.Load())
 	}
-	if (d.listens || d.group != nil) && position > d.flushed {
+	if (d.listens || d.group != nil) && (position > d.flushed || position == d.flushed && at.After(d.at)) {
 		return position, at
 	}
 	return d.flushed, d.at
@@ -241,7 +284,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	d.flushing = true
 	batch, bytes := d.take()
 	last, began := batch[len(batch)-1], time.Now()
-	d.sent = last.Position
+	d.sent = last.To()
 	d.mu.Unlock()
 
 	d.feed.begins(began)
@@ -249,7 +292,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	if last.DDL != nil {
 		err = d.executeDDL(ctx, last)
 	} else {
-		err = d.writer.Write(ctx, batch, last.Position)
+		err = d.writer.Write(ctx, batch, last.To())
 	}
 	d.feed.ends(err == nil)
 	if flushed := d.feed.engine.opts.Flushed; flushed != nil && err == nil {
@@ -266,7 +309,7 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	}
 	d.feed.engine.budget.give(bytes)
 	if err == nil {
-		d.flushed, d.at, d.err, d.tries = last.Position, last.At, nil, 0
+		d.flushed, d.at, d.err, d.tries = max(d.flushed, last.To()), last.At, nil, 0
 		if len(d.queue) > 0 {
 			d.flushed = max(d.flushed, d.queue[0].Position-1)
 		}
@@ -391,5 +434,5 @@ func (d *dispatcher) status() Status {
 	at, _ := d.checkpoint()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return Status{Table: d.table, Epoch: d.epoch, State: d.state, Checkpoint: at, Err: d.err}
+	return Status{Table: d.table, Epoch: d.epoch, State: d.state, Checkpoint: at, Err: d.problem()}
 }

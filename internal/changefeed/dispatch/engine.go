@@ -314,7 +314,7 @@ type Report struct {
 	CheckpointAt time.Time
 	// Slowest is the table with that checkpoint, and what its dispatcher is doing; empty if it has written all that was read.
 	Slowest string
-	// Lost are tables that have another owner at the sink.
+	// Lost are tables that have another owner at the sink, or that are not where their dispatcher left them.
 	Lost []stream.Table
 	// Blocked are tables whose dispatchers have reached DDL that the maintainer executes.
 	Blocked []Blocked
@@ -370,8 +370,8 @@ func (e *Engine) Report(key FeedKey) Report {
 		case Lost:
 			r.Lost = append(r.Lost, d.table)
 		}
-		if d.err != nil {
-			r.Err = d.err
+		if err := d.problem(); err != nil && !Hopeless(r.Err) {
+			r.Err = err
 		}
 		d.mu.Unlock()
 	}

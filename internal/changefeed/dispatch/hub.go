@@ -107,7 +107,9 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 				return err
 			}
 			pauses.Reset()
-			after = t.Position
+			if !t.More {
+				after = t.Position
+			}
 			return nil
 		})
 		if ctx.Err() != nil {
@@ -119,15 +121,15 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 		h.mu.Lock()
 		h.err = err
 		h.mu.Unlock()
-		if hopeless(err) {
+		if Hopeless(err) {
 			pauses.Exhaust()
 		}
 		_ = backoff.Sleep(ctx, pauses.Next()) // the loop ends with ctx
 	}
 }
 
-// hopeless reports whether an error is unlikely to go away soon.
-func hopeless(err error) bool {
+// Hopeless reports whether retrying will not resolve an error.
+func Hopeless(err error) bool {
 	return errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable)
 }
 
@@ -141,7 +143,7 @@ func (h *hub) wants(t stream.Table) bool {
 	return len(h.subs[t]) > 0
 }
 
-// errWanted: rows were skipped that a dispatcher has subscribed to meanwhile. They are read again.
+// errWanted: rows were skipped, or parts of a transaction delivered, before a dispatcher has subscribed to them. They are read again.
 var errWanted = errors.New("skipped rows have a subscriber now")
 
 // deliver delivers a transaction to the subscribers of its tables.
@@ -151,10 +153,21 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // the hub was restarted
 	}
+	if t.Idle {
+		h.err = nil
+		if t.Position == h.position {
+			h.at = t.At
+		}
+		return nil
+	}
 	if err := spread(t, h.subs, nil); err != nil {
 		return err
 	}
-	h.position, h.at, h.err = t.Position, t.At, nil
+	h.err = nil
+	if t.More {
+		return nil
+	}
+	h.position, h.at = t.Position, t.At
 	h.reached.Store(uint64(t.Position))
 	return nil
 }
@@ -175,7 +188,9 @@ func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *grou
 	}
 	for _, rows := range t.Rows {
 		for _, d := range to[rows.Table] {
-			d.push(rows, from)
+			if !d.push(rows, from) {
+				return errWanted
+			}
 		}
 	}
 	return nil
@@ -187,8 +202,8 @@ func concerned(d *stream.DDL, to map[stream.Table][]*dispatcher) map[stream.Tabl
 		return nil
 	}
 	tables := map[stream.Table]bool{}
-	switch d.Kind {
-	case stream.UnknownDDL, stream.DropSchema:
+	switch {
+	case d.Kind == stream.UnknownDDL, d.Kind == stream.DropSchema, d.Kind == stream.UnreadableRows && len(d.Tables) == 0:
 		for table := range to {
 			if d.Concerns(table) {
 				tables[table] = true

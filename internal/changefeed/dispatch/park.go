@@ -72,7 +72,7 @@ func (d *dispatcher) hoards() bool {
 // park ends the delivery to a dispatcher until tend resumes it. The caller holds the lock.
 func (d *dispatcher) park() {
 	p := parked{d, d.group}
-	d.parked, d.listens, d.group = true, false, nil
+	d.parked, d.listens, d.group, d.partOf = true, false, nil, 0
 	f := d.feed
 	f.parking.mu.Lock()
 	defer f.parking.mu.Unlock()
@@ -101,6 +101,7 @@ func (e *Engine) relieve() {
 
 // shed drops everything that is not being written, to be read again later. The caller holds the lock.
 func (d *dispatcher) shed() {
+	d.partOf = 0
 	if d.blocked() { // it needs only the DDL that it waits for
 		for _, rows := range d.queue[1:] {
 			d.bytes -= rows.Bytes

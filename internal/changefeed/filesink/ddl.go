@@ -21,7 +21,7 @@ const ddlDirectory = "ddl"
 func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *stream.DDL, epoch stream.Epoch) error {
 	kind := ddl.Kind
 	switch kind {
-	case stream.OtherDDL, stream.SequenceDDL: // the former may contain passwords
+	case stream.OtherDDL: // it may contain passwords
 		return nil
 	case stream.UnknownDDL, stream.UnreadableRows:
 		return fmt.Errorf("sink %s: the statement at position %d cannot be executed: %w", s.options.Directory, position, stream.ErrUnusable)
@@ -47,7 +47,7 @@ func (s *Sink) ExecuteDDL(ctx context.Context, position stream.Position, ddl *st
 		if err := l.encode(&b); err != nil {
 			return err
 		}
-		if err := j.append(b.Bytes(), position); err != nil {
+		if err := j.append(b.Bytes(), position, 0); err != nil {
 			return err
 		}
 	}

@@ -25,6 +25,9 @@ type journal struct {
 	// position of the last complete transaction, if one was found.
 	position stream.Position
 	found    bool
+	// part is how many changes of a large transaction just after the position this journal has written. They are in one file, and the
+	// next owner cuts them off if the transaction is not complete.
+	part int
 	// last is the number of the last file, and made whether this journal created it. size is the length of what was written to it
 	// completely.
 	last int
@@ -104,8 +107,8 @@ func (j *journal) name(number int) string {
 	return filepath.Join(j.dir, fmt.Sprintf("%06d%s", number, extension))
 }
 
-// append makes complete transactions durable, up to a position.
-func (j *journal) append(data []byte, to stream.Position) error {
+// append makes transactions durable, up to a position, and so many changes of the one just after it.
+func (j *journal) append(data []byte, to stream.Position, part int) error {
 	if err := j.sink.may(); err != nil {
 		return err
 	}
@@ -116,12 +119,12 @@ func (j *journal) append(data []byte, to stream.Position) error {
 		return j.sink.wrap(err)
 	}
 	j.size += int64(len(data))
-	j.position, j.found = to, true
+	j.position, j.part, j.found = to, part, true
 	return nil
 }
 
 func (j *journal) write(data []byte) error {
-	if !j.made || j.size > 0 && j.size+int64(len(data)) > j.sink.options.MaxBytes {
+	if !j.made || j.part == 0 && j.size > 0 && j.size+int64(len(data)) > j.sink.options.MaxBytes {
 		if err := j.next(); err != nil {
 			return err
 		}

@@ -49,10 +49,10 @@ func (l *line) encode(b *bytes.Buffer) error {
 
 // encodeRows appends the lines of one transaction.
 func encodeRows(b *bytes.Buffer, r *stream.Rows) error {
-	at := r.At.UTC()
+	at, total := r.At.UTC(), max(r.Total, r.Before+len(r.Changes))
 	for i, c := range r.Changes {
 		l := &line{
-			Position: r.Position, Committed: &at, Schema: r.Table.Schema, Table: r.Table.Name, Kind: kinds[c.Kind], Change: i + 1, Changes: len(r.Changes),
+			Position: r.Position, Committed: &at, Schema: r.Table.Schema, Table: r.Table.Name, Kind: kinds[c.Kind], Change: r.Before + i + 1, Changes: total,
 		}
 		var err error
 		if l.Before, err = encodeRow(r.Schema, c.Before); err == nil {

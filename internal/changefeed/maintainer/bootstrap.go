@@ -29,9 +29,8 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 		return err
 	}
 	m.warnPartlyLogged(ctx, source)
-	filter, err := stream.ParseFilter(m.Latest().Spec.Filter)
-	if err != nil {
-		return fmt.Errorf("%w: %w", stream.ErrUnusable, err)
+	if err := m.decideFilter(); err != nil {
+		return err
 	}
 	start, err := m.start(ctx, source)
 	if err != nil {
@@ -39,14 +38,17 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 	}
 	m.started = &start
 	m.checkpoint = max(start, stream.Position(m.Latest().Status.Checkpoint))
-	if err := m.openSaver(ctx); err != nil {
+	if err := m.openSaver(ctx, source); err != nil {
 		return err
 	}
 	m.watchFromCheckpoint(source)
-	if err := m.findTables(ctx, source, filter); err != nil {
+	if err := m.findTables(ctx, source, m.filter); err != nil {
 		return err
 	}
 	if err := m.bootstrapNodes(ctx); err != nil {
+		return err
+	}
+	if err := m.adoptIncarnation(ctx); err != nil {
 		return err
 	}
 	m.wentBack = false

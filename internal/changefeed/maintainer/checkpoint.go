@@ -2,7 +2,6 @@ package maintainer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
@@ -20,6 +20,8 @@ const (
 	checkpointEvery = 10 * time.Second
 	// checkpointShare is the same for each changefeed that the node maintains, so that very many do not overload the API server.
 	checkpointShare = 100 * time.Millisecond
+	// idleEvery is how much the time of the checkpoint must have changed to be written, if the checkpoint has not.
+	idleEvery = 30 * time.Second
 	// countsEvery is the same for the number of tables and dispatchers, and drainCountsEvery while a drain waits for these.
 	countsEvery      = time.Second
 	drainCountsEvery = 100 * time.Millisecond
@@ -48,6 +50,7 @@ func (m *Maintainer) advance() {
 		if r.Error != "" {
 			m.problem, m.problemAt = fmt.Sprintf("node %s: %s", name, r.Error), time.Now()
 		}
+		m.noteHopeless("node "+name, fmt.Sprintf("node %s: %s", name, r.Error), r.Hopeless, r.Round)
 	}
 	for name, t := range m.tables {
 		if lost[name] && t.phase == TableRunning && reports[t.node].Round > t.since {
@@ -97,6 +100,9 @@ func (m *Maintainer) advance() {
 		consider(stream.Position(r.Checkpoint), time.UnixMicro(r.CheckpointUnixMicro), slowest)
 	}
 	m.slowest = by
+	if any && low == m.checkpoint && at.After(m.at) {
+		m.at = at // an idle source has nothing after it
+	}
 	if !any || low <= m.checkpoint {
 		return
 	}
@@ -132,14 +138,16 @@ func (m *Maintainer) publish(ctx context.Context, w View) error {
 	m.fillStatus(next, w)
 	last := &m.Latest().Status
 	switch {
-	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error:
+	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error || last.Filter == nil || next.Filter.Pending != last.Filter.Pending:
 		every = 0
 	case next.Tables != last.Tables || !slices.Equal(next.Nodes, last.Nodes):
 		if every = countsEvery; w.Slot != nil {
 			every = drainCountsEvery
 		}
 	case next.Checkpoint == last.Checkpoint && next.Slowest == last.Slowest:
-		return nil
+		if last.CheckpointTime == nil || next.CheckpointTime.Sub(last.CheckpointTime.Time) < idleEvery {
+			return nil
+		}
 	}
 	if time.Since(m.publishedAt) < every || time.Since(m.publishFailedAt) < retryDelay {
 		return nil
@@ -178,7 +186,7 @@ func (m *Maintainer) fillStatus(s *v1alpha1.ChangefeedStatus, w View) {
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		s.Nodes = append(s.Nodes, v1alpha1.ChangefeedNode{Node: name, Dispatchers: counts[name]})
 	}
-	s.Tables = int64(len(m.tables))
+	s.Tables, s.Filter = int64(len(m.tables)), m.effectiveFilter()
 	s.ObservedDrain, s.ObservedEpoch = "", m.epoch
 	if w.Slot != nil {
 		s.ObservedDrain = w.Slot.UID
@@ -217,7 +225,7 @@ func (m *Maintainer) publishProblem(ctx context.Context, problem error) {
 			return false
 		}
 		state := cf.Status.State
-		if errors.Is(problem, stream.ErrUnusable) || errors.Is(problem, stream.ErrPurged) {
+		if dispatch.Hopeless(problem) {
 			state = v1alpha1.ChangefeedFailed
 		}
 		if changed := m.keepStart(&cf.Status); !changed && cf.Status.Error == problem.Error() && cf.Status.State == state {

@@ -59,8 +59,12 @@ type Maintainer struct {
 	missingFrom, missingUntil stream.Position
 
 	saver saver
+	// hopeless are errors that retrying does not resolve, by what has them.
+	hopeless map[string]hopelessSince
 
 	// Used by the loop of schedule, and before it by bootstrap, only.
+	filter          stream.Filter    // that is in effect
+	filterBefore    *stream.Filter   // the one before it, if that has changed since the changefeed was stopped
 	wentBack        bool             // the sink does not have the checkpoint that was published
 	started         *stream.Position // where the changefeed began; nil while that is not known
 	checkpoint      stream.Position
@@ -143,7 +147,7 @@ func (m *Maintainer) Run(ctx context.Context) {
 			return
 		}
 		w, changed := m.opts.Cluster.View()
-		if !w.MayBegin(p) || !m.ensureOriginStopped(ctx, p) {
+		if m.Latest().Status.State == v1alpha1.ChangefeedFailed || !w.MayBegin(p) || !m.ensureOriginStopped(ctx, p) {
 			m.Wait(ctx, retryDelay, worker.On{changed})
 			continue
 		}
@@ -239,6 +243,7 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 	defer cancel()
 	m.mu.Lock()
 	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped, m.failure = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}, nil
+	m.hopeless = map[string]hopelessSince{}
 	m.mu.Unlock()
 	defer func() {
 		cancel()
@@ -263,10 +268,10 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 // errSuperseded: the object no longer has the placement that the maintainer works for.
 var errSuperseded = errors.New("the placement has been superseded")
 
-// checkPlacement returns errSuperseded if the object places the maintainer elsewhere, or if the changefeed is paused or deleted.
+// checkPlacement returns errSuperseded if the object places the maintainer elsewhere, or if the changefeed has failed, is paused or deleted.
 func (m *Maintainer) checkPlacement() error {
 	cf := m.Latest()
-	if p := cf.Placement(); !m.placedHere(p) || p.Epoch != m.Placement() || !cf.Wanted() {
+	if p := cf.Placement(); !m.placedHere(p) || p.Epoch != m.Placement() || !cf.Wanted() || cf.Status.State == v1alpha1.ChangefeedFailed {
 		return errSuperseded
 	}
 	return nil

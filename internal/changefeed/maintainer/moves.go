@@ -167,12 +167,24 @@ func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, or
 		case o == nil:
 		case result.Error != "":
 			failed++
-			m.setProblem(fmt.Sprintf("node %s: %s", to, result.Error))
-		case done != nil:
-			done(name, o)
+			text := fmt.Sprintf("node %s: %s", to, result.Error)
+			m.setProblem(text)
+			m.noteOrder(name, text, result.Hopeless)
+		default:
+			m.noteOrder(name, "", false)
+			if done != nil {
+				done(name, o)
+			}
 		}
 	}
 	return failed
+}
+
+// noteOrder records whether an order about a table failed in a way that retrying does not resolve.
+func (m *Maintainer) noteOrder(name stream.Table, text string, hopeless bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.noteHopeless("table "+name.String(), text, hopeless, 0)
 }
 
 // keep marks tables that could not be moved as running on their origin.

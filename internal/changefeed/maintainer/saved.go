@@ -15,9 +15,30 @@ import (
 // checkpointer is a sink that records the checkpoint. The checkpoint in the status is never ahead of it, unless the sink went back.
 type checkpointer interface {
 	stream.Sink
-	Checkpoint(ctx context.Context) (position stream.Position, ok bool, err error)
-	SaveCheckpoint(ctx context.Context, before, position stream.Position) error
+	// Checkpoint is the checkpoint that the sink has; nil if it has none.
+	Checkpoint(ctx context.Context) (*stream.Checkpoint, error)
+	// Incarnation of the sink is another number once the sink may have lost writes.
+	Incarnation(ctx context.Context) (int64, error)
+	// AdoptCheckpoint records the checkpoint and the incarnation at which the changefeed continues.
+	AdoptCheckpoint(ctx context.Context, c stream.Checkpoint) error
+	// SaveCheckpoint records a later checkpoint of the same incarnation, or returns ErrWentBack.
+	SaveCheckpoint(ctx context.Context, before stream.Position, c stream.Checkpoint) error
 }
+
+// anchored is a source that can tell whether it has a transaction.
+type anchored interface {
+	// HasTransaction returns an error if the source has another history than one with a transaction.
+	HasTransaction(ctx context.Context, id string) error
+}
+
+// anchor is a transaction that the table trigger has read.
+type anchor struct {
+	position stream.Position
+	id       string
+}
+
+// anchors bounds how many of them are kept until the checkpoint has passed them.
+const anchors = 128
 
 // saver records checkpoints at the sink. Fields are guarded by the maintainer's lock, except sink.
 type saver struct {
@@ -25,6 +46,11 @@ type saver struct {
 	saved  stream.Position
 	at     time.Time
 	saving bool
+	// incarnation of the sink in which all dispatchers were started, and anchor the newest transaction of the source at the checkpoint or
+	// before it; ahead are some after it.
+	incarnation int64
+	anchor      string
+	ahead       []anchor
 	// suspect: a table has another position at the sink than its owner wrote. Nothing is placed until the sink is known not to have
 	// gone back.
 	suspect bool
@@ -36,9 +62,10 @@ const (
 	lastSave  = time.Second
 )
 
-// openSaver opens the sink to record checkpoints, and compares the checkpoint with that of the sink. If the sink went back, the
-// changefeed continues at the checkpoint that the sink has, and wentBack makes the bootstrap stop all dispatchers.
-func (m *Maintainer) openSaver(ctx context.Context) error {
+// openSaver opens the sink to record checkpoints, and compares the checkpoint with that of the sink. If the sink went back, or was
+// started again and may have lost writes, the changefeed continues at the checkpoint that the sink has, and wentBack makes the bootstrap
+// stop all dispatchers. A source without the transaction that was recorded with the checkpoint is refused.
+func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error {
 	m.closeSaver()
 	config, err := m.config(ctx)
 	if err != nil {
@@ -52,27 +79,82 @@ func (m *Maintainer) openSaver(ctx context.Context) error {
 	if !ok {
 		return sink.Close()
 	}
-	at, found, err := c.Checkpoint(ctx)
+	incarnation, err := c.Incarnation(ctx)
 	if err != nil {
 		return errors.Join(err, sink.Close())
 	}
-	m.mu.Lock()
-	m.saver = saver{sink: c, saved: at}
-	m.mu.Unlock()
-	if !found {
-		at = *m.started // nothing after it can have been published
+	found, err := c.Checkpoint(ctx)
+	if err != nil {
+		return errors.Join(err, sink.Close())
 	}
-	if at >= m.checkpoint {
+	if found == nil { // nothing after the start can have been published
+		found = &stream.Checkpoint{Position: *m.started, Incarnation: incarnation}
+	}
+	m.mu.Lock()
+	m.saver = saver{sink: c, saved: found.Position, incarnation: incarnation, anchor: found.Transaction}
+	m.mu.Unlock()
+	if s, ok := source.(anchored); ok && found.Transaction != "" {
+		if err := s.HasTransaction(ctx, found.Transaction); err != nil {
+			return err
+		}
+	}
+	switch {
+	case found.Position < m.checkpoint:
+		m.reportWentBack(ctx, fmt.Sprintf("The sink went back: it has the checkpoint %d, and %d was recorded before. All tables are read again from there.", found.Position, m.checkpoint), found.Position)
+		m.checkpoint, m.wentBack = found.Position, true
+	case found.Incarnation != incarnation && found.Incarnation != 0:
+		m.reportWentBack(ctx, fmt.Sprintf("The server of the sink was started again or replaced, and may have lost its last commits. All tables are read again from the checkpoint %d, as far as the sink does not have them.", m.checkpoint), m.checkpoint)
+		m.wentBack = true
+	case found.Incarnation != incarnation:
+		m.wentBack = true // it was recorded by a version without incarnations
+	}
+	return nil
+}
+
+// adoptIncarnation records, once no dispatcher runs that has written in an earlier incarnation of the sink, the checkpoint at which the
+// changefeed continues.
+func (m *Maintainer) adoptIncarnation(ctx context.Context) error {
+	m.mu.Lock()
+	s, at := m.saver, max(m.checkpoint, m.saver.saved)
+	m.mu.Unlock()
+	if s.sink == nil {
 		return nil
 	}
-	note := fmt.Sprintf("The sink went back: it has the checkpoint %d, and %d was recorded before. All tables are read again from there.", at, m.checkpoint)
-	m.log.Warn("the sink went back; reading again", "checkpoint", m.checkpoint, "sink", at)
+	if m.wentBack {
+		at = m.checkpoint
+	}
+	if err := s.sink.AdoptCheckpoint(ctx, stream.Checkpoint{Position: at, Incarnation: s.incarnation, Transaction: s.anchor}); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.saver.saved = at
+	m.mu.Unlock()
+	return nil
+}
+
+// reportWentBack says that the sink has lost writes.
+func (m *Maintainer) reportWentBack(ctx context.Context, note string, at stream.Position) {
+	m.log.Warn("the sink went back; reading again", "note", note, "checkpoint", m.checkpoint, "sink", at)
 	record := events.Recorder{Client: m.opts.Epoch.Client, Controller: "changefeeds", Instance: m.opts.Epoch.Node}
 	if err := record.Emit(ctx, events.Event{Regarding: m.Latest(), Type: corev1.EventTypeWarning, Reason: "SinkWentBack", Action: "Begin", Note: note, Key: fmt.Sprint(at)}); err != nil {
 		m.log.Warn("could not write an event", "error", err)
 	}
-	m.checkpoint, m.wentBack = at, true
-	return nil
+}
+
+// passAnchor records a transaction that the table trigger has read. The caller holds the lock.
+func (m *Maintainer) passAnchor(at stream.Position, id string) {
+	s := &m.saver
+	if id == "" || s.sink == nil {
+		return
+	}
+	for len(s.ahead) > 0 && s.ahead[0].position <= m.checkpoint {
+		s.anchor, s.ahead = s.ahead[0].id, s.ahead[1:]
+	}
+	if len(s.ahead) < anchors {
+		s.ahead = append(s.ahead, anchor{at, id})
+	} else {
+		s.ahead[anchors-1] = anchor{at, id}
+	}
 }
 
 func (m *Maintainer) closeSaver() {
@@ -146,13 +228,17 @@ func (m *Maintainer) stopSaving(ctx context.Context) {
 func (m *Maintainer) save(ctx context.Context, to stream.Position, limit time.Duration) {
 	m.mu.Lock()
 	sink, before := m.saver.sink, m.saver.saved
+	for len(m.saver.ahead) > 0 && m.saver.ahead[0].position <= to {
+		m.saver.anchor, m.saver.ahead = m.saver.ahead[0].id, m.saver.ahead[1:]
+	}
+	c := stream.Checkpoint{Position: to, Incarnation: m.saver.incarnation, Transaction: m.saver.anchor}
 	m.mu.Unlock()
 	if sink == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := sink.SaveCheckpoint(ctx, before, to)
+	err := sink.SaveCheckpoint(ctx, before, c)
 	if errors.Is(err, stream.ErrWentBack) {
 		m.fail(err) // the next attempt begins with what the sink has
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/fleet"
@@ -83,6 +84,9 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 		return err
 	}
 	if err := sameNames(ctx, source, sink); err != nil {
+		return err
+	}
+	if err := m.checkAdded(ctx, sink, names); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -189,6 +193,9 @@ func (m *Maintainer) watchDDL(ctx context.Context) {
 			m.fail(err)
 			return
 		}
+		m.mu.Lock()
+		m.noteHopeless("table trigger", fmt.Sprintf("execute DDL: %v", err), dispatch.Hopeless(err), 0)
+		m.mu.Unlock()
 		m.setProblem(fmt.Sprintf("execute DDL: %v", err))
 		m.log.Warn("could not execute DDL; retrying", "error", err)
 		sleep(ctx, 4*retryDelay)
@@ -220,10 +227,7 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		return err
 	}
 	defer sink.Close()
-	filter, err := stream.ParseFilter(m.Latest().Spec.Filter)
-	if err != nil {
-		return err
-	}
+	filter := m.filter // it does not change while the placement stands
 	m.mu.Lock()
 	after := *m.ddlDone
 	m.mu.Unlock()
@@ -236,6 +240,10 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		*m.ddlDone, m.ddlDoneAt = t.Position, t.At
+		m.noteHopeless("table trigger", "", false, 0)
+		if !t.Idle {
+			m.passAnchor(t.Position, t.ID)
+		}
 		m.addMissing(t.Position)
 		return nil
 	})
@@ -250,6 +258,9 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 	}
 	if plan != nil {
 		if err := m.addUnknown(ctx, sink, f, t); err != nil {
+			return err
+		}
+		if view, err := m.renamesViews(ctx, sink, plan, t.Position); view || err != nil {
 			return err
 		}
 	}
@@ -292,6 +303,37 @@ func (m *Maintainer) addUnknown(ctx context.Context, sink stream.Sink, f stream.
 		return err
 	}
 	return m.addRenamed(ctx, sink, names)
+}
+
+// ddlBeginner is a sink that knows whether DDL may have been executed.
+type ddlBeginner interface {
+	DDLBegun(ctx context.Context, position stream.Position) (bool, error)
+}
+
+// renamesViews reports whether a rename is one of views, which are not replicated: none of its tables is known. Once it may have been
+// executed, its tables are not known by these names any more. It refuses a rename of tables and views in one statement.
+func (m *Maintainer) renamesViews(ctx context.Context, sink stream.Sink, d *stream.DDL, at stream.Position) (bool, error) {
+	if d.Kind != stream.RenameTable || len(d.Releases) > 0 {
+		return false, nil
+	}
+	m.mu.Lock()
+	unknown := slices.DeleteFunc(slices.Clone(d.Tables), func(name stream.Table) bool { return m.tables[name] != nil || m.missing[name] })
+	m.mu.Unlock()
+	if len(unknown) == 0 {
+		return false, nil
+	}
+	if s, ok := sink.(ddlBeginner); ok {
+		if begun, err := s.DDLBegun(ctx, at); begun || err != nil {
+			return false, err
+		}
+	}
+	switch {
+	case len(unknown) == len(d.Tables):
+		return true, nil
+	case d.IfExists:
+		return false, nil
+	}
+	return false, &refusedError{fmt.Errorf("position %d: statement %q: it renames tables, and %s, which is not known as a table; rename views in a statement of their own: %w", at, d.Text(), unknown[0], stream.ErrUnusable)}
 }
 
 // tablesBefore are the tables that a DDL concerns, without those that a later DDL made.

@@ -50,6 +50,19 @@ type group struct {
 	prepared []stream.Table
 	// skip: it was visited before, and its events are not decoded.
 	skip bool
+
+	// bytes is the size of the rows in tx, and counted how many changes of each table there were.
+	bytes   int
+	counted map[stream.Table]int
+	// counting: it is too large to be read at once, so that changes are only counted.
+	counting bool
+	// rollsBack: it rolls back to a savepoint.
+	rollsBack bool
+	// large: it is visited in parts. before is how many changes of each table were in earlier parts, and spoiled are tables whose rows
+	// cannot be read.
+	large   *largeTransaction
+	before  map[stream.Table]int
+	spoiled []stream.Table
 }
 
 func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool) (*assembler, error) {
@@ -80,6 +93,8 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 		return a.format(e, at)
 	case replication.MARIADB_GTID_EVENT:
 		return a.begin(e, at)
+	case replication.HEARTBEAT_EVENT:
+		return a.idle(at, visit)
 	case eventIncident:
 		return a.failed(at, "the log has an incident event: the server could not log some changes; start again from a copy taken after it")
 	}
@@ -87,10 +102,28 @@ func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *c
 		return nil // between transactions there are only events about the log itself
 	}
 	done, err := a.inside(ctx, e, at)
-	if err != nil || !done {
+	switch {
+	case err != nil:
 		return err
+	case done:
+		return a.finish(at, visit)
+	case a.open.large != nil && a.open.bytes > a.source.options.LargeBytes/partsOfLarge:
+		if err := visit(a.open.nextPart(true)); err != nil {
+			return &finalError{err}
+		}
 	}
-	return a.finish(at, visit)
+	return nil
+}
+
+// idle visits that there is nothing to read. The server sends a heartbeat when it has sent all of its log and nothing happens.
+func (a *assembler) idle(at *cursor, visit func(*stream.Transaction) error) error {
+	if a.open != nil || uint64(at.position) < a.newest.seq {
+		return nil
+	}
+	if err := visit(&stream.Transaction{Position: at.position, At: time.Now(), Idle: true}); err != nil {
+		return &finalError{err}
+	}
+	return nil
 }
 
 // format reads the format of the events that follow.
@@ -127,7 +160,7 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	a.newest = id
 	position := stream.Position(id.seq)
 	a.open = &group{id: id, kind: kind, skip: position <= at.position,
-		tx: &stream.Transaction{Position: position, At: time.Unix(int64(e.Header.Timestamp), 0)}}
+		large: at.large.of(id), tx: &stream.Transaction{Position: position, ID: id.String(), At: time.Unix(int64(e.Header.Timestamp), 0)}}
 	return nil
 }
 
@@ -139,7 +172,10 @@ func (a *assembler) inside(ctx context.Context, e *replication.BinlogEvent, at *
 	case replication.QUERY_EVENT, replication.MARIADB_QUERY_COMPRESSED_EVENT:
 		return a.query(ctx, e, at)
 	case replication.BEGIN_LOAD_QUERY_EVENT, replication.EXECUTE_LOAD_QUERY_EVENT:
-		return false, a.failed(at, "GTID %s is a LOAD DATA that was logged as a statement; set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id)
+		if e.Header.EventType == replication.EXECUTE_LOAD_QUERY_EVENT && !a.open.skip {
+			a.unreadable(nil, "GTID %s is a LOAD DATA that was logged as a statement; set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id)
+		}
+		return false, nil
 	case eventXAPrepare:
 		return true, nil
 	}
@@ -164,16 +200,53 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 	if g.skip {
 		return nil
 	}
+	switch {
+	case g.large != nil:
+		g.tx = g.nextPart(false)
+	case g.counting && !g.rollsBack:
+		return &largeTransaction{id: g.id, totals: g.counted}
+	case g.counting:
+		g.tx.DDL = a.unreadableRows(g.countedTables(), "GTID %s is a large transaction on table %s that rolls back to a savepoint, which is not supported; start again from a copy taken after it", g.id, g.countedTables()[0])
+	}
 	if len(g.prepared) > 0 {
 		g.tx.Rows, g.tx.Skipped = nil, nil
-		g.tx.DDL = &stream.DDL{Kind: stream.UnreadableRows, Tables: g.prepared, Statement: fmt.Sprintf("source %s: GTID %s is an XA transaction on table %s that is prepared first and committed later, which cannot be replicated exactly; "+
-			"use XA COMMIT ... ONE PHASE, and start again from a copy taken after it", a.source.options.Address, g.id, g.prepared[0])}
+		g.tx.DDL = a.unreadableRows(g.prepared, "GTID %s is an XA transaction on table %s that is prepared first and committed later, which cannot be replicated exactly; "+
+			"use XA COMMIT ... ONE PHASE, and start again from a copy taken after it", g.id, g.prepared[0])
 	}
 	if err := visit(g.tx); err != nil {
 		return &finalError{err}
 	}
-	at.position, at.last = g.tx.Position, &g.id
+	at.position, at.last, at.large = g.tx.Position, &g.id, nil
 	return nil
+}
+
+// unreadableRows are changes of tables that cannot be replicated; of all tables if none is named.
+func (a *assembler) unreadableRows(tables []stream.Table, format string, args ...any) *stream.DDL {
+	return &stream.DDL{Kind: stream.UnreadableRows, Tables: tables, Statement: fmt.Sprintf("source %s: %s", a.source.options.Address, fmt.Sprintf(format, args...))}
+}
+
+// unreadable adds tables to those that the open transaction changes in a way that cannot be replicated; all tables if none is named. It
+// stops these tables, and no others that are read on the same connection.
+func (a *assembler) unreadable(tables []stream.Table, format string, args ...any) {
+	g := a.open
+	if g.tx.DDL == nil || g.tx.DDL.Kind != stream.UnreadableRows {
+		g.tx.DDL = a.unreadableRows(tables, format, args...)
+		return
+	}
+	if len(g.tx.DDL.Tables) > 0 { // none means all
+		g.tx.DDL.Tables = slices.Concat(g.tx.DDL.Tables, tables)
+		if len(tables) == 0 {
+			g.tx.DDL.Tables = nil
+		}
+	}
+}
+
+// spoil replaces the rows of a table in the open transaction by the reason why they cannot be read.
+func (a *assembler) spoil(table stream.Table, format string, args ...any) {
+	rows := a.open.rowsOf(&tableShape{table: table})
+	rows.Changes, rows.Bytes = nil, 0
+	a.open.count(table, 1) // of a large transaction, tables without changes are left out
+	rows.DDL = a.unreadableRows([]stream.Table{table}, "GTID %s, table %s: %s", a.open.id, table, fmt.Sprintf(format, args...))
 }
 
 // failed is an error that would occur again after reconnecting.
@@ -244,7 +317,7 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 	case "COMMIT":
 		return true, nil
 	case "ROLLBACK":
-		a.open.tx.Rows = nil
+		a.open.tx.Rows, a.open.counting = nil, false
 		return true, nil
 	case "BEGIN":
 		return false, nil
@@ -263,7 +336,12 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 	case st.peek().is("XA"):
 		return done, nil
 	case st.isDML() || !done && !a.open.kind.ddl:
-		return false, a.failed(at, "GTID %s is a statement that was logged instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
+		tables, err := a.source.changedBy(ctx, st)
+		if err != nil {
+			return false, err
+		}
+		a.unreadable(tables, "GTID %s is a statement that was logged instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
+		return done, nil
 	}
 	return done, a.ddl(ctx, text, st, session, at)
 }
@@ -285,7 +363,7 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if names := ddl.Names(); len(names) > 0 && allSystem(names) || isSystem(ddl.Schema) && (ddl.Kind == stream.SetSchema || ddl.Kind == stream.DropSchema) {
 		return nil
 	}
-	ddl.Statement = session.prefix(a.open.tx.At) + text
+	ddl.Statement = session.prefix(a.open.tx.At, a.tables.charsets) + text
 	a.open.tx.DDL = ddl
 	return nil
 }
@@ -328,8 +406,9 @@ func (g *group) savepoint(st *statement) bool {
 		st.accept("SAVEPOINT")
 		name, _ := st.identifier()
 		mark := g.marks[strings.ToLower(name)]
+		g.rollsBack = true
 		for table, rows := range g.byTable {
-			rows.Changes = rows.Changes[:mark[table]]
+			rows.Changes = rows.Changes[:min(mark[table], len(rows.Changes))]
 		}
 	case st.accept("RELEASE"):
 	default:
@@ -387,26 +466,34 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 		return a.failed(at, "GTID %s has rows of table number %d, which the log does not describe", a.open.id, number)
 	case shape.ignored, a.open.kind.preparedXA:
 		return nil
-	case a.unread[number] || !a.wants(shape.table):
+	case a.unread[number] || !a.wants(shape.table) || a.open.large != nil && a.open.large.totals[shape.table] == 0:
 		if !slices.Contains(a.open.tx.Skipped, shape.table) {
 			a.open.tx.Skipped = append(a.open.tx.Skipped, shape.table)
 		}
 		return nil
 	}
-	parsed, err := a.parse(e)
-	if err != nil {
-		return a.failed(at, "GTID %s: %v", a.open.id, err)
-	}
-	event := parsed.(*replication.RowsEvent)
-	if shape.problem != "" {
-		return a.failed(at, "GTID %s, table %s: %s", a.open.id, shape.table, shape.problem)
+	if slices.Contains(a.open.spoiled, shape.table) {
+		return nil // they could not be read in an earlier part
 	}
 	rows := a.open.rowsOf(shape)
-	if rows.Schema != shape.schema && !reflect.DeepEqual(rows.Schema, shape.schema) {
-		return a.failed(at, "GTID %s, table %s: its columns change within one transaction", a.open.id, shape.table)
+	if rows.DDL != nil {
+		return nil // they could not be read before
 	}
-	if err := shape.decode(event, rows); err != nil {
-		return a.failed(at, "GTID %s, table %s: %v", a.open.id, shape.table, err)
+	changes, bytes := len(rows.Changes), rows.Bytes
+	parsed, err := a.parse(e)
+	switch {
+	case err != nil:
+		a.spoil(shape.table, "%v", err)
+	case shape.problem != "":
+		a.spoil(shape.table, "%s", shape.problem)
+	case rows.Schema != shape.schema && !reflect.DeepEqual(rows.Schema, shape.schema):
+		a.spoil(shape.table, "its columns change within one transaction")
+	default:
+		if err := shape.decode(parsed.(*replication.RowsEvent), rows); err != nil {
+			a.spoil(shape.table, "%v", err)
+			return nil
+		}
+		a.open.account(rows, changes, bytes, a.source.options.LargeBytes)
 	}
 	return nil
 }

@@ -281,7 +281,7 @@ func (s *statement) create(d *stream.DDL) bool {
 		return s.database(d, stream.SetSchema)
 	case s.accept("SEQUENCE"):
 		s.accept("IF", "NOT", "EXISTS")
-		return s.concerns(d, stream.SequenceDDL)
+		return s.concerns(d, stream.CreateTable) // a sequence is a table with one row
 	case s.peek().is(slices.Concat(objects, []string{"ALGORITHM", "DEFINER", "SQL", "AGGREGATE"})...):
 		return s.object(d)
 	}
@@ -326,7 +326,7 @@ func (s *statement) drop(d *stream.DDL) bool {
 	case s.acceptAny("TABLE", "TABLES"):
 		return s.each(d, stream.DropTable)
 	case s.accept("SEQUENCE"):
-		return s.each(d, stream.SequenceDDL)
+		return s.each(d, stream.DropTable)
 	case s.accept("TEMPORARY"):
 		d.Kind = stream.OtherDDL
 		return true
@@ -425,7 +425,7 @@ func (s *statement) alter(d *stream.DDL) bool {
 		return s.database(d, stream.SetSchema) && !s.accept("UPGRADE")
 	case s.accept("SEQUENCE"):
 		d.IfExists = s.accept("IF", "EXISTS")
-		return s.concerns(d, stream.SequenceDDL)
+		return s.concerns(d, stream.AlterTable)
 	case s.accept("TABLE"):
 		d.IfExists = s.accept("IF", "EXISTS")
 		if !s.concerns(d, stream.AlterTable) {

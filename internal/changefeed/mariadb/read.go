@@ -26,6 +26,8 @@ type cursor struct {
 	position stream.Position
 	// last is the transaction at the position, once one was visited. A server with another history does not have it.
 	last *gtid
+	// large is the next transaction, if that has to be read in parts.
+	large *largeTransaction
 }
 
 // Read visits every transaction after a position.
@@ -43,9 +45,13 @@ func (s *Source) ReadOf(ctx context.Context, after stream.Position, wants func(s
 		from := at.position
 		err := s.readOnce(ctx, id, at, wants, visit)
 		var final *finalError
+		var large *largeTransaction
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.As(err, &large):
+			at.large = large
+			continue
 		case errors.As(err, &final):
 			return final.err
 		case errors.Is(err, stream.ErrPurged), errors.Is(err, stream.ErrUnusable):
@@ -173,6 +179,42 @@ func (s *Source) tryDump(ctx context.Context) error {
 	}
 	l.close()
 	return nil
+}
+
+// HasTransaction returns ErrUnusable if the log does not have a transaction, given by its GTID: the server has another history than the
+// one that was read before.
+func (s *Source) HasTransaction(ctx context.Context, text string) error {
+	after, err := parseGTID(text)
+	if err != nil {
+		return s.unusable("%v", err)
+	}
+	if err := s.checkRetained(ctx, stream.Position(after.seq)); err != nil {
+		return err
+	}
+	id := s.takeID()
+	defer s.giveID(id)
+	l, err := s.openLog(ctx, id, after)
+	if err != nil {
+		return s.wrapDump(err)
+	}
+	defer l.close()
+	for {
+		e, err := l.next()
+		if code, ok := errorCode(err); ok && code == codeReadingBinlog {
+			if purged := s.checkRetained(ctx, stream.Position(after.seq)); purged != nil {
+				return purged
+			}
+			return s.unusable("the server does not have GTID %s, which was read before: this is another server, or its log was reset; "+
+				"use the server that was read before, or start again from a new copy (%v)", after, err)
+		}
+		if err != nil {
+			return s.wrap("read the binary log", err)
+		}
+		switch e.Header.EventType {
+		case replication.MARIADB_GTID_EVENT, replication.HEARTBEAT_EVENT:
+			return nil // what comes after the transaction, if anything
+		}
+	}
 }
 
 // wrapDump is wrap for a connection that reads the log. Queries have succeeded before, so an access error is about the privilege and

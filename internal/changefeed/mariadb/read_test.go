@@ -41,8 +41,8 @@ func TestTransactionsAreReadAsTheyWereExecuted(t *testing.T) {
 		"d.my [ x:int ] []→[2]",
 		"d.c [ x:double ] []→[1] []→[3]",
 		"create d.made; d.made [ n:int ] []→[7]",
-		"sequence d.q",
-		"",
+		"create d.q",
+		"d.q [ next_not_cached_value:bigint minimum_value:bigint maximum_value:bigint start_value:bigint increment:bigint cache_size:bigint:u cycle_option:tinyint:u cycle_count:bigint ] []→[1001 1 9223372036854775806 1 1 1000 0 0]",
 		"other",
 		"other",
 	}
@@ -89,7 +89,7 @@ func TestTablesAreListedWithThePositionAtWhichTheyExisted(t *testing.T) {
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.stays (id INT PRIMARY KEY)", "CREATE VIEW d.v AS SELECT 1", "CREATE SEQUENCE d.q")
 	s := open(t, m)
 	tables, at, err := s.Tables(t.Context())
-	if err != nil || fmt.Sprint(tables) != "[d.stays]" || at != 4 {
+	if err != nil || fmt.Sprint(tables) != "[d.q d.stays]" || at != 4 {
 		t.Fatal(tables, at, err)
 	}
 	var many sync.WaitGroup
@@ -385,7 +385,7 @@ func TestAnotherServerIsRecognised(t *testing.T) {
 	visited := make(chan stream.Position, 100)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Read(t.Context(), 0, func(tx *stream.Transaction) error { visited <- tx.Position; return nil })
+		ended <- s.Read(t.Context(), 0, tell(visited))
 	}()
 	for range 3 {
 		<-visited
@@ -394,6 +394,54 @@ func TestAnotherServerIsRecognised(t *testing.T) {
 	refused(t, <-ended, "the server does not have GTID 0-1-3, which was read before: this is another server, or its log was reset")
 	if len(visited) != 0 {
 		t.Errorf("something of the other server was visited")
+	}
+}
+
+// tell sends the positions of transactions.
+func tell(to chan<- stream.Position) func(*stream.Transaction) error {
+	return func(tx *stream.Transaction) error {
+		if !tx.Idle {
+			to <- tx.Position
+		}
+		return nil
+	}
+}
+
+func TestASourceWithoutATransactionOfTheCheckpointIsRefused(t *testing.T) {
+	m, other := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
+	for _, server := range []*testenv.MariaDB{m, other} { // both have the same numbers
+		server.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (2)")
+	}
+	s := open(t, m)
+	for _, id := range []string{"0-1-2", "0-1-3", "0-1-4"} {
+		if err := s.HasTransaction(t.Context(), id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+		refused(t, open(t, other).HasTransaction(t.Context(), id), "the server does not have GTID "+id+", which was read before: this is another server, or its log was reset")
+	}
+	refused(t, s.HasTransaction(t.Context(), "0-1-99"), "position 99 is after the end of the log")
+	awaitNoDump(t, m)
+	m.Exec("PURGE BINARY LOGS TO 'binlog.000002'")
+	if err := s.HasTransaction(t.Context(), "0-1-2"); !errors.Is(err, stream.ErrPurged) {
+		t.Error(err)
+	}
+}
+
+func TestAnIdleSourceSaysThatThereIsNothing(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)")
+	began := time.Now()
+	err := open(t, m).Read(t.Context(), 1, func(tx *stream.Transaction) error {
+		switch {
+		case !tx.Idle:
+			return nil
+		case tx.Position != 2 || tx.At.Before(began) || tx.DDL != nil || len(tx.Rows) > 0:
+			t.Errorf("%+v", tx)
+		}
+		return errEnough
+	})
+	if !errors.Is(err, errEnough) {
+		t.Error(err)
 	}
 }
 
@@ -415,6 +463,9 @@ func TestALostConnectionSkipsAndRepeatsNothing(t *testing.T) {
 	}()
 	next, cuts := head+1, 0
 	err := s.Read(t.Context(), head, func(tx *stream.Transaction) error {
+		if tx.Idle {
+			return nil
+		}
 		if tx.Position != next {
 			return fmt.Errorf("position %d came instead of %d", tx.Position, next)
 		}
@@ -454,7 +505,7 @@ func TestReadsEndAndLeaveNothingBehind(t *testing.T) {
 	seen := make(chan stream.Position, 1000)
 	for range 5 {
 		reads.Go(func() {
-			err := s.Read(ctx, 2, func(tx *stream.Transaction) error { seen <- tx.Position; return nil })
+			err := s.Read(ctx, 2, tell(seen))
 			if !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
@@ -496,7 +547,7 @@ func TestADeadServerIsWaitedForAndACancelledReadEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	seen, ended := make(chan stream.Position, 10), make(chan error, 1)
 	go func() {
-		ended <- s.Read(ctx, 2, func(tx *stream.Transaction) error { seen <- tx.Position; return nil })
+		ended <- s.Read(ctx, 2, tell(seen))
 	}()
 	m.Exec("INSERT INTO d.t VALUES (1)")
 	<-seen

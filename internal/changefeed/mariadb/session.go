@@ -87,14 +87,19 @@ func parseSession(vars []byte) sessionContext {
 	return c
 }
 
-// prefix is the comment for a statement that was executed at a time.
-func (c sessionContext) prefix(at time.Time) string {
+// prefix is the comment for a statement that was executed at a time. charsets are the names of character sets by the numbers of their
+// collations: a server accepts only numbers of default collations for a character set.
+func (c sessionContext) prefix(at time.Time, charsets map[uint64]string) string {
 	if !c.known {
 		return ""
 	}
+	client := fmt.Sprint(c.charset)
+	if name := charsets[uint64(c.charset)]; name != "" {
+		client = name
+	}
 	set := []string{
 		fmt.Sprintf("sql_mode=%d", c.sqlMode),
-		fmt.Sprintf("character_set_client=%d", c.charset),
+		"character_set_client=" + client,
 		fmt.Sprintf("collation_connection=%d", c.collation),
 		fmt.Sprintf("collation_server=%d", c.serverCollation),
 		fmt.Sprintf("timestamp=%d.%06d", at.Unix(), c.microseconds),

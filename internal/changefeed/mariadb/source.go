@@ -32,6 +32,8 @@ type Options struct {
 	// ServerID is the server id with which the first read registers as a replica; concurrent reads use the next ones. 0 means
 	// random ids from the upper half of the range. The server disconnects one of two readers with the same id.
 	ServerID uint32
+	// LargeBytes is the size, in memory, above which a transaction is read in parts, of a quarter of that size; 16 MiB if 0.
+	LargeBytes int
 	// Logger, if any, logs lost connections.
 	Logger *slog.Logger
 }
@@ -57,11 +59,20 @@ const (
 	dialTimeout = 10 * time.Second
 )
 
+const (
+	defaultLargeBytes = 16 << 20
+	// partsOfLarge is how many parts are as large as a transaction that is just not read in parts.
+	partsOfLarge = 4
+)
+
 // Open prepares to read a server. It does not connect yet.
 func Open(options Options) (*Source, error) {
 	host, text, err := net.SplitHostPort(options.Address)
 	if err != nil {
 		return nil, fmt.Errorf("source address %q is not of the form host:port: %w", options.Address, stream.ErrUnusable)
+	}
+	if options.LargeBytes <= 0 {
+		options.LargeBytes = defaultLargeBytes
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
@@ -133,7 +144,7 @@ func isSystem(schema string) bool {
 	return false
 }
 
-// Tables are the base tables outside the system schemas that the user has a privilege on.
+// Tables are the base tables and sequences outside the system schemas that the user has a privilege on.
 //
 // The effect of DDL is in information_schema a little before the DDL is in the log. With the privilege RELOAD, DDL is blocked while
 // the tables are listed (changes of rows are not). Without it, the tables are listed until two lists, some time apart, are equal and
@@ -276,7 +287,7 @@ func (s *Source) ddlBetween(ctx context.Context, from, to stream.Position) (bool
 }
 
 func (s *Source) listTables(ctx context.Context, by querier) ([]stream.Table, error) {
-	rows, err := by.QueryContext(ctx, "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' AND TABLE_SCHEMA NOT IN "+
+	rows, err := by.QueryContext(ctx, "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE IN ('BASE TABLE', 'SEQUENCE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN "+
 		systemSchemas+" ORDER BY TABLE_SCHEMA, TABLE_NAME")
 	if err != nil {
 		return nil, s.wrap("list tables", err)

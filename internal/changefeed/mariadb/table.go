@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -19,12 +20,14 @@ type tableShape struct {
 	table  stream.Table
 	schema *stream.Schema
 	values []func(any) (any, error)
-	// ignored: it is a system table or a sequence.
+	// ignored: it is a system table.
 	ignored bool
 	// bare: nobody wanted its rows, and only its name was read.
 	bare bool
 	// problem is why its rows cannot be read.
 	problem string
+	// hidden is how many columns at the end of a row only the server sees: hashes of long unique keys.
+	hidden int
 }
 
 // tableCache has the shapes of tables, by the bytes of their descriptions without the table's number. The log repeats the description
@@ -86,7 +89,7 @@ func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, co
 	t := &tableShape{table: stream.Table{Schema: string(m.Schema), Name: string(m.Table)}, schema: &stream.Schema{}}
 	names := m.ColumnNameString()
 	switch {
-	case isSystem(t.table.Schema), slices.Equal(names, sequenceColumns):
+	case isSystem(t.table.Schema):
 		t.ignored = true
 		return t, nil
 	case !wants(t.table):
@@ -96,11 +99,17 @@ func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, co
 		t.problem = "its columns are logged without names; SET GLOBAL binlog_row_metadata=FULL, and start again from a copy taken after that"
 		return t, nil
 	}
+	shown := names
 	facts, err := c.source.facts(ctx, t.table, names, len(m.PrimaryKey) == 0)
+	if hashless := withoutHashes(names); err == nil && len(facts.types) == 0 && len(hashless) < len(names) {
+		shown = hashless
+		facts, err = c.source.facts(ctx, t.table, shown, len(m.PrimaryKey) == 0)
+	}
 	if err != nil {
 		return nil, err
 	}
-	c.columns(t, m, facts, compressed)
+	t.hidden = len(names) - len(shown)
+	c.columns(t, m, shown, facts, compressed)
 	for _, i := range m.PrimaryKey {
 		t.schema.Key = append(t.schema.Key, int(i))
 	}
@@ -111,10 +120,10 @@ func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, co
 }
 
 // columns describes the columns and how their values are read.
-func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, facts *facts, compressed []int) {
+func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, names []string, facts *facts, compressed []int) {
 	unsigned, texts, members := unsignedColumns(m), m.CollationMap(), m.EnumSetCollationMap()
 	enums, sets := m.EnumStrValueMap(), m.SetStrValueMap()
-	for i, name := range m.ColumnNameString() {
+	for i, name := range names {
 		col := column{code: realType(m, i), meta: m.ColumnMeta[i], unsigned: unsigned[i], members: enums[i], live: facts.types[name], compressed: slices.Contains(compressed, i)}
 		if col.code == mysql.MYSQL_TYPE_SET {
 			col.members = sets[i]
@@ -150,8 +159,16 @@ func unsignedColumns(m *replication.TableMapEvent) []bool {
 	return unsigned
 }
 
-// sequenceColumns are the columns of a sequence, which is a table to the log.
-var sequenceColumns = []string{"next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size", "cycle_option", "cycle_count"}
+// withoutHashes are the columns of a table without the hashes of long unique keys, which the server adds at the end and does not show.
+func withoutHashes(names []string) []string {
+	n := len(names)
+	for n > 0 && hashColumn.MatchString(names[n-1]) {
+		n--
+	}
+	return names[:n]
+}
+
+var hashColumn = regexp.MustCompile(`^DB_ROW_HASH_\d+$`)
 
 // realType is the type of a column. The log has enums and sets as strings.
 func realType(m *replication.TableMapEvent, i int) byte {
@@ -176,9 +193,11 @@ func (t *tableShape) decode(e *replication.RowsEvent, into *stream.Rows) error {
 		kind = stream.Delete
 	}
 	for i, row := range e.Rows {
-		if len(e.SkippedColumns[i]) > 0 || len(row) != len(t.values) {
+		if len(e.SkippedColumns[i]) > 0 || len(row) != len(t.values)+t.hidden {
 			return errPartialRow
 		}
+		row = row[:len(t.values)]
+		e.Rows[i] = row
 		for j, v := range row {
 			if v == nil {
 				continue

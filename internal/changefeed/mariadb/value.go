@@ -169,7 +169,20 @@ func (c column) set(v any) (any, error) {
 		}
 		names = append(names, c.members[i])
 	}
-	return c.stringOf(strings.Join(names, ",")), nil
+	return c.stringOf(strings.Join(names, c.comma())), nil
+}
+
+// comma is a comma in the character set of the column.
+func (c column) comma() string {
+	switch c.charset {
+	case "ucs2", "utf16":
+		return "\x00,"
+	case "utf16le":
+		return ",\x00"
+	case "utf32":
+		return "\x00\x00\x00,"
+	}
+	return ","
 }
 
 func (c column) text(v any) (any, error) {

@@ -115,6 +115,7 @@ func (g *Generator) Has(f Form) bool { return !g.off[f] }
 var Rare = map[Form]bool{
 	"xa: prepared": true, "session: statement format": true, "session: row image": true,
 	"engine: MyISAM": true, "engine: Aria": true, "engine: MEMORY": true, "alter: engine other": true,
+	"versioned: create": true, "alter: versioning": true, "delete: history": true,
 	"trigger: at the sink": true, "rename: into the filter": true, "create: like outside": true,
 }
 

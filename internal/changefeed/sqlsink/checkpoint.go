@@ -2,7 +2,9 @@ package sqlsink
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -12,37 +14,81 @@ import (
 // The checkpoint of the changefeed is in the progress table, too, as that of a table without a name. It is recorded there before
 // anybody acknowledges it. So if it is lower than what was acknowledged, the sink went back: it was restored from a backup, or lost
 // commits in a failover. The positions of tables cannot show that, because nothing is written for a table without changes.
+//
+// A server that crashes may lose its last commits and keep the checkpoint before them, while dispatchers believe that all they wrote is
+// there. So the checkpoint also has the incarnation of the server, in the column counter: a number that every start of the server, and
+// every other server, has anew. The checkpoint advances only in the incarnation that it was recorded in.
 const ofCheckpoint = " WHERE changefeed = ? AND table_schema = '' AND table_name = ''"
 
-// Checkpoint is the checkpoint that the sink has; ok is false if it has none.
-func (s *Sink) Checkpoint(ctx context.Context) (position stream.Position, ok bool, err error) {
-	if _, err := s.prepare(ctx); err != nil {
-		return 0, false, err
-	}
-	err = s.db.QueryRowContext(ctx, "SELECT position FROM "+s.progress+ofCheckpoint, s.options.Changefeed).Scan(&position)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, false, nil
-	}
-	return position, err == nil, s.wrap("read the checkpoint", err)
+const createIncarnation = `CREATE TABLE IF NOT EXISTS %s (id INT NOT NULL PRIMARY KEY, token BIGINT UNSIGNED NOT NULL)
+	ENGINE=MEMORY COMMENT='empty after a restart, so that ebb notices one'`
+
+// incarnationNow is the incarnation: a digest of a random number that the server forgets when it ends, and of what tells it from a server
+// that has replicated that number.
+func (s *Sink) incarnationNow() string {
+	return "(SELECT CAST(CONV(LEFT(SHA2(CONCAT_WS('/', token, @@server_id, @@hostname, @@port), 256), 15), 16, 10) AS SIGNED) FROM " + s.incarnation + " WHERE id = 1)"
 }
 
-// SaveCheckpoint records a checkpoint after an earlier one, which is 0 if the sink has none. It returns ErrWentBack if the sink does not
-// have that any more.
-func (s *Sink) SaveCheckpoint(ctx context.Context, before, position stream.Position) error {
+// Incarnation is the incarnation of the server.
+func (s *Sink) Incarnation(ctx context.Context) (n int64, err error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return 0, err
+	}
+	var token [8]byte
+	if _, err := rand.Read(token[:]); err != nil {
+		return 0, err
+	}
+	if _, err := s.db.ExecContext(ctx, "INSERT IGNORE INTO "+s.incarnation+" VALUES (1, ?)", binary.BigEndian.Uint64(token[:])>>1); err != nil {
+		return 0, s.wrap("record that the server has started", err)
+	}
+	err = s.db.QueryRowContext(ctx, "SELECT "+s.incarnationNow()).Scan(&n)
+	return n, s.wrap("read when the server has started", err)
+}
+
+// Checkpoint is the checkpoint that the sink has; nil if it has none.
+func (s *Sink) Checkpoint(ctx context.Context) (*stream.Checkpoint, error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return nil, err
+	}
+	c := &stream.Checkpoint{}
+	err := s.db.QueryRowContext(ctx, "SELECT position, counter, gtid FROM "+s.progress+ofCheckpoint, s.options.Changefeed).Scan(&c.Position, &c.Incarnation, &c.Transaction)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	return c, s.wrap("read the checkpoint", err)
+}
+
+// AdoptCheckpoint records the checkpoint at which the changefeed continues, which may be before the one that the sink has, and the
+// incarnation in which it does. It returns ErrWentBack if that is over.
+func (s *Sink) AdoptCheckpoint(ctx context.Context, c stream.Checkpoint) error {
 	if _, err := s.prepare(ctx); err != nil {
 		return err
 	}
-	if before == 0 {
-		_, err := s.db.ExecContext(ctx, "INSERT INTO "+s.progress+" (changefeed, table_schema, table_name, placement, counter, position) VALUES (?, '', '', 0, 0, ?) ON DUPLICATE KEY UPDATE position = GREATEST(position, VALUES(position))",
-			s.options.Changefeed, uint64(position))
+	_, err := s.db.ExecContext(ctx, "INSERT INTO "+s.progress+" (changefeed, table_schema, table_name, placement, counter, position, gtid) VALUES (?, '', '', 0, ?, ?, ?) ON DUPLICATE KEY UPDATE counter = VALUES(counter), position = VALUES(position), gtid = VALUES(gtid)",
+		s.options.Changefeed, c.Incarnation, uint64(c.Position), c.Transaction)
+	if err != nil {
 		return s.wrap("save the checkpoint", err)
 	}
-	result, err := s.db.ExecContext(ctx, "UPDATE "+s.progress+" SET position = GREATEST(position, ?)"+ofCheckpoint+" AND position >= ?", uint64(position), s.options.Changefeed, uint64(before))
+	now, err := s.Incarnation(ctx)
+	if err == nil && now != c.Incarnation {
+		err = fmt.Errorf("sink %s was started again: %w", s.options.Address, stream.ErrWentBack)
+	}
+	return err
+}
+
+// SaveCheckpoint records a checkpoint after an earlier one. It returns ErrWentBack if the sink does not have that any more, or if the
+// incarnation in which it was recorded is over.
+func (s *Sink) SaveCheckpoint(ctx context.Context, before stream.Position, c stream.Checkpoint) error {
+	if _, err := s.prepare(ctx); err != nil {
+		return err
+	}
+	result, err := s.db.ExecContext(ctx, "UPDATE "+s.progress+" SET position = GREATEST(position, ?), gtid = ?"+ofCheckpoint+" AND position >= ? AND counter = ? AND counter = "+s.incarnationNow(),
+		uint64(c.Position), c.Transaction, s.options.Changefeed, uint64(before), c.Incarnation)
 	if err != nil {
 		return s.wrap("save the checkpoint", err)
 	}
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
-		return fmt.Errorf("sink %s: its checkpoint is before %d, which was recorded: %w", s.options.Address, before, errors.Join(err, stream.ErrWentBack))
+		return fmt.Errorf("sink %s: it was started again, or its checkpoint is before %d, which was recorded: %w", s.options.Address, before, errors.Join(err, stream.ErrWentBack))
 	}
 	return nil
 }

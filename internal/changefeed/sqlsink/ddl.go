@@ -78,6 +78,9 @@ func (d *ddlExecution) try(ctx context.Context) error {
 	if err := d.lock(ctx); err != nil {
 		return err
 	}
+	if err := d.refuseReleased(ctx); err != nil {
+		return err
+	}
 	run, err := d.intend(ctx)
 	if err != nil || run == nothing {
 		return err
@@ -207,8 +210,6 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	switch {
 	case d.ddl.Kind == stream.SetSchema && alreadyDone(err): // one that has tables outside the filter is not dropped
 		err = d.setSchema(ctx)
-	case d.repeated && d.ddl.Kind == stream.SequenceDDL && alreadyDone(err):
-		return nil
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
 		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and set done=TRUE in %s: %s: %w (%w)",
@@ -272,10 +273,10 @@ func dropIfExists(tables []stream.Table) string {
 	return "DROP TABLE IF EXISTS " + strings.Join(names, ", ")
 }
 
-// alreadyDone reports whether a schema or sequence that was to be created exists, or one that was to be dropped does not.
+// alreadyDone reports whether a schema that was to be created exists, or one that was to be dropped does not.
 func alreadyDone(err error) bool {
 	var e *mysql.MySQLError
-	return errors.As(err, &e) && slices.Contains([]uint16{1007, 1008, 1050, 1051, 4091}, e.Number)
+	return errors.As(err, &e) && slices.Contains([]uint16{1007, 1008}, e.Number)
 }
 
 // codeUnknownSchema: the schema does not exist.
@@ -346,7 +347,7 @@ func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 		return d.moveTo(ctx, tx, to-1, d.ddl.Tables)
 	case stream.DropSchema:
 		return d.moveWhere(ctx, tx, to, "table_schema = ?", d.ddl.Schema)
-	case stream.SetSchema, stream.SequenceDDL:
+	case stream.SetSchema:
 		return nil
 	case stream.AlterTable, stream.TruncateTable:
 		if d.ddl.Alone() {
@@ -354,7 +355,8 @@ func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 		}
 	}
 	for _, t := range d.ddl.Releases {
-		if _, err := tx.ExecContext(ctx, "DELETE FROM "+d.sink.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ?", d.sink.options.Changefeed, t.Schema, t.Name); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO "+d.sink.progress+" (changefeed, table_schema, table_name, placement, counter, position) VALUES (?, ?, ?, ?, 0, ?)"+
+			" ON DUPLICATE KEY UPDATE placement = VALUES(placement), counter = 0, position = VALUES(position), part = 0", d.sink.options.Changefeed, t.Schema, t.Name, released, uint64(to)); err != nil {
 			return err
 		}
 	}
@@ -371,8 +373,35 @@ func (d *ddlExecution) moveTo(ctx context.Context, tx *sql.Tx, to stream.Positio
 }
 
 func (d *ddlExecution) moveWhere(ctx context.Context, tx *sql.Tx, to stream.Position, where string, args ...any) error {
-	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ? WHERE changefeed = ? AND position < ? AND "+where,
+	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ?, part = 0 WHERE changefeed = ? AND position < ? AND "+where,
 		append([]any{uint64(to), d.sink.options.Changefeed, uint64(to)}, args...)...)
+	return err
+}
+
+// released is the placement in the progress of a table that was renamed out of the filter. It stays at the sink, and nobody owns it.
+const released = -1
+
+// refuseReleased returns ErrUnusable if the statement creates a table whose name a released one has: its rows would be mixed with those
+// that stay, or these be dropped.
+func (d *ddlExecution) refuseReleased(ctx context.Context) error {
+	if d.ddl.Kind != stream.CreateTable {
+		return nil
+	}
+	for _, t := range d.ddl.Tables {
+		if err := d.sink.refuseReleased(ctx, d.conn, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuseReleased returns ErrUnusable if a table was released and still exists.
+func (s *Sink) refuseReleased(ctx context.Context, by querier, t stream.Table) error {
+	left, err := s.listBy(ctx, by, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t ON t.table_schema = p.table_schema AND t.table_name = p.table_name"+
+		" WHERE p.changefeed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement = ? AND t.table_schema = ? AND t.table_name = ?", s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name)
+	if err == nil && len(left) > 0 {
+		err = s.unusable("table %s was renamed out of the filter and stays at the sink; rename or drop it at the sink, so that the source's new table of this name can be created", t)
+	}
 	return err
 }
 
@@ -459,7 +488,7 @@ func (d *ddlExecution) column(ctx context.Context, query string) (string, error)
 }
 
 // settable matches the assignments that are allowed in that comment.
-var settable = regexp.MustCompile(`^(?:sql_mode|character_set_client|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
+var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
 
 // settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
 // system.

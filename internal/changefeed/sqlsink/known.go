@@ -16,7 +16,29 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 		return nil, err
 	}
 	return s.list(ctx, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t"+
-		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ?", s.options.Changefeed)
+		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.placement <> ?", s.options.Changefeed, released)
+}
+
+// TablePosition is the position that the sink has recorded for a table; ok is false if there is none, or the table does not exist.
+func (s *Sink) TablePosition(ctx context.Context, t stream.Table) (at stream.Position, ok bool, err error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return 0, false, err
+	}
+	err = s.db.QueryRowContext(ctx, "SELECT p.position FROM "+s.progress+" p JOIN information_schema.tables t ON t.table_schema = p.table_schema AND t.table_name = p.table_name"+
+		" WHERE p.changefeed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement <> ? AND t.table_schema = ? AND t.table_name = ?",
+		s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name).Scan(&at)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, false, nil
+	}
+	return at, err == nil, s.wrap("read the position of table "+t.String(), err)
+}
+
+// RecordPosition is the statement that records the position of a table that was copied. POSITION stands for the number.
+func (s *Sink) RecordPosition(t stream.Table) string {
+	values := quote([]byte{}, s.options.Changefeed)
+	values = quote(append(values, ", "...), t.Schema)
+	values = quote(append(values, ", "...), t.Name)
+	return "REPLACE INTO " + s.progress + " (changefeed, table_schema, table_name, placement, counter, position) VALUES (" + string(values) + ", 0, 0, POSITION)"
 }
 
 // list reads the names of tables.
@@ -48,21 +70,31 @@ func (s *Sink) listBy(ctx context.Context, by querier, query string, args ...any
 
 // DDLExecuted reports whether the DDL at a position has been executed.
 func (s *Sink) DDLExecuted(ctx context.Context, position stream.Position) (bool, error) {
-	if _, err := s.prepare(ctx); err != nil {
-		return false, err
-	}
-	var done bool
-	err := s.db.QueryRowContext(ctx, "SELECT done FROM "+s.intents+" WHERE changefeed = ? AND position = ?", s.options.Changefeed, uint64(position)).Scan(&done)
-	if errors.Is(err, sql.ErrNoRows) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("sink %s: read whether the DDL at position %d is executed: %w", s.options.Address, position, err)
-	}
-	return done, nil
+	_, done, err := s.ddlState(ctx, position)
+	return done, err
 }
 
-// Present are all tables that exist.
+// DDLBegun reports whether the DDL at a position may have been executed.
+func (s *Sink) DDLBegun(ctx context.Context, position stream.Position) (bool, error) {
+	begun, _, err := s.ddlState(ctx, position)
+	return begun, err
+}
+
+func (s *Sink) ddlState(ctx context.Context, position stream.Position) (begun, done bool, err error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return false, false, err
+	}
+	err = s.db.QueryRowContext(ctx, "SELECT done FROM "+s.intents+" WHERE changefeed = ? AND position = ?", s.options.Changefeed, uint64(position)).Scan(&done)
+	if errors.Is(err, sql.ErrNoRows) {
+		return false, false, nil
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("sink %s: read whether the DDL at position %d is executed: %w", s.options.Address, position, err)
+	}
+	return true, done, nil
+}
+
+// Present are all tables and sequences that exist.
 func (s *Sink) Present(ctx context.Context) ([]stream.Table, error) {
-	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'")
+	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SEQUENCE', 'SYSTEM VERSIONED')")
 }

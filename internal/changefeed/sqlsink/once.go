@@ -28,6 +28,13 @@ func (b *batch) applyAtOnce(ctx context.Context) (done bool, err error) {
 		}
 		result, err := session.ExecContext(ctx, text, nil)
 		if err == nil && b.moved(result) {
+			var failed error
+			if len(b.statements) > 0 {
+				b.fired, failed = triggersFired(ctx, c)
+			}
+			if failed != nil || b.fired {
+				return driver.ErrBadConn // the server rolls back when the session ends
+			}
 			if _, err := session.ExecContext(ctx, "COMMIT", nil); err != nil {
 				b.unsure = true
 				return err
@@ -43,7 +50,30 @@ func (b *batch) applyAtOnce(ctx context.Context) (done bool, err error) {
 		}
 		return nil
 	})
+	if b.fired {
+		return false, b.writer.sink.firedTrigger(ctx, b.writer.table)
+	}
 	return done, err
+}
+
+// triggersFired reports whether a trigger was executed in a session. Sessions that write rows execute nothing else, so that there must
+// not be any. The transaction locks the table against CREATE TRIGGER until it ends.
+func triggersFired(ctx context.Context, session any) (bool, error) {
+	q, ok := session.(driver.QueryerContext)
+	if !ok {
+		return false, fmt.Errorf("cannot query a connection of type %T", session)
+	}
+	rows, err := q.QueryContext(ctx, "SHOW SESSION STATUS LIKE 'Executed_triggers'", nil)
+	if err != nil {
+		return false, err
+	}
+	defer rows.Close()
+	values := make([]driver.Value, len(rows.Columns()))
+	if err := rows.Next(values); err != nil {
+		return false, fmt.Errorf("the server has no status Executed_triggers: %w", err)
+	}
+	count, _ := values[len(values)-1].([]byte)
+	return string(count) != "0", nil
 }
 
 // moved reports whether the position was set and all other statements were executed.

@@ -15,6 +15,8 @@ import (
 type state struct {
 	epoch    stream.Epoch
 	position stream.Position
+	// part is how many changes of a large transaction just after the position are there.
+	part int
 }
 
 const codeDuplicate = 1062
@@ -23,6 +25,7 @@ const codeDuplicate = 1062
 // epoch is raised, the writes of that owner match no row.
 func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
 	var position stream.Position
+	var part int
 	err := s.retry(ctx, "acquire table "+table.String(), func() error {
 		if _, err := s.prepare(ctx); err != nil {
 			return err
@@ -31,50 +34,55 @@ func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 			return err
 		}
 		var err error
-		position, err = s.acquire(ctx, table, epoch, start)
+		position, part, err = s.acquire(ctx, table, epoch, start)
 		return err
 	})
 	if err != nil {
 		return nil, 0, err
 	}
-	return &writer{sink: s, table: table, epoch: epoch, position: position}, position, nil
+	return &writer{sink: s, table: table, epoch: epoch, position: position, part: part, acquired: position}, position, nil
 }
 
-func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Position, error) {
+func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (at stream.Position, part int, err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer tx.Rollback()
 	found, err := s.lock(ctx, tx, table)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if found == nil {
 		if err := s.refuseShared(ctx, tx, table); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		if err := s.insert(ctx, tx, table, epoch, start); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		return start, tx.Commit()
+		return start, 0, tx.Commit()
+	}
+	if found.epoch.Placement == released {
+		if err := s.refuseReleased(ctx, tx, table); err != nil {
+			return 0, 0, err
+		}
 	}
 	switch found.epoch.Compare(epoch) {
 	case 1:
-		return 0, s.notOwner(table, epoch, found)
+		return 0, 0, s.notOwner(table, epoch, found)
 	case -1:
 		if err := s.raise(ctx, tx, table, epoch); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
-	return found.position, tx.Commit()
+	return found.position, found.part, tx.Commit()
 }
 
 // lock reads the row of a table and keeps it from changing until the transaction ends; nil if there is none.
 func (s *Sink) lock(ctx context.Context, tx *sql.Tx, table stream.Table) (*state, error) {
 	st := &state{}
-	err := tx.QueryRowContext(ctx, "SELECT placement, counter, position FROM "+s.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? FOR UPDATE",
-		s.options.Changefeed, table.Schema, table.Name).Scan(&st.epoch.Placement, &st.epoch.Counter, &st.position)
+	err := tx.QueryRowContext(ctx, "SELECT placement, counter, position, part FROM "+s.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? FOR UPDATE",
+		s.options.Changefeed, table.Schema, table.Name).Scan(&st.epoch.Placement, &st.epoch.Counter, &st.position, &st.part)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
 	}

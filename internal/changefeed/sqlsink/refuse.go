@@ -12,19 +12,20 @@ import (
 //
 //   - triggers at the sink change rows that are replicated anyway;
 //   - an engine without transactions keeps rows of a batch whose position was not recorded, and those of a fenced owner;
-//   - rows that a foreign key changes by cascade are not in the log of the source.
+//   - rows that a foreign key changes by cascade are not in the log of the source;
+//   - a table with system versioning keeps rows that were changed, with the times of its own server.
 //
 // A table that does not exist is not refused: DDL may create it.
 func (s *Sink) refuseTable(ctx context.Context, table stream.Table) error {
-	var engine string
+	var engine, kind string
 	var transactions bool
 	var trigger, cascade sql.NullString
-	err := s.db.QueryRowContext(ctx, `SELECT COALESCE(t.ENGINE, ''), COALESCE(e.TRANSACTIONS = 'YES', FALSE),
+	err := s.db.QueryRowContext(ctx, `SELECT t.TABLE_TYPE, COALESCE(t.ENGINE, ''), COALESCE(e.TRANSACTIONS = 'YES', FALSE),
 		(SELECT MIN(TRIGGER_NAME) FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = ? AND EVENT_OBJECT_TABLE = ?),
 		(SELECT MIN(CONSTRAINT_NAME) FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = ? AND TABLE_NAME = ?
 			AND (DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT') OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')))
 		FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE WHERE t.TABLE_SCHEMA = ? AND t.TABLE_NAME = ?`,
-		table.Schema, table.Name, table.Schema, table.Name, table.Schema, table.Name).Scan(&engine, &transactions, &trigger, &cascade)
+		table.Schema, table.Name, table.Schema, table.Name, table.Schema, table.Name).Scan(&kind, &engine, &transactions, &trigger, &cascade)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil
@@ -36,11 +37,21 @@ func (s *Sink) refuseTable(ctx context.Context, table stream.Table) error {
 	case !transactions && engine != "":
 		return s.unusable("table %s has the engine %s, which has no transactions, so that its rows could be written twice; ALTER TABLE %s ENGINE=InnoDB at the source and at the sink, or exclude the table by the filter",
 			table, engine, full(table))
+	case kind == "SYSTEM VERSIONED":
+		return s.unusable("table %s has system versioning, and the history of its rows cannot be written; ALTER TABLE %s DROP SYSTEM VERSIONING at the source and at the sink, or exclude the table by the filter", table, full(table))
 	case cascade.Valid:
 		return s.unusable("table %s has foreign key %s, which changes rows by cascade, and these changes are not in the log of the source; "+
 			"drop the key or make it RESTRICT at the source and at the sink, or exclude the table by the filter", table, cascade.String)
 	}
 	return nil
+}
+
+// firedTrigger is the error of a write that has executed a trigger, and was rolled back.
+func (s *Sink) firedTrigger(ctx context.Context, table stream.Table) error {
+	if err := s.refuseTable(ctx, table); err != nil {
+		return err
+	}
+	return s.unusable("a trigger was executed when table %s was written, which would change rows that are replicated anyway; DROP TRIGGER at the sink", table)
 }
 
 // refuseShared returns ErrUnusable if another changefeed writes the table. One of the same name is an earlier one that was removed.

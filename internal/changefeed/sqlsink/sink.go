@@ -39,8 +39,8 @@ type Sink struct {
 	options Options
 	db      *sql.DB
 	log     *slog.Logger
-	// progress and intents are the sink's own tables, quoted.
-	progress, intents string
+	// progress, intents and incarnation are the sink's own tables, quoted.
+	progress, intents, incarnation string
 
 	mu      sync.Mutex
 	server  *server // once it is known
@@ -84,7 +84,7 @@ func Open(options Options) (*Sink, error) {
 		return nil, fmt.Errorf("sink %s: %w", options.Address, err)
 	}
 	s := &Sink{options: options, db: sql.OpenDB(connector), log: options.Logger}
-	s.progress, s.intents = name(options.Schema)+".`progress`", name(options.Schema)+".`ddl`"
+	s.progress, s.intents, s.incarnation = name(options.Schema)+".`progress`", name(options.Schema)+".`ddl`", name(options.Schema)+".`incarnation`"
 	s.db.SetMaxOpenConns(options.MaxConnections)
 	s.db.SetMaxIdleConns(options.MaxConnections)
 	s.db.SetConnMaxIdleTime(30 * time.Second)
@@ -141,6 +141,8 @@ const createProgress = `CREATE TABLE IF NOT EXISTS %s (
 	placement BIGINT NOT NULL COMMENT 'epoch of the placement of the changefeed that owns the table',
 	counter BIGINT NOT NULL COMMENT 'epoch of the owner within the placement',
 	position BIGINT UNSIGNED NOT NULL COMMENT 'everything up to here is in the table',
+	part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table',
+	gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it',
 	PRIMARY KEY (changefeed, table_schema, table_name),
 	KEY by_table (table_schema, table_name)
 ) ENGINE=InnoDB COMMENT='position and owner of each table; written by ebb'`
@@ -174,7 +176,10 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	for _, statement := range []string{
 		"CREATE DATABASE IF NOT EXISTS " + name(s.options.Schema),
 		fmt.Sprintf(createProgress, s.progress),
+		"ALTER TABLE " + s.progress + " ADD COLUMN IF NOT EXISTS part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table' AFTER position," +
+			" ADD COLUMN IF NOT EXISTS gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it' AFTER part",
 		"CREATE INDEX IF NOT EXISTS by_table ON " + s.progress + " (table_schema, table_name)",
+		fmt.Sprintf(createIncarnation, s.incarnation),
 		fmt.Sprintf(createIntents, s.intents),
 	} {
 		if _, err := s.db.ExecContext(ctx, statement); err != nil {

@@ -25,6 +25,10 @@ type shape struct {
 	keyColumns []*column
 	// alone: the key is the only unique one.
 	alone bool
+	// sequence: its only row is replaced by each insert.
+	sequence bool
+	// geometries: there are columns that may have empty values.
+	geometries bool
 	// limits of one statement.
 	maxBytes, maxRows int
 
@@ -38,7 +42,7 @@ const (
 
 // newShape matches a schema with what the sink has.
 func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server) (*shape, error) {
-	s := &shape{table: table, alone: d.uniques == 1, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+	s := &shape{table: table, alone: d.uniques == 1, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
 	for i, c := range schema.Columns {
@@ -57,6 +61,7 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 		list = append(list, name(c.Name)...)
 		places[c.Name] = i
 		s.columns, s.indexes = append(s.columns, at), append(s.indexes, i)
+		s.geometries = s.geometries || at.geometry
 	}
 	list = append(list, ") VALUES "...)
 	s.insert, s.replace = "INSERT INTO"+string(list), "REPLACE INTO"+string(list)
@@ -73,6 +78,9 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 
 // statements are the statements that apply a batch.
 func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
+	if s.sequence {
+		return s.lastValue(batch)
+	}
 	if len(s.key) == 0 {
 		return s.oneByOne(batch)
 	}
@@ -83,10 +91,27 @@ func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
 	return s.merged(fates)
 }
 
+// lastValue sets a sequence to its last row. A sequence does not roll back, so the statement has to be executed after the owner was
+// checked: its rows are counted, which keeps it out of a message with other statements.
+func (s *shape) lastValue(batch []*stream.Rows) ([]statement, error) {
+	var row []any
+	for _, rows := range batch {
+		for i := range rows.Changes {
+			row = rows.Changes[i].After
+		}
+	}
+	if row == nil {
+		return nil, nil
+	}
+	text, err := s.appendRow([]byte(s.insert), row)
+	return []statement{{text: string(text), rows: 1}}, err
+}
+
 // merged deletes before it inserts. A row that stays is replaced where it is if its key is the only unique one; otherwise
 // its new image might have a unique value that another row of the batch still has, and so it is deleted and inserted.
 func (s *shape) merged(fates []*fate) ([]statement, error) {
 	gone, fresh, changed := s.newList(s.deleteHead(), ")"), s.newList(s.insert, ""), s.newList(s.replace, "")
+	var odd []statement
 	for _, f := range fates {
 		stays := f.before != nil && f.after != nil && s.alone
 		if f.before != nil && !stays {
@@ -98,13 +123,72 @@ func (s *shape) merged(fates []*fate) ([]statement, error) {
 		if stays {
 			into = changed
 		}
-		if f.after != nil {
+		switch {
+		case f.after == nil:
+		case s.hasEmptyGeometry(f.after):
+			if stays {
+				if err := gone.add(f.before, s.appendKey); err != nil {
+					return nil, err
+				}
+			}
+			st, err := s.insertWithoutGeometry(f.after)
+			if err != nil {
+				return nil, err
+			}
+			odd = append(odd, st)
+		default:
 			if err := into.add(f.after, s.appendRow); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return slices.Concat(gone.done(), changed.done(), fresh.done()), nil
+	return slices.Concat(gone.done(), changed.done(), fresh.done(), odd), nil
+}
+
+// hasEmptyGeometry reports whether a row has a geometry of no bytes. INSERT IGNORE stores that for a column without a value, but no
+// statement accepts it as a value.
+func (s *shape) hasEmptyGeometry(row []any) bool {
+	if !s.geometries {
+		return false
+	}
+	for i, c := range s.columns {
+		if c.geometry && isEmpty(row[s.indexes[i]]) {
+			return true
+		}
+	}
+	return false
+}
+
+func isEmpty(value any) bool {
+	switch v := value.(type) {
+	case []byte:
+		return len(v) == 0
+	case string:
+		return v == ""
+	}
+	return false
+}
+
+// insertWithoutGeometry inserts a row as its statement at the source did: without a value for an empty geometry, and not in strict mode.
+func (s *shape) insertWithoutGeometry(row []any) (statement, error) {
+	names, values := []byte("INSERT INTO "+full(s.table)+" ("), []byte(") VALUES (")
+	first := true
+	var err error
+	for i, c := range s.columns {
+		value := row[s.indexes[i]]
+		if c.geometry && isEmpty(value) {
+			continue
+		}
+		if !first {
+			names, values = append(names, ','), append(values, ',')
+		}
+		first = false
+		names = append(names, name(c.name)...)
+		if values, err = c.literal(values, value); err != nil {
+			return statement{}, err
+		}
+	}
+	return statement{text: s.mode(true) + string(names) + string(values) + ")"}, nil
 }
 
 func (s *shape) deleteHead() string {
@@ -220,6 +304,17 @@ func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
 	for _, rows := range batch {
 		for i := range rows.Changes {
 			c := &rows.Changes[i]
+			if s.geometries && c.After != nil && s.hasEmptyGeometry(c.After) {
+				if c.Before != nil {
+					return nil, fmt.Errorf("table %s: a row of a table without a key is updated to an empty geometry, which no statement can store; give the table a primary key at the source and at the sink: %w", s.table, stream.ErrUnusable)
+				}
+				st, err := s.insertWithoutGeometry(c.After)
+				if err != nil {
+					return nil, err
+				}
+				all, fresh.made = append(append(all, fresh.done()...), st), nil
+				continue
+			}
 			if c.Before == nil {
 				if err := fresh.add(c.After, s.appendRow); err != nil {
 					return nil, err

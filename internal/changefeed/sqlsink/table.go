@@ -29,6 +29,8 @@ type column struct {
 	// exact: equality of values is not equality of bytes, so a comparison must be made binary.
 	exact bool
 	enum  bool
+	// geometry: an empty value, which INSERT IGNORE may have stored, can only be stored by leaving the column out.
+	geometry bool
 }
 
 // tableInfo describes a table at the sink.
@@ -38,6 +40,8 @@ type tableInfo struct {
 	key []string
 	// uniques is how many unique keys there are.
 	uniques int
+	// sequence: it is one, a table with one row that an INSERT replaces.
+	sequence bool
 }
 
 // describe reads the columns and keys of a table from the sink.
@@ -64,11 +68,14 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 	if len(d.columns) == 0 {
 		return nil, fmt.Errorf("sink %s: table %s does not exist, or user %q has no privilege on it; create it as it is at the source, or grant the privilege: %w", s.options.Address, table, s.options.User, stream.ErrUnusable)
 	}
+	if err := s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND TABLE_TYPE = 'SEQUENCE')", table.Schema, table.Name).Scan(&d.sequence); err != nil {
+		return nil, err
+	}
 	return d, s.keys(ctx, d, table)
 }
 
 func (c *column) classify(typ, charset string) {
-	c.enum = typ == "enum"
+	c.enum, c.geometry = typ == "enum", isGeometry(typ)
 	switch {
 	case typ == "decimal":
 		c.kind = kindDecimal

@@ -3,6 +3,7 @@ package sqlsink
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
@@ -19,6 +20,10 @@ type writer struct {
 	table    stream.Table
 	epoch    stream.Epoch
 	position stream.Position
+	// part is how many changes of a large transaction just after the position are written.
+	part int
+	// acquired is the position at which it became the owner.
+	acquired stream.Position
 
 	// shape is for rows of schema. If rows have another schema, the table may have been altered.
 	schema *stream.Schema
@@ -32,23 +37,31 @@ func (w *writer) Close() error { return nil }
 
 // Write writes rows and the position in one transaction. It skips rows up to the position that the table is at already.
 func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Position) error {
-	for len(rows) > 0 && rows[0].Position <= w.position {
-		rows = rows[1:]
+	part := 0
+	if n := len(rows); n > 0 {
+		last := rows[n-1]
+		if last.To() > to {
+			return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, last.Position, to)
+		}
+		if last.More && last.To() == to {
+			part = last.Before + len(last.Changes)
+		}
+	}
+	rows, err := stream.Unwritten(rows, w.position, w.part)
+	if err != nil {
+		return err
 	}
 	switch {
 	case to < w.position:
 		return fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
-	case to == w.position:
+	case to == w.position && part <= w.part:
 		return nil
 	}
-	if n := len(rows); n > 0 && rows[n-1].Position > to {
-		return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, rows[n-1].Position, to)
-	}
-	b := &batch{writer: w, rows: slices.DeleteFunc(slices.Clone(rows), func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to}
+	b := &batch{writer: w, rows: slices.DeleteFunc(rows, func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to, part: part}
 	if err := w.sink.retry(ctx, "write table "+w.table.String(), func() error { return b.apply(ctx) }); err != nil {
 		return err
 	}
-	w.position = to
+	w.position, w.part = to, part
 	return nil
 }
 
@@ -57,9 +70,13 @@ type batch struct {
 	writer *writer
 	rows   []*stream.Rows
 	to     stream.Position
+	// part is how many changes of a large transaction just after that are in the batch or before it.
+	part int
 	// statements, once they are made.
 	statements []statement
 	made       bool
+	// fired: a trigger was executed.
+	fired bool
 	// unsure: a COMMIT was sent and not answered, so it may have been executed.
 	unsure bool
 }
@@ -72,7 +89,12 @@ func (b *batch) apply(ctx context.Context) error {
 	if done, err := b.applyAtOnce(ctx); done || err != nil {
 		return err
 	}
-	tx, err := b.writer.sink.db.BeginTx(ctx, nil)
+	conn, err := b.writer.sink.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -84,6 +106,18 @@ func (b *batch) apply(ctx context.Context) error {
 		if err := b.execute(ctx, tx, st); err != nil {
 			return err
 		}
+	}
+	err = conn.Raw(func(session any) (err error) {
+		if b.fired, err = triggersFired(ctx, session); b.fired {
+			return driver.ErrBadConn // the server rolls back when the session ends
+		}
+		return err
+	})
+	if b.fired {
+		return b.writer.sink.firedTrigger(ctx, b.writer.table)
+	}
+	if err != nil {
+		return err
 	}
 	if err := tx.Commit(); err != nil {
 		b.unsure = true
@@ -108,22 +142,48 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to {
+	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to && found.part == b.part {
 		return false, nil
 	}
+	if err := w.goBack(ctx, tx, found); err != nil {
+		return false, err
+	}
 	return false, w.sink.notOwner(w.table, w.epoch, found)
+}
+
+// goBack sets the checkpoint that is recorded at the sink back to the position that the sink has of the table, if that is earlier than
+// what this owner has written: the sink has lost commits. So everything is read again from there. The position of the table alone would not
+// lead to that, because a table without changes is behind the checkpoint, too.
+func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
+	at := w.acquired
+	if found != nil {
+		at = found.position
+		if found.epoch.Compare(w.epoch) > 0 {
+			return nil // another owner
+		}
+	}
+	if at > w.position || at == w.position && (found == nil || found.part >= w.part) {
+		return nil
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?)"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
+		return err
+	}
+	w.sink.log.Warn("the sink went back", "table", w.table, "position", at, "written", w.position)
+	return tx.Commit()
 }
 
 func (b *batch) moveText() string {
 	w := b.writer
 	text := append(make([]byte, 0, 512), "UPDATE "+w.sink.progress+" SET position = "...)
 	text = strconv.AppendUint(text, uint64(b.to), 10)
+	text = strconv.AppendInt(append(text, ", part = "...), int64(b.part), 10)
 	text = quote(append(text, " WHERE changefeed = "...), w.sink.options.Changefeed)
 	text = quote(append(text, " AND table_schema = "...), w.table.Schema)
 	text = quote(append(text, " AND table_name = "...), w.table.Name)
 	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
 	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
-	return string(strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10))
+	text = strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10)
+	return string(strconv.AppendInt(append(text, " AND part = "...), int64(w.part), 10))
 }
 
 func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {

@@ -21,13 +21,12 @@ const (
 	DropSchema DDLKind = "drop schema"
 	// ReplaceSchema drops a schema with its tables and creates it again, in one statement.
 	ReplaceSchema DDLKind = "replace schema"
-	// SequenceDDL creates, alters or drops sequences.
-	SequenceDDL DDLKind = "sequence"
 	// OtherDDL is known to carry no data: views, grants.
 	OtherDDL DDLKind = "other"
 	// UnknownDDL is a statement that the source cannot parse with certainty. It may concern any table.
 	UnknownDDL DDLKind = "unknown"
-	// UnreadableRows are not DDL but changes of rows of Tables that cannot be replicated. Statement says why and what to do.
+	// UnreadableRows are not DDL but changes of rows of Tables, or of any tables if there are none, that cannot be replicated. Statement
+	// says why and what to do.
 	UnreadableRows DDLKind = "unreadable"
 )
 
@@ -60,10 +59,12 @@ func (d *DDL) Names() []Table {
 // Concerns reports whether a table must have reached the DDL before it is executed: whether the DDL reads, makes, changes or removes it.
 func (d *DDL) Concerns(t Table) bool {
 	switch d.Kind {
-	case OtherDDL, SetSchema, SequenceDDL:
+	case OtherDDL, SetSchema:
 		return false
 	case UnknownDDL:
 		return true
+	case UnreadableRows:
+		return len(d.Tables) == 0 || slices.Contains(d.Tables, t)
 	case DropSchema, ReplaceSchema:
 		return t.Schema == d.Schema
 	}
@@ -98,7 +99,7 @@ func (f Filter) Plan(d *DDL) (*DDL, error) {
 	case UnknownDDL:
 		return nil, stops(d, "it is not known what this statement does to tables")
 	case UnreadableRows:
-		if slices.ContainsFunc(d.Tables, f.Allows) {
+		if len(d.Tables) == 0 || slices.ContainsFunc(d.Tables, f.Allows) {
 			return nil, fmt.Errorf("%s: %w", d.Statement, ErrUnusable)
 		}
 		return nil, nil
@@ -119,7 +120,7 @@ func (f Filter) Plan(d *DDL) (*DDL, error) {
 			return nil, nil
 		}
 		return nil, stops(d, "it drops the schema and creates it again, which is not executed at the sink; use DROP DATABASE and CREATE DATABASE")
-	case DropTable, SequenceDDL:
+	case DropTable:
 		return f.planEach(d)
 	case RenameTable:
 		return f.planRename(d)
@@ -170,10 +171,7 @@ func (f Filter) planEach(d *DDL) (*DDL, error) {
 	}
 	part := *d
 	part.Tables = in
-	what := "TABLE "
-	if d.Kind == SequenceDDL {
-		what = "SEQUENCE "
-	}
+	what := "TABLE " // which drops sequences, too
 	if d.IfExists {
 		what += "IF EXISTS "
 	}

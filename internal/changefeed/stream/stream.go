@@ -70,6 +70,49 @@ type Rows struct {
 	Bytes int
 	// DDL is set instead of changes where DDL concerns the table, so that it keeps its place among the changes.
 	DDL *DDL
+	// A large transaction comes in parts. Before is how many of its changes of the table were in earlier parts, Total how many there are
+	// in all parts, and More is set in all parts but the last. Total is 0 if the transaction comes at once.
+	Before, Total int
+	More          bool
+}
+
+// To is the position that a table is at once rows were written, of which these are the last: just before their transaction if more of
+// it follows.
+func (r *Rows) To() Position {
+	if r.More {
+		return r.Position - 1
+	}
+	return r.Position
+}
+
+// Unwritten is what of rows is not written yet, where everything up to a position is, and of the transaction after that so many changes.
+// It returns an error if the rows do not follow on from there.
+func Unwritten(rows []*Rows, at Position, part int) ([]*Rows, error) {
+	var left []*Rows
+	for _, r := range rows {
+		if r.Position <= at {
+			continue
+		}
+		have := 0
+		if r.Position == at+1 {
+			have = part
+		}
+		if n := len(left); n > 0 && left[n-1].Position == r.Position {
+			have = left[n-1].Before + len(left[n-1].Changes)
+		}
+		switch end := r.Before + len(r.Changes); {
+		case r.Before > have:
+			return nil, fmt.Errorf("table %s: the changes of the transaction at position %d begin with number %d, but only %d are written", r.Table, r.Position, r.Before+1, have)
+		case r.Before < have && end <= have:
+			continue
+		case r.Before < have:
+			rest := *r
+			rest.Before, rest.Changes = have, r.Changes[have-r.Before:]
+			r = &rest
+		}
+		left = append(left, r)
+	}
+	return left, nil
 }
 
 // Transaction is what a source commits at once: rows, or a DDL.
@@ -78,6 +121,12 @@ type Transaction struct {
 	At       time.Time
 	Rows     []*Rows
 	DDL      *DDL
+	// Idle: it is none. The source has nothing after the position at the time At, by the clock of the reader.
+	Idle bool
+	// More is set if it is a part of a large transaction, and another follows.
+	More bool
+	// ID is the full identity of the transaction, if the source has one: its GTID.
+	ID string
 	// Skipped are tables whose rows were left out because nobody wanted them when they were read.
 	Skipped []Table
 }
@@ -90,8 +139,8 @@ type Source interface {
 	Tables(ctx context.Context) ([]Table, Position, error)
 	// Head is the newest position.
 	Head(ctx context.Context) (Position, error)
-	// Read calls visit for every transaction after a position, in order, until ctx ends or visit returns an error, which
-	// Read returns. It returns ErrPurged if the source no longer has what comes after the position. After a lost connection
+	// Read calls visit for every transaction after a position, in order, and now and then while there is none, until ctx ends
+	// or visit returns an error, which Read returns. It returns ErrPurged if the source no longer has what comes after the position. After a lost connection
 	// it resumes at the last transaction that was visited.
 	Read(ctx context.Context, after Position, visit func(*Transaction) error) error
 	// Close releases everything.
@@ -153,11 +202,21 @@ type Sink interface {
 // Writer writes one table for one owner. It is used by one goroutine at a time.
 type Writer interface {
 	// Write writes rows and the position that the table is at then, atomically and durably. Rows are in order, and empty if
-	// nothing changed; to is at least the position of the last. If another epoch owns the table, it writes nothing and
-	// returns ErrNotOwner.
+	// nothing changed; to is at least To of the last. What was written before is skipped. If another epoch owns the table, it
+	// writes nothing and returns ErrNotOwner.
 	Write(ctx context.Context, rows []*Rows, to Position) error
 	// Close releases the writer. The owner of the table stays the same.
 	Close() error
+}
+
+// Checkpoint is a position up to which everything of a changefeed is at its sink.
+type Checkpoint struct {
+	Position Position
+	// Transaction is the full identity of a transaction of the source at the position or before it; empty if none is known. A source
+	// without it has another history.
+	Transaction string
+	// Incarnation of the sink: a number that changes when the sink may have lost writes.
+	Incarnation int64
 }
 
 // Errors that callers act on.

@@ -733,8 +733,10 @@ type TableResult struct {
 	// position up to which everything is at the sink, of a table that was stopped.
 	Position uint64 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
 	// found is whether there was a dispatcher to stop.
-	Found         bool   `protobuf:"varint,3,opt,name=found,proto3" json:"found,omitempty"`
-	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	Found bool   `protobuf:"varint,3,opt,name=found,proto3" json:"found,omitempty"`
+	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	// hopeless: retrying will not help.
+	Hopeless      bool `protobuf:"varint,5,opt,name=hopeless,proto3" json:"hopeless,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -795,6 +797,13 @@ func (x *TableResult) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *TableResult) GetHopeless() bool {
+	if x != nil {
+		return x.Hopeless
+	}
+	return false
 }
 
 type OrderReply struct {
@@ -917,7 +926,9 @@ type FeedReport struct {
 	// slowest is the table with the lowest checkpoint, and what its dispatcher is doing.
 	Slowest string `protobuf:"bytes,11,opt,name=slowest,proto3" json:"slowest,omitempty"`
 	// blocked_at are the positions of that DDL, one for each table in blocked.
-	BlockedAt     []uint64 `protobuf:"varint,12,rep,packed,name=blocked_at,json=blockedAt,proto3" json:"blocked_at,omitempty"`
+	BlockedAt []uint64 `protobuf:"varint,12,rep,packed,name=blocked_at,json=blockedAt,proto3" json:"blocked_at,omitempty"`
+	// hopeless: retrying will not resolve the error.
+	Hopeless      bool `protobuf:"varint,13,opt,name=hopeless,proto3" json:"hopeless,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1036,6 +1047,13 @@ func (x *FeedReport) GetBlockedAt() []uint64 {
 	return nil
 }
 
+func (x *FeedReport) GetHopeless() bool {
+	if x != nil {
+		return x.Hopeless
+	}
+	return false
+}
+
 type ReportReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeEpoch     int64                  `protobuf:"varint,1,opt,name=node_epoch,json=nodeEpoch,proto3" json:"node_epoch,omitempty"`
@@ -1146,12 +1164,13 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x121\n" +
 	"\x06config\x18\x03 \x01(\v2\x19.ebb.changefeed.v1.ConfigR\x06config\x12%\n" +
 	"\x02do\x18\x04 \x01(\x0e2\x15.ebb.changefeed.v1.DoR\x02do\x125\n" +
-	"\x06tables\x18\x05 \x03(\v2\x1d.ebb.changefeed.v1.TableOrderR\x06tables\"k\n" +
+	"\x06tables\x18\x05 \x03(\v2\x1d.ebb.changefeed.v1.TableOrderR\x06tables\"\x87\x01\n" +
 	"\vTableResult\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x04R\bposition\x12\x14\n" +
 	"\x05found\x18\x03 \x01(\bR\x05found\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"e\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12\x1a\n" +
+	"\bhopeless\x18\x05 \x01(\bR\bhopeless\"e\n" +
 	"\n" +
 	"OrderReply\x12\x1d\n" +
 	"\n" +
@@ -1159,7 +1178,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aresults\x18\x02 \x03(\v2\x1e.ebb.changefeed.v1.TableResultR\aresults\"q\n" +
 	"\rReportRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12-\n" +
-	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\xf0\x02\n" +
+	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\x8c\x03\n" +
 	"\n" +
 	"FeedReport\x12+\n" +
 	"\x04feed\x18\x01 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x12 \n" +
@@ -1177,7 +1196,8 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	" \x03(\tR\ablocked\x12\x18\n" +
 	"\aslowest\x18\v \x01(\tR\aslowest\x12\x1d\n" +
 	"\n" +
-	"blocked_at\x18\f \x03(\x04R\tblockedAt\"a\n" +
+	"blocked_at\x18\f \x03(\x04R\tblockedAt\x12\x1a\n" +
+	"\bhopeless\x18\r \x01(\bR\bhopeless\"a\n" +
 	"\vReportReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x123\n" +

@@ -1,0 +1,97 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+)
+
+// part is a part of the transaction at position 9.
+func part(table stream.Table, before, n int, more bool) *stream.Transaction {
+	return &stream.Transaction{Position: 9, More: more, Rows: []*stream.Rows{{Position: 9, Table: table, Before: before, Total: 30, More: more, Changes: make([]stream.Change, n)}}}
+}
+
+// queued is what a dispatcher has to write.
+func queued(d *dispatcher) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	text := fmt.Sprintf("from %d:", d.from)
+	for _, rows := range d.queue {
+		text += fmt.Sprintf(" %d+%d", rows.Before, len(rows.Changes))
+	}
+	return text
+}
+
+func TestADispatcherThatJoinsBetweenPartsGetsThemAll(t *testing.T) {
+	a := stream.Table{Schema: "s", Name: "a"}
+	early, late := standing(a, 0, 5, true), standing(a, 0, 5, true)
+	to := map[stream.Table][]*dispatcher{a: {early}}
+	deliver := func(want error, parts ...*stream.Transaction) {
+		t.Helper()
+		for i, p := range parts {
+			if err := spread(p, to, nil); i == len(parts)-1 && !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
+	}
+	deliver(nil, part(a, 0, 10, true))
+	to[a] = append(to[a], late)
+	deliver(errWanted, part(a, 10, 10, true))
+	if got := queued(early) + ", " + queued(late); got != "from 5: 0+10 10+10, from 5:" {
+		t.Error(got)
+	}
+	// It is read again, perhaps in other parts.
+	deliver(nil, part(a, 0, 15, true), part(a, 15, 10, true), part(a, 25, 5, false))
+	if got := queued(early) + ", " + queued(late); got != "from 9: 0+10 10+10 20+5 25+5, from 9: 0+15 15+10 25+5" {
+		t.Error(got)
+	}
+	deliver(nil, part(a, 25, 5, false))
+	if got := queued(early); got != "from 9: 0+10 10+10 20+5 25+5" {
+		t.Error(got)
+	}
+}
+
+func TestACheckpointIsBeforeATransactionOfWhichPartsAreMissing(t *testing.T) {
+	a := stream.Table{Schema: "s", Name: "a"}
+	d := standing(a, 0, 5, true)
+	d.feed.hub = &sharedHub{hub: newHub(nil, d.feed.engine.budget)}
+	h := d.feed.hub.hub
+	h.subs[a], h.position, d.flushed = []*dispatcher{d}, 5, 5
+	written := &counter{}
+	d.writer = written
+	for i, p := range []*stream.Transaction{part(a, 0, 10, true), part(a, 10, 20, true), {Position: 9}} {
+		if err := h.deliver(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		d.work(t.Context())
+		want := stream.Position(8)
+		if !p.More {
+			want = 9
+		}
+		if at, _ := d.checkpoint(); at != want {
+			t.Errorf("after part %d the checkpoint is %d", i, at)
+		}
+	}
+	if written.changes != 30 || written.to != 8 {
+		t.Errorf("%+v", written)
+	}
+}
+
+// counter counts what is written.
+type counter struct {
+	changes int
+	to      stream.Position
+}
+
+func (c *counter) Close() error { return nil }
+
+func (c *counter) Write(_ context.Context, rows []*stream.Rows, to stream.Position) error {
+	for _, r := range rows {
+		c.changes += len(r.Changes)
+	}
+	c.to = to
+	return nil
+}

@@ -1,0 +1,76 @@
+package sqlsink_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/testenv"
+)
+
+// Owners come and go between the parts of a large transaction, and each is given all of it.
+func TestALargeTransactionIsWrittenInPartsExactlyOnce(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
+	for _, m := range []*testenv.MariaDB{a, b} {
+		m.Exec("CREATE DATABASE d", "CREATE TABLE d.k (id INT PRIMARY KEY, s VARCHAR(50), UNIQUE (s))", "CREATE TABLE d.n (id INT, s VARCHAR(50))")
+	}
+	source, err := mariadb.Open(mariadb.Options{Address: a.Address, User: a.User, Password: a.Password, LargeBytes: 20_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer source.Close()
+	from, err := source.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Exec("USE d", "INSERT INTO k VALUES (0, 'first')", "INSERT INTO n VALUES (0, 'first')",
+		"BEGIN; INSERT INTO k SELECT seq, MD5(seq) FROM seq_1_to_1000; INSERT INTO n SELECT seq % 7, 'x' FROM seq_1_to_500; UPDATE k SET id = id + 10000 WHERE id % 2; DELETE FROM n WHERE id = 3; INSERT INTO n VALUES (1, 'x'); COMMIT",
+		"INSERT INTO k VALUES (5000, 'last')", "INSERT INTO n VALUES (5000, 'last')")
+	to, err := source.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink := openSink(t, b)
+	enough := errors.New("enough")
+	handovers := 0
+	for _, name := range []string{"k", "n"} {
+		table := stream.Table{Schema: "d", Name: name}
+		for epoch := int64(1); ; epoch++ {
+			w, at, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: epoch}, from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if at >= to {
+				break
+			}
+			writes := 0
+			err = source.Read(t.Context(), at, func(tx *stream.Transaction) error {
+				for _, rows := range tx.Rows {
+					if rows.Table != table {
+						continue
+					}
+					if err := w.Write(t.Context(), []*stream.Rows{rows}, rows.To()); err != nil {
+						return fmt.Errorf("part after %d changes: %w", rows.Before, err)
+					}
+					if writes++; writes > int(epoch)+1 {
+						handovers++
+						return enough
+					}
+				}
+				if tx.Position >= to && !tx.More {
+					return errors.Join(enough, w.Write(t.Context(), nil, to))
+				}
+				return nil
+			})
+			if !errors.Is(err, enough) {
+				t.Fatal(err)
+			}
+		}
+	}
+	if handovers < 6 {
+		t.Errorf("%d handovers", handovers)
+	}
+	equal(t, a, b)
+}
