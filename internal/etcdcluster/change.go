@@ -29,7 +29,7 @@ func (p *planner) adjustMembers(size int) {
 		}
 	}
 	if !p.View.Listed {
-		p.message, p.changing = "Waiting for a quorum of the members", true
+		p.message, p.changing = "Waiting for a quorum of the members"+because(p.View.Error), true
 		if len(p.current) != size || len(p.pending()) > 0 {
 			p.reportScaling("%s", p.message)
 		}
@@ -76,10 +76,23 @@ func (p *planner) failNoMembers() {
 
 // restoreAdvice tells a person how to restore the cluster.
 func (p *planner) restoreAdvice() string {
-	if s := p.newest(); s != nil {
-		return fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are lost.", p.commandName(), s.Name)
+	var advice []string
+	var survivors []string
+	for _, m := range p.begun() {
+		if p.Live(m.Spec.Node) && m.Status.Data && !m.lost() && !slices.Contains(survivors, m.Spec.Node) {
+			survivors = append(survivors, m.Spec.Node)
+		}
 	}
-	return fmt.Sprintf("There is no verified snapshot; to start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
+	if len(survivors) > 0 {
+		advice = append(advice, fmt.Sprintf("To go on from the data of a member that is left run `ebb etcd restore %s --from-member NODE`, with NODE %s.", p.commandName(), strings.Join(survivors, " or ")))
+	}
+	if s := p.newest(); s != nil {
+		advice = append(advice, fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are not in it.", p.commandName(), s.Name))
+	}
+	if len(advice) == 0 {
+		return fmt.Sprintf("There is no verified snapshot and no data on a node that is there; to give up every key and start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
+	}
+	return strings.Join(advice, " ")
 }
 
 // commandName returns the arguments that name the cluster on a command line.

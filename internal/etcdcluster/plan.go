@@ -94,6 +94,7 @@ type planner struct {
 	quorumLost string
 	missing    string
 	snapFailed string
+	restoring  bool // this plan begins a restore
 }
 
 // Plan decides what to do next about a cluster. It is level-triggered: the decision depends on the world alone, and what was decided
@@ -117,6 +118,9 @@ func Plan(w World) Decision {
 
 func newPlanner(w World) *planner {
 	p := &planner{World: w, status: *w.Cluster.Status.DeepCopy()}
+	if w.Cluster.Spec.RestoreFrom == "" {
+		p.status.ObservedRestoreFrom = "" // set again, it is obeyed again
+	}
 	p.sortMembers()
 	return p
 }
@@ -151,7 +155,9 @@ func (p *planner) sortMembers() {
 
 // drive continues what is under way, or begins what the spec asks for.
 func (p *planner) drive() {
-	p.restoreIfAsked()
+	if p.followOrder() {
+		return
+	}
 	size := p.Cluster.Size()
 	switch stage := p.stage(); {
 	case stage == StageReleasing:
@@ -184,11 +190,11 @@ func (p *planner) act(a Action) {
 // setDesired writes what a member's node should do, if that changes.
 func (p *planner) setDesired(m memberView, want v1alpha1.EtcdMemberWish, change ...func(*v1alpha1.EtcdMemberSpec)) {
 	next := m.DeepCopy()
-	next.Spec.Want = want
+	next.Spec.Want, next.Spec.ReportLog = want, false
 	for _, c := range change {
 		c(&next.Spec)
 	}
-	if next.Spec.Want == m.Spec.Want && next.Spec.DataRequired == m.Spec.DataRequired && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
+	if next.Spec.Want == m.Spec.Want && next.Spec.ReportLog == m.Spec.ReportLog && next.Spec.DataRequired == m.Spec.DataRequired && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
 		return
 	}
 	p.act(Action{Do: SetDesired, Member: next})
@@ -256,11 +262,12 @@ func (p *planner) releaseMembers() {
 		}
 	}
 	p.status.AbsentData = absent
+	p.forgetDiscarded()
 	for _, m := range p.former {
-		if p.hasRun() || m.Spec.Begin == nil {
+		if (p.hasRun() || m.Spec.Begin == nil) && !p.isSetAside(m) {
 			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		} else {
-			// The new incarnation may fail to start from its snapshot: the old data is deleted only once it runs.
+			// The new incarnation may fail to start from its snapshot: the old data is deleted only once it runs, and what is set aside never is.
 			p.setDesired(m, v1alpha1.EtcdMemberStop)
 		}
 	}

@@ -12,9 +12,6 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
-// fromNothing is the value of spec.restoreFrom that starts an empty cluster.
-const fromNothing = "none"
-
 // firstMemberPatience is how long a first member that failed is left alone before another one is tried.
 const firstMemberPatience = 5 * time.Second
 
@@ -57,10 +54,13 @@ func (p *planner) resumes() bool {
 // never begins empty unless someone asked for exactly that.
 func (p *planner) startingPoint() (from *v1alpha1.EtcdStoppedState, why string) {
 	rest, asked := p.status.Rest, p.Cluster.Spec.RestoreFrom
+	if asked == p.status.ObservedRestoreFrom {
+		asked = "" // a start obeyed it
+	}
 	switch {
-	case asked == fromNothing && p.status.Incarnation > 0:
+	case asked == v1alpha1.EtcdFromNothing && p.status.Incarnation > 0:
 		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}, ""
-	case asked != "" && asked != fromNothing && (rest == nil || rest.Snapshot != asked):
+	case asked != "" && asked != v1alpha1.EtcdFromNothing && (rest == nil || rest.Snapshot != asked):
 		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: asked}, p.unavailable(asked)
 	case rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete:
 		return rest, p.unavailable(rest.Snapshot)
@@ -249,23 +249,6 @@ func (p *planner) cancelStart() {
 	if done && len(p.pending()) == 0 {
 		p.endStart()
 	}
-}
-
-// restoreIfAsked starts a new incarnation from a snapshot if a person asked for that: the remedy when quorum is lost for good.
-func (p *planner) restoreIfAsked() {
-	asked := p.Cluster.Annotations[v1alpha1.EtcdRestoreAnnotation]
-	if asked == "" || asked == p.status.ObservedRestore || p.Cluster.Size() == 0 {
-		return
-	}
-	name, _, _ := strings.Cut(asked, "/")
-	if name == fromNothing {
-		p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete})
-		return
-	}
-	if p.missing = p.unavailable(name); p.missing != "" {
-		return
-	}
-	p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
 }
 
 // roundedSince returns how much time has passed, for people.

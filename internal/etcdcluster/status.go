@@ -65,7 +65,7 @@ func (p *planner) finishStart() {
 	if was := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdProgressing); was != nil && was.Reason == v1alpha1.ReasonEtcdCreating {
 		message = was.Message
 	}
-	if p.Cluster.Status.Starting == nil || p.Cluster.Status.ObservedRestore != s.ObservedRestore {
+	if p.Cluster.Status.Starting == nil || p.restoring {
 		message = p.startMessage()
 	}
 	p.phase, p.reason, p.message, p.changing = v1alpha1.EtcdClusterPhaseCreating, v1alpha1.ReasonEtcdCreating, message, true
@@ -74,7 +74,7 @@ func (p *planner) finishStart() {
 // startMessage returns the message of a start that begins.
 func (p *planner) startMessage() string {
 	switch {
-	case p.Cluster.Status.ObservedRestore != p.status.ObservedRestore:
+	case p.restoring:
 		if p.status.Rest != nil && p.status.Rest.Snapshot != "" {
 			return "Restoring cluster from snapshot " + p.status.Rest.Snapshot
 		}
@@ -149,7 +149,8 @@ func (p *planner) whyUnhealthy(m memberView) string {
 // reportQuorum reports that quorum is lost, after quorumLostAfter.
 func (p *planner) reportQuorum() {
 	stage := p.stage()
-	if stage != StageRunning && stage != StageStopping || p.View.Listed || p.missing != "" {
+	reading := p.status.Restore != nil && p.status.Restore.Phase == v1alpha1.EtcdRestoreReading
+	if stage != StageRunning && stage != StageStopping || p.View.Listed || p.missing != "" || reading {
 		return
 	}
 	voters, answering, silent := 0, 0, []string{}
@@ -167,6 +168,12 @@ func (p *planner) reportQuorum() {
 	p.changing = true
 	ready := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdReady)
 	if ready == nil || ready.Status == metav1.ConditionTrue || p.Now.Sub(ready.LastTransitionTime.Time) < quorumLostAfter {
+		return
+	}
+	if p.View.Error != "" && answering >= quorum(voters) {
+		p.quorumLost = fmt.Sprintf("%d of %d voters answer, and none lists the members: %s. If etcd's auth is enabled, the cluster has to require certificates of clients (spec.tls.client), or auth has to be disabled.",
+			answering, voters, p.View.Error)
+		p.phase = v1alpha1.EtcdClusterPhaseFailed
 		return
 	}
 	p.quorumLost = fmt.Sprintf("%d of %d voters answer, %d are needed: bring %s back. If they are lost for good: %s",
@@ -195,6 +202,7 @@ func (p *planner) setConditions() {
 	p.setOrClear(v1alpha1.EtcdQuorumLost, p.quorumLost)
 	p.setOrClear(v1alpha1.EtcdDataMissing, p.missing)
 	p.setOrClear(v1alpha1.EtcdSnapshotFailed, p.snapFailed)
+	p.setOrClear(v1alpha1.EtcdRestorePending, p.restorePending())
 }
 
 func (p *planner) setReady(stopped bool) {
@@ -257,6 +265,9 @@ func (p *planner) addEvents() {
 		p.addNotice(false, v1alpha1.EventEtcdClusterCreated, fmt.Sprint(is.Starting.UnixMicro()), progressing.Message)
 	case was.Phase == v1alpha1.EtcdClusterPhaseScaling && is.Phase == v1alpha1.EtcdClusterPhaseRunning:
 		p.addNotice(false, v1alpha1.EventEtcdClusterScaled, fmt.Sprint(p.Now.UnixMicro()), fmt.Sprintf("Cluster has %d members", p.votes()))
+	}
+	if r := is.Restore; r != nil && r.Phase.Final() && p.Now.Sub(r.Since.Time) < eventWindow {
+		p.addNotice(r.Phase != v1alpha1.EtcdRestoreDone, "Restore"+string(r.Phase), r.ID, fmt.Sprintf("Restore %s: %s", r.ID, r.Message))
 	}
 	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed} {
 		if c := meta.FindStatusCondition(is.Conditions, kind); c != nil && p.Now.Sub(c.LastTransitionTime.Time) < eventWindow {

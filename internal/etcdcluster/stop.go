@@ -67,7 +67,7 @@ func (p *planner) stop() {
 		return
 	}
 	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
-		p.message = "Waiting for a quorum before stopping, so that every key is kept"
+		p.message = "Waiting for a quorum before stopping, so that every key is kept" + because(p.View.Error)
 		return
 	}
 	for _, m := range p.current {
@@ -210,6 +210,7 @@ func (p *planner) seal() {
 		all = all && m.is(v1alpha1.EtcdMemberSealed)
 	}
 	if !p.View.Listed {
+		p.reportWaiting("waiting until no member serves clients" + because(p.View.Error))
 		return
 	}
 	for _, m := range p.voters() {
@@ -487,7 +488,7 @@ func (p *planner) endMembers() {
 		p.setDesired(m, want)
 		done = false
 	}
-	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.former, func(m memberView) bool { return p.Live(m.Spec.Node) }) {
+	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.former, func(m memberView) bool { return p.Live(m.Spec.Node) && !p.isSetAside(m) }) {
 		return
 	}
 	p.endStop()

@@ -196,6 +196,7 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 	for _, e := range listers(ends, v.Health) {
 		peers, err := e.list(ctx)
 		if err != nil {
+			v.Error = err.Error()
 			continue
 		}
 		// After the list was confirmed this member has applied all that was acknowledged before.
@@ -207,7 +208,9 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 		v.Health[e.name] = after
 		if hash {
 			v.Hash, err = e.hash(ctx, v.Revision)
-			v.Listed = err == nil
+			if v.Listed = err == nil; err != nil {
+				v.Error = fmt.Sprintf("member %s: hash of all keys: %v", e.name, err)
+			}
 		}
 		break
 	}

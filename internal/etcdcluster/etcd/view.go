@@ -40,6 +40,8 @@ type View struct {
 	Hash int64
 	// Health by the name of the member.
 	Health map[string]Health
+	// Error is why no healthy member returned the list.
+	Error string
 }
 
 // Peer is a member as etcd's own list has it.

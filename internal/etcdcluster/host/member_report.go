@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/worker"
@@ -81,7 +83,7 @@ func (w *memberWorker) write(ctx context.Context) error {
 		if o.Status.PeerURL != "" {
 			next.PeerURL, next.ClientURL = o.Status.PeerURL, o.Status.ClientURL
 		}
-		if o.Status == next {
+		if equality.Semantic.DeepEqual(o.Status, next) {
 			return false
 		}
 		o.Status = next
