@@ -38,6 +38,12 @@ const (
 	EtcdDataMissing = "DataMissing"
 	// EtcdSnapshotFailed is True while a snapshot that is needed cannot be taken, verified or copied.
 	EtcdSnapshotFailed = "SnapshotFailed"
+	// EtcdMemberFailing is True while a member's process cannot be kept running, or a new member does not catch up.
+	EtcdMemberFailing = "MemberFailing"
+	// EtcdNoSpace is True while etcd refuses writes because a database has reached its quota.
+	EtcdNoSpace = "NoSpace"
+	// EtcdCorrupt is True while etcd says that the data of a member differs from the others'.
+	EtcdCorrupt = "Corrupt"
 	// EtcdRestorePending is True while spec.restore waits to be carried out; the message has what it waits for.
 	EtcdRestorePending = "RestorePending"
 )
@@ -50,6 +56,7 @@ const (
 	ReasonEtcdStopping = "Stopping"
 	ReasonEtcdStopped  = "Stopped"
 	ReasonEtcdFailed   = "Failed"
+	ReasonEtcdAlarm    = "Alarm"
 
 	ReasonEtcdFollowed    = "Followed"
 	ReasonEtcdBadSchedule = "BadSchedule"
@@ -326,6 +333,15 @@ type EtcdClusterSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
 	// +kubebuilder:default="5m"
 	ReplaceAfter *metav1.Duration `json:"replaceAfter,omitempty"`
+
+	// replaceFailedAfter is how long a member on a node that is there may fail, or a new one make no progress, before it is replaced. A large
+	// database may need a longer time.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
+	// +kubebuilder:default="2m"
+	ReplaceFailedAfter *metav1.Duration `json:"replaceFailedAfter,omitempty"`
 }
 
 // EtcdMemberRole is the role of a member in its cluster.
@@ -466,6 +482,30 @@ type EtcdSetAside struct {
 	Reason string `json:"reason,omitempty"`
 }
 
+// EtcdMemberFailure is a member that does not run steadily, or a new one that has not caught up.
+type EtcdMemberFailure struct {
+	// member that fails.
+	Member string `json:"member"`
+	// since when: of a voter since it last ran steadily, of a new member since it last made progress.
+	Since metav1.MicroTime `json:"since"`
+	// restarts of its process and progress of its data when this was last written.
+	// +optional
+	Restarts int64 `json:"restarts,omitempty"`
+	// +optional
+	Progress int64 `json:"progress,omitempty"`
+	// healthySince is since when it runs again.
+	// +optional
+	HealthySince *metav1.MicroTime `json:"healthySince,omitempty"`
+}
+
+// EtcdAvoidedNode is a node on which a member failed.
+type EtcdAvoidedNode struct {
+	// node that is avoided.
+	Node string `json:"node"`
+	// until when.
+	Until metav1.Time `json:"until"`
+}
+
 // EtcdClusterStatus is the observed state of an etcd cluster.
 type EtcdClusterStatus struct {
 	// phase of the cluster.
@@ -537,6 +577,18 @@ type EtcdClusterStatus struct {
 	// +listType=map
 	// +listMapKey=member
 	SetAside []EtcdSetAside `json:"setAside,omitempty"`
+
+	// failing are members that do not run steadily, and new ones that have not caught up.
+	// +optional
+	// +listType=map
+	// +listMapKey=member
+	Failing []EtcdMemberFailure `json:"failing,omitempty"`
+
+	// avoid are nodes on which a member failed. New members go elsewhere for a while, if another node is free.
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	Avoid []EtcdAvoidedNode `json:"avoid,omitempty"`
 
 	// restore is the last order of spec.restore that was seen.
 	// +optional

@@ -36,9 +36,11 @@ func (p *planner) adjustMembers(size int) {
 		return
 	}
 	p.requireData()
-	if p.dropUnknown() || p.finishChange(size) || p.beginChange(size) {
+	p.recordFailures()
+	if p.dropUnknown() || p.finishChange(size) || p.beginChange(size) || p.applyQuota() {
 		return
 	}
+	p.disarm()
 	if p.status.Starting != nil && p.readyVoters() < size {
 		p.reportScaling("Waiting for every member to be healthy")
 	}
@@ -160,12 +162,16 @@ func (p *planner) finishMember(m memberView, size int) {
 	unwanted := good >= size && !p.spreads(m, size)
 	misplaced := p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
 	switch {
+	case !m.learner() && m.Spec.Begin != nil && m.Spec.DataRequired && p.failedTooLong(m):
+		p.setAsideFailed(m)
 	case !m.learner() && m.Spec.Begin != nil:
 		// spec.begin is written after the member was listed. So etcd removed it, and it never comes back.
 		p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		p.reportScaling("Deleting the data of member %s on %s, which was removed", m.Name, m.Spec.Node)
 	case unwanted || misplaced:
 		p.undo(m)
+	case m.learner() && p.failedTooLong(m):
+		p.giveUpLearner(m)
 	case !m.learner() && !m.is(v1alpha1.EtcdMemberReserved):
 		p.reportScaling("Adding member %s: waiting for node %s to reserve its ports%s", m.Name, m.Spec.Node, because(m.Status.Error))
 	case !m.learner():
@@ -244,7 +250,7 @@ func (p *planner) grow(staying []memberView, size int) {
 		p.reportScaling("%s; waiting for a quorum before adding a member", p.healthyVoters())
 		return
 	}
-	node, ok := p.place(staying, nil)
+	node, ok := p.place(staying, nil, p.avoided)
 	if !ok {
 		p.reportScaling("%d of %d members: no node is schedulable for another one; start or uncordon a node", len(staying), size)
 		return

@@ -411,6 +411,8 @@ func (c *Controller) execute(ctx context.Context, w World, a Action) error {
 		return c.etcd.Remove(ctx, w.target(), a.Peer)
 	case MoveLeader:
 		return c.etcd.MoveLeader(ctx, w.target(), a.Peer)
+	case DisarmNoSpace:
+		return c.etcd.DisarmNoSpace(ctx, w.target(), a.Peer.ID)
 	case CreateSnapshot:
 		return c.client.Create(ctx, a.Snapshot)
 	case PlaceSnapshot:

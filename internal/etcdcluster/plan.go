@@ -33,6 +33,8 @@ const (
 	RemovePeer Do = "remove-peer"
 	// MoveLeader transfers leadership to Action.Peer.
 	MoveLeader Do = "move-leader"
+	// DisarmNoSpace ends the alarm of Action.Peer that its database is full.
+	DisarmNoSpace Do = "disarm-no-space"
 	// CreateSnapshot creates Action.Snapshot.
 	CreateSnapshot Do = "create-snapshot"
 	// PlaceSnapshot writes the spec and the finalizer of Action.Snapshot.
@@ -135,7 +137,7 @@ func (p *planner) sortMembers() {
 		switch {
 		case m.Spec.Want == v1alpha1.EtcdMemberDelete:
 			p.deleting = append(p.deleting, j)
-		case m.Spec.Incarnation < p.status.Incarnation:
+		case m.Spec.Incarnation < p.status.Incarnation || p.isSetAside(j):
 			p.former = append(p.former, j)
 		default:
 			p.current = append(p.current, j)
@@ -194,7 +196,7 @@ func (p *planner) setDesired(m memberView, want v1alpha1.EtcdMemberWish, change 
 	for _, c := range change {
 		c(&next.Spec)
 	}
-	if next.Spec.Want == m.Spec.Want && next.Spec.ReportLog == m.Spec.ReportLog && next.Spec.DataRequired == m.Spec.DataRequired && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
+	if next.Spec.Want == m.Spec.Want && next.Spec.ReportLog == m.Spec.ReportLog && next.Spec.DataRequired == m.Spec.DataRequired && next.Spec.QuotaBytes == m.Spec.QuotaBytes && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
 		return
 	}
 	p.act(Action{Do: SetDesired, Member: next})
@@ -223,9 +225,7 @@ func (p *planner) create(node string) {
 			ClientTLS: orTrue(c.Spec.TLS.Client), PeerTLS: orTrue(c.Spec.TLS.Peer),
 		},
 	}
-	if q := c.Spec.Storage.Quota; q != nil {
-		m.Spec.QuotaBytes = q.Value()
-	}
+	m.Spec.QuotaBytes = p.quotaBytes()
 	p.act(Action{Do: CreateMember, Member: m})
 }
 

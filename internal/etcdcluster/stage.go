@@ -144,12 +144,13 @@ func (p *planner) beginStart(from *v1alpha1.EtcdStoppedState) {
 		}
 		s.Rest, s.Starting = from, micro(p.Now)
 	})
+	p.status.Failing = nil
 	p.forgetFormerIncarnation()
 }
 
 // beginRestore: any → Starting, from a snapshot or from nothing, because a person asked for it.
 func (p *planner) beginRestore(from *v1alpha1.EtcdStoppedState) {
-	p.restoring = true
+	p.restoring, p.status.Failing = true, nil
 	p.status.Restore.Snapshot = from.Snapshot
 	p.setRestore(v1alpha1.EtcdRestoreStarting, "Starting a new incarnation.")
 	p.move(func(s *v1alpha1.EtcdClusterStatus) {
@@ -189,6 +190,7 @@ func (p *planner) beginEvacuation() {
 }
 
 func (p *planner) newStop(onStop v1alpha1.EtcdOnStop) *v1alpha1.EtcdStop {
+	p.status.Failing = nil
 	return &v1alpha1.EtcdStop{Generation: p.Cluster.Generation, OnStop: onStop, Step: v1alpha1.EtcdSealing, Began: *micro(p.Now)}
 }
 

@@ -122,7 +122,7 @@ func (p *planner) startFirstMember() {
 		}
 	}
 	if len(p.current) == 0 {
-		node, ok := p.place(nil, p.verifiedOn(snapshot))
+		node, ok := p.place(nil, p.verifiedOn(snapshot), p.avoided)
 		if !ok {
 			p.message = "No node is schedulable for the first member; start or uncordon a node"
 			return

@@ -189,7 +189,8 @@ func (p *planner) setConditions() {
 	}
 	s.Phase = p.phase
 	stopped := p.phase == v1alpha1.EtcdClusterPhaseStopped
-	p.setReady(stopped)
+	noSpace, corrupt := p.alarmMessages()
+	p.setReady(stopped, noSpace+corrupt)
 	progressing := metav1.ConditionFalse
 	switch {
 	case stopped:
@@ -202,10 +203,13 @@ func (p *planner) setConditions() {
 	p.setOrClear(v1alpha1.EtcdQuorumLost, p.quorumLost)
 	p.setOrClear(v1alpha1.EtcdDataMissing, p.missing)
 	p.setOrClear(v1alpha1.EtcdSnapshotFailed, p.snapFailed)
+	p.setOrClear(v1alpha1.EtcdNoSpace, noSpace)
+	p.setOrClear(v1alpha1.EtcdCorrupt, corrupt)
+	p.setOrClear(v1alpha1.EtcdMemberFailing, p.failingMessage())
 	p.setOrClear(v1alpha1.EtcdRestorePending, p.restorePending())
 }
 
-func (p *planner) setReady(stopped bool) {
+func (p *planner) setReady(stopped bool, alarm string) {
 	size, ready := p.Cluster.Size(), p.readyVoters()
 	stage := p.stage()
 	sealed := stage == StageReleasing || stage == StageStopping && slices.ContainsFunc(p.current, func(m memberView) bool { return m.Spec.Want == v1alpha1.EtcdMemberSeal })
@@ -215,6 +219,8 @@ func (p *planner) setReady(stopped bool) {
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopped, v1alpha1.MessageEtcdStopped)
 	case sealed:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopping, "The cluster serves no clients while it stops")
+	case serves && alarm != "":
+		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdAlarm, alarm)
 	case serves:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionTrue, v1alpha1.ReasonEtcdRunning, fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))
 	default:
@@ -269,7 +275,7 @@ func (p *planner) addEvents() {
 	if r := is.Restore; r != nil && r.Phase.Final() && p.Now.Sub(r.Since.Time) < eventWindow {
 		p.addNotice(r.Phase != v1alpha1.EtcdRestoreDone, "Restore"+string(r.Phase), r.ID, fmt.Sprintf("Restore %s: %s", r.ID, r.Message))
 	}
-	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed} {
+	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed, v1alpha1.EtcdMemberFailing, v1alpha1.EtcdNoSpace, v1alpha1.EtcdCorrupt} {
 		if c := meta.FindStatusCondition(is.Conditions, kind); c != nil && p.Now.Sub(c.LastTransitionTime.Time) < eventWindow {
 			p.addNotice(true, kind, fmt.Sprint(c.LastTransitionTime.Unix()), c.Message)
 		}

@@ -148,6 +148,7 @@ func (e *endpoint) status(ctx context.Context) Health {
 	}
 	return Health{
 		Answered: true, ID: r.Header.MemberId, ClusterID: r.Header.ClusterId, Leader: r.Leader, Learner: r.IsLearner, Revision: r.Header.Revision, DBSize: r.DbSize,
+		Quota: r.DbSizeQuota, Alarmed: r.Leader != 0 && len(r.Errors) > 0,
 	}
 }
 
@@ -206,6 +207,11 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 		}
 		v.Listed, v.Peers, v.Via, v.Revision = true, peers, e.name, after.Revision
 		v.Health[e.name] = after
+		if after.Alarmed {
+			if v.Alarms, err = e.alarms(ctx); err != nil {
+				v.AlarmsUnknown, v.Error = true, err.Error()
+			}
+		}
 		if hash {
 			v.Hash, err = e.hash(ctx, v.Revision)
 			if v.Listed = err == nil; err != nil {
@@ -215,6 +221,21 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 		break
 	}
 	return v, nil
+}
+
+// alarms asks for the alarms. The request goes through etcd's log, so it is made only while a member knows of one.
+func (e *endpoint) alarms(ctx context.Context) ([]Alarm, error) {
+	ctx, cancel := e.call(ctx, 2*probeTimeout)
+	defer cancel()
+	r, err := pb.NewMaintenanceClient(e.conn).Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_GET})
+	if err != nil {
+		return nil, fmt.Errorf("member %s: alarms: %s", e.name, plain(err))
+	}
+	var list []Alarm
+	for _, a := range r.Alarms {
+		list = append(list, Alarm{Member: a.MemberID, NoSpace: a.Alarm == pb.AlarmType_NOSPACE, Corrupt: a.Alarm == pb.AlarmType_CORRUPT})
+	}
+	return list, nil
 }
 
 // healthOf asks members at once for their health. One that answers for another cluster is not healthy.

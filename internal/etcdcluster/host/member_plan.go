@@ -38,6 +38,8 @@ type Observed struct {
 	Sealed, Acked bool
 	// State that the process reported last.
 	State member.State
+	// Quota that the process was started with.
+	Quota int64
 	// Removed: etcd removed the member from its cluster.
 	Removed bool
 	// Admitted: the node's gate counts the member.
@@ -86,6 +88,8 @@ const (
 	// Seal and Unseal: order the process to refuse clients, or to serve them.
 	Seal   Do = "Seal"
 	Unseal Do = "Unseal"
+	// Renew: end the process, to start it with a changed option.
+	Renew Do = "Renew"
 	// Publish: report the state of the process.
 	Publish Do = "Publish"
 	// Retire: end the process and report that etcd removed the member.
@@ -153,6 +157,8 @@ func Next(o Observed, now time.Time) Step {
 func (o Observed) nextLive() Step {
 	wantSealed := o.Spec.Want == v1alpha1.EtcdMemberSeal
 	switch {
+	case o.Quota != o.Spec.QuotaBytes:
+		return Step{Do: Renew}
 	case wantSealed && !o.Sealed:
 		return Step{Do: Seal}
 	case !wantSealed && o.Sealed:

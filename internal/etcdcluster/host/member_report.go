@@ -37,6 +37,9 @@ func (w *memberWorker) reportFailure(epoch *epochRun, m *v1alpha1.EtcdMember, er
 	})
 }
 
+// progressStep is how much data has to arrive for another report while a member starts.
+const progressStep = 16 << 20
+
 // publishState reports the state of the process. Once the member is part of its cluster, that is recorded in the marker, and what was
 // fetched for its start is deleted.
 func (w *memberWorker) publishState(epoch *epochRun, m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) error {
@@ -55,6 +58,9 @@ func (w *memberWorker) publishState(epoch *epochRun, m *v1alpha1.EtcdMember, pha
 	}
 	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
 		s.Phase, s.PID, s.Data = phase, int64(w.child.PID()), hasData(w.dir)
+		if !joined {
+			s.DataBytes = dataBytes(w.dir) / progressStep * progressStep // so that people and the coordinator see data arrive
+		}
 		if joined {
 			s.ID, s.ClusterID, s.Error = r.ID, r.ClusterID, ""
 		}

@@ -156,7 +156,7 @@ func (w *memberWorker) start(m *v1alpha1.EtcdMember) error {
 	if err != nil {
 		return err
 	}
-	w.child, w.started, w.sealed, w.order = child, time.Now(), sealed, 0
+	w.child, w.started, w.sealed, w.order, w.quota = child, time.Now(), sealed, 0, m.Spec.QuotaBytes
 	return nil
 }
 
