@@ -1820,6 +1820,11 @@ func (in *NodeStatus) DeepCopyInto(out *NodeStatus) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.EtcdOrphans != nil {
+		in, out := &in.EtcdOrphans, &out.EtcdOrphans
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Parked != nil {
 		in, out := &in.Parked, &out.Parked
 		*out = new(Parked)

@@ -9,12 +9,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -26,6 +28,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/pki"
 	"github.com/ebb-dev/ebb/internal/signer"
 )
@@ -35,7 +38,7 @@ func newEtcd() *cobra.Command {
 		Use:   "etcd",
 		Short: "Connect to, inspect, snapshot, restore and resume etcd clusters",
 	}
-	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore(), newEtcdDiscard(), newEtcdResume())
+	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore(), newEtcdDiscard(), newEtcdOrphans(), newEtcdResume())
 	return cmd
 }
 
@@ -416,6 +419,83 @@ func newEtcdDiscard() *cobra.Command {
 	}
 	e.addFlags(cmd)
 	return cmd
+}
+
+// etcdOrphan is data of an etcd cluster that no object knows.
+type etcdOrphan struct {
+	Node string `json:"node"`
+	Name string `json:"name"`
+}
+
+func newEtcdOrphans() *cobra.Command {
+	var e etcdCommand
+	var remove string
+	cmd := &cobra.Command{
+		Use:   "orphans",
+		Short: "List data of etcd clusters that no object knows, or remove one piece by name",
+		Long: `List directories of members and files of snapshots that no object knows. They are left when an object was deleted by force, or by an API that
+was restored from a backup. They are kept until somebody removes them by name, because the API may be what is out of date.`,
+		Example: "  ebb etcd orphans\n  ebb etcd orphans --remove n2/member/0a1b2c3d/demo-3@1790000000",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := e.client()
+			if err != nil {
+				return err
+			}
+			var nodes v1alpha1.NodeList
+			if err := c.List(cmd.Context(), &nodes); err != nil {
+				return err
+			}
+			list := []etcdOrphan{}
+			for _, n := range nodes.Items {
+				for _, name := range n.Status.EtcdOrphans {
+					list = append(list, etcdOrphan{n.Name, name})
+				}
+			}
+			if remove != "" {
+				return e.removeOrphan(cmd, c, list, remove)
+			}
+			return e.out.print(cmd.OutOrStdout(), list, func() string { return etcdOrphansText(list) })
+		},
+	}
+	e.cluster.addFlags(cmd.Flags())
+	e.out.addFlag(cmd.Flags())
+	cmd.Flags().StringVar(&remove, "remove", "", "what to remove, as NODE/ORPHAN from the list")
+	return cmd
+}
+
+func etcdOrphansText(list []etcdOrphan) string {
+	if len(list) == 0 {
+		return "no orphans\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "NODE\tORPHAN")
+	for _, o := range list {
+		fmt.Fprintf(w, "%s\t%s\n", o.Node, o.Name)
+	}
+	_ = w.Flush() // a Builder takes everything
+	return b.String() + "\nRemove one with `ebb etcd orphans --remove NODE/ORPHAN`.\n"
+}
+
+// removeOrphan asks the node to remove what it listed. Only what is still listed stays in the request.
+func (e *etcdCommand) removeOrphan(cmd *cobra.Command, c client.Client, list []etcdOrphan, what string) error {
+	node, name, _ := strings.Cut(what, "/")
+	if !slices.Contains(list, etcdOrphan{node, name}) {
+		return fmt.Errorf("there is no orphan %q: `ebb etcd orphans` lists them", what)
+	}
+	n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	err := kubeclient.Change(cmd.Context(), c, n, func(n *v1alpha1.Node) (bool, error) {
+		asked := slices.DeleteFunc(strings.Split(n.Annotations[v1alpha1.RemoveEtcdOrphansAnnotation], ","), func(s string) bool {
+			return s == name || !slices.Contains(list, etcdOrphan{node, s})
+		})
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.RemoveEtcdOrphansAnnotation, strings.Join(append(asked, name), ","))
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	return e.out.print(cmd.OutOrStdout(), etcdOrphan{node, name}, func() string { return fmt.Sprintf("node %s removes %s\n", node, name) })
 }
 
 func newEtcdResume() *cobra.Command {

@@ -32,6 +32,8 @@ type marker struct {
 	ClusterUID  string `json:"clusterUID"`
 	Incarnation int64  `json:"incarnation"`
 	Member      string `json:"member"`
+	// UID of the member's object. The API may have been restored from a backup and number members anew.
+	UID string `json:"uid,omitempty"`
 	// PeerPort and ClientPort were picked for the member.
 	PeerPort   int `json:"peerPort"`
 	ClientPort int `json:"clientPort"`
@@ -76,7 +78,7 @@ func (k *marker) check(m *v1alpha1.EtcdMember, dir string) error {
 		}
 		return nil
 	}
-	if k.ClusterUID != m.Spec.ClusterUID || k.Incarnation != m.Spec.Incarnation || k.Member != m.Name {
+	if k.ClusterUID != m.Spec.ClusterUID || k.Incarnation != m.Spec.Incarnation || k.Member != m.Name || k.uidOf(m) != string(m.UID) {
 		return fmt.Errorf("%w: %s is of member %s of cluster %s, incarnation %d", errForeign, dir, k.Member, k.ClusterUID, k.Incarnation)
 	}
 	return nil

@@ -32,7 +32,7 @@ func (w *memberWorker) stopProcess() {
 func (w *memberWorker) leaveData(m *v1alpha1.EtcdMember) {
 	w.stopProcess()
 	if w.dir != "" && hasData(w.dir) {
-		w.host.opts.Log.Warn("EtcdMember is gone but its data is still on this node; delete the directory if nobody needs it",
+		w.host.opts.Log.Warn("EtcdMember is gone but its data is still on this node; `ebb etcd orphans` lists it",
 			"etcdcluster", clusterOf(m), "member", m.Name, "dir", w.dir)
 	}
 }
@@ -135,6 +135,10 @@ func (w *memberWorker) eraseDir(m *v1alpha1.EtcdMember) error {
 	mark, err := readMarker(w.dir)
 	if err == nil {
 		err = mark.check(m, w.dir)
+	}
+	if errors.Is(err, errForeign) && mark != nil {
+		w.host.opts.Log.Warn("the directory of a deleted etcd member is another one's and stays", "etcdcluster", clusterOf(m), "member", m.Name, "error", err)
+		return nil // nothing of this member is there
 	}
 	if err != nil {
 		return err

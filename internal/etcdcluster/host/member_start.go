@@ -41,7 +41,7 @@ func (w *memberWorker) pickPorts(m *v1alpha1.EtcdMember) (*marker, error) {
 	w.host.picking.Lock()
 	defer w.host.picking.Unlock()
 	mark := &marker{
-		Namespace: m.Namespace, Cluster: m.Spec.Cluster, ClusterUID: m.Spec.ClusterUID, Incarnation: m.Spec.Incarnation, Member: m.Name,
+		Namespace: m.Namespace, Cluster: m.Spec.Cluster, ClusterUID: m.Spec.ClusterUID, Incarnation: m.Spec.Incarnation, Member: m.Name, UID: string(m.UID),
 		Begun: m.Status.ID != "",
 	}
 	var err error

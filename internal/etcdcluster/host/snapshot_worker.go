@@ -26,8 +26,6 @@ const (
 	// takeLimit bounds one snapshot, and memberLimit how long the worker waits for a member that does not run.
 	takeLimit   = 10 * time.Minute
 	memberLimit = 15 * time.Second
-	// strayAge is how old a file without an object must be to be deleted: the object of a younger one may not have been seen yet.
-	strayAge = time.Hour
 )
 
 // snapshotWorker does on this node what one EtcdSnapshot asks for, in one epoch. It takes the snapshot, keeps a verified copy, or
@@ -76,7 +74,7 @@ func (r *epochRun) seeSnapshot(s *v1alpha1.EtcdSnapshot) {
 	w.See(s)
 }
 
-// forgetSnapshot ends the worker of a snapshot whose object was deleted. The worker deletes the file.
+// forgetSnapshot ends the worker of a snapshot whose object is gone. The worker deletes the file if somebody asked for that.
 func (r *epochRun) forgetSnapshot(s *v1alpha1.EtcdSnapshot) {
 	r.Host.mu.Lock()
 	if old := r.snapshots[client.ObjectKeyFromObject(s)]; old != nil && old.UID == s.UID {
@@ -101,6 +99,11 @@ func (w *snapshotWorker) run(ctx context.Context, uid types.UID) {
 		s, gone := w.Newest()
 		if !gone {
 			return worker.Next{In: worker.Forever, Err: w.step(ctx, s)}
+		}
+		if s.DeletionTimestamp == nil {
+			// Nobody asked to delete it: somebody took the object away by force, or the API was restored from a backup that does not know it.
+			w.opts.Log.Warn("EtcdSnapshot is gone but its file is kept on this node", logged(s)...)
+			return worker.Next{Done: true}
 		}
 		if err := w.deleteFile(); err != nil && ctx.Err() == nil {
 			w.opts.Log.Warn("could not delete a snapshot whose EtcdSnapshot is gone", append(logged(s), "error", err)...)
