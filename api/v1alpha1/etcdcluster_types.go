@@ -488,6 +488,9 @@ type EtcdMemberFailure struct {
 	Member string `json:"member"`
 	// since when: of a voter since it last ran steadily, of a new member since it last made progress.
 	Since metav1.MicroTime `json:"since"`
+	// learner: it was not a voter yet.
+	// +optional
+	Learner bool `json:"learner,omitempty"`
 	// restarts of its process and progress of its data when this was last written.
 	// +optional
 	Restarts int64 `json:"restarts,omitempty"`

@@ -98,11 +98,13 @@ func (p *planner) restoreAdvice() string {
 }
 
 // commandName returns the arguments that name the cluster on a command line.
-func (p *planner) commandName() string {
-	if p.Cluster.Namespace == "default" {
-		return p.Cluster.Name
+func (p *planner) commandName() string { return commandName(p.Cluster.Namespace, p.Cluster.Name) }
+
+func commandName(namespace, name string) string {
+	if namespace == "default" {
+		return name
 	}
-	return p.Cluster.Name + " -n " + p.Cluster.Namespace
+	return name + " -n " + namespace
 }
 
 // requireData records of every voter that runs that it must never start without its data.
@@ -162,8 +164,9 @@ func (p *planner) finishMember(m memberView, size int) {
 	unwanted := good >= size && !p.spreads(m, size)
 	misplaced := p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
 	switch {
-	case !m.learner() && m.Spec.Begin != nil && m.Spec.DataRequired && p.failedTooLong(m):
+	case p.removedFailed(m):
 		p.setAsideFailed(m)
+		p.reportScaling("Setting aside the data of member %s on %s, which failed and was replaced", m.Name, m.Spec.Node)
 	case !m.learner() && m.Spec.Begin != nil:
 		// spec.begin is written after the member was listed. So etcd removed it, and it never comes back.
 		p.setDesired(m, v1alpha1.EtcdMemberDelete)

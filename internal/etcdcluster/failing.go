@@ -35,8 +35,9 @@ func (w World) failedAfter() time.Duration {
 func (p *planner) recordFailures() {
 	var list []v1alpha1.EtcdMemberFailure
 	for _, m := range p.current {
-		if m.Spec.Want != v1alpha1.EtcdMemberRun || m.Spec.Begin == nil || !p.Live(m.Spec.Node) || p.stage() != StageRunning || !p.View.Listed {
-			if was := p.failure(m.Name); was != nil && p.stage() == StageRunning {
+		runs := m.Spec.Want == v1alpha1.EtcdMemberRun || m.Spec.Want == v1alpha1.EtcdMemberSeal
+		if !runs || m.Spec.Begin == nil || !p.Live(m.Spec.Node) || !p.View.Listed {
+			if was := p.failure(m.Name); was != nil {
 				list = append(list, *was) // nothing new is known
 			}
 			continue
@@ -65,12 +66,16 @@ func (p *planner) failure(member string) *v1alpha1.EtcdMemberFailure {
 func (p *planner) observeFailure(m memberView) *v1alpha1.EtcdMemberFailure {
 	was := p.failure(m.Name)
 	lag := p.View.Revision - m.health.Revision
-	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
+	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Learner: m.learner(), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
 	if m.health.Answered {
 		next.Progress = answers - lag // from here on only a smaller lag is progress
 	}
 	down := m.Status.Phase != v1alpha1.EtcdMemberRunning && m.Status.Phase != v1alpha1.EtcdMemberSealed && !m.healthy()
 	switch {
+	case m.peer == nil:
+		return was // it was removed; how it was then counts
+	case m.voter() && m.healthy() && was != nil && was.Learner:
+		return nil // it became a voter
 	case m.learner() && m.healthy() && lag <= 0:
 		return nil // it has caught up
 	case m.learner() && was != nil && next.Progress <= was.Progress:
@@ -123,12 +128,17 @@ func (p *planner) giveUpLearner(m memberView) {
 	p.reportScaling("Removing new member %s on %s, which made no progress for %s%s", m.Name, m.Spec.Node, p.failedAfter(), because(m.Status.Error))
 }
 
+// removedFailed returns whether a member was removed from etcd's list because it failed for too long. A learner never counted.
+func (p *planner) removedFailed(m memberView) bool {
+	f := p.failure(m.Name)
+	return m.peer == nil && m.Spec.Begin != nil && m.Spec.DataRequired && f != nil && !f.Learner && p.failedTooLong(m)
+}
+
 // setAsideFailed keeps the data of a failed member that was removed from etcd's list.
 func (p *planner) setAsideFailed(m memberView) {
 	p.avoid(m.Spec.Node)
 	p.status.SetAside = append(p.status.SetAside, v1alpha1.EtcdSetAside{Member: m.Name, Node: m.Spec.Node, Reason: "It failed and was replaced" + because(shortened(m.Status.Error))})
 	p.setDesired(m, v1alpha1.EtcdMemberStop)
-	p.reportScaling("Setting aside the data of member %s on %s, which failed and was replaced", m.Name, m.Spec.Node)
 }
 
 func shortened(text string) string {

@@ -190,7 +190,6 @@ func (p *planner) beginEvacuation() {
 }
 
 func (p *planner) newStop(onStop v1alpha1.EtcdOnStop) *v1alpha1.EtcdStop {
-	p.status.Failing = nil
 	return &v1alpha1.EtcdStop{Generation: p.Cluster.Generation, OnStop: onStop, Step: v1alpha1.EtcdSealing, Began: *micro(p.Now)}
 }
 

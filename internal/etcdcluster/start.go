@@ -246,7 +246,7 @@ func (p *planner) cancelStart() {
 			done = false
 		}
 	}
-	if done && len(p.pending()) == 0 {
+	if done && len(p.pending()) == 0 && p.formerStopped() {
 		p.endStart()
 	}
 }

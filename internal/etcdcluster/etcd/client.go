@@ -29,8 +29,9 @@ import (
 const (
 	// probeTimeout bounds one request to one member.
 	probeTimeout = time.Second
-	// hashTimeout bounds the computing of a hash of all keys.
+	// hashTimeout bounds the computing of a hash of all keys, with hashRate bytes of the database in a second besides.
 	hashTimeout = 30 * time.Second
+	hashRate    = 16 << 20
 )
 
 // Client asks members and changes their clusters. It keeps one connection to each member for as long as the member exists.
@@ -213,7 +214,7 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 			}
 		}
 		if hash {
-			v.Hash, err = e.hash(ctx, v.Revision)
+			v.Hash, err = e.hash(ctx, v.Revision, after.DBSize)
 			if v.Listed = err == nil; err != nil {
 				v.Error = fmt.Sprintf("member %s: hash of all keys: %v", e.name, err)
 			}
@@ -274,8 +275,8 @@ func listers(ends []*endpoint, health map[string]Health) []*endpoint {
 
 // hash returns the hash of all keys at the newest revision, which must be the expected one. It does not ask for a revision: for one
 // that was compacted, etcd returns a hash that it remembered.
-func (e *endpoint) hash(ctx context.Context, revision int64) (int64, error) {
-	ctx, cancel := e.call(ctx, hashTimeout)
+func (e *endpoint) hash(ctx context.Context, revision, size int64) (int64, error) {
+	ctx, cancel := e.call(ctx, hashTimeout+time.Duration(size/hashRate)*time.Second)
 	defer cancel()
 	r, err := pb.NewMaintenanceClient(e.conn).HashKV(ctx, &pb.HashKVRequest{})
 	if err != nil {

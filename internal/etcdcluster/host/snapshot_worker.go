@@ -23,8 +23,9 @@ import (
 )
 
 const (
-	// takeLimit bounds one snapshot, and memberLimit how long the worker waits for a member that does not run.
+	// takeLimit bounds one snapshot, with takeRate bytes in a second besides, and memberLimit how long the worker waits for a member that does not run.
 	takeLimit   = 10 * time.Minute
+	takeRate    = 4 << 20
 	memberLimit = 15 * time.Second
 )
 
@@ -330,7 +331,7 @@ func (w *snapshotWorker) take(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *
 		return nil, fmt.Errorf("snapshot store: %w", err)
 	}
 	defer w.store.Discard(temp)
-	ctx, cancel := context.WithTimeout(ctx, takeLimit)
+	ctx, cancel := context.WithTimeout(ctx, takeLimit+time.Duration(dataBytes(dir)/takeRate)*time.Second)
 	defer cancel()
 	facts := make(chan snapshot.Facts, 1)
 	err = w.runHeavy(ctx, func() error {
