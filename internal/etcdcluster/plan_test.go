@@ -209,6 +209,14 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: To go on from the data of a member that is left run `ebb etcd restore demo --from-member NODE`, with NODE n1.",
 		},
 		{
+			"when all nodes moved at once, the condition says so", runningWorld(3, noQuorum, func(w *World) {
+				for _, m := range w.Members {
+					m.Status.Phase, m.Status.Error, w.View.Health[m.Name] = v1alpha1.EtcdMemberFailed, "the node has another address", etcd.Health{}
+				}
+			}), "", "Failed",
+			"0 of 3 voters answer, 2 are needed: bring demo-1 and demo-2 and demo-3 back (demo-1: the node has another address). If they are lost for good: To go on from the data of a member that is left run `ebb etcd restore demo --from-member NODE`, with NODE n1 or n2 or n3.",
+		},
+		{
 			"a peer that no object knows is removed", runningWorld(3, func(w *World) {
 				w.View.Peers = append(w.View.Peers, etcd.Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
 			}), "remove-peer stranger", "Scaling", "Removing stranger, which has no EtcdMember",

@@ -180,6 +180,20 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 				}
 			}
 		}}, "others change"},
+		{"data that was set aside is deleted", mutants{decision: func(w World, d *Decision) {
+			for _, m := range w.Members {
+				if len(w.Cluster.Status.SetAside) > 0 && m.Name == w.Cluster.Status.SetAside[0].Member && m.Spec.Want == v1alpha1.EtcdMemberStop {
+					next := m.DeepCopy()
+					next.Spec.Want = v1alpha1.EtcdMemberDelete
+					d.Actions = append(d.Actions, Action{Do: SetDesired, Member: next})
+				}
+			}
+		}}, "was set aside"},
+		{"a restore order is carried out again", mutants{decision: func(w World, d *Decision) {
+			if r := d.Status.Restore; r != nil && r.Phase == v1alpha1.EtcdRestoreDone && w.Cluster.Status.Restore.Phase == r.Phase {
+				r.Phase = v1alpha1.EtcdRestoreWaiting
+			}
+		}}, "begins, and the order is"},
 		{"a condition's time changes", mutants{decision: func(w World, d *Decision) {
 			for i := range d.Status.Conditions {
 				d.Status.Conditions[i].LastTransitionTime.Time = w.Now

@@ -728,7 +728,7 @@ func (s *sim) corrupt() {
 	if r == nil || slices.ContainsFunc(slices.Collect(maps.Values(s.data)), func(d *simData) bool { return d.corrupt && d.raft == r && r.has(d.id) }) {
 		return
 	}
-	running := s.runningVoters(r)
+	running := slices.DeleteFunc(s.runningVoters(r), func(d *simData) bool { return d.applied != r.revision })
 	if len(running)-1 < quorum(r.voters()) || len(running) < r.voters() {
 		return
 	}

@@ -173,7 +173,7 @@ func (p *planner) verifiedOn(snapshot string) []string {
 // resume starts all former members together from the data that they retained.
 func (p *planner) resume() {
 	rest := p.status.Rest
-	there, gone, lost := 0, []string{}, []string{}
+	there, gone, lost, failed := 0, []string{}, []string{}, []string{}
 	for _, former := range rest.Members {
 		i := slices.IndexFunc(p.current, func(m memberView) bool { return m.Name == former.Name })
 		switch {
@@ -184,6 +184,8 @@ func (p *planner) resume() {
 			lost = append(lost, former.Name+" on "+former.Node)
 		case !p.Live(former.Node):
 			gone = append(gone, former.Node)
+		case p.current[i].is(v1alpha1.EtcdMemberFailed):
+			failed = append(failed, former.Name+" on "+former.Node+because(shortened(p.current[i].Status.Error)))
 		default:
 			there++
 		}
@@ -200,8 +202,11 @@ func (p *planner) resume() {
 	if len(gone) > 0 {
 		missing += "; absent nodes: " + strings.Join(gone, ", ") + " (start them)"
 	}
+	if len(failed) > 0 {
+		missing += "; failed: " + strings.Join(failed, ", ")
+	}
 	missing += ". "
-	if all-len(lost) < need {
+	if all-len(lost)-len(failed) < need {
 		missing += p.restoreAdvice()
 	}
 	p.fail(missing)

@@ -153,7 +153,7 @@ func (p *planner) reportQuorum() {
 	if stage != StageRunning && stage != StageStopping || p.View.Listed || p.missing != "" || reading {
 		return
 	}
-	voters, answering, silent := 0, 0, []string{}
+	voters, answering, silent, why := 0, 0, []string{}, ""
 	for _, m := range p.status.Members {
 		switch {
 		case m.Role != v1alpha1.EtcdVoter && m.Role != v1alpha1.EtcdLeader:
@@ -162,6 +162,9 @@ func (p *planner) reportQuorum() {
 			answering++
 		default:
 			silent = append(silent, m.Name)
+			if err := p.errorOf(m.Name); err != "" && why == "" {
+				why = fmt.Sprintf(" (%s: %s)", m.Name, shortened(err))
+			}
 		}
 		voters++
 	}
@@ -176,9 +179,19 @@ func (p *planner) reportQuorum() {
 		p.phase = v1alpha1.EtcdClusterPhaseFailed
 		return
 	}
-	p.quorumLost = fmt.Sprintf("%d of %d voters answer, %d are needed: bring %s back. If they are lost for good: %s",
-		answering, voters, quorum(voters), orOthers(silent), p.restoreAdvice())
+	p.quorumLost = fmt.Sprintf("%d of %d voters answer, %d are needed: bring %s back%s. If they are lost for good: %s",
+		answering, voters, quorum(voters), orOthers(silent), why, p.restoreAdvice())
 	p.phase = v1alpha1.EtcdClusterPhaseFailed
+}
+
+// errorOf returns what the node reported to be wrong with a member.
+func (p *planner) errorOf(member string) string {
+	for _, m := range p.current {
+		if m.Name == member {
+			return m.Status.Error
+		}
+	}
+	return ""
 }
 
 // setConditions writes the phase and the conditions.

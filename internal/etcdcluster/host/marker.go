@@ -23,6 +23,8 @@ var (
 	errForeign = errors.New("the data here is not this member's")
 	// errDataMissing: the member had data, and it is not there any more.
 	errDataMissing = errors.New("data is missing")
+	// errMoved: the member's URLs have another address than the node has now. Its certificate does not cover them, and they may be another machine's.
+	errMoved = errors.New("the node has another address than the member")
 )
 
 // marker names the owner of a member's directory. It is the first file that is written there and the last that is deleted.

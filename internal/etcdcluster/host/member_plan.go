@@ -54,6 +54,8 @@ type Observed struct {
 	Begun bool
 	// Foreign is why the directory is not this member's; nil if it is, or if there is none.
 	Foreign error
+	// Moved is why the member cannot listen at its URLs; nil if it can.
+	Moved error
 	// Fetched: the snapshot that the member begins with is here.
 	Fetched bool
 
@@ -187,6 +189,8 @@ func (o Observed) nextStart(now time.Time) Step {
 		return Step{Do: Delay}
 	case o.Foreign != nil:
 		return Step{Do: Fail, Err: o.Foreign}
+	case o.Moved != nil:
+		return Step{Do: Fail, Err: o.Moved}
 	case !o.Admitted:
 		return Step{Do: Admit}
 	case !o.Data && (o.Spec.DataRequired || o.Begun || o.ID != ""):

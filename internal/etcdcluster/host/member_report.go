@@ -22,7 +22,7 @@ func (w *memberWorker) report(m *v1alpha1.EtcdMember, epoch *epochRun, change fu
 
 // reportFailure reports an error. Where trying again does not help, the phase is Failed.
 func (w *memberWorker) reportFailure(epoch *epochRun, m *v1alpha1.EtcdMember, err error) {
-	final := errors.Is(err, errForeign) || errors.Is(err, errDataMissing)
+	final := errors.Is(err, errForeign) || errors.Is(err, errDataMissing) || errors.Is(err, errMoved)
 	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
 		s.Error = short(err.Error(), 4096)
 		switch {

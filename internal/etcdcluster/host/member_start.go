@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"strconv"
@@ -70,6 +71,15 @@ func portOf(address string) int {
 	}
 	port, _ := strconv.Atoi(u.Port())
 	return port
+}
+
+// moved fails if the member's URLs have another address than the node has now.
+func (w *memberWorker) moved(m *v1alpha1.EtcdMember) error {
+	u, err := url.Parse(m.Status.PeerURL)
+	if err != nil || m.Status.PeerURL == "" || u.Hostname() == w.host.opts.Address {
+		return nil
+	}
+	return fmt.Errorf("%w: it was %s and is %s; the member is replaced while the others have a quorum", errMoved, u.Hostname(), w.host.opts.Address)
 }
 
 // setURLs derives the member's URLs from its ports. They never change once they were published.

@@ -202,7 +202,7 @@ func (w *memberWorker) observe(m *v1alpha1.EtcdMember, gone bool, epoch *epochRu
 	if err != nil {
 		return o, err
 	}
-	o.Foreign = mark.check(m, w.dir)
+	o.Foreign, o.Moved = mark.check(m, w.dir), w.moved(m)
 	o.Begun = mark != nil && mark.Begun
 	return o, nil
 }
@@ -251,7 +251,7 @@ func (w *memberWorker) take(ctx context.Context, epoch *epochRun, m *v1alpha1.Et
 	case Erase:
 		return false, w.erase(epoch, m)
 	case Fail:
-		if errors.Is(step.Err, errDataMissing) {
+		if errors.Is(step.Err, errDataMissing) || errors.Is(step.Err, errMoved) {
 			w.stopProcess() // so that the gate does not count it
 		}
 		return false, step.Err
