@@ -332,7 +332,8 @@ func SnapshotName(c *v1alpha1.EtcdCluster, what string) string {
 	return fmt.Sprintf("%s-%s-%s", c.Name, uid[:min(8, len(uid))], what)
 }
 
-// source returns the member from which a snapshot is taken: a healthy one, if possible not the one that just failed, on a node that stays, then the one that
+// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just
+// failed, then on a node that stays, then the one that
 // reported the revision, then one that does not lead.
 func (p *planner) source() (memberView, bool) {
 	var best *memberView
@@ -352,7 +353,7 @@ func (p *planner) source() (memberView, bool) {
 			if m.Name == p.View.Via {
 				n += 2
 			}
-			if failed != nil && failed.Spec.Member == m.Name && failed.Status.Error != "" {
+			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" {
 				n -= 8 // the disk of its node may be full
 			}
 			if !m.leads() {
