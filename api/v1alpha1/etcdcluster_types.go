@@ -38,6 +38,14 @@ const (
 	EtcdDataMissing = "DataMissing"
 	// EtcdSnapshotFailed is True while a snapshot that is needed cannot be taken, verified or copied.
 	EtcdSnapshotFailed = "SnapshotFailed"
+	// EtcdMemberFailing is True while a member's process cannot be kept running, or a new member does not catch up.
+	EtcdMemberFailing = "MemberFailing"
+	// EtcdNoSpace is True while etcd refuses writes because a database has reached its quota.
+	EtcdNoSpace = "NoSpace"
+	// EtcdCorrupt is True while etcd says that the data of a member differs from the others'.
+	EtcdCorrupt = "Corrupt"
+	// EtcdRestorePending is True while spec.restore waits to be carried out; the message has what it waits for.
+	EtcdRestorePending = "RestorePending"
 )
 
 // Reasons of conditions and events of an EtcdCluster, with the words of two of them.
@@ -48,6 +56,7 @@ const (
 	ReasonEtcdStopping = "Stopping"
 	ReasonEtcdStopped  = "Stopped"
 	ReasonEtcdFailed   = "Failed"
+	ReasonEtcdAlarm    = "Alarm"
 
 	ReasonEtcdFollowed    = "Followed"
 	ReasonEtcdBadSchedule = "BadSchedule"
@@ -56,16 +65,15 @@ const (
 	EventEtcdClusterStopped = "ClusterStopped"
 	EventEtcdClusterScaled  = "ClusterScaled"
 
-	MessageEtcdStopped    = "Cluster stopped"
-	MessageEtcdScaledTo0  = "Cluster scaled to zero and stopped"
-	MessageEtcdRestarting = "Restarting cluster from stopped state"
-	MessageEtcdBootstrap  = "Creating cluster"
-	MessageEtcdRunning    = "Cluster is running"
-	EtcdClusterFinalizer  = "ebb.dev/etcdcluster"
-	// EtcdRestoreAnnotation requests a new incarnation from a snapshot, whatever data the present one has: SNAPSHOT/TIME, or none/TIME for
-	// an empty one. It is the remedy when the quorum is lost.
-	EtcdRestoreAnnotation  = "ebb.dev/etcd-restore"
+	MessageEtcdStopped     = "Cluster stopped"
+	MessageEtcdScaledTo0   = "Cluster scaled to zero and stopped"
+	MessageEtcdRestarting  = "Restarting cluster from stopped state"
+	MessageEtcdBootstrap   = "Creating cluster"
+	MessageEtcdRunning     = "Cluster is running"
+	EtcdClusterFinalizer   = "ebb.dev/etcdcluster"
 	EtcdClusterDefaultSize = 3
+	// EtcdFromNothing, in place of the name of a snapshot, stands for an empty cluster.
+	EtcdFromNothing = "none"
 )
 
 // EtcdOnStop is what happens to the members' data when a cluster is scaled to zero.
@@ -200,6 +208,81 @@ type EtcdTLS struct {
 	Peer *bool `json:"peer,omitempty"`
 }
 
+// EtcdRestoreOrder asks for a new incarnation of the cluster from a snapshot or from the data of one member, whatever the others have. It is
+// carried out once.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.snapshot) != has(self.member)",message="a restore needs either a snapshot or a member"
+type EtcdRestoreOrder struct {
+	// id of the order. Another id is another order.
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	ID string `json:"id"`
+	// snapshot is the name of an EtcdSnapshot of this cluster, or none to start empty.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Snapshot string `json:"snapshot,omitempty"`
+	// member whose data becomes the cluster, through the last entry of its log.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Member string `json:"member,omitempty"`
+	// gone are nodes that somebody confirmed to be gone: no process of theirs runs, and none will. Only a restore from a member asks for it.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	Gone []string `json:"gone,omitempty"`
+	// force: restore although the cluster serves clients. What they wrote since is set aside.
+	// +optional
+	Force bool `json:"force,omitempty"`
+	// expires is when an order that has not begun is not carried out any more.
+	Expires metav1.Time `json:"expires"`
+}
+
+// EtcdRestorePhase is how far a restore is.
+//
+// +kubebuilder:validation:Enum=Waiting;Reading;Starting;Done;Refused;Expired;Canceled
+type EtcdRestorePhase string
+
+// The phases. The last four are final.
+const (
+	// EtcdRestoreWaiting: what it needs is not available yet.
+	EtcdRestoreWaiting EtcdRestorePhase = "Waiting"
+	// EtcdRestoreReading: the members are stopped, and a snapshot is made of the data of one.
+	EtcdRestoreReading EtcdRestorePhase = "Reading"
+	// EtcdRestoreStarting: the new incarnation is being started.
+	EtcdRestoreStarting EtcdRestorePhase = "Starting"
+	EtcdRestoreDone     EtcdRestorePhase = "Done"
+	EtcdRestoreRefused  EtcdRestorePhase = "Refused"
+	EtcdRestoreExpired  EtcdRestorePhase = "Expired"
+	EtcdRestoreCanceled EtcdRestorePhase = "Canceled"
+)
+
+// Final returns whether nothing follows.
+func (p EtcdRestorePhase) Final() bool {
+	switch p {
+	case EtcdRestoreDone, EtcdRestoreRefused, EtcdRestoreExpired, EtcdRestoreCanceled:
+		return true
+	}
+	return false
+}
+
+// EtcdRestoreState is the last restore order that the coordinator saw.
+type EtcdRestoreState struct {
+	// id of the order.
+	ID string `json:"id"`
+	// phase of it.
+	Phase EtcdRestorePhase `json:"phase"`
+	// message is what it waits for, or how it ended.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// snapshot that the new incarnation begins with.
+	// +optional
+	Snapshot string `json:"snapshot,omitempty"`
+	// since is when the phase began.
+	Since metav1.MicroTime `json:"since"`
+}
+
 // EtcdClusterSpec is the desired state of an etcd cluster.
 type EtcdClusterSpec struct {
 	// size is how many members there should be; 0 stops the cluster.
@@ -233,11 +316,15 @@ type EtcdClusterSpec struct {
 	// +kubebuilder:default={}
 	TLS EtcdTLS `json:"tls,omitempty"`
 
-	// restoreFrom is what the next start begins with: the name of an EtcdSnapshot of this cluster, or "none" for an empty cluster.
-	// Without it the cluster begins with the data of its last stop.
+	// restoreFrom is what the next start of a stopped cluster begins with: the name of an EtcdSnapshot of this cluster, or "none" for an
+	// empty cluster. One start obeys it; later ones begin with the data of the last stop.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	RestoreFrom string `json:"restoreFrom,omitempty"`
+
+	// restore asks once for a new incarnation of a cluster that is not stopped.
+	// +optional
+	Restore *EtcdRestoreOrder `json:"restore,omitempty"`
 
 	// replaceAfter is how long a member's node may be absent before the member is replaced.
 	// +optional
@@ -246,6 +333,15 @@ type EtcdClusterSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
 	// +kubebuilder:default="5m"
 	ReplaceAfter *metav1.Duration `json:"replaceAfter,omitempty"`
+
+	// replaceFailedAfter is how long a member on a node that is there may fail, or a new one make no progress, before it is replaced. A large
+	// database may need a longer time.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be a positive duration, such as 90s or 10m"
+	// +kubebuilder:default="2m"
+	ReplaceFailedAfter *metav1.Duration `json:"replaceFailedAfter,omitempty"`
 }
 
 // EtcdMemberRole is the role of a member in its cluster.
@@ -374,6 +470,45 @@ type EtcdAbsentData struct {
 	Incarnation int64 `json:"incarnation,omitempty"`
 }
 
+// EtcdSetAside is data of a member that no longer belongs to the cluster and may have keys that nothing else has. It is kept until somebody
+// discards it by name.
+type EtcdSetAside struct {
+	// member it is of, an EtcdMember that does not run.
+	Member string `json:"member"`
+	// node that it is on.
+	Node string `json:"node"`
+	// reason why it was set aside.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+}
+
+// EtcdMemberFailure is a member that does not run steadily, or a new one that has not caught up.
+type EtcdMemberFailure struct {
+	// member that fails.
+	Member string `json:"member"`
+	// since when: of a voter since it last ran steadily, of a new member since it last made progress.
+	Since metav1.MicroTime `json:"since"`
+	// learner: it was not a voter yet.
+	// +optional
+	Learner bool `json:"learner,omitempty"`
+	// restarts of its process and progress of its data when this was last written.
+	// +optional
+	Restarts int64 `json:"restarts,omitempty"`
+	// +optional
+	Progress int64 `json:"progress,omitempty"`
+	// healthySince is since when it runs again.
+	// +optional
+	HealthySince *metav1.MicroTime `json:"healthySince,omitempty"`
+}
+
+// EtcdAvoidedNode is a node on which a member failed.
+type EtcdAvoidedNode struct {
+	// node that is avoided.
+	Node string `json:"node"`
+	// until when.
+	Until metav1.Time `json:"until"`
+}
+
 // EtcdClusterStatus is the observed state of an etcd cluster.
 type EtcdClusterStatus struct {
 	// phase of the cluster.
@@ -440,10 +575,32 @@ type EtcdClusterStatus struct {
 	// +listMapKey=member
 	AbsentData []EtcdAbsentData `json:"absentData,omitempty"`
 
-	// observedRestore is the last value of the annotation ebb.dev/etcd-restore that was acted on.
+	// setAside is data of former members that is kept until somebody discards it: `ebb etcd discard CLUSTER MEMBER`.
 	// +optional
-	// +kubebuilder:validation:MaxLength=512
-	ObservedRestore string `json:"observedRestore,omitempty"`
+	// +listType=map
+	// +listMapKey=member
+	SetAside []EtcdSetAside `json:"setAside,omitempty"`
+
+	// failing are members that do not run steadily, and new ones that have not caught up.
+	// +optional
+	// +listType=map
+	// +listMapKey=member
+	Failing []EtcdMemberFailure `json:"failing,omitempty"`
+
+	// avoid are nodes on which a member failed. New members go elsewhere for a while, if another node is free.
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	Avoid []EtcdAvoidedNode `json:"avoid,omitempty"`
+
+	// restore is the last order of spec.restore that was seen.
+	// +optional
+	Restore *EtcdRestoreState `json:"restore,omitempty"`
+
+	// observedRestoreFrom is the spec.restoreFrom that a start obeyed. It is not obeyed again.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	ObservedRestoreFrom string `json:"observedRestoreFrom,omitempty"`
 
 	// scheduled is the time up to which the schedule has been applied.
 	// +optional
@@ -461,7 +618,7 @@ type EtcdClusterStatus struct {
 	// +optional
 	Selector string `json:"selector,omitempty"`
 
-	// conditions: Ready and Progressing always; QuorumLost, DataMissing and SnapshotFailed when they apply.
+	// conditions: Ready and Progressing always; QuorumLost, DataMissing and SnapshotFailed, RestorePending and others when they apply.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -89,6 +89,9 @@ type EtcdMemberSpec struct {
 	// +optional
 	DataRequired bool `json:"dataRequired,omitempty"`
 
+	// reportLog: once it is stopped, its node reports in status.log how far the member's log goes.
+	// +optional
+	ReportLog bool `json:"reportLog,omitempty"`
 	// dir is spec.storage.dir of the cluster, and the rest its options.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
@@ -110,6 +113,21 @@ type EtcdMemberSpec struct {
 	ClientTLS bool `json:"clientTLS,omitempty"`
 	// +optional
 	PeerTLS bool `json:"peerTLS,omitempty"`
+}
+
+// EtcdLog is how far a member's log goes.
+type EtcdLog struct {
+	// term and index of its last entry. Of two logs, the one with the higher term is newer; with equal terms the longer one.
+	Term  int64 `json:"term"`
+	Index int64 `json:"index"`
+	// commit is up to where the member knew that a quorum had the entries. Later ones may have been acknowledged too.
+	// +optional
+	Commit int64 `json:"commit,omitempty"`
+}
+
+// Newer returns whether the log may have entries that another one lacks.
+func (l EtcdLog) Newer(than EtcdLog) bool {
+	return l.Term > than.Term || l.Term == than.Term && l.Index > than.Index
 }
 
 // EtcdMemberStatus is the observed state of a member. Its node writes it.
@@ -143,6 +161,9 @@ type EtcdMemberStatus struct {
 	// dataBytes is the size of the data.
 	// +optional
 	DataBytes int64 `json:"dataBytes,omitempty"`
+	// log is how far its log goes, if spec.reportLog asks for that.
+	// +optional
+	Log *EtcdLog `json:"log,omitempty"`
 	// pid of its process.
 	// +optional
 	PID int64 `json:"pid,omitempty"`

@@ -23,6 +23,9 @@ type EtcdSnapshotSpec struct {
 	// memberNode is the node of that member. No other node may write the facts of the snapshot, or why it could not be taken.
 	// +kubebuilder:validation:MaxLength=253
 	MemberNode string `json:"memberNode"`
+	// fromData: the member is stopped and has no quorum any more. The snapshot is made of its data, through the last entry of its log.
+	// +optional
+	FromData bool `json:"fromData,omitempty"`
 	// revision that it must have, if that is known because the cluster serves no clients and no key can change.
 	// +optional
 	Revision int64 `json:"revision,omitempty"`

@@ -138,6 +138,9 @@ type DiskStatus struct {
 // RemoveOrphansAnnotation of a Node names directories of replicas to remove that no Replica knows, as DISK/VOLUME/REPLICA joined by commas.
 const RemoveOrphansAnnotation = "ebb.dev/remove-orphans"
 
+// RemoveEtcdOrphansAnnotation of a Node names entries of status.etcdOrphans to remove, joined by commas.
+const RemoveEtcdOrphansAnnotation = "ebb.dev/remove-etcd-orphans"
+
 // DesiredLiveness is the liveness that a drain wants of one epoch of a node.
 type DesiredLiveness struct {
 	// liveness the node should reach.
@@ -227,6 +230,14 @@ type NodeStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Disks []DiskStatus `json:"disks,omitempty"`
+
+	// etcdOrphans are directories of members of etcd clusters and files of their snapshots that no object knows; the first of them if there are
+	// many. They are kept until a person asks for one to be removed.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=512
+	EtcdOrphans []string `json:"etcdOrphans,omitempty"`
 
 	// autoEvicting is true while replicas of volumes leave the node because of the node drain policy, not because a person asked.
 	// +optional

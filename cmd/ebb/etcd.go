@@ -9,12 +9,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -26,6 +28,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/pki"
 	"github.com/ebb-dev/ebb/internal/signer"
 )
@@ -35,7 +38,7 @@ func newEtcd() *cobra.Command {
 		Use:   "etcd",
 		Short: "Connect to, inspect, snapshot, restore and resume etcd clusters",
 	}
-	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore(), newEtcdResume())
+	cmd.AddCommand(newEtcdEndpoints(), newEtcdMembers(), newEtcdSnapshot(), newEtcdRestore(), newEtcdDiscard(), newEtcdOrphans(), newEtcdResume())
 	return cmd
 }
 
@@ -289,7 +292,7 @@ func newEtcdMembers() *cobra.Command {
 
 func etcdMembersText(ec *v1alpha1.EtcdCluster) string {
 	if len(ec.Status.Members) == 0 {
-		return fmt.Sprintf("no members: etcd cluster %s is %s\n", kind.NameIn(ec.Namespace, ec.Name), etcdcluster.DescribePhase(ec))
+		return fmt.Sprintf("no members: etcd cluster %s is %s\n", kind.NameIn(ec.Namespace, ec.Name), etcdcluster.DescribePhase(ec)) + setAsideText(ec)
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
@@ -303,7 +306,16 @@ func etcdMembersText(ec *v1alpha1.EtcdCluster) string {
 			humanize.IBytes(uint64(max(m.DBSize, 0))), orDash(m.ClientURL), kind.OneLine(m.Message))
 	}
 	w.Flush()
-	return trimLines(b.String())
+	return trimLines(b.String()) + setAsideText(ec)
+}
+
+// setAsideText lists the data of former members that is kept.
+func setAsideText(ec *v1alpha1.EtcdCluster) string {
+	var b strings.Builder
+	for _, a := range ec.Status.SetAside {
+		fmt.Fprintf(&b, "set aside: data of member %s on %s (%s); `ebb etcd discard %s %s` deletes it\n", a.Member, a.Node, a.Reason, ec.Name, a.Member)
+	}
+	return b.String()
 }
 
 func newEtcdSnapshot() *cobra.Command {
@@ -336,35 +348,154 @@ spec.snapshot.copies nodes, and deletes the oldest snapshots beyond spec.snapsho
 
 func newEtcdRestore() *cobra.Command {
 	var e etcdCommand
-	var snapshot string
-	var force bool
+	var o etcdcluster.RestoreOptions
+	var cancel bool
 	cmd := &cobra.Command{
 		Use:   "restore NAME",
-		Short: "Restore an etcd cluster from a snapshot after its quorum is lost",
-		Long: `Restore an etcd cluster from a snapshot, when its quorum or its data is lost for good. The coordinator stops the present
-members, starts a new first member from the snapshot, and then adds the others. Every key written after the snapshot is lost.
-The old data is deleted only when the new cluster runs.
+		Short: "Restore an etcd cluster from a snapshot or from one member's data after its quorum is lost",
+		Long: `Restore an etcd cluster when its quorum or its data is lost for good. The coordinator stops the present members, starts a new
+first member from the snapshot, and then adds the others. Keys that were written after the snapshot are not in it.
 
-A stopped cluster is restored from the snapshot when it is started.`,
+With --from-member the cluster goes on from the data of a member that is left: its node makes a verified snapshot of the data, through the
+last entry of the member's log. The order is refused if another member that can be reached has a newer log. It waits while members that
+cannot be reached could still serve clients among themselves: bring their nodes back, or confirm with --gone that they are gone for good.
+
+Data of the present members that may have newer keys is set aside, not deleted: ` + "`ebb etcd discard`" + ` deletes it.
+
+The order is carried out once, or expires. A stopped cluster is restored from the snapshot when it is next started.`,
 		Example: `  ebb etcd restore demo
-  ebb etcd restore demo --snapshot demo-0a1b2c3d-7-1`,
+  ebb etcd restore demo --snapshot demo-0a1b2c3d-7-1
+  ebb etcd restore demo --from-member n1 --gone n2,n3
+  ebb etcd restore demo --cancel`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, ec, err := e.get(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			from, text, err := etcdcluster.Restore(cmd.Context(), c, ec, snapshot, force)
+			if cancel {
+				if err := etcdcluster.CancelRestore(cmd.Context(), c, ec); err != nil {
+					return err
+				}
+				return e.out.print(cmd.OutOrStdout(), map[string]string{"cluster": ec.Name}, func() string { return fmt.Sprintf("the restore of etcd cluster %s is canceled\n", ec.Name) })
+			}
+			from, text, err := etcdcluster.Restore(cmd.Context(), c, ec, o)
 			if err != nil {
 				return err
 			}
-			return e.out.print(cmd.OutOrStdout(), map[string]string{"cluster": ec.Name, "snapshot": from}, func() string { return text })
+			return e.out.print(cmd.OutOrStdout(), map[string]string{"cluster": ec.Name, "from": from}, func() string { return text })
 		},
 	}
 	e.addFlags(cmd)
-	cmd.Flags().StringVar(&snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to start empty (default: the newest verified one)")
-	cmd.Flags().BoolVar(&force, "force", false, "restore although the cluster serves clients")
+	cmd.Flags().StringVar(&o.Snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to start empty (default: the newest verified one)")
+	cmd.Flags().StringVar(&o.FromMember, "from-member", "", "node (or member) whose data becomes the cluster")
+	cmd.Flags().StringSliceVar(&o.Gone, "gone", nil, "nodes that are gone for good: nothing runs there, and nothing will")
+	cmd.Flags().BoolVar(&o.Force, "force", false, "restore although the cluster serves clients")
+	cmd.Flags().DurationVar(&o.Expires, "expires", etcdcluster.DefaultRestoreExpiry, "how long the order may wait before it is not carried out any more")
+	cmd.Flags().BoolVar(&cancel, "cancel", false, "withdraw an order that has not begun")
 	return cmd
+}
+
+func newEtcdDiscard() *cobra.Command {
+	var e etcdCommand
+	cmd := &cobra.Command{
+		Use:   "discard NAME MEMBER",
+		Short: "Delete the data of a former member that was set aside",
+		Long: `Delete the data of a former member that was set aside. It may have keys that nothing else has; it cannot be brought back.
+` + "`ebb etcd members NAME`" + ` lists what is set aside.`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, ec, err := e.get(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if err := etcdcluster.Discard(cmd.Context(), c, ec, args[1]); err != nil {
+				return err
+			}
+			return e.out.print(cmd.OutOrStdout(), map[string]string{"cluster": ec.Name, "member": args[1]}, func() string {
+				return fmt.Sprintf("the data of member %s is being deleted\n", args[1])
+			})
+		},
+	}
+	e.addFlags(cmd)
+	return cmd
+}
+
+// etcdOrphan is data of an etcd cluster that no object knows.
+type etcdOrphan struct {
+	Node string `json:"node"`
+	Name string `json:"name"`
+}
+
+func newEtcdOrphans() *cobra.Command {
+	var e etcdCommand
+	var remove string
+	cmd := &cobra.Command{
+		Use:   "orphans",
+		Short: "List data of etcd clusters that no object knows, or remove one piece by name",
+		Long: `List directories of members and files of snapshots that no object knows. They are left when an object was deleted by force, or by an API that
+was restored from a backup. They are kept until somebody removes them by name, because the API may be what is out of date.`,
+		Example: "  ebb etcd orphans\n  ebb etcd orphans --remove n2/member/0a1b2c3d/demo-3@1790000000",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := e.client()
+			if err != nil {
+				return err
+			}
+			var nodes v1alpha1.NodeList
+			if err := c.List(cmd.Context(), &nodes); err != nil {
+				return err
+			}
+			list := []etcdOrphan{}
+			for _, n := range nodes.Items {
+				for _, name := range n.Status.EtcdOrphans {
+					list = append(list, etcdOrphan{n.Name, name})
+				}
+			}
+			if remove != "" {
+				return e.removeOrphan(cmd, c, list, remove)
+			}
+			return e.out.print(cmd.OutOrStdout(), list, func() string { return etcdOrphansText(list) })
+		},
+	}
+	e.cluster.addFlags(cmd.Flags())
+	e.out.addFlag(cmd.Flags())
+	cmd.Flags().StringVar(&remove, "remove", "", "what to remove, as NODE/ORPHAN from the list")
+	return cmd
+}
+
+func etcdOrphansText(list []etcdOrphan) string {
+	if len(list) == 0 {
+		return "no orphans\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "NODE\tORPHAN")
+	for _, o := range list {
+		fmt.Fprintf(w, "%s\t%s\n", o.Node, o.Name)
+	}
+	_ = w.Flush() // a Builder takes everything
+	return b.String() + "\nRemove one with `ebb etcd orphans --remove NODE/ORPHAN`.\n"
+}
+
+// removeOrphan asks the node to remove what it listed. Only what is still listed stays in the request.
+func (e *etcdCommand) removeOrphan(cmd *cobra.Command, c client.Client, list []etcdOrphan, what string) error {
+	node, name, _ := strings.Cut(what, "/")
+	if !slices.Contains(list, etcdOrphan{node, name}) {
+		return fmt.Errorf("there is no orphan %q: `ebb etcd orphans` lists them", what)
+	}
+	n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	err := kubeclient.Change(cmd.Context(), c, n, func(n *v1alpha1.Node) (bool, error) {
+		asked := slices.DeleteFunc(strings.Split(n.Annotations[v1alpha1.RemoveEtcdOrphansAnnotation], ","), func(s string) bool {
+			return s == name || !slices.Contains(list, etcdOrphan{node, s})
+		})
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.RemoveEtcdOrphansAnnotation, strings.Join(append(asked, name), ","))
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	return e.out.print(cmd.OutOrStdout(), etcdOrphan{node, name}, func() string { return fmt.Sprintf("node %s removes %s\n", node, name) })
 }
 
 func newEtcdResume() *cobra.Command {

@@ -221,8 +221,20 @@ func (f nodeFlags) config(given, own string) (*rest.Config, error) {
 func (f nodeFlags) hosts() []string {
 	hosts := []string{"localhost", "127.0.0.1", "::1"}
 	for _, listen := range []string{f.listen, f.peerListen} {
-		if host, _, err := net.SplitHostPort(listen); err == nil && host != "" && !slices.Contains(hosts, host) {
-			hosts = append(hosts, host)
+		host, _, err := net.SplitHostPort(listen)
+		if err != nil || host == "" {
+			continue
+		}
+		names := []string{host}
+		if net.ParseIP(host) == nil {
+			if found, err := net.LookupHost(host); err == nil {
+				names = append(names, found...) // members of etcd clusters are reached by address
+			}
+		}
+		for _, name := range names {
+			if !slices.Contains(hosts, name) {
+				hosts = append(hosts, name)
+			}
 		}
 	}
 	if f.advert != "" {

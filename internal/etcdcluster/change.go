@@ -29,16 +29,18 @@ func (p *planner) adjustMembers(size int) {
 		}
 	}
 	if !p.View.Listed {
-		p.message, p.changing = "Waiting for a quorum of the members", true
+		p.message, p.changing = "Waiting for a quorum of the members"+because(p.View.Error), true
 		if len(p.current) != size || len(p.pending()) > 0 {
 			p.reportScaling("%s", p.message)
 		}
 		return
 	}
 	p.requireData()
-	if p.dropUnknown() || p.finishChange(size) || p.beginChange(size) {
+	p.recordFailures()
+	if p.dropUnknown() || p.finishChange(size) || p.beginChange(size) || p.applyQuota() {
 		return
 	}
+	p.disarm()
 	if p.status.Starting != nil && p.readyVoters() < size {
 		p.reportScaling("Waiting for every member to be healthy")
 	}
@@ -76,18 +78,33 @@ func (p *planner) failNoMembers() {
 
 // restoreAdvice tells a person how to restore the cluster.
 func (p *planner) restoreAdvice() string {
-	if s := p.newest(); s != nil {
-		return fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are lost.", p.commandName(), s.Name)
+	var advice []string
+	var survivors []string
+	for _, m := range p.begun() {
+		if p.Live(m.Spec.Node) && m.Status.Data && !m.lost() && !slices.Contains(survivors, m.Spec.Node) {
+			survivors = append(survivors, m.Spec.Node)
+		}
 	}
-	return fmt.Sprintf("There is no verified snapshot; to start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
+	if len(survivors) > 0 {
+		advice = append(advice, fmt.Sprintf("To go on from the data of a member that is left run `ebb etcd restore %s --from-member NODE`, with NODE %s.", p.commandName(), strings.Join(survivors, " or ")))
+	}
+	if s := p.newest(); s != nil {
+		advice = append(advice, fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are not in it.", p.commandName(), s.Name))
+	}
+	if len(advice) == 0 {
+		return fmt.Sprintf("There is no verified snapshot and no data on a node that is there; to give up every key and start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
+	}
+	return strings.Join(advice, " ")
 }
 
 // commandName returns the arguments that name the cluster on a command line.
-func (p *planner) commandName() string {
-	if p.Cluster.Namespace == "default" {
-		return p.Cluster.Name
+func (p *planner) commandName() string { return commandName(p.Cluster.Namespace, p.Cluster.Name) }
+
+func commandName(namespace, name string) string {
+	if namespace == "default" {
+		return name
 	}
-	return p.Cluster.Name + " -n " + p.Cluster.Namespace
+	return name + " -n " + namespace
 }
 
 // requireData records of every voter that runs that it must never start without its data.
@@ -147,12 +164,17 @@ func (p *planner) finishMember(m memberView, size int) {
 	unwanted := good >= size && !p.spreads(m, size)
 	misplaced := p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
 	switch {
+	case p.removedFailed(m):
+		p.setAsideFailed(m)
+		p.reportScaling("Setting aside the data of member %s on %s, which failed and was replaced", m.Name, m.Spec.Node)
 	case !m.learner() && m.Spec.Begin != nil:
 		// spec.begin is written after the member was listed. So etcd removed it, and it never comes back.
 		p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		p.reportScaling("Deleting the data of member %s on %s, which was removed", m.Name, m.Spec.Node)
 	case unwanted || misplaced:
 		p.undo(m)
+	case m.learner() && p.failedTooLong(m):
+		p.giveUpLearner(m)
 	case !m.learner() && !m.is(v1alpha1.EtcdMemberReserved):
 		p.reportScaling("Adding member %s: waiting for node %s to reserve its ports%s", m.Name, m.Spec.Node, because(m.Status.Error))
 	case !m.learner():
@@ -231,7 +253,7 @@ func (p *planner) grow(staying []memberView, size int) {
 		p.reportScaling("%s; waiting for a quorum before adding a member", p.healthyVoters())
 		return
 	}
-	node, ok := p.place(staying, nil)
+	node, ok := p.place(staying, nil, p.avoided)
 	if !ok {
 		p.reportScaling("%d of %d members: no node is schedulable for another one; start or uncordon a node", len(staying), size)
 		return

@@ -175,7 +175,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // deciding returns whether a status differs in what decisions rest on: then the next step may be due at once.
 func deciding(was, is v1alpha1.EtcdClusterStatus) bool {
 	return was.Phase != is.Phase || was.Incarnation != is.Incarnation || was.NextMember != is.NextMember || was.ClusterID != is.ClusterID ||
-		!equality.Semantic.DeepEqual(was.Stop, is.Stop) || (was.Rest == nil) != (is.Rest == nil) || (was.Starting == nil) != (is.Starting == nil)
+		!equality.Semantic.DeepEqual(was.Stop, is.Stop) || !equality.Semantic.DeepEqual(was.Restore, is.Restore) || (was.Rest == nil) != (is.Rest == nil) || (was.Starting == nil) != (is.Starting == nil)
 }
 
 // retry requeues after a conflicting write, or when etcd was not ready for a change.
@@ -411,6 +411,8 @@ func (c *Controller) execute(ctx context.Context, w World, a Action) error {
 		return c.etcd.Remove(ctx, w.target(), a.Peer)
 	case MoveLeader:
 		return c.etcd.MoveLeader(ctx, w.target(), a.Peer)
+	case DisarmNoSpace:
+		return c.etcd.DisarmNoSpace(ctx, w.target(), a.Peer.ID)
 	case CreateSnapshot:
 		return c.client.Create(ctx, a.Snapshot)
 	case PlaceSnapshot:

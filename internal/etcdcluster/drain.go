@@ -26,6 +26,8 @@ const (
 	BlockedRemoval = "AwaitingRemoval"
 	// BlockedCopy: data of which this node has the only good copy is being copied.
 	BlockedCopy = "AwaitingCopy"
+	// BlockedSetAside: data of a former member is kept here until somebody discards it.
+	BlockedSetAside = "SetAside"
 	// BlockedData: data that a stopped cluster kept here cannot be read without data that is missing elsewhere.
 	BlockedData = "DataMissing"
 )
@@ -236,6 +238,12 @@ func (w drainWorld) dataOn(node string) drain.Remaining {
 		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name), Reason: BlockedCopy}
 		b.Remedy = fmt.Sprintf("cluster %s: it is stopped and kept data here; a snapshot of it is made elsewhere first", nameIn(m.Namespace, m.Spec.Cluster))
 		if c := w.cluster(m.Namespace, m.Spec.Cluster); c != nil {
+			if slices.ContainsFunc(c.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name }) {
+				b.Reason = BlockedSetAside
+				b.Remedy = fmt.Sprintf("cluster %s: data of former member %s was set aside here and may have keys that nothing else has; `ebb etcd discard %s %s` deletes it", nameIn(m.Namespace, m.Spec.Cluster), m.Name, commandName(m.Namespace, m.Spec.Cluster), m.Name)
+				w.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
+				continue
+			}
 			for _, cond := range c.Status.Conditions {
 				if cond.Type == v1alpha1.EtcdDataMissing {
 					b.Reason, b.Remedy = BlockedData, fmt.Sprintf("cluster %s: %s", nameIn(m.Namespace, m.Spec.Cluster), cond.Message)

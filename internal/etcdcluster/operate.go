@@ -3,13 +3,13 @@ package etcdcluster
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,6 +25,9 @@ func DescribePhase(ec *v1alpha1.EtcdCluster) string {
 	case "":
 		return "not created yet"
 	case v1alpha1.EtcdClusterPhaseStopped:
+		if from := ec.Spec.RestoreFrom; from != "" && from != ec.Status.ObservedRestoreFrom {
+			return fmt.Sprintf("stopped; `%s` starts it from %s, as spec.restoreFrom says", startCommand(ec), describeSource(from))
+		}
 		return fmt.Sprintf("stopped; `%s` starts it", startCommand(ec))
 	}
 	return strings.ToLower(string(ec.Status.Phase))
@@ -100,48 +103,170 @@ func TakeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 	}
 }
 
-// Restore asks the coordinator to restore a cluster from a snapshot: the named one, the newest verified one if snapshot is empty, or
-// none to start empty. It refuses a cluster that serves clients unless it is forced. It returns the snapshot, and what happens next.
-func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, snapshot string, force bool) (from, text string, err error) {
-	if snapshot == "" {
-		if snapshot = ec.Status.Snapshot; snapshot == "" {
-			return "", "", fmt.Errorf("etcd cluster %s has no verified snapshot; to start empty use --snapshot none", kind.NameIn(ec.Namespace, ec.Name))
-		}
-	}
-	if meta.IsStatusConditionTrue(ec.Status.Conditions, v1alpha1.EtcdReady) && !force {
-		return "", "", fmt.Errorf("etcd cluster %s serves clients; a restore loses every key written after snapshot %s; use --force to restore anyway", kind.NameIn(ec.Namespace, ec.Name), snapshot)
-	}
-	text, err = askRestore(ctx, c, ec, snapshot)
-	return snapshot, text, err
+// DefaultRestoreExpiry is how long a restore order may wait before it is not carried out any more.
+const DefaultRestoreExpiry = time.Hour
+
+// RestoreOptions are what a person asks of a restore.
+type RestoreOptions struct {
+	// Snapshot to restore from: an EtcdSnapshot, none to start empty, or empty for the newest verified one.
+	Snapshot string
+	// FromMember is a node, or a member, whose data becomes the cluster.
+	FromMember string
+	// Gone are nodes that are confirmed to be gone for good.
+	Gone []string
+	// Force: restore although the cluster serves clients.
+	Force bool
+	// Expires is how long the order may wait; 0 for DefaultRestoreExpiry.
+	Expires time.Duration
 }
 
-// askRestore writes the request into the object.
-func askRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, snapshot string) (string, error) {
-	if snapshot != "none" {
-		s := &v1alpha1.EtcdSnapshot{}
-		if err := c.Get(ctx, types.NamespacedName{Namespace: ec.Namespace, Name: snapshot}, s); err != nil {
-			return "", err
+// Restore orders a restore of a cluster. It refuses a cluster that serves clients unless it is forced. It returns what the cluster is restored
+// from, and what happens next.
+func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o RestoreOptions) (from, text string, err error) {
+	name := kind.NameIn(ec.Namespace, ec.Name)
+	order := &v1alpha1.EtcdRestoreOrder{
+		ID: strconv.FormatInt(time.Now().UnixMilli(), 36), Gone: o.Gone, Force: o.Force, Expires: metav1.NewTime(time.Now().Add(cmp.Or(o.Expires, DefaultRestoreExpiry))),
+	}
+	switch {
+	case o.Expires < 0:
+		return "", "", errors.New("--expires must not be negative")
+	case o.FromMember != "" && o.Snapshot != "":
+		return "", "", errors.New("give either --snapshot or --from-member")
+	case o.FromMember != "":
+		order.Member, err = memberOn(ctx, c, ec, o.FromMember)
+		from = "from the data of member " + order.Member
+	case len(o.Gone) > 0:
+		return "", "", errors.New("--gone is only for --from-member")
+	default:
+		order.Snapshot = cmp.Or(o.Snapshot, ec.Status.Snapshot)
+		if order.Snapshot == "" {
+			return "", "", fmt.Errorf("etcd cluster %s has no verified snapshot; to go on from the data of a member use --from-member, to start empty --snapshot none", name)
 		}
-		if s.Spec.ClusterUID != string(ec.UID) || s.Status.Facts == nil || len(s.Verified()) == 0 {
-			return "", fmt.Errorf("snapshot %s is not a verified snapshot of etcd cluster %s", snapshot, kind.NameIn(ec.Namespace, ec.Name))
+		from = "from snapshot " + order.Snapshot
+		if order.Snapshot == v1alpha1.EtcdFromNothing {
+			from = "to an empty cluster"
+		}
+		err = checkRestorable(ctx, c, ec, order.Snapshot)
+	}
+	if err != nil {
+		return "", "", err
+	}
+	if serving := servingVoters(ec); serving > 0 && !o.Force {
+		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; keys written since would not be in what is restored %s; use --force to restore anyway", name, serving, from)
+	}
+	text, err = orderRestore(ctx, c, ec, order, from)
+	return cmp.Or(order.Snapshot, order.Member), text, err
+}
+
+// servingVoters returns how many voters are healthy. A voter is healthy only with a leader, and there is a leader only with a quorum: so if there
+// is one, the cluster serves clients, however many members are desired.
+func servingVoters(ec *v1alpha1.EtcdCluster) (n int) {
+	for _, m := range ec.Status.Members {
+		if m.Healthy && (m.Role == v1alpha1.EtcdVoter || m.Role == v1alpha1.EtcdLeader) {
+			n++
 		}
 	}
-	from := "from snapshot " + snapshot
-	if snapshot == "none" {
-		from = "to an empty cluster"
+	return n
+}
+
+// memberOn finds the present member on a node, or of a name.
+func memberOn(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, where string) (string, error) {
+	var list v1alpha1.EtcdMemberList
+	if err := c.List(ctx, &list, client.InNamespace(ec.Namespace), client.MatchingLabels{v1alpha1.EtcdClusterLabel: ec.Name}); err != nil {
+		return "", err
 	}
-	text := ""
-	err := kubeclient.Change(ctx, c, ec, func(ec *v1alpha1.EtcdCluster) (bool, error) {
-		if ec.Size() == 0 {
-			ec.Spec.RestoreFrom = snapshot
+	var names, on []string
+	for _, m := range list.Items {
+		if m.Spec.ClusterUID != string(ec.UID) || m.Spec.Incarnation != ec.Status.Incarnation || m.Spec.Begin == nil || m.Spec.Want == v1alpha1.EtcdMemberDelete {
+			continue
+		}
+		if m.Name == where {
+			return m.Name, nil
+		}
+		on = append(on, m.Spec.Node)
+		if m.Spec.Node == where {
+			names = append(names, m.Name)
+		}
+	}
+	slices.Sort(on)
+	switch len(names) {
+	case 0:
+		return "", fmt.Errorf("etcd cluster %s has no member on node %s; it has members on %s", kind.NameIn(ec.Namespace, ec.Name), where, cmp.Or(strings.Join(slices.Compact(on), ", "), "no node"))
+	case 1:
+		return names[0], nil
+	}
+	return "", fmt.Errorf("node %s has several members of etcd cluster %s; give --from-member one of %s", where, kind.NameIn(ec.Namespace, ec.Name), strings.Join(names, ", "))
+}
+
+// checkRestorable fails unless a cluster can begin with a snapshot.
+func checkRestorable(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, snapshot string) error {
+	if snapshot == v1alpha1.EtcdFromNothing {
+		return nil
+	}
+	s := &v1alpha1.EtcdSnapshot{}
+	if err := c.Get(ctx, types.NamespacedName{Namespace: ec.Namespace, Name: snapshot}, s); err != nil {
+		return err
+	}
+	if s.Spec.ClusterUID != string(ec.UID) || s.Status.Facts == nil || len(s.Verified()) == 0 {
+		return fmt.Errorf("snapshot %s is not a verified snapshot of etcd cluster %s", snapshot, kind.NameIn(ec.Namespace, ec.Name))
+	}
+	return nil
+}
+
+// orderRestore writes the order into the object.
+func orderRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, order *v1alpha1.EtcdRestoreOrder, from string) (text string, err error) {
+	err = kubeclient.Change(ctx, c, ec, func(ec *v1alpha1.EtcdCluster) (bool, error) {
+		switch {
+		case ec.Size() > 0:
+			ec.Spec.Restore = order
+			text = fmt.Sprintf("restoring etcd cluster %s %s (order %s); `ebb status etcdclusters` shows its progress\n", ec.Name, from, order.ID)
+		case order.Member != "":
+			return false, fmt.Errorf("etcd cluster %s is to be stopped; set its size first: `%s`", kind.NameIn(ec.Namespace, ec.Name), startCommand(ec))
+		default:
+			ec.Spec.RestoreFrom = order.Snapshot
 			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `%s`\n", ec.Name, from, startCommand(ec))
-		} else {
-			metav1.SetMetaDataAnnotation(&ec.ObjectMeta, v1alpha1.EtcdRestoreAnnotation, snapshot+"/"+time.Now().UTC().Format(time.RFC3339Nano))
-			text = fmt.Sprintf("restoring etcd cluster %s %s; `ebb etcd members %s` shows its progress\n", ec.Name, from, ec.Name)
 		}
 		return true, nil
 	})
 	return text, err
+}
+
+// CancelRestore withdraws a restore order that has not begun, and what the next start of a stopped cluster was to begin with.
+func CancelRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster) error {
+	return kubeclient.Change(ctx, c, ec, func(ec *v1alpha1.EtcdCluster) (bool, error) {
+		order, state := ec.Spec.Restore, ec.Status.Restore
+		waits := order != nil && (state == nil || state.ID != order.ID || !state.Phase.Final())
+		switch {
+		case waits && state != nil && state.ID == order.ID && state.Phase == v1alpha1.EtcdRestoreStarting:
+			return false, fmt.Errorf("restore %s of etcd cluster %s has begun and cannot be canceled", order.ID, kind.NameIn(ec.Namespace, ec.Name))
+		case !waits && (ec.Spec.RestoreFrom == "" || ec.Spec.RestoreFrom == ec.Status.ObservedRestoreFrom):
+			return false, fmt.Errorf("etcd cluster %s has no restore order that waits", kind.NameIn(ec.Namespace, ec.Name))
+		}
+		ec.Spec.Restore, ec.Spec.RestoreFrom = nil, ""
+		return true, nil
+	})
+}
+
+// Discard has the data of a former member deleted that was set aside.
+func Discard(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, member string) error {
+	var names []string
+	for _, a := range ec.Status.SetAside {
+		names = append(names, a.Member)
+	}
+	if !slices.Contains(names, member) {
+		return fmt.Errorf("no data of %s is set aside for etcd cluster %s; set aside: %s", member, kind.NameIn(ec.Namespace, ec.Name), cmp.Or(strings.Join(names, ", "), "nothing"))
+	}
+	m := &v1alpha1.EtcdMember{}
+	if err := c.Get(ctx, types.NamespacedName{Namespace: ec.Namespace, Name: member}, m); err != nil {
+		return err
+	}
+	return kubeclient.Change(ctx, c, m, func(m *v1alpha1.EtcdMember) (bool, error) {
+		if m.Spec.ClusterUID != string(ec.UID) || m.Spec.Want != v1alpha1.EtcdMemberStop && m.Spec.Want != v1alpha1.EtcdMemberDelete {
+			return false, fmt.Errorf("member %s is in use", member)
+		}
+		m.Spec.Want, m.Spec.ReportLog = v1alpha1.EtcdMemberDelete, false
+		return true, nil
+	})
 }
 
 // startCommand is how a person starts a stopped cluster.
@@ -177,9 +302,12 @@ type ClusterStatus struct {
 	LastStart  string                    `json:"lastStart,omitempty"`
 	Message    string                    `json:"message,omitempty"`
 	AbsentData []v1alpha1.EtcdAbsentData `json:"absentData,omitempty"`
-	Created    metav1.Time               `json:"created"`
-	Members    []v1alpha1.EtcdMemberInfo `json:"members"`
-	Conditions []metav1.Condition        `json:"conditions"`
+	// SetAside is data of former members that is kept until somebody discards it, Restore the last restore order.
+	SetAside   []v1alpha1.EtcdSetAside    `json:"setAside,omitempty"`
+	Restore    *v1alpha1.EtcdRestoreState `json:"restore,omitempty"`
+	Created    metav1.Time                `json:"created"`
+	Members    []v1alpha1.EtcdMemberInfo  `json:"members"`
+	Conditions []metav1.Condition         `json:"conditions"`
 }
 
 // ReadStatus reads the etcd clusters of a namespace, of all if it is empty, sorted by name.
@@ -193,7 +321,7 @@ func ReadStatus(ctx context.Context, c client.Client, namespace string) ([]Clust
 		ec := &clusters.Items[i]
 		s := ClusterStatus{
 			Namespace: ec.Namespace, Name: ec.Name, Phase: ec.Status.Phase, Size: ec.Size(), Ready: ec.Status.ReadyReplicas, Nodes: ec.Status.Nodes, Snapshot: ec.Status.Snapshot,
-			AbsentData: ec.Status.AbsentData, Created: ec.CreationTimestamp, Members: ec.Status.Members, Conditions: ec.Status.Conditions,
+			AbsentData: ec.Status.AbsentData, SetAside: ec.Status.SetAside, Restore: ec.Status.Restore, Created: ec.CreationTimestamp, Members: ec.Status.Members, Conditions: ec.Status.Conditions,
 		}
 		if d := ec.Status.LastStop; d != nil {
 			s.LastStop = d.Duration.Round(10 * time.Millisecond).String()

@@ -68,17 +68,28 @@ func TestASnapshotIsTakenOfAHealthyMemberIfPossibleNotTheLeader(t *testing.T) {
 
 func TestARestoreThatWouldLoseKeysIsRefused(t *testing.T) {
 	ec := withMembers()
-	if _, _, err := Restore(t.Context(), nil, ec, "", false); err == nil || !strings.Contains(err.Error(), "has no verified snapshot") {
+	if _, _, err := Restore(t.Context(), nil, ec, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "has no verified snapshot") {
 		t.Errorf("without a snapshot: %v", err)
 	}
-	ec.Status.Snapshot = "demo-1"
-	ec.Status.Conditions = []metav1.Condition{{Type: v1alpha1.EtcdReady, Status: metav1.ConditionTrue}}
-	if _, _, err := Restore(t.Context(), nil, ec, "", false); err == nil || !strings.Contains(err.Error(), "a restore loses every key written after snapshot demo-1") {
+	// Three of seven desired members serve: it is not Ready, and clients write all the same.
+	ec = withMembers(
+		v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdVoter, Healthy: true}, v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdLeader, Healthy: true},
+		v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdVoter, Healthy: true}, v1alpha1.EtcdMemberInfo{Role: v1alpha1.EtcdLearner},
+	)
+	ec.Status.Conditions = []metav1.Condition{{Type: v1alpha1.EtcdReady, Status: metav1.ConditionFalse}}
+	if _, _, err := Restore(t.Context(), nil, ec, RestoreOptions{Snapshot: "none"}); err == nil || !strings.Contains(err.Error(), "serves clients: 3 of its voters are healthy") {
 		t.Errorf("a cluster that serves clients: %v", err)
+	}
+	for want, o := range map[string]RestoreOptions{
+		"either --snapshot or --from-member": {Snapshot: "s", FromMember: "n1"}, "--gone is only for --from-member": {Gone: []string{"n1"}}, "--expires must not be negative": {Expires: -1},
+	} {
+		if _, _, err := Restore(t.Context(), nil, ec, o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v", o, err)
+		}
 	}
 }
 
-func TestARestoreIsAskedForInTheObject(t *testing.T) {
+func TestARestoreIsOrderedInTheObject(t *testing.T) {
 	api := testenv.StartAPI(t)
 	c := api.Admin()
 	three, zero := int32(3), int32(0)
@@ -92,18 +103,41 @@ func TestARestoreIsAskedForInTheObject(t *testing.T) {
 		if err := c.Update(t.Context(), ec); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := askRestore(t.Context(), c, stale, "none"); err != nil {
+		if _, _, err := Restore(t.Context(), c, stale, RestoreOptions{Snapshot: "none"}); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: name}, ec); err != nil {
-			t.Fatal(err)
+		read := func() {
+			if err := c.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: name}, ec); err != nil {
+				t.Fatal(err)
+			}
 		}
-		asked := strings.HasPrefix(ec.Annotations[v1alpha1.EtcdRestoreAnnotation], "none/")
-		if asked != (*size > 0) || (ec.Spec.RestoreFrom == "none") != (*size == 0) || ec.Labels["changed"] == "" {
-			t.Errorf("%s: annotations %v, restoreFrom %q", name, ec.Annotations, ec.Spec.RestoreFrom)
+		read()
+		ordered := ec.Spec.Restore != nil && ec.Spec.Restore.Snapshot == "none" && ec.Spec.Restore.ID != "" && time.Until(ec.Spec.Restore.Expires.Time) > 0
+		if ordered != (*size > 0) || (ec.Spec.RestoreFrom == "none") != (*size == 0) || ec.Labels["changed"] == "" {
+			t.Errorf("%s: order %v, restoreFrom %q", name, ec.Spec.Restore, ec.Spec.RestoreFrom)
 		}
-		if _, err := askRestore(t.Context(), c, ec, "another"); err == nil {
+		if _, _, err := Restore(t.Context(), c, ec, RestoreOptions{Snapshot: "another"}); err == nil {
 			t.Error("a snapshot that is not there was accepted")
 		}
+		if _, _, err := Restore(t.Context(), c, ec, RestoreOptions{FromMember: "n1"}); err == nil || !strings.Contains(err.Error(), "has no member on node n1") {
+			t.Errorf("a node without a member: %v", err)
+		}
+		if err := CancelRestore(t.Context(), c, ec); err != nil {
+			t.Fatal(err)
+		}
+		if read(); ec.Spec.Restore != nil || ec.Spec.RestoreFrom != "" {
+			t.Errorf("canceled, and %+v", ec.Spec)
+		}
+		if err := CancelRestore(t.Context(), c, ec); err == nil || !strings.Contains(err.Error(), "no restore order that waits") {
+			t.Errorf("canceled twice: %v", err)
+		}
+		if err := Discard(t.Context(), c, ec, "runs-1"); err == nil || !strings.Contains(err.Error(), "set aside: nothing") {
+			t.Errorf("discarded what is not set aside: %v", err)
+		}
+	}
+	bad := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bad"}}
+	bad.Spec.Restore = &v1alpha1.EtcdRestoreOrder{ID: "1", Expires: metav1.Now()}
+	if err := c.Create(t.Context(), bad); err == nil || !strings.Contains(err.Error(), "either a snapshot or a member") {
+		t.Errorf("an order from nothing: %v", err)
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// place picks the node for a new member: the one with the fewest members of this cluster, then in the zone with the fewest, then one
+// place picks the node for a new member: the one with the fewest members of this cluster, then one that is not avoided, then in the zone with the fewest, then one
 // of the preferred, then with the fewest members of any cluster. It picks none if no node is schedulable.
-func (w World) place(staying []memberView, preferred []string) (string, bool) {
+func (w World) place(staying []memberView, preferred []string, avoided func(node string) bool) (string, bool) {
 	nodes := w.SchedulableNodes()
 	if len(nodes) == 0 {
 		return "", false
@@ -22,7 +22,7 @@ func (w World) place(staying []memberView, preferred []string) (string, bool) {
 		return 1
 	}
 	return slices.MinFunc(nodes, func(a, b string) int {
-		return cmp.Or(onNode[a]-onNode[b], inZone[w.zone(a)]-inZone[w.zone(b)], rank(a)-rank(b), w.Load[a]-w.Load[b], cmp.Compare(a, b))
+		return cmp.Or(onNode[a]-onNode[b], yes(avoided(a))-yes(avoided(b)), inZone[w.zone(a)]-inZone[w.zone(b)], rank(a)-rank(b), w.Load[a]-w.Load[b], cmp.Compare(a, b))
 	}), true
 }
 
@@ -48,17 +48,12 @@ func (w World) crowded(members []memberView) bool {
 
 // victim picks the voter to remove: one that has to leave, then one that is not healthy, then one on a node that is not schedulable,
 // then one that shares its node or its zone; of those rather not the leader, and rather the newest.
-func (w World) victim(voters []memberView) memberView {
+func (p *planner) victim(voters []memberView) memberView {
+	w := p.World
 	onNode, inZone := w.countByPlace(voters)
-	yes := func(b bool) int {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	return slices.MaxFunc(voters, func(a, b memberView) int {
 		return cmp.Or(
-			yes(w.leaving(a))-yes(w.leaving(b)),
+			yes(p.leaving(a))-yes(p.leaving(b)),
 			yes(!a.healthy())-yes(!b.healthy()),
 			yes(!w.Schedulable(a.Spec.Node))-yes(!w.Schedulable(b.Spec.Node)),
 			onNode[a.Spec.Node]-onNode[b.Spec.Node],
@@ -67,6 +62,13 @@ func (w World) victim(voters []memberView) memberView {
 			numberOf(a.EtcdMember)-numberOf(b.EtcdMember),
 		)
 	})
+}
+
+func yes(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // leaving returns whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it.

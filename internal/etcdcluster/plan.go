@@ -33,6 +33,8 @@ const (
 	RemovePeer Do = "remove-peer"
 	// MoveLeader transfers leadership to Action.Peer.
 	MoveLeader Do = "move-leader"
+	// DisarmNoSpace ends the alarm of Action.Peer that its database is full.
+	DisarmNoSpace Do = "disarm-no-space"
 	// CreateSnapshot creates Action.Snapshot.
 	CreateSnapshot Do = "create-snapshot"
 	// PlaceSnapshot writes the spec and the finalizer of Action.Snapshot.
@@ -94,6 +96,7 @@ type planner struct {
 	quorumLost string
 	missing    string
 	snapFailed string
+	restoring  bool // this plan begins a restore
 }
 
 // Plan decides what to do next about a cluster. It is level-triggered: the decision depends on the world alone, and what was decided
@@ -117,6 +120,9 @@ func Plan(w World) Decision {
 
 func newPlanner(w World) *planner {
 	p := &planner{World: w, status: *w.Cluster.Status.DeepCopy()}
+	if w.Cluster.Spec.RestoreFrom == "" {
+		p.status.ObservedRestoreFrom = "" // set again, it is obeyed again
+	}
 	p.sortMembers()
 	return p
 }
@@ -131,7 +137,7 @@ func (p *planner) sortMembers() {
 		switch {
 		case m.Spec.Want == v1alpha1.EtcdMemberDelete:
 			p.deleting = append(p.deleting, j)
-		case m.Spec.Incarnation < p.status.Incarnation:
+		case m.Spec.Incarnation < p.status.Incarnation || p.isSetAside(j):
 			p.former = append(p.former, j)
 		default:
 			p.current = append(p.current, j)
@@ -151,7 +157,9 @@ func (p *planner) sortMembers() {
 
 // drive continues what is under way, or begins what the spec asks for.
 func (p *planner) drive() {
-	p.restoreIfAsked()
+	if p.followOrder() {
+		return
+	}
 	size := p.Cluster.Size()
 	switch stage := p.stage(); {
 	case stage == StageReleasing:
@@ -184,11 +192,11 @@ func (p *planner) act(a Action) {
 // setDesired writes what a member's node should do, if that changes.
 func (p *planner) setDesired(m memberView, want v1alpha1.EtcdMemberWish, change ...func(*v1alpha1.EtcdMemberSpec)) {
 	next := m.DeepCopy()
-	next.Spec.Want = want
+	next.Spec.Want, next.Spec.ReportLog = want, false
 	for _, c := range change {
 		c(&next.Spec)
 	}
-	if next.Spec.Want == m.Spec.Want && next.Spec.DataRequired == m.Spec.DataRequired && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
+	if next.Spec.Want == m.Spec.Want && next.Spec.ReportLog == m.Spec.ReportLog && next.Spec.DataRequired == m.Spec.DataRequired && next.Spec.QuotaBytes == m.Spec.QuotaBytes && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
 		return
 	}
 	p.act(Action{Do: SetDesired, Member: next})
@@ -217,9 +225,7 @@ func (p *planner) create(node string) {
 			ClientTLS: orTrue(c.Spec.TLS.Client), PeerTLS: orTrue(c.Spec.TLS.Peer),
 		},
 	}
-	if q := c.Spec.Storage.Quota; q != nil {
-		m.Spec.QuotaBytes = q.Value()
-	}
+	m.Spec.QuotaBytes = p.quotaBytes()
 	p.act(Action{Do: CreateMember, Member: m})
 }
 
@@ -256,11 +262,12 @@ func (p *planner) releaseMembers() {
 		}
 	}
 	p.status.AbsentData = absent
+	p.forgetDiscarded()
 	for _, m := range p.former {
-		if p.hasRun() || m.Spec.Begin == nil {
+		if (p.hasRun() || m.Spec.Begin == nil) && !p.isSetAside(m) {
 			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		} else {
-			// The new incarnation may fail to start from its snapshot: the old data is deleted only once it runs.
+			// The new incarnation may fail to start from its snapshot: the old data is deleted only once it runs, and what is set aside never is.
 			p.setDesired(m, v1alpha1.EtcdMemberStop)
 		}
 	}

@@ -80,7 +80,14 @@ func sortOldest(list []*v1alpha1.EtcdSnapshot) {
 
 // needed returns whether a snapshot must not be deleted: the next start begins from it, or a stop relies on it.
 func (p *planner) needed(name string) bool {
-	return p.status.Rest != nil && p.status.Rest.Snapshot == name || p.status.Stop != nil && p.status.Stop.Snapshot == name || p.Cluster.Spec.RestoreFrom == name
+	return p.status.Rest != nil && p.status.Rest.Snapshot == name || p.status.Stop != nil && p.status.Stop.Snapshot == name ||
+		p.Cluster.Spec.RestoreFrom == name && p.status.ObservedRestoreFrom != name || p.status.Restore != nil && !p.status.Restore.Phase.Final() && p.orders(name)
+}
+
+// orders returns whether the restore order that is under way needs a snapshot.
+func (p *planner) orders(name string) bool {
+	order := p.Cluster.Spec.Restore
+	return p.status.Restore.Snapshot == name || order != nil && order.Snapshot == name
 }
 
 func (p *planner) exists(member string) bool {

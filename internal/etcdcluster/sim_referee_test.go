@@ -68,11 +68,46 @@ func (s *sim) refereeRelease(is v1alpha1.EtcdClusterStatus) {
 	}
 }
 
+// refereeRestore: a restore that begins was ordered, has not expired, and begins once; from then on only what its snapshot has is owed.
+func (s *sim) refereeRestore(w World, d Decision) {
+	was, is := w.Cluster.Status.Restore, d.Status.Restore
+	if is == nil || is.Phase != v1alpha1.EtcdRestoreStarting || was != nil && was.ID == is.ID && was.Phase == is.Phase {
+		return
+	}
+	order := w.Cluster.Spec.Restore
+	if order == nil || order.ID != is.ID || s.restored[is.ID] || order.Member == "" && w.Now.After(order.Expires.Time) {
+		s.breach("restore %s begins, and the order is %+v", is.ID, order)
+		return
+	}
+	s.restored[is.ID] = true
+	f := s.anyFile(is.Snapshot)
+	if f == nil {
+		s.breach("restore %s begins, and nobody has snapshot %s", is.ID, is.Snapshot)
+		return
+	}
+	if order.Member != "" {
+		for id := range s.owed {
+			if !f.acked[id] {
+				s.breach("restore %s: write %d was acknowledged, and is not in the snapshot of the member's data", is.ID, id)
+			}
+		}
+		return
+	}
+	for id := range s.owed {
+		if !f.acked[id] {
+			delete(s.owed, id) // somebody forced it
+		}
+	}
+}
+
 // refereeCreate: one member in change at a time, and no two on one node while another is free.
 func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 	used, changing := map[string]bool{}, 0
 	for _, other := range s.members {
 		if other.Spec.Want == v1alpha1.EtcdMemberDelete || other.Spec.Incarnation != m.Spec.Incarnation || other.Name == m.Name {
+			continue
+		}
+		if slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == other.Name }) {
 			continue
 		}
 		used[other.Spec.Node] = true
@@ -111,6 +146,9 @@ func (s *sim) refereeBegin(m *v1alpha1.EtcdMember) {
 // refereeDelete: data goes only when it was released, or etcd has done without it.
 func (s *sim) refereeDelete(m *v1alpha1.EtcdMember) {
 	d, st := s.data[m.Name], s.cluster.Status
+	if slices.ContainsFunc(st.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name }) {
+		s.breach("%s is deleted and was set aside", m.Name)
+	}
 	if d == nil || !d.raft.has(d.id) || etcd.HexID(d.raft.id) != st.ClusterID {
 		return
 	}

@@ -2,8 +2,12 @@ package etcdcluster
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/simtest"
@@ -58,6 +62,74 @@ func TestEveryHistoryEndsWithEveryKey(t *testing.T) {
 	}
 }
 
+// After any history two of three machines are gone with their data. What the third one has becomes the cluster, with every key.
+func TestEveryHistoryCanGoOnFromOneMember(t *testing.T) {
+	for seed := range testlength.Seeds(30, 1000) {
+		s := newSim(seed, 4)
+		s.bound = simtest.Start("etcdcluster", fmt.Sprintf("from a member %d", seed), simLimits)
+		s.cluster.Spec.Storage.OnStop = v1alpha1.EtcdSnapshotThenDelete
+		for range 100 {
+			if s.rand.IntN(2) == 0 {
+				s.coordinate()
+			}
+			s.event()
+		}
+		s.scale(3)
+		s.calm()
+		if s.settled() && !s.Broken() {
+			s.goOnFromOne()
+		}
+		s.bound.End()
+		if verdict := s.Verdict(); verdict != "" {
+			t.Fatalf("seed %d: %s", seed, verdict)
+		}
+	}
+}
+
+// goOnFromOne takes the machines of all members but one away, and orders a restore from that one.
+func (s *sim) goOnFromOne() {
+	left := s.cluster.Status.Members[s.rand.IntN(3)]
+	s.node(left.Node).full = false // or the snapshot of its data cannot be made, and the order is refused
+	var gone []string
+	for _, m := range s.cluster.Status.Members {
+		if n := s.node(m.Node); m.Node != left.Node {
+			n.up, n.downAt = false, s.now
+			gone = append(gone, n.name)
+			for _, d := range s.data {
+				d.running = d.running && d.node != n.name
+			}
+		}
+	}
+	for range 60 {
+		s.now = s.now.Add(time.Second)
+		s.coordinate()
+	}
+	if condition(s.cluster.Status, v1alpha1.EtcdQuorumLost) == nil {
+		s.breach("quorum is not reported as lost: %+v", s.cluster.Status)
+	}
+	s.order(&v1alpha1.EtcdRestoreOrder{Member: left.Name, Gone: gone, Expires: metav1.NewTime(s.now.Add(time.Hour))})
+	for range 400 {
+		s.now = s.now.Add(500 * time.Millisecond)
+		for _, n := range s.nodes {
+			s.machine(n)
+		}
+		s.coordinate()
+		if s.cluster.Status.Phase == v1alpha1.EtcdClusterPhaseRunning && s.cluster.Status.ReadyReplicas == 3 {
+			break
+		}
+	}
+	if r := s.raftOf(); r == nil || s.cluster.Status.Restore.Phase != v1alpha1.EtcdRestoreDone {
+		s.breach("it is not restored: %+v, %+v", s.cluster.Status.Restore, s.cluster.Status.Conditions)
+	} else {
+		s.judge(r)
+	}
+	for _, node := range gone {
+		if !slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Node == node }) {
+			s.breach("the data on %s is not set aside: %+v", node, s.cluster.Status.SetAside)
+		}
+	}
+}
+
 // A history takes 400 steps, and at most three times 600 until it rests.
 var simLimits = simtest.Limits{Steps: 20_000}
 
@@ -108,6 +180,20 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 				}
 			}
 		}}, "others change"},
+		{"data that was set aside is deleted", mutants{decision: func(w World, d *Decision) {
+			for _, m := range w.Members {
+				if len(w.Cluster.Status.SetAside) > 0 && m.Name == w.Cluster.Status.SetAside[0].Member && m.Spec.Want == v1alpha1.EtcdMemberStop {
+					next := m.DeepCopy()
+					next.Spec.Want = v1alpha1.EtcdMemberDelete
+					d.Actions = append(d.Actions, Action{Do: SetDesired, Member: next})
+				}
+			}
+		}}, "was set aside"},
+		{"a restore order is carried out again", mutants{decision: func(w World, d *Decision) {
+			if r := d.Status.Restore; r != nil && r.Phase == v1alpha1.EtcdRestoreDone && w.Cluster.Status.Restore.Phase == r.Phase {
+				r.Phase = v1alpha1.EtcdRestoreWaiting
+			}
+		}}, "begins, and the order is"},
 		{"a condition's time changes", mutants{decision: func(w World, d *Decision) {
 			for i := range d.Status.Conditions {
 				d.Status.Conditions[i].LastTransitionTime.Time = w.Now

@@ -27,6 +27,7 @@ type simNode struct {
 	draining bool
 	downAt   time.Time
 	noSpace  bool // snapshots fail here
+	full     bool // and go on to, when all other trouble has ended
 }
 
 // simRaft is an etcd cluster as it really is: its members, and how many writes it acknowledged.
@@ -47,6 +48,7 @@ type simData struct {
 	node        string
 	running     bool
 	sealed      bool
+	corrupt     bool // its process ends as soon as it starts
 }
 
 // simFile is a snapshot file.
@@ -73,10 +75,12 @@ type sim struct {
 	writes int64
 	chaos  bool
 	*simtest.Referee[string]
-	events  map[string]int
-	mutants mutants
-	seed    uint64
-	bound   *simtest.Play
+	events   map[string]int
+	mutants  mutants
+	orders   int
+	restored map[string]bool // orders that were carried out
+	seed     uint64
+	bound    *simtest.Play
 }
 
 // mutants are rules broken on purpose, to show that the referee would see it.
@@ -89,7 +93,7 @@ func newSim(seed uint64, nodes int) *sim {
 	s := &sim{
 		rand: rand.New(rand.NewPCG(seed, 3)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), members: map[string]*v1alpha1.EtcdMember{},
 		snapshots: map[string]*v1alpha1.EtcdSnapshot{}, data: map[string]*simData{}, files: map[string]map[string]*simFile{}, nextID: 100,
-		owed: map[int64]bool{}, events: map[string]int{}, chaos: true, seed: seed,
+		owed: map[int64]bool{}, events: map[string]int{}, restored: map[string]bool{}, chaos: true, seed: seed,
 	}
 	s.Referee = simtest.NewReferee[string](func() string { return s.now.Format("04:05.000") })
 	for i := range nodes {
@@ -100,7 +104,7 @@ func newSim(seed uint64, nodes int) *sim {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "0123456789", Generation: 1, Finalizers: []string{v1alpha1.EtcdClusterFinalizer}},
 		Spec: v1alpha1.EtcdClusterSpec{
 			Size: &three, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 2},
-			ReplaceAfter: &metav1.Duration{Duration: 30 * time.Second},
+			ReplaceAfter: &metav1.Duration{Duration: 30 * time.Second}, ReplaceFailedAfter: &metav1.Duration{Duration: 10 * time.Second},
 		},
 	}
 	s.touch(s.cluster)
@@ -318,6 +322,13 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 				return
 			}
 		}
+		if d.corrupt {
+			d.running = false
+			m.Status.Error, m.Status.Restarts = "invalid database", m.Status.Restarts+1
+			s.touch(m)
+			s.phase(m, v1alpha1.EtcdMemberStarting)
+			return
+		}
 		if d.raft.removed[d.id] {
 			d.running = false
 			s.phase(m, v1alpha1.EtcdMemberStopped)
@@ -338,6 +349,9 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 	case v1alpha1.EtcdMemberStop:
 		if d != nil {
 			d.running = false
+			if m.Spec.ReportLog {
+				m.Status.Log = &v1alpha1.EtcdLog{Term: 1, Index: d.applied}
+			}
 		}
 		s.phase(m, v1alpha1.EtcdMemberStopped)
 	case v1alpha1.EtcdMemberDelete:
@@ -401,16 +415,21 @@ func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 		s.dropFile(n, snap)
 	case snap.Status.Facts == nil && snap.Status.Error == "" && s.members[snap.Spec.Member] != nil && s.members[snap.Spec.Member].Spec.Node == n.name:
 		d := s.data[snap.Spec.Member]
-		if d == nil || !d.running {
+		if d == nil || d.running == snap.Spec.FromData {
 			return
 		}
-		if n.noSpace || s.chance(6) || snap.Spec.Revision != 0 && snap.Spec.Revision != d.applied {
+		if n.noSpace || n.full || s.chance(6) || snap.Spec.Revision != 0 && snap.Spec.Revision != d.applied {
 			snap.Status.Error = "no space left on device"
 			s.touch(snap)
 			return
 		}
 		snap.Status.Facts = &v1alpha1.EtcdSnapshotFacts{Revision: d.applied, At: *micro(s.now)}
 		s.keepFile(n, snap, &simFile{revision: d.applied, acked: maps.Clone(d.raft.acked)})
+	case wanted && !has && snap.Status.Facts != nil && n.full:
+		if _, failed := snap.Copy(n.name); !failed && !slices.ContainsFunc(snap.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == n.name }) {
+			snap.Status.Copies = append(snap.Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: n.name, Error: "no space left on device"})
+			s.touch(snap)
+		}
 	case wanted && !has && snap.Status.Facts != nil && !n.noSpace:
 		if f := s.anyFile(snap.Name); f != nil {
 			s.keepFile(n, snap, f)
@@ -425,6 +444,7 @@ func (s *sim) keepFile(n *simNode, snap *v1alpha1.EtcdSnapshot, f *simFile) {
 		s.files[n.name] = map[string]*simFile{}
 	}
 	s.files[n.name][snap.Name] = f
+	snap.Status.Copies = slices.DeleteFunc(snap.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == n.name })
 	snap.Status.Copies = append(snap.Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: n.name, Verified: micro(s.now)})
 	s.touch(snap)
 	s.Hear("%s has %s at revision %d", n.name, snap.Name, f.revision)
@@ -451,6 +471,7 @@ func (s *sim) coordinate() bool {
 		return true
 	}
 	s.refereeStages(w, d)
+	s.refereeRestore(w, d)
 	changed := !equality.Semantic.DeepEqual(s.cluster.Status, d.Status)
 	if changed {
 		s.referee(w, d)
@@ -648,6 +669,14 @@ func (s *sim) event() {
 		s.drain(n)
 	case k == 33:
 		s.crash(n)
+	case k == 34:
+		s.corrupt()
+	case k == 35:
+		s.suspend()
+	case k == 36:
+		s.restore()
+	case k == 37:
+		s.fill(n)
 	}
 	s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
 }
@@ -693,6 +722,83 @@ func (s *sim) drain(n *simNode) {
 	s.Hear("%s drains", n.name)
 }
 
+// corrupt damages the data of one member for good, unless the others would be no quorum, or another one is damaged.
+func (s *sim) corrupt() {
+	r := s.raftOf()
+	if r == nil || slices.ContainsFunc(slices.Collect(maps.Values(s.data)), func(d *simData) bool { return d.corrupt && d.raft == r && r.has(d.id) }) {
+		return
+	}
+	running := slices.DeleteFunc(s.runningVoters(r), func(d *simData) bool { return d.applied != r.revision })
+	if len(running)-1 < quorum(r.voters()) || len(running) < r.voters() {
+		return
+	}
+	d := running[s.rand.IntN(len(running))]
+	d.corrupt, d.running = true, false
+	s.Hear("the data of %x on %s is corrupt", d.id, d.node)
+}
+
+// suspend stops the cluster as its schedule does, or ends that.
+func (s *sim) suspend() {
+	if s.cluster.IsSuspended() {
+		s.cluster.Status.Suspended = nil
+	} else if s.cluster.SpecSize() > 0 {
+		s.cluster.Status.Suspended = &v1alpha1.EtcdSuspension{Since: metav1.NewTime(s.now), Size: int32(s.cluster.SpecSize())}
+	}
+	s.touch(s.cluster)
+	s.Hear("suspended: %t", s.cluster.IsSuspended())
+}
+
+// restore orders the cluster to go back to a snapshot, though it serves clients.
+func (s *sim) restore() {
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(s.snapshots)) {
+		if snap := s.snapshots[name]; snap.DeletionTimestamp == nil && snap.Status.Facts != nil && s.anyFile(name) != nil {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 || s.cluster.Size() == 0 {
+		return
+	}
+	s.order(&v1alpha1.EtcdRestoreOrder{Snapshot: names[s.rand.IntN(len(names))], Force: true, Expires: metav1.NewTime(s.now.Add(time.Duration(s.rand.IntN(60)) * time.Second))})
+}
+
+func (s *sim) order(o *v1alpha1.EtcdRestoreOrder) {
+	s.orders++
+	o.ID = fmt.Sprint(s.orders)
+	s.cluster.Spec.Restore = o
+	s.cluster.Generation++
+	s.touch(s.cluster)
+	s.Hear("restore %s from %s%s is ordered", o.ID, o.Snapshot, o.Member)
+}
+
+// fill fills the disk for snapshots of one node, for good.
+func (s *sim) fill(n *simNode) {
+	if !slices.ContainsFunc(s.nodes, func(other *simNode) bool { return other.full }) {
+		n.full = true
+		s.Hear("the disk of %s is full for good", n.name)
+	}
+}
+
+// free frees the disk of a node that has all members of the cluster: without it no snapshot can be taken, which only a person can mend.
+func (s *sim) free() {
+	for _, n := range s.nodes {
+		elsewhere := slices.ContainsFunc(s.cluster.Status.Members, func(m v1alpha1.EtcdMemberInfo) bool { return m.Node != n.name })
+		n.full = n.full && (elsewhere || len(s.cluster.Status.Members) == 0)
+	}
+}
+
+// discard lets somebody discard what was set aside, as in the end somebody does.
+func (s *sim) discard() {
+	for _, a := range s.cluster.Status.SetAside {
+		if m := s.members[a.Member]; m != nil && m.Spec.Want == v1alpha1.EtcdMemberStop {
+			m.Spec.Want = v1alpha1.EtcdMemberDelete
+			m.Generation++
+			s.touch(m)
+			s.Hear("%s is discarded", m.Name)
+		}
+	}
+}
+
 // calm ends all trouble and lets the cluster come to rest.
 func (s *sim) calm() {
 	s.chaos = false
@@ -700,9 +806,16 @@ func (s *sim) calm() {
 	for _, n := range s.nodes {
 		n.up, n.draining, n.noSpace = true, false, false
 	}
+	if s.cluster.IsSuspended() {
+		s.suspend()
+	}
 	for range 600 {
 		s.bound.Step()
+		s.free()
 		s.now = s.now.Add(500 * time.Millisecond)
+		if s.settledBut(len(s.cluster.Status.SetAside)) {
+			s.discard()
+		}
 		for _, n := range s.nodes {
 			s.machine(n)
 		}
@@ -714,7 +827,10 @@ func (s *sim) calm() {
 	}
 }
 
-func (s *sim) settled() bool {
+func (s *sim) settled() bool { return s.settledBut(0) }
+
+// settledBut returns whether the cluster is at rest, with so many members besides whose data is set aside.
+func (s *sim) settledBut(aside int) bool {
 	st := s.cluster.Status
 	if st.ObservedGeneration != s.cluster.Generation {
 		return false
@@ -722,7 +838,7 @@ func (s *sim) settled() bool {
 	if s.cluster.Size() == 0 {
 		return st.Phase == v1alpha1.EtcdClusterPhaseStopped && st.Stop == nil
 	}
-	return st.Phase == v1alpha1.EtcdClusterPhaseRunning && int(st.ReadyReplicas) == s.cluster.Size() && len(s.members) == s.cluster.Size()
+	return st.Phase == v1alpha1.EtcdClusterPhaseRunning && int(st.ReadyReplicas) == s.cluster.Size() && len(s.members) == s.cluster.Size()+aside
 }
 
 func condition(s v1alpha1.EtcdClusterStatus, kind string) *metav1.Condition {

@@ -1,6 +1,7 @@
 package etcdcluster
 
 import (
+	"cmp"
 	"slices"
 
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -125,7 +126,13 @@ func (p *planner) move(change func(*v1alpha1.EtcdClusterStatus)) {
 // beginStart: Stopped → Starting, from what the cluster was stopped with, or from nothing (nil). A start that does not resume
 // retained data is a new incarnation.
 func (p *planner) beginStart(from *v1alpha1.EtcdStoppedState) {
+	if p.resumes() && from != p.status.Rest {
+		p.setAside(func(memberView) string {
+			return "Started from " + describeSource(cmp.Or(from.Snapshot, v1alpha1.EtcdFromNothing)) + " instead of it"
+		})
+	}
 	p.move(func(s *v1alpha1.EtcdClusterStatus) {
+		s.ObservedRestoreFrom = p.Cluster.Spec.RestoreFrom
 		if former := s.Rest; from != nil && former != nil && from != former {
 			from.Stopped = former.Stopped
 		}
@@ -137,16 +144,19 @@ func (p *planner) beginStart(from *v1alpha1.EtcdStoppedState) {
 		}
 		s.Rest, s.Starting = from, micro(p.Now)
 	})
+	p.status.Failing = nil
 	p.forgetFormerIncarnation()
 }
 
 // beginRestore: any → Starting, from a snapshot or from nothing, because a person asked for it.
-func (p *planner) beginRestore(asked string, from *v1alpha1.EtcdStoppedState) {
+func (p *planner) beginRestore(from *v1alpha1.EtcdStoppedState) {
+	p.restoring, p.status.Failing = true, nil
+	p.status.Restore.Snapshot = from.Snapshot
+	p.setRestore(v1alpha1.EtcdRestoreStarting, "Starting a new incarnation.")
 	p.move(func(s *v1alpha1.EtcdClusterStatus) {
 		if from.Snapshot == "" {
 			s.ClusterID = ""
 		}
-		s.ObservedRestore = asked
 		s.Incarnation++
 		s.Rest, s.Starting, s.Stop = from, micro(p.Now), nil
 	})
@@ -157,6 +167,9 @@ func (p *planner) beginRestore(asked string, from *v1alpha1.EtcdStoppedState) {
 func (p *planner) establish(id string) {
 	p.missing = ""
 	p.move(func(s *v1alpha1.EtcdClusterStatus) { s.ClusterID, s.Rest = id, nil })
+	if r := p.status.Restore; r != nil && r.Phase == v1alpha1.EtcdRestoreStarting {
+		p.setRestore(v1alpha1.EtcdRestoreDone, "The cluster runs.")
+	}
 }
 
 // endStart: Starting → Stopped, after the start was canceled.

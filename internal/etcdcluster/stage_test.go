@@ -2,6 +2,7 @@ package etcdcluster
 
 import (
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -48,7 +49,7 @@ func TestTheStageOfACluster(t *testing.T) {
 func TestTransitionsOfOnePlan(t *testing.T) {
 	never := func(w *World) { w.Cluster.Status, w.View = v1alpha1.EtcdClusterStatus{}, runningWorld(0).View }
 	asked := func(w *World) {
-		w.Cluster.Annotations = map[string]string{v1alpha1.EtcdRestoreAnnotation: "none/1"}
+		w.Cluster.Spec.Restore = &v1alpha1.EtcdRestoreOrder{ID: "1", Snapshot: "none", Force: true, Expires: metav1.NewTime(noon.Add(time.Hour))}
 	}
 	stopping := func(w *World) { w.Cluster.Status.Stop = &v1alpha1.EtcdStop{Step: v1alpha1.EtcdSealing} }
 	for _, c := range []struct {

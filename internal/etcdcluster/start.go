@@ -12,9 +12,6 @@ import (
 	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
 )
 
-// fromNothing is the value of spec.restoreFrom that starts an empty cluster.
-const fromNothing = "none"
-
 // firstMemberPatience is how long a first member that failed is left alone before another one is tried.
 const firstMemberPatience = 5 * time.Second
 
@@ -57,10 +54,13 @@ func (p *planner) resumes() bool {
 // never begins empty unless someone asked for exactly that.
 func (p *planner) startingPoint() (from *v1alpha1.EtcdStoppedState, why string) {
 	rest, asked := p.status.Rest, p.Cluster.Spec.RestoreFrom
+	if asked == p.status.ObservedRestoreFrom {
+		asked = "" // a start obeyed it
+	}
 	switch {
-	case asked == fromNothing && p.status.Incarnation > 0:
+	case asked == v1alpha1.EtcdFromNothing && p.status.Incarnation > 0:
 		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}, ""
-	case asked != "" && asked != fromNothing && (rest == nil || rest.Snapshot != asked):
+	case asked != "" && asked != v1alpha1.EtcdFromNothing && (rest == nil || rest.Snapshot != asked):
 		return &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: asked}, p.unavailable(asked)
 	case rest != nil && rest.OnStop == v1alpha1.EtcdSnapshotThenDelete:
 		return rest, p.unavailable(rest.Snapshot)
@@ -122,7 +122,7 @@ func (p *planner) startFirstMember() {
 		}
 	}
 	if len(p.current) == 0 {
-		node, ok := p.place(nil, p.verifiedOn(snapshot))
+		node, ok := p.place(nil, p.verifiedOn(snapshot), p.avoided)
 		if !ok {
 			p.message = "No node is schedulable for the first member; start or uncordon a node"
 			return
@@ -173,7 +173,7 @@ func (p *planner) verifiedOn(snapshot string) []string {
 // resume starts all former members together from the data that they retained.
 func (p *planner) resume() {
 	rest := p.status.Rest
-	there, gone, lost := 0, []string{}, []string{}
+	there, gone, lost, failed := 0, []string{}, []string{}, []string{}
 	for _, former := range rest.Members {
 		i := slices.IndexFunc(p.current, func(m memberView) bool { return m.Name == former.Name })
 		switch {
@@ -184,6 +184,8 @@ func (p *planner) resume() {
 			lost = append(lost, former.Name+" on "+former.Node)
 		case !p.Live(former.Node):
 			gone = append(gone, former.Node)
+		case p.current[i].is(v1alpha1.EtcdMemberFailed):
+			failed = append(failed, former.Name+" on "+former.Node+because(shortened(p.current[i].Status.Error)))
 		default:
 			there++
 		}
@@ -200,8 +202,11 @@ func (p *planner) resume() {
 	if len(gone) > 0 {
 		missing += "; absent nodes: " + strings.Join(gone, ", ") + " (start them)"
 	}
+	if len(failed) > 0 {
+		missing += "; failed: " + strings.Join(failed, ", ")
+	}
 	missing += ". "
-	if all-len(lost) < need {
+	if all-len(lost)-len(failed) < need {
 		missing += p.restoreAdvice()
 	}
 	p.fail(missing)
@@ -246,26 +251,9 @@ func (p *planner) cancelStart() {
 			done = false
 		}
 	}
-	if done && len(p.pending()) == 0 {
+	if done && len(p.pending()) == 0 && p.formerStopped() {
 		p.endStart()
 	}
-}
-
-// restoreIfAsked starts a new incarnation from a snapshot if a person asked for that: the remedy when quorum is lost for good.
-func (p *planner) restoreIfAsked() {
-	asked := p.Cluster.Annotations[v1alpha1.EtcdRestoreAnnotation]
-	if asked == "" || asked == p.status.ObservedRestore || p.Cluster.Size() == 0 {
-		return
-	}
-	name, _, _ := strings.Cut(asked, "/")
-	if name == fromNothing {
-		p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete})
-		return
-	}
-	if p.missing = p.unavailable(name); p.missing != "" {
-		return
-	}
-	p.beginRestore(asked, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
 }
 
 // roundedSince returns how much time has passed, for people.

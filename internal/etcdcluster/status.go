@@ -65,7 +65,7 @@ func (p *planner) finishStart() {
 	if was := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdProgressing); was != nil && was.Reason == v1alpha1.ReasonEtcdCreating {
 		message = was.Message
 	}
-	if p.Cluster.Status.Starting == nil || p.Cluster.Status.ObservedRestore != s.ObservedRestore {
+	if p.Cluster.Status.Starting == nil || p.restoring {
 		message = p.startMessage()
 	}
 	p.phase, p.reason, p.message, p.changing = v1alpha1.EtcdClusterPhaseCreating, v1alpha1.ReasonEtcdCreating, message, true
@@ -74,7 +74,7 @@ func (p *planner) finishStart() {
 // startMessage returns the message of a start that begins.
 func (p *planner) startMessage() string {
 	switch {
-	case p.Cluster.Status.ObservedRestore != p.status.ObservedRestore:
+	case p.restoring:
 		if p.status.Rest != nil && p.status.Rest.Snapshot != "" {
 			return "Restoring cluster from snapshot " + p.status.Rest.Snapshot
 		}
@@ -149,10 +149,11 @@ func (p *planner) whyUnhealthy(m memberView) string {
 // reportQuorum reports that quorum is lost, after quorumLostAfter.
 func (p *planner) reportQuorum() {
 	stage := p.stage()
-	if stage != StageRunning && stage != StageStopping || p.View.Listed || p.missing != "" {
+	reading := p.status.Restore != nil && p.status.Restore.Phase == v1alpha1.EtcdRestoreReading
+	if stage != StageRunning && stage != StageStopping || p.View.Listed || p.missing != "" || reading {
 		return
 	}
-	voters, answering, silent := 0, 0, []string{}
+	voters, answering, silent, why := 0, 0, []string{}, ""
 	for _, m := range p.status.Members {
 		switch {
 		case m.Role != v1alpha1.EtcdVoter && m.Role != v1alpha1.EtcdLeader:
@@ -161,6 +162,9 @@ func (p *planner) reportQuorum() {
 			answering++
 		default:
 			silent = append(silent, m.Name)
+			if err := p.errorOf(m.Name); err != "" && why == "" {
+				why = fmt.Sprintf(" (%s: %s)", m.Name, shortened(err))
+			}
 		}
 		voters++
 	}
@@ -169,9 +173,25 @@ func (p *planner) reportQuorum() {
 	if ready == nil || ready.Status == metav1.ConditionTrue || p.Now.Sub(ready.LastTransitionTime.Time) < quorumLostAfter {
 		return
 	}
-	p.quorumLost = fmt.Sprintf("%d of %d voters answer, %d are needed: bring %s back. If they are lost for good: %s",
-		answering, voters, quorum(voters), orOthers(silent), p.restoreAdvice())
+	if p.View.Error != "" && answering >= quorum(voters) {
+		p.quorumLost = fmt.Sprintf("%d of %d voters answer, and none lists the members: %s. If etcd's auth is enabled, the cluster has to require certificates of clients (spec.tls.client), or auth has to be disabled.",
+			answering, voters, p.View.Error)
+		p.phase = v1alpha1.EtcdClusterPhaseFailed
+		return
+	}
+	p.quorumLost = fmt.Sprintf("%d of %d voters answer, %d are needed: bring %s back%s. If they are lost for good: %s",
+		answering, voters, quorum(voters), orOthers(silent), why, p.restoreAdvice())
 	p.phase = v1alpha1.EtcdClusterPhaseFailed
+}
+
+// errorOf returns what the node reported to be wrong with a member.
+func (p *planner) errorOf(member string) string {
+	for _, m := range p.current {
+		if m.Name == member {
+			return m.Status.Error
+		}
+	}
+	return ""
 }
 
 // setConditions writes the phase and the conditions.
@@ -182,7 +202,8 @@ func (p *planner) setConditions() {
 	}
 	s.Phase = p.phase
 	stopped := p.phase == v1alpha1.EtcdClusterPhaseStopped
-	p.setReady(stopped)
+	noSpace, corrupt := p.alarmMessages()
+	p.setReady(stopped, noSpace+corrupt)
 	progressing := metav1.ConditionFalse
 	switch {
 	case stopped:
@@ -195,9 +216,13 @@ func (p *planner) setConditions() {
 	p.setOrClear(v1alpha1.EtcdQuorumLost, p.quorumLost)
 	p.setOrClear(v1alpha1.EtcdDataMissing, p.missing)
 	p.setOrClear(v1alpha1.EtcdSnapshotFailed, p.snapFailed)
+	p.setOrClear(v1alpha1.EtcdNoSpace, noSpace)
+	p.setOrClear(v1alpha1.EtcdCorrupt, corrupt)
+	p.setOrClear(v1alpha1.EtcdMemberFailing, p.failingMessage())
+	p.setOrClear(v1alpha1.EtcdRestorePending, p.restorePending())
 }
 
-func (p *planner) setReady(stopped bool) {
+func (p *planner) setReady(stopped bool, alarm string) {
 	size, ready := p.Cluster.Size(), p.readyVoters()
 	stage := p.stage()
 	sealed := stage == StageReleasing || stage == StageStopping && slices.ContainsFunc(p.current, func(m memberView) bool { return m.Spec.Want == v1alpha1.EtcdMemberSeal })
@@ -207,6 +232,8 @@ func (p *planner) setReady(stopped bool) {
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopped, v1alpha1.MessageEtcdStopped)
 	case sealed:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdStopping, "The cluster serves no clients while it stops")
+	case serves && alarm != "":
+		p.set(v1alpha1.EtcdReady, metav1.ConditionFalse, v1alpha1.ReasonEtcdAlarm, alarm)
 	case serves:
 		p.set(v1alpha1.EtcdReady, metav1.ConditionTrue, v1alpha1.ReasonEtcdRunning, fmt.Sprintf("%d of %d members healthy", ready, max(size, len(p.voters()))))
 	default:
@@ -258,7 +285,10 @@ func (p *planner) addEvents() {
 	case was.Phase == v1alpha1.EtcdClusterPhaseScaling && is.Phase == v1alpha1.EtcdClusterPhaseRunning:
 		p.addNotice(false, v1alpha1.EventEtcdClusterScaled, fmt.Sprint(p.Now.UnixMicro()), fmt.Sprintf("Cluster has %d members", p.votes()))
 	}
-	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed} {
+	if r := is.Restore; r != nil && r.Phase.Final() && p.Now.Sub(r.Since.Time) < eventWindow {
+		p.addNotice(r.Phase != v1alpha1.EtcdRestoreDone, "Restore"+string(r.Phase), r.ID, fmt.Sprintf("Restore %s: %s", r.ID, r.Message))
+	}
+	for _, kind := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed, v1alpha1.EtcdMemberFailing, v1alpha1.EtcdNoSpace, v1alpha1.EtcdCorrupt} {
 		if c := meta.FindStatusCondition(is.Conditions, kind); c != nil && p.Now.Sub(c.LastTransitionTime.Time) < eventWindow {
 			p.addNotice(true, kind, fmt.Sprint(c.LastTransitionTime.Unix()), c.Message)
 		}

@@ -67,7 +67,7 @@ func (p *planner) stop() {
 		return
 	}
 	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
-		p.message = "Waiting for a quorum before stopping, so that every key is kept"
+		p.message = "Waiting for a quorum before stopping, so that every key is kept" + because(p.View.Error)
 		return
 	}
 	for _, m := range p.current {
@@ -200,8 +200,13 @@ func (p *planner) seal() {
 	p.keepOut()
 	p.snapFailed = p.lastFailure()
 	p.reportWaiting("waiting until no member serves clients")
+	p.recordFailures()
 	all := true
 	for _, m := range p.current {
+		if p.View.Listed && p.removedFailed(m) {
+			p.setAsideFailed(m)
+			continue
+		}
 		if m.peer == nil && p.View.Listed {
 			p.setDesired(m, v1alpha1.EtcdMemberDelete) // it was removed from the list
 			continue
@@ -210,13 +215,14 @@ func (p *planner) seal() {
 		all = all && m.is(v1alpha1.EtcdMemberSealed)
 	}
 	if !p.View.Listed {
+		p.reportWaiting("waiting until no member serves clients" + because(p.View.Error))
 		return
 	}
 	for _, m := range p.voters() {
-		if p.Live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberFailed) {
+		if p.Live(m.Spec.Node) && !m.is(v1alpha1.EtcdMemberFailed) && !p.replacesFailed(m) {
 			continue
 		}
-		// Its node cannot seal it. When it comes back it could pass on writes of clients, unless it is out of the list.
+		// Its node cannot seal it, or its process does not stay up. When it comes back it could pass on writes of clients, unless it is out of the list.
 		if p.readyVoters() < quorum(p.votes()-1) {
 			p.reportWaiting(fmt.Sprintf("%s; %s cannot be sealed, and removing it would lose quorum; bring it back", p.healthyVoters(), m.Name))
 			return
@@ -326,10 +332,15 @@ func SnapshotName(c *v1alpha1.EtcdCluster, what string) string {
 	return fmt.Sprintf("%s-%s-%s", c.Name, uid[:min(8, len(uid))], what)
 }
 
-// source returns the member from which a snapshot is taken: a healthy one, if possible on a node that stays, then the one that
+// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just
+// failed, then on a node that stays, then the one that
 // reported the revision, then one that does not lead.
 func (p *planner) source() (memberView, bool) {
 	var best *memberView
+	var failed *v1alpha1.EtcdSnapshot // the attempt before
+	if stop := p.status.Stop; stop != nil {
+		failed = p.find(stop.Snapshot)
+	}
 	for _, m := range p.voters() {
 		if !m.healthy() || !p.Live(m.Spec.Node) {
 			continue
@@ -341,6 +352,9 @@ func (p *planner) source() (memberView, bool) {
 			}
 			if m.Name == p.View.Via {
 				n += 2
+			}
+			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" {
+				n -= 8 // the disk of its node may be full
 			}
 			if !m.leads() {
 				n++
@@ -487,7 +501,8 @@ func (p *planner) endMembers() {
 		p.setDesired(m, want)
 		done = false
 	}
-	if !done || len(p.pending()) > 0 || slices.ContainsFunc(p.former, func(m memberView) bool { return p.Live(m.Spec.Node) }) {
+	left := func(m memberView) bool { return p.Live(m.Spec.Node) && !p.isSetAside(m) }
+	if !done || len(p.pending()) > 0 || !p.formerStopped() || slices.ContainsFunc(p.former, left) {
 		return
 	}
 	p.endStop()

@@ -23,12 +23,21 @@ func Summarize(list []v1alpha1.EtcdCluster) *kind.Summary {
 
 // Message is what matters most about a cluster: what is wrong, or what it is doing.
 func Message(ec *v1alpha1.EtcdCluster) string {
-	for _, t := range []string{v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed, v1alpha1.EtcdProgressing} {
+	for _, t := range []string{v1alpha1.EtcdRestorePending, v1alpha1.EtcdCorrupt, v1alpha1.EtcdNoSpace, v1alpha1.EtcdQuorumLost, v1alpha1.EtcdDataMissing, v1alpha1.EtcdSnapshotFailed, v1alpha1.EtcdMemberFailing, v1alpha1.EtcdProgressing} {
 		if c := meta.FindStatusCondition(ec.Status.Conditions, t); c != nil && (c.Status == metav1.ConditionTrue || t == v1alpha1.EtcdProgressing) {
-			return c.Message
+			return strings.TrimSpace(c.Message + " " + finalRestore(ec))
 		}
 	}
-	return ""
+	return finalRestore(ec)
+}
+
+// finalRestore says how the last restore order ended, if it was not carried out and still stands in the spec.
+func finalRestore(ec *v1alpha1.EtcdCluster) string {
+	order, state := ec.Spec.Restore, ec.Status.Restore
+	if order == nil || state == nil || order.ID != state.ID || !state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreDone {
+		return ""
+	}
+	return fmt.Sprintf("restore %s %s: %s", state.ID, strings.ToLower(string(state.Phase)), state.Message)
 }
 
 // summaryState follows from a cluster's own phase and conditions.
@@ -45,6 +54,12 @@ func summaryState(ec *v1alpha1.EtcdCluster) (kind.State, string) {
 		return kind.State{Name: "data missing", One: "has data missing", Many: "have data missing", Rank: kind.Wrong}, Message(ec)
 	case is(v1alpha1.EtcdSnapshotFailed):
 		return kind.State{Name: "no snapshot", One: "cannot be snapshotted", Many: "cannot be snapshotted", Rank: kind.Wrong}, Message(ec)
+	case is(v1alpha1.EtcdCorrupt):
+		return kind.State{Name: "corrupt", One: "is corrupt", Many: "are corrupt", Rank: kind.Wrong}, Message(ec)
+	case is(v1alpha1.EtcdNoSpace):
+		return kind.State{Name: "full", One: "is full", Many: "are full", Rank: kind.Wrong}, Message(ec)
+	case is(v1alpha1.EtcdMemberFailing):
+		return kind.State{Name: "member failing", One: "has a failing member", Many: "have failing members", Rank: kind.Wrong}, Message(ec)
 	case s.Phase == v1alpha1.EtcdClusterPhaseFailed:
 		return kind.Failed, Message(ec)
 	case s.Phase == "" || s.ObservedGeneration != ec.Generation:

@@ -508,3 +508,50 @@ func TestManyStopsAndStartsLeaveNothingBehind(t *testing.T) {
 		t.Errorf("%d files of snapshots are left, want two of each of three:\n%s", n, out)
 	}
 }
+
+// Nobody took a snapshot, two of three machines are gone, and what is left of the third has every key.
+func TestAnEtcdClusterGoesOnFromTheDataOfTheOneMemberThatIsLeft(t *testing.T) {
+	beside(t, light)
+	c := startFleet(t, 3)
+	e := c.createEtcd("left", 3)
+	e.settle(3)
+	e.five(3)
+	leader := c.awaitLeader("")
+	gone := others(trio, leader)
+	for _, name := range gone {
+		c.signal(name, syscall.SIGKILL)
+	}
+	remedy := "`ebb etcd restore left --from-member NODE`, with NODE " + leader
+	until(t, "QuorumLost with a remedy that deletes nothing", func() bool {
+		cond := meta.FindStatusCondition(e.get().Status.Conditions, v1alpha1.EtcdQuorumLost)
+		return cond != nil && strings.Contains(cond.Message, remedy) && !strings.Contains(cond.Message, "none")
+	})
+	c.must("etcd", "restore", "left", "--from-member", leader)
+	until(t, "the order to wait for a confirmation", func() bool {
+		cond := meta.FindStatusCondition(e.get().Status.Conditions, v1alpha1.EtcdRestorePending)
+		return cond != nil && strings.Contains(cond.Message, "--gone "+strings.Join(gone, ","))
+	})
+	c.must("etcd", "restore", "left", "--from-member", leader, "--gone", strings.Join(gone, ","))
+	e.settle(3)
+	e.five(3)
+	after := e.get()
+	if r := after.Status.Restore; r == nil || r.Phase != v1alpha1.EtcdRestoreDone || len(after.Status.SetAside) != 2 {
+		t.Fatalf("restore %+v, set aside %+v", after.Status.Restore, after.Status.SetAside)
+	}
+	// One of the others comes back: its data stays until somebody discards it by name.
+	c.back(gone[0])
+	aside := after.Status.SetAside[slices.IndexFunc(after.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Node == gone[0] })]
+	dir := filepath.Join(string(c.dir.Node(gone[0])), "etcd", string(after.UID), aside.Member)
+	until(t, "the member that came back to be stopped", func() bool {
+		m := &v1alpha1.EtcdMember{}
+		return c.client.Get(context.Background(), types.NamespacedName{Namespace: "default", Name: aside.Member}, m) == nil && m.Status.Phase == v1alpha1.EtcdMemberStopped && m.Status.Data
+	})
+	if out := c.must("etcd", "members", "left"); !strings.Contains(out, "`ebb etcd discard left "+aside.Member+"`") {
+		t.Errorf("it says %s", out)
+	}
+	c.must("etcd", "discard", "left", aside.Member)
+	until(t, "its data to be deleted", func() bool {
+		_, err := os.Stat(dir)
+		return os.IsNotExist(err) && len(e.get().Status.SetAside) == 1
+	})
+}

@@ -194,6 +194,18 @@ func (c *Client) MoveLeader(ctx context.Context, of Target, to Peer) error {
 	return fmt.Errorf("member %s: %w", to.Name, ErrNoAnswer)
 }
 
+// DisarmNoSpace ends the alarm of a member that its database reached its quota.
+func (c *Client) DisarmNoSpace(ctx context.Context, of Target, member uint64) error {
+	now, err := c.list(ctx, of)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := now.via.call(ctx, changeTimeout)
+	defer cancel()
+	_, err = pb.NewMaintenanceClient(now.via.conn).Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: member, Alarm: pb.AlarmType_NOSPACE})
+	return wrapped(err, HexID(member))
+}
+
 func wrapped(err error, member string) error {
 	if err == nil {
 		return nil

@@ -29,8 +29,9 @@ import (
 const (
 	// probeTimeout bounds one request to one member.
 	probeTimeout = time.Second
-	// hashTimeout bounds the computing of a hash of all keys.
+	// hashTimeout bounds the computing of a hash of all keys, with hashRate bytes of the database in a second besides.
 	hashTimeout = 30 * time.Second
+	hashRate    = 16 << 20
 )
 
 // Client asks members and changes their clusters. It keeps one connection to each member for as long as the member exists.
@@ -148,6 +149,7 @@ func (e *endpoint) status(ctx context.Context) Health {
 	}
 	return Health{
 		Answered: true, ID: r.Header.MemberId, ClusterID: r.Header.ClusterId, Leader: r.Leader, Learner: r.IsLearner, Revision: r.Header.Revision, DBSize: r.DbSize,
+		Quota: r.DbSizeQuota, Alarmed: r.Leader != 0 && len(r.Errors) > 0,
 	}
 }
 
@@ -196,6 +198,7 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 	for _, e := range listers(ends, v.Health) {
 		peers, err := e.list(ctx)
 		if err != nil {
+			v.Error = err.Error()
 			continue
 		}
 		// After the list was confirmed this member has applied all that was acknowledged before.
@@ -205,13 +208,35 @@ func (c *Client) Look(ctx context.Context, of Target, hash bool) (View, error) {
 		}
 		v.Listed, v.Peers, v.Via, v.Revision = true, peers, e.name, after.Revision
 		v.Health[e.name] = after
+		if after.Alarmed {
+			if v.Alarms, err = e.alarms(ctx); err != nil {
+				v.AlarmsUnknown, v.Error = true, err.Error()
+			}
+		}
 		if hash {
-			v.Hash, err = e.hash(ctx, v.Revision)
-			v.Listed = err == nil
+			v.Hash, err = e.hash(ctx, v.Revision, after.DBSize)
+			if v.Listed = err == nil; err != nil {
+				v.Error = fmt.Sprintf("member %s: hash of all keys: %v", e.name, err)
+			}
 		}
 		break
 	}
 	return v, nil
+}
+
+// alarms asks for the alarms. The request goes through etcd's log, so it is made only while a member knows of one.
+func (e *endpoint) alarms(ctx context.Context) ([]Alarm, error) {
+	ctx, cancel := e.call(ctx, 2*probeTimeout)
+	defer cancel()
+	r, err := pb.NewMaintenanceClient(e.conn).Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_GET})
+	if err != nil {
+		return nil, fmt.Errorf("member %s: alarms: %s", e.name, plain(err))
+	}
+	var list []Alarm
+	for _, a := range r.Alarms {
+		list = append(list, Alarm{Member: a.MemberID, NoSpace: a.Alarm == pb.AlarmType_NOSPACE, Corrupt: a.Alarm == pb.AlarmType_CORRUPT})
+	}
+	return list, nil
 }
 
 // healthOf asks members at once for their health. One that answers for another cluster is not healthy.
@@ -250,8 +275,8 @@ func listers(ends []*endpoint, health map[string]Health) []*endpoint {
 
 // hash returns the hash of all keys at the newest revision, which must be the expected one. It does not ask for a revision: for one
 // that was compacted, etcd returns a hash that it remembered.
-func (e *endpoint) hash(ctx context.Context, revision int64) (int64, error) {
-	ctx, cancel := e.call(ctx, hashTimeout)
+func (e *endpoint) hash(ctx context.Context, revision, size int64) (int64, error) {
+	ctx, cancel := e.call(ctx, hashTimeout+time.Duration(size/hashRate)*time.Second)
 	defer cancel()
 	r, err := pb.NewMaintenanceClient(e.conn).HashKV(ctx, &pb.HashKVRequest{})
 	if err != nil {

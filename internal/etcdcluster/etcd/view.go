@@ -40,6 +40,12 @@ type View struct {
 	Hash int64
 	// Health by the name of the member.
 	Health map[string]Health
+	// Alarms that etcd has raised.
+	Alarms []Alarm
+	// AlarmsUnknown: there are alarms, and they could not be read.
+	AlarmsUnknown bool
+	// Error is why no healthy member returned the list.
+	Error string
 }
 
 // Peer is a member as etcd's own list has it.
@@ -59,8 +65,18 @@ type Health struct {
 	Learner   bool
 	Revision  int64
 	DBSize    int64
+	// Quota of the database, and whether the member knows of an alarm.
+	Quota   int64
+	Alarmed bool
 	// Error is why it did not answer, or why its answer does not count.
 	Error string
+}
+
+// Alarm is one that etcd has raised.
+type Alarm struct {
+	Member uint64
+	// NoSpace: the database of the member reached its quota, and the cluster refuses writes. Corrupt: its data differs from the others'.
+	NoSpace, Corrupt bool
 }
 
 // OK returns whether a member answers and has a leader.

@@ -52,8 +52,7 @@ func (r *epochRun) end(cancel func()) {
 	r.tasks.Wait()
 }
 
-// reconcile ends the workers of members that were deleted while this node did not watch, and deletes snapshot files that no object
-// has.
+// reconcile ends the workers of members that were deleted while this node did not watch, and begins to look for data that no object knows.
 func (r *epochRun) reconcile(ctx context.Context) error {
 	var members v1alpha1.EtcdMemberList
 	if err := r.epoch.Cache.List(ctx, &members, client.UnsafeDisableDeepCopy); err != nil {
@@ -71,11 +70,7 @@ func (r *epochRun) reconcile(ctx context.Context) error {
 			w.Delete(w.uid)
 		}
 	}
-	r.tasks.Go(func() {
-		if err := r.sweep(ctx); err != nil && ctx.Err() == nil {
-			r.opts.Log.Warn("could not delete snapshot files that have no EtcdSnapshot", "error", err)
-		}
-	})
+	r.tasks.Go(func() { r.watchOrphans(ctx) })
 	return nil
 }
 

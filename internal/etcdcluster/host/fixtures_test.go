@@ -356,7 +356,7 @@ func (y *yard) snapshot(name, of string, revision int64, on ...*machine) *v1alph
 	}
 	m := &v1alpha1.EtcdMember{}
 	y.must(client.IgnoreNotFound(y.admin.Get(context.Background(), client.ObjectKey{Namespace: y.namespace, Name: of}, m)))
-	s.Spec.MemberNode = m.Spec.Node
+	s.Spec.MemberNode, s.Spec.FromData = m.Spec.Node, m.Spec.Want == v1alpha1.EtcdMemberStop
 	for _, m := range on {
 		s.Spec.Nodes = append(s.Spec.Nodes, m.name)
 	}

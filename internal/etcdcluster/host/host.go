@@ -6,6 +6,7 @@
 //	epoch.go           what the node knows and does in one epoch
 //	member_*.go        the worker of one EtcdMember: plan (pure), steps, reports
 //	snapshot_worker.go the worker of one EtcdSnapshot
+//	orphans.go         data that no object knows: kept, listed, removed by name
 //	transfer.go        copies of snapshots between nodes
 //	marker.go, ports.go, metrics.go
 package host
@@ -71,6 +72,7 @@ type Host struct {
 	members   map[types.UID]*memberWorker
 	snapshots map[types.NamespacedName]*v1alpha1.EtcdSnapshot // as last seen
 	working   map[types.UID]bool                              // snapshots that are being taken
+	orphans   []string                                        // data that no object knows
 	run       *membersRun                                     // nil while members do not run
 	picking   sync.Mutex                                      // one member at a time picks ports
 }

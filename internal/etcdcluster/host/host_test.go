@@ -380,3 +380,26 @@ func TestANodeThatIsRestartedWhileItDrainsTakesUpWhatItRan(t *testing.T) {
 	y.awaitPhase(y.want(stopped, v1alpha1.EtcdMemberSeal), v1alpha1.EtcdMemberSealed)
 	until(t, "the member that was woken to be counted", func() bool { return n1.held(host.KindMembers) == 2 })
 }
+
+func TestAMemberOfANodeThatGotAnotherAddressFailsAndItsDataCanBeRead(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	m := y.filled("c-1", n1)
+	n1.stop()
+	n1.etcds.Address = "127.0.0.2"
+	n1.start()
+	m = y.awaitPhase(m, v1alpha1.EtcdMemberFailed)
+	if !strings.Contains(m.Status.Error, "it was 127.0.0.1 and is 127.0.0.2") || !m.Status.Data || n1.held(host.KindMembers) != 0 {
+		t.Errorf("it says %q, data %t, and the gate counts %d", m.Status.Error, m.Status.Data, n1.held(host.KindMembers))
+	}
+	// As for a restore from its data: it reports its log, and a snapshot is made of it.
+	m = y.want(m, v1alpha1.EtcdMemberStop, func(m *v1alpha1.EtcdMember) { m.Spec.ReportLog = true })
+	if m = y.awaitPhase(m, v1alpha1.EtcdMemberStopped); m.Status.Log == nil || m.Status.Log.Index == 0 {
+		t.Fatalf("its log is %+v", m.Status.Log)
+	}
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	s = y.awaitSnapshot(s, "made of the data", func(s *v1alpha1.EtcdSnapshot) bool { return s.Status.Facts != nil })
+	if s.Status.Facts.TotalKeys == 0 {
+		t.Errorf("facts %+v", s.Status.Facts)
+	}
+}

@@ -23,6 +23,8 @@ var (
 	errForeign = errors.New("the data here is not this member's")
 	// errDataMissing: the member had data, and it is not there any more.
 	errDataMissing = errors.New("data is missing")
+	// errMoved: the member's URLs have another address than the node has now. Its certificate does not cover them, and they may be another machine's.
+	errMoved = errors.New("the node has another address than the member")
 )
 
 // marker names the owner of a member's directory. It is the first file that is written there and the last that is deleted.
@@ -32,6 +34,8 @@ type marker struct {
 	ClusterUID  string `json:"clusterUID"`
 	Incarnation int64  `json:"incarnation"`
 	Member      string `json:"member"`
+	// UID of the member's object. The API may have been restored from a backup and number members anew.
+	UID string `json:"uid,omitempty"`
 	// PeerPort and ClientPort were picked for the member.
 	PeerPort   int `json:"peerPort"`
 	ClientPort int `json:"clientPort"`
@@ -76,7 +80,7 @@ func (k *marker) check(m *v1alpha1.EtcdMember, dir string) error {
 		}
 		return nil
 	}
-	if k.ClusterUID != m.Spec.ClusterUID || k.Incarnation != m.Spec.Incarnation || k.Member != m.Name {
+	if k.ClusterUID != m.Spec.ClusterUID || k.Incarnation != m.Spec.Incarnation || k.Member != m.Name || k.uidOf(m) != string(m.UID) {
 		return fmt.Errorf("%w: %s is of member %s of cluster %s, incarnation %d", errForeign, dir, k.Member, k.ClusterUID, k.Incarnation)
 	}
 	return nil

@@ -53,6 +53,7 @@ func TestAMarkerSaysWhoseADirectoryIs(t *testing.T) {
 	}
 	for name, other := range map[string]marker{
 		"cluster": {ClusterUID: "v", Incarnation: 2, Member: "m"}, "incarnation": {ClusterUID: "u", Incarnation: 1, Member: "m"}, "member": {ClusterUID: "u", Incarnation: 2, Member: "n"},
+		"object": {ClusterUID: "u", Incarnation: 2, Member: "m", UID: "another"},
 	} {
 		if err := other.check(m, dir); !errors.Is(err, errForeign) {
 			t.Errorf("another %s: %v", name, err)

@@ -32,7 +32,7 @@ func (w *memberWorker) stopProcess() {
 func (w *memberWorker) leaveData(m *v1alpha1.EtcdMember) {
 	w.stopProcess()
 	if w.dir != "" && hasData(w.dir) {
-		w.host.opts.Log.Warn("EtcdMember is gone but its data is still on this node; delete the directory if nobody needs it",
+		w.host.opts.Log.Warn("EtcdMember is gone but its data is still on this node; `ebb etcd orphans` lists it",
 			"etcdcluster", clusterOf(m), "member", m.Name, "dir", w.dir)
 	}
 }
@@ -58,11 +58,27 @@ func (w *memberWorker) stop(epoch *epochRun, m *v1alpha1.EtcdMember) error {
 	if was.Phase == v1alpha1.EtcdMemberStopped && was.ObservedGeneration == m.Generation && was.Data == hasData(w.dir) {
 		return nil
 	}
+	log, unread := w.logEnd(m)
 	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
-		s.Phase, s.PID, s.Error = v1alpha1.EtcdMemberStopped, 0, ""
+		s.Phase, s.PID, s.Log, s.Error = v1alpha1.EtcdMemberStopped, 0, log, ""
+		if unread != nil {
+			s.Error = short(unread.Error(), 4096)
+		}
 		s.Data, s.DataBytes = hasData(w.dir), dataBytes(w.dir)
 	})
 	return nil
+}
+
+// logEnd reads how far the member's log goes, if the coordinator asks for that.
+func (w *memberWorker) logEnd(m *v1alpha1.EtcdMember) (*v1alpha1.EtcdLog, error) {
+	if !m.Spec.ReportLog || !hasData(w.dir) {
+		return nil, nil
+	}
+	end, err := member.ReadLogEnd(w.dir)
+	if err != nil {
+		return nil, err
+	}
+	return &v1alpha1.EtcdLog{Term: int64(end.Term), Index: int64(end.Index), Commit: int64(end.Commit)}, nil
 }
 
 // checkUnlocked fails while a process that an earlier process of the node started still has the directory.
@@ -119,6 +135,10 @@ func (w *memberWorker) eraseDir(m *v1alpha1.EtcdMember) error {
 	mark, err := readMarker(w.dir)
 	if err == nil {
 		err = mark.check(m, w.dir)
+	}
+	if errors.Is(err, errForeign) && mark != nil {
+		w.host.opts.Log.Warn("the directory of a deleted etcd member is another one's and stays", "etcdcluster", clusterOf(m), "member", m.Name, "error", err)
+		return nil // nothing of this member is there
 	}
 	if err != nil {
 		return err

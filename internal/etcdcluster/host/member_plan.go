@@ -38,6 +38,8 @@ type Observed struct {
 	Sealed, Acked bool
 	// State that the process reported last.
 	State member.State
+	// Quota that the process was started with.
+	Quota int64
 	// Removed: etcd removed the member from its cluster.
 	Removed bool
 	// Admitted: the node's gate counts the member.
@@ -52,6 +54,8 @@ type Observed struct {
 	Begun bool
 	// Foreign is why the directory is not this member's; nil if it is, or if there is none.
 	Foreign error
+	// Moved is why the member cannot listen at its URLs; nil if it can.
+	Moved error
 	// Fetched: the snapshot that the member begins with is here.
 	Fetched bool
 
@@ -86,6 +90,8 @@ const (
 	// Seal and Unseal: order the process to refuse clients, or to serve them.
 	Seal   Do = "Seal"
 	Unseal Do = "Unseal"
+	// Renew: end the process, to start it with a changed option.
+	Renew Do = "Renew"
 	// Publish: report the state of the process.
 	Publish Do = "Publish"
 	// Retire: end the process and report that etcd removed the member.
@@ -153,6 +159,8 @@ func Next(o Observed, now time.Time) Step {
 func (o Observed) nextLive() Step {
 	wantSealed := o.Spec.Want == v1alpha1.EtcdMemberSeal
 	switch {
+	case o.Quota != o.Spec.QuotaBytes:
+		return Step{Do: Renew}
 	case wantSealed && !o.Sealed:
 		return Step{Do: Seal}
 	case !wantSealed && o.Sealed:
@@ -181,6 +189,8 @@ func (o Observed) nextStart(now time.Time) Step {
 		return Step{Do: Delay}
 	case o.Foreign != nil:
 		return Step{Do: Fail, Err: o.Foreign}
+	case o.Moved != nil:
+		return Step{Do: Fail, Err: o.Moved}
 	case !o.Admitted:
 		return Step{Do: Admit}
 	case !o.Data && (o.Spec.DataRequired || o.Begun || o.ID != ""):

@@ -71,6 +71,8 @@ func TestTheNextStepOfAMember(t *testing.T) {
 		{"and not when it has data", observed(run, admitted, fromSnapshot, withData), Step{Do: Start}},
 		{"without a beginning it fails", observed(run, func(o *Observed) { o.Spec.Begin = nil }), Step{Do: Fail, Err: errNoBegin}},
 		{"data of another is not started", observed(run, foreign, withData), Step{Do: Fail, Err: errForeign}},
+		{"a member does not listen at an address that its node lost", observed(run, admitted, withData, func(o *Observed) { o.Moved = errMoved }), Step{Do: Fail, Err: errMoved}},
+		{"a process with another quota is started again", observed(run, reports(member.Serving), func(o *Observed) { o.Spec.QuotaBytes = 1 << 30 }), Step{Do: Renew}},
 		{"required data that is missing is not made anew", observed(run, admitted, func(o *Observed) { o.Spec.DataRequired = true }), Step{Do: Fail, Err: errDataMissing}},
 		{"nor that of a member whose marker has begun", observed(run, admitted, wasPart), Step{Do: Fail, Err: errDataMissing}},
 		{"nor that of a member that has an ID", observed(run, admitted, func(o *Observed) { o.ID = "a1" }), Step{Do: Fail, Err: errDataMissing}},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/worker"
@@ -20,7 +22,7 @@ func (w *memberWorker) report(m *v1alpha1.EtcdMember, epoch *epochRun, change fu
 
 // reportFailure reports an error. Where trying again does not help, the phase is Failed.
 func (w *memberWorker) reportFailure(epoch *epochRun, m *v1alpha1.EtcdMember, err error) {
-	final := errors.Is(err, errForeign) || errors.Is(err, errDataMissing)
+	final := errors.Is(err, errForeign) || errors.Is(err, errDataMissing) || errors.Is(err, errMoved)
 	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
 		s.Error = short(err.Error(), 4096)
 		switch {
@@ -34,6 +36,9 @@ func (w *memberWorker) reportFailure(epoch *epochRun, m *v1alpha1.EtcdMember, er
 		}
 	})
 }
+
+// progressStep is how much data has to arrive for another report while a member starts.
+const progressStep = 16 << 20
 
 // publishState reports the state of the process. Once the member is part of its cluster, that is recorded in the marker, and what was
 // fetched for its start is deleted.
@@ -53,6 +58,9 @@ func (w *memberWorker) publishState(epoch *epochRun, m *v1alpha1.EtcdMember, pha
 	}
 	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
 		s.Phase, s.PID, s.Data = phase, int64(w.child.PID()), hasData(w.dir)
+		if !joined {
+			s.DataBytes = dataBytes(w.dir) / progressStep * progressStep // so that people and the coordinator see data arrive
+		}
 		if joined {
 			s.ID, s.ClusterID, s.Error = r.ID, r.ClusterID, ""
 		}
@@ -81,7 +89,7 @@ func (w *memberWorker) write(ctx context.Context) error {
 		if o.Status.PeerURL != "" {
 			next.PeerURL, next.ClientURL = o.Status.PeerURL, o.Status.ClientURL
 		}
-		if o.Status == next {
+		if equality.Semantic.DeepEqual(o.Status, next) {
 			return false
 		}
 		o.Status = next

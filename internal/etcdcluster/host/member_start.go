@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"strconv"
@@ -41,7 +42,7 @@ func (w *memberWorker) pickPorts(m *v1alpha1.EtcdMember) (*marker, error) {
 	w.host.picking.Lock()
 	defer w.host.picking.Unlock()
 	mark := &marker{
-		Namespace: m.Namespace, Cluster: m.Spec.Cluster, ClusterUID: m.Spec.ClusterUID, Incarnation: m.Spec.Incarnation, Member: m.Name,
+		Namespace: m.Namespace, Cluster: m.Spec.Cluster, ClusterUID: m.Spec.ClusterUID, Incarnation: m.Spec.Incarnation, Member: m.Name, UID: string(m.UID),
 		Begun: m.Status.ID != "",
 	}
 	var err error
@@ -70,6 +71,15 @@ func portOf(address string) int {
 	}
 	port, _ := strconv.Atoi(u.Port())
 	return port
+}
+
+// moved fails if the member's URLs have another address than the node has now.
+func (w *memberWorker) moved(m *v1alpha1.EtcdMember) error {
+	u, err := url.Parse(m.Status.PeerURL)
+	if err != nil || m.Status.PeerURL == "" || u.Hostname() == w.host.opts.Address {
+		return nil
+	}
+	return fmt.Errorf("%w: it was %s and is %s; the member is replaced while the others have a quorum", errMoved, u.Hostname(), w.host.opts.Address)
 }
 
 // setURLs derives the member's URLs from its ports. They never change once they were published.
@@ -156,7 +166,7 @@ func (w *memberWorker) start(m *v1alpha1.EtcdMember) error {
 	if err != nil {
 		return err
 	}
-	w.child, w.started, w.sealed, w.order = child, time.Now(), sealed, 0
+	w.child, w.started, w.sealed, w.order, w.quota = child, time.Now(), sealed, 0, m.Spec.QuotaBytes
 	return nil
 }
 

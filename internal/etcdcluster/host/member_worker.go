@@ -48,6 +48,7 @@ type memberWorker struct {
 	pass      *node.Pass
 	child     *member.Child
 	started   time.Time // of the child
+	quota     int64     // of the child
 	sealed    bool      // the child's last order was to seal
 	order     int64     // the number of that order
 	restore   *member.Restore
@@ -182,7 +183,7 @@ func (w *memberWorker) observe(m *v1alpha1.EtcdMember, gone bool, epoch *epochRu
 	}
 	if w.child != nil {
 		r, _ := w.child.Report()
-		o.Process, o.State, o.Acked = Live, r.State, r.Number >= w.order
+		o.Process, o.State, o.Acked, o.Quota = Live, r.State, r.Number >= w.order, w.quota
 		select {
 		case <-w.child.Done():
 			o.Process = Exited
@@ -201,7 +202,7 @@ func (w *memberWorker) observe(m *v1alpha1.EtcdMember, gone bool, epoch *epochRu
 	if err != nil {
 		return o, err
 	}
-	o.Foreign = mark.check(m, w.dir)
+	o.Foreign, o.Moved = mark.check(m, w.dir), w.moved(m)
 	o.Begun = mark != nil && mark.Begun
 	return o, nil
 }
@@ -234,6 +235,10 @@ func (w *memberWorker) take(ctx context.Context, epoch *epochRun, m *v1alpha1.Et
 		return true, w.command(member.Seal)
 	case Unseal:
 		return true, w.command(member.Unseal)
+	case Renew:
+		w.child.Stop(ctx) // the gate counts the member on
+		w.child = nil
+		return true, nil
 	case Publish:
 		return false, w.publishState(epoch, m, step.Phase)
 	case Retire:
@@ -246,7 +251,7 @@ func (w *memberWorker) take(ctx context.Context, epoch *epochRun, m *v1alpha1.Et
 	case Erase:
 		return false, w.erase(epoch, m)
 	case Fail:
-		if errors.Is(step.Err, errDataMissing) {
+		if errors.Is(step.Err, errDataMissing) || errors.Is(step.Err, errMoved) {
 			w.stopProcess() // so that the gate does not count it
 		}
 		return false, step.Err

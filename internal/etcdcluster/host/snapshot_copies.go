@@ -138,34 +138,6 @@ func (w *snapshotWorker) dropSuperfluous(ctx context.Context, s *v1alpha1.EtcdSn
 	return w.removeCopy(ctx, live)
 }
 
-// sweep deletes files that have no object: it was deleted while this node did not watch. Young files stay, because their object may not
-// have been seen yet.
-func (r *epochRun) sweep(ctx context.Context) error {
-	found, err := r.store.List()
-	if err != nil || len(found) == 0 {
-		return err
-	}
-	var list v1alpha1.EtcdSnapshotList
-	if err := r.epoch.Client.List(ctx, &list); err != nil {
-		return err
-	}
-	there := map[snapshot.Key]bool{}
-	for i := range list.Items {
-		there[keyOfSnapshot(&list.Items[i])] = true
-	}
-	for _, f := range found {
-		if f.Temp || there[f.Key] || time.Since(f.Written) < strayAge {
-			continue
-		}
-		if !r.epoch.Holding() {
-			return fleet.ErrLeaseInDoubt
-		}
-		r.opts.Log.Info("deleting snapshot file that has no EtcdSnapshot", "snapshot", f.Key.Name, "file", f.Path)
-		err = errors.Join(err, r.store.Delete(f.Key))
-	}
-	return err
-}
-
 // restoreSource returns the snapshot that a member begins with: this node's copy, or one that is fetched for the member. The caller
 // calls discard after use, which deletes what was fetched.
 func (r *epochRun) restoreSource(ctx context.Context, m *v1alpha1.EtcdMember) (restore *member.Restore, discard func(), err error) {

@@ -1,9 +1,11 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -21,11 +23,10 @@ import (
 )
 
 const (
-	// takeLimit bounds one snapshot, and memberLimit how long the worker waits for a member that does not run.
+	// takeLimit bounds one snapshot, with takeRate bytes in a second besides, and memberLimit how long the worker waits for a member that does not run.
 	takeLimit   = 10 * time.Minute
+	takeRate    = 4 << 20
 	memberLimit = 15 * time.Second
-	// strayAge is how old a file without an object must be to be deleted: the object of a younger one may not have been seen yet.
-	strayAge = time.Hour
 )
 
 // snapshotWorker does on this node what one EtcdSnapshot asks for, in one epoch. It takes the snapshot, keeps a verified copy, or
@@ -74,7 +75,7 @@ func (r *epochRun) seeSnapshot(s *v1alpha1.EtcdSnapshot) {
 	w.See(s)
 }
 
-// forgetSnapshot ends the worker of a snapshot whose object was deleted. The worker deletes the file.
+// forgetSnapshot ends the worker of a snapshot whose object is gone. The worker deletes the file if somebody asked for that.
 func (r *epochRun) forgetSnapshot(s *v1alpha1.EtcdSnapshot) {
 	r.Host.mu.Lock()
 	if old := r.snapshots[client.ObjectKeyFromObject(s)]; old != nil && old.UID == s.UID {
@@ -99,6 +100,11 @@ func (w *snapshotWorker) run(ctx context.Context, uid types.UID) {
 		s, gone := w.Newest()
 		if !gone {
 			return worker.Next{In: worker.Forever, Err: w.step(ctx, s)}
+		}
+		if s.DeletionTimestamp == nil {
+			// Nobody asked to delete it: somebody took the object away by force, or the API was restored from a backup that does not know it.
+			w.opts.Log.Warn("EtcdSnapshot is gone but its file is kept on this node", logged(s)...)
+			return worker.Next{Done: true}
 		}
 		if err := w.deleteFile(); err != nil && ctx.Err() == nil {
 			w.opts.Log.Warn("could not delete a snapshot whose EtcdSnapshot is gone", append(logged(s), "error", err)...)
@@ -214,6 +220,9 @@ func (r *epochRun) runHeavy(ctx context.Context, work func() error) error {
 // errMemberDown: the member of which a snapshot should be taken does not run on this node now.
 var errMemberDown = errors.New("the member does not run")
 
+// errMemberUp: the member of whose data a snapshot should be made still runs.
+var errMemberUp = errors.New("the member has not stopped")
+
 // takeIfLocal takes the snapshot if its member is on this node. It reports a failure and does not try again: the coordinator asks for
 // another snapshot.
 func (w *snapshotWorker) takeIfLocal(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
@@ -245,7 +254,7 @@ func (w *snapshotWorker) takeIfLocal(ctx context.Context, s *v1alpha1.EtcdSnapsh
 		w.setWorking(s.UID, false)
 		return ctx.Err()
 	}
-	if errors.Is(err, errMemberDown) {
+	if errors.Is(err, errMemberDown) || errors.Is(err, errMemberUp) {
 		if w.waits.IsZero() {
 			w.waits = time.Now()
 		}
@@ -313,24 +322,20 @@ func (w *snapshotWorker) take(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *
 	if err != nil {
 		return nil, err
 	}
-	if !w.serves(m.UID) {
-		return nil, errMemberDown
+	from := w.takeLive
+	if s.Spec.FromData {
+		from = w.takeStopped
 	}
-	cli, err := member.Dial(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer cli.Close()
 	temp, err := w.store.Temp(w.key)
 	if err != nil {
 		return nil, fmt.Errorf("snapshot store: %w", err)
 	}
 	defer w.store.Discard(temp)
-	ctx, cancel := context.WithTimeout(ctx, takeLimit)
+	ctx, cancel := context.WithTimeout(ctx, takeLimit+time.Duration(dataBytes(dir)/takeRate)*time.Second)
 	defer cancel()
 	facts := make(chan snapshot.Facts, 1)
 	err = w.runHeavy(ctx, func() error {
-		f, err := snapshot.Take(ctx, cli, temp, s.Spec.Revision)
+		f, err := from(ctx, s, m, dir, temp)
 		facts <- f
 		return err
 	})
@@ -345,6 +350,51 @@ func (w *snapshotWorker) take(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *
 	return &v1alpha1.EtcdSnapshotFacts{
 		Revision: f.Revision, Hash: int64(f.Hash), TotalKeys: f.TotalKeys, Size: f.Size, SHA256: f.SHA256, At: metav1.NewMicroTime(f.At),
 	}, nil
+}
+
+// takeLive takes a snapshot of a member that runs.
+func (w *snapshotWorker) takeLive(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *v1alpha1.EtcdMember, dir, temp string) (snapshot.Facts, error) {
+	if !w.serves(m.UID) {
+		return snapshot.Facts{}, errMemberDown
+	}
+	cli, err := member.Dial(dir)
+	if err != nil {
+		return snapshot.Facts{}, err
+	}
+	defer cli.Close()
+	return snapshot.Take(ctx, cli, temp, s.Spec.Revision)
+}
+
+// takeStopped makes a snapshot of the data of a member that is stopped, in a process of its own: etcd's code ends the process when it cannot
+// write.
+func (w *snapshotWorker) takeStopped(ctx context.Context, _ *v1alpha1.EtcdSnapshot, m *v1alpha1.EtcdMember, dir, temp string) (snapshot.Facts, error) {
+	if !w.rests(m.UID) {
+		return snapshot.Facts{}, errMemberUp
+	}
+	child, err := member.Start(w.opts.Exe, member.Config{
+		Dir: dir, Name: m.Name, ClusterUID: m.Spec.ClusterUID, Salvage: &member.Salvage{Work: filepath.Join(dir, "salvage"), Output: temp},
+	}, w.opts.MemberArgs...)
+	if err != nil {
+		return snapshot.Facts{}, err
+	}
+	select {
+	case <-child.Done():
+	case <-ctx.Done():
+		child.Kill()
+		return snapshot.Facts{}, context.Cause(ctx)
+	}
+	if r, _ := child.Report(); r.Facts != nil {
+		return *r.Facts, nil
+	}
+	return snapshot.Facts{}, cmp.Or(child.Err(), errors.New("the process that read the member's data ended"))
+}
+
+// rests returns whether a member of this node is stopped.
+func (h *Host) rests(uid types.UID) bool {
+	h.mu.Lock()
+	w := h.members[uid]
+	h.mu.Unlock()
+	return w != nil && w.reported().Phase == v1alpha1.EtcdMemberStopped
 }
 
 // serves returns whether a member runs on this node and is part of its cluster.

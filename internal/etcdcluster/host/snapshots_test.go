@@ -15,10 +15,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/host"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/wire"
 	"github.com/ebb-dev/ebb/internal/peer"
 )
@@ -217,21 +219,47 @@ func TestARestoreOfAnOlderSnapshotMovesTheRevisionAhead(t *testing.T) {
 	y.awaitSnapshot(s2, "taken of a restored member", kept(n2))
 }
 
-func TestFilesThatBelongToNothingAreSweptOnceTheyAreOld(t *testing.T) {
+// orphansOf waits until a node lists as many orphans.
+func (y *yard) orphansOf(m *machine, count int) []string {
+	y.t.Helper()
+	until(y.t, fmt.Sprintf("node %s to list %d orphans", m.name, count), func() bool { return len(m.object().Status.EtcdOrphans) == count })
+	return m.object().Status.EtcdOrphans
+}
+
+func TestDataThatNoObjectKnowsIsKeptListedAndRemovedByName(t *testing.T) {
 	y := newYard(t)
 	n1 := y.machine("n1")
+	m := y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	y.awaitSnapshot(s, "taken", kept(n1))
+	// The API forgets both, as one that was restored from a backup does: nobody asked for their deletion.
 	n1.stop()
-	dir := filepath.Dir(n1.snapshotFile("x"))
-	y.must(os.MkdirAll(dir, 0o700))
-	old := time.Now().Add(-2 * time.Hour)
-	for _, name := range []string{"old.db", "young.db", ".half.db.123"} {
-		y.must(os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
+	for _, o := range []client.Object{m, s} {
+		y.must(y.admin.Get(t.Context(), client.ObjectKeyFromObject(o), o))
+		o.SetFinalizers(nil)
+		y.must(y.admin.Update(t.Context(), o))
+		y.must(y.admin.Delete(t.Context(), o))
 	}
-	y.must(os.Chtimes(filepath.Join(dir, "old.db"), old, old))
+	old := time.Now().Add(-2 * time.Hour)
+	half := filepath.Join(filepath.Dir(n1.snapshotFile("x")), ".half.db.123")
+	y.must(os.WriteFile(half, []byte("x"), 0o600))
+	y.must(os.Chtimes(n1.snapshotFile("s-1"), old, old))
 	n1.start()
-	until(t, "the old one to go", func() bool { return !exists(filepath.Join(dir, "old.db")) })
-	if !exists(filepath.Join(dir, "young.db")) || exists(filepath.Join(dir, ".half.db.123")) {
-		t.Errorf("young there: %v, half there: %v", exists(filepath.Join(dir, "young.db")), exists(filepath.Join(dir, ".half.db.123")))
+	list := y.orphansOf(n1, 2)
+	if !strings.HasPrefix(list[0], "member/") || !strings.Contains(list[0], "/c-1@") || !strings.HasPrefix(list[1], "snapshot/") || !strings.Contains(list[1], "/s-1@") {
+		t.Fatalf("listed are %v", list)
+	}
+	if !exists(n1.snapshotFile("s-1")) || !exists(filepath.Join(n1.memberDir("c-1"), member.DataName)) || exists(half) {
+		t.Error("what nobody knows was deleted, or what was half written was not")
+	}
+	for _, name := range list {
+		n1.update(func(n *v1alpha1.Node) {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.RemoveEtcdOrphansAnnotation, strings.Trim(n.Annotations[v1alpha1.RemoveEtcdOrphansAnnotation]+","+name, ","))
+		})
+	}
+	y.orphansOf(n1, 0)
+	if exists(n1.snapshotFile("s-1")) || exists(n1.memberDir("c-1")) {
+		t.Error("what was named is still there")
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,8 +22,10 @@ import (
 const (
 	// pieceSize is how much of a snapshot one message carries.
 	pieceSize = 1 << 20
-	// stallLimit is how long the receiver waits for the next piece. Before the first piece the sender reads the whole file.
+	// stallLimit is how long the receiver waits for the next piece.
 	stallLimit = 30 * time.Second
+	// aliveEvery is how often the sender sends an empty piece while it reads the whole file before it sends the first.
+	aliveEvery = 5 * time.Second
 	// sendsAtOnce bounds the copies that a node sends at a time.
 	sendsAtOnce = 4
 )
@@ -48,7 +51,10 @@ func (c *copies) Fetch(req *wire.FetchRequest, out grpc.ServerStreamingServer[wi
 	default:
 		return status.Errorf(codes.ResourceExhausted, "node %s is already sending %d copies", h.opts.Node, sendsAtOnce)
 	}
-	file, err := h.store.Open(keyOfSnapshot(s), s.Status.Facts.Size, s.Status.Facts.SHA256)
+	file, err := c.open(s, out)
+	if err != nil && out.Context().Err() != nil {
+		return err
+	}
 	if err != nil {
 		h.distrust(out.Context(), s, err)
 		return status.Errorf(codes.DataLoss, "copy of node %s: %v", h.opts.Node, err)
@@ -67,6 +73,36 @@ func (c *copies) Fetch(req *wire.FetchRequest, out grpc.ServerStreamingServer[wi
 		}
 		if err != nil {
 			return status.Error(codes.Internal, err.Error())
+		}
+	}
+}
+
+// open verifies the file, however long that takes, and lets the receiver know meanwhile that it goes on.
+func (c *copies) open(s *v1alpha1.EtcdSnapshot, out grpc.ServerStreamingServer[wire.Piece]) (*os.File, error) {
+	type opened struct {
+		file *os.File
+		err  error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		file, err := c.host.store.Open(keyOfSnapshot(s), s.Status.Facts.Size, s.Status.Facts.SHA256)
+		done <- opened{file, err}
+	}()
+	alive := time.NewTicker(aliveEvery)
+	defer alive.Stop()
+	for {
+		select {
+		case o := <-done:
+			return o.file, o.err
+		case <-alive.C:
+			if err := out.Send(&wire.Piece{}); err != nil {
+				go func() { // it still reads
+					if o := <-done; o.file != nil {
+						o.file.Close()
+					}
+				}()
+				return nil, err
+			}
 		}
 	}
 }

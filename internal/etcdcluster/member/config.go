@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 )
 
 // Command is the hidden command of ebb that runs a member.
@@ -82,6 +84,8 @@ type Config struct {
 	Sealed bool `json:"sealed,omitempty"`
 	// Unheard is how often in a row it was started and ended Unheard.
 	Unheard int `json:"unheard,omitempty"`
+	// Salvage: the child does not run the member, but makes a snapshot of its data.
+	Salvage *Salvage `json:"salvage,omitempty"`
 	// LogLevel is etcd's: debug, info, warn (if empty) or error.
 	LogLevel string `json:"logLevel,omitempty"`
 }
@@ -92,6 +96,10 @@ func (c Config) validate() error {
 		return fmt.Errorf("directory %q is not an absolute path", c.Dir)
 	case c.Name == "":
 		return errors.New("the member has no name")
+	case c.Salvage != nil:
+		if !filepath.IsAbs(c.Salvage.Work) || !filepath.IsAbs(c.Salvage.Output) {
+			return errors.New("the paths of a salvage are not absolute")
+		}
 	case c.PeerURL == "" || c.ClientURL == "":
 		return errors.New("the peer URL or the client URL is missing")
 	case c.InitialCluster == "" || c.Token == "":
@@ -137,6 +145,8 @@ const (
 	Removed State = "removed"
 	// Unheard: its process ends, to be started again at once from the same data. See patiences.
 	Unheard State = "unheard"
+	// Salvaged: a snapshot was made of its data; the process ends.
+	Salvaged State = "salvaged"
 	// Failed: its process ends with an error.
 	Failed State = "failed"
 )
@@ -150,6 +160,8 @@ type Report struct {
 	ID        string `json:"id,omitempty"`
 	ClusterID string `json:"clusterID,omitempty"`
 	Error     string `json:"error,omitempty"`
+	// Facts of the snapshot, of a child that made one of a stopped member's data.
+	Facts *snapshot.Facts `json:"facts,omitempty"`
 }
 
 const (

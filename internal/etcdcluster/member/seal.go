@@ -5,8 +5,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/server/v3/auth"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -56,6 +59,7 @@ var patient = []string{"/v3lockpb.Lock/Lock", "/v3electionpb.Election/Campaign"}
 type seal struct {
 	clusterUID string
 	tls        bool
+	auth       atomic.Pointer[auth.AuthStore] // of etcd, once that runs
 
 	mu     sync.Mutex
 	shut   bool
@@ -96,6 +100,9 @@ func (s *seal) enter(ctx context.Context, method string, stream bool) (context.C
 	if s.shut && !who.private && (stream || !trusted || !hasPrefix(harmless, method)) {
 		return nil, nil, errSealed
 	}
+	if who.private || s.tls && who.own {
+		ctx = s.withRoot(ctx)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	s.next++
 	number := s.next
@@ -108,6 +115,28 @@ func (s *seal) enter(ctx context.Context, method string, stream bool) (context.C
 		close(s.moved)
 		s.moved = make(chan struct{})
 	}, nil
+}
+
+// withRoot gives a request of Ebb itself the rights of etcd's root where auth is enabled: the node has the data anyway, and the coordinator needs
+// the list of members. It rests on the private socket or on a certificate that was verified, never on a header: whatever token the
+// request carries is replaced.
+func (s *seal) withRoot(ctx context.Context) context.Context {
+	store := s.auth.Load()
+	if store == nil || !(*store).IsAuthEnabled() {
+		return ctx
+	}
+	granted, ok := metadata.FromIncomingContext((*store).WithRoot(context.Background()))
+	if !ok {
+		return ctx
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	md = md.Copy()
+	if md == nil {
+		md = metadata.MD{}
+	}
+	delete(md, rpctypes.TokenFieldNameSwagger)
+	md[rpctypes.TokenFieldNameGRPC] = granted[rpctypes.TokenFieldNameGRPC]
+	return metadata.NewIncomingContext(ctx, md)
 }
 
 func hasPrefix(list []string, method string) bool {
@@ -235,5 +264,5 @@ func callerOf(ctx context.Context) caller {
 	subject := info.State.PeerCertificates[0].Subject
 	_, node := identity.NodeName(subject.CommonName)
 	_, coordinator := identity.CoordinatorName(subject.CommonName)
-	return caller{own: node || coordinator, viewer: slices.Contains(subject.Organization, identity.ViewerGroup)}
+	return caller{own: (node || coordinator) && len(info.State.VerifiedChains) > 0, viewer: slices.Contains(subject.Organization, identity.ViewerGroup)}
 }

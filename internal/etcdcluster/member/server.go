@@ -47,7 +47,11 @@ func Main(ctx context.Context, in io.Reader, out io.Writer) error {
 		end(readOrders(ctx, lines, orders))
 		time.AfterFunc(orphanLimit, func() { os.Exit(1) })
 	}()
-	if err := s.run(ctx, orders); err != nil {
+	run := func() error { return s.run(ctx, orders) }
+	if config.Salvage != nil {
+		run = func() error { return s.salvage(ctx) }
+	}
+	if err := run(); err != nil {
 		return s.fail(err)
 	}
 	return nil
@@ -138,6 +142,7 @@ func (s *server) run(ctx context.Context, orders <-chan request) error {
 	if s.etcd, err = embed.StartEtcd(cfg); err != nil {
 		return err
 	}
+	s.trustOwn()
 	err = s.serve(ctx, orders)
 	if errors.Is(err, errUnheard) {
 		s.report(func(r *Report) { r.State = Unheard })
@@ -145,6 +150,12 @@ func (s *server) run(ctx context.Context, orders <-chan request) error {
 	}
 	s.stop()
 	return err
+}
+
+// trustOwn lets requests of Ebb itself pass etcd's auth, if that is enabled.
+func (s *server) trustOwn() {
+	store := s.etcd.Server.AuthStore()
+	s.seal.auth.Store(&store)
 }
 
 // restore writes the data from a snapshot. The child does it, not the node, because etcd's code ends the process when it cannot write.

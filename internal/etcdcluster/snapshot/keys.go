@@ -3,6 +3,7 @@ package snapshot
 import (
 	"fmt"
 	"hash/crc32"
+	"hash/maphash"
 	"runtime/debug"
 
 	bolt "go.etcd.io/bbolt"
@@ -46,41 +47,39 @@ func compacted(meta *bolt.Bucket, name []byte) int64 {
 	return mvcc.BytesToRev(value).Main
 }
 
+// keysPerPass bounds the keys that are held in memory at a time; a larger database is read several times. It is about 100 MB.
+var keysPerPass = 1 << 20
+
 // hashKeys computes what etcd's HashKV does at the newest revision: over all versions of all keys but those that a compaction takes
 // away. Those at or before it stay only where they are their key's newest and no deletion. Take has etcd confirm every result.
 func hashKeys(keys *bolt.Bucket, f *Facts) error {
-	newest := map[string]mvcc.Revision{} // of the keys that there are
 	f.Revision = max(firstRevision, f.Compacted)
-	err := keys.ForEach(func(k, v []byte) error {
+	compacted := 0 // versions at or before the compaction; they come first
+	err := keys.ForEach(func(k, _ []byte) error {
 		revision := mvcc.BytesToRev(k)
 		f.Revision = max(f.Revision, revision.Main)
 		f.TotalKeys++
-		var kv mvccpb.KeyValue // without a key where a restore moved the revision ahead, which counts as one to etcd too
-		if err := proto.Unmarshal(v, &kv); err != nil {
-			return fmt.Errorf("%w: the key at revision %d: %w", ErrDamaged, revision.Main, err)
-		}
-		if mvcc.IsTombstone(k) {
-			delete(newest, string(kv.Key))
-		} else {
-			newest[string(kv.Key)] = revision
+		if revision.Main <= f.Compacted {
+			compacted++
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	kept := make(map[mvcc.Revision]bool, len(newest))
-	for _, revision := range newest {
-		kept[revision] = true
+	gone, live, err := superseded(keys, f, compacted)
+	if err != nil {
+		return err
 	}
 	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	h.Write(schema.Key.Name())
+	at := -1
 	err = keys.ForEach(func(k, v []byte) error {
-		revision := mvcc.BytesToRev(k)
-		if revision.Main <= f.Compacted && len(kept) > 0 && !kept[revision] {
+		at++
+		if at < compacted && live && gone.has(at) {
 			return nil
 		}
-		if revision.Main == f.Compacted && mvcc.IsTombstone(k) {
+		if mvcc.BytesToRev(k).Main == f.Compacted && mvcc.IsTombstone(k) {
 			return nil
 		}
 		h.Write(k)
@@ -89,4 +88,69 @@ func hashKeys(keys *bolt.Bucket, f *Facts) error {
 	})
 	f.Hash = h.Sum32()
 	return err
+}
+
+// bits is a set of small numbers.
+type bits []uint64
+
+func (b bits) set(i int)      { b[i/64] |= 1 << (i % 64) }
+func (b bits) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
+
+// digest stands for a key. If two had the same, the hash would differ from etcd's and the snapshot would be refused.
+type digest [2]uint64
+
+// superseded returns which of the first versions, those that a compaction may take away, are not the newest of a key that is there, and whether
+// any key is there. It reads the database as often as it must to hold no more than keysPerPass keys at a time.
+func superseded(keys *bolt.Bucket, f *Facts, compacted int) (gone bits, live bool, err error) {
+	gone = make(bits, compacted/64+1)
+	if compacted == 0 {
+		return gone, true, nil
+	}
+	seeds := [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+	passes := uint64((f.TotalKeys + int64(keysPerPass) - 1) / int64(keysPerPass))
+	for pass := range passes {
+		newest := map[digest]int{} // of the keys of this pass that are there, the newest version; -1 for one after the compaction
+		at := -1
+		err := keys.ForEach(func(k, v []byte) error {
+			at++
+			key, err := keyOf(v)
+			if err != nil {
+				return fmt.Errorf("%w: the key at revision %d: %w", ErrDamaged, mvcc.BytesToRev(k).Main, err)
+			}
+			d := digest{maphash.Bytes(seeds[0], key), maphash.Bytes(seeds[1], key)}
+			if d[0]%passes != pass {
+				return nil
+			}
+			if before, ok := newest[d]; ok && before >= 0 {
+				gone.set(before)
+			}
+			version := at
+			if at >= compacted {
+				version = -1
+			}
+			if !mvcc.IsTombstone(k) {
+				newest[d] = version
+				return nil
+			}
+			delete(newest, d)
+			if version >= 0 {
+				gone.set(version)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, false, err
+		}
+		live = live || len(newest) > 0
+	}
+	return gone, live, nil
+}
+
+// keyOf reads the key of a stored version. There is none where a restore moved the revision ahead, which counts as one to etcd too.
+func keyOf(v []byte) ([]byte, error) {
+	var kv mvccpb.KeyValue
+	if err := proto.Unmarshal(v, &kv); err != nil {
+		return nil, err
+	}
+	return kv.Key, nil
 }

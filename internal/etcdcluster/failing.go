@@ -1,0 +1,193 @@
+package etcdcluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+const (
+	// defaultFailedAfter is the default of spec.replaceFailedAfter.
+	defaultFailedAfter = 2 * time.Minute
+	// steadyAfter is how long a member that failed has to be healthy for its failures not to count any more.
+	steadyAfter = 30 * time.Second
+	// avoidFor is for how many times that limit a node is avoided after a member failed on it.
+	avoidFor = 10
+	// answers is more progress than any amount of data.
+	answers = 1 << 60
+)
+
+// failedAfter returns how long a member may fail before it is replaced.
+func (w World) failedAfter() time.Duration {
+	if d := w.Cluster.Spec.ReplaceFailedAfter; d != nil && d.Duration > 0 {
+		return d.Duration
+	}
+	return defaultFailedAfter
+}
+
+// recordFailures keeps status.failing: voters whose process does not stay up though their node is there, and new members that make no progress.
+// A voter of which the node says that it runs does not count, even if the coordinator cannot reach it.
+func (p *planner) recordFailures() {
+	var list []v1alpha1.EtcdMemberFailure
+	for _, m := range p.current {
+		runs := m.Spec.Want == v1alpha1.EtcdMemberRun || m.Spec.Want == v1alpha1.EtcdMemberSeal
+		if !runs || m.Spec.Begin == nil || !p.Live(m.Spec.Node) || !p.View.Listed {
+			if was := p.failure(m.Name); was != nil {
+				list = append(list, *was) // nothing new is known
+			}
+			continue
+		}
+		if f := p.observeFailure(m); f != nil {
+			list = append(list, *f)
+		}
+	}
+	p.status.Failing = list
+	p.status.Avoid = slices.DeleteFunc(p.status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return !p.Now.Before(a.Until.Time) })
+	if len(p.status.Avoid) == 0 {
+		p.status.Avoid = nil
+	}
+}
+
+func (p *planner) failure(member string) *v1alpha1.EtcdMemberFailure {
+	for i := range p.status.Failing {
+		if p.status.Failing[i].Member == member {
+			return &p.status.Failing[i]
+		}
+	}
+	return nil
+}
+
+// observeFailure returns what is known of a member that may fail; nil if all is well.
+func (p *planner) observeFailure(m memberView) *v1alpha1.EtcdMemberFailure {
+	was := p.failure(m.Name)
+	lag := p.View.Revision - m.health.Revision
+	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Learner: m.learner(), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
+	if m.health.Answered {
+		next.Progress = answers - lag // from here on only a smaller lag is progress
+	}
+	down := m.Status.Phase != v1alpha1.EtcdMemberRunning && m.Status.Phase != v1alpha1.EtcdMemberSealed && !m.healthy()
+	switch {
+	case m.peer == nil:
+		return was // it was removed; how it was then counts
+	case m.voter() && m.healthy() && was != nil && was.Learner:
+		return nil // it became a voter
+	case m.learner() && m.healthy() && lag <= 0:
+		return nil // it has caught up
+	case m.learner() && was != nil && next.Progress <= was.Progress:
+		return was
+	case m.learner():
+		return &next // it is new, or made progress
+	case was == nil && down:
+		return &next
+	case was == nil:
+		return nil
+	case down || m.Status.Restarts != was.Restarts:
+		next.Since = was.Since
+		return &next
+	case was.HealthySince == nil && m.healthy():
+		next.Since, next.HealthySince = was.Since, micro(p.Now)
+		return &next
+	case m.healthy() && p.Now.Sub(was.HealthySince.Time) >= steadyAfter:
+		return nil
+	}
+	return was
+}
+
+// failedTooLong returns whether a member has failed for longer than the cluster waits.
+func (p *planner) failedTooLong(m memberView) bool {
+	f := p.failure(m.Name)
+	return f != nil && f.HealthySince == nil && p.Now.Sub(f.Since.Time) >= p.failedAfter()
+}
+
+// failingVoters returns the voters that fail now.
+func (p *planner) failingVoters() []memberView {
+	return slices.DeleteFunc(p.voters(), func(m memberView) bool {
+		f := p.failure(m.Name)
+		return f == nil || f.HealthySince != nil
+	})
+}
+
+// replacesFailed returns whether a voter is replaced because it has failed for too long. If two fail at once, what is wrong may be in the data or
+// the options of all of them, and a replacement would only spread it: a person has to look.
+func (p *planner) replacesFailed(m memberView) bool {
+	return m.voter() && p.failedTooLong(m) && len(p.failingVoters()) == 1
+}
+
+// leaving returns whether a voter has to be replaced.
+func (p *planner) leaving(m memberView) bool { return p.World.leaving(m) || p.replacesFailed(m) }
+
+// giveUpLearner removes a new member that makes no progress; another one is added, if possible elsewhere.
+func (p *planner) giveUpLearner(m memberView) {
+	p.avoid(m.Spec.Node)
+	p.undo(m)
+	p.reportScaling("Removing new member %s on %s, which made no progress for %s%s", m.Name, m.Spec.Node, p.failedAfter(), because(m.Status.Error))
+}
+
+// removedFailed returns whether a member was removed from etcd's list because it failed for too long. A learner never counted.
+func (p *planner) removedFailed(m memberView) bool {
+	f := p.failure(m.Name)
+	return m.peer == nil && m.Spec.Begin != nil && m.Spec.DataRequired && f != nil && !f.Learner && p.failedTooLong(m)
+}
+
+// setAsideFailed keeps the data of a failed member that was removed from etcd's list.
+func (p *planner) setAsideFailed(m memberView) {
+	p.avoid(m.Spec.Node)
+	p.status.SetAside = append(p.status.SetAside, v1alpha1.EtcdSetAside{Member: m.Name, Node: m.Spec.Node, Reason: "It failed and was replaced" + because(shortened(m.Status.Error))})
+	p.setDesired(m, v1alpha1.EtcdMemberStop)
+}
+
+func shortened(text string) string {
+	if len(text) > 200 {
+		return text[:200] + "..."
+	}
+	return text
+}
+
+// avoid places new members elsewhere for a while.
+func (p *planner) avoid(node string) {
+	until := metav1.NewTime(p.Now.Add(avoidFor * p.failedAfter()))
+	if i := slices.IndexFunc(p.status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return a.Node == node }); i >= 0 {
+		p.status.Avoid[i].Until = until
+		return
+	}
+	p.status.Avoid = append(p.status.Avoid, v1alpha1.EtcdAvoidedNode{Node: node, Until: until})
+}
+
+// avoided returns whether new members rather go elsewhere.
+func (p *planner) avoided(node string) bool {
+	return slices.ContainsFunc(p.status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return a.Node == node && p.Now.Before(a.Until.Time) }) ||
+		slices.ContainsFunc(p.failingVoters(), func(m memberView) bool { return m.Spec.Node == node })
+}
+
+// failingMessage says which members fail, and what happens about it. A new member is mentioned once it has made no progress for half of its time.
+func (p *planner) failingMessage() string {
+	var parts []string
+	for _, m := range p.current {
+		f := p.failure(m.Name)
+		if f == nil || f.HealthySince != nil || m.learner() && p.Now.Sub(f.Since.Time) < p.failedAfter()/2 {
+			continue
+		}
+		what := "fails"
+		if m.learner() {
+			what = "makes no progress"
+		}
+		parts = append(parts, fmt.Sprintf("member %s on %s %s since %s%s", m.Name, m.Spec.Node, what, f.Since.UTC().Format("15:04:05 MST"), because(shortened(m.Status.Error))))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	text := strings.Join(parts, "; ") + ". "
+	text = strings.ToUpper(text[:1]) + text[1:]
+	switch {
+	case len(p.failingVoters()) > 1:
+		return text + "Several members fail at once, so none is replaced: look at the logs of their processes, and mend the cause."
+	case p.readyVoters() < quorum(p.votes()):
+		return text + "It is replaced when the others have a quorum."
+	}
+	return text + fmt.Sprintf("It is replaced when it has failed for %s.", p.failedAfter())
+}

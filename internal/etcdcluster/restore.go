@@ -1,0 +1,269 @@
+package etcdcluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// A restore order is carried out once. status.restore has how far it is:
+//
+//	                       snapshot, or none
+//	Waiting ──────────────────────────────────────────▶ Starting ──▶ Done
+//	   │ │   member      every reachable one stopped       ▲
+//	   │ └──▶ Reading ──▶ a verified snapshot of its data ─┘
+//	   │         └──▶ Refused, Canceled: the members run again
+//	   └──▶ Refused, Expired, Canceled
+//
+// Nothing is deleted for it. What the new incarnation may lack is set aside until somebody discards it by name.
+
+// followOrder carries spec.restore out. It returns whether the members are stopped for it, so that nothing else may be done with them.
+func (p *planner) followOrder() (busy bool) {
+	order := p.Cluster.Spec.Restore
+	if was := p.status.Restore; was != nil && !was.Phase.Final() && was.Phase != v1alpha1.EtcdRestoreStarting && (order == nil || order.ID != was.ID) {
+		p.setRestore(v1alpha1.EtcdRestoreCanceled, "The order was withdrawn before it was carried out.")
+	}
+	if order == nil {
+		return false
+	}
+	if p.status.Restore == nil || p.status.Restore.ID != order.ID {
+		p.status.Restore = &v1alpha1.EtcdRestoreState{ID: order.ID, Phase: v1alpha1.EtcdRestoreWaiting, Since: *micro(p.Now)}
+	}
+	state := p.status.Restore
+	switch {
+	case state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreStarting:
+		return false
+	case p.Cluster.Size() == 0:
+		p.refuseRestore("The cluster is to be stopped. Set spec.restoreFrom: its next start obeys that.")
+		return false
+	case state.Phase == v1alpha1.EtcdRestoreWaiting && p.Now.After(order.Expires.Time):
+		p.setRestore(v1alpha1.EtcdRestoreExpired, "The order expired before it could be carried out. "+state.Message)
+		return false
+	case order.Member != "":
+		return p.restoreFromMember(order)
+	case p.serves() && !order.Force:
+		p.refuseRestore("The cluster serves clients; a restore would leave behind what they wrote since. Order it with --force to restore anyway.")
+		return false
+	}
+	from := &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}
+	if order.Snapshot != v1alpha1.EtcdFromNothing {
+		if why := p.unavailable(order.Snapshot); why != "" {
+			p.awaitRestore(why)
+			return false
+		}
+		from = &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: order.Snapshot}
+	}
+	p.setAside(func(memberView) string {
+		return "Restored from " + describeSource(order.Snapshot) + "; it may have newer keys"
+	})
+	p.beginRestore(from)
+	return false
+}
+
+// serves returns whether a quorum of the voters serves clients, whatever the desired size is.
+func (p *planner) serves() bool {
+	return p.View.Listed && (p.stage() == StageRunning || p.stage() == StageStopping)
+}
+
+func describeSource(snapshot string) string {
+	if snapshot == v1alpha1.EtcdFromNothing {
+		return "nothing"
+	}
+	return "snapshot " + snapshot
+}
+
+// setRestore records how far an order is.
+func (p *planner) setRestore(phase v1alpha1.EtcdRestorePhase, message string) {
+	if p.status.Restore.Phase != phase {
+		p.status.Restore.Phase, p.status.Restore.Since = phase, *micro(p.Now)
+	}
+	p.status.Restore.Message = message
+}
+
+func (p *planner) refuseRestore(why string) { p.setRestore(v1alpha1.EtcdRestoreRefused, why) }
+
+// awaitRestore reports what an order waits for.
+func (p *planner) awaitRestore(what string) { p.setRestore(p.status.Restore.Phase, what) }
+
+// restoreFromMember stops all members that it can reach, compares their logs, has a snapshot made of the data of the one that was named, and
+// starts a new incarnation from that.
+func (p *planner) restoreFromMember(order *v1alpha1.EtcdRestoreOrder) (busy bool) {
+	begun := p.begun()
+	at := slices.IndexFunc(begun, func(m memberView) bool { return m.Name == order.Member })
+	reading := p.status.Restore.Phase == v1alpha1.EtcdRestoreReading
+	switch {
+	case at < 0:
+		p.refuseRestore(fmt.Sprintf("Member %s has no data of the present cluster.", order.Member))
+		return false
+	case p.serves() && !reading:
+		p.refuseRestore("A quorum of the members serves clients, and has every key. Nothing needs to be restored.")
+		return false
+	case !p.Live(begun[at].Spec.Node):
+		p.awaitRestore(fmt.Sprintf("Node %s, which has the data of member %s, is absent: start it.", begun[at].Spec.Node, order.Member))
+		return reading
+	}
+	if why := p.mayServeElsewhere(begun, order); why != "" && !reading {
+		p.awaitRestore(why)
+		return false
+	}
+	p.setRestore(v1alpha1.EtcdRestoreReading, "Waiting until every member that can be reached has stopped.")
+	p.reportScaling("Restoring the cluster from the data of member %s on %s", order.Member, begun[at].Spec.Node)
+	if !p.allStopped(begun, order) {
+		return true
+	}
+	if why := p.unfitSource(begun, begun[at]); why != "" {
+		p.refuseRestore(why)
+		return false
+	}
+	return p.readMember(begun, begun[at], order)
+}
+
+// begun returns the present members that may have data.
+func (p *planner) begun() []memberView {
+	return slices.DeleteFunc(slices.Clone(p.current), func(m memberView) bool { return m.Spec.Begin == nil })
+}
+
+// mayServeElsewhere returns why members on absent nodes may still serve clients, or may yet do so. A fence ends no process of etcd: as long as
+// the cut off members are a quorum among themselves, somebody has to confirm that they are gone.
+func (p *planner) mayServeElsewhere(begun []memberView, order *v1alpha1.EtcdRestoreOrder) string {
+	var cutOff []string
+	for _, m := range begun {
+		node := m.Spec.Node
+		lease := p.Leases[node]
+		released := lease.Epoch > 0 && !lease.Held() && lease.Fenced < lease.Epoch // in order, after its processes ended
+		if m.Name == order.Member || p.Live(node) || p.Nodes[node] == nil || released || slices.Contains(order.Gone, node) {
+			continue
+		}
+		cutOff = append(cutOff, node)
+	}
+	if len(cutOff) < quorum(len(begun)) {
+		return ""
+	}
+	slices.Sort(cutOff)
+	cutOff = slices.Compact(cutOff)
+	return fmt.Sprintf("Members on %s cannot be reached, and may still serve clients among themselves: bring the nodes back, or, if they are gone for good, order the restore with --gone %s.",
+		strings.Join(cutOff, " and "), strings.Join(cutOff, ","))
+}
+
+// allStopped asks for every member to stop and to report its log, and returns whether those that can be reached have.
+func (p *planner) allStopped(begun []memberView, order *v1alpha1.EtcdRestoreOrder) bool {
+	all := true
+	for _, m := range begun {
+		p.setDesired(m, v1alpha1.EtcdMemberStop, func(s *v1alpha1.EtcdMemberSpec) { s.ReportLog = true })
+		if !p.Live(m.Spec.Node) {
+			continue
+		}
+		if !(m.is(v1alpha1.EtcdMemberStopped) || m.is(v1alpha1.EtcdMemberFailed)) || !m.Spec.ReportLog || m.Status.Data && m.Status.Log == nil {
+			if m.is(v1alpha1.EtcdMemberStopped) && m.Status.Error != "" && slices.Contains(order.Gone, m.Spec.Node) && m.Name != order.Member {
+				continue // its log cannot be read, and somebody confirmed that nothing is expected of it; its data is set aside
+			}
+			all = false
+			if m.Status.Error != "" {
+				p.awaitRestore(fmt.Sprintf("Waiting for member %s on %s to stop and to report its log (%s). If its data is lost, order the restore with --gone %s.", m.Name, m.Spec.Node, m.Status.Error, m.Spec.Node))
+			}
+		}
+	}
+	return all
+}
+
+// unfitSource returns why the data of a member must not become the cluster: it has none, or another one that can be reached has newer entries.
+func (p *planner) unfitSource(begun []memberView, source memberView) string {
+	if !source.Status.Data || source.Status.Log == nil {
+		return fmt.Sprintf("Member %s on %s has no data.", source.Name, source.Spec.Node)
+	}
+	for _, m := range begun {
+		if p.Live(m.Spec.Node) && m.Status.Data && m.Status.Log != nil && m.Status.Log.Newer(*source.Status.Log) {
+			return fmt.Sprintf("Member %s on %s has a newer log (term %d, index %d) than %s on %s (term %d, index %d). Restore from it instead: `ebb etcd restore %s --from-member %s`.",
+				m.Name, m.Spec.Node, m.Status.Log.Term, m.Status.Log.Index, source.Name, source.Spec.Node, source.Status.Log.Term, source.Status.Log.Index, p.commandName(), m.Spec.Node)
+		}
+	}
+	return ""
+}
+
+// readMember has a snapshot made of a stopped member's data, and begins the new incarnation once that is verified.
+func (p *planner) readMember(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) (busy bool) {
+	name := SnapshotName(p.Cluster, "r-"+order.ID)
+	p.status.Restore.Snapshot = name
+	s := p.find(name)
+	switch {
+	case s == nil:
+		p.awaitRestore("Making snapshot " + name + " of the data of member " + source.Name + ".")
+		p.createDataSnapshot(name, source)
+		return true
+	case s.Status.Error != "" || !s.DeletionTimestamp.IsZero():
+		p.refuseRestore(fmt.Sprintf("Snapshot %s could not be made of the data of member %s on %s%s. Nothing was deleted.", name, source.Name, source.Spec.Node, because(s.Status.Error)))
+		return false
+	case s.Status.Facts == nil || !p.available(s):
+		p.awaitRestore("Making snapshot " + name + " of the data of member " + source.Name + ".")
+		return true
+	}
+	p.setAside(func(m memberView) string {
+		if p.Live(m.Spec.Node) && m.Status.Log != nil {
+			return "" // its log is not newer, and what it has is in the snapshot
+		}
+		return "Its log was not known when the cluster was restored from member " + source.Name + "; it may have newer keys"
+	})
+	p.beginRestore(&v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
+	return false
+}
+
+func (p *planner) createDataSnapshot(name string, source memberView) {
+	c := p.Cluster
+	s := &v1alpha1.EtcdSnapshot{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.Namespace, Name: name, Labels: map[string]string{v1alpha1.EtcdClusterLabel: c.Name}, Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer},
+		},
+		Spec: v1alpha1.EtcdSnapshotSpec{
+			Cluster: c.Name, ClusterUID: string(c.UID), Incarnation: p.status.Incarnation, Generation: c.Generation, Member: source.Name, MemberNode: source.Spec.Node,
+			FromData: true, Dir: c.Spec.Snapshot.Dir, FormerMembers: p.infos(p.current),
+		},
+	}
+	s.Spec.Nodes = p.copyTargets(s, []string{source.Spec.Node}, false)
+	p.act(Action{Do: CreateSnapshot, Snapshot: s})
+}
+
+// setAside records the data of present members that the next incarnation may lack, with the reason; without a reason it is not kept.
+func (p *planner) setAside(why func(memberView) string) {
+	for _, m := range p.begun() {
+		if p.Live(m.Spec.Node) && !m.Status.Data || !p.hasRun() && !p.resumes() {
+			continue // there is nothing, or nothing that clients ever wrote
+		}
+		if reason := why(m); reason != "" {
+			p.status.SetAside = append(p.status.SetAside, v1alpha1.EtcdSetAside{Member: m.Name, Node: m.Spec.Node, Reason: reason})
+		}
+	}
+}
+
+// isSetAside returns whether the data of a former member is kept until somebody discards it.
+func (p *planner) isSetAside(m memberView) bool {
+	return slices.ContainsFunc(p.status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name })
+}
+
+// forgetDiscarded drops what is not there any more from the list of data that is set aside.
+func (p *planner) forgetDiscarded() {
+	p.status.SetAside = slices.DeleteFunc(p.status.SetAside, func(a v1alpha1.EtcdSetAside) bool {
+		return !slices.ContainsFunc(p.Members, func(m *v1alpha1.EtcdMember) bool {
+			return m.Name == a.Member && m.Spec.Want != v1alpha1.EtcdMemberDelete
+		})
+	})
+	if len(p.status.SetAside) == 0 {
+		p.status.SetAside = nil
+	}
+}
+
+// restorePending returns what a restore order waits for; empty if there is none that waits.
+func (p *planner) restorePending() string {
+	state, order := p.status.Restore, p.Cluster.Spec.Restore
+	if state == nil || order == nil || state.ID != order.ID || state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreStarting {
+		return ""
+	}
+	text := fmt.Sprintf("Restore %s: %s", state.ID, state.Message)
+	if state.Phase == v1alpha1.EtcdRestoreWaiting {
+		text += fmt.Sprintf(" The order expires at %s; `ebb etcd restore %s --cancel` withdraws it.", order.Expires.UTC().Format("2006-01-02 15:04:05 MST"), p.commandName())
+	}
+	return text
+}

@@ -1,0 +1,169 @@
+package etcdcluster
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
+	"github.com/ebb-dev/ebb/internal/lease"
+)
+
+// ordered adds a restore order.
+func ordered(change func(*v1alpha1.EtcdRestoreOrder)) worldChange {
+	return func(w *World) {
+		o := &v1alpha1.EtcdRestoreOrder{ID: "o1", Expires: metav1.NewTime(noon.Add(time.Hour))}
+		change(o)
+		w.Cluster.Spec.Restore = o
+	}
+}
+
+func fromSnapshot(name string) worldChange {
+	return ordered(func(o *v1alpha1.EtcdRestoreOrder) { o.Snapshot = name })
+}
+
+func fromMember(name string, gone ...string) worldChange {
+	return ordered(func(o *v1alpha1.EtcdRestoreOrder) { o.Member, o.Gone = name, gone })
+}
+
+// stoppedForRestore: the members that can be reached are stopped and have reported their logs.
+func stoppedForRestore(logs map[string]v1alpha1.EtcdLog) worldChange {
+	return func(w *World) {
+		w.View = etcd.View{}
+		w.Cluster.Status.Restore = &v1alpha1.EtcdRestoreState{ID: "o1", Phase: v1alpha1.EtcdRestoreReading, Since: *micro(noon)}
+		for _, m := range w.Members {
+			m.Spec.Want, m.Spec.ReportLog = v1alpha1.EtcdMemberStop, true
+			if log, ok := logs[m.Name]; ok {
+				m.Status.Phase, m.Status.Log = v1alpha1.EtcdMemberStopped, &log
+			}
+		}
+	}
+}
+
+func released(node string) worldChange {
+	return func(w *World) { w.Leases[node] = lease.Record{Node: node, Epoch: 1} }
+}
+
+func TestHowARestoreOrderIsCarriedOut(t *testing.T) {
+	lost := []worldChange{gone("n2", time.Minute), gone("n3", time.Minute), noQuorum}
+	quorumLost := func(change ...worldChange) World { return runningWorld(3, append(lost, change...)...) }
+	expired := func(w *World) { w.Cluster.Spec.Restore.Expires = metav1.NewTime(noon.Add(-time.Second)) }
+	for _, c := range []struct {
+		name  string
+		world World
+		phase v1alpha1.EtcdRestorePhase
+		says  string
+		deeds string
+	}{
+		{"from a snapshot, once quorum is lost", quorumLost(snapshotted("s1", time.Hour, "n1"), fromSnapshot("s1")), "Starting", "new incarnation", "create-member demo-4 on n1, set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop, place-snapshot s1"},
+		{"not while a quorum serves", runningWorld(3, snapshotted("s1", time.Hour, "n1", "n2"), fromSnapshot("s1")), "Refused", "--force", ""},
+		{"not even if the desired size is not reached", runningWorld(3, sized(7), snapshotted("s1", time.Hour, "n1", "n2"), fromSnapshot("s1")), "Refused", "serves clients", "create-member demo-4 on n4"},
+		{"unless it is forced", runningWorld(3, snapshotted("s1", time.Hour, "n1", "n2"), ordered(func(o *v1alpha1.EtcdRestoreOrder) { o.Snapshot, o.Force = "s1", true })), "Starting", "", "create-member demo-4 on n1, set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
+		{"it waits for an absent node, and says so", quorumLost(snapshotted("s1", time.Hour, "n2"), fromSnapshot("s1")), "Waiting", "start n2", "place-snapshot s1"},
+		{"and expires", quorumLost(snapshotted("s1", time.Hour, "n1"), fromSnapshot("s1"), expired), "Expired", "expired", "place-snapshot s1"},
+		{"it is carried out once", quorumLost(snapshotted("s1", time.Hour, "n1"), fromSnapshot("s1"), func(w *World) {
+			w.Cluster.Status.Restore = &v1alpha1.EtcdRestoreState{ID: "o1", Phase: v1alpha1.EtcdRestoreDone}
+		}), "Done", "", "place-snapshot s1"},
+		{"an order that is withdrawn is canceled", quorumLost(func(w *World) {
+			w.Cluster.Status.Restore = &v1alpha1.EtcdRestoreState{ID: "o1", Phase: v1alpha1.EtcdRestoreWaiting}
+		}), "Canceled", "withdrawn", ""},
+		{"a cluster that is to be stopped is not restored", quorumLost(sized(0), fromSnapshot("none")), "Refused", "spec.restoreFrom", ""},
+
+		{"from a member: not while a quorum serves", runningWorld(3, fromMember("demo-1")), "Refused", "has every key", ""},
+		{"of a member that is not there", quorumLost(fromMember("demo-9")), "Refused", "Member demo-9 has no data", ""},
+		{"of a member whose node is absent", quorumLost(fromMember("demo-2")), "Waiting", "Node n2, which has the data of member demo-2, is absent", ""},
+		{"while others may serve among themselves", quorumLost(fromMember("demo-1")), "Waiting", "order the restore with --gone n2,n3", ""},
+		{"one of them confirmed leaves no quorum", quorumLost(fromMember("demo-1", "n2")), "Reading", "", "set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
+		{"nodes that left in order run nothing", quorumLost(fromMember("demo-1"), released("n2"), released("n3")), "Reading", "", "set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
+		{"every member that can be reached stops first", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(nil)), "Reading", "Waiting until", ""},
+		{"then its data becomes a snapshot", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}})), "Reading", "Making snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"unless a member that can be reached has a higher term", runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 3, Index: 4}})), "Refused", "`ebb etcd restore demo --from-member n2`", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
+		{"or a longer log", runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Refused", "newer log", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
+		{"and from the snapshot the cluster starts", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}}), snapshotted("demo-12345678-r-o1", 0, "n1", "n4")), "Starting", "", "create-member demo-4 on n4, set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := Plan(c.world)
+			got := d.Status.Restore
+			if got == nil || got.Phase != c.phase || !strings.Contains(got.Message, c.says) {
+				t.Errorf("the order is %+v, want %s: %s", got, c.phase, c.says)
+			}
+			if deeds(d) != c.deeds {
+				t.Errorf("it does %q, want %q", deeds(d), c.deeds)
+			}
+			pending := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdRestorePending)
+			if waits := c.phase == "Waiting" || c.phase == "Reading"; (pending != nil) != waits {
+				t.Errorf("RestorePending is %v", pending)
+			}
+		})
+	}
+}
+
+func TestDataThatARestoreLeavesBehindIsSetAsideUntilItIsDiscarded(t *testing.T) {
+	w := runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, snapshotted("s1", time.Hour, "n1"), fromSnapshot("s1"))
+	d := Plan(w)
+	if len(d.Status.SetAside) != 3 || !strings.Contains(d.Status.SetAside[0].Reason, "snapshot s1") {
+		t.Fatalf("set aside: %+v", d.Status.SetAside)
+	}
+	// The new cluster runs.
+	w.Cluster.Status = d.Status
+	w.Cluster.Status.Rest, w.Cluster.Status.ClusterID, w.Cluster.Status.Starting = nil, "c2", nil
+	for _, m := range w.Members {
+		m.Spec.Want = v1alpha1.EtcdMemberStop
+	}
+	w.Snapshots, w.View = nil, etcd.View{Listed: true, Health: map[string]etcd.Health{}}
+	for i := range 3 {
+		m := addMember(&w, 4+i, []string{"n1", "n4", "n1"}[i])
+		m.Spec.Incarnation = w.Cluster.Status.Incarnation
+	}
+	if d = Plan(w); strings.Contains(deeds(d), "Delete") || len(d.Status.SetAside) != 3 {
+		t.Errorf("it does %q, set aside %v", deeds(d), d.Status.SetAside)
+	}
+	w.Members[0].Spec.Want = v1alpha1.EtcdMemberDelete
+	if d = Plan(w); len(d.Status.SetAside) != 2 {
+		t.Errorf("after one was discarded: %v", d.Status.SetAside)
+	}
+	// It does not keep the cluster from being stopped.
+	w.Cluster.Status.Stop, w.Cluster.Status.Rest = &v1alpha1.EtcdStop{Step: v1alpha1.EtcdReleased, OnStop: v1alpha1.EtcdDelete}, &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}
+	w.Members = w.Members[1:3]
+	sized(0)(&w)
+	if d = Plan(w); d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped || len(d.Status.SetAside) != 2 {
+		t.Errorf("%s, set aside %v", d.Status.Phase, d.Status.SetAside)
+	}
+}
+
+func TestAMemberThatWasAbsentWhenAnotherBecameTheClusterIsSetAside(t *testing.T) {
+	w := runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"),
+		stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 7}}), snapshotted("demo-12345678-r-o1", 0, "n1", "n4"))
+	if d := Plan(w); len(d.Status.SetAside) != 1 || d.Status.SetAside[0].Member != "demo-3" || d.Status.Rest.Snapshot != "demo-12345678-r-o1" || d.Status.Rest.Revision != 0 {
+		t.Errorf("set aside %+v, from %+v", d.Status.SetAside, d.Status.Rest)
+	}
+}
+
+func TestRestoreFromIsObeyedByOneStart(t *testing.T) {
+	w := runningWorld(0, sized(3), snapshotted("s1", time.Hour, "n1"), snapshotted("s2", time.Minute, "n1"), func(w *World) {
+		w.View = etcd.View{}
+		w.Cluster.Spec.RestoreFrom = "s1"
+		w.Cluster.Status = v1alpha1.EtcdClusterStatus{
+			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4,
+			Rest: &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: "s2", Revision: 9},
+		}
+	})
+	d := Plan(w)
+	if d.Status.Rest.Snapshot != "s1" || d.Status.ObservedRestoreFrom != "s1" {
+		t.Fatalf("it starts from %+v, observed %q", d.Status.Rest, d.Status.ObservedRestoreFrom)
+	}
+	w.Cluster.Status = d.Status
+	w.Cluster.Status.Starting, w.Cluster.Status.Phase = nil, v1alpha1.EtcdClusterPhaseStopped
+	w.Cluster.Status.Rest = &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: "s2", Revision: 12}
+	if d = Plan(w); d.Status.Rest.Snapshot != "s2" {
+		t.Errorf("the next start begins from %+v", d.Status.Rest)
+	}
+	w.Cluster.Spec.RestoreFrom = ""
+	if d = Plan(w); d.Status.ObservedRestoreFrom != "" {
+		t.Error("set again it would not be obeyed")
+	}
+}
