@@ -836,7 +836,7 @@ func (p *ebbNode) start() {
 	t := p.site.t
 	t.Helper()
 	f := p.timing
-	p.cmd = exec.Command(testenv.Ebb(t), "node", "--name", p.name, "--data-dir", string(p.site.api.Dir), "--label", "home="+p.site.home,
+	p.cmd = exec.Command(testenv.Ebb(t), "node", "--name", p.name, "--data-dir", string(p.site.api.Dir), "--label", "home="+p.site.home, "--program-uids", "none",
 		"--lease-renew", f.Renew.String(), "--lease-renew-timeout", f.Timeout.String(), "--lease-fence", f.Fence.String(),
 		"--lease-dead", f.Dead.String(), "--lease-duration", f.Lost.String())
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
