@@ -130,7 +130,9 @@ func addressed(node string) change {
 }
 
 func unavailable(n int32) change {
-	return func(d *v1alpha1.Deployment) { d.Spec.Rollout.MaxUnavailable, d.Spec.Rollout.MinReady = n, lasting(time.Second) }
+	return func(d *v1alpha1.Deployment) {
+		d.Spec.Rollout.MaxUnavailable, d.Spec.Rollout.MinReady = n, lasting(time.Second)
+	}
 }
 
 func holder(node string, nodeEpoch, epoch int64) change {
