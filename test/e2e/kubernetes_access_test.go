@@ -225,7 +225,7 @@ func TestTheTableOfAccessHoldsOnTheEmbeddedAPI(t *testing.T) {
 	c.must("changefeed", "create", "cf", "--source", "datagen://?tables=2&rate=10", "--sink", "blackhole://")
 	until(t, "the changefeed to be placed", func() bool {
 		feed := &v1alpha1.Changefeed{}
-		return c.client.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: "cf"}, feed) == nil && feed.Status.Placement.Node != ""
+		return c.client.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: "cf"}, feed) == nil && feed.Status.Placement != nil && feed.Status.Placement.Node != ""
 	})
 	a := c.actors(trio)
 	a.try(t, a.table(t))
