@@ -183,6 +183,13 @@ func (c *Controller) wakeNamespace(namespace string) {
 	}
 }
 
+// writeInterval is how often each of the drains may write its progress.
+func (c *Controller) writeInterval() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Duration(len(c.workers)) * writesApart
+}
+
 // limited calls send when one of the places is free.
 func (c *Controller) limited(ctx context.Context, send func() error) error {
 	select {

@@ -22,8 +22,10 @@ import (
 )
 
 const (
-	// writeEvery bounds how often the progress of one drain is written.
-	writeEvery = time.Second
+	// writeEvery bounds how often the progress of one drain is written, and writesApart how far apart on average those of all drains are:
+	// with many drains the API server is for evictions. The end of a drain is written at once.
+	writeEvery  = time.Second
+	writesApart = 100 * time.Millisecond
 	// explainEvery bounds how often the pods of one budget are listed to explain it.
 	explainEvery = 2 * time.Second
 )
@@ -206,7 +208,7 @@ func (w *nodeWorker) accepted(ctx context.Context, d *v1alpha1.Drain) bool {
 
 // cordon cordons the node as the owner of the cordon. A running drain of Ebb's own work has cordoned it before.
 func (w *nodeWorker) cordon(ctx context.Context, d *v1alpha1.Drain, core *corev1.Node) (worker.Next, error) {
-	if err := w.CheckTerm(ctx); err != nil {
+	if err := w.checkTermRecently(ctx); err != nil {
 		return worker.Next{}, err
 	}
 	w.at("before-" + stepCordon)
@@ -359,7 +361,7 @@ func (w *nodeWorker) progress(ctx context.Context, d *v1alpha1.Drain, alone bool
 		w.forget(len(sent))
 		return worker.Forever, nil
 	}
-	if wait := writeEvery - time.Since(w.written); wait > 0 {
+	if wait := max(writeEvery, w.writeInterval()) - time.Since(w.written); wait > 0 {
 		return wait, nil
 	}
 	if err := w.write(ctx, stepProgress, next, true); err != nil {
@@ -488,8 +490,12 @@ func (w *nodeWorker) fail(ctx context.Context, d *v1alpha1.Drain, s Snapshot, pl
 
 // write writes the drain with the version that was read. The term is checked before what decides something.
 func (w *nodeWorker) write(ctx context.Context, step string, d *v1alpha1.Drain, status bool) error {
+	check := w.CheckTerm
+	if step == stepHold || step == stepBegin {
+		check = w.checkTermRecently // what they write can be taken back
+	}
 	if step != stepProgress {
-		if err := w.CheckTerm(ctx); err != nil {
+		if err := check(ctx); err != nil {
 			return err
 		}
 	}
