@@ -267,6 +267,9 @@ func (r *run) awaitState(ctx context.Context, want v1alpha1.ChangefeedState) err
 
 // step takes one step, and says whether it belongs to the history: what the source refuses does not.
 func (r *run) step(ctx context.Context, s sqlhistory.Statement) (ok bool, v verdict, err error) {
+	if !r.started && slices.Contains([]sqlhistory.Place{sqlhistory.Wait, sqlhistory.Pause, sqlhistory.Resume}, s.Place) {
+		return false, v, nil // there is no changefeed yet
+	}
 	switch s.Place {
 	case sqlhistory.AtSource:
 		_, err := r.conn.ExecContext(ctx, sqlhistory.In(s.SQL, r.name))

@@ -343,11 +343,11 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 		a.unreadable(tables, "GTID %s is a statement that was logged instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
 		return done, nil
 	}
-	return done, a.ddl(ctx, text, st, session, at)
+	return done, a.ddl(ctx, text, st, session, q.ErrorCode)
 }
 
 // ddl makes the open transaction one of DDL.
-func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, at *cursor) error {
+func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, failed uint16) error {
 	text, session, err := a.source.inUTF8(ctx, text, session)
 	if err != nil {
 		return err
@@ -356,6 +356,9 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 		st = newStatement(text, st.schema, session, a.fold)
 	}
 	ddl := parseDDL(text, st)
+	if failed != 0 {
+		text = ddl.Failed()
+	}
 	a.tables.forget(ddl)
 	if k := a.open.kind; k.startAlter || k.rollbackAlter {
 		return nil

@@ -427,6 +427,29 @@ func TestASourceWithoutATransactionOfTheCheckpointIsRefused(t *testing.T) {
 	}
 }
 
+// What failed at the source is in the log if it had an effect.
+func TestAStatementThatFailedIsReadAsWhatItDid(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "CREATE TABLE d.u (id INT)")
+	s := open(t, m)
+	head, err := s.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := m.Open("")
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), "CREATE OR REPLACE TABLE d.t (id SERIAL, CHECK (id > 0), PRIMARY KEY (id))"); err == nil {
+		t.Fatal("it has not failed")
+	}
+	all := collect(t, s, head)
+	if d := all[0].DDL; len(all) != 1 || d == nil || d.Kind != stream.DropTable || !d.IfExists || d.Replaces || d.Text() != "DROP TABLE IF EXISTS `d`.`t`" {
+		t.Errorf("%+v", d)
+	}
+	if tables, _, err := s.Tables(t.Context()); err != nil || fmt.Sprint(tables) != "[d.u]" {
+		t.Error(tables, err)
+	}
+}
+
 func TestAnIdleSourceSaysThatThereIsNothing(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)")

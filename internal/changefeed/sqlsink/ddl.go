@@ -381,13 +381,14 @@ func (d *ddlExecution) moveWhere(ctx context.Context, tx *sql.Tx, to stream.Posi
 // released is the placement in the progress of a table that was renamed out of the filter. It stays at the sink, and nobody owns it.
 const released = -1
 
-// refuseReleased returns ErrUnusable if the statement creates a table whose name a released one has: its rows would be mixed with those
+// refuseReleased returns ErrUnusable if the statement gives a table a name that a released one has: its rows would be mixed with those
 // that stay, or these be dropped.
 func (d *ddlExecution) refuseReleased(ctx context.Context) error {
-	if d.ddl.Kind != stream.CreateTable {
-		return nil
+	names := slices.Concat(d.ddl.Becomes, d.ddl.Makes)
+	if d.ddl.Kind == stream.CreateTable {
+		names = d.ddl.Tables
 	}
-	for _, t := range d.ddl.Tables {
+	for _, t := range names {
 		if err := d.sink.refuseReleased(ctx, d.conn, t); err != nil {
 			return err
 		}

@@ -90,6 +90,19 @@ func (d *DDL) Alone() bool {
 	return len(d.Names()) == 1 && len(d.Tables) == 1 && (d.Kind == AlterTable || d.Kind == TruncateTable)
 }
 
+// Failed makes it what a statement has done that failed at the source and is in the log all the same, and returns the text for that: OR
+// REPLACE has dropped a table, and DROP those that there were. What any other has done is not known.
+func (d *DDL) Failed() string {
+	switch {
+	case d.Kind == DropTable, d.Kind == CreateTable && d.Replaces:
+		*d = DDL{Kind: DropTable, Schema: d.Schema, Tables: d.Tables, IfExists: true}
+		d.Statement = "DROP TABLE IF EXISTS " + quotedNames(d.Tables)
+	case d.Kind != OtherDDL:
+		*d = DDL{Kind: UnknownDDL, Schema: d.Schema, Statement: d.Statement}
+	}
+	return d.Statement
+}
+
 // Plan is what a changefeed with a filter executes of a DDL: all of it, a part, or nothing, which is nil. It returns ErrUnusable if the
 // changefeed must stop: the DDL is unknown, or it brings a table in from outside the filter, whose rows the sink does not have.
 func (f Filter) Plan(d *DDL) (*DDL, error) {
