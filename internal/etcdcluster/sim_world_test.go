@@ -784,7 +784,8 @@ func (s *sim) free() {
 	for _, n := range s.nodes {
 		here, elsewhere := 0, 0
 		for _, m := range s.members {
-			if m.Spec.Want == v1alpha1.EtcdMemberDelete {
+			aside := slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name })
+			if aside || m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Incarnation != s.cluster.Status.Incarnation {
 				continue
 			}
 			if m.Spec.Node == n.name {
