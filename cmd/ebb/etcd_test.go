@@ -1,8 +1,10 @@
 package main
 
 import (
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -107,5 +109,39 @@ export ETCDCTL_KEY=DIR/client.key
 	}
 	if got := quoted("/a b/it's"); got != `'/a b/it'\''s'` {
 		t.Errorf("quoted as %s", got)
+	}
+}
+
+func TestWhatIsKeptOfEtcdClustersAsPeopleSeeIt(t *testing.T) {
+	ec := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo"}}
+	ec.Status.Phase = v1alpha1.EtcdClusterPhaseStopped
+	ec.Status.SetAside = []v1alpha1.EtcdSetAside{{Member: "demo-2", Node: "n2", Reason: "Restored from nothing; it may have newer keys"}}
+	const aside = "set aside: data of member demo-2 on n2 (Restored from nothing; it may have newer keys); `ebb etcd discard demo demo-2` deletes it\n"
+	if got := etcdMembersText(ec); !strings.HasSuffix(got, aside) {
+		t.Errorf("it says %q", got)
+	}
+	const want = "NODE   ORPHAN\nn1     member/u/demo-1@7\n\nRemove one with `ebb etcd orphans --remove NODE/ORPHAN`.\n"
+	if got := etcdOrphansText([]etcdOrphan{{"n1", "member/u/demo-1@7"}}); got != want {
+		t.Errorf("it says %q", got)
+	}
+	if got := etcdOrphansText(nil); got != "no orphans\n" {
+		t.Errorf("it says %q", got)
+	}
+}
+
+func TestTheCertificateOfANodeCoversTheAddressesOfItsName(t *testing.T) {
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addresses, err := net.LookupHost(name)
+	if err != nil {
+		t.Skipf("this machine's name has no address: %v", err)
+	}
+	hosts := nodeFlags{peerListen: name + ":0", listen: "127.0.0.1:0"}.hosts()
+	for _, want := range append(addresses, name, "127.0.0.1") {
+		if !slices.Contains(hosts, want) {
+			t.Errorf("%s is not among %v", want, hosts)
+		}
 	}
 }

@@ -57,6 +57,12 @@ func TestWhatOfEtcdIsLeftOnANode(t *testing.T) {
 		{"a member that is deleted", runningWorld(3, drains("n2"), func(w *World) {
 			w.Members[1].Spec.Want, w.Members[1].Status.Phase = v1alpha1.EtcdMemberDelete, v1alpha1.EtcdMemberDeleted
 		}), nil, nil},
+		{"data that was set aside stays until it is discarded", runningWorld(1, drains("n2"), func(w *World) {
+			m := addMember(w, 2, "n2")
+			w.View.Peers = w.View.Peers[:1]
+			m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
+			w.Cluster.Status.SetAside = []v1alpha1.EtcdSetAside{{Member: "demo-2", Node: "n2"}}
+		}), nil, []string{"demo-2 SetAside: cluster demo: data of former member demo-2 was set aside here and may have keys that nothing else has; `ebb etcd discard demo demo-2` deletes it"}},
 		{"a snapshot that others have too", runningWorld(1, drains("n2"), snapshotted("s1", time.Hour, "n1", "n2")), nil, nil},
 		{
 			"the only copy of a snapshot", runningWorld(1, drains("n2"), snapshotted("s1", time.Hour, "n2")), nil,

@@ -782,8 +782,19 @@ func (s *sim) fill(n *simNode) {
 // free frees the disk of a node that has all members of the cluster: without it no snapshot can be taken, which only a person can mend.
 func (s *sim) free() {
 	for _, n := range s.nodes {
-		elsewhere := slices.ContainsFunc(s.cluster.Status.Members, func(m v1alpha1.EtcdMemberInfo) bool { return m.Node != n.name })
-		n.full = n.full && (elsewhere || len(s.cluster.Status.Members) == 0)
+		here, elsewhere := 0, 0
+		for _, m := range s.members {
+			aside := slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name })
+			if aside || m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Incarnation != s.cluster.Status.Incarnation {
+				continue
+			}
+			if m.Spec.Node == n.name {
+				here++
+			} else {
+				elsewhere++
+			}
+		}
+		n.full = n.full && (here == 0 || elsewhere > 0)
 	}
 }
 
