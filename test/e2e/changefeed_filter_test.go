@@ -57,7 +57,10 @@ func TestAChangedFilterAppliesOnResume(t *testing.T) {
 	if err := c.client.Patch(ctx, &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, patch); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the filter to be pending", func() bool { f := status().Filter; return f != nil && f.Pending && len(f.Patterns) == 1 && f.Patterns[0] == "d.a" })
+	until(t, "the filter to be pending", func() bool {
+		f := status().Filter
+		return f != nil && f.Pending && len(f.Patterns) == 1 && f.Patterns[0] == "d.a"
+	})
 	if out := c.must("status", "changefeeds"); !strings.Contains(out, "the filter has changed; pause and resume to apply it") {
 		t.Error(out)
 	}
