@@ -25,6 +25,7 @@ func (h *house) three() (configs []member.Config, children []*member.Child) {
 	}
 	for i := range configs {
 		configs[i].InitialCluster = strings.Join(initial, ",")
+		configs[i].ElectionMilliseconds = 3000 // a leader without followers takes writes for that long
 		children = append(children, h.start(configs[i]))
 	}
 	for _, c := range children {
