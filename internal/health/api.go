@@ -175,7 +175,7 @@ func (a *API) drop(ctx context.Context, specs []v1alpha1.HealthEventSpec, result
 		if s.IsHealthy {
 			most = 2 * MaxEvents
 		}
-		reason := ""
+		var reason string
 		switch {
 		case len(known) >= most:
 			reason = fmt.Sprintf("there are %d health events, and at most %d are stored", len(known), most)

@@ -119,7 +119,7 @@ func (g *Guards) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, er
 
 // judge remembers that the pods of a node cannot be created, or end as soon as they are: the next attempt waits.
 func (g *Guards) judge(a *Action, err error) {
-	why := ""
+	var why string
 	pod, isPod := a.Object.(*corev1.Pod)
 	switch {
 	case err != nil:
@@ -233,7 +233,8 @@ func (g *Guards) tell(ctx context.Context, w GuardWorld) time.Duration {
 		again = recount
 	}
 	for name, n := range w.Nodes {
-		reason, text := "EbbHolds", ""
+		var text string
+		reason := "EbbHolds"
 		switch last := g.told[name]; {
 		case w.Holds(name):
 			again, text = recount, w.why(n, g.Works)
