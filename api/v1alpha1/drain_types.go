@@ -326,8 +326,14 @@ type Drain struct {
 	Status DrainStatus `json:"status,omitempty"`
 }
 
-// WantsPods reports whether the drain moves pods where there are any.
-func (d *Drain) WantsPods() bool { return d.Spec.Pods == nil || *d.Spec.Pods }
+// WantsPods reports whether the drain moves pods where there are any. The drain of a cordon does not, and those of an earlier version do
+// not say so.
+func (d *Drain) WantsPods() bool {
+	if d.Spec.Pods == nil {
+		return d.Labels[OnCordonLabel] == ""
+	}
+	return *d.Spec.Pods
+}
 
 // Requested is when the drain was requested.
 func (d *Drain) Requested() metav1.Time {

@@ -93,7 +93,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if !d.DeletionTimestamp.IsZero() {
 		return c.letGo(ctx, w, d)
 	}
-	if d.Spec.User != d.RunsAs() {
+	if d.Spec.User != d.RunsAs() && w.Current() {
 		return c.keepUser(ctx, d)
 	}
 	next, again := Observe(w, d, time.Now())

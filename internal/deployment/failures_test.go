@@ -1,11 +1,14 @@
 package deployment_test
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -225,5 +228,37 @@ func TestProgramsThatMayStillRunAreNamed(t *testing.T) {
 	delete(c.Leases, "n1")
 	if got := observed(c, d); len(got) != 0 {
 		t.Errorf("when the node is deleted: %q", got)
+	}
+}
+
+// A store that was restored from a backup does not know what is newer: the files of programs are data, and are kept.
+func TestFilesThatAnOlderStoreDoesNotKnowAreKept(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.host("n")
+	w, deleted := s.deploy("w", addressed(m.name)), s.deploy("deleted", addressed(m.name))
+	w.runsOn(m.name)
+	deleted.runsOn(m.name)
+	m.stop()
+	w.released()
+	s.must(os.WriteFile(m.programs.Dir+"-seen.json", []byte(`{"version": 9000000000000000000}`), 0o600)) // the store went back far
+	w.delete()
+	until(t, "the object to be gone", func() bool { _, err := w.read(); return apierrors.IsNotFound(err) })
+	m.start()
+	m.awaitReady()
+	kept := filepath.Join(m.programs.Dir+"-kept", s.home, "w-*", "out.log")
+	until(t, "its files to be kept", func() bool { found, err := filepath.Glob(kept); return err == nil && len(found) == 1 })
+	if _, err := os.Stat(filepath.Join(m.programs.Dir, s.home, "w")); !os.IsNotExist(err) {
+		t.Errorf("its directory is there as well: %v", err)
+	}
+	// What is deleted before the node's eyes is removed.
+	deleted.runsOn(m.name)
+	deleted.delete()
+	until(t, "its directory to be removed", func() bool {
+		_, err := os.Stat(filepath.Join(m.programs.Dir, s.home, "deleted"))
+		return os.IsNotExist(err)
+	})
+	if found, _ := filepath.Glob(filepath.Join(m.programs.Dir+"-kept", s.home, "deleted-*")); len(found) > 0 {
+		t.Errorf("kept: %v", found)
 	}
 }

@@ -26,8 +26,9 @@ func checkNodeWrite(ctx context.Context, w access.Write) error {
 	}
 	g := guard{Write: w}
 	if w.Status {
-		if old.Status.Isolated != next.Status.Isolated || !slices.Equal(old.Status.MayRunOn, next.Status.MayRunOn) {
-			return fmt.Errorf("node %s may not change as whom a program runs, nor on which lost nodes it may still run", w.Node)
+		if old.Status.Isolated != next.Status.Isolated || !slices.Equal(old.Status.MayRunOn, next.Status.MayRunOn) ||
+			!equality.Semantic.DeepEqual(old.Status.Conditions, next.Status.Conditions) {
+			return fmt.Errorf("node %s may not change the conditions of a deployment, as whom it runs, nor on which lost nodes it may still run", w.Node)
 		}
 		if !equality.Semantic.DeepEqual(withoutNode(old.Status.Avoid, w.Node), withoutNode(next.Status.Avoid, w.Node)) {
 			return fmt.Errorf("node %s may give a deployment up for itself only", w.Node)
@@ -65,7 +66,7 @@ var nodeWritePolicy = []access.Rule{
 		Expression: "variables.status || (object.spec.all(k, k in ['address', 'env'] || (k in oldObject.spec && (k in ['restart', 'stop', 'rollout'] ? " +
 			"(object.spec[k].all(f, f in oldObject.spec[k] && (type(object.spec[k][f]) == string ? duration(object.spec[k][f]) == duration(oldObject.spec[k][f]) : object.spec[k][f] == oldObject.spec[k][f])) && " +
 			"oldObject.spec[k].all(f, f in object.spec[k] || oldObject.spec[k][f] == 0)) : object.spec[k] == oldObject.spec[k]))) && " +
-			"oldObject.spec.all(k, k in ['address', 'env'] || k in object.spec || oldObject.spec[k] == '' || oldObject.spec[k] == 0 || oldObject.spec[k] == []) && " +
+			"oldObject.spec.all(k, k in ['address', 'env'] || k in object.spec || oldObject.spec[k] == '' || oldObject.spec[k] == 0 || oldObject.spec[k] == false || oldObject.spec[k] == []) && " +
 			"object.spec.?env.orValue([]).size() == oldObject.spec.?env.orValue([]).size() && " +
 			"object.spec.?env.orValue([]).all(e, oldObject.spec.?env.orValue([]).exists(o, o.name == e.name && o.?value.orValue('') == e.?value.orValue(''))))",
 		Message: "a node may change only the address in a deployment's spec",
@@ -76,8 +77,9 @@ var nodeWritePolicy = []access.Rule{
 		Message: "a node may only add Ebb's finalizer to a deployment",
 	},
 	{
-		Expression: "object.?status.?isolated.orValue(false) == oldObject.?status.?isolated.orValue(false) && object.?status.?mayRunOn.orValue([]) == oldObject.?status.?mayRunOn.orValue([])",
-		Message:    "a node may not change as whom a program runs, nor on which lost nodes it may still run",
+		Expression: "object.?status.?isolated.orValue(false) == oldObject.?status.?isolated.orValue(false) && object.?status.?mayRunOn.orValue([]) == oldObject.?status.?mayRunOn.orValue([]) && " +
+			"object.?status.?conditions.orValue([]) == oldObject.?status.?conditions.orValue([])",
+		Message: "a node may not change the conditions of a deployment, as whom it runs, nor on which lost nodes it may still run",
 	},
 	{
 		Expression: "object.?status.?avoid.orValue([]).all(e, e.node == variables.node || oldObject.?status.?avoid.orValue([]).exists(o, o == e)) && " +

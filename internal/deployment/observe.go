@@ -28,7 +28,7 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 		return next, claimedWithin - age
 	}
 	next.State = state
-	if len(d.Status.Conditions) == 0 || d.Spec.User != "" {
+	if w.Current() && (len(d.Status.Conditions) == 0 || d.Spec.User != "") {
 		next.Isolated = true // without a user it gets one of its own from now on
 	}
 	next.MayRunOn = w.mayRunOn(d)
@@ -75,7 +75,7 @@ func (w World) mayRunOn(d *v1alpha1.Deployment) []string {
 	})
 	for i := range d.Status.Nodes {
 		n := &d.Status.Nodes[i]
-		if d.Spec.GoesOn() && w.ended(n) && w.Leases[n.Node].Fenced >= n.NodeEpoch && !slices.Contains(list, n.Node) {
+		if d.Spec.GoesOn() && w.Current() && w.ended(n) && w.Leases[n.Node].Fenced >= n.NodeEpoch && !slices.Contains(list, n.Node) {
 			list = append(list, n.Node)
 		}
 	}

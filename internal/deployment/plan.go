@@ -56,6 +56,8 @@ type Facts struct {
 	Turn bool
 	// Elsewhere says that another node may run the deployment and has not given it up; Failing that it has failed here so often that one should.
 	Elsewhere, Failing bool
+	// Completes says that a drain lets the program run to its end.
+	Completes bool
 	// Wait is the time until the next start; Spent says that the restart limit is reached and there is none.
 	Wait  time.Duration
 	Spent bool
@@ -203,6 +205,8 @@ func (f Facts) nextAbsent(unwanted string) Step {
 			return Step{Do: Release, Why: WaitDraining}
 		}
 		return Step{Idle, WaitDraining}
+	case now && !f.Alive && f.Completes && f.Elsewhere && f.Object.Spec.Type == v1alpha1.TypeDeployment && !f.Object.Spec.Pinned:
+		return Step{Idle, WaitDraining} // it has run to its end here, and another node starts it
 	case now && f.Failing && f.Elsewhere && !f.Object.Spec.Pinned:
 		return Step{Do: GiveUp, Why: WaitAvoided}
 	case now && f.Spent:

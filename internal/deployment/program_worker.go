@@ -245,7 +245,9 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	}
 	f.Occupied = w.Occupied(d, pw.opts.Node)
 	f.Spent = Exhausted(d.Spec.Restart, pw.failures)
-	if f.Failing = Failing(d, pw.failures); f.Failing || Avoids(d, pw.opts.Node) {
+	f.Failing = Failing(d, pw.failures) && w.Current()
+	f.Completes = pw.opts.Completes != nil && pw.opts.Completes(d.Namespace)
+	if f.Failing || Avoids(d, pw.opts.Node) || f.Completes && !f.Alive {
 		f.Elsewhere = w.Elsewhere(d, pw.opts.Node)
 	}
 	if d.Spec.Type == v1alpha1.TypeDaemon {

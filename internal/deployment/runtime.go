@@ -100,7 +100,11 @@ type Runtime struct {
 	conflict   string                             // message of the last conflict
 	conflictAt time.Time
 
-	// undiscarded are the directories of deleted programs that could not be removed yet.
+	seen       uint64 // the newest version of an object that was seen, and of these the one on the disk
+	seenOnDisk uint64
+	older      bool // the store is older than what was seen before
+
+	// undiscarded are the directories of deleted programs that could not be removed yet, and whether the deletion was seen.
 	undiscarded map[types.NamespacedName]bool
 
 	refused map[types.UID]string // untrusted revisions that were already logged
@@ -367,6 +371,9 @@ func (r *run) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := r.compareStore(ctx); err != nil {
+		return err
+	}
 	r.synced.Store(true)
 	r.stir()
 	return r.discardOld(ctx)
@@ -378,6 +385,7 @@ func (r *run) see(d *v1alpha1.Deployment) {
 	key := client.ObjectKeyFromObject(d)
 	r.mu.Lock() // held until the worker has the object, or it could end before
 	defer r.mu.Unlock()
+	r.note(d.ResourceVersion)
 	r.arrived(d)
 	pw := r.workers[key]
 	if pw == nil && !r.ended && r.concerns(d) {
@@ -409,29 +417,44 @@ func (r *run) gone(d *v1alpha1.Deployment) {
 		pw.Delete(d.UID)
 		return
 	}
-	r.discard(key)
+	r.discard(key, true)
 }
 
 // discard removes the directory of a program whose object is gone. The caller holds the lock, and the program has no worker, so
 // that no process of it runs. Removing may fail, because of disk errors or a shim that still writes there; then it is tried again.
-func (r *Runtime) discard(key types.NamespacedName) {
-	err := os.RemoveAll(r.dir(key))
+func (r *Runtime) discard(key types.NamespacedName, deleted bool) {
+	err := r.removeOrKeep(key, deleted)
 	if err == nil {
 		delete(r.undiscarded, key)
 		return
 	}
-	if !r.undiscarded[key] {
+	if _, again := r.undiscarded[key]; !again {
 		r.opts.Log.Warn("could not remove the directory of a deleted program; trying again", "deployment", key.String(), "error", err)
 	}
-	r.undiscarded[key] = true
+	r.undiscarded[key] = deleted
+}
+
+// removeOrKeep removes a program's directory, or moves it aside if the node has not seen that its object was deleted, and the store is older
+// than the directory may be.
+func (r *Runtime) removeOrKeep(key types.NamespacedName, deleted bool) error {
+	if deleted || !r.older {
+		return os.RemoveAll(r.dir(key))
+	}
+	if _, err := os.Stat(r.dir(key)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return r.keep(key, r.dir(key))
 }
 
 // discardAgain tries again to remove directories, until ctx ends. The next epoch finds those that are left.
 func (r *Runtime) discardAgain(ctx context.Context) {
 	for backoff.Sleep(ctx, discardEvery) == nil {
+		if err := r.writeSeen(); err != nil {
+			r.opts.Log.Warn("trying again", "error", err)
+		}
 		r.mu.Lock()
-		for key := range maps.Clone(r.undiscarded) {
-			r.discard(key)
+		for key, deleted := range maps.Clone(r.undiscarded) {
+			r.discard(key, deleted)
 		}
 		r.mu.Unlock()
 	}
@@ -451,7 +474,7 @@ func (r *run) discardOld(ctx context.Context) error {
 	defer r.mu.Unlock()
 	return r.eachDir(func(key types.NamespacedName, _ string) error {
 		if !known[key] && r.workers[key] == nil {
-			r.discard(key)
+			r.discard(key, false)
 		}
 		return nil
 	})
@@ -614,7 +637,8 @@ func (r *Runtime) remove(pw *programWorker) bool {
 	if r.workers[pw.key] == pw {
 		delete(r.workers, pw.key)
 		if pw.orphan {
-			r.discard(pw.key)
+			_, deleted := pw.Newest()
+			r.discard(pw.key, deleted)
 		}
 	}
 	return true

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/atomicfile"
@@ -183,7 +184,7 @@ func (r *Runtime) runAs(d *v1alpha1.Deployment, dir string) (*shim.User, string,
 		}
 		return u, home(u.UID), nil
 	}
-	uid, err := r.own(d.UID, dir)
+	uid, err := r.own(client.ObjectKeyFromObject(d), d.UID, dir)
 	return &shim.User{UID: uid, GID: uid}, home(uid), err
 }
 
@@ -192,7 +193,7 @@ func home(uid uint32) string { return fmt.Sprintf("home-%d", uid) }
 
 // own returns the id of a program's own user. It is on the disk before anything runs as that user, and belongs to the program until its
 // directory is removed.
-func (r *Runtime) own(object types.UID, dir string) (uint32, error) {
+func (r *Runtime) own(key types.NamespacedName, object types.UID, dir string) (uint32, error) {
 	r.ownMu.Lock()
 	defer r.ownMu.Unlock()
 	mine := readOwnUser(dir)
@@ -200,11 +201,12 @@ func (r *Runtime) own(object types.UID, dir string) (uint32, error) {
 		return mine.UID, nil
 	}
 	if mine != nil && mine.Object != object { // an object of this name from before: nobody gets what it left
-		if err := os.RemoveAll(filepath.Join(dir, home(mine.UID))); err != nil {
+		if err := r.takeAway(key, filepath.Join(dir, home(mine.UID))); err != nil {
 			return 0, fmt.Errorf("remove what an earlier program of this name left: %w", err)
 		}
 	}
 	taken := map[uint32]bool{}
+	r.keptUsers(taken)
 	err := r.eachDir(func(_ types.NamespacedName, other string) error {
 		if o := readOwnUser(other); o != nil && other != dir {
 			taken[o.UID] = true
@@ -226,6 +228,17 @@ func (r *Runtime) own(object types.UID, dir string) (uint32, error) {
 		return 0, err
 	}
 	return uid, atomicfile.WriteSecret(filepath.Join(dir, userName), data)
+}
+
+// takeAway removes a home, or keeps it if the store is older than the home may be.
+func (r *Runtime) takeAway(key types.NamespacedName, dir string) error {
+	r.mu.Lock()
+	older := r.older
+	r.mu.Unlock()
+	if _, err := os.Stat(dir); !older || errors.Is(err, fs.ErrNotExist) {
+		return os.RemoveAll(dir)
+	}
+	return r.keep(key, dir)
 }
 
 // lookup finds a user of the machine by name or number, with its groups.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -21,6 +22,17 @@ type World struct {
 	Waited func(node string) bool
 	// Completes reports whether the programs of a namespace run to their end before they leave a draining node. If it is nil, none do.
 	Completes func(namespace string) bool
+}
+
+// Current reports whether every node that runs programs knows what this version writes into objects. A node of an earlier version drops what it
+// does not know from every object that it writes, which would be refused: until all are upgraded, nothing of it is written.
+func (w World) Current() bool {
+	for name, n := range w.Nodes {
+		if w.Live(name) && n.Status.ClaimPolicy != "" && meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeProgramsIsolated) == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // Check returns what is wrong with a deployment's spec, as a code and a sentence, or nothing.

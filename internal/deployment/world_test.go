@@ -30,7 +30,7 @@ func (c cluster) join(name string) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Status: v1alpha1.NodeStatus{
 			Liveness: v1alpha1.Alive, Epoch: 1, ClaimPolicy: v1alpha1.ClaimByCount,
-			Conditions: []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}},
+			Conditions: []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}, {Type: v1alpha1.NodeProgramsIsolated, Status: metav1.ConditionTrue}},
 		},
 	}
 }

@@ -21,6 +21,8 @@ import (
 const (
 	// DrainNotRunning: no process of the node was left, so that no Drain was needed.
 	DrainNotRunning = "NotRunning"
+	// DrainPodsAlone: no process of Ebb ran on the node, and its pods have left.
+	DrainPodsAlone = "PodsAlone"
 	// DrainDeleted: somebody deleted the Drain before it ended.
 	DrainDeleted = "Deleted"
 	// DrainNotStarted: the drain was cancelled before the Drain was created.
@@ -421,7 +423,7 @@ func (r *round) own(e *v1alpha1.HealthEvent) track {
 		return r.startDrain(e)
 	case d.Phase == "":
 		return r.watchDrain(e)
-	case d.Phase == v1alpha1.DrainComplete && d.Outcome == DrainNotRunning && r.Live(r.name):
+	case d.Phase == v1alpha1.DrainComplete && (d.Outcome == DrainNotRunning || d.Outcome == DrainPodsAlone) && r.Live(r.name):
 		return r.nameDrain(e, d.Number+1) // it was started again meanwhile
 	case d.Phase == v1alpha1.DrainComplete && !r.Leases[r.name].Held() && r.Work[r.name] != "":
 		return r.awaitWork() // its Drain was about the pods alone
@@ -502,6 +504,10 @@ func recordDrain(e *v1alpha1.HealthEvent, d *v1alpha1.Drain) {
 		return
 	}
 	e.Status.Drain.Phase, e.Status.Drain.UID = d.Status.Phase, string(d.UID)
+	if d.Status.Scope == v1alpha1.ScopePods && d.Status.Phase == v1alpha1.DrainComplete {
+		e.Status.Drain.Outcome = DrainPodsAlone
+		return
+	}
 	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil {
 		e.Status.Drain.Outcome = c.Reason
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/cordon"
+	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -39,6 +40,8 @@ type Controller struct {
 	// Config has the modes, and Limits those of the requests.
 	Config *drainconfig.Config
 	Limits Limits
+	// Tenants of all kinds: a drain of pods alone is not complete while work of Ebb is placed on its node.
+	Tenants func(client.Reader) []drain.Tenant
 	// Metrics of evictions.
 	Metrics *Metrics
 	// Log of the term.

@@ -87,7 +87,7 @@ func judge(err error, a Action, failures int64, now time.Time) (Attempt, string)
 		// It is gone, or another pod has its name: the watch will show it.
 		return Attempt{Failed: err.Error(), Again: now.Add(retries.First)}, resultGone
 	case apierrors.IsTooManyRequests(err) && apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) && a.Budget != nil:
-		return Attempt{Refused: true, Budget: version}, resultRefused
+		return Attempt{Refused: true, Budget: version, Again: now.Add(retries.First)}, resultRefused
 	}
 	delay := retries.After(failures + 1)
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {

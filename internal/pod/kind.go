@@ -63,7 +63,7 @@ func (p *part) Setup(t kind.Term) error {
 		return nil
 	}
 	return (&Controller{
-		CheckTerm: t.CheckTerm, Config: t.Drains, Limits: p.limits, Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep,
+		CheckTerm: t.CheckTerm, Tenants: t.Tenants, Config: t.Drains, Limits: p.limits, Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep,
 	}).SetupWithManager(t.Manager)
 }
 

@@ -97,6 +97,8 @@ const (
 	WaitsCameBack = "CameBack"
 	// WaitsFailed: the API refused for another reason.
 	WaitsFailed = "EvictionFailed"
+	// WaitsWork: the pods have left, and work of Ebb is left on a node on which no process of Ebb ran.
+	WaitsWork = "WorkOfEbb"
 	// WaitsNodeGone: the node was deleted, and Kubernetes deletes its pods.
 	WaitsNodeGone = "NodeDeleted"
 )
@@ -296,8 +298,12 @@ func (e *evaluation) within(p *Pod, b *Budget) Action {
 	}
 	attempt := e.Attempts[p.UID]
 	switch {
-	case attempt.Refused && attempt.Budget == b.Version:
-		// It was refused by what the watch does not show yet, or by what it shows: the next version decides.
+	case attempt.Refused && attempt.Budget == b.Version && (!free || e.Now.Before(attempt.Again)):
+		// It was refused by what the watch does not show yet, or by what it shows: the next version decides. A pod that may go whatever the
+		// budget says was refused because it changed meanwhile, and no version follows from that.
+		if free {
+			e.again(attempt.Again)
+		}
 	case free:
 		return Action{Verb: Evict, Budget: b}
 	case b.Observed && b.Allowed > e.used[b.Key()]:

@@ -16,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/cordon"
+	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/worker"
@@ -26,6 +27,10 @@ const (
 	// with many drains the API server is for evictions. The end of a drain is written at once.
 	writeEvery  = time.Second
 	writesApart = 100 * time.Millisecond
+	// recountEvery is how often the work of Ebb that is left on a node is counted, and returnLimit how long a node that released its lease may take
+	// to come back before its drain is about pods alone.
+	recountEvery = 5 * time.Second
+	returnLimit  = 3 * time.Second
 	// explainEvery bounds how often the pods of one budget are listed to explain it.
 	explainEvery = 2 * time.Second
 )
@@ -48,10 +53,11 @@ type nodeWorker struct {
 	*Controller
 	node string
 
-	watch   *podWatch
-	ctx     context.Context
-	written time.Time // when the status was last written
-	logged  string    // the last error in the log
+	watch    *podWatch
+	ctx      context.Context
+	written  time.Time // when the status was last written
+	released time.Time // since when no process has the lease of the node, as far as this worker has seen
+	logged   string    // the last error in the log
 
 	mu         sync.Mutex
 	namespaces map[string]bool // of the pods on the node
@@ -138,9 +144,9 @@ func (w *nodeWorker) step(ctx context.Context) (worker.Next, error) {
 	if deleted || d.Status.Phase.Final() {
 		return worker.Next{Done: true}, nil
 	}
-	alone, err := w.alone(ctx, d)
-	if err != nil {
-		return worker.Next{}, err
+	alone, wait, err := w.alone(ctx, d)
+	if err != nil || wait > 0 {
+		return worker.Next{In: wait}, err
 	}
 	if !alone && !w.accepted(ctx, d) {
 		return forever, nil // the coordinator has not decided about it, or it is Stopping
@@ -174,18 +180,30 @@ func (w *nodeWorker) step(ctx context.Context) (worker.Next, error) {
 }
 
 // alone reports whether a drain moves nothing but pods, because no process of Ebb holds the lease of its node. What is persisted decides.
-func (w *nodeWorker) alone(ctx context.Context, d *v1alpha1.Drain) (bool, error) {
+// A lease that was released may be that of a process that is only restarted: whose the drain is, is decided after a while.
+func (w *nodeWorker) alone(ctx context.Context, d *v1alpha1.Drain) (alone bool, wait time.Duration, err error) {
 	if d.Status.Scope == v1alpha1.ScopePods || d.Status.StartedAt != nil {
-		return d.Status.Scope == v1alpha1.ScopePods, nil
+		return d.Status.Scope == v1alpha1.ScopePods, 0, nil
 	}
 	if w.slotOf(ctx, d) {
-		return false, nil
+		return false, 0, nil
 	}
 	if err := w.cached.Get(ctx, client.ObjectKey{Name: w.node}, &corev1.Node{}); err != nil {
-		return false, client.IgnoreNotFound(err)
+		return false, 0, client.IgnoreNotFound(err)
 	}
 	rec, err := fleet.ReadLease(ctx, w.cached, w.node)
-	return err == nil && !rec.Held(), err
+	switch {
+	case err != nil:
+		return false, 0, err
+	case rec.Held():
+		w.released = time.Time{}
+		return false, 0, nil
+	case rec.Epoch == 0 || rec.Fenced >= rec.Epoch:
+		return true, 0, nil
+	case w.released.IsZero():
+		w.released = time.Now()
+	}
+	return true, max(0, returnLimit-time.Since(w.released)), nil
 }
 
 // slotOf reports whether a drain has the slot.
@@ -249,11 +267,11 @@ func (w *nodeWorker) move(ctx context.Context, d *v1alpha1.Drain, alone, gone bo
 	plan := Evaluate(s)
 	began := d.Status.Pods != nil && d.Status.Pods.StartedAt != nil
 	switch {
-	case !began:
+	case !began || alone && d.Status.Scope == "": // its own process may have ended after the pods had begun to leave
 		return worker.Next{}, w.begin(ctx, d, alone, s, plan)
 	case alone && expired(d, s.Now):
 		return worker.Next{Done: true}, w.fail(ctx, d, s, plan)
-	case plan.Remaining() == 0 && d.Status.Pods.FinishedAt == nil:
+	case plan.Remaining() == 0 && (alone || d.Status.Pods.FinishedAt == nil):
 		return w.finish(ctx, d, alone, s)
 	}
 	if err := w.evict(ctx, plan); err != nil {
@@ -266,7 +284,7 @@ func (w *nodeWorker) move(ctx context.Context, d *v1alpha1.Drain, alone, gone bo
 	if at := plan.Again; !at.IsZero() {
 		wait = min(wait, max(at.Sub(s.Now), time.Millisecond))
 	}
-	if alone && d.Spec.Deadline != nil {
+	if alone && d.Spec.Deadline != nil && d.Status.StartedAt != nil {
 		wait = min(wait, max(d.Status.StartedAt.Add(d.Spec.Deadline.Duration).Sub(s.Now), time.Millisecond))
 	}
 	return worker.Next{In: wait}, nil
@@ -402,12 +420,62 @@ func (w *nodeWorker) finish(ctx context.Context, d *v1alpha1.Drain, alone bool, 
 		return worker.Next{}, err
 	}
 	own(next, s.Now)
+	left, err := w.placed(ctx)
+	if err != nil {
+		return worker.Next{}, err
+	}
+	if left != "" {
+		return w.awaitWork(ctx, d, next, left)
+	}
 	reason := v1alpha1.ReasonDrained
 	if s.NodeGone {
 		reason = v1alpha1.ReasonNodeGone
 	}
 	end(next, s.Now, v1alpha1.DrainComplete, reason, drainedMessage(next, s.NodeGone))
 	return worker.Next{}, w.write(ctx, stepComplete, next, true)
+}
+
+// placed says in words which work of Ebb the objects place on the node; empty for none.
+func (w *nodeWorker) placed(ctx context.Context) (string, error) {
+	if w.Tenants == nil {
+		return "", nil
+	}
+	var works drain.Works
+	counts, total := map[string]int64{}, int64(0)
+	for _, t := range w.Tenants(w.cached) {
+		if t.Work().Name == Name {
+			continue
+		}
+		left, err := t.Remaining(ctx, w.node)
+		if err != nil {
+			return "", err
+		}
+		works = append(works, t.Work())
+		counts[t.Work().Name] = left.Count
+		total += left.Count
+	}
+	if total == 0 {
+		return "", nil
+	}
+	return works.Listed(counts), nil
+}
+
+// awaitWork waits for work of Ebb on the node of a drain of pods alone: nobody may take the machine away before it has left.
+func (w *nodeWorker) awaitWork(ctx context.Context, d, next *v1alpha1.Drain, left string) (worker.Next, error) {
+	next.Status.Pods.FinishedAt = d.Status.Pods.FinishedAt
+	next.Status.Blockers = []v1alpha1.Blocker{{
+		Kind: "Node", Name: w.node, Reason: WaitsWork, Since: metav1.NewTime(time.Now().Truncate(time.Second)),
+		Remedy: fmt.Sprintf("the pods have left, and %s of Ebb is left on the node, which did not run when the drain began: start the node, cancel this drain and drain the node again, or wait until the work has moved", left),
+	}}
+	if len(d.Status.Blockers) == 1 && d.Status.Blockers[0].Reason == WaitsWork {
+		next.Status.Blockers[0].Since = d.Status.Blockers[0].Since
+	}
+	if !sameStatus(next, d) {
+		if err := w.write(ctx, stepProgress, next, true); err != nil {
+			return worker.Next{}, err
+		}
+	}
+	return worker.Next{In: recountEvery}, nil
 }
 
 // cancel ends a drain of pods alone, and says what was evicted already. The coordinator ends every other drain, and lifts cordons.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -73,12 +74,20 @@ func (h *house) config(name string) member.Config {
 	}
 }
 
+// given are the addresses that freeAddress returned: the system may offer one that is not used yet again.
+var given sync.Map
+
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		address := l.Addr().String()
+		must(t, l.Close())
+		if _, before := given.LoadOrStore(address, true); !before {
+			return address
+		}
+	}
 }
 
 // start starts a member that ends with the test.
