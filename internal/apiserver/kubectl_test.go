@@ -191,7 +191,8 @@ func TestKubectlWatches(t *testing.T) {
 	admin := s.admin(t)
 	name := fresh("watch")
 	admin.must(t, http.MethodPost, nodes, nodeObject(name))
-	cmd := kubectlCommand(t, s, "get", "nodes.ebb.dev", name, "-w", "--no-headers")
+	// A list: of a single object kubectl drops the first event of the watch, which is a change that was made before the watch began.
+	cmd := kubectlCommand(t, s, "get", "nodes.ebb.dev", "--field-selector=metadata.name="+name, "-w", "--no-headers")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
