@@ -125,7 +125,9 @@ func onStop(policy v1alpha1.EtcdOnStop) worldChange {
 // noQuorum: nobody confirms the list, and that is known for a while.
 func noQuorum(w *World) {
 	for _, m := range w.Members {
-		w.Cluster.Status.Members = append(w.Cluster.Status.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Role: v1alpha1.EtcdVoter})
+		if !slices.ContainsFunc(w.Cluster.Status.Members, func(known v1alpha1.EtcdMemberInfo) bool { return known.Name == m.Name }) {
+			w.Cluster.Status.Members = append(w.Cluster.Status.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Role: v1alpha1.EtcdVoter})
+		}
 	}
 	w.View.Listed, w.View.Peers = false, nil
 	w.Cluster.Status.Conditions = []metav1.Condition{{Type: v1alpha1.EtcdReady, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(noon.Add(-time.Minute))}}

@@ -1,6 +1,7 @@
 package etcdcluster
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -99,6 +100,76 @@ func TestHowARestoreOrderIsCarriedOut(t *testing.T) {
 				t.Errorf("RestorePending is %v", pending)
 			}
 		})
+	}
+}
+
+// joins adds a learner, a member that is not a voter yet.
+func joins(number int, node string) worldChange {
+	return func(w *World) {
+		m := addMember(w, number, node)
+		m.Spec.DataRequired = false
+		w.View.Peers[len(w.View.Peers)-1].Learner = true
+		w.Cluster.Status.Members = append(w.Cluster.Status.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Node: node, Role: v1alpha1.EtcdLearner})
+	}
+}
+
+func TestALearnerNeitherCountsInAQuorumNorStandsForIt(t *testing.T) {
+	logs := func(indexes ...int64) worldChange {
+		known := map[string]v1alpha1.EtcdLog{}
+		for i, index := range indexes {
+			if index > 0 {
+				known[fmt.Sprintf("demo-%d", i+1)] = v1alpha1.EtcdLog{Term: 2, Index: index}
+			}
+		}
+		return stoppedForRestore(known)
+	}
+	noData := func(w *World) {
+		w.Members[0].Status.Phase, w.Members[0].Status.Data = v1alpha1.EtcdMemberStopped, false
+	}
+	growing := func(change ...worldChange) World { // voter demo-1 on n1, learner demo-2 on n2
+		return runningWorld(1, append([]worldChange{sized(3), joins(2, "n2"), noQuorum}, change...)...)
+	}
+	three := func(change ...worldChange) World { // voters on n1, n2 and n3, a learner on n4
+		return runningWorld(3, append([]worldChange{sized(5), joins(4, "n4"), noQuorum}, change...)...)
+	}
+	const run = "set-desired demo-1 Run, set-desired demo-2 Run"
+	for _, c := range []struct {
+		name  string
+		world World
+		phase v1alpha1.EtcdRestorePhase
+		says  string
+		deeds string
+	}{
+		{"the only voter may still serve", growing(gone("n1", time.Minute), fromMember("demo-2")), "Waiting", "order the restore with --gone n1", ""},
+		{"it is confirmed to be gone", growing(gone("n1", time.Minute), fromMember("demo-2", "n1")), "Reading", "", "set-desired demo-1 Stop, set-desired demo-2 Stop"},
+		{"then the learner is all there is", growing(gone("n1", time.Minute), fromMember("demo-2", "n1"), logs(0, 5)), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"the voter left in order, and has more", growing(gone("n1", time.Minute), released("n1"), fromMember("demo-2"), logs(0, 5)), "Refused", "--gone n1", run},
+		{"the voter is there and lost its data", growing(fromMember("demo-2"), logs(0, 5), noData), "Refused", "--gone n1", run},
+		{"and somebody said so", growing(fromMember("demo-2", "n1"), logs(0, 5), noData), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"two of three voters may serve, whatever learners there are", three(gone("n1", time.Minute), gone("n2", time.Minute), fromMember("demo-3")), "Waiting", "order the restore with --gone n1,n2", ""},
+		{"a voter's log is not known", three(gone("n1", time.Minute), fromMember("demo-4"), logs(0, 9, 9, 9)), "Refused", "--gone n1", run + ", set-desired demo-3 Run, set-desired demo-4 Run"},
+		{"a voter has a newer log", three(fromMember("demo-4"), logs(9, 9, 8, 8)), "Refused", "Member demo-1 on n1 has a newer log", run + ", set-desired demo-3 Run, set-desired demo-4 Run"},
+		{"every voter's log is known", three(fromMember("demo-4"), logs(9, 9, 8, 9)), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"a voter does not depend on learners", three(gone("n4", time.Minute), fromMember("demo-1"), logs(9, 9, 8)), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := Plan(c.world)
+			if got := d.Status.Restore; got.Phase != c.phase || !strings.Contains(got.Message, c.says) {
+				t.Errorf("the order is %+v, want %s: %s", got, c.phase, c.says)
+			}
+			if deeds(d) != c.deeds {
+				t.Errorf("it does %q, want %q", deeds(d), c.deeds)
+			}
+		})
+	}
+	advice := func(w World) string {
+		return meta.FindStatusCondition(Plan(w).Status.Conditions, v1alpha1.EtcdQuorumLost).Message
+	}
+	if got := advice(three(gone("n1", time.Minute), gone("n2", time.Minute))); !strings.HasSuffix(got, "with NODE n3.") {
+		t.Errorf("with a voter left: %s", got)
+	}
+	if got := advice(growing(gone("n1", time.Minute))); strings.Contains(got, "start empty") || !strings.Contains(got, "may lack keys: demo-2 on n2") {
+		t.Errorf("with only a learner left: %s", got)
 	}
 }
 
