@@ -16,7 +16,7 @@ import (
 //	Waiting ──────────────────────────────────────────▶ Starting ──▶ Done
 //	   │ │   member      every reachable one stopped       ▲
 //	   │ └──▶ Reading ──▶ a verified snapshot of its data ─┘
-//	   │         └──▶ Refused, Canceled: the members run again
+//	   │         └──▶ Refused, Canceled: the members run again, even if the cluster is to be stopped
 //	   └──▶ Refused, Expired, Canceled
 //
 // Nothing is deleted for it. What the new incarnation may lack is set aside until somebody discards it by name.
@@ -36,6 +36,9 @@ func (p *planner) followOrder() (busy bool) {
 	state := p.status.Restore
 	switch {
 	case state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreStarting:
+		return false
+	case p.Cluster.Size() == 0 && order.Member != "":
+		p.refuseRestore(fmt.Sprintf("The cluster is to be stopped, for which its members run again. To restore it set a size other than 0, or run `ebb etcd resume %s` if its schedule has stopped it; then order the restore again.", p.commandName()))
 		return false
 	case p.Cluster.Size() == 0:
 		p.refuseRestore("The cluster is to be stopped. Set spec.restoreFrom: its next start obeys that.")

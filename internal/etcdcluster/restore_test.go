@@ -173,6 +173,35 @@ func TestALearnerNeitherCountsInAQuorumNorStandsForIt(t *testing.T) {
 	}
 }
 
+// A stop needs the quorum that a restore has stopped.
+func TestAStopLetsMembersRunThatARestoreHasStopped(t *testing.T) {
+	stopped := stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 7}})
+	suspended := func(w *World) { w.Cluster.Status.Suspended = &v1alpha1.EtcdSuspension{Size: 3} }
+	withdrawn := func(w *World) { w.Cluster.Spec.Restore = nil }
+	refused := func(w *World) { w.Cluster.Status.Restore.Phase = v1alpha1.EtcdRestoreRefused }
+	for _, c := range []struct {
+		name   string
+		change []worldChange
+		phase  v1alpha1.EtcdRestorePhase
+	}{
+		{"size 0", []worldChange{sized(0)}, "Refused"},
+		{"suspended by the schedule", []worldChange{suspended}, "Refused"},
+		{"withdrawn, and size 0", []worldChange{withdrawn, sized(0)}, "Canceled"},
+		{"refused before, and size 0", []worldChange{refused, sized(0)}, "Refused"},
+		{"retained data", []worldChange{onStop(v1alpha1.EtcdRetain), sized(0)}, "Refused"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := Plan(runningWorld(3, append([]worldChange{gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stopped}, c.change...)...))
+			if d.Status.Restore.Phase != c.phase {
+				t.Errorf("the order is %+v", d.Status.Restore)
+			}
+			if want := "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"; deeds(d) != want {
+				t.Errorf("it does %q, want %q", deeds(d), want)
+			}
+		})
+	}
+}
+
 func TestDataThatARestoreLeavesBehindIsSetAsideUntilItIsDiscarded(t *testing.T) {
 	w := runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, snapshotted("s1", time.Hour, "n1"), fromSnapshot("s1"))
 	d := Plan(w)
