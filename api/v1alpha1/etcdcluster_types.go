@@ -602,6 +602,11 @@ type EtcdClusterStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	ObservedRestoreFrom string `json:"observedRestoreFrom,omitempty"`
 
+	// restoreFromTracked says that observedRestoreFrom is kept. A former version did not keep it: a cluster that runs without this has obeyed
+	// its spec.restoreFrom.
+	// +optional
+	RestoreFromTracked bool `json:"restoreFromTracked,omitempty"`
+
 	// scheduled is the time up to which the schedule has been applied.
 	// +optional
 	Scheduled *metav1.Time `json:"scheduled,omitempty"`

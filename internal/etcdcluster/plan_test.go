@@ -35,7 +35,7 @@ func runningWorld(members int, change ...worldChange) World {
 				Size: &size, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 2},
 				ReplaceAfter: &metav1.Duration{Duration: 5 * time.Minute},
 			},
-			Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseRunning, ClusterID: "c1", Incarnation: 1, NextMember: int64(size) + 1},
+			Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseRunning, ClusterID: "c1", Incarnation: 1, NextMember: int64(size) + 1, RestoreFromTracked: true},
 		},
 		View: etcd.View{Listed: true, Via: "demo-1", Revision: 7, Health: map[string]etcd.Health{}},
 	}

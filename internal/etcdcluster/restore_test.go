@@ -267,3 +267,125 @@ func TestRestoreFromIsObeyedByOneStart(t *testing.T) {
 		t.Error("set again it would not be obeyed")
 	}
 }
+
+// stoppedWith: the cluster was stopped with a snapshot, and keeps one.
+func stoppedWith(snapshot string) worldChange {
+	return func(w *World) {
+		w.View, w.Cluster.Spec.Snapshot.Keep = etcd.View{}, 1
+		w.Cluster.Status = v1alpha1.EtcdClusterStatus{
+			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, RestoreFromTracked: true,
+			Rest: &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: snapshot, Revision: 9},
+		}
+	}
+}
+
+func TestTheSnapshotOfTheLastStopStaysUntilWhatWasStartedInsteadRuns(t *testing.T) {
+	w := runningWorld(0, sized(3), func(w *World) { addNode(w, "n2") }, snapshotted("s1", time.Hour, "n1", "n2"), snapshotted("s2", time.Minute, "n1", "n2"), stoppedWith("s2"))
+	w.Cluster.Spec.RestoreFrom = "s1"
+	step := func(what, want string) Decision {
+		t.Helper()
+		d := Plan(w)
+		if deeds(d) != want {
+			t.Fatalf("%s it does %q, want %q", what, deeds(d), want)
+		}
+		w.Cluster.Status = d.Status
+		return d
+	}
+	if d := step("when it is started from s1", "create-member demo-4 on n1"); d.Status.Rest.Snapshot != "s1" {
+		t.Fatalf("it starts from %+v", d.Status.Rest)
+	}
+	w.View.Health = map[string]etcd.Health{}
+	m := addMember(&w, 4, "n1")
+	w.View, m.Spec.Incarnation = etcd.View{}, w.Cluster.Status.Incarnation
+	m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberSeal, v1alpha1.EtcdMemberStarting
+	step("while it starts", "")
+	sized(0)(&w)
+	step("when the start is canceled", "set-desired demo-4 Delete")
+	started := w.Members
+	w.Members = nil
+	step("then", "")
+	if d := step("once it is stopped", ""); d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped || d.Status.Rest.Snapshot != "s1" {
+		t.Fatalf("%s with %+v", d.Status.Phase, d.Status.Rest)
+	}
+	sized(1)(&w)
+	step("when it is started again", "create-member demo-5 on n2")
+	m.Name, m.Spec.Incarnation, m.Status.Phase, w.Members = "demo-5", w.Cluster.Status.Incarnation, v1alpha1.EtcdMemberSealed, started
+	id := uint64(0xa5)
+	w.View = etcd.View{
+		Listed: true, Via: m.Name, Revision: 7, Peers: []etcd.Peer{{ID: id, Name: m.Name, PeerURL: m.Status.PeerURL}},
+		Health: map[string]etcd.Health{m.Name: {Answered: true, ID: id, ClusterID: 0xc2, Leader: id, Revision: 7}},
+	}
+	if d := step("when it runs", "set-desired demo-5 Run, delete-snapshot s1"); d.Status.Rest != nil {
+		t.Errorf("it runs, with %+v", d.Status.Rest)
+	}
+}
+
+func TestWhatIsKeptWhileAClusterStarts(t *testing.T) {
+	both := func(w *World) {
+		addNode(w, "n2")
+		snapshotted("s1", time.Hour, "n1", "n2")(w)
+		snapshotted("s2", time.Minute, "n1", "n2")(w)
+	}
+	forced := ordered(func(o *v1alpha1.EtcdRestoreOrder) { o.Snapshot, o.Force = "s1", true })
+	for _, c := range []struct {
+		name  string
+		world World
+		goes  string // the snapshot that is deleted
+	}{
+		{"from the last stop: the policy is obeyed", runningWorld(0, both, sized(3), stoppedWith("s2")), "s1"},
+		{"stopped: the policy is obeyed", runningWorld(0, both, stoppedWith("s2")), "s1"},
+		{"from nothing, as somebody asked", runningWorld(0, both, sized(3), stoppedWith("s2"), func(w *World) { w.Cluster.Spec.RestoreFrom = "none" }), ""},
+		{"from an older one, by an order", runningWorld(1, both, forced, func(w *World) { w.Cluster.Spec.Snapshot.Keep = 1 }), ""},
+		{"one that failed", runningWorld(0, both, sized(3), stoppedWith("s2"), snapshotted("s3", time.Minute), func(w *World) {
+			w.Cluster.Spec.RestoreFrom, w.Snapshots[2].Status = "s1", v1alpha1.EtcdSnapshotStatus{Error: "no space left on device"}
+		}), "s3"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := ""
+			for _, a := range Plan(c.world).Actions {
+				if a.Do == DeleteSnapshot {
+					got += a.Snapshot.Name
+				}
+			}
+			if got != c.goes {
+				t.Errorf("%q is deleted, want %q", got, c.goes)
+			}
+		})
+	}
+}
+
+func TestARestoreFromThatAFormerVersionObeyedIsNotObeyedAgain(t *testing.T) {
+	older := func(w *World) { w.Cluster.Spec.RestoreFrom, w.Cluster.Status.RestoreFromTracked = "s1", false }
+	starting := func(w *World) {
+		w.Cluster.Status.Phase, w.Cluster.Status.Starting = v1alpha1.EtcdClusterPhaseCreating, micro(noon)
+		w.Cluster.Status.Rest = &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: "s1"}
+	}
+	s1 := snapshotted("s1", time.Hour, "n1", "n2")
+	for _, c := range []struct {
+		name  string
+		world World
+		want  string // status.observedRestoreFrom
+	}{
+		{"it runs", runningWorld(3, s1, older), "s1"},
+		{"it is about to stop", runningWorld(3, s1, older, sized(0)), "s1"},
+		{"it starts", runningWorld(3, s1, older, starting), "s1"},
+		{"it is stopped: the next start obeys it", runningWorld(0, s1, stoppedWith("s2"), older, func(w *World) { addNode(w, "n2") }), ""},
+		{"somebody asks for it while the cluster runs", runningWorld(3, s1, older, func(w *World) { w.Cluster.Status.RestoreFromTracked = true }), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for range 2 {
+				d := Plan(c.world)
+				if d.Status.ObservedRestoreFrom != c.want || !d.Status.RestoreFromTracked {
+					t.Fatalf("observed %q, want %q", d.Status.ObservedRestoreFrom, c.want)
+				}
+				c.world.Cluster.Status = d.Status
+			}
+		})
+	}
+	w := runningWorld(3, s1, older, func(w *World) { w.Cluster.Spec.RestoreFrom = "" })
+	w.Cluster.Status = Plan(w).Status
+	w.Cluster.Spec.RestoreFrom = "s1"
+	if d := Plan(w); d.Status.ObservedRestoreFrom != "" {
+		t.Error("what is asked for later is not obeyed")
+	}
+}
