@@ -486,7 +486,7 @@ type EtcdSetAside struct {
 type EtcdMemberFailure struct {
 	// member that fails.
 	Member string `json:"member"`
-	// since when: of a voter since it last ran steadily, of a new member since it last made progress.
+	// since when: of a voter since it last ran steadily or its data grew while it starts, of a new member since it last made progress.
 	Since metav1.MicroTime `json:"since"`
 	// learner: it was not a voter yet.
 	// +optional
