@@ -486,7 +486,7 @@ type EtcdSetAside struct {
 type EtcdMemberFailure struct {
 	// member that fails.
 	Member string `json:"member"`
-	// since when: of a voter since it last ran steadily, of a new member since it last made progress.
+	// since when: of a voter since it last ran steadily or its data grew while it starts, of a new member since it last made progress.
 	Since metav1.MicroTime `json:"since"`
 	// learner: it was not a voter yet.
 	// +optional
@@ -601,6 +601,11 @@ type EtcdClusterStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ObservedRestoreFrom string `json:"observedRestoreFrom,omitempty"`
+
+	// restoreFromTracked says that observedRestoreFrom is kept. A former version did not keep it: a cluster that runs without this has obeyed
+	// its spec.restoreFrom.
+	// +optional
+	RestoreFromTracked bool `json:"restoreFromTracked,omitempty"`
 
 	// scheduled is the time up to which the schedule has been applied.
 	// +optional

@@ -78,10 +78,13 @@ func (p *planner) failNoMembers() {
 
 // restoreAdvice tells a person how to restore the cluster.
 func (p *planner) restoreAdvice() string {
-	var advice []string
-	var survivors []string
+	var advice, survivors, learners []string
 	for _, m := range p.begun() {
-		if p.Live(m.Spec.Node) && m.Status.Data && !m.lost() && !slices.Contains(survivors, m.Spec.Node) {
+		switch {
+		case !p.Live(m.Spec.Node) || !m.Status.Data || m.lost():
+		case !p.voted(m):
+			learners = append(learners, m.Name+" on "+m.Spec.Node)
+		case !slices.Contains(survivors, m.Spec.Node):
 			survivors = append(survivors, m.Spec.Node)
 		}
 	}
@@ -90,6 +93,9 @@ func (p *planner) restoreAdvice() string {
 	}
 	if s := p.newest(); s != nil {
 		advice = append(advice, fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are not in it.", p.commandName(), s.Name))
+	}
+	if len(survivors) == 0 && len(learners) > 0 {
+		advice = append(advice, fmt.Sprintf("There is data of a member that was not a voter yet and may lack keys: %s. `ebb etcd restore %s --from-member` goes on from it once the voters are confirmed to be gone.", strings.Join(learners, ", "), p.commandName()))
 	}
 	if len(advice) == 0 {
 		return fmt.Sprintf("There is no verified snapshot and no data on a node that is there; to give up every key and start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())

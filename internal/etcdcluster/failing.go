@@ -14,7 +14,7 @@ import (
 const (
 	// defaultFailedAfter is the default of spec.replaceFailedAfter.
 	defaultFailedAfter = 2 * time.Minute
-	// steadyAfter is how long a member that failed has to be healthy for its failures not to count any more.
+	// steadyAfter is how long a member that failed has to run for its failures not to count any more.
 	steadyAfter = 30 * time.Second
 	// avoidFor is for how many times that limit a node is avoided after a member failed on it.
 	avoidFor = 10
@@ -31,7 +31,8 @@ func (w World) failedAfter() time.Duration {
 }
 
 // recordFailures keeps status.failing: voters whose process does not stay up though their node is there, and new members that make no progress.
-// A voter of which the node says that it runs does not count, even if the coordinator cannot reach it.
+// A voter of which the node says that it runs does not count, even if the coordinator cannot reach it, and the time of one that starts begins anew
+// as long as its data grows: it may replay a long log.
 func (p *planner) recordFailures() {
 	var list []v1alpha1.EtcdMemberFailure
 	for _, m := range p.current {
@@ -65,37 +66,54 @@ func (p *planner) failure(member string) *v1alpha1.EtcdMemberFailure {
 // observeFailure returns what is known of a member that may fail; nil if all is well.
 func (p *planner) observeFailure(m memberView) *v1alpha1.EtcdMemberFailure {
 	was := p.failure(m.Name)
-	lag := p.View.Revision - m.health.Revision
-	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Learner: m.learner(), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
-	if m.health.Answered {
-		next.Progress = answers - lag // from here on only a smaller lag is progress
-	}
-	down := m.Status.Phase != v1alpha1.EtcdMemberRunning && m.Status.Phase != v1alpha1.EtcdMemberSealed && !m.healthy()
-	switch {
-	case m.peer == nil:
+	if m.peer == nil {
 		return was // it was removed; how it was then counts
-	case m.voter() && m.healthy() && was != nil && was.Learner:
-		return nil // it became a voter
-	case m.learner() && m.healthy() && lag <= 0:
-		return nil // it has caught up
-	case m.learner() && was != nil && next.Progress <= was.Progress:
-		return was
-	case m.learner():
-		return &next // it is new, or made progress
-	case was == nil && down:
-		return &next
-	case was == nil:
+	}
+	if m.learner() {
+		return p.observeLearner(m, was)
+	}
+	if was != nil && was.Learner {
+		was = nil // it became a voter
+	}
+	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
+	down := m.Status.Phase != v1alpha1.EtcdMemberRunning && m.Status.Phase != v1alpha1.EtcdMemberSealed && !m.healthy()
+	if was == nil {
+		if down {
+			return &next
+		}
 		return nil
-	case down || m.Status.Restarts != was.Restarts:
+	}
+	restarted, grew := m.Status.Restarts != was.Restarts, next.Progress > was.Progress
+	next.Progress = max(next.Progress, was.Progress) // a process that starts over has to get further than it ever did
+	switch {
+	case down && grew && !restarted:
+		return &next
+	case down || restarted:
 		next.Since = was.Since
 		return &next
-	case was.HealthySince == nil && m.healthy():
+	case was.HealthySince == nil:
 		next.Since, next.HealthySince = was.Since, micro(p.Now)
 		return &next
-	case m.healthy() && p.Now.Sub(was.HealthySince.Time) >= steadyAfter:
+	case p.Now.Sub(was.HealthySince.Time) >= steadyAfter:
 		return nil
 	}
 	return was
+}
+
+// observeLearner returns since when a new member has made no progress; nil if it has caught up.
+func (p *planner) observeLearner(m memberView, was *v1alpha1.EtcdMemberFailure) *v1alpha1.EtcdMemberFailure {
+	lag := p.View.Revision - m.health.Revision
+	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Learner: true, Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
+	if m.health.Answered {
+		next.Progress = answers - lag // from here on only a smaller lag is progress
+	}
+	switch {
+	case m.healthy() && lag <= 0:
+		return nil
+	case was != nil && next.Progress <= was.Progress:
+		return was
+	}
+	return &next // it is new, or made progress
 }
 
 // failedTooLong returns whether a member has failed for longer than the cluster waits.

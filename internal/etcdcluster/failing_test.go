@@ -115,6 +115,66 @@ func TestAMemberHasToBeSteadyForItsFailuresToBeForgotten(t *testing.T) {
 	}
 }
 
+// A voter that replays a long log is not a voter that fails, and neither is one that only the coordinator cannot reach.
+func TestAVoterThatStartsSlowlyOrRunsUnseenIsNotReplaced(t *testing.T) {
+	const starting, running = v1alpha1.EtcdMemberStarting, v1alpha1.EtcdMemberRunning
+	type report struct {
+		phase    v1alpha1.EtcdMemberPhase
+		bytes    int64
+		restarts int64
+	}
+	const bytes = 16 << 20
+	for _, c := range []struct {
+		name     string
+		report   func(minute int64) report
+		replaced bool
+	}{
+		{"its data grows", func(minute int64) report { return report{starting, minute * bytes, 0} }, false},
+		{"its data grows after a crash", func(minute int64) report { return report{starting, minute * bytes, min(minute, 1)} }, false},
+		{"nothing happens", func(int64) report { return report{starting, bytes, 0} }, true},
+		{"it starts over and over, and gets no further", func(minute int64) report { return report{starting, minute % 2 * bytes, minute / 2} }, true},
+		{"its data shrinks", func(minute int64) report { return report{starting, (100 - minute) * bytes, 0} }, true},
+		{"it crashed once, and its node says that it runs", func(minute int64) report {
+			if minute == 0 {
+				return report{starting, 0, 0}
+			}
+			return report{running, 0, 1}
+		}, false},
+		{"it crashes again and again", func(minute int64) report {
+			if minute%2 == 0 {
+				return report{starting, 0, minute}
+			}
+			return report{running, 0, minute}
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := runningWorld(3, unhealthy("demo-3"))
+			replaced := false
+			for minute := range int64(10) {
+				r := c.report(minute)
+				w.Now = noon.Add(time.Duration(minute) * time.Minute)
+				status := &w.Members[2].Status
+				status.Phase, status.DataBytes, status.Restarts = r.phase, r.bytes, r.restarts
+				d := Plan(w)
+				replaced = replaced || strings.Contains(deeds(d), "create-member")
+				w.Cluster.Status = d.Status
+			}
+			if replaced != c.replaced {
+				t.Errorf("replaced: %t, failing: %+v", replaced, w.Cluster.Status.Failing)
+			}
+		})
+	}
+	w := runningWorld(3, unhealthy("demo-3"), crashes("demo-3", time.Minute))
+	w.Members[2].Status.Phase, w.Cluster.Status.Failing[0].Restarts = running, 7
+	for range 2 {
+		w.Cluster.Status = Plan(w).Status
+		w.Now = w.Now.Add(steadyAfter)
+	}
+	if f := w.Cluster.Status.Failing; len(f) != 0 {
+		t.Errorf("its node says that it runs, and it fails: %+v", f)
+	}
+}
+
 func alarm(a etcd.Alarm, size, quota int64) worldChange {
 	return func(w *World) {
 		w.View.Alarms = []etcd.Alarm{a}

@@ -120,11 +120,23 @@ func Plan(w World) Decision {
 
 func newPlanner(w World) *planner {
 	p := &planner{World: w, status: *w.Cluster.Status.DeepCopy()}
-	if w.Cluster.Spec.RestoreFrom == "" {
-		p.status.ObservedRestoreFrom = "" // set again, it is obeyed again
-	}
+	p.trackRestoreFrom()
 	p.sortMembers()
 	return p
+}
+
+// trackRestoreFrom keeps which spec.restoreFrom a start has obeyed. A former version kept no record and obeyed it at every start: what a cluster
+// has that is not stopped when this version first sees it counts as obeyed, or its next start would go back to that.
+func (p *planner) trackRestoreFrom() {
+	from := p.Cluster.Spec.RestoreFrom
+	stage := p.stage()
+	if stopped := stage == StageStopped || stage == StageEvacuating; !p.status.RestoreFromTracked && !stopped {
+		p.status.ObservedRestoreFrom = from
+	}
+	p.status.RestoreFromTracked = true
+	if from == "" {
+		p.status.ObservedRestoreFrom = "" // set again, it is obeyed again
+	}
 }
 
 // sortMembers sorts members by what they are to the present incarnation.

@@ -35,7 +35,7 @@ func runningWorld(members int, change ...worldChange) World {
 				Size: &size, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 2},
 				ReplaceAfter: &metav1.Duration{Duration: 5 * time.Minute},
 			},
-			Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseRunning, ClusterID: "c1", Incarnation: 1, NextMember: int64(size) + 1},
+			Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseRunning, ClusterID: "c1", Incarnation: 1, NextMember: int64(size) + 1, RestoreFromTracked: true},
 		},
 		View: etcd.View{Listed: true, Via: "demo-1", Revision: 7, Health: map[string]etcd.Health{}},
 	}
@@ -125,7 +125,9 @@ func onStop(policy v1alpha1.EtcdOnStop) worldChange {
 // noQuorum: nobody confirms the list, and that is known for a while.
 func noQuorum(w *World) {
 	for _, m := range w.Members {
-		w.Cluster.Status.Members = append(w.Cluster.Status.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Role: v1alpha1.EtcdVoter})
+		if !slices.ContainsFunc(w.Cluster.Status.Members, func(known v1alpha1.EtcdMemberInfo) bool { return known.Name == m.Name }) {
+			w.Cluster.Status.Members = append(w.Cluster.Status.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Role: v1alpha1.EtcdVoter})
+		}
 	}
 	w.View.Listed, w.View.Peers = false, nil
 	w.Cluster.Status.Conditions = []metav1.Condition{{Type: v1alpha1.EtcdReady, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(noon.Add(-time.Minute))}}

@@ -16,7 +16,7 @@ import (
 //	Waiting ──────────────────────────────────────────▶ Starting ──▶ Done
 //	   │ │   member      every reachable one stopped       ▲
 //	   │ └──▶ Reading ──▶ a verified snapshot of its data ─┘
-//	   │         └──▶ Refused, Canceled: the members run again
+//	   │         └──▶ Refused, Canceled: the members run again, even if the cluster is to be stopped
 //	   └──▶ Refused, Expired, Canceled
 //
 // Nothing is deleted for it. What the new incarnation may lack is set aside until somebody discards it by name.
@@ -36,6 +36,9 @@ func (p *planner) followOrder() (busy bool) {
 	state := p.status.Restore
 	switch {
 	case state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreStarting:
+		return false
+	case p.Cluster.Size() == 0 && order.Member != "":
+		p.refuseRestore(fmt.Sprintf("The cluster is to be stopped, for which its members run again. To restore it set a size other than 0, or run `ebb etcd resume %s` if its schedule has stopped it; then order the restore again.", p.commandName()))
 		return false
 	case p.Cluster.Size() == 0:
 		p.refuseRestore("The cluster is to be stopped. Set spec.restoreFrom: its next start obeys that.")
@@ -115,7 +118,7 @@ func (p *planner) restoreFromMember(order *v1alpha1.EtcdRestoreOrder) (busy bool
 	if !p.allStopped(begun, order) {
 		return true
 	}
-	if why := p.unfitSource(begun, begun[at]); why != "" {
+	if why := p.unfitSource(begun, begun[at], order); why != "" {
 		p.refuseRestore(why)
 		return false
 	}
@@ -127,11 +130,32 @@ func (p *planner) begun() []memberView {
 	return slices.DeleteFunc(slices.Clone(p.current), func(m memberView) bool { return m.Spec.Begin == nil })
 }
 
+// voted returns whether a member is a voter; without a quorum, whether it was one when a quorum last confirmed the list, or when the cluster
+// stopped. A learner may have become a voter since.
+func (p *planner) voted(m memberView) bool {
+	if p.View.Listed {
+		return m.voter()
+	}
+	switch p.formerRole(m.Name) {
+	case v1alpha1.EtcdVoter:
+		return true
+	case v1alpha1.EtcdLearner:
+		return false
+	}
+	rest := p.status.Rest
+	return rest != nil && slices.ContainsFunc(rest.Members, func(was v1alpha1.EtcdMemberInfo) bool { return was.Name == m.Name })
+}
+
 // mayServeElsewhere returns why members on absent nodes may still serve clients, or may yet do so. A fence ends no process of etcd: as long as
-// the cut off members are a quorum among themselves, somebody has to confirm that they are gone.
+// the cut off members are a quorum among themselves, somebody has to confirm that they are gone. The quorum is one of the voters that are
+// known; a learner that is cut off counts as if it had become one.
 func (p *planner) mayServeElsewhere(begun []memberView, order *v1alpha1.EtcdRestoreOrder) string {
 	var cutOff []string
+	voters := 0
 	for _, m := range begun {
+		if p.voted(m) {
+			voters++
+		}
 		node := m.Spec.Node
 		lease := p.Leases[node]
 		released := lease.Epoch > 0 && !lease.Held() && lease.Fenced < lease.Epoch // in order, after its processes ended
@@ -140,7 +164,7 @@ func (p *planner) mayServeElsewhere(begun []memberView, order *v1alpha1.EtcdRest
 		}
 		cutOff = append(cutOff, node)
 	}
-	if len(cutOff) < quorum(len(begun)) {
+	if len(cutOff) < quorum(voters) {
 		return ""
 	}
 	slices.Sort(cutOff)
@@ -170,8 +194,9 @@ func (p *planner) allStopped(begun []memberView, order *v1alpha1.EtcdRestoreOrde
 	return all
 }
 
-// unfitSource returns why the data of a member must not become the cluster: it has none, or another one that can be reached has newer entries.
-func (p *planner) unfitSource(begun []memberView, source memberView) string {
+// unfitSource returns why the data of a member must not become the cluster: it has none, another one that can be reached has newer entries, or it
+// is a learner and a voter may have newer ones. What a quorum has acknowledged a learner may lack.
+func (p *planner) unfitSource(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) string {
 	if !source.Status.Data || source.Status.Log == nil {
 		return fmt.Sprintf("Member %s on %s has no data.", source.Name, source.Spec.Node)
 	}
@@ -181,7 +206,28 @@ func (p *planner) unfitSource(begun []memberView, source memberView) string {
 				m.Name, m.Spec.Node, m.Status.Log.Term, m.Status.Log.Index, source.Name, source.Spec.Node, source.Status.Log.Term, source.Status.Log.Index, p.commandName(), m.Spec.Node)
 		}
 	}
+	if p.voted(source) {
+		return ""
+	}
+	if unknown := p.unknownVoters(begun, order); len(unknown) > 0 {
+		return fmt.Sprintf("Member %s on %s was not a voter yet and may lack keys, and the logs of the voters on %s are not known: bring the nodes back with their data, or, if it is lost for good, order the restore with --gone %s.",
+			source.Name, source.Spec.Node, strings.Join(unknown, " and "), strings.Join(unknown, ","))
+	}
 	return ""
+}
+
+// unknownVoters returns the nodes of voters that reported no log, and of which nobody said that they are gone.
+func (p *planner) unknownVoters(begun []memberView, order *v1alpha1.EtcdRestoreOrder) []string {
+	var nodes []string
+	for _, m := range begun {
+		node := m.Spec.Node
+		reported := p.Live(node) && m.Status.Data && m.Status.Log != nil
+		if p.voted(m) && !reported && p.Nodes[node] != nil && !slices.Contains(order.Gone, node) {
+			nodes = append(nodes, node)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
 }
 
 // readMember has a snapshot made of a stopped member's data, and begins the new incarnation once that is verified.

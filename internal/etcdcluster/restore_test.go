@@ -1,6 +1,7 @@
 package etcdcluster
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,105 @@ func TestHowARestoreOrderIsCarriedOut(t *testing.T) {
 	}
 }
 
+// joins adds a learner, a member that is not a voter yet.
+func joins(number int, node string) worldChange {
+	return func(w *World) {
+		m := addMember(w, number, node)
+		m.Spec.DataRequired = false
+		w.View.Peers[len(w.View.Peers)-1].Learner = true
+		w.Cluster.Status.Members = append(w.Cluster.Status.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Node: node, Role: v1alpha1.EtcdLearner})
+	}
+}
+
+func TestALearnerNeitherCountsInAQuorumNorStandsForIt(t *testing.T) {
+	logs := func(indexes ...int64) worldChange {
+		known := map[string]v1alpha1.EtcdLog{}
+		for i, index := range indexes {
+			if index > 0 {
+				known[fmt.Sprintf("demo-%d", i+1)] = v1alpha1.EtcdLog{Term: 2, Index: index}
+			}
+		}
+		return stoppedForRestore(known)
+	}
+	noData := func(w *World) {
+		w.Members[0].Status.Phase, w.Members[0].Status.Data = v1alpha1.EtcdMemberStopped, false
+	}
+	growing := func(change ...worldChange) World { // voter demo-1 on n1, learner demo-2 on n2
+		return runningWorld(1, append([]worldChange{sized(3), joins(2, "n2"), noQuorum}, change...)...)
+	}
+	three := func(change ...worldChange) World { // voters on n1, n2 and n3, a learner on n4
+		return runningWorld(3, append([]worldChange{sized(5), joins(4, "n4"), noQuorum}, change...)...)
+	}
+	const run = "set-desired demo-1 Run, set-desired demo-2 Run"
+	for _, c := range []struct {
+		name  string
+		world World
+		phase v1alpha1.EtcdRestorePhase
+		says  string
+		deeds string
+	}{
+		{"the only voter may still serve", growing(gone("n1", time.Minute), fromMember("demo-2")), "Waiting", "order the restore with --gone n1", ""},
+		{"it is confirmed to be gone", growing(gone("n1", time.Minute), fromMember("demo-2", "n1")), "Reading", "", "set-desired demo-1 Stop, set-desired demo-2 Stop"},
+		{"then the learner is all there is", growing(gone("n1", time.Minute), fromMember("demo-2", "n1"), logs(0, 5)), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"the voter left in order, and has more", growing(gone("n1", time.Minute), released("n1"), fromMember("demo-2"), logs(0, 5)), "Refused", "--gone n1", run},
+		{"the voter is there and lost its data", growing(fromMember("demo-2"), logs(0, 5), noData), "Refused", "--gone n1", run},
+		{"and somebody said so", growing(fromMember("demo-2", "n1"), logs(0, 5), noData), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"two of three voters may serve, whatever learners there are", three(gone("n1", time.Minute), gone("n2", time.Minute), fromMember("demo-3")), "Waiting", "order the restore with --gone n1,n2", ""},
+		{"a voter's log is not known", three(gone("n1", time.Minute), fromMember("demo-4"), logs(0, 9, 9, 9)), "Refused", "--gone n1", run + ", set-desired demo-3 Run, set-desired demo-4 Run"},
+		{"a voter has a newer log", three(fromMember("demo-4"), logs(9, 9, 8, 8)), "Refused", "Member demo-1 on n1 has a newer log", run + ", set-desired demo-3 Run, set-desired demo-4 Run"},
+		{"every voter's log is known", three(fromMember("demo-4"), logs(9, 9, 8, 9)), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"a voter does not depend on learners", three(gone("n4", time.Minute), fromMember("demo-1"), logs(9, 9, 8)), "Reading", "Making snapshot", "create-snapshot demo-12345678-r-o1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := Plan(c.world)
+			if got := d.Status.Restore; got.Phase != c.phase || !strings.Contains(got.Message, c.says) {
+				t.Errorf("the order is %+v, want %s: %s", got, c.phase, c.says)
+			}
+			if deeds(d) != c.deeds {
+				t.Errorf("it does %q, want %q", deeds(d), c.deeds)
+			}
+		})
+	}
+	advice := func(w World) string {
+		return meta.FindStatusCondition(Plan(w).Status.Conditions, v1alpha1.EtcdQuorumLost).Message
+	}
+	if got := advice(three(gone("n1", time.Minute), gone("n2", time.Minute))); !strings.HasSuffix(got, "with NODE n3.") {
+		t.Errorf("with a voter left: %s", got)
+	}
+	if got := advice(growing(gone("n1", time.Minute))); strings.Contains(got, "start empty") || !strings.Contains(got, "may lack keys: demo-2 on n2") {
+		t.Errorf("with only a learner left: %s", got)
+	}
+}
+
+// A stop needs the quorum that a restore has stopped.
+func TestAStopLetsMembersRunThatARestoreHasStopped(t *testing.T) {
+	stopped := stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 7}})
+	suspended := func(w *World) { w.Cluster.Status.Suspended = &v1alpha1.EtcdSuspension{Size: 3} }
+	withdrawn := func(w *World) { w.Cluster.Spec.Restore = nil }
+	refused := func(w *World) { w.Cluster.Status.Restore.Phase = v1alpha1.EtcdRestoreRefused }
+	for _, c := range []struct {
+		name   string
+		change []worldChange
+		phase  v1alpha1.EtcdRestorePhase
+	}{
+		{"size 0", []worldChange{sized(0)}, "Refused"},
+		{"suspended by the schedule", []worldChange{suspended}, "Refused"},
+		{"withdrawn, and size 0", []worldChange{withdrawn, sized(0)}, "Canceled"},
+		{"refused before, and size 0", []worldChange{refused, sized(0)}, "Refused"},
+		{"retained data", []worldChange{onStop(v1alpha1.EtcdRetain), sized(0)}, "Refused"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := Plan(runningWorld(3, append([]worldChange{gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stopped}, c.change...)...))
+			if d.Status.Restore.Phase != c.phase {
+				t.Errorf("the order is %+v", d.Status.Restore)
+			}
+			if want := "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"; deeds(d) != want {
+				t.Errorf("it does %q, want %q", deeds(d), want)
+			}
+		})
+	}
+}
+
 func TestDataThatARestoreLeavesBehindIsSetAsideUntilItIsDiscarded(t *testing.T) {
 	w := runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, snapshotted("s1", time.Hour, "n1"), fromSnapshot("s1"))
 	d := Plan(w)
@@ -165,5 +265,127 @@ func TestRestoreFromIsObeyedByOneStart(t *testing.T) {
 	w.Cluster.Spec.RestoreFrom = ""
 	if d = Plan(w); d.Status.ObservedRestoreFrom != "" {
 		t.Error("set again it would not be obeyed")
+	}
+}
+
+// stoppedWith: the cluster was stopped with a snapshot, and keeps one.
+func stoppedWith(snapshot string) worldChange {
+	return func(w *World) {
+		w.View, w.Cluster.Spec.Snapshot.Keep = etcd.View{}, 1
+		w.Cluster.Status = v1alpha1.EtcdClusterStatus{
+			Phase: v1alpha1.EtcdClusterPhaseStopped, ClusterID: "c1", Incarnation: 1, NextMember: 4, RestoreFromTracked: true,
+			Rest: &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: snapshot, Revision: 9},
+		}
+	}
+}
+
+func TestTheSnapshotOfTheLastStopStaysUntilWhatWasStartedInsteadRuns(t *testing.T) {
+	w := runningWorld(0, sized(3), func(w *World) { addNode(w, "n2") }, snapshotted("s1", time.Hour, "n1", "n2"), snapshotted("s2", time.Minute, "n1", "n2"), stoppedWith("s2"))
+	w.Cluster.Spec.RestoreFrom = "s1"
+	step := func(what, want string) Decision {
+		t.Helper()
+		d := Plan(w)
+		if deeds(d) != want {
+			t.Fatalf("%s it does %q, want %q", what, deeds(d), want)
+		}
+		w.Cluster.Status = d.Status
+		return d
+	}
+	if d := step("when it is started from s1", "create-member demo-4 on n1"); d.Status.Rest.Snapshot != "s1" {
+		t.Fatalf("it starts from %+v", d.Status.Rest)
+	}
+	w.View.Health = map[string]etcd.Health{}
+	m := addMember(&w, 4, "n1")
+	w.View, m.Spec.Incarnation = etcd.View{}, w.Cluster.Status.Incarnation
+	m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberSeal, v1alpha1.EtcdMemberStarting
+	step("while it starts", "")
+	sized(0)(&w)
+	step("when the start is canceled", "set-desired demo-4 Delete")
+	started := w.Members
+	w.Members = nil
+	step("then", "")
+	if d := step("once it is stopped", ""); d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped || d.Status.Rest.Snapshot != "s1" {
+		t.Fatalf("%s with %+v", d.Status.Phase, d.Status.Rest)
+	}
+	sized(1)(&w)
+	step("when it is started again", "create-member demo-5 on n2")
+	m.Name, m.Spec.Incarnation, m.Status.Phase, w.Members = "demo-5", w.Cluster.Status.Incarnation, v1alpha1.EtcdMemberSealed, started
+	id := uint64(0xa5)
+	w.View = etcd.View{
+		Listed: true, Via: m.Name, Revision: 7, Peers: []etcd.Peer{{ID: id, Name: m.Name, PeerURL: m.Status.PeerURL}},
+		Health: map[string]etcd.Health{m.Name: {Answered: true, ID: id, ClusterID: 0xc2, Leader: id, Revision: 7}},
+	}
+	if d := step("when it runs", "set-desired demo-5 Run, delete-snapshot s1"); d.Status.Rest != nil {
+		t.Errorf("it runs, with %+v", d.Status.Rest)
+	}
+}
+
+func TestWhatIsKeptWhileAClusterStarts(t *testing.T) {
+	both := func(w *World) {
+		addNode(w, "n2")
+		snapshotted("s1", time.Hour, "n1", "n2")(w)
+		snapshotted("s2", time.Minute, "n1", "n2")(w)
+	}
+	forced := ordered(func(o *v1alpha1.EtcdRestoreOrder) { o.Snapshot, o.Force = "s1", true })
+	for _, c := range []struct {
+		name  string
+		world World
+		goes  string // the snapshot that is deleted
+	}{
+		{"from the last stop: the policy is obeyed", runningWorld(0, both, sized(3), stoppedWith("s2")), "s1"},
+		{"stopped: the policy is obeyed", runningWorld(0, both, stoppedWith("s2")), "s1"},
+		{"from nothing, as somebody asked", runningWorld(0, both, sized(3), stoppedWith("s2"), func(w *World) { w.Cluster.Spec.RestoreFrom = "none" }), ""},
+		{"from an older one, by an order", runningWorld(1, both, forced, func(w *World) { w.Cluster.Spec.Snapshot.Keep = 1 }), ""},
+		{"one that failed", runningWorld(0, both, sized(3), stoppedWith("s2"), snapshotted("s3", time.Minute), func(w *World) {
+			w.Cluster.Spec.RestoreFrom, w.Snapshots[2].Status = "s1", v1alpha1.EtcdSnapshotStatus{Error: "no space left on device"}
+		}), "s3"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := ""
+			for _, a := range Plan(c.world).Actions {
+				if a.Do == DeleteSnapshot {
+					got += a.Snapshot.Name
+				}
+			}
+			if got != c.goes {
+				t.Errorf("%q is deleted, want %q", got, c.goes)
+			}
+		})
+	}
+}
+
+func TestARestoreFromThatAFormerVersionObeyedIsNotObeyedAgain(t *testing.T) {
+	older := func(w *World) { w.Cluster.Spec.RestoreFrom, w.Cluster.Status.RestoreFromTracked = "s1", false }
+	starting := func(w *World) {
+		w.Cluster.Status.Phase, w.Cluster.Status.Starting = v1alpha1.EtcdClusterPhaseCreating, micro(noon)
+		w.Cluster.Status.Rest = &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: "s1"}
+	}
+	s1 := snapshotted("s1", time.Hour, "n1", "n2")
+	for _, c := range []struct {
+		name  string
+		world World
+		want  string // status.observedRestoreFrom
+	}{
+		{"it runs", runningWorld(3, s1, older), "s1"},
+		{"it is about to stop", runningWorld(3, s1, older, sized(0)), "s1"},
+		{"it starts", runningWorld(3, s1, older, starting), "s1"},
+		{"it is stopped: the next start obeys it", runningWorld(0, s1, stoppedWith("s2"), older, func(w *World) { addNode(w, "n2") }), ""},
+		{"somebody asks for it while the cluster runs", runningWorld(3, s1, older, func(w *World) { w.Cluster.Status.RestoreFromTracked = true }), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for range 2 {
+				d := Plan(c.world)
+				if d.Status.ObservedRestoreFrom != c.want || !d.Status.RestoreFromTracked {
+					t.Fatalf("observed %q, want %q", d.Status.ObservedRestoreFrom, c.want)
+				}
+				c.world.Cluster.Status = d.Status
+			}
+		})
+	}
+	w := runningWorld(3, s1, older, func(w *World) { w.Cluster.Spec.RestoreFrom = "" })
+	w.Cluster.Status = Plan(w).Status
+	w.Cluster.Spec.RestoreFrom = "s1"
+	if d := Plan(w); d.Status.ObservedRestoreFrom != "" {
+		t.Error("what is asked for later is not obeyed")
 	}
 }

@@ -38,7 +38,8 @@ func (p *planner) copiesGone(s *v1alpha1.EtcdSnapshot) bool {
 }
 
 // superfluous returns the oldest snapshots beyond those that the policy keeps, and those that failed. Needed ones are never among them. Only
-// snapshots that a start could begin from now count as kept: the others may be all that a record promises.
+// snapshots that a start could begin from now count as kept: the others may be all that a record promises. If the cluster starts from something
+// else than its last stop, only failed ones are superfluous until it runs: the start may fail, and what it leaves behind may be the last stop's.
 func (p *planner) superfluous() []*v1alpha1.EtcdSnapshot {
 	var good, doomed []*v1alpha1.EtcdSnapshot
 	for _, s := range p.Snapshots {
@@ -49,6 +50,9 @@ func (p *planner) superfluous() []*v1alpha1.EtcdSnapshot {
 		case s.Status.Error != "" && p.Now.Sub(s.CreationTimestamp.Time) > retryFirst || !p.exists(s.Spec.Member):
 			doomed = append(doomed, s)
 		}
+	}
+	if !p.hasRun() && !p.exact() {
+		return doomed
 	}
 	keep := max(int(p.Cluster.Spec.Snapshot.Keep), 1)
 	for _, s := range p.Snapshots {

@@ -66,6 +66,11 @@ func (p *planner) stop() {
 		p.failNoMembers()
 		return
 	}
+	for _, m := range p.current {
+		if m.Spec.Want == v1alpha1.EtcdMemberStop && m.Spec.Begin != nil {
+			p.setDesired(m, v1alpha1.EtcdMemberRun) // a restore or the cancellation of a start had stopped it, and the quorum needs it
+		}
+	}
 	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
 		p.message = "Waiting for a quorum before stopping, so that every key is kept" + because(p.View.Error)
 		return
