@@ -74,3 +74,37 @@ func TestALargeTransactionIsWrittenInPartsExactlyOnce(t *testing.T) {
 	}
 	equal(t, a, b)
 }
+
+// A table that was parked is given the parts of a large transaction again, after those that wait to be written.
+func TestPartsThatAreReadAgainInOneBatchAreWrittenOnce(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.n (id INT)")
+	table := stream.Table{Schema: "d", Name: "n"}
+	schema := &stream.Schema{Columns: []stream.Column{{Name: "id", Type: "int"}}}
+	part := func(before, n int, more bool) *stream.Rows {
+		rows := &stream.Rows{Position: 9, Table: table, Schema: schema, Before: before, Total: 8, More: more}
+		for i := range n {
+			rows.Changes = append(rows.Changes, stream.Change{Kind: stream.Insert, After: []any{int64(before + i)}})
+		}
+		return rows
+	}
+	sink := openSink(t, m)
+	for epoch, batch := range [][]*stream.Rows{
+		{part(0, 2, true), part(2, 2, true), part(4, 2, true), part(0, 2, true)},
+		{part(2, 2, true)},
+		{part(0, 2, true), part(2, 2, true), part(4, 2, true), part(6, 2, false)},
+	} {
+		w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1, Counter: int64(epoch)}, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Write(t.Context(), batch, batch[len(batch)-1].To()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db := m.Open("")
+	defer db.Close()
+	if got := dump(t, db, "d.n"); len(got) != 1+8 {
+		t.Error(got)
+	}
+}

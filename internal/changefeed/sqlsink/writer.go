@@ -43,8 +43,10 @@ func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Posit
 		if last.To() > to {
 			return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, last.Position, to)
 		}
-		if last.More && last.To() == to {
-			part = last.Before + len(last.Changes)
+	}
+	for _, r := range rows { // the last may be read again and begin before others
+		if r.More && r.To() == to {
+			part = max(part, r.Before+len(r.Changes))
 		}
 	}
 	rows, err := stream.Unwritten(rows, w.position, w.part)
