@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -100,6 +101,37 @@ func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 	defer successor.Close()
 	if _, _, err = successor.Acquire(t.Context(), stream.Table{Schema: "w", Name: "parent"}, stream.Epoch{Placement: 1}, 0); err != nil {
 		t.Errorf("a changefeed that was removed and created again: %v", err)
+	}
+}
+
+// A trigger that is created after the table was acquired is found by a write, which is rolled back and does not hang.
+func TestAWriteThatExecutesATriggerIsRolledBack(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE w", "CREATE TABLE w.loose (id INT)", "CREATE TABLE w.keyed (id INT PRIMARY KEY)", "CREATE TABLE w.log (id INT)", "INSERT INTO w.loose VALUES (1)", "INSERT INTO w.keyed VALUES (1)")
+	sink := openSink(t, m)
+	for name, key := range map[string][]int{"loose": nil, "keyed": {0}} {
+		table := stream.Table{Schema: "w", Name: name}
+		w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Exec("CREATE TRIGGER w.tr AFTER DELETE ON " + table.String() + " FOR EACH ROW INSERT INTO w.log VALUES (OLD.id)")
+		rows := []*stream.Rows{{Position: 1, Table: table, Schema: &stream.Schema{Columns: []stream.Column{{Name: "id", Type: "int"}}, Key: key}, Changes: []stream.Change{{Kind: stream.Delete, Before: []any{int64(1)}}}}}
+		written := make(chan error, 1)
+		go func() { written <- w.Write(t.Context(), rows, 1) }()
+		select {
+		case err := <-written:
+			refused(t, err, "table w."+name+" has trigger tr")
+		case <-time.After(time.Minute):
+			t.Fatalf("the write of table %s hangs", table)
+		}
+		if got := m.Value("SELECT CONCAT((SELECT COUNT(*) FROM " + table.String() + "), (SELECT COUNT(*) FROM w.log), (SELECT position FROM ebb.progress WHERE table_name = '" + name + "'))"); got != "100" {
+			t.Errorf("table %s: %s", table, got)
+		}
+		m.Exec("DROP TRIGGER w.tr")
+		if err := w.Write(t.Context(), rows, 1); err != nil {
+			t.Errorf("table %s without the trigger: %v", table, err)
+		}
 	}
 }
 

@@ -109,17 +109,20 @@ func (b *batch) apply(ctx context.Context) error {
 			return err
 		}
 	}
-	err = conn.Raw(func(session any) (err error) {
-		if b.fired, err = triggersFired(ctx, session); b.fired {
-			return driver.ErrBadConn // the server rolls back when the session ends
-		}
+	var failed error // it must not be ErrBadConn that Raw returns: that would wait for the transaction to end
+	if err := conn.Raw(func(session any) error {
+		b.fired, failed = triggersFired(ctx, session)
+		return nil
+	}); err != nil {
 		return err
-	})
-	if b.fired {
-		return b.writer.sink.firedTrigger(ctx, b.writer.table)
 	}
-	if err != nil {
-		return err
+	if failed != nil {
+		return failed
+	}
+	if b.fired {
+		_ = tx.Rollback()                                          // the server does it when the session ends
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn }) // the session counts the trigger until it ends
+		return b.writer.sink.firedTrigger(ctx, b.writer.table)
 	}
 	if err := tx.Commit(); err != nil {
 		b.unsure = true
