@@ -47,10 +47,11 @@ type saver struct {
 	at     time.Time
 	saving bool
 	// incarnation of the sink in which all dispatchers were started, and anchor the newest transaction of the source at the checkpoint or
-	// before it; ahead are some after it.
+	// before it; ahead are some after it, at least spacing apart.
 	incarnation int64
 	anchor      string
 	ahead       []anchor
+	spacing     stream.Position
 	// suspect: a table has another position at the sink than its owner wrote. Nothing is placed until the sink is known not to have
 	// gone back.
 	suspect bool
@@ -93,10 +94,8 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 	m.mu.Lock()
 	m.saver = saver{sink: c, saved: found.Position, incarnation: incarnation, anchor: found.Transaction}
 	m.mu.Unlock()
-	if s, ok := source.(anchored); ok && found.Transaction != "" {
-		if err := s.HasTransaction(ctx, found.Transaction); err != nil {
-			return err
-		}
+	if err := checkAnchor(ctx, source, found.Transaction); err != nil {
+		return err
 	}
 	switch {
 	case found.Position < m.checkpoint:
@@ -107,6 +106,19 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 		m.wentBack = true
 	case found.Incarnation != incarnation:
 		m.wentBack = true // it was recorded by a version without incarnations
+	}
+	return nil
+}
+
+// checkAnchor returns an error if a source has another history than one with a transaction. One that is purged is before the checkpoint:
+// if the source has purged that, too, reading from there fails.
+func checkAnchor(ctx context.Context, source stream.Source, id string) error {
+	s, ok := source.(anchored)
+	if !ok || id == "" {
+		return nil
+	}
+	if err := s.HasTransaction(ctx, id); !errors.Is(err, stream.ErrPurged) {
+		return err
 	}
 	return nil
 }
@@ -150,11 +162,20 @@ func (m *Maintainer) passAnchor(at stream.Position, id string) {
 	for len(s.ahead) > 0 && s.ahead[0].position <= m.checkpoint {
 		s.anchor, s.ahead = s.ahead[0].id, s.ahead[1:]
 	}
-	if len(s.ahead) < anchors {
-		s.ahead = append(s.ahead, anchor{at, id})
-	} else {
-		s.ahead[anchors-1] = anchor{at, id}
+	n := len(s.ahead)
+	switch {
+	case n == 0:
+		s.spacing = 1
+	case at < s.ahead[n-1].position+s.spacing:
+		return
+	case n == anchors: // every second, so that they stay evenly spaced however far the checkpoint is behind
+		s.spacing *= 2
+		for i := range n / 2 {
+			s.ahead[i] = s.ahead[2*i]
+		}
+		s.ahead = s.ahead[:n/2]
 	}
+	s.ahead = append(s.ahead, anchor{at, id})
 }
 
 func (m *Maintainer) closeSaver() {
