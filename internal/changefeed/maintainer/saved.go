@@ -19,8 +19,9 @@ type checkpointer interface {
 	Checkpoint(ctx context.Context) (*stream.Checkpoint, error)
 	// Incarnation of the sink is another number once the sink may have lost writes.
 	Incarnation(ctx context.Context) (int64, error)
-	// AdoptCheckpoint records the checkpoint and the incarnation at which the changefeed continues.
-	AdoptCheckpoint(ctx context.Context, c stream.Checkpoint) error
+	// AdoptCheckpoint records the checkpoint and the incarnation at which the changefeed continues, or returns ErrWentBack if the sink
+	// does not have the checkpoint any more that was found; nil for none.
+	AdoptCheckpoint(ctx context.Context, found *stream.Checkpoint, c stream.Checkpoint) error
 	// SaveCheckpoint records a later checkpoint of the same incarnation, or returns ErrWentBack.
 	SaveCheckpoint(ctx context.Context, before stream.Position, c stream.Checkpoint) error
 }
@@ -42,7 +43,8 @@ const anchors = 128
 
 // saver records checkpoints at the sink. Fields are guarded by the maintainer's lock, except sink.
 type saver struct {
-	sink   checkpointer // nil if the sink records none
+	sink   checkpointer       // nil if the sink records none
+	found  *stream.Checkpoint // that the sink had when it was opened; nil if it had none
 	saved  stream.Position
 	at     time.Time
 	saving bool
@@ -88,11 +90,12 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 	if err != nil {
 		return errors.Join(err, sink.Close())
 	}
+	had := found
 	if found == nil { // nothing after the start can have been published
 		found = &stream.Checkpoint{Position: *m.started, Incarnation: incarnation}
 	}
 	m.mu.Lock()
-	m.saver = saver{sink: c, saved: found.Position, incarnation: incarnation, anchor: found.Transaction}
+	m.saver = saver{sink: c, found: had, saved: found.Position, incarnation: incarnation, anchor: found.Transaction}
 	m.mu.Unlock()
 	if err := checkAnchor(ctx, source, found.Transaction); err != nil {
 		return err
@@ -105,7 +108,7 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 		m.reportWentBack(ctx, fmt.Sprintf("The server of the sink was started again or replaced, and may have lost its last commits. All tables are read again from the checkpoint %d, as far as the sink does not have them.", m.checkpoint), m.checkpoint)
 		m.wentBack = true
 	case found.Incarnation != incarnation:
-		m.wentBack = true // it was recorded by a version without incarnations
+		m.wentBack = true // an owner has found its writes lost, or it was recorded by a version without incarnations
 	}
 	return nil
 }
@@ -135,7 +138,7 @@ func (m *Maintainer) adoptIncarnation(ctx context.Context) error {
 	if m.wentBack {
 		at = m.checkpoint
 	}
-	if err := s.sink.AdoptCheckpoint(ctx, stream.Checkpoint{Position: at, Incarnation: s.incarnation, Transaction: s.anchor}); err != nil {
+	if err := s.sink.AdoptCheckpoint(ctx, s.found, stream.Checkpoint{Position: at, Incarnation: s.incarnation, Transaction: s.anchor}); err != nil {
 		return err
 	}
 	m.mu.Lock()

@@ -151,7 +151,7 @@ func TestASinkThatWentBackIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := stream.Checkpoint{Position: 5, Incarnation: now, Transaction: "0-1-4"}
-	if err := sink.AdoptCheckpoint(t.Context(), c); err != nil {
+	if err := sink.AdoptCheckpoint(t.Context(), nil, c); err != nil {
 		t.Error(err)
 	}
 	for range 2 {
@@ -190,7 +190,7 @@ func TestACheckpointDoesNotAdvanceAfterARestartOfTheSink(t *testing.T) {
 		t.Errorf("another changefeed sees incarnation %d instead of %d: %v", again, first, err)
 	}
 	c := stream.Checkpoint{Position: 5, Incarnation: first}
-	if err := sink.AdoptCheckpoint(t.Context(), c); err != nil {
+	if err := sink.AdoptCheckpoint(t.Context(), nil, c); err != nil {
 		t.Error(err)
 	}
 	m.Kill()
@@ -206,10 +206,10 @@ func TestACheckpointDoesNotAdvanceAfterARestartOfTheSink(t *testing.T) {
 	if err := after.SaveCheckpoint(t.Context(), 5, stream.Checkpoint{Position: 6, Incarnation: first}); !errors.Is(err, stream.ErrWentBack) {
 		t.Error(err)
 	}
-	if err := after.AdoptCheckpoint(t.Context(), c); !errors.Is(err, stream.ErrWentBack) {
+	if err := after.AdoptCheckpoint(t.Context(), &c, c); !errors.Is(err, stream.ErrWentBack) {
 		t.Errorf("an incarnation that is over was adopted: %v", err)
 	}
-	if err := after.AdoptCheckpoint(t.Context(), stream.Checkpoint{Position: 5, Incarnation: second}); err != nil {
+	if err := after.AdoptCheckpoint(t.Context(), &c, stream.Checkpoint{Position: 5, Incarnation: second}); err != nil {
 		t.Error(err)
 	}
 	if err := after.SaveCheckpoint(t.Context(), 5, stream.Checkpoint{Position: 6, Incarnation: second}); err != nil {
@@ -226,7 +226,7 @@ func TestAnOwnerThatFindsItsWritesLostSetsTheCheckpointBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sink.AdoptCheckpoint(t.Context(), stream.Checkpoint{Position: 40, Incarnation: now}); err != nil {
+	if err := sink.AdoptCheckpoint(t.Context(), nil, stream.Checkpoint{Position: 40, Incarnation: now}); err != nil {
 		t.Fatal(err)
 	}
 	for _, lose := range []string{"UPDATE ebb.progress SET position = 10 WHERE table_name = 'counter'", "DELETE FROM ebb.progress WHERE table_name = 'counter'"} {
@@ -241,9 +241,51 @@ func TestAnOwnerThatFindsItsWritesLostSetsTheCheckpointBack(t *testing.T) {
 		if err := w.Write(t.Context(), nil, 50); !errors.Is(err, stream.ErrNotOwner) {
 			t.Error(err)
 		}
-		if c, err := sink.Checkpoint(t.Context()); err != nil || c.Position != 10 {
+		if c, err := sink.Checkpoint(t.Context()); err != nil || c.Position != 10 || c.Incarnation != 0 {
 			t.Errorf("%s: %+v %v", lose, c, err)
 		}
+		if err := sink.SaveCheckpoint(t.Context(), 10, stream.Checkpoint{Position: 60, Incarnation: now}); !errors.Is(err, stream.ErrWentBack) {
+			t.Errorf("%s: a checkpoint after lost writes is saved: %v", lose, err)
+		}
 		m.Exec("UPDATE ebb.progress SET position = 40 WHERE table_name = ''")
+	}
+}
+
+// A maintainer that read the checkpoint before its successor did must not set it back, and not hide that a writer has set it back.
+func TestACheckpointThatChangedSinceItWasReadIsNotAdopted(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	sink := openSink(t, m)
+	now, err := sink.Incarnation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, later := stream.Checkpoint{Position: 40, Incarnation: now}, stream.Checkpoint{Position: 50, Incarnation: now}
+	adopt := func(found *stream.Checkpoint, c stream.Checkpoint) error {
+		return sink.AdoptCheckpoint(t.Context(), found, c)
+	}
+	if err := adopt(&first, later); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("there is none: %v", err)
+	}
+	if err := adopt(nil, first); err != nil {
+		t.Fatal(err)
+	}
+	if err := adopt(nil, later); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("there is one: %v", err)
+	}
+	if err := adopt(&first, first); err != nil {
+		t.Error(err)
+	}
+	if err := sink.SaveCheckpoint(t.Context(), 40, later); err != nil {
+		t.Fatal(err)
+	}
+	if err := adopt(&first, first); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("it has advanced: %v", err)
+	}
+	if found, err := sink.Checkpoint(t.Context()); err != nil || *found != later {
+		t.Errorf("%+v %v", found, err)
+	}
+	m.Exec("UPDATE ebb.progress SET counter = 0 WHERE table_name = ''") // as a writer does that finds its writes lost
+	if err := adopt(&later, later); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("a writer has set it back: %v", err)
 	}
 }

@@ -157,7 +157,7 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 }
 
 // goBack sets the checkpoint that is recorded at the sink back to the position that the sink has of the table, if that is earlier than
-// what this owner has written: the sink has lost commits. So everything is read again from there. The position of the table alone would not
+// what this owner has written: the sink has lost commits. So everything is read again from there, also if the checkpoint was earlier. The position of the table alone would not
 // lead to that, because a table without changes is behind the checkpoint, too.
 func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 	at := w.acquired
@@ -170,7 +170,7 @@ func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 	if at > w.position || at == w.position && (found == nil || found.part >= w.part) {
 		return nil
 	}
-	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?)"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
+	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?), counter = 0"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
 		return err
 	}
 	w.sink.log.Warn("the sink went back", "table", w.table, "position", at, "written", w.position)
