@@ -142,6 +142,7 @@ const createProgress = `CREATE TABLE IF NOT EXISTS %s (
 	counter BIGINT NOT NULL COMMENT 'epoch of the owner within the placement',
 	position BIGINT UNSIGNED NOT NULL COMMENT 'everything up to here is in the table',
 	part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table',
+	part_at BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the position that part belongs to; part is 0 at any other',
 	gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it',
 	PRIMARY KEY (changefeed, table_schema, table_name),
 	KEY by_table (table_schema, table_name)
@@ -177,7 +178,8 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 		"CREATE DATABASE IF NOT EXISTS " + name(s.options.Schema),
 		fmt.Sprintf(createProgress, s.progress),
 		"ALTER TABLE " + s.progress + " ADD COLUMN IF NOT EXISTS part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table' AFTER position," +
-			" ADD COLUMN IF NOT EXISTS gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it' AFTER part",
+			" ADD COLUMN IF NOT EXISTS part_at BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the position that part belongs to; part is 0 at any other' AFTER part," +
+			" ADD COLUMN IF NOT EXISTS gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it' AFTER part_at",
 		"CREATE INDEX IF NOT EXISTS by_table ON " + s.progress + " (table_schema, table_name)",
 		fmt.Sprintf(createIncarnation, s.incarnation),
 		fmt.Sprintf(createIntents, s.intents),

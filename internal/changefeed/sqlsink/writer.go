@@ -182,13 +182,14 @@ func (b *batch) moveText() string {
 	text := append(make([]byte, 0, 512), "UPDATE "+w.sink.progress+" SET position = "...)
 	text = strconv.AppendUint(text, uint64(b.to), 10)
 	text = strconv.AppendInt(append(text, ", part = "...), int64(b.part), 10)
+	text = strconv.AppendUint(append(text, ", part_at = "...), uint64(b.to), 10)
 	text = quote(append(text, " WHERE changefeed = "...), w.sink.options.Changefeed)
 	text = quote(append(text, " AND table_schema = "...), w.table.Schema)
 	text = quote(append(text, " AND table_name = "...), w.table.Name)
 	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
 	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
 	text = strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10)
-	return string(strconv.AppendInt(append(text, " AND part = "...), int64(w.part), 10))
+	return string(strconv.AppendInt(append(text, " AND "+partNow+" = "...), int64(w.part), 10))
 }
 
 func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
