@@ -260,11 +260,14 @@ func (m *Maintainer) save(ctx context.Context, to stream.Position, limit time.Du
 	if sink == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	attempt, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := sink.SaveCheckpoint(ctx, before, c)
-	if errors.Is(err, stream.ErrWentBack) {
+	err := sink.SaveCheckpoint(attempt, before, c)
+	switch {
+	case errors.Is(err, stream.ErrWentBack):
 		m.fail(err) // the next attempt begins with what the sink has
+	case err != nil && ctx.Err() == nil:
+		m.setProblem(fmt.Sprintf("record checkpoint %d at the sink: %v", to, err))
 	}
 	m.mu.Lock()
 	m.saver.saving = false

@@ -1,9 +1,11 @@
 package maintainer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +53,26 @@ func TestTheAnchorStaysCloseToTheCheckpoint(t *testing.T) {
 	upTo(read + 1)
 	if at := anchorAt(); at != m.checkpoint {
 		t.Errorf("the checkpoint has caught up to %d, the anchor is %d", m.checkpoint, at)
+	}
+}
+
+func TestACheckpointThatCannotBeRecordedIsAProblem(t *testing.T) {
+	sink, err := sqlsink.Open(sqlsink.Options{Address: "127.0.0.1:1", User: "u", Changefeed: "default/copy/1"}) // nobody listens there
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+	m.saver.sink, m.saver.saving = sink, true
+	m.save(t.Context(), 7, time.Minute)
+	if !strings.HasPrefix(m.problem, "record checkpoint 7 at the sink: sink 127.0.0.1:1: ") || m.saver.saving || m.saver.saved != 0 {
+		t.Errorf("the problem is %q, saved is %d", m.problem, m.saver.saved)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	m.problem = ""
+	if m.save(ended, 7, time.Minute); m.problem != "" {
+		t.Errorf("a maintainer that ends has the problem %q", m.problem)
 	}
 }
 

@@ -251,6 +251,55 @@ func TestAnOwnerThatFindsItsWritesLostSetsTheCheckpointBack(t *testing.T) {
 	}
 }
 
+// A backup may be of an earlier version, or without the sink's own tables.
+func TestTheOwnTablesOfASinkAreMadeAgainAfterARestore(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	makeCounter(m)
+	sink := openSink(t, m)
+	now, err := sink.Incarnation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sink.AdoptCheckpoint(t.Context(), nil, stream.Checkpoint{Position: 5, Incarnation: now}); err != nil {
+		t.Fatal(err)
+	}
+	// twice returns the error of the second attempt.
+	twice := func(try func() error) error {
+		if err := try(); err == nil {
+			t.Error("the first attempt succeeded")
+		}
+		return try()
+	}
+	w, at, err := sink.Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Exec("ALTER TABLE ebb.progress DROP COLUMN part_at, DROP COLUMN gtid")
+	if err := twice(func() error { return w.Write(t.Context(), nil, at+1) }); err != nil {
+		t.Error(err)
+	}
+	m.Exec("ALTER TABLE ebb.progress DROP COLUMN gtid")
+	if err := twice(func() error {
+		return sink.SaveCheckpoint(t.Context(), 5, stream.Checkpoint{Position: 6, Incarnation: now})
+	}); err != nil {
+		t.Error(err)
+	}
+	m.Exec("DROP TABLE ebb.incarnation")
+	if err := twice(func() error {
+		return sink.SaveCheckpoint(t.Context(), 6, stream.Checkpoint{Position: 7, Incarnation: now})
+	}); !errors.Is(err, stream.ErrWentBack) {
+		t.Error(err)
+	}
+	m.Exec("DROP DATABASE ebb")
+	if err := twice(func() error { return w.Write(t.Context(), nil, at+2) }); !errors.Is(err, stream.ErrNotOwner) {
+		t.Error(err)
+	}
+	m.Exec("DROP DATABASE ebb")
+	if err := twice(func() error { _, err := sink.Known(t.Context()); return err }); err != nil {
+		t.Error(err)
+	}
+}
+
 // A maintainer that read the checkpoint before its successor did must not set it back, and not hide that a writer has set it back.
 func TestACheckpointThatChangedSinceItWasReadIsNotAdopted(t *testing.T) {
 	m := testenv.StartMariaDB(t)

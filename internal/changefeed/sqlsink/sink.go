@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -45,6 +46,8 @@ type Sink struct {
 	mu      sync.Mutex
 	server  *server // once it is known
 	failing failing
+	// stale: the sink's own tables may lack something, because an earlier state of the server was restored.
+	stale atomic.Bool
 }
 
 var _ stream.Sink = (*Sink)(nil)
@@ -159,10 +162,13 @@ const createIntents = `CREATE TABLE IF NOT EXISTS %s (
 	PRIMARY KEY (changefeed, position)
 ) ENGINE=InnoDB COMMENT='DDL that was begun, and whether it is executed; written by ebb'`
 
-// prepare reads the variables of the server and creates the sink's own tables, once.
+// prepare reads the variables of the server and creates the sink's own tables, once, and again after an error about missing ones.
 func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.stale.Swap(false) {
+		s.server = nil
+	}
 	if s.server != nil {
 		return s.server, nil
 	}
@@ -192,7 +198,7 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	return v, nil
 }
 
-// wrap adds the server and the operation to an error. Refused credentials and missing privileges make the sink unusable.
+// wrap adds the server and the operation to an error. One about a missing table or column makes the next attempt prepare again. Refused credentials and missing privileges make the sink unusable.
 func (s *Sink) wrap(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -200,6 +206,8 @@ func (s *Sink) wrap(doing string, err error) error {
 	var e *mysql.MySQLError
 	if errors.As(err, &e) {
 		switch e.Number {
+		case codeUnknownSchema, codeUnknownColumn, codeNoSuchTable:
+			s.stale.Store(true)
 		case 1045, 1130:
 			return fmt.Errorf("sink %s: access is denied for user %q; check the password and the hosts that the user may connect from: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
 		case 1290, 1836:

@@ -85,6 +85,9 @@ type batch struct {
 
 // apply tries the batch once.
 func (b *batch) apply(ctx context.Context) error {
+	if _, err := b.writer.sink.prepare(ctx); err != nil {
+		return err
+	}
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
