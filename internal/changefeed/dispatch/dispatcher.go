@@ -80,7 +80,8 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) bool {
 		d.mu.Unlock()
 		return true
 	}
-	if rows.Before > 0 || d.partOf == rows.Position {
+	// DDL has no changes, and comes after some if later rows of the transaction cannot be read.
+	if rows.DDL == nil && (rows.Before > 0 || d.partOf == rows.Position) {
 		left, follows := d.unread(rows)
 		if left == nil {
 			d.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -77,6 +78,35 @@ func TestACheckpointIsBeforeATransactionOfWhichPartsAreMissing(t *testing.T) {
 	}
 	if written.changes != 30 || written.to != 8 {
 		t.Errorf("%+v", written)
+	}
+}
+
+// Rows that cannot be read stop a table, also if parts of their transaction were delivered before.
+func TestRowsThatCannotBeReadInALaterPartStopTheTable(t *testing.T) {
+	a := stream.Table{Schema: "s", Name: "a"}
+	for _, written := range []bool{false, true} {
+		d := standing(a, 0, 5, true)
+		d.flushed, d.writer = 5, &counter{}
+		to := map[stream.Table][]*dispatcher{a: {d}}
+		mark := &stream.DDL{Kind: stream.UnreadableRows, Tables: []stream.Table{a}, Statement: "its columns change"}
+		for _, p := range []*stream.Transaction{
+			part(a, 0, 10, true), {Position: 9, More: true, Rows: []*stream.Rows{{Position: 9, Table: a, DDL: mark}}}, {Position: 9}, {Position: 10},
+		} {
+			if err := spread(p, to, nil); err != nil {
+				t.Fatal(err)
+			}
+			if written {
+				d.work(t.Context())
+			}
+		}
+		d.work(t.Context())
+		d.mu.Lock()
+		at, _ := d.locked(10, time.Time{})
+		err := d.problem()
+		d.mu.Unlock()
+		if at != 8 || !errors.Is(err, stream.ErrUnusable) {
+			t.Errorf("the checkpoint is %d with the problem %v", at, err)
+		}
 	}
 }
 

@@ -19,8 +19,9 @@ type checkpointer interface {
 	Checkpoint(ctx context.Context) (*stream.Checkpoint, error)
 	// Incarnation of the sink is another number once the sink may have lost writes.
 	Incarnation(ctx context.Context) (int64, error)
-	// AdoptCheckpoint records the checkpoint and the incarnation at which the changefeed continues.
-	AdoptCheckpoint(ctx context.Context, c stream.Checkpoint) error
+	// AdoptCheckpoint records the checkpoint and the incarnation at which the changefeed continues, or returns ErrWentBack if the sink
+	// does not have the checkpoint any more that was found; nil for none.
+	AdoptCheckpoint(ctx context.Context, found *stream.Checkpoint, c stream.Checkpoint) error
 	// SaveCheckpoint records a later checkpoint of the same incarnation, or returns ErrWentBack.
 	SaveCheckpoint(ctx context.Context, before stream.Position, c stream.Checkpoint) error
 }
@@ -42,15 +43,17 @@ const anchors = 128
 
 // saver records checkpoints at the sink. Fields are guarded by the maintainer's lock, except sink.
 type saver struct {
-	sink   checkpointer // nil if the sink records none
+	sink   checkpointer       // nil if the sink records none
+	found  *stream.Checkpoint // that the sink had when it was opened; nil if it had none
 	saved  stream.Position
 	at     time.Time
 	saving bool
 	// incarnation of the sink in which all dispatchers were started, and anchor the newest transaction of the source at the checkpoint or
-	// before it; ahead are some after it.
+	// before it; ahead are some after it, at least spacing apart.
 	incarnation int64
 	anchor      string
 	ahead       []anchor
+	spacing     stream.Position
 	// suspect: a table has another position at the sink than its owner wrote. Nothing is placed until the sink is known not to have
 	// gone back.
 	suspect bool
@@ -87,16 +90,15 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 	if err != nil {
 		return errors.Join(err, sink.Close())
 	}
+	had := found
 	if found == nil { // nothing after the start can have been published
 		found = &stream.Checkpoint{Position: *m.started, Incarnation: incarnation}
 	}
 	m.mu.Lock()
-	m.saver = saver{sink: c, saved: found.Position, incarnation: incarnation, anchor: found.Transaction}
+	m.saver = saver{sink: c, found: had, saved: found.Position, incarnation: incarnation, anchor: found.Transaction}
 	m.mu.Unlock()
-	if s, ok := source.(anchored); ok && found.Transaction != "" {
-		if err := s.HasTransaction(ctx, found.Transaction); err != nil {
-			return err
-		}
+	if err := checkAnchor(ctx, source, found.Transaction); err != nil {
+		return err
 	}
 	switch {
 	case found.Position < m.checkpoint:
@@ -106,7 +108,20 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 		m.reportWentBack(ctx, fmt.Sprintf("The server of the sink was started again or replaced, and may have lost its last commits. All tables are read again from the checkpoint %d, as far as the sink does not have them.", m.checkpoint), m.checkpoint)
 		m.wentBack = true
 	case found.Incarnation != incarnation:
-		m.wentBack = true // it was recorded by a version without incarnations
+		m.wentBack = true // an owner has found its writes lost, or it was recorded by a version without incarnations
+	}
+	return nil
+}
+
+// checkAnchor returns an error if a source has another history than one with a transaction. One that is purged is before the checkpoint:
+// if the source has purged that, too, reading from there fails.
+func checkAnchor(ctx context.Context, source stream.Source, id string) error {
+	s, ok := source.(anchored)
+	if !ok || id == "" {
+		return nil
+	}
+	if err := s.HasTransaction(ctx, id); !errors.Is(err, stream.ErrPurged) {
+		return err
 	}
 	return nil
 }
@@ -123,7 +138,7 @@ func (m *Maintainer) adoptIncarnation(ctx context.Context) error {
 	if m.wentBack {
 		at = m.checkpoint
 	}
-	if err := s.sink.AdoptCheckpoint(ctx, stream.Checkpoint{Position: at, Incarnation: s.incarnation, Transaction: s.anchor}); err != nil {
+	if err := s.sink.AdoptCheckpoint(ctx, s.found, stream.Checkpoint{Position: at, Incarnation: s.incarnation, Transaction: s.anchor}); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -150,11 +165,20 @@ func (m *Maintainer) passAnchor(at stream.Position, id string) {
 	for len(s.ahead) > 0 && s.ahead[0].position <= m.checkpoint {
 		s.anchor, s.ahead = s.ahead[0].id, s.ahead[1:]
 	}
-	if len(s.ahead) < anchors {
-		s.ahead = append(s.ahead, anchor{at, id})
-	} else {
-		s.ahead[anchors-1] = anchor{at, id}
+	n := len(s.ahead)
+	switch {
+	case n == 0:
+		s.spacing = 1
+	case at < s.ahead[n-1].position+s.spacing:
+		return
+	case n == anchors: // every second, so that they stay evenly spaced however far the checkpoint is behind
+		s.spacing *= 2
+		for i := range n / 2 {
+			s.ahead[i] = s.ahead[2*i]
+		}
+		s.ahead = s.ahead[:n/2]
 	}
+	s.ahead = append(s.ahead, anchor{at, id})
 }
 
 func (m *Maintainer) closeSaver() {
@@ -236,11 +260,14 @@ func (m *Maintainer) save(ctx context.Context, to stream.Position, limit time.Du
 	if sink == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	attempt, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := sink.SaveCheckpoint(ctx, before, c)
-	if errors.Is(err, stream.ErrWentBack) {
+	err := sink.SaveCheckpoint(attempt, before, c)
+	switch {
+	case errors.Is(err, stream.ErrWentBack):
 		m.fail(err) // the next attempt begins with what the sink has
+	case err != nil && ctx.Err() == nil:
+		m.setProblem(fmt.Sprintf("record checkpoint %d at the sink: %v", to, err))
 	}
 	m.mu.Lock()
 	m.saver.saving = false

@@ -204,6 +204,11 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 	case g.large != nil:
 		g.tx = g.nextPart(false)
 	case g.counting && !g.rollsBack:
+		// A table that somebody wanted only after some of its rows is not counted whole: it is skipped again, and the subscriber makes
+		// the transaction be read again.
+		for _, table := range g.tx.Skipped {
+			delete(g.counted, table)
+		}
 		return &largeTransaction{id: g.id, totals: g.counted}
 	case g.counting:
 		g.tx.DDL = a.unreadableRows(g.countedTables(), "GTID %s is a large transaction on table %s that rolls back to a savepoint, which is not supported; start again from a copy taken after it", g.id, g.countedTables()[0])

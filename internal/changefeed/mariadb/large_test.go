@@ -1,6 +1,7 @@
 package mariadb
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -89,5 +90,50 @@ func TestALargeTransactionIsReadInParts(t *testing.T) {
 			}
 		}
 		t.Errorf("%d and %d tables", len(got), len(want))
+	}
+}
+
+// A sink that knows too low a total takes a transaction as complete that is not.
+func TestATableWantedAmidTheCountOfALargeTransactionIsSkipped(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "USE d", "CREATE TABLE a (id INT PRIMARY KEY, s VARCHAR(100))", "CREATE TABLE b (id INT)")
+	s, err := Open(Options{Address: m.Address, User: m.User, Password: m.Password, LargeBytes: 20_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	head, err := s.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Exec("USE d", "BEGIN; INSERT INTO b VALUES (1), (2); INSERT INTO a SELECT seq, MD5(seq) FROM seq_1_to_2000; INSERT INTO b SELECT seq FROM seq_1_to_1000; COMMIT")
+	late, wanted := stream.Table{Schema: "d", Name: "b"}, false
+	wants := func(table stream.Table) bool {
+		wanted = wanted || table != late // from the first row of the other table on
+		return wanted
+	}
+	for _, skips := range []bool{true, false} {
+		parts, changes := 0, 0
+		err = s.ReadOf(t.Context(), head, wants, func(tx *stream.Transaction) error {
+			parts++
+			for _, rows := range tx.Rows {
+				if rows.Table == late {
+					changes += len(rows.Changes)
+					if rows.Total != 1002 {
+						t.Fatalf("part %d says that there are %d changes of table %s", parts, rows.Total, late)
+					}
+				}
+			}
+			if slices.Contains(tx.Skipped, late) || !tx.More {
+				return errEnough // as a reader does that has a subscriber now
+			}
+			return nil
+		})
+		if !errors.Is(err, errEnough) {
+			t.Fatal(err)
+		}
+		if skipped := changes == 0; skipped != skips || !skips && changes != 1002 || parts == 0 {
+			t.Errorf("%d changes in %d parts", changes, parts)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -103,6 +104,37 @@ func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 	}
 }
 
+// A trigger that is created after the table was acquired is found by a write, which is rolled back and does not hang.
+func TestAWriteThatExecutesATriggerIsRolledBack(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE w", "CREATE TABLE w.loose (id INT)", "CREATE TABLE w.keyed (id INT PRIMARY KEY)", "CREATE TABLE w.log (id INT)", "INSERT INTO w.loose VALUES (1)", "INSERT INTO w.keyed VALUES (1)")
+	sink := openSink(t, m)
+	for name, key := range map[string][]int{"loose": nil, "keyed": {0}} {
+		table := stream.Table{Schema: "w", Name: name}
+		w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Exec("CREATE TRIGGER w.tr AFTER DELETE ON " + table.String() + " FOR EACH ROW INSERT INTO w.log VALUES (OLD.id)")
+		rows := []*stream.Rows{{Position: 1, Table: table, Schema: &stream.Schema{Columns: []stream.Column{{Name: "id", Type: "int"}}, Key: key}, Changes: []stream.Change{{Kind: stream.Delete, Before: []any{int64(1)}}}}}
+		written := make(chan error, 1)
+		go func() { written <- w.Write(t.Context(), rows, 1) }()
+		select {
+		case err := <-written:
+			refused(t, err, "table w."+name+" has trigger tr")
+		case <-time.After(time.Minute):
+			t.Fatalf("the write of table %s hangs", table)
+		}
+		if got := m.Value("SELECT CONCAT((SELECT COUNT(*) FROM " + table.String() + "), (SELECT COUNT(*) FROM w.log), (SELECT position FROM ebb.progress WHERE table_name = '" + name + "'))"); got != "100" {
+			t.Errorf("table %s: %s", table, got)
+		}
+		m.Exec("DROP TRIGGER w.tr")
+		if err := w.Write(t.Context(), rows, 1); err != nil {
+			t.Errorf("table %s without the trigger: %v", table, err)
+		}
+	}
+}
+
 func TestMySQLIsRefusedAsASink(t *testing.T) {
 	m := testenv.StartMariaDB(t, "--version=8.0.36")
 	refused(t, openSink(t, m).Check(t.Context()), "version 8.0.36 is not MariaDB, and DDL of MariaDB means something else to MySQL; use MariaDB as the sink")
@@ -119,7 +151,7 @@ func TestASinkThatWentBackIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := stream.Checkpoint{Position: 5, Incarnation: now, Transaction: "0-1-4"}
-	if err := sink.AdoptCheckpoint(t.Context(), c); err != nil {
+	if err := sink.AdoptCheckpoint(t.Context(), nil, c); err != nil {
 		t.Error(err)
 	}
 	for range 2 {
@@ -158,7 +190,7 @@ func TestACheckpointDoesNotAdvanceAfterARestartOfTheSink(t *testing.T) {
 		t.Errorf("another changefeed sees incarnation %d instead of %d: %v", again, first, err)
 	}
 	c := stream.Checkpoint{Position: 5, Incarnation: first}
-	if err := sink.AdoptCheckpoint(t.Context(), c); err != nil {
+	if err := sink.AdoptCheckpoint(t.Context(), nil, c); err != nil {
 		t.Error(err)
 	}
 	m.Kill()
@@ -174,10 +206,10 @@ func TestACheckpointDoesNotAdvanceAfterARestartOfTheSink(t *testing.T) {
 	if err := after.SaveCheckpoint(t.Context(), 5, stream.Checkpoint{Position: 6, Incarnation: first}); !errors.Is(err, stream.ErrWentBack) {
 		t.Error(err)
 	}
-	if err := after.AdoptCheckpoint(t.Context(), c); !errors.Is(err, stream.ErrWentBack) {
+	if err := after.AdoptCheckpoint(t.Context(), &c, c); !errors.Is(err, stream.ErrWentBack) {
 		t.Errorf("an incarnation that is over was adopted: %v", err)
 	}
-	if err := after.AdoptCheckpoint(t.Context(), stream.Checkpoint{Position: 5, Incarnation: second}); err != nil {
+	if err := after.AdoptCheckpoint(t.Context(), &c, stream.Checkpoint{Position: 5, Incarnation: second}); err != nil {
 		t.Error(err)
 	}
 	if err := after.SaveCheckpoint(t.Context(), 5, stream.Checkpoint{Position: 6, Incarnation: second}); err != nil {
@@ -194,7 +226,7 @@ func TestAnOwnerThatFindsItsWritesLostSetsTheCheckpointBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sink.AdoptCheckpoint(t.Context(), stream.Checkpoint{Position: 40, Incarnation: now}); err != nil {
+	if err := sink.AdoptCheckpoint(t.Context(), nil, stream.Checkpoint{Position: 40, Incarnation: now}); err != nil {
 		t.Fatal(err)
 	}
 	for _, lose := range []string{"UPDATE ebb.progress SET position = 10 WHERE table_name = 'counter'", "DELETE FROM ebb.progress WHERE table_name = 'counter'"} {
@@ -209,9 +241,100 @@ func TestAnOwnerThatFindsItsWritesLostSetsTheCheckpointBack(t *testing.T) {
 		if err := w.Write(t.Context(), nil, 50); !errors.Is(err, stream.ErrNotOwner) {
 			t.Error(err)
 		}
-		if c, err := sink.Checkpoint(t.Context()); err != nil || c.Position != 10 {
+		if c, err := sink.Checkpoint(t.Context()); err != nil || c.Position != 10 || c.Incarnation != 0 {
 			t.Errorf("%s: %+v %v", lose, c, err)
 		}
+		if err := sink.SaveCheckpoint(t.Context(), 10, stream.Checkpoint{Position: 60, Incarnation: now}); !errors.Is(err, stream.ErrWentBack) {
+			t.Errorf("%s: a checkpoint after lost writes is saved: %v", lose, err)
+		}
 		m.Exec("UPDATE ebb.progress SET position = 40 WHERE table_name = ''")
+	}
+}
+
+// A backup may be of an earlier version, or without the sink's own tables.
+func TestTheOwnTablesOfASinkAreMadeAgainAfterARestore(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	makeCounter(m)
+	sink := openSink(t, m)
+	now, err := sink.Incarnation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sink.AdoptCheckpoint(t.Context(), nil, stream.Checkpoint{Position: 5, Incarnation: now}); err != nil {
+		t.Fatal(err)
+	}
+	// twice returns the error of the second attempt.
+	twice := func(try func() error) error {
+		if err := try(); err == nil {
+			t.Error("the first attempt succeeded")
+		}
+		return try()
+	}
+	w, at, err := sink.Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Exec("ALTER TABLE ebb.progress DROP COLUMN part_at, DROP COLUMN gtid")
+	if err := twice(func() error { return w.Write(t.Context(), nil, at+1) }); err != nil {
+		t.Error(err)
+	}
+	m.Exec("ALTER TABLE ebb.progress DROP COLUMN gtid")
+	if err := twice(func() error {
+		return sink.SaveCheckpoint(t.Context(), 5, stream.Checkpoint{Position: 6, Incarnation: now})
+	}); err != nil {
+		t.Error(err)
+	}
+	m.Exec("DROP TABLE ebb.incarnation")
+	if err := twice(func() error {
+		return sink.SaveCheckpoint(t.Context(), 6, stream.Checkpoint{Position: 7, Incarnation: now})
+	}); !errors.Is(err, stream.ErrWentBack) {
+		t.Error(err)
+	}
+	m.Exec("DROP DATABASE ebb")
+	if err := twice(func() error { return w.Write(t.Context(), nil, at+2) }); !errors.Is(err, stream.ErrNotOwner) {
+		t.Error(err)
+	}
+	m.Exec("DROP DATABASE ebb")
+	if err := twice(func() error { _, err := sink.Known(t.Context()); return err }); err != nil {
+		t.Error(err)
+	}
+}
+
+// A maintainer that read the checkpoint before its successor did must not set it back, and not hide that a writer has set it back.
+func TestACheckpointThatChangedSinceItWasReadIsNotAdopted(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	sink := openSink(t, m)
+	now, err := sink.Incarnation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, later := stream.Checkpoint{Position: 40, Incarnation: now}, stream.Checkpoint{Position: 50, Incarnation: now}
+	adopt := func(found *stream.Checkpoint, c stream.Checkpoint) error {
+		return sink.AdoptCheckpoint(t.Context(), found, c)
+	}
+	if err := adopt(&first, later); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("there is none: %v", err)
+	}
+	if err := adopt(nil, first); err != nil {
+		t.Fatal(err)
+	}
+	if err := adopt(nil, later); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("there is one: %v", err)
+	}
+	if err := adopt(&first, first); err != nil {
+		t.Error(err)
+	}
+	if err := sink.SaveCheckpoint(t.Context(), 40, later); err != nil {
+		t.Fatal(err)
+	}
+	if err := adopt(&first, first); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("it has advanced: %v", err)
+	}
+	if found, err := sink.Checkpoint(t.Context()); err != nil || *found != later {
+		t.Errorf("%+v %v", found, err)
+	}
+	m.Exec("UPDATE ebb.progress SET counter = 0 WHERE table_name = ''") // as a writer does that finds its writes lost
+	if err := adopt(&later, later); !errors.Is(err, stream.ErrWentBack) {
+		t.Errorf("a writer has set it back: %v", err)
 	}
 }

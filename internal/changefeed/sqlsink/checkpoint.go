@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -17,7 +19,8 @@ import (
 //
 // A server that crashes may lose its last commits and keep the checkpoint before them, while dispatchers believe that all they wrote is
 // there. So the checkpoint also has the incarnation of the server, in the column counter: a number that every start of the server, and
-// every other server, has anew. The checkpoint advances only in the incarnation that it was recorded in.
+// every other server, has anew. The checkpoint advances only in the incarnation that it was recorded in. The incarnation 0, which no server
+// has, is recorded by an owner of a table that finds its writes lost: then everything is read again.
 const ofCheckpoint = " WHERE changefeed = ? AND table_schema = '' AND table_name = ''"
 
 const createIncarnation = `CREATE TABLE IF NOT EXISTS %s (id INT NOT NULL PRIMARY KEY, token BIGINT UNSIGNED NOT NULL)
@@ -59,21 +62,42 @@ func (s *Sink) Checkpoint(ctx context.Context) (*stream.Checkpoint, error) {
 }
 
 // AdoptCheckpoint records the checkpoint at which the changefeed continues, which may be before the one that the sink has, and the
-// incarnation in which it does. It returns ErrWentBack if that is over.
-func (s *Sink) AdoptCheckpoint(ctx context.Context, c stream.Checkpoint) error {
+// incarnation in which it does. found is the checkpoint that the sink had when that was decided; nil if it had none. It returns
+// ErrWentBack if the sink has another one now, or if the incarnation is over.
+func (s *Sink) AdoptCheckpoint(ctx context.Context, found *stream.Checkpoint, c stream.Checkpoint) error {
 	if _, err := s.prepare(ctx); err != nil {
 		return err
 	}
-	_, err := s.db.ExecContext(ctx, "INSERT INTO "+s.progress+" (changefeed, table_schema, table_name, placement, counter, position, gtid) VALUES (?, '', '', 0, ?, ?, ?) ON DUPLICATE KEY UPDATE counter = VALUES(counter), position = VALUES(position), gtid = VALUES(gtid)",
-		s.options.Changefeed, c.Incarnation, uint64(c.Position), c.Transaction)
-	if err != nil {
+	if adopted, err := s.adopt(ctx, found, c); err != nil {
 		return s.wrap("save the checkpoint", err)
+	} else if !adopted {
+		return fmt.Errorf("sink %s: its checkpoint changed after it was read: %w", s.options.Address, stream.ErrWentBack)
 	}
 	now, err := s.Incarnation(ctx)
 	if err == nil && now != c.Incarnation {
 		err = fmt.Errorf("sink %s was started again: %w", s.options.Address, stream.ErrWentBack)
 	}
 	return err
+}
+
+// adopt returns false if the sink does not have the checkpoint that was found.
+func (s *Sink) adopt(ctx context.Context, found *stream.Checkpoint, c stream.Checkpoint) (bool, error) {
+	if found == nil {
+		_, err := s.db.ExecContext(ctx, "INSERT INTO "+s.progress+" (changefeed, table_schema, table_name, placement, counter, position, gtid) VALUES (?, '', '', 0, ?, ?, ?)",
+			s.options.Changefeed, c.Incarnation, uint64(c.Position), c.Transaction)
+		var e *mysql.MySQLError
+		if errors.As(err, &e) && e.Number == codeDuplicate {
+			return false, nil
+		}
+		return true, err
+	}
+	result, err := s.db.ExecContext(ctx, "UPDATE "+s.progress+" SET counter = ?, position = ?, gtid = ?"+ofCheckpoint+" AND position = ? AND counter = ?",
+		c.Incarnation, uint64(c.Position), c.Transaction, s.options.Changefeed, uint64(found.Position), found.Incarnation)
+	if err != nil {
+		return false, err
+	}
+	n, err := result.RowsAffected()
+	return n == 1, err
 }
 
 // SaveCheckpoint records a checkpoint after an earlier one. It returns ErrWentBack if the sink does not have that any more, or if the

@@ -54,7 +54,7 @@ type querier interface {
 func (s *Sink) listBy(ctx context.Context, by querier, query string, args ...any) ([]stream.Table, error) {
 	rows, err := by.QueryContext(ctx, query, args...)
 	if err != nil {
-		return nil, fmt.Errorf("sink %s: list tables: %w", s.options.Address, err)
+		return nil, s.wrap("list tables", err)
 	}
 	defer rows.Close()
 	var list []stream.Table

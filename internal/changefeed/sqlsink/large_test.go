@@ -74,3 +74,78 @@ func TestALargeTransactionIsWrittenInPartsExactlyOnce(t *testing.T) {
 	}
 	equal(t, a, b)
 }
+
+// inserts is a part of a transaction that inserts rows into a table with the column id.
+func inserts(table stream.Table, at stream.Position, before, n int, more bool) *stream.Rows {
+	rows := &stream.Rows{Position: at, Table: table, Schema: &stream.Schema{Columns: []stream.Column{{Name: "id", Type: "int"}}}, Before: before, More: more}
+	for i := range n {
+		rows.Changes = append(rows.Changes, stream.Change{Kind: stream.Insert, After: []any{int64(before + i)}})
+	}
+	return rows
+}
+
+// A version that knows of no parts moves the position of a table and leaves the number of changes after it as that was.
+func TestThePartOfAnotherPositionIsNotTakenAsWritten(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.n (id INT)")
+	table := stream.Table{Schema: "d", Name: "n"}
+	if err := openSink(t, m).Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.Exec("ALTER TABLE ebb.progress DROP COLUMN part_at", "ALTER TABLE ebb.progress DROP COLUMN part") // as that version has made it
+	for _, c := range []struct {
+		at   stream.Position
+		rows *stream.Rows
+		want int
+	}{
+		{5, inserts(table, 6, 0, 3, true), 3},
+		{5, inserts(table, 6, 0, 4, true), 4},
+		{7, inserts(table, 8, 0, 5, true), 9}, // the other version has completed the transaction at 6, and written 7
+		{7, inserts(table, 8, 3, 4, false), 11},
+	} {
+		sink := openSink(t, m)
+		w, at, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at < c.at {
+			m.Exec(fmt.Sprintf("UPDATE ebb.progress SET position = %d WHERE table_name = 'n'", c.at))
+			if w, _, err = sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 5); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Write(t.Context(), []*stream.Rows{c.rows}, c.rows.To()); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Value("SELECT COUNT(*) FROM d.n"); got != fmt.Sprint(c.want) {
+			t.Errorf("after the part at %d there are %s rows, want %d", c.rows.Position, got, c.want)
+		}
+	}
+}
+
+// A table that was parked is given the parts of a large transaction again, after those that wait to be written.
+func TestPartsThatAreReadAgainInOneBatchAreWrittenOnce(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.n (id INT)")
+	table := stream.Table{Schema: "d", Name: "n"}
+	part := func(before, n int, more bool) *stream.Rows { return inserts(table, 9, before, n, more) }
+	sink := openSink(t, m)
+	for epoch, batch := range [][]*stream.Rows{
+		{part(0, 2, true), part(2, 2, true), part(4, 2, true), part(0, 2, true)},
+		{part(2, 2, true)},
+		{part(0, 2, true), part(2, 2, true), part(4, 2, true), part(6, 2, false)},
+	} {
+		w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1, Counter: int64(epoch)}, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Write(t.Context(), batch, batch[len(batch)-1].To()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db := m.Open("")
+	defer db.Close()
+	if got := dump(t, db, "d.n"); len(got) != 1+8 {
+		t.Error(got)
+	}
+}

@@ -19,6 +19,9 @@ type state struct {
 	part int
 }
 
+// partNow is the part that belongs to the position of a row. An earlier version moves the position and leaves part as it is.
+const partNow = "IF(part_at = position, part, 0)"
+
 const codeDuplicate = 1062
 
 // Acquire makes an epoch the owner of a table. Reading the row for update waits for a transaction of the old owner to end; once the
@@ -81,7 +84,7 @@ func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 // lock reads the row of a table and keeps it from changing until the transaction ends; nil if there is none.
 func (s *Sink) lock(ctx context.Context, tx *sql.Tx, table stream.Table) (*state, error) {
 	st := &state{}
-	err := tx.QueryRowContext(ctx, "SELECT placement, counter, position, part FROM "+s.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? FOR UPDATE",
+	err := tx.QueryRowContext(ctx, "SELECT placement, counter, position, "+partNow+" FROM "+s.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? FOR UPDATE",
 		s.options.Changefeed, table.Schema, table.Name).Scan(&st.epoch.Placement, &st.epoch.Counter, &st.position, &st.part)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil

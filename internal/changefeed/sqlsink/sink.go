@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -45,6 +46,8 @@ type Sink struct {
 	mu      sync.Mutex
 	server  *server // once it is known
 	failing failing
+	// stale: the sink's own tables may lack something, because an earlier state of the server was restored.
+	stale atomic.Bool
 }
 
 var _ stream.Sink = (*Sink)(nil)
@@ -142,6 +145,7 @@ const createProgress = `CREATE TABLE IF NOT EXISTS %s (
 	counter BIGINT NOT NULL COMMENT 'epoch of the owner within the placement',
 	position BIGINT UNSIGNED NOT NULL COMMENT 'everything up to here is in the table',
 	part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table',
+	part_at BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the position that part belongs to; part is 0 at any other',
 	gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it',
 	PRIMARY KEY (changefeed, table_schema, table_name),
 	KEY by_table (table_schema, table_name)
@@ -158,10 +162,13 @@ const createIntents = `CREATE TABLE IF NOT EXISTS %s (
 	PRIMARY KEY (changefeed, position)
 ) ENGINE=InnoDB COMMENT='DDL that was begun, and whether it is executed; written by ebb'`
 
-// prepare reads the variables of the server and creates the sink's own tables, once.
+// prepare reads the variables of the server and creates the sink's own tables, once, and again after an error about missing ones.
 func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.stale.Swap(false) {
+		s.server = nil
+	}
 	if s.server != nil {
 		return s.server, nil
 	}
@@ -177,7 +184,8 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 		"CREATE DATABASE IF NOT EXISTS " + name(s.options.Schema),
 		fmt.Sprintf(createProgress, s.progress),
 		"ALTER TABLE " + s.progress + " ADD COLUMN IF NOT EXISTS part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table' AFTER position," +
-			" ADD COLUMN IF NOT EXISTS gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it' AFTER part",
+			" ADD COLUMN IF NOT EXISTS part_at BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the position that part belongs to; part is 0 at any other' AFTER part," +
+			" ADD COLUMN IF NOT EXISTS gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it' AFTER part_at",
 		"CREATE INDEX IF NOT EXISTS by_table ON " + s.progress + " (table_schema, table_name)",
 		fmt.Sprintf(createIncarnation, s.incarnation),
 		fmt.Sprintf(createIntents, s.intents),
@@ -190,7 +198,7 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 	return v, nil
 }
 
-// wrap adds the server and the operation to an error. Refused credentials and missing privileges make the sink unusable.
+// wrap adds the server and the operation to an error. One about a missing table or column makes the next attempt prepare again. Refused credentials and missing privileges make the sink unusable.
 func (s *Sink) wrap(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -198,6 +206,8 @@ func (s *Sink) wrap(doing string, err error) error {
 	var e *mysql.MySQLError
 	if errors.As(err, &e) {
 		switch e.Number {
+		case codeUnknownSchema, codeUnknownColumn, codeNoSuchTable:
+			s.stale.Store(true)
 		case 1045, 1130:
 			return fmt.Errorf("sink %s: access is denied for user %q; check the password and the hosts that the user may connect from: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
 		case 1290, 1836:

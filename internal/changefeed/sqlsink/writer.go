@@ -43,8 +43,10 @@ func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Posit
 		if last.To() > to {
 			return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, last.Position, to)
 		}
-		if last.More && last.To() == to {
-			part = last.Before + len(last.Changes)
+	}
+	for _, r := range rows { // the last may be read again and begin before others
+		if r.More && r.To() == to {
+			part = max(part, r.Before+len(r.Changes))
 		}
 	}
 	rows, err := stream.Unwritten(rows, w.position, w.part)
@@ -83,6 +85,9 @@ type batch struct {
 
 // apply tries the batch once.
 func (b *batch) apply(ctx context.Context) error {
+	if _, err := b.writer.sink.prepare(ctx); err != nil {
+		return err
+	}
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
@@ -107,17 +112,20 @@ func (b *batch) apply(ctx context.Context) error {
 			return err
 		}
 	}
-	err = conn.Raw(func(session any) (err error) {
-		if b.fired, err = triggersFired(ctx, session); b.fired {
-			return driver.ErrBadConn // the server rolls back when the session ends
-		}
+	var failed error // it must not be ErrBadConn that Raw returns: that would wait for the transaction to end
+	if err := conn.Raw(func(session any) error {
+		b.fired, failed = triggersFired(ctx, session)
+		return nil
+	}); err != nil {
 		return err
-	})
-	if b.fired {
-		return b.writer.sink.firedTrigger(ctx, b.writer.table)
 	}
-	if err != nil {
-		return err
+	if failed != nil {
+		return failed
+	}
+	if b.fired {
+		_ = tx.Rollback()                                          // the server does it when the session ends
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn }) // the session counts the trigger until it ends
+		return b.writer.sink.firedTrigger(ctx, b.writer.table)
 	}
 	if err := tx.Commit(); err != nil {
 		b.unsure = true
@@ -152,7 +160,7 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 }
 
 // goBack sets the checkpoint that is recorded at the sink back to the position that the sink has of the table, if that is earlier than
-// what this owner has written: the sink has lost commits. So everything is read again from there. The position of the table alone would not
+// what this owner has written: the sink has lost commits. So everything is read again from there, also if the checkpoint was earlier. The position of the table alone would not
 // lead to that, because a table without changes is behind the checkpoint, too.
 func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 	at := w.acquired
@@ -165,7 +173,7 @@ func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 	if at > w.position || at == w.position && (found == nil || found.part >= w.part) {
 		return nil
 	}
-	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?)"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
+	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?), counter = 0"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
 		return err
 	}
 	w.sink.log.Warn("the sink went back", "table", w.table, "position", at, "written", w.position)
@@ -177,13 +185,14 @@ func (b *batch) moveText() string {
 	text := append(make([]byte, 0, 512), "UPDATE "+w.sink.progress+" SET position = "...)
 	text = strconv.AppendUint(text, uint64(b.to), 10)
 	text = strconv.AppendInt(append(text, ", part = "...), int64(b.part), 10)
+	text = strconv.AppendUint(append(text, ", part_at = "...), uint64(b.to), 10)
 	text = quote(append(text, " WHERE changefeed = "...), w.sink.options.Changefeed)
 	text = quote(append(text, " AND table_schema = "...), w.table.Schema)
 	text = quote(append(text, " AND table_name = "...), w.table.Name)
 	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
 	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
 	text = strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10)
-	return string(strconv.AppendInt(append(text, " AND part = "...), int64(w.part), 10))
+	return string(strconv.AppendInt(append(text, " AND "+partNow+" = "...), int64(w.part), 10))
 }
 
 func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
