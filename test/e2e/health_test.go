@@ -333,7 +333,7 @@ func TestCustomDrains(t *testing.T) {
 
 // The same on a real Kubernetes, in one installation.
 func TestHealthEventsOnKubernetes(t *testing.T) {
-	beside(t, heavy)
+	beside(t, light)
 	s := startSickOnKubernetes(t, "1h")
 	s.customDrains(t)
 	if t.Failed() {

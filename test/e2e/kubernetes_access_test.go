@@ -217,7 +217,7 @@ func kubeAccess(t *testing.T, k *installation) {
 
 // Who may write what on the embedded API, by the same table.
 func TestTheTableOfAccessHoldsOnTheEmbeddedAPI(t *testing.T) {
-	beside(t, heavy)
+	beside(t, light)
 	c := newCluster(t, testenv.Ebb(t))
 	c.runUp(3)
 	c.createEtcd("keys", 3).settle(3)

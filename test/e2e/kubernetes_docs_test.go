@@ -27,7 +27,7 @@ var shellBlock = regexp.MustCompile("(?ms)^```sh( terminal)?\n(.*?)^```$")
 
 // Every command of docs/kubernetes.md runs, from the first to the last, and nothing is left in the end.
 func TestTheKubernetesPageWorks(t *testing.T) {
-	beside(t, heavy)
+	beside(t, light)
 	testenv.KubePrograms(t) // as the page says, the first build takes its time
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "kubernetes.md"))
 	if err != nil {

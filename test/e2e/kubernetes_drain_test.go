@@ -119,7 +119,7 @@ func (k *installation) home(v *testVolume) string {
 
 // Stock kubectl drain, in one installation.
 func TestKubectlDrain(t *testing.T) {
-	beside(t, heavy)
+	beside(t, light)
 	k := startKubernetes(t, kubeNodes...)
 	// `kubectl drain` evicts the pod of the signer, with whose token the process of this test goes on: no certificate is renewed after that.
 	k.install(time.Hour)

@@ -237,7 +237,7 @@ func (k *installation) reviver() func() {
 // The coordinator is killed with SIGKILL after every action about cordons, guards and sensors. Work never leaves a node unguarded, kubectl
 // drain passes when it should, and nothing is left.
 func TestTheCoordinatorIsKilledAtEveryStepOnKubernetes(t *testing.T) {
-	beside(t, heavy)
+	beside(t, light)
 	k := startKubernetesWith(t, testenv.EbbFailpoints(t), kubeNodes...)
 	k.points = t.TempDir()
 	k.install(time.Hour)

@@ -199,7 +199,7 @@ func (p *podsOnNode) cancels(words string) {
 }
 
 func TestPodsAreEvicted(t *testing.T) {
-	beside(t, heavy)
+	beside(t, light)
 	k := startKubernetesWith(t, testenv.EbbFailpoints(t), append([]string{"rest"}, kubeNodes...)...)
 	k.points = t.TempDir()
 	file := filepath.Join(t.TempDir(), "drain.toml")
