@@ -91,9 +91,10 @@ func (e *etcdUnderTest) settle(size int) {
 func (e *etcdUnderTest) etcdctl(command string) (string, error) {
 	e.t.Helper()
 	script := e.must("etcd", "endpoints", e.key.Name, "--shell") + command + "\n"
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-ec", script)
+	cmd.Env = append(os.Environ(), "ETCDCTL_COMMAND_TIMEOUT=30s") // a password alone takes seconds with the race detector on a busy machine
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }

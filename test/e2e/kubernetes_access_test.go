@@ -273,8 +273,8 @@ func (a actors) table(t testing.TB) []accessRow {
 		may("renew its own Lease", update(a, leaseOf(lease.NameOf(a.follower)), same, whole), both),
 		may("renew the Lease of another node", update(a, leaseOf(lease.NameOf(a.other)), same, whole), coordinator),
 		may("fence its own epoch", update(a, leaseOf(lease.NameOf(a.follower)), func(l *coordinationv1.Lease) {
-			l.Annotations[lease.FencedAnnotation] = l.Annotations[lease.EpochAnnotation]
-		}, whole), coordinator),
+			l.Annotations[lease.FencedAnnotation] = l.Annotations[lease.EpochAnnotation] // and it is still held, which a policy cannot see
+		}, whole), coordinator).onEmbedded(),
 		may("lower an epoch", update(a, leaseOf(lease.NameOf(a.follower)), func(l *coordinationv1.Lease) { l.Annotations[lease.EpochAnnotation] = "0" }, whole), none),
 		may("delete its Lease", func(ctx context.Context, c client.Client) error {
 			return c.Delete(ctx, leaseOf(lease.NameOf(a.follower)))
