@@ -94,7 +94,7 @@ func (e *etcdUnderTest) etcdctl(command string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-ec", script)
-	cmd.Env = append(os.Environ(), "ETCDCTL_COMMAND_TIMEOUT=30s") // a password alone takes seconds with the race detector on a busy machine
+	cmd.Env = append(os.Environ(), "ETCDCTL_COMMAND_TIMEOUT=30s", "ETCDCTL_DIAL_TIMEOUT=30s") // a password alone takes seconds with the race detector
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
