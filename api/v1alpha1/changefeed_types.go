@@ -17,6 +17,19 @@ const (
 	ChangefeedPause ChangefeedWish = "paused"
 )
 
+// ChangefeedForward is whether rows are forwarded to the sink as they were logged.
+//
+// +kubebuilder:validation:Enum=Auto;Never
+type ChangefeedForward string
+
+// Whether rows are forwarded.
+const (
+	// ForwardAuto: rows of tables that are the same at the source and at the sink are forwarded; others are written as text.
+	ForwardAuto ChangefeedForward = "Auto"
+	// ForwardNever: all rows are decoded and written as text.
+	ForwardNever ChangefeedForward = "Never"
+)
+
 // ChangefeedState is the state of a changefeed.
 //
 // +kubebuilder:validation:Enum=Pending;Running;Moving;Paused;Failed
@@ -88,6 +101,14 @@ type PasswordSecretRef struct {
 // +kubebuilder:validation:XValidation:rule="!self.sink.matches('^[^/?#]*://[^/?#]*:[^/?#]*@') && !self.sink.matches('^mysql://[^@]*:.*@') && !self.sink.matches('(?i)[?&](password|passwd|pwd)=')",fieldPath=".sink",message="remove the password from the URL, where everybody who may read the object sees it; name a Secret in sinkPasswordSecretRef or a file in sinkPasswordFile"
 // +kubebuilder:validation:XValidation:rule="!has(self.sourcePasswordSecretRef) || !has(self.sourcePasswordFile) || size(self.sourcePasswordFile) == 0",message="set sourcePasswordFile or sourcePasswordSecretRef, not both"
 // +kubebuilder:validation:XValidation:rule="!has(self.sinkPasswordSecretRef) || !has(self.sinkPasswordFile) || size(self.sinkPasswordFile) == 0",message="set sinkPasswordFile or sinkPasswordSecretRef, not both"
+// +kubebuilder:validation:XValidation:rule="!has(self.snapshot) || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="a snapshot needs a source and a sink of mysql://"
+// +kubebuilder:validation:XValidation:rule="!has(self.snapshot) || !has(self.startPosition) || size(self.startPosition) == 0",message="set snapshot or startPosition, not both: a snapshot has a position of its own"
+// +kubebuilder:validation:XValidation:rule="!has(self.snapshot) || !has(self.ddl) || self.ddl",message="a snapshot needs ddl: true, because tables may be altered while they are copied"
+// +kubebuilder:validation:XValidation:rule="!has(self.forward) || self.forward != 'Auto' || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="forward: Auto needs a source and a sink of mysql://"
+// +kubebuilder:validation:XValidation:rule="!has(self.forward) || self.forward != 'Auto' || !has(self.ddl) || self.ddl",message="forward: Auto needs ddl: true, because a table that is altered at the sink alone would get values of other columns"
+// +kubebuilder:validation:XValidation:rule="!has(self.routing) || size(self.routing) == 0 || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="routing needs a source and a sink of mysql://"
+// +kubebuilder:validation:XValidation:rule="!has(self.skip) || size(self.skip) == 0 || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="skip needs a source and a sink of mysql://"
+// +kubebuilder:validation:XValidation:rule="!has(self.resumeFrom) || size(self.resumeFrom) == 0 || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="resumeFrom needs a source and a sink of mysql://"
 type ChangefeedSpec struct {
 	// source is where changes come from: mysql://user@host:port (MariaDB 10.6 or newer, by GTID), or datagen://?tables=N&rate=R&seed=S.
 	// +kubebuilder:validation:MinLength=1
@@ -126,10 +147,38 @@ type ChangefeedSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	Filter []string `json:"filter,omitempty"`
 
+	// routing gives tables other names at the sink. The first route that matches a table decides; a table that none matches keeps its name.
+	// It can be changed only before the changefeed begins.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	Routing []ChangefeedRoute `json:"routing,omitempty"`
+
 	// startPosition is where to begin: a GTID, or its sequence number. Without it the changefeed begins at the newest position.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	StartPosition string `json:"startPosition,omitempty"`
+
+	// skip are GTIDs of transactions of the source that are not replicated: neither their rows nor their DDL. A change applies when the
+	// changefeed is paused or has failed, and is resumed. status.skip shows what came of it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:Pattern=`^[0-9]{1,10}-[0-9]{1,10}-[0-9]{1,19}$`
+	Skip []string `json:"skip,omitempty"`
+
+	// resumeFrom is the GTID after which the changefeed continues when it is resumed, instead of its checkpoint, which must be before it:
+	// everything in between is left out. It applies once; status.resumedFrom shows that it has.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,10}-[0-9]{1,10}-[0-9]{1,19})?$`
+	ResumeFrom string `json:"resumeFrom,omitempty"`
+
+	// snapshot makes the changefeed copy what the source has before it replicates changes: tables are created at the sink and filled.
+	// It needs a source and a sink that are MariaDB, ddl, and no startPosition.
+	// +optional
+	Snapshot *ChangefeedSnapshot `json:"snapshot,omitempty"`
 
 	// ddl says whether DDL is replicated too.
 	// +optional
@@ -154,6 +203,65 @@ type ChangefeedSpec struct {
 	// +kubebuilder:validation:Maximum=100000
 	// +kubebuilder:default=2000
 	BatchRows int32 `json:"batchRows,omitempty"`
+
+	// forward is Never (the default), or Auto: rows of a table that is the same at the source and at the sink are forwarded as they were
+	// logged, by BINLOG statements, and not decoded and written as text. It needs a source and a sink that are MariaDB, and ddl. A change
+	// applies when the changefeed is paused and resumed.
+	// +optional
+	// +kubebuilder:default=Never
+	Forward ChangefeedForward `json:"forward,omitempty"`
+}
+
+// ChangefeedRoute is the name of tables at the sink.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.schema) && size(self.schema) > 0) || (has(self.table) && size(self.table) > 0)",message="set schema or table: a route gives tables another name"
+// +kubebuilder:validation:XValidation:rule="!has(self.schema) || size(self.schema) == 0 || self.schema.contains('{schema}') || !self.match.matches('^[^.]*[*?]')",message="tables of several schemas match: use {schema} in schema, or match one schema"
+// +kubebuilder:validation:XValidation:rule="!has(self.table) || size(self.table) == 0 || self.table.contains('{table}') || !self.match.matches('^[^.]*[.].*[*?]')",message="several tables match: use {table} in table, or match one table"
+type ChangefeedRoute struct {
+	// match is schema.table, by the names at the source, with the wildcards * and ?.
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[^!.\[\]\\][^.\[\]\\]*\.[^\[\]\\]+$`
+	Match string `json:"match"`
+	// schema at the sink, in which {schema} stands for that at the source; the same if it is empty.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	Schema string `json:"schema,omitempty"`
+	// table is its name at the sink, in which {table} stands for that at the source; the same if it is empty.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	Table string `json:"table,omitempty"`
+}
+
+// ChangefeedSnapshot is how what the source has already is copied.
+type ChangefeedSnapshot struct {
+	// rowsPerSecond is how many rows each node copies per second at most; 0, the default, for any number. It applies to tables that are
+	// started on a node from then on.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	RowsPerSecond int64 `json:"rowsPerSecond,omitempty"`
+	// maxKeylessBytes is how large, by the estimate of the source, a table without a key may be. It is copied in one transaction.
+	// +optional
+	// +kubebuilder:default=268435456
+	// +kubebuilder:validation:Minimum=0
+	MaxKeylessBytes *int64 `json:"maxKeylessBytes,omitempty"`
+}
+
+// ChangefeedSnapshotStatus is how far the initial copy is.
+type ChangefeedSnapshotStatus struct {
+	// tables to copy, and tablesDone of them that are copied.
+	Tables     int64 `json:"tables"`
+	TablesDone int64 `json:"tablesDone"`
+	// rows that were copied, and estimatedRows about how many there are.
+	Rows          int64 `json:"rows"`
+	EstimatedRows int64 `json:"estimatedRows"`
+	// startedAt is when it began, and finishedAt when all tables were copied.
+	// +optional
+	StartedAt *metav1.Time `json:"startedAt,omitempty"`
+	// +optional
+	FinishedAt *metav1.Time `json:"finishedAt,omitempty"`
+	// estimatedSeconds is about how long the rest takes, as fast as it has been lately.
+	// +optional
+	EstimatedSeconds *int64 `json:"estimatedSeconds,omitempty"`
 }
 
 // PlacementOrigin is a placement that must have stopped before the next may begin.
@@ -217,6 +325,27 @@ type ChangefeedFilter struct {
 	Stopped bool `json:"stopped,omitempty"`
 }
 
+// ChangefeedSkip is a transaction that is not replicated.
+type ChangefeedSkip struct {
+	// gtid of the transaction.
+	// +kubebuilder:validation:MaxLength=64
+	GTID string `json:"gtid"`
+	// passedAt is when the checkpoint had passed it; not set before.
+	// +optional
+	PassedAt *metav1.Time `json:"passedAt,omitempty"`
+}
+
+// ChangefeedResume is a position at which a changefeed continued.
+type ChangefeedResume struct {
+	// gtid after which it continued.
+	// +kubebuilder:validation:MaxLength=64
+	GTID string `json:"gtid"`
+	// checkpoint that it had; what came after it, up to gtid, was left out.
+	Checkpoint int64 `json:"checkpoint"`
+	// at is when it continued.
+	At metav1.Time `json:"at"`
+}
+
 // ChangefeedStatus is the observed state of a changefeed.
 type ChangefeedStatus struct {
 	// state of the changefeed.
@@ -261,6 +390,20 @@ type ChangefeedStatus struct {
 	// +optional
 	Filter *ChangefeedFilter `json:"filter,omitempty"`
 
+	// skip are the transactions of spec.skip when the changefeed started, or was last resumed.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	Skip []ChangefeedSkip `json:"skip,omitempty"`
+
+	// resumedFrom is the last spec.resumeFrom that was applied.
+	// +optional
+	ResumedFrom *ChangefeedResume `json:"resumedFrom,omitempty"`
+
+	// snapshot is how far the initial copy is.
+	// +optional
+	Snapshot *ChangefeedSnapshotStatus `json:"snapshot,omitempty"`
+
 	// tables is how many tables are replicated.
 	// +optional
 	Tables int64 `json:"tables,omitempty"`
@@ -289,6 +432,8 @@ type ChangefeedStatus struct {
 // +kubebuilder:printcolumn:name="Error",type=string,priority=1,JSONPath=`.status.error`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.spec.source == oldSelf.spec.source && self.spec.sink == oldSelf.spec.sink",message="a changefeed's source and sink cannot be changed, because a position is valid only for its source; create another changefeed"
+// +kubebuilder:validation:XValidation:rule="has(self.spec.snapshot) == has(oldSelf.spec.snapshot) || !has(oldSelf.status) || !has(oldSelf.status.startPosition)",message="a snapshot can be added or removed only before the changefeed begins; create another changefeed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.startPosition) || (has(self.spec.routing) ? has(oldSelf.spec.routing) && self.spec.routing == oldSelf.spec.routing : !has(oldSelf.spec.routing))",message="routing can be changed only before the changefeed begins, because what it has written has the names of then; create another changefeed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || (has(self.status) && has(self.status.placement) && self.status.placement.epoch >= oldSelf.status.placement.epoch)",message="a changefeed's placement cannot be removed and its epoch cannot decrease"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || !has(self.status) || !has(self.status.placement) || !has(self.status.placement.node) || (has(oldSelf.status.placement.node) && oldSelf.status.placement.node == self.status.placement.node) || self.status.placement.epoch > oldSelf.status.placement.epoch",message="a changefeed's placement can change only with a greater epoch"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.checkpoint) || (has(self.status) && has(self.status.checkpoint) && self.status.checkpoint >= oldSelf.status.checkpoint)",message="a changefeed's checkpoint cannot decrease"
@@ -310,6 +455,11 @@ type ChangefeedList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []Changefeed `json:"items"`
+}
+
+// Same reports whether another entry is of the same transaction, and was passed, too, if this one was.
+func (s ChangefeedSkip) Same(o ChangefeedSkip) bool {
+	return s.GTID == o.GTID && (s.PassedAt == nil) == (o.PassedAt == nil)
 }
 
 // Wanted reports whether the changefeed should replicate.

@@ -78,6 +78,8 @@ const (
 	NodeProgramsContained = "ProgramsContained"
 	// NodeProgramsIsolated is True on a node that gives each program a user of its own.
 	NodeProgramsIsolated = "ProgramsIsolated"
+	// NodeProgramFilesKept is True on a node that keeps files of programs that the store does not know, which may be the store's fault.
+	NodeProgramFilesKept = "ProgramFilesKept"
 )
 
 // Further reasons of these conditions.
@@ -91,6 +93,8 @@ const (
 	ReasonOwnUsers = "OwnUsers"
 	// ReasonNoOwnUsers: the node cannot run programs as other users, or is told not to. They can read what the node can read.
 	ReasonNoOwnUsers = "NoOwnUsers"
+	// ReasonStoreWentBack: the store was restored from a backup, or is another one.
+	ReasonStoreWentBack = "StoreWentBack"
 	// ReasonAccepted: the spec is valid.
 	ReasonAccepted = "Accepted"
 	// ReasonInvalidSelector: the selector is invalid and matches no node.

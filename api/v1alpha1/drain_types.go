@@ -56,6 +56,8 @@ const (
 	ReasonCancelRequested = "CancelRequested"
 	// ReasonUncordoned: the node of a drain that parks was uncordoned before it was empty; it takes work again in a new epoch.
 	ReasonUncordoned = "Uncordoned"
+	// ReasonNodeReplaced: the core Node was deleted and another one of its name was created, which is not cordoned.
+	ReasonNodeReplaced = "NodeReplaced"
 	// ReasonCaptureNotFound: there is no such node.
 	ReasonCaptureNotFound = "CaptureNotFound"
 	// ReasonSingleNode: fewer than two nodes have a live lease.
@@ -64,6 +66,8 @@ const (
 	ReasonTargetIsCoordinator = "TargetIsCoordinator"
 	// ReasonDrainInProgress: another drain holds the slot.
 	ReasonDrainInProgress = "DrainInProgress"
+	// ReasonPodsNotMoved: a custom drain was set up while a drain of pods alone was running.
+	ReasonPodsNotMoved = "PodsNotMoved"
 	// ReasonQueued: the drain waits for the slot.
 	ReasonQueued = "Queued"
 )

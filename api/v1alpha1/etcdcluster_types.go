@@ -424,7 +424,11 @@ type EtcdStop struct {
 	// snapshot is the EtcdSnapshot that was taken for it.
 	// +optional
 	Snapshot string `json:"snapshot,omitempty"`
-	// copyFailures are the nodes that could not make a copy of the snapshot.
+	// trial is the EtcdSnapshot with which nodes say whether they have room for a copy, before members stop serving clients.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Trial string `json:"trial,omitempty"`
+	// copyFailures are the nodes that could not make a copy of the snapshot, or have no room for one.
 	// +optional
 	// +listType=map
 	// +listMapKey=node

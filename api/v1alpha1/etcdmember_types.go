@@ -89,6 +89,11 @@ type EtcdMemberSpec struct {
 	// +optional
 	DataRequired bool `json:"dataRequired,omitempty"`
 
+	// peerURL is where etcd's list has the member since its node got another address. The node starts the member there, if that is
+	// the node's address.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	PeerURL string `json:"peerURL,omitempty"`
 	// reportLog: once it is stopped, its node reports in status.log how far the member's log goes.
 	// +optional
 	ReportLog bool `json:"reportLog,omitempty"`
@@ -130,6 +135,14 @@ func (l EtcdLog) Newer(than EtcdLog) bool {
 	return l.Term > than.Term || l.Term == than.Term && l.Index > than.Index
 }
 
+// EtcdMemberURLs are where a member listens.
+type EtcdMemberURLs struct {
+	// +kubebuilder:validation:MaxLength=256
+	PeerURL string `json:"peerURL"`
+	// +kubebuilder:validation:MaxLength=256
+	ClientURL string `json:"clientURL"`
+}
+
 // EtcdMemberStatus is the observed state of a member. Its node writes it.
 type EtcdMemberStatus struct {
 	// phase of the member.
@@ -141,13 +154,16 @@ type EtcdMemberStatus struct {
 	// nodeEpoch in which the node wrote this.
 	// +optional
 	NodeEpoch int64 `json:"nodeEpoch,omitempty"`
-	// peerURL and clientURL, chosen by the node once and kept.
+	// peerURL and clientURL, chosen by the node once and kept until the node has another address.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	PeerURL string `json:"peerURL,omitempty"`
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	ClientURL string `json:"clientURL,omitempty"`
+	// moved is where the member would listen now that its node has another address. It is started there once etcd's list has it.
+	// +optional
+	Moved *EtcdMemberURLs `json:"moved,omitempty"`
 	// id that etcd gave the member, in hexadecimal, and that of its cluster.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
@@ -191,7 +207,7 @@ type EtcdMemberStatus struct {
 // +kubebuilder:validation:XValidation:rule="self.spec.cluster == oldSelf.spec.cluster && self.spec.clusterUID == oldSelf.spec.clusterUID && self.spec.incarnation == oldSelf.spec.incarnation && self.spec.node == oldSelf.spec.node",message="a member's cluster, incarnation and node cannot be changed: create another member"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec.begin) || (has(self.spec.begin) && self.spec.begin == oldSelf.spec.begin)",message="a member's begin cannot be changed"
 // +kubebuilder:validation:XValidation:rule="oldSelf.spec.want != 'Delete' || self.spec.want == 'Delete'",message="the deletion of a member's data cannot be undone"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.peerURL) || (has(self.status) && has(self.status.peerURL) && self.status.peerURL == oldSelf.status.peerURL)",message="a member's peer URL cannot be changed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.peerURL) || (has(self.status) && has(self.status.peerURL) && (self.status.peerURL == oldSelf.status.peerURL || has(self.spec.peerURL) && self.status.peerURL == self.spec.peerURL))",message="a member's peer URL changes only to spec.peerURL"
 type EtcdMember struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

@@ -29,6 +29,10 @@ type EtcdSnapshotSpec struct {
 	// revision that it must have, if that is known because the cluster serves no clients and no key can change.
 	// +optional
 	Revision int64 `json:"revision,omitempty"`
+	// trialBytes: no snapshot is taken. The nodes say whether they have room for a copy of this size and reach memberNode, before a stop keeps
+	// clients out.
+	// +optional
+	TrialBytes int64 `json:"trialBytes,omitempty"`
 	// nodes that should keep a copy, the member's own included if it should.
 	// +optional
 	// +listType=set
@@ -70,6 +74,12 @@ type EtcdSnapshotCopy struct {
 	// verified is when the node last verified the file; empty if it is not verified.
 	// +optional
 	Verified *metav1.MicroTime `json:"verified,omitempty"`
+	// room is when the node found room for a copy of spec.trialBytes.
+	// +optional
+	Room *metav1.MicroTime `json:"room,omitempty"`
+	// received is how many bytes have arrived of a copy that is on its way; empty once it is verified.
+	// +optional
+	Received int64 `json:"received,omitempty"`
 	// error is why there is none.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024

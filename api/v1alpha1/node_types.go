@@ -141,6 +141,10 @@ const RemoveOrphansAnnotation = "ebb.dev/remove-orphans"
 // RemoveEtcdOrphansAnnotation of a Node names entries of status.etcdOrphans to remove, joined by commas.
 const RemoveEtcdOrphansAnnotation = "ebb.dev/remove-etcd-orphans"
 
+// StoreMarkAnnotation of a Node is written by the node itself, which remembers it on its disk: a store that shows another one has gone back, or is
+// another store.
+const StoreMarkAnnotation = "ebb.dev/store-mark"
+
 // DesiredLiveness is the liveness that a drain wants of one epoch of a node.
 type DesiredLiveness struct {
 	// liveness the node should reach.
