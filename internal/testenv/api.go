@@ -77,9 +77,9 @@ func (a *API) Start() {
 	case err := <-ended:
 		cancel()
 		a.t.Fatalf("embedded API did not start: %v", err)
-	case <-time.After(2 * time.Minute):
+	case <-time.After(5 * time.Minute):
 		cancel()
-		a.t.Fatal("embedded API did not start within two minutes")
+		a.t.Fatal("embedded API did not start within five minutes")
 	}
 }
 
@@ -102,13 +102,13 @@ func (a *API) Empty() {
 	defer etcd.Close()
 	// Through the open directory, since the name of a socket must be short.
 	store, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{fmt.Sprintf("unix:///proc/self/fd/%d/client.sock", etcd.Fd())}, DialTimeout: time.Minute, Logger: zap.NewNop(),
+		Endpoints: []string{fmt.Sprintf("unix:///proc/self/fd/%d/client.sock", etcd.Fd())}, DialTimeout: 5 * time.Minute, Logger: zap.NewNop(),
 	})
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	defer store.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	for _, group := range []string{v1alpha1.GroupVersion.Group, coordinationv1.GroupName, "events"} {
 		if _, err := store.Delete(ctx, prefix+"/"+group+"/", clientv3.WithPrefix()); err != nil {

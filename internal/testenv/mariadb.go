@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // MariaDB is a server that one test has for itself. It writes a binary log that a changefeed can read.
@@ -65,7 +67,7 @@ var mariaDBArgs = []string{
 // Without mariadbd the test is skipped, on CI it fails.
 func StartMariaDB(t testing.TB, args ...string) *MariaDB {
 	t.Helper()
-	needMariaDB(t)
+	need.Programs(t, "mariadbd")
 	if len(args) == 0 {
 		return servers.take(t)
 	}
@@ -187,7 +189,7 @@ func (m *MariaDB) launch() error {
 func (m *MariaDB) awaitReady() error {
 	db := m.Open("")
 	defer db.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	for {
 		err := db.PingContext(ctx)
@@ -289,16 +291,4 @@ func (m *MariaDB) Value(query string) string {
 		return "NULL"
 	}
 	return value.String
-}
-
-// needMariaDB skips a test where there is no MariaDB, and fails it on CI.
-func needMariaDB(t testing.TB) {
-	t.Helper()
-	if _, err := exec.LookPath("mariadbd"); err == nil {
-		return
-	}
-	if os.Getenv("CI") != "" {
-		t.Fatal("mariadbd is missing: test/setup installs it")
-	}
-	t.Skip("mariadbd is missing: install mariadb-server, or run test/setup")
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // What a test leaves at a server, the next one does not find.
@@ -75,14 +77,14 @@ func TestDiesWithAServer(t *testing.T) {
 }
 
 func TestServersGoWithTheProcessThatPanics(t *testing.T) {
-	needMariaDB(t)
+	need.Programs(t, "mariadbd")
 	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestDiesWithAServer$")
 	cmd.Env = append(os.Environ(), diesEnv+"=1", "TMPDIR="+dir)
 	if out, err := cmd.CombinedOutput(); err == nil {
 		t.Fatalf("it did not panic:\n%s", out)
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
 		left, err := filepath.Glob(filepath.Join(dir, "ebb-mariadb-*"))
 		if err != nil {
 			t.Fatal(err)

@@ -15,9 +15,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,10 +69,14 @@ type Cluster struct {
 	ended   chan error
 }
 
+// apiProgram is the API server.
+const apiProgram = "kube-apiserver"
+
 // program is one process of the cluster.
 type program struct {
 	*child.Process
-	name string
+	name    string
+	stopped atomic.Bool // on purpose
 }
 
 // Start starts a Kubernetes and returns when it can run pods on its nodes.
@@ -123,6 +129,23 @@ func (c *Cluster) Stop() {
 	c.unlock()
 }
 
+// WithoutAPI stops kube-apiserver, calls during, and returns when it is ready again, on the same port. Everything else goes on.
+func (c *Cluster) WithoutAPI(ctx context.Context, during func()) error {
+	at := slices.IndexFunc(c.running, func(p *program) bool { return p.name == apiProgram })
+	old := c.running[at]
+	old.stopped.Store(true)
+	old.Stop(ctx, stopPatience)
+	during()
+	api, err := c.start(apiProgram, c.apiArgs(c.port))
+	if err != nil {
+		return err
+	}
+	c.running = slices.Delete(c.running, len(c.running)-1, len(c.running))
+	c.running[at] = api
+	go c.watch(api)
+	return c.awaitAPI(ctx)
+}
+
 func (c *Cluster) path(parts ...string) string {
 	return filepath.Join(append([]string{c.opts.Dir}, parts...)...)
 }
@@ -157,6 +180,9 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 // watch reports a program that ends before anybody asked it to.
 func (c *Cluster) watch(p *program) {
 	<-p.Done()
+	if p.stopped.Load() {
+		return
+	}
 	c.endOnce.Do(func() { c.ended <- fmt.Errorf("%s %s: see %s", p.name, p.Ended(), c.logFile(p.name)) })
 }
 
@@ -185,18 +211,11 @@ func (c *Cluster) startAPI(ctx context.Context) error {
 		if c.config, err = c.issue(c.port); err != nil {
 			return err
 		}
-		api, err := c.start("kube-apiserver", c.apiArgs(c.port))
+		api, err := c.start(apiProgram, c.apiArgs(c.port))
 		if err != nil {
 			return err
 		}
-		err = c.await(ctx, "kube-apiserver to be ready", func() error {
-			client, err := kubernetes.NewForConfig(c.config)
-			if err != nil {
-				return err
-			}
-			return client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-		})
-		if err == nil {
+		if err = c.awaitAPI(ctx); err == nil {
 			return nil
 		}
 		select {
@@ -209,6 +228,17 @@ func (c *Cluster) startAPI(ctx context.Context) error {
 		}
 		return err
 	}
+}
+
+// awaitAPI returns when kube-apiserver is ready.
+func (c *Cluster) awaitAPI(ctx context.Context) error {
+	return c.await(ctx, apiProgram+" to be ready", func() error {
+		client, err := kubernetes.NewForConfig(c.config)
+		if err != nil {
+			return err
+		}
+		return client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
 }
 
 func freePort() (int, error) {
@@ -236,6 +266,8 @@ func (c *Cluster) apiArgs(port int) []string {
 func (c *Cluster) controllerManagerArgs() []string {
 	return []string{
 		"--kubeconfig=" + c.Kubeconfig(), "--leader-elect=false", "--secure-port=0", "--profiling=false", "--use-service-account-credentials",
+		// KWOK may be starved for longer than a kubelet: its pods would stop being Ready.
+		"--node-monitor-grace-period=5m", "--node-startup-grace-period=5m",
 		"--root-ca-file=" + c.path("certs", "ca.crt"), "--service-account-private-key-file=" + c.path("certs", "tokens.key"),
 	}
 }

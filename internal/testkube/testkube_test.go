@@ -19,7 +19,7 @@ import (
 )
 
 // patience bounds every wait on a busy machine.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 func TestPodsUseTheirGraceAndFinalizersHold(t *testing.T) {
 	ctx, dir := context.Background(), filepath.Join(t.TempDir(), "kube")

@@ -10,13 +10,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // BenchmarkBesideOtherServers measures fio against this server, qemu-nbd and nbdkit, with the same file in the page cache, and prints the
 // ratio to qemu-nbd, and the CPU time that each server took for a request. Servers take turns, so that whatever else the machine does hits
 // all of them; the best of the rounds counts. Run it by hand, with -benchtime=1x; NBD_BENCH_SECONDS and NBD_BENCH_ROUNDS change how long it takes.
 func BenchmarkBesideOtherServers(b *testing.B) {
-	need(b, "fio", "qemu-nbd", "nbdkit")
+	need.Programs(b, "fio", "qemu-nbd", "nbdkit")
 	seconds, rounds := envOr("NBD_BENCH_SECONDS", "2"), 3
 	if _, err := fmt.Sscan(envOr("NBD_BENCH_ROUNDS", "3"), &rounds); err != nil {
 		b.Fatal(err)

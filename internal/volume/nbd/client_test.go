@@ -50,7 +50,7 @@ func serve(t testing.TB, device block.Device, opts Options) *served {
 		cancel()
 		select {
 		case <-s.ended:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("the server does not end")
 		}
 		os.RemoveAll(dir)

@@ -10,27 +10,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 const testSize = 64 << 20
 
-// need skips a test where a program is missing, and fails it on CI.
-func need(t testing.TB, programs ...string) {
-	t.Helper()
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err == nil {
-			continue
-		}
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%s is missing: test/setup installs it", p)
-		}
-		t.Skipf("%s is missing: run test/setup", p)
-	}
-}
-
 func run(t testing.TB, program string, args ...string) string {
 	t.Helper()
-	need(t, program)
+	need.Programs(t, program)
 	out, err := exec.Command(program, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
@@ -76,7 +64,7 @@ func sameFiles(t testing.TB, a, b string) {
 }
 
 func TestNbdinfoSeesWhatTheServerCanDo(t *testing.T) {
-	need(t, "nbdinfo")
+	need.Programs(t, "nbdinfo")
 	device := newFileDevice(t, testSize)
 	s := serve(t, device, Options{})
 
@@ -112,7 +100,7 @@ func TestNbdinfoSeesWhatTheServerCanDo(t *testing.T) {
 }
 
 func TestNbdinfoSeesHoles(t *testing.T) {
-	need(t, "nbdinfo")
+	need.Programs(t, "nbdinfo")
 	device := newFileDevice(t, testSize)
 	s := serve(t, device, Options{})
 	if _, err := device.file.WriteAt(bytes.Repeat([]byte{1}, 1<<20), 8<<20); err != nil {
@@ -134,7 +122,7 @@ func TestNbdinfoSeesHoles(t *testing.T) {
 }
 
 func TestNbdcopyCopiesBothWaysAndKeepsHoles(t *testing.T) {
-	need(t, "nbdcopy")
+	need.Programs(t, "nbdcopy")
 	device := newFileDevice(t, testSize)
 	s := serve(t, device, Options{})
 	source, back := image(t, testSize), filepath.Join(t.TempDir(), "back")
@@ -149,7 +137,7 @@ func TestNbdcopyCopiesBothWaysAndKeepsHoles(t *testing.T) {
 }
 
 func TestQemuImgConvertsComparesAndMaps(t *testing.T) {
-	need(t, "qemu-img")
+	need.Programs(t, "qemu-img")
 	device := newFileDevice(t, testSize)
 	s := serve(t, device, Options{})
 	source, back := image(t, testSize), filepath.Join(t.TempDir(), "back.qcow2")
@@ -173,7 +161,7 @@ func TestQemuImgConvertsComparesAndMaps(t *testing.T) {
 }
 
 func TestQemuIOVerifiesPatternsDiscardsAndZeroes(t *testing.T) {
-	need(t, "qemu-io")
+	need.Programs(t, "qemu-io")
 	device := newFileDevice(t, testSize)
 	s := serve(t, device, Options{})
 	out := run(t, "qemu-io", "-f", "raw", "-d", "unmap",
@@ -212,7 +200,7 @@ func TestQemuIOVerifiesPatternsDiscardsAndZeroes(t *testing.T) {
 }
 
 func TestFioVerifiesWhatItWrote(t *testing.T) {
-	need(t, "fio")
+	need.Programs(t, "fio")
 	device := newFileDevice(t, testSize)
 	s := serve(t, device, Options{})
 	report := filepath.Join(t.TempDir(), "fio.json")
