@@ -136,6 +136,9 @@ func (n NodeDir) Lock() string { return n.at("lock") }
 // Holder remembers under which identity this directory last held the node's lease.
 func (n NodeDir) Holder() string { return n.at("holder.json") }
 
+// Store remembers what the node last wrote to the store.
+func (n NodeDir) Store() string { return n.at("store.json") }
+
 // Programs is where the directories of the node's programs are.
 func (n NodeDir) Programs() string { return n.at("programs") }
 

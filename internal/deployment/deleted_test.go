@@ -95,17 +95,19 @@ func TestTheDirectoryOfADeletedProgramIsRemovedThoughSomethingStillWritesThere(t
 	t.Parallel()
 	s := newSite(t)
 	m := s.host("n")
-	stays := func() bool { return m.log.said("could not remove the directory of a deleted program") > 0 }
+	stays := func() bool { return m.log.said("could not remove the files of deleted programs") > 0 }
 	for i := 0; i < 20 && !stays(); i++ {
 		w := s.deploy(fmt.Sprintf("w%d", i), addressed(m.name))
 		w.runsOn(m.name)
 		var writers sync.WaitGroup
 		for n := range 4 {
+			dir, err := os.OpenRoot(filepath.Join(m.programs.Dir, s.home, w.key.Name))
+			s.must(err)
 			writers.Go(func() {
-				dir := filepath.Join(m.programs.Dir, s.home, w.key.Name)
+				defer dir.Close()
 				for k := 0; !stays(); k++ {
 					// It fails when the directory was removed all the same, between two files.
-					if os.WriteFile(filepath.Join(dir, fmt.Sprintf("late.%d.%d", n, k%4)), nil, 0o600) != nil {
+					if dir.WriteFile(fmt.Sprintf("late.%d.%d", n, k%4), nil, 0o600) != nil {
 						return
 					}
 				}
@@ -117,7 +119,10 @@ func TestTheDirectoryOfADeletedProgramIsRemovedThoughSomethingStillWritesThere(t
 	if !stays() {
 		t.Fatal("every directory could be removed at once: this shows nothing")
 	}
-	until(t, "the directories to be removed", func() bool { return len(s.left(m)) == 0 })
+	until(t, "the directories to be removed", func() bool {
+		_, err := os.Lstat(m.programs.Dir + "-trash")
+		return len(s.left(m)) == 0 && errors.Is(err, fs.ErrNotExist)
+	})
 }
 
 // TestNothingOfADeletedProgramStaysWheneverItWasDeleted deletes programs while they are claimed, start, run, restart, move and

@@ -30,16 +30,8 @@ func (f failures) inARow(p v1alpha1.RestartPolicy, now time.Time) int {
 	return f.InARow
 }
 
-func readFailures(dir string) *failures {
-	data, err := os.ReadFile(filepath.Join(dir, failuresName))
-	if err != nil {
-		return nil
-	}
-	f := &failures{}
-	if json.Unmarshal(data, f) != nil || f.InARow < 0 {
-		return nil
-	}
-	return f
+func readFailures(dir string) (*failures, error) {
+	return atomicfile.ReadJSON[failures](os.ReadFile, filepath.Join(dir, failuresName))
 }
 
 func writeFailures(dir string, f failures) error {

@@ -3,8 +3,8 @@ package deployment_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -146,7 +146,9 @@ func TestADeploymentThatFailsOnOneNodeRunsOnAnother(t *testing.T) {
 		i := d.Instance(b.name)
 		return i != nil && i.State == v1alpha1.InstanceRunning && d.Holder().Node == b.name
 	})
-	if len(d.Status.Avoid) != 1 || d.Status.Avoid[0].Node != a.name || !strings.Contains(d.Status.Avoid[0].Message, "It failed 3 times in a row on node "+a.name) {
+	// The node gives up when it could write its third failure, which may be later than that.
+	said := regexp.MustCompile(`It failed ([3-9]|\d\d+) times in a row on node ` + a.name)
+	if len(d.Status.Avoid) != 1 || d.Status.Avoid[0].Node != a.name || !said.MatchString(d.Status.Avoid[0].Message) {
 		t.Errorf("avoided: %+v", d.Status.Avoid)
 	}
 	if n := s.told(d.UID, "GivenUp"); n != 1 {
@@ -241,7 +243,7 @@ func TestFilesThatAnOlderStoreDoesNotKnowAreKept(t *testing.T) {
 	deleted.runsOn(m.name)
 	m.stop()
 	w.released()
-	s.must(os.WriteFile(m.programs.Dir+"-seen.json", []byte(`{"version": 9000000000000000000}`), 0o600)) // the store went back far
+	s.must(os.WriteFile(m.programs.Dir+"-seen.json", []byte(`{"id": "", "version": 9000000000000000000}`), 0o600)) // the store went back far
 	w.delete()
 	until(t, "the object to be gone", func() bool { _, err := w.read(); return apierrors.IsNotFound(err) })
 	m.start()

@@ -45,7 +45,7 @@ import (
 )
 
 // patience bounds every wait for something that should come.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // glance is how often somebody looks whether it has: every look is a request.
 const glance = 100 * time.Millisecond

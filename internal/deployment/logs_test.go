@@ -129,7 +129,7 @@ func (r *reader) String() string {
 // awaits waits until the reader has got to a text.
 func (r *reader) awaits(t testing.TB, suffix string) {
 	t.Helper()
-	limit := time.After(time.Minute)
+	limit := time.After(patience)
 	for !strings.HasSuffix(r.String(), suffix) {
 		select {
 		case <-r.seen:
@@ -393,7 +393,7 @@ func TestAFollowerEndsWhenTheLogIsRemoved(t *testing.T) {
 		if err != nil || r.String() != "1\n2\n" {
 			t.Errorf("got %q, %v", r.String(), err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatal("it is still followed")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -128,7 +129,11 @@ func (pw *programWorker) remember(d *v1alpha1.Deployment) {
 	if i := d.Instance(pw.opts.Node); i != nil {
 		pw.restarts, pw.lastExit, pw.pause = i.Restarts, i.LastExit, i.Pause
 	}
-	if f := readFailures(pw.dir); f != nil && f.Object == d.UID && f.Revision == Revision(d) {
+	f, err := readFailures(pw.dir)
+	if err != nil {
+		pw.say("could not read how often the program has failed; counting from 0", err)
+	}
+	if f != nil && f.Object == d.UID && f.Revision == Revision(d) {
 		pw.tried, pw.failures, pw.until = f.Revision, f.inARow(d.Spec.Restart, time.Now()), f.Until
 		pw.until = time.Now().Add(min(time.Until(f.Until), Backoff(d.Spec.Restart, pw.failures))) // the clock may have been set since
 	}
@@ -447,9 +452,13 @@ func (pw *programWorker) start(ctx context.Context) error {
 	if d.Spec.GoesOn() {
 		deadline = shim.Never
 	}
-	user, home, err := pw.runAs(d, pw.dir)
+	if err := pw.cover(ctx, d.UID); err != nil {
+		return err
+	}
+	user, home, err := pw.runAs(ctx, d, pw.dir)
 	if err != nil {
-		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(err.Error()), At: metav1.NowMicro()}
+		// The node and the deployment are known: the shim's directory tells a person nothing.
+		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(strings.TrimPrefix(err.Error(), "shim "+pw.dir+": ")), At: metav1.NowMicro()}
 		pw.failed(d, 0)
 		return nil
 	}
@@ -466,7 +475,8 @@ func (pw *programWorker) start(ctx context.Context) error {
 		pw.began(p, d)
 		return nil
 	case errors.Is(err, shim.ErrStartFailed) || errors.Is(err, shim.ErrInvalidSpec):
-		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(err.Error()), At: metav1.NowMicro()}
+		// The node and the deployment are known: the shim's directory tells a person nothing.
+		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(strings.TrimPrefix(err.Error(), "shim "+pw.dir+": ")), At: metav1.NowMicro()}
 		pw.failed(d, 0)
 		return nil
 	case errors.Is(err, shim.ErrDeadlinePassed):

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
-	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
@@ -44,8 +43,9 @@ const (
 	// program counts that does not start elsewhere.
 	departAtOnce = 4
 	departLimit  = 5 * time.Second
-	// discardEvery is how often the runtime tries again to remove the directories of deleted programs.
+	// discardEvery is how often the runtime tries again to remove the directories of deleted programs, and discardPause the time between two tries.
 	discardEvery = time.Second
+	discardPause = 50 * time.Millisecond
 	// pulseEvery is how often the runtime checks whether the lease was renewed.
 	pulseEvery = 50 * time.Millisecond
 )
@@ -100,12 +100,15 @@ type Runtime struct {
 	conflict   string                             // message of the last conflict
 	conflictAt time.Time
 
-	seen       uint64 // the newest version of an object that was seen, and of these the one on the disk
-	seenOnDisk uint64
-	older      bool // the store is older than what was seen before
+	history    *node.History      // of the store
+	generation int64              // of the store when the epoch began
+	settled    int64              // the generation in which everything was moved aside that the store does not know
+	covered    map[types.UID]bool // objects that the history covers
 
-	// undiscarded are the directories of deleted programs that could not be removed yet, and whether the deletion was seen.
-	undiscarded map[types.NamespacedName]bool
+	// undiscarded are the programs whose directories are to be removed or kept, and discards wakes the loop that does it.
+	undiscarded map[types.NamespacedName]goneObject
+	discards    worker.Signal
+	kept        []string // directories that the store does not know
 
 	refused map[types.UID]string // untrusted revisions that were already logged
 
@@ -117,7 +120,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 	r := &Runtime{
 		opts: o, starts: make(chan struct{}, startsAtOnce), writes: make(chan struct{}, writesAtOnce),
 		workers: map[types.NamespacedName]*programWorker{}, found: map[string]*node.Pass{}, moved: make(chan struct{}),
-		departed: map[types.NamespacedName]time.Time{}, undiscarded: map[types.NamespacedName]bool{}, refused: map[types.UID]string{},
+		departed: map[types.NamespacedName]time.Time{}, undiscarded: map[types.NamespacedName]goneObject{}, covered: map[types.UID]bool{}, discards: worker.NewSignal(), refused: map[types.UID]string{},
 	}
 	r.sampler = newSampler(r, o.Weights)
 	if r.uncontained = shim.ProbeNamespaces(context.Background(), o.Exe); r.uncontained != nil {
@@ -201,6 +204,7 @@ func (r *Runtime) Report(s *v1alpha1.NodeStatus) {
 	meta.SetStatusCondition(&s.Conditions, c)
 	meta.SetStatusCondition(&s.Conditions, r.contained())
 	meta.SetStatusCondition(&s.Conditions, r.isolated())
+	r.reportKept(s)
 }
 
 // contained is the condition ProgramsContained.
@@ -281,7 +285,7 @@ func (r *Runtime) Run(ctx context.Context, e *node.Epoch) error {
 		}
 		parts.Go(func() { r.sampler.run(ctx) })
 		parts.Go(func() { run.claim(ctx) })
-		parts.Go(func() { run.discardAgain(ctx) })
+		parts.Go(func() { run.discardLoop(ctx) })
 	}
 	<-ctx.Done()
 	run.wait()
@@ -364,6 +368,9 @@ func (r *run) watch(ctx context.Context) error {
 	r.mu.Lock()
 	r.world = World{Fleet: fleet.New(), Completes: r.opts.Completes}
 	r.mu.Unlock()
+	if err := r.readSeen(); err != nil { // before a worker removes anything
+		return err
+	}
 	err := kubeclient.Follow(ctx, r.e.Cache,
 		kubeclient.On(r.seeNode, r.forgetNode),
 		kubeclient.On(r.seeLease, r.forgetLease),
@@ -371,12 +378,10 @@ func (r *run) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.compareStore(ctx); err != nil {
-		return err
-	}
 	r.synced.Store(true)
 	r.stir()
-	return r.discardOld(ctx)
+	_, err = r.discardOld(ctx)
+	return err
 }
 
 // see passes an object on to its worker, if it concerns this node.
@@ -385,7 +390,6 @@ func (r *run) see(d *v1alpha1.Deployment) {
 	key := client.ObjectKeyFromObject(d)
 	r.mu.Lock() // held until the worker has the object, or it could end before
 	defer r.mu.Unlock()
-	r.note(d.ResourceVersion)
 	r.arrived(d)
 	pw := r.workers[key]
 	if pw == nil && !r.ended && r.concerns(d) {
@@ -412,72 +416,44 @@ func (r *run) gone(d *v1alpha1.Deployment) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.refused, d.UID)
+	delete(r.covered, d.UID)
 	key := client.ObjectKeyFromObject(d)
 	if pw := r.workers[key]; pw != nil {
 		pw.Delete(d.UID)
 		return
 	}
-	r.discard(key, true)
+	r.discard(key, goneObject{uid: d.UID, deleted: true})
 }
 
-// discard removes the directory of a program whose object is gone. The caller holds the lock, and the program has no worker, so
-// that no process of it runs. Removing may fail, because of disk errors or a shim that still writes there; then it is tried again.
-func (r *Runtime) discard(key types.NamespacedName, deleted bool) {
-	err := r.removeOrKeep(key, deleted)
-	if err == nil {
-		delete(r.undiscarded, key)
-		return
-	}
-	if _, again := r.undiscarded[key]; !again {
-		r.opts.Log.Warn("could not remove the directory of a deleted program; trying again", "deployment", key.String(), "error", err)
-	}
-	r.undiscarded[key] = deleted
-}
-
-// removeOrKeep removes a program's directory, or moves it aside if the node has not seen that its object was deleted, and the store is older
-// than the directory may be.
-func (r *Runtime) removeOrKeep(key types.NamespacedName, deleted bool) error {
-	if deleted || !r.older {
-		return os.RemoveAll(r.dir(key))
-	}
-	if _, err := os.Stat(r.dir(key)); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return r.keep(key, r.dir(key))
-}
-
-// discardAgain tries again to remove directories, until ctx ends. The next epoch finds those that are left.
-func (r *Runtime) discardAgain(ctx context.Context) {
-	for backoff.Sleep(ctx, discardEvery) == nil {
-		if err := r.writeSeen(); err != nil {
-			r.opts.Log.Warn("trying again", "error", err)
-		}
-		r.mu.Lock()
-		for key, deleted := range maps.Clone(r.undiscarded) {
-			r.discard(key, deleted)
-		}
-		r.mu.Unlock()
-	}
-}
-
-// discardOld removes the directories of programs whose objects were deleted while this node was down.
-func (r *run) discardOld(ctx context.Context) error {
+// discardOld discards the directories of programs whose objects were deleted while this node was down, and returns whether some are left that
+// cannot be discarded yet.
+func (r *run) discardOld(ctx context.Context) (left bool, err error) {
 	var list v1alpha1.DeploymentList
 	if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return err
+		return false, err
 	}
-	known := map[types.NamespacedName]bool{}
+	known := map[types.NamespacedName]types.UID{}
 	for i := range list.Items {
-		known[client.ObjectKeyFromObject(&list.Items[i])] = true
+		known[client.ObjectKeyFromObject(&list.Items[i])] = list.Items[i].UID
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.eachDir(func(key types.NamespacedName, _ string) error {
-		if !known[key] && r.workers[key] == nil {
-			r.discard(key, false)
+	err = r.eachDir(func(key types.NamespacedName, dir string) error {
+		switch uid := known[key]; {
+		case uid != "" && r.doubted():
+			if err := r.keepHomeOfAnother(key, uid, dir); err != nil {
+				left = true
+				r.opts.Log.Warn("could not keep the files of an earlier program of this name", "deployment", key.String(), "error", err)
+			}
+		case uid != "":
+		case r.workers[key] != nil:
+			left = true // it is discarded when it has stopped
+		default:
+			r.discard(key, goneObject{})
 		}
 		return nil
 	})
+	return left || len(r.undiscarded) > 0, err
 }
 
 func (r *run) seeNode(n *v1alpha1.Node) {
@@ -637,8 +613,12 @@ func (r *Runtime) remove(pw *programWorker) bool {
 	if r.workers[pw.key] == pw {
 		delete(r.workers, pw.key)
 		if pw.orphan {
-			_, deleted := pw.Newest()
-			r.discard(pw.key, deleted)
+			var o goneObject
+			d, deleted := pw.Newest()
+			if o.deleted = deleted; d != nil {
+				o.uid = d.UID
+			}
+			r.discard(pw.key, o)
 		}
 	}
 	return true

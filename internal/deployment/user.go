@@ -2,17 +2,18 @@ package deployment
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -153,21 +154,20 @@ type ownUser struct {
 	UID    uint32    `json:"uid"`
 }
 
-// readOwnUser reads the user of a program; nil if it has none.
-func readOwnUser(dir string) *ownUser {
-	data, err := os.ReadFile(filepath.Join(dir, userName))
+// readOwnUser reads the user of a program; nil if it has none. One that cannot be read is an error: the program's files are that user's.
+func readOwnUser(dir string) (*ownUser, error) {
+	o, err := atomicfile.ReadJSON[ownUser](os.ReadFile, filepath.Join(dir, userName))
+	if err == nil && o != nil && o.UID == 0 {
+		err = fmt.Errorf("%s names no user", filepath.Join(dir, userName))
+	}
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("the user of a program is not known: %w: write the owner of its directory home-… into the file, or remove both", err)
 	}
-	o := &ownUser{}
-	if json.Unmarshal(data, o) != nil || o.UID == 0 {
-		return nil
-	}
-	return o
+	return o, nil
 }
 
 // runAs returns the user that a program runs as and the name of its home; nil for the node's own user.
-func (r *Runtime) runAs(d *v1alpha1.Deployment, dir string) (*shim.User, string, error) {
+func (r *Runtime) runAs(ctx context.Context, d *v1alpha1.Deployment, dir string) (*shim.User, string, error) {
 	switch name := d.RunsAs(); {
 	case name == v1alpha1.NodeUser || name == "" && r.isolation.uids.none():
 		return nil, "", nil
@@ -184,36 +184,53 @@ func (r *Runtime) runAs(d *v1alpha1.Deployment, dir string) (*shim.User, string,
 		}
 		return u, home(u.UID), nil
 	}
-	uid, err := r.own(client.ObjectKeyFromObject(d), d.UID, dir)
+	uid, err := r.own(ctx, client.ObjectKeyFromObject(d), d.UID, dir)
 	return &shim.User{UID: uid, GID: uid}, home(uid), err
 }
 
 // home is the name of the home of a user. Each has one of its own, so that no file ever changes hands.
-func home(uid uint32) string { return fmt.Sprintf("home-%d", uid) }
+func home[T uint32 | string](uid T) string { return fmt.Sprintf("home-%v", uid) }
 
 // own returns the id of a program's own user. It is on the disk before anything runs as that user, and belongs to the program until its
 // directory is removed.
-func (r *Runtime) own(key types.NamespacedName, object types.UID, dir string) (uint32, error) {
+func (r *Runtime) own(ctx context.Context, key types.NamespacedName, object types.UID, dir string) (uint32, error) {
 	r.ownMu.Lock()
 	defer r.ownMu.Unlock()
-	mine := readOwnUser(dir)
+	mine, err := readOwnUser(dir)
+	if err != nil {
+		return 0, err
+	}
 	if mine != nil && mine.Object == object && r.isolation.uids.has(mine.UID) {
 		return mine.UID, nil
 	}
 	if mine != nil && mine.Object != object { // an object of this name from before: nobody gets what it left
-		if err := r.takeAway(key, filepath.Join(dir, home(mine.UID))); err != nil {
+		if err := r.takeAway(ctx, key, filepath.Join(dir, home(mine.UID))); err != nil {
 			return 0, fmt.Errorf("remove what an earlier program of this name left: %w", err)
 		}
 	}
 	taken := map[uint32]bool{}
-	r.keptUsers(taken)
-	err := r.eachDir(func(_ types.NamespacedName, other string) error {
-		if o := readOwnUser(other); o != nil && other != dir {
+	if err := r.keptUsers(taken); err != nil {
+		return 0, err
+	}
+	err = r.eachDir(func(_ types.NamespacedName, other string) error {
+		if other == dir {
+			return nil
+		}
+		homes, err := filepath.Glob(filepath.Join(other, home("*")))
+		for _, dir := range homes {
+			if info, err := os.Lstat(dir); err == nil { // or it was removed meanwhile
+				if owner, ok := info.Sys().(*syscall.Stat_t); ok {
+					taken[owner.Uid] = true
+				}
+			}
+		}
+		// One that cannot be read is an error of its own program only: it has a home, or has never run.
+		if o, _ := readOwnUser(other); o != nil {
 			taken[o.UID] = true
 		}
-		return nil
+		return err
 	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // one was removed meanwhile
+	if err != nil {
 		return 0, err
 	}
 	uid, err := r.isolation.uids.pick(object, taken)
@@ -230,15 +247,14 @@ func (r *Runtime) own(key types.NamespacedName, object types.UID, dir string) (u
 	return uid, atomicfile.WriteSecret(filepath.Join(dir, userName), data)
 }
 
-// takeAway removes a home, or keeps it if the store is older than the home may be.
-func (r *Runtime) takeAway(key types.NamespacedName, dir string) error {
-	r.mu.Lock()
-	older := r.older
-	r.mu.Unlock()
-	if _, err := os.Stat(dir); !older || errors.Is(err, fs.ErrNotExist) {
-		return os.RemoveAll(dir)
+// takeAway removes a home, or keeps it if the store is in doubt.
+func (r *Runtime) takeAway(ctx context.Context, key types.NamespacedName, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	if r.inDoubt(ctx) {
+		return r.keepHome(key, dir)
 	}
-	return r.keep(key, dir)
+	return r.throwAway(dir)
 }
 
 // lookup finds a user of the machine by name or number, with its groups.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // An object from before runs on as the node's user, without a restart, and says so; when a person takes that away it gets its own.
@@ -90,9 +91,7 @@ func uidOf(t *testing.T, pid int) uint32 {
 
 func TestProgramsRunAsUsersOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can run programs as other users")
-	}
+	need.Root(t, "run programs as other users")
 	s := newSite(t)
 	uids, err := deployment.ParseUIDs("2000000000-2000000003")
 	s.must(err)
@@ -172,4 +171,39 @@ func TestProgramsRunAsUsersOfTheirOwn(t *testing.T) {
 	if len(homes) != 1 {
 		t.Errorf("homes of a: %v", homes)
 	}
+}
+
+// A store that was made anew may have the same names with other objects: what the homes of the former have is kept, whatever is in them.
+func TestTheHomeOfAProgramOfAnotherStoreIsKept(t *testing.T) {
+	need.Root(t, "run programs as other users")
+	t.Parallel()
+	s := newSite(t)
+	uids, err := deployment.ParseUIDs("2000000010-2000000013")
+	s.must(err)
+	m := s.host("n", func(m *host) { m.programs.UIDs = uids })
+	script := func(d *v1alpha1.Deployment) {
+		d.Spec.Command, d.Spec.Args, d.Spec.WorkingDir = "/bin/sleep", []string{"100000"}, ""
+	}
+	w := s.deploy("w", addressed(m.name), script)
+	w.runsOn(m.name)
+	homes, err := filepath.Glob(filepath.Join(m.programs.Dir, s.home, "w", "home-*"))
+	if err != nil || len(homes) != 1 {
+		t.Fatalf("homes: %v, %v", homes, err)
+	}
+	s.must(os.WriteFile(filepath.Join(homes[0], "data"), []byte("rows"), 0o600))
+	s.must(os.WriteFile(filepath.Join(homes[0], "user.json"), []byte("{}"), 0o600))
+	m.stop()
+	w.released()
+	w.delete()
+	until(t, "the object to be gone", func() bool { _, err := w.read(); return apierrors.IsNotFound(err) })
+	w = s.deploy("w", addressed(m.name), script)
+	s.must(os.WriteFile(m.programs.Dir+"-seen.json", []byte(`{"id": "another", "version": 1}`), 0o600))
+	m.start()
+	m.awaitReady()
+	w.runsOn(m.name)
+	kept, err := filepath.Glob(filepath.Join(m.programs.Dir+"-kept", s.home, "w-*", filepath.Base(homes[0]), "data"))
+	if err != nil || len(kept) != 1 {
+		t.Errorf("kept: %v, %v", kept, err)
+	}
+	s.deploy("v", addressed(m.name), script).runsOn(m.name) // what is kept keeps no program from starting
 }

@@ -26,7 +26,7 @@ import (
 
 const (
 	apiserver      = "apiserver"
-	startTimeout   = 2 * time.Minute
+	startTimeout   = 5 * time.Minute
 	poll           = 50 * time.Millisecond
 	nodePatience   = 15 * time.Second
 	serverPatience = 10 * time.Second
@@ -211,7 +211,8 @@ func (c *Cluster) epochs(ctx context.Context) (map[string]int64, error) {
 	return epochs, nil
 }
 
-// allReady returns nil when every node is Ready in a new epoch, or is parked: then it waits for a person. It records which are parked.
+// allReady returns nil when every node is Ready in a new epoch, or is parked: then it waits for a person. It records which are parked. On a
+// Kubernetes the first coordinator makes the Settings, which every command reads.
 func (c *Cluster) allReady(ctx context.Context, before map[string]int64, parked map[string]bool) error {
 	var nodes v1alpha1.NodeList
 	if err := c.client.List(ctx, &nodes); err != nil {
@@ -231,6 +232,9 @@ func (c *Cluster) allReady(ctx context.Context, before map[string]int64, parked 
 	}
 	if len(waiting) > 0 {
 		return fmt.Errorf("%s not Ready", strings.Join(waiting, ", "))
+	}
+	if err := c.client.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, &v1alpha1.Settings{}); err != nil {
+		return fmt.Errorf("no coordinator has created the Settings yet: %w", err)
 	}
 	return nil
 }

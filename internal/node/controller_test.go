@@ -262,7 +262,7 @@ func leaseGone(t *testing.T, c client.Client) {
 func loopGoesOn(t *testing.T, c client.Client) {
 	w := newWatcher(t, c, "stubborn")
 	w.watch()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience)
 	defer cancel()
 	tries := 0
 	w.stands = func() error {

@@ -27,6 +27,9 @@ type Epoch struct {
 	Cache cache.Cache
 	// Client reads and writes live, as the node.
 	Client client.Client
+	// History tells whether the store went back, and Generation is that of the store when the epoch began: its caches are of that generation.
+	History    *History
+	Generation int64
 
 	clock Clock
 	pause *pauseDetector

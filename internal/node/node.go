@@ -67,6 +67,9 @@ type Options struct {
 	Die func(reason string)
 }
 
+// storeEvery is how often a node looks whether the store went back.
+const storeEvery = 10 * time.Second
+
 // leaveTimeout bounds what a leaving node still publishes. Past it the lease is left to expire.
 const leaveTimeout = 5 * time.Second
 
@@ -78,6 +81,7 @@ type Node struct {
 	member  *membership
 	host    *host
 	dirLock *dirLock
+	history *History
 	// cordoned is what the node's object said last.
 	cordoned atomic.Bool
 
@@ -114,8 +118,13 @@ func New(o Options) (*Node, error) {
 		return nil, err
 	}
 	log := o.Log.With("node", o.Name)
+	history, err := NewHistory(o.Name, o.Dir.Store(), c, log)
+	if err != nil {
+		l.release()
+		return nil, fmt.Errorf("node %s: %w", o.Name, err)
+	}
 	n := &Node{
-		opts: o, log: log, client: c, dirLock: l, reason: "starting",
+		opts: o, log: log, client: c, dirLock: l, history: history, reason: "starting",
 		member: &membership{node: o.Name, client: renewals, timing: o.Timing, clock: o.Clock, ahead: o.WallAhead, log: log, dirLock: l},
 		host:   &host{hosted: o.Runtimes, log: log},
 	}
@@ -188,6 +197,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	})
 	parts.Go(func() { n.watchDeadline(standing, e, end) })
 	parts.Go(func() { n.watchWanted(standing, e) })
+	parts.Go(func() { n.watchStore(standing, e) })
 	entering, enough := context.WithCancelCause(standing)
 	stop := context.AfterFunc(ctx, func() { enough(context.Cause(ctx)) })
 	work, err := n.enter(entering, e)
@@ -226,7 +236,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 
 func (n *Node) newEpoch(h *held) *Epoch {
 	e := &Epoch{
-		Node: n.opts.Name, Number: h.epoch.Number(), Held: h.epoch, Client: n.client, clock: n.opts.Clock,
+		Node: n.opts.Name, Number: h.epoch.Number(), Held: h.epoch, Client: n.client, History: n.history, clock: n.opts.Clock,
 		LossDetector: lease.NewLossDetector(n.opts.Timing, h.epoch.SentAt()),
 		pause:        h.pause,
 		liveness:     v1alpha1.Alive,
@@ -259,6 +269,10 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	if err := n.insist(ctx, "register", n.register); err != nil {
 		return nil, err
 	}
+	if err := n.insist(ctx, "compare the store with what this node remembers of it", n.compareStore); err != nil {
+		return nil, err
+	}
+	e.Generation = n.history.Generation()
 	if err := n.insist(ctx, "read whether the node is parked", func(ctx context.Context) error { return n.checkParked(ctx, e) }); err != nil {
 		return nil, err
 	}
@@ -268,7 +282,7 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	if err := n.insist(ctx, "read the drain slot", func(ctx context.Context) error { return n.chooseLiveness(ctx, e) }); err != nil {
 		return nil, err
 	}
-	if err := n.insist(ctx, "write the first status", func(ctx context.Context) error { return n.writeStatus(ctx, e) }); err != nil {
+	if err := n.insist(ctx, "write the first status", n.writes(e)); err != nil {
 		return nil, err
 	}
 	w := &work{}
@@ -283,6 +297,26 @@ func (n *Node) enter(ctx context.Context, e *Epoch) (*work, error) {
 	})
 	n.setEpoch(e, "")
 	return w, nil
+}
+
+// compareStore finds out whether the store went back, before anything is read from it that data on this machine depends on.
+func (n *Node) compareStore(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	return n.history.Begin(ctx)
+}
+
+// watchStore begins a new epoch, with caches of its own, if the store goes back: watches that began before never learn what it has lost.
+func (n *Node) watchStore(ctx context.Context, e *Epoch) {
+	for backoff.Sleep(ctx, storeEvery) == nil {
+		ask, cancel := context.WithTimeout(ctx, writeTimeout)
+		back, err := n.history.wentBack(ask)
+		cancel()
+		if err == nil && back {
+			e.BeginAnew("the store went back")
+			return
+		}
+	}
 }
 
 // chooseLiveness starts the epoch Alive, or Draining if a drain of this node is running or has failed: a drain outlives a restart.
@@ -418,7 +452,7 @@ func (n *Node) leave(ctx context.Context, e *Epoch, w *work, keep *group, why st
 func (n *Node) publishLast(ctx context.Context, e *Epoch) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	return n.insist(ctx, "write the last status", func(ctx context.Context) error { return n.writeStatus(ctx, e) })
+	return n.insist(ctx, "write the last status", n.writes(e))
 }
 
 // release releases the lease, and returns errParked if the process stays.

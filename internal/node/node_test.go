@@ -3,7 +3,9 @@ package node_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +37,7 @@ func TestNode(t *testing.T) {
 		"waits while another machine holds its name":                                       waitsForAnother,
 		"takes a name that it has itself seen unchanged for its duration":                  takesTheUnchanged,
 		"goes on when somebody else edits its lease":                                       leaseEdited,
+		"publishes what it holds in the end, however that changes meanwhile":               publishesTheLastCount,
 		"publishes what it holds":                                                          publishesHeld,
 		"what does not stop in time takes the process with it":                             diesWithTheStubborn,
 		"an epoch that is over cannot speak for itself, even with a fresh resourceVersion": staleStatusRefused,
@@ -263,6 +266,35 @@ func leaseEdited(t *testing.T, api *testenv.API) {
 	if r := m.record(); r.Epoch != 1 || m.lease().Labels["edit"] == "" {
 		t.Errorf("lease: %+v", m.lease())
 	}
+}
+
+// unsteady is a runtime whose count changes from one look to the next, until it is settled.
+type unsteady struct {
+	worker
+	settled atomic.Int64 // negative until then
+}
+
+func (u *unsteady) Held() int {
+	if n := u.settled.Load(); n >= 0 {
+		return int(n)
+	}
+	return rand.IntN(3)
+}
+
+func publishesTheLastCount(t *testing.T, api *testenv.API) {
+	u := &unsteady{worker: worker{name: "toys"}}
+	m := newMachine(t, api, "unsteady", func(o *node.Options) {
+		o.Runtimes = []node.Hosted{{Runtime: u, OnLeaseDoubt: node.StopOnDoubt}}
+	}).start()
+	m.awaitReady(1)
+	for round := range 10 {
+		u.settled.Store(-1)
+		before := m.object().ResourceVersion
+		until(t, "the count to change", func() bool { return m.object().ResourceVersion != before })
+		u.settled.Store(int64(round % 3))
+		until(t, "the last count to be published", func() bool { return m.object().Status.Held["toys"] == int64(round%3) })
+	}
+	u.settled.Store(0)
 }
 
 func publishesHeld(t *testing.T, api *testenv.API) {

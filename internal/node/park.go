@@ -119,7 +119,7 @@ func (n *Node) publishParked(ctx context.Context, e *Epoch) error {
 	e.set(func(e *Epoch) {
 		e.ready = readiness{reason: v1alpha1.ReasonParked, message: parkedMessage(e.Node)}
 	})
-	err := n.insist(ctx, "record that the node is parked", func(ctx context.Context) error { return n.writeStatus(ctx, e) })
+	err := n.insist(ctx, "record that the node is parked", n.writes(e))
 	n.at("after-record-parked")
 	return err
 }

@@ -43,8 +43,9 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 			base = *written.DeepCopy() // times of transitions stay as they were
 		}
 		if want := n.status(e, base); written == nil || !equality.Semantic.DeepEqual(*written, want) {
-			if err := n.writeStatus(ctx, e); err == nil {
-				written, repeats = &want, repeatFilter{}
+			// What was written is remembered, not what was wanted before: the counts may have changed in between, and back again since.
+			if status, err := n.writeStatus(ctx, e); err == nil {
+				written, repeats = status, repeatFilter{}
 			} else if ctx.Err() == nil {
 				repeats.warn(n.log, "could not write the node's status; trying again", err)
 				if backoff.Sleep(ctx, n.opts.Timing.Renew/4) != nil {
@@ -64,9 +65,9 @@ func (n *Node) publish(ctx context.Context, e *Epoch) {
 	}
 }
 
-// writeStatus updates the Node's status. It writes nothing once the epoch is in doubt, and the resourceVersion that was read guards
-// it against changes in between.
-func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
+// writeStatus updates the Node's status, and returns it. It writes nothing once the epoch is in doubt, and the resourceVersion that was
+// read guards it against changes in between.
+func (n *Node) writeStatus(ctx context.Context, e *Epoch) (*v1alpha1.NodeStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	for {
@@ -74,7 +75,7 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 		err := e.Client.Get(ctx, types.NamespacedName{Name: e.Node}, node)
 		if kubeclient.IsMissing(err) {
 			if liveness, _ := e.Liveness(); liveness == v1alpha1.Stopping {
-				return nil // it was deleted, and the node leaves
+				return nil, nil // it was deleted, and the node leaves
 			}
 			n.log.Warn("the Node object was deleted while the node runs; creating it again", "epoch", e.Number)
 			if err = n.register(ctx); err == nil {
@@ -82,22 +83,30 @@ func (n *Node) writeStatus(ctx context.Context, e *Epoch) error {
 			}
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if node.Status.Epoch > e.Number {
-			return fmt.Errorf("node %s: %w: it is in epoch %d", e.Node, lease.ErrNotOurs, node.Status.Epoch)
+			return nil, fmt.Errorf("node %s: %w: it is in epoch %d", e.Node, lease.ErrNotOurs, node.Status.Epoch)
 		}
 		status := n.status(e, *node.Status.DeepCopy())
 		if equality.Semantic.DeepEqual(status, node.Status) {
-			return nil
+			return &status, nil
 		}
-		node.Status = status
+		node.Status = *status.DeepCopy() // the client replaces it by the answer
 		if !e.Holding() {
-			return errDeadline
+			return nil, errDeadline
 		}
 		if err := e.Client.Status().Update(ctx, node); !apierrors.IsConflict(err) {
-			return err
+			return &status, err
 		}
+	}
+}
+
+// writes is writeStatus as a step that is insisted on.
+func (n *Node) writes(e *Epoch) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := n.writeStatus(ctx, e)
+		return err
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 func TestRestartedNodeReattachesAndTheProgramNeverNotices(t *testing.T) {
@@ -203,12 +205,7 @@ func TestOthersCannotReadTheDirectory(t *testing.T) {
 }
 
 func TestOtherUsersAreNotAnsweredEvenIfTheyReachTheSocket(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("only root can become another user, and on CI nothing is skipped")
-		}
-		t.Skip("only root can become another user")
-	}
+	need.Root(t, "become another user")
 	f := newFixture(t)
 	f.start(f.shell("exec sleep 1000"))
 	socket := filepath.Join(f.dir, socketName)

@@ -202,7 +202,7 @@ func (s *supervisor) launch() error {
 	}
 	pid, err := s.fork(path, input)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrStartFailed, explainExec(path, err))
+		return fmt.Errorf("%w: %w", ErrStartFailed, s.spec.explainExec(path, err))
 	}
 	if program, err := inspect(pid, nil); err == nil { // an init may have reaped it by now
 		s.state.Program = program.Process

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // killLatency is how long after KillAt a program may still be seen to run, on a machine that is busy.
@@ -51,7 +53,7 @@ func (b bothWays) Run() int {
 	self, _ := os.Executable()
 	if err := ProbeNamespaces(context.Background(), self); err != nil {
 		fmt.Println("programs can have no PID namespaces here:", err)
-		if os.Getenv("CI") == "true" {
+		if need.OnCI() {
 			return 1
 		}
 		return 0

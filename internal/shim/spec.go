@@ -250,8 +250,17 @@ func executable(path string) error {
 }
 
 // explainExec returns what to do about an exec that failed although the file is there.
-func explainExec(path string, err error) error {
+func (s Spec) explainExec(path string, err error) error {
 	switch {
+	case errors.Is(err, syscall.EACCES) && s.User != nil:
+		const remedy = `open it to that user, or let another one run the program: user "@node" is the node's own`
+		if at := s.User.stoppedAt(s.WorkingDir); at != "" {
+			return fmt.Errorf("workingDir %q: user %d may not enter %q: %s: %w", s.WorkingDir, s.User.UID, at, remedy, err)
+		}
+		if at := s.User.stoppedAt(path); at != "" {
+			return fmt.Errorf("command %q: user %d may not enter or execute %q: %s: %w", path, s.User.UID, at, remedy, err)
+		}
+		return fmt.Errorf("command %q may not be executed by user %d: check modes and mount options: %w", path, s.User.UID, err)
 	case errors.Is(err, syscall.ENOEXEC):
 		return fmt.Errorf("command %q is neither a binary of this machine nor a script with a #! line: %w", path, err)
 	case errors.Is(err, syscall.ENOENT):

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -85,4 +86,35 @@ func withDefault(env []string, name, value string) []string {
 		}
 	}
 	return append(env, name+"="+value)
+}
+
+// stoppedAt is the first directory on a path, or the file at its end, that the modes keep the user from entering or executing; empty if
+// they let it pass.
+func (u User) stoppedAt(path string) string {
+	if path == "" {
+		return ""
+	}
+	at := "/"
+	for _, name := range strings.Split(filepath.Clean(path), "/") {
+		at = filepath.Join(at, name)
+		info, err := os.Stat(at)
+		if err != nil {
+			return ""
+		}
+		owner, ok := info.Sys().(*syscall.Stat_t)
+		if !ok {
+			return ""
+		}
+		bit := os.FileMode(0o001)
+		switch {
+		case owner.Uid == u.UID:
+			bit = 0o100
+		case owner.Gid == u.GID || slices.Contains(u.Groups, owner.Gid):
+			bit = 0o010
+		}
+		if u.UID != 0 && info.Mode()&bit == 0 {
+			return at
+		}
+	}
+	return ""
 }

@@ -1,18 +1,20 @@
 package shim
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // A program of another user has its own home and nothing of the shim's user, and cannot become anybody else.
 func TestAProgramRunsAsAnotherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can run programs as other users")
-	}
+	need.Root(t, "run programs as other users")
 	f := newFixture(t) // its directories are open to nobody else
 	spec := f.shell(`
 {
@@ -56,5 +58,41 @@ func TestAHomeNeedsAUserAndStaysInItsDirectory(t *testing.T) {
 		if err := s.Validate(); err == nil {
 			t.Errorf("%s: %+v is accepted", name, s)
 		}
+	}
+}
+
+func TestAProgramThatItsUserMayNotReachSaysWhere(t *testing.T) {
+	need.Root(t, "run programs as other users")
+	dir := t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	closed := filepath.Join(dir, "closed")
+	if err := os.Mkdir(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	program, private := filepath.Join(closed, "program"), filepath.Join(dir, "private")
+	for path, mode := range map[string]os.FileMode{program: 0o755, private: 0o700} {
+		if err := os.WriteFile(path, []byte("#!/bin/sh\nexit 0\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*Spec)
+		want   string
+	}{
+		"the directory of the program": {func(s *Spec) { s.Command = program }, fmt.Sprintf("command %q: user 65534 may not enter or execute %q: open it to that user", program, closed)},
+		"the program":                  {func(s *Spec) { s.Command = private }, fmt.Sprintf("command %q: user 65534 may not enter or execute %q: open it to that user", private, private)},
+		"the working directory":        {func(s *Spec) { s.WorkingDir = closed }, fmt.Sprintf("workingDir %q: user 65534 may not enter %q: open it to that user", closed, closed)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			s := f.shell("exit 0")
+			s.User, s.Home = &User{UID: 65534, GID: 65534}, "home"
+			c.change(&s)
+			if _, err := Start(f.ctx(), f.exe, f.dir, s); !errors.Is(err, ErrStartFailed) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("Start: %v\nwant %s", err, c.want)
+			}
+		})
 	}
 }

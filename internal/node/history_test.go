@@ -1,0 +1,161 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// annals is a store with one Node, and the disk of that node.
+type annals struct {
+	t     *testing.T
+	store client.WithWatch
+	path  string
+	lost  bool // answers to writes are lost
+	sent  int  // writes
+}
+
+func newAnnals(t *testing.T) *annals {
+	a := &annals{t: t, path: filepath.Join(t.TempDir(), "store.json")}
+	a.store = fake.NewClientBuilder().WithScheme(kubeclient.NewScheme()).WithObjects(&v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}).
+		WithInterceptorFuncs(interceptor.Funcs{Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			a.sent++
+			err := c.Update(ctx, o, opts...)
+			if a.lost {
+				return errors.New("the answer was lost")
+			}
+			return err
+		}}).Build()
+	return a
+}
+
+// process is the history as a new process of the node finds it.
+func (a *annals) process() *node.History {
+	a.t.Helper()
+	h, err := node.NewHistory("n1", a.path, a.store, slog.New(slog.DiscardHandler))
+	a.must(err)
+	return h
+}
+
+func (a *annals) must(err error) {
+	a.t.Helper()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func (a *annals) node() *v1alpha1.Node {
+	a.t.Helper()
+	n := &v1alpha1.Node{}
+	a.must(a.store.Get(a.t.Context(), types.NamespacedName{Name: "n1"}, n))
+	return n
+}
+
+func (a *annals) mark() string { return a.node().Annotations[v1alpha1.StoreMarkAnnotation] }
+
+// restore makes the store show a mark of before.
+func (a *annals) restore(mark string) {
+	a.t.Helper()
+	n := a.node()
+	n.Annotations[v1alpha1.StoreMarkAnnotation] = mark
+	if mark == "" {
+		n.Annotations = nil
+	}
+	a.must(a.store.Update(a.t.Context(), n))
+}
+
+func TestAStoreThatWentBackIsNoticed(t *testing.T) {
+	ctx := t.Context()
+	a := newAnnals(t)
+	h := a.process()
+	a.must(h.Begin(ctx))
+	if h.Generation() != 1 {
+		t.Errorf("a node that remembers nothing is in generation %d", h.Generation())
+	}
+	first := a.mark()
+	a.must(h.Cover(ctx))
+	second := a.mark()
+	if first == "" || second == first {
+		t.Fatalf("marks %q and %q", first, second)
+	}
+	again := a.process()
+	a.must(again.Begin(ctx))
+	a.must(again.Check(ctx, 1))
+	if a.mark() != second {
+		t.Error("a store that is as it was gets another mark")
+	}
+	for _, mark := range []string{first, "of another store", ""} {
+		before := again.Generation()
+		a.restore(mark)
+		if err := again.Check(ctx, before); !errors.Is(err, node.ErrStoreWentBack) {
+			t.Errorf("a store with mark %q: %v", mark, err)
+		}
+		again = a.process() // it dies before it has written another mark
+		a.must(again.Begin(ctx))
+		if again.Generation() != before+1 {
+			t.Errorf("a store with mark %q is in generation %d, and was in %d", mark, again.Generation(), before)
+		}
+		a.must(again.Check(ctx, before+1))
+		if err := again.Check(ctx, before); !errors.Is(err, node.ErrStoreWentBack) {
+			t.Errorf("the generation before: %v", err)
+		}
+	}
+}
+
+func TestAMarkWhoseAnswerWasLostIsKnown(t *testing.T) {
+	ctx := t.Context()
+	a := newAnnals(t)
+	h := a.process()
+	a.must(h.Begin(ctx))
+	before := a.mark()
+	a.lost = true
+	if h.Cover(ctx) == nil {
+		t.Error("an object is covered by a mark that may not have been stored")
+	}
+	a.lost = false
+	if a.mark() == before {
+		t.Fatal("this shows nothing")
+	}
+	a.must(a.process().Check(ctx, 1))
+	a.must(h.Check(ctx, 1))
+	a.must(h.Cover(ctx))
+	// Nothing depends on the mark whose answer was lost: a store that does not have it has not lost anything either, until the next.
+	a.restore(before)
+	if err := h.Check(ctx, 1); !errors.Is(err, node.ErrStoreWentBack) {
+		t.Errorf("a store without the newest mark: %v", err)
+	}
+}
+
+func TestCallsAtOnceAreAllCovered(t *testing.T) {
+	ctx := t.Context()
+	a := newAnnals(t)
+	h := a.process()
+	a.must(h.Begin(ctx))
+	a.sent = 0
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if err := h.Cover(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if a.sent < 1 || a.sent > 50 {
+		t.Errorf("%d writes for 50 calls", a.sent)
+	}
+	a.must(a.process().Check(ctx, 1))
+}
