@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -77,7 +76,7 @@ func (c *Controller) checkDelete(ctx context.Context, w World, m *v1alpha1.EtcdM
 		return nil
 	}
 	// The cluster runs, or was woken for its data: etcd must not list the member any more.
-	listed, err := c.etcd.Has(ctx, w.target(), m.Status.PeerURL)
+	listed, err := c.etcd.Has(ctx, w.target(), m)
 	if err != nil {
 		return err
 	}
@@ -150,8 +149,7 @@ func (c *Controller) releaseOrphans(ctx context.Context, w World) error {
 		}
 	}
 	for _, s := range w.Orphans.Snapshots {
-		kept := slices.ContainsFunc(s.Status.Copies, func(copy v1alpha1.EtcdSnapshotCopy) bool { return w.Live(copy.Node) })
-		if !s.DeletionTimestamp.IsZero() && !kept {
+		if !s.DeletionTimestamp.IsZero() && w.filesGone(s) {
 			if err := c.releaseSnapshot(ctx, s); err != nil {
 				return err
 			}
@@ -166,6 +164,7 @@ func (c *Controller) forget(w World, key types.NamespacedName) (ctrl.Result, err
 	c.Metrics.forget(key)
 	c.mu.Lock()
 	delete(c.wrote, key)
+	delete(c.failed, key)
 	c.mu.Unlock()
 	if len(w.Orphans.Members)+len(w.Orphans.Snapshots) > 0 {
 		return ctrl.Result{RequeueAfter: lookLater}, nil

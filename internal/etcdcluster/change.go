@@ -30,6 +30,7 @@ func (p *planner) adjustMembers(size int) {
 	}
 	if !p.View.Listed {
 		p.message, p.changing = "Waiting for a quorum of the members"+because(p.View.Error), true
+		p.stuck = p.message
 		if len(p.current) != size || len(p.pending()) > 0 {
 			p.reportScaling("%s", p.message)
 		}
@@ -37,13 +38,54 @@ func (p *planner) adjustMembers(size int) {
 	}
 	p.requireData()
 	p.recordFailures()
-	if p.dropUnknown() || p.finishChange(size) || p.beginChange(size) || p.applyQuota() {
+	if p.dropUnknown() || p.relistMoved() || p.finishChange(size) || p.beginChange(size) || p.applyQuota() {
 		return
 	}
 	p.disarm()
 	if p.status.Starting != nil && p.readyVoters() < size {
 		p.reportScaling("Waiting for every member to be healthy")
 	}
+}
+
+// relists returns whether the member goes on in its place though its node has another address: etcd's list gets the new one.
+func (w World) relists(m memberView) bool {
+	return m.Status.Moved != nil && m.peer != nil && m.Status.ID != "" && !w.addressTaken(m)
+}
+
+// addressTaken returns whether etcd's list has another member where this one would be listed. etcd refuses the same peer URL twice.
+func (w World) addressTaken(m memberView) bool {
+	if m.peer == nil || m.Status.ID == "" {
+		return false
+	}
+	return slices.ContainsFunc(w.View.Peers, func(other etcd.Peer) bool { return other.ID != m.peer.ID && other.PeerURL == m.address() })
+}
+
+// relistMoved lets members go on whose node got another address, and returns whether there is one. First etcd's list has the new address, which
+// takes a quorum of the members; then spec.peerURL lets the node start the member there. A node that got its former address back before that
+// runs its member there again, and the list follows. Before the list changes, spec.peerURL is taken back if the member has not moved there:
+// otherwise the node would start it there later, where the list does not have it.
+func (p *planner) relistMoved() bool {
+	for _, m := range p.current {
+		moved := p.relists(m) || m.peer != nil && m.Status.ID != "" && m.is(v1alpha1.EtcdMemberRunning)
+		listed := m.peer != nil && m.peer.PeerURL == m.address()
+		unused := m.Spec.PeerURL != "" && m.Spec.PeerURL != m.Status.PeerURL && (m.Status.Moved == nil || !listed)
+		switch {
+		case !moved || p.addressTaken(m) || p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node):
+		case unused:
+			p.reportScaling("Member %s on %s did not move to %s: keeping it from starting there", m.Name, m.Spec.Node, m.Spec.PeerURL)
+			p.setDesired(m, m.Spec.Want, func(s *v1alpha1.EtcdMemberSpec) { s.PeerURL = m.Status.PeerURL })
+			return true
+		case !listed:
+			p.reportScaling("Member %s on %s has another address: changing it from %s to %s in etcd's list%s", m.Name, m.Spec.Node, m.peer.PeerURL, m.address(), because(p.Failed[UpdatePeer]))
+			p.act(Action{Do: UpdatePeer, Member: m.EtcdMember, Peer: etcd.Peer{ID: m.peer.ID, Name: m.Name, PeerURL: m.address(), Learner: m.peer.Learner}})
+			return true
+		case m.Status.Moved != nil && m.Spec.PeerURL != m.address():
+			p.reportScaling("Member %s on %s has another address: starting it at %s", m.Name, m.Spec.Node, m.address())
+			p.setDesired(m, m.Spec.Want, func(s *v1alpha1.EtcdMemberSpec) { s.PeerURL = m.address() })
+			return true
+		}
+	}
+	return false
 }
 
 // dropUnknown removes a peer that has no EtcdMember from etcd's list, and returns whether there is one. Somebody deleted its object by
@@ -69,6 +111,12 @@ func (p *planner) dropUnknown() bool {
 func (p *planner) reportScaling(message string, args ...any) {
 	p.phase, p.reason, p.message = v1alpha1.EtcdClusterPhaseScaling, v1alpha1.ReasonEtcdScaling, fmt.Sprintf(message, args...)
 	p.changing = true
+}
+
+// reportStuck reports what a change waits for, which a start says besides its own message.
+func (p *planner) reportStuck(message string, args ...any) {
+	p.reportScaling(message, args...)
+	p.stuck = p.message
 }
 
 // failNoMembers reports that no member is left of a cluster that ran. The planner never starts a new cluster in its place.
@@ -182,7 +230,7 @@ func (p *planner) finishMember(m memberView, size int) {
 	case m.learner() && p.failedTooLong(m):
 		p.giveUpLearner(m)
 	case !m.learner() && !m.is(v1alpha1.EtcdMemberReserved):
-		p.reportScaling("Adding member %s: waiting for node %s to reserve its ports%s", m.Name, m.Spec.Node, because(m.Status.Error))
+		p.reportStuck("Adding member %s: waiting for node %s to reserve its ports%s", m.Name, m.Spec.Node, because(m.Status.Error))
 	case !m.learner():
 		p.reportScaling("Adding member %s on %s as a learner", m.Name, m.Spec.Node)
 		p.act(Action{Do: AddLearner, Member: m.EtcdMember})
@@ -192,9 +240,9 @@ func (p *planner) finishMember(m memberView, size int) {
 			s.Begin = &v1alpha1.EtcdBegin{InitialCluster: p.initialCluster(m), Existing: true, Token: p.token()}
 		})
 	case !m.healthy():
-		p.reportScaling("Adding member %s on %s: waiting for it to answer%s", m.Name, m.Spec.Node, because(m.Status.Error))
+		p.reportStuck("Adding member %s on %s: waiting for it to answer%s", m.Name, m.Spec.Node, because(m.Status.Error))
 	case p.readyVoters()+1 < quorum(p.votes()+1):
-		p.reportScaling("Adding member %s on %s: %d of %d voters healthy; waiting for a quorum before promoting it", m.Name, m.Spec.Node, p.readyVoters(), p.votes())
+		p.reportStuck("Adding member %s on %s: %d of %d voters healthy; waiting for a quorum before promoting it", m.Name, m.Spec.Node, p.readyVoters(), p.votes())
 	default:
 		p.reportScaling("Adding member %s on %s: waiting for it to catch up before promoting it", m.Name, m.Spec.Node)
 		p.act(Action{Do: PromoteLearner, Member: m.EtcdMember, Peer: *m.peer})
@@ -224,7 +272,7 @@ func (p *planner) initialCluster(joining memberView) string {
 	var parts []string
 	for _, peer := range p.View.Peers {
 		name := peer.Name
-		if peer.PeerURL == joining.Status.PeerURL {
+		if peer.ID == joining.peer.ID {
 			name = joining.Name
 		}
 		if name != "" {
@@ -256,12 +304,12 @@ func (p *planner) beginChange(size int) bool {
 // grow adds a member if a quorum is healthy and a node is schedulable.
 func (p *planner) grow(staying []memberView, size int) {
 	if p.readyVoters() < quorum(p.votes()) {
-		p.reportScaling("%s; waiting for a quorum before adding a member", p.healthyVoters())
+		p.reportStuck("%s; waiting for a quorum before adding a member", p.healthyVoters())
 		return
 	}
-	node, ok := p.place(staying, nil, p.avoided)
+	node, ok := p.place(staying, nil)
 	if !ok {
-		p.reportScaling("%d of %d members: no node is schedulable for another one; start or uncordon a node", len(staying), size)
+		p.reportStuck("%d of %d members: no node is schedulable for another one; start or uncordon a node", len(staying), size)
 		return
 	}
 	p.reportScaling("Adding a member on %s", node)

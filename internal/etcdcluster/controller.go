@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -69,8 +70,9 @@ type Controller struct {
 
 	mu       sync.Mutex
 	settling fleet.Settling
-	emitted  map[string]bool                    // events that were written
-	wrote    map[types.NamespacedName]time.Time // when a status was last written
+	emitted  map[string]bool                        // events that were written
+	wrote    map[types.NamespacedName]time.Time     // when a status was last written
+	failed   map[types.NamespacedName]map[Do]string // the errors of actions whose last attempt failed
 }
 
 // SetupWithManager adds the controller to a term's manager.
@@ -79,7 +81,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.record = events.Recorder{Client: c.client, Controller: "etcdclusters", Instance: c.Leader}
 	c.etcd = etcd.New(c.Files)
 	c.settling = fleet.Began(time.Now())
-	c.emitted, c.wrote = map[string]bool{}, map[types.NamespacedName]time.Time{}
+	c.emitted, c.wrote, c.failed = map[string]bool{}, map[types.NamespacedName]time.Time{}, map[types.NamespacedName]map[Do]string{}
 	end := manager.RunnableFunc(func(ctx context.Context) error {
 		<-ctx.Done()
 		c.etcd.Close()
@@ -217,7 +219,7 @@ func (c *Controller) settled(f fleet.Fleet) bool {
 
 // gather reads the objects live, and then asks etcd. World.Cluster is nil if there is no such cluster.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (World, error) {
-	w := World{Taken: map[string]bool{}, Load: map[string]int{}}
+	w := World{Taken: map[string]bool{}, Load: map[string]int{}, Failed: c.lastFailures(key)}
 	var err error
 	if w.Fleet, err = fleet.Read(ctx, c.client); err != nil {
 		return w, err
@@ -363,13 +365,38 @@ func withoutNumbers(s v1alpha1.EtcdClusterStatus) v1alpha1.EtcdClusterStatus {
 func (c *Controller) takeActions(ctx context.Context, w World, acts []Action) (bool, error) {
 	for _, a := range acts {
 		c.atStep("before-etcd-" + string(a.Do))
-		if err := c.execute(ctx, w, a); err != nil {
+		err := c.execute(ctx, w, a)
+		c.recordAttempt(client.ObjectKeyFromObject(w.Cluster), a.Do, err)
+		if err != nil {
 			return true, fmt.Errorf("etcd cluster %s/%s: %s: %w", w.Cluster.Namespace, w.Cluster.Name, a.Do, err)
 		}
 		c.atStep("after-etcd-" + string(a.Do))
 		c.logAction(w, a)
 	}
 	return len(acts) > 0, nil
+}
+
+// recordAttempt keeps the error of the last attempt of an action, for the condition of the cluster. A conflict is no failure: what was decided is
+// decided again.
+func (c *Controller) recordAttempt(key types.NamespacedName, do Do, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(c.failed[key], do)
+	case apierrors.IsConflict(err):
+	case c.failed[key] == nil:
+		c.failed[key] = map[Do]string{do: err.Error()}
+	default:
+		c.failed[key][do] = err.Error()
+	}
+}
+
+// lastFailures returns the errors of actions of a cluster whose last attempt failed.
+func (c *Controller) lastFailures(key types.NamespacedName) map[Do]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.failed[key])
 }
 
 func (c *Controller) logAction(w World, a Action) {
@@ -404,6 +431,11 @@ func (c *Controller) execute(ctx context.Context, w World, a Action) error {
 			return err
 		}
 		return c.etcd.Promote(ctx, w.target(), a.Member)
+	case UpdatePeer:
+		if err := c.checkUnchanged(ctx, w); err != nil {
+			return err
+		}
+		return c.etcd.UpdateURL(ctx, w.target(), a.Peer)
 	case RemovePeer:
 		if err := c.checkUnchanged(ctx, w); err != nil {
 			return err

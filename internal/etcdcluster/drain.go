@@ -157,7 +157,9 @@ func (w drainWorld) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string
 		after--
 	}
 	switch {
-	case healthy < quorum(voters):
+	case voters == 0 && w.anySchedulable():
+		return BlockedReplacement, fmt.Sprintf("cluster %s is being started: its first member begins on another node", name)
+	case voters > 0 && healthy < quorum(voters):
 		return BlockedQuorum, fmt.Sprintf("cluster %s: %d of %d voters healthy, %d are needed; bring %s back", name, healthy, voters, quorum(voters), orOthers(others.unhealthy))
 	case !w.anySchedulable():
 		return BlockedNoNode, fmt.Sprintf("cluster %s: no other node may take the place of %s: start or uncordon one", name, m.Name)
@@ -225,7 +227,7 @@ func (w drainWorld) dataOn(node string) drain.Remaining {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdSnapshot", Name: nameIn(snap.Namespace, snap.Name), Reason: BlockedCopy}
-		b.Remedy = fmt.Sprintf("cluster %s: no other node that stays has a verified copy; it is being copied%s", nameIn(snap.Namespace, snap.Spec.Cluster), because(copyErrors(snap.Status.Copies)))
+		b.Remedy = fmt.Sprintf("cluster %s: no other node that stays has a verified copy; it is being copied%s%s", nameIn(snap.Namespace, snap.Spec.Cluster), arriving(snap), because(copyErrors(snap.Status.Copies)))
 		if !w.anySchedulable() {
 			b.Reason, b.Remedy = BlockedNoNode, fmt.Sprintf("cluster %s: no other node may keep a copy: start or uncordon one", nameIn(snap.Namespace, snap.Spec.Cluster))
 		}

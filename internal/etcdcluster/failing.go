@@ -54,6 +54,21 @@ func (p *planner) recordFailures() {
 	}
 }
 
+// recordFirst keeps status.failing while the first member of an incarnation starts, when etcd lists nobody yet: one with an error, until it
+// answers or gets further than it ever did. However long one without an error takes, it may be restoring much data.
+func (p *planner) recordFirst(m memberView) {
+	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
+	was := p.failure(m.Name)
+	p.status.Failing = nil
+	switch {
+	case m.healthy() || was == nil && m.Status.Error == "" && m.Status.Restarts == 0 || was != nil && next.Progress > was.Progress:
+		return
+	case was != nil:
+		next.Since = was.Since
+	}
+	p.status.Failing = []v1alpha1.EtcdMemberFailure{next}
+}
+
 func (p *planner) failure(member string) *v1alpha1.EtcdMemberFailure {
 	for i := range p.status.Failing {
 		if p.status.Failing[i].Member == member {
@@ -177,9 +192,17 @@ func (p *planner) avoid(node string) {
 }
 
 // avoided returns whether new members rather go elsewhere.
-func (p *planner) avoided(node string) bool {
-	return slices.ContainsFunc(p.status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return a.Node == node && p.Now.Before(a.Until.Time) }) ||
-		slices.ContainsFunc(p.failingVoters(), func(m memberView) bool { return m.Spec.Node == node })
+func (p *planner) avoided(node string) bool { return p.reluctance(node) > 0 }
+
+// reluctance returns how much rather new members go elsewhere: most where a voter fails now, less where one failed a while ago.
+func (p *planner) reluctance(node string) int {
+	switch {
+	case slices.ContainsFunc(p.failingVoters(), func(m memberView) bool { return m.Spec.Node == node }):
+		return 2
+	case slices.ContainsFunc(p.status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return a.Node == node && p.Now.Before(a.Until.Time) }):
+		return 1
+	}
+	return 0
 }
 
 // failingMessage says which members fail, and what happens about it. A new member is mentioned once it has made no progress for half of its time.
@@ -202,6 +225,8 @@ func (p *planner) failingMessage() string {
 	text := strings.Join(parts, "; ") + ". "
 	text = strings.ToUpper(text[:1]) + text[1:]
 	switch {
+	case !p.hasRun():
+		return text + fmt.Sprintf("Another node is tried when it has failed for %s.", p.failedAfter())
 	case len(p.failingVoters()) > 1:
 		return text + "Several members fail at once, so none is replaced: look at the logs of their processes, and mend the cause."
 	case p.readyVoters() < quorum(p.votes()):

@@ -220,3 +220,38 @@ func TestAlarmsAreConditions(t *testing.T) {
 		})
 	}
 }
+
+// avoids: a member failed on a node, which is avoided for as long as that from now on.
+func avoids(node string, left time.Duration) worldChange {
+	return func(w *World) {
+		w.Cluster.Status.Avoid = []v1alpha1.EtcdAvoidedNode{{Node: node, Until: metav1.NewTime(noon.Add(left))}}
+	}
+}
+
+// Trying a node again and again on which members fail would keep a drain waiting for ever; without a drain nothing is won by sharing a node.
+func TestWhereAMemberGoesWhenItFailedOnTheOnlyFreeNode(t *testing.T) {
+	shares := func(w *World) { w.Members[2].Spec.Node = "n2" }
+	freed := func(w *World) { addNode(w, "n5") }
+	for _, c := range []struct {
+		name  string
+		world World
+		deeds string
+	}{
+		{"it shares a node while a drain waits", runningWorld(3, drains("n1"), avoids("n4", time.Minute)), "create-member demo-4 on n2"},
+		{"rather than on the node of a voter that fails", runningWorld(3, drains("n1"), avoids("n4", time.Minute), crashes("demo-2", time.Minute)), "create-member demo-4 on n3"},
+		{"it has a node of its own if another one is free", runningWorld(3, drains("n1"), avoids("n4", time.Minute), freed), "create-member demo-4 on n5"},
+		{"rather where one failed than where one fails now", runningWorld(3, cordoned("n2"), avoids("n4", time.Minute), crashes("demo-3", 2*time.Minute)), "create-member demo-4 on n4"},
+		{"it is tried there again when that was long ago", runningWorld(3, drains("n1"), avoids("n4", 0)), "create-member demo-4 on n4"},
+		{"it is tried there again without a drain", runningWorld(3, sized(4), avoids("n4", time.Minute)), "create-member demo-4 on n4"},
+		{"and while a drain waits for others", runningWorld(3, sized(4), freed, drains("n5"), avoids("n4", time.Minute)), "create-member demo-4 on n4"},
+		{"two that share a node stay while members fail on the free one", runningWorld(3, shares, cordoned("n3"), avoids("n4", time.Minute)), ""},
+		{"and are spread again afterwards", runningWorld(3, shares, cordoned("n3"), avoids("n4", 0)), "create-member demo-4 on n4"},
+		{"or to another node", runningWorld(3, shares, cordoned("n3"), avoids("n4", time.Minute), freed), "create-member demo-4 on n5"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := deeds(Plan(c.world)); got != c.deeds {
+				t.Errorf("it does %q, want %q", got, c.deeds)
+			}
+		})
+	}
+}

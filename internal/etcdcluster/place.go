@@ -7,14 +7,16 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// place picks the node for a new member: the one with the fewest members of this cluster, then one that is not avoided, then in the zone with the fewest, then one
-// of the preferred, then with the fewest members of any cluster. It picks none if no node is schedulable.
-func (w World) place(staying []memberView, preferred []string, avoided func(node string) bool) (string, bool) {
-	nodes := w.SchedulableNodes()
+// place picks the node for a new member: the one with the fewest members of this cluster, then one where none failed, then in the zone with the
+// fewest, then one of the preferred, then with the fewest members of any cluster. It picks none if no node is schedulable. While a drain waits for
+// a member to leave, a node where none failed comes first, even if two members share it: otherwise the drain would wait until the other node is
+// mended. beginChange spreads them again later.
+func (p *planner) place(staying []memberView, preferred []string) (string, bool) {
+	nodes := p.SchedulableNodes()
 	if len(nodes) == 0 {
 		return "", false
 	}
-	onNode, inZone := w.countByPlace(staying)
+	onNode, inZone := p.countByPlace(staying)
 	rank := func(node string) int {
 		if slices.Contains(preferred, node) {
 			return 0
@@ -22,7 +24,11 @@ func (w World) place(staying []memberView, preferred []string, avoided func(node
 		return 1
 	}
 	return slices.MinFunc(nodes, func(a, b string) int {
-		return cmp.Or(onNode[a]-onNode[b], yes(avoided(a))-yes(avoided(b)), inZone[w.zone(a)]-inZone[w.zone(b)], rank(a)-rank(b), w.Load[a]-w.Load[b], cmp.Compare(a, b))
+		reluctance := p.reluctance(a) - p.reluctance(b)
+		if p.drainWaits() && reluctance != 0 {
+			return reluctance
+		}
+		return cmp.Or(onNode[a]-onNode[b], reluctance, inZone[p.zone(a)]-inZone[p.zone(b)], rank(a)-rank(b), p.Load[a]-p.Load[b], cmp.Compare(a, b))
 	}), true
 }
 
@@ -38,11 +44,11 @@ func (w World) countByPlace(members []memberView) (onNode, inZone map[string]int
 	return onNode, inZone
 }
 
-// crowded returns whether two members share a node while a schedulable one has none.
-func (w World) crowded(members []memberView) bool {
-	onNode, _ := w.countByPlace(members)
+// crowded returns whether two members share a node while a schedulable one that is not avoided has none.
+func (p *planner) crowded(members []memberView) bool {
+	onNode, _ := p.countByPlace(members)
 	double := slices.ContainsFunc(members, func(m memberView) bool { return onNode[m.Spec.Node] > 1 })
-	free := slices.ContainsFunc(w.SchedulableNodes(), func(node string) bool { return onNode[node] == 0 })
+	free := slices.ContainsFunc(p.SchedulableNodes(), func(node string) bool { return onNode[node] == 0 && !p.avoided(node) })
 	return double && free
 }
 
@@ -71,7 +77,8 @@ func yes(b bool) int {
 	return 0
 }
 
-// leaving returns whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it.
+// leaving returns whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it, or another member
+// has its address.
 func (w World) leaving(m memberView) bool {
-	return w.Leaving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
+	return w.Leaving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed) && !w.relists(m) || w.addressTaken(m)
 }

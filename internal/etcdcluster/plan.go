@@ -29,6 +29,8 @@ const (
 	AddLearner Do = "add-learner"
 	// PromoteLearner makes Action.Member a voter.
 	PromoteLearner Do = "promote-learner"
+	// UpdatePeer gives a member in etcd's list the peer URL of Action.Peer.
+	UpdatePeer Do = "update-peer"
 	// RemovePeer removes Action.Peer from etcd's list.
 	RemovePeer Do = "remove-peer"
 	// MoveLeader transfers leadership to Action.Peer.
@@ -92,6 +94,7 @@ type planner struct {
 	phase      v1alpha1.EtcdClusterPhase
 	reason     string
 	message    string
+	stuck      string // what a change waits for
 	changing   bool
 	quorumLost string
 	missing    string
@@ -142,10 +145,12 @@ func (p *planner) trackRestoreFrom() {
 // sortMembers sorts members by what they are to the present incarnation.
 func (p *planner) sortMembers() {
 	p.current, p.deleting, p.former, p.unknownPeers = nil, nil, nil, nil
-	known := map[string]bool{}
+	known := map[uint64]bool{}
 	for _, m := range p.Members {
 		j := p.join(m)
-		known[m.Status.PeerURL] = true
+		if j.peer != nil {
+			known[j.peer.ID] = true
+		}
 		switch {
 		case m.Spec.Want == v1alpha1.EtcdMemberDelete:
 			p.deleting = append(p.deleting, j)
@@ -161,7 +166,7 @@ func (p *planner) sortMembers() {
 		})
 	}
 	for _, peer := range p.View.Peers {
-		if !known[peer.PeerURL] {
+		if !known[peer.ID] {
 			p.unknownPeers = append(p.unknownPeers, peer)
 		}
 	}
@@ -208,7 +213,7 @@ func (p *planner) setDesired(m memberView, want v1alpha1.EtcdMemberWish, change 
 	for _, c := range change {
 		c(&next.Spec)
 	}
-	if next.Spec.Want == m.Spec.Want && next.Spec.ReportLog == m.Spec.ReportLog && next.Spec.DataRequired == m.Spec.DataRequired && next.Spec.QuotaBytes == m.Spec.QuotaBytes && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
+	if next.Spec.Want == m.Spec.Want && next.Spec.ReportLog == m.Spec.ReportLog && next.Spec.DataRequired == m.Spec.DataRequired && next.Spec.QuotaBytes == m.Spec.QuotaBytes && next.Spec.PeerURL == m.Spec.PeerURL && (next.Spec.Begin == nil) == (m.Spec.Begin == nil) {
 		return
 	}
 	p.act(Action{Do: SetDesired, Member: next})

@@ -1,6 +1,7 @@
 package etcdcluster
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -83,6 +85,39 @@ func unhealthy(members ...string) worldChange {
 	return func(w *World) {
 		for _, name := range members {
 			w.View.Health[name] = etcd.Health{Error: "does not answer"}
+		}
+	}
+}
+
+// movedTo: the member's node has another address.
+func movedTo(member, peerURL string) worldChange {
+	return func(w *World) {
+		for _, m := range w.Members {
+			if m.Name == member {
+				m.Status.Phase, m.Status.Moved = v1alpha1.EtcdMemberFailed, &v1alpha1.EtcdMemberURLs{PeerURL: peerURL}
+			}
+		}
+	}
+}
+
+// listedAt: etcd's list has the member at another address.
+func listedAt(member, peerURL string) worldChange {
+	return func(w *World) {
+		for i := range w.View.Peers {
+			if w.View.Peers[i].Name == member {
+				w.View.Peers[i].PeerURL = peerURL
+			}
+		}
+	}
+}
+
+// mayStartAt: the member's node may start it at an address.
+func mayStartAt(member, peerURL string) worldChange {
+	return func(w *World) {
+		for _, m := range w.Members {
+			if m.Name == member {
+				m.Spec.PeerURL = peerURL
+			}
 		}
 	}
 }
@@ -218,6 +253,45 @@ func TestWhatIsDoneNext(t *testing.T) {
 			}), "", "Failed",
 			"0 of 3 voters answer, 2 are needed: bring demo-1 and demo-2 and demo-3 back (demo-1: the node has another address). If they are lost for good: To go on from the data of a member that is left run `ebb etcd restore demo --from-member NODE`, with NODE n1 or n2 or n3.",
 		},
+		{
+			"a member whose node got another address is listed there first", runningWorld(3, unhealthy("demo-3"), movedTo("demo-3", "https://elsewhere:1")), "update-peer demo-3", "Scaling",
+			"Member demo-3 on n3 has another address: changing it from peer-demo-3 to https://elsewhere:1 in etcd's list",
+		},
+		{
+			"then it is started there", runningWorld(3, unhealthy("demo-3"), movedTo("demo-3", "https://elsewhere:1"), listedAt("demo-3", "https://elsewhere:1")), "set-desired demo-3 Run", "Scaling",
+			"Member demo-3 on n3 has another address: starting it at https://elsewhere:1",
+		},
+		{
+			"if the node has its former address again, the list follows", runningWorld(3, listedAt("demo-3", "https://elsewhere:1")), "update-peer demo-3", "Scaling",
+			"Member demo-3 on n3 has another address: changing it from https://elsewhere:1 to peer-demo-3 in etcd's list",
+		},
+		{
+			"what etcd answered to the last attempt is reported", runningWorld(3, unhealthy("demo-3"), movedTo("demo-3", "https://elsewhere:1"), func(w *World) {
+				w.Failed = map[Do]string{UpdatePeer: "member demo-3: refused", RemovePeer: "another"}
+			}), "update-peer demo-3", "Scaling",
+			"Member demo-3 on n3 has another address: changing it from peer-demo-3 to https://elsewhere:1 in etcd's list (member demo-3: refused)",
+		},
+		{
+			"a member whose address another one has is replaced", runningWorld(3, unhealthy("demo-3"), movedTo("demo-3", "peer-demo-2")), "create-member demo-4 on n4", "Scaling",
+			"Adding a member on n4",
+		},
+		{
+			"and then it is removed", runningWorld(4, sized(3), unhealthy("demo-3"), movedTo("demo-3", "peer-demo-2")), "remove-peer demo-3", "Scaling",
+			"Removing member demo-3 on n3",
+		},
+		{
+			"unless that one moves on first", runningWorld(3, unhealthy("demo-2"), movedTo("demo-2", "peer-demo-3"), movedTo("demo-3", "https://elsewhere:1")), "update-peer demo-3", "Scaling",
+			"Member demo-3 on n3 has another address: changing it from peer-demo-3 to https://elsewhere:1 in etcd's list",
+		},
+		{
+			"a member that did not move must not start there later", runningWorld(3, listedAt("demo-3", "https://elsewhere:1"), mayStartAt("demo-3", "https://elsewhere:1")), "set-desired demo-3 Run", "Scaling",
+			"Member demo-3 on n3 did not move to https://elsewhere:1: keeping it from starting there",
+		},
+		{
+			"nor if the list has its address again", runningWorld(3, mayStartAt("demo-3", "https://elsewhere:1")), "set-desired demo-3 Run", "Scaling",
+			"Member demo-3 on n3 did not move to https://elsewhere:1: keeping it from starting there",
+		},
+		{"one that moved stays where it is", runningWorld(3, mayStartAt("demo-3", "peer-demo-3")), "", "Running", "Cluster is running"},
 		{
 			"a peer that no object knows is removed", runningWorld(3, func(w *World) {
 				w.View.Peers = append(w.View.Peers, etcd.Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
@@ -398,7 +472,7 @@ func TestAStopThatCannotBeCompletedServesClientsMeanwhile(t *testing.T) {
 		},
 		{"a member never stops serving", []worldChange{at(v1alpha1.EtcdSealing, 6*time.Minute), starting(2)}, serve, true, "members that do not stop serving clients: demo-3"},
 		{"the pause goes on", []worldChange{paused(time.Second)}, serve, false, ""},
-		{"the pause is over", []worldChange{paused(-time.Second)}, "create-snapshot demo-12345678-4-2", false, ""},
+		{"the pause is over", []worldChange{paused(-time.Second)}, serve + ", create-snapshot demo-12345678-4-trial-1", false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := runningWorld(3, sized(0), snapshotted(name, time.Hour, "n1"))
@@ -418,6 +492,90 @@ func TestAStopThatCannotBeCompletedServesClientsMeanwhile(t *testing.T) {
 			}
 			if s := d.Status.Stop; c.pauses != (s.PausedUntil != nil && s.SealedSince == nil && s.Step == v1alpha1.EtcdSealing) && c.name != "the pause goes on" {
 				t.Errorf("the stop is %+v", s)
+			}
+			failed := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdSnapshotFailed)
+			if c.says != "" && (failed == nil || failed.Status != metav1.ConditionTrue || !strings.Contains(failed.Message, c.says)) {
+				t.Errorf("SnapshotFailed is %+v", failed)
+			}
+		})
+	}
+}
+
+// Clients are kept out only when nodes have said that they have room for the copies, so that full disks never cut them off.
+func TestAStopAsksForRoomBeforeItKeepsClientsOut(t *testing.T) {
+	const trial, seal = "demo-12345678-4-trial-1", "set-desired demo-1 Seal, set-desired demo-2 Seal, set-desired demo-3 Seal"
+	const full = "no space left on device"
+	answers := func(room string, none ...string) worldChange {
+		return func(w *World) {
+			for node := range strings.SplitSeq(room, ",") {
+				w.Snapshots[0].Status.Copies = append(w.Snapshots[0].Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: node, Room: micro(noon)})
+			}
+			for _, node := range none {
+				w.Snapshots[0].Status.Copies = append(w.Snapshots[0].Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: node, Error: full})
+			}
+			w.Snapshots[0].Status.Copies = slices.DeleteFunc(w.Snapshots[0].Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == "" })
+		}
+	}
+	asked := func(age time.Duration, nodes ...string) worldChange {
+		return func(w *World) {
+			w.Cluster.Status.Stop.Trial = trial
+			w.Snapshots = append(w.Snapshots, &v1alpha1.EtcdSnapshot{
+				ObjectMeta: metav1.ObjectMeta{Name: trial, CreationTimestamp: metav1.NewTime(noon.Add(-age)), Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer}},
+				Spec:       v1alpha1.EtcdSnapshotSpec{TrialBytes: 1 << 20, MemberNode: "n2", Nodes: nodes},
+			})
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change []worldChange
+		deeds  string
+		nodes  string // that are asked
+		pauses bool
+		says   string
+	}{
+		{"the nodes of the copies are asked first", nil, "create-snapshot " + trial, "n1,n4", false, ""},
+		{"it waits for their answers", []worldChange{asked(time.Second, "n1", "n4")}, "", "", false, ""},
+		{"one answer is not enough", []worldChange{asked(time.Second, "n1", "n4"), answers("n1")}, "", "", false, ""},
+		{"enough have room", []worldChange{asked(time.Second, "n1", "n4"), answers("n1,n4")}, seal, "", false, ""},
+		{"another node is asked for one that has no room", []worldChange{asked(time.Second, "n1", "n4"), answers("n1", "n4")}, "place-snapshot " + trial, "n1,n2,n4", false, ""},
+		{"and is enough", []worldChange{asked(time.Second, "n1", "n2", "n4"), answers("n1,n2", "n4")}, seal, "", false, ""},
+		{
+			"no node has room", []worldChange{asked(time.Second, "n1", "n2", "n3", "n4"), answers("", "n1", "n2", "n3", "n4")}, "delete-snapshot " + trial, "", true,
+			"2 nodes must have room for a copy of the snapshot, among them the node of a healthy member, and 0 have it (n1: " + full + "; n2: " + full + "; n3: " + full + "; n4: " + full + ")",
+		},
+		{
+			"one of two has room", []worldChange{asked(time.Second, "n1", "n2", "n3", "n4"), answers("n1", "n2", "n3", "n4")}, "delete-snapshot " + trial, "", true,
+			"and 1 have it (n2: " + full + "; n3: " + full + "; n4: " + full + ")",
+		},
+		{
+			"no member's node has room to take it", []worldChange{func(w *World) { addNode(w, "n5") }, asked(time.Second, "n1", "n2", "n3", "n4", "n5"), answers("n4,n5", "n1", "n2", "n3")},
+			"delete-snapshot " + trial, "", true, "and 2 have it (n1: " + full,
+		},
+		{"one that does not answer has no room", []worldChange{asked(time.Minute, "n1", "n4"), answers("n1")}, "place-snapshot " + trial, "n1,n2,n4", false, ""},
+		{"nodes of a former version do not answer", []worldChange{asked(time.Minute, "n1", "n4")}, seal, "", false, ""},
+		{"a trial that somebody deleted is asked again", []worldChange{asked(time.Second, "n1", "n4"), func(w *World) { w.Snapshots = nil }}, "create-snapshot " + trial, "n1,n4", false, ""},
+		{"what retains its data needs no room", []worldChange{onStop(v1alpha1.EtcdRetain), func(w *World) { w.Cluster.Status.Stop.OnStop = v1alpha1.EtcdRetain }}, seal, "", false, ""},
+		{"a cluster that is wanted again forgets it", []worldChange{asked(time.Second, "n1", "n4"), sized(3)}, "delete-snapshot " + trial, "", false, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := runningWorld(3, sized(0), func(w *World) {
+				w.Cluster.Status.Stop = &v1alpha1.EtcdStop{Generation: 4, OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing}
+			})
+			for _, change := range c.change {
+				change(&w)
+			}
+			d := Plan(w)
+			if got := deeds(d); got != c.deeds {
+				t.Errorf("it does %q, want %q", got, c.deeds)
+			}
+			for _, a := range d.Actions {
+				if a.Snapshot != nil && c.nodes != "" && strings.Join(a.Snapshot.Spec.Nodes, ",") != c.nodes {
+					t.Errorf("it asks %v, want %s", a.Snapshot.Spec.Nodes, c.nodes)
+				}
+			}
+			stop := d.Status.Stop
+			if stop != nil && (stop.SealedSince != nil) != (c.deeds == seal) || c.pauses != (stop != nil && stop.PausedUntil != nil) {
+				t.Errorf("the stop is %+v", stop)
 			}
 			failed := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdSnapshotFailed)
 			if c.says != "" && (failed == nil || failed.Status != metav1.ConditionTrue || !strings.Contains(failed.Message, c.says)) {
@@ -556,5 +714,20 @@ func checkStep(t *rapid.T, w World, d Decision) {
 	}
 	if changes > 1 {
 		t.Fatalf("%d changes of members at once: %s", changes, deeds(d))
+	}
+}
+
+func TestTheErrorOfTheLastAttemptIsKeptUntilItSucceeds(t *testing.T) {
+	c := &Controller{failed: map[types.NamespacedName]map[Do]string{}}
+	demo, other := types.NamespacedName{Name: "demo"}, types.NamespacedName{Name: "other"}
+	c.recordAttempt(demo, UpdatePeer, errors.New("refused"))
+	c.recordAttempt(demo, UpdatePeer, conflict("etcdclusters", "demo"))
+	c.recordAttempt(demo, RemovePeer, nil)
+	if got := c.lastFailures(demo)[UpdatePeer]; got != "refused" || len(c.lastFailures(demo)) != 1 || len(c.lastFailures(other)) != 0 {
+		t.Errorf("the errors are %q and %q", c.lastFailures(demo), c.lastFailures(other))
+	}
+	c.recordAttempt(demo, UpdatePeer, nil)
+	if got := c.lastFailures(demo); len(got) != 0 {
+		t.Errorf("the errors are %q after it succeeded", got)
 	}
 }

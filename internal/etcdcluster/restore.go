@@ -16,6 +16,7 @@ import (
 //	Waiting ──────────────────────────────────────────▶ Starting ──▶ Done
 //	   │ │   member      every reachable one stopped       ▲
 //	   │ └──▶ Reading ──▶ a verified snapshot of its data ─┘
+//	   │         ├──▶ Waiting: nodes were lost before their members had stopped; the members run again
 //	   │         └──▶ Refused, Canceled: the members run again, even if the cluster is to be stopped
 //	   └──▶ Refused, Expired, Canceled
 //
@@ -109,8 +110,8 @@ func (p *planner) restoreFromMember(order *v1alpha1.EtcdRestoreOrder) (busy bool
 		p.awaitRestore(fmt.Sprintf("Node %s, which has the data of member %s, is absent: start it.", begun[at].Spec.Node, order.Member))
 		return reading
 	}
-	if why := p.mayServeElsewhere(begun, order); why != "" && !reading {
-		p.awaitRestore(why)
+	if why := p.mayServeElsewhere(begun, order); why != "" {
+		p.setRestore(v1alpha1.EtcdRestoreWaiting, why) // also if a node was lost since: its lease was held when the order began
 		return false
 	}
 	p.setRestore(v1alpha1.EtcdRestoreReading, "Waiting until every member that can be reached has stopped.")
@@ -159,7 +160,7 @@ func (p *planner) mayServeElsewhere(begun []memberView, order *v1alpha1.EtcdRest
 		node := m.Spec.Node
 		lease := p.Leases[node]
 		released := lease.Epoch > 0 && !lease.Held() && lease.Fenced < lease.Epoch // in order, after its processes ended
-		if m.Name == order.Member || p.Live(node) || p.Nodes[node] == nil || released || slices.Contains(order.Gone, node) {
+		if m.Name == order.Member || p.Live(node) || p.Nodes[node] == nil || released || m.stoppedForRestore() || slices.Contains(order.Gone, node) {
 			continue
 		}
 		cutOff = append(cutOff, node)
@@ -173,6 +174,12 @@ func (p *planner) mayServeElsewhere(begun []memberView, order *v1alpha1.EtcdRest
 		strings.Join(cutOff, " and "), strings.Join(cutOff, ","))
 }
 
+// stoppedForRestore returns whether a member's node reported that the process ended, and with which log. It does not start again until that is
+// desired.
+func (m memberView) stoppedForRestore() bool {
+	return m.Spec.Want == v1alpha1.EtcdMemberStop && m.Spec.ReportLog && m.is(v1alpha1.EtcdMemberStopped) && (m.Status.Log != nil || !m.Status.Data)
+}
+
 // allStopped asks for every member to stop and to report its log, and returns whether those that can be reached have.
 func (p *planner) allStopped(begun []memberView, order *v1alpha1.EtcdRestoreOrder) bool {
 	all := true
@@ -182,8 +189,9 @@ func (p *planner) allStopped(begun []memberView, order *v1alpha1.EtcdRestoreOrde
 			continue
 		}
 		if !(m.is(v1alpha1.EtcdMemberStopped) || m.is(v1alpha1.EtcdMemberFailed)) || !m.Spec.ReportLog || m.Status.Data && m.Status.Log == nil {
-			if m.is(v1alpha1.EtcdMemberStopped) && m.Status.Error != "" && slices.Contains(order.Gone, m.Spec.Node) && m.Name != order.Member {
-				continue // its log cannot be read, and somebody confirmed that nothing is expected of it; its data is set aside
+			ended := m.Status.ObservedGeneration == m.Generation && m.Spec.Want == v1alpha1.EtcdMemberStop && m.Status.PID == 0
+			if ended && m.Status.Error != "" && slices.Contains(order.Gone, m.Spec.Node) && m.Name != order.Member {
+				continue // its log or its marker cannot be read, and somebody confirmed that nothing is expected of it; its data is set aside
 			}
 			all = false
 			if m.Status.Error != "" {

@@ -15,13 +15,14 @@ func (p *planner) keepSnapshots() {
 	for _, s := range p.Snapshots {
 		switch {
 		case !s.DeletionTimestamp.IsZero():
-			p.changing = true
-			if p.copiesGone(s) {
+			p.changing = p.changing || !p.copiesGone(s)
+			if p.filesGone(s) {
 				p.act(Action{Do: ReleaseSnapshot, Snapshot: s})
 			}
 		case p.stage() == StageDeleting: // remove deletes them
 		case slices.Contains(doomed, s):
 			p.act(Action{Do: DeleteSnapshot, Snapshot: s})
+		case s.Spec.TrialBytes > 0: // try places it
 		default:
 			next := s.DeepCopy()
 			next.Spec.Nodes = p.copyTargets(s, s.Spec.Nodes, p.status.Stop == nil || p.status.Stop.Snapshot != s.Name)
@@ -37,6 +38,11 @@ func (p *planner) copiesGone(s *v1alpha1.EtcdSnapshot) bool {
 	return !slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return p.Live(c.Node) })
 }
 
+// filesGone returns whether no node has a file of a snapshot: one that is absent deletes it when it is back, as long as the object tells it to.
+func (w World) filesGone(s *v1alpha1.EtcdSnapshot) bool {
+	return !slices.ContainsFunc(s.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return w.Nodes[c.Node] != nil || w.Live(c.Node) })
+}
+
 // superfluous returns the oldest snapshots beyond those that the policy keeps, and those that failed. Needed ones are never among them. Only
 // snapshots that a start could begin from now count as kept: the others may be all that a record promises. If the cluster starts from something
 // else than its last stop, only failed ones are superfluous until it runs: the start may fail, and what it leaves behind may be the last stop's.
@@ -45,6 +51,8 @@ func (p *planner) superfluous() []*v1alpha1.EtcdSnapshot {
 	for _, s := range p.Snapshots {
 		switch {
 		case !s.DeletionTimestamp.IsZero() || p.needed(s.Name):
+		case s.Spec.TrialBytes > 0:
+			doomed = append(doomed, s)
 		case s.Status.Facts != nil:
 			good = append(good, s)
 		case s.Status.Error != "" && p.Now.Sub(s.CreationTimestamp.Time) > retryFirst || !p.exists(s.Spec.Member):
@@ -84,7 +92,7 @@ func sortOldest(list []*v1alpha1.EtcdSnapshot) {
 
 // needed returns whether a snapshot must not be deleted: the next start begins from it, or a stop relies on it.
 func (p *planner) needed(name string) bool {
-	return p.status.Rest != nil && p.status.Rest.Snapshot == name || p.status.Stop != nil && p.status.Stop.Snapshot == name ||
+	return p.status.Rest != nil && p.status.Rest.Snapshot == name || p.status.Stop != nil && (p.status.Stop.Snapshot == name || p.status.Stop.Trial == name) ||
 		p.Cluster.Spec.RestoreFrom == name && p.status.ObservedRestoreFrom != name || p.status.Restore != nil && !p.status.Restore.Phase.Final() && p.orders(name)
 }
 
@@ -131,10 +139,16 @@ func (p *planner) nodeOf(member string) string {
 	return ""
 }
 
-// fails returns whether a node could not make its copy of the snapshot that a stop waits for.
+// fails returns whether a node could not make its copy of the snapshot that a stop waits for, or has no room for it.
 func (p *planner) fails(s *v1alpha1.EtcdSnapshot, node string) bool {
 	stop := p.status.Stop
-	return stop != nil && stop.Snapshot == s.Name && slices.ContainsFunc(stop.CopyFailures, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == node })
+	return stop != nil && (stop.Snapshot == s.Name || stop.Trial == s.Name) && p.hadNoRoom(node)
+}
+
+// hadNoRoom returns whether a node could not make a copy for the stop that is under way.
+func (p *planner) hadNoRoom(node string) bool {
+	stop := p.status.Stop
+	return stop != nil && slices.ContainsFunc(stop.CopyFailures, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == node })
 }
 
 // everyCopyFails returns whether no node is left that could still make a copy of a snapshot: all that were or could be asked failed.

@@ -26,7 +26,7 @@ type Scheduled struct {
 }
 
 // Follow returns the status of a cluster that follows its schedule, and when the schedule asks for something next; zero for never. A schedule that
-// cannot be followed is a condition and an error: nothing else changes.
+// cannot be followed is a condition and an error: the size that the cluster should have does not change.
 func Follow(c *v1alpha1.EtcdCluster, now time.Time) (v1alpha1.EtcdClusterStatus, time.Time, error) {
 	s := *c.Status.DeepCopy()
 	if c.Spec.Schedule == nil {
@@ -38,6 +38,9 @@ func Follow(c *v1alpha1.EtcdCluster, now time.Time) (v1alpha1.EtcdClusterStatus,
 	due, err := Due(c, now)
 	if err != nil {
 		valid.Status, valid.Reason, valid.Message = metav1.ConditionFalse, v1alpha1.ReasonEtcdBadSchedule, err.Error()
+		if !c.IsSuspended() {
+			s.Suspended = nil // another size has ended it, and the former one must not bring it back
+		}
 	} else {
 		s.Scheduled, s.ObservedSchedule, s.Suspended = newTime(due.UpTo), c.Spec.Schedule.DeepCopy(), due.Suspended
 	}

@@ -132,3 +132,20 @@ func TestABadScheduleIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// Another size than the one that was suspended starts the cluster for good: the former size does not suspend it again, even if the schedule
+// cannot be read any more.
+func TestASizeThatEndsASuspensionEndsItForGood(t *testing.T) {
+	size := int32(1)
+	for _, s := range []v1alpha1.EtcdSchedule{{Stop: "0 20 * * *"}, {Stop: "every day"}} {
+		ec := &v1alpha1.EtcdCluster{
+			Spec:   v1alpha1.EtcdClusterSpec{Size: &size, Schedule: &s},
+			Status: v1alpha1.EtcdClusterStatus{Scheduled: newTime(noon), Suspended: &v1alpha1.EtcdSuspension{Size: 5}},
+		}
+		ec.Status, _, _ = Follow(ec, noon)
+		five := int32(5)
+		if ec.Spec.Size = &five; ec.Size() != 5 {
+			t.Errorf("%q: with its former size it is suspended again: %+v", s.Stop, ec.Status.Suspended)
+		}
+	}
+}

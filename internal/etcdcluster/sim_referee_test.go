@@ -31,8 +31,32 @@ func (s *sim) referee(w World, d Decision) {
 			s.breach("Stopped and members %v", is.Members)
 		}
 	}
+	if is.Stop != nil && is.Stop.SealedSince != nil && (was.Stop == nil || was.Stop.SealedSince == nil) {
+		s.refereeSeal(is)
+	}
 	if is.Stop != nil && is.Stop.Step == v1alpha1.EtcdReleased && (was.Stop == nil || was.Stop.Step != v1alpha1.EtcdReleased) {
 		s.refereeRelease(is)
+	}
+}
+
+// refereeSeal: clients are kept out for a snapshot only when nodes have said that they have room for its copies.
+func (s *sim) refereeSeal(is v1alpha1.EtcdClusterStatus) {
+	if is.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete || is.Phase == v1alpha1.EtcdClusterPhaseStopped {
+		return
+	}
+	room := 0
+	if trial := s.snapshots[is.Stop.Trial]; trial != nil {
+		for _, c := range trial.Status.Copies {
+			if c.Room != nil {
+				room++
+			}
+		}
+		if len(trial.Status.Copies) == 0 && s.now.Sub(trial.CreationTimestamp.Time) > trialLimit {
+			return // nobody answers
+		}
+	}
+	if room == 0 {
+		s.breach("clients are kept out and no node has said that it has room")
 	}
 }
 
@@ -61,7 +85,7 @@ func (s *sim) refereeRelease(is v1alpha1.EtcdClusterStatus) {
 		return
 	}
 	for id := range s.owed {
-		if !f.acked[id] {
+		if !f.has(id) {
 			s.breach("released and write %d is not in %s", id, is.Rest.Snapshot)
 			return
 		}
@@ -85,22 +109,36 @@ func (s *sim) refereeRestore(w World, d Decision) {
 		s.breach("restore %s begins, and nobody has snapshot %s", is.ID, is.Snapshot)
 		return
 	}
-	if order.Member != "" {
+	if order.Member != "" && !s.votersGone(order) {
 		for id := range s.owed {
-			if !f.acked[id] {
+			if !f.has(id) {
 				s.breach("restore %s: write %d was acknowledged, and is not in the snapshot of the member's data", is.ID, id)
 			}
 		}
 		return
 	}
 	for id := range s.owed {
-		if !f.acked[id] {
+		if !f.has(id) {
 			delete(s.owed, id) // somebody forced it
 		}
 	}
 }
 
-// refereeCreate: one member in change at a time, and no two on one node while another is free.
+// votersGone returns whether somebody confirmed that no voter comes back: then what a learner has is all there is.
+func (s *sim) votersGone(order *v1alpha1.EtcdRestoreOrder) bool {
+	d := s.data[order.Member]
+	if d == nil || !d.raft.peer(d.id).Learner {
+		return false
+	}
+	for _, other := range s.data {
+		if other.raft == d.raft && d.raft.has(other.id) && !d.raft.peer(other.id).Learner && !slices.Contains(order.Gone, other.node) {
+			return false
+		}
+	}
+	return true
+}
+
+// refereeCreate: one member in change at a time, and no two on one node while another is free, unless a drain waits and members failed there.
 func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 	used, changing := map[string]bool{}, 0
 	for _, other := range s.members {
@@ -112,8 +150,10 @@ func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 		}
 		used[other.Spec.Node] = true
 		r := s.raftOf()
-		voter := r != nil && slices.ContainsFunc(r.peers, func(p etcd.Peer) bool { return p.PeerURL == other.Status.PeerURL && !p.Learner })
-		if !voter && r != nil {
+		if r == nil {
+			continue
+		}
+		if p, listed := etcd.PeerOf(r.peers, other); !listed || p.Learner {
 			changing++
 		}
 	}
@@ -122,7 +162,8 @@ func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 	}
 	if used[m.Spec.Node] {
 		for _, node := range w.SchedulableNodes() {
-			if !used[node] {
+			failed := slices.ContainsFunc(w.Cluster.Status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return a.Node == node })
+			if !used[node] && !(failed && w.Slot != nil) {
 				s.breach("%s is created on %s and %s is free", m.Name, m.Spec.Node, node)
 			}
 		}

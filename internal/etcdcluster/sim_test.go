@@ -2,6 +2,7 @@ package etcdcluster
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -43,10 +44,36 @@ func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
 			return
 		}
 	}
+	s.leave()
 	if r := s.raftOf(); r == nil {
 		s.breach("nothing runs")
 	} else {
 		s.judge(r)
+	}
+}
+
+// leave stops and starts the cluster while a node drains for good, at any moment of that, and no member can begin on another node. The start ends
+// all the same, and nothing is left on the node that drains.
+func (s *sim) leave() {
+	for range 2 {
+		n, other := s.nodes[s.rand.IntN(len(s.nodes))], s.nodes[s.rand.IntN(len(s.nodes))]
+		for _, size := range []int32{0, 3} {
+			s.scale(size)
+			for range s.rand.IntN(60) {
+				s.bound.Step()
+				s.coordinate()
+				s.machine(s.nodes[s.rand.IntN(len(s.nodes))])
+				s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
+			}
+			n.draining, n.leaves, other.broken = true, true, other != n
+			s.Hear("%s leaves, and nothing can begin on %s", n.name, other.name)
+			s.calm()
+			if !s.settled() {
+				s.breach("size %d while a node leaves: it does not settle: %+v", size, s.cluster.Status)
+				return
+			}
+			n.draining, n.leaves, other.broken = false, false, false
+		}
 	}
 }
 
@@ -62,63 +89,139 @@ func TestEveryHistoryEndsWithEveryKey(t *testing.T) {
 	}
 }
 
-// After any history two of three machines are gone with their data. What the third one has becomes the cluster, with every key.
+// After any history only one member is left, or none can be reached where it was. What the one has becomes the cluster, with every key.
 func TestEveryHistoryCanGoOnFromOneMember(t *testing.T) {
-	for seed := range testlength.Seeds(30, 1000) {
-		s := newSim(seed, 4)
-		s.bound = simtest.Start("etcdcluster", fmt.Sprintf("from a member %d", seed), simLimits)
-		s.cluster.Spec.Storage.OnStop = v1alpha1.EtcdSnapshotThenDelete
-		for range 100 {
-			if s.rand.IntN(2) == 0 {
-				s.coordinate()
+	for _, c := range []struct {
+		name string
+		lose func(*sim) (left string, gone []string)
+	}{
+		{"two of three machines are gone with their data", (*sim).loseAllButOne},
+		{"every node gets another address at once", (*sim).moveAll},
+		{"only a learner is left, which lacks keys", (*sim).loseAllVoters},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for seed := range testlength.Seeds(30, 1000) {
+				s := newSim(seed, 4)
+				s.bound = simtest.Start("etcdcluster", fmt.Sprintf("from a member %d", seed), simLimits)
+				s.cluster.Spec.Storage.OnStop = v1alpha1.EtcdSnapshotThenDelete
+				for range 100 {
+					if s.rand.IntN(2) == 0 {
+						s.coordinate()
+					}
+					s.event()
+				}
+				s.scale(3)
+				s.calm()
+				if s.settled() && !s.Broken() {
+					s.goOnFrom(c.lose(s))
+				}
+				s.bound.End()
+				if verdict := s.Verdict(); verdict != "" {
+					t.Fatalf("seed %d: %s", seed, verdict)
+				}
 			}
-			s.event()
-		}
-		s.scale(3)
-		s.calm()
-		if s.settled() && !s.Broken() {
-			s.goOnFromOne()
-		}
-		s.bound.End()
-		if verdict := s.Verdict(); verdict != "" {
-			t.Fatalf("seed %d: %s", seed, verdict)
-		}
+		})
 	}
 }
 
-// goOnFromOne takes the machines of all members but one away, and orders a restore from that one.
-func (s *sim) goOnFromOne() {
-	left := s.cluster.Status.Members[s.rand.IntN(3)]
-	s.node(left.Node).full = false // or the snapshot of its data cannot be made, and the order is refused
-	var gone []string
+// loseAllButOne takes the machines of all members but one away.
+func (s *sim) loseAllButOne() (left string, gone []string) {
+	one := s.cluster.Status.Members[s.rand.IntN(3)]
 	for _, m := range s.cluster.Status.Members {
-		if n := s.node(m.Node); m.Node != left.Node {
-			n.up, n.downAt = false, s.now
-			gone = append(gone, n.name)
-			for _, d := range s.data {
-				d.running = d.running && d.node != n.name
-			}
+		if m.Node != one.Node {
+			gone = append(gone, m.Node)
+			s.lose(s.node(m.Node))
 		}
 	}
-	for range 60 {
-		s.now = s.now.Add(time.Second)
+	return one.Name, gone
+}
+
+// moveAll gives every node an address that it never had.
+func (s *sim) moveAll() (left string, gone []string) {
+	for _, n := range s.nodes {
+		n.address += 10
+		s.crash(n)
+	}
+	return s.cluster.Status.Members[s.rand.IntN(3)].Name, nil
+}
+
+// loseAllVoters takes the machines of all voters away while a fourth member joins, and after writes that it has not got.
+func (s *sim) loseAllVoters() (left string, gone []string) {
+	s.scale(4)
+	var joins *simData
+	for range 100 {
 		s.coordinate()
-	}
-	if condition(s.cluster.Status, v1alpha1.EtcdQuorumLost) == nil {
-		s.breach("quorum is not reported as lost: %+v", s.cluster.Status)
-	}
-	s.order(&v1alpha1.EtcdRestoreOrder{Member: left.Name, Gone: gone, Expires: metav1.NewTime(s.now.Add(time.Hour))})
-	for range 400 {
-		s.now = s.now.Add(500 * time.Millisecond)
 		for _, n := range s.nodes {
 			s.machine(n)
 		}
-		s.coordinate()
-		if s.cluster.Status.Phase == v1alpha1.EtcdClusterPhaseRunning && s.cluster.Status.ReadyReplicas == 3 {
+		for _, name := range slices.Sorted(maps.Keys(s.data)) {
+			if d := s.data[name]; d.raft == s.raftOf() && d.raft.peer(d.id).Learner {
+				left, joins = name, d
+			}
+		}
+		if joins != nil {
 			break
 		}
 	}
-	if r := s.raftOf(); r == nil || s.cluster.Status.Restore.Phase != v1alpha1.EtcdRestoreDone {
+	if joins == nil {
+		s.breach("no learner joins: %+v", s.cluster.Status)
+		return "", nil
+	}
+	s.coordinateOnce(PromoteLearner) // what it is gets known, and it stays a learner
+	joins.running = false
+	for range 3 {
+		s.clients()
+	}
+	for _, m := range s.members {
+		if m.Spec.Node != joins.node {
+			gone = append(gone, m.Spec.Node)
+			s.lose(s.node(m.Spec.Node))
+		}
+	}
+	slices.Sort(gone)
+	return left, gone
+}
+
+// coordinateOnce lets the coordinator take one look without one kind of action.
+func (s *sim) coordinateOnce(without Do) {
+	s.mutants.decision = func(_ World, d *Decision) {
+		d.Actions = slices.DeleteFunc(d.Actions, func(a Action) bool { return a.Do == without })
+	}
+	s.coordinate()
+	s.mutants.decision = nil
+}
+
+// lose takes a machine away, for longer than the test lasts.
+func (s *sim) lose(n *simNode) {
+	n.up, n.downAt = false, s.now
+	s.crash(n)
+	s.Hear("%s is gone", n.name)
+}
+
+// goOnFrom orders a restore from a member. Without a word about the nodes that are gone it does not begin.
+func (s *sim) goOnFrom(left string, gone []string) {
+	if s.Broken() {
+		return
+	}
+	s.node(s.members[left].Spec.Node).full = false // or the snapshot of its data cannot be made, and the order is refused
+	s.pass(60, func() bool { return false })
+	lost := condition(s.cluster.Status, v1alpha1.EtcdQuorumLost)
+	if lost == nil || !strings.Contains(lost.Message, "--from-member") {
+		s.breach("quorum is not reported as lost, with what to do: %+v", s.cluster.Status)
+	}
+	was := s.cluster.Status.Incarnation
+	if len(gone) > 0 {
+		s.order(&v1alpha1.EtcdRestoreOrder{Member: left, Expires: metav1.NewTime(s.now.Add(time.Hour))})
+		s.pass(20, func() bool { return false })
+		if s.cluster.Status.Incarnation != was {
+			s.breach("the restore begins, and nobody said that %v are gone", gone)
+		}
+	}
+	s.order(&v1alpha1.EtcdRestoreOrder{Member: left, Gone: gone, Expires: metav1.NewTime(s.now.Add(time.Hour))})
+	s.pass(400, func() bool {
+		return s.cluster.Status.Phase == v1alpha1.EtcdClusterPhaseRunning && s.cluster.Status.Restore.Phase == v1alpha1.EtcdRestoreDone
+	})
+	if r := s.raftOf(); r == nil || s.cluster.Status.Restore.Phase != v1alpha1.EtcdRestoreDone || s.cluster.Status.Incarnation == was {
 		s.breach("it is not restored: %+v, %+v", s.cluster.Status.Restore, s.cluster.Status.Conditions)
 	} else {
 		s.judge(r)
@@ -126,6 +229,20 @@ func (s *sim) goOnFromOne() {
 	for _, node := range gone {
 		if !slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Node == node }) {
 			s.breach("the data on %s is not set aside: %+v", node, s.cluster.Status.SetAside)
+		}
+	}
+}
+
+// pass lets time pass without trouble, until something is so.
+func (s *sim) pass(steps int, until func() bool) {
+	for range steps {
+		s.now = s.now.Add(500 * time.Millisecond)
+		for _, n := range s.nodes {
+			s.machine(n)
+		}
+		s.coordinate()
+		if until() {
+			return
 		}
 	}
 }
@@ -163,6 +280,11 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 				d.Actions = append(d.Actions, Action{Do: SetDesired, Member: next})
 			}
 		}}, "before it was released"},
+		{"members are sealed before a node was asked for room", mutants{decision: func(w World, d *Decision) {
+			if stop := d.Status.Stop; stop != nil && stop.Step == v1alpha1.EtcdSealing && stop.SealedSince == nil {
+				stop.SealedSince = micro(w.Now)
+			}
+		}}, "no node has said"},
 		{"a cluster that had keys begins empty", mutants{decision: func(_ World, d *Decision) {
 			for _, a := range d.Actions {
 				if a.Do == SetDesired && a.Member.Spec.Begin != nil {

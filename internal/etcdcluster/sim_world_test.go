@@ -28,6 +28,9 @@ type simNode struct {
 	downAt   time.Time
 	noSpace  bool // snapshots fail here
 	full     bool // and go on to, when all other trouble has ended
+	broken   bool // no member can begin here, though the node runs
+	leaves   bool // it drains until nothing of the cluster is on it
+	address  int
 }
 
 // simRaft is an etcd cluster as it really is: its members, and how many writes it acknowledged.
@@ -35,8 +38,9 @@ type simRaft struct {
 	id       uint64
 	peers    []etcd.Peer
 	revision int64
-	acked    map[int64]bool
+	acked    map[int64]int64 // the revision of each write
 	removed  map[uint64]bool
+	lead     uint64 // leadership was moved to it
 }
 
 // simData is a data directory.
@@ -54,8 +58,10 @@ type simData struct {
 // simFile is a snapshot file.
 type simFile struct {
 	revision int64
-	acked    map[int64]bool
+	acked    map[int64]int64
 }
+
+func (f *simFile) has(write int64) bool { return f.acked[write] > 0 }
 
 // sim is a cluster around the real planner: everything happens in one goroutine, in an order that chance decides.
 type sim struct {
@@ -131,10 +137,16 @@ func (s *sim) node(name string) *simNode {
 
 func (s *sim) scale(size int32) {
 	s.cluster.Spec.Size = &size
+	if !s.cluster.IsSuspended() {
+		s.cluster.Status.Suspended = nil // as Follow does
+	}
 	s.cluster.Generation++
 	s.touch(s.cluster)
 	s.Hear("size %d", size)
 }
+
+// simLease is for how long a node that is down looks alive.
+const simLease = 3 * time.Second
 
 // world is what the coordinator reads.
 func (s *sim) world() World {
@@ -149,7 +161,7 @@ func (s *sim) world() World {
 			object.Status.Liveness = v1alpha1.Draining
 			w.Slot, w.Settled = &v1alpha1.ActiveDrain{Node: n.name}, false
 		}
-		if !n.up {
+		if !n.up && s.now.Sub(n.downAt) >= simLease {
 			ready, rec.Holder, rec.Fenced = metav1.ConditionFalse, "", 1
 		}
 		object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: ready, LastTransitionTime: metav1.NewTime(n.downAt)}}
@@ -226,12 +238,17 @@ func (s *sim) quorate(r *simRaft) bool {
 }
 
 func (s *sim) leader(r *simRaft) uint64 {
+	var first uint64
 	for _, d := range s.runningVoters(r) {
-		if d.applied == r.revision {
+		switch {
+		case d.applied != r.revision:
+		case d.id == r.lead:
 			return d.id
+		case first == 0:
+			first = d.id
 		}
 	}
-	return 0
+	return first
 }
 
 // clients write whenever somebody serves them, and members catch up.
@@ -250,7 +267,7 @@ func (s *sim) clients() {
 		if serving && published {
 			s.writes++
 			r.revision++
-			r.acked[s.writes] = true
+			r.acked[s.writes] = r.revision
 			s.owed[s.writes] = true
 			for _, d := range s.runningVoters(r) {
 				d.applied = r.revision
@@ -267,7 +284,7 @@ func (s *sim) clients() {
 // judge looks whether every acknowledged write is in the cluster that runs.
 func (s *sim) judge(r *simRaft) {
 	for id := range s.owed {
-		if !r.acked[id] {
+		if r.acked[id] == 0 {
 			s.breach("write %d was acknowledged and is not in cluster %x", id, r.id)
 			return
 		}
@@ -307,15 +324,31 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 		if n.draining {
 			return
 		}
-		m.Status.PeerURL, m.Status.ClientURL = "peer://"+m.Name, "client://"+m.Name
+		if m.Status.PeerURL == "" {
+			urls := n.urls(m)
+			m.Status.PeerURL, m.Status.ClientURL = urls.PeerURL, urls.ClientURL
+		}
 		s.phase(m, v1alpha1.EtcdMemberReserved)
 	case v1alpha1.EtcdMemberRun, v1alpha1.EtcdMemberSeal:
+		if !s.listens(n, m) {
+			if d != nil {
+				d.running = false
+			}
+			s.phase(m, v1alpha1.EtcdMemberFailed)
+			return
+		}
 		if d == nil {
 			if m.Spec.DataRequired {
 				s.phase(m, v1alpha1.EtcdMemberFailed)
 				return
 			}
 			if n.draining {
+				return
+			}
+			if n.broken {
+				m.Status.Error, m.Status.Restarts = "no space left on device", m.Status.Restarts+1
+				s.touch(m)
+				s.phase(m, v1alpha1.EtcdMemberStarting)
 				return
 			}
 			if d = s.begin(n, m); d == nil {
@@ -361,6 +394,35 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 	}
 }
 
+// urls are where a member listens at the address that its node has now.
+func (n *simNode) urls(m *v1alpha1.EtcdMember) v1alpha1.EtcdMemberURLs {
+	return v1alpha1.EtcdMemberURLs{PeerURL: fmt.Sprintf("peer://%s@%d", m.Name, n.address), ClientURL: fmt.Sprintf("client://%s@%d", m.Name, n.address)}
+}
+
+// listens says whether a member can listen at its URLs, or at those that etcd's list has of it since its node has another address.
+func (s *sim) listens(n *simNode, m *v1alpha1.EtcdMember) bool {
+	urls := n.urls(m)
+	before := m.Status.DeepCopy()
+	m.Status.Moved = nil
+	switch m.Status.PeerURL {
+	case urls.PeerURL:
+	default:
+		if m.Spec.PeerURL != urls.PeerURL {
+			m.Status.Moved = &urls
+			break
+		}
+		if d := s.data[m.Name]; d != nil && d.raft.peer(d.id).ID != 0 && d.raft.peer(d.id).PeerURL != urls.PeerURL {
+			s.breach("%s moves to %s, and etcd's list has it at %s", m.Name, urls.PeerURL, d.raft.peer(d.id).PeerURL)
+		}
+		m.Status.PeerURL, m.Status.ClientURL = urls.PeerURL, urls.ClientURL
+		s.Hear("%s moves to %s", m.Name, urls.PeerURL)
+	}
+	if !equality.Semantic.DeepEqual(*before, m.Status) {
+		s.touch(m)
+	}
+	return m.Status.Moved == nil
+}
+
 // begin makes a member's data.
 func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 	b := m.Spec.Begin
@@ -380,7 +442,7 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 		}
 	} else {
 		s.nextID++
-		d.raft, d.id = &simRaft{id: s.nextID, acked: map[int64]bool{}, removed: map[uint64]bool{}}, s.nextID+1000
+		d.raft, d.id = &simRaft{id: s.nextID, acked: map[int64]int64{}, removed: map[uint64]bool{}}, s.nextID+1000
 		d.raft.peers = []etcd.Peer{{ID: d.id, Name: m.Name, PeerURL: m.Status.PeerURL}}
 		if b.Snapshot != "" {
 			file := s.anyFile(b.Snapshot)
@@ -395,6 +457,13 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 	}
 	s.data[m.Name] = d
 	return d
+}
+
+// file is a snapshot of the data: it has what was applied to it.
+func (d *simData) file() *simFile {
+	f := &simFile{revision: d.applied, acked: maps.Clone(d.raft.acked)}
+	maps.DeleteFunc(f.acked, func(_, revision int64) bool { return revision > d.applied })
+	return f
 }
 
 func (s *sim) anyFile(snapshot string) *simFile {
@@ -413,6 +482,8 @@ func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 	switch {
 	case snap.DeletionTimestamp != nil:
 		s.dropFile(n, snap)
+	case snap.Spec.TrialBytes > 0:
+		s.tryRoom(n, snap)
 	case snap.Status.Facts == nil && snap.Status.Error == "" && s.members[snap.Spec.Member] != nil && s.members[snap.Spec.Member].Spec.Node == n.name:
 		d := s.data[snap.Spec.Member]
 		if d == nil || d.running == snap.Spec.FromData {
@@ -424,7 +495,7 @@ func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 			return
 		}
 		snap.Status.Facts = &v1alpha1.EtcdSnapshotFacts{Revision: d.applied, At: *micro(s.now)}
-		s.keepFile(n, snap, &simFile{revision: d.applied, acked: maps.Clone(d.raft.acked)})
+		s.keepFile(n, snap, d.file())
 	case wanted && !has && snap.Status.Facts != nil && n.full:
 		if _, failed := snap.Copy(n.name); !failed && !slices.ContainsFunc(snap.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == n.name }) {
 			snap.Status.Copies = append(snap.Status.Copies, v1alpha1.EtcdSnapshotCopy{Node: n.name, Error: "no space left on device"})
@@ -437,6 +508,20 @@ func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 	case !wanted && has && slices.ContainsFunc(snap.Verified(), func(other string) bool { return slices.Contains(snap.Spec.Nodes, other) }):
 		s.dropFile(n, snap)
 	}
+}
+
+// tryRoom lets a node say whether it has room for a copy.
+func (s *sim) tryRoom(n *simNode, trial *v1alpha1.EtcdSnapshot) {
+	if c, _ := trial.Copy(n.name); c.Node != "" || !slices.Contains(trial.Spec.Nodes, n.name) {
+		return
+	}
+	entry := v1alpha1.EtcdSnapshotCopy{Node: n.name, Room: micro(s.now)}
+	if n.noSpace || n.full || s.chance(6) {
+		entry = v1alpha1.EtcdSnapshotCopy{Node: n.name, Error: "no space left on device"}
+	}
+	trial.Status.Copies = append(trial.Status.Copies, entry)
+	s.touch(trial)
+	s.Hear("%s has room for %s: %t", n.name, trial.Name, entry.Room != nil)
 }
 
 func (s *sim) keepFile(n *simNode, snap *v1alpha1.EtcdSnapshot, f *simFile) {
@@ -505,7 +590,7 @@ func (s *sim) coordinate() bool {
 }
 
 func irreversible(a Action) bool {
-	return a.Do == AddLearner || a.Do == PromoteLearner || a.Do == RemovePeer || a.Do == DeleteSnapshot || a.Do == SetDesired && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete
+	return a.Do == AddLearner || a.Do == UpdatePeer || a.Do == PromoteLearner || a.Do == RemovePeer || a.Do == DeleteSnapshot || a.Do == SetDesired && a.Member.Spec.Want == v1alpha1.EtcdMemberDelete
 }
 
 // raftOf is the etcd cluster of the present incarnation.
@@ -539,7 +624,7 @@ func (s *sim) do(w World, a Action) bool {
 			s.breach("%s is let go and its data is there", a.Member.Name)
 		}
 		delete(s.members, a.Member.Name)
-	case AddLearner, PromoteLearner, RemovePeer, MoveLeader:
+	case AddLearner, PromoteLearner, RemovePeer, MoveLeader, UpdatePeer:
 		return s.reconfigure(a)
 	case CreateSnapshot:
 		if s.snapshots[a.Snapshot.Name] != nil {
@@ -620,11 +705,20 @@ func (s *sim) reconfigure(a Action) bool {
 		s.nextID++
 		r.peers = append(r.peers, etcd.Peer{ID: s.nextID + 1000, PeerURL: a.Member.Status.PeerURL, Learner: true})
 	case PromoteLearner:
+		p, _ := etcd.PeerOf(r.peers, a.Member)
 		for i := range r.peers {
-			if r.peers[i].PeerURL == a.Member.Status.PeerURL && !s.chance(2) {
+			if r.peers[i].ID == p.ID && !s.chance(2) {
 				r.peers[i].Learner = false
 			}
 		}
+	case UpdatePeer:
+		for i := range r.peers {
+			if r.peers[i].ID == a.Peer.ID {
+				r.peers[i].PeerURL = a.Peer.PeerURL
+			}
+		}
+	case MoveLeader:
+		r.lead = a.Peer.ID
 	case RemovePeer:
 		p := r.peer(a.Peer.ID)
 		if p.ID == 0 || p.Learner != a.Peer.Learner {
@@ -677,6 +771,8 @@ func (s *sim) event() {
 		s.restore()
 	case k == 37:
 		s.fill(n)
+	case k == 38:
+		s.move(n)
 	}
 	s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
 }
@@ -699,6 +795,33 @@ func (s *sim) down(n *simNode) {
 			d.running = false
 		}
 	}
+}
+
+// move gives a node another address, or one that it had before, as long as a quorum of the members stays where it is: without it only a restore helps.
+func (s *sim) move(n *simNode) {
+	r := s.raftOf()
+	if r == nil || !n.up || StageOf(s.cluster) != StageRunning || s.cluster.Size() == 0 {
+		return
+	}
+	stay := 0
+	for _, d := range s.runningVoters(r) {
+		if d.node != n.name {
+			stay++
+		}
+	}
+	moves := slices.ContainsFunc(slices.Collect(maps.Values(s.members)), func(m *v1alpha1.EtcdMember) bool {
+		return m.Status.PeerURL != "" && m.Status.PeerURL != s.node(m.Spec.Node).urls(m).PeerURL
+	})
+	// A learner that runs may become a voter at this moment, and counts before its new address is known.
+	joins := slices.ContainsFunc(slices.Collect(maps.Values(s.data)), func(d *simData) bool {
+		return d.node == n.name && d.running && d.raft == r && r.has(d.id) && r.peer(d.id).Learner
+	})
+	if stay < quorum(r.voters()) || moves || joins {
+		return
+	}
+	n.address = s.rand.IntN(3)
+	s.Hear("%s has address %d", n.name, n.address)
+	s.crash(n)
 }
 
 // crash ends the processes of members on a node; the node starts them again.
@@ -779,9 +902,14 @@ func (s *sim) fill(n *simNode) {
 	}
 }
 
-// free frees the disk of a node that has all members of the cluster: without it no snapshot can be taken, which only a person can mend.
+// free frees the disk of a node that has all members of the cluster: without it no snapshot can be taken, which only a person can mend. A node on
+// which no member can begin is mended when no drain waits any more.
 func (s *sim) free() {
+	waits := slices.ContainsFunc(slices.Collect(maps.Values(s.members)), func(m *v1alpha1.EtcdMember) bool {
+		return s.node(m.Spec.Node).leaves && s.data[m.Name] != nil
+	})
 	for _, n := range s.nodes {
+		n.broken = n.broken && waits
 		here, elsewhere := 0, 0
 		for _, m := range s.members {
 			aside := slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name })
@@ -815,7 +943,7 @@ func (s *sim) calm() {
 	s.chaos = false
 	s.Hear("calm")
 	for _, n := range s.nodes {
-		n.up, n.draining, n.noSpace = true, false, false
+		n.up, n.draining, n.noSpace = true, n.leaves, false
 	}
 	if s.cluster.IsSuspended() {
 		s.suspend()
@@ -845,6 +973,11 @@ func (s *sim) settledBut(aside int) bool {
 	st := s.cluster.Status
 	if st.ObservedGeneration != s.cluster.Generation {
 		return false
+	}
+	for _, m := range s.members {
+		if s.node(m.Spec.Node).leaves && s.data[m.Name] != nil {
+			return false
+		}
 	}
 	if s.cluster.Size() == 0 {
 		return st.Phase == v1alpha1.EtcdClusterPhaseStopped && st.Stop == nil

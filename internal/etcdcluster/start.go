@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -79,7 +80,7 @@ func (p *planner) forgetFormerIncarnation() {
 // unavailable returns why a snapshot cannot be restored now; empty if it can.
 func (p *planner) unavailable(name string) string {
 	s := p.find(name)
-	if s == nil {
+	if s == nil || !s.DeletionTimestamp.IsZero() {
 		return fmt.Sprintf("Snapshot %s does not exist. Set spec.restoreFrom to another snapshot, or to none to start empty.", name)
 	}
 	verified := s.Verified()
@@ -107,6 +108,17 @@ func copyErrors(copies []v1alpha1.EtcdSnapshotCopy) string {
 	return strings.Join(list, "; ")
 }
 
+// arriving says how much of copies that are on their way has arrived.
+func arriving(s *v1alpha1.EtcdSnapshot) string {
+	text := ""
+	for _, c := range s.Status.Copies {
+		if c.Verified == nil && c.Received > 0 && s.Status.Facts != nil {
+			text += fmt.Sprintf(", node %s has received %s of %s", c.Node, humanize.IBytes(uint64(c.Received)), humanize.IBytes(uint64(s.Status.Facts.Size)))
+		}
+	}
+	return text
+}
+
 // startFirstMember brings up the first member of an incarnation. If that is lost before the cluster is established, the next member
 // starts a new incarnation. That loses nothing: the first member is sealed, and serves no client before the cluster is recorded as
 // established.
@@ -122,20 +134,25 @@ func (p *planner) startFirstMember() {
 		}
 	}
 	if len(p.current) == 0 {
-		node, ok := p.place(nil, p.verifiedOn(snapshot), p.avoided)
+		node, ok := p.place(nil, p.verifiedOn(snapshot))
 		if !ok {
-			p.message = "No node is schedulable for the first member; start or uncordon a node"
+			p.stuck = "No node is schedulable for the first member; start or uncordon a node"
 			return
 		}
 		p.create(node)
 		return
 	}
 	first := p.current[0]
-	failed := first.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(first.CreationTimestamp.Time) > firstMemberPatience
-	misplaced := p.Leaving(first.Spec.Node) && first.Spec.Begin == nil
+	p.recordFirst(first)
+	failed := first.is(v1alpha1.EtcdMemberFailed) && p.Now.Sub(first.CreationTimestamp.Time) > firstMemberPatience || p.failedTooLong(first)
+	misplaced := p.Leaving(first.Spec.Node) && !first.healthy() // its node lets it begin only if it has data
+	if failed {
+		p.avoid(first.Spec.Node)
+	}
 	switch {
 	case !p.Live(first.Spec.Node) || failed || misplaced:
 		p.status.Incarnation++
+		p.status.Failing = nil
 		for _, m := range p.current {
 			p.setDesired(m, v1alpha1.EtcdMemberDelete)
 		}

@@ -3,6 +3,7 @@ package etcdcluster
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -46,6 +47,9 @@ func (p *planner) fillStatus() {
 	p.addEvents()
 }
 
+// startWaits is between the message of a start and what it waits for.
+const startWaits = ". "
+
 // finishStart records how long a start took once every member is healthy.
 func (p *planner) finishStart() {
 	s := &p.status
@@ -63,10 +67,13 @@ func (p *planner) finishStart() {
 	// Until every member is healthy, the message of the start stays.
 	message := v1alpha1.MessageEtcdBootstrap
 	if was := meta.FindStatusCondition(p.Cluster.Status.Conditions, v1alpha1.EtcdProgressing); was != nil && was.Reason == v1alpha1.ReasonEtcdCreating {
-		message = was.Message
+		message, _, _ = strings.Cut(was.Message, startWaits)
 	}
 	if p.Cluster.Status.Starting == nil || p.restoring {
 		message = p.startMessage()
+	}
+	if p.stuck != "" {
+		message += startWaits + p.stuck
 	}
 	p.phase, p.reason, p.message, p.changing = v1alpha1.EtcdClusterPhaseCreating, v1alpha1.ReasonEtcdCreating, message, true
 }

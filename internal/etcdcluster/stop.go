@@ -20,6 +20,7 @@ import (
 //	   │             all sealed, revision known     verified, on enough nodes
 //	   └──────────────────────── Retain, Delete ──────▶ Released
 //
+// Sealing begins with a trial, while clients are served: whether enough nodes have room for a copy (trial.go).
 // Until Released the stop can be canceled, which unseals the members. From Released on their data may be deleted, and a cluster that is
 // wanted again starts from what was kept.
 
@@ -32,6 +33,8 @@ const (
 	// pauseFirst and pauseMost bound the time for which clients are served after a stop that could not be completed.
 	pauseFirst = 10 * time.Second
 	pauseMost  = 10 * time.Minute
+	// trialMost bounds the time until nodes are asked for room again. That keeps nobody out.
+	trialMost = time.Minute
 
 	defaultStopTimeout = 5 * time.Minute
 )
@@ -92,6 +95,10 @@ func (p *planner) continueStop(stage Stage, size int) {
 	case size > 0 && stage == StageEvacuating:
 		p.cancelStop()
 		p.start()
+	case stage == StageEvacuating && !p.drainWaits():
+		p.cancelStop() // the drain was cancelled
+		p.reportStopped()
+		p.rest()
 	case size > 0:
 		p.cancelStop()
 		p.adjustMembers(size)
@@ -162,11 +169,13 @@ func (p *planner) copyProgress(s *v1alpha1.EtcdSnapshot) string {
 }
 
 // pause lets clients in, and tries the stop again later: the longer, the more often it has failed.
-func (p *planner) pause(why string) {
+func (p *planner) pause(why string) { p.pauseAtMost(pauseMost, why) }
+
+func (p *planner) pauseAtMost(most time.Duration, why string) {
 	stop := p.status.Stop
 	stop.Attempt++
-	wait := backoff.Policy{First: pauseFirst, Longest: pauseMost}.After(stop.Attempt)
-	stop.Step, stop.SealedSince, stop.PausedUntil = v1alpha1.EtcdSealing, nil, micro(p.Now.Add(wait))
+	wait := backoff.Policy{First: pauseFirst, Longest: most}.After(stop.Attempt)
+	stop.Step, stop.SealedSince, stop.Trial, stop.PausedUntil = v1alpha1.EtcdSealing, nil, "", micro(p.Now.Add(wait))
 	p.snapFailed = fmt.Sprintf("%s Nothing was deleted, and clients are served. The stop is tried again in %s.", why, wait)
 	p.serveMeanwhile()
 }
@@ -202,6 +211,9 @@ func (p *planner) seal() {
 		p.pauseAfter(failed)
 		return
 	}
+	if p.needsTrial() && !p.try() {
+		return
+	}
 	p.keepOut()
 	p.snapFailed = p.lastFailure()
 	p.reportWaiting("waiting until no member serves clients")
@@ -221,6 +233,7 @@ func (p *planner) seal() {
 	}
 	if !p.View.Listed {
 		p.reportWaiting("waiting until no member serves clients" + because(p.View.Error))
+		p.missesQuorum()
 		return
 	}
 	for _, m := range p.voters() {
@@ -256,7 +269,7 @@ func (p *planner) tooSoonAfter(failed *v1alpha1.EtcdSnapshot) bool {
 // pauseAfter lets members serve clients until the next snapshot is tried.
 func (p *planner) pauseAfter(failed *v1alpha1.EtcdSnapshot) {
 	p.reportFailed(failed)
-	p.status.Stop.SealedSince = nil
+	p.status.Stop.SealedSince, p.status.Stop.Trial = nil, ""
 	p.serveMeanwhile()
 }
 
@@ -299,7 +312,11 @@ func (p *planner) attempt() {
 	if !ok {
 		return
 	}
-	stop.Step, stop.Revision, stop.CopyFailures = v1alpha1.EtcdSnapshotting, p.View.Revision, nil
+	stop.Step, stop.Revision = v1alpha1.EtcdSnapshotting, p.View.Revision
+	if stop.Trial == "" {
+		stop.CopyFailures = nil
+	}
+	stop.Trial = "" // the nodes that had no room are known to this attempt, and asked last
 	for {
 		stop.Attempt++
 		stop.Snapshot = p.snapshotName(stop)
@@ -358,7 +375,7 @@ func (p *planner) source() (memberView, bool) {
 			if m.Name == p.View.Via {
 				n += 2
 			}
-			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" {
+			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" || p.hadNoRoom(m.Spec.Node) {
 				n -= 8 // the disk of its node may be full
 			}
 			if !m.leads() {
@@ -466,7 +483,7 @@ func (p *planner) copy() {
 	}
 	p.keepSealed()
 	if len(good) < need {
-		p.reportWaiting(fmt.Sprintf("%d of %d copies of snapshot %s are verified", len(good), need, s.Name))
+		p.reportWaiting(fmt.Sprintf("%d of %d copies of snapshot %s are verified%s", len(good), need, s.Name, arriving(s)))
 		if len(stop.CopyFailures) > 0 {
 			p.snapFailed = "The copies are not complete: " + p.copyProgress(s) + ". Nothing was deleted."
 		}
@@ -482,9 +499,9 @@ func (p *planner) recordCopyFailures(s *v1alpha1.EtcdSnapshot) {
 	for _, c := range s.Status.Copies {
 		at := slices.IndexFunc(stop.CopyFailures, func(known v1alpha1.EtcdSnapshotCopy) bool { return known.Node == c.Node })
 		switch {
-		case c.Verified != nil && at >= 0:
+		case (c.Verified != nil || c.Room != nil) && at >= 0:
 			stop.CopyFailures = slices.Delete(stop.CopyFailures, at, at+1)
-		case c.Verified == nil && c.Error != "" && at < 0:
+		case c.Verified == nil && c.Room == nil && c.Error != "" && at < 0:
 			stop.CopyFailures = append(stop.CopyFailures, c)
 		}
 	}
@@ -516,8 +533,39 @@ func (p *planner) endMembers() {
 // evacuateRetainedData turns data that a stopped cluster retained on a draining node into a snapshot on other nodes.
 func (p *planner) evacuateRetainedData() {
 	rest := p.status.Rest
-	if rest == nil || rest.OnStop != v1alpha1.EtcdRetain || p.Slot == nil || !slices.ContainsFunc(p.current, func(m memberView) bool { return m.Spec.Node == p.Slot.Node }) {
-		return
+	switch {
+	case rest == nil || rest.OnStop != v1alpha1.EtcdRetain:
+	case p.drainWaits():
+		p.beginEvacuation()
+	default:
+		p.rest()
 	}
-	p.beginEvacuation()
+}
+
+// drainWaits returns whether a drain waits for the cluster to leave its node.
+func (p *planner) drainWaits() bool {
+	return p.Slot != nil && slices.ContainsFunc(p.current, func(m memberView) bool { return m.Spec.Node == p.Slot.Node })
+}
+
+// rest stops members that an evacuation had woken and that retain their data.
+func (p *planner) rest() {
+	for _, m := range p.current {
+		if m.Spec.Begin != nil && m.Spec.Want == v1alpha1.EtcdMemberSeal {
+			p.setDesired(m, v1alpha1.EtcdMemberStop)
+		}
+	}
+}
+
+// missesQuorum reports which nodes an evacuation needs: a snapshot can be taken only of a quorum.
+func (p *planner) missesQuorum() {
+	var absent []string
+	for _, m := range p.current {
+		if !p.Live(m.Spec.Node) {
+			absent = append(absent, m.Spec.Node)
+		}
+	}
+	if there := len(p.current) - len(absent); p.stage() == StageEvacuating && there < quorum(len(p.current)) {
+		p.missing = fmt.Sprintf("It is stopped and retained its data, of which a snapshot can be taken only with %d of %d members; %d can run. Start %s, or cancel the drain.",
+			quorum(len(p.current)), len(p.current), there, strings.Join(absent, " and "))
+	}
 }

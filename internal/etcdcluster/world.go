@@ -29,6 +29,8 @@ type World struct {
 	Load map[string]int
 	// View is what the members reported.
 	View etcd.View
+	// Failed has the error of the last attempt of actions that failed.
+	Failed map[Do]string
 }
 
 func (w World) target() etcd.Target {
@@ -68,15 +70,18 @@ func (m memberView) lost() bool {
 // join combines an object with what etcd reported of it.
 func (w World) join(m *v1alpha1.EtcdMember) memberView {
 	j := memberView{EtcdMember: m, health: w.View.Health[m.Name]}
-	if m.Status.PeerURL == "" {
-		return j
-	}
-	for i := range w.View.Peers {
-		if w.View.Peers[i].PeerURL == m.Status.PeerURL {
-			j.peer = &w.View.Peers[i]
-		}
+	if p, ok := etcd.PeerOf(w.View.Peers, m); ok {
+		j.peer = &p
 	}
 	return j
+}
+
+// address returns the peer URL that etcd's list should have of the member: that at which its node can run it.
+func (m memberView) address() string {
+	if m.Status.Moved != nil {
+		return m.Status.Moved.PeerURL
+	}
+	return m.Status.PeerURL
 }
 
 // goneFor says how long nobody has lived on a node, and whether anybody does not. A node whose object is gone was taken away by a

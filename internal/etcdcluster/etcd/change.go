@@ -55,14 +55,30 @@ func (c *Client) list(ctx context.Context, of Target) (listing, error) {
 	return now, err
 }
 
-// Has asks etcd whether a member with this peer URL is in its list.
-func (c *Client) Has(ctx context.Context, of Target, peerURL string) (bool, error) {
+// Has asks etcd whether a member is in its list.
+func (c *Client) Has(ctx context.Context, of Target, m *v1alpha1.EtcdMember) (bool, error) {
 	now, err := c.list(ctx, of)
 	if err != nil {
 		return false, err
 	}
-	_, there := now.find(peerURL)
+	_, there := PeerOf(now.peers, m)
 	return there, nil
+}
+
+// UpdateURL changes the peer URL of a member in etcd's list. Its ID, its vote and its data stay.
+func (c *Client) UpdateURL(ctx context.Context, of Target, peer Peer) error {
+	now, err := c.list(ctx, of)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(now.peers, func(p Peer) bool { return p.ID == peer.ID })
+	if i < 0 || now.peers[i].PeerURL == peer.PeerURL {
+		return nil
+	}
+	ctx, cancel := now.via.call(ctx, changeTimeout)
+	defer cancel()
+	_, err = pb.NewClusterClient(now.via.conn).MemberUpdate(ctx, &pb.MemberUpdateRequest{ID: peer.ID, PeerURLs: []string{peer.PeerURL}})
+	return wrapped(err, peer.Name)
 }
 
 func (l listing) find(peerURL string) (Peer, bool) {
@@ -119,7 +135,7 @@ func (c *Client) Promote(ctx context.Context, of Target, m *v1alpha1.EtcdMember)
 	if err != nil {
 		return err
 	}
-	p, there := now.find(m.Status.PeerURL)
+	p, there := PeerOf(now.peers, m)
 	if !there || !p.Learner {
 		return nil
 	}
@@ -144,10 +160,11 @@ func (c *Client) Remove(ctx context.Context, of Target, peer Peer) error {
 	if err != nil {
 		return err
 	}
-	p, there := now.find(peer.PeerURL)
-	if !there || p.ID != peer.ID {
+	i := slices.IndexFunc(now.peers, func(p Peer) bool { return p.ID == peer.ID })
+	if i < 0 {
 		return nil
 	}
+	p := now.peers[i]
 	if healthy, voters := now.healthyWithout(p.ID); !p.Learner && healthy < Quorum(voters) {
 		return fmt.Errorf("member %s: %w: %d of the other %d voters are healthy", peer.Name, ErrQuorum, healthy, voters)
 	}

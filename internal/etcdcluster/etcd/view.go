@@ -56,6 +56,25 @@ type Peer struct {
 	Learner bool
 }
 
+// PeerOf finds a member in etcd's list: by the ID that it reported, since its URL changes when its node gets another address, or by the URL
+// with which it was added.
+func PeerOf(list []Peer, m *v1alpha1.EtcdMember) (Peer, bool) {
+	if m.Status.PeerURL == "" {
+		return Peer{}, false
+	}
+	for _, p := range list {
+		if m.Status.ID != "" && HexID(p.ID) == m.Status.ID {
+			return p, true
+		}
+	}
+	for _, p := range list {
+		if p.PeerURL == m.Status.PeerURL {
+			return p, true
+		}
+	}
+	return Peer{}, false
+}
+
 // Health is what one member reported of itself.
 type Health struct {
 	Answered  bool

@@ -38,7 +38,7 @@ import (
 
 const (
 	// patience bounds every wait for something that should come.
-	patience = time.Minute
+	patience = 4 * time.Minute
 	// glance is how often somebody looks whether it has: every look is a request.
 	glance = 50 * time.Millisecond
 )
@@ -342,7 +342,7 @@ func (m *machine) private(name string) *clientv3.Client {
 }
 
 func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

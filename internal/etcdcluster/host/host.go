@@ -57,6 +57,8 @@ type Options struct {
 	// MemberArgs are further arguments of the members' processes, and MemberLogLevel is the level at which etcd logs there.
 	MemberArgs     []string
 	MemberLogLevel string
+	// ReceivedEvery is how often a copy on its way reports how much of it has arrived; zero is receivedEvery.
+	ReceivedEvery time.Duration
 }
 
 // Host is what a node has of etcd clusters: members and data at rest. Members keep running while the lease is in doubt, because raft

@@ -377,6 +377,32 @@ func TestANodeThatIsRestartedWhileItDrainsTakesUpWhatItRan(t *testing.T) {
 	until(t, "the member that was woken to be counted", func() bool { return n1.held(host.KindMembers) == 2 })
 }
 
+func TestAMemberOfANodeThatGotAnotherAddressWaitsForEtcdsList(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	m := y.filled("c-1", n1)
+	id := m.Status.ID
+	n1.stop()
+	n1.etcds.Address = "127.0.0.2"
+	n1.start()
+	until(t, "the member to report where it would listen", func() bool {
+		y.must(y.admin.Get(context.Background(), client.ObjectKeyFromObject(m), m))
+		return m.Status.Moved != nil && m.Status.Phase == v1alpha1.EtcdMemberFailed
+	})
+	moved := *m.Status.Moved
+	if !strings.HasPrefix(moved.PeerURL, "https://127.0.0.2:") || !strings.HasPrefix(moved.ClientURL, "https://127.0.0.2:") {
+		t.Errorf("it would listen at %+v", moved)
+	}
+	// The list has another address than the node: it goes on waiting.
+	m = y.want(m, v1alpha1.EtcdMemberRun, func(m *v1alpha1.EtcdMember) { m.Spec.PeerURL = "https://127.0.0.3:1" })
+	m = y.awaitPhase(m, v1alpha1.EtcdMemberFailed)
+	m = y.want(m, v1alpha1.EtcdMemberRun, func(m *v1alpha1.EtcdMember) { m.Spec.PeerURL = moved.PeerURL })
+	m = y.awaitPhase(m, v1alpha1.EtcdMemberRunning)
+	if m.Status.PeerURL != moved.PeerURL || m.Status.ClientURL != moved.ClientURL || m.Status.Moved != nil || m.Status.ID != id {
+		t.Errorf("it runs as %+v", m.Status)
+	}
+}
+
 func TestAMemberOfANodeThatGotAnotherAddressFailsAndItsDataCanBeRead(t *testing.T) {
 	y := newYard(t)
 	n1 := y.machine("n1")
@@ -385,7 +411,7 @@ func TestAMemberOfANodeThatGotAnotherAddressFailsAndItsDataCanBeRead(t *testing.
 	n1.etcds.Address = "127.0.0.2"
 	n1.start()
 	m = y.awaitPhase(m, v1alpha1.EtcdMemberFailed)
-	if !strings.Contains(m.Status.Error, "it was 127.0.0.1 and is 127.0.0.2") || !m.Status.Data || n1.held(host.KindMembers) != 0 {
+	if !strings.Contains(m.Status.Error, "it was https://127.0.0.1:") || !m.Status.Data || n1.held(host.KindMembers) != 0 {
 		t.Errorf("it says %q, data %t, and the gate counts %d", m.Status.Error, m.Status.Data, n1.held(host.KindMembers))
 	}
 	// As for a restore from its data: it reports its log, and a snapshot is made of it.

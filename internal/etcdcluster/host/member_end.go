@@ -49,6 +49,7 @@ func (w *memberWorker) stop(epoch *epochRun, m *v1alpha1.EtcdMember) error {
 		err = mark.check(m, w.dir)
 	}
 	if err != nil {
+		w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) { s.PID = 0 })
 		return err
 	}
 	if mark != nil && w.hold == nil {

@@ -29,6 +29,9 @@ func (w *memberWorker) reportFailure(epoch *epochRun, m *v1alpha1.EtcdMember, er
 		case final:
 			s.Phase, s.PID = v1alpha1.EtcdMemberFailed, 0
 			s.Data = hasData(w.dir)
+			if s.Moved = nil; errors.Is(err, errMoved) {
+				s.Moved = w.movedTo(m)
+			}
 		case s.Phase == "":
 			s.Phase = v1alpha1.EtcdMemberPending
 		case runs(m) && s.Phase != v1alpha1.EtcdMemberPending && s.Phase != v1alpha1.EtcdMemberReserved && w.child == nil:
@@ -73,6 +76,14 @@ func (w *memberWorker) publish(ctx context.Context) {
 	w.publishes.Run(ctx, publishRetries, func() worker.Next { return worker.Next{In: worker.Forever, Err: w.write(ctx)} })
 }
 
+// keepURLs leaves published URLs as they are, unless the member has moved to where the spec lets it. A worker that has not reserved the ports yet
+// does not know them.
+func keepURLs(next *v1alpha1.EtcdMemberStatus, o *v1alpha1.EtcdMember) {
+	if o.Status.PeerURL != "" && (next.PeerURL == "" || next.PeerURL != o.Spec.PeerURL) {
+		next.PeerURL, next.ClientURL = o.Status.PeerURL, o.Status.ClientURL
+	}
+}
+
 func (w *memberWorker) write(ctx context.Context) error {
 	m, gone := w.Newest()
 	epoch := w.host.current()
@@ -86,9 +97,7 @@ func (w *memberWorker) write(ctx context.Context) error {
 			return false // nothing was observed in this epoch yet
 		}
 		next := w.status
-		if o.Status.PeerURL != "" {
-			next.PeerURL, next.ClientURL = o.Status.PeerURL, o.Status.ClientURL
-		}
+		keepURLs(&next, o)
 		if equality.Semantic.DeepEqual(o.Status, next) {
 			return false
 		}

@@ -73,23 +73,34 @@ func portOf(address string) int {
 	return port
 }
 
-// moved fails if the member's URLs have another address than the node has now.
-func (w *memberWorker) moved(m *v1alpha1.EtcdMember) error {
+// movedTo returns where the member would listen at the node's address of now; nil if that is where it listens anyway.
+func (w *memberWorker) movedTo(m *v1alpha1.EtcdMember) *v1alpha1.EtcdMemberURLs {
 	u, err := url.Parse(m.Status.PeerURL)
 	if err != nil || m.Status.PeerURL == "" || u.Hostname() == w.host.opts.Address {
 		return nil
 	}
-	return fmt.Errorf("%w: it was %s and is %s; the member is replaced while the others have a quorum", errMoved, u.Hostname(), w.host.opts.Address)
+	return &v1alpha1.EtcdMemberURLs{PeerURL: w.urlOf(m.Spec.PeerTLS, portOf(m.Status.PeerURL)), ClientURL: w.urlOf(m.Spec.ClientTLS, portOf(m.Status.ClientURL))}
 }
 
-// setURLs derives the member's URLs from its ports. They never change once they were published.
+// moved fails if the member's URLs have another address than the node has now, and etcd's list has not followed yet.
+func (w *memberWorker) moved(m *v1alpha1.EtcdMember) error {
+	to := w.movedTo(m)
+	if to == nil || to.PeerURL == m.Spec.PeerURL {
+		return nil
+	}
+	return fmt.Errorf("%w: it was %s and is %s; waiting until a quorum of the others has changed the address in etcd's list", errMoved, m.Status.PeerURL, to.PeerURL)
+}
+
+// setURLs derives the member's URLs from its ports. Once they were published they change only with the node's address, after etcd's list has.
 func (w *memberWorker) setURLs(m *v1alpha1.EtcdMember) {
 	peer, client := m.Status.PeerURL, m.Status.ClientURL
 	if peer == "" {
 		peer, client = w.urlOf(m.Spec.PeerTLS, w.mark.PeerPort), w.urlOf(m.Spec.ClientTLS, w.mark.ClientPort)
+	} else if to := w.movedTo(m); to != nil && to.PeerURL == m.Spec.PeerURL {
+		peer, client = to.PeerURL, to.ClientURL
 	}
 	w.mu.Lock()
-	w.status.PeerURL, w.status.ClientURL = peer, client
+	w.status.PeerURL, w.status.ClientURL, w.status.Moved = peer, client, nil
 	w.mu.Unlock()
 }
 
@@ -120,7 +131,9 @@ func (w *memberWorker) admit(m *v1alpha1.EtcdMember) error {
 // fetch finds the snapshot that the member begins with.
 func (w *memberWorker) fetch(ctx context.Context, epoch *epochRun, m *v1alpha1.EtcdMember) (err error) {
 	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) { s.Phase = v1alpha1.EtcdMemberStarting })
-	if w.restore, w.discard, err = epoch.restoreSource(ctx, m); err != nil {
+	if w.restore, w.discard, err = epoch.restoreSource(ctx, m, func(bytes int64) {
+		w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) { s.DataBytes = bytes })
+	}); err != nil {
 		w.postpone(err)
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -48,6 +49,29 @@ func (w *snapshotWorker) keep(ctx context.Context, s *v1alpha1.EtcdSnapshot) err
 	return w.copyHere(ctx, s, err)
 }
 
+// try says whether this node could keep a copy: it reserves the room and gives it back, and reaches the node that would take the snapshot.
+func (w *snapshotWorker) try(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
+	if c, _ := s.Copy(w.opts.Node); c.Node != "" || !slices.Contains(s.Spec.Nodes, w.opts.Node) {
+		return nil
+	}
+	err := w.runHeavy(ctx, func() error { return w.store.Reserve(w.key, s.Spec.TrialBytes) })
+	if err == nil && s.Spec.MemberNode != w.opts.Node {
+		if err = w.reach(ctx, s.Spec.MemberNode, s); err != nil {
+			err = fmt.Errorf("node %s does not answer: %w", s.Spec.MemberNode, err)
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	entry := v1alpha1.EtcdSnapshotCopy{Node: w.opts.Node}
+	if err != nil {
+		entry.Error = short(err.Error(), 1024)
+	} else {
+		entry.Room = new(metav1.NowMicro())
+	}
+	return w.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool { return setCopy(o, entry) })
+}
+
 // verify compares the size and the checksum of this node's file with those that were recorded.
 func (r *epochRun) verify(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
 	path, err := r.store.Path(keyOfSnapshot(s))
@@ -71,7 +95,7 @@ func (w *snapshotWorker) copyHere(ctx context.Context, s *v1alpha1.EtcdSnapshot,
 	temp, err := w.store.Temp(w.key)
 	if err == nil {
 		defer w.store.Discard(temp)
-		err = w.runHeavy(ctx, func() error { return w.fetch(ctx, s, temp) })
+		err = w.runHeavy(ctx, func() error { return w.fetch(ctx, s, temp, func(n int64) { w.writeReceived(ctx, s, n) }) })
 	}
 	if err == nil {
 		err = w.store.Keep(w.key, temp)
@@ -90,7 +114,7 @@ func (w *snapshotWorker) copyHere(ctx context.Context, s *v1alpha1.EtcdSnapshot,
 }
 
 // fetch fetches a copy from the nodes that have a verified one, in random order, until one succeeds.
-func (r *epochRun) fetch(ctx context.Context, s *v1alpha1.EtcdSnapshot, temp string) error {
+func (r *epochRun) fetch(ctx context.Context, s *v1alpha1.EtcdSnapshot, temp string, arrived func(bytes int64)) error {
 	from := slices.DeleteFunc(s.Verified(), func(n string) bool { return n == r.opts.Node })
 	rand.Shuffle(len(from), func(i, j int) { from[i], from[j] = from[j], from[i] })
 	err := errNoCopy
@@ -98,7 +122,7 @@ func (r *epochRun) fetch(ctx context.Context, s *v1alpha1.EtcdSnapshot, temp str
 		if i == 0 {
 			err = nil
 		}
-		one := r.fetchFrom(ctx, name, s, temp)
+		one := r.fetchFrom(ctx, name, s, temp, arrived)
 		if one == nil {
 			return nil
 		}
@@ -140,7 +164,7 @@ func (w *snapshotWorker) dropSuperfluous(ctx context.Context, s *v1alpha1.EtcdSn
 
 // restoreSource returns the snapshot that a member begins with: this node's copy, or one that is fetched for the member. The caller
 // calls discard after use, which deletes what was fetched.
-func (r *epochRun) restoreSource(ctx context.Context, m *v1alpha1.EtcdMember) (restore *member.Restore, discard func(), err error) {
+func (r *epochRun) restoreSource(ctx context.Context, m *v1alpha1.EtcdMember, arrived func(bytes int64)) (restore *member.Restore, discard func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(r.ctx, cancel)()
@@ -154,7 +178,7 @@ func (r *epochRun) restoreSource(ctx context.Context, m *v1alpha1.EtcdMember) (r
 	if s.Status.Facts == nil {
 		return nil, nil, fmt.Errorf("snapshot %s has not been taken", s.Name)
 	}
-	path, discard, err := r.goodCopy(ctx, s)
+	path, discard, err := r.goodCopy(ctx, s, arrived)
 	if err != nil {
 		return nil, nil, fmt.Errorf("snapshot %s: %w", s.Name, err)
 	}
@@ -162,7 +186,7 @@ func (r *epochRun) restoreSource(ctx context.Context, m *v1alpha1.EtcdMember) (r
 }
 
 // goodCopy returns the path of a file that is verified.
-func (r *epochRun) goodCopy(ctx context.Context, s *v1alpha1.EtcdSnapshot) (path string, discard func(), err error) {
+func (r *epochRun) goodCopy(ctx context.Context, s *v1alpha1.EtcdSnapshot, arrived func(bytes int64)) (path string, discard func(), err error) {
 	key := keyOfSnapshot(s)
 	if path, err = r.store.Path(key); err != nil {
 		return "", nil, err
@@ -183,7 +207,7 @@ func (r *epochRun) goodCopy(ctx context.Context, s *v1alpha1.EtcdSnapshot) (path
 	if path, err = r.store.Temp(key); err != nil {
 		return "", nil, err
 	}
-	if err := r.runHeavy(ctx, func() error { return r.fetch(ctx, s, path) }); err != nil {
+	if err := r.runHeavy(ctx, func() error { return r.fetch(ctx, s, path, arrived) }); err != nil {
 		r.store.Discard(path)
 		return "", nil, errors.Join(bad, err)
 	}

@@ -118,6 +118,8 @@ func (w *snapshotWorker) step(ctx context.Context, s *v1alpha1.EtcdSnapshot) err
 	switch {
 	case s.DeletionTimestamp != nil:
 		return w.delete(ctx, s)
+	case s.Spec.TrialBytes > 0:
+		return w.try(ctx, s)
 	case s.Status.Facts == nil:
 		return w.takeIfLocal(ctx, s)
 	case slices.Contains(s.Spec.Nodes, w.opts.Node):
@@ -147,10 +149,22 @@ func (r *epochRun) writeCopy(ctx context.Context, s *v1alpha1.EtcdSnapshot, bad 
 	return r.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool { return setCopy(o, entry) })
 }
 
+// writeReceived writes how much of a copy has arrived on this node. What was wrong with it before stays.
+func (r *epochRun) writeReceived(ctx context.Context, s *v1alpha1.EtcdSnapshot, bytes int64) {
+	err := r.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool {
+		entry, _ := o.Copy(r.opts.Node)
+		entry.Node, entry.Received = r.opts.Node, bytes
+		return setCopy(o, entry)
+	})
+	if err != nil {
+		r.opts.Log.Debug("could not report how much of a snapshot has arrived", append(logged(s), "error", err)...)
+	}
+}
+
 func setCopy(o *v1alpha1.EtcdSnapshot, entry v1alpha1.EtcdSnapshotCopy) bool {
 	for i, c := range o.Status.Copies {
 		if c.Node == entry.Node {
-			if c.Error == entry.Error && (c.Verified == nil) == (entry.Verified == nil) && entry.Verified == nil {
+			if c.Error == entry.Error && (c.Room == nil) == (entry.Room == nil) && c.Received == entry.Received && (c.Verified == nil) == (entry.Verified == nil) && entry.Verified == nil {
 				return false
 			}
 			o.Status.Copies[i] = entry

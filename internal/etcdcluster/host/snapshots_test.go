@@ -104,6 +104,24 @@ func TestASnapshotIsCopiedAndHandedOn(t *testing.T) {
 	}
 }
 
+func TestACopyOnItsWayTellsHowMuchHasArrived(t *testing.T) {
+	y := newYard(t)
+	n1, n2 := y.machine("n1"), y.machine("n2", func(m *machine) { m.etcds.ReceivedEvery = time.Nanosecond })
+	cli := y.client(y.filled("c-1", n1))
+	for i := range 48 {
+		_, err := cli.Put(soon(t), fmt.Sprintf("large-%d", i), strings.Repeat("v", 1<<20))
+		y.must(err)
+	}
+	s := y.snapshot("s-1", "c-1", 0, n1, n2)
+	y.awaitSnapshot(s, "on its way", func(s *v1alpha1.EtcdSnapshot) bool {
+		c, verified := s.Copy(n2.name)
+		return !verified && c.Received > 0 && c.Received < s.Status.Facts.Size && c.Error == ""
+	})
+	if c, _ := y.awaitSnapshot(s, "kept by both", kept(n1, n2)).Copy(n2.name); c.Received != 0 {
+		t.Errorf("a whole copy is %+v", c)
+	}
+}
+
 func TestTheLastCopyStaysUntilAnotherIsVerified(t *testing.T) {
 	y := newYard(t)
 	n1, n2 := y.machine("n1"), y.machine("n2")
@@ -185,6 +203,45 @@ func TestASnapshotStoreThatFailsIsTold(t *testing.T) {
 	got := y.awaitSnapshot(s, "an error", func(s *v1alpha1.EtcdSnapshot) bool { return s.Status.Error != "" })
 	if !strings.Contains(got.Status.Error, "snapshot store") {
 		t.Errorf("status %+v", got.Status)
+	}
+}
+
+// A trial takes no snapshot and leaves nothing behind: each node says whether it has room for a copy and reaches the node that would take it.
+func TestANodeSaysWhetherItHasRoomForACopy(t *testing.T) {
+	y := newYard(t)
+	n1, n2, n3 := y.machine("n1"), y.machine("n2"), y.machine("n3")
+	y.must(os.WriteFile(filepath.Join(n3.etcds.Snapshots, y.uid), nil, 0o600)) // where a directory should be
+	y.filled("c-1", n1)
+	trial := func(name string, bytes int64, memberNode string) *v1alpha1.EtcdSnapshot {
+		s := &v1alpha1.EtcdSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: y.namespace, Name: name}}
+		s.Spec = v1alpha1.EtcdSnapshotSpec{Cluster: "c", ClusterUID: y.uid, MemberNode: memberNode, TrialBytes: bytes, Nodes: []string{n1.name, n2.name, n3.name}}
+		y.must(y.admin.Create(soon(t), s))
+		return y.awaitSnapshot(s, "answered by all", func(s *v1alpha1.EtcdSnapshot) bool { return len(s.Status.Copies) == 3 })
+	}
+	answer := func(s *v1alpha1.EtcdSnapshot, m *machine) (room bool, why string) {
+		c, verified := s.Copy(m.name)
+		if verified || s.Status.Facts != nil {
+			t.Errorf("%s: a trial counts as a copy: %+v", m.name, s.Status)
+		}
+		return c.Room != nil, c.Error
+	}
+	s := trial("t-1", 1<<20, n1.name)
+	for _, m := range []*machine{n1, n2} {
+		if room, why := answer(s, m); !room || why != "" {
+			t.Errorf("%s has room: %t, %s", m.name, room, why)
+		}
+		if left, err := filepath.Glob(filepath.Join(m.etcds.Snapshots, y.uid, "*")); err != nil || len(left) > 0 {
+			t.Errorf("%s: left behind: %v, %v", m.name, left, err)
+		}
+	}
+	if room, why := answer(s, n3); room || why == "" {
+		t.Errorf("a node whose directory is a file has room: %t, %s", room, why)
+	}
+	if room, why := answer(trial("t-2", 1<<60, n1.name), n2); room || !strings.Contains(why, "reserve 1152921504606846976 bytes") {
+		t.Errorf("a node has room for 1 EiB: %t, %s", room, why)
+	}
+	if room, why := answer(trial("t-3", 1<<20, "absent"), n2); room || !strings.Contains(why, "node absent does not answer") {
+		t.Errorf("a node that cannot reach the source can keep a copy: %t, %s", room, why)
 	}
 }
 

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,10 @@ const (
 	stallLimit = 30 * time.Second
 	// aliveEvery is how often the sender sends an empty piece while it reads the whole file before it sends the first.
 	aliveEvery = 5 * time.Second
+	// receivedEvery is how often a copy on its way reports how much has arrived.
+	receivedEvery = 5 * time.Second
+	// reachLimit is how long a node has to answer another one.
+	reachLimit = 10 * time.Second
 	// sendsAtOnce bounds the copies that a node sends at a time.
 	sendsAtOnce = 4
 )
@@ -120,16 +125,40 @@ func (h *Host) distrust(ctx context.Context, s *v1alpha1.EtcdSnapshot, bad error
 	}
 }
 
-// fetchFrom fetches a copy from one node and verifies it.
-func (r *epochRun) fetchFrom(ctx context.Context, name string, s *v1alpha1.EtcdSnapshot, temp string) error {
+// dial connects to another node.
+func (r *epochRun) dial(ctx context.Context, name string) (*grpc.ClientConn, error) {
 	n := &v1alpha1.Node{}
 	if err := r.epoch.Cache.Get(ctx, types.NamespacedName{Name: name}, n); err != nil {
-		return err
+		return nil, err
 	}
 	if n.Status.Address == "" {
-		return errors.New("the node has not published its address")
+		return nil, errors.New("the node has not published its address")
 	}
-	conn, err := peer.Dial(r.opts.Files, n.Status.Address, name)
+	return peer.Dial(r.opts.Files, n.Status.Address, name)
+}
+
+// reach finds out whether a copy could be fetched from a node. It asks for one that does not exist.
+func (r *epochRun) reach(ctx context.Context, name string, s *v1alpha1.EtcdSnapshot) error {
+	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	defer cancel()
+	conn, err := r.dial(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	in, err := wire.NewSnapshotsClient(conn).Fetch(ctx, &wire.FetchRequest{Namespace: s.Namespace, Name: s.Name, Uid: string(s.UID)})
+	if err == nil {
+		_, err = in.Recv()
+	}
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
+}
+
+// fetchFrom fetches a copy from one node and verifies it. Now and then it tells how much has arrived.
+func (r *epochRun) fetchFrom(ctx context.Context, name string, s *v1alpha1.EtcdSnapshot, temp string, arrived func(bytes int64)) error {
+	conn, err := r.dial(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -147,6 +176,7 @@ func (r *epochRun) fetchFrom(ctx context.Context, name string, s *v1alpha1.EtcdS
 		return err
 	}
 	defer file.Close()
+	reported, received := time.Now(), int64(0)
 	for {
 		piece, err := in.Recv()
 		if errors.Is(err, io.EOF) {
@@ -158,6 +188,12 @@ func (r *epochRun) fetchFrom(ctx context.Context, name string, s *v1alpha1.EtcdS
 		stall.Reset(stallLimit)
 		if _, err := file.Write(piece.Data); err != nil {
 			return err
+		}
+		received += int64(len(piece.Data))
+		if received > 0 && time.Since(reported) >= cmp.Or(r.opts.ReceivedEvery, receivedEvery) {
+			arrived(received)
+			reported = time.Now()
+			stall.Reset(stallLimit)
 		}
 	}
 }

@@ -24,7 +24,7 @@ import (
 )
 
 // patience bounds every wait for something that should come.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // house is a certificate authority, and the directories of members.
 type house struct {
@@ -168,7 +168,7 @@ func private(t *testing.T, c member.Config) *clientv3.Client {
 }
 
 func short(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/atomicfile"
@@ -86,6 +87,43 @@ func (s Store) tidy(dir string) {
 	for dir != filepath.Clean(s.Root) && os.Remove(dir) == nil {
 		dir = filepath.Dir(dir)
 	}
+}
+
+// Reserve finds out whether there is room for a snapshot of a size, and for its file. Nothing of it stays.
+func (s Store) Reserve(k Key, size int64) (err error) {
+	temp, err := s.Temp(k)
+	if err != nil {
+		return err
+	}
+	defer s.Discard(temp)
+	f, err := os.OpenFile(temp, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+		err = syscall.Fallocate(int(f.Fd()), 0, 0, size)
+	}
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+		return fits(f, size)
+	}
+	if err != nil {
+		return fmt.Errorf("reserve %d bytes: %w", size, err)
+	}
+	return nil
+}
+
+// fits compares a size with what a file system has left that cannot reserve room.
+func fits(f *os.File, size int64) error {
+	var fs syscall.Statfs_t
+	if err := syscall.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return err
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free < size {
+		return fmt.Errorf("reserve %d bytes: %w: %d are free", size, syscall.ENOSPC, free)
+	}
+	_, err := f.Write([]byte{0}) // it can be written at all
+	return err
 }
 
 // Keep renames a verified temporary file to the snapshot's name.

@@ -32,6 +32,18 @@ func fill(t *testing.T, s snapshot.Store, k snapshot.Key, data string) {
 	must(t, s.Keep(k, temp))
 }
 
+func TestRoomIsReservedAndGivenBack(t *testing.T) {
+	s := snapshot.Store{Root: t.TempDir()}
+	k := snapshot.Key{Dir: "d", ClusterUID: "u", Name: "n"}
+	must(t, s.Reserve(k, 1<<20))
+	if err := s.Reserve(k, 1<<60); err == nil {
+		t.Error("there is room for 1 EiB")
+	}
+	if left, err := os.ReadDir(s.Root); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 func TestAStoreKeepsListsAndDeletes(t *testing.T) {
 	s := snapshot.Store{Root: t.TempDir()}
 	a, b := snapshot.Key{ClusterUID: "u", Name: "a"}, snapshot.Key{Dir: "d", ClusterUID: "u", Name: "b"}

@@ -1,0 +1,146 @@
+package etcdcluster
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+)
+
+// Before a stop keeps clients out, it asks the nodes whether they could keep a copy of the snapshot that it will take: an EtcdSnapshot with
+// spec.trialBytes, of which there is no file. Each of its nodes reserves as much room, gives it back, and tries to reach the node that will take the
+// snapshot. Only with enough such nodes are the members sealed.
+
+// trialLimit is how long a node has to answer. Nodes of a former version do not answer at all.
+const trialLimit = 30 * time.Second
+
+// needsTrial returns whether clients are served that the stop is about to keep out for the time that its copies take.
+func (p *planner) needsTrial() bool {
+	stop := p.status.Stop
+	return stop.SealedSince == nil && stop.OnStop == v1alpha1.EtcdSnapshotThenDelete && p.stage() == StageStopping
+}
+
+// try returns whether enough nodes have room for a copy, and asks them until that is known. Clients are served meanwhile.
+func (p *planner) try() bool {
+	stop := p.status.Stop
+	stop.PausedUntil, p.snapFailed = nil, p.lastFailure()
+	p.reportWaiting("checking that nodes have room for a copy of the snapshot; clients are served meanwhile")
+	for _, m := range p.voters() {
+		p.unseal(m)
+	}
+	trial := p.find(stop.Trial)
+	if trial != nil && (!trial.DeletionTimestamp.IsZero() || trial.Spec.TrialBytes == 0) {
+		trial, stop.Trial = nil, "" // somebody deleted it
+	}
+	if trial != nil {
+		p.recordCopyFailures(trial)
+		p.recordSilence(trial)
+	}
+	from, ok := p.source()
+	if !ok || !p.View.Listed {
+		p.reportWaiting("waiting for a healthy member to take a snapshot from" + because(p.View.Error))
+		return false
+	}
+	if trial == nil {
+		p.createTrial(from)
+		return false
+	}
+	room, need := p.withRoom(trial), p.copiesNeeded()
+	switch {
+	case len(room) >= need && p.sourceHasRoom(trial):
+		return true
+	case len(trial.Status.Copies) == 0 && p.Now.Sub(trial.CreationTimestamp.Time) > trialLimit:
+		return true // no node knows what a trial is
+	case p.fails(trial, from.Spec.Node) || len(room) < need && !p.moreToTry(trial, room):
+		p.pauseAtMost(trialMost, fmt.Sprintf("%d nodes must have room for a copy of the snapshot, among them the node of a healthy member, and %d have it%s.",
+			need, len(room), because(copyErrors(stop.CopyFailures))))
+		return false
+	}
+	next := trial.DeepCopy()
+	next.Spec.Nodes = p.trialTargets(trial, from)
+	if !slices.Equal(next.Spec.Nodes, trial.Spec.Nodes) {
+		p.act(Action{Do: PlaceSnapshot, Snapshot: next})
+	}
+	return false
+}
+
+func (p *planner) createTrial(from memberView) {
+	c, stop := p.Cluster, p.status.Stop
+	if stop.Trial == "" {
+		stop.CopyFailures = nil
+		for n := 1; stop.Trial == "" || p.find(stop.Trial) != nil; n++ {
+			stop.Trial = SnapshotName(c, fmt.Sprintf("%d-trial-%d", stop.Generation, n))
+		}
+	}
+	bytes := int64(1)
+	for _, m := range p.voters() {
+		bytes = max(bytes, m.health.DBSize)
+	}
+	trial := &v1alpha1.EtcdSnapshot{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.Namespace, Name: stop.Trial,
+			Labels: map[string]string{v1alpha1.EtcdClusterLabel: c.Name}, Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer},
+		},
+		Spec: v1alpha1.EtcdSnapshotSpec{
+			Cluster: c.Name, ClusterUID: string(c.UID), Incarnation: p.status.Incarnation, Generation: stop.Generation, MemberNode: from.Spec.Node,
+			TrialBytes: bytes, Dir: c.Spec.Snapshot.Dir,
+		},
+	}
+	trial.Spec.Nodes = p.trialTargets(trial, from)
+	p.act(Action{Do: CreateSnapshot, Snapshot: trial})
+}
+
+// trialTargets returns the nodes that are asked: those that would keep the copies, others in the place of those that have no room, and always the
+// node that would take the snapshot.
+func (p *planner) trialTargets(trial *v1alpha1.EtcdSnapshot, from memberView) []string {
+	targets := p.copyTargets(trial, append([]string{from.Spec.Node}, trial.Spec.Nodes...), false)
+	for _, node := range append([]string{from.Spec.Node}, trial.Spec.Nodes...) {
+		if !slices.Contains(targets, node) {
+			targets = append(targets, node) // who was asked stays asked: its answer counts
+		}
+	}
+	slices.Sort(targets)
+	return targets
+}
+
+// recordSilence counts nodes that did not answer as without room, if others answered.
+func (p *planner) recordSilence(trial *v1alpha1.EtcdSnapshot) {
+	if len(trial.Status.Copies) == 0 || p.Now.Sub(trial.CreationTimestamp.Time) <= trialLimit {
+		return
+	}
+	for _, node := range trial.Spec.Nodes {
+		answered := slices.ContainsFunc(trial.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == node })
+		if !answered && !p.fails(trial, node) {
+			p.status.Stop.CopyFailures = append(p.status.Stop.CopyFailures, v1alpha1.EtcdSnapshotCopy{Node: node, Error: "it did not answer for " + trialLimit.String()})
+		}
+	}
+}
+
+// withRoom returns the nodes that have room for a copy and may keep one.
+func (p *planner) withRoom(trial *v1alpha1.EtcdSnapshot) []string {
+	var nodes []string
+	for _, c := range trial.Status.Copies {
+		if c.Room != nil && p.mayKeepCopy(c.Node) {
+			nodes = append(nodes, c.Node)
+		}
+	}
+	return nodes
+}
+
+// sourceHasRoom returns whether the snapshot can be taken on a node that has room for it.
+func (p *planner) sourceHasRoom(trial *v1alpha1.EtcdSnapshot) bool {
+	return slices.ContainsFunc(p.voters(), func(m memberView) bool {
+		c, _ := trial.Copy(m.Spec.Node)
+		return c.Room != nil && m.healthy() && p.Live(m.Spec.Node)
+	})
+}
+
+// moreToTry returns whether a node is left that has not said that it has no room.
+func (p *planner) moreToTry(trial *v1alpha1.EtcdSnapshot, room []string) bool {
+	return slices.ContainsFunc(append(p.SchedulableNodes(), trial.Spec.Nodes...), func(node string) bool {
+		return p.mayKeepCopy(node) && !p.fails(trial, node) && !slices.Contains(room, node)
+	})
+}
