@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed"
@@ -21,11 +23,10 @@ func newChangefeed() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "changefeed",
 		Aliases: []string{"cf"},
-		Short:   "Create, list, pause, resume and remove changefeeds",
+		Short:   "Create, list, pause, resume and remove changefeeds, and skip a transaction",
 	}
 	cmd.AddCommand(newChangefeedCreate(), newChangefeedList("list"),
-		newChangefeedState("pause", "Pause a changefeed; when it is resumed it continues at its position", v1alpha1.ChangefeedPause),
-		newChangefeedState("resume", "Resume a paused or failed changefeed", v1alpha1.ChangefeedRun), newChangefeedRemove())
+		newChangefeedPause(), newChangefeedResume(), newChangefeedRemove(), newChangefeedSkip())
 	return cmd
 }
 
@@ -35,6 +36,9 @@ func newChangefeedCreate() *cobra.Command {
 	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: kind.DefaultNamespace}}
 	var ddl bool
 	var sourceSecret, sinkSecret string
+	var copies bool
+	var rate int64
+	var routes []string
 	cmd := &cobra.Command{
 		Use:   "create NAME --source URL --sink URL",
 		Short: "Create a changefeed",
@@ -46,6 +50,18 @@ counts changes and discards them.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cf.Name, cf.Spec.DDL = args[0], &ddl
 			cf.Spec.SourcePasswordSecretRef, cf.Spec.SinkPasswordSecretRef = passwordSecret(sourceSecret), passwordSecret(sinkSecret)
+			if copies {
+				cf.Spec.Snapshot = &v1alpha1.ChangefeedSnapshot{RowsPerSecond: rate}
+			} else if rate != 0 {
+				return fmt.Errorf("--snapshot-rows-per-second needs --snapshot")
+			}
+			for _, text := range routes {
+				r, err := parseRoute(text)
+				if err != nil {
+					return err
+				}
+				cf.Spec.Routing = append(cf.Spec.Routing, r)
+			}
 			if err := changefeed.Validate(&cf.Spec); err != nil {
 				return err
 			}
@@ -70,11 +86,24 @@ counts changes and discards them.`,
 	fs.StringVar(&cf.Spec.SinkPasswordFile, "sink-password-file", "", "file with the password of the sink, by its name in the --credentials-dir of the nodes")
 	fs.StringVar(&sinkSecret, "sink-password-secret", "", "Secret with the password of the sink, NAME or NAME/KEY, in the namespace of the changefeed (default key password)")
 	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "tables to replicate: schema.table with the wildcards * and ?, or !schema.table to exclude tables; may be repeated")
+	fs.StringArrayVar(&routes, "route", nil, "name of tables at the sink, MATCH=SCHEMA or MATCH=SCHEMA.TABLE, where {schema} and {table} stand for the names at the source: 'shop.*=crm.{table}'; may be repeated, and the first that matches decides")
 	fs.StringVar(&cf.Spec.StartPosition, "start-position", "", "GTID, or its sequence number, after which to begin (default: the newest)")
 	fs.BoolVar(&ddl, "ddl", true, "replicate DDL too")
+	fs.BoolVar(&copies, "snapshot", false, "copy what the source has first: create its tables at the sink and fill them")
+	fs.Int64Var(&rate, "snapshot-rows-per-second", 0, "how many rows each node copies per second at most (default any number)")
 	_ = cmd.MarkFlagRequired("source")
 	_ = cmd.MarkFlagRequired("sink")
 	return cmd
+}
+
+// parseRoute parses a route written as MATCH=SCHEMA or MATCH=SCHEMA.TABLE.
+func parseRoute(text string) (v1alpha1.ChangefeedRoute, error) {
+	match, target, ok := strings.Cut(text, "=")
+	if !ok || match == "" || target == "" {
+		return v1alpha1.ChangefeedRoute{}, fmt.Errorf("--route %q: use MATCH=SCHEMA or MATCH=SCHEMA.TABLE, for instance 'shop.*=crm.{table}'", text)
+	}
+	schema, table, _ := strings.Cut(target, ".")
+	return v1alpha1.ChangefeedRoute{Match: match, Schema: schema, Table: table}, nil
 }
 
 // passwordSecret is a reference written as NAME or NAME/KEY.
@@ -131,7 +160,7 @@ func changefeedsText(list []changefeed.Status, now time.Time) string {
 	return trimLines(b.String())
 }
 
-func newChangefeedState(use, short string, state v1alpha1.ChangefeedWish) *cobra.Command {
+func newChangefeedState(use, short string, state v1alpha1.ChangefeedWish, set func(context.Context, client.Client, types.NamespacedName) (*v1alpha1.Changefeed, error)) *cobra.Command {
 	var c cluster
 	var out output
 	var namespace string
@@ -144,7 +173,7 @@ func newChangefeedState(use, short string, state v1alpha1.ChangefeedWish) *cobra
 			if err != nil {
 				return err
 			}
-			cf, err := changefeed.SetState(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]}, state)
+			cf, err := set(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]})
 			if err != nil {
 				return err
 			}
@@ -154,6 +183,64 @@ func newChangefeedState(use, short string, state v1alpha1.ChangefeedWish) *cobra
 	c.addFlags(cmd.Flags())
 	out.addFlag(cmd.Flags())
 	addNamespace(cmd.Flags(), &namespace, kind.DefaultNamespace, "namespace of the changefeed")
+	return cmd
+}
+
+// newChangefeedResume makes the command that resumes a changefeed, at its checkpoint or after a later transaction.
+func newChangefeedResume() *cobra.Command {
+	var gtid string
+	var leaveOut bool
+	cmd := newChangefeedState("resume", "Resume a paused or failed changefeed", v1alpha1.ChangefeedRun, func(ctx context.Context, cl client.Client, key types.NamespacedName) (*v1alpha1.Changefeed, error) {
+		switch {
+		case gtid != "":
+			return changefeed.ResumeFrom(ctx, cl, key, gtid, leaveOut)
+		case leaveOut:
+			return nil, fmt.Errorf("--leave-out-transactions needs --from")
+		}
+		return changefeed.SetState(ctx, cl, key, v1alpha1.ChangefeedRun)
+	})
+	cmd.Flags().StringVar(&gtid, "from", "", "GTID after which to continue, instead of at the checkpoint, which must be before it")
+	cmd.Flags().BoolVar(&leaveOut, "leave-out-transactions", false, "with --from: leave out the transactions in between, with their rows and DDL")
+	return cmd
+}
+
+// newChangefeedPause makes the command that pauses a changefeed.
+func newChangefeedPause() *cobra.Command {
+	return newChangefeedState("pause", "Pause a changefeed; when it is resumed it continues at its position", v1alpha1.ChangefeedPause, func(ctx context.Context, cl client.Client, key types.NamespacedName) (*v1alpha1.Changefeed, error) {
+		return changefeed.SetState(ctx, cl, key, v1alpha1.ChangefeedPause)
+	})
+}
+
+func newChangefeedSkip() *cobra.Command {
+	var c cluster
+	var out output
+	var namespace, gtid string
+	cmd := &cobra.Command{
+		Use:   "skip NAME --gtid GTID",
+		Short: "Leave out one transaction of the source when a paused or failed changefeed is resumed",
+		Long: `Leave out one transaction of the source, with its rows and its DDL, when a paused or failed changefeed is resumed. Make the tables at the sink
+first what they would be after it, as far as later changes need that. Tables that have passed the transaction keep what it changed.`,
+		Example: `  ebb changefeed skip shop --gtid 0-1-5713`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			cf, err := changefeed.Skip(cmd.Context(), cl, types.NamespacedName{Namespace: namespace, Name: args[0]}, gtid)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), cf, func() string {
+				return fmt.Sprintf("changefeed %s: GTID %s will be left out; run 'ebb changefeed resume %s'\n", cf.Name, gtid, cf.Name)
+			})
+		},
+	}
+	c.addFlags(cmd.Flags())
+	out.addFlag(cmd.Flags())
+	addNamespace(cmd.Flags(), &namespace, kind.DefaultNamespace, "namespace of the changefeed")
+	cmd.Flags().StringVar(&gtid, "gtid", "", "GTID of the transaction (required)")
+	_ = cmd.MarkFlagRequired("gtid")
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,7 +19,9 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/datagen"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/filesink"
+	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
+	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -59,7 +62,7 @@ func (o Opener) Source(c dispatch.Config) (stream.Source, error) {
 		if err != nil {
 			return nil, err
 		}
-		return mariadb.Open(mariadb.Options{Address: u.Host, User: u.User.Username(), Password: password, TLS: secure, Logger: o.Log})
+		return mariadb.Open(mariadb.Options{Address: u.Host, User: u.User.Username(), Password: password, TLS: secure, Raw: c.Forward, Logger: o.Log})
 	}
 	return nil, fmt.Errorf("source %s://: %w: use mysql:// or datagen://", u.Scheme, stream.ErrUnusable)
 }
@@ -92,10 +95,18 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 		if err != nil {
 			return nil, err
 		}
-		return sqlsink.Open(sqlsink.Options{
+		sink, err := sqlsink.Open(sqlsink.Options{
 			Address: u.Host, User: u.User.Username(), Password: password, TLS: secure, Changefeed: key.Namespace + "/" + key.Name + "/" + key.UID,
-			MaxConnections: c.Workers, Logger: o.Log,
+			MaxConnections: c.Workers, Forward: c.Forward, Logger: o.Log,
 		})
+		if err != nil || len(c.Routes) == 0 {
+			return sink, err
+		}
+		routes, err := route.Parse(c.Routes)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%w: %w", stream.ErrUnusable, err), sink.Close())
+		}
+		return sqlsink.Route(sink, routes, c.Filter), nil
 	}
 	return nil, fmt.Errorf("sink %s://: %w: use mysql://, file:// or blackhole://", u.Scheme, stream.ErrUnusable)
 }
@@ -137,8 +148,77 @@ func Validate(spec *v1alpha1.ChangefeedSpec) error {
 	if _, err := stream.ParsePosition(spec.StartPosition); err != nil {
 		return err
 	}
+	if err := validSnapshot(spec); err != nil {
+		return err
+	}
+	if err := validForward(spec); err != nil {
+		return err
+	}
+	if err := validRouting(spec); err != nil {
+		return err
+	}
+	if err := validSkips(spec); err != nil {
+		return err
+	}
 	_, err := stream.ParseFilter(spec.Filter)
 	return err
+}
+
+// validSkips checks the transactions that are not to be replicated, and the one to resume after.
+func validSkips(spec *v1alpha1.ChangefeedSpec) error {
+	if len(spec.Skip) > 0 && (!strings.HasPrefix(spec.Source, "mysql://") || !strings.HasPrefix(spec.Sink, "mysql://")) {
+		return fmt.Errorf("skip: the source and the sink must be MariaDB (mysql://)")
+	}
+	if spec.ResumeFrom != "" && strings.Count(spec.ResumeFrom, "-") != 2 {
+		return fmt.Errorf("resume: %q is not a GTID such as 0-1-100", spec.ResumeFrom)
+	}
+	for _, gtid := range spec.Skip {
+		if strings.Count(gtid, "-") != 2 {
+			return fmt.Errorf("skip: %q is not a GTID such as 0-1-100", gtid)
+		}
+		if _, err := stream.ParsePosition(gtid); err != nil {
+			return fmt.Errorf("skip: %w", err)
+		}
+	}
+	return nil
+}
+
+// validRouting checks whether tables can have other names at the sink.
+func validRouting(spec *v1alpha1.ChangefeedSpec) error {
+	if len(spec.Routing) == 0 {
+		return nil
+	}
+	if !strings.HasPrefix(spec.Source, "mysql://") || !strings.HasPrefix(spec.Sink, "mysql://") {
+		return fmt.Errorf("routing: the source and the sink must be MariaDB (mysql://)")
+	}
+	_, err := route.Parse(maintainer.Routes(spec.Routing))
+	return err
+}
+
+// validSnapshot checks whether what the source has can be copied.
+func validSnapshot(spec *v1alpha1.ChangefeedSpec) error {
+	switch {
+	case spec.Snapshot == nil:
+	case !strings.HasPrefix(spec.Source, "mysql://") || !strings.HasPrefix(spec.Sink, "mysql://"):
+		return fmt.Errorf("snapshot: the source and the sink must be MariaDB (mysql://); other sinks get changes only")
+	case spec.StartPosition != "":
+		return fmt.Errorf("snapshot: remove the start position: a snapshot has a position of its own")
+	case spec.DDL != nil && !*spec.DDL:
+		return fmt.Errorf("snapshot: replicate DDL (ddl: true), because tables may be altered while they are copied")
+	}
+	return nil
+}
+
+// validForward checks whether rows can be forwarded as they were logged.
+func validForward(spec *v1alpha1.ChangefeedSpec) error {
+	switch {
+	case spec.Forward != v1alpha1.ForwardAuto:
+	case !strings.HasPrefix(spec.Source, "mysql://") || !strings.HasPrefix(spec.Sink, "mysql://"):
+		return fmt.Errorf("forward: the source and the sink must be MariaDB (mysql://)")
+	case spec.DDL != nil && !*spec.DDL:
+		return fmt.Errorf("forward: replicate DDL (ddl: true), because a table that is altered at the sink alone would get values of other columns")
+	}
+	return nil
 }
 
 // validServer checks the URL of a server.

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
@@ -80,7 +79,7 @@ func TestServersAreReachedOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := errors.New("found")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	err = source.Read(ctx, 0, func(tx *stream.Transaction) error {
 		if len(tx.Rows) > 0 {

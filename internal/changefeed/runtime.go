@@ -376,7 +376,7 @@ func (r *run) gone(cf *v1alpha1.Changefeed) {
 		return
 	}
 	if m := r.running[key]; m != nil && m.run == r {
-		m.Stop()
+		m.Gone()
 	}
 	r.unwanted[key] = true
 	r.closeLater(key, func() {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
@@ -27,7 +28,7 @@ func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire
 	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, d := range s.host.engine.Dispatchers(key) {
 		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{
-			Table: wire.TableName(d.Table), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint),
+			Table: wire.TableName(d.Table), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint), Members: wire.TableNames(d.Members), Watches: wire.TableNames(d.Watches),
 		})
 	}
 	return reply, nil
@@ -42,7 +43,12 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 		if !ok {
 			return nil, status.Errorf(codes.InvalidArgument, "%q is not a table name", t.Table)
 		}
-		orders = append(orders, dispatch.Order{Table: table, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position), Since: stream.Position(t.Since)})
+		members, ok1 := wire.ParseTables(t.Members)
+		watches, ok2 := wire.ParseTables(t.Watches)
+		if !ok1 || !ok2 {
+			return nil, status.Errorf(codes.InvalidArgument, "%q or %q are not names of tables", t.Members, t.Watches)
+		}
+		orders = append(orders, dispatch.Order{Table: table, Members: members, Watches: watches, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position), Since: stream.Position(t.Since)})
 	}
 	if req.Do != wire.Do_DO_STOP && !s.host.wants(key) {
 		return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("changefeed %s is paused or deleted", key))
@@ -84,8 +90,25 @@ func configOf(c *wire.Config) dispatch.Config {
 	return dispatch.Config{
 		Source: c.GetSource(), Sink: c.GetSink(), SourcePasswordFile: c.GetSourcePasswordFile(), SinkPasswordFile: c.GetSinkPasswordFile(),
 		SourceSecret: secretFromWire(c.GetSourceSecret()), SinkSecret: secretFromWire(c.GetSinkSecret()),
-		Workers: int(c.GetWorkers()), BatchRows: int(c.GetBatchRows()), DDL: c.GetDdl(),
+		Workers: int(c.GetWorkers()), BatchRows: int(c.GetBatchRows()), DDL: c.GetDdl(), SnapshotRate: int(c.GetSnapshotRate()),
+		Forward: c.GetForward(), Routes: routesFromWire(c.GetRoutes()), Filter: c.GetFilter(), Skips: positionsFromWire(c.GetSkips()),
 	}
+}
+
+func positionsFromWire(list []uint64) []stream.Position {
+	var positions []stream.Position
+	for _, at := range list {
+		positions = append(positions, stream.Position(at))
+	}
+	return positions
+}
+
+func routesFromWire(list []*wire.Route) []route.Rule {
+	var rules []route.Rule
+	for _, r := range list {
+		rules = append(rules, route.Rule{Match: r.Match, Schema: r.Schema, Table: r.Table})
+	}
+	return rules
 }
 
 func secretFromWire(r *wire.SecretRef) dispatch.SecretRef {

@@ -2,6 +2,7 @@ package changefeed
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -9,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -33,6 +35,8 @@ type Status struct {
 	placement   v1alpha1.ChangefeedPlacement // for the note
 	// FilterPending: the filter has changed, and applies when the changefeed is paused and resumed.
 	FilterPending bool `json:"filterPending,omitempty"`
+	// Snapshot is how far the initial copy is.
+	Snapshot *v1alpha1.ChangefeedSnapshotStatus `json:"snapshot,omitempty"`
 }
 
 // ReadStatus reads the changefeeds of a namespace, of all if it is empty, sorted by name.
@@ -49,6 +53,7 @@ func ReadStatus(ctx context.Context, c client.Client, namespace string, now time
 			Namespace: cf.Namespace, Name: cf.Name, State: cf.Status.State, Maintainer: p.Node, Placement: p.Epoch, Tables: cf.Status.Tables,
 			Checkpoint: cf.Status.Checkpoint, Dispatchers: map[string]int64{}, Slowest: cf.Status.Slowest, Error: cf.Status.Error, Source: cf.Spec.Source, Sink: cf.Spec.Sink,
 			Created: cf.CreationTimestamp, placement: p, FilterPending: cf.Status.Filter != nil && cf.Status.Filter.Pending,
+			Snapshot: cf.Status.Snapshot,
 		}
 		if s.State == "" {
 			s.State = v1alpha1.ChangefeedPending
@@ -76,12 +81,23 @@ func (s Status) Note() string {
 		return s.Error
 	case from != nil:
 		return "moving from " + from.Node
+	case s.Snapshot != nil && s.Snapshot.FinishedAt == nil:
+		return snapshotNote(s.Snapshot)
 	case s.LagSeconds != nil && *s.LagSeconds > ExplainAfter.Seconds():
 		return s.Slowest
 	case s.FilterPending:
 		return "the filter has changed; pause and resume to apply it"
 	}
 	return ""
+}
+
+// snapshotNote says how far an initial copy is.
+func snapshotNote(s *v1alpha1.ChangefeedSnapshotStatus) string {
+	text := fmt.Sprintf("copying: %d of %d tables, %d of about %d rows", s.TablesDone, s.Tables, s.Rows, s.EstimatedRows)
+	if s.EstimatedSeconds != nil {
+		text += ", about " + duration.HumanDuration(time.Duration(*s.EstimatedSeconds)*time.Second) + " left"
+	}
+	return text
 }
 
 // SetState changes the desired state of a changefeed. If a failed one is resumed, its error is cleared.

@@ -28,10 +28,11 @@ type group struct {
 	at   atomic.Uint64 // everything up to here was delivered
 	when atomic.Int64  // when the source committed it, in microseconds
 
-	mu      sync.Mutex // after the hub's
-	members map[stream.Table][]*dispatcher
-	count   int
-	cancel  context.CancelFunc // of the current read
+	mu       sync.Mutex // after the hub's
+	members  map[stream.Table][]*dispatcher
+	watchers map[stream.Table][]*dispatcher
+	count    int
+	cancel   context.CancelFunc // of the current read
 }
 
 // join subscribes dispatchers that are at the hub's position or ahead of it. The others catch up first.
@@ -77,7 +78,7 @@ func (h *hub) nearest(at stream.Position) *group {
 }
 
 func newGroup(h *hub, at stream.Position) *group {
-	g := &group{hub: h, members: map[stream.Table][]*dispatcher{}}
+	g := &group{hub: h, members: map[stream.Table][]*dispatcher{}, watchers: map[stream.Table][]*dispatcher{}}
 	g.at.Store(uint64(at))
 	return g
 }
@@ -86,9 +87,7 @@ func newGroup(h *hub, at stream.Position) *group {
 func (g *group) add(d *dispatcher, at stream.Position) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !d.follow(g) {
-		return false
-	}
+	// The group goes back before the dispatcher follows it: its position counts for those that follow.
 	if was := g.at.Load(); uint64(at) < was {
 		for _, list := range g.members {
 			for _, member := range list {
@@ -100,7 +99,15 @@ func (g *group) add(d *dispatcher, at stream.Position) bool {
 			g.cancel()
 		}
 	}
-	g.members[d.table] = append(g.members[d.table], d)
+	if !d.follow(g) {
+		return false
+	}
+	for _, name := range d.names() {
+		g.members[name] = append(g.members[name], d)
+	}
+	for _, name := range d.watches {
+		g.watchers[name] = append(g.watchers[name], d)
+	}
 	g.count++
 	return true
 }
@@ -109,15 +116,15 @@ func (g *group) add(d *dispatcher, at stream.Position) bool {
 func (g *group) leave(d *dispatcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	list := g.members[d.table]
-	i := slices.Index(list, d)
-	if i < 0 {
+	found := false
+	for _, name := range d.names() {
+		found = leave(g.members, name, d) || found
+	}
+	if !found {
 		return
 	}
-	if list = slices.Delete(slices.Clone(list), i, i+1); len(list) == 0 {
-		delete(g.members, d.table)
-	} else {
-		g.members[d.table] = list
+	for _, name := range d.watches {
+		leave(g.watchers, name, d)
 	}
 	if g.count--; g.count == 0 && g.cancel != nil {
 		g.cancel()
@@ -187,7 +194,7 @@ func (g *group) deliver(read context.Context, t *stream.Transaction) error {
 	if t.Idle {
 		return nil
 	}
-	if err := spread(t, g.members, g); err != nil {
+	if err := spread(t, g.members, g.watchers, g); err != nil {
 		return err
 	}
 	if !t.More {
@@ -213,7 +220,7 @@ func (g *group) disband(read context.Context) bool {
 			h.add(d, at)
 		}
 	}
-	g.members, g.count = nil, 0
+	g.members, g.watchers, g.count = nil, nil, 0
 	h.groups = slices.DeleteFunc(h.groups, func(each *group) bool { return each == g })
 	return true
 }

@@ -43,7 +43,7 @@ func TestADispatcherWaitsAtDDLThatItsMaintainerExecutes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := standing(a, c.since, c.from, c.carries)
 			to := map[stream.Table][]*dispatcher{a: {d}}
-			if err := spread(&stream.Transaction{Position: 9, DDL: &c.ddl, Rows: rows}, to, nil); err != nil {
+			if err := spread(&stream.Transaction{Position: 9, DDL: &c.ddl, Rows: rows}, to, nil, nil); err != nil {
 				t.Fatal(err)
 			}
 			d.mu.Lock()
@@ -63,5 +63,41 @@ func TestADispatcherExecutesDDLOnlyWithTheLease(t *testing.T) {
 	d.feed.engine.opts.May = func() bool { return false }
 	if err := d.executeDDL(t.Context(), &stream.Rows{Position: 9, DDL: &stream.DDL{Kind: stream.AlterTable}}); !errors.Is(err, fleet.ErrLeaseInDoubt) {
 		t.Error(err)
+	}
+}
+
+// Of a transaction that is skipped, rows and what cannot be executed are passed; other DDL is waited at, or executed without its statement, so
+// that positions move.
+func TestASkippedTransactionIsPassed(t *testing.T) {
+	a, b := stream.Table{Schema: "s", Name: "a"}, stream.Table{Schema: "s", Name: "b"}
+	for _, c := range []struct {
+		name   string
+		tx     stream.Transaction
+		waits  bool
+		queued int
+	}{
+		{"rows", stream.Transaction{Rows: []*stream.Rows{{Position: 9, Table: a, Changes: make([]stream.Change, 1)}}}, false, 0},
+		{"a part of a large transaction", stream.Transaction{Rows: []*stream.Rows{{Position: 9, Table: a, Changes: make([]stream.Change, 1), Before: 7, Total: 20, More: true}}}, false, 0},
+		{"rows that cannot be read", stream.Transaction{Rows: []*stream.Rows{{Position: 9, Table: a, DDL: &stream.DDL{Kind: stream.UnreadableRows, Tables: []stream.Table{a}}}}}, false, 0},
+		{"a statement that is not known", stream.Transaction{DDL: &stream.DDL{Kind: stream.UnknownDDL}}, false, 0},
+		{"DDL of several tables", stream.Transaction{DDL: &stream.DDL{Kind: stream.RenameTable, Tables: []stream.Table{a}, Becomes: []stream.Table{b}}}, true, 1},
+		{"DDL of the table alone", stream.Transaction{DDL: &stream.DDL{Kind: stream.AlterTable, Tables: []stream.Table{a}}}, false, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := standing(a, 0, 5, true)
+			d.feed.config.Skips = []stream.Position{7, 9}
+			c.tx.Position = 9
+			if err := spread(&c.tx, map[stream.Table][]*dispatcher{a: {d}}, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := spread(&stream.Transaction{Position: 10, Rows: []*stream.Rows{{Position: 10, Table: a, Changes: make([]stream.Change, 1)}}}, map[stream.Table][]*dispatcher{a: {d}}, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if d.problem() != nil || d.blocked() != c.waits || len(d.queue) != c.queued+1 {
+				t.Errorf("%v, waits %v, %d queued", d.problem(), d.blocked(), len(d.queue))
+			}
+		})
 	}
 }

@@ -30,12 +30,16 @@ const (
 // readAhead bounds what a prepared dispatcher keeps. If it has more it drops everything, and catches up when it is started.
 const readAhead = 1 << 20
 
-// dispatcher replicates one table. It has no goroutine of its own: the hub pushes, the feed's workers write.
+// dispatcher replicates one table, or a group of tables that are written in the order of the source. It has no goroutine of its own: the hub pushes, the feed's workers write.
 type dispatcher struct {
 	feed  *Feed
 	table stream.Table
-	epoch stream.Epoch
-	since stream.Position // of the DDL that gave the table its name
+	// members are the tables of a group; none for a single table.
+	members []stream.Table
+	// watches are other tables, whose DDL concerns it unless that is about one table alone.
+	watches []stream.Table
+	epoch   stream.Epoch
+	since   stream.Position // of the DDL that gave the table its name
 
 	mu       sync.Mutex
 	state    State
@@ -45,19 +49,32 @@ type dispatcher struct {
 	flushed  stream.Position // everything up to here is at the sink
 	at       time.Time       // when the source committed what was flushed last
 	queue    []*stream.Rows
-	bytes    int
+	bytes    int             // of the queue
+	changes  int             // in the queue
 	listens  bool            // the hub delivers to it
 	group    *group          // it catches up with this one
 	covers   stream.Position // the queue has all changes after this
 	queued   bool            // it is in line for a worker
 	flushing bool
-	sent     stream.Position // while flushing: the end of the batch that is being written
-	idle     chan struct{}   // closed when the flush that stop waits for has ended
-	tries    int             // failed attempts to write the next batch
-	resting  bool            // it waits for the next attempt
-	parked   bool            // nothing is delivered to it until there is memory
+	sent     stream.Position // the end of the batch that is being written, or was last
+	sentMore bool            // and more of the transaction after it follows
+	holding  bool            // nothing after hold is written: a snapshot of that position is being copied
+	hold     stream.Position
+	copying  context.CancelFunc // ends the copy of the table; nil if there is none
+	idle     chan struct{}      // closed when the flush that stop waits for has ended
+	tries    int                // failed attempts to write the next batch
+	resting  bool               // it waits for the next attempt
+	parked   bool               // nothing is delivered to it until there is memory
 	writer   stream.Writer
 	err      error
+}
+
+// names are the tables that it replicates.
+func (d *dispatcher) names() []stream.Table {
+	if len(d.members) > 0 {
+		return d.members
+	}
+	return []stream.Table{d.table}
 }
 
 // position is up to where the dispatcher has everything.
@@ -71,7 +88,7 @@ func (d *dispatcher) position() stream.Position {
 // listen to, or not any more: there would be a gap before it. It returns false if earlier parts of the transaction are missing.
 func (d *dispatcher) push(rows *stream.Rows, from *group) bool {
 	d.mu.Lock()
-	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && d.passes(rows) {
+	if rows.Position <= d.from || from == nil && !d.listens || d.group != from || rows.DDL != nil && d.passes(rows) || d.skips(rows) {
 		d.mu.Unlock()
 		return true
 	}
@@ -99,6 +116,7 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) bool {
 	}
 	d.queue = append(d.queue, rows)
 	d.bytes += rows.Bytes
+	d.changes += len(rows.Changes)
 	d.feed.engine.budget.take(rows.Bytes)
 	if d.state == Prepared && (d.bytes > readAhead || d.feed.engine.budget.scarce()) { // it will catch up when it is started
 		d.drop()
@@ -137,9 +155,20 @@ func (d *dispatcher) passes(mark *stream.Rows) bool {
 	return !d.feed.config.DDL && mark.DDL.Kind != stream.UnreadableRows || mark.Position == d.since
 }
 
+// skips reports whether rows belong to a transaction that is not replicated. DDL keeps its place, so that all tables that it concerns are at the
+// same position when it is passed; what cannot be told, or not be read, has none.
+func (d *dispatcher) skips(rows *stream.Rows) bool {
+	return d.skipped(rows.Position) && (rows.DDL == nil || rows.DDL.Unexecutable())
+}
+
+// skipped reports whether the transaction at a position is not replicated.
+func (d *dispatcher) skipped(at stream.Position) bool {
+	return slices.Contains(d.feed.config.Skips, at)
+}
+
 // ready puts the dispatcher in line for a worker if it has something to write. The caller holds the lock.
 func (d *dispatcher) ready() bool {
-	if d.state != Running || d.queued || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() {
+	if d.state != Running || d.queued || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() || d.held() {
 		return false
 	}
 	d.queued = true
@@ -157,20 +186,13 @@ func (d *dispatcher) blocked() bool {
 func (d *dispatcher) pressing() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	changes := 0
-	for _, rows := range d.queue {
-		changes += len(rows.Changes)
-		if rows.DDL != nil || changes >= d.feed.batch {
-			return true
-		}
-	}
-	return false
+	return d.changes >= d.feed.batch || slices.ContainsFunc(d.queue, func(r *stream.Rows) bool { return r.DDL != nil })
 }
 
 // drop drops the queue. The caller holds the lock.
 func (d *dispatcher) drop() {
 	d.feed.engine.budget.give(d.bytes)
-	d.queue, d.bytes = nil, 0
+	d.queue, d.bytes, d.changes = nil, 0, 0
 }
 
 // listen makes the dispatcher take what the hub delivers after a position. It returns false if the dispatcher was stopped or parked
@@ -221,6 +243,8 @@ func (d *dispatcher) doing() string {
 		return fmt.Sprintf("cannot be written: %v", d.err)
 	case d.flushing:
 		return "is being written"
+	case d.held():
+		return "is waiting for a part of its initial copy"
 	case d.blocked():
 		return "is waiting for DDL that concerns it"
 	case len(d.queue) > 0:
@@ -265,8 +289,12 @@ func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Posi
 	if d.state != Running || d.flushing || len(d.queue) > 0 {
 		return d.flushed, d.at
 	}
-	if d.group != nil {
+	switch {
+	case d.group != nil:
 		position, at = stream.Position(d.group.at.Load()), time.UnixMicro(d.group.when.Load())
+	case d.listens:
+		// The hub may have gone back for this dispatcher, which came to it from a group, after its position was read.
+		position = min(position, stream.Position(d.feed.hub.reached.Load()))
 	}
 	if (d.listens || d.group != nil) && (position > d.flushed || position == d.flushed && at.After(d.at)) {
 		return position, at
@@ -274,47 +302,63 @@ func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Posi
 	return d.flushed, d.at
 }
 
-// work writes one batch. It returns whether there is more.
-func (d *dispatcher) work(ctx context.Context) (more bool) {
+// flush is a batch of a dispatcher that is being written.
+type flush struct {
+	*dispatcher
+	batch   []*stream.Rows
+	last    *stream.Rows
+	bytes   int
+	changes int
+}
+
+// begin takes a batch of up to so many changes off the queue, to be written; nil if there is nothing to write now.
+func (d *dispatcher) begin(most int) *flush {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.queued = false
-	if d.state != Running || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() {
-		d.mu.Unlock()
-		return false
+	if d.state != Running || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() || d.held() {
+		return nil
 	}
 	d.flushing = true
-	batch, bytes := d.take()
-	last, began := batch[len(batch)-1], time.Now()
-	d.sent = last.To()
-	d.mu.Unlock()
+	batch, bytes, changes := d.take(most)
+	last := batch[len(batch)-1]
+	d.sent, d.sentMore = last.To(), last.More
+	return &flush{dispatcher: d, batch: batch, last: last, bytes: bytes, changes: changes}
+}
 
-	d.feed.begins(began)
-	var err error
-	if last.DDL != nil {
-		err = d.executeDDL(ctx, last)
-	} else {
-		err = d.writer.Write(ctx, batch, last.To())
-	}
-	d.feed.ends(err == nil)
-	if flushed := d.feed.engine.opts.Flushed; flushed != nil && err == nil {
-		flushed(time.Since(began))
-	}
+// shareable reports whether the next batch may be written in one transaction with others, and how many changes wait for it. DDL, and
+// what has failed, is tried alone.
+func (d *dispatcher) shareable() (changes int, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.changes, d.tries == 0 && len(d.members) == 0 && (len(d.queue) == 0 || d.queue[0].DDL == nil)
+}
 
+// write writes the batch alone.
+func (b *flush) write(ctx context.Context) error {
+	if b.last.DDL != nil {
+		return b.executeDDL(ctx, b.last)
+	}
+	return b.writer.Write(ctx, b.batch, b.last.To())
+}
+
+// done records how a write ended. It returns whether there is more to write.
+func (b *flush) done(ctx context.Context, err error) (more bool) {
+	d := b.dispatcher
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.flushing = false
 	if err != nil && !errors.Is(err, stream.ErrNotOwner) && d.state == Running && ctx.Err() == nil {
-		d.queue, d.bytes = slices.Concat(batch, d.queue), d.bytes+bytes
+		d.queue, d.bytes, d.changes = slices.Concat(b.batch, d.queue), d.bytes+b.bytes, d.changes+b.changes
 		d.rest(err)
 		return false
 	}
-	d.feed.engine.budget.give(bytes)
+	d.feed.engine.budget.give(b.bytes)
 	if err == nil {
-		d.flushed, d.at, d.err, d.tries = max(d.flushed, last.To()), last.At, nil, 0
+		d.flushed, d.at, d.err, d.tries = max(d.flushed, b.last.To()), b.last.At, nil, 0
 		if len(d.queue) > 0 {
 			d.flushed = max(d.flushed, d.queue[0].Position-1)
 		}
-		d.feed.wrote(batch, bytes)
 	} else {
 		d.err = err
 		if errors.Is(err, stream.ErrNotOwner) {
@@ -333,10 +377,11 @@ func (d *dispatcher) work(ctx context.Context) (more bool) {
 	return d.ready()
 }
 
-// take takes the next batch off the queue. The caller holds the lock.
-func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
-	changes, n := 0, 0
-	for n < len(d.queue) && (n == 0 || d.queue[0].DDL == nil && d.queue[n].DDL == nil && changes+len(d.queue[n].Changes) <= d.feed.batch) {
+// take takes the next batch off the queue: whole transactions, with up to so many changes if it is more than one. The caller holds the
+// lock.
+func (d *dispatcher) take(most int) (batch []*stream.Rows, bytes, changes int) {
+	n := 0
+	for n < len(d.queue) && (!d.holding || d.queue[n].Position <= d.hold) && (n == 0 || d.queue[0].DDL == nil && d.queue[n].DDL == nil && changes+len(d.queue[n].Changes) <= most) {
 		changes += len(d.queue[n].Changes)
 		bytes += d.queue[n].Bytes
 		n++
@@ -347,7 +392,8 @@ func (d *dispatcher) take() (batch []*stream.Rows, bytes int) {
 		d.queue = nil // idle tables keep nothing
 	}
 	d.bytes -= bytes
-	return batch, bytes
+	d.changes -= changes
+	return batch, bytes, changes
 }
 
 // executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
@@ -356,15 +402,21 @@ func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
 	if may := d.feed.engine.opts.May; may != nil && !may() {
 		return fmt.Errorf("table %s: %w: no DDL is executed until it is renewed", d.table, fleet.ErrLeaseInDoubt)
 	}
-	if err := d.feed.sink.ExecuteDDL(ctx, mark.Position, mark.DDL, d.epoch); err != nil {
+	ddl := mark.DDL
+	if d.skipped(mark.Position) {
+		ddl = ddl.Without()
+	}
+	if err := d.feed.sink.ExecuteDDL(ctx, mark.Position, ddl, d.epoch); err != nil {
 		return err
 	}
-	w, at, err := d.feed.sink.Acquire(ctx, d.table, d.epoch, mark.Position)
+	w, at, err := d.acquire(ctx, mark.Position)
 	if err != nil {
 		return err
 	}
 	_ = d.writer.Close() // it is not writing
+	d.mu.Lock()
 	d.writer = w
+	d.mu.Unlock()
 	if at >= mark.Position {
 		return nil
 	}
@@ -398,6 +450,9 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	// Before the state changes: with nothing queued or being written, the dispatcher is at the position of the hub.
 	d.flushed, d.at = d.locked(position, at)
 	d.state = Stopped
+	if d.copying != nil {
+		d.copying()
+	}
 	group := d.group
 	d.listens, d.group = false, nil
 	var idle chan struct{}
@@ -435,5 +490,5 @@ func (d *dispatcher) status() Status {
 	at, _ := d.checkpoint()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return Status{Table: d.table, Epoch: d.epoch, State: d.state, Checkpoint: at, Err: d.problem()}
+	return Status{Table: d.table, Members: d.members, Watches: d.watches, Epoch: d.epoch, State: d.state, Checkpoint: at, Err: d.problem()}
 }

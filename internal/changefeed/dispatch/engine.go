@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -38,6 +39,15 @@ type Config struct {
 	Workers, BatchRows           int
 	// DDL is whether DDL is replicated.
 	DDL bool
+	// SnapshotRate is how many rows per second the node copies initially; 0 for any number.
+	SnapshotRate int
+	// Forward is whether rows are forwarded to the sink as they were logged, where that is possible.
+	Forward bool
+	// Routes give tables other names at the sink, and Filter is the one that is in effect.
+	Routes []route.Rule
+	Filter stream.Filter
+	// Skips are transactions that are not replicated.
+	Skips []stream.Position
 }
 
 // SecretRef names a password in a Secret of the changefeed's namespace.
@@ -96,20 +106,26 @@ type Feed struct {
 	batch  int
 	hub    *sharedHub
 	sink   stream.Sink
-	ctx    context.Context
-	cancel context.CancelFunc
-	work   chan struct{} // wakes a worker when a dispatcher is in line
-	wg     sync.WaitGroup
+	// together, if not nil, writes several tables in one transaction.
+	together stream.Together
+	ctx      context.Context
+	cancel   context.CancelFunc
+	work     chan struct{} // wakes a worker when a dispatcher is in line
+	wg       sync.WaitGroup
 
 	rows, bytes atomic.Int64
 	linger      linger
 	pace        pace
 	parking     parking
+	pacer       pacer
+	copies      chan struct{} // has room for as many tables as are copied at the same time
 
 	mu         sync.Mutex
 	maintainer int64 // the placement of the newest maintainer that was accepted
 	tables     map[stream.Table]*placed
 	line       []waiting
+	writing    int  // writes that are under way
+	holding    bool // a worker waits for the line to grow
 	closed     bool
 }
 
@@ -127,7 +143,10 @@ type placed struct {
 
 // Status of a dispatcher.
 type Status struct {
-	Table      stream.Table
+	Table stream.Table
+	// Members of its group of tables, if it writes one.
+	Members    []stream.Table
+	Watches    []stream.Table
 	Epoch      stream.Epoch
 	State      State
 	Checkpoint stream.Position
@@ -179,6 +198,9 @@ func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 	if c.SourceSecret.Name != "" { // the same name in another namespace is another Secret
 		id += strings.Join([]string{"", key.Namespace, c.SourceSecret.Name, c.SourceSecret.Key}, "\x00")
 	}
+	if c.Forward { // its reader does not decode what it reads
+		id += "\x00forward"
+	}
 	shared := e.hubs[id]
 	if shared == nil {
 		source, err := e.opts.OpenSource(c)
@@ -192,8 +214,10 @@ func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.config, f.batch, f.hub, f.sink = c, max(c.BatchRows, 1), shared, sink
+	f.together, _ = sink.(stream.Together)
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.work = make(chan struct{}, 1)
+	f.pacer.rate, f.copies = c.SnapshotRate, make(chan struct{}, copiesAtOnce)
 	for range max(c.Workers, 1) {
 		f.wg.Go(f.run)
 	}
@@ -214,64 +238,6 @@ func (f *Feed) ring() {
 	case f.work <- struct{}{}:
 	default:
 	}
-}
-
-// run is one worker.
-func (f *Feed) run() {
-	for {
-		select {
-		case <-f.ctx.Done():
-			return
-		case <-f.work:
-		}
-		for {
-			d, wait := f.next()
-			if wait > 0 {
-				select {
-				case <-f.ctx.Done():
-					return
-				case <-time.After(min(wait, lingerSlice)):
-				}
-				continue
-			}
-			if d == nil {
-				break
-			}
-			if d.work(f.ctx) {
-				f.enqueue(d)
-			}
-		}
-	}
-}
-
-// next takes the dispatcher that has waited longest out of the line, or returns how long to wait for it; neither if there is none.
-func (f *Feed) next() (*dispatcher, time.Duration) {
-	now := time.Now()
-	pause := f.linger.now(now)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.line) == 0 {
-		return nil, 0
-	}
-	first := f.line[0]
-	if wait := pause - now.Sub(first.since); wait > 0 && !f.engine.budget.scarce() && !first.pressing() {
-		return nil, wait
-	}
-	f.line = f.line[1:]
-	if len(f.line) > 0 {
-		f.ring() // there is work for another worker
-	}
-	return first.dispatcher, 0
-}
-
-func (f *Feed) wrote(batch []*stream.Rows, bytes int) {
-	n := 0
-	for _, r := range batch {
-		n += len(r.Changes)
-	}
-	f.rows.Add(int64(n))
-	f.bytes.Add(int64(bytes))
-	f.linger.wrote(n, time.Now())
 }
 
 // Dispatchers lists the dispatchers of a changefeed.

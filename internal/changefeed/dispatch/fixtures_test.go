@@ -21,7 +21,7 @@ import (
 )
 
 // patience bounds every wait for something that should come.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // until waits for something that other goroutines bring about in their own time.
 func until(t testing.TB, what string, holds func() bool) {

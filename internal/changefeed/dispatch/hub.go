@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,7 @@ type hub struct {
 
 	mu       sync.Mutex
 	subs     map[stream.Table][]*dispatcher
+	watchers map[stream.Table][]*dispatcher
 	count    int
 	position stream.Position // everything up to here was delivered
 	at       time.Time       // when the source committed it
@@ -35,7 +37,7 @@ type hub struct {
 }
 
 func newHub(s stream.Source, b *budget) *hub {
-	h := &hub{source: s, budget: b, subs: map[stream.Table][]*dispatcher{}}
+	h := &hub{source: s, budget: b, subs: map[stream.Table][]*dispatcher{}, watchers: map[stream.Table][]*dispatcher{}}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
 }
@@ -73,7 +75,12 @@ func (h *hub) add(d *dispatcher, at stream.Position) {
 	if h.count == 0 {
 		h.restart(at)
 	}
-	h.subs[d.table] = append(h.subs[d.table], d)
+	for _, name := range d.names() {
+		h.subs[name] = append(h.subs[name], d)
+	}
+	for _, name := range d.watches {
+		h.watchers[name] = append(h.watchers[name], d)
+	}
 	h.count++
 }
 
@@ -160,7 +167,7 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 		}
 		return nil
 	}
-	if err := spread(t, h.subs, nil); err != nil {
+	if err := spread(t, h.subs, h.watchers, nil); err != nil {
 		return err
 	}
 	h.err = nil
@@ -173,7 +180,7 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 }
 
 // spread delivers a transaction to the dispatchers of its tables, from the hub or from a group.
-func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *group) error {
+func spread(t *stream.Transaction, to, watchers map[stream.Table][]*dispatcher, from *group) error {
 	for _, table := range t.Skipped {
 		if len(to[table]) > 0 {
 			return errWanted
@@ -186,9 +193,27 @@ func spread(t *stream.Transaction, to map[stream.Table][]*dispatcher, from *grou
 			d.push(mark, from)
 		}
 	}
+	if t.DDL != nil && !t.DDL.Alone() && t.DDL.Kind != stream.UnreadableRows {
+		for table := range concerned(t.DDL, watchers) {
+			for _, d := range watchers[table] {
+				d.push(&stream.Rows{Position: t.Position, At: t.At, Table: d.table, DDL: t.DDL}, from)
+			}
+		}
+	}
+	var merged map[*dispatcher]bool
 	for _, rows := range t.Rows {
 		for _, d := range to[rows.Table] {
-			if !d.push(rows, from) {
+			all := rows
+			if len(d.members) > 0 {
+				if merged[d] {
+					continue
+				}
+				if merged == nil {
+					merged = map[*dispatcher]bool{}
+				}
+				merged[d], all = true, t.Merge(d.table, d.members)
+			}
+			if !d.push(all, from) {
 				return errWanted
 			}
 		}
@@ -223,24 +248,36 @@ func concerned(d *stream.DDL, to map[stream.Table][]*dispatcher) map[stream.Tabl
 func (h *hub) unsubscribe(d *dispatcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := h.subs[d.table]
-	for i, each := range list {
-		if each == d {
-			list = append(list[:i:i], list[i+1:]...)
-			h.count--
-			break
-		}
+	found := false
+	for _, name := range d.names() {
+		found = leave(h.subs, name, d) || found
 	}
-	if len(list) == 0 {
-		delete(h.subs, d.table)
-	} else {
-		h.subs[d.table] = list
+	for _, name := range d.watches {
+		leave(h.watchers, name, d)
+	}
+	if found {
+		h.count--
 	}
 	if h.count == 0 && h.stop != nil {
 		h.stop()
 		h.stop = nil
 		h.reached.Store(0)
 	}
+}
+
+// leave removes a dispatcher from those of a table, and reports whether it was among them. The old list stays as it is: it may be in use.
+func leave(lists map[stream.Table][]*dispatcher, name stream.Table, d *dispatcher) bool {
+	list := lists[name]
+	i := slices.Index(list, d)
+	if i < 0 {
+		return false
+	}
+	if list = slices.Delete(slices.Clone(list), i, i+1); len(list) == 0 {
+		delete(lists, name)
+	} else {
+		lists[name] = list
+	}
+	return true
 }
 
 // close ends the reader.

@@ -12,7 +12,13 @@ import (
 // Order is an order of a maintainer about one table.
 type Order struct {
 	Table stream.Table
-	Epoch stream.Epoch
+	// Members are the tables that one dispatcher writes in the order of the source, if there are several or if changes of the table
+	// cascade within it. Table is one of them, and stands for all.
+	Members []stream.Table
+	// Watches are other tables. DDL of theirs that the maintainer executes concerns this dispatcher, too: it may decide which tables are
+	// written together.
+	Watches []stream.Table
+	Epoch   stream.Epoch
 	// Position to start after.
 	Position stream.Position
 	// Since is the position of the DDL that gave the table its name, 0 if that was before the changefeed or is not known. A table that
@@ -53,6 +59,11 @@ func (e *Engine) Start(ctx context.Context, key FeedKey, maintainer int64, c Con
 			}
 		}
 		f.hub.join(late)
+		for _, d := range list {
+			if failed[d.table] == nil {
+				f.startCopy(d.dispatcher)
+			}
+		}
 		return failed
 	})
 }
@@ -137,7 +148,7 @@ func (f *Feed) find(o Order) (d *placed, made bool, err error) {
 		return nil, false, fmt.Errorf("table %s: %w", o.Table, err)
 	}
 	d = &placed{leave: leave, dispatcher: &dispatcher{
-		feed: f, table: o.Table, epoch: o.Epoch, since: o.Since, state: Prepared, from: o.Position, flushed: o.Position,
+		feed: f, table: o.Table, members: o.Members, watches: o.Watches, epoch: o.Epoch, since: o.Since, state: Prepared, from: o.Position, flushed: o.Position,
 	}}
 	f.tables[o.Table] = d
 	return d, true, nil
@@ -173,7 +184,7 @@ func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	if has {
 		return nil
 	}
-	w, at, err := d.feed.sink.Acquire(ctx, d.table, d.epoch, start)
+	w, at, err := d.acquire(ctx, start)
 	if err != nil {
 		return err
 	}
@@ -184,6 +195,18 @@ func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	}
 	d.writer, d.flushed = w, max(at, start)
 	return nil
+}
+
+// acquire makes the dispatcher the owner of its table, or of all tables of its group.
+func (d *dispatcher) acquire(ctx context.Context, start stream.Position) (stream.Writer, stream.Position, error) {
+	if len(d.members) == 0 {
+		return d.feed.sink.Acquire(ctx, d.table, d.epoch, start)
+	}
+	sink, ok := d.feed.sink.(stream.GroupSink)
+	if !ok {
+		return nil, 0, fmt.Errorf("table %s: the sink cannot write several tables together: %w", d.table, stream.ErrUnusable)
+	}
+	return sink.AcquireGroup(ctx, d.members, d.epoch, start)
 }
 
 // activate makes an owner run. It returns whether it has to join the hub or to catch up, because what it has read ahead begins after
@@ -203,6 +226,7 @@ func (d *dispatcher) activate() (late bool) {
 				continue
 			}
 			d.bytes -= rows.Bytes
+			d.changes -= len(rows.Changes)
 			d.feed.engine.budget.give(rows.Bytes)
 		}
 		d.queue = kept

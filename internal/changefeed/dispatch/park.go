@@ -105,6 +105,7 @@ func (d *dispatcher) shed() {
 	if d.blocked() { // it needs only the DDL that it waits for
 		for _, rows := range d.queue[1:] {
 			d.bytes -= rows.Bytes
+			d.changes -= len(rows.Changes)
 			d.feed.engine.budget.give(rows.Bytes)
 		}
 		d.queue = d.queue[:1:1]

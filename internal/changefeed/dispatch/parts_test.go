@@ -33,7 +33,7 @@ func TestADispatcherThatJoinsBetweenPartsGetsThemAll(t *testing.T) {
 	deliver := func(want error, parts ...*stream.Transaction) {
 		t.Helper()
 		for i, p := range parts {
-			if err := spread(p, to, nil); i == len(parts)-1 && !errors.Is(err, want) {
+			if err := spread(p, to, nil, nil); i == len(parts)-1 && !errors.Is(err, want) {
 				t.Errorf("%v, want %v", err, want)
 			}
 		}
@@ -92,7 +92,7 @@ func TestRowsThatCannotBeReadInALaterPartStopTheTable(t *testing.T) {
 		for _, p := range []*stream.Transaction{
 			part(a, 0, 10, true), {Position: 9, More: true, Rows: []*stream.Rows{{Position: 9, Table: a, DDL: mark}}}, {Position: 9}, {Position: 10},
 		} {
-			if err := spread(p, to, nil); err != nil {
+			if err := spread(p, to, nil, nil); err != nil {
 				t.Fatal(err)
 			}
 			if written {
@@ -124,4 +124,26 @@ func (c *counter) Write(_ context.Context, rows []*stream.Rows, to stream.Positi
 	}
 	c.to = to
 	return nil
+}
+
+// work writes one batch. It returns whether there is more.
+func (d *dispatcher) work(ctx context.Context) (more bool) {
+	b := d.begin(d.feed.batch)
+	return b != nil && b.done(ctx, b.write(ctx))
+}
+
+// A dispatcher that comes to the hub from a group makes the hub go back, if it is the only one there. What the hub had reached before
+// that does not count for it.
+func TestAPositionThatTheHubHadBeforeItWentBackDoesNotCount(t *testing.T) {
+	a := stream.Table{Schema: "s", Name: "a"}
+	d := standing(a, 0, 5, true)
+	d.flushed, d.feed.hub = 5, &sharedHub{hub: newHub(nil, d.feed.engine.budget)}
+	d.feed.hub.reached.Store(5)
+	if at, _ := d.locked(900, time.Now()); at != 5 {
+		t.Errorf("it is at %d", at)
+	}
+	d.feed.hub.reached.Store(900)
+	if at, _ := d.locked(900, time.Now()); at != 900 {
+		t.Errorf("it is at %d", at)
+	}
 }

@@ -85,7 +85,7 @@ func (s *Sink) dropped(ctx context.Context, ddl *stream.DDL) ([]stream.Table, er
 func mark(root *os.Root, ddl *stream.DDL, gone []stream.Table) error {
 	after := ddl.After()
 	for _, t := range slices.Concat(ddl.Names(), gone) {
-		if slices.Contains(after, t) || slices.Contains(ddl.Becomes, t) {
+		if slices.Contains(after, t) || slices.Contains(ddl.Becomes, t) || slices.Contains(ddl.References, t) {
 			continue
 		}
 		if err := root.WriteFile(filepath.Join(directoryOf(t), goneFile), nil, fileMode); err != nil && !errors.Is(err, fs.ErrNotExist) {

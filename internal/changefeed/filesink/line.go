@@ -49,6 +49,9 @@ func (l *line) encode(b *bytes.Buffer) error {
 
 // encodeRows appends the lines of one transaction.
 func encodeRows(b *bytes.Buffer, r *stream.Rows) error {
+	if err := r.Decode(); err != nil {
+		return err
+	}
 	at, total := r.At.UTC(), max(r.Total, r.Before+len(r.Changes))
 	for i, c := range r.Changes {
 		l := &line{

@@ -3,6 +3,7 @@ package maintainer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,13 +33,23 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 	if err := m.decideFilter(); err != nil {
 		return err
 	}
+	m.decideSkips()
 	start, err := m.start(ctx, source)
 	if err != nil {
 		return err
 	}
 	m.started = &start
 	m.checkpoint = max(start, stream.Position(m.Latest().Status.Checkpoint))
+	if err := m.resumeFrom(ctx, source); err != nil {
+		return err
+	}
+	if err := m.checkSkips(ctx, source); err != nil {
+		return err
+	}
 	if err := m.openSaver(ctx, source); err != nil {
+		return err
+	}
+	if err := m.makeSnapshotTables(ctx); err != nil {
 		return err
 	}
 	m.watchFromCheckpoint(source)
@@ -94,10 +105,10 @@ func (m *Maintainer) warnPartlyLogged(ctx context.Context, source stream.Source)
 	}
 }
 
-// keepStart puts the position at which the changefeed began into a status, once it is known.
+// keepStart puts the position at which the changefeed began into a status, once it is known, and the one at which it was resumed.
 func (m *Maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
-	if m.started == nil || s.StartPosition != nil {
-		return false
+	if changed = m.keepResume(s); m.started == nil || s.StartPosition != nil {
+		return changed
 	}
 	at := int64(*m.started)
 	s.StartPosition, s.Checkpoint = &at, max(s.Checkpoint, at)
@@ -110,6 +121,9 @@ func (m *Maintainer) start(ctx context.Context, source stream.Source) (stream.Po
 	cf := m.Latest()
 	if cf.Status.StartPosition != nil {
 		return stream.Position(*cf.Status.StartPosition), nil
+	}
+	if cf.Spec.Snapshot != nil {
+		return m.planSnapshot(ctx, source)
 	}
 	if cf.Spec.StartPosition == "" {
 		return source.Head(ctx)
@@ -181,6 +195,10 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 	for _, d := range reply.Dispatchers {
 		id, ok := wire.ParseTable(d.Table)
 		t := m.tables[id]
+		if t != nil && !(slices.Equal(wire.TableNames(t.members), d.Members) && slices.Equal(wire.TableNames(t.watches), d.Watches)) ||
+			t == nil && (len(d.Members) > 0 || len(d.Watches) > 0 || m.known(id)) {
+			ok = false // other tables were joined by foreign keys
+		}
 		if t == nil && ok && m.ddlDone != nil && dispatch.State(d.State) == dispatch.Running {
 			// The source has dropped or renamed it since. Its changes before that must still be written.
 			t = &table{floor: m.checkpoint}

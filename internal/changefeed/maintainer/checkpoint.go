@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -133,6 +134,7 @@ func (m *Maintainer) location(name stream.Table, t *table) string {
 // publish writes the status if it has changed: at once that a drain is observed, less often counts, and still less the checkpoint.
 func (m *Maintainer) publish(ctx context.Context, w View) error {
 	every := max(checkpointEvery, time.Duration(m.opts.Status.Maintained())*checkpointShare)
+	m.watchSnapshot(ctx)
 	m.saveCheckpoint(ctx, every/20) // sooner: only what is saved is published
 	next := m.Latest().Status.DeepCopy()
 	m.fillStatus(next, w)
@@ -140,6 +142,14 @@ func (m *Maintainer) publish(ctx context.Context, w View) error {
 	switch {
 	case next.ObservedDrain != last.ObservedDrain || next.ObservedEpoch != last.ObservedEpoch || next.Error != last.Error || last.Filter == nil || next.Filter.Pending != last.Filter.Pending:
 		every = 0
+	case next.Snapshot != nil && (last.Snapshot == nil || (next.Snapshot.FinishedAt == nil) != (last.Snapshot.FinishedAt == nil)):
+		every = 0
+	case next.Snapshot != nil && !equality.Semantic.DeepEqual(next.Snapshot, last.Snapshot):
+		every = snapshotEvery
+	case slices.ContainsFunc(next.Skip, func(s v1alpha1.ChangefeedSkip) bool {
+		return s.PassedAt != nil && !slices.ContainsFunc(last.Skip, s.Same)
+	}):
+		every = countsEvery
 	case next.Tables != last.Tables || !slices.Equal(next.Nodes, last.Nodes):
 		if every = countsEvery; w.Slot != nil {
 			every = drainCountsEvery
@@ -177,7 +187,9 @@ func (m *Maintainer) fillStatus(s *v1alpha1.ChangefeedStatus, w View) {
 	if w.Slot != nil {
 		draining = w.Slot.Node
 	}
-	for _, t := range m.tables {
+	tables := int64(0)
+	for name, t := range m.tables {
+		tables += int64(len(t.names(name)) - len(t.absent))
 		if on := t.countedOn(draining); on != "" {
 			counts[on]++
 		}
@@ -186,7 +198,8 @@ func (m *Maintainer) fillStatus(s *v1alpha1.ChangefeedStatus, w View) {
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		s.Nodes = append(s.Nodes, v1alpha1.ChangefeedNode{Node: name, Dispatchers: counts[name]})
 	}
-	s.Tables, s.Filter = int64(len(m.tables)), m.effectiveFilter()
+	s.Tables, s.Filter = tables, m.effectiveFilter()
+	m.copied.fill(s)
 	s.ObservedDrain, s.ObservedEpoch = "", m.epoch
 	if w.Slot != nil {
 		s.ObservedDrain = w.Slot.UID
@@ -199,6 +212,7 @@ func (m *Maintainer) fillStatus(s *v1alpha1.ChangefeedStatus, w View) {
 		s.Error = m.problem
 	}
 	s.Checkpoint, s.Slowest = max(s.Checkpoint, int64(m.acknowledged())), m.slowest
+	m.fillSkips(s)
 	if !m.at.IsZero() {
 		at := metav1.NewTime(m.at)
 		s.CheckpointTime = &at

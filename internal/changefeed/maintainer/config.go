@@ -5,6 +5,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
@@ -15,7 +16,8 @@ func (m *Maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderReq
 	return &wire.OrderRequest{Caller: m.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: &wire.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
 		SourceSecret: secretOnWire(spec.SourcePasswordSecretRef), SinkSecret: secretOnWire(spec.SinkPasswordSecretRef),
-		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL,
+		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL, SnapshotRate: snapshotRate(&spec),
+		Forward: spec.Forward == v1alpha1.ForwardAuto, Routes: routesOnWire(spec.Routing), Filter: m.filter, Skips: m.skipsOnWire(),
 	}}
 }
 
@@ -31,7 +33,8 @@ func (m *Maintainer) config(ctx context.Context) (dispatch.Config, error) {
 	return m.opts.Opener.Resolve(ctx, m.key.Namespace, dispatch.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
 		SourceSecret: secretRef(spec.SourcePasswordSecretRef), SinkSecret: secretRef(spec.SinkPasswordSecretRef),
-		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL,
+		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL, SnapshotRate: int(snapshotRate(&spec)),
+		Forward: spec.Forward == v1alpha1.ForwardAuto, Routes: Routes(spec.Routing), Filter: m.filter, Skips: m.skipPositions(),
 	})
 }
 
@@ -43,6 +46,30 @@ func (m *Maintainer) openSource(ctx context.Context) (stream.Source, dispatch.Co
 	}
 	source, err := m.opts.Opener.Source(config)
 	return source, config, err
+}
+
+// Routes are the routes of a changefeed.
+func Routes(list []v1alpha1.ChangefeedRoute) []route.Rule {
+	var rules []route.Rule
+	for _, r := range list {
+		rules = append(rules, route.Rule{Match: r.Match, Schema: r.Schema, Table: r.Table})
+	}
+	return rules
+}
+
+func routesOnWire(list []v1alpha1.ChangefeedRoute) []*wire.Route {
+	var routes []*wire.Route
+	for _, r := range list {
+		routes = append(routes, &wire.Route{Match: r.Match, Schema: r.Schema, Table: r.Table})
+	}
+	return routes
+}
+
+func snapshotRate(spec *v1alpha1.ChangefeedSpec) int64 {
+	if spec.Snapshot == nil {
+		return 0
+	}
+	return spec.Snapshot.RowsPerSecond
 }
 
 // secretRef is a reference with its key, which has a default.

@@ -39,10 +39,13 @@ type Maintainer struct {
 	mu           sync.Mutex
 	epoch        int64 // of the placement that it works for; 0 while it works for none
 	tables       map[stream.Table]*table
+	grouped      map[stream.Table]stream.Table   // of each table in a group, the one that stands for the group in tables
+	keyed        map[stream.Table][]stream.Table // of each table that foreign keys join with others, all of them
 	counter      int64
 	bootstrapped map[string]int64 // nodes that have answered Bootstrap, and in which of their epochs
 	busy         sync.WaitGroup
 	cancel       context.CancelFunc
+	gone         bool   // the object was deleted
 	problem      string // the last problem, and when it was reported
 	problemAt    time.Time
 	wait         string // what DDL has waited for, and when that was last so; a problem is more likely to be the reason
@@ -63,10 +66,14 @@ type Maintainer struct {
 	hopeless map[string]hopelessSince
 
 	// Used by the loop of schedule, and before it by bootstrap, only.
-	filter          stream.Filter    // that is in effect
-	filterBefore    *stream.Filter   // the one before it, if that has changed since the changefeed was stopped
-	wentBack        bool             // the sink does not have the checkpoint that was published
-	started         *stream.Position // where the changefeed began; nil while that is not known
+	filter          stream.Filter              // that is in effect
+	skips           []string                   // GTIDs of transactions that are not replicated
+	resumed         *v1alpha1.ChangefeedResume // where it continued instead of at its checkpoint; nil unless it has just done so
+	lacking         lacking                    // cascading keys that the sink may lack; of the table trigger once that runs
+	filterBefore    *stream.Filter             // the one before it, if that has changed since the changefeed was stopped
+	copied          copied                     // how far the initial copy is
+	wentBack        bool                       // the sink does not have the checkpoint that was published
+	started         *stream.Position           // where the changefeed began; nil while that is not known
 	checkpoint      stream.Position
 	at              time.Time // when the source committed the transaction at the checkpoint
 	publishedAt     time.Time
@@ -75,14 +82,20 @@ type Maintainer struct {
 
 // table is what the maintainer knows of a table.
 type table struct {
-	phase TablePhase
-	node  string
-	to    string // the node that it moves to
-	epoch stream.Epoch
-	from  stream.Position // of the DDL that gave the table its name; 0 if that was before the changefeed or is not known
-	floor stream.Position // everything up to here is known to be at the sink
-	since uint64          // only reports of a later round include its dispatcher
-	retry time.Time       // it is not placed before this time
+	// members are the tables of a group that one dispatcher writes; none if it is a single table.
+	members []stream.Table
+	// absent are those of them that were not known when the group was made: they do not exist, or no longer do at the source.
+	absent []stream.Table
+	// watches are other tables, whose DDL it waits for because foreign keys join them.
+	watches []stream.Table
+	phase   TablePhase
+	node    string
+	to      string // the node that it moves to
+	epoch   stream.Epoch
+	from    stream.Position // of the DDL that gave the table its name; 0 if that was before the changefeed or is not known
+	floor   stream.Position // everything up to here is known to be at the sink
+	since   uint64          // only reports of a later round include its dispatcher
+	retry   time.Time       // it is not placed before this time
 	// stoppedAt is when its dispatcher was ordered to stop for a move; zero unless the next one has yet to start.
 	stoppedAt time.Time
 }
@@ -129,15 +142,30 @@ func (m *Maintainer) Stop() {
 	m.Wake()
 }
 
+// Gone ends Run: the object was deleted. Usually its placement was taken away before, but finalizers can be removed by hand.
+func (m *Maintainer) Gone() {
+	m.mu.Lock()
+	m.gone = true
+	m.mu.Unlock()
+	m.Stop()
+}
+
+func (m *Maintainer) isGone() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.gone
+}
+
 // placedHere reports whether a placement names this node in its present epoch.
 func (m *Maintainer) placedHere(p v1alpha1.ChangefeedPlacement) bool {
 	return p.Node == m.opts.Epoch.Node && p.NodeEpoch == m.opts.Epoch.Number
 }
 
-// Run works for the placements that name this node, one after the other. It returns when none does or ctx is cancelled.
+// Run works for the placements that name this node, one after the other. It returns when none does, the object is gone or ctx is
+// cancelled.
 func (m *Maintainer) Run(ctx context.Context) {
 	pauses := backoff.New(backoff.Policy{First: retryDelay, Longest: maxRetryDelay})
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !m.isGone() {
 		p := m.Latest().Placement()
 		if from := p.From; from != nil && from.Node == m.opts.Epoch.Node && from.NodeEpoch == m.opts.Epoch.Number && !from.Stopped {
 			m.acknowledge(ctx, p.Epoch)
@@ -147,7 +175,7 @@ func (m *Maintainer) Run(ctx context.Context) {
 			return
 		}
 		w, changed := m.opts.Cluster.View()
-		if m.Latest().Status.State == v1alpha1.ChangefeedFailed || !w.MayBegin(p) || !m.ensureOriginStopped(ctx, p) {
+		if cf := m.Latest(); !cf.Wanted() || cf.Status.State == v1alpha1.ChangefeedFailed || !w.MayBegin(p) || !m.ensureOriginStopped(ctx, p) {
 			m.Wait(ctx, retryDelay, worker.On{changed})
 			continue
 		}
@@ -157,7 +185,7 @@ func (m *Maintainer) Run(ctx context.Context) {
 			pauses.Reset()
 		}
 		// A placement that failed is retried, with a growing delay, until it is superseded.
-		for end := time.Now().Add(pauses.Next()); ctx.Err() == nil && m.stillPlacedHere(p.Epoch) && time.Now().Before(end); {
+		for end := time.Now().Add(pauses.Next()); ctx.Err() == nil && !m.isGone() && m.stillPlacedHere(p.Epoch) && time.Now().Before(end); {
 			m.Wait(ctx, time.Until(end), worker.On{})
 		}
 	}
@@ -242,7 +270,12 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.mu.Lock()
+	if m.gone { // since the last look
+		m.mu.Unlock()
+		return
+	}
 	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped, m.failure = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}, nil
+	m.grouped, m.keyed = map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}
 	m.hopeless = map[string]hopelessSince{}
 	m.mu.Unlock()
 	defer func() {

@@ -3,10 +3,14 @@ package maintainer
 import (
 	"log/slog"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/node"
 )
 
 // A maintainer that took an older version for the newest would work on after its placement was superseded.
@@ -46,4 +50,29 @@ func TestATableThatMovesToTheDrainingNodeIsCountedThere(t *testing.T) {
 			t.Errorf("%s: it is counted on %q, want %q", name, got, c.want)
 		}
 	}
+}
+
+// unchanging is a cluster in which nothing happens.
+type unchanging struct{}
+
+func (unchanging) View() (View, <-chan struct{}) { return View{}, nil }
+
+// The finalizers of an object can be removed by hand while it is placed here: nobody takes that placement away.
+func TestAMaintainerEndsWithItsObject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cf := &v1alpha1.Changefeed{}
+		cf.DeletionTimestamp = &metav1.Time{Time: time.Now()} // so that nothing is begun
+		cf.Status.Placement = &v1alpha1.ChangefeedPlacement{Epoch: 1, Node: "n1", NodeEpoch: 1}
+		m := New(Options{Log: slog.New(slog.DiscardHandler), Cluster: unchanging{}, Epoch: &node.Epoch{Node: "n1", Number: 1}}, cf)
+		ended := make(chan struct{})
+		go func() { m.Run(t.Context()); close(ended) }()
+		time.Sleep(time.Hour)
+		select {
+		case <-ended:
+			t.Fatal("it ended though the object is there")
+		default:
+		}
+		m.Gone()
+		<-ended
+	})
 }

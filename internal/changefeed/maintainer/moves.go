@@ -146,7 +146,7 @@ func (m *Maintainer) newOrders(list map[stream.Table]*table) map[stream.Table]*w
 	for name, t := range list {
 		m.counter++
 		orders[name] = &wire.TableOrder{
-			Table: wire.TableName(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(t.floor), Since: uint64(t.from),
+			Table: wire.TableName(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(t.floor), Since: uint64(t.from), Members: wire.TableNames(t.members), Watches: wire.TableNames(t.watches),
 		}
 	}
 	return orders

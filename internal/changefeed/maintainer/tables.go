@@ -1,7 +1,6 @@
 package maintainer
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -120,12 +119,8 @@ func firstByName(tables []TableState, room int) []TableState {
 	if room <= 0 {
 		return nil
 	}
-	slices.SortFunc(tables, func(a, b TableState) int { return compareTables(a.Table, b.Table) })
+	slices.SortFunc(tables, func(a, b TableState) int { return stream.CompareTables(a.Table, b.Table) })
 	return tables[:min(room, len(tables))]
-}
-
-func compareTables(a, b stream.Table) int {
-	return cmp.Or(cmp.Compare(a.Schema, b.Schema), cmp.Compare(a.Name, b.Name))
 }
 
 // balanceTables moves a few tables from the most to the least loaded node.
@@ -144,7 +139,7 @@ func balanceTables(tables []TableState, loads map[string]int) []TableMove {
 		var first *stream.Table
 		for i := range tables {
 			t := &tables[i]
-			if t.Phase == TableRunning && t.Node == high && (first == nil || compareTables(t.Table, *first) < 0) &&
+			if t.Phase == TableRunning && t.Node == high && (first == nil || stream.CompareTables(t.Table, *first) < 0) &&
 				!slices.ContainsFunc(moves, func(m TableMove) bool { return m.Table == t.Table }) {
 				first = &t.Table
 			}

@@ -64,6 +64,27 @@ func sameNames(ctx context.Context, source stream.Source, sink stream.Sink) erro
 	return err
 }
 
+// admitter is a sink at which a table may have a name that another has, too.
+type admitter interface {
+	Admit(t stream.Table) error
+}
+
+// admitAll returns ErrUnusable if a sink cannot have one of the tables inside a filter.
+func admitAll(sink stream.Sink, f stream.Filter, tables []stream.Table) error {
+	a, ok := sink.(admitter)
+	if !ok {
+		return nil
+	}
+	for _, t := range tables {
+		if f.Allows(t) {
+			if err := a.Admit(t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // findTables finds the tables to replicate from the checkpoint on: those that the source has now, and those that it has dropped or
 // renamed since the checkpoint. A table that was created since the checkpoint is missing at the sink: the DDL that creates it adds it.
 func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filter stream.Filter) error {
@@ -84,6 +105,9 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 		return err
 	}
 	if err := sameNames(ctx, source, sink); err != nil {
+		return err
+	}
+	if err := admitAll(sink, filter, names); err != nil {
 		return err
 	}
 	if err := m.checkAdded(ctx, sink, names); err != nil {
@@ -108,8 +132,20 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	for _, name := range present {
 		exists[name] = true
 	}
+	keys, err := foreignKeys(ctx, sink)
+	if err != nil {
+		return err
+	}
+	have, err := sourceKeys(ctx, source, sink, filter)
+	if err != nil {
+		return err
+	}
+	if err := m.noteLacking(ctx, source, filter.LackingCascades(have, keys)); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	fresh := map[stream.Table]*table{}
 	m.missing, m.missingFrom, m.missingUntil = map[stream.Table]bool{}, m.checkpoint, head
 	for _, name := range append(names, known...) {
 		switch {
@@ -117,10 +153,10 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 		case ok && !exists[name] && head > m.checkpoint:
 			m.missing[name] = true
 		default:
-			m.tables[name] = &table{floor: m.checkpoint}
+			fresh[name] = &table{floor: m.checkpoint}
 		}
 	}
-	return nil
+	return m.enter(fresh, keys, filter)
 }
 
 // renamedSince are the tables that a DDL reads, changes or renames, and that are not known because the source had renamed or removed them
@@ -139,11 +175,11 @@ func (m *Maintainer) renamedSince(f stream.Filter, t *stream.Transaction) []stre
 	default:
 		return nil // what is dropped need not be read
 	}
-	return slices.DeleteFunc(names, func(name stream.Table) bool { return m.tables[name] != nil || m.missing[name] || !f.Allows(name) })
+	return slices.DeleteFunc(names, func(name stream.Table) bool { return m.known(name) || m.missing[name] || !f.Allows(name) })
 }
 
 // addRenamed adds those of some tables that the sink has, so that their changes since the checkpoint are read.
-func (m *Maintainer) addRenamed(ctx context.Context, sink stream.Sink, names []stream.Table) error {
+func (m *Maintainer) addRenamed(ctx context.Context, sink stream.Sink, f stream.Filter, names []stream.Table) error {
 	if p, ok := sink.(presenter); ok && len(names) > 0 {
 		present, err := p.Present(ctx)
 		if err != nil {
@@ -154,13 +190,18 @@ func (m *Maintainer) addRenamed(ctx context.Context, sink stream.Sink, names []s
 	if len(names) == 0 {
 		return nil
 	}
-	m.mu.Lock()
-	for _, name := range names {
-		m.tables[name] = &table{floor: m.missingFrom}
+	keys, err := foreignKeys(ctx, sink)
+	if err != nil {
+		return err
 	}
-	m.mu.Unlock()
-	m.Wake()
-	return nil
+	defer m.Wake()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	fresh := map[stream.Table]*table{}
+	for _, name := range names {
+		fresh[name] = &table{floor: m.missingFrom}
+	}
+	return m.enter(fresh, keys, f)
 }
 
 // addMissing adds the tables that no DDL up to a position has created. Their dispatchers report that the sink lacks them. The caller
@@ -170,7 +211,7 @@ func (m *Maintainer) addMissing(at stream.Position) {
 		return
 	}
 	for name := range m.missing {
-		if m.tables[name] == nil {
+		if !m.known(name) {
 			m.tables[name] = &table{floor: m.missingFrom}
 		}
 	}
@@ -237,6 +278,9 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 				return err
 			}
 		}
+		if err := m.checkLacking(ctx, source, sink, filter, t.Position); err != nil {
+			return err
+		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		*m.ddlDone, m.ddlDoneAt = t.Position, t.At
@@ -252,7 +296,20 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 // handleDDL waits for the tables that a DDL concerns, executes at the sink what the filter leaves of it, and replaces these tables by
 // those that exist afterwards. Each of them is another table from then on, even if it has the same name.
 func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
+	skip := slices.Contains(m.skipPositions(), t.Position)
+	if skip {
+		m.log.Warn("DDL is skipped, as spec.skip says", "position", t.Position, "gtid", t.ID, "statement", t.DDL.Text())
+	}
+	if skip && t.DDL.Unexecutable() {
+		return nil // dispatchers pass it
+	}
 	plan, err := f.Plan(t.DDL)
+	switch {
+	case skip && (err != nil || plan != nil && plan.Kind == stream.DropSchema):
+		plan, err = nil, nil // nothing of it is executed, and no positions are recorded
+	case skip && plan != nil:
+		plan = plan.Without()
+	}
 	if err != nil {
 		return &refusedError{fmt.Errorf("position %d: %w", t.Position, err)}
 	}
@@ -264,15 +321,34 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 			return err
 		}
 	}
+	if plan != nil && len(plan.Releases) > 0 {
+		if err := m.refuseReleased(ctx, sink, t, plan.Releases); err != nil {
+			return err
+		}
+	}
 	before := m.tablesBefore(t)
+	kept, grouped := m.keptOf(before, t.DDL)
 	if plan != nil {
+		if len(kept) > 0 {
+			part := *plan
+			part.Waits = kept
+			plan = &part
+		}
 		err = m.executeDDL(ctx, sink, before, t.Position, plan)
 	} else {
+		before = m.notPast(before, t)
+		kept, grouped = m.keptOf(before, t.DDL)
 		err = m.awaitBlocked(ctx, before, t.Position)
 		plan = t.DDL
 	}
 	if err != nil {
 		return err
+	}
+	var keys []stream.ForeignKey
+	if grouped || len(t.DDL.References) > 0 {
+		if keys, err = foreignKeys(ctx, sink); err != nil {
+			return err
+		}
 	}
 	if err := m.removeTables(ctx, before); err != nil {
 		return err
@@ -280,17 +356,35 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 	defer m.Wake() // the loop places the new tables
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, name := range plan.After() {
-		floor := t.Position
-		if plan.Kind == stream.CreateTable && slices.Contains(plan.Tables, name) {
+	return m.enterAfter(t.Position, plan, kept, keys, f)
+}
+
+// refuseReleased refuses a rename that takes tables out of the filter of which a cascading key joins one with one that stays.
+func (m *Maintainer) refuseReleased(ctx context.Context, sink stream.Sink, t *stream.Transaction, releases []stream.Table) error {
+	keys, err := foreignKeys(ctx, sink)
+	if err != nil {
+		return err
+	}
+	if err := t.DDL.ReleasedCascade(releases, keys); err != nil {
+		return &refusedError{fmt.Errorf("position %d: %w", t.Position, err)}
+	}
+	return nil
+}
+
+// enterAfter adds the tables that a DDL has made or changed, and those that it has kept. The caller holds the lock.
+func (m *Maintainer) enterAfter(at stream.Position, d *stream.DDL, kept []stream.Table, keys []stream.ForeignKey, f stream.Filter) error {
+	fresh := map[stream.Table]*table{}
+	for _, name := range slices.Concat(d.After(), kept) {
+		floor := at
+		if d.Kind == stream.CreateTable && slices.Contains(d.Tables, name) {
 			floor-- // CREATE TABLE ... SELECT has rows at the same position
 		}
 		delete(m.missing, name)
-		if f.Allows(name) && m.tables[name] == nil {
-			m.tables[name] = &table{floor: floor, from: t.Position}
+		if f.Allows(name) && !m.known(name) && fresh[name] == nil {
+			fresh[name] = &table{floor: floor, from: at}
 		}
 	}
-	return nil
+	return m.enter(fresh, keys, f)
 }
 
 // addUnknown adds the tables of a DDL that is not executed and that are not known.
@@ -302,7 +396,7 @@ func (m *Maintainer) addUnknown(ctx context.Context, sink stream.Sink, f stream.
 	if done, err := ddlExecuted(ctx, sink, t.Position); done || err != nil {
 		return err
 	}
-	return m.addRenamed(ctx, sink, names)
+	return m.addRenamed(ctx, sink, f, names)
 }
 
 // ddlBeginner is a sink that knows whether DDL may have been executed.
@@ -317,7 +411,7 @@ func (m *Maintainer) renamesViews(ctx context.Context, sink stream.Sink, d *stre
 		return false, nil
 	}
 	m.mu.Lock()
-	unknown := slices.DeleteFunc(slices.Clone(d.Tables), func(name stream.Table) bool { return m.tables[name] != nil || m.missing[name] })
+	unknown := slices.DeleteFunc(slices.Clone(d.Tables), func(name stream.Table) bool { return m.known(name) || m.missing[name] })
 	m.mu.Unlock()
 	if len(unknown) == 0 {
 		return false, nil
@@ -336,25 +430,35 @@ func (m *Maintainer) renamesViews(ctx context.Context, sink stream.Sink, d *stre
 	return false, &refusedError{fmt.Errorf("position %d: statement %q: it renames tables, and %s, which is not known as a table; rename views in a statement of their own: %w", at, d.Text(), unknown[0], stream.ErrUnusable)}
 }
 
-// tablesBefore are the tables that a DDL concerns, without those that a later DDL made.
+// tablesBefore are the tables that a DDL concerns, without those that a later DDL made. Of a group it is the table that stands for it.
+// Tables that foreign keys join with those that it names are among them.
 func (m *Maintainer) tablesBefore(t *stream.Transaction) []stream.Table {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var names []stream.Table
+	add := func(name stream.Table) {
+		for _, each := range append([]stream.Table{name}, m.keyed[name]...) {
+			if leader, e := m.find(each); e != nil && e.from <= t.Position && !slices.Contains(names, leader) {
+				names = append(names, leader)
+			}
+		}
+	}
 	if t.DDL.Kind != stream.DropSchema {
 		for _, name := range t.DDL.Names() {
-			if e := m.tables[name]; e != nil && t.DDL.Concerns(name) && e.from <= t.Position && !slices.Contains(names, name) {
-				names = append(names, name)
+			if t.DDL.Concerns(name) {
+				add(name)
 			}
 		}
 		return names
 	}
-	for name, e := range m.tables {
-		if t.DDL.Concerns(name) && e.from <= t.Position {
-			names = append(names, name)
+	for leader, e := range m.tables {
+		for _, name := range slices.Concat(e.names(leader), e.watches) {
+			if t.DDL.Concerns(name) {
+				add(name)
+			}
 		}
 	}
-	slices.SortFunc(names, compareTables)
+	slices.SortFunc(names, stream.CompareTables)
 	return names
 }
 
@@ -483,7 +587,7 @@ func (m *Maintainer) removeTables(ctx context.Context, names []stream.Table) err
 			}
 		}
 		m.mu.Lock()
-		delete(m.tables, name)
+		m.forget(name)
 		m.mu.Unlock()
 	}
 	return nil

@@ -33,6 +33,8 @@ type assembler struct {
 	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
 	trailer int
+	// formatEvent is the last event that described the format of the log.
+	formatEvent []byte
 
 	open *group
 }
@@ -63,6 +65,13 @@ type group struct {
 	large   *largeTransaction
 	before  map[stream.Table]int
 	spoiled []stream.Table
+
+	// decoded: its changes are decoded at once, because some may be rolled back.
+	decoded bool
+
+	// last is the table of the last event with rows, and runs how many runs there were.
+	last stream.Table
+	runs int
 }
 
 func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool) (*assembler, error) {
@@ -74,10 +83,14 @@ func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool
 	if err != nil {
 		return nil, err
 	}
+	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, charsets), wants: wants, unread: map[uint64]bool{}, fold: fold == "1"}, nil
+}
+
+func newParser() *replication.BinlogParser {
 	parser := replication.NewBinlogParser()
 	parser.SetFlavor("mariadb")
 	parser.SetTimestampStringLocation(time.UTC)
-	return &assembler{source: s, parser: parser, tables: newTableCache(s, charsets), wants: wants, unread: map[uint64]bool{}, fold: fold == "1"}, nil
+	return parser
 }
 
 // Types of events that the library has no name for.
@@ -88,6 +101,9 @@ const (
 
 // event takes one event. When it completes a transaction, the transaction is visited and the cursor moves.
 func (a *assembler) event(ctx context.Context, e *replication.BinlogEvent, at *cursor, visit func(*stream.Transaction) error) error {
+	if !a.intact(e) {
+		return a.failed(at, "an event of the log has a wrong checksum: the log is damaged; start again from a copy taken after it")
+	}
 	switch e.Header.EventType {
 	case replication.FORMAT_DESCRIPTION_EVENT:
 		return a.format(e, at)
@@ -132,10 +148,14 @@ func (a *assembler) format(e *replication.BinlogEvent, at *cursor) error {
 	if err != nil {
 		return a.failed(at, "%v", err)
 	}
-	a.trailer = 0
+	trailer := 0
 	if parsed.(*replication.FormatDescriptionEvent).ChecksumAlgorithm == replication.BINLOG_CHECKSUM_ALG_CRC32 {
-		a.trailer = replication.BinlogChecksumLength
+		trailer = replication.BinlogChecksumLength
 	}
+	if trailer != a.trailer {
+		a.tables.forgetAll() // shapes know how their events end
+	}
+	a.trailer, a.formatEvent = trailer, e.RawData
 	return nil
 }
 
@@ -249,7 +269,7 @@ func (a *assembler) unreadable(tables []stream.Table, format string, args ...any
 // spoil replaces the rows of a table in the open transaction by the reason why they cannot be read.
 func (a *assembler) spoil(table stream.Table, format string, args ...any) {
 	rows := a.open.rowsOf(&tableShape{table: table})
-	rows.Changes, rows.Bytes = nil, 0
+	rows.Changes, rows.Bytes, rows.Raw = nil, 0, nil
 	a.open.count(table, 1) // of a large transaction, tables without changes are left out
 	rows.DDL = a.unreadableRows([]stream.Table{table}, "GTID %s, table %s: %s", a.open.id, table, fmt.Sprintf(format, args...))
 }
@@ -337,6 +357,7 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 	case st.empty():
 		return done, nil
 	case !done && a.open.savepoint(st):
+		a.decodeOpen()
 		return false, nil
 	case st.peek().is("XA"):
 		return done, nil
@@ -371,7 +392,7 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if names := ddl.Names(); len(names) > 0 && allSystem(names) || isSystem(ddl.Schema) && (ddl.Kind == stream.SetSchema || ddl.Kind == stream.DropSchema) {
 		return nil
 	}
-	ddl.Statement = session.prefix(a.open.tx.At, a.tables.charsets) + text
+	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.charsets), text)
 	a.open.tx.DDL = ddl
 	return nil
 }
@@ -415,8 +436,10 @@ func (g *group) savepoint(st *statement) bool {
 		name, _ := st.identifier()
 		mark := g.marks[strings.ToLower(name)]
 		g.rollsBack = true
+		g.last = stream.Table{} // what follows is a run of its own: the last one may be gone
 		for table, rows := range g.byTable {
 			rows.Changes = rows.Changes[:min(mark[table], len(rows.Changes))]
+			rows.Runs = slices.DeleteFunc(rows.Runs, func(r stream.Run) bool { return r.First > 0 && r.First >= len(rows.Changes) })
 		}
 	case st.accept("RELEASE"):
 	default:
@@ -438,6 +461,11 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 		return nil
 	}
 	delete(a.unread, number)
+	if shape := a.tables.byText[string(body[tableIDLength:])]; shape != nil && shape.raw != nil {
+		a.tables.ids[number] = shape // which decodes by itself
+		a.open.describe(shape)
+		return nil
+	}
 	compressed := uncompressedTypes(body)
 	parsed, err := a.parse(e)
 	if err != nil {
@@ -447,6 +475,7 @@ func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at
 	if err != nil {
 		return err
 	}
+	a.keepRaw(shape, parsed.(*replication.TableMapEvent), e, compressed)
 	if shape.bare {
 		a.unread[number] = true
 	}
@@ -488,7 +517,16 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 		return nil // they could not be read before
 	}
 	changes, bytes := len(rows.Changes), rows.Bytes
-	parsed, err := a.parse(e)
+	if a.takeRaw(e, shape, rows) {
+		a.open.account(rows, changes, bytes, a.source.options.LargeBytes)
+		return nil
+	}
+	if err := rows.Decode(); err != nil { // what was kept comes before what is decoded now
+		a.spoil(shape.table, "%v", err)
+		return nil
+	}
+	rows.Raw = nil
+	parsed, err := a.parseRows(e, shape)
 	switch {
 	case err != nil:
 		a.spoil(shape.table, "%v", err)
@@ -497,13 +535,28 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 	case rows.Schema != shape.schema && !reflect.DeepEqual(rows.Schema, shape.schema):
 		a.spoil(shape.table, "its columns change within one transaction")
 	default:
-		if err := shape.decode(parsed.(*replication.RowsEvent), rows); err != nil {
+		event := parsed.(*replication.RowsEvent)
+		a.open.beginRun(rows, event.Flags&noForeignKeyChecks != 0)
+		if err := shape.decode(event, rows); err != nil {
 			a.spoil(shape.table, "%v", err)
 			return nil
 		}
 		a.open.account(rows, changes, bytes, a.source.options.LargeBytes)
 	}
 	return nil
+}
+
+// noForeignKeyChecks is the flag of events with rows that were changed while the session did not check foreign keys.
+const noForeignKeyChecks = 2
+
+// beginRun records that changes of a table follow, unless they follow others of it in the same way.
+func (g *group) beginRun(rows *stream.Rows, unchecked bool) {
+	if n := len(rows.Runs); n > 0 && g.last == rows.Table && rows.Runs[n-1].Unchecked == unchecked {
+		return
+	}
+	g.runs++
+	g.last = rows.Table
+	rows.Runs = append(rows.Runs, stream.Run{First: len(rows.Changes), Order: g.runs, Unchecked: unchecked})
 }
 
 // tableIDLength is how many bytes the number of a table takes, at the beginning of an event of rows.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/testenv"
@@ -158,7 +157,7 @@ func TestSequenceNumbersThatDoNotIncreaseEndARead(t *testing.T) {
 		2:   "GTID 0-1-50 comes after GTID 0-1-100: sequence numbers must increase",
 		100: "position 100 is after the end of the log, GTID 0-1-50",
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 		err := s.Read(ctx, from, func(*stream.Transaction) error { return nil })
 		cancel()
 		refused(t, err, words)

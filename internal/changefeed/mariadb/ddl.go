@@ -9,8 +9,13 @@ import (
 
 // statement reads the words of a statement one by one.
 type statement struct {
+	text  string
 	words []token
 	at    int
+	// spots are where it names tables, each place once.
+	spots []stream.Spot
+	// doubt is why a name cannot be replaced for certain.
+	doubt string
 	// schema that unqualified names are in.
 	schema string
 	// fold makes names lower case, as a server with lower_case_table_names=1 does.
@@ -21,7 +26,7 @@ type statement struct {
 
 func newStatement(text, schema string, c sessionContext, fold bool) *statement {
 	l := &lexer{text: text, ansiQuotes: c.sqlMode&modeANSIQuotes != 0, noEscapes: c.sqlMode&modeNoBackslashEscapes != 0}
-	s := &statement{schema: schema, fold: fold}
+	s := &statement{text: text, schema: schema, fold: fold}
 	for {
 		t, ok := l.next()
 		if !ok {
@@ -50,6 +55,13 @@ func (s *statement) accept(words ...string) bool {
 	return true
 }
 
+// comes reports whether words come next.
+func (s *statement) comes(words ...string) bool {
+	from := s.at
+	defer func() { s.at = from }()
+	return s.accept(words...)
+}
+
 // acceptAny passes one of several words.
 func (s *statement) acceptAny(words ...string) bool {
 	if s.at < len(s.words) && s.words[s.at].is(words...) {
@@ -61,15 +73,22 @@ func (s *statement) acceptAny(words ...string) bool {
 
 // name reads the name of a table, with its schema or without.
 func (s *statement) name() (stream.Table, bool) {
+	from := s.at
 	first, ok := s.identifier()
 	if !ok {
 		return stream.Table{}, false
 	}
 	if !s.accept(".") {
-		return stream.Table{Schema: s.schema, Name: first}, true
+		t := stream.Table{Schema: s.schema, Name: first}
+		s.spot(from, t)
+		return t, true
 	}
 	second, ok := s.identifier()
-	return stream.Table{Schema: first, Name: second}, ok
+	t := stream.Table{Schema: first, Name: second}
+	if ok {
+		s.spot(from, t)
+	}
+	return t, ok
 }
 
 func (s *statement) identifier() (string, bool) {
@@ -169,6 +188,7 @@ func parseDDL(text string, s *statement) *stream.DDL {
 	if !known {
 		return &stream.DDL{Kind: stream.UnknownDDL, Schema: s.schema, Statement: text}
 	}
+	s.locate(d)
 	return d
 }
 
@@ -300,7 +320,70 @@ func (s *statement) content(d *stream.DDL) bool {
 		return ok && (!bracket || s.accept(")")) && s.ended()
 	}
 	s.at = from
-	return from < len(s.words) && !s.merges()
+	return from < len(s.words) && !s.merges() && s.references(d, d.Tables[0].Schema)
+}
+
+// references reads the tables that foreign keys in the rest refer to. REFERENCES is a reserved word, so that nothing else has it. A name
+// without a schema is in that of the table.
+func (s *statement) references(d *stream.DDL, in string) bool {
+	from, schema := s.at, s.schema
+	defer func() { s.at, s.schema = from, schema }()
+	s.schema = in
+	for s.at < len(s.words) {
+		if !s.accept("REFERENCES") {
+			s.at++
+			continue
+		}
+		parent, ok := s.name()
+		if !ok {
+			return false
+		}
+		if !slices.Contains(d.References, parent) {
+			d.References = append(d.References, parent)
+		}
+		if s.cascades() && !slices.Contains(d.Cascades, parent) {
+			d.Cascades = append(d.Cascades, parent)
+		}
+	}
+	return true
+}
+
+// cascades reads the columns and actions of a foreign key, and reports whether one of them changes rows.
+func (s *statement) cascades() (found bool) {
+	if s.accept("(") && !s.skipBracket() {
+		return false
+	}
+	for {
+		switch {
+		case s.accept("MATCH"):
+			s.at++
+		case s.accept("ON", "DELETE"), s.accept("ON", "UPDATE"):
+			found = found || s.peek().is("CASCADE", "SET")
+			if s.accept("SET") || s.accept("NO") {
+				s.at++
+			} else {
+				s.acceptAny("CASCADE", "RESTRICT")
+			}
+		default:
+			return found
+		}
+	}
+}
+
+// skipBracket passes everything up to and including the bracket that closes an open one.
+func (s *statement) skipBracket() bool {
+	for depth := 1; s.at < len(s.words); s.at++ {
+		switch t := s.words[s.at]; {
+		case t.is("("):
+			depth++
+		case t.is(")"):
+			if depth--; depth == 0 {
+				s.at++
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // merges reports whether the rest has the option UNION=(tables): a MERGE table has no rows of its own.
@@ -353,8 +436,12 @@ func (s *statement) each(d *stream.DDL, kind stream.DDLKind) bool {
 
 // database sets the schema that a statement creates, alters or drops.
 func (s *statement) database(d *stream.DDL, kind stream.DDLKind) bool {
+	from := s.at
 	name, ok := s.identifier()
 	d.Kind, d.Schema = kind, name
+	if ok {
+		s.spot(from, stream.Table{Schema: name})
+	}
 	return ok
 }
 
@@ -432,7 +519,9 @@ func (s *statement) alter(d *stream.DDL) bool {
 			return false
 		}
 		s.wait()
-		return s.clauses(d)
+		known := s.clauses(d)
+		d.Alters = d.Alters && d.Kind == stream.RenameTable
+		return known
 	}
 	return s.object(d)
 }
@@ -449,14 +538,19 @@ var alterations = []string{
 // clauses reads the clauses of ALTER TABLE: those that concern the table, a RENAME, and partitions that are exchanged with tables or
 // converted.
 func (s *statement) clauses(d *stream.DDL) bool {
-	table := d.Tables[0]
+	table, from := d.Tables[0], s.at
+	if !s.references(d, table.Schema) {
+		return false
+	}
 	if s.ended() {
 		return true
 	}
 	for {
+		d.DropsKey = d.DropsKey || s.comes("DROP", "FOREIGN") || s.comes("DROP", "CONSTRAINT")
 		switch {
 		case s.accept("RENAME"):
 			if s.acceptAny("COLUMN", "INDEX", "KEY") {
+				d.Alters = true
 				break
 			}
 			if !s.acceptAny("TO", "AS") {
@@ -465,6 +559,11 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			to, ok := s.name()
 			if !ok {
 				return false
+			}
+			if at := s.at; to.Schema != table.Schema { // names without a schema may be in the new one
+				s.at = from
+				s.references(d, to.Schema)
+				s.at = at
 			}
 			if to != table {
 				d.Kind, d.Becomes = stream.RenameTable, []stream.Table{to}
@@ -488,8 +587,8 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			return s.also(&d.Makes)
 		case s.accept("CONVERT", "TABLE"):
 			return s.also(&d.Removes)
-		case s.accept("CONVERT", "TO"):
-		case s.acceptAny(alterations...):
+		case s.accept("CONVERT", "TO"), s.acceptAny(alterations...):
+			d.Alters = true
 		default:
 			return false
 		}

@@ -199,3 +199,14 @@ func TestGTIDs(t *testing.T) {
 		}
 	}
 }
+
+func TestARenameThatAltersIsKnown(t *testing.T) {
+	for statement, want := range map[string]bool{
+		"RENAME TABLE t TO u": false, "ALTER TABLE t RENAME TO u": false, "ALTER TABLE t RENAME TO u, ADD c INT": true, "ALTER TABLE t ADD c INT, RENAME u": true,
+		"ALTER TABLE t RENAME COLUMN a TO b, RENAME TO u": true, "ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4, RENAME AS u": true, "ALTER TABLE t ADD c INT": false,
+	} {
+		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Alters != want || d.Kind == stream.UnknownDDL {
+			t.Errorf("%s: %+v", statement, d)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlkeys"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -156,4 +157,13 @@ func isUTF8(charset string) bool {
 		return true
 	}
 	return false
+}
+
+// ForeignKeys are those that the tables have now.
+func (s *Source) ForeignKeys(ctx context.Context) ([]stream.ForeignKey, error) {
+	keys, err := sqlkeys.Read(ctx, s.db)
+	if err != nil {
+		return nil, fmt.Errorf("source %s: read the foreign keys: %w", s.options.Address, err)
+	}
+	return keys, nil
 }

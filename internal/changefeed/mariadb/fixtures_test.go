@@ -9,7 +9,6 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -33,7 +32,7 @@ func open(t testing.TB, server *testenv.MariaDB) *Source { return openAt(t, serv
 
 func openAt(t testing.TB, server *testenv.MariaDB, address string) *Source {
 	t.Helper()
-	s, err := Open(Options{Address: address, User: server.User, Password: server.Password})
+	s, err := Open(Options{Address: address, User: server.User, Password: server.Password, Raw: rawAll})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,12 +40,15 @@ func openAt(t testing.TB, server *testenv.MariaDB, address string) *Source {
 	return s
 }
 
+// rawAll makes all tests of the package keep rows as they were logged, and decode them afterwards: EBB_FORWARD=1.
+var rawAll = os.Getenv("EBB_FORWARD") == "1"
+
 var errEnough = errors.New("enough")
 
 // collect reads everything after a position up to the head.
 func collect(t testing.TB, s *Source, after stream.Position) []*stream.Transaction {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience)
 	defer cancel()
 	head, err := s.Head(ctx)
 	if err != nil {
@@ -58,6 +60,11 @@ func collect(t testing.TB, s *Source, after stream.Position) []*stream.Transacti
 	}
 	err = s.Read(ctx, after, func(tx *stream.Transaction) error {
 		all = append(all, tx)
+		for _, rows := range tx.Rows {
+			if err := rows.Decode(); err != nil {
+				return err
+			}
+		}
 		if tx.Position >= head {
 			return errEnough
 		}

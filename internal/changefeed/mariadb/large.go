@@ -52,7 +52,7 @@ func (g *group) count(table stream.Table, changes int) {
 // nextPart takes a part off a transaction that is visited in parts.
 func (g *group) nextPart(more bool) *stream.Transaction {
 	part := g.tx
-	part.More = more
+	part.More, part.Earlier = more, maps.Clone(g.before)
 	for _, rows := range part.Rows {
 		if rows.DDL != nil {
 			g.spoiled = append(g.spoiled, rows.Table)

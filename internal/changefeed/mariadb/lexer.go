@@ -12,6 +12,8 @@ type token struct {
 	quoted bool
 	// name: it may be an identifier.
 	name bool
+	// from and to are where it is in the text, with its quotes.
+	from, to int
 }
 
 // is reports whether the token is one of some keywords or punctuation, given in upper case.
@@ -47,21 +49,28 @@ func (l *lexer) next() (t token, ok bool) {
 	if l.at >= len(l.text) {
 		return token{}, false
 	}
-	c := l.text[l.at]
+	from := l.at
+	t = l.token(l.text[from])
+	t.from, t.to = from, l.at
+	return t, true
+}
+
+// token reads the token that begins with a character.
+func (l *lexer) token(c byte) token {
 	switch {
 	case c == '`' || c == '"' && l.ansiQuotes:
-		return token{text: l.quoted(c, false), quoted: true, name: true}, true
+		return token{text: l.quoted(c, false), quoted: true, name: true}
 	case c == '\'' || c == '"':
-		return token{text: l.quoted(c, !l.noEscapes), quoted: true}, true
+		return token{text: l.quoted(c, !l.noEscapes), quoted: true}
 	case isWord(c):
 		from := l.at
 		for l.at < len(l.text) && isWord(l.text[l.at]) {
 			l.at++
 		}
-		return token{text: l.text[from:l.at], name: true}, true
+		return token{text: l.text[from:l.at], name: true}
 	}
 	l.at++
-	return token{text: l.text[l.at-1 : l.at]}, true
+	return token{text: l.text[l.at-1 : l.at]}
 }
 
 func isWord(c byte) bool {

@@ -55,8 +55,12 @@ func (l *binlog) begin(ctx context.Context, s *Source, id uint32, after gtid) (e
 	if err != nil {
 		return err
 	}
+	checksums := "'NONE'"
+	if s.options.Raw {
+		checksums = "@@GLOBAL.binlog_checksum"
+	}
 	for _, statement := range []string{
-		"SET @master_binlog_checksum = 'NONE'",
+		"SET @master_binlog_checksum = " + checksums,
 		"SET @mariadb_slave_capability = 4", // it knows GTIDs
 		fmt.Sprintf("SET @master_heartbeat_period = %d", heartbeat.Nanoseconds()),
 		fmt.Sprintf("SET @slave_connect_state = '%s'", startText(after)),

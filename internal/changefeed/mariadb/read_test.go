@@ -318,6 +318,47 @@ func TestATableMayGetAnotherNumberWithinATransaction(t *testing.T) {
 	}
 }
 
+// What is rolled back to a savepoint takes its place in the order with it: what follows is not put before what came in between.
+func TestTheOrderOfChangesAfterARollback(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.a (id INT PRIMARY KEY, v INT)", "CREATE TABLE d.b (id INT PRIMARY KEY)", "CREATE TABLE d.my (id INT) ENGINE=MyISAM")
+	db := m.Open("d")
+	defer db.Close()
+	tx, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The log has what was rolled back, since the transaction also changed a table that cannot be.
+	for _, statement := range []string{"INSERT INTO a VALUES (1, 1)", "INSERT INTO b VALUES (1)", "SAVEPOINT s", "UPDATE a SET v = 2", "INSERT INTO my VALUES (1)", "ROLLBACK TO s", "DELETE FROM a"} {
+		if _, err := tx.Exec(statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	a, b := stream.Table{Schema: "d", Name: "a"}, stream.Table{Schema: "d", Name: "b"}
+	var order []string
+	for _, transaction := range collect(t, open(t, m), 0) {
+		merged := transaction.Merge(a, []stream.Table{a, b})
+		if merged == nil || merged.DDL != nil {
+			continue
+		}
+		if err := merged.EachRun(func(run *stream.Run, changes []stream.Change) error {
+			for _, c := range changes {
+				order = append(order, fmt.Sprint(c.Kind, " ", run.Table.Name))
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{fmt.Sprint(stream.Insert, " a"), fmt.Sprint(stream.Insert, " b"), fmt.Sprint(stream.Delete, " a")}
+	if !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
+	}
+}
+
 func TestAPurgedPositionIsRefusedWithTheOldestGTID(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "INSERT INTO d.t VALUES (1)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (2)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (3)")

@@ -23,6 +23,7 @@ type sessionContext struct {
 	charset, collation, serverCollation, dbCollation uint16
 	timeZone                                         string
 	explicitTimestamp                                bool
+	checksForeignKeys                                bool
 	// microseconds of the time of the statement; 0 if the statement does not use them.
 	microseconds uint32
 }
@@ -44,6 +45,7 @@ const (
 	statusHighResolution   = 128
 	statusXID              = 129
 	flag2ExplicitTimestamp = 1 << 24
+	flag2NoForeignKeys     = 1 << 26
 )
 
 // parseSession reads status variables up to the first that it does not know: the ones it needs come early.
@@ -53,7 +55,8 @@ func parseSession(vars []byte) sessionContext {
 	for r.left() > 0 && !r.short {
 		switch r.byte() {
 		case statusFlags2:
-			c.explicitTimestamp = binary.LittleEndian.Uint32(r.take(4))&flag2ExplicitTimestamp != 0
+			flags := binary.LittleEndian.Uint32(r.take(4))
+			c.explicitTimestamp, c.checksForeignKeys = flags&flag2ExplicitTimestamp != 0, flags&flag2NoForeignKeys == 0
 		case statusSQLMode:
 			c.sqlMode = binary.LittleEndian.Uint64(r.take(8))
 		case statusCatalog:
@@ -108,6 +111,9 @@ func (c sessionContext) prefix(at time.Time, charsets map[uint64]string) string 
 		set = append(set, "explicit_defaults_for_timestamp=1")
 	} else {
 		set = append(set, "explicit_defaults_for_timestamp=0")
+	}
+	if c.checksForeignKeys { // whether keys of other tables follow a rename depends on it
+		set = append(set, "foreign_key_checks=1")
 	}
 	if c.timeZone != "" && !strings.ContainsAny(c.timeZone, "'\\*,") {
 		set = append(set, "time_zone='"+c.timeZone+"'")

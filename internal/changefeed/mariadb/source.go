@@ -34,6 +34,9 @@ type Options struct {
 	ServerID uint32
 	// LargeBytes is the size, in memory, above which a transaction is read in parts, of a quarter of that size; 16 MiB if 0.
 	LargeBytes int
+	// Raw keeps the changes of a transaction as they were logged, so that a sink can forward them, and decodes values only when somebody
+	// asks for them. It needs checksums in the log (binlog_checksum=CRC32), which are verified.
+	Raw bool
 	// Logger, if any, logs lost connections.
 	Logger *slog.Logger
 }
@@ -44,6 +47,7 @@ type Source struct {
 	host    string
 	port    uint16
 	db      *sql.DB
+	copies  *sql.DB // for snapshots
 	log     *slog.Logger
 
 	mu    sync.Mutex
@@ -89,7 +93,13 @@ func Open(options Options) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source %s: %w", options.Address, err)
 	}
-	s := &Source{options: options, host: host, port: uint16(port), db: sql.OpenDB(connector), log: options.Logger, slots: map[uint32]bool{}}
+	copies, err := mysql.NewConnector(snapshotConfig(cfg))
+	if err != nil {
+		return nil, fmt.Errorf("source %s: %w", options.Address, err)
+	}
+	s := &Source{options: options, host: host, port: uint16(port), db: sql.OpenDB(connector), copies: sql.OpenDB(copies), log: options.Logger, slots: map[uint32]bool{}}
+	s.copies.SetMaxIdleConns(1)
+	s.copies.SetConnMaxIdleTime(30 * time.Second)
 	s.db.SetMaxOpenConns(4)
 	s.db.SetMaxIdleConns(1)
 	s.db.SetConnMaxIdleTime(30 * time.Second)
@@ -101,7 +111,7 @@ func Open(options Options) (*Source, error) {
 }
 
 // Close closes the connections for queries. Reads end with their contexts.
-func (s *Source) Close() error { return s.db.Close() }
+func (s *Source) Close() error { return errors.Join(s.db.Close(), s.copies.Close()) }
 
 // takeID reserves a server id for one read.
 func (s *Source) takeID() uint32 {
@@ -150,8 +160,16 @@ func isSystem(schema string) bool {
 // the tables are listed (changes of rows are not). Without it, the tables are listed until two lists, some time apart, are equal and
 // no DDL was logged in between.
 func (s *Source) Tables(ctx context.Context) ([]stream.Table, stream.Position, error) {
+	return s.tablesWith(ctx, nil)
+}
+
+// lister reads more about tables that were listed. It returns a text that differs if what it has read does.
+type lister func(ctx context.Context, by querier, tables []stream.Table) (string, error)
+
+// tablesWith lists the tables, and reads more about them as of the same position.
+func (s *Source) tablesWith(ctx context.Context, more lister) ([]stream.Table, stream.Position, error) {
 	for tries := range 10 {
-		tables, position, err := s.tablesBlocked(ctx)
+		tables, position, err := s.tablesBlocked(ctx, more)
 		if err == nil {
 			return tables, position, nil
 		}
@@ -167,11 +185,11 @@ func (s *Source) Tables(ctx context.Context) ([]stream.Table, stream.Position, e
 		case <-time.After(time.Duration(tries+1) * 10 * time.Millisecond):
 		}
 	}
-	return s.tablesWatched(ctx)
+	return s.tablesWatched(ctx, more)
 }
 
 // tablesBlocked lists the tables while the server blocks DDL.
-func (s *Source) tablesBlocked(ctx context.Context) (tables []stream.Table, at stream.Position, err error) {
+func (s *Source) tablesBlocked(ctx context.Context, more lister) (tables []stream.Table, at stream.Position, err error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return nil, 0, s.wrap("connect", err)
@@ -194,7 +212,10 @@ func (s *Source) tablesBlocked(ctx context.Context) (tables []stream.Table, at s
 	if tables, err = s.listTables(ctx, conn); err != nil {
 		return nil, 0, err
 	}
-	return tables, stream.Position(state.head.seq), s.noneSkipped(ctx, conn)
+	if err = s.noneSkipped(ctx, conn); err == nil && more != nil {
+		_, err = more(ctx, conn, tables)
+	}
+	return tables, stream.Position(state.head.seq), err
 }
 
 // errSkipped: the list of tables is incomplete.
@@ -231,7 +252,10 @@ type querier interface {
 const settle = 100 * time.Millisecond
 
 // tablesWatched lists the tables until nothing changes about them.
-func (s *Source) tablesWatched(ctx context.Context) ([]stream.Table, stream.Position, error) {
+func (s *Source) tablesWatched(ctx context.Context, more lister) ([]stream.Table, stream.Position, error) {
+	if more == nil {
+		more = func(context.Context, querier, []stream.Table) (string, error) { return "", nil }
+	}
 	for range 100 {
 		before, err := s.Head(ctx)
 		if err != nil {
@@ -239,6 +263,12 @@ func (s *Source) tablesWatched(ctx context.Context) ([]stream.Table, stream.Posi
 		}
 		first, err := s.listTables(ctx, s.db)
 		if err != nil {
+			return nil, 0, err
+		}
+		found, err := more(ctx, s.db, first)
+		if code, known := errorCode(err); known && code == codeNoSuchTable {
+			continue // it was dropped meanwhile
+		} else if err != nil {
 			return nil, 0, err
 		}
 		select {
@@ -250,6 +280,12 @@ func (s *Source) tablesWatched(ctx context.Context) ([]stream.Table, stream.Posi
 		if err != nil {
 			return nil, 0, err
 		}
+		again, err := more(ctx, s.db, second)
+		if code, known := errorCode(err); known && code == codeNoSuchTable {
+			continue
+		} else if err != nil {
+			return nil, 0, err
+		}
 		after, err := s.Head(ctx)
 		if err != nil {
 			return nil, 0, err
@@ -258,7 +294,7 @@ func (s *Source) tablesWatched(ctx context.Context) ([]stream.Table, stream.Posi
 		if err != nil {
 			return nil, 0, err
 		}
-		if !changed && slices.Equal(first, second) {
+		if !changed && found == again && slices.Equal(first, second) {
 			return second, before, nil
 		}
 	}
@@ -352,6 +388,7 @@ const (
 	codeAccessDenied   = 1045
 	codeNotAllowedHost = 1130
 	codeTableDenied    = 1142
+	codeNoSuchTable    = 1146
 	codeLockWait       = 1205
 	codeSkippedTable   = 1684
 	codeNeedPrivilege  = 1227

@@ -28,6 +28,8 @@ type tableShape struct {
 	problem string
 	// hidden is how many columns at the end of a row only the server sees: hashes of long unique keys.
 	hidden int
+	// raw keeps rows as they were logged; nil if they are decoded when they are read.
+	raw *rawTable
 }
 
 // tableCache has the shapes of tables, by the bytes of their descriptions without the table's number. The log repeats the description

@@ -131,7 +131,28 @@ func modifyColumn(g *Generator, t *table) (string, func()) {
 		to.is = g.typeOf(func(columnType) bool { return true })
 	}
 	to.null = true
-	return "MODIFY COLUMN " + g.declare(&to), func() { *c = to }
+	clause := "MODIFY COLUMN " + g.declare(&to)
+	if g.maybe(4, "alter: move column") {
+		clause += pick(g.r, []string{" FIRST", " AFTER id"})
+	}
+	return clause, func() { *c = to }
+}
+
+// swapColumns exchanges the names of two columns.
+func swapColumns(g *Generator, t *table) (string, func()) {
+	list := slices.DeleteFunc(t.free(), func(c *column) bool { return c.generated })
+	if len(list) < 2 {
+		return "", nil
+	}
+	i := g.r.IntN(len(list) - 1)
+	a, b := list[i], list[i+1]
+	return "RENAME COLUMN " + quoteName(a.name) + " TO " + quoteName(b.name) + ", RENAME COLUMN " + quoteName(b.name) + " TO " + quoteName(a.name), func() { a.name, b.name = b.name, a.name }
+}
+
+// addColumns adds several columns in brackets.
+func addColumns(g *Generator, t *table) (string, func()) {
+	a, b := g.newColumn(t), &column{name: fmt.Sprintf("c%d", g.next()), null: true, is: columnType{decl: "INT", values: []string{"-5", "5"}}}
+	return "ADD COLUMN (" + g.declare(a) + ", " + b.name + " INT DEFAULT 7)", func() { t.columns = append(t.columns, a, b) }
 }
 
 func changeColumn(g *Generator, t *table) (string, func()) {
@@ -198,6 +219,22 @@ func renameIndex(g *Generator, t *table) (string, func()) {
 	return "RENAME INDEX " + t.indexes[i] + " TO " + to, func() { t.indexes[i] = to }
 }
 
+// alteringKeyless is the same for a table without a key.
+func alteringKeyless(a alteration) func(*Generator) {
+	return func(g *Generator) {
+		t := g.one(func(t *table) bool {
+			return len(t.key) == 0 && t.partitions == nil && !slices.ContainsFunc(t.columns, func(c *column) bool { return c.auto })
+		})
+		if t == nil {
+			schema, name := g.newName()
+			t = &table{schema: schema, name: name, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true, null: true}}}
+			g.say("CREATE TABLE "+g.ref(t)+" (id INT)", g.add(t))
+			g.insertInto(t)
+		}
+		g.alterBy(t, a)
+	}
+}
+
 func addPrimary(g *Generator, t *table) (string, func()) {
 	if len(t.key) > 0 {
 		return "", nil
@@ -232,8 +269,12 @@ func changeForeign(g *Generator, t *table) (string, func()) {
 	parent := g.one(func(p *table) bool {
 		return p != t && plain(p) && p.engine == "" && slices.Equal(p.key, []string{"id"}) && g.unrelated(p)
 	})
-	if parent == nil || !g.unrelated(t) {
+	if !g.unrelated(t) {
 		return "", nil
+	}
+	if parent == nil {
+		parent = g.freshTable(false)
+		g.insertInto(parent)
 	}
 	name, c := fmt.Sprintf("fk%d", g.next()), &column{name: fmt.Sprintf("parent%d", g.next()), null: true, refers: true, is: columnType{decl: "INT"}}
 	return "ADD COLUMN " + c.name + " INT, ADD CONSTRAINT " + name + " FOREIGN KEY (" + c.name + ") REFERENCES " + g.ref(parent) + " (id)" + g.actions(),
@@ -337,13 +378,16 @@ func (g *Generator) exchange() {
 		t = g.freshTable(true)
 	}
 	g.insertInto(t)
-	schema, name := g.newName()
+	schema, name := g.nameBeside(t)
 	u := t.copy(schema, name)
 	u.partitions = nil
 	g.say("CREATE TABLE "+g.ref(u)+" LIKE "+g.ref(t), g.add(u))
 	g.say("ALTER TABLE "+g.ref(u)+" REMOVE PARTITIONING", nil)
-	g.insertInto(u)
-	g.ddl("ALTER TABLE "+g.ref(t)+" EXCHANGE PARTITION "+pick(g.r, t.partitions.names)+" WITH TABLE "+g.ref(u)+pick(g.r, []string{"", " WITHOUT VALIDATION", " WITH VALIDATION"}), nil)
+	part := pick(g.r, t.partitions.names)
+	if low, ok := map[string]int{"p0": 1, "p1": 11, "p2": 21}[part]; ok { // rows that belong there
+		g.say(fmt.Sprintf("INSERT IGNORE INTO %s (id) VALUES (%d), (%d)", g.ref(u), low, low+3), nil)
+	}
+	g.ddl("ALTER TABLE "+g.ref(t)+" EXCHANGE PARTITION "+part+" WITH TABLE "+g.ref(u), nil)
 }
 
 // convertOut makes a table of a partition.
@@ -355,7 +399,7 @@ func (g *Generator) convertOut() {
 	for range 3 {
 		g.insertInto(t)
 	}
-	schema, name := g.newName()
+	schema, name := g.nameBeside(t)
 	u, part := t.copy(schema, name), t.partitions.names[0]
 	u.partitions = nil
 	g.ddl("ALTER TABLE "+g.ref(t)+" CONVERT PARTITION "+part+" TO TABLE "+g.ref(u), func() {
@@ -370,7 +414,7 @@ func (g *Generator) convertIn() {
 	if t == nil {
 		t = g.freshTable(true)
 	}
-	schema, name := g.newName()
+	schema, name := g.nameBeside(t)
 	u := t.copy(schema, name)
 	g.say("CREATE TABLE "+g.ref(u)+" LIKE "+g.ref(t), g.add(u))
 	g.say("ALTER TABLE "+g.ref(u)+" REMOVE PARTITIONING", func() { u.partitions = nil })
@@ -401,7 +445,9 @@ func (g *Generator) createIndex() {
 func (g *Generator) dropIndexOn() {
 	t := g.one(func(t *table) bool { return len(t.indexes) > 0 })
 	if t == nil {
-		return
+		t = g.freshTable(false)
+		t.indexes = []string{fmt.Sprintf("k%d", g.next())}
+		g.say("CREATE INDEX "+t.indexes[0]+" ON "+g.ref(t)+" (id)", nil)
 	}
 	name := pick(g.r, t.indexes)
 	g.ddl(pick(g.r, []string{"DROP INDEX ", "DROP INDEX IF EXISTS "})+name+" ON "+g.ref(t), func() {

@@ -133,6 +133,67 @@ func (g *Generator) updateKey() {
 	}), nil)
 }
 
+// updateOtherKey changes keys that are not numbers.
+func (g *Generator) updateOtherKey() {
+	t := g.one(func(t *table) bool { return slices.ContainsFunc(t.columns, func(c *column) bool { return c.keyed }) })
+	if t == nil {
+		schema, name := g.newName()
+		t = &table{schema: schema, name: name, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}}}
+		g.ddl("CREATE TABLE "+g.ref(t)+" (id INT, "+strings.Join(g.otherKey(t), ", ")+")", g.add(t))
+		g.insertInto(t)
+		g.insertInto(t)
+	}
+	c := t.columnsThat(func(c *column) bool { return c.keyed })[0]
+	g.say("UPDATE IGNORE "+g.ref(t)+" SET "+c.name+" = "+g.value(c.is)+g.where(""), nil)
+	g.mark()
+	g.say("DELETE FROM "+g.ref(t)+" WHERE "+c.name+" = "+g.value(c.is), nil)
+}
+
+// updateUnique exchanges values that must be unique, in one transaction.
+func (g *Generator) updateUnique() {
+	t := g.one(func(t *table) bool {
+		return slices.ContainsFunc(t.columns, func(c *column) bool { return c.unique }) && t.columns[0].name == "id"
+	})
+	if t == nil {
+		schema, name := g.newName()
+		t = &table{schema: schema, name: name, key: []string{"id"}, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}, uniqueNumbers()}}
+		g.ddl("CREATE TABLE "+g.ref(t)+" (id INT PRIMARY KEY, "+uniqueColumn+" INT UNIQUE)", g.add(t))
+	}
+	ref := g.ref(t)
+	g.say("INSERT IGNORE INTO "+ref+" (id, "+uniqueColumn+") VALUES (1, 1), (2, 2), (3, 3), (4, NULL)", nil)
+	g.say("BEGIN", func() { g.open = true })
+	g.say("UPDATE "+ref+" SET "+uniqueColumn+" = NULL WHERE id = 1", nil)
+	g.say("UPDATE IGNORE "+ref+" SET "+uniqueColumn+" = 1 WHERE id = 2", nil)
+	g.say("UPDATE IGNORE "+ref+" SET "+uniqueColumn+" = 2 WHERE id = 1", nil)
+	g.mark()
+	g.say("REPLACE INTO "+ref+" (id, "+uniqueColumn+") VALUES (3, 2), (5, 1)", nil)
+	g.say("COMMIT", func() { g.open = false })
+}
+
+// hugeRow has a value of several million bytes.
+func (g *Generator) hugeRow() {
+	t := &table{schema: First, name: fmt.Sprintf("huge%d", g.next()), columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}}}
+	key, char := " PRIMARY KEY", pick(g.r, []string{`"'"`, "'x'", `'\\'`})
+	if g.r.IntN(2) == 0 { // an update has the row twice, which must fit into a packet
+		key, char = "", "'x'"
+	}
+	g.say("CREATE TABLE "+g.ref(t)+" (id INT"+key+", b "+pick(g.r, []string{"LONGBLOB", "LONGTEXT CHARACTER SET latin1", "LONGTEXT CHARACTER SET utf8mb4"})+")", g.add(t))
+	g.say("INSERT INTO "+g.ref(t)+" VALUES (1, REPEAT("+char+", 6000000)), (2, 'small')", nil)
+	g.mark()
+	g.say("UPDATE "+g.ref(t)+" SET b = REPEAT('y', 7000000) WHERE id = 1", nil)
+}
+
+// zeroAsKey stores 0 in a column that numbers rows.
+func (g *Generator) zeroAsKey() {
+	t := &table{schema: First, name: fmt.Sprintf("zeroth%d", g.next()), key: []string{"id"}, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true, auto: true}}}
+	g.say("SET SESSION sql_mode = 'NO_AUTO_VALUE_ON_ZERO'", nil)
+	g.ddl("CREATE TABLE "+g.ref(t)+" (id INT AUTO_INCREMENT PRIMARY KEY, n INT)", g.add(t))
+	g.say("INSERT INTO "+g.ref(t)+" VALUES (0, 1), (-5, 2), (7, 3)", nil)
+	g.mark()
+	g.say("UPDATE "+g.ref(t)+" SET n = n + 1 WHERE id <= 0", nil)
+	g.say("SET SESSION sql_mode = DEFAULT", nil)
+}
+
 func (g *Generator) updateMany() {
 	a, b := g.one(anyTable), g.one(anyTable)
 	set, also := g.assignments(g.changed(a), "x."), g.assignments(g.changed(b), "y.")
@@ -161,7 +222,9 @@ func (g *Generator) deleteMany() {
 	if a == b {
 		return
 	}
-	g.say("DELETE x, y FROM "+g.ref(a)+" x LEFT JOIN "+g.ref(b)+" y ON x.id = y.id"+g.where("x."), nil)
+	// With an alias the server wants a default schema.
+	x, y := a.schema+"."+quoteName(a.name), b.schema+"."+quoteName(b.name)
+	g.say("DELETE "+x+", "+y+" FROM "+x+" LEFT JOIN "+y+" ON "+x+".id = "+y+".id"+g.where(x+"."), nil)
 }
 
 func (g *Generator) replace() {

@@ -52,6 +52,8 @@ func (g *Generator) columnsAndKeys(t *table) []string {
 		t.columns = append(t.columns, &column{name: "part", is: columnType{decl: "VARCHAR(10)", values: []string{"'a'", "'A'", "'b'", "''"}}})
 		t.key = []string{"part", "id"}
 		items = append(items, "part VARCHAR(10) NOT NULL", "PRIMARY KEY (part, id)")
+	case g.maybe(8, "key: of another type"):
+		items = append(items, g.otherKey(t)...)
 	case g.maybe(8, "key: unique not null"):
 		items = append(items, "UNIQUE KEY only (id)")
 	case g.maybe(8, "key: unique nullable"):
@@ -69,6 +71,17 @@ func (g *Generator) columnsAndKeys(t *table) []string {
 		c := g.newColumn(t)
 		t.columns = append(t.columns, c)
 		items = append(items, g.declare(c))
+	}
+	if g.maybe(30, "table: wide") {
+		for range 70 {
+			c := &column{name: fmt.Sprintf("w%d", g.next()), is: g.typeOf(func(t columnType) bool { return !t.blob && !strings.Contains(t.decl, "00)") }), null: true}
+			t.columns = append(t.columns, c)
+			items = append(items, quoteName(c.name)+" "+c.is.decl)
+		}
+	}
+	if g.maybe(6, "index: unique alone") {
+		t.columns = append(t.columns, uniqueNumbers())
+		items = append(items, uniqueColumn+" INT UNIQUE")
 	}
 	if g.maybe(6, "column: generated virtual") {
 		items = append(items, fmt.Sprintf("v%d INT GENERATED ALWAYS AS (id + 1) VIRTUAL", g.next()))
@@ -100,6 +113,27 @@ func (g *Generator) columnsAndKeys(t *table) []string {
 		return shuffled
 	}
 	return items
+}
+
+// uniqueColumn has few values, and a unique key of its own besides the one that identifies rows.
+const uniqueColumn = "uni"
+
+func uniqueNumbers() *column {
+	return &column{name: uniqueColumn, null: true, unique: true, is: columnType{decl: "INT", values: []string{"1", "2", "3", "4", "5", "6", "7", "8", "9"}}}
+}
+
+// otherKey is a primary key of any type that can be one. The column id is no part of it.
+func (g *Generator) otherKey(t *table) []string {
+	is := g.typeOf(func(t columnType) bool { return t.key || t.blob })
+	is.decl = strings.TrimSuffix(is.decl, " NULL")
+	c := &column{name: fmt.Sprintf("key%d", g.next()), is: is, keyed: true}
+	t.columns = append(t.columns, c)
+	t.key = []string{c.name}
+	part := c.name
+	if is.blob {
+		part += "(5)"
+	}
+	return []string{c.name + " " + is.decl + " NOT NULL", "PRIMARY KEY (" + part + ")"}
 }
 
 // newColumn draws a column that a table does not have.
@@ -245,13 +279,13 @@ func (g *Generator) partitionOptions(t *table) string {
 	case g.maybe(8, "partition: by hash"):
 		t.partitions = &partitions{kind: "hash"}
 		return pick(g.r, []string{" PARTITION BY HASH (id) PARTITIONS 3", " PARTITION BY LINEAR HASH (id) PARTITIONS 4"})
-	case g.maybe(8, "partition: by key"):
+	case g.maybe(5, "partition: by key"):
 		t.partitions = &partitions{kind: "hash"}
 		return " PARTITION BY KEY () PARTITIONS 3"
-	case g.maybe(8, "partition: by range columns"):
+	case g.maybe(4, "partition: by range columns"):
 		t.partitions = &partitions{kind: "columns"}
 		return " PARTITION BY RANGE COLUMNS (id) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN (MAXVALUE))"
-	case g.maybe(10, "partition: subpartitions"):
+	case g.maybe(4, "partition: subpartitions"):
 		t.partitions = &partitions{kind: "columns"}
 		return " PARTITION BY RANGE (id) SUBPARTITION BY HASH (id) SUBPARTITIONS 2 (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)"
 	}
@@ -279,7 +313,12 @@ func (g *Generator) createLike() {
 		g.ddl(sql, func() { t.columns = append(t.columns, col) })
 	}
 	sql := "CREATE TABLE " + g.ref(c) + " LIKE " + g.ref(t)
-	if g.r.IntN(4) == 0 {
+	if g.maybe(4, "create: or replace like") {
+		if old := g.one(func(old *table) bool { return old != t && g.unrelated(old) }); old != nil {
+			c.schema, c.name = old.schema, old.name
+		}
+		sql = "CREATE OR REPLACE TABLE " + g.ref(c) + " LIKE " + g.ref(t)
+	} else if g.r.IntN(4) == 0 {
 		sql = "CREATE TABLE IF NOT EXISTS " + g.ref(c) + " (LIKE " + g.ref(t) + ")"
 	}
 	g.ddl(sql, g.add(c))
@@ -302,7 +341,7 @@ func (g *Generator) createSelect() {
 		if old := g.one(func(t *table) bool { return t != from && g.unrelated(t) }); old != nil {
 			t.schema, t.name = old.schema, old.name
 		}
-	case g.maybe(4, "create: if not exists as select"):
+	case g.maybe(3, "create: if not exists as select"):
 		head = "CREATE TABLE IF NOT EXISTS "
 	}
 	var sql string
@@ -331,7 +370,7 @@ func (g *Generator) createForeign() {
 	if parent == nil {
 		parent = g.freshTable(false)
 	}
-	schema, name := g.newName()
+	schema, name := g.nameBeside(parent)
 	constraint := fmt.Sprintf("fk%d", g.next())
 	t := &table{schema: schema, name: name, key: []string{"id"}, parent: parent, foreign: []string{constraint}}
 	t.columns = []*column{{name: "id", is: columnType{decl: "INT"}, small: true}, {name: "parent", is: columnType{decl: "INT"}, null: true, refers: true}}
@@ -339,7 +378,12 @@ func (g *Generator) createForeign() {
 	t.columns = append(t.columns, c)
 	sql := "CREATE TABLE " + g.ref(t) + " (id INT PRIMARY KEY, parent INT, " + g.declare(c) +
 		", CONSTRAINT " + constraint + " FOREIGN KEY (parent) REFERENCES " + g.ref(parent) + " (id)"
-	sql += g.actions() + ")"
+	sql += g.actions()
+	if g.maybe(4, "foreign key: of the table itself") {
+		sql += fmt.Sprintf(", of_itself INT, CONSTRAINT self%d FOREIGN KEY (of_itself) REFERENCES ", g.next()) + t.schema + "." + quoteName(t.name) + " (id)" + g.actions()
+		t.columns = append(t.columns, &column{name: "of_itself", is: columnType{decl: "INT"}, null: true, refers: true})
+	}
+	sql += ")"
 	g.insertInto(parent)
 	g.insertInto(parent)
 	g.ddl(sql, g.add(t))

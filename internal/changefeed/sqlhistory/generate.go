@@ -24,6 +24,8 @@ type Generator struct {
 	tables []*table
 	// objects besides tables, by their full names.
 	views, sequences, triggers []string
+	// left are the full names of tables that were renamed out of the filter. They stay at the sink, so that nothing may take these names.
+	left map[string]bool
 	// second: the second schema exists.
 	second bool
 	// in is the schema that unqualified names are in, open that a transaction is, and resets what sets the session back.
@@ -56,6 +58,8 @@ type column struct {
 	small, auto bool
 	// refers: values are keys of the parent.
 	refers bool
+	// keyed: it is the primary key. unique: it has a unique key of its own.
+	keyed, unique bool
 }
 
 // partitions of a table by ranges, or by a number.
@@ -66,20 +70,24 @@ type partitions struct {
 	next int
 }
 
-// featured is how many forms each history has far more often than others.
-const featured = 16
+const (
+	// featured is how many forms each history has far more often than others.
+	featured = 16
+	// rareOneIn: one history in so many features a rare form.
+	rareOneIn = 6
+)
 
 // New is a generator of the history of a seed, without some forms. Every history has a selection of forms of its own, and features a
 // few: rare combinations become likely in the histories that have little else.
 func New(seed uint64, without map[Form]bool) *Generator {
-	g := &Generator{r: rand.New(rand.NewPCG(seed, 16)), types: columnTypes(), productions: allProductions(), known: allForms(), off: map[Form]bool{}, often: map[Form]bool{}}
+	g := &Generator{r: rand.New(rand.NewPCG(seed, 16)), types: columnTypes(), productions: allProductions(), known: allForms(), off: map[Form]bool{}, often: map[Form]bool{}, left: map[string]bool{}}
 	forms, share := Forms(), 2+g.r.IntN(3)
+	common := slices.DeleteFunc(slices.Clone(forms), func(f Form) bool { return Rare[f] })
 	for range featured {
-		f := pick(g.r, forms)
-		g.often[f] = true
-		if carrier := carriers[f]; carrier != "" {
-			g.often[carrier] = true
-		}
+		g.feature(pick(g.r, common))
+	}
+	if g.r.IntN(rareOneIn) == 0 {
+		g.feature(pick(g.r, slices.DeleteFunc(slices.Clone(forms), func(f Form) bool { return !Rare[f] })))
 	}
 	for _, f := range forms {
 		likely := g.r.IntN(4) < share && !Rare[f] || g.often[f] || essential[f]
@@ -90,16 +98,25 @@ func New(seed uint64, without map[Form]bool) *Generator {
 	return g
 }
 
+// feature makes a form frequent in the history.
+func (g *Generator) feature(f Form) {
+	g.often[f] = true
+	if carrier := carriers[f]; carrier != "" {
+		g.often[carrier] = true
+	}
+}
+
 // carriers are the forms of statements in which a rare form occurs: a history that features the one features the other.
 var carriers = map[Form]Form{
-	"create: if not exists as select": "create: as select", "create: or replace as select": "create: as select", "create: like after alter": "create: like",
+	"create: if not exists as select": "create: as select", "create: or replace as select": "create: as select", "create: like after alter": "create: like", "create: or replace like": "create: like",
 	"alter: drop column if exists": "alter: drop column", "alter: add column if not exists": "alter: add column",
 	"index: unique hash": "alter: add index", "index: prefix": "alter: add index", "index: fulltext": "alter: add index", "index: wait": "index: create",
 	"rename: wait": "rename", "rename: if exists": "rename", "rename: other schema": "rename",
 	"drop: several": "drop", "drop: wait": "drop", "drop: if exists": "drop", "drop: restrict or cascade": "drop",
 	"truncate: wait": "truncate", "truncate: without TABLE": "truncate", "update: order and limit": "update", "delete: limit": "delete", "delete: returning": "delete",
 	"foreign key: on delete cascade": "create: foreign key", "foreign key: on delete set null": "create: foreign key", "foreign key: restrict": "create: foreign key",
-	"foreign key: on update cascade": "create: foreign key", "foreign key: on update set null": "create: foreign key",
+	"foreign key: on update cascade": "create: foreign key", "foreign key: on update set null": "create: foreign key", "foreign key: of the table itself": "create: foreign key",
+	"alter: move column": "alter: modify column", "index: unique alone": "update: unique values",
 	"partition: subpartitions": "create: table", "partition: by key": "create: table", "partition: by range columns": "create: table",
 	"transaction: savepoint": "transaction", "temporary: hides a table": "temporary", "view: rename": "view", "database: written otherwise": "database: create or alter",
 }
@@ -110,13 +127,14 @@ var essential = map[Form]bool{"create: table": true, "insert": true, "key: prima
 // Has says whether the history may have a form.
 func (g *Generator) Has(f Form) bool { return !g.off[f] }
 
-// Rare are forms that changefeeds refuse, or that end them. Only the histories that feature them have them, since what comes after
-// them in a history is not looked at.
+// Rare are forms that changefeeds refuse, or that end them. Few histories feature one of them, and the others have none: a history
+// that is refused shows nothing about the other forms in it.
 var Rare = map[Form]bool{
 	"xa: prepared": true, "session: statement format": true, "session: row image": true,
 	"engine: MyISAM": true, "engine: Aria": true, "engine: MEMORY": true, "alter: engine other": true,
 	"versioned: create": true, "alter: versioning": true, "delete: history": true,
 	"trigger: at the sink": true, "rename: into the filter": true, "create: like outside": true,
+	"database: or replace": true,
 }
 
 // Length is how many statements a history has.
@@ -281,11 +299,20 @@ func (g *Generator) newName() (schema, name string) {
 		if g.maybe(5, "name: quoted") {
 			name = pick(g.r, oddNames)
 		}
-		if g.find(schema, name) == nil {
+		if g.find(schema, name) == nil && !g.left[schema+"."+name] {
 			return schema, name
 		}
 	}
 	return schema, fmt.Sprintf("n%d", g.next())
+}
+
+// nameBeside is a new name that is not that of another table either, which the history may be about to make: MariaDB 10.11 executes
+// CONVERT PARTITION … TO TABLE with the name of the table itself, and then leaves a failed RENAME of it half done.
+func (g *Generator) nameBeside(t *table) (schema, name string) {
+	if schema, name = g.newName(); schema == t.schema && strings.EqualFold(name, t.name) {
+		name = fmt.Sprintf("n%d", g.next())
+	}
+	return schema, name
 }
 
 func (g *Generator) find(schema, name string) *table {
@@ -358,7 +385,7 @@ func (t *table) columnsThat(fits func(*column) bool) []*column {
 // free columns are in no key and nothing depends on them.
 func (t *table) free() []*column {
 	return t.columnsThat(func(c *column) bool {
-		return !slices.Contains(t.key, c.name) && !c.small && !c.auto && !c.refers
+		return !slices.Contains(t.key, c.name) && !c.small && !c.auto && !c.refers && !c.unique
 	})
 }
 

@@ -31,7 +31,7 @@ func TestEveryFormOccurs(t *testing.T) {
 	for _, f := range Forms() {
 		want := 20
 		if Rare[f] {
-			want = 10
+			want = 2
 		}
 		if count[f] < want {
 			t.Errorf("%s occurs in %d of 1000 histories", f, count[f])

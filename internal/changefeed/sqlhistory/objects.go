@@ -64,6 +64,24 @@ func (g *Generator) chain() {
 	g.insertInto(&table{schema: a.schema, name: a.name, columns: b.columns, key: b.key})
 }
 
+// circle renames three tables in a circle.
+func (g *Generator) circle() {
+	list := g.having(g.unrelated)
+	if len(list) < 3 {
+		return
+	}
+	g.r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	a, b, c := list[0], list[1], list[2]
+	between := g.refTo(a.schema, fmt.Sprintf("circle%d", g.next()))
+	g.ddl("RENAME TABLE "+g.ref(a)+" TO "+between+", "+g.ref(b)+" TO "+g.ref(a)+", "+g.ref(c)+" TO "+g.ref(b)+", "+between+" TO "+g.ref(c), func() {
+		a.schema, a.name, b.schema, b.name, c.schema, c.name = c.schema, c.name, a.schema, a.name, b.schema, b.name
+	})
+	g.mark()
+	g.insertInto(&table{schema: a.schema, name: a.name, columns: b.columns, key: b.key})
+	g.insertInto(&table{schema: b.schema, name: b.name, columns: c.columns, key: c.key})
+	g.insertInto(&table{schema: c.schema, name: c.name, columns: a.columns, key: a.key})
+}
+
 // rotate makes a table, fills it and renames it, several times, as programs do with logs.
 func (g *Generator) rotate() {
 	name := "rotated"
@@ -105,7 +123,8 @@ func (g *Generator) renameOut() {
 	if g.r.IntN(2) == 0 {
 		schema, name = First, fmt.Sprintf("%sout%d", Skipped, g.next())
 	}
-	g.ddl("RENAME TABLE "+g.ref(t)+" TO "+g.refTo(schema, name), func() { t.schema, t.name = schema, name })
+	left := t.schema + "." + t.name
+	g.ddl("RENAME TABLE "+g.ref(t)+" TO "+g.refTo(schema, name), func() { t.schema, t.name, g.left[left] = schema, name, true })
 }
 
 // renameIn renames a table into the filter.
@@ -193,7 +212,7 @@ func (g *Generator) truncate() {
 	switch {
 	case g.maybe(4, "truncate: without TABLE"):
 		head = "TRUNCATE "
-	case g.maybe(4, "truncate: wait"):
+	case g.maybe(3, "truncate: wait"):
 		tail = pick(g.r, []string{" WAIT 5", " NOWAIT"})
 	}
 	g.ddl(head+g.ref(t)+tail, nil)
@@ -229,6 +248,34 @@ func (g *Generator) createDatabase() {
 	t := &table{schema: Second, name: "t1", key: []string{"id"}, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}, {name: "s", null: true, is: columnType{decl: "VARCHAR(20)", values: []string{"'s'"}}}}}
 	g.mark()
 	g.say("CREATE TABLE "+Second+".t1 (id INT PRIMARY KEY, s VARCHAR(20))", g.add(t))
+	g.insertInto(t)
+}
+
+// alterFirst changes the defaults of the schema that both sides have from the beginning, and makes a table with them.
+func (g *Generator) alterFirst() {
+	g.schemaDDL("ALTER DATABASE "+First+pick(g.r, []string{" CHARACTER SET latin1", " COLLATE utf8mb4_bin", " CHARACTER SET ucs2", " CHARACTER SET = utf8mb4"}), nil)
+	g.mark()
+	t := &table{schema: First, name: fmt.Sprintf("defaults%d", g.next()), key: []string{"id"}, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}, {name: "s", null: true, is: columnType{decl: "VARCHAR(20)", values: []string{"'s'"}}}}}
+	g.say("CREATE TABLE "+g.ref(t)+" (id INT PRIMARY KEY, s VARCHAR(20))", g.add(t))
+	g.insertInto(t)
+}
+
+// prepared executes DDL of prepared statements.
+func (g *Generator) prepared() {
+	t := g.one(func(t *table) bool { return t.partitions == nil })
+	if t == nil {
+		return
+	}
+	c := &column{name: fmt.Sprintf("c%d", g.next()), null: true, is: columnType{decl: "INT", values: []string{"-5", "5"}}}
+	sql := "ALTER TABLE " + t.schema + "." + quoteName(t.name) + " ADD COLUMN " + c.name + " INT DEFAULT 3"
+	added := func() { t.columns, g.open = append(t.columns, c), false }
+	if g.r.IntN(2) == 0 {
+		g.say("EXECUTE IMMEDIATE '"+sql+"'", added)
+		return
+	}
+	g.say("PREPARE stmt FROM '"+sql+"'", nil)
+	g.say("EXECUTE stmt", added)
+	g.mark()
 	g.insertInto(t)
 }
 

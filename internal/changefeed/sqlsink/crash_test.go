@@ -13,13 +13,15 @@ import (
 )
 
 // Both servers are killed repeatedly while rows are changed and DDL is executed at the source; nothing is lost or applied twice.
-func TestKilledServersLoseAndDoubleNothing(t *testing.T) {
+func TestKilledServersLoseAndDoubleNothing(t *testing.T) { eachForm(t, killServers) }
+
+func killServers(t *testing.T, forward bool) {
 	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
 	makeWorkloadTables(a)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	w := newWorkload(t, a, seed)
-	source, sink := openSource(t, a), openSink(t, b)
+	source, sink := openSourceAs(t, a, forward), openSinkAs(t, b, forward)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	copied := make(chan error, 1)
@@ -55,10 +57,13 @@ func TestKilledServersLoseAndDoubleNothing(t *testing.T) {
 	t.Logf("%d transactions", <-loaded)
 	newPipe(source, sink, stream.Epoch{Placement: 2}, 50).sync(t)
 	equal(t, a, b)
+	wasForwarded(t, sink, forward)
 }
 
 // A server that ends connections at random is no reason to lose anything.
-func TestKilledConnectionsLoseAndDoubleNothing(t *testing.T) {
+func TestKilledConnectionsLoseAndDoubleNothing(t *testing.T) { eachForm(t, endConnections) }
+
+func endConnections(t *testing.T, forward bool) {
 	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
 	makeWorkloadTables(a)
 	w := newWorkload(t, a, 7)
@@ -76,10 +81,12 @@ func TestKilledConnectionsLoseAndDoubleNothing(t *testing.T) {
 			}
 		}
 	}()
-	newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 3).sync(t)
+	sink := openSinkAs(t, b, forward)
+	newPipe(openSourceAs(t, a, forward), sink, stream.Epoch{Placement: 1}, 3).sync(t)
 	close(stop)
 	<-stopped
 	equal(t, a, b)
+	wasForwarded(t, sink, forward)
 }
 
 // killConnections ends all others, as far as they still exist.

@@ -197,6 +197,9 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	if d.repeated && d.ddl.Kind == stream.DropTable {
 		text = dropIfExists(d.ddl.Tables) // some of them may be dropped already
 	}
+	if err := d.emptyCopied(ctx); err != nil {
+		return err
+	}
 	if err := d.imitate(ctx); err != nil {
 		return err
 	}
@@ -206,16 +209,59 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 		err = d.dropSchema(ctx)
 	case text != "":
 		_, err = d.conn.ExecContext(ctx, text)
+		if refusedByForeignKey(err) {
+			err = d.executeUnchecked(ctx)
+		}
 	}
 	switch {
 	case d.ddl.Kind == stream.SetSchema && alreadyDone(err): // one that has tables outside the filter is not dropped
 		err = d.setSchema(ctx)
+	}
+	if refused := d.triggerInTheWay(ctx, err); refused != nil {
+		return refused
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
 		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and set done=TRUE in %s: %s: %w (%w)",
 			d.sink.options.Address, d.position, d.sink.intents, brief(d.text), stream.ErrUnusable, err)
 	}
 	return err
+}
+
+// codeTriggerSchema: a table with a trigger cannot be renamed into another schema.
+const codeTriggerSchema = 1435
+
+// triggerInTheWay names the trigger at the sink because of which a statement has failed, if that is why.
+func (d *ddlExecution) triggerInTheWay(ctx context.Context, err error) error {
+	var e *mysql.MySQLError
+	if !errors.As(err, &e) || e.Number != codeTriggerSchema {
+		return nil
+	}
+	for _, t := range d.ddl.Tables {
+		if err := d.sink.refuseTable(ctx, t, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// executeUnchecked executes a statement that the source could execute while it checked foreign keys, and the sink cannot: tables that
+// keys refer to may be outside the filter, or their rows be written later.
+func (d *ddlExecution) executeUnchecked(ctx context.Context) error {
+	if _, err := d.conn.ExecContext(ctx, "SET foreign_key_checks=0"); err != nil {
+		return err
+	}
+	text := d.text
+	if d.ddl.Kind == stream.DropTable {
+		text = dropIfExists(d.ddl.Tables) // some of them may be dropped already
+	}
+	_, err := d.conn.ExecContext(ctx, text)
+	return err
+}
+
+// refusedByForeignKey reports whether a statement fails only because foreign keys are checked.
+func refusedByForeignKey(err error) bool {
+	var e *mysql.MySQLError
+	return errors.As(err, &e) && slices.Contains([]uint16{1005, 1025, 1215, 1216, 1217, 1451, 1452, 1701, 1822, 1824, 1825, 1826, 1830, 1832, 1833, 1834, 1846}, e.Number)
 }
 
 var createsSchema = regexp.MustCompile("(?is)^CREATE\\s+(?:DATABASE|SCHEMA)\\s+(?:`(?:[^`]|``)+`|\\w+)")
@@ -243,25 +289,35 @@ func (d *ddlExecution) dropSchema(ctx context.Context) error {
 	if err := d.setBack(ctx); err != nil {
 		return err
 	}
-	left, err := d.sink.listBy(ctx, d.conn, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema = ? AND table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE')", d.ddl.Schema)
+	for _, schema := range d.ddl.DropSchemas() {
+		if err := d.dropFrom(ctx, schema); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropFrom drops what a schema at the sink has of the one that is dropped.
+func (d *ddlExecution) dropFrom(ctx context.Context, schema string) error {
+	left, err := d.sink.listBy(ctx, d.conn, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema = ? AND table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE')", schema)
 	if err != nil {
 		return err
 	}
-	left = slices.DeleteFunc(left, func(t stream.Table) bool { return !d.ddl.Filter.Allows(t) })
+	left = slices.DeleteFunc(left, func(t stream.Table) bool { return !d.ddl.DropsTable(t) })
 	if len(left) > 0 {
 		if _, err := d.conn.ExecContext(ctx, dropIfExists(left)); err != nil {
 			return err
 		}
 	}
-	if !d.ddl.Filter.AllowsSchema(d.ddl.Schema) {
+	if !d.ddl.DropsWhole(schema) {
 		return nil
 	}
 	var used bool
 	if err := d.conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.tables WHERE table_schema = ?) OR EXISTS (SELECT 1 FROM information_schema.routines WHERE routine_schema = ?)
-		OR EXISTS (SELECT 1 FROM information_schema.events WHERE event_schema = ?)`, d.ddl.Schema, d.ddl.Schema, d.ddl.Schema).Scan(&used); err != nil || used {
+		OR EXISTS (SELECT 1 FROM information_schema.events WHERE event_schema = ?)`, schema, schema, schema).Scan(&used); err != nil || used {
 		return err
 	}
-	_, err = d.conn.ExecContext(ctx, "DROP DATABASE IF EXISTS "+name(d.ddl.Schema))
+	_, err = d.conn.ExecContext(ctx, "DROP DATABASE IF EXISTS "+name(schema))
 	return err
 }
 
@@ -323,6 +379,9 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 	if err := d.movePositions(ctx, tx); err != nil {
 		return err
 	}
+	if err := d.moveSnapshots(ctx, tx); err != nil {
+		return err
+	}
 	return tx.Commit()
 }
 
@@ -331,7 +390,7 @@ func (d *ddlExecution) setBack(ctx context.Context) error {
 	if _, err := d.conn.ExecContext(ctx, "SET NAMES binary"); err != nil {
 		return err
 	}
-	_, err := d.conn.ExecContext(ctx, "SET sql_mode='"+sqlMode+"', time_zone='+00:00'")
+	_, err := d.conn.ExecContext(ctx, "SET sql_mode='"+sqlMode+"', time_zone='+00:00', foreign_key_checks=0")
 	return err
 }
 
@@ -341,12 +400,22 @@ func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 	to := d.position
 	switch d.ddl.Kind {
 	case stream.CreateTable:
-		if err := d.moveTo(ctx, tx, to, d.ddl.Reads); err != nil {
+		if err := d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Reads, d.ddl.References, d.ddl.Waits)); err != nil {
 			return err
 		}
 		return d.moveTo(ctx, tx, to-1, d.ddl.Tables)
 	case stream.DropSchema:
-		return d.moveWhere(ctx, tx, to, "table_schema = ?", d.ddl.Schema)
+		if err := d.moveTo(ctx, tx, to, d.ddl.Waits); err != nil {
+			return err
+		}
+		if d.ddl.Drops == nil {
+			return d.moveWhere(ctx, tx, to, "table_schema = ?", d.ddl.Schema)
+		}
+		dropped, err := d.dropped(ctx, tx, d.sink.progress)
+		if err != nil {
+			return err
+		}
+		return d.moveTo(ctx, tx, to, dropped)
 	case stream.SetSchema:
 		return nil
 	case stream.AlterTable, stream.TruncateTable:
@@ -360,7 +429,20 @@ func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 			return err
 		}
 	}
-	return d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Tables, d.ddl.Becomes, d.ddl.Makes, d.ddl.Removes))
+	return d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Tables, d.ddl.Becomes, d.ddl.Makes, d.ddl.Removes, d.ddl.References, d.ddl.Waits))
+}
+
+// dropped are the tables in one of the sink's own tables that the statement drops with their schema.
+func (d *ddlExecution) dropped(ctx context.Context, tx *sql.Tx, own string) ([]stream.Table, error) {
+	var all []stream.Table
+	for _, schema := range d.ddl.DropSchemas() {
+		list, err := d.sink.listBy(ctx, tx, "SELECT table_schema, table_name FROM "+own+" WHERE changefeed = ? AND table_schema = ? AND table_name <> ''", d.sink.options.Changefeed, schema)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, slices.DeleteFunc(list, func(t stream.Table) bool { return !d.ddl.DropsTable(t) })...)
+	}
+	return all, nil
 }
 
 func (d *ddlExecution) moveTo(ctx context.Context, tx *sql.Tx, to stream.Position, tables []stream.Table) error {
@@ -489,7 +571,7 @@ func (d *ddlExecution) column(ctx context.Context, query string) (string, error)
 }
 
 // settable matches the assignments that are allowed in that comment.
-var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
+var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp|foreign_key_checks)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
 
 // settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
 // system.

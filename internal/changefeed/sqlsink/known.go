@@ -16,7 +16,9 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 		return nil, err
 	}
 	return s.list(ctx, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t"+
-		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.placement <> ?", s.options.Changefeed, released)
+		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.placement <> ?"+
+		" UNION SELECT p.table_schema, p.table_name FROM "+s.snapshots+" p JOIN information_schema.tables t"+
+		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.made", s.options.Changefeed, released, s.options.Changefeed)
 }
 
 // TablePosition is the position that the sink has recorded for a table; ok is false if there is none, or the table does not exist.
@@ -31,6 +33,27 @@ func (s *Sink) TablePosition(ctx context.Context, t stream.Table) (at stream.Pos
 		return 0, false, nil
 	}
 	return at, err == nil, s.wrap("read the position of table "+t.String(), err)
+}
+
+// AdvanceTo records a later position, and the transaction there, for the checkpoint and all tables: what comes before it is not written any
+// more.
+func (s *Sink) AdvanceTo(ctx context.Context, to stream.Position, transaction string) error {
+	if _, err := s.prepare(ctx); err != nil {
+		return err
+	}
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return s.wrap("record position "+transaction, err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(ctx, "UPDATE "+s.progress+" SET position = ?, part = 0 WHERE changefeed = ? AND position < ? AND placement <> ? AND table_name <> ''",
+		uint64(to), s.options.Changefeed, uint64(to), released); err != nil {
+		return s.wrap("record position "+transaction, err)
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE "+s.progress+" SET position = ?, gtid = ?"+ofCheckpoint+" AND position < ?", uint64(to), transaction, s.options.Changefeed, uint64(to)); err != nil {
+		return s.wrap("record position "+transaction, err)
+	}
+	return s.wrap("record position "+transaction, tx.Commit())
 }
 
 // RecordPosition is the statement that records the position of a table that was copied. POSITION stands for the number.

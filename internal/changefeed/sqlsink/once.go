@@ -7,51 +7,75 @@ import (
 	"strings"
 
 	"github.com/go-sql-driver/mysql"
+
+	"github.com/ebb-dev/ebb/internal/changefeed/rowevent"
 )
 
-// applyAtOnce sends everything but the COMMIT as one message, and so waits for the server twice rather than for each statement.
-// If anything fails it is rolled back, and the batch is applied statement by statement, which finds the cause.
-func (b *batch) applyAtOnce(ctx context.Context) (done bool, err error) {
-	text, ok := b.message()
+// Statements around a transaction of several tables. A table that somebody has locked must not hold up the others for long: the
+// transaction fails, and the tables are written one by one.
+const (
+	waitBriefly   = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1;"
+	waitAsUsually = ";SET SESSION innodb_lock_wait_timeout = DEFAULT, lock_wait_timeout = DEFAULT"
+)
+
+// applyAtOnce sends everything but the COMMIT as one message, and so waits for the server twice rather than for each statement. The
+// batches are of different tables, in the order of their keys in the progress table, and are written in one transaction.
+// If anything fails it is rolled back, and each batch is applied statement by statement, which finds the cause.
+func (s *Sink) applyAtOnce(ctx context.Context, list []*batch) (done bool, err error) {
+	text, ok := s.message(list)
 	if !ok {
 		return false, nil
 	}
-	conn, err := b.writer.sink.db.Conn(ctx)
+	commit, rollback := "COMMIT", "ROLLBACK"
+	if len(list) > 1 {
+		text, commit, rollback = waitBriefly+text, commit+waitAsUsually, rollback+waitAsUsually
+	}
+	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer conn.Close()
+	fired := false
 	err = conn.Raw(func(c any) error {
 		session, ok := c.(driver.ExecerContext)
 		if !ok {
 			return fmt.Errorf("cannot execute statements on a connection of type %T", c)
 		}
 		result, err := session.ExecContext(ctx, text, nil)
-		if err == nil && b.moved(result) {
+		if err == nil && moved(list, result) {
 			var failed error
-			if len(b.statements) > 0 {
-				b.fired, failed = triggersFired(ctx, c)
+			if hasStatements(list) {
+				fired, failed = triggersFired(ctx, c)
 			}
-			if failed != nil || b.fired {
+			if failed != nil || fired {
 				return driver.ErrBadConn // the server rolls back when the session ends
 			}
-			if _, err := session.ExecContext(ctx, "COMMIT", nil); err != nil {
-				b.unsure = true
+			if _, err := session.ExecContext(ctx, commit, nil); err != nil {
+				for _, b := range list {
+					b.unsure = true
+				}
+				if len(list) > 1 {
+					return driver.ErrBadConn // the session may still wait briefly
+				}
 				return err
 			}
 			done = true
 			return nil
 		}
-		if _, failed := session.ExecContext(ctx, "ROLLBACK", nil); failed != nil {
+		if _, failed := session.ExecContext(ctx, rollback, nil); failed != nil {
 			return driver.ErrBadConn // the server rolls back when the session ends
 		}
 		if err != nil && transient(err) {
 			return err
 		}
+		for _, b := range list {
+			b.refused = err
+		}
 		return nil
 	})
-	if b.fired {
-		return false, b.writer.sink.firedTrigger(ctx, b.writer.table)
+	if fired && len(list) == 1 {
+		list[0].fired = true
+		return false, s.firedTrigger(ctx, list[0].writer.table)
 	}
 	return done, err
 }
@@ -76,27 +100,68 @@ func triggersFired(ctx context.Context, session any) (bool, error) {
 	return string(count) != "0", nil
 }
 
-// moved reports whether the position was set and all other statements were executed.
-func (b *batch) moved(result driver.Result) bool {
+func hasStatements(list []*batch) bool {
+	for _, b := range list {
+		if len(b.statements) > 0 || b.group != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// moved reports whether the position of every table was set and all other statements were executed.
+func moved(list []*batch, result driver.Result) bool {
 	counts, ok := result.(mysql.Result)
 	if !ok {
 		return false
 	}
-	affected := counts.AllRowsAffected() // the first is of BEGIN, the second of moving the position
-	return len(affected) == 2+len(b.statements) && affected[1] == 1
+	first, all := 1, 1+len(list) // the first is of BEGIN, those after it of moving the positions
+	if len(list) > 1 {
+		first, all = first+1, all+1 // the first is of waitBriefly
+	}
+	for _, b := range list {
+		all += len(b.statements)
+	}
+	if len(groups(list)) > 0 {
+		all++ // BINLOG
+	}
+	affected := counts.AllRowsAffected()
+	if len(affected) != all {
+		return false
+	}
+	for i := range list {
+		if affected[first+i] != 1 {
+			return false
+		}
+	}
+	return true
 }
 
-// message is the batch up to its COMMIT, unless it is too long, or has statements whose affected rows have to be checked.
-func (b *batch) message() (string, bool) {
+// message is a transaction up to its COMMIT, unless it is too long, or has statements whose affected rows have to be checked. It
+// locks the positions of all tables before any row, so that two transactions of the same tables wait for each other rather than deadlock.
+func (s *Sink) message(list []*batch) (string, bool) {
 	var text strings.Builder
-	text.WriteString("BEGIN;")
-	text.WriteString(b.moveText())
-	for _, st := range b.statements {
-		if st.rows != 0 || text.Len()+len(st.text) > b.writer.sink.limit() {
+	limit := s.limit()
+	text.WriteString("BEGIN")
+	for _, b := range list {
+		text.WriteByte(';')
+		text.WriteString(b.moveText())
+	}
+	for _, b := range list {
+		for _, st := range b.statements {
+			if st.rows != 0 || text.Len()+len(st.text) > limit {
+				return "", false
+			}
+			text.WriteByte(';')
+			text.WriteString(st.text)
+		}
+	}
+	if rows := rowevent.Statement(groups(list)); rows != "" {
+		if text.Len()+len(rows) > limit {
 			return "", false
 		}
 		text.WriteByte(';')
-		text.WriteString(st.text)
+		text.WriteString(rows)
 	}
 	return text.String(), true
 }

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -32,9 +32,17 @@ func TestMain(m *testing.M) {
 
 const changefeed = "default/copy/0c5f"
 
+// forwardAll makes all tests of the package forward rows, where they can be: EBB_FORWARD=1.
+var forwardAll = os.Getenv("EBB_FORWARD") == "1"
+
 func openSource(t testing.TB, server *testenv.MariaDB) *mariadb.Source {
 	t.Helper()
-	s, err := mariadb.Open(mariadb.Options{Address: server.Address, User: server.User, Password: server.Password})
+	return openSourceAs(t, server, forwardAll)
+}
+
+func openSourceAs(t testing.TB, server *testenv.MariaDB, forward bool) *mariadb.Source {
+	t.Helper()
+	s, err := mariadb.Open(mariadb.Options{Address: server.Address, User: server.User, Password: server.Password, Raw: forward})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +52,12 @@ func openSource(t testing.TB, server *testenv.MariaDB) *mariadb.Source {
 
 func openSink(t testing.TB, server *testenv.MariaDB) *sqlsink.Sink {
 	t.Helper()
-	s, err := sqlsink.Open(sqlsink.Options{Address: server.Address, User: server.User, Password: server.Password, Changefeed: changefeed})
+	return openSinkAs(t, server, forwardAll)
+}
+
+func openSinkAs(t testing.TB, server *testenv.MariaDB, forward bool) *sqlsink.Sink {
+	t.Helper()
+	s, err := sqlsink.Open(sqlsink.Options{Address: server.Address, User: server.User, Password: server.Password, Changefeed: changefeed, Forward: forward})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +77,7 @@ type pipe struct {
 	writers map[stream.Table]stream.Writer
 	waiting map[stream.Table][]*stream.Rows
 	count   int
+	flushes int
 }
 
 func newPipe(source stream.Source, sink stream.Sink, epoch stream.Epoch, batch int) *pipe {
@@ -82,7 +96,7 @@ func (p *pipe) copy(ctx context.Context, from, to stream.Position) error {
 		if err := p.take(ctx, tx); err != nil {
 			return err
 		}
-		if tx.Position >= to {
+		if tx.Position >= to && !tx.More {
 			return errEnough
 		}
 		return nil
@@ -98,6 +112,9 @@ func (p *pipe) take(ctx context.Context, tx *stream.Transaction) error {
 		if err := p.flush(ctx); err != nil {
 			return err
 		}
+		if tx.DDL.Kind == stream.UnreadableRows {
+			return fmt.Errorf("%s: %w", tx.DDL.Statement, stream.ErrUnusable)
+		}
 		if err := p.sink.ExecuteDDL(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
 			return err
 		}
@@ -106,12 +123,17 @@ func (p *pipe) take(ctx context.Context, tx *stream.Transaction) error {
 		}
 	}
 	for _, rows := range tx.Rows {
+		if rows.DDL != nil {
+			return errors.Join(p.flush(ctx), fmt.Errorf("%s: %w", rows.DDL.Statement, stream.ErrUnusable))
+		}
 		if err := p.acquire(ctx, rows.Table, tx.Position-1); err != nil {
 			return err
 		}
 		p.waiting[rows.Table] = append(p.waiting[rows.Table], rows)
 	}
-	p.at = tx.Position
+	if !tx.More {
+		p.at = tx.Position
+	}
 	if p.count++; p.count >= p.batch {
 		return p.flush(ctx)
 	}
@@ -129,22 +151,38 @@ func (p *pipe) acquire(ctx context.Context, table stream.Table, start stream.Pos
 	return err
 }
 
+// flush writes what is waiting, every other time with all tables together.
 func (p *pipe) flush(ctx context.Context) error {
+	p.flushes++
+	var parts []stream.Part
+	var results []error
+	var mu sync.Mutex
 	for table, rows := range p.waiting {
-		// A table may be further than what is read again.
-		if err := p.writers[table].Write(ctx, rows, rows[len(rows)-1].Position); err != nil && !strings.Contains(err.Error(), "cannot go back") {
-			return err
+		done := func(err error) {
+			if err != nil && !strings.Contains(err.Error(), "cannot go back") { // a table may be further than what is read again
+				mu.Lock()
+				results = append(results, err)
+				mu.Unlock()
+			}
+		}
+		parts = append(parts, stream.Part{Writer: p.writers[table], Rows: rows, To: rows[len(rows)-1].To(), Done: done})
+	}
+	if together, ok := p.sink.(stream.Together); ok && p.flushes%2 == 0 {
+		together.WriteTogether(ctx, parts)
+	} else {
+		for _, part := range parts {
+			part.Done(part.Writer.Write(ctx, part.Rows, part.To))
 		}
 	}
 	clear(p.waiting)
 	p.count = 0
-	return nil
+	return errors.Join(results...)
 }
 
 // sync copies everything that the source has and a test has not copied yet.
 func (p *pipe) sync(t testing.TB) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience)
 	defer cancel()
 	head, err := p.source.Head(ctx)
 	if err != nil {

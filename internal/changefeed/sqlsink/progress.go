@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/snapshot"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -29,21 +30,25 @@ const codeDuplicate = 1062
 func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
 	var position stream.Position
 	var part int
+	var copying *snapshot.State
 	err := s.retry(ctx, "acquire table "+table.String(), func() error {
 		if _, err := s.prepare(ctx); err != nil {
 			return err
 		}
-		if err := s.refuseTable(ctx, table); err != nil {
+		if err := s.refuseTable(ctx, table, false); err != nil {
 			return err
 		}
 		var err error
-		position, part, err = s.acquire(ctx, table, epoch, start)
+		if position, part, err = s.acquire(ctx, table, epoch, start); err != nil {
+			return err
+		}
+		copying, err = s.snapshotState(ctx, s.db, table)
 		return err
 	})
 	if err != nil {
 		return nil, 0, err
 	}
-	return &writer{sink: s, table: table, epoch: epoch, position: position, part: part, acquired: position}, position, nil
+	return &writer{sink: s, table: table, epoch: epoch, position: position, part: part, acquired: position, copying: copying}, position, nil
 }
 
 func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (at stream.Position, part int, err error) {
@@ -52,6 +57,14 @@ func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 		return 0, 0, err
 	}
 	defer tx.Rollback()
+	if at, part, err = s.own(ctx, tx, table, epoch, start); err != nil {
+		return 0, 0, err
+	}
+	return at, part, tx.Commit()
+}
+
+// own makes an epoch the owner of a table when a transaction ends.
+func (s *Sink) own(ctx context.Context, tx *sql.Tx, table stream.Table, epoch stream.Epoch, start stream.Position) (at stream.Position, part int, err error) {
 	found, err := s.lock(ctx, tx, table)
 	if err != nil {
 		return 0, 0, err
@@ -60,10 +73,7 @@ func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 		if err := s.refuseShared(ctx, tx, table); err != nil {
 			return 0, 0, err
 		}
-		if err := s.insert(ctx, tx, table, epoch, start); err != nil {
-			return 0, 0, err
-		}
-		return start, 0, tx.Commit()
+		return start, 0, s.insert(ctx, tx, table, epoch, start)
 	}
 	if found.epoch.Placement == released {
 		if err := s.refuseReleased(ctx, tx, table); err != nil {
@@ -78,7 +88,7 @@ func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 			return 0, 0, err
 		}
 	}
-	return found.position, found.part, tx.Commit()
+	return found.position, found.part, nil
 }
 
 // lock reads the row of a table and keeps it from changing until the transaction ends; nil if there is none.

@@ -12,11 +12,11 @@ import (
 //
 //   - triggers at the sink change rows that are replicated anyway;
 //   - an engine without transactions keeps rows of a batch whose position was not recorded, and those of a fenced owner;
-//   - rows that a foreign key changes by cascade are not in the log of the source;
+//   - rows that a foreign key changes by cascade are not in the log of the source, so that such tables must be written together;
 //   - a table with system versioning keeps rows that were changed, with the times of its own server.
 //
 // A table that does not exist is not refused: DDL may create it.
-func (s *Sink) refuseTable(ctx context.Context, table stream.Table) error {
+func (s *Sink) refuseTable(ctx context.Context, table stream.Table, together bool) error {
 	var engine, kind string
 	var transactions bool
 	var trigger, cascade sql.NullString
@@ -39,16 +39,15 @@ func (s *Sink) refuseTable(ctx context.Context, table stream.Table) error {
 			table, engine, full(table))
 	case kind == "SYSTEM VERSIONED":
 		return s.unusable("table %s has system versioning, and the history of its rows cannot be written; ALTER TABLE %s DROP SYSTEM VERSIONING at the source and at the sink, or exclude the table by the filter", table, full(table))
-	case cascade.Valid:
-		return s.unusable("table %s has foreign key %s, which changes rows by cascade, and these changes are not in the log of the source; "+
-			"drop the key or make it RESTRICT at the source and at the sink, or exclude the table by the filter", table, cascade.String)
+	case cascade.Valid && !together:
+		return s.unusable("table %s has foreign key %s, which changes rows by cascade, and was added at the sink by somebody else; pause and resume the changefeed, so that the tables are written together", table, cascade.String)
 	}
 	return nil
 }
 
 // firedTrigger is the error of a write that has executed a trigger, and was rolled back.
 func (s *Sink) firedTrigger(ctx context.Context, table stream.Table) error {
-	if err := s.refuseTable(ctx, table); err != nil {
+	if err := s.refuseTable(ctx, table, true); err != nil {
 		return err
 	}
 	return s.unusable("a trigger was executed when table %s was written, which would change rows that are replicated anyway; DROP TRIGGER at the sink", table)

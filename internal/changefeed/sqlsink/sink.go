@@ -31,6 +31,8 @@ type Options struct {
 	Changefeed string
 	// MaxConnections bounds the concurrent writes; 8 if 0.
 	MaxConnections int
+	// Forward says that rows are forwarded as they were logged where the table at the sink is the same as at the source.
+	Forward bool
 	// Logger, if any, logs errors after which the sink retries.
 	Logger *slog.Logger
 }
@@ -40,14 +42,17 @@ type Sink struct {
 	options Options
 	db      *sql.DB
 	log     *slog.Logger
-	// progress, intents and incarnation are the sink's own tables, quoted.
-	progress, intents, incarnation string
+	// progress, intents, incarnation and snapshots are the sink's own tables, quoted.
+	progress, intents, incarnation, snapshots string
 
 	mu      sync.Mutex
 	server  *server // once it is known
 	failing failing
 	// stale: the sink's own tables may lack something, because an earlier state of the server was restored.
 	stale atomic.Bool
+	// forwarded is how many row changes were forwarded, and told for which reasons a table that is not was logged.
+	forwarded atomic.Int64
+	told      map[string]bool
 }
 
 var _ stream.Sink = (*Sink)(nil)
@@ -56,6 +61,9 @@ var _ stream.Sink = (*Sink)(nil)
 type server struct {
 	// packet is max_allowed_packet.
 	packet int
+	// text is why nothing is forwarded to it, and collations are the numbers of its collations, if anything is to be forwarded.
+	text       textReason
+	collations map[string]uint64
 }
 
 const (
@@ -88,6 +96,7 @@ func Open(options Options) (*Sink, error) {
 	}
 	s := &Sink{options: options, db: sql.OpenDB(connector), log: options.Logger}
 	s.progress, s.intents, s.incarnation = name(options.Schema)+".`progress`", name(options.Schema)+".`ddl`", name(options.Schema)+".`incarnation`"
+	s.snapshots = name(options.Schema) + ".`snapshot`"
 	s.db.SetMaxOpenConns(options.MaxConnections)
 	s.db.SetMaxIdleConns(options.MaxConnections)
 	s.db.SetConnMaxIdleTime(30 * time.Second)
@@ -189,9 +198,19 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 		"CREATE INDEX IF NOT EXISTS by_table ON " + s.progress + " (table_schema, table_name)",
 		fmt.Sprintf(createIncarnation, s.incarnation),
 		fmt.Sprintf(createIntents, s.intents),
+		fmt.Sprintf(createSnapshots, s.snapshots),
 	} {
 		if _, err := s.db.ExecContext(ctx, statement); err != nil {
 			return nil, s.wrap("create the tables for the progress in schema "+s.options.Schema, err)
+		}
+	}
+	if s.options.Forward {
+		var err error
+		if v.text, err = s.probeForward(ctx); err == nil {
+			v.collations, err = s.collations(ctx)
+		}
+		if err != nil {
+			return nil, s.wrap("find out whether rows can be forwarded", err)
 		}
 	}
 	s.server = v

@@ -23,7 +23,7 @@ type shape struct {
 	// key are the places of the key's values in a row; keyColumns describes them.
 	key        []int
 	keyColumns []*column
-	// alone: the key is the only unique one.
+	// alone: the key is the only unique one, and a row can be replaced where it is.
 	alone bool
 	// sequence: its only row is replaced by each insert.
 	sequence bool
@@ -42,7 +42,7 @@ const (
 
 // newShape matches a schema with what the sink has.
 func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server) (*shape, error) {
-	s := &shape{table: table, alone: d.uniques == 1, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+	s := &shape{table: table, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
 	for i, c := range schema.Columns {
@@ -294,8 +294,10 @@ func (s *shape) mode(loose bool) string {
 	if !loose {
 		return ""
 	}
-	return "SET STATEMENT sql_mode='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_BACKSLASH_ESCAPES' FOR "
+	return looseMode
 }
+
+const looseMode = "SET STATEMENT sql_mode='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_BACKSLASH_ESCAPES' FOR "
 
 // oneByOne makes the statements for a table without a key. Only consecutive inserts share a statement.
 func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
@@ -333,22 +335,30 @@ func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
 	return append(all, fresh.done()...), nil
 }
 
+// changeHead begins the statement that updates or deletes a row, up to its condition. It is loose if a value is no member of its type.
+func (s *shape) changeHead(c *stream.Change) (text []byte, loose bool, err error) {
+	if c.After == nil {
+		return []byte("DELETE FROM " + full(s.table)), false, nil
+	}
+	text = []byte("UPDATE " + full(s.table) + " SET ")
+	for i, col := range s.columns {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		text = append(append(text, name(col.name)...), '=')
+		if text, err = col.literal(text, c.After[s.indexes[i]]); err != nil {
+			return nil, false, err
+		}
+	}
+	return text, s.hasNoMember(c.After), nil
+}
+
 // change makes the statement that updates or deletes one row, matched by all its columns. Which one of several equal rows it is makes
 // no difference.
 func (s *shape) change(c *stream.Change) (statement, error) {
-	text, loose := []byte("DELETE FROM "+full(s.table)), false
-	var err error
-	if c.After != nil {
-		text, loose = []byte("UPDATE "+full(s.table)+" SET "), s.hasNoMember(c.After)
-		for i, col := range s.columns {
-			if i > 0 {
-				text = append(text, ',')
-			}
-			text = append(append(text, name(col.name)...), '=')
-			if text, err = col.literal(text, c.After[s.indexes[i]]); err != nil {
-				return statement{}, err
-			}
-		}
+	text, loose, err := s.changeHead(c)
+	if err != nil {
+		return statement{}, err
 	}
 	text = append(text, " WHERE "...)
 	for i, col := range s.columns {

@@ -42,6 +42,8 @@ type tableInfo struct {
 	uniques int
 	// sequence: it is one, a table with one row that an INSERT replaces.
 	sequence bool
+	// overlaps: its key may be one WITHOUT OVERLAPS, whose rows REPLACE cannot write.
+	overlaps bool
 }
 
 // describe reads the columns and keys of a table from the sink.
@@ -71,7 +73,16 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 	if err := s.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND TABLE_TYPE = 'SEQUENCE')", table.Schema, table.Name).Scan(&d.sequence); err != nil {
 		return nil, err
 	}
-	return d, s.keys(ctx, d, table)
+	if err := s.keys(ctx, d, table); err != nil {
+		return nil, err
+	}
+	if len(d.key) < 3 { // a column, and the two of a period
+		return d, nil
+	}
+	var ignored, definition string
+	err = s.db.QueryRowContext(ctx, "SHOW CREATE TABLE "+full(table)).Scan(&ignored, &definition)
+	d.overlaps = strings.Contains(definition, " WITHOUT OVERLAPS")
+	return d, err
 }
 
 func (c *column) classify(typ, charset string) {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/rowevent"
+	"github.com/ebb-dev/ebb/internal/changefeed/snapshot"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -24,10 +26,15 @@ type writer struct {
 	part int
 	// acquired is the position at which it became the owner.
 	acquired stream.Position
+	// copying is how far the table is copied; nil if it is not being copied.
+	copying *snapshot.State
 
 	// shape is for rows of schema. If rows have another schema, the table may have been altered.
 	schema *stream.Schema
 	shape  *shape
+	// text is why rows of the schema checked are not forwarded.
+	checked *stream.Schema
+	text    textReason
 }
 
 var _ stream.Writer = (*writer)(nil)
@@ -37,11 +44,20 @@ func (w *writer) Close() error { return nil }
 
 // Write writes rows and the position in one transaction. It skips rows up to the position that the table is at already.
 func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Position) error {
+	b, err := w.batch(rows, to)
+	if b == nil || err != nil {
+		return err
+	}
+	return b.write(ctx)
+}
+
+// batch is what a write of rows has to do; nil if everything is written already.
+func (w *writer) batch(rows []*stream.Rows, to stream.Position) (*batch, error) {
 	part := 0
 	if n := len(rows); n > 0 {
 		last := rows[n-1]
 		if last.To() > to {
-			return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, last.Position, to)
+			return nil, fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.table, last.Position, to)
 		}
 	}
 	for _, r := range rows { // the last may be read again and begin before others
@@ -51,20 +67,35 @@ func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Posit
 	}
 	rows, err := stream.Unwritten(rows, w.position, w.part)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if w.dropped() {
+		rows = nil
 	}
 	switch {
 	case to < w.position:
-		return fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
+		return nil, fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
 	case to == w.position && part <= w.part:
-		return nil
+		return nil, nil
 	}
-	b := &batch{writer: w, rows: slices.DeleteFunc(rows, func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to, part: part}
-	if err := w.sink.retry(ctx, "write table "+w.table.String(), func() error { return b.apply(ctx) }); err != nil {
+	return &batch{writer: w, rows: slices.DeleteFunc(rows, func(r *stream.Rows) bool { return len(r.Changes) == 0 }), to: to, part: part}, nil
+}
+
+// write applies the batch, and tries again after errors that may pass.
+func (b *batch) write(ctx context.Context) error {
+	if err := b.writer.sink.retry(ctx, "write table "+b.writer.table.String(), func() error { return b.apply(ctx) }); err != nil {
 		return err
 	}
-	w.position, w.part = to, part
+	b.applied()
 	return nil
+}
+
+// applied records that the batch is at the sink.
+func (b *batch) applied() {
+	b.writer.position, b.writer.part = b.to, b.part
+	if b.group != nil {
+		b.writer.sink.forwarded.Add(int64(b.changes))
+	}
 }
 
 // batch is one Write.
@@ -81,6 +112,12 @@ type batch struct {
 	fired bool
 	// unsure: a COMMIT was sent and not answered, so it may have been executed.
 	unsure bool
+	// group is what is forwarded instead of statements, of so many changes; nil for text.
+	group   *rowevent.Group
+	changes int
+	// asText: it could not be forwarded. refused is why, if the server said so.
+	asText  bool
+	refused error
 }
 
 // apply tries the batch once.
@@ -91,8 +128,12 @@ func (b *batch) apply(ctx context.Context) error {
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
-	if done, err := b.applyAtOnce(ctx); done || err != nil {
+	if done, err := b.writer.sink.applyAtOnce(ctx, []*batch{b}); done || err != nil {
 		return err
+	}
+	if b.group != nil {
+		b.toText()
+		return b.apply(ctx)
 	}
 	conn, err := b.writer.sink.db.Conn(ctx)
 	if err != nil {
@@ -192,7 +233,11 @@ func (b *batch) moveText() string {
 	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
 	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
 	text = strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10)
-	return string(strconv.AppendInt(append(text, " AND "+partNow+" = "...), int64(w.part), 10))
+	text = strconv.AppendInt(append(text, " AND "+partNow+" = "...), int64(w.part), 10)
+	if b.group != nil {
+		text = append(text, forwardCondition...)
+	}
+	return string(text)
 }
 
 func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
@@ -244,6 +289,15 @@ func (b *batch) prepare(ctx context.Context) error {
 		return nil
 	}
 	b.statements = nil
+	if forward, err := b.forward(ctx); err != nil || forward {
+		b.made = forward
+		return err
+	}
+	for _, r := range b.rows {
+		if err := r.Decode(); err != nil {
+			return err
+		}
+	}
 	for rest := b.rows; len(rest) > 0; {
 		n := slices.IndexFunc(rest, func(r *stream.Rows) bool {
 			return r.Schema != rest[0].Schema && !slices.Equal(r.Schema.Columns, rest[0].Schema.Columns)

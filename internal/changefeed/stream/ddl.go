@@ -42,18 +42,85 @@ type DDL struct {
 	Reads []Table
 	// Makes and Removes are tables that an ALTER makes out of a partition, or makes a partition of.
 	Makes, Removes []Table
+	// References are tables that foreign keys refer to which it adds, and Cascades those among them whose changes cascade.
+	References, Cascades []Table
+	// DropsKey: it may drop a foreign key. Alters: a rename also alters the table.
+	DropsKey, Alters bool
 	// Replaces: it may replace a table (OR REPLACE). IfExists: tables may be missing.
 	Replaces, IfExists bool
 
 	// Releases are tables that a rename takes out of the filter: they stay at the sink, and are no longer replicated.
 	Releases []Table
+	// Waits are other tables that have reached it, because they are written together with tables that it concerns.
+	Waits []Table
 	// Filter of the changefeed, where a schema is dropped. Tables outside stay.
 	Filter Filter
+
+	// Spots are where the statement names tables and schemas, in order; none if it was not written by the source.
+	Spots []Spot
+	// Doubt is why it is not certain that these are all names which depend on those of tables; empty if it is.
+	Doubt string
+	// KeyIfExists: it drops a constraint, if there is one with that name.
+	KeyIfExists bool
+	// Drops is what a DropSchema drops where tables have other names at the sink than at the source; nil where they have the same.
+	Drops *Drops
+}
+
+// Spot is where a statement names a table, or a schema if the table has no name.
+type Spot struct {
+	// From and To are the first byte in the statement and the one after the last, with quotes.
+	From, To int
+	Table    Table
+	// Qualified: the schema is part of the name.
+	Qualified bool
+}
+
+// Drops is what a dropped schema has at the sink, where tables have other names there.
+type Drops struct {
+	// Schemas at the sink that may have its tables.
+	Schemas []string
+	// Owns reports whether a table at the sink is one of its tables inside the filter, and Whole whether a schema at the sink may only have
+	// such tables.
+	Owns  func(Table) bool
+	Whole func(schema string) bool
+}
+
+// DropSchemas are the schemas at the sink whose tables a DropSchema drops.
+func (d *DDL) DropSchemas() []string {
+	if d.Drops == nil {
+		return []string{d.Schema}
+	}
+	return d.Drops.Schemas
+}
+
+// DropsTable reports whether a DropSchema drops a table at the sink, which is in one of these schemas.
+func (d *DDL) DropsTable(t Table) bool {
+	if d.Drops == nil {
+		return d.Filter.Allows(t)
+	}
+	return d.Drops.Owns(t)
+}
+
+// DropsWhole reports whether a DropSchema drops a schema at the sink once it is empty.
+func (d *DDL) DropsWhole(schema string) bool {
+	if d.Drops == nil {
+		return d.Filter.AllowsSchema(schema)
+	}
+	return d.Drops.Whole(schema)
+}
+
+// Prefix sets the statement to a text that a comment comes before.
+func (d *DDL) Prefix(comment, text string) {
+	d.Statement = comment + text
+	for i := range d.Spots {
+		d.Spots[i].From += len(comment)
+		d.Spots[i].To += len(comment)
+	}
 }
 
 // Names are all tables that it names.
 func (d *DDL) Names() []Table {
-	return slices.Concat(d.Tables, d.Becomes, d.Reads, d.Makes, d.Removes, d.Releases)
+	return slices.Concat(d.Tables, d.Becomes, d.Reads, d.Makes, d.Removes, d.Releases, d.References)
 }
 
 // Concerns reports whether a table must have reached the DDL before it is executed: whether the DDL reads, makes, changes or removes it.
@@ -84,10 +151,26 @@ func (d *DDL) After() []Table {
 	return nil
 }
 
+// Ends reports whether a table that it concerns does not exist after it under the same name.
+func (d *DDL) Ends(t Table) bool {
+	refers := slices.Contains(d.References, t) && !slices.Contains(d.Tables, t)
+	return d.Concerns(t) && !slices.Contains(d.After(), t) && !refers
+}
+
 // Alone reports whether a DDL concerns one table that exists before and after it, so that the table's dispatcher can execute it
 // between two changes. For all others the dispatchers of all tables concerned have to wait.
 func (d *DDL) Alone() bool {
-	return len(d.Names()) == 1 && len(d.Tables) == 1 && (d.Kind == AlterTable || d.Kind == TruncateTable)
+	return len(d.Names()) == 1 && len(d.Tables) == 1 && !d.DropsKey && (d.Kind == AlterTable || d.Kind == TruncateTable)
+}
+
+// Unexecutable reports whether nothing can be executed at a sink: it is not known what the statement does, or rows cannot be read.
+func (d *DDL) Unexecutable() bool { return d.Kind == UnknownDDL || d.Kind == UnreadableRows }
+
+// Without is the DDL without its statement: positions move, and nothing is executed.
+func (d *DDL) Without() *DDL {
+	empty := *d
+	empty.Rewrite("")
+	return &empty
 }
 
 // Failed makes it what a statement has done that failed at the source and is in the log all the same, and returns the text for that: OR
@@ -96,7 +179,7 @@ func (d *DDL) Failed() string {
 	switch {
 	case d.Kind == DropTable, d.Kind == CreateTable && d.Replaces:
 		*d = DDL{Kind: DropTable, Schema: d.Schema, Tables: d.Tables, IfExists: true}
-		d.Statement = "DROP TABLE IF EXISTS " + quotedNames(d.Tables)
+		d.Statement = "DROP TABLE IF EXISTS " + QuotedNames(d.Tables)
 	case d.Kind != OtherDDL:
 		*d = DDL{Kind: UnknownDDL, Schema: d.Schema, Statement: d.Statement}
 	}
@@ -106,51 +189,66 @@ func (d *DDL) Failed() string {
 // Plan is what a changefeed with a filter executes of a DDL: all of it, a part, or nothing, which is nil. It returns ErrUnusable if the
 // changefeed must stop: the DDL is unknown, or it brings a table in from outside the filter, whose rows the sink does not have.
 func (f Filter) Plan(d *DDL) (*DDL, error) {
+	if err := f.refuseReferences(d); err != nil {
+		return nil, err
+	}
 	switch d.Kind {
 	case OtherDDL:
 		return nil, nil
 	case UnknownDDL:
-		return nil, stops(d, "it is not known what this statement does to tables")
+		return nil, d.Stops("it is not known what this statement does to tables")
 	case UnreadableRows:
 		if len(d.Tables) == 0 || slices.ContainsFunc(d.Tables, f.Allows) {
 			return nil, fmt.Errorf("%s: %w", d.Statement, ErrUnusable)
 		}
 		return nil, nil
 	case SetSchema:
-		if !f.touchesSchema(d.Schema) {
+		if !f.TouchesSchema(d.Schema) {
 			return nil, nil
 		}
 		return d, nil
 	case DropSchema:
-		if !f.touchesSchema(d.Schema) {
+		if !f.TouchesSchema(d.Schema) {
 			return nil, nil
 		}
 		part := *d
 		part.Filter = f
 		return &part, nil
 	case ReplaceSchema:
-		if !f.touchesSchema(d.Schema) {
+		if !f.TouchesSchema(d.Schema) {
 			return nil, nil
 		}
-		return nil, stops(d, "it drops the schema and creates it again, which is not executed at the sink; use DROP DATABASE and CREATE DATABASE")
+		return nil, d.Stops("it drops the schema and creates it again, which is not executed at the sink; use DROP DATABASE and CREATE DATABASE")
 	case DropTable:
 		return f.planEach(d)
 	case RenameTable:
 		return f.planRename(d)
 	}
-	switch in, out := split(f, d.Names()); {
+	switch in, out := split(f, slices.Concat(d.Tables, d.Becomes, d.Reads, d.Makes, d.Removes)); {
 	case len(in) == 0:
 		return nil, nil
 	case d.Kind == CreateTable && !slices.ContainsFunc(d.Tables, f.Allows):
 		return nil, nil // it only reads what is inside
 	case len(out) > 0:
-		return nil, stops(d, fmt.Sprintf("table %s is outside the filter and table %s inside", out[0], in[0]))
+		return nil, d.Stops(fmt.Sprintf("table %s is outside the filter and table %s inside", out[0], in[0]))
 	}
 	return d, nil
 }
 
-// stops is the error of a DDL that stops the changefeed.
-func stops(d *DDL, why string) error {
+// refuseReferences returns ErrUnusable if a DDL adds a cascading foreign key between tables inside and outside the filter.
+func (f Filter) refuseReferences(d *DDL) error {
+	for _, parent := range d.Cascades {
+		for _, child := range d.Tables {
+			if f.Allows(child) != f.Allows(parent) {
+				return d.Stops(fmt.Sprintf("a foreign key changes rows by cascade, and of table %s and table %s one is outside the filter; include both or none", child, parent))
+			}
+		}
+	}
+	return nil
+}
+
+// Stops is the error of a DDL that stops the changefeed.
+func (d *DDL) Stops(why string) error {
 	text := strings.Join(strings.Fields(d.Text()), " ")
 	if len(text) > shownStatement {
 		text = text[:shownStatement] + "…"
@@ -188,7 +286,7 @@ func (f Filter) planEach(d *DDL) (*DDL, error) {
 	if d.IfExists {
 		what += "IF EXISTS "
 	}
-	part.rewrite("DROP " + what + quotedNames(in))
+	part.Rewrite("DROP " + what + QuotedNames(in))
 	return &part, nil
 }
 
@@ -203,7 +301,7 @@ func (f Filter) planRename(d *DDL) (*DDL, error) {
 		case was && is:
 			part.Tables, part.Becomes = append(part.Tables, from), append(part.Becomes, to)
 		case is:
-			return nil, stops(d, fmt.Sprintf("table %s is outside the filter and becomes %s, which is inside", from, to))
+			return nil, d.Stops(fmt.Sprintf("table %s is outside the filter and becomes %s, which is inside", from, to))
 		case was:
 			part.Releases = append(part.Releases, from)
 		default:
@@ -216,21 +314,21 @@ func (f Filter) planRename(d *DDL) (*DDL, error) {
 	case len(part.Releases) == 0 && !outside:
 		return d, nil
 	case len(part.Tables) == 0:
-		part.rewrite("")
+		part.Rewrite("")
 		return &part, nil
 	case slices.ContainsFunc(part.Becomes, func(t Table) bool { return slices.Contains(part.Releases, t) }):
-		return nil, stops(d, "a table takes the name of one that leaves the filter, which stays at the sink")
+		return nil, d.Stops("a table takes the name of one that leaves the filter, which stays at the sink")
 	}
-	text, ok := renameText(part.Tables, part.Becomes, d.IfExists)
+	text, ok := RenameText(part.Tables, part.Becomes, d.IfExists)
 	if !ok {
-		return nil, stops(d, "it renames tables in a circle, and others outside the filter")
+		return nil, d.Stops("it renames tables in a circle, and others outside the filter")
 	}
-	part.rewrite(text)
+	part.Rewrite(text)
 	return &part, nil
 }
 
-// renameText renames tables, each after the one that has its new name.
-func renameText(from, to []Table, ifExists bool) (string, bool) {
+// RenameText renames tables, each after the one that has its new name.
+func RenameText(from, to []Table, ifExists bool) (string, bool) {
 	var steps []string
 	from, to = slices.Clone(from), slices.Clone(to)
 	for len(from) > 0 {
@@ -238,7 +336,7 @@ func renameText(from, to []Table, ifExists bool) (string, bool) {
 		if i < 0 {
 			return "", false
 		}
-		steps = append(steps, quotedNames(from[i:i+1])+" TO "+quotedNames(to[i:i+1]))
+		steps = append(steps, QuotedNames(from[i:i+1])+" TO "+QuotedNames(to[i:i+1]))
 		from, to = slices.Delete(from, i, i+1), slices.Delete(to, i, i+1)
 	}
 	text := "RENAME TABLE "
@@ -248,14 +346,14 @@ func renameText(from, to []Table, ifExists bool) (string, bool) {
 	return text + strings.Join(steps, ", "), true
 }
 
-// touchesSchema reports whether a schema may have tables inside the filter.
-func (f Filter) touchesSchema(schema string) bool {
+// TouchesSchema reports whether a schema may have tables inside the filter.
+func (f Filter) TouchesSchema(schema string) bool {
 	touches := f.allowsByDefault()
 	for _, p := range f {
 		text, out := strings.CutPrefix(p, "!")
 		pattern, table, _ := strings.Cut(text, ".")
 		switch {
-		case !glob(pattern, schema):
+		case !Glob(pattern, schema):
 		case !out:
 			touches = true
 		case table == "*":
@@ -272,7 +370,7 @@ func (f Filter) AllowsSchema(schema string) bool {
 		text, out := strings.CutPrefix(p, "!")
 		pattern, table, _ := strings.Cut(text, ".")
 		switch {
-		case !glob(pattern, schema):
+		case !Glob(pattern, schema):
 		case out:
 			whole = false
 		case table == "*":
@@ -282,7 +380,8 @@ func (f Filter) AllowsSchema(schema string) bool {
 	return whole
 }
 
-func quotedNames(tables []Table) string {
+// QuotedNames are the names of tables in a statement.
+func QuotedNames(tables []Table) string {
 	names := make([]string, len(tables))
 	for i, t := range tables {
 		names[i] = quotedName(t.Schema) + "." + quotedName(t.Name)
@@ -313,12 +412,12 @@ func (d *DDL) Text() string {
 	}
 }
 
-// rewrite replaces the text and keeps the session settings.
-func (d *DDL) rewrite(text string) {
+// Rewrite replaces the text and keeps the session settings.
+func (d *DDL) Rewrite(text string) {
 	session := ""
 	if strings.HasPrefix(d.Statement, SessionMark) {
 		inside, _, _ := strings.Cut(d.Statement, "*/")
 		session = inside + "*/ "
 	}
-	d.Statement = session + text
+	d.Statement, d.Spots, d.Doubt, d.KeyIfExists = session+text, nil, "", false
 }

@@ -32,7 +32,7 @@ func (f Filter) Allows(t Table) bool {
 	for _, p := range f {
 		text, out := strings.CutPrefix(p, "!")
 		schema, table, _ := strings.Cut(text, ".")
-		if glob(schema, t.Schema) && glob(table, t.Name) {
+		if Glob(schema, t.Schema) && Glob(table, t.Name) {
 			allowed = !out
 		}
 	}
@@ -44,8 +44,8 @@ func (f Filter) allowsByDefault() bool {
 	return !slices.ContainsFunc(f, func(p string) bool { return !strings.HasPrefix(p, "!") })
 }
 
-// glob matches with * and ?. Names of schemas and tables may contain a slash, which * does not match in path.Match.
-func glob(pattern, name string) bool {
+// Glob matches with * and ?. Names of schemas and tables may contain a slash, which * does not match in path.Match.
+func Glob(pattern, name string) bool {
 	ok, err := path.Match(strings.ReplaceAll(pattern, "/", "\x00"), strings.ReplaceAll(name, "/", "\x00"))
 	return err == nil && ok
 }

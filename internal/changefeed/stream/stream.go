@@ -74,6 +74,26 @@ type Rows struct {
 	// in all parts, and More is set in all parts but the last. Total is 0 if the transaction comes at once.
 	Before, Total int
 	More          bool
+	// Runs are which changes follow each other directly, in order; none if all do. Merged rows have changes of several tables, and
+	// every run says of which.
+	Runs []Run
+	// Raw is how the source logged the changes, whose values are not decoded before Decode is called; nil if they are.
+	Raw Raw
+}
+
+// Raw are changes in the form of the log of their source.
+type Raw interface {
+	// Decode sets the values of changes, once: later calls return what the first did. It may be called concurrently.
+	Decode(into []Change) error
+}
+
+// Decode makes sure that the values of the changes are there. Who reads values calls it first; how many changes there are and of which
+// kind is known without it.
+func (r *Rows) Decode() error {
+	if r.Raw == nil {
+		return nil
+	}
+	return r.Raw.Decode(r.Changes)
 }
 
 // To is the position that a table is at once rows were written, of which these are the last: just before their transaction if more of
@@ -106,8 +126,11 @@ func Unwritten(rows []*Rows, at Position, part int) ([]*Rows, error) {
 		case r.Before < have && end <= have:
 			continue
 		case r.Before < have:
+			if err := r.Decode(); err != nil {
+				return nil, err
+			}
 			rest := *r
-			rest.Before, rest.Changes = have, r.Changes[have-r.Before:]
+			rest.Before, rest.Changes, rest.Raw = have, r.Changes[have-r.Before:], nil
 			r = &rest
 		}
 		left = append(left, r)
@@ -125,6 +148,8 @@ type Transaction struct {
 	Idle bool
 	// More is set if it is a part of a large transaction, and another follows.
 	More bool
+	// Earlier is how many changes of each table were in earlier parts of a large transaction.
+	Earlier map[Table]int
 	// ID is the full identity of the transaction, if the source has one: its GTID.
 	ID string
 	// Skipped are tables whose rows were left out because nobody wanted them when they were read.
@@ -207,6 +232,31 @@ type Writer interface {
 	Write(ctx context.Context, rows []*Rows, to Position) error
 	// Close releases the writer. The owner of the table stays the same.
 	Close() error
+}
+
+// Part is what is written of one table when several are written together.
+type Part struct {
+	Writer Writer
+	Rows   []*Rows
+	To     Position
+	// Done is called once, with what Write would return.
+	Done func(error)
+}
+
+// Together is a sink that can write several tables in one transaction, which costs it less than one for each.
+type Together interface {
+	// WriteTogether writes parts of different tables, each as its Writer would. A part that cannot be written keeps no other from
+	// being written. It returns when every part is done.
+	WriteTogether(ctx context.Context, parts []Part)
+}
+
+// GroupSink is a sink that executes the foreign keys of its tables.
+type GroupSink interface {
+	// ForeignKeys are those that the tables at the sink have now.
+	ForeignKeys(ctx context.Context) ([]ForeignKey, error)
+	// AcquireGroup is Acquire of several tables at once, whose Writer takes merged rows. It returns the lowest position among them.
+	// Tables that do not exist are left out.
+	AcquireGroup(ctx context.Context, tables []Table, epoch Epoch, start Position) (Writer, Position, error)
 }
 
 // Checkpoint is a position up to which everything of a changefeed is at its sink.

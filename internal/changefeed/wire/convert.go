@@ -33,3 +33,25 @@ func ParseTable(text string) (stream.Table, bool) {
 	schema, name, ok := strings.Cut(text, "\x00")
 	return stream.Table{Schema: schema, Name: name}, ok && schema != "" && name != ""
 }
+
+// TableNames encodes the names of tables.
+func TableNames(list []stream.Table) []string {
+	var names []string
+	for _, t := range list {
+		names = append(names, TableName(t))
+	}
+	return names
+}
+
+// ParseTables decodes them, and reports whether all are valid.
+func ParseTables(list []string) ([]stream.Table, bool) {
+	var tables []stream.Table
+	for _, text := range list {
+		t, ok := ParseTable(text)
+		if !ok {
+			return nil, false
+		}
+		tables = append(tables, t)
+	}
+	return tables, true
+}

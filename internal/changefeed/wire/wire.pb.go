@@ -250,11 +250,15 @@ func (x *Epoch) GetCounter() int64 {
 }
 
 type Dispatcher struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Table         string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
-	Epoch         *Epoch                 `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	State         int32                  `protobuf:"varint,3,opt,name=state,proto3" json:"state,omitempty"`
-	Checkpoint    uint64                 `protobuf:"varint,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Table      string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Epoch      *Epoch                 `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	State      int32                  `protobuf:"varint,3,opt,name=state,proto3" json:"state,omitempty"`
+	Checkpoint uint64                 `protobuf:"varint,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	// members of its group of tables, if it writes one.
+	Members []string `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	// watches are other tables whose DDL it waits for.
+	Watches       []string `protobuf:"bytes,6,rep,name=watches,proto3" json:"watches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -315,6 +319,20 @@ func (x *Dispatcher) GetCheckpoint() uint64 {
 		return x.Checkpoint
 	}
 	return 0
+}
+
+func (x *Dispatcher) GetMembers() []string {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *Dispatcher) GetWatches() []string {
+	if x != nil {
+		return x.Watches
+	}
+	return nil
 }
 
 type BootstrapRequest struct {
@@ -432,8 +450,17 @@ type Config struct {
 	Ddl                bool                   `protobuf:"varint,7,opt,name=ddl,proto3" json:"ddl,omitempty"`
 	SourceSecret       *SecretRef             `protobuf:"bytes,8,opt,name=source_secret,json=sourceSecret,proto3" json:"source_secret,omitempty"`
 	SinkSecret         *SecretRef             `protobuf:"bytes,9,opt,name=sink_secret,json=sinkSecret,proto3" json:"sink_secret,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// snapshot_rate is how many rows per second the node copies initially; 0 for any number.
+	SnapshotRate int64 `protobuf:"varint,10,opt,name=snapshot_rate,json=snapshotRate,proto3" json:"snapshot_rate,omitempty"`
+	// forward is whether rows are forwarded to the sink as they were logged, where that is possible.
+	Forward bool `protobuf:"varint,11,opt,name=forward,proto3" json:"forward,omitempty"`
+	// routes give tables other names at the sink, and filter are the patterns that are in effect.
+	Routes []*Route `protobuf:"bytes,12,rep,name=routes,proto3" json:"routes,omitempty"`
+	Filter []string `protobuf:"bytes,13,rep,name=filter,proto3" json:"filter,omitempty"`
+	// skips are positions of transactions that are not replicated.
+	Skips         []uint64 `protobuf:"varint,14,rep,packed,name=skips,proto3" json:"skips,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Config) Reset() {
@@ -529,6 +556,102 @@ func (x *Config) GetSinkSecret() *SecretRef {
 	return nil
 }
 
+func (x *Config) GetSnapshotRate() int64 {
+	if x != nil {
+		return x.SnapshotRate
+	}
+	return 0
+}
+
+func (x *Config) GetForward() bool {
+	if x != nil {
+		return x.Forward
+	}
+	return false
+}
+
+func (x *Config) GetRoutes() []*Route {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *Config) GetFilter() []string {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *Config) GetSkips() []uint64 {
+	if x != nil {
+		return x.Skips
+	}
+	return nil
+}
+
+// Route is the name of tables at the sink.
+type Route struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Match         string                 `protobuf:"bytes,1,opt,name=match,proto3" json:"match,omitempty"`
+	Schema        string                 `protobuf:"bytes,2,opt,name=schema,proto3" json:"schema,omitempty"`
+	Table         string                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Route) Reset() {
+	*x = Route{}
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Route) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Route) ProtoMessage() {}
+
+func (x *Route) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Route.ProtoReflect.Descriptor instead.
+func (*Route) Descriptor() ([]byte, []int) {
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Route) GetMatch() string {
+	if x != nil {
+		return x.Match
+	}
+	return ""
+}
+
+func (x *Route) GetSchema() string {
+	if x != nil {
+		return x.Schema
+	}
+	return ""
+}
+
+func (x *Route) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
 // SecretRef names a password in a Secret of the changefeed's namespace; the password itself is never sent.
 type SecretRef struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -540,7 +663,7 @@ type SecretRef struct {
 
 func (x *SecretRef) Reset() {
 	*x = SecretRef{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +675,7 @@ func (x *SecretRef) String() string {
 func (*SecretRef) ProtoMessage() {}
 
 func (x *SecretRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +688,7 @@ func (x *SecretRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretRef.ProtoReflect.Descriptor instead.
 func (*SecretRef) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{7}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SecretRef) GetName() string {
@@ -588,14 +711,18 @@ type TableOrder struct {
 	Epoch    *Epoch                 `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Position uint64                 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
 	// since is the position of the DDL that gave the table its name, 0 if that was before the changefeed or is not known.
-	Since         uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
+	Since uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
+	// members are the tables that are written together, in the order of the source, if there are several. The first names all of them.
+	Members []string `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	// watches are other tables whose DDL concerns it, because foreign keys join them.
+	Watches       []string `protobuf:"bytes,6,rep,name=watches,proto3" json:"watches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TableOrder) Reset() {
 	*x = TableOrder{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +734,7 @@ func (x *TableOrder) String() string {
 func (*TableOrder) ProtoMessage() {}
 
 func (x *TableOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +747,7 @@ func (x *TableOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableOrder.ProtoReflect.Descriptor instead.
 func (*TableOrder) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{8}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TableOrder) GetTable() string {
@@ -651,6 +778,20 @@ func (x *TableOrder) GetSince() uint64 {
 	return 0
 }
 
+func (x *TableOrder) GetMembers() []string {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *TableOrder) GetWatches() []string {
+	if x != nil {
+		return x.Watches
+	}
+	return nil
+}
+
 type OrderRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Caller        *Caller                `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
@@ -664,7 +805,7 @@ type OrderRequest struct {
 
 func (x *OrderRequest) Reset() {
 	*x = OrderRequest{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +817,7 @@ func (x *OrderRequest) String() string {
 func (*OrderRequest) ProtoMessage() {}
 
 func (x *OrderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +830,7 @@ func (x *OrderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrderRequest.ProtoReflect.Descriptor instead.
 func (*OrderRequest) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{9}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OrderRequest) GetCaller() *Caller {
@@ -743,7 +884,7 @@ type TableResult struct {
 
 func (x *TableResult) Reset() {
 	*x = TableResult{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +896,7 @@ func (x *TableResult) String() string {
 func (*TableResult) ProtoMessage() {}
 
 func (x *TableResult) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +909,7 @@ func (x *TableResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableResult.ProtoReflect.Descriptor instead.
 func (*TableResult) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{10}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TableResult) GetTable() string {
@@ -816,7 +957,7 @@ type OrderReply struct {
 
 func (x *OrderReply) Reset() {
 	*x = OrderReply{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +969,7 @@ func (x *OrderReply) String() string {
 func (*OrderReply) ProtoMessage() {}
 
 func (x *OrderReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +982,7 @@ func (x *OrderReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrderReply.ProtoReflect.Descriptor instead.
 func (*OrderReply) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{11}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OrderReply) GetNodeEpoch() int64 {
@@ -868,7 +1009,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1021,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1034,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{12}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReportRequest) GetCaller() *Caller {
@@ -935,7 +1076,7 @@ type FeedReport struct {
 
 func (x *FeedReport) Reset() {
 	*x = FeedReport{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1088,7 @@ func (x *FeedReport) String() string {
 func (*FeedReport) ProtoMessage() {}
 
 func (x *FeedReport) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1101,7 @@ func (x *FeedReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeedReport.ProtoReflect.Descriptor instead.
 func (*FeedReport) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{13}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FeedReport) GetFeed() *Feed {
@@ -1064,7 +1205,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1076,7 +1217,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,7 +1230,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{14}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReportReply) GetNodeEpoch() int64 {
@@ -1122,7 +1263,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x05epoch\x18\x04 \x01(\x03R\x05epoch\"?\n" +
 	"\x05Epoch\x12\x1c\n" +
 	"\tplacement\x18\x01 \x01(\x03R\tplacement\x12\x18\n" +
-	"\acounter\x18\x02 \x01(\x03R\acounter\"\x88\x01\n" +
+	"\acounter\x18\x02 \x01(\x03R\acounter\"\xbc\x01\n" +
 	"\n" +
 	"Dispatcher\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
@@ -1130,14 +1271,16 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x05state\x18\x03 \x01(\x05R\x05state\x12\x1e\n" +
 	"\n" +
 	"checkpoint\x18\x04 \x01(\x04R\n" +
-	"checkpoint\"r\n" +
+	"checkpoint\x12\x18\n" +
+	"\amembers\x18\x05 \x03(\tR\amembers\x12\x18\n" +
+	"\awatches\x18\x06 \x03(\tR\awatches\"r\n" +
 	"\x10BootstrapRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12+\n" +
 	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\"p\n" +
 	"\x0eBootstrapReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x12?\n" +
-	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\xe1\x02\n" +
+	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\x80\x04\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
 	"\x04sink\x18\x02 \x01(\tR\x04sink\x120\n" +
@@ -1149,16 +1292,28 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x03ddl\x18\a \x01(\bR\x03ddl\x12A\n" +
 	"\rsource_secret\x18\b \x01(\v2\x1c.ebb.changefeed.v1.SecretRefR\fsourceSecret\x12=\n" +
 	"\vsink_secret\x18\t \x01(\v2\x1c.ebb.changefeed.v1.SecretRefR\n" +
-	"sinkSecret\"1\n" +
+	"sinkSecret\x12#\n" +
+	"\rsnapshot_rate\x18\n" +
+	" \x01(\x03R\fsnapshotRate\x12\x18\n" +
+	"\aforward\x18\v \x01(\bR\aforward\x120\n" +
+	"\x06routes\x18\f \x03(\v2\x18.ebb.changefeed.v1.RouteR\x06routes\x12\x16\n" +
+	"\x06filter\x18\r \x03(\tR\x06filter\x12\x14\n" +
+	"\x05skips\x18\x0e \x03(\x04R\x05skips\"K\n" +
+	"\x05Route\x12\x14\n" +
+	"\x05match\x18\x01 \x01(\tR\x05match\x12\x16\n" +
+	"\x06schema\x18\x02 \x01(\tR\x06schema\x12\x14\n" +
+	"\x05table\x18\x03 \x01(\tR\x05table\"1\n" +
 	"\tSecretRef\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\"\x84\x01\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"\xb8\x01\n" +
 	"\n" +
 	"TableOrder\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.ebb.changefeed.v1.EpochR\x05epoch\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\x04R\bposition\x12\x14\n" +
-	"\x05since\x18\x04 \x01(\x04R\x05since\"\xff\x01\n" +
+	"\x05since\x18\x04 \x01(\x04R\x05since\x12\x18\n" +
+	"\amembers\x18\x05 \x03(\tR\amembers\x12\x18\n" +
+	"\awatches\x18\x06 \x03(\tR\awatches\"\xff\x01\n" +
 	"\fOrderRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12+\n" +
 	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x121\n" +
@@ -1226,7 +1381,7 @@ func file_internal_changefeed_wire_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_changefeed_wire_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_internal_changefeed_wire_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_internal_changefeed_wire_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_internal_changefeed_wire_wire_proto_goTypes = []any{
 	(Do)(0),                  // 0: ebb.changefeed.v1.Do
 	(*Caller)(nil),           // 1: ebb.changefeed.v1.Caller
@@ -1236,44 +1391,46 @@ var file_internal_changefeed_wire_wire_proto_goTypes = []any{
 	(*BootstrapRequest)(nil), // 5: ebb.changefeed.v1.BootstrapRequest
 	(*BootstrapReply)(nil),   // 6: ebb.changefeed.v1.BootstrapReply
 	(*Config)(nil),           // 7: ebb.changefeed.v1.Config
-	(*SecretRef)(nil),        // 8: ebb.changefeed.v1.SecretRef
-	(*TableOrder)(nil),       // 9: ebb.changefeed.v1.TableOrder
-	(*OrderRequest)(nil),     // 10: ebb.changefeed.v1.OrderRequest
-	(*TableResult)(nil),      // 11: ebb.changefeed.v1.TableResult
-	(*OrderReply)(nil),       // 12: ebb.changefeed.v1.OrderReply
-	(*ReportRequest)(nil),    // 13: ebb.changefeed.v1.ReportRequest
-	(*FeedReport)(nil),       // 14: ebb.changefeed.v1.FeedReport
-	(*ReportReply)(nil),      // 15: ebb.changefeed.v1.ReportReply
+	(*Route)(nil),            // 8: ebb.changefeed.v1.Route
+	(*SecretRef)(nil),        // 9: ebb.changefeed.v1.SecretRef
+	(*TableOrder)(nil),       // 10: ebb.changefeed.v1.TableOrder
+	(*OrderRequest)(nil),     // 11: ebb.changefeed.v1.OrderRequest
+	(*TableResult)(nil),      // 12: ebb.changefeed.v1.TableResult
+	(*OrderReply)(nil),       // 13: ebb.changefeed.v1.OrderReply
+	(*ReportRequest)(nil),    // 14: ebb.changefeed.v1.ReportRequest
+	(*FeedReport)(nil),       // 15: ebb.changefeed.v1.FeedReport
+	(*ReportReply)(nil),      // 16: ebb.changefeed.v1.ReportReply
 }
 var file_internal_changefeed_wire_wire_proto_depIdxs = []int32{
 	3,  // 0: ebb.changefeed.v1.Dispatcher.epoch:type_name -> ebb.changefeed.v1.Epoch
 	1,  // 1: ebb.changefeed.v1.BootstrapRequest.caller:type_name -> ebb.changefeed.v1.Caller
 	2,  // 2: ebb.changefeed.v1.BootstrapRequest.feed:type_name -> ebb.changefeed.v1.Feed
 	4,  // 3: ebb.changefeed.v1.BootstrapReply.dispatchers:type_name -> ebb.changefeed.v1.Dispatcher
-	8,  // 4: ebb.changefeed.v1.Config.source_secret:type_name -> ebb.changefeed.v1.SecretRef
-	8,  // 5: ebb.changefeed.v1.Config.sink_secret:type_name -> ebb.changefeed.v1.SecretRef
-	3,  // 6: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
-	1,  // 7: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 8: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
-	7,  // 9: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
-	0,  // 10: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
-	9,  // 11: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
-	11, // 12: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
-	1,  // 13: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 14: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
-	2,  // 15: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
-	14, // 16: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
-	5,  // 17: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
-	10, // 18: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
-	13, // 19: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
-	6,  // 20: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
-	12, // 21: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
-	15, // 22: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
-	20, // [20:23] is the sub-list for method output_type
-	17, // [17:20] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	9,  // 4: ebb.changefeed.v1.Config.source_secret:type_name -> ebb.changefeed.v1.SecretRef
+	9,  // 5: ebb.changefeed.v1.Config.sink_secret:type_name -> ebb.changefeed.v1.SecretRef
+	8,  // 6: ebb.changefeed.v1.Config.routes:type_name -> ebb.changefeed.v1.Route
+	3,  // 7: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
+	1,  // 8: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 9: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
+	7,  // 10: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
+	0,  // 11: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
+	10, // 12: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
+	12, // 13: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
+	1,  // 14: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 15: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
+	2,  // 16: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
+	15, // 17: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
+	5,  // 18: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
+	11, // 19: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
+	14, // 20: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
+	6,  // 21: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
+	13, // 22: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
+	16, // 23: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
+	21, // [21:24] is the sub-list for method output_type
+	18, // [18:21] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_internal_changefeed_wire_wire_proto_init() }
@@ -1287,7 +1444,7 @@ func file_internal_changefeed_wire_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_changefeed_wire_wire_proto_rawDesc), len(file_internal_changefeed_wire_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
