@@ -53,7 +53,7 @@ func (t *turn) takeAll(ctx context.Context, w World, steps []Step) error {
 		group.Go(func() error {
 			for _, s := range ofNode {
 				// What fails for one node is tried again soon, and keeps no other node waiting.
-				if err := t.take(ctx, s, before[string(s.Event.UID)], w.Nodes[name]); err != nil && ctx.Err() == nil {
+				if err := t.take(ctx, w, s, before[string(s.Event.UID)], w.Nodes[name]); err != nil && ctx.Err() == nil {
 					t.leave(s.Event)
 					t.Log.Warn("health: a step failed; trying again", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "error", err)
 				}
@@ -72,7 +72,7 @@ func (t *turn) leave(e *v1alpha1.HealthEvent) {
 }
 
 // take takes one step.
-func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent, node *v1alpha1.Node) error {
+func (t *turn) take(ctx context.Context, w World, s Step, before *v1alpha1.HealthEvent, node *v1alpha1.Node) error {
 	t.at("before-health-" + string(s.Action))
 	err := t.do(ctx, s)
 	wait := (*Wait)(nil)
@@ -91,7 +91,11 @@ func (t *turn) take(ctx context.Context, s Step, before *v1alpha1.HealthEvent, n
 	}
 	t.announce(ctx, node, announced(s, before))
 	if before != nil {
-		t.Metrics.see(before, s.Event, time.Now())
+		var ended *v1alpha1.Drain
+		if s.Action == ActionEndDrain {
+			ended = w.drainByUID(s.Event.Status.Drain.UID)
+		}
+		t.Metrics.See(before, s.Event, w.Pods, ended, time.Now())
 	}
 	return nil
 }
@@ -123,7 +127,13 @@ func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *Wait) e
 // do does what a step says.
 func (t *turn) do(ctx context.Context, s Step) error {
 	switch s.Action {
-	case ActionQuarantine, ActionLift:
+	case ActionQuarantine:
+		err := t.writeCordon(ctx, s.Node, s.Before)
+		if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return err
+		}
+		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned: %s. It is tried again.", s.Event.Spec.NodeName, bounded(err.Error()))}
+	case ActionLift:
 		return t.writeCordon(ctx, s.Node, s.Before)
 	case ActionHold, ActionRelease:
 		return t.client.Update(ctx, s.Event)
@@ -147,7 +157,7 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		if err := t.deleteResource(ctx, s.Event); err != nil {
 			return err
 		}
-	case ActionStartDrain:
+	case ActionStartDrain, ActionEvictImmediate, ActionEvictWithTimeout, ActionCheckCompletion:
 		if err := t.startDrain(ctx, s); err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,11 +27,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/health/render"
+	"github.com/ebb-dev/ebb/internal/kube"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 const (
@@ -56,8 +60,8 @@ type Controller struct {
 	Config   *drainconfig.Config
 	Rules    *Rules
 	Template *render.Template
-	// Pods says that Drains move the pods of core Nodes.
-	Pods bool
+	// Core says that the API has core Nodes, and Pods that Drains move their pods.
+	Core, Pods bool
 	// Metrics of health events.
 	Metrics *Metrics
 	// Log of the term.
@@ -109,8 +113,11 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		end()
 		return err
 	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("healthevents").
+	b := ctrl.NewControllerManagedBy(mgr)
+	if c.Core {
+		b = b.Watches(&corev1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: cordon.Changes}))
+	}
+	return b.Named("healthevents").
 		Watches(&v1alpha1.HealthEvent{}, one).
 		Watches(&v1alpha1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: nodeChanges})).
 		Watches(&v1alpha1.Drain{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: drainChanges})).
@@ -166,12 +173,23 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	}
 	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Pods: c.Pods, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}, Unread: map[string]Wait{}, Work: map[string]string{}}
 	var reports v1alpha1.HealthEventList
-	if err := reader.List(ctx, &reports); err != nil {
-		return w, fmt.Errorf("list health events: %w", err)
-	}
 	var drains v1alpha1.DrainList
-	if err := reader.List(ctx, &drains); err != nil {
-		return w, fmt.Errorf("list drains: %w", err)
+	core := map[string]*corev1.Node{}
+	all, ctxAll := errgroup.WithContext(ctx) // at the same time: what a sick node waits for is how long they take
+	all.Go(func() error { return wrapped("list health events", reader.List(ctxAll, &reports)) })
+	all.Go(func() error { return wrapped("list drains", reader.List(ctxAll, &drains)) })
+	all.Go(func() (err error) {
+		w.Fleet, err = fleet.Read(ctxAll, reader)
+		return err
+	})
+	all.Go(func() (err error) {
+		if c.Core {
+			core, err = kube.ReadNodes(ctxAll, c.cached)
+		}
+		return err
+	})
+	if err := all.Wait(); err != nil {
+		return w, err
 	}
 	for i := range reports.Items {
 		w.Events = append(w.Events, &reports.Items[i])
@@ -179,16 +197,57 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	for i := range drains.Items {
 		w.Drains = append(w.Drains, &drains.Items[i])
 	}
-	var err error
-	if w.Fleet, err = fleet.Read(ctx, reader); err != nil {
-		return w, err
+	if live && c.Core {
+		var err error
+		if core, err = c.gatherCore(ctx, &w, core); err != nil {
+			return w, err
+		}
 	}
+	w.addCore(core)
 	if c.resources != nil {
 		c.gatherResources(ctx, &w)
 		w.Distrusted = c.resources.isDistrusted()
 	}
 	c.gatherWork(ctx, reader, &w)
 	return w, nil
+}
+
+// wrapped says what failed.
+func wrapped(what string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// readFew is how many core Nodes are read one by one rather than all at once.
+const readFew = 10
+
+// gatherCore reads the core Nodes live that events are about and that Ebb does not know. Of the others, of which there may be thousands, only the
+// number counts.
+func (c *Controller) gatherCore(ctx context.Context, w *World, core map[string]*corev1.Node) (map[string]*corev1.Node, error) {
+	names := map[string]bool{}
+	for _, e := range w.Events {
+		if name := e.Spec.NodeName; w.Nodes[name] == nil && (isOpen(e) || !handled(e)) {
+			names[name] = true
+		}
+	}
+	if len(names) > readFew {
+		return kube.ReadNodes(ctx, c.live)
+	}
+	for name := range names {
+		n := &corev1.Node{}
+		err := c.live.Get(ctx, client.ObjectKey{Name: name}, n)
+		switch {
+		case kubeclient.IsMissing(err):
+			delete(core, name)
+		case err != nil:
+			return nil, fmt.Errorf("read core Node %s: %w", name, err)
+		default:
+			core[name] = n
+		}
+	}
+	return core, nil
 }
 
 // gatherWork counts the work that objects place on nodes that do not run and have a drain: without a process it cannot be drained by a Drain.
@@ -205,7 +264,7 @@ func (c *Controller) gatherWork(ctx context.Context, reader client.Reader, w *Wo
 	if len(nodes) == 0 {
 		return
 	}
-	tenants := c.Tenants(reader)
+	tenants := c.Tenants(newOnceReader(reader))
 	var works drain.Works
 	for _, t := range tenants {
 		works = append(works, t.Work())

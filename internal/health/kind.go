@@ -117,6 +117,7 @@ func (p *part) Setup(t kind.Term) error {
 		return err
 	}
 	return (&Controller{
+		Core:   pods,
 		Pods:   pods && p.loaded.Config.CustomDrain == nil,
 		Leader: t.Leader, CheckTerm: t.CheckTerm, Resign: t.Resign, Tenants: t.Tenants, Config: p.loaded.Config, Rules: p.loaded.Rules, Template: p.loaded.Template,
 		Metrics: p.metrics, Log: t.Log, AtStep: t.AtStep,

@@ -23,7 +23,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	quick := prometheus.ExponentialBuckets(0.01, 2, 14)
 	m := &Metrics{
 		quarantine: histogram("quarantine", "Time from the arrival of a health event until its node was quarantined.", quick),
-		eviction:   histogram("first_eviction", "Time from the arrival of a health event until its custom resource, or else its Drain, was created.", quick),
+		eviction:   histogram("first_eviction", "Time from the arrival of a health event until the first pod was evicted for it, or its custom resource was created; without pods until its Drain was.", quick),
 		drained:    histogram("drained", "Time from the arrival of a health event until its node was drained.", prometheus.ExponentialBuckets(0.1, 2, 18)),
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "ebb_health_events_total", Help: "Health events by how they ended: the reason of the condition Handled.",
@@ -41,8 +41,8 @@ func (m *Metrics) drop() {
 	}
 }
 
-// see observes what a write of an event changed.
-func (m *Metrics) see(before, after *v1alpha1.HealthEvent, now time.Time) {
+// See observes what a write of an event changed. pods says that Drains move pods, and ended is the Drain whose end was recorded with it, if any.
+func (m *Metrics) See(before, after *v1alpha1.HealthEvent, pods bool, ended *v1alpha1.Drain, now time.Time) {
 	if m == nil {
 		return
 	}
@@ -50,7 +50,11 @@ func (m *Metrics) see(before, after *v1alpha1.HealthEvent, now time.Time) {
 	if before.Status.NodeQuarantined == "" && after.Status.NodeQuarantined == v1alpha1.Quarantined {
 		m.quarantine.Observe(age)
 	}
-	if started(after) && !started(before) && after.Status.Joined == nil {
+	switch {
+	case after.Status.Joined != nil:
+	case ended != nil && ended.Status.Pods != nil && ended.Status.Pods.FirstEvictionAt != nil:
+		m.eviction.Observe(max(0, ended.Status.Pods.FirstEvictionAt.Sub(ReceivedAt(after)).Seconds()))
+	case started(after) && !started(before) && (!pods || after.Status.CustomResource != nil):
 		m.eviction.Observe(age)
 	}
 	if eviction(before) != eviction(after) && eviction(after) == v1alpha1.EvictionSucceeded {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 )
 
 // Action is what a step does.
@@ -47,8 +48,14 @@ const (
 	ActionDeleteCR Action = "delete-cr"
 	// ActionNameDrain records the name of the Drain that is created next, or that none is needed.
 	ActionNameDrain Action = "name-drain"
-	// ActionStartDrain creates Ebb's own Drain and records its UID.
+	// ActionStartDrain creates Ebb's own Drain, which moves no pods, and records its UID.
 	ActionStartDrain Action = "start-drain"
+	// ActionEvictImmediate, ActionEvictWithTimeout and ActionCheckCompletion create the Drain that moves the pods of the node as well, and record its
+	// UID. They are named after the most urgent mode that is configured: Immediate, DeleteAfterTimeout or AllowCompletion. The Drain looks
+	// up the mode of each pod.
+	ActionEvictImmediate   Action = "evict-immediate"
+	ActionEvictWithTimeout Action = "evict-with-timeout"
+	ActionCheckCompletion  Action = "check-completion"
 	// ActionEndDrain records how Ebb's own Drain ended.
 	ActionEndDrain Action = "end-drain"
 	// ActionCancelDrain cancels Ebb's own Drain.
@@ -71,6 +78,25 @@ const (
 	ActionPrune Action = "prune"
 )
 
+// StartsDrain reports whether an action creates a Drain.
+func (a Action) StartsDrain() bool {
+	return slices.Contains([]Action{ActionStartDrain, ActionEvictImmediate, ActionEvictWithTimeout, ActionCheckCompletion}, a)
+}
+
+// evictAction is the action that starts a Drain that moves pods.
+func evictAction(c *drainconfig.Config) Action {
+	has := func(m drainconfig.Mode) bool {
+		return slices.ContainsFunc(c.UserNamespaces, func(u drainconfig.UserNamespace) bool { return u.Mode == m })
+	}
+	switch {
+	case has(drainconfig.Immediate):
+		return ActionEvictImmediate
+	case has(drainconfig.DeleteAfterTimeout):
+		return ActionEvictWithTimeout
+	}
+	return ActionCheckCompletion
+}
+
 // Reasons of the condition Handled. The first ones are ends, the others waits.
 const (
 	ReasonHealthy    = "Healthy"
@@ -78,6 +104,7 @@ const (
 	ReasonSkipped    = "Skipped"
 	ReasonResolved   = "Resolved"
 	ReasonUncordoned = "Uncordoned"
+	ReasonTaken      = "CordonTaken"
 	ReasonNodeGone   = "NodeDeleted"
 	ReasonNoDrain    = "Quarantined"
 	ReasonDrained    = "Drained"
@@ -86,6 +113,8 @@ const (
 
 	WaitNode        = "NodeNotFound"
 	WaitLimit       = "QuarantineLimit"
+	WaitProblems    = "TooManyProblems"
+	WaitCordon      = "CordonRefused"
 	WaitStart       = "Starting"
 	WaitResource    = "CustomResourceInProgress"
 	WaitBusy        = "OtherCustomResource"
@@ -110,6 +139,10 @@ const (
 	WaitOthers      = "OtherChecksUnhealthy"
 )
 
+// maxOwners is for how many events a node is cordoned at once. Their UIDs are in one annotation, and annotations of 256 KiB are all that an object
+// may have.
+const maxOwners = 500
+
 // MaxAttempts is how many custom resources an event may have.
 const MaxAttempts = 5
 
@@ -124,7 +157,7 @@ type Step struct {
 	Event *v1alpha1.HealthEvent
 	// Node to write, for ActionQuarantine and ActionLift, and as it was when that was decided.
 	Node, Before *v1alpha1.Node
-	// Drain to create, for ActionStartDrain, or to write, for ActionCancelDrain.
+	// Drain to create, for an action that starts one, or to write, for ActionCancelDrain.
 	Drain *v1alpha1.Drain
 }
 
@@ -160,8 +193,15 @@ func Next(w World) []Step {
 
 // limits are what the rounds of all nodes share.
 type limits struct {
-	room int    // how many more nodes may be cordoned
-	full string // what events wait for when there is none, once somebody asked
+	room  int      // how many more nodes may be cordoned
+	taken []string // nodes that are about to be cordoned
+	full  string   // what events wait for when there is none, once somebody asked
+}
+
+// take gives room to a node.
+func (l *limits) take(node string) {
+	l.room--
+	l.taken = append(l.taken, node)
 }
 
 // round decides about the events of one node.
@@ -245,11 +285,15 @@ func (r *round) run() {
 		}
 	}
 	switch {
-	case len(open) == 0 || joining:
+	case len(open) == 0:
+	case joining:
+		r.progress(open) // nothing ends meanwhile: the quarantine is about to have another reason
 	case r.allResolved(open):
 		r.end(open, v1alpha1.UnQuarantined, ReasonResolved, "The problem is over.")
 	case r.node == nil:
 		r.end(open, v1alpha1.QuarantineCancelled, ReasonNodeGone, "The node was deleted.")
+	case len(r.uncordoned(open)) > 0 && r.node.Spec.Cordoned:
+		r.end(r.uncordoned(open), v1alpha1.QuarantineCancelled, ReasonTaken, "Somebody else has taken the cordon of the node over: Ebb does not lift it any more.")
 	case len(r.uncordoned(open)) > 0:
 		r.end(r.uncordoned(open), v1alpha1.QuarantineCancelled, ReasonUncordoned, "A person uncordoned the node.")
 	default:
@@ -327,6 +371,9 @@ func (r *round) quarantine() (joining bool) {
 		}
 		waiting = append(waiting, e)
 	}
+	if (joining || len(waiting) > 0) && !r.node.Spec.Cordoned {
+		r.shared.take(r.name) // from the first step on, so that the events of nodes that will wait are written once
+	}
 	if len(waiting) == 0 {
 		return joining
 	}
@@ -338,31 +385,34 @@ func (r *round) quarantine() (joining bool) {
 		return true
 	}
 	if !r.node.Spec.Cordoned {
-		r.shared.room--
 		owners = nil
 	}
 	var adds []string
 	for _, e := range waiting {
-		if owners != nil && r.owners[string(e.UID)] {
+		switch {
+		case owners != nil && r.owners[string(e.UID)]:
 			r.admit(e, v1alpha1.Quarantined)
-			continue
+			joining = true
+		case len(owners)+len(adds) >= maxOwners:
+			r.wait(e, WaitProblems, fmt.Sprintf("Node %s is quarantined for %d other problems. The event joins them when some of those are over.", r.name, maxOwners))
+		default:
+			adds = append(adds, string(e.UID))
 		}
-		adds = append(adds, string(e.UID))
 	}
 	if len(adds) > 0 {
 		next := r.node.DeepCopy()
 		next.Spec.Cordoned = true
 		v1alpha1.SetCordonOwners(next, append(slices.Clone(owners), adds...))
-		r.steps = append(r.steps, Step{Action: ActionQuarantine, Event: waiting[0], Node: next, Before: r.node})
+		r.steps = append(r.steps, Step{Action: ActionQuarantine, Event: r.byUID[adds[0]], Node: next, Before: r.node})
 	}
-	return true
+	return joining || len(adds) > 0
 }
 
 func (r *round) limitMessage() string {
 	if r.shared.full != "" {
 		return r.shared.full
 	}
-	names := r.cordoned()
+	names := slices.Sorted(slices.Values(append(r.cordoned(), r.shared.taken...)))
 	more := ""
 	if len(names) > 5 {
 		more, names = fmt.Sprintf(" and %d more", len(names)-5), names[:5]
@@ -387,8 +437,20 @@ func (r *round) admit(e *v1alpha1.HealthEvent, status v1alpha1.QuarantineStatus)
 			r.follow(e, leader)
 		default:
 			r.lead(e)
+			r.nameAtOnce(e)
 		}
 	})
+}
+
+// nameAtOnce names the Drain of an event with the write that admits it, if that is all that comes before it: the pods of a sick node wait for no
+// write that could be saved.
+func (r *round) nameAtOnce(e *v1alpha1.HealthEvent) {
+	if r.Config.CustomDrain != nil || r.name == r.Leader {
+		return
+	}
+	if t := r.nameDrain(e, 1); t.step != nil {
+		e.Status.Drain = t.step.Event.Status.Drain
+	}
 }
 
 // lead makes an event the one that a drain is made for.

@@ -233,6 +233,23 @@ func TestAHealthyEventCancelsUntilStopping(t *testing.T) {
 	}
 }
 
+func TestAPersonWhoCordonsAQuarantinedNodeKeepsItCordoned(t *testing.T) {
+	s := newStore(3).custom()
+	s.send("e1", nil)
+	s.settle()
+	v1alpha1.AddCordonOwner(s.nodes["n2"], v1alpha1.CordonPerson)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	s.send("h1", healthy)
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	s.is(t, "e1", v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+	if n := s.nodes["n2"]; !n.Spec.Cordoned || len(v1alpha1.CordonOwners(n)) > 0 {
+		t.Errorf("cordoned %t by %q", n.Spec.Cordoned, v1alpha1.CordonOwners(n))
+	}
+}
+
 func TestADrainThatIsStoppingIsWaitedFor(t *testing.T) {
 	s := newStore(3)
 	s.send("e1", nil)
@@ -389,6 +406,68 @@ func TestANodeCordonedByOthersIsDrainedAndNeverUncordoned(t *testing.T) {
 	if s.events["e1"].Status.ClosedAt == nil {
 		t.Error("not closed")
 	}
+}
+
+func TestADrainGoesOnWhileAnotherEventCannotJoin(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", nil)
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+	s.endDrain(v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	for range 10 {
+		for _, step := range health.Next(s.world()) {
+			if step.Action != health.ActionQuarantine { // which the API refuses
+				s.take(step)
+			}
+		}
+	}
+	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
+}
+
+func TestOnlySoManyEventsOwnACordon(t *testing.T) {
+	s := newStore(3)
+	for i := range 700 {
+		s.send(fmt.Sprintf("e%03d", i), func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = fmt.Sprintf("check%d", i) })
+	}
+	s.settle()
+	if owners := v1alpha1.CordonOwners(s.nodes["n2"]); len(owners) != 500 {
+		t.Errorf("%d owners", len(owners))
+	}
+	s.is(t, "e699", "", "", health.WaitProblems)
+	for i := range 500 {
+		s.send(fmt.Sprintf("h%03d", i), func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.CheckName = fmt.Sprintf("check%d", i) })
+	}
+	s.settle()
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.settle()
+	if e := s.events["e699"]; e.Status.NodeQuarantined != quarantined {
+		t.Errorf("the last event is %+v", e.Status)
+	}
+}
+
+func TestACordonThatSomebodyTookOverIsNotCalledAnUncordon(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", func(e *v1alpha1.HealthEvent) { e.Spec.DrainOverrides = &v1alpha1.Overrides{Skip: true} })
+	s.settle()
+	v1alpha1.SetCordonOwners(s.nodes["n2"], nil)
+	s.settle()
+	if e := s.events["e1"]; e.Status.NodeQuarantined != v1alpha1.QuarantineCancelled || e.Status.ClosedAt == nil || !strings.Contains(fmt.Sprint(e.Status.Conditions), health.ReasonTaken) {
+		t.Errorf("the event is %+v", e.Status)
+	}
+}
+
+func TestTheCoordinatorResignsAgainAfterItsDrainWasRefused(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", nil)
+	s.settle()
+	s.leader = "n2" // its Drain was created, and the coordinator died
+	s.endDrain(v1alpha1.DrainFailed, v1alpha1.ReasonTargetIsCoordinator)
+	s.settle()
+	if d := s.events["e1"].Status.Drain; s.leader == "n2" || d.Number != 2 || d.UID == "" {
+		t.Errorf("%s leads, and the drain is %+v", s.leader, d)
+	}
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
 }
 
 func TestTheCoordinatorsNodeResignsFirst(t *testing.T) {
@@ -891,4 +970,31 @@ func TestEventsThatWaitAtTheLimitAreNotWrittenForEveryCordon(t *testing.T) {
 		t.Error("written again")
 	}
 	s.is(t, "e10", "", "", health.WaitLimit)
+}
+
+// A thousand events for a hundred nodes: those that have to wait are written once, and name the nodes that are about to be cordoned.
+func TestEventsBeyondTheLimitAreWrittenOnce(t *testing.T) {
+	s := newStore(100)
+	s.config.Quarantine.MaxShare = 10
+	for i := range 1000 {
+		s.send(fmt.Sprintf("e%03d", i), func(e *v1alpha1.HealthEvent) {
+			e.Spec.NodeName, e.Spec.CheckName = fmt.Sprintf("n%d", 2+i%99), fmt.Sprintf("check%d", i/99)
+		})
+	}
+	taken := map[health.Action]int{}
+	for _, action := range s.settle() {
+		taken[action]++
+	}
+	admitted := 0
+	for _, e := range s.events {
+		if e.Status.NodeQuarantined != "" {
+			admitted++
+		}
+	}
+	if taken[health.ActionHold] != admitted || taken[health.ActionAdmit] != admitted || taken[health.ActionQuarantine] != 10 {
+		t.Errorf("%d events were admitted to 10 nodes, with these steps: %v", admitted, taken)
+	}
+	if most := len(s.events) - admitted + 10*3; taken[health.ActionWait] > most {
+		t.Errorf("%d events wait, with these steps: %v", len(s.events)-admitted, taken)
+	}
 }

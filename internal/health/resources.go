@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -25,6 +26,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/health/render"
+	"github.com/ebb-dev/ebb/internal/lease"
 )
 
 // Wait is why something cannot be done now, as the reason and the message of the condition Handled.
@@ -502,20 +504,25 @@ func (r *Resources) Pods(ctx context.Context, node string, config *drainconfig.C
 	if err != nil {
 		return nil, &Wait{WaitPods, fmt.Sprintf("Could not list the pods on node %s: %v. The coordinator needs to list pods in all namespaces.", node, err)}
 	}
+	snapshot.Namespaces = PodsByNamespace(list.Items, config)
+	return snapshot, nil
+}
+
+// PodsByNamespace are the names of the pods that a drain has to move, sorted. Ebb's own stay: whoever evicts the sensor of a guard takes the
+// cordon of its node over.
+func PodsByNamespace(pods []unstructured.Unstructured, config *drainconfig.Config) []v1alpha1.PodsOfNamespace {
 	names := map[string][]string{}
-	for i := range list.Items {
-		if pod := &list.Items[i]; moves(pod) && !config.SystemNamespaces.MatchString(pod.GetNamespace()) {
-			names[pod.GetNamespace()] = append(names[pod.GetNamespace()], pod.GetName())
+	for i := range pods {
+		pod := &pods[i]
+		if namespace := pod.GetNamespace(); moves(pod) && !config.IsSystem(namespace) && namespace != lease.Namespace {
+			names[namespace] = append(names[namespace], pod.GetName())
 		}
 	}
-	for namespace, list := range names {
-		slices.Sort(list)
-		snapshot.Namespaces = append(snapshot.Namespaces, v1alpha1.PodsOfNamespace{Namespace: namespace, Names: list})
+	var list []v1alpha1.PodsOfNamespace
+	for _, namespace := range slices.Sorted(maps.Keys(names)) {
+		list = append(list, v1alpha1.PodsOfNamespace{Namespace: namespace, Names: slices.Sorted(slices.Values(names[namespace]))})
 	}
-	slices.SortFunc(snapshot.Namespaces, func(a, b v1alpha1.PodsOfNamespace) int {
-		return slices.Compare([]string{a.Namespace}, []string{b.Namespace})
-	})
-	return snapshot, nil
+	return list
 }
 
 // moves reports whether a drain has to move a pod: not one of a DaemonSet, a static one or a finished one.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -232,5 +234,37 @@ func TestACoordinatorWithoutTheRightIsBlocked(t *testing.T) {
 	_, err := r.Create(r.ctx, resourceEvent(""))
 	if err == nil || !strings.Contains(err.Error(), "The coordinator may not read and write DrainRequest in namespace default") || errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestWhichPodsAreGivenToAnotherScheduler(t *testing.T) {
+	pod := func(namespace, name string, change ...func(*unstructured.Unstructured)) unstructured.Unstructured {
+		u := unstructured.Unstructured{Object: map[string]any{}}
+		u.SetNamespace(namespace)
+		u.SetName(name)
+		for _, f := range change {
+			f(&u)
+		}
+		return u
+	}
+	phase := func(phase string) func(*unstructured.Unstructured) {
+		return func(u *unstructured.Unstructured) { u.Object["status"] = map[string]any{"phase": phase} }
+	}
+	owned := func(kind string) func(*unstructured.Unstructured) {
+		return func(u *unstructured.Unstructured) {
+			u.SetOwnerReferences([]metav1.OwnerReference{{Kind: kind, Name: "o"}})
+		}
+	}
+	static := func(u *unstructured.Unstructured) {
+		u.SetAnnotations(map[string]string{corev1.MirrorPodAnnotationKey: "x"})
+	}
+	got := health.PodsByNamespace([]unstructured.Unstructured{
+		pod("team", "b"), pod("team", "a", owned("ReplicaSet")), pod("jobs", "c", phase("Running")),
+		pod("jobs", "done", phase("Succeeded")), pod("jobs", "failed", phase("Failed")), pod("team", "agent", owned("DaemonSet")), pod("team", "static", static),
+		pod("kube-system", "dns"), pod("ebb-system", "ebb-guard-n1", owned("Node")), pod("ebb-system", "ebb-guard--sensor-n1"),
+	}, drainconfig.Default())
+	want := []v1alpha1.PodsOfNamespace{{Namespace: "jobs", Names: []string{"c"}}, {Namespace: "team", Names: []string{"a", "b"}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -31,6 +31,7 @@ const (
 	ruleEnd       simRule = "in the end everything is handled and nothing is left"
 	ruleIntent    simRule = "what is created was recorded before"
 	ruleAttempt   simRule = "an event has one custom resource alive at a time"
+	ruleTrueWait  simRule = "a wait for a successor ends when there is one"
 	ruleOldCancel simRule = "a healthy event ends only older problems of its check"
 )
 
@@ -95,12 +96,24 @@ func (p *play) coordinate(bound *simtest.Play, times int) {
 			p.judgeStore(p.wrong)
 			if !alive {
 				p.referee.Count("crashes")
-				if p.leader = p.pick(len(p.nodes)); p.dead[p.leader] {
-					p.leader = "nobody"
-				}
+				p.elect()
 				break
 			}
 		}
+	}
+}
+
+// elect makes a node the coordinator after the last one died: often one that was about to be drained, whose Drain is refused then.
+func (p *play) elect() {
+	p.leader = p.pick(len(p.nodes))
+	for _, name := range slices.Sorted(maps.Keys(p.drains)) {
+		if d := p.drains[name]; !d.Status.Phase.Final() && d.Status.StartedAt == nil && p.chance(0.3) {
+			p.leader = d.Spec.NodeName
+			p.drain()
+		}
+	}
+	if p.dead[p.leader] {
+		p.leader = "nobody"
 	}
 }
 
@@ -273,6 +286,16 @@ func (p *play) judge(step health.Step, wrong broken) {
 		p.judgeCreate(step.Event, wrong)
 	case health.ActionFinish:
 		p.judgeFinish(step.Event, wrong)
+	case health.ActionWait:
+		alive := 0
+		for name := range p.nodes {
+			if !p.seenDead[name] {
+				alive++
+			}
+		}
+		if c := meta.FindStatusCondition(step.Event.Status.Conditions, v1alpha1.HealthEventHandled); c.Reason == health.WaitNoSuccessor && alive > 1 {
+			p.referee.Breach(ruleTrueWait, "%s: %d nodes run", step.Event.Name, alive)
+		}
 	case health.ActionCancelDrain, health.ActionClose:
 		p.judgeCancel(step, wrong)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/health"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -44,7 +45,11 @@ type store struct {
 	unread map[string]health.Wait // resources that cannot be read, by name
 	work   map[string]string      // what is left on nodes that do not run
 	noPods bool                   // pods cannot be listed
-	left   map[string]bool        // events that are left alone until the next turn, by UID
+	kube   bool                   // nodes are core Nodes, and Drains move their pods unless there is a custom drain
+	core   map[string]bool        // nodes that are core Nodes only
+	// coreGone are the nodes whose core Node was deleted under a process that runs.
+	coreGone map[string]bool
+	left     map[string]bool // events that are left alone until the next turn, by UID
 
 	// crash ends the coordinator at a point: it returns whether the process dies there.
 	crash func(point string) bool
@@ -99,8 +104,9 @@ func (s *store) world() health.World {
 		Now: s.now, Leader: s.leader, Fleet: fleet.New(), Config: s.config, Rules: s.rules, Definition: s.definition, Resources: map[string]*unstructured.Unstructured{},
 		Unread: map[string]health.Wait{}, Work: maps.Clone(s.work),
 	}
+	w.Pods, w.Core, w.CoreOnly = s.kube && s.config.CustomDrain == nil, map[string]bool{}, maps.Clone(s.core)
 	for name, n := range s.nodes {
-		w.Nodes[name] = n.DeepCopy()
+		w.Nodes[name], w.Core[name] = n.DeepCopy(), n.Annotations[kube.CoreUIDAnnotation] != "" && !s.coreGone[name]
 		rec := lease.Record{Node: name, Epoch: n.Status.Epoch}
 		if !s.dead[name] {
 			rec.Holder = name
@@ -226,7 +232,7 @@ func (s *store) takeForEvent(step health.Step) bool {
 		if s.crash("between-delete-cr") {
 			return false
 		}
-	case health.ActionStartDrain:
+	case health.ActionStartDrain, health.ActionEvictImmediate, health.ActionEvictWithTimeout, health.ActionCheckCompletion:
 		d := s.drains[step.Drain.Name]
 		if d == nil {
 			d = step.Drain.DeepCopy()

@@ -1,11 +1,14 @@
 package health_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/health"
@@ -61,5 +64,58 @@ func TestMetricsAreNamedAsDocumented(t *testing.T) {
 	health.NewMetrics(r)
 	if n, err := testutil.GatherAndCount(r, "ebb_health_event_to_quarantine_seconds", "ebb_health_event_to_first_eviction_seconds", "ebb_health_event_to_drained_seconds"); err != nil || n != 3 {
 		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// A Drain that moves pods is created long before a pod is evicted, if it waits for its turn or for budgets.
+func TestTheFirstEvictionIsThatOfAPod(t *testing.T) {
+	at := time.Date(2026, 11, 18, 12, 0, 0, 0, time.UTC)
+	before := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(at)}}
+	begun := before.DeepCopy()
+	begun.Status.Drain = &v1alpha1.HealthDrain{Name: "d", UID: "uid-d"}
+	ended := begun.DeepCopy()
+	ended.Status.Drain.Phase = v1alpha1.DrainComplete
+	resource := begun.DeepCopy()
+	resource.Status.CustomResource = &v1alpha1.CustomResource{UID: "uid-r"}
+	d := &v1alpha1.Drain{}
+	d.Status.Pods = &v1alpha1.PodsStatus{FirstEvictionAt: &metav1.MicroTime{Time: at.Add(7 * time.Second)}}
+	for name, c := range map[string]struct {
+		pods bool
+		see  func(m *health.Metrics, pods bool)
+		want string
+	}{
+		"pods": {true, func(m *health.Metrics, pods bool) {
+			m.See(before, begun, pods, nil, at.Add(time.Second))
+			m.See(begun, ended, pods, d, at.Add(time.Minute))
+		}, "7"},
+		"no pod was there": {true, func(m *health.Metrics, pods bool) {
+			m.See(before, begun, pods, nil, at.Add(time.Second))
+			m.See(begun, ended, pods, &v1alpha1.Drain{}, at.Add(time.Minute))
+		}, ""},
+		"a home without pods": {false, func(m *health.Metrics, pods bool) {
+			m.See(before, begun, pods, nil, at.Add(time.Second))
+			m.See(begun, ended, pods, &v1alpha1.Drain{}, at.Add(time.Minute))
+		}, "1"},
+		"a custom resource": {false, func(m *health.Metrics, pods bool) { m.See(before, resource, pods, nil, at.Add(2*time.Second)) }, "2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := prometheus.NewPedanticRegistry()
+			c.see(health.NewMetrics(r), c.pods)
+			families, err := r.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, f := range families {
+				if f.GetName() == "ebb_health_event_to_first_eviction_seconds" {
+					if h := f.GetMetric()[0].GetHistogram(); h.GetSampleCount() > 0 {
+						got = fmt.Sprint(h.GetSampleSum())
+					}
+				}
+			}
+			if got != c.want {
+				t.Errorf("measured %q s, want %q", got, c.want)
+			}
+		})
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
-	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/shortname"
 )
 
@@ -162,7 +161,7 @@ var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUn
 
 // advance takes the next step of a drain that runs.
 func (r *round) advance(e *v1alpha1.HealthEvent) {
-	if started := e.Status.Drain != nil && e.Status.Drain.UID != ""; r.name == r.Leader && !started && r.successor() {
+	if r.name == r.Leader && !r.started(e) && r.successor() {
 		// A sick machine does not coordinate: the next coordinator goes on.
 		r.steps = append(r.steps, Step{Action: ActionResign, Event: e})
 		return
@@ -193,6 +192,31 @@ func (r *round) advance(e *v1alpha1.HealthEvent) {
 	default:
 		r.wait(e, own.reason, own.message)
 	}
+}
+
+// started reports whether Ebb's own Drain of an event has begun to move work, or needs no other one. One that waits, or that was refused,
+// may be that of the coordinator's own node.
+func (r *round) started(e *v1alpha1.HealthEvent) bool {
+	switch d := e.Status.Drain; {
+	case d == nil || d.UID == "":
+		return false
+	case d.Phase != "":
+		return !r.again(d)
+	default:
+		object := r.drainByUID(d.UID)
+		return object == nil || object.Status.StartedAt != nil || object.Status.Phase.Final()
+	}
+}
+
+// again reports whether a Drain that has ended is followed by another one: it was refused, or it did not move the work of a node that runs.
+func (r *round) again(d *v1alpha1.HealthDrain) bool {
+	switch d.Phase {
+	case v1alpha1.DrainComplete:
+		return (d.Outcome == DrainNotRunning || d.Outcome == DrainPodsAlone) && r.Live(r.name)
+	case v1alpha1.DrainCancelled:
+		return d.Outcome == v1alpha1.ReasonLoneSurvivor
+	}
+	return true
 }
 
 func (r *round) fail(e *v1alpha1.HealthEvent, why string) {
@@ -423,16 +447,14 @@ func (r *round) own(e *v1alpha1.HealthEvent) track {
 		return r.startDrain(e)
 	case d.Phase == "":
 		return r.watchDrain(e)
-	case d.Phase == v1alpha1.DrainComplete && (d.Outcome == DrainNotRunning || d.Outcome == DrainPodsAlone) && r.Live(r.name):
-		return r.nameDrain(e, d.Number+1) // it was started again meanwhile
+	case r.again(d):
+		return r.nameDrain(e, d.Number+1)
 	case d.Phase == v1alpha1.DrainComplete && !r.Leases[r.name].Held() && r.Work[r.name] != "":
 		return r.awaitWork() // its Drain was about the pods alone
 	case d.Phase == v1alpha1.DrainComplete:
 		return track{done: true}
-	case d.Phase == v1alpha1.DrainCancelled && d.Outcome != v1alpha1.ReasonLoneSurvivor:
-		return track{cancelled: true}
 	}
-	return r.nameDrain(e, d.Number+1) // it was refused
+	return track{cancelled: true}
 }
 
 // nameDrain records which Drain is created next, as soon as one would be accepted.
@@ -441,7 +463,7 @@ func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
 	switch {
 	case !lease.Held() && r.hasPods():
 		// Its Drain moves the pods alone, without the slot.
-	case !lease.Held() && lease.Epoch == 0:
+	case !lease.Held() && lease.Epoch == 0 && !r.CoreOnly[r.name]:
 		return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s has not joined yet, so that it cannot be drained: start it, or delete it.", r.name)}
 	case !lease.Held() && r.Work[r.name] != "":
 		return r.awaitWork()
@@ -449,10 +471,9 @@ func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
 		return stepOf(ActionNameDrain, e, func(e *v1alpha1.HealthEvent) {
 			e.Status.Drain = &v1alpha1.HealthDrain{Number: number, Outcome: DrainNotRunning, Phase: v1alpha1.DrainComplete}
 		})
-	case r.liveNodes() < 2:
-		return track{reason: WaitSingle, message: fmt.Sprintf("Node %s is the only one that runs: its work cannot move. Start another node.", r.name)}
-	case r.name == r.Leader:
-		return track{reason: WaitNoSuccessor, message: fmt.Sprintf("Node %s is the coordinator, and no other node can take over: none is Alive, Ready and not being drained.", r.name)}
+	case r.stuck() != nil && (!r.hasPods() || e.Status.Drain != nil && e.Status.Drain.Phase == v1alpha1.DrainFailed):
+		// Its Drain would be refused. One that moves pods waits, and its pods leave.
+		return *r.stuck()
 	}
 	name := shortname.Fit(fmt.Sprintf("health-%s-%s", r.name, e.UID), maxName)
 	if number > 1 {
@@ -461,19 +482,31 @@ func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
 	return stepOf(ActionNameDrain, e, func(e *v1alpha1.HealthEvent) { e.Status.Drain = &v1alpha1.HealthDrain{Name: name, Number: number} })
 }
 
+// stuck is why the work of the node cannot move now, or nil.
+func (r *round) stuck() *track {
+	switch {
+	case r.liveNodes() < 2:
+		return &track{reason: WaitSingle, message: fmt.Sprintf("Node %s is the only one that runs: its work cannot move. Start another node.", r.name)}
+	case r.name == r.Leader:
+		return &track{reason: WaitNoSuccessor, message: fmt.Sprintf("Node %s is the coordinator, and no other node can take over: none is Alive, Ready and not being drained.", r.name)}
+	}
+	return nil
+}
+
 // awaitWork waits for work of Ebb that is left on a node that does not run.
 func (r *round) awaitWork() track {
 	return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s does not run, and %s is left on it. The drain goes on when that has moved, or when the node runs again.", r.name, r.Work[r.name])}
 }
 
 // hasPods reports whether the node is a core Node, from which a Drain moves the pods also if no process of Ebb runs there.
-func (r *round) hasPods() bool {
-	n := r.Nodes[r.name]
-	return r.Pods && n != nil && n.Annotations[kube.CoreUIDAnnotation] != ""
-}
+func (r *round) hasPods() bool { return r.Pods && r.Core[r.name] }
 
 func (r *round) startDrain(e *v1alpha1.HealthEvent) track {
-	t := stepOf(ActionStartDrain, e, func(e *v1alpha1.HealthEvent) {})
+	action := ActionStartDrain
+	if r.hasPods() {
+		action = evictAction(r.Config)
+	}
+	t := stepOf(action, e, func(e *v1alpha1.HealthEvent) {})
 	t.step.Drain = &v1alpha1.Drain{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: e.Status.Drain.Name, Annotations: map[string]string{v1alpha1.HealthEventAnnotation: string(e.UID)},
@@ -483,6 +516,9 @@ func (r *round) startDrain(e *v1alpha1.HealthEvent) track {
 	if r.Pods { // their time counts from the event
 		t.step.Drain.Spec.RequestedAt = new(e.CreationTimestamp)
 	}
+	if r.hasPods() { // what moves them holds the Drain first: this saves a write
+		t.step.Drain.Finalizers = []string{v1alpha1.DrainFinalizer}
+	}
 	return t
 }
 
@@ -490,6 +526,12 @@ func (r *round) watchDrain(e *v1alpha1.HealthEvent) track {
 	d := r.drainByUID(e.Status.Drain.UID)
 	if d == nil || d.Status.Phase.Final() {
 		return stepOf(ActionEndDrain, e, func(e *v1alpha1.HealthEvent) { recordDrain(e, d) })
+	}
+	if t := r.stuck(); t != nil && d.Status.StartedAt == nil && r.Leases[r.name].Held() {
+		if r.hasPods() {
+			t.message += " Its pods leave meanwhile."
+		}
+		return *t
 	}
 	if d.Status.StartedAt == nil {
 		return track{reason: WaitQueue, message: fmt.Sprintf("Drain %s is queued: one node is drained at a time.", d.Name)}

@@ -19,13 +19,16 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kube"
 )
 
 // World is the input of a decision, read at one time.
@@ -36,6 +39,10 @@ type World struct {
 	Leader string
 	// Fleet has the nodes, their leases and the slot.
 	fleet.Fleet
+	// Core has the names of all core Nodes.
+	Core map[string]bool
+	// CoreOnly are the nodes of Fleet that are no nodes of Ebb's: core Nodes on which no process of Ebb ever ran. They have no Ebb work.
+	CoreOnly map[string]bool
 	// Events are all reports.
 	Events []*v1alpha1.HealthEvent
 	// Drains are all drains.
@@ -56,6 +63,21 @@ type World struct {
 	Distrusted bool
 	// Work is what is left of Ebb's own work, in words, on nodes that do not run and have a drain. Empty is none.
 	Work map[string]string
+}
+
+// addCore adds core Nodes that Ebb has no Node of to the fleet, so that they can be sick like any other and count in the share.
+func (w *World) addCore(nodes map[string]*corev1.Node) {
+	w.Core, w.CoreOnly = map[string]bool{}, map[string]bool{}
+	for name, core := range nodes {
+		w.Core[name] = true
+		if w.Nodes[name] != nil {
+			continue
+		}
+		n := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{kube.CoreUIDAnnotation: string(core.UID)}}}
+		n.Spec.Cordoned = cordon.Is(core)
+		v1alpha1.SetCordonOwners(n, v1alpha1.CordonOwners(core))
+		w.Nodes[name], w.CoreOnly[name] = n, true
+	}
 }
 
 // Definition says whether custom resources can be created.

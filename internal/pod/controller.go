@@ -56,6 +56,8 @@ type Controller struct {
 	budgets *budgetWatch
 	term    context.Context // ends with the term
 	places  chan struct{}   // one for each request that may be under way
+	turns   chan struct{}   // one for each drain that may begin at once
+	clock   *serverClock
 	running sync.WaitGroup
 
 	mu      sync.Mutex
@@ -73,12 +75,15 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	// Core types speak protobuf. The limit is this client's own, so that evictions delay nothing else.
 	cfg.ContentType, cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	cfg.QPS, cfg.Burst = float32(c.Limits.PerSecond), c.Limits.PerSecond
+	c.clock = newServerClock()
+	cfg.Wrap(c.clock.watch)
 	var err error
 	if c.kube, err = kubernetes.NewForConfig(cfg); err != nil {
 		return fmt.Errorf("client of evictions: %w", err)
 	}
 	term, end := context.WithCancel(context.Background())
 	c.term, c.places, c.workers = term, make(chan struct{}, c.Limits.Parallel), map[types.UID]*nodeWorker{}
+	c.turns = make(chan struct{}, beginAtOnce)
 	c.budgets = &budgetWatch{kube: c.kube, changed: c.wakeNamespace}
 	stop := manager.RunnableFunc(func(ctx context.Context) error {
 		<-ctx.Done()
@@ -135,6 +140,7 @@ func (c *Controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		w.See(d)
 		return ctrl.Result{}, nil
 	}
+	c.replaced(d)
 	if d.Status.Phase.Final() || !d.WantsPods() || c.term.Err() != nil {
 		return ctrl.Result{}, nil
 	}
@@ -159,6 +165,15 @@ func (c *Controller) gone(name string) {
 	defer c.mu.Unlock()
 	for uid, w := range c.workers {
 		if d, _ := w.Newest(); d.Name == name {
+			w.Delete(uid)
+		}
+	}
+}
+
+// replaced ends the worker of a drain that was deleted and has been made again under its name. The caller holds mu.
+func (c *Controller) replaced(by *v1alpha1.Drain) {
+	for uid, w := range c.workers {
+		if d, _ := w.Newest(); d.Name == by.Name && uid != by.UID {
 			w.Delete(uid)
 		}
 	}
@@ -204,11 +219,13 @@ func (c *Controller) limited(ctx context.Context, send func() error) error {
 	return send()
 }
 
-// checkTermRecently checks the term, or relies on a check that is a moment old.
+// checkTermRecently checks the term, or relies on a check that was a moment old when the caller asked. Whoever asks during a check gets its
+// answer: if each made its own, one after another, a slow API server would make everybody wait for all of them.
 func (c *Controller) checkTermRecently(ctx context.Context) error {
+	asked := time.Now()
 	c.checking.Lock()
 	defer c.checking.Unlock()
-	if time.Since(c.checked) < termFresh {
+	if asked.Sub(c.checked) < termFresh {
 		return nil
 	}
 	began := time.Now()

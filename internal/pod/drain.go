@@ -52,9 +52,11 @@ func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, er
 func remaining(d *v1alpha1.Drain) drain.Remaining {
 	st := d.Status.Pods
 	switch {
+	case st != nil && st.StartedAt == nil && len(st.Blockers) > 0:
+		return drain.Remaining{Count: 1, Blockers: drainBlockers(st.Blockers)}
 	case st == nil || st.StartedAt == nil:
 		return drain.Remaining{Count: 1, Blockers: []v1alpha1.Blocker{{
-			Kind: "Node", Name: d.Spec.NodeName, Reason: "PodsNotListed",
+			Kind: "Node", Name: d.Spec.NodeName, Reason: WaitsList,
 			Remedy: fmt.Sprintf("the coordinator lists the pods of node %s when it is cordoned; if this lasts, check its log", d.Spec.NodeName),
 		}}}
 	case st.FinishedAt != nil:

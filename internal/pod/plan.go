@@ -16,8 +16,11 @@ import (
 
 // Snapshot is the input of a decision about the pods of one node, read at one time.
 type Snapshot struct {
-	// Now is the coordinator's wall clock. It decides only about deadlines.
+	// Now is the coordinator's clock, which counts how long ago something was tried.
 	Now time.Time
+	// Server is what the API server's clock shows at least; zero if that is unknown. Deadlines and ends of grace periods are times of that
+	// clock, and none of them has passed while it is unknown.
+	Server time.Time
 	// Node that drains, and whether its core Node was deleted.
 	Node     string
 	NodeGone bool
@@ -37,6 +40,17 @@ type Snapshot struct {
 	// Arrived are pods that came after the node was cordoned and its pods were listed.
 	Arrived map[types.UID]bool
 }
+
+// time is the API server's clock if it is known, for times that are recorded.
+func (s Snapshot) time() time.Time {
+	if s.Server.IsZero() {
+		return s.Now
+	}
+	return s.Server
+}
+
+// reached reports whether a time of the API server's clock has come.
+func (s Snapshot) reached(at time.Time) bool { return !s.Server.IsZero() && !s.Server.Before(at) }
 
 // Attempt is one request that was sent for a pod.
 type Attempt struct {
@@ -97,6 +111,12 @@ const (
 	WaitsCameBack = "CameBack"
 	// WaitsFailed: the API refused for another reason.
 	WaitsFailed = "EvictionFailed"
+	// WaitsList: the pods or their budgets are not listed yet.
+	WaitsList = "PodsNotListed"
+	// WaitsCordon: the API does not let the node be cordoned.
+	WaitsCordon = "CordonRefused"
+	// WaitsBegin: many drains were requested at once, and this one is not among the first that begin.
+	WaitsBegin = "DrainsBeginning"
 	// WaitsWork: the pods have left, and work of Ebb is left on a node on which no process of Ebb ran.
 	WaitsWork = "WorkOfEbb"
 	// WaitsNodeGone: the node was deleted, and Kubernetes deletes its pods.
@@ -136,6 +156,9 @@ func (p Plan) Remaining() int64 {
 	}
 	return n
 }
+
+// lookAgain is when a decision is repeated that needs the API server's clock.
+const lookAgain = time.Second
 
 // order of the modes.
 var order = map[drainconfig.Mode]int{drainconfig.Immediate: 0, drainconfig.DeleteAfterTimeout: 1, drainconfig.AllowCompletion: 2}
@@ -180,6 +203,15 @@ func (e *evaluation) again(at time.Time) {
 	}
 }
 
+// againAt asks for another decision at a time of the API server's clock. While that is unknown, an answer of the API server makes it known.
+func (e *evaluation) againAt(at time.Time) {
+	if e.Server.IsZero() {
+		e.again(e.Now.Add(lookAgain))
+		return
+	}
+	e.again(e.Now.Add(at.Sub(e.Server)))
+}
+
 func (e *evaluation) budgets(p *Pod) []*Budget {
 	var list []*Budget
 	for _, b := range e.Budgets {
@@ -203,7 +235,7 @@ func (e *evaluation) stays(p *Pod) string {
 		return StaysStatic
 	case p.Phase == corev1.PodSucceeded || p.Phase == corev1.PodFailed:
 		return StaysFinished
-	case !p.Deleted.IsZero() && !e.Now.Before(p.Deleted.Add(e.TerminatingFor)):
+	case !p.Deleted.IsZero() && e.reached(p.Deleted.Add(e.TerminatingFor)):
 		return StaysStuck
 	}
 	return ""
@@ -238,24 +270,24 @@ func (e *evaluation) decide(p *Pod) Action {
 		return e.evict(p)
 	}
 	deadline := e.Requested.Add(e.Config.DeleteAfterTimeout)
-	if !e.Now.Before(deadline) {
+	if e.reached(deadline) {
 		return Action{Verb: Delete, Grace: max(1, p.Grace), Deadline: deadline}
 	}
 	a := e.evict(p)
 	a.Deadline = deadline
 	if a.Verb == Wait {
-		e.again(deadline)
+		e.againAt(deadline)
 	}
 	return a
 }
 
 // terminating waits for a pod that somebody deleted.
 func (e *evaluation) terminating(p *Pod) Action {
-	if e.Now.Before(p.Deleted) {
-		e.again(p.Deleted)
+	if !e.reached(p.Deleted) {
+		e.againAt(p.Deleted)
 		return Action{Verb: Wait, Reason: WaitsEnd}
 	}
-	e.again(p.Deleted.Add(e.TerminatingFor))
+	e.againAt(p.Deleted.Add(e.TerminatingFor))
 	detail := "its kubelet has not removed it"
 	if len(p.Finalizers) > 0 {
 		detail = "finalizers keep it: " + strings.Join(slices.Sorted(slices.Values(p.Finalizers)), ", ")

@@ -55,7 +55,7 @@ func budget(name string, allowed int32, change ...func(*pod.Budget)) *pod.Budget
 
 func snapshot(pods []*pod.Pod, budgets ...*pod.Budget) pod.Snapshot {
 	return pod.Snapshot{
-		Now: now, Node: "n1", Pods: pods, Budgets: budgets, Config: config(), Requested: now.Add(-time.Minute), TerminatingFor: 5 * time.Minute,
+		Now: now, Server: now, Node: "n1", Pods: pods, Budgets: budgets, Config: config(), Requested: now.Add(-time.Minute), TerminatingFor: 5 * time.Minute,
 		Attempts: map[types.UID]pod.Attempt{}, Arrived: map[types.UID]bool{}, Unready: map[string][]string{},
 	}
 }
@@ -227,6 +227,9 @@ func referee(s pod.Snapshot, plan pod.Plan) string {
 			if a.Reason == "" {
 				return "nobody knows why " + p.Key() + " is not moved"
 			}
+			if a.Reason == pod.StaysStuck && (s.Server.IsZero() || s.Server.Before(p.Deleted.Add(s.TerminatingFor))) {
+				return "a pod is left behind before its time: " + p.Key()
+			}
 			continue
 		case s.Config.SystemNamespaces.MatchString(p.Namespace) || p.Namespace == "ebb-system":
 			return "a pod of the system is moved: " + p.Key()
@@ -235,7 +238,7 @@ func referee(s pod.Snapshot, plan pod.Plan) string {
 		case mode == drainconfig.AllowCompletion:
 			return "a pod is moved that may complete: " + p.Key()
 		}
-		expired := mode == drainconfig.DeleteAfterTimeout && !s.Now.Before(s.Requested.Add(s.Config.DeleteAfterTimeout))
+		expired := mode == drainconfig.DeleteAfterTimeout && !s.Server.IsZero() && !s.Server.Before(s.Requested.Add(s.Config.DeleteAfterTimeout))
 		if a.Verb == pod.Delete && (!expired || a.Grace < 1 || a.Grace < p.Grace) {
 			return fmt.Sprintf("%s is deleted, expired %t, with grace %d of %d", p.Key(), expired, a.Grace, p.Grace)
 		}
@@ -270,6 +273,11 @@ func drawSnapshot(t *rapid.T) pod.Snapshot {
 	s.Config.SystemNamespaces = rapid.SampledFrom([]*regexp.Regexp{s.Config.SystemNamespaces, regexp.MustCompile("^now$")}).Draw(t, "system")
 	s.Requested = now.Add(-time.Duration(rapid.IntRange(0, 20).Draw(t, "requested")) * time.Minute)
 	s.NodeGone = rapid.IntRange(0, 9).Draw(t, "gone") == 0
+	// The coordinator's clock may be wrong by hours, and that of the API server may be unknown.
+	s.Now = now.Add(time.Duration(rapid.IntRange(-180, 180).Draw(t, "skew")) * time.Minute)
+	if rapid.IntRange(0, 5).Draw(t, "unknown") == 0 {
+		s.Server = time.Time{}
+	}
 	for i := range rapid.IntRange(0, 12).Draw(t, "pods") {
 		name := rapid.SampledFrom(spaces).Draw(t, "space") + "/" + rapid.SampledFrom([]string{"a", "b"}).Draw(t, "app") + fmt.Sprint(i)
 		p := running(name)
@@ -316,6 +324,47 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		}
 		if referee(tc.s, plan) == "" {
 			t.Errorf("%s: the referee sees nothing", name)
+		}
+	}
+}
+
+// Each mode against budgets that allow, forbid and can never allow, and two budgets on one pod.
+func TestEachModeAgainstEachBudget(t *testing.T) {
+	never := func(b *pod.Budget) { b.Desired = b.Expected }
+	budgets := map[string][]*pod.Budget{
+		"none": nil, "allows": {budget("X/a", 1)}, "forbids": {budget("X/a", 0)}, "never": {budget("X/a", 0, never)}, "two": {budget("X/a", 1), budget("X/ab", 1)},
+	}
+	modes := map[string]struct {
+		namespace string
+		requested time.Duration
+	}{"Immediate": {"now", time.Hour}, "DeleteAfterTimeout": {"later", time.Minute}, "DeleteAfterTimeout, after it": {"later", 10 * time.Minute}, "AllowCompletion": {"else", time.Hour}}
+	waits := map[string]string{"none": "evict", "allows": "evict", "forbids": pod.WaitsBudget, "never": pod.WaitsNever, "two": pod.WaitsTwoBudgets}
+	for mode, m := range modes {
+		for name, list := range budgets {
+			p := running(m.namespace + "/a1")
+			var of []*pod.Budget
+			for _, b := range list {
+				copied := *b
+				copied.Namespace = m.namespace
+				of = append(of, &copied)
+			}
+			s := snapshot([]*pod.Pod{p}, of...)
+			s.Requested = now.Add(-m.requested)
+			want := waits[name]
+			switch mode {
+			case "DeleteAfterTimeout, after it":
+				want = "delete"
+			case "AllowCompletion":
+				want = pod.WaitsCompletion
+			}
+			a := pod.Evaluate(s).Actions[0]
+			got := string(a.Verb)
+			if a.Verb == pod.Wait {
+				got = a.Reason
+			}
+			if got != want || a.Verb == pod.Delete && a.Grace != p.Grace {
+				t.Errorf("%s, budget %s: %s with grace %d, want %s", mode, name, got, a.Grace, want)
+			}
 		}
 	}
 }

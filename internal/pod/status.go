@@ -57,7 +57,7 @@ func observe(d *v1alpha1.Drain, s Snapshot, plan Plan, sent []Action, first time
 		}
 		if !a.Pod.Deleted.IsZero() {
 			st.Terminating++
-			if a.Pod.Evicted { // also by a coordinator that died before it could write it down
+			if a.Pod.Evicted && len(st.EvictedPods) < maxNamed { // also by a coordinator that died before it could write it down
 				note(a.Pod, &st.Evicted)
 			}
 		}

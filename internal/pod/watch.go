@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -39,13 +40,63 @@ type podWatch struct {
 	store      toolscache.Store
 	controller toolscache.Controller
 
+	lists *listing
+
 	mu      sync.Mutex
 	arrived map[types.UID]bool // pods that came after the first list
 }
 
+// listing is how far a first list is: since when it is asked for, and why it failed the last time.
+type listing struct {
+	mu    sync.Mutex
+	since time.Time
+	err   error
+	fails func() // called when it failed for another reason than before
+}
+
+// trouble is what a first list waits for.
+type trouble struct {
+	since time.Time
+	err   error
+}
+
+// note takes note of an answer.
+func (l *listing) note(err error) error {
+	l.mu.Lock()
+	changed := err != nil && (l.err == nil || l.err.Error() != err.Error())
+	if err != nil {
+		l.err = err
+	}
+	l.mu.Unlock()
+	if changed {
+		l.fails()
+	}
+	return err
+}
+
+func (l *listing) trouble() trouble {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return trouble{l.since, l.err}
+}
+
+// noted makes a listing take note of all answers. The next success ends the trouble, since what waits for it looks at the list first.
+func noted(l *listing, lists *toolscache.ListWatch) *toolscache.ListWatch {
+	list, watches := lists.ListWithContextFunc, lists.WatchFuncWithContext
+	lists.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		all, err := list(ctx, o)
+		return all, l.note(err)
+	}
+	lists.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		w, err := watches(ctx, o)
+		return w, l.note(err)
+	}
+	return lists
+}
+
 // watchPods begins to watch the pods of a node, until ctx ends. changed is called after every change.
 func watchPods(ctx context.Context, kube kubernetes.Interface, node string, changed func()) *podWatch {
-	w := &podWatch{arrived: map[types.UID]bool{}}
+	w := &podWatch{arrived: map[types.UID]bool{}, lists: &listing{since: time.Now(), fails: changed}}
 	selector := fields.OneTermEqualSelector("spec.nodeName", node).String()
 	api := kube.CoreV1().Pods(metav1.NamespaceAll)
 	lists := &toolscache.ListWatch{
@@ -59,7 +110,7 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, node string, chan
 		},
 	}
 	w.store, w.controller = toolscache.NewInformerWithOptions(toolscache.InformerOptions{
-		ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(lists, kube), ObjectType: &corev1.Pod{}, Transform: reduce,
+		ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(noted(w.lists, lists), kube), ObjectType: &corev1.Pod{}, Transform: reduce,
 		Handler: toolscache.ResourceEventHandlerDetailedFuncs{
 			AddFunc: func(o any, first bool) {
 				if p, ok := o.(*Pod); ok && !first {
@@ -86,6 +137,8 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, node string, chan
 	}()
 	return w
 }
+
+func (w *podWatch) trouble() trouble { return w.lists.trouble() }
 
 func (w *podWatch) arrives(uid types.UID) {
 	w.mu.Lock()
@@ -154,13 +207,17 @@ type budgetWatch struct {
 	changed func(namespace string)
 
 	once       sync.Once
+	lists      *listing
 	store      toolscache.Indexer
 	controller toolscache.Controller
 }
 
+func (w *budgetWatch) trouble() trouble { return w.lists.trouble() }
+
 // start begins to watch budgets, until ctx ends, and returns whether all are known.
 func (w *budgetWatch) start(ctx context.Context) bool {
 	w.once.Do(func() {
+		w.lists = &listing{since: time.Now(), fails: func() { w.changed("") }}
 		api := w.kube.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll)
 		lists := &toolscache.ListWatch{
 			ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, o) },
@@ -172,7 +229,7 @@ func (w *budgetWatch) start(ctx context.Context) bool {
 			}
 		}
 		store, controller := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
-			ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(lists, w.kube), ObjectType: &policyv1.PodDisruptionBudget{}, Transform: reduce,
+			ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(noted(w.lists, lists), w.kube), ObjectType: &policyv1.PodDisruptionBudget{}, Transform: reduce,
 			Indexers: toolscache.Indexers{byNamespace: func(o any) ([]string, error) {
 				b, ok := o.(*Budget)
 				if !ok {

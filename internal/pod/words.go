@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -147,6 +148,45 @@ func deleted(a Action) string {
 	return "; at " + a.Deadline.UTC().Format(time.RFC3339) + " it is deleted all the same (DeleteAfterTimeout)"
 }
 
+// notBegun says that a drain waits for others that begin.
+func notBegun(node string, since time.Time) v1alpha1.PodBlocker {
+	return v1alpha1.PodBlocker{
+		Kind: "Node", Name: node, Reason: WaitsBegin, Since: metav1.NewTime(since.Truncate(time.Second)),
+		Message: fmt.Sprintf("the drain has not begun: %d drains begin at a time, and others were requested before it", beginAtOnce),
+		Remedy:  "wait for its turn, which comes by itself",
+	}
+}
+
+// notCordoned says that the node could not be cordoned, before which nothing is evicted.
+func notCordoned(node string, err error) v1alpha1.PodBlocker {
+	return v1alpha1.PodBlocker{
+		Kind: "Node", Name: node, Reason: WaitsCordon, Since: metav1.NewTime(time.Now().Truncate(time.Second)),
+		Message: fmt.Sprintf("the node could not be cordoned: %v", err),
+		Remedy:  "it is tried again; check admission webhooks and the right of the coordinator to update core Nodes",
+	}
+}
+
+// notListed says why the pods of a node, or their budgets, are not known yet.
+func notListed(node, what string, t trouble) v1alpha1.PodBlocker {
+	b := v1alpha1.PodBlocker{Kind: "Node", Name: node, Reason: WaitsList, Since: metav1.NewTime(t.since.Truncate(time.Second))}
+	subject := "the pods of node " + node
+	if what == "budgets" {
+		subject = "the disruption budgets of the cluster"
+	}
+	switch {
+	case t.err == nil:
+		b.Message = subject + " are not listed yet"
+		b.Remedy = "check whether the API server is overloaded"
+	case apierrors.IsForbidden(t.err) || apierrors.IsUnauthorized(t.err):
+		b.Message = fmt.Sprintf("%s are not listed yet: %v", subject, t.err)
+		b.Remedy = "grant the coordinator the right to list and watch pods and poddisruptionbudgets in all namespaces; `ebb manifests` prints the ClusterRole"
+	default:
+		b.Message = fmt.Sprintf("%s are not listed yet: %v", subject, t.err)
+		b.Remedy = "it is tried again; check the API server"
+	}
+	return b
+}
+
 // Sentence is a blocker for people, with the time since when a budget has allowed nothing.
 func Sentence(b v1alpha1.PodBlocker, now time.Time) string {
 	text := b.Message
@@ -208,7 +248,7 @@ func stayed(s *v1alpha1.PodsStatus) string {
 // Progress is the state of the pods in one line, without times: "3 of 15 pods left, 2 terminating; 12 evicted; staying: 2 of DaemonSets".
 func Progress(s *v1alpha1.PodsStatus) string {
 	if s == nil || s.StartedAt == nil {
-		return "its pods are not listed yet"
+		return "pods not listed yet"
 	}
 	text := fmt.Sprintf("%d of %s left", s.Remaining, pods(max(s.Initial, s.Remaining)))
 	if s.Terminating > 0 {
@@ -221,6 +261,18 @@ func Progress(s *v1alpha1.PodsStatus) string {
 		text += fmt.Sprintf("; %d deleted after the time of DeleteAfterTimeout", s.Deleted)
 	}
 	return text + stayed(s)
+}
+
+// ExplainWaiting describes the drains of a core Node about whose pods nothing is recorded yet.
+func ExplainWaiting(drains []*v1alpha1.Drain, node string, now time.Time) string {
+	var b strings.Builder
+	for _, d := range drains {
+		if d.Spec.NodeName == node && d.WantsPods() && d.Status.Pods == nil && !d.Status.Phase.Final() {
+			fmt.Fprintf(&b, "Pods of drain %s: %s, since %s. The coordinator lists them when the node is cordoned; if this lasts, `ebb status` shows whether there is one.\n",
+				d.Name, Progress(nil), duration.HumanDuration(now.Sub(d.CreationTimestamp.Time)))
+		}
+	}
+	return b.String()
 }
 
 // Explain describes in sentences how far the pods of drains of a node are, for drains that have not ended and the last one that has.

@@ -2,13 +2,13 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -16,7 +16,6 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/cordon"
-	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/worker"
@@ -33,6 +32,8 @@ const (
 	returnLimit  = 3 * time.Second
 	// explainEvery bounds how often the pods of one budget are listed to explain it.
 	explainEvery = 2 * time.Second
+	// listLimit is how long the list of pods may take before the drain reports that it waits for it.
+	listLimit = 2 * time.Second
 )
 
 // Names of the steps, each one persisted write.
@@ -54,12 +55,17 @@ type nodeWorker struct {
 	node string
 
 	watch    *podWatch
+	cordoned *corev1.Node // the newest version of the core Node in which this worker knows it to be cordoned; the cache may be older
+	queued   time.Time    // since when this drain has waited for its turn
+	endTurn  func()       // lets the next drain begin; nil before this one's turn
 	ctx      context.Context
 	written  time.Time // when the status was last written
 	released time.Time // since when no process has the lease of the node, as far as this worker has seen
 	logged   string    // the last error in the log
+	explains time.Time // when an explanation that is out of date may be renewed; zero if none is
 
 	mu         sync.Mutex
+	stopped    bool            // the drain has ended or is about to: what was not sent yet is not sent
 	namespaces map[string]bool // of the pods on the node
 	attempts   map[types.UID]Attempt
 	failures   map[types.UID]int64
@@ -89,6 +95,11 @@ func newNodeWorker(c *Controller, d *v1alpha1.Drain) *nodeWorker {
 func (w *nodeWorker) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer func() {
+		if w.endTurn != nil {
+			w.endTurn()
+		}
+	}()
 	w.ctx = ctx
 	w.Signal.Run(ctx, backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second}, func() worker.Next {
 		next := w.look(ctx)
@@ -141,8 +152,11 @@ func (w *nodeWorker) reread(ctx context.Context) error {
 
 func (w *nodeWorker) step(ctx context.Context) (worker.Next, error) {
 	d, deleted := w.Newest()
-	if deleted || d.Status.Phase.Final() {
+	switch {
+	case deleted:
 		return worker.Next{Done: true}, nil
+	case d.Status.Phase.Final():
+		return w.leave(ctx, d)
 	}
 	alone, wait, err := w.alone(ctx, d)
 	if err != nil || wait > 0 {
@@ -157,6 +171,9 @@ func (w *nodeWorker) step(ctx context.Context) (worker.Next, error) {
 	if err != nil && !gone {
 		return worker.Next{}, err
 	}
+	if !gone && w.cordoned != nil && kubeclient.Older(core, w.cordoned) {
+		core = w.cordoned
+	}
 	began := d.Status.Pods != nil && d.Status.Pods.StartedAt != nil
 	owns := !gone && cordon.Owns(core, string(d.UID))
 	switch {
@@ -164,14 +181,19 @@ func (w *nodeWorker) step(ctx context.Context) (worker.Next, error) {
 		return w.cancel(ctx, d, alone, v1alpha1.ReasonCancelRequested, fmt.Sprintf("The drain was cancelled: node %s takes pods again.", w.node))
 	case gone && !began:
 		return forever, nil // there is nothing to move; the coordinator refuses it
-	case !gone && !cordon.Is(core) && (owns || began || d.Status.StartedAt != nil):
-		return w.cancel(ctx, d, alone, v1alpha1.ReasonUncordoned, fmt.Sprintf("Node %s was uncordoned and takes pods again.", w.node))
-	case alone && !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer):
+	case !gone && !cordon.Is(core) && (owns || began || d.Status.StartedAt != nil || w.wasCordoned(core)):
+		return w.uncordoned(ctx, d, alone)
+	case !began && !w.tryTurn():
+		return w.awaitTurn(ctx, d, alone)
+	case (alone || !gone && wantsCordon(core, d)) && !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer):
 		next := d.DeepCopy()
 		controllerutil.AddFinalizer(next, v1alpha1.DrainFinalizer)
 		return worker.Next{}, w.write(ctx, stepHold, next, false)
-	case !gone && !cordon.Is(core):
-		return w.cordon(ctx, d, core)
+	case !gone && wantsCordon(core, d):
+		return w.cordon(ctx, d, core, alone)
+	}
+	if !gone {
+		w.cordoned = core
 	}
 	if w.watch == nil {
 		w.watch = watchPods(w.ctx, w.kube, w.node, w.Wake)
@@ -224,8 +246,8 @@ func (w *nodeWorker) accepted(ctx context.Context, d *v1alpha1.Drain) bool {
 	return false
 }
 
-// cordon cordons the node as the owner of the cordon. A running drain of Ebb's own work has cordoned it before.
-func (w *nodeWorker) cordon(ctx context.Context, d *v1alpha1.Drain, core *corev1.Node) (worker.Next, error) {
+// cordon cordons the node as an owner of the cordon. A running drain of Ebb's own work has cordoned it before.
+func (w *nodeWorker) cordon(ctx context.Context, d *v1alpha1.Drain, core *corev1.Node, alone bool) (worker.Next, error) {
 	if err := w.checkTermRecently(ctx); err != nil {
 		return worker.Next{}, err
 	}
@@ -238,27 +260,77 @@ func (w *nodeWorker) cordon(ctx context.Context, d *v1alpha1.Drain, core *corev1
 		if err := w.live.Get(ctx, client.ObjectKeyFromObject(core), live); err != nil {
 			return worker.Next{}, err
 		}
-		if cordon.Is(live) {
-			return worker.Next{In: writeEvery}, nil // the cache will show it, and wake this worker
+		next = live
+		if err = nil; wantsCordon(live, d) {
+			cordon.Add(live, string(d.UID))
+			err = w.client.Update(ctx, live)
 		}
-		cordon.Add(live, string(d.UID))
-		err = w.client.Update(ctx, live)
 	}
 	if err != nil {
-		return worker.Next{}, fmt.Errorf("cordon node %s: %w", w.node, err)
+		err = fmt.Errorf("cordon node %s: %w", w.node, err)
+		if ctx.Err() != nil {
+			return worker.Next{}, err
+		}
+		_, failed := w.report(ctx, d, alone, notCordoned(w.node, err), 0)
+		return worker.Next{}, errors.Join(err, failed)
 	}
 	w.at("after-" + stepCordon)
-	if w.watch == nil {
-		w.watch = watchPods(w.ctx, w.kube, w.node, w.Wake) // the list begins after the cordon
+	w.cordoned = next
+	return worker.Next{}, nil // the list begins after the cordon
+}
+
+// wantsCordon reports whether a drain has to become an owner of the cordon of its node: there is none, or other objects of Ebb made it, which
+// lift it when they want it no longer. The cordon of a person has no owners and stays so, and a health event ends its Drain before its cordon.
+func wantsCordon(core *corev1.Node, d *v1alpha1.Drain) bool {
+	if !cordon.Is(core) {
+		return true
 	}
-	return worker.Next{In: writeEvery}, nil // the watch of core Nodes wakes this worker
+	return len(v1alpha1.CordonOwners(core)) > 0 && !cordon.Owns(core, string(d.UID)) && d.Annotations[v1alpha1.HealthEventAnnotation] == ""
+}
+
+// wasCordoned reports whether this worker has seen a core Node cordoned. If it is not any more, somebody uncordoned it, also if its owners have
+// been removed since.
+func (w *nodeWorker) wasCordoned(core *corev1.Node) bool {
+	return w.cordoned != nil && w.cordoned.UID == core.UID
+}
+
+// readNode reads the core Node from the server; nil if there is none.
+func (w *nodeWorker) readNode(ctx context.Context) (*corev1.Node, error) {
+	core := &corev1.Node{}
+	err := w.live.Get(ctx, client.ObjectKey{Name: w.node}, core)
+	switch {
+	case kubeclient.IsMissing(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read node %s: %w", w.node, err)
+	}
+	return core, nil
+}
+
+// uncordoned ends a drain whose node was uncordoned, if the server says so too: the cache of a new coordinator may be older than the cordon.
+func (w *nodeWorker) uncordoned(ctx context.Context, d *v1alpha1.Drain, alone bool) (worker.Next, error) {
+	core, err := w.readNode(ctx)
+	switch {
+	case err != nil:
+		return worker.Next{}, err
+	case core == nil:
+		return worker.Next{In: lookAgain}, nil // its deletion wakes this worker
+	case cordon.Is(core):
+		w.cordoned = core
+		return worker.Next{}, nil
+	}
+	if cordon.Replaced(core, d) {
+		return w.cancel(ctx, d, alone, v1alpha1.ReasonNodeReplaced, fmt.Sprintf("Node %s was deleted and created again, without the cordon, and takes pods.", w.node))
+	}
+	return w.cancel(ctx, d, alone, v1alpha1.ReasonUncordoned, fmt.Sprintf("Node %s was uncordoned and takes pods again.", w.node))
 }
 
 // move evaluates the pods, writes what it found, and sends what is to be sent.
 func (w *nodeWorker) move(ctx context.Context, d *v1alpha1.Drain, alone, gone bool) (worker.Next, error) {
+	w.setStopped(false)
 	pods, arrived, listed := w.watch.see()
-	if !w.budgets.start(w.term) || !listed {
-		return forever, nil // their watches wake this worker
+	if known := w.budgets.start(w.term); !known || !listed {
+		return w.awaitLists(ctx, d, alone, listed) // their watches wake this worker
 	}
 	s, err := w.snapshot(ctx, d, pods, arrived, gone)
 	if err != nil {
@@ -268,8 +340,12 @@ func (w *nodeWorker) move(ctx context.Context, d *v1alpha1.Drain, alone, gone bo
 	began := d.Status.Pods != nil && d.Status.Pods.StartedAt != nil
 	switch {
 	case !began || alone && d.Status.Scope == "": // its own process may have ended after the pods had begun to leave
-		return worker.Next{}, w.begin(ctx, d, alone, s, plan)
-	case alone && expired(d, s.Now):
+		err := w.begin(ctx, d, alone, s, plan)
+		if err == nil && w.endTurn != nil {
+			w.endTurn()
+		}
+		return worker.Next{}, err
+	case alone && expired(d, s.time()):
 		return worker.Next{Done: true}, w.fail(ctx, d, s, plan)
 	case plan.Remaining() == 0 && (alone || d.Status.Pods.FinishedAt == nil):
 		return w.finish(ctx, d, alone, s)
@@ -281,20 +357,60 @@ func (w *nodeWorker) move(ctx context.Context, d *v1alpha1.Drain, alone, gone bo
 	if err != nil {
 		return worker.Next{}, err
 	}
-	if at := plan.Again; !at.IsZero() {
-		wait = min(wait, max(at.Sub(s.Now), time.Millisecond))
+	for _, at := range []time.Time{plan.Again, w.explains} {
+		if !at.IsZero() {
+			wait = min(wait, max(at.Sub(s.Now), time.Millisecond))
+		}
 	}
 	if alone && d.Spec.Deadline != nil && d.Status.StartedAt != nil {
-		wait = min(wait, max(d.Status.StartedAt.Add(d.Spec.Deadline.Duration).Sub(s.Now), time.Millisecond))
+		wait = min(wait, max(d.Status.StartedAt.Add(d.Spec.Deadline.Duration).Sub(s.time()), time.Millisecond))
 	}
 	return worker.Next{In: wait}, nil
+}
+
+// awaitLists waits for the first lists of pods and budgets, and reports it if that lasts or fails. Nothing is evicted before.
+func (w *nodeWorker) awaitLists(ctx context.Context, d *v1alpha1.Drain, alone, listed bool) (worker.Next, error) {
+	what, trouble := "pods", w.watch.trouble()
+	if listed {
+		what, trouble = "budgets", w.budgets.trouble()
+	}
+	limit := listLimit
+	if trouble.err != nil {
+		limit = writeEvery // a first failure may be mended by the next request
+	}
+	if wait := limit - time.Since(trouble.since); wait > 0 {
+		return worker.Next{In: wait}, nil
+	}
+	return w.report(ctx, d, alone, notListed(w.node, what, trouble), listLimit)
+}
+
+// report writes the one thing that a drain waits for before it begins, and looks again after a while.
+func (w *nodeWorker) report(ctx context.Context, d *v1alpha1.Drain, alone bool, blocker v1alpha1.PodBlocker, again time.Duration) (worker.Next, error) {
+	next := d.DeepCopy()
+	if next.Status.Pods == nil {
+		next.Status.Pods = &v1alpha1.PodsStatus{}
+	}
+	if old := next.Status.Pods.Blockers; len(old) == 1 && same(old[0], blocker) {
+		blocker.Since = old[0].Since
+	}
+	next.Status.Pods.Blockers = []v1alpha1.PodBlocker{blocker}
+	if alone {
+		next.Status.Blockers = drainBlockers(next.Status.Pods.Blockers)
+	}
+	if sameStatus(next, d) {
+		return worker.Next{In: again}, nil
+	}
+	if wait := writeEvery - time.Since(w.written); wait > 0 {
+		return worker.Next{In: wait}, nil
+	}
+	return worker.Next{In: again}, w.write(ctx, stepProgress, next, true)
 }
 
 // snapshot is everything that a decision rests on.
 func (w *nodeWorker) snapshot(ctx context.Context, d *v1alpha1.Drain, pods []*Pod, arrived map[types.UID]bool, gone bool) (Snapshot, error) {
 	now := time.Now()
 	s := Snapshot{
-		Now: now, Node: w.node, NodeGone: gone, Pods: pods, Config: w.Config, Requested: d.Requested().Time, TerminatingFor: w.Limits.TerminatingFor,
+		Now: now, Server: w.clock.Now(), Node: w.node, NodeGone: gone, Pods: pods, Config: w.Config, Requested: d.Requested().Time, TerminatingFor: w.Limits.TerminatingFor,
 		Arrived: arrived, Attempts: map[types.UID]Attempt{}, Unready: map[string][]string{},
 	}
 	namespaces, there := map[string]bool{}, map[types.UID]bool{}
@@ -318,13 +434,15 @@ func (w *nodeWorker) snapshot(ctx context.Context, d *v1alpha1.Drain, pods []*Po
 	if s.Budgets, err = w.budgets.of(namespaces); err != nil {
 		return s, err
 	}
-	return s, w.explain(ctx, &s)
+	w.explain(ctx, &s)
+	return s, nil
 }
 
 // explain finds out which pods of the budgets that refuse are not Ready.
-func (w *nodeWorker) explain(ctx context.Context, s *Snapshot) error {
+func (w *nodeWorker) explain(ctx context.Context, s *Snapshot) {
+	w.explains = time.Time{}
 	if len(s.Budgets) == 0 {
-		return nil
+		return
 	}
 	refusing := map[string]*Budget{}
 	for _, a := range Evaluate(*s).Actions {
@@ -334,259 +452,23 @@ func (w *nodeWorker) explain(ctx context.Context, s *Snapshot) error {
 	}
 	for key, b := range refusing {
 		known := w.unready[key]
-		if known.version != b.Version && s.Now.Sub(known.at) >= explainEvery {
+		renew := known.at.Add(explainEvery)
+		if known.version != b.Version && s.Now.Before(renew) && (w.explains.IsZero() || renew.Before(w.explains)) {
+			w.explains = renew // no other change may follow
+		}
+		if known.version != b.Version && !s.Now.Before(renew) {
 			names, err := listUnready(ctx, w.kube, b)
 			if err != nil {
-				return err
+				// It only explains: evictions do not wait for it, and it is asked again.
+				w.Log.Debug("pods: could not list the pods of a budget", "target", w.node, "budget", key, "error", err)
+				names, b = known.names, &Budget{}
+				w.explains = s.Now.Add(explainEvery)
 			}
 			known = explanation{version: b.Version, at: s.Now, names: names}
 			w.unready[key] = known
 		}
 		s.Unready[key] = known.names
 	}
-	return nil
-}
-
-// begin persists that the pods are moved from here on, and what keeps them, before anything is evicted. For a drain of pods alone this is
-// the decision: it is written only if no process has the lease of the node still.
-func (w *nodeWorker) begin(ctx context.Context, d *v1alpha1.Drain, alone bool, s Snapshot, plan Plan) error {
-	next := d.DeepCopy()
-	observe(next, s, plan, nil, time.Time{})
-	if alone {
-		rec, err := fleet.ReadLease(ctx, w.live, w.node)
-		if err != nil {
-			return err
-		}
-		if rec.Held() && d.Status.Scope == "" {
-			return nil // it has joined since: the drain is Ebb's
-		}
-		own(next, s.Now)
-	}
-	return w.write(ctx, stepBegin, next, true)
-}
-
-// progress writes what has changed, not too often, and returns when to look again.
-func (w *nodeWorker) progress(ctx context.Context, d *v1alpha1.Drain, alone bool, s Snapshot, plan Plan) (time.Duration, error) {
-	w.mu.Lock()
-	sent, first := w.sent, w.first
-	w.mu.Unlock()
-	next := d.DeepCopy()
-	observe(next, s, plan, sent, first)
-	if alone {
-		own(next, s.Now)
-	}
-	if sameStatus(next, d) {
-		w.forget(len(sent))
-		return worker.Forever, nil
-	}
-	if wait := max(writeEvery, w.writeInterval()) - time.Since(w.written); wait > 0 {
-		return wait, nil
-	}
-	if err := w.write(ctx, stepProgress, next, true); err != nil {
-		return 0, err
-	}
-	w.forget(len(sent))
-	return worker.Forever, nil
-}
-
-// forget drops the first of what was sent: it is in the status.
-func (w *nodeWorker) forget(n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.sent = w.sent[n:]
-}
-
-// finish ends the track of the pods when the server itself says that none is left.
-func (w *nodeWorker) finish(ctx context.Context, d *v1alpha1.Drain, alone bool, s Snapshot) (worker.Next, error) {
-	var err error
-	if s.Pods, err = listPods(ctx, w.kube, w.node); err != nil {
-		return worker.Next{}, err
-	}
-	plan := Evaluate(s)
-	if plan.Remaining() > 0 {
-		return worker.Next{In: writeEvery}, nil // the watch will show them
-	}
-	w.mu.Lock()
-	sent, first := w.sent, w.first
-	w.mu.Unlock()
-	next := d.DeepCopy()
-	observe(next, s, plan, sent, first)
-	next.Status.Pods.FinishedAt = &metav1.MicroTime{Time: s.Now}
-	if !alone {
-		err := w.write(ctx, stepComplete, next, true)
-		if err == nil {
-			w.forget(len(sent))
-		}
-		return worker.Next{}, err
-	}
-	own(next, s.Now)
-	left, err := w.placed(ctx)
-	if err != nil {
-		return worker.Next{}, err
-	}
-	if left != "" {
-		return w.awaitWork(ctx, d, next, left)
-	}
-	reason := v1alpha1.ReasonDrained
-	if s.NodeGone {
-		reason = v1alpha1.ReasonNodeGone
-	}
-	end(next, s.Now, v1alpha1.DrainComplete, reason, drainedMessage(next, s.NodeGone))
-	return worker.Next{}, w.write(ctx, stepComplete, next, true)
-}
-
-// placed says in words which work of Ebb the objects place on the node; empty for none.
-func (w *nodeWorker) placed(ctx context.Context) (string, error) {
-	if w.Tenants == nil {
-		return "", nil
-	}
-	var works drain.Works
-	counts, total := map[string]int64{}, int64(0)
-	for _, t := range w.Tenants(w.cached) {
-		if t.Work().Name == Name {
-			continue
-		}
-		left, err := t.Remaining(ctx, w.node)
-		if err != nil {
-			return "", err
-		}
-		works = append(works, t.Work())
-		counts[t.Work().Name] = left.Count
-		total += left.Count
-	}
-	if total == 0 {
-		return "", nil
-	}
-	return works.Listed(counts), nil
-}
-
-// awaitWork waits for work of Ebb on the node of a drain of pods alone: nobody may take the machine away before it has left.
-func (w *nodeWorker) awaitWork(ctx context.Context, d, next *v1alpha1.Drain, left string) (worker.Next, error) {
-	next.Status.Pods.FinishedAt = d.Status.Pods.FinishedAt
-	next.Status.Blockers = []v1alpha1.Blocker{{
-		Kind: "Node", Name: w.node, Reason: WaitsWork, Since: metav1.NewTime(time.Now().Truncate(time.Second)),
-		Remedy: fmt.Sprintf("the pods have left, and %s of Ebb is left on the node, which did not run when the drain began: start the node, cancel this drain and drain the node again, or wait until the work has moved", left),
-	}}
-	if len(d.Status.Blockers) == 1 && d.Status.Blockers[0].Reason == WaitsWork {
-		next.Status.Blockers[0].Since = d.Status.Blockers[0].Since
-	}
-	if !sameStatus(next, d) {
-		if err := w.write(ctx, stepProgress, next, true); err != nil {
-			return worker.Next{}, err
-		}
-	}
-	return worker.Next{In: recountEvery}, nil
-}
-
-// cancel ends a drain of pods alone, and says what was evicted already. The coordinator ends every other drain, and lifts cordons.
-func (w *nodeWorker) cancel(ctx context.Context, d *v1alpha1.Drain, alone bool, reason, message string) (worker.Next, error) {
-	if w.busy() {
-		return forever, nil // requests are under way; the end of each wakes this worker
-	}
-	if !alone {
-		return forever, w.record(ctx, d)
-	}
-	if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) && !d.DeletionTimestamp.IsZero() {
-		return worker.Next{Done: true}, nil
-	}
-	next := d.DeepCopy()
-	if w.sentAny() || d.Status.Pods != nil {
-		w.note(next)
-	}
-	end(next, time.Now(), v1alpha1.DrainCancelled, reason, message+" "+Moved(next.Status.Pods))
-	return worker.Next{}, w.write(ctx, stepCancel, next, true)
-}
-
-// record writes what was evicted, for a drain that ends elsewhere.
-func (w *nodeWorker) record(ctx context.Context, d *v1alpha1.Drain) error {
-	if !w.sentAny() || d.Status.Pods == nil {
-		return nil
-	}
-	w.mu.Lock()
-	n := len(w.sent)
-	w.mu.Unlock()
-	next := d.DeepCopy()
-	w.note(next)
-	err := w.write(ctx, stepProgress, next, true)
-	if err == nil {
-		w.forget(n)
-	}
-	return err
-}
-
-func (w *nodeWorker) busy() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.underway > 0
-}
-
-func (w *nodeWorker) sentAny() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.sent) > 0
-}
-
-// note adds what was sent to a status, and leaves the rest as it is.
-func (w *nodeWorker) note(d *v1alpha1.Drain) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	old := d.Status.Pods.DeepCopy()
-	observe(d, Snapshot{Now: time.Now()}, Plan{}, w.sent, w.first)
-	if old != nil {
-		st := d.Status.Pods
-		st.Remaining, st.Terminating, st.Staying, st.Blockers, st.FinishedAt = old.Remaining, old.Terminating, old.Staying, old.Blockers, old.FinishedAt
-	}
-}
-
-// expired reports whether the deadline of a drain has passed.
-func expired(d *v1alpha1.Drain, now time.Time) bool {
-	return d.Spec.Deadline != nil && d.Status.StartedAt != nil && !now.Before(d.Status.StartedAt.Add(d.Spec.Deadline.Duration))
-}
-
-// fail ends a drain of pods alone at its deadline. The blockers stay for people to read, and the node stays cordoned.
-func (w *nodeWorker) fail(ctx context.Context, d *v1alpha1.Drain, s Snapshot, plan Plan) error {
-	w.mu.Lock()
-	sent, first := w.sent, w.first
-	w.mu.Unlock()
-	next := d.DeepCopy()
-	observe(next, s, plan, sent, first)
-	own(next, s.Now)
-	end(next, s.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, fmt.Sprintf(
-		"Node %s was not drained within %s: %s. It stays cordoned; a new Drain of it continues where this one ended.", w.node, d.Spec.Deadline.Duration, Progress(next.Status.Pods)))
-	return w.write(ctx, stepFail, next, true)
-}
-
-// write writes the drain with the version that was read. The term is checked before what decides something.
-func (w *nodeWorker) write(ctx context.Context, step string, d *v1alpha1.Drain, status bool) error {
-	check := w.CheckTerm
-	if step == stepHold || step == stepBegin {
-		check = w.checkTermRecently // what they write can be taken back
-	}
-	if step != stepProgress {
-		if err := check(ctx); err != nil {
-			return err
-		}
-	}
-	w.at("before-" + step)
-	var err error
-	if status {
-		err = w.client.Status().Update(ctx, d)
-	} else {
-		err = w.client.Update(ctx, d)
-	}
-	if err != nil {
-		if apierrors.IsConflict(err) || kubeclient.IsMissing(err) {
-			return err
-		}
-		return fmt.Errorf("drain %s: step %s: %w", d.Name, step, err)
-	}
-	w.at("after-" + step)
-	w.written = time.Now()
-	w.See(d)
-	if step != stepProgress {
-		w.Log.Info("pods: step taken", "step", step, "drain", d.Name, "target", w.node)
-	}
-	return nil
 }
 
 // evict sends what a plan says, within limits. Every request is for exactly the pod that was seen.
@@ -623,12 +505,25 @@ func (w *nodeWorker) evict(ctx context.Context, plan Plan) error {
 	return nil
 }
 
-// request sends one eviction or deletion, and records its result.
+// request sends one eviction or deletion, and records its result. It is not sent if the drain ends before its turn comes.
 func (w *nodeWorker) request(ctx context.Context, a Action) {
 	defer w.running.Done()
-	err := w.limited(ctx, func() error { return send(ctx, w.kube, a) })
+	sent := false
+	err := w.limited(ctx, func() error {
+		if sent = !w.isStopped(); !sent {
+			return nil
+		}
+		return send(ctx, w.kube, a)
+	})
 	now := time.Now()
 	w.mu.Lock()
+	if err == nil && !sent {
+		w.underway--
+		delete(w.attempts, a.Pod.UID)
+		w.mu.Unlock()
+		w.Wake()
+		return
+	}
 	attempt, result := judge(err, a, w.failures[a.Pod.UID], now)
 	w.underway--
 	w.attempts[a.Pod.UID] = attempt

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,11 +24,16 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/config"
+	"github.com/ebb-dev/ebb/internal/cordon"
+	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 // Finalizer keeps a request until its node is resumed, if that is needed.
 const Finalizer = "slurm.ebb.dev/drain"
+
+// coreEvery is how often it is looked whether core Nodes on which Ebb does not run are in service again.
+const coreEvery = 15 * time.Second
 
 // Resource is the type of the requests.
 var Resource = schema.GroupVersionResource{Group: "slurm.ebb.dev", Version: "v1alpha1", Resource: "slurmdrainrequests"}
@@ -55,6 +61,7 @@ type Bridge struct {
 	objects  dynamic.Interface
 	ebb      client.Client
 	said     map[string]string // the last problem of each request that was logged
+	coreRead time.Time         // when core Nodes were read
 
 	// nodes of Slurm, or why they could not be read, as of the last look.
 	nodes   map[string]Node
@@ -289,16 +296,25 @@ func conditionOf(r *unstructured.Unstructured, kind string) map[string]any {
 	return nil
 }
 
-// resumeReturned resumes nodes that finished requests drained, when Ebb has them in service again: Alive, Ready and not cordoned.
+// resumeReturned resumes nodes that finished requests drained, when they are in service again.
 func (b *Bridge) resumeReturned(ctx context.Context, wanted map[string]bool) error {
-	var nodes v1alpha1.NodeList
-	if err := b.ebb.List(ctx, &nodes); err != nil {
-		return fmt.Errorf("list nodes: %w", err)
+	if b.nodeErr != nil {
+		return b.nodeErr
 	}
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
-		name, err := b.Names.Slurm(n.Name)
-		if err != nil || wanted[name] || !n.Schedulable() {
+	left := false // a node that a finished request drained
+	for name, n := range b.nodes {
+		left = left || n.Drain && IsOurs(n.Reason) && !wanted[name]
+	}
+	if !left {
+		return nil
+	}
+	names, err := b.inService(ctx)
+	if err != nil {
+		return err
+	}
+	for _, node := range names {
+		name, err := b.Names.Slurm(node)
+		if err != nil || wanted[name] {
 			continue
 		}
 		state, err := b.node(name)
@@ -309,11 +325,67 @@ func (b *Bridge) resumeReturned(ctx context.Context, wanted map[string]bool) err
 			return err
 		}
 		if state.Drain && IsOurs(state.Reason) {
-			b.Log.Info("resuming a node that is in service again", "node", n.Name, "slurm", name, "reason", state.Reason)
+			b.Log.Info("resuming a node that is in service again", "node", node, "slurm", name, "reason", state.Reason)
 			if err := b.Slurm.Resume(ctx, name); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// inService reads which nodes are in service.
+func (b *Bridge) inService(ctx context.Context) ([]string, error) {
+	var nodes v1alpha1.NodeList
+	if err := b.ebb.List(ctx, &nodes); err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	core, err := b.readCore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return InService(nodes.Items, core), nil
+}
+
+// readCore reads the core Nodes where the API has them. There may be thousands, so that it does so only now and then.
+func (b *Bridge) readCore(ctx context.Context) ([]corev1.Node, error) {
+	if time.Since(b.coreRead) < coreEvery {
+		return nil, nil
+	}
+	has, err := kube.HasNodes(b.Config)
+	if err != nil {
+		return nil, err
+	}
+	var core corev1.NodeList
+	if has {
+		if err := b.ebb.List(ctx, &core); err != nil {
+			return nil, fmt.Errorf("list core Nodes: %w", err)
+		}
+	}
+	b.coreRead = time.Now()
+	return core.Items, nil
+}
+
+// InService are the names of the nodes that are in service, sorted: those that are Alive, Ready and not cordoned, and of the core Nodes on which
+// Ebb does not run those that are Ready and not cordoned.
+func InService(nodes []v1alpha1.Node, core []corev1.Node) []string {
+	known, names := map[string]bool{}, []string(nil)
+	for i := range nodes {
+		n := &nodes[i]
+		known[n.Name] = true
+		if n.Schedulable() {
+			names = append(names, n.Name)
+		}
+	}
+	for i := range core {
+		n := &core[i]
+		ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		})
+		if !known[n.Name] && ready && !cordon.Is(n) {
+			names = append(names, n.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }

@@ -22,10 +22,11 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/slurm"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // patience bounds every wait for something that should come, on a machine that may be busy.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 // realSlurm is a slurmctld and two slurmd of Debian, on this machine.
 type realSlurm struct {
@@ -37,14 +38,7 @@ type realSlurm struct {
 
 func startSlurm(t *testing.T) *realSlurm {
 	t.Helper()
-	for _, command := range []string{"slurmctld", "slurmd", "scontrol", "sbatch"} {
-		if _, err := exec.LookPath(command); err != nil {
-			if os.Getenv("CI") == "true" {
-				t.Fatalf("%s is missing: run test/setup", command)
-			}
-			t.Skipf("%s is missing: test/setup installs it", command)
-		}
-	}
+	need.Programs(t, "slurmctld", "slurmd", "scontrol", "sbatch")
 	dir, err := os.MkdirTemp("", "slurm") // short: Slurm makes sockets in it
 	if err != nil {
 		t.Fatal(err)

@@ -7,9 +7,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/slurm"
 )
 
@@ -104,5 +109,27 @@ func TestAFailedCommandIsNotAnUnknownNode(t *testing.T) {
 	_, err := slurm.Commands{Dir: t.TempDir()}.Nodes(context.Background())
 	if err == nil || errors.Is(err, slurm.ErrUnknownNode) || !errors.Is(err, slurm.ErrUnreachable) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestWhichNodesAreInServiceAgain(t *testing.T) {
+	ebb := func(name string, cordoned bool, liveness v1alpha1.Liveness) v1alpha1.Node {
+		n := v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeSpec{Cordoned: cordoned}}
+		n.Status = v1alpha1.NodeStatus{Liveness: liveness, Conditions: []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}}}
+		return n
+	}
+	core := func(name string, cordoned bool, ready corev1.ConditionStatus) corev1.Node {
+		n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Unschedulable: cordoned}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
+		return n
+	}
+	got := slurm.InService([]v1alpha1.Node{
+		ebb("alive", false, v1alpha1.Alive), ebb("cordoned", true, v1alpha1.Alive), ebb("draining", false, v1alpha1.Draining),
+	}, []corev1.Node{
+		core("alive", false, corev1.ConditionTrue), core("draining", false, corev1.ConditionTrue), // Ebb runs there, and decides
+		core("without", false, corev1.ConditionTrue), core("without-cordoned", true, corev1.ConditionTrue), core("without-sick", false, corev1.ConditionUnknown),
+	})
+	if want := []string{"alive", "without"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

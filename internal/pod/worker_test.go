@@ -1,0 +1,559 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	fakekube "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/cordon"
+	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// newController is a controller with one turn, on an API that has the core Node n1 and a drain of it with the slot.
+func newController(d *v1alpha1.Drain) *Controller {
+	settings := &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}}
+	settings.Status.ActiveDrain = &v1alpha1.ActiveDrain{Name: d.Name, UID: string(d.UID), Node: "n1"}
+	api := fake.NewClientBuilder().WithScheme(kubeclient.NewScheme()).WithStatusSubresource(&v1alpha1.Drain{}).
+		WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, settings, d).Build()
+	return &Controller{
+		CheckTerm: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler),
+		client: api, cached: api, live: api, turns: make(chan struct{}, 1), clock: newServerClock(),
+	}
+}
+
+func drainOf(node string) *v1alpha1.Drain {
+	return &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "d", UID: "uid-d"}, Spec: v1alpha1.DrainSpec{NodeName: node}}
+}
+
+// read reads a drain as the API has it.
+func read(t *testing.T, c *Controller) *v1alpha1.Drain {
+	t.Helper()
+	d := &v1alpha1.Drain{}
+	if err := c.live.Get(t.Context(), client.ObjectKey{Name: "d"}, d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func cordoned(t *testing.T, c *Controller) bool {
+	t.Helper()
+	n := &corev1.Node{}
+	if err := c.live.Get(t.Context(), client.ObjectKey{Name: "n1"}, n); err != nil {
+		t.Fatal(err)
+	}
+	return cordon.Is(n)
+}
+
+func TestADrainThatEndsWhileItWaitsForItsTurnCordonsNothing(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *Controller, *v1alpha1.Drain) error{
+		"deleted": func(t *testing.T, c *Controller, d *v1alpha1.Drain) error { return c.client.Delete(t.Context(), d) },
+		"cancelled": func(t *testing.T, c *Controller, d *v1alpha1.Drain) error {
+			d.Spec.Cancelled = true
+			return c.client.Update(t.Context(), d)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := drainOf("n1")
+				d.Status.Phase = v1alpha1.DrainPending
+				c := newController(d)
+				w := newNodeWorker(c, read(t, c))
+				c.turns <- struct{}{} // another drain's turn
+				over := make(chan struct{})
+				go func() {
+					defer close(over)
+					for range 3 {
+						if next := w.look(t.Context()); next.Done || next.Err != nil {
+							return
+						}
+					}
+				}()
+				synctest.Wait() // it waits for its turn
+				if err := end(t, c, read(t, c)); err != nil {
+					t.Fatal(err)
+				}
+				<-c.turns
+				<-over
+				if w.endTurn == nil || cordoned(t, c) {
+					t.Errorf("it had its turn: %t; the node is cordoned: %t", w.endTurn != nil, cordoned(t, c))
+				}
+				w.endTurn()
+			})
+		})
+	}
+}
+
+func TestADrainThatWaitsForItsTurnSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := drainOf("n1")
+		d.Status.Phase = v1alpha1.DrainPending
+		c := newController(d)
+		w := newNodeWorker(c, read(t, c))
+		c.turns <- struct{}{} // another drain's turn
+		for range 3 {
+			if next := w.look(t.Context()); next.Err != nil || next.Done || next.In != 0 {
+				t.Fatalf("%+v", next)
+			}
+		}
+		pods := read(t, c).Status.Pods
+		if pods == nil || len(pods.Blockers) != 1 || pods.Blockers[0].Reason != WaitsBegin || time.Since(pods.Blockers[0].Since.Time) < 3*turnNotice {
+			t.Errorf("the drain says %+v", pods)
+		}
+		d = read(t, c)
+		d.Spec.Cancelled = true
+		if err := c.client.Update(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		w.See(d)
+		if next := w.look(t.Context()); next.Err != nil || w.endTurn != nil || cordoned(t, c) {
+			t.Errorf("a cancelled drain does not end before its turn: %+v", next)
+		}
+	})
+}
+
+// A drain of Ebb's own work that is queued can be deleted at any time: only its finalizer lets the coordinator lift its cordon then.
+func TestADrainIsHeldBeforeItCordons(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := drainOf("n1")
+		d.Status.Phase, d.Status.StartedAt = v1alpha1.DrainPending, nil
+		c := newController(d)
+		w := newNodeWorker(c, read(t, c))
+		for _, want := range []struct{ held, cordoned bool }{{true, false}, {true, true}} {
+			if next := w.look(t.Context()); next.Err != nil {
+				t.Fatal(next.Err)
+			}
+			if held := len(read(t, c).Finalizers) > 0; held != want.held || cordoned(t, c) != want.cordoned {
+				t.Errorf("held %t, cordoned %t, want %+v", held, cordoned(t, c), want)
+			}
+		}
+		w.endTurn()
+	})
+}
+
+func TestACancelledDrainEndsByTheClockByWhichItBegan(t *testing.T) {
+	d := drainOf("n1")
+	server := time.Date(2031, 1, 2, 3, 4, 5, 0, time.UTC)
+	began := metav1.NewTime(server.Add(-time.Minute))
+	d.Finalizers = []string{v1alpha1.DrainFinalizer}
+	d.Spec.Cancelled, d.Status.Phase, d.Status.Scope, d.Status.StartedAt = true, v1alpha1.DrainDraining, v1alpha1.ScopePods, &began
+	c := newController(d)
+	c.clock.see(server, time.Now())
+	if next := newNodeWorker(c, read(t, c)).look(t.Context()); next.Err != nil {
+		t.Fatal(next.Err)
+	}
+	got := read(t, c)
+	if at := got.Status.FinishedAt; got.Status.Phase != v1alpha1.DrainCancelled || at == nil || at.Time.Before(server) || at.Time.After(server.Add(time.Hour)) {
+		t.Errorf("the drain is %s and ended at %v, want about %s", got.Status.Phase, at, server)
+	}
+}
+
+// The names of evicted pods are bounded, and every pod counts once.
+func TestManyEvictedPodsAreCountedOnce(t *testing.T) {
+	d := drainOf("n1")
+	d.Status.Pods = &v1alpha1.PodsStatus{}
+	now := time.Now()
+	var sent []Action
+	plan := Plan{}
+	for i := range 3 * maxNamed {
+		p := &Pod{Namespace: "default", Name: fmt.Sprintf("p%d", i), UID: types.UID(fmt.Sprint(i)), Deleted: now, Evicted: true}
+		sent = append(sent, Action{Verb: Evict, Pod: p})
+		plan.Actions = append(plan.Actions, Action{Verb: Wait, Pod: p})
+	}
+	observe(d, Snapshot{Now: now}, plan, sent, now)
+	for range 3 {
+		observe(d, Snapshot{Now: now}, plan, nil, now)
+	}
+	if st := d.Status.Pods; st.Evicted != 3*maxNamed || len(st.EvictedPods) != maxNamed {
+		t.Errorf("%d evicted, %d named", st.Evicted, len(st.EvictedPods))
+	}
+}
+
+// A person who uncordons a node wants it back, also before the pods were listed: they may never be, because the coordinator has no right to.
+func TestANodeThatIsUncordonedBeforeItsPodsAreListedIsNotCordonedAgain(t *testing.T) {
+	for name, alone := range map[string]bool{"pods alone": true, "queued for the slot": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := drainOf("n1")
+				c := newController(d)
+				if alone {
+					releaseSlot(t, c)
+				} else {
+					d = read(t, c)
+					d.Status.Phase = v1alpha1.DrainPending
+					if err := c.client.Status().Update(t.Context(), d); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w := newNodeWorker(c, read(t, c))
+				for range 2 { // it is held, then its node is cordoned
+					if next := w.look(t.Context()); next.Err != nil {
+						t.Fatal(next.Err)
+					}
+				}
+				if !cordoned(t, c) {
+					t.Fatal("the node is not cordoned")
+				}
+				changeNode(t, c, func(n *corev1.Node) { // and the coordinator has removed the owners
+					cordon.Set(n, false)
+					v1alpha1.SetCordonOwners(n, nil)
+				})
+				if next := w.look(t.Context()); next.Err != nil || cordoned(t, c) {
+					t.Errorf("%+v; the node is cordoned: %t", next, cordoned(t, c))
+				}
+				if got := read(t, c).Status.Phase; alone && got != v1alpha1.DrainCancelled {
+					t.Errorf("the drain is %q", got)
+				}
+				w.endTurn()
+			})
+		})
+	}
+}
+
+func TestADrainThatMayNotCordonItsNodeSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newController(drainOf("n1"))
+		releaseSlot(t, c)
+		refused, api := true, c.client.(client.WithWatch)
+		c.client = interceptor.NewClient(api, interceptor.Funcs{Update: func(ctx context.Context, to client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			if _, node := o.(*corev1.Node); node && refused {
+				return apierrors.NewForbidden(corev1.Resource("nodes"), "n1", errors.New("a webhook says no"))
+			}
+			return to.Update(ctx, o, opts...)
+		}})
+		w := newNodeWorker(c, read(t, c))
+		for range 3 {
+			w.look(t.Context())
+			time.Sleep(2 * writeEvery)
+		}
+		st := read(t, c).Status
+		if st.Pods == nil || len(st.Pods.Blockers) != 1 || st.Pods.Blockers[0].Reason != WaitsCordon || len(st.Blockers) != 1 || !strings.Contains(st.Pods.Blockers[0].Message, "a webhook says no") {
+			t.Errorf("the status is %+v", st)
+		}
+		refused = false
+		if next := w.look(t.Context()); next.Err != nil || !cordoned(t, c) {
+			t.Errorf("%+v; the node is cordoned: %t", next, cordoned(t, c))
+		}
+		w.endTurn()
+	})
+}
+
+// The node of a drain is quarantined, or another drain of it has just been cancelled: its cordon would be lifted under the drain.
+func TestADrainBecomesAnOwnerOfACordonThatEbbWouldLift(t *testing.T) {
+	for name, c := range map[string]struct {
+		owners []string
+		event  string
+		want   []string
+	}{
+		"cordoned by Ebb":              {[]string{"uid-e"}, "", []string{"uid-d", "uid-e"}},
+		"cordoned by a person":         {nil, "", nil},
+		"quarantined by its own event": {[]string{"uid-e"}, "uid-e", []string{"uid-e"}},
+		"cordoned by Ebb and a person": {[]string{v1alpha1.CordonPerson, "uid-e"}, "", []string{v1alpha1.CordonPerson, "uid-d", "uid-e"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := drainOf("n1")
+				d.Annotations = map[string]string{v1alpha1.HealthEventAnnotation: c.event}
+				api := newController(d)
+				releaseSlot(t, api)
+				changeNode(t, api, func(n *corev1.Node) {
+					cordon.Set(n, true)
+					v1alpha1.SetCordonOwners(n, c.owners)
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				w := newNodeWorker(api, read(t, api))
+				w.kube, w.budgets, w.term, w.ctx = fakekube.NewClientset(), &budgetWatch{kube: fakekube.NewClientset(), changed: func(string) {}}, ctx, ctx
+				for range 3 {
+					if next := w.look(ctx); next.Err != nil {
+						t.Fatal(next.Err)
+					}
+				}
+				n := &corev1.Node{}
+				if err := api.live.Get(ctx, client.ObjectKey{Name: "n1"}, n); err != nil {
+					t.Fatal(err)
+				}
+				if got := v1alpha1.CordonOwners(n); !cordon.Is(n) || !slices.Equal(got, c.want) {
+					t.Errorf("cordoned %t by %q, want %q", cordon.Is(n), got, c.want)
+				}
+				w.endTurn()
+				cancel()
+				synctest.Wait()
+			})
+		})
+	}
+}
+
+// A new coordinator may list core Nodes from a cache of the API server that is older than the drain.
+func TestAnOldCacheDoesNotCancelADrain(t *testing.T) {
+	began := metav1.Now()
+	d := drainOf("n1")
+	d.Finalizers = []string{v1alpha1.DrainFinalizer}
+	d.Status.Phase, d.Status.Scope, d.Status.StartedAt = v1alpha1.DrainDraining, v1alpha1.ScopePods, &began
+	d.Status.Pods = &v1alpha1.PodsStatus{StartedAt: &metav1.MicroTime{Time: began.Time}}
+	c := newController(d)
+	c.cached = newController(d).client
+	changeNode(t, c, func(n *corev1.Node) { cordon.Add(n, "uid-d") })
+	if next := newNodeWorker(c, read(t, c)).look(t.Context()); next.Err != nil {
+		t.Fatal(next.Err)
+	}
+	if got := read(t, c).Status.Phase; got != v1alpha1.DrainDraining {
+		t.Errorf("the drain is %s", got)
+	}
+}
+
+// Evictions that wait for a free place when the drain is cancelled are not sent.
+func TestNothingIsSentAfterACancellation(t *testing.T) {
+	d := drainOf("n1")
+	d.Spec.Cancelled, d.Status.Phase = true, v1alpha1.DrainDraining
+	c := newController(d)
+	requests := c.serve(t, func(http.ResponseWriter, *http.Request) {})
+	c.places = make(chan struct{}, 1)
+	c.places <- struct{}{} // another drain's
+	w := newNodeWorker(c, read(t, c))
+	w.underway = 1
+	w.running.Add(1)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		w.request(t.Context(), Action{Verb: Evict, Pod: &Pod{Namespace: "default", Name: "a", UID: "uid-a"}})
+	}()
+	if next := w.look(t.Context()); next.Err != nil || next.Done {
+		t.Fatalf("%+v", next)
+	}
+	<-c.places
+	<-over
+	if n := requests.Load(); n > 0 || w.busy() || w.sentAny() {
+		t.Errorf("%d requests were sent; busy: %t", n, w.busy())
+	}
+}
+
+// The pods of a budget are listed at most every two seconds. A budget that changed in between is explained after that, whether it changes again or
+// not.
+func TestAnExplanationThatIsOutOfDateIsRenewed(t *testing.T) {
+	c := newController(drainOf("n1"))
+	requests := c.serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"namespace":"default","name":"b"}}]}`)
+	})
+	w := newNodeWorker(c, read(t, c))
+	s := w.now()
+	s.Pods = []*Pod{{Namespace: "default", Name: "a", UID: "uid-a", Phase: corev1.PodRunning, Ready: true}}
+	s.Budgets = []*Budget{{Namespace: "default", Name: "x", Version: "2", Selects: labels.Everything(), Observed: true, Healthy: 1, Desired: 1, Expected: 2}}
+	w.unready["default/x"] = explanation{version: "1", at: s.Now.Add(-time.Second)}
+	s.Unready = map[string][]string{}
+	if w.explain(t.Context(), &s); requests.Load() > 0 || !w.explains.Equal(s.Now.Add(explainEvery-time.Second)) {
+		t.Errorf("%d requests; renewed at %s, now it is %s", requests.Load(), w.explains, s.Now)
+	}
+	s.Now = w.explains
+	if w.explain(t.Context(), &s); requests.Load() != 1 || !w.explains.IsZero() || !slices.Equal(s.Unready["default/x"], []string{"b"}) {
+		t.Errorf("%d requests; renewed at %s, %v", requests.Load(), w.explains, s.Unready)
+	}
+}
+
+// The coordinator ends a drain of Ebb's own work while an eviction of it is on its way.
+func TestADrainThatWasEndedElsewhereStillSaysWhatItEvicted(t *testing.T) {
+	d := drainOf("n1")
+	d.Status.Phase, d.Status.Pods = v1alpha1.DrainCancelled, &v1alpha1.PodsStatus{Evicted: 1, EvictedPods: []string{"default/a"}}
+	c := newController(d)
+	w := newNodeWorker(c, read(t, c))
+	w.underway = 1
+	if next := w.look(t.Context()); next.Err != nil || next.Done {
+		t.Fatalf("it does not wait for its request: %+v", next)
+	}
+	w.underway, w.sent = 0, []Action{{Verb: Evict, Pod: &Pod{Namespace: "default", Name: "b", UID: "uid-b"}}}
+	if next := w.look(t.Context()); next.Err != nil || !next.Done {
+		t.Fatalf("%+v", next)
+	}
+	if st := read(t, c).Status.Pods; st.Evicted != 2 || !slices.Equal(st.EvictedPods, []string{"default/a", "default/b"}) {
+		t.Errorf("the status is %+v", st)
+	}
+}
+
+// A pod may be gone before the answer to its eviction is.
+func TestADrainCountsTheEvictionsThatAreUnderWayWhenItsPodsAreGone(t *testing.T) {
+	w, d := finishing(t, nil)
+	w.underway = 1
+	if next, err := w.finish(t.Context(), d, true, w.now()); err != nil || next.Done {
+		t.Fatalf("%+v, %v", next, err)
+	}
+	if got := read(t, w.Controller); got.Status.Phase != v1alpha1.DrainDraining {
+		t.Fatalf("the drain is %s", got.Status.Phase)
+	}
+	w.underway, w.sent = 0, []Action{{Verb: Evict, Pod: &Pod{Namespace: "default", Name: "b", UID: "uid-b"}}}
+	if _, err := w.finish(t.Context(), d, true, w.now()); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, w.Controller); got.Status.Phase != v1alpha1.DrainComplete || got.Status.Pods.Evicted != 1 {
+		t.Errorf("the drain is %+v", got.Status)
+	}
+}
+
+func TestADrainThatWouldCompleteReadsTheNodeFromTheServer(t *testing.T) {
+	for name, c := range map[string]struct {
+		gone   bool
+		change func(*corev1.Node)
+		reason string
+		phase  v1alpha1.DrainPhase
+	}{
+		"it was uncordoned": {false, func(n *corev1.Node) { cordon.Set(n, false) }, v1alpha1.ReasonUncordoned, v1alpha1.DrainCancelled},
+		"another one has its name": {false, func(n *corev1.Node) {
+			cordon.Set(n, false)
+			n.CreationTimestamp = metav1.NewTime(time.Now().Add(time.Hour))
+		}, v1alpha1.ReasonNodeReplaced, v1alpha1.DrainCancelled},
+		"it is there, and was not noticed": {true, func(*corev1.Node) {}, v1alpha1.ReasonDrained, v1alpha1.DrainComplete},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, d := finishing(t, nil)
+			changeNode(t, w.Controller, c.change)
+			s := w.now()
+			s.NodeGone = c.gone
+			if _, err := w.finish(t.Context(), d, true, s); err != nil {
+				t.Fatal(err)
+			}
+			got := read(t, w.Controller)
+			if end := meta.FindStatusCondition(got.Status.Conditions, v1alpha1.DrainFinished); got.Status.Phase != c.phase || end.Reason != c.reason {
+				t.Errorf("the drain is %+v", got.Status)
+			}
+		})
+	}
+}
+
+func TestADrainOfPodsAloneCompletesOnlyIfTheServerHasNoWorkOfEbbOnItsNode(t *testing.T) {
+	w, d := finishing(t, func(c *Controller) {
+		server := c.live
+		c.Tenants = func(r client.Reader) []drain.Tenant { return []drain.Tenant{placed(r == server)} }
+	})
+	if err := w.client.Create(t.Context(), &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}); err != nil {
+		t.Fatal(err)
+	}
+	w.cached = struct{ client.Reader }{w.live} // another reader of the same objects
+	if _, err := w.finish(t.Context(), d, true, w.now()); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, w.Controller); got.Status.Phase != v1alpha1.DrainDraining || len(got.Status.Blockers) != 1 || got.Status.Blockers[0].Reason != WaitsWork {
+		t.Errorf("the drain is %+v", got.Status)
+	}
+}
+
+// placed is a kind of work of which there may be one piece on every node.
+type placed bool
+
+func (placed) Work() drain.Work { return drain.Work{Name: "toys"} }
+
+func (p placed) Remaining(context.Context, string) (drain.Remaining, error) {
+	if p {
+		return drain.Remaining{Count: 1}, nil
+	}
+	return drain.Remaining{}, nil
+}
+
+// A drain whose finalizer somebody removed by hand, and another one of the same name.
+func TestADrainOfTheSameNameEndsTheWorkerOfTheOneBefore(t *testing.T) {
+	d := drainOf("n1")
+	d.UID, d.Status.Phase = "uid-2", v1alpha1.DrainFailed
+	c := newController(d)
+	old := newNodeWorker(c, drainOf("n1"))
+	c.workers = map[types.UID]*nodeWorker{"uid-d": old}
+	if _, err := c.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: "d"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, deleted := old.Newest(); !deleted {
+		t.Error("it goes on")
+	}
+}
+
+// finishing is the worker of a drain of pods alone, on whose node no pod is left.
+func finishing(t *testing.T, change func(*Controller)) (*nodeWorker, *v1alpha1.Drain) {
+	t.Helper()
+	began := metav1.Now()
+	d := drainOf("n1")
+	d.Finalizers = []string{v1alpha1.DrainFinalizer}
+	d.Status.Phase, d.Status.Scope, d.Status.StartedAt = v1alpha1.DrainDraining, v1alpha1.ScopePods, &began
+	d.Status.Pods = &v1alpha1.PodsStatus{StartedAt: &metav1.MicroTime{Time: began.Time}, Remaining: 1, Initial: 1}
+	c := newController(d)
+	releaseSlot(t, c)
+	changeNode(t, c, func(n *corev1.Node) { cordon.Add(n, "uid-d") })
+	c.serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","items":[]}`)
+	})
+	if change != nil {
+		change(c)
+	}
+	return newNodeWorker(c, read(t, c)), read(t, c)
+}
+
+// now is a snapshot without pods.
+func (w *nodeWorker) now() Snapshot {
+	return Snapshot{Now: time.Now(), Node: w.node, Config: drainconfig.Default(), TerminatingFor: time.Minute}
+}
+
+// serve makes a server answer the requests about pods, and counts them.
+func (c *Controller) serve(t *testing.T, answer http.HandlerFunc) *atomic.Int64 {
+	t.Helper()
+	var requests atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		answer(w, r)
+	}))
+	t.Cleanup(server.Close)
+	var err error
+	if c.kube, err = kubernetes.NewForConfig(&rest.Config{Host: server.URL}); err != nil {
+		t.Fatal(err)
+	}
+	c.Metrics = NewMetrics(prometheus.NewRegistry())
+	return &requests
+}
+
+// releaseSlot takes the slot from the drain.
+func releaseSlot(t *testing.T, c *Controller) {
+	t.Helper()
+	settings := &v1alpha1.Settings{}
+	if err := c.live.Get(t.Context(), client.ObjectKey{Name: v1alpha1.SettingsName}, settings); err != nil {
+		t.Fatal(err)
+	}
+	settings.Status.ActiveDrain = nil
+	if err := c.client.Update(t.Context(), settings); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// changeNode changes the core Node n1.
+func changeNode(t *testing.T, c *Controller, change func(*corev1.Node)) {
+	t.Helper()
+	n := &corev1.Node{}
+	if err := c.live.Get(t.Context(), client.ObjectKey{Name: "n1"}, n); err != nil {
+		t.Fatal(err)
+	}
+	change(n)
+	if err := c.client.Update(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+}
