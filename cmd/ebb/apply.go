@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -165,13 +166,13 @@ func applyAll(ctx context.Context, c client.Client, objects []*unstructured.Unst
 			others = append(others, object)
 		}
 	}
-	done := "nothing"
+	done := "nothing was"
 	for _, batch := range [][]*unstructured.Unstructured{namespaces, others} {
 		if err := applyBatch(ctx, c, batch, done); err != nil {
 			return err
 		}
 		if len(batch) > 0 {
-			done = "only namespaces"
+			done = "only namespaces were"
 		}
 	}
 	return nil
@@ -180,7 +181,7 @@ func applyAll(ctx context.Context, c client.Client, objects []*unstructured.Unst
 func applyBatch(ctx context.Context, c client.Client, objects []*unstructured.Unstructured, done string) error {
 	for _, object := range objects {
 		if err := applyOne(ctx, c, object.DeepCopy(), client.DryRunAll); err != nil {
-			return fmt.Errorf("%s was applied: %s %s: %w", done, object.GetKind(), object.GetName(), err)
+			return fmt.Errorf("%s applied: %s %s: %w", done, object.GetKind(), object.GetName(), err)
 		}
 	}
 	for _, object := range objects {
@@ -193,7 +194,33 @@ func applyBatch(ctx context.Context, c client.Client, objects []*unstructured.Un
 
 func applyOne(ctx context.Context, c client.Client, object *unstructured.Unstructured, opts ...client.ApplyOption) error {
 	opts = append(opts, client.FieldOwner("ebb-apply"), client.ForceOwnership)
-	return c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), opts...)
+	return readable(c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), opts...))
+}
+
+// What the API says of a value that does not fit the schema begins with what it was doing, and may end with its own representation of
+// the value.
+var (
+	typedPatch     = regexp.MustCompile(`^failed to create typed patch object \(.*?\): `)
+	representation = regexp.MustCompile(`, got &(?:value\.valueUnstructured\{Value:|\{)(.*)\}$`)
+)
+
+// readable rewrites messages that only those who wrote the server can read.
+func readable(err error) error {
+	if err == nil || !typedPatch.MatchString(err.Error()) {
+		return err
+	}
+	text := typedPatch.ReplaceAllString(err.Error(), "")
+	if m := representation.FindStringSubmatch(text); m != nil {
+		value := m[1]
+		switch {
+		case strings.HasPrefix(value, "[]interface {}"):
+			value = "a list"
+		case strings.HasPrefix(value, "map[string]interface {}"):
+			value = "an object"
+		}
+		text = strings.TrimSuffix(text, m[0]) + ", got " + value
+	}
+	return errors.New(text)
 }
 
 func appliedText(objects []*unstructured.Unstructured) string {

@@ -48,7 +48,12 @@ items:
 	for text, want := range map[string]string{
 		strings.ReplaceAll(list, "name: demo", "nme: demo"):                                                                                       "-: document 1: item 2: apiVersion, kind and metadata.name are required",
 		"{apiVersion: v1, kind: ConfigMap, metadata: {name: c, namespace: nowhere}}":                                                              `nothing was applied: ConfigMap c: namespaces "nowhere" not found`,
-		"{apiVersion: v1, kind: Namespace, metadata: {name: made}}\n---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: C, namespace: made}}": "only namespaces was applied: ConfigMap C: ",
+		"{apiVersion: v1, kind: Namespace, metadata: {name: made}}\n---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: C, namespace: made}}": "only namespaces were applied: ConfigMap C: ",
+		`{apiVersion: ebb.dev/v1alpha1, kind: Deployment, metadata: {name: d}, spec: {command: [a]}}`:                                             "nothing was applied: Deployment d: .spec.command: expected string, got a list",
+		`{apiVersion: ebb.dev/v1alpha1, kind: Deployment, metadata: {name: d}, spec: {command: {a: b}}}`:                                          "nothing was applied: Deployment d: .spec.command: expected string, got an object",
+		`{apiVersion: ebb.dev/v1alpha1, kind: Deployment, metadata: {name: d}, spec: {command: 7}}`:                                               "nothing was applied: Deployment d: .spec.command: expected string, got 7",
+		`{apiVersion: ebb.dev/v1alpha1, kind: Deployment, metadata: {name: d}, spec: {enabled: "yes"}}`:                                           `nothing was applied: Deployment d: .spec.enabled: expected boolean, got yes`,
+		`{apiVersion: ebb.dev/v1alpha1, kind: Deployment, metadata: {name: d}, spec: {comand: x}}`:                                                "nothing was applied: Deployment d: .spec.comand: field not declared in schema",
 	} {
 		if _, err := apply(text); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("got  %v\nwant %s", err, want)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -63,6 +64,8 @@ func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
 // consequence says what follows from the node being uncordoned, if anything does.
 func consequence(node *v1alpha1.Node) string {
 	switch {
+	case node.Spec.Cordoned && len(v1alpha1.CordonOwners(node)) > 0:
+		return "; Ebb had cordoned it, and it stays cordoned when Ebb would uncordon it"
 	case node.Spec.Cordoned:
 		return ""
 	case node.Status.Parked != nil && node.Status.Epoch == node.Status.Parked.Epoch:
@@ -74,8 +77,8 @@ func consequence(node *v1alpha1.Node) string {
 }
 
 // setCordoned cordons or uncordons a node: on Kubernetes its core Node. A person who uncordons a node leaves the owners of its cordon in
-// place: the coordinator cancels what they wanted and then removes them. The cordon of a person has no owners. It returns Ebb's Node as it
-// is then, or will be soon.
+// place: the coordinator cancels what they wanted and then removes them. The cordon of a person has no owners; a person who cordons a node that Ebb
+// cordoned becomes one of them, so that the cordon stays when the others are gone. It returns Ebb's Node as it is then, or will be soon.
 func setCordoned(ctx context.Context, c client.Client, cfg *rest.Config, name string, cordoned bool) (*v1alpha1.Node, bool, error) {
 	for {
 		node := &v1alpha1.Node{}
@@ -94,17 +97,23 @@ func setCordoned(ctx context.Context, c client.Client, cfg *rest.Config, name st
 		}
 		was := cordon.Is(target)
 		cordon.Set(target, cordoned)
-		if was == cordoned {
+		owners := v1alpha1.CordonOwners(target)
+		takesOver := was && cordoned && len(owners) > 0 && !slices.Contains(owners, v1alpha1.CordonPerson)
+		if was == cordoned && !takesOver {
 			return node, false, nil
 		}
 		if cordon.Is(target) != cordoned {
 			return nil, false, fmt.Errorf("node %q stays cordoned: an autoscaler is about to remove it, as a taint of its core Node says", name)
 		}
-		if cordoned {
+		if cordoned && !takesOver {
 			v1alpha1.SetCordonOwners(target, nil)
+		}
+		if takesOver {
+			v1alpha1.AddCordonOwner(target, v1alpha1.CordonPerson)
 		}
 		if err := c.Update(ctx, target); !apierrors.IsConflict(err) {
 			node.Spec.Cordoned = cordoned
+			v1alpha1.SetCordonOwners(node, v1alpha1.CordonOwners(target))
 			return node, true, err
 		}
 	}

@@ -37,6 +37,7 @@ type drainFlags struct {
 	resign   bool
 	queue    bool
 	cancel   bool
+	plan     bool
 	park     bool
 	pods     bool
 	deadline time.Duration
@@ -56,13 +57,17 @@ epoch, and work that has moved stays where it is.
 On Kubernetes the pods of the node leave too, by the mode of their namespace (docs/pods.md), unless --pods=false is set. A node on which no
 process of Ebb runs has a drain of its pods alone.
 
+With --plan nothing is changed: the command shows whether the drain would begin, what it would move, and what each piece of work would wait
+for; pods are not part of it. It exits 1 if the drain would be refused.
+
 Without --wait the command returns when the drain has begun or was refused. With --wait it shows what is left until the node has
 left; Ctrl-C stops watching, and the drain continues.
 
 The exit code is 0 when the node was drained (without --wait, when the drain has begun), 2 when work was left at the deadline, and
 1 when the drain was refused or failed for another reason. After its deadline the node stays Draining; a new drain of the same
 node continues.`,
-		Example: `  ebb drain n3 --wait
+		Example: `  ebb drain n3 --plan
+  ebb drain n3 --wait
   ebb drain n3 --wait --deadline 10m --reason "kernel upgrade"
   ebb drain n1 --resign --wait
   ebb drain n3 --park --wait
@@ -78,6 +83,7 @@ node continues.`,
 	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let another node take over first")
 	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for its end instead of being refused")
 	fs.BoolVar(&f.cancel, "cancel", false, "cancel the node's drain; with --wait, wait until the node is Alive again")
+	fs.BoolVar(&f.plan, "plan", false, "show what the drain would do, and change nothing")
 	fs.BoolVar(&f.park, "park", false, "cordon the node, and keep its drained process waiting until the node is uncordoned, instead of letting it exit")
 	fs.BoolVar(&f.pods, "pods", true, "on Kubernetes, move the pods off the node too")
 	fs.DurationVar(&f.deadline, "deadline", 0, "how long the drain may take; 0 for no limit")
@@ -89,6 +95,9 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 	if f.deadline < 0 {
 		return fmt.Errorf("--deadline %s: must not be negative", f.deadline)
 	}
+	if f.plan && (f.cancel || f.wait) {
+		return errors.New("--plan changes nothing: it cannot be combined with --wait or --cancel")
+	}
 	if f.cancel && (f.resign || f.queue || f.park || !f.pods || f.deadline > 0 || f.reason != "") {
 		return errors.New("--cancel can only be combined with --wait")
 	}
@@ -96,6 +105,9 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 	c, err := f.cluster.client()
 	if err != nil {
 		return err
+	}
+	if f.plan {
+		return f.runPlan(ctx, cmd, c, node)
 	}
 	if f.cancel {
 		return f.runCancel(ctx, cmd, c, node)
@@ -130,6 +142,29 @@ func (f *drainFlags) run(cmd *cobra.Command, node string) error {
 		return fmt.Errorf("drain %s of node %s was deleted before it ended: `ebb explain %s` shows the state of the node", d.Name, node, node)
 	}
 	return outcome(w.drain)
+}
+
+// runPlan shows what a drain of the node would find.
+func (f *drainFlags) runPlan(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
+	leader, err := coordinator.Locate(ctx, c)
+	if err != nil && !errors.Is(err, coordinator.ErrNone) {
+		return err
+	}
+	w, err := drain.Gather(ctx, c, leader, nil, time.Now())
+	if err != nil {
+		return err
+	}
+	p, err := drain.Foresee(ctx, w, c, kinds.Tenants, node)
+	if err != nil {
+		return err
+	}
+	if err := f.out.print(cmd.OutOrStdout(), p, func() string { return p.Describe(kinds.Works(), f.resign) }); err != nil {
+		return err
+	}
+	if !p.Begins(f.resign) && !(f.queue && p.Refused == v1alpha1.ReasonDrainInProgress) {
+		return exitError(1)
+	}
+	return nil
 }
 
 // runCancel cancels the drain of a node and, with --wait, waits until the node is Alive again.
@@ -327,6 +362,7 @@ func newExplain() *cobra.Command {
 			}
 			pods := pod.Explain(w.Drains, args[0], time.Now())
 			if w.Nodes[args[0]] == nil {
+				pods += pod.ExplainWaiting(w.Drains, args[0], time.Now())
 				core, err := explainCore(cmd.Context(), &c, cl, args[0], pods)
 				if err != nil {
 					return err

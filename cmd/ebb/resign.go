@@ -12,8 +12,8 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 )
 
-// successorTimeout is how long resign waits to name the successor.
-const successorTimeout = 15 * time.Second
+// successorTimeout is how long resign waits to name the successor. A busy machine may need several attempts.
+const successorTimeout = time.Minute
 
 func newResign() *cobra.Command {
 	var c cluster

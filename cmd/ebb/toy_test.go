@@ -383,9 +383,9 @@ func TestAKindThatIsRegisteredIsPlacedCountedDrainedShownAndGuarded(t *testing.T
 
 func untilHolds(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); !holds(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited a minute for %s", what)
+			t.Fatalf("waited %s for %s", testenv.Patience, what)
 		}
 	}
 }

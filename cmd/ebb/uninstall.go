@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -237,7 +238,7 @@ func (u *uninstall) uncordon(ctx context.Context, clients kubernetes.Interface) 
 
 // strip removes the cordon and the annotations of Ebb from a core Node, and reports whether there were any.
 func strip(n *corev1.Node) bool {
-	if len(v1alpha1.CordonOwners(n)) > 0 {
+	if owners := v1alpha1.CordonOwners(n); len(owners) > 0 && !slices.Contains(owners, v1alpha1.CordonPerson) {
 		cordon.Set(n, false)
 	}
 	before := len(n.Annotations)

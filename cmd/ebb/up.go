@@ -28,7 +28,7 @@ func newUp() *cobra.Command {
 that can be killed separately. A process that ends is not restarted; the command prints how to start it again.
 
 It writes DIR/kubeconfig, DIR/token, DIR/run/<name>.pid and DIR/logs/<name>.log, and prints "ready" once every node is
-Ready. On Ctrl-C the nodes leave the cluster and the API server stops.
+Ready and the samples are created. On Ctrl-C the nodes leave the cluster and the API server stops.
 
 With --kubeconfig the nodes use that Kubernetes instead of an API server of their own, all with the credentials in the file: it is for trying Ebb.
 The types of Ebb and the namespace ebb-system are created there if they are missing. docs/kubernetes.md describes an installation.
@@ -73,13 +73,15 @@ The lease flags are passed to every node; a node that is started again needs the
 			if err != nil {
 				return err
 			}
-			fmt.Fprintln(o.Out, "ready")
-			fmt.Fprintf(o.Out, "An outage of the API of up to %s stops nothing; a longer one stops deployments until it ends (docs/deployments.md). --lease-… sets it.\n", timing.Outage())
-			if withSamples {
+			if withSamples { // what reads the line "ready" may ask for them next
 				if err := addSamples(cmd.Context(), o.Dir); err != nil {
 					c.Stop()
 					return err
 				}
+			}
+			fmt.Fprintln(o.Out, "ready")
+			fmt.Fprintf(o.Out, "An outage of the API of up to %s stops nothing; a longer one stops deployments until it ends (docs/deployments.md). --lease-… sets it.\n", timing.Outage())
+			if withSamples {
 				whatNext(o.Out, o.Command, o.Dir)
 			}
 			c.Wait(cmd.Context())
@@ -107,13 +109,14 @@ Try next, in another terminal:
   export EBB_DATA_DIR=%[1]s
   # the nodes, and which of them is the coordinator
   %[2]s status
-  # four samples run: the deployment hello on one node, the daemon heartbeat on every node, the changefeed stream spread over the
-  # nodes, and the etcd cluster demo with a member on each of three nodes
+  # five samples: the deployment hello on one node, the daemon heartbeat on every node, the changefeed stream spread over the nodes,
+  # the etcd cluster demo with a member on each of three nodes, and the volume demo with two replicas
   %[2]s status deployments
   %[2]s logs hello -f
   %[2]s logs heartbeat --tail 1
   %[2]s status changefeeds
   %[2]s status etcdclusters
+  %[2]s volume inspect demo
   # use the etcd cluster, stop it and start it again: it keeps every key
   eval "$(%[2]s etcd endpoints demo --shell)"; etcdctl put hello world; etcdctl endpoint status --cluster --write-out=table
   kubectl --kubeconfig %[1]s/kubeconfig scale etcdcluster demo --replicas=0
@@ -121,6 +124,7 @@ Try next, in another terminal:
   # let another node become the coordinator
   %[2]s resign
   # take a node out of service: its work moves to other nodes (the coordinator cannot be drained: add --resign)
+  %[2]s drain n2 --plan
   %[2]s drain n2 --wait
   # kill a node: it is marked lost when its lease expires
   kill -9 $(cat %[1]s/run/n1.pid)

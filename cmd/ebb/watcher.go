@@ -100,6 +100,8 @@ func (w *watcher) line() string {
 	}
 	end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
 	switch {
+	case end == nil && d.Status.Pods != nil && len(d.Status.Pods.Blockers) > 0:
+		return fmt.Sprintf("%s: %s", node, pod.Sentence(d.Status.Pods.Blockers[0], time.Now()))
 	case d.Status.Phase == "" || end == nil:
 		return fmt.Sprintf("%s: waiting for the coordinator's decision", node)
 	case d.Status.Phase == v1alpha1.DrainComplete && d.Status.StartedAt != nil:

@@ -22,7 +22,7 @@ var accessTable = []struct{ kind, admin, viewer, node, coordinator, termOver str
 	{"node n2", "glwcupUPdD", "glw-------", "glw-------", "glw-upUP--", "glw-------"},
 	{"drain", "glwcupUPdD", "glw-------", "glw-------", "glwcupUPd-", "glw-------"},
 	{"settings", "glwcupUP--", "glw-------", "glw-------", "glw---UP--", "glw-------"},
-	{"term", "glwcup..dD", "glw-------", "glw-------", "glwcu-.---", "glw---.---"},
+	{"term", "glwcup..dD", "glw-------", "glw-------", "glwcu-----", "glw-------"},
 	{"lease of n1", "glwcup..--", "glw-------", "glwcup..--", "glwcup..--", "glw---..--"},
 	{"lease of n2", "glwcup..--", "glw-------", "glw-------", "glwcup..--", "glw---..--"},
 	{"lease of the election", "glwcup..dD", "glw-------", "glw-------", "glwcup..--", "glwcup..--"},

@@ -30,23 +30,41 @@ var (
 	openPaths = []string{"/api", "/apis", "/openapi", "/version", "/healthz", "/livez", "/readyz"}
 )
 
-// policy decides who may do what: fixed rules for the objects of every cluster, and the declarations of the kinds of work by resource.
-type policy map[string]access.Object
+// policy decides who may do what: the table of verbs of Ebb's own objects, by resource and subresource, and the declarations of the kinds of work
+// by resource, those of groups that are not Ebb's by group.
+type policy struct {
+	verbs            map[string]access.Verbs
+	objects, foreign map[string]access.Object
+}
 
 func newPolicy(objects []access.Object) policy {
-	p := policy{}
+	p := policy{verbs: map[string]access.Verbs{}, objects: map[string]access.Object{}, foreign: map[string]access.Object{}}
+	for _, v := range access.Table(objects) {
+		p.verbs[v.Resource] = v
+	}
 	for _, o := range objects {
 		if o.Group != "" {
-			p[foreign(o.Group)] = o
+			p.foreign[o.Group] = o
 			continue
 		}
-		p[o.Resource] = o
+		p.objects[o.Resource] = o
 	}
 	return p
 }
 
-// foreign is the key of the resources of a group that is not Ebb's.
-func foreign(group string) string { return access.AnyResource + "." + group }
+// of are the verbs of the resource that a request of Ebb's group is about.
+func (p policy) of(a authorizer.Attributes) access.Verbs {
+	resource := a.GetResource()
+	if a.GetSubresource() != "" {
+		resource += "/" + a.GetSubresource()
+	}
+	return p.verbs[resource]
+}
+
+// permit reports whether a verb is among those that the table has for one of the identities.
+func permit(of access.Verbs, verbs []string, verb string) bool {
+	return slices.Contains(verbs, verb) || verb == "patch" && !of.Whole && slices.Contains(verbs, "update")
+}
 
 // authorize implements authorizer.AuthorizerFunc. Whatever is not allowed here is refused; what depends on the content of an object is
 // the admission plugin's (admission.go).
@@ -111,27 +129,13 @@ func (p policy) coordinatorMay(a authorizer.Attributes) bool {
 	verb := a.GetVerb()
 	switch a.GetAPIGroup() {
 	case groupEbb:
-		if reading.Has(verb) {
-			return true
-		}
-		switch a.GetResource() {
-		case "settings":
-			return a.GetSubresource() == "status" && (verb == "update" || verb == "patch")
-		case "nodes":
-			return verb == "update" || verb == "patch"
-		case "terms":
-			return verb == "create" || verb == "update"
-		case "drains":
-			return writing.Has(verb)
-		}
-		object, ok := p[a.GetResource()]
-		return ok && (verb == "update" || verb == "patch" || object.Coordinator == access.Both && writing.Has(verb))
+		return reading.Has(verb) || permit(p.of(a), p.of(a).Coordinator, verb)
 	case groupLeases:
 		return reading.Has(verb) || verb == "update" || verb == "patch" || verb == "create"
 	case groupEvents, groupCore:
 		return a.GetResource() == "events" && (reading.Has(verb) || writing.Has(verb))
 	}
-	if object, ok := p[foreign(a.GetAPIGroup())]; ok && (a.GetNamespace() == object.Namespace || a.GetNamespace() == "") {
+	if object, ok := p.foreign[a.GetAPIGroup()]; ok && (a.GetNamespace() == object.Namespace || a.GetNamespace() == "") {
 		return reading.Has(verb) || writing.Has(verb)
 	}
 	return mayAsk(a)
@@ -146,13 +150,10 @@ func (p policy) nodeMay(node string, a authorizer.Attributes) bool {
 		switch {
 		case reading.Has(verb):
 			return true
-		case a.GetResource() == "nodes" && verb == "create":
-			return a.GetSubresource() == ""
-		case a.GetResource() == "nodes":
-			return a.GetName() == node && (verb == "update" || verb == "patch")
+		case a.GetResource() == "nodes" && verb != "create" && a.GetName() != node:
+			return false // it has one object alone
 		}
-		writes := p[a.GetResource()].Node
-		return writes != nil && (verb == "update" || verb == "patch") && (writes.Check != nil || a.GetSubresource() == "status")
+		return permit(p.of(a), p.of(a).Node, verb)
 	case groupLeases:
 		switch {
 		case reading.Has(verb):

@@ -35,7 +35,7 @@ var everyone = []*user.DefaultInfo{
 // requests is every request there is, as far as rules can tell them apart.
 func requests(who user.Info, visit func(authorizer.AttributesRecord)) {
 	verbs := []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate", "bind", "escalate", "*", ""}
-	resources := append(slices.Sorted(maps.Keys(rulebook)), "nodes", "drains", "settings", "leases", "events", "customresourcedefinitions", "users", "secrets", "configmaps", "namespaces", "selfsubjectreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews", "subjectaccessreviews", "*")
+	resources := append(slices.Sorted(maps.Keys(rulebook.objects)), "nodes", "drains", "settings", "leases", "events", "customresourcedefinitions", "users", "secrets", "configmaps", "namespaces", "selfsubjectreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews", "subjectaccessreviews", "*")
 	for _, group := range []string{groupEbb, groupLeases, groupEvents, "apiextensions.k8s.io", groupCore, groupLogin, groupAccess, "*"} {
 		for _, resource := range resources {
 			for _, subresource := range []string{"", "status", "scale"} {
@@ -86,7 +86,7 @@ func TestNoRequestOfAnyoneButAdminsGoesBeyondTheRules(t *testing.T) {
 				t.Errorf("node %q may %s node %q", node, a.Verb, a.Name)
 			case isNode && !reads && a.APIGroup == groupEbb && a.Resource != "nodes" && (a.Verb == "create" || a.Verb == "delete"):
 				t.Errorf("a node may %s %s", a.Verb, a.Resource)
-			case isNode && !reads && a.APIGroup == groupEbb && a.Resource != "nodes" && rulebook[a.Resource].Node == nil:
+			case isNode && !reads && a.APIGroup == groupEbb && a.Resource != "nodes" && rulebook.objects[a.Resource].Node == nil:
 				t.Errorf("a node may %s %s", a.Verb, a.Resource)
 			case isCoordinator && a.APIGroup == groupEbb && a.Resource == "parents" && (a.Verb == "create" || a.Verb == "delete"):
 				t.Errorf("the coordinator may %s what people own", a.Verb)

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	bootstrapTimeout = time.Minute
+	bootstrapTimeout = 5 * time.Minute // a machine that is busy starting everything else is slow, not broken
 	bootstrapPoll    = 20 * time.Millisecond
 )
 

@@ -16,6 +16,8 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 // goneWithin is the longest that the deletion of a definition may take once nothing holds its objects any more. The server looks
@@ -258,14 +260,14 @@ func (h history) expect(ctx context.Context, admin caller, method, path string, 
 }
 
 func (h history) await(ctx context.Context, what string, done func() (bool, error)) error {
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(testenv.Patience)
 	for time.Now().Before(deadline) {
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	return fmt.Errorf("waited a minute for %s", what)
+	return fmt.Errorf("waited %s for %s", testenv.Patience, what)
 }
 
 // established says whether a definition is served.

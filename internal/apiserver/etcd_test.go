@@ -67,8 +67,8 @@ func startForeignEtcd(t *testing.T) foreign {
 	t.Cleanup(f.etcd.Close)
 	select {
 	case <-f.etcd.Server.ReadyNotify():
-	case <-time.After(time.Minute):
-		t.Fatal("etcd is not ready within a minute")
+	case <-time.After(testenv.Patience):
+		t.Fatal("etcd is not ready within " + testenv.Patience.String())
 	}
 	f.url = "https://" + f.etcd.Clients[0].Addr().String()
 	return f

@@ -29,6 +29,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/identity"
 	"github.com/ebb-dev/ebb/internal/pki"
+	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 // A server takes seconds to start under the race detector, so every test that does not stop it uses the same one.
@@ -287,10 +288,10 @@ func fresh(prefix string) string { return fmt.Sprintf("%s-%d", prefix, count.Add
 // eventually polls, for what the server does on its own.
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(testenv.Patience)
 	for !done() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited a minute: %s", what)
+			t.Fatalf("waited %s: %s", testenv.Patience, what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

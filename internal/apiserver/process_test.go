@@ -191,7 +191,7 @@ func TestASecondServerOnADirectoryIsRefusedAndTheFirstGoesOn(t *testing.T) {
 	}
 	p.admin(t).must(t, http.MethodPost, nodes, nodeObject("n1"))
 	for _, listen := range []string{"127.0.0.1:0", "127.0.0.2:0", strings.TrimPrefix(p.url, "https://")} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 		out, err := exec.CommandContext(ctx, testenv.Ebb(t), "apiserver", "--data-dir", dir, "--listen", listen).CombinedOutput()
 		cancel()
 		var exit *exec.ExitError
@@ -211,8 +211,8 @@ func TestASecondServerOnADirectoryIsRefusedAndTheFirstGoesOn(t *testing.T) {
 		}
 		select {
 		case <-p.ended:
-		case <-time.After(time.Minute):
-			t.Fatal("still running after a minute")
+		case <-time.After(testenv.Patience):
+			t.Fatal("still running after " + testenv.Patience.String())
 		}
 		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
 			t.Errorf("exit code %d", code)

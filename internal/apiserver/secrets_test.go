@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 func TestAServerKeepsItsSecretsToItself(t *testing.T) {
@@ -68,12 +70,7 @@ func checkModes(t *testing.T, dir string) {
 }
 
 func checkOtherUser(t *testing.T, dir string) {
-	if os.Getuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("only root can try as another user, and on CI nothing is skipped")
-		}
-		t.Skip("only root can try as another user")
-	}
+	need.Root(t, "try as another user")
 	as := func(path string) error {
 		cmd := exec.CommandContext(t.Context(), "stat", path)
 		cmd.Dir = "/"

@@ -21,7 +21,7 @@ func (r *rules) validateNodeWrite(ctx context.Context, a admission.Attributes) e
 		return nil
 	}
 	resource := a.GetResource().Resource
-	writes := r.policy[resource].Node
+	writes := r.policy.objects[resource].Node
 	if writes == nil || a.GetOperation() != admission.Update {
 		return fmt.Errorf("node %s may not write %s", node, resource)
 	}

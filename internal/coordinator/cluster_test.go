@@ -25,7 +25,7 @@ func fast() lease.Timing {
 }
 
 // patience bounds every wait for something that should come.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // cluster is a few nodes in the test's own process, against a real API, with real managers.
 type cluster struct {

@@ -79,8 +79,11 @@ func (c *Campaign) successor(ctx context.Context, e *node.Epoch) error {
 
 // sitOut waits until another node is coordinator, or until none has become it although the election would have expired, in case the
 // release was lost. Time during which the API does not answer does not count, because no node can be elected then.
+//
+// Another node may have a request on its way that times out although the API is back, see the last renewal only after that, count the
+// duration from there, and look again a while after it has passed. An elector waits for up to 2.2 retries between two looks.
 func (c *Campaign) sitOut(ctx context.Context) {
-	patience := c.duration() + 4*c.retry()
+	patience := c.opts.Timing.Timeout + c.duration() + 6*c.retry()
 	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; waitAny(ctx, c.retry()) {
 		l, err := c.client.Leases(lease.Namespace).Get(ctx, lease.CoordinatorName, metav1.GetOptions{})
 		switch {

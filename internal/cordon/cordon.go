@@ -39,8 +39,11 @@ func Set(n client.Object, cordoned bool) {
 	}
 }
 
-// Add cordons a node on behalf of an owner.
+// Add cordons a node on behalf of an owner. A person among the owners of an uncordoned node has uncordoned it since, and holds nothing.
 func Add(n client.Object, owner string) {
+	if !Is(n) {
+		v1alpha1.RemoveCordonOwner(n, v1alpha1.CordonPerson)
+	}
 	Set(n, true)
 	v1alpha1.AddCordonOwner(n, owner)
 }
@@ -50,6 +53,13 @@ func Lift(n client.Object, owner string) {
 	if Owns(n, owner) && !v1alpha1.RemoveCordonOwner(n, owner) {
 		Set(n, false)
 	}
+}
+
+// Replaced reports whether a core Node was created after a drain of its name: the drain was about one that has been deleted since. Both times are
+// the API server's.
+func Replaced(n client.Object, d *v1alpha1.Drain) bool {
+	core, ok := n.(*corev1.Node)
+	return ok && core != nil && core.CreationTimestamp.After(d.CreationTimestamp.Time)
 }
 
 // Owns reports whether an object is among the owners of a node's cordon.

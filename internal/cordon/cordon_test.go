@@ -35,6 +35,40 @@ func TestTheLastOwnerLiftsTheCordon(t *testing.T) {
 	}
 }
 
+func TestAPersonWhoTakesACordonOverKeepsItWhenTheOwnersAreGone(t *testing.T) {
+	for name, n := range both() {
+		cordon.Add(n, "a")
+		cordon.Add(n, v1alpha1.CordonPerson)
+		cordon.Add(n, "b")
+		cordon.Lift(n, "b")
+		if !cordon.Owns(n, "a") || !cordon.Owns(n, v1alpha1.CordonPerson) {
+			t.Errorf("%s: the owners are %q", name, v1alpha1.CordonOwners(n))
+		}
+		cordon.Lift(n, "a")
+		if !cordon.Is(n) || len(n.GetAnnotations()) > 0 {
+			t.Errorf("%s: cordoned %t by %q after the last owner", name, cordon.Is(n), v1alpha1.CordonOwners(n))
+		}
+	}
+}
+
+// A person cordons a node that Ebb cordoned, uncordons it, and Ebb cordons it again before the coordinator has removed the owners.
+func TestAPersonWhoUncordonsANodeHoldsItsNextCordonNoMore(t *testing.T) {
+	for name, n := range both() {
+		cordon.Add(n, "a")
+		cordon.Add(n, v1alpha1.CordonPerson)
+		cordon.Set(n, false)
+		cordon.Add(n, "b")
+		cordon.Lift(n, "a")
+		if !cordon.Is(n) || !cordon.Owns(n, "b") || cordon.Owns(n, v1alpha1.CordonPerson) {
+			t.Errorf("%s: cordoned %t by %q", name, cordon.Is(n), v1alpha1.CordonOwners(n))
+		}
+		cordon.Lift(n, "b")
+		if cordon.Is(n) {
+			t.Errorf("%s: still cordoned by %q after the last owner", name, v1alpha1.CordonOwners(n))
+		}
+	}
+}
+
 func TestTheCordonOfAPersonIsNotLifted(t *testing.T) {
 	for name, n := range both() {
 		cordon.Set(n, true)

@@ -264,6 +264,9 @@ func explainQueue(b *strings.Builder, w World, node string) {
 func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
 	if d.Status.StartedAt == nil {
 		fmt.Fprintf(b, "Drain %s is about to begin.\n", d.Name)
+		for _, g := range Groups(d.Status.Blockers) {
+			b.WriteString(g.sentence(w.Now))
+		}
 		return
 	}
 	fmt.Fprintf(b, "Drain %s is %s, started %s ago: %s.\n", d.Name, d.Status.Phase, w.Now.Sub(d.Status.StartedAt.Time).Round(time.Second), w.Works.Summary(d.Status.Remaining))

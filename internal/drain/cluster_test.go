@@ -57,6 +57,7 @@ func TestOnARealAPI(t *testing.T) {
 		{"a request given up after its drain got the slot and before it began is cancelled", testGivenUpCancelled},
 		{"a request given up after its drain began is accepted", testGivenUpAccepted},
 		{"a report says how a drain stands", testReport},
+		{"a preview shows what a drain would find, and writes nothing", testPreview},
 		{"metrics follow a drain and go with the node", testMetrics},
 		{"finished drains beyond the limit or the age are pruned while another runs", testPruning},
 		{"a finished drain that holds the slot is pruned only after it", testPruningLeavesTheSlot},

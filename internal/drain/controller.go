@@ -2,8 +2,10 @@ package drain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -89,16 +91,16 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		}
 		return ctrl.Result{RequeueAfter: c.prune(ctx)}, nil
 	}
-	live := false
+	live, refused := false, map[string]string{}
 	for range maxSteps {
-		w, step, err := c.look(ctx, live)
+		w, step, err := c.look(ctx, live, refused)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		c.Metrics.see(w)
 		told := c.tell(ctx, w)
 		if step == nil {
-			return ctrl.Result{RequeueAfter: sooner(pause(w, told), c.prune(ctx))}, nil
+			return ctrl.Result{RequeueAfter: sooner(pause(w, told && len(refused) == 0), c.prune(ctx))}, nil
 		}
 		live = live || step.Name != StepProgress // the cache does not have this write yet
 		if err := c.take(ctx, step); err != nil {
@@ -106,15 +108,43 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 				live = true
 				continue // the object has changed: decide again
 			}
-			return ctrl.Result{}, err
+			if !slices.Contains([]string{StepCordon, StepClearOwners, StepLiftCordon}, step.Name) || !answered(err) {
+				return ctrl.Result{}, err
+			}
+			refused[step.Object.GetName()] = err.Error()
+			c.reportRefusal(ctx, step, err)
 		}
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
+// answered reports whether the API server itself refused a write, such as by an admission webhook; otherwise nobody can be asked now.
+func answered(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return errors.As(err, &status)
+}
+
+// reportRefusal reports once, for each step, that the API does not let a cordon be written. The drain that wanted a cordon to be lifted has
+// ended, so that nothing else shows it.
+func (c *Controller) reportRefusal(ctx context.Context, step *Step, err error) {
+	node := step.Object
+	key := "refused/" + step.Name + "/" + string(node.GetUID())
+	if c.told[key] {
+		return
+	}
+	c.told[key] = true
+	c.Log.Warn("drain: a cordon could not be written; trying again", "step", step.Name, "target", node.GetName(), "error", err)
+	if failed := c.record.Emit(ctx, events.Event{
+		Regarding: node, Type: corev1.EventTypeWarning, Reason: BlockedByCordon, Action: "Cordon", Key: step.Name + "/" + node.GetResourceVersion(),
+		Note: fmt.Sprintf("The cordon of node %s could not be written, which is tried again: %v", node.GetName(), err),
+	}); failed != nil {
+		c.Log.Warn("could not write event", "target", node.GetName(), "reason", BlockedByCordon, "error", failed)
+	}
+}
+
 // look finds the next step. Counts come from the cache, because there may be very many objects and nodes report every change; every
 // other step is decided on what was read live.
-func (c *Controller) look(ctx context.Context, live bool) (w World, step *Step, err error) {
+func (c *Controller) look(ctx context.Context, live bool, refused map[string]string) (w World, step *Step, err error) {
 	reader := c.cached
 	if live {
 		reader = c.live
@@ -127,10 +157,10 @@ func (c *Controller) look(ctx context.Context, live bool) (w World, step *Step, 
 			return w, nil, err
 		}
 	}
-	w.Pods = c.Pods
+	w.Pods, w.Refused = c.Pods, refused
 	step = Next(w)
 	if !live && step != nil && step.Name != StepProgress {
-		return c.look(ctx, true)
+		return c.look(ctx, true, refused)
 	}
 	return w, step, nil
 }

@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -54,13 +57,44 @@ func makeCordon(w World, d *v1alpha1.Drain) (step *Step, ready bool) {
 	return nil, own == nil || own.Spec.Cordoned
 }
 
+// awaitCordon records that a drain that has the slot cannot begin, because the API does not let its node be cordoned.
+func awaitCordon(w World, d *v1alpha1.Drain) *Step {
+	next := d.DeepCopy()
+	next.Status.Phase = v1alpha1.DrainPending
+	b := v1alpha1.Blocker{
+		Kind: "Node", Name: d.Spec.NodeName, Reason: BlockedByCordon, Since: metav1.NewTime(w.Now.Truncate(time.Second)),
+		Remedy: fmt.Sprintf("node %s could not be cordoned: %s; this is tried again", d.Spec.NodeName, w.Refused[d.Spec.NodeName]),
+	}
+	if old := d.Status.Blockers; len(old) == 1 && identity(old[0]) == identity(b) {
+		b.Since = old[0].Since
+	}
+	next.Status.Blockers = []v1alpha1.Blocker{b}
+	finished(next, w.Now, metav1.ConditionFalse, BlockedByCordon, fmt.Sprintf("Node %s could not be cordoned, which is tried again: %s", d.Spec.NodeName, w.Refused[d.Spec.NodeName]))
+	if equality.Semantic.DeepEqual(next.Status, d.Status) {
+		return nil
+	}
+	return &Step{Name: StepProgress, Object: next, Status: true, Drain: d}
+}
+
 // nextOfCordons removes owners from cordons: all of them from a node that somebody uncordoned, and drains that no longer want it.
 // UIDs that belong to no drain are left alone: other objects own cordons too, and the Drain that parked a node may have been deleted.
 func nextOfCordons(w World, slot *v1alpha1.ActiveDrain, holder *v1alpha1.Drain) *Step {
 	for _, name := range w.cordonable() {
+		if w.Refused[name] != "" {
+			continue
+		}
 		n := w.Cordon(name)
 		owners := v1alpha1.CordonOwners(n)
 		if len(owners) > 0 && !cordon.Is(n) {
+			if d := w.unfinished(owners, holder); d != nil {
+				// It owns the cordon until it has ended: that is how it is known that its node was uncordoned under it.
+				if w.apart(d) {
+					continue
+				}
+				if step := nextOfOther(w, slot, d); step != nil {
+					return step
+				}
+			}
 			next := copyOf(n)
 			v1alpha1.SetCordonOwners(next, nil)
 			return &Step{Name: StepClearOwners, Object: next}
@@ -69,6 +103,16 @@ func nextOfCordons(w World, slot *v1alpha1.ActiveDrain, holder *v1alpha1.Drain) 
 			if slices.Contains(owners, string(d.UID)) && w.disowns(slot, d) {
 				return disown(w, holder, n, d)
 			}
+		}
+	}
+	return nil
+}
+
+// unfinished is a drain among the owners of a cordon that has not ended and does not hold the slot: what holds it is decided about before.
+func (w World) unfinished(owners []string, holder *v1alpha1.Drain) *v1alpha1.Drain {
+	for _, d := range w.Drains {
+		if d != holder && !d.Status.Phase.Final() && slices.Contains(owners, string(d.UID)) {
+			return d
 		}
 	}
 	return nil
@@ -113,8 +157,8 @@ func disown(w World, holder *v1alpha1.Drain, n client.Object, d *v1alpha1.Drain)
 	case d.Status.Phase == v1alpha1.DrainComplete:
 		v1alpha1.RemoveCordonOwner(next, string(d.UID))
 	case holder != nil && holder != d && holder.Spec.NodeName == n.GetName() && w.parks(holder) && !holder.Status.Phase.Final():
+		v1alpha1.AddCordonOwner(next, string(holder.UID)) // first: a person who is left alone is not among the owners any more
 		v1alpha1.RemoveCordonOwner(next, string(d.UID))
-		v1alpha1.AddCordonOwner(next, string(holder.UID))
 	default:
 		cordon.Lift(next, string(d.UID))
 	}
@@ -139,9 +183,13 @@ func park(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepPark, Object: next, Status: true, Drain: d}
 }
 
-// uncordonMessage is what a drain reports that ended because its node was uncordoned.
-func uncordonMessage(slot *v1alpha1.ActiveDrain) string {
-	return fmt.Sprintf("Node %s was uncordoned: it takes work again in a new epoch. Work that has moved stays where it is.", slot.Node)
+// whyUncordoned is what a drain reports that ended because its node is not cordoned any more.
+func (w World) whyUncordoned(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) (reason, message string) {
+	const again = "it takes work again in a new epoch. Work that has moved stays where it is."
+	if cordon.Replaced(w.Cordon(slot.Node), d) {
+		return v1alpha1.ReasonNodeReplaced, fmt.Sprintf("The core Node %s was deleted and created again, without the cordon: %s", slot.Node, again)
+	}
+	return v1alpha1.ReasonUncordoned, fmt.Sprintf("Node %s was uncordoned: %s", slot.Node, again)
 }
 
 func copyOf(n client.Object) client.Object { return n.DeepCopyObject().(client.Object) }

@@ -3,7 +3,9 @@ package drain_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -92,6 +94,58 @@ func TestEveryDrainOnACoreNodeParks(t *testing.T) {
 	s.cordonIs("n2", false)
 }
 
+func TestACordonThatCannotBeLiftedKeepsNoOtherDrainWaiting(t *testing.T) {
+	s := newCoreScene(t)
+	v1alpha1.SetCordonOwners(s.core["n2"], []string{"somebody"}) // of a node that was uncordoned
+	s.request("d", "n3")
+	w := s.world()
+	if step := drain.Next(w); step == nil || step.Name != drain.StepClearOwners {
+		t.Fatalf("the next step is %+v", step)
+	}
+	w.Refused = map[string]string{"n2": "no"}
+	if step := drain.Next(w); step == nil || step.Name != drain.StepHold || step.Drain.Name != "d" {
+		t.Errorf("the next step is %+v", step)
+	}
+}
+
+func TestADrainThatMayNotCordonItsNodeSaysSoAndKeepsNoOtherOneUndecided(t *testing.T) {
+	s := newCoreScene(t)
+	s.request("d", "n3")
+	for range 2 { // it is held, and gets the slot
+		if err := s.write(drain.Next(s.world())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.request("e", "n2")
+	w := s.world()
+	if step := drain.Next(w); step == nil || step.Name != drain.StepCordon {
+		t.Fatalf("the next step is %+v", step)
+	}
+	w.Refused = map[string]string{"n3": "a webhook says no"}
+	step := drain.Next(w)
+	if step == nil || step.Name != drain.StepProgress || step.Drain.Name != "d" {
+		t.Fatalf("the next step is %+v", step)
+	}
+	status := step.Object.(*v1alpha1.Drain).Status
+	want := v1alpha1.Blocker{
+		Kind: "Node", Name: "n3", Reason: drain.BlockedByCordon, Remedy: "node n3 could not be cordoned: a webhook says no; this is tried again", Since: metav1.NewTime(w.Now),
+	}
+	if status.Phase != v1alpha1.DrainPending || status.StartedAt != nil || len(status.Blockers) != 1 || status.Blockers[0] != want {
+		t.Errorf("the status is %+v", status)
+	}
+	if err := s.write(step); err != nil {
+		t.Fatal(err)
+	}
+	w = s.world()
+	if text := drain.Explain(w, "n3"); !strings.Contains(text, "Drain d is about to begin.\n") || !strings.Contains(text, "node n3 could not be cordoned: a webhook says no") {
+		t.Errorf("it says:\n%s", text)
+	}
+	w.Refused = map[string]string{"n3": "a webhook says no"}
+	if step := drain.Next(w); step == nil || step.Name != drain.StepRefuse || step.Drain.Name != "e" {
+		t.Errorf("the next step is %+v", step)
+	}
+}
+
 func TestACancelledDrainLiftsTheCordonOfTheCoreNode(t *testing.T) {
 	s := newCoreScene(t)
 	s.places("n2", "volumes", 1)
@@ -103,6 +157,21 @@ func TestACancelledDrainLiftsTheCordonOfTheCoreNode(t *testing.T) {
 	s.takes(drain.StepCancel, drain.StepLiftCordon)
 	s.projects("project-cordon n2")
 	s.cordonIs("n2", false)
+}
+
+// Nobody has uncordoned the node: it was deleted, and another one has its name.
+func TestADrainOfACoreNodeThatIsMadeAgainSaysSo(t *testing.T) {
+	s := newCoreScene(t)
+	s.places("n2", "volumes", 1)
+	d := s.request("d", "n2")
+	s.steps()
+	s.projects("project-cordon n2")
+	s.steps()
+	s.core["n2"] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2", UID: "core-n2-again", CreationTimestamp: metav1.NewTime(d.CreationTimestamp.Add(time.Minute))}}
+	s.bump(s.core["n2"])
+	s.takes(drain.StepCancel)
+	ended(t, s.drains["d"], v1alpha1.DrainCancelled, v1alpha1.ReasonNodeReplaced,
+		"The core Node n2 was deleted and created again, without the cordon: it takes work again in a new epoch. Work that has moved stays where it is.")
 }
 
 func TestACordonOfACoreNodeDrainsIt(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 const (
 	// BlockedByNode: the node has not reported yet that it closed its gate for this drain.
 	BlockedByNode = "AwaitingAcknowledgement"
+	// BlockedByCordon: the API does not let the node be cordoned.
+	BlockedByCordon = "CordonRefused"
 	// BlockedByReturn: the node is restarting and has not reported its state yet.
 	BlockedByReturn = "AwaitingReturn"
 	// BlockedByLeaving: the node is empty or was asked to stop, and has not left yet.

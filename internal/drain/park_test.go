@@ -229,6 +229,17 @@ func TestAFailedDrainThatParksKeepsItsCordonUntilItLetsItsNodeGo(t *testing.T) {
 		s.takes(drain.StepHold, drain.StepTakeSlot, drain.StepBegin, drain.StepDesireDraining, drain.StepProgress, drain.StepLiftCordon)
 		s.cordonIs("n2", true, "uid-e")
 	})
+	t.Run("taken up by one that parks, after a person cordoned the node too", func(t *testing.T) {
+		s, _ := failed(t)
+		v1alpha1.AddCordonOwner(s.nodes["n2"], v1alpha1.CordonPerson)
+		s.bump(s.nodes["n2"])
+		s.request("e", "n2", parking)
+		s.steps()
+		s.cordonIs("n2", true, v1alpha1.CordonPerson, "uid-e")
+		s.cancel("e")
+		s.steps()
+		s.cordonIs("n2", true)
+	})
 	t.Run("taken up by one that does not park", func(t *testing.T) {
 		s, _ := failed(t)
 		s.request("e", "n2")

@@ -34,6 +34,8 @@ type World struct {
 	Pods bool
 	// Works are the kinds of work that are counted.
 	Works Works
+	// Refused are the nodes whose cordon the API did not let be written just now, and its answer: they keep no drain of another node waiting.
+	Refused map[string]string
 	// Left is the work that objects place on the node in the slot, by kind.
 	Left map[string]Remaining
 }
@@ -154,9 +156,13 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case cancelRequested(d):
 		return cancel(w, slot, d, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
 	case w.uncordoned(d):
-		return cancel(w, slot, d, v1alpha1.ReasonUncordoned, uncordonMessage(slot))
+		reason, message := w.whyUncordoned(slot, d)
+		return cancel(w, slot, d, reason, message)
 	case d.Status.Phase == v1alpha1.DrainDraining:
 		return nextOfDraining(w, slot, d)
+	}
+	if w.Refused[d.Spec.NodeName] != "" {
+		return awaitCordon(w, d)
 	}
 	if step, ready := makeCordon(w, d); !ready {
 		return step
@@ -173,7 +179,8 @@ func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case d.Spec.Cancelled:
 		return letGo(w, d, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
 	case w.uncordoned(d):
-		return letGo(w, d, v1alpha1.ReasonUncordoned, uncordonMessage(slot))
+		reason, message := w.whyUncordoned(slot, d)
+		return letGo(w, d, reason, message)
 	}
 	if !w.over(slot) {
 		return nil
@@ -205,6 +212,7 @@ func begin(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Initial = w.counts(slot)
 	next.Status.Remaining = w.counts(slot)
 	next.Status.Stage = w.Works.Stage(next.Status.Remaining)
+	next.Status.Blockers = nil
 	finished(next, w.Now, metav1.ConditionFalse, string(v1alpha1.DrainDraining), "Work is being moved off the node.")
 	return &Step{Name: StepBegin, Object: next, Status: true, Drain: d}
 }
@@ -450,6 +458,8 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
 	case w.apart(d):
 		return nil
+	case d.Status.Scope == v1alpha1.ScopePods && !d.Status.Phase.Final():
+		return abandon(w, d)
 	case d.Status.Phase == v1alpha1.DrainDraining || d.Status.Phase == v1alpha1.DrainStopping:
 		return resume(w, slot, d)
 	case !d.DeletionTimestamp.IsZero():
@@ -466,9 +476,18 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case reason == "":
 		return accept(w, d)
 	case reason == v1alpha1.ReasonDrainInProgress && d.Spec.WhenBusy == v1alpha1.Queue:
-		return queue(w, d, slot)
+		return queue(w, d, fmt.Sprintf("Waiting for drain %s of node %s.", slot.Name, slot.Node))
+	case w.podsLeaveFirst(d) && reason == v1alpha1.ReasonSingleNode:
+		return queue(w, d, fmt.Sprintf("Waiting for another node: %s is the only one that runs.", d.Spec.NodeName))
+	case w.podsLeaveFirst(d) && reason == v1alpha1.ReasonTargetIsCoordinator:
+		return queue(w, d, fmt.Sprintf("Waiting for another coordinator: node %s coordinates.", d.Spec.NodeName))
 	}
 	return refuse(w, d, reason)
+}
+
+// podsLeaveFirst reports whether a drain waits for what others are refused for: the pods of a sick node leave meanwhile.
+func (w World) podsLeaveFirst(d *v1alpha1.Drain) bool {
+	return w.Pods && d.WantsPods() && w.Core[d.Spec.NodeName] != nil && d.Spec.WhenBusy == v1alpha1.Queue && d.Annotations[v1alpha1.HealthEventAnnotation] != ""
 }
 
 // apart reports whether a drain moves pods alone, and has not ended: it needs no slot, and is decided about elsewhere.
@@ -477,9 +496,24 @@ func (w World) apart(d *v1alpha1.Drain) bool {
 	case d.Status.Phase.Final():
 		return false
 	case d.Status.Scope == v1alpha1.ScopePods:
-		return true
+		return w.Pods
 	}
 	return w.Pods && d.WantsPods() && d.Status.StartedAt == nil && w.Core[d.Spec.NodeName] != nil && !w.Leases[d.Spec.NodeName].Held()
+}
+
+// abandon ends a drain of pods alone with which nobody goes on: since it began, a custom drain was set up, and another controller moves pods.
+func abandon(w World, d *v1alpha1.Drain) *Step {
+	switch {
+	case cancelRequested(d):
+		return withdraw(w, d, "The drain was cancelled.")
+	case w.uncordoned(d):
+		return withdraw(w, d, "The node was uncordoned.")
+	}
+	next := d.DeepCopy()
+	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonPodsNotMoved, fmt.Sprintf(
+		"Drains do not move pods any more: a custom drain has been set up since this one began. Node %s stays cordoned; a health event about it starts the custom drain.%s",
+		d.Spec.NodeName, evicted(d)))
+	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
 }
 
 // resume gives the slot back to a drain that is running. Ebb never takes it away; if somebody edited Settings, the state of the node is
@@ -539,10 +573,11 @@ func takeSlot(w World, d *v1alpha1.Drain, epoch int64) *Step {
 	return &Step{Name: StepTakeSlot, Object: settings, Status: true, Drain: d}
 }
 
-func queue(w World, d *v1alpha1.Drain, slot *v1alpha1.ActiveDrain) *Step {
+// queue lets a drain wait for something.
+func queue(w World, d *v1alpha1.Drain, message string) *Step {
 	next := d.DeepCopy()
 	next.Status.Phase = v1alpha1.DrainPending
-	finished(next, w.Now, metav1.ConditionFalse, v1alpha1.ReasonQueued, fmt.Sprintf("Waiting for drain %s of node %s.", slot.Name, slot.Node))
+	finished(next, w.Now, metav1.ConditionFalse, v1alpha1.ReasonQueued, message)
 	if equality.Semantic.DeepEqual(next.Status, d.Status) {
 		return nil
 	}
@@ -551,12 +586,17 @@ func queue(w World, d *v1alpha1.Drain, slot *v1alpha1.ActiveDrain) *Step {
 
 func refuse(w World, d *v1alpha1.Drain, reason string) *Step {
 	next := d.DeepCopy()
+	end(next, w.Now, v1alpha1.DrainFailed, reason, refusalMessage(w, reason))
+	return &Step{Name: StepRefuse, Object: next, Status: true, Drain: d}
+}
+
+// refusalMessage returns the words of a refusal, with the drain that is in the way.
+func refusalMessage(w World, reason string) string {
 	message := Refusal(reason).Error()
 	if slot, _ := w.Slot(); reason == v1alpha1.ReasonDrainInProgress && slot != nil {
 		message += fmt.Sprintf(": drain %s of node %s", slot.Name, slot.Node)
 	}
-	end(next, w.Now, v1alpha1.DrainFailed, reason, message)
-	return &Step{Name: StepRefuse, Object: next, Status: true, Drain: d}
+	return message
 }
 
 // nextOfDeleted removes the finalizer of a deleted drain that has ended or never got the slot.

@@ -1,6 +1,7 @@
 package drain_test
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,6 +44,17 @@ func TestDrainsOfPodsAloneAreDecidedElsewhere(t *testing.T) {
 			w.Leases[name] = lease.Record{Node: name, Holder: "p", Epoch: 1}
 		}
 	}
+	sick := func(_ *drain.World, d *v1alpha1.Drain, _ *corev1.Node) {
+		d.Spec.WhenBusy, d.Annotations = v1alpha1.Queue, map[string]string{v1alpha1.HealthEventAnnotation: "uid-e"}
+	}
+	nobody := func(w *drain.World, _ *v1alpha1.Drain, _ *corev1.Node) { w.Pods = false } // a custom drain was set up
+	cancelled := func(_ *drain.World, d *v1alpha1.Drain, _ *corev1.Node) { d.Spec.Cancelled = true }
+	removed := func(_ *drain.World, d *v1alpha1.Drain, _ *corev1.Node) {
+		at := metav1.NewTime(start)
+		d.DeletionTimestamp, d.Finalizers = &at, []string{v1alpha1.DrainFinalizer}
+	}
+	uncordoned := func(_ *drain.World, _ *v1alpha1.Drain, core *corev1.Node) { core.Spec.Unschedulable = false }
+	queued := func(_ *drain.World, d *v1alpha1.Drain, _ *corev1.Node) { d.Status.Phase = v1alpha1.DrainPending }
 	for name, tc := range map[string]struct {
 		changes []change
 		want    string
@@ -52,6 +64,9 @@ func TestDrainsOfPodsAloneAreDecidedElsewhere(t *testing.T) {
 		"where nobody moves pods":                             {[]change{func(w *drain.World, _ *v1alpha1.Drain, _ *corev1.Node) { w.Pods = false }}, drain.StepRefuse},
 		"a node that is not there":                            {[]change{func(w *drain.World, _ *v1alpha1.Drain, _ *corev1.Node) { delete(w.Core, "w1") }}, drain.StepRefuse},
 		"a node with a lease":                                 {[]change{lives}, drain.StepHold},
+		"a sick node that is the only one":                    {[]change{lives, sick, func(w *drain.World, _ *v1alpha1.Drain, _ *corev1.Node) { delete(w.Leases, "n1") }}, drain.StepQueue},
+		"a sick node that coordinates":                        {[]change{lives, sick, func(w *drain.World, _ *v1alpha1.Drain, _ *corev1.Node) { w.Leader = "w1" }}, drain.StepQueue},
+		"a node that a person drains and that coordinates":    {[]change{lives, func(w *drain.World, _ *v1alpha1.Drain, _ *corev1.Node) { w.Leader = "w1" }}, drain.StepRefuse},
 		"one that runs":                                       {[]change{phase(v1alpha1.DrainDraining)}, ""},
 		"one that runs on a live node":                        {[]change{phase(v1alpha1.DrainDraining), lives}, ""},
 		"one that waited for the slot when its node was lost": {[]change{func(_ *drain.World, d *v1alpha1.Drain, _ *corev1.Node) { d.Status.Phase = v1alpha1.DrainPending }}, ""},
@@ -64,6 +79,13 @@ func TestDrainsOfPodsAloneAreDecidedElsewhere(t *testing.T) {
 		"an uncordoned node has no owners": {[]change{phase(v1alpha1.DrainComplete), owned, func(_ *drain.World, _ *v1alpha1.Drain, core *corev1.Node) {
 			core.Spec.Unschedulable = false
 		}}, drain.StepClearOwners},
+		"one that has not listed its pods, and whose node was uncordoned":   {[]change{owned, uncordoned}, ""},
+		"a queued one that has not listed its pods, and whose node was too": {[]change{lives, queued, owned, uncordoned}, drain.StepWithdraw},
+		"one that nobody goes on with":                                      {[]change{phase(v1alpha1.DrainDraining), nobody, owned}, drain.StepFail},
+		"one that nobody goes on with, cancelled":                           {[]change{phase(v1alpha1.DrainDraining), nobody, cancelled}, drain.StepWithdraw},
+		"one that nobody goes on with, deleted":                             {[]change{phase(v1alpha1.DrainDraining), nobody, removed}, drain.StepWithdraw},
+		"one that nobody goes on with, uncordoned":                          {[]change{phase(v1alpha1.DrainDraining), nobody, owned, uncordoned}, drain.StepWithdraw},
+		"one that nobody goes on with, on a live node":                      {[]change{phase(v1alpha1.DrainDraining), nobody, owned, lives}, drain.StepFail},
 		"a queued one whose node was uncordoned after its pods began to leave": {[]change{lives, func(_ *drain.World, d *v1alpha1.Drain, _ *corev1.Node) {
 			d.Status.Phase, d.Status.Pods = v1alpha1.DrainPending, &v1alpha1.PodsStatus{StartedAt: &metav1.MicroTime{Time: start}, Evicted: 2}
 		}}, drain.StepWithdraw},
@@ -80,6 +102,39 @@ func TestDrainsOfPodsAloneAreDecidedElsewhere(t *testing.T) {
 				t.Error("the node stays cordoned")
 			}
 		})
+	}
+}
+
+// The drain with the slot is Stopping and waits for its node, and another one of the node is queued. Both own the cordon that somebody lifted.
+func TestAQueuedDrainIsWithdrawnBesideOneThatIsStopping(t *testing.T) {
+	at := metav1.NewTime(start)
+	w := podWorld(owned)
+	w.Core["w1"].Spec.Unschedulable = false
+	v1alpha1.AddCordonOwner(w.Core["w1"], "uid-holder")
+	w.Drains[0].Status.Phase, w.Drains[0].Spec.WhenBusy = v1alpha1.DrainPending, v1alpha1.Queue
+	holder := &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "holder", UID: "uid-holder"}, Spec: v1alpha1.DrainSpec{NodeName: "w1"}}
+	holder.Status = v1alpha1.DrainStatus{Phase: v1alpha1.DrainStopping, StartedAt: &at, LastProgress: &at, NodeEpoch: 1}
+	w.Drains = append([]*v1alpha1.Drain{holder}, w.Drains...)
+	w.Settings.Status.ActiveDrain = &v1alpha1.ActiveDrain{Name: "holder", UID: "uid-holder", Node: "w1", NodeEpoch: 1}
+	w.Leases["w1"] = lease.Record{Node: "w1", Holder: "p", Epoch: 1}
+	desired := &v1alpha1.DesiredLiveness{Liveness: v1alpha1.Stopping, Epoch: 1, DrainUID: "uid-holder", Park: true}
+	w.Nodes["w1"] = &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Spec: v1alpha1.NodeSpec{Desired: desired}, Status: v1alpha1.NodeStatus{Epoch: 1, Liveness: v1alpha1.Stopping}}
+	var names []string
+	for range 3 {
+		step := drain.Next(w)
+		if step == nil {
+			break
+		}
+		names = append(names, step.Name)
+		if d, ok := step.Object.(*v1alpha1.Drain); ok {
+			w.Drains[slices.IndexFunc(w.Drains, func(o *v1alpha1.Drain) bool { return o.UID == d.UID })] = d
+		}
+		if n, ok := step.Object.(*corev1.Node); ok {
+			w.Core["w1"] = n
+		}
+	}
+	if want := []string{drain.StepProgress, drain.StepWithdraw, drain.StepClearOwners}; !slices.Equal(names, want) {
+		t.Errorf("the steps are %q, want %q", names, want)
 	}
 }
 
