@@ -255,7 +255,7 @@ type carried struct {
 }
 
 // byEbb lets a changefeed carry it. The time is from the changefeed's creation, so that it includes what it takes to place it.
-func (l *writtenLog) byEbb(nodes int, how *carried) func(*testing.B, *testenv.MariaDB) time.Duration {
+func (l *writtenLog) byEbb(nodes int, how *carried, change ...func(*v1alpha1.ChangefeedSpec)) func(*testing.B, *testenv.MariaDB) time.Duration {
 	return func(b *testing.B, sink *testenv.MariaDB) time.Duration {
 		c := startCluster(b, testenv.EbbPlain(b), nodes)
 		defer c.up.stop()
@@ -263,7 +263,7 @@ func (l *writtenLog) byEbb(nodes int, how *carried) func(*testing.B, *testenv.Ma
 		db := sink.Open("")
 		defer db.Close()
 		began := time.Now()
-		createBenchFeed(b, c, l.source, sink, l.start)
+		createBenchFeed(b, c, l.source, sink, l.start, change...)
 		within(b, patience, "all tables to be at "+l.end, func() bool {
 			var owned, done int
 			err := db.QueryRow("SELECT COUNT(*), COALESCE(SUM(position >= "+end+"), 0) FROM ebb.progress").Scan(&owned, &done)
@@ -288,7 +288,7 @@ func (l *writtenLog) byEbb(nodes int, how *carried) func(*testing.B, *testenv.Ma
 }
 
 // createBenchFeed makes the changefeed app from a server to another. Without a start it begins now.
-func createBenchFeed(b *testing.B, c *cluster, source, sink *testenv.MariaDB, start string) {
+func createBenchFeed(b *testing.B, c *cluster, source, sink *testenv.MariaDB, start string, change ...func(*v1alpha1.ChangefeedSpec)) {
 	b.Helper()
 	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {
 		b.Fatal(err)
@@ -298,15 +298,18 @@ func createBenchFeed(b *testing.B, c *cluster, source, sink *testenv.MariaDB, st
 			b.Fatal(err)
 		}
 	}
-	err := c.client.Create(context.Background(), &v1alpha1.Changefeed{
+	cf := &v1alpha1.Changefeed{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "app"},
 		Spec: v1alpha1.ChangefeedSpec{
 			Source: "mysql://" + source.User + "@" + source.Address, SourcePasswordFile: "source",
 			Sink: "mysql://" + sink.User + "@" + sink.Address, SinkPasswordFile: "sink",
 			Filter: []string{"app.*"}, StartPosition: start,
 		},
-	})
-	if err != nil {
+	}
+	for _, f := range change {
+		f(&cf.Spec)
+	}
+	if err := c.client.Create(context.Background(), cf); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -319,21 +322,26 @@ func BenchmarkReplicate(b *testing.B) {
 	}
 }
 
+// forwarding makes a changefeed forward rows as they were logged.
+func forwarding(spec *v1alpha1.ChangefeedSpec) { spec.Forward = v1alpha1.ForwardAuto }
+
 func benchReplicate(b *testing.B, tables int) {
 	for b.Loop() {
 		l := writeLog(b, tables, sized(600_000, 30_000))
 		replica, parallel := l.apply(b, l.byReplica(0)), l.apply(b, l.byReplica(4))
 		var one, three carried
 		one.rate, three.rate = l.apply(b, l.byEbb(1, &one)), l.apply(b, l.byEbb(3, &three))
+		var forward, forward3 carried
+		forward.rate, forward3.rate = l.apply(b, l.byEbb(1, &forward, forwarding)), l.apply(b, l.byEbb(3, &forward3, forwarding))
 		l.source.Kill()
 		text := fmt.Sprintf("%d row changes, %d tables, %d rows a transaction:\n", l.changes, tables, changesPerTransaction)
 		text += fmt.Sprintf("  replica, one thread    %8.0f rows/s\n  replica, four threads  %8.0f rows/s", replica, parallel)
 		for _, e := range []struct {
 			name string
 			carried
-		}{{"one node   ", one}, {"three nodes", three}} {
+		}{{"one node   ", one}, {"three nodes", three}, {"one, forwarding  ", forward}, {"three, forwarding", forward3}} {
 			after := float64(l.changes) / (float64(l.changes)/e.rate - e.placed.Seconds())
-			text += fmt.Sprintf("\n  ebb, %s       %8.0f rows/s, %.2f of one thread, %.2f of four; placed in %s, then %.0f rows/s, %.0f rows a batch",
+			text += fmt.Sprintf("\n  ebb, %-17s %8.0f rows/s, %.2f of one thread, %.2f of four; placed in %s, then %.0f rows/s, %.0f rows a batch",
 				e.name, e.rate, e.rate/replica, e.rate/parallel, e.placed.Round(time.Millisecond), after, e.rowsAtOnce)
 		}
 		b.Log(text)
@@ -342,6 +350,8 @@ func benchReplicate(b *testing.B, tables int) {
 		b.ReportMetric(parallel, "parallel-rows/s")
 		b.ReportMetric(one.rate, "ebb-rows/s")
 		b.ReportMetric(three.rate, "ebb3-rows/s")
+		b.ReportMetric(forward.rate, "forward-rows/s")
+		b.ReportMetric(forward3.rate, "forward3-rows/s")
 		b.ReportMetric(one.rate/replica, "ratio-to-replica")
 		b.ReportMetric(one.rate/parallel, "ratio-to-parallel")
 	}

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	chaosTables = 40
+	chaosTables = 20 // of each of the two changefeeds with a fixed set of tables
 	// stalled is how long a checkpoint may stand still, whatever is broken. It is written every ten seconds.
 	stalled = 3 * time.Minute
 	// catchUpLimit is how long it may take to carry what was left when the load ended.
@@ -58,6 +58,17 @@ var breakages = []breakage{
 	{name: "freeze API server", what: apiServer, shortest: time.Second, longest: 15 * time.Second, weight: 1, run: (*chaos).freeze},
 	{name: "kill source", what: sourceServer, longest: 8 * time.Second, weight: 2, run: (*chaos).killDatabase},
 	{name: "kill sink", what: sinkServer, longest: 8 * time.Second, weight: 2, run: (*chaos).killDatabase},
+	{name: "kill machine", longest: 14 * time.Second, weight: 3, run: (*chaos).killMachine},
+	{name: "move node", longest: 8 * time.Second, weight: 2, run: (*chaos).moveNode},
+	{name: "kill shims", weight: 2, run: (*chaos).killShims},
+	{name: "kill members", weight: 2, run: (*chaos).killMembers},
+	{name: "freeze members", shortest: 300 * time.Millisecond, longest: 16 * time.Second, weight: 2, run: (*chaos).freezeMembers},
+	{name: "cancel drain of node", longest: 3 * time.Second, weight: 3, run: (*chaos).cancelDrain},
+	{name: "fill disk", what: smallNode, shortest: time.Second, longest: 20 * time.Second, weight: 2, run: (*chaos).fillDisk},
+	{name: "attach volume elsewhere", what: chaosVolume, weight: 3, run: (*chaos).attachElsewhere},
+	{name: "change the volume policy", what: "settings", weight: 1, run: (*chaos).changePolicy},
+	{name: "resize etcd", what: chaosEtcd, longest: 10 * time.Second, weight: 3, run: (*chaos).resizeEtcd},
+	{name: "stop and start etcd", what: chaosEtcd, longest: 10 * time.Second, weight: 2, run: (*chaos).stopEtcd},
 }
 
 // event is one thing that breaks, as drawn from the seed. Which node a number means depends on who leads.
@@ -105,11 +116,16 @@ type chaos struct {
 	test         *testing.T
 	began        time.Time
 	source, sink *testenv.MariaDB
+	nodes        []string
+	listen       sync.Map        // where a node listens that got another address, by name
 	broken       map[string]bool // of the loop alone
+	work         *chaosWork
 }
 
-// TestChaos breaks nodes, the coordinator, the API server, the source and the sink at random, under load. In the end every table
-// is the same, row by row. EBB_CHAOS_FOR is for how long, and EBB_CHAOS_SEED repeats the events of an earlier run.
+// TestChaos breaks nodes, programs, members, disks, the coordinator, the API server, the source and the sink at random, while one cluster
+// carries every kind of work under load. Each kind has a referee: in the end every table is the same on both sides, row by row and by
+// SHOW CREATE TABLE; every acknowledged key is in the etcd cluster at its value and revision; no program ran twice at once; every
+// acknowledged block is in the volume. EBB_CHAOS_FOR is for how long, and EBB_CHAOS_SEED repeats the events of an earlier run.
 func TestChaos(t *testing.T) {
 	beside(t, heavy)
 	seed, length := chaosSettings(t)
@@ -119,10 +135,11 @@ func TestChaos(t *testing.T) {
 	if length > shortChaos {
 		c.timing = lease.DefaultTiming()
 	}
-	startNodes(t, c.cluster, 3)
+	c.startAll()
 	defer c.dump()
 	c.begin()
-	l := startLoad(t, c.source, busy(seed))
+	l := startLoad(t, c.source, workload{seed: seed, tables: chaosTables, rest: 10 * time.Millisecond, ddlEvery: 2 * time.Second})
+	c.work = c.beginWork(seed)
 	watch := c.watch()
 	c.began = time.Now()
 	c.breakThings(&events{r: rand.New(rand.NewPCG(seed, 0))}, length, watch)
@@ -138,14 +155,16 @@ func TestChaos(t *testing.T) {
 	c.settle()
 	l.end()
 	t.Logf("%d transactions and %d rounds of DDL", l.done.Load(), l.extra.Load())
+	c.work.endHistories()
 	c.catchUp()
 	watch.end()
 	t.Logf("a checkpoint stood still for %s at most", watch.longest.Round(time.Second))
 	wantSame(t, c.cluster, c.source, c.sink)
+	c.work.check()
 	c.remove()
 }
 
-// The short form is the same every time, and has quick leases.
+// The short form is the same every time, and has the leases of tests.
 const (
 	shortChaos     = 45 * time.Second
 	shortChaosSeed = 1
@@ -186,12 +205,12 @@ func (c *chaos) begin() {
 	}
 	c.must("changefeed", "create", "app", "--source", "mysql://"+c.source.User+"@"+c.source.Address, "--source-password-file", "source",
 		"--sink", "mysql://"+c.sink.User+"@"+c.sink.Address, "--sink-password-file", "sink", "--filter", "app.*")
-	c.must("changefeed", "create", "made", "--source", fmt.Sprintf("datagen://?tables=%d&rate=200&seed=1", chaosTables), "--sink", "blackhole://")
+	c.must("changefeed", "create", "made", "--source", fmt.Sprintf("datagen://?tables=%d&rate=100&seed=1", chaosTables), "--sink", "blackhole://")
 	for _, name := range []string{"app", "made"} {
 		until(c.t, "changefeed "+name+" to run", func() bool { return feedState(c.cluster, name) == v1alpha1.ChangefeedRunning })
 	}
 	c.source.Exec("CREATE DATABASE app")
-	for i := range loadTables {
+	for i := range chaosTables {
 		c.source.Exec(fmt.Sprintf("CREATE TABLE app.%s (id INT PRIMARY KEY, n INT, s VARCHAR(40))", loadTable(i)))
 	}
 }
@@ -223,6 +242,13 @@ func (c *chaos) breakThings(s *events, length time.Duration, watch *feedWatch) {
 				c.logf("%3d %s: broken already", e.number, e.name)
 				continue
 			}
+			if e.name == "move node" {
+				if c.broken[chaosEtcd] {
+					c.logf("%3d %s: the etcd cluster is being changed", e.number, e.name)
+					continue
+				}
+				c.broken[chaosEtcd] = true
+			}
 			c.broken[e.target] = true
 			c.logf("%3d %s: %s for %s", e.number, e.name, e.target, e.hold)
 			wg.Go(func() { failed[i] = e.run(c, e) })
@@ -236,6 +262,9 @@ func (c *chaos) breakThings(s *events, length time.Duration, watch *feedWatch) {
 		c.settle()
 		if name, since := watch.still(); since > stalled {
 			c.t.Errorf("the checkpoint of %s has stood still for %s", name, since.Round(time.Second))
+		}
+		for _, fault := range c.work.faults() {
+			c.t.Error(fault)
 		}
 		if c.t.Failed() {
 			c.t.Fatalf("after %s", time.Since(c.began).Round(time.Second))
@@ -254,9 +283,9 @@ func (c *chaos) choose(e event) string {
 	if strings.HasSuffix(e.name, "coordinator") || e.name == "resign" {
 		return leader
 	}
-	nodes := trio
-	if e.name == "drain node" {
-		nodes = others(trio, leader)
+	nodes := c.nodes
+	if strings.HasSuffix(e.name, "drain node") || strings.HasSuffix(e.name, "drain of node") {
+		nodes = others(c.nodes, leader)
 	}
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return c.broken[name] })
 	return nodes[e.pick%len(nodes)]
@@ -312,7 +341,7 @@ func (c *chaos) ready(ctx context.Context, name string, after int64) bool {
 // settle waits until nothing is broken any more.
 func (c *chaos) settle() {
 	c.t.Helper()
-	for _, name := range trio {
+	for _, name := range c.nodes {
 		if !c.await("node "+name+" to be in service", func(ctx context.Context) bool { return c.ready(ctx, name, 0) }) {
 			return
 		}
@@ -359,7 +388,11 @@ func (c *chaos) kill(name string) error {
 
 // restart starts a node and waits until it is in service in a new epoch.
 func (c *chaos) restart(name string, after int64) {
-	c.startNode(name)
+	var args []string
+	if listen, ok := c.listen.Load(name); ok {
+		args = []string{"--listen", listen.(string)}
+	}
+	c.startNode(name, args...)
 	if c.await("node "+name+" to be back", func(ctx context.Context) bool { return c.ready(ctx, name, after) }) {
 		c.logf("    %s is back", name)
 	}
@@ -470,8 +503,14 @@ func (c *chaos) wantEmpty(name string, epoch int64) error {
 	c.await("the objects", func(ctx context.Context) bool {
 		return c.client.List(ctx, &feeds) == nil && c.client.Get(ctx, types.NamespacedName{Name: name}, n) == nil
 	})
-	if held := n.Status.Held; n.Status.Epoch == epoch && (held["maintainers"] != 0 || held["dispatchers"] != 0) {
-		return fmt.Errorf("the drained node %s holds %v", name, held)
+	for kind, count := range n.Status.Held {
+		// A replica stays on the disk of a node that goes, if the policy lets it.
+		if n.Status.Epoch == epoch && count != 0 && kind != "replicas" {
+			return fmt.Errorf("the drained node %s holds %d %s", name, count, kind)
+		}
+	}
+	if err := c.work.wantNothingOn(name); err != nil {
+		return err
 	}
 	for _, cf := range feeds.Items {
 		if p := cf.Placement(); p.Node == name {
@@ -511,6 +550,9 @@ func (c *chaos) watch() *feedWatch {
 				continue // the server is away
 			}
 			for _, cf := range list.Items {
+				if _, ours := w.moved[cf.Name]; !ours {
+					continue // a history has its own referee
+				}
 				before, known := last[cf.Name]
 				last[cf.Name] = cf
 				if cf.Status.State == v1alpha1.ChangefeedFailed && before.Status.State != v1alpha1.ChangefeedFailed {
@@ -581,7 +623,7 @@ func (c *chaos) remove() {
 		var list v1alpha1.ChangefeedList
 		return c.client.List(context.Background(), &list) == nil && len(list.Items) == 0
 	})
-	for _, name := range trio {
+	for _, name := range c.nodes {
 		until(c.t, "the counts of "+name+" to be zero", func() bool {
 			held := c.node(name).Status.Held
 			return held["maintainers"] == 0 && held["dispatchers"] == 0
@@ -594,7 +636,8 @@ func (c *chaos) dump() {
 	if !c.test.Failed() {
 		return
 	}
-	for _, name := range trio {
+	c.work.tell()
+	for _, name := range c.nodes {
 		if pid, alive, _ := c.process(name); alive {
 			_ = syscall.Kill(pid, syscall.SIGQUIT)
 			c.await(name+" to have ended", func(context.Context) bool { return syscall.Kill(pid, 0) != nil })

@@ -32,7 +32,7 @@ import (
 )
 
 // patience bounds every wait for something that should come, on a machine that may be busy.
-const patience = 2 * time.Minute
+const patience = testenv.Patience
 
 // cluster is an `ebb up` and what was started beside it.
 type cluster struct {
@@ -50,8 +50,9 @@ type cluster struct {
 	launchNode func(name string, args ...string) *process
 }
 
-// quickLeases make losses quick to notice. A busy machine may keep a node from two renewals before it fences itself.
-var quickLeases = lease.Timing{Renew: 1500 * time.Millisecond, Timeout: 1500 * time.Millisecond, Fence: 5 * time.Second, Dead: 6 * time.Second, Lost: 7 * time.Second}
+// testLeases last as long as the default ones, but nodes fence themselves later: a busy machine may delay three renewals of a node, and the
+// programs of tests stop within a second.
+var testLeases = lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 8 * time.Second, Dead: 9 * time.Second, Lost: 10 * time.Second}
 
 // leaseArgs give a node, or the nodes of `ebb up`, a timing.
 func leaseArgs(t lease.Timing) []string {
@@ -61,11 +62,11 @@ func leaseArgs(t lease.Timing) []string {
 	}
 }
 
-// newCluster is a cluster of which nothing runs yet. Tests have quick leases; what is measured has those that people have.
+// newCluster is a cluster of which nothing runs yet. Tests have leases of their own; what is measured has those that people have.
 func newCluster(t testing.TB, ebb string) *cluster {
 	t.Helper()
 	testenv.Quiet()
-	c := &cluster{t: t, whole: t, ebb: ebb, server: ebb, dir: datadir.Dir(filepath.Join(t.TempDir(), "data")), timing: quickLeases, kept: &remains{}}
+	c := &cluster{t: t, whole: t, ebb: ebb, server: ebb, dir: datadir.Dir(shortDir(t)), timing: testLeases, kept: &remains{}}
 	if _, measures := t.(*testing.B); measures {
 		c.timing = lease.DefaultTiming()
 	}
@@ -73,6 +74,22 @@ func newCluster(t testing.TB, ebb string) *cluster {
 	// It says how much room the test needs.
 	t.Cleanup(func() { t.Logf("the cluster used %s of the processors", c.kept.used.Round(100*time.Millisecond)) })
 	return c
+}
+
+// shortDir is a directory of the test. Unlike t.TempDir it does not have the name of the test in it: sockets of volumes are below it, and the path of
+// a socket is at most 107 bytes long.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ebb-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove the directory of the cluster: %v", err)
+		}
+	})
+	return filepath.Join(dir, "data")
 }
 
 // process is one child of the test.

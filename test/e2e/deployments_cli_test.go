@@ -50,6 +50,11 @@ func startSamples(t *testing.T, nodes int) *cluster {
 	t.Helper()
 	c := newCluster(t, testenv.Ebb(t))
 	c.runUp(nodes, "--samples")
+	for _, name := range []string{"hello", "heartbeat"} { // whoever has read "ready" finds them
+		if err := c.client.Get(context.Background(), types.NamespacedName{Namespace: "default", Name: name}, &v1alpha1.Deployment{}); err != nil {
+			t.Error(err)
+		}
+	}
 	until(t, "ebb up to say what to try next", func() bool { return strings.Contains(c.up.out.String(), "Ctrl-C in this terminal stops the cluster") })
 	return c
 }

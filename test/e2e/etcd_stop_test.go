@@ -146,7 +146,7 @@ func runIntoTheStop(c *cluster) {
 	l.check()
 }
 
-// failToTakeSnapshots: where the snapshots should be is a file. Clients are served between two tries, and nothing of what they write is lost.
+// failToTakeSnapshots: where the snapshots should be is a file. Clients are not kept out, and nothing of what they write is lost.
 func failToTakeSnapshots(c *cluster) {
 	e := c.createEtcd("nowhere", 1, func(s *v1alpha1.EtcdClusterSpec) { s.Snapshot.Dir = "nowhere" })
 	e.settle(1)
@@ -167,6 +167,9 @@ func failToTakeSnapshots(c *cluster) {
 		conditions := e.get().Status.Conditions
 		return meta.IsStatusConditionTrue(conditions, v1alpha1.EtcdSnapshotFailed) && meta.IsStatusConditionTrue(conditions, v1alpha1.EtcdReady)
 	})
+	if stop := e.get().Status.Stop; stop == nil || stop.Snapshot != "" || stop.SealedSince != nil {
+		c.t.Errorf("members were sealed though no node has room for a copy: %+v", stop)
+	}
 	l.goesOn()
 	for i, m := range e.get().Status.Members {
 		if m.Name != before[i].Name || m.ID != before[i].ID {

@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/health"
@@ -38,6 +40,45 @@ func BenchmarkHealthEventToResource(b *testing.B) {
 	}
 	b.ReportMetric(float64(median(quarantine).Milliseconds()), "ms-to-quarantine(p50)")
 	b.ReportMetric(float64(median(resource).Milliseconds()), "ms-to-resource(p50)")
+}
+
+// BenchmarkHealthEventToEviction measures from the creation of an event about a core Node without a process of Ebb until its pod is evicted, and
+// until the event says that the node is drained.
+func BenchmarkHealthEventToEviction(b *testing.B) {
+	k := startKubernetesWith(b, testenv.EbbPlain(b), "k1")
+	k.runUp(2, "--kubeconfig", k.kube.Kubeconfig())
+	ctx := context.Background()
+	var quarantined, begun, first, drained []time.Duration
+	for i := 0; b.Loop(); i++ {
+		b.StopTimer()
+		node := k.fill(fmt.Sprintf("sick%d", i), 1, 1)[0]
+		b.StartTimer()
+		began := time.Now()
+		e := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("e%d", i)}, Spec: v1alpha1.HealthEventSpec{NodeName: node, CheckName: "Xid", IsFatal: true}}
+		if err := k.client.Create(ctx, e); err != nil {
+			b.Fatal(err)
+		}
+		until(b, "the node to be drained", func() bool {
+			err := k.client.Get(ctx, client.ObjectKeyFromObject(e), e)
+			return err == nil && e.Status.UserPodsEvictionStatus != nil && e.Status.UserPodsEvictionStatus.Status == v1alpha1.EvictionSucceeded
+		})
+		drained = append(drained, e.Status.UserPodsEvictionStatus.FinishedAt.Sub(began))
+		d := k.drainsOf([]string{node})[0]
+		quarantined, begun = append(quarantined, e.Status.QuarantinedAt.Sub(began)), append(begun, d.Status.Pods.StartedAt.Sub(began))
+		first = append(first, d.Status.Pods.FirstEvictionAt.Sub(began))
+		b.StopTimer()
+		if err := k.client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}); err != nil {
+			b.Fatal(err)
+		}
+		until(b, "the event to end with its node", func() bool {
+			return k.client.Get(ctx, client.ObjectKeyFromObject(e), e) == nil && e.Status.ClosedAt != nil
+		})
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(median(quarantined).Milliseconds()), "ms-to-quarantine(p50)")
+	b.ReportMetric(float64(median(begun).Milliseconds()), "ms-to-begin(p50)")
+	b.ReportMetric(float64(median(first).Milliseconds()), "ms-to-first-eviction(p50)")
+	b.ReportMetric(float64(median(drained).Milliseconds()), "ms-to-drained(p50)")
 }
 
 func median(list []time.Duration) time.Duration {

@@ -80,7 +80,7 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 		disturber.Go(func() { f.disturb(disturbed, t) })
 	}
 	var mu sync.Mutex
-	covered, ended := map[sqlhistory.Form]int{}, map[outcome]int{}
+	covered, ended, refusedFor := map[sqlhistory.Form]int{}, map[outcome]int{}, map[string]int{}
 	bad := map[uint64]verdict{}
 	var wg sync.WaitGroup
 	for _, seed := range seeds {
@@ -103,6 +103,10 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 					covered[form]++
 				}
 			}
+			if v.outcome == rejected {
+				refusedFor[v.refusal()]++
+				t.Logf("seed %d refused: %.300s", seed, v.detail)
+			}
 			if v.bad() {
 				t.Logf("seed %d %s: %.600s\n%s", seed, v.outcome, v.detail, sqlhistory.Script(v.statements, fmt.Sprintf("h%d", seed)))
 				bad[seed] = v
@@ -121,7 +125,10 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 		wg.Go(func() { f.report(ctx, t, fmt.Sprintf("h%d", seed), again, v, small) })
 	}
 	wg.Wait()
-	t.Logf("%d histories: %v", len(seeds), ended)
+	t.Logf("%d histories: %v; the sink executed %s BINLOG statements", len(seeds), ended, f.sink.Value("SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'Com_binlog'"))
+	for _, why := range slices.Sorted(maps.Keys(refusedFor)) {
+		t.Logf("%5d refused: %s", refusedFor[why], why)
+	}
 	tellCoverage(t, covered)
 }
 

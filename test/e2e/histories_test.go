@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +27,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlhistory"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // Outcome is how a history ended.
@@ -47,6 +49,8 @@ type verdict struct {
 	outcome
 	statements []sqlhistory.Statement
 	detail     string
+	forward    v1alpha1.ChangefeedForward // with which the changefeed began
+	routed     bool
 }
 
 const (
@@ -71,13 +75,19 @@ type historyReferee struct {
 	names atomic.Int64
 	// slots bounds how many histories run beside each other.
 	slots chan struct{}
+	// outages: servers are killed meanwhile. A history ends with the first statement that the source does not answer.
+	outages bool
 }
 
 // newHistoryReferee starts a pair and a cluster.
 func newHistoryReferee(t *testing.T) *historyReferee {
 	t.Helper()
 	f := &historyReferee{slots: make(chan struct{}, besideEachOther), source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2", "--max-connections=1000")}
-	f.cluster = startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
+	program := testenv.Ebb
+	if os.Getenv("EBB_HISTORIES_PLAIN") == "1" { // without the race detector: several times as many histories in the same time
+		program = testenv.EbbPlain
+	}
+	f.cluster = startNodes(t, newCluster(t, program(t)), 3)
 	if err := os.MkdirAll(f.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +107,14 @@ type script struct {
 	done func(sqlhistory.Statement)
 	// late: the script says itself when the changefeed starts.
 	late bool
-	pace time.Duration // after each statement
+	// snapshot: the changefeed copies what there is when it starts.
+	snapshot bool
+	// forward is whether rows are forwarded as they were logged, and turns after how many statements that is switched.
+	forward v1alpha1.ChangefeedForward
+	turns   []int
+	// routed: tables have other names at the sink.
+	routed bool
+	pace   time.Duration // after each statement
 	// limit is how long the checkpoint may stand still after the last statement, and errorLimit how long with the same error.
 	limit, errorLimit time.Duration
 }
@@ -106,8 +123,9 @@ type script struct {
 func scriptOf(name string, statements []sqlhistory.Statement) script {
 	rest := statements
 	return script{
-		name: name, limit: historyLimit, errorLimit: historyLimit,
-		late: slices.ContainsFunc(statements, func(s sqlhistory.Statement) bool { return s.Place == sqlhistory.Start }),
+		name: name, limit: historyLimit, errorLimit: historyLimit, forward: fixedForward(),
+		routed: routes(),
+		late:   slices.ContainsFunc(statements, func(s sqlhistory.Statement) bool { return s.Place == sqlhistory.Start }),
 		next: func() (s sqlhistory.Statement, ok bool) {
 			if len(rest) == 0 {
 				return s, false
@@ -128,6 +146,11 @@ func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool) (script, *sqlhi
 	if r.IntN(6) == 0 && !without[startsLate] {
 		start = length - r.IntN(length)
 	}
+	s.forward, s.turns = forwards(seed, length)
+	s.routed = routes()
+	if copiesFirst(r) {
+		s.snapshot, start = true, length-r.IntN(length)
+	}
 	s.next = func() (sqlhistory.Statement, bool) {
 		if left == start {
 			start = -1
@@ -144,6 +167,53 @@ func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool) (script, *sqlhi
 		return g.Next(), true
 	}
 	return s, g
+}
+
+// copiesFirst says whether the changefeed of a history starts in its middle and copies what there is then: each does with
+// EBB_HISTORIES_SNAPSHOT=1, and a quarter in the long form.
+func copiesFirst(r *rand.Rand) bool {
+	return os.Getenv("EBB_HISTORIES_SNAPSHOT") == "1" || testlength.Long() && r.IntN(4) == 0
+}
+
+// forwards says whether the changefeed of a history forwards rows as they were logged, and after which statements that is switched. None
+// does without EBB_HISTORIES_FORWARD: with on all do, with switch all switch, and with mix a third each does, does not, and switches.
+func forwards(seed uint64, length int) (first v1alpha1.ChangefeedForward, turns []int) {
+	how := os.Getenv("EBB_HISTORIES_FORWARD")
+	if how == "mix" {
+		how = []string{"on", "off", "switch"}[seed%3]
+	}
+	switch how {
+	case "on":
+		return v1alpha1.ForwardAuto, nil
+	case "switch":
+		r := rand.New(rand.NewPCG(seed, 5))
+		turns = []int{r.IntN(length), r.IntN(length)}
+		return []v1alpha1.ChangefeedForward{v1alpha1.ForwardAuto, v1alpha1.ForwardNever}[r.IntN(2)], turns
+	}
+	return v1alpha1.ForwardNever, nil
+}
+
+// routes says whether the tables of histories have other names at the sink: with EBB_HISTORIES_ROUTE=1.
+func routes() bool { return os.Getenv("EBB_HISTORIES_ROUTE") == "1" }
+
+// routedAffix is what the names of schemas and tables have more at the sink than at the source, where they are routed.
+const routedAffix = "_rtd"
+
+// atSink is the name of a schema at the sink.
+func (r *run) atSink(schema string) string {
+	schema = sqlhistory.In(schema, r.name)
+	if r.routed {
+		return schema + routedAffix
+	}
+	return schema
+}
+
+// fixedForward is whether fixed histories forward rows: with EBB_HISTORIES_FORWARD=on.
+func fixedForward() v1alpha1.ChangefeedForward {
+	if os.Getenv("EBB_HISTORIES_FORWARD") == "on" {
+		return v1alpha1.ForwardAuto
+	}
+	return v1alpha1.ForwardNever
 }
 
 // startsLate is the form of histories that begin before their changefeed.
@@ -171,12 +241,17 @@ func (f *historyReferee) play(ctx context.Context, s script) (v verdict, err err
 			return v, err
 		}
 	}
+	taken := 0
 	for {
 		next, ok := s.next()
 		if !ok {
 			break
 		}
 		ok, v, err := r.step(ctx, next)
+		if err != nil && f.outages && unanswered(err) {
+			r.statements = append(r.statements, next) // it may have been executed
+			break
+		}
 		if err != nil || v.outcome != "" {
 			return v, err
 		}
@@ -184,10 +259,16 @@ func (f *historyReferee) play(ctx context.Context, s script) (v verdict, err err
 			s.done(next)
 			r.statements = append(r.statements, next)
 		}
+		if slices.Contains(s.turns, taken) {
+			if err := r.turn(ctx); err != nil {
+				return v, err
+			}
+		}
+		taken++
 		time.Sleep(s.pace) // a rate, not a wait
 	}
 	// A history may end between LOCK TABLES and UNLOCK TABLES, and the comparison would wait for it.
-	if _, err := r.conn.ExecContext(ctx, "UNLOCK TABLES"); err != nil && unanswered(err) {
+	if _, err := r.conn.ExecContext(ctx, "UNLOCK TABLES"); err != nil && unanswered(err) && !f.outages {
 		return v, err
 	}
 	return r.await(ctx, true)
@@ -201,6 +282,11 @@ func (r *run) begin(ctx context.Context) (err error) {
 			if _, err := db.ExecContext(ctx, sqlhistory.In(s, r.name)); err != nil {
 				return err
 			}
+		}
+	}
+	if r.routed {
+		if _, err := r.to.ExecContext(ctx, "CREATE DATABASE "+r.atSink(sqlhistory.First)); err != nil {
+			return err
 		}
 	}
 	for _, name := range sqlhistory.Kept {
@@ -237,12 +323,18 @@ func (r *run) start(ctx context.Context) error {
 	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}, Spec: v1alpha1.ChangefeedSpec{
 		Source: "mysql://" + r.source.User + "@" + r.source.Address, SourcePasswordFile: "pair",
 		Sink: "mysql://" + r.sink.User + "@" + r.sink.Address, SinkPasswordFile: "pair",
-		Filter: filter, StartPosition: r.began, Workers: 2,
+		Filter: filter, StartPosition: r.began, Workers: 2, Forward: r.forward,
 	}}
-	if err := r.client.Create(ctx, cf); err != nil {
-		return err
+	if r.routed {
+		cf.Spec.Routing = []v1alpha1.ChangefeedRoute{{Match: r.name + "_*.*", Schema: "{schema}" + routedAffix, Table: "{table}" + routedAffix}}
+	}
+	if r.snapshot {
+		cf.Spec.StartPosition, cf.Spec.Snapshot = "", &v1alpha1.ChangefeedSnapshot{}
 	}
 	r.started = true
+	if err := r.insist(func() error { return r.client.Create(ctx, cf.DeepCopy()) }); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
 	return r.awaitState(ctx, v1alpha1.ChangefeedRunning)
 }
 
@@ -278,6 +370,9 @@ func (r *run) step(ctx context.Context, s sqlhistory.Statement) (ok bool, v verd
 		}
 		return err == nil, v, nil
 	case sqlhistory.AtSink:
+		if r.routed {
+			return false, v, nil // its tables have other names
+		}
 		_, err := r.to.ExecContext(ctx, sqlhistory.In(s.SQL, r.name))
 		if err != nil && unanswered(err) {
 			return false, v, err
@@ -306,21 +401,60 @@ func (r *run) step(ctx context.Context, s sqlhistory.Statement) (ok bool, v verd
 func (r *run) want(ctx context.Context, wish v1alpha1.ChangefeedWish, state v1alpha1.ChangefeedState) error {
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"state":"`+string(wish)+`"}}`))
 	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}}
-	if err := r.client.Patch(ctx, cf, patch); err != nil {
+	if err := r.insist(func() error { return r.client.Patch(ctx, cf, patch) }); err != nil {
 		return err
 	}
 	return r.awaitState(ctx, state)
 }
 
+// turn switches whether rows are forwarded, which applies when the changefeed is paused and resumed. A history that has paused it resumes
+// it later.
+func (r *run) turn(ctx context.Context) error {
+	if !r.started {
+		return nil
+	}
+	cf, err := r.feed(ctx)
+	if err != nil {
+		return nil // a server is away
+	}
+	wish := cf.Spec.State
+	if err := r.want(ctx, v1alpha1.ChangefeedPause, v1alpha1.ChangefeedPaused); err != nil {
+		return err
+	}
+	next := v1alpha1.ForwardAuto
+	if cf.Spec.Forward == v1alpha1.ForwardAuto {
+		next = v1alpha1.ForwardNever
+	}
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"forward":"`+string(next)+`"}}`))
+	if err := r.insist(func() error { return r.client.Patch(ctx, cf.DeepCopy(), patch) }); err != nil {
+		return err
+	}
+	if wish == v1alpha1.ChangefeedPause {
+		return nil
+	}
+	return r.want(ctx, v1alpha1.ChangefeedRun, v1alpha1.ChangefeedRunning)
+}
+
+// insist repeats what failed because a server was away, if servers are killed meanwhile.
+func (r *run) insist(do func() error) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		err := do()
+		if err == nil || !r.outages || time.Now().After(deadline) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+}
+
 // await waits until the changefeed has reached the source's position, and compares both sides in the end.
 func (r *run) await(ctx context.Context, last bool) (verdict, error) {
-	text, err := r.position(ctx)
+	var text string
+	err := r.insist(func() (err error) { text, err = r.position(ctx); return err })
 	if err != nil {
 		return verdict{}, err
 	}
 	position, _ := strconv.ParseInt(text, 10, 64)
 	end := func(o outcome, format string, args ...any) (verdict, error) {
-		return verdict{outcome: o, statements: r.statements, detail: fmt.Sprintf(format, args...)}, nil
+		return verdict{outcome: o, statements: r.statements, detail: fmt.Sprintf(format, args...), forward: r.forward, routed: r.routed}, nil
 	}
 	deadline := time.Now().Add(r.limit)
 	var same v1alpha1.ChangefeedStatus
@@ -348,12 +482,12 @@ func (r *run) await(ctx context.Context, last bool) (verdict, error) {
 			return end(rejected, "%s", st.Error)
 		case st.State == v1alpha1.ChangefeedPaused:
 			return end(equal, "")
-		case st.Checkpoint >= position:
+		case st.Checkpoint >= position && (!r.snapshot || st.Snapshot != nil && st.Snapshot.FinishedAt != nil):
 			if !last {
 				return end(equal, "")
 			}
-			found, err := r.compare(ctx)
-			if err != nil {
+			var found []string
+			if err := r.insist(func() (err error) { found, err = r.compare(ctx); return err }); err != nil {
 				return verdict{}, err
 			}
 			if len(found) > 0 {
@@ -379,11 +513,19 @@ var refusals = []struct {
 	{"what brings a table in from outside the filter", regexp.MustCompile(`(?s)statement ".*outside the filter`), false},
 	{"CREATE of a name that a table has at the sink which was renamed out of the filter", regexp.MustCompile(`table .* was renamed out of the filter and stays at the sink`), true},
 	{"CONVERT PARTITION to a table outside the filter", regexp.MustCompile(`(?s)statement ".*outside the filter`), false},
+	{"names in a statement that may depend on them", regexp.MustCompile(`(?s)statement ".*tables have other names at the sink`), false},
+	{"DROP of a constraint IF EXISTS of a table whose own name is another", regexp.MustCompile(`(?s)statement ".*it drops a constraint IF EXISTS`), false},
 	{"XA transactions with PREPARE that change tables inside the filter", regexp.MustCompile(`is an XA transaction on table .* that is prepared first`), true},
 	{"it has triggers at the sink", regexp.MustCompile(`table .* has trigger .* which would change rows`), true},
 	{"its engine has no transactions", regexp.MustCompile(`table .* has the engine .* which has no transactions`), true},
-	{"it has a foreign key with CASCADE, SET NULL or SET DEFAULT", regexp.MustCompile(`table .* has foreign key .* which changes rows by cascade`), true},
+	{"CREATE or ALTER TABLE with a foreign key that cascades between a table inside and one outside the filter", regexp.MustCompile(`(?s)statement ".*a foreign key changes rows by cascade`), false},
+	{"RENAME that takes a table out of the filter which a cascading foreign key joins with one that stays", regexp.MustCompile(`(?s)statement ".*foreign key .* changes rows by cascade, and of table .* one leaves the filter`), false},
+	{"it lacks a foreign key that cascades at the source", regexp.MustCompile(`foreign key .* of table .* changes rows by cascade at the source, and the sink does not have it`), true},
+	{"a foreign key that cascades and joins it with a table outside the filter", regexp.MustCompile(`foreign key .* of table .* changes rows by cascade`), true},
 	{"it has system versioning", regexp.MustCompile(`table .* has system versioning`), true},
+	{"engines other than InnoDB, system versioning, foreign keys that cascade", regexp.MustCompile(`table .* cannot be copied`), true},
+	{"definitions that the sink does not accept", regexp.MustCompile(`table .* cannot be created as it is at the source`), true},
+	{"one of its rows does not fit into `max_allowed_packet` of the sink", regexp.MustCompile(`table .*: a row is longer than max_allowed_packet of the sink`), true},
 	{"rows that were logged without all their columns", regexp.MustCompile(`table .*: a row is logged without all its columns`), true},
 	{"INSERT, UPDATE, DELETE, LOAD DATA that were logged as statements", regexp.MustCompile(`(?i)logged as statement|binlog_format`), true},
 }
@@ -426,7 +568,9 @@ func (r *run) end() {
 		r.conn.Close()
 	}
 	if r.started {
-		_ = r.client.Delete(ctx, &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}})
+		_ = r.insist(func() error {
+			return r.client.Delete(ctx, &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}})
+		})
 	}
 	r.rollBackXA(ctx)
 	for _, db := range []*sql.DB{r.from, r.to} {
@@ -437,6 +581,7 @@ func (r *run) end() {
 		_, _ = conn.ExecContext(ctx, "SET SESSION lock_wait_timeout = 10, foreign_key_checks = 0")
 		for _, schema := range []string{sqlhistory.First, sqlhistory.Second, sqlhistory.Outside} {
 			_, _ = conn.ExecContext(ctx, "DROP DATABASE IF EXISTS "+sqlhistory.In(schema, r.name)) // nobody looks at it any more
+			_, _ = conn.ExecContext(ctx, "DROP DATABASE IF EXISTS "+r.atSink(schema))
 		}
 		_, _ = conn.ExecContext(ctx, "SET SESSION lock_wait_timeout = DEFAULT, foreign_key_checks = 1")
 		conn.Close()
@@ -461,13 +606,25 @@ func (r *run) rollBackXA(ctx context.Context) {
 
 // compare says where both sides differ: in tables inside the filter, and in tables of the sink outside it.
 func (r *run) compare(ctx context.Context) ([]string, error) {
-	source, err := tablesOf(ctx, r.from, r.name)
+	first, second := sqlhistory.In(sqlhistory.First, r.name), sqlhistory.In(sqlhistory.Second, r.name)
+	source, err := tablesOf(ctx, r.from, first, second)
 	if err != nil {
 		return nil, err
 	}
-	sink, err := tablesOf(ctx, r.to, r.name)
+	sink, err := tablesOf(ctx, r.to, r.atSink(sqlhistory.First), r.atSink(sqlhistory.Second))
 	if err != nil {
 		return nil, err
+	}
+	if r.routed {
+		named := map[string]string{}
+		for name, text := range sink {
+			create, rows, _ := strings.Cut(text, "\n) ") // values stay as they are
+			named[strings.ReplaceAll(name, routedAffix, "")] = strings.ReplaceAll(create, routedAffix, "") + "\n) " + rows
+			if rows == "" { // a sequence
+				named[strings.ReplaceAll(name, routedAffix, "")] = strings.ReplaceAll(text, routedAffix, "")
+			}
+		}
+		sink = named
 	}
 	var found []string
 	for _, name := range slices.Sorted(maps.Keys(source)) {
@@ -513,8 +670,8 @@ func firstDifference(a, b string) string {
 
 var autoIncrementOption = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
 
-// tablesOf is SHOW CREATE and every row of all replicated tables of a history, by their names.
-func tablesOf(ctx context.Context, db *sql.DB, name string) (map[string]string, error) {
+// tablesOf is SHOW CREATE and every row of all replicated tables in the two schemas of a history, by their names.
+func tablesOf(ctx context.Context, db *sql.DB, first, second string) (map[string]string, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
@@ -526,7 +683,7 @@ func tablesOf(ctx context.Context, db *sql.DB, name string) (map[string]string, 
 	}
 	rows, err := conn.QueryContext(ctx, `SELECT t.table_schema, t.table_name, c.column_name, c.data_type
 		FROM information_schema.tables t JOIN information_schema.columns c ON BINARY t.table_schema = c.table_schema AND BINARY t.table_name = c.table_name
-		WHERE t.table_schema IN (?, ?) AND t.table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') ORDER BY 1, 2, c.ordinal_position`, name+"_a", name+"_b")
+		WHERE t.table_schema IN (?, ?) AND t.table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') ORDER BY 1, 2, c.ordinal_position`, first, second)
 	if err != nil {
 		return nil, err
 	}
@@ -537,7 +694,7 @@ func tablesOf(ctx context.Context, db *sql.DB, name string) (map[string]string, 
 			rows.Close()
 			return nil, err
 		}
-		if schema == name+"_a" && strings.HasPrefix(table, sqlhistory.Skipped) {
+		if schema == first && strings.HasPrefix(table, sqlhistory.Skipped) {
 			continue
 		}
 		column = backquoted(column)
@@ -616,7 +773,7 @@ func (f *historyReferee) shrink(ctx context.Context, t *testing.T, name string, 
 				f.slots <- struct{}{}
 				defer func() { <-f.slots }()
 				s := scriptOf(fmt.Sprintf("%ss%d", name, f.names.Add(1)), c)
-				s.limit, s.errorLimit = shrinkLimit, shrinkErrorLimit
+				s.limit, s.errorLimit, s.forward, s.routed = shrinkLimit, shrinkErrorLimit, v.forward, v.routed
 				got, err := f.play(ctx, s)
 				answers[i], details[i] = err == nil && got.outcome == v.outcome, got.detail
 			})
@@ -632,7 +789,7 @@ func (f *historyReferee) shrink(ctx context.Context, t *testing.T, name string, 
 
 // disturb drains and kills nodes in turn, until the context ends.
 func (f *historyReferee) disturb(ctx context.Context, t *testing.T) {
-	c := &chaos{cluster: f.cluster, test: t, broken: map[string]bool{}, began: time.Now(), source: f.source, sink: f.sink}
+	c := &chaos{cluster: f.cluster, test: t, nodes: trio, broken: map[string]bool{}, began: time.Now(), source: f.source, sink: f.sink}
 	r := rand.New(rand.NewPCG(1, 1))
 	for drains := true; ctx.Err() == nil; drains = !drains {
 		e := event{breakage: breakage{name: "kill node"}, hold: time.Duration(r.IntN(8000)) * time.Millisecond, pick: r.IntN(1 << 16)}
@@ -679,6 +836,16 @@ func (v verdict) kind() string {
 		text = after
 	}
 	return string(v.outcome) + ": " + text[:min(len(text), 120)]
+}
+
+// refusal is which entry of the documentation lists the error of a refused history.
+func (v verdict) refusal() string {
+	for _, c := range refusals {
+		if c.error.MatchString(v.detail) {
+			return c.documented
+		}
+	}
+	return v.kind()
 }
 
 // report tells of a history that ended badly, as SQL that can be pasted.

@@ -18,6 +18,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // ociImage is an image in a directory in the OCI layout, as far as a test needs it.
@@ -171,12 +173,7 @@ func (c container) command(user uint32, entrypoint string, args ...string) *exec
 // The image of `make image` runs: its entrypoint is there, for the user and the read-only root of the manifests, and needs nothing else.
 func TestTheImageRuns(t *testing.T) {
 	beside(t, light)
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("the image is run in a root directory of its own, which needs root")
-		}
-		t.Skip("the image is run in a root directory of its own, which needs root")
-	}
+	need.Root(t, "run the image in a root directory of its own")
 	dir := t.TempDir()
 	program, out := filepath.Join(dir, "ebb"), filepath.Join(dir, "image")
 	for _, step := range []struct {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -22,6 +23,9 @@ type page struct {
 	replace *strings.Replacer
 	env     []string
 }
+
+// blockLimit is longer than every limit that the page itself sets.
+const blockLimit = 15 * time.Minute
 
 var shellBlock = regexp.MustCompile("(?ms)^```sh( terminal)?\n(.*?)^```$")
 
@@ -39,6 +43,8 @@ func TestTheKubernetesPageWorks(t *testing.T) {
 		replace: strings.NewReplacer("/tmp/kube", filepath.Join(dir, "kube"), "/tmp/ebb", filepath.Join(dir, "ebb")),
 		env:     append(os.Environ(), "PATH="+filepath.Dir(testenv.Kubectl(t))+":"+os.Getenv("PATH"), "KUBECONFIG=", "EBB_DATA_DIR="),
 	}
+	// A link may take its time on a busy machine. The terminals below find everything built.
+	p.shell("make build\ngo build -o bin/test/kubeup ./test/kubeup\n")
 	var terminals []*process
 	ran := 0
 	for _, block := range shellBlock.FindAllStringSubmatch(string(text), -1) {
@@ -67,24 +73,30 @@ func TestTheKubernetesPageWorks(t *testing.T) {
 func (p *page) terminal(script string) *process {
 	p.t.Helper()
 	terminal := p.launchAt(filepath.Join("..", ".."), p.env, "bash", "-euo", "pipefail", "-c", script)
-	until(p.t, "the line ready of "+script, func() bool {
+	began := time.Now()
+	for !hasLine(terminal.out.String(), "ready") {
 		select {
 		case <-terminal.done:
 			p.t.Fatalf("%s ended:\n%s", script, terminal.out)
 		default:
 		}
-		return hasLine(terminal.out.String(), "ready")
-	})
+		if time.Since(began) > blockLimit {
+			p.t.Fatalf("no line ready after %s:\n%s\nof\n%s", blockLimit, terminal.out, script)
+		}
+		pollAgain(began)
+	}
 	return terminal
 }
 
 // shell runs a block to its end. What it exports stays for the blocks after it.
 func (p *page) shell(script string) {
 	p.t.Helper()
-	cmd := exec.Command("bash", "-euo", "pipefail", "-c", script)
-	cmd.Dir, cmd.Env = filepath.Join("..", ".."), p.env
+	ctx, cancel := context.WithTimeout(context.Background(), blockLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = filepath.Join("..", ".."), p.env, time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
-		p.t.Fatalf("%s: %v\n%s", script, err, out)
+		p.t.Fatalf("%v\n%s\nof\n%s", err, out, script)
 	}
 	for line := range strings.Lines(script) {
 		if assignment, ok := strings.CutPrefix(strings.TrimSpace(line), "export "); ok {

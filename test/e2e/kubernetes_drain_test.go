@@ -131,6 +131,7 @@ func TestKubectlDrain(t *testing.T) {
 		{"uncordoned before it is over", uncordonedBefore},
 		{"two nodes at once, with programs", twoAtOnce},
 		{"the coordinator", drainedCoordinator},
+		{"one node after the other, to the last", lastNode},
 		{"a taint of an autoscaler", taintedNode},
 		{"a setting that only holds", heldNode},
 		{"a node that holds nothing any more", emptiedNode},
@@ -248,6 +249,31 @@ func drainedCoordinator(_ *testing.T, k *installation) {
 	k.awaitLeader(leader)
 	k.awaitParked(leader)
 	k.returns(leader, epoch)
+}
+
+// lastNode: every node of the fleet is drained. The last one has nobody to move its work to, and goes when the work is gone.
+func lastNode(t *testing.T, k *installation) {
+	v := k.createVolume("disk", 1)
+	last := v.nodes()[0]
+	epochs := map[string]int64{}
+	for _, node := range others(kubeNodes, last) {
+		epochs[node] = k.record(node).Epoch
+		if p := k.kubectlDrain(node); p.awaitExit(t) != 0 {
+			t.Fatalf("kubectl drain %s:\n%s", node, p.out)
+		}
+		k.awaitParked(node) // nothing on it held the drain
+	}
+	k.awaitGuard(last)
+	p := k.kubectlDrain(last)
+	k.holds(p, last, "EbbHolds", "1 replica")
+	v.remove()
+	if code := p.awaitExit(t); code != 0 {
+		t.Fatalf("kubectl drain of the last node: exit %d\n%s", code, p.out)
+	}
+	k.kubectl("uncordon", last)
+	for node, epoch := range epochs {
+		k.returns(node, epoch)
+	}
 }
 
 func taintedNode(_ *testing.T, k *installation) {

@@ -79,7 +79,11 @@ func (k *installation) install(certificateLife time.Duration, args ...string) {
 	k.t.Helper()
 	k.kubectl("apply", "-k", filepath.Join("..", "..", "config", "kubernetes"))
 	k.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
-	// A change of the DaemonSet reaches the pods that are made after it.
+	// A change of the DaemonSet reaches the pods that are made after its controller has seen it.
+	until(k.t, "the change of the DaemonSet to be observed", func() bool {
+		set, err := k.typed.AppsV1().DaemonSets(manifests.Namespace).Get(context.Background(), manifests.DaemonSet, metav1.GetOptions{})
+		return err == nil && set.Status.ObservedGeneration == set.Generation
+	})
 	k.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
 	k.startSigner = func() *process {
 		return k.startPod("signer", k.pod("signer", ""), "--certificate-life="+certificateLife.String())

@@ -203,6 +203,12 @@ func contents(db *sql.DB) (map[string]string, error) {
 		columns, _ := rows.Columns()
 		h, count := sha256.New(), 0
 		fmt.Fprintln(h, columns)
+		var table, create string
+		if err := db.QueryRow("SHOW CREATE TABLE app."+name).Scan(&table, &create); err != nil {
+			rows.Close()
+			return nil, err
+		}
+		fmt.Fprintln(h, autoIncrementOption.ReplaceAllString(create, ""))
 		for rows.Next() {
 			values := make([]sql.NullString, len(columns))
 			into := make([]any, len(columns))

@@ -23,6 +23,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/shortname"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // remains is what a test that failed leaves of its cluster: a directory with what every process printed and every object.
@@ -53,7 +54,7 @@ func (c *cluster) keepOutput(name, text string) {
 	if !c.whole.Failed() {
 		return
 	}
-	if os.Getenv("CI") != "" { // where nobody can look into a directory afterwards
+	if need.OnCI() { // where nobody can look into a directory afterwards
 		c.whole.Logf("%s:\n%s", name, gist(text))
 	}
 	dir := c.remainsDir("logs")

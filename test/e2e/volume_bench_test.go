@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 const (
@@ -43,7 +44,7 @@ type turn struct {
 // that has the same content. Everyone keeps writes in the page cache until fio flushes, once at the end of a turn. The rates mean little on a
 // machine that does something else; the log has the rates of all turns and the load. The CPU time for a request suffers less.
 func BenchmarkVolume(b *testing.B) {
-	needPrograms(b, "fio", "nbdcopy", "qemu-nbd", "nbdkit")
+	need.Programs(b, "fio", "nbdcopy", "qemu-nbd", "nbdkit")
 	c := startCluster(b, testenv.EbbPlain(b), 3)
 	image := filepath.Join(b.TempDir(), "image")
 	writeRandom(b, image, measuredSize)
@@ -199,7 +200,7 @@ func loadAverage() string {
 // BenchmarkVolumeRebuild is how fast a replica is built, on the disk on which the other one is too: of random data, and of 4 KiB of data and
 // a hole of 4 KiB in turn. The rate counts the whole volume, holes too.
 func BenchmarkVolumeRebuild(b *testing.B) {
-	needPrograms(b, "nbdcopy")
+	need.Programs(b, "nbdcopy")
 	for _, shape := range []struct {
 		name string
 		step int64

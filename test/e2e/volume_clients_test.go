@@ -20,6 +20,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // servedVolume is a volume that programs of other people use.
@@ -33,7 +34,7 @@ type servedVolume struct {
 // TestRealClientsUseVolumes has the usual NBD clients use a volume as it is, while a replica is built, and while a node is drained.
 func TestRealClientsUseVolumes(t *testing.T) {
 	beside(t, heavy)
-	needPrograms(t, "nbdinfo", "nbdcopy", "qemu-img", "qemu-io", "fio")
+	need.Programs(t, "nbdinfo", "nbdcopy", "qemu-img", "qemu-io", "fio")
 	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 4)
 	for _, replicas := range []int{1, 3} {
 		c.step(t, fmt.Sprintf("with %d replicas", replicas), func(t *testing.T) {
@@ -54,7 +55,7 @@ func TestRealClientsUseVolumes(t *testing.T) {
 // TestAFileSystemOutlivesADrain keeps a file system in a volume whose node is drained.
 func TestAFileSystemOutlivesADrain(t *testing.T) {
 	beside(t, light)
-	needPrograms(t, "nbdcopy", "mke2fs", "e2fsck", "debugfs")
+	need.Programs(t, "nbdcopy", "mke2fs", "e2fsck", "debugfs")
 	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	c.must("settings", "set", "nodeDrainPolicy=block-for-eviction")
 	followers := others(trio, c.awaitLeader("")) // a coordinator is not drained
@@ -84,20 +85,6 @@ func TestAFileSystemOutlivesADrain(t *testing.T) {
 		sameContent(t, filepath.Join(files, e.Name()), filepath.Join(out, e.Name()))
 	}
 	sameContent(t, image, after)
-}
-
-// needPrograms skips a test where a program is missing, and fails it on CI.
-func needPrograms(t testing.TB, programs ...string) {
-	t.Helper()
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err == nil {
-			continue
-		}
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%s is missing: test/setup installs it", p)
-		}
-		t.Skipf("%s is missing: run test/setup", p)
-	}
 }
 
 // tryProgram runs a program to its end.
@@ -185,7 +172,8 @@ func (v *servedVolume) awaitMembers(n int) {
 	v.t.Helper()
 	until(v.t, fmt.Sprintf("volume %s to have %d members", v.name, n), func() bool {
 		s := v.status()
-		return len(s.Members) == n && (s.Engine == nil || len(s.Engine.Rebuilds) == 0)
+		// A replica on a node that is dead is tried again and again.
+		return len(s.Members) == n && (s.Engine == nil || !slices.ContainsFunc(s.Engine.Rebuilds, func(r v1alpha1.VolumeRebuild) bool { return r.Error == "" }))
 	})
 }
 

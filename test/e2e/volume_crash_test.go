@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
@@ -280,7 +281,7 @@ func smallDisk(t *testing.T) string {
 	t.Helper()
 	small := t.TempDir()
 	if err := syscall.Mount("ebb-test", small, "tmpfs", 0, fmt.Sprintf("size=%d", volumeSize+32<<20)); err != nil {
-		t.Skipf("a small disk cannot be made: mount: %v", err)
+		need.Missing(t, "a small disk cannot be made, which needs root: mount: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(small, syscall.MNT_DETACH); err != nil {

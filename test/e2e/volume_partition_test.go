@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // island is a network of its own for one node. Its bridge to the other processes can be taken away: packets are lost then, and no connection is
@@ -39,12 +40,9 @@ func newIsland(t *testing.T) *island {
 	i := &island{t: t, name: fmt.Sprintf("ebb%d", pid), here: prefix + fmt.Sprint(pid&63*4+1), there: prefix + fmt.Sprint(pid&63*4+2)}
 	i.outer = i.name + "h"
 	inner := i.name + "n"
-	needPrograms(t, "ip")
+	need.Programs(t, "ip")
 	if out, err := exec.Command("ip", "netns", "add", i.name).CombinedOutput(); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("a network cannot be made: ip netns add: %v: %s", err, out)
-		}
-		t.Skipf("a network cannot be made, which needs root: ip netns add: %v: %s", err, out)
+		need.Missing(t, "a network cannot be made, which needs root: ip netns add: %v: %s", err, out)
 	}
 	t.Cleanup(func() { i.ip("netns", "del", i.name) })
 	i.ip("link", "add", i.outer, "type", "veth", "peer", "name", inner)

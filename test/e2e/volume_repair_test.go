@@ -16,12 +16,13 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testenv/need"
 )
 
 // TestVolumesAreRepairedByHand does what only a person may: removes an orphan, and goes on with an old copy when every newer one is lost.
 func TestVolumesAreRepairedByHand(t *testing.T) {
 	beside(t, light)
-	needPrograms(t, "qemu-io")
+	need.Programs(t, "qemu-io")
 	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
 	c.step(t, "an orphan", func(*testing.T) { c.removeOrphanByHand() })
 	c.step(t, "salvage", func(*testing.T) { c.salvageByHand() })
