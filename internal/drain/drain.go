@@ -18,6 +18,7 @@ package drain
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
@@ -64,3 +65,18 @@ var refusals = map[string]error{
 
 // Refusal is the error for which a drain was refused, or nil for any other reason.
 func Refusal(reason string) error { return refusals[reason] }
+
+// Remedy is what a person can do about the refusal of a drain of a node; empty if the reason is no refusal.
+func Remedy(reason, node string) string {
+	switch reason {
+	case v1alpha1.ReasonCaptureNotFound:
+		return "`ebb status` lists the nodes"
+	case v1alpha1.ReasonSingleNode:
+		return "start another node first, which can take the work"
+	case v1alpha1.ReasonTargetIsCoordinator:
+		return fmt.Sprintf("`ebb drain %s --resign` lets another node take over first", node)
+	case v1alpha1.ReasonDrainInProgress:
+		return fmt.Sprintf("`ebb drain %s --queue` waits until it has ended", node)
+	}
+	return ""
+}

@@ -398,8 +398,8 @@ func TestDrainCommand(t *testing.T) {
 	leader := c.awaitLeader("")
 	target := others(trio, leader)[0]
 	for _, tc := range []struct{ node, want string }{
-		{leader, "ebb: drain of node " + leader + ": cannot drain coordinator node (TargetIsCoordinator)\n"},
-		{"n9", "ebb: drain of node n9: capture not found (CaptureNotFound)\n"},
+		{leader, "ebb: drain of node " + leader + ": cannot drain coordinator node (TargetIsCoordinator): `ebb drain " + leader + " --resign` lets another node take over first\n"},
+		{"n9", "ebb: drain of node n9: capture not found (CaptureNotFound): `ebb status` lists the nodes\n"},
 	} {
 		if _, errs, code := c.run("drain", tc.node, "--wait"); code != 1 || errs != tc.want {
 			t.Errorf("drain %s: exit %d, %q, want %q", tc.node, code, errs, tc.want)

@@ -71,7 +71,7 @@ func TestParkCommand(t *testing.T) {
 	if got := c.must("explain", target); got != want {
 		t.Errorf("explain: %q, want %q", got, want)
 	}
-	if _, errs, code := c.run("drain", target, "--wait"); code != 1 || errs != "ebb: drain of node "+target+": capture not found (CaptureNotFound)\n" {
+	if _, errs, code := c.run("drain", target, "--wait"); code != 1 || errs != "ebb: drain of node "+target+": capture not found (CaptureNotFound): `ebb status` lists the nodes\n" {
 		t.Errorf("drain of a parked node: exit %d, %q", code, errs)
 	}
 	if got := c.must("uncordon", target); got != "node "+target+" uncordoned; it was parked and joins again in epoch 2\n" {

@@ -74,18 +74,19 @@ func (c *cluster) keepOutput(name, text string) {
 	}
 }
 
-// gist is what a reader of CI's output needs of a log to begin with, in few enough lines that what failed is not lost among them: every warning
-// and error, and how it ended.
+// gist is what a reader of CI's output needs of a log to begin with, in few enough lines that what failed is not lost among them: the first
+// warning or error of each sort, and how it ended.
 func gist(text string) string {
-	const loud, last, width = 20, 8, 300
+	const loud, last, width = 6, 2, 240
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	var kept []string
-	left, omitted := loud, 0
+	seen, omitted := map[string]bool{}, 0
 	for i, line := range lines {
-		switch isLoud := strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR"); {
+		sort := sortOfLine.FindString(line)
+		switch isNew := sort != "" && !seen[sort]; {
 		case i >= len(lines)-last:
-		case isLoud && left > 0:
-			left--
+		case isNew && len(seen) < loud:
+			seen[sort] = true
 		default:
 			omitted++
 			continue
@@ -98,6 +99,9 @@ func gist(text string) string {
 	}
 	return strings.Join(kept, "\n")
 }
+
+// sortOfLine is what warnings and errors of one sort have in common.
+var sortOfLine = regexp.MustCompile(`level=(WARN|ERROR) msg=("[^"]*"|[^ ]*)`)
 
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9]+`)
 
