@@ -19,7 +19,7 @@ import (
 func TestAChangedFilterAppliesOnResume(t *testing.T) {
 	beside(t, heavy)
 	source, sink := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
-	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 1)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)).calm(), 1)
 	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 func TestATransactionIsSkippedAndAChangefeedResumedLater(t *testing.T) {
 	beside(t, heavy)
 	source, sink := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
-	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 2)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)).calm(), 2)
 	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -59,7 +60,7 @@ func statusCommand(t *testing.T, c *cluster) {
 			Coordinator           bool
 		}
 	}](t, c.must("status", "-o", "json"))
-	if status.Coordinator != leader || len(status.Nodes) != 2 || status.Nodes[0].Name != "n1" || status.Nodes[0].Liveness != "Alive" || status.Nodes[0].Ready != "True" || status.Nodes[0].Epoch != 1 {
+	if status.Coordinator != leader || len(status.Nodes) != 2 || status.Nodes[0].Name != "n1" || status.Nodes[0].Liveness != "Alive" || status.Nodes[0].Ready != "True" || status.Nodes[0].Epoch != c.record("n1").Epoch {
 		t.Errorf("status: %+v", status)
 	}
 }
@@ -247,7 +248,7 @@ func metricsServed(t *testing.T, c *cluster) {
 	for _, want := range []string{
 		`ebb_node_liveness{liveness="Alive",node="` + leader + `"} 1`,
 		`ebb_node_liveness{liveness="Draining",node="` + leader + `"} 0`,
-		`ebb_node_epoch{node="` + leader + `"} 1`,
+		fmt.Sprintf(`ebb_node_epoch{node=%q} %d`, leader, c.record(leader).Epoch),
 		`ebb_node_lease_age_seconds{node="` + leader + `"} `,
 		`ebb_coordinator_election_changes_total{node="` + leader + `"} `,
 		`ebb_coordinator_leading{node="` + leader + `"} 1`,

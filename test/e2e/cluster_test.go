@@ -19,6 +19,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -53,6 +54,9 @@ type cluster struct {
 // testLeases last as long as the default ones, but nodes fence themselves later: a busy machine may delay three renewals of a node, and the
 // programs of tests stop within a second.
 var testLeases = lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 8 * time.Second, Dead: 9 * time.Second, Lost: 10 * time.Second}
+
+// calmLeases are for tests in which nobody has to be found dead: a machine that is busy for half a minute changes nothing in them.
+var calmLeases = lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 50 * time.Second, Dead: 55 * time.Second, Lost: time.Minute}
 
 // leaseArgs give a node, or the nodes of `ebb up`, a timing.
 func leaseArgs(t lease.Timing) []string {
@@ -118,10 +122,18 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// startCluster runs `ebb up` and waits for its line `ready`.
+// calm is a cluster in which no node is killed, frozen or cut off.
+func (c *cluster) calm() *cluster {
+	if _, measures := c.whole.(*testing.B); !measures {
+		c.timing = calmLeases
+	}
+	return c
+}
+
+// startCluster runs `ebb up` and waits for its line `ready`. No node of it is killed.
 func startCluster(t testing.TB, ebb string, nodes int) *cluster {
 	t.Helper()
-	c := newCluster(t, ebb)
+	c := newCluster(t, ebb).calm()
 	c.runUp(nodes)
 	return c
 }
@@ -288,11 +300,20 @@ func (c *cluster) run(args ...string) (stdout, stderr string, code int) {
 	return c.runWith(nil, args...)
 }
 
+// command is the program of client commands. Tests run hundreds of them, and with the race detector, which takes longer to start than most of
+// them run, only in the long form; the tests of cmd/ebb have it always.
+func (c *cluster) command() string {
+	if testlength.Long() {
+		return c.ebb
+	}
+	return testenv.EbbPlain(c.whole)
+}
+
 func (c *cluster) runWith(stdin io.Reader, args ...string) (stdout, stderr string, code int) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, c.ebb, args...)
+	cmd := exec.CommandContext(ctx, c.command(), args...)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &errs
 	cmd.Env = append(os.Environ(), "KUBECONFIG=", "EBB_DATA_DIR="+string(c.dir))
@@ -342,21 +363,31 @@ func (c *cluster) signal(name string, sig syscall.Signal) {
 	}
 }
 
+// read reads an object that exists. A server that is busy may answer that it has no time.
+func (c *cluster) read(key types.NamespacedName, o client.Object) {
+	c.t.Helper()
+	for began := time.Now(); ; pollAgain(began) {
+		err := c.client.Get(context.Background(), key, o)
+		if err == nil {
+			return
+		}
+		if apierrors.IsNotFound(err) || time.Since(began) > patience {
+			c.t.Fatal(err)
+		}
+	}
+}
+
 func (c *cluster) node(name string) *v1alpha1.Node {
 	c.t.Helper()
 	n := &v1alpha1.Node{}
-	if err := c.client.Get(context.Background(), types.NamespacedName{Name: name}, n); err != nil {
-		c.t.Fatal(err)
-	}
+	c.read(types.NamespacedName{Name: name}, n)
 	return n
 }
 
 func (c *cluster) record(name string) lease.Record {
 	c.t.Helper()
 	l := &coordinationv1.Lease{}
-	if err := c.client.Get(context.Background(), types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(name)}, l); err != nil {
-		c.t.Fatal(err)
-	}
+	c.read(types.NamespacedName{Namespace: lease.Namespace, Name: lease.NameOf(name)}, l)
 	r, err := lease.Read(l)
 	if err != nil {
 		c.t.Fatal(err)
@@ -377,9 +408,7 @@ func (c *cluster) leader() string {
 func (c *cluster) transitions() int32 {
 	c.t.Helper()
 	l := &coordinationv1.Lease{}
-	if err := c.client.Get(context.Background(), types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l); err != nil {
-		c.t.Fatal(err)
-	}
+	c.read(types.NamespacedName{Namespace: lease.Namespace, Name: lease.CoordinatorName}, l)
 	if l.Spec.LeaseTransitions == nil {
 		return 0
 	}

@@ -48,7 +48,7 @@ func TestDeploymentsOnTheCommandLine(t *testing.T) {
 // startSamples is a cluster with the samples.
 func startSamples(t *testing.T, nodes int) *cluster {
 	t.Helper()
-	c := newCluster(t, testenv.Ebb(t))
+	c := newCluster(t, testenv.Ebb(t)).calm()
 	c.runUp(nodes, "--samples")
 	for _, name := range []string{"hello", "heartbeat"} { // whoever has read "ready" finds them
 		if err := c.client.Get(context.Background(), types.NamespacedName{Namespace: "default", Name: name}, &v1alpha1.Deployment{}); err != nil {

@@ -103,9 +103,7 @@ func (f *fleetOfPrograms) program(name string, kind v1alpha1.DeploymentType) *v1
 func (f *fleetOfPrograms) deployments() []v1alpha1.Deployment {
 	f.t.Helper()
 	var list v1alpha1.DeploymentList
-	if err := f.client.List(context.Background(), &list); err != nil {
-		f.t.Fatal(err)
-	}
+	until(f.t, "the list of deployments", func() bool { return f.client.List(context.Background(), &list) == nil })
 	return list.Items
 }
 
@@ -405,16 +403,12 @@ func restartedNode(t *testing.T, f *fleetOfPrograms) {
 		took := time.Since(killed)
 		f.allRun(trio...)
 		after := f.pids(victim)
-		switch late := took > f.timing.Fence-f.timing.Renew; {
-		case slices.Equal(before, after) && len(before) > 0:
-			return
-		case !late:
-			t.Errorf("programs of %s before %v, and %s later %v", victim, before, took, after)
+		if slices.Equal(before, after) && len(before) > 0 {
 			return
 		}
-		t.Logf("%s came back after %s, when its lease had ended", victim, took)
+		t.Logf("%s came back after %s; programs before %v, and now %v", victim, took, before, after)
 	}
-	t.Errorf("%s never came back before its lease ended", victim)
+	t.Errorf("the programs of %s were never left alone by a restart of their node", victim)
 }
 
 // pids are the processes that run on a node, with what they run.
@@ -437,7 +431,7 @@ func frozenNode(t *testing.T, f *fleetOfPrograms) {
 	f.allRun(others(trio, victim)...)
 	last := f.lastBeat(victim).Sub(froze)
 	t.Logf("the programs of a frozen coordinator run elsewhere after %s; the last beat came after %s", time.Since(froze).Round(time.Millisecond), last.Round(time.Millisecond))
-	if last > f.timing.Dead {
+	if last > f.timing.Lost {
 		t.Errorf("a program of the frozen node was alive %s after the freeze", last)
 	}
 	f.signal(victim, syscall.SIGCONT)
@@ -520,7 +514,7 @@ func awayServer(t *testing.T, f *fleetOfPrograms) {
 		f.sameDaemons(name, daemons[name])
 		last := f.lastBeat(name).Sub(killed)
 		t.Logf("last beat on %s %s into the outage", name, last.Round(time.Millisecond))
-		if last > f.timing.Dead {
+		if last > f.timing.Lost {
 			t.Errorf("programs of %s ran on", name)
 		}
 	}

@@ -16,11 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 func TestEtcdClustersInTrouble(t *testing.T) {
 	beside(t, heavy)
-	c := startFleet(t, 3)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)).calm(), 3)
 	t.Run("beside each other", func(t *testing.T) {
 		for name, run := range map[string]func(*cluster){
 			"a cluster with auth enabled is stopped and started": stopWithAuth,
@@ -55,7 +56,7 @@ func stopWithAuth(c *cluster) {
 }
 
 func corruptAMember(c *cluster) {
-	e := c.createEtcd("corrupt", 3, func(s *v1alpha1.EtcdClusterSpec) { s.ReplaceFailedAfter = &metav1.Duration{Duration: 3 * time.Second} })
+	e := c.createEtcd("corrupt", 3)
 	e.settle(3)
 	e.five(3)
 	info := e.get().Status.Members[2]
@@ -77,6 +78,8 @@ func corruptAMember(c *cluster) {
 		}
 		return false
 	})
+	// Only now, or members that start slowly would be replaced as well.
+	e.change(func(s *v1alpha1.EtcdClusterSpec) { s.ReplaceFailedAfter = &metav1.Duration{Duration: 20 * time.Second} })
 	until(c.t, "MemberFailing", func() bool { return meta.IsStatusConditionTrue(e.get().Status.Conditions, v1alpha1.EtcdMemberFailing) })
 	until(c.t, "a replacement, and its data set aside", func() bool {
 		s := e.get().Status

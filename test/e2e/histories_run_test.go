@@ -71,7 +71,7 @@ func historySeeds(t *testing.T) []uint64 {
 func TestRandomHistoriesEndEqual(t *testing.T) {
 	beside(t, heavy)
 	seeds := historySeeds(t)
-	f := newHistoryReferee(t)
+	f := newHistoryReferee(t, testLeases)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	disturbed, stop := context.WithCancel(ctx)
@@ -174,7 +174,7 @@ func tellCoverage(t *testing.T, covered map[sqlhistory.Form]int) {
 // Small histories that once lost rows.
 func TestFixedHistoriesEndEqual(t *testing.T) {
 	beside(t, heavy)
-	f := newHistoryReferee(t)
+	f := newHistoryReferee(t, calmLeases)
 	var wg sync.WaitGroup
 	for i, h := range fixedHistories {
 		if why := knownToFail[h.name]; why != "" && !withKnown() {
@@ -185,7 +185,9 @@ func TestFixedHistoriesEndEqual(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", h.name, err)
 		}
+		f.slots <- struct{}{}
 		wg.Go(func() {
+			defer func() { <-f.slots }()
 			v, err := f.play(t.Context(), scriptOf(fmt.Sprintf("fixed%d", i), statements))
 			want := h.ends
 			if want == nil {
@@ -195,7 +197,7 @@ func TestFixedHistoriesEndEqual(t *testing.T) {
 			case err != nil:
 				t.Errorf("%s: %v", h.name, err)
 			case len(v.statements) != len(statements):
-				t.Errorf("%s: the source executed %d of %d statements:\n%s", h.name, len(v.statements), len(statements), sqlhistory.Script(v.statements, "h"))
+				t.Errorf("%s: %d of %d statements were executed, then it was %s %s; refused: %s", h.name, len(v.statements), len(statements), v.outcome, v.detail, strings.Join(v.refusedSQL, "; "))
 			case !slices.Contains(want, v.outcome):
 				t.Errorf("%s %s\n%s", h.name, v.outcome, v.detail)
 			}
@@ -215,7 +217,7 @@ func TestHistoryFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := newHistoryReferee(t)
+	f := newHistoryReferee(t, testLeases)
 	var wg sync.WaitGroup
 	for i, part := range strings.Split("\n"+string(text), "\n=== ")[1:] {
 		name, body, _ := strings.Cut(part, "\n")

@@ -26,6 +26,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlhistory"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
 	"github.com/ebb-dev/ebb/internal/testlength"
 )
@@ -48,6 +49,7 @@ func (o outcome) bad() bool { return o == failed || o == differs || o == wedged 
 type verdict struct {
 	outcome
 	statements []sqlhistory.Statement
+	refusedSQL []string // statements that a server refused
 	detail     string
 	forward    v1alpha1.ChangefeedForward // with which the changefeed began
 	routed     bool
@@ -55,7 +57,7 @@ type verdict struct {
 
 const (
 	// historyLimit is how long a checkpoint may stand still after the last statement, and shrinkLimit the same for a smaller history.
-	historyLimit = 75 * time.Second
+	historyLimit = patience
 	shrinkLimit  = 35 * time.Second
 	// shrinkErrorLimit is how long a smaller history may have the same error. Others have historyLimit for it: on a busy machine a lease
 	// in doubt is an error for a while.
@@ -80,14 +82,16 @@ type historyReferee struct {
 }
 
 // newHistoryReferee starts a pair and a cluster.
-func newHistoryReferee(t *testing.T) *historyReferee {
+func newHistoryReferee(t *testing.T, timing lease.Timing) *historyReferee {
 	t.Helper()
-	f := &historyReferee{slots: make(chan struct{}, besideEachOther), source: testenv.StartMariaDB(t), sink: testenv.StartMariaDB(t, "--server-id=2", "--max-connections=1000")}
+	f := &historyReferee{slots: make(chan struct{}, besideEachOther), source: testenv.StartMariaDB(t, "--max-connections=1000"), sink: testenv.StartMariaDB(t, "--server-id=2", "--max-connections=1000")}
 	program := testenv.Ebb
 	if os.Getenv("EBB_HISTORIES_PLAIN") == "1" { // without the race detector: several times as many histories in the same time
 		program = testenv.EbbPlain
 	}
-	f.cluster = startNodes(t, newCluster(t, program(t)), 3)
+	f.cluster = newCluster(t, program(t))
+	f.timing = timing
+	startNodes(t, f.cluster, 3)
 	if err := os.MkdirAll(f.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -114,6 +118,8 @@ type script struct {
 	turns   []int
 	// routed: tables have other names at the sink.
 	routed bool
+	// strict: every statement is needed.
+	strict bool
 	pace   time.Duration // after each statement
 	// limit is how long the checkpoint may stand still after the last statement, and errorLimit how long with the same error.
 	limit, errorLimit time.Duration
@@ -124,8 +130,8 @@ func scriptOf(name string, statements []sqlhistory.Statement) script {
 	rest := statements
 	return script{
 		name: name, limit: historyLimit, errorLimit: historyLimit, forward: fixedForward(),
-		routed: routes(),
-		late:   slices.ContainsFunc(statements, func(s sqlhistory.Statement) bool { return s.Place == sqlhistory.Start }),
+		routed: routes(), strict: true,
+		late: slices.ContainsFunc(statements, func(s sqlhistory.Statement) bool { return s.Place == sqlhistory.Start }),
 		next: func() (s sqlhistory.Statement, ok bool) {
 			if len(rest) == 0 {
 				return s, false
@@ -227,6 +233,7 @@ type run struct {
 	conn       *sql.Conn
 	began      string // position from which the changefeed starts
 	started    bool
+	refusedSQL []string // statements that a server refused, and why: they do not belong to the history
 }
 
 // play executes a history and says how it ended. An error is one of the test itself.
@@ -364,20 +371,14 @@ func (r *run) step(ctx context.Context, s sqlhistory.Statement) (ok bool, v verd
 	}
 	switch s.Place {
 	case sqlhistory.AtSource:
-		_, err := r.conn.ExecContext(ctx, sqlhistory.In(s.SQL, r.name))
-		if err != nil && unanswered(err) {
-			return false, v, fmt.Errorf("%s: %w", s.SQL, err)
-		}
-		return err == nil, v, nil
+		ok, err := r.execute(ctx, r.conn, s.SQL)
+		return ok, v, err
 	case sqlhistory.AtSink:
 		if r.routed {
 			return false, v, nil // its tables have other names
 		}
-		_, err := r.to.ExecContext(ctx, sqlhistory.In(s.SQL, r.name))
-		if err != nil && unanswered(err) {
-			return false, v, err
-		}
-		return err == nil, v, nil
+		ok, err := r.execute(ctx, r.to, s.SQL)
+		return ok, v, err
 	case sqlhistory.Begin:
 		r.began, err = r.position(ctx)
 		return true, v, err
@@ -395,6 +396,27 @@ func (r *run) step(ctx context.Context, s sqlhistory.Statement) (ok bool, v verd
 		return true, v, r.want(ctx, v1alpha1.ChangefeedRun, v1alpha1.ChangefeedRunning)
 	}
 	return false, v, fmt.Errorf("there is no place %q", s.Place)
+}
+
+// execute executes a statement and says whether the server accepted it. One that met the locks of somebody else is tried again, where a
+// history needs each of its statements.
+func (r *run) execute(ctx context.Context, db interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}, text string) (ok bool, err error) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		_, err = db.ExecContext(ctx, sqlhistory.In(text, r.name))
+		if err == nil || !r.strict || !locked(err) || time.Now().After(deadline) {
+			break
+		}
+	}
+	switch {
+	case err == nil:
+		return true, nil
+	case unanswered(err):
+		return false, fmt.Errorf("%s: %w", text, err)
+	}
+	r.refusedSQL = append(r.refusedSQL, fmt.Sprintf("%s: %v", text, err))
+	return false, nil
 }
 
 // want pauses or resumes the changefeed.
@@ -454,7 +476,7 @@ func (r *run) await(ctx context.Context, last bool) (verdict, error) {
 	}
 	position, _ := strconv.ParseInt(text, 10, 64)
 	end := func(o outcome, format string, args ...any) (verdict, error) {
-		return verdict{outcome: o, statements: r.statements, detail: fmt.Sprintf(format, args...), forward: r.forward, routed: r.routed}, nil
+		return verdict{outcome: o, statements: r.statements, refusedSQL: r.refusedSQL, detail: fmt.Sprintf(format, args...), forward: r.forward, routed: r.routed}, nil
 	}
 	deadline := time.Now().Add(r.limit)
 	var same v1alpha1.ChangefeedStatus
@@ -818,7 +840,8 @@ func (f *historyReferee) disturbOnce(ctx context.Context, c *chaos, e event) err
 	c.await("the lease of "+e.target, func(ctx context.Context) (ok bool) { epoch, _, ok = c.epochOf(ctx, e.target); return ok })
 	began := time.Now()
 	out, errs, code := f.run("drain", e.target, "--wait")
-	if refused := strings.Contains(errs, v1alpha1.ReasonTargetIsCoordinator); refused {
+	if _, alive, _ := c.process(e.target); code != 0 && alive {
+		c.logf("drain of %s: exit %d: %s", e.target, code, lastLine(out+errs)) // it leads, or is not what it was a moment ago
 		return nil
 	}
 	c.logf("drain of %s: exit %d after %s: %s", e.target, code, time.Since(began).Round(time.Millisecond), lastLine(out+errs))

@@ -64,9 +64,11 @@ func TestTheKubernetesPageWorks(t *testing.T) {
 		_ = syscall.Kill(-terminals[i].cmd.Process.Pid, syscall.SIGINT)
 		<-terminals[i].done
 	}
-	if left := processesOf(t, dir); left != "" {
-		t.Errorf("processes are left:\n%s", left)
-	}
+	left := ""
+	untilSo(t, func() string { return "the last processes to end:\n" + left }, func() bool {
+		left = processesOf(t, dir)
+		return left == ""
+	})
 }
 
 // terminal starts a block and waits for its line `ready`.

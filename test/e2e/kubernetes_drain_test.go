@@ -224,7 +224,8 @@ func twoAtOnce(t *testing.T, k *installation) {
 		f.create(f.program(name, v1alpha1.TypeDeployment))
 	}
 	f.allRun(kubeNodes...)
-	pair := k.followers()[:2]
+	// Only a node with work is guarded.
+	pair := slices.DeleteFunc(k.followers(), func(node string) bool { return f.shares()[node] == 0 })[:2]
 	epochs := map[string]int64{}
 	drains := map[string]*process{}
 	for _, node := range pair {

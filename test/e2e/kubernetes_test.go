@@ -78,13 +78,7 @@ func startKubernetesWith(t testing.TB, ebb string, nodes ...string) *installatio
 func (k *installation) install(certificateLife time.Duration, args ...string) {
 	k.t.Helper()
 	k.kubectl("apply", "-k", filepath.Join("..", "..", "config", "kubernetes"))
-	k.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
-	// A change of the DaemonSet reaches the pods that are made after its controller has seen it.
-	until(k.t, "the change of the DaemonSet to be observed", func() bool {
-		set, err := k.typed.AppsV1().DaemonSets(manifests.Namespace).Get(context.Background(), manifests.DaemonSet, metav1.GetOptions{})
-		return err == nil && set.Status.ObservedGeneration == set.Generation
-	})
-	k.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
+	k.turnProgramsOn()
 	k.startSigner = func() *process {
 		return k.startPod("signer", k.pod("signer", ""), "--certificate-life="+certificateLife.String())
 	}
@@ -96,6 +90,18 @@ func (k *installation) install(certificateLife time.Duration, args ...string) {
 	for _, name := range kubeNodes {
 		k.awaitReady(name, 1)
 	}
+}
+
+// turnProgramsOn lets the nodes of the DaemonSet run programs.
+func (k *installation) turnProgramsOn() {
+	k.t.Helper()
+	k.kubectl("-n", manifests.Namespace, "set", "env", "daemonset/"+manifests.DaemonSet, "NODE_UNIT_CLAIM_POLICY-", "TRUSTED_PACKAGE_REGEXP-")
+	// A change of the DaemonSet reaches the pods that are made after its controller has seen it.
+	until(k.t, "the change of the DaemonSet to be observed", func() bool {
+		set, err := k.typed.AppsV1().DaemonSets(manifests.Namespace).Get(context.Background(), manifests.DaemonSet, metav1.GetOptions{})
+		return err == nil && set.Status.ObservedGeneration == set.Generation
+	})
+	k.kubectl("-n", manifests.Namespace, "delete", "pods", "--all", "--grace-period=1", "--wait=false")
 }
 
 // pod is the pod of a component, on a node unless that is empty, as it is now.
@@ -319,8 +325,8 @@ func kubeCertificates(t *testing.T, k *installation) {
 func kubeNoSigner(t *testing.T, k *installation) {
 	k.signer.stop()
 	node := k.followers()[0]
-	before := k.requestsOf(node)
 	k.leaves(node)
+	before := k.requestsOf(node)
 	for _, file := range []string{k.dir.Node(node).TLSCert(), k.dir.Node(node).TLSKey()} {
 		if err := os.Remove(file); err != nil {
 			t.Fatal(err)

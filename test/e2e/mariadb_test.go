@@ -188,6 +188,12 @@ func unanswered(err error) bool {
 	return !errors.As(err, &answer) || answer.Number == 1053 || answer.Number == 1927 // it shuts down, it ended the connection
 }
 
+// locked reports whether a statement met the locks of others: it waited for too long, or they waited for each other.
+func locked(err error) bool {
+	var answer *mysql.MySQLError
+	return errors.As(err, &answer) && (answer.Number == 1205 || answer.Number == 1213)
+}
+
 // contents is every row of every table of the schema, as digests by table.
 func contents(db *sql.DB) (map[string]string, error) {
 	names, err := column(db, "SELECT table_name FROM information_schema.tables WHERE table_schema = 'app' ORDER BY table_name")

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"syscall"
@@ -45,7 +46,7 @@ func TestParkCommand(t *testing.T) {
 	c := startCluster(t, testenv.Ebb(t), 3)
 	leader := c.awaitLeader("")
 	target := others(trio, leader)[0]
-	pid := c.pid(target)
+	pid, epoch := c.pid(target), c.record(target).Epoch
 	if _, errs, code := c.run("drain", target, "--park", "--cancel"); code != 1 || errs != "ebb: --cancel can only be combined with --wait\n" {
 		t.Errorf("--park --cancel: exit %d, %q", code, errs)
 	}
@@ -67,17 +68,17 @@ func TestParkCommand(t *testing.T) {
 		}
 		return false
 	})
-	want := "Node " + target + " is Stopping in epoch 1.\nIt is parked: it was drained, and its process waits without a lease. `ebb uncordon " + target + "` brings it back as epoch 2.\n"
+	want := fmt.Sprintf("Node %s is Stopping in epoch %d.\nIt is parked: it was drained, and its process waits without a lease. `ebb uncordon %s` brings it back as epoch %d.\n", target, epoch, target, epoch+1)
 	if got := c.must("explain", target); got != want {
 		t.Errorf("explain: %q, want %q", got, want)
 	}
 	if _, errs, code := c.run("drain", target, "--wait"); code != 1 || errs != "ebb: drain of node "+target+": capture not found (CaptureNotFound): `ebb status` lists the nodes\n" {
 		t.Errorf("drain of a parked node: exit %d, %q", code, errs)
 	}
-	if got := c.must("uncordon", target); got != "node "+target+" uncordoned; it was parked and joins again in epoch 2\n" {
+	if got := c.must("uncordon", target); got != fmt.Sprintf("node %s uncordoned; it was parked and joins again in epoch %d\n", target, epoch+1) {
 		t.Errorf("uncordon: %q", got)
 	}
-	c.awaitReady(target, 2)
+	c.awaitReady(target, epoch+1)
 	until(t, "the owners to be cleared", func() bool { return len(v1alpha1.CordonOwners(c.node(target))) == 0 })
 	if c.pid(target) != pid {
 		t.Errorf("another process runs the node")
@@ -94,7 +95,7 @@ func TestParkCommand(t *testing.T) {
 	if !c.node(target).IsParked() {
 		t.Error("the restarted node is not parked any more")
 	}
-	c.uncordoned(target, 2)
+	c.uncordoned(target, epoch+1)
 }
 
 // Whoever dies at whatever step, the node is parked in the end, and comes back when it is uncordoned.

@@ -47,9 +47,9 @@ maxShare = "90%"
 
 const (
 	// terminatingAfter is how long after its grace a pod is waited for: long enough for a busy coordinator to see the wait.
-	terminatingAfter = 12 * time.Second
+	terminatingAfter = 20 * time.Second
 	// untilDeleted is when a pod in the mode DeleteAfterTimeout is deleted: a busy coordinator has begun long before.
-	untilDeleted = 20 * time.Second
+	untilDeleted = 40 * time.Second
 )
 
 // steadyLeases outlast a busy machine. A coordinator that loses its lease has no record of what it evicted last, nor of pods that came back:

@@ -92,7 +92,7 @@ var statementHistories = []statementHistory{
 func TestEveryStatementIsExecutedOrRefused(t *testing.T) {
 	beside(t, heavy)
 	source, sink := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
-	c := startNodes(t, newCluster(t, testenv.Ebb(t)), 3)
+	c := startNodes(t, newCluster(t, testenv.Ebb(t)).calm(), 3)
 	if err := os.MkdirAll(c.dir.Credentials(), 0o700); err != nil {
 		t.Fatal(err)
 	}

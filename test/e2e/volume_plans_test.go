@@ -32,7 +32,7 @@ type planStep struct {
 // runVolumePlans runs steps one after another in one cluster.
 func runVolumePlans(t *testing.T, steps []planStep) {
 	beside(t, heavy)
-	p := &volumePlans{cluster: newCluster(t, testenv.Ebb(t))}
+	p := &volumePlans{cluster: newCluster(t, testenv.Ebb(t)).calm()}
 	startNodes(t, p.cluster, len(quartet))
 	p.told = keepVolumeChronicle(t, p.client)
 	for _, step := range steps {
@@ -340,7 +340,7 @@ func (p *volumePlans) evictLast(clientsThere bool) {
 func (p *volumePlans) evictionCanceled() {
 	t := p.t
 	p.drainPolicy(v1alpha1.BlockForEvictionIfContainsLastReplica)
-	p.volumeSettings(`{"volumes":{"rebuildBytesPerSecond":"256Ki"}}`) // a minute for what is filled
+	p.volumeSettings(`{"volumes":{"rebuildBytesPerSecond":"64Ki"}}`) // some minutes for what is filled
 	v := p.createVolume("pair", 2)
 	from := p.revision()
 	nodes := v.nodes()
@@ -368,6 +368,7 @@ func (p *volumePlans) evictionCanceled() {
 	if got := len(v.nodes()); got != 4 {
 		t.Errorf("there are replicas on %d nodes: a rebuild that began should go on", got)
 	}
+	p.volumeSettings(`{"volumes":{"rebuildBytesPerSecond":"4Mi"}}`)
 	p.must("uncordon", nodes[0])
 	for _, e := range p.told.sorted() {
 		if r, ok := e.object.(*v1alpha1.Replica); ok && r.Name == first.Name && e.revision > since && e.revision <= alone && r.Spec.EvictionRequested {

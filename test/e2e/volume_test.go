@@ -212,9 +212,7 @@ func (v *testVolume) key() types.NamespacedName {
 func (v *testVolume) get() *v1alpha1.Volume {
 	v.t.Helper()
 	o := &v1alpha1.Volume{}
-	if err := v.client.Get(context.Background(), v.key(), o); err != nil {
-		v.t.Fatal(err)
-	}
+	v.read(v.key(), o)
 	return o
 }
 
