@@ -68,10 +68,7 @@ func TestParkCommand(t *testing.T) {
 		}
 		return false
 	})
-	want := fmt.Sprintf("Node %s is Stopping in epoch %d.\nIt is parked: it was drained, and its process waits without a lease. `ebb uncordon %s` brings it back as epoch %d.\n", target, epoch, target, epoch+1)
-	if got := c.must("explain", target); got != want {
-		t.Errorf("explain: %q, want %q", got, want)
-	}
+	c.explains(target, fmt.Sprintf("Node %s is Stopping in epoch %d.\nIt is parked: it was drained, and its process waits without a lease. `ebb uncordon %s` brings it back as epoch %d.\n", target, epoch, target, epoch+1))
 	if _, errs, code := c.run("drain", target, "--wait"); code != 1 || errs != "ebb: drain of node "+target+": capture not found (CaptureNotFound): `ebb status` lists the nodes\n" {
 		t.Errorf("drain of a parked node: exit %d, %q", code, errs)
 	}
