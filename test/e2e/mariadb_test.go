@@ -41,7 +41,7 @@ type workload struct {
 
 // busy is as much as a node and a server on a small machine carry.
 func busy(seed uint64) workload {
-	return workload{seed: seed, tables: loadTables, rest: 2 * time.Millisecond, ddlEvery: time.Second}
+	return workload{seed: seed, tables: loadTables, rest: 8 * time.Millisecond, ddlEvery: time.Second}
 }
 
 // load is a workload on a source: transactions over several tables, and DDL among them.

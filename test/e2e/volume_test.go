@@ -432,7 +432,7 @@ const (
 	loadBlock  = 8 * loadSector
 	loadBlocks = 150 // that one lane writes to, again and again
 	// loadRest is between two requests: the load is to be there all the time, not to be all that the machine does.
-	loadRest = 2 * time.Millisecond
+	loadRest = 8 * time.Millisecond
 )
 
 // volumeLoad writes unique values to a volume through NBD all the time, reads them back and flushes, while nodes come, go and die. For every
