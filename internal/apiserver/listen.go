@@ -14,10 +14,10 @@ import (
 )
 
 // Ports that a free one is picked from: below the range that the kernel gives to outgoing connections, so that none of
-// those sits on the port while the server is down.
+// those sits on the port while the server is down, and below the default of --etcd-ports, which members keep while they are down.
 const (
 	firstPort = 20000
-	lastPort  = 32000
+	lastPort  = 23800
 )
 
 // listen opens the server's port. Port 0 means the one used last time, or a free one that is then kept in dir: the

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -157,13 +158,13 @@ func (m *MariaDB) start() {
 }
 
 func (m *MariaDB) launch() error {
-	if m.Address == "" {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	fresh := m.Address == ""
+	if fresh {
+		address, err := freeAddress()
 		if err != nil {
 			return err
 		}
-		m.Address = l.Addr().String()
-		l.Close()
+		m.Address = address
 	}
 	_, port, _ := net.SplitHostPort(m.Address)
 	// The socket's path is relative to the data directory, since the name of a socket must be short.
@@ -183,7 +184,27 @@ func (m *MariaDB) launch() error {
 	}
 	m.exit = make(chan struct{})
 	go func(cmd *exec.Cmd, exit chan struct{}) { _ = cmd.Wait(); close(exit) }(m.cmd, m.exit)
-	return m.awaitReady()
+	err := m.awaitReady()
+	if err != nil && fresh {
+		m.Address = "" // another one may be free; after a restart only this one will do
+	}
+	return err
+}
+
+// freeAddress is one that nobody uses now. It is below the ports that the kernel gives to outgoing connections, so that none of those has the
+// port while the server is down, and below those of Ebb itself.
+func freeAddress() (string, error) {
+	const first, ports = 10000, 10000
+	var last error
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(ports)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String(), nil
+		}
+		last = err
+	}
+	return "", last
 }
 
 func (m *MariaDB) awaitReady() error {
@@ -199,7 +220,6 @@ func (m *MariaDB) awaitReady() error {
 		select {
 		case <-m.exit:
 			log, _ := os.ReadFile(m.logFile())
-			m.Address = ""
 			return fmt.Errorf("mariadbd ended while starting:\n%s", log)
 		case <-ctx.Done():
 			return fmt.Errorf("mariadbd at %s does not answer: %w", m.Address, err)
