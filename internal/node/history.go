@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -30,7 +32,7 @@ var ErrStoreWentBack = errors.New("the store does not have what this node last w
 // The node writes a mark, a random text, on its Node object, and remembers it on its own disk. Before a runtime keeps data on this machine
 // that belongs to an object, it calls Cover, which writes a new mark: the object is older than the mark. A store that shows the
 // newest mark therefore knows, or knew and has deleted, every object whose data is here. A store that does not show it has gone back: what
-// it does not know is then kept. The generation counts how often that happened.
+// it does not know is then kept. Another generation of the store begins then.
 type History struct {
 	node   string
 	path   string
@@ -47,7 +49,8 @@ type History struct {
 
 // storeMemory is what a node remembers of the store, on its disk.
 type storeMemory struct {
-	// Generation counts how often the store was found to have gone back.
+	// Generation is a random number that names the history since the store was last found to have gone back; 0 before the first. It is no
+	// count: a node that lost this file must not come upon a number that was trusted before.
 	Generation int64 `json:"generation"`
 	// Mark is the newest that the store had.
 	Mark string `json:"mark,omitempty"`
@@ -69,7 +72,7 @@ func NewHistory(node, path string, c client.Client, log *slog.Logger) (*History,
 	return h, nil
 }
 
-// Generation is that of the store as this node knows it. It grows when the store is found to have gone back.
+// Generation is that of the store as this node knows it. Another one begins when the store is found to have gone back.
 func (h *History) Generation() int64 { return h.generation.Load() }
 
 // Begin compares the store with what the node remembers, before an epoch rests on it.
@@ -162,7 +165,7 @@ func (h *History) read(ctx context.Context) (*v1alpha1.Node, error) {
 	return n, h.client.Get(ctx, types.NamespacedName{Name: h.node}, n)
 }
 
-// compare finds out whether the store has the mark that this node remembers. If it does not, the next generation begins. The caller holds the lock.
+// compare finds out whether the store has the mark that this node remembers. If it does not, another generation begins. The caller holds the lock.
 func (h *History) compare(n *v1alpha1.Node) error {
 	shown := n.Annotations[v1alpha1.StoreMarkAnnotation]
 	if shown != "" && (shown == h.memory.Mark || shown == h.memory.Next) {
@@ -172,11 +175,11 @@ func (h *History) compare(n *v1alpha1.Node) error {
 		return nil
 	}
 	known := h.memory.Mark != "" || h.memory.Next != ""
-	if h.memory.Generation > 0 && !known {
+	if h.memory.Generation != 0 && !known {
 		return ErrStoreWentBack // that is known already, and no mark was written since
 	}
 	// The generation is on the disk before a mark of it is in the store.
-	if err := h.remember(storeMemory{Generation: h.memory.Generation + 1}); err != nil {
+	if err := h.remember(storeMemory{Generation: 1 + rand.Int64N(math.MaxInt64)}); err != nil {
 		return err
 	}
 	if known {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -82,8 +83,8 @@ func TestAStoreThatWentBackIsNoticed(t *testing.T) {
 	a := newAnnals(t)
 	h := a.process()
 	a.must(h.Begin(ctx))
-	if h.Generation() != 1 {
-		t.Errorf("a node that remembers nothing is in generation %d", h.Generation())
+	if h.Generation() == 0 {
+		t.Error("a node that has seen a store is in no generation of it")
 	}
 	first := a.mark()
 	a.must(h.Cover(ctx))
@@ -93,7 +94,7 @@ func TestAStoreThatWentBackIsNoticed(t *testing.T) {
 	}
 	again := a.process()
 	a.must(again.Begin(ctx))
-	a.must(again.Check(ctx, 1))
+	a.must(again.Check(ctx, h.Generation()))
 	if a.mark() != second {
 		t.Error("a store that is as it was gets another mark")
 	}
@@ -105,13 +106,38 @@ func TestAStoreThatWentBackIsNoticed(t *testing.T) {
 		}
 		again = a.process() // it dies before it has written another mark
 		a.must(again.Begin(ctx))
-		if again.Generation() != before+1 {
-			t.Errorf("a store with mark %q is in generation %d, and was in %d", mark, again.Generation(), before)
+		if again.Generation() == before {
+			t.Errorf("a store with mark %q is in the generation that it was in", mark)
 		}
-		a.must(again.Check(ctx, before+1))
+		a.must(again.Check(ctx, again.Generation()))
 		if err := again.Check(ctx, before); !errors.Is(err, node.ErrStoreWentBack) {
 			t.Errorf("the generation before: %v", err)
 		}
+	}
+}
+
+// Runtimes remember in which generation they have moved aside what the store does not know, so no generation may come a second time.
+func TestANodeThatForgotTheStoreIsInAnotherGeneration(t *testing.T) {
+	ctx := t.Context()
+	a := newAnnals(t)
+	a.must(os.WriteFile(a.path, []byte(`{"generation":1}`), 0o600)) // as it was when generations were counted
+	seen := map[int64]bool{}
+	for range 3 {
+		h := a.process()
+		a.must(h.Begin(ctx))
+		if seen[h.Generation()] {
+			t.Errorf("generation %d once more", h.Generation())
+		}
+		seen[h.Generation()] = true
+		for before := range seen {
+			if err := h.Check(ctx, before); before != h.Generation() && !errors.Is(err, node.ErrStoreWentBack) {
+				t.Errorf("what was seen in generation %d is trusted in %d: %v", before, h.Generation(), err)
+			}
+		}
+		a.must(os.Remove(a.path))
+	}
+	if !seen[1] {
+		t.Error("a file from before was not read")
 	}
 }
 
@@ -129,12 +155,12 @@ func TestAMarkWhoseAnswerWasLostIsKnown(t *testing.T) {
 	if a.mark() == before {
 		t.Fatal("this shows nothing")
 	}
-	a.must(a.process().Check(ctx, 1))
-	a.must(h.Check(ctx, 1))
+	a.must(a.process().Check(ctx, h.Generation()))
+	a.must(h.Check(ctx, h.Generation()))
 	a.must(h.Cover(ctx))
 	// Nothing depends on the mark whose answer was lost: a store that does not have it has not lost anything either, until the next.
 	a.restore(before)
-	if err := h.Check(ctx, 1); !errors.Is(err, node.ErrStoreWentBack) {
+	if err := h.Check(ctx, h.Generation()); !errors.Is(err, node.ErrStoreWentBack) {
 		t.Errorf("a store without the newest mark: %v", err)
 	}
 }
@@ -157,5 +183,5 @@ func TestCallsAtOnceAreAllCovered(t *testing.T) {
 	if a.sent < 1 || a.sent > 50 {
 		t.Errorf("%d writes for 50 calls", a.sent)
 	}
-	a.must(a.process().Check(ctx, 1))
+	a.must(a.process().Check(ctx, h.Generation()))
 }
