@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"sync"
 	"sync/atomic"
 
 	"github.com/google/uuid"
@@ -41,9 +40,10 @@ type History struct {
 
 	generation atomic.Int64 // of memory, for who does not want to wait for the lock
 
-	mu     sync.Mutex // held while the mark is read and written
-	begun  int64      // calls of Cover that have begun to write
-	done   int64      // the newest of them whose mark is stored
+	begun atomic.Int64 // calls of Cover that have begun to write
+
+	turn   chan struct{} // has a place for whoever reads and writes the mark; the fields below are theirs
+	done   int64         // the newest call of Cover whose mark is stored
 	memory storeMemory
 }
 
@@ -60,7 +60,7 @@ type storeMemory struct {
 
 // NewHistory reads what the node remembers. A node that remembers nothing is in generation 0 and trusts no store yet.
 func NewHistory(node, path string, c client.Client, log *slog.Logger) (*History, error) {
-	h := &History{node: node, path: path, client: c, log: log}
+	h := &History{node: node, path: path, client: c, log: log, turn: make(chan struct{}, 1)}
 	memory, err := atomicfile.ReadJSON[storeMemory](os.ReadFile, path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: remove the file if it cannot be repaired; data of objects that the store does not know is then kept", err)
@@ -87,8 +87,10 @@ func (h *History) Begin(ctx context.Context) error {
 // Check reads live whether the store is still in a generation. It fails with ErrStoreWentBack if it is not. What was read from the store
 // before the check, and was missing there, was deleted if the check succeeds.
 func (h *History) Check(ctx context.Context, generation int64) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	if err := h.lock(ctx); err != nil {
+		return err
+	}
+	defer h.unlock()
 	n, err := h.read(ctx)
 	if err != nil {
 		return err
@@ -102,34 +104,18 @@ func (h *History) Check(ctx context.Context, generation int64) error {
 	return nil
 }
 
-// wentBack reads live whether the store shows an older mark, so that what was read from it before is of another history. A Node without a mark was
-// created again, or is older than its first mark: that is for Check alone.
-func (h *History) wentBack(ctx context.Context) (bool, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	n, err := h.read(ctx)
-	if err != nil {
-		return false, err
-	}
-	err = h.compare(n)
-	if errors.Is(err, ErrStoreWentBack) {
-		return n.Annotations[v1alpha1.StoreMarkAnnotation] != "", nil
-	}
-	return false, err
-}
-
 // Cover returns when the store has a mark that is newer than everything that was read from it before. Data that belongs to an object is made
 // after that. It succeeds in a store that went back, too.
 func (h *History) Cover(ctx context.Context) error {
-	h.mu.Lock()
-	before := h.begun
-	h.mu.Unlock()
-	h.mu.Lock() // whoever waits here may find that another call has covered it
-	defer h.mu.Unlock()
-	if h.done > before {
+	before := h.begun.Load()
+	if err := h.lock(ctx); err != nil {
+		return err
+	}
+	defer h.unlock()
+	if h.done > before { // meanwhile another call has begun to write, and has written
 		return nil
 	}
-	h.begun++
+	begun := h.begun.Add(1)
 	for {
 		n, err := h.read(ctx)
 		if err != nil {
@@ -155,10 +141,22 @@ func (h *History) Cover(ctx context.Context) error {
 		if err := h.remember(storeMemory{Generation: next.Generation, Mark: next.Next}); err != nil {
 			return err
 		}
-		h.done = h.begun
+		h.done = begun
 		return nil
 	}
 }
+
+// lock waits until nobody else reads and writes the mark. Others may wait for a store that does not answer.
+func (h *History) lock(ctx context.Context) error {
+	select {
+	case h.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (h *History) unlock() { <-h.turn }
 
 func (h *History) read(ctx context.Context) (*v1alpha1.Node, error) {
 	n := &v1alpha1.Node{}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,8 +27,9 @@ type annals struct {
 	t     *testing.T
 	store client.WithWatch
 	path  string
-	lost  bool // answers to writes are lost
-	sent  int  // writes
+	lost  bool          // answers to writes are lost
+	slow  chan struct{} // if set, answers to writes come when it is closed
+	sent  int           // writes
 }
 
 func newAnnals(t *testing.T) *annals {
@@ -35,6 +38,9 @@ func newAnnals(t *testing.T) *annals {
 		WithInterceptorFuncs(interceptor.Funcs{Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
 			a.sent++
 			err := c.Update(ctx, o, opts...)
+			if a.slow != nil {
+				<-a.slow
+			}
 			if a.lost {
 				return errors.New("the answer was lost")
 			}
@@ -165,23 +171,58 @@ func TestAMarkWhoseAnswerWasLostIsKnown(t *testing.T) {
 	}
 }
 
+// What a call read before it may be newer than a write that was already under way, so that only a later write covers it. One is enough for
+// all that wait.
 func TestCallsAtOnceAreAllCovered(t *testing.T) {
-	ctx := t.Context()
-	a := newAnnals(t)
-	h := a.process()
-	a.must(h.Begin(ctx))
-	a.sent = 0
-	var all sync.WaitGroup
-	for range 50 {
-		all.Go(func() {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		a := newAnnals(t)
+		h := a.process()
+		a.must(h.Begin(ctx))
+		a.sent, a.slow = 0, make(chan struct{})
+		var all sync.WaitGroup
+		cover := func() {
+			before := a.mark()
 			if err := h.Cover(ctx); err != nil {
 				t.Error(err)
 			}
-		})
-	}
-	all.Wait()
-	if a.sent < 1 || a.sent > 50 {
-		t.Errorf("%d writes for 50 calls", a.sent)
-	}
-	a.must(a.process().Check(ctx, h.Generation()))
+			if a.mark() == before {
+				t.Error("a call ended with the mark that the store had before it")
+			}
+		}
+		all.Go(cover)
+		synctest.Wait() // the first mark is stored, and its answer is on its way
+		for range 49 {
+			all.Go(cover)
+		}
+		synctest.Wait()
+		close(a.slow)
+		all.Wait()
+		if a.sent != 2 {
+			t.Errorf("%d writes for 50 calls", a.sent)
+		}
+		a.must(a.process().Check(ctx, h.Generation()))
+	})
+}
+
+func TestACallDoesNotWaitLongerThanItMayForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAnnals(t)
+		h := a.process()
+		a.must(h.Begin(t.Context()))
+		a.slow = make(chan struct{})
+		var first sync.WaitGroup
+		first.Go(func() { a.must(h.Cover(t.Context())) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := h.Check(ctx, h.Generation()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a check behind a write that is not answered: %v", err)
+		}
+		if err := h.Cover(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a write behind a write that is not answered: %v", err)
+		}
+		close(a.slow)
+		first.Wait()
+	})
 }
