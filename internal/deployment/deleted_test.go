@@ -120,8 +120,8 @@ func TestTheDirectoryOfADeletedProgramIsRemovedThoughSomethingStillWritesThere(t
 		t.Fatal("every directory could be removed at once: this shows nothing")
 	}
 	until(t, "the directories to be removed", func() bool {
-		_, err := os.Lstat(m.programs.Dir + "-trash")
-		return len(s.left(m)) == 0 && errors.Is(err, fs.ErrNotExist)
+		trash, err := os.ReadDir(m.programs.Dir + "-trash")
+		return err == nil && len(trash) == 0 && len(s.left(m)) == 0
 	})
 }
 

@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,13 +38,19 @@ func (r *Runtime) keptDir() string  { return r.opts.Dir + "-kept" }
 func (r *Runtime) trashDir() string { return r.opts.Dir + "-trash" }
 func (r *Runtime) seenFile() string { return r.opts.Dir + "-seen.json" }
 
-// maxKept is how much of what is kept is listed.
-const maxKept = 16
+const (
+	// maxKept is how much of what is kept is listed.
+	maxKept = 16
+	// removeAtOnce is how many names of a directory are read at a time, to remove them.
+	removeAtOnce = 1024
+)
 
 // seenStore is what the programs of a node have to do with the store, on its disk.
 type seenStore struct {
 	// Generation of the store, in which everything was moved aside that the store does not know. Until then it is in doubt what was deleted.
 	Generation int64 `json:"generation"`
+	// Doubtful are the programs whose directories could not be looked into then, by namespace and name. What they left stays in doubt.
+	Doubtful []string `json:"doubtful,omitempty"`
 }
 
 // readSeen reads which generation of the store has been settled.
@@ -52,37 +61,66 @@ func (r *run) readSeen() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.history, r.generation, r.settled = r.e.History, r.e.Generation, 0
+	r.history, r.generation, r.settled, r.doubtful = r.e.History, r.e.Generation, 0, nil
 	if seen != nil {
-		r.settled = seen.Generation
+		r.settled, r.doubtful = seen.Generation, seen.Doubtful
 	}
 	return nil
 }
 
-// settle records that nothing is left that the store does not know.
-func (r *Runtime) settle(generation int64) error {
-	data, err := json.Marshal(seenStore{Generation: generation})
+// settle records that nothing is left that the store does not know, but for what some programs left.
+func (r *Runtime) settle(generation int64, doubtful []string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.rememberSettled(generation, doubtful)
+}
+
+// clearDoubt records that nothing is left in the directory of a program that the store does not know. The caller holds the lock.
+func (r *Runtime) clearDoubt(key types.NamespacedName) error {
+	if !r.isDoubtful(key) {
+		return nil
+	}
+	return r.rememberSettled(r.settled, slices.DeleteFunc(slices.Clone(r.doubtful), func(name string) bool { return name == key.String() }))
+}
+
+func (r *Runtime) rememberSettled(generation int64, doubtful []string) error {
+	data, err := json.Marshal(seenStore{Generation: generation, Doubtful: doubtful})
 	if err == nil {
 		err = atomicfile.WriteSecret(r.seenFile(), data)
 	}
 	if err != nil {
 		return fmt.Errorf("remember the store: %w", err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.settled = generation
+	r.settled, r.doubtful = generation, doubtful
 	return nil
+}
+
+// isDoubtful reports whether the directory of a program may have what the store does not know. The caller holds the lock.
+func (r *Runtime) isDoubtful(key types.NamespacedName) bool {
+	return slices.Contains(r.doubtful, key.String())
 }
 
 // doubted reports whether the store may lack what is newer than itself. The caller holds the lock.
 func (r *Runtime) doubted() bool { return r.settled != r.generation }
 
-// inDoubt reports whether the store may lack what is newer than itself, and asks the store.
-func (r *Runtime) inDoubt(ctx context.Context) bool {
+// errStoreUnknown: the store could not be asked whether it went back, so that nothing can be removed yet.
+var errStoreUnknown = errors.New("could not ask the store whether it went back")
+
+// inDoubt reports whether the store may lack what is newer than itself, and asks the store. It fails with errStoreUnknown if that gives no answer.
+func (r *Runtime) inDoubt(ctx context.Context) (bool, error) {
 	r.mu.Lock()
 	doubted, history, generation := r.doubted(), r.history, r.generation
 	r.mu.Unlock()
-	return doubted || history == nil || history.Check(ctx, generation) != nil
+	if doubted || history == nil {
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeLimit)
+	defer cancel()
+	err := history.Check(ctx, generation)
+	if err != nil && !errors.Is(err, node.ErrStoreWentBack) {
+		return false, fmt.Errorf("%w: %w", errStoreUnknown, err)
+	}
+	return err != nil, nil
 }
 
 // cover makes sure that the store will be known to have gone back if it does not know an object, before there are files that belong to it.
@@ -124,11 +162,9 @@ func (r *Runtime) discard(key types.NamespacedName, o goneObject) {
 
 // discardLoop removes and keeps directories until ctx ends. What fails is tried again; the next epoch finds what is left.
 func (r *run) discardLoop(ctx context.Context) {
-	var said string
+	var trash, rest repeatFilter
 	for ctx.Err() == nil {
-		if err := r.emptyTrash(); err != nil {
-			r.opts.Log.Warn("could not remove the files of deleted programs; trying again", "error", err)
-		}
+		trash.warn(ctx, r.opts.Log, "could not remove the files of deleted programs; trying again", r.emptyTrash(ctx))
 		err := r.discardAll(ctx)
 		if err == nil {
 			err = r.settleAll(ctx)
@@ -136,15 +172,22 @@ func (r *run) discardLoop(ctx context.Context) {
 		if err == nil {
 			err = r.listKept()
 		}
-		switch {
-		case err == nil:
-			said = ""
-		case ctx.Err() == nil && err.Error() != said:
-			said = err.Error()
-			r.opts.Log.Warn("could not remove or keep the directories of programs that are gone; trying again", "error", err)
-		}
+		rest.warn(ctx, r.opts.Log, "could not remove or keep the directories of programs that are gone; trying again", err)
 		_ = backoff.Sleep(ctx, discardPause) // what comes at once is done at once
 		r.discards.Wait(ctx, discardEvery, worker.On{})
+	}
+}
+
+// repeatFilter logs the errors of what is tried again and again, each once in a row.
+type repeatFilter struct{ said string }
+
+func (f *repeatFilter) warn(ctx context.Context, log *slog.Logger, what string, err error) {
+	switch {
+	case err == nil:
+		f.said = ""
+	case ctx.Err() == nil && err.Error() != f.said:
+		f.said = err.Error()
+		log.Warn(what, "error", err)
 	}
 }
 
@@ -174,7 +217,7 @@ func (r *run) discardAll(ctx context.Context) error {
 		return errors.Join(failed, went)
 	}
 	for key, o := range queue {
-		if err := r.removeOrKeep(key, o, went != nil); err != nil {
+		if err := r.removeOrKeep(ctx, key, o, went != nil); err != nil {
 			failed = fmt.Errorf("%s: %w", key, err)
 		}
 	}
@@ -201,26 +244,29 @@ func (r *run) missing(ctx context.Context, key types.NamespacedName, o goneObjec
 	return false, nil
 }
 
-// removeOrKeep removes a program's directory, or moves it aside if the store went back, or is in doubt and the node has not seen that the object
-// was deleted.
-func (r *run) removeOrKeep(key types.NamespacedName, o goneObject, wentBack bool) error {
+// removeOrKeep removes a program's directory, or moves it aside if the store went back, if it is in doubt and the node has not seen that the object
+// was deleted, or if what is in the directory is in doubt.
+func (r *run) removeOrKeep(ctx context.Context, key types.NamespacedName, o goneObject, wentBack bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if now, ok := r.undiscarded[key]; !ok || now != o || r.workers[key] != nil {
 		return nil // the directory belongs to another program now
 	}
-	discard := r.throwAway
-	if wentBack || !o.deleted && r.doubted() {
-		discard = func(dir string) error { return r.keep(key, dir) }
+	var err error
+	if wentBack || !o.deleted && r.doubted() || r.isDoubtful(key) {
+		err = r.keep(key, r.dir(key))
+	} else {
+		err = r.throwAway(ctx, r.dir(key))
 	}
-	if err := discard(r.dir(key)); err != nil {
+	if err != nil {
 		return err
 	}
 	delete(r.undiscarded, key)
-	return nil
+	return r.clearDoubt(key)
 }
 
-// settleAll ends the doubt about a store that went back, once everything is kept that it does not know.
+// settleAll ends the doubt about a store that went back, once everything is kept that it does not know. A directory that cannot be looked into
+// does not hold that up for the others: it is in doubt by itself then.
 func (r *run) settleAll(ctx context.Context) error {
 	r.mu.Lock()
 	doubted, waiting := r.doubted(), len(r.undiscarded)
@@ -228,8 +274,8 @@ func (r *run) settleAll(ctx context.Context) error {
 	if !doubted || waiting > 0 {
 		return nil
 	}
-	left, err := r.discardOld(ctx)
-	if err != nil || left {
+	old, err := r.discardOld(ctx)
+	if err != nil || old.left {
 		return err
 	}
 	ask, cancel := context.WithTimeout(ctx, writeLimit)
@@ -239,7 +285,13 @@ func (r *run) settleAll(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	return r.settle(r.e.Generation)
+	if err := r.settle(r.e.Generation, old.doubtful); err != nil {
+		return err
+	}
+	if old.unseen != nil {
+		r.opts.Log.Warn("could not look for what earlier programs of the same names left; their files will be kept when these programs are deleted", "error", old.unseen)
+	}
+	return nil
 }
 
 // listKept finds out what is kept.
@@ -306,16 +358,92 @@ func (r *Runtime) keepHomeOfAnother(key types.NamespacedName, uid types.UID, dir
 
 // throwAway moves a directory to where emptyTrash removes it: that may take long, and nobody can wait for it with the lock.
 // A directory that is a file system of its own cannot be moved, and is removed here.
-func (r *Runtime) throwAway(dir string) error {
+func (r *Runtime) throwAway(ctx context.Context, dir string) error {
 	err := move(dir, filepath.Join(r.trashDir(), strconv.FormatInt(time.Now().UnixNano(), 10)))
 	if errors.Is(err, syscall.EXDEV) || errors.Is(err, syscall.EBUSY) {
-		return os.RemoveAll(dir)
+		return removeAll(ctx, dir)
 	}
 	return err
 }
 
-// emptyTrash removes what was thrown away. A file that a shim has just written may be in the way; the next time finds it.
-func (r *Runtime) emptyTrash() error { return os.RemoveAll(r.trashDir()) }
+// emptyTrash removes what was thrown away until ctx ends. A file that a shim has just written may be in the way; the next time finds it. The
+// directory itself stays: another may be on its way into it.
+func (r *Runtime) emptyTrash(ctx context.Context) error {
+	trash, err := os.OpenRoot(r.trashDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer trash.Close()
+	return removeIn(ctx, trash)
+}
+
+// removeAll is os.RemoveAll until ctx ends. A program may leave millions of files, and the node dies if its work does not stop in time.
+func removeAll(ctx context.Context, dir string) error {
+	parent, err := os.OpenRoot(filepath.Dir(dir))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return removeTree(ctx, parent, filepath.Base(dir))
+}
+
+// removeTree removes a file, or a directory with what is in it. The program that made them may have put links anywhere, so nothing is reached
+// but through the open parent.
+func removeTree(ctx context.Context, parent *os.Root, name string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	err := parent.Remove(name)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if info, failed := parent.Lstat(name); failed != nil || !info.IsDir() {
+		return err
+	}
+	dir, err := parent.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	err = removeIn(ctx, dir)
+	dir.Close()
+	if err != nil {
+		return err
+	}
+	if err := parent.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// removeIn removes everything in a directory. It goes on with the others if one cannot be removed, and returns the first error.
+func removeIn(ctx context.Context, dir *os.Root) error {
+	list, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer list.Close()
+	var failed error
+	for {
+		names, err := list.Readdirnames(removeAtOnce)
+		for _, name := range names {
+			if err := removeTree(ctx, dir, name); failed == nil {
+				failed = err
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return failed
+		case err != nil:
+			return err
+		}
+	}
+}
 
 // move gives a directory another name, whose parent is made, and does nothing if there is none.
 func move(from, to string) error {

@@ -456,6 +456,9 @@ func (pw *programWorker) start(ctx context.Context) error {
 		return err
 	}
 	user, home, err := pw.runAs(ctx, d, pw.dir)
+	if errors.Is(err, errStoreUnknown) { // that is no failure of the program
+		return err
+	}
 	if err != nil {
 		// The node and the deployment are known: the shim's directory tells a person nothing.
 		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(strings.TrimPrefix(err.Error(), "shim "+pw.dir+": ")), At: metav1.NowMicro()}

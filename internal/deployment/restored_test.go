@@ -2,6 +2,7 @@ package deployment_test
 
 import (
 	"context"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
 // backup copies the store of a site. restore puts the copy in the place of the store, as people restore a backup: nobody tells the nodes.
@@ -140,7 +142,8 @@ func TestFilesThatARestoredStoreDoesNotKnowAreKeptThoughItHasGrown(t *testing.T)
 	}
 }
 
-// The same while the node runs: to its watch, what the restored store does not have looks as if it was deleted.
+// The same while the node runs: to its watch, what the restored store does not have looks as if it was deleted. A program that is started
+// before the node has looked writes a mark, which does not hide that the store went back.
 func TestFilesAreKeptWhenTheStoreIsRestoredUnderARunningNode(t *testing.T) {
 	t.Parallel()
 	s := newSiteAlone(t)
@@ -149,8 +152,93 @@ func TestFilesAreKeptWhenTheStoreIsRestoredUnderARunningNode(t *testing.T) {
 	w := s.deploy("w", addressed(m.name))
 	w.runsOn(m.name)
 	restore()
+	early := s.deploy("early", addressed(m.name))
+	early.runsOn(m.name)
 	until(t, "the files to be moved", func() bool { here, _ := m.files("w"); return len(here) == 0 })
 	if _, kept := m.files("w"); len(kept) != 1 {
 		t.Fatalf("kept of a program that was made after the backup: %v", kept)
+	}
+
+	// The node begins an epoch that knows what the restored store has. What is deleted there was deleted.
+	until(t, "an epoch in the generation of the restored store", func() bool {
+		e := m.node.Epoch()
+		return e != nil && e.Generation == e.History.Generation()
+	})
+	m.awaitSettled()
+	early.runsOn(m.name)
+	early.delete()
+	early.awaitGone()
+	until(t, "the files of a deleted program to be removed", func() bool { here, _ := m.files("early"); return len(here) == 0 })
+	if _, kept := m.files("early"); len(kept) > 0 {
+		t.Errorf("the files of a program that was deleted were kept: %v", kept)
+	}
+}
+
+// awaitSettled waits until the node has moved aside what the store does not know.
+func (m *host) awaitSettled() {
+	m.t.Helper()
+	type remembered struct{ Generation int64 }
+	read := func(path string) int64 {
+		r, err := atomicfile.ReadJSON[remembered](os.ReadFile, path)
+		m.site.must(err)
+		if r == nil {
+			return 0
+		}
+		return r.Generation
+	}
+	until(m.t, "the node to trust the store", func() bool {
+		now := read(m.opts.Dir.Store())
+		return now != 0 && now == read(m.programs.Dir+"-seen.json")
+	})
+}
+
+// A person removes the file if it cannot be read, as the node's error says. The node does not know then what the store should have.
+func TestFilesAreKeptWhenTheNodeForgotTheStore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.host("n")
+	w := s.deploy("w", addressed(m.name))
+	w.runsOn(m.name)
+	m.awaitSettled()
+	m.leave()
+	s.must(os.Remove(m.opts.Dir.Store()))
+	w.delete()
+	w.awaitGone()
+	m.start()
+	until(t, "the files to be moved", func() bool { here, _ := m.files("w"); return len(here) == 0 })
+	if _, kept := m.files("w"); len(kept) != 1 {
+		t.Errorf("kept of a program that may be newer than the store: %v", kept)
+	}
+}
+
+// Whose home is in a directory is not known if its user.json cannot be read. That is in doubt until the directory is kept, and holds up no other.
+func TestOneDirectoryThatCannotBeReadKeepsNoOthersInDoubt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.host("n")
+	w, other := s.deploy("w", addressed(m.name)), s.deploy("other", addressed(m.name))
+	w.runsOn(m.name)
+	other.runsOn(m.name)
+	m.awaitSettled()
+	m.leave()
+	s.must(os.Remove(m.opts.Dir.Store()))
+	dir := filepath.Join(m.programs.Dir, s.home, "w")
+	s.must(os.WriteFile(filepath.Join(dir, "user.json"), []byte("{"), 0o600))
+	m.start()
+	m.awaitSettled()
+	if n := m.log.said("could not look for what earlier programs of the same names left"); n != 1 {
+		t.Errorf("the node said %d times that it could not read a file", n)
+	}
+	m.leave()
+	for _, x := range []*work{w, other} {
+		x.delete()
+		x.awaitGone()
+	}
+	m.start()
+	for name, want := range map[string]int{"w": 1, "other": 0} {
+		until(t, "the files to be moved", func() bool { here, _ := m.files(name); return len(here) == 0 })
+		if _, kept := m.files(name); len(kept) != want {
+			t.Errorf("kept of %s: %v", name, kept)
+		}
 	}
 }

@@ -103,6 +103,7 @@ type Runtime struct {
 	history    *node.History      // of the store
 	generation int64              // of the store when the epoch began
 	settled    int64              // the generation in which everything was moved aside that the store does not know
+	doubtful   []string           // the programs for which that could not be done
 	covered    map[types.UID]bool // objects that the history covers
 
 	// undiscarded are the programs whose directories are to be removed or kept, and discards wakes the loop that does it.
@@ -425,12 +426,18 @@ func (r *run) gone(d *v1alpha1.Deployment) {
 	r.discard(key, goneObject{uid: d.UID, deleted: true})
 }
 
-// discardOld discards the directories of programs whose objects were deleted while this node was down, and returns whether some are left that
-// cannot be discarded yet.
-func (r *run) discardOld(ctx context.Context) (left bool, err error) {
+// oldDirs is what discardOld found.
+type oldDirs struct {
+	left     bool     // some belong to programs that are gone, and cannot be discarded yet
+	doubtful []string // programs that the store knows, whose directories may have the home of another that it does not know
+	unseen   error    // why
+}
+
+// discardOld discards the directories of programs whose objects were deleted while this node was down.
+func (r *run) discardOld(ctx context.Context) (oldDirs, error) {
 	var list v1alpha1.DeploymentList
 	if err := r.e.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return false, err
+		return oldDirs{}, err
 	}
 	known := map[types.NamespacedName]types.UID{}
 	for i := range list.Items {
@@ -438,22 +445,24 @@ func (r *run) discardOld(ctx context.Context) (left bool, err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err = r.eachDir(func(key types.NamespacedName, dir string) error {
+	var old oldDirs
+	err := r.eachDir(func(key types.NamespacedName, dir string) error {
 		switch uid := known[key]; {
 		case uid != "" && r.doubted():
 			if err := r.keepHomeOfAnother(key, uid, dir); err != nil {
-				left = true
-				r.opts.Log.Warn("could not keep the files of an earlier program of this name", "deployment", key.String(), "error", err)
+				old.doubtful = append(old.doubtful, key.String())
+				old.unseen = errors.Join(old.unseen, fmt.Errorf("%s: %w", key, err))
 			}
 		case uid != "":
 		case r.workers[key] != nil:
-			left = true // it is discarded when it has stopped
+			old.left = true // it is discarded when it has stopped
 		default:
 			r.discard(key, goneObject{})
 		}
 		return nil
 	})
-	return left || len(r.undiscarded) > 0, err
+	old.left = old.left || len(r.undiscarded) > 0
+	return old, err
 }
 
 func (r *run) seeNode(n *v1alpha1.Node) {

@@ -201,6 +201,7 @@ func (r *Runtime) own(ctx context.Context, key types.NamespacedName, object type
 		return 0, err
 	}
 	if mine != nil && mine.Object == object && r.isolation.uids.has(mine.UID) {
+		r.ownsHome(key)
 		return mine.UID, nil
 	}
 	if mine != nil && mine.Object != object { // an object of this name from before: nobody gets what it left
@@ -249,12 +250,30 @@ func (r *Runtime) own(ctx context.Context, key types.NamespacedName, object type
 
 // takeAway removes a home, or keeps it if the store is in doubt.
 func (r *Runtime) takeAway(ctx context.Context, key types.NamespacedName, dir string) error {
-	ctx, cancel := context.WithTimeout(ctx, writeLimit)
-	defer cancel()
-	if r.inDoubt(ctx) {
-		return r.keepHome(key, dir)
+	doubted, err := r.inDoubt(ctx)
+	if err != nil {
+		return err
 	}
-	return r.throwAway(dir)
+	r.mu.Lock()
+	doubted = doubted || r.isDoubtful(key)
+	r.mu.Unlock()
+	if !doubted {
+		return r.throwAway(ctx, dir)
+	}
+	if err := r.keepHome(key, dir); err != nil {
+		return err
+	}
+	r.ownsHome(key)
+	return nil
+}
+
+// ownsHome records that no home of another program is left in the directory of a program. If that fails, more is kept than is needed.
+func (r *Runtime) ownsHome(key types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.clearDoubt(key); err != nil {
+		r.opts.Log.Warn("could not record that nothing is left of an earlier program of this name", "deployment", key.String(), "error", err)
+	}
 }
 
 // lookup finds a user of the machine by name or number, with its groups.

@@ -1,11 +1,14 @@
 package deployment_test
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/user"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -206,4 +209,57 @@ func TestTheHomeOfAProgramOfAnotherStoreIsKept(t *testing.T) {
 		t.Errorf("kept: %v, %v", kept, err)
 	}
 	s.deploy("v", addressed(m.name), script).runsOn(m.name) // what is kept keeps no program from starting
+}
+
+// Whether the home of an earlier program of the same name is removed or kept is known when the store has been asked. That it does not answer is
+// no failure of the program, and no reason to take the store for another one.
+func TestAProgramStartsLaterWhenTheStoreCannotBeAsked(t *testing.T) {
+	need.Root(t, "run programs as other users")
+	t.Parallel()
+	s := newSite(t)
+	uids, err := deployment.ParseUIDs("2000000020-2000000023")
+	s.must(err)
+	var armed, silent atomic.Bool
+	m := s.host("n", func(m *host) {
+		m.programs.UIDs = uids
+		m.opts.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				own := strings.HasSuffix(r.URL.Path, "/nodes/"+m.name)
+				if own && r.Method == http.MethodGet && silent.Load() {
+					return nil, errors.New("the store does not answer")
+				}
+				resp, err := next.RoundTrip(r)
+				if own && r.Method == http.MethodPut && armed.Load() {
+					silent.Store(true) // the object is covered
+				}
+				return resp, err
+			})
+		})
+	})
+	script := func(d *v1alpha1.Deployment) {
+		d.Spec.Command, d.Spec.Args, d.Spec.WorkingDir = "/bin/sleep", []string{"100000"}, ""
+	}
+	w := s.deploy("w", addressed(m.name), script)
+	w.runsOn(m.name)
+	m.awaitSettled()
+	m.leave()
+	w.delete()
+	w.awaitGone()
+	w = s.deploy("w", addressed(m.name), script, disabled)
+	m.start()
+	armed.Store(true)
+	w.update(enabled)
+	until(t, "the store to be asked in vain", func() bool { return m.log.said("could not take the step") > 0 })
+	armed.Store(false)
+	silent.Store(false)
+	w.runsOn(m.name)
+	d, err := w.read()
+	s.must(err)
+	if i := d.Instance(m.name); i.Restarts != 0 || i.LastExit != nil {
+		t.Errorf("the program counts as failed: %+v", i)
+	}
+	kept, err := filepath.Glob(filepath.Join(m.programs.Dir+"-kept", s.home, "*"))
+	if err != nil || len(kept) > 0 {
+		t.Errorf("kept of a program that was deleted: %v, %v", kept, err)
+	}
 }

@@ -6,8 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"os"
-	"sync"
 	"sync/atomic"
 
 	"github.com/google/uuid"
@@ -30,7 +31,7 @@ var ErrStoreWentBack = errors.New("the store does not have what this node last w
 // The node writes a mark, a random text, on its Node object, and remembers it on its own disk. Before a runtime keeps data on this machine
 // that belongs to an object, it calls Cover, which writes a new mark: the object is older than the mark. A store that shows the
 // newest mark therefore knows, or knew and has deleted, every object whose data is here. A store that does not show it has gone back: what
-// it does not know is then kept. The generation counts how often that happened.
+// it does not know is then kept. Another generation of the store begins then.
 type History struct {
 	node   string
 	path   string
@@ -39,15 +40,17 @@ type History struct {
 
 	generation atomic.Int64 // of memory, for who does not want to wait for the lock
 
-	mu     sync.Mutex // held while the mark is read and written
-	begun  int64      // calls of Cover that have begun to write
-	done   int64      // the newest of them whose mark is stored
+	begun atomic.Int64 // calls of Cover that have begun to write
+
+	turn   chan struct{} // has a place for whoever reads and writes the mark; the fields below are theirs
+	done   int64         // the newest call of Cover whose mark is stored
 	memory storeMemory
 }
 
 // storeMemory is what a node remembers of the store, on its disk.
 type storeMemory struct {
-	// Generation counts how often the store was found to have gone back.
+	// Generation is a random number that names the history since the store was last found to have gone back; 0 before the first. It is no
+	// count: a node that lost this file must not come upon a number that was trusted before.
 	Generation int64 `json:"generation"`
 	// Mark is the newest that the store had.
 	Mark string `json:"mark,omitempty"`
@@ -57,7 +60,7 @@ type storeMemory struct {
 
 // NewHistory reads what the node remembers. A node that remembers nothing is in generation 0 and trusts no store yet.
 func NewHistory(node, path string, c client.Client, log *slog.Logger) (*History, error) {
-	h := &History{node: node, path: path, client: c, log: log}
+	h := &History{node: node, path: path, client: c, log: log, turn: make(chan struct{}, 1)}
 	memory, err := atomicfile.ReadJSON[storeMemory](os.ReadFile, path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: remove the file if it cannot be repaired; data of objects that the store does not know is then kept", err)
@@ -69,7 +72,7 @@ func NewHistory(node, path string, c client.Client, log *slog.Logger) (*History,
 	return h, nil
 }
 
-// Generation is that of the store as this node knows it. It grows when the store is found to have gone back.
+// Generation is that of the store as this node knows it. Another one begins when the store is found to have gone back.
 func (h *History) Generation() int64 { return h.generation.Load() }
 
 // Begin compares the store with what the node remembers, before an epoch rests on it.
@@ -84,8 +87,10 @@ func (h *History) Begin(ctx context.Context) error {
 // Check reads live whether the store is still in a generation. It fails with ErrStoreWentBack if it is not. What was read from the store
 // before the check, and was missing there, was deleted if the check succeeds.
 func (h *History) Check(ctx context.Context, generation int64) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	if err := h.lock(ctx); err != nil {
+		return err
+	}
+	defer h.unlock()
 	n, err := h.read(ctx)
 	if err != nil {
 		return err
@@ -99,34 +104,18 @@ func (h *History) Check(ctx context.Context, generation int64) error {
 	return nil
 }
 
-// wentBack reads live whether the store shows an older mark, so that what was read from it before is of another history. A Node without a mark was
-// created again, or is older than its first mark: that is for Check alone.
-func (h *History) wentBack(ctx context.Context) (bool, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	n, err := h.read(ctx)
-	if err != nil {
-		return false, err
-	}
-	err = h.compare(n)
-	if errors.Is(err, ErrStoreWentBack) {
-		return n.Annotations[v1alpha1.StoreMarkAnnotation] != "", nil
-	}
-	return false, err
-}
-
 // Cover returns when the store has a mark that is newer than everything that was read from it before. Data that belongs to an object is made
 // after that. It succeeds in a store that went back, too.
 func (h *History) Cover(ctx context.Context) error {
-	h.mu.Lock()
-	before := h.begun
-	h.mu.Unlock()
-	h.mu.Lock() // whoever waits here may find that another call has covered it
-	defer h.mu.Unlock()
-	if h.done > before {
+	before := h.begun.Load()
+	if err := h.lock(ctx); err != nil {
+		return err
+	}
+	defer h.unlock()
+	if h.done > before { // meanwhile another call has begun to write, and has written
 		return nil
 	}
-	h.begun++
+	begun := h.begun.Add(1)
 	for {
 		n, err := h.read(ctx)
 		if err != nil {
@@ -152,17 +141,29 @@ func (h *History) Cover(ctx context.Context) error {
 		if err := h.remember(storeMemory{Generation: next.Generation, Mark: next.Next}); err != nil {
 			return err
 		}
-		h.done = h.begun
+		h.done = begun
 		return nil
 	}
 }
+
+// lock waits until nobody else reads and writes the mark. Others may wait for a store that does not answer.
+func (h *History) lock(ctx context.Context) error {
+	select {
+	case h.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (h *History) unlock() { <-h.turn }
 
 func (h *History) read(ctx context.Context) (*v1alpha1.Node, error) {
 	n := &v1alpha1.Node{}
 	return n, h.client.Get(ctx, types.NamespacedName{Name: h.node}, n)
 }
 
-// compare finds out whether the store has the mark that this node remembers. If it does not, the next generation begins. The caller holds the lock.
+// compare finds out whether the store has the mark that this node remembers. If it does not, another generation begins. The caller holds the lock.
 func (h *History) compare(n *v1alpha1.Node) error {
 	shown := n.Annotations[v1alpha1.StoreMarkAnnotation]
 	if shown != "" && (shown == h.memory.Mark || shown == h.memory.Next) {
@@ -172,11 +173,11 @@ func (h *History) compare(n *v1alpha1.Node) error {
 		return nil
 	}
 	known := h.memory.Mark != "" || h.memory.Next != ""
-	if h.memory.Generation > 0 && !known {
+	if h.memory.Generation != 0 && !known {
 		return ErrStoreWentBack // that is known already, and no mark was written since
 	}
 	// The generation is on the disk before a mark of it is in the store.
-	if err := h.remember(storeMemory{Generation: h.memory.Generation + 1}); err != nil {
+	if err := h.remember(storeMemory{Generation: 1 + rand.Int64N(math.MaxInt64)}); err != nil {
 		return err
 	}
 	if known {

@@ -197,7 +197,6 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 	})
 	parts.Go(func() { n.watchDeadline(standing, e, end) })
 	parts.Go(func() { n.watchWanted(standing, e) })
-	parts.Go(func() { n.watchStore(standing, e) })
 	entering, enough := context.WithCancelCause(standing)
 	stop := context.AfterFunc(ctx, func() { enough(context.Cause(ctx)) })
 	work, err := n.enter(entering, e)
@@ -210,6 +209,7 @@ func (n *Node) live(ctx context.Context, h *held, keep *group) error {
 		err = n.leave(standing, e, work, keep, "it is parked")
 	case err == nil:
 		parts.Go(func() { n.publish(standing, e) })
+		parts.Go(func() { n.watchStore(standing, e) })
 		select {
 		case <-standing.Done():
 		case why := <-e.anew:
@@ -306,13 +306,15 @@ func (n *Node) compareStore(ctx context.Context) error {
 	return n.history.Begin(ctx)
 }
 
-// watchStore begins a new epoch, with caches of its own, if the store goes back: watches that began before never learn what it has lost.
+// watchStore begins a new epoch, with caches of its own, if the store is no longer in the generation that the epoch began in: watches that
+// began before never learn what the store has lost, and nothing that is missing in them counts as deleted. Who noticed it first does not
+// matter: a program that is started writes a new mark.
 func (n *Node) watchStore(ctx context.Context, e *Epoch) {
 	for backoff.Sleep(ctx, storeEvery) == nil {
 		ask, cancel := context.WithTimeout(ctx, writeTimeout)
-		back, err := n.history.wentBack(ask)
+		err := n.history.Check(ask, e.Generation)
 		cancel()
-		if err == nil && back {
+		if errors.Is(err, ErrStoreWentBack) {
 			e.BeginAnew("the store went back")
 			return
 		}

@@ -3,8 +3,10 @@ package testenv
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -34,6 +36,7 @@ type API struct {
 	t       testing.TB
 	objects []access.Object
 	stop    func()
+	port    *Port // held while the server is stopped; nil otherwise
 }
 
 // prefix of every key in the store.
@@ -51,13 +54,17 @@ func StartAPI(t testing.TB, objects ...access.Object) *API {
 	Quiet()
 	a := &API{Dir: datadir.Dir(t.TempDir()), t: t, objects: objects}
 	a.Start()
-	t.Cleanup(func() { a.Stop() })
+	t.Cleanup(func() {
+		a.end()
+		a.release()
+	})
 	return a
 }
 
 // Start serves again after Stop, from the same data and on the same port.
 func (a *API) Start() {
 	a.t.Helper()
+	a.release()
 	ctx, cancel := context.WithCancel(context.Background())
 	server, err := apiserver.New(ctx, apiserver.Options{Dir: a.Dir, Listen: "127.0.0.1:0", EtcdPrefix: prefix, Objects: a.objects})
 	if err != nil {
@@ -83,11 +90,39 @@ func (a *API) Start() {
 	}
 }
 
-// Stop ends the server and keeps its data.
+// Stop ends the server and keeps its data, and its port, which another package's test could get.
 func (a *API) Stop() {
-	if a.stop != nil {
-		a.stop()
-		a.stop = nil
+	if !a.end() {
+		return
+	}
+	server, err := url.Parse(a.Config(a.Dir.Kubeconfig()).Host)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	port, err := strconv.Atoi(server.Port())
+	if err == nil {
+		a.port, err = HoldPort(port)
+	}
+	if err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// end ends the server, and reports whether it ran.
+func (a *API) end() bool {
+	if a.stop == nil {
+		return false
+	}
+	a.stop()
+	a.stop = nil
+	return true
+}
+
+// release lets the port go that the stopped server had.
+func (a *API) release() {
+	if a.port != nil {
+		a.port.Release()
+		a.port = nil
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,8 +37,6 @@ const (
 	startTimeout = 3 * time.Minute
 	stopPatience = 20 * time.Second
 	poll         = 50 * time.Millisecond
-	// portAttempts is how often a port is chosen anew, since another process may take it before kube-apiserver does.
-	portAttempts = 3
 )
 
 //go:embed stages.yaml
@@ -62,7 +59,7 @@ type Cluster struct {
 	nursery *child.Nursery
 	unlock  func()
 	config  *rest.Config
-	port    int
+	port    *port      // of kube-apiserver, from the start to the end; nil before
 	running []*program // in the order in which they were started
 
 	endOnce sync.Once
@@ -126,6 +123,10 @@ func (c *Cluster) Stop() {
 	if c.etcd != nil {
 		c.etcd.stop()
 	}
+	if c.port != nil {
+		c.port.release()
+		c.port = nil
+	}
 	c.unlock()
 }
 
@@ -136,7 +137,7 @@ func (c *Cluster) WithoutAPI(ctx context.Context, during func()) error {
 	old.stopped.Store(true)
 	old.Stop(ctx, stopPatience)
 	during()
-	api, err := c.start(apiProgram, c.apiArgs(c.port))
+	api, err := c.start(apiProgram, c.apiArgs())
 	if err != nil {
 		return err
 	}
@@ -203,31 +204,18 @@ func (c *Cluster) start(name string, args []string) (*program, error) {
 
 // startAPI starts kube-apiserver and returns when it is ready.
 func (c *Cluster) startAPI(ctx context.Context) error {
-	for attempt := 1; ; attempt++ {
-		var err error
-		if c.port, err = freePort(); err != nil {
-			return err
-		}
-		if c.config, err = c.issue(c.port); err != nil {
-			return err
-		}
-		api, err := c.start(apiProgram, c.apiArgs(c.port))
-		if err != nil {
-			return err
-		}
-		if err = c.awaitAPI(ctx); err == nil {
-			return nil
-		}
-		select {
-		case <-api.Done():
-			c.running = nil
-			if attempt < portAttempts {
-				continue
-			}
-		default:
-		}
+	p, err := reservePort()
+	if err != nil {
 		return err
 	}
+	c.port = &p
+	if c.config, err = c.issue(c.port.number); err != nil {
+		return err
+	}
+	if _, err := c.start(apiProgram, c.apiArgs()); err != nil {
+		return err
+	}
+	return c.awaitAPI(ctx)
 }
 
 // awaitAPI returns when kube-apiserver is ready.
@@ -241,18 +229,9 @@ func (c *Cluster) awaitAPI(ctx context.Context) error {
 	})
 }
 
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
-}
-
-func (c *Cluster) apiArgs(port int) []string {
+func (c *Cluster) apiArgs() []string {
 	return []string{
-		"--etcd-servers=" + c.etcd.endpoint, "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(port),
+		"--etcd-servers=" + c.etcd.endpoint, "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(c.port.number), "--permit-port-sharing",
 		"--endpoint-reconciler-type=none", // an endpoint cannot be a loopback address
 		"--cert-dir=" + c.path("certs"), "--tls-cert-file=" + c.path("certs", "server.crt"), "--tls-private-key-file=" + c.path("certs", "server.key"),
 		"--client-ca-file=" + c.path("certs", "ca.crt"), "--anonymous-auth=false",
@@ -280,7 +259,7 @@ func (c *Cluster) kwokArgs() []string {
 	return []string{
 		"--kubeconfig=" + c.Kubeconfig(), "--config=" + c.path("stages.yaml"), "--manage-all-nodes", "--node-lease-duration-seconds=40",
 		// Pods have loopback addresses, so that their programs can be started on this machine. The port makes them different from those of other clusters.
-		fmt.Sprintf("--cidr=127.%d.%d.0/24", c.port>>8, c.port&255),
+		fmt.Sprintf("--cidr=127.%d.%d.0/24", c.port.number>>8, c.port.number&255),
 	}
 }
 

@@ -2,9 +2,12 @@ package testkube_test
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -79,6 +82,22 @@ func TestPodsUseTheirGraceAndFinalizersHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the pod without its finalizer to be gone", func() bool { return get("held") == nil })
+
+	address := strings.TrimPrefix(c.Config().Host, "https://")
+	err = c.WithoutAPI(ctx, func() {
+		if l, err := net.Listen("tcp", address); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("another process can take the port of the API server: %v, %v", l, err)
+		}
+		if _, err := net.Dial("tcp", address); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("a connection while the API server is away: %v", err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if get("plain") != nil {
+		t.Error("the pod is back")
+	}
 }
 
 func until(t *testing.T, what string, holds func() bool) {
