@@ -304,7 +304,7 @@ func outcome(d *v1alpha1.Drain) error {
 		fmt.Fprintln(os.Stderr, "ebb:", end.Message)
 		return exitError(exitBlocked)
 	}
-	if remedy := drain.Remedy(end.Reason, d.Spec.NodeName); remedy != "" {
+	if remedy := drain.RefusalRemedy(end.Reason, d.Spec.NodeName); remedy != "" {
 		return fmt.Errorf("drain of node %s: %s (%s): %s", d.Spec.NodeName, end.Message, end.Reason, remedy)
 	}
 	return fmt.Errorf("drain of node %s: %s (%s)", d.Spec.NodeName, end.Message, end.Reason)

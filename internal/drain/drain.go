@@ -66,8 +66,8 @@ var refusals = map[string]error{
 // Refusal is the error for which a drain was refused, or nil for any other reason.
 func Refusal(reason string) error { return refusals[reason] }
 
-// Remedy is what a person can do about the refusal of a drain of a node; empty if the reason is no refusal.
-func Remedy(reason, node string) string {
+// RefusalRemedy is what a person can do about the refusal of a drain of a node; empty if the reason is no refusal.
+func RefusalRemedy(reason, node string) string {
 	switch reason {
 	case v1alpha1.ReasonCaptureNotFound:
 		return "`ebb status` lists the nodes"

@@ -68,7 +68,7 @@ func (p Preview) Describe(ws Works, resign bool) string {
 	var b strings.Builder
 	switch {
 	case !p.Begins(resign):
-		fmt.Fprintf(&b, "A drain of node %s would be refused now: %s (%s): %s.\n", p.Node, p.Message, p.Refused, Remedy(p.Refused, p.Node))
+		fmt.Fprintf(&b, "A drain of node %s would be refused now: %s (%s): %s.\n", p.Node, p.Message, p.Refused, RefusalRemedy(p.Refused, p.Node))
 	case p.Refused != "":
 		fmt.Fprintf(&b, "Node %s is the coordinator: another node would take over, and the drain would begin.\n", p.Node)
 	default:
