@@ -34,6 +34,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 // newController is a controller with one turn, on an API that has the core Node n1 and a drain of it with the slot.
@@ -44,7 +45,7 @@ func newController(d *v1alpha1.Drain) *Controller {
 		WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, settings, d).Build()
 	return &Controller{
 		CheckTerm: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler),
-		client: api, cached: api, live: api, turns: make(chan struct{}, 1), clock: newServerClock(),
+		client: api, cached: api, live: api, turns: newTurns(1), clock: newServerClock(),
 	}
 }
 
@@ -85,24 +86,19 @@ func TestADrainThatEndsWhileItWaitsForItsTurnCordonsNothing(t *testing.T) {
 				d.Status.Phase = v1alpha1.DrainPending
 				c := newController(d)
 				w := newNodeWorker(c, read(t, c))
-				c.turns <- struct{}{} // another drain's turn
-				over := make(chan struct{})
-				go func() {
-					defer close(over)
-					for range 3 {
-						if next := w.look(t.Context()); next.Done || next.Err != nil {
-							return
-						}
-					}
-				}()
-				synctest.Wait() // it waits for its turn
+				other := c.turns.ask(time.Time{}, func() {})
+				w.look(t.Context()) // it waits for its turn
 				if err := end(t, c, read(t, c)); err != nil {
 					t.Fatal(err)
 				}
-				<-c.turns
-				<-over
-				if w.endTurn == nil || cordoned(t, c) {
-					t.Errorf("it had its turn: %t; the node is cordoned: %t", w.endTurn != nil, cordoned(t, c))
+				other.end()
+				for range 3 {
+					if next := w.look(t.Context()); next.Done || next.Err != nil {
+						break
+					}
+				}
+				if !w.turn.come() || cordoned(t, c) {
+					t.Errorf("it had its turn: %t; the node is cordoned: %t", w.turn.come(), cordoned(t, c))
 				}
 				w.endTurn()
 			})
@@ -116,14 +112,16 @@ func TestADrainThatWaitsForItsTurnSaysSo(t *testing.T) {
 		d.Status.Phase = v1alpha1.DrainPending
 		c := newController(d)
 		w := newNodeWorker(c, read(t, c))
-		c.turns <- struct{}{} // another drain's turn
-		for range 3 {
-			if next := w.look(t.Context()); next.Err != nil || next.Done || next.In != 0 {
+		c.turns = newTurns(0)
+		for _, want := range []time.Duration{turnNotice, worker.Forever} {
+			next := w.look(t.Context())
+			if next.Err != nil || next.Done || next.In != want {
 				t.Fatalf("%+v", next)
 			}
+			time.Sleep(turnNotice)
 		}
 		pods := read(t, c).Status.Pods
-		if pods == nil || len(pods.Blockers) != 1 || pods.Blockers[0].Reason != WaitsBegin || time.Since(pods.Blockers[0].Since.Time) < 3*turnNotice {
+		if pods == nil || len(pods.Blockers) != 1 || pods.Blockers[0].Reason != WaitsBegin || time.Since(pods.Blockers[0].Since.Time) < 2*turnNotice {
 			t.Errorf("the drain says %+v", pods)
 		}
 		d = read(t, c)
@@ -132,7 +130,7 @@ func TestADrainThatWaitsForItsTurnSaysSo(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.See(d)
-		if next := w.look(t.Context()); next.Err != nil || w.endTurn != nil || cordoned(t, c) {
+		if next := w.look(t.Context()); next.Err != nil || w.turn.come() || cordoned(t, c) {
 			t.Errorf("a cancelled drain does not end before its turn: %+v", next)
 		}
 	})
@@ -555,5 +553,48 @@ func changeNode(t *testing.T, c *Controller, change func(*corev1.Node)) {
 	change(n)
 	if err := c.client.Update(t.Context(), n); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Its pods were never listed.
+func TestACancelledDrainThatHadOnlyABlockerHasNotBegun(t *testing.T) {
+	d := drainOf("n1")
+	d.Finalizers, d.Spec.Cancelled = []string{v1alpha1.DrainFinalizer}, true
+	d.Status.Pods = &v1alpha1.PodsStatus{Blockers: []v1alpha1.PodBlocker{notCordoned("n1", errors.New("no"))}}
+	c := newController(d)
+	releaseSlot(t, c)
+	if next := newNodeWorker(c, read(t, c)).look(t.Context()); next.Err != nil {
+		t.Fatal(next.Err)
+	}
+	if got := read(t, c).Status; got.Phase != v1alpha1.DrainCancelled || got.Pods.StartedAt != nil {
+		t.Errorf("the drain is %s, and its pods were listed at %v", got.Phase, got.Pods.StartedAt)
+	}
+}
+
+func TestADrainThatFailsAtItsDeadlineCountsTheEvictionsThatAreUnderWay(t *testing.T) {
+	w, d := finishing(t, nil)
+	w.term, w.ctx, w.Config, w.underway = t.Context(), t.Context(), drainconfig.Default(), 1
+	d.Spec.Deadline = &metav1.Duration{Duration: time.Nanosecond}
+	if err := w.client.Update(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	w.See(d)
+	w.kube = fakekube.NewClientset(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", UID: "uid-a"}, Spec: corev1.PodSpec{NodeName: "n1"}})
+	w.budgets = &budgetWatch{kube: w.kube, changed: func(string) {}}
+	for range 100 {
+		if next := w.look(t.Context()); next.Err != nil || next.Done {
+			t.Fatalf("it does not wait for its request: %+v", next)
+		}
+		if read(t, w.Controller).Status.Phase == v1alpha1.DrainFailed {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	w.underway, w.sent = 0, []Action{{Verb: Evict, Pod: &Pod{Namespace: "default", Name: "b", UID: "uid-b"}}}
+	if next := w.look(t.Context()); next.Err != nil || !next.Done {
+		t.Fatalf("%+v", next)
+	}
+	if got := read(t, w.Controller).Status; got.Phase != v1alpha1.DrainFailed || got.Pods.Evicted != 1 {
+		t.Errorf("the drain is %+v", got)
 	}
 }

@@ -239,6 +239,7 @@ func (w *nodeWorker) note(d *v1alpha1.Drain) int {
 	observe(d, Snapshot{Now: time.Now()}, Plan{}, w.sent, w.first)
 	if old != nil {
 		st := d.Status.Pods
+		st.StartedAt, st.Initial = old.StartedAt, old.Initial // without a start its pods were never listed
 		st.Remaining, st.Terminating, st.Staying, st.Blockers, st.FinishedAt = old.Remaining, old.Terminating, old.Staying, old.Blockers, old.FinishedAt
 	}
 	return len(w.sent)
