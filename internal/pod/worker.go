@@ -128,7 +128,7 @@ func (w *nodeWorker) look(ctx context.Context) worker.Next {
 	case err != nil:
 		return worker.Next{Err: err}
 	}
-	return next
+	return w.byDeadline(next)
 }
 
 // reread reads the drain from the server.
@@ -179,6 +179,8 @@ func (w *nodeWorker) step(ctx context.Context) (worker.Next, error) {
 		return forever, nil // there is nothing to move; the coordinator refuses it
 	case !gone && !cordon.Is(core) && (owns || began || d.Status.StartedAt != nil || w.wasCordoned(core)):
 		return w.uncordoned(ctx, d, alone)
+	case alone && !began && w.late(ctx, d):
+		return w.giveUp(ctx, d, core)
 	case !began && !w.tryTurn(d):
 		return w.awaitTurn(ctx, d, alone)
 	case (alone || !gone && wantsCordon(core, d)) && !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer):
