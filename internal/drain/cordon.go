@@ -64,7 +64,7 @@ func awaitCordon(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Phase = v1alpha1.DrainPending
 	b := v1alpha1.Blocker{
 		Kind: "Node", Name: d.Spec.NodeName, Reason: BlockedByCordon, Since: metav1.NewTime(w.Now.Truncate(time.Second)),
-		Remedy: fmt.Sprintf("node %s could not be cordoned: %s; this is tried again", d.Spec.NodeName, w.Refused[d.Spec.NodeName]),
+		Remedy: fmt.Sprintf("node %s could not be cordoned: %s; this is tried again: check admission webhooks and the right of the coordinator to update nodes", d.Spec.NodeName, w.Refused[d.Spec.NodeName]),
 	}
 	if old := d.Status.Blockers; len(old) == 1 && identity(old[0]) == identity(b) {
 		b.Since = old[0].Since
