@@ -35,8 +35,8 @@ const (
 	DrainFinished = "Finished"
 	// DrainStalled is True while nothing has left the node for the time set in Settings.
 	DrainStalled = "Stalled"
-	// DrainReleased is True on a failed drain that no longer keeps its node Draining: it was cancelled after it had failed, or the
-	// node is the only one left. The node takes work again in a new epoch.
+	// DrainReleased is True on a failed drain that no longer keeps its node Draining: it was cancelled after it had failed, the node is
+	// the only one left, or the drain could not begin before its deadline. The node takes work again in a new epoch.
 	DrainReleased = "Released"
 )
 
@@ -46,7 +46,7 @@ const (
 	ReasonDrained = "Drained"
 	// ReasonNodeGone: the node died before it had left, and no work is placed on it any more.
 	ReasonNodeGone = "NodeGone"
-	// ReasonDeadlineExceeded: work was left at the deadline; the node stays Draining.
+	// ReasonDeadlineExceeded: work was left at the deadline, and the node stays Draining; or the drain could not begin before it.
 	ReasonDeadlineExceeded = "DeadlineExceeded"
 	// ReasonLoneSurvivor: every other node is lost; the node takes work again in a new epoch.
 	ReasonLoneSurvivor = "LoneSurvivor"
@@ -98,7 +98,8 @@ type DrainSpec struct {
 	Reason string `json:"reason,omitempty"`
 
 	// deadline is how long the drain may take from its start. After it the drain is Failed, keeps its blockers, and the node stays
-	// Draining. Without a deadline the drain has no time limit.
+	// Draining. A drain that has the slot and cannot begin fails when it has waited for as long, and releases its node; so does a drain
+	// of pods alone, from its creation on. Without a deadline the drain has no time limit.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
@@ -255,7 +256,7 @@ type DrainStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	NodeEpoch int64 `json:"nodeEpoch,omitempty"`
 
-	// startedAt is when the drain took the slot.
+	// startedAt is when the drain began.
 	// +optional
 	StartedAt *metav1.Time `json:"startedAt,omitempty"`
 

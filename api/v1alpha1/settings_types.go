@@ -142,6 +142,9 @@ type ActiveDrain struct {
 	// nodeEpoch that is drained. The slot is freed only when this epoch has ended.
 	// +kubebuilder:validation:Minimum=1
 	NodeEpoch int64 `json:"nodeEpoch"`
+	// takenAt is when the drain took the slot, by the clock of the coordinator. The deadline of a drain that has not begun counts from it.
+	// +optional
+	TakenAt *metav1.Time `json:"takenAt,omitempty"`
 }
 
 // SettingsStatus is the coordinator's state of the whole cluster.

@@ -263,7 +263,11 @@ func explainQueue(b *strings.Builder, w World, node string) {
 
 func explainDrain(b *strings.Builder, w World, d *v1alpha1.Drain) {
 	if d.Status.StartedAt == nil {
-		fmt.Fprintf(b, "Drain %s is about to begin.\n", d.Name)
+		if end := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); d.Status.Phase.Final() && end != nil {
+			fmt.Fprintf(b, "Drain %s is %s. %s\n", d.Name, d.Status.Phase, end.Message)
+		} else {
+			fmt.Fprintf(b, "Drain %s is about to begin.\n", d.Name)
+		}
 		for _, g := range Groups(d.Status.Blockers) {
 			b.WriteString(g.sentence(w.Now))
 		}

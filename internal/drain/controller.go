@@ -113,7 +113,9 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			}
 			refused[step.Object.GetName()] = err.Error()
 			c.reportRefusal(ctx, step, err)
+			continue
 		}
+		delete(c.told, refusalKey(step)) // if it is refused again, that is another refusal
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
@@ -124,11 +126,15 @@ func answered(err error) bool {
 	return errors.As(err, &status)
 }
 
-// reportRefusal reports once, for each step, that the API does not let a cordon be written. The drain that wanted a cordon to be lifted has
+func refusalKey(step *Step) string {
+	return "refused/" + step.Name + "/" + string(step.Object.GetUID())
+}
+
+// reportRefusal reports once, until the step succeeds, that the API does not let a cordon be written. The drain that wanted a cordon to be lifted has
 // ended, so that nothing else shows it.
 func (c *Controller) reportRefusal(ctx context.Context, step *Step, err error) {
 	node := step.Object
-	key := "refused/" + step.Name + "/" + string(node.GetUID())
+	key := refusalKey(step)
 	if c.told[key] {
 		return
 	}
@@ -136,7 +142,7 @@ func (c *Controller) reportRefusal(ctx context.Context, step *Step, err error) {
 	c.Log.Warn("drain: a cordon could not be written; trying again", "step", step.Name, "target", node.GetName(), "error", err)
 	if failed := c.record.Emit(ctx, events.Event{
 		Regarding: node, Type: corev1.EventTypeWarning, Reason: BlockedByCordon, Action: "Cordon", Key: step.Name + "/" + node.GetResourceVersion(),
-		Note: fmt.Sprintf("The cordon of node %s could not be written, which is tried again: %v", node.GetName(), err),
+		Note: fmt.Sprintf("The cordon of node %s could not be written, which is tried again: %v. Check admission webhooks and the right of the coordinator to update nodes.", node.GetName(), err),
 	}); failed != nil {
 		c.Log.Warn("could not write event", "target", node.GetName(), "reason", BlockedByCordon, "error", failed)
 	}

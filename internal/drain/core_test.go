@@ -128,7 +128,7 @@ func TestADrainThatMayNotCordonItsNodeSaysSoAndKeepsNoOtherOneUndecided(t *testi
 	}
 	status := step.Object.(*v1alpha1.Drain).Status
 	want := v1alpha1.Blocker{
-		Kind: "Node", Name: "n3", Reason: drain.BlockedByCordon, Remedy: "node n3 could not be cordoned: a webhook says no; this is tried again", Since: metav1.NewTime(w.Now),
+		Kind: "Node", Name: "n3", Reason: drain.BlockedByCordon, Remedy: "node n3 could not be cordoned: a webhook says no; this is tried again: check admission webhooks and the right of the coordinator to update nodes", Since: metav1.NewTime(w.Now),
 	}
 	if status.Phase != v1alpha1.DrainPending || status.StartedAt != nil || len(status.Blockers) != 1 || status.Blockers[0] != want {
 		t.Errorf("the status is %+v", status)

@@ -2,6 +2,7 @@ package drain_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -178,4 +179,87 @@ func TestAFailedDrainKeepsTheSlotForANodeThatBeganDrainingForIt(t *testing.T) {
 	ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, late)
 	s.leaves("n2")
 	s.takes(drain.StepReleaseSlot)
+}
+
+// refusedCordon brings a drain of the core Node n2 to the slot, and asks for the next step while the API refuses the cordon, a time later.
+func refusedCordon(t *testing.T, later time.Duration) (*scene, *v1alpha1.Drain, func() *drain.Step) {
+	t.Helper()
+	s := newCoreScene(t)
+	d := s.request("d", "n2", deadline(10*time.Minute))
+	for range 2 {
+		s.step()
+	}
+	s.slotIs("d", "n2", 1)
+	s.now = start.Add(later)
+	return s, d, func() *drain.Step {
+		w := s.world()
+		w.Refused = map[string]string{"n2": "a webhook says no"}
+		step := drain.Next(w)
+		if step != nil {
+			if err := s.write(step); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return step
+	}
+}
+
+func TestADrainThatCannotBeginFailsAtItsDeadlineAndFreesTheSlot(t *testing.T) {
+	s, d, next := refusedCordon(t, time.Minute)
+	if step := next(); step == nil || step.Name != drain.StepProgress {
+		t.Fatalf("the next step is %+v", step)
+	}
+	other := s.request("other", "n3", queued)
+	s.now = start.Add(10*time.Minute - time.Second)
+	if step := next(); step == nil || step.Name != drain.StepQueue || d.Status.Phase != v1alpha1.DrainPending {
+		t.Fatalf("before its deadline the next step is %+v, and the drain is %s", step, d.Status.Phase)
+	}
+	s.now = start.Add(10 * time.Minute)
+	if step := next(); step == nil || step.Name != drain.StepFail {
+		t.Fatalf("the next step is %+v", step)
+	}
+	const message = "The drain of node n2 could not begin within 10m0s: the node could not be cordoned: a webhook says no. It releases the node, which takes work again in a new epoch; then the slot is free."
+	ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message)
+	if len(d.Status.Blockers) != 1 || d.Status.Blockers[0].Reason != drain.BlockedByCordon || !d.Status.Blockers[0].Since.Time.Equal(start.Add(time.Minute)) {
+		t.Errorf("it keeps %v", d.Status.Blockers)
+	}
+	if text := drain.Explain(s.world(), "n2"); !strings.Contains(text, "Drain d is Failed. "+message) || !strings.Contains(text, drain.BlockedByCordon) {
+		t.Errorf("it says:\n%s", text)
+	}
+	// The node may have restarted while the slot named it, and drain: the slot is free only after that epoch.
+	if step := next(); step != nil {
+		t.Fatalf("the next step is %+v", step)
+	}
+	s.slotIs("d", "n2", 1)
+	s.restarts("n2", v1alpha1.Alive, "")
+	s.steps()
+	s.slotIs("other", "n3", 1)
+	if other.Status.Phase.Final() {
+		t.Errorf("the drain that waited is %s", other.Status.Phase)
+	}
+}
+
+// The deadline of the drain itself begins with it.
+func TestADrainThatBeginsLateHasItsWholeTime(t *testing.T) {
+	s, d, next := refusedCordon(t, 9*time.Minute)
+	next()
+	s.places("n2", "volumes", 1)
+	s.steps()
+	s.projects("project-cordon n2")
+	s.steps()
+	s.now = start.Add(11 * time.Minute)
+	s.steps()
+	if d.Status.Phase != v1alpha1.DrainDraining {
+		t.Errorf("the drain is %s", d.Status.Phase)
+	}
+}
+
+func TestADrainWhoseCordonIsNotProjectedFailsAtItsDeadline(t *testing.T) {
+	s := newCoreScene(t)
+	d := s.request("d", "n2", deadline(10*time.Minute))
+	s.takes(drain.StepHold, drain.StepTakeSlot, drain.StepCordon)
+	s.now = start.Add(10 * time.Minute)
+	s.takes(drain.StepFail, drain.StepLiftCordon)
+	ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
+		"The drain of node n2 could not begin within 10m0s: the cordon of its core Node does not show on Ebb's Node n2 yet. It releases the node, which takes work again in a new epoch; then the slot is free.")
 }

@@ -1,7 +1,7 @@
 // Package drain takes one node out of service: it decides which drain may begin, counts what is left on the node, and decides when
 // the drain has ended. It moves nothing itself: every kind of work moves off a node that is not Alive.
 //
-//	         refused ─────────────────────────────────────────────────────────────────▶ Failed
+//	         refused, or slot taken and deadline passed before it could begin ───────▶ Failed
 //	            ▲                                                                          ▲ deadline
 //	Pending ────┴─ slot taken, node's epoch and counts recorded ──▶ Draining ──────────────┤
 //	                                                                  │  │                 ▲ deadline
@@ -11,7 +11,8 @@
 //	   ▲                                                                 │
 //	   └────────── node dead, nothing bound to it any more (NodeGone) ◀──┘
 //
-// If the node restarts, the drain continues in its next epoch.
+// If the node restarts, the drain continues in its next epoch. A drain that failed before it could begin releases its node, as a cancelled
+// one does: the slot is free when the node has begun its next epoch. Every other failed drain keeps its node Draining, and the slot.
 // All state of a drain is in the Drain object and in the slot in Settings; nothing is kept in memory only.
 package drain
 

@@ -162,9 +162,12 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 		return nextOfDraining(w, slot, d)
 	}
 	if w.Refused[d.Spec.NodeName] != "" {
-		return awaitCordon(w, d)
+		return awaitCordon(w, slot, d)
 	}
 	if step, ready := makeCordon(w, d); !ready {
+		if step == nil && expired(w, slot, d) {
+			return giveUp(w, d.DeepCopy(), d, fmt.Sprintf("the cordon of its core Node does not show on Ebb's Node %s yet", slot.Node))
+		}
 		return step
 	}
 	return begin(w, slot, d)
@@ -248,7 +251,7 @@ func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 	if step := desire(w, slot, v1alpha1.Draining, StepDesireDraining, d); step != nil {
 		return step
 	}
-	if !expired(w, d) && w.Empty(slot) {
+	if !expired(w, slot, d) && w.Empty(slot) {
 		return stop(w, slot, d)
 	}
 	return wait(w, slot, d)
@@ -366,13 +369,30 @@ func complete(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, me
 	return &Step{Name: StepComplete, Object: next, Status: true, Drain: d}
 }
 
-func expired(w World, d *v1alpha1.Drain) bool {
-	return d.Spec.Deadline != nil && d.Status.StartedAt != nil && !w.Now.Before(d.Status.StartedAt.Add(d.Spec.Deadline.Duration))
+// expired reports whether the deadline of the drain in the slot has passed. It counts from the start, and until the drain can begin from
+// when it got the slot: others wait for the slot meanwhile.
+func expired(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) bool {
+	from := d.Status.StartedAt
+	if from == nil {
+		from = slot.TakenAt
+	}
+	return d.Spec.Deadline != nil && from != nil && !w.Now.Before(from.Add(d.Spec.Deadline.Duration))
+}
+
+// giveUp fails a drain that has the slot and could not begin before its deadline. next is its status with what it waited for. It releases
+// its node: nothing has to stay as it is. The slot is free when the node has begun a new epoch, and not before: a node that restarted
+// while the slot named it is Draining already.
+func giveUp(w World, next, d *v1alpha1.Drain, why string) *Step {
+	message := fmt.Sprintf("The drain of node %s could not begin within %s: %s. It releases the node, which takes work again in a new epoch; then the slot is free.",
+		d.Spec.NodeName, d.Spec.Deadline.Duration, why)
+	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message+evicted(d))
+	release(w, next, v1alpha1.ReasonDeadlineExceeded, message)
+	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
 }
 
 // wait records what is left, or fails the drain if its deadline has passed.
 func wait(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
-	if expired(w, d) {
+	if expired(w, slot, d) {
 		return fail(w, slot, d)
 	}
 	return progress(w, slot, d)
@@ -433,11 +453,15 @@ func evicted(d *v1alpha1.Drain) string {
 // letGo releases the node of a failed drain. The drain stays Failed: a final phase never changes.
 func letGo(w World, d *v1alpha1.Drain, reason, message string) *Step {
 	next := d.DeepCopy()
-	meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
+	release(w, next, reason, message)
+	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
+}
+
+func release(w World, d *v1alpha1.Drain, reason, message string) {
+	meta.SetStatusCondition(&d.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.DrainReleased, Status: metav1.ConditionTrue, Reason: reason, Message: message,
 		ObservedGeneration: d.Generation, LastTransitionTime: metav1.NewTime(w.Now),
 	})
-	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
 }
 
 func cancelMessage(slot *v1alpha1.ActiveDrain) string {
@@ -569,7 +593,8 @@ func accept(w World, d *v1alpha1.Drain) *Step {
 
 func takeSlot(w World, d *v1alpha1.Drain, epoch int64) *Step {
 	settings := w.Settings.DeepCopy()
-	settings.Status.ActiveDrain = &v1alpha1.ActiveDrain{Name: d.Name, UID: string(d.UID), Node: d.Spec.NodeName, NodeEpoch: epoch}
+	now := metav1.NewTime(w.Now)
+	settings.Status.ActiveDrain = &v1alpha1.ActiveDrain{Name: d.Name, UID: string(d.UID), Node: d.Spec.NodeName, NodeEpoch: epoch, TakenAt: &now}
 	return &Step{Name: StepTakeSlot, Object: settings, Status: true, Drain: d}
 }
 

@@ -132,7 +132,7 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return err
 		}
-		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned: %s. It is tried again.", s.Event.Spec.NodeName, bounded(err.Error()))}
+		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned: %s. It is tried again; check admission webhooks and the right of the coordinator to update nodes.", s.Event.Spec.NodeName, bounded(err.Error()))}
 	case ActionLift:
 		return t.writeCordon(ctx, s.Node, s.Before)
 	case ActionHold, ActionRelease:

@@ -175,8 +175,12 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	var reports v1alpha1.HealthEventList
 	var drains v1alpha1.DrainList
 	core := map[string]*corev1.Node{}
+	// Events come first. Whoever creates a Drain records its UID in the event after that, so that a Drain whose UID an event has is among the
+	// drains that are listed later. In another order a Drain that the coordinator before has just created would count as gone.
+	if err := wrapped("list health events", reader.List(ctx, &reports)); err != nil {
+		return w, err
+	}
 	all, ctxAll := errgroup.WithContext(ctx) // at the same time: what a sick node waits for is how long they take
-	all.Go(func() error { return wrapped("list health events", reader.List(ctxAll, &reports)) })
 	all.Go(func() error { return wrapped("list drains", reader.List(ctxAll, &drains)) })
 	all.Go(func() (err error) {
 		w.Fleet, err = fleet.Read(ctxAll, reader)

@@ -284,18 +284,21 @@ func (r *round) run() {
 			open = append(open, e)
 		}
 	}
+	lost := r.uncordoned(open)
 	switch {
 	case len(open) == 0:
-	case joining:
-		r.progress(open) // nothing ends meanwhile: the quarantine is about to have another reason
-	case r.allResolved(open):
+	case joining && !r.node.Spec.Cordoned:
+		// Somebody uncordoned the node, and it is about to be cordoned for another event. Nothing is started on it before that.
+	case joining && len(lost) == 0:
+		r.progress(open) // nothing is lifted meanwhile: the quarantine is about to have another reason
+	case !joining && r.allResolved(open):
 		r.end(open, v1alpha1.UnQuarantined, ReasonResolved, "The problem is over.")
 	case r.node == nil:
 		r.end(open, v1alpha1.QuarantineCancelled, ReasonNodeGone, "The node was deleted.")
-	case len(r.uncordoned(open)) > 0 && r.node.Spec.Cordoned:
-		r.end(r.uncordoned(open), v1alpha1.QuarantineCancelled, ReasonTaken, "Somebody else has taken the cordon of the node over: Ebb does not lift it any more.")
-	case len(r.uncordoned(open)) > 0:
-		r.end(r.uncordoned(open), v1alpha1.QuarantineCancelled, ReasonUncordoned, "A person uncordoned the node.")
+	case len(lost) > 0 && r.node.Spec.Cordoned && !r.ownedByAnother(lost):
+		r.end(lost, v1alpha1.QuarantineCancelled, ReasonTaken, "Somebody else has taken the cordon of the node over: Ebb does not lift it any more.")
+	case len(lost) > 0:
+		r.end(lost, v1alpha1.QuarantineCancelled, ReasonUncordoned, "A person uncordoned the node.")
 	default:
 		r.progress(open)
 	}
@@ -524,6 +527,9 @@ func (r *round) allResolved(open []*v1alpha1.HealthEvent) bool {
 // uncordoned are the open events under which somebody else lifted the cordon. The node may have been cordoned again since.
 func (r *round) uncordoned(open []*v1alpha1.HealthEvent) []*v1alpha1.HealthEvent {
 	var lost []*v1alpha1.HealthEvent
+	if r.node == nil {
+		return nil
+	}
 	for _, e := range open {
 		owned := r.owners[string(e.UID)] || r.now(e).Status.NodeQuarantined == v1alpha1.AlreadyQuarantined
 		if !r.node.Spec.Cordoned || !owned {
@@ -531,6 +537,12 @@ func (r *round) uncordoned(open []*v1alpha1.HealthEvent) []*v1alpha1.HealthEvent
 		}
 	}
 	return lost
+}
+
+// ownedByAnother reports whether an event that is not among these owns the cordon. An event becomes an owner together with those before it,
+// so that these lost a cordon that a person lifted, and the node was cordoned again after that.
+func (r *round) ownedByAnother(lost []*v1alpha1.HealthEvent) bool {
+	return slices.ContainsFunc(r.events, func(e *v1alpha1.HealthEvent) bool { return r.owners[string(e.UID)] && !slices.Contains(lost, e) })
 }
 
 // judgeHealthy ends a healthy event when all that it ends has ended.

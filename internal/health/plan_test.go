@@ -425,6 +425,37 @@ func TestADrainGoesOnWhileAnotherEventCannotJoin(t *testing.T) {
 	s.is(t, "e1", quarantined, succeeded, health.ReasonDrained)
 }
 
+// A person uncordons the node, and another event arrives before the coordinator looks.
+func TestAnUncordonedNodeIsNotDrainedBeforeItIsCordonedForAnotherEvent(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", nil)
+	for range 20 { // until its Drain is about to be created
+		steps := health.Next(s.world())
+		if slices.ContainsFunc(steps, func(step health.Step) bool { return step.Action.StartsDrain() }) {
+			break
+		}
+		for _, step := range steps {
+			s.take(step)
+		}
+	}
+	s.is(t, "e1", quarantined, progressing, health.WaitStart)
+	s.uncordon("n2")
+	s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+	for range 10 {
+		for _, step := range health.Next(s.world()) {
+			if step.Action.StartsDrain() {
+				t.Fatalf("a drain of the uncordoned node is started for %s", step.Event.Name)
+			}
+			if step.Action != health.ActionQuarantine { // which the API refuses
+				s.take(step)
+			}
+		}
+	}
+	s.settle()
+	s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonUncordoned)
+	s.is(t, "e2", quarantined, progressing, health.WaitQueue)
+}
+
 func TestOnlySoManyEventsOwnACordon(t *testing.T) {
 	s := newStore(3)
 	for i := range 700 {

@@ -56,7 +56,7 @@ type Controller struct {
 	budgets *budgetWatch
 	term    context.Context // ends with the term
 	places  chan struct{}   // one for each request that may be under way
-	turns   chan struct{}   // one for each drain that may begin at once
+	turns   *turns
 	clock   *serverClock
 	running sync.WaitGroup
 
@@ -83,7 +83,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	}
 	term, end := context.WithCancel(context.Background())
 	c.term, c.places, c.workers = term, make(chan struct{}, c.Limits.Parallel), map[types.UID]*nodeWorker{}
-	c.turns = make(chan struct{}, beginAtOnce)
+	c.turns = newTurns(beginAtOnce)
 	c.budgets = &budgetWatch{kube: c.kube, changed: c.wakeNamespace}
 	stop := manager.RunnableFunc(func(ctx context.Context) error {
 		<-ctx.Done()

@@ -56,8 +56,8 @@ type nodeWorker struct {
 
 	watch    *podWatch
 	cordoned *corev1.Node // the newest version of the core Node in which this worker knows it to be cordoned; the cache may be older
-	queued   time.Time    // since when this drain has waited for its turn
-	endTurn  func()       // lets the next drain begin; nil before this one's turn
+	turn     *turn        // its place among the drains that begin; nil before it asked for one
+	queued   time.Time    // since when this drain waits for its turn; zero if it does not
 	ctx      context.Context
 	written  time.Time // when the status was last written
 	released time.Time // since when no process has the lease of the node, as far as this worker has seen
@@ -95,11 +95,7 @@ func newNodeWorker(c *Controller, d *v1alpha1.Drain) *nodeWorker {
 func (w *nodeWorker) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer func() {
-		if w.endTurn != nil {
-			w.endTurn()
-		}
-	}()
+	defer w.endTurn()
 	w.ctx = ctx
 	w.Signal.Run(ctx, backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second}, func() worker.Next {
 		next := w.look(ctx)
@@ -132,7 +128,7 @@ func (w *nodeWorker) look(ctx context.Context) worker.Next {
 	case err != nil:
 		return worker.Next{Err: err}
 	}
-	return next
+	return w.byDeadline(next)
 }
 
 // reread reads the drain from the server.
@@ -183,7 +179,9 @@ func (w *nodeWorker) step(ctx context.Context) (worker.Next, error) {
 		return forever, nil // there is nothing to move; the coordinator refuses it
 	case !gone && !cordon.Is(core) && (owns || began || d.Status.StartedAt != nil || w.wasCordoned(core)):
 		return w.uncordoned(ctx, d, alone)
-	case !began && !w.tryTurn():
+	case alone && !began && w.late(ctx, d):
+		return w.giveUp(ctx, d, core)
+	case !began && !w.tryTurn(d):
 		return w.awaitTurn(ctx, d, alone)
 	case (alone || !gone && wantsCordon(core, d)) && !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer):
 		next := d.DeepCopy()
@@ -341,12 +339,12 @@ func (w *nodeWorker) move(ctx context.Context, d *v1alpha1.Drain, alone, gone bo
 	switch {
 	case !began || alone && d.Status.Scope == "": // its own process may have ended after the pods had begun to leave
 		err := w.begin(ctx, d, alone, s, plan)
-		if err == nil && w.endTurn != nil {
+		if err == nil {
 			w.endTurn()
 		}
 		return worker.Next{}, err
 	case alone && expired(d, s.time()):
-		return worker.Next{Done: true}, w.fail(ctx, d, s, plan)
+		return worker.Next{}, w.fail(ctx, d, s, plan) // what is under way is waited for, and written down, when it has ended
 	case plan.Remaining() == 0 && (alone || d.Status.Pods.FinishedAt == nil):
 		return w.finish(ctx, d, alone, s)
 	}

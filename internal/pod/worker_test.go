@@ -20,10 +20,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	fakekube "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	kubetesting "k8s.io/client-go/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -34,6 +36,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/worker"
 )
 
 // newController is a controller with one turn, on an API that has the core Node n1 and a drain of it with the slot.
@@ -44,7 +47,7 @@ func newController(d *v1alpha1.Drain) *Controller {
 		WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, settings, d).Build()
 	return &Controller{
 		CheckTerm: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler),
-		client: api, cached: api, live: api, turns: make(chan struct{}, 1), clock: newServerClock(),
+		client: api, cached: api, live: api, turns: newTurns(1), clock: newServerClock(),
 	}
 }
 
@@ -85,24 +88,19 @@ func TestADrainThatEndsWhileItWaitsForItsTurnCordonsNothing(t *testing.T) {
 				d.Status.Phase = v1alpha1.DrainPending
 				c := newController(d)
 				w := newNodeWorker(c, read(t, c))
-				c.turns <- struct{}{} // another drain's turn
-				over := make(chan struct{})
-				go func() {
-					defer close(over)
-					for range 3 {
-						if next := w.look(t.Context()); next.Done || next.Err != nil {
-							return
-						}
-					}
-				}()
-				synctest.Wait() // it waits for its turn
+				other := c.turns.ask(time.Time{}, func() {})
+				w.look(t.Context()) // it waits for its turn
 				if err := end(t, c, read(t, c)); err != nil {
 					t.Fatal(err)
 				}
-				<-c.turns
-				<-over
-				if w.endTurn == nil || cordoned(t, c) {
-					t.Errorf("it had its turn: %t; the node is cordoned: %t", w.endTurn != nil, cordoned(t, c))
+				other.end()
+				for range 3 {
+					if next := w.look(t.Context()); next.Done || next.Err != nil {
+						break
+					}
+				}
+				if !w.turn.come() || cordoned(t, c) {
+					t.Errorf("it had its turn: %t; the node is cordoned: %t", w.turn.come(), cordoned(t, c))
 				}
 				w.endTurn()
 			})
@@ -116,14 +114,16 @@ func TestADrainThatWaitsForItsTurnSaysSo(t *testing.T) {
 		d.Status.Phase = v1alpha1.DrainPending
 		c := newController(d)
 		w := newNodeWorker(c, read(t, c))
-		c.turns <- struct{}{} // another drain's turn
-		for range 3 {
-			if next := w.look(t.Context()); next.Err != nil || next.Done || next.In != 0 {
+		c.turns = newTurns(0)
+		for _, want := range []time.Duration{turnNotice, worker.Forever} {
+			next := w.look(t.Context())
+			if next.Err != nil || next.Done || next.In != want {
 				t.Fatalf("%+v", next)
 			}
+			time.Sleep(turnNotice)
 		}
 		pods := read(t, c).Status.Pods
-		if pods == nil || len(pods.Blockers) != 1 || pods.Blockers[0].Reason != WaitsBegin || time.Since(pods.Blockers[0].Since.Time) < 3*turnNotice {
+		if pods == nil || len(pods.Blockers) != 1 || pods.Blockers[0].Reason != WaitsBegin || time.Since(pods.Blockers[0].Since.Time) < 2*turnNotice {
 			t.Errorf("the drain says %+v", pods)
 		}
 		d = read(t, c)
@@ -132,7 +132,7 @@ func TestADrainThatWaitsForItsTurnSaysSo(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.See(d)
-		if next := w.look(t.Context()); next.Err != nil || w.endTurn != nil || cordoned(t, c) {
+		if next := w.look(t.Context()); next.Err != nil || w.turn.come() || cordoned(t, c) {
 			t.Errorf("a cancelled drain does not end before its turn: %+v", next)
 		}
 	})
@@ -525,7 +525,9 @@ func (c *Controller) serve(t *testing.T, answer http.HandlerFunc) *atomic.Int64 
 	}))
 	t.Cleanup(server.Close)
 	var err error
-	if c.kube, err = kubernetes.NewForConfig(&rest.Config{Host: server.URL}); err != nil {
+	cfg := &rest.Config{Host: server.URL}
+	cfg.Wrap(c.clock.watch)
+	if c.kube, err = kubernetes.NewForConfig(cfg); err != nil {
 		t.Fatal(err)
 	}
 	c.Metrics = NewMetrics(prometheus.NewRegistry())
@@ -555,5 +557,130 @@ func changeNode(t *testing.T, c *Controller, change func(*corev1.Node)) {
 	change(n)
 	if err := c.client.Update(t.Context(), n); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Its pods were never listed.
+func TestACancelledDrainThatHadOnlyABlockerHasNotBegun(t *testing.T) {
+	d := drainOf("n1")
+	d.Finalizers, d.Spec.Cancelled = []string{v1alpha1.DrainFinalizer}, true
+	d.Status.Pods = &v1alpha1.PodsStatus{Blockers: []v1alpha1.PodBlocker{notCordoned("n1", errors.New("no"))}}
+	c := newController(d)
+	releaseSlot(t, c)
+	if next := newNodeWorker(c, read(t, c)).look(t.Context()); next.Err != nil {
+		t.Fatal(next.Err)
+	}
+	if got := read(t, c).Status; got.Phase != v1alpha1.DrainCancelled || got.Pods.StartedAt != nil {
+		t.Errorf("the drain is %s, and its pods were listed at %v", got.Phase, got.Pods.StartedAt)
+	}
+}
+
+func TestADrainThatFailsAtItsDeadlineCountsTheEvictionsThatAreUnderWay(t *testing.T) {
+	w, d := finishing(t, nil)
+	w.term, w.ctx, w.Config, w.underway = t.Context(), t.Context(), drainconfig.Default(), 1
+	d.Spec.Deadline = &metav1.Duration{Duration: time.Nanosecond}
+	if err := w.client.Update(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	w.See(d)
+	w.kube = fakekube.NewClientset(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", UID: "uid-a"}, Spec: corev1.PodSpec{NodeName: "n1"}})
+	w.budgets = &budgetWatch{kube: w.kube, changed: func(string) {}}
+	for range 100 {
+		if next := w.look(t.Context()); next.Err != nil || next.Done {
+			t.Fatalf("it does not wait for its request: %+v", next)
+		}
+		if read(t, w.Controller).Status.Phase == v1alpha1.DrainFailed {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	w.underway, w.sent = 0, []Action{{Verb: Evict, Pod: &Pod{Namespace: "default", Name: "b", UID: "uid-b"}}}
+	if next := w.look(t.Context()); next.Err != nil || !next.Done {
+		t.Fatalf("%+v", next)
+	}
+	if got := read(t, w.Controller).Status; got.Phase != v1alpha1.DrainFailed || got.Pods.Evicted != 1 {
+		t.Errorf("the drain is %+v", got)
+	}
+}
+
+// The API refuses the cordon, lists nothing, or other drains begin first: the deadline runs all the same, by the clock of the API server.
+func TestADrainOfPodsAloneThatCannotBeginFailsAtItsDeadline(t *testing.T) {
+	for name, c := range map[string]struct {
+		waits    func(context.Context, *Controller)
+		reason   string
+		cordoned bool
+	}{
+		"the cordon is refused": {func(_ context.Context, c *Controller) {
+			c.client = interceptor.NewClient(c.client.(client.WithWatch), interceptor.Funcs{Update: func(ctx context.Context, to client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+				if _, node := o.(*corev1.Node); node {
+					return apierrors.NewForbidden(corev1.Resource("nodes"), "n1", errors.New("a webhook says no"))
+				}
+				return to.Update(ctx, o, opts...)
+			}})
+		}, WaitsCordon, false},
+		"the pods are not listed": {func(ctx context.Context, c *Controller) {
+			kube := fakekube.NewClientset()
+			kube.PrependReactor("list", "pods", func(kubetesting.Action) (bool, runtime.Object, error) {
+				<-ctx.Done()
+				return false, nil, nil
+			})
+			c.kube = kube
+		}, WaitsList, true},
+		"others begin first": {func(_ context.Context, c *Controller) { c.turns = newTurns(0) }, WaitsBegin, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				server := time.Date(2031, 1, 2, 3, 4, 5, 0, time.UTC) // the coordinator's clock is wrong by years
+				d := drainOf("n1")
+				d.CreationTimestamp, d.Spec.Deadline = metav1.NewTime(server), &metav1.Duration{Duration: time.Minute}
+				api := newController(d)
+				releaseSlot(t, api)
+				api.clock.see(server, time.Now())
+				api.kube = fakekube.NewClientset()
+				c.waits(ctx, api)
+				api.term, api.budgets = ctx, &budgetWatch{kube: fakekube.NewClientset(), changed: func(string) {}}
+				w, began, over := newNodeWorker(api, read(t, api)), time.Now(), make(chan struct{})
+				go func() {
+					defer close(over)
+					w.run(ctx)
+				}()
+				time.Sleep(time.Minute - time.Second)
+				synctest.Wait()
+				if got := read(t, api).Status; got.Phase.Final() || len(got.Blockers) != 1 || got.Blockers[0].Reason != c.reason {
+					t.Errorf("before its deadline the status is %+v", got)
+				}
+				<-over
+				got := read(t, api).Status
+				end := meta.FindStatusCondition(got.Conditions, v1alpha1.DrainFinished)
+				if took := time.Since(began); got.Phase != v1alpha1.DrainFailed || end.Reason != v1alpha1.ReasonDeadlineExceeded || took > time.Minute+6*time.Second {
+					t.Errorf("after %s the drain is %s: %+v", took, got.Phase, end)
+				}
+				if len(got.Blockers) != 1 || got.Blockers[0].Reason != c.reason || got.Pods.StartedAt != nil || cordoned(t, api) != c.cordoned {
+					t.Errorf("it keeps %+v and %+v; the node is cordoned: %t", got.Blockers, got.Pods, cordoned(t, api))
+				}
+				if !strings.HasPrefix(end.Message, "The drain of node n1 could not begin within 1m0s: ") || strings.Contains(end.Message, "It stays cordoned") != c.cordoned {
+					t.Errorf("it says %q", end.Message)
+				}
+				cancel()
+				synctest.Wait()
+			})
+		})
+	}
+}
+
+// Before a drain has cordoned its node nothing was asked of the API server that shows its clock.
+func TestADeadlineAsksTheAPIServerForItsClock(t *testing.T) {
+	d := drainOf("n1")
+	d.CreationTimestamp, d.Spec.Deadline = metav1.NewTime(time.Now().Add(-time.Hour)), &metav1.Duration{Duration: time.Minute}
+	c := newController(d)
+	releaseSlot(t, c)
+	requests := c.serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
+	if next := newNodeWorker(c, read(t, c)).look(t.Context()); next.Err != nil || requests.Load() != 1 {
+		t.Fatalf("%+v after %d requests", next, requests.Load())
+	}
+	if got := read(t, c).Status.Phase; got != v1alpha1.DrainFailed {
+		t.Errorf("the drain is %q", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -239,6 +240,7 @@ func (w *nodeWorker) note(d *v1alpha1.Drain) int {
 	observe(d, Snapshot{Now: time.Now()}, Plan{}, w.sent, w.first)
 	if old != nil {
 		st := d.Status.Pods
+		st.StartedAt, st.Initial = old.StartedAt, old.Initial // without a start its pods were never listed
 		st.Remaining, st.Terminating, st.Staying, st.Blockers, st.FinishedAt = old.Remaining, old.Terminating, old.Staying, old.Blockers, old.FinishedAt
 	}
 	return len(w.sent)
@@ -260,6 +262,56 @@ func (w *nodeWorker) fail(ctx context.Context, d *v1alpha1.Drain, s Snapshot, pl
 	end(next, s.time(), v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, fmt.Sprintf(
 		"Node %s was not drained within %s: %s. It stays cordoned; a new Drain of it continues where this one ended.", w.node, d.Spec.Deadline.Duration, Progress(next.Status.Pods)))
 	return w.writeSent(ctx, stepFail, next, len(sent))
+}
+
+// late reports whether the deadline of a drain of pods alone has passed before the drain could begin. Until then it counts from the creation,
+// by the clock of the API server, which set that time.
+func (w *nodeWorker) late(ctx context.Context, d *v1alpha1.Drain) bool {
+	if d.Spec.Deadline == nil || d.Status.StartedAt != nil {
+		return false
+	}
+	if w.clock.Now().IsZero() {
+		ctx, cancel := context.WithTimeout(ctx, listLimit)
+		defer cancel()
+		_ = w.kube.CoreV1().RESTClient().Get().AbsPath("/version").MaxRetries(0).Do(ctx).Error() // any answer shows the clock, a refusal too
+	}
+	now := w.clock.Now()
+	return !now.IsZero() && !now.Before(d.CreationTimestamp.Add(d.Spec.Deadline.Duration))
+}
+
+// byDeadline looks again at the deadline of a drain that has not begun, at the latest.
+func (w *nodeWorker) byDeadline(next worker.Next) worker.Next {
+	d, _ := w.Newest()
+	now := w.clock.Now()
+	if d.Spec.Deadline == nil || d.Status.StartedAt != nil || d.Status.Phase.Final() || now.IsZero() {
+		return next
+	}
+	if left := d.CreationTimestamp.Add(d.Spec.Deadline.Duration).Sub(now); left > 0 {
+		next.In = min(next.In, left)
+	}
+	return next
+}
+
+// giveUp fails a drain of pods alone that could not begin before its deadline. The blockers stay for people to read. As for every drain of
+// pods that failed, a cordon stays: a new drain continues, and cancelling or deleting this one lifts it.
+func (w *nodeWorker) giveUp(ctx context.Context, d *v1alpha1.Drain, core *corev1.Node) (worker.Next, error) {
+	rec, err := fleet.ReadLease(ctx, w.live, w.node)
+	if err != nil {
+		return worker.Next{}, err
+	}
+	if rec.Held() && d.Status.Scope == "" {
+		return worker.Next{In: lookAgain}, nil // it has joined since: the drain is Ebb's
+	}
+	next, why, cordoned := d.DeepCopy(), Progress(d.Status.Pods), "It is not cordoned."
+	if st := d.Status.Pods; st != nil && len(st.Blockers) > 0 {
+		why = st.Blockers[0].Message
+	}
+	if cordon.Is(core) {
+		cordoned = "It stays cordoned; a new Drain of it begins anew."
+	}
+	end(next, w.clock.Now(), v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
+		fmt.Sprintf("The drain of node %s could not begin within %s: %s. No pod was evicted. %s", w.node, d.Spec.Deadline.Duration, why, cordoned))
+	return worker.Next{}, w.write(ctx, stepFail, next, true)
 }
 
 // writeSent writes a status that has the first of what was sent.

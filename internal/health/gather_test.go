@@ -1,0 +1,44 @@
+package health
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
+)
+
+// slowEvents is a reader whose list of events takes long.
+type slowEvents struct {
+	client.Reader
+	listed, early atomic.Bool // drains were listed before the events
+}
+
+// List implements client.Reader.
+func (s *slowEvents) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	switch list.(type) {
+	case *v1alpha1.HealthEventList:
+		time.Sleep(50 * time.Millisecond)
+		defer s.listed.Store(true)
+	case *v1alpha1.DrainList:
+		s.early.Store(!s.listed.Load())
+	}
+	return s.Reader.List(ctx, list, opts...)
+}
+
+// A Drain that is created between the two lists would be missing, although the event already has its UID.
+func TestEventsAreListedBeforeDrains(t *testing.T) {
+	settings := &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}}
+	reader := &slowEvents{Reader: fake.NewClientBuilder().WithScheme(kubeclient.NewScheme()).WithObjects(settings).Build()}
+	c := &Controller{cached: reader, live: reader, Config: drainconfig.Default()}
+	if _, err := c.gather(t.Context(), true); err != nil || reader.early.Load() {
+		t.Errorf("the drains were listed first: %t; %v", reader.early.Load(), err)
+	}
+}
