@@ -86,6 +86,10 @@ func TestHowARestoreOrderIsCarriedOut(t *testing.T) {
 		{"or a longer log", runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Refused", "newer log", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
 		{"not after nodes are lost whose members had not stopped", quorumLost(fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}})), "Waiting", "order the restore with --gone n2,n3", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
 		{"if one of two had stopped, the other is no quorum", quorumLost(fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 8}})), "Reading", "Making snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"an absent member's log that is known to be newer counts", quorumLost(fromMember("demo-1", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Refused", "Node n2 is absent: start it and restore from that member instead (`ebb etcd restore demo --from-member n2`), or, if its data is lost for good, order the restore with --gone n2,n3.", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
+		{"also when it was reported for an earlier order", quorumLost(fromMember("demo-1", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}}), func(w *World) { w.Members[1].Generation++ }), "Refused", "order the restore with --gone n2,n3", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
+		{"unless somebody says that it is gone", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Reading", "Making snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"the one that can be reached is named first", runningWorld(4, gone("n3", time.Minute), gone("n4", time.Minute), noQuorum, fromMember("demo-1", "n4"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}, "demo-3": {Term: 2, Index: 11}})), "Refused", "Restore from it instead: `ebb etcd restore demo --from-member n2`.", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run, set-desired demo-4 Run"},
 		{"and from the snapshot the cluster starts", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}}), snapshotted("demo-12345678-r-o1", 0, "n1", "n4")), "Starting", "", "create-member demo-4 on n4, set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -242,6 +246,29 @@ func TestAMemberThatWasAbsentWhenAnotherBecameTheClusterIsSetAside(t *testing.T)
 		stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 7}}), snapshotted("demo-12345678-r-o1", 0, "n1", "n4"))
 	if d := Plan(w); len(d.Status.SetAside) != 1 || d.Status.SetAside[0].Member != "demo-3" || d.Status.Rest.Snapshot != "demo-12345678-r-o1" || d.Status.Rest.Revision != 0 {
 		t.Errorf("set aside %+v, from %+v", d.Status.SetAside, d.Status.Rest)
+	}
+}
+
+func TestWhatIsSetAsideSaysWhatWasKnownOfItsLog(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		log  *v1alpha1.EtcdLog // of demo-2 on n2, which is absent
+		says string
+	}{
+		{"it reported none", nil, "Its log was not known when the cluster was restored from member demo-1; it may have newer keys"},
+		{"it was not newer", &v1alpha1.EtcdLog{Term: 2, Index: 8}, "Its node was absent when the cluster was restored from member demo-1; its log was not newer"},
+		{"it was newer", &v1alpha1.EtcdLog{Term: 3, Index: 8}, "Its log (term 3, index 8) was newer when the cluster was restored from member demo-1, and its node was confirmed to be gone; it may have newer keys"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			logs := map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}}
+			if c.log != nil {
+				logs["demo-2"] = *c.log
+			}
+			d := Plan(runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, fromMember("demo-1", "n2", "n3"), stoppedForRestore(logs), snapshotted("demo-12345678-r-o1", 0, "n1", "n4")))
+			if len(d.Status.SetAside) != 2 || d.Status.SetAside[0].Member != "demo-2" || d.Status.SetAside[0].Reason != c.says {
+				t.Errorf("set aside: %+v", d.Status.SetAside)
+			}
+		})
 	}
 }
 
