@@ -237,7 +237,7 @@ func TestANodeSaysWhetherItHasRoomForACopy(t *testing.T) {
 	if room, why := answer(s, n3); room || why == "" {
 		t.Errorf("a node whose directory is a file has room: %t, %s", room, why)
 	}
-	if room, why := answer(trial("t-2", 1<<60, n1.name), n2); room || !strings.Contains(why, "reserve 1152921504606846976 bytes") {
+	if room, why := answer(trial("t-2", 1<<60, n1.name), n2); room || !strings.Contains(why, "1099511627776 MiB for the copy") {
 		t.Errorf("a node has room for 1 EiB: %t, %s", room, why)
 	}
 	if room, why := answer(trial("t-3", 1<<20, "absent"), n2); room || !strings.Contains(why, "node absent does not answer") {
