@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -104,19 +106,63 @@ func TestASnapshotIsCopiedAndHandedOn(t *testing.T) {
 	}
 }
 
-func TestACopyOnItsWayTellsHowMuchHasArrived(t *testing.T) {
-	y := newYard(t)
-	n1, n2 := y.machine("n1"), y.machine("n2", func(m *machine) { m.etcds.ReceivedEvery = time.Nanosecond })
-	cli := y.client(y.filled("c-1", n1))
+// sluice lets so many bytes out of each connection, and the rest once it is opened.
+type sluice struct {
+	net.Listener
+	bytes int
+	open  chan struct{}
+}
+
+func (s sluice) Accept() (net.Conn, error) {
+	conn, err := s.Listener.Accept()
+	return &sluiceConn{Conn: conn, of: s}, err
+}
+
+type sluiceConn struct {
+	net.Conn
+	of   sluice
+	sent int // TLS writes one record at a time
+}
+
+func (c *sluiceConn) Write(p []byte) (int, error) {
+	if c.sent += len(p); c.sent > c.of.bytes {
+		<-c.of.open
+	}
+	return c.Conn.Write(p)
+}
+
+// heldBack are two nodes, the first with a large member, of whose snapshots only a part reaches the second until release is called.
+func (y *yard) heldBack(member string) (n1, n2 *machine, release func()) {
+	y.t.Helper()
+	open := make(chan struct{})
+	release = sync.OnceFunc(func() { close(open) })
+	n1 = y.machine("n1", func(m *machine) {
+		m.listen = func(l net.Listener) net.Listener { return sluice{Listener: l, bytes: 8 << 20, open: open} }
+	})
+	n2 = y.machine("n2", func(m *machine) { m.etcds.ReceivedEvery = time.Nanosecond })
+	y.t.Cleanup(release) // before n1 ends, which waits for what it sends
+	cli := y.client(y.filled(member, n1))
 	for i := range 48 {
-		_, err := cli.Put(soon(t), fmt.Sprintf("large-%d", i), strings.Repeat("v", 1<<20))
+		_, err := cli.Put(soon(y.t), fmt.Sprintf("large-%d", i), strings.Repeat("v", 1<<20))
 		y.must(err)
 	}
-	s := y.snapshot("s-1", "c-1", 0, n1, n2)
-	y.awaitSnapshot(s, "on its way", func(s *v1alpha1.EtcdSnapshot) bool {
-		c, verified := s.Copy(n2.name)
+	return n1, n2, release
+}
+
+// onItsWay says that a part of a copy has arrived on a node.
+func onItsWay(to *machine) func(*v1alpha1.EtcdSnapshot) bool {
+	return func(s *v1alpha1.EtcdSnapshot) bool {
+		c, verified := s.Copy(to.name)
 		return !verified && c.Received > 0 && c.Received < s.Status.Facts.Size && c.Error == ""
-	})
+	}
+}
+
+func TestACopyOnItsWayTellsHowMuchHasArrived(t *testing.T) {
+	y := newYard(t)
+	n1, n2, release := y.heldBack("c-1")
+	s := y.snapshot("s-1", "c-1", 0, n1, n2)
+	y.awaitSnapshot(s, "on its way", onItsWay(n2))
+	release()
 	if c, _ := y.awaitSnapshot(s, "kept by both", kept(n1, n2)).Copy(n2.name); c.Received != 0 {
 		t.Errorf("a whole copy is %+v", c)
 	}
