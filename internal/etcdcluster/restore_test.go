@@ -338,8 +338,8 @@ func TestTheSnapshotOfTheLastStopStaysUntilWhatWasStartedInsteadRuns(t *testing.
 	}
 	sized(1)(&w)
 	step("when it is started again", "create-member demo-5 on n2")
-	m.Name, m.Spec.Incarnation, m.Status.Phase, w.Members = "demo-5", w.Cluster.Status.Incarnation, v1alpha1.EtcdMemberSealed, started
 	id := uint64(0xa5)
+	m.Name, m.Spec.Incarnation, m.Status.Phase, m.Status.ID, w.Members = "demo-5", w.Cluster.Status.Incarnation, v1alpha1.EtcdMemberSealed, etcd.HexID(id), started
 	w.View = etcd.View{
 		Listed: true, Via: m.Name, Revision: 7, Peers: []etcd.Peer{{ID: id, Name: m.Name, PeerURL: m.Status.PeerURL}},
 		Health: map[string]etcd.Health{m.Name: {Answered: true, ID: id, ClusterID: 0xc2, Leader: id, Revision: 7}},
