@@ -433,6 +433,10 @@ type EtcdStop struct {
 	// +listType=map
 	// +listMapKey=node
 	CopyFailures []EtcdSnapshotCopy `json:"copyFailures,omitempty"`
+	// silent are the nodes that did not answer whether they have room for a copy. They are asked last until they answer.
+	// +optional
+	// +listType=set
+	Silent []string `json:"silent,omitempty"`
 	// sealedSince is when members were last asked to serve no clients.
 	// +optional
 	SealedSince *metav1.MicroTime `json:"sealedSince,omitempty"`

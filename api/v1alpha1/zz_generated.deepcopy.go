@@ -1588,6 +1588,11 @@ func (in *EtcdStop) DeepCopyInto(out *EtcdStop) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.Silent != nil {
+		in, out := &in.Silent, &out.Silent
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.SealedSince != nil {
 		in, out := &in.SealedSince, &out.SealedSince
 		*out = (*in).DeepCopy()

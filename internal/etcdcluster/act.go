@@ -165,6 +165,7 @@ func (c *Controller) forget(w World, key types.NamespacedName) (ctrl.Result, err
 	c.mu.Lock()
 	delete(c.wrote, key)
 	delete(c.failed, key)
+	delete(c.asked, key)
 	c.mu.Unlock()
 	if len(w.Orphans.Members)+len(w.Orphans.Snapshots) > 0 {
 		return ctrl.Result{RequeueAfter: lookLater}, nil

@@ -73,6 +73,7 @@ type Controller struct {
 	emitted  map[string]bool                        // events that were written
 	wrote    map[types.NamespacedName]time.Time     // when a status was last written
 	failed   map[types.NamespacedName]map[Do]string // the errors of actions whose last attempt failed
+	asked    map[types.NamespacedName]*askings      // of trials that are under way
 }
 
 // SetupWithManager adds the controller to a term's manager.
@@ -82,6 +83,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.etcd = etcd.New(c.Files)
 	c.settling = fleet.Began(time.Now())
 	c.emitted, c.wrote, c.failed = map[string]bool{}, map[types.NamespacedName]time.Time{}, map[types.NamespacedName]map[Do]string{}
+	c.asked = map[types.NamespacedName]*askings{}
 	end := manager.RunnableFunc(func(ctx context.Context) error {
 		<-ctx.Done()
 		c.etcd.Close()
@@ -242,7 +244,23 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (Worl
 		}
 	}
 	w.Now = time.Now()
+	w.Asked = c.askedSince(key, w)
 	return w, nil
+}
+
+// askedSince returns since when the nodes of the trial of a cluster's stop are asked.
+func (c *Controller) askedSince(key types.NamespacedName, w World) map[string]time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	trial := w.trial()
+	if trial == nil {
+		delete(c.asked, key)
+		return nil
+	}
+	if c.asked[key] == nil {
+		c.asked[key] = &askings{}
+	}
+	return c.asked[key].saw(trial, w.Now)
 }
 
 func allSealed(members []*v1alpha1.EtcdMember) bool {

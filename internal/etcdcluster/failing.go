@@ -55,16 +55,17 @@ func (p *planner) recordFailures() {
 }
 
 // recordFirst keeps status.failing while the first member of an incarnation starts, when etcd lists nobody yet: one with an error, until it
-// answers or gets further than it ever did. However long one without an error takes, it may be restoring much data.
+// answers. Its time begins anew when it gets further than it ever did; a retry that begins with less data does not. However long one without an
+// error takes, it may be restoring much data.
 func (p *planner) recordFirst(m memberView) {
 	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
 	was := p.failure(m.Name)
 	p.status.Failing = nil
-	switch {
-	case m.healthy() || was == nil && m.Status.Error == "" && m.Status.Restarts == 0 || was != nil && next.Progress > was.Progress:
+	if m.healthy() || was == nil && m.Status.Error == "" && m.Status.Restarts == 0 {
 		return
-	case was != nil:
-		next.Since = was.Since
+	}
+	if was != nil && next.Progress <= was.Progress {
+		next.Since, next.Progress = was.Since, was.Progress
 	}
 	p.status.Failing = []v1alpha1.EtcdMemberFailure{next}
 }

@@ -3,6 +3,7 @@ package etcdcluster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -516,15 +517,30 @@ func TestAStopAsksForRoomBeforeItKeepsClientsOut(t *testing.T) {
 			w.Snapshots[0].Status.Copies = slices.DeleteFunc(w.Snapshots[0].Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == "" })
 		}
 	}
+	// asked: the nodes have been asked for so long by the coordinator's clock. That of the API server is an hour behind.
 	asked := func(age time.Duration, nodes ...string) worldChange {
 		return func(w *World) {
-			w.Cluster.Status.Stop.Trial = trial
+			w.Cluster.Status.Stop.Trial, w.Asked = trial, map[string]time.Time{}
+			for _, node := range nodes {
+				w.Asked[node] = noon.Add(-age)
+			}
 			w.Snapshots = append(w.Snapshots, &v1alpha1.EtcdSnapshot{
-				ObjectMeta: metav1.ObjectMeta{Name: trial, CreationTimestamp: metav1.NewTime(noon.Add(-age)), Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer}},
+				ObjectMeta: metav1.ObjectMeta{Name: trial, CreationTimestamp: metav1.NewTime(noon.Add(-time.Hour)), Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer}},
 				Spec:       v1alpha1.EtcdSnapshotSpec{TrialBytes: 1 << 20, MemberNode: "n2", Nodes: nodes},
 			})
 		}
 	}
+	// also: so was another node, later.
+	also := func(age time.Duration, node string) worldChange {
+		return func(w *World) {
+			w.Snapshots[0].Spec.Nodes, w.Asked[node] = append(w.Snapshots[0].Spec.Nodes, node), noon.Add(-age)
+			slices.Sort(w.Snapshots[0].Spec.Nodes)
+		}
+	}
+	silent := func(nodes ...string) worldChange {
+		return func(w *World) { w.Cluster.Status.Stop.Silent = nodes }
+	}
+	unseen := func(w *World) { w.Asked = nil }
 	for _, c := range []struct {
 		name   string
 		change []worldChange
@@ -552,6 +568,13 @@ func TestAStopAsksForRoomBeforeItKeepsClientsOut(t *testing.T) {
 			"delete-snapshot " + trial, "", true, "and 2 have it (n1: " + full,
 		},
 		{"one that does not answer has no room", []worldChange{asked(time.Minute, "n1", "n4"), answers("n1")}, "place-snapshot " + trial, "n1,n2,n4", false, ""},
+		{"the one that is asked instead has its own time", []worldChange{asked(time.Minute, "n1", "n4"), also(time.Second, "n2"), answers("n1")}, "", "", false, ""},
+		{"and is enough when it answers", []worldChange{asked(time.Minute, "n1", "n4"), also(time.Second, "n2"), answers("n1,n2")}, seal, "", false, ""},
+		{"a node that was silent before is asked last", []worldChange{silent("n4")}, "create-snapshot " + trial, "n1,n2", false, ""},
+		{"but asked", []worldChange{silent("n4"), asked(time.Second, "n1", "n2", "n3"), answers("n1", "n2", "n3")}, "place-snapshot " + trial, "n1,n2,n3,n4", false, ""},
+		{"and the snapshot is rather taken elsewhere", []worldChange{silent("n1")}, "create-snapshot " + trial, "n2,n4", false, ""},
+		{"a coordinator that has just begun waits", []worldChange{asked(time.Minute, "n1", "n4"), unseen}, "", "", false, ""},
+		{"also if some have answered", []worldChange{asked(time.Minute, "n1", "n4"), unseen, answers("n1")}, "", "", false, ""},
 		{"nodes of a former version do not answer", []worldChange{asked(time.Minute, "n1", "n4")}, seal, "", false, ""},
 		{"a trial that somebody deleted is asked again", []worldChange{asked(time.Second, "n1", "n4"), func(w *World) { w.Snapshots = nil }}, "create-snapshot " + trial, "n1,n4", false, ""},
 		{"what retains its data needs no room", []worldChange{onStop(v1alpha1.EtcdRetain), func(w *World) { w.Cluster.Status.Stop.OnStop = v1alpha1.EtcdRetain }}, seal, "", false, ""},
@@ -582,6 +605,51 @@ func TestAStopAsksForRoomBeforeItKeepsClientsOut(t *testing.T) {
 				t.Errorf("SnapshotFailed is %+v", failed)
 			}
 		})
+	}
+}
+
+func TestANodeIsSilentUntilItAnswers(t *testing.T) {
+	w := runningWorld(3, sized(0), func(w *World) {
+		w.Cluster.Status.Stop = &v1alpha1.EtcdStop{Generation: 4, OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing, Trial: "t"}
+		w.Snapshots = []*v1alpha1.EtcdSnapshot{{ObjectMeta: metav1.ObjectMeta{Name: "t"}, Spec: v1alpha1.EtcdSnapshotSpec{TrialBytes: 1, MemberNode: "n1", Nodes: []string{"n1", "n4"}}}}
+		w.Asked = map[string]time.Time{"n1": noon.Add(-time.Minute), "n4": noon.Add(-time.Minute)}
+	})
+	trial := w.Snapshots[0]
+	for _, c := range []struct {
+		answer v1alpha1.EtcdSnapshotCopy
+		silent string
+	}{
+		{v1alpha1.EtcdSnapshotCopy{Node: "n1", Room: micro(noon)}, "n4"},
+		{v1alpha1.EtcdSnapshotCopy{Node: "n4", Error: "no space left on device"}, ""},
+	} {
+		trial.Status.Copies = append(trial.Status.Copies, c.answer)
+		w.Cluster.Status = Plan(w).Status
+		if got := strings.Join(w.Cluster.Status.Stop.Silent, ","); got != c.silent {
+			t.Errorf("after the answer of %s %q is silent, want %q", c.answer.Node, got, c.silent)
+		}
+	}
+}
+
+func TestEveryNodeOfATrialIsTimedFromWhenItWasAsked(t *testing.T) {
+	trial := func(uid string, nodes ...string) *v1alpha1.EtcdSnapshot {
+		return &v1alpha1.EtcdSnapshot{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Spec: v1alpha1.EtcdSnapshotSpec{Nodes: nodes}}
+	}
+	at := func(seconds int) time.Time { return noon.Add(time.Duration(seconds) * time.Second) }
+	var a askings
+	for i, c := range []struct {
+		trial *v1alpha1.EtcdSnapshot
+		want  map[string]time.Time
+	}{
+		{nil, nil},
+		{trial("a", "n1", "n2"), map[string]time.Time{"n1": at(1), "n2": at(1)}},
+		{trial("a", "n1", "n2", "n3"), map[string]time.Time{"n1": at(1), "n2": at(1), "n3": at(2)}},
+		{trial("b", "n1"), map[string]time.Time{"n1": at(3)}},
+		{nil, nil},
+		{trial("b", "n1"), map[string]time.Time{"n1": at(5)}},
+	} {
+		if got := a.saw(c.trial, at(i)); !maps.Equal(got, c.want) {
+			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
 	}
 }
 

@@ -202,17 +202,14 @@ func (p *planner) allStopped(begun []memberView, order *v1alpha1.EtcdRestoreOrde
 	return all
 }
 
-// unfitSource returns why the data of a member must not become the cluster: it has none, another one that can be reached has newer entries, or it
-// is a learner and a voter may have newer ones. What a quorum has acknowledged a learner may lack.
+// unfitSource returns why the data of a member must not become the cluster: it has none, another one is known to have newer entries, or it is a
+// learner and a voter may have newer ones. What a quorum has acknowledged a learner may lack.
 func (p *planner) unfitSource(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) string {
 	if !source.Status.Data || source.Status.Log == nil {
 		return fmt.Sprintf("Member %s on %s has no data.", source.Name, source.Spec.Node)
 	}
-	for _, m := range begun {
-		if p.Live(m.Spec.Node) && m.Status.Data && m.Status.Log != nil && m.Status.Log.Newer(*source.Status.Log) {
-			return fmt.Sprintf("Member %s on %s has a newer log (term %d, index %d) than %s on %s (term %d, index %d). Restore from it instead: `ebb etcd restore %s --from-member %s`.",
-				m.Name, m.Spec.Node, m.Status.Log.Term, m.Status.Log.Index, source.Name, source.Spec.Node, source.Status.Log.Term, source.Status.Log.Index, p.commandName(), m.Spec.Node)
-		}
+	if m, there := p.newerLog(begun, source, order); there {
+		return p.hasNewerLog(m, source, order)
 	}
 	if p.voted(source) {
 		return ""
@@ -222,6 +219,36 @@ func (p *planner) unfitSource(begun []memberView, source memberView, order *v1al
 			source.Name, source.Spec.Node, strings.Join(unknown, " and "), strings.Join(unknown, ","))
 	}
 	return ""
+}
+
+// newerLog returns the member with the newest log, if that is newer than the source's; one that can be reached counts first. A log that was reported
+// counts though the node is absent now: entries are never lost from the log of a member, they are only replaced by those of a later term. Only
+// somebody's word that the node is gone makes it not count.
+func (p *planner) newerLog(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) (newest memberView, there bool) {
+	for _, m := range begun {
+		live := p.Live(m.Spec.Node)
+		if !m.Status.Data || m.Status.Log == nil || !m.Status.Log.Newer(*source.Status.Log) || !live && slices.Contains(order.Gone, m.Spec.Node) {
+			continue
+		}
+		if !there || live && !p.Live(newest.Spec.Node) || live == p.Live(newest.Spec.Node) && m.Status.Log.Newer(*newest.Status.Log) {
+			newest, there = m, true
+		}
+	}
+	return newest, there
+}
+
+// hasNewerLog says that a member has a newer log than the source of a restore, and what to do.
+func (p *planner) hasNewerLog(m, source memberView, order *v1alpha1.EtcdRestoreOrder) string {
+	text := fmt.Sprintf("Member %s on %s has a newer log (term %d, index %d) than %s on %s (term %d, index %d). ",
+		m.Name, m.Spec.Node, m.Status.Log.Term, m.Status.Log.Index, source.Name, source.Spec.Node, source.Status.Log.Term, source.Status.Log.Index)
+	instead := fmt.Sprintf("`ebb etcd restore %s --from-member %s`", p.commandName(), m.Spec.Node)
+	if p.Live(m.Spec.Node) {
+		return text + "Restore from it instead: " + instead + "."
+	}
+	gone := append(slices.Clone(order.Gone), m.Spec.Node)
+	slices.Sort(gone)
+	return text + fmt.Sprintf("Node %s is absent: start it and restore from that member instead (%s), or, if its data is lost for good, order the restore with --gone %s.",
+		m.Spec.Node, instead, strings.Join(gone, ","))
 }
 
 // unknownVoters returns the nodes of voters that reported no log, and of which nobody said that they are gone.
@@ -255,14 +282,23 @@ func (p *planner) readMember(begun []memberView, source memberView, order *v1alp
 		p.awaitRestore("Making snapshot " + name + " of the data of member " + source.Name + ".")
 		return true
 	}
-	p.setAside(func(m memberView) string {
-		if p.Live(m.Spec.Node) && m.Status.Log != nil {
-			return "" // its log is not newer, and what it has is in the snapshot
-		}
-		return "Its log was not known when the cluster was restored from member " + source.Name + "; it may have newer keys"
-	})
+	p.setAside(func(m memberView) string { return p.leftBehind(m, source) })
 	p.beginRestore(&v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: name})
 	return false
+}
+
+// leftBehind returns why the data of a member is set aside when the cluster is restored from another one; empty if everything that it has is in the
+// snapshot.
+func (p *planner) leftBehind(m, source memberView) string {
+	switch log := m.Status.Log; {
+	case log != nil && p.Live(m.Spec.Node):
+		return "" // its log is not newer
+	case log != nil && log.Newer(*source.Status.Log):
+		return fmt.Sprintf("Its log (term %d, index %d) was newer when the cluster was restored from member %s, and its node was confirmed to be gone; it may have newer keys", log.Term, log.Index, source.Name)
+	case m.stoppedForRestore():
+		return "Its node was absent when the cluster was restored from member " + source.Name + "; its log was not newer"
+	}
+	return "Its log was not known when the cluster was restored from member " + source.Name + "; it may have newer keys"
 }
 
 func (p *planner) createDataSnapshot(name string, source memberView) {

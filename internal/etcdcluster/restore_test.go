@@ -86,6 +86,10 @@ func TestHowARestoreOrderIsCarriedOut(t *testing.T) {
 		{"or a longer log", runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Refused", "newer log", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
 		{"not after nodes are lost whose members had not stopped", quorumLost(fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}})), "Waiting", "order the restore with --gone n2,n3", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
 		{"if one of two had stopped, the other is no quorum", quorumLost(fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 8}})), "Reading", "Making snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"an absent member's log that is known to be newer counts", quorumLost(fromMember("demo-1", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Refused", "Node n2 is absent: start it and restore from that member instead (`ebb etcd restore demo --from-member n2`), or, if its data is lost for good, order the restore with --gone n2,n3.", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
+		{"also when it was reported for an earlier order", quorumLost(fromMember("demo-1", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}}), func(w *World) { w.Members[1].Generation++ }), "Refused", "order the restore with --gone n2,n3", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
+		{"unless somebody says that it is gone", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Reading", "Making snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"the one that can be reached is named first", runningWorld(4, gone("n3", time.Minute), gone("n4", time.Minute), noQuorum, fromMember("demo-1", "n4"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}, "demo-3": {Term: 2, Index: 11}})), "Refused", "Restore from it instead: `ebb etcd restore demo --from-member n2`.", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run, set-desired demo-4 Run"},
 		{"and from the snapshot the cluster starts", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}}), snapshotted("demo-12345678-r-o1", 0, "n1", "n4")), "Starting", "", "create-member demo-4 on n4, set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -245,6 +249,29 @@ func TestAMemberThatWasAbsentWhenAnotherBecameTheClusterIsSetAside(t *testing.T)
 	}
 }
 
+func TestWhatIsSetAsideSaysWhatWasKnownOfItsLog(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		log  *v1alpha1.EtcdLog // of demo-2 on n2, which is absent
+		says string
+	}{
+		{"it reported none", nil, "Its log was not known when the cluster was restored from member demo-1; it may have newer keys"},
+		{"it was not newer", &v1alpha1.EtcdLog{Term: 2, Index: 8}, "Its node was absent when the cluster was restored from member demo-1; its log was not newer"},
+		{"it was newer", &v1alpha1.EtcdLog{Term: 3, Index: 8}, "Its log (term 3, index 8) was newer when the cluster was restored from member demo-1, and its node was confirmed to be gone; it may have newer keys"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			logs := map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}}
+			if c.log != nil {
+				logs["demo-2"] = *c.log
+			}
+			d := Plan(runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, fromMember("demo-1", "n2", "n3"), stoppedForRestore(logs), snapshotted("demo-12345678-r-o1", 0, "n1", "n4")))
+			if len(d.Status.SetAside) != 2 || d.Status.SetAside[0].Member != "demo-2" || d.Status.SetAside[0].Reason != c.says {
+				t.Errorf("set aside: %+v", d.Status.SetAside)
+			}
+		})
+	}
+}
+
 func TestRestoreFromIsObeyedByOneStart(t *testing.T) {
 	w := runningWorld(0, sized(3), snapshotted("s1", time.Hour, "n1"), snapshotted("s2", time.Minute, "n1"), func(w *World) {
 		w.View = etcd.View{}
@@ -311,8 +338,8 @@ func TestTheSnapshotOfTheLastStopStaysUntilWhatWasStartedInsteadRuns(t *testing.
 	}
 	sized(1)(&w)
 	step("when it is started again", "create-member demo-5 on n2")
-	m.Name, m.Spec.Incarnation, m.Status.Phase, w.Members = "demo-5", w.Cluster.Status.Incarnation, v1alpha1.EtcdMemberSealed, started
 	id := uint64(0xa5)
+	m.Name, m.Spec.Incarnation, m.Status.Phase, m.Status.ID, w.Members = "demo-5", w.Cluster.Status.Incarnation, v1alpha1.EtcdMemberSealed, etcd.HexID(id), started
 	w.View = etcd.View{
 		Listed: true, Via: m.Name, Revision: 7, Peers: []etcd.Peer{{ID: id, Name: m.Name, PeerURL: m.Status.PeerURL}},
 		Health: map[string]etcd.Health{m.Name: {Answered: true, ID: id, ClusterID: 0xc2, Leader: id, Revision: 7}},

@@ -145,6 +145,12 @@ func (p *planner) fails(s *v1alpha1.EtcdSnapshot, node string) bool {
 	return stop != nil && (stop.Snapshot == s.Name || stop.Trial == s.Name) && p.hadNoRoom(node)
 }
 
+// avoidsCopy returns whether other nodes are asked first for a copy of what a stop waits for: this one did not answer.
+func (p *planner) avoidsCopy(s *v1alpha1.EtcdSnapshot, node string) bool {
+	stop := p.status.Stop
+	return stop != nil && (stop.Snapshot == s.Name || stop.Trial == s.Name) && p.isSilent(node)
+}
+
 // hadNoRoom returns whether a node could not make a copy for the stop that is under way.
 func (p *planner) hadNoRoom(node string) bool {
 	stop := p.status.Stop
@@ -171,7 +177,7 @@ func (p *planner) copiesNeeded() int {
 	return min(max(int(p.Cluster.Spec.Snapshot.Copies), 1), max(len(p.SchedulableNodes()), 1))
 }
 
-// copyTargets returns the nodes that should keep a copy: first those that have one, then those that were meant to, then others. If
+// copyTargets returns the nodes that should keep a copy: first those that have one, then those that were meant to, then others; last those that do not answer. If
 // patient, a node that is absent for a short time keeps its copy. A draining node keeps its copy until enough others have theirs.
 func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient bool) []string {
 	stays := func(node string) bool {
@@ -189,10 +195,12 @@ func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient 
 	verified := s.Verified()
 	slices.Sort(verified)
 	add(verified, stays)
-	add(meant, func(node string) bool { return stays(node) && !p.fails(s, node) })
 	others := p.SchedulableNodes()
 	slices.SortFunc(others, func(a, b string) int { return cmp.Or(p.Load[a]-p.Load[b], cmp.Compare(a, b)) })
-	add(others, func(node string) bool { return p.Schedulable(node) && !p.fails(s, node) })
+	for _, silent := range []bool{false, true} {
+		add(meant, func(node string) bool { return stays(node) && !p.fails(s, node) && p.avoidsCopy(s, node) == silent })
+		add(others, func(node string) bool { return !p.fails(s, node) && p.avoidsCopy(s, node) == silent })
+	}
 	add(append(slices.Clone(meant), others...), stays) // one that failed may still succeed
 	enough := 0
 	for _, node := range targets {

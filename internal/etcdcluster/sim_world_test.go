@@ -28,6 +28,7 @@ type simNode struct {
 	downAt   time.Time
 	noSpace  bool // snapshots fail here
 	full     bool // and go on to, when all other trouble has ended
+	silent   bool // it never answers a trial, nor other nodes in one
 	broken   bool // no member can begin here, though the node runs
 	leaves   bool // it drains until nothing of the cluster is on it
 	address  int
@@ -83,6 +84,7 @@ type sim struct {
 	*simtest.Referee[string]
 	events   map[string]int
 	mutants  mutants
+	asked    askings // what the coordinator has in memory
 	orders   int
 	restored map[string]bool // orders that were carried out
 	seed     uint64
@@ -175,6 +177,7 @@ func (s *sim) world() World {
 		w.Snapshots = append(w.Snapshots, s.snapshots[name].DeepCopy())
 	}
 	w.View = s.view()
+	w.Asked = s.asked.saw(w.trial(), s.now)
 	return w
 }
 
@@ -512,12 +515,15 @@ func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 
 // tryRoom lets a node say whether it has room for a copy.
 func (s *sim) tryRoom(n *simNode, trial *v1alpha1.EtcdSnapshot) {
-	if c, _ := trial.Copy(n.name); c.Node != "" || !slices.Contains(trial.Spec.Nodes, n.name) {
+	if c, _ := trial.Copy(n.name); c.Node != "" || !slices.Contains(trial.Spec.Nodes, n.name) || n.silent {
 		return
 	}
 	entry := v1alpha1.EtcdSnapshotCopy{Node: n.name, Room: micro(s.now)}
 	if n.noSpace || n.full || s.chance(6) {
 		entry = v1alpha1.EtcdSnapshotCopy{Node: n.name, Error: "no space left on device"}
+	}
+	if s.node(trial.Spec.MemberNode).silent {
+		entry = v1alpha1.EtcdSnapshotCopy{Node: n.name, Error: "node " + trial.Spec.MemberNode + " does not answer"}
 	}
 	trial.Status.Copies = append(trial.Status.Copies, entry)
 	s.touch(trial)
@@ -568,6 +574,7 @@ func (s *sim) coordinate() bool {
 	}
 	if s.chance(8) {
 		s.Hear("the coordinator dies after it wrote the status")
+		s.asked = askings{}
 		return true
 	}
 	rested := s.cluster.ResourceVersion
@@ -583,10 +590,22 @@ func (s *sim) coordinate() bool {
 		}
 		if s.chance(8) {
 			s.Hear("the coordinator dies after %s", a.Do)
+			s.asked = askings{}
 			return true
 		}
 	}
 	return changed || len(d.Actions) > 0
+}
+
+// reconcile lets the coordinator look again at once after each thing that it did, before any node has seen it, and says whether there was anything.
+func (s *sim) reconcile() (busy bool) {
+	for range maxSteps {
+		if !s.coordinate() {
+			break
+		}
+		busy = true
+	}
+	return busy
 }
 
 func irreversible(a Action) bool {
@@ -773,6 +792,8 @@ func (s *sim) event() {
 		s.fill(n)
 	case k == 38:
 		s.move(n)
+	case k == 39:
+		s.hush(n)
 	}
 	s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
 }
@@ -896,14 +917,27 @@ func (s *sim) order(o *v1alpha1.EtcdRestoreOrder) {
 
 // fill fills the disk for snapshots of one node, for good.
 func (s *sim) fill(n *simNode) {
-	if !slices.ContainsFunc(s.nodes, func(other *simNode) bool { return other.full }) {
+	if !s.lacks() {
 		n.full = true
 		s.Hear("the disk of %s is full for good", n.name)
 	}
 }
 
-// free frees the disk of a node that has all members of the cluster: without it no snapshot can be taken, which only a person can mend. A node on
-// which no member can begin is mended when no drain waits any more.
+// hush keeps one node from answering trials, for good.
+func (s *sim) hush(n *simNode) {
+	if !s.lacks() {
+		n.silent = true
+		s.Hear("%s is silent for good", n.name)
+	}
+}
+
+// lacks returns whether a node cannot keep copies, or does not say that it can: with two of four, and one that drains, too few could be left.
+func (s *sim) lacks() bool {
+	return slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.full || n.silent })
+}
+
+// free frees the disk of a node that has all members of the cluster, and lets it answer: without it no snapshot can be taken, which only a person can
+// mend. A node on which no member can begin is mended when no drain waits any more.
 func (s *sim) free() {
 	waits := slices.ContainsFunc(slices.Collect(maps.Values(s.members)), func(m *v1alpha1.EtcdMember) bool {
 		return s.node(m.Spec.Node).leaves && s.data[m.Name] != nil
@@ -922,7 +956,7 @@ func (s *sim) free() {
 				elsewhere++
 			}
 		}
-		n.full = n.full && (here == 0 || elsewhere > 0)
+		n.full, n.silent = n.full && (here == 0 || elsewhere > 0), n.silent && (here == 0 || elsewhere > 0)
 	}
 }
 
@@ -959,7 +993,7 @@ func (s *sim) calm() {
 			s.machine(n)
 		}
 		s.clients()
-		busy := s.coordinate()
+		busy := s.reconcile()
 		if !busy && s.settled() {
 			return
 		}

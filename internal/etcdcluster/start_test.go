@@ -66,6 +66,40 @@ func TestTheFirstMember(t *testing.T) {
 	}
 }
 
+// A first member that fails late, each time after much data has arrived, begins elsewhere like one that fails at once.
+func TestTheTimeOfAFirstMemberBeginsAnewOnlyWhenItGetsFurtherThanEver(t *testing.T) {
+	const mb, gb = 1 << 20, 1 << 30
+	for _, c := range []struct {
+		name  string
+		bytes []int64 // that it reports, every 40 s
+		since int     // the report from which on it fails
+		mark  int64   // how far it ever got
+	}{
+		{"it retries from the beginning", []int64{8 * gb, 100 * mb, 200 * mb}, 0, 8 * gb},
+		{"it makes no progress", []int64{100 * mb, 100 * mb, 100 * mb}, 0, 100 * mb},
+		{"it gets further each time", []int64{100 * mb, 200 * mb, 300 * mb}, 2, 300 * mb},
+		{"it retries, and gets further", []int64{200 * mb, 100 * mb, 300 * mb}, 2, 300 * mb},
+		{"it got further once", []int64{100 * mb, 300 * mb, 200 * mb}, 1, 300 * mb},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := firstMember(fails)
+			at := func(i int) time.Time { return noon.Add(time.Duration(i) * 40 * time.Second) }
+			for i, bytes := range c.bytes {
+				w.Now, w.Members[0].Status.DataBytes, w.Members[0].Status.Restarts = at(i), bytes, int64(i)
+				w.Cluster.Status = Plan(w).Status
+			}
+			f := w.Cluster.Status.Failing
+			if len(f) != 1 || !f[0].Since.Time.Equal(at(c.since)) || f[0].Progress != c.mark {
+				t.Fatalf("it fails %+v, want since %s with %d", f, at(c.since), c.mark)
+			}
+			w.Now = at(c.since).Add(w.failedAfter())
+			if d := Plan(w); d.Status.Incarnation != 2 || deeds(d) != "set-desired demo-1 Delete" {
+				t.Errorf("then it does %q in incarnation %d", deeds(d), d.Status.Incarnation)
+			}
+		})
+	}
+}
+
 func TestAStartSaysWhatItWaitsFor(t *testing.T) {
 	nobody := firstMember(cordoned("n1"), cordoned("n2"), cordoned("n3"), func(w *World) { w.Members = nil })
 	for _, w := range []World{nobody, {}} {

@@ -354,9 +354,8 @@ func SnapshotName(c *v1alpha1.EtcdCluster, what string) string {
 	return fmt.Sprintf("%s-%s-%s", c.Name, uid[:min(8, len(uid))], what)
 }
 
-// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just
-// failed, then on a node that stays, then the one that
-// reported the revision, then one that does not lead.
+// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just failed, then not on one that did
+// not answer, then on a node that stays, then the one that reported the revision, then one that does not lead.
 func (p *planner) source() (memberView, bool) {
 	var best *memberView
 	var failed *v1alpha1.EtcdSnapshot // the attempt before
@@ -376,7 +375,10 @@ func (p *planner) source() (memberView, bool) {
 				n += 2
 			}
 			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" || p.hadNoRoom(m.Spec.Node) {
-				n -= 8 // the disk of its node may be full
+				n -= 16 // the disk of its node may be full
+			}
+			if p.isSilent(m.Spec.Node) {
+				n -= 8
 			}
 			if !m.leads() {
 				n++

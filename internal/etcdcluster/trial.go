@@ -2,10 +2,12 @@ package etcdcluster
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
@@ -16,6 +18,49 @@ import (
 
 // trialLimit is how long a node has to answer. Nodes of a former version do not answer at all.
 const trialLimit = 30 * time.Second
+
+// askings are since when a coordinator has seen that the nodes of a trial are asked, by its own clock: that of the API server, which stamps the trial,
+// may differ. They are kept in memory only. The next coordinator gives every node its whole time again.
+type askings struct {
+	trial types.UID
+	since map[string]time.Time
+}
+
+// saw notes who is asked, and returns since when. Without a trial nobody is.
+func (a *askings) saw(trial *v1alpha1.EtcdSnapshot, now time.Time) map[string]time.Time {
+	if trial == nil {
+		*a = askings{}
+		return nil
+	}
+	if a.since == nil || a.trial != trial.UID {
+		*a = askings{trial: trial.UID, since: map[string]time.Time{}}
+	}
+	for _, node := range trial.Spec.Nodes {
+		if _, known := a.since[node]; !known {
+			a.since[node] = now
+		}
+	}
+	return maps.Clone(a.since)
+}
+
+// trial returns the trial of the stop that is under way; nil if there is none.
+func (w World) trial() *v1alpha1.EtcdSnapshot {
+	if w.Cluster == nil || w.Cluster.Status.Stop == nil {
+		return nil
+	}
+	for _, s := range w.Snapshots {
+		if s.Name == w.Cluster.Status.Stop.Trial {
+			return s
+		}
+	}
+	return nil
+}
+
+// late returns whether a node was asked and had its time to answer.
+func (w World) late(node string) bool {
+	since, asked := w.Asked[node]
+	return asked && w.Now.Sub(since) > trialLimit
+}
 
 // needsTrial returns whether clients are served that the stop is about to keep out for the time that its copies take.
 func (p *planner) needsTrial() bool {
@@ -52,7 +97,7 @@ func (p *planner) try() bool {
 	switch {
 	case len(room) >= need && p.sourceHasRoom(trial):
 		return true
-	case len(trial.Status.Copies) == 0 && p.Now.Sub(trial.CreationTimestamp.Time) > trialLimit:
+	case len(trial.Status.Copies) == 0 && !slices.ContainsFunc(trial.Spec.Nodes, func(node string) bool { return !p.late(node) }):
 		return true // no node knows what a trial is
 	case p.fails(trial, from.Spec.Node) || len(room) < need && !p.moreToTry(trial, room):
 		p.pauseAtMost(trialMost, fmt.Sprintf("%d nodes must have room for a copy of the snapshot, among them the node of a healthy member, and %d have it%s.",
@@ -106,17 +151,30 @@ func (p *planner) trialTargets(trial *v1alpha1.EtcdSnapshot, from memberView) []
 	return targets
 }
 
-// recordSilence counts nodes that did not answer as without room, if others answered.
+// recordSilence counts nodes that did not answer in time as without room, if others answered. Until they answer they are asked last, also by later
+// trials of the same stop: else each of those would wait for them again.
 func (p *planner) recordSilence(trial *v1alpha1.EtcdSnapshot) {
-	if len(trial.Status.Copies) == 0 || p.Now.Sub(trial.CreationTimestamp.Time) <= trialLimit {
-		return
-	}
+	stop := p.status.Stop
 	for _, node := range trial.Spec.Nodes {
-		answered := slices.ContainsFunc(trial.Status.Copies, func(c v1alpha1.EtcdSnapshotCopy) bool { return c.Node == node })
-		if !answered && !p.fails(trial, node) {
-			p.status.Stop.CopyFailures = append(p.status.Stop.CopyFailures, v1alpha1.EtcdSnapshotCopy{Node: node, Error: "it did not answer for " + trialLimit.String()})
+		c, _ := trial.Copy(node)
+		switch {
+		case c.Node != "":
+			stop.Silent = slices.DeleteFunc(stop.Silent, func(silent string) bool { return silent == node })
+		case len(trial.Status.Copies) > 0 && p.late(node) && !p.fails(trial, node):
+			stop.CopyFailures = append(stop.CopyFailures, v1alpha1.EtcdSnapshotCopy{Node: node, Error: "it did not answer for " + trialLimit.String()})
+			if !p.isSilent(node) {
+				stop.Silent = append(stop.Silent, node)
+			}
 		}
 	}
+	if len(stop.Silent) == 0 {
+		stop.Silent = nil
+	}
+}
+
+// isSilent returns whether a node did not answer when the stop that is under way asked it for room.
+func (p *planner) isSilent(node string) bool {
+	return p.status.Stop != nil && slices.Contains(p.status.Stop.Silent, node)
 }
 
 // withRoom returns the nodes that have room for a copy and may keep one.

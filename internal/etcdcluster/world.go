@@ -29,6 +29,8 @@ type World struct {
 	Load map[string]int
 	// View is what the members reported.
 	View etcd.View
+	// Asked is since when the nodes of the stop's trial are asked whether they have room, as this coordinator has seen it.
+	Asked map[string]time.Time
 	// Failed has the error of the last attempt of actions that failed.
 	Failed map[Do]string
 }

@@ -56,19 +56,14 @@ type Peer struct {
 	Learner bool
 }
 
-// PeerOf finds a member in etcd's list: by the ID that it reported, since its URL changes when its node gets another address, or by the URL
-// with which it was added.
+// PeerOf finds a member in etcd's list: by the ID that it reported, since its URL changes when its node gets another address. Only one that has not
+// reported its ID yet is found by the URL with which it was added: where a removed member listened another one may listen now.
 func PeerOf(list []Peer, m *v1alpha1.EtcdMember) (Peer, bool) {
 	if m.Status.PeerURL == "" {
 		return Peer{}, false
 	}
 	for _, p := range list {
-		if m.Status.ID != "" && HexID(p.ID) == m.Status.ID {
-			return p, true
-		}
-	}
-	for _, p := range list {
-		if p.PeerURL == m.Status.PeerURL {
+		if m.Status.ID == "" && p.PeerURL == m.Status.PeerURL || m.Status.ID != "" && HexID(p.ID) == m.Status.ID {
 			return p, true
 		}
 	}

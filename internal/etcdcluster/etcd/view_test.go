@@ -51,6 +51,26 @@ func TestHealthyVotersAreCountedWithoutTheOneThatLeaves(t *testing.T) {
 	}
 }
 
+func TestAMemberIsFoundByItsIDOnceThatIsKnown(t *testing.T) {
+	list := []Peer{{ID: 0xa1, PeerURL: "https://a"}, {ID: 0xb2, PeerURL: "https://b"}}
+	for _, c := range []struct {
+		name, id, url string
+		want          uint64
+	}{
+		{"by its ID", "a1", "https://a", 0xa1},
+		{"at another address", "a1", "https://c", 0xa1},
+		{"at the address of another one", "a1", "https://b", 0xa1},
+		{"before it has reported its ID", "", "https://b", 0xb2},
+		{"not at all, if it was removed and another one listens there", "ff", "https://b", 0},
+		{"not at all, if it has no address", "a1", "", 0},
+	} {
+		m := &v1alpha1.EtcdMember{Status: v1alpha1.EtcdMemberStatus{ID: c.id, PeerURL: c.url}}
+		if p, found := PeerOf(list, m); p.ID != c.want || found != (c.want != 0) {
+			t.Errorf("%s: %x, %t", c.name, p.ID, found)
+		}
+	}
+}
+
 func TestQuorum(t *testing.T) {
 	for voters, want := range map[int]int{1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 7: 4} {
 		if got := Quorum(voters); got != want {

@@ -135,6 +135,7 @@ type machine struct {
 	host   *host.Host
 	node   *node.Node
 	peers  net.Listener
+	listen func(net.Listener) net.Listener // what is between the node and those that connect to it; nil if nothing
 	cancel context.CancelFunc
 	ended  chan error
 }
@@ -158,7 +159,7 @@ func (y *yard) machine(name string, changes ...func(*machine)) *machine {
 	m.etcds = host.Options{
 		Node: name, Exe: exe, Dir: dir.Etcd(), Snapshots: dir.EtcdSnapshots(), Address: "127.0.0.1", Ports: ports,
 		Files:   peer.Files{Cert: dir.TLSCert(), Key: dir.TLSKey(), CA: dir.CA()},
-		Metrics: host.NewMetrics(registry, name), Log: log.With("node", name),
+		Metrics: host.NewMetrics(registry, name), Log: log.With("node", name), ReachLimit: patience, // a machine that is busy with other tests answers late
 	}
 	for _, change := range changes {
 		change(m)
@@ -185,6 +186,9 @@ func (m *machine) start() {
 	m.yard.must(err)
 	m.peers, err = net.Listen("tcp", "127.0.0.1:0")
 	m.yard.must(err)
+	if m.listen != nil {
+		m.peers = m.listen(m.peers)
+	}
 	m.opts.Address = m.peers.Addr().String()
 	m.opts.Runtimes = []node.Hosted{m.host.Data(), m.host.Members()}
 	m.opts.Peers = node.Peers{Listener: m.peers, Files: m.etcds.Files, Services: []peer.Service{m.host.Service()}}

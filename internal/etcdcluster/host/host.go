@@ -59,6 +59,8 @@ type Options struct {
 	MemberLogLevel string
 	// ReceivedEvery is how often a copy on its way reports how much of it has arrived; zero is receivedEvery.
 	ReceivedEvery time.Duration
+	// ReachLimit is how long another node has to answer in a trial; zero is reachLimit.
+	ReachLimit time.Duration
 }
 
 // Host is what a node has of etcd clusters: members and data at rest. Members keep running while the lease is in doubt, because raft

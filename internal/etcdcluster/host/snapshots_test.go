@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -104,21 +106,88 @@ func TestASnapshotIsCopiedAndHandedOn(t *testing.T) {
 	}
 }
 
-func TestACopyOnItsWayTellsHowMuchHasArrived(t *testing.T) {
-	y := newYard(t)
-	n1, n2 := y.machine("n1"), y.machine("n2", func(m *machine) { m.etcds.ReceivedEvery = time.Nanosecond })
-	cli := y.client(y.filled("c-1", n1))
+// sluice lets so many bytes out of each connection, and the rest once it is opened.
+type sluice struct {
+	net.Listener
+	bytes int
+	open  chan struct{}
+}
+
+func (s sluice) Accept() (net.Conn, error) {
+	conn, err := s.Listener.Accept()
+	return &sluiceConn{Conn: conn, of: s}, err
+}
+
+type sluiceConn struct {
+	net.Conn
+	of   sluice
+	sent int // TLS writes one record at a time
+}
+
+func (c *sluiceConn) Write(p []byte) (int, error) {
+	if c.sent += len(p); c.sent > c.of.bytes {
+		<-c.of.open
+	}
+	return c.Conn.Write(p)
+}
+
+// heldBack are two nodes, the first with a large member, of whose snapshots only a part reaches the second until release is called.
+func (y *yard) heldBack(member string) (n1, n2 *machine, release func()) {
+	y.t.Helper()
+	open := make(chan struct{})
+	release = sync.OnceFunc(func() { close(open) })
+	n1 = y.machine("n1", func(m *machine) {
+		m.listen = func(l net.Listener) net.Listener { return sluice{Listener: l, bytes: 8 << 20, open: open} }
+	})
+	n2 = y.machine("n2", func(m *machine) { m.etcds.ReceivedEvery = time.Nanosecond })
+	y.t.Cleanup(release) // before n1 ends, which waits for what it sends
+	cli := y.client(y.filled(member, n1))
 	for i := range 48 {
-		_, err := cli.Put(soon(t), fmt.Sprintf("large-%d", i), strings.Repeat("v", 1<<20))
+		_, err := cli.Put(soon(y.t), fmt.Sprintf("large-%d", i), strings.Repeat("v", 1<<20))
 		y.must(err)
 	}
-	s := y.snapshot("s-1", "c-1", 0, n1, n2)
-	y.awaitSnapshot(s, "on its way", func(s *v1alpha1.EtcdSnapshot) bool {
-		c, verified := s.Copy(n2.name)
+	return n1, n2, release
+}
+
+// onItsWay says that a part of a copy has arrived on a node.
+func onItsWay(to *machine) func(*v1alpha1.EtcdSnapshot) bool {
+	return func(s *v1alpha1.EtcdSnapshot) bool {
+		c, verified := s.Copy(to.name)
 		return !verified && c.Received > 0 && c.Received < s.Status.Facts.Size && c.Error == ""
-	})
+	}
+}
+
+func TestACopyOnItsWayTellsHowMuchHasArrived(t *testing.T) {
+	y := newYard(t)
+	n1, n2, release := y.heldBack("c-1")
+	s := y.snapshot("s-1", "c-1", 0, n1, n2)
+	y.awaitSnapshot(s, "on its way", onItsWay(n2))
+	release()
 	if c, _ := y.awaitSnapshot(s, "kept by both", kept(n1, n2)).Copy(n2.name); c.Received != 0 {
 		t.Errorf("a whole copy is %+v", c)
+	}
+}
+
+// As many copies as a node makes at a time may take long. The coordinator does not wait that long for an answer.
+func TestATrialDoesNotWaitForCopiesOnTheirWay(t *testing.T) {
+	y := newYard(t)
+	n1, n2, _ := y.heldBack("c-1")
+	copies := []*v1alpha1.EtcdSnapshot{y.snapshot("s-1", "c-1", 0, n1, n2), y.snapshot("s-2", "c-1", 0, n1, n2)}
+	for _, s := range copies {
+		y.awaitSnapshot(s, "on its way", onItsWay(n2))
+	}
+	trial := &v1alpha1.EtcdSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: y.namespace, Name: "t-1"}}
+	trial.Spec = v1alpha1.EtcdSnapshotSpec{Cluster: "c", ClusterUID: y.uid, MemberNode: n1.name, TrialBytes: 1 << 20, Nodes: []string{n2.name}}
+	y.must(y.admin.Create(soon(t), trial))
+	y.awaitSnapshot(trial, "answered", func(s *v1alpha1.EtcdSnapshot) bool {
+		c, _ := s.Copy(n2.name)
+		return c.Room != nil
+	})
+	for _, s := range copies {
+		y.must(y.admin.Get(soon(t), client.ObjectKeyFromObject(s), s))
+		if !onItsWay(n2)(s) {
+			t.Errorf("it was answered when copy %s had ended: %+v", s.Name, s.Status.Copies)
+		}
 	}
 }
 
@@ -237,7 +306,7 @@ func TestANodeSaysWhetherItHasRoomForACopy(t *testing.T) {
 	if room, why := answer(s, n3); room || why == "" {
 		t.Errorf("a node whose directory is a file has room: %t, %s", room, why)
 	}
-	if room, why := answer(trial("t-2", 1<<60, n1.name), n2); room || !strings.Contains(why, "reserve 1152921504606846976 bytes") {
+	if room, why := answer(trial("t-2", 1<<60, n1.name), n2); room || !strings.Contains(why, "1099511627776 MiB for the copy") {
 		t.Errorf("a node has room for 1 EiB: %t, %s", room, why)
 	}
 	if room, why := answer(trial("t-3", 1<<20, "absent"), n2); room || !strings.Contains(why, "node absent does not answer") {

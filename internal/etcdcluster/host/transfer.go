@@ -29,7 +29,7 @@ const (
 	aliveEvery = 5 * time.Second
 	// receivedEvery is how often a copy on its way reports how much has arrived.
 	receivedEvery = 5 * time.Second
-	// reachLimit is how long a node has to answer another one.
+	// reachLimit is how long a node has to answer another one in a trial. The answer to the coordinator is final.
 	reachLimit = 10 * time.Second
 	// sendsAtOnce bounds the copies that a node sends at a time.
 	sendsAtOnce = 4
@@ -139,7 +139,7 @@ func (r *epochRun) dial(ctx context.Context, name string) (*grpc.ClientConn, err
 
 // reach finds out whether a copy could be fetched from a node. It asks for one that does not exist.
 func (r *epochRun) reach(ctx context.Context, name string, s *v1alpha1.EtcdSnapshot) error {
-	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.opts.ReachLimit, reachLimit))
 	defer cancel()
 	conn, err := r.dial(ctx, name)
 	if err != nil {

@@ -6,3 +6,6 @@ func HoldKeys(n int) (undo func()) {
 	keysPerPass = n
 	return func() { keysPerPass = was }
 }
+
+// CheckRoom compares the size of a snapshot with the bytes that are free for it.
+var CheckRoom = checkRoom

@@ -89,7 +89,18 @@ func (s Store) tidy(dir string) {
 	}
 }
 
-// Reserve finds out whether there is room for a snapshot of a size, and for its file. Nothing of it stays.
+// ErrNoRoom: the file system has too little room left for a snapshot.
+var ErrNoRoom = errors.New("too little room")
+
+// What has to be free besides a snapshot: what else is on the disk, logs of etcd above all, grows while the snapshot is written, and so does the database
+// until it is taken.
+const (
+	spareLeast = 256 << 20
+	spareShare = 10 // a tenth of the snapshot
+)
+
+// Reserve finds out whether there is room for a snapshot of a size, and for its file. Nothing of it stays. It reserves room only where some is left
+// besides: for a moment others on the same disk have only that.
 func (s Store) Reserve(k Key, size int64) (err error) {
 	temp, err := s.Temp(k)
 	if err != nil {
@@ -101,29 +112,43 @@ func (s Store) Reserve(k Key, size int64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	free, err := freeBytes(f)
+	if err != nil {
+		return err
+	}
+	if err := checkRoom(s.Root, free, size); err != nil {
+		return err
+	}
 	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
 		err = syscall.Fallocate(int(f.Fd()), 0, 0, size)
 	}
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
-		return fits(f, size)
+		_, err = f.Write([]byte{0}) // the file system cannot reserve room, and can be written
 	}
 	if err != nil {
-		return fmt.Errorf("reserve %d bytes: %w", size, err)
+		return fmt.Errorf("reserve %d MiB in %s, where %d MiB are free: %w", mebibytes(size), s.Root, free>>20, err)
 	}
 	return nil
 }
 
-// fits compares a size with what a file system has left that cannot reserve room.
-func fits(f *os.File, size int64) error {
+// checkRoom compares the size of a snapshot with the bytes that are free for it.
+func checkRoom(dir string, free, size int64) error {
+	if spare := max(spareLeast, size/spareShare); free-spare < size {
+		return fmt.Errorf("%w in %s: %d MiB are free, and %d MiB are needed (%d MiB for the copy, %d MiB to spare)",
+			ErrNoRoom, dir, free>>20, mebibytes(size+spare), mebibytes(size), mebibytes(spare))
+	}
+	return nil
+}
+
+func mebibytes(n int64) int64 { return (n + 1<<20 - 1) >> 20 }
+
+// freeBytes returns how much room the file system of a file has left for this process.
+func freeBytes(f *os.File) (int64, error) {
 	var fs syscall.Statfs_t
 	if err := syscall.Fstatfs(int(f.Fd()), &fs); err != nil {
-		return err
+		return 0, fmt.Errorf("free room of %s: %w", f.Name(), err)
 	}
-	if free := int64(fs.Bavail) * fs.Bsize; free < size {
-		return fmt.Errorf("reserve %d bytes: %w: %d are free", size, syscall.ENOSPC, free)
-	}
-	_, err := f.Write([]byte{0}) // it can be written at all
-	return err
+	return int64(fs.Bavail) * fs.Bsize, nil
 }
 
 // Keep renames a verified temporary file to the snapshot's name.

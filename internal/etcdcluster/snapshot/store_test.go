@@ -36,11 +36,38 @@ func TestRoomIsReservedAndGivenBack(t *testing.T) {
 	s := snapshot.Store{Root: t.TempDir()}
 	k := snapshot.Key{Dir: "d", ClusterUID: "u", Name: "n"}
 	must(t, s.Reserve(k, 1<<20))
-	if err := s.Reserve(k, 1<<60); err == nil {
-		t.Error("there is room for 1 EiB")
+	if err := s.Reserve(k, 1<<60); !errors.Is(err, snapshot.ErrNoRoom) { // the file system was not even asked to reserve it
+		t.Errorf("1 EiB: %v", err)
 	}
 	if left, err := os.ReadDir(s.Root); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// A trial must not fill the disk that it looks at: logs of etcd may be on it.
+func TestRoomIsReservedOnlyIfSomeIsLeftBesides(t *testing.T) {
+	const mib = 1 << 20
+	for _, c := range []struct {
+		name       string
+		free, size int64
+		says       string // empty if there is room
+	}{
+		{"plenty", 1000 * mib, 10 * mib, ""},
+		{"just enough", 266 * mib, 10 * mib, ""},
+		{"one byte too few", 266*mib - 1, 10 * mib, "too little room in /snapshots: 265 MiB are free, and 266 MiB are needed (10 MiB for the copy, 256 MiB to spare)"},
+		{"it would fit and leave nothing", 100 * mib, 100 * mib, "too little room in /snapshots: 100 MiB are free, and 356 MiB are needed (100 MiB for the copy, 256 MiB to spare)"},
+		{"a large one leaves a tenth of it", 10500 * mib, 10000 * mib, "too little room in /snapshots: 10500 MiB are free, and 11000 MiB are needed (10000 MiB for the copy, 1000 MiB to spare)"},
+		{"more than any disk has", 100 * mib, 1 << 62, "too little room in /snapshots: 100 MiB are free, and 4837851162215 MiB are needed (4398046511104 MiB for the copy, 439804651111 MiB to spare)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := snapshot.CheckRoom("/snapshots", c.free, c.size)
+			switch {
+			case c.says == "" && err != nil:
+				t.Errorf("%v", err)
+			case c.says != "" && (!errors.Is(err, snapshot.ErrNoRoom) || err.Error() != c.says):
+				t.Errorf("%v, want %s", err, c.says)
+			}
+		})
 	}
 }
 
