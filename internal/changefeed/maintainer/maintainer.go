@@ -43,6 +43,8 @@ type Maintainer struct {
 	keyed        map[stream.Table][]stream.Table // of each table that foreign keys join with others, all of them
 	counter      int64
 	bootstrapped map[string]int64 // nodes that have answered Bootstrap, and in which of their epochs
+	doubts       map[string]int   // how often each node was doubted to have only the dispatchers that are known
+	first        bool             // the first bootstrap of the placement is under way
 	busy         sync.WaitGroup
 	cancel       context.CancelFunc
 	gone         bool   // the object was deleted
@@ -54,6 +56,7 @@ type Maintainer struct {
 	failure      error                // why the changefeed cannot continue
 	slowest      string               // what keeps the checkpoint from advancing
 	shortSince   map[string]time.Time // nodes that report fewer dispatchers than were started there, since when
+	overSince    map[string]time.Time // nodes that report more dispatchers than can run there, since when
 	ddlDone      *stream.Position     // all DDL up to here is executed; nil if the changefeed carries no DDL
 	ddlDoneAt    time.Time
 	// missing are tables of the source that the sink lacks. Either DDL after missingFrom creates them, or they must be created by
@@ -104,6 +107,7 @@ type table struct {
 func New(o Options, cf *v1alpha1.Changefeed) *Maintainer {
 	key := KeyOf(cf)
 	m := &Maintainer{Worker: worker.New[*v1alpha1.Changefeed](), opts: o, key: key, log: o.Log.With("changefeed", key.String())}
+	m.bootstrapped, m.doubts, m.shortSince, m.overSince = map[string]int64{}, map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
 	m.See(cf)
 	return m
 }
@@ -275,6 +279,7 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 		return
 	}
 	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped, m.failure = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}, nil
+	m.doubts, m.shortSince, m.overSince = map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
 	m.grouped, m.keyed = map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}
 	m.hopeless = map[string]hopelessSince{}
 	m.mu.Unlock()
