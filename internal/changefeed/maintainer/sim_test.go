@@ -301,8 +301,8 @@ func (c *simCluster) begin(epoch int64) *simMaintainer {
 		Log: slog.New(slog.DiscardHandler), Cluster: c, Nodes: c, Reports: c, Paused: func(time.Duration) {}, Epoch: &node.Epoch{Node: "m", Number: 1},
 	}, cf)}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
-	m.epoch, m.tables, m.missing = epoch, map[stream.Table]*table{}, map[stream.Table]bool{}
-	m.grouped, m.keyed, m.hopeless = map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}, map[string]hopelessSince{}
+	m.reset(epoch)
+	m.missing = map[stream.Table]bool{}
 	c.mu.Lock()
 	m.checkpoint = c.published
 	for t := range c.exists {
