@@ -508,7 +508,7 @@ func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at 
 		if time.Since(began) > problemExpiry {
 			m.setWait(fmt.Sprintf("waiting for table %s to reach the DDL at position %d", waiting, at))
 		}
-		sleep(ctx, blockedPoll)
+		sleep(ctx, pollAfter(time.Since(began)))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -518,8 +518,22 @@ func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at 
 	}
 }
 
-// blockedPoll is how often a node is asked whether a table has reached a DDL.
-const blockedPoll = 10 * time.Millisecond
+const (
+	// blockedPoll is how often a node is asked whether a table has reached a DDL.
+	blockedPoll = 10 * time.Millisecond
+	// blockedPollSlow is the same once that has taken longer than blockedPollFor: as often as nodes are asked anyway, because many
+	// changefeeds may wait at the same time.
+	blockedPollSlow = 200 * time.Millisecond
+	blockedPollFor  = time.Second
+)
+
+// pollAfter is how soon a node is asked again after so long a wait.
+func pollAfter(waited time.Duration) time.Duration {
+	if waited > blockedPollFor {
+		return blockedPollSlow
+	}
+	return blockedPoll
+}
 
 // unblocked is a table among some that is not reported to have reached the DDL at a position, and its node; empty if all are. A report
 // counts only if it is about this DDL, and was made after the table's dispatcher was started: an earlier table of the same name may
