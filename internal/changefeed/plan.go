@@ -50,17 +50,22 @@ func Place(w World) []*v1alpha1.Changefeed {
 		changed := cf.DeepCopy()
 		since := metav1.NewMicroTime(w.Now)
 		next.Since = &since
-		changed.Status.Placement = next
-		changed.Status.State = stateOf(cf, *next)
-		if f := changed.Status.Filter; f != nil && next.Phase == v1alpha1.PlacementStopping {
-			f.Stopped = true
-		}
+		decide(&changed.Status, next, stateOf(cf, *next))
 		plan = append(plan, changed)
 	}
 	if len(plan) == 0 && w.Slot == nil && w.Settled {
 		plan = w.balance(feeds, loads)
 	}
 	return plan
+}
+
+// decide puts the decision of a plan into a status. A changefeed that is stopped takes up its filter, skips and start again when it runs the
+// next time.
+func decide(s *v1alpha1.ChangefeedStatus, p *v1alpha1.ChangefeedPlacement, state v1alpha1.ChangefeedState) {
+	s.Placement, s.State = p, state
+	if s.Filter != nil && p.Phase == v1alpha1.PlacementStopping {
+		s.Filter.Stopped = true
+	}
 }
 
 // loads counts maintainers by node, for the nodes that may get more.
