@@ -135,7 +135,7 @@ func (c *Controller) write(ctx context.Context, w World, planned *v1alpha1.Chang
 			newest.Status.State != w.Changefeeds[i].Status.State {
 			return false
 		}
-		newest.Status.Placement, newest.Status.State = planned.Status.Placement, planned.Status.State
+		decide(&newest.Status, planned.Status.Placement, planned.Status.State)
 		return true
 	})
 	if err == nil {

@@ -50,17 +50,22 @@ func Place(w World) []*v1alpha1.Changefeed {
 		changed := cf.DeepCopy()
 		since := metav1.NewMicroTime(w.Now)
 		next.Since = &since
-		changed.Status.Placement = next
-		changed.Status.State = stateOf(cf, *next)
-		if f := changed.Status.Filter; f != nil && next.Phase == v1alpha1.PlacementStopping {
-			f.Stopped = true
-		}
+		decide(&changed.Status, next, stateOf(cf, *next))
 		plan = append(plan, changed)
 	}
 	if len(plan) == 0 && w.Slot == nil && w.Settled {
 		plan = w.balance(feeds, loads)
 	}
 	return plan
+}
+
+// decide puts the decision of a plan into a status. A changefeed that is stopped takes up its filter, skips and start again when it runs the
+// next time.
+func decide(s *v1alpha1.ChangefeedStatus, p *v1alpha1.ChangefeedPlacement, state v1alpha1.ChangefeedState) {
+	s.Placement, s.State = p, state
+	if s.Filter != nil && p.Phase == v1alpha1.PlacementStopping {
+		s.Filter.Stopped = true
+	}
 }
 
 // loads counts maintainers by node, for the nodes that may get more.
@@ -172,7 +177,8 @@ func (w World) gone(o *v1alpha1.PlacementOrigin) bool {
 // MayBegin reports whether the maintainer of a placement may begin: the one before it does not run any more.
 func (w World) MayBegin(p v1alpha1.ChangefeedPlacement) bool { return p.From == nil || w.gone(p.From) }
 
-// balance moves a maintainer from the most to the least loaded node, if that makes the loads more even.
+// balance moves a maintainer from the most to the least loaded node, if that makes the loads more even: the one that has been there for the
+// longest time, so that it is not the same one again and again, and none that has only just come to run there.
 func (w World) balance(feeds []*v1alpha1.Changefeed, loads map[string]int) []*v1alpha1.Changefeed {
 	low := maintainer.LeastLoaded(loads)
 	moving := 0
@@ -184,19 +190,31 @@ func (w World) balance(feeds []*v1alpha1.Changefeed, loads map[string]int) []*v1
 	if low == "" || moving >= balanceAtOnce {
 		return nil
 	}
+	var oldest *v1alpha1.Changefeed
 	for _, cf := range feeds {
 		p := cf.Placement()
-		if load, ok := loads[p.Node]; !ok || load < loads[low]+2 || !cf.Wanted() || load < most(loads) {
-			continue
+		load, ok := loads[p.Node]
+		if ok && load >= loads[low]+2 && cf.Wanted() && load == most(loads) && (oldest == nil || placedAt(cf).Before(placedAt(oldest))) {
+			oldest = cf
 		}
-		changed := cf.DeepCopy()
-		since := metav1.NewMicroTime(w.Now)
-		changed.Status.Placement = w.place(p, loads)
-		changed.Status.Placement.Since = &since
-		changed.Status.State = v1alpha1.ChangefeedMoving
-		return []*v1alpha1.Changefeed{changed}
 	}
-	return nil
+	if oldest == nil || w.Now.Sub(placedAt(oldest)) < w.BalanceAfter() {
+		return nil
+	}
+	changed := oldest.DeepCopy()
+	since := metav1.NewMicroTime(w.Now)
+	changed.Status.Placement = w.place(oldest.Placement(), loads)
+	changed.Status.Placement.Since = &since
+	changed.Status.State = v1alpha1.ChangefeedMoving
+	return []*v1alpha1.Changefeed{changed}
+}
+
+// placedAt is when the placement of a changefeed was last changed; zero if that is not known.
+func placedAt(cf *v1alpha1.Changefeed) time.Time {
+	if since := cf.Placement().Since; since != nil {
+		return since.Time
+	}
+	return time.Time{}
 }
 
 func most(loads map[string]int) int {

@@ -219,11 +219,34 @@ func TestNothingIsBalancedDuringADrainAndShortlyAfter(t *testing.T) {
 		{"a loaded node that is cordoned", many(3, "n1"), []wchange{cordoned("n1")}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			plan := changefeed.Place(world(c.feeds, c.w...))
+			plan := changefeed.Place(world(c.feeds, append(c.w, later(time.Minute))...))
 			if len(plan) != c.want {
 				t.Errorf("moved %v", describePlan(plan))
 			}
 		})
+	}
+}
+
+// Otherwise the first by name is moved whenever a node is the fullest, and never gets to work.
+func TestBalancingMovesWhatHasBeenThereForTheLongestTime(t *testing.T) {
+	since := func(ago time.Duration) fchange {
+		return func(cf *v1alpha1.Changefeed) {
+			at := metav1.NewMicroTime(now.Add(-ago))
+			cf.Status.Placement.Since = &at
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		feeds []*v1alpha1.Changefeed
+		want  []string
+	}{
+		{"the longest", feeds(feed("a", running("n1", 6), since(40*time.Second)), feed("b", running("n1", 1), since(time.Hour)), feed("c", running("n1", 1), since(time.Minute))), []string{"b: n2 2 Placing from n1 1 Moving"}},
+		{"all have just come", feeds(feed("a", running("n1", 6), since(time.Second)), feed("b", running("n1", 1), since(29*time.Second))), nil},
+		{"placed by an earlier version", feeds(feed("a", running("n1", 6), since(time.Hour)), feed("b", running("n1", 1), func(cf *v1alpha1.Changefeed) { cf.Status.Placement.Since = nil })), []string{"b: n2 2 Placing from n1 1 Moving"}},
+	} {
+		if diff := cmp.Diff(c.want, describePlan(changefeed.Place(world(c.feeds)))); diff != "" {
+			t.Errorf("%s: -want +got\n%s", c.name, diff)
+		}
 	}
 }
 
@@ -233,8 +256,9 @@ func TestBalancingMovesOneAtATimeAndEnds(t *testing.T) {
 		for i := range rapid.IntRange(0, 12).Draw(t, "changefeeds") {
 			list = append(list, feed(fmt.Sprintf("f%02d", i), running(rapid.SampledFrom([]string{"n1", "n2", "n3"}).Draw(t, "on"), 1)))
 		}
-		for range len(list) + 1 {
-			plan := changefeed.Place(world(list))
+		moved := map[string]bool{}
+		for round := range len(list) + 1 {
+			plan := changefeed.Place(world(list, later(time.Minute+time.Duration(round)*time.Second)))
 			if len(plan) == 0 {
 				load := map[string]int{"n1": 0, "n2": 0, "n3": 0}
 				for _, cf := range list {
@@ -248,6 +272,10 @@ func TestBalancingMovesOneAtATimeAndEnds(t *testing.T) {
 			if len(plan) != 1 || plan[0].Placement().From == nil {
 				t.Fatalf("at once: %v", describePlan(plan))
 			}
+			if moved[plan[0].Name] {
+				t.Fatalf("%s moves again", plan[0].Name)
+			}
+			moved[plan[0].Name] = true
 			if again := changefeed.Place(world(replaced(list, plan))); len(again) != 0 {
 				t.Fatalf("while %v is under way: %v", describePlan(plan), describePlan(again))
 			}

@@ -27,8 +27,9 @@ func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire
 	}
 	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, d := range s.host.engine.Dispatchers(key) {
+		since := uint64(d.Since)
 		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{
-			Table: wire.TableName(d.Table), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint), Members: wire.TableNames(d.Members), Watches: wire.TableNames(d.Watches),
+			Table: wire.TableName(d.Table), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint), Members: wire.TableNames(d.Members), Watches: wire.TableNames(d.Watches), Since: &since,
 		})
 	}
 	return reply, nil

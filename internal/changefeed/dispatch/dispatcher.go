@@ -490,5 +490,5 @@ func (d *dispatcher) status() Status {
 	at, _ := d.checkpoint()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return Status{Table: d.table, Members: d.members, Watches: d.watches, Epoch: d.epoch, State: d.state, Checkpoint: at, Err: d.problem()}
+	return Status{Table: d.table, Members: d.members, Watches: d.watches, Epoch: d.epoch, Since: d.since, State: d.state, Checkpoint: at, Err: d.problem()}
 }

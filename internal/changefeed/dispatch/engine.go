@@ -145,9 +145,11 @@ type placed struct {
 type Status struct {
 	Table stream.Table
 	// Members of its group of tables, if it writes one.
-	Members    []stream.Table
-	Watches    []stream.Table
-	Epoch      stream.Epoch
+	Members []stream.Table
+	Watches []stream.Table
+	Epoch   stream.Epoch
+	// Since is the position of the DDL that gave the table its name, as its maintainer knew it.
+	Since      stream.Position
 	State      State
 	Checkpoint stream.Position
 	Err        error

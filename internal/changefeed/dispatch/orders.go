@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -109,7 +110,11 @@ func (e *Engine) begin(key FeedKey, maintainer int64, c Config, orders []Order, 
 	return failed
 }
 
-// place finds or makes the dispatcher of a table. It replaces one of an older epoch that does not run.
+// replaceLimit bounds how long an order waits for what a dispatcher that it replaces is writing.
+const replaceLimit = 5 * time.Second
+
+// place finds or makes the dispatcher of a table. It stops and replaces one of an older epoch: its maintainer does not know of it, or has
+// started it with an order whose answer was lost.
 func (f *Feed) place(o Order) (*placed, error) {
 	for {
 		d, made, err := f.find(o)
@@ -124,11 +129,12 @@ func (f *Feed) place(o Order) (*placed, error) {
 			return d, nil
 		case c < 0:
 			return nil, fmt.Errorf("table %s: %w: this node has its dispatcher of epoch %v, which is newer than %v", o.Table, ErrOldMaintainer, d.epoch, o.Epoch)
-		case state == Running:
-			return nil, fmt.Errorf("table %s: its dispatcher of epoch %v still runs on this node and must be stopped first", o.Table, d.epoch)
 		}
-		if _, err := f.remove(f.ctx, d); err != nil {
-			return nil, err
+		ctx, cancel := context.WithTimeout(f.ctx, replaceLimit)
+		_, err = f.remove(ctx, d)
+		cancel()
+		if err != nil {
+			return nil, fmt.Errorf("table %s: its dispatcher of epoch %v on this node has not stopped yet: %w", o.Table, d.epoch, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package maintainer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -137,6 +138,8 @@ func (m *Maintainer) start(ctx context.Context, source stream.Source) (stream.Po
 
 // bootstrapNodes bootstraps every node whose lease is held. It waits until each has answered or lost its lease.
 func (m *Maintainer) bootstrapNodes(ctx context.Context) error {
+	m.setFirst(true)
+	defer m.setFirst(false)
 	for {
 		w, changed := m.opts.Cluster.View()
 		missing := m.bootstrapNewNodes(ctx, w)
@@ -154,33 +157,63 @@ func (m *Maintainer) bootstrapNodes(ctx context.Context) error {
 	}
 }
 
+func (m *Maintainer) setFirst(first bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.first = first
+}
+
+// doubt makes a node be bootstrapped again: it may have dispatchers that the maintainer does not know of. A bootstrap that is under way
+// does not count, because what it was told may be older. The caller holds the lock.
+func (m *Maintainer) doubt(name string) {
+	delete(m.bootstrapped, name)
+	m.doubts[name]++
+}
+
 // bootstrapNewNodes bootstraps, all at once, the nodes that have not been bootstrapped in their present epoch. It returns one that
-// has not answered, if any.
+// has not been afterwards, if any.
 func (m *Maintainer) bootstrapNewNodes(ctx context.Context, w View) (missing string) {
 	var wg sync.WaitGroup
-	for name, rec := range w.Leases {
-		m.mu.Lock()
-		done := m.bootstrapped[name] == rec.Epoch
-		m.mu.Unlock()
-		if !rec.Held() || done {
-			continue
-		}
+	for _, name := range m.unbootstrapped(w) {
 		wg.Go(func() {
-			if err := m.bootstrapNode(ctx, w, name, rec.Epoch); err != nil {
-				m.mu.Lock()
-				missing = name
-				m.mu.Unlock()
+			if err := m.bootstrapNode(ctx, w, name, w.Leases[name].Epoch); err != nil && ctx.Err() == nil {
+				m.log.Debug("could not bootstrap a node; retrying", "node", name, "error", err)
 			}
 		})
 	}
 	wg.Wait()
-	return missing
+	// Only now: the bootstrap of one node may have raised doubts about another.
+	if left := m.unbootstrapped(w); len(left) > 0 {
+		return left[0]
+	}
+	return ""
 }
 
-// bootstrapNode makes a node refuse orders of earlier maintainers, and takes over the dispatchers that run there.
+// unbootstrapped are the nodes whose lease is held and that have not been bootstrapped in their present epoch, sorted.
+func (m *Maintainer) unbootstrapped(w View) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []string
+	for name, rec := range w.Leases {
+		if rec.Held() && m.bootstrapped[name] != rec.Epoch {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// errUnsettled: what a node reported may be outdated, or could not be dealt with yet.
+var errUnsettled = errors.New("the node has to be bootstrapped again")
+
+// bootstrapNode makes a node refuse orders of earlier maintainers, takes over the dispatchers that run there, and stops those that must
+// not run. If it fails, the node stays unbootstrapped, and the next round tries again.
 func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
+	m.mu.Lock()
+	doubts := m.doubts[name]
+	m.mu.Unlock()
 	began := m.opts.Reports.Round()
 	reply, err := m.opts.Nodes.Bootstrap(ctx, w.Nodes[name], &wire.BootstrapRequest{Caller: m.caller(), Feed: m.feed()})
 	if err != nil {
@@ -189,51 +222,101 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 	if reply.NodeEpoch != epoch {
 		return fmt.Errorf("node %s answered in epoch %d, but its lease has epoch %d", name, reply.NodeEpoch, epoch)
 	}
-	var stray []*wire.TableOrder
 	m.mu.Lock()
+	stray, busy := m.takeOver(name, reply.Dispatchers, began)
+	m.mu.Unlock()
+	if err := m.stopStray(ctx, w, name, stray); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if busy || m.doubts[name] != doubts {
+		return errUnsettled
+	}
+	m.bootstrapped[name] = epoch
+	return nil
+}
+
+// takeOver takes over the dispatchers that a node has reported, and returns those that it must stop: prepared for a move that was
+// abandoned, failed, of a table that is not replicated any more, or of an earlier table of the same name. An order about one of the tables
+// may be unanswered; what the node has of it is decided then. The caller holds the lock.
+func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64) (stray []*wire.TableOrder, busy bool) {
 	here := map[stream.Table]bool{}
-	for _, d := range reply.Dispatchers {
+	for _, d := range list {
 		id, ok := wire.ParseTable(d.Table)
 		t := m.tables[id]
 		if t != nil && !(slices.Equal(wire.TableNames(t.members), d.Members) && slices.Equal(wire.TableNames(t.watches), d.Watches)) ||
 			t == nil && (len(d.Members) > 0 || len(d.Watches) > 0 || m.known(id)) {
 			ok = false // other tables were joined by foreign keys
 		}
-		if t == nil && ok && m.ddlDone != nil && dispatch.State(d.State) == dispatch.Running {
-			// The source has dropped or renamed it since. Its changes before that must still be written.
-			t = &table{floor: m.checkpoint}
-			m.tables[id] = t
-		}
 		if t != nil && t.phase == TableBusy {
-			continue // an order about it has not been answered
+			busy = true
+			continue
 		}
-		if t != nil && t.phase == TableRunning && t.node == name && t.epoch == wire.ParseEpoch(d.Epoch) && dispatch.State(d.State) == dispatch.Prepared {
+		epoch := wire.ParseEpoch(d.Epoch)
+		started := t != nil && t.phase == TableRunning && t.node == name && t.epoch == epoch
+		if started && dispatch.State(d.State) == dispatch.Prepared {
 			here[id] = true // it was started after the node had made its reply
 			continue
 		}
+		ok = ok && (started || m.current(t, d))
+		if t == nil && ok && m.first && m.ddlDone != nil && dispatch.State(d.State) == dispatch.Running {
+			// The source has dropped or renamed it since. Its changes before that must still be written. Later on, a table that is not known
+			// is one that DDL has ended while the node was away.
+			t = &table{floor: m.checkpoint}
+			m.tables[id] = t
+		}
+		elsewhere := t != nil && t.phase == TableRunning && t.node != name
 		// A dispatcher that has written what the sink has lost would leave a gap.
-		newer := m.wentBack || t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(wire.ParseEpoch(d.Epoch)) > 0
+		newer := m.wentBack || elsewhere && t.epoch.Compare(epoch) >= 0
 		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
 			stray = append(stray, &wire.TableOrder{Table: d.Table, Epoch: d.Epoch})
 			continue
 		}
+		if elsewhere {
+			m.doubt(t.node) // it has an older dispatcher, which its next bootstrap stops
+		}
 		here[id] = true
 		t.stoppedAt = time.Time{} // if it was being moved, the length of the pause is not known
-		t.phase, t.node, t.epoch, t.floor = TableRunning, name, wire.ParseEpoch(d.Epoch), max(t.floor, stream.Position(d.Checkpoint))
+		t.phase, t.node, t.epoch, t.floor = TableRunning, name, epoch, max(t.floor, stream.Position(d.Checkpoint))
 	}
 	for id, t := range m.tables {
 		if t.phase == TableRunning && t.node == name && !here[id] && (began == 0 || t.since < began) {
 			t.phase = TableAbsent // the node lost it; its reply cannot include what was started after began
 		}
 	}
-	m.mu.Unlock()
-	if len(stray) > 0 { // prepared for a move that was abandoned, failed, or of a table that is not replicated any more
-		if _, err := m.opts.Nodes.Order(ctx, w.Nodes[name], m.order(wire.Do_DO_STOP, stray)); err != nil {
-			return err
+	return stray, busy
+}
+
+// current reports whether a dispatcher may be that of a table as it is now, and not of an earlier one of the same name: it was started with
+// the position of the DDL that made the table, where both are known, and it is not behind the checkpoint or that DDL. One that has been
+// left behind waits for DDL that was executed without it, and would wait forever. t is nil if the table is not known. The caller holds the
+// lock.
+func (m *Maintainer) current(t *table, d *wire.Dispatcher) bool {
+	least := m.checkpoint
+	if t != nil && t.from > 0 {
+		least = max(least, t.from-1) // CREATE TABLE ... SELECT has rows at the same position
+		if d.Since != nil && stream.Position(*d.Since) != t.from {
+			return false
 		}
 	}
-	m.mu.Lock()
-	m.bootstrapped[name] = epoch
-	m.mu.Unlock()
+	return stream.Position(d.Checkpoint) >= least
+}
+
+// stopStray stops dispatchers that must not run. It returns an error unless all of them have stopped.
+func (m *Maintainer) stopStray(ctx context.Context, w View, name string, stray []*wire.TableOrder) error {
+	if len(stray) == 0 {
+		return nil
+	}
+	reply, err := m.opts.Nodes.Order(ctx, w.Nodes[name], m.order(wire.Do_DO_STOP, stray))
+	if err != nil {
+		return err
+	}
+	for _, result := range reply.Results {
+		if result.Error != "" {
+			m.setProblem(fmt.Sprintf("node %s: %s", name, result.Error))
+			return fmt.Errorf("node %s: %s: %w", name, result.Error, errUnsettled)
+		}
+	}
 	return nil
 }

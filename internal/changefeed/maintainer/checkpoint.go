@@ -53,6 +53,7 @@ func (m *Maintainer) advance() {
 		}
 		m.noteHopeless("node "+name, fmt.Sprintf("node %s: %s", name, r.Error), r.Hopeless, r.Round)
 	}
+	m.noteSurplus(reports)
 	for name, t := range m.tables {
 		if lost[name] && t.phase == TableRunning && reports[t.node].Round > t.since {
 			t.phase = TableAbsent
@@ -81,13 +82,10 @@ func (m *Maintainer) advance() {
 	for name, n := range expected {
 		r := reports[name]
 		if r.Running < n {
-			if m.shortSince == nil {
-				m.shortSince = map[string]time.Time{}
-			}
 			if since, ok := m.shortSince[name]; !ok {
 				m.shortSince[name] = time.Now()
 			} else if time.Since(since) > problemExpiry {
-				delete(m.bootstrapped, name) // it has lost some; bootstrapping it again shows which
+				m.doubt(name) // it has lost some; bootstrapping it again shows which
 				delete(m.shortSince, name)
 			}
 			m.slowest = fmt.Sprintf("node %s reports %s running, but %d were started there", name, plural(int(r.Running), "dispatcher"), n)
@@ -110,6 +108,33 @@ func (m *Maintainer) advance() {
 	m.checkpoint, m.at = low, at
 	for _, t := range m.tables {
 		t.floor = max(t.floor, low)
+	}
+}
+
+// noteSurplus bootstraps a node again that has reported for a while more dispatchers than it can have been ordered to have. One that nobody
+// knows of keeps the node's checkpoint from advancing, or hides that another is missing. The caller holds the lock.
+func (m *Maintainer) noteSurplus(reports map[string]Report) {
+	most := map[string]int64{}
+	for _, t := range m.tables {
+		if t.phase != TableAbsent {
+			most[t.node]++
+		}
+		if t.phase == TableBusy && t.to != t.node {
+			most[t.to]++
+		}
+	}
+	for name, r := range reports {
+		since, over := m.overSince[name]
+		switch {
+		case r.FeedReport == nil || r.Dispatchers <= most[name] || m.bootstrapped[name] == 0:
+			delete(m.overSince, name)
+		case !over:
+			m.overSince[name] = time.Now()
+		case time.Since(since) > problemExpiry:
+			m.log.Warn("the node reports more dispatchers than were started there; bootstrapping it again", "node", name, "reported", r.Dispatchers, "started", most[name])
+			delete(m.overSince, name)
+			m.doubt(name)
+		}
 	}
 }
 

@@ -41,8 +41,11 @@ type Maintainer struct {
 	tables       map[stream.Table]*table
 	grouped      map[stream.Table]stream.Table   // of each table in a group, the one that stands for the group in tables
 	keyed        map[stream.Table][]stream.Table // of each table that foreign keys join with others, all of them
-	counter      int64
-	bootstrapped map[string]int64 // nodes that have answered Bootstrap, and in which of their epochs
+	counter      int64                           // of the epochs that dispatchers were given in a placement
+	countedFor   int64                           // that placement: the next attempt in it must not give an epoch again
+	bootstrapped map[string]int64                // nodes that have answered Bootstrap, and in which of their epochs
+	doubts       map[string]int                  // how often each node was doubted to have only the dispatchers that are known
+	first        bool                            // the first bootstrap of the placement is under way
 	busy         sync.WaitGroup
 	cancel       context.CancelFunc
 	gone         bool   // the object was deleted
@@ -54,6 +57,7 @@ type Maintainer struct {
 	failure      error                // why the changefeed cannot continue
 	slowest      string               // what keeps the checkpoint from advancing
 	shortSince   map[string]time.Time // nodes that report fewer dispatchers than were started there, since when
+	overSince    map[string]time.Time // nodes that report more dispatchers than can run there, since when
 	ddlDone      *stream.Position     // all DDL up to here is executed; nil if the changefeed carries no DDL
 	ddlDoneAt    time.Time
 	// missing are tables of the source that the sink lacks. Either DDL after missingFrom creates them, or they must be created by
@@ -104,6 +108,7 @@ type table struct {
 func New(o Options, cf *v1alpha1.Changefeed) *Maintainer {
 	key := KeyOf(cf)
 	m := &Maintainer{Worker: worker.New[*v1alpha1.Changefeed](), opts: o, key: key, log: o.Log.With("changefeed", key.String())}
+	m.reset(0)
 	m.See(cf)
 	return m
 }
@@ -274,9 +279,8 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 		m.mu.Unlock()
 		return
 	}
-	m.epoch, m.counter, m.cancel, m.tables, m.bootstrapped, m.failure = epoch, 0, cancel, map[stream.Table]*table{}, map[string]int64{}, nil
-	m.grouped, m.keyed = map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}
-	m.hopeless = map[string]hopelessSince{}
+	m.reset(epoch)
+	m.cancel = cancel
 	m.mu.Unlock()
 	defer func() {
 		cancel()
@@ -296,6 +300,18 @@ func (m *Maintainer) work(ctx context.Context, epoch int64) {
 		m.log.Warn("maintainer failed", "placement", epoch, "error", err)
 		m.publishProblem(ctx, err)
 	}
+}
+
+// reset forgets everything of the last attempt, except which epochs it gave to dispatchers in the same placement: the sink refuses one that
+// is older than what it has recorded. The caller holds the lock.
+func (m *Maintainer) reset(epoch int64) {
+	if m.countedFor != epoch {
+		m.countedFor, m.counter = epoch, 0
+	}
+	m.epoch, m.failure = epoch, nil
+	m.tables, m.grouped, m.keyed = map[stream.Table]*table{}, map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}
+	m.bootstrapped, m.doubts, m.shortSince, m.overSince = map[string]int64{}, map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
+	m.hopeless = map[string]hopelessSince{}
 }
 
 // errSuperseded: the object no longer has the placement that the maintainer works for.

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
@@ -75,4 +77,18 @@ func TestAMaintainerEndsWithItsObject(t *testing.T) {
 		m.Gone()
 		<-ended
 	})
+}
+
+// A sink that was started again makes a maintainer begin anew in the same placement. Rows at the sink have the epochs that were given before.
+func TestAnEpochIsNotGivenTwiceInAPlacement(t *testing.T) {
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+	give := func(placement int64) stream.Epoch {
+		m.reset(placement)
+		return wire.ParseEpoch(m.newOrders(map[stream.Table]*table{logTable: {}})[logTable].Epoch)
+	}
+	for i, want := range []stream.Epoch{{Placement: 4, Counter: 1}, {Placement: 4, Counter: 2}, {Placement: 4, Counter: 3}, {Placement: 5, Counter: 1}} {
+		if got := give(want.Placement); got != want {
+			t.Errorf("order %d has epoch %v, want %v", i, got, want)
+		}
+	}
 }

@@ -27,7 +27,7 @@ func (m *Maintainer) place(ctx context.Context, w View) {
 		return
 	}
 	tw := TableWorld{
-		Schedulable: m.bootstrappedOf(w.SchedulableNodes()), Gone: func(name string) bool { return !w.Leases[name].Held() },
+		Schedulable: m.bootstrappedOf(w, w.SchedulableNodes()), Gone: func(name string) bool { return !w.Leases[name].Held() },
 		Self: m.opts.Epoch.Node, Settled: w.Settling.Settled(w.Fleet, time.Now()),
 	}
 	if w.Slot != nil {
@@ -89,11 +89,14 @@ func (m *Maintainer) begin(names []stream.Table, from, to string) map[stream.Tab
 	return list
 }
 
-// bootstrappedOf are those of some nodes that are bootstrapped: others might still accept orders of an earlier maintainer.
-func (m *Maintainer) bootstrappedOf(names []string) []string {
+// bootstrappedOf are those of some nodes that are bootstrapped in their present epoch: others might still accept orders of an earlier
+// maintainer, or have dispatchers that are not known.
+func (m *Maintainer) bootstrappedOf(w View, names []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.DeleteFunc(names, func(name string) bool { return m.bootstrapped[name] == 0 })
+	return slices.DeleteFunc(names, func(name string) bool {
+		return m.bootstrapped[name] == 0 || m.bootstrapped[name] != w.Leases[name].Epoch
+	})
 }
 
 // move moves tables to a node: their dispatchers there read ahead, those on the origin stop, and those there continue at the exact
@@ -152,12 +155,16 @@ func (m *Maintainer) newOrders(list map[stream.Table]*table) map[stream.Table]*w
 	return orders
 }
 
-// send sends orders to a node and calls done for each that succeeded. It returns how many failed.
+// send sends orders to a node and calls done for each that succeeded. It returns how many failed. If the answer is lost, the node may have
+// carried them out: it is bootstrapped again, which takes over what was started or stops it.
 func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	reply, err := m.opts.Nodes.Order(ctx, w.Nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
 	if err != nil {
+		m.mu.Lock()
+		m.doubt(to)
+		m.mu.Unlock()
 		m.setProblem(fmt.Sprintf("node %s: %v", to, err))
 		return len(orders)
 	}

@@ -508,7 +508,7 @@ func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at 
 		if time.Since(began) > problemExpiry {
 			m.setWait(fmt.Sprintf("waiting for table %s to reach the DDL at position %d", waiting, at))
 		}
-		sleep(ctx, blockedPoll)
+		sleep(ctx, pollAfter(time.Since(began)))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -518,8 +518,22 @@ func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at 
 	}
 }
 
-// blockedPoll is how often a node is asked whether a table has reached a DDL.
-const blockedPoll = 10 * time.Millisecond
+const (
+	// blockedPoll is how often a node is asked whether a table has reached a DDL.
+	blockedPoll = 10 * time.Millisecond
+	// blockedPollSlow is the same once that has taken longer than blockedPollFor: as often as nodes are asked anyway, because many
+	// changefeeds may wait at the same time.
+	blockedPollSlow = 200 * time.Millisecond
+	blockedPollFor  = time.Second
+)
+
+// pollAfter is how soon a node is asked again after so long a wait.
+func pollAfter(waited time.Duration) time.Duration {
+	if waited > blockedPollFor {
+		return blockedPollSlow
+	}
+	return blockedPoll
+}
 
 // unblocked is a table among some that is not reported to have reached the DDL at a position, and its node; empty if all are. A report
 // counts only if it is about this DDL, and was made after the table's dispatcher was started: an earlier table of the same name may
@@ -545,50 +559,67 @@ func (m *Maintainer) unblocked(names []stream.Table, at stream.Position) (table,
 	return "", ""
 }
 
-// orderUnderWay reports whether an order about a table has been sent and not been answered.
-func (m *Maintainer) orderUnderWay(name stream.Table) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	t := m.tables[name]
-	return t != nil && t.phase == TableBusy
-}
-
 // removeTables stops the dispatchers of tables that do not exist any more, and forgets the tables.
 func (m *Maintainer) removeTables(ctx context.Context, names []stream.Table) error {
 	for _, name := range names {
-		for m.orderUnderWay(name) {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			sleep(ctx, blockedPoll)
+		t, runs, err := m.claim(ctx, name)
+		if err != nil {
+			return err
 		}
-		w, _ := m.opts.Cluster.View()
-		m.mu.Lock()
-		t := m.tables[name]
-		var order *wire.TableOrder
-		if t != nil {
-			order = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(t.epoch)}
-		}
-		m.mu.Unlock()
-		if t == nil {
-			continue
-		}
-		if t.phase == TableRunning {
-			call, cancel := context.WithTimeout(ctx, callLimit)
-			reply, err := m.opts.Nodes.Order(call, w.Nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
-			cancel()
-			if err != nil && w.Leases[t.node].Held() {
+		if runs {
+			if err := m.stopClaimed(ctx, name, t); err != nil {
+				m.mu.Lock()
+				t.phase = TableRunning
+				m.mu.Unlock()
 				return err
-			}
-			for _, result := range reply.GetResults() {
-				if result.Error != "" {
-					return fmt.Errorf("node %s: stop the dispatcher of table %s: %s", t.node, name, result.Error)
-				}
 			}
 		}
 		m.mu.Lock()
 		m.forget(name)
 		m.mu.Unlock()
+	}
+	return nil
+}
+
+// claim makes sure that no order about a table is or will be under way: a table that is forgotten while it is being started would leave a
+// dispatcher that nobody knows of. It returns whether a dispatcher runs, which counts as busy then. A table without one is forgotten at once.
+func (m *Maintainer) claim(ctx context.Context, name stream.Table) (t *table, runs bool, err error) {
+	for {
+		m.mu.Lock()
+		t := m.tables[name]
+		switch {
+		case t == nil || t.phase == TableAbsent:
+			m.forget(name)
+			m.mu.Unlock()
+			return nil, false, nil
+		case t.phase == TableRunning:
+			t.phase, t.to = TableBusy, t.node
+			m.mu.Unlock()
+			return t, true, nil
+		}
+		m.mu.Unlock()
+		if ctx.Err() != nil {
+			return nil, false, ctx.Err()
+		}
+		sleep(ctx, blockedPoll)
+	}
+}
+
+// stopClaimed stops the dispatcher of a table that is claimed. If nobody holds the lease of its node, the node stops it when it is
+// bootstrapped again.
+func (m *Maintainer) stopClaimed(ctx context.Context, name stream.Table, t *table) error {
+	w, _ := m.opts.Cluster.View()
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	order := &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(t.epoch)}
+	reply, err := m.opts.Nodes.Order(ctx, w.Nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
+	if err != nil && w.Leases[t.node].Held() {
+		return err
+	}
+	for _, result := range reply.GetResults() {
+		if result.Error != "" {
+			return fmt.Errorf("node %s: stop the dispatcher of table %s: %s", t.node, name, result.Error)
+		}
 	}
 	return nil
 }

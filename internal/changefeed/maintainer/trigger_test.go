@@ -7,11 +7,15 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/lease"
 )
 
 // reported are the reports of nodes.
@@ -124,4 +128,38 @@ func TestOtherRulesForNamesAreRefused(t *testing.T) {
 	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "lower_case_table_names is 1 at the source and 0 at the sink; set up the sink anew with lower_case_table_names=1") {
 		t.Error(err)
 	}
+}
+
+// asked counts how often nodes are asked for a report.
+type asked struct {
+	reported
+	times *int
+}
+
+func (a asked) Request(context.Context, View, string, []*wire.Feed) { *a.times++ }
+
+// held is a cluster with one node.
+type held struct{}
+
+func (held) View() (View, <-chan struct{}) {
+	w := View{Fleet: fleet.New()}
+	w.Leases["n1"] = lease.Record{Node: "n1", Epoch: 1, Holder: "n1"}
+	return w, nil
+}
+
+// Very many changefeeds may wait for DDL of others, or of a table that takes hours.
+func TestALongWaitForATableAsksItsNodeLessOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		times := 0
+		m := New(Options{Log: slog.New(slog.DiscardHandler), Reports: asked{reported{}, &times}, Cluster: held{}}, &v1alpha1.Changefeed{})
+		m.tables = map[stream.Table]*table{logTable: {phase: TableRunning, node: "n1"}}
+		ctx, cancel := context.WithTimeout(t.Context(), 11*time.Second)
+		defer cancel()
+		if err := m.awaitBlocked(ctx, []stream.Table{logTable}, 9); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		if times < 100 || times > 160 {
+			t.Errorf("in 11s it was asked %d times", times)
+		}
+	})
 }

@@ -258,7 +258,10 @@ type Dispatcher struct {
 	// members of its group of tables, if it writes one.
 	Members []string `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
 	// watches are other tables whose DDL it waits for.
-	Watches       []string `protobuf:"bytes,6,rep,name=watches,proto3" json:"watches,omitempty"`
+	Watches []string `protobuf:"bytes,6,rep,name=watches,proto3" json:"watches,omitempty"`
+	// since is the position of the DDL that gave the table its name, 0 if the maintainer that started it did not know. Nodes of earlier
+	// versions do not report it.
+	Since         *uint64 `protobuf:"varint,7,opt,name=since,proto3,oneof" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -333,6 +336,13 @@ func (x *Dispatcher) GetWatches() []string {
 		return x.Watches
 	}
 	return nil
+}
+
+func (x *Dispatcher) GetSince() uint64 {
+	if x != nil && x.Since != nil {
+		return *x.Since
+	}
+	return 0
 }
 
 type BootstrapRequest struct {
@@ -1263,7 +1273,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x05epoch\x18\x04 \x01(\x03R\x05epoch\"?\n" +
 	"\x05Epoch\x12\x1c\n" +
 	"\tplacement\x18\x01 \x01(\x03R\tplacement\x12\x18\n" +
-	"\acounter\x18\x02 \x01(\x03R\acounter\"\xbc\x01\n" +
+	"\acounter\x18\x02 \x01(\x03R\acounter\"\xe1\x01\n" +
 	"\n" +
 	"Dispatcher\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
@@ -1273,7 +1283,9 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"checkpoint\x18\x04 \x01(\x04R\n" +
 	"checkpoint\x12\x18\n" +
 	"\amembers\x18\x05 \x03(\tR\amembers\x12\x18\n" +
-	"\awatches\x18\x06 \x03(\tR\awatches\"r\n" +
+	"\awatches\x18\x06 \x03(\tR\awatches\x12\x19\n" +
+	"\x05since\x18\a \x01(\x04H\x00R\x05since\x88\x01\x01B\b\n" +
+	"\x06_since\"r\n" +
 	"\x10BootstrapRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12+\n" +
 	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\"p\n" +
@@ -1438,6 +1450,7 @@ func file_internal_changefeed_wire_wire_proto_init() {
 	if File_internal_changefeed_wire_wire_proto != nil {
 		return
 	}
+	file_internal_changefeed_wire_wire_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -1,0 +1,187 @@
+package maintainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
+	"github.com/ebb-dev/ebb/internal/changefeed/wire"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
+)
+
+// reportedBy is a dispatcher as a node reports it. Nodes of earlier versions do not report since.
+func reportedBy(counter int64, state dispatch.State, at, since uint64) *wire.Dispatcher {
+	return &wire.Dispatcher{Table: wire.TableName(logTable), Epoch: &wire.Epoch{Placement: 1, Counter: counter}, State: int32(state), Checkpoint: at, Since: &since}
+}
+
+// Dispatchers outlive the lease of their node. One that comes back with them may have that of an earlier table of the same name, which waits
+// for DDL that was executed without it.
+func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
+	earlier := reportedBy(3, dispatch.Running, 40, 0)
+	earlier.Since = nil
+	later := reportedBy(3, dispatch.Running, 70, 0)
+	later.Since = nil
+	epoch := func(n int64) stream.Epoch { return stream.Epoch{Placement: 1, Counter: n} }
+	for _, c := range []struct {
+		name  string
+		table *table // nil if it is not known
+		first bool
+		has   *wire.Dispatcher
+		want  string
+	}{
+		{"it runs nowhere", &table{}, false, reportedBy(3, dispatch.Running, 70, 9), "taken over"},
+		{"it runs nowhere, and is the same table", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 60), "taken over"},
+		{"it was created again", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 9), "stopped"},
+		{"it was created again, and was not known before", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
+		{"it was created again, and the node has an earlier version", &table{from: 60}, false, earlier, "stopped"},
+		{"it is the same table, and the node has an earlier version", &table{from: 60}, false, later, "taken over"},
+		{"it is behind the checkpoint", &table{}, false, reportedBy(3, dispatch.Running, 49, 9), "stopped"},
+		{"it is behind the checkpoint and known to run", &table{phase: TableRunning, node: "n1", epoch: epoch(3)}, false, reportedBy(3, dispatch.Running, 49, 9), "taken over"},
+		{"a newer one runs elsewhere", &table{phase: TableRunning, node: "n2", epoch: epoch(4)}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
+		{"one of the same epoch runs elsewhere", &table{phase: TableRunning, node: "n2", epoch: epoch(3)}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
+		{"an older one runs elsewhere", &table{phase: TableRunning, node: "n2", epoch: epoch(2)}, false, reportedBy(3, dispatch.Running, 70, 0), "taken over, n2 is doubted"},
+		{"an order is unanswered", &table{phase: TableBusy, node: "n2", to: "n3"}, false, reportedBy(3, dispatch.Running, 70, 0), "undecided"},
+		{"it is not known", nil, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
+		{"it is not known when the maintainer begins", nil, true, reportedBy(3, dispatch.Running, 70, 0), "taken over"},
+		{"it is not known when the maintainer begins, and behind the checkpoint", nil, true, reportedBy(3, dispatch.Running, 49, 0), "stopped"},
+		{"it was prepared for a move", &table{}, false, reportedBy(3, dispatch.Prepared, 70, 0), "stopped"},
+		{"it was started after the reply", &table{phase: TableRunning, node: "n1", epoch: epoch(3)}, false, reportedBy(3, dispatch.Prepared, 0, 0), "taken over"},
+	} {
+		m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+		done := stream.Position(50)
+		m.checkpoint, m.ddlDone, m.first, m.tables = 50, &done, c.first, map[stream.Table]*table{}
+		if c.table != nil {
+			m.tables[logTable] = c.table
+		}
+		stray, busy := m.takeOver("n1", []*wire.Dispatcher{c.has}, 0)
+		got := "stopped"
+		switch now := m.tables[logTable]; {
+		case busy:
+			got = "undecided"
+		case len(stray) == 0 && now.phase == TableRunning && now.node == "n1" && now.epoch == epoch(3):
+			got = "taken over"
+		case len(stray) != 1 || stray[0].Epoch.Counter != 3:
+			got = fmt.Sprint(stray)
+		}
+		if m.doubts["n2"] > 0 {
+			got += ", n2 is doubted"
+		}
+		if got != c.want {
+			t.Errorf("%s: it is %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+// oneNode answers with one dispatcher, and carries out orders as the test says.
+type oneNode struct {
+	has   *wire.Dispatcher
+	order func(*wire.OrderRequest) (*wire.OrderReply, error)
+}
+
+func (n oneNode) Bootstrap(context.Context, *v1alpha1.Node, *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	reply := &wire.BootstrapReply{NodeEpoch: 2}
+	if n.has != nil {
+		reply.Dispatchers = append(reply.Dispatchers, n.has)
+	}
+	return reply, nil
+}
+
+func (n oneNode) Order(_ context.Context, _ *v1alpha1.Node, req *wire.OrderRequest) (*wire.OrderReply, error) {
+	return n.order(req)
+}
+
+// A dispatcher that could not be stopped must not be forgotten.
+func TestANodeIsBootstrappedOnceNothingElseRunsThere(t *testing.T) {
+	for name, c := range map[string]struct {
+		table  *table
+		reply  *wire.OrderReply
+		err    error
+		doubts bool // while the node is asked, an answer of it is lost
+		want   int64
+	}{
+		"its stray dispatcher has stopped":           {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable), Found: true}}}, nil, false, 2},
+		"its stray dispatcher has not stopped":       {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable), Error: "context deadline exceeded"}}}, nil, false, 0},
+		"the order to stop it is not answered":       {nil, nil, errUnreachable, false, 0},
+		"an order about its table is not answered":   {&table{phase: TableBusy}, nil, nil, false, 0},
+		"the answer to another order is lost":        {nil, &wire.OrderReply{}, nil, true, 0},
+		"it was bootstrapped in another epoch of it": {&table{}, nil, nil, false, 2},
+	} {
+		w := View{Fleet: fleet.New()}
+		w.Leases["n1"] = lease.Record{Node: "n1", Epoch: 2, Holder: "n1"}
+		var m *Maintainer
+		node1 := oneNode{reportedBy(3, dispatch.Running, 70, 0), func(*wire.OrderRequest) (*wire.OrderReply, error) {
+			if c.doubts {
+				m.mu.Lock()
+				m.doubt("n1")
+				m.mu.Unlock()
+			}
+			return c.reply, c.err
+		}}
+		m = New(Options{Log: slog.New(slog.DiscardHandler), Nodes: node1, Reports: reported{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
+		m.tables = map[stream.Table]*table{}
+		if c.table != nil {
+			m.tables[logTable] = c.table
+		}
+		m.bootstrapped["n1"] = 1
+		if got := m.bootstrappedOf(w, []string{"n1"}); len(got) != 0 {
+			t.Errorf("%s: tables are placed on a node that was bootstrapped in an earlier epoch", name)
+		}
+		m.bootstrapNewNodes(t.Context(), w)
+		if m.bootstrapped["n1"] != c.want && !(c.want == 0 && m.bootstrapped["n1"] != 2) {
+			t.Errorf("%s: it is bootstrapped in epoch %d, want %d", name, m.bootstrapped["n1"], c.want)
+		}
+	}
+}
+
+// The node may have started the table before its answer was lost.
+func TestANodeWhoseAnswerIsLostIsBootstrappedAgain(t *testing.T) {
+	nodes := oneNode{nil, func(*wire.OrderRequest) (*wire.OrderReply, error) { return nil, errors.New("the answer is lost") }}
+	m := New(Options{Log: slog.New(slog.DiscardHandler), Nodes: nodes, Reports: reported{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
+	m.tables = map[stream.Table]*table{logTable: {}}
+	m.bootstrapped["n1"] = 2
+	w := View{Fleet: fleet.New()}
+	m.move(t.Context(), w, "", "n1", m.begin([]stream.Table{logTable}, "", "n1"))
+	if m.bootstrapped["n1"] != 0 || m.tables[logTable].phase != TableAbsent {
+		t.Errorf("it is bootstrapped in epoch %d, and the table is %+v", m.bootstrapped["n1"], m.tables[logTable])
+	}
+}
+
+// A dispatcher that nobody knows of keeps the checkpoint of its node from advancing.
+func TestANodeThatReportsMoreDispatchersThanItCanHaveIsBootstrappedAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		dispatchers int64
+		tables      map[stream.Table]*table
+		want        bool
+	}{
+		"one":                         {1, map[stream.Table]*table{logTable: {phase: TableRunning, node: "n1"}}, false},
+		"one too many":                {2, map[stream.Table]*table{logTable: {phase: TableRunning, node: "n1"}}, true},
+		"one of a table elsewhere":    {1, map[stream.Table]*table{logTable: {phase: TableRunning, node: "n2"}}, true},
+		"one of a table nowhere":      {1, map[stream.Table]*table{logTable: {node: "n1"}}, true},
+		"one of a table that leaves":  {1, map[stream.Table]*table{logTable: {phase: TableBusy, node: "n1", to: "n2"}}, false},
+		"one of a table that arrives": {1, map[stream.Table]*table{logTable: {phase: TableBusy, node: "n2", to: "n1"}}, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+			m.tables, m.bootstrapped["n1"] = c.tables, 2
+			reports := reported{"n1": Report{Round: 1, FeedReport: &wire.FeedReport{Dispatchers: c.dispatchers}}}
+			m.noteSurplus(reports)
+			time.Sleep(problemExpiry)
+			if m.noteSurplus(reports); m.bootstrapped["n1"] != 2 {
+				t.Errorf("%s: at once", name)
+			}
+			time.Sleep(time.Second)
+			if m.noteSurplus(reports); (m.bootstrapped["n1"] == 0) != c.want {
+				t.Errorf("%s: it is bootstrapped in epoch %d", name, m.bootstrapped["n1"])
+			}
+		})
+	}
+}
