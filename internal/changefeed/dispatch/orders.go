@@ -127,7 +127,7 @@ func (f *Feed) place(o Order) (*placed, error) {
 		case state == Running:
 			return nil, fmt.Errorf("table %s: its dispatcher of epoch %v still runs on this node and must be stopped first", o.Table, d.epoch)
 		}
-		if _, err := f.remove(f.ctx, d); err != nil {
+		if _, err := f.remove(f.ctx, d); err != nil && !errors.Is(err, ErrLost) {
 			return nil, err
 		}
 	}
@@ -193,7 +193,7 @@ func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	if d.state != Prepared || d.writer != nil { // it was stopped meanwhile, or started by another order
 		return errors.Join(fmt.Errorf("table %s was stopped while it was being started", d.table), w.Close())
 	}
-	d.writer, d.flushed = w, max(at, start)
+	d.writer, d.flushed, d.written = w, max(at, start), at
 	return nil
 }
 
@@ -247,7 +247,7 @@ func (d *dispatcher) activate() (late bool) {
 }
 
 // Stop stops dispatchers and returns the position up to which everything of each is at the sink. A table without a dispatcher is in
-// neither result; one with a dispatcher of a newer epoch is an error.
+// neither result; one with a dispatcher of a newer epoch is an error. So is one that was Lost, which has ended all the same: ErrLost.
 func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders []Order) (map[stream.Table]stream.Position, map[stream.Table]error) {
 	stopped, failed := map[stream.Table]stream.Position{}, map[stream.Table]error{}
 	if err := e.Accept(key, maintainer); err != nil {
@@ -290,10 +290,10 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 	return stopped, failed
 }
 
-// remove stops a dispatcher and removes it from the node.
+// remove stops a dispatcher and removes it from the node. It returns ErrLost of one that was Lost and is removed.
 func (f *Feed) remove(ctx context.Context, d *placed) (stream.Position, error) {
 	at, err := d.stop(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrLost) {
 		return 0, err
 	}
 	f.mu.Lock()
@@ -302,5 +302,5 @@ func (f *Feed) remove(ctx context.Context, d *placed) (stream.Position, error) {
 		d.leave()
 	}
 	f.mu.Unlock()
-	return at, nil
+	return at, err
 }

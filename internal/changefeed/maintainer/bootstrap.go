@@ -213,6 +213,9 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 		}
 		// A dispatcher that has written what the sink has lost would leave a gap.
 		newer := m.wentBack || t != nil && t.phase == TableRunning && t.node != name && t.epoch.Compare(wire.ParseEpoch(d.Epoch)) > 0
+		if t != nil && !newer && dispatch.State(d.State) == dispatch.Lost {
+			m.suspect(t)
+		}
 		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
 			stray = append(stray, &wire.TableOrder{Table: d.Table, Epoch: d.Epoch})
 			continue

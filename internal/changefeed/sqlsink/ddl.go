@@ -157,6 +157,13 @@ func (d *ddlExecution) intend(ctx context.Context) (step, error) {
 	var done bool
 	err = tx.QueryRowContext(ctx, "SELECT placement, counter, digest, done FROM "+d.sink.intents+" WHERE changefeed = ? AND position = ? FOR UPDATE",
 		d.sink.options.Changefeed, uint64(d.position)).Scan(&found.Placement, &found.Counter, &before, &done)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return nothing, err
+	}
+	// The tables may lack changes before the statement.
+	if err := d.sink.checkAdopted(ctx, tx); err != nil {
+		return nothing, err
+	}
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		if _, err := tx.ExecContext(ctx, "INSERT INTO "+d.sink.intents+" (changefeed, position, placement, counter, digest, done, statement) VALUES (?, ?, ?, ?, ?, FALSE, ?)",
@@ -164,8 +171,6 @@ func (d *ddlExecution) intend(ctx context.Context) (step, error) {
 			return nothing, err
 		}
 		return execute, tx.Commit()
-	case err != nil:
-		return nothing, err
 	case done:
 		return nothing, nil
 	case found.Compare(d.epoch) > 0:
@@ -380,6 +385,9 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 		return err
 	}
 	if err := d.moveSnapshots(ctx, tx); err != nil {
+		return err
+	}
+	if err := d.sink.checkAdopted(ctx, tx); err != nil {
 		return err
 	}
 	return tx.Commit()

@@ -51,9 +51,10 @@ func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Posit
 	return b.write(ctx)
 }
 
-// batch is what a write of rows has to do; nil if everything is written already.
+// batch is what a write of rows has to do; nil if everything is written already. Without rows there is always something to do: to find out
+// whether the table is still at its position.
 func (w *writer) batch(rows []*stream.Rows, to stream.Position) (*batch, error) {
-	part := 0
+	part, asked := 0, len(rows) == 0
 	if n := len(rows); n > 0 {
 		last := rows[n-1]
 		if last.To() > to {
@@ -75,6 +76,8 @@ func (w *writer) batch(rows []*stream.Rows, to stream.Position) (*batch, error) 
 	switch {
 	case to < w.position:
 		return nil, fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
+	case to == w.position && asked:
+		part = w.part
 	case to == w.position && part <= w.part:
 		return nil, nil
 	}
