@@ -53,7 +53,7 @@ func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Table, epoch st
 		if !slices.Contains(present, t) {
 			continue
 		}
-		if err := s.refuseTable(ctx, t, true); err != nil {
+		if err := s.refuseTable(ctx, s.db, t, true); err != nil {
 			return nil, err
 		}
 		copying, err := s.snapshotState(ctx, s.db, t)

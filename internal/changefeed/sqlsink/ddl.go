@@ -241,8 +241,11 @@ func (d *ddlExecution) triggerInTheWay(ctx context.Context, err error) error {
 	if !errors.As(err, &e) || e.Number != codeTriggerSchema {
 		return nil
 	}
+	if err := d.setBack(ctx); err != nil {
+		return err
+	}
 	for _, t := range d.ddl.Tables {
-		if err := d.sink.refuseTable(ctx, t, true); err != nil {
+		if err := d.sink.refuseTable(ctx, d.conn, t, true); err != nil { // there may be no other session than this
 			return err
 		}
 	}

@@ -35,7 +35,7 @@ func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 		if _, err := s.prepare(ctx); err != nil {
 			return err
 		}
-		if err := s.refuseTable(ctx, table, false); err != nil {
+		if err := s.refuseTable(ctx, s.db, table, false); err != nil {
 			return err
 		}
 		var err error
