@@ -2,6 +2,7 @@ package changefeed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"google.golang.org/grpc/codes"
@@ -81,6 +82,7 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 		}
 		if err := failed[o.Table]; err != nil {
 			r.Error, r.Hopeless = err.Error(), dispatch.Hopeless(err)
+			r.Lost = errors.Is(err, dispatch.ErrLost) || errors.Is(err, stream.ErrWentBack)
 		}
 		reply.Results = append(reply.Results, r)
 	}

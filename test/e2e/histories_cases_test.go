@@ -323,6 +323,30 @@ var fixedHistories = []fixedHistory{
 		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position;
 		INSERT INTO {a}.t VALUES (4);
 	`},
+	{name: "10 a sink that crashed and lost a table's last rows before an ALTER", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		-- wait
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		INSERT INTO {a}.t VALUES (2), (3);
+		-- wait
+		-- sink: DELETE FROM {a}.t WHERE id > 1;
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
+		ALTER TABLE {a}.t ADD n INT DEFAULT 5;
+		INSERT INTO {a}.t VALUES (4, 4);
+	`},
+	{name: "10 a sink that crashed and lost a table's last rows before a RENAME", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		-- wait
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		INSERT INTO {a}.t VALUES (2), (3);
+		-- wait
+		-- sink: DELETE FROM {a}.t WHERE id > 1;
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
+		RENAME TABLE {a}.t TO {a}.u;
+		INSERT INTO {a}.u VALUES (4);
+	`},
 	{name: "11 XA outside the filter", text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		CREATE TABLE {x}.o (id INT PRIMARY KEY);

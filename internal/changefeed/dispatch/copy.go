@@ -228,23 +228,28 @@ func (d *dispatcher) writeChunk(ctx context.Context, parts iter.Seq2[*snapshot.C
 		flushed(time.Since(began))
 	}
 	var fresh stream.Writer
-	if err != nil && !errors.Is(err, stream.ErrNotOwner) && ctx.Err() == nil {
+	var found stream.Position
+	if err != nil && !lost(err) && ctx.Err() == nil {
 		var again error
-		if fresh, _, again = d.feed.sink.Acquire(ctx, d.table, d.epoch, at); again != nil {
+		if fresh, found, again = d.feed.sink.Acquire(ctx, d.table, d.epoch, at); again != nil {
 			err = errors.Join(err, again)
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.flushing = false
+	if fresh != nil && found < d.written {
+		err = errors.Join(err, fmt.Errorf("table %s was at position %d and is at %d: %w", d.table, d.written, found, stream.ErrWentBack), fresh.Close())
+		fresh = nil
+	}
 	switch {
 	case err == nil:
-		d.flushed, d.tries = max(d.flushed, at), 0
+		d.flushed, d.written, d.tries = max(d.flushed, at), max(d.written, at), 0
 		done = w.Snapshot() == nil
 	case fresh != nil:
 		_ = d.writer.Close() // it is not writing
 		d.writer = fresh
-	case errors.Is(err, stream.ErrNotOwner), d.state == Running && ctx.Err() == nil:
+	case lost(err), d.state == Running && ctx.Err() == nil:
 		// Without a fresh writer it is not known how far the table is copied, and whether its changes may be dropped: it is placed again.
 		d.state, d.err = Lost, err
 		d.listens, d.group = false, nil

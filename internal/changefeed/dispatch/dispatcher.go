@@ -23,9 +23,17 @@ const (
 	Running
 	// Stopped: it does nothing more, and everything up to its checkpoint is at the sink.
 	Stopped
-	// Lost: another owner has the table at the sink.
+	// Lost: another owner has the table at the sink, or the sink may have lost what was written to it.
 	Lost
 )
+
+// ErrLost: a dispatcher was stopped that was Lost.
+var ErrLost = errors.New("another owner has the table at the sink, or the sink has lost what was written")
+
+// lost reports whether an error of the sink means that the dispatcher is Lost.
+func lost(err error) bool {
+	return errors.Is(err, stream.ErrNotOwner) || errors.Is(err, stream.ErrWentBack)
+}
 
 // readAhead bounds what a prepared dispatcher keeps. If it has more it drops everything, and catches up when it is started.
 const readAhead = 1 << 20
@@ -47,6 +55,7 @@ type dispatcher struct {
 	partOf   stream.Position // of the large transaction here, it has so many changes
 	part     int
 	flushed  stream.Position // everything up to here is at the sink
+	written  stream.Position // the position that the sink has recorded
 	at       time.Time       // when the source committed what was flushed last
 	queue    []*stream.Rows
 	bytes    int             // of the queue
@@ -348,7 +357,7 @@ func (b *flush) done(ctx context.Context, err error) (more bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.flushing = false
-	if err != nil && !errors.Is(err, stream.ErrNotOwner) && d.state == Running && ctx.Err() == nil {
+	if err != nil && !lost(err) && d.state == Running && ctx.Err() == nil {
 		d.queue, d.bytes, d.changes = slices.Concat(b.batch, d.queue), d.bytes+b.bytes, d.changes+b.changes
 		d.rest(err)
 		return false
@@ -356,12 +365,13 @@ func (b *flush) done(ctx context.Context, err error) (more bool) {
 	d.feed.engine.budget.give(b.bytes)
 	if err == nil {
 		d.flushed, d.at, d.err, d.tries = max(d.flushed, b.last.To()), b.last.At, nil, 0
+		d.written = max(d.written, b.last.To())
 		if len(d.queue) > 0 {
 			d.flushed = max(d.flushed, d.queue[0].Position-1)
 		}
 	} else {
 		d.err = err
-		if errors.Is(err, stream.ErrNotOwner) {
+		if lost(err) {
 			d.state = Lost
 			d.listens, d.group = false, nil
 		}
@@ -397,7 +407,8 @@ func (d *dispatcher) take(most int) (batch []*stream.Rows, bytes, changes int) {
 }
 
 // executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
-// it, so the table is acquired again.
+// it, so the table is acquired again. Before that, the writer shows that the sink still has what it has written: the next one takes what
+// the sink has for granted.
 func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
 	if may := d.feed.engine.opts.May; may != nil && !may() {
 		return fmt.Errorf("table %s: %w: no DDL is executed until it is renewed", d.table, fleet.ErrLeaseInDoubt)
@@ -406,12 +417,18 @@ func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
 	if d.skipped(mark.Position) {
 		ddl = ddl.Without()
 	}
+	if err := d.writer.Write(ctx, nil, mark.Position-1); err != nil {
+		return err
+	}
 	if err := d.feed.sink.ExecuteDDL(ctx, mark.Position, ddl, d.epoch); err != nil {
 		return err
 	}
 	w, at, err := d.acquire(ctx, mark.Position)
 	if err != nil {
 		return err
+	}
+	if at < mark.Position-1 {
+		return errors.Join(fmt.Errorf("table %s was at position %d and is at %d: %w", d.table, mark.Position-1, at, stream.ErrWentBack), w.Close())
 	}
 	_ = d.writer.Close() // it is not writing
 	d.mu.Lock()
@@ -444,12 +461,15 @@ func (d *dispatcher) rest(err error) {
 }
 
 // stop stops the dispatcher and returns the position up to which everything is at the sink. It waits for the batch that is being written.
+// It returns ErrLost, and the dispatcher is stopped, if it is not known what is at the sink.
 func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	position, at := d.feed.hub.where()
 	d.mu.Lock()
 	// Before the state changes: with nothing queued or being written, the dispatcher is at the position of the hub.
 	d.flushed, d.at = d.locked(position, at)
-	d.state = Stopped
+	if d.state != Lost {
+		d.state = Stopped
+	}
 	if d.copying != nil {
 		d.copying()
 	}
@@ -481,6 +501,9 @@ func (d *dispatcher) stop(ctx context.Context) (stream.Position, error) {
 	if d.writer != nil {
 		_ = d.writer.Close() // it is not writing
 		d.writer = nil
+	}
+	if d.state == Lost { // before, or by the write that was waited for
+		return 0, fmt.Errorf("table %s: %w", d.table, ErrLost)
 	}
 	return d.flushed, nil
 }

@@ -361,7 +361,7 @@ func (e *Engine) Close(ctx context.Context, key FeedKey) error {
 	f.closed = true
 	f.mu.Unlock()
 	for _, d := range f.all() {
-		if _, err := f.remove(ctx, d); err != nil {
+		if _, err := f.remove(ctx, d); err != nil && !errors.Is(err, ErrLost) {
 			return err
 		}
 	}

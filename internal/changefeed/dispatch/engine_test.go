@@ -789,6 +789,45 @@ func TestAStopWaitsForWhatIsBeingWritten(t *testing.T) {
 	}
 }
 
+// A move that stops a dispatcher whose write finds that the table has another owner, or that the sink has lost writes, must not go on as
+// if all of it was written.
+func TestAStopSaysThatTheTableIsLost(t *testing.T) {
+	for name, lost := range map[string]error{"another owner": stream.ErrNotOwner, "a sink that went back": stream.ErrWentBack} {
+		for when, waits := range map[string]bool{"while it is written": true, "before": false} {
+			t.Run(name+" "+when, func(t *testing.T) {
+				noGoroutines(t)
+				source := newTape(t, "tables=1")
+				sink := newLedger(t, source)
+				m := newMachine(t, source, sink, plenty)
+				table := source.tables(t)[0]
+				var writes atomic.Int64
+				end := make(chan struct{})
+				sink.hinder(func(context.Context, stream.Table) error {
+					writes.Add(1)
+					<-end
+					return lost
+				})
+				source.wind(10)
+				m.mustStart(orders(ep(1), 0, table))
+				until(t, "it writes", func() bool { return writes.Load() == 1 })
+				if waits {
+					time.AfterFunc(20*time.Millisecond, func() { close(end) })
+				} else {
+					close(end)
+					until(t, "it is lost", func() bool { return len(m.Report(key).Lost) == 1 })
+				}
+				stopped, failed := m.Stop(context.Background(), key, 1, orders(ep(1), 0, table))
+				if !errors.Is(failed[table], dispatch.ErrLost) || len(stopped) != 0 {
+					t.Errorf("stopped %v, failed %v", stopped, failed)
+				}
+				if m.places.Load() != 0 {
+					t.Error("its place was not given back")
+				}
+			})
+		}
+	}
+}
+
 // A table that waits for the next attempt to write is not being written: a move need not wait for that attempt.
 func TestAStopDoesNotWaitForTheNextAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -133,7 +133,7 @@ func (f *Feed) place(o Order) (*placed, error) {
 		ctx, cancel := context.WithTimeout(f.ctx, replaceLimit)
 		_, err = f.remove(ctx, d)
 		cancel()
-		if err != nil {
+		if err != nil && !errors.Is(err, ErrLost) {
 			return nil, fmt.Errorf("table %s: its dispatcher of epoch %v on this node has not stopped yet: %w", o.Table, d.epoch, err)
 		}
 	}
@@ -199,7 +199,7 @@ func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 	if d.state != Prepared || d.writer != nil { // it was stopped meanwhile, or started by another order
 		return errors.Join(fmt.Errorf("table %s was stopped while it was being started", d.table), w.Close())
 	}
-	d.writer, d.flushed = w, max(at, start)
+	d.writer, d.flushed, d.written = w, max(at, start), at
 	return nil
 }
 
@@ -253,7 +253,7 @@ func (d *dispatcher) activate() (late bool) {
 }
 
 // Stop stops dispatchers and returns the position up to which everything of each is at the sink. A table without a dispatcher is in
-// neither result; one with a dispatcher of a newer epoch is an error.
+// neither result; one with a dispatcher of a newer epoch is an error. So is one that was Lost, which has ended all the same: ErrLost.
 func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders []Order) (map[stream.Table]stream.Position, map[stream.Table]error) {
 	stopped, failed := map[stream.Table]stream.Position{}, map[stream.Table]error{}
 	if err := e.Accept(key, maintainer); err != nil {
@@ -296,10 +296,10 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 	return stopped, failed
 }
 
-// remove stops a dispatcher and removes it from the node.
+// remove stops a dispatcher and removes it from the node. It returns ErrLost of one that was Lost and is removed.
 func (f *Feed) remove(ctx context.Context, d *placed) (stream.Position, error) {
 	at, err := d.stop(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrLost) {
 		return 0, err
 	}
 	f.mu.Lock()
@@ -308,5 +308,5 @@ func (f *Feed) remove(ctx context.Context, d *placed) (stream.Position, error) {
 		d.leave()
 	}
 	f.mu.Unlock()
-	return at, nil
+	return at, err
 }

@@ -269,6 +269,9 @@ func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64
 		elsewhere := t != nil && t.phase == TableRunning && t.node != name
 		// A dispatcher that has written what the sink has lost would leave a gap.
 		newer := m.wentBack || elsewhere && t.epoch.Compare(epoch) >= 0
+		if t != nil && !newer && dispatch.State(d.State) == dispatch.Lost {
+			m.suspect(t)
+		}
 		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
 			stray = append(stray, &wire.TableOrder{Table: d.Table, Epoch: d.Epoch})
 			continue
@@ -313,7 +316,7 @@ func (m *Maintainer) stopStray(ctx context.Context, w View, name string, stray [
 		return err
 	}
 	for _, result := range reply.Results {
-		if result.Error != "" {
+		if result.Error != "" && !result.Lost { // one that was Lost has ended
 			m.setProblem(fmt.Sprintf("node %s: %s", name, result.Error))
 			return fmt.Errorf("node %s: %s: %w", name, result.Error, errUnsettled)
 		}

@@ -82,6 +82,13 @@ func TestGroupsFollowEveryDDLThatChangesForeignKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sink.Close()
+	incarnation, err := sink.Incarnation(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sink.AdoptCheckpoint(t.Context(), nil, stream.Checkpoint{Incarnation: incarnation}); err != nil {
+		t.Fatal(err)
+	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))

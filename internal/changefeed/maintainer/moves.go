@@ -115,6 +115,9 @@ func (m *Maintainer) move(ctx context.Context, w View, from, to string, list map
 		if !m.stopTables(ctx, w, from, list, orders) {
 			return
 		}
+		if lost := m.leaveLost(list, orders); len(lost) > 0 {
+			m.discard(ctx, w, to, lost)
+		}
 	}
 	started := map[*table]bool{}
 	m.send(ctx, w, to, wire.Do_DO_START, orders, func(name stream.Table, o *wire.TableOrder) {
@@ -139,6 +142,22 @@ func (m *Maintainer) move(ctx context.Context, w View, from, to string, list map
 	if from != "" {
 		m.log.Info("tables moved", "tables", len(list), "from", from, "to", to, "took", time.Since(began).Round(time.Millisecond))
 	}
+}
+
+// leaveLost takes out of a move the tables whose dispatchers were Lost when they were stopped, and returns the orders to start them. They
+// are placed again when it is known whether the sink went back.
+func (m *Maintainer) leaveLost(list map[stream.Table]*table, orders map[stream.Table]*wire.TableOrder) map[stream.Table]*wire.TableOrder {
+	lost := map[stream.Table]*wire.TableOrder{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name, t := range list {
+		if t.phase == TableAbsent {
+			lost[name] = orders[name]
+			delete(orders, name)
+			delete(list, name)
+		}
+	}
+	return lost
 }
 
 // newOrders makes an order for each table, with a new epoch.
@@ -174,6 +193,7 @@ func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, or
 		case o == nil:
 		case result.Error != "":
 			failed++
+			m.noteLost(name, result)
 			text := fmt.Sprintf("node %s: %s", to, result.Error)
 			m.setProblem(text)
 			m.noteOrder(name, text, result.Hopeless)
@@ -194,6 +214,15 @@ func (m *Maintainer) noteOrder(name stream.Table, text string, hopeless bool) {
 	m.noteHopeless("table "+name.String(), text, hopeless, 0)
 }
 
+// noteLost makes the maintainer check whether the sink went back, if a node says so.
+func (m *Maintainer) noteLost(name stream.Table, result *wire.TableResult) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t := m.tables[name]; t != nil && result.Lost {
+		m.suspect(t)
+	}
+}
+
 // keep marks tables that could not be moved as running on their origin.
 func (m *Maintainer) keep(list map[stream.Table]*table, from string) {
 	m.mu.Lock()
@@ -209,7 +238,7 @@ func (m *Maintainer) discard(ctx context.Context, w View, to string, orders map[
 }
 
 // stopTables stops the dispatchers of tables on a node, and enters into starts the position at which each stopped. It retries until
-// all have, or nobody holds the node's lease. It returns false if ctx was cancelled first.
+// all have, or nobody holds the node's lease. It returns false if ctx was cancelled first. Those that were Lost are Absent then.
 func (m *Maintainer) stopTables(ctx context.Context, w View, from string, list map[stream.Table]*table, starts map[stream.Table]*wire.TableOrder) bool {
 	left := map[stream.Table]*wire.TableOrder{}
 	m.mu.Lock()
@@ -238,9 +267,15 @@ func (m *Maintainer) stopTables(ctx context.Context, w View, from string, list m
 			name, _ := wire.ParseTable(result.Table)
 			if result.Error != "" {
 				m.setProblem(fmt.Sprintf("node %s: %s", from, result.Error))
+			}
+			if result.Error != "" && !result.Lost {
 				continue
 			}
 			m.mu.Lock()
+			if t := list[name]; result.Lost && t != nil {
+				m.suspect(t)
+				t.phase = TableAbsent
+			}
 			if result.Found && list[name] != nil {
 				list[name].floor = max(list[name].floor, stream.Position(result.Position))
 				starts[name].Position = uint64(list[name].floor)

@@ -230,7 +230,7 @@ func (m *Maintainer) watchDDL(ctx context.Context) {
 			return
 		}
 		var refused *refusedError
-		if errors.As(err, &refused) {
+		if errors.As(err, &refused) || errors.Is(err, stream.ErrWentBack) { // after the latter, the next attempt begins with what the sink has
 			m.fail(err)
 			return
 		}
@@ -617,7 +617,8 @@ func (m *Maintainer) stopClaimed(ctx context.Context, name stream.Table, t *tabl
 		return err
 	}
 	for _, result := range reply.GetResults() {
-		if result.Error != "" {
+		m.noteLost(name, result)
+		if result.Error != "" && !result.Lost {
 			return fmt.Errorf("node %s: stop the dispatcher of table %s: %s", t.node, name, result.Error)
 		}
 	}

@@ -53,7 +53,7 @@ func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Table, epoch st
 		if !slices.Contains(present, t) {
 			continue
 		}
-		if err := s.refuseTable(ctx, t, true); err != nil {
+		if err := s.refuseTable(ctx, s.db, t, true); err != nil {
 			return nil, err
 		}
 		copying, err := s.snapshotState(ctx, s.db, t)
@@ -85,6 +85,9 @@ func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Table, epoch st
 		w.members[t] = &writer{sink: s, table: t, epoch: epoch, position: at, part: part, acquired: at}
 	}
 	if err := w.refuseParts(); err != nil {
+		return nil, err
+	}
+	if err := s.checkAdopted(ctx, tx); err != nil {
 		return nil, err
 	}
 	return w, tx.Commit()
@@ -130,7 +133,7 @@ func (w *groupWriter) refuseParts() error {
 
 // Write writes merged rows and the positions of all tables in one transaction.
 func (w *groupWriter) Write(ctx context.Context, rows []*stream.Rows, to stream.Position) error {
-	part := 0
+	part, asked := 0, len(rows) == 0
 	for _, r := range rows {
 		if r.To() > to {
 			return fmt.Errorf("table %s: rows at position %d are after the end %d of their batch", w.order[0], r.Position, to)
@@ -147,6 +150,8 @@ func (w *groupWriter) Write(ctx context.Context, rows []*stream.Rows, to stream.
 	switch {
 	case to < at:
 		return fmt.Errorf("table %s is at position %d and cannot go back to %d", w.order[0], at, to)
+	case to == at && asked: // to find out whether the tables are still at their positions
+		part = have
 	case to == at && part <= have:
 		return nil
 	}

@@ -188,6 +188,9 @@ func TestAGroupHasOneOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sink.Close()
+	if err := adoptAt(t.Context(), sink); err != nil {
+		t.Fatal(err)
+	}
 	p, c := stream.Table{Schema: "w", Name: "p"}, stream.Table{Schema: "w", Name: "c"}
 	group := []stream.Table{c, p, {Schema: "w", Name: "later"}}
 	schema := &stream.Schema{Columns: []stream.Column{{Name: "id", Type: "int"}}, Key: []int{0}}
@@ -221,7 +224,7 @@ func TestAGroupHasOneOwner(t *testing.T) {
 	db := b.Open("")
 	defer db.Close()
 	var ids, positions string
-	if err := db.QueryRow("SELECT (SELECT GROUP_CONCAT(id ORDER BY id) FROM w.p), (SELECT GROUP_CONCAT(position) FROM ebb.progress)").Scan(&ids, &positions); err != nil || ids != "1,3" || positions != "9,9" {
+	if err := db.QueryRow("SELECT (SELECT GROUP_CONCAT(id ORDER BY id) FROM w.p), (SELECT GROUP_CONCAT(position) FROM ebb.progress WHERE table_name <> '')").Scan(&ids, &positions); err != nil || ids != "1,3" || positions != "9,9" {
 		t.Fatal(ids, positions, err)
 	}
 	// A table of the group that is further than a change that cascades: its rows may be there already, or not.

@@ -21,6 +21,9 @@ import (
 // there. So the checkpoint also has the incarnation of the server, in the column counter: a number that every start of the server, and
 // every other server, has anew. The checkpoint advances only in the incarnation that it was recorded in. The incarnation 0, which no server
 // has, is recorded by an owner of a table that finds its writes lost: then everything is read again.
+//
+// Who becomes the owner of a table takes its position from the sink, and cannot tell whether it was later before. So nobody does, and no DDL
+// is executed, until a maintainer has adopted the checkpoint in the incarnation that the server has: checkAdopted.
 const ofCheckpoint = " WHERE changefeed = ? AND table_schema = '' AND table_name = ''"
 
 const createIncarnation = `CREATE TABLE IF NOT EXISTS %s (id INT NOT NULL PRIMARY KEY, token BIGINT UNSIGNED NOT NULL)
@@ -98,6 +101,20 @@ func (s *Sink) adopt(ctx context.Context, found *stream.Checkpoint, c stream.Che
 	}
 	n, err := result.RowsAffected()
 	return n == 1, err
+}
+
+// checkAdopted returns ErrWentBack unless a maintainer has adopted the checkpoint in the incarnation that the server has now. It keeps the
+// checkpoint as it is until the transaction ends. Whoever needs locks of tables takes them first, as an owner does that sets it back.
+func (s *Sink) checkAdopted(ctx context.Context, tx *sql.Tx) error {
+	var adopted sql.NullBool // NULL if the server has been started and nobody has asked for its incarnation
+	err := tx.QueryRowContext(ctx, "SELECT counter = "+s.incarnationNow()+" FROM "+s.progress+ofCheckpoint+" LOCK IN SHARE MODE", s.options.Changefeed).Scan(&adopted)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	if !adopted.Bool {
+		return fmt.Errorf("sink %s: it was started again or has lost commits, and its maintainer has not yet decided from where its tables are read: %w", s.options.Address, stream.ErrWentBack)
+	}
+	return nil
 }
 
 // SaveCheckpoint records a checkpoint after an earlier one. It returns ErrWentBack if the sink does not have that any more, or if the

@@ -157,6 +157,13 @@ func (d *ddlExecution) intend(ctx context.Context) (step, error) {
 	var done bool
 	err = tx.QueryRowContext(ctx, "SELECT placement, counter, digest, done FROM "+d.sink.intents+" WHERE changefeed = ? AND position = ? FOR UPDATE",
 		d.sink.options.Changefeed, uint64(d.position)).Scan(&found.Placement, &found.Counter, &before, &done)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return nothing, err
+	}
+	// The tables may lack changes before the statement.
+	if err := d.sink.checkAdopted(ctx, tx); err != nil {
+		return nothing, err
+	}
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		if _, err := tx.ExecContext(ctx, "INSERT INTO "+d.sink.intents+" (changefeed, position, placement, counter, digest, done, statement) VALUES (?, ?, ?, ?, ?, FALSE, ?)",
@@ -164,8 +171,6 @@ func (d *ddlExecution) intend(ctx context.Context) (step, error) {
 			return nothing, err
 		}
 		return execute, tx.Commit()
-	case err != nil:
-		return nothing, err
 	case done:
 		return nothing, nil
 	case found.Compare(d.epoch) > 0:
@@ -236,8 +241,11 @@ func (d *ddlExecution) triggerInTheWay(ctx context.Context, err error) error {
 	if !errors.As(err, &e) || e.Number != codeTriggerSchema {
 		return nil
 	}
+	if err := d.setBack(ctx); err != nil {
+		return err
+	}
 	for _, t := range d.ddl.Tables {
-		if err := d.sink.refuseTable(ctx, t, true); err != nil {
+		if err := d.sink.refuseTable(ctx, d.conn, t, true); err != nil { // there may be no other session than this
 			return err
 		}
 	}
@@ -380,6 +388,9 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 		return err
 	}
 	if err := d.moveSnapshots(ctx, tx); err != nil {
+		return err
+	}
+	if err := d.sink.checkAdopted(ctx, tx); err != nil {
 		return err
 	}
 	return tx.Commit()

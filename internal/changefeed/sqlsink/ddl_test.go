@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
@@ -255,4 +256,23 @@ func TestASchemaThatExistsGetsTheDefaultsOfItsStatement(t *testing.T) {
 	if got := b.Value("SELECT GROUP_CONCAT(TABLE_NAME) FROM information_schema.TABLES WHERE TABLE_SCHEMA = 'w x'"); got != "theirs" {
 		t.Error(got)
 	}
+}
+
+// With one connection, the session of the statement is the only one.
+func TestATriggerThatKeepsATableFromBeingRenamedIsNamedWithOneConnection(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE w", "CREATE DATABASE v", "CREATE TABLE w.a (id INT PRIMARY KEY)", "CREATE TRIGGER w.tr AFTER DELETE ON w.a FOR EACH ROW SET @x = 1")
+	sink, err := sqlsink.Open(sqlsink.Options{Address: m.Address, User: m.User, Password: m.Password, Changefeed: changefeed, MaxConnections: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	if err := adoptAt(t.Context(), sink); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	refused(t, sink.ExecuteDDL(ctx, 7, &stream.DDL{
+		Kind: stream.RenameTable, Schema: "w", Tables: []stream.Table{{Schema: "w", Name: "a"}}, Becomes: []stream.Table{{Schema: "v", Name: "a"}}, Statement: "RENAME TABLE w.a TO v.a",
+	}, stream.Epoch{Placement: 1}), "table w.a has trigger tr")
 }

@@ -149,6 +149,7 @@ func TestATableWithAnotherOrderOfColumnsIsText(t *testing.T) {
 // openSinkOf opens a forwarding sink with a user of its own, and the log of what it says.
 func openSinkOf(t *testing.T, server *testenv.MariaDB, user, password string) (*sqlsink.Sink, *bytes.Buffer) {
 	t.Helper()
+	adopt(t, server)
 	said := &bytes.Buffer{}
 	s, err := sqlsink.Open(sqlsink.Options{Address: server.Address, User: user, Password: password, Changefeed: changefeed, Forward: true, Logger: slog.New(slog.NewTextHandler(said, nil))})
 	if err != nil {

@@ -55,6 +55,7 @@ func newLine(t testing.TB, server string) *line {
 
 func openSinkAt(t testing.TB, server *testenv.MariaDB, address string) *sqlsink.Sink {
 	t.Helper()
+	adopt(t, server)
 	s, err := sqlsink.Open(sqlsink.Options{Address: address, User: server.User, Password: server.Password, Changefeed: changefeed})
 	if err != nil {
 		t.Fatal(err)

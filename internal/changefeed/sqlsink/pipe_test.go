@@ -57,6 +57,49 @@ func openSink(t testing.TB, server *testenv.MariaDB) *sqlsink.Sink {
 
 func openSinkAs(t testing.TB, server *testenv.MariaDB, forward bool) *sqlsink.Sink {
 	t.Helper()
+	adopt(t, server)
+	return openNewSink(t, server, forward)
+}
+
+// adopt adopts the checkpoint of a sink as a maintainer does before any table is acquired, if the server can be one.
+func adopt(t testing.TB, server *testenv.MariaDB) {
+	t.Helper()
+	s, err := sqlsink.Open(sqlsink.Options{Address: server.Address, User: server.User, Password: server.Password, Changefeed: changefeed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_ = adoptAt(context.Background(), s)
+}
+
+// checkpointed is a sink that records a checkpoint.
+type checkpointed interface {
+	Incarnation(ctx context.Context) (int64, error)
+	Checkpoint(ctx context.Context) (*stream.Checkpoint, error)
+	AdoptCheckpoint(ctx context.Context, found *stream.Checkpoint, c stream.Checkpoint) error
+}
+
+// adoptAt adopts the checkpoint that a sink has, in the incarnation that it has now.
+func adoptAt(ctx context.Context, s checkpointed) error {
+	now, err := s.Incarnation(ctx)
+	if err != nil {
+		return err
+	}
+	found, err := s.Checkpoint(ctx)
+	if err != nil {
+		return err
+	}
+	var c stream.Checkpoint
+	if found != nil {
+		c = *found
+	}
+	c.Incarnation = now
+	return s.AdoptCheckpoint(ctx, found, c)
+}
+
+// openNewSink opens a sink whose checkpoint nobody has adopted.
+func openNewSink(t testing.TB, server *testenv.MariaDB, forward bool) *sqlsink.Sink {
+	t.Helper()
 	s, err := sqlsink.Open(sqlsink.Options{Address: server.Address, User: server.User, Password: server.Password, Changefeed: changefeed, Forward: forward})
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +158,7 @@ func (p *pipe) take(ctx context.Context, tx *stream.Transaction) error {
 		if tx.DDL.Kind == stream.UnreadableRows {
 			return fmt.Errorf("%s: %w", tx.DDL.Statement, stream.ErrUnusable)
 		}
-		if err := p.sink.ExecuteDDL(ctx, tx.Position, tx.DDL, p.epoch); err != nil {
+		if err := p.adopting(ctx, func() error { return p.sink.ExecuteDDL(ctx, tx.Position, tx.DDL, p.epoch) }); err != nil {
 			return err
 		}
 		for _, table := range tx.DDL.Names() {
@@ -144,11 +187,25 @@ func (p *pipe) acquire(ctx context.Context, table stream.Table, start stream.Pos
 	if p.writers[table] != nil {
 		return nil
 	}
-	w, _, err := p.sink.Acquire(ctx, table, p.epoch, start)
-	if err == nil {
-		p.writers[table] = w
+	return p.adopting(ctx, func() error {
+		w, _, err := p.sink.Acquire(ctx, table, p.epoch, start)
+		if err == nil {
+			p.writers[table] = w
+		}
+		return err
+	})
+}
+
+// adopting does something, and adopts the checkpoint if the server was started again. The pipe knows that the server has lost nothing.
+func (p *pipe) adopting(ctx context.Context, do func() error) error {
+	for {
+		err := do()
+		if s, ok := p.sink.(checkpointed); !ok || !errors.Is(err, stream.ErrWentBack) {
+			return err
+		} else if adoptAt(ctx, s) != nil && ctx.Err() != nil { // the server may be starting again
+			return ctx.Err()
+		}
 	}
-	return err
 }
 
 // flush writes what is waiting, every other time with all tables together.

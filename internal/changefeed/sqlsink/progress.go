@@ -35,7 +35,7 @@ func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 		if _, err := s.prepare(ctx); err != nil {
 			return err
 		}
-		if err := s.refuseTable(ctx, table, false); err != nil {
+		if err := s.refuseTable(ctx, s.db, table, false); err != nil {
 			return err
 		}
 		var err error
@@ -60,10 +60,13 @@ func (s *Sink) acquire(ctx context.Context, table stream.Table, epoch stream.Epo
 	if at, part, err = s.own(ctx, tx, table, epoch, start); err != nil {
 		return 0, 0, err
 	}
+	if err := s.checkAdopted(ctx, tx); err != nil {
+		return 0, 0, err
+	}
 	return at, part, tx.Commit()
 }
 
-// own makes an epoch the owner of a table when a transaction ends.
+// own makes an epoch the owner of a table when a transaction ends. The caller calls checkAdopted before that.
 func (s *Sink) own(ctx context.Context, tx *sql.Tx, table stream.Table, epoch stream.Epoch, start stream.Position) (at stream.Position, part int, err error) {
 	found, err := s.lock(ctx, tx, table)
 	if err != nil {

@@ -16,11 +16,11 @@ import (
 //   - a table with system versioning keeps rows that were changed, with the times of its own server.
 //
 // A table that does not exist is not refused: DDL may create it.
-func (s *Sink) refuseTable(ctx context.Context, table stream.Table, together bool) error {
+func (s *Sink) refuseTable(ctx context.Context, by reader, table stream.Table, together bool) error {
 	var engine, kind string
 	var transactions bool
 	var trigger, cascade sql.NullString
-	err := s.db.QueryRowContext(ctx, `SELECT t.TABLE_TYPE, COALESCE(t.ENGINE, ''), COALESCE(e.TRANSACTIONS = 'YES', FALSE),
+	err := by.QueryRowContext(ctx, `SELECT t.TABLE_TYPE, COALESCE(t.ENGINE, ''), COALESCE(e.TRANSACTIONS = 'YES', FALSE),
 		(SELECT MIN(TRIGGER_NAME) FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = ? AND EVENT_OBJECT_TABLE = ?),
 		(SELECT MIN(CONSTRAINT_NAME) FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = ? AND TABLE_NAME = ?
 			AND (DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT') OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')))
@@ -47,7 +47,7 @@ func (s *Sink) refuseTable(ctx context.Context, table stream.Table, together boo
 
 // firedTrigger is the error of a write that has executed a trigger, and was rolled back.
 func (s *Sink) firedTrigger(ctx context.Context, table stream.Table) error {
-	if err := s.refuseTable(ctx, table, true); err != nil {
+	if err := s.refuseTable(ctx, s.db, table, true); err != nil {
 		return err
 	}
 	return s.unusable("a trigger was executed when table %s was written, which would change rows that are replicated anyway; DROP TRIGGER at the sink", table)

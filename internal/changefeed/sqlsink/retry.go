@@ -65,7 +65,7 @@ func (s *Sink) retry(ctx context.Context, doing string, try func() error) error 
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("sink %s: %s: %w (%w)", s.options.Address, doing, ctx.Err(), err)
-		case errors.Is(err, stream.ErrNotOwner), errors.Is(err, stream.ErrUnusable):
+		case errors.Is(err, stream.ErrNotOwner), errors.Is(err, stream.ErrWentBack), errors.Is(err, stream.ErrUnusable):
 			return err
 		case !transient(err):
 			return s.wrap(doing, err)

@@ -203,7 +203,7 @@ func TestASinkAdvancesPastWhatIsLeftOut(t *testing.T) {
 	for _, m := range []*testenv.MariaDB{a, b} {
 		m.Exec("CREATE DATABASE d", "CREATE TABLE d.a (id INT PRIMARY KEY)", "CREATE TABLE d.b (id INT PRIMARY KEY)")
 	}
-	source, sink := openSource(t, a), openSink(t, b)
+	source, sink := openSource(t, a), openNewSink(t, b, forwardAll)
 	start, err := source.Head(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -51,9 +51,10 @@ func (w *writer) Write(ctx context.Context, rows []*stream.Rows, to stream.Posit
 	return b.write(ctx)
 }
 
-// batch is what a write of rows has to do; nil if everything is written already.
+// batch is what a write of rows has to do; nil if everything is written already. Without rows there is always something to do: to find out
+// whether the table is still at its position.
 func (w *writer) batch(rows []*stream.Rows, to stream.Position) (*batch, error) {
-	part := 0
+	part, asked := 0, len(rows) == 0
 	if n := len(rows); n > 0 {
 		last := rows[n-1]
 		if last.To() > to {
@@ -75,6 +76,8 @@ func (w *writer) batch(rows []*stream.Rows, to stream.Position) (*batch, error) 
 	switch {
 	case to < w.position:
 		return nil, fmt.Errorf("table %s is at position %d and cannot go back to %d", w.table, w.position, to)
+	case to == w.position && asked:
+		part = w.part
 	case to == w.position && part <= w.part:
 		return nil, nil
 	}
@@ -203,6 +206,9 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 // goBack sets the checkpoint that is recorded at the sink back to the position that the sink has of the table, if that is earlier than
 // what this owner has written: the sink has lost commits. So everything is read again from there, also if the checkpoint was earlier. The position of the table alone would not
 // lead to that, because a table without changes is behind the checkpoint, too.
+//
+// A server that was started again, or another one, has kept all that was written before the checkpoint that it has, however long ago the
+// table was written last. So then the checkpoint stays as it is; it is not adopted in that incarnation.
 func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 	at := w.acquired
 	if found != nil {
@@ -214,7 +220,10 @@ func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 	if at > w.position || at == w.position && (found == nil || found.part >= w.part) {
 		return nil
 	}
-	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = LEAST(position, ?), counter = 0"+ofCheckpoint, uint64(at), w.sink.options.Changefeed); err != nil {
+	now := w.sink.incarnationNow()
+	// Assignments are made in order. 0 was set by an owner of another table.
+	if _, err := tx.ExecContext(ctx, "UPDATE "+w.sink.progress+" SET position = IF(counter = 0 OR counter = "+now+", LEAST(position, ?), position), counter = IF(counter = "+now+", 0, counter)"+ofCheckpoint,
+		uint64(at), w.sink.options.Changefeed); err != nil {
 		return err
 	}
 	w.sink.log.Warn("the sink went back", "table", w.table, "position", at, "written", w.position)

@@ -215,10 +215,11 @@ type Sink interface {
 	Check(ctx context.Context) error
 	// Acquire makes an epoch the owner of a table and returns the position that the table is at: the one that the sink has
 	// recorded, or start if it has none. It waits for writes of an earlier owner to end; afterwards the sink refuses that
-	// owner's writes. It returns ErrNotOwner if a newer epoch owns the table.
+	// owner's writes. It returns ErrNotOwner if a newer epoch owns the table, and ErrWentBack if the sink may have lost what an
+	// earlier owner wrote.
 	Acquire(ctx context.Context, table Table, epoch Epoch, start Position) (Writer, Position, error)
 	// ExecuteDDL executes the DDL at a position exactly once, however often it is called. It returns ErrNotOwner if a newer
-	// epoch has executed DDL.
+	// epoch has executed DDL, and ErrWentBack if the sink may have lost changes before it.
 	ExecuteDDL(ctx context.Context, position Position, ddl *DDL, epoch Epoch) error
 	// Close releases everything.
 	Close() error
@@ -227,8 +228,8 @@ type Sink interface {
 // Writer writes one table for one owner. It is used by one goroutine at a time.
 type Writer interface {
 	// Write writes rows and the position that the table is at then, atomically and durably. Rows are in order, and empty if
-	// nothing changed; to is at least To of the last. What was written before is skipped. If another epoch owns the table, it
-	// writes nothing and returns ErrNotOwner.
+	// nothing changed; to is at least To of the last. What was written before is skipped. If another epoch owns the table, or the sink
+	// has lost what was written, it writes nothing and returns ErrNotOwner; without rows it finds that out even if to is where the table is.
 	Write(ctx context.Context, rows []*Rows, to Position) error
 	// Close releases the writer. The owner of the table stays the same.
 	Close() error

@@ -887,7 +887,9 @@ type TableResult struct {
 	Found bool   `protobuf:"varint,3,opt,name=found,proto3" json:"found,omitempty"`
 	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	// hopeless: retrying will not help.
-	Hopeless      bool `protobuf:"varint,5,opt,name=hopeless,proto3" json:"hopeless,omitempty"`
+	Hopeless bool `protobuf:"varint,5,opt,name=hopeless,proto3" json:"hopeless,omitempty"`
+	// lost: the sink may have lost what was written to the table. If it was to be stopped, it is stopped.
+	Lost          bool `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -953,6 +955,13 @@ func (x *TableResult) GetError() string {
 func (x *TableResult) GetHopeless() bool {
 	if x != nil {
 		return x.Hopeless
+	}
+	return false
+}
+
+func (x *TableResult) GetLost() bool {
+	if x != nil {
+		return x.Lost
 	}
 	return false
 }
@@ -1331,13 +1340,14 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x121\n" +
 	"\x06config\x18\x03 \x01(\v2\x19.ebb.changefeed.v1.ConfigR\x06config\x12%\n" +
 	"\x02do\x18\x04 \x01(\x0e2\x15.ebb.changefeed.v1.DoR\x02do\x125\n" +
-	"\x06tables\x18\x05 \x03(\v2\x1d.ebb.changefeed.v1.TableOrderR\x06tables\"\x87\x01\n" +
+	"\x06tables\x18\x05 \x03(\v2\x1d.ebb.changefeed.v1.TableOrderR\x06tables\"\x9b\x01\n" +
 	"\vTableResult\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x04R\bposition\x12\x14\n" +
 	"\x05found\x18\x03 \x01(\bR\x05found\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x1a\n" +
-	"\bhopeless\x18\x05 \x01(\bR\bhopeless\"e\n" +
+	"\bhopeless\x18\x05 \x01(\bR\bhopeless\x12\x12\n" +
+	"\x04lost\x18\x06 \x01(\bR\x04lost\"e\n" +
 	"\n" +
 	"OrderReply\x12\x1d\n" +
 	"\n" +
