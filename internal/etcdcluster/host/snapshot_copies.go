@@ -54,12 +54,7 @@ func (w *snapshotWorker) try(ctx context.Context, s *v1alpha1.EtcdSnapshot) erro
 	if c, _ := s.Copy(w.opts.Node); c.Node != "" || !slices.Contains(s.Spec.Nodes, w.opts.Node) {
 		return nil
 	}
-	err := w.store.Reserve(w.key, s.Spec.TrialBytes) // reads and writes no file, and must not wait for those that do: an answer that is late counts as none
-	if err == nil && s.Spec.MemberNode != w.opts.Node {
-		if err = w.reach(ctx, s.Spec.MemberNode, s); err != nil {
-			err = fmt.Errorf("node %s does not answer: %w", s.Spec.MemberNode, err)
-		}
-	}
+	err := w.canKeep(ctx, s)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -70,6 +65,18 @@ func (w *snapshotWorker) try(ctx context.Context, s *v1alpha1.EtcdSnapshot) erro
 		entry.Room = new(metav1.NowMicro())
 	}
 	return w.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool { return setCopy(o, entry) })
+}
+
+// canKeep returns why this node could not keep a copy; nil if it could. It does not wait for its turn among those that read and write whole files: an
+// answer that is late counts as none.
+func (w *snapshotWorker) canKeep(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
+	if err := runAside(ctx, func() error { return w.store.Reserve(w.key, s.Spec.TrialBytes) }); err != nil || s.Spec.MemberNode == w.opts.Node {
+		return err
+	}
+	if err := w.reach(ctx, s.Spec.MemberNode, s); err != nil {
+		return fmt.Errorf("node %s does not answer: %w", s.Spec.MemberNode, err)
+	}
+	return nil
 }
 
 // verify compares the size and the checksum of this node's file with those that were recorded.

@@ -218,11 +218,16 @@ func (r *epochRun) runHeavy(ctx context.Context, work func() error) error {
 	if err != nil {
 		return err
 	}
-	done := make(chan error, 1)
-	go func() {
+	return runAside(ctx, func() error {
 		defer release()
-		done <- work()
-	}()
+		return work()
+	})
+}
+
+// runAside does work that reads or writes a disk, and does not wait for it when the epoch ends: the disk may hang.
+func runAside(ctx context.Context, work func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- work() }()
 	select {
 	case err := <-done:
 		return err

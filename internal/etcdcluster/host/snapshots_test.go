@@ -168,29 +168,6 @@ func TestACopyOnItsWayTellsHowMuchHasArrived(t *testing.T) {
 	}
 }
 
-// As many copies as a node makes at a time may take long. The coordinator does not wait that long for an answer.
-func TestATrialDoesNotWaitForCopiesOnTheirWay(t *testing.T) {
-	y := newYard(t)
-	n1, n2, _ := y.heldBack("c-1")
-	copies := []*v1alpha1.EtcdSnapshot{y.snapshot("s-1", "c-1", 0, n1, n2), y.snapshot("s-2", "c-1", 0, n1, n2)}
-	for _, s := range copies {
-		y.awaitSnapshot(s, "on its way", onItsWay(n2))
-	}
-	trial := &v1alpha1.EtcdSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: y.namespace, Name: "t-1"}}
-	trial.Spec = v1alpha1.EtcdSnapshotSpec{Cluster: "c", ClusterUID: y.uid, MemberNode: n1.name, TrialBytes: 1 << 20, Nodes: []string{n2.name}}
-	y.must(y.admin.Create(soon(t), trial))
-	y.awaitSnapshot(trial, "answered", func(s *v1alpha1.EtcdSnapshot) bool {
-		c, _ := s.Copy(n2.name)
-		return c.Room != nil
-	})
-	for _, s := range copies {
-		y.must(y.admin.Get(soon(t), client.ObjectKeyFromObject(s), s))
-		if !onItsWay(n2)(s) {
-			t.Errorf("it was answered when copy %s had ended: %+v", s.Name, s.Status.Copies)
-		}
-	}
-}
-
 func TestTheLastCopyStaysUntilAnotherIsVerified(t *testing.T) {
 	y := newYard(t)
 	n1, n2 := y.machine("n1"), y.machine("n2")
