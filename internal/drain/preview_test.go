@@ -61,7 +61,7 @@ func testPreview(t *testing.T, c *cluster) {
 	c.lead("n1", nil)
 	c.request("d", "n2")
 	c.phase("d", v1alpha1.DrainDraining)
-	want := "A drain of node n3 would be refused now: another drain operation is in progress: drain d of node n2 (DrainInProgress).\n" + found
+	want := "A drain of node n3 would be refused now: another drain operation is in progress: drain d of node n2 (DrainInProgress): `ebb drain n3 --queue` waits until it has ended.\n" + found
 	if diff := cmp.Diff(want, foresee("n3").Describe(works, false)); diff != "" {
 		t.Errorf("while n2 drains: (-want +got)\n%s", diff)
 	}

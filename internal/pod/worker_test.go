@@ -684,3 +684,37 @@ func TestADeadlineAsksTheAPIServerForItsClock(t *testing.T) {
 		t.Errorf("the drain is %q", got)
 	}
 }
+
+// The coordinator before evicted a pod, and its term ended before it could write that down.
+func TestTheNextCoordinatorCountsPodsThatAreTerminatingBecauseTheyWereEvicted(t *testing.T) {
+	evicted := `{"metadata":{"namespace":"default","name":"a","uid":"uid-a","deletionTimestamp":"2031-01-02T03:04:05Z"},"spec":{"nodeName":"n1"},
+		"status":{"conditions":[{"type":"DisruptionTarget","status":"True","reason":"EvictionByEvictionAPI"}]}}`
+	deleted := `{"metadata":{"namespace":"default","name":"b","uid":"uid-b","deletionTimestamp":"2031-01-02T03:04:05Z"},"spec":{"nodeName":"n1"}}`
+	for name, known := range map[string][]string{"not written down": nil, "written down": {"default/a"}} {
+		t.Run(name, func(t *testing.T) {
+			w, d := finishing(t, nil)
+			w.Config = drainconfig.Default()
+			w.serve(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","items":[%s,%s]}`, evicted, deleted)
+			})
+			d.Status.Pods.EvictedPods, d.Status.Pods.Evicted = known, int64(len(known))
+			if err := w.client.Status().Update(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			d.Spec.Cancelled = true
+			if err := w.client.Update(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			w.See(d)
+			if next := w.look(t.Context()); next.Err != nil {
+				t.Fatal(next.Err)
+			}
+			got := read(t, w.Controller).Status
+			end := meta.FindStatusCondition(got.Conditions, v1alpha1.DrainFinished)
+			if got.Phase != v1alpha1.DrainCancelled || got.Pods.Evicted != 1 || !slices.Equal(got.Pods.EvictedPods, []string{"default/a"}) || !strings.Contains(end.Message, "1 pod was evicted before: default/a.") {
+				t.Errorf("the drain is %+v: %+v", got, got.Pods)
+			}
+		})
+	}
+}

@@ -183,7 +183,7 @@ func (w *nodeWorker) cancel(ctx context.Context, d *v1alpha1.Drain, alone bool, 
 	}
 	next, sent := d.DeepCopy(), 0
 	if w.sentAny() || d.Status.Pods != nil {
-		sent = w.note(next)
+		sent = w.note(next, w.unwritten(ctx, d))
 	}
 	now := Snapshot{Now: time.Now(), Server: w.clock.Now()}.time() // as it began
 	end(next, now, v1alpha1.DrainCancelled, reason, message+" "+Moved(next.Status.Pods))
@@ -201,11 +201,31 @@ func (w *nodeWorker) leave(ctx context.Context, d *v1alpha1.Drain) (worker.Next,
 
 // record writes what was evicted, for a drain that ends elsewhere.
 func (w *nodeWorker) record(ctx context.Context, d *v1alpha1.Drain) error {
-	if !w.sentAny() || d.Status.Pods == nil {
+	if d.Status.Pods == nil || !w.sentAny() && w.watch != nil {
 		return nil
 	}
 	next := d.DeepCopy()
-	return w.writeSent(ctx, stepProgress, next, w.note(next))
+	sent := w.note(next, w.unwritten(ctx, d))
+	if sameStatus(next, d) {
+		return nil
+	}
+	return w.writeSent(ctx, stepProgress, next, sent)
+}
+
+// unwritten evaluates the pods of a drain that ends before this worker has listed them: the coordinator before may have evicted some of them
+// that it could not write down any more, and they are terminating. The end of a drain does not wait for a list that fails.
+func (w *nodeWorker) unwritten(ctx context.Context, d *v1alpha1.Drain) Plan {
+	if w.watch != nil || d.Status.Pods == nil || d.Status.Pods.StartedAt == nil || d.Status.Pods.FinishedAt != nil {
+		return Plan{}
+	}
+	ctx, cancel := context.WithTimeout(ctx, listLimit)
+	defer cancel()
+	pods, err := listPods(ctx, w.kube, w.node)
+	if err != nil {
+		w.Log.Warn("pods: could not list pods that were evicted before this term", "target", w.node, "error", err)
+		return Plan{}
+	}
+	return Evaluate(Snapshot{Now: time.Now(), Server: w.clock.Now(), Node: w.node, Pods: pods, Config: w.Config, TerminatingFor: w.Limits.TerminatingFor})
 }
 
 func (w *nodeWorker) setStopped(stopped bool) {
@@ -232,12 +252,12 @@ func (w *nodeWorker) sentAny() bool {
 	return len(w.sent) > 0
 }
 
-// note adds what was sent to a status, leaves the rest as it is, and returns how many that were.
-func (w *nodeWorker) note(d *v1alpha1.Drain) int {
+// note adds to a status what was sent, and what a plan shows to have been evicted. It leaves the rest as it is, and returns how many were sent.
+func (w *nodeWorker) note(d *v1alpha1.Drain, plan Plan) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	old := d.Status.Pods.DeepCopy()
-	observe(d, Snapshot{Now: time.Now()}, Plan{}, w.sent, w.first)
+	observe(d, Snapshot{Now: time.Now()}, plan, w.sent, w.first)
 	if old != nil {
 		st := d.Status.Pods
 		st.StartedAt, st.Initial = old.StartedAt, old.Initial // without a start its pods were never listed

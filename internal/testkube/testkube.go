@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -145,6 +146,18 @@ func (c *Cluster) WithoutAPI(ctx context.Context, during func()) error {
 	c.running[at] = api
 	go c.watch(api)
 	return c.awaitAPI(ctx)
+}
+
+// FreezeAPI suspends kube-apiserver while it calls during: requests are not answered. Unlike a restart, its length is that of during.
+func (c *Cluster) FreezeAPI(during func()) error {
+	at := slices.IndexFunc(c.running, func(p *program) bool { return p.name == apiProgram })
+	api := c.running[at].PID()
+	if err := syscall.Kill(api, syscall.SIGSTOP); err != nil {
+		return fmt.Errorf("freeze kube-apiserver: %w", err)
+	}
+	defer func() { _ = syscall.Kill(api, syscall.SIGCONT) }() // it may have been killed meanwhile
+	during()
+	return nil
 }
 
 func (c *Cluster) path(parts ...string) string {
