@@ -62,22 +62,23 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 			return nil, status.Error(codes.FailedPrecondition, err.Error())
 		}
 	}
-	var stopped map[stream.Table]stream.Position
+	var positions map[stream.Table]stream.Position
 	var failed map[stream.Table]error
 	switch req.Do {
 	case wire.Do_DO_PREPARE:
 		failed = s.host.engine.Prepare(key, epoch, config, orders)
 	case wire.Do_DO_START:
 		failed = s.host.engine.Start(ctx, key, epoch, config, orders)
+		positions = s.host.engine.Positions(key, orders)
 	case wire.Do_DO_STOP:
-		stopped, failed = s.host.engine.Stop(ctx, key, epoch, orders)
+		positions, failed = s.host.engine.Stop(ctx, key, epoch, orders)
 	default:
 		return nil, status.Errorf(codes.InvalidArgument, "unknown order %s", req.Do)
 	}
 	reply := &wire.OrderReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, o := range orders {
 		r := &wire.TableResult{Table: wire.TableName(o.Table)}
-		if at, ok := stopped[o.Table]; ok {
+		if at, ok := positions[o.Table]; ok {
 			r.Position, r.Found = uint64(at), true
 		}
 		if err := failed[o.Table]; err != nil {

@@ -64,8 +64,8 @@ func (d *dispatcher) copyTable(ctx context.Context) {
 		return
 	}
 	pauses := backoff.New(retries)
-	behind := 0 // so many snapshots in a row; once that is most, the table always waits
-	for ctx.Err() == nil {
+	behind := 0            // so many snapshots in a row; once that is most, the table always waits
+	for d.awaitNear(ctx) { // before it takes a place: tables that are behind must not keep others from being copied
 		select {
 		case d.feed.copies <- struct{}{}:
 		case <-ctx.Done():
@@ -101,8 +101,8 @@ func (d *dispatcher) copyTable(ctx context.Context) {
 // copySome copies chunks of one snapshot. It returns how many rows it has copied, and whether the table is whole. A busy source may take
 // long to say at which position a snapshot is, and the table is after it by then: if it waits, it does not go on meanwhile.
 func (d *dispatcher) copySome(ctx context.Context, source snapshot.Source, waits bool) (rows int, done bool, err error) {
-	if !d.awaitNear(ctx) {
-		return 0, false, ctx.Err()
+	if near, _ := d.near(); !near { // it has waited for its place since
+		return 0, false, errAgain
 	}
 	if waits {
 		d.holdHere()
@@ -272,18 +272,25 @@ func (d *dispatcher) copyState() *snapshot.State {
 	return nil
 }
 
-// awaitNear waits until the dispatcher follows the log closely: a snapshot is of the newest position.
+// awaitNear waits until the dispatcher follows the log closely: a snapshot is of the newest position. It returns false if the dispatcher
+// does not run any more.
 func (d *dispatcher) awaitNear(ctx context.Context) bool {
 	for ctx.Err() == nil {
-		d.mu.Lock()
-		near := d.state == Running && d.listens && len(d.queue) < 1000 && !d.blocked() && !d.feed.engine.budget.scarce()
-		d.mu.Unlock()
-		if near {
-			return true
+		near, runs := d.near()
+		if near || !runs {
+			return near
 		}
 		_ = backoff.Sleep(ctx, 10*copyPoll)
 	}
 	return false
+}
+
+// near reports whether the dispatcher follows the log closely, and whether it runs.
+func (d *dispatcher) near() (near, runs bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	runs = d.state == Running
+	return runs && d.listens && len(d.queue) < 1000 && !d.blocked() && !d.feed.engine.budget.scarce(), runs
 }
 
 // holdAt makes the dispatcher write nothing after a position. It returns false if it may have.

@@ -725,6 +725,9 @@ func TestANewerOrderReplacesARunningDispatcher(t *testing.T) {
 	if failed := m.Start(context.Background(), key, 1, config, orders(ep(6), 20, tables...)); len(failed) > 0 {
 		t.Fatal(failed)
 	}
+	if at := m.Positions(key, orders(ep(6), 0, tables...)); at[tables[0]] != 20 || len(m.Positions(key, orders(ep(5), 0, tables...))) != 0 {
+		t.Errorf("it began at %v", at)
+	}
 	source.wind(40)
 	until(t, "the second writes", func() bool { return sink.has(tables, 40) })
 	if list := m.Dispatchers(key); len(list) != 1 || list[0].Epoch != ep(6) || list[0].State != dispatch.Running {

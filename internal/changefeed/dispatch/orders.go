@@ -69,6 +69,29 @@ func (e *Engine) Start(ctx context.Context, key FeedKey, maintainer int64, c Con
 	})
 }
 
+// Positions are the positions up to which everything is at the sink, of dispatchers that run by the given orders.
+func (e *Engine) Positions(key FeedKey, orders []Order) map[stream.Table]stream.Position {
+	at := map[stream.Table]stream.Position{}
+	f := e.known(key)
+	if f == nil {
+		return at
+	}
+	for _, o := range orders {
+		f.mu.Lock()
+		d := f.tables[o.Table]
+		f.mu.Unlock()
+		if d == nil || d.epoch != o.Epoch {
+			continue
+		}
+		d.mu.Lock()
+		if d.state == Running {
+			at[o.Table] = d.flushed
+		}
+		d.mu.Unlock()
+	}
+	return at
+}
+
 // discard removes a dispatcher that could not be started, unless another order has started it meanwhile.
 func (f *Feed) discard(ctx context.Context, d *placed) {
 	d.mu.Lock()

@@ -282,6 +282,9 @@ func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64
 		here[id] = true
 		t.stoppedAt = time.Time{} // if it was being moved, the length of the pause is not known
 		t.phase, t.node, t.epoch, t.floor = TableRunning, name, epoch, max(t.floor, stream.Position(d.Checkpoint))
+		if !started {
+			t.reached = 0 // its checkpoint is in the floor
+		}
 	}
 	for id, t := range m.tables {
 		if t.phase == TableRunning && t.node == name && !here[id] && (began == 0 || t.since < began) {

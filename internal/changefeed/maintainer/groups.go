@@ -129,7 +129,13 @@ func (m *Maintainer) known(name stream.Table) bool {
 func (m *Maintainer) notPast(leaders []stream.Table, t *stream.Transaction) []stream.Table {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.DeleteFunc(leaders, func(name stream.Table) bool { e := m.tables[name]; return e != nil && e.floor >= t.Position })
+	return slices.DeleteFunc(leaders, func(name stream.Table) bool { e := m.tables[name]; return e != nil && e.past(t.Position) })
+}
+
+// past reports whether a table is known to have passed a position. Its dispatcher may have begun after it: the sink has recorded how far the
+// table was, and the checkpoint that the maintainer began at may be older.
+func (t *table) past(at stream.Position) bool {
+	return t.floor >= at || t.phase == TableRunning && t.reached >= at
 }
 
 // forget removes an entry. The caller holds the lock.

@@ -99,6 +99,7 @@ type table struct {
 	from    stream.Position // of the DDL that gave the table its name; 0 if that was before the changefeed or is not known
 	floor   stream.Position // everything up to here is known to be at the sink
 	since   uint64          // only reports of a later round include its dispatcher
+	reached stream.Position // where its dispatcher began, which may be after DDL that is read again; 0 if that is not known
 	retry   time.Time       // it is not placed before this time
 	// stoppedAt is when its dispatcher was ordered to stop for a move; zero unless the next one has yet to start.
 	stoppedAt time.Time

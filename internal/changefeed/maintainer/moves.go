@@ -120,13 +120,13 @@ func (m *Maintainer) move(ctx context.Context, w View, from, to string, list map
 		}
 	}
 	started := map[*table]bool{}
-	m.send(ctx, w, to, wire.Do_DO_START, orders, func(name stream.Table, o *wire.TableOrder) {
+	m.send(ctx, w, to, wire.Do_DO_START, orders, func(name stream.Table, o *wire.TableOrder, at stream.Position) {
 		round := m.opts.Reports.Round()
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		t := list[name]
 		started[t] = true
-		t.phase, t.node, t.epoch, t.since = TableRunning, to, wire.ParseEpoch(o.Epoch), round
+		t.phase, t.node, t.epoch, t.since, t.reached = TableRunning, to, wire.ParseEpoch(o.Epoch), round, at
 		if !t.stoppedAt.IsZero() {
 			m.opts.Paused(time.Since(t.stoppedAt))
 			t.stoppedAt = time.Time{}
@@ -176,7 +176,7 @@ func (m *Maintainer) newOrders(list map[stream.Table]*table) map[stream.Table]*w
 
 // send sends orders to a node and calls done for each that succeeded. It returns how many failed. If the answer is lost, the node may have
 // carried them out: it is bootstrapped again, which takes over what was started or stops it.
-func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder)) (failed int) {
+func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, orders map[stream.Table]*wire.TableOrder, done func(stream.Table, *wire.TableOrder, stream.Position)) (failed int) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	reply, err := m.opts.Nodes.Order(ctx, w.Nodes[to], m.order(do, slices.Collect(maps.Values(orders))))
@@ -200,7 +200,7 @@ func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, or
 		default:
 			m.noteOrder(name, "", false)
 			if done != nil {
-				done(name, o)
+				done(name, o, stream.Position(result.Position))
 			}
 		}
 	}

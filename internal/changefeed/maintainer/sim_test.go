@@ -446,15 +446,18 @@ func playTables(t *testing.T, seed uint64) (wrong string, counts map[string]int)
 			m.done.Go(func() { m.trigger(c) })
 		}
 		work(1)
+		pace := rand.New(rand.NewPCG(seed, 4)) // the cluster's own is used by others at the same time
 		for epoch := int64(1); epoch < 5; {
 			c.write()
-			for range c.chance.IntN(8) {
+			for range pace.IntN(8) {
 				c.disturb()
 				m.step(c)
 			}
-			if c.chance.IntN(12) == 0 {
+			if pace.IntN(12) == 0 {
 				epoch++
+				c.mu.Lock()
 				c.counts["failover"]++
+				c.mu.Unlock()
 				work(epoch)
 			}
 		}

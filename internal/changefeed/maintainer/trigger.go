@@ -336,9 +336,9 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 		}
 		err = m.executeDDL(ctx, sink, before, t.Position, plan)
 	} else {
+		err = m.awaitPassed(ctx, before, t.Position)
 		before = m.notPast(before, t)
 		kept, grouped = m.keptOf(before, t.DDL)
-		err = m.awaitBlocked(ctx, before, t.Position)
 		plan = t.DDL
 	}
 	if err != nil {
@@ -500,8 +500,21 @@ func ddlExecuted(ctx context.Context, sink stream.Sink, at stream.Position) (boo
 
 // awaitBlocked returns when the dispatchers of tables have reached the DDL at a position.
 func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at stream.Position) error {
+	return m.await(ctx, names, at, m.unblocked)
+}
+
+// awaitPassed returns when the dispatchers of tables have reached the DDL at a position, or are after it. It is for DDL that is not executed at
+// the sink: nothing is recorded there, so that a table may have passed it before the maintainer began.
+func (m *Maintainer) awaitPassed(ctx context.Context, names []stream.Table, at stream.Position) error {
+	return m.await(ctx, names, at, func(names []stream.Table, at stream.Position) (string, string) {
+		return m.unblocked(m.notPast(slices.Clone(names), &stream.Transaction{Position: at}), at)
+	})
+}
+
+// await waits until no table is left that has not come to the DDL at a position.
+func (m *Maintainer) await(ctx context.Context, names []stream.Table, at stream.Position, left func([]stream.Table, stream.Position) (table, node string)) error {
 	for began := time.Now(); ; {
-		waiting, node := m.unblocked(names, at)
+		waiting, node := left(names, at)
 		if waiting == "" {
 			return nil
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/lease"
+	"github.com/ebb-dev/ebb/internal/node"
 )
 
 // reported are the reports of nodes.
@@ -162,4 +163,34 @@ func TestALongWaitForATableAsksItsNodeLessOften(t *testing.T) {
 			t.Errorf("in 11s it was asked %d times", times)
 		}
 	})
+}
+
+// DDL that is not executed at the sink is not recorded there. A maintainer that begins at an older checkpoint reads it again, and the sink lets
+// the table begin after it.
+func TestADDLThatIsNotExecutedDoesNotWaitForATableThatBeganAfterIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		began uint64
+		err   error
+	}{"after it": {12, nil}, "at it": {10, nil}, "before it": {9, context.DeadlineExceeded}, "a node of an earlier version": {0, context.DeadlineExceeded}} {
+		synctest.Test(t, func(t *testing.T) {
+			nodes := oneNode{nil, func(req *wire.OrderRequest) (*wire.OrderReply, error) {
+				return &wire.OrderReply{Results: []*wire.TableResult{{Table: req.Tables[0].Table, Position: c.began}}}, nil
+			}}
+			m := New(Options{Log: slog.New(slog.DiscardHandler), Nodes: nodes, Reports: reported{}, Cluster: held{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
+			m.tables[logTable] = &table{floor: 5}
+			w, _ := held{}.View()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			go func() {
+				time.Sleep(time.Second) // while the DDL waits
+				m.move(ctx, w, "", "n1", m.begin([]stream.Table{logTable}, "", "n1"))
+			}()
+			if err := m.awaitPassed(ctx, []stream.Table{logTable}, 10); !errors.Is(err, c.err) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if floor := m.tables[logTable].floor; floor != 5 {
+				t.Errorf("%s: the next dispatcher would begin at %d", name, floor)
+			}
+		})
+	}
 }

@@ -146,6 +146,45 @@ func TestTablesAreListedWithThePositionAtWhichTheyExisted(t *testing.T) {
 	}
 }
 
+// Only one session at a time may block DDL. When many changefeeds begin at once, one that has waited for its turn in vain must not watch for
+// a moment without DDL, which a busy source does not have.
+func TestTablesAreListedThoughAnotherBlocksDDLForAWhile(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.stays (id INT PRIMARY KEY)")
+	s := open(t, m)
+	db := m.Open("d")
+	defer db.Close()
+	other, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := other.ExecContext(t.Context(), "BACKUP STAGE START"); err != nil { // it does not block DDL itself
+		t.Fatal(err)
+	}
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	busy.Go(func() {
+		for ctx.Err() == nil {
+			db.ExecContext(ctx, "CREATE OR REPLACE TABLE d.busy (id INT)")
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	busy.Go(func() {
+		time.Sleep(5500 * time.Millisecond) // longer than one attempt waits
+		other.ExecContext(ctx, "BACKUP STAGE END")
+	})
+	began := time.Now()
+	if _, _, err := s.Tables(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < 5*time.Second {
+		t.Fatalf("it did not have to wait: %v", took)
+	}
+}
+
 // tablesAt works out from the log which tables there were.
 func tablesAt(log []*stream.Transaction, at stream.Position) []stream.Table {
 	there := map[stream.Table]bool{}

@@ -168,25 +168,38 @@ type lister func(ctx context.Context, by querier, tables []stream.Table) (string
 
 // tablesWith lists the tables, and reads more about them as of the same position.
 func (s *Source) tablesWith(ctx context.Context, more lister) ([]stream.Table, stream.Position, error) {
+	waited := 0
 	for tries := range 10 {
 		tables, position, err := s.tablesBlocked(ctx, more)
 		if err == nil {
 			return tables, position, nil
 		}
+		pause := time.Duration(tries+1) * 10 * time.Millisecond // DDL that had locked a table continues now
 		if !errors.Is(err, errSkipped) {
-			if code, ok := errorCode(err); ok && slices.Contains([]uint16{codeNeedPrivilege, codeDatabaseDenied, codeAccessDenied, codeLockWait}, code) {
+			code, ok := errorCode(err)
+			if ok && slices.Contains([]uint16{codeNeedPrivilege, codeDatabaseDenied, codeAccessDenied}, code) {
 				break
 			}
-			return nil, 0, err
+			if !ok || code != codeLockWait {
+				return nil, 0, err
+			}
+			// One session at a time may block DDL, and many changefeeds may begin at the same time.
+			if waited++; waited == blockTries {
+				break
+			}
+			pause = rand.N(time.Second)
 		}
-		select { // DDL that had locked a table continues now
+		select {
 		case <-ctx.Done():
 			return nil, 0, ctx.Err()
-		case <-time.After(time.Duration(tries+1) * 10 * time.Millisecond):
+		case <-time.After(pause):
 		}
 	}
 	return s.tablesWatched(ctx, more)
 }
+
+// blockTries is how often it is tried to block DDL while another session does, each time for the seconds of lock_wait_timeout.
+const blockTries = 3
 
 // tablesBlocked lists the tables while the server blocks DDL.
 func (s *Source) tablesBlocked(ctx context.Context, more lister) (tables []stream.Table, at stream.Position, err error) {

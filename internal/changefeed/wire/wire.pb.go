@@ -881,7 +881,8 @@ func (x *OrderRequest) GetTables() []*TableOrder {
 type TableResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Table string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
-	// position up to which everything is at the sink, of a table that was stopped.
+	// position up to which everything is at the sink, of a table that was stopped or started. Nodes of earlier versions do not report it
+	// of one that was started.
 	Position uint64 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
 	// found is whether there was a dispatcher to stop.
 	Found bool   `protobuf:"varint,3,opt,name=found,proto3" json:"found,omitempty"`
