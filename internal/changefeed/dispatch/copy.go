@@ -114,10 +114,11 @@ func (d *dispatcher) copySome(ctx context.Context, source snapshot.Source, waits
 	}
 	reads, cancel := context.WithCancel(ctx)
 	var reading sync.WaitGroup
+	end := sync.OnceFunc(session.Close)
 	defer func() {
 		cancel()
 		reading.Wait()
-		session.Close()
+		end()
 	}()
 	at := session.Position()
 	if !d.holdAt(at) {
@@ -137,6 +138,7 @@ func (d *dispatcher) copySome(ctx context.Context, source snapshot.Source, waits
 	var failed error
 	reading.Go(func() {
 		defer close(chunks)
+		defer end() // as long as it is open, DDL of the table waits at the source, and everybody else for the DDL
 		failed = readChunks(reads, session, layout, after, d.feed.pacer.most(), chunks)
 	})
 	if err := d.awaitReached(ctx, at, head); err != nil {
@@ -160,9 +162,15 @@ func readChunks(ctx context.Context, session snapshot.Session, l *snapshot.Layou
 				}
 				rows = min(most, max(1, chunkBytes*c.Rows/max(bytes, 1)))
 			}
+			var late <-chan time.Time
+			if len(l.Key) > 0 { // the next snapshot continues after what is written
+				late = time.After(snapshotAge)
+			}
 			select {
 			case to <- c:
 				return nil
+			case <-late:
+				return fmt.Errorf("%w: the sink takes long to write a part of it", errAgain)
 			case <-ctx.Done():
 				return ctx.Err()
 			}

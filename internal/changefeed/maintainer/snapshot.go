@@ -178,11 +178,12 @@ func (m *Maintainer) watchSnapshot(ctx context.Context) {
 }
 
 func (m *Maintainer) readSnapshotProgress(ctx context.Context) error {
-	sink, to, err := m.openSnapshotSink(ctx)
-	if err != nil {
-		return err
+	m.mu.Lock()
+	to, ok := m.saver.sink.(snapshot.Sink) // it stays open while the placement is worked for; opening another executes DDL at the sink
+	m.mu.Unlock()
+	if !ok {
+		return nil
 	}
-	defer sink.Close()
 	p, err := to.SnapshotProgress(ctx)
 	if err != nil {
 		return err

@@ -23,13 +23,14 @@ var _ snapshot.Source = (*Source)(nil)
 // snapshotTimeout bounds how long the server may take to send something while a table is being read.
 const snapshotTimeout = 5 * time.Minute
 
-// snapshotConfig are the settings of sessions that read tables: values are sent byte for byte, and times are in UTC.
+// snapshotConfig are the settings of sessions that read tables: values are sent byte for byte, and times are in UTC. Changes of a table
+// wait for the session, so it does not wait long for DDL, which may itself be waiting for others.
 func snapshotConfig(of *mysql.Config) *mysql.Config {
 	cfg := of.Clone()
 	cfg.ReadTimeout = snapshotTimeout
 	cfg.Params = map[string]string{
 		"time_zone": "'+00:00'", "sql_mode": "'NO_BACKSLASH_ESCAPES'", "character_set_results": "'binary'", "net_write_timeout": "600",
-		"tx_isolation": "'REPEATABLE-READ'",
+		"tx_isolation": "'REPEATABLE-READ'", "lock_wait_timeout": "1",
 	}
 	return cfg
 }
@@ -386,8 +387,11 @@ func (c *snapshotSession) Describe(ctx context.Context, t stream.Table) (*snapsh
 const codeTableChanged = 1412
 
 func (c *snapshotSession) explain(t stream.Table, err error) error {
-	if code, ok := errorCode(err); ok && (code == codeTableChanged || code == codeNoSuchTable) {
+	switch code, ok := errorCode(err); {
+	case ok && (code == codeTableChanged || code == codeNoSuchTable):
 		return fmt.Errorf("table %s: %w (%w)", t, snapshot.ErrChanged, err)
+	case ok && code == codeLockWait:
+		return fmt.Errorf("source %s: table %s is locked by DDL or LOCK TABLES, see SHOW PROCESSLIST there; retrying: %w", c.source.options.Address, t, err)
 	}
 	return c.source.wrap("read table "+t.String(), err)
 }

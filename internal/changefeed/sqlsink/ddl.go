@@ -226,8 +226,8 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 		return refused
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
-		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and set done=TRUE in %s: %s: %w (%w)",
-			d.sink.options.Address, d.position, d.sink.intents, brief(d.text), stream.ErrUnusable, err)
+		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and leave it out with ebb changefeed skip: %s: %w (%w)",
+			d.sink.options.Address, d.position, brief(d.text), stream.ErrUnusable, err)
 	}
 	return err
 }

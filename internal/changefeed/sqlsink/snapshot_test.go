@@ -576,3 +576,63 @@ func TestATableThatTheFilterExcludesLaterIsNotCopied(t *testing.T) {
 		t.Errorf("%+v, %v: only d.t is copied", p, err)
 	}
 }
+
+// Changes of a table wait while a snapshot of it is opened. A table that is locked must not keep them waiting.
+func TestASnapshotDoesNotWaitForALockedTable(t *testing.T) {
+	a := testenv.StartMariaDB(t)
+	a.Exec("CREATE DATABASE w", "CREATE TABLE w.t (id INT PRIMARY KEY)")
+	session, err := openSource(t, a).OpenSnapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	db := a.Open("w")
+	defer db.Close()
+	db.SetMaxOpenConns(1)
+	if _, err := db.Exec("LOCK TABLES w.t WRITE"); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	_, _, err = session.Describe(t.Context(), stream.Table{Schema: "w", Name: "t"})
+	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "table w.t is locked by DDL or LOCK TABLES") || dispatch.Hopeless(err) || took > 10*time.Second {
+		t.Errorf("after %s: %v", took, err)
+	}
+}
+
+// A snapshot locks the definition of its table. While the sink cannot write what was read, it ends, so that DDL of the source does not wait.
+func TestASlowSinkDoesNotHoldUpDDLOfTheSource(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	a.Exec("CREATE DATABASE w", "CREATE TABLE w.t (id INT PRIMARY KEY, v TEXT)", "INSERT INTO w.t SELECT seq, REPEAT('x', 2000) FROM w.seq_1_to_8000")
+	source, sink := openSource(t, a), openSink(t, b)
+	plan := planned(t, source, sink)
+	locker := b.Open("w")
+	defer locker.Close()
+	locker.SetMaxOpenConns(1)
+	if _, err := locker.Exec("LOCK TABLES w.t WRITE"); err != nil {
+		t.Fatal(err)
+	}
+	e, config := newCopierOf(t, source, b, 0)
+	if failed := e.Start(t.Context(), copierKey, 1, config, []dispatch.Order{{Table: plan.Tables[0].Table, Epoch: stream.Epoch{Placement: 1}, Position: plan.Position}}); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	waitFor(t, func() bool {
+		return b.Value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table metadata lock%'") != "0"
+	})
+	db := a.Open("w")
+	defer db.Close()
+	if _, err := db.Exec("SET STATEMENT lock_wait_timeout=20 FOR ALTER TABLE w.t ADD n INT"); err != nil {
+		t.Errorf("DDL of the source waits for the sink: %v", err)
+	}
+	if _, err := locker.Exec("UNLOCK TABLES"); err != nil {
+		t.Fatal(err)
+	}
+	head, err := source.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool {
+		p, err := sink.SnapshotProgress(t.Context())
+		return err == nil && p.TablesDone == 1 && e.Report(copierKey).Checkpoint >= head
+	})
+	equal(t, a, b)
+}
