@@ -291,7 +291,9 @@ func (d *dispatcher) checkpoint() (stream.Position, time.Time) {
 	position, at := d.feed.hub.where()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.locked(position, at)
+	// It is recorded, so that what was reported once does not fall when the hub goes back for another dispatcher.
+	d.flushed, d.at = d.locked(position, at)
+	return d.flushed, d.at
 }
 
 func (d *dispatcher) locked(position stream.Position, at time.Time) (stream.Position, time.Time) {
