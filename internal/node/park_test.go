@@ -6,12 +6,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
@@ -185,6 +187,8 @@ func (h hook) RoundTrip(r *http.Request) (*http.Response, error) {
 // parkedWhileJoining: a drain ends while the node it gave up joins. The process looks once more when it holds the lease.
 func parkedWhileJoining(t *testing.T, api *testenv.API) {
 	m, kept, stopped := parkable(t, api, "parked-joining")
+	// The one request that takes the lease must not fail because the machine is busy: a node that asks again finds that it is parked.
+	m.opts.Timing = lease.Timing{Renew: 10 * time.Second, Timeout: 10 * time.Second, Fence: 50 * time.Second, Dead: 55 * time.Second, Lost: time.Minute}
 	m.start().awaitReady(1)
 	m.stop()
 	epoch := m.record().Epoch
