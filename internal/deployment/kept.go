@@ -253,7 +253,7 @@ func (r *run) removeOrKeep(ctx context.Context, key types.NamespacedName, o gone
 		return nil // the directory belongs to another program now
 	}
 	var err error
-	if wentBack || !o.deleted && r.doubted() || r.isDoubtful(key) {
+	if wentBack || !o.deleted && r.doubted() || r.isDoubtful(key) || r.doubted() && !r.ownedBy(key, o) {
 		err = r.keep(key, r.dir(key))
 	} else {
 		err = r.throwAway(ctx, r.dir(key))
@@ -263,6 +263,13 @@ func (r *run) removeOrKeep(ctx context.Context, key types.NamespacedName, o gone
 	}
 	delete(r.undiscarded, key)
 	return r.clearDoubt(key)
+}
+
+// ownedBy reports whether the user that is recorded in a program's directory is that of a deleted object: if the store went back, the directory
+// may have the home of a later object of the same name.
+func (r *run) ownedBy(key types.NamespacedName, o goneObject) bool {
+	own, err := readOwnUser(r.dir(key))
+	return err == nil && (own == nil || own.Object == o.uid)
 }
 
 // settleAll ends the doubt about a store that went back, once everything is kept that it does not know. A directory that cannot be looked into

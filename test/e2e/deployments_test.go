@@ -396,6 +396,8 @@ func restartedNode(t *testing.T, f *fleetOfPrograms) {
 	// A machine may be too busy to start a node before the lease of the one before ends. Then its programs end too, as they must.
 	for range 5 {
 		before, epoch := f.pids(victim), f.record(victim).Epoch
+		renewal := f.record(victim).Version
+		until(t, "a renewal", func() bool { return f.record(victim).Version != renewal })
 		f.signal(victim, syscall.SIGKILL)
 		killed := time.Now()
 		f.startNode(victim)
@@ -403,12 +405,16 @@ func restartedNode(t *testing.T, f *fleetOfPrograms) {
 		took := time.Since(killed)
 		f.allRun(trio...)
 		after := f.pids(victim)
-		if slices.Equal(before, after) && len(before) > 0 {
+		switch late := took > f.timing.Fence-2*f.timing.Renew; { // a renewal may be as old when it is seen
+		case slices.Equal(before, after) && len(before) > 0:
+			return
+		case !late:
+			t.Errorf("programs of %s before %v, and %s later %v", victim, before, took, after)
 			return
 		}
-		t.Logf("%s came back after %s; programs before %v, and now %v", victim, took, before, after)
+		t.Logf("%s came back after %s, when its lease may have ended", victim, took)
 	}
-	t.Errorf("the programs of %s were never left alone by a restart of their node", victim)
+	t.Errorf("%s never came back before its lease ended", victim)
 }
 
 // pids are the processes that run on a node, with what they run.

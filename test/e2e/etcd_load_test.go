@@ -51,6 +51,7 @@ type etcdLoad struct {
 	pauses []etcdPause
 	wrong  []string
 	looks  int // how often the list of members was looked at
+	prompt int // and how often so soon after the last look that no two changes can lie between
 }
 
 // etcdWrite is a key with its value and the revision at which it was written.
@@ -245,18 +246,21 @@ func (l *etcdLoad) referee() {
 				changing = append(changing, m.Name)
 			}
 		}
-		if len(learners) > 1 || len(changing) > 1 && again { // the objects were read before the list
+		prompt := time.Since(began) < lookLimit && began.Sub(looked) < lookLimit
+		if len(learners) > 1 || prompt && again && len(changing) > 1 { // the objects were read before the list
 			l.fault("more than one member in change: learners %v, objects %v", learners, changing)
 		}
-		again = len(changing) > 1
+		again = prompt && len(changing) > 1
 		came, went := without(voters, before), without(before, voters)
-		prompt := time.Since(began) < lookLimit && began.Sub(looked) < lookLimit
 		if incarnation == list.Header.ClusterId && prompt && (len(came) > 1 || len(went) > 1) {
 			l.fault("voters %v came and %v went in one step", came, went)
 		}
 		before, incarnation, looked = voters, list.Header.ClusterId, time.Now()
 		l.mu.Lock()
 		l.looks++
+		if prompt {
+			l.prompt++
+		}
 		l.mu.Unlock()
 	}
 }
@@ -339,7 +343,7 @@ func (l *etcdLoad) check() {
 	if l.looks == 0 {
 		t.Error("the list of members was never looked at")
 	}
-	t.Logf("%d writes acknowledged, %d there up to revision %d, %d seen; %d looks at the members", len(l.acked), len(there), last.revision, len(l.seen), l.looks)
+	t.Logf("%d writes acknowledged, %d there up to revision %d, %d seen; %d looks at the members, %d of them prompt", len(l.acked), len(there), last.revision, len(l.seen), l.looks, l.prompt)
 }
 
 // read reads all keys, by their revision.

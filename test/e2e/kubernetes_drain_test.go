@@ -225,7 +225,13 @@ func twoAtOnce(t *testing.T, k *installation) {
 	}
 	f.allRun(kubeNodes...)
 	// Only a node with work is guarded.
-	pair := slices.DeleteFunc(k.followers(), func(node string) bool { return f.shares()[node] == 0 })[:2]
+	var pair []string
+	until(t, "two followers with programs", func() bool {
+		shares := f.shares()
+		pair = slices.DeleteFunc(k.followers(), func(node string) bool { return shares[node] == 0 })
+		return len(pair) >= 2
+	})
+	pair = pair[:2]
 	epochs := map[string]int64{}
 	drains := map[string]*process{}
 	for _, node := range pair {

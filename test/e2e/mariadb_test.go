@@ -188,10 +188,10 @@ func unanswered(err error) bool {
 	return !errors.As(err, &answer) || answer.Number == 1053 || answer.Number == 1927 // it shuts down, it ended the connection
 }
 
-// locked reports whether a statement met the locks of others: it waited for too long, or they waited for each other.
+// locked reports whether a statement has waited for the locks of others for too long.
 func locked(err error) bool {
 	var answer *mysql.MySQLError
-	return errors.As(err, &answer) && (answer.Number == 1205 || answer.Number == 1213)
+	return errors.As(err, &answer) && answer.Number == 1205
 }
 
 // contents is every row of every table of the schema, as digests by table.

@@ -17,10 +17,11 @@ import (
 // epochRun is what the node knows and does in one epoch.
 type epochRun struct {
 	*Host
-	epoch *node.Epoch
-	ctx   context.Context
-	tasks sync.WaitGroup
-	heavy chan struct{} // one place for each task that reads or writes a whole file
+	epoch  *node.Epoch
+	ctx    context.Context
+	tasks  sync.WaitGroup
+	heavy  chan struct{} // one place for each task that reads or writes a whole file
+	trials chan struct{} // one place for a trial that reserves room
 
 	mu      sync.Mutex
 	ended   bool

@@ -86,7 +86,7 @@ func (d data) Run(ctx context.Context, e *node.Epoch) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r := &epochRun{Host: d.Host, epoch: e, ctx: ctx, workers: map[types.UID]*snapshotWorker{}, heavy: make(chan struct{}, heavyAtOnce)}
+	r := &epochRun{Host: d.Host, epoch: e, ctx: ctx, workers: map[types.UID]*snapshotWorker{}, heavy: make(chan struct{}, heavyAtOnce), trials: make(chan struct{}, 1)}
 	defer r.end(cancel)
 	if err := r.watch(ctx); err != nil {
 		return err

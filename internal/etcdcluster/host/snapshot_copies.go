@@ -68,9 +68,18 @@ func (w *snapshotWorker) try(ctx context.Context, s *v1alpha1.EtcdSnapshot) erro
 }
 
 // canKeep returns why this node could not keep a copy; nil if it could. It does not wait for its turn among those that read and write whole files: an
-// answer that is late counts as none.
+// answer that is late counts as none. But trials reserve room one after another: together they could take the last of the disk from members.
 func (w *snapshotWorker) canKeep(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
-	if err := runAside(ctx, func() error { return w.store.Reserve(w.key, s.Spec.TrialBytes) }); err != nil || s.Spec.MemberNode == w.opts.Node {
+	select {
+	case w.trials <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	err := runAside(ctx, func() error {
+		defer func() { <-w.trials }()
+		return w.store.Reserve(w.key, s.Spec.TrialBytes)
+	})
+	if err != nil || s.Spec.MemberNode == w.opts.Node {
 		return err
 	}
 	if err := w.reach(ctx, s.Spec.MemberNode, s); err != nil {
