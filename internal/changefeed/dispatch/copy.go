@@ -81,7 +81,10 @@ func (d *dispatcher) copyTable(ctx context.Context) {
 			behind = 0
 		}
 		switch {
-		case done || ctx.Err() != nil:
+		case ctx.Err() != nil:
+			return
+		case done:
+			d.trouble(nil)
 			return
 		case err == nil:
 			pauses.Reset()

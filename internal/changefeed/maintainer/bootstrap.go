@@ -259,7 +259,11 @@ func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64
 			here[id] = true // it was started after the node had made its reply
 			continue
 		}
-		ok = ok && (started || m.current(t, d))
+		if t != nil && t.phase == TableRunning && t.node == name && t.epoch.Compare(epoch) > 0 {
+			here[id], busy = true, true // the reply was made before the node was given a newer one
+			continue
+		}
+		ok = ok && (started || (m.first || m.ordered(epoch)) && m.current(t, d))
 		if t == nil && ok && m.first && m.ddlDone != nil && dispatch.State(d.State) == dispatch.Running {
 			// The source has dropped or renamed it since. Its changes before that must still be written. Later on, a table that is not known
 			// is one that DDL has ended while the node was away.
@@ -307,6 +311,12 @@ func (m *Maintainer) current(t *table, d *wire.Dispatcher) bool {
 		}
 	}
 	return stream.Position(d.Checkpoint) >= least
+}
+
+// ordered reports whether a dispatcher was started since this maintainer began to work. One from before, on a node that was away when the others
+// were asked, may have written what the sink has lost since. The caller holds the lock.
+func (m *Maintainer) ordered(epoch stream.Epoch) bool {
+	return epoch.Placement == m.epoch && epoch.Counter > m.countedFrom
 }
 
 // stopStray stops dispatchers that must not run. It returns an error unless all of them have stopped.

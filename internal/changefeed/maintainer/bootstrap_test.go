@@ -40,6 +40,9 @@ func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
 	}{
 		{"it runs nowhere", &table{}, false, reportedBy(3, dispatch.Running, 70, 9), "taken over"},
 		{"it runs nowhere, and is the same table", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 60), "taken over"},
+		{"it was started before this attempt", &table{}, false, reportedBy(1, dispatch.Running, 70, 9), "stopped"},
+		{"it was started before this attempt, which begins", &table{}, true, reportedBy(1, dispatch.Running, 70, 9), "taken over"},
+		{"the node has a newer one by now", &table{phase: TableRunning, node: "n1", epoch: epoch(4)}, false, reportedBy(3, dispatch.Running, 70, 9), "undecided"},
 		{"it was created again", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 9), "stopped"},
 		{"it was created again, and was not known before", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
 		{"it was created again, and the node has an earlier version", &table{from: 60}, false, earlier, "stopped"},
@@ -59,6 +62,7 @@ func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
 		m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
 		done := stream.Position(50)
 		m.checkpoint, m.ddlDone, m.first, m.tables = 50, &done, c.first, map[stream.Table]*table{}
+		m.epoch, m.countedFrom = 1, 1
 		if c.table != nil {
 			m.tables[logTable] = c.table
 		}
@@ -67,9 +71,9 @@ func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
 		switch now := m.tables[logTable]; {
 		case busy:
 			got = "undecided"
-		case len(stray) == 0 && now.phase == TableRunning && now.node == "n1" && now.epoch == epoch(3):
+		case len(stray) == 0 && now.phase == TableRunning && now.node == "n1" && now.epoch == epoch(c.has.Epoch.Counter):
 			got = "taken over"
-		case len(stray) != 1 || stray[0].Epoch.Counter != 3:
+		case len(stray) != 1 || stray[0].Epoch.Counter != c.has.Epoch.Counter:
 			got = fmt.Sprint(stray)
 		}
 		if m.doubts["n2"] > 0 {
@@ -127,7 +131,7 @@ func TestANodeIsBootstrappedOnceNothingElseRunsThere(t *testing.T) {
 			return c.reply, c.err
 		}}
 		m = New(Options{Log: slog.New(slog.DiscardHandler), Nodes: node1, Reports: reported{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
-		m.tables = map[stream.Table]*table{}
+		m.tables, m.epoch = map[stream.Table]*table{}, 1
 		if c.table != nil {
 			m.tables[logTable] = c.table
 		}

@@ -43,6 +43,7 @@ type Maintainer struct {
 	keyed        map[stream.Table][]stream.Table // of each table that foreign keys join with others, all of them
 	counter      int64                           // of the epochs that dispatchers were given in a placement
 	countedFor   int64                           // that placement: the next attempt in it must not give an epoch again
+	countedFrom  int64                           // the counter when this attempt began
 	bootstrapped map[string]int64                // nodes that have answered Bootstrap, and in which of their epochs
 	doubts       map[string]int                  // how often each node was doubted to have only the dispatchers that are known
 	first        bool                            // the first bootstrap of the placement is under way
@@ -309,6 +310,7 @@ func (m *Maintainer) reset(epoch int64) {
 	if m.countedFor != epoch {
 		m.countedFor, m.counter = epoch, 0
 	}
+	m.countedFrom = m.counter
 	m.epoch, m.failure = epoch, nil
 	m.tables, m.grouped, m.keyed = map[stream.Table]*table{}, map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}
 	m.bootstrapped, m.doubts, m.shortSince, m.overSince = map[string]int64{}, map[string]int{}, map[string]time.Time{}, map[string]time.Time{}

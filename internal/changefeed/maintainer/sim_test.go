@@ -461,9 +461,8 @@ func playTables(t *testing.T, seed uint64) (wrong string, counts map[string]int)
 				work(epoch)
 			}
 		}
-		c.late.Wait()
 		c.mu.Lock()
-		c.calm = true
+		c.calm = true // from here on no order is late
 		for _, on := range c.nodes {
 			if !on.held {
 				on.held = true
@@ -471,6 +470,7 @@ func playTables(t *testing.T, seed uint64) (wrong string, counts map[string]int)
 			}
 		}
 		c.mu.Unlock()
+		c.late.Wait()
 		for range 300 { // a minute
 			m.step(c)
 		}

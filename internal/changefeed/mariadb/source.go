@@ -198,7 +198,8 @@ func (s *Source) tablesWith(ctx context.Context, more lister) ([]stream.Table, s
 	return s.tablesWatched(ctx, more)
 }
 
-// blockTries is how often it is tried to block DDL while another session does, each time for the seconds of lock_wait_timeout.
+// blockTries is how often it is tried to block DDL while another session does, each time for the seconds of lock_wait_timeout for each of two
+// locks: together well below the time that a maintainer has to begin.
 const blockTries = 3
 
 // tablesBlocked lists the tables while the server blocks DDL.
@@ -212,7 +213,7 @@ func (s *Source) tablesBlocked(ctx context.Context, more lister) (tables []strea
 		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 		conn.Close()
 	}()
-	for _, statement := range []string{"SET SESSION lock_wait_timeout = 5", "BACKUP STAGE START", "BACKUP STAGE BLOCK_DDL"} {
+	for _, statement := range []string{"SET SESSION lock_wait_timeout = 2", "BACKUP STAGE START", "BACKUP STAGE BLOCK_DDL"} {
 		if _, err := conn.ExecContext(ctx, statement); err != nil {
 			return nil, 0, fmt.Errorf("source %s: block DDL while tables are listed: %w", s.options.Address, err)
 		}
