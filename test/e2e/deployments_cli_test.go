@@ -190,11 +190,15 @@ func logsFollow(t *testing.T, c *cluster) {
 	}
 }
 
+// The program counter writes so many lines. They are long enough to fill several files with few of them.
+const countedLines = 130000
+
+var countedPad = strings.Repeat(".", 170)
+
 // logsRotated has a program write more than two files while it is followed.
 func logsRotated(t *testing.T, c *cluster) {
-	const last = 130000
-	// Lines that are this long fill several files, with few enough lines for the race detector.
-	pad := strings.Repeat(".", 170)
+	const last = countedLines
+	pad := countedPad
 	starter := filepath.Join(t.TempDir(), "go")
 	script := fmt.Sprintf("echo 0%s; until [ -e %s ]; do sleep 0.1; done; seq -f %%.0f%s 1 %d; sleep 100000", pad, starter, pad, last)
 	c.apply(manifest("counter", fmt.Sprintf(`{command: /bin/sh, user: "@node", args: ["-c", %q]}`, script)))
@@ -256,14 +260,14 @@ func logsNowhere(t *testing.T, c *cluster) {
 		t.Errorf("exit %d\n got %q\nwant %q", code, errs, want)
 	}
 	// What an earlier node kept is there after the program was disabled.
-	c.awaitLine("counter", "0")
+	c.awaitLine("counter", "0"+countedPad)
 	node := c.programs("counter")[0].Address
 	c.apply(manifest("counter", "{command: /bin/sh, enabled: false}"))
 	c.awaitProgram("counter", "to stop", func(p programStatus) bool { return p.State == "DISABLED" && len(p.Nodes) == 0 && p.Healthy })
 	if _, errs, code = c.run("logs", "counter"); code != 1 || !strings.HasPrefix(errs, "ebb: deployment counter runs on no node (Disabled: spec.enabled is false): ") {
 		t.Errorf("exit %d: %s", code, errs)
 	}
-	if got := c.must("logs", "counter", "--node", node, "--tail", "1"); got != "3000000\n" {
+	if got := c.must("logs", "counter", "--node", node, "--tail", "1"); got != fmt.Sprintf("%d%s\n", countedLines, countedPad) {
 		t.Errorf("kept: %q", got)
 	}
 }
