@@ -437,6 +437,8 @@ func (s *site) ghost(name string) string {
 	s.must(s.admin.Create(ctx, n))
 	n.Status = v1alpha1.NodeStatus{Epoch: 1, Liveness: v1alpha1.Alive, ClaimPolicy: v1alpha1.ClaimNone}
 	meta.SetStatusCondition(&n.Status.Conditions, metav1.Condition{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonServing})
+	// Without this condition it is a node of an earlier version, and every new deployment of the shared API runs as the node's user while it is there.
+	meta.SetStatusCondition(&n.Status.Conditions, metav1.Condition{Type: v1alpha1.NodeProgramsIsolated, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOwnUsers})
 	s.must(s.admin.Status().Update(ctx, n))
 	s.t.Cleanup(func() {
 		l := s.lease(name)

@@ -20,7 +20,7 @@ import (
 const (
 	light = 1 // a cluster that mostly waits
 	heavy = 2 // one with a load, or with so many processes that it keeps a core busy for half of the time
-	rooms = 5
+	rooms = 8
 )
 
 // place is the room for tests that run beside each other.
@@ -50,7 +50,7 @@ func beside(t *testing.T, need int64) {
 // awaitCalm lets one test after another begin, each when the processors have time for it. What a test computes most of is its beginning, when
 // its processes start: on a machine that is busy already they would take so long that the leases of other tests expire.
 func (p *place) awaitCalm() {
-	const always, perProcessor = 2, 2
+	const always, perProcessor = 3, 4
 	p.entry.Lock()
 	defer p.entry.Unlock()
 	for p.used.Load() >= always && runnable(2*time.Second) > float64(perProcessor*runtime.NumCPU()) {
