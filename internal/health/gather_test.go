@@ -38,7 +38,7 @@ func TestEventsAreListedBeforeDrains(t *testing.T) {
 	settings := &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}}
 	reader := &slowEvents{Reader: fake.NewClientBuilder().WithScheme(kubeclient.NewScheme()).WithObjects(settings).Build()}
 	c := &Controller{cached: reader, live: reader, Config: drainconfig.Default()}
-	if _, err := c.gather(t.Context(), true); err != nil || reader.early.Load() {
+	if _, err := c.gather(t.Context(), true, nil); err != nil || reader.early.Load() {
 		t.Errorf("the drains were listed first: %t; %v", reader.early.Load(), err)
 	}
 }
