@@ -718,3 +718,71 @@ func TestTheNextCoordinatorCountsPodsThatAreTerminatingBecauseTheyWereEvicted(t 
 		})
 	}
 }
+
+// The coordinator before evicted pods in the last moment of its term and wrote none of them down, and they are gone when the next one lists pods.
+func TestTheNextCoordinatorCountsPodsThatWereEvictedAndAreGone(t *testing.T) {
+	for name, end := range map[string]struct {
+		cancelled bool
+		phase     v1alpha1.DrainPhase
+	}{"it goes on": {false, v1alpha1.DrainComplete}, "it was cancelled meanwhile": {true, v1alpha1.DrainCancelled}} {
+		t.Run(name, func(t *testing.T) {
+			w, d := finishing(t, nil)
+			w.term, w.ctx, w.Config = t.Context(), t.Context(), drainconfig.Default()
+			d.Status.Pods.LeavingPods, d.Status.Pods.EvictedPods, d.Status.Pods.Evicted = []string{"default/a", "default/b"}, []string{"default/b", "default/c"}, 2
+			if err := w.client.Status().Update(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			d.Spec.Cancelled = end.cancelled
+			if err := w.client.Update(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			w.See(d)
+			w.kube = fakekube.NewClientset()
+			w.budgets = &budgetWatch{kube: w.kube, changed: func(string) {}}
+			for range 200 {
+				if next := w.look(t.Context()); next.Err != nil || next.Done {
+					t.Fatalf("%+v", next)
+				}
+				if read(t, w.Controller).Status.Phase.Final() {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			got := read(t, w.Controller).Status
+			if got.Phase != end.phase || got.Pods.Evicted != 3 || !slices.Equal(got.Pods.EvictedPods, []string{"default/a", "default/b", "default/c"}) || len(got.Pods.LeavingPods) > 0 {
+				t.Errorf("the drain is %+v: %+v", got, got.Pods)
+			}
+		})
+	}
+}
+
+// What may be evicted before the next write is in the write before it; a pod that nobody will evict is not.
+func TestADrainWritesDownWhichPodsMayLeave(t *testing.T) {
+	config, err := drainconfig.Parse("drain.toml", []byte("[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n[[userNamespaces]]\nname = \"jobs\"\nmode = \"AllowCompletion\"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := func(namespace, name string) *Pod {
+		return &Pod{Namespace: namespace, Name: name, UID: types.UID(name), Phase: corev1.PodRunning, Ready: true, Labels: map[string]string{"app": name}}
+	}
+	terminating, back := pod("default", "terminating"), pod("default", "back")
+	terminating.Deleted, back.Tolerates = time.Now().Add(time.Minute), true
+	s := Snapshot{
+		Now: time.Now(), Node: "n1", Config: config, TerminatingFor: time.Minute, Arrived: map[types.UID]bool{"back": true},
+		Attempts: map[types.UID]Attempt{"underway": {Accepted: true}},
+		Pods:     []*Pod{pod("default", "now"), pod("default", "underway"), pod("default", "busy"), pod("default", "never"), pod("jobs", "job"), pod("kube-system", "dns"), terminating, back},
+		Budgets: []*Budget{
+			{Namespace: "default", Name: "full", Version: "1", Selects: labels.SelectorFromSet(labels.Set{"app": "busy"}), Observed: true, Healthy: 1, Desired: 1, Expected: 2},
+			{Namespace: "default", Name: "never", Version: "1", Selects: labels.SelectorFromSet(labels.Set{"app": "never"}), Observed: true, Never: true},
+		},
+	}
+	d := drainOf("n1")
+	observe(d, s, Evaluate(s), nil, time.Time{})
+	if got, want := d.Status.Pods.LeavingPods, []string{"default/busy", "default/now", "default/underway"}; !slices.Equal(got, want) {
+		t.Errorf("%q may leave, want %q", got, want)
+	}
+	observe(d, s, Evaluate(s), []Action{{Verb: Evict, Pod: s.Pods[0]}}, time.Now())
+	if got, want := d.Status.Pods.LeavingPods, []string{"default/busy", "default/underway"}; !slices.Equal(got, want) {
+		t.Errorf("after an eviction %q may leave, want %q", got, want)
+	}
+}
