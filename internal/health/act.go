@@ -24,6 +24,29 @@ import (
 // atOnce is for how many nodes steps are taken at the same time.
 const atOnce = 16
 
+// recordAtOnce is how many steps that only record something are taken before the world is read again.
+const recordAtOnce = 256
+
+// portion returns which steps are taken now, in their order, and whether some are left for later. Steps that have an effect come first: of a thousand
+// events most only wait, and the nodes that can be quarantined do not wait until that is written down. A few of the others are taken with them, so
+// that one that is refused again and again keeps nothing from being recorded.
+func portion(steps []Step) (now []Step, more bool) {
+	var records []Step
+	for _, s := range steps {
+		if s.Action.records() {
+			records = append(records, s)
+		} else {
+			now = append(now, s)
+		}
+	}
+	most := recordAtOnce
+	if len(now) > 0 {
+		most = atOnce
+	}
+	most = min(most, len(records))
+	return append(now, records[:most]...), most < len(records)
+}
+
 // turn is one reconciliation.
 type turn struct {
 	*Controller
@@ -91,15 +114,20 @@ func (t *turn) takeAll(ctx context.Context, w World, steps []Step) error {
 	for _, e := range w.Events {
 		before[string(e.UID)] = e
 	}
+	var names []string // in the order of their steps
 	byNode := map[string][]Step{}
 	for _, s := range steps {
-		byNode[s.Event.Spec.NodeName] = append(byNode[s.Event.Spec.NodeName], s)
+		name := s.Event.Spec.NodeName
+		if byNode[name] == nil {
+			names = append(names, name)
+		}
+		byNode[name] = append(byNode[name], s)
 	}
 	var group errgroup.Group
 	group.SetLimit(atOnce)
-	for name, ofNode := range byNode {
+	for _, name := range names {
 		group.Go(func() error {
-			for _, s := range ofNode {
+			for _, s := range byNode[name] {
 				// What fails for one node is tried again soon, and keeps no other node waiting.
 				if err := t.take(ctx, w, s, before, w.Nodes[name]); err != nil && ctx.Err() == nil {
 					t.leave(s.Event)

@@ -157,8 +157,12 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			t.live = true // what was seen in the cache is decided on what is read live
 			continue
 		}
-		if err := t.takeAll(ctx, w, steps); err != nil {
+		now, more := portion(steps)
+		if err := t.takeAll(ctx, w, now); err != nil {
 			return ctrl.Result{}, err
+		}
+		if more && now[0].Action.records() {
+			break // what arrived meanwhile may be more urgent than the rest
 		}
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil

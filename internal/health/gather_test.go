@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"maps"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,5 +41,38 @@ func TestEventsAreListedBeforeDrains(t *testing.T) {
 	c := &Controller{cached: reader, live: reader, Config: drainconfig.Default()}
 	if _, err := c.gather(t.Context(), true, nil); err != nil || reader.early.Load() {
 		t.Errorf("the drains were listed first: %t; %v", reader.early.Load(), err)
+	}
+}
+
+// Of the events of a flood most only wait. Those whose nodes can be quarantined come first, and the others do not have to wait for them for ever.
+func TestStepsWithAnEffectComeFirst(t *testing.T) {
+	var steps []Step
+	add := func(n int, a Action) {
+		for range n {
+			steps = append(steps, Step{Action: a})
+		}
+	}
+	count := func(steps []Step) map[Action]int {
+		by := map[Action]int{}
+		for _, s := range steps {
+			by[s.Action]++
+		}
+		return by
+	}
+	add(500, ActionWait)
+	add(50, ActionQuarantine)
+	add(500, ActionSkip)
+	add(10, ActionAdmit)
+	now, more := portion(steps)
+	if got, want := count(now), (map[Action]int{ActionQuarantine: 50, ActionAdmit: 10, ActionWait: atOnce}); !maps.Equal(got, want) || !more || now[0].Action != ActionQuarantine {
+		t.Errorf("first %v, %t", got, more)
+	}
+	steps = nil
+	add(recordAtOnce+1, ActionWait)
+	if now, more := portion(steps); len(now) != recordAtOnce || !more {
+		t.Errorf("then %d, %t", len(now), more)
+	}
+	if now, more := portion(steps[:3]); len(now) != 3 || more {
+		t.Errorf("at last %d, %t", len(now), more)
 	}
 }

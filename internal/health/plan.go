@@ -82,6 +82,11 @@ func (a Action) StartsDrain() bool {
 	return slices.Contains([]Action{ActionStartDrain, ActionEvictImmediate, ActionEvictWithTimeout, ActionCheckCompletion}, a)
 }
 
+// records reports whether an action only records something or deletes what has no effect any more: nothing waits for it.
+func (a Action) records() bool {
+	return slices.Contains([]Action{ActionWait, ActionSkip, ActionRelease, ActionPrune}, a)
+}
+
 // evictAction is the action that starts a Drain that moves pods.
 func evictAction(c *drainconfig.Config) Action {
 	has := func(m drainconfig.Mode) bool {
