@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/cordon"
@@ -82,30 +83,69 @@ func TestADrainThatEndsWhileItWaitsForItsTurnCordonsNothing(t *testing.T) {
 			return c.client.Update(t.Context(), d)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+		for _, held := range []bool{false, true} { // that of a health event has its finalizer from the start
+			name := fmt.Sprintf("%s, held %t", name, held)
+			t.Run(name, func(t *testing.T) {
 				d := drainOf("n1")
 				d.Status.Phase = v1alpha1.DrainPending
-				c := newController(d)
-				w := newNodeWorker(c, read(t, c))
-				other := c.turns.ask(time.Time{}, func() {})
-				w.look(t.Context()) // it waits for its turn
-				if err := end(t, c, read(t, c)); err != nil {
-					t.Fatal(err)
+				if held {
+					d.Finalizers = []string{v1alpha1.DrainFinalizer}
 				}
-				other.end()
-				for range 3 {
-					if next := w.look(t.Context()); next.Done || next.Err != nil {
-						break
-					}
-				}
-				if !w.turn.come() || cordoned(t, c) {
-					t.Errorf("it had its turn: %t; the node is cordoned: %t", w.turn.come(), cordoned(t, c))
-				}
-				w.endTurn()
+				endsWhileItWaits(t, d, end)
 			})
-		})
+		}
 	}
+}
+
+// endsWhileItWaits ends a drain while it waits for its turn.
+func endsWhileItWaits(t *testing.T, d *v1alpha1.Drain, end func(*testing.T, *Controller, *v1alpha1.Drain) error) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c := newController(d)
+		w := newNodeWorker(c, read(t, c))
+		other := c.turns.ask(time.Time{}, func() {})
+		w.look(t.Context()) // it waits for its turn
+		if err := end(t, c, read(t, c)); err != nil {
+			t.Fatal(err)
+		}
+		other.end()
+		for range 4 {
+			if next := w.look(t.Context()); next.Done || next.Err != nil {
+				break
+			}
+		}
+		if !w.turn.come() || cordoned(t, c) {
+			t.Errorf("it had its turn: %t; the node is cordoned: %t", w.turn.come(), cordoned(t, c))
+		}
+		w.endTurn()
+	})
+}
+
+// Hundreds of drains may wait for their turn, while the API server is what bounds them.
+func TestADrainIsNotReadAgainAfterItsTurnIfItIsWrittenFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := drainOf("n1")
+		d.Status.Phase = v1alpha1.DrainPending
+		c := newController(d)
+		w := newNodeWorker(c, read(t, c))
+		reads, api := 0, c.live
+		c.live = interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{Get: func(ctx context.Context, of client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			if _, ok := o.(*v1alpha1.Drain); ok {
+				reads++
+			}
+			return of.Get(ctx, key, o, opts...)
+		}})
+		other := c.turns.ask(time.Time{}, func() {})
+		w.look(t.Context()) // it waits for its turn
+		other.end()
+		w.look(t.Context())
+		w.look(t.Context())
+		c.live = api
+		if !controllerutil.ContainsFinalizer(read(t, c), v1alpha1.DrainFinalizer) || reads > 0 {
+			t.Errorf("the drain was read %d times; it is %+v", reads, read(t, c).ObjectMeta)
+		}
+		w.endTurn()
+	})
 }
 
 func TestADrainThatWaitsForItsTurnSaysSo(t *testing.T) {
