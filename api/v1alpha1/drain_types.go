@@ -218,6 +218,13 @@ type PodsStatus struct {
 	// +kubebuilder:validation:MaxItems=500
 	EvictedPods []string `json:"evictedPods,omitempty"`
 
+	// leavingPods are the names of pods that may be evicted or deleted before the status is written again, with their namespaces; at most 500. If the
+	// coordinator dies, the next one counts those of them as evicted that are gone.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=500
+	LeavingPods []string `json:"leavingPods,omitempty"`
+
 	// staying counts the pods that stay by design, by reason: DaemonSet, Static, Finished, SystemNamespace, Ebb, TerminatingForLong.
 	// +optional
 	// +mapType=granular

@@ -2237,6 +2237,11 @@ func (in *PodsStatus) DeepCopyInto(out *PodsStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.LeavingPods != nil {
+		in, out := &in.LeavingPods, &out.LeavingPods
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Staying != nil {
 		in, out := &in.Staying, &out.Staying
 		*out = make(map[string]int64, len(*in))

@@ -293,6 +293,9 @@ func (c *Controller) at(point string) {
 func (c *Controller) tell(ctx context.Context, w World) bool {
 	all := true
 	for _, d := range w.Drains {
+		if !d.Status.Phase.Final() && isBrief(d, w.Now) {
+			all = false // it may last
+		}
 		for _, n := range notices(d, w.Now) {
 			key := noticeKey(d, n)
 			if c.told[key] {

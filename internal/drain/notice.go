@@ -15,6 +15,23 @@ import (
 // transition and its event, and the next one writes it.
 const told = 10 * time.Minute
 
+// brief is how long a drain of pods alone has to last before its start is reported. Hundreds of them may begin at once, and most have ended
+// before that, which is reported.
+const brief = 5 * time.Second
+
+// isBrief reports whether a drain of pods alone has ended or runs without having lasted long. Both times of a drain are of the API server's clock; one
+// that began in the future of the coordinator's clock is not brief.
+func isBrief(d *v1alpha1.Drain, now time.Time) bool {
+	if d.Status.Scope != v1alpha1.ScopePods || d.Status.StartedAt == nil {
+		return false
+	}
+	if d.Status.FinishedAt != nil {
+		now = d.Status.FinishedAt.Time
+	}
+	lasted := now.Sub(d.Status.StartedAt.Time)
+	return lasted >= 0 && lasted < brief
+}
+
 // notices returns the events of a drain. They follow from the Drain object alone and have their own keys, so that each transition is
 // reported once, whichever coordinator writes the event.
 func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
@@ -25,7 +42,7 @@ func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
 	add := func(kind, reason, key, note string) {
 		list = append(list, events.Event{Regarding: d, Type: kind, Reason: reason, Action: "Drain", Note: note, Key: key})
 	}
-	if d.Status.StartedAt != nil {
+	if d.Status.StartedAt != nil && !isBrief(d, now) {
 		add(corev1.EventTypeNormal, "DrainStarted", "", fmt.Sprintf("Draining node %s.", d.Spec.NodeName))
 	}
 	if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainStalled); c != nil && c.Status == "True" {

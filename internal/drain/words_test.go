@@ -175,6 +175,37 @@ func TestEveryStateOfADrainIsToldInItsWords(t *testing.T) {
 	}
 }
 
+// A hundred drains of pods alone that end within seconds have one event each.
+func TestTheStartOfABriefDrainOfPodsAloneIsNotTold(t *testing.T) {
+	at := func(after time.Duration) *metav1.Time { return &metav1.Time{Time: start.Add(after)} }
+	ended := []metav1.Condition{{Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDrained, Message: "No pod is left."}}
+	for name, c := range map[string]struct {
+		scope    v1alpha1.DrainScope
+		finished *metav1.Time
+		now      time.Duration
+		want     []string
+	}{
+		"has just begun":               {v1alpha1.ScopePods, nil, 4 * time.Second, nil},
+		"lasts":                        {v1alpha1.ScopePods, nil, 5 * time.Second, []string{"DrainStarted"}},
+		"ended at once":                {v1alpha1.ScopePods, at(2 * time.Second), time.Minute, []string{"DrainComplete"}},
+		"ended later":                  {v1alpha1.ScopePods, at(20 * time.Second), time.Minute, []string{"DrainStarted", "DrainComplete"}},
+		"began in the future":          {v1alpha1.ScopePods, nil, -time.Hour, []string{"DrainStarted"}},
+		"moves Ebb's work, just begun": {"", nil, time.Second, []string{"DrainStarted"}},
+	} {
+		d := &v1alpha1.Drain{Status: v1alpha1.DrainStatus{Phase: v1alpha1.DrainDraining, Scope: c.scope, StartedAt: at(0), FinishedAt: c.finished}}
+		if c.finished != nil {
+			d.Status.Phase, d.Status.Conditions = v1alpha1.DrainComplete, ended
+		}
+		var got []string
+		for _, n := range drain.Notices(d, start.Add(c.now)) {
+			got = append(got, n.Reason)
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // A drain that stalls, moves and stalls again is told twice; however often it is looked at, not more.
 func TestEveryStallIsToldWithAKeyOfItsOwn(t *testing.T) {
 	s := newScene(t)

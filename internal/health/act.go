@@ -24,13 +24,84 @@ import (
 // atOnce is for how many nodes steps are taken at the same time.
 const atOnce = 16
 
+// recordAtOnce is how many steps that only record something are taken before the world is read again.
+const recordAtOnce = 256
+
+// portion returns which steps are taken now, in their order, and whether some are left for later. Steps that have an effect come first: of a thousand
+// events most only wait, and the nodes that can be quarantined do not wait until that is written down. A few of the others are taken with them, so
+// that one that is refused again and again keeps nothing from being recorded.
+func portion(steps []Step) (now []Step, more bool) {
+	var records []Step
+	for _, s := range steps {
+		if s.Action.records() {
+			records = append(records, s)
+		} else {
+			now = append(now, s)
+		}
+	}
+	most := recordAtOnce
+	if len(now) > 0 {
+		most = atOnce
+	}
+	most = min(most, len(records))
+	return append(now, records[:most]...), most < len(records)
+}
+
 // turn is one reconciliation.
 type turn struct {
 	*Controller
-	live bool
+	live   bool
+	events []*v1alpha1.HealthEvent // all of them as this turn read and wrote them; nil if they have to be read
+	notes  errgroup.Group          // writes what people read, beside the steps
 
 	mu      sync.Mutex
-	blocked map[string]bool // events that wait for a person, by UID; they are left alone until the next turn
+	wrote   map[string]*v1alpha1.HealthEvent // in this round, by UID
+	stale   bool                             // events have changed otherwise
+	blocked map[string]bool                  // events that wait for a person, by UID; they are left alone until the next turn
+}
+
+func newTurn(c *Controller) *turn {
+	t := &turn{Controller: c, wrote: map[string]*v1alpha1.HealthEvent{}, blocked: map[string]bool{}}
+	t.notes.SetLimit(atOnce)
+	return t
+}
+
+// look reads the world, the events only if somebody else may have changed those that this turn has: a list of many events is most of what a round
+// costs. What arrives meanwhile begins the next turn.
+func (t *turn) look(ctx context.Context) (World, error) {
+	w, err := t.gather(ctx, t.live, t.events)
+	if err == nil && t.live {
+		t.events = w.Events
+	}
+	return w, err
+}
+
+// written takes note of an event that was written.
+func (t *turn) written(e *v1alpha1.HealthEvent) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.wrote[string(e.UID)] = e
+}
+
+// reread makes the next round read the events.
+func (t *turn) reread() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stale = true
+}
+
+// update brings the events of the turn in line with what the round wrote.
+func (t *turn) update() {
+	if t.stale {
+		t.events = nil
+	}
+	for i, e := range t.events {
+		if wrote := t.wrote[string(e.UID)]; wrote != nil {
+			t.events[i] = wrote
+		}
+	}
+	clear(t.wrote)
+	t.stale = false
 }
 
 // takeAll takes steps: those of one node in their order, those of several nodes at the same time. A step that conflicts is left to the
@@ -43,25 +114,33 @@ func (t *turn) takeAll(ctx context.Context, w World, steps []Step) error {
 	for _, e := range w.Events {
 		before[string(e.UID)] = e
 	}
+	var names []string // in the order of their steps
 	byNode := map[string][]Step{}
 	for _, s := range steps {
-		byNode[s.Event.Spec.NodeName] = append(byNode[s.Event.Spec.NodeName], s)
+		name := s.Event.Spec.NodeName
+		if byNode[name] == nil {
+			names = append(names, name)
+		}
+		byNode[name] = append(byNode[name], s)
 	}
 	var group errgroup.Group
 	group.SetLimit(atOnce)
-	for name, ofNode := range byNode {
+	for _, name := range names {
 		group.Go(func() error {
-			for _, s := range ofNode {
+			for _, s := range byNode[name] {
 				// What fails for one node is tried again soon, and keeps no other node waiting.
-				if err := t.take(ctx, w, s, before[string(s.Event.UID)], w.Nodes[name]); err != nil && ctx.Err() == nil {
+				if err := t.take(ctx, w, s, before, w.Nodes[name]); err != nil && ctx.Err() == nil {
 					t.leave(s.Event)
+					t.reread()
 					t.Log.Warn("health: a step failed; trying again", "step", string(s.Action), "event", s.Event.Name, "target", s.Event.Spec.NodeName, "error", err)
 				}
 			}
 			return nil
 		})
 	}
-	return group.Wait()
+	err := group.Wait()
+	t.update()
+	return err
 }
 
 // leave leaves an event alone until the next turn.
@@ -71,16 +150,23 @@ func (t *turn) leave(e *v1alpha1.HealthEvent) {
 	t.blocked[string(e.UID)] = true
 }
 
-// take takes one step.
-func (t *turn) take(ctx context.Context, w World, s Step, before *v1alpha1.HealthEvent, node *v1alpha1.Node) error {
+// take takes one step. old are the events by UID as the decision saw them.
+func (t *turn) take(ctx context.Context, w World, s Step, old map[string]*v1alpha1.HealthEvent, node *v1alpha1.Node) error {
+	before := old[string(s.Event.UID)]
 	t.at("before-health-" + string(s.Action))
 	err := t.do(ctx, s)
 	wait := (*Wait)(nil)
 	switch {
 	case errors.As(err, &wait):
 		t.announce(ctx, node, waitAnnounced(before, wait.Reason, wait.Message))
+		for _, other := range s.Others {
+			if err := t.block(ctx, other, wait); err != nil {
+				return err
+			}
+		}
 		return t.block(ctx, before, wait)
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		t.reread()
 		return nil // decided on an old version: the next round decides again
 	case err != nil:
 		return fmt.Errorf("health event %s: step %s: %w", s.Event.Name, s.Action, err)
@@ -119,7 +205,11 @@ func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *Wait) e
 	t.Log.Warn("health: waiting", "event", e.Name, "target", e.Spec.NodeName, "reason", wait.Reason, "problem", wait.Message)
 	err := t.client.Status().Update(ctx, next)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		t.reread()
 		return nil
+	}
+	if err == nil {
+		t.written(next)
 	}
 	return err
 }
@@ -135,13 +225,18 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned: %s. It is tried again; check admission webhooks and the right of the coordinator to update nodes.", s.Event.Spec.NodeName, bounded(err.Error()))}
 	case ActionLift:
 		return t.writeCordon(ctx, s.Node, s.Before)
-	case ActionHold, ActionRelease:
+	case ActionHold:
+		return t.noted(s.Event, t.client.Update(ctx, s.Event))
+	case ActionRelease:
+		t.reread() // one that was deleted is gone after that
 		return t.client.Update(ctx, s.Event)
 	case ActionCancelDrain:
 		return t.client.Update(ctx, s.Drain)
 	case ActionManual:
+		t.reread()
 		return client.IgnoreAlreadyExists(t.client.Create(ctx, s.Event))
 	case ActionPrune:
+		t.reread()
 		return t.client.Delete(ctx, s.Event, client.Preconditions{UID: &s.Event.UID, ResourceVersion: &s.Event.ResourceVersion})
 	case ActionResign:
 		return t.resign(ctx, s)
@@ -162,13 +257,24 @@ func (t *turn) do(ctx context.Context, s Step) error {
 			return err
 		}
 	}
-	return t.client.Status().Update(ctx, s.Event)
+	return t.noted(s.Event, t.client.Status().Update(ctx, s.Event))
+}
+
+// noted takes note of an event if it was written.
+func (t *turn) noted(e *v1alpha1.HealthEvent, err error) error {
+	if err == nil {
+		t.written(e)
+	}
+	return err
 }
 
 // writeCordon writes the cordon of a node, to its core Node if it has one. A node publishes its counts often, and the cordon does not rest
 // on them.
 func (t *turn) writeCordon(ctx context.Context, n, before *v1alpha1.Node) error {
-	target, err := kube.CordonOf(ctx, t.Controller.live, t.config, n)
+	target, err := client.Object(n), error(nil)
+	if t.Core {
+		target, err = kube.CoreCordonOf(ctx, t.Controller.live, n)
+	}
 	if err != nil {
 		return err
 	}

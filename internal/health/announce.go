@@ -38,7 +38,7 @@ func announced(s Step, before *v1alpha1.HealthEvent) *events.Event {
 		made.Key += "-" + strconv.Itoa(len(e.Status.Attempts)+1)
 	case s.Action == ActionFinish && eviction(e) == v1alpha1.EvictionCancelled:
 		made.Reason, made.Note = AnnouncedCancelled, e.Status.UserPodsEvictionStatus.Message
-	case s.Action == ActionWait && before != nil:
+	case s.Action == ActionWait && before != nil && !s.Repeats:
 		return waitAnnounced(before, reasonOf(e), messageOnly(e))
 	default:
 		return nil
@@ -59,13 +59,16 @@ func waitAnnounced(before *v1alpha1.HealthEvent, reason, message string) *events
 	return made
 }
 
-// announce writes a Kubernetes Event about a node. It is for people: nothing rests on it.
+// announce writes a Kubernetes Event about a node. It is for people: nothing rests on it, and no step waits for it.
 func (t *turn) announce(ctx context.Context, node *v1alpha1.Node, e *events.Event) {
 	if e == nil || node == nil {
 		return
 	}
 	e.Regarding = node
-	if err := t.record.Emit(ctx, *e); err != nil && ctx.Err() == nil {
-		t.Log.Debug("health: could not write an event", "target", node.Name, "reason", e.Reason, "error", err)
-	}
+	t.notes.Go(func() error {
+		if err := t.record.Emit(ctx, *e); err != nil && ctx.Err() == nil {
+			t.Log.Debug("health: could not write an event", "target", node.Name, "reason", e.Reason, "error", err)
+		}
+		return nil
+	})
 }

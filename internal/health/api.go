@@ -203,6 +203,10 @@ func (a *API) receive(ctx context.Context, spec v1alpha1.HealthEventSpec, now ti
 	e := &v1alpha1.HealthEvent{
 		ObjectMeta: metav1.ObjectMeta{Name: r.Name, Annotations: map[string]string{v1alpha1.ReceivedAnnotation: now.UTC().Format(time.RFC3339Nano)}}, Spec: spec,
 	}
+	if spec.IsFatal && !spec.IsHealthy && (spec.QuarantineOverrides == nil || !spec.QuarantineOverrides.Skip) {
+		// It will most likely quarantine its node, which must not happen before it is held: this saves a write before the cordon.
+		e.Finalizers = []string{v1alpha1.HealthEventFinalizer}
+	}
 	err := a.Client.Create(ctx, e)
 	if err == nil {
 		return r, nil

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -74,13 +73,12 @@ type Controller struct {
 	live      client.Reader
 	resources *Resources
 	record    events.Recorder
-	config    *rest.Config
 	term      context.Context // ends with the term
 }
 
 // SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next steps.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
-	c.client, c.cached, c.live, c.config = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
+	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "healthevents", Instance: c.Leader}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "healthevents"}}}
@@ -144,9 +142,10 @@ func drainChanges(e event.UpdateEvent) bool {
 
 // Reconcile takes steps until there is none to take.
 func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
-	t := &turn{Controller: c, blocked: map[string]bool{}}
+	t := newTurn(c)
+	defer func() { _ = t.notes.Wait() }() // none of them fails
 	for range maxRounds {
-		w, err := c.gather(ctx, t.live)
+		w, err := t.look(ctx)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
@@ -158,26 +157,30 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			t.live = true // what was seen in the cache is decided on what is read live
 			continue
 		}
-		if err := t.takeAll(ctx, w, steps); err != nil {
+		now, more := portion(steps)
+		if err := t.takeAll(ctx, w, now); err != nil {
 			return ctrl.Result{}, err
+		}
+		if more && now[0].Action.records() {
+			break // what arrived meanwhile may be more urgent than the rest
 		}
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-// gather reads the world, from the cache or live.
-func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
+// gather reads the world, from the cache or live. If the events are known, they are not read.
+func (c *Controller) gather(ctx context.Context, live bool, known []*v1alpha1.HealthEvent) (World, error) {
 	reader := c.cached
 	if live {
 		reader = c.live
 	}
 	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Pods: c.Pods, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}, Unread: map[string]Wait{}, Work: map[string]string{}}
-	var reports v1alpha1.HealthEventList
 	var drains v1alpha1.DrainList
 	core := map[string]*corev1.Node{}
 	// Events come first. Whoever creates a Drain records its UID in the event after that, so that a Drain whose UID an event has is among the
 	// drains that are listed later. In another order a Drain that the coordinator before has just created would count as gone.
-	if err := wrapped("list health events", reader.List(ctx, &reports)); err != nil {
+	var err error
+	if w.Events, err = listEvents(ctx, reader, known); err != nil {
 		return w, err
 	}
 	all, ctxAll := errgroup.WithContext(ctx) // at the same time: what a sick node waits for is how long they take
@@ -195,14 +198,10 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	if err := all.Wait(); err != nil {
 		return w, err
 	}
-	for i := range reports.Items {
-		w.Events = append(w.Events, &reports.Items[i])
-	}
 	for i := range drains.Items {
 		w.Drains = append(w.Drains, &drains.Items[i])
 	}
 	if live && c.Core {
-		var err error
 		if core, err = c.gatherCore(ctx, &w, core); err != nil {
 			return w, err
 		}
@@ -214,6 +213,22 @@ func (c *Controller) gather(ctx context.Context, live bool) (World, error) {
 	}
 	c.gatherWork(ctx, reader, &w)
 	return w, nil
+}
+
+// listEvents reads all events, unless they are known.
+func listEvents(ctx context.Context, r client.Reader, known []*v1alpha1.HealthEvent) ([]*v1alpha1.HealthEvent, error) {
+	if known != nil {
+		return slices.Clone(known), nil
+	}
+	var list v1alpha1.HealthEventList
+	if err := r.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list health events: %w", err)
+	}
+	all := make([]*v1alpha1.HealthEvent, 0, len(list.Items))
+	for i := range list.Items {
+		all = append(all, &list.Items[i])
+	}
+	return all, nil
 }
 
 // wrapped says what failed.

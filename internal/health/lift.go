@@ -69,8 +69,8 @@ func (r *round) settle(e *v1alpha1.HealthEvent) (step *Step, ok bool) {
 // lift removes the open events and their Drains from the owners of the cordon, and with the last owner the cordon itself if one of the
 // events made it. It returns whether there was something to remove.
 func (r *round) lift(open []*v1alpha1.HealthEvent, status v1alpha1.QuarantineStatus) bool {
-	if r.node == nil {
-		return false
+	if r.node == nil || slices.ContainsFunc(r.steps, func(s Step) bool { return s.Action == ActionQuarantine && !r.node.Spec.Cordoned }) {
+		return false // a new cordon has no owners of the one before
 	}
 	own, made := map[string]bool{}, false
 	for _, e := range open {

@@ -1,7 +1,6 @@
 package health
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -83,6 +82,11 @@ func (a Action) StartsDrain() bool {
 	return slices.Contains([]Action{ActionStartDrain, ActionEvictImmediate, ActionEvictWithTimeout, ActionCheckCompletion}, a)
 }
 
+// records reports whether an action only records something or deletes what has no effect any more: nothing waits for it.
+func (a Action) records() bool {
+	return slices.Contains([]Action{ActionWait, ActionSkip, ActionRelease, ActionPrune}, a)
+}
+
 // evictAction is the action that starts a Drain that moves pods.
 func evictAction(c *drainconfig.Config) Action {
 	has := func(m drainconfig.Mode) bool {
@@ -143,6 +147,9 @@ const (
 // may have.
 const maxOwners = 500
 
+// messageUncordoned is what events report whose quarantine a person ended.
+const messageUncordoned = "A person uncordoned the node."
+
 // MaxAttempts is how many custom resources an event may have.
 const MaxAttempts = 5
 
@@ -159,6 +166,10 @@ type Step struct {
 	Node, Before *v1alpha1.Node
 	// Drain to create, for an action that starts one, or to write, for ActionCancelDrain.
 	Drain *v1alpha1.Drain
+	// Others are the other events for which ActionQuarantine cordons the node.
+	Others []*v1alpha1.HealthEvent
+	// Repeats says that another event of the node says the same to people.
+	Repeats bool
 }
 
 // Next returns what to do now, at most one step for each event and each node. Steps of different nodes are independent. It does not
@@ -195,7 +206,7 @@ func Next(w World) []Step {
 type limits struct {
 	room  int      // how many more nodes may be cordoned
 	taken []string // nodes that are about to be cordoned
-	full  string   // what events wait for when there is none, once somebody asked
+	named bool     // an event that waits for room names the nodes that are cordoned
 }
 
 // take gives room to a node.
@@ -288,7 +299,8 @@ func (r *round) run() {
 	switch {
 	case len(open) == 0:
 	case joining && !r.node.Spec.Cordoned:
-		// Somebody uncordoned the node, and it is about to be cordoned for another event. Nothing is started on it before that.
+		// It is about to be cordoned for another event, which the API may refuse for long. Nothing is started on it before that.
+		r.end(lost, v1alpha1.QuarantineCancelled, ReasonUncordoned, messageUncordoned)
 	case joining && len(lost) == 0:
 		r.progress(open) // nothing is lifted meanwhile: the quarantine is about to have another reason
 	case !joining && r.allResolved(open):
@@ -298,7 +310,7 @@ func (r *round) run() {
 	case len(lost) > 0 && r.node.Spec.Cordoned && !r.ownedByAnother(lost):
 		r.end(lost, v1alpha1.QuarantineCancelled, ReasonTaken, "Somebody else has taken the cordon of the node over: Ebb does not lift it any more.")
 	case len(lost) > 0:
-		r.end(lost, v1alpha1.QuarantineCancelled, ReasonUncordoned, "A person uncordoned the node.")
+		r.end(lost, v1alpha1.QuarantineCancelled, ReasonUncordoned, messageUncordoned)
 	default:
 		r.progress(open)
 	}
@@ -310,7 +322,7 @@ func (r *round) run() {
 			r.manual(e)
 		}
 		if e.Spec.IsHealthy && !handled(e) {
-			r.judgeHealthy(e, open)
+			r.judgeHealthy(e, open, joining)
 		}
 		r.tidy(e)
 	}
@@ -350,7 +362,7 @@ func (r *round) owns(e *v1alpha1.HealthEvent) bool {
 // still on their way.
 func (r *round) quarantine() (joining bool) {
 	var waiting []*v1alpha1.HealthEvent
-	full, first := r.node != nil && !r.node.Spec.Cordoned && r.shared.room <= 0, ""
+	full, waits := r.node != nil && !r.node.Spec.Cordoned && r.shared.room <= 0, false
 	for _, e := range r.events {
 		if e.Spec.IsHealthy || isManual(e) || handled(e) || e.Status.NodeQuarantined != "" || r.busy(e) || r.node == nil {
 			continue
@@ -358,13 +370,9 @@ func (r *round) quarantine() (joining bool) {
 		if !r.owns(e) && (r.isResolved(e) || !r.Rules.Decide(e).Quarantine) {
 			continue
 		}
-		if full { // the names of cordoned nodes change: only one event of the node has them, and the others are not written again
-			message := r.limitMessage()
-			if first != "" {
-				message = fmt.Sprintf("The node waits to be quarantined: see event %s.", first)
-			}
-			first = cmp.Or(first, e.Name)
-			r.wait(e, WaitLimit, message)
+		if full {
+			r.waitForRoom(e, waits)
+			waits = true
 			continue
 		}
 		if !controllerutil.ContainsFinalizer(e, v1alpha1.HealthEventFinalizer) {
@@ -390,7 +398,7 @@ func (r *round) quarantine() (joining bool) {
 	if !r.node.Spec.Cordoned {
 		owners = nil
 	}
-	var adds []string
+	var adds []*v1alpha1.HealthEvent
 	for _, e := range waiting {
 		switch {
 		case owners != nil && r.owners[string(e.UID)]:
@@ -399,30 +407,46 @@ func (r *round) quarantine() (joining bool) {
 		case len(owners)+len(adds) >= maxOwners:
 			r.wait(e, WaitProblems, fmt.Sprintf("Node %s is quarantined for %d other problems. The event joins them when some of those are over.", r.name, maxOwners))
 		default:
-			adds = append(adds, string(e.UID))
+			adds = append(adds, e)
 		}
 	}
 	if len(adds) > 0 {
 		next := r.node.DeepCopy()
 		next.Spec.Cordoned = true
-		v1alpha1.SetCordonOwners(next, append(slices.Clone(owners), adds...))
-		r.steps = append(r.steps, Step{Action: ActionQuarantine, Event: r.byUID[adds[0]], Node: next, Before: r.node})
+		all := slices.Clone(owners)
+		for _, e := range adds {
+			all = append(all, string(e.UID))
+		}
+		v1alpha1.SetCordonOwners(next, all)
+		r.steps = append(r.steps, Step{Action: ActionQuarantine, Event: adds[0], Others: adds[1:], Node: next, Before: r.node})
 	}
 	return joining || len(adds) > 0
 }
 
-func (r *round) limitMessage() string {
-	if r.shared.full != "" {
-		return r.shared.full
+// waitForRoom records that too many nodes are cordoned; repeats says that an event of the node waits for it already. The oldest of all names those
+// nodes. What the others say does not depend on them, so that a change writes one event and not all that wait.
+func (r *round) waitForRoom(e *v1alpha1.HealthEvent, repeats bool) {
+	const remedy = "Uncordon one of them, or raise quarantine.maxShare in the file of --drain-config."
+	message := fmt.Sprintf("At most %v%% of the nodes, or one, may be cordoned at once, and as many are; the oldest event that waits for this names them. %s", r.Config.Quarantine.MaxShare, remedy)
+	if !r.shared.named {
+		r.shared.named = true
+		message = fmt.Sprintf("At most %d of %d nodes may be cordoned at once, and these are: %s. %s", r.limit(), len(r.Nodes), some(append(r.cordoned(), r.shared.taken...)), remedy)
 	}
-	names := slices.Sorted(slices.Values(append(r.cordoned(), r.shared.taken...)))
-	more := ""
-	if len(names) > 5 {
-		more, names = fmt.Sprintf(" and %d more", len(names)-5), names[:5]
+	before := len(r.steps)
+	r.wait(e, WaitLimit, message)
+	for i := range r.steps[before:] {
+		r.steps[before+i].Repeats = repeats
 	}
-	r.shared.full = fmt.Sprintf("At most %d of %d nodes may be cordoned at once, and these are: %s%s. Uncordon one of them, or raise quarantine.maxShare in the file of --drain-config.",
-		r.limit(), len(r.Nodes), strings.Join(names, ", "), more)
-	return r.shared.full
+}
+
+// some are the first of some names, and how many more there are.
+func some(names []string) string {
+	const most = 5
+	slices.Sort(names)
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
 // admit records that the node is quarantined for an event, and which drain the event belongs to.
@@ -545,8 +569,8 @@ func (r *round) ownedByAnother(lost []*v1alpha1.HealthEvent) bool {
 	return slices.ContainsFunc(r.events, func(e *v1alpha1.HealthEvent) bool { return r.owners[string(e.UID)] && !slices.Contains(lost, e) })
 }
 
-// judgeHealthy ends a healthy event when all that it ends has ended.
-func (r *round) judgeHealthy(e *v1alpha1.HealthEvent, open []*v1alpha1.HealthEvent) {
+// judgeHealthy ends a healthy event when all that it ends has ended. joining says that another problem is about to keep the node in quarantine.
+func (r *round) judgeHealthy(e *v1alpha1.HealthEvent, open []*v1alpha1.HealthEvent, joining bool) {
 	if r.expired(e) {
 		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
 			r.finish(e, ReasonExpired, fmt.Sprintf("The event is older than %s; it is recorded and has no effect.", r.Config.Quarantine.Retention))
@@ -555,7 +579,7 @@ func (r *round) judgeHealthy(e *v1alpha1.HealthEvent, open []*v1alpha1.HealthEve
 	}
 	ends := slices.ContainsFunc(open, func(p *v1alpha1.HealthEvent) bool { return resolves(e, p) })
 	switch {
-	case ends && r.allResolved(open):
+	case ends && !joining && r.allResolved(open):
 		r.wait(e, WaitCancel, fmt.Sprintf("The quarantine of node %s is being lifted.", r.name))
 	case ends:
 		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {

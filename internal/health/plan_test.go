@@ -456,6 +456,77 @@ func TestAnUncordonedNodeIsNotDrainedBeforeItIsCordonedForAnotherEvent(t *testin
 	s.is(t, "e2", quarantined, progressing, health.WaitQueue)
 }
 
+// refuseCordons lets the API refuse to cordon nodes, as an admission webhook does.
+func refuseCordons(s *store) {
+	s.refuse = func(step health.Step) bool { return step.Action == health.ActionQuarantine }
+}
+
+// A webhook refuses the cordon for another event. What the person's uncordon ended does not wait for that.
+func TestAnUncordonEndsAQuarantineAlsoWhileAnotherEventIsRefused(t *testing.T) {
+	for _, owners := range []bool{true, false} { // `ebb uncordon` removes the owners, kubectl leaves them
+		s := newStore(3)
+		s.send("e1", nil)
+		s.settle()
+		s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+		s.uncordon("n2")
+		if owners {
+			v1alpha1.SetCordonOwners(s.nodes["n2"], []string{string(s.events["e1"].UID)})
+		}
+		s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+		refuseCordons(s)
+		s.turns(5)
+		s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+		s.turns(5)
+		for _, d := range s.drains {
+			if !d.Spec.Cancelled {
+				t.Errorf("owners %t: Drain %s of the uncordoned node is not cancelled", owners, d.Name)
+			}
+		}
+		s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonUncordoned)
+		s.refuse = func(health.Step) bool { return false }
+		s.settle()
+		s.is(t, "e2", quarantined, progressing, health.WaitQueue)
+		if got := v1alpha1.CordonOwners(s.nodes["n2"]); !slices.Equal(got, []string{string(s.events["e2"].UID)}) {
+			t.Errorf("owners %t: the cordon belongs to %q", owners, got)
+		}
+	}
+}
+
+// A webhook refuses to add an event to the owners of a cordon. The healthy event of another check ends meanwhile, and the node stays quarantined.
+func TestAHealthyEventEndsAlsoWhileAnotherEventIsRefused(t *testing.T) {
+	s := newStore(3)
+	s.send("e1", nil)
+	s.settle()
+	s.send("e2", func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = "other" })
+	refuseCordons(s)
+	s.send("h1", healthy)
+	s.turns(5)
+	s.is(t, "h1", "", "", health.WaitOthers)
+	s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	s.send("h2", func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.CheckName = "other" })
+	s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+	s.turns(5)
+	s.is(t, "e1", v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+	s.is(t, "e2", v1alpha1.QuarantineCancelled, cancelled, health.ReasonResolved)
+	if s.nodes["n2"].Spec.Cordoned {
+		t.Error("the node is still cordoned")
+	}
+}
+
+// One write cordons a node for several events. If it is refused, each of them is blocked by name.
+func TestACordonNamesAllEventsThatItIsFor(t *testing.T) {
+	s := newStore(3)
+	refuseCordons(s)
+	for i := range 3 {
+		s.send(fmt.Sprintf("e%d", i), func(e *v1alpha1.HealthEvent) { e.Spec.CheckName = fmt.Sprintf("check%d", i) })
+	}
+	s.turns(2)
+	steps := s.next()
+	if len(steps) != 1 || steps[0].Action != health.ActionQuarantine || steps[0].Event.Name != "e0" || len(steps[0].Others) != 2 {
+		t.Fatalf("steps %+v", steps)
+	}
+}
+
 func TestOnlySoManyEventsOwnACordon(t *testing.T) {
 	s := newStore(3)
 	for i := range 700 {

@@ -302,6 +302,16 @@ func (s *store) settle() (taken []health.Action) {
 	panic(fmt.Sprintf("the planner does not come to rest: %v", taken[len(taken)-20:]))
 }
 
+// turns lets the coordinator look some times, whether there is something left to do or not.
+func (s *store) turns(n int) {
+	for range n {
+		clear(s.left)
+		for _, step := range s.next() {
+			s.take(step)
+		}
+	}
+}
+
 // say lets the controller of a resource report a condition.
 func (s *store) say(name, kind, status, reason string) {
 	r := s.resources[name]

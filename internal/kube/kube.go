@@ -59,8 +59,13 @@ func CordonOf(ctx context.Context, r client.Reader, cfg *rest.Config, node *v1al
 	if err != nil || !has {
 		return node, err
 	}
+	return CoreCordonOf(ctx, r, node)
+}
+
+// CoreCordonOf is CordonOf for who knows that the API has core Nodes.
+func CoreCordonOf(ctx context.Context, r client.Reader, node *v1alpha1.Node) (client.Object, error) {
 	core := &corev1.Node{}
-	err = r.Get(ctx, client.ObjectKey{Name: node.Name}, core)
+	err := r.Get(ctx, client.ObjectKey{Name: node.Name}, core)
 	if kubeclient.IsMissing(err) {
 		return node, nil
 	}

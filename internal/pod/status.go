@@ -3,6 +3,7 @@ package pod
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -63,11 +64,50 @@ func observe(d *v1alpha1.Drain, s Snapshot, plan Plan, sent []Action, first time
 		}
 	}
 	slices.Sort(st.EvictedPods)
+	st.LeavingPods = leaving(plan, known)
 	st.Remaining = left
 	st.Blockers = Blockers(s, plan, st.Blockers)
 	if left > 0 {
 		st.FinishedAt = nil
 	}
+}
+
+// leaving are the pods of a plan that may be evicted before the status is written again, without those that are known to be evicted: what a plan
+// only waits for may be allowed at any moment.
+func leaving(plan Plan, evicted map[string]bool) []string {
+	var names []string
+	for _, a := range plan.Actions {
+		if len(names) < maxNamed && a.mayLeave() && !evicted[a.Pod.Key()] {
+			names = append(names, a.Pod.Key())
+		}
+	}
+	return names
+}
+
+// mayLeave reports whether a pod that is not terminating may be evicted or deleted without another look at its mode.
+func (a Action) mayLeave() bool {
+	switch {
+	case a.Verb == Stay || !a.Pod.Deleted.IsZero():
+		return false
+	case a.Verb == Wait && (a.Reason == WaitsNever || a.Reason == WaitsTwoBudgets):
+		return !a.Deadline.IsZero()
+	}
+	return a.Reason != WaitsCompletion && a.Reason != WaitsCameBack && a.Reason != WaitsNodeGone
+}
+
+// inherited are evictions of the coordinator before that it did not write down: the pods that it was about to evict and that are gone.
+func inherited(st *v1alpha1.PodsStatus, there []*Pod) []Action {
+	present := map[string]bool{}
+	for _, p := range there {
+		present[p.Key()] = true
+	}
+	var gone []Action
+	for _, key := range st.LeavingPods {
+		if namespace, name, ok := strings.Cut(key, "/"); ok && !present[key] {
+			gone = append(gone, Action{Verb: Evict, Pod: &Pod{Namespace: namespace, Name: name}})
+		}
+	}
+	return gone
 }
 
 // own brings the rest of the status of a drain of pods alone in line with status.pods.
@@ -99,6 +139,9 @@ func end(d *v1alpha1.Drain, now time.Time, phase v1alpha1.DrainPhase, reason, me
 	}
 	if phase == v1alpha1.DrainComplete {
 		d.Status.LastProgress = &at
+	}
+	if d.Status.Pods != nil {
+		d.Status.Pods.LeavingPods = nil // nothing is sent any more
 	}
 	finished(d, now, metav1.ConditionTrue, reason, message)
 }

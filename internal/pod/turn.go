@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/worker"
 )
@@ -100,6 +102,9 @@ func (w *nodeWorker) tryTurn(d *v1alpha1.Drain) bool {
 func (w *nodeWorker) awaitTurn(ctx context.Context, d *v1alpha1.Drain, alone bool) (worker.Next, error) {
 	if w.turn.come() {
 		w.queued = time.Time{}
+		if !controllerutil.ContainsFinalizer(d, v1alpha1.DrainFinalizer) {
+			return worker.Next{}, nil // its finalizer is written before anything happens, and that fails if the drain has changed
+		}
 		return worker.Next{}, w.reread(ctx) // it may have been cancelled, deleted or refused meanwhile
 	}
 	if w.queued.IsZero() {

@@ -57,6 +57,7 @@ type nodeWorker struct {
 	watch    *podWatch
 	cordoned *corev1.Node // the newest version of the core Node in which this worker knows it to be cordoned; the cache may be older
 	turn     *turn        // its place among the drains that begin; nil before it asked for one
+	inherits bool         // what the coordinator before evicted last is among what was sent, or there is none
 	queued   time.Time    // since when this drain waits for its turn; zero if it does not
 	ctx      context.Context
 	written  time.Time // when the status was last written
@@ -336,6 +337,9 @@ func (w *nodeWorker) move(ctx context.Context, d *v1alpha1.Drain, alone, gone bo
 	}
 	plan := Evaluate(s)
 	began := d.Status.Pods != nil && d.Status.Pods.StartedAt != nil
+	if began {
+		w.inherit(d, pods)
+	}
 	switch {
 	case !began || alone && d.Status.Scope == "": // its own process may have ended after the pods had begun to leave
 		err := w.begin(ctx, d, alone, s, plan)

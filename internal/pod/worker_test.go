@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/cordon"
@@ -82,30 +83,69 @@ func TestADrainThatEndsWhileItWaitsForItsTurnCordonsNothing(t *testing.T) {
 			return c.client.Update(t.Context(), d)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+		for _, held := range []bool{false, true} { // that of a health event has its finalizer from the start
+			name := fmt.Sprintf("%s, held %t", name, held)
+			t.Run(name, func(t *testing.T) {
 				d := drainOf("n1")
 				d.Status.Phase = v1alpha1.DrainPending
-				c := newController(d)
-				w := newNodeWorker(c, read(t, c))
-				other := c.turns.ask(time.Time{}, func() {})
-				w.look(t.Context()) // it waits for its turn
-				if err := end(t, c, read(t, c)); err != nil {
-					t.Fatal(err)
+				if held {
+					d.Finalizers = []string{v1alpha1.DrainFinalizer}
 				}
-				other.end()
-				for range 3 {
-					if next := w.look(t.Context()); next.Done || next.Err != nil {
-						break
-					}
-				}
-				if !w.turn.come() || cordoned(t, c) {
-					t.Errorf("it had its turn: %t; the node is cordoned: %t", w.turn.come(), cordoned(t, c))
-				}
-				w.endTurn()
+				endsWhileItWaits(t, d, end)
 			})
-		})
+		}
 	}
+}
+
+// endsWhileItWaits ends a drain while it waits for its turn.
+func endsWhileItWaits(t *testing.T, d *v1alpha1.Drain, end func(*testing.T, *Controller, *v1alpha1.Drain) error) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c := newController(d)
+		w := newNodeWorker(c, read(t, c))
+		other := c.turns.ask(time.Time{}, func() {})
+		w.look(t.Context()) // it waits for its turn
+		if err := end(t, c, read(t, c)); err != nil {
+			t.Fatal(err)
+		}
+		other.end()
+		for range 4 {
+			if next := w.look(t.Context()); next.Done || next.Err != nil {
+				break
+			}
+		}
+		if !w.turn.come() || cordoned(t, c) {
+			t.Errorf("it had its turn: %t; the node is cordoned: %t", w.turn.come(), cordoned(t, c))
+		}
+		w.endTurn()
+	})
+}
+
+// Hundreds of drains may wait for their turn, while the API server is what bounds them.
+func TestADrainIsNotReadAgainAfterItsTurnIfItIsWrittenFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := drainOf("n1")
+		d.Status.Phase = v1alpha1.DrainPending
+		c := newController(d)
+		w := newNodeWorker(c, read(t, c))
+		reads, api := 0, c.live
+		c.live = interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{Get: func(ctx context.Context, of client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			if _, ok := o.(*v1alpha1.Drain); ok {
+				reads++
+			}
+			return of.Get(ctx, key, o, opts...)
+		}})
+		other := c.turns.ask(time.Time{}, func() {})
+		w.look(t.Context()) // it waits for its turn
+		other.end()
+		w.look(t.Context())
+		w.look(t.Context())
+		c.live = api
+		if !controllerutil.ContainsFinalizer(read(t, c), v1alpha1.DrainFinalizer) || reads > 0 {
+			t.Errorf("the drain was read %d times; it is %+v", reads, read(t, c).ObjectMeta)
+		}
+		w.endTurn()
+	})
 }
 
 func TestADrainThatWaitsForItsTurnSaysSo(t *testing.T) {
@@ -716,5 +756,73 @@ func TestTheNextCoordinatorCountsPodsThatAreTerminatingBecauseTheyWereEvicted(t 
 				t.Errorf("the drain is %+v: %+v", got, got.Pods)
 			}
 		})
+	}
+}
+
+// The coordinator before evicted pods in the last moment of its term and wrote none of them down, and they are gone when the next one lists pods.
+func TestTheNextCoordinatorCountsPodsThatWereEvictedAndAreGone(t *testing.T) {
+	for name, end := range map[string]struct {
+		cancelled bool
+		phase     v1alpha1.DrainPhase
+	}{"it goes on": {false, v1alpha1.DrainComplete}, "it was cancelled meanwhile": {true, v1alpha1.DrainCancelled}} {
+		t.Run(name, func(t *testing.T) {
+			w, d := finishing(t, nil)
+			w.term, w.ctx, w.Config = t.Context(), t.Context(), drainconfig.Default()
+			d.Status.Pods.LeavingPods, d.Status.Pods.EvictedPods, d.Status.Pods.Evicted = []string{"default/a", "default/b"}, []string{"default/b", "default/c"}, 2
+			if err := w.client.Status().Update(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			d.Spec.Cancelled = end.cancelled
+			if err := w.client.Update(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			w.See(d)
+			w.kube = fakekube.NewClientset()
+			w.budgets = &budgetWatch{kube: w.kube, changed: func(string) {}}
+			for range 200 {
+				if next := w.look(t.Context()); next.Err != nil || next.Done {
+					t.Fatalf("%+v", next)
+				}
+				if read(t, w.Controller).Status.Phase.Final() {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			got := read(t, w.Controller).Status
+			if got.Phase != end.phase || got.Pods.Evicted != 3 || !slices.Equal(got.Pods.EvictedPods, []string{"default/a", "default/b", "default/c"}) || len(got.Pods.LeavingPods) > 0 {
+				t.Errorf("the drain is %+v: %+v", got, got.Pods)
+			}
+		})
+	}
+}
+
+// What may be evicted before the next write is in the write before it; a pod that nobody will evict is not.
+func TestADrainWritesDownWhichPodsMayLeave(t *testing.T) {
+	config, err := drainconfig.Parse("drain.toml", []byte("[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n[[userNamespaces]]\nname = \"jobs\"\nmode = \"AllowCompletion\"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := func(namespace, name string) *Pod {
+		return &Pod{Namespace: namespace, Name: name, UID: types.UID(name), Phase: corev1.PodRunning, Ready: true, Labels: map[string]string{"app": name}}
+	}
+	terminating, back := pod("default", "terminating"), pod("default", "back")
+	terminating.Deleted, back.Tolerates = time.Now().Add(time.Minute), true
+	s := Snapshot{
+		Now: time.Now(), Node: "n1", Config: config, TerminatingFor: time.Minute, Arrived: map[types.UID]bool{"back": true},
+		Attempts: map[types.UID]Attempt{"underway": {Accepted: true}},
+		Pods:     []*Pod{pod("default", "now"), pod("default", "underway"), pod("default", "busy"), pod("default", "never"), pod("jobs", "job"), pod("kube-system", "dns"), terminating, back},
+		Budgets: []*Budget{
+			{Namespace: "default", Name: "full", Version: "1", Selects: labels.SelectorFromSet(labels.Set{"app": "busy"}), Observed: true, Healthy: 1, Desired: 1, Expected: 2},
+			{Namespace: "default", Name: "never", Version: "1", Selects: labels.SelectorFromSet(labels.Set{"app": "never"}), Observed: true, Never: true},
+		},
+	}
+	d := drainOf("n1")
+	observe(d, s, Evaluate(s), nil, time.Time{})
+	if got, want := d.Status.Pods.LeavingPods, []string{"default/busy", "default/now", "default/underway"}; !slices.Equal(got, want) {
+		t.Errorf("%q may leave, want %q", got, want)
+	}
+	observe(d, s, Evaluate(s), []Action{{Verb: Evict, Pod: s.Pods[0]}}, time.Now())
+	if got, want := d.Status.Pods.LeavingPods, []string{"default/busy", "default/underway"}; !slices.Equal(got, want) {
+		t.Errorf("after an eviction %q may leave, want %q", got, want)
 	}
 }

@@ -34,7 +34,20 @@ func (w *nodeWorker) begin(ctx context.Context, d *v1alpha1.Drain, alone bool, s
 		}
 		own(next, s.time())
 	}
-	return w.write(ctx, stepBegin, next, true)
+	err := w.write(ctx, stepBegin, next, true)
+	w.inherits = w.inherits || err == nil // nothing was evicted before
+	return err
+}
+
+// inherit counts, once, what the coordinator before evicted and did not write down. there are the pods of the node.
+func (w *nodeWorker) inherit(d *v1alpha1.Drain, there []*Pod) {
+	if w.inherits {
+		return
+	}
+	w.inherits = true
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sent = append(w.sent, inherited(d.Status.Pods, there)...)
 }
 
 // progress writes what has changed, not too often, and returns when to look again.
@@ -225,6 +238,7 @@ func (w *nodeWorker) unwritten(ctx context.Context, d *v1alpha1.Drain) Plan {
 		w.Log.Warn("pods: could not list pods that were evicted before this term", "target", w.node, "error", err)
 		return Plan{}
 	}
+	w.inherit(d, pods)
 	return Evaluate(Snapshot{Now: time.Now(), Server: w.clock.Now(), Node: w.node, Pods: pods, Config: w.Config, TerminatingFor: w.Limits.TerminatingFor})
 }
 
@@ -258,6 +272,7 @@ func (w *nodeWorker) note(d *v1alpha1.Drain, plan Plan) int {
 	defer w.mu.Unlock()
 	old := d.Status.Pods.DeepCopy()
 	observe(d, Snapshot{Now: time.Now()}, plan, w.sent, w.first)
+	d.Status.Pods.LeavingPods = nil
 	if old != nil {
 		st := d.Status.Pods
 		st.StartedAt, st.Initial = old.StartedAt, old.Initial // without a start its pods were never listed

@@ -1,22 +1,15 @@
 package e2e
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -43,19 +36,19 @@ func BenchmarkPods(b *testing.B) {
 			for round := 0; b.Loop(); round++ {
 				b.StopTimer()
 				nodes := k.fill(fmt.Sprintf("their%d-%d", size.nodes, round), size.nodes, size.pods)
-				before, costs := k.evictionLatency(), k.costs()
+				before, costs := k.evictionLatency(), k.costs(filepath.Dir(k.kube.Kubeconfig()))
 				theirs = k.kubectlDrains(kubectl, nodes)
 				latency[0] = before.until(k.evictionLatency())
-				now := k.costs()
+				now := k.costs(filepath.Dir(k.kube.Kubeconfig()))
 				now.since("kubectl", costs)
 				now.latency("kubectl", costs)
 				nodes = k.fill(fmt.Sprintf("our%d-%d", size.nodes, round), size.nodes, size.pods)
-				before, costs = k.evictionLatency(), k.costs()
+				before, costs = k.evictionLatency(), k.costs(filepath.Dir(k.kube.Kubeconfig()))
 				b.StartTimer()
 				ours, first = k.ebbDrains(nodes)
 				b.StopTimer()
 				latency[1] = before.until(k.evictionLatency())
-				now = k.costs()
+				now = k.costs(filepath.Dir(k.kube.Kubeconfig()))
 				now.since("ebb", costs)
 				now.latency("ebb", costs)
 				b.StartTimer()
@@ -251,11 +244,7 @@ func (s served) until(now served) float64 {
 // evictionLatency reads the metrics of the API server.
 func (k *installation) evictionLatency() (s served) {
 	k.t.Helper()
-	data, err := k.typed.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(k.serverMetrics()) {
 		if !strings.Contains(line, `subresource="eviction"`) {
 			continue
 		}
@@ -270,122 +259,4 @@ func (k *installation) evictionLatency() (s served) {
 		}
 	}
 	return s
-}
-
-// costs are what the machine has spent: the processor time of each program in seconds, the requests that the API server has served, and how long it
-// took for them in seconds.
-type costs struct {
-	at                          time.Time
-	seconds, requests, duration map[string]float64
-}
-
-// costs reads them from /proc and from the metrics of the API server.
-func (k *installation) costs() costs {
-	k.t.Helper()
-	c := costs{time.Now(), map[string]float64{}, map[string]float64{}, map[string]float64{}}
-	var own, children syscall.Rusage
-	if err := errors.Join(syscall.Getrusage(syscall.RUSAGE_SELF, &own), syscall.Getrusage(syscall.RUSAGE_CHILDREN, &children)); err != nil {
-		k.t.Fatal(err)
-	}
-	of := func(u syscall.Rusage) float64 { return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds() }
-	c.seconds["etcd and the test"], c.seconds["kubectl"] = of(own), of(children)
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		args, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || !bytes.Contains(args, []byte(k.dir)) && !bytes.Contains(args, []byte(filepath.Dir(k.kube.Kubeconfig()))) {
-			continue
-		}
-		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
-		if err != nil {
-			continue
-		}
-		words := strings.Split(string(args), "\x00")
-		name := filepath.Base(words[0])
-		if name == "ebb-plain" {
-			name = "ebb " + words[1] + " " + words[2]
-		}
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		user, _ := strconv.ParseFloat(fields[11], 64)
-		system, _ := strconv.ParseFloat(fields[12], 64)
-		c.seconds[name] += (user + system) / 100
-	}
-	data, err := k.typed.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	label := regexp.MustCompile(`(code|resource|subresource|verb)="([^"]*)"`)
-	for line := range strings.Lines(string(data)) {
-		served, took := strings.HasPrefix(line, "apiserver_request_total{"), strings.HasPrefix(line, "apiserver_request_duration_seconds_sum{")
-		if !served && !took {
-			continue
-		}
-		is := map[string]string{}
-		for _, m := range label.FindAllStringSubmatch(line, -1) {
-			is[m[1]] = m[2]
-		}
-		fields := strings.Fields(line)
-		value, _ := strconv.ParseFloat(fields[len(fields)-1], 64)
-		key := strings.TrimSuffix(is["verb"]+" "+is["resource"]+"/"+is["subresource"], "/")
-		if took {
-			c.duration[key] += value
-		} else {
-			c.requests[key+failure(is["code"])] += value
-		}
-	}
-	return c
-}
-
-// latency prints the mean time that the API server took for each kind of request since, the ones that took most in all first, and how much of the
-// processors everything together used: if that is nearly all, they are what bounds it.
-func (c costs) latency(who string, before costs) {
-	spent, count := map[string]float64{}, map[string]float64{}
-	for key, now := range c.duration {
-		if !strings.HasPrefix(key, "WATCH ") && now > before.duration[key] {
-			spent[key] = now - before.duration[key]
-		}
-	}
-	for key, now := range c.requests {
-		words := strings.Fields(key)
-		count[strings.Join(words[:min(2, len(words))], " ")] += now - before.requests[key]
-	}
-	var parts []string
-	for _, key := range slices.SortedFunc(maps.Keys(spent), func(a, b string) int { return cmp.Compare(spent[b], spent[a]) }) {
-		if count[key] > 0 && len(parts) < 8 {
-			parts = append(parts, fmt.Sprintf("%s %.0f", key, 1000*spent[key]/count[key]))
-		}
-	}
-	var all float64
-	for key, now := range c.seconds {
-		all += now - before.seconds[key]
-	}
-	wall := c.at.Sub(before.at).Seconds()
-	load, _ := os.ReadFile("/proc/loadavg")
-	fmt.Fprintf(os.Stderr, "%s: ms of the API server for a request: %s\n", who, strings.Join(parts, ", "))
-	fmt.Fprintf(os.Stderr, "%s: %.1f s of processor in %.1f s, %.0f%% of %d processors; the API server had %.0f%% of one; load average %s\n",
-		who, all, wall, 100*all/wall/float64(runtime.NumCPU()), runtime.NumCPU(), 100*(c.seconds["kube-apiserver"]-before.seconds["kube-apiserver"])/wall, strings.TrimSpace(string(load)))
-}
-
-// failure is the code of an answer that is no success.
-func failure(code string) string {
-	if strings.HasPrefix(code, "2") || code == "0" {
-		return ""
-	}
-	return " " + code
-}
-
-// since prints what was spent since, the most first. A benchmark's own log has ten lines.
-func (c costs) since(who string, before costs) {
-	for name, of := range map[string][2]map[string]float64{"seconds of processor": {before.seconds, c.seconds}, "requests": {before.requests, c.requests}} {
-		spent := map[string]float64{}
-		for key, now := range of[1] {
-			if now-of[0][key] >= 0.1 {
-				spent[key] = now - of[0][key]
-			}
-		}
-		var parts []string
-		for _, key := range slices.SortedFunc(maps.Keys(spent), func(a, b string) int { return cmp.Or(cmp.Compare(spent[b], spent[a]), cmp.Compare(a, b)) }) {
-			parts = append(parts, fmt.Sprintf("%s %.1f", key, spent[key]))
-		}
-		fmt.Fprintf(os.Stderr, "%s: %s: %s\n", who, name, strings.Join(parts, ", "))
-	}
 }

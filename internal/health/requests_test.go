@@ -1,0 +1,95 @@
+package health_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/health"
+)
+
+// requests counts what the controller asks of the API, by method and resource. Watches do not count.
+type requests struct {
+	mu    sync.Mutex
+	count map[string]int
+}
+
+// see counts a request, and lets it pass.
+func (q *requests) see(r *http.Request) int {
+	if r.URL.Query().Get("watch") != "" {
+		return 0
+	}
+	_, resource, _ := strings.Cut(r.URL.Path, "/v1alpha1/")
+	if resource == "" {
+		resource = strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis"), "/")
+	}
+	parts := strings.Split(resource, "/")
+	key := r.Method + " " + parts[0]
+	if r.Method == http.MethodGet && len(parts) == 1 {
+		key = "LIST " + parts[0]
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.count[key]++
+	return 0
+}
+
+// since returns what was counted, and begins anew.
+func (q *requests) since() map[string]int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	count := q.count
+	q.count = map[string]int{}
+	return count
+}
+
+// The list of all events is what a flood makes expensive: a turn reads it once, however many steps it takes. Nothing is asked of the API in
+// vain.
+func TestATurnListsTheEventsOnce(t *testing.T) {
+	c := startController(t, "n1", "n2")
+	c.send("e1", "n1")
+	c.waits("e1", health.WaitResource)
+	q := &requests{count: map[string]int{}}
+	c.faults.set(q.see)
+	time.Sleep(100 * time.Millisecond) // what follows the first event
+	q.since()
+	c.send("e2", "n2")
+	c.until("the resource", func() bool { cr := c.event("e2").Status.CustomResource; return cr != nil && cr.UID != "" })
+	got := q.since()
+	t.Log(got)
+	if got["LIST healthevents"] > 2 {
+		t.Errorf("the events were listed %d times until the custom resource was there: %v", got["LIST healthevents"], got)
+	}
+	if got["GET api"] > 1 { // for the pods of the node
+		t.Errorf("discovery was asked for a cordon: %v", got)
+	}
+}
+
+// One write cordons a node for several events; when the API refuses it, all of them say so.
+func TestARefusedCordonIsNamedByAllEventsThatItIsFor(t *testing.T) {
+	c := startController(t, "n1")
+	c.faults.set(func(r *http.Request) int {
+		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/nodes/") {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	for i := range 3 {
+		e := &v1alpha1.HealthEvent{Spec: v1alpha1.HealthEventSpec{NodeName: "n1", CheckName: fmt.Sprintf("check%d", i), IsFatal: true}}
+		e.Name = fmt.Sprintf("e%d", i)
+		if err := c.client.Create(c.ctx, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		c.waits(fmt.Sprintf("e%d", i), health.WaitCordon)
+	}
+	c.faults.set(nil)
+	for i := range 3 {
+		c.until("the node to be quarantined", func() bool { return c.event(fmt.Sprintf("e%d", i)).Status.NodeQuarantined == v1alpha1.Quarantined })
+	}
+}
