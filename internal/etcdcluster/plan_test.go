@@ -567,6 +567,14 @@ func TestAStopAsksForRoomBeforeItKeepsClientsOut(t *testing.T) {
 			"no member's node has room to take it", []worldChange{func(w *World) { addNode(w, "n5") }, asked(time.Second, "n1", "n2", "n3", "n4", "n5"), answers("n4,n5", "n1", "n2", "n3")},
 			"delete-snapshot " + trial, "", true, "and 2 have it (n1: " + full,
 		},
+		{
+			"the others could not reach the node of the snapshot, which drains: whether it is silent has to be known",
+			[]worldChange{drains("n2"), asked(time.Second, "n1", "n2", "n3", "n4"), answers("", "n1", "n3", "n4")}, "", "", false, "",
+		},
+		{
+			"and when it is, another takes the snapshot", []worldChange{drains("n2"), asked(time.Minute, "n1", "n2", "n3", "n4"), answers("", "n1", "n3", "n4")},
+			"delete-snapshot " + trial, "", true, "; n2: it did not answer for 30s)",
+		},
 		{"one that does not answer has no room", []worldChange{asked(time.Minute, "n1", "n4"), answers("n1")}, "place-snapshot " + trial, "n1,n2,n4", false, ""},
 		{"the one that is asked instead has its own time", []worldChange{asked(time.Minute, "n1", "n4"), also(time.Second, "n2"), answers("n1")}, "", "", false, ""},
 		{"and is enough when it answers", []worldChange{asked(time.Minute, "n1", "n4"), also(time.Second, "n2"), answers("n1,n2")}, seal, "", false, ""},
