@@ -838,8 +838,9 @@ func (s *sim) move(n *simNode) {
 	s.crash(n)
 }
 
-// votersElsewhere counts the voters of the present incarnation that have good data on other nodes, and all of them.
+// votersElsewhere counts the voters of the present incarnation that have good data on other nodes, and all of them. None counts unless one has every write.
 func (s *sim) votersElsewhere(n *simNode) (elsewhere, all int) {
+	newest := false
 	for name, d := range s.data {
 		m := s.members[name]
 		if m == nil || m.Spec.Incarnation != s.cluster.Status.Incarnation || !d.raft.has(d.id) || d.raft.peer(d.id).Learner {
@@ -848,7 +849,11 @@ func (s *sim) votersElsewhere(n *simNode) (elsewhere, all int) {
 		all = d.raft.voters()
 		if d.node != n.name && !d.corrupt && s.node(d.node).up {
 			elsewhere++
+			newest = newest || d.applied == d.raft.revision
 		}
+	}
+	if !newest {
+		elsewhere = 0
 	}
 	return elsewhere, all
 }
