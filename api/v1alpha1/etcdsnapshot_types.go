@@ -86,8 +86,23 @@ type EtcdSnapshotCopy struct {
 	Error string `json:"error,omitempty"`
 }
 
+// EtcdSnapshotProgress is how far a snapshot is that is being taken.
+type EtcdSnapshotProgress struct {
+	// step: Copying the data of a stopped member, Writing the file, Hashing it, or Comparing its hash with that of the member, which does
+	// not say how far it is.
+	// +kubebuilder:validation:Enum=Copying;Writing;Hashing;Comparing
+	Step string `json:"step"`
+	// done is how many bytes of the total the step has done.
+	Done int64 `json:"done"`
+	// total is how many bytes the step has to do. To be hashed, a file is read several times.
+	Total int64 `json:"total"`
+}
+
 // EtcdSnapshotStatus is the observed state of a snapshot.
 type EtcdSnapshotStatus struct {
+	// taking is how far it is while it is being taken.
+	// +optional
+	Taking *EtcdSnapshotProgress `json:"taking,omitempty"`
 	// facts of the snapshot, once it was taken.
 	// +optional
 	Facts *EtcdSnapshotFacts `json:"facts,omitempty"`

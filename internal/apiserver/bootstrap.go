@@ -35,6 +35,10 @@ func (s *Server) bootstrap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := s.awaitLeases(ctx); err != nil {
+		return err
+	}
+	s.served.open()
 	for _, crd := range s.crds {
 		if err := install(ctx, typed.CustomResourceDefinitions(), crd); err != nil {
 			return fmt.Errorf("install %s: %w", crd.Name, err)

@@ -73,6 +73,8 @@ func storeConfig(dir string, socket url.URL, log *zap.Logger) *embed.Config {
 	cfg.AdvertisePeerUrls = []url.URL{peer}
 	cfg.InitialCluster = cfg.Name + "=" + peer.String()
 	cfg.QuotaBackendBytes = 4 << 30
+	// At its start a member waits up to an election timeout for a leader. There is no other member, and nodes wait for their leases.
+	cfg.TickMs, cfg.ElectionMs = 20, 100
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log)
 	return cfg
 }

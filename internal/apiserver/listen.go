@@ -3,12 +3,15 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
@@ -22,7 +25,15 @@ const (
 
 // listen opens the server's port. Port 0 means the one used last time, or a free one that is then kept in dir: the
 // address is written into kubeconfig files and must not change when the server starts again.
-func listen(dir, address string) (net.Listener, error) {
+func listen(dir, address string) (*listener, error) {
+	l, err := listenKept(dir, address)
+	if err != nil {
+		return nil, err
+	}
+	return &listener{Listener: l, open: map[net.Conn]bool{}}, nil
+}
+
+func listenKept(dir, address string) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %q: %w", address, err)
@@ -50,6 +61,51 @@ func listen(dir, address string) (net.Listener, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// listener remembers its open connections, so that they can be closed all at once.
+type listener struct {
+	net.Listener
+
+	mu   sync.Mutex
+	open map[net.Conn]bool
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	own := &conn{Conn: c, listener: l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open[own] = true
+	return own, nil
+}
+
+// hangUp closes all connections.
+func (l *listener) hangUp() {
+	l.mu.Lock()
+	open := slices.Collect(maps.Keys(l.open))
+	l.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close()
+	}
+}
+
+// conn is a connection that its listener knows until it is closed.
+type conn struct {
+	net.Conn
+	listener *listener
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.listener.mu.Lock()
+	delete(c.listener.open, c)
+	c.listener.mu.Unlock()
+	return c.Conn.Close()
 }
 
 func listenFree(host string) (net.Listener, error) {

@@ -60,7 +60,7 @@ type Server struct {
 	unlock   func()
 	ca       *pki.Authority
 	store    *store // nil on an external etcd
-	listener net.Listener
+	listener *listener
 	leases   coordinationclient.LeaseInterface
 	objects  client.Client
 	config   *rest.Config
@@ -71,13 +71,17 @@ type Server struct {
 	// namespaces exist once usable is set; before that only the server itself creates objects in them.
 	namespaces *namespaces
 	usable     atomic.Bool
+	// served opens the server to everyone else.
+	served gate
 }
 
-// Every node has watches open all the time. Without a grace period the server would not end them but wait for them, a
-// minute long; a request that hangs is given up after the timeout.
+// While the server ends it answers nobody, and nodes cannot renew their leases. Every node has watches open all the time. Without a grace
+// period the server would not end them but wait for them, a minute long; a request that hangs is given up after the timeout.
 const (
-	watchGrace      = time.Second
-	shutdownTimeout = 10 * time.Second
+	watchGrace      = 100 * time.Millisecond
+	shutdownTimeout = 2 * time.Second
+	// sendTime is what an answer that was given has to leave the server.
+	sendTime = 50 * time.Millisecond
 )
 
 // New opens the store and the port and sets up the server, but does not serve yet.
@@ -91,7 +95,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(o.Dir.APIServer(), 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	s := &Server{opts: o, policy: newPolicy(o.Objects)}
+	s := &Server{opts: o, policy: newPolicy(o.Objects), served: newGate()}
 	if err := s.open(ctx); err != nil {
 		s.close()
 		return nil, err
@@ -172,6 +176,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.api.GenericAPIServer.PrepareRun().RunWithContext(ctx) }()
+	defer context.AfterFunc(ctx, s.hangUp)()
 	if err := s.bootstrap(ctx); err != nil {
 		cancel(err)
 		<-served
@@ -189,6 +194,22 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return cause
 	}
 	return nil
+}
+
+// hangUp closes every connection once the requests on them are answered. The server by itself would give idle clients a second to go,
+// while nobody can connect any more.
+func (s *Server) hangUp() {
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		s.api.GenericAPIServer.NonLongRunningRequestWaitGroup.Wait()
+	}()
+	select {
+	case <-answered:
+		time.Sleep(sendTime)
+	case <-time.After(shutdownTimeout):
+	}
+	s.listener.hangUp()
 }
 
 func (s *Server) close() {
@@ -345,7 +366,7 @@ func (s *Server) applyAccess(cfg *genericapiserver.Config) error {
 	cfg.AdmissionControl = admission.NewChainHandler(
 		&rules{policy: s.policy, readLease: s.readLease, readSlot: s.readSlot, readNode: s.readNode, ownTypes: namesOf(s.crds), usable: s.usable.Load}, s.namespaces.lifecycle)
 	cfg.BuildHandlerChainFunc = func(api http.Handler, c *genericapiserver.Config) http.Handler {
-		return withProbes(api, genericapiserver.DefaultBuildHandlerChain(withTerm(api), c))
+		return withProbes(api, genericapiserver.DefaultBuildHandlerChain(s.served.keep(withTerm(api)), c))
 	}
 	return nil
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/node"
 )
@@ -76,9 +77,7 @@ type leadership struct {
 
 // NewCampaign makes a campaign that has not begun.
 func NewCampaign(o Options) (*Campaign, error) {
-	// As for the node's lease: a separate connection, which is given up at the first timeout.
-	cfg := rest.CopyConfig(o.Config)
-	cfg.NextProtos = []string{"http/1.1"}
+	cfg := kubeclient.ForRenewals(o.Config)
 	cfg.Timeout = o.Timing.Timeout
 	c, err := coordinationclient.NewForConfig(cfg)
 	if err != nil {

@@ -30,7 +30,7 @@ func Kind() kind.Kind {
 			// Every node that keeps a copy of a snapshot writes so. What was taken is written by the node that takes it.
 			{Resource: "etcdsnapshots", Coordinator: access.Both, Node: &access.NodeWrites{
 				Runtime: host.KindData, Entries: "status.copies",
-				Owned: []access.Owned{{Node: "spec.memberNode", Paths: []string{"status.facts", "status.error"}}},
+				Owned: []access.Owned{{Node: "spec.memberNode", Paths: []string{"status.facts", "status.error", "status.taking"}}},
 			}},
 		},
 		Tenants:   Tenants,

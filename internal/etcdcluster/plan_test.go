@@ -541,6 +541,15 @@ func TestAStopAsksForRoomBeforeItKeepsClientsOut(t *testing.T) {
 		return func(w *World) { w.Cluster.Status.Stop.Silent = nodes }
 	}
 	unseen := func(w *World) { w.Asked = nil }
+	// failed: the last snapshot could not be taken on a node.
+	failed := func(node string) worldChange {
+		return func(w *World) {
+			w.Cluster.Status.Stop.Snapshot = "failed"
+			w.Snapshots = append(w.Snapshots, &v1alpha1.EtcdSnapshot{
+				ObjectMeta: metav1.ObjectMeta{Name: "failed", Finalizers: []string{v1alpha1.EtcdSnapshotFinalizer}}, Spec: v1alpha1.EtcdSnapshotSpec{MemberNode: node, Nodes: []string{"n2", "n4"}}, Status: v1alpha1.EtcdSnapshotStatus{Error: full},
+			})
+		}
+	}
 	for _, c := range []struct {
 		name   string
 		change []worldChange
@@ -566,6 +575,18 @@ func TestAStopAsksForRoomBeforeItKeepsClientsOut(t *testing.T) {
 		{
 			"no member's node has room to take it", []worldChange{func(w *World) { addNode(w, "n5") }, asked(time.Second, "n1", "n2", "n3", "n4", "n5"), answers("n4,n5", "n1", "n2", "n3")},
 			"delete-snapshot " + trial, "", true, "and 2 have it (n1: " + full,
+		},
+		{
+			"a node where the last snapshot failed is asked again rather than one that has no room now",
+			[]worldChange{asked(time.Second, "n1", "n3", "n4"), answers("n4", "n1", "n3"), failed("n2")}, "place-snapshot " + trial, "n1,n2,n3,n4", false, "",
+		},
+		{
+			"the others could not reach the node of the snapshot, which drains: whether it is silent has to be known",
+			[]worldChange{drains("n2"), asked(time.Second, "n1", "n2", "n3", "n4"), answers("", "n1", "n3", "n4")}, "", "", false, "",
+		},
+		{
+			"and when it is, another takes the snapshot", []worldChange{drains("n2"), asked(time.Minute, "n1", "n2", "n3", "n4"), answers("", "n1", "n3", "n4")},
+			"delete-snapshot " + trial, "", true, "; n2: it did not answer for 30s)",
 		},
 		{"one that does not answer has no room", []worldChange{asked(time.Minute, "n1", "n4"), answers("n1")}, "place-snapshot " + trial, "n1,n2,n4", false, ""},
 		{"the one that is asked instead has its own time", []worldChange{asked(time.Minute, "n1", "n4"), also(time.Second, "n2"), answers("n1")}, "", "", false, ""},

@@ -818,31 +818,44 @@ func (s *sim) down(n *simNode) {
 	}
 }
 
-// move gives a node another address, or one that it had before, as long as a quorum of the members stays where it is: without it only a restore helps.
+// move gives a node another address, or one that it had before, in any stage of the cluster, as long as a quorum of the voters stays where it is:
+// without it only a restore helps.
 func (s *sim) move(n *simNode) {
-	r := s.raftOf()
-	if r == nil || !n.up || StageOf(s.cluster) != StageRunning || s.cluster.Size() == 0 {
-		return
-	}
-	stay := 0
-	for _, d := range s.runningVoters(r) {
-		if d.node != n.name {
-			stay++
-		}
-	}
+	stay, voters := s.votersElsewhere(n)
 	moves := slices.ContainsFunc(slices.Collect(maps.Values(s.members)), func(m *v1alpha1.EtcdMember) bool {
 		return m.Status.PeerURL != "" && m.Status.PeerURL != s.node(m.Spec.Node).urls(m).PeerURL
 	})
 	// A learner that runs may become a voter at this moment, and counts before its new address is known.
 	joins := slices.ContainsFunc(slices.Collect(maps.Values(s.data)), func(d *simData) bool {
-		return d.node == n.name && d.running && d.raft == r && r.has(d.id) && r.peer(d.id).Learner
+		return d.node == n.name && d.running && d.raft.has(d.id) && d.raft.peer(d.id).Learner
 	})
-	if stay < quorum(r.voters()) || moves || joins {
+	if !n.up || voters > 0 && stay < quorum(voters) || moves || joins {
 		return
 	}
 	n.address = s.rand.IntN(3)
+	s.Count(fmt.Sprintf("moved in stage %s", StageOf(s.cluster)))
 	s.Hear("%s has address %d", n.name, n.address)
 	s.crash(n)
+}
+
+// votersElsewhere counts the voters of the present incarnation that have good data on other nodes, and all of them. None counts unless one has every write.
+func (s *sim) votersElsewhere(n *simNode) (elsewhere, all int) {
+	newest := false
+	for name, d := range s.data {
+		m := s.members[name]
+		if m == nil || m.Spec.Incarnation != s.cluster.Status.Incarnation || !d.raft.has(d.id) || d.raft.peer(d.id).Learner {
+			continue
+		}
+		all = d.raft.voters()
+		if d.node != n.name && !d.corrupt && s.node(d.node).up {
+			elsewhere++
+			newest = newest || d.applied == d.raft.revision
+		}
+	}
+	if !newest {
+		elsewhere = 0
+	}
+	return elsewhere, all
 }
 
 // crash ends the processes of members on a node; the node starts them again.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/snapshot"
 )
 
 // firstMemberPatience is how long a first member that failed is left alone before another one is tried.
@@ -106,6 +107,18 @@ func copyErrors(copies []v1alpha1.EtcdSnapshotCopy) string {
 		}
 	}
 	return strings.Join(list, "; ")
+}
+
+// taken says how far a snapshot is that is being taken.
+func taken(s *v1alpha1.EtcdSnapshot) string {
+	t := s.Status.Taking
+	switch {
+	case t == nil || s.Status.Facts != nil || s.Status.Error != "":
+		return ""
+	case t.Step == string(snapshot.Comparing):
+		return fmt.Sprintf(", %s with the member, %s", strings.ToLower(t.Step), humanize.IBytes(uint64(t.Total)))
+	}
+	return fmt.Sprintf(", %s, %s of %s", strings.ToLower(t.Step), humanize.IBytes(uint64(t.Done)), humanize.IBytes(uint64(t.Total)))
 }
 
 // arriving says how much of copies that are on their way has arrived.

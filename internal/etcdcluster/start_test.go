@@ -173,3 +173,21 @@ func TestASnapshotIsReleasedWhenNoNodeHasItsFile(t *testing.T) {
 		}
 	}
 }
+
+func TestAWaitForASnapshotSaysHowFarItIs(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		is   v1alpha1.EtcdSnapshotStatus
+		want string
+	}{
+		{"nothing is known", v1alpha1.EtcdSnapshotStatus{}, ""},
+		{"it is written", v1alpha1.EtcdSnapshotStatus{Taking: &v1alpha1.EtcdSnapshotProgress{Step: "Writing", Done: 3 << 30, Total: 12 << 30}}, ", writing, 3.0 GiB of 12 GiB"},
+		{"etcd does not say how far its hash is", v1alpha1.EtcdSnapshotStatus{Taking: &v1alpha1.EtcdSnapshotProgress{Step: "Comparing", Total: 12 << 30}}, ", comparing with the member, 12 GiB"},
+		{"it was taken", v1alpha1.EtcdSnapshotStatus{Taking: &v1alpha1.EtcdSnapshotProgress{Step: "Writing"}, Facts: &v1alpha1.EtcdSnapshotFacts{}}, ""},
+		{"it failed", v1alpha1.EtcdSnapshotStatus{Taking: &v1alpha1.EtcdSnapshotProgress{Step: "Writing"}, Error: "no space left on device"}, ""},
+	} {
+		if got := taken(&v1alpha1.EtcdSnapshot{Status: c.is}); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}

@@ -374,8 +374,11 @@ func (p *planner) source() (memberView, bool) {
 			if m.Name == p.View.Via {
 				n += 2
 			}
-			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" || p.hadNoRoom(m.Spec.Node) {
+			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" {
 				n -= 16 // the disk of its node may be full
+			}
+			if p.hadNoRoom(m.Spec.Node) {
+				n -= 32 // it is, as far as is known, and that is newer
 			}
 			if p.isSilent(m.Spec.Node) {
 				n -= 8
@@ -411,7 +414,7 @@ func (p *planner) snapshot() {
 		}
 		return
 	}
-	p.reportWaiting("taking snapshot " + s.Name)
+	p.reportWaiting("taking snapshot " + s.Name + taken(s))
 	p.snapFailed = p.lastFailure()
 	taker := p.nodeOf(s.Spec.Member)
 	switch {

@@ -99,6 +99,8 @@ func (p *planner) try() bool {
 		return true
 	case len(trial.Status.Copies) == 0 && !slices.ContainsFunc(trial.Spec.Nodes, func(node string) bool { return !p.late(node) }):
 		return true // no node knows what a trial is
+	case len(room) < need && !p.moreToTry(trial, room) && p.unanswered(trial, trial.Spec.MemberNode):
+		return false // the others may have failed to reach it: if it is silent, the next trial is of another member
 	case p.fails(trial, from.Spec.Node) || len(room) < need && !p.moreToTry(trial, room):
 		p.pauseAtMost(trialMost, fmt.Sprintf("%d nodes must have room for a copy of the snapshot, among them the node of a healthy member, and %d have it%s.",
 			need, len(room), because(copyErrors(stop.CopyFailures))))
@@ -170,6 +172,12 @@ func (p *planner) recordSilence(trial *v1alpha1.EtcdSnapshot) {
 	if len(stop.Silent) == 0 {
 		stop.Silent = nil
 	}
+}
+
+// unanswered returns whether a node was asked, has not answered, and still has time to.
+func (p *planner) unanswered(trial *v1alpha1.EtcdSnapshot, node string) bool {
+	c, _ := trial.Copy(node)
+	return slices.Contains(trial.Spec.Nodes, node) && c.Node == "" && p.Live(node) && !p.late(node)
 }
 
 // isSilent returns whether a node did not answer when the stop that is under way asked it for room.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,6 +108,32 @@ func Tune(cfg *rest.Config) *rest.Config {
 	cfg.UserAgent = "ebb"
 	return cfg
 }
+
+// ForRenewals configures a client for renewals of a lease, whose caller has a schedule of its own and little time. It has a connection of
+// its own, and HTTP/1.1 gives up a stalled one at the first timeout. A server that starts or is busy asks clients to come back later, and
+// client-go obeys within the request: it sleeps, 5 s long for a starting server, until the time of the request is up. Without that
+// header the caller learns of the refusal at once.
+func ForRenewals(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.NextProtos = []string{"http/1.1"}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return noRetryAfter{next} })
+	return cfg
+}
+
+// noRetryAfter hides from client-go that a server asks to come back later.
+type noRetryAfter struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (t noRetryAfter) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.next.RoundTrip(r)
+	if resp != nil {
+		resp.Header.Del("Retry-After")
+	}
+	return resp, err
+}
+
+// WrappedRoundTripper implements net.RoundTripperWrapper, by which client-go finds the transport.
+func (t noRetryAfter) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // New makes a client that reads live, from the server.
 func New(cfg *rest.Config) (client.WithWatch, error) {

@@ -11,6 +11,7 @@ import (
 // attempt is one renewal, or one take: read the Lease unless it is known, decide, write. One timeout covers it all.
 type attempt struct {
 	trying bool
+	sentAt lease.Instant         // when it began
 	number int                   // answers to another attempt than this are ignored
 	next   lease.Instant         // when the next one is due
 	last   *coordinationv1.Lease // as it was last stored by us; nil when we do not know
@@ -21,7 +22,7 @@ func (p *process) try() {
 	p.trying = true
 	p.number++
 	number, sentAt, h := p.number, p.clock(), p.held
-	p.next = sentAt.Add(timing.Renew)
+	p.sentAt, p.next = sentAt, timing.NextRenewal(sentAt, sentAt, true)
 	p.timer(timing.Timeout, func() { p.fail(number) })
 	p.step(beforeSend, func() {
 		if h != nil && p.last != nil {
@@ -50,11 +51,12 @@ func (p *process) fail(number int) {
 	if !p.trying || p.number != number {
 		return
 	}
-	p.trying, p.last, p.next = false, nil, p.clock().Add(timing.Renew/4)
+	p.trying, p.last, p.next = false, nil, timing.NextRenewal(p.sentAt, p.clock(), false)
 	p.w.referee.failed(p)
 	switch {
 	case p.w.broken.ownFailures:
 	case p.held == nil:
+		p.next = p.clock().Add(timing.Renew / 4)
 		p.door.Failed(p.clock())
 	case p.detector != nil:
 		p.detector.Failed(p.clock())

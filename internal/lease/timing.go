@@ -43,6 +43,16 @@ type Timing struct {
 // Outage is how long the API may be away without any node fencing itself, whenever it began.
 func (t Timing) Outage() time.Duration { return t.Fence - t.Renew - t.Timeout }
 
+// NextRenewal is when the next renewal is sent after one that was sent at sentAt and ended at now. Renewals are paced from when they are
+// sent, so that a slow answer does not make the next one late. One that failed is repeated soon, and at once if it took longer than
+// that: a server that is restarted refuses connections for a moment, and every pause is time that the lease loses.
+func (t Timing) NextRenewal(sentAt, now Instant, renewed bool) Instant {
+	if renewed {
+		return sentAt.Add(t.Renew)
+	}
+	return max(now, sentAt.Add(t.Renew/10))
+}
+
 // maxLost bounds Lost: the work of a dead node waits that long.
 const maxLost = 10 * time.Minute
 

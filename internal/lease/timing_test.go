@@ -58,3 +58,60 @@ func TestATimingSaysWhatIsWrongWithIt(t *testing.T) {
 		})
 	}
 }
+
+// An outage of the API stops nothing if it is shorter than Outage, whenever it begins, whether the server refuses connections or does not
+// answer, and one in which connections are refused may last until just before the fence.
+func TestAShortOutageNeverCostsTheLease(t *testing.T) {
+	timing := lease.DefaultTiming()
+	const answer, refusal = 10 * time.Millisecond, time.Millisecond
+	for _, c := range []struct {
+		name   string
+		failed time.Duration // how long a renewal takes that fails
+		outage time.Duration
+	}{
+		{"no answer", timing.Timeout, timing.Outage() - 2*answer},
+		{"refused", refusal, timing.Fence - timing.Renew - timing.Renew/10 - 2*answer},
+		{"refused after half of the timeout", timing.Timeout / 2, timing.Fence - timing.Renew - timing.Timeout/2 - 2*answer},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for begin := time.Duration(0); begin < 2*timing.Renew; begin += time.Millisecond {
+				var at lease.Instant
+				held := lease.NewHeldEpoch(1, timing, at)
+				for now := at; now.Sub(0) < begin+c.outage+timing.Fence; {
+					sentAt := now
+					away := sentAt.Add(answer).Sub(0) > begin && sentAt.Sub(0) < begin+c.outage
+					if away {
+						now = now.Add(c.failed)
+					} else if now = now.Add(answer); !held.Renewed(sentAt, now) {
+						t.Fatalf("an outage of %s that began after %s cost the lease at %s", c.outage, begin, now.Sub(0))
+					}
+					next := timing.NextRenewal(sentAt, now, !away)
+					if next < now {
+						t.Fatalf("a renewal that ended at %s is followed by one at %s", now.Sub(0), next.Sub(0))
+					}
+					now = next
+				}
+			}
+		})
+	}
+}
+
+func TestWhenTheNextRenewalIsSent(t *testing.T) {
+	timing := lease.DefaultTiming()
+	at := func(d time.Duration) lease.Instant { return lease.Instant(time.Minute).Add(d) }
+	for _, c := range []struct {
+		name    string
+		took    time.Duration
+		renewed bool
+		want    time.Duration // after it was sent
+	}{
+		{"answered at once", 0, true, 2 * time.Second},
+		{"a slow answer does not make the next one late", 1400 * time.Millisecond, true, 2 * time.Second},
+		{"refused at once", time.Millisecond, false, 200 * time.Millisecond},
+		{"no answer", timing.Timeout, false, timing.Timeout},
+	} {
+		if got := timing.NextRenewal(at(0), at(c.took), c.renewed).Sub(at(0)); got != c.want {
+			t.Errorf("%s: the next is sent after %s, want %s", c.name, got, c.want)
+		}
+	}
+}

@@ -152,10 +152,9 @@ func (m *membership) write(ctx context.Context, l *coordinationv1.Lease) error {
 	return m.client.Update(ctx, l)
 }
 
-// renew keeps the epoch until ctx ends or the epoch does. It returns nil when ctx ended first. Renewals are paced from when
-// they are sent: a slow answer must not make the next one late.
+// renew keeps the epoch until ctx ends or the epoch does. It returns nil when ctx ended first.
 func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDetector) error {
-	next := h.epoch.SentAt().Add(m.timing.Renew)
+	next := m.timing.NextRenewal(h.epoch.SentAt(), m.clock(), true)
 	var repeats repeatFilter
 	for {
 		if err := backoff.Sleep(ctx, next.Sub(m.clock())); err != nil {
@@ -168,7 +167,7 @@ func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDet
 		err := m.renewOnce(ctx, h, detector)
 		switch {
 		case err == nil:
-			next, repeats = sentAt.Add(m.timing.Renew), repeatFilter{}
+			repeats = repeatFilter{}
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, lease.ErrNotOurs):
@@ -176,9 +175,9 @@ func (m *membership) renew(ctx context.Context, h *held, detector *lease.LossDet
 			return err
 		default:
 			detector.Failed(m.clock())
-			next = m.clock().Add(m.timing.Renew / 4)
 			repeats.warn(m.log, "could not renew the lease; trying again", err)
 		}
+		next = m.timing.NextRenewal(sentAt, m.clock(), err == nil)
 	}
 }
 

@@ -106,10 +106,7 @@ func New(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Renewals have a connection of their own, and HTTP/1.1 gives up a stalled one at the first timeout.
-	alone := rest.CopyConfig(o.Config)
-	alone.NextProtos = []string{"http/1.1"}
-	renewals, err := kubeclient.New(alone)
+	renewals, err := kubeclient.New(kubeclient.ForRenewals(o.Config))
 	if err != nil {
 		return nil, err
 	}

@@ -57,7 +57,7 @@ type Options struct {
 	// MemberArgs are further arguments of the members' processes, and MemberLogLevel is the level at which etcd logs there.
 	MemberArgs     []string
 	MemberLogLevel string
-	// ReceivedEvery is how often a copy on its way reports how much of it has arrived; zero is receivedEvery.
+	// ReceivedEvery is how often a snapshot that is taken, or a copy on its way, reports how far it is; zero is receivedEvery.
 	ReceivedEvery time.Duration
 	// ReachLimit is how long another node has to answer in a trial; zero is reachLimit.
 	ReachLimit time.Duration

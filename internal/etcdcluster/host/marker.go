@@ -91,19 +91,6 @@ func hasData(dir string) bool {
 	return wal.Exist(filepath.Join(member.Data(dir), "member", "wal"))
 }
 
-// dataBytes returns the size of a member's data.
-func dataBytes(dir string) (total int64) {
-	_ = filepath.WalkDir(member.Data(dir), func(_ string, d fs.DirEntry, err error) error { // files that are deleted meanwhile do not count
-		if err == nil && d.Type().IsRegular() {
-			if info, err := d.Info(); err == nil {
-				total += info.Size()
-			}
-		}
-		return nil
-	})
-	return total
-}
-
 // removeMember deletes a member's directory, the marker last, so that after a crash the rest is still known to be the member's. Empty
 // directories above it are deleted too.
 func removeMember(root, dir string) error {

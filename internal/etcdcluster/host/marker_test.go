@@ -71,8 +71,8 @@ func TestAMarkerSaysWhoseADirectoryIs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(member.Data(dir), "member", "wal", "0000000000000000-0000000000000000.wal"), []byte("12345"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if !hasData(dir) || dataBytes(dir) != 5 {
-		t.Errorf("data: %v, %d bytes", hasData(dir), dataBytes(dir))
+	if !hasData(dir) || member.DataBytes(dir) != 5 {
+		t.Errorf("data: %v, %d bytes", hasData(dir), member.DataBytes(dir))
 	}
 	if err := none.check(m, dir); !errors.Is(err, errForeign) {
 		t.Errorf("data without a marker: %v", err)

@@ -65,7 +65,7 @@ func (w *memberWorker) stop(epoch *epochRun, m *v1alpha1.EtcdMember) error {
 		if unread != nil {
 			s.Error = short(unread.Error(), 4096)
 		}
-		s.Data, s.DataBytes = hasData(w.dir), dataBytes(w.dir)
+		s.Data, s.DataBytes = hasData(w.dir), member.DataBytes(w.dir)
 	})
 	return nil
 }

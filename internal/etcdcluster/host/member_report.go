@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/etcdcluster/member"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/worker"
 )
@@ -62,7 +63,7 @@ func (w *memberWorker) publishState(epoch *epochRun, m *v1alpha1.EtcdMember, pha
 	w.report(m, epoch, func(s *v1alpha1.EtcdMemberStatus) {
 		s.Phase, s.PID, s.Data = phase, int64(w.child.PID()), hasData(w.dir)
 		if !joined {
-			s.DataBytes = dataBytes(w.dir) / progressStep * progressStep // so that people and the coordinator see data arrive
+			s.DataBytes = member.DataBytes(w.dir) / progressStep * progressStep // so that people and the coordinator see data arrive
 		}
 		if joined {
 			s.ID, s.ClusterID, s.Error = r.ID, r.ClusterID, ""

@@ -23,9 +23,11 @@ import (
 )
 
 const (
-	// takeLimit bounds one snapshot, with takeRate bytes in a second besides, and memberLimit how long the worker waits for a member that does not run.
-	takeLimit   = 10 * time.Minute
-	takeRate    = 4 << 20
+	// takeStall is how long a snapshot may make no progress. A member that computes its hash does not say how far it is: it has compareRate bytes
+	// in a second besides.
+	takeStall   = 10 * time.Minute
+	compareRate = 4 << 20
+	// memberLimit is how long the worker waits for a member that does not run.
 	memberLimit = 15 * time.Second
 )
 
@@ -289,7 +291,7 @@ func (w *snapshotWorker) takeIfLocal(ctx context.Context, s *v1alpha1.EtcdSnapsh
 			if o.Status.Facts != nil || o.Status.Error != "" {
 				return false
 			}
-			o.Status.Error = short(err.Error(), 1024)
+			o.Status.Error, o.Status.Taking = short(err.Error(), 1024), nil
 			return true
 		})
 	}
@@ -299,7 +301,7 @@ func (w *snapshotWorker) takeIfLocal(ctx context.Context, s *v1alpha1.EtcdSnapsh
 		if o.Status.Facts != nil || o.DeletionTimestamp != nil {
 			return false
 		}
-		o.Status.Facts, o.Status.Error = facts, ""
+		o.Status.Facts, o.Status.Error, o.Status.Taking = facts, "", nil
 		setCopy(o, v1alpha1.EtcdSnapshotCopy{Node: w.opts.Node, Verified: &now})
 		return true
 	})
@@ -350,11 +352,13 @@ func (w *snapshotWorker) take(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *
 		return nil, fmt.Errorf("snapshot store: %w", err)
 	}
 	defer w.store.Discard(temp)
-	ctx, cancel := context.WithTimeout(ctx, takeLimit+time.Duration(dataBytes(dir)/takeRate)*time.Second)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stall := time.AfterFunc(takeStall, func() { cancel(fmt.Errorf("no progress for %s", takeStall)) })
+	defer stall.Stop()
 	facts := make(chan snapshot.Facts, 1)
 	err = w.runHeavy(ctx, func() error {
-		f, err := from(ctx, s, m, dir, temp)
+		f, err := from(ctx, m, take{dir: dir, temp: temp, revision: s.Spec.Revision, tell: w.tellTaking(ctx, s, stall)})
 		facts <- f
 		return err
 	})
@@ -371,36 +375,84 @@ func (w *snapshotWorker) take(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *
 	}, nil
 }
 
+// take is how one snapshot is taken.
+type take struct {
+	dir, temp string // of the member, and the file
+	revision  int64  // that it must have, unless it is 0
+	tell      snapshot.Progress
+}
+
+// tellTaking returns what a snapshot tells how far it is: it has time for more then, and now and then the object says so.
+func (w *snapshotWorker) tellTaking(ctx context.Context, s *v1alpha1.EtcdSnapshot, stall *time.Timer) snapshot.Progress {
+	began := time.Now()
+	reported := began
+	return func(step snapshot.Step, done, total int64) {
+		limit, last := takeStall, reported
+		if step == snapshot.Comparing { // it is told once
+			limit += time.Duration(total/compareRate) * time.Second
+			last = began
+		}
+		stall.Reset(limit)
+		if time.Since(last) < cmp.Or(w.opts.ReceivedEvery, receivedEvery) {
+			return
+		}
+		reported = time.Now()
+		w.writeTaking(ctx, s, v1alpha1.EtcdSnapshotProgress{Step: string(step), Done: done, Total: total})
+	}
+}
+
+// writeTaking writes how far a snapshot is.
+func (r *epochRun) writeTaking(ctx context.Context, s *v1alpha1.EtcdSnapshot, p v1alpha1.EtcdSnapshotProgress) {
+	err := r.writeSnapshot(ctx, s, func(o *v1alpha1.EtcdSnapshot) bool {
+		if o.Status.Facts != nil || o.Status.Error != "" || o.Status.Taking != nil && *o.Status.Taking == p {
+			return false
+		}
+		o.Status.Taking = &p
+		return true
+	})
+	if err != nil {
+		r.opts.Log.Debug("could not report how far a snapshot is", append(logged(s), "error", err)...)
+	}
+}
+
 // takeLive takes a snapshot of a member that runs.
-func (w *snapshotWorker) takeLive(ctx context.Context, s *v1alpha1.EtcdSnapshot, m *v1alpha1.EtcdMember, dir, temp string) (snapshot.Facts, error) {
+func (w *snapshotWorker) takeLive(ctx context.Context, m *v1alpha1.EtcdMember, t take) (snapshot.Facts, error) {
 	if !w.serves(m.UID) {
 		return snapshot.Facts{}, errMemberDown
 	}
-	cli, err := member.Dial(dir)
+	cli, err := member.Dial(t.dir)
 	if err != nil {
 		return snapshot.Facts{}, err
 	}
 	defer cli.Close()
-	return snapshot.Take(ctx, cli, temp, s.Spec.Revision)
+	return snapshot.Take(ctx, cli, t.temp, t.revision, t.tell)
 }
 
 // takeStopped makes a snapshot of the data of a member that is stopped, in a process of its own: etcd's code ends the process when it cannot
 // write.
-func (w *snapshotWorker) takeStopped(ctx context.Context, _ *v1alpha1.EtcdSnapshot, m *v1alpha1.EtcdMember, dir, temp string) (snapshot.Facts, error) {
+func (w *snapshotWorker) takeStopped(ctx context.Context, m *v1alpha1.EtcdMember, t take) (snapshot.Facts, error) {
 	if !w.rests(m.UID) {
 		return snapshot.Facts{}, errMemberUp
 	}
 	child, err := member.Start(w.opts.Exe, member.Config{
-		Dir: dir, Name: m.Name, ClusterUID: m.Spec.ClusterUID, Salvage: &member.Salvage{Work: filepath.Join(dir, "salvage"), Output: temp},
+		Dir: t.dir, Name: m.Name, ClusterUID: m.Spec.ClusterUID, Salvage: &member.Salvage{Work: filepath.Join(t.dir, "salvage"), Output: t.temp},
 	}, w.opts.MemberArgs...)
 	if err != nil {
 		return snapshot.Facts{}, err
 	}
-	select {
-	case <-child.Done():
-	case <-ctx.Done():
-		child.Kill()
-		return snapshot.Facts{}, context.Cause(ctx)
+	for running := true; running; {
+		report, changed := child.Report()
+		if p := report.Progress; p != nil {
+			t.tell(p.Step, p.Done, p.Total)
+		}
+		select {
+		case <-changed:
+		case <-child.Done():
+			running = false
+		case <-ctx.Done():
+			child.Kill()
+			return snapshot.Facts{}, context.Cause(ctx)
+		}
 	}
 	if r, _ := child.Report(); r.Facts != nil {
 		return *r.Facts, nil

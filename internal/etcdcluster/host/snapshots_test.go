@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -165,6 +166,56 @@ func TestACopyOnItsWayTellsHowMuchHasArrived(t *testing.T) {
 	release()
 	if c, _ := y.awaitSnapshot(s, "kept by both", kept(n1, n2)).Copy(n2.name); c.Received != 0 {
 		t.Errorf("a whole copy is %+v", c)
+	}
+}
+
+// A snapshot of a running member, and one of the data of a stopped one, tell step by step how far they are.
+func TestASnapshotThatIsTakenTellsHowFarItIs(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		stopped bool
+		steps   []string
+	}{
+		{"of a running member", false, []string{"Writing", "Hashing", "Comparing"}},
+		{"of the data of a stopped member", true, []string{"Copying", "Writing", "Hashing", "Comparing"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			y := newYard(t)
+			n1 := y.machine("n1", func(m *machine) { m.etcds.ReceivedEvery = time.Nanosecond })
+			m := y.filled("c-1", n1)
+			if c.stopped {
+				y.awaitPhase(y.want(m, v1alpha1.EtcdMemberStop), v1alpha1.EtcdMemberStopped)
+			}
+			watch, err := y.admin.Watch(soon(t), &v1alpha1.EtcdSnapshotList{}, client.InNamespace(y.namespace))
+			y.must(err)
+			defer watch.Stop()
+			s := y.snapshot("s-1", "c-1", 0, n1)
+			var steps []string
+			for event := range watch.ResultChan() {
+				is, ok := event.Object.(*v1alpha1.EtcdSnapshot)
+				if !ok || is.Status.Error != "" {
+					t.Fatalf("%+v", event)
+				}
+				if p := is.Status.Taking; p != nil {
+					if p.Done < 0 || p.Done > p.Total || p.Total == 0 {
+						t.Errorf("%+v", p)
+					}
+					steps = append(steps, p.Step)
+				}
+				if is.Status.Facts != nil {
+					break
+				}
+			}
+			steps = slices.Compact(steps)
+			// The process that reads the data of a stopped member may end a step before its node has looked.
+			inOrder := slices.IsSortedFunc(steps, func(a, b string) int { return slices.Index(c.steps, a) - slices.Index(c.steps, b) })
+			if !slices.Equal(steps, c.steps) && !(c.stopped && inOrder && len(steps) > 0) {
+				t.Errorf("the steps are %v, want %v", steps, c.steps)
+			}
+			if got := y.awaitSnapshot(s, "kept", kept(n1)).Status.Taking; got != nil {
+				t.Errorf("a snapshot that was taken is %+v", got)
+			}
+		})
 	}
 }
 

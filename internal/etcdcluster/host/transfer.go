@@ -27,7 +27,7 @@ const (
 	stallLimit = 30 * time.Second
 	// aliveEvery is how often the sender sends an empty piece while it reads the whole file before it sends the first.
 	aliveEvery = 5 * time.Second
-	// receivedEvery is how often a copy on its way reports how much has arrived.
+	// receivedEvery is how often a snapshot that is taken, or a copy on its way, reports how far it is.
 	receivedEvery = 5 * time.Second
 	// reachLimit is how long a node has to answer another one in a trial. The answer to the coordinator is final.
 	reachLimit = 10 * time.Second

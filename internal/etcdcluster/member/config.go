@@ -162,6 +162,15 @@ type Report struct {
 	Error     string `json:"error,omitempty"`
 	// Facts of the snapshot, of a child that made one of a stopped member's data.
 	Facts *snapshot.Facts `json:"facts,omitempty"`
+	// Progress of that child.
+	Progress *Progress `json:"progress,omitempty"`
+}
+
+// Progress is how far a step of taking a snapshot is.
+type Progress struct {
+	Step  snapshot.Step `json:"step"`
+	Done  int64         `json:"done"`
+	Total int64         `json:"total"`
 }
 
 const (

@@ -409,7 +409,7 @@ func TestALearnerOfARestoredClusterServesSoon(t *testing.T) {
 		must(t, err)
 	}
 	path := h.file("snapshot.db")
-	f, err := snapshot.Take(short(t), cli, path, 0)
+	f, err := snapshot.Take(short(t), cli, path, 0, nil)
 	must(t, err)
 	child.Stop(t.Context())
 	seed := h.config("m2")

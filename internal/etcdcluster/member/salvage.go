@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/snap"
@@ -120,7 +121,8 @@ func (s *server) salvage(ctx context.Context) (err error) {
 		return err
 	}
 	defer os.RemoveAll(job.Work)
-	if err := copyTree(ctx, Data(s.config.Dir), Data(job.Work)); err != nil {
+	tell := s.tellSalvage()
+	if err := copyTree(ctx, Data(s.config.Dir), Data(job.Work), snapshot.NewMeter(tell, snapshot.Copying, DataBytes(s.config.Dir))); err != nil {
 		return fmt.Errorf("copy the member's data: %w", err)
 	}
 	if err := commitAll(Data(job.Work)); err != nil {
@@ -139,12 +141,28 @@ func (s *server) salvage(ctx context.Context) (err error) {
 		return err
 	}
 	defer cli.Close()
-	facts, err := snapshot.Take(ctx, cli, job.Output, 0)
+	facts, err := snapshot.Take(ctx, cli, job.Output, 0, tell)
 	if err != nil {
 		return err
 	}
 	s.report(func(r *Report) { r.State, r.Facts = Salvaged, &facts })
 	return nil
+}
+
+// salvageTold is how often the parent is told how far the snapshot is.
+const salvageTold = time.Second
+
+// tellSalvage returns what the snapshot tells how far it is.
+func (s *server) tellSalvage() snapshot.Progress {
+	var told time.Time
+	var last snapshot.Step
+	return func(step snapshot.Step, done, total int64) {
+		if step == last && time.Since(told) < salvageTold {
+			return
+		}
+		told, last = time.Now(), step
+		s.report(func(r *Report) { r.Progress = &Progress{Step: step, Done: done, Total: total} })
+	}
 }
 
 // startAlone starts a server from the copy as the only member of its cluster. Nobody but this process reaches it.
@@ -181,7 +199,7 @@ func (s *server) startAlone(ctx context.Context) (err error) {
 }
 
 // copyTree copies a directory with its files.
-func copyTree(ctx context.Context, from, to string) error {
+func copyTree(ctx context.Context, from, to string, m *snapshot.Meter) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -197,13 +215,26 @@ func copyTree(ctx context.Context, from, to string) error {
 		case d.IsDir():
 			return os.MkdirAll(filepath.Join(to, rel), 0o700)
 		case d.Type().IsRegular():
-			return copyFile(path, filepath.Join(to, rel))
+			return copyFile(ctx, path, filepath.Join(to, rel), m)
 		}
 		return nil
 	})
 }
 
-func copyFile(from, to string) error {
+// DataBytes returns the size of a member's data, which is below its directory.
+func DataBytes(dir string) (total int64) {
+	_ = filepath.WalkDir(Data(dir), func(_ string, d fs.DirEntry, err error) error { // files that are deleted meanwhile do not count
+		if err == nil && d.Type().IsRegular() {
+			if info, err := d.Info(); err == nil {
+				total += info.Size()
+			}
+		}
+		return nil
+	})
+	return total
+}
+
+func copyFile(ctx context.Context, from, to string, m *snapshot.Meter) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
@@ -214,8 +245,22 @@ func copyFile(from, to string) error {
 		return err
 	}
 	defer out.Close()
-	if _, err := io.Copy(out, in); err != nil {
+	if _, err := io.Copy(io.MultiWriter(out, m), stoppable{ctx, in}); err != nil {
 		return err
 	}
 	return out.Close()
+}
+
+// stoppable is a reader that ends with a context: a file of many gigabytes must not outlive it.
+type stoppable struct {
+	ctx context.Context
+	io.Reader
+}
+
+// Read implements io.Reader.
+func (r stoppable) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.Reader.Read(p)
 }

@@ -127,7 +127,7 @@ func TestWithAuthEnabledEbbItselfIsRootAndNobodyElse(t *testing.T) {
 			t.Errorf("%s: list %v, hash %v, put %v", who, listed, hashed, put)
 		}
 	}
-	if _, err := snapshot.Take(short(t), private(t, c), h.file("auth.db"), 0); err != nil {
+	if _, err := snapshot.Take(short(t), private(t, c), h.file("auth.db"), 0, nil); err != nil {
 		t.Errorf("a snapshot through the private socket: %v", err)
 	}
 	// A cluster that requires no certificates knows nobody.

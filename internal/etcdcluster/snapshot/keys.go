@@ -7,17 +7,16 @@ import (
 	"runtime/debug"
 
 	bolt "go.etcd.io/bbolt"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 	"go.etcd.io/etcd/server/v3/storage/schema"
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // firstRevision is the revision of an etcd without writes.
 const firstRevision = 1
 
 // readKeys reads the keys in a database: how many there are, the newest revision, and their hash.
-func readKeys(path string, f *Facts) (err error) {
+func readKeys(path string, f *Facts, m *Meter) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a damaged file may point outside of the mapped memory
 	defer func() {                                           // etcd's code panics on damaged revisions
 		if r := recover(); r != nil {
@@ -35,7 +34,7 @@ func readKeys(path string, f *Facts) (err error) {
 			return fmt.Errorf("%w: it is not a database of etcd", ErrDamaged)
 		}
 		f.Compacted = max(0, compacted(meta, schema.ScheduledCompactKeyName), compacted(meta, schema.FinishedCompactKeyName))
-		return hashKeys(keys, f)
+		return hashKeys(keys, f, m)
 	})
 }
 
@@ -52,10 +51,12 @@ var keysPerPass = 1 << 20
 
 // hashKeys computes what etcd's HashKV does at the newest revision: over all versions of all keys but those that a compaction takes
 // away. Those at or before it stay only where they are their key's newest and no deletion. Take has etcd confirm every result.
-func hashKeys(keys *bolt.Bucket, f *Facts) error {
+func hashKeys(keys *bolt.Bucket, f *Facts, m *Meter) error {
 	f.Revision = max(firstRevision, f.Compacted)
 	compacted := 0 // versions at or before the compaction; they come first
-	err := keys.ForEach(func(k, _ []byte) error {
+	m.finish(f.Size)
+	err := keys.ForEach(func(k, v []byte) error {
+		m.add(int64(len(k) + len(v)))
 		revision := mvcc.BytesToRev(k)
 		f.Revision = max(f.Revision, revision.Main)
 		f.TotalKeys++
@@ -67,14 +68,16 @@ func hashKeys(keys *bolt.Bucket, f *Facts) error {
 	if err != nil {
 		return err
 	}
-	gone, live, err := superseded(keys, f, compacted)
+	gone, live, err := superseded(keys, f, compacted, m)
 	if err != nil {
 		return err
 	}
+	m.finish(m.total - f.Size)
 	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	h.Write(schema.Key.Name())
 	at := -1
 	err = keys.ForEach(func(k, v []byte) error {
+		m.add(int64(len(k) + len(v)))
 		at++
 		if at < compacted && live && gone.has(at) {
 			return nil
@@ -87,6 +90,7 @@ func hashKeys(keys *bolt.Bucket, f *Facts) error {
 		return nil
 	})
 	f.Hash = h.Sum32()
+	m.finish(m.total)
 	return err
 }
 
@@ -101,17 +105,21 @@ type digest [2]uint64
 
 // superseded returns which of the first versions, those that a compaction may take away, are not the newest of a key that is there, and whether
 // any key is there. It reads the database as often as it must to hold no more than keysPerPass keys at a time.
-func superseded(keys *bolt.Bucket, f *Facts, compacted int) (gone bits, live bool, err error) {
+func superseded(keys *bolt.Bucket, f *Facts, compacted int, m *Meter) (gone bits, live bool, err error) {
 	gone = make(bits, compacted/64+1)
 	if compacted == 0 {
+		m.total = passesAlways * f.Size
 		return gone, true, nil
 	}
 	seeds := [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 	passes := uint64((f.TotalKeys + int64(keysPerPass) - 1) / int64(keysPerPass))
+	m.total = (passesAlways + int64(passes)) * f.Size
 	for pass := range passes {
-		newest := map[digest]int{} // of the keys of this pass that are there, the newest version; -1 for one after the compaction
+		m.finish((2 + int64(pass)) * f.Size) // after the checksum and the count
+		newest := map[digest]int{}           // of the keys of this pass that are there, the newest version; -1 for one after the compaction
 		at := -1
 		err := keys.ForEach(func(k, v []byte) error {
+			m.add(int64(len(k) + len(v)))
 			at++
 			key, err := keyOf(v)
 			if err != nil {
@@ -146,11 +154,25 @@ func superseded(keys *bolt.Bucket, f *Facts, compacted int) (gone bits, live boo
 	return gone, live, nil
 }
 
-// keyOf reads the key of a stored version. There is none where a restore moved the revision ahead, which counts as one to etcd too.
-func keyOf(v []byte) ([]byte, error) {
-	var kv mvccpb.KeyValue
-	if err := proto.Unmarshal(v, &kv); err != nil {
-		return nil, err
+// keyOf finds the key in a stored version, without copying anything of it. There is none where a restore moved the revision ahead, which counts as
+// one to etcd too.
+func keyOf(v []byte) (key []byte, err error) {
+	for len(v) > 0 {
+		number, kind, n := protowire.ConsumeTag(v)
+		if n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		v = v[n:]
+		if n = protowire.ConsumeFieldValue(number, kind, v); n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		if number == keyField && kind == protowire.BytesType {
+			key, _ = protowire.ConsumeBytes(v)
+		}
+		v = v[n:]
 	}
-	return kv.Key, nil
+	return key, nil
 }
+
+// keyField is the number of the field key in mvccpb.KeyValue.
+const keyField = 1

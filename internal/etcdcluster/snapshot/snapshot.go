@@ -51,10 +51,10 @@ type Facts struct {
 const tries = 3
 
 // Take takes a snapshot of a member into a new file at path, and verifies it against the hash that the member reports. If revision is
-// not 0 the snapshot must have that revision. A file that is not verified is removed.
-func Take(ctx context.Context, member *clientv3.Client, path string, revision int64) (f Facts, err error) {
+// not 0 the snapshot must have that revision. A file that is not verified is removed. It takes as long as it takes, and tells how far it is.
+func Take(ctx context.Context, member *clientv3.Client, path string, revision int64, tell Progress) (f Facts, err error) {
 	for range tries {
-		f, err = take(ctx, member, path, revision)
+		f, err = take(ctx, member, path, revision, tell)
 		if !errors.Is(err, errCompacted) {
 			break
 		}
@@ -68,12 +68,12 @@ func Take(ctx context.Context, member *clientv3.Client, path string, revision in
 // errCompacted: the member compacted its history after the snapshot, so that their hashes cannot be compared.
 var errCompacted = errors.New("etcd compacted its history while the snapshot was taken")
 
-func take(ctx context.Context, member *clientv3.Client, path string, revision int64) (Facts, error) {
+func take(ctx context.Context, member *clientv3.Client, path string, revision int64, tell Progress) (Facts, error) {
 	at := time.Now()
-	if err := save(ctx, member, path); err != nil {
+	if err := save(ctx, member, path, tell); err != nil {
 		return Facts{}, err
 	}
-	f, err := Inspect(path)
+	f, err := Inspect(path, tell)
 	if err != nil {
 		return f, err
 	}
@@ -81,11 +81,16 @@ func take(ctx context.Context, member *clientv3.Client, path string, revision in
 	if revision != 0 && f.Revision != revision {
 		return f, fmt.Errorf("%w: %d, not %d", ErrRevision, f.Revision, revision)
 	}
+	NewMeter(tell, Comparing, f.Size)
 	return f, compare(ctx, member, f)
 }
 
 // save writes what the member sends to a file that survives a crash.
-func save(ctx context.Context, member *clientv3.Client, path string) error {
+func save(ctx context.Context, member *clientv3.Client, path string, tell Progress) error {
+	is, err := member.Status(ctx, member.Endpoints()[0])
+	if err != nil {
+		return fmt.Errorf("take a snapshot: %w", err)
+	}
 	stream, err := member.Snapshot(ctx)
 	if err != nil {
 		return fmt.Errorf("take a snapshot: %w", err)
@@ -96,7 +101,7 @@ func save(ctx context.Context, member *clientv3.Client, path string) error {
 		return fmt.Errorf("take a snapshot: %w", err)
 	}
 	defer file.Close()
-	if _, err := io.CopyBuffer(file, stream, make([]byte, 1<<20)); err != nil {
+	if _, err := io.CopyBuffer(io.MultiWriter(file, NewMeter(tell, Writing, is.DbSize)), stream, make([]byte, 1<<20)); err != nil {
 		return fmt.Errorf("take a snapshot: %w", err)
 	}
 	if err := file.Sync(); err != nil {
@@ -125,17 +130,25 @@ func compare(ctx context.Context, member *clientv3.Client, f Facts) error {
 }
 
 // Inspect reads a file as a whole: it must end with etcd's own checksum of what is before it, and the rest must be a database of
-// etcd.
-func Inspect(path string) (Facts, error) {
-	f, err := checksum(path)
+// etcd. It tells how far it is.
+func Inspect(path string, tell Progress) (Facts, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Facts{}, err
+	}
+	m := NewMeter(tell, Hashing, (passesAlways+1)*info.Size())
+	f, err := checksum(path, m)
 	if err != nil {
 		return f, err
 	}
-	return f, readKeys(path, &f)
+	return f, readKeys(path, &f, m)
 }
 
+// passesAlways is how often a file is read at least: for its checksum, to count its keys, and for their hash.
+const passesAlways = 3
+
 // checksum reads the file once and computes both etcd's checksum, which is at its end, and SHA256.
-func checksum(path string) (Facts, error) {
+func checksum(path string, m *Meter) (Facts, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return Facts{}, err
@@ -150,7 +163,7 @@ func checksum(path string) (Facts, error) {
 		return Facts{}, fmt.Errorf("%w: a file of %d bytes has no checksum at its end", ErrDamaged, info.Size())
 	}
 	h := sha256.New()
-	if _, err := io.Copy(h, io.LimitReader(file, info.Size()-sha256.Size)); err != nil {
+	if _, err := io.Copy(io.MultiWriter(h, m), io.LimitReader(file, info.Size()-sha256.Size)); err != nil {
 		return Facts{}, err
 	}
 	var end [sha256.Size]byte

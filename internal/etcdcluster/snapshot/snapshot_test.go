@@ -87,7 +87,7 @@ func (e *etcd) hash() uint32 {
 func (e *etcd) take() (string, snapshot.Facts) {
 	e.t.Helper()
 	path := filepath.Join(e.t.TempDir(), "s.db")
-	f, err := snapshot.Take(soon(e.t), e.Client, path, 0)
+	f, err := snapshot.Take(soon(e.t), e.Client, path, 0, nil)
 	must(e.t, err)
 	return path, f
 }
@@ -167,13 +167,13 @@ func TestAnotherRevisionIsRefusedAndLeavesNothing(t *testing.T) {
 	e := start(t, t.TempDir())
 	revision := e.put("a", "1")
 	path := filepath.Join(t.TempDir(), "s.db")
-	if _, err := snapshot.Take(soon(t), e.Client, path, revision+1); !errors.Is(err, snapshot.ErrRevision) {
+	if _, err := snapshot.Take(soon(t), e.Client, path, revision+1, nil); !errors.Is(err, snapshot.ErrRevision) {
 		t.Errorf("taken with %v", err)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("its file: %v", err)
 	}
-	_, err := snapshot.Take(soon(t), e.Client, path, revision)
+	_, err := snapshot.Take(soon(t), e.Client, path, revision, nil)
 	must(t, err)
 }
 
@@ -189,7 +189,7 @@ func TestAFileThatWasChangedIsRefusedWhereverItWas(t *testing.T) {
 	refused := func(name string, data []byte) {
 		t.Helper()
 		must(t, os.WriteFile(path, data, 0o600))
-		if _, err := snapshot.Inspect(path); !errors.Is(err, snapshot.ErrDamaged) {
+		if _, err := snapshot.Inspect(path, nil); !errors.Is(err, snapshot.ErrDamaged) {
 			t.Errorf("%s: Inspect says %v", name, err)
 		}
 		if err := snapshot.Verify(path, f.Size, f.SHA256); !errors.Is(err, snapshot.ErrTampered) {
@@ -224,7 +224,7 @@ func TestAFileThatWasChangedIsRefusedWhereverItWas(t *testing.T) {
 	garbage := make([]byte, 4096)
 	sum = sha256.Sum256(garbage)
 	must(t, os.WriteFile(path, append(garbage, sum[:]...), 0o600))
-	if _, err := snapshot.Inspect(path); !errors.Is(err, snapshot.ErrDamaged) {
+	if _, err := snapshot.Inspect(path, nil); !errors.Is(err, snapshot.ErrDamaged) {
 		t.Errorf("no database: %v", err)
 	}
 }
