@@ -94,8 +94,25 @@ func (s *statement) of(kind stream.ClauseKind, from, to int) stream.Clause {
 // other is a clause that is neither a column nor a key.
 func (s *statement) other(from, to int) stream.Clause {
 	p := s.of(stream.OtherClause, from, to)
-	p.Mentions = s.mentions(from, to)
+	p.Mentions, p.Numbers = s.mentions(from, to), s.numbers(from, to, true)
 	return p
+}
+
+// numbers reports whether words number rows: by AUTO_INCREMENT, or by a sequence. Outside brackets AUTO_INCREMENT may be an option of the
+// table.
+func (s *statement) numbers(from, to int, inBrackets bool) bool {
+	depth := 0
+	for _, t := range s.words[from:to] {
+		switch {
+		case t.is("("):
+			depth++
+		case t.is(")"):
+			depth--
+		case t.is("NEXTVAL", "NEXT", "LASTVAL", "PREVIOUS", "SETVAL"), t.is("AUTO_INCREMENT", "SERIAL") && (depth > 0 || !inBrackets):
+			return true
+		}
+	}
+	return false
 }
 
 // definition is a column or a key that a table is created with.
@@ -183,7 +200,7 @@ func (s *statement) column(from, at, to int) stream.Clause {
 
 // definesColumn reads what follows the name of a column.
 func (s *statement) definesColumn(p *stream.Clause, from, to int) {
-	p.Mentions = s.mentions(from, to)
+	p.Mentions, p.Numbers = s.mentions(from, to), s.numbers(from, to, false)
 	depth := 0
 	for i := from; i < to; i++ {
 		switch t := s.words[i]; {

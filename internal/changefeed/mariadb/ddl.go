@@ -510,7 +510,7 @@ func (r *renames) into(d *stream.DDL) {
 
 func (s *statement) alter(d *stream.DDL) bool {
 	s.acceptAny("ONLINE", "OFFLINE")
-	s.accept("IGNORE")
+	d.Ignores = s.accept("IGNORE")
 	switch {
 	case s.acceptAny("DATABASE", "SCHEMA"):
 		d.Kind = stream.SetSchema

@@ -55,6 +55,9 @@ func (t *Table) without(d *stream.DDL) (*stream.DDL, string) {
 	} else if c != "" {
 		return nil, fmt.Sprintf("column %s is left out, and the table is partitioned by it", c)
 	}
+	if d.Ignores && t.Rows() {
+		return nil, fmt.Sprintf("rows of table %s are left out, and which rows IGNORE removes may depend on them", t.Table)
+	}
 	keep := make([]bool, len(d.Clauses))
 	columns := false
 	for i := range d.Clauses {
@@ -115,9 +118,20 @@ func (t *Table) keeps(d *stream.DDL, c *stream.Clause) (stays bool, why string) 
 	return true, ""
 }
 
-// decides is why a clause may change whether rows are left out.
+// decides is why a clause may change whether rows are left out, or may do something else to other rows because some are.
 func (t *Table) decides(c *stream.Clause) string {
+	if !t.Rows() {
+		return ""
+	}
+	if c.Numbers {
+		return fmt.Sprintf("rows of table %s are left out, and it numbers the others", t.Table)
+	}
 	for _, name := range t.decidingColumns() {
+		for _, each := range c.Columns { // of a primary key that is added: NULL may become another value
+			if same, sure := sameName(name, each); c.Kind == stream.UniqueClause && (same || !sure) {
+				return fmt.Sprintf("rows of table %s are left out by column %s, which it may change", t.Table, name)
+			}
+		}
 		for _, each := range []string{c.Column, c.Becomes} {
 			if same, sure := sameName(name, each); c.Kind == stream.ColumnClause && (same || !sure) {
 				return fmt.Sprintf("rows of table %s are left out by column %s, which it may change", t.Table, name)

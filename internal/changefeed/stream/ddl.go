@@ -64,6 +64,8 @@ type DDL struct {
 	// rest of it that may be columns: what it is partitioned by.
 	Clauses []Clause
 	Rest    []string
+	// Ignores: rows that cannot be kept are removed (ALTER IGNORE).
+	Ignores bool
 	// KeyIfExists: it drops a constraint, if there is one with that name.
 	KeyIfExists bool
 	// Drops is what a DropSchema drops where tables have other names at the sink than at the source; nil where they have the same.
@@ -108,8 +110,8 @@ type Clause struct {
 	Columns []string
 	// Mentions are other names in it that may be columns.
 	Mentions []string
-	// Converts: it converts all text of the table.
-	Converts bool
+	// Converts: it converts all text of the table. Numbers: what it does to a row may depend on how many others there are.
+	Converts, Numbers bool
 	// IfExistsAt is where IF EXISTS can be added; 0 if it cannot, or is there.
 	IfExistsAt int
 }
