@@ -74,8 +74,8 @@ func (s *statement) definitions(d *stream.DDL) {
 		return
 	}
 	end := s.at - 1
-	for _, t := range s.words[end:] {
-		if t.is("SELECT", "WITH", "VALUES") {
+	for i := end; i < len(s.words); i++ {
+		if s.words[i].is("SELECT") || s.words[i].is("VALUES") && i+1 < len(s.words) && s.words[i+1].is("(") { // VALUES of a partition has another word
 			return
 		}
 	}
