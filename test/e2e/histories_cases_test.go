@@ -605,7 +605,7 @@ var fixedHistories = []fixedHistory{
 		UPDATE {a}.t SET id = 3, c1 = 0 WHERE id = 5001;
 		DELETE FROM {a}.u LIMIT 1;
 		ALTER TABLE {a}.t DROP c1;
-		INSERT INTO {a}.t VALUES (8, 1), (7000, 1);
+		INSERT INTO {a}.t VALUES (-9000, 1), (9000, 1);
 	`},
 	{name: "a transaction is skipped, and others are passed over", text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);

@@ -160,6 +160,9 @@ func TestColumnsAndRowsAreLeftOut(t *testing.T) {
 				p = newPipe(source, omittingSink(t, b, routed, secretRules...), stream.Epoch{Placement: int64(2 + i)}, 1+r.IntN(10))
 				p.sync(t)
 				equalWithout(t, a, b, suffix)
+				if n := p.sink.(interface{ Forwarded() int64 }).Forwarded(); n != 0 {
+					t.Errorf("%d rows were forwarded with all their columns", n)
+				}
 			}
 		})
 	}
