@@ -107,6 +107,7 @@ type PasswordSecretRef struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.forward) || self.forward != 'Auto' || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="forward: Auto needs a source and a sink of mysql://"
 // +kubebuilder:validation:XValidation:rule="!has(self.forward) || self.forward != 'Auto' || !has(self.ddl) || self.ddl",message="forward: Auto needs ddl: true, because a table that is altered at the sink alone would get values of other columns"
 // +kubebuilder:validation:XValidation:rule="!has(self.routing) || size(self.routing) == 0 || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="routing needs a source and a sink of mysql://"
+// +kubebuilder:validation:XValidation:rule="!has(self.leaveOut) || size(self.leaveOut) == 0 || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="leaveOut needs a source and a sink of mysql://"
 // +kubebuilder:validation:XValidation:rule="!has(self.skip) || size(self.skip) == 0 || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="skip needs a source and a sink of mysql://"
 // +kubebuilder:validation:XValidation:rule="!has(self.resumeFrom) || size(self.resumeFrom) == 0 || (self.source.startsWith('mysql://') && self.sink.startsWith('mysql://'))",message="resumeFrom needs a source and a sink of mysql://"
 type ChangefeedSpec struct {
@@ -153,6 +154,13 @@ type ChangefeedSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	Routing []ChangefeedRoute `json:"routing,omitempty"`
+
+	// leaveOut are columns and rows of tables that are not replicated. All entries that match a table apply to it. It can be changed only
+	// before the changefeed begins.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	LeaveOut []ChangefeedLeaveOut `json:"leaveOut,omitempty"`
 
 	// startPosition is where to begin: a GTID, or its sequence number. Without it the changefeed begins at the newest position.
 	// +optional
@@ -230,6 +238,30 @@ type ChangefeedRoute struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Table string `json:"table,omitempty"`
+}
+
+// ChangefeedLeaveOut is what of tables is not replicated.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.columns) && size(self.columns) > 0) || (has(self.rows) && size(self.rows) > 0)",message="set columns or rows: what of the tables is left out"
+type ChangefeedLeaveOut struct {
+	// match is schema.table, by the names at the source, with the wildcards * and ?.
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[^!.\[\]\\][^.\[\]\\]*\.[^\[\]\\]+$`
+	Match string `json:"match"`
+	// columns that the tables do not have at the sink. A column of the primary key, or of a unique or foreign key, cannot be left out.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9_$]+$`
+	Columns []string `json:"columns,omitempty"`
+	// rows is an expression; rows for which it is true are left out. It compares columns with literals (=, <>, <, <=, >, >=, IN, IS NULL),
+	// and joins comparisons by AND, OR and NOT. Only columns of the key may change in a row.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^[\x20-\x7e]*$`
+	Rows string `json:"rows,omitempty"`
 }
 
 // ChangefeedSnapshot is how what the source has already is copied.
@@ -434,6 +466,7 @@ type ChangefeedStatus struct {
 // +kubebuilder:validation:XValidation:rule="self.spec.source == oldSelf.spec.source && self.spec.sink == oldSelf.spec.sink",message="a changefeed's source and sink cannot be changed, because a position is valid only for its source; create another changefeed"
 // +kubebuilder:validation:XValidation:rule="has(self.spec.snapshot) == has(oldSelf.spec.snapshot) || !has(oldSelf.status) || !has(oldSelf.status.startPosition)",message="a snapshot can be added or removed only before the changefeed begins; create another changefeed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.startPosition) || (has(self.spec.routing) ? has(oldSelf.spec.routing) && self.spec.routing == oldSelf.spec.routing : !has(oldSelf.spec.routing))",message="routing can be changed only before the changefeed begins, because what it has written has the names of then; create another changefeed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.startPosition) || (has(self.spec.leaveOut) ? has(oldSelf.spec.leaveOut) && self.spec.leaveOut == oldSelf.spec.leaveOut : !has(oldSelf.spec.leaveOut))",message="leaveOut can be changed only before the changefeed begins, because what it has written was chosen by it; create another changefeed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || (has(self.status) && has(self.status.placement) && self.status.placement.epoch >= oldSelf.status.placement.epoch)",message="a changefeed's placement cannot be removed and its epoch cannot decrease"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.placement) || !has(self.status) || !has(self.status.placement) || !has(self.status.placement.node) || (has(oldSelf.status.placement.node) && oldSelf.status.placement.node == self.status.placement.node) || self.status.placement.epoch > oldSelf.status.placement.epoch",message="a changefeed's placement can change only with a greater epoch"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.checkpoint) || (has(self.status) && has(self.status.checkpoint) && self.status.checkpoint >= oldSelf.status.checkpoint)",message="a changefeed's checkpoint cannot decrease"

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -38,7 +39,7 @@ func newChangefeedCreate() *cobra.Command {
 	var sourceSecret, sinkSecret string
 	var copies bool
 	var rate int64
-	var routes []string
+	var routes, columns, rows []string
 	cmd := &cobra.Command{
 		Use:   "create NAME --source URL --sink URL",
 		Short: "Create a changefeed",
@@ -61,6 +62,10 @@ counts changes and discards them.`,
 					return err
 				}
 				cf.Spec.Routing = append(cf.Spec.Routing, r)
+			}
+			var err error
+			if cf.Spec.LeaveOut, err = parseLeaveOut(columns, rows); err != nil {
+				return err
 			}
 			if err := changefeed.Validate(&cf.Spec); err != nil {
 				return err
@@ -87,6 +92,8 @@ counts changes and discards them.`,
 	fs.StringVar(&sinkSecret, "sink-password-secret", "", "Secret with the password of the sink, NAME or NAME/KEY, in the namespace of the changefeed (default key password)")
 	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "tables to replicate: schema.table with the wildcards * and ?, or !schema.table to exclude tables; may be repeated")
 	fs.StringArrayVar(&routes, "route", nil, "name of tables at the sink, MATCH=SCHEMA or MATCH=SCHEMA.TABLE, where {schema} and {table} stand for the names at the source: 'shop.*=crm.{table}'; may be repeated, and the first that matches decides")
+	fs.StringArrayVar(&columns, "leave-out-column", nil, "column that tables do not have at the sink, MATCH.COLUMN: 'shop.users.password'; may be repeated")
+	fs.StringArrayVar(&rows, "leave-out-rows", nil, "rows that tables do not have at the sink, MATCH=EXPRESSION: 'shop.orders=region = 7'; may be repeated")
 	fs.StringVar(&cf.Spec.StartPosition, "start-position", "", "GTID, or its sequence number, after which to begin (default: the newest)")
 	fs.BoolVar(&ddl, "ddl", true, "replicate DDL too")
 	fs.BoolVar(&copies, "snapshot", false, "copy what the source has first: create its tables at the sink and fill them")
@@ -104,6 +111,30 @@ func parseRoute(text string) (v1alpha1.ChangefeedRoute, error) {
 	}
 	schema, table, _ := strings.Cut(target, ".")
 	return v1alpha1.ChangefeedRoute{Match: match, Schema: schema, Table: table}, nil
+}
+
+// parseLeaveOut parses columns written as MATCH.COLUMN and rows written as MATCH=EXPRESSION.
+func parseLeaveOut(columns, rows []string) (list []v1alpha1.ChangefeedLeaveOut, err error) {
+	for _, text := range columns {
+		at := strings.LastIndexByte(text, '.')
+		if at < 0 || !strings.Contains(text[:at], ".") || at+1 == len(text) {
+			return nil, fmt.Errorf("--leave-out-column %q: use MATCH.COLUMN, for instance 'shop.users.password'", text)
+		}
+		match, column := text[:at], text[at+1:]
+		i := slices.IndexFunc(list, func(l v1alpha1.ChangefeedLeaveOut) bool { return l.Match == match })
+		if i < 0 {
+			i, list = len(list), append(list, v1alpha1.ChangefeedLeaveOut{Match: match})
+		}
+		list[i].Columns = append(list[i].Columns, column)
+	}
+	for _, text := range rows {
+		match, expression, ok := strings.Cut(text, "=")
+		if !ok || match == "" || strings.TrimSpace(expression) == "" {
+			return nil, fmt.Errorf("--leave-out-rows %q: use MATCH=EXPRESSION, for instance 'shop.orders=region = 7'", text)
+		}
+		list = append(list, v1alpha1.ChangefeedLeaveOut{Match: match, Rows: strings.TrimSpace(expression)})
+	}
+	return list, nil
 }
 
 // passwordSecret is a reference written as NAME or NAME/KEY.

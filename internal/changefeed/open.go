@@ -21,6 +21,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/filesink"
 	"github.com/ebb-dev/ebb/internal/changefeed/maintainer"
 	"github.com/ebb-dev/ebb/internal/changefeed/mariadb"
+	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/sqlsink"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -99,14 +100,15 @@ func (o Opener) Sink(key dispatch.FeedKey, c dispatch.Config) (stream.Sink, erro
 			Address: u.Host, User: u.User.Username(), Password: password, TLS: secure, Changefeed: key.Namespace + "/" + key.Name + "/" + key.UID,
 			MaxConnections: c.Workers, Forward: c.Forward, Logger: o.Log,
 		})
-		if err != nil || len(c.Routes) == 0 {
+		if err != nil || len(c.Routes) == 0 && len(c.LeaveOut) == 0 {
 			return sink, err
 		}
 		routes, err := route.Parse(c.Routes)
-		if err != nil {
+		omits, failed := omission.Parse(c.LeaveOut)
+		if err = errors.Join(err, failed); err != nil {
 			return nil, errors.Join(fmt.Errorf("%w: %w", stream.ErrUnusable, err), sink.Close())
 		}
-		return sqlsink.Route(sink, routes, c.Filter), nil
+		return sqlsink.Route(sink, routes, omits, c.Filter), nil
 	}
 	return nil, fmt.Errorf("sink %s://: %w: use mysql://, file:// or blackhole://", u.Scheme, stream.ErrUnusable)
 }
@@ -183,15 +185,19 @@ func validSkips(spec *v1alpha1.ChangefeedSpec) error {
 	return nil
 }
 
-// validRouting checks whether tables can have other names at the sink.
+// validRouting checks whether tables can have other names at the sink, and whether something can be left out of them.
 func validRouting(spec *v1alpha1.ChangefeedSpec) error {
-	if len(spec.Routing) == 0 {
-		return nil
-	}
-	if !strings.HasPrefix(spec.Source, "mysql://") || !strings.HasPrefix(spec.Sink, "mysql://") {
+	servers := strings.HasPrefix(spec.Source, "mysql://") && strings.HasPrefix(spec.Sink, "mysql://")
+	switch {
+	case len(spec.Routing) > 0 && !servers:
 		return fmt.Errorf("routing: the source and the sink must be MariaDB (mysql://)")
+	case len(spec.LeaveOut) > 0 && !servers:
+		return fmt.Errorf("leave out: the source and the sink must be MariaDB (mysql://)")
 	}
-	_, err := route.Parse(maintainer.Routes(spec.Routing))
+	if _, err := route.Parse(maintainer.Routes(spec.Routing)); err != nil {
+		return err
+	}
+	_, err := omission.Parse(maintainer.LeaveOut(spec.LeaveOut))
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
@@ -95,7 +96,7 @@ func configOf(c *wire.Config) dispatch.Config {
 		Source: c.GetSource(), Sink: c.GetSink(), SourcePasswordFile: c.GetSourcePasswordFile(), SinkPasswordFile: c.GetSinkPasswordFile(),
 		SourceSecret: secretFromWire(c.GetSourceSecret()), SinkSecret: secretFromWire(c.GetSinkSecret()),
 		Workers: int(c.GetWorkers()), BatchRows: int(c.GetBatchRows()), DDL: c.GetDdl(), SnapshotRate: int(c.GetSnapshotRate()),
-		Forward: c.GetForward(), Routes: routesFromWire(c.GetRoutes()), Filter: c.GetFilter(), Skips: positionsFromWire(c.GetSkips()),
+		Forward: c.GetForward(), Routes: routesFromWire(c.GetRoutes()), Filter: c.GetFilter(), Skips: positionsFromWire(c.GetSkips()), LeaveOut: leaveOutFromWire(c.GetLeaveOut()),
 	}
 }
 
@@ -111,6 +112,14 @@ func routesFromWire(list []*wire.Route) []route.Rule {
 	var rules []route.Rule
 	for _, r := range list {
 		rules = append(rules, route.Rule{Match: r.Match, Schema: r.Schema, Table: r.Table})
+	}
+	return rules
+}
+
+func leaveOutFromWire(list []*wire.LeaveOut) []omission.Rule {
+	var rules []omission.Rule
+	for _, r := range list {
+		rules = append(rules, omission.Rule{Match: r.Match, Columns: r.Columns, Rows: r.Rows})
 	}
 	return rules
 }

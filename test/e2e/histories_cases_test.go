@@ -21,6 +21,10 @@ type fixedHistory struct {
 	text string
 	// ends is how it may end; equal if it is empty.
 	ends []outcome
+	// leaves is what the changefeed leaves out: columns c1, c4, c7 and so on, and rows with certain values of id.
+	leaves omits
+	// snapshot: the changefeed copies what there is when it starts.
+	snapshot bool
 }
 
 // nameUsedAgain makes, fills and renames a table many times in a burst.
@@ -547,6 +551,72 @@ var fixedHistories = []fixedHistory{
 		-- sink: CREATE TRIGGER {a}.fires BEFORE DELETE ON {a}.t FOR EACH ROW SET @x = 1;
 		RENAME TABLE {a}.t TO {b}.t;
 		INSERT INTO {b}.t VALUES (1);
+	`},
+	{name: "left out: columns", leaves: omitsColumns, text: `
+		CREATE TABLE {a}.t (c1 INT NOT NULL, id INT PRIMARY KEY, c2 INT, c4 TEXT, KEY k (c1, c2), KEY l (c2));
+		INSERT INTO {a}.t VALUES (1, 1, 1, 'a'), (2, 2, 2, 'b');
+		-- wait
+		UPDATE {a}.t SET c1 = 5, c4 = 'c';
+		ALTER TABLE {a}.t ADD c7 BLOB, ADD c8 INT DEFAULT 3 AFTER c2, MODIFY c1 BIGINT, DROP KEY k;
+		INSERT INTO {a}.t VALUES (3, 3, 3, 33, 'd', 'e');
+		ALTER TABLE {a}.t DROP c4, CHANGE c7 c10 LONGBLOB, RENAME COLUMN c8 TO c9;
+		-- pause
+		CREATE TABLE {a}.u LIKE {a}.t;
+		INSERT INTO {a}.u SELECT * FROM {a}.t;
+		RENAME TABLE {a}.u TO {a}.v;
+		-- resume
+		DELETE FROM {a}.t WHERE id = 1;
+		UPDATE {a}.v SET id = id + 10, c1 = NULL;
+	`},
+	{name: "left out: a column that gets another name", leaves: omitsColumns, ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, c1 INT);
+		INSERT INTO {a}.t VALUES (1, 1);
+		ALTER TABLE {a}.t CHANGE c1 shown INT;
+		INSERT INTO {a}.t VALUES (2, 2);
+	`},
+	{name: "left out: rows", leaves: omitsRows, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, v INT);
+		INSERT INTO {a}.t VALUES (1, 1), (2, 2), (3, 3), (4, 4);
+		UPDATE {a}.t SET v = v + 1;
+		-- wait
+		UPDATE {a}.t SET id = id + 4 ORDER BY id DESC;
+		UPDATE {a}.t SET id = -id WHERE id > 6;
+		ALTER TABLE {a}.t ADD w INT DEFAULT 9, ADD KEY (v);
+		-- pause
+		UPDATE {a}.t SET id = -id, w = 1;
+		DELETE FROM {a}.t WHERE id = 5;
+		-- resume
+		INSERT INTO {a}.t VALUES (2, 8, 8), (9, 9, 9);
+		TRUNCATE {a}.t;
+		INSERT INTO {a}.t VALUES (1, 1, 1), (2, 2, 2);
+	`},
+	{name: "left out: a column that changes", leaves: omitsRows, ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (k INT PRIMARY KEY, id INT);
+		INSERT INTO {a}.t VALUES (1, 1), (2, 2);
+		UPDATE {a}.t SET id = 3 WHERE k = 1;
+	`},
+	{name: "left out: rows and columns of a table that is copied", leaves: omitsBoth, snapshot: true, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, c1 INT NOT NULL, v INT);
+		INSERT INTO {a}.t SELECT CAST(seq AS SIGNED) - 500, seq, seq FROM {a}.seq_1_to_3000;
+		CREATE TABLE {a}.u (id INT, c4 INT);
+		INSERT INTO {a}.u VALUES (1, 1), (1, 2), (2, 2);
+		-- start
+		UPDATE {a}.t SET id = id + 5000 WHERE id BETWEEN -3 AND 3;
+		UPDATE {a}.t SET id = 3, c1 = 0 WHERE id = 5001;
+		DELETE FROM {a}.u LIMIT 1;
+		ALTER TABLE {a}.t DROP c1;
+		INSERT INTO {a}.t VALUES (-9000, 1), (9000, 1);
+	`},
+	{name: "a transaction is skipped, and others are passed over", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		-- skip
+		INSERT INTO {a}.t VALUES (2);
+		-- resume after
+		INSERT INTO {a}.t VALUES (3);
+		-- skip
+		-- skip
+		INSERT INTO {a}.t VALUES (4);
 	`},
 	// The referee sees what somebody does to the sink.
 	{name: "referee: a row is changed at the sink", ends: []outcome{differs}, text: `

@@ -188,7 +188,9 @@ func TestFixedHistoriesEndEqual(t *testing.T) {
 		f.slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-f.slots }()
-			v, err := f.play(t.Context(), scriptOf(fmt.Sprintf("fixed%d", i), statements))
+			s := scriptOf(fmt.Sprintf("fixed%d", i), statements)
+			s.leaves, s.snapshot = h.leaves, h.snapshot
+			v, err := f.play(t.Context(), s)
 			want := h.ends
 			if want == nil {
 				want = []outcome{equal}

@@ -136,6 +136,9 @@ func (d *dispatcher) copySome(ctx context.Context, source snapshot.Source, waits
 	if state == nil {
 		return 0, true, nil
 	}
+	if layout, err = d.copies(layout); err != nil {
+		return 0, false, err
+	}
 	after, _ := state.Next(layout)
 	chunks := make(chan *snapshot.Chunk, 1)
 	var failed error
@@ -281,6 +284,17 @@ func (d *dispatcher) copyState() *snapshot.State {
 		return w.Snapshot()
 	}
 	return nil
+}
+
+// copies is what is copied of the table.
+func (d *dispatcher) copies(l *snapshot.Layout) (*snapshot.Layout, error) {
+	d.mu.Lock()
+	w, ok := d.writer.(snapshot.Writer)
+	d.mu.Unlock()
+	if !ok {
+		return nil, errAgain
+	}
+	return w.Copies(l)
 }
 
 // awaitNear waits until the dispatcher follows the log closely: a snapshot is of the newest position. It returns false if the dispatcher

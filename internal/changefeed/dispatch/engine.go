@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -46,6 +47,8 @@ type Config struct {
 	// Routes give tables other names at the sink, and Filter is the one that is in effect.
 	Routes []route.Rule
 	Filter stream.Filter
+	// LeaveOut are columns and rows that are not replicated.
+	LeaveOut []omission.Rule
 	// Skips are transactions that are not replicated.
 	Skips []stream.Position
 }

@@ -35,6 +35,9 @@ func (m *Maintainer) bootstrap(ctx context.Context) error {
 		return err
 	}
 	m.decideSkips()
+	if err := m.checkLeaveOut(ctx, source); err != nil {
+		return err
+	}
 	start, err := m.start(ctx, source)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
+	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
@@ -17,7 +18,7 @@ func (m *Maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderReq
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
 		SourceSecret: secretOnWire(spec.SourcePasswordSecretRef), SinkSecret: secretOnWire(spec.SinkPasswordSecretRef),
 		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL, SnapshotRate: snapshotRate(&spec),
-		Forward: spec.Forward == v1alpha1.ForwardAuto, Routes: routesOnWire(spec.Routing), Filter: m.filter, Skips: m.skipsOnWire(),
+		Forward: spec.Forward == v1alpha1.ForwardAuto, Routes: routesOnWire(spec.Routing), Filter: m.filter, Skips: m.skipsOnWire(), LeaveOut: leaveOutOnWire(spec.LeaveOut),
 	}}
 }
 
@@ -34,7 +35,7 @@ func (m *Maintainer) config(ctx context.Context) (dispatch.Config, error) {
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
 		SourceSecret: secretRef(spec.SourcePasswordSecretRef), SinkSecret: secretRef(spec.SinkPasswordSecretRef),
 		Workers: int(spec.Workers), BatchRows: int(spec.BatchRows), DDL: spec.DDL == nil || *spec.DDL, SnapshotRate: int(snapshotRate(&spec)),
-		Forward: spec.Forward == v1alpha1.ForwardAuto, Routes: Routes(spec.Routing), Filter: m.filter, Skips: m.skipPositions(),
+		Forward: spec.Forward == v1alpha1.ForwardAuto, Routes: Routes(spec.Routing), Filter: m.filter, Skips: m.skipPositions(), LeaveOut: LeaveOut(spec.LeaveOut),
 	})
 }
 
@@ -63,6 +64,23 @@ func routesOnWire(list []v1alpha1.ChangefeedRoute) []*wire.Route {
 		routes = append(routes, &wire.Route{Match: r.Match, Schema: r.Schema, Table: r.Table})
 	}
 	return routes
+}
+
+// LeaveOut is what a changefeed leaves out.
+func LeaveOut(list []v1alpha1.ChangefeedLeaveOut) []omission.Rule {
+	var rules []omission.Rule
+	for _, r := range list {
+		rules = append(rules, omission.Rule{Match: r.Match, Columns: r.Columns, Rows: r.Rows})
+	}
+	return rules
+}
+
+func leaveOutOnWire(list []v1alpha1.ChangefeedLeaveOut) []*wire.LeaveOut {
+	var rules []*wire.LeaveOut
+	for _, r := range list {
+		rules = append(rules, &wire.LeaveOut{Match: r.Match, Columns: r.Columns, Rows: r.Rows})
+	}
+	return rules
 }
 
 func snapshotRate(spec *v1alpha1.ChangefeedSpec) int64 {

@@ -79,11 +79,11 @@ func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool
 	if err != nil {
 		return nil, err
 	}
-	charsets, err := s.charsets(ctx)
+	collations, err := s.collations(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, charsets), wants: wants, unread: map[uint64]bool{}, fold: fold == "1"}, nil
+	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, collations), wants: wants, unread: map[uint64]bool{}, fold: fold == "1"}, nil
 }
 
 func newParser() *replication.BinlogParser {
@@ -392,7 +392,7 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if names := ddl.Names(); len(names) > 0 && allSystem(names) || isSystem(ddl.Schema) && (ddl.Kind == stream.SetSchema || ddl.Kind == stream.DropSchema) {
 		return nil
 	}
-	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.charsets), text)
+	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.collations), text)
 	a.open.tx.DDL = ddl
 	return nil
 }

@@ -22,6 +22,9 @@ type statement struct {
 	fold bool
 	// unsure: it cannot be split into words with certainty.
 	unsure bool
+	// form is how it is made up, and body the word that follows the name of its table.
+	form form
+	body int
 }
 
 func newStatement(text, schema string, c sessionContext, fold bool) *statement {
@@ -189,6 +192,7 @@ func parseDDL(text string, s *statement) *stream.DDL {
 		return &stream.DDL{Kind: stream.UnknownDDL, Schema: s.schema, Statement: text}
 	}
 	s.locate(d)
+	s.divide(d)
 	return d
 }
 
@@ -301,6 +305,7 @@ func (s *statement) create(d *stream.DDL) bool {
 		return s.database(d, stream.SetSchema)
 	case s.accept("SEQUENCE"):
 		s.accept("IF", "NOT", "EXISTS")
+		s.form = formSequence
 		return s.concerns(d, stream.CreateTable) // a sequence is a table with one row
 	case s.peek().is(slices.Concat(objects, []string{"ALGORITHM", "DEFINER", "SQL", "AGGREGATE"})...):
 		return s.object(d)
@@ -312,7 +317,9 @@ func (s *statement) create(d *stream.DDL) bool {
 func (s *statement) content(d *stream.DDL) bool {
 	from := s.at
 	bracket := s.accept("(")
+	s.form, s.body = formColumns, from
 	if s.accept("LIKE") {
+		s.form = formOther
 		like, ok := s.name()
 		if ok {
 			d.Reads = []stream.Table{like}
@@ -401,6 +408,7 @@ func (s *statement) index(d *stream.DDL) bool {
 	s.acceptAny("ONLINE", "OFFLINE")
 	s.acceptAny("UNIQUE", "FULLTEXT", "SPATIAL")
 	s.acceptAny("ONLINE", "OFFLINE")
+	s.form = formIndex
 	return s.accept("INDEX") && s.skipTo("ON") && s.concerns(d, stream.AlterTable)
 }
 
@@ -502,7 +510,7 @@ func (r *renames) into(d *stream.DDL) {
 
 func (s *statement) alter(d *stream.DDL) bool {
 	s.acceptAny("ONLINE", "OFFLINE")
-	s.accept("IGNORE")
+	d.Ignores = s.accept("IGNORE")
 	switch {
 	case s.acceptAny("DATABASE", "SCHEMA"):
 		d.Kind = stream.SetSchema
@@ -511,7 +519,7 @@ func (s *statement) alter(d *stream.DDL) bool {
 		}
 		return s.database(d, stream.SetSchema) && !s.accept("UPGRADE")
 	case s.accept("SEQUENCE"):
-		d.IfExists = s.accept("IF", "EXISTS")
+		d.IfExists, s.form = s.accept("IF", "EXISTS"), formSequence
 		return s.concerns(d, stream.AlterTable)
 	case s.accept("TABLE"):
 		d.IfExists = s.accept("IF", "EXISTS")
@@ -539,6 +547,7 @@ var alterations = []string{
 // converted.
 func (s *statement) clauses(d *stream.DDL) bool {
 	table, from := d.Tables[0], s.at
+	s.form, s.body = formClauses, from
 	if !s.references(d, table.Schema) {
 		return false
 	}

@@ -82,12 +82,15 @@ func (s *Source) uniqueKey(ctx context.Context, t stream.Table, columns []string
 	return best, s.wrap("list the keys of "+t.String(), rows.Err())
 }
 
-// charsets are the character sets of all collations by their numbers.
-func (s *Source) charsets(ctx context.Context) (map[uint64]string, error) {
+// collation of text, and the character set that it is of.
+type collation struct{ name, charset string }
+
+// collations are all collations by their numbers.
+func (s *Source) collations(ctx context.Context) (map[uint64]collation, error) {
 	// Servers before 10.10 number collations in one table, later ones those without a character set of their own in another.
-	const older = "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATIONS WHERE ID IS NOT NULL AND CHARACTER_SET_NAME IS NOT NULL"
-	sets := map[uint64]string{}
-	if err := s.addCharsets(ctx, sets, older); err != nil {
+	const older = "SELECT ID, COLLATION_NAME, CHARACTER_SET_NAME FROM information_schema.COLLATIONS WHERE ID IS NOT NULL AND CHARACTER_SET_NAME IS NOT NULL"
+	all := map[uint64]collation{}
+	if err := s.addCollations(ctx, all, older); err != nil {
 		return nil, err
 	}
 	var newer bool
@@ -95,14 +98,14 @@ func (s *Source) charsets(ctx context.Context) (map[uint64]string, error) {
 		return nil, s.wrap("list collations", err)
 	}
 	if newer {
-		if err := s.addCharsets(ctx, sets, "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"); err != nil {
+		if err := s.addCollations(ctx, all, "SELECT ID, FULL_COLLATION_NAME, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"); err != nil {
 			return nil, err
 		}
 	}
-	return sets, nil
+	return all, nil
 }
 
-func (s *Source) addCharsets(ctx context.Context, sets map[uint64]string, query string) error {
+func (s *Source) addCollations(ctx context.Context, all map[uint64]collation, query string) error {
 	rows, err := s.db.QueryContext(ctx, query)
 	if err != nil {
 		return s.wrap("list collations", err)
@@ -110,11 +113,11 @@ func (s *Source) addCharsets(ctx context.Context, sets map[uint64]string, query 
 	defer rows.Close()
 	for rows.Next() {
 		var id uint64
-		var name string
-		if err := rows.Scan(&id, &name); err != nil {
+		var c collation
+		if err := rows.Scan(&id, &c.name, &c.charset); err != nil {
 			return s.wrap("list collations", err)
 		}
-		sets[id] = name
+		all[id] = c
 	}
 	return s.wrap("list collations", rows.Err())
 }
@@ -124,11 +127,11 @@ func (s *Source) inUTF8(ctx context.Context, text string, c sessionContext) (str
 	if !c.known || isASCII(text) {
 		return text, c, nil
 	}
-	sets, err := s.charsets(ctx)
+	all, err := s.collations(ctx)
 	if err != nil {
 		return "", c, err
 	}
-	set := sets[uint64(c.charset)]
+	set := all[uint64(c.charset)].charset
 	if isUTF8(set) || set == "" || set == "binary" {
 		return text, c, nil
 	}

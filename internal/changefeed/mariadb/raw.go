@@ -82,7 +82,7 @@ func (a *assembler) rawColumns(m *replication.TableMapEvent) []rowevent.Column {
 		if c.Collation = texts[i]; c.Collation == 0 {
 			c.Collation = members[i]
 		}
-		c.Charset = a.tables.charsets[c.Collation]
+		c.Charset = a.tables.collations[c.Collation].charset
 		columns[i] = c
 	}
 	return columns

@@ -90,14 +90,14 @@ func parseSession(vars []byte) sessionContext {
 	return c
 }
 
-// prefix is the comment for a statement that was executed at a time. charsets are the names of character sets by the numbers of their
-// collations: a server accepts only numbers of default collations for a character set.
-func (c sessionContext) prefix(at time.Time, charsets map[uint64]string) string {
+// prefix is the comment for a statement that was executed at a time. Collations are by their numbers: for a character set a server accepts
+// only numbers of default collations.
+func (c sessionContext) prefix(at time.Time, collations map[uint64]collation) string {
 	if !c.known {
 		return ""
 	}
 	client := fmt.Sprint(c.charset)
-	if name := charsets[uint64(c.charset)]; name != "" {
+	if name := collations[uint64(c.charset)].charset; name != "" {
 		client = name
 	}
 	set := []string{

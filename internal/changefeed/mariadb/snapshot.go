@@ -118,10 +118,29 @@ func (s *Source) planTables(ctx context.Context, by querier, f stream.Filter, ta
 		if err := s.layout(ctx, by, l); err != nil {
 			return err
 		}
-		d.Keyed = len(l.Key) > 0
+		d.Layout, d.Keyed = l, len(l.Key) > 0
 		plan.Tables = append(plan.Tables, d)
 	}
 	return nil
+}
+
+// Define returns the definitions of tables as they are now. Those that do not exist any more are left out.
+func (s *Source) Define(ctx context.Context, tables []stream.Table) ([]snapshot.Definition, error) {
+	plan := &snapshot.Plan{}
+	err := s.planTables(ctx, s.db, nil, tables, plan)
+	if code, ok := errorCode(err); !errors.Is(err, errSkipped) && !(ok && code == codeNoSuchTable) {
+		return plan.Tables, err
+	}
+	if len(tables) == 1 {
+		return nil, nil
+	}
+	half := len(tables) / 2
+	first, err := s.Define(ctx, tables[:half])
+	if err != nil {
+		return nil, err
+	}
+	second, err := s.Define(ctx, tables[half:])
+	return append(first, second...), err
 }
 
 // planSchemas are the schemas of tables that are copied, and those of which all tables are.

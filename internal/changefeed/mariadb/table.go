@@ -35,16 +35,16 @@ type tableShape struct {
 // tableCache has the shapes of tables, by the bytes of their descriptions without the table's number. The log repeats the description
 // before every statement; parsing it each time would cost more than the rows.
 type tableCache struct {
-	source   *Source
-	charsets map[uint64]string
-	byText   map[string]*tableShape
-	ids      map[uint64]*tableShape
+	source     *Source
+	collations map[uint64]collation
+	byText     map[string]*tableShape
+	ids        map[uint64]*tableShape
 }
 
 const cachedShapes = 20000
 
-func newTableCache(s *Source, charsets map[uint64]string) *tableCache {
-	c := &tableCache{source: s, charsets: charsets}
+func newTableCache(s *Source, collations map[uint64]collation) *tableCache {
+	c := &tableCache{source: s, collations: collations}
 	c.forgetAll()
 	return c
 }
@@ -130,17 +130,19 @@ func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, names 
 		if col.code == mysql.MYSQL_TYPE_SET {
 			col.members = sets[i]
 		}
+		var text collation
 		if id, ok := texts[i]; ok {
-			col.charset = c.charsets[id]
+			text = c.collations[id]
 		} else if id, ok := members[i]; ok {
-			col.charset = c.charsets[id]
+			text = c.collations[id]
 		}
+		col.charset = text.charset
 		typ, value := col.describe()
 		if value == nil {
 			t.problem = fmt.Sprintf("column %s has %s", name, typ)
 			return
 		}
-		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Generated: facts.generated[name]})
+		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Collation: text.name, Generated: facts.generated[name]})
 		t.values = append(t.values, value)
 	}
 }

@@ -91,6 +91,9 @@ type Builder struct {
 	copied  []int
 	forms   []form
 	keys    []int // places of the key's values in a row
+	width   int
+	tested  []int    // places of the values that decide whether a row is left out
+	values  [][]byte // these values of a row
 	columns string
 	chunk   *Chunk
 	block   Block
@@ -100,7 +103,12 @@ type Builder struct {
 
 // NewBuilder begins a chunk.
 func NewBuilder(l *Layout) *Builder {
-	b := &Builder{layout: l, copied: l.copied(), chunk: &Chunk{Sequence: l.Sequence}}
+	read := l.read()
+	b := &Builder{layout: l, copied: l.copied(), width: len(read), chunk: &Chunk{Sequence: l.Sequence}}
+	for _, i := range l.Tested {
+		b.tested = append(b.tested, slices.Index(read, i))
+	}
+	b.values = make([][]byte, len(b.tested))
 	var names []string
 	for n, i := range b.copied {
 		b.forms = append(b.forms, l.Columns[i].form())
@@ -119,13 +127,18 @@ func NewBuilder(l *Layout) *Builder {
 }
 
 // Width is how many values a row has.
-func (b *Builder) Width() int { return len(b.copied) }
+func (b *Builder) Width() int { return b.width }
 
 // Bytes is how long the statements are so far.
 func (b *Builder) Bytes() int { return b.bytes }
 
-// Add adds a row: the values that Select reads, nil for NULL. They are not kept.
+// Add adds a row, unless it is left out: the values that Select reads, nil for NULL. They are not kept.
 func (b *Builder) Add(row [][]byte) error {
+	if left, err := b.leaves(row); left || err != nil {
+		b.pass(row)
+		return err
+	}
+	row = row[:len(b.copied)]
 	for i, f := range b.forms {
 		if f == formGeometry && row[i] != nil && len(row[i]) == 0 {
 			return b.addWithoutGeometry(row)
@@ -146,6 +159,17 @@ func (b *Builder) Add(row [][]byte) error {
 	}
 	b.note(row)
 	return nil
+}
+
+// leaves reports whether a row is left out.
+func (b *Builder) leaves(row [][]byte) (bool, error) {
+	if b.layout.Leaves == nil {
+		return false, nil
+	}
+	for i, at := range b.tested {
+		b.values[i] = row[at]
+	}
+	return b.layout.Leaves(b.values)
 }
 
 func (b *Builder) tuple(to []byte, row [][]byte, leaveOut bool) (_ []byte, loose bool, _ error) {
@@ -202,6 +226,11 @@ func (b *Builder) addWithoutGeometry(row [][]byte) error {
 // note counts a row and keeps its key.
 func (b *Builder) note(row [][]byte) {
 	b.chunk.Rows++
+	b.pass(row)
+}
+
+// pass keeps the key of a row.
+func (b *Builder) pass(row [][]byte) {
 	if b.last == nil {
 		b.last = make([][]byte, len(b.keys))
 	}
@@ -222,7 +251,7 @@ func (b *Builder) cut() {
 func (b *Builder) Done(after *Cursor) *Chunk {
 	b.cut()
 	b.chunk.After, b.chunk.Cursor = after, after
-	if b.chunk.Rows > 0 && len(b.keys) > 0 {
+	if b.last != nil && len(b.keys) > 0 {
 		b.chunk.Cursor = &Cursor{Key: b.layout.Fingerprint(), Values: b.last}
 	}
 	return b.chunk

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,8 +18,8 @@ type Column struct {
 	Type, FullType string
 	// Charset and Collation of text; empty for anything else.
 	Charset, Collation string
-	// Generated columns are not copied.
-	Generated bool
+	// Generated columns are not copied, and those that are LeftOut neither.
+	Generated, LeftOut bool
 }
 
 // Layout is how a table is read.
@@ -32,6 +33,9 @@ type Layout struct {
 	Sequence bool
 	// RowBytes is about how long a row is; 0 if that is not known.
 	RowBytes int64
+	// Leaves reports whether a row is left out, by the values of the columns that are Tested, nil for NULL; nil if none is.
+	Leaves func(values [][]byte) (bool, error)
+	Tested []int
 }
 
 // form is how values of a column are read and written.
@@ -111,7 +115,18 @@ func (c *Column) bound(value []byte) (string, error) {
 func (l *Layout) copied() []int {
 	var list []int
 	for i := range l.Columns {
-		if !l.Columns[i].Generated {
+		if !l.Columns[i].Generated && !l.Columns[i].LeftOut {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// read are the indexes of the columns that are read: first those that are copied, then those that only decide whether a row is left out.
+func (l *Layout) read() []int {
+	list := l.copied()
+	for _, i := range l.Tested {
+		if !slices.Contains(list, i) {
 			list = append(list, i)
 		}
 	}
@@ -132,7 +147,7 @@ func (l *Layout) Fingerprint() string {
 func (l *Layout) Select(after *Cursor, limit int) (string, error) {
 	var b strings.Builder
 	b.WriteString("SELECT ")
-	for n, i := range l.copied() {
+	for n, i := range l.read() {
 		if n > 0 {
 			b.WriteByte(',')
 		}

@@ -15,6 +15,8 @@ type Definition struct {
 	// Create is the statement that makes it, and Parsed what it names; nil if that was not found out.
 	Create string
 	Parsed *stream.DDL
+	// Layout is how it is read; nil if that was not found out.
+	Layout *Layout
 	// Keyed: it has a key by which it is copied in chunks.
 	Keyed, Sequence bool
 	// Engine, and whether it has system versioning.
@@ -116,6 +118,8 @@ type Progress struct {
 type Writer interface {
 	// Snapshot is how far the table is copied; nil if it is not, or not any more.
 	Snapshot() *State
+	// Copies is what is copied of a table that is laid out like this.
+	Copies(l *Layout) (*Layout, error)
 	// WriteChunk writes the parts of a chunk, the cursor and the position that the table is at then, in one transaction. After an error the
 	// table must be acquired again.
 	WriteChunk(ctx context.Context, parts iter.Seq2[*Chunk, error], to stream.Position) error

@@ -146,12 +146,18 @@ func swapColumns(g *Generator, t *table) (string, func()) {
 	}
 	i := g.r.IntN(len(list) - 1)
 	a, b := list[i], list[i+1]
+	if g.hides(a) != g.hides(b) {
+		return "", nil
+	}
 	return "RENAME COLUMN " + quoteName(a.name) + " TO " + quoteName(b.name) + ", RENAME COLUMN " + quoteName(b.name) + " TO " + quoteName(a.name), func() { a.name, b.name = b.name, a.name }
 }
 
 // addColumns adds several columns in brackets.
 func addColumns(g *Generator, t *table) (string, func()) {
-	a, b := g.newColumn(t), &column{name: fmt.Sprintf("c%d", g.next()), null: true, is: columnType{decl: "INT", values: []string{"-5", "5"}}}
+	a, b := g.newColumn(t), &column{name: g.nextLike("id"), null: true, is: columnType{decl: "INT", values: []string{"-5", "5"}}}
+	if g.hides(a) {
+		a.name = g.nextLike("id")
+	}
 	return "ADD COLUMN (" + g.declare(a) + ", " + b.name + " INT DEFAULT 7)", func() { t.columns = append(t.columns, a, b) }
 }
 
@@ -162,7 +168,7 @@ func changeColumn(g *Generator, t *table) (string, func()) {
 	}
 	c := pick(g.r, list)
 	to := *c
-	to.name, to.null = fmt.Sprintf("c%d", g.next()), true
+	to.name, to.null = g.nextLike(c.name), true
 	return "CHANGE COLUMN " + quoteName(c.name) + " " + quoteName(to.name) + " " + c.is.decl, func() { *c = to }
 }
 
@@ -172,7 +178,7 @@ func renameColumn(g *Generator, t *table) (string, func()) {
 		return "", nil
 	}
 	c := pick(g.r, list)
-	name := fmt.Sprintf("c%d", g.next())
+	name := g.nextLike(c.name)
 	return "RENAME COLUMN " + quoteName(c.name) + " TO " + name, func() { c.name = name }
 }
 

@@ -205,7 +205,7 @@ func (g *Generator) index(t *table) string {
 	}
 	var text string
 	switch {
-	case c.is.blob && g.maybe(3, "index: unique hash"):
+	case c.is.blob && !g.hides(c) && g.maybe(3, "index: unique hash"):
 		text = "UNIQUE KEY " + name + " (" + quoteName(c.name) + ") USING HASH"
 	case c.is.blob && g.use("index: prefix"):
 		text = "KEY " + name + " (" + quoteName(c.name) + "(10))"
@@ -217,7 +217,7 @@ func (g *Generator) index(t *table) string {
 		text = "INDEX " + name + " (" + quoteName(c.name) + " DESC, id)"
 	case g.maybe(3, "index: ignored"):
 		text = "KEY " + name + " (" + quoteName(c.name) + ") IGNORED"
-	case g.maybe(3, "index: unique"):
+	case !g.hides(c) && g.maybe(3, "index: unique"):
 		text = "UNIQUE KEY " + name + " (" + quoteName(c.name) + ", id)"
 	default:
 		text = "KEY " + name + " USING BTREE (" + quoteName(c.name) + ") COMMENT 'an index'"

@@ -33,6 +33,8 @@ type Generator struct {
 	open   bool
 	resets []string
 	number int
+	// leavesOut: some columns are left out.
+	leavesOut bool
 }
 
 // table is what the model knows of a table.

@@ -23,6 +23,9 @@ const (
 	Start    Place = "start"  // the changefeed is created here
 	Pause    Place = "pause"  // the changefeed is paused
 	Resume   Place = "resume" // the changefeed is resumed
+	// A transaction is executed on both sides, and the changefeed skips it, or is resumed after it.
+	Skip        Place = "skip"
+	ResumeAfter Place = "resume after"
 )
 
 // Statement is one step of a history.
@@ -105,7 +108,7 @@ func parseEvent(text string) (Statement, error) {
 	if sql, ok := strings.CutPrefix(text, "sink: "); ok {
 		return Statement{SQL: strings.TrimSuffix(sql, ";"), Place: AtSink}, nil
 	}
-	if place := Place(text); slices.Contains([]Place{Wait, Begin, Start, Pause, Resume}, place) {
+	if place := Place(text); slices.Contains([]Place{Wait, Begin, Start, Pause, Resume, Skip, ResumeAfter}, place) {
 		return Statement{Place: place}, nil
 	}
 	return Statement{}, fmt.Errorf("%q is neither an event nor a statement", text)

@@ -27,6 +27,14 @@ func (s *Sink) ForeignKeys(ctx context.Context) ([]stream.ForeignKey, error) {
 
 // AcquireGroup implements stream.GroupSink.
 func (s *Sink) AcquireGroup(ctx context.Context, tables []stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	w, at, err := s.acquireTables(ctx, tables, epoch, start)
+	if err != nil {
+		return nil, 0, err
+	}
+	return w, at, nil
+}
+
+func (s *Sink) acquireTables(ctx context.Context, tables []stream.Table, epoch stream.Epoch, start stream.Position) (*groupWriter, stream.Position, error) {
 	var w *groupWriter
 	err := s.retry(ctx, "acquire table "+tables[0].String()+" and those that it is written with", func() error {
 		if _, err := s.prepare(ctx); err != nil {

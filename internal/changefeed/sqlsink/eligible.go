@@ -18,6 +18,7 @@ const (
 	reasonDecoded   = "Decoded"          // the rows came decoded
 	reasonCopy      = "InitialCopy"      // the table is being copied
 	reasonRouted    = "Routed"           // the table has another name at the source, which is in its events
+	reasonLeftOut   = "LeftOut"          // columns or rows of the table are left out
 	reasonKey       = "NoPrimaryKey"
 	reasonEngine    = "Engine"
 	reasonColumns   = "ColumnsDiffer"

@@ -209,6 +209,9 @@ func (b *batch) whyText(ctx context.Context) (textReason, error) {
 	if w.copying != nil {
 		return textReason{reasonCopy, "its initial copy is not finished"}, nil
 	}
+	if w.omits != nil {
+		return textReason{reasonLeftOut, "columns or rows of it are left out"}, nil
+	}
 	for _, r := range b.rows {
 		if r.Table != w.table {
 			return textReason{reasonRouted, "its name at the source is " + r.Table.String()}, nil

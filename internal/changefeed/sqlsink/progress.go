@@ -28,6 +28,14 @@ const codeDuplicate = 1062
 // Acquire makes an epoch the owner of a table. Reading the row for update waits for a transaction of the old owner to end; once the
 // epoch is raised, the writes of that owner match no row.
 func (s *Sink) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	w, at, err := s.acquireTable(ctx, table, epoch, start)
+	if err != nil {
+		return nil, 0, err
+	}
+	return w, at, nil
+}
+
+func (s *Sink) acquireTable(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (*writer, stream.Position, error) {
 	var position stream.Position
 	var part int
 	var copying *snapshot.State

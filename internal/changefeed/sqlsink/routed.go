@@ -5,16 +5,18 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/route"
 	"github.com/ebb-dev/ebb/internal/changefeed/snapshot"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// routed is a sink at which tables have other names. Whoever uses it speaks of tables by the names that they have at the source; the sink
-// itself, its progress and its messages have the names at the sink.
+// routed is a sink at which tables have other names, or not all of their columns and rows. Whoever uses it speaks of tables by the names that
+// they have at the source, and of all that they have there; the sink below it has the names at the sink, and what is not left out.
 type routed struct {
 	*Sink
 	routes *route.Map
+	omits  *omission.Map
 	filter stream.Filter
 }
 
@@ -25,9 +27,9 @@ var (
 	_ snapshot.Sink    = (*routed)(nil)
 )
 
-// Route makes a sink at which the tables inside a filter have other names.
-func Route(s *Sink, routes *route.Map, filter stream.Filter) stream.Sink {
-	return &routed{Sink: s, routes: routes, filter: filter}
+// Route makes a sink at which the tables inside a filter have other names, and lack what is left out.
+func Route(s *Sink, routes *route.Map, omits *omission.Map, filter stream.Filter) stream.Sink {
+	return &routed{Sink: s, routes: routes, omits: omits, filter: filter}
 }
 
 // Check implements stream.Sink.
@@ -50,7 +52,12 @@ func (s *routed) Acquire(ctx context.Context, table stream.Table, epoch stream.E
 	if err := s.routes.Check(table, s.filter); err != nil {
 		return nil, 0, err
 	}
-	return s.Sink.Acquire(ctx, s.routes.Target(table), epoch, start)
+	w, at, err := s.acquireTable(ctx, s.routes.Target(table), epoch, start)
+	if err != nil {
+		return nil, 0, err
+	}
+	w.omits = s.omits.Of(table)
+	return w, at, nil
 }
 
 // AcquireGroup implements stream.GroupSink.
@@ -59,10 +66,18 @@ func (s *routed) AcquireGroup(ctx context.Context, tables []stream.Table, epoch 
 		if err := s.routes.Check(t, s.filter); err != nil {
 			return nil, 0, err
 		}
+		if s.omits.Of(t).Rows() {
+			return nil, 0, s.unusable("leave out: rows of table %s are left out, and foreign keys that cascade join it with others, so that rows may be changed that are not in the log; drop the keys or make them RESTRICT, or leave out no rows", t)
+		}
 	}
-	w, at, err := s.Sink.AcquireGroup(ctx, s.routes.Targets(tables), epoch, start)
+	w, at, err := s.acquireTables(ctx, s.routes.Targets(tables), epoch, start)
 	if err != nil {
 		return nil, 0, err
+	}
+	for _, t := range tables {
+		if m := w.members[s.routes.Target(t)]; m != nil {
+			m.omits = s.omits.Of(t)
+		}
 	}
 	return &routedGroup{w, s.routes}, at, nil
 }
@@ -96,7 +111,10 @@ func (s *routed) ExecuteDDL(ctx context.Context, position stream.Position, ddl *
 			}
 		}
 	}
-	to, err := s.routes.DDL(ddl, s.filter)
+	to, err := s.omits.DDL(ddl)
+	if err == nil {
+		to, err = s.routes.DDL(to, s.filter)
+	}
 	if err != nil {
 		return fmt.Errorf("position %d: %w", position, err)
 	}
@@ -160,7 +178,10 @@ func (s *routed) ForeignKeys(ctx context.Context) ([]stream.ForeignKey, error) {
 
 // SaveSnapshotPlan implements snapshot.Sink.
 func (s *routed) SaveSnapshotPlan(ctx context.Context, p *snapshot.Plan) error {
-	to, err := s.routes.Plan(p, s.filter)
+	to, err := s.omits.Plan(p)
+	if err == nil {
+		to, err = s.routes.Plan(to, s.filter)
+	}
 	if err != nil {
 		return err
 	}

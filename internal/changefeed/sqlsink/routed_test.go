@@ -27,7 +27,7 @@ func routedSink(t testing.TB, server *testenv.MariaDB, filter stream.Filter, rul
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sqlsink.Route(openSinkAs(t, server, true), m, filter)
+	return sqlsink.Route(openSinkAs(t, server, true), m, nil, filter)
 }
 
 // equalUnderOtherNames compares all tables of a source with those at a sink that have the affix in their names.
@@ -164,7 +164,7 @@ func TestRowsOfATableWithAnotherNameAreText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newPipe(source, sqlsink.Route(plain, m, stream.Filter{"d.a", "d.b"}), stream.Epoch{Placement: 1}, 1)
+	p := newPipe(source, sqlsink.Route(plain, m, nil, stream.Filter{"d.a", "d.b"}), stream.Epoch{Placement: 1}, 1)
 	if p.at, err = source.Head(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -284,6 +284,9 @@ func (s *Sink) snapshotState(ctx context.Context, by reader, t stream.Table) (*s
 // Snapshot implements snapshot.Writer.
 func (w *writer) Snapshot() *snapshot.State { return w.copying }
 
+// Copies implements snapshot.Writer.
+func (w *writer) Copies(l *snapshot.Layout) (*snapshot.Layout, error) { return w.omits.Layout(l) }
+
 // WriteChunk implements snapshot.Writer.
 func (w *writer) WriteChunk(ctx context.Context, parts iter.Seq2[*snapshot.Chunk, error], to stream.Position) error {
 	s := w.sink

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -33,6 +34,8 @@ type shape struct {
 	maxBytes, maxRows int
 
 	insert, replace string // up to VALUES
+	// test decides which rows are left out; nil if none are.
+	test *omission.Test
 }
 
 const (
@@ -41,14 +44,24 @@ const (
 )
 
 // newShape matches a schema with what the sink has.
-func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server) (*shape, error) {
-	s := &shape{table: table, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server, omits *omission.Table) (*shape, error) {
+	if d.sequence {
+		omits = nil
+	}
+	if err := refuseOmission(table, schema, d, omits); err != nil {
+		return nil, err
+	}
+	test, err := omits.SchemaTest(schema)
+	if err != nil {
+		return nil, err
+	}
+	s := &shape{test: test, table: table, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
 	for i, c := range schema.Columns {
 		at := d.columns[c.Name]
 		switch {
-		case at == nil && c.Generated:
+		case omits.Column(c.Name), at == nil && c.Generated:
 			continue
 		case at == nil:
 			return nil, fmt.Errorf("table %s has no column %s at the sink; alter it to be as it is at the source: %w", table, c.Name, stream.ErrUnusable)
@@ -76,8 +89,48 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 	return s, nil
 }
 
+// refuseOmission returns ErrUnusable if a column cannot be left out: it is of the key by which rows are found, or the sink has it and needs
+// a value for it.
+func refuseOmission(table stream.Table, schema *stream.Schema, d *tableInfo, omits *omission.Table) error {
+	for _, i := range schema.Key {
+		if name := schema.Columns[i].Name; omits.Column(name) {
+			return fmt.Errorf("leave out: table %s: column %s is of its key, by which rows are found; remove the column from spec.leaveOut of another changefeed: %w", table, name, stream.ErrUnusable)
+		}
+	}
+	for name, c := range d.columns {
+		switch {
+		case !omits.Column(name):
+		case c.unique:
+			return fmt.Errorf("leave out: table %s: column %s is of a unique key at the sink; drop the column at the sink: %w", table, name, stream.ErrUnusable)
+		case !c.optional && !c.generated:
+			return fmt.Errorf("leave out: table %s: column %s has no default at the sink and cannot be NULL; drop the column at the sink, or give it a default: %w", table, name, stream.ErrUnusable)
+		}
+	}
+	return nil
+}
+
+// kept are rows without those that are left out.
+func (s *shape) kept(batch []*stream.Rows) ([]*stream.Rows, error) {
+	if s.test == nil {
+		return batch, nil
+	}
+	list := make([]*stream.Rows, len(batch))
+	for i, rows := range batch {
+		changes, err := s.test.Changes(rows.Changes)
+		if err != nil {
+			return nil, err
+		}
+		list[i] = &stream.Rows{Position: rows.Position, Table: rows.Table, Schema: rows.Schema, Changes: changes}
+	}
+	return list, nil
+}
+
 // statements are the statements that apply a batch.
 func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
+	batch, err := s.kept(batch)
+	if err != nil {
+		return nil, err
+	}
 	if s.sequence {
 		return s.lastValue(batch)
 	}

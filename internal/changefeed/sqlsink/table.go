@@ -26,6 +26,8 @@ type column struct {
 	name      string
 	kind      kind
 	generated bool
+	// optional: a row can be inserted without a value for it. unique: it is of a unique key.
+	optional, unique bool
 	// exact: equality of values is not equality of bytes, so a comparison must be made binary.
 	exact bool
 	enum  bool
@@ -49,7 +51,7 @@ type tableInfo struct {
 // describe reads the columns and keys of a table from the sink.
 func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, error) {
 	d := &tableInfo{columns: map[string]*column{}}
-	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), GENERATION_EXPRESSION IS NOT NULL AND GENERATION_EXPRESSION <> '' FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
+	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), GENERATION_EXPRESSION IS NOT NULL AND GENERATION_EXPRESSION <> '', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
 	if err != nil {
 		return nil, err
@@ -58,7 +60,7 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 	for rows.Next() {
 		var c column
 		var typ, charset string
-		if err := rows.Scan(&c.name, &typ, &charset, &c.generated); err != nil {
+		if err := rows.Scan(&c.name, &typ, &charset, &c.generated, &c.optional); err != nil {
 			return nil, err
 		}
 		c.classify(strings.ToLower(typ), charset)
@@ -126,8 +128,12 @@ func (s *Sink) keys(ctx context.Context, d *tableInfo, table stream.Table) error
 		if !slices.Contains(names, index) {
 			names, usable[index] = append(names, index), true
 		}
-		if c := d.columns[column]; c == nil || c.generated {
+		c := d.columns[column]
+		if c == nil || c.generated {
 			ok = false
+		}
+		if c != nil {
+			c.unique = true
 		}
 		keys[index], usable[index] = append(keys[index], column), usable[index] && ok
 	}

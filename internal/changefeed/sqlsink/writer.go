@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/rowevent"
 	"github.com/ebb-dev/ebb/internal/changefeed/snapshot"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -28,6 +29,8 @@ type writer struct {
 	acquired stream.Position
 	// copying is how far the table is copied; nil if it is not being copied.
 	copying *snapshot.State
+	// omits is what is left out of the table; nil if nothing is.
+	omits *omission.Table
 
 	// shape is for rows of schema. If rows have another schema, the table may have been altered.
 	schema *stream.Schema
@@ -341,7 +344,7 @@ func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, e
 	if err != nil {
 		return nil, err
 	}
-	sh, err := newShape(w.table, schema, d, v)
+	sh, err := newShape(w.table, schema, d, v, w.omits)
 	if err != nil {
 		return nil, err
 	}

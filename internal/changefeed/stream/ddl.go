@@ -60,6 +60,12 @@ type DDL struct {
 	Spots []Spot
 	// Doubt is why it is not certain that these are all names which depend on those of tables; empty if it is.
 	Doubt string
+	// Clauses are what a CREATE or ALTER of a table consists of, in order; nil if they are not known. Rest are names in the
+	// rest of it that may be columns: what it is partitioned by.
+	Clauses []Clause
+	Rest    []string
+	// Ignores: rows that cannot be kept are removed (ALTER IGNORE).
+	Ignores bool
 	// KeyIfExists: it drops a constraint, if there is one with that name.
 	KeyIfExists bool
 	// Drops is what a DropSchema drops where tables have other names at the sink than at the source; nil where they have the same.
@@ -73,6 +79,49 @@ type Spot struct {
 	Table    Table
 	// Qualified: the schema is part of the name.
 	Qualified bool
+}
+
+// ClauseKind is what a clause is about.
+type ClauseKind string
+
+// The kinds of clauses.
+const (
+	// ColumnClause makes, changes, renames or drops a column.
+	ColumnClause ClauseKind = "column"
+	// KeyClause makes a key that is not unique, and UniqueClause one that is.
+	KeyClause    ClauseKind = "key"
+	UniqueClause ClauseKind = "unique key"
+	// DropKeyClause drops a key by its name.
+	DropKeyClause ClauseKind = "drop key"
+	OtherClause   ClauseKind = "other"
+)
+
+// Clause is a part of CREATE TABLE or ALTER TABLE: the definition of a column or a key, or a clause that changes something.
+type Clause struct {
+	Kind ClauseKind
+	// From and To are its first byte in the statement and the one after the last.
+	From, To int
+	// Column that it is about, and what a rename calls it.
+	Column, Becomes string
+	// Constraint is what the definition of a column has besides the column; empty for nothing.
+	Constraint string
+	// Key is the name of a key, empty for none, and Columns are its columns.
+	Key     string
+	Columns []string
+	// Mentions are other names in it that may be columns.
+	Mentions []string
+	// Converts: it converts all text of the table. Numbers: what it does to a row may depend on how many others there are.
+	Converts, Numbers bool
+	// IfExistsAt is where IF EXISTS can be added; 0 if it cannot, or is there.
+	IfExistsAt int
+}
+
+// move moves a clause in the statement.
+func (c *Clause) move(by int) {
+	c.From, c.To = c.From+by, c.To+by
+	if c.IfExistsAt > 0 {
+		c.IfExistsAt += by
+	}
 }
 
 // Drops is what a dropped schema has at the sink, where tables have other names there.
@@ -115,6 +164,9 @@ func (d *DDL) Prefix(comment, text string) {
 	for i := range d.Spots {
 		d.Spots[i].From += len(comment)
 		d.Spots[i].To += len(comment)
+	}
+	for i := range d.Clauses {
+		d.Clauses[i].move(len(comment))
 	}
 }
 
@@ -419,5 +471,5 @@ func (d *DDL) Rewrite(text string) {
 		inside, _, _ := strings.Cut(d.Statement, "*/")
 		session = inside + "*/ "
 	}
-	d.Statement, d.Spots, d.Doubt, d.KeyIfExists = session+text, nil, "", false
+	d.Statement, d.Spots, d.Doubt, d.KeyIfExists, d.Clauses, d.Rest = session+text, nil, "", false, nil, nil
 }

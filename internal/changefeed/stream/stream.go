@@ -40,6 +40,8 @@ type Column struct {
 	// Type as the source names it, in lower case, for instance "bigint", "decimal", "datetime", "json".
 	Type     string
 	Unsigned bool
+	// Collation of text; empty for anything else, or if it is not known.
+	Collation string
 	// Generated columns are not written at the sink.
 	Generated bool
 }

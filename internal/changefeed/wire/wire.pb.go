@@ -468,7 +468,9 @@ type Config struct {
 	Routes []*Route `protobuf:"bytes,12,rep,name=routes,proto3" json:"routes,omitempty"`
 	Filter []string `protobuf:"bytes,13,rep,name=filter,proto3" json:"filter,omitempty"`
 	// skips are positions of transactions that are not replicated.
-	Skips         []uint64 `protobuf:"varint,14,rep,packed,name=skips,proto3" json:"skips,omitempty"`
+	Skips []uint64 `protobuf:"varint,14,rep,packed,name=skips,proto3" json:"skips,omitempty"`
+	// leave_out are columns and rows of tables that are not replicated.
+	LeaveOut      []*LeaveOut `protobuf:"bytes,15,rep,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -601,6 +603,74 @@ func (x *Config) GetSkips() []uint64 {
 	return nil
 }
 
+func (x *Config) GetLeaveOut() []*LeaveOut {
+	if x != nil {
+		return x.LeaveOut
+	}
+	return nil
+}
+
+// LeaveOut is what of tables is not replicated.
+type LeaveOut struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Match         string                 `protobuf:"bytes,1,opt,name=match,proto3" json:"match,omitempty"`
+	Columns       []string               `protobuf:"bytes,2,rep,name=columns,proto3" json:"columns,omitempty"`
+	Rows          string                 `protobuf:"bytes,3,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaveOut) Reset() {
+	*x = LeaveOut{}
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaveOut) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaveOut) ProtoMessage() {}
+
+func (x *LeaveOut) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaveOut.ProtoReflect.Descriptor instead.
+func (*LeaveOut) Descriptor() ([]byte, []int) {
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *LeaveOut) GetMatch() string {
+	if x != nil {
+		return x.Match
+	}
+	return ""
+}
+
+func (x *LeaveOut) GetColumns() []string {
+	if x != nil {
+		return x.Columns
+	}
+	return nil
+}
+
+func (x *LeaveOut) GetRows() string {
+	if x != nil {
+		return x.Rows
+	}
+	return ""
+}
+
 // Route is the name of tables at the sink.
 type Route struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -613,7 +683,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +695,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[7]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +708,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{7}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Route) GetMatch() string {
@@ -673,7 +743,7 @@ type SecretRef struct {
 
 func (x *SecretRef) Reset() {
 	*x = SecretRef{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +755,7 @@ func (x *SecretRef) String() string {
 func (*SecretRef) ProtoMessage() {}
 
 func (x *SecretRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[8]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +768,7 @@ func (x *SecretRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretRef.ProtoReflect.Descriptor instead.
 func (*SecretRef) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{8}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SecretRef) GetName() string {
@@ -732,7 +802,7 @@ type TableOrder struct {
 
 func (x *TableOrder) Reset() {
 	*x = TableOrder{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +814,7 @@ func (x *TableOrder) String() string {
 func (*TableOrder) ProtoMessage() {}
 
 func (x *TableOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[9]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +827,7 @@ func (x *TableOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableOrder.ProtoReflect.Descriptor instead.
 func (*TableOrder) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{9}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TableOrder) GetTable() string {
@@ -815,7 +885,7 @@ type OrderRequest struct {
 
 func (x *OrderRequest) Reset() {
 	*x = OrderRequest{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +897,7 @@ func (x *OrderRequest) String() string {
 func (*OrderRequest) ProtoMessage() {}
 
 func (x *OrderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[10]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +910,7 @@ func (x *OrderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrderRequest.ProtoReflect.Descriptor instead.
 func (*OrderRequest) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{10}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OrderRequest) GetCaller() *Caller {
@@ -897,7 +967,7 @@ type TableResult struct {
 
 func (x *TableResult) Reset() {
 	*x = TableResult{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +979,7 @@ func (x *TableResult) String() string {
 func (*TableResult) ProtoMessage() {}
 
 func (x *TableResult) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[11]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +992,7 @@ func (x *TableResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableResult.ProtoReflect.Descriptor instead.
 func (*TableResult) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{11}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TableResult) GetTable() string {
@@ -977,7 +1047,7 @@ type OrderReply struct {
 
 func (x *OrderReply) Reset() {
 	*x = OrderReply{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1059,7 @@ func (x *OrderReply) String() string {
 func (*OrderReply) ProtoMessage() {}
 
 func (x *OrderReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[12]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1072,7 @@ func (x *OrderReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrderReply.ProtoReflect.Descriptor instead.
 func (*OrderReply) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{12}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OrderReply) GetNodeEpoch() int64 {
@@ -1029,7 +1099,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1111,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[13]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1124,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{13}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReportRequest) GetCaller() *Caller {
@@ -1096,7 +1166,7 @@ type FeedReport struct {
 
 func (x *FeedReport) Reset() {
 	*x = FeedReport{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1178,7 @@ func (x *FeedReport) String() string {
 func (*FeedReport) ProtoMessage() {}
 
 func (x *FeedReport) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[14]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1191,7 @@ func (x *FeedReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeedReport.ProtoReflect.Descriptor instead.
 func (*FeedReport) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{14}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FeedReport) GetFeed() *Feed {
@@ -1225,7 +1295,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[15]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1237,7 +1307,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[15]
+	mi := &file_internal_changefeed_wire_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1250,7 +1320,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{15}
+	return file_internal_changefeed_wire_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReportReply) GetNodeEpoch() int64 {
@@ -1302,7 +1372,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x0eBootstrapReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x12?\n" +
-	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\x80\x04\n" +
+	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\xba\x04\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
 	"\x04sink\x18\x02 \x01(\tR\x04sink\x120\n" +
@@ -1320,7 +1390,12 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aforward\x18\v \x01(\bR\aforward\x120\n" +
 	"\x06routes\x18\f \x03(\v2\x18.ebb.changefeed.v1.RouteR\x06routes\x12\x16\n" +
 	"\x06filter\x18\r \x03(\tR\x06filter\x12\x14\n" +
-	"\x05skips\x18\x0e \x03(\x04R\x05skips\"K\n" +
+	"\x05skips\x18\x0e \x03(\x04R\x05skips\x128\n" +
+	"\tleave_out\x18\x0f \x03(\v2\x1b.ebb.changefeed.v1.LeaveOutR\bleaveOut\"N\n" +
+	"\bLeaveOut\x12\x14\n" +
+	"\x05match\x18\x01 \x01(\tR\x05match\x12\x18\n" +
+	"\acolumns\x18\x02 \x03(\tR\acolumns\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\tR\x04rows\"K\n" +
 	"\x05Route\x12\x14\n" +
 	"\x05match\x18\x01 \x01(\tR\x05match\x12\x16\n" +
 	"\x06schema\x18\x02 \x01(\tR\x06schema\x12\x14\n" +
@@ -1404,7 +1479,7 @@ func file_internal_changefeed_wire_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_changefeed_wire_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_internal_changefeed_wire_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_internal_changefeed_wire_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_internal_changefeed_wire_wire_proto_goTypes = []any{
 	(Do)(0),                  // 0: ebb.changefeed.v1.Do
 	(*Caller)(nil),           // 1: ebb.changefeed.v1.Caller
@@ -1414,46 +1489,48 @@ var file_internal_changefeed_wire_wire_proto_goTypes = []any{
 	(*BootstrapRequest)(nil), // 5: ebb.changefeed.v1.BootstrapRequest
 	(*BootstrapReply)(nil),   // 6: ebb.changefeed.v1.BootstrapReply
 	(*Config)(nil),           // 7: ebb.changefeed.v1.Config
-	(*Route)(nil),            // 8: ebb.changefeed.v1.Route
-	(*SecretRef)(nil),        // 9: ebb.changefeed.v1.SecretRef
-	(*TableOrder)(nil),       // 10: ebb.changefeed.v1.TableOrder
-	(*OrderRequest)(nil),     // 11: ebb.changefeed.v1.OrderRequest
-	(*TableResult)(nil),      // 12: ebb.changefeed.v1.TableResult
-	(*OrderReply)(nil),       // 13: ebb.changefeed.v1.OrderReply
-	(*ReportRequest)(nil),    // 14: ebb.changefeed.v1.ReportRequest
-	(*FeedReport)(nil),       // 15: ebb.changefeed.v1.FeedReport
-	(*ReportReply)(nil),      // 16: ebb.changefeed.v1.ReportReply
+	(*LeaveOut)(nil),         // 8: ebb.changefeed.v1.LeaveOut
+	(*Route)(nil),            // 9: ebb.changefeed.v1.Route
+	(*SecretRef)(nil),        // 10: ebb.changefeed.v1.SecretRef
+	(*TableOrder)(nil),       // 11: ebb.changefeed.v1.TableOrder
+	(*OrderRequest)(nil),     // 12: ebb.changefeed.v1.OrderRequest
+	(*TableResult)(nil),      // 13: ebb.changefeed.v1.TableResult
+	(*OrderReply)(nil),       // 14: ebb.changefeed.v1.OrderReply
+	(*ReportRequest)(nil),    // 15: ebb.changefeed.v1.ReportRequest
+	(*FeedReport)(nil),       // 16: ebb.changefeed.v1.FeedReport
+	(*ReportReply)(nil),      // 17: ebb.changefeed.v1.ReportReply
 }
 var file_internal_changefeed_wire_wire_proto_depIdxs = []int32{
 	3,  // 0: ebb.changefeed.v1.Dispatcher.epoch:type_name -> ebb.changefeed.v1.Epoch
 	1,  // 1: ebb.changefeed.v1.BootstrapRequest.caller:type_name -> ebb.changefeed.v1.Caller
 	2,  // 2: ebb.changefeed.v1.BootstrapRequest.feed:type_name -> ebb.changefeed.v1.Feed
 	4,  // 3: ebb.changefeed.v1.BootstrapReply.dispatchers:type_name -> ebb.changefeed.v1.Dispatcher
-	9,  // 4: ebb.changefeed.v1.Config.source_secret:type_name -> ebb.changefeed.v1.SecretRef
-	9,  // 5: ebb.changefeed.v1.Config.sink_secret:type_name -> ebb.changefeed.v1.SecretRef
-	8,  // 6: ebb.changefeed.v1.Config.routes:type_name -> ebb.changefeed.v1.Route
-	3,  // 7: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
-	1,  // 8: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 9: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
-	7,  // 10: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
-	0,  // 11: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
-	10, // 12: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
-	12, // 13: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
-	1,  // 14: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 15: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
-	2,  // 16: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
-	15, // 17: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
-	5,  // 18: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
-	11, // 19: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
-	14, // 20: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
-	6,  // 21: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
-	13, // 22: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
-	16, // 23: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
-	21, // [21:24] is the sub-list for method output_type
-	18, // [18:21] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	10, // 4: ebb.changefeed.v1.Config.source_secret:type_name -> ebb.changefeed.v1.SecretRef
+	10, // 5: ebb.changefeed.v1.Config.sink_secret:type_name -> ebb.changefeed.v1.SecretRef
+	9,  // 6: ebb.changefeed.v1.Config.routes:type_name -> ebb.changefeed.v1.Route
+	8,  // 7: ebb.changefeed.v1.Config.leave_out:type_name -> ebb.changefeed.v1.LeaveOut
+	3,  // 8: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
+	1,  // 9: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 10: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
+	7,  // 11: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
+	0,  // 12: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
+	11, // 13: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
+	13, // 14: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
+	1,  // 15: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 16: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
+	2,  // 17: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
+	16, // 18: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
+	5,  // 19: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
+	12, // 20: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
+	15, // 21: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
+	6,  // 22: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
+	14, // 23: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
+	17, // 24: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
+	22, // [22:25] is the sub-list for method output_type
+	19, // [19:22] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_internal_changefeed_wire_wire_proto_init() }
@@ -1468,7 +1545,7 @@ func file_internal_changefeed_wire_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_changefeed_wire_wire_proto_rawDesc), len(file_internal_changefeed_wire_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
