@@ -65,6 +65,9 @@ type Maintainer struct {
 	// hand; which is known once all DDL up to missingUntil is executed.
 	missing                   map[stream.Table]bool
 	missingFrom, missingUntil stream.Position
+	// unsure: the sink lacks tables of the source, or has some that the source does not have, or it is not known which it has. Otherwise all
+	// tables that existed at missingFrom have the same names now, or a name that another has now that is known, too.
+	unsure bool
 
 	saver saver
 	// hopeless are errors that retrying does not resolve, by what has them.
