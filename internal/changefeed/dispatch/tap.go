@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,7 +18,8 @@ const (
 )
 
 // Tap is how a table trigger follows the reader of its node instead of reading the log a second time. It gets all DDL that concerns
-// more than one table that stays, and of other transactions only now and then the last. It keeps no reader running and nothing that the reader reads in memory except DDL.
+// more than one table that stays, and of other transactions only now and then the last, with the tables of all of them in Skipped. It keeps
+// no reader running, and nothing of what is read in memory except DDL and names.
 //
 // It ends when the hub has no more subscribers, cannot read, or is too far ahead. What was delivered before stays.
 type Tap struct {
@@ -25,8 +27,9 @@ type Tap struct {
 
 	mu    sync.Mutex
 	after stream.Position       // what is delivered up to here is known
-	ddl   []*stream.Transaction // in order
-	last  *stream.Transaction   // the newest one without DDL, after all that is in ddl; nil if there is none
+	queue []*stream.Transaction // DDL, and before each what came between it and the one before
+	last  *stream.Transaction   // the newest one after all that is in queue; nil if there is none
+	seen  map[stream.Table]bool // the tables with rows in what last stands for
 	ended bool
 	some  chan struct{} // has an element when something was delivered
 	soon  chan struct{} // has an element when DDL was delivered, or the tap has ended
@@ -56,7 +59,7 @@ func (h *hub) tap(after stream.Position) *Tap {
 	if h.closed || h.count == 0 || h.err != nil || h.position > after {
 		return nil
 	}
-	t := &Tap{hub: h, after: after, some: make(chan struct{}, 1), soon: make(chan struct{}, 1)}
+	t := &Tap{hub: h, after: after, seen: map[stream.Table]bool{}, some: make(chan struct{}, 1), soon: make(chan struct{}, 1)}
 	h.taps = append(h.taps, t)
 	return t
 }
@@ -85,20 +88,39 @@ func (t *Tap) push(tx *stream.Transaction) bool {
 		return true
 	}
 	t.after = tx.Position
-	part := &stream.Transaction{Position: tx.Position, At: tx.At, ID: tx.ID, Idle: tx.Idle}
-	if tx.DDL == nil || tx.DDL.Alone() {
-		if tx.Idle && t.last != nil { // it is not visited yet
-			part.ID, part.Idle = t.last.ID, t.last.Idle
+	if tx.DDL != nil && !tx.DDL.Alone() {
+		if before := t.take(); before != nil {
+			t.queue = append(t.queue, before)
 		}
-		t.last = part
-		ring(t.some)
-		return true
+		t.queue = append(t.queue, &stream.Transaction{Position: tx.Position, At: tx.At, ID: tx.ID, DDL: tx.DDL})
+		t.ended = len(t.queue) >= tapRoom
+		defer ring(t.soon)
 	}
-	part.DDL = tx.DDL
-	t.ddl, t.last = append(t.ddl, part), nil
-	t.ended = len(t.ddl) >= tapRoom
-	ring(t.soon)
+	if t.last == nil {
+		t.last = &stream.Transaction{ID: tx.ID, Idle: tx.Idle}
+	}
+	t.last.Position, t.last.At = tx.Position, tx.At
+	if !tx.Idle {
+		t.last.ID, t.last.Idle = tx.ID, false
+	}
+	for _, rows := range tx.Rows { // those of CREATE TABLE ... SELECT come after the DDL
+		t.seen[rows.Table] = true
+	}
+	for _, table := range tx.Skipped {
+		t.seen[table] = true
+	}
+	ring(t.some)
 	return !t.ended
+}
+
+// take takes what came after the last DDL; nil if there is nothing. The caller holds the lock.
+func (t *Tap) take() *stream.Transaction {
+	tx := t.last
+	if t.last = nil; tx != nil {
+		tx.Skipped = slices.Collect(maps.Keys(t.seen))
+		clear(t.seen)
+	}
+	return tx
 }
 
 // ring leaves an element in a channel.
@@ -123,7 +145,7 @@ func (t *Tap) Read(ctx context.Context, visit func(*stream.Transaction) error) e
 				return err
 			}
 		}
-		if next != nil && (next.DDL != nil || ended) {
+		if next != nil && (next.DDL != nil || ended || t.queued()) {
 			continue
 		}
 		if err := t.wait(ctx, next != nil); err != nil {
@@ -158,12 +180,18 @@ func (t *Tap) wait(ctx context.Context, visited bool) error {
 func (t *Tap) next() (tx *stream.Transaction, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.ddl) > 0 {
-		tx, t.ddl = t.ddl[0], t.ddl[1:]
+	if len(t.queue) > 0 {
+		tx, t.queue = t.queue[0], t.queue[1:]
 		return tx, t.ended
 	}
-	tx, t.last = t.last, nil
-	return tx, t.ended
+	return t.take(), t.ended
+}
+
+// queued reports whether DDL waits.
+func (t *Tap) queued() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.queue) > 0
 }
 
 // leave ends the delivery.

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -129,7 +130,10 @@ func TestATapEndsWithWhatItFollows(t *testing.T) {
 			ddl, last, err := collect(t.Context(), tap, 1<<40)
 			want := stream.Position(7)
 			if len(ddl) > 1 {
-				want = 6 + tapRoom
+				want = ddl[len(ddl)-1] // and everything up to there
+				if len(ddl) < tapRoom/2-1 || int(want) != 6+len(ddl) {
+					t.Errorf("%d DDL, the last at %d", len(ddl), want)
+				}
 			}
 			if err != nil || ddl[0] != 6 || last.Position != want || len(h.taps) != 0 {
 				t.Errorf("%s: %v, %d DDL from %d, last %d", name, err, len(ddl), ddl[0], last.Position)
@@ -153,6 +157,34 @@ func TestAHubThatHasPassedThePositionOrDoesNotReadHasNoTap(t *testing.T) {
 	if reading(5).tap(5) == nil {
 		t.Error("a hub that reads has none")
 	}
+}
+
+// The names of all tables with rows come before the DDL that comes after these rows.
+func TestATapTellsWhichTablesHaveRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := reading(5)
+		tap := h.tap(5)
+		name := func(text string) stream.Table { return stream.Table{Schema: "s", Name: text} }
+		for p, tx := range []*stream.Transaction{
+			{Skipped: []stream.Table{name("a"), name("b")}}, {Rows: []*stream.Rows{{Table: name("c")}}}, {Skipped: []stream.Table{name("a")}},
+			{DDL: dropIt, Rows: []*stream.Rows{{Table: name("d")}}}, {DDL: dropIt}, {DDL: dropIt}, {Skipped: []stream.Table{name("e")}},
+		} {
+			tx.Position = stream.Position(6 + p)
+			h.mustDeliver(t, tx)
+		}
+		var got []string
+		err := tap.Read(t.Context(), func(tx *stream.Transaction) error {
+			slices.SortFunc(tx.Skipped, stream.CompareTables)
+			if got = append(got, fmt.Sprint(tx.Position, tx.DDL != nil, tx.Skipped)); tx.Position == 12 {
+				return errEnough
+			}
+			return nil
+		})
+		want := "[8 false [s.a s.b s.c] 9 true [] 9 false [s.d] 10 true [] 10 false [] 11 true [] 12 false [s.e]]"
+		if fmt.Sprint(got) != want || !errors.Is(err, errEnough) {
+			t.Errorf("%v, %v, want %s", err, got, want)
+		}
+	})
 }
 
 // A transaction that comes in parts has not passed before its last part, and one that is read again for a dispatcher not at all.

@@ -281,6 +281,9 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		if err := m.checkRows(filter, t); err != nil {
+			return err
+		}
 		*m.ddlDone, m.ddlDoneAt = t.Position, t.At
 		m.noteHopeless("table trigger", "", false, 0)
 		if !t.Idle {
@@ -289,6 +292,29 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		m.addMissing(t.Position)
 		return nil
 	})
+}
+
+// checkRows refuses rows of a table inside the filter that is not known: nobody reads them. All tables are known that the source had when they
+// were listed, and all that DDL in the log has made since. The caller holds the lock.
+func (m *Maintainer) checkRows(f stream.Filter, t *stream.Transaction) error {
+	if t.Position <= m.missingUntil {
+		return nil // whether a table is known may depend on DDL up to there
+	}
+	unknown := func(name stream.Table) bool { return f.Allows(name) && !m.known(name) && !m.missing[name] }
+	for _, rows := range t.Rows {
+		if unknown(rows.Table) {
+			return refuseRows(t.Position, rows.Table)
+		}
+	}
+	if i := slices.IndexFunc(t.Skipped, unknown); i >= 0 {
+		return refuseRows(t.Position, t.Skipped[i])
+	}
+	return nil
+}
+
+func refuseRows(at stream.Position, name stream.Table) error {
+	return &refusedError{fmt.Errorf("position %d: the log has changes of rows of table %s, which is not known: it was made or renamed with sql_log_bin=0, a temporary table of that name was renamed, "+
+		"or the user of the source has no privilege on it; exclude the table by the filter, or start again with a new changefeed, from a copy taken after that: %w", at, name, stream.ErrUnusable)}
 }
 
 // followLog visits what comes after the DDL that is executed. It follows the reader of the node where there is one, and otherwise reads the

@@ -369,11 +369,11 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 		a.unreadable(tables, "GTID %s is a statement that was logged instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
 		return done, nil
 	}
-	return done, a.ddl(ctx, text, st, session, q.ErrorCode)
+	return done, a.ddl(ctx, text, st, session, q.ErrorCode, e.Header.Flags&replication.LOG_EVENT_THREAD_SPECIFIC_F != 0)
 }
 
-// ddl makes the open transaction one of DDL.
-func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, failed uint16) error {
+// ddl makes the open transaction one of DDL. ofSession: the statement used something that only its session has.
+func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, failed uint16, ofSession bool) error {
 	text, session, err := a.source.inUTF8(ctx, text, session)
 	if err != nil {
 		return err
@@ -384,6 +384,9 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	ddl := parseDDL(text, st)
 	if failed != 0 {
 		text = ddl.Failed()
+	}
+	if ofSession && ddl.NamesExisting() && ddl.Differs == "" {
+		ddl.Differs = "it may be about a temporary table, which the sink does not have, and not about the table of that name; set binlog_format=ROW in every session"
 	}
 	a.tables.forget(ddl)
 	if k := a.open.kind; k.startAlter || k.rollbackAlter {

@@ -24,6 +24,8 @@ type sessionContext struct {
 	timeZone                                         string
 	explicitTimestamp                                bool
 	checksForeignKeys                                bool
+	// increment and offset of AUTO_INCREMENT, and the number of the language of dates; 0 for the defaults of a server.
+	increment, offset, language uint16
 	// microseconds of the time of the statement; 0 if the statement does not use them.
 	microseconds uint32
 }
@@ -61,7 +63,10 @@ func parseSession(vars []byte) sessionContext {
 			c.sqlMode = binary.LittleEndian.Uint64(r.take(8))
 		case statusCatalog:
 			r.take(int(r.byte()) + 1)
-		case statusAutoIncrement, statusDataWritten:
+		case statusAutoIncrement:
+			v := r.take(4)
+			c.increment, c.offset = binary.LittleEndian.Uint16(v), binary.LittleEndian.Uint16(v[2:])
+		case statusDataWritten:
 			r.take(4)
 		case statusCharset:
 			v := r.take(6)
@@ -72,7 +77,7 @@ func parseSession(vars []byte) sessionContext {
 		case statusCatalogNZ:
 			r.take(int(r.byte()))
 		case statusLcTimeNames:
-			r.take(2)
+			c.language = binary.LittleEndian.Uint16(r.take(2))
 		case statusCharsetDatabase:
 			c.dbCollation = binary.LittleEndian.Uint16(r.take(2))
 		case statusTableMapUpdate, statusXID:
@@ -106,6 +111,9 @@ func (c sessionContext) prefix(at time.Time, charsets map[uint64]string) string 
 		fmt.Sprintf("collation_connection=%d", c.collation),
 		fmt.Sprintf("collation_server=%d", c.serverCollation),
 		fmt.Sprintf("timestamp=%d.%06d", at.Unix(), c.microseconds),
+		fmt.Sprintf("auto_increment_increment=%d", max(c.increment, 1)), // a column that is added numbers the rows
+		fmt.Sprintf("auto_increment_offset=%d", max(c.offset, 1)),
+		fmt.Sprintf("lc_time_names=%d", c.language),
 	}
 	if c.explicitTimestamp {
 		set = append(set, "explicit_defaults_for_timestamp=1")
