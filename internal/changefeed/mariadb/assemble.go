@@ -29,6 +29,8 @@ type assembler struct {
 	unread map[uint64]bool
 	// fold: the server stores names of tables in lower case.
 	fold bool
+	// oldMode is that of the server.
+	oldMode string
 	// newest is the transaction that was read last on the connection, or that the connection started after.
 	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
@@ -83,7 +85,11 @@ func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool
 	if err != nil {
 		return nil, err
 	}
-	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, charsets), wants: wants, unread: map[uint64]bool{}, fold: fold == "1"}, nil
+	oldMode, err := s.oldMode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, charsets), wants: wants, unread: map[uint64]bool{}, fold: fold == "1", oldMode: oldMode}, nil
 }
 
 func newParser() *replication.BinlogParser {
@@ -395,7 +401,7 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if names := ddl.Names(); len(names) > 0 && allSystem(names) || isSystem(ddl.Schema) && (ddl.Kind == stream.SetSchema || ddl.Kind == stream.DropSchema) {
 		return nil
 	}
-	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.charsets), text)
+	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.charsets, a.oldMode), text)
 	a.open.tx.DDL = ddl
 	return nil
 }

@@ -1,8 +1,10 @@
 package mariadb
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,8 +98,9 @@ func parseSession(vars []byte) sessionContext {
 }
 
 // prefix is the comment for a statement that was executed at a time. charsets are the names of character sets by the numbers of their
-// collations: a server accepts only numbers of default collations for a character set.
-func (c sessionContext) prefix(at time.Time, charsets map[uint64]string) string {
+// collations: a server accepts only numbers of default collations for a character set. oldMode is the part of old_mode that the statement
+// depends on, which is not in the log: that of the server counts.
+func (c sessionContext) prefix(at time.Time, charsets map[uint64]string, oldMode string) string {
 	if !c.known {
 		return ""
 	}
@@ -114,6 +117,7 @@ func (c sessionContext) prefix(at time.Time, charsets map[uint64]string) string 
 		fmt.Sprintf("auto_increment_increment=%d", max(c.increment, 1)), // a column that is added numbers the rows
 		fmt.Sprintf("auto_increment_offset=%d", max(c.offset, 1)),
 		fmt.Sprintf("lc_time_names=%d", c.language),
+		"old_mode='" + oldMode + "'",
 	}
 	if c.explicitTimestamp {
 		set = append(set, "explicit_defaults_for_timestamp=1")
@@ -127,6 +131,18 @@ func (c sessionContext) prefix(at time.Time, charsets map[uint64]string) string 
 		set = append(set, "time_zone='"+c.timeZone+"'")
 	}
 	return stream.SessionMark + strings.Join(set, ",") + "*/ "
+}
+
+// utf8Mode is the part of old_mode that decides what the character set utf8 is.
+const utf8Mode = "UTF8_IS_UTF8MB3"
+
+// oldMode is utf8Mode if the server has it, and else empty.
+func (s *Source) oldMode(ctx context.Context) (string, error) {
+	all, err := s.variable(ctx, "old_mode")
+	if err != nil || !slices.Contains(strings.Split(all, ","), utf8Mode) {
+		return "", err
+	}
+	return utf8Mode, nil
 }
 
 // reader takes bytes off the front of a slice. What is missing reads as zeros and sets short.
