@@ -182,14 +182,14 @@ func (d *DDL) Without() *DDL {
 }
 
 // Failed makes it what a statement has done that failed at the source and is in the log all the same, and returns the text for that: OR
-// REPLACE has dropped a table, and DROP those that there were. What any other has done is not known.
+// REPLACE has dropped a table, and DROP those that there were. What any other has done to its tables is not known.
 func (d *DDL) Failed() string {
 	switch {
 	case d.Kind == DropTable, d.Kind == CreateTable && d.Replaces:
 		*d = DDL{Kind: DropTable, Schema: d.Schema, Tables: d.Tables, IfExists: true}
 		d.Statement = "DROP TABLE IF EXISTS " + QuotedNames(d.Tables)
-	case d.Kind != OtherDDL:
-		*d = DDL{Kind: UnknownDDL, Schema: d.Schema, Statement: d.Statement}
+	default:
+		d.Differs = "it failed at the source and is in the log all the same, so that it is not known what it has done"
 	}
 	return d.Statement
 }
