@@ -233,7 +233,7 @@ type hosted struct {
 // maintainerOptions are what every maintainer of the epoch is made with.
 func (r *run) maintainerOptions() maintainer.Options {
 	return maintainer.Options{
-		Epoch: r.e, Gate: r.opts.Gate, Opener: r.opts.Opener, Cluster: r, Nodes: r.peers, Reports: r, Status: r, Paused: r.opts.Metrics.paused, Log: r.opts.Log,
+		Epoch: r.e, Gate: r.opts.Gate, Opener: r.opts.Opener, Cluster: r, Nodes: r.peers, Reports: r, Tap: r.engine.Tap, Status: r, Paused: r.opts.Metrics.paused, Log: r.opts.Log,
 	}
 }
 

@@ -170,13 +170,36 @@ func writeLog(b *testing.B, tables, changes int) *writtenLog {
 	return l
 }
 
+// serverPID is the process of a server.
+func serverPID(b *testing.B, m *testenv.MariaDB) int {
+	b.Helper()
+	text, err := os.ReadFile(m.Value("SELECT @@pid_file"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return pid
+}
+
+// applied is how a log was applied.
+type applied struct {
+	rate    float64       // changes per second
+	servers time.Duration // CPU time of both servers for each change
+}
+
 // apply times an applier alone: on a server of its own, which is gone afterwards. Every row must be as at the source.
-func (l *writtenLog) apply(b *testing.B, by func(*testing.B, *testenv.MariaDB) time.Duration) (changesPerSecond float64) {
+func (l *writtenLog) apply(b *testing.B, by func(*testing.B, *testenv.MariaDB) time.Duration) applied {
 	b.Helper()
 	sink := startBenchSink(b)
 	defer sink.Kill()
 	makeBenchTables(sink, l.tables)
+	servers := []int{serverPID(b, l.source), serverPID(b, sink)}
+	before := cpuTime(b, servers)
 	took := by(b, sink)
+	used := cpuTime(b, servers) - before
 	to := sink.Open("app")
 	defer to.Close()
 	got, err := contents(to)
@@ -186,7 +209,7 @@ func (l *writtenLog) apply(b *testing.B, by func(*testing.B, *testenv.MariaDB) t
 	if bad := differences(l.rows, got); len(bad) > 0 {
 		b.Fatalf("%d of %d tables differ:\n%s", len(bad), l.tables, strings.Join(bad[:min(len(bad), 20)], "\n"))
 	}
-	return float64(l.changes) / took.Seconds()
+	return applied{float64(l.changes) / took.Seconds(), used / time.Duration(l.changes)}
 }
 
 // byReplica lets the server itself replicate the log; with no parallel threads, one thread applies.
@@ -249,7 +272,8 @@ func replicaProblem(b *testing.B, db *sql.DB) string {
 
 // carried is how a changefeed came through a log.
 type carried struct {
-	rate       float64       // changes per second
+	applied
+	nodes      time.Duration // CPU time of the nodes for each change, from their start on
 	placed     time.Duration // from its creation until a dispatcher owned every table
 	rowsAtOnce float64       // that were written with one batch, on average
 }
@@ -283,6 +307,9 @@ func (l *writtenLog) byEbb(nodes int, how *carried, change ...func(*v1alpha1.Cha
 			batches += total(text, "ebb_changefeed_flush_seconds_count")
 		}
 		how.rowsAtOnce = rows / batches
+		for i := range nodes {
+			how.nodes += cpuTime(b, []int{c.pid(trio[i])}) / time.Duration(l.changes)
+		}
 		return took
 	}
 }
@@ -330,30 +357,31 @@ func benchReplicate(b *testing.B, tables int) {
 		l := writeLog(b, tables, sized(600_000, 30_000))
 		replica, parallel := l.apply(b, l.byReplica(0)), l.apply(b, l.byReplica(4))
 		var one, three carried
-		one.rate, three.rate = l.apply(b, l.byEbb(1, &one)), l.apply(b, l.byEbb(3, &three))
+		one.applied, three.applied = l.apply(b, l.byEbb(1, &one)), l.apply(b, l.byEbb(3, &three))
 		var forward, forward3 carried
-		forward.rate, forward3.rate = l.apply(b, l.byEbb(1, &forward, forwarding)), l.apply(b, l.byEbb(3, &forward3, forwarding))
+		forward.applied, forward3.applied = l.apply(b, l.byEbb(1, &forward, forwarding)), l.apply(b, l.byEbb(3, &forward3, forwarding))
 		l.source.Kill()
 		text := fmt.Sprintf("%d row changes, %d tables, %d rows a transaction:\n", l.changes, tables, changesPerTransaction)
-		text += fmt.Sprintf("  replica, one thread    %8.0f rows/s\n  replica, four threads  %8.0f rows/s", replica, parallel)
+		text += fmt.Sprintf("  replica, one thread    %8.0f rows/s, CPU of servers %s a row\n  replica, four threads  %8.0f rows/s, CPU of servers %s a row",
+			replica.rate, replica.servers, parallel.rate, parallel.servers)
 		for _, e := range []struct {
 			name string
 			carried
 		}{{"one node   ", one}, {"three nodes", three}, {"one, forwarding  ", forward}, {"three, forwarding", forward3}} {
 			after := float64(l.changes) / (float64(l.changes)/e.rate - e.placed.Seconds())
-			text += fmt.Sprintf("\n  ebb, %-17s %8.0f rows/s, %.2f of one thread, %.2f of four; placed in %s, then %.0f rows/s, %.0f rows a batch",
-				e.name, e.rate, e.rate/replica, e.rate/parallel, e.placed.Round(time.Millisecond), after, e.rowsAtOnce)
+			text += fmt.Sprintf("\n  ebb, %-17s %8.0f rows/s, %.2f of one thread, %.2f of four; placed in %s, then %.0f rows/s, %.0f rows a batch; CPU of servers %s and of nodes %s a row",
+				e.name, e.rate, e.rate/replica.rate, e.rate/parallel.rate, e.placed.Round(time.Millisecond), after, e.rowsAtOnce, e.servers, e.nodes)
 		}
 		b.Log(text)
 		b.ReportMetric(0, "ns/op") // most of it is preparation
-		b.ReportMetric(replica, "replica-rows/s")
-		b.ReportMetric(parallel, "parallel-rows/s")
+		b.ReportMetric(replica.rate, "replica-rows/s")
+		b.ReportMetric(parallel.rate, "parallel-rows/s")
 		b.ReportMetric(one.rate, "ebb-rows/s")
 		b.ReportMetric(three.rate, "ebb3-rows/s")
 		b.ReportMetric(forward.rate, "forward-rows/s")
 		b.ReportMetric(forward3.rate, "forward3-rows/s")
-		b.ReportMetric(one.rate/replica, "ratio-to-replica")
-		b.ReportMetric(one.rate/parallel, "ratio-to-parallel")
+		b.ReportMetric(one.rate/replica.rate, "ratio-to-replica")
+		b.ReportMetric(one.rate/parallel.rate, "ratio-to-parallel")
 	}
 }
 

@@ -619,6 +619,89 @@ var fixedHistories = []fixedHistory{
 		INSERT INTO {a}.t VALUES (4);
 	`},
 	// The referee sees what somebody does to the sink.
+	{name: "27 a temporary table that is renamed", ends: []outcome{failed}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		-- wait
+		CREATE TEMPORARY TABLE {a}.t (id INT PRIMARY KEY);
+		RENAME TABLE {a}.t TO {a}.tt;
+		DROP TABLE {a}.tt;
+		INSERT INTO {a}.t VALUES (2);
+	`},
+	{name: "27 a temporary table that is truncated", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		SET SESSION binlog_format = MIXED;
+		CREATE TEMPORARY TABLE {a}.t (id INT PRIMARY KEY);
+		TRUNCATE TABLE {a}.t;
+		DROP TEMPORARY TABLE {a}.t;
+		SET SESSION binlog_format = ROW;
+		INSERT INTO {a}.t VALUES (2);
+	`},
+	{name: "27 a temporary table that is altered", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		SET SESSION binlog_format = MIXED;
+		CREATE TEMPORARY TABLE {a}.t (id INT PRIMARY KEY);
+		ALTER TABLE {a}.t ADD c INT;
+		DROP TEMPORARY TABLE {a}.t;
+		SET SESSION binlog_format = ROW;
+	`},
+	{name: "27 temporary tables that are not in the log", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		CREATE TEMPORARY TABLE {a}.t (id INT PRIMARY KEY);
+		ALTER TABLE {a}.t ADD c INT;
+		INSERT INTO {a}.t VALUES (5, 6);
+		TRUNCATE TABLE {a}.t;
+		CREATE TABLE {a}.l LIKE {a}.t;
+		CREATE TABLE {a}.m AS SELECT * FROM {a}.t;
+		DROP TABLE {a}.t;
+		INSERT INTO {a}.t VALUES (2);
+	`},
+	{name: "27 a table that is made outside the log", ends: []outcome{failed}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		-- wait
+		SET SESSION sql_log_bin = 0;
+		CREATE TABLE {a}.u (id INT PRIMARY KEY);
+		SET SESSION sql_log_bin = 1;
+		INSERT INTO {a}.u VALUES (1);
+	`},
+	{name: "28 CREATE AS SELECT as a statement", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1), (2);
+		SET SESSION binlog_format = STATEMENT;
+		CREATE TABLE {a}.u AS SELECT * FROM {a}.t;
+		SET SESSION binlog_format = ROW;
+	`},
+	{name: "29 a new column with a value of its own in every row", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1), (2), (3);
+		ALTER TABLE {a}.t ADD c VARCHAR(36) DEFAULT (UUID());
+	`},
+	{name: "29 a new column with values of a sequence", ends: []outcome{rejected}, text: `
+		CREATE SEQUENCE {a}.s;
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1), (2), (3);
+		ALTER TABLE {a}.t ADD c BIGINT DEFAULT NEXTVAL({a}.s);
+	`},
+	{name: "29 new columns with values of the session", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1), (2), (3);
+		SET SESSION auto_increment_increment = 7, auto_increment_offset = 3, lc_time_names = 'de_DE', time_zone = '+05:00';
+		ALTER TABLE {a}.t ADD c INT AUTO_INCREMENT UNIQUE, ADD m VARCHAR(20) DEFAULT (DATE_FORMAT('2024-03-01', '%M')), ADD n DATETIME(6) DEFAULT NOW(6);
+		SET SESSION auto_increment_increment = 1, auto_increment_offset = 1, lc_time_names = 'en_US', time_zone = '+00:00';
+	`},
+	{name: "30 lists of partitions and columns", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, n INT) PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN (20), PARTITION p2 VALUES LESS THAN (30), PARTITION p3 VALUES LESS THAN (40));
+		INSERT INTO {a}.t VALUES (1, 1), (11, 1), (21, 1), (31, 1);
+		ALTER TABLE {a}.t REORGANIZE PARTITION p0, p1 INTO (PARTITION q VALUES LESS THAN (20));
+		ALTER TABLE {a}.t TRUNCATE PARTITION q, p2;
+		INSERT INTO {a}.t VALUES (2, 2), (12, 2), (22, 2);
+		ALTER TABLE {a}.t DROP PARTITION p2, p3;
+		ALTER TABLE {a}.t REMOVE PARTITIONING;
+		ALTER TABLE {a}.t ORDER BY n DESC, id;
+	`},
 	{name: "referee: a row is changed at the sink", ends: []outcome{differs}, text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY, f FLOAT);
 		INSERT INTO {a}.t VALUES (1, 16777215), (2, 0.1);

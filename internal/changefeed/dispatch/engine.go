@@ -238,12 +238,7 @@ func (f *Feed) enqueue(d *dispatcher) {
 }
 
 // ring wakes a worker.
-func (f *Feed) ring() {
-	select {
-	case f.work <- struct{}{}:
-	default:
-	}
-}
+func (f *Feed) ring() { ring(f.work) }
 
 // Dispatchers lists the dispatchers of a changefeed.
 func (e *Engine) Dispatchers(key FeedKey) []Status {

@@ -27,6 +27,7 @@ type hub struct {
 	stop     context.CancelFunc
 	done     chan struct{} // of the reader, nil while none runs
 	groups   []*group      // readers beside it
+	taps     []*Tap        // table triggers that follow it
 	err      error         // the last error of the reader, until it reads again
 	closed   bool
 
@@ -127,6 +128,7 @@ func (h *hub) read(ctx context.Context, after stream.Position) {
 		}
 		h.mu.Lock()
 		h.err = err
+		h.endTaps()
 		h.mu.Unlock()
 		if Hopeless(err) {
 			pauses.Exhaust()
@@ -164,6 +166,7 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 		h.err = nil
 		if t.Position == h.position {
 			h.at = t.At
+			h.passTaps(t)
 		}
 		return nil
 	}
@@ -176,6 +179,7 @@ func (h *hub) deliver(ctx context.Context, t *stream.Transaction) error {
 	}
 	h.position, h.at = t.Position, t.At
 	h.reached.Store(uint64(t.Position))
+	h.passTaps(t)
 	return nil
 }
 
@@ -262,6 +266,7 @@ func (h *hub) unsubscribe(d *dispatcher) {
 		h.stop()
 		h.stop = nil
 		h.reached.Store(0)
+		h.endTaps()
 	}
 }
 
@@ -284,6 +289,7 @@ func leave(lists map[stream.Table][]*dispatcher, name stream.Table, d *dispatche
 func (h *hub) close() {
 	h.mu.Lock()
 	h.closed = true
+	h.endTaps()
 	done := h.done
 	if h.stop != nil {
 		h.stop()

@@ -178,11 +178,7 @@ func (m *Maintainer) doubt(name string) {
 func (m *Maintainer) bootstrapNewNodes(ctx context.Context, w View) (missing string) {
 	var wg sync.WaitGroup
 	for _, name := range m.unbootstrapped(w) {
-		wg.Go(func() {
-			if err := m.bootstrapNode(ctx, w, name, w.Leases[name].Epoch); err != nil && ctx.Err() == nil {
-				m.log.Debug("could not bootstrap a node; retrying", "node", name, "error", err)
-			}
-		})
+		wg.Go(func() { m.tryBootstrap(ctx, w, name) })
 	}
 	wg.Wait()
 	// Only now: the bootstrap of one node may have raised doubts about another.
@@ -190,6 +186,50 @@ func (m *Maintainer) bootstrapNewNodes(ctx context.Context, w View) (missing str
 		return left[0]
 	}
 	return ""
+}
+
+// bootstrapPatience is how long a round waits for the nodes that it bootstraps.
+const bootstrapPatience = 500 * time.Millisecond
+
+// bootstrapRound begins to bootstrap the nodes that are not bootstrapped in their present epoch, and waits a little for them. One that does not
+// answer must not hold up the tables on other nodes.
+func (m *Maintainer) bootstrapRound(ctx context.Context, w View) {
+	var begun []chan struct{}
+	for _, name := range m.unbootstrapped(w) {
+		done := make(chan struct{})
+		m.mu.Lock()
+		asked := m.asking[name]
+		m.asking[name] = true
+		m.mu.Unlock()
+		if asked {
+			continue
+		}
+		begun = append(begun, done)
+		m.busy.Go(func() {
+			defer close(done)
+			m.tryBootstrap(ctx, w, name)
+			m.mu.Lock()
+			delete(m.asking, name)
+			m.mu.Unlock()
+			m.Wake()
+		})
+	}
+	limit, cancel := context.WithTimeout(ctx, bootstrapPatience)
+	defer cancel()
+	for _, done := range begun {
+		select {
+		case <-done:
+		case <-limit.Done():
+			return
+		}
+	}
+}
+
+// tryBootstrap bootstraps a node. If that fails, the next round tries again.
+func (m *Maintainer) tryBootstrap(ctx context.Context, w View, name string) {
+	if err := m.bootstrapNode(ctx, w, name, w.Leases[name].Epoch); err != nil && ctx.Err() == nil {
+		m.log.Debug("could not bootstrap a node; retrying", "node", name, "error", err)
+	}
 }
 
 // unbootstrapped are the nodes whose lease is held and that have not been bootstrapped in their present epoch, sorted.

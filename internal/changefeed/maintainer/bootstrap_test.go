@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
@@ -188,4 +191,47 @@ func TestANodeThatReportsMoreDispatchersThanItCanHaveIsBootstrappedAgain(t *test
 			}
 		})
 	}
+}
+
+// oneSilent is a cluster in which one node does not answer.
+type oneSilent struct {
+	oneNode
+	asked *atomic.Int64
+}
+
+func (s oneSilent) Bootstrap(ctx context.Context, n *v1alpha1.Node, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	if n.Name == "n2" {
+		s.asked.Add(1)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return s.oneNode.Bootstrap(ctx, n, req)
+}
+
+// A node that is doubted, or comes back, and does not answer holds up neither the checkpoint nor the tables on other nodes.
+func TestANodeThatDoesNotAnswerDoesNotHoldUpTheLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		m := New(Options{Log: slog.New(slog.DiscardHandler), Nodes: oneSilent{oneNode{}, &asked}, Reports: reported{}, Epoch: &node.Epoch{Node: "n1", Number: 1}}, &v1alpha1.Changefeed{})
+		w := View{Fleet: fleet.New()}
+		for _, name := range []string{"n1", "n2"} {
+			w.Nodes[name] = &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			w.Leases[name] = lease.Record{Node: name, Epoch: 2, Holder: name}
+		}
+		began := time.Now()
+		for range 10 {
+			m.bootstrapRound(t.Context(), w)
+		}
+		if took := time.Since(began); took > time.Second || asked.Load() != 1 {
+			t.Errorf("ten rounds took %s, and it was asked %d times", took, asked.Load())
+		}
+		if m.bootstrapped["n1"] != 2 {
+			t.Error("the other node is not bootstrapped")
+		}
+		time.Sleep(callLimit)
+		if m.bootstrapRound(t.Context(), w); asked.Load() != 2 {
+			t.Errorf("it was asked %d times", asked.Load())
+		}
+		m.busy.Wait()
+	})
 }

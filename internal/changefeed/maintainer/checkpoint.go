@@ -71,7 +71,8 @@ func (m *Maintainer) advance() {
 	// When the changefeed begins, the source may have renamed tables since, and the sink may lack tables that the source had before.
 	// Both keep the checkpoint from advancing until the DDL is read. So a table that the sink lacks later was created since, unless
 	// somebody dropped it at the sink, and every table that existed at the checkpoint is known to the sink.
-	if begins := m.started != nil && m.missingFrom <= *m.started; begins && m.ddlDone != nil && *m.ddlDone < m.missingUntil {
+	// If both have the same tables, nothing is to be found out.
+	if begins := m.started != nil && m.missingFrom <= *m.started; begins && m.unsure && m.ddlDone != nil && *m.ddlDone < m.missingUntil {
 		m.slowest = fmt.Sprintf("checking whether DDL up to position %d renames tables", m.missingUntil)
 		if len(m.missing) == 0 {
 			return

@@ -45,6 +45,7 @@ type Maintainer struct {
 	countedFor   int64                           // that placement: the next attempt in it must not give an epoch again
 	countedFrom  int64                           // the counter when this attempt began
 	bootstrapped map[string]int64                // nodes that have answered Bootstrap, and in which of their epochs
+	asking       map[string]bool                 // nodes whose answer to Bootstrap a round of the loop has not waited for
 	doubts       map[string]int                  // how often each node was doubted to have only the dispatchers that are known
 	first        bool                            // the first bootstrap of the placement is under way
 	busy         sync.WaitGroup
@@ -65,6 +66,9 @@ type Maintainer struct {
 	// hand; which is known once all DDL up to missingUntil is executed.
 	missing                   map[stream.Table]bool
 	missingFrom, missingUntil stream.Position
+	// unsure: the sink lacks tables of the source, or has some that the source does not have, or it is not known which it has. Otherwise all
+	// tables that existed at missingFrom have the same names now, or a name that another has now that is known, too.
+	unsure bool
 
 	saver saver
 	// hopeless are errors that retrying does not resolve, by what has them.
@@ -313,6 +317,7 @@ func (m *Maintainer) reset(epoch int64) {
 	m.countedFrom = m.counter
 	m.epoch, m.failure = epoch, nil
 	m.tables, m.grouped, m.keyed = map[stream.Table]*table{}, map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}
+	m.asking = map[string]bool{}
 	m.bootstrapped, m.doubts, m.shortSince, m.overSince = map[string]int64{}, map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
 	m.hopeless = map[string]hopelessSince{}
 }
@@ -343,7 +348,7 @@ func (m *Maintainer) schedule(ctx context.Context) error {
 			return err
 		}
 		began := time.Now()
-		m.bootstrapNewNodes(ctx, w)
+		m.bootstrapRound(ctx, w)
 		m.place(ctx, w)
 		m.advance()
 		if err := m.publish(ctx, w); err != nil && ctx.Err() == nil {

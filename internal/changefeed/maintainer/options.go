@@ -27,6 +27,8 @@ type Options struct {
 	Nodes Nodes
 	// Reports of nodes about their dispatchers.
 	Reports Reports
+	// Tap follows the node's own reader of a changefeed after a position, or returns nil if that is not possible; may be nil.
+	Tap func(key dispatch.FeedKey, after stream.Position) *dispatch.Tap
 	// Status writes the status of Changefeeds.
 	Status Status
 	// Paused is called with how long a table that moved was not written.

@@ -148,7 +148,13 @@ func (c *simCluster) fault(what string, n int) bool {
 var errUnreachable = errors.New("unreachable")
 
 // Bootstrap implements Nodes.
-func (c *simCluster) Bootstrap(_ context.Context, n *v1alpha1.Node, _ *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+func (c *simCluster) Bootstrap(ctx context.Context, n *v1alpha1.Node, _ *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	c.mu.Lock()
+	slow := c.fault("bootstrap slow", 10)
+	c.mu.Unlock()
+	if slow {
+		sleep(ctx, 3*time.Second)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	on := c.nodes[n.Name]
@@ -358,7 +364,7 @@ func (m *simMaintainer) handle(c *simCluster, at stream.Position, d *stream.DDL,
 // step is a round of the maintainer's loop.
 func (m *simMaintainer) step(c *simCluster) {
 	w, _ := m.opts.Cluster.View()
-	m.bootstrapNewNodes(m.ctx, w)
+	m.bootstrapRound(m.ctx, w)
 	m.place(m.ctx, w)
 	time.Sleep(200 * time.Millisecond)
 	for name := range w.Nodes {
@@ -489,7 +495,7 @@ func TestEveryTableHasOneDispatcherAfterNodesAndAnswersWereLost(t *testing.T) {
 		}
 		census.Add(counts)
 	}
-	census.Require(t, 20, "lapsed", "rejoined", "died", "failover", "order failed", "order late", "answer lost", "bootstrap failed")
+	census.Require(t, 20, "lapsed", "rejoined", "died", "failover", "order failed", "order late", "answer lost", "bootstrap failed", "bootstrap slow")
 }
 
 func TestReplay(t *testing.T) {

@@ -156,6 +156,7 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 			fresh[name] = &table{floor: m.checkpoint}
 		}
 	}
+	m.unsure = !ok || len(m.missing) > 0 || slices.ContainsFunc(present, func(name stream.Table) bool { return filter.Allows(name) && fresh[name] == nil })
 	return m.enter(fresh, keys, filter)
 }
 
@@ -269,10 +270,7 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 	}
 	defer sink.Close()
 	filter := m.filter // it does not change while the placement stands
-	m.mu.Lock()
-	after := *m.ddlDone
-	m.mu.Unlock()
-	return stream.ReadOf(ctx, source, after, stream.NoTable, func(t *stream.Transaction) error {
+	return m.followLog(ctx, source, func(t *stream.Transaction) error {
 		if t.DDL != nil && !t.DDL.Alone() {
 			if err := m.handleDDL(ctx, sink, filter, t); err != nil {
 				return err
@@ -283,6 +281,9 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		if err := m.checkRows(filter, t); err != nil {
+			return err
+		}
 		*m.ddlDone, m.ddlDoneAt = t.Position, t.At
 		m.noteHopeless("table trigger", "", false, 0)
 		if !t.Idle {
@@ -291,6 +292,70 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 		m.addMissing(t.Position)
 		return nil
 	})
+}
+
+// checkRows refuses rows of a table inside the filter that is not known: nobody reads them. All tables are known that the source had when they
+// were listed, and all that DDL in the log has made since. The caller holds the lock.
+func (m *Maintainer) checkRows(f stream.Filter, t *stream.Transaction) error {
+	if t.Position <= m.missingUntil {
+		return nil // whether a table is known may depend on DDL up to there
+	}
+	unknown := func(name stream.Table) bool { return f.Allows(name) && !m.known(name) && !m.missing[name] }
+	for _, rows := range t.Rows {
+		if unknown(rows.Table) {
+			return refuseRows(t.Position, rows.Table)
+		}
+	}
+	if i := slices.IndexFunc(t.Skipped, unknown); i >= 0 {
+		return refuseRows(t.Position, t.Skipped[i])
+	}
+	return nil
+}
+
+func refuseRows(at stream.Position, name stream.Table) error {
+	return &refusedError{fmt.Errorf("position %d: the log has changes of rows of table %s, which is not known: it was made or renamed with sql_log_bin=0, a temporary table of that name was renamed, "+
+		"or the user of the source has no privilege on it; exclude the table by the filter, or start again with a new changefeed, from a copy taken after that: %w", at, name, stream.ErrUnusable)}
+}
+
+// followLog visits what comes after the DDL that is executed. It follows the reader of the node where there is one, and otherwise reads the
+// log itself until it can.
+func (m *Maintainer) followLog(ctx context.Context, source stream.Source, visit func(*stream.Transaction) error) error {
+	for {
+		m.mu.Lock()
+		after := *m.ddlDone
+		m.mu.Unlock()
+		tap := m.tap(after)
+		if tap == nil {
+			err := stream.ReadOf(ctx, source, after, stream.NoTable, func(t *stream.Transaction) error {
+				err := visit(t)
+				if tap = m.tap(t.Position); err == nil && tap != nil {
+					err = errTapped
+				}
+				return err
+			})
+			if !errors.Is(err, errTapped) {
+				return err
+			}
+		}
+		if err := tap.Read(ctx, visit); err != nil {
+			return err
+		}
+	}
+}
+
+// errTapped: the table trigger follows the reader of the node from now on.
+var errTapped = errors.New("the reader of the node is read")
+
+// tap follows the reader of the node after a position; nil if it cannot. DDL that decides which tables there are is read ahead of the
+// changes: the checkpoint waits for it.
+func (m *Maintainer) tap(after stream.Position) *dispatch.Tap {
+	m.mu.Lock()
+	ahead := m.unsure && after < m.missingUntil
+	m.mu.Unlock()
+	if ahead || m.opts.Tap == nil {
+		return nil
+	}
+	return m.opts.Tap(m.key, after)
 }
 
 // handleDDL waits for the tables that a DDL concerns, executes at the sink what the filter leaves of it, and replaces these tables by

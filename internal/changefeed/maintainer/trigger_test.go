@@ -194,3 +194,28 @@ func TestADDLThatIsNotExecutedDoesNotWaitForATableThatBeganAfterIt(t *testing.T)
 		})
 	}
 }
+
+// Rows of a table that nobody replicates are lost: its changefeed stops. Before all DDL is read that the list of tables includes, a name may be
+// that of a table that was renamed or dropped since.
+func TestRowsOfATableThatIsNotKnownStopTheChangefeed(t *testing.T) {
+	name := func(text string) stream.Table { return stream.Table{Schema: "s", Name: text} }
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+	m.tables = map[stream.Table]*table{name("known"): {}, name("parent"): {members: []stream.Table{name("parent"), name("child")}}}
+	m.grouped = map[stream.Table]stream.Table{name("parent"): name("parent"), name("child"): name("parent")}
+	m.missing, m.missingUntil = map[stream.Table]bool{name("missing"): true}, 10
+	for _, c := range []struct {
+		tx   stream.Transaction
+		want string
+	}{
+		{stream.Transaction{Position: 11, Skipped: []stream.Table{name("known"), name("child"), name("missing"), name("hidden")}}, ""},
+		{stream.Transaction{Position: 11, Skipped: []stream.Table{name("known"), name("new")}}, "position 11: the log has changes of rows of table s.new, which is not known"},
+		{stream.Transaction{Position: 12, Rows: []*stream.Rows{{Table: name("new")}}}, "position 12: the log has changes of rows of table s.new, which is not known"},
+		{stream.Transaction{Position: 10, Skipped: []stream.Table{name("new")}}, ""},
+	} {
+		err := m.checkRows(stream.Filter{"!s.hidden"}, &c.tx)
+		var refused *refusedError
+		if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &refused) || !strings.HasPrefix(err.Error(), c.want) || !errors.Is(err, stream.ErrUnusable)) {
+			t.Errorf("%+v: %v", c.tx, err)
+		}
+	}
+}

@@ -29,6 +29,8 @@ type assembler struct {
 	unread map[uint64]bool
 	// fold: the server stores names of tables in lower case.
 	fold bool
+	// oldMode is that of the server.
+	oldMode string
 	// newest is the transaction that was read last on the connection, or that the connection started after.
 	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
@@ -83,7 +85,11 @@ func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool
 	if err != nil {
 		return nil, err
 	}
-	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, collations), wants: wants, unread: map[uint64]bool{}, fold: fold == "1"}, nil
+	oldMode, err := s.oldMode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, collations), wants: wants, unread: map[uint64]bool{}, fold: fold == "1", oldMode: oldMode}, nil
 }
 
 func newParser() *replication.BinlogParser {
@@ -369,11 +375,11 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 		a.unreadable(tables, "GTID %s is a statement that was logged instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
 		return done, nil
 	}
-	return done, a.ddl(ctx, text, st, session, q.ErrorCode)
+	return done, a.ddl(ctx, text, st, session, q.ErrorCode, e.Header.Flags&replication.LOG_EVENT_THREAD_SPECIFIC_F != 0)
 }
 
-// ddl makes the open transaction one of DDL.
-func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, failed uint16) error {
+// ddl makes the open transaction one of DDL. ofSession: the statement used something that only its session has.
+func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, failed uint16, ofSession bool) error {
 	text, session, err := a.source.inUTF8(ctx, text, session)
 	if err != nil {
 		return err
@@ -385,6 +391,9 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if failed != 0 {
 		text = ddl.Failed()
 	}
+	if ofSession && ddl.NamesExisting() && ddl.Differs == "" {
+		ddl.Differs = "it may be about a temporary table, which the sink does not have, and not about the table of that name; set binlog_format=ROW in every session"
+	}
 	a.tables.forget(ddl)
 	if k := a.open.kind; k.startAlter || k.rollbackAlter {
 		return nil
@@ -392,7 +401,7 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if names := ddl.Names(); len(names) > 0 && allSystem(names) || isSystem(ddl.Schema) && (ddl.Kind == stream.SetSchema || ddl.Kind == stream.DropSchema) {
 		return nil
 	}
-	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.collations), text)
+	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.collations, a.oldMode), text)
 	a.open.tx.DDL = ddl
 	return nil
 }

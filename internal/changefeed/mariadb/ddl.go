@@ -1,6 +1,7 @@
 package mariadb
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -40,9 +41,12 @@ func newStatement(text, schema string, c sessionContext, fold bool) *statement {
 	}
 }
 
-func (s *statement) peek() token {
-	if s.at < len(s.words) {
-		return s.words[s.at]
+func (s *statement) peek() token { return s.peekAt(0) }
+
+// peekAt is the word so many after the next one.
+func (s *statement) peekAt(n int) token {
+	if s.at+n < len(s.words) {
+		return s.words[s.at+n]
 	}
 	return token{}
 }
@@ -327,6 +331,9 @@ func (s *statement) content(d *stream.DDL) bool {
 		return ok && (!bracket || s.accept(")")) && s.ended()
 	}
 	s.at = from
+	if slices.ContainsFunc(s.words[from:], func(t token) bool { return t.is("SELECT") }) { // of rows, the log has the definition without it
+		d.Differs = "it was logged as a statement, and the rows that it selects at the sink may be others; set binlog_format=ROW in every session"
+	}
 	return from < len(s.words) && !s.merges() && s.references(d, d.Tables[0].Schema)
 }
 
@@ -536,7 +543,7 @@ func (s *statement) alter(d *stream.DDL) bool {
 
 // alterations are the first words of the clauses of ALTER TABLE that concern only the table itself.
 var alterations = []string{
-	"ADD", "ALTER", "CHANGE", "MODIFY", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
+	"ALTER", "CHANGE", "MODIFY", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
 	"COALESCE", "REORGANIZE", "TRUNCATE", "ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REPAIR", "REMOVE", "PARTITION",
 	"ENGINE", "TYPE", "STORAGE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "DEFAULT", "CHARACTER", "CHARSET", "COLLATE", "CHECKSUM", "TABLE_CHECKSUM", "COMMENT", "CONNECTION",
 	"DELAY_KEY_WRITE", "ENCRYPTED", "ENCRYPTION_KEY_ID", "KEY_BLOCK_SIZE", "MAX_ROWS", "MIN_ROWS", "PACK_KEYS", "PAGE_CHECKSUM", "PAGE_COMPRESSED",
@@ -596,7 +603,15 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			return s.also(&d.Makes)
 		case s.accept("CONVERT", "TABLE"):
 			return s.also(&d.Removes)
-		case s.accept("CONVERT", "TO"), s.acceptAny(alterations...):
+		case s.peek().is(partitionWork...) && s.peekAt(1).is("PARTITION"):
+			d.Alters = true
+			return true // names of partitions, and nothing after them
+		case s.accept("ORDER", "BY"):
+			d.Alters = true
+			s.orderBy()
+		case s.comes("ADD"):
+			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureDefault())
+		case s.accept("CONVERT", "TO"), s.accept("WITH", "SYSTEM", "VERSIONING"), s.acceptAny(alterations...):
 			d.Alters = true
 		default:
 			return false
@@ -605,6 +620,29 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			return true
 		}
 	}
+}
+
+// partitionWork are the words before PARTITION and a list of partitions. Such a clause stands alone in its statement.
+var partitionWork = []string{"ADD", "DROP", "TRUNCATE", "REORGANIZE", "REBUILD", "ANALYZE", "CHECK", "OPTIMIZE", "REPAIR", "COALESCE"}
+
+// orderBy passes the columns by which a table is ordered. Words that begin a clause about other tables are reserved, so that no column has
+// such a name.
+func (s *statement) orderBy() {
+	for s.skipName() && s.comes(",") && s.peekAt(1).name && !s.peekAt(1).is("RENAME", "CONVERT", "EXCHANGE") {
+		s.at++
+	}
+}
+
+// skipName passes the name of a column, with ASC or DESC.
+func (s *statement) skipName() bool {
+	if _, ok := s.identifier(); !ok {
+		return false
+	}
+	for s.accept(".") {
+		s.identifier()
+	}
+	s.acceptAny("ASC", "DESC")
+	return true
 }
 
 func (s *statement) also(tables *[]stream.Table) bool {

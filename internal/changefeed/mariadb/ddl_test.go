@@ -74,6 +74,14 @@ func TestParseDDL(t *testing.T) {
 		{"ALTER TABLE t CONVERT PARTITION p TO TABLE u", "alter s.t makes s.u"},
 		{"ALTER TABLE t CONVERT TABLE u TO PARTITION p VALUES LESS THAN (5)", "alter s.t removes s.u"},
 		{"ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4", "alter s.t"},
+		{"ALTER TABLE t REORGANIZE PARTITION p0, p1 INTO (PARTITION q VALUES LESS THAN (20))", "alter s.t"},
+		{"ALTER TABLE t DROP PARTITION IF EXISTS p0, p1", "alter s.t"},
+		{"ALTER TABLE t TRUNCATE PARTITION p0,p1", "alter s.t"},
+		{"ALTER TABLE t ADD PARTITION (PARTITION a VALUES IN (1,2), PARTITION b VALUES IN (3))", "alter s.t"},
+		{"ALTER TABLE t ORDER BY a, t.b DESC, c ASC", "alter s.t"},
+		{"ALTER TABLE t ORDER BY a DESC, b, RENAME TO u", "rename s.t→s.u"},
+		{"ALTER TABLE t ADD x INT, ORDER BY a, comment", "alter s.t"},
+		{"ALTER TABLE t DROP `partition`, RENAME TO u", "rename s.t→s.u"},
 		{"ALTER VIEW v AS SELECT 1", "other"},
 		{"ANALYZE TABLE t", "other"},
 		{"FLUSH TABLES", "other"},
@@ -207,6 +215,53 @@ func TestARenameThatAltersIsKnown(t *testing.T) {
 	} {
 		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Alters != want || d.Kind == stream.UnknownDDL {
 			t.Errorf("%s: %+v", statement, d)
+		}
+	}
+}
+
+// A default that depends on the server or the session gives rows that there are other values at the sink. One that is only set, or that the
+// rows of an INSERT get, does not: the log has these.
+func TestDefaultsThatMayDifferAtTheSinkAreFound(t *testing.T) {
+	for statement, want := range map[string]string{
+		"ALTER TABLE t ADD c VARCHAR(36) DEFAULT (UUID())":                                                       "UUID",
+		"ALTER TABLE t ADD c VARCHAR(36) DEFAULT uuid() NOT NULL":                                                "uuid",
+		"ALTER TABLE t ADD a INT, ADD COLUMN IF NOT EXISTS c DOUBLE DEFAULT (1 + RAND())":                        "RAND",
+		"ALTER TABLE t ADD (a INT DEFAULT 1, b BIGINT DEFAULT NEXTVAL(q))":                                       "NEXTVAL",
+		"ALTER TABLE t ADD b BIGINT DEFAULT (NEXT VALUE FOR q)":                                                  "NEXT",
+		"ALTER TABLE t ADD d DATETIME DEFAULT (SYSDATE()), RENAME TO u":                                          "SYSDATE",
+		"ALTER TABLE t ADD c VARCHAR(99) DEFAULT CURRENT_USER":                                                   "CURRENT_USER",
+		"ALTER TABLE t ADD c INT DEFAULT (@x)":                                                                   "@",
+		"ALTER TABLE t ADD c INT DEFAULT (1/3)":                                                                  "/",
+		"ALTER TABLE t ADD c INT DEFAULT (WEEK(d))":                                                              "WEEK",
+		"ALTER TABLE t ADD c INT DEFAULT (`f`(d))":                                                               "f",
+		"ALTER TABLE t ADD c INT":                                                                                "",
+		"ALTER TABLE t ADD c DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6), ADD d INT": "",
+		"ALTER TABLE t ADD c DECIMAL(9,2) DEFAULT -1.5 CHECK (f(c) > 0), ADD KEY k (c)":                          "",
+		"ALTER TABLE t ADD c VARCHAR(9) DEFAULT (CONCAT(UPPER(a), 'uuid()')) COMMENT 'RAND()'":                   "",
+		"ALTER TABLE t ADD c DATE DEFAULT (DATE_ADD(d, INTERVAL 1 DAY)) CHARACTER SET latin1":                    "",
+		"ALTER TABLE t ADD c INT DEFAULT (CASE WHEN a > 1 THEN CAST(b AS DECIMAL(5,2)) ELSE IFNULL(d, 0) END)":   "",
+		"ALTER TABLE t MODIFY c VARCHAR(36) DEFAULT (UUID())":                                                    "",
+		"ALTER TABLE t ALTER c SET DEFAULT (UUID())":                                                             "",
+		"CREATE TABLE t (c VARCHAR(36) DEFAULT (UUID()))":                                                        "",
+	} {
+		d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false))
+		if got, _, _ := strings.Cut(strings.TrimPrefix(d.Differs, "the default of a column that it adds has "), ","); got != want || d.Kind == stream.UnknownDDL {
+			t.Errorf("%s: %s %q, want %q", statement, d.Kind, d.Differs, want)
+		}
+		if want != "" && d.Alone() {
+			t.Errorf("%s: the dispatcher would execute it", statement)
+		}
+	}
+}
+
+// With binlog_format=ROW the log has the definition alone, and the rows.
+func TestACreateThatSelectsIsNotRepeated(t *testing.T) {
+	for statement, want := range map[string]bool{
+		"CREATE TABLE t AS SELECT * FROM u": true, "CREATE TABLE t (a INT) ENGINE=InnoDB (SELECT 1 AS a)": true, "CREATE OR REPLACE TABLE t WITH c AS (SELECT 1) SELECT * FROM c": true,
+		"CREATE TABLE t (`select` INT COMMENT 'SELECT')": false, "CREATE TABLE t LIKE `select`": false,
+	} {
+		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Kind != stream.CreateTable || (d.Differs != "") != want {
+			t.Errorf("%s: %s %q", statement, d.Kind, d.Differs)
 		}
 	}
 }

@@ -1,8 +1,10 @@
 package mariadb
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +26,8 @@ type sessionContext struct {
 	timeZone                                         string
 	explicitTimestamp                                bool
 	checksForeignKeys                                bool
+	// increment and offset of AUTO_INCREMENT, and the number of the language of dates; 0 for the defaults of a server.
+	increment, offset, language uint16
 	// microseconds of the time of the statement; 0 if the statement does not use them.
 	microseconds uint32
 }
@@ -61,7 +65,10 @@ func parseSession(vars []byte) sessionContext {
 			c.sqlMode = binary.LittleEndian.Uint64(r.take(8))
 		case statusCatalog:
 			r.take(int(r.byte()) + 1)
-		case statusAutoIncrement, statusDataWritten:
+		case statusAutoIncrement:
+			v := r.take(4)
+			c.increment, c.offset = binary.LittleEndian.Uint16(v), binary.LittleEndian.Uint16(v[2:])
+		case statusDataWritten:
 			r.take(4)
 		case statusCharset:
 			v := r.take(6)
@@ -72,7 +79,7 @@ func parseSession(vars []byte) sessionContext {
 		case statusCatalogNZ:
 			r.take(int(r.byte()))
 		case statusLcTimeNames:
-			r.take(2)
+			c.language = binary.LittleEndian.Uint16(r.take(2))
 		case statusCharsetDatabase:
 			c.dbCollation = binary.LittleEndian.Uint16(r.take(2))
 		case statusTableMapUpdate, statusXID:
@@ -91,8 +98,9 @@ func parseSession(vars []byte) sessionContext {
 }
 
 // prefix is the comment for a statement that was executed at a time. Collations are by their numbers: for a character set a server accepts
-// only numbers of default collations.
-func (c sessionContext) prefix(at time.Time, collations map[uint64]collation) string {
+// only numbers of default collations. oldMode is the part of old_mode that the statement depends on, which is not in the log: that of the
+// server counts.
+func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, oldMode string) string {
 	if !c.known {
 		return ""
 	}
@@ -106,6 +114,10 @@ func (c sessionContext) prefix(at time.Time, collations map[uint64]collation) st
 		fmt.Sprintf("collation_connection=%d", c.collation),
 		fmt.Sprintf("collation_server=%d", c.serverCollation),
 		fmt.Sprintf("timestamp=%d.%06d", at.Unix(), c.microseconds),
+		fmt.Sprintf("auto_increment_increment=%d", max(c.increment, 1)), // a column that is added numbers the rows
+		fmt.Sprintf("auto_increment_offset=%d", max(c.offset, 1)),
+		fmt.Sprintf("lc_time_names=%d", c.language),
+		"old_mode='" + oldMode + "'",
 	}
 	if c.explicitTimestamp {
 		set = append(set, "explicit_defaults_for_timestamp=1")
@@ -119,6 +131,18 @@ func (c sessionContext) prefix(at time.Time, collations map[uint64]collation) st
 		set = append(set, "time_zone='"+c.timeZone+"'")
 	}
 	return stream.SessionMark + strings.Join(set, ",") + "*/ "
+}
+
+// utf8Mode is the part of old_mode that decides what the character set utf8 is.
+const utf8Mode = "UTF8_IS_UTF8MB3"
+
+// oldMode is utf8Mode if the server has it, and else empty.
+func (s *Source) oldMode(ctx context.Context) (string, error) {
+	all, err := s.variable(ctx, "old_mode")
+	if err != nil || !slices.Contains(strings.Split(all, ","), utf8Mode) {
+		return "", err
+	}
+	return utf8Mode, nil
 }
 
 // reader takes bytes off the front of a slice. What is missing reads as zeros and sets short.

@@ -582,7 +582,7 @@ func (d *ddlExecution) column(ctx context.Context, query string) (string, error)
 }
 
 // settable matches the assignments that are allowed in that comment.
-var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp|foreign_key_checks)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$`)
+var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp|foreign_key_checks|auto_increment_increment|auto_increment_offset|lc_time_names)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$|^old_mode='[A-Z0-9_]*'$`)
 
 // settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
 // system.
@@ -593,12 +593,20 @@ func settings(statement string) string {
 	}
 	inside, _, _ := strings.Cut(rest, "*/")
 	var set []string
+	recent := ""
 	for assignment := range strings.SplitSeq(inside, ",") {
-		if assignment = strings.TrimSpace(assignment); settable.MatchString(assignment) {
+		switch assignment = strings.TrimSpace(assignment); {
+		case !settable.MatchString(assignment):
+		case strings.HasPrefix(assignment, "old_mode="): // earlier servers do not know its values
+			recent = " /*M!100601 , " + assignment + " */"
+		default:
 			set = append(set, assignment)
 		}
 	}
-	return strings.Join(set, ", ")
+	if len(set) == 0 {
+		return ""
+	}
+	return strings.Join(set, ", ") + recent
 }
 
 // brief is the beginning of a statement, for a message.

@@ -50,12 +50,16 @@ var statements = []string{
 	"CREATE USER somebody IDENTIFIED BY 'x'", "ANALYZE TABLE plain",
 	"SET explicit_defaults_for_timestamp = 0", "CREATE TABLE implicit (a TIMESTAMP, b TIMESTAMP)", "SET explicit_defaults_for_timestamp = 1",
 	"SET time_zone = '+05:00'", "ALTER TABLE implicit ADD COLUMN c TIMESTAMP DEFAULT '2024-01-01 00:00:00'", "INSERT INTO implicit (b) VALUES (NULL)", "SET time_zone = DEFAULT",
+	"CREATE TABLE utf (id INT PRIMARY KEY, v VARCHAR(9) CHARACTER SET utf8)", "INSERT INTO utf VALUES (1, '😀')", // which utf8 that is depends on the server
+	"SET auto_increment_increment = 7, auto_increment_offset = 3, lc_time_names = 'de_DE'",
+	"ALTER TABLE utf ADD COLUMN n INT AUTO_INCREMENT UNIQUE, ADD COLUMN m VARCHAR(9) DEFAULT (DATE_FORMAT('2024-05-01', '%M'))",
+	"SET auto_increment_increment = 1, auto_increment_offset = 1, lc_time_names = 'en_US'",
 	"/* first */ CREATE DATABASE e", "CREATE TABLE e.t (id INT PRIMARY KEY)", "INSERT INTO e.t VALUES (1)", "RENAME TABLE e.t TO d.came", "CREATE TABLE e.t (x INT PRIMARY KEY)", "INSERT INTO e.t VALUES (2)",
 	"DROP DATABASE e", "CREATE DATABASE e", "CREATE TABLE e.t (y INT PRIMARY KEY)", "INSERT INTO e.t VALUES (3)",
 }
 
 func TestDDLIsExecutedInOrderWithRows(t *testing.T) {
-	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--character-set-server=utf8mb4", "--sql-mode=")
+	a, b := testenv.StartMariaDB(t, "--old-mode="), testenv.StartMariaDB(t, "--character-set-server=utf8mb4", "--sql-mode=")
 	a.Exec(statements...)
 	time.Sleep(time.Second) // so that a time taken at the sink would show
 	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)

@@ -117,7 +117,9 @@ func (s *Sink) ddlState(ctx context.Context, position stream.Position) (begun, d
 	return true, done, nil
 }
 
-// Present are all tables and sequences that exist.
+// Present are all tables and sequences that exist, without those of the server and the sink's own.
 func (s *Sink) Present(ctx context.Context) ([]stream.Table, error) {
-	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SEQUENCE', 'SYSTEM VERSIONED')")
+	return s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SEQUENCE', 'SYSTEM VERSIONED')"+
+		" AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')"+
+		" AND NOT (table_schema = ? AND table_name IN ('progress', 'ddl', 'incarnation', 'snapshot'))", s.options.Schema)
 }

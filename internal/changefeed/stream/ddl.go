@@ -48,6 +48,8 @@ type DDL struct {
 	DropsKey, Alters bool
 	// Replaces: it may replace a table (OR REPLACE). IfExists: tables may be missing.
 	Replaces, IfExists bool
+	// Differs is why it may leave other rows at a sink than at the source; empty if it cannot.
+	Differs string
 
 	// Releases are tables that a rename takes out of the filter: they stay at the sink, and are no longer replicated.
 	Releases []Table
@@ -210,9 +212,15 @@ func (d *DDL) Ends(t Table) bool {
 }
 
 // Alone reports whether a DDL concerns one table that exists before and after it, so that the table's dispatcher can execute it
-// between two changes. For all others the dispatchers of all tables concerned have to wait.
+// between two changes. For all others the dispatchers of all tables concerned have to wait, also for one that stops the changefeed.
 func (d *DDL) Alone() bool {
-	return len(d.Names()) == 1 && len(d.Tables) == 1 && !d.DropsKey && (d.Kind == AlterTable || d.Kind == TruncateTable)
+	return len(d.Names()) == 1 && len(d.Tables) == 1 && !d.DropsKey && d.Differs == "" && (d.Kind == AlterTable || d.Kind == TruncateTable)
+}
+
+// NamesExisting reports whether it changes or reads tables that exist before it. One that is dropped does not count: sources log a table
+// that only a session has apart from others then.
+func (d *DDL) NamesExisting() bool {
+	return d.Kind == AlterTable || d.Kind == TruncateTable || d.Kind == RenameTable || len(d.Reads) > 0
 }
 
 // Unexecutable reports whether nothing can be executed at a sink: it is not known what the statement does, or rows cannot be read.
@@ -226,21 +234,31 @@ func (d *DDL) Without() *DDL {
 }
 
 // Failed makes it what a statement has done that failed at the source and is in the log all the same, and returns the text for that: OR
-// REPLACE has dropped a table, and DROP those that there were. What any other has done is not known.
+// REPLACE has dropped a table, and DROP those that there were. What any other has done to its tables is not known.
 func (d *DDL) Failed() string {
 	switch {
 	case d.Kind == DropTable, d.Kind == CreateTable && d.Replaces:
 		*d = DDL{Kind: DropTable, Schema: d.Schema, Tables: d.Tables, IfExists: true}
 		d.Statement = "DROP TABLE IF EXISTS " + QuotedNames(d.Tables)
-	case d.Kind != OtherDDL:
-		*d = DDL{Kind: UnknownDDL, Schema: d.Schema, Statement: d.Statement}
+	default:
+		d.Differs = "it failed at the source and is in the log all the same, so that it is not known what it has done"
 	}
 	return d.Statement
 }
 
 // Plan is what a changefeed with a filter executes of a DDL: all of it, a part, or nothing, which is nil. It returns ErrUnusable if the
-// changefeed must stop: the DDL is unknown, or it brings a table in from outside the filter, whose rows the sink does not have.
+// changefeed must stop: the DDL is unknown, it may leave other rows at the sink, or it brings a table in from outside the filter, whose rows
+// the sink does not have.
 func (f Filter) Plan(d *DDL) (*DDL, error) {
+	plan, err := f.planAll(d)
+	if err == nil && plan != nil && d.Differs != "" {
+		return nil, d.Stops(d.Differs)
+	}
+	return plan, err
+}
+
+// planAll is Plan of a DDL that leaves the same rows everywhere.
+func (f Filter) planAll(d *DDL) (*DDL, error) {
 	if err := f.refuseReferences(d); err != nil {
 		return nil, err
 	}

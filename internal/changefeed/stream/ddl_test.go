@@ -42,6 +42,8 @@ func TestOfADDLOnlyWhatIsInsideTheFilterIsExecuted(t *testing.T) {
 		{"convert to outside", inside, DDL{Kind: AlterTable, Statement: "x", Tables: tables("in.a"), Makes: tables("out.a")}, `stops: statement "x": table out.a is outside the filter and table in.a inside; start again with a new changefeed, from a copy taken after it: misconfigured; retrying will not help`},
 		{"convert outside", inside, DDL{Kind: AlterTable, Tables: tables("out.a"), Removes: tables("out.b")}, "nothing"},
 		{"unknown", nil, DDL{Kind: UnknownDDL, Statement: "FROB  NICATE"}, `stops: statement "FROB NICATE": it is not known what this statement does to tables; start again with a new changefeed, from a copy taken after it: misconfigured; retrying will not help`},
+		{"may differ inside", inside, DDL{Kind: AlterTable, Statement: "x", Tables: tables("in.a"), Differs: "why"}, `stops: statement "x": why; start again with a new changefeed, from a copy taken after it: misconfigured; retrying will not help`},
+		{"may differ outside", inside, DDL{Kind: AlterTable, Tables: tables("out.a"), Differs: "why"}, "nothing"},
 		{"unreadable inside", inside, DDL{Kind: UnreadableRows, Statement: "XA", Tables: tables("out.a in.a")}, "stops: XA: misconfigured; retrying will not help"},
 		{"unreadable anywhere", inside, DDL{Kind: UnreadableRows, Statement: "CALL"}, "stops: CALL: misconfigured; retrying will not help"},
 		{"unreadable outside", inside, DDL{Kind: UnreadableRows, Statement: "XA", Tables: tables("out.a")}, "nothing"},
@@ -92,6 +94,26 @@ func TestAWholeSchemaIsInsideTheFilter(t *testing.T) {
 	} {
 		if got := c.filter.AllowsSchema("s"); got != c.want {
 			t.Errorf("%v: %v", c.filter, got)
+		}
+	}
+}
+
+// What a statement has done that failed is known of few, and of the others only to which tables.
+func TestWhatAStatementHasDoneThatFailed(t *testing.T) {
+	for _, c := range []struct {
+		ddl  DDL
+		want string
+	}{
+		{DDL{Kind: DropTable, Statement: "DROP TABLE in.a, in.b", Tables: tables("in.a in.b")}, "drop [in.a in.b] DROP TABLE IF EXISTS `in`.`a`, `in`.`b`"},
+		{DDL{Kind: CreateTable, Replaces: true, Statement: "x", Tables: tables("in.a")}, "drop [in.a] DROP TABLE IF EXISTS `in`.`a`"},
+		{DDL{Kind: AlterTable, Statement: "ALTER", Tables: tables("in.a")}, "alter [in.a] ALTER it failed at the source and is in the log all the same, so that it is not known what it has done"},
+	} {
+		c.ddl.Failed()
+		if got := strings.TrimSpace(fmt.Sprint(c.ddl.Kind, " ", c.ddl.Tables, " ", c.ddl.Statement, " ", c.ddl.Differs)); got != c.want {
+			t.Errorf("got %s, want %s", got, c.want)
+		}
+		if c.ddl.Differs != "" && c.ddl.Alone() {
+			t.Error("the dispatcher would execute it")
 		}
 	}
 }
