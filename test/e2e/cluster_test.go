@@ -51,9 +51,9 @@ type cluster struct {
 	launchNode func(name string, args ...string) *process
 }
 
-// testLeases last as long as the default ones, but nodes fence themselves later: a busy machine may delay three renewals of a node, and the
-// programs of tests stop within a second.
-var testLeases = lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 8 * time.Second, Dead: 9 * time.Second, Lost: 10 * time.Second}
+// testLeases last a little longer than the default ones: a busy machine may delay three renewals of a node, and a node that cannot stop what it
+// must between Fence and Dead kills itself.
+var testLeases = lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 9 * time.Second, Dead: 12 * time.Second, Lost: 13 * time.Second}
 
 // calmLeases are for tests in which nobody has to be found dead: a machine that is busy for half a minute changes nothing in them.
 var calmLeases = lease.Timing{Renew: 2 * time.Second, Timeout: 2 * time.Second, Fence: 50 * time.Second, Dead: 55 * time.Second, Lost: time.Minute}
