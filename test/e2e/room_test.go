@@ -1,18 +1,17 @@
 package e2e
 
 import (
-	"context"
+	"cmp"
 	"flag"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"golang.org/x/sync/semaphore"
 )
 
 // How much of a small machine a test needs. All of them wait for leases, drains and restarts more than they compute, so several share
@@ -23,38 +22,96 @@ const (
 	rooms = 8
 )
 
-// place is the room for tests that run beside each other.
-type place struct {
-	room  *semaphore.Weighted
-	entry sync.Mutex   // held by the one test that looks whether the machine is calm enough for it
-	used  atomic.Int64 // how much of the room is taken
+// longest are the tests that take minutes, longest first. They begin first, so that none of them is left alone at the end.
+var longest = []string{
+	"TestADrainSurvivesItsNodeAndTheAPIAtEveryStep", "TestAnEtcdClusterGoesOnWhenTheCoordinatorDiesAtAnyStep", "TestProgramsNeverRunTwiceAtOnce", "TestPodsAreEvicted",
+	"TestSeedDocument", "TestKubectlDrain", "TestChaos", "TestHealthEventsOnKubernetes", "TestFixedHistoriesEndEqual", "TestMachinesComeAndGo",
+	"TestADrainSurvivesItsCoordinatorAtEveryStep", "TestStopsOfEtcdClustersKeepWhatTheyShould", "TestAnEtcdClusterUnderLoadLosesNoWriteAndNoQuorum",
+	"TestAMemberKeepsItsPlaceWhenItsNodeGetsAnotherAddress", "TestVolumesOutliveCrashes",
 }
 
-var machine = place{room: semaphore.NewWeighted(rooms)}
+// visitor is a test that waits for room.
+type visitor struct {
+	need, turn int64
+}
 
-// beside lets a test run beside others, as many as there is room for.
+// place is the room for tests that run beside each other.
+type place struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	waiting []*visitor
+	free    int64
+
+	entry sync.Mutex   // held by the one test that looks whether the machine is calm enough for it
+	begun atomic.Int64 // how much of the room is taken by tests that have begun
+}
+
+func newPlace() *place {
+	p := &place{free: rooms}
+	p.changed.L = &p.mu
+	return p
+}
+
+var machine = newPlace()
+
+// beside lets a test run beside others, as many as there is room for. All tests have said so before the first of them begins.
 func beside(t *testing.T, need int64) {
 	t.Helper()
+	v := machine.announce(t.Name(), need)
 	t.Parallel()
-	if err := machine.room.Acquire(context.Background(), need); err != nil {
-		t.Fatal(err)
+	machine.enter(v)
+	machine.awaitCalm(v)
+	t.Cleanup(func() { machine.leave(v) }) // the last of all: the processes have ended
+}
+
+// announce adds a test to those that wait for room.
+func (p *place) announce(name string, need int64) *visitor {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	turn := slices.Index(longest, name)
+	if turn < 0 {
+		turn = len(longest) + len(p.waiting)
 	}
-	machine.awaitCalm()
-	machine.used.Add(need)
-	t.Cleanup(func() { // the last of all: the processes have ended
-		machine.used.Add(-need)
-		machine.room.Release(need)
-	})
+	v := &visitor{need: need, turn: int64(turn)}
+	p.waiting = append(p.waiting, v)
+	return v
+}
+
+// enter waits until it is the test's turn and there is room for it.
+func (p *place) enter(v *visitor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.next() != v || p.free < v.need {
+		p.changed.Wait()
+	}
+	p.free -= v.need
+	p.waiting = slices.DeleteFunc(p.waiting, func(w *visitor) bool { return w == v })
+	p.changed.Broadcast()
+}
+
+// next is the test whose turn it is.
+func (p *place) next() *visitor {
+	return slices.MinFunc(p.waiting, func(a, b *visitor) int { return cmp.Compare(a.turn, b.turn) })
+}
+
+// leave gives the room of a test back.
+func (p *place) leave(v *visitor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free += v.need
+	p.begun.Add(-v.need)
+	p.changed.Broadcast()
 }
 
 // awaitCalm lets one test after another begin, each when the processors have time for it. What a test computes most of is its beginning, when
 // its processes start: on a machine that is busy already they would take so long that the leases of other tests expire.
-func (p *place) awaitCalm() {
+func (p *place) awaitCalm(v *visitor) {
 	const always, perProcessor = 3, 4
 	p.entry.Lock()
 	defer p.entry.Unlock()
-	for p.used.Load() >= always && runnable(2*time.Second) > float64(perProcessor*runtime.NumCPU()) {
+	for p.begun.Load() >= always && runnable(2*time.Second) > float64(perProcessor*runtime.NumCPU()) {
 	}
+	p.begun.Add(v.need)
 }
 
 // runnable is how many threads of the machine had something to compute, on average for a time; zero where the machine does not tell.
