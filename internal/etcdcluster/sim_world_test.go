@@ -949,7 +949,7 @@ func (s *sim) lacks() bool {
 	return slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.full || n.silent })
 }
 
-// free frees the disk of a node that has all members of the cluster, and lets it answer: without it no snapshot can be taken, which only a person can
+// free frees the disk of a node that has all good members of the cluster, and lets it answer: without it no snapshot can be taken, which only a person can
 // mend. A node on which no member can begin is mended when no drain waits any more.
 func (s *sim) free() {
 	waits := slices.ContainsFunc(slices.Collect(maps.Values(s.members)), func(m *v1alpha1.EtcdMember) bool {
@@ -963,9 +963,11 @@ func (s *sim) free() {
 			if aside || m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Incarnation != s.cluster.Status.Incarnation {
 				continue
 			}
-			if m.Spec.Node == n.name {
+			d := s.data[m.Name]
+			switch {
+			case m.Spec.Node == n.name:
 				here++
-			} else {
+			case d == nil || !d.corrupt:
 				elsewhere++
 			}
 		}
