@@ -19,20 +19,8 @@ func (m *Map) DDL(d *stream.DDL) (*stream.DDL, error) {
 	default:
 		return d, nil
 	}
-	for _, others := range [][]stream.Table{d.Reads, d.Makes, d.Removes, d.Tables[1:]} {
-		if d.Kind == stream.RenameTable {
-			break
-		}
-		for _, other := range others {
-			if !m.same(d.Tables[0], other) {
-				return nil, d.Stops(fmt.Sprintf("columns or rows are left out of table %s or of table %s, and not the same of both", d.Tables[0], other))
-			}
-		}
-	}
-	for i, to := range d.Becomes {
-		if !m.same(d.Tables[i], to) {
-			return nil, d.Stops(fmt.Sprintf("columns or rows are left out of table %s or of table %s, and not the same of both", d.Tables[i], to))
-		}
+	if one, other, mixes := m.mixes(d); mixes {
+		return nil, d.Stops(fmt.Sprintf("columns or rows are left out of table %s or of table %s, and not the same of both", one, other))
 	}
 	o := m.Of(d.Tables[0])
 	if o == nil || len(d.Reads) > 0 || d.Kind == stream.RenameTable && !d.Alters {
@@ -43,6 +31,26 @@ func (m *Map) DDL(d *stream.DDL) (*stream.DDL, error) {
 		return nil, d.Stops(why)
 	}
 	return to, nil
+}
+
+// mixes are two tables of which one gets rows or columns of the other, and of which not the same is left out.
+func (m *Map) mixes(d *stream.DDL) (one, other stream.Table, mixes bool) {
+	one = d.Tables[0]
+	others := slices.Concat(d.Reads, d.Makes, d.Removes, d.Tables[1:])
+	if d.Kind == stream.RenameTable {
+		others = nil
+	}
+	for _, other := range others {
+		if !m.same(one, other) {
+			return one, other, true
+		}
+	}
+	for i, to := range d.Becomes {
+		if !m.same(d.Tables[i], to) {
+			return d.Tables[i], to, true
+		}
+	}
+	return one, one, false
 }
 
 // without is a CREATE or ALTER of the table without what is left out, or why there is none.

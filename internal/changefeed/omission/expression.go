@@ -26,7 +26,7 @@ type Expression struct {
 // String is the text of the expression.
 func (e *Expression) String() string { return e.text }
 
-// compares reports whether it compares a column with text: such a comparison depends on the collation of the column.
+// comparesText reports whether it compares a column with text: such a comparison depends on the collation of the column.
 func (e *Expression) comparesText() bool {
 	found := false
 	walk(e.root, func(n node) {
@@ -38,7 +38,7 @@ func (e *Expression) comparesText() bool {
 }
 
 // node is a part of an expression.
-type node interface{}
+type node any
 
 type (
 	// anyOf and allOf are joined by OR and AND.
