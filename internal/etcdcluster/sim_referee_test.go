@@ -104,7 +104,7 @@ func (s *sim) refereeRestore(w World, d Decision) {
 		return
 	}
 	s.restored[is.ID] = true
-	f := s.anyFile(is.Snapshot)
+	f := s.storedFile(is.Snapshot)
 	if f == nil {
 		s.breach("restore %s begins, and nobody has snapshot %s", is.ID, is.Snapshot)
 		return

@@ -478,6 +478,16 @@ func (s *sim) anyFile(snapshot string) *simFile {
 	return nil
 }
 
+// storedFile is a snapshot's file on a node that looks alive: one that has just gone still does, and its file is there when it is back.
+func (s *sim) storedFile(snapshot string) *simFile {
+	for _, n := range s.nodes {
+		if f := s.files[n.name][snapshot]; f != nil && (n.up || s.now.Sub(n.downAt) < simLease) {
+			return f
+		}
+	}
+	return nil
+}
+
 // curate lets a node take, copy or delete a snapshot.
 func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 	has := s.files[n.name][snap.Name] != nil
