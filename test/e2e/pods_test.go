@@ -493,8 +493,8 @@ func podsDeadline(t *testing.T, k *installation) {
 	p := k.on(t, "w-deadline", "now-deadline")
 	p.pod("a1")
 	p.budget("a", 1, 1, 1)
-	out, errs, code := p.run("drain", p.node, "--wait", "--deadline", "2s")
-	if code != 2 || !strings.Contains(errs, "Node w-deadline was not drained within 2s: 1 of 1 pod left. It stays cordoned; a new Drain of it continues where this one ended.") {
+	out, errs, code := p.run("drain", p.node, "--wait", "--deadline", "15s")
+	if code != 2 || !strings.Contains(errs, "Node w-deadline was not drained within 15s: 1 of 1 pod left. It stays cordoned; a new Drain of it continues where this one ended.") {
 		t.Errorf("exit %d\n%s%s", code, out, errs)
 	}
 	if !cordon.Is(p.core()) {
