@@ -57,7 +57,7 @@ func fast() lease.Timing {
 
 // calm is a timing that is kept whatever else the machine does; fast is for nodes that are cut off.
 func calm() lease.Timing {
-	return lease.Timing{Renew: 3 * time.Second, Timeout: 3 * time.Second, Fence: 20 * time.Second, Dead: 24 * time.Second, Lost: 30 * time.Second}
+	return lease.Timing{Renew: 3 * time.Second, Timeout: 3 * time.Second, Fence: 50 * time.Second, Dead: 55 * time.Second, Lost: time.Minute}
 }
 
 // until polls for a condition that an API object or another process reaches in its own time.
