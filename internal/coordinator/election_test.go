@@ -34,6 +34,7 @@ func TestElection(t *testing.T) {
 		{"a coordinator that becomes Draining gives up its term", theDrainingGivesUp},
 		{"a coordinator that leaves hands over", theLeavingHandsOver},
 		{"a term that is over writes nothing", aTermThatIsOver},
+		{"a term that ends at its beginning is followed by another", aTermThatEndsAtItsBeginning},
 		{"a term that lost the election ends", aTermThatLost},
 		{"a Term that was deleted or changed is written again", theTermComesBack},
 		{"lost nodes are marked, whatever their clocks said", lostNodesAreMarked},

@@ -72,6 +72,10 @@ func (t *Term) run() error {
 			&corev1.Pod{}:                   {Namespaces: map[string]cache.Config{lease.Namespace: {}}}, // guards
 			&policyv1.PodDisruptionBudget{}: {Namespaces: map[string]cache.Config{lease.Namespace: {}}},
 		}},
+		NewCache: func(cfg *rest.Config, o cache.Options) (cache.Cache, error) {
+			c, err := cache.New(cfg, o)
+			return termCache{c, t.ctx}, err
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("term %s: %w", t.Identity, err)
@@ -91,6 +95,21 @@ func (t *Term) run() error {
 		return fmt.Errorf("term %s: %w", t.Identity, err)
 	}
 	return mgr.Start(t.ctx)
+}
+
+// termCache is a cache that nobody waits for after the end of its term. A manager that is asked to end waits until its caches are filled, which never
+// happens then: a term that ended right after it began would never be over, and its node could neither stop nor lead again.
+type termCache struct {
+	cache.Cache
+	term context.Context
+}
+
+// WaitForCacheSync implements cache.Informers.
+func (c termCache) WaitForCacheSync(ctx context.Context) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.term, cancel)()
+	return c.Cache.WaitForCacheSync(ctx) || c.term.Err() != nil
 }
 
 // republish writes the Term again when it was deleted or changed, until ctx ends. On Kubernetes no node could renew its lease without it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,6 +110,27 @@ func as(t *testing.T, api *testenv.API, name, term string) client.Client {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// aTermThatEndsAtItsBeginning: its manager waits for objects that nobody may read any more.
+func aTermThatEndsAtItsBeginning(t *testing.T, api *testenv.API) {
+	var first atomic.Bool
+	c := newCluster(t, api, []string{"s1"}, func(campaign *Campaign, _ string) {
+		setup := campaign.opts.Setup
+		campaign.opts.Setup = func(term *Term) error {
+			_, indexed := term.Manager.GetCache().GetInformer(context.Background(), &v1alpha1.Node{}) // as those that index objects do
+			err := errors.Join(indexed, setup(term))
+			if first.CompareAndSwap(false, true) {
+				term.end(ErrTermOver)
+			}
+			return err
+		}
+	})
+	c.leader()
+	if got := c.ledBy(); len(got) < 2 {
+		t.Errorf("terms of %v", got)
+	}
+	c.noOverlap()
 }
 
 func aTermThatIsOver(t *testing.T, api *testenv.API) {

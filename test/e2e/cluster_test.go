@@ -102,6 +102,7 @@ type process struct {
 	out   *output
 	done  chan struct{}
 	ended time.Time // known when done is closed
+	hung  bool      // it did not end when it was asked to; known after stop
 }
 
 // output collects what a process prints.
@@ -246,6 +247,9 @@ func (c *cluster) launchAt(dir string, env []string, exe string, args ...string)
 	c.whole.Cleanup(func() {
 		c.keep() // while everything still runs
 		p.stop()
+		if p.hung {
+			c.whole.Errorf("ebb %s did not end for %s after SIGTERM; its stacks are at the end of what it printed", strings.Join(args, " "), patience)
+		}
 		state := p.cmd.ProcessState
 		c.kept.used += state.UserTime() + state.SystemTime() // with that of its children
 		c.tell("ebb "+strings.Join(args, " "), fmt.Sprintf("%s[pid %d, %s, %s]\n", p.out, state.Pid(), state, p.ended.UTC().Format(time.RFC3339Nano)))
@@ -263,15 +267,18 @@ func (c *cluster) tell(name, text string) {
 	c.keepOutput(name, text)
 }
 
-// stop asks the process to end in order.
+// stop asks the process to end in order. One that does not is hung: it prints its stacks and is killed.
 func (p *process) stop() {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-	select {
-	case <-p.done:
-	case <-time.After(patience):
-		_ = p.cmd.Process.Kill()
-		<-p.done
+	for _, signal := range []os.Signal{syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGKILL} {
+		p.hung = signal != syscall.SIGTERM
+		_ = p.cmd.Process.Signal(signal) // it may have ended
+		select {
+		case <-p.done:
+			return
+		case <-time.After(patience):
+		}
 	}
+	<-p.done
 }
 
 func (p *process) awaitExit(t testing.TB) int {
