@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 // Ebb is the path of the ebb program, built with the race detector.
@@ -76,7 +78,15 @@ func buildRace(name string, args ...string) (string, error) {
 			return "", err
 		}
 	}
-	return build(name, ".", append(append([]string{"-race"}, args...), "./cmd/ebb")...)
+	flags := []string{"-race"}
+	if !testlength.Long() {
+		text, err := os.ReadFile(filepath.Join(root(), "test", "race.flags"))
+		if err != nil {
+			return "", err
+		}
+		flags = strings.Split(strings.TrimSpace(string(text)), "\n")
+	}
+	return build(name, ".", append(append(flags, args...), "./cmd/ebb")...)
 }
 
 // build makes one program below bin/test. The tests of several packages run at once and want the same one, so a lock
