@@ -512,7 +512,9 @@ func (s *sick) drainWithBridge(t *testing.T, target string) {
 		t.Fatal(err)
 	}
 	bridge := filepath.Join(dir, "bridge")
-	if out, err := exec.Command("go", "build", "-o", bridge, "../../examples/bridge").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-o", bridge, "../../examples/bridge")
+	build.Env = testenv.PlainBuild()
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	running := s.launch(bridge, "--kubeconfig", s.dir.Kubeconfig(), "--namespace", "default", "--command", command)
