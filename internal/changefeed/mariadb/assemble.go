@@ -394,6 +394,9 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if ofSession && ddl.NamesExisting() && ddl.Differs == "" {
 		ddl.Differs = "it may be about a temporary table, which the sink does not have, and not about the table of that name; set binlog_format=ROW in every session"
 	}
+	if ddl.Differs == "" && generated(ddl, a.open.kind.standalone, ofSession) {
+		ddl.Differs = st.lost()
+	}
 	a.tables.forget(ddl)
 	if k := a.open.kind; k.startAlter || k.rollbackAlter {
 		return nil
