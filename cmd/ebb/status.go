@@ -186,7 +186,7 @@ func (s *clusterStatus) text(now time.Time) string {
 	if leader == "" {
 		leader = "none"
 	}
-	fmt.Fprintf(&b, "%d nodes, coordinator: %s\n", len(s.Nodes), leader)
+	fmt.Fprintf(&b, "%s, coordinator: %s\n", kind.Plural(len(s.Nodes), "node"), leader)
 	b.WriteString(s.Vacancy)
 	if s.ActiveDrain != nil {
 		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s%s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name, because(s.DrainProblem))
