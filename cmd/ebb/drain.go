@@ -382,13 +382,13 @@ func newExplain() *cobra.Command {
 				return err
 			}
 			w, err := drain.Gather(cmd.Context(), cl, "", nil, time.Now())
-			w.Works = kinds.Works()
 			if err != nil {
 				return err
 			}
-			pods := pod.Explain(w.Drains, args[0], time.Now())
+			w.Works, w.Now = kinds.Works(), c.now().Truncate(time.Second) // the API has told its time by now
+			pods := pod.Explain(w.Drains, args[0], w.Now)
 			if w.Nodes[args[0]] == nil {
-				pods += pod.ExplainWaiting(w.Drains, args[0], time.Now())
+				pods += pod.ExplainWaiting(w.Drains, args[0], w.Now)
 				core, err := explainCore(cmd.Context(), &c, cl, args[0], pods)
 				if err != nil {
 					return err
@@ -399,7 +399,7 @@ func newExplain() *cobra.Command {
 			if d != nil && d.Spec.NodeName != args[0] {
 				d = nil
 			}
-			vacancy, _, err := coordinator.Vacancy(cmd.Context(), cl, time.Now())
+			vacancy, _, err := coordinator.Vacancy(cmd.Context(), cl, c.now())
 			if err != nil {
 				return err
 			}

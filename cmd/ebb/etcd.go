@@ -529,7 +529,7 @@ func newStatusEtcdClusters() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd.OutOrStdout(), list, func() string { return etcdClustersText(list, time.Now()) })
+			return out.print(cmd.OutOrStdout(), list, func() string { return etcdClustersText(list, c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())
