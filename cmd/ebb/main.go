@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func main() {
@@ -51,7 +52,31 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newGuard(), newCredentials(), newSigner(), newManifests(), newUninstall(), newPrepare(),
 		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newEvents(), newSlurmBridge(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	refuseUnknown(root)
+	nameUsage(root)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+			return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
+		}
+		return err
+	})
 	return root
+}
+
+// nameUsage makes every command say how it is used when it gets too few arguments or too many.
+func nameUsage(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		nameUsage(sub)
+	}
+	check := cmd.Args
+	if check == nil || cmd.HasSubCommands() {
+		return
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return fmt.Errorf("%w: use `%s`", err, cmd.UseLine())
+		}
+		return nil
+	}
 }
 
 // refuseUnknown makes every command that only has subcommands fail for one that it does not have; without any it shows its help.
