@@ -398,8 +398,9 @@ func TestAVolumeSaysThatItsSocketHasNoPlace(t *testing.T) {
 		if got := strings.TrimSpace(runProgram(t, "nbdinfo", "--size", v.get().Status.NBDURI)); got != strconv.FormatInt(v.get().Spec.Size.Value(), 10) {
 			t.Errorf("nbdinfo --size says %s", got)
 		}
-		v.sameCopies()                                                  // which detaches it
-		if err := os.RemoveAll(filepath.Join(odd, "nbd")); err != nil { // as one that cleans /tmp does
+		v.sameCopies()
+		// It is detached now, and something cleans the directory away.
+		if err := os.RemoveAll(filepath.Join(odd, "nbd")); err != nil {
 			t.Fatal(err)
 		}
 	}
