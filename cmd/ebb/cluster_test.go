@@ -46,3 +46,24 @@ func TestTheTimeIsThatOfTheAPIServer(t *testing.T) {
 		})
 	}
 }
+
+func TestAServerThatCannotBeReachedIsAHint(t *testing.T) {
+	server := httptest.NewServer(nil)
+	address := server.Listener.Addr().String()
+	server.Close()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(request)
+	if err == nil {
+		t.Fatalf("a server that is closed answers %s", resp.Status)
+	}
+	want := ": nothing answers there: check that it runs, and that --kubeconfig, KUBECONFIG or EBB_DATA_DIR names the right cluster"
+	if got := hinted(fmt.Errorf("nodes: %w", err)).Error(); got != "nodes: "+err.Error()+want {
+		t.Errorf("it says %s", got)
+	}
+	if got := hinted(os.ErrNotExist).Error(); got != os.ErrNotExist.Error() {
+		t.Errorf("another error became %s", got)
+	}
+}

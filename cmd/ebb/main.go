@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -35,8 +36,16 @@ func run(ctx context.Context, args []string) int {
 	case errors.As(err, &code):
 		return int(code)
 	}
-	fmt.Fprintln(os.Stderr, "ebb:", err)
+	fmt.Fprintln(os.Stderr, "ebb:", hinted(err))
 	return 1
+}
+
+// hinted adds what to do about a server that cannot be reached.
+func hinted(err error) error {
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+		return fmt.Errorf("%w: nothing answers there: check that it runs, and that --kubeconfig, KUBECONFIG or %s names the right cluster", err, envDataDir)
+	}
+	return err
 }
 
 func newRoot() *cobra.Command {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -57,7 +58,7 @@ The lease flags are passed to every node; a node that is started again needs the
 			if err != nil {
 				return err
 			}
-			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, os.Args[0], cmd.OutOrStdout()
+			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, callable(os.Args[0]), cmd.OutOrStdout()
 			o.LogArgs, o.NodeArgs = logs.args(), leaseArgs(timing)
 			if guardImage != "" {
 				if o.Kubeconfig == "" {
@@ -105,6 +106,14 @@ The lease flags are passed to every node; a node that is started again needs the
 	addLeaseTiming(f, &timing)
 	f.BoolVar(&withSamples, "samples", false, "create one small object of every kind of work, if there is none yet, and print commands to try")
 	return cmd
+}
+
+// callable is how a person calls a program from any directory. One without a slash is found by PATH.
+func callable(program string) string {
+	if path, err := filepath.Abs(program); err == nil && strings.Contains(program, "/") {
+		return path
+	}
+	return program
 }
 
 // whatNext prints commands to try.

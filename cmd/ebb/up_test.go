@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -22,5 +23,17 @@ func TestTheCommandsThatUpPrintsCanBeCopied(t *testing.T) {
 	}
 	if got := strings.ReplaceAll(b.String(), "'/tmp/my data", ""); strings.Contains(strings.SplitN(got, "Ctrl-C", 2)[0], "/tmp/my data") {
 		t.Errorf("a path is not quoted:\n%s", b.String())
+	}
+}
+
+func TestAProgramIsCalledFromEveryDirectory(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for program, want := range map[string]string{"ebb": "ebb", "/opt/ebb": "/opt/ebb", "./ebb": here + "/ebb", "bin/ebb": here + "/bin/ebb"} {
+		if got := callable(program); got != want {
+			t.Errorf("%s is called %s, want %s", program, got, want)
+		}
 	}
 }
