@@ -47,7 +47,7 @@ func newEvents() *cobra.Command {
 			slices.SortFunc(events, func(a, b v1alpha1.HealthEvent) int {
 				return cmp.Or(health.ReceivedAt(&b).Compare(health.ReceivedAt(&a)), strings.Compare(a.Name, b.Name))
 			})
-			return out.print(cmd.OutOrStdout(), events, func() string { return eventTable(events, time.Now()) })
+			return out.print(cmd.OutOrStdout(), events, func() string { return eventTable(events, c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())
@@ -83,7 +83,7 @@ func newEventsShow() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd.OutOrStdout(), e, func() string { return describeEvent(e, time.Now()) })
+			return out.print(cmd.OutOrStdout(), e, func() string { return describeEvent(e, c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())
