@@ -252,6 +252,12 @@ func (r *run) removeOrKeep(ctx context.Context, key types.NamespacedName, o gone
 	if now, ok := r.undiscarded[key]; !ok || now != o || r.workers[key] != nil {
 		return nil // the directory belongs to another program now
 	}
+	if mayRun(r.dir(key)) {
+		if !r.ended {
+			r.newWorker(key, r.opts.Gate.Find(Name)) // it ends what runs there, and discards the directory then
+		}
+		return nil
+	}
 	var err error
 	if wentBack || !o.deleted && r.doubted() || r.isDoubtful(key) || r.doubted() && !r.ownedBy(key, o) {
 		err = r.keep(key, r.dir(key))

@@ -273,6 +273,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		sees    string
 	}{
 		{"members serve while they are sealed", mutants{unsealed: true}, "is not in"},
+		{"nodes drop copies by the record alone", mutants{trustsRecords: true}, "drops its copy"},
 		{"data is deleted before it is released", mutants{decision: func(w World, d *Decision) {
 			if d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdSealing && len(w.Members) > 0 && w.Members[0].Spec.Want == v1alpha1.EtcdMemberSeal {
 				next := w.Members[0].DeepCopy()

@@ -93,8 +93,9 @@ type sim struct {
 
 // mutants are rules broken on purpose, to show that the referee would see it.
 type mutants struct {
-	unsealed bool                   // members go on serving while they say that they are sealed
-	decision func(World, *Decision) // the planner decides otherwise
+	unsealed      bool                   // members go on serving while they say that they are sealed
+	trustsRecords bool                   // nodes drop copies though those that should keep them are away
+	decision      func(World, *Decision) // the planner decides otherwise
 }
 
 func newSim(seed uint64, nodes int) *sim {
@@ -111,7 +112,7 @@ func newSim(seed uint64, nodes int) *sim {
 	s.cluster = &v1alpha1.EtcdCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "0123456789", Generation: 1, Finalizers: []string{v1alpha1.EtcdClusterFinalizer}},
 		Spec: v1alpha1.EtcdClusterSpec{
-			Size: &three, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 2},
+			Size: &three, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 1 + int32(seed%2)},
 			ReplaceAfter: &metav1.Duration{Duration: 30 * time.Second}, ReplaceFailedAfter: &metav1.Duration{Duration: 10 * time.Second},
 		},
 	}
@@ -163,7 +164,7 @@ func (s *sim) world() World {
 			object.Status.Liveness = v1alpha1.Draining
 			w.Slot, w.Settled = &v1alpha1.ActiveDrain{Node: n.name}, false
 		}
-		if !n.up && s.now.Sub(n.downAt) >= simLease {
+		if !s.looksAlive(n) {
 			ready, rec.Holder, rec.Fenced = metav1.ConditionFalse, "", 1
 		}
 		object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: ready, LastTransitionTime: metav1.NewTime(n.downAt)}}
@@ -481,12 +482,15 @@ func (s *sim) anyFile(snapshot string) *simFile {
 // storedFile is a snapshot's file on a node that looks alive: one that has just gone still does, and its file is there when it is back.
 func (s *sim) storedFile(snapshot string) *simFile {
 	for _, n := range s.nodes {
-		if f := s.files[n.name][snapshot]; f != nil && (n.up || s.now.Sub(n.downAt) < simLease) {
+		if f := s.files[n.name][snapshot]; f != nil && s.looksAlive(n) {
 			return f
 		}
 	}
 	return nil
 }
+
+// looksAlive returns whether a node holds its lease: one that has just gone still does.
+func (s *sim) looksAlive(n *simNode) bool { return n.up || s.now.Sub(n.downAt) < simLease }
 
 // curate lets a node take, copy or delete a snapshot.
 func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
@@ -518,7 +522,10 @@ func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 		if f := s.anyFile(snap.Name); f != nil {
 			s.keepFile(n, snap, f)
 		}
-	case !wanted && has && slices.ContainsFunc(snap.Verified(), func(other string) bool { return slices.Contains(snap.Spec.Nodes, other) }):
+	case !wanted && has && slices.ContainsFunc(snap.Verified(), func(other string) bool {
+		return slices.Contains(snap.Spec.Nodes, other) && (s.looksAlive(s.node(other)) || s.mutants.trustsRecords)
+	}):
+		s.refereeDrop(n, snap)
 		s.dropFile(n, snap)
 	}
 }
@@ -647,7 +654,7 @@ func (s *sim) do(w World, a Action) bool {
 	case CreateMember:
 		return s.createMember(w, a.Member)
 	case SetDesired:
-		return s.wishMember(a.Member)
+		return s.restThere(w, a.Member) && s.wishMember(a.Member)
 	case ReleaseMember:
 		if s.data[a.Member.Name] != nil && s.node(a.Member.Spec.Node) != nil {
 			s.breach("%s is let go and its data is there", a.Member.Name)
@@ -668,6 +675,7 @@ func (s *sim) do(w World, a Action) bool {
 		if snap == nil || snap.ResourceVersion != a.Snapshot.ResourceVersion {
 			return false
 		}
+		s.refereePlace(w, a.Snapshot)
 		snap.Spec, snap.Finalizers = *a.Snapshot.Spec.DeepCopy(), a.Snapshot.Finalizers
 		s.touch(snap)
 	case DeleteSnapshot:
