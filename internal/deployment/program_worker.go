@@ -337,9 +337,6 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 		_ = pw.program.stop(pw.grace()) // for a shim that did not get the first request, or whose grace must end now
 	}
 	if now, _ := f.ours(); now && !f.Leaving {
-		if f.Phase == Present && !f.Free && f.Object.Spec.GoesOn() && pw.program.setFree() != nil {
-			pause = min(pause, again) // its shim does not answer
-		}
 		entry, soon := pw.entry(f, step)
 		if soon > 0 {
 			pause = min(pause, soon)
@@ -347,6 +344,8 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 		if err := pw.tell(entry); err != nil {
 			pw.say("could not write the node's instance; trying again", err)
 			pause = min(pause, again)
+		} else if f.Phase == Present && !f.Free && f.Object.Spec.GoesOn() && goesOn(&pw.told) && pw.program.setFree() != nil {
+			pause = min(pause, again) // its shim does not answer
 		}
 	}
 	return pause, false
@@ -459,13 +458,18 @@ func (pw *programWorker) start(ctx context.Context) error {
 	d, revision := f.Object, Revision(f.Object)
 	pw.tried = revision
 	deadline, _ := pw.pulse.current()
-	if d.Spec.GoesOn() {
+	if d.Spec.GoesOn() && goesOn(d.Instance(pw.opts.Node)) { // others know; if they do not yet, it gets its leave when they do
 		deadline = shim.Never
 	}
 	if err := pw.cover(ctx, d.UID); err != nil {
 		return err
 	}
-	user, home, err := pw.runAs(ctx, d, pw.dir)
+	err := pw.clearFormer(ctx, pw.key, d.UID, pw.dir)
+	var user *shim.User
+	var home string
+	if err == nil {
+		user, home, err = pw.runAs(ctx, d, pw.dir)
+	}
 	if errors.Is(err, errStoreUnknown) { // that is no failure of the program
 		return err
 	}

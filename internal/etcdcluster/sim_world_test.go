@@ -84,7 +84,8 @@ type sim struct {
 	*simtest.Referee[string]
 	events   map[string]int
 	mutants  mutants
-	asked    askings // what the coordinator has in memory
+	asked    askings       // what the coordinator has in memory
+	ahead    time.Duration // of its clock
 	orders   int
 	restored map[string]bool // orders that were carried out
 	seed     uint64
@@ -154,7 +155,7 @@ const simLease = 3 * time.Second
 // world is what the coordinator reads.
 func (s *sim) world() World {
 	w := World{
-		Now: s.now, Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Settled: true, Load: map[string]int{},
+		Now: s.now.Add(s.ahead), Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Settled: true, Load: map[string]int{},
 	}
 	for _, n := range s.nodes {
 		object := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
@@ -178,7 +179,7 @@ func (s *sim) world() World {
 		w.Snapshots = append(w.Snapshots, s.snapshots[name].DeepCopy())
 	}
 	w.View = s.view()
-	w.Asked = s.asked.saw(w.trial(), s.now)
+	w.Asked = s.asked.saw(w.trial(), w.Now)
 	return w
 }
 
@@ -591,7 +592,7 @@ func (s *sim) coordinate() bool {
 	}
 	if s.chance(8) {
 		s.Hear("the coordinator dies after it wrote the status")
-		s.asked = askings{}
+		s.elect()
 		return true
 	}
 	rested := s.cluster.ResourceVersion
@@ -607,11 +608,19 @@ func (s *sim) coordinate() bool {
 		}
 		if s.chance(8) {
 			s.Hear("the coordinator dies after %s", a.Do)
-			s.asked = askings{}
+			s.elect()
 			return true
 		}
 	}
 	return changed || len(d.Actions) > 0
+}
+
+// elect makes another node the coordinator. Now and then its clock is ahead.
+func (s *sim) elect() {
+	s.asked, s.ahead = askings{}, 0
+	if s.chance(4) {
+		s.ahead = time.Hour
+	}
 }
 
 // reconcile lets the coordinator look again at once after each thing that it did, before any node has seen it, and says whether there was anything.
@@ -1008,6 +1017,7 @@ func (s *sim) discard() {
 // calm ends all trouble and lets the cluster come to rest.
 func (s *sim) calm() {
 	s.chaos = false
+	s.elect()
 	s.Hear("calm")
 	for _, n := range s.nodes {
 		n.up, n.draining, n.noSpace = true, n.leaves, false

@@ -180,6 +180,11 @@ func (p *planner) pauseAtMost(most time.Duration, why string) {
 	p.serveMeanwhile()
 }
 
+// pauseOf is the longest pause after so many attempts.
+func pauseOf(attempt int64) time.Duration {
+	return backoff.Policy{First: pauseFirst, Longest: pauseMost}.After(attempt)
+}
+
 // pauseLonger waits for the end of a pause.
 func (p *planner) pauseLonger() {
 	p.snapFailed = p.lastFailure()
