@@ -151,14 +151,14 @@ func TestAHomeIsTakenAwayOnlyWhenTheStoreAnswers(t *testing.T) {
 	}
 	writeFile(t, home, "data")
 	silent.Store(true)
-	if err := r.takeAway(ctx, key, home); !errors.Is(err, errStoreUnknown) {
+	if err := r.takeAway(ctx, key, home, r.keepHome); !errors.Is(err, errStoreUnknown) {
 		t.Errorf("a store that does not answer: %v", err)
 	}
 	if here, kept, trash := where(); here != 1 || kept+trash > 0 {
 		t.Errorf("a store that does not answer: here %d, kept %d, removed %d", here, kept, trash)
 	}
 	silent.Store(false)
-	must(t, r.takeAway(ctx, key, home))
+	must(t, r.takeAway(ctx, key, home, r.keepHome))
 	if here, kept, trash := where(); trash != 1 || here+kept > 0 {
 		t.Errorf("the store that it was: here %d, kept %d, removed %d", here, kept, trash)
 	}
@@ -168,7 +168,7 @@ func TestAHomeIsTakenAwayOnlyWhenTheStoreAnswers(t *testing.T) {
 	must(t, r.settle(r.generation, []string{"ns/v", "ns/w"}))
 	for _, wantKept := range []int{1, 1} {
 		writeFile(t, home, "data")
-		must(t, r.takeAway(ctx, key, home))
+		must(t, r.takeAway(ctx, key, home, r.keepHome))
 		if here, kept, _ := where(); here != 0 || kept != wantKept {
 			t.Errorf("a directory in doubt: here %d, kept %d", here, kept)
 		}

@@ -41,8 +41,6 @@ type shimmed struct {
 // keepMark is at the end of the revision of an instance whose program may go on without a lease.
 const keepMark = "+keep"
 
-func keeps(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.KeepDisconnected }
-
 func isMarked(i *v1alpha1.DeploymentInstance) bool { return i != nil && i.Revision == keepMark }
 
 func revision(d *v1alpha1.Deployment) string { return deployment.Revision(d) }
