@@ -35,13 +35,18 @@ type shimmed struct {
 	epoch    int64 // in which it was started or found
 	ending   bool
 	free     bool // it has no deadline
+	orphan   bool // its object went while its node was lost
 	starts   func()
 }
 
 // keepMark is at the end of the revision of an instance whose program may go on without a lease.
 const keepMark = "+keep"
 
-func isMarked(i *v1alpha1.DeploymentInstance) bool { return i != nil && i.Revision == keepMark }
+// isMarked says whether everybody can know that a program may go on here without a lease.
+func (m *machine) isMarked(d *v1alpha1.Deployment) bool {
+	i := d.Instance(m.name)
+	return i != nil && (i.Revision == keepMark || m.sim.broken.unmarked)
+}
 
 func revision(d *v1alpha1.Deployment) string { return deployment.Revision(d) }
 
@@ -112,7 +117,7 @@ func (m *machine) start(pw *programWorker, d *v1alpha1.Deployment, seen int) {
 	if m.spawned[pw.name] != nil {
 		return // it has the lock
 	}
-	p := &shimmed{uid: d.UID, revision: revision(d), epoch: pw.epoch, free: d.Spec.GoesOn() && isMarked(d.Instance(m.name))}
+	p := &shimmed{uid: d.UID, revision: revision(d), epoch: pw.epoch, free: d.Spec.GoesOn() && m.isMarked(d)}
 	p.starts = func() { m.sim.starts(m, pw, d, seen, p) }
 	m.spawned[pw.name] = p
 	pw.then(func() { m.hatch(pw.name) })
@@ -331,6 +336,13 @@ func (s *sim) reap(name string) {
 	if d == nil || d.DeletionTimestamp.IsZero() || !s.live().Vacated(d) && !s.broken.reapsEarly {
 		return
 	}
+	for _, m := range s.machines {
+		for _, p := range []*shimmed{m.programs[name], m.spawned[name]} {
+			if p != nil && !s.record(m.name).Held() {
+				p.orphan = true
+			}
+		}
+	}
 	s.objects[name] = append(s.objects[name], nil)
 	s.Count("deleted")
 	s.Hear("%s is gone", name)
@@ -347,6 +359,13 @@ func (s *sim) administer() {
 	}
 	switch s.Draw(11) {
 	case 9, 10:
+		for _, m := range s.machines { // rather while a node is away on which one goes on
+			for _, running := range s.names {
+				if p := m.programs[running]; p != nil && p.free && (m.cut || m.frozen || m.process == nil) {
+					name = running
+				}
+			}
+		}
 		edit("when disconnected", func(d *v1alpha1.Deployment) {
 			if d.Spec.WhenDisconnected == v1alpha1.KeepDisconnected {
 				d.Spec.WhenDisconnected = v1alpha1.StopDisconnected
@@ -368,7 +387,7 @@ func (s *sim) administer() {
 	case 4, 5:
 		edit("change", func(d *v1alpha1.Deployment) { d.Spec.Args = []string{fmt.Sprint(s.Last())} })
 	case 6:
-		if s.Draw(3) == 2 {
+		if s.Draw(2) == 1 {
 			edit("deletion", deleted)
 		}
 	case 7:

@@ -295,7 +295,7 @@ func (pw *programWorker) do(f deployment.Facts, step deployment.Step) {
 		pw.sim.Count("detached")
 	case deployment.Idle:
 		pw.sim.Count("wait " + step.Why)
-		if p := pw.programs[pw.name]; step.Why == "" && f.Phase == deployment.Present && !p.free && d.Spec.GoesOn() && isMarked(d.Instance(pw.machine.name)) {
+		if p := pw.programs[pw.name]; step.Why == "" && f.Phase == deployment.Present && !p.free && d.Spec.GoesOn() && pw.isMarked(d) {
 			p.free = true
 			pw.sim.Count("freed")
 		}

@@ -109,7 +109,7 @@ func (r *referee) starts(m *machine, pw *programWorker, d *v1alpha1.Deployment, 
 		r.Breach(takesNothing, "%s drains and starts %s", m.name, d.Name)
 	}
 	for _, other := range r.sim.machines {
-		if !d.Spec.GoesOn() && seen >= r.retyped[d.Name] && other != m && other.programs[d.Name].of(d) {
+		if !d.Spec.GoesOn() && seen >= r.retyped[d.Name] && other != m && other.programs[d.Name].counts() {
 			r.Breach(oneRunsIt, "%s starts %s, which runs on %s: %s", m.name, d.Name, other.name, text(d))
 		}
 	}
@@ -138,7 +138,7 @@ func (r *referee) lookAt(name string) {
 	for _, m := range r.sim.machines {
 		p := m.programs[name]
 		if p != nil {
-			if p.of(d) {
+			if p.counts() {
 				on = append(on, m.name)
 			}
 			if r.sim.now > m.deadline && !p.free {
@@ -163,10 +163,8 @@ func (r *referee) wanted(d *v1alpha1.Deployment, m *machine) bool {
 		r.sim.record(m.name).Held() && (m.process == nil || !m.process.leaving)
 }
 
-// of says whether a program counts as one of an object. One of an object that is gone, on a lost node on which it goes on, is named when that goes.
-func (p *shimmed) of(d *v1alpha1.Deployment) bool {
-	return p != nil && (!p.free || d != nil && p.uid == d.UID)
-}
+// counts says whether a program counts as one of its object. One that goes on on a lost node while its object goes is named when that does.
+func (p *shimmed) counts() bool { return p != nil && !(p.free && p.orphan) }
 
 // over takes note that an epoch ends, or is about to: what was down for a new revision is down for that now.
 func (r *referee) over(m *machine) {

@@ -795,7 +795,7 @@ func (s *sim) event() {
 	case k < 24:
 		s.clients()
 	case k < 26:
-		s.down(n)
+		s.down(s.keeperOr(n))
 	case k < 30:
 		if !n.up {
 			n.up = true
@@ -823,6 +823,19 @@ func (s *sim) event() {
 		s.hush(n)
 	}
 	s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
+}
+
+// keeperOr returns, now and then, a node with the snapshot of a stop whose members' data is being deleted, instead of another one.
+func (s *sim) keeperOr(n *simNode) *simNode {
+	if StageOf(s.cluster) != StageReleasing || s.rand.IntN(2) == 0 {
+		return n
+	}
+	for _, other := range s.nodes {
+		if rest := s.cluster.Status.Rest; rest != nil && s.files[other.name][rest.Snapshot] != nil {
+			return other
+		}
+	}
+	return n
 }
 
 // down takes a node away, unless that would take a quorum of the machines.
@@ -899,6 +912,9 @@ func (s *sim) drain(n *simNode) {
 		if other.draining {
 			other.draining = false
 			s.Hear("%s drains no more", other.name)
+			if s.rand.IntN(2) == 0 {
+				s.down(other) // it was taken away, with a record of the copies that it had
+			}
 			return
 		}
 	}
