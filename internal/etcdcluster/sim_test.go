@@ -269,7 +269,8 @@ func TestReplay(t *testing.T) {
 func placeOnAbsent(w World, d *Decision) {
 	for _, s := range w.Snapshots {
 		away := slices.DeleteFunc(s.Verified(), w.Live)
-		if s.DeletionTimestamp == nil && len(away) > 0 && !slices.Equal(s.Spec.Nodes, away) {
+		if s.DeletionTimestamp == nil && len(away) > 0 {
+			d.Actions = slices.DeleteFunc(d.Actions, func(a Action) bool { return a.Do == PlaceSnapshot && a.Snapshot.Name == s.Name })
 			next := s.DeepCopy()
 			next.Spec.Nodes = away
 			d.Actions = append(d.Actions, Action{Do: PlaceSnapshot, Snapshot: next})
