@@ -139,8 +139,10 @@ func retryEvent(ctx context.Context, c client.Client, name string) (*v1alpha1.He
 		case cr.Attempt >= health.MaxAttempts:
 			return nil, 0, fmt.Errorf("event %s had %d attempts, which is the most there are: send another event, or drain node %s by hand", name, cr.Attempt, e.Spec.NodeName)
 		}
+		before := e.DeepCopy()
 		metav1.SetMetaDataAnnotation(&e.ObjectMeta, v1alpha1.RetryAnnotation, strconv.FormatInt(cr.Attempt+1, 10))
-		if err := c.Update(ctx, e); !apierrors.IsConflict(err) {
+		// A patch leaves the spec as it was written; an update may not, and is refused then.
+		if err := c.Patch(ctx, e, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); !apierrors.IsConflict(err) {
 			return e, cr.Attempt + 1, err
 		}
 	}
