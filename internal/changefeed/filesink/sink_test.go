@@ -59,7 +59,7 @@ func newSite(t *testing.T, changes ...func(*filesink.Options)) *site {
 
 func (s *site) acquire(e stream.Epoch, want stream.Position) stream.Writer {
 	s.Helper()
-	w, at, err := s.sink.Acquire(s.Context(), orders, e, 3)
+	w, at, err := s.sink.Acquire(s.Context(), orders.Since(0), e, 3)
 	if err != nil || at != want {
 		s.Fatalf("acquired at %d: %v, want %d", at, err, want)
 	}
@@ -254,7 +254,7 @@ func TestTwoOwners(t *testing.T) {
 		t.Errorf("the old owner: %v", err)
 	}
 	s.write(young, 5, inserts(5, 1))
-	if _, _, err := s.sink.Acquire(t.Context(), orders, epoch(1), 3); !errors.Is(err, stream.ErrNotOwner) {
+	if _, _, err := s.sink.Acquire(t.Context(), orders.Since(0), epoch(1), 3); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("the old epoch: %v", err)
 	}
 	s.want("shop.orders", map[string]string{"000001.jsonl": text(4, 1, 1), "000002.jsonl": text(5, 1, 1)})
@@ -264,7 +264,7 @@ func TestADirectoryBelongsToOneChangefeed(t *testing.T) {
 	s := newSite(t)
 	s.acquire(epoch(1), 3)
 	other := newSite(t, func(o *filesink.Options) { o.Directory, o.Changefeed = s.dir, "default/other/2" })
-	_, _, err := other.sink.Acquire(t.Context(), orders, epoch(9), 3)
+	_, _, err := other.sink.Acquire(t.Context(), orders.Since(0), epoch(9), 3)
 	want := "sink " + s.dir + ": directory shop.orders belongs to changefeed default/demo/1: use another directory for each changefeed: misconfigured; retrying will not help"
 	if !errors.Is(err, stream.ErrUnusable) || err.Error() != want {
 		t.Errorf("%v", err)
@@ -282,7 +282,7 @@ func TestNothingIsWrittenWhileTheLeaseIsInDoubt(t *testing.T) {
 	may = false
 	want := "sink " + s.dir + ": the node's lease is in doubt: no files are written until it is renewed"
 	drop := &stream.DDL{Kind: stream.DropTable, Schema: "shop", Statement: "DROP TABLE orders", Tables: []stream.Table{orders}}
-	_, _, acquired := s.sink.Acquire(t.Context(), orders, epoch(2), 3)
+	_, _, acquired := s.sink.Acquire(t.Context(), orders.Since(0), epoch(2), 3)
 	for what, err := range map[string]error{
 		"write": w.Write(t.Context(), []*stream.Rows{inserts(5, 1)}, 5), "acquire": acquired, "execute DDL": s.sink.ExecuteDDL(t.Context(), 6, drop, epoch(0)),
 	} {
@@ -304,7 +304,7 @@ func TestNamesWithOddCharacters(t *testing.T) {
 		{Schema: "ddl", Name: "ddl"}, {Schema: "a b", Name: "\n\"'\\*?"}, {Schema: long, Name: long}, {Schema: long, Name: long[:len(long)-2] + "ö"}, {Schema: "s", Name: "~x"},
 	}
 	for i, table := range tables {
-		w, _, err := s.sink.Acquire(t.Context(), table, epoch(1), 0)
+		w, _, err := s.sink.Acquire(t.Context(), table.Since(0), epoch(1), 0)
 		if err != nil {
 			t.Fatalf("%q: %v", table, err)
 		}
@@ -324,7 +324,7 @@ func TestNamesWithOddCharacters(t *testing.T) {
 		if !slices.Contains(known, table) || err != nil {
 			t.Errorf("%q is not known: %v", table, err)
 		}
-		if _, at, err := s.sink.Acquire(t.Context(), table, epoch(2), 0); err != nil || at != stream.Position(i+1) {
+		if _, at, err := s.sink.Acquire(t.Context(), table.Since(0), epoch(2), 0); err != nil || at != stream.Position(i+1) {
 			t.Errorf("%q is at %d: %v", table, at, err)
 		}
 	}
@@ -372,7 +372,7 @@ func TestDDL(t *testing.T) {
 	defined(7, true)
 	defined(8, false)
 	known()
-	if _, _, err := s.sink.Acquire(t.Context(), sales, epoch(2), 7); err != nil {
+	if _, _, err := s.sink.Acquire(t.Context(), sales.Since(0), epoch(2), 7); err != nil {
 		t.Fatal(err)
 	}
 	known(sales)

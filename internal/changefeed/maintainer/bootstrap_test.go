@@ -21,18 +21,22 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// reportedBy is a dispatcher as a node reports it. Nodes of earlier versions do not report since.
-func reportedBy(counter int64, state dispatch.State, at, since uint64) *wire.Dispatcher {
-	return &wire.Dispatcher{Table: wire.TableName(logTable), Epoch: &wire.Epoch{Placement: 1, Counter: counter}, State: int32(state), Checkpoint: at, Since: &since}
+// reportedBy is a dispatcher as a node reports it.
+func reportedBy(counter int64, state dispatch.State, at, begins uint64) *wire.Dispatcher {
+	return &wire.Dispatcher{Table: wire.TableName(logTable.Since(0)), Epoch: &wire.Epoch{Placement: 1, Counter: counter}, State: int32(state), Checkpoint: at, Begins: &begins}
+}
+
+// named60 is the same of the table that was given the name at position 60.
+func named60(d *wire.Dispatcher) *wire.Dispatcher {
+	d.Table = wire.TableName(logTable.Since(60))
+	return d
 }
 
 // Dispatchers outlive the lease of their node. One that comes back with them may have that of an earlier table of the same name, which waits
 // for DDL that was executed without it.
 func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
-	earlier := reportedBy(3, dispatch.Running, 40, 0)
-	earlier.Since = nil
-	later := reportedBy(3, dispatch.Running, 70, 0)
-	later.Since = nil
+	nameless := reportedBy(3, dispatch.Running, 70, 60)
+	nameless.Table = wire.Name(logTable)
 	epoch := func(n int64) stream.Epoch { return stream.Epoch{Placement: 1, Counter: n} }
 	for _, c := range []struct {
 		name  string
@@ -42,14 +46,16 @@ func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
 		want  string
 	}{
 		{"it runs nowhere", &table{}, false, reportedBy(3, dispatch.Running, 70, 9), "taken over"},
-		{"it runs nowhere, and is the same table", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 60), "taken over"},
+		{"it runs nowhere, and is the same table", newTable(60, 0), false, named60(reportedBy(3, dispatch.Running, 70, 60)), "taken over"},
+		{"it begins after later DDL", newTable(60, 0), false, named60(reportedBy(3, dispatch.Running, 70, 65)), "taken over"},
+		{"it runs nowhere, and began before DDL after which it begins again", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 9), "stopped"},
 		{"it was started before this attempt", &table{}, false, reportedBy(1, dispatch.Running, 70, 9), "stopped"},
 		{"it was started before this attempt, which begins", &table{}, true, reportedBy(1, dispatch.Running, 70, 9), "taken over"},
 		{"the node has a newer one by now", &table{phase: TableRunning, node: "n1", epoch: epoch(4)}, false, reportedBy(3, dispatch.Running, 70, 9), "undecided"},
-		{"it was created again", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 9), "stopped"},
-		{"it was created again, and was not known before", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
-		{"it was created again, and the node has an earlier version", &table{from: 60}, false, earlier, "stopped"},
-		{"it is the same table, and the node has an earlier version", &table{from: 60}, false, later, "taken over"},
+		{"it was created again", newTable(60, 0), false, reportedBy(3, dispatch.Running, 70, 60), "stopped"},
+		{"it was created again, and the maintainer begins", newTable(60, 0), true, reportedBy(3, dispatch.Running, 70, 60), "stopped"},
+		{"the sink has an earlier table of the name", &table{}, true, named60(reportedBy(3, dispatch.Running, 70, 60)), "stopped"},
+		{"it is not known which table of the name it is", newTable(60, 0), true, nameless, "stopped"},
 		{"it is behind the checkpoint", &table{}, false, reportedBy(3, dispatch.Running, 49, 9), "stopped"},
 		{"it is behind the checkpoint and known to run", &table{phase: TableRunning, node: "n1", epoch: epoch(3)}, false, reportedBy(3, dispatch.Running, 49, 9), "taken over"},
 		{"a newer one runs elsewhere", &table{phase: TableRunning, node: "n2", epoch: epoch(4)}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
@@ -95,7 +101,7 @@ type oneNode struct {
 }
 
 func (n oneNode) Bootstrap(context.Context, *v1alpha1.Node, *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
-	reply := &wire.BootstrapReply{NodeEpoch: 2}
+	reply := &wire.BootstrapReply{NodeEpoch: 2, Layout: wire.Layout}
 	if n.has != nil {
 		reply.Dispatchers = append(reply.Dispatchers, n.has)
 	}
@@ -115,8 +121,8 @@ func TestANodeIsBootstrappedOnceNothingElseRunsThere(t *testing.T) {
 		doubts bool // while the node is asked, an answer of it is lost
 		want   int64
 	}{
-		"its stray dispatcher has stopped":           {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable), Found: true}}}, nil, false, 2},
-		"its stray dispatcher has not stopped":       {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable), Error: "context deadline exceeded"}}}, nil, false, 0},
+		"its stray dispatcher has stopped":           {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable.Since(0)), Found: true}}}, nil, false, 2},
+		"its stray dispatcher has not stopped":       {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable.Since(0)), Error: "context deadline exceeded"}}}, nil, false, 0},
 		"the order to stop it is not answered":       {nil, nil, errUnreachable, false, 0},
 		"an order about its table is not answered":   {&table{phase: TableBusy}, nil, nil, false, 0},
 		"the answer to another order is lost":        {nil, &wire.OrderReply{}, nil, true, 0},

@@ -42,14 +42,16 @@ func TestATableStandsBeforeADDLOnlyByAReportOfThatDDL(t *testing.T) {
 		table  table
 		stands bool
 	}{
-		"it stands there":                       {blockedAt(6, wire.TableName(log), 9), running, true},
-		"it stands before an earlier DDL":       {blockedAt(6, wire.TableName(log), 6), running, false},
-		"the report is of an earlier table":     {blockedAt(5, wire.TableName(log), 9), running, false},
-		"it does not stand":                     {blockedAt(6, wire.TableName(log)), running, false},
-		"another table stands":                  {blockedAt(6, "s\x00other", 9), running, false},
-		"it is moving":                          {blockedAt(6, wire.TableName(log), 9), table{phase: TableBusy, node: "n1"}, false},
-		"it runs on another node":               {blockedAt(6, wire.TableName(log), 9), table{phase: TableRunning, node: "n2"}, false},
-		"a node of an older version reports it": {Report{Round: 6, FeedReport: &wire.FeedReport{Blocked: []string{wire.TableName(log)}}}, running, false},
+		"it stands there":                       {blockedAt(6, wire.TableName(log.Since(0)), 9), running, true},
+		"it stands before an earlier DDL":       {blockedAt(6, wire.TableName(log.Since(0)), 6), running, false},
+		"the report is of an earlier table":     {blockedAt(5, wire.TableName(log.Since(0)), 9), running, false},
+		"it does not stand":                     {blockedAt(6, wire.TableName(log.Since(0))), running, false},
+		"another table stands":                  {blockedAt(6, "s\x00other\x000", 9), running, false},
+		"another table of the name stands":      {blockedAt(6, wire.TableName(log.Since(4)), 9), running, false},
+		"it is another table of the name":       {blockedAt(6, wire.TableName(log.Since(0)), 9), table{phase: TableRunning, node: "n1", since: 5, has: 4}, false},
+		"it is moving":                          {blockedAt(6, wire.TableName(log.Since(0)), 9), table{phase: TableBusy, node: "n1"}, false},
+		"it runs on another node":               {blockedAt(6, wire.TableName(log.Since(0)), 9), table{phase: TableRunning, node: "n2"}, false},
+		"a node of an older version reports it": {Report{Round: 6, FeedReport: &wire.FeedReport{Blocked: []string{wire.TableName(log.Since(0))}}}, running, false},
 	} {
 		m := New(Options{Log: slog.New(slog.DiscardHandler), Reports: reported{"n1": c.report}}, &v1alpha1.Changefeed{})
 		m.tables = map[stream.Table]*table{log: &c.table}
