@@ -395,6 +395,63 @@ func TestDDL(t *testing.T) {
 	}
 }
 
+// A table that was renamed, and created again, is another one. Who writes the first late, or is to begin with it, is not the owner.
+func TestAnOwnerOfAnEarlierTableOfTheNameWritesNothing(t *testing.T) {
+	s := newSite(t)
+	old := s.acquire(epoch(1), 3)
+	s.write(old, 4, inserts(4, 1))
+	sales := stream.Table{Schema: "shop", Name: "sales"}
+	execute := func(p stream.Position, d stream.DDL) {
+		t.Helper()
+		if err := s.sink.ExecuteDDL(t.Context(), p, &d, epoch(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := func(want stream.Holder) {
+		t.Helper()
+		all, err := s.sink.Holders(t.Context())
+		one, failed := s.sink.HoldersOf(t.Context(), []stream.Table{orders})
+		if err != nil || failed != nil || all[orders] != want || one[orders] != want || len(one) != 1 {
+			t.Errorf("the name is that of %+v, %+v, want %+v: %v %v", all[orders], one[orders], want, err, failed)
+		}
+	}
+	late := func(what string, earlier ...stream.Identity) {
+		t.Helper()
+		for _, table := range earlier {
+			if _, _, err := s.sink.Acquire(t.Context(), table, epoch(9), 3); !errors.Is(err, stream.ErrNotOwner) {
+				t.Errorf("%s: the one since %d is acquired: %v", what, table.Since, err)
+			}
+		}
+	}
+	rename := stream.DDL{Kind: stream.RenameTable, Schema: "shop", Statement: "RENAME TABLE orders TO sales", Tables: []stream.Table{orders}, Becomes: []stream.Table{sales}}
+	create := stream.DDL{Kind: stream.CreateTable, Schema: "shop", Statement: "CREATE TABLE orders (id INT)", Tables: []stream.Table{orders}}
+	drop := stream.DDL{Kind: stream.DropTable, Schema: "shop", Statement: "DROP TABLE orders", Tables: []stream.Table{orders}}
+	held(stream.Holder{})
+	execute(7, rename)
+	held(stream.Holder{Since: 7, Over: true})
+	late("renamed", orders.Since(0), orders.Since(6))
+	execute(8, create)
+	held(stream.Holder{Since: 8})
+	late("created again", orders.Since(0), orders.Since(7))
+	if err := old.Write(t.Context(), []*stream.Rows{inserts(8, 1)}, 8); !errors.Is(err, stream.ErrNotOwner) {
+		t.Errorf("the owner of the first writes: %v", err)
+	}
+	execute(7, rename) // another maintainer goes through them again
+	held(stream.Holder{Since: 8})
+	w, _, err := s.sink.Acquire(t.Context(), orders.Since(8), epoch(2), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write(w, 9, inserts(9, 1))
+	execute(10, drop)
+	execute(8, create)
+	held(stream.Holder{Since: 10, Over: true})
+	late("dropped", orders.Since(0), orders.Since(8))
+	if _, _, err := s.sink.Acquire(t.Context(), orders.Since(10), epoch(3), 10); err != nil {
+		t.Errorf("one that got the name unnoticed: %v", err)
+	}
+}
+
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"file:///data/out":                 "",

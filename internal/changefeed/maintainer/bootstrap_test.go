@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -153,6 +155,50 @@ func TestANodeIsBootstrappedOnceNothingElseRunsThere(t *testing.T) {
 			t.Errorf("%s: it is bootstrapped in epoch %d, want %d", name, m.bootstrapped["n1"], c.want)
 		}
 	}
+}
+
+// A node of an earlier version can neither write the sink nor say which table of a name it has.
+func TestANodeOfAnEarlierVersionGetsNoTables(t *testing.T) {
+	var stopped []string
+	former := formerNode{oneNode{&wire.Dispatcher{Table: wire.Name(logTable), Epoch: &wire.Epoch{Placement: 1, Counter: 3}, State: int32(dispatch.Running), Checkpoint: 70}, func(req *wire.OrderRequest) (*wire.OrderReply, error) {
+		for _, o := range req.Tables {
+			stopped = append(stopped, req.Do.String()+" "+o.Table)
+		}
+		return &wire.OrderReply{}, nil
+	}}}
+	m := New(Options{Log: slog.New(slog.DiscardHandler), Nodes: former, Reports: reported{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
+	m.epoch, m.first, m.tables = 1, true, map[stream.Table]*table{logTable: {}}
+	w := View{Fleet: fleet.New()}
+	w.Leases["n1"] = lease.Record{Node: "n1", Epoch: 2, Holder: "n1"}
+	if missing := m.bootstrapNewNodes(t.Context(), w); missing != "" {
+		t.Errorf("waiting for node %s", missing)
+	}
+	if got := m.bootstrappedOf(w, []string{"n1"}); len(got) != 0 || !strings.HasPrefix(m.problem, "node n1 runs an earlier version") {
+		t.Errorf("it gets tables: %s", m.problem)
+	}
+	if want := []string{"DO_STOP " + wire.Name(logTable)}; !slices.Equal(stopped, want) || m.tables[logTable].phase != TableAbsent {
+		t.Errorf("orders were %q, and the table is %+v", stopped, m.tables[logTable])
+	}
+	w.Leases["n1"] = lease.Record{Node: "n1", Epoch: 3, Holder: "n1"}
+	m.opts.Nodes = upgraded{former.oneNode}
+	m.bootstrapNewNodes(t.Context(), w)
+	if got := m.bootstrappedOf(w, []string{"n1"}); len(got) != 1 {
+		t.Error("it gets no tables after it was upgraded")
+	}
+}
+
+// formerNode is a node of an earlier version.
+type formerNode struct{ oneNode }
+
+func (n formerNode) Bootstrap(context.Context, *v1alpha1.Node, *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	return &wire.BootstrapReply{NodeEpoch: 2, Dispatchers: []*wire.Dispatcher{n.has}}, nil
+}
+
+// upgraded is the node afterwards.
+type upgraded struct{ oneNode }
+
+func (upgraded) Bootstrap(context.Context, *v1alpha1.Node, *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	return &wire.BootstrapReply{NodeEpoch: 3, Layout: wire.Layout}, nil
 }
 
 // The node may have started the table before its answer was lost.
