@@ -549,7 +549,7 @@ func (m *Maintainer) executeDDL(ctx context.Context, sink stream.Sink, before []
 		return err
 	}
 	if !done { // if it is executed, its tables may be past it already
-		if err := m.awaitBlocked(ctx, before, at); err != nil {
+		if err := m.awaitTurn(ctx, sink, before, at); err != nil {
 			return err
 		}
 	}
@@ -581,6 +581,23 @@ func ddlExecuted(ctx context.Context, sink stream.Sink, at stream.Position) (boo
 // awaitBlocked returns when the dispatchers of tables have reached the DDL at a position.
 func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at stream.Position) error {
 	return m.await(ctx, names, at, m.unblocked)
+}
+
+// awaitTurn is awaitBlocked, and also returns once the DDL is executed: an earlier maintainer that was frozen may come to the end of it, and then its
+// tables are past it, or do not have their names any more.
+func (m *Maintainer) awaitTurn(ctx context.Context, sink stream.Sink, names []stream.Table, at stream.Position) error {
+	asked := time.Now()
+	return m.await(ctx, names, at, func(names []stream.Table, at stream.Position) (string, string) {
+		table, node := m.unblocked(names, at)
+		if table == "" || time.Since(asked) < executedPoll {
+			return table, node
+		}
+		asked = time.Now()
+		if done, err := ddlExecuted(ctx, sink, at); done && err == nil {
+			return "", ""
+		}
+		return table, node
+	})
 }
 
 // awaitPassed returns when the dispatchers of tables have reached the DDL at a position, or are after it. It is for DDL that is not executed at
@@ -618,6 +635,8 @@ const (
 	// changefeeds may wait at the same time.
 	blockedPollSlow = 200 * time.Millisecond
 	blockedPollFor  = time.Second
+	// executedPoll is how often the sink is asked meanwhile whether somebody else has executed the DDL.
+	executedPoll = 5 * time.Second
 )
 
 // pollAfter is how soon a node is asked again after so long a wait.

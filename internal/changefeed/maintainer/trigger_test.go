@@ -167,6 +167,32 @@ func TestALongWaitForATableAsksItsNodeLessOften(t *testing.T) {
 	})
 }
 
+// A maintainer that was frozen comes to the end of DDL that its successor waits to execute. Then tables are past it, or over.
+func TestADDLThatSomebodyElseExecutesIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := New(Options{Log: slog.New(slog.DiscardHandler), Reports: reported{}, Cluster: held{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
+		m.tables[logTable] = &table{floor: 5}
+		began := time.Now()
+		sink := recording{done: func(at stream.Position) bool { return at == 10 && time.Since(began) > time.Minute }}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := m.awaitTurn(ctx, sink, []stream.Table{logTable}, 10); err != nil || time.Since(began) < time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		if err := m.awaitTurn(ctx, sink, []stream.Table{logTable}, 11); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the next one: %v", err)
+		}
+	})
+}
+
+// recording is a sink that records which DDL is executed.
+type recording struct {
+	stream.Sink
+	done func(stream.Position) bool
+}
+
+func (r recording) DDLExecuted(_ context.Context, at stream.Position) (bool, error) { return r.done(at), nil }
+
 // DDL that is not executed at the sink is not recorded there. A maintainer that begins at an older checkpoint reads it again, and the sink lets
 // the table begin after it.
 func TestADDLThatIsNotExecutedDoesNotWaitForATableThatBeganAfterIt(t *testing.T) {

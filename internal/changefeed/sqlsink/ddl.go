@@ -448,12 +448,16 @@ func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// give makes the row of a table that has its name since the statement, in the place of that of the table that had the name before. The owner that is
-// recorded is older than all that will be given the table, and newer than those of earlier maintainers.
+// give makes the row of a table that has its name since the statement, in the place of that of the table that had the name before. A position that
+// is later already was recorded by hand. The owner that is recorded is older than all that will be given the table, and newer than those of earlier
+// maintainers.
 func (d *ddlExecution) give(ctx context.Context, tx *sql.Tx, t stream.Table, at stream.Position) error {
 	earlier, err := d.sink.lock(ctx, tx, t)
 	if err != nil || earlier != nil && earlier.since >= d.position {
 		return err
+	}
+	if earlier != nil {
+		at = max(at, earlier.position)
 	}
 	return d.sink.replace(ctx, tx, earlier, t.Since(d.position), stream.Epoch{Placement: d.epoch.Placement}, at)
 }

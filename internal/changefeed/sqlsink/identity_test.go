@@ -433,4 +433,7 @@ func TestARecordedPositionIsThatOfTheNewestTableOfTheName(t *testing.T) {
 		t.Error(at, ok, err)
 	}
 	a.acquire(a.t.Since(60), 2, 5, 70)
+	record("90") // of a copy that is newer than DDL that follows, which changes nothing
+	a.execute(80, &stream.DDL{Kind: stream.CreateTable, Schema: "w", Tables: []stream.Table{a.t}, Statement: "CREATE TABLE IF NOT EXISTS t (id INT)"})
+	a.want("not made again", "t 80 1 0 90 0")
 }
