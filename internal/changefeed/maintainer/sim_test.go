@@ -375,7 +375,7 @@ func (m *simMaintainer) trigger(c *simCluster) {
 func (m *simMaintainer) handle(c *simCluster, at stream.Position, d *stream.DDL, executed bool) error {
 	before := m.tablesBefore(&stream.Transaction{Position: at, DDL: d})
 	if !executed {
-		if err := m.awaitBlocked(m.ctx, before, at); err != nil {
+		if err := m.awaitBlocked(m.ctx, nil, before, at); err != nil {
 			return err
 		}
 		c.mu.Lock()

@@ -549,7 +549,7 @@ func (m *Maintainer) executeDDL(ctx context.Context, sink stream.Sink, before []
 		return err
 	}
 	if !done { // if it is executed, its tables may be past it already
-		if err := m.awaitTurn(ctx, sink, before, at); err != nil {
+		if err := m.awaitBlocked(ctx, sink, before, at); err != nil {
 			return err
 		}
 	}
@@ -578,14 +578,9 @@ func ddlExecuted(ctx context.Context, sink stream.Sink, at stream.Position) (boo
 	return d.DDLExecuted(ctx, at)
 }
 
-// awaitBlocked returns when the dispatchers of tables have reached the DDL at a position.
-func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at stream.Position) error {
-	return m.await(ctx, names, at, m.unblocked)
-}
-
-// awaitTurn is awaitBlocked, and also returns once the DDL is executed: an earlier maintainer that was frozen may come to the end of it, and then its
-// tables are past it, or do not have their names any more.
-func (m *Maintainer) awaitTurn(ctx context.Context, sink stream.Sink, names []stream.Table, at stream.Position) error {
+// awaitBlocked returns when the dispatchers of tables have reached the DDL at a position. It also returns once the DDL is executed: an earlier
+// maintainer that was frozen may come to the end of it, and then its tables are past it, or do not have their names any more.
+func (m *Maintainer) awaitBlocked(ctx context.Context, sink stream.Sink, names []stream.Table, at stream.Position) error {
 	asked := time.Now()
 	return m.await(ctx, names, at, func(names []stream.Table, at stream.Position) (string, string) {
 		table, node := m.unblocked(names, at)

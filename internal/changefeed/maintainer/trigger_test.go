@@ -176,10 +176,10 @@ func TestADDLThatSomebodyElseExecutesIsNotWaitedFor(t *testing.T) {
 		sink := recording{done: func(at stream.Position) bool { return at == 10 && time.Since(began) > time.Minute }}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		if err := m.awaitTurn(ctx, sink, []stream.Table{logTable}, 10); err != nil || time.Since(began) < time.Minute {
+		if err := m.awaitBlocked(ctx, sink, []stream.Table{logTable}, 10); err != nil || time.Since(began) < time.Minute {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
-		if err := m.awaitTurn(ctx, sink, []stream.Table{logTable}, 11); !errors.Is(err, context.DeadlineExceeded) {
+		if err := m.awaitBlocked(ctx, sink, []stream.Table{logTable}, 11); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the next one: %v", err)
 		}
 	})
@@ -191,7 +191,9 @@ type recording struct {
 	done func(stream.Position) bool
 }
 
-func (r recording) DDLExecuted(_ context.Context, at stream.Position) (bool, error) { return r.done(at), nil }
+func (r recording) DDLExecuted(_ context.Context, at stream.Position) (bool, error) {
+	return r.done(at), nil
+}
 
 // DDL that is not executed at the sink is not recorded there. A maintainer that begins at an older checkpoint reads it again, and the sink lets
 // the table begin after it.
