@@ -418,6 +418,23 @@ func (d *dispatcher) take(most int) (batch []*stream.Rows, bytes, changes int) {
 	return batch, bytes, changes
 }
 
+// upcoming is the batch that comes after the one being written; none if it is not known yet what that will be.
+func (d *dispatcher) upcoming(most int) []*stream.Rows {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.holding || len(d.queue) == 0 || d.queue[0].DDL != nil {
+		return nil
+	}
+	changes := 0
+	for n, rows := range d.queue {
+		if n > 0 && (rows.DDL != nil || changes+len(rows.Changes) > most) {
+			return d.queue[:n:n]
+		}
+		changes += len(rows.Changes)
+	}
+	return nil // it may grow until then
+}
+
 // executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
 // it, so the table is acquired again. Before that, the writer shows that the sink still has what it has written: the next one takes what
 // the sink has for granted.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -48,6 +49,41 @@ func TestAMissingRowOfATableWithoutKeyIsNamed(t *testing.T) {
 	err := p.copy(t.Context(), p.at, head)
 	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "table w.none has no key, and a row that was changed at the source is not at the sink") {
 		t.Fatal(err)
+	}
+}
+
+func TestAPreparedWriteIsUsedForItsRowsOnly(t *testing.T) {
+	b := testenv.StartMariaDB(t)
+	makeCounter(b)
+	w, _, err := openSinkAs(t, b, false).Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead := w.(stream.AheadWriter)
+	write := func(at stream.Position, rows ...*stream.Rows) {
+		t.Helper()
+		if err := w.Write(t.Context(), rows, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := rowsOf(counterTable, 1, counterSchema, int64(1))
+	ahead.Prepare([]*stream.Rows{first}) // the table is not known yet
+	write(1, first)
+	second := rowsOf(counterTable, 2, counterSchema, int64(2))
+	ahead.Prepare([]*stream.Rows{second})
+	second.Changes[0].After[0] = int64(20) // shows that the statement was made before
+	write(2, second)
+	third := rowsOf(counterTable, 3, counterSchema, int64(3))
+	ahead.Prepare([]*stream.Rows{third})
+	write(3, rowsOf(counterTable, 3, counterSchema, int64(30)))
+	altered := &stream.Schema{Columns: slices.Clone(counterSchema.Columns)}
+	b.Exec("ALTER TABLE w.counter ADD COLUMN v INT")
+	altered.Columns = append(altered.Columns, stream.Column{Name: "v", Type: "int"})
+	fourth := rowsOf(counterTable, 4, altered, int64(4), int64(44))
+	ahead.Prepare([]*stream.Rows{fourth}) // its columns are not known yet
+	write(4, fourth)
+	if got, want := b.Value("SELECT GROUP_CONCAT(n, '/', COALESCE(v, '-') ORDER BY n) FROM w.counter"), "1/-,2/-,4/44,30/-"; got != want {
+		t.Errorf("the sink has %s, want %s", got, want)
 	}
 }
 

@@ -233,6 +233,16 @@ func (p *pipe) flush(ctx context.Context) error {
 		}
 		parts = append(parts, stream.Part{Writer: p.writers[table], Rows: rows, To: rows[len(rows)-1].To(), Done: done})
 	}
+	for _, part := range parts {
+		if ahead, ok := part.Writer.(stream.AheadWriter); ok {
+			switch p.flushes % 5 {
+			case 0, 1:
+				ahead.Prepare(part.Rows)
+			case 2:
+				ahead.Prepare(part.Rows[1:]) // it turns out to be another batch
+			}
+		}
+	}
 	if together, ok := p.sink.(stream.Together); ok && p.flushes%2 == 0 {
 		together.WriteTogether(ctx, parts)
 	} else {

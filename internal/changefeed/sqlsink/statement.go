@@ -17,7 +17,8 @@ type statement struct {
 
 // shape is how rows of a schema are written into a table of the sink.
 type shape struct {
-	table stream.Table
+	table  stream.Table
+	schema *stream.Schema
 	// columns are those that are written, indexes where their values are in a row.
 	columns []*column
 	indexes []int
@@ -55,7 +56,7 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 	if err != nil {
 		return nil, err
 	}
-	s := &shape{test: test, table: table, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+	s := &shape{test: test, table: table, schema: schema, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
 	for i, c := range schema.Columns {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -34,9 +35,10 @@ type writer struct {
 	// omits is what is left out of the table; nil if nothing is.
 	omits *omission.Table
 
-	// shape is for rows of schema. If rows have another schema, the table may have been altered.
-	schema *stream.Schema
-	shape  *shape
+	// shape is for rows of its schema. If rows have another schema, the table may have been altered.
+	shape atomic.Pointer[shape]
+	// ahead are statements that were made for the rows of a later write; nil if there are none.
+	ahead atomic.Pointer[prepared]
 	// text is why rows of the schema checked are not forwarded.
 	checked *stream.Schema
 	text    textReason
@@ -314,6 +316,10 @@ func (b *batch) prepare(ctx context.Context) error {
 		b.made = forward
 		return err
 	}
+	if p := b.writer.ahead.Swap(nil); p != nil && p.shape == b.writer.shape.Load() && slices.Equal(p.rows, b.rows) {
+		b.statements, b.made = p.statements, true
+		return nil
+	}
 	for _, r := range b.rows {
 		if err := r.Decode(); err != nil {
 			return err
@@ -342,8 +348,8 @@ func (b *batch) prepare(ctx context.Context) error {
 
 // shapeFor reads the table again whenever rows have another schema.
 func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, error) {
-	if w.schema == schema {
-		return w.shape, nil
+	if known := w.shape.Load(); known != nil && known.schema == schema {
+		return known, nil
 	}
 	v, err := w.sink.prepare(ctx)
 	if err != nil {
@@ -357,6 +363,33 @@ func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, e
 	if err != nil {
 		return nil, err
 	}
-	w.schema, w.shape = schema, sh
+	w.shape.Store(sh)
 	return sh, nil
+}
+
+// prepared are the statements for rows, all of the schema of one shape.
+type prepared struct {
+	shape      *shape
+	rows       []*stream.Rows
+	statements []statement
+}
+
+var _ stream.AheadWriter = (*writer)(nil)
+
+// Prepare implements stream.AheadWriter. It makes the statements of rows that are written as text and have the same schema as those before
+// them; an error is found again by Write.
+func (w *writer) Prepare(rows []*stream.Rows) {
+	sh := w.shape.Load()
+	if sh == nil || w.sink.options.Forward {
+		return
+	}
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r *stream.Rows) bool { return len(r.Changes) == 0 })
+	for _, r := range rows {
+		if r.Schema != sh.schema || r.Decode() != nil {
+			return
+		}
+	}
+	if made, err := sh.statements(rows); err == nil {
+		w.ahead.Store(&prepared{shape: sh, rows: rows, statements: made})
+	}
 }

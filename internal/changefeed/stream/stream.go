@@ -263,6 +263,13 @@ type Writer interface {
 	Close() error
 }
 
+// AheadWriter is a Writer that can prepare a write while an earlier one is under way.
+type AheadWriter interface {
+	// Prepare does what a later Write of the same rows can do without the sink. It may be called while Write runs, but not concurrently
+	// with itself. What it cannot do, Write does.
+	Prepare(rows []*Rows)
+}
+
 // Part is what is written of one table when several are written together.
 type Part struct {
 	Writer Writer
