@@ -55,7 +55,7 @@ func TestAMissingRowOfATableWithoutKeyIsNamed(t *testing.T) {
 func TestAPreparedWriteIsUsedForItsRowsOnly(t *testing.T) {
 	b := testenv.StartMariaDB(t)
 	makeCounter(b)
-	w, _, err := openSinkAs(t, b, false).Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 0)
+	w, _, err := openSinkAs(t, b, false).Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
