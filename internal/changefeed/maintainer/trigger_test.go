@@ -158,7 +158,7 @@ func TestALongWaitForATableAsksItsNodeLessOften(t *testing.T) {
 		m.tables = map[stream.Table]*table{logTable: {phase: TableRunning, node: "n1"}}
 		ctx, cancel := context.WithTimeout(t.Context(), 11*time.Second)
 		defer cancel()
-		if err := m.awaitBlocked(ctx, []stream.Table{logTable}, 9); !errors.Is(err, context.DeadlineExceeded) {
+		if err := m.awaitBlocked(ctx, nil, []stream.Table{logTable}, 9); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 		if times < 100 || times > 160 {
