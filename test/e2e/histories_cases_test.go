@@ -307,12 +307,12 @@ var fixedHistories = []fixedHistory{
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (1);
 		-- wait
-		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE feed LIKE REPLACE('%/{a}/%', '_a/', '/');
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- pause
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position;
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position;
 		-- resume
 		INSERT INTO {a}.t VALUES (4);
 	`},
@@ -324,18 +324,18 @@ var fixedHistories = []fixedHistory{
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position;
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position;
 		INSERT INTO {a}.t VALUES (4);
 	`},
 	{name: "10 a sink that crashed and lost a table's last rows before an ALTER", text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (1);
 		-- wait
-		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE feed LIKE REPLACE('%/{a}/%', '_a/', '/');
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
 		ALTER TABLE {a}.t ADD n INT DEFAULT 5;
 		INSERT INTO {a}.t VALUES (4, 4);
 	`},
@@ -343,11 +343,11 @@ var fixedHistories = []fixedHistory{
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (1);
 		-- wait
-		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE feed LIKE REPLACE('%/{a}/%', '_a/', '/');
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
 		RENAME TABLE {a}.t TO {a}.u;
 		INSERT INTO {a}.u VALUES (4);
 	`},

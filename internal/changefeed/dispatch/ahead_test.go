@@ -17,12 +17,12 @@ type preparing struct {
 	prepared, used atomic.Int64
 }
 
-func (p *preparing) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+func (p *preparing) Acquire(ctx context.Context, table stream.Identity, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
 	w, at, err := p.ledger.Acquire(ctx, table, epoch, start)
 	if err != nil {
 		return nil, 0, err
 	}
-	return &aheadEntry{Writer: w, sink: p, table: table}, at, nil
+	return &aheadEntry{Writer: w, sink: p, table: table.Table}, at, nil
 }
 
 type aheadEntry struct {

@@ -27,8 +27,8 @@ import (
 // unchanged it is run; if they have changed it has been. Statements that may run twice, because no change passes them before they
 // are done, are run again: TRUNCATE, DROP, CREATE OR REPLACE.
 //
-// In the end the progress of the tables that it created, dropped or renamed is set to its position, so that a later owner of such a
-// name does not start with changes of an earlier table of that name.
+// In the end the tables that it created or renamed have rows of their own in the progress, and those of tables that do not have their names
+// any more are over, so that whoever writes an earlier table of such a name late writes nothing.
 //
 // A schema is dropped table by table, only those inside the filter, and then itself if it is empty and wholly inside.
 //
@@ -405,49 +405,107 @@ func (d *ddlExecution) setBack(ctx context.Context) error {
 	return err
 }
 
-// movePositions sets the progress of names to the position at which a table of that name begins or ends. A table that was created may
-// have rows of the same position (CREATE TABLE ... SELECT), so it starts just before.
+// movePositions sets the progress of tables that the statement names to its position, so that whoever reads the log again from an earlier one
+// does not change them. What it gives a name is another table from then on, and what it takes a name from is over: their owners write
+// nothing any more. A table that was created may have rows of the same position (CREATE TABLE ... SELECT), so it starts just before.
 func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
-	to := d.position
 	switch d.ddl.Kind {
-	case stream.CreateTable:
-		if err := d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Reads, d.ddl.References, d.ddl.Waits)); err != nil {
-			return err
-		}
-		return d.moveTo(ctx, tx, to-1, d.ddl.Tables)
-	case stream.DropSchema:
-		if err := d.moveTo(ctx, tx, to, d.ddl.Waits); err != nil {
-			return err
-		}
-		if d.ddl.Drops == nil {
-			return d.moveWhere(ctx, tx, to, "table_schema = ?", d.ddl.Schema)
-		}
-		dropped, err := d.dropped(ctx, tx, d.sink.progress)
-		if err != nil {
-			return err
-		}
-		return d.moveTo(ctx, tx, to, dropped)
 	case stream.SetSchema:
 		return nil
+	case stream.DropSchema:
+		if err := d.moveAll(ctx, tx, d.ddl.Waits); err != nil {
+			return err
+		}
+		return d.endSchema(ctx, tx)
 	case stream.AlterTable, stream.TruncateTable:
 		if d.ddl.Alone() {
 			return nil // its dispatcher does that
 		}
 	}
-	for _, t := range d.ddl.Releases {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO "+d.sink.progress+" (changefeed, table_schema, table_name, placement, counter, position) VALUES (?, ?, ?, ?, 0, ?)"+
-			" ON DUPLICATE KEY UPDATE placement = VALUES(placement), counter = 0, position = VALUES(position), part = 0", d.sink.options.Changefeed, t.Schema, t.Name, released, uint64(to)); err != nil {
+	gives, at := d.ddl.Gives(), d.position
+	if d.ddl.Kind == stream.CreateTable {
+		at--
+	}
+	// In the order of the key, as everybody locks rows.
+	names := slices.Concat(d.ddl.Names(), d.ddl.Waits)
+	slices.SortFunc(names, stream.CompareTables)
+	for _, t := range slices.Compact(names) {
+		var err error
+		switch {
+		case slices.Contains(gives, t):
+			err = d.give(ctx, tx, t, at)
+		case slices.Contains(d.ddl.Releases, t):
+			err = d.release(ctx, tx, t)
+		case slices.Contains(d.ddl.Takes(), t):
+			err = d.end(ctx, tx, "table_schema = ? AND table_name = ?", t.Schema, t.Name)
+		default:
+			err = d.move(ctx, tx, t)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Tables, d.ddl.Becomes, d.ddl.Makes, d.ddl.Removes, d.ddl.References, d.ddl.Waits))
+	return nil
+}
+
+// give makes the row of a table that has its name since the statement, in the place of that of the table that had the name before. A position that
+// is later already was recorded by hand. The owner that is recorded is older than all that will be given the table, and newer than those of earlier
+// maintainers.
+func (d *ddlExecution) give(ctx context.Context, tx *sql.Tx, t stream.Table, at stream.Position) error {
+	earlier, err := d.sink.lock(ctx, tx, t)
+	if err != nil || earlier != nil && earlier.since >= d.position {
+		return err
+	}
+	if earlier != nil {
+		at = max(at, earlier.position)
+	}
+	return d.sink.replace(ctx, tx, earlier, t.Since(d.position), stream.Epoch{Placement: d.epoch.Placement}, at)
+}
+
+// release records that a table left the filter.
+func (d *ddlExecution) release(ctx context.Context, tx *sql.Tx, t stream.Table) error {
+	found, err := d.sink.lock(ctx, tx, t)
+	switch {
+	case err != nil:
+		return err
+	case found == nil:
+		return d.sink.replace(ctx, tx, nil, t.Since(0), stream.Epoch{Placement: released}, d.position)
+	case found.since >= d.position:
+		return nil
+	}
+	_, err = tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET placement = ?, counter = 0, position = ?, part = 0"+ofTable, released, uint64(d.position), d.sink.options.Changefeed, t.Schema, t.Name, uint64(found.since))
+	return err
+}
+
+// end records that tables do not have their names any more.
+func (d *ddlExecution) end(ctx context.Context, tx *sql.Tx, where string, args ...any) error {
+	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET placement = ?, counter = 0, position = GREATEST(position, ?), part = 0 WHERE feed = ? AND placement >= 0 AND table_name <> '' AND since < ? AND "+where,
+		append([]any{over, uint64(d.position), d.sink.options.Changefeed, uint64(d.position)}, args...)...)
+	return err
+}
+
+// endSchema records that the tables of a schema were dropped.
+func (d *ddlExecution) endSchema(ctx context.Context, tx *sql.Tx) error {
+	if d.ddl.Drops == nil {
+		return d.end(ctx, tx, "table_schema = ?", d.ddl.Schema)
+	}
+	dropped, err := d.dropped(ctx, tx, d.sink.progress+" WHERE feed = ?")
+	if err != nil {
+		return err
+	}
+	for _, t := range dropped {
+		if err := d.end(ctx, tx, "table_schema = ? AND table_name = ?", t.Schema, t.Name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // dropped are the tables in one of the sink's own tables that the statement drops with their schema.
-func (d *ddlExecution) dropped(ctx context.Context, tx *sql.Tx, own string) ([]stream.Table, error) {
+func (d *ddlExecution) dropped(ctx context.Context, tx *sql.Tx, from string) ([]stream.Table, error) {
 	var all []stream.Table
 	for _, schema := range d.ddl.DropSchemas() {
-		list, err := d.sink.listBy(ctx, tx, "SELECT table_schema, table_name FROM "+own+" WHERE changefeed = ? AND table_schema = ? AND table_name <> ''", d.sink.options.Changefeed, schema)
+		list, err := d.sink.listBy(ctx, tx, "SELECT table_schema, table_name FROM "+from+" AND table_schema = ? AND table_name <> ''", d.sink.options.Changefeed, schema)
 		if err != nil {
 			return nil, err
 		}
@@ -456,23 +514,22 @@ func (d *ddlExecution) dropped(ctx context.Context, tx *sql.Tx, own string) ([]s
 	return all, nil
 }
 
-func (d *ddlExecution) moveTo(ctx context.Context, tx *sql.Tx, to stream.Position, tables []stream.Table) error {
+// moveAll moves tables that stay.
+func (d *ddlExecution) moveAll(ctx context.Context, tx *sql.Tx, tables []stream.Table) error {
 	for _, t := range tables {
-		if err := d.moveWhere(ctx, tx, to, "table_schema = ? AND table_name = ?", t.Schema, t.Name); err != nil {
+		if err := d.move(ctx, tx, t); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *ddlExecution) moveWhere(ctx context.Context, tx *sql.Tx, to stream.Position, where string, args ...any) error {
-	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ?, part = 0 WHERE changefeed = ? AND position < ? AND "+where,
-		append([]any{uint64(to), d.sink.options.Changefeed, uint64(to)}, args...)...)
+// move moves a table that stays.
+func (d *ddlExecution) move(ctx context.Context, tx *sql.Tx, t stream.Table) error {
+	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ?, part = 0"+ofName+" AND placement >= 0 AND position < ?",
+		uint64(d.position), d.sink.options.Changefeed, t.Schema, t.Name, uint64(d.position))
 	return err
 }
-
-// released is the placement in the progress of a table that was renamed out of the filter. It stays at the sink, and nobody owns it.
-const released = -1
 
 // refuseReleased returns ErrUnusable if the statement gives a table a name that a released one has: its rows would be mixed with those
 // that stay, or these be dropped.
@@ -492,7 +549,7 @@ func (d *ddlExecution) refuseReleased(ctx context.Context) error {
 // refuseReleased returns ErrUnusable if a table was released and still exists.
 func (s *Sink) refuseReleased(ctx context.Context, by querier, t stream.Table) error {
 	left, err := s.listBy(ctx, by, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t ON t.table_schema = p.table_schema AND t.table_name = p.table_name"+
-		" WHERE p.changefeed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement = ? AND t.table_schema = ? AND t.table_name = ?", s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name)
+		" WHERE p.feed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement = ? AND t.table_schema = ? AND t.table_name = ?", s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name)
 	if err == nil && len(left) > 0 {
 		err = s.unusable("table %s was renamed out of the filter and stays at the sink; rename or drop it at the sink, so that the source's new table of this name can be created", t)
 	}

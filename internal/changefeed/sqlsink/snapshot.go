@@ -42,7 +42,7 @@ func (s *Sink) SnapshotPosition(ctx context.Context) (at stream.Position, ok boo
 	if _, err := s.prepare(ctx); err != nil {
 		return 0, false, err
 	}
-	err = s.db.QueryRowContext(ctx, "SELECT position FROM "+s.snapshots+ofCheckpoint, s.options.Changefeed).Scan(&at)
+	err = s.db.QueryRowContext(ctx, "SELECT position FROM "+s.snapshots+" WHERE changefeed = ? AND table_schema = '' AND table_name = ''", s.options.Changefeed).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, false, nil
 	}
@@ -466,7 +466,7 @@ func (d *ddlExecution) moveSnapshots(ctx context.Context, tx *sql.Tx) error {
 	}
 	switch d.ddl.Kind {
 	case stream.DropSchema:
-		dropped, err := d.dropped(ctx, tx, d.sink.snapshots)
+		dropped, err := d.dropped(ctx, tx, d.sink.snapshots+" WHERE changefeed = ?")
 		if err != nil {
 			return err
 		}

@@ -20,8 +20,10 @@ import (
 
 // writer writes one table for one owner.
 type writer struct {
-	sink     *Sink
-	table    stream.Table
+	sink  *Sink
+	table stream.Table
+	// since when the table has its name.
+	since    stream.Position
 	epoch    stream.Epoch
 	position stream.Position
 	// part is how many changes of a large transaction just after the position are written.
@@ -199,13 +201,13 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to && found.part == b.part {
+	if b.unsure && found != nil && found.since == w.since && found.epoch == w.epoch && found.position == b.to && found.part == b.part {
 		return false, nil
 	}
 	if err := w.goBack(ctx, tx, found); err != nil {
 		return false, err
 	}
-	return false, w.sink.notOwner(w.table, w.epoch, found)
+	return false, w.sink.notOwner(w.table.Since(w.since), w.epoch, found)
 }
 
 // goBack sets the checkpoint that is recorded at the sink back to the position that the sink has of the table, if that is earlier than
@@ -215,7 +217,13 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 // A server that was started again, or another one, has kept all that was written before the checkpoint that it has, however long ago the
 // table was written last. So then the checkpoint stays as it is; it is not adopted in that incarnation.
 func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
+	if found.isOver(w.since) {
+		return nil // another table has the name, or none
+	}
 	at := w.acquired
+	if found != nil && found.since < w.since {
+		found = nil
+	}
 	if found != nil {
 		at = found.position
 		if found.epoch.Compare(w.epoch) > 0 {
@@ -241,9 +249,10 @@ func (b *batch) moveText() string {
 	text = strconv.AppendUint(text, uint64(b.to), 10)
 	text = strconv.AppendInt(append(text, ", part = "...), int64(b.part), 10)
 	text = strconv.AppendUint(append(text, ", part_at = "...), uint64(b.to), 10)
-	text = quote(append(text, " WHERE changefeed = "...), w.sink.options.Changefeed)
+	text = quote(append(text, " WHERE feed = "...), w.sink.options.Changefeed)
 	text = quote(append(text, " AND table_schema = "...), w.table.Schema)
 	text = quote(append(text, " AND table_name = "...), w.table.Name)
+	text = strconv.AppendUint(append(text, " AND since = "...), uint64(w.since), 10)
 	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
 	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
 	text = strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10)

@@ -192,6 +192,31 @@ func (d *DDL) Concerns(t Table) bool {
 	return slices.Contains(d.Names(), t)
 }
 
+// Gives are the names that it gives to tables: to those that it makes, and to those that it calls something else.
+func (d *DDL) Gives() []Table {
+	switch d.Kind {
+	case CreateTable:
+		return d.Tables
+	case RenameTable:
+		return d.Becomes
+	case AlterTable:
+		return d.Makes
+	}
+	return nil
+}
+
+// Takes are the names that it takes from tables, which it drops, calls something else or makes a part of others. Other tables may have them
+// afterwards.
+func (d *DDL) Takes() []Table {
+	switch d.Kind {
+	case DropTable, RenameTable:
+		return d.Tables
+	case AlterTable:
+		return d.Removes
+	}
+	return nil
+}
+
 // After are the tables among those that it concerns that exist after it.
 func (d *DDL) After() []Table {
 	switch d.Kind {
