@@ -37,7 +37,26 @@ func (s *Source) Check(ctx context.Context) error {
 	if _, err := s.logState(ctx); err != nil {
 		return err
 	}
-	return s.checkPrivileges(ctx)
+	if err := s.checkPrivileges(ctx); err != nil {
+		return err
+	}
+	return s.checkWholeLog(ctx)
+}
+
+// checkWholeLog refuses a server that leaves schemas out of its log: those that are named, and for DDL also what sessions execute that have one
+// of them as their default.
+func (s *Source) checkWholeLog(ctx context.Context) error {
+	var file, position, only, without string
+	if err := s.db.QueryRowContext(ctx, "SHOW MASTER STATUS").Scan(&file, &position, &only, &without); err != nil {
+		return s.wrap("read the status of the log", err)
+	}
+	for _, f := range []struct{ option, schemas string }{{"binlog_do_db", only}, {"binlog_ignore_db", without}} {
+		if f.schemas != "" {
+			return s.unusable("%s is %s: the log lacks changes of schemas, and DDL of sessions by their default schema; "+
+				"remove %s from the configuration of the server and restart it, start again from a copy taken after that, and exclude tables by the filter instead", f.option, f.schemas, f.option)
+		}
+	}
+	return nil
 }
 
 // shown is a value as people write it.

@@ -39,6 +39,9 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	_, err := s.Head(t.Context())
 	refused(t, err, "use one gtid_domain_id")
 	refused(t, s.Read(t.Context(), 0, nil), "use one gtid_domain_id")
+	m.Restart("--binlog-ignore-db=elsewhere")
+	m.Exec("RESET MASTER")
+	refused(t, s.Check(t.Context()), "binlog_ignore_db is elsewhere: the log lacks changes of schemas")
 	m.Restart("--skip-log-bin")
 	refused(t, s.Check(t.Context()), "log_bin is OFF: the server has no binary log; start it with --log-bin")
 }

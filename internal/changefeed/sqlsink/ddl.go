@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlzone"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -205,6 +206,9 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	if err := d.emptyCopied(ctx); err != nil {
 		return err
 	}
+	if err := d.refuseUnordered(ctx); err != nil {
+		return err
+	}
 	if err := d.imitate(ctx); err != nil {
 		return err
 	}
@@ -230,6 +234,39 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 			d.sink.options.Address, d.position, brief(d.text), stream.ErrUnusable, err)
 	}
 	return err
+}
+
+// refuseUnordered returns ErrUnusable if the effect of a statement on several rows depends on their order, and no key of the table gives them one:
+// the source has them in the order in which they were inserted, and the sink in the order in which their transactions were committed.
+func (d *ddlExecution) refuseUnordered(ctx context.Context) error {
+	if len(d.ddl.ByOrder) == 0 {
+		return nil
+	}
+	t := d.ddl.Tables[0]
+	var ordered bool
+	if err := d.conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0
+		GROUP BY INDEX_NAME HAVING MAX(NULLABLE = 'YES' OR SUB_PART IS NOT NULL AND INDEX_NAME <> 'PRIMARY') = 0)`, t.Schema, t.Name).Scan(&ordered); err != nil || ordered {
+		return err
+	}
+	for _, column := range d.ddl.ByOrder {
+		query := "SELECT 1 FROM " + full(t)
+		if column != "" {
+			query += " WHERE " + name(column) + " IS NULL OR " + name(column) + " = 0"
+		}
+		var rows int
+		err := d.conn.QueryRowContext(ctx, "SELECT COUNT(*) FROM ("+query+" LIMIT 2) some").Scan(&rows)
+		var e *mysql.MySQLError
+		switch {
+		case errors.As(err, &e) && slices.Contains([]uint16{codeUnknownColumn, codeNoSuchTable, codeUnknownSchema}, e.Number):
+			return nil // the statement itself says so
+		case err != nil:
+			return err
+		case rows > 1:
+			return d.ddl.Stops(fmt.Sprintf("table %s has no key, and which row gets which number, or is kept, depends on the order of the rows, which may be another at the sink; "+
+				"to give such a table numbers, add the column without AUTO_INCREMENT, set it by UPDATE, and make it the key then", t))
+		}
+	}
+	return nil
 }
 
 // codeTriggerSchema: a table with a trigger cannot be renamed into another schema.
@@ -358,12 +395,32 @@ func (d *ddlExecution) imitate(ctx context.Context) error {
 	if _, err := d.conn.ExecContext(ctx, "SET NAMES utf8mb4"); err != nil {
 		return err
 	}
-	set := settings(d.ddl.Statement)
-	if set == "" {
-		return nil
+	if err := d.sameZone(ctx); err != nil {
+		return err
+	}
+	// What the source accepted is accepted, however strict its session was about options of tables.
+	set := "innodb_strict_mode=0"
+	if more := settings(d.ddl.Statement); more != "" {
+		set += ", " + more
 	}
 	_, err := d.conn.ExecContext(ctx, "SET "+set)
 	return err
+}
+
+// zoneDigest matches the digest of the time zone of the source's machine in the comment of a statement.
+var zoneDigest = regexp.MustCompile(`^` + regexp.QuoteMeta(stream.SessionMark) + `[^*]*` + stream.ZoneDigest + `'([0-9a-f]+)'`)
+
+// sameZone returns ErrUnusable if the statement depends on the time zone of the source's machine, and the one of the sink's is another.
+func (d *ddlExecution) sameZone(ctx context.Context) error {
+	found := zoneDigest.FindStringSubmatch(d.ddl.Statement)
+	if found == nil {
+		return nil
+	}
+	zone, err := sqlzone.Read(ctx, d.conn)
+	if err != nil || zone.Digest == found[1] {
+		return err
+	}
+	return d.ddl.Stops("its effect depends on the time zone of the source's machine (time_zone=SYSTEM), and the sink's machine has another; give both machines the same, or SET GLOBAL time_zone at the source to one by its name or offset")
 }
 
 // finish records that the DDL is executed, and sets the progress of the names that it creates, drops or renames.

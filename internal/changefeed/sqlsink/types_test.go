@@ -1,8 +1,10 @@
 package sqlsink_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -115,4 +117,34 @@ func TestEveryTypeStandsBesideEveryOther(t *testing.T) {
 	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 100)
 	p.sync(t)
 	equal(t, a, b)
+}
+
+// A stored column may be computed in the time zone of the session, which is not in the log.
+func TestAStoredColumnThatDependsOnTheTimeZoneIsVerified(t *testing.T) {
+	for name, columns := range map[string]string{
+		"a key": "id INT PRIMARY KEY, ts TIMESTAMP, h INT AS (HOUR(ts)) STORED", "no key": "id INT, ts TIMESTAMP, h VARCHAR(30) AS (ts) STORED",
+		"through another": "id INT PRIMARY KEY, u INT UNIQUE, ts TIMESTAMP, d DATETIME AS (ts) VIRTUAL, h INT AS (HOUR(d)) STORED", "of a time": "id INT PRIMARY KEY, ts DATETIME, h BIGINT AS (UNIX_TIMESTAMP(ts)) STORED",
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+			a.Exec("CREATE DATABASE d", "USE d", "SET time_zone = '+00:00'", "CREATE TABLE t ("+columns+")",
+				"INSERT INTO t (id, ts) VALUES (1, '2026-01-15 12:00:00'), (2, NULL), (3, '2026-01-15 23:30:00')", "UPDATE t SET ts = '2026-01-16 01:00:00' WHERE id = 3", "UPDATE t SET id = 7 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+			p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
+			p.sync(t)
+			equal(t, a, b)
+			before := b.Value("SELECT COUNT(*) FROM d.t")
+			a.Exec("USE d", "SET time_zone = '+00:00'", "INSERT INTO t (id, ts) VALUES (11, '2026-01-15 12:00:00')", "SET time_zone = '+05:00'", "INSERT INTO t (id, ts) VALUES (12, '2026-01-15 12:00:00')", "SET time_zone = DEFAULT")
+			head, err := p.source.Head(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.copy(t.Context(), p.at, head)
+			if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "table d.t: column h is generated and stored, and would have another value at the sink") {
+				t.Error(err)
+			}
+			if after := b.Value("SELECT COUNT(*) FROM d.t"); after != before {
+				t.Errorf("the sink has %s rows, and had %s", after, before)
+			}
+		})
+	}
 }

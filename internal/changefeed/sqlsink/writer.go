@@ -261,7 +261,11 @@ func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
 		return nil
 	}
 	n, err := result.RowsAffected()
-	if err == nil && n != st.rows {
+	switch {
+	case err != nil || n == st.rows:
+	case st.otherwise != nil:
+		err = st.otherwise
+	default:
 		err = fmt.Errorf("table %s has no key, and a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", b.writer.table, stream.ErrUnusable)
 	}
 	return err
