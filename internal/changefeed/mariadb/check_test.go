@@ -46,6 +46,23 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	refused(t, s.Check(t.Context()), "log_bin is OFF: the server has no binary log; start it with --log-bin")
 }
 
+// What a replica replicates is not in its log unless it is told so.
+func TestAReplicaThatDoesNotLogWhatItReplicatesIsRefused(t *testing.T) {
+	m, r := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
+	r.Exec("CREATE DATABASE own", fmt.Sprintf("CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT=%d, MASTER_USER='%s', MASTER_PASSWORD='%s'", m.Port(), m.User, m.Password))
+	s := open(t, r)
+	if err := s.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.Exec("START SLAVE")
+	refused(t, s.Check(t.Context()), "log_slave_updates is OFF, and it is a replica: what it replicates is not in its log; start the server with --log-slave-updates")
+	r.Restart("--log-slave-updates")
+	r.Exec("START SLAVE")
+	if err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestMissingPrivilegesAreNamed(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)", "CREATE USER poor IDENTIFIED BY 'p'")
