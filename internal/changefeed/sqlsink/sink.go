@@ -67,7 +67,7 @@ type server struct {
 }
 
 const (
-	defaultSchema      = "ebb"
+	defaultSchema      = stream.OwnSchema
 	defaultConnections = 8
 	changefeedLength   = 512
 	dialTimeout        = 10 * time.Second
