@@ -44,6 +44,7 @@ var statements = []string{
 	"CREATE TABLE swapped (id INT PRIMARY KEY, v INT)", "INSERT INTO swapped VALUES (25, 9)", "ALTER TABLE part EXCHANGE PARTITION p2 WITH TABLE swapped",
 	"UPDATE swapped SET v = 5", "INSERT INTO part VALUES (26, 1)",
 	"CREATE SEQUENCE numbers START WITH 100", "CREATE TABLE numbered (id INT DEFAULT NEXTVAL(numbers) PRIMARY KEY, v INT)", "INSERT INTO numbered (v) VALUES (1), (2)",
+	"UPDATE numbered SET v = v + 1, id = id + 50 WHERE v = 2", "RENAME TABLE numbers TO renamed", "UPDATE numbered SET v = 9 WHERE v = 1", "DELETE FROM numbered WHERE v = 3", "RENAME TABLE renamed TO numbers", "INSERT INTO numbered (v) VALUES (4)",
 	"CREATE TABLE gone1 (id INT)", "CREATE TABLE gone2 (id INT)", "CREATE TABLE stays (id INT)", "INSERT INTO gone1 VALUES (1)",
 	"/* a comment */ DROP TABLE IF EXISTS gone1, /*!50000 gone2 */, never",
 	"CREATE VIEW seen AS SELECT * FROM plain", "CREATE TRIGGER tr BEFORE INSERT ON stays FOR EACH ROW SET NEW.id = NEW.id + 1", "INSERT INTO stays VALUES (1)",

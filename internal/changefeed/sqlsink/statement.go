@@ -28,8 +28,8 @@ type shape struct {
 	keyColumns []*column
 	// alone: the key is the only unique one, and a row can be replaced where it is.
 	alone bool
-	// sequence: its only row is replaced by each insert.
-	sequence bool
+	// sequence: its only row is replaced by each insert. numbered: rows are updated and not replaced.
+	sequence, numbered bool
 	// geometries: there are columns that may have empty values.
 	geometries bool
 	// zoned are columns that the server of the sink computes, and zonedIndexes where a row has the values that the source computed. They may
@@ -61,7 +61,7 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 	if err != nil {
 		return nil, err
 	}
-	s := &shape{test: test, table: table, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+	s := &shape{test: test, table: table, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, numbered: d.numbered, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
 	for i, c := range schema.Columns {
@@ -145,6 +145,9 @@ func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
 	}
 	if len(s.key) == 0 {
 		return s.oneByOne(batch)
+	}
+	if s.numbered {
+		return s.inTurn(batch)
 	}
 	fates, err := fold(batch, s.key)
 	if err != nil {
@@ -501,6 +504,18 @@ func (r *inserts) flush() error {
 func (r *inserts) done() ([]statement, error) {
 	err := r.flush()
 	return r.all, err
+}
+
+// inTurn makes a statement for each change, and one for inserts that follow each other.
+func (s *shape) inTurn(batch []*stream.Rows) (all []statement, err error) {
+	for _, rows := range batch {
+		made, err := s.inOrder(rows.Changes, func(*stream.Change) bool { return false })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, made...)
+	}
+	return all, nil
 }
 
 // changeHead begins the statement that updates or deletes a row, up to its condition. It is loose if a value is no member of its type.

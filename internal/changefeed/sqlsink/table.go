@@ -46,6 +46,8 @@ type tableInfo struct {
 	uniques int
 	// sequence: it is one, a table with one row that an INSERT replaces.
 	sequence bool
+	// numbered: a column has its default from a sequence. While that does not exist, the server inserts no rows, whatever their values, but updates them.
+	numbered bool
 	// overlaps: its key may be one WITHOUT OVERLAPS, whose rows REPLACE cannot write.
 	overlaps bool
 }
@@ -53,7 +55,7 @@ type tableInfo struct {
 // describe reads the columns and keys of a table from the sink.
 func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, error) {
 	d := &tableInfo{columns: map[string]*column{}}
-	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
+	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') LIKE 'nextval(%', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
 	if err != nil {
 		return nil, err
@@ -63,10 +65,11 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 	for rows.Next() {
 		var c column
 		var typ, charset, expression string
-		var stored bool
-		if err := rows.Scan(&c.name, &typ, &charset, &expression, &stored, &c.optional); err != nil {
+		var stored, numbered bool
+		if err := rows.Scan(&c.name, &typ, &charset, &expression, &stored, &numbered, &c.optional); err != nil {
 			return nil, err
 		}
+		d.numbered = d.numbered || numbered
 		c.generated = expression != ""
 		c.classify(strings.ToLower(typ), charset)
 		d.columns[c.name] = &c
