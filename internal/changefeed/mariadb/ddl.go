@@ -630,7 +630,7 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			s.orderBy()
 		case s.comes("ADD"):
 			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureDefault())
-		case s.accept("CONVERT", "TO"), s.accept("WITH", "SYSTEM", "VERSIONING"), s.acceptAny(alterations...):
+		case s.accept("CONVERT", "TO"), s.accept("WITH", "SYSTEM", "VERSIONING"), s.acceptAny(alterations...), s.option():
 			d.Alters = true
 		default:
 			return false
@@ -639,6 +639,16 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			return true
 		}
 	}
+}
+
+// option passes the name of an option that is known to the engine alone. SHOW CREATE TABLE writes such names in quotes. Of all options only
+// UNION names tables.
+func (s *statement) option() bool {
+	if name := s.peek(); !name.name || name.is("UNION") || !s.peekAt(1).is("=") {
+		return false
+	}
+	s.at += 2
+	return true
 }
 
 // partitionWork are the words before PARTITION and a list of partitions. Such a clause stands alone in its statement.

@@ -76,6 +76,10 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 				s.zoned, s.zonedIndexes = append(s.zoned, at), append(s.zonedIndexes, i)
 			}
 			continue
+		case at.binary && isParsed(c.Type):
+			packed := *at
+			packed.kind = kindPacked
+			at, d.columns[c.Name] = &packed, &packed
 		}
 		if len(s.columns) > 0 {
 			list = append(list, ',')

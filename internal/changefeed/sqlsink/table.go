@@ -19,6 +19,8 @@ const (
 	kindParsed
 	// kindForeignText is text in another character set than UTF-8.
 	kindForeignText
+	// kindPacked columns take the bytes of what the source describes as an address or a UUID: it has altered the column since.
+	kindPacked
 )
 
 // column of a table at the sink.
@@ -33,6 +35,8 @@ type column struct {
 	// exact: equality of values is not equality of bytes, so a comparison must be made binary.
 	exact bool
 	enum  bool
+	// binary: it is of the type BINARY, as which the log has addresses and UUIDs, too.
+	binary bool
 	// geometry: an empty value, which INSERT IGNORE may have stored, can only be stored by leaving the column out.
 	geometry bool
 }
@@ -98,11 +102,11 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 }
 
 func (c *column) classify(typ, charset string) {
-	c.enum, c.geometry = typ == "enum", isGeometry(typ)
+	c.enum, c.geometry, c.binary = typ == "enum", isGeometry(typ), typ == "binary"
 	switch {
 	case typ == "decimal":
 		c.kind = kindDecimal
-	case typ == "inet4", typ == "inet6", typ == "uuid":
+	case isParsed(typ):
 		c.kind = kindParsed
 	case charset != "" && charset != "utf8mb4" && charset != "utf8mb3" && charset != "utf8" && charset != "ascii":
 		c.kind, c.exact = kindForeignText, true
@@ -152,6 +156,9 @@ func (d *tableInfo) zoned() *column {
 	}
 	return nil
 }
+
+// isParsed reports whether values of a type are text that the server parses.
+func isParsed(typ string) bool { return typ == "inet4" || typ == "inet6" || typ == "uuid" }
 
 func isGeometry(typ string) bool {
 	switch typ {

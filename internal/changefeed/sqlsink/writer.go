@@ -276,6 +276,8 @@ const (
 	codeUnknownColumn = 1054
 	codeNoSuchTable   = 1146
 	codePacketTooBig  = 1153
+	codeOutOfRange    = 1264
+	codeTooLong       = 1406
 )
 
 // explain adds what to do to an error that retrying cannot resolve.
@@ -291,6 +293,8 @@ func (b *batch) explain(err error) error {
 			remedy = "a row that is new at the source exists at the sink already; something else writes to the sink, or the initial copy was taken at another position"
 		case codeUnknownColumn, codeNoSuchTable:
 			remedy = "its columns differ from those at the source; make them equal"
+		case codeOutOfRange, codeTooLong:
+			remedy = "a value does not fit; make the column as it is at the source, or VIRTUAL if it is generated, since the sink does not cut what is generated as a session without strict mode does"
 		case codePacketTooBig:
 			remedy = "a row is longer than max_allowed_packet of the sink; increase that"
 		}
