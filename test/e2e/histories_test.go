@@ -662,7 +662,7 @@ var refusals = []struct {
 	error      *regexp.Regexp
 	ofTable    bool // the error names a table instead of a statement
 }{
-	{"every other statement, and those with clauses that are not known", regexp.MustCompile(`(?s)statement ".*" .*(not known|not supported|unknown)`), false},
+	{"every other statement, and those with clauses that are not known", regexp.MustCompile(`(?s)statement ".*":? .*(not known|not supported|unknown)`), false},
 	{"`CREATE OR REPLACE DATABASE` of a database", regexp.MustCompile(`(?is)statement ".*OR REPLACE (DATABASE|SCHEMA)`), false},
 	{"executable comments of versions after 10.6", regexp.MustCompile(`(?s)statement ".*/\*M?!1`), false},
 	{"what brings a table in from outside the filter", regexp.MustCompile(`(?s)statement ".*outside the filter`), false},

@@ -441,6 +441,9 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
 		return fmt.Errorf("sink %s: the DDL at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, d.epoch, errors.Join(err, stream.ErrNotOwner))
 	}
+	if err := d.forgetReleased(ctx, tx); err != nil {
+		return err
+	}
 	if err := d.movePositions(ctx, tx); err != nil {
 		return err
 	}
@@ -534,12 +537,28 @@ const released = -1
 // refuseReleased returns ErrUnusable if the statement gives a table a name that a released one has: its rows would be mixed with those
 // that stay, or these be dropped.
 func (d *ddlExecution) refuseReleased(ctx context.Context) error {
-	names := slices.Concat(d.ddl.Becomes, d.ddl.Makes)
-	if d.ddl.Kind == stream.CreateTable {
-		names = d.ddl.Tables
-	}
-	for _, t := range names {
+	for _, t := range d.given() {
 		if err := d.sink.refuseReleased(ctx, d.conn, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// given are the names that the statement gives to tables.
+func (d *ddlExecution) given() []stream.Table {
+	if d.ddl.Kind == stream.CreateTable {
+		return d.ddl.Tables
+	}
+	return slices.Concat(d.ddl.Becomes, d.ddl.Makes)
+}
+
+// forgetReleased forgets released tables whose names others have now. Somebody has dropped or renamed them at the sink, or the statement would
+// have been refused.
+func (d *ddlExecution) forgetReleased(ctx context.Context, tx *sql.Tx) error {
+	for _, t := range d.given() {
+		if _, err := tx.ExecContext(ctx, "DELETE FROM "+d.sink.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? AND placement = ?",
+			d.sink.options.Changefeed, t.Schema, t.Name, released); err != nil {
 			return err
 		}
 	}

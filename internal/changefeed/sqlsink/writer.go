@@ -292,7 +292,7 @@ func (b *batch) explain(err error) error {
 		case codeDuplicate:
 			remedy = "a row that is new at the source exists at the sink already; something else writes to the sink, or the initial copy was taken at another position"
 		case codeUnknownColumn, codeNoSuchTable:
-			remedy = "its columns differ from those at the source; make them equal"
+			remedy = "its columns differ from those at the source, or the sequence of a default is missing; make it as it was at the source"
 		case codeOutOfRange, codeTooLong:
 			remedy = "a value does not fit; make the column as it is at the source, or VIRTUAL if it is generated, since the sink does not cut what is generated as a session without strict mode does"
 		case codePacketTooBig:
