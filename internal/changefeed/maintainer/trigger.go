@@ -376,6 +376,9 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 	if skip && t.DDL.Unexecutable() {
 		return nil // dispatchers pass it
 	}
+	if err := m.refuseThrough(ctx, sink, f, t); err != nil && !skip {
+		return err
+	}
 	plan, err := f.Plan(t.DDL)
 	switch {
 	case skip && (err != nil || plan != nil && plan.Kind == stream.DropSchema):
@@ -436,6 +439,33 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.enterAfter(t.Position, plan, kept, held, keys, f)
+}
+
+// refuseThrough refuses a RENAME IF EXISTS through a name that a table has already: as it has succeeded, the table that was to get the name first
+// was missing, and this one was renamed instead.
+func (m *Maintainer) refuseThrough(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
+	if len(t.DDL.Through) == 0 {
+		return nil
+	}
+	if done, err := ddlExecuted(ctx, sink, t.Position); done || err != nil {
+		return err
+	}
+	if name, ok := m.existsBetween(f, t); ok {
+		return &refusedError{fmt.Errorf("position %d: %w", t.Position, t.DDL.Stops(fmt.Sprintf("it is not known which tables it renames, since table %s existed before it", name)))}
+	}
+	return nil
+}
+
+// existsBetween is a table that a rename goes through and that exists before it.
+func (m *Maintainer) existsBetween(f stream.Filter, t *stream.Transaction) (name stream.Table, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range t.DDL.Through {
+		if _, e := m.find(name); f.Allows(name) && e != nil && e.from <= t.Position {
+			return name, true
+		}
+	}
+	return name, false
 }
 
 // refuseReleased refuses a rename that takes tables out of the filter of which a cascading key joins one with one that stays.

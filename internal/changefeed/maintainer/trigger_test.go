@@ -112,6 +112,19 @@ func TestTablesThatWereRenamedBeforeTheyWereListedAreFound(t *testing.T) {
 	}
 }
 
+// RENAME IF EXISTS gone TO kept, kept TO new renames kept if gone is missing.
+func TestARenameThroughATableThatExistsIsFound(t *testing.T) {
+	name := func(text string) stream.Table { return stream.Table{Schema: "s", Name: text} }
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+	m.tables = map[stream.Table]*table{name("kept"): {}, name("later"): {from: 20}, name("outside"): {}}
+	for text, want := range map[string]bool{"kept": true, "later": false, "none": false, "outside": false} {
+		d := &stream.DDL{Kind: stream.RenameTable, IfExists: true, Tables: []stream.Table{name("gone")}, Becomes: []stream.Table{name("new")}, Through: []stream.Table{name("free"), name(text)}}
+		if found, ok := m.existsBetween(stream.Filter{"!s.outside"}, &stream.Transaction{Position: 10, DDL: d}); ok != want || ok && found != name(text) {
+			t.Errorf("%s: %s, %t", text, found, ok)
+		}
+	}
+}
+
 // named is a source or a sink with rules for names.
 type named struct {
 	stream.Source

@@ -304,7 +304,9 @@ func (b *groupBatch) inSession(ctx context.Context, session any, limit int) (mov
 		}
 		affected, err := executeAll(ctx, s, texts)
 		for i, n := range affected {
-			if st := list[i]; st.rows != 0 && n != st.rows {
+			if st := list[i]; st.rows != 0 && n != st.rows && st.otherwise != nil {
+				return false, st.otherwise
+			} else if st.rows != 0 && n != st.rows {
 				return false, fmt.Errorf("table %s: a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", st.table.table, stream.ErrUnusable)
 			}
 		}
@@ -446,25 +448,22 @@ func (b *groupBatch) prepare(ctx context.Context) error {
 // inOrder makes statements for changes one by one. Only consecutive inserts share a statement. Those that check reports are executed while
 // foreign keys are checked, so that they cascade.
 func (s *shape) inOrder(changes []stream.Change, check func(*stream.Change) bool) ([]statement, error) {
-	var all []statement
-	fresh := s.newList(s.insert, "")
+	r := &inserts{shape: s, fresh: s.newList(s.insert, "")}
 	for i := range changes {
 		c := &changes[i]
 		empty := s.geometries && c.After != nil && s.hasEmptyGeometry(c.After)
 		if c.Before == nil && !empty {
-			if err := fresh.add(c.After, s.appendRow); err != nil {
+			if err := r.insert(c.After); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		all, fresh.made = append(all, fresh.done()...), nil
 		st, err := s.one(c, empty, check(c))
-		if err != nil {
+		if err := r.add(st, c.After, err); err != nil {
 			return nil, err
 		}
-		all = append(all, st)
 	}
-	return append(all, fresh.done()...), nil
+	return r.done()
 }
 
 // one makes the statement of one change.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlzone"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -205,6 +206,9 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	if err := d.emptyCopied(ctx); err != nil {
 		return err
 	}
+	if err := d.refuseUnordered(ctx); err != nil {
+		return err
+	}
 	if err := d.imitate(ctx); err != nil {
 		return err
 	}
@@ -230,6 +234,39 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 			d.sink.options.Address, d.position, brief(d.text), stream.ErrUnusable, err)
 	}
 	return err
+}
+
+// refuseUnordered returns ErrUnusable if the effect of a statement on several rows depends on their order, and no key of the table gives them one:
+// the source has them in the order in which they were inserted, and the sink in the order in which their transactions were committed.
+func (d *ddlExecution) refuseUnordered(ctx context.Context) error {
+	if len(d.ddl.ByOrder) == 0 || d.text == "" { // nothing is executed of one that is skipped
+		return nil
+	}
+	t := d.ddl.Tables[0]
+	var ordered bool
+	if err := d.conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0
+		GROUP BY INDEX_NAME HAVING MAX(NULLABLE = 'YES' OR SUB_PART IS NOT NULL AND INDEX_NAME <> 'PRIMARY') = 0)`, t.Schema, t.Name).Scan(&ordered); err != nil || ordered {
+		return err
+	}
+	for _, column := range d.ddl.ByOrder {
+		query := "SELECT 1 FROM " + full(t)
+		if column != "" {
+			query += " WHERE " + name(column) + " IS NULL OR " + name(column) + " = 0"
+		}
+		var rows int
+		err := d.conn.QueryRowContext(ctx, "SELECT COUNT(*) FROM ("+query+" LIMIT 2) some").Scan(&rows)
+		var e *mysql.MySQLError
+		switch {
+		case errors.As(err, &e) && slices.Contains([]uint16{codeUnknownColumn, codeNoSuchTable, codeUnknownSchema}, e.Number):
+			return nil // the statement itself says so
+		case err != nil:
+			return err
+		case rows > 1:
+			return d.ddl.Stops(fmt.Sprintf("table %s has no key, and which row gets which number, or is kept, depends on the order of the rows, which may be another at the sink; "+
+				"to give such a table numbers, add the column without AUTO_INCREMENT, set it by UPDATE, and make it the key then", t))
+		}
+	}
+	return nil
 }
 
 // codeTriggerSchema: a table with a trigger cannot be renamed into another schema.
@@ -358,12 +395,32 @@ func (d *ddlExecution) imitate(ctx context.Context) error {
 	if _, err := d.conn.ExecContext(ctx, "SET NAMES utf8mb4"); err != nil {
 		return err
 	}
-	set := settings(d.ddl.Statement)
-	if set == "" {
-		return nil
+	if err := d.sameZone(ctx); err != nil {
+		return err
+	}
+	// What the source accepted is accepted, however strict its session was about options of tables.
+	set := "innodb_strict_mode=0"
+	if more := settings(d.ddl.Statement); more != "" {
+		set += ", " + more
 	}
 	_, err := d.conn.ExecContext(ctx, "SET "+set)
 	return err
+}
+
+// zoneDigest matches the digest of the time zone of the source's machine in the comment of a statement.
+var zoneDigest = regexp.MustCompile(`^` + regexp.QuoteMeta(stream.SessionMark) + `[^*]*` + stream.ZoneDigest + `'([0-9a-f]+)'`)
+
+// sameZone returns ErrUnusable if the statement depends on the time zone of the source's machine, and the one of the sink's is another.
+func (d *ddlExecution) sameZone(ctx context.Context) error {
+	found := zoneDigest.FindStringSubmatch(d.ddl.Statement)
+	if found == nil || d.text == "" {
+		return nil
+	}
+	zone, err := sqlzone.Read(ctx, d.conn)
+	if err != nil || zone.Digest == found[1] {
+		return err
+	}
+	return d.ddl.Stops("its effect depends on the time zone of the source's machine (time_zone=SYSTEM), and the sink's machine has another; give both machines the same, or SET GLOBAL time_zone at the source to one by its name or offset")
 }
 
 // finish records that the DDL is executed, and sets the progress of the names that it creates, drops or renames.
@@ -383,6 +440,9 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 	}
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
 		return fmt.Errorf("sink %s: the DDL at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, d.epoch, errors.Join(err, stream.ErrNotOwner))
+	}
+	if err := d.forgetReleased(ctx, tx); err != nil {
+		return err
 	}
 	if err := d.movePositions(ctx, tx); err != nil {
 		return err
@@ -534,12 +594,28 @@ func (d *ddlExecution) move(ctx context.Context, tx *sql.Tx, t stream.Table) err
 // refuseReleased returns ErrUnusable if the statement gives a table a name that a released one has: its rows would be mixed with those
 // that stay, or these be dropped.
 func (d *ddlExecution) refuseReleased(ctx context.Context) error {
-	names := slices.Concat(d.ddl.Becomes, d.ddl.Makes)
-	if d.ddl.Kind == stream.CreateTable {
-		names = d.ddl.Tables
-	}
-	for _, t := range names {
+	for _, t := range d.given() {
 		if err := d.sink.refuseReleased(ctx, d.conn, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// given are the names that the statement gives to tables.
+func (d *ddlExecution) given() []stream.Table {
+	if d.ddl.Kind == stream.CreateTable {
+		return d.ddl.Tables
+	}
+	return slices.Concat(d.ddl.Becomes, d.ddl.Makes)
+}
+
+// forgetReleased forgets released tables whose names others have now. Somebody has dropped or renamed them at the sink, or the statement would
+// have been refused.
+func (d *ddlExecution) forgetReleased(ctx context.Context, tx *sql.Tx) error {
+	for _, t := range d.given() {
+		if _, err := tx.ExecContext(ctx, "DELETE FROM "+d.sink.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? AND placement = ?",
+			d.sink.options.Changefeed, t.Schema, t.Name, released); err != nil {
 			return err
 		}
 	}
@@ -580,7 +656,7 @@ func (d *ddlExecution) digest(ctx context.Context) (string, error) {
 		}
 		fmt.Fprintf(h, "%q is %q\n", d.ddl.Schema, text)
 	}
-	if exchanges.MatchString(d.text) && len(d.ddl.Tables) == 2 {
+	if d.ddl.Kind == stream.AlterTable && len(d.ddl.Tables) == 2 { // EXCHANGE PARTITION, after which SHOW CREATE of both is as before
 		sum, err := d.column(ctx, "CHECKSUM TABLE "+full(d.ddl.Tables[1]))
 		if err != nil {
 			return "", err
@@ -606,9 +682,6 @@ const codeNeedPrivilege = 1227
 
 // autoIncrement changes with the rows.
 var autoIncrement = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
-
-// exchanges matches a statement that swaps the rows of a partition and a table, after which SHOW CREATE of both is as before.
-var exchanges = regexp.MustCompile(`(?is)\bEXCHANGE\s+PARTITION\b`)
 
 // column is the second column of a result; empty if the table or schema does not exist.
 func (d *ddlExecution) column(ctx context.Context, query string) (string, error) {

@@ -67,7 +67,7 @@ type server struct {
 }
 
 const (
-	defaultSchema      = "ebb"
+	defaultSchema      = stream.OwnSchema
 	defaultConnections = 8
 	changefeedLength   = 512
 	dialTimeout        = 10 * time.Second
@@ -125,7 +125,7 @@ func config(options Options) *mysql.Config {
 		"sql_mode":           "'" + sqlMode + "'",
 		"foreign_key_checks": "0",
 		// Variables that only MariaDB has are in a comment that only MariaDB executes.
-		"unique_checks": fmt.Sprintf("1 /*M!100302 , check_constraint_checks=0, idle_write_transaction_timeout=%d */", idleTransaction/time.Second),
+		"unique_checks": fmt.Sprintf("1 /*M!100302 , check_constraint_checks=0, max_statement_time=0, idle_write_transaction_timeout=%d */", idleTransaction/time.Second),
 		"wait_timeout":  "60",
 	}
 	_ = cfg.Apply(mysql.Charset("binary", "")) // setting it cannot fail

@@ -293,6 +293,15 @@ func (w *writer) WriteChunk(ctx context.Context, parts iter.Seq2[*snapshot.Chunk
 	if w.copying == nil {
 		return fmt.Errorf("table %s is not being copied", w.table)
 	}
+	if !w.copying.Begun {
+		d, err := s.describe(ctx, w.table)
+		if err != nil {
+			return err
+		}
+		if c := d.zoned(); c != nil {
+			return s.unusable("table %s cannot be copied: column %s is generated and stored, and depends on the time zone of the session that wrote a row; make the column VIRTUAL at the source, or exclude the table by the filter", w.table, c.name)
+		}
+	}
 	if to < w.position || to == w.position && w.part > 0 {
 		return fmt.Errorf("table %s is at position %d, part %d: %w at %d", w.table, w.position, w.part, snapshot.ErrBehind, to)
 	}

@@ -272,7 +272,11 @@ func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
 		return nil
 	}
 	n, err := result.RowsAffected()
-	if err == nil && n != st.rows {
+	switch {
+	case err != nil || n == st.rows:
+	case st.otherwise != nil:
+		err = st.otherwise
+	default:
 		err = fmt.Errorf("table %s has no key, and a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", b.writer.table, stream.ErrUnusable)
 	}
 	return err
@@ -283,6 +287,8 @@ const (
 	codeUnknownColumn = 1054
 	codeNoSuchTable   = 1146
 	codePacketTooBig  = 1153
+	codeOutOfRange    = 1264
+	codeTooLong       = 1406
 )
 
 // explain adds what to do to an error that retrying cannot resolve.
@@ -297,7 +303,9 @@ func (b *batch) explain(err error) error {
 		case codeDuplicate:
 			remedy = "a row that is new at the source exists at the sink already; something else writes to the sink, or the initial copy was taken at another position"
 		case codeUnknownColumn, codeNoSuchTable:
-			remedy = "its columns differ from those at the source; make them equal"
+			remedy = "its columns differ from those at the source, or the sequence of a default is missing; make it as it was at the source"
+		case codeOutOfRange, codeTooLong:
+			remedy = "a value does not fit; make the column as it is at the source, or VIRTUAL if it is generated, since the sink does not cut what is generated as a session without strict mode does"
 		case codePacketTooBig:
 			remedy = "a row is longer than max_allowed_packet of the sink; increase that"
 		}
