@@ -62,7 +62,7 @@ func (m *Maintainer) holdersKnown(names []stream.Table) map[stream.Table]stream.
 	defer m.mu.Unlock()
 	known := map[stream.Table]stream.Holder{}
 	for _, name := range names {
-		if _, t := m.find(name); t != nil {
+		if _, t := m.find(name); t != nil && t.identity(name).Since != stream.AnySince { // an absent member of a group has none
 			known[name] = stream.Holder{Since: t.identity(name).Since}
 		}
 	}

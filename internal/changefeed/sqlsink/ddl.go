@@ -441,9 +441,6 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
 		return fmt.Errorf("sink %s: the DDL at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, d.epoch, errors.Join(err, stream.ErrNotOwner))
 	}
-	if err := d.forgetReleased(ctx, tx); err != nil {
-		return err
-	}
 	if err := d.movePositions(ctx, tx); err != nil {
 		return err
 	}
@@ -608,18 +605,6 @@ func (d *ddlExecution) given() []stream.Table {
 		return d.ddl.Tables
 	}
 	return slices.Concat(d.ddl.Becomes, d.ddl.Makes)
-}
-
-// forgetReleased forgets released tables whose names others have now. Somebody has dropped or renamed them at the sink, or the statement would
-// have been refused.
-func (d *ddlExecution) forgetReleased(ctx context.Context, tx *sql.Tx) error {
-	for _, t := range d.given() {
-		if _, err := tx.ExecContext(ctx, "DELETE FROM "+d.sink.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? AND placement = ?",
-			d.sink.options.Changefeed, t.Schema, t.Name, released); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // refuseReleased returns ErrUnusable if a table was released and still exists.

@@ -437,3 +437,16 @@ func TestARecordedPositionIsThatOfTheNewestTableOfTheName(t *testing.T) {
 	a.execute(80, &stream.DDL{Kind: stream.CreateTable, Schema: "w", Tables: []stream.Table{a.t}, Statement: "CREATE TABLE IF NOT EXISTS t (id INT)"})
 	a.want("not made again", "t 80 1 0 90 0")
 }
+
+// A sink that was restored to before the DDL that made a table has the row of the one before again, and its owner reads from there. Who knows of the
+// later table, and is older, must not take the name from it: nobody would read what lies between.
+func TestAnOlderOwnerDoesNotBeginALaterTable(t *testing.T) {
+	a := newAgain(t)
+	a.acquire(a.t.Since(0), 6, 300, 300)
+	if _, _, err := a.sink.Acquire(t.Context(), a.t.Since(500), stream.Epoch{Placement: 1, Counter: 5}, 500); !errors.Is(err, stream.ErrNotOwner) {
+		t.Errorf("an older epoch began a later table: %v", err)
+	}
+	a.want("as it was", "t 0 1 6 300 0")
+	a.acquire(a.t.Since(500), 7, 500, 500)
+	a.want("begun by a newer epoch", "t 500 1 7 500 0")
+}

@@ -120,6 +120,8 @@ func (s *Sink) own(ctx context.Context, tx *sql.Tx, table stream.Identity, epoch
 	switch {
 	case found.isOver(table.Since):
 		return nil, s.notOwner(table, epoch, found)
+	case found != nil && found.epoch.Compare(epoch) > 0: // also of an earlier table of the name, which a sink that went back has again
+		return nil, s.notOwner(table, epoch, found)
 	case found == nil || found.since < table.Since:
 		return s.begin(ctx, tx, found, table, epoch, start)
 	case found.epoch.Placement == released:
@@ -131,10 +133,7 @@ func (s *Sink) own(ctx context.Context, tx *sql.Tx, table stream.Identity, epoch
 			return nil, err
 		}
 	}
-	switch found.epoch.Compare(epoch) {
-	case 1:
-		return nil, s.notOwner(table, epoch, found)
-	case -1:
+	if found.epoch != epoch {
 		if err := s.raise(ctx, tx, table, epoch); err != nil {
 			return nil, err
 		}
