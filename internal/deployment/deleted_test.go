@@ -161,6 +161,11 @@ func TestNothingOfADeletedProgramStaysWheneverItWasDeleted(t *testing.T) {
 		return s.admin.List(context.Background(), &objects, client.InNamespace(s.home)) == nil && len(objects.Items) == 1
 	})
 	want := []string{a.name + "/kept", b.name + "/kept"}
+	defer func() {
+		if t.Failed() {
+			t.Logf("left: %q", s.left(a, b))
+		}
+	}()
 	until(t, "nothing of them to be left", func() bool { return slices.Equal(s.left(a, b), want) })
 	for _, m := range []*host{a, b} {
 		until(t, "nothing to be counted", func() bool {

@@ -301,7 +301,7 @@ func TestARolloutStopsAtAProgramThatFails(t *testing.T) {
 	w.update(runs(steady, w.file, "mended"))
 	for _, name := range names {
 		w.instance(name, "mended", func(i *v1alpha1.DeploymentInstance) bool {
-			return i.State == v1alpha1.InstanceRunning && i.Revision == deployment.Revision(w.get())
+			return i.State == v1alpha1.InstanceRunning && strings.TrimSuffix(i.Revision, keepMark) == deployment.Revision(w.get())
 		})
 	}
 }
