@@ -681,6 +681,13 @@ var fixedHistories = []fixedHistory{
 		SET SESSION sql_log_bin = 1;
 		INSERT INTO {a}.u VALUES (1);
 	`},
+	{name: "27 a table that is replaced by one like another", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		CREATE TABLE {a}.u (n INT);
+		INSERT INTO {a}.u VALUES (1);
+		CREATE OR REPLACE TABLE {a}.u LIKE {a}.t;
+		INSERT INTO {a}.u VALUES (5);
+	`},
 	{name: "28 CREATE AS SELECT as a statement", ends: []outcome{rejected}, text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (1), (2);

@@ -33,6 +33,8 @@ type assembler struct {
 	// oldMode is that of the server, and zone the time zone of its machine, once it is needed.
 	oldMode string
 	zone    sqlzone.Zone
+	// temporary are names of temporary tables whose making is in the log: of sessions with another binlog_format than ROW.
+	temporary map[stream.Table]bool
 	// newest is the transaction that was read last on the connection, or that the connection started after.
 	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
@@ -91,7 +93,7 @@ func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool
 	if err != nil {
 		return nil, err
 	}
-	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, collations), wants: wants, unread: map[uint64]bool{}, fold: fold == "1", oldMode: oldMode}, nil
+	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, collations), wants: wants, unread: map[uint64]bool{}, temporary: map[stream.Table]bool{}, fold: fold == "1", oldMode: oldMode}, nil
 }
 
 func newParser() *replication.BinlogParser {
@@ -398,7 +400,13 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 	if session.converted {
 		st = newStatement(text, st.schema, session, a.fold)
 	}
+	if t, ok := st.temporary(); ok {
+		a.temporary[t] = true
+	}
 	ddl := parseDDL(text, st)
+	if ddl.Kind == stream.CreateTable && ddl.Replaces { // the server says so of all that have dropped a table
+		ofSession = slices.ContainsFunc(ddl.Reads, func(t stream.Table) bool { return a.temporary[t] })
+	}
 	if session.converted && ddl.Differs == "" {
 		ddl.Differs = st.introduced()
 	}

@@ -200,6 +200,22 @@ func parseDDL(text string, s *statement) *stream.DDL {
 	return d
 }
 
+// temporary is the temporary table that the statement makes.
+func (s *statement) temporary() (t stream.Table, ok bool) {
+	at, spots := s.at, s.spots
+	defer func() { s.at, s.spots = at, spots }()
+	s.setStatement()
+	if !s.accept("CREATE") {
+		return t, false
+	}
+	s.accept("OR", "REPLACE")
+	if !s.accept("TEMPORARY", "TABLE") {
+		return t, false
+	}
+	s.accept("IF", "NOT", "EXISTS")
+	return s.name()
+}
+
 // setStatement passes SET STATEMENT variables FOR. It returns false if the variables change how the rest is read.
 func (s *statement) setStatement() bool {
 	for s.accept("SET", "STATEMENT") {

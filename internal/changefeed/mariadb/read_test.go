@@ -550,6 +550,28 @@ func TestATableThatWasNotReplacedIsDropped(t *testing.T) {
 	}
 }
 
+// The server marks a CREATE OR REPLACE that has dropped a table as it marks one that used a temporary table.
+func TestATableIsReplacedByOneLikeAnother(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.a (id INT)", "CREATE TABLE d.b (n INT)")
+	s := open(t, m)
+	head, err := s.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Exec("USE d", "CREATE OR REPLACE TABLE b LIKE a", "CREATE OR REPLACE TABLE b (x INT)",
+		"SET binlog_format = MIXED", "CREATE TEMPORARY TABLE IF NOT EXISTS a (other INT)", "CREATE OR REPLACE TABLE b LIKE a", "DROP TEMPORARY TABLE a", "SET binlog_format = ROW")
+	var found []string
+	for _, tx := range collect(t, s, head) {
+		if tx.DDL != nil && tx.DDL.Kind == stream.CreateTable {
+			found = append(found, fmt.Sprintf("%s %t", describeDDL(tx.DDL), tx.DDL.Differs != ""))
+		}
+	}
+	if want := "[create d.b reads d.a false create d.b false create d.b reads d.a true]"; fmt.Sprint(found) != want {
+		t.Errorf("got %s, want %s", found, want)
+	}
+}
+
 // A reader that has just connected has seen no transaction yet.
 func TestAnotherDomainIsRefusedFromTheFirstTransactionOn(t *testing.T) {
 	m := testenv.StartMariaDB(t)
