@@ -71,7 +71,7 @@ func consequence(node *v1alpha1.Node) string {
 	case node.Status.Parked != nil && node.Status.Epoch == node.Status.Parked.Epoch:
 		return fmt.Sprintf("; it was parked and joins again in epoch %d", node.Status.Epoch+1)
 	case len(v1alpha1.CordonOwners(node)) > 0:
-		return "; what cordoned it is cancelled"
+		return "; the drain or quarantine that cordoned it is cancelled"
 	}
 	return ""
 }
@@ -103,7 +103,7 @@ func setCordoned(ctx context.Context, c client.Client, cfg *rest.Config, name st
 			return node, false, nil
 		}
 		if cordon.Is(target) != cordoned {
-			return nil, false, fmt.Errorf("node %q stays cordoned: an autoscaler is about to remove it, as a taint of its core Node says", name)
+			return nil, false, fmt.Errorf("node %q stays cordoned: a taint of its core Node shows that an autoscaler is about to remove it", name)
 		}
 		if cordoned && !takesOver {
 			v1alpha1.SetCordonOwners(target, nil)

@@ -81,7 +81,7 @@ node continues.`,
 	f.out.addFlag(fs)
 	fs.BoolVar(&f.wait, "wait", false, "show what is left until the node has left")
 	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let another node take over first")
-	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for its end instead of being refused")
+	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for that drain to end instead of being refused")
 	fs.BoolVar(&f.cancel, "cancel", false, "cancel the node's drain; with --wait, wait until the node is Alive again")
 	fs.BoolVar(&f.plan, "plan", false, "show what the drain would do, and change nothing")
 	fs.BoolVar(&f.park, "park", false, "cordon the node, and keep its drained process waiting until the node is uncordoned, instead of letting it exit")
