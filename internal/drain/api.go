@@ -248,7 +248,7 @@ func explainGuard(b *strings.Builder, n *v1alpha1.Node) {
 	if n.Spec.Cordoned {
 		why = "No guard is created while the node is cordoned."
 	}
-	fmt.Fprintf(b, "It takes no more work that has to leave before the node may, until its guard runs. %s `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n", why)
+	fmt.Fprintf(b, "Until its guard runs, it takes no work that must leave before the node does. %s `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n", why)
 }
 
 // explainQueue names the drains of the node that wait for another drain.

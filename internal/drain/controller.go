@@ -142,7 +142,7 @@ func (c *Controller) reportRefusal(ctx context.Context, step *Step, err error) {
 	c.Log.Warn("drain: a cordon could not be written; trying again", "step", step.Name, "target", node.GetName(), "error", err)
 	if failed := c.record.Emit(ctx, events.Event{
 		Regarding: node, Type: corev1.EventTypeWarning, Reason: BlockedByCordon, Action: "Cordon", Key: step.Name + "/" + node.GetResourceVersion(),
-		Note: fmt.Sprintf("The cordon of node %s could not be written, which is tried again: %v. Check admission webhooks and the right of the coordinator to update nodes.", node.GetName(), err),
+		Note: fmt.Sprintf("The cordon of node %s could not be written; trying again: %v. Check admission webhooks and the coordinator's permission to update nodes.", node.GetName(), err),
 	}); failed != nil {
 		c.Log.Warn("could not write event", "target", node.GetName(), "reason", BlockedByCordon, "error", failed)
 	}

@@ -64,7 +64,7 @@ func awaitCordon(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Phase = v1alpha1.DrainPending
 	b := v1alpha1.Blocker{
 		Kind: "Node", Name: d.Spec.NodeName, Reason: BlockedByCordon, Since: metav1.NewTime(w.Now.Truncate(time.Second)),
-		Remedy: fmt.Sprintf("node %s could not be cordoned: %s; this is tried again: check admission webhooks and the right of the coordinator to update nodes", d.Spec.NodeName, w.Refused[d.Spec.NodeName]),
+		Remedy: fmt.Sprintf("node %s could not be cordoned: %s; the coordinator tries again: check admission webhooks and its permission to update nodes", d.Spec.NodeName, w.Refused[d.Spec.NodeName]),
 	}
 	if old := d.Status.Blockers; len(old) == 1 && identity(old[0]) == identity(b) {
 		b.Since = old[0].Since
@@ -73,7 +73,7 @@ func awaitCordon(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if expired(w, slot, d) {
 		return giveUp(w, next, d, "the node could not be cordoned: "+w.Refused[d.Spec.NodeName])
 	}
-	finished(next, w.Now, metav1.ConditionFalse, BlockedByCordon, fmt.Sprintf("Node %s could not be cordoned, which is tried again: %s", d.Spec.NodeName, w.Refused[d.Spec.NodeName]))
+	finished(next, w.Now, metav1.ConditionFalse, BlockedByCordon, fmt.Sprintf("Node %s could not be cordoned; trying again: %s", d.Spec.NodeName, w.Refused[d.Spec.NodeName]))
 	if equality.Semantic.DeepEqual(next.Status, d.Status) {
 		return nil
 	}

@@ -166,7 +166,7 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	}
 	if step, ready := makeCordon(w, d); !ready {
 		if step == nil && expired(w, slot, d) {
-			return giveUp(w, d.DeepCopy(), d, fmt.Sprintf("the cordon of its core Node does not show on Ebb's Node %s yet", slot.Node))
+			return giveUp(w, d.DeepCopy(), d, fmt.Sprintf("Ebb's Node %s does not show the cordon of its core Node yet", slot.Node))
 		}
 		return step
 	}
@@ -535,7 +535,7 @@ func abandon(w World, d *v1alpha1.Drain) *Step {
 	}
 	next := d.DeepCopy()
 	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonPodsNotMoved, fmt.Sprintf(
-		"Drains do not move pods any more: a custom drain has been set up since this one began. Node %s stays cordoned; a health event about it starts the custom drain.%s",
+		"A custom drain was set up after this drain began, so drains no longer move pods. Node %s stays cordoned; a health event about it starts the custom drain.%s",
 		d.Spec.NodeName, evicted(d)))
 	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
 }
