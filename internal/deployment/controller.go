@@ -121,7 +121,7 @@ func (c *Controller) keepUser(ctx context.Context, d *v1alpha1.Deployment) (ctrl
 		}
 		return ctrl.Result{}, fmt.Errorf("deployment %s/%s: %w", d.Namespace, d.Name, err)
 	}
-	const note = "It is from before programs had users of their own and goes on as the node's user, who can read the node's credentials. Remove spec.user to give it a user of its own."
+	const note = "It was created before programs had users of their own, and continues as the node's user, who can read the node's credentials. Remove spec.user to give it a user of its own."
 	c.Log.Warn(note, "deployment", client.ObjectKeyFromObject(d).String())
 	err := c.record.Emit(ctx, events.Event{Regarding: d, Type: corev1.EventTypeWarning, Reason: "RunsAsNodeUser", Action: "Observe", Note: note, Key: string(d.UID)})
 	if err != nil {
@@ -147,7 +147,7 @@ func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment)
 		return ctrl.Result{}, err
 	}
 	if loose := w.mayRunOn(d); len(loose) > 0 {
-		note := fmt.Sprintf("It is deleted, and may still run on %s, which is lost. End it there, or start the node: it ends programs that have no object.", strings.Join(loose, ", "))
+		note := fmt.Sprintf("It is deleted, but may still run on %s, which is lost. End it there, or start the node, which ends programs that have no object.", strings.Join(loose, ", "))
 		c.Log.Warn(note, "deployment", client.ObjectKeyFromObject(d).String())
 		if err := c.record.Emit(ctx, events.Event{Regarding: d, Type: corev1.EventTypeWarning, Reason: "MayStillRun", Action: "Delete", Note: note, Key: string(d.UID)}); err != nil {
 			c.Log.Warn("could not write event", "error", err)

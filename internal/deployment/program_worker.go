@@ -216,7 +216,7 @@ func (pw *programWorker) failed(d *v1alpha1.Deployment, ran time.Duration) {
 	pause := Backoff(d.Spec.Restart, pw.failures)
 	pw.until = time.Now().Add(backoff.Jitter(pause, 0.1))
 	if err := writeFailures(pw.dir, failures{Object: d.UID, Revision: Revision(d), InARow: pw.failures, Until: pw.until}); err != nil {
-		pw.say("could not write down that the program failed", err)
+		pw.say("could not record that the program failed", err)
 	}
 	pw.logger().Warn("the program exited or could not be started; restarting it", "exit", pw.lastExit.Message, "failures", pw.failures, "wait", pause)
 }

@@ -125,7 +125,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 	}
 	r.sampler = newSampler(r, o.Weights)
 	if r.uncontained = shim.ProbeNamespaces(context.Background(), o.Exe); r.uncontained != nil {
-		o.Log.Warn("programs get no PID namespaces: if a shim is killed, processes that its program started may go on", "error", r.uncontained)
+		o.Log.Warn("programs get no PID namespaces: if a shim is killed, processes that its program started may continue", "error", r.uncontained)
 	}
 	if r.isolation, r.unisolated = newIsolation(o.UIDs); r.unisolated != nil {
 		o.Log.Warn("programs get no users of their own: they can read what the node can read", "reason", r.unisolated)
@@ -218,7 +218,7 @@ func (r *Runtime) contained() metav1.Condition {
 	}
 	return metav1.Condition{
 		Type: v1alpha1.NodeProgramsContained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoPIDNamespaces,
-		Message: fmt.Sprintf("Programs get no PID namespaces (%v). If a shim is killed, processes that its program started may go on. Run the node as root, or allow "+
+		Message: fmt.Sprintf("Programs get no PID namespaces (%v). If a shim is killed, processes that its program started may continue. Run the node as root, or allow "+
 			"unprivileged user namespaces.", r.uncontained),
 	}
 }

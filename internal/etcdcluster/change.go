@@ -137,16 +137,16 @@ func (p *planner) restoreAdvice() string {
 		}
 	}
 	if len(survivors) > 0 {
-		advice = append(advice, fmt.Sprintf("To go on from the data of a member that is left run `ebb etcd restore %s --from-member NODE`, with NODE %s.", p.commandName(), strings.Join(survivors, " or ")))
+		advice = append(advice, fmt.Sprintf("To continue from the data of one member run `ebb etcd restore %s --from-member NODE`, with NODE %s.", p.commandName(), strings.Join(survivors, " or ")))
 	}
 	if s := p.newest(); s != nil {
 		advice = append(advice, fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are not in it.", p.commandName(), s.Name))
 	}
 	if len(survivors) == 0 && len(learners) > 0 {
-		advice = append(advice, fmt.Sprintf("There is data of a member that was not a voter yet and may lack keys: %s. `ebb etcd restore %s --from-member` goes on from it once the voters are confirmed to be gone.", strings.Join(learners, ", "), p.commandName()))
+		advice = append(advice, fmt.Sprintf("There is data of a member that was not a voter yet and may lack keys: %s. `ebb etcd restore %s --from-member` continues from it once the voters are confirmed to be gone.", strings.Join(learners, ", "), p.commandName()))
 	}
 	if len(advice) == 0 {
-		return fmt.Sprintf("There is no verified snapshot and no data on a node that is there; to give up every key and start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
+		return fmt.Sprintf("There is no verified snapshot, and no data on a reachable node; to give up every key and start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
 	}
 	return strings.Join(advice, " ")
 }

@@ -229,7 +229,7 @@ func (p *planner) failingMessage() string {
 	case !p.hasRun():
 		return text + fmt.Sprintf("Another node is tried when it has failed for %s.", p.failedAfter())
 	case len(p.failingVoters()) > 1:
-		return text + "Several members fail at once, so none is replaced: look at the logs of their processes, and mend the cause."
+		return text + "Several members fail at once, so none is replaced: read the logs of their processes, and fix the cause."
 	case p.readyVoters() < quorum(p.votes()):
 		return text + "It is replaced when the others have a quorum."
 	}

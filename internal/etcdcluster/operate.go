@@ -131,16 +131,16 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 	case o.Expires < 0:
 		return "", "", errors.New("--expires must not be negative")
 	case o.FromMember != "" && o.Snapshot != "":
-		return "", "", errors.New("give either --snapshot or --from-member")
+		return "", "", errors.New("--snapshot and --from-member cannot be combined")
 	case o.FromMember != "":
 		order.Member, err = memberOn(ctx, c, ec, o.FromMember)
 		from = "from the data of member " + order.Member
 	case len(o.Gone) > 0:
-		return "", "", errors.New("--gone is only for --from-member")
+		return "", "", errors.New("--gone can only be combined with --from-member")
 	default:
 		order.Snapshot = cmp.Or(o.Snapshot, ec.Status.Snapshot)
 		if order.Snapshot == "" {
-			return "", "", fmt.Errorf("etcd cluster %s has no verified snapshot; to go on from the data of a member use --from-member, to start empty --snapshot none", name)
+			return "", "", fmt.Errorf("etcd cluster %s has no verified snapshot; to continue from the data of a member set --from-member, to start empty set --snapshot none", name)
 		}
 		from = "from snapshot " + order.Snapshot
 		if order.Snapshot == v1alpha1.EtcdFromNothing {
@@ -152,7 +152,7 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 		return "", "", err
 	}
 	if serving := servingVoters(ec); serving > 0 && !o.Force {
-		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; keys written since would not be in what is restored %s; use --force to restore anyway", name, serving, from)
+		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; a restore %s would lose keys that were written since; set --force to restore anyway", name, serving, from)
 	}
 	text, err = orderRestore(ctx, c, ec, order, from)
 	return cmp.Or(order.Snapshot, order.Member), text, err
@@ -221,7 +221,7 @@ func orderRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 			ec.Spec.Restore = order
 			text = fmt.Sprintf("restoring etcd cluster %s %s (order %s); `ebb status etcdclusters` shows its progress\n", ec.Name, from, order.ID)
 		case order.Member != "":
-			return false, fmt.Errorf("etcd cluster %s is to be stopped; set its size first: `%s`", kind.NameIn(ec.Namespace, ec.Name), startCommand(ec))
+			return false, fmt.Errorf("etcd cluster %s is stopped or being stopped; set its size first: `%s`", kind.NameIn(ec.Namespace, ec.Name), startCommand(ec))
 		default:
 			ec.Spec.RestoreFrom = order.Snapshot
 			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `%s`\n", ec.Name, from, startCommand(ec))

@@ -39,10 +39,10 @@ func (p *planner) followOrder() (busy bool) {
 	case state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreStarting:
 		return false
 	case p.Cluster.Size() == 0 && order.Member != "":
-		p.refuseRestore(fmt.Sprintf("The cluster is to be stopped, for which its members run again. To restore it set a size other than 0, or run `ebb etcd resume %s` if its schedule has stopped it; then order the restore again.", p.commandName()))
+		p.refuseRestore(fmt.Sprintf("The cluster is being stopped, and its members run again for that. To restore it set a size other than 0, or run `ebb etcd resume %s` if its schedule has stopped it; then order the restore again.", p.commandName()))
 		return false
 	case p.Cluster.Size() == 0:
-		p.refuseRestore("The cluster is to be stopped. Set spec.restoreFrom: its next start obeys that.")
+		p.refuseRestore("The cluster is stopped or being stopped. Set spec.restoreFrom instead: the next start obeys it.")
 		return false
 	case state.Phase == v1alpha1.EtcdRestoreWaiting && p.Now.After(order.Expires.Time):
 		p.setRestore(v1alpha1.EtcdRestoreExpired, "The order expired before it could be carried out. "+state.Message)
@@ -50,7 +50,7 @@ func (p *planner) followOrder() (busy bool) {
 	case order.Member != "":
 		return p.restoreFromMember(order)
 	case p.serves() && !order.Force:
-		p.refuseRestore("The cluster serves clients; a restore would leave behind what they wrote since. Order it with --force to restore anyway.")
+		p.refuseRestore("The cluster serves clients; a restore would lose what they wrote since. Order it with --force to restore anyway.")
 		return false
 	}
 	from := &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}
@@ -272,14 +272,14 @@ func (p *planner) readMember(begun []memberView, source memberView, order *v1alp
 	s := p.find(name)
 	switch {
 	case s == nil:
-		p.awaitRestore("Making snapshot " + name + " of the data of member " + source.Name + ".")
+		p.awaitRestore("Taking snapshot " + name + " of the data of member " + source.Name + ".")
 		p.createDataSnapshot(name, source)
 		return true
 	case s.Status.Error != "" || !s.DeletionTimestamp.IsZero():
-		p.refuseRestore(fmt.Sprintf("Snapshot %s could not be made of the data of member %s on %s%s. Nothing was deleted.", name, source.Name, source.Spec.Node, because(s.Status.Error)))
+		p.refuseRestore(fmt.Sprintf("Snapshot %s of the data of member %s on %s could not be taken%s. Nothing was deleted.", name, source.Name, source.Spec.Node, because(s.Status.Error)))
 		return false
 	case s.Status.Facts == nil || !p.available(s):
-		p.awaitRestore("Making snapshot " + name + " of the data of member " + source.Name + ".")
+		p.awaitRestore("Taking snapshot " + name + " of the data of member " + source.Name + ".")
 		return true
 	}
 	p.setAside(func(m memberView) string { return p.leftBehind(m, source) })

@@ -129,7 +129,7 @@ func (w World) engineBlocked(node string) (reason, remedy string) {
 	name := w.name()
 	switch n := w.clients(node); {
 	case w.Volume.Status.AttachedTo != node:
-		return BlockedEngine, fmt.Sprintf("volume %s: node %s builds a replica of it; that goes on on another node", name, node)
+		return BlockedEngine, fmt.Sprintf("volume %s: node %s is building a replica of it; another node continues that", name, node)
 	case n == 0 || w.down(node):
 		return BlockedEngine, fmt.Sprintf("volume %s is being detached from node %s; it is attached again once the node is back", name, node)
 	default:
@@ -165,10 +165,10 @@ func (c Cluster) replicasOn(node string) drain.Remaining {
 		case dead && (v == nil || deleting(v) || !c.World(v).lastCopy(r)):
 			continue
 		case v == nil:
-			b.Reason, b.Remedy = BlockedRemoval, fmt.Sprintf("volume %s is gone; replica %s on node %s is left of it: delete it (`ebb volume replica rm %s`)", volume, r.Name, node, r.Name)
+			b.Reason, b.Remedy = BlockedRemoval, fmt.Sprintf("volume %s was deleted, but its replica %s on node %s is left: delete it (`ebb volume replica rm %s`)", volume, r.Name, node, r.Name)
 		case dead:
 			w := c.World(v)
-			b.Reason, b.Remedy = BlockedLastCopy, w.about(r)+w.whyLast(r)+fmt.Sprintf("; start node %s, or give the data up by setting the node drain policy to %s", node, v1alpha1.AlwaysAllow)
+			b.Reason, b.Remedy = BlockedLastCopy, w.about(r)+w.whyLast(r)+fmt.Sprintf("; start node %s, or give up the data by setting the node drain policy to %s", node, v1alpha1.AlwaysAllow)
 		default:
 			b.Reason, b.Remedy = c.World(v).replicaBlocked(r)
 		}
@@ -192,7 +192,7 @@ func (w World) replicaBlocked(r *v1alpha1.Replica) (reason, remedy string) {
 	}
 	verdict := w.MayGo(r)
 	if verdict.Allowed {
-		return BlockedRelease, verdict.Remedy + "; it goes with the node as soon as that is recorded"
+		return BlockedRelease, verdict.Remedy + "; the replica may leave with the node as soon as that is recorded"
 	}
 	c := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ReplicaEvicting)
 	if c != nil && c.Status == metav1.ConditionTrue && c.Reason == v1alpha1.ReasonNoReplacement && verdict.Reason == BlockedEviction {

@@ -64,7 +64,7 @@ func (w World) MayGo(r *v1alpha1.Replica) Verdict {
 	policy := w.policy()
 	switch policy {
 	case v1alpha1.AlwaysAllow:
-		return w.allow(r, AllowedByPolicy, "policy %s lets every replica go", policy)
+		return w.allow(r, AllowedByPolicy, "policy %s lets every replica leave", policy)
 	case v1alpha1.BlockForEviction:
 		return w.mustLeave(r)
 	}
@@ -88,7 +88,7 @@ func (w World) mustLeave(r *v1alpha1.Replica) Verdict {
 	v := Verdict{Reason: BlockedEviction}
 	switch other := w.replacement(r); {
 	case other == nil && w.othersKept(r) >= int(w.Volume.Spec.Replicas):
-		v.Remedy = w.about(r) + "it leaves now: the volume has its count without it"
+		v.Remedy = w.about(r) + "it leaves now: the volume has enough replicas without it"
 	case other == nil:
 		v.Remedy = w.about(r) + "it leaves when another replica has been built elsewhere"
 	default:
@@ -190,7 +190,7 @@ func (c Cluster) NodeMayGo(node string) Verdict {
 			if one := w.MayGo(r); !one.Allowed {
 				return one
 			}
-			verdict.Reason, verdict.Remedy = AllowedByPolicy, fmt.Sprintf("policy %s lets every replica on node %s go", policy, node)
+			verdict.Reason, verdict.Remedy = AllowedByPolicy, fmt.Sprintf("policy %s lets every replica on node %s leave", policy, node)
 		}
 	}
 	return verdict
@@ -229,7 +229,7 @@ func (w World) Eviction(r *v1alpha1.Replica) Eviction {
 	case w.draining(node):
 		why = "being drained"
 	case !w.Nodes[node].Spec.Cordoned:
-		return cancel("the node is neither cordoned nor drained, and nobody asks for it")
+		return cancel("the node is neither cordoned nor being drained, and nobody requested the eviction")
 	}
 	switch policy := w.policy(); policy {
 	case v1alpha1.BlockForEviction:
