@@ -105,7 +105,7 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 		m.reportWentBack(ctx, fmt.Sprintf("The sink went back: it has the checkpoint %d, and %d was recorded before. All tables are read again from there.", found.Position, m.checkpoint), found.Position)
 		m.checkpoint, m.wentBack = found.Position, true
 	case found.Incarnation != incarnation && found.Incarnation != 0:
-		m.reportWentBack(ctx, fmt.Sprintf("The server of the sink was started again or replaced, and may have lost its last commits. All tables are read again from the checkpoint %d, as far as the sink does not have them.", m.checkpoint), m.checkpoint)
+		m.reportWentBack(ctx, fmt.Sprintf("The server of the sink was restarted or replaced, and may have lost its last commits. All tables are read again from the checkpoint %d, as far as the sink does not have them.", m.checkpoint), m.checkpoint)
 		m.wentBack = true
 	case found.Incarnation != incarnation:
 		m.wentBack = true // an owner has found its writes lost, or it was recorded by a version without incarnations

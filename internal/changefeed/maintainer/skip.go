@@ -37,7 +37,7 @@ func (m *Maintainer) checkSkips(ctx context.Context, source stream.Source) error
 			return fmt.Errorf("spec.skip: %w: %w", stream.ErrUnusable, err)
 		}
 		if at <= m.checkpoint {
-			return fmt.Errorf("spec.skip: GTID %s is not after the checkpoint %d, so that it is replicated already; remove it from spec.skip: %w", gtid, m.checkpoint, stream.ErrUnusable)
+			return fmt.Errorf("spec.skip: GTID %s is not after the checkpoint %d, so it has been replicated already; remove it from spec.skip: %w", gtid, m.checkpoint, stream.ErrUnusable)
 		}
 		if err := hasTransaction(ctx, source, gtid, at); err != nil {
 			return fmt.Errorf("spec.skip: %w", err)

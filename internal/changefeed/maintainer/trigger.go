@@ -313,7 +313,7 @@ func (m *Maintainer) checkRows(f stream.Filter, t *stream.Transaction) error {
 }
 
 func refuseRows(at stream.Position, name stream.Table) error {
-	return &refusedError{fmt.Errorf("position %d: the log has changes of rows of table %s, which is not known: it was made or renamed with sql_log_bin=0, a temporary table of that name was renamed, "+
+	return &refusedError{fmt.Errorf("position %d: the log has changes of rows of table %s, which is not known: it was created or renamed with sql_log_bin=0, a temporary table of that name was renamed, "+
 		"or the user of the source has no privilege on it; exclude the table by the filter, or start again with a new changefeed, from a copy taken after that: %w", at, name, stream.ErrUnusable)}
 }
 
