@@ -145,7 +145,7 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 		b.Remedy = fmt.Sprintf("node %s is restarting; if this lasts, check its log", slot.Node)
 	case w.over(slot):
 		return nil
-	case d.Status.Phase == v1alpha1.DrainStopping && w.toldToStop(slot):
+	case d.Status.Phase == v1alpha1.DrainStopping && w.orderedToStop(slot):
 		b.Reason = BlockedByLeaving
 		b.Remedy = fmt.Sprintf("node %s is empty and is shutting down; if it hangs, check its log or kill its process", slot.Node)
 	case w.leaves(slot):
