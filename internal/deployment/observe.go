@@ -61,13 +61,14 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 	return next, again
 }
 
-// ended reports whether the lease under which a node wrote its instance has ended. Unless it goes on without one, the program has stopped.
+// ended reports whether the lease under which a node wrote its instance has ended. Then the program has stopped, unless it continues without a
+// lease.
 func (w World) ended(i *v1alpha1.DeploymentInstance) bool {
 	rec := w.Leases[i.Node]
 	return !rec.Held() && rec.Epoch >= i.NodeEpoch
 }
 
-// mayRunOn returns the lost nodes on which a program that goes on without a lease may still run. A node that left in order has stopped it.
+// mayRunOn returns the lost nodes on which a program that continues without a lease may still run. A node that released its lease has stopped it.
 func (w World) mayRunOn(d *v1alpha1.Deployment) []string {
 	list := slices.DeleteFunc(slices.Clone(d.Status.MayRunOn), func(node string) bool {
 		rec := w.Leases[node]

@@ -602,8 +602,8 @@ func (r *Runtime) arrived(d *v1alpha1.Deployment) {
 	}
 }
 
-// distrusts records that a revision of a program is not trusted here, and reports whether that is new.
-func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
+// noteDistrust records that a revision of a program is not trusted here, and reports whether that is new.
+func (r *Runtime) noteDistrust(d *v1alpha1.Deployment) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	revision := Revision(d)
