@@ -32,8 +32,7 @@ const (
 	BlockedData = "DataMissing"
 )
 
-// Tenants are members and data at rest as a drain sees them, at the time when it first asks: both rest on the same, which is read
-// once.
+// Tenants are members and data at rest as a drain sees them. Both need the same objects, which are read once, when the drain first asks.
 func Tenants(r client.Reader) []drain.Tenant {
 	look := drain.NewLook(r, readDrainWorld)
 	return []drain.Tenant{memberTenant{look}, dataTenant{look}}

@@ -19,7 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// DescribePhase says in a sentence how far a cluster is, and how a stopped one is started.
+// DescribePhase returns the phase of a cluster in words, and how a stopped one is started.
 func DescribePhase(ec *v1alpha1.EtcdCluster) string {
 	switch ec.Status.Phase {
 	case "":
@@ -103,14 +103,14 @@ func TakeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 	}
 }
 
-// DefaultRestoreExpiry is how long a restore order may wait before it is not carried out any more.
+// DefaultRestoreExpiry is how long a restore order may wait before it expires.
 const DefaultRestoreExpiry = time.Hour
 
-// RestoreOptions are what a person asks of a restore.
+// RestoreOptions are what a person requests of a restore.
 type RestoreOptions struct {
 	// Snapshot to restore from: an EtcdSnapshot, none to start empty, or empty for the newest verified one.
 	Snapshot string
-	// FromMember is a node, or a member, whose data becomes the cluster.
+	// FromMember is a node, or a member, from whose data the cluster is restored.
 	FromMember string
 	// Gone are nodes that are confirmed to be gone for good.
 	Gone []string
@@ -247,7 +247,7 @@ func CancelRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluste
 	})
 }
 
-// Discard has the data of a former member deleted that was set aside.
+// Discard orders the deletion of the data of a former member that was set aside.
 func Discard(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, member string) error {
 	var names []string
 	for _, a := range ec.Status.SetAside {

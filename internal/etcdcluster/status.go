@@ -47,7 +47,7 @@ func (p *planner) fillStatus() {
 	p.addEvents()
 }
 
-// startWaits is between the message of a start and what it waits for.
+// startWaits separates the message of a start from what it waits for.
 const startWaits = ". "
 
 // finishStart records how long a start took once every member is healthy.

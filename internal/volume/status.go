@@ -16,7 +16,7 @@ import (
 // maxMessage bounds the messages of conditions.
 const maxMessage = 2048
 
-// robustness says how many good copies there are. Those that are to leave count until they have left.
+// robustness is how many good copies there are. Copies that are being evicted count until they have left.
 func (w World) robustness() v1alpha1.VolumeRobustness {
 	healthy := 0
 	for _, r := range w.Replicas {
@@ -35,8 +35,8 @@ func (w World) robustness() v1alpha1.VolumeRobustness {
 	return v1alpha1.VolumeHealthy
 }
 
-// storeIsOlder names a replica that knows a newer generation than the Volume, as it is stored; empty if there is none. Then the store went
-// back in time, and what it says of members may be wrong.
+// storeIsOlder returns the name of a replica that has a newer generation than the stored Volume; empty if there is none. If there is one, the
+// store went back in time, and its list of members may be wrong.
 func (p *planner) storeIsOlder() string {
 	for _, r := range p.Replicas {
 		if r.Status.Generation > p.read.Status.Generation {
@@ -160,7 +160,7 @@ func (p *planner) setEvicting(r *v1alpha1.Replica) {
 	})
 }
 
-// evictingState says how far the eviction of a replica is.
+// evictingState returns how far the eviction of a replica is.
 func (p *planner) evictingState(r *v1alpha1.Replica) (reason, message string) {
 	other := p.replacement(r)
 	if at := slices.IndexFunc(p.created, func(c *v1alpha1.Replica) bool { return c.Spec.Replaces == r.Name }); at >= 0 {
