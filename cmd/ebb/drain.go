@@ -310,7 +310,8 @@ func outcome(d *v1alpha1.Drain) error {
 	return fmt.Errorf("drain of node %s: %s (%s)", d.Spec.NodeName, end.Message, end.Reason)
 }
 
-// explainEvictions says how far the evictions of replicas from a node are. A drain has them among its blockers; a cordon has no other place.
+// explainEvictions returns how far the evictions of replicas from a node are. A drain lists them among its blockers; for a cordon they are shown
+// only here.
 func explainEvictions(ctx context.Context, c client.Client, node string) (string, error) {
 	var list v1alpha1.ReplicaList
 	if err := c.List(ctx, &list); err != nil {

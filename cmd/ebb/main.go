@@ -54,7 +54,7 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 	return root
 }
 
-// refuseUnknown makes every command that only has subcommands fail for one that it does not have; without any it shows its help.
+// refuseUnknown makes every command that only has subcommands refuse an unknown subcommand. Without a subcommand it shows its help.
 func refuseUnknown(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		refuseUnknown(sub)

@@ -48,7 +48,7 @@ type nodeFlags struct {
 	nodeCfg string
 	coCfg   string
 
-	// kubernetes says that the API is a Kubernetes cluster, in which account finds the node's credentials.
+	// kubernetes is set if the API is a Kubernetes cluster, in which account finds the node's credentials.
 	kubernetes bool
 	account    inCluster
 
@@ -144,7 +144,7 @@ func (f nodeFlags) validate() error {
 	return nil
 }
 
-// checkNodeName refuses names that are not names of nodes, and the one that the API server's files have.
+// checkNodeName refuses invalid names of nodes, and the name of the API server's files.
 func checkNodeName(name string) error {
 	if name == "apiserver" {
 		return errors.New("a node cannot be named apiserver: this name is reserved for the files of the API server")
@@ -306,7 +306,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	failed := make(chan error, 1)
 	go func() {
 		failed <- <-served
-		give() // without its HTTP server the node leaves
+		give() // the node leaves if its HTTP server has failed
 	}()
 	err = n.Run(living)
 	stop()

@@ -104,7 +104,7 @@ func (u *uninstall) list(ctx context.Context, resource string) ([]metav1.Partial
 	return list.Items, nil
 }
 
-// preview says what would be deleted.
+// preview prints what would be deleted.
 func (u *uninstall) preview(ctx context.Context) error {
 	var found []string
 	for _, resource := range u.resources() {
@@ -198,7 +198,7 @@ func (u *uninstall) kubernetes() (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// clean removes what Ebb left on objects that are not its own. What is in its namespace goes with that.
+// clean removes what Ebb wrote to objects that are not its own. Objects in its namespace are deleted with the namespace.
 func (u *uninstall) clean(ctx context.Context, kube kubernetes.Interface) error {
 	if err := u.uncordon(ctx, kube); err != nil {
 		return err

@@ -75,7 +75,7 @@ func (v *volumeCommand) change(ctx context.Context, c client.Client, name string
 	return vol, write(ctx, c, vol, func(vol *v1alpha1.Volume) (bool, error) { return true, do(vol) })
 }
 
-// until waits until something holds of a volume, for as long as --wait says.
+// until waits until a condition holds for a volume, but at most as long as --wait.
 func (v *volumeCommand) until(ctx context.Context, c client.Client, name, what string, holds func(*v1alpha1.Volume) bool) (*v1alpha1.Volume, error) {
 	deadline := time.Now().Add(v.wait)
 	for {
@@ -92,7 +92,7 @@ func (v *volumeCommand) until(ctx context.Context, c client.Client, name, what s
 	}
 }
 
-// whyNot says what is wrong with a volume, as the end of a sentence; empty if nothing is known to be.
+// whyNot returns what is wrong with a volume, as the end of a sentence; empty if nothing is known.
 func whyNot(vol *v1alpha1.Volume) string {
 	views := volume.Views([]v1alpha1.Volume{*vol}, nil, time.Now())
 	if len(views[0].Notes) == 0 {

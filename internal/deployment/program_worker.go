@@ -99,7 +99,7 @@ func (pw *programWorker) live(ctx context.Context) {
 // look takes the next step, and returns when to look again.
 func (pw *programWorker) look(ctx context.Context) worker.Next {
 	if pw.program != nil && pw.program.exited() {
-		pw.ended()
+		pw.recordEnd()
 	}
 	pw.attach(ctx)
 	_, changed := pw.e.Liveness()
@@ -182,8 +182,8 @@ func (pw *programWorker) logOnce(what string, err error) {
 	}
 }
 
-// ended records how the program ended.
-func (pw *programWorker) ended() {
+// recordEnd records how the program ended.
+func (pw *programWorker) recordEnd() {
 	p := pw.program
 	if p.err != nil { // not known; the next attach finds out
 		pw.logOnce("could not learn how the program ended", p.err)
@@ -291,14 +291,14 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 		message := fmt.Sprintf("It failed %d times in a row on node %s%s.", pw.failures, pw.opts.Node, ending(&v1alpha1.DeploymentInstance{LastExit: pw.lastExit}))
 		if err = pw.write(GivenUp(f.Object, pw.opts.Node, message, time.Now())); err == nil {
 			pw.gaveUp(f.Object, message)
-			pw.released(f.Leaving)
+			pw.recordRelease(f.Leaving)
 		}
 	case Release:
 		if f.Leaving && !pw.e.Holding() {
 			return 0, true // this epoch may not write any more; the next one does
 		}
 		if err = pw.write(Released(f.Object, pw.opts.Node, pw.asked)); err == nil {
-			pw.released(f.Leaving)
+			pw.recordRelease(f.Leaving)
 		}
 	}
 	switch {
@@ -551,8 +551,8 @@ func (pw *programWorker) gaveUp(d *v1alpha1.Deployment, message string) {
 	}
 }
 
-// released records that no process of the program is left here and that the object shows it.
-func (pw *programWorker) released(leaving bool) {
+// recordRelease records that no process of the program is left here and that the object shows it.
+func (pw *programWorker) recordRelease(leaving bool) {
 	if pw.pass != nil {
 		pw.pass.Leave()
 		pw.pass = nil

@@ -247,7 +247,7 @@ func (c *Controller) take(ctx context.Context, step *Step) error {
 	}
 	c.at("after-" + step.Name)
 	if d, ok := step.Object.(*v1alpha1.Drain); ok && step.Name == StepComplete {
-		c.Metrics.ended(d)
+		c.Metrics.observeEnd(d)
 	}
 	if step.Name != StepProgress {
 		c.logStep(step)

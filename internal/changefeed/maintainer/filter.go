@@ -10,7 +10,7 @@ import (
 )
 
 // decideFilter decides which filter is in effect: the one of the spec when the changefeed starts for the first time or was stopped, and
-// else the one that it had. So a changed filter does not apply at some move, half of the tables with it and half without.
+// else the one that it had. So a changed filter does not take effect during a move, for some tables and not for others.
 func (m *Maintainer) decideFilter() (err error) {
 	cf := m.Latest()
 	text, had := cf.Spec.Filter, cf.Status.Filter

@@ -21,9 +21,9 @@ import (
 const (
 	// problemExpiry is how long after it was last reported a problem is shown in the status.
 	problemExpiry = 5 * time.Second
-	// retryDelay is how long to wait before something that failed is tried again.
+	// retryDelay is how long to wait before a failed attempt is repeated.
 	retryDelay = 250 * time.Millisecond
-	// maxRetryDelay is how long at most, if it keeps failing.
+	// maxRetryDelay bounds that delay while attempts keep failing.
 	maxRetryDelay = 5 * time.Second
 	// callLimit bounds one request to a node.
 	callLimit = 10 * time.Second
@@ -46,7 +46,7 @@ type Maintainer struct {
 	countedFrom  int64                           // the counter when this attempt began
 	bootstrapped map[string]int64                // nodes that have answered Bootstrap, and in which of their epochs
 	asking       map[string]bool                 // nodes whose answer to Bootstrap a round of the loop has not waited for
-	doubts       map[string]int                  // how often each node was doubted to have only the dispatchers that are known
+	doubts       map[string]int                  // how often each node was suspected to have dispatchers that are not known
 	first        bool                            // the first bootstrap of the placement is under way
 	busy         sync.WaitGroup
 	cancel       context.CancelFunc
@@ -66,8 +66,8 @@ type Maintainer struct {
 	// hand; which is known once all DDL up to missingUntil is executed.
 	missing                   map[stream.Table]bool
 	missingFrom, missingUntil stream.Position
-	// unsure: the sink lacks tables of the source, or has some that the source does not have, or it is not known which it has. Otherwise all
-	// tables that existed at missingFrom have the same names now, or a name that another has now that is known, too.
+	// unsure is set if the sink and the source have different tables, or if the tables of the sink are not known. Otherwise every table that
+	// existed at missingFrom has the same name now, or a name that another known table has now.
 	unsure bool
 
 	saver saver
