@@ -390,7 +390,7 @@ The order is carried out once, or expires. A stopped cluster is restored from th
 	cmd.Flags().StringVar(&o.Snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to start empty (default: the newest verified one)")
 	cmd.Flags().StringVar(&o.FromMember, "from-member", "", "node (or member) from whose data the cluster is restored")
 	cmd.Flags().StringSliceVar(&o.Gone, "gone", nil, "nodes that are gone for good: nothing runs there, and nothing will")
-	cmd.Flags().BoolVar(&o.Force, "force", false, "restore although the cluster serves clients")
+	cmd.Flags().BoolVar(&o.Force, "force", false, "restore from a snapshot although the cluster serves clients")
 	cmd.Flags().DurationVar(&o.Expires, "expires", etcdcluster.DefaultRestoreExpiry, "how long the order may wait before it expires")
 	cmd.Flags().BoolVar(&cancel, "cancel", false, "withdraw an order that has not begun")
 	return cmd

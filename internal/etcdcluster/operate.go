@@ -152,6 +152,9 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 		return "", "", err
 	}
 	if serving := servingVoters(ec); serving > 0 && !o.Force {
+		if order.Member != "" { // the coordinator refuses it, also with --force
+			return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; nothing needs to be restored from a member", name, serving)
+		}
 		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; a restore %s would lose keys that were written since; set --force to restore anyway", name, serving, from)
 	}
 	text, err = orderRestore(ctx, c, ec, order, from)
