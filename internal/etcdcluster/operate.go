@@ -123,7 +123,7 @@ type RestoreOptions struct {
 // Restore orders a restore of a cluster. It refuses a cluster that serves clients unless it is forced. It returns what the cluster is restored
 // from, and what happens next.
 func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o RestoreOptions) (from, text string, err error) {
-	name := kind.NameIn(ec.Namespace, ec.Name)
+	name, serving := kind.NameIn(ec.Namespace, ec.Name), servingVoters(ec)
 	order := &v1alpha1.EtcdRestoreOrder{
 		ID: strconv.FormatInt(time.Now().UnixMilli(), 36), Gone: o.Gone, Force: o.Force, Expires: metav1.NewTime(time.Now().Add(cmp.Or(o.Expires, DefaultRestoreExpiry))),
 	}
@@ -132,6 +132,8 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 		return "", "", errors.New("--expires must not be negative")
 	case o.FromMember != "" && o.Snapshot != "":
 		return "", "", errors.New("--snapshot and --from-member cannot be combined")
+	case o.FromMember != "" && serving > 0 && !o.Force: // the coordinator refuses it, also with --force
+		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; nothing needs to be restored from a member", name, serving)
 	case o.FromMember != "":
 		order.Member, err = memberOn(ctx, c, ec, o.FromMember)
 		from = "from the data of member " + order.Member
@@ -151,10 +153,7 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 	if err != nil {
 		return "", "", err
 	}
-	if serving := servingVoters(ec); serving > 0 && !o.Force {
-		if order.Member != "" { // the coordinator refuses it, also with --force
-			return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; nothing needs to be restored from a member", name, serving)
-		}
+	if serving > 0 && !o.Force {
 		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; a restore %s would lose keys that were written since; set --force to restore anyway", name, serving, from)
 	}
 	text, err = orderRestore(ctx, c, ec, order, from)
