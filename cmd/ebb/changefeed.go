@@ -43,11 +43,19 @@ func newChangefeedCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME --source URL --sink URL",
 		Short: "Create a changefeed",
-		Long: `Create a changefeed. Sources are mysql://USER@HOST:PORT, a MariaDB server, and datagen://?tables=N&rate=R&seed=S, which generates
-changes. Sinks are mysql://USER@HOST:PORT, file:///DIRECTORY, which must be the same directory on every node, and blackhole://, which
-counts changes and discards them.`,
-		Example: `  ebb changefeed create demo --source 'datagen://?tables=100&rate=1000' --sink blackhole://`,
-		Args:    cobra.ExactArgs(1),
+		Long: `Create a changefeed.
+
+Sources:
+  mysql://USER@HOST:PORT              a MariaDB server
+  datagen://?tables=N&rate=R&seed=S   generated changes
+
+Sinks:
+  mysql://USER@HOST:PORT              a MariaDB server
+  file:///DIRECTORY                   JSON lines, in a directory that is the same on every node
+  blackhole://                        counts changes and discards them`,
+		Example: `  ebb changefeed create demo --source 'datagen://?tables=100&rate=1000' --sink blackhole://
+  ebb changefeed create shop --snapshot --filter 'shop.*' --source mysql://ebb@db1:3306 --source-password-file db1 --sink mysql://ebb@db2:3306 --sink-password-file db2`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cf.Name, cf.Spec.DDL = args[0], &ddl
 			cf.Spec.SourcePasswordSecretRef, cf.Spec.SinkPasswordSecretRef = passwordSecret(sourceSecret), passwordSecret(sinkSecret)
