@@ -90,8 +90,8 @@ func (pw *programWorker) logger() *slog.Logger {
 	return pw.opts.Log.With("deployment", pw.key.String())
 }
 
-// live runs the worker until this node has nothing to do with the object any more, or until the node's work ends.
-func (pw *programWorker) live(ctx context.Context) {
+// work runs the worker until this node has nothing to do with the object any more, or until the node's work ends.
+func (pw *programWorker) work(ctx context.Context) {
 	defer pw.leave()
 	pw.Worker.Run(context.WithoutCancel(ctx), backoff.Policy{}, func() worker.Next { return pw.look(ctx) })
 }

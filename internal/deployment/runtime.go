@@ -303,7 +303,7 @@ type run struct {
 	synced        atomic.Bool // every object has been seen once
 
 	claims *Claimer
-	live   sync.WaitGroup // the workers
+	loops  sync.WaitGroup // the workers
 	ended  bool           // no more workers are started
 }
 
@@ -312,7 +312,7 @@ func (r *run) wait() {
 	r.mu.Lock()
 	r.ended = true // the watches end later and may still bring objects
 	r.mu.Unlock()
-	r.live.Wait()
+	r.loops.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for dir, pass := range r.found {
@@ -346,7 +346,7 @@ func (r *run) newWorker(key types.NamespacedName, found *node.Pass) *programWork
 	pw := &programWorker{run: r, Worker: worker.New[*v1alpha1.Deployment](), key: key, dir: r.dir(key), pass: found, stray: found != nil}
 	r.workers[key] = pw
 	delete(r.undiscarded, key) // the directory belongs to this program now
-	r.live.Go(func() { pw.live(r.ctx) })
+	r.loops.Go(func() { pw.work(r.ctx) })
 	return pw
 }
 
