@@ -154,7 +154,7 @@ func TestWhatHappensToPods(t *testing.T) {
 		},
 		"the node was deleted": {
 			pods: []*pod.Pod{running("now/a1"), running("now/b1", terminating(time.Second))}, change: func(s *pod.Snapshot) { s.NodeGone = true },
-			want: "wait now/a1 NodeDeleted\nwait now/b1 NodeDeleted\nnode n1 was deleted, and 2 pods of it are there still: Kubernetes deletes the pods of a deleted node within about a minute\nagain in 4m59s\n",
+			want: "wait now/a1 NodeDeleted\nwait now/b1 NodeDeleted\nnode n1 was deleted, and 2 pods of it are still there: Kubernetes deletes the pods of a deleted node within about a minute\nagain in 4m59s\n",
 		},
 		"it came back": {
 			pods:   []*pod.Pod{running("now/a1", func(p *pod.Pod) { p.Tolerates = true }), running("now/b1")},
