@@ -121,8 +121,10 @@ type DrainSpec struct {
 	Pods *bool `json:"pods,omitempty"`
 
 	// requestedAt is when the drain was requested, if that was before the Drain was created. The time of the mode DeleteAfterTimeout counts
-	// from it. It cannot be changed.
+	// from it. It has no fractions of a second. It cannot be changed.
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$`
 	RequestedAt *metav1.Time `json:"requestedAt,omitempty"`
 
 	// cancelled cancels the drain. The drain ends Cancelled, and the node is Alive again in a new epoch; work that has moved stays where

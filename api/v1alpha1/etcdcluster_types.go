@@ -236,6 +236,8 @@ type EtcdRestoreOrder struct {
 	// +optional
 	Force bool `json:"force,omitempty"`
 	// expires is when an order that has not begun is not carried out any more.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$`
 	Expires metav1.Time `json:"expires"`
 }
 

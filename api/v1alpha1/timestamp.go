@@ -8,11 +8,13 @@ import (
 )
 
 // Timestamp is a time with microseconds. It reads every form of RFC 3339, with and without a fraction of a second: metav1.MicroTime reads only
-// those with six digits, and an object with any other could be stored and not be read again.
+// those with six digits, and an object with any other could be stored and not be read again. The pattern refuses what the format date-time allows
+// and Go cannot read, such as a lower-case t or an offset of 99 hours: nobody could read any list with such an object.
 //
 // +kubebuilder:object:generate=false
 // +kubebuilder:validation:Type=string
 // +kubebuilder:validation:Format=date-time
+// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$`
 type Timestamp struct {
 	metav1.MicroTime
 }

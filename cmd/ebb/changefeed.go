@@ -171,7 +171,7 @@ func newChangefeedList(use string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd.OutOrStdout(), list, func() string { return changefeedsText(list, time.Now()) })
+			return out.print(cmd.OutOrStdout(), list, func() string { return changefeedsText(list, c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -28,6 +29,9 @@ import (
 type cluster struct {
 	kubeconfig string
 	tokenFile  string
+
+	// ahead is how far the clock of the API server was ahead of this machine's at its last answer.
+	ahead *atomic.Int64
 }
 
 func (c *cluster) addFlags(f *pflag.FlagSet) {
@@ -66,8 +70,46 @@ func (c *cluster) config() (*rest.Config, error) {
 		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
 	}
 	cfg.Timeout = 30 * time.Second
+	if c.ahead == nil {
+		c.ahead = &atomic.Int64{}
+	}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return noteClock{next, c.ahead} })
 	return kubeclient.Tune(cfg), nil
 }
+
+// now is the time of the API server, as its answers tell. Times in objects were written by the machines of the cluster, and the clock of a person's
+// machine may be wrong: a coordinator that renews its election would seem to be dead.
+func (c *cluster) now() time.Time {
+	if c.ahead == nil {
+		return time.Now()
+	}
+	return time.Now().Add(time.Duration(c.ahead.Load()))
+}
+
+// noteClock notes how far the clock of a server is ahead. It tells whole seconds: less than two are no difference.
+type noteClock struct {
+	next  http.RoundTripper
+	ahead *atomic.Int64
+}
+
+// RoundTrip implements http.RoundTripper.
+func (n noteClock) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := n.next.RoundTrip(r)
+	if err != nil {
+		return resp, err
+	}
+	if at, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
+		ahead := time.Until(at)
+		if ahead.Abs() < 2*time.Second {
+			ahead = 0
+		}
+		n.ahead.Store(int64(ahead))
+	}
+	return resp, nil
+}
+
+// WrappedRoundTripper implements net.RoundTripperWrapper, by which client-go finds the transport.
+func (n noteClock) WrappedRoundTripper() http.RoundTripper { return n.next }
 
 // client reads and writes live.
 func (c *cluster) client() (client.Client, error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/cordon"
 	"github.com/ebb-dev/ebb/internal/drain"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kube"
 	"github.com/ebb-dev/ebb/internal/pod"
 	"github.com/ebb-dev/ebb/internal/volume"
@@ -195,7 +196,8 @@ func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client
 	})
 }
 
-// awaitBack waits until the node of a cancelled drain is Ready in a newer epoch than the drained one, and the slot is free.
+// awaitBack waits until the node of a cancelled drain is Ready in a newer epoch than the drained one, and the slot is free. It fails if no process
+// is left on the node that could bring it back.
 func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1.Drain) error {
 	for {
 		n, settings := &v1alpha1.Node{}, &v1alpha1.Settings{}
@@ -206,8 +208,17 @@ func (f *drainFlags) awaitBack(ctx context.Context, c client.Client, d *v1alpha1
 			return err
 		}
 		slot := settings.Status.ActiveDrain
-		if n.Status.Epoch > d.Status.NodeEpoch && n.IsReady() && (slot == nil || slot.UID != string(d.UID)) {
+		free := slot == nil || slot.UID != string(d.UID)
+		if n.Status.Epoch > d.Status.NodeEpoch && n.IsReady() && free {
 			return nil
+		}
+		// The next epoch follows without a gap, unless the node died or was stopped.
+		rec, err := fleet.ReadLease(ctx, c, n.Name)
+		if err != nil {
+			return err
+		}
+		if free && !rec.Held() && rec.Over(d.Status.NodeEpoch) {
+			return fmt.Errorf("drain %s is cancelled, but no process runs on node %s any more: start it, and the node takes work again; `ebb explain %s` shows its state", d.Name, n.Name, n.Name)
 		}
 		select {
 		case <-ctx.Done():
@@ -279,7 +290,7 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 	}
 	return f.out.print(cmd.OutOrStdout(), d, func() string {
 		if d.Status.StartedAt == nil {
-			return fmt.Sprintf("drain %s of node %s is queued behind another drain\n", d.Name, d.Spec.NodeName)
+			return notBegun(d)
 		}
 		if d.Status.Scope == v1alpha1.ScopePods {
 			text := fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, pod.Progress(d.Status.Pods))
@@ -290,6 +301,18 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 		}
 		return fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, kinds.Works().Summary(d.Status.Remaining))
 	})
+}
+
+// notBegun says why a drain that was accepted has not begun.
+func notBegun(d *v1alpha1.Drain) string {
+	why := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished)
+	switch {
+	case why == nil:
+		return fmt.Sprintf("drain %s of node %s has not begun yet: `ebb explain %s` shows why\n", d.Name, d.Spec.NodeName, d.Spec.NodeName)
+	case why.Reason == v1alpha1.ReasonQueued:
+		return fmt.Sprintf("drain %s of node %s is queued. %s\n", d.Name, d.Spec.NodeName, why.Message)
+	}
+	return fmt.Sprintf("drain %s of node %s has not begun yet. %s\n", d.Name, d.Spec.NodeName, why.Message)
 }
 
 // outcome returns the error of a drain that has ended, or nil if it is Complete.
@@ -360,13 +383,13 @@ func newExplain() *cobra.Command {
 				return err
 			}
 			w, err := drain.Gather(cmd.Context(), cl, "", nil, time.Now())
-			w.Works = kinds.Works()
 			if err != nil {
 				return err
 			}
-			pods := pod.Explain(w.Drains, args[0], time.Now())
+			w.Works, w.Now = kinds.Works(), c.now().Truncate(time.Second) // the API has told its time by now
+			pods := pod.Explain(w.Drains, args[0], w.Now)
 			if w.Nodes[args[0]] == nil {
-				pods += pod.ExplainWaiting(w.Drains, args[0], time.Now())
+				pods += pod.ExplainWaiting(w.Drains, args[0], w.Now)
 				core, err := explainCore(cmd.Context(), &c, cl, args[0], pods)
 				if err != nil {
 					return err
@@ -377,7 +400,7 @@ func newExplain() *cobra.Command {
 			if d != nil && d.Spec.NodeName != args[0] {
 				d = nil
 			}
-			vacancy, _, err := coordinator.Vacancy(cmd.Context(), cl, time.Now())
+			vacancy, _, err := coordinator.Vacancy(cmd.Context(), cl, c.now())
 			if err != nil {
 				return err
 			}

@@ -30,6 +30,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kind"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/pki"
+	"github.com/ebb-dev/ebb/internal/shellword"
 	"github.com/ebb-dev/ebb/internal/signer"
 )
 
@@ -252,20 +253,9 @@ func (w *etcdEndpoints) shell() string {
 			fmt.Fprintf(&b, "unset %s\n", v.name)
 			continue
 		}
-		fmt.Fprintf(&b, "export %s=%s\n", v.name, quoted(v.value))
+		fmt.Fprintf(&b, "export %s=%s\n", v.name, shellword.Quote(v.value))
 	}
 	return b.String()
-}
-
-// quoted quotes text for a shell if it needs that.
-func quoted(text string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./:,=@%+", r)
-	}
-	if text != "" && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
-		return text
-	}
-	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
 func newEtcdMembers() *cobra.Command {
@@ -540,7 +530,7 @@ func newStatusEtcdClusters() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd.OutOrStdout(), list, func() string { return etcdClustersText(list, time.Now()) })
+			return out.print(cmd.OutOrStdout(), list, func() string { return etcdClustersText(list, c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())

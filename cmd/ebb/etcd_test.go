@@ -107,9 +107,6 @@ export ETCDCTL_KEY=DIR/client.key
 	if where, err = e.endpoints(plain, true); err != nil || !strings.Contains(where.shell(), "unset ETCDCTL_CERT\n") {
 		t.Errorf("without TLS: %v, %v", where, err)
 	}
-	if got := quoted("/a b/it's"); got != `'/a b/it'\''s'` {
-		t.Errorf("quoted as %s", got)
-	}
 }
 
 func TestWhatIsKeptOfEtcdClustersAsPeopleSeeIt(t *testing.T) {

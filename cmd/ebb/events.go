@@ -47,7 +47,7 @@ func newEvents() *cobra.Command {
 			slices.SortFunc(events, func(a, b v1alpha1.HealthEvent) int {
 				return cmp.Or(health.ReceivedAt(&b).Compare(health.ReceivedAt(&a)), strings.Compare(a.Name, b.Name))
 			})
-			return out.print(cmd.OutOrStdout(), events, func() string { return eventTable(events, time.Now()) })
+			return out.print(cmd.OutOrStdout(), events, func() string { return eventTable(events, c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())
@@ -83,7 +83,7 @@ func newEventsShow() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd.OutOrStdout(), e, func() string { return describeEvent(e, time.Now()) })
+			return out.print(cmd.OutOrStdout(), e, func() string { return describeEvent(e, c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())
@@ -139,8 +139,10 @@ func retryEvent(ctx context.Context, c client.Client, name string) (*v1alpha1.He
 		case cr.Attempt >= health.MaxAttempts:
 			return nil, 0, fmt.Errorf("event %s has had %d attempts, which is the maximum: send another event, or drain node %s by hand", name, cr.Attempt, e.Spec.NodeName)
 		}
+		before := e.DeepCopy()
 		metav1.SetMetaDataAnnotation(&e.ObjectMeta, v1alpha1.RetryAnnotation, strconv.FormatInt(cr.Attempt+1, 10))
-		if err := c.Update(ctx, e); !apierrors.IsConflict(err) {
+		// A patch leaves the spec as it was written; an update may not, and is refused then.
+		if err := c.Patch(ctx, e, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); !apierrors.IsConflict(err) {
 			return e, cr.Attempt + 1, err
 		}
 	}

@@ -7,8 +7,10 @@ import (
 	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 // What detectors send reaches no terminal as an escape sequence.
@@ -29,5 +31,32 @@ func TestEventsArePrintedWithoutControlCharacters(t *testing.T) {
 		if !strings.Contains(text, "a\ufffd[2Jb\ufffd\ufffdc\ufffdd e") {
 			t.Errorf("%q", text)
 		}
+	}
+}
+
+// An event that a detector wrote with what is false can be retried as any other: only the annotation is written.
+func TestADrainIsRetriedHoweverItsEventIsWritten(t *testing.T) {
+	c := testenv.StartAPI(t).Admin()
+	written := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "HealthEvent", "metadata": map[string]any{"name": "e1"},
+		"spec": map[string]any{"nodeName": "n1", "checkName": "c", "isFatal": true, "isHealthy": false},
+	}}
+	if err := c.Create(t.Context(), written); err != nil {
+		t.Fatal(err)
+	}
+	e, err := readEvent(t.Context(), c, "e1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Status.UserPodsEvictionStatus = &v1alpha1.EvictionStatus{Status: v1alpha1.EvictionFailed}
+	e.Status.CustomResource = &v1alpha1.CustomResource{APIVersion: "a/v1", Kind: "K", Name: "r", Attempt: 1, Outcome: v1alpha1.ResourceFailed, Removed: true}
+	if err := c.Status().Update(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	if _, attempt, err := retryEvent(t.Context(), c, "e1"); err != nil || attempt != 2 {
+		t.Fatalf("attempt %d, %v", attempt, err)
+	}
+	if e, err = readEvent(t.Context(), c, "e1"); err != nil || e.Annotations[v1alpha1.RetryAnnotation] != "2" {
+		t.Errorf("annotations %v, %v", e.Annotations, err)
 	}
 }

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func main() {
@@ -34,8 +36,16 @@ func run(ctx context.Context, args []string) int {
 	case errors.As(err, &code):
 		return int(code)
 	}
-	fmt.Fprintln(os.Stderr, "ebb:", err)
+	fmt.Fprintln(os.Stderr, "ebb:", hinted(err))
 	return 1
+}
+
+// hinted adds what to do about a server that cannot be reached.
+func hinted(err error) error {
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+		return fmt.Errorf("%w: nothing answers there: check that it runs, and that --kubeconfig, KUBECONFIG or %s names the right cluster", err, envDataDir)
+	}
+	return err
 }
 
 func newRoot() *cobra.Command {
@@ -51,10 +61,34 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 	root.AddCommand(newUp(), newAPIServer(), newNode(), newShim(), newEtcdMember(), newGuard(), newCredentials(), newSigner(), newManifests(), newUninstall(), newPrepare(),
 		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newEvents(), newSlurmBridge(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	refuseUnknown(root)
+	nameUsage(root)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+			return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
+		}
+		return err
+	})
 	return root
 }
 
-// refuseUnknown makes every command that only has subcommands refuse an unknown subcommand. Without a subcommand it shows its help.
+// nameUsage makes every command say how it is used when it gets too few arguments or too many.
+func nameUsage(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		nameUsage(sub)
+	}
+	check := cmd.Args
+	if check == nil || cmd.HasSubCommands() {
+		return
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return fmt.Errorf("%w: use `%s`", err, cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// refuseUnknown makes every command that only has subcommands fail for one that it does not have; without any it shows its help.
 func refuseUnknown(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		refuseUnknown(sub)

@@ -75,7 +75,7 @@ func TestTheFileOfDrainsIsMountedAndItsSystemNamespacesAreEnforced(t *testing.T)
 		t.Fatal(err)
 	}
 	o := manifests.Options{Objects: kinds.Objects(), Image: "ebb"}
-	if err := readDrainConfig(file, &o); err != nil {
+	if err := readDrainConfig(file, "", &o); err != nil {
 		t.Fatal(err)
 	}
 	data, err := manifests.All(o)
@@ -90,7 +90,7 @@ func TestTheFileOfDrainsIsMountedAndItsSystemNamespacesAreEnforced(t *testing.T)
 	if err := os.WriteFile(file, []byte("systemNamespace = 'a'\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := readDrainConfig(file, &o); err == nil || !strings.Contains(err.Error(), "drain.toml:1: unknown key systemNamespace") {
+	if err := readDrainConfig(file, "", &o); err == nil || !strings.Contains(err.Error(), "drain.toml:1: unknown key systemNamespace") {
 		t.Errorf("a bad file: %v", err)
 	}
 }
@@ -117,6 +117,9 @@ func TestManifestsOfACustomDrainHaveWhatItNeeds(t *testing.T) {
 		cmd := newManifests()
 		var out strings.Builder
 		cmd.SetOut(&out)
+		if len(args) > 0 {
+			args = append(args, "--drain-template", "../../examples/slurm/drain-template.yaml")
+		}
 		cmd.SetArgs(args)
 		if err := cmd.Execute(); err != nil {
 			t.Fatal(err)
@@ -142,6 +145,7 @@ func TestManifestsOfACustomDrainHaveWhatItNeeds(t *testing.T) {
 		want []string
 	}{
 		{[]string{"--drain-config", file}, []string{
+			"name: ebb-drain-template\n", "  drain-template.yaml: |\n    apiVersion: slurm.ebb.dev/v1alpha1\n", "mountPath: /etc/drain-templates\n",
 			"kind: Role\n", "kind: RoleBinding\n", "namespace: jobs\n", "- slurmdrainrequests\n", "- slurmdrainrequests/status\n", "  - pods\n  verbs:\n  - list\n", "kubernetes.io/metadata.name: jobs\n",
 		}},
 		{[]string{"--drain-config", file, "--drain-cluster-scoped"}, []string{"kind: ClusterRole\n", "- slurmdrainrequests\n"}},
@@ -156,5 +160,38 @@ func TestManifestsOfACustomDrainHaveWhatItNeeds(t *testing.T) {
 		if clusterScoped := len(tc.args) == 3; clusterScoped && strings.Contains(text, "kind: Role\n") {
 			t.Errorf("%v: a Role\n%s", tc.args, text)
 		}
+	}
+}
+
+// What a node would refuse at its start is refused before it is installed.
+func TestManifestsThatTheNodesWouldRefuseAreNotPrinted(t *testing.T) {
+	const works = "../../examples/custom-drain/drain-template.yaml"
+	dir := t.TempDir()
+	broken := filepath.Join(dir, "broken.yaml")
+	if err := os.WriteFile(broken, []byte("kind: {{ .HealthEvent.Kind }}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ config, template, want string }{
+		{"[customDrain]\nenabled = true\n", works, ""},
+		{"[customDrain]\nenabled = true\ntemplateMountPath = \"" + dir + "\"\ntemplateFileName = \"none.yaml\"\n", "", "drain.toml: the template of the custom drain: open " + dir + "/none.yaml: no such file or directory; --drain-template names it on this machine"},
+		{"[customDrain]\nenabled = true\n", broken, "can't evaluate field Kind"},
+		{"[customDrain]\nenabled = true\ntemplateMountPath = \"templates\"\n", works, `customDrain.templateMountPath: "templates" cannot be mounted in the pods of the nodes`},
+		{"[customDrain]\nenabled = true\ntemplateMountPath = \"/etc/ebb-drain/x\"\n", works, `customDrain.templateMountPath: "/etc/ebb-drain/x" cannot be mounted`},
+		{"[customDrain]\nenabled = true\ntemplateFileName = \"a b\"\n", works, `customDrain.templateFileName: "a b" cannot be a key of a ConfigMap`},
+		{"[[rules]]\nname = \"a\"\nwhen = \"event.none\"\nquarantine = true\ndrain = true\n", "", "drain.toml:3: rules[0].when: "},
+		{"", works, "has no custom drain that is enabled"},
+	} {
+		file := filepath.Join(dir, "drain.toml")
+		if err := os.WriteFile(file, []byte(tc.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		o := manifests.Options{Objects: kinds.Objects(), Image: "ebb"}
+		err := readDrainConfig(file, tc.template, &o)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%q with %q: %v, want %s", tc.config, tc.template, err, tc.want)
+		}
+	}
+	if err := readDrainConfig("", works, &manifests.Options{}); err == nil {
+		t.Error("a template without --drain-config is accepted")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"reflect"
 
 	"github.com/spf13/pflag"
 )
@@ -33,6 +34,9 @@ func (o *output) Type() string { return "json" }
 // print writes the object as JSON, or the text for people.
 func (o *output) print(w io.Writer, object any, text func() string) error {
 	if *o == "json" {
+		if v := reflect.ValueOf(object); v.Kind() == reflect.Slice && v.IsNil() {
+			object = []any{} // an empty list is no null
+		}
 		encoder := json.NewEncoder(w)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(object)

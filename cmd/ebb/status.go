@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/kind"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/pod"
 )
 
@@ -84,11 +85,11 @@ func newStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			status, err := readStatus(cmd.Context(), cl)
+			status, err := readStatus(cmd.Context(), cl, c.now)
 			if err != nil {
 				return err
 			}
-			return out.print(cmd.OutOrStdout(), status, func() string { return status.text(time.Now()) })
+			return out.print(cmd.OutOrStdout(), status, func() string { return status.text(c.now()) })
 		},
 	}
 	c.addFlags(cmd.Flags())
@@ -97,13 +98,15 @@ func newStatus() *cobra.Command {
 	return cmd
 }
 
-func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
+// readStatus reads what there is to show. It asks for the time after the first answer of the API.
+func readStatus(ctx context.Context, c client.Client, clock func() time.Time) (*clusterStatus, error) {
 	var nodes v1alpha1.NodeList
 	if err := c.List(ctx, &nodes); err != nil {
 		return nil, err
 	}
-	settings := &v1alpha1.Settings{}
-	if err := c.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	now := clock()
+	settings := &v1alpha1.Settings{} // on Kubernetes the first coordinator creates them: until then the status says why there is none
+	if err := c.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil && !kubeclient.IsMissing(err) {
 		return nil, err
 	}
 	leader, err := coordinator.Locate(ctx, c)
@@ -112,7 +115,7 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 	}
 	status := &clusterStatus{Coordinator: leader, ActiveDrain: settings.Status.ActiveDrain, Nodes: []nodeStatus{}}
 	var vacant bool
-	if status.Vacancy, vacant, err = coordinator.Vacancy(ctx, c, time.Now()); err != nil {
+	if status.Vacancy, vacant, err = coordinator.Vacancy(ctx, c, now); err != nil {
 		return nil, err
 	}
 	if vacant {
@@ -127,18 +130,18 @@ func readStatus(ctx context.Context, c client.Client) (*clusterStatus, error) {
 	if err := c.List(ctx, &drains); err != nil {
 		return nil, err
 	}
-	status.Drains, status.DrainProblem = latest(drains.Items), drainProblem(settings.Status.ActiveDrain, drains.Items)
+	status.Drains, status.DrainProblem = latest(drains.Items, now), drainProblem(settings.Status.ActiveDrain, drains.Items)
 	var programs v1alpha1.DeploymentList
 	if err := c.List(ctx, &programs); err != nil {
 		return nil, err
 	}
 	status.Deployments = deployment.CountAll(programs.Items)
-	status.Kinds, err = kinds.Summaries(ctx, c, time.Now())
+	status.Kinds, err = kinds.Summaries(ctx, c, now)
 	return status, err
 }
 
 // latest returns the newest drains, and older ones that have not ended, newest first.
-func latest(drains []v1alpha1.Drain) []drainStatus {
+func latest(drains []v1alpha1.Drain, now time.Time) []drainStatus {
 	slices.SortFunc(drains, func(a, b v1alpha1.Drain) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})
@@ -161,7 +164,7 @@ func latest(drains []v1alpha1.Drain) []drainStatus {
 		if d.Status.Pods != nil && !d.Status.Phase.Final() {
 			s.Message += " Pods: " + pod.Progress(d.Status.Pods) + "."
 			for _, b := range d.Status.Pods.Blockers {
-				s.Message += " " + pod.Sentence(b, time.Now()) + "."
+				s.Message += " " + pod.Sentence(b, now) + "."
 			}
 		}
 		list = append(list, s)
@@ -186,7 +189,7 @@ func (s *clusterStatus) text(now time.Time) string {
 	if leader == "" {
 		leader = "none"
 	}
-	fmt.Fprintf(&b, "%d nodes, coordinator: %s\n", len(s.Nodes), leader)
+	fmt.Fprintf(&b, "%s, coordinator: %s\n", kind.Plural(len(s.Nodes), "node"), leader)
 	b.WriteString(s.Vacancy)
 	if s.ActiveDrain != nil {
 		fmt.Fprintf(&b, "draining: %s (epoch %d) by drain %s%s\n", s.ActiveDrain.Node, s.ActiveDrain.NodeEpoch, s.ActiveDrain.Name, because(s.DrainProblem))

@@ -48,7 +48,7 @@ or daemon that is not healthy.`,
 				return err
 			}
 			status := &deploymentsStatus{Deployments: list}
-			return out.print(cmd.OutOrStdout(), status, func() string { return status.text(time.Now(), key.Name != "") })
+			return out.print(cmd.OutOrStdout(), status, func() string { return status.text(c.now(), key.Name != "") })
 		},
 	}
 	c.addFlags(cmd.Flags())

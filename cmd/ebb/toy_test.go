@@ -308,7 +308,7 @@ func TestAKindThatIsRegisteredIsPlacedCountedDrainedShownAndGuarded(t *testing.T
 	on := toy().Spec.Node
 
 	status := func() (held, line string) {
-		s, err := readStatus(t.Context(), admin)
+		s, err := readStatus(t.Context(), admin, time.Now)
 		if err != nil {
 			return "", err.Error()
 		}
@@ -352,7 +352,7 @@ func TestAKindThatIsRegisteredIsPlacedCountedDrainedShownAndGuarded(t *testing.T
 
 	leader := ""
 	untilHolds(t, "a coordinator", func() bool {
-		s, err := readStatus(t.Context(), admin)
+		s, err := readStatus(t.Context(), admin, time.Now)
 		if err == nil {
 			leader = s.Coordinator
 		}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/localcluster"
+	"github.com/ebb-dev/ebb/internal/shellword"
 )
 
 func newUp() *cobra.Command {
@@ -47,11 +49,16 @@ The lease flags are passed to every node; a node that is started again needs the
 				return err
 			}
 			quietLibraries()
+			// What is printed is for other terminals too, in other directories.
+			dir, err := filepath.Abs(dir)
+			if err != nil {
+				return err
+			}
 			exe, err := os.Executable()
 			if err != nil {
 				return err
 			}
-			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, os.Args[0], cmd.OutOrStdout()
+			o.Dir, o.Exe, o.Command, o.Out = datadir.Dir(dir), exe, callable(os.Args[0]), cmd.OutOrStdout()
 			o.LogArgs, o.NodeArgs = logs.args(), leaseArgs(timing)
 			if guardImage != "" {
 				if o.Kubeconfig == "" {
@@ -101,6 +108,14 @@ The lease flags are passed to every node; a node that is started again needs the
 	return cmd
 }
 
+// callable is how a person calls a program from any directory. One without a slash is found by PATH.
+func callable(program string) string {
+	if path, err := filepath.Abs(program); err == nil && strings.Contains(program, "/") {
+		return path
+	}
+	return program
+}
+
 // whatNext prints commands to try.
 func whatNext(w io.Writer, ebb string, dir datadir.Dir) {
 	fmt.Fprintf(w, `
@@ -119,17 +134,17 @@ Try next, in another terminal:
   %[2]s volume inspect demo
   # use the etcd cluster, stop it and start it again: it keeps every key
   eval "$(%[2]s etcd endpoints demo --shell)"; etcdctl put hello world; etcdctl endpoint status --cluster --write-out=table
-  kubectl --kubeconfig %[1]s/kubeconfig scale etcdcluster demo --replicas=0
-  kubectl --kubeconfig %[1]s/kubeconfig scale etcdcluster demo --replicas=3
+  kubectl --kubeconfig %[3]s scale etcdcluster demo --replicas=0
+  kubectl --kubeconfig %[3]s scale etcdcluster demo --replicas=3
   # let another node become the coordinator
   %[2]s resign
   # take a node out of service: its work moves to other nodes (the coordinator cannot be drained: add --resign)
   %[2]s drain n2 --plan
   %[2]s drain n2 --wait
   # kill a node: it is marked lost when its lease expires
-  kill -9 $(cat %[1]s/run/n1.pid)
-  kubectl --kubeconfig %[1]s/kubeconfig get nodes.ebb.dev -w
+  kill -9 $(cat %[4]s)
+  kubectl --kubeconfig %[3]s get nodes.ebb.dev -w
 
 Ctrl-C in this terminal stops the cluster; the data stays in %[1]s.
-`, dir, ebb)
+`, shellword.Quote(string(dir)), shellword.Quote(ebb), shellword.Quote(dir.Kubeconfig()), shellword.Quote(dir.PIDFile("n1")))
 }

@@ -309,8 +309,8 @@ func confirm(cmd *cobra.Command, yes bool, question string) error {
 	if yes {
 		return nil
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s Type yes to continue: ", question)
-	answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // an end of input is a no
+	fmt.Fprintf(cmd.ErrOrStderr(), "%s Type yes to continue: ", question) // standard output is for the answer, which may be JSON
+	answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')        // an end of input is a no
 	if strings.TrimSpace(answer) != "yes" {
 		return fmt.Errorf("nothing was done: type yes to confirm, or set --yes")
 	}
@@ -377,6 +377,9 @@ than the Volume. Without --replica the command lists the replicas with their gen
 				return err
 			}
 			if err := confirm(cmd, yes, fmt.Sprintf("Volume %s continues with replica %s alone; data that only other replicas have is lost.", args[0], replica)); err != nil {
+				return err
+			}
+			if err := c.List(cmd.Context(), &replicas, client.InNamespace(v.namespace)); err != nil { // a person may have thought for a while
 				return err
 			}
 			done, err := v.change(cmd.Context(), c, args[0], true, func(vol *v1alpha1.Volume) error { return volume.Salvage(vol, replicas.Items, replica) })
@@ -473,10 +476,10 @@ func (v *volumeCommand) removeOrphan(cmd *cobra.Command, c client.Client, list [
 		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.RemoveOrphansAnnotation, strings.Join(append(all, asked), ","))
 		return true, nil
 	})
-	if err == nil {
-		fmt.Fprintf(cmd.OutOrStdout(), "node %s removes %s\n", n.Name, asked)
+	if err != nil {
+		return err
 	}
-	return err
+	return v.out.print(cmd.OutOrStdout(), list[at], func() string { return fmt.Sprintf("node %s removes %s\n", n.Name, asked) })
 }
 
 func newReplicaRemove() *cobra.Command {

@@ -95,8 +95,8 @@ func (s *store) failed() <-chan error { return s.etcd.Err() }
 // Why a server ends or never starts.
 var (
 	errStoreEnded    = errors.New("the embedded etcd stopped")
-	errStoreSlow     = errors.New("it did not answer within 30 s; check whether the disk is overloaded")
-	errBootstrapSlow = errors.New("it was not usable within a minute; check whether the machine is overloaded")
+	errStoreSlow     = fmt.Errorf("it did not answer within %s; check whether the disk is overloaded", storeReadyTimeout)
+	errBootstrapSlow = fmt.Errorf("it was not usable within %s; check whether the machine is overloaded", bootstrapTimeout)
 )
 
 const storeReadyTimeout = 30 * time.Second

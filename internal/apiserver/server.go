@@ -89,6 +89,9 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if err := o.Dir.CheckNobodyElses(""); err != nil {
+		return nil, err
+	}
 	if err := o.Dir.Create(); err != nil {
 		return nil, err
 	}

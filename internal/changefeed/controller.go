@@ -235,7 +235,7 @@ func (c *Controller) keepFinalizers(ctx context.Context, w World) error {
 					return err
 				}
 			}
-			err := c.client.Update(ctx, cf)
+			err := kubeclient.WriteFinalizers(ctx, c.client, cf)
 			if err == nil {
 				c.know(cf)
 			}

@@ -18,7 +18,7 @@ func TestANodeWritesNoFilesWhileItsLeaseIsInDoubt(t *testing.T) {
 	}
 	defer sink.Close()
 	acquire := func() error {
-		_, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "s", Name: "t"}, stream.Epoch{Placement: 1, Counter: 1}, 0)
+		_, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "s", Name: "t"}.Since(0), stream.Epoch{Placement: 1, Counter: 1}, 0)
 		return err
 	}
 	holding := false

@@ -27,11 +27,11 @@ func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire
 	if err := s.host.engine.Accept(key, req.Feed.GetEpoch()); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch()}
+	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch(), Layout: wire.Layout}
 	for _, d := range s.host.engine.Dispatchers(key) {
-		since := uint64(d.Since)
+		begins := uint64(d.Begins)
 		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{
-			Table: wire.TableName(d.Table), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint), Members: wire.TableNames(d.Members), Watches: wire.TableNames(d.Watches), Since: &since,
+			Table: wire.TableName(d.Identity), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint), Members: wire.TableNames(d.Members), Watches: wire.Names(d.Watches), Begins: &begins,
 		})
 	}
 	return reply, nil
@@ -47,11 +47,13 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 			return nil, status.Errorf(codes.InvalidArgument, "%q is not a table name", t.Table)
 		}
 		members, ok1 := wire.ParseTables(t.Members)
-		watches, ok2 := wire.ParseTables(t.Watches)
+		watches, ok2 := wire.ParseNames(t.Watches)
 		if !ok1 || !ok2 {
 			return nil, status.Errorf(codes.InvalidArgument, "%q or %q are not names of tables", t.Members, t.Watches)
 		}
-		orders = append(orders, dispatch.Order{Table: table, Members: members, Watches: watches, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position), Since: stream.Position(t.Since)})
+		orders = append(orders, dispatch.Order{
+			Table: table.Table, Since: table.Since, Members: members, Watches: watches, Epoch: wire.ParseEpoch(t.Epoch), Position: stream.Position(t.Position), Begins: stream.Position(t.Begins),
+		})
 	}
 	if req.Do != wire.Do_DO_STOP && !s.host.wants(key) {
 		return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("changefeed %s is paused or deleted", key))
@@ -78,7 +80,7 @@ func (s *server) Order(ctx context.Context, req *wire.OrderRequest) (*wire.Order
 	}
 	reply := &wire.OrderReply{NodeEpoch: s.host.nodeEpoch()}
 	for _, o := range orders {
-		r := &wire.TableResult{Table: wire.TableName(o.Table)}
+		r := &wire.TableResult{Table: wire.TableName(o.Identity())}
 		if at, ok := positions[o.Table]; ok {
 			r.Position, r.Found = uint64(at), true
 		}
@@ -141,7 +143,7 @@ func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.Repor
 			out.Lost = append(out.Lost, wire.TableName(t))
 		}
 		for _, t := range r.Blocked {
-			out.Blocked, out.BlockedAt = append(out.Blocked, wire.TableName(t.Table)), append(out.BlockedAt, uint64(t.At))
+			out.Blocked, out.BlockedAt = append(out.Blocked, wire.TableName(t.Identity)), append(out.BlockedAt, uint64(t.At))
 		}
 		if r.Err != nil {
 			out.Error, out.Hopeless = r.Err.Error(), dispatch.Hopeless(r.Err)

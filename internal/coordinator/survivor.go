@@ -24,16 +24,26 @@ import (
 // takes part in the election as survivor. As such it fences the other nodes, cancels its drain, and begins a new epoch, Alive; the
 // coordinator that it becomes in the new epoch frees the slot.
 
-// others returns the held leases of all other nodes, read live.
+// others returns the held leases of all other nodes, read live. It fails if one cannot be read: its node may be alive.
 func others(ctx context.Context, r client.Reader, self string) ([]coordinationv1.Lease, error) {
 	var leases coordinationv1.LeaseList
 	if err := r.List(ctx, &leases, client.InNamespace(lease.Namespace)); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(leases.Items, func(l coordinationv1.Lease) bool {
+	var held []coordinationv1.Lease
+	for _, l := range leases.Items {
+		if node, ok := lease.NodeOf(&l); !ok || node == self {
+			continue // the election's, or our own
+		}
 		rec, err := lease.Read(&l)
-		return err != nil || rec.Node == self || !rec.Held()
-	}), nil
+		if err != nil {
+			return nil, err
+		}
+		if rec.Held() {
+			held = append(held, l)
+		}
+	}
+	return held, nil
 }
 
 // readAlone reads live whether this node drains, or is named by the drain slot, and every other node has left or is lost.

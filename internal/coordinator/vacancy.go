@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -52,8 +53,8 @@ func Vacancy(ctx context.Context, r client.Reader, now time.Time) (text string, 
 	if err := r.List(ctx, &nodes); err != nil {
 		return "", false, fmt.Errorf("list nodes: %w", err)
 	}
-	settings := &v1alpha1.Settings{}
-	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+	settings := &v1alpha1.Settings{} // on Kubernetes the first coordinator creates them
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil && !kubeclient.IsMissing(err) {
 		return "", false, fmt.Errorf("read Settings: %w", err)
 	}
 	f.nodes, f.slot = nodes.Items, settings.Status.ActiveDrain

@@ -73,6 +73,28 @@ func (d Dir) Create() error {
 	return nil
 }
 
+// CheckNobodyElses fails if the directory has files under the names that the cluster's own files will have, and Ebb did not write them: a
+// kubeconfig of a person would be lost. Ebb makes its certificate authority before anything else, so that a directory with one is Ebb's. A file
+// at the path given belongs to whoever says so.
+func (d Dir) CheckNobodyElses(given string) error {
+	if _, err := os.Lstat(d.PKI()); err == nil {
+		return nil
+	}
+	named, _ := os.Stat(given) // nil if there is none
+	var found []string
+	for _, path := range []string{d.CA(), d.HealthToken(), d.Kubeconfig(), d.Token(), d.ViewerKubeconfig()} {
+		info, err := os.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && named != nil && os.SameFile(info, named) {
+			continue
+		}
+		found = append(found, filepath.Base(path))
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return fmt.Errorf("data directory %s: Ebb did not write %s there and would replace it: set another directory with --data-dir, or move it away", d, strings.Join(found, ", "))
+}
+
 // WritePID records this process under a name, and returns what removes the record again if it is still ours.
 func (d Dir) WritePID(name string) (remove func(), err error) {
 	path := d.PIDFile(name)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
@@ -108,5 +109,55 @@ func TestAPIDFileIsRemovedOnlyByItsProcess(t *testing.T) {
 	remove()
 	if _, err := os.Stat(dir.PIDFile("n1")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("its own file is still there: %v", err)
+	}
+}
+
+func TestFilesThatAreNotEbbsAreNotReplaced(t *testing.T) {
+	for _, c := range []struct {
+		what  string
+		files []string
+		given string // below the directory
+		want  string // of the error, after the directory; empty for none
+	}{
+		{what: "nothing"},
+		{what: "files under other names", files: []string{"notes", "run.log"}},
+		{what: "a kubeconfig of a person", files: []string{"kubeconfig"}, want: "Ebb did not write kubeconfig there"},
+		{what: "a certificate and a token", files: []string{"token", "ca.crt"}, want: "Ebb did not write ca.crt, token there"},
+		{what: "the kubeconfig that the cluster is to use", files: []string{"kubeconfig"}, given: "kubeconfig"},
+		{what: "another kubeconfig than the one that is to be used", files: []string{"kubeconfig", "mine"}, given: "mine", want: "Ebb did not write kubeconfig there"},
+		{what: "a directory of Ebb", files: []string{"kubeconfig", "token", "ca.crt", "pki/ca.crt"}},
+		{what: "a directory of Ebb whose authority is made anew", files: []string{"kubeconfig", "pki/"}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			dir := datadir.Dir(filepath.Join(t.TempDir(), "data"))
+			for _, name := range c.files {
+				path := filepath.Join(string(dir), name)
+				if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if !strings.HasSuffix(name, "/") {
+					if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := os.MkdirAll(path, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			given := ""
+			if c.given != "" {
+				given = filepath.Join(string(dir), c.given)
+			}
+			got := ""
+			if err := dir.CheckNobodyElses(given); err != nil {
+				got = err.Error()
+			}
+			want := ""
+			if c.want != "" {
+				want = "data directory " + string(dir) + ": " + c.want + " and would replace it: set another directory with --data-dir, or move it away"
+			}
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
 	}
 }

@@ -9,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -166,4 +168,57 @@ func TestNothingOfADeletedProgramStaysWheneverItWasDeleted(t *testing.T) {
 			return st.Held[deployment.Name] == 0 && st.Staying[deployment.Name] == 1
 		})
 	}
+}
+
+// A node was down when a program was deleted and another one got its name.
+func TestNothingOfAnEarlierProgramOfTheSameNameIsLeft(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.host("n")
+	says := func(text string) change { return runs("echo " + text + "; exec sleep 100000") }
+	log := filepath.Join(m.programs.Dir, s.home, "w", "out.log")
+	has := func(text string) bool {
+		data, err := os.ReadFile(log)
+		return err == nil && strings.Contains(string(data), text)
+	}
+	w := s.deploy("w", addressed(m.name), says("former"))
+	w.runsOn(m.name)
+	until(t, "its log", func() bool { return has("former") })
+	m.awaitSettled()
+	m.leave()
+	w.delete()
+	w.awaitGone()
+	w = s.deploy("w", addressed(m.name), says("latter"))
+	m.start()
+	w.runsOn(m.name)
+	until(t, "the log of the other", func() bool { return has("latter") })
+	if has("former") {
+		t.Error("the log of the former program is there")
+	}
+	if _, err := os.Stat(m.programs.Dir + "-kept"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("something was kept: %v", err)
+	}
+}
+
+// The process of a node died when it had just spawned a shim, which has the lock of its directory and has written no state yet.
+func TestAShimThatHasOnlyBegunToStartCountsAndKeepsItsDirectory(t *testing.T) {
+	t.Parallel()
+	const setLock = 37 // F_OFD_SETLK
+	s := newSite(t)
+	m := s.newHost("n")
+	dir := filepath.Join(m.programs.Dir, s.home, "w")
+	s.must(os.MkdirAll(dir, 0o700))
+	lock, err := os.Create(filepath.Join(dir, "lock"))
+	s.must(err)
+	defer lock.Close()
+	s.must(syscall.FcntlFlock(lock.Fd(), setLock, &syscall.Flock_t{Type: syscall.F_WRLCK}))
+	m.start()
+	until(t, "it to be counted", func() bool { return m.object().Status.Held[deployment.Name] == 1 })
+	if _, err := os.Stat(dir); err != nil {
+		t.Errorf("its directory is gone: %v", err)
+	}
+	s.must(lock.Close())
+	until(t, "nothing to be left of it", func() bool {
+		return m.object().Status.Held[deployment.Name] == 0 && len(s.left(m)) == 0
+	})
 }

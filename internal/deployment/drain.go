@@ -78,7 +78,7 @@ func (t Tenant) loose(ctx context.Context, node string) (string, error) {
 	for i := range list.Items {
 		d := &list.Items[i]
 		// The coordinator may not have written it down yet.
-		if slices.Contains(d.Status.MayRunOn, node) || d.Instance(node) != nil && d.Spec.GoesOn() {
+		if slices.Contains(d.Status.MayRunOn, node) || d.Instance(node) != nil && d.Spec.GoesOn() || goesOn(d.Instance(node)) {
 			names = append(names, kind.NameIn(d.Namespace, d.Name))
 		}
 	}

@@ -5,14 +5,17 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 func pinned(d *v1alpha1.Deployment) { d.Spec.Pinned = true }
@@ -191,7 +194,6 @@ func TestAPinnedDeploymentWaitsForItsNode(t *testing.T) {
 
 // What goes on without a lease may still run on a lost node, and is said to until the node is back or deleted.
 func TestProgramsThatMayStillRunAreNamed(t *testing.T) {
-	keeps := func(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.KeepDisconnected }
 	observed := func(c cluster, d *v1alpha1.Deployment) []string {
 		status, _ := deployment.Observe(c.World, d, time.Unix(1000, 0))
 		return status.MayRunOn
@@ -231,6 +233,71 @@ func TestProgramsThatMayStillRunAreNamed(t *testing.T) {
 	if got := observed(c, d); len(got) != 0 {
 		t.Errorf("when the node is deleted: %q", got)
 	}
+}
+
+// A program that must not run twice, and went on without a lease on a node that was lost, keeps others from starting it until that node is back
+// and has ended it, or until somebody deletes its Node object.
+func TestALostNodeOnWhichAProgramGoesOnKeepsOthersFromStartingIt(t *testing.T) {
+	for _, k := range []struct {
+		name string
+		d    *v1alpha1.Deployment
+	}{
+		{"it kept when its node was last heard of", program("d", addressed("n2"), on("n1", 1, v1alpha1.InstanceRunning), wentOn("n1"))},
+		{"it was a daemon, and the coordinator had written down where it may run", program("d", addressed("n2"), mayRunOn("n1"))},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			c, d := newCluster("n1", "n2"), k.d
+			c.dies("n1")
+			observe := func() {
+				t.Helper()
+				d.Status, _ = deployment.Observe(c.World, d, time.Unix(1000, 0))
+			}
+			observe()
+			running := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
+			if got := c.Occupied(d, "n2"); got != "n1" || !slices.Equal(d.Status.MayRunOn, []string{"n1"}) || !strings.Contains(running.Message, "node n1, which is lost") {
+				t.Errorf("%q keeps it, it may run on %q: %+v", got, d.Status.MayRunOn, running)
+			}
+			gone := cluster{deployment.World{Fleet: fleet.Fleet{Nodes: map[string]*v1alpha1.Node{"n2": c.Nodes["n2"]}, Leases: c.Leases}}}
+			if status, _ := deployment.Observe(gone.World, d, time.Unix(1000, 0)); gone.Occupied(&v1alpha1.Deployment{Spec: d.Spec, Status: status}, "n2") != "" {
+				t.Errorf("the Node object is deleted: %+v", status)
+			}
+			c.restarts("n1")
+			observe()
+			observe()
+			if got := c.Occupied(d, "n2"); got != "n1" || len(d.Status.MayRunOn) > 0 || len(d.Status.Nodes) != 1 {
+				t.Errorf("n1 is back and %q keeps it: %+v", got, d.Status)
+			}
+			if got := c.Occupied(deployment.Released(d, "n1", nil), "n2"); got != "" {
+				t.Errorf("n1 has released it and %q keeps it", got)
+			}
+		})
+	}
+}
+
+func TestAProgramThatIsToStopAfterAllStartsNowhereWhileItsNodeIsAway(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a, b := s.host("a", endsFast), s.host("b")
+	w := s.deploy("w", addressed(a.name), keeps)
+	pid := w.runsOn(a.name)
+	w.instance(a.name, "written down as one that goes on", func(i *v1alpha1.DeploymentInstance) bool { return strings.HasSuffix(i.Revision, keepMark) })
+	a.wire.cut()
+	until(t, "the epoch of a to end", func() bool { return a.node.Epoch() == nil })
+	s.mark(a.name)
+	w.update(func(d *v1alpha1.Deployment) { d.Spec.WhenDisconnected = v1alpha1.StopDisconnected })
+	w.until("b to claim it, and to say what it waits for", func(d *v1alpha1.Deployment) bool {
+		running := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DeploymentRunning)
+		return d.Spec.Address == b.name && running != nil && strings.Contains(running.Message, "node "+a.name+", which is lost")
+	})
+	if !lives(pid) || starts(w.marks()) != 1 {
+		t.Errorf("the program on a lives: %t; %d starts", lives(pid), starts(w.marks()))
+	}
+	a.wire.mend()
+	w.runsOn(b.name)
+	if lives(pid) {
+		t.Error("the program on a lives, too")
+	}
+	oneAtATime(t, w.marks())
 }
 
 // A store that was restored from a backup does not know what is newer: the files of programs are data, and are kept.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/access"
+	"github.com/ebb-dev/ebb/internal/fleet"
 )
 
 // checkNodeWrite allows a node to write of a deployment only: its own name as the address; itself as the holder, in its current epoch,
@@ -128,7 +129,30 @@ func (g guard) checkHolder(ctx context.Context, old, next *v1alpha1.Deployment) 
 			return err
 		}
 	}
+	if err := g.checkNotGoingOn(ctx, old); err != nil {
+		return err
+	}
 	return g.checkLeaseEnded(ctx, was.Node, "holds the deployment")
+}
+
+// checkNotGoingOn fails while a deployment that must not run twice may go on without a lease on a lost node.
+func (g guard) checkNotGoingOn(ctx context.Context, d *v1alpha1.Deployment) error {
+	if d.Spec.GoesOn() {
+		return nil
+	}
+	w := World{Fleet: fleet.New()}
+	for i := range d.Status.Nodes {
+		name := d.Status.Nodes[i].Node
+		rec, err := g.Lease(ctx, name)
+		if err != nil {
+			return err
+		}
+		w.Leases[name] = rec
+	}
+	if other := w.Occupied(d, g.Node); other != "" {
+		return fmt.Errorf("node %s may still run the program", other)
+	}
+	return nil
 }
 
 // checkLeaseEnded fails while another node holds its lease, so that it may still run processes.
@@ -161,6 +185,12 @@ func (g guard) checkInstances(ctx context.Context, old, next *v1alpha1.Deploymen
 		was := old.Status.Nodes[i].Node
 		if next.Instance(was) == nil {
 			if err := g.checkLeaseEnded(ctx, was, "may run the program"); err != nil {
+				return err
+			}
+			if was == g.Node {
+				continue
+			}
+			if err := g.checkNotGoingOn(ctx, old); err != nil {
 				return err
 			}
 		}

@@ -253,6 +253,12 @@ func (r *run) removeOrKeep(ctx context.Context, key types.NamespacedName, o gone
 	if now, ok := r.undiscarded[key]; !ok || now != o || r.workers[key] != nil {
 		return nil // the directory belongs to another program now
 	}
+	if mayRun(r.dir(key)) {
+		if !r.ended {
+			r.newWorker(key, r.opts.Gate.Find(Name)) // it ends what runs there, and discards the directory then
+		}
+		return nil
+	}
 	var err error
 	if wentBack || !o.deleted && r.doubted() || r.isDoubtful(key) || r.doubted() && !r.ownedBy(key, o) {
 		err = r.keep(key, r.dir(key))
@@ -304,13 +310,9 @@ func (r *run) settleAll(ctx context.Context) error {
 
 // listKept finds out what is kept.
 func (r *Runtime) listKept() error {
-	dirs, err := filepath.Glob(filepath.Join(r.keptDir(), "*", "*"))
+	names, err := fs.Glob(os.DirFS(r.keptDir()), "*/*")
 	if err != nil {
 		return err
-	}
-	var names []string
-	for _, dir := range dirs {
-		names = append(names, filepath.Join(filepath.Base(filepath.Dir(dir)), filepath.Base(dir)))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -466,13 +468,13 @@ func move(from, to string) error {
 
 // keptUsers adds the user ids of what was kept. What the files of a program say does not count: the program has written them.
 func (r *Runtime) keptUsers(taken map[uint32]bool) error {
-	for _, pattern := range []string{filepath.Join("*", "*"), filepath.Join("*", "*", home("*"))} { // a home alone was kept as the first, once
-		dirs, err := filepath.Glob(filepath.Join(r.keptDir(), pattern))
+	for _, pattern := range []string{"*/*", "*/*/" + home("*")} { // a home alone was kept as the first, once
+		names, err := fs.Glob(os.DirFS(r.keptDir()), pattern)
 		if err != nil {
 			return err
 		}
-		for _, dir := range dirs {
-			info, err := os.Lstat(dir)
+		for _, name := range names {
+			info, err := os.Lstat(filepath.Join(r.keptDir(), name))
 			if err != nil {
 				return err
 			}

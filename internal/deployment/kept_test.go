@@ -151,14 +151,14 @@ func TestAHomeIsTakenAwayOnlyWhenTheStoreAnswers(t *testing.T) {
 	}
 	writeFile(t, home, "data")
 	silent.Store(true)
-	if err := r.takeAway(ctx, key, home); !errors.Is(err, errStoreUnknown) {
+	if err := r.takeAway(ctx, key, home, r.keepHome); !errors.Is(err, errStoreUnknown) {
 		t.Errorf("a store that does not answer: %v", err)
 	}
 	if here, kept, trash := where(); here != 1 || kept+trash > 0 {
 		t.Errorf("a store that does not answer: here %d, kept %d, removed %d", here, kept, trash)
 	}
 	silent.Store(false)
-	must(t, r.takeAway(ctx, key, home))
+	must(t, r.takeAway(ctx, key, home, r.keepHome))
 	if here, kept, trash := where(); trash != 1 || here+kept > 0 {
 		t.Errorf("the store that it was: here %d, kept %d, removed %d", here, kept, trash)
 	}
@@ -168,7 +168,7 @@ func TestAHomeIsTakenAwayOnlyWhenTheStoreAnswers(t *testing.T) {
 	must(t, r.settle(r.generation, []string{"ns/v", "ns/w"}))
 	for _, wantKept := range []int{1, 1} {
 		writeFile(t, home, "data")
-		must(t, r.takeAway(ctx, key, home))
+		must(t, r.takeAway(ctx, key, home, r.keepHome))
 		if here, kept, _ := where(); here != 0 || kept != wantKept {
 			t.Errorf("a directory in doubt: here %d, kept %d", here, kept)
 		}
@@ -179,8 +179,27 @@ func TestAHomeIsTakenAwayOnlyWhenTheStoreAnswers(t *testing.T) {
 	n.Annotations[v1alpha1.StoreMarkAnnotation] = "of before"
 	must(t, store.Update(ctx, n))
 	writeFile(t, home, "data")
-	must(t, r.takeAway(ctx, key, home))
+	must(t, r.takeAway(ctx, key, home, r.keepHome))
 	if here, kept, _ := where(); here != 0 || kept != 2 {
 		t.Errorf("a store that went back: here %d, kept %d", here, kept)
+	}
+}
+
+// A worker that has left its program to the next epoch may be asked once more before it ends. The program runs, and must not be released.
+func TestAProgramThatWasLeftToTheNextEpochIsAttachedToAgain(t *testing.T) {
+	pw := &programWorker{program: &program{detach: func() {}}}
+	if _, over := pw.do(t.Context(), Facts{}, Step{Do: Detach}); !over || pw.running() != nil || !pw.stray {
+		t.Errorf("over %t, program %v, something may run: %t", over, pw.running(), pw.stray)
+	}
+}
+
+func TestIdsOfKeptHomesAreTakenWhateverTheDirectoryIsCalled(t *testing.T) {
+	r := &Runtime{opts: Options{Dir: filepath.Join(t.TempDir(), "data [1]*", "programs"), Log: slog.New(slog.DiscardHandler)}}
+	writeFile(t, r.keptDir(), "default", "w-1", home("2000000000"), "data")
+	taken := map[uint32]bool{}
+	must(t, r.keptUsers(taken))
+	must(t, r.listKept())
+	if !taken[uint32(os.Geteuid())] || len(r.kept) != 1 || r.kept[0] != filepath.Join("default", "w-1") {
+		t.Errorf("taken %v, kept %q", taken, r.kept)
 	}
 }

@@ -32,7 +32,7 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 		next.Isolated = true // without a user it gets one of its own from now on
 	}
 	next.MayRunOn = w.mayRunOn(d)
-	next.Nodes = slices.DeleteFunc(next.Nodes, func(i v1alpha1.DeploymentInstance) bool { return w.ended(&i) })
+	next.Nodes = append(slices.DeleteFunc(next.Nodes, func(i v1alpha1.DeploymentInstance) bool { return w.ended(&i) && !w.blocks(d, &i) }), w.returned(d)...)
 	next.Avoid, again = avoided(d, now)
 	seen := d.DeepCopy()
 	seen.Status.Nodes = next.Nodes
@@ -68,15 +68,31 @@ func (w World) ended(i *v1alpha1.DeploymentInstance) bool {
 	return !rec.Held() && rec.Epoch >= i.NodeEpoch
 }
 
-// mayRunOn returns the lost nodes on which a program that continues without a lease may still run. A node that released its lease has stopped it.
+// blocks reports whether an instance on a lost node keeps others from starting a deployment, until the node is back and has ended its program, or
+// somebody deletes its Node object.
+func (w World) blocks(d *v1alpha1.Deployment, i *v1alpha1.DeploymentInstance) bool {
+	return !d.Spec.GoesOn() && w.mayGoOn(d, i) && w.Nodes[i.Node] != nil
+}
+
+// returned returns instances on nodes that are back, and on which a deployment may still run: each node removes its own when nothing is left.
+func (w World) returned(d *v1alpha1.Deployment) (list []v1alpha1.DeploymentInstance) {
+	for _, node := range d.Status.MayRunOn {
+		if rec := w.Leases[node]; rec.Held() && d.Instance(node) == nil && d.Spec.Type == v1alpha1.TypeDeployment {
+			list = append(list, v1alpha1.DeploymentInstance{Node: node, NodeEpoch: max(rec.Epoch-1, 1), State: v1alpha1.InstanceStopping, Revision: goesOnMark})
+		}
+	}
+	return list
+}
+
+// mayRunOn returns the lost nodes on which a program that goes on without a lease may still run. A node that left in order has stopped it.
 func (w World) mayRunOn(d *v1alpha1.Deployment) []string {
 	list := slices.DeleteFunc(slices.Clone(d.Status.MayRunOn), func(node string) bool {
 		rec := w.Leases[node]
-		return rec.Held() || w.Nodes[node] == nil && rec.Epoch == 0
+		return rec.Held() || w.Nodes[node] == nil
 	})
 	for i := range d.Status.Nodes {
 		n := &d.Status.Nodes[i]
-		if d.Spec.GoesOn() && w.Current() && w.ended(n) && w.Leases[n.Node].Fenced >= n.NodeEpoch && !slices.Contains(list, n.Node) {
+		if w.Current() && w.mayGoOn(d, n) && w.Nodes[n.Node] != nil && !slices.Contains(list, n.Node) {
 			list = append(list, n.Node)
 		}
 	}
@@ -142,7 +158,7 @@ func (w World) count(d *v1alpha1.Deployment) (wanted, running int32) {
 		wanted = int32(len(nodes))
 	}
 	for _, name := range nodes {
-		if w.available(d, name) {
+		if w.Live(name) && w.available(d, name) {
 			running++
 		}
 	}
@@ -187,13 +203,18 @@ func nowhere(d *v1alpha1.Deployment, why string) string {
 // absence returns why a deployment's node does not run it.
 func (w World) absence(d *v1alpha1.Deployment) string {
 	node := d.Spec.Address
+	other := w.Occupied(d, node)
+	if other != "" && !w.Live(other) {
+		return fmt.Sprintf("Node %s starts it when it is certain that node %s, which is lost, does not run it any more: it goes on there without a lease. "+
+			"Start node %s, or, if its machine is off for good, delete its Node object.", node, other, other)
+	}
 	if i := d.Instance(node); i != nil {
 		return fmt.Sprintf("On node %s it is %s%s.", node, i.State, ending(i))
 	}
 	if why := w.refuses(d, node); why != "" {
 		return fmt.Sprintf("Node %s does not run it: %s.", node, why)
 	}
-	if other := w.Occupied(d, node); other != "" {
+	if other != "" {
 		return fmt.Sprintf("Node %s will start it when node %s has stopped it.", node, other)
 	}
 	return fmt.Sprintf("Node %s has not started it yet.", node)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -172,10 +173,10 @@ func (f Facts) nextPresent(unwanted string) Step {
 	switch {
 	case !now && d.Spec.Type == v1alpha1.TypeDeployment && d.Holder().Node != f.Node:
 		return Step{Do: Stop, Why: "this node is not its holder"} // it was a daemon, or another node took it while this one was cut off
-	case !now:
-		return Step{Do: Take}
 	case f.Free && !d.Spec.GoesOn():
 		return Step{Do: Stop, Why: "changed"} // a deadline can be taken from a running program, but not given to it
+	case !now:
+		return Step{Do: Take}
 	case f.Revision == Revision(d):
 		return Step{Do: Idle}
 	case d.Spec.Type == v1alpha1.TypeDeployment:
@@ -235,6 +236,24 @@ func Revision(d *v1alpha1.Deployment) string {
 	data, _ := json.Marshal(parts) // strings only: never fails
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])
+}
+
+// goesOnMark is at the end of the revision in an instance whose program may go on without a lease: it was written before the program lost its
+// deadline, and stays true though the spec is changed while the node is away. Nodes of earlier versions keep it as it is.
+const goesOnMark = "+keep"
+
+// marked returns a revision as an instance has it.
+func marked(revision string, goesOn bool) string {
+	revision = strings.TrimSuffix(revision, goesOnMark)
+	if goesOn {
+		return revision + goesOnMark
+	}
+	return revision
+}
+
+// goesOn reports whether the program of an instance may go on without a lease.
+func goesOn(i *v1alpha1.DeploymentInstance) bool {
+	return i != nil && strings.HasSuffix(i.Revision, goesOnMark)
 }
 
 // Backoff returns the delay before a start after this many consecutive failures.
@@ -302,7 +321,8 @@ func orDuration(d *metav1.Duration, otherwise time.Duration) time.Duration {
 }
 
 // Taken returns the object as a node writes it when it takes it: a deployment's holder with the next epoch, and the node's instance.
-// The instances of nodes whose lease has ended are removed from a deployment; the caller has made sure that no other node may run it.
+// The instances of nodes whose lease has ended are removed from a deployment, but for those that may go on: the coordinator takes note of them. The
+// caller has made sure that no other node may run it.
 func Taken(d *v1alpha1.Deployment, w World, node string, epoch int64, instance v1alpha1.DeploymentInstance) *v1alpha1.Deployment {
 	next := d.DeepCopy()
 	h := d.Holder()
@@ -314,7 +334,7 @@ func Taken(d *v1alpha1.Deployment, w World, node string, epoch int64, instance v
 	}
 	instance.Node, instance.NodeEpoch = node, epoch
 	next.Status.Nodes = slices.DeleteFunc(next.Status.Nodes, func(i v1alpha1.DeploymentInstance) bool {
-		return i.Node == node || d.Spec.Type == v1alpha1.TypeDeployment && !w.Live(i.Node)
+		return i.Node == node || d.Spec.Type == v1alpha1.TypeDeployment && !w.Live(i.Node) && !w.mayGoOn(d, &i)
 	})
 	next.Status.Nodes = append(next.Status.Nodes, instance)
 	return next

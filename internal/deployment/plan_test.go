@@ -212,6 +212,9 @@ func TestATakeWritesTheHolderWithTheNextEpoch(t *testing.T) {
 		{"from the dead", program("d", running("dead", 1), on("left", 1, v1alpha1.InstanceRunning), on("never", 1, v1alpha1.InstanceRunning)), v1alpha1.DeploymentStatus{
 			State: v1alpha1.StateAssigned, Holder: &v1alpha1.DeploymentHolder{Node: "n1", NodeEpoch: 2, Epoch: 2}, Nodes: []v1alpha1.DeploymentInstance{taken},
 		}},
+		{"from the dead, on whom it goes on", program("d", keeps, running("dead", 1), on("left", 1, v1alpha1.InstanceRunning)), v1alpha1.DeploymentStatus{
+			State: v1alpha1.StateAssigned, Holder: &v1alpha1.DeploymentHolder{Node: "n1", NodeEpoch: 2, Epoch: 2}, Nodes: []v1alpha1.DeploymentInstance{instance("dead", 1), taken},
+		}},
 		{"beside those who live", program("d", on("n2", 1, v1alpha1.InstanceRunning), on("restarted", 1, v1alpha1.InstanceRunning)), v1alpha1.DeploymentStatus{
 			State: v1alpha1.StateAssigned, Holder: &v1alpha1.DeploymentHolder{Node: "n1", NodeEpoch: 2, Epoch: 1},
 			Nodes: []v1alpha1.DeploymentInstance{instance("n2", 1), instance("restarted", 1), taken},

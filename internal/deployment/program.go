@@ -29,7 +29,9 @@ type program struct {
 	started  time.Time
 	seen     time.Time // when the node learned that it had started
 	free     bool      // it has no deadline; used by the worker's goroutine only
-	settled  bool      // it was still running some time later; used by the worker's goroutine only
+	// mayBeFree: its shim was asked to take the deadline, and may have done it without an answer; used by the worker's goroutine only.
+	mayBeFree bool
+	settled   bool // it was still running some time later; used by the worker's goroutine only
 
 	done   chan struct{} // closed when no process of it is left, or nobody wants to know any more
 	detach func()        // stops to follow it
@@ -134,6 +136,7 @@ func (g *program) keep(p *pulse) {
 func (g *program) setFree() error {
 	ctx, cancel := context.WithTimeout(context.Background(), extendLimit)
 	defer cancel()
+	g.mayBeFree = true
 	err := g.handle.Extend(ctx, shim.Never)
 	g.free = err == nil
 	return err

@@ -158,16 +158,22 @@ func (pw *programWorker) attach(ctx context.Context) {
 	h, err := shim.Attach(bounded, pw.dir)
 	switch {
 	case err == nil:
+		st, err := h.Status(bounded)
+		if err != nil { // whether it has a deadline is not known
+			h.Close()
+			pw.logOnce("the shim of a running program does not answer; trying again", err)
+			return
+		}
 		pw.stray = false
 		p := newProgram(h, pw.pulse)
-		if st, err := h.Status(bounded); err == nil {
-			p.free = st.Deadline.Never()
-		}
+		p.free = st.Deadline.Never()
 		p.settled, p.seen = true, time.Time{} // it has been running for a while
 		pw.setProgram(p)
 		pw.since = metav1.NewMicroTime(p.started)
 		pw.logger().Info("attached to a running program", "pid", p.pid)
-	case errors.Is(err, shim.ErrNotRunning) && !errors.Is(err, shim.ErrLeftovers):
+	case errors.Is(err, shim.ErrLeftovers):
+		pw.logOnce("processes that a dead shim left do not end; nothing is started in their place", err)
+	case errors.Is(err, shim.ErrNotRunning):
 		pw.stray = false
 	default:
 		pw.logOnce("the shim of a running program does not answer; the program is killed at its deadline", err)
@@ -245,6 +251,9 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	if d == nil {
 		return f
 	}
+	if pw.program != nil && !d.Spec.GoesOn() {
+		f.Free = pw.program.free || pw.program.mayBeFree
+	}
 	if pw.tried != "" && pw.tried != Revision(d) { // what failed was another program
 		pw.tried, pw.failures, pw.until, f.Wait = "", 0, time.Time{}, 0
 	}
@@ -283,6 +292,7 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 	case Detach:
 		pw.program.detach()
 		pw.setProgram(nil)
+		pw.stray = true // if this worker is asked once more before it ends, the program still runs
 		return 0, true
 	case Stop:
 		pw.changing = step.Why == "changed"
@@ -327,9 +337,6 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 		_ = pw.program.stop(pw.grace()) // for a shim that did not get the first request, or whose grace must end now
 	}
 	if now, _ := f.ours(); now && !f.Leaving {
-		if f.Phase == Present && !f.Free && f.Object.Spec.GoesOn() && pw.program.setFree() != nil {
-			pause = min(pause, again) // its shim does not answer
-		}
 		entry, soon := pw.entry(f, step)
 		if soon > 0 {
 			pause = min(pause, soon)
@@ -337,6 +344,8 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 		if err := pw.publish(entry); err != nil {
 			pw.logOnce("could not write the node's instance; trying again", err)
 			pause = min(pause, again)
+		} else if f.Phase == Present && !f.Free && f.Object.Spec.GoesOn() && goesOn(&pw.wrote) && pw.program.setFree() != nil {
+			pause = min(pause, again) // its shim does not answer
 		}
 	}
 	return pause, false
@@ -449,13 +458,18 @@ func (pw *programWorker) start(ctx context.Context) error {
 	d, revision := f.Object, Revision(f.Object)
 	pw.tried = revision
 	deadline, _ := pw.pulse.current()
-	if d.Spec.GoesOn() {
+	if d.Spec.GoesOn() && goesOn(d.Instance(pw.opts.Node)) { // others know; if they do not yet, it gets its leave when they do
 		deadline = shim.Never
 	}
 	if err := pw.cover(ctx, d.UID); err != nil {
 		return err
 	}
-	user, home, err := pw.runAs(ctx, d, pw.dir)
+	err := pw.clearFormer(ctx, pw.key, d.UID, pw.dir)
+	var user *shim.User
+	var home string
+	if err == nil {
+		user, home, err = pw.runAs(ctx, d, pw.dir)
+	}
 	if errors.Is(err, errStoreUnknown) { // that is no failure of the program
 		return err
 	}
@@ -481,6 +495,7 @@ func (pw *programWorker) start(ctx context.Context) error {
 		// The node and the deployment are known: the shim's directory tells a person nothing.
 		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(strings.TrimPrefix(err.Error(), "shim "+pw.dir+": ")), At: metav1.NowMicro()}
 		pw.failed(d, 0)
+		pw.stray = errors.Is(err, shim.ErrStartFailed) // a shim that died meanwhile may have left processes
 		return nil
 	case errors.Is(err, shim.ErrDeadlinePassed):
 		return err

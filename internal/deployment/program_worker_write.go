@@ -52,6 +52,7 @@ func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance,
 		at := metav1.NewMicroTime(pw.until)
 		i.RetryAt = &at
 	}
+	i.Revision = marked(i.Revision, f.Object.Spec.GoesOn() || pw.program != nil && (pw.program.free || pw.program.mayBeFree))
 	if i.State != pw.wrote.State || pw.since.IsZero() {
 		pw.since = metav1.NowMicro()
 	}

@@ -117,7 +117,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 		"claimed", "claim lost", "taken", "conflict", "started", "ended", "restarted", "released", "re-attached", "left", "killed",
 		"marked", "began anew", "ended by the deadline", "arrived late", "refused by the shim", "refused by the gate", "drained", "deleted", "retyped",
 		"wait another node may still run it", "wait the rollout restarts other nodes first", "wait waiting before the next start", "wait stopping",
-		"wait the node takes no new work",
+		"wait the node takes no new work", "detached", "freed", "machine died",
 	)
 }
 
@@ -154,6 +154,8 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		{"a node that claims against its policy", broken{noneClaims: true}, noneWrites},
 		{"a rollout that waits for nobody", broken{restartsAtOnce: true}, fewRestart},
 		{"a deleted object that goes while it runs", broken{reapsEarly: true}, oneRunsIt},
+		{"a node that does not say what goes on without a lease", broken{unmarked: true}, oneRunsIt},
+		{"a restarted node that does not see a shim that begins", broken{unspawned: true}, oneRunsIt},
 		{"a node that never gives back", broken{neverReleases: true}, runsInTheEnd},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -131,7 +131,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 		o.Log.Warn("programs get no users of their own: they can read what the node can read", "reason", r.unisolated)
 	}
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
-		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
+		if mayRun(dir) {
 			r.found[dir] = o.Gate.Find(Name)
 		}
 		return nil
@@ -141,6 +141,16 @@ func NewRuntime(o Options) (*Runtime, error) {
 	}
 	o.Metrics.runtime.Store(r)
 	return r, nil
+}
+
+// mayRun reports whether processes of a program may be left in its directory. An earlier process of the node may have died when it had
+// just spawned a shim that has not written its state yet: that has the lock.
+func mayRun(dir string) bool {
+	if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
+		return true
+	}
+	held, err := shim.Held(dir)
+	return err == nil && held
 }
 
 // eachDir visits the directories of programs.
@@ -325,7 +335,7 @@ func (r *run) wait() {
 // adopt starts workers for the programs that an earlier process or epoch left running.
 func (r *run) adopt() {
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
-		if st, err := shim.ReadState(dir); err == nil && st.Phase != shim.Exited {
+		if mayRun(dir) {
 			r.adoptProgram(key)
 		}
 		return nil

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -23,6 +25,7 @@ type machine struct {
 	frozen, cut bool     // it does nothing; it reaches nobody
 	deadline    int
 	programs    map[string]*shimmed
+	spawned     map[string]*shimmed // shims that have only begun to start their programs
 }
 
 // shimmed is a program under its shim.
@@ -31,6 +34,18 @@ type shimmed struct {
 	revision string
 	epoch    int64 // in which it was started or found
 	ending   bool
+	free     bool // it has no deadline
+	orphan   bool // its object went while its node was lost
+	starts   func()
+}
+
+// keepMark is at the end of the revision of an instance whose program may go on without a lease.
+const keepMark = "+keep"
+
+// isMarked says whether everybody can know that a program may go on here without a lease.
+func (m *machine) isMarked(d *v1alpha1.Deployment) bool {
+	i := d.Instance(m.name)
+	return i != nil && (i.Revision == keepMark || m.sim.broken.unmarked)
 }
 
 func revision(d *v1alpha1.Deployment) string { return deployment.Revision(d) }
@@ -50,8 +65,8 @@ func (m *machine) join() {
 		p.cache.late = 12 // it happens more often than it would
 	}
 	for _, name := range m.sim.names {
-		p.workers[name] = &programWorker{process: p, name: name, admitted: m.programs[name] != nil}
-		if m.programs[name] != nil {
+		p.workers[name] = &programWorker{process: p, name: name, admitted: m.mayRun(name)}
+		if m.mayRun(name) {
 			m.sim.Count("re-attached")
 		}
 	}
@@ -80,21 +95,47 @@ func (m *machine) tick() {
 		m.sim.renewed[m.name] = m.sim.now
 		m.deadline = m.sim.now + deadAfter
 	}
-	if m.sim.now >= m.deadline && len(m.programs) > 0 && !m.sim.broken.immortal {
-		m.sim.Hear("the shims of %s end %q", m.name, slices.Sorted(maps.Keys(m.programs)))
-		m.sim.Count("ended by the deadline")
-		clear(m.programs)
+	for _, name := range m.sim.names {
+		if m.spawned[name] != nil && (m.process == nil || m.frozen || m.process.workers[name].next == nil) && m.sim.Draw(2) == 0 {
+			m.hatch(name) // the process that spawned it has died
+		}
+		if p := m.programs[name]; p != nil && !p.free && m.sim.now >= m.deadline && !m.sim.broken.immortal {
+			m.sim.Hear("the shim of %s ends %s", m.name, name)
+			m.sim.Count("ended by the deadline")
+			delete(m.programs, name)
+		}
 	}
 }
 
-// start is the shim's part of a start: it refuses what would be past its deadline.
+// mayRun says whether processes of a program may be left, as far as a process that begins can see.
+func (m *machine) mayRun(name string) bool {
+	return m.programs[name] != nil || m.spawned[name] != nil && !m.sim.broken.unspawned
+}
+
+// start spawns a shim. Whatever becomes of the process, the shim starts the program in its own time.
 func (m *machine) start(pw *programWorker, d *v1alpha1.Deployment, seen int) {
-	if m.sim.now >= m.deadline && !m.sim.broken.lateStart {
+	if m.spawned[pw.name] != nil {
+		return // it has the lock
+	}
+	p := &shimmed{uid: d.UID, revision: revision(d), epoch: pw.epoch, free: d.Spec.GoesOn() && m.isMarked(d)}
+	p.starts = func() { m.sim.starts(m, pw, d, seen, p) }
+	m.spawned[pw.name] = p
+	pw.then(func() { m.hatch(pw.name) })
+}
+
+// hatch is the shim's part of a start: it refuses what would be past its deadline.
+func (m *machine) hatch(name string) {
+	p := m.spawned[name]
+	delete(m.spawned, name)
+	if p == nil {
+		return
+	}
+	if m.sim.now >= m.deadline && !p.free && !m.sim.broken.lateStart {
 		m.sim.Count("refused by the shim")
 		return
 	}
-	m.sim.starts(m, pw, d, seen)
-	m.programs[pw.name] = &shimmed{uid: d.UID, revision: revision(d), epoch: pw.epoch}
+	p.starts()
+	m.programs[name] = p
 }
 
 // ends is a program that ends: one that was asked to, or, now and then, another.
@@ -160,7 +201,12 @@ func (m *machine) works() {
 // fault is what goes wrong: a process dies, freezes, is cut off; or one is drained, or leaves.
 func (s *sim) fault() {
 	m := s.someMachine()
-	switch s.Draw(8) {
+	switch s.Draw(9) {
+	case 8:
+		m.kill()
+		clear(m.programs)
+		clear(m.spawned)
+		s.Count("machine died")
 	case 0, 1:
 		m.kill()
 	case 2:
@@ -235,7 +281,9 @@ func (m *machine) drain() {
 
 // coordinate marks who is lost, lets deleted objects go, and delivers what was on its way.
 func (s *sim) coordinate() {
-	switch s.Draw(3) {
+	switch s.Draw(4) {
+	case 3:
+		s.observe(s.someName())
 	case 0:
 		s.markLost()
 	case 1:
@@ -248,6 +296,19 @@ func (s *sim) coordinate() {
 			s.Count("arrived late")
 			write()
 		}
+	}
+}
+
+// observe writes what follows of an object from nodes and leases.
+func (s *sim) observe(name string) {
+	d := s.object(name)
+	if d == nil || !d.DeletionTimestamp.IsZero() {
+		return
+	}
+	next := d.DeepCopy()
+	next.Status, _ = deployment.Observe(s.live(), d, time.Unix(int64(s.now), 0))
+	if !equality.Semantic.DeepEqual(next.Status, d.Status) {
+		s.swapStatus(next)
 	}
 }
 
@@ -272,8 +333,15 @@ func (s *sim) markLost() {
 // reap lets a deleted object go once nobody may run it.
 func (s *sim) reap(name string) {
 	d := s.object(name)
-	if d == nil || d.DeletionTimestamp.IsZero() || s.live().Occupied(d, "") != "" && !s.broken.reapsEarly {
+	if d == nil || d.DeletionTimestamp.IsZero() || !s.live().Vacated(d) && !s.broken.reapsEarly {
 		return
+	}
+	for _, m := range s.machines {
+		for _, p := range []*shimmed{m.programs[name], m.spawned[name]} {
+			if p != nil && !s.record(m.name).Held() {
+				p.orphan = true
+			}
+		}
 	}
 	s.objects[name] = append(s.objects[name], nil)
 	s.Count("deleted")
@@ -289,7 +357,25 @@ func (s *sim) administer() {
 			s.Hear("people: %s of %s: %s", what, name, text(s.object(name)))
 		}
 	}
-	switch s.Draw(9) {
+	switch s.Draw(11) {
+	case 9, 10:
+		for _, m := range s.machines { // rather while a node is away on which one goes on
+			for _, running := range s.names {
+				if p := m.programs[running]; p != nil && p.free && (m.cut || m.frozen || m.process == nil) {
+					name = running
+				}
+			}
+		}
+		edit("when disconnected", func(d *v1alpha1.Deployment) {
+			if d.Spec.WhenDisconnected == v1alpha1.KeepDisconnected {
+				d.Spec.WhenDisconnected = v1alpha1.StopDisconnected
+			} else {
+				keeps(d)
+			}
+		})
+		if d := s.object(name); d != nil {
+			s.retypedTo(d)
+		}
 	case 0, 8:
 		s.revive(name)
 	case 1, 2:
@@ -301,7 +387,7 @@ func (s *sim) administer() {
 	case 4, 5:
 		edit("change", func(d *v1alpha1.Deployment) { d.Spec.Args = []string{fmt.Sprint(s.Last())} })
 	case 6:
-		if s.Draw(3) == 2 {
+		if s.Draw(2) == 1 {
 			edit("deletion", deleted)
 		}
 	case 7:

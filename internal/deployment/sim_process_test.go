@@ -29,7 +29,7 @@ type programWorker struct {
 	until    int    // the pause before the next start ends
 	next     func() // the rest of what was decided
 	flight   func() // a write that was sent
-	told     v1alpha1.InstanceState
+	told     string
 }
 
 // inDoubt says that the process can no longer count on its lease. It stops everything and begins anew when that is done.
@@ -120,7 +120,7 @@ func (p *process) claim() {
 
 // end ends an epoch when nothing runs any more: in order, or because its lease is in doubt.
 func (p *process) end() {
-	if !p.leaving && !p.inDoubt() || len(p.programs) > 0 {
+	if !p.leaving && !p.inDoubt() || p.lingers() {
 		return
 	}
 	rec := p.sim.record(p.name)
@@ -144,6 +144,16 @@ func (p *process) end() {
 	}
 }
 
+// lingers says whether something runs that has to end before the epoch may. What goes on without a lease stays for the next, unless the node leaves.
+func (p *process) lingers() bool {
+	for _, name := range p.sim.names {
+		if s := p.programs[name]; s != nil && (p.leaving || !s.free) || p.spawned[name] != nil && !p.sim.broken.unspawned {
+			return true
+		}
+	}
+	return false
+}
+
 // holds says whether some object still has the node down for running it.
 func (p *process) holds() bool {
 	for _, name := range p.sim.names {
@@ -162,16 +172,19 @@ func (pw *programWorker) facts() deployment.Facts {
 	d, w := pw.cache.object(pw.name), pw.cache.world()
 	f := deployment.Facts{
 		Object: d, Node: pw.machine.name, Epoch: pw.epoch, Trust: pw.trust, Alive: pw.alive || pw.sim.broken.gateOpen,
-		Leaving: pw.leaving || pw.inDoubt(), Admitted: pw.admitted, Turn: pw.alive || pw.sim.Draw(3) != 2, Wait: time.Duration(max(0, pw.until-pw.sim.now)),
+		Leaving: pw.leaving || pw.inDoubt(), Stopping: pw.leaving, Admitted: pw.admitted, Turn: pw.alive || pw.sim.Draw(3) != 2, Wait: time.Duration(max(0, pw.until-pw.sim.now)),
 	}
 	if n := w.Nodes[pw.machine.name]; n != nil {
 		f.Labels = n.Labels
 	}
-	if p := pw.programs[pw.name]; p != nil && !(pw.sim.broken.unattached && p.epoch < pw.epoch) {
-		f.Phase, f.UID, f.Revision = deployment.Present, p.uid, p.revision
+	p := pw.programs[pw.name]
+	if p != nil && !(pw.sim.broken.unattached && p.epoch < pw.epoch) {
+		f.Phase, f.UID, f.Revision, f.Free = deployment.Present, p.uid, p.revision, p.free
 		if p.ending {
 			f.Phase = deployment.Ending
 		}
+	} else if pw.mayRun(pw.name) && p == nil {
+		f.Phase = deployment.Ending // its shim has only begun to start it
 	}
 	if d != nil {
 		f.Occupied = pw.occupied(d, w)
@@ -251,7 +264,7 @@ func (pw *programWorker) do(f deployment.Facts, step deployment.Step) {
 		seen := pw.cache.objects[pw.name]
 		pw.then(func() {
 			again := pw.facts()
-			if d.Spec.Type == v1alpha1.TypeDeployment && len(d.Status.Nodes) > 1 {
+			if d.Spec.Type == v1alpha1.TypeDeployment && len(d.Status.Nodes)+len(d.Status.MayRunOn) > 1 {
 				if pw.cut {
 					return
 				}
@@ -266,7 +279,7 @@ func (pw *programWorker) do(f deployment.Facts, step deployment.Step) {
 	case deployment.Restart:
 		next := d.DeepCopy()
 		next.Instance(pw.machine.name).State = v1alpha1.InstanceRestarting
-		pw.told = v1alpha1.InstanceRestarting
+		pw.told = ""
 		pw.send(func() bool {
 			ok := pw.sim.swapStatus(next)
 			if ok {
@@ -278,9 +291,24 @@ func (pw *programWorker) do(f deployment.Facts, step deployment.Step) {
 		pw.release(d)
 	case deployment.Forget:
 		pw.admitted = false
+	case deployment.Detach:
+		pw.sim.Count("detached")
 	case deployment.Idle:
 		pw.sim.Count("wait " + step.Why)
+		if p := pw.programs[pw.name]; step.Why == "" && f.Phase == deployment.Present && !p.free && d.Spec.GoesOn() && pw.isMarked(d) {
+			p.free = true
+			pw.sim.Count("freed")
+		}
 	}
+}
+
+// mark is the revision of this node's instance.
+func (pw *programWorker) mark(d *v1alpha1.Deployment) string {
+	p := pw.programs[pw.name]
+	if (d.Spec.GoesOn() || p != nil && p.free) && !pw.sim.broken.unmarked {
+		return keepMark
+	}
+	return ""
 }
 
 func (pw *programWorker) stop(changing bool) {
@@ -343,8 +371,8 @@ func (pw *programWorker) writeTake(d *v1alpha1.Deployment, leases map[string]lea
 	if pw.programs[pw.name] != nil {
 		state = v1alpha1.InstanceRunning
 	}
-	next := deployment.Taken(d, deployment.World{Fleet: fleet.Fleet{Leases: leases}}, pw.machine.name, pw.epoch, v1alpha1.DeploymentInstance{State: state})
-	pw.told = state
+	next := deployment.Taken(d, deployment.World{Fleet: fleet.Fleet{Leases: leases}}, pw.machine.name, pw.epoch, v1alpha1.DeploymentInstance{State: state, Revision: pw.mark(d)})
+	pw.told = ""
 	pw.send(func() bool {
 		ok := pw.sim.swapStatus(next)
 		if ok {
@@ -364,12 +392,12 @@ func (pw *programWorker) tell() {
 	if i == nil || i.NodeEpoch != pw.epoch || d.Spec.Type == v1alpha1.TypeDeployment && d.Holder().Node != pw.machine.name {
 		return
 	}
-	state := pw.state()
-	if state == pw.told {
+	entry := v1alpha1.DeploymentInstance{Node: pw.machine.name, NodeEpoch: pw.epoch, State: pw.state(), Revision: pw.mark(d)}
+	if text := string(entry.State) + entry.Revision; text != pw.told {
+		pw.told = text
+	} else {
 		return
 	}
-	pw.told = state
-	entry := v1alpha1.DeploymentInstance{Node: pw.machine.name, NodeEpoch: pw.epoch, State: state}
 	pw.sim.apply(pw.name, entry)
 	pw.sim.told(pw.machine, pw.name, entry)
 }

@@ -48,7 +48,7 @@ func newReferee(s *sim) *referee {
 // created takes note of a new object, or of a new type of one.
 func (r *referee) created(d *v1alpha1.Deployment) {
 	r.Hear("created %s: %s", d.Name, text(d))
-	r.exclusive[d.Name] = d.Spec.Type == v1alpha1.TypeDeployment
+	r.exclusive[d.Name] = !d.Spec.GoesOn()
 	r.retyped[d.Name] = len(r.sim.objects[d.Name])
 	r.restarts[d.Name] = map[string]bool{}
 }
@@ -66,7 +66,7 @@ func (r *referee) unwanted(name string) { r.restarts[name] = map[string]bool{} }
 func (r *referee) taken(m *machine, d *v1alpha1.Deployment) {
 	r.Count("taken")
 	r.Hear("%s took %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
-	if d.Spec.Type == v1alpha1.TypeDeployment {
+	if now := r.sim.object(d.Name); !now.Spec.GoesOn() && !d.Spec.GoesOn() {
 		r.exclusive[d.Name] = true
 	}
 	r.says(m, d.Name, *d.Instance(m.name))
@@ -95,21 +95,21 @@ func (r *referee) says(m *machine, name string, i v1alpha1.DeploymentInstance) {
 }
 
 // starts looks at a program that is about to run. seen is how many versions of the object its node knows.
-func (r *referee) starts(m *machine, pw *programWorker, d *v1alpha1.Deployment, seen int) {
+func (r *referee) starts(m *machine, pw *programWorker, d *v1alpha1.Deployment, seen int, p *shimmed) {
 	r.Count("started")
 	r.Hear("%s/%d starts %s: %s", m.name, pw.epoch, d.Name, text(d))
 	delete(r.restarts[d.Name], m.name)
 	if m.programs[d.Name] != nil {
 		r.Breach(oneEach, "%s starts %s, which runs there", m.name, d.Name)
 	}
-	if r.sim.now >= m.deadline {
+	if r.sim.now >= m.deadline && !p.free {
 		r.Breach(deadInTime, "%s starts %s past its deadline", m.name, d.Name)
 	}
 	if !pw.alive && !pw.inside[d.Name] {
 		r.Breach(takesNothing, "%s drains and starts %s", m.name, d.Name)
 	}
 	for _, other := range r.sim.machines {
-		if d.Spec.Type == v1alpha1.TypeDeployment && seen >= r.retyped[d.Name] && other != m && other.programs[d.Name] != nil {
+		if !d.Spec.GoesOn() && seen >= r.retyped[d.Name] && other != m && other.programs[d.Name].counts() {
 			r.Breach(oneRunsIt, "%s starts %s, which runs on %s: %s", m.name, d.Name, other.name, text(d))
 		}
 	}
@@ -138,8 +138,10 @@ func (r *referee) lookAt(name string) {
 	for _, m := range r.sim.machines {
 		p := m.programs[name]
 		if p != nil {
-			on = append(on, m.name)
-			if r.sim.now > m.deadline {
+			if p.counts() {
+				on = append(on, m.name)
+			}
+			if r.sim.now > m.deadline && !p.free {
 				r.Breach(deadInTime, "%s runs on %s past its deadline", name, m.name)
 			}
 		}
@@ -160,6 +162,9 @@ func (r *referee) wanted(d *v1alpha1.Deployment, m *machine) bool {
 	return d != nil && d.IsEnabled() && d.Spec.Type == v1alpha1.TypeDaemon && r.sim.matches(d, m.name) &&
 		r.sim.record(m.name).Held() && (m.process == nil || !m.process.leaving)
 }
+
+// counts says whether a program counts as one of its object. One that goes on on a lost node while its object goes is named when that does.
+func (p *shimmed) counts() bool { return p != nil && !(p.free && p.orphan) }
 
 // over takes note that an epoch ends, or is about to: what was down for a new revision is down for that now.
 func (r *referee) over(m *machine) {

@@ -37,6 +37,8 @@ type broken struct {
 	restartsAtOnce bool // a changed daemon is restarted without a look at others
 	reapsEarly     bool // a deleted object goes while somebody may run it
 	neverReleases  bool // a node does not say that nothing is left
+	unmarked       bool // a node does not say that its programs go on without a lease
+	unspawned      bool // a restarted node does not see shims that have only begun to start
 }
 
 // sim is a cluster around the real Next, Taken, Released, Occupied, MayRestart and Assign. Everything happens in one
@@ -62,11 +64,11 @@ func newSim(t *simtest.Tape, b broken, bound *simtest.Play) *sim {
 	s.blind = b.blind
 	s.often, s.spared = kinds[s.Draw(len(kinds))], s.Draw(3)
 	for i, policy := range []v1alpha1.ClaimPolicy{v1alpha1.ClaimByCount, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone} {
-		m := &machine{sim: s, name: fmt.Sprintf("n%d", i+1), policy: policy, programs: map[string]*shimmed{}}
+		m := &machine{sim: s, name: fmt.Sprintf("n%d", i+1), policy: policy, programs: map[string]*shimmed{}, spawned: map[string]*shimmed{}}
 		s.machines = append(s.machines, m)
 		s.nodes[m.name] = []*v1alpha1.Node{{
 			ObjectMeta: metav1.ObjectMeta{Name: m.name, Labels: map[string]string{"disk": "fast"}},
-			Status:     v1alpha1.NodeStatus{Conditions: []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}}},
+			Status:     v1alpha1.NodeStatus{Conditions: []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}, {Type: v1alpha1.NodeProgramsIsolated, Status: metav1.ConditionTrue}}},
 		}}
 		if i == 1 {
 			m.trust, _ = deployment.ParseTrust("^/opt/")
@@ -93,8 +95,11 @@ func (s *sim) create(name string) {
 	case "c":
 		unavailable(2)(d)
 	}
-	if s.Draw(3) == 2 {
+	switch s.Draw(6) {
+	case 2, 5:
 		daemon(d)
+	case 4:
+		keeps(d)
 	}
 	s.put(d)
 	s.created(d)
@@ -185,6 +190,7 @@ func (s *sim) round() {
 	s.flying = nil
 	s.markLost()
 	for _, name := range s.names {
+		s.observe(name)
 		s.reap(name)
 	}
 	for _, m := range s.machines {
@@ -230,7 +236,7 @@ func (s *sim) unwellObject(d *v1alpha1.Deployment, name string) string {
 		if !must[m.name] && !may[m.name] {
 			return fmt.Sprintf("%s runs on %s: %s", name, m.name, text(d))
 		}
-		if p.uid != d.UID || p.revision != revision(d) || p.ending {
+		if p.uid != d.UID || p.revision != revision(d) || p.ending || p.free && !d.Spec.GoesOn() {
 			return fmt.Sprintf("on %s runs something else than %s: %+v", m.name, text(d), *p)
 		}
 		if d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Address != m.name {
@@ -264,7 +270,7 @@ func text(d *v1alpha1.Deployment) string {
 	}
 	words := fmt.Sprintf("%s %s v%s enabled=%t address=%q holder=%+v", d.Spec.Type, d.UID, d.ResourceVersion, d.IsEnabled(), d.Spec.Address, d.Holder())
 	for _, i := range d.Status.Nodes {
-		words += fmt.Sprintf(" %s/%d:%s", i.Node, i.NodeEpoch, i.State)
+		words += fmt.Sprintf(" %s/%d:%s%s", i.Node, i.NodeEpoch, i.State, i.Revision)
 	}
-	return words
+	return words + fmt.Sprintf(" goes on=%t may run on=%q", d.Spec.GoesOn(), d.Status.MayRunOn)
 }

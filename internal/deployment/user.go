@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -205,7 +206,7 @@ func (r *Runtime) own(ctx context.Context, key types.NamespacedName, object type
 		return mine.UID, nil
 	}
 	if mine != nil && mine.Object != object { // an object of this name from before: nobody gets what it left
-		if err := r.takeAway(ctx, key, filepath.Join(dir, home(mine.UID))); err != nil {
+		if err := r.takeAway(ctx, key, filepath.Join(dir, home(mine.UID)), r.keepHome); err != nil {
 			return 0, fmt.Errorf("remove what an earlier program of this name left: %w", err)
 		}
 	}
@@ -217,9 +218,9 @@ func (r *Runtime) own(ctx context.Context, key types.NamespacedName, object type
 		if other == dir {
 			return nil
 		}
-		homes, err := filepath.Glob(filepath.Join(other, home("*")))
-		for _, dir := range homes {
-			if info, err := os.Lstat(dir); err == nil { // or it was removed meanwhile
+		homes, err := fs.Glob(os.DirFS(other), home("*"))
+		for _, name := range homes {
+			if info, err := os.Lstat(filepath.Join(other, name)); err == nil { // or it was removed meanwhile
 				if owner, ok := info.Sys().(*syscall.Stat_t); ok {
 					taken[owner.Uid] = true
 				}
@@ -248,8 +249,24 @@ func (r *Runtime) own(ctx context.Context, key types.NamespacedName, object type
 	return uid, atomicfile.WriteSecret(filepath.Join(dir, userName), data)
 }
 
-// takeAway removes a home, or keeps it if the store is in doubt.
-func (r *Runtime) takeAway(ctx context.Context, key types.NamespacedName, dir string) error {
+// clearFormer removes the directory of a program that an earlier object of the same name left, with its log and the homes of all users: nobody gets
+// what it left. It is called when nothing runs there.
+func (r *Runtime) clearFormer(ctx context.Context, key types.NamespacedName, object types.UID, dir string) error {
+	st, err := shim.ReadState(dir)
+	if err != nil || mayRun(dir) {
+		return nil // no program has run there, or nobody can tell which; or it has to end first
+	}
+	if former, _ := parseInstance(st.Instance); former == "" || former == object {
+		return nil
+	}
+	if err := r.takeAway(ctx, key, dir, r.keep); err != nil {
+		return fmt.Errorf("remove what an earlier program of this name left: %w", err)
+	}
+	return nil
+}
+
+// takeAway removes a directory, or keeps it if the store is in doubt.
+func (r *Runtime) takeAway(ctx context.Context, key types.NamespacedName, dir string, keep func(types.NamespacedName, string) error) error {
 	doubted, err := r.inDoubt(ctx)
 	if err != nil {
 		return err
@@ -260,7 +277,7 @@ func (r *Runtime) takeAway(ctx context.Context, key types.NamespacedName, dir st
 	if !doubted {
 		return r.throwAway(ctx, dir)
 	}
-	if err := r.keepHome(key, dir); err != nil {
+	if err := keep(key, dir); err != nil {
 		return err
 	}
 	r.ownsHome(key)

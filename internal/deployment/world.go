@@ -213,15 +213,36 @@ func (w World) Nowhere(d *v1alpha1.Deployment, but string) string {
 	return strings.Join(reasons, ", ")
 }
 
+// mayGoOn reports whether the program of an instance may still run on a lost node: it goes on without a lease, or did when the node was last heard
+// of. A node that left in order has stopped it.
+func (w World) mayGoOn(d *v1alpha1.Deployment, i *v1alpha1.DeploymentInstance) bool {
+	rec := w.Leases[i.Node]
+	return (goesOn(i) || d.Spec.GoesOn()) && !rec.Held() && rec.Fenced >= i.NodeEpoch
+}
+
 // Occupied returns another node that may still run a deployment; empty if none may. The holder and the instances of other nodes
 // count until these nodes have removed them or hold no lease any more, also if they were written in an earlier epoch: a newer
-// epoch of the same node may have found the program running.
+// epoch of the same node may have found the program running. Lost nodes count as well on which the program goes on without a lease, unless it is one
+// that should rather run twice: it may have become one that must not while they were away.
 func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
 	if h := d.Holder(); h.Node != "" && h.Node != node && w.Live(h.Node) {
 		return h.Node
 	}
 	for i := range d.Status.Nodes {
 		if other := d.Status.Nodes[i].Node; other != node && w.Live(other) {
+			return other
+		}
+	}
+	if d.Spec.GoesOn() {
+		return ""
+	}
+	for i := range d.Status.Nodes {
+		if n := &d.Status.Nodes[i]; n.Node != node && w.mayGoOn(d, n) {
+			return n.Node
+		}
+	}
+	for _, other := range d.Status.MayRunOn {
+		if other != node {
 			return other
 		}
 	}

@@ -147,6 +147,15 @@ func on(node string, epoch int64, s v1alpha1.InstanceState) change {
 	}
 }
 
+// wentOn says of a node's instance that its program goes on without a lease.
+func wentOn(node string) change {
+	return func(d *v1alpha1.Deployment) { d.Instance(node).Revision = keepMark }
+}
+
+func mayRunOn(nodes ...string) change {
+	return func(d *v1alpha1.Deployment) { d.Status.MayRunOn = nodes }
+}
+
 // running is a deployment's holder with its instance, or a daemon's instance.
 func running(node string, epoch int64) change {
 	return func(d *v1alpha1.Deployment) {
@@ -375,6 +384,12 @@ func TestWhoMayStillRunADeployment(t *testing.T) {
 		{"an instance beside one's own", program("d", running("n1", 1), on("n2", 1, v1alpha1.InstanceRunning)), "n2"},
 		{"an instance that has failed", program("d", on("n2", 1, v1alpha1.InstanceFailed)), "n2"},
 		{"the holder before the instances", program("d", holder("draining", 1, 1), on("n2", 1, v1alpha1.InstanceRunning)), "draining"},
+		{"another that is marked, on which it goes on", program("d", on("dead", 1, v1alpha1.InstanceRunning), wentOn("dead")), "dead"},
+		{"another that left, on which it went on", program("d", on("left", 1, v1alpha1.InstanceRunning), wentOn("left")), ""},
+		{"another that is marked, of a program that rather runs twice", program("d", keeps, on("dead", 1, v1alpha1.InstanceRunning), wentOn("dead")), ""},
+		{"another that is named", program("d", mayRunOn("dead")), "dead"},
+		{"the node itself, which is named", program("d", mayRunOn("n1")), ""},
+		{"another that is named, of a program that rather runs twice", program("d", keeps, mayRunOn("dead")), ""},
 		{"one of many instances", program("d", on("dead", 1, ""), on("n1", 1, ""), on("left", 1, ""), on("n2", 1, "")), "n2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -3,13 +3,16 @@
 package drainconfig
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -97,6 +100,9 @@ const (
 	DefaultRetention          = 24 * time.Hour
 )
 
+// longest is the longest time that can be set anywhere in the file.
+const longest = 365 * 24 * time.Hour
+
 // matchesNothing is a regular expression that no namespace matches.
 const matchesNothing = `[^\x{0}-\x{10FFFF}]`
 
@@ -176,10 +182,11 @@ func Load(name string) (*Config, error) {
 
 // Parse reads the content of a file of that name. It does not read the template.
 func Parse(name string, data []byte) (*Config, error) {
+	data = bytes.TrimPrefix(data, []byte("\ufeff")) // some editors begin files with it
 	f := newFile()
 	decoder := toml.NewDecoder(strings.NewReader(string(data))).DisallowUnknownFields()
 	if err := decoder.Decode(&f); err != nil {
-		return nil, located(name, err)
+		return nil, located(name, data, err)
 	}
 	r := &reading{name: name, lines: index(data), config: Default()}
 	r.config.UserNamespaces = nil // with a file, namespaces that it does not name have AllowCompletion
@@ -191,7 +198,7 @@ func Parse(name string, data []byte) (*Config, error) {
 }
 
 // located names the file, the line and the key of what could not be decoded.
-func located(name string, err error) error {
+func located(name string, data []byte, err error) error {
 	if unknown := (*toml.StrictMissingError)(nil); errors.As(err, &unknown) {
 		var all []error
 		for i := range unknown.Errors {
@@ -202,12 +209,51 @@ func located(name string, err error) error {
 	}
 	if wrong := (*toml.DecodeError)(nil); errors.As(err, &wrong) {
 		row, _ := wrong.Position()
-		if key := strings.Join(wrong.Key(), "."); key != "" {
+		isTOML := toml.Unmarshal(data, &map[string]any{}) == nil // so that a value is of another type
+		switch key, want := strings.Join(wrong.Key(), "."), wanted(wrong.Key()); {
+		case isTOML && want != "":
+			return fmt.Errorf("%s:%d: %s: must be %s", name, row, key, want)
+		case key != "":
 			return fmt.Errorf("%s:%d: %s: %w", name, row, key, err)
 		}
 		return fmt.Errorf("%s:%d: %w", name, row, err)
 	}
 	return fmt.Errorf("%s: %w", name, err)
+}
+
+// wanted says in words what the value of a key has to be, or nothing if there is no such key.
+func wanted(key toml.Key) string {
+	t := reflect.TypeFor[file]()
+	for _, part := range key {
+		for t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct {
+			return ""
+		}
+		at := slices.IndexFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return f.Tag.Get("toml") == part })
+		if at < 0 {
+			return ""
+		}
+		if t = t.Field(at).Type; t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+	}
+	if len(key) == 0 {
+		return ""
+	}
+	last := key[len(key)-1]
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int64:
+		return "a whole number"
+	case reflect.String:
+		return "text in quotes"
+	case reflect.Slice:
+		return "tables that begin with [[" + last + "]]"
+	}
+	return "a table that begins with [" + last + "]"
 }
 
 // reading checks the values of one file.
@@ -218,10 +264,12 @@ type reading struct {
 	wrong  []error
 }
 
-// where is the place of a key in the file.
+// where is the place of a key in the file. One that is not there, or is in an inline table, is where its table is.
 func (r *reading) where(key string) string {
-	if line := r.lines[key]; line > 0 {
-		return fmt.Sprintf("%s:%d: %s", r.name, line, key)
+	for around := key; around != ""; around = around[:max(0, strings.LastIndexAny(around, ".["))] {
+		if line := r.lines[around]; line > 0 {
+			return fmt.Sprintf("%s:%d: %s", r.name, line, key)
+		}
 	}
 	return r.name + ": " + key
 }
@@ -240,8 +288,8 @@ func (r *reading) read(f file) {
 		r.config.SystemNamespaces = expression
 	}
 	if minutes := f.DeleteAfterTimeoutMinutes; minutes != nil {
-		if *minutes < 1 || *minutes > 365*24*60 {
-			r.refuse("deleteAfterTimeoutMinutes", "%d: use 1 to %d", *minutes, 365*24*60)
+		if most := int64(longest / time.Minute); *minutes < 1 || *minutes > most {
+			r.refuse("deleteAfterTimeoutMinutes", "%d: use 1 to %d", *minutes, most)
 		}
 		r.config.DeleteAfterTimeout = time.Duration(*minutes) * time.Minute
 	}
@@ -258,7 +306,7 @@ func (r *reading) readModes(f file) {
 	seen := map[string]bool{}
 	for i, u := range f.UserNamespaces {
 		key := fmt.Sprintf("userNamespaces[%d]", i)
-		if _, err := path.Match(u.Name, ""); err != nil || u.Name == "" {
+		if _, err := path.Match(u.Name, ""); err != nil || !namespaces.MatchString(u.Name) {
 			r.refuse(key+".name", "%q is not a name or glob of namespaces", u.Name)
 		}
 		if seen[u.Name] {
@@ -301,8 +349,8 @@ func (r *reading) readCustom(f file) {
 		r.refuse("customDrain.templateMountPath", "set the directory of the template")
 	}
 	timeout, err := time.ParseDuration(s.Timeout)
-	if err != nil || timeout <= 0 {
-		r.refuse("customDrain.timeout", "%q is not a positive duration, such as 3600s or 1h", s.Timeout)
+	if err != nil || timeout < time.Second || timeout > longest {
+		r.refuse("customDrain.timeout", "%q is not a duration from 1s to 8760h, such as 3600s or 1h", s.Timeout)
 	}
 	if s.StatusConditionType == "" {
 		r.refuse("customDrain.statusConditionType", "set the type of the condition that means that the drain is complete")
@@ -319,6 +367,9 @@ func (r *reading) readCustom(f file) {
 		ConditionType: s.StatusConditionType, ConditionStatus: s.StatusConditionStatus,
 	}
 }
+
+// namespaces are names of namespaces and globs of them. Another one would match none, and its mode would never apply.
+var namespaces = regexp.MustCompile(`^[a-z0-9*?\[\]\\^-]+$`)
 
 var kindName = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,62}$`)
 
@@ -338,8 +389,8 @@ func (r *reading) readQuarantine(f file) {
 	}
 	if text := f.Quarantine.Retention; text != nil {
 		retention, err := time.ParseDuration(*text)
-		if err != nil || retention <= 0 {
-			r.refuse("quarantine.retention", "%q is not a positive duration, such as 24h", *text)
+		if err != nil || retention < time.Minute || retention > longest {
+			r.refuse("quarantine.retention", "%q is not a duration from 1m to 8760h, such as 24h", *text)
 		}
 		r.config.Quarantine.Retention = retention
 	}

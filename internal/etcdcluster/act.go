@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/events"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -86,7 +87,8 @@ func (c *Controller) checkDelete(ctx context.Context, w World, m *v1alpha1.EtcdM
 	return nil
 }
 
-// checkSnapshot reads live whether the snapshot that the next start begins from is verified.
+// checkSnapshot reads live whether the snapshot that the next start begins from is verified, and whether a node that has it is there: a record of a copy
+// on an absent node may be all that is left of it.
 func (c *Controller) checkSnapshot(ctx context.Context, w World, rest *v1alpha1.EtcdStoppedState) error {
 	if rest == nil || rest.Snapshot == "" {
 		return conflict("etcdsnapshots", "")
@@ -98,7 +100,16 @@ func (c *Controller) checkSnapshot(ctx context.Context, w World, rest *v1alpha1.
 	if s.Spec.ClusterUID != string(w.Cluster.UID) || s.Status.Facts == nil || len(s.Verified()) == 0 || s.Status.Facts.Revision != rest.Revision || !s.DeletionTimestamp.IsZero() {
 		return conflict("etcdsnapshots", rest.Snapshot)
 	}
-	return nil
+	for _, node := range s.Verified() {
+		rec, err := fleet.ReadLease(ctx, c.live, node)
+		if err != nil {
+			return err
+		}
+		if rec.Held() {
+			return nil
+		}
+	}
+	return conflict("etcdsnapshots", rest.Snapshot)
 }
 
 // releaseMember removes the finalizer of a member and deletes its object.

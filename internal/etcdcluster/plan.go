@@ -123,9 +123,35 @@ func Plan(w World) Decision {
 
 func newPlanner(w World) *planner {
 	p := &planner{World: w, status: *w.Cluster.Status.DeepCopy()}
+	p.correctTimes()
 	p.trackRestoreFrom()
 	p.sortMembers()
 	return p
+}
+
+// correctTimes brings times back that a coordinator wrote whose clock was ahead of this one's: what they limit must not last longer for that.
+func (p *planner) correctTimes() {
+	past := func(t *metav1.MicroTime) *metav1.MicroTime {
+		if t != nil && t.After(p.Now) {
+			return micro(p.Now)
+		}
+		return t
+	}
+	if stop := p.status.Stop; stop != nil {
+		stop.SealedSince = past(stop.SealedSince)
+		if most := p.Now.Add(pauseOf(stop.Attempt)); stop.PausedUntil != nil && stop.PausedUntil.After(most) {
+			stop.PausedUntil = micro(most)
+		}
+	}
+	for i := range p.status.Failing {
+		f := &p.status.Failing[i]
+		f.Since, f.HealthySince = *past(&f.Since), past(f.HealthySince)
+	}
+	for i := range p.status.Avoid {
+		if most := p.Now.Add(avoidFor * p.failedAfter()); p.status.Avoid[i].Until.After(most) {
+			p.status.Avoid[i].Until = metav1.NewTime(most)
+		}
+	}
 }
 
 // trackRestoreFrom keeps which spec.restoreFrom a start has obeyed. A former version kept no record and obeyed it at every start: what a cluster

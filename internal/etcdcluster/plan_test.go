@@ -372,6 +372,10 @@ func snapshotted(name string, age time.Duration, nodes ...string) worldChange {
 	}
 }
 
+func copies(n int32) worldChange {
+	return func(w *World) { w.Cluster.Spec.Snapshot.Copies = n }
+}
+
 func unverified(name string, age time.Duration, nodes ...string) worldChange {
 	return func(w *World) {
 		snapshotted(name, age, nodes...)(w)
@@ -684,6 +688,7 @@ func TestSnapshotsAreKeptAndCopied(t *testing.T) {
 		{"enough", runningWorld(3, snapshotted("s1", time.Hour, "n1", "n2")), "", ""},
 		{"one copy is too few", runningWorld(3, snapshotted("s1", time.Hour, "n1")), "place-snapshot s1", "n1,n4"},
 		{"a draining node keeps its copy until others have theirs", runningWorld(4, drains("n5"), snapshotted("s1", time.Hour, "n1", "n5")), "place-snapshot s1", "n1,n2,n5"},
+		{"a node that is there keeps the only copy, not one that is away", runningWorld(3, copies(1), gone("n1", time.Minute), snapshotted("s1", time.Hour, "n1", "n2")), "place-snapshot s1", "n2"},
 		{"a node that is away for a moment keeps it", runningWorld(3, gone("n2", time.Minute), snapshotted("s1", time.Hour, "n1", "n2")), "", ""},
 		{
 			"the oldest beyond what is kept goes", runningWorld(3, snapshotted("s1", 4*time.Hour, "n1", "n2"), snapshotted("s2", 3*time.Hour, "n1", "n2"), snapshotted("s3", 2*time.Hour, "n1", "n2"),
@@ -713,6 +718,33 @@ func TestSnapshotsAreKeptAndCopied(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The node with the only copy of a stop's snapshot is lost before the members' data is deleted. That may be all there is of the keys.
+func TestDataStaysWhileOnlyAbsentNodesHaveItsSnapshot(t *testing.T) {
+	released := func(w *World) {
+		w.Cluster.Status.Stop = &v1alpha1.EtcdStop{Step: v1alpha1.EtcdReleased, OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: "s1"}
+		w.Cluster.Status.Rest = &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdSnapshotThenDelete, Snapshot: "s1", Revision: 7}
+		for _, m := range w.Members {
+			m.Spec.Want, m.Status.Data = v1alpha1.EtcdMemberSeal, true
+		}
+	}
+	d := Plan(runningWorld(3, sized(0), copies(1), snapshotted("s1", time.Minute, "n1"), released, gone("n1", time.Minute)))
+	if got := deeds(d); strings.Contains(got, "Delete") {
+		t.Errorf("it does %q", got)
+	}
+	failed := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdSnapshotFailed)
+	for _, part := range []string{"start n1", "the data of the members is kept", "--from-member NODE"} {
+		if failed == nil || !strings.Contains(failed.Message, part) {
+			t.Errorf("it does not say %q: %+v", part, failed)
+		}
+	}
+	if d.Status.Phase == v1alpha1.EtcdClusterPhaseStopped {
+		t.Error("it counts as stopped")
+	}
+	if got := deeds(Plan(runningWorld(3, sized(0), copies(1), snapshotted("s1", time.Minute, "n1"), released))); !strings.Contains(got, "set-desired demo-2 Delete") {
+		t.Errorf("with the node it does %q", got)
 	}
 }
 

@@ -177,8 +177,9 @@ func (p *planner) copiesNeeded() int {
 	return min(max(int(p.Cluster.Spec.Snapshot.Copies), 1), max(len(p.SchedulableNodes()), 1))
 }
 
-// copyTargets returns the nodes that should keep a copy: first those that have one, then those that were meant to, then others; last those that do not answer. If
-// patient, a node that is absent for a short time keeps its copy. A draining node keeps its copy until enough others have theirs.
+// copyTargets returns the nodes that should keep a copy: first those that have one and are there, then those that have one, then those that were meant to, then
+// others; last those that do not answer. If patient, a node that is absent for a short time keeps its copy, but never in the place of one that is there: the
+// absent one may have been taken away for good, with a record of its copy. A draining node keeps its copy until enough others have theirs.
 func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient bool) []string {
 	stays := func(node string) bool {
 		return p.mayKeepCopy(node) || patient && !p.Live(node) && p.Nodes[node] != nil && !p.goneForGood(node)
@@ -194,6 +195,7 @@ func (p *planner) copyTargets(s *v1alpha1.EtcdSnapshot, meant []string, patient 
 	}
 	verified := s.Verified()
 	slices.Sort(verified)
+	add(verified, p.mayKeepCopy)
 	add(verified, stays)
 	others := p.SchedulableNodes()
 	slices.SortFunc(others, func(a, b string) int { return cmp.Or(p.Load[a]-p.Load[b], cmp.Compare(a, b)) })

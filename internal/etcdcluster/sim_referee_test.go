@@ -79,7 +79,7 @@ func (s *sim) refereeRelease(is v1alpha1.EtcdClusterStatus) {
 	if is.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete {
 		return
 	}
-	f := s.anyFile(is.Rest.Snapshot)
+	f := s.storedFile(is.Rest.Snapshot)
 	if f == nil {
 		s.breach("released and no node that is there has %s", is.Rest.Snapshot)
 		return
@@ -196,4 +196,36 @@ func (s *sim) refereeDelete(m *v1alpha1.EtcdMember) {
 	if st.Stop == nil || st.Stop.Step != v1alpha1.EtcdReleased {
 		s.breach("%s is deleted before it was released, and etcd has it", m.Name)
 	}
+}
+
+// refereeDrop: a node deletes a copy that is too many only while another node that is there has one.
+func (s *sim) refereeDrop(n *simNode, snap *v1alpha1.EtcdSnapshot) {
+	others := slices.DeleteFunc(slices.Clone(s.nodes), func(other *simNode) bool { return other == n })
+	if !slices.ContainsFunc(others, func(other *simNode) bool { return s.looksAlive(other) && s.files[other.name][snap.Name] != nil }) {
+		s.breach("%s drops its copy of %s, and no other node that is there has one", n.name, snap.Name)
+	}
+}
+
+// refereePlace: no node that is away is meant to keep a copy in the place of one that has it.
+func (s *sim) refereePlace(w World, snap *v1alpha1.EtcdSnapshot) {
+	away := func(node string) bool { return !w.Live(node) }
+	for _, node := range snap.Verified() {
+		if w.Staying(node) && !slices.Contains(snap.Spec.Nodes, node) && slices.ContainsFunc(snap.Spec.Nodes, away) {
+			s.breach("%s is placed on %v, and not on %s, which has it", snap.Name, snap.Spec.Nodes, node)
+		}
+	}
+}
+
+// restThere: the coordinator asks for the deletion of secured data only while a node that has the snapshot is there, and reads that live once more.
+func (s *sim) restThere(w World, m *v1alpha1.EtcdMember) bool {
+	st := s.cluster.Status
+	released := StageOf(s.cluster) == StageReleasing && st.Stop.OnStop == v1alpha1.EtcdSnapshotThenDelete
+	if m.Spec.Want != v1alpha1.EtcdMemberDelete || !released || m.Spec.Begin == nil || m.Spec.Incarnation < st.Incarnation {
+		return true
+	}
+	i := slices.IndexFunc(w.Snapshots, func(snap *v1alpha1.EtcdSnapshot) bool { return snap.Name == st.Rest.Snapshot })
+	if i < 0 || !slices.ContainsFunc(w.Snapshots[i].Verified(), w.Live) {
+		s.breach("%s is to be deleted and no node that is there has %s", m.Name, st.Rest.Snapshot)
+	}
+	return s.storedFile(st.Rest.Snapshot) != nil
 }

@@ -265,6 +265,19 @@ func TestReplay(t *testing.T) {
 	})
 }
 
+// placeOnAbsent leaves snapshots to nodes that are away and have a copy by the record.
+func placeOnAbsent(w World, d *Decision) {
+	for _, s := range w.Snapshots {
+		away := slices.DeleteFunc(s.Verified(), w.Live)
+		if s.DeletionTimestamp == nil && len(away) > 0 {
+			d.Actions = slices.DeleteFunc(d.Actions, func(a Action) bool { return a.Do == PlaceSnapshot && a.Snapshot.Name == s.Name })
+			next := s.DeepCopy()
+			next.Spec.Nodes = away
+			d.Actions = append(d.Actions, Action{Do: PlaceSnapshot, Snapshot: next})
+		}
+	}
+}
+
 // A referee that sees nothing would let every history pass.
 func TestTheRefereeSeesABrokenRule(t *testing.T) {
 	for _, c := range []struct {
@@ -273,6 +286,8 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		sees    string
 	}{
 		{"members serve while they are sealed", mutants{unsealed: true}, "is not in"},
+		{"copies are placed on nodes that are away", mutants{decision: placeOnAbsent}, "is placed on"},
+		{"nodes drop copies by the record alone", mutants{decision: placeOnAbsent, trustsRecords: true}, "drops its copy"},
 		{"data is deleted before it is released", mutants{decision: func(w World, d *Decision) {
 			if d.Status.Stop != nil && d.Status.Stop.Step == v1alpha1.EtcdSealing && len(w.Members) > 0 && w.Members[0].Spec.Want == v1alpha1.EtcdMemberSeal {
 				next := w.Members[0].DeepCopy()

@@ -84,7 +84,8 @@ type sim struct {
 	*simtest.Referee[string]
 	events   map[string]int
 	mutants  mutants
-	asked    askings // what the coordinator has in memory
+	asked    askings       // what the coordinator has in memory
+	ahead    time.Duration // of its clock
 	orders   int
 	restored map[string]bool // orders that were carried out
 	seed     uint64
@@ -93,8 +94,9 @@ type sim struct {
 
 // mutants are rules broken on purpose, to show that the referee would see it.
 type mutants struct {
-	unsealed bool                   // members go on serving while they say that they are sealed
-	decision func(World, *Decision) // the planner decides otherwise
+	unsealed      bool                   // members go on serving while they say that they are sealed
+	trustsRecords bool                   // nodes drop copies though those that should keep them are away
+	decision      func(World, *Decision) // the planner decides otherwise
 }
 
 func newSim(seed uint64, nodes int) *sim {
@@ -111,7 +113,7 @@ func newSim(seed uint64, nodes int) *sim {
 	s.cluster = &v1alpha1.EtcdCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "0123456789", Generation: 1, Finalizers: []string{v1alpha1.EtcdClusterFinalizer}},
 		Spec: v1alpha1.EtcdClusterSpec{
-			Size: &three, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 2},
+			Size: &three, Storage: v1alpha1.EtcdStorage{OnStop: v1alpha1.EtcdSnapshotThenDelete}, Snapshot: v1alpha1.EtcdSnapshotPolicy{Keep: 3, Copies: 1 + int32(seed%2)},
 			ReplaceAfter: &metav1.Duration{Duration: 30 * time.Second}, ReplaceFailedAfter: &metav1.Duration{Duration: 10 * time.Second},
 		},
 	}
@@ -153,7 +155,7 @@ const simLease = 3 * time.Second
 // world is what the coordinator reads.
 func (s *sim) world() World {
 	w := World{
-		Now: s.now, Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Settled: true, Load: map[string]int{},
+		Now: s.now.Add(s.ahead), Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Settled: true, Load: map[string]int{},
 	}
 	for _, n := range s.nodes {
 		object := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
@@ -163,7 +165,7 @@ func (s *sim) world() World {
 			object.Status.Liveness = v1alpha1.Draining
 			w.Slot, w.Settled = &v1alpha1.ActiveDrain{Node: n.name}, false
 		}
-		if !n.up && s.now.Sub(n.downAt) >= simLease {
+		if !s.looksAlive(n) {
 			ready, rec.Holder, rec.Fenced = metav1.ConditionFalse, "", 1
 		}
 		object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: ready, LastTransitionTime: metav1.NewTime(n.downAt)}}
@@ -177,7 +179,7 @@ func (s *sim) world() World {
 		w.Snapshots = append(w.Snapshots, s.snapshots[name].DeepCopy())
 	}
 	w.View = s.view()
-	w.Asked = s.asked.saw(w.trial(), s.now)
+	w.Asked = s.asked.saw(w.trial(), w.Now)
 	return w
 }
 
@@ -481,12 +483,15 @@ func (s *sim) anyFile(snapshot string) *simFile {
 // storedFile is a snapshot's file on a node that looks alive: one that has just gone still does, and its file is there when it is back.
 func (s *sim) storedFile(snapshot string) *simFile {
 	for _, n := range s.nodes {
-		if f := s.files[n.name][snapshot]; f != nil && (n.up || s.now.Sub(n.downAt) < simLease) {
+		if f := s.files[n.name][snapshot]; f != nil && s.looksAlive(n) {
 			return f
 		}
 	}
 	return nil
 }
+
+// looksAlive returns whether a node holds its lease: one that has just gone still does.
+func (s *sim) looksAlive(n *simNode) bool { return n.up || s.now.Sub(n.downAt) < simLease }
 
 // curate lets a node take, copy or delete a snapshot.
 func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
@@ -518,7 +523,10 @@ func (s *sim) curate(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 		if f := s.anyFile(snap.Name); f != nil {
 			s.keepFile(n, snap, f)
 		}
-	case !wanted && has && slices.ContainsFunc(snap.Verified(), func(other string) bool { return slices.Contains(snap.Spec.Nodes, other) }):
+	case !wanted && has && slices.ContainsFunc(snap.Verified(), func(other string) bool {
+		return slices.Contains(snap.Spec.Nodes, other) && (s.looksAlive(s.node(other)) || s.mutants.trustsRecords)
+	}):
+		s.refereeDrop(n, snap)
 		s.dropFile(n, snap)
 	}
 }
@@ -584,7 +592,7 @@ func (s *sim) coordinate() bool {
 	}
 	if s.chance(8) {
 		s.Hear("the coordinator dies after it wrote the status")
-		s.asked = askings{}
+		s.elect()
 		return true
 	}
 	rested := s.cluster.ResourceVersion
@@ -600,11 +608,19 @@ func (s *sim) coordinate() bool {
 		}
 		if s.chance(8) {
 			s.Hear("the coordinator dies after %s", a.Do)
-			s.asked = askings{}
+			s.elect()
 			return true
 		}
 	}
 	return changed || len(d.Actions) > 0
+}
+
+// elect makes another node the coordinator. Now and then its clock is ahead.
+func (s *sim) elect() {
+	s.asked, s.ahead = askings{}, 0
+	if s.chance(4) {
+		s.ahead = time.Hour
+	}
 }
 
 // reconcile lets the coordinator look again at once after each thing that it did, before any node has seen it, and says whether there was anything.
@@ -647,7 +663,7 @@ func (s *sim) do(w World, a Action) bool {
 	case CreateMember:
 		return s.createMember(w, a.Member)
 	case SetDesired:
-		return s.wishMember(a.Member)
+		return s.restThere(w, a.Member) && s.wishMember(a.Member)
 	case ReleaseMember:
 		if s.data[a.Member.Name] != nil && s.node(a.Member.Spec.Node) != nil {
 			s.breach("%s is let go and its data is there", a.Member.Name)
@@ -668,6 +684,7 @@ func (s *sim) do(w World, a Action) bool {
 		if snap == nil || snap.ResourceVersion != a.Snapshot.ResourceVersion {
 			return false
 		}
+		s.refereePlace(w, a.Snapshot)
 		snap.Spec, snap.Finalizers = *a.Snapshot.Spec.DeepCopy(), a.Snapshot.Finalizers
 		s.touch(snap)
 	case DeleteSnapshot:
@@ -778,7 +795,7 @@ func (s *sim) event() {
 	case k < 24:
 		s.clients()
 	case k < 26:
-		s.down(n)
+		s.down(s.keeperOr(n))
 	case k < 30:
 		if !n.up {
 			n.up = true
@@ -806,6 +823,19 @@ func (s *sim) event() {
 		s.hush(n)
 	}
 	s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
+}
+
+// keeperOr returns, now and then, a node with the snapshot of a stop whose members' data is being deleted, instead of another one.
+func (s *sim) keeperOr(n *simNode) *simNode {
+	if StageOf(s.cluster) != StageReleasing || s.rand.IntN(2) == 0 {
+		return n
+	}
+	for _, other := range s.nodes {
+		if rest := s.cluster.Status.Rest; rest != nil && s.files[other.name][rest.Snapshot] != nil {
+			return other
+		}
+	}
+	return n
 }
 
 // down takes a node away, unless that would take a quorum of the machines.
@@ -882,6 +912,9 @@ func (s *sim) drain(n *simNode) {
 		if other.draining {
 			other.draining = false
 			s.Hear("%s drains no more", other.name)
+			if s.rand.IntN(2) == 0 {
+				s.down(other) // it was taken away, with a record of the copies that it had
+			}
 			return
 		}
 	}
@@ -1000,6 +1033,7 @@ func (s *sim) discard() {
 // calm ends all trouble and lets the cluster come to rest.
 func (s *sim) calm() {
 	s.chaos = false
+	s.elect()
 	s.Hear("calm")
 	for _, n := range s.nodes {
 		n.up, n.draining, n.noSpace = true, n.leaves, false

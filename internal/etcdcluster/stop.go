@@ -180,6 +180,11 @@ func (p *planner) pauseAtMost(most time.Duration, why string) {
 	p.serveMeanwhile()
 }
 
+// pauseOf is the longest pause after so many attempts.
+func pauseOf(attempt int64) time.Duration {
+	return backoff.Policy{First: pauseFirst, Longest: pauseMost}.After(attempt)
+}
+
 // pauseLonger waits for the end of a pause.
 func (p *planner) pauseLonger() {
 	p.snapFailed = p.lastFailure()
@@ -520,19 +525,33 @@ func (p *planner) endMembers() {
 		want, reachedPhase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
 	}
 	p.reportWaiting("waiting for its processes to end")
+	unsafe := p.restUnavailable()
 	done := true
 	for _, m := range p.current {
 		if m.Spec.Want == want && (m.is(reachedPhase) || !p.Live(m.Spec.Node)) {
 			continue
 		}
-		p.setDesired(m, want)
 		done = false
+		if unsafe == "" {
+			p.setDesired(m, want)
+			continue
+		}
+		p.snapFailed = fmt.Sprintf("%s Until then the data of the members is kept. %s", unsafe, p.restoreAdvice())
+		p.reportWaiting("waiting for a node with a copy of its snapshot")
 	}
 	left := func(m memberView) bool { return p.Live(m.Spec.Node) && !p.isSetAside(m) }
 	if !done || len(p.pending()) > 0 || !p.formerStopped() || slices.ContainsFunc(p.former, left) {
 		return
 	}
 	p.endStop()
+}
+
+// restUnavailable returns why the data of members must not be deleted though their keys are in a snapshot: no node that is there has it any more.
+func (p *planner) restUnavailable() string {
+	if p.status.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete {
+		return ""
+	}
+	return p.unavailable(p.status.Rest.Snapshot)
 }
 
 // evacuateRetainedData turns data that a stopped cluster retained on a draining node into a snapshot on other nodes.

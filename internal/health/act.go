@@ -157,6 +157,8 @@ func (t *turn) take(ctx context.Context, w World, s Step, old map[string]*v1alph
 	err := t.do(ctx, s)
 	wait := (*Wait)(nil)
 	switch {
+	case err != nil && ctx.Err() != nil:
+		return err
 	case errors.As(err, &wait):
 		t.announce(ctx, node, waitAnnounced(before, wait.Reason, wait.Message))
 		for _, other := range s.Others {
@@ -194,7 +196,7 @@ func (t *turn) at(point string) {
 
 // block records what a person has to do before a step can be taken.
 func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *Wait) error {
-	if reasonOf(e) == wait.Reason { // otherwise the other track may go on at once
+	if reasonOf(e) == wait.Reason || wait.Reason == WaitNoDrain { // otherwise the other track may go on at once, and it did before the Drain
 		t.leave(e)
 	}
 	next := e.DeepCopy()
@@ -226,12 +228,16 @@ func (t *turn) do(ctx context.Context, s Step) error {
 	case ActionLift:
 		return t.writeCordon(ctx, s.Node, s.Before)
 	case ActionHold:
-		return t.noted(s.Event, t.client.Update(ctx, s.Event))
+		return t.noted(s.Event, kubeclient.WriteFinalizers(ctx, t.client, s.Event))
 	case ActionRelease:
 		t.reread() // one that was deleted is gone after that
-		return t.client.Update(ctx, s.Event)
+		return kubeclient.WriteFinalizers(ctx, t.client, s.Event)
 	case ActionCancelDrain:
-		return t.client.Update(ctx, s.Drain)
+		err := t.client.Update(ctx, s.Drain)
+		if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return err
+		}
+		return &Wait{WaitCancel, fmt.Sprintf("Drain %s could not be cancelled: %s. It is tried again; check admission webhooks and the right of the coordinator to update drains.", s.Drain.Name, bounded(err.Error()))}
 	case ActionManual:
 		t.reread()
 		return client.IgnoreAlreadyExists(t.client.Create(ctx, s.Event))
@@ -353,11 +359,15 @@ func (t *turn) startDrain(ctx context.Context, s Step) error {
 	if apierrors.IsAlreadyExists(err) {
 		err = t.Controller.live.Get(ctx, client.ObjectKeyFromObject(d), d)
 		if err == nil && d.Annotations[v1alpha1.HealthEventAnnotation] != string(s.Event.UID) {
-			return fmt.Errorf("drain %s exists and was not made for this event: delete it", d.Name)
+			return &Wait{WaitNoDrain, fmt.Sprintf("Drain %s exists and was not made for this event: delete it.", d.Name)}
 		}
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		return err
+	default:
+		return &Wait{WaitNoDrain, fmt.Sprintf("Drain %s could not be created: %s. It is tried again; check admission webhooks and the right of the coordinator to create drains.", d.Name, bounded(err.Error()))}
 	}
 	t.at("between-health-" + string(ActionStartDrain))
 	s.Event.Status.Drain.UID = string(d.UID)

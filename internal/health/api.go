@@ -105,6 +105,9 @@ func Validate(s *v1alpha1.HealthEventSpec) error {
 			refuse("entitiesImpacted[%d] is longer than 256 characters in entityType or 1024 in entityValue", i)
 		}
 	}
+	if at := s.GeneratedTimestamp; at != nil && (at.UTC().Year() < 0 || at.UTC().Year() > 9999) {
+		refuse("generatedTimestamp is in the year %d of UTC", at.UTC().Year())
+	}
 	size := 0
 	for key, value := range s.Metadata {
 		size += len(key) + len(value)

@@ -13,8 +13,10 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,6 +28,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/health"
 	"github.com/ebb-dev/ebb/internal/health/render"
+	"github.com/ebb-dev/ebb/internal/lease"
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
@@ -158,6 +161,18 @@ func (c *controllerTest) send(name, node string) {
 	}
 }
 
+// join gives nodes the leases of processes that run.
+func (c *controllerTest) join(nodes ...string) {
+	c.t.Helper()
+	for _, name := range nodes {
+		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.NameOf(name), Annotations: map[string]string{lease.EpochAnnotation: "1"}}}
+		l.Spec.HolderIdentity = new(name + "/1")
+		if err := c.client.Create(c.ctx, l); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
 func (c *controllerTest) event(name string) *v1alpha1.HealthEvent {
 	c.t.Helper()
 	e := &v1alpha1.HealthEvent{}
@@ -258,6 +273,53 @@ func TestTheControllerAndAnAPIThatFails(t *testing.T) {
 	c.waits("e1", health.ReasonResolved)
 	if _, err := c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{}); err == nil {
 		t.Error("the resource is left")
+	}
+}
+
+// A detector may write what is false or empty, and a time with nanoseconds. Go does not when it writes the event, and the API takes that for a change of
+// the report.
+func TestAnEventIsHandledHoweverItsReportIsWritten(t *testing.T) {
+	c := startController(t, "n1")
+	found := time.Now().UTC().Truncate(time.Second).Add(time.Nanosecond)
+	send := func(name string, at time.Time, spec map[string]any) {
+		t.Helper()
+		spec["nodeName"], spec["checkName"], spec["generatedTimestamp"] = "n1", "check", at.Format(time.RFC3339Nano)
+		e := &unstructured.Unstructured{Object: map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "HealthEvent", "metadata": map[string]any{"name": name}, "spec": spec}}
+		if err := c.client.Create(c.ctx, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("e1", found, map[string]any{
+		"isFatal": true, "isHealthy": false, "version": int64(0), "agent": "", "message": "", "errorCode": []any{}, "entitiesImpacted": []any{}, "metadata": map[string]any{},
+		"quarantineOverrides": map[string]any{"force": false, "skip": false}, "drainOverrides": map[string]any{},
+	})
+	c.waits("e1", health.WaitResource)
+	send("h1", found.Add(time.Second), map[string]any{"isFatal": false, "isHealthy": true})
+	c.waits("e1", health.ReasonResolved)
+	c.until("the event to be let go", func() bool { return len(c.event("e1").Finalizers) == 0 })
+}
+
+// What the API, or a webhook, does not let the coordinator create is named by the event, and tried again.
+func TestWhatCannotBeCreatedIsNamed(t *testing.T) {
+	c := startController(t, "n1", "n2")
+	c.join("n1", "n2") // nodes that run have a Drain
+	for node, refused := range map[string]struct{ path, reason, message string }{
+		"n1": {"/drainrequests", health.WaitUncreated, "Could not create DrainRequest drain-n1-e-n1: "},
+		"n2": {"/drains", health.WaitNoDrain, "Drain health-n2-"},
+	} {
+		c.faults.set(func(r *http.Request) int {
+			if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, refused.path) {
+				return http.StatusInternalServerError
+			}
+			return 0
+		})
+		c.send("e-"+node, node)
+		e := c.waits("e-"+node, refused.reason)
+		if message := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled).Message; !strings.HasPrefix(message, refused.message) {
+			t.Errorf("it says %q", message)
+		}
+		c.faults.set(nil)
+		c.waits("e-"+node, health.WaitResource)
 	}
 }
 

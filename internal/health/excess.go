@@ -61,7 +61,11 @@ func (w *World) harmless(e *v1alpha1.HealthEvent, latest []*v1alpha1.HealthEvent
 		return d == nil || d.Status.Phase.Final()
 	case e.Spec.IsHealthy:
 		return !slices.Contains(latest, e)
-	case reasonOf(e) == ReasonSkipped || reasonOf(e) == ReasonExpired:
+	case reasonOf(e) == ReasonSkipped:
+		return true
+	case ahead(e):
+		return false
+	case reasonOf(e) == ReasonExpired:
 		return true
 	}
 	return reasonOf(e) == ReasonResolved && e.Spec.GeneratedTimestamp != nil && w.resolved(e, latest)
@@ -77,7 +81,7 @@ func latestHealthy(all []*v1alpha1.HealthEvent) map[nodeCheck][]*v1alpha1.Health
 		key := nodeCheck{e.Spec.NodeName, checkOf(e)}
 		covered := func(old, by *v1alpha1.HealthEvent) bool {
 			same := len(by.Spec.EntitiesImpacted) == 0 || slices.Equal(old.Spec.EntitiesImpacted, by.Spec.EntitiesImpacted)
-			return same && TimeOf(by).After(TimeOf(old))
+			return same && later(by, old)
 		}
 		if slices.ContainsFunc(kept[key], func(k *v1alpha1.HealthEvent) bool { return covered(e, k) }) {
 			continue

@@ -53,17 +53,24 @@ type Loaded struct {
 
 // Load reads the file of --drain-config, compiles its rules and renders a sample of its template. Without a file everything is as by default.
 func Load(path string) (*Loaded, error) {
-	l := &Loaded{Config: drainconfig.Default()}
-	var err error
-	if path != "" {
-		if l.Config, err = drainconfig.Load(path); err != nil {
-			return nil, err
-		}
+	if path == "" {
+		return Prepare(drainconfig.Default())
 	}
-	if l.Rules, err = CompileRules(l.Config.Rules); err != nil {
+	config, err := drainconfig.Load(path)
+	if err != nil {
 		return nil, err
 	}
-	if c := l.Config.CustomDrain; c != nil {
+	return Prepare(config)
+}
+
+// Prepare compiles the rules of a configuration and renders a sample of its template.
+func Prepare(config *drainconfig.Config) (*Loaded, error) {
+	l := &Loaded{Config: config}
+	var err error
+	if l.Rules, err = CompileRules(config.Rules); err != nil {
+		return nil, err
+	}
+	if c := config.CustomDrain; c != nil {
 		l.Template, err = render.Parse(c.TemplatePath, c.Template, c.GVK, c.Namespace)
 	}
 	return l, err

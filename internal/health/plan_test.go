@@ -652,6 +652,65 @@ func TestEventsWithoutEffect(t *testing.T) {
 	}
 }
 
+// The clock of a detector may be wrong by years. What it says about the future counts as said when it arrived.
+func TestATimeInTheFutureCountsAsTheArrival(t *testing.T) {
+	ahead := func(by time.Duration, change func(*v1alpha1.HealthEvent)) func(*v1alpha1.HealthEvent) {
+		return func(e *v1alpha1.HealthEvent) {
+			if change != nil {
+				change(e)
+			}
+			e.Spec.GeneratedTimestamp = v1alpha1.NewTimestamp(e.Spec.GeneratedTimestamp.Add(by))
+		}
+	}
+	const years = 20 * 365 * 24 * time.Hour
+	t.Run("a healthy report ends no later problem", func(t *testing.T) {
+		s := newStore(3)
+		s.send("h1", ahead(years, healthy))
+		s.settle()
+		s.now = s.now.Add(time.Hour)
+		s.send("e1", nil)
+		s.settle()
+		s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	})
+	t.Run("a problem ends with a healthy report of now", func(t *testing.T) {
+		s := newStore(3)
+		s.send("e1", ahead(years, nil))
+		s.settle()
+		s.now = s.now.Add(time.Hour)
+		s.send("h1", healthy)
+		s.settle()
+		s.endDrain(v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested)
+		s.settle()
+		s.is(t, "e1", v1alpha1.UnQuarantined, cancelled, health.ReasonResolved)
+	})
+	t.Run("both, within the same second", func(t *testing.T) {
+		s := newStore(3)
+		s.send("e1", ahead(years, nil))
+		s.now = s.now.Add(-time.Second) // it was sent together with the next one
+		s.send("h1", ahead(years+time.Millisecond, healthy))
+		s.settle()
+		s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonResolved)
+	})
+	t.Run("a clock that is ahead by less than a minute", func(t *testing.T) {
+		s := newStore(3)
+		s.send("e1", ahead(50*time.Second, nil))
+		s.settle()
+		s.now = s.now.Add(10 * time.Second)
+		s.send("h1", healthy) // of another clock, and from before the problem by what it says
+		s.settle()
+		s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	})
+	t.Run("a problem of the future that waits is too old some time", func(t *testing.T) {
+		s := newStore(3)
+		s.send("e1", ahead(years, on("n9")))
+		s.settle()
+		s.is(t, "e1", "", "", health.WaitNode)
+		s.now = s.now.Add(25 * time.Hour)
+		s.settle()
+		s.is(t, "e1", "", "", health.ReasonExpired)
+	})
+}
+
 func TestAQuarantineWithoutADrain(t *testing.T) {
 	s := newStore(3).custom()
 	s.send("e1", func(e *v1alpha1.HealthEvent) { e.Spec.DrainOverrides = &v1alpha1.Overrides{Skip: true} })

@@ -412,6 +412,8 @@ func (r *Resources) explain(err error, cr *v1alpha1.CustomResource) error {
 	switch {
 	case errors.Is(err, errNameTaken):
 		return err
+	case apierrors.IsConflict(err):
+		return fmt.Errorf("create %s %s: %w", cr.Kind, cr.Name, err)
 	case apierrors.IsForbidden(err):
 		return new(forbidden(cr, err))
 	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
@@ -424,7 +426,7 @@ func (r *Resources) explain(err error, cr *v1alpha1.CustomResource) error {
 		r.mu.Unlock()
 		return &Wait{WaitDefinition, fmt.Sprintf("The cluster serves no %s: install its CustomResourceDefinition; drains wait for it.", cr.Kind)}
 	}
-	return fmt.Errorf("create %s %s: %w", cr.Kind, cr.Name, err)
+	return &Wait{WaitUncreated, fmt.Sprintf("Could not create %s %s: %s. Trying again; check the API server, and the webhooks of this kind if it has any.", cr.Kind, cr.Name, bounded(err.Error()))}
 }
 
 func forbidden(cr *v1alpha1.CustomResource, err error) Wait {

@@ -157,7 +157,7 @@ func (r *round) followJoined(e *v1alpha1.HealthEvent) {
 }
 
 // waitsForPerson are the reasons why a step of the custom track was not possible.
-var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitTemplate, WaitPods}
+var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitUncreated, WaitTemplate, WaitPods}
 
 // advance takes the next step of a drain that runs.
 func (r *round) advance(e *v1alpha1.HealthEvent) {

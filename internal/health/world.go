@@ -127,12 +127,34 @@ func eviction(e *v1alpha1.HealthEvent) v1alpha1.EvictionState {
 	return e.Status.UserPodsEvictionStatus.Status
 }
 
-// TimeOf is when an event happened: as its detector says, or else when it was created.
+// maxAhead is how far ahead of the API server's clock that of a detector may be.
+const maxAhead = time.Minute
+
+// TimeOf is when an event happened: as its detector says, or else when it was created. A time in the future counts as that of its creation and
+// maxAhead: a report that a check is healthy next year would end all problems of the check until then, and a problem of next year could not end.
 func TimeOf(e *v1alpha1.HealthEvent) time.Time {
-	if e.Spec.GeneratedTimestamp != nil {
-		return e.Spec.GeneratedTimestamp.Time
+	created := e.CreationTimestamp.Time
+	if e.Spec.GeneratedTimestamp == nil {
+		return created
 	}
-	return e.CreationTimestamp.Time
+	if latest := created.Add(maxAhead); !created.IsZero() && e.Spec.GeneratedTimestamp.After(latest) {
+		return latest
+	}
+	return e.Spec.GeneratedTimestamp.Time
+}
+
+// ahead reports whether an event has a time that does not count. It would count as a later one if it were sent again.
+func ahead(e *v1alpha1.HealthEvent) bool {
+	return e.Spec.GeneratedTimestamp != nil && TimeOf(e).Before(e.Spec.GeneratedTimestamp.Time)
+}
+
+// later reports whether an event happened after another. Of two with the same time from a detector whose clock is ahead it says which was first.
+func later(a, b *v1alpha1.HealthEvent) bool {
+	order := TimeOf(a).Compare(TimeOf(b))
+	if s, t := a.Spec.GeneratedTimestamp, b.Spec.GeneratedTimestamp; order == 0 && s != nil && t != nil {
+		order = s.Compare(t.Time)
+	}
+	return order > 0
 }
 
 // ReceivedAt is when an event reached the cluster.
@@ -164,7 +186,7 @@ func resolves(healthy, problem *v1alpha1.HealthEvent) bool {
 	if !h.IsHealthy || h.NodeName != p.NodeName || h.Agent != p.Agent || h.ComponentClass != p.ComponentClass || h.CheckName != p.CheckName {
 		return false
 	}
-	return TimeOf(healthy).After(TimeOf(problem)) && reasonOf(healthy) != ReasonExpired
+	return later(healthy, problem) && reasonOf(healthy) != ReasonExpired
 }
 
 // check identifies what an event is about.

@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode/utf8"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -59,6 +61,12 @@ func (s *Server) postHealthEvents(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusServiceUnavailable, CodeNoCoordinator, "some events may not be stored; send all of them again: "+err.Error())
 		return
 	}
+	code, answer := answerTo(received)
+	writeJSON(w, code, answer)
+}
+
+// answerTo is the answer that says what became of the events of a request.
+func answerTo(received []health.Received) (code int, answer any) {
 	var conflicts, dropped []string
 	for _, e := range received {
 		if e.Result == health.Dropped {
@@ -68,16 +76,30 @@ func (s *Server) postHealthEvents(w http.ResponseWriter, r *http.Request) {
 			conflicts = append(conflicts, e.ID)
 		}
 	}
-	if len(conflicts) > 0 {
-		writeError(w, http.StatusConflict, CodeEventConflict, "events with other content have these ids, all others are stored: "+strings.Join(conflicts, ", "))
-		return
+	var wrong []string
+	if n := len(conflicts); n > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d of %d events have the id of another event: %s.", n, len(received), first(conflicts, ", ")))
 	}
 	if n := len(dropped); n > 0 {
-		list := strings.Join(dropped[:min(n, 10)], "; ")
-		writeError(w, http.StatusTooManyRequests, CodeTooManyEvents, fmt.Sprintf("%d of %d events were not stored, all others are. The first ones: %s", n, len(received), list))
-		return
+		wrong = append(wrong, fmt.Sprintf("%d of %d events were not stored, because there are too many: %s.", n, len(received), first(dropped, "; ")))
 	}
-	writeJSON(w, http.StatusAccepted, EventsReceived{Events: received})
+	message := strings.Join(append(wrong, "All others are stored."), " ")
+	switch {
+	case len(conflicts) > 0:
+		return http.StatusConflict, Error{Code: CodeEventConflict, Message: message}
+	case len(dropped) > 0:
+		return http.StatusTooManyRequests, Error{Code: CodeTooManyEvents, Message: message}
+	}
+	return http.StatusAccepted, EventsReceived{Events: received}
+}
+
+// first are the first of a list that may be long.
+func first(list []string, separator string) string {
+	const most = 10
+	if len(list) <= most {
+		return strings.Join(list, separator)
+	}
+	return fmt.Sprintf("%s%sand %d more", strings.Join(list[:most], separator), separator, len(list)-most)
 }
 
 // readEvents reads one event or a list of them.
@@ -85,6 +107,9 @@ func readEvents(body io.Reader) ([]v1alpha1.HealthEventSpec, error) {
 	data, err := io.ReadAll(body)
 	if err != nil {
 		return nil, err
+	}
+	if !utf8.Valid(data) { // it would be read as other characters, and two ids as one
+		return nil, errors.New("the body is not UTF-8")
 	}
 	var events []v1alpha1.HealthEventSpec
 	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("[")) {
@@ -100,7 +125,12 @@ func readEvents(body io.Reader) ([]v1alpha1.HealthEventSpec, error) {
 		return nil, fmt.Errorf("the body has %d events: send 1 to %d", len(events), maxEvents)
 	}
 	var wrong []error
+	seen := map[string]int{}
 	for i := range events {
+		if at, twice := seen[events[i].ID]; twice && events[i].ID != "" && !equality.Semantic.DeepEqual(events[at], events[i]) {
+			wrong = append(wrong, fmt.Errorf("event %d (%s): event %d has the same id and another content", i+1, events[i].ID, at+1))
+		}
+		seen[events[i].ID] = i
 		if err := health.Validate(&events[i]); err != nil {
 			wrong = append(wrong, fmt.Errorf("event %d (%s): %s", i+1, events[i].ID, strings.ReplaceAll(err.Error(), "\n", "; ")))
 		}
@@ -117,7 +147,7 @@ func strictly(data []byte, into any) error {
 	if err := decoder.Decode(into); err != nil {
 		return err
 	}
-	if decoder.More() {
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("something follows it")
 	}
 	return nil

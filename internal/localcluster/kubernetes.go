@@ -25,6 +25,10 @@ import (
 // useKubernetes prepares a Kubernetes in place of an API server of the cluster's own: it copies the credentials into the data directory, creates what
 // is missing of Ebb's types and its namespace, and issues what the nodes know each other by.
 func (c *Cluster) useKubernetes(ctx context.Context) error {
+	ca, err := pki.LoadOrCreate(c.opts.Dir.PKI()) // first: from then on the files in the directory are Ebb's
+	if err != nil {
+		return err
+	}
 	cfg, err := c.copyKubeconfig()
 	if err != nil {
 		return err
@@ -43,10 +47,6 @@ func (c *Cluster) useKubernetes(ctx context.Context) error {
 	term := &v1alpha1.Term{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.TermName}}
 	if err := client.IgnoreAlreadyExists(c.client.Create(ctx, term)); err != nil {
 		return fmt.Errorf("create Term %s: %w", v1alpha1.TermName, err)
-	}
-	ca, err := pki.LoadOrCreate(c.opts.Dir.PKI())
-	if err != nil {
-		return err
 	}
 	return c.opts.Dir.IssueShared(ca)
 }

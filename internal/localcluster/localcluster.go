@@ -22,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/child"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
+	"github.com/ebb-dev/ebb/internal/shellword"
 )
 
 const (
@@ -69,6 +70,9 @@ type Cluster struct {
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Nodes < 1 || o.Nodes > 99 {
 		return nil, fmt.Errorf("--nodes %d: use 1 to 99", o.Nodes)
+	}
+	if err := o.Dir.CheckNobodyElses(o.Kubeconfig); err != nil {
+		return nil, err
 	}
 	if err := o.Dir.Create(); err != nil {
 		return nil, err
@@ -177,7 +181,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	})
 	for _, n := range c.nodes {
 		if parked[n.name] && err == nil {
-			c.say("%s is parked: `%s uncordon %s` brings it back", n.name, c.opts.Command, n.name)
+			c.say("%s is parked: `%s` brings it back", n.name, shellword.Join(c.opts.Command, "uncordon", n.name))
 		}
 	}
 	return err
@@ -269,7 +273,7 @@ func (c *Cluster) Wait(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 			case <-p.Done():
-				c.say("%s %s; start it again with: %s %s", p.name, p.Ended(), c.opts.Command, c.commandOf(p))
+				c.say("%s %s; start it again with: %s", p.name, p.Ended(), c.commandOf(p))
 			}
 		})
 	}
@@ -299,11 +303,13 @@ func (c *Cluster) serverArgs() []string {
 	return slices.Concat([]string{"apiserver", "--data-dir", string(c.opts.Dir)}, c.opts.ServerArgs, c.opts.LogArgs)
 }
 
+// commandOf is how a person starts a process again.
 func (c *Cluster) commandOf(p *process) string {
+	args := c.nodeArgs(p.name)
 	if p == c.server {
-		return strings.Join(c.serverArgs(), " ")
+		args = c.serverArgs()
 	}
-	return strings.Join(c.nodeArgs(p.name), " ")
+	return shellword.Join(append([]string{c.opts.Command}, args...)...)
 }
 
 // Stop stops the nodes and then the API server.

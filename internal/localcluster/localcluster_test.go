@@ -29,3 +29,18 @@ func TestAClusterIsReadyWhenACoordinatorHasMadeTheSettings(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Whoever copies the command into another terminal starts the same process.
+func TestACommandToStartAProcessAgainCanBeCopied(t *testing.T) {
+	c := &Cluster{server: &process{name: "apiserver"}, opts: Options{
+		Dir: "/tmp/my data", Command: "/opt/e b/ebb", NodeArgs: []string{"--lease-fence=9s"}, LogArgs: []string{"--log-format=json"},
+	}}
+	for p, want := range map[*process]string{
+		c.server:     "'/opt/e b/ebb' apiserver --data-dir '/tmp/my data' --log-format=json",
+		{name: "n2"}: "'/opt/e b/ebb' node --name n2 --data-dir '/tmp/my data' --lease-fence=9s --log-format=json",
+	} {
+		if got := c.commandOf(p); got != want {
+			t.Errorf("%s: %s, want %s", p.name, got, want)
+		}
+	}
+}

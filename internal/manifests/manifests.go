@@ -31,6 +31,8 @@ const (
 	// DrainConfigMap is the ConfigMap with the file of --drain-config, and DrainConfigKey its key.
 	DrainConfigMap = "ebb-drain-config"
 	DrainConfigKey = "drain.toml"
+	// DrainTemplateMap is the ConfigMap with the template of a custom drain, under the name of its file.
+	DrainTemplateMap = "ebb-drain-template"
 
 	// DefaultImage is the image in config/kubernetes.
 	DefaultImage = "ebb:latest"
@@ -47,7 +49,7 @@ type Options struct {
 	Image string
 	// Version is the value of the version label; without it there is no such label.
 	Version string
-	// Drains is the file of --drain-config as it was read, and DrainConfig its content; nil for none.
+	// Drains is the file of --drain-config as it was read, with the template if it has a custom drain, and DrainConfig its content; nil for none.
 	Drains      *drainconfig.Config
 	DrainConfig []byte
 	// CustomDrain is what custom drains create; nil without one.

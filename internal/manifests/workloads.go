@@ -1,14 +1,20 @@
 package manifests
 
 import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	names "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 )
 
 const (
@@ -27,19 +33,43 @@ func workloads(o Options) []runtime.Object {
 	if o.DrainConfig == nil {
 		return objects
 	}
-	return append([]runtime.Object{&corev1.ConfigMap{
-		TypeMeta: typed("v1", "ConfigMap"), ObjectMeta: meta(o, DrainConfigMap, Namespace), Data: map[string]string{DrainConfigKey: string(o.DrainConfig)},
-	}}, objects...)
+	file := func(name, key, content string) runtime.Object {
+		return &corev1.ConfigMap{TypeMeta: typed("v1", "ConfigMap"), ObjectMeta: meta(o, name, Namespace), Data: map[string]string{key: content}}
+	}
+	files := []runtime.Object{file(DrainConfigMap, DrainConfigKey, string(o.DrainConfig))}
+	if c := o.Drains.CustomDrain; c != nil {
+		files = append(files, file(DrainTemplateMap, filepath.Base(c.TemplatePath), c.Template))
+	}
+	return append(files, objects...)
 }
 
-// mountDrainConfig gives the node the file of --drain-config. The file is read at the start.
-func mountDrainConfig(spec *corev1.PodSpec) {
+// mountDrainConfig gives the node the file of --drain-config and the template that it names. They are read at the start.
+func mountDrainConfig(spec *corev1.PodSpec, c *drainconfig.CustomDrain) {
 	node := &spec.Containers[0]
+	mount := func(volume, name, path string) {
+		node.VolumeMounts = append(node.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: path, ReadOnly: true})
+		spec.Volumes = append(spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{
+			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}},
+		}})
+	}
 	node.Args = append(node.Args, "--drain-config="+drainDir+"/"+DrainConfigKey)
-	node.VolumeMounts = append(node.VolumeMounts, corev1.VolumeMount{Name: "drain-config", MountPath: drainDir, ReadOnly: true})
-	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: "drain-config", VolumeSource: corev1.VolumeSource{
-		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: DrainConfigMap}},
-	}})
+	mount("drain-config", DrainConfigMap, drainDir)
+	if c != nil {
+		mount("drain-template", DrainTemplateMap, filepath.Dir(c.TemplatePath))
+	}
+}
+
+// CheckTemplate refuses a custom drain whose template cannot be mounted where the file says.
+func CheckTemplate(c *drainconfig.CustomDrain) error {
+	dir, name := filepath.Dir(c.TemplatePath), filepath.Base(c.TemplatePath)
+	inside := func(of string) bool { return dir == of || strings.HasPrefix(dir, of+"/") }
+	if !filepath.IsAbs(dir) || dir == "/" || strings.Contains(dir, ":") || inside(dataDir) || inside(drainDir) {
+		return fmt.Errorf("customDrain.templateMountPath: %q cannot be mounted in the pods of the nodes: use an absolute path outside of %s and %s, such as /etc/drain-templates", dir, dataDir, drainDir)
+	}
+	if wrong := names.IsConfigMapKey(name); len(wrong) > 0 {
+		return fmt.Errorf("customDrain.templateFileName: %q cannot be a key of a ConfigMap: %s", name, strings.Join(wrong, "; "))
+	}
+	return nil
 }
 
 func selector(component string) map[string]string {
@@ -129,7 +159,7 @@ func daemonSet(o Options) runtime.Object {
 		},
 	}
 	if o.DrainConfig != nil {
-		mountDrainConfig(&set.Spec.Template.Spec)
+		mountDrainConfig(&set.Spec.Template.Spec, o.Drains.CustomDrain)
 	}
 	return set
 }

@@ -485,6 +485,31 @@ func TestADrainThatWouldCompleteReadsTheNodeFromTheServer(t *testing.T) {
 	}
 }
 
+// The right to list pods was taken away while the drain ran: its watch shows that none is left, and that may be old.
+func TestADrainThatMayNotListPodsAtItsEndSaysSo(t *testing.T) {
+	w, d := finishing(t, nil)
+	kube := fakekube.NewClientset()
+	refused := true
+	kube.PrependReactor("list", "pods", func(kubetesting.Action) (bool, runtime.Object, error) {
+		if !refused {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no such right"))
+	})
+	w.kube = kube
+	if _, err := w.finish(t.Context(), d, true, w.now()); err == nil {
+		t.Error("it ended")
+	}
+	st := read(t, w.Controller).Status
+	if st.Phase != v1alpha1.DrainDraining || len(st.Blockers) != 1 || st.Blockers[0].Reason != WaitsList || !strings.Contains(st.Blockers[0].Remedy, "grant the coordinator the right to list and watch pods") {
+		t.Errorf("the status is %+v", st)
+	}
+	refused = false
+	if _, err := w.finish(t.Context(), read(t, w.Controller), true, w.now()); err != nil || read(t, w.Controller).Status.Phase != v1alpha1.DrainComplete {
+		t.Errorf("%v, %+v", err, read(t, w.Controller).Status)
+	}
+}
+
 func TestADrainOfPodsAloneCompletesOnlyIfTheServerHasNoWorkOfEbbOnItsNode(t *testing.T) {
 	w, d := finishing(t, func(c *Controller) {
 		server := c.live

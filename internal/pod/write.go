@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -91,7 +92,11 @@ func (w *nodeWorker) finish(ctx context.Context, d *v1alpha1.Drain, alone bool, 
 	}
 	s.NodeGone = core == nil
 	if s.Pods, err = listPods(ctx, w.kube, w.node); err != nil {
-		return worker.Next{}, err
+		if ctx.Err() != nil {
+			return worker.Next{}, err
+		}
+		_, failed := w.report(ctx, d, alone, notListed(w.node, "pods", trouble{time.Now(), err}), 0)
+		return worker.Next{}, errors.Join(err, failed)
 	}
 	plan := Evaluate(s)
 	if plan.Remaining() > 0 {

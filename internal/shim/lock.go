@@ -49,6 +49,9 @@ func releaseLock(f *os.File) {
 	f.Close()
 }
 
+// Held reports whether a shim has a directory, or is being started there. A shim that has only begun to start has written no state yet.
+func Held(dir string) (bool, error) { return lockHeld(dir) }
+
 // lockHeld reports whether anyone holds the directory's lock, without taking it.
 func lockHeld(dir string) (bool, error) {
 	f, err := os.Open(filepath.Join(dir, lockName))

@@ -63,6 +63,7 @@ type Bridge struct {
 	said     map[string]string // the last problem of each request that was logged
 	coreRead time.Time         // when core Nodes were read
 
+	active map[string]bool // nodes of requests that have not ended and are not deleted, as of the last look
 	// nodes of Slurm, or why they could not be read, as of the last look.
 	nodes   map[string]Node
 	nodeErr error
@@ -78,7 +79,7 @@ func New(o Options) (*Bridge, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Bridge{Options: o, objects: objects, ebb: ebb, requests: objects.Resource(Resource).Namespace(o.Namespace), said: map[string]string{}}, nil
+	return &Bridge{Options: o, objects: objects, ebb: ebb, requests: objects.Resource(Resource).Namespace(o.Namespace), said: map[string]string{}, active: map[string]bool{}}, nil
 }
 
 // Install creates the definition of the requests, unless it is there.
@@ -154,12 +155,19 @@ func (b *Bridge) Look(ctx context.Context) error {
 		return err
 	}
 	b.readNodes(ctx)
-	wanted := map[string]bool{}
+	wanted := map[string]bool{} // nodes of requests
+	clear(b.active)
 	for i := range list.Items {
 		r := &list.Items[i]
 		if name, err := b.Names.Slurm(nodeOf(r)); err == nil {
 			wanted[name] = true
+			if r.GetDeletionTimestamp() == nil && !hasEnded(r) {
+				b.active[name] = true
+			}
 		}
+	}
+	for i := range list.Items {
+		r := &list.Items[i]
 		key := r.GetNamespace() + "/" + r.GetName()
 		switch err := b.advance(ctx, key, r); {
 		case err == nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
@@ -210,6 +218,11 @@ func nodeOf(r *unstructured.Unstructured) string {
 	return name
 }
 
+// hasEnded reports whether a request is complete or has failed.
+func hasEnded(r *unstructured.Unstructured) bool {
+	return conditionOf(r, Complete)["status"] == "True" || conditionOf(r, Failed)["status"] == "True"
+}
+
 // see reads what Slurm says about a request.
 func (b *Bridge) see(ctx context.Context, key string, r *unstructured.Unstructured) Request {
 	seen := Request{
@@ -224,6 +237,7 @@ func (b *Bridge) see(ctx context.Context, key string, r *unstructured.Unstructur
 	if name, seen.Err = b.Names.Slurm(nodeOf(r)); seen.Err != nil {
 		return seen
 	}
+	seen.Followed = seen.Deleted && b.active[name]
 	// A node that is drained gets no new jobs, so that jobs are read after the state, and only then.
 	if seen.Node, seen.Err = b.node(name); seen.Err == nil && seen.Node.Drain {
 		seen.Jobs, seen.Err = b.Slurm.Jobs(ctx, name)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"regexp"
 	"strings"
+
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
 // Names maps names of nodes in Ebb to names in Slurm: a table first, then a rule, then the name as it is.
@@ -37,19 +39,24 @@ func NewNames(tableFile, rule string) (*Names, error) {
 		return nil, fmt.Errorf("--node-table: %w", err)
 	}
 	defer f.Close()
+	of := map[string]string{} // names in Ebb by those in Slurm
 	lines := bufio.NewScanner(f)
 	for number := 1; lines.Scan(); number++ {
-		text, _, _ := strings.Cut(lines.Text(), "#")
+		text, _, _ := strings.Cut(strings.TrimPrefix(lines.Text(), "\ufeff"), "#") // some editors begin files with it
 		fields := strings.Fields(text)
 		switch {
 		case len(fields) == 0:
 			continue
 		case len(fields) != 2 || !validName.MatchString(fields[1]):
 			return nil, fmt.Errorf("%s:%d: %q is not a name in Ebb and a name in Slurm", tableFile, number, lines.Text())
+		case v1alpha1.ValidateNodeName(fields[0]) != nil:
+			return nil, fmt.Errorf("%s:%d: %w", tableFile, number, v1alpha1.ValidateNodeName(fields[0]))
 		case n.table[fields[0]] != "":
 			return nil, fmt.Errorf("%s:%d: %s is there twice", tableFile, number, fields[0])
+		case of[fields[1]] != "":
+			return nil, fmt.Errorf("%s:%d: %s is the name of %s already: each node needs its own", tableFile, number, fields[1], of[fields[1]])
 		}
-		n.table[fields[0]] = fields[1]
+		n.table[fields[0]], of[fields[1]] = fields[1], fields[0]
 	}
 	return n, lines.Err()
 }

@@ -27,6 +27,8 @@ type Request struct {
 	Deleted, Held, Done, Failed bool
 	// Started: it has reported that the drain has begun.
 	Started bool
+	// Followed: another request, which has not ended, is about the same node.
+	Followed bool
 	// Node in Slurm, with the jobs on it, or what went wrong when it was read.
 	Node Node
 	Jobs []string
@@ -65,7 +67,8 @@ func IsOurs(reason string) bool { return strings.HasPrefix(reason, reasonPrefix)
 // Next decides about a request.
 //
 // Deleting an unfinished request resumes what it drained itself, and nothing else. A finished one leaves the node drained: Ebb deletes
-// finished requests, and a sick node must not take jobs again before it is uncordoned.
+// finished requests, and a sick node must not take jobs again before it is uncordoned. An unfinished one that another request follows leaves
+// the node drained for that one.
 func Next(r Request) Step {
 	ours := r.Node.Drain && r.Node.Reason == ReasonOf(r.Key)
 	unknown := errors.Is(r.Err, ErrUnknownNode)
@@ -76,7 +79,7 @@ func Next(r Request) Step {
 		return Step{Action: Release}
 	case r.Err != nil && (r.Deleted || !unknown):
 		return report(InProgress, "True", "SlurmUnreachable", "Waiting for Slurm: %v", r.Err)
-	case r.Deleted && ours:
+	case r.Deleted && ours && !r.Followed: // otherwise jobs would begin until the next request has drained it
 		return Step{Action: Resume}
 	case r.Deleted:
 		return Step{Action: Release}

@@ -44,6 +44,7 @@ func TestWhatIsDoneAboutARequest(t *testing.T) {
 		{"a complete request rests", slurm.Request{Held: true, Done: true}, "nothing"},
 		{"a failed request rests", slurm.Request{Held: true, Failed: true}, "nothing"},
 		{"an unfinished request resumes what it drained", slurm.Request{Deleted: true, Held: true, Node: draining}, "resume"},
+		{"one that is followed by another request leaves the node drained for it", slurm.Request{Deleted: true, Held: true, Followed: true, Node: draining}, "release"},
 		{"a failed request resumes too", slurm.Request{Deleted: true, Held: true, Failed: true, Node: drained(ours)}, "resume"},
 		{"it does not resume a person's drain", slurm.Request{Deleted: true, Held: true, Node: drained(theirs)}, "release"},
 		{"nor the one of another request", slurm.Request{Deleted: true, Held: true, Node: drained(older)}, "release"},
@@ -64,7 +65,7 @@ func TestWhatIsDoneAboutARequest(t *testing.T) {
 
 func TestNamesOfNodes(t *testing.T) {
 	table := filepath.Join(t.TempDir(), "table")
-	if err := os.WriteFile(table, []byte("# nodes\ngpu-1 s1\n\ngpu-2.example.com  s2 # by hand\n"), 0o600); err != nil {
+	if err := os.WriteFile(table, []byte("\ufeff# nodes\r\ngpu-1 s1\r\n\ngpu-2.example.com  s2 # by hand\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	names, err := slurm.NewNames(table, `(.*)\.example\.com=$1`)
@@ -76,7 +77,7 @@ func TestNamesOfNodes(t *testing.T) {
 			t.Errorf("%q is %q, %v; want %q", node, got, err, want)
 		}
 	}
-	for rule, text := range map[string]string{"x": "", "(=a": "", "a=b": "one\n", "b=c": "a s1\na s2\n", "c=d": "a s[1-2]\n"} {
+	for rule, text := range map[string]string{"x": "", "(=a": "", "a=b": "one\n", "b=c": "a s1\na s2\n", "c=d": "a s[1-2]\n", "d=e": "a s1\nb s1\n", "e=f": "N_1 s1\n"} {
 		if err := os.WriteFile(table, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

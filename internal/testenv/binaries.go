@@ -57,11 +57,11 @@ func Kubectl(t testing.TB) string {
 
 var (
 	ebb           = sync.OnceValues(func() (string, error) { return buildRace("ebb") })
-	ebbPlain      = sync.OnceValues(func() (string, error) { return build("ebb-plain", ".", "./cmd/ebb") })
+	ebbPlain      = sync.OnceValues(func() (string, error) { return buildPlain("ebb-plain", ".", "./cmd/ebb") })
 	ebbFailpoints = sync.OnceValues(func() (string, error) {
 		return buildRace("ebb-failpoints", "-tags", "failpoints")
 	})
-	kubectl = sync.OnceValues(func() (string, error) { return build("kubectl", "test/tools", "./kubectl") })
+	kubectl = sync.OnceValues(func() (string, error) { return buildPlain("kubectl", "test/tools", "./kubectl") })
 )
 
 // root of the checkout, found from where this file was compiled.
@@ -86,12 +86,20 @@ func buildRace(name string, args ...string) (string, error) {
 		}
 		flags = strings.Split(strings.TrimSpace(string(text)), "\n")
 	}
-	return build(name, ".", append(append(flags, args...), "./cmd/ebb")...)
+	return build(name, ".", nil, append(append(flags, args...), "./cmd/ebb")...)
+}
+
+// PlainBuild is the environment in which test/run builds whatever does not have the race detector. Programs that are built in it share
+// what was compiled before.
+func PlainBuild() []string { return append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath") }
+
+func buildPlain(name, module, main string) (string, error) {
+	return build(name, module, PlainBuild(), main)
 }
 
 // build makes one program below bin/test. The tests of several packages run at once and want the same one, so a lock
 // lets one of them do it; the go command does nothing when the program is up to date.
-func build(name, module string, args ...string) (string, error) {
+func build(name, module string, env []string, args ...string) (string, error) {
 	dir := filepath.Join(root(), "bin", "test")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
@@ -106,7 +114,7 @@ func build(name, module string, args ...string) (string, error) {
 	}
 	path := filepath.Join(dir, name)
 	cmd := exec.Command("go", append([]string{"build", "-o", path}, args...)...)
-	cmd.Dir = filepath.Join(root(), module)
+	cmd.Dir, cmd.Env = filepath.Join(root(), module), env
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
 	}

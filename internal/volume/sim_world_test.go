@@ -418,9 +418,15 @@ func (s *sim) drainStep() {
 	case s.drain.Status.Phase == v1alpha1.DrainDraining:
 		n.liveness = v1alpha1.Draining
 		if s.left(n) == 0 {
-			s.refereeLeave(n)
-			s.drain.Status.Phase, n.toldToStop = v1alpha1.DrainStopping, true
+			s.drain.Status.Phase = v1alpha1.DrainStopping
 			s.log("drain of %s: empty", n.name)
+		}
+	case !n.toldToStop && n.liveness != v1alpha1.Stopping:
+		// The node is told in a write of its own. What it was let go with may have been taken back since.
+		if s.left(n) == 0 {
+			s.refereeLeave(n)
+			n.toldToStop = true
+			s.log("drain of %s: told to stop", n.name)
 		}
 	default:
 		n.liveness = v1alpha1.Stopping

@@ -150,6 +150,10 @@ func helpTexts(t *testing.T, c *cluster) {
 }
 
 func errorTexts(t *testing.T, c *cluster) {
+	foreign := t.TempDir()
+	if err := os.WriteFile(filepath.Join(foreign, "kubeconfig"), []byte("a person's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		args []string
 		want string
@@ -171,6 +175,9 @@ func errorTexts(t *testing.T, c *cluster) {
 		{[]string{"node", "--name", "n8", "--lease-fence", "9s"}, "ebb: lease timing: dead (8s) must be after fence (9s): programs have the time between to stop\n"},
 		{[]string{"up", "--lease-duration", "11500ms", "--data-dir", t.TempDir()}, "ebb: lease timing: lost (11.5s) must be whole seconds: it is stored as leaseDurationSeconds\n"},
 		{[]string{"up", "--nodes", "0", "--data-dir", t.TempDir()}, "ebb: --nodes 0: use 1 to 99\n"},
+		{[]string{"up", "--data-dir", foreign}, "ebb: data directory " + foreign + ": Ebb did not write kubeconfig there and would replace it: set another directory with --data-dir, or move it away\n"},
+		{[]string{"apiserver", "--data-dir", foreign}, "ebb: data directory " + foreign + ": Ebb did not write kubeconfig there and would replace it: set another directory with --data-dir, or move it away\n"},
+		{[]string{"drain"}, "ebb: accepts 1 arg(s), received 0: use `ebb drain NODE [flags]`\n"},
 		{[]string{"up", "--data-dir", string(c.dir)}, "ebb: a cluster already runs in " + string(c.dir) + ": stop it, or set another --data-dir\n"},
 	} {
 		if _, errs, code := c.run(tc.args...); code != 1 || errs != tc.want {

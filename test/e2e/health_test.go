@@ -37,6 +37,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/manifests"
 	"github.com/ebb-dev/ebb/internal/signer"
 	"github.com/ebb-dev/ebb/internal/testenv"
+	"github.com/ebb-dev/ebb/internal/testlength"
 )
 
 const (
@@ -512,7 +513,9 @@ func (s *sick) drainWithBridge(t *testing.T, target string) {
 		t.Fatal(err)
 	}
 	bridge := filepath.Join(dir, "bridge")
-	if out, err := exec.Command("go", "build", "-o", bridge, "../../examples/bridge").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-o", bridge, "../../examples/bridge")
+	build.Env = testenv.PlainBuild()
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	running := s.launch(bridge, "--kubeconfig", s.dir.Kubeconfig(), "--namespace", "default", "--command", command)
@@ -658,6 +661,55 @@ func (s *sick) killedAtEveryStep(t *testing.T) {
 	})
 	s.noRequests()
 	awaiting("somebody to have died at every point", func() bool { return len(s.armed()) == 0 })
+	if testlength.Long() {
+		s.killedAtTheStepsOfAFailure(target, awaiting)
+	}
+}
+
+// killedAtTheStepsOfAFailure goes on with a drain that fails, is tried again and is cancelled, with two events.
+func (s *sick) killedAtTheStepsOfAFailure(target string, awaiting func(what string, holds func() bool)) {
+	for _, a := range []health.Action{health.ActionDrainFailed, health.ActionFollow, health.ActionRetry, health.ActionEndCR, health.ActionRelease} {
+		s.arm("after-health-"+string(a), "")
+	}
+	event := func(name, check string, healthy bool) {
+		e := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: check, IsFatal: !healthy, IsHealthy: healthy}}
+		if err := s.client.Create(context.Background(), e); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	failed := func(name string) bool {
+		st := s.event(name).Status.UserPodsEvictionStatus
+		return st != nil && st.Status == v1alpha1.EvictionFailed
+	}
+	resource := func(attempt int64) {
+		awaiting(fmt.Sprintf("resource %d", attempt), func() bool {
+			cr := s.event("k2").Status.CustomResource
+			return cr != nil && cr.UID != "" && cr.Attempt == attempt
+		})
+	}
+	event("k2", "Xid", false)
+	resource(1)
+	event("k3", "Nvlink", false)
+	awaiting("the second event to join", func() bool { return s.event("k3").Status.Joined != nil })
+	s.reports("drain-"+target+"-k2", "DrainFailed", "True", "JobStuck")
+	awaiting("the drain to have failed for both", func() bool { return failed("k2") && failed("k3") })
+	s.must("events", "retry", "k2")
+	resource(2)
+	event("l2", "Xid", true)
+	event("l3", "Nvlink", true)
+	awaiting("the events to be closed and let go", func() bool {
+		one, two := s.event("k2"), s.event("k3")
+		return one.Status.ClosedAt != nil && two.Status.ClosedAt != nil && len(one.Finalizers)+len(two.Finalizers) == 0
+	})
+	if e := s.event("k2"); len(e.Status.Attempts) != 1 || e.Status.UserPodsEvictionStatus.Status != v1alpha1.EvictionCancelled || e.Status.CustomResource.Outcome != v1alpha1.ResourceCancelled {
+		s.t.Errorf("event k2 is %+v", e.Status)
+	}
+	s.noRequests()
+	awaiting("somebody to have died at every point of the failure", func() bool { return len(s.armed()) == 0 })
+	awaiting("the node to be back", func() bool {
+		n := s.node(target)
+		return !n.Spec.Cordoned && n.IsReady() && n.Status.Liveness == v1alpha1.Alive
+	})
 }
 
 // reviver returns a function that starts every node again that was killed.

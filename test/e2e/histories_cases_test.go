@@ -307,12 +307,12 @@ var fixedHistories = []fixedHistory{
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (1);
 		-- wait
-		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE feed LIKE REPLACE('%/{a}/%', '_a/', '/');
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- pause
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position;
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position;
 		-- resume
 		INSERT INTO {a}.t VALUES (4);
 	`},
@@ -324,18 +324,18 @@ var fixedHistories = []fixedHistory{
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position;
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position;
 		INSERT INTO {a}.t VALUES (4);
 	`},
 	{name: "10 a sink that crashed and lost a table's last rows before an ALTER", text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (1);
 		-- wait
-		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE feed LIKE REPLACE('%/{a}/%', '_a/', '/');
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
 		ALTER TABLE {a}.t ADD n INT DEFAULT 5;
 		INSERT INTO {a}.t VALUES (4, 4);
 	`},
@@ -343,11 +343,11 @@ var fixedHistories = []fixedHistory{
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (1);
 		-- wait
-		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE changefeed LIKE REPLACE('%/{a}/%', '_a/', '/');
+		-- sink: CREATE TABLE {x}.progress AS SELECT * FROM ebb.progress WHERE feed LIKE REPLACE('%/{a}/%', '_a/', '/');
 		INSERT INTO {a}.t VALUES (2), (3);
 		-- wait
 		-- sink: DELETE FROM {a}.t WHERE id > 1;
-		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (changefeed, table_schema, table_name) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
+		-- sink: UPDATE ebb.progress p JOIN {x}.progress o USING (feed, table_schema, table_name, since) SET p.position = o.position, p.counter = p.counter + (p.table_name = '');
 		RENAME TABLE {a}.t TO {a}.u;
 		INSERT INTO {a}.u VALUES (4);
 	`},
@@ -486,6 +486,20 @@ var fixedHistories = []fixedHistory{
 		RENAME TABLE {a}.t TO {x}.out_of_it;
 		CREATE TABLE IF NOT EXISTS {a}.t (id INT PRIMARY KEY);
 		INSERT INTO {a}.t VALUES (2);
+	`},
+	{name: "21 the name of a table that left the filter and was dropped at the sink", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		CREATE TABLE {a}.u (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		RENAME TABLE {a}.t TO {a}.skip_t, {a}.u TO {x}.u;
+		-- wait
+		-- sink: DROP TABLE {a}.t, {a}.u;
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, n INT);
+		INSERT INTO {a}.t VALUES (5, 5);
+		CREATE TABLE {a}.w (id INT PRIMARY KEY);
+		INSERT INTO {a}.w VALUES (1);
+		RENAME TABLE {a}.w TO {a}.u;
+		INSERT INTO {a}.u VALUES (2);
 	`},
 	{name: "22 unique values that change places", text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY, u INT UNIQUE, v VARCHAR(9) UNIQUE);
@@ -701,6 +715,118 @@ var fixedHistories = []fixedHistory{
 		ALTER TABLE {a}.t DROP PARTITION p2, p3;
 		ALTER TABLE {a}.t REMOVE PARTITIONING;
 		ALTER TABLE {a}.t ORDER BY n DESC, id;
+	`},
+	{name: "31 RENAME IF EXISTS through a table that exists", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.kept (id INT PRIMARY KEY);
+		INSERT INTO {a}.kept VALUES (1);
+		RENAME TABLE IF EXISTS {a}.nope TO {a}.kept, {a}.kept TO {a}.z;
+		INSERT INTO {a}.z VALUES (2);
+	`},
+	{name: "31 RENAME IF EXISTS of some that are missing", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		RENAME TABLE IF EXISTS {a}.nope TO {a}.x, {a}.t TO {a}.u, {a}.nope2 TO {a}.t;
+		INSERT INTO {a}.u VALUES (2);
+		CREATE TABLE {a}.x (id INT PRIMARY KEY, n INT);
+		INSERT INTO {a}.x VALUES (2, 3);
+		ALTER TABLE {a}.x RENAME TO {a}.y, RENAME TO {a}.x;
+		INSERT INTO {a}.x VALUES (4, 5);
+	`},
+	{name: "32 a default within CASE", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY);
+		INSERT INTO {a}.t VALUES (1);
+		ALTER TABLE {a}.t ADD c VARCHAR(50) DEFAULT CASE WHEN 1 THEN UUID() END;
+	`},
+	{name: "32 a default without brackets", ends: []outcome{rejected}, text: `
+		SET sql_mode = ORACLE;
+		CREATE TABLE {a}.t (id NUMBER PRIMARY KEY, v VARCHAR2(10), d DATE DEFAULT SYSDATE);
+		INSERT INTO {a}.t (id, v) VALUES (1, 'x');
+		TRUNCATE TABLE {a}.t DROP STORAGE;
+		INSERT INTO {a}.t (id, v) VALUES (2, 'y');
+		ALTER TABLE {a}.t ADD c TIMESTAMP DEFAULT SYSDATE;
+	`},
+	{name: "33 a stored column that was computed in another time zone", ends: []outcome{rejected}, text: `
+		SET time_zone = '+05:00';
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, ts TIMESTAMP, h INT AS (HOUR(ts)) STORED);
+		INSERT INTO {a}.t (id, ts) VALUES (1, '2026-01-01 01:00:00');
+	`},
+	{name: "33 a stored column that was computed in UTC", text: `
+		SET time_zone = '+00:00';
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, ts TIMESTAMP, h INT AS (HOUR(ts)) STORED, d DATE AS (DATE(ts)) STORED, KEY (d));
+		INSERT INTO {a}.t (id, ts) VALUES (1, '2026-01-01 01:00:00'), (2, NULL);
+		UPDATE {a}.t SET ts = '2026-02-02 02:02:02';
+		DELETE FROM {a}.t WHERE id = 1;
+	`},
+	{name: "33 a stored column that was cut", ends: []outcome{rejected}, text: `
+		SET sql_mode = '';
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, a INT, g TINYINT AS (a * 100) STORED);
+		INSERT INTO {a}.t (id, a) VALUES (1, 5);
+	`},
+	{name: "34 CREATE OR REPLACE SELECT that fails", text: `
+		CREATE TABLE {a}.t (id INT);
+		INSERT INTO {a}.t VALUES (1);
+		CREATE PROCEDURE {a}.p() BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; CREATE OR REPLACE TABLE {a}.t (id INT PRIMARY KEY) SELECT 1 AS id UNION ALL SELECT 1; END;
+		CALL {a}.p();
+		CREATE TABLE {a}.t (id INT, n INT);
+		INSERT INTO {a}.t VALUES (3, 4);
+	`},
+	{name: "35 the character set of the schema", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, s VARCHAR(20));
+		INSERT INTO {a}.t VALUES (1, 'x');
+		ALTER DATABASE {a} CHARACTER SET latin1;
+		ALTER TABLE {a}.t CONVERT TO CHARACTER SET DEFAULT;
+		ALTER DATABASE {a} CHARACTER SET utf8mb4;
+		ALTER TABLE {a}.t DEFAULT CHARACTER SET = DEFAULT;
+		ALTER TABLE {a}.t ADD u VARCHAR(10);
+		INSERT INTO {a}.t VALUES (2, 'ü', 'ж');
+	`},
+	{name: "36 a sequence that is dropped while a default names it", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, n BIGINT, k INT);
+		CREATE SEQUENCE {a}.s START 100;
+		ALTER TABLE {a}.t ALTER n SET DEFAULT NEXTVAL({a}.s);
+		INSERT INTO {a}.t (id) VALUES (1), (2);
+		-- wait
+		DROP SEQUENCE {a}.s;
+		UPDATE {a}.t SET k = 5 WHERE id = 1;
+		DELETE FROM {a}.t WHERE id = 2;
+		ALTER TABLE {a}.t ALTER n DROP DEFAULT;
+		INSERT INTO {a}.t VALUES (3, 3, 3);
+	`},
+	{name: "37 options of tables", text: `
+		SET innodb_strict_mode = 0;
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, a TEXT) ROW_FORMAT=COMPRESSED KEY_BLOCK_SIZE=64;
+		INSERT INTO {a}.t VALUES (1, 'x');
+		ALTER TABLE {a}.t ROW_FORMAT=DYNAMIC, KEY_BLOCK_SIZE=0;
+		SET innodb_strict_mode = 1;
+		ALTER TABLE {a}.t ADD c INT, ` + "`PAGE_COMPRESSED` = 1" + `;
+		INSERT INTO {a}.t VALUES (2, 'y', 2);
+	`},
+	{name: "38 text with a character set before it in another one", ends: []outcome{rejected}, text: `
+		SET NAMES latin1;
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, s VARCHAR(20) CHARACTER SET latin1 DEFAULT _latin1'é');
+		INSERT INTO {a}.t (id) VALUES (1);
+	`},
+	{name: "39 numbers for rows without an order", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (v INT);
+		INSERT INTO {a}.t VALUES (1), (2);
+		ALTER TABLE {a}.t ADD id INT AUTO_INCREMENT PRIMARY KEY;
+	`},
+	{name: "39 numbers for rows with an order", text: `
+		CREATE TABLE {a}.t (v INT);
+		ALTER TABLE {a}.t ADD id INT AUTO_INCREMENT PRIMARY KEY;
+		INSERT INTO {a}.t (v) VALUES (1), (2);
+		ALTER TABLE {a}.t ADD n INT AUTO_INCREMENT UNIQUE, DROP PRIMARY KEY, CHANGE id id INT;
+		INSERT INTO {a}.t VALUES (1, 1, 5);
+	`},
+	{name: "40 columns that become addresses while the changefeed is paused", text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, b BINARY(16), c BINARY(4), d BINARY(16), u UUID, i INET6);
+		-- wait
+		-- pause
+		INSERT INTO {a}.t VALUES (1, UNHEX('123e4567e89b12d3a456426655440000'), UNHEX('01020304'), UNHEX('00000000000000000000000000000001'), '01890a5d-ac96-774b-bcce-b302099a8057', '::ffff:1.2.3.4');
+		ALTER TABLE {a}.t MODIFY b UUID, MODIFY c INET4, MODIFY d INET6, MODIFY u BINARY(16), MODIFY i VARBINARY(16);
+		INSERT INTO {a}.t VALUES (2, '550e8400-e29b-41d4-a716-446655440000', '9.9.9.9', '::5', 'u', 'i');
+		-- resume
+		UPDATE {a}.t SET id = id + 10;
 	`},
 	{name: "referee: a row is changed at the sink", ends: []outcome{differs}, text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY, f FLOAT);

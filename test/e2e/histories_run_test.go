@@ -209,7 +209,7 @@ func TestFixedHistoriesEndEqual(t *testing.T) {
 }
 
 // TestHistoryFile plays the histories of a file, EBB_HISTORY_FILE, each after a line "=== NAME". It is for those who look for the
-// reason of a failure.
+// reason of a failure. One whose name begins with "alone " may end the changefeeds of others.
 func TestHistoryFile(t *testing.T) {
 	path := os.Getenv("EBB_HISTORY_FILE")
 	if path == "" {
@@ -227,9 +227,18 @@ func TestHistoryFile(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+		f.slots <- struct{}{}
 		wg.Go(func() {
+			defer func() { <-f.slots }()
+			if strings.HasPrefix(name, "alone ") {
+				f.quiet.Lock()
+				defer f.quiet.Unlock()
+			} else {
+				f.quiet.RLock()
+				defer f.quiet.RUnlock()
+			}
 			v, err := f.play(t.Context(), scriptOf(fmt.Sprintf("file%d", i), statements))
-			t.Logf("%s: %d of %d statements: %s %s %v", name, len(v.statements), len(statements), v.outcome, v.detail, err)
+			t.Logf("%s: %d of %d statements: %s %s %v; refused: %s", name, len(v.statements), len(statements), v.outcome, v.detail, err, strings.Join(v.refusedSQL, "; "))
 			if err != nil || v.bad() {
 				t.Errorf("%s: %s", name, v.outcome)
 			}

@@ -41,7 +41,7 @@ func TestTheKubernetesPageWorks(t *testing.T) {
 	p := &page{
 		cluster: newCluster(t, testenv.Ebb(t)),
 		replace: strings.NewReplacer("/tmp/kube", filepath.Join(dir, "kube"), "/tmp/ebb", filepath.Join(dir, "ebb")),
-		env:     append(os.Environ(), "PATH="+filepath.Dir(testenv.Kubectl(t))+":"+os.Getenv("PATH"), "KUBECONFIG=", "EBB_DATA_DIR="),
+		env:     append(testenv.PlainBuild(), "PATH="+filepath.Dir(testenv.Kubectl(t))+":"+os.Getenv("PATH"), "KUBECONFIG=", "EBB_DATA_DIR="),
 	}
 	// A link may take its time on a busy machine. The terminals below find everything built.
 	p.shell("make build\ngo build -o bin/test/kubeup ./test/kubeup\n")

@@ -27,7 +27,8 @@ var longest = []string{
 	"TestADrainSurvivesItsNodeAndTheAPIAtEveryStep", "TestAnEtcdClusterGoesOnWhenTheCoordinatorDiesAtAnyStep", "TestProgramsNeverRunTwiceAtOnce", "TestPodsAreEvicted",
 	"TestSeedDocument", "TestKubectlDrain", "TestChaos", "TestHealthEventsOnKubernetes", "TestFixedHistoriesEndEqual", "TestMachinesComeAndGo",
 	"TestADrainSurvivesItsCoordinatorAtEveryStep", "TestStopsOfEtcdClustersKeepWhatTheyShould", "TestAnEtcdClusterUnderLoadLosesNoWriteAndNoQuorum",
-	"TestAMemberKeepsItsPlaceWhenItsNodeGetsAnotherAddress", "TestVolumesOutliveCrashes",
+	"TestAMemberKeepsItsPlaceWhenItsNodeGetsAnotherAddress", "TestVolumesOutliveCrashes", "TestLastReplicasAreEvicted", "TestVolumesAreEvicted",
+	"TestVolumesAreRepairedByHand",
 }
 
 // visitor is a test that waits for room.

@@ -151,14 +151,14 @@ func wentBack(t *testing.T, c *cluster, source, sink *testenv.MariaDB, schema st
 	})
 	position := source.Value("SELECT SUBSTRING_INDEX(@@GLOBAL.gtid_binlog_pos, '-', -1)")
 	until(t, "the checkpoint to be recorded at the sink", func() bool {
-		return sink.Value("SELECT COALESCE(MAX(position), 0) >= "+position+" FROM ebb.progress WHERE changefeed LIKE 'default/"+schema+"/%' AND table_name = ''") == "1"
+		return sink.Value("SELECT COALESCE(MAX(position), 0) >= "+position+" FROM ebb.progress WHERE feed LIKE 'default/"+schema+"/%' AND table_name = ''") == "1"
 	})
 	source.Exec("INSERT INTO "+schema+".back VALUES (2)", "INSERT INTO "+schema+".quiet VALUES (2)")
 	late := source.Value("SELECT SUBSTRING_INDEX(@@GLOBAL.gtid_binlog_pos, '-', -1)")
 	until(t, "the checkpoint to be recorded again", func() bool {
-		return rows("back") == "2" && sink.Value("SELECT COALESCE(MAX(position), 0) >= "+late+" FROM ebb.progress WHERE changefeed LIKE 'default/"+schema+"/%' AND table_name = ''") == "1"
+		return rows("back") == "2" && sink.Value("SELECT COALESCE(MAX(position), 0) >= "+late+" FROM ebb.progress WHERE feed LIKE 'default/"+schema+"/%' AND table_name = ''") == "1"
 	})
-	sink.Exec("DELETE FROM " + schema + ".back WHERE id = 2; DELETE FROM " + schema + ".quiet WHERE id = 2; UPDATE ebb.progress SET position = LEAST(position, " + position + ") WHERE changefeed LIKE 'default/" + schema + "/%'")
+	sink.Exec("DELETE FROM " + schema + ".back WHERE id = 2; DELETE FROM " + schema + ".quiet WHERE id = 2; UPDATE ebb.progress SET position = LEAST(position, " + position + ") WHERE feed LIKE 'default/" + schema + "/%'")
 	source.Exec("INSERT INTO " + schema + ".back VALUES (3)")
 	until(t, "the rows to be read again", func() bool { return rows("back") == "3" && rows("quiet") == "2" })
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -369,10 +370,18 @@ func fillDisk(t *testing.T, path string) {
 // A node whose directory is too deep for sockets has no use for them until a volume is attached to it. Then the volume says what is wrong.
 func TestAVolumeSaysThatItsSocketHasNoPlace(t *testing.T) {
 	beside(t, light)
+	need.Programs(t, "nbdinfo")
 	c := newCluster(t, testenv.Ebb(t))
 	startNodes(t, c, 1)
 	c.startNode("n2", "--volume-sockets", filepath.Join(t.TempDir(), strings.Repeat("deep", 25)))
+	odd, err := os.MkdirTemp("", "a & b+c") // a place that has to be encoded in a URI
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(odd) })
+	c.startNode("n3", "--volume-sockets", filepath.Join(odd, "nbd"))
 	c.awaitReady("n2", 1)
+	c.awaitReady("n3", 1)
 	v := c.createVolume("nowhere", 2)
 	c.must("volume", "attach", "nowhere", "n2")
 	var message string
@@ -384,5 +393,15 @@ func TestAVolumeSaysThatItsSocketHasNoPlace(t *testing.T) {
 	})
 	v.attach("n1")
 	v.load().check()
-	v.sameCopies()
+	for range 2 {
+		v.attach("n3")
+		if got := strings.TrimSpace(runProgram(t, "nbdinfo", "--size", v.get().Status.NBDURI)); got != strconv.FormatInt(v.get().Spec.Size.Value(), 10) {
+			t.Errorf("nbdinfo --size says %s", got)
+		}
+		v.sameCopies()
+		// It is detached now, and something cleans the directory away.
+		if err := os.RemoveAll(filepath.Join(odd, "nbd")); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

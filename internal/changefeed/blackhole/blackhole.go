@@ -21,7 +21,7 @@ func (s *Sink) Rows() int64 { return s.rows.Load() }
 func (s *Sink) Check(context.Context) error { return nil }
 
 // Acquire implements stream.Sink.
-func (s *Sink) Acquire(_ context.Context, _ stream.Table, _ stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+func (s *Sink) Acquire(_ context.Context, _ stream.Identity, _ stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
 	return (*writer)(s), start, nil
 }
 

@@ -20,7 +20,7 @@ func TestABlackholeCountsWhatItGets(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
-			w, at, err := s.Acquire(ctx, table, stream.Epoch{Placement: 1, Counter: int64(i)}, 17)
+			w, at, err := s.Acquire(ctx, table.Since(0), stream.Epoch{Placement: 1, Counter: int64(i)}, 17)
 			if err != nil || at != 17 {
 				t.Errorf("acquired at %d, %v", at, err)
 				return

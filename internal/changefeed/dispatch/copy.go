@@ -245,7 +245,7 @@ func (d *dispatcher) writeChunk(ctx context.Context, parts iter.Seq2[*snapshot.C
 	var found stream.Position
 	if err != nil && !lost(err) && ctx.Err() == nil {
 		var again error
-		if fresh, found, again = d.feed.sink.Acquire(ctx, d.table, d.epoch, at); again != nil {
+		if fresh, found, again = d.feed.sink.Acquire(ctx, d.identity(), d.epoch, at); again != nil {
 			err = errors.Join(err, again)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 func standing(table stream.Table, since, from stream.Position, ddl bool) *dispatcher {
 	e := New(Options{Memory: 1 << 20})
 	f := &Feed{engine: e, config: Config{DDL: ddl}, batch: 10, work: make(chan struct{}, 1)}
-	return &dispatcher{feed: f, table: table, since: since, from: from, state: Running, listens: true}
+	return &dispatcher{feed: f, table: table, begins: since, from: from, state: Running, listens: true}
 }
 
 func TestADispatcherWaitsAtDDLThatItsMaintainerExecutes(t *testing.T) {

@@ -42,12 +42,14 @@ const readAhead = 1 << 20
 type dispatcher struct {
 	feed  *Feed
 	table stream.Table
-	// members are the tables of a group; none for a single table.
-	members []stream.Table
+	since stream.Position // the table has its name since then
+	// members are the tables of a group, and tables their names; none for a single table.
+	members []stream.Identity
+	tables  []stream.Table
 	// watches are other tables, whose DDL concerns it unless that is about one table alone.
 	watches []stream.Table
 	epoch   stream.Epoch
-	since   stream.Position // of the DDL that gave the table its name
+	begins  stream.Position // of the DDL that it begins with
 
 	mu       sync.Mutex
 	state    State
@@ -80,10 +82,18 @@ type dispatcher struct {
 
 // names are the tables that it replicates.
 func (d *dispatcher) names() []stream.Table {
-	if len(d.members) > 0 {
-		return d.members
+	if len(d.tables) > 0 {
+		return d.tables
 	}
 	return []stream.Table{d.table}
+}
+
+// identity is the table that it replicates, or that stands for its group.
+func (d *dispatcher) identity() stream.Identity { return d.table.Since(d.since) }
+
+// is reports whether it replicates a table, and not another one of the same name. Who knows only the name means any.
+func (d *dispatcher) is(t stream.Identity) bool {
+	return d.table == t.Table && (d.since == t.Since || d.since == stream.AnySince || t.Since == stream.AnySince)
 }
 
 // position is up to where the dispatcher has everything.
@@ -161,7 +171,7 @@ func (d *dispatcher) unread(rows *stream.Rows) (left *stream.Rows, follows bool)
 
 // passes reports whether the dispatcher ignores DDL: the changefeed does not replicate DDL, or the table begins with it.
 func (d *dispatcher) passes(mark *stream.Rows) bool {
-	return !d.feed.config.DDL && mark.DDL.Kind != stream.UnreadableRows || mark.Position == d.since
+	return !d.feed.config.DDL && mark.DDL.Kind != stream.UnreadableRows || mark.Position == d.begins
 }
 
 // skips reports whether rows belong to a transaction that is not replicated. DDL keeps its place in the queue, so that all tables that it
@@ -408,6 +418,23 @@ func (d *dispatcher) take(most int) (batch []*stream.Rows, bytes, changes int) {
 	return batch, bytes, changes
 }
 
+// upcoming is the batch that comes after the one being written; none if it is not known yet what that will be.
+func (d *dispatcher) upcoming(most int) []*stream.Rows {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.holding || len(d.queue) == 0 || d.queue[0].DDL != nil {
+		return nil
+	}
+	changes := 0
+	for n, rows := range d.queue {
+		if n > 0 && (rows.DDL != nil || changes+len(rows.Changes) > most) {
+			return d.queue[:n:n]
+		}
+		changes += len(rows.Changes)
+	}
+	return nil // it may grow until then
+}
+
 // executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
 // it, so the table is acquired again. Before that, the writer checks that the sink still has what it has written, because the next
 // writer does not check it.
@@ -515,5 +542,5 @@ func (d *dispatcher) status() Status {
 	at, _ := d.checkpoint()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return Status{Table: d.table, Members: d.members, Watches: d.watches, Epoch: d.epoch, Since: d.since, State: d.state, Checkpoint: at, Err: d.problem()}
+	return Status{Identity: d.identity(), Members: d.members, Watches: d.watches, Epoch: d.epoch, Begins: d.begins, State: d.state, Checkpoint: at, Err: d.problem()}
 }

@@ -146,13 +146,13 @@ type placed struct {
 
 // Status of a dispatcher.
 type Status struct {
-	Table stream.Table
+	stream.Identity
 	// Members of its group of tables, if it writes one.
-	Members []stream.Table
+	Members []stream.Identity
 	Watches []stream.Table
 	Epoch   stream.Epoch
-	// Since is the position of the DDL that gave the table its name, as its maintainer knew it.
-	Since      stream.Position
+	// Begins is the position of the DDL that it begins with, as its maintainer knew it.
+	Begins     stream.Position
 	State      State
 	Checkpoint stream.Position
 	Err        error
@@ -281,7 +281,7 @@ type Report struct {
 	// Slowest is the table with that checkpoint, and what its dispatcher is doing; empty if it has written all that was read.
 	Slowest string
 	// Lost are tables that have another owner at the sink, or that are not where their dispatcher left them.
-	Lost []stream.Table
+	Lost []stream.Identity
 	// Blocked are tables whose dispatchers have reached DDL that the maintainer executes.
 	Blocked []Blocked
 	// Rows and Bytes that were written since the changefeed was opened on this node.
@@ -292,8 +292,8 @@ type Report struct {
 
 // Blocked is a table whose dispatcher has reached DDL that the maintainer executes, and the position of that DDL.
 type Blocked struct {
-	Table stream.Table
-	At    stream.Position
+	stream.Identity
+	At stream.Position
 }
 
 // retrying is a sink that retries by itself, and knows the error that it retries after.
@@ -331,10 +331,10 @@ func (e *Engine) Report(key FeedKey) Report {
 			}
 			r.Running++
 			if d.blocked() && !d.flushing {
-				r.Blocked = append(r.Blocked, Blocked{Table: d.table, At: d.queue[0].Position})
+				r.Blocked = append(r.Blocked, Blocked{Identity: d.identity(), At: d.queue[0].Position})
 			}
 		case Lost:
-			r.Lost = append(r.Lost, d.table)
+			r.Lost = append(r.Lost, d.identity())
 		}
 		if err := d.problem(); err != nil && !Hopeless(r.Err) {
 			r.Err = err

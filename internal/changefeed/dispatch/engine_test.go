@@ -598,7 +598,7 @@ func TestATableThatAnotherOwnsIsLost(t *testing.T) {
 	until(t, "they flow", func() bool { return sink.has(tables, 30) })
 	sink.steal(tables[1], ep(2))
 	source.wind(60)
-	until(t, "it is lost", func() bool { return slices.Equal(m.Report(key).Lost, tables[1:2]) })
+	until(t, "it is lost", func() bool { return slices.Equal(m.Report(key).Lost, []stream.Identity{tables[1].Since(0)}) })
 	until(t, "the others flow", func() bool { return sink.has(tables[:1], 60) && sink.has(tables[2:], 60) })
 	if s := m.status(tables[1]); s.State != dispatch.Lost || !errors.Is(s.Err, stream.ErrNotOwner) || s.Checkpoint > 31 {
 		t.Errorf("it is %+v", s)
@@ -672,6 +672,50 @@ func TestOlderMaintainersAreRefused(t *testing.T) {
 	}
 	if m.Report(key).Running != 1 {
 		t.Error("tables stop while their maintainer moves")
+	}
+}
+
+// A table that was dropped and created again is another one: what was ordered of the first, and comes late, does not concern it.
+func TestOrdersAboutAnEarlierTableOfTheNameDoNotConcernTheLaterOne(t *testing.T) {
+	noGoroutines(t)
+	source := newTape(t, "tables=1")
+	sink := newLedger(t, source)
+	m := newMachine(t, source, sink, plenty)
+	table := source.tables(t)[0]
+	since := func(at stream.Position, epoch stream.Epoch) []dispatch.Order {
+		return []dispatch.Order{{Table: table, Since: at, Epoch: epoch}}
+	}
+	m.mustStart(since(7, ep(5)))
+	if s := m.status(table); s.Identity != table.Since(7) || s.State != dispatch.Running {
+		t.Errorf("it is %+v", s)
+	}
+	for _, earlier := range []stream.Position{0, 6, 8} {
+		for _, epoch := range []stream.Epoch{ep(4), ep(5), ep(6)} {
+			if stopped := m.mustStop(since(earlier, epoch)); len(stopped) != 0 {
+				t.Errorf("the one since %d was stopped at %v", earlier, stopped)
+			}
+		}
+		if at := m.Positions(key, since(earlier, ep(5))); len(at) != 0 {
+			t.Errorf("the one since %d is at %v", earlier, at)
+		}
+	}
+	if failed := m.Start(context.Background(), key, 1, config, since(0, ep(4))); !errors.Is(failed[table], dispatch.ErrOldMaintainer) {
+		t.Errorf("the one before was started: %v", failed)
+	}
+	if s := m.status(table); s.Identity != table.Since(7) || s.State != dispatch.Running || len(m.Positions(key, since(7, ep(5)))) != 1 {
+		t.Errorf("it is %+v", s)
+	}
+	m.mustStart(since(9, ep(6))) // the next one of the name, before the maintainer has stopped this
+	if s := m.status(table); s.Identity != table.Since(9) || m.Report(key).Dispatchers != 1 {
+		t.Errorf("it is %+v", s)
+	}
+	// A maintainer of an earlier version knows only the name.
+	if stopped := m.mustStop(since(stream.AnySince, ep(6))); len(stopped) != 1 {
+		t.Error("it was not stopped")
+	}
+	m.mustStart(since(stream.AnySince, ep(7)))
+	if stopped := m.mustStop(since(stream.AnySince, ep(7))); len(stopped) != 1 {
+		t.Error("it was not stopped")
 	}
 }
 

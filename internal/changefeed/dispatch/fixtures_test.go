@@ -314,7 +314,8 @@ func (l *ledger) Close() error {
 }
 
 // Acquire implements stream.Sink.
-func (l *ledger) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+func (l *ledger) Acquire(ctx context.Context, id stream.Identity, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	table := id.Table
 	l.mu.Lock()
 	hinder := l.onAcquire
 	l.mu.Unlock()

@@ -215,7 +215,7 @@ func spread(t *stream.Transaction, to, watchers map[stream.Table][]*dispatcher, 
 				if merged == nil {
 					merged = map[*dispatcher]bool{}
 				}
-				merged[d], all = true, t.Merge(d.table, d.members)
+				merged[d], all = true, t.Merge(d.table, d.tables)
 			}
 			if !d.push(all, from) {
 				return errWanted

@@ -224,7 +224,7 @@ func TestTheLedgerSeesWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLedger(&quiet{T: t}, source)
-			w, at, err := l.Acquire(context.Background(), table, ep(1), 0)
+			w, at, err := l.Acquire(context.Background(), table.Since(0), ep(1), 0)
 			if err != nil || at != 0 {
 				t.Fatal(at, err)
 			}
@@ -255,7 +255,7 @@ func TestAnIdleTableTakesLittleMemory(t *testing.T) {
 	m := newMachine(t, source, sink, plenty)
 	names := source.tables(t)
 	for _, name := range names { // what the sink itself keeps is not the engine's
-		w, _, err := sink.Acquire(context.Background(), name, ep(1), 0)
+		w, _, err := sink.Acquire(context.Background(), name.Since(0), ep(1), 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,19 +13,25 @@ import (
 // Order is an order of a maintainer about one table.
 type Order struct {
 	Table stream.Table
+	// Since when the table has that name. One that is dropped and created again is another one, and what was ordered of the first does not
+	// concern it.
+	Since stream.Position
 	// Members are the tables that one dispatcher writes in the order of the source, if there are several or if changes of the table
 	// cascade within it. Table is one of them, and stands for all.
-	Members []stream.Table
+	Members []stream.Identity
 	// Watches are other tables. DDL of theirs that the maintainer executes concerns this dispatcher, too: it may decide which tables are
 	// written together.
 	Watches []stream.Table
 	Epoch   stream.Epoch
 	// Position to start after.
 	Position stream.Position
-	// Since is the position of the DDL that gave the table its name, 0 if that was before the changefeed or is not known. A table that
-	// is dropped and created again is another one with the same name.
-	Since stream.Position
+	// Begins is the position of the DDL that the dispatcher begins with, and that does not concern it: the one that made the table, or after which
+	// others are written together with it. It is 0 if that was before the changefeed or is not known.
+	Begins stream.Position
 }
+
+// Identity is the table that the order is about.
+func (o *Order) Identity() stream.Identity { return o.Table.Since(o.Since) }
 
 // Prepare makes dispatchers that read ahead, so that they can start as soon as those on another node have stopped. It returns an
 // error for each that could not be prepared.
@@ -80,7 +86,7 @@ func (e *Engine) Positions(key FeedKey, orders []Order) map[stream.Table]stream.
 		f.mu.Lock()
 		d := f.tables[o.Table]
 		f.mu.Unlock()
-		if d == nil || d.epoch != o.Epoch {
+		if d == nil || d.epoch != o.Epoch || !d.is(o.Identity()) {
 			continue
 		}
 		d.mu.Lock()
@@ -148,7 +154,7 @@ func (f *Feed) place(o Order) (*placed, error) {
 		state := d.state
 		d.mu.Unlock()
 		switch c := o.Epoch.Compare(d.epoch); {
-		case c == 0 && state != Lost && state != Stopped:
+		case c == 0 && state != Lost && state != Stopped && d.is(o.Identity()):
 			return d, nil
 		case c < 0:
 			return nil, fmt.Errorf("table %s: %w: this node has its dispatcher of epoch %v, which is newer than %v", o.Table, ErrOldMaintainer, d.epoch, o.Epoch)
@@ -177,8 +183,11 @@ func (f *Feed) find(o Order) (d *placed, made bool, err error) {
 		return nil, false, fmt.Errorf("table %s: %w", o.Table, err)
 	}
 	d = &placed{leave: leave, dispatcher: &dispatcher{
-		feed: f, table: o.Table, members: o.Members, watches: o.Watches, epoch: o.Epoch, since: o.Since, state: Prepared, from: o.Position, flushed: o.Position,
+		feed: f, table: o.Table, since: o.Since, members: o.Members, watches: o.Watches, epoch: o.Epoch, begins: o.Begins, state: Prepared, from: o.Position, flushed: o.Position,
 	}}
+	for _, t := range o.Members {
+		d.tables = append(d.tables, t.Table)
+	}
 	f.tables[o.Table] = d
 	return d, true, nil
 }
@@ -229,7 +238,7 @@ func (d *dispatcher) own(ctx context.Context, start stream.Position) error {
 // acquire makes the dispatcher the owner of its table, or of all tables of its group.
 func (d *dispatcher) acquire(ctx context.Context, start stream.Position) (stream.Writer, stream.Position, error) {
 	if len(d.members) == 0 {
-		return d.feed.sink.Acquire(ctx, d.table, d.epoch, start)
+		return d.feed.sink.Acquire(ctx, d.identity(), d.epoch, start)
 	}
 	sink, ok := d.feed.sink.(stream.GroupSink)
 	if !ok {
@@ -295,7 +304,7 @@ func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders
 		f.mu.Lock()
 		d := f.tables[o.Table]
 		f.mu.Unlock()
-		if d == nil {
+		if d == nil || !d.is(o.Identity()) { // another table of the same name is not meant
 			continue
 		}
 		if o.Epoch.Compare(d.epoch) < 0 {

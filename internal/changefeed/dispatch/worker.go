@@ -150,7 +150,10 @@ func (f *Feed) write(list []*flush) {
 	var parts []stream.Part
 	for _, b := range list {
 		if len(list) == 1 || b.last.DDL != nil { // DDL may have come since the line was looked at
-			ended(b, b.write(f.ctx))
+			prepared := f.prepareNext(b)
+			err := b.write(f.ctx)
+			prepared()
+			ended(b, err)
 			continue
 		}
 		parts = append(parts, stream.Part{Writer: b.writer, Rows: b.batch, To: b.last.To(), Done: func(err error) { ended(b, err) }})
@@ -170,4 +173,23 @@ func (f *Feed) write(list []*flush) {
 	if flushed := f.engine.opts.Flushed; flushed != nil {
 		flushed(took)
 	}
+}
+
+// prepareNext lets the writer of a batch that is about to be written prepare the next one meanwhile, unless other tables wait for the
+// processors. The function that it returns waits for that.
+func (f *Feed) prepareNext(b *flush) (wait func()) {
+	var wg sync.WaitGroup
+	if ahead, ok := b.writer.(stream.AheadWriter); ok && b.last.DDL == nil && !f.waits() {
+		if next := b.upcoming(f.batch); next != nil {
+			wg.Go(func() { ahead.Prepare(next) })
+		}
+	}
+	return wg.Wait
+}
+
+// waits reports whether tables are in line.
+func (f *Feed) waits() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.line) > 0
 }

@@ -1,8 +1,8 @@
 // Package filesink writes changes to files, as JSON lines.
 //
 //	DIRECTORY/<schema>.<table>/000001.jsonl   changes of a table, and DDL that concerns it alone (ALTER, TRUNCATE)
-//	DIRECTORY/<schema>.<table>/owner.json     who may write: the changefeed and the epoch
-//	DIRECTORY/<schema>.<table>/gone           the table was dropped or renamed
+//	DIRECTORY/<schema>.<table>/owner.json     who may write: the changefeed, the epoch, and since when the table has its name
+//	DIRECTORY/<schema>.<table>/gone           the table was dropped or renamed, at this position
 //	DIRECTORY/ddl/000001.jsonl                other DDL, in order
 //
 // Lines are in the order of their positions. The changes of one transaction are numbered, from "change":1 to the number in "changes";

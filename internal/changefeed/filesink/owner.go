@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -20,7 +22,29 @@ const (
 type owner struct {
 	Changefeed string       `json:"changefeed"`
 	Table      stream.Table `json:"table"`
-	Epoch      stream.Epoch `json:"epoch"`
+	// Since when the table has its name.
+	Since stream.Position `json:"since,omitempty"`
+	Epoch stream.Epoch    `json:"epoch"`
+}
+
+// holder is which table has the name that a directory is of. The file that says that it is gone has the position of the DDL that took the name
+// away; in that of an earlier version there is nothing.
+func (o *owner) holder(root *os.Root, dir string) (stream.Holder, error) {
+	text, err := root.ReadFile(filepath.Join(dir, goneFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return stream.Holder{Since: o.Since}, nil
+	}
+	if err != nil {
+		return stream.Holder{}, err
+	}
+	at, err := strconv.ParseUint(string(text), 10, 64)
+	switch {
+	case err != nil:
+		return stream.Holder{Since: o.Since, Over: true}, nil
+	case stream.Position(at) < o.Since:
+		return stream.Holder{Since: o.Since}, nil
+	}
+	return stream.Holder{Since: stream.Position(at), Over: true}, nil
 }
 
 // readOwner returns the owner of a directory; nil if it has none.
@@ -28,7 +52,7 @@ func readOwner(root *os.Root, dir string) (*owner, error) {
 	return atomicfile.ReadJSON[owner](root.ReadFile, filepath.Join(dir, ownerFile))
 }
 
-// own makes an epoch the owner of a directory, unless a newer epoch or another changefeed owns it.
+// own makes an epoch the owner of a directory, unless a newer epoch or another changefeed owns it, or another table has the name.
 func own(root *os.Root, dir string, want owner) error {
 	is, err := readOwner(root, dir)
 	if err != nil {
@@ -38,12 +62,25 @@ func own(root *os.Root, dir string, want owner) error {
 		if is.Changefeed != want.Changefeed {
 			return fmt.Errorf("directory %s belongs to changefeed %s: use another directory for each changefeed: %w", dir, is.Changefeed, stream.ErrUnusable)
 		}
-		switch is.Epoch.Compare(want.Epoch) {
-		case 1:
+		held, err := is.holder(root, dir)
+		if err != nil {
+			return err
+		}
+		if want.Since == stream.AnySince {
+			want.Since = held.Since
+		}
+		if held.Past(want.Since) {
+			return fmt.Errorf("directory %s: the table that had its name since position %d was dropped or renamed: %w", dir, want.Since, stream.ErrNotOwner)
+		}
+		switch c := is.Epoch.Compare(want.Epoch); {
+		case c > 0:
 			return notOwner(dir, want.Epoch, is)
-		case 0:
+		case c == 0 && is.Since == want.Since:
 			return nil
 		}
+	}
+	if want.Since == stream.AnySince {
+		want.Since = 0
 	}
 	if err := writeOwner(root, dir, want); err != nil {
 		return err

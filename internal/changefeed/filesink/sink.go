@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -130,23 +131,36 @@ func (s *Sink) may() error {
 }
 
 // Acquire implements stream.Sink. It cannot wait for writes of an earlier owner; see the package comment.
-func (s *Sink) Acquire(_ context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
-	j, err := s.journal(directoryOf(table), s.owner(table, epoch))
+func (s *Sink) Acquire(_ context.Context, table stream.Identity, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	j, err := s.journal(directoryOf(table.Table), s.owner(table, epoch))
 	if err != nil {
 		return nil, 0, err
 	}
 	if !j.found {
 		j.position = start
 	}
-	return &writer{journal: j, table: table}, j.position, nil
+	return &writer{journal: j, table: table.Table}, j.position, nil
 }
 
-func (s *Sink) owner(table stream.Table, epoch stream.Epoch) owner {
-	return owner{Changefeed: s.options.Changefeed, Table: table, Epoch: epoch}
+func (s *Sink) owner(table stream.Identity, epoch stream.Epoch) owner {
+	return owner{Changefeed: s.options.Changefeed, Table: table.Table, Since: table.Since, Epoch: epoch}
 }
 
 // Known are the tables that were written, and neither dropped nor renamed since.
-func (s *Sink) Known(context.Context) ([]stream.Table, error) {
+func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
+	held, err := s.Holders(ctx)
+	var list []stream.Table
+	for t, h := range held {
+		if !h.Over {
+			list = append(list, t)
+		}
+	}
+	slices.SortFunc(list, stream.CompareTables)
+	return list, err
+}
+
+// Holders are which tables have the names that tables of this changefeed have had.
+func (s *Sink) Holders(context.Context) (map[stream.Table]stream.Holder, error) {
 	root, err := s.directory()
 	if err != nil {
 		return nil, err
@@ -155,19 +169,39 @@ func (s *Sink) Known(context.Context) ([]stream.Table, error) {
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	var list []stream.Table
+	held := map[stream.Table]stream.Holder{}
 	for _, e := range entries {
 		if !e.IsDir() || e.Name() == ddlDirectory {
 			continue
 		}
-		o, err := readOwner(root, e.Name())
-		if err != nil {
-			return nil, s.wrap(err)
+		if err := s.hold(root, e.Name(), held); err != nil {
+			return nil, err
 		}
-		if _, err := root.Stat(filepath.Join(e.Name(), goneFile)); o == nil || o.Changefeed != s.options.Changefeed || err == nil {
-			continue
-		}
-		list = append(list, o.Table)
 	}
-	return list, nil
+	return held, nil
+}
+
+// HoldersOf are which tables have some names.
+func (s *Sink) HoldersOf(_ context.Context, names []stream.Table) (map[stream.Table]stream.Holder, error) {
+	root, err := s.directory()
+	if err != nil {
+		return nil, err
+	}
+	held := map[stream.Table]stream.Holder{}
+	for _, t := range names {
+		if err := s.hold(root, directoryOf(t), held); err != nil {
+			return nil, err
+		}
+	}
+	return held, nil
+}
+
+// hold adds which table has the name that a directory is of, if that belongs to this changefeed.
+func (s *Sink) hold(root *os.Root, dir string, held map[stream.Table]stream.Holder) error {
+	o, err := readOwner(root, dir)
+	if err != nil || o == nil || o.Changefeed != s.options.Changefeed {
+		return s.wrap(err)
+	}
+	held[o.Table], err = o.holder(root, dir)
+	return s.wrap(err)
 }

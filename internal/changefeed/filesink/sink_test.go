@@ -59,7 +59,7 @@ func newSite(t *testing.T, changes ...func(*filesink.Options)) *site {
 
 func (s *site) acquire(e stream.Epoch, want stream.Position) stream.Writer {
 	s.Helper()
-	w, at, err := s.sink.Acquire(s.Context(), orders, e, 3)
+	w, at, err := s.sink.Acquire(s.Context(), orders.Since(0), e, 3)
 	if err != nil || at != want {
 		s.Fatalf("acquired at %d: %v, want %d", at, err, want)
 	}
@@ -254,7 +254,7 @@ func TestTwoOwners(t *testing.T) {
 		t.Errorf("the old owner: %v", err)
 	}
 	s.write(young, 5, inserts(5, 1))
-	if _, _, err := s.sink.Acquire(t.Context(), orders, epoch(1), 3); !errors.Is(err, stream.ErrNotOwner) {
+	if _, _, err := s.sink.Acquire(t.Context(), orders.Since(0), epoch(1), 3); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("the old epoch: %v", err)
 	}
 	s.want("shop.orders", map[string]string{"000001.jsonl": text(4, 1, 1), "000002.jsonl": text(5, 1, 1)})
@@ -264,7 +264,7 @@ func TestADirectoryBelongsToOneChangefeed(t *testing.T) {
 	s := newSite(t)
 	s.acquire(epoch(1), 3)
 	other := newSite(t, func(o *filesink.Options) { o.Directory, o.Changefeed = s.dir, "default/other/2" })
-	_, _, err := other.sink.Acquire(t.Context(), orders, epoch(9), 3)
+	_, _, err := other.sink.Acquire(t.Context(), orders.Since(0), epoch(9), 3)
 	want := "sink " + s.dir + ": directory shop.orders belongs to changefeed default/demo/1: use another directory for each changefeed: misconfigured; retrying will not help"
 	if !errors.Is(err, stream.ErrUnusable) || err.Error() != want {
 		t.Errorf("%v", err)
@@ -282,7 +282,7 @@ func TestNothingIsWrittenWhileTheLeaseIsInDoubt(t *testing.T) {
 	may = false
 	want := "sink " + s.dir + ": the node's lease is in doubt: no files are written until it is renewed"
 	drop := &stream.DDL{Kind: stream.DropTable, Schema: "shop", Statement: "DROP TABLE orders", Tables: []stream.Table{orders}}
-	_, _, acquired := s.sink.Acquire(t.Context(), orders, epoch(2), 3)
+	_, _, acquired := s.sink.Acquire(t.Context(), orders.Since(0), epoch(2), 3)
 	for what, err := range map[string]error{
 		"write": w.Write(t.Context(), []*stream.Rows{inserts(5, 1)}, 5), "acquire": acquired, "execute DDL": s.sink.ExecuteDDL(t.Context(), 6, drop, epoch(0)),
 	} {
@@ -304,7 +304,7 @@ func TestNamesWithOddCharacters(t *testing.T) {
 		{Schema: "ddl", Name: "ddl"}, {Schema: "a b", Name: "\n\"'\\*?"}, {Schema: long, Name: long}, {Schema: long, Name: long[:len(long)-2] + "ö"}, {Schema: "s", Name: "~x"},
 	}
 	for i, table := range tables {
-		w, _, err := s.sink.Acquire(t.Context(), table, epoch(1), 0)
+		w, _, err := s.sink.Acquire(t.Context(), table.Since(0), epoch(1), 0)
 		if err != nil {
 			t.Fatalf("%q: %v", table, err)
 		}
@@ -324,7 +324,7 @@ func TestNamesWithOddCharacters(t *testing.T) {
 		if !slices.Contains(known, table) || err != nil {
 			t.Errorf("%q is not known: %v", table, err)
 		}
-		if _, at, err := s.sink.Acquire(t.Context(), table, epoch(2), 0); err != nil || at != stream.Position(i+1) {
+		if _, at, err := s.sink.Acquire(t.Context(), table.Since(0), epoch(2), 0); err != nil || at != stream.Position(i+1) {
 			t.Errorf("%q is at %d: %v", table, at, err)
 		}
 	}
@@ -372,7 +372,7 @@ func TestDDL(t *testing.T) {
 	defined(7, true)
 	defined(8, false)
 	known()
-	if _, _, err := s.sink.Acquire(t.Context(), sales, epoch(2), 7); err != nil {
+	if _, _, err := s.sink.Acquire(t.Context(), sales.Since(0), epoch(2), 7); err != nil {
 		t.Fatal(err)
 	}
 	known(sales)
@@ -392,6 +392,63 @@ func TestDDL(t *testing.T) {
 		`{"position":10,"schema":"new","kind":"ddl","change":1,"changes":1,"definition":"other","statement":"create database new"}` + "\n"
 	if all := got["000001.jsonl"] + got["000002.jsonl"] + got["000003.jsonl"]; all != want {
 		t.Errorf("the DDL is\n%s", all)
+	}
+}
+
+// A table that was renamed, and created again, is another one. Who writes the first late, or is to begin with it, is not the owner.
+func TestAnOwnerOfAnEarlierTableOfTheNameWritesNothing(t *testing.T) {
+	s := newSite(t)
+	old := s.acquire(epoch(1), 3)
+	s.write(old, 4, inserts(4, 1))
+	sales := stream.Table{Schema: "shop", Name: "sales"}
+	execute := func(p stream.Position, d stream.DDL) {
+		t.Helper()
+		if err := s.sink.ExecuteDDL(t.Context(), p, &d, epoch(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := func(want stream.Holder) {
+		t.Helper()
+		all, err := s.sink.Holders(t.Context())
+		one, failed := s.sink.HoldersOf(t.Context(), []stream.Table{orders})
+		if err != nil || failed != nil || all[orders] != want || one[orders] != want || len(one) != 1 {
+			t.Errorf("the name is that of %+v, %+v, want %+v: %v %v", all[orders], one[orders], want, err, failed)
+		}
+	}
+	late := func(what string, earlier ...stream.Identity) {
+		t.Helper()
+		for _, table := range earlier {
+			if _, _, err := s.sink.Acquire(t.Context(), table, epoch(9), 3); !errors.Is(err, stream.ErrNotOwner) {
+				t.Errorf("%s: the one since %d is acquired: %v", what, table.Since, err)
+			}
+		}
+	}
+	rename := stream.DDL{Kind: stream.RenameTable, Schema: "shop", Statement: "RENAME TABLE orders TO sales", Tables: []stream.Table{orders}, Becomes: []stream.Table{sales}}
+	create := stream.DDL{Kind: stream.CreateTable, Schema: "shop", Statement: "CREATE TABLE orders (id INT)", Tables: []stream.Table{orders}}
+	drop := stream.DDL{Kind: stream.DropTable, Schema: "shop", Statement: "DROP TABLE orders", Tables: []stream.Table{orders}}
+	held(stream.Holder{})
+	execute(7, rename)
+	held(stream.Holder{Since: 7, Over: true})
+	late("renamed", orders.Since(0), orders.Since(6))
+	execute(8, create)
+	held(stream.Holder{Since: 8})
+	late("created again", orders.Since(0), orders.Since(7))
+	if err := old.Write(t.Context(), []*stream.Rows{inserts(8, 1)}, 8); !errors.Is(err, stream.ErrNotOwner) {
+		t.Errorf("the owner of the first writes: %v", err)
+	}
+	execute(7, rename) // another maintainer goes through them again
+	held(stream.Holder{Since: 8})
+	w, _, err := s.sink.Acquire(t.Context(), orders.Since(8), epoch(2), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write(w, 9, inserts(9, 1))
+	execute(10, drop)
+	execute(8, create)
+	held(stream.Holder{Since: 10, Over: true})
+	late("dropped", orders.Since(0), orders.Since(8))
+	if _, _, err := s.sink.Acquire(t.Context(), orders.Since(10), epoch(3), 10); err != nil {
+		t.Errorf("one that got the name unnoticed: %v", err)
 	}
 }
 

@@ -266,6 +266,9 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 		return fmt.Errorf("node %s answered in epoch %d, but its lease has epoch %d", name, reply.NodeEpoch, epoch)
 	}
 	m.mu.Lock()
+	if m.outdated[name] = reply.Layout < wire.Layout; m.outdated[name] {
+		m.problem, m.problemAt = fmt.Sprintf("node %s runs an earlier version, which cannot write the sink any more; it gets no tables until it is upgraded", name), time.Now()
+	}
 	stray, busy := m.takeOver(name, reply.Dispatchers, began)
 	m.mu.Unlock()
 	if err := m.stopStray(ctx, w, name, stray); err != nil {
@@ -286,18 +289,21 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64) (stray []*wire.TableOrder, busy bool) {
 	here := map[stream.Table]bool{}
 	for _, d := range list {
-		id, ok := wire.ParseTable(d.Table)
-		t := m.tables[id]
-		if t != nil && !(slices.Equal(wire.TableNames(t.members), d.Members) && slices.Equal(wire.TableNames(t.watches), d.Watches)) ||
+		table, ok := wire.ParseTable(d.Table)
+		id, t := table.Table, m.tables[table.Table]
+		if t != nil && !(slices.Equal(wire.TableNames(t.identities()), d.Members) && slices.Equal(wire.Names(t.watches), d.Watches)) ||
 			t == nil && (len(d.Members) > 0 || len(d.Watches) > 0 || m.known(id)) {
 			ok = false // other tables were joined by foreign keys
+		}
+		if t != nil && !t.is(table) || table.Since == stream.AnySince || m.outdated[name] {
+			ok = false // it is another table of this name, or it is not known which
 		}
 		if t != nil && t.phase == TableBusy {
 			busy = true
 			continue
 		}
 		epoch := wire.ParseEpoch(d.Epoch)
-		started := t != nil && t.phase == TableRunning && t.node == name && t.epoch == epoch
+		started := t != nil && t.is(table) && t.phase == TableRunning && t.node == name && t.epoch == epoch
 		if started && dispatch.State(d.State) == dispatch.Prepared {
 			here[id] = true // it was started after the node had made its reply
 			continue
@@ -310,13 +316,13 @@ func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64
 		if t == nil && ok && m.first && m.ddlDone != nil && dispatch.State(d.State) == dispatch.Running {
 			// The source has dropped or renamed it since. Its changes before that must still be written. Later on, a table that is not known
 			// is one that DDL has ended while the node was away.
-			t = &table{floor: m.checkpoint}
+			t = newTable(table.Since, m.checkpoint)
 			m.tables[id] = t
 		}
 		elsewhere := t != nil && t.phase == TableRunning && t.node != name
 		// A dispatcher that has written what the sink has lost would leave a gap.
 		newer := m.wentBack || elsewhere && t.epoch.Compare(epoch) >= 0
-		if t != nil && !newer && dispatch.State(d.State) == dispatch.Lost {
+		if t != nil && t.is(table) && !newer && dispatch.State(d.State) == dispatch.Lost {
 			m.suspect(t)
 		}
 		if !ok || t == nil || newer || dispatch.State(d.State) != dispatch.Running {
@@ -341,15 +347,14 @@ func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64
 	return stray, busy
 }
 
-// current reports whether a dispatcher may be that of the present table, and not of an earlier table of the same name: it was started with the
-// position of the DDL that created the table, where both are known, and it is not behind the checkpoint or that DDL. A dispatcher that is behind
-// waits for DDL that was executed without it, and would wait forever. t is nil if the table is not known. The caller holds the
-// lock.
+// current reports whether a dispatcher may be that of a table as it is now: it was not started before the DDL after which the table's dispatcher
+// begins, where both are known, and it is not behind the checkpoint or that DDL. One that has been left behind waits for DDL that was executed
+// without it, and would wait forever. t is nil if the table is not known. The caller holds the lock.
 func (m *Maintainer) current(t *table, d *wire.Dispatcher) bool {
 	least := m.checkpoint
 	if t != nil && t.from > 0 {
 		least = max(least, t.from-1) // CREATE TABLE ... SELECT has rows at the same position
-		if d.Since != nil && stream.Position(*d.Since) != t.from {
+		if d.Begins != nil && stream.Position(*d.Begins) < t.from {
 			return false
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,18 +23,22 @@ import (
 	"github.com/ebb-dev/ebb/internal/node"
 )
 
-// reportedBy is a dispatcher as a node reports it. Nodes of earlier versions do not report since.
-func reportedBy(counter int64, state dispatch.State, at, since uint64) *wire.Dispatcher {
-	return &wire.Dispatcher{Table: wire.TableName(logTable), Epoch: &wire.Epoch{Placement: 1, Counter: counter}, State: int32(state), Checkpoint: at, Since: &since}
+// reportedBy is a dispatcher as a node reports it.
+func reportedBy(counter int64, state dispatch.State, at, begins uint64) *wire.Dispatcher {
+	return &wire.Dispatcher{Table: wire.TableName(logTable.Since(0)), Epoch: &wire.Epoch{Placement: 1, Counter: counter}, State: int32(state), Checkpoint: at, Begins: &begins}
+}
+
+// named60 is the same of the table that was given the name at position 60.
+func named60(d *wire.Dispatcher) *wire.Dispatcher {
+	d.Table = wire.TableName(logTable.Since(60))
+	return d
 }
 
 // Dispatchers outlive the lease of their node. One that comes back with them may have that of an earlier table of the same name, which waits
 // for DDL that was executed without it.
 func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
-	earlier := reportedBy(3, dispatch.Running, 40, 0)
-	earlier.Since = nil
-	later := reportedBy(3, dispatch.Running, 70, 0)
-	later.Since = nil
+	nameless := reportedBy(3, dispatch.Running, 70, 60)
+	nameless.Table = wire.Name(logTable)
 	epoch := func(n int64) stream.Epoch { return stream.Epoch{Placement: 1, Counter: n} }
 	for _, c := range []struct {
 		name  string
@@ -42,14 +48,16 @@ func TestWhichDispatchersOfANodeAreTakenOver(t *testing.T) {
 		want  string
 	}{
 		{"it runs nowhere", &table{}, false, reportedBy(3, dispatch.Running, 70, 9), "taken over"},
-		{"it runs nowhere, and is the same table", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 60), "taken over"},
+		{"it runs nowhere, and is the same table", newTable(60, 0), false, named60(reportedBy(3, dispatch.Running, 70, 60)), "taken over"},
+		{"it begins after later DDL", newTable(60, 0), false, named60(reportedBy(3, dispatch.Running, 70, 65)), "taken over"},
+		{"it runs nowhere, and began before DDL after which it begins again", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 9), "stopped"},
 		{"it was started before this attempt", &table{}, false, reportedBy(1, dispatch.Running, 70, 9), "stopped"},
 		{"it was started before this attempt, which begins", &table{}, true, reportedBy(1, dispatch.Running, 70, 9), "taken over"},
 		{"the node has a newer one by now", &table{phase: TableRunning, node: "n1", epoch: epoch(4)}, false, reportedBy(3, dispatch.Running, 70, 9), "undecided"},
-		{"it was created again", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 9), "stopped"},
-		{"it was created again, and was not known before", &table{from: 60}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
-		{"it was created again, and the node has an earlier version", &table{from: 60}, false, earlier, "stopped"},
-		{"it is the same table, and the node has an earlier version", &table{from: 60}, false, later, "taken over"},
+		{"it was created again", newTable(60, 0), false, reportedBy(3, dispatch.Running, 70, 60), "stopped"},
+		{"it was created again, and the maintainer begins", newTable(60, 0), true, reportedBy(3, dispatch.Running, 70, 60), "stopped"},
+		{"the sink has an earlier table of the name", &table{}, true, named60(reportedBy(3, dispatch.Running, 70, 60)), "stopped"},
+		{"it is not known which table of the name it is", newTable(60, 0), true, nameless, "stopped"},
 		{"it is behind the checkpoint", &table{}, false, reportedBy(3, dispatch.Running, 49, 9), "stopped"},
 		{"it is behind the checkpoint and known to run", &table{phase: TableRunning, node: "n1", epoch: epoch(3)}, false, reportedBy(3, dispatch.Running, 49, 9), "taken over"},
 		{"a newer one runs elsewhere", &table{phase: TableRunning, node: "n2", epoch: epoch(4)}, false, reportedBy(3, dispatch.Running, 70, 0), "stopped"},
@@ -95,7 +103,7 @@ type oneNode struct {
 }
 
 func (n oneNode) Bootstrap(context.Context, *v1alpha1.Node, *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
-	reply := &wire.BootstrapReply{NodeEpoch: 2}
+	reply := &wire.BootstrapReply{NodeEpoch: 2, Layout: wire.Layout}
 	if n.has != nil {
 		reply.Dispatchers = append(reply.Dispatchers, n.has)
 	}
@@ -115,8 +123,8 @@ func TestANodeIsBootstrappedOnceNothingElseRunsThere(t *testing.T) {
 		doubts bool // while the node is asked, an answer of it is lost
 		want   int64
 	}{
-		"its stray dispatcher has stopped":           {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable), Found: true}}}, nil, false, 2},
-		"its stray dispatcher has not stopped":       {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable), Error: "context deadline exceeded"}}}, nil, false, 0},
+		"its stray dispatcher has stopped":           {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable.Since(0)), Found: true}}}, nil, false, 2},
+		"its stray dispatcher has not stopped":       {nil, &wire.OrderReply{Results: []*wire.TableResult{{Table: wire.TableName(logTable.Since(0)), Error: "context deadline exceeded"}}}, nil, false, 0},
 		"the order to stop it is not answered":       {nil, nil, errUnreachable, false, 0},
 		"an order about its table is not answered":   {&table{phase: TableBusy}, nil, nil, false, 0},
 		"the answer to another order is lost":        {nil, &wire.OrderReply{}, nil, true, 0},
@@ -147,6 +155,50 @@ func TestANodeIsBootstrappedOnceNothingElseRunsThere(t *testing.T) {
 			t.Errorf("%s: it is bootstrapped in epoch %d, want %d", name, m.bootstrapped["n1"], c.want)
 		}
 	}
+}
+
+// A node of an earlier version can neither write the sink nor say which table of a name it has.
+func TestANodeOfAnEarlierVersionGetsNoTables(t *testing.T) {
+	var stopped []string
+	former := formerNode{oneNode{&wire.Dispatcher{Table: wire.Name(logTable), Epoch: &wire.Epoch{Placement: 1, Counter: 3}, State: int32(dispatch.Running), Checkpoint: 70}, func(req *wire.OrderRequest) (*wire.OrderReply, error) {
+		for _, o := range req.Tables {
+			stopped = append(stopped, req.Do.String()+" "+o.Table)
+		}
+		return &wire.OrderReply{}, nil
+	}}}
+	m := New(Options{Log: slog.New(slog.DiscardHandler), Nodes: former, Reports: reported{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
+	m.epoch, m.first, m.tables = 1, true, map[stream.Table]*table{logTable: {}}
+	w := View{Fleet: fleet.New()}
+	w.Leases["n1"] = lease.Record{Node: "n1", Epoch: 2, Holder: "n1"}
+	if missing := m.bootstrapNewNodes(t.Context(), w); missing != "" {
+		t.Errorf("waiting for node %s", missing)
+	}
+	if got := m.bootstrappedOf(w, []string{"n1"}); len(got) != 0 || !strings.HasPrefix(m.problem, "node n1 runs an earlier version") {
+		t.Errorf("it gets tables: %s", m.problem)
+	}
+	if want := []string{"DO_STOP " + wire.Name(logTable)}; !slices.Equal(stopped, want) || m.tables[logTable].phase != TableAbsent {
+		t.Errorf("orders were %q, and the table is %+v", stopped, m.tables[logTable])
+	}
+	w.Leases["n1"] = lease.Record{Node: "n1", Epoch: 3, Holder: "n1"}
+	m.opts.Nodes = upgraded{former.oneNode}
+	m.bootstrapNewNodes(t.Context(), w)
+	if got := m.bootstrappedOf(w, []string{"n1"}); len(got) != 1 {
+		t.Error("it gets no tables after it was upgraded")
+	}
+}
+
+// formerNode is a node of an earlier version.
+type formerNode struct{ oneNode }
+
+func (n formerNode) Bootstrap(context.Context, *v1alpha1.Node, *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	return &wire.BootstrapReply{NodeEpoch: 2, Dispatchers: []*wire.Dispatcher{n.has}}, nil
+}
+
+// upgraded is the node afterwards.
+type upgraded struct{ oneNode }
+
+func (upgraded) Bootstrap(context.Context, *v1alpha1.Node, *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+	return &wire.BootstrapReply{NodeEpoch: 3, Layout: wire.Layout}, nil
 }
 
 // The node may have started the table before its answer was lost.

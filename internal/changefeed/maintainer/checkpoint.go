@@ -44,8 +44,9 @@ func (m *Maintainer) advance() {
 	lost := map[stream.Table]bool{}
 	for name, r := range reports {
 		for _, text := range r.Lost {
-			if t, ok := wire.ParseTable(text); ok && m.tables[t] != nil && m.tables[t].node == name {
-				lost[t] = true
+			id, _ := wire.ParseTable(text)
+			if t := m.reported(id); t != nil && t.node == name {
+				lost[id.Table] = true
 			}
 		}
 		if r.Error != "" {

@@ -195,7 +195,7 @@ func (m *Maintainer) enter(fresh map[stream.Table]*table, keys []stream.ForeignK
 		if err := f.OutsideCascade(of); err != nil {
 			return &refusedError{err}
 		}
-		all := &table{}
+		all := &table{named: map[stream.Table]stream.Position{}}
 		for _, name := range group {
 			t := fresh[name]
 			switch {
@@ -207,6 +207,10 @@ func (m *Maintainer) enter(fresh map[stream.Table]*table, keys []stream.ForeignK
 				all.floor, all.from = t.floor, t.from
 			default:
 				all.floor, all.from = min(all.floor, t.floor), max(all.from, t.from)
+			}
+			all.named[name] = stream.AnySince // the sink may have it all the same
+			if t != nil {
+				all.named[name] = t.has
 			}
 			all.members = append(all.members, name)
 			delete(fresh, name)

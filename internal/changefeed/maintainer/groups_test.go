@@ -139,6 +139,15 @@ func TestGroupsFollowEveryDDLThatChangesForeignKeys(t *testing.T) {
 		if !slices.Equal(known, exist) {
 			t.Fatalf("after %s\nknown  %v\nexist  %v", statement, known, exist)
 		}
+		held, err := holders(t.Context(), sink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range present {
+			if _, e := m.find(name); e.identity(name).Since != held[name].Since || held[name].Over {
+				t.Fatalf("after %s\ntable %s is %+v, and the sink has %+v", statement, name, e, held[name])
+			}
+		}
 	}
 }
 
@@ -166,10 +175,14 @@ func follow(t *testing.T, m *Maintainer, source stream.Source, sink *sqlsink.Sin
 					return err
 				}
 			}
+			held, err := holdersOf(t.Context(), sink, slices.Concat(d.After(), kept))
+			if err != nil {
+				return err
+			}
 			for _, leader := range before {
 				m.forget(leader)
 			}
-			if err := m.enterAfter(tx.Position, d, kept, keys, nil); err != nil {
+			if err := m.enterAfter(tx.Position, d, kept, held, keys, nil); err != nil {
 				return err
 			}
 		}

@@ -64,7 +64,7 @@ func newLosingMaintainer(t *testing.T, nodes *answering) *Maintainer {
 func TestATableThatIsLostWhenItMovesIsNotStarted(t *testing.T) {
 	nodes := &answering{answer: func(do wire.Do, table string) *wire.TableResult {
 		switch {
-		case do == wire.Do_DO_STOP && table == wire.TableName(stream.Table{Schema: "d", Name: "lost"}):
+		case do == wire.Do_DO_STOP && table == wire.TableName(stream.Table{Schema: "d", Name: "lost"}.Since(0)):
 			return &wire.TableResult{Error: dispatch.ErrLost.Error(), Lost: true}
 		case do == wire.Do_DO_STOP:
 			return &wire.TableResult{Found: true, Position: 9}
@@ -81,7 +81,7 @@ func TestATableThatIsLostWhenItMovesIsNotStarted(t *testing.T) {
 	if kept.phase != TableRunning || kept.node != "n2" || kept.floor != 9 {
 		t.Errorf("the other is %v on %s at %d", kept.phase, kept.node, kept.floor)
 	}
-	if slices.Contains(nodes.orders, "DO_START "+wire.TableName(stream.Table{Schema: "d", Name: "lost"})) {
+	if slices.Contains(nodes.orders, "DO_START "+wire.TableName(stream.Table{Schema: "d", Name: "lost"}.Since(0))) {
 		t.Errorf("orders were %v", nodes.orders)
 	}
 }
@@ -98,10 +98,10 @@ func TestATableThatTheSinkRefusesBecauseItWentBackMakesItSuspect(t *testing.T) {
 }
 
 func TestALostDispatcherThatABootstrapFindsMakesTheSinkSuspect(t *testing.T) {
-	name := wire.TableName(stream.Table{Schema: "d", Name: "lost"})
+	name := wire.TableName(stream.Table{Schema: "d", Name: "lost"}.Since(0))
 	nodes := &answering{
 		answer: func(wire.Do, string) *wire.TableResult { return &wire.TableResult{} },
-		reply:  &wire.BootstrapReply{NodeEpoch: 1, Dispatchers: []*wire.Dispatcher{{Table: name, State: int32(dispatch.Lost), Checkpoint: 9}}},
+		reply:  &wire.BootstrapReply{NodeEpoch: 1, Layout: wire.Layout, Dispatchers: []*wire.Dispatcher{{Table: name, State: int32(dispatch.Lost), Checkpoint: 9}}},
 	}
 	m := newLosingMaintainer(t, nodes)
 	if err := m.bootstrapNode(t.Context(), View{}, "n1", 1); err != nil {

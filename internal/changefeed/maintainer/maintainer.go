@@ -45,6 +45,7 @@ type Maintainer struct {
 	countedFor   int64                           // that placement: the next attempt in it must not give an epoch again
 	countedFrom  int64                           // the counter when this attempt began
 	bootstrapped map[string]int64                // nodes that have answered Bootstrap, and in which of their epochs
+	outdated     map[string]bool                 // those of them that run an earlier version, which cannot write the sink
 	asking       map[string]bool                 // nodes whose answer to Bootstrap a round of the loop has not waited for
 	doubts       map[string]int                  // how often each node was suspected to have dispatchers that are not known
 	first        bool                            // the first bootstrap of the placement is under way
@@ -66,8 +67,9 @@ type Maintainer struct {
 	// hand; which is known once all DDL up to missingUntil is executed.
 	missing                   map[stream.Table]bool
 	missingFrom, missingUntil stream.Position
-	// unsure is set if the sink and the source have different tables, or if the tables of the sink are not known. Otherwise every table that
-	// existed at missingFrom has the same name now, or a name that another known table has now.
+	missingHolders            map[stream.Table]stream.Holder // which tables have their names, as far as the sink knows
+	// unsure: the sink lacks tables of the source, or has some that the source does not have, or it is not known which it has. Otherwise all
+	// tables that existed at missingFrom have the same names now, or a name that another has now that is known, too.
 	unsure bool
 
 	saver saver
@@ -97,11 +99,13 @@ type table struct {
 	absent []stream.Table
 	// watches are other tables, whose DDL it waits for because foreign keys join them.
 	watches []stream.Table
+	has     stream.Position                  // a single table has its name since then
+	named   map[stream.Table]stream.Position // the members of a group have their names since then
 	phase   TablePhase
 	node    string
 	to      string // the node that it moves to
 	epoch   stream.Epoch
-	from    stream.Position // of the DDL that gave the table its name; 0 if that was before the changefeed or is not known
+	from    stream.Position // of the DDL after which its dispatcher begins; 0 if that was before the changefeed or is not known
 	floor   stream.Position // everything up to here is known to be at the sink
 	since   uint64          // only reports of a later round include its dispatcher
 	reached stream.Position // where its dispatcher began, which may be after DDL that is read again; 0 if that is not known
@@ -318,7 +322,7 @@ func (m *Maintainer) reset(epoch int64) {
 	m.epoch, m.failure = epoch, nil
 	m.tables, m.grouped, m.keyed = map[stream.Table]*table{}, map[stream.Table]stream.Table{}, map[stream.Table][]stream.Table{}
 	m.asking = map[string]bool{}
-	m.bootstrapped, m.doubts, m.shortSince, m.overSince = map[string]int64{}, map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
+	m.bootstrapped, m.outdated, m.doubts, m.shortSince, m.overSince = map[string]int64{}, map[string]bool{}, map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
 	m.hopeless = map[string]hopelessSince{}
 }
 

@@ -90,12 +90,12 @@ func (m *Maintainer) begin(names []stream.Table, from, to string) map[stream.Tab
 }
 
 // bootstrappedOf are those of some nodes that are bootstrapped in their present epoch: others might still accept orders of an earlier
-// maintainer, or have dispatchers that are not known.
+// maintainer, or have dispatchers that are not known. Nodes of earlier versions are not among them.
 func (m *Maintainer) bootstrappedOf(w View, names []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.DeleteFunc(names, func(name string) bool {
-		return m.bootstrapped[name] == 0 || m.bootstrapped[name] != w.Leases[name].Epoch
+		return m.bootstrapped[name] == 0 || m.bootstrapped[name] != w.Leases[name].Epoch || m.outdated[name]
 	})
 }
 
@@ -168,7 +168,7 @@ func (m *Maintainer) newOrders(list map[stream.Table]*table) map[stream.Table]*w
 	for name, t := range list {
 		m.counter++
 		orders[name] = &wire.TableOrder{
-			Table: wire.TableName(name), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(t.floor), Since: uint64(t.from), Members: wire.TableNames(t.members), Watches: wire.TableNames(t.watches),
+			Table: wire.TableName(t.identity(name)), Epoch: &wire.Epoch{Placement: m.epoch, Counter: m.counter}, Position: uint64(t.floor), Begins: uint64(t.from), Members: wire.TableNames(t.identities()), Watches: wire.Names(t.watches),
 		}
 	}
 	return orders
@@ -188,9 +188,10 @@ func (m *Maintainer) send(ctx context.Context, w View, to string, do wire.Do, or
 		return len(orders)
 	}
 	for _, result := range reply.Results {
-		name, _ := wire.ParseTable(result.Table)
+		id, _ := wire.ParseTable(result.Table)
+		name := id.Table
 		switch o := orders[name]; {
-		case o == nil:
+		case o == nil || o.Table != result.Table: // it is about another table of the name
 		case result.Error != "":
 			failed++
 			m.noteLost(name, result)
@@ -244,7 +245,7 @@ func (m *Maintainer) stopTables(ctx context.Context, w View, from string, list m
 	m.mu.Lock()
 	for name, t := range list {
 		t.stoppedAt = time.Now()
-		left[name] = &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(t.epoch)}
+		left[name] = &wire.TableOrder{Table: wire.TableName(t.identity(name)), Epoch: wire.NewEpoch(t.epoch)}
 	}
 	m.mu.Unlock()
 	for len(left) > 0 {
@@ -264,7 +265,11 @@ func (m *Maintainer) stopTables(ctx context.Context, w View, from string, list m
 			continue
 		}
 		for _, result := range reply.Results {
-			name, _ := wire.ParseTable(result.Table)
+			id, _ := wire.ParseTable(result.Table)
+			name := id.Table
+			if o := left[name]; o == nil || o.Table != result.Table {
+				continue
+			}
 			if result.Error != "" {
 				m.setProblem(fmt.Sprintf("node %s: %s", from, result.Error))
 			}

@@ -30,7 +30,8 @@ import (
 
 // A simulation of one maintainer after the other, and of nodes that carry out orders as package dispatch does. A table is renamed and created
 // again under the same name all the time. Nodes lose their leases and come back with their dispatchers still running, answers to orders are
-// lost, and orders are carried out late. In the end every row must have been written once, and each table must have one dispatcher.
+// lost, and orders are carried out late, some so late that their name is that of another table. The sink keeps of each name what the newest
+// table of it needs, as package sqlsink does. In the end every row must have been written once, and each table must have one dispatcher.
 
 // simEntry is a transaction of the log: a row of a table, or DDL.
 type simEntry struct {
@@ -39,10 +40,11 @@ type simEntry struct {
 }
 
 type simDispatcher struct {
-	epoch stream.Epoch
-	since stream.Position
-	state dispatch.State
-	at    stream.Position
+	stream.Identity
+	epoch  stream.Epoch
+	begins stream.Position
+	state  dispatch.State
+	at     stream.Position
 }
 
 type simNode struct {
@@ -62,8 +64,9 @@ type simCluster struct {
 	late    sync.WaitGroup // orders that are carried out late
 
 	exists   map[stream.Table]bool // at the sink
-	rows     map[stream.Table]stream.Position
-	owners   map[stream.Table]stream.Epoch
+	held     map[stream.Table]stream.Holder
+	rows     map[stream.Identity]stream.Position
+	owners   map[stream.Identity]stream.Epoch
 	executed map[stream.Position]bool
 	written  map[stream.Position]int
 
@@ -76,7 +79,8 @@ var logTable = stream.Table{Schema: "s", Name: "log"}
 func newSimCluster(seed uint64) *simCluster {
 	c := &simCluster{
 		chance: rand.New(rand.NewPCG(seed, 3)), nodes: map[string]*simNode{}, reports: map[string]Report{}, counts: map[string]int{},
-		exists: map[stream.Table]bool{logTable: true, {Schema: "s", Name: "quiet"}: true}, rows: map[stream.Table]stream.Position{}, owners: map[stream.Table]stream.Epoch{},
+		exists: map[stream.Table]bool{logTable: true, {Schema: "s", Name: "quiet"}: true}, held: map[stream.Table]stream.Holder{},
+		rows: map[stream.Identity]stream.Position{}, owners: map[stream.Identity]stream.Epoch{},
 		executed: map[stream.Position]bool{}, written: map[stream.Position]int{},
 	}
 	for i := range 3 {
@@ -106,16 +110,16 @@ func (c *simCluster) write() {
 func (c *simCluster) run(t stream.Table, d *simDispatcher) (blocked stream.Position) {
 	for d.state == dispatch.Running && int(d.at) < len(c.log) {
 		next, e := d.at+1, c.log[d.at]
-		if e.ddl != nil && e.ddl.Concerns(t) && next != d.since {
+		if e.ddl != nil && e.ddl.Concerns(t) && next != d.begins {
 			return next
 		}
 		if e.ddl == nil && e.table == t {
-			if c.owners[t] != d.epoch {
+			if c.held[t].Past(d.Since) || c.owners[d.Identity] != d.epoch {
 				d.state = dispatch.Lost
 				return 0
 			}
 			c.written[next]++
-			c.rows[t] = next
+			c.rows[d.Identity] = next
 		}
 		d.at = next
 	}
@@ -126,14 +130,30 @@ func (c *simCluster) run(t stream.Table, d *simDispatcher) (blocked stream.Posit
 func (c *simCluster) execute(at stream.Position) {
 	d := c.log[at-1].ddl
 	c.executed[at] = true
-	for _, t := range slices.Concat(d.Tables, d.Becomes) {
+	for _, t := range d.Takes() {
 		delete(c.exists, t)
-		delete(c.rows, t)
-		delete(c.owners, t)
+		c.held[t] = stream.Holder{Since: at, Over: true}
 	}
-	for _, t := range d.After() {
-		c.exists[t], c.rows[t] = true, at
+	for _, t := range d.Gives() {
+		earlier := func(id stream.Identity, _ stream.Position) bool { return id.Table == t }
+		maps.DeleteFunc(c.rows, earlier)
+		maps.DeleteFunc(c.owners, func(id stream.Identity, _ stream.Epoch) bool { return earlier(id, 0) })
+		c.exists[t], c.held[t], c.rows[t.Since(at)] = true, stream.Holder{Since: at}, at
+		if d.Kind == stream.CreateTable {
+			c.rows[t.Since(at)]--
+		}
 	}
+}
+
+// HoldersOf is what the sink knows of some names.
+func (c *simCluster) HoldersOf(names []stream.Table) map[stream.Table]stream.Holder {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	held := map[stream.Table]stream.Holder{}
+	for _, t := range names {
+		held[t] = c.held[t]
+	}
+	return held
 }
 
 // fault is whether something goes wrong, with a chance of one in n. The caller holds the lock.
@@ -161,11 +181,11 @@ func (c *simCluster) Bootstrap(ctx context.Context, n *v1alpha1.Node, _ *wire.Bo
 	if !on.held || c.fault("bootstrap failed", 20) {
 		return nil, errUnreachable
 	}
-	reply := &wire.BootstrapReply{NodeEpoch: on.epoch}
+	reply := &wire.BootstrapReply{NodeEpoch: on.epoch, Layout: wire.Layout}
 	for t, d := range on.has {
 		c.run(t, d)
-		since := uint64(d.since)
-		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{Table: wire.TableName(t), Epoch: wire.NewEpoch(d.epoch), State: int32(d.state), Checkpoint: uint64(d.at), Since: &since})
+		begins := uint64(d.begins)
+		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{Table: wire.TableName(d.Identity), Epoch: wire.NewEpoch(d.epoch), State: int32(d.state), Checkpoint: uint64(d.at), Begins: &begins})
 	}
 	return reply, nil
 }
@@ -179,8 +199,12 @@ func (c *simCluster) Order(ctx context.Context, n *v1alpha1.Node, req *wire.Orde
 		return nil, errUnreachable
 	}
 	if c.fault("order late", 20) {
+		late := time.Second
+		if c.chance.IntN(2) == 0 { // long after the maintainer has given up
+			late = time.Duration(1+c.chance.IntN(60)) * time.Second
+		}
 		c.late.Go(func() {
-			time.Sleep(time.Second)
+			time.Sleep(late)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.carryOut(on, req)
@@ -200,14 +224,15 @@ func (c *simCluster) carryOut(on *simNode, req *wire.OrderRequest) *wire.OrderRe
 	for _, o := range req.Tables {
 		r := &wire.TableResult{Table: o.Table}
 		reply.Results = append(reply.Results, r)
-		t, _ := wire.ParseTable(o.Table)
+		id, _ := wire.ParseTable(o.Table)
+		t := id.Table
 		epoch, d := wire.ParseEpoch(o.Epoch), on.has[t]
 		if d != nil && epoch.Compare(d.epoch) < 0 {
 			r.Error = "a newer one is here"
 			continue
 		}
 		if req.Do == wire.Do_DO_STOP {
-			if d != nil {
+			if d != nil && d.Identity == id {
 				c.run(t, d)
 				r.Found, r.Position = true, uint64(d.at)
 				delete(on.has, t)
@@ -215,17 +240,21 @@ func (c *simCluster) carryOut(on *simNode, req *wire.OrderRequest) *wire.OrderRe
 			continue
 		}
 		if d == nil || d.epoch != epoch || d.state == dispatch.Lost {
-			d = &simDispatcher{epoch: epoch, since: stream.Position(o.Since), state: dispatch.Prepared}
+			d = &simDispatcher{Identity: id, epoch: epoch, begins: stream.Position(o.Begins), state: dispatch.Prepared}
 			on.has[t] = d
 		}
 		if req.Do == wire.Do_DO_START && d.state == dispatch.Prepared {
-			if !c.exists[t] || c.owners[t].Compare(epoch) > 0 {
+			past := c.held[t].Past(id.Since)
+			if past {
+				c.counts["order about an earlier table"]++
+			}
+			if past || !c.exists[t] || c.owners[id].Compare(epoch) > 0 {
 				r.Error = "the sink refuses it"
 				delete(on.has, t)
 				continue
 			}
-			c.owners[t] = epoch
-			d.state, d.at = dispatch.Running, max(c.rows[t], stream.Position(o.Position))
+			c.owners[id] = epoch
+			d.state, d.at = dispatch.Running, max(c.rows[id], stream.Position(o.Position))
 		}
 	}
 	return reply
@@ -259,14 +288,14 @@ func (c *simCluster) Request(_ context.Context, _ View, name string, _ []*wire.F
 		blocked := c.run(t, d)
 		switch d.state {
 		case dispatch.Lost:
-			r.Lost = append(r.Lost, wire.TableName(t))
+			r.Lost = append(r.Lost, wire.TableName(d.Identity))
 		case dispatch.Running:
 			if r.Running == 0 || uint64(d.at) < r.Checkpoint {
 				r.Checkpoint = uint64(d.at)
 			}
 			r.Running++
 			if blocked > 0 {
-				r.Blocked, r.BlockedAt = append(r.Blocked, wire.TableName(t)), append(r.BlockedAt, uint64(blocked))
+				r.Blocked, r.BlockedAt = append(r.Blocked, wire.TableName(d.Identity)), append(r.BlockedAt, uint64(blocked))
 			}
 		}
 	}
@@ -312,7 +341,7 @@ func (c *simCluster) begin(epoch int64) *simMaintainer {
 	c.mu.Lock()
 	m.checkpoint = c.published
 	for t := range c.exists {
-		m.tables[t] = &table{floor: m.checkpoint}
+		m.tables[t] = newTable(c.held[t].Since, m.checkpoint)
 	}
 	c.mu.Unlock()
 	after := m.checkpoint
@@ -346,19 +375,20 @@ func (m *simMaintainer) trigger(c *simCluster) {
 func (m *simMaintainer) handle(c *simCluster, at stream.Position, d *stream.DDL, executed bool) error {
 	before := m.tablesBefore(&stream.Transaction{Position: at, DDL: d})
 	if !executed {
-		if err := m.awaitBlocked(m.ctx, before, at); err != nil {
+		if err := m.awaitBlocked(m.ctx, nil, before, at); err != nil {
 			return err
 		}
 		c.mu.Lock()
 		c.execute(at)
 		c.mu.Unlock()
 	}
+	held := c.HoldersOf(d.After())
 	if err := m.removeTables(m.ctx, before); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.enterAfter(at, d, nil, nil, nil)
+	return m.enterAfter(at, d, nil, held, nil, nil)
 }
 
 // step is a round of the maintainer's loop.
@@ -425,8 +455,8 @@ func (c *simCluster) wrong(m *simMaintainer) string {
 	}
 	for name, on := range c.nodes {
 		for t, d := range on.has {
-			if e := m.tables[t]; e == nil || e.phase != TableRunning || e.node != name || e.epoch != d.epoch || d.state != dispatch.Running {
-				list = append(list, fmt.Sprintf("%s has a dispatcher of %s of epoch %v since %d in state %d that is not known: %+v", name, t, d.epoch, d.since, d.state, e))
+			if e := m.tables[t]; e == nil || !e.is(d.Identity) || e.phase != TableRunning || e.node != name || e.epoch != d.epoch || d.state != dispatch.Running {
+				list = append(list, fmt.Sprintf("%s has a dispatcher of %s of epoch %v since %d in state %d that is not known: %+v", name, t, d.epoch, d.Since, d.state, e))
 			}
 		}
 	}
@@ -500,7 +530,7 @@ func TestEveryTableHasOneDispatcherAfterNodesAndAnswersWereLost(t *testing.T) {
 		}
 		census.Add(counts)
 	}
-	census.Require(t, 20, "lapsed", "rejoined", "died", "failover", "order failed", "order late", "answer lost", "bootstrap failed", "bootstrap slow", "ran without a lease")
+	census.Require(t, 20, "lapsed", "rejoined", "died", "failover", "order failed", "order late", "answer lost", "bootstrap failed", "bootstrap slow", "ran without a lease", "order about an earlier table")
 }
 
 func TestReplay(t *testing.T) {

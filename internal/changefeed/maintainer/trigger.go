@@ -143,17 +143,21 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	if err := m.noteLacking(ctx, source, filter.LackingCascades(have, keys)); err != nil {
 		return err
 	}
+	held, err := holders(ctx, sink)
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	fresh := map[stream.Table]*table{}
-	m.missing, m.missingFrom, m.missingUntil = map[stream.Table]bool{}, m.checkpoint, head
+	m.missing, m.missingHolders, m.missingFrom, m.missingUntil = map[stream.Table]bool{}, map[stream.Table]stream.Holder{}, m.checkpoint, head
 	for _, name := range append(names, known...) {
 		switch {
 		case !filter.Allows(name):
 		case ok && !exists[name] && head > m.checkpoint:
-			m.missing[name] = true
+			m.missing[name], m.missingHolders[name] = true, held[name]
 		default:
-			fresh[name] = &table{floor: m.checkpoint}
+			fresh[name] = newTable(held[name].Since, m.checkpoint)
 		}
 	}
 	m.unsure = !ok || len(m.missing) > 0 || slices.ContainsFunc(present, func(name stream.Table) bool { return filter.Allows(name) && fresh[name] == nil })
@@ -195,12 +199,16 @@ func (m *Maintainer) addRenamed(ctx context.Context, sink stream.Sink, f stream.
 	if err != nil {
 		return err
 	}
+	held, err := holdersOf(ctx, sink, names)
+	if err != nil {
+		return err
+	}
 	defer m.Wake()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	fresh := map[stream.Table]*table{}
 	for _, name := range names {
-		fresh[name] = &table{floor: m.missingFrom}
+		fresh[name] = newTable(held[name].Since, m.missingFrom)
 	}
 	return m.enter(fresh, keys, f)
 }
@@ -213,7 +221,7 @@ func (m *Maintainer) addMissing(at stream.Position) {
 	}
 	for name := range m.missing {
 		if !m.known(name) {
-			m.tables[name] = &table{floor: m.missingFrom}
+			m.tables[name] = newTable(m.missingHolders[name].Since, m.missingFrom)
 		}
 	}
 	clear(m.missing)
@@ -368,6 +376,9 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 	if skip && t.DDL.Unexecutable() {
 		return nil // dispatchers pass it
 	}
+	if err := m.refuseThrough(ctx, sink, f, t); err != nil && !skip {
+		return err
+	}
 	plan, err := f.Plan(t.DDL)
 	switch {
 	case skip && (err != nil || plan != nil && plan.Kind == stream.DropSchema):
@@ -393,7 +404,8 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 	}
 	before := m.tablesBefore(t)
 	kept, grouped := m.keptOf(before, t.DDL)
-	if plan != nil {
+	executed := plan != nil
+	if executed {
 		if len(kept) > 0 {
 			part := *plan
 			part.Waits = kept
@@ -415,13 +427,45 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 			return err
 		}
 	}
+	after := slices.Concat(plan.After(), kept)
+	held, err := holdersAfter(ctx, sink, after, t, executed, m.holdersKnown(after))
+	if err != nil {
+		return err
+	}
 	if err := m.removeTables(ctx, before); err != nil {
 		return err
 	}
 	defer m.Wake() // the loop places the new tables
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.enterAfter(t.Position, plan, kept, keys, f)
+	return m.enterAfter(t.Position, plan, kept, held, keys, f)
+}
+
+// refuseThrough refuses a RENAME IF EXISTS through a name that a table has already: as it has succeeded, the table that was to get the name first
+// was missing, and this one was renamed instead.
+func (m *Maintainer) refuseThrough(ctx context.Context, sink stream.Sink, f stream.Filter, t *stream.Transaction) error {
+	if len(t.DDL.Through) == 0 {
+		return nil
+	}
+	if done, err := ddlExecuted(ctx, sink, t.Position); done || err != nil {
+		return err
+	}
+	if name, ok := m.existsBetween(f, t); ok {
+		return &refusedError{fmt.Errorf("position %d: %w", t.Position, t.DDL.Stops(fmt.Sprintf("it is not known which tables it renames, since table %s existed before it", name)))}
+	}
+	return nil
+}
+
+// existsBetween is a table that a rename goes through and that exists before it.
+func (m *Maintainer) existsBetween(f stream.Filter, t *stream.Transaction) (name stream.Table, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range t.DDL.Through {
+		if _, e := m.find(name); f.Allows(name) && e != nil && e.from <= t.Position {
+			return name, true
+		}
+	}
+	return name, false
 }
 
 // refuseReleased refuses a rename that takes a table out of the filter if a cascading key joins it with a table that stays.
@@ -436,8 +480,9 @@ func (m *Maintainer) refuseReleased(ctx context.Context, sink stream.Sink, t *st
 	return nil
 }
 
-// enterAfter adds the tables that a DDL has made or changed, and those that it has kept. The caller holds the lock.
-func (m *Maintainer) enterAfter(at stream.Position, d *stream.DDL, kept []stream.Table, keys []stream.ForeignKey, f stream.Filter) error {
+// enterAfter adds the tables that a DDL has made or changed, and those that it has kept, as far as they have their names still: a later DDL may have
+// been executed by an earlier maintainer. The caller holds the lock.
+func (m *Maintainer) enterAfter(at stream.Position, d *stream.DDL, kept []stream.Table, held map[stream.Table]stream.Holder, keys []stream.ForeignKey, f stream.Filter) error {
 	fresh := map[stream.Table]*table{}
 	for _, name := range slices.Concat(d.After(), kept) {
 		floor := at
@@ -445,8 +490,8 @@ func (m *Maintainer) enterAfter(at stream.Position, d *stream.DDL, kept []stream
 			floor-- // CREATE TABLE ... SELECT has rows at the same position
 		}
 		delete(m.missing, name)
-		if f.Allows(name) && !m.known(name) && fresh[name] == nil {
-			fresh[name] = &table{floor: floor, from: at}
+		if h := held[name]; f.Allows(name) && !m.known(name) && !h.Over && fresh[name] == nil {
+			fresh[name] = &table{has: h.Since, floor: floor, from: max(at, h.Since)}
 		}
 	}
 	return m.enter(fresh, keys, f)
@@ -534,7 +579,7 @@ func (m *Maintainer) executeDDL(ctx context.Context, sink stream.Sink, before []
 		return err
 	}
 	if !done { // if it is executed, its tables may be past it already
-		if err := m.awaitBlocked(ctx, before, at); err != nil {
+		if err := m.awaitBlocked(ctx, sink, before, at); err != nil {
 			return err
 		}
 	}
@@ -563,9 +608,21 @@ func ddlExecuted(ctx context.Context, sink stream.Sink, at stream.Position) (boo
 	return d.DDLExecuted(ctx, at)
 }
 
-// awaitBlocked returns when the dispatchers of tables have reached the DDL at a position.
-func (m *Maintainer) awaitBlocked(ctx context.Context, names []stream.Table, at stream.Position) error {
-	return m.await(ctx, names, at, m.unblocked)
+// awaitBlocked returns when the dispatchers of tables have reached the DDL at a position. It also returns once the DDL is executed: an earlier
+// maintainer that was frozen may come to the end of it, and then its tables are past it, or do not have their names any more.
+func (m *Maintainer) awaitBlocked(ctx context.Context, sink stream.Sink, names []stream.Table, at stream.Position) error {
+	asked := time.Now()
+	return m.await(ctx, names, at, func(names []stream.Table, at stream.Position) (string, string) {
+		table, node := m.unblocked(names, at)
+		if table == "" || time.Since(asked) < executedPoll {
+			return table, node
+		}
+		asked = time.Now()
+		if done, err := ddlExecuted(ctx, sink, at); done && err == nil {
+			return "", ""
+		}
+		return table, node
+	})
 }
 
 // awaitPassed returns when the dispatchers of tables have reached the DDL at a position, or are after it. It is for DDL that is not executed at
@@ -603,6 +660,8 @@ const (
 	// changefeeds may wait at the same time.
 	blockedPollSlow = 200 * time.Millisecond
 	blockedPollFor  = time.Second
+	// executedPoll is how often the sink is asked meanwhile whether somebody else has executed the DDL.
+	executedPoll = 5 * time.Second
 )
 
 // pollAfter is how soon a node is asked again after so long a wait.
@@ -614,7 +673,7 @@ func pollAfter(waited time.Duration) time.Duration {
 }
 
 // unblocked is a table among some that is not reported to have reached the DDL at a position, and its node; empty if all are. A report
-// counts only if it is about this DDL, and was made after the table's dispatcher was started: an earlier table of the same name may
+// counts only if it is about this table and this DDL, and was made after the table's dispatcher was started: an earlier table of the same name may
 // have stood before another DDL.
 func (m *Maintainer) unblocked(names []stream.Table, at stream.Position) (table, node string) {
 	reports := m.opts.Reports.Of(m.key)
@@ -630,7 +689,7 @@ func (m *Maintainer) unblocked(names []stream.Table, at stream.Position) (table,
 	defer m.mu.Unlock()
 	for _, name := range names {
 		t := m.tables[name]
-		if t != nil && !(t.phase == TableRunning && reports[t.node].Round > t.since && blocked[t.node+"\x00"+wire.TableName(name)]) {
+		if t != nil && !(t.phase == TableRunning && reports[t.node].Round > t.since && blocked[t.node+"\x00"+wire.TableName(t.identity(name))]) {
 			return name.String(), t.node
 		}
 	}
@@ -689,7 +748,7 @@ func (m *Maintainer) stopClaimed(ctx context.Context, name stream.Table, t *tabl
 	w, _ := m.opts.Cluster.View()
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	order := &wire.TableOrder{Table: wire.TableName(name), Epoch: wire.NewEpoch(t.epoch)}
+	order := &wire.TableOrder{Table: wire.TableName(t.identity(name)), Epoch: wire.NewEpoch(t.epoch)}
 	reply, err := m.opts.Nodes.Order(ctx, w.Nodes[t.node], m.order(wire.Do_DO_STOP, []*wire.TableOrder{order}))
 	if err != nil && w.Leases[t.node].Held() {
 		return err

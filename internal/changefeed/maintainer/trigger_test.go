@@ -42,14 +42,16 @@ func TestATableStandsBeforeADDLOnlyByAReportOfThatDDL(t *testing.T) {
 		table  table
 		stands bool
 	}{
-		"it stands there":                       {blockedAt(6, wire.TableName(log), 9), running, true},
-		"it stands before an earlier DDL":       {blockedAt(6, wire.TableName(log), 6), running, false},
-		"the report is of an earlier table":     {blockedAt(5, wire.TableName(log), 9), running, false},
-		"it does not stand":                     {blockedAt(6, wire.TableName(log)), running, false},
-		"another table stands":                  {blockedAt(6, "s\x00other", 9), running, false},
-		"it is moving":                          {blockedAt(6, wire.TableName(log), 9), table{phase: TableBusy, node: "n1"}, false},
-		"it runs on another node":               {blockedAt(6, wire.TableName(log), 9), table{phase: TableRunning, node: "n2"}, false},
-		"a node of an older version reports it": {Report{Round: 6, FeedReport: &wire.FeedReport{Blocked: []string{wire.TableName(log)}}}, running, false},
+		"it stands there":                       {blockedAt(6, wire.TableName(log.Since(0)), 9), running, true},
+		"it stands before an earlier DDL":       {blockedAt(6, wire.TableName(log.Since(0)), 6), running, false},
+		"the report is of an earlier table":     {blockedAt(5, wire.TableName(log.Since(0)), 9), running, false},
+		"it does not stand":                     {blockedAt(6, wire.TableName(log.Since(0))), running, false},
+		"another table stands":                  {blockedAt(6, "s\x00other\x000", 9), running, false},
+		"another table of the name stands":      {blockedAt(6, wire.TableName(log.Since(4)), 9), running, false},
+		"it is another table of the name":       {blockedAt(6, wire.TableName(log.Since(0)), 9), table{phase: TableRunning, node: "n1", since: 5, has: 4}, false},
+		"it is moving":                          {blockedAt(6, wire.TableName(log.Since(0)), 9), table{phase: TableBusy, node: "n1"}, false},
+		"it runs on another node":               {blockedAt(6, wire.TableName(log.Since(0)), 9), table{phase: TableRunning, node: "n2"}, false},
+		"a node of an older version reports it": {Report{Round: 6, FeedReport: &wire.FeedReport{Blocked: []string{wire.TableName(log.Since(0))}}}, running, false},
 	} {
 		m := New(Options{Log: slog.New(slog.DiscardHandler), Reports: reported{"n1": c.report}}, &v1alpha1.Changefeed{})
 		m.tables = map[stream.Table]*table{log: &c.table}
@@ -110,6 +112,19 @@ func TestTablesThatWereRenamedBeforeTheyWereListedAreFound(t *testing.T) {
 	}
 }
 
+// RENAME IF EXISTS gone TO kept, kept TO new renames kept if gone is missing.
+func TestARenameThroughATableThatExistsIsFound(t *testing.T) {
+	name := func(text string) stream.Table { return stream.Table{Schema: "s", Name: text} }
+	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
+	m.tables = map[stream.Table]*table{name("kept"): {}, name("later"): {from: 20}, name("outside"): {}}
+	for text, want := range map[string]bool{"kept": true, "later": false, "none": false, "outside": false} {
+		d := &stream.DDL{Kind: stream.RenameTable, IfExists: true, Tables: []stream.Table{name("gone")}, Becomes: []stream.Table{name("new")}, Through: []stream.Table{name("free"), name(text)}}
+		if found, ok := m.existsBetween(stream.Filter{"!s.outside"}, &stream.Transaction{Position: 10, DDL: d}); ok != want || ok && found != name(text) {
+			t.Errorf("%s: %s, %t", text, found, ok)
+		}
+	}
+}
+
 // named is a source or a sink with rules for names.
 type named struct {
 	stream.Source
@@ -156,13 +171,41 @@ func TestALongWaitForATableAsksItsNodeLessOften(t *testing.T) {
 		m.tables = map[stream.Table]*table{logTable: {phase: TableRunning, node: "n1"}}
 		ctx, cancel := context.WithTimeout(t.Context(), 11*time.Second)
 		defer cancel()
-		if err := m.awaitBlocked(ctx, []stream.Table{logTable}, 9); !errors.Is(err, context.DeadlineExceeded) {
+		if err := m.awaitBlocked(ctx, nil, []stream.Table{logTable}, 9); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 		if times < 100 || times > 160 {
 			t.Errorf("in 11s it was asked %d times", times)
 		}
 	})
+}
+
+// A maintainer that was frozen comes to the end of DDL that its successor waits to execute. Then tables are past it, or over.
+func TestADDLThatSomebodyElseExecutesIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := New(Options{Log: slog.New(slog.DiscardHandler), Reports: reported{}, Cluster: held{}, Epoch: &node.Epoch{Node: "n2", Number: 1}}, &v1alpha1.Changefeed{})
+		m.tables[logTable] = &table{floor: 5}
+		began := time.Now()
+		sink := recording{done: func(at stream.Position) bool { return at == 10 && time.Since(began) > time.Minute }}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := m.awaitBlocked(ctx, sink, []stream.Table{logTable}, 10); err != nil || time.Since(began) < time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		if err := m.awaitBlocked(ctx, sink, []stream.Table{logTable}, 11); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the next one: %v", err)
+		}
+	})
+}
+
+// recording is a sink that records which DDL is executed.
+type recording struct {
+	stream.Sink
+	done func(stream.Position) bool
+}
+
+func (r recording) DDLExecuted(_ context.Context, at stream.Position) (bool, error) {
+	return r.done(at), nil
 }
 
 // DDL that is not executed at the sink is not recorded there. A maintainer that begins at an older checkpoint reads it again, and the sink lets

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-mysql-org/go-mysql/replication"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlzone"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -29,8 +30,9 @@ type assembler struct {
 	unread map[uint64]bool
 	// fold: the server stores names of tables in lower case.
 	fold bool
-	// oldMode is that of the server.
+	// oldMode is that of the server, and zone the time zone of its machine, once it is needed.
 	oldMode string
+	zone    sqlzone.Zone
 	// newest is the transaction that was read last on the connection, or that the connection started after.
 	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
@@ -177,8 +179,8 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	if err != nil {
 		return a.failed(at, "%v", err)
 	}
-	if at.last != nil && id.domain != at.last.domain {
-		return a.source.unusable("GTID %s is of another replication domain than GTID %s before it, and their transactions are not ordered; use one gtid_domain_id", id, at.last)
+	if a.newest.seq > 0 && id.domain != a.newest.domain {
+		return a.source.unusable("GTID %s is of another replication domain than GTID %s before it, and their transactions are not ordered; use one gtid_domain_id", id, a.newest)
 	}
 	if id.seq <= a.newest.seq {
 		return a.failed(at, "GTID %s comes after GTID %s: sequence numbers must increase, because positions are compared by them; SET GLOBAL gtid_strict_mode=ON, and start again from a copy taken after it", id, a.newest)
@@ -367,7 +369,7 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 		return false, nil
 	case st.peek().is("XA"):
 		return done, nil
-	case st.isDML() || !done && !a.open.kind.ddl:
+	case st.isDML() || !done && !a.open.kind.ddl && !a.open.drops(st):
 		tables, err := a.source.changedBy(ctx, st)
 		if err != nil {
 			return false, err
@@ -378,21 +380,36 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 	return done, a.ddl(ctx, text, st, session, q.ErrorCode, e.Header.Flags&replication.LOG_EVENT_THREAD_SPECIFIC_F != 0)
 }
 
+// drops reports whether a statement within a transaction drops a table that CREATE OR REPLACE … SELECT has dropped and not made again, because
+// the query has failed. The server logs that as a transaction of its own, which ends with ROLLBACK.
+func (g *group) drops(st *statement) bool {
+	return len(g.tx.Rows) == 0 && len(g.tx.Skipped) == 0 && st.comes("DROP", "TABLE")
+}
+
 // ddl makes the open transaction one of DDL. ofSession: the statement used something that only its session has.
 func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, failed uint16, ofSession bool) error {
 	text, session, err := a.source.inUTF8(ctx, text, session)
 	if err != nil {
 		return err
 	}
+	if session, err = a.inZone(ctx, session); err != nil {
+		return err
+	}
 	if session.converted {
 		st = newStatement(text, st.schema, session, a.fold)
 	}
 	ddl := parseDDL(text, st)
+	if session.converted && ddl.Differs == "" {
+		ddl.Differs = st.introduced()
+	}
 	if failed != 0 {
 		text = ddl.Failed()
 	}
 	if ofSession && ddl.NamesExisting() && ddl.Differs == "" {
 		ddl.Differs = "it may be about a temporary table, which the sink does not have, and not about the table of that name; set binlog_format=ROW in every session"
+	}
+	if ddl.Differs == "" && generated(ddl, a.open.kind.standalone, ofSession) {
+		ddl.Differs = st.lost()
 	}
 	a.tables.forget(ddl)
 	if k := a.open.kind; k.startAlter || k.rollbackAlter {

@@ -37,7 +37,48 @@ func (s *Source) Check(ctx context.Context) error {
 	if _, err := s.logState(ctx); err != nil {
 		return err
 	}
-	return s.checkPrivileges(ctx)
+	if err := s.checkPrivileges(ctx); err != nil {
+		return err
+	}
+	return s.checkWholeLog(ctx)
+}
+
+// checkWholeLog refuses a server that leaves schemas out of its log: those that are named, and for DDL also what sessions execute that have one
+// of them as their default.
+func (s *Source) checkWholeLog(ctx context.Context) error {
+	var file, position, only, without string
+	if err := s.db.QueryRowContext(ctx, "SHOW MASTER STATUS").Scan(&file, &position, &only, &without); err != nil {
+		return s.wrap("read the status of the log", err)
+	}
+	for _, f := range []struct{ option, schemas string }{{"binlog_do_db", only}, {"binlog_ignore_db", without}} {
+		if f.schemas != "" {
+			return s.unusable("%s is %s: the log lacks changes of schemas, and DDL of sessions by their default schema; "+
+				"remove %s from the configuration of the server and restart it, start again from a copy taken after that, and exclude tables by the filter instead", f.option, f.schemas, f.option)
+		}
+	}
+	return s.checkReplicated(ctx)
+}
+
+// checkReplicated refuses a replica, or a node of a cluster, whose log lacks what other servers execute.
+func (s *Source) checkReplicated(ctx context.Context) error {
+	if logs, err := s.variable(ctx, "log_slave_updates"); err != nil || logs == "1" {
+		return err
+	}
+	for _, c := range []struct{ query, harmless, what string }{
+		{"SHOW GLOBAL STATUS LIKE 'Slaves_running'", "0", "it is a replica: what it replicates"},
+		{"SHOW GLOBAL VARIABLES LIKE 'wsrep_on'", "OFF", "it is a node of a cluster: what other nodes execute"},
+	} {
+		var name, value string
+		err := s.db.QueryRowContext(ctx, c.query).Scan(&name, &value)
+		switch {
+		case errors.Is(err, sql.ErrNoRows) || err == nil && value == c.harmless:
+		case err != nil:
+			return s.wrap("find out whether the server is a replica", err)
+		default:
+			return s.unusable("log_slave_updates is OFF, and %s is not in its log; start the server with --log-slave-updates and start again from a copy taken after that, or use the server that it replicates from", c.what)
+		}
+	}
+	return nil
 }
 
 // shown is a value as people write it.

@@ -39,8 +39,28 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	_, err := s.Head(t.Context())
 	refused(t, err, "use one gtid_domain_id")
 	refused(t, s.Read(t.Context(), 0, nil), "use one gtid_domain_id")
+	m.Restart("--binlog-ignore-db=elsewhere")
+	m.Exec("RESET MASTER")
+	refused(t, s.Check(t.Context()), "binlog_ignore_db is elsewhere: the log lacks changes of schemas")
 	m.Restart("--skip-log-bin")
 	refused(t, s.Check(t.Context()), "log_bin is OFF: the server has no binary log; start it with --log-bin")
+}
+
+// What a replica replicates is not in its log unless it is told so.
+func TestAReplicaThatDoesNotLogWhatItReplicatesIsRefused(t *testing.T) {
+	m, r := testenv.StartMariaDB(t), testenv.StartMariaDB(t, "--server-id=2")
+	r.Exec("CREATE DATABASE own", fmt.Sprintf("CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT=%d, MASTER_USER='%s', MASTER_PASSWORD='%s'", m.Port(), m.User, m.Password))
+	s := open(t, r)
+	if err := s.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.Exec("START SLAVE")
+	refused(t, s.Check(t.Context()), "log_slave_updates is OFF, and it is a replica: what it replicates is not in its log; start the server with --log-slave-updates")
+	r.Restart("--log-slave-updates")
+	r.Exec("START SLAVE")
+	if err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestMissingPrivilegesAreNamed(t *testing.T) {

@@ -17,11 +17,28 @@ func (s *statement) divide(d *stream.DDL) {
 		d.Clauses = []stream.Clause{}
 		for _, r := range s.split(s.body, len(s.words)) {
 			d.Clauses = append(d.Clauses, s.clause(r.from, r.to))
+			s.order(d, r)
 		}
 	case s.form == formIndex:
 		d.Clauses = []stream.Clause{s.indexClause()}
 	}
 }
+
+// order tells a DDL what the effect of its last clause depends on the order of rows in: AUTO_INCREMENT numbers them, and IGNORE keeps the first
+// of those that are equal in a unique key.
+func (s *statement) order(d *stream.DDL, r wordRange) {
+	clause, first := d.Clauses[len(d.Clauses)-1], s.words[r.from]
+	numbers := slices.ContainsFunc(s.words[r.from:r.to], func(t token) bool { return t.is("AUTO_INCREMENT", "SERIAL") })
+	switch {
+	case numbers && first.is("ADD"), d.Ignores && (clause.Kind == stream.UniqueClause || clause.Constraint == keyConstraint):
+		d.ByOrder = append(d.ByOrder, "")
+	case numbers && first.is("MODIFY", "CHANGE"):
+		d.ByOrder = append(d.ByOrder, clause.Column)
+	}
+}
+
+// keyConstraint is the constraint of a column that is a key.
+const keyConstraint = "a key"
 
 // form is how a statement about one table is made up.
 type form uint8
@@ -210,7 +227,7 @@ func (s *statement) definesColumn(p *stream.Clause, from, to int) {
 			depth--
 		case depth > 0:
 		case t.is("PRIMARY", "UNIQUE", "KEY"):
-			p.Constraint = "a key"
+			p.Constraint = keyConstraint
 		case t.is("REFERENCES"):
 			p.Constraint = "a foreign key"
 		case t.is("PARTITION", "REMOVE") && i > from && !s.words[i-1].is("."): // they follow the last clause without a comma

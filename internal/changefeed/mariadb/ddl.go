@@ -240,6 +240,9 @@ func (s *statement) parse(d *stream.DDL) bool {
 			return false
 		}
 		s.wait()
+		if s.acceptAny("DROP", "REUSE") && !s.accept("STORAGE") { // with sql_mode=ORACLE
+			return false
+		}
 		return s.ended()
 	case s.accept("ALTER"):
 		return s.alter(d)
@@ -331,10 +334,20 @@ func (s *statement) content(d *stream.DDL) bool {
 		return ok && (!bracket || s.accept(")")) && s.ended()
 	}
 	s.at = from
-	if slices.ContainsFunc(s.words[from:], func(t token) bool { return t.is("SELECT") }) { // of rows, the log has the definition without it
+	if s.selects(from) { // of rows, the log has the definition without it
 		d.Differs = "it was logged as a statement, and the rows that it selects at the sink may be others; set binlog_format=ROW in every session"
 	}
 	return from < len(s.words) && !s.merges() && s.references(d, d.Tables[0].Schema)
+}
+
+// selects reports whether a table is created with rows, by a query or VALUES. In definitions of partitions VALUES has another word after it.
+func (s *statement) selects(from int) bool {
+	for i := from; i < len(s.words); i++ {
+		if s.words[i].is("SELECT") || s.words[i].is("VALUES") && i+1 < len(s.words) && s.words[i+1].is("(") {
+			return true
+		}
+	}
+	return false
 }
 
 // references reads the tables that foreign keys in the rest refer to. REFERENCES is a reserved word, so that nothing else has it. A name
@@ -492,12 +505,13 @@ func (s *statement) rename(d *stream.DDL) bool {
 	return s.ended()
 }
 
-// renames combines the steps of one statement, which are done from left to right, into the new name of each table.
-type renames struct{ from, to []stream.Table }
+// renames combines the steps of one statement, which are done from left to right, into the new name of each table. through are names that a
+// table has only between two steps.
+type renames struct{ from, to, through []stream.Table }
 
 func (r *renames) add(from, to stream.Table) {
 	if i := slices.Index(r.to, from); i >= 0 {
-		r.to[i] = to
+		r.to[i], r.through = to, append(r.through, from)
 		return
 	}
 	r.from, r.to = append(r.from, from), append(r.to, to)
@@ -510,7 +524,10 @@ func (r *renames) into(d *stream.DDL) {
 			d.Tables, d.Becomes = append(d.Tables, r.from[i]), append(d.Becomes, r.to[i])
 		}
 	}
-	if len(d.Tables) > 0 {
+	if d.IfExists {
+		d.Through = r.through
+	}
+	if len(d.Tables) > 0 || len(d.Through) > 0 {
 		d.Kind = stream.RenameTable
 	}
 }
@@ -545,7 +562,7 @@ func (s *statement) alter(d *stream.DDL) bool {
 var alterations = []string{
 	"ALTER", "CHANGE", "MODIFY", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
 	"COALESCE", "REORGANIZE", "TRUNCATE", "ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REPAIR", "REMOVE", "PARTITION",
-	"ENGINE", "TYPE", "STORAGE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "DEFAULT", "CHARACTER", "CHARSET", "COLLATE", "CHECKSUM", "TABLE_CHECKSUM", "COMMENT", "CONNECTION",
+	"ENGINE", "TYPE", "STORAGE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "DEFAULT", "CHARACTER", "CHAR", "CHARSET", "COLLATE", "CHECKSUM", "TABLE_CHECKSUM", "COMMENT", "CONNECTION",
 	"DELAY_KEY_WRITE", "ENCRYPTED", "ENCRYPTION_KEY_ID", "KEY_BLOCK_SIZE", "MAX_ROWS", "MIN_ROWS", "PACK_KEYS", "PAGE_CHECKSUM", "PAGE_COMPRESSED",
 	"PAGE_COMPRESSION_LEVEL", "ROW_FORMAT", "STATS_AUTO_RECALC", "STATS_PERSISTENT", "STATS_SAMPLE_PAGES", "TRANSACTIONAL", "DATA", "INDEX", "PASSWORD", "TABLESPACE", "IETF_QUOTES",
 }
@@ -558,6 +575,7 @@ func (s *statement) clauses(d *stream.DDL) bool {
 	if !s.references(d, table.Schema) {
 		return false
 	}
+	d.OfSchema = s.ofSchema()
 	if s.ended() {
 		return true
 	}
@@ -581,8 +599,9 @@ func (s *statement) clauses(d *stream.DDL) bool {
 				s.references(d, to.Schema)
 				s.at = at
 			}
-			if to != table {
-				d.Kind, d.Becomes = stream.RenameTable, []stream.Table{to}
+			d.Kind, d.Becomes = stream.RenameTable, []stream.Table{to} // the last one counts
+			if to == table {
+				d.Kind, d.Becomes = stream.AlterTable, nil
 			}
 			if s.ended() {
 				return true
@@ -595,14 +614,14 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			if !s.skipTo("WITH") || !s.accept("TABLE") {
 				return false
 			}
-			return s.also(&d.Tables)
+			return s.also(&d.Tables) && s.validates()
 		case s.accept("CONVERT", "PARTITION"):
 			if !s.skipTo("TO") || !s.accept("TABLE") {
 				return false
 			}
-			return s.also(&d.Makes)
+			return s.also(&d.Makes) && s.validates()
 		case s.accept("CONVERT", "TABLE"):
-			return s.also(&d.Removes)
+			return s.also(&d.Removes) && s.validates()
 		case s.peek().is(partitionWork...) && s.peekAt(1).is("PARTITION"):
 			d.Alters = true
 			return true // names of partitions, and nothing after them
@@ -611,7 +630,7 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			s.orderBy()
 		case s.comes("ADD"):
 			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureDefault())
-		case s.accept("CONVERT", "TO"), s.accept("WITH", "SYSTEM", "VERSIONING"), s.acceptAny(alterations...):
+		case s.accept("CONVERT", "TO"), s.accept("WITH", "SYSTEM", "VERSIONING"), s.acceptAny(alterations...), s.option():
 			d.Alters = true
 		default:
 			return false
@@ -620,6 +639,16 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			return true
 		}
 	}
+}
+
+// option passes the name of an option that is known to the engine alone. SHOW CREATE TABLE writes such names in quotes. Of all options only
+// UNION names tables.
+func (s *statement) option() bool {
+	if name := s.peek(); !name.name || name.is("UNION") || !s.peekAt(1).is("=") {
+		return false
+	}
+	s.at += 2
+	return true
 }
 
 // partitionWork are the words before PARTITION and a list of partitions. Such a clause stands alone in its statement.
@@ -649,4 +678,27 @@ func (s *statement) also(tables *[]stream.Table) bool {
 	t, ok := s.name()
 	*tables = append(*tables, t)
 	return ok
+}
+
+// validates reports whether rows are not moved between a table and a partition without a look at them: a row in a partition that it does not
+// belong to is not found there.
+func (s *statement) validates() bool {
+	return !slices.ContainsFunc(s.words[s.at:], func(t token) bool { return t.is("WITHOUT") })
+}
+
+// ofSchema reports whether the rest has a character set or collation that is the default of the schema.
+func (s *statement) ofSchema() bool {
+	for i := s.at; i < len(s.words); i++ {
+		if !s.words[i].is("DEFAULT") {
+			continue
+		}
+		last := i - 1
+		if s.words[last].is("=") {
+			last--
+		}
+		if s.words[last].is("CHARSET", "COLLATE") || s.words[last].is("SET") && s.words[last-1].is("CHARACTER", "CHAR") {
+			return true
+		}
+	}
+	return false
 }

@@ -50,7 +50,8 @@ func (s *statement) unsureDefault() (why string) {
 	return why
 }
 
-// unsureExpression returns why the default that begins at a word may have another value at a sink.
+// unsureExpression returns why the default that begins at a word may have another value at a sink. A default without brackets around it is one
+// word, one call, or CASE … END or {fn …}.
 func (s *statement) unsureExpression(from int) string {
 	for i, depth := from, 0; i < len(s.words); i++ {
 		t, next := s.words[i], token{}
@@ -58,15 +59,27 @@ func (s *statement) unsureExpression(from int) string {
 			next = s.words[i+1]
 		}
 		switch {
-		case t.is("("):
+		case t.is("(", "{", "CASE"):
 			depth++
-		case t.is(")"):
+		case t.is(")", "}", "END"):
 			depth--
-		case t.is("@", "/"), t.is("NEXT", "PREVIOUS", "CURRENT_USER", "CURRENT_ROLE", "SESSION_USER"), t.name && next.is("(") && !sameEverywhere[strings.ToUpper(t.text)]:
+		case t.is("@", "/"), t.is("NEXT", "PREVIOUS", "CURRENT_USER", "CURRENT_ROLE", "SESSION_USER", "SYSDATE"), t.name && next.is("(") && !sameEverywhere[strings.ToUpper(t.text)]:
 			return fmt.Sprintf("the default of a column that it adds has %s, and may give rows other values at the sink; add the column without it, set the values, and alter the default then", t.text)
 		}
 		if depth <= 0 && !next.is("(") {
 			return "" // the end of the expression in brackets, of a call, or of a single word
+		}
+	}
+	return ""
+}
+
+// introduced returns why text in a statement that was converted to UTF-8 may have another meaning then: a character set before a string says
+// what its bytes are, whatever the statement is written in.
+func (s *statement) introduced() string {
+	for i := 1; i < len(s.words); i++ {
+		set, text := s.words[i-1], s.words[i]
+		if set.name && !set.quoted && strings.HasPrefix(set.text, "_") && text.quoted && !text.name && !isASCII(text.text) {
+			return fmt.Sprintf("it has text with the character set %s before it and is written in another character set than UTF-8; SET NAMES utf8mb4 before such statements", set.text)
 		}
 	}
 	return ""

@@ -530,6 +530,45 @@ func TestAStatementThatFailedIsReadAsWhatItDid(t *testing.T) {
 	}
 }
 
+// CREATE OR REPLACE … SELECT drops a table before its query fails. The server logs that within a transaction that it rolls back.
+func TestATableThatWasNotReplacedIsDropped(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)")
+	s := open(t, m)
+	head, err := s.Head(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := m.Open("")
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), "CREATE OR REPLACE TABLE d.t (PRIMARY KEY (id)) SELECT 1 AS id UNION ALL SELECT 1"); err == nil {
+		t.Fatal("it has not failed")
+	}
+	all := collect(t, s, head)
+	if len(all) != 1 || all[0].DDL == nil || describeDDL(all[0].DDL) != "drop d.t" || !all[0].DDL.IfExists || len(all[0].Rows) > 0 {
+		t.Errorf("%+v", all)
+	}
+}
+
+// A reader that has just connected has seen no transaction yet.
+func TestAnotherDomainIsRefusedFromTheFirstTransactionOn(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d")
+	s := open(t, m)
+	connected := false
+	err := s.Read(t.Context(), 1, func(tx *stream.Transaction) error {
+		if !tx.Idle {
+			t.Errorf("%s is visited", tx.ID)
+		}
+		if !connected {
+			m.Exec("SET gtid_domain_id = 7, gtid_seq_no = 100; CREATE TABLE d.t (id INT)")
+		}
+		connected = true
+		return nil
+	})
+	refused(t, err, "GTID 7-1-100 is of another replication domain than GTID 0-1-1 before it")
+}
+
 func TestAnIdleSourceSaysThatThereIsNothing(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT)")

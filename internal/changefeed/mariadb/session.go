@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlzone"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -24,6 +25,7 @@ type sessionContext struct {
 	sqlMode                                          uint64
 	charset, collation, serverCollation, dbCollation uint16
 	timeZone                                         string
+	zoneDigest                                       string // of the zone of the server's machine, if the session has that and it is not a fixed offset
 	explicitTimestamp                                bool
 	checksForeignKeys                                bool
 	// increment and offset of AUTO_INCREMENT, and the number of the language of dates; 0 for the defaults of a server.
@@ -130,7 +132,30 @@ func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, ol
 	if c.timeZone != "" && !strings.ContainsAny(c.timeZone, "'\\*,") {
 		set = append(set, "time_zone='"+c.timeZone+"'")
 	}
+	if c.zoneDigest != "" {
+		set = append(set, stream.ZoneDigest+"'"+c.zoneDigest+"'")
+	}
 	return stream.SessionMark + strings.Join(set, ",") + "*/ "
+}
+
+// inZone makes a session that has the time zone of the server's machine one that means the same on another machine.
+func (a *assembler) inZone(ctx context.Context, c sessionContext) (sessionContext, error) {
+	if c.timeZone != sqlzone.Name {
+		return c, nil
+	}
+	if a.zone.Digest == "" {
+		zone, err := sqlzone.Read(ctx, a.source.db)
+		if err != nil {
+			return c, a.source.wrap("read the time zone of the server", err)
+		}
+		a.zone = zone
+	}
+	if a.zone.Fixed != "" {
+		c.timeZone = a.zone.Fixed
+	} else {
+		c.zoneDigest = a.zone.Digest
+	}
+	return c, nil
 }
 
 // utf8Mode is the part of old_mode that decides what the character set utf8 is.

@@ -25,7 +25,7 @@ func (s *statement) spot(from int, t stream.Table) {
 
 // locate tells a DDL where it names tables, or why that is not certain: it may name more than was read as tables.
 func (s *statement) locate(d *stream.DDL) {
-	s.sequences()
+	s.sequences(d)
 	slices.SortFunc(s.spots, func(a, b stream.Spot) int { return a.From - b.From })
 	d.Spots, d.Doubt = s.spots, s.doubt
 	if d.Doubt == "" {
@@ -34,8 +34,9 @@ func (s *statement) locate(d *stream.DDL) {
 	d.KeyIfExists = s.dropsKeyIfExists()
 }
 
-// sequences reads the names of sequences in defaults of columns. One without a schema is in that of the session, wherever the table is.
-func (s *statement) sequences() {
+// sequences reads the names of sequences in defaults of columns. One without a schema is in that of the session, wherever the table is. The
+// table refers to them: a default cannot be set before its sequence is there.
+func (s *statement) sequences(d *stream.DDL) {
 	at := s.at
 	defer func() { s.at = at }()
 	for s.at = 0; s.at < len(s.words); {
@@ -48,8 +49,11 @@ func (s *statement) sequences() {
 			s.at++
 			continue
 		}
-		if _, ok := s.name(); !ok {
+		switch sequence, ok := s.name(); {
+		case !ok:
 			s.doubt = "the name of a sequence in it is not known"
+		case s.form != formOther && !slices.Contains(d.References, sequence):
+			d.References = append(d.References, sequence)
 		}
 	}
 }

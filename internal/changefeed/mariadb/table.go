@@ -103,8 +103,8 @@ func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, co
 	}
 	shown := names
 	facts, err := c.source.facts(ctx, t.table, names, len(m.PrimaryKey) == 0)
-	if hashless := withoutHashes(names); err == nil && len(facts.types) == 0 && len(hashless) < len(names) {
-		shown = hashless
+	for hashless := withoutHashes(names); err == nil && len(facts.types) == 0 && len(hashless) < len(shown); { // a column may have such a name
+		shown = shown[:len(shown)-1]
 		facts, err = c.source.facts(ctx, t.table, shown, len(m.PrimaryKey) == 0)
 	}
 	if err != nil {

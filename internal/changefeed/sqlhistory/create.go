@@ -91,6 +91,12 @@ func (g *Generator) columnsAndKeys(t *table) []string {
 		items = append(items, fmt.Sprintf("p%d VARCHAR(30) AS (CONCAT(id, '-', id)) PERSISTENT", g.next()))
 		t.columns = append(t.columns, &column{name: fmt.Sprintf("p%d", g.number), generated: true, is: columnType{decl: "VARCHAR(30)"}})
 	}
+	if g.maybe(6, "column: generated of a timestamp") {
+		n := g.next()
+		items = append(items, fmt.Sprintf("ts%d TIMESTAMP NULL", n), fmt.Sprintf("h%d INT AS (HOUR(ts%d)) STORED", n, n))
+		t.columns = append(t.columns, &column{name: fmt.Sprintf("ts%d", n), null: true, is: columnType{decl: "TIMESTAMP NULL", values: []string{"'2026-01-01 12:00:00'", "'2026-06-01 00:00:01'"}}},
+			&column{name: fmt.Sprintf("h%d", n), generated: true, is: columnType{decl: "INT"}})
+	}
 	if g.maybe(5, "index: in create") {
 		if index := g.index(t); index != "" {
 			items = append(items, index)

@@ -545,3 +545,77 @@ func (g *Generator) pause() {
 	}
 	g.queue = append(g.queue, Statement{Place: Resume})
 }
+
+// alterPaused changes rows and then the types of their columns while the changefeed is paused: what it reads later is described by a server
+// that has moved on.
+func (g *Generator) alterPaused() {
+	t := g.one(func(t *table) bool { return t.partitions == nil && t.parent == nil && g.unrelated(t) })
+	if t == nil {
+		return
+	}
+	g.queue = append(g.queue, Statement{Place: Pause})
+	g.insertInto(t)
+	if clause, apply := modifyColumn(g, t); clause != "" {
+		g.alter(t, clause, apply)
+		g.mark()
+		g.insertInto(t)
+	}
+	if g.r.IntN(2) == 0 {
+		g.say("DROP TABLE "+g.ref(t), func() { t.gone = true })
+		again := &table{schema: t.schema, name: t.name, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true, null: true}}}
+		g.say("CREATE TABLE "+g.ref(again)+" (id INT)", g.add(again))
+		g.insertInto(again)
+	}
+	g.queue = append(g.queue, Statement{Place: Resume})
+}
+
+// renameMissing renames tables some of which do not exist.
+func (g *Generator) renameMissing() {
+	t := g.one(g.unrelated)
+	if t == nil {
+		return
+	}
+	name, missing := fmt.Sprintf("n%d", g.next()), fmt.Sprintf("missing%d", g.next())
+	steps := []string{g.refTo(t.schema, missing) + " TO " + g.refTo(t.schema, missing+"x"), g.ref(t) + " TO " + g.refTo(t.schema, name), g.refTo(t.schema, missing+"y") + " TO " + g.ref(t)}
+	g.ddl("RENAME TABLE IF EXISTS "+strings.Join(steps, ", "), func() { t.name = name })
+	g.mark()
+	g.insertInto(&table{schema: t.schema, name: name, columns: t.columns, key: t.key})
+}
+
+// replaceFails drops a table by a CREATE OR REPLACE whose query fails.
+func (g *Generator) replaceFails() {
+	t := g.one(g.unrelated)
+	if t == nil {
+		return
+	}
+	name, ref := fmt.Sprintf("%s.proc%d", First, g.next()), t.schema+"."+quoteName(t.name)
+	tail := pick(g.r, []string{" (PRIMARY KEY (id)) SELECT 1 AS id UNION ALL SELECT 1", " (id INT, FOREIGN KEY (id) REFERENCES missing (id))"})
+	g.say("CREATE PROCEDURE "+name+"() BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; CREATE OR REPLACE TABLE "+ref+tail+"; END", nil)
+	g.say("CALL "+name+"()", func() { t.gone, g.open = true, false })
+}
+
+// defaultOfSequence gives a column a default from a sequence that was just made.
+func (g *Generator) defaultOfSequence() {
+	sequence := fmt.Sprintf("%s.seq%d", First, g.next())
+	schema, name := g.newName()
+	t := &table{schema: schema, name: name, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}}}
+	g.say("CREATE TABLE "+g.ref(t)+" (id INT, n BIGINT)", g.add(t))
+	g.insertInto(t)
+	g.say("CREATE SEQUENCE "+sequence, func() { g.sequences = append(g.sequences, sequence) })
+	g.ddl("ALTER TABLE "+g.ref(t)+" ALTER n SET DEFAULT NEXTVAL("+sequence+")", nil)
+	g.mark()
+	g.insertInto(t)
+	g.say("ALTER TABLE "+g.ref(t)+" ALTER n DROP DEFAULT", nil)
+}
+
+// charsetOfSchema gives a table the character set that its schema has just got.
+func (g *Generator) charsetOfSchema() {
+	t := g.one(func(t *table) bool { return t.partitions == nil && t.schema == First })
+	if t == nil {
+		return
+	}
+	g.say("ALTER DATABASE "+First+pick(g.r, []string{" CHARACTER SET utf8mb4", " COLLATE utf8mb4_bin", " COLLATE utf8mb4_unicode_ci"}), nil)
+	g.alter(t, pick(g.r, []string{"CONVERT TO CHARACTER SET DEFAULT", "DEFAULT CHARACTER SET = DEFAULT", "CHARSET DEFAULT, COMMENT 'of the schema'"}), nil)
+	g.mark()
+	g.say("ALTER DATABASE "+First+pick(g.r, []string{" CHARACTER SET latin1", " COLLATE utf8mb4_general_ci"}), nil)
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -51,6 +52,41 @@ func TestAMissingRowOfATableWithoutKeyIsNamed(t *testing.T) {
 	}
 }
 
+func TestAPreparedWriteIsUsedForItsRowsOnly(t *testing.T) {
+	b := testenv.StartMariaDB(t)
+	makeCounter(b)
+	w, _, err := openSinkAs(t, b, false).Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead := w.(stream.AheadWriter)
+	write := func(at stream.Position, rows ...*stream.Rows) {
+		t.Helper()
+		if err := w.Write(t.Context(), rows, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := rowsOf(counterTable, 1, counterSchema, int64(1))
+	ahead.Prepare([]*stream.Rows{first}) // the table is not known yet
+	write(1, first)
+	second := rowsOf(counterTable, 2, counterSchema, int64(2))
+	ahead.Prepare([]*stream.Rows{second})
+	second.Changes[0].After[0] = int64(20) // shows that the statement was made before
+	write(2, second)
+	third := rowsOf(counterTable, 3, counterSchema, int64(3))
+	ahead.Prepare([]*stream.Rows{third})
+	write(3, rowsOf(counterTable, 3, counterSchema, int64(30)))
+	altered := &stream.Schema{Columns: slices.Clone(counterSchema.Columns)}
+	b.Exec("ALTER TABLE w.counter ADD COLUMN v INT")
+	altered.Columns = append(altered.Columns, stream.Column{Name: "v", Type: "int"})
+	fourth := rowsOf(counterTable, 4, altered, int64(4), int64(44))
+	ahead.Prepare([]*stream.Rows{fourth}) // its columns are not known yet
+	write(4, fourth)
+	if got, want := b.Value("SELECT GROUP_CONCAT(n, '/', COALESCE(v, '-') ORDER BY n) FROM w.counter"), "1/-,2/-,4/44,30/-"; got != want {
+		t.Errorf("the sink has %s, want %s", got, want)
+	}
+}
+
 // rowsOf makes the rows of one inserted row.
 func rowsOf(table stream.Table, position stream.Position, schema *stream.Schema, values ...any) *stream.Rows {
 	return &stream.Rows{Position: position, Table: table, Schema: schema, Changes: []stream.Change{{Kind: stream.Insert, After: values}}}
@@ -78,14 +114,14 @@ func TestAnOldOwnerIsWaitedOutAndThenRefused(t *testing.T) {
 	makeCounter(b)
 	ctx := t.Context()
 	sink := openSink(t, b)
-	old, at, err := sink.Acquire(ctx, counterTable, stream.Epoch{Placement: 1, Counter: 9}, 10)
+	old, at, err := sink.Acquire(ctx, counterTable.Since(0), stream.Epoch{Placement: 1, Counter: 9}, 10)
 	if err != nil || at != 10 {
 		t.Fatal(at, err)
 	}
 	if err := old.Write(ctx, []*stream.Rows{rowsOf(counterTable, 11, counterSchema, int64(1))}, 12); err != nil {
 		t.Fatal(err)
 	}
-	fresh, at, err := sink.Acquire(ctx, counterTable, stream.Epoch{Placement: 2, Counter: 1}, 0)
+	fresh, at, err := sink.Acquire(ctx, counterTable.Since(0), stream.Epoch{Placement: 2, Counter: 1}, 0)
 	if err != nil || at != 12 {
 		t.Fatal(at, err)
 	}
@@ -93,14 +129,14 @@ func TestAnOldOwnerIsWaitedOutAndThenRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "table w.counter belongs to epoch 2.1 at position 12, not to epoch 1.9") {
 		t.Errorf("an old owner wrote: %v", err)
 	}
-	if _, _, err := sink.Acquire(ctx, counterTable, stream.Epoch{Placement: 1, Counter: 10}, 0); !errors.Is(err, stream.ErrNotOwner) {
+	if _, _, err := sink.Acquire(ctx, counterTable.Since(0), stream.Epoch{Placement: 1, Counter: 10}, 0); !errors.Is(err, stream.ErrNotOwner) {
 		t.Errorf("an older epoch acquired the table: %v", err)
 	}
-	if _, at, err := sink.Acquire(ctx, counterTable, stream.Epoch{Placement: 2, Counter: 1}, 0); err != nil || at != 12 {
+	if _, at, err := sink.Acquire(ctx, counterTable.Since(0), stream.Epoch{Placement: 2, Counter: 1}, 0); err != nil || at != 12 {
 		t.Errorf("the owner could not acquire its table again: %v", err)
 	}
 	// A newer owner within the same placement counts as well, though it has written nothing yet.
-	newest, _, err := sink.Acquire(ctx, counterTable, stream.Epoch{Placement: 2, Counter: 2}, 0)
+	newest, _, err := sink.Acquire(ctx, counterTable.Since(0), stream.Epoch{Placement: 2, Counter: 2}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +165,7 @@ func TestOwnersThatRaceNeitherDoubleNorLose(t *testing.T) {
 	// Each owner writes where the sink says it is, until another takes the table from it; then it takes it back.
 	owner := func() error {
 		for {
-			w, at, err := sink.Acquire(t.Context(), counterTable, next(), 0)
+			w, at, err := sink.Acquire(t.Context(), counterTable.Since(0), next(), 0)
 			if errors.Is(err, stream.ErrNotOwner) {
 				continue
 			}
@@ -173,7 +209,7 @@ func TestAVanishedOwnerDoesNotHoldTheTable(t *testing.T) {
 	makeCounter(b)
 	line := newLine(t, b.Address)
 	gone := openSinkAt(t, b, line.address)
-	w, _, err := gone.Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 0)
+	w, _, err := gone.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +223,7 @@ func TestAVanishedOwnerDoesNotHoldTheTable(t *testing.T) {
 	<-line.frozen
 	sink := openSink(t, b)
 	started := time.Now()
-	next, at, err := sink.Acquire(t.Context(), counterTable, stream.Epoch{Placement: 2}, 0)
+	next, at, err := sink.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 2}, 0)
 	if err != nil || at != 1 {
 		t.Fatal(at, err)
 	}
@@ -230,7 +266,7 @@ func TestAWriteWithoutAKeyCutAtAnyPointHappensOnce(t *testing.T) {
 func cutEverywhere(t *testing.T, b *testenv.MariaDB, table stream.Table, least int, rows func(to stream.Position) *stream.Rows) stream.Position {
 	line := newLine(t, b.Address)
 	sink := openSinkAt(t, b, line.address)
-	w, at, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 0)
+	w, at, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func benchApply(b *testing.B, tables, batch, workers int) {
 	for i := range tables {
 		t := &benchTable{table: stream.Table{Schema: "w", Name: fmt.Sprintf("t%d", i)}, random: rand.New(rand.NewPCG(uint64(i), 1))}
 		m.Exec("CREATE TABLE " + t.table.String() + " (id BIGINT PRIMARY KEY, k INT, v VARCHAR(200))")
-		w, _, err := sink.Acquire(b.Context(), t.table, stream.Epoch{Placement: 1}, 0)
+		w, _, err := sink.Acquire(b.Context(), t.table.Since(0), stream.Epoch{Placement: 1}, 0)
 		if err != nil {
 			b.Fatal(err)
 		}

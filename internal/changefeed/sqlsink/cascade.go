@@ -26,7 +26,7 @@ func (s *Sink) ForeignKeys(ctx context.Context) ([]stream.ForeignKey, error) {
 }
 
 // AcquireGroup implements stream.GroupSink.
-func (s *Sink) AcquireGroup(ctx context.Context, tables []stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+func (s *Sink) AcquireGroup(ctx context.Context, tables []stream.Identity, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
 	w, at, err := s.acquireTables(ctx, tables, epoch, start)
 	if err != nil {
 		return nil, 0, err
@@ -34,7 +34,7 @@ func (s *Sink) AcquireGroup(ctx context.Context, tables []stream.Table, epoch st
 	return w, at, nil
 }
 
-func (s *Sink) acquireTables(ctx context.Context, tables []stream.Table, epoch stream.Epoch, start stream.Position) (*groupWriter, stream.Position, error) {
+func (s *Sink) acquireTables(ctx context.Context, tables []stream.Identity, epoch stream.Epoch, start stream.Position) (*groupWriter, stream.Position, error) {
 	var w *groupWriter
 	err := s.retry(ctx, "acquire table "+tables[0].String()+" and those that it is written with", func() error {
 		if _, err := s.prepare(ctx); err != nil {
@@ -51,13 +51,15 @@ func (s *Sink) acquireTables(ctx context.Context, tables []stream.Table, epoch s
 	return w, at, nil
 }
 
-func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Table, epoch stream.Epoch, start stream.Position) (*groupWriter, error) {
+func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Identity, epoch stream.Epoch, start stream.Position) (*groupWriter, error) {
 	w := &groupWriter{sink: s, epoch: epoch, members: map[stream.Table]*writer{}}
 	present, err := s.Present(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, t := range slices.SortedFunc(slices.Values(tables), stream.CompareTables) { // the same order everywhere, so that owners do not wait for each other
+	since := map[stream.Table]stream.Position{}
+	for _, id := range slices.SortedFunc(slices.Values(tables), stream.CompareIdentities) { // the same order everywhere, so that owners do not wait for each other
+		t := id.Table
 		if !slices.Contains(present, t) {
 			continue
 		}
@@ -71,7 +73,7 @@ func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Table, epoch st
 		if copying != nil {
 			return nil, s.unusable("table %s was joined with others by a cascading foreign key before its initial copy was whole; remove the changefeed and the tables that it has made, and create it again", t)
 		}
-		w.order = append(w.order, t)
+		w.order, since[t] = append(w.order, t), id.Since
 	}
 	if len(w.order) == 0 {
 		return nil, s.unusable("none of the tables %v exists, or user %q has no privilege on them; create them as they are at the source, or grant the privilege", tables, s.options.User)
@@ -86,11 +88,11 @@ func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Table, epoch st
 	}
 	defer tx.Rollback()
 	for _, t := range w.order {
-		at, part, err := s.own(ctx, tx, t, epoch, start)
+		st, err := s.own(ctx, tx, t.Since(since[t]), epoch, start)
 		if err != nil {
 			return nil, err
 		}
-		w.members[t] = &writer{sink: s, table: t, epoch: epoch, position: at, part: part, acquired: at}
+		w.members[t] = s.writer(t, st)
 	}
 	if err := w.refuseParts(); err != nil {
 		return nil, err
@@ -302,7 +304,9 @@ func (b *groupBatch) inSession(ctx context.Context, session any, limit int) (mov
 		}
 		affected, err := executeAll(ctx, s, texts)
 		for i, n := range affected {
-			if st := list[i]; st.rows != 0 && n != st.rows {
+			if st := list[i]; st.rows != 0 && n != st.rows && st.otherwise != nil {
+				return false, st.otherwise
+			} else if st.rows != 0 && n != st.rows {
 				return false, fmt.Errorf("table %s: a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", st.table.table, stream.ErrUnusable)
 			}
 		}
@@ -381,20 +385,20 @@ func (b *groupBatch) disowned(ctx context.Context) error {
 			return err
 		}
 		found[t] = st
-		done = done && st != nil && st.epoch == w.epoch && (st.position > b.to || st.position == b.to && st.part >= b.part)
+		done = done && st != nil && st.since == w.members[t].since && st.epoch == w.epoch && (st.position > b.to || st.position == b.to && st.part >= b.part)
 	}
 	if done {
 		return nil
 	}
 	for _, t := range w.order {
 		m, st := w.members[t], found[t]
-		if st != nil && st.epoch == w.epoch && st.position == m.position && st.part == m.part {
+		if st != nil && st.since == m.since && st.epoch == w.epoch && st.position == m.position && st.part == m.part {
 			continue
 		}
 		if err := m.goBack(ctx, tx, st); err != nil {
 			return err
 		}
-		return w.sink.notOwner(t, w.epoch, st)
+		return w.sink.notOwner(t.Since(m.since), w.epoch, st)
 	}
 	return fmt.Errorf("the positions of table %s and those that it is written with changed: %w", w.order[0], errConcurrent)
 }
@@ -444,25 +448,22 @@ func (b *groupBatch) prepare(ctx context.Context) error {
 // inOrder makes statements for changes one by one. Only consecutive inserts share a statement. Those that check reports are executed while
 // foreign keys are checked, so that they cascade.
 func (s *shape) inOrder(changes []stream.Change, check func(*stream.Change) bool) ([]statement, error) {
-	var all []statement
-	fresh := s.newList(s.insert, "")
+	r := &inserts{shape: s, fresh: s.newList(s.insert, "")}
 	for i := range changes {
 		c := &changes[i]
 		empty := s.geometries && c.After != nil && s.hasEmptyGeometry(c.After)
 		if c.Before == nil && !empty {
-			if err := fresh.add(c.After, s.appendRow); err != nil {
+			if err := r.insert(c.After); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		all, fresh.made = append(all, fresh.done()...), nil
 		st, err := s.one(c, empty, check(c))
-		if err != nil {
+		if err := r.add(st, c.After, err); err != nil {
 			return nil, err
 		}
-		all = append(all, st)
 	}
-	return append(all, fresh.done()...), nil
+	return r.done()
 }
 
 // one makes the statement of one change.

@@ -69,7 +69,7 @@ var errStopped = errors.New("stopped")
 
 // copyGroup copies what the source has to the tables of a group, some transactions at a time. It may stop in the middle.
 func copyGroup(ctx context.Context, r *rand.Rand, source stream.Source, sink stream.GroupSink, group []stream.Table, epoch stream.Epoch, start, to stream.Position, stops bool) error {
-	w, at, err := sink.AcquireGroup(ctx, group, epoch, start)
+	w, at, err := sink.AcquireGroup(ctx, asNamed(group), epoch, start)
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func TestAGroupHasOneOwner(t *testing.T) {
 		tx := &stream.Transaction{Position: at, Rows: []*stream.Rows{rowsOf(p, at, schema, int64(id))}}
 		return []*stream.Rows{tx.Merge(c, group)}
 	}
-	first, at, err := sink.AcquireGroup(t.Context(), group, stream.Epoch{Placement: 1}, 7)
+	first, at, err := sink.AcquireGroup(t.Context(), asNamed(group), stream.Epoch{Placement: 1}, 7)
 	if err != nil || at != 7 {
 		t.Fatal(at, err)
 	}
@@ -208,13 +208,13 @@ func TestAGroupHasOneOwner(t *testing.T) {
 	if err := first.Write(t.Context(), rows(8, 1), 8); err != nil { // it is skipped
 		t.Fatal(err)
 	}
-	if _, _, err := sink.AcquireGroup(t.Context(), []stream.Table{c}, stream.Epoch{Placement: 2}, 0); err != nil {
+	if _, _, err := sink.AcquireGroup(t.Context(), asNamed([]stream.Table{c}), stream.Epoch{Placement: 2}, 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := first.Write(t.Context(), rows(9, 2), 9); !errors.Is(err, stream.ErrNotOwner) {
 		t.Fatalf("it wrote although table %s has another owner: %v", c, err)
 	}
-	second, at, err := sink.AcquireGroup(t.Context(), group, stream.Epoch{Placement: 3}, 0)
+	second, at, err := sink.AcquireGroup(t.Context(), asNamed(group), stream.Epoch{Placement: 3}, 0)
 	if err != nil || at != 8 {
 		t.Fatal(at, err)
 	}
@@ -229,7 +229,7 @@ func TestAGroupHasOneOwner(t *testing.T) {
 	}
 	// A table of the group that is further than a change that cascades: its rows may be there already, or not.
 	b.Exec("UPDATE ebb.progress SET position = 20 WHERE table_name = 'c'")
-	third, at, err := sink.AcquireGroup(t.Context(), group, stream.Epoch{Placement: 4}, 0)
+	third, at, err := sink.AcquireGroup(t.Context(), asNamed(group), stream.Epoch{Placement: 4}, 0)
 	if err != nil || at != 9 {
 		t.Fatal(at, err)
 	}
@@ -241,7 +241,7 @@ func TestAGroupHasOneOwner(t *testing.T) {
 	}
 	// A table whose initial copy is not whole.
 	b.Exec("INSERT INTO ebb.snapshot (changefeed, table_schema, table_name, position, made, definition) VALUES ('" + changefeed + "', 'w', 'p', 9, TRUE, '')")
-	if _, _, err := sink.AcquireGroup(t.Context(), group, stream.Epoch{Placement: 5}, 0); !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "before its initial copy was whole") {
+	if _, _, err := sink.AcquireGroup(t.Context(), asNamed(group), stream.Epoch{Placement: 5}, 0); !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "before its initial copy was whole") {
 		t.Errorf("a table that is being copied was acquired: %v", err)
 	}
 }

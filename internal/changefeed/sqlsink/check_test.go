@@ -45,7 +45,7 @@ func TestATableThatIsMissingOrDifferentIsNamed(t *testing.T) {
 	m := testenv.StartMariaDB(t)
 	m.Exec("CREATE DATABASE w")
 	sink := openSink(t, m)
-	w, _, err := sink.Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 0)
+	w, _, err := sink.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 		"CREATE TABLE w.myisam (id INT PRIMARY KEY) ENGINE=MyISAM", "CREATE TABLE w.aria (id INT PRIMARY KEY) ENGINE=Aria", "CREATE TABLE w.memory (id INT PRIMARY KEY) ENGINE=MEMORY")
 	sink := openSink(t, m)
 	acquire := func(name string) error {
-		_, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: name}, stream.Epoch{Placement: 1}, 0)
+		_, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: name}.Since(0), stream.Epoch{Placement: 1}, 0)
 		return err
 	}
 	for _, fine := range []string{"parent", "kept", "part", "missing"} {
@@ -92,7 +92,7 @@ func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	_, _, err = other.Acquire(t.Context(), stream.Table{Schema: "w", Name: "parent"}, stream.Epoch{Placement: 1}, 0)
+	_, _, err = other.Acquire(t.Context(), stream.Table{Schema: "w", Name: "parent"}.Since(0), stream.Epoch{Placement: 1}, 0)
 	refused(t, err, "table w.parent is written by changefeed default/copy, and two would overwrite each other's rows; exclude the table from one of them")
 	successor, err := sqlsink.Open(sqlsink.Options{Address: m.Address, User: m.User, Password: m.Password, Changefeed: "default/copy/77"})
 	if err != nil {
@@ -102,7 +102,7 @@ func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 	if err := adoptAt(t.Context(), successor); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err = successor.Acquire(t.Context(), stream.Table{Schema: "w", Name: "parent"}, stream.Epoch{Placement: 1}, 0); err != nil {
+	if _, _, err = successor.Acquire(t.Context(), stream.Table{Schema: "w", Name: "parent"}.Since(0), stream.Epoch{Placement: 1}, 0); err != nil {
 		t.Errorf("a changefeed that was removed and created again: %v", err)
 	}
 }
@@ -129,7 +129,7 @@ func TestAWriteThatExecutesATriggerIsRolledBack(t *testing.T) {
 	sink := openSink(t, m)
 	for name, key := range map[string][]int{"loose": nil, "keyed": {0}} {
 		table := stream.Table{Schema: "w", Name: name}
-		w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 0)
+		w, _, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +252,7 @@ func TestAnOwnerThatFindsItsWritesLostSetsTheCheckpointBack(t *testing.T) {
 		if err := sink.AdoptCheckpoint(t.Context(), found, stream.Checkpoint{Position: 40, Incarnation: now}); err != nil {
 			t.Fatal(err)
 		}
-		w, _, err := sink.Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 10)
+		w, _, err := sink.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -282,7 +282,7 @@ func TestAfterACrashTheCheckpointStaysWhereItIs(t *testing.T) {
 	}
 	var writers []stream.Writer
 	for _, name := range []string{"a", "b"} {
-		w, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: name}, stream.Epoch{Placement: 1}, 10)
+		w, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: name}.Since(0), stream.Epoch{Placement: 1}, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -299,7 +299,7 @@ func TestAfterACrashTheCheckpointStaysWhereItIs(t *testing.T) {
 		if c, err := sink.Checkpoint(t.Context()); err != nil || c.Position != 40 || c.Incarnation == 0 {
 			t.Errorf("%+v %v", c, err)
 		}
-		if _, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: "a"}, stream.Epoch{Placement: 2}, 50); !errors.Is(err, stream.ErrWentBack) {
+		if _, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: "a"}.Since(0), stream.Epoch{Placement: 2}, 50); !errors.Is(err, stream.ErrWentBack) {
 			t.Error(err)
 		}
 		if _, err := sink.Incarnation(t.Context()); err != nil { // a maintainer of any changefeed asks
@@ -318,7 +318,7 @@ func TestTheEarliestOfSeveralLostTablesCounts(t *testing.T) {
 	}
 	var writers []stream.Writer
 	for _, name := range []string{"a", "b"} {
-		w, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: name}, stream.Epoch{Placement: 1}, 10)
+		w, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "w", Name: name}.Since(0), stream.Epoch{Placement: 1}, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -357,7 +357,7 @@ func TestTheOwnTablesOfASinkAreMadeAgainAfterARestore(t *testing.T) {
 		}
 		return try()
 	}
-	w, at, err := sink.Acquire(t.Context(), counterTable, stream.Epoch{Placement: 1}, 5)
+	w, at, err := sink.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 5)
 	if err != nil {
 		t.Fatal(err)
 	}

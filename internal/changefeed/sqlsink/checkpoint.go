@@ -24,7 +24,7 @@ import (
 //
 // Who becomes the owner of a table takes its position from the sink, and cannot tell whether it was later before. So nobody does, and no DDL
 // is executed, until a maintainer has adopted the checkpoint in the incarnation that the server has: checkAdopted.
-const ofCheckpoint = " WHERE changefeed = ? AND table_schema = '' AND table_name = ''"
+const ofCheckpoint = " WHERE feed = ? AND table_schema = '' AND table_name = '' AND since = 0"
 
 const createIncarnation = `CREATE TABLE IF NOT EXISTS %s (id INT NOT NULL PRIMARY KEY, token BIGINT UNSIGNED NOT NULL)
 	ENGINE=MEMORY COMMENT='empty after a restart, so that ebb notices one'`
@@ -86,7 +86,7 @@ func (s *Sink) AdoptCheckpoint(ctx context.Context, found *stream.Checkpoint, c 
 // adopt returns false if the sink does not have the checkpoint that was found.
 func (s *Sink) adopt(ctx context.Context, found *stream.Checkpoint, c stream.Checkpoint) (bool, error) {
 	if found == nil {
-		_, err := s.db.ExecContext(ctx, "INSERT INTO "+s.progress+" (changefeed, table_schema, table_name, placement, counter, position, gtid) VALUES (?, '', '', 0, ?, ?, ?)",
+		_, err := s.db.ExecContext(ctx, "INSERT INTO "+s.progress+" (feed, table_schema, table_name, placement, counter, position, gtid) VALUES (?, '', '', 0, ?, ?, ?)",
 			s.options.Changefeed, c.Incarnation, uint64(c.Position), c.Transaction)
 		var e *mysql.MySQLError
 		if errors.As(err, &e) && e.Number == codeDuplicate {

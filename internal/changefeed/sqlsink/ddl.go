@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/ebb-dev/ebb/internal/changefeed/sqlzone"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
@@ -27,8 +28,8 @@ import (
 // unchanged it is run; if they have changed it has been. Statements that may run twice, because no change passes them before they
 // are done, are run again: TRUNCATE, DROP, CREATE OR REPLACE.
 //
-// In the end the progress of the tables that it created, dropped or renamed is set to its position, so that a later owner of such a
-// name does not start with changes of an earlier table of that name.
+// In the end the tables that it created or renamed have rows of their own in the progress, and those of tables that do not have their names
+// any more are over, so that whoever writes an earlier table of such a name late writes nothing.
 //
 // A schema is dropped table by table, only those inside the filter, and then itself if it is empty and wholly inside.
 //
@@ -205,6 +206,9 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 	if err := d.emptyCopied(ctx); err != nil {
 		return err
 	}
+	if err := d.refuseUnordered(ctx); err != nil {
+		return err
+	}
 	if err := d.imitate(ctx); err != nil {
 		return err
 	}
@@ -230,6 +234,39 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 			d.sink.options.Address, d.position, brief(d.text), stream.ErrUnusable, err)
 	}
 	return err
+}
+
+// refuseUnordered returns ErrUnusable if the effect of a statement on several rows depends on their order, and no key of the table gives them one:
+// the source has them in the order in which they were inserted, and the sink in the order in which their transactions were committed.
+func (d *ddlExecution) refuseUnordered(ctx context.Context) error {
+	if len(d.ddl.ByOrder) == 0 || d.text == "" { // nothing is executed of one that is skipped
+		return nil
+	}
+	t := d.ddl.Tables[0]
+	var ordered bool
+	if err := d.conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0
+		GROUP BY INDEX_NAME HAVING MAX(NULLABLE = 'YES' OR SUB_PART IS NOT NULL AND INDEX_NAME <> 'PRIMARY') = 0)`, t.Schema, t.Name).Scan(&ordered); err != nil || ordered {
+		return err
+	}
+	for _, column := range d.ddl.ByOrder {
+		query := "SELECT 1 FROM " + full(t)
+		if column != "" {
+			query += " WHERE " + name(column) + " IS NULL OR " + name(column) + " = 0"
+		}
+		var rows int
+		err := d.conn.QueryRowContext(ctx, "SELECT COUNT(*) FROM ("+query+" LIMIT 2) some").Scan(&rows)
+		var e *mysql.MySQLError
+		switch {
+		case errors.As(err, &e) && slices.Contains([]uint16{codeUnknownColumn, codeNoSuchTable, codeUnknownSchema}, e.Number):
+			return nil // the statement itself says so
+		case err != nil:
+			return err
+		case rows > 1:
+			return d.ddl.Stops(fmt.Sprintf("table %s has no key, and which row gets which number, or is kept, depends on the order of the rows, which may be another at the sink; "+
+				"to give such a table numbers, add the column without AUTO_INCREMENT, set it by UPDATE, and make it the key then", t))
+		}
+	}
+	return nil
 }
 
 // codeTriggerSchema: a table with a trigger cannot be renamed into another schema.
@@ -358,12 +395,32 @@ func (d *ddlExecution) imitate(ctx context.Context) error {
 	if _, err := d.conn.ExecContext(ctx, "SET NAMES utf8mb4"); err != nil {
 		return err
 	}
-	set := settings(d.ddl.Statement)
-	if set == "" {
-		return nil
+	if err := d.sameZone(ctx); err != nil {
+		return err
+	}
+	// What the source accepted is accepted, however strict its session was about options of tables.
+	set := "innodb_strict_mode=0"
+	if more := settings(d.ddl.Statement); more != "" {
+		set += ", " + more
 	}
 	_, err := d.conn.ExecContext(ctx, "SET "+set)
 	return err
+}
+
+// zoneDigest matches the digest of the time zone of the source's machine in the comment of a statement.
+var zoneDigest = regexp.MustCompile(`^` + regexp.QuoteMeta(stream.SessionMark) + `[^*]*` + stream.ZoneDigest + `'([0-9a-f]+)'`)
+
+// sameZone returns ErrUnusable if the statement depends on the time zone of the source's machine, and the one of the sink's is another.
+func (d *ddlExecution) sameZone(ctx context.Context) error {
+	found := zoneDigest.FindStringSubmatch(d.ddl.Statement)
+	if found == nil || d.text == "" {
+		return nil
+	}
+	zone, err := sqlzone.Read(ctx, d.conn)
+	if err != nil || zone.Digest == found[1] {
+		return err
+	}
+	return d.ddl.Stops("its effect depends on the time zone of the source's machine (time_zone=SYSTEM), and the sink's machine has another; give both machines the same, or SET GLOBAL time_zone at the source to one by its name or offset")
 }
 
 // finish records that the DDL is executed, and sets the progress of the names that it creates, drops or renames.
@@ -383,6 +440,9 @@ func (d *ddlExecution) finish(ctx context.Context) error {
 	}
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
 		return fmt.Errorf("sink %s: the DDL at position %d was taken over from epoch %s: %w", d.sink.options.Address, d.position, d.epoch, errors.Join(err, stream.ErrNotOwner))
+	}
+	if err := d.forgetReleased(ctx, tx); err != nil {
+		return err
 	}
 	if err := d.movePositions(ctx, tx); err != nil {
 		return err
@@ -405,49 +465,107 @@ func (d *ddlExecution) setBack(ctx context.Context) error {
 	return err
 }
 
-// movePositions sets the progress of names to the position at which a table of that name begins or ends. A table that was created may
-// have rows of the same position (CREATE TABLE ... SELECT), so it starts just before.
+// movePositions sets the progress of tables that the statement names to its position, so that whoever reads the log again from an earlier one
+// does not change them. What it gives a name is another table from then on, and what it takes a name from is over: their owners write
+// nothing any more. A table that was created may have rows of the same position (CREATE TABLE ... SELECT), so it starts just before.
 func (d *ddlExecution) movePositions(ctx context.Context, tx *sql.Tx) error {
-	to := d.position
 	switch d.ddl.Kind {
-	case stream.CreateTable:
-		if err := d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Reads, d.ddl.References, d.ddl.Waits)); err != nil {
-			return err
-		}
-		return d.moveTo(ctx, tx, to-1, d.ddl.Tables)
-	case stream.DropSchema:
-		if err := d.moveTo(ctx, tx, to, d.ddl.Waits); err != nil {
-			return err
-		}
-		if d.ddl.Drops == nil {
-			return d.moveWhere(ctx, tx, to, "table_schema = ?", d.ddl.Schema)
-		}
-		dropped, err := d.dropped(ctx, tx, d.sink.progress)
-		if err != nil {
-			return err
-		}
-		return d.moveTo(ctx, tx, to, dropped)
 	case stream.SetSchema:
 		return nil
+	case stream.DropSchema:
+		if err := d.moveAll(ctx, tx, d.ddl.Waits); err != nil {
+			return err
+		}
+		return d.endSchema(ctx, tx)
 	case stream.AlterTable, stream.TruncateTable:
 		if d.ddl.Alone() {
 			return nil // its dispatcher does that
 		}
 	}
-	for _, t := range d.ddl.Releases {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO "+d.sink.progress+" (changefeed, table_schema, table_name, placement, counter, position) VALUES (?, ?, ?, ?, 0, ?)"+
-			" ON DUPLICATE KEY UPDATE placement = VALUES(placement), counter = 0, position = VALUES(position), part = 0", d.sink.options.Changefeed, t.Schema, t.Name, released, uint64(to)); err != nil {
+	gives, at := d.ddl.Gives(), d.position
+	if d.ddl.Kind == stream.CreateTable {
+		at--
+	}
+	// In the order of the key, as everybody locks rows.
+	names := slices.Concat(d.ddl.Names(), d.ddl.Waits)
+	slices.SortFunc(names, stream.CompareTables)
+	for _, t := range slices.Compact(names) {
+		var err error
+		switch {
+		case slices.Contains(gives, t):
+			err = d.give(ctx, tx, t, at)
+		case slices.Contains(d.ddl.Releases, t):
+			err = d.release(ctx, tx, t)
+		case slices.Contains(d.ddl.Takes(), t):
+			err = d.end(ctx, tx, "table_schema = ? AND table_name = ?", t.Schema, t.Name)
+		default:
+			err = d.move(ctx, tx, t)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return d.moveTo(ctx, tx, to, slices.Concat(d.ddl.Tables, d.ddl.Becomes, d.ddl.Makes, d.ddl.Removes, d.ddl.References, d.ddl.Waits))
+	return nil
+}
+
+// give makes the row of a table that has its name since the statement, in the place of that of the table that had the name before. A position that
+// is later already was recorded by hand. The owner that is recorded is older than all that will be given the table, and newer than those of earlier
+// maintainers.
+func (d *ddlExecution) give(ctx context.Context, tx *sql.Tx, t stream.Table, at stream.Position) error {
+	earlier, err := d.sink.lock(ctx, tx, t)
+	if err != nil || earlier != nil && earlier.since >= d.position {
+		return err
+	}
+	if earlier != nil {
+		at = max(at, earlier.position)
+	}
+	return d.sink.replace(ctx, tx, earlier, t.Since(d.position), stream.Epoch{Placement: d.epoch.Placement}, at)
+}
+
+// release records that a table left the filter.
+func (d *ddlExecution) release(ctx context.Context, tx *sql.Tx, t stream.Table) error {
+	found, err := d.sink.lock(ctx, tx, t)
+	switch {
+	case err != nil:
+		return err
+	case found == nil:
+		return d.sink.replace(ctx, tx, nil, t.Since(0), stream.Epoch{Placement: released}, d.position)
+	case found.since >= d.position:
+		return nil
+	}
+	_, err = tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET placement = ?, counter = 0, position = ?, part = 0"+ofTable, released, uint64(d.position), d.sink.options.Changefeed, t.Schema, t.Name, uint64(found.since))
+	return err
+}
+
+// end records that tables do not have their names any more.
+func (d *ddlExecution) end(ctx context.Context, tx *sql.Tx, where string, args ...any) error {
+	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET placement = ?, counter = 0, position = GREATEST(position, ?), part = 0 WHERE feed = ? AND placement >= 0 AND table_name <> '' AND since < ? AND "+where,
+		append([]any{over, uint64(d.position), d.sink.options.Changefeed, uint64(d.position)}, args...)...)
+	return err
+}
+
+// endSchema records that the tables of a schema were dropped.
+func (d *ddlExecution) endSchema(ctx context.Context, tx *sql.Tx) error {
+	if d.ddl.Drops == nil {
+		return d.end(ctx, tx, "table_schema = ?", d.ddl.Schema)
+	}
+	dropped, err := d.dropped(ctx, tx, d.sink.progress+" WHERE feed = ?")
+	if err != nil {
+		return err
+	}
+	for _, t := range dropped {
+		if err := d.end(ctx, tx, "table_schema = ? AND table_name = ?", t.Schema, t.Name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // dropped are the tables in one of the sink's own tables that the statement drops with their schema.
-func (d *ddlExecution) dropped(ctx context.Context, tx *sql.Tx, own string) ([]stream.Table, error) {
+func (d *ddlExecution) dropped(ctx context.Context, tx *sql.Tx, from string) ([]stream.Table, error) {
 	var all []stream.Table
 	for _, schema := range d.ddl.DropSchemas() {
-		list, err := d.sink.listBy(ctx, tx, "SELECT table_schema, table_name FROM "+own+" WHERE changefeed = ? AND table_schema = ? AND table_name <> ''", d.sink.options.Changefeed, schema)
+		list, err := d.sink.listBy(ctx, tx, "SELECT table_schema, table_name FROM "+from+" AND table_schema = ? AND table_name <> ''", d.sink.options.Changefeed, schema)
 		if err != nil {
 			return nil, err
 		}
@@ -456,33 +574,48 @@ func (d *ddlExecution) dropped(ctx context.Context, tx *sql.Tx, own string) ([]s
 	return all, nil
 }
 
-func (d *ddlExecution) moveTo(ctx context.Context, tx *sql.Tx, to stream.Position, tables []stream.Table) error {
+// moveAll moves tables that stay.
+func (d *ddlExecution) moveAll(ctx context.Context, tx *sql.Tx, tables []stream.Table) error {
 	for _, t := range tables {
-		if err := d.moveWhere(ctx, tx, to, "table_schema = ? AND table_name = ?", t.Schema, t.Name); err != nil {
+		if err := d.move(ctx, tx, t); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *ddlExecution) moveWhere(ctx context.Context, tx *sql.Tx, to stream.Position, where string, args ...any) error {
-	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ?, part = 0 WHERE changefeed = ? AND position < ? AND "+where,
-		append([]any{uint64(to), d.sink.options.Changefeed, uint64(to)}, args...)...)
+// move moves a table that stays.
+func (d *ddlExecution) move(ctx context.Context, tx *sql.Tx, t stream.Table) error {
+	_, err := tx.ExecContext(ctx, "UPDATE "+d.sink.progress+" SET position = ?, part = 0"+ofName+" AND placement >= 0 AND position < ?",
+		uint64(d.position), d.sink.options.Changefeed, t.Schema, t.Name, uint64(d.position))
 	return err
 }
-
-// released is the placement in the progress of a table that was renamed out of the filter. It stays at the sink, and nobody owns it.
-const released = -1
 
 // refuseReleased returns ErrUnusable if the statement gives a table a name that a released one has: its rows would be mixed with those
 // that stay, or these be dropped.
 func (d *ddlExecution) refuseReleased(ctx context.Context) error {
-	names := slices.Concat(d.ddl.Becomes, d.ddl.Makes)
-	if d.ddl.Kind == stream.CreateTable {
-		names = d.ddl.Tables
-	}
-	for _, t := range names {
+	for _, t := range d.given() {
 		if err := d.sink.refuseReleased(ctx, d.conn, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// given are the names that the statement gives to tables.
+func (d *ddlExecution) given() []stream.Table {
+	if d.ddl.Kind == stream.CreateTable {
+		return d.ddl.Tables
+	}
+	return slices.Concat(d.ddl.Becomes, d.ddl.Makes)
+}
+
+// forgetReleased forgets released tables whose names others have now. Somebody has dropped or renamed them at the sink, or the statement would
+// have been refused.
+func (d *ddlExecution) forgetReleased(ctx context.Context, tx *sql.Tx) error {
+	for _, t := range d.given() {
+		if _, err := tx.ExecContext(ctx, "DELETE FROM "+d.sink.progress+" WHERE changefeed = ? AND table_schema = ? AND table_name = ? AND placement = ?",
+			d.sink.options.Changefeed, t.Schema, t.Name, released); err != nil {
 			return err
 		}
 	}
@@ -492,7 +625,7 @@ func (d *ddlExecution) refuseReleased(ctx context.Context) error {
 // refuseReleased returns ErrUnusable if a table was released and still exists.
 func (s *Sink) refuseReleased(ctx context.Context, by querier, t stream.Table) error {
 	left, err := s.listBy(ctx, by, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t ON t.table_schema = p.table_schema AND t.table_name = p.table_name"+
-		" WHERE p.changefeed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement = ? AND t.table_schema = ? AND t.table_name = ?", s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name)
+		" WHERE p.feed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement = ? AND t.table_schema = ? AND t.table_name = ?", s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name)
 	if err == nil && len(left) > 0 {
 		err = s.unusable("table %s was renamed out of the filter and stays at the sink; rename or drop it at the sink, so that the source's new table of this name can be created", t)
 	}
@@ -523,7 +656,7 @@ func (d *ddlExecution) digest(ctx context.Context) (string, error) {
 		}
 		fmt.Fprintf(h, "%q is %q\n", d.ddl.Schema, text)
 	}
-	if exchanges.MatchString(d.text) && len(d.ddl.Tables) == 2 {
+	if d.ddl.Kind == stream.AlterTable && len(d.ddl.Tables) == 2 { // EXCHANGE PARTITION, after which SHOW CREATE of both is as before
 		sum, err := d.column(ctx, "CHECKSUM TABLE "+full(d.ddl.Tables[1]))
 		if err != nil {
 			return "", err
@@ -549,9 +682,6 @@ const codeNeedPrivilege = 1227
 
 // autoIncrement changes with the rows.
 var autoIncrement = regexp.MustCompile(` AUTO_INCREMENT=\d+`)
-
-// exchanges matches a statement that swaps the rows of a partition and a table, after which SHOW CREATE of both is as before.
-var exchanges = regexp.MustCompile(`(?is)\bEXCHANGE\s+PARTITION\b`)
 
 // column is the second column of a result; empty if the table or schema does not exist.
 func (d *ddlExecution) column(ctx context.Context, query string) (string, error) {

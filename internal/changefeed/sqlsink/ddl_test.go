@@ -44,6 +44,7 @@ var statements = []string{
 	"CREATE TABLE swapped (id INT PRIMARY KEY, v INT)", "INSERT INTO swapped VALUES (25, 9)", "ALTER TABLE part EXCHANGE PARTITION p2 WITH TABLE swapped",
 	"UPDATE swapped SET v = 5", "INSERT INTO part VALUES (26, 1)",
 	"CREATE SEQUENCE numbers START WITH 100", "CREATE TABLE numbered (id INT DEFAULT NEXTVAL(numbers) PRIMARY KEY, v INT)", "INSERT INTO numbered (v) VALUES (1), (2)",
+	"UPDATE numbered SET v = v + 1, id = id + 50 WHERE v = 2", "RENAME TABLE numbers TO renamed", "UPDATE numbered SET v = 9 WHERE v = 1", "DELETE FROM numbered WHERE v = 3", "RENAME TABLE renamed TO numbers", "INSERT INTO numbered (v) VALUES (4)",
 	"CREATE TABLE gone1 (id INT)", "CREATE TABLE gone2 (id INT)", "CREATE TABLE stays (id INT)", "INSERT INTO gone1 VALUES (1)",
 	"/* a comment */ DROP TABLE IF EXISTS gone1, /*!50000 gone2 */, never",
 	"CREATE VIEW seen AS SELECT * FROM plain", "CREATE TRIGGER tr BEFORE INSERT ON stays FOR EACH ROW SET NEW.id = NEW.id + 1", "INSERT INTO stays VALUES (1)",
@@ -54,6 +55,8 @@ var statements = []string{
 	"SET auto_increment_increment = 7, auto_increment_offset = 3, lc_time_names = 'de_DE'",
 	"ALTER TABLE utf ADD COLUMN n INT AUTO_INCREMENT UNIQUE, ADD COLUMN m VARCHAR(9) DEFAULT (DATE_FORMAT('2024-05-01', '%M'))",
 	"SET auto_increment_increment = 1, auto_increment_offset = 1, lc_time_names = 'en_US'",
+	"SET innodb_strict_mode = 0", "CREATE TABLE unstrict (id INT PRIMARY KEY) ROW_FORMAT=COMPRESSED KEY_BLOCK_SIZE=64", "INSERT INTO unstrict VALUES (1)", "SET innodb_strict_mode = 1",
+	"ALTER TABLE plain ALTER v SET DEFAULT 'x', DEFAULT CHARACTER SET = DEFAULT", "CREATE SEQUENCE later", "ALTER TABLE plain ADD nn INT", "ALTER TABLE plain ALTER nn SET DEFAULT NEXTVAL(later)",
 	"/* first */ CREATE DATABASE e", "CREATE TABLE e.t (id INT PRIMARY KEY)", "INSERT INTO e.t VALUES (1)", "RENAME TABLE e.t TO d.came", "CREATE TABLE e.t (x INT PRIMARY KEY)", "INSERT INTO e.t VALUES (2)",
 	"DROP DATABASE e", "CREATE DATABASE e", "CREATE TABLE e.t (y INT PRIMARY KEY)", "INSERT INTO e.t VALUES (3)",
 }
@@ -279,4 +282,96 @@ func TestATriggerThatKeepsATableFromBeingRenamedIsNamedWithOneConnection(t *test
 	refused(t, sink.ExecuteDDL(ctx, 7, &stream.DDL{
 		Kind: stream.RenameTable, Schema: "w", Tables: []stream.Table{{Schema: "w", Name: "a"}}, Becomes: []stream.Table{{Schema: "v", Name: "a"}}, Statement: "RENAME TABLE w.a TO v.a",
 	}, stream.Epoch{Placement: 1}), "table w.a has trigger tr")
+}
+
+// The source numbers the rows of a table without a key in the order in which they were inserted, and the sink has them in the order in which
+// their transactions were committed.
+func TestRowsWithoutAnOrderAreNotNumbered(t *testing.T) {
+	for name, c := range map[string]struct {
+		columns, alter string
+		refused        bool
+	}{
+		"a new column":                 {"v CHAR(1)", "ADD id INT AUTO_INCREMENT PRIMARY KEY", true},
+		"a new column of a keyed one":  {"v CHAR(1) PRIMARY KEY", "ADD id INT AUTO_INCREMENT UNIQUE", false},
+		"a column with zeros":          {"v CHAR(1), id INT DEFAULT 0, KEY (id)", "MODIFY id INT AUTO_INCREMENT", true},
+		"a column without zeros":       {"v CHAR(1), id INT DEFAULT (ASCII(v)), KEY (id)", "MODIFY id INT AUTO_INCREMENT", false},
+		"one row of several is kept":   {"v CHAR(1), id INT DEFAULT 5", "ADD UNIQUE (id)", true},
+		"another column, and a rename": {"v CHAR(1)", "ADD id SERIAL, RENAME TO d.u", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+			a.Exec("CREATE DATABASE d", "CREATE TABLE d.t ("+c.columns+")")
+			late := a.Open("d")
+			defer late.Close()
+			tx, err := late.BeginTx(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback()
+			if _, err := tx.ExecContext(t.Context(), "INSERT INTO t (v) VALUES ('a')"); err != nil {
+				t.Fatal(err)
+			}
+			a.Exec("INSERT INTO d.t (v) VALUES ('b')")
+			if err := tx.Commit(); err != nil {
+				t.Fatal(err)
+			}
+			p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
+			p.sync(t)
+			a.Exec("ALTER IGNORE TABLE d.t " + c.alter)
+			head, err := p.source.Head(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.copy(t.Context(), p.at, head)
+			switch {
+			case !c.refused && err == nil:
+				equal(t, a, b)
+			case !c.refused:
+				t.Error(err)
+			case !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "ALTER IGNORE TABLE d.t "+c.alter) || !strings.Contains(err.Error(), "table d.t has no key, and which row gets which number"):
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// SYSTEM is the time zone of the machine, which the log does not name.
+func TestTheTimeZoneOfTheSourcesMachineCounts(t *testing.T) {
+	const berlin = "CET-1CEST,M3.5.0,M10.5.0/3"
+	for name, c := range map[string]struct {
+		source, sink string
+		refused      bool
+	}{
+		"a fixed offset":        {"XYZ-5:30", berlin, false},
+		"the same rules":        {berlin, berlin, false},
+		"other rules":           {berlin, "EST5EDT,M3.2.0,M11.1.0", true},
+		"rules and an offset":   {berlin, "XYZ-1", true},
+		"an offset and nothing": {"XYZ+3", "UTC0", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("TZ", c.source)
+			a := testenv.StartMariaDB(t, "--port-open-timeout=0")
+			t.Setenv("TZ", c.sink)
+			b := testenv.StartMariaDB(t, "--port-open-timeout=0")
+			a.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, ts TIMESTAMP)", "INSERT INTO d.t VALUES (1, '2026-01-15 12:00:00'), (2, '2026-07-15 12:00:00')", "ALTER TABLE d.t MODIFY ts DATETIME, ADD at TIMESTAMP DEFAULT '2026-07-01 00:00:00'")
+			source := openSource(t, a)
+			p := newPipe(source, openSink(t, b), stream.Epoch{Placement: 1}, 10)
+			head, err := source.Head(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.copy(t.Context(), 0, head)
+			switch {
+			case !c.refused && err == nil:
+				const sums = "SELECT GROUP_CONCAT(id, ' ', ts, ' ', UNIX_TIMESTAMP(at) ORDER BY id) FROM d.t"
+				if x, y := a.Value(sums), b.Value(sums); x != y {
+					t.Errorf("the source has %s and the sink %s", x, y)
+				}
+			case !c.refused:
+				t.Error(err)
+			case !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "MODIFY ts DATETIME") || !strings.Contains(err.Error(), "the sink's machine has another"):
+				t.Error(err)
+			}
+		})
+	}
 }

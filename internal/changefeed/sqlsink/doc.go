@@ -2,12 +2,14 @@
 //
 //	Acquire   BEGIN; SELECT progress … FOR UPDATE; UPDATE epoch; COMMIT      waits for a write of the old owner, then fences it
 //	Write     BEGIN; UPDATE progress SET position = new
-//	                 WHERE epoch = mine AND position = previous;            must match one row, or nothing is written
+//	                 WHERE since = mine AND epoch = mine
+//	                 AND position = previous;                               must match one row, or nothing is written
 //	                 DELETE …; INSERT …; COMMIT                             rows and position together
 //	ExecuteDDL   GET_LOCK; intent; the statement; done                      see [Sink.ExecuteDDL]
 //
 // The server stores, in a schema of the sink's own, the position and the owner of each table. That row is authoritative, not what a
-// node remembers. The writes of an owner that was replaced match no row, and so it learns that it was replaced.
+// node remembers. The writes of an owner that was replaced match no row, and so it learns that it was replaced. So does the owner of a table that
+// was dropped or renamed, whose name another one has: a table is its name, and since when it has it.
 //
 // A batch of many transactions becomes few statements. Changes of a table with a key are folded by key to what is left of
 // each row in the end; then the rows as they were are deleted and the rows as they are inserted, in this order, so that

@@ -276,14 +276,14 @@ func TestAnOldOwnerForwardsNothing(t *testing.T) {
 	rows := collect(t, openSourceAs(t, a, true), "keyed")
 	sink, ctx := openSinkAs(t, b, true), t.Context()
 	table := rows[0].Table
-	old, _, err := sink.Acquire(ctx, table, stream.Epoch{Placement: 1}, 0)
+	old, _, err := sink.Acquire(ctx, table.Since(0), stream.Epoch{Placement: 1}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := old.Write(ctx, rows[:1], rows[0].Position); err != nil {
 		t.Fatal(err)
 	}
-	fresh, at, err := sink.Acquire(ctx, table, stream.Epoch{Placement: 2}, 0)
+	fresh, at, err := sink.Acquire(ctx, table.Since(0), stream.Epoch{Placement: 2}, 0)
 	if err != nil || at != rows[0].Position {
 		t.Fatal(at, err)
 	}

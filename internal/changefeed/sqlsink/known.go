@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -16,9 +17,9 @@ func (s *Sink) Known(ctx context.Context) ([]stream.Table, error) {
 		return nil, err
 	}
 	return s.list(ctx, "SELECT p.table_schema, p.table_name FROM "+s.progress+" p JOIN information_schema.tables t"+
-		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.placement <> ?"+
+		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.feed = ? AND p.placement >= 0"+
 		" UNION SELECT p.table_schema, p.table_name FROM "+s.snapshots+" p JOIN information_schema.tables t"+
-		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.made", s.options.Changefeed, released, s.options.Changefeed)
+		" ON t.table_schema = p.table_schema AND t.table_name = p.table_name WHERE p.changefeed = ? AND p.made", s.options.Changefeed, s.options.Changefeed)
 }
 
 // TablePosition is the position that the sink has recorded for a table; ok is false if there is none, or the table does not exist.
@@ -27,8 +28,8 @@ func (s *Sink) TablePosition(ctx context.Context, t stream.Table) (at stream.Pos
 		return 0, false, err
 	}
 	err = s.db.QueryRowContext(ctx, "SELECT p.position FROM "+s.progress+" p JOIN information_schema.tables t ON t.table_schema = p.table_schema AND t.table_name = p.table_name"+
-		" WHERE p.changefeed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement <> ? AND t.table_schema = ? AND t.table_name = ?",
-		s.options.Changefeed, t.Schema, t.Name, released, t.Schema, t.Name).Scan(&at)
+		" WHERE p.feed = ? AND p.table_schema = ? AND p.table_name = ? AND p.placement >= 0 AND t.table_schema = ? AND t.table_name = ?",
+		s.options.Changefeed, t.Schema, t.Name, t.Schema, t.Name).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, false, nil
 	}
@@ -46,8 +47,8 @@ func (s *Sink) AdvanceTo(ctx context.Context, to stream.Position, transaction st
 		return s.wrap("record position "+transaction, err)
 	}
 	defer tx.Rollback()
-	if _, err := tx.ExecContext(ctx, "UPDATE "+s.progress+" SET position = ?, part = 0 WHERE changefeed = ? AND position < ? AND placement <> ? AND table_name <> ''",
-		uint64(to), s.options.Changefeed, uint64(to), released); err != nil {
+	if _, err := tx.ExecContext(ctx, "UPDATE "+s.progress+" SET position = ?, part = 0 WHERE feed = ? AND position < ? AND placement >= 0 AND table_name <> ''",
+		uint64(to), s.options.Changefeed, uint64(to)); err != nil {
 		return s.wrap("record position "+transaction, err)
 	}
 	if _, err := tx.ExecContext(ctx, "UPDATE "+s.progress+" SET position = ?, gtid = ?"+ofCheckpoint+" AND position < ?", uint64(to), transaction, s.options.Changefeed, uint64(to)); err != nil {
@@ -61,7 +62,52 @@ func (s *Sink) RecordPosition(t stream.Table) string {
 	values := quote([]byte{}, s.options.Changefeed)
 	values = quote(append(values, ", "...), t.Schema)
 	values = quote(append(values, ", "...), t.Name)
-	return "REPLACE INTO " + s.progress + " (changefeed, table_schema, table_name, placement, counter, position) VALUES (" + string(values) + ", 0, 0, POSITION)"
+	where := quote([]byte(" WHERE feed = "), s.options.Changefeed)
+	where = quote(append(where, " AND table_schema = "...), t.Schema)
+	where = quote(append(where, " AND table_name = "...), t.Name)
+	return "REPLACE INTO " + s.progress + " (feed, table_schema, table_name, since, placement, counter, position) SELECT " + string(values) + ", COALESCE(MAX(since), 0), 0, 0, POSITION FROM " + s.progress + string(where)
+}
+
+// Holders are which tables have the names that tables of this changefeed have had.
+func (s *Sink) Holders(ctx context.Context) (map[stream.Table]stream.Holder, error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return nil, err
+	}
+	return s.holders(ctx, " WHERE feed = ? AND table_name <> ''", s.options.Changefeed)
+}
+
+// HoldersOf are which tables have some names.
+func (s *Sink) HoldersOf(ctx context.Context, names []stream.Table) (map[stream.Table]stream.Holder, error) {
+	if _, err := s.prepare(ctx); err != nil {
+		return nil, err
+	}
+	all := map[stream.Table]stream.Holder{}
+	for _, t := range names {
+		one, err := s.holders(ctx, ofName, s.options.Changefeed, t.Schema, t.Name)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(all, one)
+	}
+	return all, nil
+}
+
+func (s *Sink) holders(ctx context.Context, where string, args ...any) (map[stream.Table]stream.Holder, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT table_schema, table_name, since, placement, position FROM "+s.progress+where+" ORDER BY since", args...)
+	if err != nil {
+		return nil, s.wrap("read which tables have their names", err)
+	}
+	defer rows.Close()
+	all := map[stream.Table]stream.Holder{}
+	for rows.Next() {
+		var t stream.Table
+		var st state
+		if err := rows.Scan(&t.Schema, &t.Name, &st.since, &st.epoch.Placement, &st.position); err != nil {
+			return nil, s.wrap("read which tables have their names", err)
+		}
+		all[t] = st.holder()
+	}
+	return all, s.wrap("read which tables have their names", rows.Err())
 }
 
 // list reads the names of tables.

@@ -43,7 +43,7 @@ func writeLargeTransaction(t *testing.T, forward bool) {
 	for _, name := range []string{"k", "n"} {
 		table := stream.Table{Schema: "d", Name: name}
 		for epoch := int64(1); ; epoch++ {
-			w, at, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: epoch}, from)
+			w, at, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: epoch}, from)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -113,13 +113,13 @@ func TestThePartOfAnotherPositionIsNotTakenAsWritten(t *testing.T) {
 		{7, inserts(table, 8, 3, 4, false), 11},
 	} {
 		sink := openSink(t, m)
-		w, at, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 5)
+		w, at, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1}, 5)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if at < c.at {
 			m.Exec(fmt.Sprintf("UPDATE ebb.progress SET position = %d WHERE table_name = 'n'", c.at))
-			if w, _, err = sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 5); err != nil {
+			if w, _, err = sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1}, 5); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -144,7 +144,7 @@ func TestPartsThatAreReadAgainInOneBatchAreWrittenOnce(t *testing.T) {
 		{part(2, 2, true)},
 		{part(0, 2, true), part(2, 2, true), part(4, 2, true), part(6, 2, false)},
 	} {
-		w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1, Counter: int64(epoch)}, 5)
+		w, _, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1, Counter: int64(epoch)}, 5)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,8 +1,10 @@
 package sqlsink
 
 import (
+	"encoding/hex"
 	"fmt"
 	"math"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -77,10 +79,24 @@ func (c *column) text(to []byte, text string) ([]byte, error) {
 		return append(to, text...), nil
 	case kindParsed:
 		return quote(append(to, "_latin1"...), text), nil
+	case kindPacked:
+		data, err := packed(text)
+		if err != nil {
+			return nil, fmt.Errorf("column %s: %w", c.name, err)
+		}
+		return quote(to, data), nil
 	case kindForeignText:
 		return quote(append(to, "_utf8mb4"...), text), nil
 	}
 	return quote(to, text), nil
+}
+
+// packed are the bytes of an IP address or a UUID.
+func packed(text string) ([]byte, error) {
+	if address, err := netip.ParseAddr(text); err == nil {
+		return address.AsSlice(), nil
+	}
+	return hex.DecodeString(strings.ReplaceAll(text, "-", ""))
 }
 
 // isDecimal keeps anything but a number out of a statement, since it is written without quotes.

@@ -178,7 +178,7 @@ func TestAnInitialCopyLeavesOutTheSame(t *testing.T) {
 	source, sink := openSource(t, a), omittingSink(t, b, true, secretRules...)
 	plan := planned(t, source, sink.(snapshot.Sink))
 	for _, d := range plan.Tables {
-		w, _, err := sink.Acquire(t.Context(), d.Table, stream.Epoch{Placement: 1}, plan.Position)
+		w, _, err := sink.Acquire(t.Context(), d.Table.Since(0), stream.Epoch{Placement: 1}, plan.Position)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -283,7 +283,7 @@ func TestRowsOfTablesThatCascadeAreNotLeftOut(t *testing.T) {
 	newPipe(source, omittingSink(t, b, false, secretRules...), stream.Epoch{Placement: 1}, 1).sync(t)
 	sink := omittingSink(t, b, false, secretRules[0], omission.Rule{Match: "d.p", Rows: "id = 7"}).(stream.GroupSink)
 	tables := []stream.Table{{Schema: "d", Name: "c"}, {Schema: "d", Name: "p"}}
-	_, _, err := sink.AcquireGroup(t.Context(), tables, stream.Epoch{Placement: 2}, 1)
+	_, _, err := sink.AcquireGroup(t.Context(), asNamed(tables), stream.Epoch{Placement: 2}, 1)
 	refused(t, err, "rows of table d.p are left out, and foreign keys that cascade join it with others")
 	start, err := source.Head(t.Context())
 	if err != nil {

@@ -129,6 +129,15 @@ func newPipe(source stream.Source, sink stream.Sink, epoch stream.Epoch, batch i
 
 var errEnough = errors.New("enough")
 
+// asNamed are the tables that have some names when they are acquired.
+func asNamed(names []stream.Table) []stream.Identity {
+	var tables []stream.Identity
+	for _, name := range names {
+		tables = append(tables, name.Since(stream.AnySince))
+	}
+	return tables
+}
+
 // copy copies what comes after a position up to another.
 func (p *pipe) copy(ctx context.Context, from, to stream.Position) error {
 	if from >= to {
@@ -188,7 +197,7 @@ func (p *pipe) acquire(ctx context.Context, table stream.Table, start stream.Pos
 		return nil
 	}
 	return p.adopting(ctx, func() error {
-		w, _, err := p.sink.Acquire(ctx, table, p.epoch, start)
+		w, _, err := p.sink.Acquire(ctx, table.Since(stream.AnySince), p.epoch, start)
 		if err == nil {
 			p.writers[table] = w
 		}
@@ -223,6 +232,16 @@ func (p *pipe) flush(ctx context.Context) error {
 			}
 		}
 		parts = append(parts, stream.Part{Writer: p.writers[table], Rows: rows, To: rows[len(rows)-1].To(), Done: done})
+	}
+	for _, part := range parts {
+		if ahead, ok := part.Writer.(stream.AheadWriter); ok {
+			switch p.flushes % 5 {
+			case 0, 1:
+				ahead.Prepare(part.Rows)
+			case 2:
+				ahead.Prepare(part.Rows[1:]) // it turns out to be another batch
+			}
+		}
 	}
 	if together, ok := p.sink.(stream.Together); ok && p.flushes%2 == 0 {
 		together.WriteTogether(ctx, parts)

@@ -56,7 +56,7 @@ func (s *Sink) firedTrigger(ctx context.Context, table stream.Table) error {
 // refuseShared returns ErrUnusable if another changefeed writes the table. One of the same name is an earlier one that was removed.
 func (s *Sink) refuseShared(ctx context.Context, tx *sql.Tx, table stream.Table) error {
 	var other string
-	err := tx.QueryRowContext(ctx, "SELECT changefeed FROM "+s.progress+" WHERE table_schema = ? AND table_name = ? AND LEFT(changefeed, ?) <> ? LIMIT 1",
+	err := tx.QueryRowContext(ctx, "SELECT feed FROM "+s.progress+" WHERE table_schema = ? AND table_name = ? AND LEFT(feed, ?) <> ? LIMIT 1",
 		table.Schema, table.Name, len(feedName(s.options.Changefeed))+1, feedName(s.options.Changefeed)+"/").Scan(&other)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
@@ -65,7 +65,7 @@ func (s *Sink) refuseShared(ctx context.Context, tx *sql.Tx, table stream.Table)
 		return err
 	}
 	return s.unusable("table %s is written by changefeed %s, and two would overwrite each other's rows; exclude the table from one of them by its filter; "+
-		"if that changefeed was removed, DELETE FROM %s WHERE changefeed = '%s'", table, feedName(other), s.progress, other)
+		"if that changefeed was removed, DELETE FROM %s WHERE feed = '%s'", table, feedName(other), s.progress, other)
 }
 
 // LowerCaseTableNames is how the server compares the names of tables.

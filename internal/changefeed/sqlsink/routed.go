@@ -48,35 +48,42 @@ func (s *routed) Check(ctx context.Context) error {
 func (s *routed) Admit(t stream.Table) error { return s.routes.Check(t, s.filter) }
 
 // Acquire implements stream.Sink. Rows of one table do not name it.
-func (s *routed) Acquire(ctx context.Context, table stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
-	if err := s.routes.Check(table, s.filter); err != nil {
+func (s *routed) Acquire(ctx context.Context, table stream.Identity, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	if err := s.routes.Check(table.Table, s.filter); err != nil {
 		return nil, 0, err
 	}
-	w, at, err := s.acquireTable(ctx, s.routes.Target(table), epoch, start)
+	w, at, err := s.acquireTable(ctx, s.target(table), epoch, start)
 	if err != nil {
 		return nil, 0, err
 	}
-	w.omits = s.omits.Of(table)
+	w.omits = s.omits.Of(table.Table)
 	return w, at, nil
 }
 
+// target is the table at the sink that a table at the source is.
+func (s *routed) target(t stream.Identity) stream.Identity {
+	return s.routes.Target(t.Table).Since(t.Since)
+}
+
 // AcquireGroup implements stream.GroupSink.
-func (s *routed) AcquireGroup(ctx context.Context, tables []stream.Table, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
-	for _, t := range tables {
-		if err := s.routes.Check(t, s.filter); err != nil {
+func (s *routed) AcquireGroup(ctx context.Context, tables []stream.Identity, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
+	targets := make([]stream.Identity, len(tables))
+	for i, t := range tables {
+		targets[i] = s.target(t)
+		if err := s.routes.Check(t.Table, s.filter); err != nil {
 			return nil, 0, err
 		}
-		if s.omits.Of(t).Rows() {
+		if s.omits.Of(t.Table).Rows() {
 			return nil, 0, s.unusable("leave out: rows of table %s are left out, and foreign keys that cascade join it with others, so that rows may be changed that are not in the log; drop the keys or make them RESTRICT, or leave out no rows", t)
 		}
 	}
-	w, at, err := s.acquireTables(ctx, s.routes.Targets(tables), epoch, start)
+	w, at, err := s.acquireTables(ctx, targets, epoch, start)
 	if err != nil {
 		return nil, 0, err
 	}
 	for _, t := range tables {
-		if m := w.members[s.routes.Target(t)]; m != nil {
-			m.omits = s.omits.Of(t)
+		if m := w.members[s.routes.Target(t.Table)]; m != nil {
+			m.omits = s.omits.Of(t.Table)
 		}
 	}
 	return &routedGroup{w, s.routes}, at, nil
@@ -143,6 +150,30 @@ func (s *routed) Known(ctx context.Context) ([]stream.Table, error) {
 // Present are all tables that exist and that this changefeed may write.
 func (s *routed) Present(ctx context.Context) ([]stream.Table, error) {
 	return s.sources(s.Sink.Present(ctx))
+}
+
+// Holders are which tables have the names that tables of this changefeed have had.
+func (s *routed) Holders(ctx context.Context) (map[stream.Table]stream.Holder, error) {
+	all, err := s.Sink.Holders(ctx)
+	named := map[stream.Table]stream.Holder{}
+	for t, h := range all {
+		if from, ok := s.routes.Source(t, s.filter); ok {
+			named[from] = h
+		}
+	}
+	return named, err
+}
+
+// HoldersOf are which tables have some names.
+func (s *routed) HoldersOf(ctx context.Context, names []stream.Table) (map[stream.Table]stream.Holder, error) {
+	all, err := s.Sink.HoldersOf(ctx, s.routes.Targets(names))
+	named := map[stream.Table]stream.Holder{}
+	for _, t := range names {
+		if h, ok := all[s.routes.Target(t)]; ok {
+			named[t] = h
+		}
+	}
+	return named, err
 }
 
 // TablePosition is the position that the sink has recorded for a table.

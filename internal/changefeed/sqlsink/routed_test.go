@@ -78,7 +78,7 @@ func TestTypesAreCopiedUnderOtherNames(t *testing.T) {
 	source, sink := openSource(t, a), routedSink(t, b, nil, everyName...)
 	plan := planned(t, source, sink.(snapshot.Sink))
 	for _, d := range plan.Tables {
-		w, _, err := sink.Acquire(t.Context(), d.Table, stream.Epoch{Placement: 1}, plan.Position)
+		w, _, err := sink.Acquire(t.Context(), d.Table.Since(0), stream.Epoch{Placement: 1}, plan.Position)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func TestRowsOfATableWithAnotherNameAreText(t *testing.T) {
 func TestOneNameForTwoTablesIsRefused(t *testing.T) {
 	b := testenv.StartMariaDB(t)
 	sink := routedSink(t, b, stream.Filter{"d.*"}, route.Rule{Match: "d.a", Table: "c"})
-	_, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "d", Name: "a"}, stream.Epoch{Placement: 1}, 0)
+	_, _, err := sink.Acquire(t.Context(), stream.Table{Schema: "d", Name: "a"}.Since(0), stream.Epoch{Placement: 1}, 0)
 	refused(t, err, "routing: tables d.a and d.c would both be d.c at the sink; exclude one of them by the filter, or give them different names")
 	ddl := &stream.DDL{Kind: stream.CreateTable, Schema: "d", Statement: "CREATE TABLE c (id INT)", Tables: []stream.Table{{Schema: "d", Name: "c"}}}
 	refused(t, sink.ExecuteDDL(t.Context(), 5, ddl, stream.Epoch{Placement: 1}), "position 5: routing: tables d.c and d.a would both be d.c at the sink")

@@ -67,7 +67,7 @@ type server struct {
 }
 
 const (
-	defaultSchema      = "ebb"
+	defaultSchema      = stream.OwnSchema
 	defaultConnections = 8
 	changefeedLength   = 512
 	dialTimeout        = 10 * time.Second
@@ -125,7 +125,7 @@ func config(options Options) *mysql.Config {
 		"sql_mode":           "'" + sqlMode + "'",
 		"foreign_key_checks": "0",
 		// Variables that only MariaDB has are in a comment that only MariaDB executes.
-		"unique_checks": fmt.Sprintf("1 /*M!100302 , check_constraint_checks=0, idle_write_transaction_timeout=%d */", idleTransaction/time.Second),
+		"unique_checks": fmt.Sprintf("1 /*M!100302 , check_constraint_checks=0, max_statement_time=0, idle_write_transaction_timeout=%d */", idleTransaction/time.Second),
 		"wait_timeout":  "60",
 	}
 	_ = cfg.Apply(mysql.Charset("binary", "")) // setting it cannot fail
@@ -147,16 +147,17 @@ func (s *Sink) unusable(format string, args ...any) error {
 
 // The sink's own tables. Names are binary, so that they are compared byte by byte.
 const createProgress = `CREATE TABLE IF NOT EXISTS %s (
-	changefeed VARBINARY(512) NOT NULL,
+	feed VARBINARY(512) NOT NULL COMMENT 'namespace/name/uid of the changefeed',
 	table_schema VARBINARY(256) NOT NULL,
 	table_name VARBINARY(256) NOT NULL,
-	placement BIGINT NOT NULL COMMENT 'epoch of the placement of the changefeed that owns the table',
+	since BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'position of the DDL that gave the table its name; 0 if it had it before',
+	placement BIGINT NOT NULL COMMENT 'epoch of the placement of the changefeed that owns the table; -1: it left the filter; -2: it was dropped or renamed',
 	counter BIGINT NOT NULL COMMENT 'epoch of the owner within the placement',
 	position BIGINT UNSIGNED NOT NULL COMMENT 'everything up to here is in the table',
 	part BIGINT NOT NULL DEFAULT 0 COMMENT 'changes of a large transaction just after the position that are in the table',
 	part_at BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the position that part belongs to; part is 0 at any other',
 	gtid VARBINARY(64) NOT NULL DEFAULT '' COMMENT 'of a transaction at the checkpoint or before it',
-	PRIMARY KEY (changefeed, table_schema, table_name),
+	PRIMARY KEY (feed, table_schema, table_name, since),
 	KEY by_table (table_schema, table_name)
 ) ENGINE=InnoDB COMMENT='position and owner of each table; written by ebb'`
 
@@ -203,6 +204,9 @@ func (s *Sink) prepare(ctx context.Context) (*server, error) {
 		if _, err := s.db.ExecContext(ctx, statement); err != nil {
 			return nil, s.wrap("create the tables for the progress in schema "+s.options.Schema, err)
 		}
+	}
+	if err := s.migrate(ctx); err != nil {
+		return nil, s.wrap("change the table "+s.progress+" to the layout of this version", err)
 	}
 	if s.options.Forward {
 		var err error

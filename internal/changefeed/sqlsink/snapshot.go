@@ -42,7 +42,7 @@ func (s *Sink) SnapshotPosition(ctx context.Context) (at stream.Position, ok boo
 	if _, err := s.prepare(ctx); err != nil {
 		return 0, false, err
 	}
-	err = s.db.QueryRowContext(ctx, "SELECT position FROM "+s.snapshots+ofCheckpoint, s.options.Changefeed).Scan(&at)
+	err = s.db.QueryRowContext(ctx, "SELECT position FROM "+s.snapshots+" WHERE changefeed = ? AND table_schema = '' AND table_name = ''", s.options.Changefeed).Scan(&at)
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, false, nil
 	}
@@ -293,6 +293,15 @@ func (w *writer) WriteChunk(ctx context.Context, parts iter.Seq2[*snapshot.Chunk
 	if w.copying == nil {
 		return fmt.Errorf("table %s is not being copied", w.table)
 	}
+	if !w.copying.Begun {
+		d, err := s.describe(ctx, w.table)
+		if err != nil {
+			return err
+		}
+		if c := d.zoned(); c != nil {
+			return s.unusable("table %s cannot be copied: column %s is generated and stored, and depends on the time zone of the session that wrote a row; make the column VIRTUAL at the source, or exclude the table by the filter", w.table, c.name)
+		}
+	}
 	if to < w.position || to == w.position && w.part > 0 {
 		return fmt.Errorf("table %s is at position %d, part %d: %w at %d", w.table, w.position, w.part, snapshot.ErrBehind, to)
 	}
@@ -466,7 +475,7 @@ func (d *ddlExecution) moveSnapshots(ctx context.Context, tx *sql.Tx) error {
 	}
 	switch d.ddl.Kind {
 	case stream.DropSchema:
-		dropped, err := d.dropped(ctx, tx, d.sink.snapshots)
+		dropped, err := d.dropped(ctx, tx, d.sink.snapshots+" WHERE changefeed = ?")
 		if err != nil {
 			return err
 		}

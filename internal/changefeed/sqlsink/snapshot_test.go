@@ -47,7 +47,7 @@ func copyStill(t *testing.T, a, b *testenv.MariaDB, rows int) {
 	source, sink := openSource(t, a), openSink(t, b)
 	plan := planned(t, source, sink)
 	for _, d := range plan.Tables {
-		w, _, err := sink.Acquire(ctx, d.Table, stream.Epoch{Placement: 1}, plan.Position)
+		w, _, err := sink.Acquire(ctx, d.Table.Since(0), stream.Epoch{Placement: 1}, plan.Position)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -449,7 +449,7 @@ func TestATableThatIsAlteredAndRenamedBeginsAgain(t *testing.T) {
 	source, sink := openSource(t, a), openSink(t, b)
 	plan := planned(t, source, sink)
 	from, to := stream.Table{Schema: "w", Name: "t"}, stream.Table{Schema: "w", Name: "u"}
-	w, _, err := sink.Acquire(t.Context(), from, stream.Epoch{Placement: 1}, plan.Position)
+	w, _, err := sink.Acquire(t.Context(), from.Since(0), stream.Epoch{Placement: 1}, plan.Position)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -478,7 +478,7 @@ func TestATableThatIsAlteredAndRenamedBeginsAgain(t *testing.T) {
 	if !errors.Is(err, errEnough) {
 		t.Fatal(err)
 	}
-	if w, _, err = sink.Acquire(t.Context(), to, stream.Epoch{Placement: 2}, head); err != nil {
+	if w, _, err = sink.Acquire(t.Context(), to.Since(stream.AnySince), stream.Epoch{Placement: 2}, head); err != nil {
 		t.Fatal(err)
 	}
 	for w.(snapshot.Writer).Snapshot() != nil {
@@ -510,7 +510,7 @@ func TestAChunkIsNotWrittenInTheMiddleOfALargeTransaction(t *testing.T) {
 	source, sink := openSource(t, a), openSink(t, b)
 	plan := planned(t, source, sink)
 	table := stream.Table{Schema: "w", Name: "t"}
-	w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, plan.Position)
+	w, _, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1}, plan.Position)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -519,7 +519,7 @@ func TestAChunkIsNotWrittenInTheMiddleOfALargeTransaction(t *testing.T) {
 	if err := w.Write(t.Context(), []*stream.Rows{part}, part.To()); err != nil {
 		t.Fatal(err)
 	}
-	if w, _, err = sink.Acquire(t.Context(), table, stream.Epoch{Placement: 2}, plan.Position); err != nil {
+	if w, _, err = sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 2}, plan.Position); err != nil {
 		t.Fatal(err)
 	}
 	err = w.(snapshot.Writer).WriteChunk(t.Context(), func(yield func(*snapshot.Chunk, error) bool) {

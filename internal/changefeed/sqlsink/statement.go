@@ -13,11 +13,14 @@ type statement struct {
 	text string
 	// rows is how many rows it must match; 0 if that does not matter.
 	rows int64
+	// otherwise is why it may match fewer; nil if the table lacks a row.
+	otherwise error
 }
 
 // shape is how rows of a schema are written into a table of the sink.
 type shape struct {
-	table stream.Table
+	table  stream.Table
+	schema *stream.Schema
 	// columns are those that are written, indexes where their values are in a row.
 	columns []*column
 	indexes []int
@@ -26,10 +29,14 @@ type shape struct {
 	keyColumns []*column
 	// alone: the key is the only unique one, and a row can be replaced where it is.
 	alone bool
-	// sequence: its only row is replaced by each insert.
-	sequence bool
+	// sequence: its only row is replaced by each insert. numbered: rows are updated and not replaced.
+	sequence, numbered bool
 	// geometries: there are columns that may have empty values.
 	geometries bool
+	// zoned are columns that the server of the sink computes, and zonedIndexes where a row has the values that the source computed. They may
+	// depend on the time zone of the session there, which is not in the log.
+	zoned        []*column
+	zonedIndexes []int
 	// limits of one statement.
 	maxBytes, maxRows int
 
@@ -55,7 +62,7 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 	if err != nil {
 		return nil, err
 	}
-	s := &shape{test: test, table: table, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
+	s := &shape{test: test, table: table, schema: schema, alone: d.uniques == 1 && !d.overlaps, sequence: d.sequence, numbered: d.numbered, maxBytes: max(1024, min(statementBytes, v.packet/2)), maxRows: statementRows}
 	places := map[string]int{}
 	list := []byte(" " + full(table) + " (")
 	for i, c := range schema.Columns {
@@ -66,7 +73,14 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 		case at == nil:
 			return nil, fmt.Errorf("table %s has no column %s at the sink; alter it to be as it is at the source: %w", table, c.Name, stream.ErrUnusable)
 		case at.generated:
+			if at.zoned {
+				s.zoned, s.zonedIndexes = append(s.zoned, at), append(s.zonedIndexes, i)
+			}
 			continue
+		case at.binary && isParsed(c.Type):
+			packed := *at
+			packed.kind = kindPacked
+			at, d.columns[c.Name] = &packed, &packed
 		}
 		if len(s.columns) > 0 {
 			list = append(list, ',')
@@ -137,6 +151,9 @@ func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
 	if len(s.key) == 0 {
 		return s.oneByOne(batch)
 	}
+	if s.numbered {
+		return s.inTurn(batch)
+	}
 	fates, err := fold(batch, s.key)
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", s.table, err)
@@ -195,7 +212,68 @@ func (s *shape) merged(fates []*fate) ([]statement, error) {
 			}
 		}
 	}
-	return slices.Concat(gone.done(), changed.done(), fresh.done(), odd), nil
+	verified, err := s.verified(fates)
+	return slices.Concat(gone.done(), changed.done(), fresh.done(), odd, verified), err
+}
+
+// verified are statements that match all rows that there are after others, with the values that the source has computed for them.
+func (s *shape) verified(fates []*fate) ([]statement, error) {
+	if len(s.zoned) == 0 {
+		return nil, nil
+	}
+	var rows [][]any
+	for _, f := range fates {
+		if f.after != nil {
+			rows = append(rows, f.after)
+		}
+	}
+	var all []statement
+	for part := range slices.Chunk(rows, verifiedRows) {
+		st, err := s.verify(part...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, st)
+	}
+	return all, nil
+}
+
+// verifiedRows is how many rows one statement verifies.
+const verifiedRows = 100
+
+// verify makes the statement that matches rows with the values that the source has computed for them. It changes nothing.
+func (s *shape) verify(rows ...[]any) (statement, error) {
+	text := []byte("UPDATE " + full(s.table) + " SET " + name(s.columns[0].name) + " = " + name(s.columns[0].name) + " WHERE ")
+	for i, row := range rows {
+		if i > 0 {
+			text = append(text, " OR "...)
+		}
+		text = append(text, '(')
+		columns, indexes := s.keyColumns, s.key
+		if len(s.key) == 0 {
+			columns, indexes = s.columns, s.indexes
+		}
+		for j, c := range slices.Concat(columns, s.zoned) {
+			if j > 0 {
+				text = append(text, " AND "...)
+			}
+			at := slices.Concat(indexes, s.zonedIndexes)[j]
+			var err error
+			if text, err = c.equals(text, row[at]); err != nil {
+				return statement{}, err
+			}
+		}
+		text = append(text, ')')
+	}
+	if len(s.key) == 0 { // equal rows have equal values
+		text = append(text, " LIMIT 1"...)
+	}
+	return statement{text: string(text), rows: int64(len(rows)), otherwise: s.otherZone()}, nil
+}
+
+func (s *shape) otherZone() error {
+	return fmt.Errorf("table %s: column %s is generated and stored, and would have another value at the sink: it depends on the time zone of the session, which is +00:00 there and was another at the source; "+
+		"make the column VIRTUAL, or generate it from columns that are no TIMESTAMP: %w", s.table, s.zoned[0].name, stream.ErrUnusable)
 }
 
 // hasEmptyGeometry reports whether a row has a geometry of no bytes. INSERT IGNORE stores that for a column without a value, but no
@@ -354,8 +432,7 @@ const looseMode = "SET STATEMENT sql_mode='NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_D
 
 // oneByOne makes the statements for a table without a key. Only consecutive inserts share a statement.
 func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
-	var all []statement
-	fresh := s.newList(s.insert, "")
+	r := &inserts{shape: s, fresh: s.newList(s.insert, "")}
 	for _, rows := range batch {
 		for i := range rows.Changes {
 			c := &rows.Changes[i]
@@ -364,28 +441,86 @@ func (s *shape) oneByOne(batch []*stream.Rows) ([]statement, error) {
 					return nil, fmt.Errorf("table %s: a row of a table without a key is updated to an empty geometry, which no statement can store; give the table a primary key at the source and at the sink: %w", s.table, stream.ErrUnusable)
 				}
 				st, err := s.insertWithoutGeometry(c.After)
-				if err != nil {
+				if err := r.add(st, c.After, err); err != nil {
 					return nil, err
 				}
-				all, fresh.made = append(append(all, fresh.done()...), st), nil
 				continue
 			}
 			if c.Before == nil {
-				if err := fresh.add(c.After, s.appendRow); err != nil {
+				if err := r.insert(c.After); err != nil {
 					return nil, err
 				}
 				continue
 			}
-			all = append(all, fresh.done()...)
-			fresh.made = nil
 			st, err := s.change(c)
-			if err != nil {
+			if err := r.add(st, c.After, err); err != nil {
 				return nil, err
 			}
-			all = append(all, st)
 		}
 	}
-	return append(all, fresh.done()...), nil
+	return r.done()
+}
+
+// inserts collects statements in the order of changes, in which consecutive inserts share a statement. Rows are verified before the next
+// change of them.
+type inserts struct {
+	*shape
+	fresh *list
+	rows  [][]any
+	all   []statement
+}
+
+// insert adds a row to the statement of inserts that is being made.
+func (r *inserts) insert(row []any) error {
+	if len(r.zoned) > 0 {
+		r.rows = append(r.rows, row)
+	}
+	return r.fresh.add(row, r.appendRow)
+}
+
+// add adds a statement after the inserts so far, and the row that there is after it, if any; err is why the statement could not be made.
+func (r *inserts) add(st statement, after []any, err error) error {
+	if err != nil {
+		return err
+	}
+	if err := r.flush(); err != nil {
+		return err
+	}
+	r.all = append(r.all, st)
+	if after != nil && len(r.zoned) > 0 {
+		r.rows = append(r.rows, after)
+	}
+	return nil
+}
+
+func (r *inserts) flush() error {
+	r.all, r.fresh.made = append(r.all, r.fresh.done()...), nil
+	for _, row := range r.rows {
+		st, err := r.verify(row)
+		if err != nil {
+			return err
+		}
+		r.all = append(r.all, st)
+	}
+	r.rows = nil
+	return nil
+}
+
+func (r *inserts) done() ([]statement, error) {
+	err := r.flush()
+	return r.all, err
+}
+
+// inTurn makes a statement for each change, and one for inserts that follow each other.
+func (s *shape) inTurn(batch []*stream.Rows) (all []statement, err error) {
+	for _, rows := range batch {
+		made, err := s.inOrder(rows.Changes, func(*stream.Change) bool { return false })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, made...)
+	}
+	return all, nil
 }
 
 // changeHead begins the statement that updates or deletes a row, up to its condition. It is loose if a value is no member of its type.

@@ -19,6 +19,8 @@ const (
 	kindParsed
 	// kindForeignText is text in another character set than UTF-8.
 	kindForeignText
+	// kindPacked columns take the bytes of what the source describes as an address or a UUID: it has altered the column since.
+	kindPacked
 )
 
 // column of a table at the sink.
@@ -26,11 +28,15 @@ type column struct {
 	name      string
 	kind      kind
 	generated bool
+	// zoned: it is stored, generated, and may depend on the time zone of the session that writes a row.
+	zoned bool
 	// optional: a row can be inserted without a value for it. unique: it is of a unique key.
 	optional, unique bool
 	// exact: equality of values is not equality of bytes, so a comparison must be made binary.
 	exact bool
 	enum  bool
+	// binary: it is of the type BINARY, as which the log has addresses and UUIDs, too.
+	binary bool
 	// geometry: an empty value, which INSERT IGNORE may have stored, can only be stored by leaving the column out.
 	geometry bool
 }
@@ -44,6 +50,8 @@ type tableInfo struct {
 	uniques int
 	// sequence: it is one, a table with one row that an INSERT replaces.
 	sequence bool
+	// numbered: a column has its default from a sequence. While that does not exist, the server inserts no rows, whatever their values, but updates them.
+	numbered bool
 	// overlaps: its key may be one WITHOUT OVERLAPS, whose rows REPLACE cannot write.
 	overlaps bool
 }
@@ -51,24 +59,30 @@ type tableInfo struct {
 // describe reads the columns and keys of a table from the sink.
 func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, error) {
 	d := &tableInfo{columns: map[string]*column{}}
-	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), GENERATION_EXPRESSION IS NOT NULL AND GENERATION_EXPRESSION <> '', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
+	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') LIKE 'nextval(%', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
+	var zones timeZones
 	for rows.Next() {
 		var c column
-		var typ, charset string
-		if err := rows.Scan(&c.name, &typ, &charset, &c.generated, &c.optional); err != nil {
+		var typ, charset, expression string
+		var stored, numbered bool
+		if err := rows.Scan(&c.name, &typ, &charset, &expression, &stored, &numbered, &c.optional); err != nil {
 			return nil, err
 		}
+		d.numbered = d.numbered || numbered
+		c.generated = expression != ""
 		c.classify(strings.ToLower(typ), charset)
 		d.columns[c.name] = &c
+		zones.add(&c, strings.ToLower(typ), expression, stored)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
 	}
+	zones.find()
 	if len(d.columns) == 0 {
 		return nil, fmt.Errorf("sink %s: table %s does not exist, or user %q has no privilege on it; create it as it is at the source, or grant the privilege: %w", s.options.Address, table, s.options.User, stream.ErrUnusable)
 	}
@@ -88,11 +102,11 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 }
 
 func (c *column) classify(typ, charset string) {
-	c.enum, c.geometry = typ == "enum", isGeometry(typ)
+	c.enum, c.geometry, c.binary = typ == "enum", isGeometry(typ), typ == "binary"
 	switch {
 	case typ == "decimal":
 		c.kind = kindDecimal
-	case typ == "inet4", typ == "inet6", typ == "uuid":
+	case isParsed(typ):
 		c.kind = kindParsed
 	case charset != "" && charset != "utf8mb4" && charset != "utf8mb3" && charset != "utf8" && charset != "ascii":
 		c.kind, c.exact = kindForeignText, true
@@ -100,6 +114,51 @@ func (c *column) classify(typ, charset string) {
 		c.exact = true
 	}
 }
+
+// timeZones finds the generated columns of a table whose values depend on the time zone of the session: those of TIMESTAMPs, which the
+// server converts, and what is generated of these.
+type timeZones struct{ columns []zonedColumn }
+
+type zonedColumn struct {
+	*column
+	expression     string
+	stored, depend bool
+}
+
+func (z *timeZones) add(c *column, typ, expression string, stored bool) {
+	lower := strings.ToLower(expression)
+	depends := typ == "timestamp" || strings.Contains(lower, "unix_timestamp(") || strings.Contains(lower, "from_unixtime(")
+	z.columns = append(z.columns, zonedColumn{c, expression, stored, depends})
+}
+
+func (z *timeZones) find() {
+	for again := true; again; {
+		again = false
+		for i := range z.columns {
+			c := &z.columns[i]
+			if c.depend || !slices.ContainsFunc(z.columns, func(of zonedColumn) bool { return of.depend && strings.Contains(c.expression, name(of.name)) }) {
+				continue
+			}
+			c.depend, again = true, true
+		}
+	}
+	for _, c := range z.columns {
+		c.zoned = c.depend && c.stored
+	}
+}
+
+// zoned is a column that may depend on the time zone of the session; nil if there is none.
+func (d *tableInfo) zoned() *column {
+	for _, c := range d.columns {
+		if c.zoned {
+			return c
+		}
+	}
+	return nil
+}
+
+// isParsed reports whether values of a type are text that the server parses.
+func isParsed(typ string) bool { return typ == "inet4" || typ == "inet6" || typ == "uuid" }
 
 func isGeometry(typ string) bool {
 	switch typ {

@@ -1,7 +1,6 @@
 package sqlsink
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -35,7 +34,7 @@ func (s *Sink) WriteTogether(ctx context.Context, parts []stream.Part) {
 			alone = append(alone, t)
 		}
 	}
-	slices.SortFunc(shared, func(a, b together) int { return compareKeys(a.writer.table, b.writer.table) })
+	slices.SortFunc(shared, func(a, b together) int { return compareKeys(a.writer, b.writer) })
 	for len(shared) > 0 {
 		n := s.fitting(shared)
 		if n == 1 || !s.share(ctx, shared[:n]) {
@@ -55,8 +54,8 @@ func (s *Sink) WriteTogether(ctx context.Context, parts []stream.Part) {
 }
 
 // compareKeys orders tables as the primary key of the progress table does.
-func compareKeys(a, b stream.Table) int {
-	return cmp.Or(cmp.Compare(a.Schema, b.Schema), cmp.Compare(a.Name, b.Name))
+func compareKeys(a, b *writer) int {
+	return stream.CompareIdentities(a.table.Since(a.since), b.table.Since(b.since))
 }
 
 // shares makes the statements of the batch and reports whether they can be in a transaction with others. An error is not lost: the batch

@@ -26,7 +26,7 @@ func newSeveral(t *testing.T, server *testenv.MariaDB, sink *sqlsink.Sink, n int
 	for i := range n {
 		table := stream.Table{Schema: "w", Name: fmt.Sprintf("t%d", (i*3)%n)} // not in the order of their names
 		server.Exec("CREATE TABLE " + table.String() + " (n BIGINT)")
-		w, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 1}, 0)
+		w, _, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestATableOfAnotherOwnerKeepsNoOtherFromBeingWritten(t *testing.T) {
 	s := newSeveral(t, b, sink, 5)
 	s.write(sink)
 	for i, table := range s.tables {
-		if _, _, err := sink.Acquire(t.Context(), table, stream.Epoch{Placement: 2}, 0); err != nil {
+		if _, _, err := sink.Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 2}, 0); err != nil {
 			t.Fatal(err)
 		}
 		results := s.write(sink)

@@ -1,8 +1,10 @@
 package sqlsink_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -115,4 +117,49 @@ func TestEveryTypeStandsBesideEveryOther(t *testing.T) {
 	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 100)
 	p.sync(t)
 	equal(t, a, b)
+}
+
+// A stored column may be computed in the time zone of the session, which is not in the log.
+func TestAStoredColumnThatDependsOnTheTimeZoneIsVerified(t *testing.T) {
+	for name, columns := range map[string]string{
+		"a key": "id INT PRIMARY KEY, ts TIMESTAMP, h INT AS (HOUR(ts)) STORED", "no key": "id INT, ts TIMESTAMP, h VARCHAR(30) AS (ts) STORED",
+		"through another": "id INT PRIMARY KEY, u INT UNIQUE, ts TIMESTAMP, d DATETIME AS (ts) VIRTUAL, h INT AS (HOUR(d)) STORED", "of a time": "id INT PRIMARY KEY, ts DATETIME, h BIGINT AS (UNIX_TIMESTAMP(ts)) STORED",
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+			a.Exec("CREATE DATABASE d", "USE d", "SET time_zone = '+00:00'", "CREATE TABLE t ("+columns+")",
+				"INSERT INTO t (id, ts) VALUES (1, '2026-01-15 12:00:00'), (2, NULL), (3, '2026-01-15 23:30:00')", "UPDATE t SET ts = '2026-01-16 01:00:00' WHERE id = 3", "UPDATE t SET id = 7 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+			p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
+			p.sync(t)
+			equal(t, a, b)
+			before := b.Value("SELECT COUNT(*) FROM d.t")
+			a.Exec("USE d", "SET time_zone = '+00:00'", "INSERT INTO t (id, ts) VALUES (11, '2026-01-15 12:00:00')", "SET time_zone = '+05:00'", "INSERT INTO t (id, ts) VALUES (12, '2026-01-15 12:00:00')", "SET time_zone = DEFAULT")
+			head, err := p.source.Head(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.copy(t.Context(), p.at, head)
+			if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "table d.t: column h is generated and stored, and would have another value at the sink") {
+				t.Error(err)
+			}
+			if after := b.Value("SELECT COUNT(*) FROM d.t"); after != before {
+				t.Errorf("the sink has %s rows, and had %s", after, before)
+			}
+		})
+	}
+}
+
+// The log has addresses and UUIDs as bytes of fixed length, and what they are is read from the source, which may have altered the table since.
+func TestAColumnThatBecomesAnAddressLaterHasItsBytes(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	a.Exec("CREATE DATABASE d", "USE d", "CREATE TABLE t (k BINARY(16) PRIMARY KEY, i4 BINARY(4), i6 BINARY(16), u UUID)", "CREATE TABLE none (u BINARY(16), n INT)",
+		"INSERT INTO t VALUES (X'123E4567E89B12D3A456426655440000', X'01020327', X'00000000000000000000000000000001', '01890a5d-ac96-774b-bcce-b302099a8057'), (X'550E8400E29B41D4A716446655440000', NULL, X'00000000000000000000FFFF01020304', NULL)",
+		"INSERT INTO none VALUES (X'123E4567E89B12D3A456426655440000', 1), (X'550E8400E29B41D4A716446655440000', 2)", "DELETE FROM none WHERE n = 1", "UPDATE none SET n = 3",
+		"UPDATE t SET i4 = X'09090909' WHERE i4 IS NULL", "DELETE FROM t WHERE i4 = X'01020327'", "ALTER TABLE t MODIFY k UUID, MODIFY i4 INET4, MODIFY i6 INET6, MODIFY u BINARY(16)", "ALTER TABLE none MODIFY u UUID",
+		"INSERT INTO t VALUES ('123e4567-e89b-12d3-a456-426655440000', '1.2.3.4', '::1', 'u')")
+	for _, batch := range []int{1, 3} {
+		p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: int64(batch)}, batch)
+		p.sync(t)
+		equal(t, a, b)
+	}
 }

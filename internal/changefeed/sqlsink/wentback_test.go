@@ -17,20 +17,20 @@ func TestNothingIsAcquiredFromASinkThatMayHaveLostCommits(t *testing.T) {
 	m.Exec("CREATE DATABASE w", "CREATE TABLE w.old (id INT PRIMARY KEY)", "CREATE TABLE w.fresh (id INT PRIMARY KEY)")
 	sink := openSink(t, m)
 	old, fresh := stream.Table{Schema: "w", Name: "old"}, stream.Table{Schema: "w", Name: "fresh"}
-	if _, _, err := sink.Acquire(t.Context(), old, stream.Epoch{Placement: 1}, 5); err != nil {
+	if _, _, err := sink.Acquire(t.Context(), old.Since(0), stream.Epoch{Placement: 1}, 5); err != nil {
 		t.Fatal(err)
 	}
 	paths := map[string]func() error{
 		"a table with a position": func() error {
-			_, _, err := sink.Acquire(t.Context(), old, stream.Epoch{Placement: 2}, 9)
+			_, _, err := sink.Acquire(t.Context(), old.Since(0), stream.Epoch{Placement: 2}, 9)
 			return err
 		},
 		"a table without one": func() error {
-			_, _, err := sink.Acquire(t.Context(), fresh, stream.Epoch{Placement: 2}, 9)
+			_, _, err := sink.Acquire(t.Context(), fresh.Since(0), stream.Epoch{Placement: 2}, 9)
 			return err
 		},
 		"a group": func() error {
-			_, _, err := sink.AcquireGroup(t.Context(), []stream.Table{old, fresh}, stream.Epoch{Placement: 2}, 9)
+			_, _, err := sink.AcquireGroup(t.Context(), asNamed([]stream.Table{old, fresh}), stream.Epoch{Placement: 2}, 9)
 			return err
 		},
 		"an ALTER": func() error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -19,8 +20,10 @@ import (
 
 // writer writes one table for one owner.
 type writer struct {
-	sink     *Sink
-	table    stream.Table
+	sink  *Sink
+	table stream.Table
+	// since when the table has its name.
+	since    stream.Position
 	epoch    stream.Epoch
 	position stream.Position
 	// part is how many changes of a large transaction just after the position are written.
@@ -32,9 +35,10 @@ type writer struct {
 	// omits is what is left out of the table; nil if nothing is.
 	omits *omission.Table
 
-	// shape is for rows of schema. If rows have another schema, the table may have been altered.
-	schema *stream.Schema
-	shape  *shape
+	// shape is for rows of its schema. If rows have another schema, the table may have been altered.
+	shape atomic.Pointer[shape]
+	// ahead are statements that were made for the rows of a later write; nil if there are none.
+	ahead atomic.Pointer[prepared]
 	// text is why rows of the schema checked are not forwarded.
 	checked *stream.Schema
 	text    textReason
@@ -197,13 +201,13 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if b.unsure && found != nil && found.epoch == w.epoch && found.position == b.to && found.part == b.part {
+	if b.unsure && found != nil && found.since == w.since && found.epoch == w.epoch && found.position == b.to && found.part == b.part {
 		return false, nil
 	}
 	if err := w.goBack(ctx, tx, found); err != nil {
 		return false, err
 	}
-	return false, w.sink.notOwner(w.table, w.epoch, found)
+	return false, w.sink.notOwner(w.table.Since(w.since), w.epoch, found)
 }
 
 // goBack sets the checkpoint that is recorded at the sink back to the position that the sink has of the table, if that is earlier than
@@ -213,7 +217,13 @@ func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 // A server that was started again, or another one, has kept all that was written before the checkpoint that it has, however long ago the
 // table was written last. So then the checkpoint stays as it is; it is not adopted in that incarnation.
 func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
+	if found.isOver(w.since) {
+		return nil // another table has the name, or none
+	}
 	at := w.acquired
+	if found != nil && found.since < w.since {
+		found = nil
+	}
 	if found != nil {
 		at = found.position
 		if found.epoch.Compare(w.epoch) > 0 {
@@ -239,9 +249,10 @@ func (b *batch) moveText() string {
 	text = strconv.AppendUint(text, uint64(b.to), 10)
 	text = strconv.AppendInt(append(text, ", part = "...), int64(b.part), 10)
 	text = strconv.AppendUint(append(text, ", part_at = "...), uint64(b.to), 10)
-	text = quote(append(text, " WHERE changefeed = "...), w.sink.options.Changefeed)
+	text = quote(append(text, " WHERE feed = "...), w.sink.options.Changefeed)
 	text = quote(append(text, " AND table_schema = "...), w.table.Schema)
 	text = quote(append(text, " AND table_name = "...), w.table.Name)
+	text = strconv.AppendUint(append(text, " AND since = "...), uint64(w.since), 10)
 	text = strconv.AppendInt(append(text, " AND placement = "...), w.epoch.Placement, 10)
 	text = strconv.AppendInt(append(text, " AND counter = "...), w.epoch.Counter, 10)
 	text = strconv.AppendUint(append(text, " AND position = "...), uint64(w.position), 10)
@@ -261,7 +272,11 @@ func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
 		return nil
 	}
 	n, err := result.RowsAffected()
-	if err == nil && n != st.rows {
+	switch {
+	case err != nil || n == st.rows:
+	case st.otherwise != nil:
+		err = st.otherwise
+	default:
 		err = fmt.Errorf("table %s has no key, and a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", b.writer.table, stream.ErrUnusable)
 	}
 	return err
@@ -272,6 +287,8 @@ const (
 	codeUnknownColumn = 1054
 	codeNoSuchTable   = 1146
 	codePacketTooBig  = 1153
+	codeOutOfRange    = 1264
+	codeTooLong       = 1406
 )
 
 // explain adds what to do to an error that retrying cannot resolve.
@@ -286,7 +303,9 @@ func (b *batch) explain(err error) error {
 		case codeDuplicate:
 			remedy = "a row that is new at the source exists at the sink already; something else writes to the sink, or the initial copy was taken at another position"
 		case codeUnknownColumn, codeNoSuchTable:
-			remedy = "its columns differ from those at the source; make them equal"
+			remedy = "its columns differ from those at the source, or the sequence of a default is missing; make it as it was at the source"
+		case codeOutOfRange, codeTooLong:
+			remedy = "a value does not fit; make the column as it is at the source, or VIRTUAL if it is generated, since the sink does not cut what is generated as a session without strict mode does"
 		case codePacketTooBig:
 			remedy = "a row is longer than max_allowed_packet of the sink; increase that"
 		}
@@ -304,6 +323,10 @@ func (b *batch) prepare(ctx context.Context) error {
 	if forward, err := b.forward(ctx); err != nil || forward {
 		b.made = forward
 		return err
+	}
+	if p := b.writer.ahead.Swap(nil); p != nil && p.shape == b.writer.shape.Load() && slices.Equal(p.rows, b.rows) {
+		b.statements, b.made = p.statements, true
+		return nil
 	}
 	for _, r := range b.rows {
 		if err := r.Decode(); err != nil {
@@ -333,8 +356,8 @@ func (b *batch) prepare(ctx context.Context) error {
 
 // shapeFor reads the table again whenever rows have another schema.
 func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, error) {
-	if w.schema == schema {
-		return w.shape, nil
+	if known := w.shape.Load(); known != nil && known.schema == schema {
+		return known, nil
 	}
 	v, err := w.sink.prepare(ctx)
 	if err != nil {
@@ -348,6 +371,33 @@ func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, e
 	if err != nil {
 		return nil, err
 	}
-	w.schema, w.shape = schema, sh
+	w.shape.Store(sh)
 	return sh, nil
+}
+
+// prepared are the statements for rows, all of the schema of one shape.
+type prepared struct {
+	shape      *shape
+	rows       []*stream.Rows
+	statements []statement
+}
+
+var _ stream.AheadWriter = (*writer)(nil)
+
+// Prepare implements stream.AheadWriter. It makes the statements of rows that are written as text and have the same schema as those before
+// them; an error is found again by Write.
+func (w *writer) Prepare(rows []*stream.Rows) {
+	sh := w.shape.Load()
+	if sh == nil || w.sink.options.Forward {
+		return
+	}
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r *stream.Rows) bool { return len(r.Changes) == 0 })
+	for _, r := range rows {
+		if r.Schema != sh.schema || r.Decode() != nil {
+			return
+		}
+	}
+	if made, err := sh.statements(rows); err == nil {
+		w.ahead.Store(&prepared{shape: sh, rows: rows, statements: made})
+	}
 }

@@ -44,8 +44,16 @@ type DDL struct {
 	Makes, Removes []Table
 	// References are tables that foreign keys refer to which it adds, and Cascades those among them whose changes cascade.
 	References, Cascades []Table
+	// Through are names that a RENAME of tables that may be missing gives to one table and takes for the next step: if the first is missing
+	// and there is another of that name, that one is renamed.
+	Through []Table
+	// OfSchema: an ALTER takes the default character set or collation of the schema, which other DDL changes.
+	OfSchema bool
 	// DropsKey: it may drop a foreign key. Alters: a rename also alters the table.
 	DropsKey, Alters bool
+	// ByOrder are what its effect on rows depends on the order of, where no key gives the rows an order: the rows with 0 or NULL in a column,
+	// which get numbers, or all rows if it is empty.
+	ByOrder []string
 	// Replaces: it may replace a table (OR REPLACE). IfExists: tables may be missing.
 	Replaces, IfExists bool
 	// Differs is why it may leave other rows at a sink than at the source; empty if it cannot.
@@ -192,6 +200,31 @@ func (d *DDL) Concerns(t Table) bool {
 	return slices.Contains(d.Names(), t)
 }
 
+// Gives are the names that it gives to tables: to those that it makes, and to those that it calls something else.
+func (d *DDL) Gives() []Table {
+	switch d.Kind {
+	case CreateTable:
+		return d.Tables
+	case RenameTable:
+		return d.Becomes
+	case AlterTable:
+		return d.Makes
+	}
+	return nil
+}
+
+// Takes are the names that it takes from tables, which it drops, calls something else or makes a part of others. Other tables may have them
+// afterwards.
+func (d *DDL) Takes() []Table {
+	switch d.Kind {
+	case DropTable, RenameTable:
+		return d.Tables
+	case AlterTable:
+		return d.Removes
+	}
+	return nil
+}
+
 // After are the tables among those that it concerns that exist after it.
 func (d *DDL) After() []Table {
 	switch d.Kind {
@@ -214,7 +247,7 @@ func (d *DDL) Ends(t Table) bool {
 // Alone reports whether a DDL concerns one table that exists before and after it, so that the table's dispatcher can execute it
 // between two changes. For all others the dispatchers of all tables concerned have to wait, also for one that stops the changefeed.
 func (d *DDL) Alone() bool {
-	return len(d.Names()) == 1 && len(d.Tables) == 1 && !d.DropsKey && d.Differs == "" && (d.Kind == AlterTable || d.Kind == TruncateTable)
+	return len(d.Names()) == 1 && len(d.Tables) == 1 && !d.DropsKey && !d.OfSchema && d.Differs == "" && (d.Kind == AlterTable || d.Kind == TruncateTable)
 }
 
 // NamesExisting reports whether it changes or reads tables that exist before it. One that is dropped does not count: sources log a table
@@ -465,6 +498,10 @@ func quotedName(name string) string { return "`" + strings.ReplaceAll(name, "`",
 // which the statement has the same meaning at a sink as at the source: think of a column without a character set, a default that is
 // a time, a quoted word.
 const SessionMark = "/*ebb "
+
+// ZoneDigest begins an assignment in that comment that is none of a variable: the digest of the time zone of the source's machine, where the
+// statement depends on it. A sink must have the same.
+const ZoneDigest = "system_zone="
 
 // Text is the statement without that comment, and without others before its first word.
 func (d *DDL) Text() string {

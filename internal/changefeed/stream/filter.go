@@ -25,9 +25,18 @@ func ParseFilter(patterns []string) (Filter, error) {
 	return patterns, nil
 }
 
+// OwnSchema and ownTables are what sinks keep their state in. A server may be the sink of one changefeed and the source of another, which
+// must not write this state over that of its own sink.
+const OwnSchema = "ebb"
+
+var ownTables = []string{"progress", "ddl", "incarnation", "snapshot"}
+
 // Allows reports whether a table is replicated: the last pattern that matches decides. If none does, it is replicated unless there
-// is a pattern that includes tables.
+// is a pattern that includes tables. The tables of sinks are never replicated.
 func (f Filter) Allows(t Table) bool {
+	if t.Schema == OwnSchema && slices.Contains(ownTables, t.Name) {
+		return false
+	}
 	allowed := f.allowsByDefault()
 	for _, p := range f {
 		text, out := strings.CutPrefix(p, "!")

@@ -23,7 +23,8 @@ func TestWhichTablesAFilterAllows(t *testing.T) {
 		{"shop.* !shop.secret", "shop.orders", "shop.secret a.b"},
 		{"!shop.secret shop.*", "shop.orders shop.secret", "a.b"},
 		{"shop.* !shop.tmp_* shop.tmp_keep", "shop.a shop.tmp_keep", "shop.tmp_1"},
-		{"*.*", "a.b a/b.c/d", ""},
+		{"*.*", "a.b a/b.c/d ebb.orders", "ebb.progress ebb.ddl ebb.incarnation ebb.snapshot"},
+		{"ebb.* ebb.progress", "ebb.orders", "ebb.progress"},
 		{"a.b.c", "a.b.c", "a.b"},
 		{"a*.*", "a/b.c a.c/d", "b/a.c"},
 	} {

@@ -147,3 +147,8 @@ func (d disjoint) groups() [][]Table {
 func CompareTables(a, b Table) int {
 	return cmp.Or(cmp.Compare(a.Schema, b.Schema), cmp.Compare(a.Name, b.Name))
 }
+
+// CompareIdentities orders tables by schema, then by name, then by since when they have it.
+func CompareIdentities(a, b Identity) int {
+	return cmp.Or(CompareTables(a.Table, b.Table), cmp.Compare(a.Since, b.Since))
+}

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -23,6 +24,31 @@ type Table struct {
 
 // String is schema.name.
 func (t Table) String() string { return t.Schema + "." + t.Name }
+
+// Since is the table that was given the name at a position.
+func (t Table) Since(at Position) Identity { return Identity{Table: t, Since: at} }
+
+// Identity is a table: its name, and since when it has it. A table that is dropped and created again, or whose name another one takes, is
+// another table to a changefeed.
+type Identity struct {
+	Table
+	// Since is the position of the DDL that gave the table its name; 0 if it had it before the changefeed began.
+	Since Position
+}
+
+// AnySince stands for whichever table has a name when it is acquired. Maintainers of earlier versions know names only.
+const AnySince = Position(math.MaxUint64)
+
+// Holder is which table has a name at a sink.
+type Holder struct {
+	// Since is the position of the DDL that gave the table the name, or of the one that took it away.
+	Since Position
+	// Over: no table has the name, as far as the sink knows: the last one was dropped or renamed. One that gets it unnoticed has it since then.
+	Over bool
+}
+
+// Past reports whether a table that was given the name at a position does not have it any more.
+func (h Holder) Past(since Position) bool { return since < h.Since }
 
 // Kind is what happened to a row.
 type Kind uint8
@@ -217,9 +243,9 @@ type Sink interface {
 	Check(ctx context.Context) error
 	// Acquire makes an epoch the owner of a table and returns the position that the table is at: the one that the sink has
 	// recorded, or start if it has none. It waits for writes of an earlier owner to end; afterwards the sink refuses that
-	// owner's writes. It returns ErrNotOwner if a newer epoch owns the table, and ErrWentBack if the sink may have lost what an
-	// earlier owner wrote.
-	Acquire(ctx context.Context, table Table, epoch Epoch, start Position) (Writer, Position, error)
+	// owner's writes. It returns ErrNotOwner if a newer epoch owns the table, or if the table does not have the name any more, and
+	// ErrWentBack if the sink may have lost what an earlier owner wrote.
+	Acquire(ctx context.Context, table Identity, epoch Epoch, start Position) (Writer, Position, error)
 	// ExecuteDDL executes the DDL at a position exactly once, however often it is called. It returns ErrNotOwner if a newer
 	// epoch has executed DDL, and ErrWentBack if the sink may have lost changes before it.
 	ExecuteDDL(ctx context.Context, position Position, ddl *DDL, epoch Epoch) error
@@ -235,6 +261,13 @@ type Writer interface {
 	Write(ctx context.Context, rows []*Rows, to Position) error
 	// Close releases the writer. The owner of the table stays the same.
 	Close() error
+}
+
+// AheadWriter is a Writer that can prepare a write while an earlier one is under way.
+type AheadWriter interface {
+	// Prepare does what a later Write of the same rows can do without the sink. It may be called while Write runs, but not concurrently
+	// with itself. What it cannot do, Write does.
+	Prepare(rows []*Rows)
 }
 
 // Part is what is written of one table when several are written together.
@@ -259,7 +292,7 @@ type GroupSink interface {
 	ForeignKeys(ctx context.Context) ([]ForeignKey, error)
 	// AcquireGroup is Acquire of several tables at once, whose Writer takes merged rows. It returns the lowest position among them.
 	// Tables that do not exist are left out.
-	AcquireGroup(ctx context.Context, tables []Table, epoch Epoch, start Position) (Writer, Position, error)
+	AcquireGroup(ctx context.Context, tables []Identity, epoch Epoch, start Position) (Writer, Position, error)
 }
 
 // Checkpoint is a position up to which everything of a changefeed is at its sink.

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/dispatch"
@@ -25,17 +26,33 @@ func ParseEpoch(e *Epoch) stream.Epoch {
 	return stream.Epoch{Placement: e.GetPlacement(), Counter: e.GetCounter()}
 }
 
-// TableName encodes the name of a table: the names of schemas and tables may contain dots, but no NUL.
-func TableName(t stream.Table) string { return t.Schema + "\x00" + t.Name }
+// Layout is the layout of the sink's own tables that nodes of this version write. Nodes of earlier versions tell none, and cannot write it.
+const Layout = 2
 
-// ParseTable decodes one, and reports whether it is valid.
-func ParseTable(text string) (stream.Table, bool) {
-	schema, name, ok := strings.Cut(text, "\x00")
-	return stream.Table{Schema: schema, Name: name}, ok && schema != "" && name != ""
+// TableName encodes a table: its name, and since when it has it. The names of schemas and tables may contain dots, but no NUL. Nodes of
+// earlier versions know names only.
+func TableName(t stream.Identity) string {
+	if t.Since == stream.AnySince {
+		return Name(t.Table)
+	}
+	return Name(t.Table) + "\x00" + strconv.FormatUint(uint64(t.Since), 10)
 }
 
-// TableNames encodes the names of tables.
-func TableNames(list []stream.Table) []string {
+// ParseTable decodes a table, and reports whether it is valid. Of a name alone, it is any table that has it.
+func ParseTable(text string) (stream.Identity, bool) {
+	schema, rest, ok := strings.Cut(text, "\x00")
+	name, since, exact := strings.Cut(rest, "\x00")
+	t := stream.Table{Schema: schema, Name: name}
+	ok = ok && schema != "" && name != ""
+	if !exact {
+		return t.Since(stream.AnySince), ok
+	}
+	at, err := strconv.ParseUint(since, 10, 64)
+	return t.Since(stream.Position(at)), ok && err == nil
+}
+
+// TableNames encodes tables.
+func TableNames(list []stream.Identity) []string {
 	var names []string
 	for _, t := range list {
 		names = append(names, TableName(t))
@@ -44,8 +61,8 @@ func TableNames(list []stream.Table) []string {
 }
 
 // ParseTables decodes them, and reports whether all are valid.
-func ParseTables(list []string) ([]stream.Table, bool) {
-	var tables []stream.Table
+func ParseTables(list []string) ([]stream.Identity, bool) {
+	var tables []stream.Identity
 	for _, text := range list {
 		t, ok := ParseTable(text)
 		if !ok {
@@ -54,4 +71,26 @@ func ParseTables(list []string) ([]stream.Table, bool) {
 		tables = append(tables, t)
 	}
 	return tables, true
+}
+
+// Name encodes the name of a table.
+func Name(t stream.Table) string { return t.Schema + "\x00" + t.Name }
+
+// Names encodes the names of tables.
+func Names(list []stream.Table) []string {
+	var names []string
+	for _, t := range list {
+		names = append(names, Name(t))
+	}
+	return names
+}
+
+// ParseNames decodes them, and reports whether all are valid.
+func ParseNames(list []string) ([]stream.Table, bool) {
+	tables, ok := ParseTables(list)
+	var names []stream.Table
+	for _, t := range tables {
+		names = append(names, t.Table)
+	}
+	return names, ok
 }

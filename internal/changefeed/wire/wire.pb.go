@@ -259,9 +259,9 @@ type Dispatcher struct {
 	Members []string `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
 	// watches are other tables whose DDL it waits for.
 	Watches []string `protobuf:"bytes,6,rep,name=watches,proto3" json:"watches,omitempty"`
-	// since is the position of the DDL that gave the table its name, 0 if the maintainer that started it did not know. Nodes of earlier
-	// versions do not report it.
-	Since         *uint64 `protobuf:"varint,7,opt,name=since,proto3,oneof" json:"since,omitempty"`
+	// begins is the position of the DDL that it begins with, 0 if the maintainer that started it did not know. Nodes of earlier versions may
+	// not report it.
+	Begins        *uint64 `protobuf:"varint,7,opt,name=begins,proto3,oneof" json:"begins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -338,9 +338,9 @@ func (x *Dispatcher) GetWatches() []string {
 	return nil
 }
 
-func (x *Dispatcher) GetSince() uint64 {
-	if x != nil && x.Since != nil {
-		return *x.Since
+func (x *Dispatcher) GetBegins() uint64 {
+	if x != nil && x.Begins != nil {
+		return *x.Begins
 	}
 	return 0
 }
@@ -398,9 +398,11 @@ func (x *BootstrapRequest) GetFeed() *Feed {
 }
 
 type BootstrapReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NodeEpoch     int64                  `protobuf:"varint,1,opt,name=node_epoch,json=nodeEpoch,proto3" json:"node_epoch,omitempty"`
-	Dispatchers   []*Dispatcher          `protobuf:"bytes,2,rep,name=dispatchers,proto3" json:"dispatchers,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NodeEpoch   int64                  `protobuf:"varint,1,opt,name=node_epoch,json=nodeEpoch,proto3" json:"node_epoch,omitempty"`
+	Dispatchers []*Dispatcher          `protobuf:"bytes,2,rep,name=dispatchers,proto3" json:"dispatchers,omitempty"`
+	// layout of the sink's own tables that the node writes. Nodes of earlier versions do not report it.
+	Layout        int32 `protobuf:"varint,3,opt,name=layout,proto3" json:"layout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -447,6 +449,13 @@ func (x *BootstrapReply) GetDispatchers() []*Dispatcher {
 		return x.Dispatchers
 	}
 	return nil
+}
+
+func (x *BootstrapReply) GetLayout() int32 {
+	if x != nil {
+		return x.Layout
+	}
+	return 0
 }
 
 type Config struct {
@@ -790,8 +799,9 @@ type TableOrder struct {
 	Table    string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
 	Epoch    *Epoch                 `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Position uint64                 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
-	// since is the position of the DDL that gave the table its name, 0 if that was before the changefeed or is not known.
-	Since uint64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
+	// begins is the position of the DDL that the dispatcher begins with, and that does not concern it; 0 if that was before the changefeed or
+	// is not known.
+	Begins uint64 `protobuf:"varint,4,opt,name=begins,proto3" json:"begins,omitempty"`
 	// members are the tables that are written together, in the order of the source, if there are several. The first names all of them.
 	Members []string `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
 	// watches are other tables whose DDL concerns it, because foreign keys join them.
@@ -851,9 +861,9 @@ func (x *TableOrder) GetPosition() uint64 {
 	return 0
 }
 
-func (x *TableOrder) GetSince() uint64 {
+func (x *TableOrder) GetBegins() uint64 {
 	if x != nil {
-		return x.Since
+		return x.Begins
 	}
 	return 0
 }
@@ -1353,7 +1363,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x05epoch\x18\x04 \x01(\x03R\x05epoch\"?\n" +
 	"\x05Epoch\x12\x1c\n" +
 	"\tplacement\x18\x01 \x01(\x03R\tplacement\x12\x18\n" +
-	"\acounter\x18\x02 \x01(\x03R\acounter\"\xe1\x01\n" +
+	"\acounter\x18\x02 \x01(\x03R\acounter\"\xe4\x01\n" +
 	"\n" +
 	"Dispatcher\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
@@ -1363,16 +1373,17 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"checkpoint\x18\x04 \x01(\x04R\n" +
 	"checkpoint\x12\x18\n" +
 	"\amembers\x18\x05 \x03(\tR\amembers\x12\x18\n" +
-	"\awatches\x18\x06 \x03(\tR\awatches\x12\x19\n" +
-	"\x05since\x18\a \x01(\x04H\x00R\x05since\x88\x01\x01B\b\n" +
-	"\x06_since\"r\n" +
+	"\awatches\x18\x06 \x03(\tR\awatches\x12\x1b\n" +
+	"\x06begins\x18\a \x01(\x04H\x00R\x06begins\x88\x01\x01B\t\n" +
+	"\a_begins\"r\n" +
 	"\x10BootstrapRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12+\n" +
-	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\"p\n" +
+	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\"\x88\x01\n" +
 	"\x0eBootstrapReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x12?\n" +
-	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\"\xba\x04\n" +
+	"\vdispatchers\x18\x02 \x03(\v2\x1d.ebb.changefeed.v1.DispatcherR\vdispatchers\x12\x16\n" +
+	"\x06layout\x18\x03 \x01(\x05R\x06layout\"\xba\x04\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
 	"\x04sink\x18\x02 \x01(\tR\x04sink\x120\n" +
@@ -1402,13 +1413,13 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\x05table\x18\x03 \x01(\tR\x05table\"1\n" +
 	"\tSecretRef\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\"\xb8\x01\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"\xba\x01\n" +
 	"\n" +
 	"TableOrder\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.ebb.changefeed.v1.EpochR\x05epoch\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\x04R\bposition\x12\x14\n" +
-	"\x05since\x18\x04 \x01(\x04R\x05since\x12\x18\n" +
+	"\bposition\x18\x03 \x01(\x04R\bposition\x12\x16\n" +
+	"\x06begins\x18\x04 \x01(\x04R\x06begins\x12\x18\n" +
 	"\amembers\x18\x05 \x03(\tR\amembers\x12\x18\n" +
 	"\awatches\x18\x06 \x03(\tR\awatches\"\xff\x01\n" +
 	"\fOrderRequest\x121\n" +

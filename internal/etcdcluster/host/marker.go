@@ -123,12 +123,12 @@ func removeMember(root, dir string) error {
 func usedPorts(root string) (map[int]bool, error) {
 	used := map[int]bool{}
 	for _, pattern := range []string{"*/*/" + markerName, "*/*/*/" + markerName} {
-		list, err := filepath.Glob(filepath.Join(root, pattern))
+		list, err := fs.Glob(os.DirFS(root), pattern)
 		if err != nil {
 			return nil, err
 		}
-		for _, path := range list {
-			k, err := readMarker(filepath.Dir(path))
+		for _, name := range list {
+			k, err := readMarker(filepath.Join(root, filepath.Dir(name)))
 			if err != nil {
 				return nil, err
 			}

@@ -87,3 +87,13 @@ func TestAMarkerSaysWhoseADirectoryIs(t *testing.T) {
 		t.Errorf("twice: %v", err)
 	}
 }
+
+func TestPortsAreKnownToBeTakenWhateverTheDirectoryIsCalled(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "data [1]*")
+	if err := (&marker{PeerPort: 7, ClientPort: 8}).write(filepath.Join(root, "u", "m")); err != nil {
+		t.Fatal(err)
+	}
+	if used, err := usedPorts(root); err != nil || !used[7] || !used[8] {
+		t.Errorf("%v, %v", used, err)
+	}
+}

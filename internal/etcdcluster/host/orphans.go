@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -122,11 +123,12 @@ func (r *epochRun) unknown(ctx context.Context, objects client.Reader) ([]orphan
 // unknownMembers are the directories of members that have no object.
 func (r *epochRun) unknownMembers(members []v1alpha1.EtcdMember) (list []orphan, err error) {
 	for _, pattern := range []string{"*/*/" + markerName, "*/*/*/" + markerName} {
-		marks, err := filepath.Glob(filepath.Join(r.opts.Dir, pattern))
+		marks, err := fs.Glob(os.DirFS(r.opts.Dir), pattern)
 		if err != nil {
 			return nil, err
 		}
-		for _, path := range marks {
+		for _, name := range marks {
+			path := filepath.Join(r.opts.Dir, name)
 			dir := filepath.Dir(path)
 			mark, err := readMarker(dir)
 			info, statErr := os.Stat(path)

@@ -147,7 +147,7 @@ func (r *epochRun) fetch(ctx context.Context, s *v1alpha1.EtcdSnapshot, temp str
 	return err
 }
 
-// dropSuperfluous deletes a copy that this node should not keep, once a node that should keep one has a verified copy.
+// dropSuperfluous deletes a copy that this node should not keep, once a node that should keep one has a verified copy and is there.
 func (w *snapshotWorker) dropSuperfluous(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
 	there, err := w.store.Has(w.key)
 	if err != nil {
@@ -165,9 +165,11 @@ func (w *snapshotWorker) dropSuperfluous(ctx context.Context, s *v1alpha1.EtcdSn
 		}
 		return err
 	}
-	kept := slices.ContainsFunc(live.Verified(), func(n string) bool { return n != w.opts.Node && slices.Contains(live.Spec.Nodes, n) })
-	if live.UID != s.UID || slices.Contains(live.Spec.Nodes, w.opts.Node) || !kept {
-		return nil // the next change of the copies is seen
+	if live.UID != s.UID || slices.Contains(live.Spec.Nodes, w.opts.Node) {
+		return nil // the next change is seen
+	}
+	if kept, err := w.keptElsewhere(ask, live); err != nil || !kept {
+		return err // the next change of the copies is seen
 	}
 	if !w.epoch.Holding() {
 		return fleet.ErrLeaseInDoubt
@@ -176,6 +178,28 @@ func (w *snapshotWorker) dropSuperfluous(ctx context.Context, s *v1alpha1.EtcdSn
 		return err
 	}
 	return w.removeCopy(ctx, live)
+}
+
+// errKeepersAway: the nodes that should keep a copy, and according to the record have a verified one, are absent.
+var errKeepersAway = errors.New("no node that should keep a copy and has one is there")
+
+// keptElsewhere returns whether another node that should keep a verified copy has one. It fails with errKeepersAway if none of these holds its lease:
+// what is recorded of an absent node may be gone with it.
+func (w *snapshotWorker) keptElsewhere(ctx context.Context, s *v1alpha1.EtcdSnapshot) (kept bool, err error) {
+	for _, n := range s.Verified() {
+		if n == w.opts.Node || !slices.Contains(s.Spec.Nodes, n) {
+			continue
+		}
+		rec, failed := fleet.ReadLease(ctx, w.epoch.Client, n)
+		if failed != nil {
+			return false, failed
+		}
+		if rec.Held() {
+			return true, nil
+		}
+		err = errKeepersAway
+	}
+	return false, err
 }
 
 // restoreSource returns the snapshot that a member begins with: this node's copy, or one that is fetched for the member. The caller

@@ -238,6 +238,24 @@ func TestTheLastCopyStaysUntilAnotherIsVerified(t *testing.T) {
 	until(t, "the file of n1 to go", func() bool { return !exists(n1.snapshotFile("s-1")) })
 }
 
+func TestACopyStaysWhileTheNodeThatShouldKeepItIsAway(t *testing.T) {
+	y := newYard(t)
+	n1, n2 := y.machine("n1"), y.machine("n2")
+	y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1, n2)
+	y.awaitSnapshot(s, "kept by both", kept(n1, n2))
+	n2.stop()
+	y.move(s, n2)
+	n1.stop()
+	n1.start()
+	y.awaitSnapshot(y.snapshot("s-2", "c-1", 0, n1), "kept by n1, which looks after both", kept(n1))
+	if !exists(n1.snapshotFile("s-1")) {
+		t.Fatal("the only copy on a node that is there was deleted")
+	}
+	n2.start()
+	y.awaitSnapshot(s, "kept by n2 alone", kept(n2))
+}
+
 func TestACopyThatWasTamperedWithIsRefusedAndReplaced(t *testing.T) {
 	y := newYard(t)
 	n1, n2, n3 := y.machine("n1"), y.machine("n2"), y.machine("n3")

@@ -187,6 +187,40 @@ func (v *values) all(list []any) []any {
 	return marked
 }
 
+// printf is printf of text/template, for which a string of the event is the string itself: a width or a precision counts its characters.
+func (v *values) printf(format string, list ...any) string {
+	formatted := make([]any, len(list))
+	for i, value := range list {
+		formatted[i] = value
+		switch x := value.(type) {
+		case Text:
+			formatted[i] = formattedText{v, string(x)}
+		case Texts:
+			formatted[i] = formattedText{v, x.joined()}
+		case string:
+			if v.keys[x] {
+				formatted[i] = formattedText{v, x}
+			}
+		}
+	}
+	return fmt.Sprintf(format, formatted...)
+}
+
+// formattedText is a string of the event that is printed as a placeholder of what a format makes of it.
+type formattedText struct {
+	values *values
+	text   string
+}
+
+// Format implements fmt.Formatter.
+func (t formattedText) Format(f fmt.State, verb rune) {
+	if verb == 'q' { // the quotes are for YAML, and what is between them is the string
+		fmt.Fprintf(f, "%q", t.values.put(t.text))
+		return
+	}
+	fmt.Fprint(f, t.values.put(fmt.Sprintf(fmt.FormatString(f, verb), t.text)))
+}
+
 // functions are the functions of templates. Those of text/template that would print a value or take it apart are replaced.
 func (v *values) functions() template.FuncMap {
 	refused := func(name string) func(...any) (string, error) {
@@ -197,7 +231,7 @@ func (v *values) functions() template.FuncMap {
 	return template.FuncMap{
 		printer:    v.marked,
 		"print":    func(list ...any) string { return fmt.Sprint(v.all(list)...) },
-		"printf":   func(format string, list ...any) string { return fmt.Sprintf(format, v.all(list)...) },
+		"printf":   v.printf,
 		"println":  func(list ...any) string { return fmt.Sprintln(v.all(list)...) },
 		"index":    index,
 		"slice":    slice,

@@ -80,6 +80,7 @@ type machine struct {
 	hangs chan struct{}      // if there is one, writes and flushes wait until it is closed
 	fail  error              // of every write
 	pings chan chan struct{} // if there is one, every ping and every answer says here that it is under way, and waits to be let on
+	zeros []int64            // lengths of the ranges that were zeroed
 }
 
 func (m *machine) set(change func(*machine)) {
@@ -152,6 +153,7 @@ func (l link) Zero(ctx context.Context, g int64, off, n int64, z block.Zero) err
 	if err := l.writable(); err != nil {
 		return err
 	}
+	l.set(func(m *machine) { m.zeros = append(m.zeros, n) })
 	return l.Replica.Zero(ctx, g, off, n, z)
 }
 
@@ -188,6 +190,7 @@ func (l link) Close() error { return nil }
 type bench struct {
 	t        *testing.T
 	dir      string
+	size     int64
 	volume   *record
 	machines map[string]*machine
 	running  atomic.Bool // the newest engine
@@ -198,7 +201,14 @@ type bench struct {
 func (b *bench) ended() bool { return !b.running.Load() }
 
 func newBench(t *testing.T, members ...string) *bench {
-	b := &bench{t: t, dir: t.TempDir(), volume: &record{generation: 1, members: members}, machines: map[string]*machine{}, timing: quick()}
+	t.Helper()
+	return newBenchOf(t, size, members...)
+}
+
+// newBenchOf is newBench for a volume of another size.
+func newBenchOf(t *testing.T, size int64, members ...string) *bench {
+	t.Helper()
+	b := &bench{t: t, dir: t.TempDir(), size: size, volume: &record{generation: 1, members: members}, machines: map[string]*machine{}, timing: quick()}
 	for _, name := range members {
 		b.add(name)
 	}
@@ -207,7 +217,7 @@ func newBench(t *testing.T, members ...string) *bench {
 
 func (b *bench) add(name string) *machine {
 	b.t.Helper()
-	id := store.Identity{Volume: "default/v", VolumeUID: "uid", Replica: name, Size: size}
+	id := store.Identity{Volume: "default/v", VolumeUID: "uid", Replica: name, Size: b.size}
 	dir := filepath.Join(b.dir, name)
 	if err := store.Create(store.OS{}, dir, id, "boot-1"); err != nil {
 		b.t.Fatal(err)
@@ -237,7 +247,7 @@ func (b *bench) dial(_ context.Context, name string) (block.Replica, bool, error
 func (b *bench) engine() (e *engine.Engine, stop func() error) {
 	generation, members := b.volume.now()
 	e = engine.New(engine.Options{
-		Volume: "default/v", Size: size, Generation: generation, Members: members, Dial: b.dial, Persist: b.volume.persist,
+		Volume: "default/v", Size: b.size, Generation: generation, Members: members, Dial: b.dial, Persist: b.volume.persist,
 		Clock: func() time.Duration { return time.Since(start) + time.Hour }, Timing: b.timing, Log: slog.New(slog.NewTextHandler(b.t.Output(), nil)),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -326,6 +336,40 @@ func TestWhatIsWrittenIsOnEveryMemberAndReadBack(t *testing.T) {
 	b.equal("a", "b", "c")
 	if _, err := e.Extents(t.Context(), 0, 4096); !errors.Is(err, block.ErrClosed) {
 		t.Errorf("an engine that ended answers %v", err)
+	}
+}
+
+// A client may zero gigabytes with one request. A disk on which zeros have to be written takes long for that, and hangs no more than one that
+// is sent as much in writes.
+func TestALongZeroReachesTheDisksInPieces(t *testing.T) {
+	const piece, whole = 64 << 20, 200 << 20
+	b := newBenchOf(t, whole, "a", "b")
+	e, stop := b.engine()
+	b.write(e, whole-512, 7, 512)
+	for _, z := range []block.Zero{{Hole: true}, {FUA: true}} {
+		b.write(e, 100<<20, 7, 512)
+		for _, m := range b.machines {
+			m.set(func(m *machine) { m.zeros = nil })
+		}
+		if err := e.Zero(t.Context(), 4096, whole-8192, z); err != nil {
+			t.Fatal(err)
+		}
+		b.reads(e, 100<<20, 0, 512)
+		for _, m := range b.machines {
+			sum := int64(0)
+			for _, n := range m.zeros {
+				if sum += n; n > piece {
+					t.Errorf("%+v: %d bytes were zeroed at once on %s", z, n, m.name)
+				}
+			}
+			if sum != whole-8192 {
+				t.Errorf("%+v: %d bytes were zeroed on %s, want %d", z, sum, m.name, whole-8192)
+			}
+		}
+	}
+	b.reads(e, whole-512, 7, 512)
+	if err := stop(); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -41,11 +41,23 @@ func (e *Engine) WriteAt(ctx context.Context, p []byte, off int64, fua bool) err
 	})
 }
 
-// Zero implements block.Device.
+// zeroAtOnce is how much is zeroed in one call to a replica. Where the file system cannot do it zeros are written, and a disk that is busy with
+// gigabytes of them would be taken for one that hangs.
+const zeroAtOnce = 64 << 20
+
+// Zero implements block.Device. A long range is zeroed in pieces, one after the other.
 func (e *Engine) Zero(ctx context.Context, off, length int64, z block.Zero) error {
-	return e.write(ctx, off, length, operation{do: func(ctx context.Context, r block.Replica, generation int64) error {
-		return r.Zero(ctx, generation, off, length, z)
-	}})
+	for length > 0 {
+		from, n := off, min(length, zeroAtOnce)
+		err := e.write(ctx, from, n, operation{do: func(ctx context.Context, r block.Replica, generation int64) error {
+			return r.Zero(ctx, generation, from, n, z)
+		}})
+		if err != nil {
+			return err
+		}
+		off, length = off+n, length-n
+	}
+	return nil
 }
 
 // Flush implements block.Device.

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,7 +36,7 @@ type attachment struct {
 	mu      sync.Mutex
 	engine  *engine.Engine // nil while there is none
 	nbd     *nbd.Server    // nil while clients cannot connect
-	failure string         // why there is no engine
+	failure string         // why there is no engine, or why clients cannot connect to it; empty if neither is so
 	wrote   int64          // the newest generation that this node opened or tried to write
 	stop    func()         // ends the engine
 }
@@ -203,9 +205,7 @@ func (a *attachment) open(ctx context.Context) error {
 	defer cancel()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	a.mu.Lock()
-	a.engine, a.stop, a.wrote = e, stop, max(a.wrote, v.Status.Generation)
-	a.mu.Unlock()
+	a.begin(e, stop, v.Status.Generation)
 	a.h.mu.Lock()
 	if seen := a.h.volumes[a.uid]; seen != nil {
 		a.setWant(seen)
@@ -234,6 +234,13 @@ func (a *attachment) open(ctx context.Context) error {
 	return err
 }
 
+// begin notes that an engine opens a generation, which stop ends. Why there was none before does not matter any more.
+func (a *attachment) begin(e *engine.Engine, stop func(), generation int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.engine, a.stop, a.wrote, a.failure = e, stop, max(a.wrote, generation), ""
+}
+
 // serve lets clients connect once the engine serves, until ctx or the engine ends. Then it lets their requests finish and disconnects them.
 func (a *attachment) serve(ctx, running context.Context, e *engine.Engine) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -246,10 +253,8 @@ func (a *attachment) serve(ctx, running context.Context, e *engine.Engine) {
 		}
 	}
 	path := socketPath(a.h.opts.Sockets, a.uid)
-	listener, err := listen(path)
-	if err != nil {
-		a.h.opts.Log.Error("volume: clients cannot connect", "volume", a.key.String(), "error", err)
-		a.setFailure(err)
+	listener := a.awaitListener(ctx, path)
+	if listener == nil {
 		return
 	}
 	server := nbd.New(e, a.export(), nbd.Options{Log: a.h.opts.Log.With("volume", a.key.String())})
@@ -275,12 +280,39 @@ func (a *attachment) serve(ctx, running context.Context, e *engine.Engine) {
 	_ = os.Remove(path) // the listener removes it as a rule
 }
 
+// awaitListener makes the socket, again and again while it cannot be made, and says so. It returns nil if ctx ends before. The engine stays open
+// meanwhile: each time it is opened the generation rises.
+func (a *attachment) awaitListener(ctx context.Context, path string) net.Listener {
+	wait := backoff.New(backoff.Policy{First: 100 * time.Millisecond, Longest: 5 * time.Second})
+	said := ""
+	for {
+		listener, err := listen(path)
+		if err == nil {
+			a.setFailure(nil)
+			return listener
+		}
+		err = fmt.Errorf("clients cannot connect: %w", err)
+		a.setFailure(err)
+		if text := err.Error(); text != said {
+			a.h.opts.Log.Error("volume: the socket cannot be made; trying again", "volume", a.key.String(), "error", err)
+			said = text
+		}
+		if backoff.Sleep(ctx, wait.Next()) != nil {
+			return nil
+		}
+	}
+}
+
 // disconnectLimit bounds how long requests of clients may take to finish when a volume is detached.
 const disconnectLimit = 10 * time.Second
 
-// listen makes a socket that only the owner of this process can use. One that a process before left is replaced.
+// listen makes a socket that only the owner of this process can use. One that a process before left is replaced, and its directory is made again
+// if something has cleaned it away.
 func listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
 	listener, err := net.Listen("unix", path)
@@ -297,8 +329,12 @@ func listen(path string) (net.Listener, error) {
 func (a *attachment) export() string { return a.key.Name }
 
 // uri is where clients connect.
-func (a *attachment) uri() string {
-	u := url.URL{Scheme: "nbd+unix", Path: "/" + a.export(), RawQuery: "socket=" + socketPath(a.h.opts.Sockets, a.uid), OmitHost: false}
+func (a *attachment) uri() string { return nbdURI(a.export(), socketPath(a.h.opts.Sockets, a.uid)) }
+
+// nbdURI names an export on a socket. Clients split the query at & and ; and decode only %, so that everything but slashes is encoded, and a space as %20.
+func nbdURI(export, socket string) string {
+	query := strings.NewReplacer("+", "%20", "%2F", "/").Replace(url.QueryEscape(socket))
+	u := url.URL{Scheme: "nbd+unix", Path: "/" + export, RawQuery: "socket=" + query, OmitHost: false}
 	return u.String()
 }
 

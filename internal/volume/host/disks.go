@@ -137,7 +137,7 @@ func coarse(d v1alpha1.DiskStatus, before []v1alpha1.DiskStatus) v1alpha1.DiskSt
 func shortened(text string) string {
 	const most = 1000
 	if len(text) > most {
-		return text[:most] + "…"
+		return strings.ToValidUTF8(text[:most], "") + "…"
 	}
 	return text
 }

@@ -87,7 +87,7 @@ func (a *attachment) described() (*v1alpha1.VolumeEngine, string) {
 		return e, ""
 	}
 	s := a.engine.Status()
-	e.Generation, e.Serving = s.Generation, s.Serving
+	e.Generation, e.Serving = s.Generation, s.Serving && a.failure == ""
 	if s.WaitingFor != "" {
 		e.WaitingFor = shortened(s.WaitingFor)
 	}
