@@ -197,14 +197,14 @@ func applyOne(ctx context.Context, c client.Client, object *unstructured.Unstruc
 	return readable(c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), opts...))
 }
 
-// What the API says of a value that does not fit the schema begins with what it was doing, and may end with its own representation of
+// The API's message about a value that does not fit the schema begins with what the API was doing, and may end with its own representation of
 // the value.
 var (
 	typedPatch     = regexp.MustCompile(`^failed to create typed patch object \(.*?\): `)
 	representation = regexp.MustCompile(`, got &(?:value\.valueUnstructured\{Value:|\{)(.*)\}$`)
 )
 
-// readable rewrites messages that only those who wrote the server can read.
+// readable rewrites messages that only developers of the server understand.
 func readable(err error) error {
 	if err == nil || !typedPatch.MatchString(err.Error()) {
 		return err

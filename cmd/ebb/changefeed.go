@@ -43,11 +43,19 @@ func newChangefeedCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME --source URL --sink URL",
 		Short: "Create a changefeed",
-		Long: `Create a changefeed. Sources are mysql://USER@HOST:PORT, a MariaDB server, and datagen://?tables=N&rate=R&seed=S, which generates
-changes. Sinks are mysql://USER@HOST:PORT, file:///DIRECTORY, which must be the same directory on every node, and blackhole://, which
-counts changes and discards them.`,
-		Example: `  ebb changefeed create demo --source 'datagen://?tables=100&rate=1000' --sink blackhole://`,
-		Args:    cobra.ExactArgs(1),
+		Long: `Create a changefeed.
+
+Sources:
+  mysql://USER@HOST:PORT              a MariaDB server
+  datagen://?tables=N&rate=R&seed=S   generated changes
+
+Sinks:
+  mysql://USER@HOST:PORT              a MariaDB server
+  file:///DIRECTORY                   JSON lines, in a directory that is the same on every node
+  blackhole://                        counts changes and discards them`,
+		Example: `  ebb changefeed create demo --source 'datagen://?tables=100&rate=1000' --sink blackhole://
+  ebb changefeed create shop --snapshot --filter 'shop.*' --source mysql://ebb@db1:3306 --source-password-file db1 --sink mysql://ebb@db2:3306 --sink-password-file db2`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cf.Name, cf.Spec.DDL = args[0], &ddl
 			cf.Spec.SourcePasswordSecretRef, cf.Spec.SinkPasswordSecretRef = passwordSecret(sourceSecret), passwordSecret(sinkSecret)
@@ -90,14 +98,14 @@ counts changes and discards them.`,
 	fs.StringVar(&cf.Spec.Sink, "sink", "", "URL of the sink (required)")
 	fs.StringVar(&cf.Spec.SinkPasswordFile, "sink-password-file", "", "file with the password of the sink, by its name in the --credentials-dir of the nodes")
 	fs.StringVar(&sinkSecret, "sink-password-secret", "", "Secret with the password of the sink, NAME or NAME/KEY, in the namespace of the changefeed (default key password)")
-	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "tables to replicate: schema.table with the wildcards * and ?, or !schema.table to exclude tables; may be repeated")
-	fs.StringArrayVar(&routes, "route", nil, "name of tables at the sink, MATCH=SCHEMA or MATCH=SCHEMA.TABLE, where {schema} and {table} stand for the names at the source: 'shop.*=crm.{table}'; may be repeated, and the first that matches decides")
-	fs.StringArrayVar(&columns, "leave-out-column", nil, "column that tables do not have at the sink, MATCH.COLUMN: 'shop.users.password'; may be repeated")
-	fs.StringArrayVar(&rows, "leave-out-rows", nil, "rows that tables do not have at the sink, MATCH=EXPRESSION: 'shop.orders=region = 7'; may be repeated")
+	fs.StringArrayVar(&cf.Spec.Filter, "filter", nil, "tables to replicate: schema.table with the wildcards * and ?, or !schema.table to exclude tables; can be repeated")
+	fs.StringArrayVar(&routes, "route", nil, "name of tables at the sink: MATCH=SCHEMA or MATCH=SCHEMA.TABLE, such as 'shop.*=crm.{table}'; {schema} and {table} stand for the names at the source; can be repeated, and the first match decides")
+	fs.StringArrayVar(&columns, "leave-out-column", nil, "column to leave out at the sink, MATCH.COLUMN, such as 'shop.users.password'; can be repeated")
+	fs.StringArrayVar(&rows, "leave-out-rows", nil, "rows to leave out at the sink, MATCH=EXPRESSION, such as 'shop.orders=region = 7'; can be repeated")
 	fs.StringVar(&cf.Spec.StartPosition, "start-position", "", "GTID, or its sequence number, after which to begin (default: the newest)")
 	fs.BoolVar(&ddl, "ddl", true, "replicate DDL too")
 	fs.BoolVar(&copies, "snapshot", false, "copy what the source has first: create its tables at the sink and fill them")
-	fs.Int64Var(&rate, "snapshot-rows-per-second", 0, "how many rows each node copies per second at most (default any number)")
+	fs.Int64Var(&rate, "snapshot-rows-per-second", 0, "how many rows each node copies per second at most; 0 for no limit")
 	_ = cmd.MarkFlagRequired("source")
 	_ = cmd.MarkFlagRequired("sink")
 	return cmd
@@ -230,7 +238,7 @@ func newChangefeedResume() *cobra.Command {
 		}
 		return changefeed.SetState(ctx, cl, key, v1alpha1.ChangefeedRun)
 	})
-	cmd.Flags().StringVar(&gtid, "from", "", "GTID after which to continue, instead of at the checkpoint, which must be before it")
+	cmd.Flags().StringVar(&gtid, "from", "", "GTID after which to continue, instead of after the checkpoint; it must be after the checkpoint")
 	cmd.Flags().BoolVar(&leaveOut, "leave-out-transactions", false, "with --from: leave out the transactions in between, with their rows and DDL")
 	return cmd
 }
@@ -249,8 +257,9 @@ func newChangefeedSkip() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "skip NAME --gtid GTID",
 		Short: "Leave out one transaction of the source when a paused or failed changefeed is resumed",
-		Long: `Leave out one transaction of the source, with its rows and its DDL, when a paused or failed changefeed is resumed. Make the tables at the sink
-first what they would be after it, as far as later changes need that. Tables that have passed the transaction keep what it changed.`,
+		Long: `Leave out one transaction of the source, with its rows and its DDL, when a paused or failed changefeed is resumed. First
+change the tables at the sink by hand to what they would be after the transaction, as far as later changes need that. Tables that have passed the
+transaction keep what it changed.`,
 		Example: `  ebb changefeed skip shop --gtid 0-1-5713`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -180,8 +180,8 @@ func (c *cluster) api() (*httpapi.Client, error) {
 	return httpapi.NewClient(ca, token)
 }
 
-// authority is the certificate authority of the nodes: ca.crt beside the kubeconfig file or the one that the signer published, since a Kubernetes has
-// another one for its own API. Otherwise it is the one of the API.
+// authority is the certificate authority of the nodes: ca.crt beside the kubeconfig file, or the one that the signer published, because a
+// Kubernetes API has an authority of its own. Otherwise it is the authority of the API.
 func (c *cluster) authority(cfg *rest.Config) ([]byte, error) {
 	path, err := c.path()
 	if err != nil {

@@ -24,7 +24,7 @@ type controllers struct {
 	timing       lease.Timing
 	drainMetrics *drain.Metrics
 	parts        kind.Parts
-	guardImage   string // without one there are no guards
+	guardImage   string // empty for no guards
 	// resign ends the term without waiting for its end; it is set before the first term.
 	resign func(context.Context) error
 

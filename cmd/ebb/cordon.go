@@ -61,7 +61,7 @@ func newCordonCommand(verb, short string, cordoned bool) *cobra.Command {
 	return cmd
 }
 
-// consequence says what follows from the node being uncordoned, if anything does.
+// consequence returns what follows from the change of the cordon, if anything does.
 func consequence(node *v1alpha1.Node) string {
 	switch {
 	case node.Spec.Cordoned && len(v1alpha1.CordonOwners(node)) > 0:
@@ -71,13 +71,13 @@ func consequence(node *v1alpha1.Node) string {
 	case node.Status.Parked != nil && node.Status.Epoch == node.Status.Parked.Epoch:
 		return fmt.Sprintf("; it was parked and joins again in epoch %d", node.Status.Epoch+1)
 	case len(v1alpha1.CordonOwners(node)) > 0:
-		return "; what cordoned it is cancelled"
+		return "; the drain or quarantine that cordoned it is cancelled"
 	}
 	return ""
 }
 
-// setCordoned cordons or uncordons a node: on Kubernetes its core Node. A person who uncordons a node leaves the owners of its cordon in
-// place: the coordinator cancels what they wanted and then removes them. The cordon of a person has no owners; a person who cordons a node that Ebb
+// setCordoned cordons or uncordons a node: on Kubernetes its core Node. When a person uncordons a node, the owners of the cordon stay in
+// place: the coordinator cancels their drains and quarantines, and then removes them. The cordon of a person has no owners; a person who cordons a node that Ebb
 // cordoned becomes one of them, so that the cordon stays when the others are gone. It returns Ebb's Node as it is then, or will be soon.
 func setCordoned(ctx context.Context, c client.Client, cfg *rest.Config, name string, cordoned bool) (*v1alpha1.Node, bool, error) {
 	for {
@@ -103,7 +103,7 @@ func setCordoned(ctx context.Context, c client.Client, cfg *rest.Config, name st
 			return node, false, nil
 		}
 		if cordon.Is(target) != cordoned {
-			return nil, false, fmt.Errorf("node %q stays cordoned: an autoscaler is about to remove it, as a taint of its core Node says", name)
+			return nil, false, fmt.Errorf("node %q stays cordoned: a taint of its core Node shows that an autoscaler is about to remove it", name)
 		}
 		if cordoned && !takesOver {
 			v1alpha1.SetCordonOwners(target, nil)

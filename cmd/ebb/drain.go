@@ -82,7 +82,7 @@ node continues.`,
 	f.out.addFlag(fs)
 	fs.BoolVar(&f.wait, "wait", false, "show what is left until the node has left")
 	fs.BoolVar(&f.resign, "resign", false, "if the node is the coordinator, let another node take over first")
-	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for its end instead of being refused")
+	fs.BoolVar(&f.queue, "queue", false, "if another node is being drained, wait for that drain to end instead of being refused")
 	fs.BoolVar(&f.cancel, "cancel", false, "cancel the node's drain; with --wait, wait until the node is Alive again")
 	fs.BoolVar(&f.plan, "plan", false, "show what the drain would do, and change nothing")
 	fs.BoolVar(&f.park, "park", false, "cordon the node, and keep its drained process waiting until the node is uncordoned, instead of letting it exit")
@@ -333,7 +333,8 @@ func outcome(d *v1alpha1.Drain) error {
 	return fmt.Errorf("drain of node %s: %s (%s)", d.Spec.NodeName, end.Message, end.Reason)
 }
 
-// explainEvictions says how far the evictions of replicas from a node are. A drain has them among its blockers; a cordon has no other place.
+// explainEvictions returns how far the evictions of replicas from a node are. A drain lists them among its blockers; for a cordon they are shown
+// only here.
 func explainEvictions(ctx context.Context, c client.Client, node string) (string, error) {
 	var list v1alpha1.ReplicaList
 	if err := c.List(ctx, &list); err != nil {

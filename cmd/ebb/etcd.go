@@ -346,9 +346,9 @@ func newEtcdRestore() *cobra.Command {
 		Long: `Restore an etcd cluster when its quorum or its data is lost for good. The coordinator stops the present members, starts a new
 first member from the snapshot, and then adds the others. Keys that were written after the snapshot are not in it.
 
-With --from-member the cluster goes on from the data of a member that is left: its node makes a verified snapshot of the data, through the
-last entry of the member's log. The order is refused if another member that can be reached has a newer log. It waits while members that
-cannot be reached could still serve clients among themselves: bring their nodes back, or confirm with --gone that they are gone for good.
+With --from-member the cluster continues from the data of one member: its node takes a verified snapshot of that data, up to the last entry of
+the member's log. The order is refused if another member has a newer log. It waits while unreachable members could still serve clients
+among themselves: bring their nodes back, or confirm with --gone that the nodes are gone for good.
 
 Data of the present members that may have newer keys is set aside, not deleted: ` + "`ebb etcd discard`" + ` deletes it.
 
@@ -378,10 +378,10 @@ The order is carried out once, or expires. A stopped cluster is restored from th
 	}
 	e.addFlags(cmd)
 	cmd.Flags().StringVar(&o.Snapshot, "snapshot", "", "name of the EtcdSnapshot, or none to start empty (default: the newest verified one)")
-	cmd.Flags().StringVar(&o.FromMember, "from-member", "", "node (or member) whose data becomes the cluster")
+	cmd.Flags().StringVar(&o.FromMember, "from-member", "", "node (or member) from whose data the cluster is restored")
 	cmd.Flags().StringSliceVar(&o.Gone, "gone", nil, "nodes that are gone for good: nothing runs there, and nothing will")
-	cmd.Flags().BoolVar(&o.Force, "force", false, "restore although the cluster serves clients")
-	cmd.Flags().DurationVar(&o.Expires, "expires", etcdcluster.DefaultRestoreExpiry, "how long the order may wait before it is not carried out any more")
+	cmd.Flags().BoolVar(&o.Force, "force", false, "restore from a snapshot although the cluster serves clients")
+	cmd.Flags().DurationVar(&o.Expires, "expires", etcdcluster.DefaultRestoreExpiry, "how long the order may wait before it expires")
 	cmd.Flags().BoolVar(&cancel, "cancel", false, "withdraw an order that has not begun")
 	return cmd
 }
@@ -391,7 +391,7 @@ func newEtcdDiscard() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "discard NAME MEMBER",
 		Short: "Delete the data of a former member that was set aside",
-		Long: `Delete the data of a former member that was set aside. It may have keys that nothing else has; it cannot be brought back.
+		Long: `Delete the data of a former member that was set aside. The data may have keys that exist nowhere else, and cannot be recovered.
 ` + "`ebb etcd members NAME`" + ` lists what is set aside.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -423,8 +423,9 @@ func newEtcdOrphans() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "orphans",
 		Short: "List data of etcd clusters that no object knows, or remove one piece by name",
-		Long: `List directories of members and files of snapshots that no object knows. They are left when an object was deleted by force, or by an API that
-was restored from a backup. They are kept until somebody removes them by name, because the API may be what is out of date.`,
+		Long: `List directories of members and files of snapshots that no object knows. Somebody deleted their
+object by force, or the API was restored from a backup that does not know them. Nodes keep them until somebody removes them by name, because the
+API may be out of date.`,
 		Example: "  ebb etcd orphans\n  ebb etcd orphans --remove n2/member/0a1b2c3d/demo-3@1790000000",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

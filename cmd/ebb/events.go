@@ -137,7 +137,7 @@ func retryEvent(ctx context.Context, c client.Client, name string) (*v1alpha1.He
 		case s == nil || s.Status != v1alpha1.EvictionFailed || cr == nil:
 			return nil, 0, fmt.Errorf("the drain of event %s has not failed: `ebb events show %s` shows its state", name, name)
 		case cr.Attempt >= health.MaxAttempts:
-			return nil, 0, fmt.Errorf("event %s had %d attempts, which is the most there are: send another event, or drain node %s by hand", name, cr.Attempt, e.Spec.NodeName)
+			return nil, 0, fmt.Errorf("event %s has had %d attempts, which is the maximum: send another event, or drain node %s by hand", name, cr.Attempt, e.Spec.NodeName)
 		}
 		before := e.DeepCopy()
 		metav1.SetMetaDataAnnotation(&e.ObjectMeta, v1alpha1.RetryAnnotation, strconv.FormatInt(cr.Attempt+1, 10))

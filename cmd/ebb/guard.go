@@ -12,9 +12,9 @@ func newGuard() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "guard",
 		Hidden: true,
-		Short:  "Wait until it is asked to stop: the program of the pods that guard nodes on Kubernetes",
-		Long: `Wait until it is asked to stop. On Kubernetes Ebb runs this in a pod on each node that has work, with a disruption budget that allows no
-eviction: ` + "`kubectl drain`" + ` waits until the work has left the node. People do not need it.`,
+		Short:  "Run until it is stopped: the program of the pods that guard nodes on Kubernetes",
+		Long: `Run until it is stopped. On Kubernetes, Ebb runs this in a pod on each node that has work, with a disruption budget that allows no eviction.
+So ` + "`kubectl drain`" + ` waits until the work has left the node. People do not run it.`,
 		Example: "  ebb guard",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -25,6 +25,6 @@ eviction: ` + "`kubectl drain`" + ` waits until the work has left the node. Peop
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&outlast, "outlast-sigterm", false, "go on after SIGTERM until the process is killed, so that the eviction of the pod can be seen")
+	cmd.Flags().BoolVar(&outlast, "outlast-sigterm", false, "continue after SIGTERM until the process is killed, so that the coordinator can see the eviction of the pod")
 	return cmd
 }

@@ -21,7 +21,7 @@ var leaseFlags = []leaseFlag{
 	{"lease-renew-timeout", "timeout of one renewal", func(t *lease.Timing) *time.Duration { return &t.Timeout }},
 	{"lease-fence", "time after the last renewal when the node starts to stop its work", func(t *lease.Timing) *time.Duration { return &t.Fence }},
 	{"lease-dead", "time after the last renewal when all work of the node has stopped or is killed", func(t *lease.Timing) *time.Duration { return &t.Dead }},
-	{"lease-duration", "time after the last renewal when the node is lost and its work may be placed elsewhere, in whole seconds", func(t *lease.Timing) *time.Duration { return &t.Lost }},
+	{"lease-duration", "time after the last renewal when other nodes may fence the node and take over its work, in whole seconds", func(t *lease.Timing) *time.Duration { return &t.Lost }},
 }
 
 // addLeaseTiming adds the flags that set a timing. What it holds is their defaults.

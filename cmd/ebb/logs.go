@@ -182,7 +182,7 @@ func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) 
 	watching, stop := context.WithCancel(ctx)
 	var watched sync.WaitGroup
 	if r.flags.node == "" {
-		watched.Go(func() { r.tellMoves(watching, nodes, errs) })
+		watched.Go(func() { r.reportMoves(watching, nodes, errs) })
 	}
 	var failed []error
 	for range nodes {
@@ -193,13 +193,13 @@ func (r *logReader) follow(ctx context.Context, nodes []string, errs io.Writer) 
 	stop()
 	watched.Wait()
 	if ctx.Err() != nil {
-		return nil // that is how one leaves
+		return nil // the user pressed Ctrl-C
 	}
 	return joined(failed)
 }
 
-// tellMoves prints a note when the program has moved to a node whose log is not followed.
-func (r *logReader) tellMoves(ctx context.Context, nodes []string, errs io.Writer) {
+// reportMoves prints a note when the program has moved to a node whose log is not followed.
+func (r *logReader) reportMoves(ctx context.Context, nodes []string, errs io.Writer) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -208,7 +208,7 @@ func (r *logReader) tellMoves(ctx context.Context, nodes []string, errs io.Write
 		}
 		d := &v1alpha1.Deployment{}
 		if r.client.Get(ctx, r.key, d) != nil {
-			continue // the streams tell what there is to tell
+			continue // the streams report that themselves
 		}
 		for _, node := range nodesOf(d) {
 			if !slices.Contains(nodes, node) {

@@ -22,14 +22,14 @@ func newManifests() *cobra.Command {
 	var drainCluster bool
 	cmd := &cobra.Command{
 		Use:   "manifests [--image IMAGE]",
-		Short: "Print what installs Ebb on a Kubernetes cluster",
-		Long: `Print the YAML that installs Ebb on a Kubernetes cluster: the types, the namespace ebb-system, service accounts, RBAC, admission policies, the
-DaemonSet of the nodes and the Deployment of the signer. It is config/kubernetes with this version and an image filled in.
+		Short: "Print the manifests that install Ebb on a Kubernetes cluster",
+		Long: `Print the manifests that install Ebb on a Kubernetes cluster: the CRDs, the namespace ebb-system, service accounts, RBAC, admission policies, the
+DaemonSet of the nodes and the Deployment of the signer. They are those of config/kubernetes, with this version and the image filled in.
 
-With --drain-config the file (docs/pods.md) is put into a ConfigMap that the nodes read at their start, and the admission policies get its
-systemNamespaces. If it has a custom drain, what that needs is printed too: the Role for its custom resources, or a ClusterRole if they are in no
-namespace, and the policy that lets only the coordinator write them. Its template is put into a ConfigMap, too, and mounted where the file says that it is;
---drain-template names it if it is elsewhere on this machine.`,
+With --drain-config, the manifests include a ConfigMap with the file (docs/pods.md), which the nodes read at their start, and the admission policies
+use its systemNamespaces. If the file configures a custom drain, they also include the Role for its custom resources (a ClusterRole if these are
+cluster-scoped), the policy that lets only the coordinator write them, and a ConfigMap with its template, which is mounted at the path in the file.
+--drain-template names the template if it is elsewhere on this machine.`,
 		Example: `  ebb manifests --image registry.example/ebb:v1 | kubectl apply --server-side -f -
   ebb manifests --drain-config drain.toml | kubectl apply --server-side -f -
   ebb manifests --drain-config drain.toml --drain-template drain-template.yaml | kubectl apply --server-side -f -`,
@@ -51,10 +51,10 @@ namespace, and the policy that lets only the coordinator write them. Its templat
 		},
 	}
 	cmd.Flags().StringVar(&o.Image, "image", manifests.DefaultImage, "image of the nodes and of the signer")
-	cmd.Flags().StringVar(&drains, "drain-config", "", "TOML file about drains, for the nodes (docs/pods.md)")
-	cmd.Flags().StringVar(&template, "drain-template", "", "template of the custom drain (default: where --drain-config says that it is)")
+	cmd.Flags().StringVar(&drains, "drain-config", "", "TOML file that configures drains, for the nodes (docs/pods.md)")
+	cmd.Flags().StringVar(&template, "drain-template", "", "template of the custom drain (default: the path in --drain-config)")
 	cmd.Flags().StringVar(&drainResource, "drain-resource", "", "plural name of the custom resource in the API (default: the plural of its kind)")
-	cmd.Flags().BoolVar(&drainCluster, "drain-cluster-scoped", false, "the custom resource is in no namespace")
+	cmd.Flags().BoolVar(&drainCluster, "drain-cluster-scoped", false, "the custom resource is cluster-scoped")
 	cmd.Flags().StringVar(&dir, "write", "", "directory to write the files of config/kubernetes to")
 	_ = cmd.Flags().MarkHidden("write") // for make generate
 	return cmd

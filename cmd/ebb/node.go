@@ -48,7 +48,7 @@ type nodeFlags struct {
 	nodeCfg string
 	coCfg   string
 
-	// kubernetes says that the API is a Kubernetes cluster, in which account finds the node's credentials.
+	// kubernetes is set if the API is a Kubernetes cluster, in which account finds the node's credentials.
 	kubernetes bool
 	account    inCluster
 
@@ -72,8 +72,8 @@ func newNode() *cobra.Command {
 		Long: `Run one node. It joins the cluster in a new epoch, renews its lease, runs the work that is placed on it, and takes part in the
 election of the coordinator.
 
-Its credentials are in DIR/nodes/NAME. If DIR is also the data directory of the API server, the first start creates them; on
-another machine copy them there from ` + "`ebb credentials`" + `.
+Its credentials are in DIR/nodes/NAME. If DIR is also the data directory of the API server, the first start creates them. For
+another machine, create them with ` + "`ebb credentials`" + ` and copy them there.
 
 With --kubernetes the API is a Kubernetes cluster on which Ebb is installed (docs/kubernetes.md). The node then uses the service account of its pod, and
 ` + "`ebb signer`" + ` issues its certificate.
@@ -112,7 +112,7 @@ On SIGTERM or SIGINT the node leaves the cluster: it stops its work, resigns if 
 	f.account.addAccount(fs)
 	addLeaseTiming(fs, &f.timing)
 	fs.StringVar(&f.peerListen, "listen", "127.0.0.1:0", "host:port for connections from other nodes; port 0 picks a free port")
-	fs.StringVar(&f.guardImage, "guard-image", "", "on Kubernetes, image of the guards that keep nodes from being taken away while work is on them; without it there are none")
+	fs.StringVar(&f.guardImage, "guard-image", "", "on Kubernetes, image of the guards: pods that make kubectl drain wait for the work of Ebb; without it there are no guards")
 	f.parts.AddFlags(fs)
 	_ = cmd.MarkFlagRequired("name")
 	return cmd
@@ -144,7 +144,7 @@ func (f nodeFlags) validate() error {
 	return nil
 }
 
-// checkNodeName refuses names that are not names of nodes, and the one that the API server's files have.
+// checkNodeName refuses invalid names of nodes, and the name of the API server's files.
 func checkNodeName(name string) error {
 	if name == "apiserver" {
 		return errors.New("a node cannot be named apiserver: this name is reserved for the files of the API server")
@@ -306,7 +306,7 @@ func runNode(ctx context.Context, f nodeFlags) error {
 	failed := make(chan error, 1)
 	go func() {
 		failed <- <-served
-		give() // without its HTTP server the node leaves
+		give() // the node leaves if its HTTP server has failed
 	}()
 	err = n.Run(living)
 	stop()
@@ -378,7 +378,7 @@ func (f nodeFlags) node(dir datadir.NodeDir, url string, peers net.Listener, r p
 func needCoreNodes(cfg *rest.Config) error {
 	has, err := kube.HasNodes(cfg)
 	if err == nil && !has {
-		err = errors.New("--guard-image: this API has no core Nodes, so there is nothing to guard; leave the flag out")
+		err = errors.New("--guard-image: this API has no core Nodes, so there is nothing to guard; omit the flag")
 	}
 	return err
 }

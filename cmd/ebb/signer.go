@@ -36,8 +36,8 @@ func newSigner() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "signer",
 		Short: "Issue the certificates of nodes on Kubernetes",
-		Long: `Issue the certificates by which nodes know each other on Kubernetes. It approves and signs requests for the signer ebb.dev/node whose requester has a
-token that is bound to a pod on that node. The key of the authority is in the Secret ebb-system/ebb-ca, which the signer creates and alone may read.`,
+		Long: `Issue the certificates with which nodes identify each other on Kubernetes. The signer approves and signs a request for ebb.dev/node if the
+requester has a token that is bound to a pod on that node. The key of the authority is in the Secret ebb-system/ebb-ca, which the signer creates and alone may read.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
@@ -55,7 +55,7 @@ token that is bound to a pod on that node. The key of the authority is in the Se
 	logs.addFlags(fs)
 	fs.StringVar(&from.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
 	from.addAccount(fs)
-	fs.DurationVar(&o.Life, "certificate-life", 7*24*time.Hour, "how long a certificate is valid; nodes renew theirs when a third is left")
+	fs.DurationVar(&o.Life, "certificate-life", 7*24*time.Hour, "how long a certificate is valid; nodes renew theirs when a third of that time is left")
 	fs.StringVar(&listen, "health-listen", "127.0.0.1:0", "host:port that answers /healthz; port 0 picks a free port")
 	return cmd
 }

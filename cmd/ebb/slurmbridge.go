@@ -26,10 +26,10 @@ func newSlurmBridge() *cobra.Command {
 		Short: "Drain nodes of a Slurm cluster for Ebb",
 		Long: `Drain nodes of a Slurm cluster for Ebb. The bridge serves SlurmDrainRequests, which Ebb creates from the template of a custom drain
 (docs/custom-drains.md). It drains the node in Slurm under a reason that names the request, waits until no job is left, and reports
-that. A request that is deleted before that resumes the node, if the request drained it. After that the node stays drained in Slurm
-until Ebb has it in service again. A drain that somebody else made in Slurm is never changed.
+that. If a request is deleted before that, the bridge resumes the node, provided that the request drained it. After that the node stays
+drained in Slurm until it is in service in Ebb again. The bridge never changes a drain that somebody else made in Slurm.
 
-It runs where scontrol, sinfo and squeue work, with the rights to drain nodes.`,
+Run it where scontrol, sinfo and squeue work, with the permission to drain nodes.`,
 		Example: `  ebb slurm-bridge --namespace default
   ebb slurm-bridge --node-rule '(.*)\.example\.com=$1' --node-table /etc/ebb/slurm-nodes`,
 		Args: cobra.NoArgs,
@@ -41,10 +41,10 @@ It runs where scontrol, sinfo and squeue work, with the rights to drain nodes.`,
 	fs.StringVar(&f.o.Namespace, "namespace", "default", "namespace of the requests")
 	fs.StringVar(&f.table, "node-table", "", "file with a name in Ebb and a name in Slurm on each line")
 	fs.StringVar(&f.rule, "node-rule", "", "PATTERN=REPLACEMENT for the names that the table does not have (default: the names are the same)")
-	fs.StringVar(&f.o.Slurm.Conf, "slurm-conf", "", "slurm.conf of the cluster (default: that of Slurm)")
-	fs.StringVar(&f.o.Slurm.Dir, "slurm-bin", "", "directory of Slurm's commands (default: searched in the path)")
-	fs.DurationVar(&f.o.Poll, "poll", time.Second, "how often Slurm is asked")
-	fs.BoolVar(&f.install, "install-crd", true, "create the CustomResourceDefinition of the requests, unless it is there")
+	fs.StringVar(&f.o.Slurm.Conf, "slurm-conf", "", "slurm.conf of the cluster (default: the one that Slurm's commands use)")
+	fs.StringVar(&f.o.Slurm.Dir, "slurm-bin", "", "directory of Slurm's commands (default: they are looked up in PATH)")
+	fs.DurationVar(&f.o.Poll, "poll", time.Second, "how often the bridge asks Slurm about its nodes")
+	fs.BoolVar(&f.install, "install-crd", true, "create the CustomResourceDefinition of the requests if it is missing")
 	return cmd
 }
 

@@ -27,8 +27,8 @@ func newStatusDeployments() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "deployments [NAME]",
 		Short: "Show deployments and daemons, and whether each runs where it should",
-		Long: `Show deployments and daemons, and whether each runs where it should. RUNNING is on how many nodes it runs, of those on which it
-should. SINCE is how long it has been running everywhere, or not. The state on each node is shown for NAME, and for every deployment
+		Long: `Show deployments and daemons, and whether each runs where it should. RUNNING shows on how many nodes it runs, of those
+on which it should. SINCE shows how long that has been so. The state on each node is shown for NAME, and for every deployment
 or daemon that is not healthy.`,
 		Example: `  ebb status deployments
   ebb status deployments heartbeat

@@ -36,11 +36,14 @@ func newUninstall() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall --yes",
 		Short: "Delete all work from a Kubernetes cluster, so that Ebb can be removed from it",
-		Long: `Delete all objects of work and all drains, and wait until the nodes have removed what belongs to them. It deletes the data of volumes and etcd
-clusters. It also lifts the cordons that Ebb made, and removes the guards and what else Ebb left outside of its namespace. After it ` + "`kubectl delete -k config/kubernetes`" + ` removes everything else; while objects with finalizers remained, it would wait for them forever.
+		Long: `Delete all objects of work and all drains, and wait until the nodes have removed what belongs to them. This deletes the data of volumes and etcd
+clusters. The command also lifts the cordons that Ebb made, and removes guards and everything else that Ebb wrote outside of its namespace.
 
-Run it while the nodes run: they finish the finalizers. If they are gone for good, add --abandon: then the finalizers are removed, and what the objects
-stood for stays on the machines. The data directories of the nodes always stay.`,
+Afterwards run ` + "`kubectl delete -k config/kubernetes`" + ` to remove everything else. If you run that first, it waits forever for objects with
+finalizers.
+
+Run this command while the nodes run, because they complete the finalizers. If the nodes are gone for good, add --abandon: the command then removes
+the finalizers itself, and the data stays on the machines. The data directories of the nodes always stay.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
@@ -58,7 +61,7 @@ stood for stays on the machines. The data directories of the nodes always stay.`
 	}
 	u.cluster.addFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&yes, "yes", false, "delete the objects, and the data of volumes and etcd clusters with them")
-	cmd.Flags().BoolVar(&u.abandon, "abandon", false, "remove the finalizers of objects that no node finishes any more")
+	cmd.Flags().BoolVar(&u.abandon, "abandon", false, "remove the finalizers of objects whose nodes are gone for good")
 	cmd.Flags().DurationVar(&u.timeout, "timeout", 5*time.Minute, "how long to wait for the nodes")
 	return cmd
 }
@@ -101,7 +104,7 @@ func (u *uninstall) list(ctx context.Context, resource string) ([]metav1.Partial
 	return list.Items, nil
 }
 
-// preview says what would be deleted.
+// preview prints what would be deleted.
 func (u *uninstall) preview(ctx context.Context) error {
 	var found []string
 	for _, resource := range u.resources() {
@@ -195,7 +198,7 @@ func (u *uninstall) kubernetes() (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// clean removes what Ebb left on objects that are not its own. What is in its namespace goes with that.
+// clean removes what Ebb wrote to objects that are not its own. Objects in its namespace are deleted with the namespace.
 func (u *uninstall) clean(ctx context.Context, kube kubernetes.Interface) error {
 	if err := u.uncordon(ctx, kube); err != nil {
 		return err

@@ -32,8 +32,8 @@ that can be killed separately. A process that ends is not restarted; the command
 It writes DIR/kubeconfig, DIR/token, DIR/run/<name>.pid and DIR/logs/<name>.log, and prints "ready" once every node is
 Ready and the samples are created. On Ctrl-C the nodes leave the cluster and the API server stops.
 
-With --kubeconfig the nodes use that Kubernetes instead of an API server of their own, all with the credentials in the file: it is for trying Ebb.
-The types of Ebb and the namespace ebb-system are created there if they are missing. docs/kubernetes.md describes an installation.
+With --kubeconfig the nodes use that Kubernetes cluster instead of an API server of their own, all with the credentials in the file. Use this only to
+try Ebb; docs/kubernetes.md describes an installation. The CRDs of Ebb and the namespace ebb-system are created there if they are missing.
 
 The lease flags are passed to every node; a node that is started again needs the same ones.`,
 		Example: `  ebb up --nodes 3 --data-dir /tmp/ebb
@@ -62,7 +62,7 @@ The lease flags are passed to every node; a node that is started again needs the
 			o.LogArgs, o.NodeArgs = logs.args(), leaseArgs(timing)
 			if guardImage != "" {
 				if o.Kubeconfig == "" {
-					return errors.New("--guard-image: guards are for nodes of a Kubernetes; set --kubeconfig, or leave the flag out")
+					return errors.New("--guard-image: guards exist only on Kubernetes; set --kubeconfig, or omit the flag")
 				}
 				o.NodeArgs = append(o.NodeArgs, "--guard-image="+guardImage)
 			}
@@ -87,7 +87,7 @@ The lease flags are passed to every node; a node that is started again needs the
 				}
 			}
 			fmt.Fprintln(o.Out, "ready")
-			fmt.Fprintf(o.Out, "An outage of the API of up to %s stops nothing; a longer one stops deployments until it ends (docs/deployments.md). --lease-… sets it.\n", timing.Outage())
+			fmt.Fprintf(o.Out, "An outage of the API of up to %s stops nothing; a longer one stops deployments until it ends (docs/deployments.md). The flags --lease-… change this time.\n", timing.Outage())
 			if withSamples {
 				whatNext(o.Out, o.Command, o.Dir)
 			}
@@ -100,8 +100,8 @@ The lease flags are passed to every node; a node that is started again needs the
 	addDataDir(f, &dir)
 	logs.addFlags(f)
 	f.IntVar(&o.Nodes, "nodes", 3, "number of nodes")
-	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file of a Kubernetes to use as the API (default: an API server of the cluster's own)")
-	f.StringVar(&guardImage, "guard-image", "", "with --kubeconfig, image of the guards that keep nodes of the Kubernetes from being taken away while work is on them; without it there are none")
+	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file of a Kubernetes cluster to use as the API (default: the cluster gets an API server of its own)")
+	f.StringVar(&guardImage, "guard-image", "", "with --kubeconfig, image of the guards: pods that make kubectl drain wait for the work of Ebb; without it there are no guards")
 	health.AddDrainConfigFlag(f, &drainConfig)
 	addLeaseTiming(f, &timing)
 	f.BoolVar(&withSamples, "samples", false, "create one small object of every kind of work, if there is none yet, and print commands to try")

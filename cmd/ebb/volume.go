@@ -50,7 +50,7 @@ func (v *volumeCommand) addFlags(cmd *cobra.Command) {
 }
 
 func (v *volumeCommand) addWait(cmd *cobra.Command, until string) {
-	cmd.Flags().DurationVar(&v.wait, "wait", 0, "wait this long at most until "+until+"; 0 to return at once")
+	cmd.Flags().DurationVar(&v.wait, "wait", 0, "how long to wait until "+until+"; 0 to return at once")
 }
 
 func (v *volumeCommand) get(ctx context.Context, c client.Client, name string) (*v1alpha1.Volume, error) {
@@ -75,7 +75,7 @@ func (v *volumeCommand) change(ctx context.Context, c client.Client, name string
 	return vol, write(ctx, c, vol, func(vol *v1alpha1.Volume) (bool, error) { return true, do(vol) })
 }
 
-// until waits until something holds of a volume, for as long as --wait says.
+// until waits until a condition holds for a volume, but at most as long as --wait.
 func (v *volumeCommand) until(ctx context.Context, c client.Client, name, what string, holds func(*v1alpha1.Volume) bool) (*v1alpha1.Volume, error) {
 	deadline := time.Now().Add(v.wait)
 	for {
@@ -84,7 +84,7 @@ func (v *volumeCommand) until(ctx context.Context, c client.Client, name, what s
 			return vol, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("volume %s is not %s after %s%s; `ebb volume inspect %s` shows how it goes on", name, what, v.wait, whyNot(vol), name)
+			return nil, fmt.Errorf("volume %s is not %s after %s%s; `ebb volume inspect %s` shows its progress", name, what, v.wait, whyNot(vol), name)
 		}
 		if err := backoff.Sleep(ctx, 50*time.Millisecond); err != nil {
 			return nil, err
@@ -92,7 +92,7 @@ func (v *volumeCommand) until(ctx context.Context, c client.Client, name, what s
 	}
 }
 
-// whyNot says what is wrong with a volume, as the end of a sentence; empty if nothing is known to be.
+// whyNot returns what is wrong with a volume, as the end of a sentence; empty if nothing is known.
 func whyNot(vol *v1alpha1.Volume) string {
 	views := volume.Views([]v1alpha1.Volume{*vol}, nil, time.Now())
 	if len(views[0].Notes) == 0 {
@@ -214,7 +214,7 @@ func newVolumeDetach() *cobra.Command {
 	var v volumeCommand
 	cmd := &cobra.Command{
 		Use:   "detach NAME",
-		Short: "Detach a volume: its clients are disconnected and everything they wrote is made durable",
+		Short: "Detach a volume: disconnect its clients and flush everything they wrote",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := v.client()
@@ -279,7 +279,7 @@ func newVolumeInspect() *cobra.Command {
 	var v volumeCommand
 	cmd := &cobra.Command{
 		Use:   "inspect NAME",
-		Short: "Show everything that is known of a volume",
+		Short: "Show everything that is known about a volume",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := v.client()
@@ -309,10 +309,10 @@ func confirm(cmd *cobra.Command, yes bool, question string) error {
 	if yes {
 		return nil
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%s Type yes to go on: ", question) // standard output is for the answer, which may be JSON
-	answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')     // an end of input is a no
+	fmt.Fprintf(cmd.ErrOrStderr(), "%s Type yes to continue: ", question) // standard output is for the answer, which may be JSON
+	answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')        // an end of input is a no
 	if strings.TrimSpace(answer) != "yes" {
-		return fmt.Errorf("nothing was done: confirm with yes, or give --yes")
+		return fmt.Errorf("nothing was done: type yes to confirm, or set --yes")
 	}
 	return nil
 }
@@ -355,10 +355,10 @@ func newVolumeSalvage() *cobra.Command {
 	var replica string
 	cmd := &cobra.Command{
 		Use:   "salvage NAME --replica REPLICA",
-		Short: "Let a volume that cannot be opened go on with one replica",
-		Long: `Let a volume that cannot be opened go on with one replica, which becomes its only member. Others are built anew from it: what only
-they had is lost. Use it when the members are lost for good, or when the API was restored from a backup and replicas know a newer generation
-than the Volume. Without --replica it lists the replicas with their generations; the highest has the newest data.`,
+		Short: "Open a volume that cannot be opened otherwise, with one replica as its only member",
+		Long: `Open a volume that cannot be opened otherwise: one replica becomes its only member. The other replicas are rebuilt from it, and data that only
+they have is lost. Use this when the members are lost for good, or when the API was restored from a backup and replicas have a newer generation
+than the Volume. Without --replica the command lists the replicas with their generations; the highest has the newest data.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := v.client()
@@ -376,7 +376,7 @@ than the Volume. Without --replica it lists the replicas with their generations;
 			if err := volume.Salvage(vol, replicas.Items, replica); err != nil {
 				return err
 			}
-			if err := confirm(cmd, yes, fmt.Sprintf("Volume %s goes on with replica %s alone; what only other replicas have is lost.", args[0], replica)); err != nil {
+			if err := confirm(cmd, yes, fmt.Sprintf("Volume %s continues with replica %s alone; data that only other replicas have is lost.", args[0], replica)); err != nil {
 				return err
 			}
 			if err := c.List(cmd.Context(), &replicas, client.InNamespace(v.namespace)); err != nil { // a person may have thought for a while
@@ -387,7 +387,7 @@ than the Volume. Without --replica it lists the replicas with their generations;
 				return err
 			}
 			return v.out.print(cmd.OutOrStdout(), done, func() string {
-				return fmt.Sprintf("volume %s goes on with replica %s in generation %d\n", done.Name, replica, done.Status.Generation)
+				return fmt.Sprintf("volume %s continues with replica %s in generation %d\n", done.Name, replica, done.Status.Generation)
 			})
 		},
 	}
@@ -412,8 +412,8 @@ func newVolumeOrphans() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "orphans",
 		Short: "List directories of replicas that no object knows, or remove one by name",
-		Long: `List directories of replicas that no object knows. They are left by nodes that were lost while a replica was deleted, or by an API that was
-restored from a backup. They are kept until somebody removes them by name, because the API may be what is out of date.`,
+		Long: `List directories of replicas that no object knows. Their node was down while the replica was deleted, or the
+API was restored from a backup that does not know them. Nodes keep them until somebody removes them by name, because the API may be out of date.`,
 		Example: "  ebb volume orphans\n  ebb volume orphans --remove n2/default/default-data-0a1b2c3d/data-r4",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -457,7 +457,7 @@ func orphanTable(list []orphan) string {
 		fmt.Fprintf(w, "%s\t%s\t%s\n", o.Node, o.Disk, o.Name)
 	}
 	_ = w.Flush() // a Builder takes everything
-	return text.String() + "\nRemove one with `ebb volume orphans --remove NODE/DISK/ORPHAN`.\n"
+	return text.String() + "\nRemove one with `ebb volume orphans --remove NODE/DISK/VOLUME/REPLICA`.\n"
 }
 
 // removeOrphan asks the node to remove a directory that it listed.
@@ -527,7 +527,7 @@ func newReplicaEvict() *cobra.Command {
 		},
 	}
 	v.addFlags(cmd)
-	cmd.Flags().BoolVar(&cancel, "cancel", false, "let the replica stay after all")
+	cmd.Flags().BoolVar(&cancel, "cancel", false, "cancel the eviction: the replica stays")
 	return cmd
 }
 

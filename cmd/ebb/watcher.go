@@ -118,7 +118,7 @@ func (w *watcher) line() string {
 	return line
 }
 
-// advice is what there is to know of each blocker: how far it is, when it ends by itself, what a person can do.
+// advice is what is known of each blocker: how far it is, when it ends by itself, and what a person can do.
 func (w *watcher) advice() []string {
 	var all []string
 	if w.over() || w.lost != nil {

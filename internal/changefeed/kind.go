@@ -51,8 +51,8 @@ type part struct {
 // AddFlags implements kind.Part.
 func (p *part) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&p.credentials, "credentials-dir", "", "directory of the password files that changefeeds name, the same on every node (default: credentials in the data directory)")
-	fs.StringVar(&p.files, "file-sink-dir", "", "directory below which changefeeds may write files, an absolute path; none without it")
-	fs.Int64Var(&p.memory, "changefeed-memory", 256<<20, "bytes that changes on their way from sources to sinks may take on this node")
+	fs.StringVar(&p.files, "file-sink-dir", "", "directory below which changefeeds may write files, an absolute path; without it they may write none")
+	fs.Int64Var(&p.memory, "changefeed-memory", 256<<20, "memory in bytes for changes that were read from sources and not yet written to sinks on this node")
 }
 
 // Validate implements kind.Part.

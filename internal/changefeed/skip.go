@@ -42,7 +42,7 @@ func maySkip(cf *v1alpha1.Changefeed, gtid string) error {
 	case slices.Contains(cf.Spec.Skip, gtid):
 		return fmt.Errorf("changefeed %s skips GTID %s already", cf.Name, gtid)
 	case int64(at) <= cf.Status.Checkpoint:
-		return fmt.Errorf("changefeed %s has replicated everything up to its checkpoint %d, so that GTID %s cannot be skipped any more", cf.Name, cf.Status.Checkpoint, gtid)
+		return fmt.Errorf("changefeed %s has replicated everything up to its checkpoint %d, so GTID %s can no longer be skipped", cf.Name, cf.Status.Checkpoint, gtid)
 	case cf.Status.State != v1alpha1.ChangefeedFailed && cf.Status.State != v1alpha1.ChangefeedPaused:
 		return fmt.Errorf("changefeed %s is running, and some of its tables may have passed GTID %s; run 'ebb changefeed pause %s' first", cf.Name, gtid, cf.Name)
 	}
@@ -86,7 +86,7 @@ func mayResumeFrom(cf *v1alpha1.Changefeed, gtid string, leaveOut bool) error {
 	case int64(at) <= cf.Status.Checkpoint:
 		return fmt.Errorf("changefeed %s has everything up to its checkpoint %d at its sink, and never writes that again; to start at GTID %s, create another changefeed with --start-position, from a copy taken there", cf.Name, cf.Status.Checkpoint, gtid)
 	case !leaveOut:
-		return fmt.Errorf("to resume changefeed %s after GTID %s leaves out the transactions after its checkpoint %d, up to %d of them, with their rows and DDL, except what some tables have already; make the sink equal first, and add --leave-out-transactions",
+		return fmt.Errorf("resuming changefeed %s after GTID %s leaves out the transactions after its checkpoint %d, up to %d of them, with their rows and DDL, except what some tables have already: first change the sink by hand to what it would be after them, then add --leave-out-transactions",
 			cf.Name, gtid, cf.Status.Checkpoint, int64(at)-cf.Status.Checkpoint)
 	}
 	return nil

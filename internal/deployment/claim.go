@@ -136,7 +136,7 @@ func (c *Claimer) Round(ctx context.Context) (again time.Duration, err error) {
 	if len(mine) == 0 || !c.May() {
 		return again, nil
 	}
-	if mine, err = c.trulyLost(ctx, w, mine); err != nil {
+	if mine, err = c.withoutReturned(ctx, w, mine); err != nil {
 		return replan, err
 	}
 	if failed := c.claimAll(ctx, w, mine); failed > 0 {
@@ -188,8 +188,8 @@ func (c *Claimer) overlay(deployments []*v1alpha1.Deployment) []*v1alpha1.Deploy
 	return list
 }
 
-// trulyLost reads the leases of lost addresses from the server, each once, and leaves out deployments whose node has come back.
-func (c *Claimer) trulyLost(ctx context.Context, w World, mine []*v1alpha1.Deployment) ([]*v1alpha1.Deployment, error) {
+// withoutReturned reads the leases of lost addresses from the server, each once, and leaves out deployments whose node has come back.
+func (c *Claimer) withoutReturned(ctx context.Context, w World, mine []*v1alpha1.Deployment) ([]*v1alpha1.Deployment, error) {
 	back := map[string]bool{}
 	var list []*v1alpha1.Deployment
 	for _, d := range mine {
@@ -291,7 +291,7 @@ func (r *run) newClaimer() *Claimer {
 		Settled: func() { r.clearConflict(resync / 2) },
 		Conflict: func(d *v1alpha1.Deployment, message string) {
 			r.setConflict(message)
-			r.tellCode(d, v1alpha1.ErrClaimConflict, message, d.ResourceVersion)
+			r.reportCode(d, v1alpha1.ErrClaimConflict, message, d.ResourceVersion)
 		},
 	})
 }
@@ -323,11 +323,11 @@ func (r *run) claim(ctx context.Context) {
 		r.opts.Log.Warn("could not report that the claim policy is none: the Node object cannot be read", "error", err)
 		return
 	}
-	r.once.Do(func() { r.tellCode(n, v1alpha1.ErrPolicyDisabled, policyDisabled, "") })
+	r.once.Do(func() { r.reportCode(n, v1alpha1.ErrPolicyDisabled, policyDisabled, "") })
 }
 
-// tellCode reports an error code as metric, log line and event. The condition is written by the owner of the object.
-func (r *run) tellCode(about client.Object, code, message, key string) {
+// reportCode reports an error code as metric, log line and event. The condition is written by the owner of the object.
+func (r *run) reportCode(about client.Object, code, message, key string) {
 	r.opts.Metrics.code(code)
 	r.opts.Log.Warn(message, "code", code, "object", client.ObjectKeyFromObject(about).String())
 	ctx, cancel := context.WithTimeout(r.standing, writeLimit)

@@ -108,11 +108,11 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		return ctrl.Result{}, fmt.Errorf("deployment %s: %w", req.NamespacedName, err)
 	}
-	c.tell(ctx, d, before)
+	c.reportCodes(ctx, d, before)
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// keepUser writes down that an object from before programs had users of their own runs as the node's user.
+// keepUser records that a program that is older than users of their own runs as the node's user.
 func (c *Controller) keepUser(ctx context.Context, d *v1alpha1.Deployment) (ctrl.Result, error) {
 	d.Spec.User = d.RunsAs()
 	if err := c.client.Update(ctx, d); err != nil {
@@ -121,7 +121,7 @@ func (c *Controller) keepUser(ctx context.Context, d *v1alpha1.Deployment) (ctrl
 		}
 		return ctrl.Result{}, fmt.Errorf("deployment %s/%s: %w", d.Namespace, d.Name, err)
 	}
-	const note = "It is from before programs had users of their own and goes on as the node's user, who can read the node's credentials. Remove spec.user to give it a user of its own."
+	const note = "It was created before programs had users of their own, and continues as the node's user, who can read the node's credentials. Remove spec.user to give it a user of its own."
 	c.Log.Warn(note, "deployment", client.ObjectKeyFromObject(d).String())
 	err := c.record.Emit(ctx, events.Event{Regarding: d, Type: corev1.EventTypeWarning, Reason: "RunsAsNodeUser", Action: "Observe", Note: note, Key: string(d.UID)})
 	if err != nil {
@@ -147,7 +147,7 @@ func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment)
 		return ctrl.Result{}, err
 	}
 	if loose := w.mayRunOn(d); len(loose) > 0 {
-		note := fmt.Sprintf("It is deleted, and may still run on %s, which is lost. End it there, or start the node: it ends programs that have no object.", strings.Join(loose, ", "))
+		note := fmt.Sprintf("It is deleted, but may still run on %s, which is lost. End it there, or start the node, which ends programs that have no object.", strings.Join(loose, ", "))
 		c.Log.Warn(note, "deployment", client.ObjectKeyFromObject(d).String())
 		if err := c.record.Emit(ctx, events.Event{Regarding: d, Type: corev1.EventTypeWarning, Reason: "MayStillRun", Action: "Delete", Note: note, Key: string(d.UID)}); err != nil {
 			c.Log.Warn("could not write event", "error", err)
@@ -166,19 +166,19 @@ func (c *Controller) letGo(ctx context.Context, w World, d *v1alpha1.Deployment)
 // codes are the condition reasons that are reported when they appear.
 var codes = map[string]bool{v1alpha1.ErrInvalidType: true, v1alpha1.ErrDaemonAddressSet: true, v1alpha1.ErrDaemonMissing: true}
 
-// tell reports a code that has appeared as log line, metric and event. It is called after the condition was written, so that a
+// reportCodes reports codes that have appeared as log line, metric and event. It is called after the condition was written, so that a
 // repeated write does not report twice.
-func (c *Controller) tell(ctx context.Context, d *v1alpha1.Deployment, before v1alpha1.DeploymentStatus) {
-	told := map[string]bool{}
+func (c *Controller) reportCodes(ctx context.Context, d *v1alpha1.Deployment, before v1alpha1.DeploymentStatus) {
+	reported := map[string]bool{}
 	for _, condition := range before.Conditions {
-		told[condition.Reason] = true
+		reported[condition.Reason] = true
 	}
 	for _, condition := range d.Status.Conditions {
 		code := condition.Reason
-		if !codes[code] || told[code] {
+		if !codes[code] || reported[code] {
 			continue
 		}
-		told[code] = true
+		reported[code] = true
 		c.Metrics.code(code)
 		log := c.Log.With("code", code, "deployment", client.ObjectKeyFromObject(d).String())
 		log.Warn(condition.Message)

@@ -90,7 +90,7 @@ func (t Tenant) loose(ctx context.Context, node string) (string, error) {
 	if len(names) > maxNamed {
 		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
 	}
-	return fmt.Sprintf("Programs that go on without a lease may still run there: %s%s.", strings.Join(names, ", "), more), nil
+	return fmt.Sprintf("Programs that continue without a lease may still run there: %s%s.", strings.Join(names, ", "), more), nil
 }
 
 // Left counts the deployments that are left on a node, with a blocker for each.
@@ -124,7 +124,7 @@ func (w World) blocker(d *v1alpha1.Deployment, node string) v1alpha1.Blocker {
 	}
 	if w.completing(d) {
 		b.Reason = BlockedRunning
-		b.Remedy = fmt.Sprintf("its program runs to its end: namespace %s has the mode AllowCompletion. Wait for it, disable the deployment, or give the namespace another mode (docs/pods.md)", d.Namespace)
+		b.Remedy = fmt.Sprintf("its program runs until it ends by itself: namespace %s has the mode AllowCompletion. Wait for it, disable the deployment, or give the namespace another mode (docs/pods.md)", d.Namespace)
 		return b
 	}
 	if why := w.Nowhere(d, node); why != "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/atomicfile"
 )
 
-// failures are what a node remembers of a program that fails, on its disk, so that a restart of the node does not begin the pauses anew.
+// failures are what a node records on its disk about a program that fails, so that a restart of the node does not reset the delays.
 type failures struct {
 	Object   types.UID `json:"object"`
 	Revision string    `json:"revision"`

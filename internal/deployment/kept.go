@@ -29,27 +29,28 @@ import (
 	"github.com/ebb-dev/ebb/internal/worker"
 )
 
-// A program whose object is gone was deleted, unless the store went back: one that was restored from a backup, or is another one, does not
-// know what is newer. The node's History tells. What such a store does not know is kept: the homes of programs are data.
+// A program whose object is gone was deleted, unless the store went back: a store that was restored from a backup, or is another one, lacks newer
+// objects. The node's History shows whether it went back. Files that such a store does not know are kept, because the homes of programs are data.
 
-// keptDir is where the directories are moved that the store does not know, and trashDir where those wait that are removed. Both are beside
-// the directory of all programs.
+// keptDir has the directories that the store does not know, and trashDir those that are to be removed. Both are beside the directory of all
+// programs.
 func (r *Runtime) keptDir() string  { return r.opts.Dir + "-kept" }
 func (r *Runtime) trashDir() string { return r.opts.Dir + "-trash" }
 func (r *Runtime) seenFile() string { return r.opts.Dir + "-seen.json" }
 
 const (
-	// maxKept is how much of what is kept is listed.
+	// maxKept bounds the list of kept directories.
 	maxKept = 16
 	// removeAtOnce is how many names of a directory are read at a time, to remove them.
 	removeAtOnce = 1024
 )
 
-// seenStore is what the programs of a node have to do with the store, on its disk.
+// seenStore is what a node records on its disk about the store and its programs.
 type seenStore struct {
-	// Generation of the store, in which everything was moved aside that the store does not know. Until then it is in doubt what was deleted.
+	// Generation of the store in which everything that the store does not know was moved aside. Until that is done, a missing object may not
+	// have been deleted.
 	Generation int64 `json:"generation"`
-	// Doubtful are the programs whose directories could not be looked into then, by namespace and name. What they left stays in doubt.
+	// Doubtful are the programs whose directories could not be read then, by namespace and name. They may have files that the store does not know.
 	Doubtful []string `json:"doubtful,omitempty"`
 }
 
@@ -68,7 +69,7 @@ func (r *run) readSeen() error {
 	return nil
 }
 
-// settle records that nothing is left that the store does not know, but for what some programs left.
+// settle records that nothing is left that the store does not know, except in the directories of the doubtful programs.
 func (r *Runtime) settle(generation int64, doubtful []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,13 +101,13 @@ func (r *Runtime) isDoubtful(key types.NamespacedName) bool {
 	return slices.Contains(r.doubtful, key.String())
 }
 
-// doubted reports whether the store may lack what is newer than itself. The caller holds the lock.
+// doubted reports whether the store may lack newer objects. The caller holds the lock.
 func (r *Runtime) doubted() bool { return r.settled != r.generation }
 
 // errStoreUnknown: the store could not be asked whether it went back, so that nothing can be removed yet.
 var errStoreUnknown = errors.New("could not ask the store whether it went back")
 
-// inDoubt reports whether the store may lack what is newer than itself, and asks the store. It fails with errStoreUnknown if that gives no answer.
+// inDoubt asks the store, and reports whether it may lack newer objects. It fails with errStoreUnknown if the store does not answer.
 func (r *Runtime) inDoubt(ctx context.Context) (bool, error) {
 	r.mu.Lock()
 	doubted, history, generation := r.doubted(), r.history, r.generation
@@ -179,14 +180,14 @@ func (r *run) discardLoop(ctx context.Context) {
 }
 
 // repeatFilter logs the errors of what is tried again and again, each once in a row.
-type repeatFilter struct{ said string }
+type repeatFilter struct{ logged string }
 
 func (f *repeatFilter) warn(ctx context.Context, log *slog.Logger, what string, err error) {
 	switch {
 	case err == nil:
-		f.said = ""
-	case ctx.Err() == nil && err.Error() != f.said:
-		f.said = err.Error()
+		f.logged = ""
+	case ctx.Err() == nil && err.Error() != f.logged:
+		f.logged = err.Error()
 		log.Warn(what, "error", err)
 	}
 }
@@ -224,7 +225,7 @@ func (r *run) discardAll(ctx context.Context) error {
 	return failed
 }
 
-// missing reads live whether an object is missing. One that is there needs its directory, unless it only has the name of the deleted one.
+// missing reads live whether an object is missing. An object that exists needs its directory, unless it only has the name of the deleted one.
 func (r *run) missing(ctx context.Context, key types.NamespacedName, o goneObject) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
@@ -278,8 +279,8 @@ func (r *run) ownedBy(key types.NamespacedName, o goneObject) bool {
 	return err == nil && (own == nil || own.Object == o.uid)
 }
 
-// settleAll ends the doubt about a store that went back, once everything is kept that it does not know. A directory that cannot be looked into
-// does not hold that up for the others: it is in doubt by itself then.
+// settleAll ends the doubt about a store that went back, once everything that the store does not know is kept. A directory that cannot be read does
+// not hold this up for the others: it becomes doubtful by itself.
 func (r *run) settleAll(ctx context.Context) error {
 	r.mu.Lock()
 	doubted, waiting := r.doubted(), len(r.undiscarded)
@@ -375,8 +376,8 @@ func (r *Runtime) throwAway(ctx context.Context, dir string) error {
 	return err
 }
 
-// emptyTrash removes what was thrown away until ctx ends. A file that a shim has just written may be in the way; the next time finds it. The
-// directory itself stays: another may be on its way into it.
+// emptyTrash removes the contents of the trash until ctx ends. If a shim has just written a file there, the next call removes it. The trash
+// directory itself stays, because another directory may be moved into it at the same time.
 func (r *Runtime) emptyTrash(ctx context.Context) error {
 	trash, err := os.OpenRoot(r.trashDir())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -59,7 +59,7 @@ func (p *part) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&p.trustText, "trusted-command-regexp", os.Getenv(EnvTrusted),
 		"regular expression that a program's command must match for the node to claim or run it; empty trusts every command ($"+EnvTrusted+")")
 	fs.StringVar(&p.uidsText, "program-uids", DefaultUIDs,
-		"user ids FIRST-LAST of which a node that runs as root gives each program one of its own; none runs programs as the node's user")
+		"range FIRST-LAST of user ids: a node that runs as root gives each program one of its own; with none, programs run as the node's user")
 	fs.StringVar(&p.usersText, "program-users", v1alpha1.NodeUser,
 		"users that programs may name in spec.user, separated by commas: names, numbers, "+v1alpha1.NodeUser+" for the node's own user, * for every user, none for no user")
 	fs.Float64Var(&p.weights.CPU, "claim-cpu-weight", p.weights.CPU, "weight of CPU under the claim policy resource_usage")

@@ -61,7 +61,8 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 	return next, again
 }
 
-// ended reports whether the lease under which a node wrote its instance has ended. Unless it goes on without one, the program has stopped.
+// ended reports whether the lease under which a node wrote its instance has ended. Then the program has stopped, unless it continues without a
+// lease.
 func (w World) ended(i *v1alpha1.DeploymentInstance) bool {
 	rec := w.Leases[i.Node]
 	return !rec.Held() && rec.Epoch >= i.NodeEpoch

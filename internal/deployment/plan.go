@@ -44,20 +44,21 @@ type Facts struct {
 	Phase    Phase
 	UID      types.UID
 	Revision string
-	// Free says that it runs without a deadline: it goes on while the node has no lease.
+	// Free is set if it runs without a deadline, and so continues while the node has no lease.
 	Free bool
 	// Admitted says that the gate counts it.
 	Admitted bool
 
 	// Occupied is another node that may still run the deployment.
 	Occupied string
-	// MayRestart says that the rollout lets this node take its daemon down.
+	// MayRestart is set if the rollout allows this node to stop its daemon.
 	MayRestart bool
-	// Turn says that, in a drain, no program of lower priority has to be stopped first.
+	// Turn is set if, in a drain, no program of lower priority has to be stopped first.
 	Turn bool
-	// Elsewhere says that another node may run the deployment and has not given it up; Failing that it has failed here so often that one should.
+	// Elsewhere is set if another node may run the deployment and has not given it up, and Failing if it has failed here so often that another
+	// node should run it.
 	Elsewhere, Failing bool
-	// Completes says that a drain lets the program run to its end.
+	// Completes is set if a drain waits until the program ends by itself.
 	Completes bool
 	// Wait is the time until the next start; Spent says that the restart limit is reached and there is none.
 	Wait  time.Duration

@@ -152,9 +152,9 @@ func (g *program) exited() bool {
 	}
 }
 
-// settles returns the time until the program counts as running: it must have run for some time, and the shim must report that it
+// untilSettled returns the time until the program counts as running: it must have run for some time, and the shim must report that it
 // still runs. On a busy machine the report of its end may be late, and a rollout must not continue past a program that fails.
-func (g *program) settles(after time.Duration) time.Duration {
+func (g *program) untilSettled(after time.Duration) time.Duration {
 	if g.settled {
 		return 0
 	}
@@ -170,8 +170,8 @@ func (g *program) settles(after time.Duration) time.Duration {
 	return 0
 }
 
-// age returns the time until the program has been seen for so long. One that was found running is old enough.
-func (g *program) age(enough time.Duration) time.Duration {
+// untilAged returns the time until the program has been seen for so long. One that was found running is old enough.
+func (g *program) untilAged(enough time.Duration) time.Duration {
 	if g.seen.IsZero() {
 		return 0
 	}

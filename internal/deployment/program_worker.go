@@ -60,8 +60,8 @@ type programWorker struct {
 	until    time.Time // the pause before the next start ends
 	pause    *metav1.Duration
 	since    metav1.MicroTime
-	told     v1alpha1.DeploymentInstance // what was last written
-	said     string                      // what was last logged
+	wrote    v1alpha1.DeploymentInstance // what was last written
+	logged   string                      // what was last logged
 }
 
 // object is the newest version of the object, nil if it is gone.
@@ -90,8 +90,8 @@ func (pw *programWorker) logger() *slog.Logger {
 	return pw.opts.Log.With("deployment", pw.key.String())
 }
 
-// live runs the worker until this node has nothing to do with the object any more, or until the node's work ends.
-func (pw *programWorker) live(ctx context.Context) {
+// work runs the worker until this node has nothing to do with the object any more, or until the node's work ends.
+func (pw *programWorker) work(ctx context.Context) {
 	defer pw.leave()
 	pw.Worker.Run(context.WithoutCancel(ctx), backoff.Policy{}, func() worker.Next { return pw.look(ctx) })
 }
@@ -99,7 +99,7 @@ func (pw *programWorker) live(ctx context.Context) {
 // look takes the next step, and returns when to look again.
 func (pw *programWorker) look(ctx context.Context) worker.Next {
 	if pw.program != nil && pw.program.exited() {
-		pw.ended()
+		pw.recordEnd()
 	}
 	pw.attach(ctx)
 	_, changed := pw.e.Liveness()
@@ -131,7 +131,7 @@ func (pw *programWorker) remember(d *v1alpha1.Deployment) {
 	}
 	f, err := readFailures(pw.dir)
 	if err != nil {
-		pw.say("could not read how often the program has failed; counting from 0", err)
+		pw.logOnce("could not read how often the program has failed; counting from 0", err)
 	}
 	if f != nil && f.Object == d.UID && f.Revision == Revision(d) {
 		pw.tried, pw.failures, pw.until = f.Revision, f.inARow(d.Spec.Restart, time.Now()), f.Until
@@ -161,7 +161,7 @@ func (pw *programWorker) attach(ctx context.Context) {
 		st, err := h.Status(bounded)
 		if err != nil { // whether it has a deadline is not known
 			h.Close()
-			pw.say("the shim of a running program does not answer; trying again", err)
+			pw.logOnce("the shim of a running program does not answer; trying again", err)
 			return
 		}
 		pw.stray = false
@@ -172,27 +172,27 @@ func (pw *programWorker) attach(ctx context.Context) {
 		pw.since = metav1.NewMicroTime(p.started)
 		pw.logger().Info("attached to a running program", "pid", p.pid)
 	case errors.Is(err, shim.ErrLeftovers):
-		pw.say("processes that a dead shim left do not end; nothing is started in their place", err)
+		pw.logOnce("processes that a dead shim left do not end; nothing is started in their place", err)
 	case errors.Is(err, shim.ErrNotRunning):
 		pw.stray = false
 	default:
-		pw.say("the shim of a running program does not answer; the program is killed at its deadline", err)
+		pw.logOnce("the shim of a running program does not answer; the program is killed at its deadline", err)
 	}
 }
 
-// say logs an error unless it is the one logged last.
-func (pw *programWorker) say(what string, err error) {
-	if text := what + err.Error(); text != pw.said {
-		pw.said = text
+// logOnce logs an error unless it is the one logged last.
+func (pw *programWorker) logOnce(what string, err error) {
+	if text := what + err.Error(); text != pw.logged {
+		pw.logged = text
 		pw.logger().Warn(what, "error", err)
 	}
 }
 
-// ended records how the program ended.
-func (pw *programWorker) ended() {
+// recordEnd records how the program ended.
+func (pw *programWorker) recordEnd() {
 	p := pw.program
 	if p.err != nil { // not known; the next attach finds out
-		pw.say("could not learn how the program ended", p.err)
+		pw.logOnce("could not learn how the program ended", p.err)
 		pw.stray = true
 	}
 	ran := time.Since(p.started)
@@ -222,7 +222,7 @@ func (pw *programWorker) failed(d *v1alpha1.Deployment, ran time.Duration) {
 	pause := Backoff(d.Spec.Restart, pw.failures)
 	pw.until = time.Now().Add(backoff.Jitter(pause, 0.1))
 	if err := writeFailures(pw.dir, failures{Object: d.UID, Revision: Revision(d), InARow: pw.failures, Until: pw.until}); err != nil {
-		pw.say("could not write down that the program failed", err)
+		pw.logOnce("could not record that the program failed", err)
 	}
 	pw.logger().Warn("the program exited or could not be started; restarting it", "exit", pw.lastExit.Message, "failures", pw.failures, "wait", pause)
 }
@@ -301,14 +301,14 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 		message := fmt.Sprintf("It failed %d times in a row on node %s%s.", pw.failures, pw.opts.Node, ending(&v1alpha1.DeploymentInstance{LastExit: pw.lastExit}))
 		if err = pw.write(GivenUp(f.Object, pw.opts.Node, message, time.Now())); err == nil {
 			pw.gaveUp(f.Object, message)
-			pw.released(f.Leaving)
+			pw.recordRelease(f.Leaving)
 		}
 	case Release:
 		if f.Leaving && !pw.e.Holding() {
 			return 0, true // this epoch may not write any more; the next one does
 		}
 		if err = pw.write(Released(f.Object, pw.opts.Node, pw.asked)); err == nil {
-			pw.released(f.Leaving)
+			pw.recordRelease(f.Leaving)
 		}
 	}
 	switch {
@@ -318,7 +318,7 @@ func (pw *programWorker) do(ctx context.Context, f Facts, step Step) (pause time
 		err = pw.refresh(f.Object)
 	}
 	if err != nil {
-		pw.say(fmt.Sprintf("could not take the step %s; trying again", step.Do), err)
+		pw.logOnce(fmt.Sprintf("could not take the step %s; trying again", step.Do), err)
 	}
 	return backoff.Jitter(again, 0.5), f.Leaving && !pw.e.Holding() && pw.program == nil && !pw.stray
 }
@@ -341,10 +341,10 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 		if soon > 0 {
 			pause = min(pause, soon)
 		}
-		if err := pw.tell(entry); err != nil {
-			pw.say("could not write the node's instance; trying again", err)
+		if err := pw.publish(entry); err != nil {
+			pw.logOnce("could not write the node's instance; trying again", err)
 			pause = min(pause, again)
-		} else if f.Phase == Present && !f.Free && f.Object.Spec.GoesOn() && goesOn(&pw.told) && pw.program.setFree() != nil {
+		} else if f.Phase == Present && !f.Free && f.Object.Spec.GoesOn() && goesOn(&pw.wrote) && pw.program.setFree() != nil {
 			pause = min(pause, again) // its shim does not answer
 		}
 	}
@@ -353,13 +353,13 @@ func (pw *programWorker) idle(f Facts, step Step) (time.Duration, bool) {
 
 // forget ends the worker, and logs it if the node does not trust the program.
 func (pw *programWorker) forget(f Facts, step Step) bool {
-	if f.Object != nil && (step.Why == untrustedCommand || step.Why == untrustedUser) && pw.distrusts(f.Object) {
+	if f.Object != nil && (step.Why == untrustedCommand || step.Why == untrustedUser) && pw.noteDistrust(f.Object) {
 		pw.logger().Warn("program not run: this node does not trust it", "reason", step.Why, "command", f.Object.Spec.Command, "trusted", pw.opts.Trust.String(),
 			"user", f.Object.RunsAs(), "users", pw.opts.Trust.users.String())
 	}
 	pw.orphan = f.Object == nil && !f.Leaving
 	if pw.orphan && pw.pass != nil {
-		pw.pass.Become(pw.pass.Kind()) // nobody will say what it is
+		pw.pass.Become(pw.pass.Kind()) // no object will show its kind
 	}
 	return true
 }
@@ -397,7 +397,7 @@ func (pw *programWorker) take(f Facts) error {
 	if err := pw.write(Taken(d, w, pw.opts.Node, pw.e.Number, instance)); err != nil {
 		return err
 	}
-	pw.told = instance
+	pw.wrote = instance
 	return nil
 }
 
@@ -507,7 +507,7 @@ func (pw *programWorker) start(ctx context.Context) error {
 // began records a program that was started.
 func (pw *programWorker) began(p *program, d *v1alpha1.Deployment) {
 	pw.setProgram(p)
-	pw.asked, pw.since, pw.said = nil, metav1.NewMicroTime(p.started), ""
+	pw.asked, pw.since, pw.logged = nil, metav1.NewMicroTime(p.started), ""
 	pw.logger().Info("program started", "pid", p.pid, "type", d.Spec.Type)
 	stop := d.Status.LastStop
 	if pw.pause != nil || d.Spec.Type != v1alpha1.TypeDeployment || stop == nil || stop.Node == pw.opts.Node || stop.Epoch+1 != d.Holder().Epoch {
@@ -524,7 +524,7 @@ func (pw *programWorker) began(p *program, d *v1alpha1.Deployment) {
 		Key:  fmt.Sprint(d.Holder().Epoch),
 	})
 	if err != nil {
-		pw.say("could not write event", err)
+		pw.logOnce("could not write event", err)
 	}
 }
 
@@ -551,7 +551,7 @@ func (pw *programWorker) grace() time.Duration {
 	return -1 // as it was when the program was started
 }
 
-// gaveUp says that another node should run a deployment because it failed here.
+// gaveUp reports, in the log and as an event, that another node should run a deployment because it failed here.
 func (pw *programWorker) gaveUp(d *v1alpha1.Deployment, message string) {
 	pw.logger().Warn("giving the deployment up; another node should run it", "failures", pw.failures)
 	record := events.Recorder{Client: pw.e.Client, Controller: "deployments", Instance: pw.opts.Node}
@@ -562,18 +562,18 @@ func (pw *programWorker) gaveUp(d *v1alpha1.Deployment, message string) {
 		Note: message + " Another node should run it; this one is avoided for " + avoidFor.String() + ".",
 	})
 	if err != nil {
-		pw.say("could not write event", err)
+		pw.logOnce("could not write event", err)
 	}
 }
 
-// released records that no process of the program is left here and that the object shows it.
-func (pw *programWorker) released(leaving bool) {
+// recordRelease records that no process of the program is left here and that the object shows it.
+func (pw *programWorker) recordRelease(leaving bool) {
 	if pw.pass != nil {
 		pw.pass.Leave()
 		pw.pass = nil
 	}
 	pw.asked, pw.pause, pw.failures, pw.restarts, pw.lastExit, pw.until = nil, nil, 0, 0, nil, time.Time{}
-	pw.told = v1alpha1.DeploymentInstance{}
+	pw.wrote = v1alpha1.DeploymentInstance{}
 	if !leaving { // a node that is only restarted goes on counting
 		forgetFailures(pw.dir)
 	}

@@ -27,9 +27,9 @@ func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance,
 	case pw.program != nil:
 		i.PID, i.Revision, i.State = int32(pw.program.pid), pw.program.revision, v1alpha1.InstanceRunning
 		if f.Object.Spec.Type == v1alpha1.TypeDaemon {
-			if soon = pw.program.settles(readyAfter); soon > 0 {
+			if soon = pw.program.untilSettled(readyAfter); soon > 0 {
 				i.State = v1alpha1.InstanceStarting
-			} else if soon = pw.program.age(MinReady(f.Object.Spec.Rollout)); soon > 0 {
+			} else if soon = pw.program.untilAged(MinReady(f.Object.Spec.Rollout)); soon > 0 {
 				i.Settling = true
 			}
 		}
@@ -53,7 +53,7 @@ func (pw *programWorker) entry(f Facts, step Step) (v1alpha1.DeploymentInstance,
 		i.RetryAt = &at
 	}
 	i.Revision = marked(i.Revision, f.Object.Spec.GoesOn() || pw.program != nil && (pw.program.free || pw.program.mayBeFree))
-	if i.State != pw.told.State || pw.since.IsZero() {
+	if i.State != pw.wrote.State || pw.since.IsZero() {
 		pw.since = metav1.NowMicro()
 	}
 	since := pw.since
@@ -71,9 +71,9 @@ func (pw *programWorker) withState(d *v1alpha1.Deployment, s v1alpha1.InstanceSt
 	return next
 }
 
-// tell publishes the node's own instance by server-side apply, so that it removes nothing that other nodes reported.
-func (pw *programWorker) tell(i v1alpha1.DeploymentInstance) error {
-	if equality.Semantic.DeepEqual(i, pw.told) || !pw.e.Holding() {
+// publish writes the node's own instance by server-side apply, so that it removes nothing that other nodes reported.
+func (pw *programWorker) publish(i v1alpha1.DeploymentInstance) error {
+	if equality.Semantic.DeepEqual(i, pw.wrote) || !pw.e.Holding() {
 		return nil
 	}
 	entry, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&i)
@@ -92,7 +92,7 @@ func (pw *programWorker) tell(i v1alpha1.DeploymentInstance) error {
 	if err := pw.e.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner("ebb-node-"+pw.opts.Node), client.ForceOwnership); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	pw.told = i
+	pw.wrote = i
 	return nil
 }
 

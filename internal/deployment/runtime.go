@@ -125,7 +125,7 @@ func NewRuntime(o Options) (*Runtime, error) {
 	}
 	r.sampler = newSampler(r, o.Weights)
 	if r.uncontained = shim.ProbeNamespaces(context.Background(), o.Exe); r.uncontained != nil {
-		o.Log.Warn("programs get no PID namespaces: if a shim is killed, processes that its program started may go on", "error", r.uncontained)
+		o.Log.Warn("programs get no PID namespaces: if a shim is killed, processes that its program started may continue", "error", r.uncontained)
 	}
 	if r.isolation, r.unisolated = newIsolation(o.UIDs); r.unisolated != nil {
 		o.Log.Warn("programs get no users of their own: they can read what the node can read", "reason", r.unisolated)
@@ -228,7 +228,7 @@ func (r *Runtime) contained() metav1.Condition {
 	}
 	return metav1.Condition{
 		Type: v1alpha1.NodeProgramsContained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoPIDNamespaces,
-		Message: fmt.Sprintf("Programs get no PID namespaces (%v). If a shim is killed, processes that its program started may go on. Run the node as root, or allow "+
+		Message: fmt.Sprintf("Programs get no PID namespaces (%v). If a shim is killed, processes that its program started may continue. Run the node as root, or allow "+
 			"unprivileged user namespaces.", r.uncontained),
 	}
 }
@@ -313,7 +313,7 @@ type run struct {
 	synced        atomic.Bool // every object has been seen once
 
 	claims *Claimer
-	live   sync.WaitGroup // the workers
+	loops  sync.WaitGroup // the workers
 	ended  bool           // no more workers are started
 }
 
@@ -322,7 +322,7 @@ func (r *run) wait() {
 	r.mu.Lock()
 	r.ended = true // the watches end later and may still bring objects
 	r.mu.Unlock()
-	r.live.Wait()
+	r.loops.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for dir, pass := range r.found {
@@ -356,7 +356,7 @@ func (r *run) newWorker(key types.NamespacedName, found *node.Pass) *programWork
 	pw := &programWorker{run: r, Worker: worker.New[*v1alpha1.Deployment](), key: key, dir: r.dir(key), pass: found, stray: found != nil}
 	r.workers[key] = pw
 	delete(r.undiscarded, key) // the directory belongs to this program now
-	r.live.Go(func() { pw.live(r.ctx) })
+	r.loops.Go(func() { pw.work(r.ctx) })
 	return pw
 }
 
@@ -612,8 +612,8 @@ func (r *Runtime) arrived(d *v1alpha1.Deployment) {
 	}
 }
 
-// distrusts records that a revision of a program is not trusted here, and reports whether that is new.
-func (r *Runtime) distrusts(d *v1alpha1.Deployment) bool {
+// noteDistrust records that a revision of a program is not trusted here, and reports whether that is new.
+func (r *Runtime) noteDistrust(d *v1alpha1.Deployment) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	revision := Revision(d)

@@ -162,16 +162,16 @@ func (s *Status) notes(w World, d *v1alpha1.Deployment) []string {
 
 // everywhere is the note that a daemon runs on all matching nodes, with their number if these are not all nodes.
 func everywhere(w World, wanted int32) string {
-	var live int32
+	var nodes int32
 	for name := range w.Nodes {
 		if w.Live(name) {
-			live++
+			nodes++
 		}
 	}
-	if wanted == live {
+	if wanted == nodes {
 		return "everywhere"
 	}
-	return fmt.Sprintf("on all matching nodes: %d of %d", wanted, live)
+	return fmt.Sprintf("on all matching nodes: %d of %d", wanted, nodes)
 }
 
 // Note is all notes in one line.

@@ -24,7 +24,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/shim"
 )
 
-// DefaultUIDs is the range of the users of programs: numbers that Linux distributions leave alone.
+// DefaultUIDs is the default range of the users of programs: numbers that Linux distributions do not use.
 const DefaultUIDs = "2000000000-2000065535"
 
 // nobodyAtAll is the text of no users and of no range.
@@ -149,7 +149,7 @@ func mapped(path string, u UIDs) (bool, error) {
 	return false, nil
 }
 
-// ownUser is the user of a program, as it is on the disk.
+// ownUser is the record of a program's user on the disk.
 type ownUser struct {
 	Object types.UID `json:"object"`
 	UID    uint32    `json:"uid"`

@@ -24,8 +24,8 @@ type World struct {
 	Completes func(namespace string) bool
 }
 
-// Current reports whether every node that runs programs knows what this version writes into objects. A node of an earlier version drops what it
-// does not know from every object that it writes, which would be refused: until all are upgraded, nothing of it is written.
+// Current reports whether every node that runs programs knows the fields that this version writes into objects. A node of an earlier version drops
+// unknown fields from every object that it writes, and such writes are refused. So these fields are written only when all nodes are upgraded.
 func (w World) Current() bool {
 	for name, n := range w.Nodes {
 		if w.Live(name) && n.Status.ClaimPolicy != "" && meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeProgramsIsolated) == nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// ErrUndecided: the coordinator did not decide in time; nothing was begun.
+// ErrUndecided: the coordinator did not decide in time, and the drain did not begin.
 var ErrUndecided = errors.New("the coordinator did not decide about the drain in time; the request was withdrawn: try again")
 
 // errWithdrawn: the Drain was deleted before the coordinator decided about it.
@@ -108,7 +108,7 @@ func ended(d *v1alpha1.Drain) error {
 }
 
 // withdraw deletes a drain whose requester would get the error cause. A drain that has begun in the meantime is left alone and
-// returned: the requester must not be told that nothing began although it did.
+// returned: the requester must not get an error that claims that nothing began.
 func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), withdrawTime)
 	defer cancel()
@@ -239,7 +239,7 @@ func Explain(w World, node string) string {
 	return b.String()
 }
 
-// explainGuard says why a node of Kubernetes takes no work, although nothing else keeps it from that.
+// explainGuard explains that a node of Kubernetes takes no work because it has no guard.
 func explainGuard(b *strings.Builder, n *v1alpha1.Node) {
 	why := "The coordinator has not created it yet."
 	if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeGuarded); c != nil {
@@ -248,7 +248,7 @@ func explainGuard(b *strings.Builder, n *v1alpha1.Node) {
 	if n.Spec.Cordoned {
 		why = "No guard is created while the node is cordoned."
 	}
-	fmt.Fprintf(b, "It takes no more work that has to leave before the node may, until its guard runs. %s `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n", why)
+	fmt.Fprintf(b, "Until its guard runs, it takes no work that must leave before the node does. %s `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n", why)
 }
 
 // explainQueue names the drains of the node that wait for another drain.

@@ -42,7 +42,7 @@ type Controller struct {
 	Tenants func(r client.Reader) []Tenant
 	// Core reads the core Nodes by name; nil where the API has none.
 	Core func(context.Context, client.Reader) (map[string]*corev1.Node, error)
-	// Pods says that drains of nodes without a lease are left to whoever moves pods.
+	// Pods is set if package pod carries out the drains of nodes without a lease.
 	Pods bool
 	// Metrics of drains.
 	Metrics *Metrics
@@ -51,19 +51,19 @@ type Controller struct {
 	// AtStep is called before and after every step; tests use it to crash there.
 	AtStep func(point string)
 
-	client client.Client
-	cached client.Reader
-	live   client.Reader
-	record events.Recorder
-	told   map[string]bool // events that this term has written or found written
-	untold map[string]bool // events that could not be written, each logged once
+	client     client.Client
+	cached     client.Reader
+	live       client.Reader
+	record     events.Recorder
+	reported   map[string]bool // events that this term has written or found written, and refusals that it has logged
+	unreported map[string]bool // events that could not be written, each logged once
 }
 
 // SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next step.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "drains", Instance: c.Leader}
-	c.told, c.untold = map[string]bool{}, map[string]bool{}
+	c.reported, c.unreported = map[string]bool{}, map[string]bool{}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.SettingsName}}}
 	})
@@ -98,9 +98,9 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			return ctrl.Result{}, err
 		}
 		c.Metrics.see(w)
-		told := c.tell(ctx, w)
+		written := c.writeEvents(ctx, w)
 		if step == nil {
-			return ctrl.Result{RequeueAfter: sooner(pause(w, told && len(refused) == 0), c.prune(ctx))}, nil
+			return ctrl.Result{RequeueAfter: sooner(pause(w, written && len(refused) == 0), c.prune(ctx))}, nil
 		}
 		live = live || step.Name != StepProgress // the cache does not have this write yet
 		if err := c.take(ctx, step); err != nil {
@@ -115,12 +115,12 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			c.reportRefusal(ctx, step, err)
 			continue
 		}
-		delete(c.told, refusalKey(step)) // if it is refused again, that is another refusal
+		delete(c.reported, refusalKey(step)) // if it is refused again, that is another refusal
 	}
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-// answered reports whether the API server itself refused a write, such as by an admission webhook; otherwise nobody can be asked now.
+// answered reports whether the API server refused a write, for instance by an admission webhook, and did not merely fail to answer.
 func answered(err error) bool {
 	status := apierrors.APIStatus(nil)
 	return errors.As(err, &status)
@@ -135,14 +135,14 @@ func refusalKey(step *Step) string {
 func (c *Controller) reportRefusal(ctx context.Context, step *Step, err error) {
 	node := step.Object
 	key := refusalKey(step)
-	if c.told[key] {
+	if c.reported[key] {
 		return
 	}
-	c.told[key] = true
+	c.reported[key] = true
 	c.Log.Warn("drain: a cordon could not be written; trying again", "step", step.Name, "target", node.GetName(), "error", err)
 	if failed := c.record.Emit(ctx, events.Event{
 		Regarding: node, Type: corev1.EventTypeWarning, Reason: BlockedByCordon, Action: "Cordon", Key: step.Name + "/" + node.GetResourceVersion(),
-		Note: fmt.Sprintf("The cordon of node %s could not be written, which is tried again: %v. Check admission webhooks and the right of the coordinator to update nodes.", node.GetName(), err),
+		Note: fmt.Sprintf("The cordon of node %s could not be written; trying again: %v. Check admission webhooks and the coordinator's permission to update nodes.", node.GetName(), err),
 	}); failed != nil {
 		c.Log.Warn("could not write event", "target", node.GetName(), "reason", BlockedByCordon, "error", failed)
 	}
@@ -185,7 +185,7 @@ func (c *Controller) idle(ctx context.Context) (bool, error) {
 	for i := range drains.Items {
 		d := &drains.Items[i]
 		w.Drains = append(w.Drains, d)
-		if !d.Status.Phase.Final() || !d.DeletionTimestamp.IsZero() || d.Status.FinishedAt != nil && time.Since(d.Status.FinishedAt.Time) < told && !c.toldAll(d) {
+		if !d.Status.Phase.Final() || !d.DeletionTimestamp.IsZero() || d.Status.FinishedAt != nil && time.Since(d.Status.FinishedAt.Time) < eventWindow && !c.allReported(d) {
 			return false, nil
 		}
 	}
@@ -223,8 +223,8 @@ func (c *Controller) forgetGone(ctx context.Context) error {
 }
 
 // pause returns when to check again if nothing changes.
-func pause(w World, told bool) time.Duration {
-	if w.Settings.Status.ActiveDrain == nil && told {
+func pause(w World, written bool) time.Duration {
+	if w.Settings.Status.ActiveDrain == nil && written {
 		return 0
 	}
 	return recount
@@ -247,7 +247,7 @@ func (c *Controller) take(ctx context.Context, step *Step) error {
 	}
 	c.at("after-" + step.Name)
 	if d, ok := step.Object.(*v1alpha1.Drain); ok && step.Name == StepComplete {
-		c.Metrics.ended(d)
+		c.Metrics.observeEnd(d)
 	}
 	if step.Name != StepProgress {
 		c.logStep(step)
@@ -288,9 +288,9 @@ func (c *Controller) at(point string) {
 	}
 }
 
-// tell writes the events of all drains, and reports whether all of them are written. An event that cannot be written is tried again
+// writeEvents writes the events of all drains, and reports whether all of them are written. An event that cannot be written is tried again
 // later; it does not delay a drain.
-func (c *Controller) tell(ctx context.Context, w World) bool {
+func (c *Controller) writeEvents(ctx context.Context, w World) bool {
 	all := true
 	for _, d := range w.Drains {
 		if !d.Status.Phase.Final() && isBrief(d, w.Now) {
@@ -298,17 +298,17 @@ func (c *Controller) tell(ctx context.Context, w World) bool {
 		}
 		for _, n := range notices(d, w.Now) {
 			key := noticeKey(d, n)
-			if c.told[key] {
+			if c.reported[key] {
 				continue
 			}
 			err := c.record.Emit(ctx, n)
 			if err == nil {
-				c.told[key] = true
+				c.reported[key] = true
 				continue
 			}
 			all = false
-			if !c.untold[key] {
-				c.untold[key] = true
+			if !c.unreported[key] {
+				c.unreported[key] = true
 				c.Log.Warn("could not write event; trying again", "drain", d.Name, "reason", n.Reason, "error", err)
 			}
 		}
@@ -316,9 +316,9 @@ func (c *Controller) tell(ctx context.Context, w World) bool {
 	return all
 }
 
-func (c *Controller) toldAll(d *v1alpha1.Drain) bool {
+func (c *Controller) allReported(d *v1alpha1.Drain) bool {
 	for _, n := range notices(d, time.Now()) {
-		if !c.told[noticeKey(d, n)] {
+		if !c.reported[noticeKey(d, n)] {
 			return false
 		}
 	}

@@ -64,7 +64,7 @@ func awaitCordon(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next.Status.Phase = v1alpha1.DrainPending
 	b := v1alpha1.Blocker{
 		Kind: "Node", Name: d.Spec.NodeName, Reason: BlockedByCordon, Since: metav1.NewTime(w.Now.Truncate(time.Second)),
-		Remedy: fmt.Sprintf("node %s could not be cordoned: %s; this is tried again: check admission webhooks and the right of the coordinator to update nodes", d.Spec.NodeName, w.Refused[d.Spec.NodeName]),
+		Remedy: fmt.Sprintf("node %s could not be cordoned: %s; the coordinator tries again: check admission webhooks and its permission to update nodes", d.Spec.NodeName, w.Refused[d.Spec.NodeName]),
 	}
 	if old := d.Status.Blockers; len(old) == 1 && identity(old[0]) == identity(b) {
 		b.Since = old[0].Since
@@ -73,7 +73,7 @@ func awaitCordon(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if expired(w, slot, d) {
 		return giveUp(w, next, d, "the node could not be cordoned: "+w.Refused[d.Spec.NodeName])
 	}
-	finished(next, w.Now, metav1.ConditionFalse, BlockedByCordon, fmt.Sprintf("Node %s could not be cordoned, which is tried again: %s", d.Spec.NodeName, w.Refused[d.Spec.NodeName]))
+	finished(next, w.Now, metav1.ConditionFalse, BlockedByCordon, fmt.Sprintf("Node %s could not be cordoned; trying again: %s", d.Spec.NodeName, w.Refused[d.Spec.NodeName]))
 	if equality.Semantic.DeepEqual(next.Status, d.Status) {
 		return nil
 	}
@@ -112,7 +112,8 @@ func nextOfCordons(w World, slot *v1alpha1.ActiveDrain, holder *v1alpha1.Drain) 
 	return nil
 }
 
-// unfinished is a drain among the owners of a cordon that has not ended and does not hold the slot: what holds it is decided about before.
+// unfinished returns a drain among the owners of a cordon that has not ended and does not hold the slot. (nextOfSlot decides about the drain
+// that holds the slot.)
 func (w World) unfinished(owners []string, holder *v1alpha1.Drain) *v1alpha1.Drain {
 	for _, d := range w.Drains {
 		if d != holder && !d.Status.Phase.Final() && slices.Contains(owners, string(d.UID)) {
@@ -153,8 +154,8 @@ func (w World) disowns(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) bool {
 	return false
 }
 
-// disown removes a drain from the owners of a cordon. The last owner lifts the cordon, unless another drain rests on it, or the drain is
-// complete: the node was uncordoned and cordoned again since it was parked, and that is somebody else's cordon.
+// disown removes a drain from the owners of a cordon. The last owner lifts the cordon, unless another drain needs it, or the drain is
+// complete: then the node was uncordoned and cordoned again since it was parked, and the cordon is somebody else's.
 func disown(w World, holder *v1alpha1.Drain, n client.Object, d *v1alpha1.Drain) *Step {
 	next := copyOf(n)
 	switch {
@@ -187,7 +188,7 @@ func park(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return &Step{Name: StepPark, Object: next, Status: true, Drain: d}
 }
 
-// whyUncordoned is what a drain reports that ended because its node is not cordoned any more.
+// whyUncordoned is the message of a drain that ended because its node is no longer cordoned.
 func (w World) whyUncordoned(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) (reason, message string) {
 	const again = "it takes work again in a new epoch. Work that has moved stays where it is."
 	if cordon.Replaced(w.Cordon(slot.Node), d) {

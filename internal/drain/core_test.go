@@ -128,7 +128,7 @@ func TestADrainThatMayNotCordonItsNodeSaysSoAndKeepsNoOtherOneUndecided(t *testi
 	}
 	status := step.Object.(*v1alpha1.Drain).Status
 	want := v1alpha1.Blocker{
-		Kind: "Node", Name: "n3", Reason: drain.BlockedByCordon, Remedy: "node n3 could not be cordoned: a webhook says no; this is tried again: check admission webhooks and the right of the coordinator to update nodes", Since: metav1.NewTime(w.Now),
+		Kind: "Node", Name: "n3", Reason: drain.BlockedByCordon, Remedy: "node n3 could not be cordoned: a webhook says no; the coordinator tries again: check admission webhooks and its permission to update nodes", Since: metav1.NewTime(w.Now),
 	}
 	if status.Phase != v1alpha1.DrainPending || status.StartedAt != nil || len(status.Blockers) != 1 || status.Blockers[0] != want {
 		t.Errorf("the status is %+v", status)
@@ -231,7 +231,7 @@ func TestANodeThatWaitsForItsGuardIsExplained(t *testing.T) {
 		n.Conditions = []metav1.Condition{{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionTrue}, {Type: v1alpha1.NodeGuarded, Status: metav1.ConditionFalse, Message: "The guard does not run."}}
 	})
 	want := "Node n2 is Alive in epoch 1.\n" +
-		"It takes no more work that has to leave before the node may, until its guard runs. The guard does not run. `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n" +
+		"Until its guard runs, it takes no work that must leave before the node does. The guard does not run. `kubectl get pods,pdb -n ebb-system -l ebb.dev/guard` shows the guards.\n" +
 		"No drain of it is running. It holds nothing.\n"
 	if got := drain.Explain(s.world(), "n2"); got != want {
 		t.Errorf("explanation:\n%s\nwant:\n%s", got, want)

@@ -145,7 +145,7 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 		b.Remedy = fmt.Sprintf("node %s is restarting; if this lasts, check its log", slot.Node)
 	case w.over(slot):
 		return nil
-	case d.Status.Phase == v1alpha1.DrainStopping && w.toldToStop(slot):
+	case d.Status.Phase == v1alpha1.DrainStopping && w.orderedToStop(slot):
 		b.Reason = BlockedByLeaving
 		b.Remedy = fmt.Sprintf("node %s is empty and is shutting down; if it hangs, check its log or kill its process", slot.Node)
 	case w.leaves(slot):
@@ -153,14 +153,14 @@ func (w World) ownBlocker(slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *v1alph
 		b.Remedy = fmt.Sprintf("node %s was asked to stop and is shutting down; if it hangs, check its log or kill its process", slot.Node)
 	case !w.acknowledged(slot):
 		b.Reason = BlockedByNode
-		b.Remedy = fmt.Sprintf("node %s has not acknowledged the drain yet; if this lasts, check its log; if it is dead, it is marked lost when its lease expires", slot.Node)
+		b.Remedy = fmt.Sprintf("node %s has not acknowledged the drain yet; if this lasts, check its log; a dead node is fenced when its lease expires", slot.Node)
 	default:
 		held := w.heldAlone(slot)
 		if len(held) == 0 {
 			return nil
 		}
 		b.Reason = BlockedByHeld
-		b.Remedy = fmt.Sprintf("node %s still holds %s that no object places there: it is stopping them, or they hang; if this lasts, check the node's log, or kill the node's process: what it runs then stops when its lease expires", slot.Node, w.Works.Listed(held))
+		b.Remedy = fmt.Sprintf("node %s still holds %s that no object places there: the node is stopping them, or they hang; if this lasts, check the node's log, or kill the node's process: its work then stops when its lease expires", slot.Node, w.Works.Listed(held))
 	}
 	return b
 }

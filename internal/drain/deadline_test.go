@@ -261,5 +261,5 @@ func TestADrainWhoseCordonIsNotProjectedFailsAtItsDeadline(t *testing.T) {
 	s.now = start.Add(10 * time.Minute)
 	s.takes(drain.StepFail, drain.StepLiftCordon)
 	ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
-		"The drain of node n2 could not begin within 10m0s: the cordon of its core Node does not show on Ebb's Node n2 yet. It releases the node, which takes work again in a new epoch; then the slot is free.")
+		"The drain of node n2 could not begin within 10m0s: Ebb's Node n2 does not show the cordon of its core Node yet. It releases the node, which takes work again in a new epoch; then the slot is free.")
 }

@@ -40,7 +40,7 @@ type Remaining struct {
 	By map[string]int64
 	// Blockers are what the work waits for. The drain sets their Since.
 	Blockers []v1alpha1.Blocker
-	// Loose says in a sentence what may still run on a node that is gone, although nothing is placed there; empty for nothing.
+	// Loose is a sentence about what may still run on a node that is gone, although no object places it there; empty if nothing may.
 	Loose string
 }
 

@@ -64,9 +64,9 @@ func (m *Metrics) see(w World) {
 	m.status.WithLabelValues(slot.Node).Set(value)
 }
 
-// ended observes how long a drain took, from its persisted start. Only the coordinator that ended the drain calls it: a later one
+// observeEnd observes how long a drain took, from its persisted start. Only the coordinator that ended the drain calls it: a later one
 // that finds old drains would count them twice.
-func (m *Metrics) ended(d *v1alpha1.Drain) {
+func (m *Metrics) observeEnd(d *v1alpha1.Drain) {
 	if d.Status.StartedAt == nil || d.Status.FinishedAt == nil {
 		return
 	}

@@ -11,12 +11,12 @@ import (
 	"github.com/ebb-dev/ebb/internal/events"
 )
 
-// told is how long after its end a drain's events are still written if they are missing: a coordinator may crash between a
+// eventWindow is how long after its end a drain's events are still written if they are missing: a coordinator may crash between a
 // transition and its event, and the next one writes it.
-const told = 10 * time.Minute
+const eventWindow = 10 * time.Minute
 
-// brief is how long a drain of pods alone has to last before its start is reported. Hundreds of them may begin at once, and most have ended
-// before that, which is reported.
+// brief is how long a drain of pods alone has to last before its start is reported. Hundreds of them may begin at once, and most end before
+// that: only their end is reported.
 const brief = 5 * time.Second
 
 // isBrief reports whether a drain of pods alone has ended or runs without having lasted long. Both times of a drain are of the API server's clock; one
@@ -35,7 +35,7 @@ func isBrief(d *v1alpha1.Drain, now time.Time) bool {
 // notices returns the events of a drain. They follow from the Drain object alone and have their own keys, so that each transition is
 // reported once, whichever coordinator writes the event.
 func notices(d *v1alpha1.Drain, now time.Time) []events.Event {
-	if d.Status.FinishedAt != nil && now.Sub(d.Status.FinishedAt.Time) > told {
+	if d.Status.FinishedAt != nil && now.Sub(d.Status.FinishedAt.Time) > eventWindow {
 		return nil
 	}
 	var list []events.Event

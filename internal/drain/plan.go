@@ -28,13 +28,13 @@ type World struct {
 	fleet.Fleet
 	Settings *v1alpha1.Settings
 	Drains   []*v1alpha1.Drain
-	// Core has the core Nodes by name, where the API has them: there they have the cordons.
+	// Core has the core Nodes by name, where the API has them: then the cordons are on these.
 	Core map[string]*corev1.Node
-	// Pods says that drains of nodes without a lease move their pods, without the slot: whoever moves pods begins and ends them.
+	// Pods is set if drains of nodes without a lease move their pods, without the slot. Package pod begins and ends such drains.
 	Pods bool
 	// Works are the kinds of work that are counted.
 	Works Works
-	// Refused are the nodes whose cordon the API did not let be written just now, and its answer: they keep no drain of another node waiting.
+	// Refused has the nodes whose cordon the API has just refused, with its answer. They do not hold up drains of other nodes.
 	Refused map[string]string
 	// Left is the work that objects place on the node in the slot, by kind.
 	Left map[string]Remaining
@@ -166,7 +166,7 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	}
 	if step, ready := makeCordon(w, d); !ready {
 		if step == nil && expired(w, slot, d) {
-			return giveUp(w, d.DeepCopy(), d, fmt.Sprintf("the cordon of its core Node does not show on Ebb's Node %s yet", slot.Node))
+			return giveUp(w, d.DeepCopy(), d, fmt.Sprintf("Ebb's Node %s does not show the cordon of its core Node yet", slot.Node))
 		}
 		return step
 	}
@@ -178,7 +178,7 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	failed := d != nil && d.Status.Phase == v1alpha1.DrainFailed && !released(d)
 	switch {
-	case !failed || w.toldToStop(slot):
+	case !failed || w.orderedToStop(slot):
 	case d.Spec.Cancelled:
 		return letGo(w, d, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
 	case w.uncordoned(d):
@@ -239,7 +239,7 @@ func followSlot(w World, d *v1alpha1.Drain, epoch int64) *Step {
 	return &Step{Name: StepFollowSlot, Object: settings, Status: true, Drain: d}
 }
 
-// nextOfDraining: work is being moved off the node. The node is told to drain before the deadline is checked, so that a failed drain
+// nextOfDraining: work is being moved off the node. The node is ordered to drain before the deadline is checked, so that a failed drain
 // leaves the node Draining.
 func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if step := follow(w, slot, d); step != nil {
@@ -257,8 +257,8 @@ func nextOfDraining(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 	return wait(w, slot, d)
 }
 
-// nextOfStopping: the node was empty and is told to leave. If it died and came back instead, it is told again when it has reported
-// that it is empty in its new epoch.
+// nextOfStopping: the node was empty and is ordered to leave. If it died and came back instead, it gets the order again when it has
+// reported that it is empty in its new epoch.
 func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	if w.over(slot) && w.uncordoned(d) && w.placesNothing() {
 		// It was empty. If its next epoch has begun already, it is wanted back, and is not drained again.
@@ -274,7 +274,7 @@ func nextOfStopping(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Ste
 		return nextOfOver(w, slot, d, v1alpha1.ReasonDrained, fmt.Sprintf("Node %s was emptied and has left.", slot.Node))
 	}
 	want, name := v1alpha1.Draining, StepDesireDraining
-	if w.toldToStop(slot) || w.Empty(slot) {
+	if w.orderedToStop(slot) || w.Empty(slot) {
 		want, name = v1alpha1.Stopping, StepDesireStopping
 	}
 	if step := desire(w, slot, want, name, d); step != nil {
@@ -298,7 +298,7 @@ func nextOfOver(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, 
 	return complete(w, slot, d, reason, message+w.loose())
 }
 
-// loose says what may still run on a node that is gone.
+// loose returns, in a sentence, what may still run on a node that is gone.
 func (w World) loose() string {
 	var text string
 	for _, name := range slices.Sorted(maps.Keys(w.Left)) {
@@ -309,7 +309,7 @@ func (w World) loose() string {
 	return text
 }
 
-// placesNothing reports whether no object is placed on the node in the slot.
+// placesNothing reports whether no object places work on the node in the slot.
 func (w World) placesNothing() bool {
 	for _, left := range w.Left {
 		if left.Count > 0 {
@@ -319,8 +319,8 @@ func (w World) placesNothing() bool {
 	return true
 }
 
-// toldToStop reports whether the node was told to leave in the slot's epoch.
-func (w World) toldToStop(slot *v1alpha1.ActiveDrain) bool {
+// orderedToStop reports whether the coordinator has ordered the node to stop in the slot's epoch.
+func (w World) orderedToStop(slot *v1alpha1.ActiveDrain) bool {
 	node := w.Nodes[slot.Node]
 	if node == nil || node.Spec.Desired == nil {
 		return false
@@ -341,7 +341,7 @@ func desire(w World, slot *v1alpha1.ActiveDrain, l v1alpha1.Liveness, name strin
 	return &Step{Name: name, Object: next, Drain: d}
 }
 
-// stop: every count is zero. The node is told to leave next.
+// stop: every count is zero. Next, the node is ordered to leave.
 func stop(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	next := d.DeepCopy()
 	now := metav1.NewTime(w.Now)
@@ -380,8 +380,8 @@ func expired(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) bool {
 }
 
 // giveUp fails a drain that has the slot and could not begin before its deadline. next is its status with what it waited for. It releases
-// its node: nothing has to stay as it is. The slot is free when the node has begun a new epoch, and not before: a node that restarted
-// while the slot named it is Draining already.
+// its node, because no work has moved yet. The slot is free only when the node has begun a new epoch: a node that restarted while the slot
+// named it is Draining already.
 func giveUp(w World, next, d *v1alpha1.Drain, why string) *Step {
 	message := fmt.Sprintf("The drain of node %s could not begin within %s: %s. It releases the node, which takes work again in a new epoch; then the slot is free.",
 		d.Spec.NodeName, d.Spec.Deadline.Duration, why)
@@ -408,7 +408,7 @@ func fail(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
 	case w.over(slot):
 		message = fmt.Sprintf("Node %s died or restarted and was not drained within %s: %s. A new Drain of it starts over.", slot.Node, after, left)
-	case w.toldToStop(slot):
+	case w.orderedToStop(slot):
 		message = fmt.Sprintf("Node %s was asked to stop and had not left %s after the drain began: %s. It takes no new work; a new Drain of it continues where this one ended.", slot.Node, after, left)
 	}
 	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message)
@@ -441,7 +441,7 @@ func cancel(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain, reason, mess
 	return &Step{Name: StepCancel, Object: next, Status: true, Drain: d}
 }
 
-// evicted says how many pods a drain has evicted: a cancelled drain does not bring them back.
+// evicted returns, in a sentence, how many pods a drain has evicted: a cancelled drain does not bring them back.
 func evicted(d *v1alpha1.Drain) string {
 	st := d.Status.Pods
 	if st == nil || st.Evicted+st.Deleted == 0 {
@@ -509,12 +509,12 @@ func nextOfOther(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	return refuse(w, d, reason)
 }
 
-// podsLeaveFirst reports whether a drain waits for what others are refused for: the pods of a sick node leave meanwhile.
+// podsLeaveFirst reports whether a drain waits where others are refused, because the pods of a sick node leave meanwhile.
 func (w World) podsLeaveFirst(d *v1alpha1.Drain) bool {
 	return w.Pods && d.WantsPods() && w.Core[d.Spec.NodeName] != nil && d.Spec.WhenBusy == v1alpha1.Queue && d.Annotations[v1alpha1.HealthEventAnnotation] != ""
 }
 
-// apart reports whether a drain moves pods alone, and has not ended: it needs no slot, and is decided about elsewhere.
+// apart reports whether a drain moves pods alone, and has not ended: it needs no slot, and package pod decides about it.
 func (w World) apart(d *v1alpha1.Drain) bool {
 	switch {
 	case d.Status.Phase.Final():
@@ -525,7 +525,7 @@ func (w World) apart(d *v1alpha1.Drain) bool {
 	return w.Pods && d.WantsPods() && d.Status.StartedAt == nil && w.Core[d.Spec.NodeName] != nil && !w.Leases[d.Spec.NodeName].Held()
 }
 
-// abandon ends a drain of pods alone with which nobody goes on: since it began, a custom drain was set up, and another controller moves pods.
+// abandon ends a drain of pods alone that no worker continues: a custom drain was set up since it began, so another controller moves pods.
 func abandon(w World, d *v1alpha1.Drain) *Step {
 	switch {
 	case cancelRequested(d):
@@ -535,7 +535,7 @@ func abandon(w World, d *v1alpha1.Drain) *Step {
 	}
 	next := d.DeepCopy()
 	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonPodsNotMoved, fmt.Sprintf(
-		"Drains do not move pods any more: a custom drain has been set up since this one began. Node %s stays cordoned; a health event about it starts the custom drain.%s",
+		"A custom drain was set up after this drain began, so drains no longer move pods. Node %s stays cordoned; a health event about it starts the custom drain.%s",
 		d.Spec.NodeName, evicted(d)))
 	return &Step{Name: StepFail, Object: next, Status: true, Drain: d}
 }

@@ -26,10 +26,10 @@ type Preview struct {
 	Waits []v1alpha1.Blocker `json:"waits,omitempty"`
 }
 
-// previewName is the name and the UID of the drain that is supposed. No object has that name: it is not a valid one.
+// previewName is the name and the UID of the supposed drain. It is not a valid name, so no object has it.
 const previewName = "(preview)"
 
-// Foresee returns what a drain of a node would find. It writes nothing: the kinds of work are asked through a reader that shows the node as
+// Foresee returns what a drain of a node would find. It writes nothing: it asks the kinds of work through a reader that shows the node as
 // already Draining. w is the world without that drain, and tenants makes the tenants that read through it.
 func Foresee(ctx context.Context, w World, r client.Reader, tenants func(client.Reader) []Tenant, node string) (Preview, error) {
 	d := &v1alpha1.Drain{Spec: v1alpha1.DrainSpec{NodeName: node}}

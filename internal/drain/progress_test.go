@@ -175,7 +175,7 @@ func TestADrainSaysWhatItItselfWaitsFor(t *testing.T) {
 		"the gate": {func(s *scene) {
 			s.says(func(n *v1alpha1.NodeStatus) { n.Liveness, n.ObservedDrain = v1alpha1.Alive, "" })
 		},
-			"AwaitingAcknowledgement", "node n2 has not acknowledged the drain yet; if this lasts, check its log; if it is dead, it is marked lost when its lease expires"},
+			"AwaitingAcknowledgement", "node n2 has not acknowledged the drain yet; if this lasts, check its log; a dead node is fenced when its lease expires"},
 		"a restart": {func(s *scene) { s.takesNextEpoch("n2") },
 			"AwaitingReturn", "node n2 is restarting; if this lasts, check its log"},
 		"a node that was told to stop by somebody else": {func(s *scene) {

@@ -32,8 +32,8 @@ const (
 )
 
 // Prune returns the finished drains to delete now, oldest first, and the time until the next one is due; 0 if none will be. It never
-// returns a drain that has not ended, that holds the slot, or whose events are not all written (told). Refused drains are finished too.
-func Prune(drains []*v1alpha1.Drain, settings *v1alpha1.Settings, now time.Time, told func(*v1alpha1.Drain) bool) (due []*v1alpha1.Drain, next time.Duration) {
+// returns a drain that has not ended, that holds the slot, or whose events are not all written yet. Refused drains are finished too.
+func Prune(drains []*v1alpha1.Drain, settings *v1alpha1.Settings, now time.Time, written func(*v1alpha1.Drain) bool) (due []*v1alpha1.Drain, next time.Duration) {
 	limit, age := history(settings)
 	finished := newestFirst(drains)
 	for i, d := range finished {
@@ -45,7 +45,7 @@ func Prune(drains []*v1alpha1.Drain, settings *v1alpha1.Settings, now time.Time,
 		switch slot := settings.Status.ActiveDrain; {
 		case left > 0 && (next == 0 || left < next):
 			next = left
-		case left > 0, slot != nil && slot.UID == string(d.UID), !told(d):
+		case left > 0, slot != nil && slot.UID == string(d.UID), !written(d):
 		default:
 			due = append(due, d)
 		}
@@ -140,7 +140,7 @@ func (c *Controller) due(ctx context.Context, r client.Reader) ([]*v1alpha1.Drai
 	for i := range list.Items {
 		drains = append(drains, &list.Items[i])
 	}
-	due, next := Prune(drains, settings, time.Now(), c.toldAll)
+	due, next := Prune(drains, settings, time.Now(), c.allReported)
 	return due, next, nil
 }
 

@@ -39,7 +39,7 @@ func TestARefusalOfACordonIsReportedOnceUntilTheCordonIsWritten(t *testing.T) {
 	c := &Controller{
 		Leader: "n1", CheckTerm: func(context.Context) error { return nil }, Tenants: func(client.Reader) []Tenant { return nil },
 		Metrics: NewMetrics(prometheus.NewRegistry(), nil), Log: slog.New(slog.NewTextHandler(log, nil)), client: api, cached: api, live: api,
-		record: events.Recorder{Client: api, Controller: "drains"}, told: map[string]bool{}, untold: map[string]bool{},
+		record: events.Recorder{Client: api, Controller: "drains"}, reported: map[string]bool{}, unreported: map[string]bool{},
 	}
 	step := &Step{Name: StepCordon, Object: node}
 	for i, refused := range []bool{true, true, false} {
@@ -50,8 +50,8 @@ func TestARefusalOfACordonIsReportedOnceUntilTheCordonIsWritten(t *testing.T) {
 		if got := strings.Count(log.String(), "a cordon could not be written"); got != 1 {
 			t.Errorf("after %d reconciliations: %d reports", i+1, got)
 		}
-		if told := c.told[refusalKey(step)]; told != refused {
-			t.Errorf("after %d reconciliations the next refusal is reported: %t", i+1, !told)
+		if reported := c.reported[refusalKey(step)]; reported != refused {
+			t.Errorf("after %d reconciliations the next refusal is reported: %t", i+1, !reported)
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (c *Controller) checkDelete(ctx context.Context, w World, m *v1alpha1.EtcdM
 	}
 	switch StageOf(w.Cluster) {
 	case StageDeleting, StageStopped, StageStarting:
-		return nil // somebody asked for it, or the start that made the data was canceled
+		return nil // somebody requested it, or the start that made the data was canceled
 	case StageReleasing:
 		if status.Stop.OnStop == v1alpha1.EtcdSnapshotThenDelete {
 			return c.checkSnapshot(ctx, w, status.Rest)
@@ -148,8 +148,8 @@ func (c *Controller) releaseCluster(ctx context.Context, cluster *v1alpha1.EtcdC
 	return client.IgnoreNotFound(c.client.Update(ctx, next))
 }
 
-// releaseOrphans releases members and snapshots of deleted clusters once their nodes, which were absent, have deleted the data. Only
-// those whose deletion was asked for are released: if somebody deleted a cluster by force, its data stays.
+// releaseOrphans releases members and snapshots of deleted clusters once their nodes, which were absent, have deleted the data. It releases
+// only those whose deletion was requested: if somebody deleted a cluster by force, its data stays.
 func (c *Controller) releaseOrphans(ctx context.Context, w World) error {
 	for _, m := range w.Orphans.Members {
 		gone := reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil && !w.Live(m.Spec.Node)

@@ -19,7 +19,7 @@ func (p *planner) applyQuota() bool {
 	quota := p.quotaBytes()
 	for _, m := range p.voters() {
 		if m.Spec.QuotaBytes != quota && p.readyVoters() == p.votes() && !slices.ContainsFunc(p.voters(), func(m memberView) bool { return !m.is(v1alpha1.EtcdMemberRunning) }) {
-			p.reportScaling("Restarting member %s on %s with the quota of the database that was set", m.Name, m.Spec.Node)
+			p.reportScaling("Restarting member %s on %s with the new quota of its database", m.Name, m.Spec.Node)
 			p.setDesired(m, v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) { s.QuotaBytes = quota })
 			return true
 		}

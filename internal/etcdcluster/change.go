@@ -47,7 +47,7 @@ func (p *planner) adjustMembers(size int) {
 	}
 }
 
-// relists returns whether the member goes on in its place though its node has another address: etcd's list gets the new one.
+// relists returns whether the member stays although its node has another address: etcd's list gets the new address.
 func (w World) relists(m memberView) bool {
 	return m.Status.Moved != nil && m.peer != nil && m.Status.ID != "" && !w.addressTaken(m)
 }
@@ -60,7 +60,7 @@ func (w World) addressTaken(m memberView) bool {
 	return slices.ContainsFunc(w.View.Peers, func(other etcd.Peer) bool { return other.ID != m.peer.ID && other.PeerURL == m.address() })
 }
 
-// relistMoved lets members go on whose node got another address, and returns whether there is one. First etcd's list has the new address, which
+// relistMoved keeps members whose node got another address, and returns whether there is one. First etcd's list gets the new address, which
 // takes a quorum of the members; then spec.peerURL lets the node start the member there. A node that got its former address back before that
 // runs its member there again, and the list follows. Before the list changes, spec.peerURL is taken back if the member has not moved there:
 // otherwise the node would start it there later, where the list does not have it.
@@ -113,7 +113,7 @@ func (p *planner) reportScaling(message string, args ...any) {
 	p.changing = true
 }
 
-// reportStuck reports what a change waits for, which a start says besides its own message.
+// reportStuck reports what a change waits for. A start adds it to its own message.
 func (p *planner) reportStuck(message string, args ...any) {
 	p.reportScaling(message, args...)
 	p.stuck = p.message
@@ -124,7 +124,7 @@ func (p *planner) failNoMembers() {
 	p.fail("No member of cluster " + p.status.ClusterID + " is left. " + p.restoreAdvice())
 }
 
-// restoreAdvice tells a person how to restore the cluster.
+// restoreAdvice returns how a person can restore the cluster.
 func (p *planner) restoreAdvice() string {
 	var advice, survivors, learners []string
 	for _, m := range p.begun() {
@@ -137,16 +137,16 @@ func (p *planner) restoreAdvice() string {
 		}
 	}
 	if len(survivors) > 0 {
-		advice = append(advice, fmt.Sprintf("To go on from the data of a member that is left run `ebb etcd restore %s --from-member NODE`, with NODE %s.", p.commandName(), strings.Join(survivors, " or ")))
+		advice = append(advice, fmt.Sprintf("To continue from the data of one member run `ebb etcd restore %s --from-member NODE`, with NODE %s.", p.commandName(), strings.Join(survivors, " or ")))
 	}
 	if s := p.newest(); s != nil {
 		advice = append(advice, fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are not in it.", p.commandName(), s.Name))
 	}
 	if len(survivors) == 0 && len(learners) > 0 {
-		advice = append(advice, fmt.Sprintf("There is data of a member that was not a voter yet and may lack keys: %s. `ebb etcd restore %s --from-member` goes on from it once the voters are confirmed to be gone.", strings.Join(learners, ", "), p.commandName()))
+		advice = append(advice, fmt.Sprintf("There is data of a member that was not a voter yet and may lack keys: %s. `ebb etcd restore %s --from-member` continues from it once the voters are confirmed to be gone.", strings.Join(learners, ", "), p.commandName()))
 	}
 	if len(advice) == 0 {
-		return fmt.Sprintf("There is no verified snapshot and no data on a node that is there; to give up every key and start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
+		return fmt.Sprintf("There is no verified snapshot, and no data on a reachable node; to give up every key and start empty run `ebb etcd restore %s --snapshot none`.", p.commandName())
 	}
 	return strings.Join(advice, " ")
 }
@@ -316,7 +316,7 @@ func (p *planner) grow(staying []memberView, size int) {
 	p.create(node)
 }
 
-// shrink removes a voter if those that stay keep a quorum. Leadership moves first.
+// shrink removes a voter if the remaining voters have a quorum. Leadership moves first.
 func (p *planner) shrink(voters []memberView, size int) {
 	v := p.victim(voters)
 	after := p.readyVoters()

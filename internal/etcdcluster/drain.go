@@ -32,8 +32,7 @@ const (
 	BlockedData = "DataMissing"
 )
 
-// Tenants are members and data at rest as a drain sees them, at the time when it first asks: both rest on the same, which is read
-// once.
+// Tenants are members and data at rest as a drain sees them. Both need the same objects, which are read once, when the drain first asks.
 func Tenants(r client.Reader) []drain.Tenant {
 	look := drain.NewLook(r, readDrainWorld)
 	return []drain.Tenant{memberTenant{look}, dataTenant{look}}
@@ -238,11 +237,11 @@ func (w drainWorld) dataOn(node string) drain.Remaining {
 			continue
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name), Reason: BlockedCopy}
-		b.Remedy = fmt.Sprintf("cluster %s: it is stopped and kept data here; a snapshot of it is made elsewhere first", nameIn(m.Namespace, m.Spec.Cluster))
+		b.Remedy = fmt.Sprintf("cluster %s: it is stopped and retained data here; a snapshot of that data must first be on another node", nameIn(m.Namespace, m.Spec.Cluster))
 		if c := w.cluster(m.Namespace, m.Spec.Cluster); c != nil {
 			if slices.ContainsFunc(c.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name }) {
 				b.Reason = BlockedSetAside
-				b.Remedy = fmt.Sprintf("cluster %s: data of former member %s was set aside here and may have keys that nothing else has; `ebb etcd discard %s %s` deletes it", nameIn(m.Namespace, m.Spec.Cluster), m.Name, commandName(m.Namespace, m.Spec.Cluster), m.Name)
+				b.Remedy = fmt.Sprintf("cluster %s: data of former member %s was set aside here and may have keys that exist nowhere else; `ebb etcd discard %s %s` deletes it", nameIn(m.Namespace, m.Spec.Cluster), m.Name, commandName(m.Namespace, m.Spec.Cluster), m.Name)
 				w.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
 				continue
 			}

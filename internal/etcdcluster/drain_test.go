@@ -62,7 +62,7 @@ func TestWhatOfEtcdIsLeftOnANode(t *testing.T) {
 			w.View.Peers = w.View.Peers[:1]
 			m.Spec.Want, m.Status.Phase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
 			w.Cluster.Status.SetAside = []v1alpha1.EtcdSetAside{{Member: "demo-2", Node: "n2"}}
-		}), nil, []string{"demo-2 SetAside: cluster demo: data of former member demo-2 was set aside here and may have keys that nothing else has; `ebb etcd discard demo demo-2` deletes it"}},
+		}), nil, []string{"demo-2 SetAside: cluster demo: data of former member demo-2 was set aside here and may have keys that exist nowhere else; `ebb etcd discard demo demo-2` deletes it"}},
 		{"a snapshot that others have too", runningWorld(1, drains("n2"), snapshotted("s1", time.Hour, "n1", "n2")), nil, nil},
 		{
 			"the only copy of a snapshot", runningWorld(1, drains("n2"), snapshotted("s1", time.Hour, "n2")), nil,
@@ -75,7 +75,7 @@ func TestWhatOfEtcdIsLeftOnANode(t *testing.T) {
 		},
 		{
 			"data that a stopped cluster kept", runningWorld(3, retained, drains("n2")), nil,
-			[]string{"demo-2 AwaitingCopy: cluster demo: it is stopped and kept data here; a snapshot of it is made elsewhere first"},
+			[]string{"demo-2 AwaitingCopy: cluster demo: it is stopped and retained data here; a snapshot of that data must first be on another node"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

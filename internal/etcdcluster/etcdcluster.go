@@ -5,6 +5,6 @@
 //	EtcdMember    one etcd server on one node  the node runs it: package host, and package member for the process
 //	EtcdSnapshot  one snapshot, kept by nodes  the node takes, verifies, copies and deletes it: packages host and snapshot
 //
-// The coordinator never calls a node. What it wants of a node is in the specs of the objects, and what it knows of a node is in
-// their status. It talks to the members themselves as a client of etcd: package etcd.
+// The coordinator never calls a node. It writes what nodes should do to the specs of the objects, and reads what nodes report from their
+// status. It talks to the members themselves as a client of etcd: package etcd.
 package etcdcluster

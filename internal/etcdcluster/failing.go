@@ -31,8 +31,8 @@ func (w World) failedAfter() time.Duration {
 }
 
 // recordFailures keeps status.failing: voters whose process does not stay up though their node is there, and new members that make no progress.
-// A voter of which the node says that it runs does not count, even if the coordinator cannot reach it, and the time of one that starts begins anew
-// as long as its data grows: it may replay a long log.
+// A voter that its node reports as running does not count, even if the coordinator cannot reach it. While the data of a starting member grows,
+// its time starts over, because it may replay a long log.
 func (p *planner) recordFailures() {
 	var list []v1alpha1.EtcdMemberFailure
 	for _, m := range p.current {
@@ -54,9 +54,9 @@ func (p *planner) recordFailures() {
 	}
 }
 
-// recordFirst keeps status.failing while the first member of an incarnation starts, when etcd lists nobody yet: one with an error, until it
-// answers. Its time begins anew when it gets further than it ever did; a retry that begins with less data does not. However long one without an
-// error takes, it may be restoring much data.
+// recordFirst keeps status.failing while the first member of an incarnation starts, when etcd lists no member yet. A member with an error is
+// listed until it answers. Its time starts over when it gets further than ever before; a retry that begins with less data does not count. A
+// member without an error may take any time, because it may be restoring much data.
 func (p *planner) recordFirst(m memberView) {
 	next := v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Restarts: m.Status.Restarts, Progress: m.Status.DataBytes}
 	was := p.failure(m.Name)
@@ -146,8 +146,8 @@ func (p *planner) failingVoters() []memberView {
 	})
 }
 
-// replacesFailed returns whether a voter is replaced because it has failed for too long. If two fail at once, what is wrong may be in the data or
-// the options of all of them, and a replacement would only spread it: a person has to look.
+// replacesFailed returns whether a voter is replaced because it has failed for too long. If two fail at once, the cause may be in the data or the
+// options of all of them, and a replacement would only spread it. Then a person has to act.
 func (p *planner) replacesFailed(m memberView) bool {
 	return m.voter() && p.failedTooLong(m) && len(p.failingVoters()) == 1
 }
@@ -192,10 +192,10 @@ func (p *planner) avoid(node string) {
 	p.status.Avoid = append(p.status.Avoid, v1alpha1.EtcdAvoidedNode{Node: node, Until: until})
 }
 
-// avoided returns whether new members rather go elsewhere.
+// avoided returns whether new members are preferably placed elsewhere.
 func (p *planner) avoided(node string) bool { return p.reluctance(node) > 0 }
 
-// reluctance returns how much rather new members go elsewhere: most where a voter fails now, less where one failed a while ago.
+// reluctance returns how strongly new members are placed elsewhere: most where a voter fails now, less where one failed a while ago.
 func (p *planner) reluctance(node string) int {
 	switch {
 	case slices.ContainsFunc(p.failingVoters(), func(m memberView) bool { return m.Spec.Node == node }):
@@ -206,7 +206,7 @@ func (p *planner) reluctance(node string) int {
 	return 0
 }
 
-// failingMessage says which members fail, and what happens about it. A new member is mentioned once it has made no progress for half of its time.
+// failingMessage names the members that fail, and what happens about it. A new member is mentioned once it has made no progress for half of its time.
 func (p *planner) failingMessage() string {
 	var parts []string
 	for _, m := range p.current {
@@ -229,7 +229,7 @@ func (p *planner) failingMessage() string {
 	case !p.hasRun():
 		return text + fmt.Sprintf("Another node is tried when it has failed for %s.", p.failedAfter())
 	case len(p.failingVoters()) > 1:
-		return text + "Several members fail at once, so none is replaced: look at the logs of their processes, and mend the cause."
+		return text + "Several members fail at once, so none is replaced: read the logs of their processes, and fix the cause."
 	case p.readyVoters() < quorum(p.votes()):
 		return text + "It is replaced when the others have a quorum."
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
-// DescribePhase says in a sentence how far a cluster is, and how a stopped one is started.
+// DescribePhase returns the phase of a cluster in words, and how a stopped one is started.
 func DescribePhase(ec *v1alpha1.EtcdCluster) string {
 	switch ec.Status.Phase {
 	case "":
@@ -103,14 +103,14 @@ func TakeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 	}
 }
 
-// DefaultRestoreExpiry is how long a restore order may wait before it is not carried out any more.
+// DefaultRestoreExpiry is how long a restore order may wait before it expires.
 const DefaultRestoreExpiry = time.Hour
 
-// RestoreOptions are what a person asks of a restore.
+// RestoreOptions are what a person requests of a restore.
 type RestoreOptions struct {
 	// Snapshot to restore from: an EtcdSnapshot, none to start empty, or empty for the newest verified one.
 	Snapshot string
-	// FromMember is a node, or a member, whose data becomes the cluster.
+	// FromMember is a node, or a member, from whose data the cluster is restored.
 	FromMember string
 	// Gone are nodes that are confirmed to be gone for good.
 	Gone []string
@@ -123,7 +123,7 @@ type RestoreOptions struct {
 // Restore orders a restore of a cluster. It refuses a cluster that serves clients unless it is forced. It returns what the cluster is restored
 // from, and what happens next.
 func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o RestoreOptions) (from, text string, err error) {
-	name := kind.NameIn(ec.Namespace, ec.Name)
+	name, serving := kind.NameIn(ec.Namespace, ec.Name), servingVoters(ec)
 	order := &v1alpha1.EtcdRestoreOrder{
 		ID: strconv.FormatInt(time.Now().UnixMilli(), 36), Gone: o.Gone, Force: o.Force, Expires: metav1.NewTime(time.Now().Add(cmp.Or(o.Expires, DefaultRestoreExpiry))),
 	}
@@ -131,16 +131,18 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 	case o.Expires < 0:
 		return "", "", errors.New("--expires must not be negative")
 	case o.FromMember != "" && o.Snapshot != "":
-		return "", "", errors.New("give either --snapshot or --from-member")
+		return "", "", errors.New("--snapshot and --from-member cannot be combined")
+	case o.FromMember != "" && serving > 0 && !o.Force: // the coordinator refuses it, also with --force
+		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; nothing needs to be restored from a member", name, serving)
 	case o.FromMember != "":
 		order.Member, err = memberOn(ctx, c, ec, o.FromMember)
 		from = "from the data of member " + order.Member
 	case len(o.Gone) > 0:
-		return "", "", errors.New("--gone is only for --from-member")
+		return "", "", errors.New("--gone can only be combined with --from-member")
 	default:
 		order.Snapshot = cmp.Or(o.Snapshot, ec.Status.Snapshot)
 		if order.Snapshot == "" {
-			return "", "", fmt.Errorf("etcd cluster %s has no verified snapshot; to go on from the data of a member use --from-member, to start empty --snapshot none", name)
+			return "", "", fmt.Errorf("etcd cluster %s has no verified snapshot; to continue from the data of a member set --from-member, to start empty set --snapshot none", name)
 		}
 		from = "from snapshot " + order.Snapshot
 		if order.Snapshot == v1alpha1.EtcdFromNothing {
@@ -151,8 +153,8 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 	if err != nil {
 		return "", "", err
 	}
-	if serving := servingVoters(ec); serving > 0 && !o.Force {
-		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; keys written since would not be in what is restored %s; use --force to restore anyway", name, serving, from)
+	if serving > 0 && !o.Force {
+		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; a restore %s would lose keys that were written since; set --force to restore anyway", name, serving, from)
 	}
 	text, err = orderRestore(ctx, c, ec, order, from)
 	return cmp.Or(order.Snapshot, order.Member), text, err
@@ -221,7 +223,7 @@ func orderRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 			ec.Spec.Restore = order
 			text = fmt.Sprintf("restoring etcd cluster %s %s (order %s); `ebb status etcdclusters` shows its progress\n", ec.Name, from, order.ID)
 		case order.Member != "":
-			return false, fmt.Errorf("etcd cluster %s is to be stopped; set its size first: `%s`", kind.NameIn(ec.Namespace, ec.Name), startCommand(ec))
+			return false, fmt.Errorf("etcd cluster %s is stopped or being stopped; set its size first: `%s`", kind.NameIn(ec.Namespace, ec.Name), startCommand(ec))
 		default:
 			ec.Spec.RestoreFrom = order.Snapshot
 			text = fmt.Sprintf("etcd cluster %s is restored %s when it is started: `%s`\n", ec.Name, from, startCommand(ec))
@@ -247,7 +249,7 @@ func CancelRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluste
 	})
 }
 
-// Discard has the data of a former member deleted that was set aside.
+// Discard orders the deletion of the data of a former member that was set aside.
 func Discard(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, member string) error {
 	var names []string
 	for _, a := range ec.Status.SetAside {

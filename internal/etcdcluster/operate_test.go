@@ -80,8 +80,11 @@ func TestARestoreThatWouldLoseKeysIsRefused(t *testing.T) {
 	if _, _, err := Restore(t.Context(), nil, ec, RestoreOptions{Snapshot: "none"}); err == nil || !strings.Contains(err.Error(), "serves clients: 3 of its voters are healthy") {
 		t.Errorf("a cluster that serves clients: %v", err)
 	}
+	if _, _, err := Restore(t.Context(), nil, ec, RestoreOptions{FromMember: "n1"}); err == nil || !strings.Contains(err.Error(), "nothing needs to be restored from a member") {
+		t.Errorf("from a member of a cluster that serves clients: %v", err)
+	}
 	for want, o := range map[string]RestoreOptions{
-		"either --snapshot or --from-member": {Snapshot: "s", FromMember: "n1"}, "--gone is only for --from-member": {Gone: []string{"n1"}}, "--expires must not be negative": {Expires: -1},
+		"--snapshot and --from-member cannot be combined": {Snapshot: "s", FromMember: "n1"}, "--gone can only be combined with --from-member": {Gone: []string{"n1"}}, "--expires must not be negative": {Expires: -1},
 	} {
 		if _, _, err := Restore(t.Context(), nil, ec, o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", o, err)

@@ -241,10 +241,10 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"set-desired demo-1 Delete, set-desired demo-2 Delete, set-desired demo-3 Delete", "Scaling", "Stopping cluster: waiting for its processes to end",
 		},
 		{"a moment without a leader is no failure", runningWorld(3, noQuorum, func(w *World) { w.Cluster.Status.Conditions = nil }), "", "Running", "Waiting for a quorum of the members"},
-		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, etcd.View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot and no data on a node that is there; to give up every key and start empty run `ebb etcd restore demo --snapshot none`."},
+		{"no new cluster where one was recorded", runningWorld(3, func(w *World) { w.Members, w.View = nil, etcd.View{} }), "", "Failed", "No member of cluster c1 is left. There is no verified snapshot, and no data on a reachable node; to give up every key and start empty run `ebb etcd restore demo --snapshot none`."},
 		{
 			"a quorum that is lost is told with the remedy", runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum), "", "Failed",
-			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: To go on from the data of a member that is left run `ebb etcd restore demo --from-member NODE`, with NODE n1.",
+			"1 of 3 voters answer, 2 are needed: bring demo-2 and demo-3 back. If they are lost for good: To continue from the data of one member run `ebb etcd restore demo --from-member NODE`, with NODE n1.",
 		},
 		{
 			"when all nodes moved at once, the condition says so", runningWorld(3, noQuorum, func(w *World) {
@@ -252,7 +252,7 @@ func TestWhatIsDoneNext(t *testing.T) {
 					m.Status.Phase, m.Status.Error, w.View.Health[m.Name] = v1alpha1.EtcdMemberFailed, "the node has another address", etcd.Health{}
 				}
 			}), "", "Failed",
-			"0 of 3 voters answer, 2 are needed: bring demo-1 and demo-2 and demo-3 back (demo-1: the node has another address). If they are lost for good: To go on from the data of a member that is left run `ebb etcd restore demo --from-member NODE`, with NODE n1 or n2 or n3.",
+			"0 of 3 voters answer, 2 are needed: bring demo-1 and demo-2 and demo-3 back (demo-1: the node has another address). If they are lost for good: To continue from the data of one member run `ebb etcd restore demo --from-member NODE`, with NODE n1 or n2 or n3.",
 		},
 		{
 			"a member whose node got another address is listed there first", runningWorld(3, unhealthy("demo-3"), movedTo("demo-3", "https://elsewhere:1")), "update-peer demo-3", "Scaling",

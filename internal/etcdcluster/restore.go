@@ -22,7 +22,7 @@ import (
 //
 // Nothing is deleted for it. What the new incarnation may lack is set aside until somebody discards it by name.
 
-// followOrder carries spec.restore out. It returns whether the members are stopped for it, so that nothing else may be done with them.
+// followOrder carries out spec.restore. It returns whether the members are stopped for it, so that no other step may touch them.
 func (p *planner) followOrder() (busy bool) {
 	order := p.Cluster.Spec.Restore
 	if was := p.status.Restore; was != nil && !was.Phase.Final() && was.Phase != v1alpha1.EtcdRestoreStarting && (order == nil || order.ID != was.ID) {
@@ -39,10 +39,10 @@ func (p *planner) followOrder() (busy bool) {
 	case state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreStarting:
 		return false
 	case p.Cluster.Size() == 0 && order.Member != "":
-		p.refuseRestore(fmt.Sprintf("The cluster is to be stopped, for which its members run again. To restore it set a size other than 0, or run `ebb etcd resume %s` if its schedule has stopped it; then order the restore again.", p.commandName()))
+		p.refuseRestore(fmt.Sprintf("The cluster is being stopped, and its members run again for that. To restore it set a size other than 0, or run `ebb etcd resume %s` if its schedule has stopped it; then order the restore again.", p.commandName()))
 		return false
 	case p.Cluster.Size() == 0:
-		p.refuseRestore("The cluster is to be stopped. Set spec.restoreFrom: its next start obeys that.")
+		p.refuseRestore("The cluster is stopped or being stopped. Set spec.restoreFrom instead: the next start obeys it.")
 		return false
 	case state.Phase == v1alpha1.EtcdRestoreWaiting && p.Now.After(order.Expires.Time):
 		p.setRestore(v1alpha1.EtcdRestoreExpired, "The order expired before it could be carried out. "+state.Message)
@@ -50,7 +50,7 @@ func (p *planner) followOrder() (busy bool) {
 	case order.Member != "":
 		return p.restoreFromMember(order)
 	case p.serves() && !order.Force:
-		p.refuseRestore("The cluster serves clients; a restore would leave behind what they wrote since. Order it with --force to restore anyway.")
+		p.refuseRestore("The cluster serves clients; a restore would lose what they wrote since. Order it with --force to restore anyway.")
 		return false
 	}
 	from := &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdDelete}
@@ -93,8 +93,8 @@ func (p *planner) refuseRestore(why string) { p.setRestore(v1alpha1.EtcdRestoreR
 // awaitRestore reports what an order waits for.
 func (p *planner) awaitRestore(what string) { p.setRestore(p.status.Restore.Phase, what) }
 
-// restoreFromMember stops all members that it can reach, compares their logs, has a snapshot made of the data of the one that was named, and
-// starts a new incarnation from that.
+// restoreFromMember stops all reachable members, compares their logs, orders a snapshot of the data of the named member, and starts a new
+// incarnation from that.
 func (p *planner) restoreFromMember(order *v1alpha1.EtcdRestoreOrder) (busy bool) {
 	begun := p.begun()
 	at := slices.IndexFunc(begun, func(m memberView) bool { return m.Name == order.Member })
@@ -116,7 +116,7 @@ func (p *planner) restoreFromMember(order *v1alpha1.EtcdRestoreOrder) (busy bool
 	}
 	p.setRestore(v1alpha1.EtcdRestoreReading, "Waiting until every member that can be reached has stopped.")
 	p.reportScaling("Restoring the cluster from the data of member %s on %s", order.Member, begun[at].Spec.Node)
-	if !p.allStopped(begun, order) {
+	if !p.stopAll(begun, order) {
 		return true
 	}
 	if why := p.unfitSource(begun, begun[at], order); why != "" {
@@ -147,8 +147,8 @@ func (p *planner) voted(m memberView) bool {
 	return rest != nil && slices.ContainsFunc(rest.Members, func(was v1alpha1.EtcdMemberInfo) bool { return was.Name == m.Name })
 }
 
-// mayServeElsewhere returns why members on absent nodes may still serve clients, or may yet do so. A fence ends no process of etcd: as long as
-// the cut off members are a quorum among themselves, somebody has to confirm that they are gone. The quorum is one of the voters that are
+// mayServeElsewhere returns why members on absent nodes may serve clients now or later. A fence does not end a process of etcd: as long as the
+// cut off members are a quorum among themselves, somebody has to confirm that they are gone. The quorum is one of the voters that are
 // known; a learner that is cut off counts as if it had become one.
 func (p *planner) mayServeElsewhere(begun []memberView, order *v1alpha1.EtcdRestoreOrder) string {
 	var cutOff []string
@@ -180,8 +180,8 @@ func (m memberView) stoppedForRestore() bool {
 	return m.Spec.Want == v1alpha1.EtcdMemberStop && m.Spec.ReportLog && m.is(v1alpha1.EtcdMemberStopped) && (m.Status.Log != nil || !m.Status.Data)
 }
 
-// allStopped asks for every member to stop and to report its log, and returns whether those that can be reached have.
-func (p *planner) allStopped(begun []memberView, order *v1alpha1.EtcdRestoreOrder) bool {
+// stopAll orders every member to stop and to report its log, and returns whether all reachable ones have done so.
+func (p *planner) stopAll(begun []memberView, order *v1alpha1.EtcdRestoreOrder) bool {
 	all := true
 	for _, m := range begun {
 		p.setDesired(m, v1alpha1.EtcdMemberStop, func(s *v1alpha1.EtcdMemberSpec) { s.ReportLog = true })
@@ -202,8 +202,8 @@ func (p *planner) allStopped(begun []memberView, order *v1alpha1.EtcdRestoreOrde
 	return all
 }
 
-// unfitSource returns why the data of a member must not become the cluster: it has none, another one is known to have newer entries, or it is a
-// learner and a voter may have newer ones. What a quorum has acknowledged a learner may lack.
+// unfitSource returns why the cluster must not be restored from the data of a member: the member has none, another member is known to have newer
+// entries, or it is a learner and a voter may have newer ones. A learner may lack entries that a quorum has acknowledged.
 func (p *planner) unfitSource(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) string {
 	if !source.Status.Data || source.Status.Log == nil {
 		return fmt.Sprintf("Member %s on %s has no data.", source.Name, source.Spec.Node)
@@ -222,8 +222,8 @@ func (p *planner) unfitSource(begun []memberView, source memberView, order *v1al
 }
 
 // newerLog returns the member with the newest log, if that is newer than the source's; one that can be reached counts first. A log that was reported
-// counts though the node is absent now: entries are never lost from the log of a member, they are only replaced by those of a later term. Only
-// somebody's word that the node is gone makes it not count.
+// counts though the node is absent now: a log never loses entries, they are only replaced by those of a later term. It does not
+// count if somebody has confirmed that the node is gone.
 func (p *planner) newerLog(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) (newest memberView, there bool) {
 	for _, m := range begun {
 		live := p.Live(m.Spec.Node)
@@ -237,7 +237,7 @@ func (p *planner) newerLog(begun []memberView, source memberView, order *v1alpha
 	return newest, there
 }
 
-// hasNewerLog says that a member has a newer log than the source of a restore, and what to do.
+// hasNewerLog returns the message that a member has a newer log than the source of a restore, and what to do.
 func (p *planner) hasNewerLog(m, source memberView, order *v1alpha1.EtcdRestoreOrder) string {
 	text := fmt.Sprintf("Member %s on %s has a newer log (term %d, index %d) than %s on %s (term %d, index %d). ",
 		m.Name, m.Spec.Node, m.Status.Log.Term, m.Status.Log.Index, source.Name, source.Spec.Node, source.Status.Log.Term, source.Status.Log.Index)
@@ -251,7 +251,7 @@ func (p *planner) hasNewerLog(m, source memberView, order *v1alpha1.EtcdRestoreO
 		m.Spec.Node, instead, strings.Join(gone, ","))
 }
 
-// unknownVoters returns the nodes of voters that reported no log, and of which nobody said that they are gone.
+// unknownVoters returns the nodes of voters that reported no log and were not confirmed to be gone.
 func (p *planner) unknownVoters(begun []memberView, order *v1alpha1.EtcdRestoreOrder) []string {
 	var nodes []string
 	for _, m := range begun {
@@ -265,21 +265,21 @@ func (p *planner) unknownVoters(begun []memberView, order *v1alpha1.EtcdRestoreO
 	return slices.Compact(nodes)
 }
 
-// readMember has a snapshot made of a stopped member's data, and begins the new incarnation once that is verified.
+// readMember orders a snapshot of a stopped member's data, and begins the new incarnation once it is verified.
 func (p *planner) readMember(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) (busy bool) {
 	name := SnapshotName(p.Cluster, "r-"+order.ID)
 	p.status.Restore.Snapshot = name
 	s := p.find(name)
 	switch {
 	case s == nil:
-		p.awaitRestore("Making snapshot " + name + " of the data of member " + source.Name + ".")
+		p.awaitRestore("Taking snapshot " + name + " of the data of member " + source.Name + ".")
 		p.createDataSnapshot(name, source)
 		return true
 	case s.Status.Error != "" || !s.DeletionTimestamp.IsZero():
-		p.refuseRestore(fmt.Sprintf("Snapshot %s could not be made of the data of member %s on %s%s. Nothing was deleted.", name, source.Name, source.Spec.Node, because(s.Status.Error)))
+		p.refuseRestore(fmt.Sprintf("Snapshot %s of the data of member %s on %s could not be taken%s. Nothing was deleted.", name, source.Name, source.Spec.Node, because(s.Status.Error)))
 		return false
 	case s.Status.Facts == nil || !p.available(s):
-		p.awaitRestore("Making snapshot " + name + " of the data of member " + source.Name + ".")
+		p.awaitRestore("Taking snapshot " + name + " of the data of member " + source.Name + ".")
 		return true
 	}
 	p.setAside(func(m memberView) string { return p.leftBehind(m, source) })

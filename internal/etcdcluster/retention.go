@@ -22,7 +22,7 @@ func (p *planner) keepSnapshots() {
 		case p.stage() == StageDeleting: // remove deletes them
 		case slices.Contains(doomed, s):
 			p.act(Action{Do: DeleteSnapshot, Snapshot: s})
-		case s.Spec.TrialBytes > 0: // try places it
+		case s.Spec.TrialBytes > 0: // checkRoom places it
 		default:
 			next := s.DeepCopy()
 			next.Spec.Nodes = p.copyTargets(s, s.Spec.Nodes, p.status.Stop == nil || p.status.Stop.Snapshot != s.Name)

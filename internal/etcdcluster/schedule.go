@@ -88,8 +88,8 @@ func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 	return due, nil
 }
 
-// parseCron reads a cron expression. One that names hours and minutes is meant by the clock on the wall: a time that the change to summer time
-// leaves out comes when it is over, and one that the change to winter time repeats comes once. Others go on with the time that passes.
+// parseCron reads a cron expression. An expression with fixed hours and minutes follows local time: a time that the change to summer
+// time skips comes at the end of the skipped hour, and a time that the change to winter time repeats comes once. Others follow elapsed time.
 func parseCron(name, text, zone string) (cron.Schedule, error) {
 	if text == "" {
 		return nil, nil
@@ -118,7 +118,7 @@ func parseCron(name, text, zone string) (cron.Schedule, error) {
 	return wallClock{parsed, place}, nil
 }
 
-// wallClock is a schedule by the clock on the wall of a place. Within, that clock is taken for UTC, which leaves out and repeats nothing.
+// wallClock is a schedule by the local time of a place. It treats local time as UTC, which skips and repeats nothing.
 type wallClock struct {
 	cron.Schedule
 	place *time.Location

@@ -109,7 +109,7 @@ func copyErrors(copies []v1alpha1.EtcdSnapshotCopy) string {
 	return strings.Join(list, "; ")
 }
 
-// taken says how far a snapshot is that is being taken.
+// taken returns the progress of a snapshot that is being taken.
 func taken(s *v1alpha1.EtcdSnapshot) string {
 	t := s.Status.Taking
 	switch {
@@ -121,7 +121,7 @@ func taken(s *v1alpha1.EtcdSnapshot) string {
 	return fmt.Sprintf(", %s, %s of %s", strings.ToLower(t.Step), humanize.IBytes(uint64(t.Done)), humanize.IBytes(uint64(t.Total)))
 }
 
-// arriving says how much of copies that are on their way has arrived.
+// arriving returns how much of the copies that are being transferred has arrived.
 func arriving(s *v1alpha1.EtcdSnapshot) string {
 	text := ""
 	for _, c := range s.Status.Copies {

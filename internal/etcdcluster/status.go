@@ -47,7 +47,7 @@ func (p *planner) fillStatus() {
 	p.addEvents()
 }
 
-// startWaits is between the message of a start and what it waits for.
+// startWaits separates the message of a start from what it waits for.
 const startWaits = ". "
 
 // finishStart records how long a start took once every member is healthy.
@@ -181,7 +181,7 @@ func (p *planner) reportQuorum() {
 		return
 	}
 	if p.View.Error != "" && answering >= quorum(voters) {
-		p.quorumLost = fmt.Sprintf("%d of %d voters answer, and none lists the members: %s. If etcd's auth is enabled, the cluster has to require certificates of clients (spec.tls.client), or auth has to be disabled.",
+		p.quorumLost = fmt.Sprintf("%d of %d voters answer, and none lists the members: %s. If etcd's auth is enabled, set spec.tls.client to true, or disable auth.",
 			answering, voters, p.View.Error)
 		p.phase = v1alpha1.EtcdClusterPhaseFailed
 		return

@@ -33,7 +33,7 @@ const (
 	// pauseFirst and pauseMost bound the time for which clients are served after a stop that could not be completed.
 	pauseFirst = 10 * time.Second
 	pauseMost  = 10 * time.Minute
-	// trialMost bounds the time until nodes are asked for room again. That keeps nobody out.
+	// trialMost bounds the time until nodes are asked for room again. Clients are served meanwhile.
 	trialMost = time.Minute
 
 	defaultStopTimeout = 5 * time.Minute
@@ -137,7 +137,7 @@ func (p *planner) stopTimeout() time.Duration {
 	return defaultStopTimeout
 }
 
-// stuckOn says what a stop that takes too long waits for.
+// stuckOn returns what a stop that takes too long waits for.
 func (p *planner) stuckOn() string {
 	stop := p.status.Stop
 	s := p.find(stop.Snapshot)
@@ -159,7 +159,7 @@ func (p *planner) stuckOn() string {
 	return p.copyProgress(s)
 }
 
-// copyProgress says on how many nodes a snapshot is, and why it is not on more.
+// copyProgress returns on how many nodes a snapshot is, and why it is not on more.
 func (p *planner) copyProgress(s *v1alpha1.EtcdSnapshot) string {
 	text := fmt.Sprintf("snapshot %s is on %d of %d nodes", s.Name, len(p.goodCopies(s)), p.copiesNeeded())
 	if errs := copyErrors(p.status.Stop.CopyFailures); errs != "" {
@@ -216,7 +216,7 @@ func (p *planner) seal() {
 		p.pauseAfter(failed)
 		return
 	}
-	if p.needsTrial() && !p.try() {
+	if p.needsTrial() && !p.checkRoom() {
 		return
 	}
 	p.keepOut()

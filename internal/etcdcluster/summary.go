@@ -11,7 +11,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kind"
 )
 
-// Summarize says how etcd clusters are.
+// Summarize counts etcd clusters by state.
 func Summarize(list []v1alpha1.EtcdCluster) *kind.Summary {
 	k := kind.NewSummary("etcd cluster", "etcd clusters", "ebb status etcdclusters")
 	for i := range list {
@@ -31,7 +31,7 @@ func Message(ec *v1alpha1.EtcdCluster) string {
 	return finalRestore(ec)
 }
 
-// finalRestore says how the last restore order ended, if it was not carried out and still stands in the spec.
+// finalRestore returns how the last restore order ended, if it was not carried out and is still in the spec.
 func finalRestore(ec *v1alpha1.EtcdCluster) string {
 	order, state := ec.Spec.Restore, ec.Status.Restore
 	if order == nil || state == nil || order.ID != state.ID || !state.Phase.Final() || state.Phase == v1alpha1.EtcdRestoreDone {

@@ -26,7 +26,7 @@ type askings struct {
 	since map[string]time.Time
 }
 
-// saw notes who is asked, and returns since when. Without a trial nobody is.
+// saw records which nodes the trial asks, and returns since when each is asked; nil without a trial.
 func (a *askings) saw(trial *v1alpha1.EtcdSnapshot, now time.Time) map[string]time.Time {
 	if trial == nil {
 		*a = askings{}
@@ -62,14 +62,14 @@ func (w World) late(node string) bool {
 	return asked && w.Now.Sub(since) > trialLimit
 }
 
-// needsTrial returns whether clients are served that the stop is about to keep out for the time that its copies take.
+// needsTrial returns whether the stop is about to keep clients out until its copies are made. Then nodes are first asked whether they have room.
 func (p *planner) needsTrial() bool {
 	stop := p.status.Stop
 	return stop.SealedSince == nil && stop.OnStop == v1alpha1.EtcdSnapshotThenDelete && p.stage() == StageStopping
 }
 
-// try returns whether enough nodes have room for a copy, and asks them until that is known. Clients are served meanwhile.
-func (p *planner) try() bool {
+// checkRoom asks nodes whether they have room for a copy of the snapshot, and returns whether enough of them have. Clients are served meanwhile.
+func (p *planner) checkRoom() bool {
 	stop := p.status.Stop
 	stop.PausedUntil, p.snapFailed = nil, p.lastFailure()
 	p.reportWaiting("checking that nodes have room for a copy of the snapshot; clients are served meanwhile")
@@ -146,15 +146,15 @@ func (p *planner) trialTargets(trial *v1alpha1.EtcdSnapshot, from memberView) []
 	targets := p.copyTargets(trial, append([]string{from.Spec.Node}, trial.Spec.Nodes...), false)
 	for _, node := range append([]string{from.Spec.Node}, trial.Spec.Nodes...) {
 		if !slices.Contains(targets, node) {
-			targets = append(targets, node) // who was asked stays asked: its answer counts
+			targets = append(targets, node) // a node that was asked stays in the list, because its answer counts
 		}
 	}
 	slices.Sort(targets)
 	return targets
 }
 
-// recordSilence counts nodes that did not answer in time as without room, if others answered. Until they answer they are asked last, also by later
-// trials of the same stop: else each of those would wait for them again.
+// recordSilence counts nodes that did not answer in time as having no room, if others answered. Until they answer they are asked last, also by later
+// trials of the same stop; otherwise each of these would wait for them again.
 func (p *planner) recordSilence(trial *v1alpha1.EtcdSnapshot) {
 	stop := p.status.Stop
 	for _, node := range trial.Spec.Nodes {

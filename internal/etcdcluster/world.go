@@ -86,8 +86,7 @@ func (m memberView) address() string {
 	return m.Status.PeerURL
 }
 
-// goneFor says how long nobody has lived on a node, and whether anybody does not. A node whose object is gone was taken away by a
-// person.
+// goneFor returns how long the lease of a node has been free, and whether it is free. If the Node object is gone, a person has removed the node.
 func (w World) goneFor(node string) (time.Duration, bool) {
 	if w.Live(node) {
 		return 0, false
@@ -98,12 +97,12 @@ func (w World) goneFor(node string) (time.Duration, bool) {
 	}
 	ready := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeReady)
 	if ready == nil || ready.Status == "True" {
-		return 0, true // the coordinator has not written it down yet
+		return 0, true // the coordinator has not recorded it yet
 	}
 	return w.Now.Sub(ready.LastTransitionTime.Time), true
 }
 
-// goneForGood says whether a node has been gone for longer than the cluster waits.
+// goneForGood returns whether a node has been gone for longer than the cluster waits.
 func (w World) goneForGood(node string) bool {
 	patience := 5 * time.Minute
 	if after := w.Cluster.Spec.ReplaceAfter; after != nil && after.Duration > 0 {

@@ -224,7 +224,7 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return err
 		}
-		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned: %s. It is tried again; check admission webhooks and the right of the coordinator to update nodes.", s.Event.Spec.NodeName, bounded(err.Error()))}
+		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned; trying again: %s. Check admission webhooks and the coordinator's permission to update nodes.", s.Event.Spec.NodeName, bounded(err.Error()))}
 	case ActionLift:
 		return t.writeCordon(ctx, s.Node, s.Before)
 	case ActionHold:
@@ -344,7 +344,7 @@ func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) erro
 
 func (t *turn) deleteResource(ctx context.Context, e *v1alpha1.HealthEvent) error {
 	if t.resources == nil {
-		t.Log.Warn("health: a custom resource is left, because --drain-config has no custom drain", "event", e.Name, "resource", e.Status.CustomResource.Name)
+		t.Log.Warn("health: a custom resource was not deleted, because --drain-config has no custom drain", "event", e.Name, "resource", e.Status.CustomResource.Name)
 		return nil
 	}
 	err := t.resources.Delete(ctx, t.term, e)

@@ -183,7 +183,7 @@ func (a *API) drop(ctx context.Context, specs []v1alpha1.HealthEventSpec, result
 		case len(known) >= most:
 			reason = fmt.Sprintf("there are %d health events, and at most %d are stored", len(known), most)
 		case !s.IsHealthy && open[key] >= MaxOpenEvents:
-			reason = fmt.Sprintf("check %q of node %s has %d events that are not over, and more say nothing new", s.CheckName, s.NodeName, open[key])
+			reason = fmt.Sprintf("check %q of node %s has %d unfinished events; no more are stored until some have ended", s.CheckName, s.NodeName, open[key])
 		default:
 			known[name] = true
 			if !s.IsHealthy {

@@ -407,7 +407,7 @@ func (r *round) quarantine() (joining bool) {
 			r.admit(e, v1alpha1.Quarantined)
 			joining = true
 		case len(owners)+len(adds) >= maxOwners:
-			r.wait(e, WaitProblems, fmt.Sprintf("Node %s is quarantined for %d other problems. The event joins them when some of those are over.", r.name, maxOwners))
+			r.wait(e, WaitProblems, fmt.Sprintf("Node %s is quarantined for %d other problems. The event joins them when some of those have ended.", r.name, maxOwners))
 		default:
 			adds = append(adds, e)
 		}
@@ -429,7 +429,7 @@ func (r *round) quarantine() (joining bool) {
 // nodes. What the others say does not depend on them, so that a change writes one event and not all that wait.
 func (r *round) waitForRoom(e *v1alpha1.HealthEvent, repeats bool) {
 	const remedy = "Uncordon one of them, or raise quarantine.maxShare in the file of --drain-config."
-	message := fmt.Sprintf("At most %v%% of the nodes, or one, may be cordoned at once, and as many are; the oldest event that waits for this names them. %s", r.Config.Quarantine.MaxShare, remedy)
+	message := fmt.Sprintf("At most %v%% of the nodes, or one, may be cordoned at once, and that many are; the oldest waiting event names them. %s", r.Config.Quarantine.MaxShare, remedy)
 	if !r.shared.named {
 		r.shared.named = true
 		message = fmt.Sprintf("At most %d of %d nodes may be cordoned at once, and these are: %s. %s", r.limit(), len(r.Nodes), some(append(r.cordoned(), r.shared.taken...)), remedy)

@@ -285,7 +285,7 @@ func (r *Resources) Get(ctx context.Context, cr *v1alpha1.CustomResource) (*unst
 		r.known = false // perhaps the definition was deleted too
 		return nil, nil
 	}
-	wait := Wait{Reason: WaitUnreadable, Message: fmt.Sprintf("Could not read %s %s: %v. Trying again; see the definition of its kind, and its conversion webhook if it has one.", cr.Kind, cr.Name, err)}
+	wait := Wait{Reason: WaitUnreadable, Message: fmt.Sprintf("Could not read %s %s: %v. Trying again. Check the CustomResourceDefinition of its kind, and its conversion webhook if it has one.", cr.Kind, cr.Name, err)}
 	switch {
 	case apierrors.IsForbidden(err):
 		wait = forbidden(cr, err)
@@ -419,7 +419,7 @@ func (r *Resources) explain(err error, cr *v1alpha1.CustomResource) error {
 	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
 		return &Wait{WaitRefused, fmt.Sprintf("The API refused %s %s: %s. Correct the template and restart the nodes.", cr.Kind, cr.Name, bounded(err.Error()))}
 	case apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces":
-		return &Wait{WaitNamespace, fmt.Sprintf("There is no namespace %s: create it, and the drain goes on.", cr.Namespace)}
+		return &Wait{WaitNamespace, fmt.Sprintf("There is no namespace %s: create it; the drain then continues.", cr.Namespace)}
 	case apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err):
 		r.mu.Lock()
 		r.known = false

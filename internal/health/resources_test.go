@@ -202,7 +202,7 @@ func TestResourcesOnARealAPI(t *testing.T) {
 	// A namespace that is missing is named.
 	elsewhere := resourceEvent("")
 	elsewhere.Status.CustomResource.Namespace = "nowhere"
-	if _, err := r.Create(r.ctx, elsewhere); err == nil || err.Error() != "There is no namespace nowhere: create it, and the drain goes on." {
+	if _, err := r.Create(r.ctx, elsewhere); err == nil || err.Error() != "There is no namespace nowhere: create it; the drain then continues." {
 		t.Errorf("%v", err)
 	}
 

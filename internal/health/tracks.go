@@ -295,7 +295,7 @@ func (r *round) custom(e *v1alpha1.HealthEvent) track {
 		return track{failed: true, message: fmt.Sprintf("%s %s: %s", cr.Kind, cr.Name, cr.Message)}
 	}
 	if c == nil || cr.APIVersion != c.GVK.GroupVersion().String() || cr.Kind != c.GVK.Kind {
-		return track{reason: WaitDisabled, message: fmt.Sprintf("The drain waits for %s %s, and --drain-config no longer has this kind: restore it, or uncordon the node.", cr.Kind, cr.Name)}
+		return track{reason: WaitDisabled, message: fmt.Sprintf("The drain waits for %s %s, and --drain-config no longer has this kind: restore it there, or uncordon the node.", cr.Kind, cr.Name)}
 	}
 	if cr.Outcome == v1alpha1.ResourceLost {
 		return r.replaceLost(e)
@@ -369,7 +369,7 @@ func (r *round) watch(e *v1alpha1.HealthEvent, c *drainconfig.CustomDrain) track
 			r.endResource(e, v1alpha1.ResourceTimedOut, fmt.Sprintf("It was not complete after %s.", c.Timeout))
 		})
 	}
-	return track{reason: WaitResource, message: fmt.Sprintf("Waiting for the controller of %s %s%s. It has %s; see its log if nothing happens.", cr.Kind, cr.Name, conditionOf(object, c), c.Timeout)}
+	return track{reason: WaitResource, message: fmt.Sprintf("Waiting for the controller of %s %s%s. It has %s; if nothing happens, check its log.", cr.Kind, cr.Name, conditionOf(object, c), c.Timeout)}
 }
 
 // Judge returns how a custom resource ended, or nothing while it has not.
@@ -434,7 +434,7 @@ func conditionOf(object *unstructured.Unstructured, c *drainconfig.CustomDrain) 
 			return ", which says " + bounded(text(condition, "reason"))
 		}
 	}
-	return ", which has not said anything yet"
+	return ", which has not reported anything yet"
 }
 
 // own is the track of Ebb's own Drain.
@@ -464,7 +464,7 @@ func (r *round) nameDrain(e *v1alpha1.HealthEvent, number int64) track {
 	case !lease.Held() && r.hasPods():
 		// Its Drain moves the pods alone, without the slot.
 	case !lease.Held() && lease.Epoch == 0 && !r.CoreOnly[r.name]:
-		return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s has not joined yet, so that it cannot be drained: start it, or delete it.", r.name)}
+		return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s has not joined yet, so it cannot be drained: start it, or delete it.", r.name)}
 	case !lease.Held() && r.Work[r.name] != "":
 		return r.awaitWork()
 	case !lease.Held():
@@ -495,7 +495,7 @@ func (r *round) stuck() *track {
 
 // awaitWork waits for work of Ebb that is left on a node that does not run.
 func (r *round) awaitWork() track {
-	return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s does not run, and %s is left on it. The drain goes on when that has moved, or when the node runs again.", r.name, r.Work[r.name])}
+	return track{reason: WaitNotRunning, message: fmt.Sprintf("Node %s does not run, and %s is left on it. The drain continues when that has moved, or when the node runs again.", r.name, r.Work[r.name])}
 }
 
 // hasPods reports whether the node is a core Node, from which a Drain moves the pods also if no process of Ebb runs there.

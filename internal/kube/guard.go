@@ -106,7 +106,7 @@ func freeOfGuard(n *v1alpha1.Node) *Action {
 	if !needsGuard(n) {
 		return mark(n, false, reasonNotNeeded, messageNotNeeded)
 	}
-	return mark(n, true, "NoCoreNode", "There is no core Node of this name that could be taken away.")
+	return mark(n, true, "NoCoreNode", "There is no core Node of this name, so there is nothing to guard.")
 }
 
 // keepGuard makes the guard of a node that needs one, removes it from one that gave it up, and publishes whether it guards.
@@ -152,7 +152,7 @@ func (w GuardWorld) openGuard(n *v1alpha1.Node) *Action {
 		return w.publish(n)
 	}
 	if guarded(n) {
-		return mark(n, false, "Opened", "The node may go, and its guard is open.")
+		return mark(n, false, "Opened", "The node may leave; its guard is open.")
 	}
 	if budget != nil && budget.DeletionTimestamp == nil {
 		return &Action{Name: OpenGuard, Verb: Delete, Object: budget}
@@ -178,7 +178,7 @@ func (w GuardWorld) Holds(node string) bool {
 
 const (
 	reasonNotNeeded  = "NotNeeded"
-	messageNotNeeded = "The node holds nothing that has to leave before it may."
+	messageNotNeeded = "The node holds no work that must leave before the node does."
 )
 
 // publish brings the condition Guarded in line with the guard. A node that does not ask for a guard is not guarded: what guards it still may
@@ -207,7 +207,7 @@ func (w GuardWorld) stands(node string) (stands bool, why string, problem bool) 
 	pod, budget := w.Pods[guardLabel(node)], w.Budgets[guardLabel(node)]
 	switch {
 	case (pod == nil || budget == nil) && w.Paused[node] != "":
-		return false, "The guard could not be created, which is tried again: " + w.Paused[node] + ".", true
+		return false, "The guard could not be created; trying again: " + w.Paused[node] + ".", true
 	case pod == nil || budget == nil:
 		return false, "The node has no guard.", false
 	case pod.Spec.NodeName != node || pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning:
@@ -216,7 +216,7 @@ func (w GuardWorld) stands(node string) (stands bool, why string, problem bool) 
 		}
 		return false, "The guard does not run.", false
 	case budget.DeletionTimestamp != nil || budget.Status.ObservedGeneration < budget.Generation || budget.Status.CurrentHealthy < 1 || budget.Status.DisruptionsAllowed > 0:
-		return false, "The budget of the guard is not observed yet.", false
+		return false, "Kubernetes has not observed the budget of the guard yet.", false
 	}
 	return true, "", false
 }

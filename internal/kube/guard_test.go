@@ -344,7 +344,7 @@ func TestWhatHoldsANodeIsSaid(t *testing.T) {
 		{"cancelled", func(y *yard) { y.Nodes["n1"].Annotations = map[string]string{CordonDrainAnnotation: "cordon-n1-1"} },
 			"Ebb holds node n1: it holds 2 volumes, and no drain of it is running. `ebb drain n1` moves the work away."},
 		{"quarantined", func(y *yard) { y.cordon("event"); y.Sensors["n1"] = y.newSensor(y.Nodes["n1"]) },
-			"Ebb holds node n1: it holds 2 volumes, and no drain of it is running. `ebb drain n1`, or `kubectl drain n1` begun anew, moves the work away."},
+			"Ebb holds node n1: it holds 2 volumes, and no drain of it is running. `ebb drain n1`, or a new `kubectl drain n1`, moves the work away."},
 		{"lost", func(y *yard) {
 			y.Leases["n1"] = lease.Record{Node: "n1", Epoch: 1, Fenced: 1}
 			y.Placed["n1"] = Placement{Counts: map[string]int64{"volumes": 1}, Blockers: []v1alpha1.Blocker{last}}

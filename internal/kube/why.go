@@ -38,7 +38,7 @@ func (w GuardWorld) why(n *v1alpha1.Node, works drain.Works) string {
 	case w.live() < 2:
 		return fmt.Sprintf("%sit holds %s, and no other node can take that. Start another node.", holds, held)
 	case w.Sensors[guardLabel(n.Name)] != nil:
-		return fmt.Sprintf("%sit holds %s, and no drain of it is running. `ebb drain %s`, or `kubectl drain %s` begun anew, moves the work away.", holds, held, n.Name, n.Name)
+		return fmt.Sprintf("%sit holds %s, and no drain of it is running. `ebb drain %s`, or a new `kubectl drain %s`, moves the work away.", holds, held, n.Name, n.Name)
 	}
 	return fmt.Sprintf("%sit holds %s, and no drain of it is running. `ebb drain %s` moves the work away.", holds, held, n.Name)
 }
@@ -130,7 +130,7 @@ func sentences(text string, blockers []v1alpha1.Blocker) string {
 // unguarded says why a node gets no work that needs a guard, if that may last.
 func (w GuardWorld) unguarded(n *v1alpha1.Node) string {
 	if _, why, problem := w.stands(n.Name); problem && needsGuard(n) && w.Live(n.Name) && !n.Spec.Cordoned {
-		return fmt.Sprintf("Node %s takes no work that has to leave before the node may, until its guard runs. %s", n.Name, why)
+		return fmt.Sprintf("Until its guard runs, node %s takes no work that must leave before the node does. %s", n.Name, why)
 	}
 	return ""
 }

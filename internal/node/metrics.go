@@ -24,7 +24,7 @@ func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 	labels := prometheus.Labels{"node": node}
 	m := &Metrics{
 		liveness: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "ebb_node_liveness", Help: "1 for the liveness the node is in, 0 for the others.", ConstLabels: labels,
+			Name: "ebb_node_liveness", Help: "1 for the present liveness of the node, 0 for the others.", ConstLabels: labels,
 		}, []string{"liveness"}),
 		epoch: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "ebb_node_epoch", Help: "The incarnation of the node.", ConstLabels: labels,

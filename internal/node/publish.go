@@ -157,9 +157,9 @@ func (n *Node) releaseGuard() {
 // needsGuard is the condition that asks for a guard once work has come.
 func needsGuard(wanted bool) metav1.Condition {
 	if wanted {
-		return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionTrue, Reason: "Work", Message: "Work that has to leave before the node may asked to be taken."}
+		return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionTrue, Reason: "Work", Message: "The node was offered work that must leave before the node does."}
 	}
-	return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionFalse, Reason: "NoWork", Message: "Nothing is here that has to leave before the node may."}
+	return metav1.Condition{Type: v1alpha1.NodeNeedsGuard, Status: metav1.ConditionFalse, Reason: "NoWork", Message: "The node has no work that must leave before the node does."}
 }
 
 // register makes sure that the Node object exists and carries the labels of the command line.

@@ -63,7 +63,7 @@ func LoadOrCreate(dir string) (*Authority, error) {
 		return a, err
 	}
 	if _, err := os.Stat(certPath(dir)); err == nil {
-		return nil, fmt.Errorf("certificate authority: %s is there but its key %s is not: bring the key back, or remove the certificate for a new authority that knows none of the old certificates", certPath(dir), keyPath(dir))
+		return nil, fmt.Errorf("certificate authority: %s is there but its key %s is not: restore the key, or remove the certificate to create a new authority, which accepts none of the old certificates", certPath(dir), keyPath(dir))
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("certificate authority: %w", err)

@@ -91,7 +91,7 @@ func TestABrokenAuthorityIsNeverReplacedInSilence(t *testing.T) {
 			if err := os.Remove(filepath.Join(dir, "ca.key")); err != nil {
 				t.Fatal(err)
 			}
-		}, "certificate authority: DIR/ca.crt is there but its key DIR/ca.key is not: bring the key back, or remove the certificate for a new authority that knows none of the old certificates"},
+		}, "certificate authority: DIR/ca.crt is there but its key DIR/ca.key is not: restore the key, or remove the certificate to create a new authority, which accepts none of the old certificates"},
 		{"the key is another's", func(t *testing.T, dir string) {
 			other := t.TempDir()
 			authority(t, other)

@@ -39,9 +39,9 @@ type part struct {
 
 // AddFlags implements kind.Part.
 func (p *part) AddFlags(fs *pflag.FlagSet) {
-	fs.IntVar(&p.limits.Parallel, "evictions-parallel", p.limits.Parallel, "on Kubernetes, how many evictions of pods the coordinator sends at once; half of them for one node")
-	fs.IntVar(&p.limits.PerSecond, "evictions-per-second", p.limits.PerSecond, "on Kubernetes, how many requests about pods the coordinator sends a second")
-	fs.DurationVar(&p.limits.TerminatingFor, "terminating-pods-after", p.limits.TerminatingFor, "on Kubernetes, how long after its grace period a pod that does not end is waited for; then it is left")
+	fs.IntVar(&p.limits.Parallel, "evictions-parallel", p.limits.Parallel, "on Kubernetes, how many evictions of pods the coordinator sends at once; at most half of them for one node")
+	fs.IntVar(&p.limits.PerSecond, "evictions-per-second", p.limits.PerSecond, "on Kubernetes, how many requests about pods the coordinator sends per second")
+	fs.DurationVar(&p.limits.TerminatingFor, "terminating-pods-after", p.limits.TerminatingFor, "on Kubernetes, how long a drain waits for a pod after the pod's grace period")
 }
 
 // Validate implements kind.Part.

@@ -102,12 +102,12 @@ func TestWhatHappensToPods(t *testing.T) {
 		"immediately, without a budget": {pods: []*pod.Pod{running("now/a1")}, want: "evict now/a1\n"},
 		"immediately, with a budget that allows one": {
 			pods: []*pod.Pod{running("now/a1"), running("now/a2")}, budgets: []*pod.Budget{budget("now/a", 1)},
-			want: "evict now/a1\nwait now/a2 BudgetAllowsFew\nbudget now/a needs 2 of 3 pods; 1 allowed at once: the next pod follows when its status changes\n",
+			want: "evict now/a1\nwait now/a2 BudgetAllowsFew\nbudget now/a needs 2 of 3 pods; 1 allowed at once: the next pod is evicted when its status changes\n",
 		},
 		"immediately, with a budget that forbids": {
 			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 0, func(b *pod.Budget) { b.Desired, b.Expected = 3, 4 })},
 			change: func(s *pod.Snapshot) { s.Unready["now/a"] = []string{"a3"} },
-			want:   "wait now/a1 BudgetAllowsNone\nbudget now/a needs 3 of 4 pods; 0 disruptions allowed since 4m; a3 is not Ready: see to its pods, or change the budget\n",
+			want:   "wait now/a1 BudgetAllowsNone\nbudget now/a needs 3 of 4 pods; 0 disruptions allowed since 4m; a3 is not Ready: check its pods, or change the budget\n",
 		},
 		"immediately, with a budget that can never allow": {
 			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 0, never)},
@@ -119,17 +119,17 @@ func TestWhatHappensToPods(t *testing.T) {
 		},
 		"a budget that is not counted yet": {
 			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 1, func(b *pod.Budget) { b.Observed = false })},
-			want: "wait now/a1 BudgetNotCounted\nbudget now/a was changed, and its status is not about its present spec yet: if this lasts, see to kube-controller-manager\n",
+			want: "wait now/a1 BudgetNotCounted\nbudget now/a was changed, and Kubernetes has not updated its status yet: if this lasts, check kube-controller-manager\n",
 		},
 		"later, with a budget that allows": {pods: []*pod.Pod{running("later/a1")}, budgets: []*pod.Budget{budget("later/a", 1)}, want: "evict later/a1\n"},
 		"later, with a budget that can never allow, before the deadline": {
 			pods: []*pod.Pod{running("later/a1")}, budgets: []*pod.Budget{budget("later/a", 0, never)},
 			want: "wait later/a1 BudgetNeverAllows\nbudget later/a needs 3 of 3 pods and can never allow an eviction: set maxUnavailable to 1 or more, add a replica, or delete the budget; " +
-				"at 2026-11-16T12:09:00Z it is deleted all the same (DeleteAfterTimeout)\nagain in 9m0s\n",
+				"at 2026-11-16T12:09:00Z it is deleted anyway (DeleteAfterTimeout)\nagain in 9m0s\n",
 		},
 		"later, at the deadline":                    {pods: []*pod.Pod{running("later/a1")}, budgets: []*pod.Budget{budget("later/a", 0, never)}, change: past, want: "delete later/a1 grace 30\n"},
 		"later, at the deadline, without a grace":   {pods: []*pod.Pod{running("later/a1", func(p *pod.Pod) { p.Grace = 0 })}, change: past, want: "delete later/a1 grace 1\n"},
-		"to completion, whatever the budget allows": {pods: []*pod.Pod{running("else/a1")}, budgets: []*pod.Budget{budget("else/a", 1)}, change: past, want: "wait else/a1 RunsToCompletion\npod else/a1 runs to its end: namespace else has the mode AllowCompletion: wait for it, delete it yourself, or give the namespace another mode (docs/pods.md)\n"},
+		"to completion, whatever the budget allows": {pods: []*pod.Pod{running("else/a1")}, budgets: []*pod.Budget{budget("else/a", 1)}, change: past, want: "wait else/a1 RunsToCompletion\npod else/a1 runs until it ends by itself: namespace else has the mode AllowCompletion: wait for it, delete it yourself, or give the namespace another mode (docs/pods.md)\n"},
 		"by mode, then by name": {
 			pods: []*pod.Pod{running("else/a1", func(p *pod.Pod) { p.DaemonSet = true }), running("later/a1"), running("now/b1"), running("now/a1")},
 			want: "evict now/a1\nevict now/b1\nevict later/a1\nstay else/a1 DaemonSet\n",
@@ -147,14 +147,14 @@ func TestWhatHappensToPods(t *testing.T) {
 			want: "stay now/a1 DaemonSet\nstay now/b1 Static\nstay now/c1 Finished\nstay now/d1 TerminatingForLong\nstay ebb-system/a1 Ebb\nstay kube-system/a1 SystemNamespace\n",
 		},
 		"a long grace": {pods: []*pod.Pod{running("now/a1", terminating(-time.Hour)), running("now/b1", terminating(-time.Minute))}, want: "wait now/a1 PodsTerminating\nwait now/b1 PodsTerminating\n2 pods are terminating\nagain in 1m0s\n"},
-		"a finalizer":  {pods: []*pod.Pod{running("now/a1", terminating(time.Minute, "x/y"))}, want: "wait now/a1 StillTerminating\npod now/a1 is still terminating after its grace: finalizers keep it: x/y: see to it, or it is left behind 5m after its grace\nagain in 4m0s\n"},
+		"a finalizer":  {pods: []*pod.Pod{running("now/a1", terminating(time.Minute, "x/y"))}, want: "wait now/a1 StillTerminating\npod now/a1 is still terminating after its grace period: finalizers keep it: x/y: check the pod; the drain gives up waiting for it 5m after its grace period\nagain in 4m0s\n"},
 		"a kubelet that is away": {
 			pods: []*pod.Pod{running("now/a1", terminating(time.Second))},
-			want: "wait now/a1 StillTerminating\npod now/a1 is still terminating after its grace: its kubelet has not removed it: see to it, or it is left behind 5m after its grace\nagain in 4m59s\n",
+			want: "wait now/a1 StillTerminating\npod now/a1 is still terminating after its grace period: its kubelet has not removed it: check the pod; the drain gives up waiting for it 5m after its grace period\nagain in 4m59s\n",
 		},
 		"the node was deleted": {
 			pods: []*pod.Pod{running("now/a1"), running("now/b1", terminating(time.Second))}, change: func(s *pod.Snapshot) { s.NodeGone = true },
-			want: "wait now/a1 NodeDeleted\nwait now/b1 NodeDeleted\nnode n1 was deleted, and 2 pods of it are there still: Kubernetes deletes the pods of a deleted node within about a minute\nagain in 4m59s\n",
+			want: "wait now/a1 NodeDeleted\nwait now/b1 NodeDeleted\nnode n1 was deleted, and 2 pods of it are still there: Kubernetes deletes the pods of a deleted node within about a minute\nagain in 4m59s\n",
 		},
 		"it came back": {
 			pods:   []*pod.Pod{running("now/a1", func(p *pod.Pod) { p.Tolerates = true }), running("now/b1")},
@@ -162,13 +162,13 @@ func TestWhatHappensToPods(t *testing.T) {
 			want:   "wait now/a1 CameBack\nevict now/b1\npod now/a1 came back to the node after it was cordoned, because it tolerates the cordon: remove the toleration of node.kubernetes.io/unschedulable from ReplicaSet rs, or scale that down\n",
 		},
 		"it tolerates the cordon and was there before": {pods: []*pod.Pod{running("now/a1", func(p *pod.Pod) { p.Tolerates = true })}, want: "evict now/a1\n"},
-		"refused by a budget":                          {pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 1)}, change: tried(pod.Attempt{Refused: true, Budget: "1"}), want: "wait now/a1 BudgetAllowsFew\nbudget now/a needs 2 of 3 pods; 1 allowed at once: the next pod follows when its status changes\n"},
+		"refused by a budget":                          {pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 1)}, change: tried(pod.Attempt{Refused: true, Budget: "1"}), want: "wait now/a1 BudgetAllowsFew\nbudget now/a needs 2 of 3 pods; 1 allowed at once: the next pod is evicted when its status changes\n"},
 		"refused by a budget that has changed since":   {pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 1)}, change: tried(pod.Attempt{Refused: true, Budget: "0"}), want: "evict now/a1\n"},
 		"accepted, and not counted by the budget yet": {
 			pods: []*pod.Pod{running("now/a1"), running("now/a2")}, budgets: []*pod.Budget{budget("now/a", 1)}, change: tried(pod.Attempt{Accepted: true, Budget: "1"}),
-			want: "wait now/a1 PodsTerminating\nwait now/a2 BudgetAllowsFew\n1 pod is terminating\nbudget now/a needs 2 of 3 pods; 1 allowed at once: the next pod follows when its status changes\n",
+			want: "wait now/a1 PodsTerminating\nwait now/a2 BudgetAllowsFew\n1 pod is terminating\nbudget now/a needs 2 of 3 pods; 1 allowed at once: the next pod is evicted when its status changes\n",
 		},
-		"failed":                 {pods: []*pod.Pod{running("now/a1")}, change: tried(pod.Attempt{Failed: "no", Again: now.Add(time.Second)}), want: "wait now/a1 EvictionFailed\nthe API refused to evict pod now/a1: no: it is tried again\nagain in 1s\n"},
+		"failed":                 {pods: []*pod.Pod{running("now/a1")}, change: tried(pod.Attempt{Failed: "no", Again: now.Add(time.Second)}), want: "wait now/a1 EvictionFailed\nthe API refused to evict pod now/a1: no: the coordinator tries again\nagain in 1s\n"},
 		"failed some time ago":   {pods: []*pod.Pod{running("now/a1")}, change: tried(pod.Attempt{Failed: "no", Again: now}), want: "evict now/a1\n"},
 		"pending":                {pods: []*pod.Pod{running("now/a1", unready, func(p *pod.Pod) { p.Phase = corev1.PodPending })}, budgets: []*pod.Budget{budget("now/a", 0)}, want: "evict now/a1\n"},
 		"unready, healthy":       {pods: []*pod.Pod{running("now/a1", unready)}, budgets: []*pod.Budget{budget("now/a", 0)}, want: "evict now/a1\n"},

@@ -71,10 +71,10 @@ func blockerOf(s Snapshot, a Action) v1alpha1.PodBlocker {
 		b.Kind, b.Name = "Node", s.Node
 		b.Remedy = "Kubernetes deletes the pods of a deleted node within about a minute"
 	case WaitsStuck:
-		b.Message = fmt.Sprintf("%s is still terminating after its grace: %s", name, a.Detail)
-		b.Remedy = fmt.Sprintf("see to it, or it is left behind %s after its grace", duration.HumanDuration(s.TerminatingFor))
+		b.Message = fmt.Sprintf("%s is still terminating after its grace period: %s", name, a.Detail)
+		b.Remedy = fmt.Sprintf("check the pod; the drain gives up waiting for it %s after its grace period", duration.HumanDuration(s.TerminatingFor))
 	case WaitsCompletion:
-		b.Message = fmt.Sprintf("%s runs to its end: namespace %s has the mode AllowCompletion", name, a.Pod.Namespace)
+		b.Message = fmt.Sprintf("%s runs until it ends by itself: namespace %s has the mode AllowCompletion", name, a.Pod.Namespace)
 		b.Remedy = "wait for it, delete it yourself, or give the namespace another mode (docs/pods.md)"
 	case WaitsTwoBudgets:
 		b.Message = fmt.Sprintf("%s has several budgets, %s, and the Eviction API supports one", name, a.Detail)
@@ -87,7 +87,7 @@ func blockerOf(s Snapshot, a Action) v1alpha1.PodBlocker {
 		}
 	case WaitsFailed:
 		b.Message = fmt.Sprintf("the API refused to evict %s: %s", name, a.Detail)
-		b.Remedy = "it is tried again"
+		b.Remedy = "the coordinator tries again"
 	}
 	return b
 }
@@ -98,7 +98,7 @@ func counted(b v1alpha1.PodBlocker) string {
 	case WaitsEnd:
 		return pods(b.Pods) + " " + are(int(b.Pods)) + " terminating"
 	case WaitsNodeGone:
-		return fmt.Sprintf("node %s was deleted, and %s of it %s there still", b.Name, pods(b.Pods), are(int(b.Pods)))
+		return fmt.Sprintf("node %s was deleted, and %s of it %s still there", b.Name, pods(b.Pods), are(int(b.Pods)))
 	}
 	return b.Message
 }
@@ -118,18 +118,18 @@ func budgetBlocker(a Action) v1alpha1.PodBlocker {
 	switch a.Reason {
 	case WaitsTurn:
 		b.Message = fmt.Sprintf("%s; %d allowed at once", needs, budget.Allowed)
-		b.Remedy = "the next pod follows when its status changes" + deleted(a)
+		b.Remedy = "the next pod is evicted when its status changes" + deleted(a)
 		return b
 	case WaitsBudgetStatus:
-		b.Message = fmt.Sprintf("budget %s was changed, and its status is not about its present spec yet", budget.Key())
-		b.Remedy = "if this lasts, see to kube-controller-manager" + deleted(a)
+		b.Message = fmt.Sprintf("budget %s was changed, and Kubernetes has not updated its status yet", budget.Key())
+		b.Remedy = "if this lasts, check kube-controller-manager" + deleted(a)
 		return b
 	case WaitsNever:
 		b.Message = needs + " and can never allow an eviction"
 		b.Remedy = "set maxUnavailable to 1 or more, add a replica, or delete the budget" + deleted(a)
 	default:
 		b.Message = needs + "; " + allowsNone
-		b.Remedy = "see to its pods, or change the budget" + deleted(a)
+		b.Remedy = "check its pods, or change the budget" + deleted(a)
 	}
 	if a.Detail != "" {
 		b.Message += "; " + a.Detail
@@ -145,7 +145,7 @@ func deleted(a Action) string {
 	if a.Deadline.IsZero() {
 		return ""
 	}
-	return "; at " + a.Deadline.UTC().Format(time.RFC3339) + " it is deleted all the same (DeleteAfterTimeout)"
+	return "; at " + a.Deadline.UTC().Format(time.RFC3339) + " it is deleted anyway (DeleteAfterTimeout)"
 }
 
 // notBegun says that a drain waits for others that begin.
@@ -153,7 +153,7 @@ func notBegun(node string, since time.Time) v1alpha1.PodBlocker {
 	return v1alpha1.PodBlocker{
 		Kind: "Node", Name: node, Reason: WaitsBegin, Since: metav1.NewTime(since.Truncate(time.Second)),
 		Message: fmt.Sprintf("the drain has not begun: %d drains begin at a time, and others were requested before it", beginAtOnce),
-		Remedy:  "wait for its turn, which comes by itself",
+		Remedy:  "wait for its turn",
 	}
 }
 
@@ -162,7 +162,7 @@ func notCordoned(node string, err error) v1alpha1.PodBlocker {
 	return v1alpha1.PodBlocker{
 		Kind: "Node", Name: node, Reason: WaitsCordon, Since: metav1.NewTime(time.Now().Truncate(time.Second)),
 		Message: fmt.Sprintf("the node could not be cordoned: %v", err),
-		Remedy:  "it is tried again; check admission webhooks and the right of the coordinator to update core Nodes",
+		Remedy:  "the coordinator tries again; check admission webhooks and its permission to update core Nodes",
 	}
 }
 
@@ -179,10 +179,10 @@ func notListed(node, what string, t trouble) v1alpha1.PodBlocker {
 		b.Remedy = "check whether the API server is overloaded"
 	case apierrors.IsForbidden(t.err) || apierrors.IsUnauthorized(t.err):
 		b.Message = fmt.Sprintf("%s are not listed yet: %v", subject, t.err)
-		b.Remedy = "grant the coordinator the right to list and watch pods and poddisruptionbudgets in all namespaces; `ebb manifests` prints the ClusterRole"
+		b.Remedy = "grant the coordinator the permission to list and watch pods and poddisruptionbudgets in all namespaces; `ebb manifests` prints the ClusterRole"
 	default:
 		b.Message = fmt.Sprintf("%s are not listed yet: %v", subject, t.err)
-		b.Remedy = "it is tried again; check the API server"
+		b.Remedy = "the coordinator tries again; check the API server"
 	}
 	return b
 }
@@ -231,7 +231,7 @@ func was(n int64) string {
 func stayed(s *v1alpha1.PodsStatus) string {
 	words := map[string]string{
 		StaysSystem: "of system namespaces", StaysEbb: "of Ebb", StaysDaemonSet: "of DaemonSets", StaysStatic: "static", StaysFinished: "finished",
-		StaysStuck: "terminating for long",
+		StaysStuck: "that do not terminate",
 	}
 	var parts []string
 	for _, reason := range []string{StaysDaemonSet, StaysStatic, StaysFinished, StaysSystem, StaysEbb, StaysStuck} {
@@ -258,7 +258,7 @@ func Progress(s *v1alpha1.PodsStatus) string {
 		text += fmt.Sprintf("; %d evicted", s.Evicted)
 	}
 	if s.Deleted > 0 {
-		text += fmt.Sprintf("; %d deleted after the time of DeleteAfterTimeout", s.Deleted)
+		text += fmt.Sprintf("; %d deleted after the timeout of DeleteAfterTimeout", s.Deleted)
 	}
 	return text + stayed(s)
 }
@@ -268,7 +268,7 @@ func ExplainWaiting(drains []*v1alpha1.Drain, node string, now time.Time) string
 	var b strings.Builder
 	for _, d := range drains {
 		if d.Spec.NodeName == node && d.WantsPods() && d.Status.Pods == nil && !d.Status.Phase.Final() {
-			fmt.Fprintf(&b, "Pods of drain %s: %s, since %s. The coordinator lists them when the node is cordoned; if this lasts, `ebb status` shows whether there is one.\n",
+			fmt.Fprintf(&b, "Pods of drain %s: %s, since %s. The coordinator lists them when the node is cordoned; if this lasts, `ebb status` shows whether there is a coordinator.\n",
 				d.Name, Progress(nil), duration.HumanDuration(now.Sub(d.CreationTimestamp.Time)))
 		}
 	}

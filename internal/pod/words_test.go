@@ -21,9 +21,9 @@ func TestADrainSaysWhyItsPodsAreNotListed(t *testing.T) {
 		want string
 	}{
 		{"pods", nil, "the pods of node n1 are not listed yet: check whether the API server is overloaded"},
-		{"pods", errors.New("connection refused"), "the pods of node n1 are not listed yet: connection refused: it is tried again; check the API server"},
-		{"pods", forbidden, "the pods of node n1 are not listed yet: pods is forbidden: no: grant the coordinator the right to list and watch pods and poddisruptionbudgets in all namespaces; `ebb manifests` prints the ClusterRole"},
-		{"budgets", errors.New("connection refused"), "the disruption budgets of the cluster are not listed yet: connection refused: it is tried again; check the API server"},
+		{"pods", errors.New("connection refused"), "the pods of node n1 are not listed yet: connection refused: the coordinator tries again; check the API server"},
+		{"pods", forbidden, "the pods of node n1 are not listed yet: pods is forbidden: no: grant the coordinator the permission to list and watch pods and poddisruptionbudgets in all namespaces; `ebb manifests` prints the ClusterRole"},
+		{"budgets", errors.New("connection refused"), "the disruption budgets of the cluster are not listed yet: connection refused: the coordinator tries again; check the API server"},
 	} {
 		b := notListed("n1", tc.what, trouble{at, tc.err})
 		if got := Sentence(b, at); got != tc.want || b.Reason != WaitsList || !b.Since.Time.Equal(at) {
@@ -38,7 +38,7 @@ func TestADrainSaysWhyItsPodsAreNotListed(t *testing.T) {
 		}
 	}
 	d := &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "d", CreationTimestamp: metav1.NewTime(at)}, Spec: v1alpha1.DrainSpec{NodeName: "n1"}}
-	want := "Pods of drain d: pods not listed yet, since 5s. The coordinator lists them when the node is cordoned; if this lasts, `ebb status` shows whether there is one.\n"
+	want := "Pods of drain d: pods not listed yet, since 5s. The coordinator lists them when the node is cordoned; if this lasts, `ebb status` shows whether there is a coordinator.\n"
 	if got := ExplainWaiting([]*v1alpha1.Drain{d}, "n1", at.Add(5*time.Second)); got != want {
 		t.Errorf("explained as %q", got)
 	}

@@ -174,7 +174,7 @@ func (w *nodeWorker) awaitWork(ctx context.Context, d, next *v1alpha1.Drain, lef
 	next.Status.Pods.FinishedAt = d.Status.Pods.FinishedAt
 	next.Status.Blockers = []v1alpha1.Blocker{{
 		Kind: "Node", Name: w.node, Reason: WaitsWork, Since: metav1.NewTime(time.Now().Truncate(time.Second)),
-		Remedy: fmt.Sprintf("the pods have left, and %s of Ebb is left on the node, which did not run when the drain began: start the node, cancel this drain and drain the node again, or wait until the work has moved", left),
+		Remedy: fmt.Sprintf("the pods have left, but %s of Ebb is placed on the node, on which no process of Ebb ran when the drain began: start the node, cancel this drain and drain the node again, or wait until the work has moved", left),
 	}}
 	if len(d.Status.Blockers) == 1 && d.Status.Blockers[0].Reason == WaitsWork {
 		next.Status.Blockers[0].Since = d.Status.Blockers[0].Since
@@ -347,7 +347,7 @@ func (w *nodeWorker) giveUp(ctx context.Context, d *v1alpha1.Drain, core *corev1
 		why = st.Blockers[0].Message
 	}
 	if cordon.Is(core) {
-		cordoned = "It stays cordoned; a new Drain of it begins anew."
+		cordoned = "It stays cordoned; a new Drain of it starts over."
 	}
 	end(next, w.clock.Now(), v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
 		fmt.Sprintf("The drain of node %s could not begin within %s: %s. No pod was evicted. %s", w.node, d.Spec.Deadline.Duration, why, cordoned))

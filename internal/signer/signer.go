@@ -98,7 +98,7 @@ func (s *Signer) ensureTerm(ctx context.Context) error {
 	if !kubeclient.IsMissing(err) {
 		return err
 	}
-	s.opts.Log.Info("creating the Term, which says who leads", "term", v1alpha1.TermName)
+	s.opts.Log.Info("creating the Term, which names the coordinator", "term", v1alpha1.TermName)
 	return client.IgnoreAlreadyExists(s.objects.Create(ctx, term))
 }
 

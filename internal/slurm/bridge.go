@@ -48,7 +48,7 @@ type Options struct {
 	Slurm Commands
 	// Names maps nodes.
 	Names *Names
-	// Poll is how often Slurm is asked: it has no watch.
+	// Poll is how often the bridge asks Slurm about its nodes: it has no watch.
 	Poll time.Duration
 	// Log of the bridge.
 	Log *slog.Logger

@@ -92,7 +92,7 @@ func Next(r Request) Step {
 	case r.Node.Drain && !ours && IsOurs(r.Node.Reason):
 		return Step{Action: Drain} // of a request before this one
 	case r.Node.Drain && !ours:
-		return report(InProgress, "True", "DrainedByOthers", "The node is drained in Slurm for another reason, which is left alone: %q. Resume it there, and this request drains it.", r.Node.Reason)
+		return report(InProgress, "True", "DrainedByOthers", "The node is drained in Slurm for another reason, which Ebb leaves alone: %q. When somebody resumes it there, this request drains it.", r.Node.Reason)
 	case !ours:
 		return Step{Action: Drain}
 	case len(r.Jobs) > 0:

@@ -44,7 +44,8 @@ func (p *planner) setEngineNode(attachedTo, rebuildOn string) {
 	p.raise()
 }
 
-// detachForDrain reports whether a volume has to leave a node that is drained now. Clients may stay for a while.
+// detachForDrain reports whether the drain of a node must detach the volume from it now. While clients may still stay, it asks for another look
+// later.
 func (p *planner) detachForDrain(node string) bool {
 	if !p.drains(node) {
 		return false
@@ -110,11 +111,11 @@ func (p *planner) buildable(r *v1alpha1.Replica) bool {
 	if p.member(r) || deleting(r) || p.Volume.ReleaseOf(r.Name) != nil || r.Status.State != v1alpha1.ReplicaReady || p.down(node) || p.draining(node) {
 		return false
 	}
-	// A source that is to go with its node is not touched: the volume counts as stopped, and an engine would end that.
+	// A source that will leave with its node is not used: the volume counts as stopped, which an engine would end.
 	return slices.ContainsFunc(p.Replicas, func(s *v1alpha1.Replica) bool { return p.source(s) && p.Volume.ReleaseOf(s.Name) == nil })
 }
 
-// detachedBecause says why a volume that should be attached is not.
+// detachedBecause returns why a volume that should be attached is not.
 func (w World) detachedBecause() string {
 	want := w.Volume.Spec.AttachTo
 	switch why := w.Ineligible(want); {

@@ -189,7 +189,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-// decide reads and plans. A decision that lets a copy go is made again over nodes and leases that were read live.
+// decide reads and plans. A decision that gives up a copy is made again with nodes and leases that were read live.
 func (c *Controller) decide(ctx context.Context, key types.NamespacedName) (World, Decision, error) {
 	for _, reader := range []client.Reader{c.client, c.live} {
 		w, err := c.gather(ctx, key, reader)
@@ -203,8 +203,8 @@ func (c *Controller) decide(ctx context.Context, key types.NamespacedName) (Worl
 	panic("unreachable: what was read live is final")
 }
 
-// gather reads what a plan rests on: the volume and its replicas live, nodes and leases through r. Replicas are read before the volume: one
-// that knows a newer generation then means that the store went back in time. World.Volume is nil if there is no such volume.
+// gather reads what a plan depends on: the volume and its replicas live, nodes and leases through r. Replicas are read before the volume: a
+// replica with a newer generation then means that the store went back in time. World.Volume is nil if there is no such volume.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName, r client.Reader) (World, error) {
 	var w World
 	var err error

@@ -19,14 +19,14 @@ import (
 	"github.com/ebb-dev/ebb/internal/volume/host"
 )
 
-// Tenants are engines and replicas as a drain sees them, at the time when it first asks: both rest on the same, which is read once.
+// Tenants are engines and replicas as a drain sees them. Both need the same objects, which are read once, when the drain first asks.
 func Tenants(r client.Reader) []drain.Tenant {
 	look := drain.NewLook(r, ReadCluster)
 	return []drain.Tenant{engineTenant{look}, replicaTenant{look}}
 }
 
-// ReadCluster reads all volumes and what decides about them. Replicas are read before volumes: a replica that knows a newer generation than
-// its volume then means that the store went back in time.
+// ReadCluster reads all volumes and what decides about them. Replicas are read before volumes: a replica with a newer generation than its
+// volume then means that the store went back in time.
 func ReadCluster(ctx context.Context, r client.Reader) (Cluster, error) {
 	f, err := fleet.Read(ctx, r)
 	if err != nil {
@@ -124,12 +124,12 @@ func (c Cluster) enginesOn(node string) drain.Remaining {
 	return left
 }
 
-// engineBlocked says why the engine of a volume is still on a node.
+// engineBlocked returns why the engine of a volume is still on a node.
 func (w World) engineBlocked(node string) (reason, remedy string) {
 	name := w.name()
 	switch n := w.clients(node); {
 	case w.Volume.Status.AttachedTo != node:
-		return BlockedEngine, fmt.Sprintf("volume %s: node %s builds a replica of it; that goes on on another node", name, node)
+		return BlockedEngine, fmt.Sprintf("volume %s: node %s is building a replica of it; another node continues that", name, node)
 	case n == 0 || w.down(node):
 		return BlockedEngine, fmt.Sprintf("volume %s is being detached from node %s; it is attached again once the node is back", name, node)
 	default:
@@ -145,8 +145,8 @@ func (w World) engineBlocked(node string) (reason, remedy string) {
 	}
 }
 
-// replicasOn lists the replicas that a node may not leave with. Of a node that died only last healthy copies count that the policy would
-// not have let go: nothing else can be done about the others there.
+// replicasOn lists the replicas with which a node may not leave. On a node that died, only last healthy copies count that the policy would not
+// have released: waiting for the others would not help.
 func (c Cluster) replicasOn(node string) drain.Remaining {
 	left := drain.Remaining{By: map[string]int64{}}
 	epoch := c.Leases[node].Epoch
@@ -165,10 +165,10 @@ func (c Cluster) replicasOn(node string) drain.Remaining {
 		case dead && (v == nil || deleting(v) || !c.World(v).lastCopy(r)):
 			continue
 		case v == nil:
-			b.Reason, b.Remedy = BlockedRemoval, fmt.Sprintf("volume %s is gone; replica %s on node %s is left of it: delete it (`ebb volume replica rm %s`)", volume, r.Name, node, r.Name)
+			b.Reason, b.Remedy = BlockedRemoval, fmt.Sprintf("volume %s was deleted, but its replica %s on node %s is left: delete it (`ebb volume replica rm %s`)", volume, r.Name, node, r.Name)
 		case dead:
 			w := c.World(v)
-			b.Reason, b.Remedy = BlockedLastCopy, w.about(r)+w.whyLast(r)+fmt.Sprintf("; start node %s, or give the data up by setting the node drain policy to %s", node, v1alpha1.AlwaysAllow)
+			b.Reason, b.Remedy = BlockedLastCopy, w.about(r)+w.whyLast(r)+fmt.Sprintf("; start node %s, or give up the data by setting the node drain policy to %s", node, v1alpha1.AlwaysAllow)
 		default:
 			b.Reason, b.Remedy = c.World(v).replicaBlocked(r)
 		}
@@ -177,12 +177,12 @@ func (c Cluster) replicasOn(node string) drain.Remaining {
 	return left
 }
 
-// lastCopy reports whether a replica is the last healthy one and the policy does not let it go.
+// lastCopy reports whether a replica is the last healthy one and the policy does not let it leave.
 func (w World) lastCopy(r *v1alpha1.Replica) bool {
 	return w.Healthy(r) && w.ProtectedPeer(r) == nil && !w.MayGo(r).Allowed
 }
 
-// replicaBlocked says why a replica is still on its node.
+// replicaBlocked returns why a replica is still on its node.
 func (w World) replicaBlocked(r *v1alpha1.Replica) (reason, remedy string) {
 	if released(w.Volume, r) || deleting(w.Volume) {
 		return BlockedRemoval, w.about(r) + "it is being deleted there"
@@ -192,7 +192,7 @@ func (w World) replicaBlocked(r *v1alpha1.Replica) (reason, remedy string) {
 	}
 	verdict := w.MayGo(r)
 	if verdict.Allowed {
-		return BlockedRelease, verdict.Remedy + "; it goes with the node as soon as that is recorded"
+		return BlockedRelease, verdict.Remedy + "; the replica may leave with the node as soon as that is recorded"
 	}
 	c := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ReplicaEvicting)
 	if c != nil && c.Status == metav1.ConditionTrue && c.Reason == v1alpha1.ReasonNoReplacement && verdict.Reason == BlockedEviction {

@@ -48,13 +48,13 @@ func TestWhatADrainWaitsFor(t *testing.T) {
 		{"a last copy", func(s *scene) { s.healthy("n1"); s.healthy("n2"); s.cordon("n2") }, []string{
 			"Replica data-r1 LastHealthyReplica: volume data, replica data-r1 on node n1: it is the last copy: data-r2 on node n2 does not count (its node is cordoned); uncordon node n2, or evict the replica (`ebb volume replica evict data-r1`)"}},
 		{"a replica that may go and is not released yet", func(s *scene) { s.healthy("n1"); s.healthy("n2") }, []string{
-			"Replica data-r1 AwaitingRelease: volume data, replica data-r1 on node n1: data-r2 on node n2 has every write; it goes with the node as soon as that is recorded"}},
+			"Replica data-r1 AwaitingRelease: volume data, replica data-r1 on node n1: data-r2 on node n2 has every write; the replica may leave with the node as soon as that is recorded"}},
 		{"a released one", func(s *scene) { s.release(s.healthy("n1"), v1alpha1.ReleaseForDrain); s.healthy("n2") }, nil},
 		{"one that is released to another epoch", func(s *scene) {
 			s.release(s.healthy("n1"), v1alpha1.ReleaseForDrain)
 			s.healthy("n2")
 			s.Volume.Status.Released[0].NodeEpoch = 7
-		}, []string{"Replica data-r1 AwaitingRelease: volume data, replica data-r1 on node n1: data-r2 on node n2 has every write; it goes with the node as soon as that is recorded"}},
+		}, []string{"Replica data-r1 AwaitingRelease: volume data, replica data-r1 on node n1: data-r2 on node n2 has every write; the replica may leave with the node as soon as that is recorded"}},
 		{"one that is being removed", func(s *scene) { s.release(s.healthy("n1"), v1alpha1.ReleaseToEvict); s.healthy("n2") }, []string{
 			"Replica data-r1 AwaitingRemoval: volume data, replica data-r1 on node n1: it is being deleted there"}},
 		{"one that was removed", func(s *scene) { s.failed("n1").Status.State = v1alpha1.ReplicaRemoved }, nil},
@@ -75,7 +75,7 @@ func TestWhatADrainWaitsFor(t *testing.T) {
 			s.down("n1")
 		}, nil},
 		{"a dead node with the last copy", func(s *scene) { s.healthy("n1"); s.failed("n2"); s.down("n1") }, []string{
-			"Replica data-r1 LastHealthyReplica: volume data, replica data-r1 on node n1: it is the last copy: data-r2 on node n2 does not count (failed); start node n1, or give the data up by setting the node drain policy to always-allow"}},
+			"Replica data-r1 LastHealthyReplica: volume data, replica data-r1 on node n1: it is the last copy: data-r2 on node n2 does not count (failed); start node n1, or give up the data by setting the node drain policy to always-allow"}},
 		{"a dead node with the last copy that the policy lets go", func(s *scene) { s.policy(v1alpha1.AlwaysAllow); s.healthy("n1"); s.down("n1") }, nil},
 		{"a dead node with an engine", func(s *scene) { s.healthy("n2"); s.attach("n1", 1).down("n1") }, []string{
 			"Volume data AwaitingDetach: volume data is being detached from node n1; it is attached again once the node is back"}},

@@ -91,7 +91,7 @@ func (w World) candidates(n *v1alpha1.Node, evicting map[string]bool) ([]candida
 		return nil, refuse("%s", why)
 	}
 	if n.Spec.EvictionRequested {
-		return nil, refuse("its replicas are to leave")
+		return nil, refuse("its replicas are being evicted")
 	}
 	here := w.mineOn(n.Name)
 	class := freshNode
@@ -138,7 +138,7 @@ func (w World) refuses(d disk, c candidate) string {
 	case d.AllowScheduling != nil && !*d.AllowScheduling:
 		return "scheduling is not allowed"
 	case d.EvictionRequested:
-		return "its replicas are to leave"
+		return "its replicas are being evicted"
 	case c.onDisk > 0 && w.Volume.Spec.DiskAntiAffinity == v1alpha1.HardAntiAffinity:
 		return "has a replica of the volume"
 	case c.free < size:

@@ -69,8 +69,8 @@ func TestPlaces(t *testing.T) {
 			promised := newScene(1, "n6").unused("n6")
 			promised.Spec.VolumeUID = "uid-x"
 			s.Everyone = append(s.Everyone, promised)
-		}, nil, Place{}, "node n1: cordoned; node n2: no lease; node n3: its replicas are to leave; node n4, disk default: not ready: read-only file system; " +
-			"node n5, disk a: not published by the node yet; node n5, disk b: scheduling is not allowed; node n5, disk c: its replicas are to leave; " +
+		}, nil, Place{}, "node n1: cordoned; node n2: no lease; node n3: its replicas are being evicted; node n4, disk default: not ready: read-only file system; " +
+			"node n5, disk a: not published by the node yet; node n5, disk b: scheduling is not allowed; node n5, disk c: its replicas are being evicted; " +
 			"node n5, disk d: needs 1Gi, 1Mi are free; node n6, disk default: needs 1Gi, 512Mi are free"},
 		{"no node at all", func(s *scene) { s.gone("n1", "n2", "n3") }, nil, Place{}, "there is no node"},
 	} {

@@ -49,7 +49,7 @@ type Decision struct {
 	LookAfter time.Duration
 }
 
-// Irreversible reports whether a decision lets a copy go, so that what it is based on has to be read live.
+// Irreversible reports whether a decision gives up a copy, so that what it is based on has to be read live.
 func (d Decision) Irreversible(was v1alpha1.VolumeStatus) bool {
 	if slices.ContainsFunc(d.Status.Released, func(e v1alpha1.ReleasedReplica) bool { return !slices.Contains(was.Released, e) }) {
 		return true
@@ -98,7 +98,7 @@ func newPlanner(w World) *planner {
 	return p
 }
 
-// drive brings the volume closer to what people want.
+// drive brings the volume closer to its spec.
 func (p *planner) drive() {
 	p.decideEvictions()
 	p.attach()
@@ -232,14 +232,14 @@ func (p *planner) standsStill(r *v1alpha1.Replica) bool {
 	return b != nil && b.Error != ""
 }
 
-// abandoned reports whether a replica that was never healthy is given up: its node leaves, is dead, or lost it, or it waits for its disk for
-// too long.
+// abandoned reports whether a replica that was never healthy is given up: its node leaves, is dead, or lost it, or it has waited for its disk
+// for too long.
 func (p *planner) abandoned(r *v1alpha1.Replica) bool {
 	node := r.Spec.NodeName
 	return p.Unused(r) && (p.down(node) || p.draining(node) || r.Status.State == v1alpha1.ReplicaFailed || p.lacksDisk(r))
 }
 
-// lacksDisk reports whether a replica that was never made has waited for its disk as long as others may be away.
+// lacksDisk reports whether a replica that was never created has waited for its disk as long as others may be away.
 func (p *planner) lacksDisk(r *v1alpha1.Replica) bool {
 	if r.Status.State != v1alpha1.ReplicaPending || r.Status.Created || r.CreationTimestamp.IsZero() {
 		return false

@@ -95,7 +95,7 @@ func TestAVolumeThatLostItsStatusIsNotMadeAnew(t *testing.T) {
 	wants(t, d)
 	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.VolumeOpenable)
 	if d.Status.Generation != 0 || len(d.Status.Members) > 0 || d.Status.AttachedTo != "" || c == nil || c.Reason != v1alpha1.ReasonStoreIsOlder ||
-		!strings.Contains(c.Message, "Replica data-r1 knows generation 9 and the store only generation 0") || !strings.Contains(c.Message, "`ebb volume salvage data`") {
+		!strings.Contains(c.Message, "Replica data-r1 has generation 9, and the store only generation 0") || !strings.Contains(c.Message, "`ebb volume salvage data`") {
 		t.Errorf("%+v", d.Status)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // Verdict says whether something may leave with its node, as the node drain policy has it.
 //
-//	policy                                       the node may go when                       evicts when the node is cordoned or drained
+//	policy                                       the node may leave when                    evicts when the node is cordoned or drained
 //	always-allow                                 at once                                    nothing
 //	allow-if-replica-is-stopped                  every replica has a protected peer, or     nothing
 //	                                             its volume is stopped
@@ -19,14 +19,14 @@ import (
 //	block-for-eviction                           no replica is left                         every replica
 //	block-for-eviction-if-contains-last-replica  every replica has a protected peer         replicas without a protected peer
 //
-// A protected peer is healthy, on another node that is schedulable, and nobody has released it. A replica that was never healthy holds up
-// nothing, except under block-for-eviction. For every policy the engine must have left the node first.
+// A protected peer is healthy, on another node that is schedulable, and not released. A replica that was never healthy does not hold up the
+// node, except under block-for-eviction. For every policy the engine must have left the node first.
 type Verdict struct {
-	// Allowed says that it may go.
+	// Allowed is set if it may leave.
 	Allowed bool
 	// Reason is one word.
 	Reason string
-	// Remedy says why, and what a person can do if it may not go.
+	// Remedy is why, and what a person can do if it may not leave.
 	Remedy string
 }
 
@@ -43,7 +43,7 @@ const (
 	// AllowedEmpty: the node has no replica.
 	AllowedEmpty = "NoReplicas"
 
-	// BlockedLastCopy: no other replica may be rested on.
+	// BlockedLastCopy: no other replica is protected.
 	BlockedLastCopy = v1alpha1.ReasonLastHealthyReplica
 	// BlockedEviction: the replica leaves when another one has taken its place.
 	BlockedEviction = "AwaitingEviction"
@@ -51,7 +51,7 @@ const (
 	BlockedUnschedulable = v1alpha1.ReasonNoReplacement
 	// BlockedRemoval: the replica is being deleted.
 	BlockedRemoval = "AwaitingRemoval"
-	// BlockedRelease: the replica may go, and that has not been recorded yet.
+	// BlockedRelease: the replica may leave, and that has not been recorded yet.
 	BlockedRelease = "AwaitingRelease"
 	// BlockedEngine: the volume is attached to the node.
 	BlockedEngine = "AwaitingDetach"
@@ -59,12 +59,12 @@ const (
 	BlockedClient = "ClientConnected"
 )
 
-// MayGo says whether a replica may leave with its node.
+// MayGo returns whether a replica may leave with its node.
 func (w World) MayGo(r *v1alpha1.Replica) Verdict {
 	policy := w.policy()
 	switch policy {
 	case v1alpha1.AlwaysAllow:
-		return w.allow(r, AllowedByPolicy, "policy %s lets every replica go", policy)
+		return w.allow(r, AllowedByPolicy, "policy %s lets every replica leave", policy)
 	case v1alpha1.BlockForEviction:
 		return w.mustLeave(r)
 	}
@@ -88,7 +88,7 @@ func (w World) mustLeave(r *v1alpha1.Replica) Verdict {
 	v := Verdict{Reason: BlockedEviction}
 	switch other := w.replacement(r); {
 	case other == nil && w.othersKept(r) >= int(w.Volume.Spec.Replicas):
-		v.Remedy = w.about(r) + "it leaves now: the volume has its count without it"
+		v.Remedy = w.about(r) + "it leaves now: the volume has enough replicas without it"
 	case other == nil:
 		v.Remedy = w.about(r) + "it leaves when another replica has been built elsewhere"
 	default:
@@ -106,7 +106,7 @@ func (w World) allow(r *v1alpha1.Replica, reason, format string, args ...any) Ve
 	return Verdict{Allowed: true, Reason: reason, Remedy: w.about(r) + fmt.Sprintf(format, args...)}
 }
 
-// whyLast says why nobody may rest on the other replicas.
+// whyLast returns why the other replicas do not protect the data.
 func (w World) whyLast(r *v1alpha1.Replica) string {
 	var others []string
 	for _, other := range w.Replicas {
@@ -172,7 +172,7 @@ func (w World) progress(r *v1alpha1.Replica) string {
 	return ""
 }
 
-// NodeMayGo says whether a node may go as far as volumes are concerned, and if not because of what first.
+// NodeMayGo returns whether a node may leave as far as volumes are concerned, and if not, the first thing that blocks it.
 func (c Cluster) NodeMayGo(node string) Verdict {
 	policy := policyOf(c.Fleet)
 	for _, v := range c.Volumes {
@@ -190,13 +190,13 @@ func (c Cluster) NodeMayGo(node string) Verdict {
 			if one := w.MayGo(r); !one.Allowed {
 				return one
 			}
-			verdict.Reason, verdict.Remedy = AllowedByPolicy, fmt.Sprintf("policy %s lets every replica on node %s go", policy, node)
+			verdict.Reason, verdict.Remedy = AllowedByPolicy, fmt.Sprintf("policy %s lets every replica on node %s leave", policy, node)
 		}
 	}
 	return verdict
 }
 
-// Eviction says whether a replica should leave its node.
+// Eviction is the decision whether a replica should leave its node.
 type Eviction struct {
 	// Requested is what spec.evictionRequested should be.
 	Requested bool
@@ -206,7 +206,7 @@ type Eviction struct {
 	Why string
 }
 
-// Automatic says that the policy asks for it, and nobody else.
+// Automatic reports whether only the policy requests the eviction.
 func (e Eviction) Automatic() bool { return e.Requested && e.Event == v1alpha1.EventEvictionAutomatic }
 
 // Eviction decides whether a replica should leave its node. The order of the rules is part of the contract.
@@ -229,7 +229,7 @@ func (w World) Eviction(r *v1alpha1.Replica) Eviction {
 	case w.draining(node):
 		why = "being drained"
 	case !w.Nodes[node].Spec.Cordoned:
-		return cancel("the node is neither cordoned nor drained, and nobody asks for it")
+		return cancel("the node is neither cordoned nor being drained, and nobody requested the eviction")
 	}
 	switch policy := w.policy(); policy {
 	case v1alpha1.BlockForEviction:

@@ -254,7 +254,7 @@ func TestTheWordsOfThePolicies(t *testing.T) {
 		{"always", func() (World, *v1alpha1.Replica) {
 			s := newScene(1, "n1")
 			return s.policy(v1alpha1.AlwaysAllow).World, s.healthy("n1")
-		}, Verdict{true, "PolicyAllows", "volume data, replica data-r1 on node n1: policy always-allow lets every replica go"}},
+		}, Verdict{true, "PolicyAllows", "volume data, replica data-r1 on node n1: policy always-allow lets every replica leave"}},
 		{"eviction that is being built", func() (World, *v1alpha1.Replica) {
 			s := newScene(1, "n1", "n2")
 			r := s.healthy("n1")
@@ -283,7 +283,7 @@ func TestTheWordsOfEvictions(t *testing.T) {
 		r.Spec.EvictionRequested = want.Requested
 	}
 	about := "volume data, replica data-r1 on node n1: "
-	say(Eviction{false, "EvictionCanceled", about + "the node is neither cordoned nor drained, and nobody asks for it"})
+	say(Eviction{false, "EvictionCanceled", about + "the node is neither cordoned nor being drained, and nobody requested the eviction"})
 	s.cordon("n1")
 	say(Eviction{true, "EvictionAutomatic", about + "the node is cordoned and it is the last copy of the volume"})
 	other := s.unused("n2")
@@ -311,7 +311,7 @@ func TestANodeMayGo(t *testing.T) {
 	say(Verdict{true, "NoReplicas", "node n1 has no replica"})
 	s.healthy("n1")
 	s.healthy("n2")
-	say(Verdict{true, "PolicyAllows", "policy block-if-contains-last-replica lets every replica on node n1 go"})
+	say(Verdict{true, "PolicyAllows", "policy block-if-contains-last-replica lets every replica on node n1 leave"})
 	s.cordon("n2")
 	if got := c().NodeMayGo("n1"); got.Allowed || got.Reason != BlockedLastCopy {
 		t.Errorf("got %+v", got)

@@ -6,15 +6,15 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// A replica is let go in steps. Each is based on the one before as it is stored:
+// A replica is given up in steps. Each depends on the one before, as it is stored:
 //
 //	kept ──▶ released (a CAS on the Volume) ──▶ no member (by the engine, or here if there is none) ──▶ deleted ──▶ forgotten
 //	  ▲          │
 //	  └──────────┘ revoked, while it is a member
 //
-// One that is released for a drain stays on its disk; its node leaves with it.
+// A replica that is released for a drain stays on its disk when its node leaves.
 
-// release decides which replicas are released, and why. What is released here protects nobody in the decisions that follow.
+// release decides which replicas are released, and why. A replica that is released here protects no other in the decisions that follow.
 func (p *planner) release() {
 	p.status.Released = slices.DeleteFunc(p.status.Released, func(e v1alpha1.ReleasedReplica) bool {
 		return p.replica(e.Replica) == nil && !slices.Contains(p.status.Members, e.Replica)
@@ -41,7 +41,7 @@ func (p *planner) release() {
 	}
 }
 
-// restedOn reports whether the policy would not let a replica go that was released for a drain, as things are decided now.
+// restedOn reports whether the policy would no longer release a replica that was released for a drain.
 func (p *planner) restedOn() bool {
 	return slices.ContainsFunc(p.Replicas, func(r *v1alpha1.Replica) bool {
 		e := p.Volume.ReleaseOf(r.Name)
@@ -86,8 +86,8 @@ func (p *planner) leaves(r *v1alpha1.Replica) v1alpha1.ReleaseReason {
 	return ""
 }
 
-// replaced reports whether the volume does without a replica: it has its count elsewhere, or the replacement of a replica that is to leave is
-// healthy and only replicas are missing that have failed. Those must not hold up an eviction, and an eviction must not add to them.
+// replaced reports whether the volume has enough replicas without this one: as many as it should have, or, for a replica that is being evicted,
+// its healthy replacement and otherwise only failed ones. Failed replicas must not hold up an eviction, and an eviction must not add to them.
 func (p *planner) replaced(r *v1alpha1.Replica, others int) bool {
 	count := int(p.Volume.Spec.Replicas)
 	if others >= count {
@@ -105,8 +105,8 @@ func (p *planner) replaced(r *v1alpha1.Replica, others int) bool {
 	return others >= count
 }
 
-// releaseForDrain releases a replica that the policy lets go with its node. It is revoked if the policy does not any more, until the node is
-// told to stop.
+// releaseForDrain releases a replica that may leave with its node under the policy. If the policy no longer allows that, the release is revoked,
+// until the node is ordered to stop.
 func (p *planner) releaseForDrain(r *v1alpha1.Replica) *v1alpha1.ReleasedReplica {
 	node := r.Spec.NodeName
 	if !p.drains(node) {
@@ -134,7 +134,7 @@ func (w World) drains(node string) bool {
 	return w.Drain.Status.Phase == v1alpha1.DrainDraining || w.Drain.Status.Phase == v1alpha1.DrainStopping
 }
 
-// stopping reports whether the node that is drained was told to stop, or does.
+// stopping reports whether the node that is drained was ordered to stop, or is stopping.
 func (w World) stopping(node string) bool {
 	n := w.Nodes[node]
 	told := n.Spec.Desired != nil && n.Spec.Desired.Liveness == v1alpha1.Stopping && n.Spec.Desired.Epoch == w.Slot.NodeEpoch

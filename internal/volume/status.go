@@ -16,7 +16,7 @@ import (
 // maxMessage bounds the messages of conditions.
 const maxMessage = 2048
 
-// robustness says how many good copies there are. Those that are to leave count until they have left.
+// robustness is how many good copies there are. Copies that are being evicted count until they have left.
 func (w World) robustness() v1alpha1.VolumeRobustness {
 	healthy := 0
 	for _, r := range w.Replicas {
@@ -35,8 +35,8 @@ func (w World) robustness() v1alpha1.VolumeRobustness {
 	return v1alpha1.VolumeHealthy
 }
 
-// storeIsOlder names a replica that knows a newer generation than the Volume, as it is stored; empty if there is none. Then the store went
-// back in time, and what it says of members may be wrong.
+// storeIsOlder returns the name of a replica that has a newer generation than the stored Volume; empty if there is none. If there is one, the
+// store went back in time, and its list of members may be wrong.
 func (p *planner) storeIsOlder() string {
 	for _, r := range p.Replicas {
 		if r.Status.Generation > p.read.Status.Generation {
@@ -82,7 +82,7 @@ func (p *planner) setAttached() {
 	case s.AttachedTo != "":
 		p.condition(v1alpha1.VolumeAttached, false, v1alpha1.ReasonAttaching, fmt.Sprintf("Node %s is opening the volume.", s.AttachedTo))
 	case want == "":
-		p.condition(v1alpha1.VolumeAttached, false, v1alpha1.ReasonDetached, "Nobody asks that the volume be attached.")
+		p.condition(v1alpha1.VolumeAttached, false, v1alpha1.ReasonDetached, "The volume is detached: spec.attachTo is empty.")
 	default:
 		p.condition(v1alpha1.VolumeAttached, false, v1alpha1.ReasonNodeUnavailable, "The volume is detached: "+p.detachedBecause()+".")
 	}
@@ -108,7 +108,7 @@ func (p *planner) setOpenable() {
 	switch newer := p.storeIsOlder(); {
 	case newer != "":
 		p.condition(v1alpha1.VolumeOpenable, false, v1alpha1.ReasonStoreIsOlder, fmt.Sprintf(
-			"Replica %s knows generation %d and the store only generation %d: the store is older than the data, so nothing is opened or deleted. Restore a newer store, or accept the replicas as they are with `ebb volume salvage %s`.",
+			"Replica %s has generation %d, and the store only generation %d: the store is older than the data, so nothing is opened or deleted. Restore a newer store, or accept the replicas as they are with `ebb volume salvage %s`.",
 			newer, p.replica(newer).Status.Generation, p.read.Status.Generation, p.Volume.Name))
 	case e != nil && (e.Serving || opened(p.status)):
 		p.condition(v1alpha1.VolumeOpenable, true, v1alpha1.ReasonOpened, "The members are open.")
@@ -160,7 +160,7 @@ func (p *planner) setEvicting(r *v1alpha1.Replica) {
 	})
 }
 
-// evictingState says how far the eviction of a replica is.
+// evictingState returns how far the eviction of a replica is.
 func (p *planner) evictingState(r *v1alpha1.Replica) (reason, message string) {
 	other := p.replacement(r)
 	if at := slices.IndexFunc(p.created, func(c *v1alpha1.Replica) bool { return c.Spec.Replaces == r.Name }); at >= 0 {
@@ -168,7 +168,7 @@ func (p *planner) evictingState(r *v1alpha1.Replica) (reason, message string) {
 	}
 	switch {
 	case released(p.Volume, r):
-		return v1alpha1.ReasonReplaced, p.about(r) + "the volume has its count without it; it is being deleted."
+		return v1alpha1.ReasonReplaced, p.about(r) + "the volume has enough replicas without it; it is being deleted."
 	case deleting(r) && p.Healthy(r):
 		return v1alpha1.ReasonLastHealthyReplica, p.about(r) + "it should be deleted and " + p.whyLast(r) + ". It stays until another replica is healthy."
 	case !p.isEvicting(r):
@@ -180,5 +180,5 @@ func (p *planner) evictingState(r *v1alpha1.Replica) (reason, message string) {
 	case !slices.ContainsFunc(p.Replicas, p.source):
 		return v1alpha1.ReasonLastHealthyReplica, p.about(r) + "no healthy replica on a live node is left to build another one from. Start the node of one."
 	}
-	return v1alpha1.ReasonReplacementBuilding, p.about(r) + "it leaves when the volume has its count without it."
+	return v1alpha1.ReasonReplacementBuilding, p.about(r) + "it leaves when the volume has enough replicas without it."
 }

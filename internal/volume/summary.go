@@ -10,7 +10,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/kind"
 )
 
-// Summarize says how volumes are.
+// Summarize counts volumes by state.
 func Summarize(list []v1alpha1.Volume) *kind.Summary {
 	k := kind.NewSummary("volume", "volumes", "ebb status volumes")
 	for i := range list {

@@ -93,8 +93,8 @@ func viewOf(v *v1alpha1.Volume, replicas []*v1alpha1.Replica, now time.Time) Vie
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
 	})
 	for _, c := range v.Status.Conditions {
-		// That nobody asks for it to be attached is no news. Why an engine does not serve yet is in Attached already, and once it serves that
-		// is out of date.
+		// A detached volume needs no note. The condition Attached already has why an engine does not serve yet, and is out of date once it
+		// serves.
 		stale := view.Serving && c.Type == v1alpha1.VolumeAttached
 		if c.Status == "False" && !stale && c.Reason != v1alpha1.ReasonDetached && c.Reason != v1alpha1.ReasonMembersMissing {
 			view.Notes = append(view.Notes, c.Message)
@@ -165,10 +165,10 @@ func Table(views []View) string {
 	return trimmed(text.String())
 }
 
-// maxNote is how much of what is to be said of a volume a table has room for.
+// maxNote bounds the length of a volume's note in a table.
 const maxNote = 120
 
-// shortNote is what is to be said of a volume, in a table.
+// shortNote is the note of a volume in a table.
 func (v View) shortNote() string {
 	note := []rune(kind.OneLine(strings.Join(v.Notes, "; ")))
 	if len(note) <= maxNote {
@@ -287,7 +287,7 @@ func Salvage(v *v1alpha1.Volume, replicas []v1alpha1.Replica, name string) error
 	return nil
 }
 
-// Evictions says how far the evictions of replicas from a node are, a line each; empty if none leaves.
+// Evictions returns how far the evictions of replicas from a node are, a line each; empty if none is being evicted.
 func Evictions(replicas []v1alpha1.Replica, node string) string {
 	var lines []string
 	for i := range replicas {

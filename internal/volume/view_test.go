@@ -90,7 +90,7 @@ func TestOneVolumeAsPeopleSeeIt(t *testing.T) {
 	waiting := newScene(1, "n1")
 	waiting.Volume.Spec.AttachTo = "n9"
 	waiting.condition(v1alpha1.VolumeAttached, v1alpha1.ReasonNodeUnavailable, "The volume is detached: node n9 does not exist: attach the volume to another one.")
-	detached := newScene(1, "n1").condition(v1alpha1.VolumeAttached, v1alpha1.ReasonDetached, "Nobody asks that the volume be attached.")
+	detached := newScene(1, "n1").condition(v1alpha1.VolumeAttached, v1alpha1.ReasonDetached, "The volume is detached: spec.attachTo is empty.")
 	deletedAt(detached.healthy("n1"))
 	for _, tc := range []struct {
 		name  string

@@ -133,7 +133,7 @@ func (w World) Healthy(r *v1alpha1.Replica) bool {
 	return w.member(r) && r.Status.State != v1alpha1.ReplicaFailed
 }
 
-// Unused reports whether a replica never was healthy: nobody misses it.
+// Unused reports whether a replica was never healthy, so that it has no data.
 func (w World) Unused(r *v1alpha1.Replica) bool {
 	return !w.member(r) && r.Status.HealthyAt == nil && r.Status.FailedAt == nil
 }
@@ -141,12 +141,13 @@ func (w World) Unused(r *v1alpha1.Replica) bool {
 // Failed reports whether a replica was healthy and is not any more.
 func (w World) Failed(r *v1alpha1.Replica) bool { return !w.Healthy(r) && !w.Unused(r) }
 
-// Protected reports whether others may rest on a replica: it is healthy, nobody released or deletes it, and its node is schedulable.
+// Protected reports whether a replica protects the data when others leave: it is healthy, neither released nor being deleted, and its node is
+// schedulable.
 func (w World) Protected(r *v1alpha1.Replica) bool {
 	return w.unprotected(r) == ""
 }
 
-// unprotected is why nobody may rest on a replica, or empty.
+// unprotected returns why a replica does not protect the data; empty if it does.
 func (w World) unprotected(r *v1alpha1.Replica) string {
 	switch why := w.Ineligible(r.Spec.NodeName); {
 	case w.Unused(r):
@@ -226,10 +227,10 @@ func (w World) draining(node string) bool {
 	return n != nil && w.Live(node) && n.Status.Epoch == w.Leases[node].Epoch && n.Status.Liveness == v1alpha1.Draining
 }
 
-// down reports whether nobody lives on a node: its lease was released or fenced, or its object is gone.
+// down reports whether the lease of a node was released or fenced, or its object is gone.
 func (w World) down(node string) bool { return w.Nodes[node] == nil || !w.Live(node) }
 
-// goneFor returns how long nobody has lived on a node; 0 if somebody does.
+// goneFor returns how long the lease of a node has been free; 0 if it is held.
 func (w World) goneFor(node string) time.Duration {
 	if !w.down(node) {
 		return 0

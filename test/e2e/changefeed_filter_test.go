@@ -74,7 +74,7 @@ func TestAChangedFilterAppliesOnResume(t *testing.T) {
 	state(v1alpha1.ChangefeedPaused)
 	c.must("changefeed", "resume", "f")
 	refused := state(v1alpha1.ChangefeedFailed).Error
-	_, statement, found := strings.Cut(refused, "record that by ")
+	_, statement, found := strings.Cut(refused, "record the position of the copy by ")
 	statement, _, _ = strings.Cut(statement, " at the sink")
 	if !found || !strings.Contains(refused, "table d.b was added by the filter") {
 		t.Fatal(refused)

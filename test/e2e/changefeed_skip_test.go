@@ -80,7 +80,7 @@ func TestATransactionIsSkippedAndAChangefeedResumedLater(t *testing.T) {
 
 	c.must("changefeed", "pause", "f")
 	state(v1alpha1.ChangefeedPaused)
-	refused("cannot be skipped any more", "changefeed", "skip", "f", "--gtid", "0-1-1")
+	refused("can no longer be skipped", "changefeed", "skip", "f", "--gtid", "0-1-1")
 	var skipped []string
 	for _, s := range []string{"INSERT INTO d.a (id) VALUES (3)", "ALTER TABLE d.b ADD skipped INT", "CREATE TABLE d.skipped (id INT PRIMARY KEY)"} {
 		source.Exec(s)

@@ -69,7 +69,7 @@ func forbiddenGuard(t *testing.T, k *installation) {
 	out := ""
 	untilSo(t, func() string { return "an event about the guard:\n" + out }, func() bool {
 		out = k.kubectl("get", "events", "--field-selector=reason=EbbNoGuard,involvedObject.kind=Node")
-		return strings.Contains(out, "takes no work that has to leave before the node may, until its guard runs. The guard could not be created, which is tried again: ") && strings.Contains(out, "exceeded quota")
+		return strings.Contains(out, "takes no work that must leave before the node does. The guard could not be created; trying again: ") && strings.Contains(out, "exceeded quota")
 	})
 	node := v.nodes()[0]
 	if explained := k.must("explain", node); !strings.Contains(explained, "exceeded quota") {

@@ -179,7 +179,7 @@ func TestAParkedNodeSurvivesEveryCrash(t *testing.T) {
 		c.arm("after-"+drain.StepDesireDraining, "hold")
 		c.ask("uncordoned", target, parking)
 		letGo := c.awaitHeld("after-" + drain.StepDesireDraining)
-		if got := c.must("uncordon", target); got != "node "+target+" uncordoned; what cordoned it is cancelled\n" {
+		if got := c.must("uncordon", target); got != "node "+target+" uncordoned; the drain or quarantine that cordoned it is cancelled\n" {
 			t.Errorf("uncordon: %q", got)
 		}
 		letGo()

@@ -377,7 +377,7 @@ func podsDeletedLater(t *testing.T, k *installation) {
 	seen := p.history()
 	deadline := time.Now().Add(untilDeleted).Truncate(time.Second)
 	p.drain(func(d *v1alpha1.Drain) { d.Spec.RequestedAt = new(metav1.NewTime(deadline.Add(-time.Minute))) })
-	seen.wants(t, "BudgetNeverAllows", "it is deleted all the same (DeleteAfterTimeout)")
+	seen.wants(t, "BudgetNeverAllows", "it is deleted anyway (DeleteAfterTimeout)")
 	until(t, "the pod to be deleted", func() bool { o := p.get(p.namespace, "a1"); return o != nil && o.DeletionTimestamp != nil })
 	if o := p.get(p.namespace, "a1"); time.Now().Before(deadline) || o == nil || *o.DeletionGracePeriodSeconds != 3600 {
 		t.Errorf("at %s, deadline %s: the pod is %+v", time.Now(), deadline, o)
@@ -393,7 +393,7 @@ func podsComplete(t *testing.T, k *installation) {
 	p := k.on(t, "w-complete", "jobs")
 	p.pod("a1")
 	p.drain()
-	p.blocked("RunsToCompletion", "pod jobs/a1 runs to its end: namespace jobs has the mode AllowCompletion")
+	p.blocked("RunsToCompletion", "pod jobs/a1 runs until it ends by itself: namespace jobs has the mode AllowCompletion")
 	p.setStatus("a1", func(st *corev1.PodStatus) { st.Phase = corev1.PodSucceeded })
 	p.completes(v1alpha1.ReasonDrained, "0 pods evicted", "1 finished")
 	if o := p.get(p.namespace, "a1"); o == nil || o.DeletionTimestamp != nil {
@@ -406,8 +406,8 @@ func podsWithFinalizer(t *testing.T, k *installation) {
 	p.pod("a1", func(o *corev1.Pod) { o.Finalizers = []string{"example.com/hold"} })
 	seen := p.history()
 	p.drain()
-	seen.wants(t, "StillTerminating", "pod now-finalizer/a1 is still terminating after its grace: finalizers keep it: example.com/hold")
-	p.completes(v1alpha1.ReasonDrained, "1 pod evicted", "1 terminating for long") // it is left, and said so
+	seen.wants(t, "StillTerminating", "pod now-finalizer/a1 is still terminating after its grace period: finalizers keep it: example.com/hold")
+	p.completes(v1alpha1.ReasonDrained, "1 pod evicted", "1 that do not terminate") // it is left, and said so
 	p.kubectl("patch", "pod", "-n", p.namespace, "a1", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 }
 
@@ -538,7 +538,7 @@ func podsForbiddenToList(t *testing.T, k *installation, _ []string) {
 	}()
 	k.awaitAccess("pods", false)
 	p.drain()
-	p.blocked("PodsNotListed", "the pods of node w-list are not listed yet: ", "grant the coordinator the right to list and watch pods and poddisruptionbudgets in all namespaces")
+	p.blocked("PodsNotListed", "the pods of node w-list are not listed yet: ", "grant the coordinator the permission to list and watch pods and poddisruptionbudgets in all namespaces")
 	if out := p.must("status"); !strings.Contains(out, "the pods of node w-list are not listed yet: ") {
 		t.Errorf("ebb status:\n%s", out)
 	}

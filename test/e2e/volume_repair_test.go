@@ -197,7 +197,7 @@ func (c *cluster) salvageAfterRestore() {
 		}
 		return ready == 2
 	})
-	if got := c.mustFail("volume", "attach", v.name, "n3", "--wait", "3s"); !strings.Contains(got, "knows generation") {
+	if got := c.mustFail("volume", "attach", v.name, "n3", "--wait", "3s"); !strings.Contains(got, "has generation") {
 		c.t.Errorf("attaching it says %q", got)
 	}
 	if s := v.status(); s.NBDURI != "" || s.Engine != nil && s.Engine.Serving {

@@ -12,7 +12,7 @@ type budget struct {
 	limit int64
 	used  int64
 	free  chan struct{} // closed and replaced when something is given back
-	// relieve is called periodically while all is used, to free some of what cannot be written.
+	// relieve is called periodically while all of it is used, to free memory of changes that cannot be written.
 	relieve func()
 }
 
@@ -20,14 +20,14 @@ func newBudget(limit int64, relieve func()) *budget {
 	return &budget{limit: limit, free: make(chan struct{}), relieve: relieve}
 }
 
-// take uses some, even if that exceeds the limit: what was read cannot be unread.
+// take adds to the memory in use, even beyond the limit, because what was read is in memory already.
 func (b *budget) take(n int) {
 	b.mu.Lock()
 	b.used += int64(n)
 	b.mu.Unlock()
 }
 
-// give gives some back.
+// give returns memory.
 func (b *budget) give(n int) {
 	if n == 0 {
 		return
@@ -42,7 +42,7 @@ func (b *budget) give(n int) {
 	}
 }
 
-// wait returns true when some is left, or false when ctx is cancelled.
+// wait returns true when memory is available, or false when ctx is cancelled.
 func (b *budget) wait(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		b.mu.Lock()
@@ -63,7 +63,7 @@ func (b *budget) wait(ctx context.Context) bool {
 	return false
 }
 
-// scarce reports whether more than half is used: then what can be read again should be dropped.
+// scarce reports whether more than half is in use: then changes that can be read again should be dropped.
 func (b *budget) scarce() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -37,10 +37,10 @@ const (
 	behindMost = 2
 )
 
-// errAgain: a snapshot could not be used, and another is taken.
+// errAgain: a snapshot could not be used, so another one is taken.
 var errAgain = errors.New("the snapshot could not be used")
 
-// startCopy starts to copy the table of a dispatcher that runs, if the sink says that it is not copied yet.
+// startCopy starts to copy the table of a running dispatcher, if the sink has recorded that it is not copied yet.
 func (f *Feed) startCopy(d *dispatcher) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -102,9 +102,9 @@ func (d *dispatcher) copyTable(ctx context.Context) {
 }
 
 // copySome copies chunks of one snapshot. It returns how many rows it has copied, and whether the table is whole. A busy source may take
-// long to say at which position a snapshot is, and the table is after it by then: if it waits, it does not go on meanwhile.
+// long to report the position of a snapshot, and the table may have passed that position by then. If the table waits, it does not pass it.
 func (d *dispatcher) copySome(ctx context.Context, source snapshot.Source, waits bool) (rows int, done bool, err error) {
-	if near, _ := d.near(); !near { // it has waited for its place since
+	if near, _ := d.near(); !near { // it has waited for its place meanwhile
 		return 0, false, errAgain
 	}
 	if waits {
@@ -340,7 +340,7 @@ func (d *dispatcher) holdHere() {
 func (d *dispatcher) release() {
 	d.mu.Lock()
 	d.holding = false
-	ready := d.ready()
+	ready := d.lineUp()
 	d.mu.Unlock()
 	if ready {
 		d.feed.enqueue(d)
@@ -407,7 +407,7 @@ func (p *pacer) most() int {
 	return min(chunkRows, max(1, p.rate/4))
 }
 
-// wait waits until so many rows more may be copied.
+// wait waits until that many more rows may be copied.
 func (p *pacer) wait(ctx context.Context, rows int) error {
 	if p.rate <= 0 || rows == 0 {
 		return nil

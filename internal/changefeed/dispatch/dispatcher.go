@@ -35,7 +35,7 @@ func lost(err error) bool {
 	return errors.Is(err, stream.ErrNotOwner) || errors.Is(err, stream.ErrWentBack)
 }
 
-// readAhead bounds what a prepared dispatcher keeps. If it has more it drops everything, and catches up when it is started.
+// readAhead bounds what a prepared dispatcher keeps. Beyond that it drops everything, and catches up when it is started.
 const readAhead = 1 << 20
 
 // dispatcher replicates one table, or a group of tables that are written in the order of the source. It has no goroutine of its own: the hub pushes, the feed's workers write.
@@ -141,7 +141,7 @@ func (d *dispatcher) push(rows *stream.Rows, from *group) bool {
 		d.drop()
 		d.covers = rows.Position
 	}
-	ready := d.ready()
+	ready := d.lineUp()
 	d.mu.Unlock()
 	if ready {
 		d.feed.enqueue(d)
@@ -169,13 +169,13 @@ func (d *dispatcher) unread(rows *stream.Rows) (left *stream.Rows, follows bool)
 	return list[0], true
 }
 
-// passes reports whether DDL is none of the dispatcher's business: the changefeed carries none, or the table begins with it.
+// passes reports whether the dispatcher ignores DDL: the changefeed does not replicate DDL, or the table begins with it.
 func (d *dispatcher) passes(mark *stream.Rows) bool {
 	return !d.feed.config.DDL && mark.DDL.Kind != stream.UnreadableRows || mark.Position == d.begins
 }
 
-// skips reports whether rows belong to a transaction that is not replicated. DDL keeps its place, so that all tables that it concerns are at the
-// same position when it is passed; what cannot be told, or not be read, has none.
+// skips reports whether rows belong to a transaction that is not replicated. DDL keeps its place in the queue, so that all tables that it
+// concerns are at the same position when they pass it. What is Unexecutable has no place in the queue.
 func (d *dispatcher) skips(rows *stream.Rows) bool {
 	return d.skipped(rows.Position) && (rows.DDL == nil || rows.DDL.Unexecutable())
 }
@@ -185,8 +185,8 @@ func (d *dispatcher) skipped(at stream.Position) bool {
 	return slices.Contains(d.feed.config.Skips, at)
 }
 
-// ready puts the dispatcher in line for a worker if it has something to write. The caller holds the lock.
-func (d *dispatcher) ready() bool {
+// lineUp puts the dispatcher in line for a worker if it has something to write. The caller holds the lock.
+func (d *dispatcher) lineUp() bool {
 	if d.state != Running || d.queued || d.flushing || d.resting || len(d.queue) == 0 || d.blocked() || d.held() {
 		return false
 	}
@@ -278,7 +278,7 @@ func (d *dispatcher) doing() string {
 	return ""
 }
 
-// trouble records an error of the reader, or nil once it reads again. An error of the sink stays until a write succeeds.
+// trouble records an error of the reader, or nil once the reader reads again. An error of the sink stays until a write succeeds.
 func (d *dispatcher) trouble(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -301,7 +301,7 @@ func (d *dispatcher) checkpoint() (stream.Position, time.Time) {
 	position, at := d.feed.hub.where()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// It is recorded, so that what was reported once does not fall when the hub goes back for another dispatcher.
+	// It is recorded, so that a reported position does not decrease when the hub goes back for another dispatcher.
 	d.flushed, d.at = d.locked(position, at)
 	return d.flushed, d.at
 }
@@ -396,7 +396,7 @@ func (b *flush) done(ctx context.Context, err error) (more bool) {
 		d.drop()
 		return false
 	}
-	return d.ready()
+	return d.lineUp()
 }
 
 // take takes the next batch off the queue: whole transactions, with up to so many changes if it is more than one. The caller holds the
@@ -436,8 +436,8 @@ func (d *dispatcher) upcoming(most int) []*stream.Rows {
 }
 
 // executeDDL executes DDL of the table in its place among the changes. The sink may have recorded another position of the table with
-// it, so the table is acquired again. Before that, the writer shows that the sink still has what it has written: the next one takes what
-// the sink has for granted.
+// it, so the table is acquired again. Before that, the writer checks that the sink still has what it has written, because the next
+// writer does not check it.
 func (d *dispatcher) executeDDL(ctx context.Context, mark *stream.Rows) error {
 	if may := d.feed.engine.opts.May; may != nil && !may() {
 		return fmt.Errorf("table %s: %w: no DDL is executed until it is renewed", d.table, fleet.ErrLeaseInDoubt)
@@ -481,7 +481,7 @@ func (d *dispatcher) rest(err error) {
 	time.AfterFunc(retries.After(int64(d.tries)), func() {
 		d.mu.Lock()
 		d.resting = false
-		ready := d.ready()
+		ready := d.lineUp()
 		d.mu.Unlock()
 		if ready {
 			d.feed.enqueue(d)

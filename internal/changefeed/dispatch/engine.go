@@ -40,7 +40,7 @@ type Config struct {
 	Workers, BatchRows           int
 	// DDL is whether DDL is replicated.
 	DDL bool
-	// SnapshotRate is how many rows per second the node copies initially; 0 for any number.
+	// SnapshotRate is how many rows per second the node copies initially; 0 for no limit.
 	SnapshotRate int
 	// Forward is whether rows are forwarded to the sink as they were logged, where that is possible.
 	Forward bool
@@ -128,7 +128,7 @@ type Feed struct {
 	tables     map[stream.Table]*placed
 	line       []waiting
 	writing    int  // writes that are under way
-	holding    bool // a worker waits for the line to grow
+	holding    bool // a worker waits for more dispatchers in line
 	closed     bool
 }
 

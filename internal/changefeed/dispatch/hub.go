@@ -142,7 +142,7 @@ func Hopeless(err error) bool {
 	return errors.Is(err, stream.ErrPurged) || errors.Is(err, stream.ErrUnusable)
 }
 
-// retries is how soon what failed is tried again.
+// retries are the delays before failed reads are repeated.
 var retries = backoff.Policy{First: 100 * time.Millisecond, Longest: 10 * time.Second}
 
 // wants reports whether a table has a subscriber.
@@ -225,7 +225,7 @@ func spread(t *stream.Transaction, to, watchers map[stream.Table][]*dispatcher, 
 	return nil
 }
 
-// concerned are the tables with dispatchers that a DDL concerns. It has a place among the changes of each of them.
+// concerned are the tables with dispatchers that a DDL concerns. The DDL is queued among the changes of each of them.
 func concerned(d *stream.DDL, to map[stream.Table][]*dispatcher) map[stream.Table]bool {
 	if d == nil {
 		return nil

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A write costs a sink about the same, however many rows it has. Where there are so many writes, each of many rows, that this cost
-// dominates, tables wait a moment so that a write has more rows. Where writes are few, or have few rows each, nothing waits.
+// A write costs a sink about the same, however many rows it has. If there are so many writes, each of many rows, that this cost dominates,
+// tables wait a moment so that a write has more rows. If writes are few, or have few rows each, no table waits.
 
 const (
 	// lingerAbove is the number of writes per second up to which nothing waits, and lingerRows the average number of rows of a write

@@ -139,7 +139,7 @@ func (e *Engine) begin(key FeedKey, maintainer int64, c Config, orders []Order, 
 	return failed
 }
 
-// replaceLimit bounds how long an order waits for what a dispatcher that it replaces is writing.
+// replaceLimit bounds how long an order waits for the write of a dispatcher that it replaces.
 const replaceLimit = 5 * time.Second
 
 // place finds or makes the dispatcher of a table. It stops and replaces one of an older epoch: its maintainer does not know of it, or has
@@ -269,7 +269,7 @@ func (d *dispatcher) activate() (late bool) {
 		}
 		d.queue = kept
 		d.from = max(d.from, d.flushed)
-		ready := d.ready()
+		ready := d.lineUp()
 		d.mu.Unlock()
 		if ready {
 			d.feed.enqueue(d)
@@ -285,7 +285,7 @@ func (d *dispatcher) activate() (late bool) {
 }
 
 // Stop stops dispatchers and returns the position up to which everything of each is at the sink. A table without a dispatcher is in
-// neither result; one with a dispatcher of a newer epoch is an error. So is one that was Lost, which has ended all the same: ErrLost.
+// neither result; a dispatcher of a newer epoch is an error. A Lost dispatcher is an error, too, ErrLost, although it has ended.
 func (e *Engine) Stop(ctx context.Context, key FeedKey, maintainer int64, orders []Order) (map[stream.Table]stream.Position, map[stream.Table]error) {
 	stopped, failed := map[stream.Table]stream.Position{}, map[stream.Table]error{}
 	if err := e.Accept(key, maintainer); err != nil {

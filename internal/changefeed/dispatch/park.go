@@ -64,7 +64,7 @@ type parked struct {
 	group *group
 }
 
-// hoards reports whether a dispatcher uses memory that others need, and cannot write what is in it. The caller holds the lock.
+// hoards reports whether a dispatcher uses memory that others need for changes that it cannot write. The caller holds the lock.
 func (d *dispatcher) hoards() bool {
 	return d.state == Running && (d.flushing || len(d.queue) > 0) && d.feed.engine.budget.scarce() && (d.tries > 0 || d.blocked() || d.feed.stalled())
 }
@@ -99,7 +99,7 @@ func (e *Engine) relieve() {
 	}
 }
 
-// shed drops everything that is not being written, to be read again later. The caller holds the lock.
+// shed drops all changes that are not being written. They are read again later. The caller holds the lock.
 func (d *dispatcher) shed() {
 	d.partOf = 0
 	if d.blocked() { // it needs only the DDL that it waits for

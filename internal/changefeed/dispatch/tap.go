@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	// tapRoom bounds the DDL that waits for who reads through a tap. A hub does not wait for it: it ends the tap.
+	// tapRoom bounds the DDL that is queued in a tap. A hub does not wait for the tap's reader: it ends the tap.
 	tapRoom = 1000
 	// tapPause is the least time between two visits of a tap without DDL.
 	tapPause = 20 * time.Millisecond
 )
 
-// Tap is how a table trigger follows the reader of its node instead of reading the log a second time. It gets all DDL that concerns
-// more than one table that stays, and of other transactions only now and then the last, with the tables of all of them in Skipped. It keeps
-// no reader running, and nothing of what is read in memory except DDL and names.
+// Tap is how a table trigger follows the reader of its node instead of reading the log a second time. It gets all DDL that the
+// maintainer executes. Of other transactions it gets only the last one now and then, with the tables of all of them in Skipped. It keeps no
+// reader running, and in memory it keeps only DDL and names.
 //
-// It ends when the hub has no more subscribers, cannot read, or is too far ahead. What was delivered before stays.
+// It ends when the hub has no more subscribers, cannot read, or is too far ahead. What was delivered before can still be read.
 type Tap struct {
 	hub *hub
 

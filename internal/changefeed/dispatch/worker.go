@@ -7,12 +7,12 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// A write costs a sink about the same, however many changes it has. So a worker takes along what other tables in line have, up to one
-// batch, if the sink can write several tables in one transaction. While some writes are under way and less than a batch is in line, no other write
-// is begun: what comes meanwhile shares the next one. Nothing waits while the sink has nothing to do.
+// A write costs a sink about the same, however many changes it has. So a worker adds the changes of other tables in line, up to one batch, if the
+// sink can write several tables in one transaction. While some writes are under way and less than a batch is in line, no other write begins: later
+// changes share the next one. No table waits while the sink is idle.
 
 const (
-	// enoughWrites are as many as keep a sink busy while batches are made and answers travel.
+	// enoughWrites is how many writes keep a sink busy while batches are built and answers travel.
 	enoughWrites = 2
 	// holdMost bounds how long a table waits for others: the writes under way may hang.
 	holdMost = 20 * time.Millisecond

@@ -109,7 +109,7 @@ func (m *Maintainer) warnPartlyLogged(ctx context.Context, source stream.Source)
 	}
 }
 
-// keepStart puts the position at which the changefeed began into a status, once it is known, and the one at which it was resumed.
+// keepStart adds the position at which the changefeed began to a status, once it is known, and the position at which it was resumed.
 func (m *Maintainer) keepStart(s *v1alpha1.ChangefeedStatus) (changed bool) {
 	if changed = m.keepResume(s); m.started == nil || s.StartPosition != nil {
 		return changed
@@ -166,8 +166,8 @@ func (m *Maintainer) setFirst(first bool) {
 	m.first = first
 }
 
-// doubt makes a node be bootstrapped again: it may have dispatchers that the maintainer does not know of. A bootstrap that is under way
-// does not count, because what it was told may be older. The caller holds the lock.
+// doubt makes the maintainer bootstrap a node again: the node may have dispatchers that the maintainer does not know of. A bootstrap that is
+// under way does not count, because its answer may be older. The caller holds the lock.
 func (m *Maintainer) doubt(name string) {
 	delete(m.bootstrapped, name)
 	m.doubts[name]++
@@ -246,7 +246,7 @@ func (m *Maintainer) unbootstrapped(w View) []string {
 	return names
 }
 
-// errUnsettled: what a node reported may be outdated, or could not be dealt with yet.
+// errUnsettled: the report of a node may be outdated, or could not be acted on yet.
 var errUnsettled = errors.New("the node has to be bootstrapped again")
 
 // bootstrapNode makes a node refuse orders of earlier maintainers, takes over the dispatchers that run there, and stops those that must
@@ -284,8 +284,8 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 }
 
 // takeOver takes over the dispatchers that a node has reported, and returns those that it must stop: prepared for a move that was
-// abandoned, failed, of a table that is not replicated any more, or of an earlier table of the same name. An order about one of the tables
-// may be unanswered; what the node has of it is decided then. The caller holds the lock.
+// abandoned, failed, of a table that is not replicated any more, or of an earlier table of the same name. If an order about
+// one of the tables is unanswered, its dispatcher is decided about when the answer arrives. The caller holds the lock.
 func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64) (stray []*wire.TableOrder, busy bool) {
 	here := map[stream.Table]bool{}
 	for _, d := range list {
@@ -361,8 +361,8 @@ func (m *Maintainer) current(t *table, d *wire.Dispatcher) bool {
 	return stream.Position(d.Checkpoint) >= least
 }
 
-// ordered reports whether a dispatcher was started since this maintainer began to work. One from before, on a node that was away when the others
-// were asked, may have written what the sink has lost since. The caller holds the lock.
+// ordered reports whether a dispatcher was started since this maintainer began to work. An older one, on a node that was away when the others
+// were asked, may have written rows that the sink has lost since. The caller holds the lock.
 func (m *Maintainer) ordered(epoch stream.Epoch) bool {
 	return epoch.Placement == m.epoch && epoch.Counter > m.countedFrom
 }

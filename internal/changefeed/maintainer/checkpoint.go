@@ -72,7 +72,7 @@ func (m *Maintainer) advance() {
 	// When the changefeed begins, the source may have renamed tables since, and the sink may lack tables that the source had before.
 	// Both keep the checkpoint from advancing until the DDL is read. So a table that the sink lacks later was created since, unless
 	// somebody dropped it at the sink, and every table that existed at the checkpoint is known to the sink.
-	// If both have the same tables, nothing is to be found out.
+	// If both have the same tables, there is nothing to find out.
 	if begins := m.started != nil && m.missingFrom <= *m.started; begins && m.unsure && m.ddlDone != nil && *m.ddlDone < m.missingUntil {
 		m.slowest = fmt.Sprintf("checking whether DDL up to position %d renames tables", m.missingUntil)
 		if len(m.missing) == 0 {
@@ -113,8 +113,8 @@ func (m *Maintainer) advance() {
 	}
 }
 
-// noteSurplus bootstraps a node again that has reported for a while more dispatchers than it can have been ordered to have. One that nobody
-// knows of keeps the node's checkpoint from advancing, or hides that another is missing. The caller holds the lock.
+// noteSurplus bootstraps a node again if it has reported more dispatchers than were ordered there for a while. A dispatcher that the maintainer
+// does not know of keeps the node's checkpoint from advancing, or hides that another is missing. The caller holds the lock.
 func (m *Maintainer) noteSurplus(reports map[string]Report) {
 	most := map[string]int64{}
 	for _, t := range m.tables {
@@ -280,7 +280,7 @@ func (m *Maintainer) publishProblem(ctx context.Context, problem error) {
 	}
 }
 
-// Progress is how far a maintainer has come.
+// Progress is the progress of a maintainer.
 type Progress struct {
 	// Tables of the changefeed.
 	Tables int

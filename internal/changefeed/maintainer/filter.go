@@ -10,7 +10,7 @@ import (
 )
 
 // decideFilter decides which filter is in effect: the one of the spec when the changefeed starts for the first time or was stopped, and
-// else the one that it had. So a changed filter does not apply at some move, half of the tables with it and half without.
+// else the one that it had. So a changed filter does not take effect during a move, for some tables and not for others.
 func (m *Maintainer) decideFilter() (err error) {
 	cf := m.Latest()
 	text, had := cf.Spec.Filter, cf.Status.Filter
@@ -58,7 +58,7 @@ func (m *Maintainer) checkAdded(ctx context.Context, sink stream.Sink, tables []
 		case err != nil:
 			return err
 		case !known:
-			return fmt.Errorf("table %s was added by the filter, and the sink does not have its rows; copy it at a position not before %d, record that by %s at the sink, and resume, or create another changefeed for it: %w",
+			return fmt.Errorf("table %s was added by the filter, and the sink does not have its rows; copy it at position %d or later, record the position of the copy by %s at the sink, and resume; or create another changefeed for it: %w",
 				t, m.checkpoint, p.RecordPosition(t), stream.ErrUnusable)
 		case at < m.checkpoint:
 			return fmt.Errorf("table %s was added by the filter, and is at position %d at the sink, which is before the checkpoint %d; copy it again, and record the position of the copy by %s at the sink: %w",

@@ -40,21 +40,21 @@ func sourceKeys(ctx context.Context, source stream.Source, sink stream.Sink, f s
 	return keys, f.OutsideCascade(keys)
 }
 
-// lacking are cascading keys that the source had and the sink did not. Either DDL up to a position adds them, or the sink was made without
-// them, and then the changes that they make would be lost.
+// lacking are cascading keys that the source had and the sink did not. Either DDL up to a position adds them, or the sink was created without
+// them. Then the changes that they make would be lost.
 type lacking struct {
 	keys  []stream.ForeignKey
 	until stream.Position
 	since time.Time
-	// sure: all DDL that can have added them is at that position or before it.
+	// sure is set if all DDL that can have added them is at that position or before it.
 	sure bool
 }
 
 // keysSettle is longer than a key can be in the dictionary of a server before the DDL that added it is in the log.
 const keysSettle = 2 * time.Second
 
-// noteLacking records the cascading keys that the sink lacks. The table trigger checks them when DDL has had its chance to add them; without
-// a table trigger there is none.
+// noteLacking records the cascading keys that the sink lacks. The table trigger checks them after all DDL that can add them; without a table
+// trigger there is no such DDL.
 func (m *Maintainer) noteLacking(ctx context.Context, source stream.Source, keys []stream.ForeignKey) error {
 	m.lacking = lacking{keys: keys, since: time.Now()}
 	if len(keys) == 0 {
@@ -124,7 +124,7 @@ func (m *Maintainer) known(name stream.Table) bool {
 	return t != nil
 }
 
-// notPast are those of some entries that may not have passed a DDL. It is for DDL that is not executed at the sink, and so not recorded
+// notPast are those of some entries that may not have passed a DDL. It is for DDL that is not executed at the sink, and therefore not recorded
 // there.
 func (m *Maintainer) notPast(leaders []stream.Table, t *stream.Transaction) []stream.Table {
 	m.mu.Lock()
@@ -132,8 +132,8 @@ func (m *Maintainer) notPast(leaders []stream.Table, t *stream.Transaction) []st
 	return slices.DeleteFunc(leaders, func(name stream.Table) bool { e := m.tables[name]; return e != nil && e.past(t.Position) })
 }
 
-// past reports whether a table is known to have passed a position. Its dispatcher may have begun after it: the sink has recorded how far the
-// table was, and the checkpoint that the maintainer began at may be older.
+// past reports whether a table is known to have passed a position. Its dispatcher may have begun after that position: the sink has recorded the
+// position of the table, and the checkpoint at which the maintainer began may be older.
 func (t *table) past(at stream.Position) bool {
 	return t.floor >= at || t.phase == TableRunning && t.reached >= at
 }
@@ -154,8 +154,7 @@ func (m *Maintainer) forget(leader stream.Table) {
 	delete(m.tables, leader)
 }
 
-// keptOf are the tables of some entries that a DDL neither ends nor names otherwise: those that foreign keys join with tables that it
-// names. It also reports whether there are foreign keys.
+// keptOf are the tables of some entries that a DDL neither ends nor names: foreign keys join them with tables that it names. It also reports whether there are foreign keys.
 func (m *Maintainer) keptOf(leaders []stream.Table, d *stream.DDL) (kept []stream.Table, grouped bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,13 +10,13 @@ import (
 // server that is being set up or replaced, or to a table that is about to be replaced.
 const hopelessAfter = 3 * time.Second
 
-// hopelessSince is since when there is such an error, and the last report that had it.
+// hopelessSince is since when such an error has persisted, and the last report that had it.
 type hopelessSince struct {
 	since time.Time
 	round uint64
 }
 
-// hopelessError is an error of a node that retrying does not resolve. Its text says so already.
+// hopelessError is an error of a node that retrying does not resolve, as its text states already.
 type hopelessError struct{ text string }
 
 func (e *hopelessError) Error() string { return e.text }

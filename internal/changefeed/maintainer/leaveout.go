@@ -16,8 +16,8 @@ type definer interface {
 	Define(ctx context.Context, tables []stream.Table) ([]snapshot.Definition, error)
 }
 
-// checkLeaveOut returns ErrUnusable, before the changefeed begins, if what it is to leave out of a table cannot be. Later on DDL and rows are
-// checked, as they come: the tables of the source may be further than those of the sink.
+// checkLeaveOut returns ErrUnusable, before the changefeed begins, if it cannot leave out of a table what it should. Later, DDL and rows are
+// checked as they arrive, because the tables of the source may be ahead of those of the sink.
 func (m *Maintainer) checkLeaveOut(ctx context.Context, source stream.Source) error {
 	cf := m.Latest()
 	if len(cf.Spec.LeaveOut) == 0 || cf.Status.StartPosition != nil {

@@ -21,9 +21,9 @@ import (
 const (
 	// problemExpiry is how long after it was last reported a problem is shown in the status.
 	problemExpiry = 5 * time.Second
-	// retryDelay is how long to wait before something that failed is tried again.
+	// retryDelay is how long to wait before a failed attempt is repeated.
 	retryDelay = 250 * time.Millisecond
-	// maxRetryDelay is how long at most, if it keeps failing.
+	// maxRetryDelay bounds that delay while attempts keep failing.
 	maxRetryDelay = 5 * time.Second
 	// callLimit bounds one request to a node.
 	callLimit = 10 * time.Second
@@ -47,7 +47,7 @@ type Maintainer struct {
 	bootstrapped map[string]int64                // nodes that have answered Bootstrap, and in which of their epochs
 	outdated     map[string]bool                 // those of them that run an earlier version, which cannot write the sink
 	asking       map[string]bool                 // nodes whose answer to Bootstrap a round of the loop has not waited for
-	doubts       map[string]int                  // how often each node was doubted to have only the dispatchers that are known
+	doubts       map[string]int                  // how often each node was suspected to have dispatchers that are not known
 	first        bool                            // the first bootstrap of the placement is under way
 	busy         sync.WaitGroup
 	cancel       context.CancelFunc

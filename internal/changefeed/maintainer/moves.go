@@ -16,7 +16,7 @@ const (
 	// are in one request.
 	movesAtOnce = 256
 	batchTables = movesAtOnce / 8
-	// placeAtOnce and placeBatch are the same for tables that run on no node: placing them interrupts nothing.
+	// placeAtOnce and placeBatch are the same for tables that run on no node: placing them interrupts no replication.
 	placeAtOnce = 100_000
 	placeBatch  = 2000
 )
@@ -144,8 +144,8 @@ func (m *Maintainer) move(ctx context.Context, w View, from, to string, list map
 	}
 }
 
-// leaveLost takes out of a move the tables whose dispatchers were Lost when they were stopped, and returns the orders to start them. They
-// are placed again when it is known whether the sink went back.
+// leaveLost removes from a move the tables whose dispatchers were Lost when they were stopped, and returns their orders. They are placed again
+// when it is known whether the sink went back.
 func (m *Maintainer) leaveLost(list map[stream.Table]*table, orders map[stream.Table]*wire.TableOrder) map[stream.Table]*wire.TableOrder {
 	lost := map[stream.Table]*wire.TableOrder{}
 	m.mu.Lock()
@@ -215,7 +215,7 @@ func (m *Maintainer) noteOrder(name stream.Table, text string, hopeless bool) {
 	m.noteHopeless("table "+name.String(), text, hopeless, 0)
 }
 
-// noteLost makes the maintainer check whether the sink went back, if a node says so.
+// noteLost makes the maintainer check whether the sink went back, if a node reports a Lost dispatcher.
 func (m *Maintainer) noteLost(name stream.Table, result *wire.TableResult) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,14 +10,14 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// advancer is a sink whose tables can be said to be at a later position than was written.
+// advancer is a sink whose recorded positions can be moved past what was written.
 type advancer interface {
 	AdvanceTo(ctx context.Context, to stream.Position, transaction string) error
 }
 
-// resumeFrom makes the changefeed continue at the position of spec.resumeFrom, once, when it was stopped. Positions at the sink are moved first:
-// they decide, so that a process that ends in between leaves nothing half done. Whoever still writes a table loses it, because its position
-// is another.
+// resumeFrom makes the changefeed continue at the position of spec.resumeFrom, once, when it was stopped. Positions at the sink are moved first,
+// because they decide: a process that ends in between leaves nothing half done. A dispatcher that still writes a table loses it, because the
+// position has changed.
 func (m *Maintainer) resumeFrom(ctx context.Context, source stream.Source) error {
 	cf := m.Latest()
 	m.resumed = nil
@@ -61,7 +61,7 @@ func (m *Maintainer) resumeFrom(ctx context.Context, source stream.Source) error
 	return nil
 }
 
-// keepResume puts a position at which the changefeed continued into a status.
+// keepResume adds the position at which the changefeed continued to a status.
 func (m *Maintainer) keepResume(s *v1alpha1.ChangefeedStatus) (changed bool) {
 	if m.resumed == nil || s.ResumedFrom != nil && s.ResumedFrom.GTID == m.resumed.GTID {
 		return false

@@ -66,7 +66,7 @@ const (
 )
 
 // openSaver opens the sink to record checkpoints, and compares the checkpoint with that of the sink. If the sink went back, or was
-// started again and may have lost writes, the changefeed continues at the checkpoint that the sink has, and wentBack makes the bootstrap
+// restarted and may have lost writes, the changefeed continues at the checkpoint that the sink has, and wentBack makes the bootstrap
 // stop all dispatchers. A source without the transaction that was recorded with the checkpoint is refused.
 func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error {
 	m.closeSaver()
@@ -105,10 +105,10 @@ func (m *Maintainer) openSaver(ctx context.Context, source stream.Source) error 
 		m.reportWentBack(ctx, fmt.Sprintf("The sink went back: it has the checkpoint %d, and %d was recorded before. All tables are read again from there.", found.Position, m.checkpoint), found.Position)
 		m.checkpoint, m.wentBack = found.Position, true
 	case found.Incarnation != incarnation && found.Incarnation != 0:
-		m.reportWentBack(ctx, fmt.Sprintf("The server of the sink was started again or replaced, and may have lost its last commits. All tables are read again from the checkpoint %d, as far as the sink does not have them.", m.checkpoint), m.checkpoint)
+		m.reportWentBack(ctx, fmt.Sprintf("The server of the sink was restarted or replaced, and may have lost its last commits. All tables are read again from the checkpoint %d, as far as the sink does not have them.", m.checkpoint), m.checkpoint)
 		m.wentBack = true
 	case found.Incarnation != incarnation:
-		m.wentBack = true // an owner has found its writes lost, or it was recorded by a version without incarnations
+		m.wentBack = true // an owner has lost its writes, or a version without incarnations has recorded the checkpoint
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func (m *Maintainer) adoptIncarnation(ctx context.Context) error {
 	return nil
 }
 
-// reportWentBack says that the sink has lost writes.
+// reportWentBack reports, in the log and as an event, that the sink has lost writes.
 func (m *Maintainer) reportWentBack(ctx context.Context, note string, at stream.Position) {
 	m.log.Warn("the sink went back; reading again", "note", note, "checkpoint", m.checkpoint, "sink", at)
 	record := events.Recorder{Client: m.opts.Epoch.Client, Controller: "changefeeds", Instance: m.opts.Epoch.Node}

@@ -25,8 +25,8 @@ func (m *Maintainer) decideSkips() {
 	m.skips = slices.Clone(cf.Spec.Skip)
 }
 
-// checkSkips returns ErrUnusable if a transaction is to be skipped that was replicated already, or that the source does not have. One that
-// was skipped before is not looked for again: the source may have purged it.
+// checkSkips returns ErrUnusable if a transaction that should be skipped was replicated already, or if the source does not have it. It does not
+// look for transactions that were skipped before, because the source may have purged them.
 func (m *Maintainer) checkSkips(ctx context.Context, source stream.Source) error {
 	for _, gtid := range m.skips {
 		if slices.ContainsFunc(m.Latest().Status.Skip, func(s v1alpha1.ChangefeedSkip) bool { return s.GTID == gtid }) {
@@ -37,7 +37,7 @@ func (m *Maintainer) checkSkips(ctx context.Context, source stream.Source) error
 			return fmt.Errorf("spec.skip: %w: %w", stream.ErrUnusable, err)
 		}
 		if at <= m.checkpoint {
-			return fmt.Errorf("spec.skip: GTID %s is not after the checkpoint %d, so that it is replicated already; remove it from spec.skip: %w", gtid, m.checkpoint, stream.ErrUnusable)
+			return fmt.Errorf("spec.skip: GTID %s is not after the checkpoint %d, so it has been replicated already; remove it from spec.skip: %w", gtid, m.checkpoint, stream.ErrUnusable)
 		}
 		if err := hasTransaction(ctx, source, gtid, at); err != nil {
 			return fmt.Errorf("spec.skip: %w", err)
@@ -84,7 +84,7 @@ func (m *Maintainer) skipsOnWire() []uint64 {
 	return list
 }
 
-// fillSkips puts the transactions that are not replicated into a status, and which of them its checkpoint has passed.
+// fillSkips adds to a status the transactions that are not replicated, and which of them its checkpoint has passed.
 func (m *Maintainer) fillSkips(s *v1alpha1.ChangefeedStatus) {
 	had := s.Skip
 	s.Skip = nil

@@ -38,7 +38,7 @@ func TestSkipsAreCheckedWhenTheyComeIntoEffect(t *testing.T) {
 		{name: "added while it was stopped", spec: []string{"0-1-60", "0-1-70"}, filter: &v1alpha1.ChangefeedFilter{Stopped: true}, in: "0-1-60 0-1-70"},
 		{name: "added while it runs", spec: []string{"0-1-60"}, filter: &v1alpha1.ChangefeedFilter{}},
 		{name: "removed while it runs", status: []v1alpha1.ChangefeedSkip{{GTID: "0-1-60"}}, filter: &v1alpha1.ChangefeedFilter{}, in: "0-1-60"},
-		{name: "before the checkpoint", spec: []string{"0-1-50"}, in: "0-1-50", want: "spec.skip: GTID 0-1-50 is not after the checkpoint 50, so that it is replicated already"},
+		{name: "before the checkpoint", spec: []string{"0-1-50"}, in: "0-1-50", want: "spec.skip: GTID 0-1-50 is not after the checkpoint 50, so it has been replicated already"},
 		{name: "passed before", spec: []string{"0-1-40"}, status: []v1alpha1.ChangefeedSkip{{GTID: "0-1-40"}}, filter: &v1alpha1.ChangefeedFilter{Stopped: true}, in: "0-1-40"},
 		{name: "not there yet", spec: []string{"0-1-101"}, in: "0-1-101", want: "spec.skip: GTID 0-1-101 is after the newest transaction of the source, which is 100"},
 		{name: "of another server", spec: []string{"0-2-60"}, in: "0-2-60", want: "spec.skip: GTID 0-2-60 is not in the log of the source"},

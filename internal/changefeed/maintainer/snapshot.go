@@ -81,7 +81,7 @@ func (m *Maintainer) openSnapshotSink(ctx context.Context) (stream.Sink, snapsho
 	return sink, to, nil
 }
 
-// reportNotCopied says what is not copied.
+// reportNotCopied reports, in the log and as an event, what is not copied.
 func (m *Maintainer) reportNotCopied(ctx context.Context, plan *snapshot.Plan) {
 	if len(plan.NotCopied) == 0 {
 		return
@@ -97,7 +97,7 @@ func (m *Maintainer) reportNotCopied(ctx context.Context, plan *snapshot.Plan) {
 	}
 }
 
-// makeSnapshotTables makes the tables of the plan, before any dispatcher starts.
+// makeSnapshotTables creates the tables of the plan, before any dispatcher starts.
 func (m *Maintainer) makeSnapshotTables(ctx context.Context) error {
 	if m.Latest().Spec.Snapshot == nil {
 		return nil

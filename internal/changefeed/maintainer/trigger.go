@@ -64,7 +64,7 @@ func sameNames(ctx context.Context, source stream.Source, sink stream.Sink) erro
 	return err
 }
 
-// admitter is a sink at which a table may have a name that another has, too.
+// admitter is a sink at which two tables may have the same name.
 type admitter interface {
 	Admit(t stream.Table) error
 }
@@ -302,8 +302,8 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 	})
 }
 
-// checkRows refuses rows of a table inside the filter that is not known: nobody reads them. All tables are known that the source had when they
-// were listed, and all that DDL in the log has made since. The caller holds the lock.
+// checkRows refuses rows of an unknown table inside the filter, which no dispatcher reads. Known are all tables that the source had when they
+// were listed, and all that DDL in the log has created since. The caller holds the lock.
 func (m *Maintainer) checkRows(f stream.Filter, t *stream.Transaction) error {
 	if t.Position <= m.missingUntil {
 		return nil // whether a table is known may depend on DDL up to there
@@ -321,7 +321,7 @@ func (m *Maintainer) checkRows(f stream.Filter, t *stream.Transaction) error {
 }
 
 func refuseRows(at stream.Position, name stream.Table) error {
-	return &refusedError{fmt.Errorf("position %d: the log has changes of rows of table %s, which is not known: it was made or renamed with sql_log_bin=0, a temporary table of that name was renamed, "+
+	return &refusedError{fmt.Errorf("position %d: the log has changes of rows of table %s, which is not known: it was created or renamed with sql_log_bin=0, a temporary table of that name was renamed, "+
 		"or the user of the source has no privilege on it; exclude the table by the filter, or start again with a new changefeed, from a copy taken after that: %w", at, name, stream.ErrUnusable)}
 }
 
@@ -468,7 +468,7 @@ func (m *Maintainer) existsBetween(f stream.Filter, t *stream.Transaction) (name
 	return name, false
 }
 
-// refuseReleased refuses a rename that takes tables out of the filter of which a cascading key joins one with one that stays.
+// refuseReleased refuses a rename that takes a table out of the filter if a cascading key joins it with a table that stays.
 func (m *Maintainer) refuseReleased(ctx context.Context, sink stream.Sink, t *stream.Transaction, releases []stream.Table) error {
 	keys, err := foreignKeys(ctx, sink)
 	if err != nil {
@@ -633,7 +633,7 @@ func (m *Maintainer) awaitPassed(ctx context.Context, names []stream.Table, at s
 	})
 }
 
-// await waits until no table is left that has not come to the DDL at a position.
+// await waits until every table has reached the DDL at a position.
 func (m *Maintainer) await(ctx context.Context, names []stream.Table, at stream.Position, left func([]stream.Table, stream.Position) (table, node string)) error {
 	for began := time.Now(); ; {
 		waiting, node := left(names, at)

@@ -29,7 +29,7 @@ const admittedLimit = 10 * time.Second
 
 var (
 	errSealed = status.Error(codes.Unavailable, "etcd member is sealed: its cluster is being stopped and serves no clients")
-	errOwn    = status.Error(codes.PermissionDenied, "who is a member is decided by the EtcdCluster: change its size")
+	errOwn    = status.Error(codes.PermissionDenied, "only Ebb may change the list of members: change spec.size of the EtcdCluster")
 	errViewer = status.Error(codes.PermissionDenied, "viewers do not reach the data of etcd clusters")
 )
 

@@ -449,7 +449,7 @@ func (e *Engine) tryOpen(ctx context.Context, name string, generation int64) (op
 	sent := e.opts.Clock()
 	state, err := r.Open(limited, generation)
 	if err == nil && state.Syncing {
-		err = fmt.Errorf("%w: it was never built to its end", block.ErrDamaged)
+		err = fmt.Errorf("%w: it was never built completely", block.ErrDamaged)
 	}
 	if err != nil {
 		_ = r.Close() // the error that is returned matters more

@@ -253,7 +253,7 @@ func (e *Engine) todo(ctx context.Context, t *target, r *rebuild) (block.Bitmap,
 		}
 		chunks, ok, err := missed(ctx, v, t.name)
 		if err != nil || !ok {
-			return nil, fmt.Errorf("what replica %s missed is not known any more: %w", t.name, err)
+			return nil, fmt.Errorf("it is no longer known what replica %s missed: %w", t.name, err)
 		}
 		own, err := t.Intent(ctx, v.generation)
 		if err != nil {

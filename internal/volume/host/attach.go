@@ -161,7 +161,7 @@ func (a *attachment) run(ctx context.Context) {
 			break
 		}
 		if errors.Is(err, errNotOurs) {
-			log.Info("volume: not ours any more", "volume", a.key.String())
+			log.Info("volume: it is no longer attached to this node", "volume", a.key.String())
 		} else {
 			log.Warn("volume: engine ended", "volume", a.key.String(), "error", err)
 		}

@@ -21,8 +21,8 @@ func NewMetrics(r prometheus.Registerer, node string) *Metrics {
 	m := &Metrics{
 		engines:  desc("engine_serving", "1 while the engine of a volume serves clients on this node, 0 while it does not.", "namespace", "volume"),
 		replicas: desc("node_replicas", "Replicas on this node by state.", "state"),
-		rebuilds: desc("rebuild_total_bytes", "Bytes that a replica that is being built has to get.", "namespace", "volume", "replica"),
-		copied:   desc("rebuild_done_bytes", "Bytes that a replica that is being built has got.", "namespace", "volume", "replica"),
+		rebuilds: desc("rebuild_total_bytes", "Bytes to copy to a replica that is being built.", "namespace", "volume", "replica"),
+		copied:   desc("rebuild_done_bytes", "Bytes copied so far to a replica that is being built.", "namespace", "volume", "replica"),
 	}
 	r.MustRegister(m)
 	return m

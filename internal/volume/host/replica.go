@@ -76,7 +76,7 @@ func (w *replicaWorker) look(ctx context.Context, r *epochRun) error {
 	case !d.Ready:
 		w.failed(&next, fmt.Sprintf("disk %s: %s", d.Name, d.Message))
 	case next.DiskUUID != "" && next.DiskUUID != d.UUID:
-		w.failed(&next, fmt.Sprintf("disk %s is not the one that the replica was made on: its UUID is %s, and was %s", d.Name, d.UUID, next.DiskUUID))
+		w.failed(&next, fmt.Sprintf("disk %s is not the one on which the replica was created: its UUID is %s, and was %s", d.Name, d.UUID, next.DiskUUID))
 	default:
 		if err := w.ensure(ctx, r, object, d, &next); err != nil {
 			return err

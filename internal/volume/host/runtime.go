@@ -207,7 +207,7 @@ func (r *epochRun) awaitDropped() {
 			return
 		}
 		if backoff.Sleep(ctx, 50*time.Millisecond) != nil {
-			r.opts.Log.Warn("volume: leaving though engines on other nodes still have replicas of this node as members", "replicas", waiting)
+			r.opts.Log.Warn("volume: leaving although engines on other nodes still have replicas of this node as members", "replicas", waiting)
 			return
 		}
 	}
