@@ -446,7 +446,7 @@ func (w *chaosWork) tell() {
 	ended := slices.Sorted(maps.Keys(w.blocks.errors))
 	w.blocks.mu.Unlock()
 	w.c.test.Logf("%d keys, %d blocks acknowledged; connections ended with %s", w.keys.count(), w.blocks.acked.Load(), strings.Join(ended, "; "))
-	for _, args := range [][]string{{"status"}, {"status", "volumes"}, {"status", "etcd"}} {
+	for _, args := range [][]string{{"status"}, {"status", "volumes"}, {"status", "etcdclusters"}} {
 		out, errs, _ := w.c.cluster.run(args...)
 		w.c.test.Logf("ebb %s\n%s%s", strings.Join(args, " "), out, errs)
 	}
