@@ -88,7 +88,7 @@ func nameUsage(cmd *cobra.Command) {
 	}
 }
 
-// refuseUnknown makes every command that only has subcommands fail for one that it does not have; without any it shows its help.
+// refuseUnknown makes every command that only has subcommands refuse an unknown subcommand. Without a subcommand it shows its help.
 func refuseUnknown(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		refuseUnknown(sub)

@@ -84,7 +84,7 @@ func (w World) returned(d *v1alpha1.Deployment) (list []v1alpha1.DeploymentInsta
 	return list
 }
 
-// mayRunOn returns the lost nodes on which a program that goes on without a lease may still run. A node that left in order has stopped it.
+// mayRunOn returns the lost nodes on which a program that continues without a lease may still run. A node that released its lease has stopped it.
 func (w World) mayRunOn(d *v1alpha1.Deployment) []string {
 	list := slices.DeleteFunc(slices.Clone(d.Status.MayRunOn), func(node string) bool {
 		rec := w.Leases[node]

@@ -347,9 +347,9 @@ func (m *Maintainer) takeOver(name string, list []*wire.Dispatcher, began uint64
 	return stray, busy
 }
 
-// current reports whether a dispatcher may be that of a table as it is now: it was not started before the DDL after which the table's dispatcher
-// begins, where both are known, and it is not behind the checkpoint or that DDL. One that has been left behind waits for DDL that was executed
-// without it, and would wait forever. t is nil if the table is not known. The caller holds the lock.
+// current reports whether a dispatcher may be that of the present table, and not of an earlier table of the same name: it was not started before
+// the DDL after which the table's dispatcher begins, where both are known, and it is not behind the checkpoint or that DDL. A dispatcher that is
+// behind waits for DDL that was executed without it, and would wait forever. t is nil if the table is not known. The caller holds the lock.
 func (m *Maintainer) current(t *table, d *wire.Dispatcher) bool {
 	least := m.checkpoint
 	if t != nil && t.from > 0 {

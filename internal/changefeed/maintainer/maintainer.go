@@ -68,8 +68,8 @@ type Maintainer struct {
 	missing                   map[stream.Table]bool
 	missingFrom, missingUntil stream.Position
 	missingHolders            map[stream.Table]stream.Holder // which tables have their names, as far as the sink knows
-	// unsure: the sink lacks tables of the source, or has some that the source does not have, or it is not known which it has. Otherwise all
-	// tables that existed at missingFrom have the same names now, or a name that another has now that is known, too.
+	// unsure is set if the sink and the source have different tables, or if the tables of the sink are not known. Otherwise every table that
+	// existed at missingFrom has the same name now, or a name that another known table has now.
 	unsure bool
 
 	saver saver
