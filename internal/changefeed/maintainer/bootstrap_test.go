@@ -180,7 +180,7 @@ func TestANodeOfAnEarlierVersionGetsNoTables(t *testing.T) {
 		t.Errorf("orders were %q, and the table is %+v", stopped, m.tables[logTable])
 	}
 	w.Leases["n1"] = lease.Record{Node: "n1", Epoch: 3, Holder: "n1"}
-	m.opts.Nodes = upgraded{former.oneNode}
+	m.opts.Nodes = upgraded(former)
 	m.bootstrapNewNodes(t.Context(), w)
 	if got := m.bootstrappedOf(w, []string{"n1"}); len(got) != 1 {
 		t.Error("it gets no tables after it was upgraded")
