@@ -501,7 +501,7 @@ func TestADrainThatMayNotListPodsAtItsEndSaysSo(t *testing.T) {
 		t.Error("it ended")
 	}
 	st := read(t, w.Controller).Status
-	if st.Phase != v1alpha1.DrainDraining || len(st.Blockers) != 1 || st.Blockers[0].Reason != WaitsList || !strings.Contains(st.Blockers[0].Remedy, "grant the coordinator the right to list and watch pods") {
+	if st.Phase != v1alpha1.DrainDraining || len(st.Blockers) != 1 || st.Blockers[0].Reason != WaitsList || !strings.Contains(st.Blockers[0].Remedy, "grant the coordinator the permission to list and watch pods") {
 		t.Errorf("the status is %+v", st)
 	}
 	refused = false
