@@ -345,12 +345,34 @@ func (e *evaluation) within(p *Pod, b *Budget) Action {
 	switch {
 	case b.Allowed > 0 && b.Observed:
 		return wait(WaitsTurn)
-	case b.impossible():
+	case e.never(b):
 		return wait(WaitsNever)
 	case !b.Observed:
 		return wait(WaitsBudgetStatus)
 	}
 	return wait(WaitsBudget)
+}
+
+// replacedWithin is how long a controller may take to make a pod in place of one that has gone.
+const replacedWithin = 10 * time.Second
+
+// never reports whether a budget can never allow the eviction of a healthy pod: it needs all pods that there are. One that counts the pods that
+// exist seems to, for the moment in which one that was evicted has gone and the next is not made.
+func (e *evaluation) never(b *Budget) bool {
+	switch {
+	case b.Never:
+		return true
+	case !b.Observed || b.Expected == 0 || b.Desired < b.Expected:
+		return false
+	case !b.Counts || b.Since.IsZero():
+		return true
+	}
+	settled := b.Since.Add(replacedWithin)
+	if !e.reached(settled) {
+		e.againAt(settled)
+		return false
+	}
+	return true
 }
 
 // are is the verb for one or several.

@@ -117,6 +117,14 @@ func TestWhatHappensToPods(t *testing.T) {
 			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 0, func(b *pod.Budget) { b.Never, b.Observed = true, false })},
 			want: "wait now/a1 BudgetNeverAllows\nbudget now/a needs 2 of 3 pods and can never allow an eviction: set maxUnavailable to 1 or more, add a replica, or delete the budget\n",
 		},
+		"a budget that counts the pods there are, one of which was just evicted": {
+			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 0, func(b *pod.Budget) { b.Counts, b.Expected, b.Since = true, 2, now.Add(-3*time.Second) })},
+			want: "wait now/a1 BudgetAllowsNone\nbudget now/a needs 2 of 2 pods; 0 disruptions allowed since 3s: check its pods, or change the budget\nagain in 7s\n",
+		},
+		"a budget that counts the pods there are, for a while": {
+			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 0, never, func(b *pod.Budget) { b.Counts = true })},
+			want: "wait now/a1 BudgetNeverAllows\nbudget now/a needs 3 of 3 pods and can never allow an eviction: set maxUnavailable to 1 or more, add a replica, or delete the budget\n",
+		},
 		"a budget that is not counted yet": {
 			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 1, func(b *pod.Budget) { b.Observed = false })},
 			want: "wait now/a1 BudgetNotCounted\nbudget now/a was changed, and Kubernetes has not updated its status yet: if this lasts, check kube-controller-manager\n",
@@ -214,6 +222,14 @@ func referee(s pod.Snapshot, plan pod.Plan) string {
 		return fmt.Sprintf("%d actions for %d pods", len(plan.Actions), len(s.Pods))
 	}
 	taken := map[string]int32{}
+	for _, p := range s.Pods {
+		for _, b := range s.Budgets { // what the API has accepted counts, until the budget has another version
+			if a := s.Attempts[p.UID]; a.Accepted && p.Deleted.IsZero() && a.Budget == b.Version && b.Namespace == p.Namespace && b.Selects.Matches(labels.Set(p.Labels)) {
+				taken[b.Key()]++
+			}
+		}
+	}
+	evicts := map[string]bool{}
 	for _, a := range plan.Actions {
 		p := a.Pod
 		if seen[p.UID] != p {
@@ -251,8 +267,9 @@ func referee(s pod.Snapshot, plan pod.Plan) string {
 				continue
 			}
 			matching++
-			if p.Ready || !(b.AlwaysUnready || b.Healthy >= b.Desired) {
+			if p.Ready || !(b.AlwaysUnready || b.Observed && b.Desired > 0 && b.Healthy >= b.Desired) {
 				taken[b.Key()]++
+				evicts[b.Key()] = true
 			}
 		}
 		if matching > 1 {
@@ -260,7 +277,7 @@ func referee(s pod.Snapshot, plan pod.Plan) string {
 		}
 	}
 	for _, b := range s.Budgets {
-		if n := taken[b.Key()]; n > 0 && (n > b.Allowed || !b.Observed) {
+		if n := taken[b.Key()]; evicts[b.Key()] && (n > b.Allowed || !b.Observed) {
 			return fmt.Sprintf("%d pods are evicted past budget %s", n, b.Key())
 		}
 	}
@@ -297,7 +314,8 @@ func drawSnapshot(t *rapid.T) pod.Snapshot {
 	for i := range rapid.IntRange(0, 5).Draw(t, "budgets") {
 		b := budget(rapid.SampledFrom(spaces).Draw(t, "space")+"/"+rapid.SampledFrom([]string{"a", "b"}).Draw(t, "app")+fmt.Sprint(i), int32(rapid.IntRange(0, 3).Draw(t, "allowed")))
 		b.Healthy, b.Observed = int32(rapid.IntRange(0, 5).Draw(t, "healthy")), rapid.IntRange(0, 5).Draw(t, "observed") > 0
-		b.AlwaysUnready = rapid.Bool().Draw(t, "always")
+		b.AlwaysUnready, b.Desired = rapid.Bool().Draw(t, "always"), int32(rapid.IntRange(0, 3).Draw(t, "desired"))
+		b.Counts = rapid.Bool().Draw(t, "counts")
 		s.Budgets = append(s.Budgets, b)
 	}
 	return s
@@ -317,6 +335,14 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		"past a budget":       {snapshot([]*pod.Pod{a}, budget("now/a", 0)), act(pod.Evict, a, 0)},
 		"before the deadline": {snapshot([]*pod.Pod{a}), act(pod.Delete, a, 30)},
 		"no reason":           {snapshot([]*pod.Pod{a}), act(pod.Wait, a, 0)},
+		"past a budget with what was evicted before": {
+			func() pod.Snapshot {
+				s := snapshot([]*pod.Pod{a, running("now/a2")}, budget("now/a", 1))
+				s.Attempts["now-a2-uid"] = pod.Attempt{Accepted: true, Budget: "1"}
+				return s
+			}(), pod.Plan{Actions: []pod.Action{{Verb: pod.Evict, Pod: a}, {Verb: pod.Wait, Pod: a, Reason: pod.WaitsEnd}}},
+		},
+		"unready, and the budget is not counted": {snapshot([]*pod.Pod{running("now/a1", func(p *pod.Pod) { p.Ready = false })}, budget("now/a", 0, func(b *pod.Budget) { b.Observed = false })), pod.Plan{}},
 	} {
 		plan := tc.plan
 		if len(plan.Actions) == 0 {

@@ -103,6 +103,8 @@ type Budget struct {
 	Observed bool
 	// Allowed, Healthy, Desired and Expected are its status: disruptions allowed now, pods that are healthy, that have to be, and that there are.
 	Allowed, Healthy, Desired, Expected int32
+	// Counts says that Expected are the pods that exist, and not those that their controllers want: minAvailable is a number.
+	Counts bool
 	// Never says that the spec allows no disruption, however many pods are healthy.
 	Never bool
 	// AlwaysUnready lets pods that are not Ready go in any case.
@@ -135,6 +137,7 @@ func ReduceBudget(b *policyv1.PodDisruptionBudget) *Budget {
 	if r.Selects, err = metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {
 		r.Selects = labels.Nothing() // as the API server does
 	}
+	r.Counts = b.Spec.MinAvailable != nil && b.Spec.MinAvailable.Type == intstr.Int
 	r.Never = zero(b.Spec.MaxUnavailable) || all(b.Spec.MinAvailable)
 	for _, c := range b.Status.Conditions {
 		if c.Type == policyv1.DisruptionAllowedCondition && c.Status == metav1.ConditionFalse {
@@ -152,9 +155,4 @@ func zero(v *intstr.IntOrString) bool {
 // all reports whether a limit is 100%.
 func all(v *intstr.IntOrString) bool {
 	return v != nil && v.Type == intstr.String && v.StrVal == "100%"
-}
-
-// impossible reports whether the budget can never allow the eviction of a healthy pod: it needs all pods that there are.
-func (b *Budget) impossible() bool {
-	return b.Never || b.Observed && b.Expected > 0 && b.Desired >= b.Expected
 }
