@@ -140,11 +140,12 @@ func (h *Host) closeFeed(key dispatch.FeedKey) error {
 	return err
 }
 
-// closeLater does so in the background, and retries: a sink that hangs must not block a node whose lease is in doubt.
+// closeLater does so in the background, and retries while the changefeed is unwanted: a sink that hangs must not block a node whose lease is in
+// doubt.
 func (h *Host) closeLater(key dispatch.FeedKey, then func()) {
 	go func() {
 		for range closeTries {
-			if h.closeFeed(key) == nil {
+			if h.closeFeed(key) == nil || h.wants(key) {
 				break
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,13 +23,24 @@ type server struct {
 }
 
 // Bootstrap implements wire.NodeServer.
-func (s *server) Bootstrap(_ context.Context, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
+func (s *server) Bootstrap(ctx context.Context, req *wire.BootstrapRequest) (*wire.BootstrapReply, error) {
 	key := req.Feed.Key()
 	if err := s.host.engine.Accept(key, req.Feed.GetEpoch()); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
+	list := s.host.engine.Dispatchers(key)
+	if req.Config != nil {
+		renewed, err := s.host.engine.Renew(ctx, key, configOf(req.Config))
+		if err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+		if renewed { // but the maintainer has to know of what the sink may have lost
+			s.host.opts.Log.Info("stopped the changefeed on this node, because its configuration has changed", "changefeed", key.String())
+			list = slices.DeleteFunc(list, func(d dispatch.Status) bool { return d.State != dispatch.Lost })
+		}
+	}
 	reply := &wire.BootstrapReply{NodeEpoch: s.host.nodeEpoch(), Layout: wire.Layout}
-	for _, d := range s.host.engine.Dispatchers(key) {
+	for _, d := range list {
 		begins := uint64(d.Begins)
 		reply.Dispatchers = append(reply.Dispatchers, &wire.Dispatcher{
 			Table: wire.TableName(d.Identity), Epoch: wire.NewEpoch(d.Epoch), State: int32(d.State), Checkpoint: uint64(d.Checkpoint), Members: wire.TableNames(d.Members), Watches: wire.Names(d.Watches), Begins: &begins,
@@ -137,7 +149,7 @@ func (s *server) Report(_ context.Context, req *wire.ReportRequest) (*wire.Repor
 		r := s.host.engine.Report(f.Key())
 		out := &wire.FeedReport{
 			Feed: f, Dispatchers: int64(r.Dispatchers), Running: int64(r.Running), Checkpoint: uint64(r.Checkpoint),
-			CheckpointUnixMicro: r.CheckpointAt.UnixMicro(), Slowest: r.Slowest, Rows: r.Rows, Bytes: r.Bytes,
+			CheckpointUnixMicro: r.CheckpointAt.UnixMicro(), Slowest: r.Slowest, Rows: r.Rows, Bytes: r.Bytes, Digest: &r.Digest,
 		}
 		for _, t := range r.Lost {
 			out.Lost = append(out.Lost, wire.TableName(t))

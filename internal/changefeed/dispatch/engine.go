@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,6 +52,23 @@ type Config struct {
 	LeaveOut []omission.Rule
 	// Skips are transactions that are not replicated.
 	Skips []stream.Position
+}
+
+// same reports whether dispatchers run alike with both. Passwords are those of the same files and Secrets.
+func (c Config) same(o Config) bool {
+	for _, x := range []*Config{&c, &o} {
+		x.SourcePassword, x.SinkPassword = "", ""
+		x.Routes, x.Filter, x.LeaveOut, x.Skips = orNil(x.Routes), orNil(x.Filter), orNil(x.LeaveOut), orNil(x.Skips)
+	}
+	return reflect.DeepEqual(c, o)
+}
+
+// orNil is a list, nil if it has no elements.
+func orNil[L ~[]E, E any](list L) L {
+	if len(list) == 0 {
+		return nil
+	}
+	return list
 }
 
 // SecretRef names a password in a Secret of the changefeed's namespace.
@@ -161,12 +179,12 @@ type Status struct {
 // Accept accepts a maintainer, or returns ErrOldMaintainer if a newer one was accepted before.
 func (e *Engine) Accept(key FeedKey, epoch int64) error {
 	e.mu.Lock()
+	defer e.mu.Unlock() // so that nobody replaces it by another one that does not know the maintainer
 	f := e.feeds[key]
 	if f == nil {
-		f = &Feed{engine: e, key: key, tables: map[stream.Table]*placed{}}
+		f = e.unopened(key, epoch)
 		e.feeds[key] = f
 	}
-	e.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if epoch < f.maintainer {
@@ -174,6 +192,27 @@ func (e *Engine) Accept(key FeedKey, epoch int64) error {
 	}
 	f.maintainer = epoch
 	return nil
+}
+
+// unopened is a changefeed that nothing was ordered of yet.
+func (e *Engine) unopened(key FeedKey, maintainer int64) *Feed {
+	return &Feed{engine: e, key: key, maintainer: maintainer, tables: map[stream.Table]*placed{}}
+}
+
+// Renew stops everything of a changefeed on this node that runs with another configuration, and reports whether that was so. The next order opens
+// it again. A node that did not see that a changefeed was paused and resumed would go on with what it had before.
+func (e *Engine) Renew(ctx context.Context, key FeedKey, c Config) (renewed bool, err error) {
+	f := e.known(key)
+	if f == nil {
+		return false, nil
+	}
+	f.mu.Lock()
+	same := f.hub == nil || !f.closed && f.config.same(c) // a close may have been given up
+	f.mu.Unlock()
+	if same {
+		return false, nil
+	}
+	return true, e.close(ctx, f, true)
 }
 
 // Opened reports whether the source and the sink of a changefeed are open.
@@ -278,6 +317,8 @@ type Report struct {
 	Running      int
 	Checkpoint   stream.Position
 	CheckpointAt time.Time
+	// Digest of the running ones: the exclusive or of the digests of their tables and epochs.
+	Digest uint64
 	// Slowest is the table with that checkpoint, and what its dispatcher is doing; empty if it has written all that was read.
 	Slowest string
 	// Lost are tables that have another owner at the sink, or that are not where their dispatcher left them.
@@ -330,6 +371,7 @@ func (e *Engine) Report(key FeedKey) Report {
 				r.Checkpoint, r.CheckpointAt, slowest = p, when, d
 			}
 			r.Running++
+			r.Digest ^= d.identity().Digest(d.epoch)
 			if d.blocked() && !d.flushing {
 				r.Blocked = append(r.Blocked, Blocked{Identity: d.identity(), At: d.queue[0].Position})
 			}
@@ -355,6 +397,11 @@ func (e *Engine) Close(ctx context.Context, key FeedKey) error {
 	if f == nil {
 		return nil
 	}
+	return e.close(ctx, f, false)
+}
+
+// close stops everything of a changefeed on this node. If the changefeed goes on, the node still refuses earlier maintainers.
+func (e *Engine) close(ctx context.Context, f *Feed, goesOn bool) error {
 	f.mu.Lock()
 	f.closed = true
 	f.mu.Unlock()
@@ -364,7 +411,16 @@ func (e *Engine) Close(ctx context.Context, key FeedKey) error {
 		}
 	}
 	e.mu.Lock()
-	delete(e.feeds, key)
+	if e.feeds[f.key] != f { // somebody else has closed it
+		e.mu.Unlock()
+		return nil
+	}
+	delete(e.feeds, f.key)
+	if goesOn {
+		f.mu.Lock()
+		e.feeds[f.key] = e.unopened(f.key, f.maintainer)
+		f.mu.Unlock()
+	}
 	var last *sharedHub
 	if f.hub != nil {
 		if f.hub.feeds--; f.hub.feeds == 0 {

@@ -423,6 +423,7 @@ type machine struct {
 	refuse atomic.Bool
 	sinks  map[string]stream.Sink // by the sink that a Config names; of no lock, since tests fill it first
 	source stream.Source
+	opened func(dispatch.Config) // is told what a sink is opened with; may be nil
 }
 
 // key and config of the changefeed that most tests need no other of.
@@ -438,8 +439,13 @@ func newMachine(t testing.TB, source stream.Source, sink stream.Sink, memory int
 	m := &machine{t: t, source: source, sinks: map[string]stream.Sink{"ledger": sink}}
 	m.Engine = dispatch.New(dispatch.Options{
 		OpenSource: func(dispatch.Config) (stream.Source, error) { return m.source, nil },
-		OpenSink:   func(_ dispatch.FeedKey, c dispatch.Config) (stream.Sink, error) { return m.sinks[c.Sink], nil },
-		Memory:     memory,
+		OpenSink: func(_ dispatch.FeedKey, c dispatch.Config) (stream.Sink, error) {
+			if m.opened != nil {
+				m.opened(c)
+			}
+			return m.sinks[c.Sink], nil
+		},
+		Memory: memory,
 		Enter: func() (func(), error) {
 			if m.refuse.Load() {
 				return nil, errFull

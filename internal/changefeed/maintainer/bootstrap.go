@@ -22,6 +22,7 @@ import (
 
 // bootstrap finds out where to start, which tables there are, and which dispatchers run on which node.
 func (m *Maintainer) bootstrap(ctx context.Context) error {
+	m.spec = m.Latest().Spec
 	source, _, err := m.openSource(ctx)
 	if err != nil {
 		return err
@@ -249,8 +250,8 @@ func (m *Maintainer) unbootstrapped(w View) []string {
 // errUnsettled: the report of a node may be outdated, or could not be acted on yet.
 var errUnsettled = errors.New("the node has to be bootstrapped again")
 
-// bootstrapNode makes a node refuse orders of earlier maintainers, takes over the dispatchers that run there, and stops those that must
-// not run. If it fails, the node stays unbootstrapped, and the next round tries again.
+// bootstrapNode makes a node refuse orders of earlier maintainers and stop what runs there with another configuration, takes over the other
+// dispatchers that run there, and stops those that must not run. If it fails, the node stays unbootstrapped, and the next round tries again.
 func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -258,7 +259,7 @@ func (m *Maintainer) bootstrapNode(ctx context.Context, w View, name string, epo
 	doubts := m.doubts[name]
 	m.mu.Unlock()
 	began := m.opts.Reports.Round()
-	reply, err := m.opts.Nodes.Bootstrap(ctx, w.Nodes[name], &wire.BootstrapRequest{Caller: m.caller(), Feed: m.feed()})
+	reply, err := m.opts.Nodes.Bootstrap(ctx, w.Nodes[name], &wire.BootstrapRequest{Caller: m.caller(), Feed: m.feed(), Config: m.configOnWire()})
 	if err != nil {
 		return err
 	}

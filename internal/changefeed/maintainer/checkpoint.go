@@ -34,7 +34,7 @@ func (m *Maintainer) advance() {
 	reports := m.opts.Reports.Of(m.key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	expected := map[string]int64{}
+	expected, digests := map[string]int64{}, map[string]uint64{}
 	low, at, by, any := stream.Position(0), time.Time{}, "", false
 	consider := func(p stream.Position, when time.Time, what string) {
 		if !any || p < low {
@@ -65,6 +65,7 @@ func (m *Maintainer) advance() {
 			continue
 		}
 		expected[t.node]++
+		digests[t.node] ^= t.identity(name).Digest(t.epoch)
 	}
 	if m.ddlDone != nil {
 		consider(*m.ddlDone, m.ddlDoneAt, "waiting for DDL")
@@ -83,7 +84,7 @@ func (m *Maintainer) advance() {
 	}
 	for name, n := range expected {
 		r := reports[name]
-		if r.Running < n {
+		if others := r.Running == n && r.Digest != nil && *r.Digest != digests[name]; r.Running < n || others {
 			if since, ok := m.shortSince[name]; !ok {
 				m.shortSince[name] = time.Now()
 			} else if time.Since(since) > problemExpiry {
@@ -91,6 +92,9 @@ func (m *Maintainer) advance() {
 				delete(m.shortSince, name)
 			}
 			m.slowest = fmt.Sprintf("node %s reports %s running, but %d were started there", name, plural(int(r.Running), "dispatcher"), n)
+			if others {
+				m.slowest = fmt.Sprintf("node %s reports %s running, but other ones were started there", name, plural(int(r.Running), "dispatcher"))
+			}
 			return
 		}
 		delete(m.shortSince, name)

@@ -11,15 +11,20 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/wire"
 )
 
-// order is a request to a node about tables. It names passwords, and does not contain them.
+// order is a request to a node about tables.
 func (m *Maintainer) order(do wire.Do, tables []*wire.TableOrder) *wire.OrderRequest {
-	spec := m.Latest().Spec
-	return &wire.OrderRequest{Caller: m.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: &wire.Config{
+	return &wire.OrderRequest{Caller: m.caller(), Feed: m.feed(), Do: do, Tables: tables, Config: m.configOnWire()}
+}
+
+// configOnWire is what nodes open. It names passwords, and does not contain them.
+func (m *Maintainer) configOnWire() *wire.Config {
+	spec := m.spec
+	return &wire.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
 		SourceSecret: secretOnWire(spec.SourcePasswordSecretRef), SinkSecret: secretOnWire(spec.SinkPasswordSecretRef),
 		Workers: spec.Workers, BatchRows: spec.BatchRows, Ddl: spec.DDL == nil || *spec.DDL, SnapshotRate: snapshotRate(&spec),
 		Forward: spec.Forward == v1alpha1.ForwardAuto, Routes: routesOnWire(spec.Routing), Filter: m.filter, Skips: m.skipsOnWire(), LeaveOut: leaveOutOnWire(spec.LeaveOut),
-	}}
+	}
 }
 
 func (m *Maintainer) caller() *wire.Caller {
@@ -30,7 +35,7 @@ func (m *Maintainer) feed() *wire.Feed { return wire.NewFeed(m.key, m.Placement(
 
 // config is what this node opens, with the passwords read again each time.
 func (m *Maintainer) config(ctx context.Context) (dispatch.Config, error) {
-	spec := m.Latest().Spec
+	spec := m.spec
 	return m.opts.Opener.Resolve(ctx, m.key.Namespace, dispatch.Config{
 		Source: spec.Source, Sink: spec.Sink, SourcePasswordFile: spec.SourcePasswordFile, SinkPasswordFile: spec.SinkPasswordFile,
 		SourceSecret: secretRef(spec.SourcePasswordSecretRef), SinkSecret: secretRef(spec.SinkPasswordSecretRef),

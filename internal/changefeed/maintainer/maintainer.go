@@ -76,6 +76,9 @@ type Maintainer struct {
 	// hopeless are errors that retrying does not resolve, by what has them.
 	hopeless map[string]hopelessSince
 
+	// spec is what this attempt works by: a change applies to all tables or to none. Only bootstrap changes it.
+	spec v1alpha1.ChangefeedSpec
+
 	// Used by the loop of schedule, and before it by bootstrap, only.
 	filter          stream.Filter              // that is in effect
 	skips           []string                   // GTIDs of transactions that are not replicated

@@ -283,7 +283,8 @@ func (c *simCluster) Request(_ context.Context, _ View, name string, _ []*wire.F
 		return
 	}
 	c.round++
-	r := &wire.FeedReport{Dispatchers: int64(len(on.has))}
+	digest := uint64(0)
+	r := &wire.FeedReport{Dispatchers: int64(len(on.has)), Digest: &digest}
 	for t, d := range on.has {
 		blocked := c.run(t, d)
 		switch d.state {
@@ -294,6 +295,7 @@ func (c *simCluster) Request(_ context.Context, _ View, name string, _ []*wire.F
 				r.Checkpoint = uint64(d.at)
 			}
 			r.Running++
+			digest ^= d.Identity.Digest(d.epoch)
 			if blocked > 0 {
 				r.Blocked, r.BlockedAt = append(r.Blocked, wire.TableName(d.Identity)), append(r.BlockedAt, uint64(blocked))
 			}

@@ -24,7 +24,7 @@ func (m *Maintainer) watchFromCheckpoint(source stream.Source) {
 	if s, ok := source.(static); ok && s.Static() {
 		return
 	}
-	if ddl := m.Latest().Spec.DDL; ddl == nil || *ddl {
+	if ddl := m.spec.DDL; ddl == nil || *ddl {
 		at := m.checkpoint
 		m.ddlDone = &at
 	}

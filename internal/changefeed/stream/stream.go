@@ -36,6 +36,25 @@ type Identity struct {
 	Since Position
 }
 
+// Digest is a number that hardly any other table or epoch has, the same on all nodes. Digests of several tables can be combined by exclusive or.
+func (i Identity) Digest(e Epoch) uint64 {
+	const offset, prime = 14695981039346656037, 1099511628211 // FNV-1a
+	sum := uint64(offset)
+	for _, text := range []string{i.Schema, i.Name} {
+		for j := range len(text) {
+			sum = (sum ^ uint64(text[j])) * prime
+		}
+		sum *= prime // as if NUL followed, which no name contains
+	}
+	for _, n := range []uint64{uint64(i.Since), uint64(e.Placement), uint64(e.Counter)} {
+		for range 8 {
+			sum = (sum ^ n&0xff) * prime
+			n >>= 8
+		}
+	}
+	return sum
+}
+
 // AnySince stands for whichever table has a name when it is acquired. Maintainers of earlier versions know names only.
 const AnySince = Position(math.MaxUint64)
 

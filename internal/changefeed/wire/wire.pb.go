@@ -346,9 +346,11 @@ func (x *Dispatcher) GetBegins() uint64 {
 }
 
 type BootstrapRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Caller        *Caller                `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	Feed          *Feed                  `protobuf:"bytes,2,opt,name=feed,proto3" json:"feed,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Caller *Caller                `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
+	Feed   *Feed                  `protobuf:"bytes,2,opt,name=feed,proto3" json:"feed,omitempty"`
+	// config is what the changefeed runs with. Maintainers of earlier versions do not send it.
+	Config        *Config `protobuf:"bytes,3,opt,name=config,proto3" json:"config,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -393,6 +395,13 @@ func (x *BootstrapRequest) GetCaller() *Caller {
 func (x *BootstrapRequest) GetFeed() *Feed {
 	if x != nil {
 		return x.Feed
+	}
+	return nil
+}
+
+func (x *BootstrapRequest) GetConfig() *Config {
+	if x != nil {
+		return x.Config
 	}
 	return nil
 }
@@ -1169,7 +1178,9 @@ type FeedReport struct {
 	// blocked_at are the positions of that DDL, one for each table in blocked.
 	BlockedAt []uint64 `protobuf:"varint,12,rep,packed,name=blocked_at,json=blockedAt,proto3" json:"blocked_at,omitempty"`
 	// hopeless: retrying will not resolve the error.
-	Hopeless      bool `protobuf:"varint,13,opt,name=hopeless,proto3" json:"hopeless,omitempty"`
+	Hopeless bool `protobuf:"varint,13,opt,name=hopeless,proto3" json:"hopeless,omitempty"`
+	// digest of the dispatchers that run: the exclusive or of the digests of each table and epoch. Nodes of earlier versions do not report it.
+	Digest        *uint64 `protobuf:"fixed64,14,opt,name=digest,proto3,oneof" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1295,6 +1306,13 @@ func (x *FeedReport) GetHopeless() bool {
 	return false
 }
 
+func (x *FeedReport) GetDigest() uint64 {
+	if x != nil && x.Digest != nil {
+		return *x.Digest
+	}
+	return 0
+}
+
 type ReportReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeEpoch     int64                  `protobuf:"varint,1,opt,name=node_epoch,json=nodeEpoch,proto3" json:"node_epoch,omitempty"`
@@ -1375,10 +1393,11 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\amembers\x18\x05 \x03(\tR\amembers\x12\x18\n" +
 	"\awatches\x18\x06 \x03(\tR\awatches\x12\x1b\n" +
 	"\x06begins\x18\a \x01(\x04H\x00R\x06begins\x88\x01\x01B\t\n" +
-	"\a_begins\"r\n" +
+	"\a_begins\"\xa5\x01\n" +
 	"\x10BootstrapRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12+\n" +
-	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\"\x88\x01\n" +
+	"\x04feed\x18\x02 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x121\n" +
+	"\x06config\x18\x03 \x01(\v2\x19.ebb.changefeed.v1.ConfigR\x06config\"\x88\x01\n" +
 	"\x0eBootstrapReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x12?\n" +
@@ -1442,7 +1461,7 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aresults\x18\x02 \x03(\v2\x1e.ebb.changefeed.v1.TableResultR\aresults\"q\n" +
 	"\rReportRequest\x121\n" +
 	"\x06caller\x18\x01 \x01(\v2\x19.ebb.changefeed.v1.CallerR\x06caller\x12-\n" +
-	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\x8c\x03\n" +
+	"\x05feeds\x18\x02 \x03(\v2\x17.ebb.changefeed.v1.FeedR\x05feeds\"\xb4\x03\n" +
 	"\n" +
 	"FeedReport\x12+\n" +
 	"\x04feed\x18\x01 \x01(\v2\x17.ebb.changefeed.v1.FeedR\x04feed\x12 \n" +
@@ -1461,7 +1480,9 @@ const file_internal_changefeed_wire_wire_proto_rawDesc = "" +
 	"\aslowest\x18\v \x01(\tR\aslowest\x12\x1d\n" +
 	"\n" +
 	"blocked_at\x18\f \x03(\x04R\tblockedAt\x12\x1a\n" +
-	"\bhopeless\x18\r \x01(\bR\bhopeless\"a\n" +
+	"\bhopeless\x18\r \x01(\bR\bhopeless\x12\x1b\n" +
+	"\x06digest\x18\x0e \x01(\x06H\x00R\x06digest\x88\x01\x01B\t\n" +
+	"\a_digest\"a\n" +
 	"\vReportReply\x12\x1d\n" +
 	"\n" +
 	"node_epoch\x18\x01 \x01(\x03R\tnodeEpoch\x123\n" +
@@ -1515,33 +1536,34 @@ var file_internal_changefeed_wire_wire_proto_depIdxs = []int32{
 	3,  // 0: ebb.changefeed.v1.Dispatcher.epoch:type_name -> ebb.changefeed.v1.Epoch
 	1,  // 1: ebb.changefeed.v1.BootstrapRequest.caller:type_name -> ebb.changefeed.v1.Caller
 	2,  // 2: ebb.changefeed.v1.BootstrapRequest.feed:type_name -> ebb.changefeed.v1.Feed
-	4,  // 3: ebb.changefeed.v1.BootstrapReply.dispatchers:type_name -> ebb.changefeed.v1.Dispatcher
-	10, // 4: ebb.changefeed.v1.Config.source_secret:type_name -> ebb.changefeed.v1.SecretRef
-	10, // 5: ebb.changefeed.v1.Config.sink_secret:type_name -> ebb.changefeed.v1.SecretRef
-	9,  // 6: ebb.changefeed.v1.Config.routes:type_name -> ebb.changefeed.v1.Route
-	8,  // 7: ebb.changefeed.v1.Config.leave_out:type_name -> ebb.changefeed.v1.LeaveOut
-	3,  // 8: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
-	1,  // 9: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 10: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
-	7,  // 11: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
-	0,  // 12: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
-	11, // 13: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
-	13, // 14: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
-	1,  // 15: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
-	2,  // 16: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
-	2,  // 17: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
-	16, // 18: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
-	5,  // 19: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
-	12, // 20: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
-	15, // 21: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
-	6,  // 22: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
-	14, // 23: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
-	17, // 24: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
-	22, // [22:25] is the sub-list for method output_type
-	19, // [19:22] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	7,  // 3: ebb.changefeed.v1.BootstrapRequest.config:type_name -> ebb.changefeed.v1.Config
+	4,  // 4: ebb.changefeed.v1.BootstrapReply.dispatchers:type_name -> ebb.changefeed.v1.Dispatcher
+	10, // 5: ebb.changefeed.v1.Config.source_secret:type_name -> ebb.changefeed.v1.SecretRef
+	10, // 6: ebb.changefeed.v1.Config.sink_secret:type_name -> ebb.changefeed.v1.SecretRef
+	9,  // 7: ebb.changefeed.v1.Config.routes:type_name -> ebb.changefeed.v1.Route
+	8,  // 8: ebb.changefeed.v1.Config.leave_out:type_name -> ebb.changefeed.v1.LeaveOut
+	3,  // 9: ebb.changefeed.v1.TableOrder.epoch:type_name -> ebb.changefeed.v1.Epoch
+	1,  // 10: ebb.changefeed.v1.OrderRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 11: ebb.changefeed.v1.OrderRequest.feed:type_name -> ebb.changefeed.v1.Feed
+	7,  // 12: ebb.changefeed.v1.OrderRequest.config:type_name -> ebb.changefeed.v1.Config
+	0,  // 13: ebb.changefeed.v1.OrderRequest.do:type_name -> ebb.changefeed.v1.Do
+	11, // 14: ebb.changefeed.v1.OrderRequest.tables:type_name -> ebb.changefeed.v1.TableOrder
+	13, // 15: ebb.changefeed.v1.OrderReply.results:type_name -> ebb.changefeed.v1.TableResult
+	1,  // 16: ebb.changefeed.v1.ReportRequest.caller:type_name -> ebb.changefeed.v1.Caller
+	2,  // 17: ebb.changefeed.v1.ReportRequest.feeds:type_name -> ebb.changefeed.v1.Feed
+	2,  // 18: ebb.changefeed.v1.FeedReport.feed:type_name -> ebb.changefeed.v1.Feed
+	16, // 19: ebb.changefeed.v1.ReportReply.feeds:type_name -> ebb.changefeed.v1.FeedReport
+	5,  // 20: ebb.changefeed.v1.Node.Bootstrap:input_type -> ebb.changefeed.v1.BootstrapRequest
+	12, // 21: ebb.changefeed.v1.Node.Order:input_type -> ebb.changefeed.v1.OrderRequest
+	15, // 22: ebb.changefeed.v1.Node.Report:input_type -> ebb.changefeed.v1.ReportRequest
+	6,  // 23: ebb.changefeed.v1.Node.Bootstrap:output_type -> ebb.changefeed.v1.BootstrapReply
+	14, // 24: ebb.changefeed.v1.Node.Order:output_type -> ebb.changefeed.v1.OrderReply
+	17, // 25: ebb.changefeed.v1.Node.Report:output_type -> ebb.changefeed.v1.ReportReply
+	23, // [23:26] is the sub-list for method output_type
+	20, // [20:23] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_internal_changefeed_wire_wire_proto_init() }
@@ -1550,6 +1572,7 @@ func file_internal_changefeed_wire_wire_proto_init() {
 		return
 	}
 	file_internal_changefeed_wire_wire_proto_msgTypes[3].OneofWrappers = []any{}
+	file_internal_changefeed_wire_wire_proto_msgTypes[15].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

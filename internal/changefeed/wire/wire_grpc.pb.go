@@ -31,7 +31,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type NodeClient interface {
-	// Bootstrap makes the node refuse orders of earlier maintainers, and returns the dispatchers that it has.
+	// Bootstrap makes the node refuse orders of earlier maintainers, stop dispatchers that run with another configuration, and return those that
+	// it has.
 	Bootstrap(ctx context.Context, in *BootstrapRequest, opts ...grpc.CallOption) (*BootstrapReply, error)
 	// Order prepares, starts or stops dispatchers, and returns when that is done.
 	Order(ctx context.Context, in *OrderRequest, opts ...grpc.CallOption) (*OrderReply, error)
@@ -81,7 +82,8 @@ func (c *nodeClient) Report(ctx context.Context, in *ReportRequest, opts ...grpc
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
 type NodeServer interface {
-	// Bootstrap makes the node refuse orders of earlier maintainers, and returns the dispatchers that it has.
+	// Bootstrap makes the node refuse orders of earlier maintainers, stop dispatchers that run with another configuration, and return those that
+	// it has.
 	Bootstrap(context.Context, *BootstrapRequest) (*BootstrapReply, error)
 	// Order prepares, starts or stops dispatchers, and returns when that is done.
 	Order(context.Context, *OrderRequest) (*OrderReply, error)
