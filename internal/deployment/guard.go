@@ -129,8 +129,10 @@ func (g guard) checkHolder(ctx context.Context, old, next *v1alpha1.Deployment) 
 			return err
 		}
 	}
-	if err := g.checkNotGoingOn(ctx, old); err != nil {
-		return err
+	if was.Node != g.Node { // the holder goes on with what runs, in another epoch
+		if err := g.checkNotGoingOn(ctx, old); err != nil {
+			return err
+		}
 	}
 	return g.checkLeaseEnded(ctx, was.Node, "holds the deployment")
 }

@@ -379,7 +379,7 @@ func (pw *programWorker) take(f Facts) error {
 		pw.pass = pass
 	}
 	pw.pass.Become(counted)
-	w, err := pw.alone(d)
+	w, err := pw.alone(d, f.Phase == Present)
 	if err != nil {
 		return err
 	}
@@ -401,13 +401,18 @@ func (pw *programWorker) take(f Facts) error {
 	return nil
 }
 
-// alone makes sure, with leases read live, that no other node may still run a deployment: the cache may be behind.
-func (pw *programWorker) alone(d *v1alpha1.Deployment) (World, error) {
+// alone makes sure, with leases read live, that no other node may still run a deployment: the cache may be behind. A holder whose program runs only
+// goes on, whatever a lost node does.
+func (pw *programWorker) alone(d *v1alpha1.Deployment, runs bool) (World, error) {
 	w, err := pw.liveLeases(d)
 	if err != nil {
 		return w, err
 	}
-	if other := w.Occupied(d, pw.opts.Node); d.Spec.Type == v1alpha1.TypeDeployment && other != "" {
+	others := w.Occupied
+	if runs && d.Holder().Node == pw.opts.Node {
+		others = w.Claimed
+	}
+	if other := others(d, pw.opts.Node); d.Spec.Type == v1alpha1.TypeDeployment && other != "" {
 		return w, fmt.Errorf("node %s may still run it", other)
 	}
 	return w, nil
@@ -452,7 +457,7 @@ func (pw *programWorker) start(ctx context.Context) error {
 	if Next(f).Do != Start || !pw.e.Holding() {
 		return nil
 	}
-	if _, err := pw.alone(f.Object); err != nil {
+	if _, err := pw.alone(f.Object, false); err != nil {
 		return err
 	}
 	d, revision := f.Object, Revision(f.Object)

@@ -358,7 +358,11 @@ func (pw *programWorker) take(d *v1alpha1.Deployment) {
 		if pw.sim.broken.cachedLeases {
 			w = pw.cache.world()
 		}
-		if d.Spec.Type == v1alpha1.TypeDeployment && pw.occupied(d, w) != "" {
+		others := pw.occupied
+		if pw.programs[pw.name] != nil && d.Holder().Node == pw.machine.name && !pw.sim.broken.takesOccupied {
+			others = func(d *v1alpha1.Deployment, w deployment.World) string { return w.Claimed(d, pw.machine.name) }
+		}
+		if d.Spec.Type == v1alpha1.TypeDeployment && others(d, w) != "" {
 			pw.sim.Count("occupied after all")
 			return
 		}

@@ -220,11 +220,10 @@ func (w World) mayGoOn(d *v1alpha1.Deployment, i *v1alpha1.DeploymentInstance) b
 	return (goesOn(i) || d.Spec.GoesOn()) && !rec.Held() && rec.Fenced >= i.NodeEpoch
 }
 
-// Occupied returns another node that may still run a deployment; empty if none may. The holder and the instances of other nodes
+// Claimed returns another node that lives and may still run a deployment; empty if none may. The holder and the instances of other nodes
 // count until these nodes have removed them or hold no lease any more, also if they were written in an earlier epoch: a newer
-// epoch of the same node may have found the program running. Lost nodes count as well on which the program goes on without a lease, unless it is one
-// that should rather run twice: it may have become one that must not while they were away.
-func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
+// epoch of the same node may have found the program running.
+func (w World) Claimed(d *v1alpha1.Deployment, node string) string {
 	if h := d.Holder(); h.Node != "" && h.Node != node && w.Live(h.Node) {
 		return h.Node
 	}
@@ -233,8 +232,14 @@ func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
 			return other
 		}
 	}
-	if d.Spec.GoesOn() {
-		return ""
+	return ""
+}
+
+// Occupied returns another node that may still run a deployment that is not running here; empty if none may. Lost nodes count as well on which the
+// program goes on without a lease, unless it is one that should rather run twice: it may have become one that must not while they were away.
+func (w World) Occupied(d *v1alpha1.Deployment, node string) string {
+	if other := w.Claimed(d, node); other != "" || d.Spec.GoesOn() {
+		return other
 	}
 	for i := range d.Status.Nodes {
 		if n := &d.Status.Nodes[i]; n.Node != node && w.mayGoOn(d, n) {

@@ -401,6 +401,13 @@ func TestWhoMayStillRunADeployment(t *testing.T) {
 			if got := w.Occupied(c.d, "n1"); got != c.want {
 				t.Errorf("%q may still run it, want %q", got, c.want)
 			}
+			lives := c.want
+			if lives == "dead" { // what goes on there keeps no other node from going on with what it runs
+				lives = ""
+			}
+			if got := w.Claimed(c.d, "n1"); got != lives {
+				t.Errorf("%q lives and may still run it, want %q", got, lives)
+			}
 		})
 	}
 }
