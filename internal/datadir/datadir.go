@@ -75,14 +75,14 @@ func (d Dir) Create() error {
 
 // CheckNobodyElses fails if the directory has files under the names that the cluster's own files will have, and Ebb did not write them: a
 // kubeconfig of a person would be lost. Ebb makes its certificate authority before anything else, so that a directory with one is Ebb's. A file
-// at the path given belongs to whoever says so.
+// at the path given belongs to whoever says so. Tokens are used as they are, and may be there beforehand.
 func (d Dir) CheckNobodyElses(given string) error {
 	if _, err := os.Lstat(d.PKI()); err == nil {
 		return nil
 	}
 	named, _ := os.Stat(given) // nil if there is none
 	var found []string
-	for _, path := range []string{d.CA(), d.HealthToken(), d.Kubeconfig(), d.Token(), d.ViewerKubeconfig()} {
+	for _, path := range []string{d.CA(), d.Kubeconfig(), d.ViewerKubeconfig()} {
 		info, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && named != nil && os.SameFile(info, named) {
 			continue
