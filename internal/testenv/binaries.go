@@ -90,8 +90,18 @@ func buildRace(name string, args ...string) (string, error) {
 }
 
 // PlainBuild is the environment in which test/run builds whatever does not have the race detector. Programs that are built in it share
-// what was compiled before.
-func PlainBuild() []string { return append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath") }
+// what was compiled before. It keeps the flags that somebody has set for all builds.
+func PlainBuild() []string {
+	return append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(goflags()+" -trimpath"))
+}
+
+var goflags = sync.OnceValue(func() string {
+	out, err := exec.Command("go", "env", "GOFLAGS").Output()
+	if err != nil {
+		return os.Getenv("GOFLAGS")
+	}
+	return strings.TrimSpace(string(out))
+})
 
 func buildPlain(name, module, main string) (string, error) {
 	return build(name, module, PlainBuild(), main)

@@ -270,8 +270,8 @@ func (c *cluster) tell(name, text string) {
 // stop asks the process to end in order. One that does not is hung: it prints its stacks and is killed.
 func (p *process) stop() {
 	for _, signal := range []os.Signal{syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGKILL} {
-		p.hung = signal != syscall.SIGTERM
-		_ = p.cmd.Process.Signal(signal) // it may have ended
+		p.hung = p.hung || signal != syscall.SIGTERM // a test may have stopped it before
+		_ = p.cmd.Process.Signal(signal)             // it may have ended
 		select {
 		case <-p.done:
 			return

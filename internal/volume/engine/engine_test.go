@@ -344,6 +344,7 @@ func TestWhatIsWrittenIsOnEveryMemberAndReadBack(t *testing.T) {
 func TestALongZeroReachesTheDisksInPieces(t *testing.T) {
 	const piece, whole = 64 << 20, 200 << 20
 	b := newBenchOf(t, whole, "a", "b")
+	b.timing.Stuck, b.timing.Unanswered = time.Minute, time.Minute // a slow disk writes hundreds of MiB
 	e, stop := b.engine()
 	b.write(e, whole-512, 7, 512)
 	for _, z := range []block.Zero{{Hole: true}, {FUA: true}} {
