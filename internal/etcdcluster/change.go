@@ -139,7 +139,8 @@ func (p *planner) restoreAdvice() string {
 	if len(survivors) > 0 {
 		advice = append(advice, fmt.Sprintf("To continue from the data of one member run `ebb etcd restore %s --from-member NODE`, with NODE %s.", p.commandName(), strings.Join(survivors, " or ")))
 	}
-	if s := p.newest(); s != nil {
+	there := func(s *v1alpha1.EtcdSnapshot) bool { return slices.ContainsFunc(s.Verified(), p.Live) }
+	if s := cmp.Or(p.newest(there), p.newest(anySnapshot)); s != nil && !(p.stage() == StageReleasing && !there(s)) {
 		advice = append(advice, fmt.Sprintf("To restore the newest verified snapshot run `ebb etcd restore %s --snapshot %s`; keys written after it are not in it.", p.commandName(), s.Name))
 	}
 	if len(survivors) == 0 && len(learners) > 0 {

@@ -222,7 +222,7 @@ func orderRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 		case ec.Size() > 0:
 			ec.Spec.Restore = order
 			text = fmt.Sprintf("restoring etcd cluster %s %s (order %s); `ebb status etcdclusters` shows its progress\n", ec.Name, from, order.ID)
-		case order.Member != "":
+		case order.Member != "" || StageOf(ec) == StageReleasing:
 			return false, fmt.Errorf("etcd cluster %s is stopped or being stopped; set its size first: `%s`", kind.NameIn(ec.Namespace, ec.Name), startCommand(ec))
 		default:
 			ec.Spec.RestoreFrom = order.Snapshot

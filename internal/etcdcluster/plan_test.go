@@ -735,13 +735,20 @@ func TestDataStaysWhileOnlyAbsentNodesHaveItsSnapshot(t *testing.T) {
 		t.Errorf("it does %q", got)
 	}
 	failed := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.EtcdSnapshotFailed)
-	for _, part := range []string{"start n1", "the data of the members is kept", "--from-member NODE"} {
+	for _, part := range []string{"start n1", "the data of the members is kept", "set the size of the cluster first (`kubectl scale etcdcluster demo --replicas=N`)", "--from-member NODE"} {
 		if failed == nil || !strings.Contains(failed.Message, part) {
 			t.Errorf("it does not say %q: %+v", part, failed)
 		}
 	}
+	if failed != nil && strings.Contains(failed.Message, "--snapshot s1") {
+		t.Errorf("it advises to restore the snapshot that is not there: %s", failed.Message)
+	}
 	if d.Status.Phase == v1alpha1.EtcdClusterPhaseStopped {
 		t.Error("it counts as stopped")
+	}
+	unknown := func(w *World) { w.Cluster.Status.Rest = nil }
+	if got := deeds(Plan(runningWorld(3, sized(0), copies(1), snapshotted("s1", time.Minute, "n2"), released, unknown))); strings.Contains(got, "Delete") {
+		t.Errorf("without a word on where the keys are it does %q", got)
 	}
 	if got := deeds(Plan(runningWorld(3, sized(0), copies(1), snapshotted("s1", time.Minute, "n1"), released))); !strings.Contains(got, "set-desired demo-2 Delete") {
 		t.Errorf("with the node it does %q", got)

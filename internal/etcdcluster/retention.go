@@ -107,10 +107,10 @@ func (p *planner) exists(member string) bool {
 }
 
 // newest returns the newest snapshot of which a node has a verified copy; nil if there is none.
-func (p *planner) newest() *v1alpha1.EtcdSnapshot {
+func (p *planner) newest(among func(*v1alpha1.EtcdSnapshot) bool) *v1alpha1.EtcdSnapshot {
 	var good []*v1alpha1.EtcdSnapshot
 	for _, s := range p.Snapshots {
-		if s.DeletionTimestamp.IsZero() && s.Status.Facts != nil && len(s.Verified()) > 0 {
+		if s.DeletionTimestamp.IsZero() && s.Status.Facts != nil && len(s.Verified()) > 0 && among(s) {
 			good = append(good, s)
 		}
 	}
@@ -120,6 +120,8 @@ func (p *planner) newest() *v1alpha1.EtcdSnapshot {
 	sortOldest(good)
 	return good[len(good)-1]
 }
+
+func anySnapshot(*v1alpha1.EtcdSnapshot) bool { return true }
 
 func (p *planner) find(snapshot string) *v1alpha1.EtcdSnapshot {
 	for _, s := range p.Snapshots {

@@ -80,18 +80,27 @@ func (p *planner) forgetFormerIncarnation() {
 
 // unavailable returns why a snapshot cannot be restored now; empty if it can.
 func (p *planner) unavailable(name string) string {
+	why, absent := p.lacks(name)
+	if why != "" && !absent {
+		why += " Set spec.restoreFrom to another snapshot, or to none to start empty."
+	}
+	return why
+}
+
+// lacks returns why no living node has a verified copy of a snapshot, and whether absent ones have it.
+func (p *planner) lacks(name string) (why string, absent bool) {
 	s := p.find(name)
 	if s == nil || !s.DeletionTimestamp.IsZero() {
-		return fmt.Sprintf("Snapshot %s does not exist. Set spec.restoreFrom to another snapshot, or to none to start empty.", name)
+		return fmt.Sprintf("Snapshot %s does not exist.", name), false
 	}
 	verified := s.Verified()
 	switch {
 	case slices.ContainsFunc(verified, p.Live):
-		return ""
+		return "", false
 	case len(verified) > 0:
-		return fmt.Sprintf("Only absent nodes have a verified copy of snapshot %s: start %s.", name, strings.Join(verified, " or "))
+		return fmt.Sprintf("Only absent nodes have a verified copy of snapshot %s: start %s.", name, strings.Join(verified, " or ")), true
 	}
-	return fmt.Sprintf("No node has a verified copy of snapshot %s%s. Set spec.restoreFrom to another snapshot, or to none to start empty.", name, because(s.Status.Error+copyErrors(s.Status.Copies)))
+	return fmt.Sprintf("No node has a verified copy of snapshot %s%s.", name, because(s.Status.Error+copyErrors(s.Status.Copies))), false
 }
 
 // fail reports that the cluster cannot continue because data is missing.

@@ -36,7 +36,7 @@ func (p *planner) fillStatus() {
 		s.Nodes = append(s.Nodes, m.Node)
 	}
 	slices.Sort(s.Nodes)
-	if newest := p.newest(); newest != nil {
+	if newest := p.newest(anySnapshot); newest != nil {
 		s.Snapshot = newest.Name
 	} else {
 		s.Snapshot = ""

@@ -536,7 +536,8 @@ func (p *planner) endMembers() {
 			p.setDesired(m, want)
 			continue
 		}
-		p.snapFailed = fmt.Sprintf("%s Until then the data of the members is kept. %s", unsafe, p.restoreAdvice())
+		p.snapFailed = fmt.Sprintf("%s Until then the data of the members is kept. To go on without it, set the size of the cluster first (`%s`). %s",
+			unsafe, startCommand(p.Cluster), p.restoreAdvice())
 		p.reportWaiting("waiting for a node with a copy of its snapshot")
 	}
 	left := func(m memberView) bool { return p.Live(m.Spec.Node) && !p.isSetAside(m) }
@@ -548,10 +549,14 @@ func (p *planner) endMembers() {
 
 // restUnavailable returns why the data of members must not be deleted though their keys are in a snapshot: no node that is there has it any more.
 func (p *planner) restUnavailable() string {
-	if p.status.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete {
+	switch {
+	case p.status.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete:
 		return ""
+	case p.status.Rest == nil:
+		return "The status does not say which snapshot has the keys."
 	}
-	return p.unavailable(p.status.Rest.Snapshot)
+	why, _ := p.lacks(p.status.Rest.Snapshot)
+	return why
 }
 
 // evacuateRetainedData turns data that a stopped cluster retained on a draining node into a snapshot on other nodes.
