@@ -197,7 +197,7 @@ func (p *podsOnNode) history() *drainHistory {
 	go func() {
 		for e := range w.ResultChan() {
 			if d, ok := e.Object.(*v1alpha1.Drain); ok && d.Status.Pods != nil {
-				h.see(d.Status.Pods.Blockers)
+				h.see(d.Status.Pods)
 			}
 		}
 	}()
@@ -206,14 +206,18 @@ func (p *podsOnNode) history() *drainHistory {
 
 // drainHistory is what a drain has waited for.
 type drainHistory struct {
-	mu   sync.Mutex
-	said []string // reasons with their sentences
+	mu    sync.Mutex
+	said  []string             // reasons with their sentences
+	began *v1alpha1.PodsStatus // when the pods began to be moved
 }
 
-func (h *drainHistory) see(blockers []v1alpha1.PodBlocker) {
+func (h *drainHistory) see(pods *v1alpha1.PodsStatus) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, b := range blockers {
+	if h.began == nil && pods.StartedAt != nil {
+		h.began = pods
+	}
+	for _, b := range pods.Blockers {
 		h.said = append(h.said, b.Reason+": "+pod.Sentence(b, time.Now()))
 	}
 }
@@ -308,6 +312,7 @@ func TestPodsAreEvicted(t *testing.T) {
 		run  func(*testing.T, *installation, []string)
 	}{
 		{"pods that may not be listed", podsForbiddenToList}, {"while the drain waits in the queue", podsWhileQueued},
+		{"a drain of Ebb's own work that leaves pods alone", podsLeftAloneByEbb},
 		{"a sick node that Ebb does not know", podsOfASickNode}, {"the API server is away", podsWhileTheAPIIsAway},
 		{"the coordinator is killed at every step", podsWhileTheCoordinatorDies},
 	} {
@@ -360,12 +365,27 @@ func podsForbidden(t *testing.T, k *installation) {
 func podsNeverAllowed(t *testing.T, k *installation) {
 	p := k.on(t, "w-never", "now-never")
 	p.pod("a1")
+	p.pod("b1")
+	p.pod("c1", graceOf(1))
 	p.budget("a", 1, 1, 1)
+	p.create(&policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "b"},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromInt32(0)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "b"}}},
+	})
+	seen := p.history()
 	p.drain()
-	p.blocked("BudgetNeverAllows", "budget now-never/a needs 1 of 1 pods and can never allow an eviction: set maxUnavailable to 1 or more, add a replica, or delete the budget")
-	p.cancels("No pod was evicted.")
-	if !p.ready(p.namespace, "a1") {
-		t.Error("the pod has gone")
+	p.blocked("BudgetNeverAllows", "budget now-never/a needs 1 of 1 pods and can never allow an eviction: set maxUnavailable to 1 or more, add a replica, or delete the budget", "1 evicted")
+	// What the spec of a budget shows was said before anything was evicted.
+	seen.wants(t, "BudgetNeverAllows", "budget now-never/b ")
+	seen.mu.Lock()
+	began := seen.began
+	seen.mu.Unlock()
+	if began == nil || began.Evicted+began.Terminating > 0 || !slices.ContainsFunc(began.Blockers, func(b v1alpha1.PodBlocker) bool { return b.Reason == "BudgetNeverAllows" && b.Name == "now-never/b" }) {
+		t.Errorf("it began as %+v", began)
+	}
+	p.cancels("1 pod was evicted before: now-never/c1.")
+	if !p.ready(p.namespace, "a1") || !p.ready(p.namespace, "b1") {
+		t.Error("a pod has gone")
 	}
 }
 
@@ -675,6 +695,29 @@ func podsWhileQueued(t *testing.T, k *installation, _ []string) {
 	k.back(followers[1])
 }
 
+// podsLeftAloneByEbb: a drain of Ebb's own work leaves the pods of its node alone if it is told to.
+func podsLeftAloneByEbb(t *testing.T, k *installation, _ []string) {
+	p := k.on(t, k.followers()[0], "now-alone-ebb")
+	p.pod("a1")
+	if out := p.must("drain", p.node, "--wait", "--pods=false"); !strings.Contains(out, p.node) {
+		t.Errorf("it says\n%s", out)
+	}
+	if !p.ready(p.namespace, "a1") {
+		t.Error("its pod has gone")
+	}
+	list := &v1alpha1.DrainList{}
+	if err := p.client.List(context.Background(), list); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range list.Items {
+		if d.Spec.NodeName == p.node && !d.WantsPods() && (d.Status.Phase != v1alpha1.DrainComplete || d.Status.Pods != nil) {
+			t.Errorf("the drain is %+v", d.Status)
+		}
+	}
+	p.kubectl("delete", "pod", "-n", p.namespace, "a1", "--force", "--grace-period=0")
+	k.back(p.node)
+}
+
 // podsWhileTheCoordinatorDies: every coordinator dies at the next step, and the one after it goes on from the objects.
 func podsWhileTheCoordinatorDies(t *testing.T, k *installation, args []string) {
 	p := k.on(t, "w-crash", "now-crash")
@@ -690,23 +733,46 @@ func podsWhileTheCoordinatorDies(t *testing.T, k *installation, args []string) {
 	if testlength.Long() {
 		steps = append(steps, "after-pods-hold", "after-pods-begin", "before-pods-progress")
 	}
-	for _, point := range steps {
-		k.arm(point, "")
-	}
-	p.drain()
-	began := time.Now()
-	for d := p.status(); !d.Status.Phase.Final(); d = p.status() {
+	die := func(p *podsOnNode, steps []string, ask func()) *v1alpha1.Drain {
+		for _, point := range steps {
+			k.arm(point, "")
+		}
+		ask()
+		began := time.Now()
+		d := p.status()
+		for ; !d.Status.Phase.Final(); d = p.status() {
+			k.revive(args)
+			if time.Since(began) > 3*patience {
+				t.Fatalf("the drain is %+v", d.Status)
+			}
+			pollAgain(began)
+		}
+		for _, point := range steps {
+			if !k.fired(point) {
+				t.Errorf("no coordinator died at %s", point)
+			}
+		}
 		k.revive(args)
-		if time.Since(began) > 3*patience {
-			t.Fatalf("the drain is %+v", d.Status)
-		}
-		pollAgain(began)
+		return d
 	}
-	for _, point := range steps {
-		if !k.fired(point) {
-			t.Errorf("no coordinator died at %s", point)
+	if testlength.Long() { // how a drain ends that does not complete
+		c := k.on(t, "w-crash-cancel", "now-crash-cancel")
+		c.pod("a1", graceOf(3600))
+		c.drain()
+		c.blocked("PodsTerminating")
+		if d := die(c, []string{"before-pods-cancel", "after-pods-cancel"}, func() { c.must("drain", c.node, "--cancel") }); d.Status.Phase != v1alpha1.DrainCancelled || d.Status.Pods.Evicted != 1 {
+			t.Errorf("the cancelled drain is %+v", d.Status)
+		}
+		until(t, "the node of the cancelled drain to be uncordoned", func() bool { n := c.core(); return !cordon.Is(n) && len(v1alpha1.CordonOwners(n)) == 0 })
+		f := k.on(t, "w-crash-fail", "now-crash-fail")
+		f.pod("a1", graceOf(3600))
+		if d := die(f, []string{"before-pods-fail", "after-pods-fail"}, func() {
+			f.drain(func(d *v1alpha1.Drain) { d.Spec.Deadline = &metav1.Duration{Duration: 5 * time.Second} })
+		}); d.Status.Phase != v1alpha1.DrainFailed || d.Status.Pods.Evicted != 1 {
+			t.Errorf("the drain with a deadline is %+v", d.Status)
 		}
 	}
+	die(p, steps, func() { p.drain() })
 	p.completes(v1alpha1.ReasonDrained)
 	for i := range 4 {
 		if p.get(p.namespace, fmt.Sprintf("a%d", i)) != nil || !p.ready(p.namespace, fmt.Sprintf("a%d-else", i)) {
