@@ -287,3 +287,38 @@ func TestANodeThatDoesNotAnswerDoesNotHoldUpTheLoop(t *testing.T) {
 		m.busy.Wait()
 	})
 }
+
+// As many dispatchers as were started may be other ones: one table is lost, and another is written that should run elsewhere.
+func TestANodeThatRunsOtherDispatchersIsBootstrappedAgain(t *testing.T) {
+	second := stream.Epoch{Placement: 1, Counter: 2}
+	right := logTable.Since(0).Digest(second)
+	for name, c := range map[string]struct {
+		digest *uint64
+		want   bool
+	}{
+		"those that were started":             {&right, false},
+		"one of another epoch":                {new(logTable.Since(0).Digest(stream.Epoch{Placement: 1, Counter: 3})), true},
+		"one of an earlier table of the name": {new(logTable.Since(60).Digest(second)), true},
+		"one of another table":                {new(stream.Table{Schema: logTable.Schema, Name: logTable.Name + "2"}.Since(0).Digest(second)), true},
+		"a node of an earlier version":        {nil, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			reports := reported{"n1": Report{Round: 2, FeedReport: &wire.FeedReport{Dispatchers: 1, Running: 1, Checkpoint: 70, Digest: c.digest}}}
+			m := New(Options{Log: slog.New(slog.DiscardHandler), Reports: reports}, &v1alpha1.Changefeed{})
+			m.tables, m.bootstrapped["n1"], m.checkpoint = map[stream.Table]*table{logTable: {phase: TableRunning, node: "n1", epoch: second, since: 1, floor: 50}}, 2, 50
+			want := stream.Position(70)
+			if c.want {
+				want = 50
+			}
+			for range 3 {
+				if m.advance(); m.checkpoint != want {
+					t.Errorf("%s: the checkpoint is %d, want %d", name, m.checkpoint, want)
+				}
+				time.Sleep(problemExpiry/2 + time.Second)
+			}
+			if (m.bootstrapped["n1"] == 0) != c.want {
+				t.Errorf("%s: it is bootstrapped in epoch %d", name, m.bootstrapped["n1"])
+			}
+		})
+	}
+}
