@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -79,6 +81,62 @@ func BenchmarkHealthEventToEviction(b *testing.B) {
 	b.ReportMetric(float64(median(begun).Milliseconds()), "ms-to-begin(p50)")
 	b.ReportMetric(float64(median(first).Milliseconds()), "ms-to-first-eviction(p50)")
 	b.ReportMetric(float64(median(drained).Milliseconds()), "ms-to-drained(p50)")
+}
+
+// BenchmarkHealthEventNodes measures how fast many sick nodes are emptied: one event for each of a hundred core Nodes with one pod, until every event
+// says that its node is drained. The share of nodes that may be quarantined at once is not what limits it.
+func BenchmarkHealthEventNodes(b *testing.B) {
+	const nodes = 100
+	file := filepath.Join(b.TempDir(), "drain.toml")
+	if err := os.WriteFile(file, []byte("[quarantine]\nmaxShare = \"100%\"\n"), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	k := startKubernetesWith(b, testenv.EbbPlain(b), "k1")
+	k.runUp(2, "--kubeconfig", k.kube.Kubeconfig(), "--drain-config", file)
+	ctx := context.Background()
+	for i := 0; b.Loop(); i++ {
+		b.StopTimer()
+		names := k.fill(fmt.Sprintf("sick%d", i), nodes, 1)
+		b.StartTimer()
+		began := time.Now()
+		k.each(nodes, func(n int) error {
+			return k.client.Create(ctx, &v1alpha1.HealthEvent{
+				ObjectMeta: metav1.ObjectMeta{Name: names[n]}, Spec: v1alpha1.HealthEventSpec{NodeName: names[n], CheckName: "Xid", IsFatal: true},
+			})
+		})
+		list := &v1alpha1.HealthEventList{}
+		until(b, "all nodes to be drained", func() bool {
+			done := func(e v1alpha1.HealthEvent) bool {
+				return e.Status.UserPodsEvictionStatus != nil && e.Status.UserPodsEvictionStatus.Status == v1alpha1.EvictionSucceeded
+			}
+			return k.client.List(ctx, list) == nil && len(list.Items) >= nodes && !slices.ContainsFunc(list.Items, func(e v1alpha1.HealthEvent) bool {
+				return slices.Contains(names, e.Spec.NodeName) && !done(e)
+			})
+		})
+		took, last := time.Since(began), began
+		for _, e := range list.Items {
+			if at := e.Status.UserPodsEvictionStatus.FinishedAt; slices.Contains(names, e.Spec.NodeName) && at.After(last) {
+				last = at.Time
+			}
+		}
+		if last.After(began) && last.Sub(began) < took {
+			took = last.Sub(began)
+		}
+		var first []time.Duration
+		for _, d := range k.drainsOf(names) {
+			first = append(first, d.Status.Pods.FirstEvictionAt.Sub(began))
+		}
+		b.ReportMetric(nodes/took.Seconds(), "nodes/s")
+		b.ReportMetric(float64(median(first).Milliseconds()), "ms-to-first-eviction(p50)")
+		b.ReportMetric(float64(slices.Max(first).Milliseconds()), "ms-to-first-eviction(max)")
+		b.StopTimer()
+		for _, name := range names {
+			if err := k.client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.StartTimer()
+	}
 }
 
 func median(list []time.Duration) time.Duration {
