@@ -117,6 +117,11 @@ func asked(n *atomic.Int32, at int32, do func(name string)) func(*Campaign, stri
 	}
 }
 
+// neverAlone keeps a node from surviving alone, as it rightly would while another one is slow to join.
+func neverAlone(c *Campaign, _ string) {
+	c.alone = func(context.Context, *node.Epoch) error { return errors.New("others will join") }
+}
+
 // The coordinator dies for good between taking the slot and telling the node.
 func theNamedSurvivesAlone(t *testing.T, api *testenv.API) {
 	c := newCluster(t, api, []string{"l1", "l2"})
@@ -167,7 +172,7 @@ func theNamedStepsBack(t *testing.T, api *testenv.API) {
 	c := newCluster(t, api, []string{"e1"}, asked(&asks, 2, func(name string) {
 		won.Store(slot.holder())
 		slot.drain(name)
-	}))
+	}), neverAlone)
 	until(t, "e1 to ask once more", func() bool { return asks.Load() > 2 })
 	if identity, _ := won.Load().(string); NodeOf(identity) != "e1" {
 		t.Errorf("%q had won when e1 asked again", identity)

@@ -86,7 +86,7 @@ func buildRace(name string, args ...string) (string, error) {
 		}
 		flags = strings.Split(strings.TrimSpace(string(text)), "\n")
 	}
-	return build(name, ".", nil, append(append(flags, args...), "./cmd/ebb")...)
+	return build(name, ".", nil, append(append(append(flags, "-ldflags=-w"), args...), "./cmd/ebb")...)
 }
 
 // PlainBuild is the environment in which test/run builds whatever does not have the race detector. Programs that are built in it share
