@@ -254,6 +254,10 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		if err := t.createResource(ctx, s.Event); err != nil {
 			return err
 		}
+	case ActionWriteStatus:
+		if err := t.resources.WriteStatus(ctx, s.Event); err != nil {
+			return err
+		}
 	case ActionDeleteCR:
 		if err := t.deleteResource(ctx, s.Event); err != nil {
 			return err
@@ -324,7 +328,7 @@ func (t *turn) snapshot(ctx context.Context, e *v1alpha1.HealthEvent) (err error
 
 func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) error {
 	cr := e.Status.CustomResource
-	uid, err := t.resources.Create(ctx, e)
+	made, err := t.resources.Create(ctx, e)
 	if errors.Is(err, errNameTaken) {
 		// What has the name is not ours: the next attempt has another.
 		old := *cr
@@ -338,7 +342,7 @@ func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) erro
 		return err
 	}
 	t.at("between-health-" + string(ActionCreateCR))
-	cr.UID, cr.CreatedAt = uid, micro(time.Now())
+	cr.UID, cr.CreatedAt, cr.StatusPending = made.UID, micro(made.At.Time), made.StatusPending
 	return nil
 }
 

@@ -98,6 +98,11 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 			end()
 			return err
 		}
+		c.resources.atStatus = func() {
+			if c.AtStep != nil {
+				c.AtStep("between-health-" + string(ActionWriteStatus))
+			}
+		}
 	}
 	stop := manager.RunnableFunc(func(ctx context.Context) error {
 		defer end()
@@ -209,6 +214,7 @@ func (c *Controller) gather(ctx context.Context, live bool, known []*v1alpha1.He
 	w.addCore(core)
 	if c.resources != nil {
 		c.gatherResources(ctx, &w)
+		w.Server = c.resources.clock.Now()
 		w.Distrusted = c.resources.isDistrusted()
 	}
 	c.gatherWork(ctx, reader, &w)
@@ -378,10 +384,11 @@ func pause(w World, blocked bool) time.Duration {
 		if cr == nil || cr.Outcome != "" && cr.Outcome != v1alpha1.ResourceLost || w.Config.CustomDrain == nil {
 			continue
 		}
-		if !w.Definition.Ready || w.Distrusted {
+		switch {
+		case !w.Definition.Ready || w.Distrusted:
 			sooner(tryAgain)
-		} else if cr.CreatedAt != nil {
-			sooner(cr.CreatedAt.Add(w.Config.CustomDrain.Timeout).Sub(w.Now))
+		case cr.CreatedAt != nil && !w.Server.IsZero():
+			sooner(cr.CreatedAt.Add(w.Config.CustomDrain.Timeout).Sub(w.Server))
 		}
 	}
 	return next

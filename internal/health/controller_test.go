@@ -323,6 +323,35 @@ func TestWhatCannotBeCreatedIsNamed(t *testing.T) {
 	}
 }
 
+// A resource that was created counts, also if its status is refused: its time runs, and Ebb's own Drain begins.
+func TestAResourceWhoseStatusIsRefusedIsRecorded(t *testing.T) {
+	c := startController(t, "n1", "n2")
+	c.join("n1", "n2")
+	c.faults.set(func(r *http.Request) int {
+		if isResource(r) && r.Method == http.MethodPut {
+			return http.StatusInternalServerError
+		}
+		return 0
+	})
+	c.send("e1", "n1")
+	c.waits("e1", health.WaitStatus)
+	made, err := c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cr := c.event("e1").Status.CustomResource
+	if cr.UID != string(made.GetUID()) || cr.CreatedAt == nil || !cr.CreatedAt.Time.Equal(made.GetCreationTimestamp().Time) {
+		t.Errorf("recorded %+v, and the resource was created at %s", cr, made.GetCreationTimestamp())
+	}
+	c.until("Ebb's own Drain", func() bool { d := c.event("e1").Status.Drain; return d != nil && d.UID != "" })
+	c.waits("e1", health.WaitStatus)
+	c.faults.set(nil)
+	c.waits("e1", health.WaitResource)
+	if made, err = c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{}); err != nil || made.Object["status"] == nil {
+		t.Errorf("it has no status: %v, %v", made, err)
+	}
+}
+
 func TestAFloodOfEventsIsNotStored(t *testing.T) {
 	api := testenv.StartAPI(t)
 	receiver := &health.API{Client: api.Admin(), Reader: api.Admin(), Cache: api.Admin()}

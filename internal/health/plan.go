@@ -37,6 +37,8 @@ const (
 	ActionResign Action = "resign"
 	// ActionCreateCR creates the custom resource and records its UID.
 	ActionCreateCR Action = "create-cr"
+	// ActionWriteStatus writes the template's status to a custom resource that was created without it.
+	ActionWriteStatus Action = "write-status"
 	// ActionMarkAlreadyDrained records that the controller of the custom resource has drained the node.
 	ActionMarkAlreadyDrained Action = "mark-already-drained"
 	// ActionDrainFailed records that the custom drain has failed.
@@ -131,6 +133,7 @@ const (
 	WaitNamespace   = "NamespaceMissing"
 	WaitRefused     = "ResourceRefused"
 	WaitUncreated   = "ResourceNotCreated"
+	WaitStatus      = "ResourceStatusNotWritten"
 	WaitTemplate    = "TemplateFailed"
 	WaitPods        = "PodsNotListed"
 	WaitSingle      = "SingleNode"

@@ -122,6 +122,48 @@ func TestHowACustomResourceEnds(t *testing.T) {
 	}
 }
 
+// The next coordinator's clock may be hours off.
+func TestACustomDrainTimesOutByTheClockThatSetWhenItWasCreated(t *testing.T) {
+	for _, off := range []time.Duration{2 * time.Hour, -2 * time.Hour} {
+		s := newStore(3).custom()
+		s.send("e1", nil)
+		s.settle()
+		s.ahead = off
+		s.now = s.now.Add(30 * time.Minute)
+		s.settle()
+		s.is(t, "e1", quarantined, progressing, health.WaitResource)
+		s.now = s.now.Add(30 * time.Minute)
+		s.settle()
+		s.is(t, "e1", quarantined, failed, health.ReasonFailed)
+	}
+}
+
+func TestAStatusThatCannotBeWrittenDelaysNothing(t *testing.T) {
+	s := newStore(3).custom()
+	s.mute = true
+	s.send("e1", nil)
+	want := []health.Action{"hold", "quarantine", "admit", "snapshot", "create-cr", "write-status", "name-drain", "start-drain", "write-status"}
+	if diff := cmp.Diff(want, s.settle()); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	s.is(t, "e1", quarantined, progressing, health.WaitStatus)
+	s.mute = false
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	if s.events["e1"].Status.CustomResource.StatusPending {
+		t.Error("the status is still pending")
+	}
+
+	// It fails at its timeout.
+	s = newStore(3).custom()
+	s.mute = true
+	s.send("e1", nil)
+	s.settle()
+	s.now = s.now.Add(time.Hour)
+	s.settle()
+	s.is(t, "e1", quarantined, failed, health.ReasonFailed)
+}
+
 func TestAFailedDrainIsRetriedByNameAndBounded(t *testing.T) {
 	s := newStore(3).custom()
 	s.send("e1", nil)

@@ -139,7 +139,8 @@ func (p *play) happen() {
 			}
 		}
 	case 13:
-		p.noPods = p.chance(0.3)
+		p.noPods, p.mute = p.chance(0.3), p.chance(0.3)
+		p.ahead = time.Duration(p.random.IntN(7200)-3600) * time.Second // another coordinator
 	case 14: // work is left on nodes that do not run
 		clear(p.store.work)
 		for name := range p.dead {

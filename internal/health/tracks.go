@@ -157,7 +157,7 @@ func (r *round) followJoined(e *v1alpha1.HealthEvent) {
 }
 
 // waitsForPerson are the reasons why a step of the custom track was not possible.
-var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitUncreated, WaitTemplate, WaitPods}
+var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitUncreated, WaitStatus, WaitTemplate, WaitPods}
 
 // advance takes the next step of a drain that runs.
 func (r *round) advance(e *v1alpha1.HealthEvent) {
@@ -332,8 +332,12 @@ func (r *round) create(e *v1alpha1.HealthEvent) track {
 		if !r.Definition.Namespaced {
 			e.Status.CustomResource.Namespace = ""
 		}
-		r.waitIn(e, WaitResource, fmt.Sprintf("Waiting for the controller of %s %s.", e.Status.CustomResource.Kind, e.Status.CustomResource.Name))
+		r.waitForController(e)
 	})
+}
+
+func (r *round) waitForController(e *v1alpha1.HealthEvent) {
+	r.waitIn(e, WaitResource, fmt.Sprintf("Waiting for the controller of %s %s.", e.Status.CustomResource.Kind, e.Status.CustomResource.Name))
 }
 
 // watch looks how far the controller of the resource is.
@@ -364,12 +368,23 @@ func (r *round) watch(e *v1alpha1.HealthEvent, c *drainconfig.CustomDrain) track
 		return stepOf(ActionMarkAlreadyDrained, e, func(e *v1alpha1.HealthEvent) { r.endResource(e, outcome, message) })
 	case outcome != "":
 		return stepOf(ActionDrainFailed, e, func(e *v1alpha1.HealthEvent) { r.endResource(e, outcome, message) })
-	case cr.CreatedAt != nil && r.Now.Sub(cr.CreatedAt.Time) >= c.Timeout:
+	case r.timedOut(cr, c):
 		return stepOf(ActionDrainFailed, e, func(e *v1alpha1.HealthEvent) {
 			r.endResource(e, v1alpha1.ResourceTimedOut, fmt.Sprintf("It was not complete after %s.", c.Timeout))
 		})
 	}
+	if cr.StatusPending {
+		return stepOf(ActionWriteStatus, e, func(e *v1alpha1.HealthEvent) {
+			e.Status.CustomResource.StatusPending = false
+			r.waitForController(e)
+		})
+	}
 	return track{reason: WaitResource, message: fmt.Sprintf("Waiting for the controller of %s %s%s. It has %s; if nothing happens, check its log.", cr.Kind, cr.Name, conditionOf(object, c), c.Timeout)}
+}
+
+// timedOut reports whether a custom resource has had its time.
+func (r *round) timedOut(cr *v1alpha1.CustomResource, c *drainconfig.CustomDrain) bool {
+	return cr.CreatedAt != nil && !r.Server.IsZero() && r.Server.Sub(cr.CreatedAt.Time) >= c.Timeout
 }
 
 // Judge returns how a custom resource ended, or nothing while it has not.

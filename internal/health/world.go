@@ -35,6 +35,9 @@ import (
 type World struct {
 	// Now is the coordinator's wall clock.
 	Now time.Time
+	// Server is what the API server's clock shows at least; zero if that is unknown. Custom resources time out by that clock, which set when they
+	// were created: the coordinators of two terms may have different ones.
+	Server time.Time
 	// Leader is the node that decides.
 	Leader string
 	// Fleet has the nodes, their leases and the slot.
