@@ -742,6 +742,30 @@ func TestATimeInTheFutureCountsAsTheArrival(t *testing.T) {
 		s.settle()
 		s.is(t, "e1", quarantined, progressing, health.WaitQueue)
 	})
+	t.Run("a problem is kept until it would be too old if it were sent again", func(t *testing.T) {
+		const day = 24 * time.Hour
+		s := newStore(3)
+		problem := ahead(8*day, nil)
+		at := v1alpha1.NewTimestamp(s.now)
+		again := func(e *v1alpha1.HealthEvent) { e.Spec.GeneratedTimestamp = at; problem(e) }
+		s.send("e1", again)
+		s.now = s.now.Add(time.Hour)
+		s.send("h1", healthy)
+		s.settle()
+		s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonResolved)
+		s.now = s.now.Add(7 * day)
+		s.settle()
+		s.send("e1", again)
+		s.settle()
+		s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonResolved)
+		s.now = s.now.Add(8 * day)
+		if s.settle(); s.events["e1"] != nil {
+			t.Error("it is kept for ever")
+		}
+		s.send("e1", again)
+		s.settle()
+		s.is(t, "e1", "", "", health.ReasonExpired)
+	})
 	t.Run("a problem of the future that waits is too old some time", func(t *testing.T) {
 		s := newStore(3)
 		s.send("e1", ahead(years, on("n9")))

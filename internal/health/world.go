@@ -151,6 +151,14 @@ func ahead(e *v1alpha1.HealthEvent) bool {
 	return e.Spec.GeneratedTimestamp != nil && TimeOf(e).Before(e.Spec.GeneratedTimestamp.Time)
 }
 
+// latestTime is the latest time that an event could count by if it were sent again.
+func latestTime(e *v1alpha1.HealthEvent) time.Time {
+	if ahead(e) {
+		return e.Spec.GeneratedTimestamp.Time
+	}
+	return e.CreationTimestamp.Time
+}
+
 // later reports whether an event happened after another. Of two with the same time from a detector whose clock is ahead it says which was first.
 func later(a, b *v1alpha1.HealthEvent) bool {
 	order := TimeOf(a).Compare(TimeOf(b))
