@@ -220,13 +220,9 @@ func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *Wait) e
 func (t *turn) do(ctx context.Context, s Step) error {
 	switch s.Action {
 	case ActionQuarantine:
-		err := t.writeCordon(ctx, s.Node, s.Before)
-		if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return err
-		}
-		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned; trying again: %s. Check admission webhooks and the coordinator's permission to update nodes.", s.Event.Spec.NodeName, bounded(err.Error()))}
+		return cordonRefused(ctx, t.writeCordon(ctx, s.Node, s.Before), WaitCordon, fmt.Sprintf("Node %s could not be cordoned", s.Event.Spec.NodeName))
 	case ActionLift:
-		return t.writeCordon(ctx, s.Node, s.Before)
+		return cordonRefused(ctx, t.writeCordon(ctx, s.Node, s.Before), WaitLift, fmt.Sprintf("The quarantine of node %s could not be lifted", s.Event.Spec.NodeName))
 	case ActionHold:
 		return t.noted(s.Event, kubeclient.WriteFinalizers(ctx, t.client, s.Event))
 	case ActionRelease:
@@ -268,6 +264,14 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		}
 	}
 	return t.noted(s.Event, t.client.Status().Update(ctx, s.Event))
+}
+
+// cordonRefused is a wait if the API refuses a cordon or its end, and otherwise what became of the write.
+func cordonRefused(ctx context.Context, err error, reason, what string) error {
+	if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return err
+	}
+	return &Wait{reason, fmt.Sprintf("%s; trying again: %s. Check admission webhooks and the coordinator's permission to update nodes.", what, bounded(err.Error()))}
 }
 
 // noted takes note of an event if it was written.
@@ -347,10 +351,6 @@ func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) erro
 }
 
 func (t *turn) deleteResource(ctx context.Context, e *v1alpha1.HealthEvent) error {
-	if t.resources == nil {
-		t.Log.Warn("health: a custom resource was not deleted, because --drain-config has no custom drain", "event", e.Name, "resource", e.Status.CustomResource.Name)
-		return nil
-	}
 	err := t.resources.Delete(ctx, t.term, e)
 	t.at("between-health-" + string(ActionDeleteCR))
 	return err

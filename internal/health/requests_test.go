@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/health"
 )
@@ -72,14 +74,15 @@ func TestATurnListsTheEventsOnce(t *testing.T) {
 // One write cordons a node for several events; when the API refuses it, all of them say so.
 func TestARefusedCordonIsNamedByAllEventsThatItIsFor(t *testing.T) {
 	c := startController(t, "n1")
-	c.faults.set(func(r *http.Request) int {
+	refuse := func(r *http.Request) int {
 		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/nodes/") {
 			return http.StatusForbidden
 		}
 		return 0
-	})
+	}
+	c.faults.set(refuse)
 	for i := range 3 {
-		e := &v1alpha1.HealthEvent{Spec: v1alpha1.HealthEventSpec{NodeName: "n1", CheckName: fmt.Sprintf("check%d", i), IsFatal: true}}
+		e := &v1alpha1.HealthEvent{Spec: v1alpha1.HealthEventSpec{NodeName: "n1", CheckName: fmt.Sprintf("check%d", i), IsFatal: true, DrainOverrides: &v1alpha1.Overrides{Skip: true}}}
 		e.Name = fmt.Sprintf("e%d", i)
 		if err := c.client.Create(c.ctx, e); err != nil {
 			t.Fatal(err)
@@ -91,5 +94,34 @@ func TestARefusedCordonIsNamedByAllEventsThatItIsFor(t *testing.T) {
 	c.faults.set(nil)
 	for i := range 3 {
 		c.until("the node to be quarantined", func() bool { return c.event(fmt.Sprintf("e%d", i)).Status.NodeQuarantined == v1alpha1.Quarantined })
+	}
+
+	// So do those whose quarantine cannot be lifted.
+	c.faults.set(refuse)
+	for i := range 3 {
+		h := &v1alpha1.HealthEvent{Spec: v1alpha1.HealthEventSpec{
+			NodeName: "n1", CheckName: fmt.Sprintf("check%d", i), IsHealthy: true, GeneratedTimestamp: v1alpha1.NewTimestamp(time.Now().Add(time.Second)),
+		}}
+		h.Name = fmt.Sprintf("h%d", i)
+		if err := c.client.Create(c.ctx, h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		e := c.waits(fmt.Sprintf("e%d", i), health.WaitLift)
+		if message := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled).Message; !strings.HasPrefix(message, "The quarantine of node n1 could not be lifted; trying again: ") {
+			t.Errorf("it says %q", message)
+		}
+	}
+
+	// Another problem keeps the node in quarantine.
+	c.send("e3", "n1")
+	c.waits("e3", health.WaitCordon)
+	c.faults.set(nil)
+	c.waits("e3", health.WaitResource)
+	for i := range 3 {
+		if e := c.waits(fmt.Sprintf("e%d", i), health.ReasonNoDrain); e.Status.ClosedAt != nil {
+			t.Errorf("event %s is closed", e.Name)
+		}
 	}
 }

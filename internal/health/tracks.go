@@ -128,6 +128,11 @@ func (r *round) progress(open []*v1alpha1.HealthEvent) {
 		}
 		r.followJoined(e)
 	}
+	for _, e := range open {
+		if !r.busy(e) && reasonOf(e) == WaitLift {
+			r.stay(e)
+		}
+	}
 	if leader == nil || r.busy(leader) {
 		return
 	}
@@ -136,6 +141,21 @@ func (r *round) progress(open []*v1alpha1.HealthEvent) {
 		r.advance(leader)
 	case v1alpha1.EvictionFailed:
 		r.retry(leader)
+	}
+}
+
+// stay lets an event whose quarantine could not be lifted say again how its drain ended: another problem keeps the node in quarantine now.
+func (r *round) stay(e *v1alpha1.HealthEvent) {
+	s := e.Status.UserPodsEvictionStatus
+	if s == nil {
+		return
+	}
+	reasons := map[v1alpha1.EvictionState]string{
+		v1alpha1.EvictionNotStarted: ReasonNoDrain, v1alpha1.EvictionSucceeded: ReasonDrained, v1alpha1.AlreadyDrained: ReasonDrained,
+		v1alpha1.EvictionFailed: ReasonFailed, v1alpha1.EvictionCancelled: ReasonCancelled,
+	}
+	if reason := reasons[s.Status]; reason != "" { // what is in progress says what it waits for
+		r.write(ActionWait, e, func(e *v1alpha1.HealthEvent) { r.finish(e, reason, s.Message) })
 	}
 }
 
