@@ -86,27 +86,25 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	wake := make(chan event.GenericEvent, 1)
 	term, end := context.WithCancel(context.Background())
 	c.term = term
-	if c.Config.CustomDrain != nil {
-		changed := func() {
-			select {
-			case wake <- event.GenericEvent{Object: &v1alpha1.HealthEvent{}}:
-			default: // it wakes already
-			}
+	changed := func() {
+		select {
+		case wake <- event.GenericEvent{Object: &v1alpha1.HealthEvent{}}:
+		default: // it wakes already
 		}
-		var err error
-		if c.resources, err = NewResources(mgr.GetConfig(), c.Config.CustomDrain, c.Template, changed, c.Log); err != nil {
-			end()
-			return err
-		}
-		c.resources.atStatus = func() {
-			if c.AtStep != nil {
-				c.AtStep("between-health-" + string(ActionWriteStatus))
-			}
+	}
+	var err error
+	if c.resources, err = NewResources(mgr.GetConfig(), c.Config.CustomDrain, c.Template, changed, c.Log); err != nil {
+		end()
+		return err
+	}
+	c.resources.atStatus = func() {
+		if c.AtStep != nil {
+			c.AtStep("between-health-" + string(ActionWriteStatus))
 		}
 	}
 	stop := manager.RunnableFunc(func(ctx context.Context) error {
 		defer end()
-		if c.resources != nil { // a missing definition shows in the log before the first event
+		if c.Config.CustomDrain != nil { // a missing definition shows in the log before the first event
 			c.resources.Definition(term)
 		}
 		<-ctx.Done()
@@ -212,7 +210,7 @@ func (c *Controller) gather(ctx context.Context, live bool, known []*v1alpha1.He
 		}
 	}
 	w.addCore(core)
-	if c.resources != nil {
+	if c.Config.CustomDrain != nil {
 		c.gatherResources(ctx, &w)
 		w.Server = c.resources.clock.Now()
 		w.Distrusted = c.resources.isDistrusted()

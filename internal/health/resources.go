@@ -78,7 +78,7 @@ const (
 	goneAfter = 5 * time.Second
 )
 
-// NewResources makes clients. changed is called when a resource or its definition may have changed.
+// NewResources makes clients. Without a configuration and a template they only delete resources that an earlier configuration made. changed is called when a resource or its definition may have changed.
 func NewResources(cfg *rest.Config, config *drainconfig.CustomDrain, template *render.Template, changed func(), log *slog.Logger) (*Resources, error) {
 	clock := kubeclient.NewServerClock()
 	cfg = rest.CopyConfig(cfg)
@@ -507,17 +507,24 @@ func (r *Resources) Delete(ctx, term context.Context, e *v1alpha1.HealthEvent) e
 	switch {
 	case err == nil || isNoObject(err):
 		return nil
+	case apierrors.IsForbidden(err) && !r.configured(cr):
+		return &Wait{WaitForbidden, fmt.Sprintf("The coordinator may not delete %s %s in namespace %s: %v. --drain-config no longer has this kind: restore it there, in `ebb apiserver` or with `ebb manifests --drain-config FILE`, until the resource is deleted.", cr.Kind, cr.Name, cr.Namespace, err)}
 	case apierrors.IsForbidden(err):
 		return new(forbidden(cr, err))
 	}
 	return &Wait{WaitUndeleted, fmt.Sprintf("Could not delete %s %s: %v. Trying again.", cr.Kind, cr.Name, err)}
 }
 
+// configured reports whether a resource is of the kind that --drain-config has.
+func (r *Resources) configured(cr *v1alpha1.CustomResource) bool {
+	return r.config != nil && schema.FromAPIVersionAndKind(cr.APIVersion, cr.Kind) == r.config.GVK
+}
+
 // forDeletion is where the resource of a record is, or nil if the cluster has not served its kind for a while: then nothing is left of it.
 // The kind may be one that --drain-config had before.
 func (r *Resources) forDeletion(ctx, term context.Context, cr *v1alpha1.CustomResource) (dynamic.ResourceInterface, error) {
 	gvk := schema.FromAPIVersionAndKind(cr.APIVersion, cr.Kind)
-	if gvk == r.config.GVK {
+	if r.configured(cr) {
 		switch d := r.Definition(term); {
 		case d.Ready:
 			return r.of(cr), nil
