@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/health"
@@ -30,6 +31,9 @@ func (q *requests) see(r *http.Request) int {
 		resource = strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis"), "/")
 	}
 	parts := strings.Split(resource, "/")
+	if parts[0] == "namespaces" && len(parts) > 2 {
+		parts = parts[2:]
+	}
 	key := r.Method + " " + parts[0]
 	if r.Method == http.MethodGet && len(parts) == 1 {
 		key = "LIST " + parts[0]
@@ -68,6 +72,43 @@ func TestATurnListsTheEventsOnce(t *testing.T) {
 	}
 	if got["GET api"] > 1 { // for the pods of the node
 		t.Errorf("discovery was asked for a cordon: %v", got)
+	}
+}
+
+// The watch of custom resources shows what their controllers report: nothing is asked of the API until then, and one turn follows.
+func TestTheReportOfABridgeIsNoticedWithoutPolling(t *testing.T) {
+	c := startController(t, "n1")
+	c.send("e1", "n1")
+	uid := c.waits("e1", health.WaitResource).Status.CustomResource.UID
+	q := &requests{count: map[string]int{}}
+	c.faults.set(q.see)
+	c.until("two seconds without a request", func() bool {
+		q.since()
+		time.Sleep(2 * time.Second) // longer than a poll would take
+		return len(q.since()) == 0
+	})
+	made, err := c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "DrainComplete", "status": "True"}}}
+	if _, err := c.objects.UpdateStatus(c.ctx, made, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	c.until("the resource to be gone", func() bool { return c.event("e1").Status.CustomResource.Removed })
+	took := time.Since(began)
+	got := q.since()
+	t.Log(took, got)
+	if e := c.event("e1"); e.Status.CustomResource.Outcome != v1alpha1.ResourceComplete || e.Status.CustomResource.UID != uid {
+		t.Errorf("%+v", e.Status.CustomResource)
+	}
+	// Before it is deleted it is read, once.
+	if got["LIST drainrequests"] > 0 || got["GET drainrequests"] > 1 || got["LIST healthevents"] > 1 {
+		t.Errorf("the report was noticed with %v", got)
+	}
+	if took > 15*time.Second { // without the watch, the event is looked at again after 30 s
+		t.Errorf("noticed after %s", took)
 	}
 }
 
