@@ -508,7 +508,7 @@ func (r *Resources) Delete(ctx, term context.Context, e *v1alpha1.HealthEvent) e
 	case err == nil || isNoObject(err):
 		return nil
 	case apierrors.IsForbidden(err) && !r.configured(cr):
-		return &Wait{WaitForbidden, fmt.Sprintf("The coordinator may not delete %s %s in namespace %s: %v. --drain-config no longer has this kind: restore it there, in `ebb apiserver` or with `ebb manifests --drain-config FILE`, until the resource is deleted.", cr.Kind, cr.Name, cr.Namespace, err)}
+		return &Wait{WaitForbidden, fmt.Sprintf("The coordinator may not delete %s %s in namespace %s: %v. --drain-config no longer has this kind: restore it there until the resource is deleted, and restart `ebb apiserver` with it, or apply what `ebb manifests --drain-config FILE` prints.", cr.Kind, cr.Name, cr.Namespace, err)}
 	case apierrors.IsForbidden(err):
 		return new(forbidden(cr, err))
 	}
