@@ -221,9 +221,12 @@ type CustomResource struct {
 	// attempt is its number; the first is 1.
 	// +kubebuilder:validation:Minimum=1
 	Attempt int64 `json:"attempt"`
-	// createdAt is when it was created.
+	// createdAt is when it was created, by the clock of the API server.
 	// +optional
 	CreatedAt *metav1.MicroTime `json:"createdAt,omitempty"`
+	// statusPending says that the template's status could not be written yet.
+	// +optional
+	StatusPending bool `json:"statusPending,omitempty"`
 	// finishedAt is when its end was noticed.
 	// +optional
 	FinishedAt *metav1.MicroTime `json:"finishedAt,omitempty"`

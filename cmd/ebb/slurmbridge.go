@@ -43,7 +43,7 @@ Run it where scontrol, sinfo and squeue work, with the permission to drain nodes
 	fs.StringVar(&f.rule, "node-rule", "", "PATTERN=REPLACEMENT for the names that the table does not have (default: the names are the same)")
 	fs.StringVar(&f.o.Slurm.Conf, "slurm-conf", "", "slurm.conf of the cluster (default: the one that Slurm's commands use)")
 	fs.StringVar(&f.o.Slurm.Dir, "slurm-bin", "", "directory of Slurm's commands (default: they are looked up in PATH)")
-	fs.DurationVar(&f.o.Poll, "poll", time.Second, "how often the bridge asks Slurm about its nodes")
+	fs.DurationVar(&f.o.Poll, "poll", slurm.DefaultPoll, "how often the bridge asks Slurm about its nodes")
 	fs.BoolVar(&f.install, "install-crd", true, "create the CustomResourceDefinition of the requests if it is missing")
 	return cmd
 }

@@ -220,13 +220,9 @@ func (t *turn) block(ctx context.Context, e *v1alpha1.HealthEvent, wait *Wait) e
 func (t *turn) do(ctx context.Context, s Step) error {
 	switch s.Action {
 	case ActionQuarantine:
-		err := t.writeCordon(ctx, s.Node, s.Before)
-		if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return err
-		}
-		return &Wait{WaitCordon, fmt.Sprintf("Node %s could not be cordoned; trying again: %s. Check admission webhooks and the coordinator's permission to update nodes.", s.Event.Spec.NodeName, bounded(err.Error()))}
+		return cordonRefused(ctx, t.writeCordon(ctx, s.Node, s.Before), WaitCordon, fmt.Sprintf("Node %s could not be cordoned", s.Event.Spec.NodeName))
 	case ActionLift:
-		return t.writeCordon(ctx, s.Node, s.Before)
+		return cordonRefused(ctx, t.writeCordon(ctx, s.Node, s.Before), WaitLift, fmt.Sprintf("The quarantine of node %s could not be lifted", s.Event.Spec.NodeName))
 	case ActionHold:
 		return t.noted(s.Event, kubeclient.WriteFinalizers(ctx, t.client, s.Event))
 	case ActionRelease:
@@ -254,6 +250,10 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		if err := t.createResource(ctx, s.Event); err != nil {
 			return err
 		}
+	case ActionWriteStatus:
+		if err := t.resources.WriteStatus(ctx, s.Event); err != nil {
+			return err
+		}
 	case ActionDeleteCR:
 		if err := t.deleteResource(ctx, s.Event); err != nil {
 			return err
@@ -264,6 +264,14 @@ func (t *turn) do(ctx context.Context, s Step) error {
 		}
 	}
 	return t.noted(s.Event, t.client.Status().Update(ctx, s.Event))
+}
+
+// cordonRefused is a wait if the API refuses a cordon or its end, and otherwise what became of the write.
+func cordonRefused(ctx context.Context, err error, reason, what string) error {
+	if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return err
+	}
+	return &Wait{reason, fmt.Sprintf("%s; trying again: %s. Check admission webhooks and the coordinator's permission to update nodes.", what, bounded(err.Error()))}
 }
 
 // noted takes note of an event if it was written.
@@ -324,7 +332,7 @@ func (t *turn) snapshot(ctx context.Context, e *v1alpha1.HealthEvent) (err error
 
 func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) error {
 	cr := e.Status.CustomResource
-	uid, err := t.resources.Create(ctx, e)
+	made, err := t.resources.Create(ctx, e)
 	if errors.Is(err, errNameTaken) {
 		// What has the name is not ours: the next attempt has another.
 		old := *cr
@@ -338,15 +346,11 @@ func (t *turn) createResource(ctx context.Context, e *v1alpha1.HealthEvent) erro
 		return err
 	}
 	t.at("between-health-" + string(ActionCreateCR))
-	cr.UID, cr.CreatedAt = uid, micro(time.Now())
+	cr.UID, cr.CreatedAt, cr.StatusPending = made.UID, micro(made.At.Time), made.StatusPending
 	return nil
 }
 
 func (t *turn) deleteResource(ctx context.Context, e *v1alpha1.HealthEvent) error {
-	if t.resources == nil {
-		t.Log.Warn("health: a custom resource was not deleted, because --drain-config has no custom drain", "event", e.Name, "resource", e.Status.CustomResource.Name)
-		return nil
-	}
 	err := t.resources.Delete(ctx, t.term, e)
 	t.at("between-health-" + string(ActionDeleteCR))
 	return err

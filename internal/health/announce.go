@@ -49,7 +49,7 @@ func announced(s Step, before *v1alpha1.HealthEvent) *events.Event {
 // waitAnnounced is the Kubernetes Event about a wait that has begun and that a person may have to end, or nil. Many events may wait at the
 // limit: it is announced once for each node.
 func waitAnnounced(before *v1alpha1.HealthEvent, reason, message string) *events.Event {
-	named := slices.Contains([]string{WaitLimit, WaitCordon, WaitNoDrain}, reason) || slices.Contains(waitsForPerson, reason)
+	named := slices.Contains([]string{WaitLimit, WaitCordon, WaitLift, WaitNoDrain}, reason) || slices.Contains(waitsForPerson, reason)
 	if before == nil || reasonOf(before) == reason || !named {
 		return nil
 	}

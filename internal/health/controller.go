@@ -86,22 +86,25 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	wake := make(chan event.GenericEvent, 1)
 	term, end := context.WithCancel(context.Background())
 	c.term = term
-	if c.Config.CustomDrain != nil {
-		changed := func() {
-			select {
-			case wake <- event.GenericEvent{Object: &v1alpha1.HealthEvent{}}:
-			default: // it wakes already
-			}
+	changed := func() {
+		select {
+		case wake <- event.GenericEvent{Object: &v1alpha1.HealthEvent{}}:
+		default: // it wakes already
 		}
-		var err error
-		if c.resources, err = NewResources(mgr.GetConfig(), c.Config.CustomDrain, c.Template, changed, c.Log); err != nil {
-			end()
-			return err
+	}
+	var err error
+	if c.resources, err = NewResources(mgr.GetConfig(), c.Config.CustomDrain, c.Template, changed, c.Log); err != nil {
+		end()
+		return err
+	}
+	c.resources.atStatus = func() {
+		if c.AtStep != nil {
+			c.AtStep("between-health-" + string(ActionWriteStatus))
 		}
 	}
 	stop := manager.RunnableFunc(func(ctx context.Context) error {
 		defer end()
-		if c.resources != nil { // a missing definition shows in the log before the first event
+		if c.Config.CustomDrain != nil { // a missing definition shows in the log before the first event
 			c.resources.Definition(term)
 		}
 		<-ctx.Done()
@@ -207,8 +210,9 @@ func (c *Controller) gather(ctx context.Context, live bool, known []*v1alpha1.He
 		}
 	}
 	w.addCore(core)
-	if c.resources != nil {
+	if c.Config.CustomDrain != nil {
 		c.gatherResources(ctx, &w)
+		w.Server = c.resources.clock.Now()
 		w.Distrusted = c.resources.isDistrusted()
 	}
 	c.gatherWork(ctx, reader, &w)
@@ -378,10 +382,11 @@ func pause(w World, blocked bool) time.Duration {
 		if cr == nil || cr.Outcome != "" && cr.Outcome != v1alpha1.ResourceLost || w.Config.CustomDrain == nil {
 			continue
 		}
-		if !w.Definition.Ready || w.Distrusted {
+		switch {
+		case !w.Definition.Ready || w.Distrusted:
 			sooner(tryAgain)
-		} else if cr.CreatedAt != nil {
-			sooner(cr.CreatedAt.Add(w.Config.CustomDrain.Timeout).Sub(w.Now))
+		case cr.CreatedAt != nil && !w.Server.IsZero():
+			sooner(cr.CreatedAt.Add(w.Config.CustomDrain.Timeout).Sub(w.Server))
 		}
 	}
 	return next

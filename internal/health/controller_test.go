@@ -14,6 +14,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -85,6 +86,7 @@ type controllerTest struct {
 	client client.Client
 	faults *faults
 	api    *testenv.API
+	drains string // the file of --drain-config
 	stop   func()
 }
 
@@ -92,7 +94,7 @@ func startController(t *testing.T, nodes ...string) *controllerTest {
 	t.Helper()
 	api := testenv.StartAPI(t)
 	admin := api.Config(api.Dir.Kubeconfig())
-	c := &controllerTest{resourceTest: newResourceTest(t, api, admin), client: api.Admin(), faults: &faults{}, api: api}
+	c := &controllerTest{resourceTest: newResourceTest(t, api, admin), client: api.Admin(), faults: &faults{}, api: api, drains: "[customDrain]\nenabled = true\nnamespace = \"default\"\n[quarantine]\nmaxShare = \"100%\"\n"}
 	c.install()
 	if err := client.IgnoreAlreadyExists(c.client.Create(c.ctx, &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}})); err != nil {
 		t.Fatal(err)
@@ -113,13 +115,15 @@ func (c *controllerTest) run() {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	config, err := drainconfig.Parse("drain.toml", []byte("[customDrain]\nenabled = true\nnamespace = \"default\"\n[quarantine]\nmaxShare = \"100%\"\n"))
+	config, err := drainconfig.Parse("drain.toml", []byte(c.drains))
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	parsed, err := render.Parse("drain-template.yaml", string(template), config.CustomDrain.GVK, config.CustomDrain.Namespace)
-	if err != nil {
-		c.t.Fatal(err)
+	parsed := (*render.Template)(nil)
+	if custom := config.CustomDrain; custom != nil {
+		if parsed, err = render.Parse("drain-template.yaml", string(template), custom.GVK, custom.Namespace); err != nil {
+			c.t.Fatal(err)
+		}
 	}
 	mgr, err := ctrl.NewManager(c.faults.around(c.api.Config(c.api.Dir.Kubeconfig())), ctrl.Options{
 		Scheme: c.client.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: crconfig.Controller{SkipNameValidation: new(true)},
@@ -320,6 +324,67 @@ func TestWhatCannotBeCreatedIsNamed(t *testing.T) {
 		}
 		c.faults.set(nil)
 		c.waits("e-"+node, health.WaitResource)
+	}
+}
+
+// Its bridge would drain the node for ever.
+func TestAResourceIsDeletedAfterCustomDrainsWereTurnedOff(t *testing.T) {
+	c := startController(t, "n1")
+	c.send("e1", "n1")
+	c.waits("e1", health.WaitResource)
+	c.drains = "[quarantine]\nmaxShare = \"100%\"\n"
+	c.faults.set(func(r *http.Request) int {
+		if isResource(r) {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	c.again()
+	c.waits("e1", health.WaitDisabled)
+	h := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: "h1"}, Spec: v1alpha1.HealthEventSpec{
+		NodeName: "n1", CheckName: "check", IsHealthy: true, GeneratedTimestamp: v1alpha1.NewTimestamp(time.Now().Add(time.Second)),
+	}}
+	if err := c.client.Create(c.ctx, h); err != nil {
+		t.Fatal(err)
+	}
+	e := c.waits("e1", health.WaitForbidden)
+	message := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.HealthEventHandled).Message
+	if e.Status.CustomResource.Removed || !strings.Contains(message, "--drain-config no longer has this kind: restore it there") {
+		t.Errorf("%+v; it says %q", e.Status.CustomResource, message)
+	}
+	c.faults.set(nil)
+	c.waits("e1", health.ReasonResolved)
+	if _, err := c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the resource is left: %v", err)
+	}
+}
+
+// A resource that was created counts, also if its status is refused: its time runs, and Ebb's own Drain begins.
+func TestAResourceWhoseStatusIsRefusedIsRecorded(t *testing.T) {
+	c := startController(t, "n1", "n2")
+	c.join("n1", "n2")
+	c.faults.set(func(r *http.Request) int {
+		if isResource(r) && r.Method == http.MethodPut {
+			return http.StatusInternalServerError
+		}
+		return 0
+	})
+	c.send("e1", "n1")
+	c.waits("e1", health.WaitStatus)
+	made, err := c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cr := c.event("e1").Status.CustomResource
+	if cr.UID != string(made.GetUID()) || cr.CreatedAt == nil || !cr.CreatedAt.Time.Equal(made.GetCreationTimestamp().Time) {
+		t.Errorf("recorded %+v, and the resource was created at %s", cr, made.GetCreationTimestamp())
+	}
+	c.until("Ebb's own Drain", func() bool { d := c.event("e1").Status.Drain; return d != nil && d.UID != "" })
+	c.waits("e1", health.WaitStatus)
+	c.faults.set(nil)
+	c.waits("e1", health.WaitResource)
+	if made, err = c.objects.Get(c.ctx, "drain-n1-e1", metav1.GetOptions{}); err != nil || made.Object["status"] == nil {
+		t.Errorf("it has no status: %v, %v", made, err)
 	}
 }
 

@@ -90,7 +90,7 @@ func (r *round) lift(open []*v1alpha1.HealthEvent, status v1alpha1.QuarantineSta
 	if len(rest) == 0 && made && status == v1alpha1.UnQuarantined {
 		next.Spec.Cordoned = false
 	}
-	r.steps = append(r.steps, Step{Action: ActionLift, Event: open[0], Node: next, Before: r.node})
+	r.steps = append(r.steps, Step{Action: ActionLift, Event: open[0], Others: open[1:], Node: next, Before: r.node})
 	return true
 }
 

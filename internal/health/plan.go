@@ -37,6 +37,8 @@ const (
 	ActionResign Action = "resign"
 	// ActionCreateCR creates the custom resource and records its UID.
 	ActionCreateCR Action = "create-cr"
+	// ActionWriteStatus writes the template's status to a custom resource that was created without it.
+	ActionWriteStatus Action = "write-status"
 	// ActionMarkAlreadyDrained records that the controller of the custom resource has drained the node.
 	ActionMarkAlreadyDrained Action = "mark-already-drained"
 	// ActionDrainFailed records that the custom drain has failed.
@@ -119,6 +121,7 @@ const (
 	WaitLimit       = "QuarantineLimit"
 	WaitProblems    = "TooManyProblems"
 	WaitCordon      = "CordonRefused"
+	WaitLift        = "UncordonRefused"
 	WaitStart       = "Starting"
 	WaitResource    = "CustomResourceInProgress"
 	WaitBusy        = "OtherCustomResource"
@@ -131,6 +134,7 @@ const (
 	WaitNamespace   = "NamespaceMissing"
 	WaitRefused     = "ResourceRefused"
 	WaitUncreated   = "ResourceNotCreated"
+	WaitStatus      = "ResourceStatusNotWritten"
 	WaitTemplate    = "TemplateFailed"
 	WaitPods        = "PodsNotListed"
 	WaitSingle      = "SingleNode"
@@ -155,7 +159,7 @@ const messageUncordoned = "A person uncordoned the node."
 // MaxAttempts is how many custom resources an event may have.
 const MaxAttempts = 5
 
-// keepHandled is for how long an event is kept after it was created, at least.
+// keepHandled is for how long an event is kept after it was created and after the time that its detector gave it, at least.
 const keepHandled = 7 * 24 * time.Hour
 
 // Step is one action.
@@ -168,7 +172,7 @@ type Step struct {
 	Node, Before *v1alpha1.Node
 	// Drain to create, for an action that starts one, or to write, for ActionCancelDrain.
 	Drain *v1alpha1.Drain
-	// Others are the other events for which ActionQuarantine cordons the node.
+	// Others are the other events for which ActionQuarantine cordons the node, or whose quarantine ActionLift ends.
 	Others []*v1alpha1.HealthEvent
 	// Repeats says that another event of the node says the same to people.
 	Repeats bool
@@ -606,8 +610,9 @@ func (r *round) tidy(e *v1alpha1.HealthEvent) {
 	if e.Spec.IsHealthy && slices.ContainsFunc(r.events, isOpen) {
 		return // a problem of the node may have ended with it, and others have not
 	}
-	// A replay of an event that was deleted is older than the retention and has no effect.
-	if e.DeletionTimestamp.IsZero() && r.Now.Sub(e.CreationTimestamp.Time) > max(keepHandled, 2*r.Config.Quarantine.Retention) {
+	// If an event that was deleted is sent again, it must be older than the retention, and have no effect. One whose detector's clock was ahead counts
+	// by that clock then.
+	if e.DeletionTimestamp.IsZero() && r.Now.Sub(latestTime(e)) > max(keepHandled, 2*r.Config.Quarantine.Retention) {
 		r.steps = append(r.steps, Step{Action: ActionPrune, Event: e})
 	}
 }

@@ -122,6 +122,48 @@ func TestHowACustomResourceEnds(t *testing.T) {
 	}
 }
 
+// The next coordinator's clock may be hours off.
+func TestACustomDrainTimesOutByTheClockThatSetWhenItWasCreated(t *testing.T) {
+	for _, off := range []time.Duration{2 * time.Hour, -2 * time.Hour} {
+		s := newStore(3).custom()
+		s.send("e1", nil)
+		s.settle()
+		s.ahead = off
+		s.now = s.now.Add(30 * time.Minute)
+		s.settle()
+		s.is(t, "e1", quarantined, progressing, health.WaitResource)
+		s.now = s.now.Add(30 * time.Minute)
+		s.settle()
+		s.is(t, "e1", quarantined, failed, health.ReasonFailed)
+	}
+}
+
+func TestAStatusThatCannotBeWrittenDelaysNothing(t *testing.T) {
+	s := newStore(3).custom()
+	s.mute = true
+	s.send("e1", nil)
+	want := []health.Action{"hold", "quarantine", "admit", "snapshot", "create-cr", "write-status", "name-drain", "start-drain", "write-status"}
+	if diff := cmp.Diff(want, s.settle()); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	s.is(t, "e1", quarantined, progressing, health.WaitStatus)
+	s.mute = false
+	s.settle()
+	s.is(t, "e1", quarantined, progressing, health.WaitResource)
+	if s.events["e1"].Status.CustomResource.StatusPending {
+		t.Error("the status is still pending")
+	}
+
+	// It fails at its timeout.
+	s = newStore(3).custom()
+	s.mute = true
+	s.send("e1", nil)
+	s.settle()
+	s.now = s.now.Add(time.Hour)
+	s.settle()
+	s.is(t, "e1", quarantined, failed, health.ReasonFailed)
+}
+
 func TestAFailedDrainIsRetriedByNameAndBounded(t *testing.T) {
 	s := newStore(3).custom()
 	s.send("e1", nil)
@@ -699,6 +741,30 @@ func TestATimeInTheFutureCountsAsTheArrival(t *testing.T) {
 		s.send("h1", healthy) // of another clock, and from before the problem by what it says
 		s.settle()
 		s.is(t, "e1", quarantined, progressing, health.WaitQueue)
+	})
+	t.Run("a problem is kept until it would be too old if it were sent again", func(t *testing.T) {
+		const day = 24 * time.Hour
+		s := newStore(3)
+		problem := ahead(8*day, nil)
+		at := v1alpha1.NewTimestamp(s.now)
+		again := func(e *v1alpha1.HealthEvent) { e.Spec.GeneratedTimestamp = at; problem(e) }
+		s.send("e1", again)
+		s.now = s.now.Add(time.Hour)
+		s.send("h1", healthy)
+		s.settle()
+		s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonResolved)
+		s.now = s.now.Add(7 * day)
+		s.settle()
+		s.send("e1", again)
+		s.settle()
+		s.is(t, "e1", v1alpha1.QuarantineCancelled, cancelled, health.ReasonResolved)
+		s.now = s.now.Add(8 * day)
+		if s.settle(); s.events["e1"] != nil {
+			t.Error("it is kept for ever")
+		}
+		s.send("e1", again)
+		s.settle()
+		s.is(t, "e1", "", "", health.ReasonExpired)
 	})
 	t.Run("a problem of the future that waits is too old some time", func(t *testing.T) {
 		s := newStore(3)

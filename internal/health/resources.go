@@ -26,6 +26,7 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/drainconfig"
 	"github.com/ebb-dev/ebb/internal/health/render"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/lease"
 )
 
@@ -44,7 +45,9 @@ type Resources struct {
 	template  *render.Template
 	objects   dynamic.Interface
 	discovery discovery.DiscoveryInterface
+	clock     *kubeclient.ServerClock
 	changed   func() // wakes the controller
+	atStatus  func() // is called between the create and the write of the status
 	log       *slog.Logger
 
 	mu         sync.Mutex
@@ -75,8 +78,11 @@ const (
 	goneAfter = 5 * time.Second
 )
 
-// NewResources makes clients. changed is called when a resource or its definition may have changed.
+// NewResources makes clients. Without a configuration and a template they only delete resources that an earlier configuration made. changed is called when a resource or its definition may have changed.
 func NewResources(cfg *rest.Config, config *drainconfig.CustomDrain, template *render.Template, changed func(), log *slog.Logger) (*Resources, error) {
+	clock := kubeclient.NewServerClock()
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(clock.Watch)
 	objects, err := dynamic.NewForConfig(cfg)
 	if err != nil {
 		return nil, err
@@ -85,7 +91,7 @@ func NewResources(cfg *rest.Config, config *drainconfig.CustomDrain, template *r
 	if err != nil {
 		return nil, err
 	}
-	return &Resources{config: config, template: template, objects: objects, discovery: lookup, changed: changed, log: log,
+	return &Resources{config: config, template: template, objects: objects, discovery: lookup, clock: clock, changed: changed, atStatus: func() {}, log: log,
 		missing: map[schema.GroupVersionKind]time.Time{}, unread: map[string]unread{}}, nil
 }
 
@@ -337,22 +343,26 @@ func (r *Resources) stale() bool {
 	return r.informer != nil && r.distrusted != nil && *r.distrusted == r.informer.LastSyncResourceVersion()
 }
 
-// Create creates the resource of an event, or finds the one that was created for it before, and returns its UID.
-func (r *Resources) Create(ctx context.Context, e *v1alpha1.HealthEvent) (string, error) {
+// CreatedResource is a resource that exists.
+type CreatedResource struct {
+	// UID of the resource.
+	UID string
+	// At is when it was created, by the API server's clock.
+	At metav1.Time
+	// StatusPending says that the template's status could not be written yet.
+	StatusPending bool
+}
+
+// Create creates the resource of an event, or finds the one that was created for it before. Once it exists it counts, also if its status cannot be
+// written.
+func (r *Resources) Create(ctx context.Context, e *v1alpha1.HealthEvent) (CreatedResource, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	cr := e.Status.CustomResource
-	object, err := r.template.Render(render.NewData(e, e.Status.Pods))
+	object, status, err := r.render(e)
 	if err != nil {
-		return "", &Wait{WaitTemplate, fmt.Sprintf("%v. Correct the template and restart the nodes.", err)}
+		return CreatedResource{}, err
 	}
-	status := object.Object["status"]
-	r.mu.Lock()
-	if r.status {
-		delete(object.Object, "status")
-	}
-	second := r.status && status != nil
-	r.mu.Unlock()
 	object.SetName(cr.Name)
 	object.SetNamespace(cr.Namespace)
 	annotations := object.GetAnnotations()
@@ -366,14 +376,55 @@ func (r *Resources) Create(ctx context.Context, e *v1alpha1.HealthEvent) (string
 		created, err = r.adopt(ctx, e)
 	}
 	if err != nil {
-		return "", r.explain(err, cr)
+		return CreatedResource{}, r.explain(err, cr)
 	}
-	if second && created.Object["status"] == nil {
-		if err := r.writeStatus(ctx, cr, created, status); err != nil {
-			return "", err
-		}
+	made := CreatedResource{UID: string(created.GetUID()), At: created.GetCreationTimestamp()}
+	if status == nil || created.Object["status"] != nil {
+		return made, nil
 	}
-	return string(created.GetUID()), nil
+	r.atStatus()
+	if err := r.writeStatus(ctx, cr, created, status); err != nil {
+		made.StatusPending = true
+		r.log.Warn("custom drains: could not write the template's status; trying again", "resource", cr.Name, "error", err)
+	}
+	return made, nil
+}
+
+// render renders the resource of an event, and the status that is written separately: nil if there is none, or if it is part of the resource.
+func (r *Resources) render(e *v1alpha1.HealthEvent) (object *unstructured.Unstructured, status any, err error) {
+	object, err = r.template.Render(render.NewData(e, e.Status.Pods))
+	if err != nil {
+		return nil, nil, &Wait{WaitTemplate, fmt.Sprintf("%v. Correct the template and restart the nodes.", err)}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status {
+		status = object.Object["status"]
+		delete(object.Object, "status")
+	}
+	return object, status, nil
+}
+
+// WriteStatus writes the template's status to the resource of an event that was created without it, unless its controller has written one.
+func (r *Resources) WriteStatus(ctx context.Context, e *v1alpha1.HealthEvent) error {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	cr := e.Status.CustomResource
+	_, status, err := r.render(e)
+	if err != nil || status == nil {
+		return err
+	}
+	found, err := r.of(cr).Get(ctx, cr.Name, metav1.GetOptions{})
+	switch {
+	case isNoObject(err), err == nil && (string(found.GetUID()) != cr.UID || found.Object["status"] != nil):
+		return nil
+	case err == nil:
+		err = r.writeStatus(ctx, cr, found, status)
+	}
+	if err != nil {
+		return &Wait{WaitStatus, fmt.Sprintf("%s %s has been created without the template's status, which could not be written: %s. Trying again; check the webhooks of this kind.", cr.Kind, cr.Name, bounded(err.Error()))}
+	}
+	return nil
 }
 
 // adopt finds a resource that was created before its UID could be recorded.
@@ -390,7 +441,7 @@ func (r *Resources) adopt(ctx context.Context, e *v1alpha1.HealthEvent) (*unstru
 	return found, nil
 }
 
-// writeStatus writes the template's status with the version of the create. A conflict means that the controller of the resource spoke
+// writeStatus writes the template's status with the version that was read. A conflict means that the controller of the resource spoke
 // first: its word counts.
 func (r *Resources) writeStatus(ctx context.Context, cr *v1alpha1.CustomResource, created *unstructured.Unstructured, status any) error {
 	created = created.DeepCopy()
@@ -403,7 +454,7 @@ func (r *Resources) writeStatus(ctx context.Context, cr *v1alpha1.CustomResource
 		r.log.Warn("custom drains: the template's status was refused; the resource has none", "resource", cr.Name, "error", err)
 		return nil
 	}
-	return fmt.Errorf("write the status of %s %s: %w", cr.Kind, cr.Name, err)
+	return err
 }
 
 // explain turns the refusals that a person has to do something about into waits.
@@ -456,17 +507,24 @@ func (r *Resources) Delete(ctx, term context.Context, e *v1alpha1.HealthEvent) e
 	switch {
 	case err == nil || isNoObject(err):
 		return nil
+	case apierrors.IsForbidden(err) && !r.configured(cr):
+		return &Wait{WaitForbidden, fmt.Sprintf("The coordinator may not delete %s %s in namespace %s: %v. --drain-config no longer has this kind: restore it there until the resource is deleted, and restart `ebb apiserver` with it, or apply what `ebb manifests --drain-config FILE` prints.", cr.Kind, cr.Name, cr.Namespace, err)}
 	case apierrors.IsForbidden(err):
 		return new(forbidden(cr, err))
 	}
 	return &Wait{WaitUndeleted, fmt.Sprintf("Could not delete %s %s: %v. Trying again.", cr.Kind, cr.Name, err)}
 }
 
+// configured reports whether a resource is of the kind that --drain-config has.
+func (r *Resources) configured(cr *v1alpha1.CustomResource) bool {
+	return r.config != nil && schema.FromAPIVersionAndKind(cr.APIVersion, cr.Kind) == r.config.GVK
+}
+
 // forDeletion is where the resource of a record is, or nil if the cluster has not served its kind for a while: then nothing is left of it.
 // The kind may be one that --drain-config had before.
 func (r *Resources) forDeletion(ctx, term context.Context, cr *v1alpha1.CustomResource) (dynamic.ResourceInterface, error) {
 	gvk := schema.FromAPIVersionAndKind(cr.APIVersion, cr.Kind)
-	if gvk == r.config.GVK {
+	if r.configured(cr) {
 		switch d := r.Definition(term); {
 		case d.Ready:
 			return r.of(cr), nil

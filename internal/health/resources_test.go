@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -127,12 +128,13 @@ func TestResourcesOnARealAPI(t *testing.T) {
 	r.install()
 
 	// Created, with the template's status by a second write.
-	uid, err := r.Create(r.ctx, resourceEvent(""))
-	if err != nil {
-		t.Fatal(err)
+	created, err := r.Create(r.ctx, resourceEvent(""))
+	uid := created.UID
+	if err != nil || created.StatusPending {
+		t.Fatalf("%+v, %v", created, err)
 	}
 	made, err := r.objects.Get(r.ctx, "drain-n1-e1", metav1.GetOptions{})
-	if err != nil || string(made.GetUID()) != uid || made.GetAnnotations()[v1alpha1.HealthEventAnnotation] != "u1" || made.GetAnnotations()[v1alpha1.AttemptAnnotation] != "1" {
+	if err != nil || string(made.GetUID()) != uid || made.GetAnnotations()[v1alpha1.HealthEventAnnotation] != "u1" || made.GetAnnotations()[v1alpha1.AttemptAnnotation] != "1" || !created.At.Equal(new(made.GetCreationTimestamp())) {
 		t.Fatalf("%v, %v", made, err)
 	}
 	conditions, _, _ := unstructured.NestedSlice(made.Object, "status", "conditions")
@@ -153,8 +155,8 @@ func TestResourcesOnARealAPI(t *testing.T) {
 		seen, wait := r.Get(r.ctx, resourceEvent(uid).Status.CustomResource)
 		return wait == nil && seen != nil && seen.GetResourceVersion() == made.GetResourceVersion()
 	})
-	if again, err := r.Create(r.ctx, resourceEvent("")); err != nil || again != uid {
-		t.Errorf("found again: %s, %v; want %s", again, err, uid)
+	if again, err := r.Create(r.ctx, resourceEvent("")); err != nil || again != created {
+		t.Errorf("found again: %+v, %v; want %+v", again, err, created)
 	}
 	if now, err := r.objects.Get(r.ctx, "drain-n1-e1", metav1.GetOptions{}); err != nil || now.GetResourceVersion() != made.GetResourceVersion() {
 		t.Errorf("it was written again: %v, %v", now, err)
@@ -222,6 +224,99 @@ func TestResourcesOnARealAPI(t *testing.T) {
 		d := r.Definition(r.ctx)
 		return !d.Ready && d.Gone && d.Reason == health.WaitDefinition
 	})
+}
+
+// What the controller of a resource reports between the create and the write of the template's status counts.
+func TestAControllerThatIsFasterThanTheStatusKeepsItsReport(t *testing.T) {
+	api := testenv.StartAPI(t)
+	f := &faults{}
+	r := newResourceTest(t, api, f.around(api.Config(api.Dir.Kubeconfig())))
+	r.install()
+	said, writes := []any{map[string]any{"type": "DrainInProgress", "status": "True"}}, 0
+	f.set(func(request *http.Request) int {
+		if request.Method != http.MethodPut || !strings.HasSuffix(request.URL.Path, "/drain-n1-e1/status") {
+			return 0
+		}
+		writes++
+		made, err := r.objects.Get(r.ctx, "drain-n1-e1", metav1.GetOptions{})
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		made.Object["status"] = map[string]any{"conditions": said}
+		if _, err := r.objects.UpdateStatus(r.ctx, made, metav1.UpdateOptions{}); err != nil {
+			t.Error(err)
+		}
+		return 0
+	})
+	created, err := r.Create(r.ctx, resourceEvent(""))
+	if err != nil || created.UID == "" || created.StatusPending || writes != 1 {
+		t.Errorf("%+v, %v after %d writes of the status", created, err, writes)
+	}
+	made, err := r.objects.Get(r.ctx, "drain-n1-e1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _, _ := unstructured.NestedSlice(made.Object, "status", "conditions"); !cmp.Equal(got, said) {
+		t.Errorf("its controller reported %v, and the status has %v", said, got)
+	}
+}
+
+// Nor does a later attempt to write it.
+func TestAStatusThatWasRefusedIsWrittenLaterUnlessTheControllerReported(t *testing.T) {
+	api := testenv.StartAPI(t)
+	f := &faults{}
+	r := newResourceTest(t, api, f.around(api.Config(api.Dir.Kubeconfig())))
+	r.install()
+	refuse := func(request *http.Request) int {
+		if isResource(request) && request.Method == http.MethodPut {
+			return http.StatusInternalServerError
+		}
+		return 0
+	}
+	reason := func(name string) any {
+		t.Helper()
+		made, err := r.objects.Get(r.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, _, _ := unstructured.NestedSlice(made.Object, "status", "conditions")
+		if len(list) != 1 {
+			return nil
+		}
+		return list[0].(map[string]any)["reason"]
+	}
+	for _, want := range []string{"Pending", "Busy"} {
+		f.set(refuse)
+		e := resourceEvent("")
+		e.Status.CustomResource.Name = "drain-" + strings.ToLower(want)
+		created, err := r.Create(r.ctx, e)
+		if err != nil || created.UID == "" || created.At.IsZero() || !created.StatusPending {
+			t.Fatalf("%+v, %v", created, err)
+		}
+		e.Status.CustomResource.UID = created.UID
+		wait := (*health.Wait)(nil)
+		if err := r.WriteStatus(r.ctx, e); !errors.As(err, &wait) || wait.Reason != health.WaitStatus {
+			t.Errorf("while it is refused: %v", err)
+		}
+		if want == "Busy" {
+			made, err := r.objects.Get(r.ctx, e.Status.CustomResource.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			made.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "DrainInProgress", "status": "True", "reason": want}}}
+			if _, err := r.objects.UpdateStatus(r.ctx, made, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.set(nil)
+		if err := r.WriteStatus(r.ctx, e); err != nil {
+			t.Error(err)
+		}
+		if got := reason(e.Status.CustomResource.Name); got != want {
+			t.Errorf("the status has %v, want %s", got, want)
+		}
+	}
 }
 
 func TestACoordinatorWithoutTheRightIsBlocked(t *testing.T) {

@@ -139,7 +139,8 @@ func (p *play) happen() {
 			}
 		}
 	case 13:
-		p.noPods = p.chance(0.3)
+		p.noPods, p.mute = p.chance(0.3), p.chance(0.3)
+		p.ahead = time.Duration(p.random.IntN(7200)-3600) * time.Second // another coordinator
 	case 14: // work is left on nodes that do not run
 		clear(p.store.work)
 		for name := range p.dead {
@@ -376,7 +377,7 @@ func (p *play) judgeFinish(e *v1alpha1.HealthEvent, wrong broken) {
 
 // finish ends all faults, reports every check healthy, and lets everything come to rest.
 func (p *play) finish(bound *simtest.Play) {
-	p.calm, p.noPods, p.definition = true, false, health.Definition{Ready: true, Namespaced: true}
+	p.calm, p.noPods, p.mute, p.ahead, p.definition = true, false, false, 0, health.Definition{Ready: true, Namespaced: true}
 	clear(p.unread)
 	clear(p.store.work)
 	p.now = p.now.Add(time.Hour)
@@ -434,7 +435,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 		if verdict := r.Verdict(); verdict != "" {
 			t.Fatalf("seed %d: %s", seed, verdict)
 		}
-		for _, what := range []string{"crashes", "create-cr", "lift", "retry", "manual", "resign", "cancel-drain", "finish", "close", "end-cr"} {
+		for _, what := range []string{"crashes", "create-cr", "lift", "retry", "manual", "resign", "cancel-drain", "finish", "close", "end-cr", "write-status"} {
 			counts[what] += r.Counted(what)
 		}
 	}

@@ -29,7 +29,8 @@ var begin = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
 // store keeps the objects of a planner's world, and does what its steps say. Others (persons, the drain controller, the controller of
 // custom resources) change it through methods.
 type store struct {
-	now        time.Time
+	now        time.Time     // of the API server
+	ahead      time.Duration // the coordinator's clock shows that much more
 	leader     string
 	nodes      map[string]*v1alpha1.Node
 	dead       map[string]bool // nodes without a lease
@@ -45,6 +46,7 @@ type store struct {
 	unread map[string]health.Wait // resources that cannot be read, by name
 	work   map[string]string      // what is left on nodes that do not run
 	noPods bool                   // pods cannot be listed
+	mute   bool                   // the status of resources cannot be written
 	kube   bool                   // nodes are core Nodes, and Drains move their pods unless there is a custom drain
 	core   map[string]bool        // nodes that are core Nodes only
 	// coreGone are the nodes whose core Node was deleted under a process that runs.
@@ -101,7 +103,7 @@ func (s *store) touch(o client.Object) {
 // world is what the planner sees.
 func (s *store) world() health.World {
 	w := health.World{
-		Now: s.now, Leader: s.leader, Fleet: fleet.New(), Config: s.config, Rules: s.rules, Definition: s.definition, Resources: map[string]*unstructured.Unstructured{},
+		Now: s.now.Add(s.ahead), Server: s.now, Leader: s.leader, Fleet: fleet.New(), Config: s.config, Rules: s.rules, Definition: s.definition, Resources: map[string]*unstructured.Unstructured{},
 		Unread: map[string]health.Wait{}, Work: maps.Clone(s.work),
 	}
 	w.Pods, w.Core, w.CoreOnly = s.kube && s.config.CustomDrain == nil, map[string]bool{}, maps.Clone(s.core)
@@ -221,7 +223,12 @@ func (s *store) takeForEvent(step health.Step) bool {
 		if s.crash("between-create-cr") {
 			return false
 		}
-		next.Status.CustomResource.UID, next.Status.CustomResource.CreatedAt = string(r.GetUID()), &metav1.MicroTime{Time: s.now}
+		cr := next.Status.CustomResource
+		cr.UID, cr.CreatedAt, cr.StatusPending = string(r.GetUID()), &metav1.MicroTime{Time: s.now}, s.mute
+	case health.ActionWriteStatus:
+		if s.mute {
+			return s.block(old, health.Wait{Reason: health.WaitStatus, Message: "500"})
+		}
 	case health.ActionDeleteCR:
 		if !s.definition.Ready && !s.definition.Gone {
 			return s.block(old, health.Wait{Reason: s.definition.Reason, Message: s.definition.Message})

@@ -128,6 +128,11 @@ func (r *round) progress(open []*v1alpha1.HealthEvent) {
 		}
 		r.followJoined(e)
 	}
+	for _, e := range open {
+		if !r.busy(e) && reasonOf(e) == WaitLift {
+			r.stay(e)
+		}
+	}
 	if leader == nil || r.busy(leader) {
 		return
 	}
@@ -136,6 +141,21 @@ func (r *round) progress(open []*v1alpha1.HealthEvent) {
 		r.advance(leader)
 	case v1alpha1.EvictionFailed:
 		r.retry(leader)
+	}
+}
+
+// stay lets an event whose quarantine could not be lifted say again how its drain ended: another problem keeps the node in quarantine now.
+func (r *round) stay(e *v1alpha1.HealthEvent) {
+	s := e.Status.UserPodsEvictionStatus
+	if s == nil {
+		return
+	}
+	reasons := map[v1alpha1.EvictionState]string{
+		v1alpha1.EvictionNotStarted: ReasonNoDrain, v1alpha1.EvictionSucceeded: ReasonDrained, v1alpha1.AlreadyDrained: ReasonDrained,
+		v1alpha1.EvictionFailed: ReasonFailed, v1alpha1.EvictionCancelled: ReasonCancelled,
+	}
+	if reason := reasons[s.Status]; reason != "" { // what is in progress says what it waits for
+		r.write(ActionWait, e, func(e *v1alpha1.HealthEvent) { r.finish(e, reason, s.Message) })
 	}
 }
 
@@ -157,7 +177,7 @@ func (r *round) followJoined(e *v1alpha1.HealthEvent) {
 }
 
 // waitsForPerson are the reasons why a step of the custom track was not possible.
-var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitUncreated, WaitTemplate, WaitPods}
+var waitsForPerson = []string{WaitDefinition, WaitLookup, WaitUnreadable, WaitUndeleted, WaitForbidden, WaitNamespace, WaitRefused, WaitUncreated, WaitStatus, WaitTemplate, WaitPods}
 
 // advance takes the next step of a drain that runs.
 func (r *round) advance(e *v1alpha1.HealthEvent) {
@@ -332,8 +352,12 @@ func (r *round) create(e *v1alpha1.HealthEvent) track {
 		if !r.Definition.Namespaced {
 			e.Status.CustomResource.Namespace = ""
 		}
-		r.waitIn(e, WaitResource, fmt.Sprintf("Waiting for the controller of %s %s.", e.Status.CustomResource.Kind, e.Status.CustomResource.Name))
+		r.waitForController(e)
 	})
+}
+
+func (r *round) waitForController(e *v1alpha1.HealthEvent) {
+	r.waitIn(e, WaitResource, fmt.Sprintf("Waiting for the controller of %s %s.", e.Status.CustomResource.Kind, e.Status.CustomResource.Name))
 }
 
 // watch looks how far the controller of the resource is.
@@ -364,12 +388,23 @@ func (r *round) watch(e *v1alpha1.HealthEvent, c *drainconfig.CustomDrain) track
 		return stepOf(ActionMarkAlreadyDrained, e, func(e *v1alpha1.HealthEvent) { r.endResource(e, outcome, message) })
 	case outcome != "":
 		return stepOf(ActionDrainFailed, e, func(e *v1alpha1.HealthEvent) { r.endResource(e, outcome, message) })
-	case cr.CreatedAt != nil && r.Now.Sub(cr.CreatedAt.Time) >= c.Timeout:
+	case r.timedOut(cr, c):
 		return stepOf(ActionDrainFailed, e, func(e *v1alpha1.HealthEvent) {
 			r.endResource(e, v1alpha1.ResourceTimedOut, fmt.Sprintf("It was not complete after %s.", c.Timeout))
 		})
 	}
+	if cr.StatusPending {
+		return stepOf(ActionWriteStatus, e, func(e *v1alpha1.HealthEvent) {
+			e.Status.CustomResource.StatusPending = false
+			r.waitForController(e)
+		})
+	}
 	return track{reason: WaitResource, message: fmt.Sprintf("Waiting for the controller of %s %s%s. It has %s; if nothing happens, check its log.", cr.Kind, cr.Name, conditionOf(object, c), c.Timeout)}
+}
+
+// timedOut reports whether a custom resource has had its time.
+func (r *round) timedOut(cr *v1alpha1.CustomResource, c *drainconfig.CustomDrain) bool {
+	return cr.CreatedAt != nil && !r.Server.IsZero() && r.Server.Sub(cr.CreatedAt.Time) >= c.Timeout
 }
 
 // Judge returns how a custom resource ended, or nothing while it has not.

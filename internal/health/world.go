@@ -35,6 +35,9 @@ import (
 type World struct {
 	// Now is the coordinator's wall clock.
 	Now time.Time
+	// Server is what the API server's clock shows at least; zero if that is unknown. Custom resources time out by that clock, which set when they
+	// were created: the coordinators of two terms may have different ones.
+	Server time.Time
 	// Leader is the node that decides.
 	Leader string
 	// Fleet has the nodes, their leases and the slot.
@@ -146,6 +149,14 @@ func TimeOf(e *v1alpha1.HealthEvent) time.Time {
 // ahead reports whether an event has a time that does not count. It would count as a later one if it were sent again.
 func ahead(e *v1alpha1.HealthEvent) bool {
 	return e.Spec.GeneratedTimestamp != nil && TimeOf(e).Before(e.Spec.GeneratedTimestamp.Time)
+}
+
+// latestTime is the latest time that an event could count by if it were sent again.
+func latestTime(e *v1alpha1.HealthEvent) time.Time {
+	if ahead(e) {
+		return e.Spec.GeneratedTimestamp.Time
+	}
+	return e.CreationTimestamp.Time
 }
 
 // later reports whether an event happened after another. Of two with the same time from a detector whose clock is ahead it says which was first.

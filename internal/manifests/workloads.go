@@ -21,6 +21,7 @@ const (
 	// user that nodes and the signer run as.
 	user = 65532
 
+	command    = "/ebb" // of the image
 	dataDir    = "/var/lib/ebb"
 	drainDir   = "/etc/ebb-drain" // of the file of --drain-config
 	portPeers  = 7600
@@ -59,17 +60,31 @@ func mountDrainConfig(spec *corev1.PodSpec, c *drainconfig.CustomDrain) {
 	}
 }
 
+// reserved are the paths in the pods of the nodes that a mount must neither hide nor be in: what Ebb needs there, and what the container runtime
+// mounts.
+var reserved = []string{command, dataDir, drainDir, "/dev", "/proc", "/sys", "/run/secrets", "/var/run/secrets", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
+
 // CheckTemplate refuses a custom drain whose template cannot be mounted where the file says.
 func CheckTemplate(c *drainconfig.CustomDrain) error {
 	dir, name := filepath.Dir(c.TemplatePath), filepath.Base(c.TemplatePath)
-	inside := func(of string) bool { return dir == of || strings.HasPrefix(dir, of+"/") }
-	if !filepath.IsAbs(dir) || dir == "/" || strings.Contains(dir, ":") || inside(dataDir) || inside(drainDir) {
-		return fmt.Errorf("customDrain.templateMountPath: %q cannot be mounted in the pods of the nodes: use an absolute path outside of %s and %s, such as /etc/drain-templates", dir, dataDir, drainDir)
+	const instead = "use another absolute path, such as /etc/drain-templates"
+	if !filepath.IsAbs(dir) || strings.Contains(dir, ":") {
+		return fmt.Errorf("customDrain.templateMountPath: %q cannot be mounted in the pods of the nodes: %s", dir, instead)
+	}
+	for _, path := range reserved {
+		if inside(dir, path) || inside(path, dir) {
+			return fmt.Errorf("customDrain.templateMountPath: %q cannot be mounted in the pods of the nodes, which have %s: %s", dir, path, instead)
+		}
 	}
 	if wrong := names.IsConfigMapKey(name); len(wrong) > 0 {
 		return fmt.Errorf("customDrain.templateFileName: %q cannot be a key of a ConfigMap: %s", name, strings.Join(wrong, "; "))
 	}
 	return nil
+}
+
+// inside reports whether a clean absolute path is a directory or below it.
+func inside(path, dir string) bool {
+	return dir == "/" || path == dir || strings.HasPrefix(path, dir+"/")
 }
 
 func selector(component string) map[string]string {
@@ -116,7 +131,7 @@ func probe(path string, port int, scheme corev1.URIScheme) *corev1.Probe {
 func daemonSet(o Options) runtime.Object {
 	data := corev1.VolumeMount{Name: "data", MountPath: dataDir}
 	node := corev1.Container{
-		Name: DaemonSet, Image: o.Image, Command: []string{"/ebb"},
+		Name: DaemonSet, Image: o.Image, Command: []string{command},
 		Args: []string{
 			"node", "--kubernetes", "--name=$(NODE_NAME)", "--data-dir=$(EBB_DATA_DIR)",
 			// In brackets, since the address may be one of IPv6.
@@ -134,7 +149,7 @@ func daemonSet(o Options) runtime.Object {
 		SecurityContext: confined(), VolumeMounts: []corev1.VolumeMount{data},
 	}
 	prepare := corev1.Container{
-		Name: "prepare", Image: o.Image, Command: []string{"/ebb"}, Args: []string{"prepare", "--data-dir=" + dataDir, "--uid=65532"},
+		Name: "prepare", Image: o.Image, Command: []string{command}, Args: []string{"prepare", "--data-dir=" + dataDir, "--uid=65532"},
 		Resources: resources("10m", "64Mi", "128Mi"), VolumeMounts: []corev1.VolumeMount{data},
 		SecurityContext: &corev1.SecurityContext{
 			RunAsUser: new(int64(0)), AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
@@ -173,7 +188,7 @@ func signerDeployment(o Options) runtime.Object {
 			Template: corev1.PodTemplateSpec{ObjectMeta: podMeta(o, "signer"), Spec: corev1.PodSpec{
 				ServiceAccountName: SignerAccount, PriorityClassName: "system-cluster-critical",
 				Containers: []corev1.Container{{
-					Name: "signer", Image: o.Image, Command: []string{"/ebb"}, Args: []string{"signer", "--health-listen=[$(POD_IP)]:7602"},
+					Name: "signer", Image: o.Image, Command: []string{command}, Args: []string{"signer", "--health-listen=[$(POD_IP)]:7602"},
 					Env:   []corev1.EnvVar{field("POD_IP", "status.podIP")},
 					Ports: []corev1.ContainerPort{{Name: "health", ContainerPort: portSigner}}, LivenessProbe: probe("/healthz", portSigner, corev1.URISchemeHTTP),
 					Resources: resources("10m", "64Mi", "256Mi"), SecurityContext: confined(),

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ebb-dev/ebb/internal/deployment"
+	"github.com/ebb-dev/ebb/internal/drainconfig"
 )
 
 // What docs/kubernetes.md promises about the DaemonSet.
@@ -54,6 +55,27 @@ func TestTheDaemonSetHasNoMoreThanItNeeds(t *testing.T) {
 	for name, want := range map[string]string{deployment.EnvClaimPolicy: "none", deployment.EnvTrusted: "^$"} {
 		if at := slices.IndexFunc(node.Env, func(e corev1.EnvVar) bool { return e.Name == name }); at < 0 || node.Env[at].Value != want {
 			t.Errorf("programs are not off: %s in %v", name, node.Env)
+		}
+	}
+}
+
+// A mount hides what is below it, and cannot be made in a directory that another mount does not let it make.
+func TestATemplateIsNotMountedOverWhatANodeNeeds(t *testing.T) {
+	check := func(path string) error {
+		return CheckTemplate(&drainconfig.CustomDrain{TemplatePath: path + "/drain-template.yaml"})
+	}
+	for _, path := range []string{
+		"", "etc/drain-templates", "/etc:drains", "/", "//", "/etc", "/etc/", "/etc/drain-templates/..", "/var", "/var/lib", "/var/lib/ebb", "/var/lib/ebb/templates",
+		"/etc/ebb-drain", "/etc/ebb-drain/templates", "/ebb", "/ebb/templates", "/proc", "/proc/self", "/dev", "/dev/shm", "/sys", "/sys/fs",
+		"/run", "/run/secrets", "/var/run", "/var/run/secrets/kubernetes.io/serviceaccount", "/etc/hosts", "/etc/resolv.conf",
+	} {
+		if err := check(path); err == nil {
+			t.Errorf("a template may be mounted at %q", path)
+		}
+	}
+	for _, path := range []string{"/etc/drain-templates", "/templates", "/ebb-templates", "/var/lib/ebb-drain", "/etc/ebb-drain-templates", "/device", "/opt/ebb"} {
+		if err := check(path); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -57,7 +57,7 @@ type Controller struct {
 	term    context.Context // ends with the term
 	places  chan struct{}   // one for each request that may be under way
 	turns   *turns
-	clock   *serverClock
+	clock   *kubeclient.ServerClock
 	running sync.WaitGroup
 
 	mu      sync.Mutex
@@ -75,8 +75,8 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	// Core types speak protobuf. The limit is this client's own, so that evictions delay nothing else.
 	cfg.ContentType, cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	cfg.QPS, cfg.Burst = float32(c.Limits.PerSecond), c.Limits.PerSecond
-	c.clock = newServerClock()
-	cfg.Wrap(c.clock.watch)
+	c.clock = kubeclient.NewServerClock()
+	cfg.Wrap(c.clock.Watch)
 	var err error
 	if c.kube, err = kubernetes.NewForConfig(cfg); err != nil {
 		return fmt.Errorf("client of evictions: %w", err)

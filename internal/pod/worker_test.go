@@ -48,7 +48,7 @@ func newController(d *v1alpha1.Drain) *Controller {
 		WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, settings, d).Build()
 	return &Controller{
 		CheckTerm: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler),
-		client: api, cached: api, live: api, turns: newTurns(1), clock: newServerClock(),
+		client: api, cached: api, live: api, turns: newTurns(1), clock: kubeclient.NewServerClock(),
 	}
 }
 
@@ -204,7 +204,7 @@ func TestACancelledDrainEndsByTheClockByWhichItBegan(t *testing.T) {
 	d.Finalizers = []string{v1alpha1.DrainFinalizer}
 	d.Spec.Cancelled, d.Status.Phase, d.Status.Scope, d.Status.StartedAt = true, v1alpha1.DrainDraining, v1alpha1.ScopePods, &began
 	c := newController(d)
-	c.clock.see(server, time.Now())
+	c.clock.See(server, time.Now())
 	if next := newNodeWorker(c, read(t, c)).look(t.Context()); next.Err != nil {
 		t.Fatal(next.Err)
 	}
@@ -591,7 +591,7 @@ func (c *Controller) serve(t *testing.T, answer http.HandlerFunc) *atomic.Int64 
 	t.Cleanup(server.Close)
 	var err error
 	cfg := &rest.Config{Host: server.URL}
-	cfg.Wrap(c.clock.watch)
+	cfg.Wrap(c.clock.Watch)
 	if c.kube, err = kubernetes.NewForConfig(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -702,7 +702,7 @@ func TestADrainOfPodsAloneThatCannotBeginFailsAtItsDeadline(t *testing.T) {
 				d.CreationTimestamp, d.Spec.Deadline = metav1.NewTime(server), &metav1.Duration{Duration: time.Minute}
 				api := newController(d)
 				releaseSlot(t, api)
-				api.clock.see(server, time.Now())
+				api.clock.See(server, time.Now())
 				api.kube = fakekube.NewClientset()
 				c.waits(ctx, api)
 				api.term, api.budgets = ctx, &budgetWatch{kube: fakekube.NewClientset(), changed: func(string) {}}

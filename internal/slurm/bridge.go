@@ -32,6 +32,9 @@ import (
 // Finalizer keeps a request until its node is resumed, if that is needed.
 const Finalizer = "slurm.ebb.dev/drain"
 
+// DefaultPoll is how often a bridge asks Slurm about its nodes.
+const DefaultPoll = time.Second
+
 // coreEvery is how often it is looked whether core Nodes on which Ebb does not run are in service again.
 const coreEvery = 15 * time.Second
 
@@ -62,6 +65,8 @@ type Bridge struct {
 	ebb      client.Client
 	said     map[string]string // the last problem of each request that was logged
 	coreRead time.Time         // when core Nodes were read
+
+	names []string // of all nodes in Ebb and in requests, once they are needed in a look
 
 	active map[string]bool // nodes of requests that have not ended and are not deleted, as of the last look
 	// nodes of Slurm, or why they could not be read, as of the last look.
@@ -155,6 +160,7 @@ func (b *Bridge) Look(ctx context.Context) error {
 		return err
 	}
 	b.readNodes(ctx)
+	b.names = nil
 	wanted := map[string]bool{} // nodes of requests
 	clear(b.active)
 	for i := range list.Items {
@@ -182,6 +188,20 @@ func (b *Bridge) Look(ctx context.Context) error {
 // readNodes asks Slurm about all nodes with one command.
 func (b *Bridge) readNodes(ctx context.Context) { b.nodes, b.nodeErr = b.Slurm.Nodes(ctx) }
 
+// reread asks Slurm about one node.
+func (b *Bridge) reread(ctx context.Context, name string) (Node, error) {
+	n, err := b.Slurm.Node(ctx, name)
+	switch {
+	case errors.Is(err, ErrUnknownNode):
+		delete(b.nodes, name)
+	case err != nil:
+		b.nodeErr = err // the next look asks about all of them
+	default:
+		b.nodes[name] = n
+	}
+	return n, err
+}
+
 // node is what Slurm said of a node.
 func (b *Bridge) node(name string) (Node, error) {
 	if b.nodeErr != nil {
@@ -197,8 +217,10 @@ func (b *Bridge) node(name string) (Node, error) {
 // advance takes steps about a request until it waits for something.
 func (b *Bridge) advance(ctx context.Context, key string, r *unstructured.Unstructured) error {
 	for range 5 {
-		seen := b.see(ctx, key, r)
-		step := Next(seen)
+		step, err := b.decide(ctx, key, r)
+		if err != nil {
+			return err
+		}
 		again, err := b.take(ctx, key, r, step)
 		if err != nil || !again {
 			return err
@@ -211,6 +233,94 @@ func (b *Bridge) advance(ctx context.Context, key string, r *unstructured.Unstru
 		}
 	}
 	return nil
+}
+
+// decide decides about a request. Somebody may change a node in Slurm at any time, and Slurm has no change that depends on the state before it. So a
+// node is read again directly before it is drained or resumed, and decided about again.
+func (b *Bridge) decide(ctx context.Context, key string, r *unstructured.Unstructured) (Step, error) {
+	var step Step
+	for range 5 {
+		seen := b.see(ctx, key, r)
+		step = Next(seen)
+		if step.Action == Drain {
+			var err error
+			if seen.Namesake, err = b.namesake(ctx, r); err != nil {
+				return report(InProgress, "True", "NodesUnknown", "Waiting for the names of all nodes, to see whether another one has the same name in Slurm: %v", err), ctx.Err()
+			}
+			step = Next(seen)
+		}
+		if step.Action != Drain && step.Action != Resume {
+			return step, nil
+		}
+		name, _ := b.Names.Slurm(nodeOf(r))
+		seen.Node, seen.Err = b.reread(ctx, name)
+		if Next(seen) == step {
+			return step, nil
+		}
+		// Otherwise all of it is decided again: the jobs were not read if the node was not drained.
+	}
+	return Step{Action: Nothing}, nil
+}
+
+// namesake is another node, in Ebb or in a request, that has the same name in Slurm as that of a request.
+func (b *Bridge) namesake(ctx context.Context, r *unstructured.Unstructured) (string, error) {
+	mine := nodeOf(r)
+	name, err := b.Names.Slurm(mine)
+	if err != nil {
+		return "", err
+	}
+	return b.otherOf(ctx, mine, name)
+}
+
+// otherOf is a node other than one that has a name in Slurm.
+func (b *Bridge) otherOf(ctx context.Context, node, name string) (string, error) {
+	if b.names == nil {
+		var err error
+		if b.names, err = b.allNames(ctx); err != nil {
+			return "", err
+		}
+	}
+	for _, other := range b.names {
+		if its, err := b.Names.Slurm(other); other != node && err == nil && its == name {
+			return other, nil
+		}
+	}
+	return "", nil
+}
+
+// allNames are the names of all nodes in Ebb and in requests, sorted.
+func (b *Bridge) allNames(ctx context.Context) ([]string, error) {
+	names := []string{}
+	list, err := b.requests.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		names = append(names, nodeOf(&list.Items[i]))
+	}
+	var nodes v1alpha1.NodeList
+	if err := b.ebb.List(ctx, &nodes); err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		names = append(names, nodes.Items[i].Name)
+	}
+	has, err := kube.HasNodes(b.Config)
+	if err != nil {
+		return nil, err
+	}
+	if has {
+		core := metav1.PartialObjectMetadataList{}
+		core.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+		if err := b.ebb.List(ctx, &core); err != nil {
+			return nil, fmt.Errorf("list core Nodes: %w", err)
+		}
+		for i := range core.Items {
+			names = append(names, core.Items[i].Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 func nodeOf(r *unstructured.Unstructured) string {
@@ -317,7 +427,7 @@ func (b *Bridge) resumeReturned(ctx context.Context, wanted map[string]bool) err
 	}
 	left := false // a node that a finished request drained
 	for name, n := range b.nodes {
-		left = left || n.Drain && IsOurs(n.Reason) && !wanted[name]
+		left = left || Returned(n) && !wanted[name]
 	}
 	if !left {
 		return nil
@@ -338,7 +448,20 @@ func (b *Bridge) resumeReturned(ctx context.Context, wanted map[string]bool) err
 		if err != nil {
 			return err
 		}
-		if state.Drain && IsOurs(state.Reason) {
+		if !Returned(state) {
+			continue
+		}
+		if other, err := b.otherOf(ctx, node, name); err != nil || other != "" {
+			if err == nil {
+				b.problem(node, fmt.Errorf("node %s is not resumed in Slurm: nodes %s and %s have that name there; correct --node-table or --node-rule", name, node, other))
+				continue
+			}
+			return err
+		}
+		if state, err = b.reread(ctx, name); err != nil {
+			return err
+		}
+		if Returned(state) {
 			b.Log.Info("resuming a node that is in service again", "node", node, "slurm", name, "reason", state.Reason)
 			if err := b.Slurm.Resume(ctx, name); err != nil {
 				return err

@@ -206,7 +206,7 @@ func startBridge(t *testing.T) *bridged {
 		t.Fatal(err)
 	}
 	b, err := slurm.New(slurm.Options{
-		Config: cfg, Namespace: "default", Slurm: slurm.Commands{Conf: s.conf}, Names: names, Poll: 200 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+		Config: cfg, Namespace: "default", Slurm: slurm.Commands{Conf: s.conf}, Names: names, Poll: slurm.DefaultPoll, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -332,8 +332,17 @@ func TestTheBridgeAndARealSlurm(t *testing.T) {
 	b.says("r1", slurm.InProgress, "DrainStarted")
 	began := time.Now()
 	end()
+	b.until("Slurm to report the end of the job", func() bool {
+		out, err := b.run("squeue", "-h", "-a", "-w", "s1", "-o", "%i")
+		return err == nil && out == ""
+	})
+	ended := time.Now()
 	b.says("r1", slurm.Complete, "AllJobsCompleted")
-	t.Logf("complete %s after the end of the job", time.Since(began).Round(10*time.Millisecond))
+	took := time.Since(ended)
+	t.Logf("complete %s after the end of the job, and %s after Slurm reported that", time.Since(began).Round(10*time.Millisecond), took.Round(10*time.Millisecond))
+	if took > 30*time.Second { // a look takes a moment, and one follows another after a second
+		t.Errorf("complete only %s after Slurm reported the end of the job", took)
+	}
 
 	// Ebb deletes a finished request: the node stays drained until it is in service again.
 	b.remove("r1")

@@ -29,6 +29,8 @@ type Request struct {
 	Started bool
 	// Followed: another request, which has not ended, is about the same node.
 	Followed bool
+	// Namesake is another node that has the same name in Slurm.
+	Namesake string
 	// Node in Slurm, with the jobs on it, or what went wrong when it was read.
 	Node Node
 	Jobs []string
@@ -64,6 +66,9 @@ func ReasonOf(key string) string { return reasonPrefix + key }
 // IsOurs reports whether a reason is that of a request.
 func IsOurs(reason string) bool { return strings.HasPrefix(reason, reasonPrefix) }
 
+// Returned reports whether a node that no request is about, and that is in service, is resumed: a finished request drained it.
+func Returned(n Node) bool { return n.Drain && IsOurs(n.Reason) }
+
 // Next decides about a request.
 //
 // Deleting an unfinished request resumes what it drained itself, and nothing else. A finished one leaves the node drained: Ebb deletes
@@ -89,6 +94,8 @@ func Next(r Request) Step {
 		return Step{Action: Hold}
 	case unknown:
 		return report(Failed, "True", "UnknownNode", "%v: correct --node-table or --node-rule", r.Err)
+	case r.Namesake != "" && !ours: // a drain that has begun goes on
+		return report(Failed, "True", "AmbiguousName", "Node %s has the same name in Slurm: correct --node-table or --node-rule, or delete the node that is no longer there", r.Namesake)
 	case r.Node.Drain && !ours && IsOurs(r.Node.Reason):
 		return Step{Action: Drain} // of a request before this one
 	case r.Node.Drain && !ours:

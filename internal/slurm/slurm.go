@@ -64,6 +64,23 @@ func (c Commands) Nodes(ctx context.Context) (map[string]Node, error) {
 	return ParseNodes(out)
 }
 
+// Node reads the state of one node.
+func (c Commands) Node(ctx context.Context, name string) (Node, error) {
+	out, err := c.run(ctx, "scontrol", "--all", "--oneliner", "show", "node", name)
+	if err != nil {
+		return Node{}, err
+	}
+	nodes, err := ParseNodes(out)
+	if err != nil {
+		return Node{}, err
+	}
+	n, ok := nodes[name]
+	if !ok {
+		return Node{}, fmt.Errorf("%w: %s", ErrUnknownNode, name)
+	}
+	return n, nil
+}
+
 // ParseNodes reads what scontrol shows, one node on a line.
 func ParseNodes(out string) (map[string]Node, error) {
 	nodes := map[string]Node{}

@@ -57,14 +57,14 @@ type sick struct {
 	runPod    func(node, name string) // runs a pod on a node; nil where there are no pods
 }
 
-// configure writes the file of --drain-config and the template. Nodes that run do not see it.
-func (s *sick) configure(timeout string) {
+// configure writes the file of --drain-config, with more at its end, and the template. Nodes that run do not see it.
+func (s *sick) configure(timeout, more string) {
 	s.t.Helper()
 	template, err := os.ReadFile(customTemplate)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	text := fmt.Sprintf("[customDrain]\nenabled = true\ntemplateMountPath = %q\nnamespace = \"default\"\ntimeout = %q\n", s.configDir, timeout)
+	text := fmt.Sprintf("[customDrain]\nenabled = true\ntemplateMountPath = %q\nnamespace = \"default\"\ntimeout = %q\n%s", s.configDir, timeout, more)
 	for path, data := range map[string][]byte{filepath.Join(s.configDir, "drain-template.yaml"): template, s.configFile(): []byte(text)} {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			s.t.Fatal(err)
@@ -104,7 +104,7 @@ func (s *sick) restart() {
 func startSick(t testing.TB, c *cluster, timeout string) *sick {
 	t.Helper()
 	s := &sick{cluster: c, names: trio, configDir: t.TempDir()}
-	s.configure(timeout)
+	s.configure(timeout, "")
 	s.nodeArgs = []string{"--drain-config", s.configFile()}
 	s.token = func() string {
 		token, err := datadir.ReadToken(s.dir.HealthToken())
@@ -131,7 +131,7 @@ func startSickOnKubernetes(t testing.TB, timeout string) *sick {
 	k := startKubernetes(t, kubeNodes[:3]...)
 	k.ebb, k.points = testenv.EbbFailpoints(t), t.TempDir()
 	s := &sick{cluster: k.cluster, names: kubeNodes[:3], configDir: t.TempDir()}
-	s.configure(timeout)
+	s.configure(timeout, "")
 	s.nodeArgs = []string{"--drain-config", s.configFile()}
 	file := filepath.Join(s.configDir, "ebb.yaml")
 	if err := os.WriteFile(file, []byte(s.must("manifests", "--drain-config", s.configFile())), 0o600); err != nil {
@@ -340,14 +340,17 @@ func TestHealthEventsOnKubernetes(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	s.configure("2s")
+	s.configure("2s", "")
 	s.restart()
 	s.timesOut(t)
 	s.well("h-timeout", s.event("e-timeout").Spec.NodeName, "Xid")
 	s.recovers(s.event("e-timeout").Spec.NodeName)
-	s.configure("1h")
+	s.configure("1h", "")
 	s.restart()
 	s.killedAtEveryStep(t)
+	if testlength.Long() && !t.Failed() {
+		s.killedAtTheStepsOfAnEviction()
+	}
 }
 
 // customDrains are the histories of a custom drain. They end as they began, with every node in service.
@@ -600,19 +603,10 @@ func (s *sick) killedAtEveryStep(t *testing.T) {
 	} {
 		s.arm("after-health-"+string(a), "")
 	}
-	for _, point := range []string{"create-cr", "delete-cr", "start-drain"} {
+	for _, point := range []string{"create-cr", "write-status", "delete-cr", "start-drain"} {
 		s.arm("between-health-"+point, "")
 	}
-	revive := s.reviver()
-	awaiting := func(what string, holds func() bool) { // somebody dies several times meanwhile
-		t.Helper()
-		deadline, began := time.Now().Add(3*patience), time.Now()
-		for ; !holds(); pollAgain(began) {
-			if revive(); time.Now().After(deadline) {
-				t.Fatalf("waited %s for %s", 3*patience, what)
-			}
-		}
-	}
+	awaiting := s.reviving()
 	body, err := json.Marshal(v1alpha1.HealthEvent{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "HealthEvent"},
 		ObjectMeta: metav1.ObjectMeta{Name: "k1"}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: "Xid", IsFatal: true},
@@ -663,6 +657,121 @@ func (s *sick) killedAtEveryStep(t *testing.T) {
 	awaiting("somebody to have died at every point", func() bool { return len(s.armed()) == 0 })
 	if testlength.Long() {
 		s.killedAtTheStepsOfAFailure(target, awaiting)
+		s.killedAtTheStepsOfACancel()
+	}
+}
+
+// killedAtTheStepsOfACancel goes on with an event of the coordinator's node whose Drain is queued behind one that a person requested, and is cancelled.
+func (s *sick) killedAtTheStepsOfACancel() {
+	s.configure("1h", "[quarantine]\nmaxShare = \"67%\"\n") // the node that is drained may be cordoned, too
+	s.restart()
+	awaiting := s.reviving()
+	busy := others(s.names, s.awaitLeader(""))[0]
+	s.arm("after-health-"+string(health.ActionManual), "")
+	s.must("drain", busy, "--reason", "kernel")
+	var manual *v1alpha1.HealthEvent
+	awaiting("the resource of the drain that was requested", func() bool {
+		var list v1alpha1.HealthEventList
+		if err := s.client.List(context.Background(), &list); err != nil {
+			return false
+		}
+		for i := range list.Items {
+			if e := &list.Items[i]; e.Spec.CheckName == v1alpha1.CheckManualDrain && e.Spec.NodeName == busy && e.Status.CustomResource != nil && e.Status.CustomResource.UID != "" {
+				manual = e
+			}
+		}
+		return manual != nil && manual.Status.CustomResource.Outcome == ""
+	})
+	target := s.awaitLeader("") // another one than before: that one was killed
+	s.arm("after-health-"+string(health.ActionResign), "")
+	s.arm("after-health-"+string(health.ActionCancelDrain), "")
+	s.happened("k4", target, "Xid", false)
+	awaiting("the Drain to be queued", func() bool {
+		d := s.event("k4").Status.Drain
+		return d != nil && d.UID != ""
+	})
+	s.happened("l4", target, "Xid", true)
+	awaiting("the Drain to be cancelled, and the quarantine lifted", func() bool {
+		e := s.event("k4")
+		return e.Status.ClosedAt != nil && e.Status.Drain.Phase == v1alpha1.DrainCancelled && !s.node(target).Spec.Cordoned
+	})
+	if e := s.event("k4"); e.Status.UserPodsEvictionStatus.Status != v1alpha1.EvictionCancelled || e.Status.NodeQuarantined != v1alpha1.UnQuarantined {
+		s.t.Errorf("event k4 is %+v", e.Status)
+	}
+	if e := s.event(manual.Name); e.Status.CustomResource.UID != manual.Status.CustomResource.UID || e.Status.CustomResource.Outcome != "" {
+		s.t.Errorf("the drain that was requested was touched: %+v", e.Status.CustomResource)
+	}
+	awaiting("somebody to have died at every point of the cancel", func() bool { return len(s.armed()) == 0 })
+	s.must("drain", busy, "--cancel")
+	awaiting("the nodes to be back", func() bool {
+		for _, name := range s.names {
+			if n := s.node(name); n.Spec.Cordoned || !n.IsReady() || n.Status.Liveness != v1alpha1.Alive {
+				return false
+			}
+		}
+		return true
+	})
+	s.noRequests()
+}
+
+// killedAtTheStepsOfAnEviction goes on without a custom drain: a Drain moves the pods.
+func (s *sick) killedAtTheStepsOfAnEviction() {
+	if err := os.WriteFile(s.configFile(), []byte("[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n"), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	s.restart()
+	awaiting := s.reviving()
+	target := others(s.names, s.awaitLeader(""))[0]
+	s.runPod(target, "evicted")
+	s.arm("between-health-"+string(health.ActionStartDrain), "")
+	s.arm("after-health-"+string(health.ActionEvictImmediate), "")
+	s.happened("k5", target, "Xid", false)
+	awaiting("the node to be drained", func() bool {
+		st := s.event("k5").Status.UserPodsEvictionStatus
+		return st != nil && st.Status == v1alpha1.EvictionSucceeded
+	})
+	var drains v1alpha1.DrainList
+	if err := s.client.List(context.Background(), &drains); err != nil {
+		s.t.Fatal(err)
+	}
+	e := s.event("k5")
+	begun := slices.DeleteFunc(drains.Items, func(d v1alpha1.Drain) bool {
+		return d.Status.StartedAt == nil || d.Annotations[v1alpha1.HealthEventAnnotation] != string(e.UID)
+	})
+	if len(begun) != 1 || string(begun[0].UID) != e.Status.Drain.UID || begun[0].Status.Pods == nil {
+		s.t.Errorf("%d drains have begun: %+v", len(begun), begun)
+	}
+	awaiting("somebody to have died at every point of the eviction", func() bool { return len(s.armed()) == 0 })
+	s.happened("l5", target, "Xid", true)
+	awaiting("the node to be back", func() bool {
+		n := s.node(target)
+		return s.event("k5").Status.NodeQuarantined == v1alpha1.UnQuarantined && !n.Spec.Cordoned && n.IsReady() && n.Status.Liveness == v1alpha1.Alive
+	})
+}
+
+// happened creates an event without the help of a node: the coordinator may be dead.
+func (s *sick) happened(name, node, check string, healthy bool) {
+	s.t.Helper()
+	e := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.HealthEventSpec{NodeName: node, CheckName: check, IsFatal: !healthy, IsHealthy: healthy}}
+	if healthy {
+		e.Spec.GeneratedTimestamp = v1alpha1.NewTimestamp(time.Now().Add(time.Second))
+	}
+	if err := s.client.Create(context.Background(), e); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// reviving returns a function that waits for something, and meanwhile starts every node again that was killed.
+func (s *sick) reviving() func(what string, holds func() bool) {
+	revive := s.reviver()
+	return func(what string, holds func() bool) {
+		s.t.Helper()
+		deadline, began := time.Now().Add(3*patience), time.Now()
+		for ; !holds(); pollAgain(began) {
+			if revive(); time.Now().After(deadline) {
+				s.t.Fatalf("waited %s for %s", 3*patience, what)
+			}
+		}
 	}
 }
 
@@ -671,12 +780,7 @@ func (s *sick) killedAtTheStepsOfAFailure(target string, awaiting func(what stri
 	for _, a := range []health.Action{health.ActionDrainFailed, health.ActionFollow, health.ActionRetry, health.ActionEndCR, health.ActionRelease} {
 		s.arm("after-health-"+string(a), "")
 	}
-	event := func(name, check string, healthy bool) {
-		e := &v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.HealthEventSpec{NodeName: target, CheckName: check, IsFatal: !healthy, IsHealthy: healthy}}
-		if err := s.client.Create(context.Background(), e); err != nil {
-			s.t.Fatal(err)
-		}
-	}
+	event := func(name, check string, healthy bool) { s.happened(name, target, check, healthy) }
 	failed := func(name string) bool {
 		st := s.event(name).Status.UserPodsEvictionStatus
 		return st != nil && st.Status == v1alpha1.EvictionFailed

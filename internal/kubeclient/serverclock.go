@@ -1,4 +1,4 @@
-package pod
+package kubeclient
 
 import (
 	"net/http"
@@ -9,12 +9,12 @@ import (
 // dateUnit is the resolution of the header Date.
 const dateUnit = time.Second
 
-// serverClock is what the API server's clock shows at least. Deadlines and ends of grace periods are times of that clock, and the
-// coordinator's own may be wrong by hours: it serves only to count how long ago an answer came.
+// ServerClock is what the API server's clock shows at least. Times that it set, and those that are compared with them by several coordinators
+// in turn, are times of that clock. The coordinator's own may be wrong by hours: it serves only to count how long ago an answer came.
 //
 // An answer says when it was made, without fractions of the second. The server's clock shows that time or a later one when the answer
 // arrives, so that nothing is ever found to be over too early.
-type serverClock struct {
+type ServerClock struct {
 	now func() time.Time // monotonic
 
 	mu      sync.Mutex
@@ -22,11 +22,12 @@ type serverClock struct {
 	arrived time.Time // on the coordinator's clock
 }
 
-func newServerClock() *serverClock { return &serverClock{now: time.Now} }
+// NewServerClock makes a clock that no answer has set yet.
+func NewServerClock() *ServerClock { return &ServerClock{now: time.Now} }
 
-// see takes note of an answer to a request that was sent at a time. Of several answers the one that says most counts, unless it cannot be
+// See takes note of an answer to a request that was sent at a time. Of several answers the one that says most counts, unless it cannot be
 // true: the server's clock was set back, or another server answers.
-func (c *serverClock) see(date, sent time.Time) {
+func (c *ServerClock) See(date, sent time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	arrived := c.now()
@@ -41,7 +42,7 @@ func (c *serverClock) see(date, sent time.Time) {
 }
 
 // Now is what the server's clock shows at least; zero if no answer said.
-func (c *serverClock) Now() time.Time {
+func (c *ServerClock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.shown.IsZero() {
@@ -50,14 +51,14 @@ func (c *serverClock) Now() time.Time {
 	return c.shown.Add(c.now().Sub(c.arrived))
 }
 
-// watch makes a client's answers set the clock.
-func (c *serverClock) watch(next http.RoundTripper) http.RoundTripper {
+// Watch makes a client's answers set the clock.
+func (c *ServerClock) Watch(next http.RoundTripper) http.RoundTripper {
 	return clockedTransport{next, c}
 }
 
 type clockedTransport struct {
 	http.RoundTripper
-	clock *serverClock
+	clock *ServerClock
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -66,7 +67,7 @@ func (t clockedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := t.RoundTripper.RoundTrip(r)
 	if err == nil {
 		if date, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
-			t.clock.see(date, sent)
+			t.clock.See(date, sent)
 		}
 	}
 	return answer, err

@@ -1,4 +1,4 @@
-package pod
+package kubeclient
 
 import (
 	"net/http"
@@ -17,7 +17,7 @@ func TestTheServersClockIsNeverAhead(t *testing.T) {
 		skew := time.Duration(rapid.Int64Range(-48*3600, 48*3600).Draw(t, "skew")) * time.Second
 		elapsed := time.Duration(rapid.Int64Range(0, 999).Draw(t, "fraction")) * time.Millisecond
 		server := func() time.Time { return began.Add(elapsed) }
-		c := &serverClock{now: func() time.Time { return server().Add(skew) }}
+		c := &ServerClock{now: func() time.Time { return server().Add(skew) }}
 		if !c.Now().IsZero() {
 			t.Fatal("it is known before anything was answered")
 		}
@@ -32,7 +32,7 @@ func TestTheServersClockIsNeverAhead(t *testing.T) {
 			there := pass("there")
 			date := server().Truncate(time.Second)
 			back := pass("back")
-			c.see(date, sent)
+			c.See(date, sent)
 			slowest = max(slowest, there+back)
 			pass("rest")
 			if got := c.Now(); got.After(server()) || got.Before(server().Add(-slowest-time.Second)) {
@@ -44,9 +44,9 @@ func TestTheServersClockIsNeverAhead(t *testing.T) {
 
 func TestAServersClockThatWasSetBackIsFollowed(t *testing.T) {
 	at := time.Date(2026, 11, 16, 12, 0, 0, 0, time.UTC)
-	c := &serverClock{now: func() time.Time { return at }}
-	c.see(at.Add(time.Hour), at)
-	c.see(at, at)
+	c := &ServerClock{now: func() time.Time { return at }}
+	c.See(at.Add(time.Hour), at)
+	c.See(at, at)
 	if got := c.Now(); !got.Equal(at) {
 		t.Errorf("it is %s", got)
 	}
@@ -58,8 +58,8 @@ func TestAnswersSetTheClock(t *testing.T) {
 		w.Header().Set("Date", ahead.Format(http.TimeFormat))
 	}))
 	defer server.Close()
-	c := newServerClock()
-	answer, err := (&http.Client{Transport: c.watch(http.DefaultTransport)}).Get(server.URL)
+	c := NewServerClock()
+	answer, err := (&http.Client{Transport: c.Watch(http.DefaultTransport)}).Get(server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
