@@ -30,11 +30,10 @@ type theAPI struct {
 	making  map[string]int32    // those that are being made
 	budgets map[string]*pod.Budget
 	// asked is which budget, in which version, refused which pod, and evicted how many pods the API has accepted.
-	asked   map[string]bool
-	evicted int
-	uids    int
-	stateful,
-	deadline bool
+	asked     map[string]bool
+	evicted   int
+	uids      int
+	stateful  bool // some pods are made again with the same name
 	requested time.Time
 }
 
