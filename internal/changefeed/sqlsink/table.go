@@ -50,7 +50,7 @@ type tableInfo struct {
 	uniques int
 	// sequence: it is one, a table with one row that an INSERT replaces.
 	sequence bool
-	// numbered: a column has its default from a sequence. While that does not exist, the server inserts no rows, whatever their values, but updates them.
+	// numbered: the default of a column names a sequence. While that does not exist, the server inserts no rows, whatever their values, but updates them.
 	numbered bool
 	// overlaps: its key may be one WITHOUT OVERLAPS, whose rows REPLACE cannot write.
 	overlaps bool
@@ -59,7 +59,7 @@ type tableInfo struct {
 // describe reads the columns and keys of a table from the sink.
 func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, error) {
 	d := &tableInfo{columns: map[string]*column{}}
-	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') LIKE 'nextval(%', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
+	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') REGEXP '(next|last)val[(]', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
 	if err != nil {
 		return nil, err
