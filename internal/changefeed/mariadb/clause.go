@@ -28,7 +28,7 @@ func (s *statement) divide(d *stream.DDL) {
 // of those that are equal in a unique key.
 func (s *statement) order(d *stream.DDL, r wordRange) {
 	clause, first := d.Clauses[len(d.Clauses)-1], s.words[r.from]
-	numbers := slices.ContainsFunc(s.words[r.from:r.to], func(t token) bool { return t.is("AUTO_INCREMENT", "SERIAL") })
+	numbers := slices.ContainsFunc(s.columnsOf(r.from, r.to), s.autoIncrements)
 	switch {
 	case numbers && first.is("ADD"), d.Ignores && (clause.Kind == stream.UniqueClause || clause.Constraint == keyConstraint):
 		d.ByOrder = append(d.ByOrder, "")
@@ -111,25 +111,88 @@ func (s *statement) of(kind stream.ClauseKind, from, to int) stream.Clause {
 // other is a clause that is neither a column nor a key.
 func (s *statement) other(from, to int) stream.Clause {
 	p := s.of(stream.OtherClause, from, to)
-	p.Mentions, p.Numbers = s.mentions(from, to), s.numbers(from, to, true)
+	p.Mentions, p.Numbers = s.mentions(from, to), s.readsSequence(from, to) || slices.ContainsFunc(s.columnsOf(from, to), s.autoIncrements)
 	return p
 }
 
-// numbers reports whether words number rows: by AUTO_INCREMENT, or by a sequence. Outside brackets AUTO_INCREMENT may be an option of the
-// table.
-func (s *statement) numbers(from, to int, inBrackets bool) bool {
-	depth := 0
-	for _, t := range s.words[from:to] {
-		switch {
-		case t.is("("):
-			depth++
-		case t.is(")"):
-			depth--
-		case t.is("NEXTVAL", "NEXT", "LASTVAL", "PREVIOUS", "SETVAL"), t.is("AUTO_INCREMENT", "SERIAL") && (depth > 0 || !inBrackets):
+// readsSequence reports whether words have the value of a sequence. Each of these words may be the name of a column.
+func (s *statement) readsSequence(from, to int) bool {
+	for i := from; i < to; i++ {
+		at := i
+		switch t := s.words[i]; {
+		case t.is("NEXTVAL", "LASTVAL", "SETVAL") && s.pass(&at, to, t.text, "("):
+			return true
+		case t.is("NEXTVAL", "CURRVAL") && i > from && s.words[i-1].is("."): // with sql_mode=ORACLE
+			return true
+		case s.pass(&at, to, "NEXT", "VALUE", "FOR"), s.pass(&at, to, "PREVIOUS", "VALUE", "FOR"):
 			return true
 		}
 	}
 	return false
+}
+
+// autoIncrements reports whether the words that follow the name of a column number it. AUTO_INCREMENT and SERIAL may be names, too.
+func (s *statement) autoIncrements(r wordRange) bool {
+	depth := 0
+	for i := r.from; i < r.to; i++ {
+		at := i
+		switch t := s.words[i]; {
+		case t.is("("):
+			depth++
+		case t.is(")"):
+			depth--
+		case depth > 0, i > r.from && s.words[i-1].is("AFTER", "REFERENCES", "CONSTRAINT", "."):
+		case t.is("AUTO_INCREMENT"), i == r.from && t.is("SERIAL"), s.pass(&at, r.to, "SERIAL", "DEFAULT", "VALUE"):
+			return true
+		}
+	}
+	return false
+}
+
+// columnsOf are the words that follow the name of each column that a clause of ALTER TABLE defines.
+func (s *statement) columnsOf(from, to int) (list []wordRange) {
+	at := from + 1
+	switch first := s.words[from]; {
+	case first.is("ADD"):
+		named := s.pass(&at, to, "COLUMN")
+		s.passIfExists(&at, to)
+		if at < to && s.words[at].is("(") {
+			for _, r := range s.split(at+1, s.closing(at, to)) {
+				if !s.isKey(r.from, r.to) {
+					list = append(list, wordRange{r.from + 1, r.to})
+				}
+			}
+			return list
+		}
+		if at < to && !named && s.isKey(at, to) {
+			return nil
+		}
+		return []wordRange{{min(at+1, to), to}}
+	case first.is("MODIFY", "CHANGE"):
+		s.pass(&at, to, "COLUMN")
+		s.passIfExists(&at, to)
+		if first.is("CHANGE") {
+			at++
+		}
+		return []wordRange{{min(at+1, to), to}}
+	}
+	return nil
+}
+
+// pass passes words if they come at a place, in this order.
+func (s *statement) pass(at *int, to int, words ...string) bool {
+	for i, w := range words {
+		if *at+i >= to || !s.words[*at+i].is(w) {
+			return false
+		}
+	}
+	*at += len(words)
+	return true
+}
+
+// passIfExists passes IF EXISTS or IF NOT EXISTS.
+func (s *statement) passIfExists(at *int, to int) bool {
+	return s.pass(at, to, "IF", "EXISTS") || s.pass(at, to, "IF", "NOT", "EXISTS")
 }
 
 // definition is a column or a key that a table is created with.
@@ -140,10 +203,18 @@ func (s *statement) definition(from, to int) stream.Clause {
 	return s.column(from, from, to)
 }
 
+// isKey reports whether words define a key or a constraint, and not a column.
+func (s *statement) isKey(at, to int) bool {
+	first := s.words[at]
+	return first.is("CONSTRAINT", "UNIQUE", "PRIMARY", "KEY", "INDEX", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK") || first.is("PERIOD") && at+1 < to && s.words[at+1].is("FOR")
+}
+
 // key is a clause of words that define a key or a constraint, which begins at a word; ok is false if they define a column.
 func (s *statement) key(from, at, to int) (p stream.Clause, ok bool) {
-	first := s.words[at]
-	switch {
+	if !s.isKey(at, to) {
+		return p, false
+	}
+	switch first := s.words[at]; {
 	case first.is("CONSTRAINT"):
 		for ; at < to && !s.words[at].is("UNIQUE", "PRIMARY", "FOREIGN", "CHECK"); at++ {
 		}
@@ -155,10 +226,8 @@ func (s *statement) key(from, at, to int) (p stream.Clause, ok bool) {
 		return s.keyOf(stream.UniqueClause, from, at, to), true
 	case first.is("KEY", "INDEX", "FULLTEXT", "SPATIAL"):
 		return s.keyOf(stream.KeyClause, from, at, to), true
-	case first.is("FOREIGN", "CHECK"), first.is("PERIOD") && at+1 < to && s.words[at+1].is("FOR"):
-		return s.other(from, to), true
 	}
-	return p, false
+	return s.other(from, to), true
 }
 
 // keyOf reads the name of a key and its columns.
@@ -217,7 +286,7 @@ func (s *statement) column(from, at, to int) stream.Clause {
 
 // definesColumn reads what follows the name of a column.
 func (s *statement) definesColumn(p *stream.Clause, from, to int) {
-	p.Mentions, p.Numbers = s.mentions(from, to), s.numbers(from, to, false)
+	p.Mentions, p.Numbers = s.mentions(from, to), s.readsSequence(from, to) || s.autoIncrements(wordRange{from, to})
 	depth := 0
 	for i := from; i < to; i++ {
 		switch t := s.words[i]; {
@@ -257,16 +326,8 @@ func (s *statement) mentions(from, to int) (names []string) {
 // clause is a clause of ALTER TABLE.
 func (s *statement) clause(from, to int) stream.Clause {
 	at := from + 1
-	accept := func(words ...string) bool {
-		for i, w := range words {
-			if at+i >= to || !s.words[at+i].is(w) {
-				return false
-			}
-		}
-		at += len(words)
-		return true
-	}
-	ifExists := func() bool { return accept("IF", "EXISTS") || accept("IF", "NOT", "EXISTS") }
+	accept := func(words ...string) bool { return s.pass(&at, to, words...) }
+	ifExists := func() bool { return s.passIfExists(&at, to) }
 	first := s.words[from]
 	switch {
 	case at >= to:

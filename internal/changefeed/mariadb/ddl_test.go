@@ -299,6 +299,11 @@ func TestWhatDependsOnTheOrderOfRowsIsKnown(t *testing.T) {
 		"ALTER TABLE t ADD c INT AUTO_INCREMENT PRIMARY KEY": `[""]`, "ALTER TABLE t ADD (c SERIAL)": `[""]`, "ALTER TABLE t ADD COLUMN c INT, MODIFY d INT AUTO_INCREMENT, RENAME TO u": `["d"]`,
 		"ALTER TABLE t CHANGE d e INT AUTO_INCREMENT": `["d"]`, "ALTER IGNORE TABLE t ADD UNIQUE (c)": `[""]`, "ALTER IGNORE TABLE t MODIFY c INT UNIQUE": `[""]`,
 		"ALTER IGNORE TABLE t ADD KEY (c)": "[]", "ALTER TABLE t ADD UNIQUE (c)": "[]", "ALTER TABLE t ADD c INT, AUTO_INCREMENT = 5": "[]", "ALTER TABLE t ADD c INT COMMENT 'AUTO_INCREMENT'": "[]",
+		"ALTER TABLE t ADD COLUMN IF NOT EXISTS c BIGINT NOT NULL SERIAL DEFAULT VALUE": `[""]`, "ALTER TABLE t ADD (serial INT, KEY (serial), c INT NOT NULL AUTO_INCREMENT)": `[""]`, "ALTER TABLE t CHANGE COLUMN IF EXISTS serial serial SERIAL": `["serial"]`,
+		"ALTER TABLE t ADD COLUMN serial VARCHAR(40)": "[]", "ALTER TABLE t ADD serial VARCHAR(40) AFTER auto_increment": "[]", "ALTER TABLE t ADD (serial INT, auto_increment INT)": "[]",
+		"ALTER TABLE t ADD INDEX i (serial)": "[]", "ALTER TABLE t ADD KEY serial (id)": "[]", "ALTER TABLE t ADD CONSTRAINT serial UNIQUE (auto_increment)": "[]", "ALTER TABLE t ADD CHECK (serial <> '')": "[]",
+		"ALTER TABLE t MODIFY serial VARCHAR(60)": "[]", "ALTER TABLE t MODIFY COLUMN IF EXISTS auto_increment INT AFTER serial": "[]", "ALTER TABLE t CHANGE serial number VARCHAR(60)": "[]", "ALTER TABLE t CHANGE number serial VARCHAR(60)": "[]",
+		"ALTER TABLE t ADD n INT DEFAULT (auto_increment + 1) CHECK (serial <> ''), MODIFY m INT AS (LENGTH(serial))": "[]", "ALTER TABLE t ADD n INT REFERENCES serial (id), ADD FOREIGN KEY (serial) REFERENCES s.serial (id)": "[]",
 	} {
 		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Kind == stream.UnknownDDL || fmt.Sprintf("%q", d.ByOrder) != want {
 			t.Errorf("%s: %s %q", statement, d.Kind, d.ByOrder)

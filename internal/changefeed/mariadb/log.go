@@ -35,16 +35,20 @@ const (
 
 // openLog registers as a replica and asks for everything after a transaction.
 func (s *Source) openLog(ctx context.Context, id uint32, after gtid) (*binlog, error) {
+	state, err := s.startText(ctx, after)
+	if err != nil {
+		return nil, err
+	}
 	l := &binlog{sockets: &socketKeeper{}}
 	l.unhook = context.AfterFunc(ctx, l.sockets.close)
-	if err := l.begin(ctx, s, id, after); err != nil {
+	if err := l.begin(ctx, s, id, state); err != nil {
 		l.close()
 		return nil, err
 	}
 	return l, nil
 }
 
-func (l *binlog) begin(ctx context.Context, s *Source, id uint32, after gtid) (err error) {
+func (l *binlog) begin(ctx context.Context, s *Source, id uint32, state string) (err error) {
 	address := net.JoinHostPort(s.host, strconv.Itoa(int(s.port)))
 	l.session, err = client.ConnectWithDialer(ctx, "tcp", address, s.options.User, s.options.Password, "", l.sockets.dial, func(c *client.Conn) error {
 		if s.options.TLS != nil {
@@ -63,7 +67,7 @@ func (l *binlog) begin(ctx context.Context, s *Source, id uint32, after gtid) (e
 		"SET @master_binlog_checksum = " + checksums,
 		"SET @mariadb_slave_capability = 4", // it knows GTIDs
 		fmt.Sprintf("SET @master_heartbeat_period = %d", heartbeat.Nanoseconds()),
-		fmt.Sprintf("SET @slave_connect_state = '%s'", startText(after)),
+		fmt.Sprintf("SET @slave_connect_state = '%s'", state),
 		"SET @slave_gtid_strict_mode = 1",
 	} {
 		if _, err := l.session.Execute(statement); err != nil {

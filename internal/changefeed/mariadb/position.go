@@ -105,36 +105,46 @@ func (s *Source) logFiles(ctx context.Context) ([]string, error) {
 	return files, s.wrap("list binary logs", rows.Err())
 }
 
-// fileStart is the newest transaction before a file of the log, with a sequence number of 0 if there is none. ok is false if the file
-// was purged meanwhile.
-func (s *Source) fileStart(ctx context.Context, file string) (g gtid, ok bool, err error) {
-	var text sql.NullString
-	if err := s.db.QueryRowContext(ctx, "SELECT BINLOG_GTID_POS(?, 4)", file).Scan(&text); err != nil {
-		return gtid{}, false, s.wrap("read the first GTID of "+file, err)
+// ofDomain is the transaction of a domain in a list, with a sequence number of 0 if there is none, and others are those of other domains.
+func ofDomain(list []gtid, domain uint32) (g gtid, others []gtid) {
+	g.domain = domain
+	for _, l := range list {
+		if l.domain == domain {
+			g = l
+		} else {
+			others = append(others, l)
+		}
 	}
-	if !text.Valid {
-		return gtid{}, false, nil
-	}
-	list, err := parseGTIDs(text.String)
-	if err != nil || len(list) == 0 {
-		return gtid{}, true, err
-	}
-	return list[0], true, nil
+	return g, others
 }
 
-// oldest is the transaction after which the log is retained.
-func (s *Source) oldest(ctx context.Context) (gtid, error) {
+// fileStart are the newest transactions before a file of the log, one of each domain: also of those that were deleted later. ok is false if
+// the file was purged meanwhile.
+func (s *Source) fileStart(ctx context.Context, file string) (list []gtid, ok bool, err error) {
+	var text sql.NullString
+	if err := s.db.QueryRowContext(ctx, "SELECT BINLOG_GTID_POS(?, 4)", file).Scan(&text); err != nil {
+		return nil, false, s.wrap("read the first GTID of "+file, err)
+	}
+	if !text.Valid {
+		return nil, false, nil
+	}
+	list, err = parseGTIDs(text.String)
+	return list, true, err
+}
+
+// oldest are the transactions after which the log is retained, one of each domain.
+func (s *Source) oldest(ctx context.Context) ([]gtid, error) {
 	for {
 		files, err := s.logFiles(ctx)
 		if err != nil {
-			return gtid{}, err
+			return nil, err
 		}
 		if len(files) == 0 {
-			return gtid{}, s.unusable("the server has no binary log; start it with --log-bin")
+			return nil, s.unusable("the server has no binary log; start it with --log-bin")
 		}
-		g, ok, err := s.fileStart(ctx, files[0])
+		list, ok, err := s.fileStart(ctx, files[0])
 		if ok || err != nil {
-			return g, err
+			return list, err
 		}
 	}
 }
@@ -142,13 +152,22 @@ func (s *Source) oldest(ctx context.Context) (gtid, error) {
 // floor is the newest boundary between files of the log that is not after a position. A dump can start there even if it is not known
 // which server wrote the transaction at the position, or if there is none with this number.
 func (s *Source) floor(ctx context.Context, position stream.Position) (gtid, error) {
+	state, err := s.logState(ctx)
+	if err != nil {
+		return gtid{}, err
+	}
 	files, err := s.logFiles(ctx)
 	if err != nil {
 		return gtid{}, err
 	}
+	start := func(file string) (gtid, error) {
+		list, _, err := s.fileStart(ctx, file)
+		g, _ := ofDomain(list, state.head.domain)
+		return g, err
+	}
 	var failed error
 	beyond := sort.Search(len(files), func(i int) bool {
-		g, _, err := s.fileStart(ctx, files[i])
+		g, err := start(files[i])
 		failed = errors.Join(failed, err)
 		return g.seq > uint64(position)
 	})
@@ -158,8 +177,25 @@ func (s *Source) floor(ctx context.Context, position stream.Position) (gtid, err
 	if beyond == 0 {
 		return gtid{}, s.checkRetained(ctx, position)
 	}
-	g, _, err := s.fileStart(ctx, files[beyond-1])
-	return g, err
+	return start(files[beyond-1])
+}
+
+// startText is the state of a replica that has everything up to a transaction; empty if there is none. The server wants a replica to know the
+// domains that the beginnings of files list. Those that were deleted have no transactions in the log.
+func (s *Source) startText(ctx context.Context, after gtid) (string, error) {
+	list, err := s.oldest(ctx)
+	if err != nil {
+		return "", err
+	}
+	_, others := ofDomain(list, after.domain)
+	if after.seq > 0 {
+		others = append(others, after)
+	}
+	var texts []string
+	for _, g := range others {
+		texts = append(texts, g.String())
+	}
+	return strings.Join(texts, ","), nil
 }
 
 // checkRetained returns an error if the log does not have everything after a position any more, or does not reach the position.
@@ -172,10 +208,11 @@ func (s *Source) checkRetained(ctx context.Context, position stream.Position) er
 		return s.unusable("position %d is after the end of the log, GTID %s: this is another server than before, or it has lost a part of its log; "+
 			"use the server that was read before, or start again from a new copy", position, state.head)
 	}
-	oldest, err := s.oldest(ctx)
+	list, err := s.oldest(ctx)
 	if err != nil {
 		return err
 	}
+	oldest, _ := ofDomain(list, state.head.domain)
 	if oldest.seq > uint64(position) {
 		return fmt.Errorf("source %s: position %d is purged: the log begins after GTID %s; start again from a copy taken at or after it, and increase binlog_expire_logs_seconds: %w",
 			s.options.Address, position, oldest, stream.ErrPurged)

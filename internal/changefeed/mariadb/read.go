@@ -120,7 +120,7 @@ func (s *Source) startAt(ctx context.Context, at *cursor) (start gtid, exact boo
 	}
 	state, err := s.logState(ctx)
 	if err != nil || at.position == 0 {
-		return gtid{}, false, err
+		return gtid{domain: state.head.domain}, false, err
 	}
 	if state.writers == 1 || uint64(at.position) == state.head.seq {
 		return gtid{state.head.domain, state.head.server, uint64(at.position)}, false, nil
@@ -146,14 +146,6 @@ func (s *Source) dump(ctx context.Context, id uint32, after gtid, handle func(*r
 			return err
 		}
 	}
-}
-
-// startText is the state of a replica that has everything up to a transaction; empty if there is none.
-func startText(after gtid) string {
-	if after.seq == 0 {
-		return ""
-	}
-	return after.String()
 }
 
 // replicationCode is the server's code of an error of the replication library.

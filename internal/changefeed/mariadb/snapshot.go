@@ -341,11 +341,8 @@ func (c *snapshotSession) begin(ctx context.Context) (stream.Position, error) {
 		if err != nil {
 			return 0, err
 		}
-		var at uint64
-		for _, g := range list {
-			at = max(at, g.seq)
-		}
-		return stream.Position(at), nil
+		at, _ := ofDomain(list, after.head.domain)
+		return stream.Position(at.seq), nil
 	}
 }
 

@@ -385,7 +385,11 @@ func (g *Generator) sequenceDefault() {
 	g.say("CREATE SEQUENCE "+sequence, func() { g.sequences = append(g.sequences, sequence) })
 	name := fmt.Sprintf("numbered%d", g.next())
 	t := &table{schema: First, name: name, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}}}
-	g.ddl("CREATE TABLE "+First+"."+name+" (id INT, n BIGINT DEFAULT (NEXT VALUE FOR "+sequence+"))", g.add(t))
+	key := pick(g.r, []string{"", " PRIMARY KEY"})
+	if key != "" {
+		t.key = []string{"id"}
+	}
+	g.ddl("CREATE TABLE "+First+"."+name+" (id INT"+key+", n BIGINT DEFAULT (NEXT VALUE FOR "+sequence+"))", g.add(t))
 	g.mark()
 	g.insertInto(t)
 }

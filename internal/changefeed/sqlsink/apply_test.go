@@ -47,7 +47,7 @@ func TestAMissingRowOfATableWithoutKeyIsNamed(t *testing.T) {
 	a.Exec("UPDATE w.none SET id = 2")
 	head, _ := p.source.Head(t.Context())
 	err := p.copy(t.Context(), p.at, head)
-	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "table w.none has no key, and a row that was changed at the source is not at the sink") {
+	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "table w.none has no key: a row that was changed at the source is not at the sink") {
 		t.Fatal(err)
 	}
 }

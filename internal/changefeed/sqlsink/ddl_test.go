@@ -297,6 +297,9 @@ func TestRowsWithoutAnOrderAreNotNumbered(t *testing.T) {
 		"a column without zeros":       {"v CHAR(1), id INT DEFAULT (ASCII(v)), KEY (id)", "MODIFY id INT AUTO_INCREMENT", false},
 		"one row of several is kept":   {"v CHAR(1), id INT DEFAULT 5", "ADD UNIQUE (id)", true},
 		"another column, and a rename": {"v CHAR(1)", "ADD id SERIAL, RENAME TO d.u", true},
+		"a new column named serial":    {"v CHAR(1)", "ADD serial VARCHAR(9)", false},
+		"a key of a column serial":     {"v CHAR(1), serial VARCHAR(9)", "ADD KEY (serial)", false},
+		"a longer column serial":       {"v CHAR(1), serial VARCHAR(9)", "MODIFY serial VARCHAR(60)", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)

@@ -13,7 +13,7 @@ type statement struct {
 	text string
 	// rows is how many rows it must match; 0 if that does not matter.
 	rows int64
-	// otherwise is why it may match fewer; nil if the table lacks a row.
+	// otherwise is why it may match fewer.
 	otherwise error
 }
 
@@ -29,7 +29,7 @@ type shape struct {
 	keyColumns []*column
 	// alone: the key is the only unique one, and a row can be replaced where it is.
 	alone bool
-	// sequence: its only row is replaced by each insert. numbered: rows are updated and not replaced.
+	// sequence: its only row is replaced by each insert. numbered: while a sequence is missing, no row can be inserted or replaced.
 	sequence, numbered bool
 	// geometries: there are columns that may have empty values.
 	geometries bool
@@ -139,8 +139,8 @@ func (s *shape) kept(batch []*stream.Rows) ([]*stream.Rows, error) {
 	return list, nil
 }
 
-// statements are the statements that apply a batch.
-func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
+// statements are the statements that apply a batch. inTurn: a sequence of the table is missing.
+func (s *shape) statements(batch []*stream.Rows, inTurn bool) ([]statement, error) {
 	batch, err := s.kept(batch)
 	if err != nil {
 		return nil, err
@@ -151,7 +151,7 @@ func (s *shape) statements(batch []*stream.Rows) ([]statement, error) {
 	if len(s.key) == 0 {
 		return s.oneByOne(batch)
 	}
-	if s.numbered {
+	if s.numbered && inTurn {
 		return s.inTurn(batch)
 	}
 	fates, err := fold(batch, s.key)
@@ -174,7 +174,12 @@ func (s *shape) lastValue(batch []*stream.Rows) ([]statement, error) {
 		return nil, nil
 	}
 	text, err := s.appendRow([]byte(s.insert), row)
-	return []statement{{text: string(text), rows: 1}}, err
+	return []statement{{text: string(text), rows: 1, otherwise: missingRow(s.table, "")}}, err
+}
+
+// missingRow is why a statement matches fewer rows than at the source.
+func missingRow(table stream.Table, has string) error {
+	return fmt.Errorf("table %s%s: a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", table, has, stream.ErrUnusable)
 }
 
 // merged deletes before it inserts. A row that stays is replaced where it is if its key is the only unique one; otherwise
@@ -511,7 +516,7 @@ func (r *inserts) done() ([]statement, error) {
 	return r.all, err
 }
 
-// inTurn makes a statement for each change, and one for inserts that follow each other.
+// inTurn makes a statement for each change, and one for inserts that follow each other. Only rows that are at the sink can be changed so.
 func (s *shape) inTurn(batch []*stream.Rows) (all []statement, err error) {
 	for _, rows := range batch {
 		made, err := s.inOrder(rows.Changes, func(*stream.Change) bool { return false })
@@ -557,7 +562,7 @@ func (s *shape) change(c *stream.Change) (statement, error) {
 			return statement{}, err
 		}
 	}
-	return statement{text: s.mode(loose) + string(append(text, " LIMIT 1"...)), rows: 1}, nil
+	return statement{text: s.mode(loose) + string(append(text, " LIMIT 1"...)), rows: 1, otherwise: missingRow(s.table, " has no key")}, nil
 }
 
 // equals appends a condition that only exactly the same value meets.

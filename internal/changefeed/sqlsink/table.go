@@ -3,6 +3,7 @@ package sqlsink
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -50,7 +51,7 @@ type tableInfo struct {
 	uniques int
 	// sequence: it is one, a table with one row that an INSERT replaces.
 	sequence bool
-	// numbered: a column has its default from a sequence. While that does not exist, the server inserts no rows, whatever their values, but updates them.
+	// numbered: the default of a column names a sequence. While that does not exist, the server inserts no rows, whatever their values, but updates them.
 	numbered bool
 	// overlaps: its key may be one WITHOUT OVERLAPS, whose rows REPLACE cannot write.
 	overlaps bool
@@ -59,7 +60,7 @@ type tableInfo struct {
 // describe reads the columns and keys of a table from the sink.
 func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, error) {
 	d := &tableInfo{columns: map[string]*column{}}
-	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') LIKE 'nextval(%', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
+	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') REGEXP '(next|last)val[(]', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
 	if err != nil {
 		return nil, err
@@ -121,17 +122,21 @@ type timeZones struct{ columns []zonedColumn }
 
 type zonedColumn struct {
 	*column
-	expression     string
-	stored, depend bool
+	expression                string
+	timestamp, stored, depend bool
 }
 
 func (z *timeZones) add(c *column, typ, expression string, stored bool) {
-	lower := strings.ToLower(expression)
-	depends := typ == "timestamp" || strings.Contains(lower, "unix_timestamp(") || strings.Contains(lower, "from_unixtime(")
-	z.columns = append(z.columns, zonedColumn{c, expression, stored, depends})
+	z.columns = append(z.columns, zonedColumn{column: c, expression: expression, timestamp: typ == "timestamp", stored: stored})
 }
 
 func (z *timeZones) find() {
+	for i := range z.columns {
+		c := &z.columns[i]
+		c.expression = z.inAnyZone(c.expression)
+		lower := strings.ToLower(c.expression)
+		c.depend = c.timestamp || strings.Contains(lower, "unix_timestamp(") || strings.Contains(lower, "from_unixtime(")
+	}
 	for again := true; again; {
 		again = false
 		for i := range z.columns {
@@ -145,6 +150,20 @@ func (z *timeZones) find() {
 	for _, c := range z.columns {
 		c.zoned = c.depend && c.stored
 	}
+}
+
+// inAnyZone is an expression, as the server shows it, without what is the same of a TIMESTAMP in every time zone: whether it is NULL, and its
+// number of seconds. A TIMESTAMP that is generated may be another one in another zone.
+func (z *timeZones) inAnyZone(expression string) string {
+	for _, c := range z.columns {
+		if !c.timestamp || c.generated || !strings.Contains(expression, name(c.name)) {
+			continue
+		}
+		of := regexp.QuoteMeta(name(c.name))
+		same := regexp.MustCompile("(?i)" + of + " is (not )?null|" + of + " <=> null|nvl2\\(" + of + ",|(isnull|unix_timestamp)\\(" + of + "\\)")
+		expression = same.ReplaceAllString(expression, " ")
+	}
+	return expression
 }
 
 // zoned is a column that may depend on the time zone of the session; nil if there is none.

@@ -119,10 +119,25 @@ func TestEveryTypeStandsBesideEveryOther(t *testing.T) {
 	equal(t, a, b)
 }
 
+// Whether a TIMESTAMP is NULL, and how many seconds it is, does not depend on the time zone.
+func TestAStoredColumnThatIsTheSameInEveryTimeZoneIsReplicated(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	a.Exec("CREATE DATABASE d", "USE d", "CREATE TABLE t (email VARCHAR(20) NOT NULL, deleted_at TIMESTAMP NULL, active TINYINT AS (IF(deleted_at IS NULL, 1, NULL)) STORED, s BIGINT AS (COALESCE(UNIX_TIMESTAMP(deleted_at), 0)) STORED, "+
+		"x VARCHAR(60) AS (CASE WHEN ISNULL(deleted_at) THEN email WHEN deleted_at IS NOT NULL THEN 'gone' ELSE NVL2(deleted_at, 'a', 'b') END) STORED, e BOOL AS (deleted_at <=> NULL) STORED, UNIQUE (email, active))",
+		"SET time_zone = '+05:00'", "INSERT INTO t (email, deleted_at) VALUES ('a', NULL), ('a', '2026-01-15 23:30:00')")
+	copyStill(t, a, b, 10)
+	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 2}, 10)
+	p.at = head(t, p.source)
+	a.Exec("USE d", "SET time_zone = '+07:00'", "UPDATE t SET deleted_at = '2026-01-16 01:00:00' WHERE active", "INSERT INTO t (email, deleted_at) VALUES ('a', NULL), ('b', '2026-01-16 01:00:00')", "SET time_zone = DEFAULT")
+	p.sync(t)
+	equal(t, a, b)
+}
+
 // A stored column may be computed in the time zone of the session, which is not in the log.
 func TestAStoredColumnThatDependsOnTheTimeZoneIsVerified(t *testing.T) {
 	for name, columns := range map[string]string{
 		"a key": "id INT PRIMARY KEY, ts TIMESTAMP, h INT AS (HOUR(ts)) STORED", "no key": "id INT, ts TIMESTAMP, h VARCHAR(30) AS (ts) STORED",
+		"whether another is NULL": "id INT PRIMARY KEY, ts TIMESTAMP, d DATETIME AS (IF(HOUR(ts) > 9, ts, NULL)) VIRTUAL, h INT AS (d IS NULL) STORED",
 		"through another": "id INT PRIMARY KEY, u INT UNIQUE, ts TIMESTAMP, d DATETIME AS (ts) VIRTUAL, h INT AS (HOUR(d)) STORED", "of a time": "id INT PRIMARY KEY, ts DATETIME, h BIGINT AS (UNIX_TIMESTAMP(ts)) STORED",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,9 +28,10 @@ var workloadTables = []string{
 	"CREATE TABLE w.second (id INT NOT NULL, a INT NOT NULL, v VARCHAR(20), UNIQUE (a), UNIQUE (id, a))",
 	"CREATE TABLE w.none (id INT, a INT, v VARCHAR(20))",
 	"CREATE TABLE w.gen (id INT PRIMARY KEY, a INT, v VARCHAR(20), g INT AS (a * 2) STORED, UNIQUE (g))",
+	"CREATE SEQUENCE w.numbers", "CREATE TABLE w.numbered (id INT DEFAULT NEXTVAL(w.numbers) PRIMARY KEY, a INT, v VARCHAR(20))",
 }
 
-var workloadNames = []string{"one", "uniq", "pair", "text", "second", "none", "gen"}
+var workloadNames = []string{"one", "uniq", "pair", "text", "second", "none", "gen", "numbered"}
 
 func newWorkload(t testing.TB, server *testenv.MariaDB, seed uint64) *workload {
 	t.Helper()

@@ -37,6 +37,8 @@ type writer struct {
 
 	// shape is for rows of its schema. If rows have another schema, the table may have been altered.
 	shape atomic.Pointer[shape]
+	// inTurn: a sequence that a default of the table names was missing at the sink, or may not be used.
+	inTurn atomic.Bool
 	// ahead are statements that were made for the rows of a later write; nil if there are none.
 	ahead atomic.Pointer[prepared]
 	// text is why rows of the schema checked are not forwarded.
@@ -145,6 +147,25 @@ func (b *batch) apply(ctx context.Context) error {
 		b.toText()
 		return b.apply(ctx)
 	}
+	err := b.inSteps(ctx)
+	if b.lacksSequence(err) {
+		b.writer.inTurn.Store(true)
+		b.made = false
+		return b.apply(ctx)
+	}
+	return err
+}
+
+// lacksSequence reports whether the batch failed because a sequence is missing, and can be applied without inserting rows that are at the sink
+// already. While the table is copied that is not known of any row.
+func (b *batch) lacksSequence(err error) bool {
+	w, sh := b.writer, b.writer.shape.Load()
+	var e *mysql.MySQLError
+	return errors.As(err, &e) && (e.Number == codeNoSuchTable || e.Number == codeNoTablePrivilege) && sh != nil && sh.numbered && w.copying == nil && !w.inTurn.Load()
+}
+
+// inSteps executes the statements of the batch one after another.
+func (b *batch) inSteps(ctx context.Context) error {
 	conn, err := b.writer.sink.db.Conn(ctx)
 	if err != nil {
 		return err
@@ -271,24 +292,20 @@ func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
 	if st.rows == 0 {
 		return nil
 	}
-	n, err := result.RowsAffected()
-	switch {
-	case err != nil || n == st.rows:
-	case st.otherwise != nil:
-		err = st.otherwise
-	default:
-		err = fmt.Errorf("table %s has no key, and a row that was changed at the source is not at the sink; something else writes to the sink, or the initial copy was not equal: %w", b.writer.table, stream.ErrUnusable)
+	if n, err := result.RowsAffected(); err != nil || n == st.rows {
+		return err
 	}
-	return err
+	return st.otherwise
 }
 
 // Codes of errors that differences between the tables of source and sink cause.
 const (
-	codeUnknownColumn = 1054
-	codeNoSuchTable   = 1146
-	codePacketTooBig  = 1153
-	codeOutOfRange    = 1264
-	codeTooLong       = 1406
+	codeUnknownColumn    = 1054
+	codeNoTablePrivilege = 1142
+	codeNoSuchTable      = 1146
+	codePacketTooBig     = 1153
+	codeOutOfRange       = 1264
+	codeTooLong          = 1406
 )
 
 // explain adds what to do to an error that retrying cannot resolve.
@@ -324,7 +341,7 @@ func (b *batch) prepare(ctx context.Context) error {
 		b.made = forward
 		return err
 	}
-	if p := b.writer.ahead.Swap(nil); p != nil && p.shape == b.writer.shape.Load() && slices.Equal(p.rows, b.rows) {
+	if p := b.writer.ahead.Swap(nil); p != nil && p.shape == b.writer.shape.Load() && p.inTurn == b.writer.inTurn.Load() && slices.Equal(p.rows, b.rows) {
 		b.statements, b.made = p.statements, true
 		return nil
 	}
@@ -344,7 +361,7 @@ func (b *batch) prepare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		made, err := sh.statements(rest[:n])
+		made, err := sh.statements(rest[:n], b.writer.inTurn.Load())
 		if err != nil {
 			return err
 		}
@@ -378,6 +395,7 @@ func (w *writer) shapeFor(ctx context.Context, schema *stream.Schema) (*shape, e
 // prepared are the statements for rows, all of the schema of one shape.
 type prepared struct {
 	shape      *shape
+	inTurn     bool
 	rows       []*stream.Rows
 	statements []statement
 }
@@ -397,7 +415,8 @@ func (w *writer) Prepare(rows []*stream.Rows) {
 			return
 		}
 	}
-	if made, err := sh.statements(rows); err == nil {
-		w.ahead.Store(&prepared{shape: sh, rows: rows, statements: made})
+	inTurn := w.inTurn.Load()
+	if made, err := sh.statements(rows, inTurn); err == nil {
+		w.ahead.Store(&prepared{shape: sh, inTurn: inTurn, rows: rows, statements: made})
 	}
 }
