@@ -61,7 +61,7 @@ func mountDrainConfig(spec *corev1.PodSpec, c *drainconfig.CustomDrain) {
 }
 
 // reserved are the paths in the pods of the nodes that a mount must neither hide nor be in: what Ebb needs there, and what the container runtime
-// mounts.
+// mounts. A mount may be in /dev, which is a file system in memory.
 var reserved = []string{command, dataDir, drainDir, "/dev", "/proc", "/sys", "/run/secrets", "/var/run/secrets", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 
 // CheckTemplate refuses a custom drain whose template cannot be mounted where the file says.
@@ -72,7 +72,7 @@ func CheckTemplate(c *drainconfig.CustomDrain) error {
 		return fmt.Errorf("customDrain.templateMountPath: %q cannot be mounted in the pods of the nodes: %s", dir, instead)
 	}
 	for _, path := range reserved {
-		if inside(dir, path) || inside(path, dir) {
+		if inside(path, dir) || inside(dir, path) && path != "/dev" {
 			return fmt.Errorf("customDrain.templateMountPath: %q cannot be mounted in the pods of the nodes, which have %s: %s", dir, path, instead)
 		}
 	}

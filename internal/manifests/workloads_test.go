@@ -66,14 +66,14 @@ func TestATemplateIsNotMountedOverWhatANodeNeeds(t *testing.T) {
 	}
 	for _, path := range []string{
 		"", "etc/drain-templates", "/etc:drains", "/", "//", "/etc", "/etc/", "/etc/drain-templates/..", "/var", "/var/lib", "/var/lib/ebb", "/var/lib/ebb/templates",
-		"/etc/ebb-drain", "/etc/ebb-drain/templates", "/ebb", "/ebb/templates", "/proc", "/proc/self", "/dev", "/dev/shm", "/sys", "/sys/fs",
+		"/etc/ebb-drain", "/etc/ebb-drain/templates", "/ebb", "/ebb/templates", "/proc", "/proc/self", "/dev", "/sys", "/sys/fs",
 		"/run", "/run/secrets", "/var/run", "/var/run/secrets/kubernetes.io/serviceaccount", "/etc/hosts", "/etc/resolv.conf",
 	} {
 		if err := check(path); err == nil {
 			t.Errorf("a template may be mounted at %q", path)
 		}
 	}
-	for _, path := range []string{"/etc/drain-templates", "/templates", "/ebb-templates", "/var/lib/ebb-drain", "/etc/ebb-drain-templates", "/device", "/opt/ebb"} {
+	for _, path := range []string{"/etc/drain-templates", "/templates", "/ebb-templates", "/var/lib/ebb-drain", "/etc/ebb-drain-templates", "/device", "/dev/templates", "/opt/ebb"} {
 		if err := check(path); err != nil {
 			t.Error(err)
 		}
