@@ -590,28 +590,44 @@ func (k *installation) awaitAccess(resource string, allowed bool) {
 func podsOfASickNode(t *testing.T, k *installation, _ []string) {
 	p := k.on(t, "w-sick", "now-sick")
 	p.pod("a1")
-	event := func(name string, healthy bool) {
-		p.create(&v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.HealthEventSpec{NodeName: p.node, CheckName: "Xid", IsFatal: !healthy, IsHealthy: healthy}})
-	}
-	state := func() v1alpha1.HealthEventStatus {
-		e := &v1alpha1.HealthEvent{}
-		if err := p.client.Get(context.Background(), types.NamespacedName{Name: "sick1"}, e); err != nil {
-			return v1alpha1.HealthEventStatus{}
-		}
-		return e.Status
-	}
-	event("sick1", false)
-	untilSo(t, func() string { return fmt.Sprintf("the event to have drained its node: %+v", state()) }, func() bool {
-		s := state().UserPodsEvictionStatus
-		return s != nil && s.Status == v1alpha1.EvictionSucceeded
-	})
+	p.report("sick1", false)
+	p.awaitEvicted("sick1", v1alpha1.EvictionSucceeded)
 	if !cordon.Is(p.core()) || p.get(p.namespace, "a1") != nil {
 		t.Error("the node is not cordoned, or its pod is there")
 	}
-	event("well1", true)
-	until(t, "the quarantine to be lifted", func() bool {
+	p.recovers("sick1", "well1")
+}
+
+// report makes a health event about the node.
+func (p *podsOnNode) report(name string, healthy bool) {
+	p.t.Helper()
+	p.create(&v1alpha1.HealthEvent{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.HealthEventSpec{NodeName: p.node, CheckName: "Xid", IsFatal: !healthy, IsHealthy: healthy}})
+}
+
+func (p *podsOnNode) event(name string) v1alpha1.HealthEventStatus {
+	e := &v1alpha1.HealthEvent{}
+	if err := p.client.Get(context.Background(), types.NamespacedName{Name: name}, e); err != nil {
+		return v1alpha1.HealthEventStatus{}
+	}
+	return e.Status
+}
+
+// awaitEvicted waits until an event says how far the drain of the node is.
+func (p *podsOnNode) awaitEvicted(event string, want v1alpha1.EvictionState) {
+	p.t.Helper()
+	untilSo(p.t, func() string { return fmt.Sprintf("the drain of event %s to be %s: %+v", event, want, p.event(event)) }, func() bool {
+		s := p.event(event).UserPodsEvictionStatus
+		return s != nil && s.Status == want
+	})
+}
+
+// recovers reports that the node is healthy again, and waits until its quarantine by an earlier event is lifted.
+func (p *podsOnNode) recovers(sick, well string) {
+	p.t.Helper()
+	p.report(well, true)
+	until(p.t, "the quarantine to be lifted", func() bool {
 		n := p.core()
-		return state().NodeQuarantined == v1alpha1.UnQuarantined && !cordon.Is(n) && len(v1alpha1.CordonOwners(n)) == 0
+		return p.event(sick).NodeQuarantined == v1alpha1.UnQuarantined && !cordon.Is(n) && len(v1alpha1.CordonOwners(n)) == 0
 	})
 }
 
@@ -669,13 +685,14 @@ func (k *installation) revive(args []string) {
 	}
 }
 
-// podsWhileQueued: pods leave a node while its drain waits for the slot, and a drain with the slot waits for its pods.
+// podsWhileQueued: pods leave a node while its drain waits for the slot, also those of a sick node, and a drain with the slot waits for its pods.
 func podsWhileQueued(t *testing.T, k *installation, _ []string) {
 	followers := k.followers()
-	first, second := k.on(t, followers[0], "now-first"), k.on(t, followers[1], "now-second")
+	first, second, sick := k.on(t, followers[0], "now-first"), k.on(t, followers[1], "now-second"), k.on(t, followers[2], "now-third")
 	first.pod("a1")
 	first.budget("a", 1, 1, 1)
 	second.pod("b1")
+	sick.pod("c1")
 	first.drain()
 	first.blocked("BudgetNeverAllows")
 	until(t, "the first drain to have the slot", func() bool { return first.status().Status.StartedAt != nil })
@@ -684,6 +701,9 @@ func podsWhileQueued(t *testing.T, k *installation, _ []string) {
 	if d := second.status(); d.Status.Phase != v1alpha1.DrainPending || d.Status.Scope != "" || d.Status.Pods.Evicted != 1 {
 		t.Errorf("the second drain is %+v", d.Status)
 	}
+	sick.report("sick-queued", false)
+	until(t, "the pods of the sick node to have left", func() bool { return sick.get(sick.namespace, "c1") == nil })
+	sick.awaitEvicted("sick-queued", v1alpha1.EvictionInProgress) // its own work waits for the slot
 	untilSo(t, func() string { return fmt.Sprintf("the first drain to count its pod: %+v", first.status().Status) }, func() bool {
 		d := first.status()
 		return d.Status.Remaining["pods"] == 1 && len(d.Status.Blockers) > 0
@@ -691,8 +711,14 @@ func podsWhileQueued(t *testing.T, k *installation, _ []string) {
 	k.kubectl("delete", "pdb", "-n", "now-first", "a")
 	k.awaitEnd("of-"+followers[0], v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
 	k.awaitEnd("of-"+followers[1], v1alpha1.DrainComplete, v1alpha1.ReasonDrained)
+	sick.awaitEvicted("sick-queued", v1alpha1.EvictionSucceeded)
 	k.back(followers[0])
 	k.back(followers[1])
+	sick.recovers("sick-queued", "well-queued")
+	until(t, "the sick node to be back", func() bool {
+		n := k.node(sick.node)
+		return n.IsReady() && n.Status.Liveness == v1alpha1.Alive
+	})
 }
 
 // podsLeftAloneByEbb: a drain of Ebb's own work leaves the pods of its node alone if it is told to.
