@@ -138,7 +138,7 @@ func TestAStoredColumnThatDependsOnTheTimeZoneIsVerified(t *testing.T) {
 	for name, columns := range map[string]string{
 		"a key": "id INT PRIMARY KEY, ts TIMESTAMP, h INT AS (HOUR(ts)) STORED", "no key": "id INT, ts TIMESTAMP, h VARCHAR(30) AS (ts) STORED",
 		"whether another is NULL": "id INT PRIMARY KEY, ts TIMESTAMP, d DATETIME AS (IF(HOUR(ts) > 9, ts, NULL)) VIRTUAL, h INT AS (d IS NULL) STORED",
-		"through another": "id INT PRIMARY KEY, u INT UNIQUE, ts TIMESTAMP, d DATETIME AS (ts) VIRTUAL, h INT AS (HOUR(d)) STORED", "of a time": "id INT PRIMARY KEY, ts DATETIME, h BIGINT AS (UNIX_TIMESTAMP(ts)) STORED",
+		"through another":         "id INT PRIMARY KEY, u INT UNIQUE, ts TIMESTAMP, d DATETIME AS (ts) VIRTUAL, h INT AS (HOUR(d)) STORED", "of a time": "id INT PRIMARY KEY, ts DATETIME, h BIGINT AS (UNIX_TIMESTAMP(ts)) STORED",
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
