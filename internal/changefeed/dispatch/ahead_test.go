@@ -11,10 +11,10 @@ import (
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
-// preparing is a ledger whose writers prepare writes. It counts the writes of rows that were prepared before.
+// preparing is a ledger whose writers prepare writes. It counts the writes of rows that were prepared before, and those that were forgotten.
 type preparing struct {
 	*ledger
-	prepared, used atomic.Int64
+	prepared, used, forgotten atomic.Int64
 }
 
 func (p *preparing) Acquire(ctx context.Context, table stream.Identity, epoch stream.Epoch, start stream.Position) (stream.Writer, stream.Position, error) {
@@ -45,6 +45,14 @@ func (e *aheadEntry) Prepare(rows []*stream.Rows) {
 	defer e.mu.Unlock()
 	e.next[rows[0].Position] = rows
 	e.sink.prepared.Add(1)
+}
+
+// Forget implements stream.AheadWriter.
+func (e *aheadEntry) Forget() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sink.forgotten.Add(int64(len(e.next)))
+	clear(e.next)
 }
 
 // Write may run while the next write is prepared.

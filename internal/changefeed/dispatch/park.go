@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ebb-dev/ebb/internal/backoff"
+	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
 
 // A changefeed whose sink hangs, and a table that cannot be written, must not take the memory that others need: when memory is scarce,
@@ -99,9 +100,12 @@ func (e *Engine) relieve() {
 	}
 }
 
-// shed drops all changes that are not being written. They are read again later. The caller holds the lock.
+// shed drops all changes that are not being written, and what is prepared for them. They are read again later. The caller holds the lock.
 func (d *dispatcher) shed() {
 	d.partOf = 0
+	if ahead, ok := d.writer.(stream.AheadWriter); ok {
+		ahead.Forget()
+	}
 	if d.blocked() { // it needs only the DDL that it waits for
 		for _, rows := range d.queue[1:] {
 			d.bytes -= rows.Bytes
@@ -119,6 +123,13 @@ func (d *dispatcher) shed() {
 	if !d.parked {
 		d.park()
 	}
+}
+
+// isParked reports whether nothing is delivered to the dispatcher.
+func (d *dispatcher) isParked() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.parked
 }
 
 // tend resumes the delivery to parked dispatchers once they do not hoard. It returns when none is left.

@@ -66,3 +66,38 @@ func TestATableThatCannotBeWrittenDoesNotHoldUpOthers(t *testing.T) {
 	mended.Store(true)
 	until(t, "all have everything", func() bool { return sink.has(tables, head) })
 }
+
+// What a writer has prepared is in no budget.
+func TestWhatIsPreparedForASinkThatHangsIsForgotten(t *testing.T) {
+	noGoroutines(t)
+	const memory, few, head = 256 << 10, 500, 60_000
+	source := newTape(t, "tables=1")
+	sink := &preparing{ledger: newLedger(t, source)}
+	other := newLedger(t, source)
+	m := newMachine(t, source, sink, memory)
+	m.sinks["other"] = other
+	tables := source.tables(t)
+	var writes atomic.Int64
+	first, later := newHang(t), newHang(t)
+	sink.hinder(func(ctx context.Context, table stream.Table) error {
+		if writes.Add(1) == 1 {
+			return first.wait(ctx, table)
+		}
+		return later.wait(ctx, table)
+	})
+	m.mustStart(orders(ep(1), 0, tables...))
+	c := config
+	c.Sink = "other"
+	if failed := m.Start(context.Background(), dispatch.FeedKey{Namespace: "default", Name: "other", UID: "2"}, 1, c, orders(ep(1), 0, tables...)); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	source.wind(few)
+	until(t, "the first write hangs", func() bool { return first.waiting.Load() == 1 })
+	until(t, "more than two batches are read", func() bool { return other.has(tables, few) })
+	first.release()
+	until(t, "a write is prepared while another one hangs", func() bool { return later.waiting.Load() == 1 && sink.prepared.Load() > 0 })
+	source.wind(head)
+	until(t, "it is forgotten", func() bool { return sink.forgotten.Load() > 0 })
+	later.release()
+	until(t, "everything is at the sink", func() bool { return sink.has(tables, head) })
+}

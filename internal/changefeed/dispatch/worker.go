@@ -181,7 +181,12 @@ func (f *Feed) prepareNext(b *flush) (wait func()) {
 	var wg sync.WaitGroup
 	if ahead, ok := b.writer.(stream.AheadWriter); ok && b.last.DDL == nil && !f.waits() {
 		if next := b.upcoming(f.batch); next != nil {
-			wg.Go(func() { ahead.Prepare(next) })
+			wg.Go(func() {
+				ahead.Prepare(next)
+				if b.isParked() { // its changes were dropped meanwhile
+					ahead.Forget()
+				}
+			})
 		}
 	}
 	return wg.Wait

@@ -33,8 +33,8 @@ type assembler struct {
 	// oldMode is that of the server, and zone the time zone of its machine, once it is needed.
 	oldMode string
 	zone    sqlzone.Zone
-	// temporary are names of temporary tables whose making is in the log: of sessions with another binlog_format than ROW.
-	temporary map[stream.Table]bool
+	// temporary are the temporary tables whose making is in the log: of sessions with another binlog_format than ROW.
+	temporary map[temporaryTable]bool
 	// newest is the transaction that was read last on the connection, or that the connection started after.
 	newest gtid
 	// trailer is how many bytes of a checksum are at the end of an event.
@@ -43,6 +43,12 @@ type assembler struct {
 	formatEvent []byte
 
 	open *group
+}
+
+// temporaryTable is one that only a session has.
+type temporaryTable struct {
+	session uint32
+	stream.Table
 }
 
 // group is the transaction that is being read.
@@ -93,7 +99,7 @@ func (s *Source) newAssembler(ctx context.Context, wants func(stream.Table) bool
 	if err != nil {
 		return nil, err
 	}
-	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, collations), wants: wants, unread: map[uint64]bool{}, temporary: map[stream.Table]bool{}, fold: fold == "1", oldMode: oldMode}, nil
+	return &assembler{source: s, parser: newParser(), tables: newTableCache(s, collations), wants: wants, unread: map[uint64]bool{}, temporary: map[temporaryTable]bool{}, fold: fold == "1", oldMode: oldMode}, nil
 }
 
 func newParser() *replication.BinlogParser {
@@ -379,7 +385,7 @@ func (a *assembler) query(ctx context.Context, e *replication.BinlogEvent, at *c
 		a.unreadable(tables, "GTID %s is a statement that was logged instead of rows (%s): set binlog_format=ROW in every session, and start again from a copy taken after it", a.open.id, brief(text))
 		return done, nil
 	}
-	return done, a.ddl(ctx, text, st, session, q.ErrorCode, e.Header.Flags&replication.LOG_EVENT_THREAD_SPECIFIC_F != 0)
+	return done, a.ddl(ctx, text, st, session, q.SlaveProxyID, q.ErrorCode, e.Header.Flags&replication.LOG_EVENT_THREAD_SPECIFIC_F != 0)
 }
 
 // drops reports whether a statement within a transaction drops a table that CREATE OR REPLACE … SELECT has dropped and not made again, because
@@ -388,8 +394,8 @@ func (g *group) drops(st *statement) bool {
 	return len(g.tx.Rows) == 0 && len(g.tx.Skipped) == 0 && st.comes("DROP", "TABLE")
 }
 
-// ddl makes the open transaction one of DDL. ofSession: the statement used something that only its session has.
-func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, failed uint16, ofSession bool) error {
+// ddl makes the open transaction one of DDL, executed in the session with a number. ofSession: it used something that only its session has.
+func (a *assembler) ddl(ctx context.Context, text string, st *statement, session sessionContext, number uint32, failed uint16, ofSession bool) error {
 	text, session, err := a.source.inUTF8(ctx, text, session)
 	if err != nil {
 		return err
@@ -401,11 +407,14 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 		st = newStatement(text, st.schema, session, a.fold)
 	}
 	if t, ok := st.temporary(); ok {
-		a.temporary[t] = true
+		a.temporary[temporaryTable{number, t}] = true
+	}
+	for _, t := range st.dropsTemporary() { // the end of a session is logged as that, too
+		delete(a.temporary, temporaryTable{number, t})
 	}
 	ddl := parseDDL(text, st)
 	if ddl.Kind == stream.CreateTable && ddl.Replaces { // the server says so of all that have dropped a table
-		ofSession = slices.ContainsFunc(ddl.Reads, func(t stream.Table) bool { return a.temporary[t] })
+		ofSession = slices.ContainsFunc(ddl.Reads, func(t stream.Table) bool { return a.temporary[temporaryTable{number, t}] })
 	}
 	if session.converted && ddl.Differs == "" {
 		ddl.Differs = st.introduced()

@@ -120,7 +120,7 @@ func (s *statement) readsSequence(from, to int) bool {
 	for i := from; i < to; i++ {
 		at := i
 		switch t := s.words[i]; {
-		case t.is("NEXTVAL", "LASTVAL", "SETVAL") && s.pass(&at, to, t.text, "("):
+		case s.callsSequence(i):
 			return true
 		case t.is("NEXTVAL", "CURRVAL") && i > from && s.words[i-1].is("."): // with sql_mode=ORACLE
 			return true

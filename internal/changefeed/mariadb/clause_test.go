@@ -136,6 +136,7 @@ func TestDDLMustNotChangeWhichRowsAreLeftOut(t *testing.T) {
 		{"ALTER TABLE t ADD n INT DEFAULT NEXT VALUE FOR q", "stops: rows of table s.t are left out, and it numbers the others"},
 		{"ALTER TABLE t ADD n INT DEFAULT NEXTVAL(q)", "stops: rows of table s.t are left out, and it numbers the others"},
 		{"ALTER TABLE t ADD n INT DEFAULT q.nextval", "stops: rows of table s.t are left out, and it numbers the others"},
+		{"ALTER TABLE t ADD KEY nextval (nextval)", "ALTER TABLE t ADD KEY nextval (nextval)"},
 		{"ALTER TABLE t ADD serial INT AFTER next, ADD next INT AFTER serial", "ALTER TABLE t ADD serial INT AFTER next, ADD next INT AFTER serial"},
 		{"ALTER TABLE t ADD (serial INT, previous INT AS (next + 1), CHECK (lastval > 0))", "ALTER TABLE t ADD (serial INT, previous INT AS (next + 1), CHECK (lastval > 0))"},
 		{"ALTER TABLE t AUTO_INCREMENT = 500", "ALTER TABLE t AUTO_INCREMENT = 500"},

@@ -202,8 +202,8 @@ func parseDDL(text string, s *statement) *stream.DDL {
 
 // temporary is the temporary table that the statement makes.
 func (s *statement) temporary() (t stream.Table, ok bool) {
-	at, spots := s.at, s.spots
-	defer func() { s.at, s.spots = at, spots }()
+	at, spots, doubt := s.at, s.spots, s.doubt
+	defer func() { s.at, s.spots, s.doubt = at, spots, doubt }()
 	s.setStatement()
 	if !s.accept("CREATE") {
 		return t, false
@@ -214,6 +214,18 @@ func (s *statement) temporary() (t stream.Table, ok bool) {
 	}
 	s.accept("IF", "NOT", "EXISTS")
 	return s.name()
+}
+
+// dropsTemporary are the temporary tables that the statement drops.
+func (s *statement) dropsTemporary() []stream.Table {
+	at, spots, doubt := s.at, s.spots, s.doubt
+	defer func() { s.at, s.spots, s.doubt = at, spots, doubt }()
+	s.setStatement()
+	if !s.accept("DROP", "TEMPORARY") || !s.acceptAny("TABLE", "TABLES") {
+		return nil
+	}
+	s.accept("IF", "EXISTS")
+	return s.names()
 }
 
 // setStatement passes SET STATEMENT variables FOR. It returns false if the variables change how the rest is read.

@@ -43,7 +43,7 @@ func (s *statement) sequences(d *stream.DDL) {
 		switch {
 		case s.comes("NEXT", "VALUE", "FOR"), s.comes("PREVIOUS", "VALUE", "FOR"):
 			s.at += 3
-		case s.comes("NEXTVAL", "("), s.comes("LASTVAL", "("), s.comes("SETVAL", "("):
+		case s.callsSequence(s.at):
 			s.at += 2
 		default:
 			s.at++
@@ -56,6 +56,14 @@ func (s *statement) sequences(d *stream.DDL) {
 			d.References = append(d.References, sequence)
 		}
 	}
+}
+
+// callsSequence reports whether a word is a function of a sequence, and not the name of a table or a key.
+func (s *statement) callsSequence(i int) bool {
+	if i+1 >= len(s.words) || !s.words[i].is("NEXTVAL", "LASTVAL", "SETVAL") || !s.words[i+1].is("(") {
+		return false
+	}
+	return i == 0 || !s.words[i-1].is("TABLE", "EXISTS", ".", "ON", "TO", "REFERENCES", "KEY", "INDEX", "UNIQUE", "FULLTEXT", "SPATIAL", "CONSTRAINT")
 }
 
 // others is what the statement has that may be a name with a schema or a table before it, besides the tables that were read; empty if there is

@@ -402,6 +402,9 @@ type prepared struct {
 
 var _ stream.AheadWriter = (*writer)(nil)
 
+// Forget implements stream.AheadWriter.
+func (w *writer) Forget() { w.ahead.Store(nil) }
+
 // Prepare implements stream.AheadWriter. It makes the statements of rows that are written as text and have the same schema as those before
 // them; an error is found again by Write.
 func (w *writer) Prepare(rows []*stream.Rows) {

@@ -287,6 +287,8 @@ type AheadWriter interface {
 	// Prepare does what a later Write of the same rows can do without the sink. It may be called while Write runs, but not concurrently
 	// with itself. What it cannot do, Write does.
 	Prepare(rows []*Rows)
+	// Forget frees the memory of what is prepared. It may be called at any time.
+	Forget()
 }
 
 // Part is what is written of one table when several are written together.
