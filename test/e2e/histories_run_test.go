@@ -108,7 +108,7 @@ func TestRandomHistoriesEndEqual(t *testing.T) {
 				t.Logf("seed %d refused: %.300s", seed, v.detail)
 			}
 			if v.bad() {
-				t.Logf("seed %d %s: %.600s\n%s", seed, v.outcome, v.detail, sqlhistory.Script(v.statements, fmt.Sprintf("h%d", seed)))
+				t.Logf("seed %d %s: %.600s\n%s\nleft out, because a server refused it:\n%s", seed, v.outcome, v.detail, sqlhistory.Script(v.statements, fmt.Sprintf("h%d", seed)), strings.Join(v.refusedSQL, "\n"))
 				bad[seed] = v
 			}
 		})
