@@ -48,7 +48,7 @@ func BenchmarkHealthEventToResource(b *testing.B) {
 // until the event says that the node is drained.
 func BenchmarkHealthEventToEviction(b *testing.B) {
 	k := startKubernetesWith(b, testenv.EbbPlain(b), "k1")
-	k.runUp(2, "--kubeconfig", k.kube.Kubeconfig())
+	k.runUp(2, "--kubeconfig", k.dir.Kubeconfig())
 	ctx := context.Background()
 	var quarantined, begun, first, drained []time.Duration
 	for i := 0; b.Loop(); i++ {
@@ -88,11 +88,11 @@ func BenchmarkHealthEventToEviction(b *testing.B) {
 func BenchmarkHealthEventNodes(b *testing.B) {
 	const nodes = 100
 	file := filepath.Join(b.TempDir(), "drain.toml")
-	if err := os.WriteFile(file, []byte("[quarantine]\nmaxShare = \"100%\"\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n[quarantine]\nmaxShare = \"100%\"\n"), 0o600); err != nil {
 		b.Fatal(err)
 	}
 	k := startKubernetesWith(b, testenv.EbbPlain(b), "k1")
-	k.runUp(2, "--kubeconfig", k.kube.Kubeconfig(), "--drain-config", file)
+	k.runUp(2, "--kubeconfig", k.dir.Kubeconfig(), "--drain-config", file)
 	ctx := context.Background()
 	for i := 0; b.Loop(); i++ {
 		b.StopTimer()

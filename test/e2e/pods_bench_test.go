@@ -26,7 +26,7 @@ import (
 // server, and compares them. The pods end at once, so that what is measured is the evictions.
 func BenchmarkPods(b *testing.B) {
 	k := startKubernetesWith(b, testenv.EbbPlain(b), "k1")
-	k.runUp(2, "--kubeconfig", k.kube.Kubeconfig())
+	k.runUp(2, "--kubeconfig", k.dir.Kubeconfig())
 	kubectl := testenv.Kubectl(b)
 	for _, size := range []struct{ nodes, pods int }{{1, 500}, {100, 15}} {
 		b.Run(fmt.Sprintf("%d-nodes-of-%d-pods", size.nodes, size.pods), func(b *testing.B) {
@@ -77,7 +77,7 @@ func BenchmarkPodsMemory(b *testing.B) {
 		}
 	}
 	k := startKubernetesWith(b, testenv.EbbPlain(b), "k1")
-	k.runUp(2, "--kubeconfig", k.kube.Kubeconfig())
+	k.runUp(2, "--kubeconfig", k.dir.Kubeconfig())
 	ctx := context.Background()
 	// The scheduler does not look at these, nor does KWOK: they are objects of the API.
 	k.each(many, func(i int) error {
