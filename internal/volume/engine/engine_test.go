@@ -402,6 +402,42 @@ func TestAMemberThatFailsIsGivenUpAndComesBackWithADelta(t *testing.T) {
 	b.equal("a", "b", "c")
 }
 
+// A member is given up while a write is under way and another replica is being built, which knows the next generation when the write reaches it.
+func TestAReplicaThatIsBuiltGetsAWriteDuringWhichAMemberIsGivenUp(t *testing.T) {
+	const off = 5 * block.ChunkSize // not among what c missed before
+	b := newBench(t, "a", "b", "c")
+	b.timing.Stuck = time.Minute
+	e, stop := b.engine()
+	b.write(e, 0, 1, 4096)
+	b.machines["c"].set(func(m *machine) { m.cut = true })
+	b.write(e, 0, 2, 4096)
+	hangs := make(chan struct{})
+	b.machines["c"].set(func(m *machine) { m.cut, m.hangs = false, hangs })
+	e.SetWant(engine.Want{Build: []string{"a", "b", "c"}})
+	until(t, "c to be built", func() bool {
+		s := e.Status()
+		return len(s.Rebuilds) == 1 && s.Rebuilds[0].Total > 0
+	})
+	b.machines["b"].set(func(m *machine) { m.hangs = hangs })
+	written := make(chan error, 1)
+	go func() { written <- e.WriteAt(context.Background(), fill(3, 4096), off, false) }()
+	until(t, "the write to be under way", func() bool {
+		a, p := b.machines["a"].store, make([]byte, 4096)
+		return a.ReadAt(t.Context(), a.State().Generation, p, off) == nil && p[0] == 3
+	})
+	b.machines["b"].set(func(m *machine) { m.cut = true })
+	until(t, "b to be given up", func() bool { return slices.Equal(e.Status().Members, []string{"a"}) })
+	close(hangs)
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+	until(t, "c to be a member", func() bool { return slices.Equal(e.Status().Members, []string{"a", "c"}) })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.equal("a", "c")
+}
+
 func TestANewReplicaIsBuiltWhileWritesGoOn(t *testing.T) {
 	b := newBench(t, "a")
 	e, stop := b.engine()

@@ -163,7 +163,8 @@ func (e *Engine) apply(ctx context.Context, o operation, targetsToo bool) error 
 		errs, late := e.applyOnce(ctx, o, v, targetsToo)
 		switch {
 		case first(errs) != nil:
-			if done, err := e.settle(ctx, v, errs); done || err != nil {
+			// A target that was in the next generation has not got it, goes on, and would become a member without it: then it is done once more.
+			if done, err := e.settle(ctx, v, errs); done && !late || err != nil {
 				return err
 			}
 		case late:
