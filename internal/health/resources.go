@@ -78,7 +78,8 @@ const (
 	goneAfter = 5 * time.Second
 )
 
-// NewResources makes clients. Without a configuration and a template they only delete resources that an earlier configuration made. changed is called when a resource or its definition may have changed.
+// NewResources makes clients. Without a configuration and a template they only delete resources that an earlier configuration made. changed is
+// called when a resource or its definition may have changed.
 func NewResources(cfg *rest.Config, config *drainconfig.CustomDrain, template *render.Template, changed func(), log *slog.Logger) (*Resources, error) {
 	clock := kubeclient.NewServerClock()
 	cfg = rest.CopyConfig(cfg)
