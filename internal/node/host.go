@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -64,15 +66,24 @@ func (h *host) end() {
 type group struct {
 	cancel context.CancelFunc
 	done   chan struct{}
+
+	mu      sync.Mutex
+	running map[string]struct{} // names of what has not ended
 }
 
 // start runs every function until the group is stopped; one that ends early is started again.
 func (h *host) start(names []string, runs []func(context.Context) error) *group {
 	ctx, cancel := context.WithCancel(context.Background())
-	g := &group{cancel: cancel, done: make(chan struct{})}
+	g := &group{cancel: cancel, done: make(chan struct{}), running: map[string]struct{}{}}
+	for _, name := range names {
+		g.running[name] = struct{}{}
+	}
 	var wg sync.WaitGroup
 	for i, run := range runs {
-		wg.Go(func() { h.keep(ctx, names[i], run) })
+		wg.Go(func() {
+			h.keep(ctx, names[i], run)
+			g.ended(names[i])
+		})
 	}
 	go func() {
 		wg.Wait()
@@ -122,6 +133,19 @@ func (h *host) residents(e *Epoch, list []Resident) *group {
 		runs = append(runs, func(ctx context.Context) error { return r.Run(ctx, e) })
 	}
 	return h.start(names, runs)
+}
+
+func (g *group) ended(name string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.running, name)
+}
+
+// left returns the names of what has not ended, sorted.
+func (g *group) left() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Sorted(maps.Keys(g.running))
 }
 
 // stopped reports whether everything in the group has ended.

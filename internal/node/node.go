@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -494,7 +495,7 @@ func (n *Node) fence(e *Epoch, w *work, cause error) {
 		g.cancel()
 	}
 	if w != nil && w.runtimes != nil && !w.runtimes.stop(late.Done()) {
-		n.opts.Die(fmt.Sprintf("node %s: work of epoch %d did not stop before its lease expired", n.opts.Name, e.Number))
+		n.opts.Die(fmt.Sprintf("node %s: work of epoch %d did not stop before its lease expired: %s", n.opts.Name, e.Number, strings.Join(w.runtimes.left(), ", ")))
 	}
 	for _, g := range w.groups() {
 		g.stop(nil)

@@ -326,7 +326,7 @@ func diesWithTheStubborn(t *testing.T, api *testenv.API) {
 	m.awaitReady(1)
 	mark(t, m)
 	until(t, "the process to die", func() bool { return m.died.Load() != nil })
-	want := "node stubborn: work of epoch 1 did not stop before its lease expired"
+	want := "node stubborn: work of epoch 1 did not stop before its lease expired: work"
 	if got := *m.died.Load(); got != want {
 		t.Errorf("died of %q, want %q", got, want)
 	}

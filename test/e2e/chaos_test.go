@@ -120,6 +120,9 @@ type chaos struct {
 	listen       sync.Map        // where a node listens that got another address, by name
 	broken       map[string]bool // of the loop alone
 	work         *chaosWork
+
+	service sync.Mutex // held while a node that killed itself is started again
+	over    bool       // no node is started again
 }
 
 // TestChaos breaks nodes, programs, members, disks, the coordinator, the API server, the source and the sink at random, while one cluster
@@ -135,6 +138,8 @@ func TestChaos(t *testing.T) {
 	if length > shortChaos {
 		c.timing = lease.DefaultTiming()
 	}
+	c.launchNode = c.serve
+	defer c.endService()
 	c.startAll()
 	defer c.dump()
 	c.begin()
@@ -396,6 +401,33 @@ func (c *chaos) restart(name string, after int64) {
 	if c.await("node "+name+" to be back", func(ctx context.Context) bool { return c.ready(ctx, name, after) }) {
 		c.logf("    %s is back", name)
 	}
+}
+
+// killedItself is the exit status of a node whose work did not stop before its lease expired.
+const killedItself = 3
+
+// serve runs a node as a service manager does: it is started again if it killed itself.
+func (c *chaos) serve(name string, args ...string) *process {
+	p := c.start(append([]string{"node", "--name", name, "--data-dir", string(c.dir)}, args...)...)
+	go func() {
+		<-p.done
+		if p.cmd.ProcessState.ExitCode() != killedItself {
+			return
+		}
+		c.service.Lock()
+		defer c.service.Unlock()
+		if !c.over {
+			c.logf("    %s killed itself and is started again: %s", name, lastLine(p.out.String()))
+			c.serve(name, args...)
+		}
+	}()
+	return p
+}
+
+func (c *chaos) endService() {
+	c.service.Lock()
+	defer c.service.Unlock()
+	c.over = true
 }
 
 func (c *chaos) killNode(e event) error {
