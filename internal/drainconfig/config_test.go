@@ -117,6 +117,13 @@ func TestWhatIsWrongIsNamedWithFileLineAndKey(t *testing.T) {
 		{"[[rules]]\nwhen = \"true\"\nquarantine = true\ndrain = true", "drain.toml:1: rules[0]: set a name"},
 		{"[[rules]]\nname = \"a\"\nwhen = \"true\"\ndrain = true", "drain.toml:1: rules[0]: set quarantine and drain"},
 		{"a = ", "drain.toml:1: "},
+		{"systemnamespaces = \"a\"", "drain.toml:1: unknown key systemnamespaces: write systemNamespaces"},
+		{"systemNamespaces = \"a\"\nSystemNamespaces = \"b\"", "drain.toml:2: unknown key SystemNamespaces: write systemNamespaces"},
+		{"\n[customdrain]\nenabled = true", "drain.toml:2: unknown key customdrain: write customDrain"},
+		{"[customDrain]\nenabled = true\nKind = \"DrainRequest\"", "drain.toml:3: unknown key customDrain.Kind: write kind"},
+		{"\ncustomDrain = {Enabled = true}", "drain.toml:2: unknown key customDrain.Enabled: write enabled"},
+		{"\n[[usernamespaces]]\nname = \"a\"\nmode = \"Immediate\"", "drain.toml:2: unknown key usernamespaces: write userNamespaces"},
+		{"[[rules]]\nname = \"a\"\nwhen = \"true\"\nquarantine = true\ndrain = true\nDrain = false", "drain.toml:6: unknown key rules[0].Drain: write drain"},
 	} {
 		_, err := drainconfig.Parse("drain.toml", []byte(tc.text))
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
