@@ -8,7 +8,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/template"
@@ -101,6 +103,9 @@ func (t *Template) check(u *unstructured.Unstructured) (*unstructured.Unstructur
 	if !found {
 		return u, nil
 	}
+	if err := checkTexts(metadata); err != nil {
+		return nil, fmt.Errorf("drain template %s: %w", t.name, err)
+	}
 	if metadata["name"] != nil || metadata["generateName"] != nil {
 		return nil, fmt.Errorf("drain template %s: remove metadata.name: Ebb names the resource", t.name)
 	}
@@ -108,6 +113,25 @@ func (t *Template) check(u *unstructured.Unstructured) (*unstructured.Unstructur
 		return nil, fmt.Errorf("drain template %s: metadata.namespace is %v, and the configuration says %s", t.name, ns, t.namespace)
 	}
 	return u, nil
+}
+
+// checkTexts refuses labels and annotations that are not text: the API would refuse them, or they would get lost when Ebb adds its annotations.
+func checkTexts(metadata map[string]any) error {
+	for _, field := range []string{"labels", "annotations"} {
+		if metadata[field] == nil {
+			continue
+		}
+		content, ok := metadata[field].(map[string]any)
+		if !ok {
+			return fmt.Errorf("metadata.%s is %v, and must be a map", field, metadata[field])
+		}
+		for _, key := range slices.Sorted(maps.Keys(content)) {
+			if _, ok := content[key].(string); !ok {
+				return fmt.Errorf("metadata.%s.%s is %v, and must be text: put it in quotes", field, key, content[key])
+			}
+		}
+	}
+	return nil
 }
 
 // addPrinters lets the result of every action that prints pass the printer.
@@ -228,7 +252,7 @@ func (v *values) functions() template.FuncMap {
 			return "", errors.New(name + " cannot be used in drain templates: values need no escaping")
 		}
 	}
-	return template.FuncMap{
+	functions := template.FuncMap{
 		printer:    v.marked,
 		"print":    func(list ...any) string { return fmt.Sprint(v.all(list)...) },
 		"printf":   v.printf,
@@ -239,6 +263,50 @@ func (v *values) functions() template.FuncMap {
 		"js":       refused("js"),
 		"urlquery": refused("urlquery"),
 	}
+	for _, name := range []string{"eq", "ne", "lt", "le", "gt", "ge"} {
+		functions[name] = v.comparison(name)
+	}
+	return functions
+}
+
+// builtin has the comparisons of text/template, of two values each.
+var builtin = template.Must(template.New("").Parse(`{{ define "eq" }}{{ eq .A .B }}{{ end }}{{ define "ne" }}{{ ne .A .B }}{{ end }}` +
+	`{{ define "lt" }}{{ lt .A .B }}{{ end }}{{ define "le" }}{{ le .A .B }}{{ end }}{{ define "gt" }}{{ gt .A .B }}{{ end }}{{ define "ge" }}{{ ge .A .B }}{{ end }}`))
+
+// comparison is the comparison of text/template of that name, for which a string that print or printf made has the values of the event in it and not
+// their placeholders.
+func (v *values) comparison(name string) func(first any, others ...any) (bool, error) {
+	return func(first any, others ...any) (bool, error) {
+		if len(others) == 0 || len(others) > 1 && name != "eq" {
+			return false, fmt.Errorf("wrong number of arguments for %s: %d", name, 1+len(others))
+		}
+		a, err := v.resolved(first)
+		if err != nil {
+			return false, err
+		}
+		for _, other := range others { // eq is true if one of them is equal
+			b, err := v.resolved(other)
+			if err != nil {
+				return false, err
+			}
+			var answer strings.Builder
+			if err := builtin.ExecuteTemplate(&answer, name, struct{ A, B any }{a, b}); err != nil {
+				return false, err
+			}
+			if answer.String() == "true" {
+				return true, nil
+			}
+		}
+		return false, nil
+	}
+}
+
+// resolved is a value in which the placeholders of a string are replaced.
+func (v *values) resolved(value any) (any, error) {
+	if printed, ok := value.(string); ok {
+		return v.text(printed)
+	}
+	return value, nil
 }
 
 // replace puts the values in the places of their placeholders.

@@ -138,6 +138,12 @@ func TestWhatTemplatesCanDo(t *testing.T) {
 		want         any
 	}{
 		{"comparisons see the text", `{{ if eq .HealthEvent.CheckName "it's: \"x\"\n" }}same{{ else }}other{{ end }}`, "same"},
+		{"comparisons see what printf makes of the text", `{{ if eq (printf "%.2s-%s" .HealthEvent.CheckName "x") "it-x" }}same{{ else }}other{{ end }}`, "same"},
+		{"comparisons see what print makes of the text", `{{ if .HealthEvent.ErrorCode | print | ne "it's: \"x\"\n,bit's: \"x\"\n" }}other{{ else }}same{{ end }}`, "same"},
+		{"a comparison with several texts", `{{ if eq .HealthEvent.CheckName "a" (print "it's" ": \"x\"\n") }}same{{ else }}other{{ end }}`, "same"},
+		{"the order of texts", `{{ if and (lt "a" .HealthEvent.CheckName) (ge (print .HealthEvent.CheckName) .HealthEvent.CheckName) (gt "z" (print .HealthEvent.CheckName)) (le .HealthEvent.CheckName .HealthEvent.CheckName) }}same{{ end }}`, "same"},
+		{"comparisons of numbers", `{{ if and (eq .HealthEvent.Version 0) (lt .HealthEvent.Version 1) (ne (len .HealthEvent.ErrorCode) 1) }}same{{ end }}`, "same"},
+		{"comparisons of booleans", `{{ if eq .HealthEvent.IsFatal true }}same{{ end }}`, "same"},
 		{"a list is compared by its entries", `{{ len .HealthEvent.ErrorCode }}`, int64(2)},
 		{"numbers stay numbers", `{{ .HealthEvent.Version }}`, int64(0)},
 		{"booleans stay booleans", `{{ .HealthEvent.IsFatal }}`, true},
@@ -201,7 +207,13 @@ func TestTemplatesThatCannotWorkAreRefusedAtTheStart(t *testing.T) {
 		{"apiVersion: nvsentinel.nvidia.com/v1alpha1\nkind: {{ .HealthEvent.Message }}", "and the configuration says DrainRequest"},
 		{head + "metadata:\n  name: x", "remove metadata.name"},
 		{head + "metadata:\n  namespace: other", "metadata.namespace is other, and the configuration says nvsentinel"},
+		{head + "metadata:\n  annotations: {gpus: 8, team: a}", "metadata.annotations.gpus is 8, and must be text: put it in quotes"},
+		{head + "metadata:\n  labels:\n    fatal: {{ .HealthEvent.IsFatal }}", "metadata.labels.fatal is true, and must be text"},
+		{head + "metadata:\n  labels: [a]", "metadata.labels is [a], and must be a map"},
 		{head + "a: {{ html .HealthEvent.Message }}", "html cannot be used"},
+		{head + "a: {{ if eq .HealthEvent.Version \"1\" }}b{{ end }}", "incompatible types for comparison"},
+		{head + "a: {{ if ne .HealthEvent.Message }}b{{ end }}", "wrong number of arguments for ne"},
+		{head + "a: {{ if eq .HealthEvent.Message }}b{{ end }}", "wrong number of arguments for eq"},
 		{head + "a: EbbValue.n99.EbbEnd", "which Ebb uses for its own purposes"},
 		{head + "a: {{ call .HealthEvent.Message }}", "non-function"},
 	} {
