@@ -248,7 +248,11 @@ func wanted(key toml.Key) string {
 	if len(key) == 0 {
 		return ""
 	}
-	last := key[len(key)-1]
+	return wantedOf(t, key[len(key)-1])
+}
+
+// wantedOf says in words what a value of a type has to be.
+func wantedOf(t reflect.Type, key string) string {
 	switch t.Kind() {
 	case reflect.Bool:
 		return "true or false"
@@ -257,9 +261,9 @@ func wanted(key toml.Key) string {
 	case reflect.String:
 		return "text in quotes"
 	case reflect.Slice:
-		return "tables that begin with [[" + last + "]]"
+		return "tables that begin with [[" + key + "]]"
 	}
-	return "a table that begins with [" + last + "]"
+	return "a table that begins with [" + key + "]"
 }
 
 // fieldOf is the field of a table whose key is the one that is looked for.
@@ -297,8 +301,8 @@ func (r *reading) refuse(key, format string, args ...any) {
 	r.wrong = append(r.wrong, fmt.Errorf("%s: %s", r.where(key), fmt.Sprintf(format, args...)))
 }
 
-// checkSpelling refuses keys that are written in other upper and lower case letters. The decoder takes them for the same, so that one of two spellings
-// of a key would silently replace the other. t is the type of the table, and prefix its key with a dot.
+// checkSpelling refuses what the decoder takes for something else. Keys in other upper and lower case letters are the same for it, so that one of two
+// spellings of a key would silently replace the other. t is the type of the table, and prefix its key with a dot.
 func (r *reading) checkSpelling(t reflect.Type, table map[string]any, prefix string) {
 	for _, key := range slices.Sorted(maps.Keys(table)) {
 		field, ok := fieldOf(t, func(name string) bool { return strings.EqualFold(name, key) })
@@ -309,14 +313,17 @@ func (r *reading) checkSpelling(t reflect.Type, table map[string]any, prefix str
 			r.wrong = append(r.wrong, fmt.Errorf("%s: unknown key %s: write %s", r.place(prefix+key), prefix+key, name))
 			continue
 		}
-		switch value := table[key].(type) {
-		case map[string]any:
-			r.checkSpelling(field.Type, value, prefix+key+".")
-		case []any:
-			for i, entry := range value {
-				if inner, ok := entry.(map[string]any); ok {
-					r.checkSpelling(field.Type.Elem(), inner, fmt.Sprintf("%s%s[%d].", prefix, key, i))
-				}
+		inner, isTable := table[key].(map[string]any)
+		list, isList := table[key].([]any)
+		switch kind := field.Type.Kind(); {
+		case isTable && kind == reflect.Struct:
+			r.checkSpelling(field.Type, inner, prefix+key+".")
+		case isTable || isList && kind != reflect.Slice: // the decoder takes one table for a list, and the last one of a list for the table
+			r.refuse(prefix+key, "must be %s", wantedOf(field.Type, key))
+		}
+		for i, entry := range list {
+			if inner, ok := entry.(map[string]any); ok && field.Type.Kind() == reflect.Slice {
+				r.checkSpelling(field.Type.Elem(), inner, fmt.Sprintf("%s%s[%d].", prefix, key, i))
 			}
 		}
 	}
