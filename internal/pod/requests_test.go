@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	fakekube "k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
+	toolscache "k8s.io/client-go/tools/cache"
 )
 
 // Several nodes drain, each with more pods than may be evicted at once.
@@ -106,4 +107,26 @@ func TestADrainAsksForThePodsOfItsNodeOnly(t *testing.T) {
 		cancel()
 		synctest.Wait()
 	})
+}
+
+// A pod of a StatefulSet is deleted and made again, with the same name, while the watch is broken: the list after that shows a change of one pod.
+func TestAPodThatWasReplacedUnseenHasArrived(t *testing.T) {
+	w := &podWatch{arrived: map[types.UID]bool{}}
+	of := func(uid types.UID) *Pod { return &Pod{Namespace: "default", Name: "db-0", UID: uid} }
+	handler := w.handler(func() {})
+	handler.OnAdd(of("first"), true)
+	handler.OnUpdate(of("first"), of("first"))
+	if len(w.arrived) > 0 {
+		t.Errorf("%v have arrived", w.arrived)
+	}
+	handler.OnUpdate(of("first"), of("second"))
+	if len(w.arrived) != 1 || !w.arrived["second"] {
+		t.Errorf("%v have arrived, want the second", w.arrived)
+	}
+	handler.OnUpdate(of("second"), of("third"))
+	handler.OnAdd(of("fourth"), false)
+	handler.OnDelete(toolscache.DeletedFinalStateUnknown{Key: "default/db-0", Obj: of("fourth")})
+	if len(w.arrived) != 1 || !w.arrived["third"] {
+		t.Errorf("%v have arrived, want the third", w.arrived)
+	}
 }
