@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -162,7 +163,10 @@ func addPrinters(node parse.Node) {
 
 // Placeholders have a number in the list of printed values, or the value itself in hexadecimal. They are plain scalars in YAML and mean
 // the same in quotes and blocks.
-var placeholder = regexp.MustCompile(`EbbValue\.(n[0-9]+|h[0-9a-f]*)\.EbbEnd`)
+var (
+	placeholder = regexp.MustCompile(`EbbValue\.(n[0-9]+|h[0-9a-f]*)\.EbbEnd`)
+	inHex       = regexp.MustCompile(`EbbValue\.h([0-9a-f]*)\.EbbEnd`)
+)
 
 // values are those that one rendering printed.
 type values struct {
@@ -190,17 +194,33 @@ func (v *values) put(value string) string {
 
 // marked returns what is printed instead of a value of the event; anything else is returned as it is.
 func (v *values) marked(value any) any {
-	switch x := value.(type) {
-	case Text:
-		return v.put(string(x))
-	case Texts:
-		return v.put(x.joined())
-	case string:
-		if v.keys[x] {
-			return v.put(x)
-		}
+	if text, ok := v.textOf(value); ok {
+		return v.put(text)
 	}
 	return value
+}
+
+// textOf is a value of the event as one string. Anything else has none: numbers, booleans, and what the template itself contains.
+func (v *values) textOf(value any) (text string, ok bool) {
+	switch x := value.(type) {
+	case Text:
+		return string(x), true
+	case Texts:
+		return x.joined(), true
+	case string:
+		return x, v.keys[x]
+	}
+	switch reflect.ValueOf(value).Kind() {
+	case reflect.Map, reflect.Struct, reflect.Slice: // with strings of the event in it, also as keys, which fmt prints as they are
+		return inHex.ReplaceAllStringFunc(fmt.Sprint(value), func(found string) string {
+			decoded, err := hex.DecodeString(inHex.FindStringSubmatch(found)[1])
+			if err != nil {
+				return found // no placeholder, but a key that looks like one
+			}
+			return string(decoded)
+		}), true
+	}
+	return "", false
 }
 
 func (v *values) all(list []any) []any {
@@ -216,15 +236,8 @@ func (v *values) printf(format string, list ...any) string {
 	formatted := make([]any, len(list))
 	for i, value := range list {
 		formatted[i] = value
-		switch x := value.(type) {
-		case Text:
-			formatted[i] = formattedText{v, string(x)}
-		case Texts:
-			formatted[i] = formattedText{v, x.joined()}
-		case string:
-			if v.keys[x] {
-				formatted[i] = formattedText{v, x}
-			}
+		if text, ok := v.textOf(value); ok {
+			formatted[i] = formattedText{v, text}
 		}
 	}
 	return fmt.Sprintf(format, formatted...)

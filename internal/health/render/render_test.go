@@ -177,6 +177,33 @@ func TestWhatTemplatesCanDo(t *testing.T) {
 	}
 }
 
+// A map or an object as a whole is one string, whatever the keys and the values are: none of them becomes YAML.
+func TestWhatIsPrintedAsAWholeIsOneString(t *testing.T) {
+	for _, action := range []string{
+		"{{ .HealthEvent.Metadata }}", "{{ print .HealthEvent.Metadata }}", `{{ printf "%v" .HealthEvent.Metadata }}`, "|1\n  {{ .HealthEvent.Metadata }}", `"{{ .HealthEvent.Metadata }}"`,
+		"{{ . }}", "{{ .HealthEvent.EntitiesImpacted }}", "{{ range .HealthEvent.EntitiesImpacted }}{{ . }}{{ end }}", "{{ .PodsToDrain }}", "{{ .HealthEvent.DrainOverrides }}",
+	} {
+		tmpl := parse(t, head+"spec:\n a: "+action+"\n")
+		for _, s := range nasty {
+			e := event("x")
+			e.Spec.Metadata = map[string]string{s + "\nstatus: {a: b}": s, "}": "{"}
+			e.Spec.EntitiesImpacted = []v1alpha1.Entity{{EntityType: s, EntityValue: "]"}}
+			u, err := tmpl.Render(render.NewData(e, pods("default")))
+			if err != nil {
+				t.Errorf("%s with %q: %v", action, s, err)
+				continue
+			}
+			value, isText, err := unstructured.NestedString(u.Object, "spec", "a")
+			if err != nil || !isText || len(u.Object) != 3 {
+				t.Errorf("%s with %q: %v", action, s, u.Object)
+			}
+			if strings.HasSuffix(action, "Metadata }}") && !strings.HasPrefix(s, "EbbValue") && (!strings.Contains(value, s+"\nstatus: {a: b}:"+s) || !strings.Contains(value, "}:{")) {
+				t.Errorf("%s with %q: %q", action, s, value)
+			}
+		}
+	}
+}
+
 // parseLoosely parses a template that need not work for the sample events.
 func parseLoosely(t *testing.T, action string) *render.Template {
 	t.Helper()
