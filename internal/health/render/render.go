@@ -316,7 +316,7 @@ func (v *values) comparison(name string) func(first any, others ...any) (bool, e
 
 // resolved is a value in which the placeholders of a string are replaced.
 func (v *values) resolved(value any) (any, error) {
-	if printed, ok := value.(string); ok {
+	if printed, ok := value.(string); ok && !v.keys[printed] { // keys are as the event has them
 		return v.text(printed)
 	}
 	return value, nil

@@ -177,6 +177,15 @@ func TestWhatTemplatesCanDo(t *testing.T) {
 	}
 }
 
+// A key that looks like a placeholder is none.
+func TestAKeyIsComparedAsTheEventHasIt(t *testing.T) {
+	e := event("x")
+	e.Spec.Metadata = map[string]string{"EbbValue.n99.EbbEnd": "EbbValue.n99.EbbEnd"}
+	if got := field(t, parseLoosely(t, "{{ range $k, $v := .HealthEvent.Metadata }}{{ if eq $k $v }}same{{ end }}{{ end }}"), e); got != "same" {
+		t.Errorf("rendered as %v", got)
+	}
+}
+
 // A map or an object as a whole is one string, whatever the keys and the values are: none of them becomes YAML.
 func TestWhatIsPrintedAsAWholeIsOneString(t *testing.T) {
 	for _, action := range []string{
