@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -188,8 +189,13 @@ func Parse(name string, data []byte) (*Config, error) {
 	if err := decoder.Decode(&f); err != nil {
 		return nil, located(name, data, err)
 	}
+	content := map[string]any{}
+	if err := toml.Unmarshal(data, &content); err != nil {
+		return nil, located(name, data, err)
+	}
 	r := &reading{name: name, lines: index(data), config: Default()}
 	r.config.UserNamespaces = nil // with a file, namespaces that it does not name have AllowCompletion
+	r.checkSpelling(reflect.TypeFor[file](), content, "")
 	r.read(f)
 	if len(r.wrong) > 0 {
 		return nil, errors.Join(r.wrong...)
@@ -231,18 +237,22 @@ func wanted(key toml.Key) string {
 		if t.Kind() != reflect.Struct {
 			return ""
 		}
-		at := slices.IndexFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return f.Tag.Get("toml") == part })
-		if at < 0 {
+		field, ok := fieldOf(t, func(name string) bool { return name == part })
+		if !ok {
 			return ""
 		}
-		if t = t.Field(at).Type; t.Kind() == reflect.Pointer {
+		if t = field.Type; t.Kind() == reflect.Pointer {
 			t = t.Elem()
 		}
 	}
 	if len(key) == 0 {
 		return ""
 	}
-	last := key[len(key)-1]
+	return wantedOf(t, key[len(key)-1])
+}
+
+// wantedOf says in words what a value of a type has to be.
+func wantedOf(t reflect.Type, key string) string {
 	switch t.Kind() {
 	case reflect.Bool:
 		return "true or false"
@@ -251,9 +261,19 @@ func wanted(key toml.Key) string {
 	case reflect.String:
 		return "text in quotes"
 	case reflect.Slice:
-		return "tables that begin with [[" + last + "]]"
+		return "tables that begin with [[" + key + "]]"
 	}
-	return "a table that begins with [" + last + "]"
+	return "a table that begins with [" + key + "]"
+}
+
+// fieldOf is the field of a table whose key is the one that is looked for.
+func fieldOf(t reflect.Type, is func(key string) bool) (reflect.StructField, bool) {
+	fields := reflect.VisibleFields(t)
+	at := slices.IndexFunc(fields, func(f reflect.StructField) bool { return is(f.Tag.Get("toml")) })
+	if at < 0 {
+		return reflect.StructField{}, false
+	}
+	return fields[at], true
 }
 
 // reading checks the values of one file.
@@ -264,18 +284,49 @@ type reading struct {
 	wrong  []error
 }
 
-// where is the place of a key in the file. One that is not there, or is in an inline table, is where its table is.
-func (r *reading) where(key string) string {
+// where is the place of a key in the file, and the key.
+func (r *reading) where(key string) string { return r.place(key) + ": " + key }
+
+// place is the place of a key in the file. One that is not there, or is in an inline table, is where its table is.
+func (r *reading) place(key string) string {
 	for around := key; around != ""; around = around[:max(0, strings.LastIndexAny(around, ".["))] {
-		if line := r.lines[around]; line > 0 {
-			return fmt.Sprintf("%s:%d: %s", r.name, line, key)
+		if line := max(r.lines[around], r.lines[around+"[0]"]); line > 0 {
+			return fmt.Sprintf("%s:%d", r.name, line)
 		}
 	}
-	return r.name + ": " + key
+	return r.name
 }
 
 func (r *reading) refuse(key, format string, args ...any) {
 	r.wrong = append(r.wrong, fmt.Errorf("%s: %s", r.where(key), fmt.Sprintf(format, args...)))
+}
+
+// checkSpelling refuses what the decoder takes for something else. Keys in other upper and lower case letters are the same for it, so that one of two
+// spellings of a key would silently replace the other. t is the type of the table, and prefix its key with a dot.
+func (r *reading) checkSpelling(t reflect.Type, table map[string]any, prefix string) {
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		field, ok := fieldOf(t, func(name string) bool { return strings.EqualFold(name, key) })
+		if !ok {
+			continue // the decoder has refused it
+		}
+		if name := field.Tag.Get("toml"); name != key {
+			r.wrong = append(r.wrong, fmt.Errorf("%s: unknown key %s: write %s", r.place(prefix+key), prefix+key, name))
+			continue
+		}
+		inner, isTable := table[key].(map[string]any)
+		list, isList := table[key].([]any)
+		switch kind := field.Type.Kind(); {
+		case isTable && kind == reflect.Struct:
+			r.checkSpelling(field.Type, inner, prefix+key+".")
+		case isTable || isList && kind != reflect.Slice: // the decoder takes one table for a list, and the last one of a list for the table
+			r.refuse(prefix+key, "must be %s", wantedOf(field.Type, key))
+		}
+		for i, entry := range list {
+			if inner, ok := entry.(map[string]any); ok && field.Type.Kind() == reflect.Slice {
+				r.checkSpelling(field.Type.Elem(), inner, fmt.Sprintf("%s%s[%d].", prefix, key, i))
+			}
+		}
+	}
 }
 
 func (r *reading) read(f file) {

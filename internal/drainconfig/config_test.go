@@ -117,6 +117,17 @@ func TestWhatIsWrongIsNamedWithFileLineAndKey(t *testing.T) {
 		{"[[rules]]\nwhen = \"true\"\nquarantine = true\ndrain = true", "drain.toml:1: rules[0]: set a name"},
 		{"[[rules]]\nname = \"a\"\nwhen = \"true\"\ndrain = true", "drain.toml:1: rules[0]: set quarantine and drain"},
 		{"a = ", "drain.toml:1: "},
+		{"\n[userNamespaces]\nname = \"a\"\nmode = \"Immediate\"", "drain.toml:2: userNamespaces: must be tables that begin with [[userNamespaces]]"},
+		{"[[customDrain]]\nenabled = true\n[[customDrain]]\nenabled = false", "drain.toml:1: customDrain: must be a table that begins with [customDrain]"},
+		{"rules = {name = \"a\"}", "drain.toml:1: rules: must be tables that begin with [[rules]]"},
+		{"quarantine = [{maxShare = \"1%\"}]", "drain.toml:1: quarantine: must be a table that begins with [quarantine]"},
+		{"systemnamespaces = \"a\"", "drain.toml:1: unknown key systemnamespaces: write systemNamespaces"},
+		{"systemNamespaces = \"a\"\nSystemNamespaces = \"b\"", "drain.toml:2: unknown key SystemNamespaces: write systemNamespaces"},
+		{"\n[customdrain]\nenabled = true", "drain.toml:2: unknown key customdrain: write customDrain"},
+		{"[customDrain]\nenabled = true\nKind = \"DrainRequest\"", "drain.toml:3: unknown key customDrain.Kind: write kind"},
+		{"\ncustomDrain = {Enabled = true}", "drain.toml:2: unknown key customDrain.Enabled: write enabled"},
+		{"\n[[usernamespaces]]\nname = \"a\"\nmode = \"Immediate\"", "drain.toml:2: unknown key usernamespaces: write userNamespaces"},
+		{"[[rules]]\nname = \"a\"\nwhen = \"true\"\nquarantine = true\ndrain = true\nDrain = false", "drain.toml:6: unknown key rules[0].Drain: write drain"},
 	} {
 		_, err := drainconfig.Parse("drain.toml", []byte(tc.text))
 		if err == nil || !strings.Contains(err.Error(), tc.want) {

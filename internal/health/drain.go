@@ -41,7 +41,7 @@ func (t Tenant) Remaining(ctx context.Context, node string) (drain.Remaining, er
 		}
 		return drain.Remaining{}, err
 	}
-	if d.Annotations[v1alpha1.HealthEventAnnotation] != "" || string(d.UID) != slot.UID {
+	if !asksOther(d) || string(d.UID) != slot.UID {
 		return drain.Remaining{}, nil
 	}
 	err := t.Reader.Get(ctx, types.NamespacedName{Name: "manual-" + slot.UID}, e)

@@ -22,21 +22,22 @@ func (w *World) manualEvents() []Step {
 	}
 	known := map[string]bool{}
 	for _, e := range w.Events {
-		known[e.Annotations[v1alpha1.ManualDrainAnnotation]] = true
+		known[e.Annotations[v1alpha1.ManualDrainAnnotation]], known[e.Name] = true, true // one that somebody made is not replaced
 	}
 	steps := map[string]Step{}
 	for _, d := range w.Drains {
-		if !NeedsEvent(d) || known[string(d.UID)] {
+		name := "manual-" + string(d.UID)
+		if !NeedsEvent(d) || known[string(d.UID)] || known[name] {
 			continue
 		}
 		steps[d.Name] = Step{Action: ActionManual, Event: &v1alpha1.HealthEvent{
 			ObjectMeta: metav1.ObjectMeta{
-				Name: "manual-" + string(d.UID), Finalizers: []string{v1alpha1.HealthEventFinalizer},
+				Name: name, Finalizers: []string{v1alpha1.HealthEventFinalizer},
 				Annotations: map[string]string{v1alpha1.ManualDrainAnnotation: string(d.UID)},
 			},
 			Spec: v1alpha1.HealthEventSpec{
 				Agent: agentEbb, CheckName: v1alpha1.CheckManualDrain, NodeName: d.Spec.NodeName, Message: d.Spec.Reason, IsFatal: true,
-				GeneratedTimestamp: v1alpha1.NewTimestamp(w.Now.Truncate(time.Microsecond)), ID: "manual-" + string(d.UID),
+				GeneratedTimestamp: v1alpha1.NewTimestamp(w.Now.Truncate(time.Microsecond)), ID: name,
 			},
 		}}
 	}
@@ -47,9 +48,16 @@ func (w *World) manualEvents() []Step {
 	return list
 }
 
-// NeedsEvent reports whether a running Drain was requested by a person.
+// NeedsEvent reports whether a running Drain was requested by a person, and wants the node emptied by the other scheduler too.
 func NeedsEvent(d *v1alpha1.Drain) bool {
-	return d.Annotations[v1alpha1.HealthEventAnnotation] == "" && d.Status.StartedAt != nil && !d.Status.Phase.Final() && d.Status.Phase != v1alpha1.DrainStopping
+	return asksOther(d) && d.Status.StartedAt != nil && !d.Status.Phase.Final() && d.Status.Phase != v1alpha1.DrainStopping
+}
+
+// asksOther reports whether another scheduler has to empty the node of a Drain, apart from those of health events, which have custom resources of their
+// own. A person who leaves the pods alone wants to move nothing but Ebb's own work. The Drain of a cordon leaves them alone too, because nobody asked
+// for that; but whoever cordons a node with kubectl wants it empty.
+func asksOther(d *v1alpha1.Drain) bool {
+	return d.Annotations[v1alpha1.HealthEventAnnotation] == "" && (d.WantsPods() || d.Labels[v1alpha1.OnCordonLabel] != "")
 }
 
 // manual continues the custom drain of a drain that a person requested.

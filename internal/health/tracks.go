@@ -413,11 +413,11 @@ func Judge(object *unstructured.Unstructured, c *drainconfig.CustomDrain) (v1alp
 	for _, condition := range conditions(object) {
 		kind, status, reason := text(condition, "type"), text(condition, "status"), text(condition, "reason")
 		switch {
+		case kind == "DrainFailed" && status == string(metav1.ConditionTrue) && kind != c.ConditionType,
+			kind == c.ConditionType && status == string(metav1.ConditionFalse) && reason == "Failed": // also if False is what means complete
+			failed = sentence("Its controller reported a failure", condition)
 		case kind == c.ConditionType && status == c.ConditionStatus:
 			return v1alpha1.ResourceComplete, sentence("Its controller reported that the node is drained", condition)
-		case kind == "DrainFailed" && status == string(metav1.ConditionTrue),
-			kind == c.ConditionType && status == string(metav1.ConditionFalse) && reason == "Failed":
-			failed = sentence("Its controller reported a failure", condition)
 		}
 	}
 	if failed != "" {

@@ -3,7 +3,6 @@ package httpapi
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	strictjson "sigs.k8s.io/json"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/health"
@@ -141,14 +141,8 @@ func readEvents(body io.Reader) ([]v1alpha1.HealthEventSpec, error) {
 	return events, nil
 }
 
+// strictly reads JSON in which every field has exactly its name, and is there once: with two spellings of one field, one would silently replace the other.
 func strictly(data []byte, into any) error {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return err
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows it")
-	}
-	return nil
+	wrong, err := strictjson.UnmarshalStrict(data, into)
+	return errors.Join(append(wrong[:min(len(wrong), 10)], err)...)
 }

@@ -5,11 +5,38 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/health"
 )
+
+// Every field that detectors send, by the name that it has in JSON.
+func TestEveryFieldOfAHealthEventIsRead(t *testing.T) {
+	const body = `{"version": 1, "agent": "syslog", "componentClass": "GPU", "checkName": "GpuXidError", "isFatal": true, "isHealthy": false, "message": "it broke",
+		"recommendedAction": "RESTART_BM", "errorCode": ["79", "48"], "entitiesImpacted": [{"entityType": "GPU", "entityValue": "0"}], "metadata": {"zone": "a"},
+		"generatedTimestamp": "2026-05-04T14:00:00.5+02:00", "nodeName": "n1", "quarantineOverrides": {"force": true, "skip": false},
+		"drainOverrides": {"force": false, "skip": true}, "id": "e1"}`
+	want := []v1alpha1.HealthEventSpec{{
+		Version: 1, Agent: "syslog", ComponentClass: "GPU", CheckName: "GpuXidError", IsFatal: true, Message: "it broke", RecommendedAction: "RESTART_BM",
+		ErrorCode: []string{"79", "48"}, EntitiesImpacted: []v1alpha1.Entity{{EntityType: "GPU", EntityValue: "0"}}, Metadata: map[string]string{"zone": "a"},
+		GeneratedTimestamp: v1alpha1.NewTimestamp(time.Date(2026, 5, 4, 12, 0, 0, 500_000_000, time.UTC)), NodeName: "n1",
+		QuarantineOverrides: &v1alpha1.Overrides{Force: true}, DrainOverrides: &v1alpha1.Overrides{Skip: true}, ID: "e1",
+	}}
+	got, err := readEvents(strings.NewReader(body))
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	for _, action := range []v1alpha1.RecommendedAction{
+		"NONE", "COMPONENT_RESET", "CONTACT_SUPPORT", "RUN_FIELDDIAG", "RESTART_VM", "RESTART_BM", "REPLACE_VM", "RUN_DCGMEUD", "CUSTOM", "UNKNOWN",
+	} {
+		if _, err := readEvents(strings.NewReader(strings.Replace(body, "RESTART_BM", string(action), 1))); err != nil {
+			t.Errorf("action %s: %v", action, err)
+		}
+	}
+}
 
 func TestHealthEventsAreReadStrictly(t *testing.T) {
 	const good = `{"id":"e1","nodeName":"n1","checkName":"c","isFatal":true,"generatedTimestamp":"2026-05-04T12:00:00.123456Z","recommendedAction":"RESTART_BM"}`
@@ -19,12 +46,16 @@ func TestHealthEventsAreReadStrictly(t *testing.T) {
 		}
 	}
 	for body, want := range map[string]string{
-		``:                  "the body is neither a health event nor a list of them",
-		`[]`:                "the body has 0 events",
-		`{"idd":"x"}`:       `unknown field "idd"`,
-		good + good:         "something follows it",
-		good + "}":          "something follows it",
-		"[" + good + "]]":   "something follows it",
+		``:                "the body is neither a health event nor a list of them",
+		`[]`:              "the body has 0 events",
+		`{"idd":"x"}`:     `unknown field "idd"`,
+		good + good:       "after top-level value",
+		good + "}":        "after top-level value",
+		"[" + good + "]]": "after top-level value",
+		`{"id":"e","nodeName":"n1","checkName":"c","isfatal":true}`:                    `unknown field "isfatal"`,
+		`[` + good + `,{"id":"e","nodeName":"n1","checkName":"c","id":"f"}]`:           `duplicate field "[1].id"`,
+		`{"id":"e","nodeName":"n1","checkName":"c","metadata":{"a":"1","a":"2"}}`:      `duplicate field "metadata.a"`,
+		`{"id":"e","nodeName":"n1","checkName":"c","entitiesImpacted":[{"Type":"G"}]}`: `unknown field "entitiesImpacted[0].Type"`,
 		"null":              "no event was stored: event 1 (): checkName is missing; id is missing",
 		"[null]":            "no event was stored: event 1 (): checkName is missing; id is missing",
 		"{\"id\":\"\xff\"}": "the body is not UTF-8",

@@ -105,7 +105,7 @@ const (
 	WaitsNever = "BudgetNeverAllows"
 	// WaitsTwoBudgets: more than one budget selects it, which the Eviction API does not support.
 	WaitsTwoBudgets = "SeveralBudgets"
-	// WaitsBudgetStatus: the controller of budgets has not counted yet.
+	// WaitsBudgetStatus: the controller of budgets has not counted yet, or cannot.
 	WaitsBudgetStatus = "BudgetNotCounted"
 	// WaitsCameBack: it came after the cordon, because it tolerates it.
 	WaitsCameBack = "CameBack"
@@ -345,7 +345,9 @@ func (e *evaluation) within(p *Pod, b *Budget) Action {
 	switch {
 	case b.Allowed > 0 && b.Observed:
 		return wait(WaitsTurn)
-	case e.never(b):
+	case b.Trouble != "" && !b.Never:
+		return wait(WaitsBudgetStatus)
+	case b.omits(p) || e.never(b):
 		return wait(WaitsNever)
 	case !b.Observed:
 		return wait(WaitsBudgetStatus)

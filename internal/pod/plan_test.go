@@ -129,6 +129,26 @@ func TestWhatHappensToPods(t *testing.T) {
 			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 1, func(b *pod.Budget) { b.Observed = false })},
 			want: "wait now/a1 BudgetNotCounted\nbudget now/a was changed, and Kubernetes has not updated its status yet: if this lasts, check kube-controller-manager\n",
 		},
+		"a budget whose pods Kubernetes cannot count": {
+			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 0, never, func(b *pod.Budget) { b.Observed, b.Trouble = false, "found no controllers for pod \"a1\"" })},
+			want: "wait now/a1 BudgetNotCounted\nKubernetes cannot count the pods of budget now/a, which allows no eviction until then: found no controllers for pod \"a1\": " +
+				"give its pods a controller with a scale, set minAvailable to a number, or delete the budget\n",
+		},
+		"a budget that was counted before, and is not any more": {
+			pods: []*pod.Pod{running("now/a1"), running("now/a2", unready)}, budgets: []*pod.Budget{budget("now/a", 0, func(b *pod.Budget) { b.Trouble = "widgets.example.com does not implement the scale subresource" })},
+			want: "wait now/a1 BudgetNotCounted\nevict now/a2\nKubernetes cannot count the pods of budget now/a, which allows no eviction until then: widgets.example.com does not implement the scale subresource: " +
+				"give its pods a controller with a scale, set minAvailable to a number, or delete the budget\n",
+		},
+		"a budget that counts pods with a controller only, and has none": {
+			pods:    []*pod.Pod{running("now/a1", func(p *pod.Pod) { p.Owner = "" })},
+			budgets: []*pod.Budget{budget("now/a", 0, func(b *pod.Budget) { b.Desired, b.Expected, b.Healthy = 0, 0, 1 })},
+			want: "wait now/a1 BudgetNeverAllows\nbudget now/a counts only pods that have a controller, and these have none, so it can never allow an eviction: " +
+				"set minAvailable to a number, or delete the budget\n",
+		},
+		"a budget that has not seen its first pods": {
+			pods: []*pod.Pod{running("now/a1")}, budgets: []*pod.Budget{budget("now/a", 0, func(b *pod.Budget) { b.Desired, b.Expected, b.Healthy = 0, 0, 0 })},
+			want: "wait now/a1 BudgetAllowsNone\nbudget now/a needs 0 of 0 pods; 0 disruptions allowed since 4m: check its pods, or change the budget\n",
+		},
 		"later, with a budget that allows": {pods: []*pod.Pod{running("later/a1")}, budgets: []*pod.Budget{budget("later/a", 1)}, want: "evict later/a1\n"},
 		"later, with a budget that can never allow, before the deadline": {
 			pods: []*pod.Pod{running("later/a1")}, budgets: []*pod.Budget{budget("later/a", 0, never)},
@@ -316,6 +336,9 @@ func drawSnapshot(t *rapid.T) pod.Snapshot {
 		b.Healthy, b.Observed = int32(rapid.IntRange(0, 5).Draw(t, "healthy")), rapid.IntRange(0, 5).Draw(t, "observed") > 0
 		b.AlwaysUnready, b.Desired = rapid.Bool().Draw(t, "always"), int32(rapid.IntRange(0, 3).Draw(t, "desired"))
 		b.Counts = rapid.Bool().Draw(t, "counts")
+		if rapid.IntRange(0, 5).Draw(t, "trouble") == 0 {
+			b.Trouble, b.Allowed = "no scale", 0
+		}
 		s.Budgets = append(s.Budgets, b)
 	}
 	return s

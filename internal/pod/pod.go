@@ -43,8 +43,9 @@ type Pod struct {
 	Finalizers []string
 	// Grace is its own grace period in seconds.
 	Grace int64
-	// Evicted says that it was deleted through the Eviction API.
-	Evicted bool
+	// Evicted says that it was deleted through the Eviction API, and EvictedAt when, by the API server's clock; zero if that is unknown.
+	Evicted   bool
+	EvictedAt time.Time
 	// Tolerates says that it tolerates the taint of a cordon.
 	Tolerates bool
 
@@ -73,7 +74,9 @@ func Reduce(p *corev1.Pod) *Pod {
 		case corev1.PodReady:
 			r.Ready = c.Status == corev1.ConditionTrue
 		case corev1.DisruptionTarget:
-			r.Evicted = c.Status == corev1.ConditionTrue && c.Reason == "EvictionByEvictionAPI"
+			if r.Evicted = c.Status == corev1.ConditionTrue && c.Reason == "EvictionByEvictionAPI"; r.Evicted {
+				r.EvictedAt = c.LastTransitionTime.Time
+			}
 		}
 	}
 	if o := metav1.GetControllerOfNoCopy(p); o != nil {
@@ -109,6 +112,8 @@ type Budget struct {
 	Never bool
 	// AlwaysUnready lets pods that are not Ready go in any case.
 	AlwaysUnready bool
+	// Trouble is why Kubernetes cannot count its pods, in the words of Kubernetes; empty if it can. Its status may be about earlier pods then.
+	Trouble string
 	// Since is when it began to allow no disruption.
 	Since time.Time
 }
@@ -124,6 +129,12 @@ func (b *Budget) GetObjectMeta() metav1.Object {
 // matches reports whether the budget is for a pod.
 func (b *Budget) matches(p *Pod) bool {
 	return b.Namespace == p.Namespace && b.Selects.Matches(labels.Set(p.Labels))
+}
+
+// omits reports whether the budget counts no pod because none of its pods has a controller, as this one does not: unless minAvailable is a number,
+// Kubernetes counts the pods that controllers want.
+func (b *Budget) omits(p *Pod) bool {
+	return b.Observed && !b.Counts && b.Expected == 0 && b.Healthy > 0 && p.Owner == ""
 }
 
 // ReduceBudget keeps what a drain needs of a budget.
@@ -142,6 +153,9 @@ func ReduceBudget(b *policyv1.PodDisruptionBudget) *Budget {
 	for _, c := range b.Status.Conditions {
 		if c.Type == policyv1.DisruptionAllowedCondition && c.Status == metav1.ConditionFalse {
 			r.Since = c.LastTransitionTime.Time
+			if c.Reason == policyv1.SyncFailedReason {
+				r.Trouble = c.Message
+			}
 		}
 	}
 	return r

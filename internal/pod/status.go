@@ -58,7 +58,9 @@ func observe(d *v1alpha1.Drain, s Snapshot, plan Plan, sent []Action, first time
 		}
 		if !a.Pod.Deleted.IsZero() {
 			st.Terminating++
-			if a.Pod.Evicted && len(st.EvictedPods) < maxNamed { // also by a coordinator that died before it could write it down
+			// Also by a coordinator that died before it could write it down, but not for a drain before this one.
+			before := !a.Pod.EvictedAt.IsZero() && a.Pod.EvictedAt.Before(d.CreationTimestamp.Time)
+			if a.Pod.Evicted && !before && len(st.EvictedPods) < maxNamed {
 				note(a.Pod, &st.Evicted)
 			}
 		}

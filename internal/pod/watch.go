@@ -111,21 +111,7 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, node string, chan
 	}
 	w.store, w.controller = toolscache.NewInformerWithOptions(toolscache.InformerOptions{
 		ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(noted(w.lists, lists), kube), ObjectType: &corev1.Pod{}, Transform: reduce,
-		Handler: toolscache.ResourceEventHandlerDetailedFuncs{
-			AddFunc: func(o any, first bool) {
-				if p, ok := o.(*Pod); ok && !first {
-					w.arrives(p.UID)
-				}
-				changed()
-			},
-			UpdateFunc: func(any, any) { changed() },
-			DeleteFunc: func(o any) {
-				if p, ok := o.(*Pod); ok {
-					w.leaves(p.UID)
-				}
-				changed()
-			},
-		},
+		Handler: w.handler(changed),
 	})
 	go w.controller.RunWithContext(ctx)
 	go func() {
@@ -136,6 +122,37 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, node string, chan
 		}
 	}()
 	return w
+}
+
+// handler notes which pods arrive. changed is called after every change.
+func (w *podWatch) handler(changed func()) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(o any, first bool) {
+			if p, ok := o.(*Pod); ok && !first {
+				w.arrives(p.UID)
+			}
+			changed()
+		},
+		UpdateFunc: func(before, after any) {
+			// After a watch that broke, a pod that was replaced is a change of the one that had its name.
+			if old, ok := before.(*Pod); ok {
+				if p, ok := after.(*Pod); ok && p.UID != old.UID {
+					w.leaves(old.UID)
+					w.arrives(p.UID)
+				}
+			}
+			changed()
+		},
+		DeleteFunc: func(o any) {
+			if unknown, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+				o = unknown.Obj
+			}
+			if p, ok := o.(*Pod); ok {
+				w.leaves(p.UID)
+			}
+			changed()
+		},
+	}
 }
 
 func (w *podWatch) trouble() trouble { return w.lists.trouble() }

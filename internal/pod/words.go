@@ -115,16 +115,24 @@ func budgetBlocker(a Action) v1alpha1.PodBlocker {
 	budget := a.Budget
 	b := v1alpha1.PodBlocker{Kind: "PodDisruptionBudget", Name: budget.Key(), Reason: a.Reason, Pods: 1}
 	needs := fmt.Sprintf("budget %s needs %d of %d pods", budget.Key(), budget.Desired, budget.Expected)
-	switch a.Reason {
-	case WaitsTurn:
+	switch {
+	case a.Reason == WaitsTurn:
 		b.Message = fmt.Sprintf("%s; %d allowed at once", needs, budget.Allowed)
 		b.Remedy = "the next pod is evicted when its status changes" + deleted(a)
 		return b
-	case WaitsBudgetStatus:
+	case a.Reason == WaitsBudgetStatus && budget.Trouble != "":
+		b.Message = fmt.Sprintf("Kubernetes cannot count the pods of budget %s, which allows no eviction until then: %s", budget.Key(), strings.TrimSuffix(budget.Trouble, "."))
+		b.Remedy = "give its pods a controller with a scale, set minAvailable to a number, or delete the budget" + deleted(a)
+		return b
+	case a.Reason == WaitsBudgetStatus:
 		b.Message = fmt.Sprintf("budget %s was changed, and Kubernetes has not updated its status yet", budget.Key())
 		b.Remedy = "if this lasts, check kube-controller-manager" + deleted(a)
 		return b
-	case WaitsNever:
+	case a.Reason == WaitsNever && budget.omits(a.Pod):
+		b.Message = fmt.Sprintf("budget %s counts only pods that have a controller, and these have none, so it can never allow an eviction", budget.Key())
+		b.Remedy = "set minAvailable to a number, or delete the budget" + deleted(a)
+		return b
+	case a.Reason == WaitsNever:
 		b.Message = needs + " and can never allow an eviction"
 		b.Remedy = "set maxUnavailable to 1 or more, add a replica, or delete the budget" + deleted(a)
 	default:

@@ -308,6 +308,7 @@ func (b *bridged) serves(name string) {
 
 func TestTheBridgeAndARealSlurm(t *testing.T) {
 	b := startBridge(t)
+	b.must("scontrol", "update", "nodename=s2", "comment=this breaks\nthe line that scontrol shows of a node")
 
 	// A running job holds the drain, and its end completes it.
 	end := b.job("s1")

@@ -103,8 +103,32 @@ NodeName=s3 State=IDLE ThreadsPerCore=1
 	if err != nil || !maps.Equal(nodes, want) {
 		t.Errorf("%+v, %v; want %+v", nodes, err, want)
 	}
-	if _, err := slurm.ParseNodes("slurm_load_node error: something\n"); err == nil {
-		t.Error("an answer without nodes is accepted")
+	for what, out := range map[string]string{
+		"without nodes":                   "slurm_load_node error: something\n",
+		"with a node that is there twice": "NodeName=s1 State=IDLE Weight=1 Comment=x\nNodeName=s2 State=IDLE+DRAIN Weight=1\nNodeName=s2 State=IDLE Weight=1\n",
+	} {
+		if _, err := slurm.ParseNodes(out); err == nil {
+			t.Errorf("an answer %s is accepted", what)
+		}
+	}
+}
+
+// A reason and a comment may have several lines. Slurm puts the first line of a reason before its end, and breaks the line at those of a comment.
+func TestWhatScontrolShowsOfTextsWithSeveralLines(t *testing.T) {
+	nodes, err := slurm.ParseNodes(`NodeName=s1 State=IDLE+DRAIN+NOT_RESPONDING Weight=1 Reason=two [root@2026-11-19T14:40:04]        lines
+NodeName=s2 State=MIXED+DRAIN Weight=1 Reason=ebb drain default/r [root@2026-11-19T14:40:05] Comment=two
+lines of [x@2026-11-16T12:00:00] State=IDLE Extra=more
+
+ State=IDLE
+NodeName=s3 State=IDLE Weight=1 Comment=ask somebody Reason=none
+`)
+	want := map[string]slurm.Node{
+		"s1": {Drain: true, State: "IDLE+DRAIN+NOT_RESPONDING", Reason: "two"},
+		"s2": {Drain: true, Busy: true, State: "MIXED+DRAIN", Reason: "ebb drain default/r"},
+		"s3": {State: "IDLE"},
+	}
+	if err != nil || !maps.Equal(nodes, want) {
+		t.Errorf("%+v, %v; want %+v", nodes, err, want)
 	}
 }
 

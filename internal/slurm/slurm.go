@@ -43,11 +43,15 @@ type Node struct {
 	State, Reason string
 }
 
+const reasonEnd = ` \[[^\]\s]+@\d{4}-\d\d-\d\dT[\d:]+\]`
+
 var (
 	// nameField and stateField are in the line of scontrol before the reason, which may contain anything. The reason ends with who set it, and when.
 	nameField   = regexp.MustCompile(`^NodeName=(\S+) `)
 	stateField  = regexp.MustCompile(` State=(\S+)`)
-	reasonField = regexp.MustCompile(` Reason=(.*) \[[^\]\s]+@\d{4}-\d\d-\d\dT[\d:]+\]`)
+	reasonField = regexp.MustCompile(` Reason=(.*)` + reasonEnd)
+	// ourField is a reason of ours, which contains no brackets: what looks like the end of a reason after it is in the comment.
+	ourField = regexp.MustCompile(` Reason=(` + reasonPrefix + `\S+)` + reasonEnd)
 	// busy are parts of states with which something may run on the node. A node that has not registered since slurmctld started is UNKNOWN.
 	busy = []string{"ALLOCATED", "MIXED", "COMPLETING", "UNKNOWN"}
 )
@@ -81,7 +85,7 @@ func (c Commands) Node(ctx context.Context, name string) (Node, error) {
 	return n, nil
 }
 
-// ParseNodes reads what scontrol shows, one node on a line.
+// ParseNodes reads what scontrol shows, one node on a line. The comment of a node, which comes last, may break the line.
 func ParseNodes(out string) (map[string]Node, error) {
 	nodes := map[string]Node{}
 	for line := range strings.Lines(out) {
@@ -89,12 +93,20 @@ func ParseNodes(out string) (map[string]Node, error) {
 			continue
 		}
 		name, state := nameField.FindStringSubmatch(line), stateField.FindStringSubmatch(line)
-		if name == nil || state == nil {
+		switch {
+		case name == nil && len(nodes) > 0:
+			continue // more of a comment
+		case name == nil || state == nil:
 			return nil, fmt.Errorf("scontrol shows a node without name or state: %q", line)
 		}
+		if _, twice := nodes[name[1]]; twice {
+			return nil, fmt.Errorf("scontrol shows node %s twice: look for its name in the comments of nodes", name[1])
+		}
 		n := Node{State: state[1]}
-		if reason := reasonField.FindStringSubmatch(line); reason != nil {
-			n.Reason = reason[1]
+		for _, field := range []*regexp.Regexp{reasonField, ourField} {
+			if reason := field.FindStringSubmatch(line); reason != nil {
+				n.Reason = reason[1]
+			}
 		}
 		for part := range strings.SplitSeq(n.State, "+") {
 			part = strings.TrimRight(part, "*~#!%$@^-") // marks of nodes that do not answer, boot and the like

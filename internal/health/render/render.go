@@ -8,7 +8,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/template"
@@ -101,6 +104,9 @@ func (t *Template) check(u *unstructured.Unstructured) (*unstructured.Unstructur
 	if !found {
 		return u, nil
 	}
+	if err := checkTexts(metadata); err != nil {
+		return nil, fmt.Errorf("drain template %s: %w", t.name, err)
+	}
 	if metadata["name"] != nil || metadata["generateName"] != nil {
 		return nil, fmt.Errorf("drain template %s: remove metadata.name: Ebb names the resource", t.name)
 	}
@@ -108,6 +114,25 @@ func (t *Template) check(u *unstructured.Unstructured) (*unstructured.Unstructur
 		return nil, fmt.Errorf("drain template %s: metadata.namespace is %v, and the configuration says %s", t.name, ns, t.namespace)
 	}
 	return u, nil
+}
+
+// checkTexts refuses labels and annotations that are not text: the API would refuse them, or they would get lost when Ebb adds its annotations.
+func checkTexts(metadata map[string]any) error {
+	for _, field := range []string{"labels", "annotations"} {
+		if metadata[field] == nil {
+			continue
+		}
+		content, ok := metadata[field].(map[string]any)
+		if !ok {
+			return fmt.Errorf("metadata.%s is %v, and must be a map", field, metadata[field])
+		}
+		for _, key := range slices.Sorted(maps.Keys(content)) {
+			if _, ok := content[key].(string); !ok {
+				return fmt.Errorf("metadata.%s.%s is %v, and must be text: put it in quotes", field, key, content[key])
+			}
+		}
+	}
+	return nil
 }
 
 // addPrinters lets the result of every action that prints pass the printer.
@@ -138,7 +163,10 @@ func addPrinters(node parse.Node) {
 
 // Placeholders have a number in the list of printed values, or the value itself in hexadecimal. They are plain scalars in YAML and mean
 // the same in quotes and blocks.
-var placeholder = regexp.MustCompile(`EbbValue\.(n[0-9]+|h[0-9a-f]*)\.EbbEnd`)
+var (
+	placeholder = regexp.MustCompile(`EbbValue\.(n[0-9]+|h[0-9a-f]*)\.EbbEnd`)
+	inHex       = regexp.MustCompile(`EbbValue\.h([0-9a-f]*)\.EbbEnd`)
+)
 
 // values are those that one rendering printed.
 type values struct {
@@ -166,17 +194,33 @@ func (v *values) put(value string) string {
 
 // marked returns what is printed instead of a value of the event; anything else is returned as it is.
 func (v *values) marked(value any) any {
-	switch x := value.(type) {
-	case Text:
-		return v.put(string(x))
-	case Texts:
-		return v.put(x.joined())
-	case string:
-		if v.keys[x] {
-			return v.put(x)
-		}
+	if text, ok := v.textOf(value); ok {
+		return v.put(text)
 	}
 	return value
+}
+
+// textOf is a value of the event as one string. Anything else has none: numbers, booleans, and what the template itself contains.
+func (v *values) textOf(value any) (text string, ok bool) {
+	switch x := value.(type) {
+	case Text:
+		return string(x), true
+	case Texts:
+		return x.joined(), true
+	case string:
+		return x, v.keys[x]
+	}
+	switch reflect.ValueOf(value).Kind() {
+	case reflect.Map, reflect.Struct, reflect.Slice: // with strings of the event in it, also as keys, which fmt prints as they are
+		return inHex.ReplaceAllStringFunc(fmt.Sprint(value), func(found string) string {
+			decoded, err := hex.DecodeString(inHex.FindStringSubmatch(found)[1])
+			if err != nil {
+				return found // no placeholder, but a key that looks like one
+			}
+			return string(decoded)
+		}), true
+	}
+	return "", false
 }
 
 func (v *values) all(list []any) []any {
@@ -192,15 +236,8 @@ func (v *values) printf(format string, list ...any) string {
 	formatted := make([]any, len(list))
 	for i, value := range list {
 		formatted[i] = value
-		switch x := value.(type) {
-		case Text:
-			formatted[i] = formattedText{v, string(x)}
-		case Texts:
-			formatted[i] = formattedText{v, x.joined()}
-		case string:
-			if v.keys[x] {
-				formatted[i] = formattedText{v, x}
-			}
+		if text, ok := v.textOf(value); ok {
+			formatted[i] = formattedText{v, text}
 		}
 	}
 	return fmt.Sprintf(format, formatted...)
@@ -228,7 +265,7 @@ func (v *values) functions() template.FuncMap {
 			return "", errors.New(name + " cannot be used in drain templates: values need no escaping")
 		}
 	}
-	return template.FuncMap{
+	functions := template.FuncMap{
 		printer:    v.marked,
 		"print":    func(list ...any) string { return fmt.Sprint(v.all(list)...) },
 		"printf":   v.printf,
@@ -239,6 +276,50 @@ func (v *values) functions() template.FuncMap {
 		"js":       refused("js"),
 		"urlquery": refused("urlquery"),
 	}
+	for _, name := range []string{"eq", "ne", "lt", "le", "gt", "ge"} {
+		functions[name] = v.comparison(name)
+	}
+	return functions
+}
+
+// builtin has the comparisons of text/template, of two values each.
+var builtin = template.Must(template.New("").Parse(`{{ define "eq" }}{{ eq .A .B }}{{ end }}{{ define "ne" }}{{ ne .A .B }}{{ end }}` +
+	`{{ define "lt" }}{{ lt .A .B }}{{ end }}{{ define "le" }}{{ le .A .B }}{{ end }}{{ define "gt" }}{{ gt .A .B }}{{ end }}{{ define "ge" }}{{ ge .A .B }}{{ end }}`))
+
+// comparison is the comparison of text/template of that name, for which a string that print or printf made has the values of the event in it and not
+// their placeholders.
+func (v *values) comparison(name string) func(first any, others ...any) (bool, error) {
+	return func(first any, others ...any) (bool, error) {
+		if len(others) == 0 || len(others) > 1 && name != "eq" {
+			return false, fmt.Errorf("wrong number of arguments for %s: %d", name, 1+len(others))
+		}
+		a, err := v.resolved(first)
+		if err != nil {
+			return false, err
+		}
+		for _, other := range others { // eq is true if one of them is equal
+			b, err := v.resolved(other)
+			if err != nil {
+				return false, err
+			}
+			var answer strings.Builder
+			if err := builtin.ExecuteTemplate(&answer, name, struct{ A, B any }{a, b}); err != nil {
+				return false, err
+			}
+			if answer.String() == "true" {
+				return true, nil
+			}
+		}
+		return false, nil
+	}
+}
+
+// resolved is a value in which the placeholders of a string are replaced.
+func (v *values) resolved(value any) (any, error) {
+	if printed, ok := value.(string); ok && !v.keys[printed] { // keys are as the event has them
+		return v.text(printed)
+	}
+	return value, nil
 }
 
 // replace puts the values in the places of their placeholders.

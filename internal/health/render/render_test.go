@@ -138,6 +138,12 @@ func TestWhatTemplatesCanDo(t *testing.T) {
 		want         any
 	}{
 		{"comparisons see the text", `{{ if eq .HealthEvent.CheckName "it's: \"x\"\n" }}same{{ else }}other{{ end }}`, "same"},
+		{"comparisons see what printf makes of the text", `{{ if eq (printf "%.2s-%s" .HealthEvent.CheckName "x") "it-x" }}same{{ else }}other{{ end }}`, "same"},
+		{"comparisons see what print makes of the text", `{{ if .HealthEvent.ErrorCode | print | ne "it's: \"x\"\n,bit's: \"x\"\n" }}other{{ else }}same{{ end }}`, "same"},
+		{"a comparison with several texts", `{{ if eq .HealthEvent.CheckName "a" (print "it's" ": \"x\"\n") }}same{{ else }}other{{ end }}`, "same"},
+		{"the order of texts", `{{ if and (lt "a" .HealthEvent.CheckName) (ge (print .HealthEvent.CheckName) .HealthEvent.CheckName) (gt "z" (print .HealthEvent.CheckName)) (le .HealthEvent.CheckName .HealthEvent.CheckName) }}same{{ end }}`, "same"},
+		{"comparisons of numbers", `{{ if and (eq .HealthEvent.Version 0) (lt .HealthEvent.Version 1) (ne (len .HealthEvent.ErrorCode) 1) }}same{{ end }}`, "same"},
+		{"comparisons of booleans", `{{ if eq .HealthEvent.IsFatal true }}same{{ end }}`, "same"},
 		{"a list is compared by its entries", `{{ len .HealthEvent.ErrorCode }}`, int64(2)},
 		{"numbers stay numbers", `{{ .HealthEvent.Version }}`, int64(0)},
 		{"booleans stay booleans", `{{ .HealthEvent.IsFatal }}`, true},
@@ -171,6 +177,42 @@ func TestWhatTemplatesCanDo(t *testing.T) {
 	}
 }
 
+// A key that looks like a placeholder is none.
+func TestAKeyIsComparedAsTheEventHasIt(t *testing.T) {
+	e := event("x")
+	e.Spec.Metadata = map[string]string{"EbbValue.n99.EbbEnd": "EbbValue.n99.EbbEnd"}
+	if got := field(t, parseLoosely(t, "{{ range $k, $v := .HealthEvent.Metadata }}{{ if eq $k $v }}same{{ end }}{{ end }}"), e); got != "same" {
+		t.Errorf("rendered as %v", got)
+	}
+}
+
+// A map or an object as a whole is one string, whatever the keys and the values are: none of them becomes YAML.
+func TestWhatIsPrintedAsAWholeIsOneString(t *testing.T) {
+	for _, action := range []string{
+		"{{ .HealthEvent.Metadata }}", "{{ print .HealthEvent.Metadata }}", `{{ printf "%v" .HealthEvent.Metadata }}`, "|1\n  {{ .HealthEvent.Metadata }}", `"{{ .HealthEvent.Metadata }}"`,
+		"{{ . }}", "{{ .HealthEvent.EntitiesImpacted }}", "{{ range .HealthEvent.EntitiesImpacted }}{{ . }}{{ end }}", "{{ .PodsToDrain }}", "{{ .HealthEvent.DrainOverrides }}",
+	} {
+		tmpl := parse(t, head+"spec:\n a: "+action+"\n")
+		for _, s := range nasty {
+			e := event("x")
+			e.Spec.Metadata = map[string]string{s + "\nstatus: {a: b}": s, "}": "{"}
+			e.Spec.EntitiesImpacted = []v1alpha1.Entity{{EntityType: s, EntityValue: "]"}}
+			u, err := tmpl.Render(render.NewData(e, pods("default")))
+			if err != nil {
+				t.Errorf("%s with %q: %v", action, s, err)
+				continue
+			}
+			value, isText, err := unstructured.NestedString(u.Object, "spec", "a")
+			if err != nil || !isText || len(u.Object) != 3 {
+				t.Errorf("%s with %q: %v", action, s, u.Object)
+			}
+			if strings.HasSuffix(action, "Metadata }}") && !strings.HasPrefix(s, "EbbValue") && (!strings.Contains(value, s+"\nstatus: {a: b}:"+s) || !strings.Contains(value, "}:{")) {
+				t.Errorf("%s with %q: %q", action, s, value)
+			}
+		}
+	}
+}
+
 // parseLoosely parses a template that need not work for the sample events.
 func parseLoosely(t *testing.T, action string) *render.Template {
 	t.Helper()
@@ -201,7 +243,13 @@ func TestTemplatesThatCannotWorkAreRefusedAtTheStart(t *testing.T) {
 		{"apiVersion: nvsentinel.nvidia.com/v1alpha1\nkind: {{ .HealthEvent.Message }}", "and the configuration says DrainRequest"},
 		{head + "metadata:\n  name: x", "remove metadata.name"},
 		{head + "metadata:\n  namespace: other", "metadata.namespace is other, and the configuration says nvsentinel"},
+		{head + "metadata:\n  annotations: {gpus: 8, team: a}", "metadata.annotations.gpus is 8, and must be text: put it in quotes"},
+		{head + "metadata:\n  labels:\n    fatal: {{ .HealthEvent.IsFatal }}", "metadata.labels.fatal is true, and must be text"},
+		{head + "metadata:\n  labels: [a]", "metadata.labels is [a], and must be a map"},
 		{head + "a: {{ html .HealthEvent.Message }}", "html cannot be used"},
+		{head + "a: {{ if eq .HealthEvent.Version \"1\" }}b{{ end }}", "incompatible types for comparison"},
+		{head + "a: {{ if ne .HealthEvent.Message }}b{{ end }}", "wrong number of arguments for ne"},
+		{head + "a: {{ if eq .HealthEvent.Message }}b{{ end }}", "wrong number of arguments for eq"},
 		{head + "a: EbbValue.n99.EbbEnd", "which Ebb uses for its own purposes"},
 		{head + "a: {{ call .HealthEvent.Message }}", "non-function"},
 	} {
