@@ -288,6 +288,7 @@ func TestPodsAreEvicted(t *testing.T) {
 			"at once, within a budget":                podsWithinBudget,
 			"a budget that forbids":                   podsForbidden,
 			"a budget that can never allow":           podsNeverAllowed,
+			"budgets that Kubernetes cannot count":    podsNotCounted,
 			"deleted after the time, past the budget": podsDeletedLater,
 			"run to completion":                       podsComplete,
 			"a finalizer":                             podsWithFinalizer,
@@ -346,49 +347,6 @@ func podsWithinBudget(t *testing.T, k *installation) {
 	until(t, "the owners of the cordon to be removed", func() bool { return len(v1alpha1.CordonOwners(p.core())) == 0 })
 }
 
-func podsForbidden(t *testing.T, k *installation) {
-	p := k.on(t, "w-forbid", "now-forbid")
-	p.pod("a1")
-	p.pod("a2", elsewhere)
-	p.pod("a3", elsewhere)
-	p.setReady("a3", corev1.ConditionFalse)
-	p.budget("a", 2, 2, 3)
-	p.drain()
-	p.blocked("BudgetAllowsNone", "budget now-forbid/a needs 2 of 3 pods; 0 disruptions allowed since ", "; a3 is not Ready")
-	if out := p.must("status"); !strings.Contains(out, "budget now-forbid/a needs 2 of 3 pods") {
-		t.Errorf("ebb status:\n%s", out)
-	}
-	p.setReady("a3", corev1.ConditionTrue) // its status changes, and the pod follows
-	p.completes(v1alpha1.ReasonDrained, "1 pod evicted")
-}
-
-func podsNeverAllowed(t *testing.T, k *installation) {
-	p := k.on(t, "w-never", "now-never")
-	p.pod("a1")
-	p.pod("b1")
-	p.pod("c1", graceOf(1))
-	p.budget("a", 1, 1, 1)
-	p.create(&policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "b"},
-		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromInt32(0)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "b"}}},
-	})
-	seen := p.history()
-	p.drain()
-	p.blocked("BudgetNeverAllows", "budget now-never/a needs 1 of 1 pods and can never allow an eviction: set maxUnavailable to 1 or more, add a replica, or delete the budget", "1 evicted")
-	// What the spec of a budget shows was said before anything was evicted.
-	seen.wants(t, "BudgetNeverAllows", "budget now-never/b ")
-	seen.mu.Lock()
-	began := seen.began
-	seen.mu.Unlock()
-	if began == nil || began.Evicted+began.Terminating > 0 || !slices.ContainsFunc(began.Blockers, func(b v1alpha1.PodBlocker) bool { return b.Reason == "BudgetNeverAllows" && b.Name == "now-never/b" }) {
-		t.Errorf("it began as %+v", began)
-	}
-	p.cancels("1 pod was evicted before: now-never/c1.")
-	if !p.ready(p.namespace, "a1") || !p.ready(p.namespace, "b1") {
-		t.Error("a pod has gone")
-	}
-}
-
 func podsDeletedLater(t *testing.T, k *installation) {
 	p := k.on(t, "w-later", "later-never")
 	p.pod("a1", graceOf(3600))
@@ -445,18 +403,6 @@ func podsLongGrace(t *testing.T, k *installation) {
 		t.Errorf("the status is %+v", st)
 	}
 	p.kubectl("delete", "pod", "-n", p.namespace, "a1", "--force", "--grace-period=0")
-}
-
-func podsTwoBudgets(t *testing.T, k *installation) {
-	p := k.on(t, "w-two", "now-two")
-	p.pod("a1")
-	p.pod("a2", elsewhere)
-	p.budget("a", 1, 2, 2)
-	p.budget("ab", 1, 2, 2)
-	p.drain()
-	p.blocked("SeveralBudgets", "pod now-two/a1 has several budgets, now-two/a and now-two/ab, and the Eviction API supports one")
-	p.kubectl("delete", "pdb", "-n", p.namespace, "ab")
-	p.completes(v1alpha1.ReasonDrained, "1 pod evicted")
 }
 
 func podsNodeGone(t *testing.T, k *installation) {
