@@ -31,6 +31,7 @@ func TestElection(t *testing.T) {
 		{"a node that the drain slot names does not stand", theNamedDoesNotStand},
 		{"a node that is named between winning and leading steps back", theNamedStepsBack},
 		{"a node that the slot names goes back to work and leads when it is alone, though it never heard of its drain", theNamedSurvivesAlone},
+		{"a node that the slot names goes back to work when two others died at once", theNamedSurvivesTwo},
 		{"a coordinator that becomes Draining gives up its term", theDrainingGivesUp},
 		{"a coordinator that leaves hands over", theLeavingHandsOver},
 		{"a term that is over writes nothing", aTermThatIsOver},
@@ -142,6 +143,23 @@ func theNamedSurvivesAlone(t *testing.T, api *testenv.API) {
 	after, _ := c.leader(leader)
 	if n := after.object(c); after != named || n.Status.Liveness != v1alpha1.Alive || n.Status.Epoch != 2 {
 		t.Errorf("%s leads in epoch %d as %s", after.name, n.Status.Epoch, n.Status.Liveness)
+	}
+}
+
+// Nobody was left to fence the others when the named node began.
+func theNamedSurvivesTwo(t *testing.T, api *testenv.API) {
+	c := newCluster(t, api, nil)
+	d := c.drain("m1")
+	c.join("m2", time.Now())
+	c.join("m3", time.Now())
+	c.members = append(c.members, c.start("m1"))
+	until(t, "both others to be fenced", func() bool { return c.record("m2").Fenced == 1 && c.record("m3").Fenced == 1 })
+	until(t, "the drain to be cancelled", func() bool {
+		err := c.admin.Get(context.Background(), types.NamespacedName{Name: d.Name}, d)
+		return err == nil && d.Status.Phase == v1alpha1.DrainCancelled
+	})
+	if leader, _ := c.leader(); leader.object(c).Status.Liveness != v1alpha1.Alive {
+		t.Errorf("it leads as %s", leader.object(c).Status.Liveness)
 	}
 }
 

@@ -291,7 +291,7 @@ func (c *cluster) record(name string) lease.Record {
 
 func (c *cluster) renew(name string, clock time.Time) {
 	c.t.Helper()
-	next, err := lease.Renew(c.lease(name), name+"/x", 1, clock)
+	next, err := lease.Renew(c.lease(name), name+"/x", 1, fast(), clock)
 	if err != nil {
 		c.t.Errorf("%s: %v", name, err)
 		return

@@ -26,6 +26,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/backoff"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/node"
+	"github.com/ebb-dev/ebb/internal/shim"
 	"github.com/ebb-dev/ebb/internal/worker"
 )
 
@@ -67,6 +68,22 @@ func (r *run) readSeen() error {
 		r.settled, r.doubtful = seen.Generation, seen.Doubtful
 	}
 	return nil
+}
+
+// insistSeen is readSeen until it succeeds. Programs that run go on meanwhile, and nothing is started. An epoch whose watch failed here would wait
+// for the workers of these programs, and never try again.
+func (r *run) insistSeen(ctx context.Context) error {
+	var repeats repeatFilter
+	for {
+		err := r.readSeen()
+		if err == nil {
+			return nil
+		}
+		repeats.warn(ctx, r.opts.Log, "could not read what the node remembers of the store and its programs; trying again", err)
+		if err := backoff.Sleep(ctx, discardEvery); err != nil {
+			return err
+		}
+	}
 }
 
 // settle records that nothing is left that the store does not know, except in the directories of the doubtful programs.
@@ -117,11 +134,20 @@ func (r *Runtime) inDoubt(ctx context.Context) (bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
-	err := history.Check(ctx, generation)
-	if err != nil && !errors.Is(err, node.ErrStoreWentBack) {
-		return false, fmt.Errorf("%w: %w", errStoreUnknown, err)
+	switch err := history.Check(ctx, generation); {
+	case err == nil || errors.Is(err, node.ErrStoreWentBack):
+		return err != nil, nil
+	default:
+		return false, unlessRemembering(err)
 	}
-	return err != nil, nil
+}
+
+// unlessRemembering adds errStoreUnknown to an error, unless it was this machine that failed and not the store.
+func unlessRemembering(err error) error {
+	if errors.Is(err, node.ErrNotRemembered) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errStoreUnknown, err)
 }
 
 // cover makes sure that the store will be known to have gone back if it does not know an object, before there are files that belong to it.
@@ -135,7 +161,7 @@ func (r *Runtime) cover(ctx context.Context, object types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
 	if err := history.Cover(ctx); err != nil {
-		return err
+		return unlessRemembering(err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,12 +187,40 @@ func (r *Runtime) discard(key types.NamespacedName, o goneObject) {
 	r.discards.Wake()
 }
 
-// discardLoop removes and keeps directories until ctx ends. What fails is tried again; the next epoch finds what is left.
+// discardFormer is discard for a directory that an earlier object of the same name left, if no program of the present one uses it. The caller holds
+// the lock.
+func (r *Runtime) discardFormer(key types.NamespacedName, present types.UID) {
+	if former := ownerOf(r.dir(key)); former != "" && former != present && r.workers[key] == nil {
+		r.discard(key, goneObject{uid: former})
+	}
+}
+
+// ownerOf returns the object whose program last ran in a directory, or was to run there; empty if that is not known.
+func ownerOf(dir string) types.UID {
+	if st, err := shim.ReadState(dir); err == nil {
+		uid, _ := parseInstance(st.Instance)
+		return uid
+	}
+	if own, err := readOwnUser(dir); err == nil && own != nil {
+		return own.Object
+	}
+	if f, err := readFailures(dir); err == nil && f != nil {
+		return f.Object
+	}
+	return ""
+}
+
+// discardLoop removes and keeps directories until ctx ends, first those that are old. What fails is tried again; the next epoch finds what is left.
 func (r *run) discardLoop(ctx context.Context) {
 	var trash, rest repeatFilter
-	for ctx.Err() == nil {
+	for looked := false; ctx.Err() == nil; {
 		trash.warn(ctx, r.opts.Log, "could not remove the files of deleted programs; trying again", r.emptyTrash(ctx))
-		err := r.discardAll(ctx)
+		var err error
+		if !looked {
+			_, err = r.discardOld(ctx)
+			looked = err == nil
+		}
+		err = errors.Join(err, r.discardAll(ctx))
 		if err == nil {
 			err = r.settleAll(ctx)
 		}
@@ -225,7 +279,7 @@ func (r *run) discardAll(ctx context.Context) error {
 	return failed
 }
 
-// missing reads live whether an object is missing. An object that exists needs its directory, unless it only has the name of the deleted one.
+// missing reads live whether an object is missing. An object that exists needs its directory, unless it only has the name of the one that is gone.
 func (r *run) missing(ctx context.Context, key types.NamespacedName, o goneObject) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
@@ -234,7 +288,7 @@ func (r *run) missing(ctx context.Context, key types.NamespacedName, o goneObjec
 	if kubeclient.IsMissing(err) {
 		return true, nil
 	}
-	if err != nil || o.deleted && o.uid != "" && d.UID != o.uid {
+	if err != nil || o.uid != "" && d.UID != o.uid {
 		return err == nil, err
 	}
 	r.mu.Lock()
@@ -357,8 +411,12 @@ func (r *Runtime) keepAs(key types.NamespacedName, dir, name string) error {
 	return nil
 }
 
-// keepHomeOfAnother moves a home aside that belongs to an object of the same name that the store does not know.
-func (r *Runtime) keepHomeOfAnother(key types.NamespacedName, uid types.UID, dir string) error {
+// keepAnother moves aside what belongs to an object of the same name that the store does not know: all of a directory that no program uses, and
+// otherwise the home. The caller holds the lock.
+func (r *Runtime) keepAnother(key types.NamespacedName, uid types.UID, dir string) error {
+	if former := ownerOf(dir); former != "" && former != uid && r.workers[key] == nil && !mayRun(dir) {
+		return r.keep(key, dir)
+	}
 	o, err := readOwnUser(dir)
 	if err != nil || o == nil || o.Object == uid {
 		return err

@@ -112,8 +112,12 @@ func sooner(a, b time.Duration) time.Duration {
 func avoided(d *v1alpha1.Deployment, now time.Time) (list []v1alpha1.AvoidedNode, again time.Duration) {
 	for _, a := range d.Status.Avoid {
 		left := a.Until.Sub(now)
-		if left <= 0 || left > 2*avoidFor || a.Revision != Revision(d) { // a node with a wrong clock is not avoided for ever
+		if left <= 0 || a.Revision != Revision(d) {
 			continue
+		}
+		if left > 2*avoidFor { // the clock of the node is ahead: it is avoided, but not for ever
+			left = avoidFor
+			a.Until = metav1.NewMicroTime(now.Add(left))
 		}
 		list, again = append(list, a), sooner(again, left)
 	}

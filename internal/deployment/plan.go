@@ -58,6 +58,8 @@ type Facts struct {
 	// Elsewhere is set if another node may run the deployment and has not given it up, and Failing if it has failed here so often that another
 	// node should run it.
 	Elsewhere, Failing bool
+	// Undecided is set if it depends on the coordinator, which has not seen the deployment yet, as whom the program runs.
+	Undecided bool
 	// Completes is set if a drain waits until the program ends by itself.
 	Completes bool
 	// Wait is the time until the next start; Spent says that the restart limit is reached and there is none.
@@ -101,6 +103,7 @@ const (
 	WaitDraining = "the node takes no new work"
 	WaitLabels   = ineligibleLabels
 	WaitAvoided  = "it failed here, and another node should run it"
+	WaitUser     = "a node of an earlier version runs, so the coordinator decides first as whom the program runs"
 )
 
 // Step is an action and its reason; for Idle, what the program waits for.
@@ -217,6 +220,8 @@ func (f Facts) nextAbsent(unwanted string) Step {
 		return Step{Idle, WaitBackoff}
 	case f.Object.Spec.Type == v1alpha1.TypeDeployment && f.Occupied != "":
 		return Step{Idle, WaitOccupied}
+	case now && f.Undecided:
+		return Step{Idle, WaitUser}
 	case now:
 		return Step{Do: Start}
 	case f.Object.Spec.Type == v1alpha1.TypeDeployment && f.Object.Holder().Node != f.Node && !matches(f.Object, f.Labels):
@@ -294,6 +299,11 @@ func Avoids(d *v1alpha1.Deployment, node string) bool {
 // GivenUp returns the object as a node writes it that gives a deployment up.
 func GivenUp(d *v1alpha1.Deployment, node string, message string, now time.Time) *v1alpha1.Deployment {
 	next := Released(d, node, nil)
+	for _, c := range d.Status.Conditions { // of the coordinator, which compares the time with its own clock: that of this node may be behind
+		if c.LastTransitionTime.After(now) {
+			now = c.LastTransitionTime.Time
+		}
+	}
 	next.Status.Avoid = append(withoutNode(next.Status.Avoid, node), v1alpha1.AvoidedNode{
 		Node: node, Revision: Revision(d), Until: metav1.NewMicroTime(now.Add(avoidFor)), Message: cut(message),
 	})

@@ -41,6 +41,7 @@ func recreated(f *deployment.Facts)  { f.UID = "uid-before" }
 func mayRestart(f *deployment.Facts) { f.MayRestart = true }
 func pause(f *deployment.Facts)      { f.Wait = time.Second }
 func spent(f *deployment.Facts)      { f.Spent = true }
+func undecided(f *deployment.Facts)  { f.Undecided = true }
 func slowDisk(f *deployment.Facts)   { f.Labels = map[string]string{"disk": "slow"} }
 
 func distrusting(f *deployment.Facts) { f.Trust, _ = deployment.ParseTrust("^/usr/") }
@@ -72,6 +73,9 @@ func TestWhatANodeDoesNextWithAProgramThatDoesNotRun(t *testing.T) {
 		{"a deployment whose labels do not match is left alone", facts(program("d", addressed("n1"), fastDisk), slowDisk), idle(deployment.WaitLabels)},
 		{"a deployment whose labels no longer match is started again", facts(program("d", append(ours, fastDisk)...), slowDisk), does(deployment.Start, "")},
 		{"a deployment whose labels no longer match is taken again", facts(program("d", addressed("n1"), running("n1", 1), fastDisk), slowDisk), does(deployment.Take, "")},
+		{"as whom a deployment runs is decided first", facts(program("d", ours...), undecided), idle(deployment.WaitUser)},
+		{"as whom a daemon runs is decided first", facts(program("d", daemon, running("n1", 2)), undecided), idle(deployment.WaitUser)},
+		{"a deployment is taken before it is decided as whom it runs", facts(program("d", addressed("n1")), undecided), does(deployment.Take, "")},
 		{"a pause is kept", facts(program("d", ours...), pause), idle(deployment.WaitBackoff)},
 		{"a program without restarts left is not started", facts(program("d", ours...), pause, spent), idle(deployment.WaitSpent)},
 		{"a new deployment has no pause", facts(program("d", addressed("n1")), pause, spent), does(deployment.Take, "")},

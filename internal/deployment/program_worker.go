@@ -257,7 +257,7 @@ func (pw *programWorker) facts(ctx context.Context, w World) Facts {
 	if pw.tried != "" && pw.tried != Revision(d) { // what failed was another program
 		pw.tried, pw.failures, pw.until, f.Wait = "", 0, time.Time{}, 0
 	}
-	f.Occupied = w.Occupied(d, pw.opts.Node)
+	f.Occupied, f.Undecided = w.Occupied(d, pw.opts.Node), w.Undecided(d)
 	f.Spent = Exhausted(d.Spec.Restart, pw.failures)
 	f.Failing = Failing(d, pw.failures) && w.Current()
 	f.Completes = pw.opts.Completes != nil && pw.opts.Completes(d.Namespace)
@@ -466,22 +466,12 @@ func (pw *programWorker) start(ctx context.Context) error {
 	if d.Spec.GoesOn() && goesOn(d.Instance(pw.opts.Node)) { // others know; if they do not yet, it gets its leave when they do
 		deadline = shim.Never
 	}
-	if err := pw.cover(ctx, d.UID); err != nil {
-		return err
-	}
-	err := pw.clearFormer(ctx, pw.key, d.UID, pw.dir)
-	var user *shim.User
-	var home string
-	if err == nil {
-		user, home, err = pw.runAs(ctx, d, pw.dir)
-	}
+	user, home, err := pw.prepare(ctx, d)
 	if errors.Is(err, errStoreUnknown) { // that is no failure of the program
 		return err
 	}
 	if err != nil {
-		// The node and the deployment are known: the shim's directory tells a person nothing.
-		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(strings.TrimPrefix(err.Error(), "shim "+pw.dir+": ")), At: metav1.NowMicro()}
-		pw.failed(d, 0)
+		pw.couldNotStart(d, err)
 		return nil
 	}
 	h, err := shim.Start(ctx, pw.opts.Exe, pw.dir, shim.Spec{
@@ -496,10 +486,8 @@ func (pw *programWorker) start(ctx context.Context) error {
 		p.free = deadline.Never()
 		pw.began(p, d)
 		return nil
-	case errors.Is(err, shim.ErrStartFailed) || errors.Is(err, shim.ErrInvalidSpec):
-		// The node and the deployment are known: the shim's directory tells a person nothing.
-		pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(strings.TrimPrefix(err.Error(), "shim "+pw.dir+": ")), At: metav1.NowMicro()}
-		pw.failed(d, 0)
+	case errors.Is(err, shim.ErrStartFailed) || errors.Is(err, shim.ErrNotSpawned) || errors.Is(err, shim.ErrInvalidSpec):
+		pw.couldNotStart(d, err)
 		pw.stray = errors.Is(err, shim.ErrStartFailed) // a shim that died meanwhile may have left processes
 		return nil
 	case errors.Is(err, shim.ErrDeadlinePassed):
@@ -507,6 +495,24 @@ func (pw *programWorker) start(ctx context.Context) error {
 	}
 	pw.stray = true // it may run nevertheless
 	return err
+}
+
+// prepare makes the program's directory ready for a start, and returns the user that the program runs as and the name of its home.
+func (pw *programWorker) prepare(ctx context.Context, d *v1alpha1.Deployment) (*shim.User, string, error) {
+	if err := pw.cover(ctx, d.UID); err != nil {
+		return nil, "", err
+	}
+	if err := pw.clearFormer(ctx, pw.key, d.UID, pw.dir); err != nil {
+		return nil, "", err
+	}
+	return pw.runAs(ctx, d, pw.dir)
+}
+
+// couldNotStart counts a start that failed, because of the program or because of its node. Then another node may be able to run it.
+func (pw *programWorker) couldNotStart(d *v1alpha1.Deployment, err error) {
+	// The node and the deployment are known: the shim's directory tells a person nothing.
+	pw.lastExit = &v1alpha1.InstanceExit{Code: -1, Message: cut(strings.TrimPrefix(err.Error(), "shim "+pw.dir+": ")), At: metav1.NowMicro()}
+	pw.failed(d, 0)
 }
 
 // began records a program that was started.

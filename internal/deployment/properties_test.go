@@ -117,7 +117,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 		"claimed", "claim lost", "taken", "conflict", "started", "ended", "restarted", "released", "re-attached", "left", "killed",
 		"marked", "began anew", "ended by the deadline", "arrived late", "refused by the shim", "refused by the gate", "drained", "deleted", "retyped",
 		"wait another node may still run it", "wait the rollout restarts other nodes first", "wait waiting before the next start", "wait stopping",
-		"wait the node takes no new work", "detached", "freed", "machine died",
+		"wait the node takes no new work", "detached", "freed", "machine died", "given up", "upgraded", "kept its user", "wait "+deployment.WaitAvoided, "wait "+deployment.WaitUser,
 	)
 }
 
@@ -156,6 +156,8 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		{"a deleted object that goes while it runs", broken{reapsEarly: true}, oneRunsIt},
 		{"a node that does not say what goes on without a lease", broken{unmarked: true}, oneRunsIt},
 		{"a restarted node that does not see a shim that begins", broken{unspawned: true}, oneRunsIt},
+		{"a node that starts a program before it is decided as whom it runs", broken{undecided: true}, notForNothing},
+		{"a node that does not give up what fails there", broken{keepsFailing: true}, runsInTheEnd},
 		{"a node that never gives back", broken{neverReleases: true}, runsInTheEnd},
 	} {
 		t.Run(c.name, func(t *testing.T) {

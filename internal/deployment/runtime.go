@@ -163,6 +163,9 @@ func (r *Runtime) eachDir(visit func(types.NamespacedName, string) error) error 
 		return err
 	}
 	for _, ns := range namespaces {
+		if !ns.IsDir() {
+			continue // somebody's file
+		}
 		names, err := os.ReadDir(filepath.Join(r.opts.Dir, ns.Name()))
 		if err != nil {
 			return err
@@ -379,7 +382,7 @@ func (r *run) watch(ctx context.Context) error {
 	r.mu.Lock()
 	r.world = World{Fleet: fleet.New(), Completes: r.opts.Completes}
 	r.mu.Unlock()
-	if err := r.readSeen(); err != nil { // before a worker removes anything
+	if err := r.insistSeen(ctx); err != nil { // before a worker removes anything
 		return err
 	}
 	err := kubeclient.Follow(ctx, r.e.Cache,
@@ -391,8 +394,7 @@ func (r *run) watch(ctx context.Context) error {
 	}
 	r.synced.Store(true)
 	r.stir()
-	_, err = r.discardOld(ctx)
-	return err
+	return nil
 }
 
 // see passes an object on to its worker, if it concerns this node.
@@ -459,11 +461,12 @@ func (r *run) discardOld(ctx context.Context) (oldDirs, error) {
 	err := r.eachDir(func(key types.NamespacedName, dir string) error {
 		switch uid := known[key]; {
 		case uid != "" && r.doubted():
-			if err := r.keepHomeOfAnother(key, uid, dir); err != nil {
+			if err := r.keepAnother(key, uid, dir); err != nil {
 				old.doubtful = append(old.doubtful, key.String())
 				old.unseen = errors.Join(old.unseen, fmt.Errorf("%s: %w", key, err))
 			}
 		case uid != "":
+			r.discardFormer(key, uid)
 		case r.workers[key] != nil:
 			old.left = true // it is discarded when it has stopped
 		default:
@@ -572,46 +575,6 @@ func (r *Runtime) view() (World, <-chan struct{}) {
 	return r.world, r.moved
 }
 
-// turn reports whether a program may be stopped in a drain: every program of lower priority that can leave has left, and only few
-// are moving. A program keeps running here until its next node can soon start it.
-func (r *Runtime) turn(me *programWorker, priority int32) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, pw := range r.workers {
-		if pw == me {
-			continue
-		}
-		d := pw.object()
-		if d != nil && pw.running() != nil && d.Spec.Type == v1alpha1.TypeDeployment && d.Spec.Priority < priority &&
-			(d.Spec.Address != r.opts.Node || r.world.Nowhere(d, r.opts.Node) == "") {
-			return false
-		}
-	}
-	now := time.Now()
-	maps.DeleteFunc(r.departed, func(_ types.NamespacedName, since time.Time) bool { return now.Sub(since) > departLimit })
-	if _, ok := r.departed[me.key]; !ok && len(r.departed) >= departAtOnce {
-		return false
-	}
-	r.departed[me.key] = now
-	return true
-}
-
-// arrived records that a program that left in a drain has started on another node. The caller holds the lock.
-func (r *Runtime) arrived(d *v1alpha1.Deployment) {
-	key := client.ObjectKeyFromObject(d)
-	if _, ok := r.departed[key]; !ok {
-		return
-	}
-	for i := range d.Status.Nodes {
-		if in := &d.Status.Nodes[i]; in.Node != r.opts.Node && in.State != v1alpha1.InstanceStarting {
-			delete(r.departed, key)
-			close(r.moved)
-			r.moved = make(chan struct{})
-			return
-		}
-	}
-}
-
 // noteDistrust records that a revision of a program is not trusted here, and reports whether that is new.
 func (r *Runtime) noteDistrust(d *v1alpha1.Deployment) bool {
 	r.mu.Lock()
@@ -631,13 +594,15 @@ func (r *Runtime) remove(pw *programWorker) bool {
 	}
 	if r.workers[pw.key] == pw {
 		delete(r.workers, pw.key)
+		d, deleted := pw.Newest()
 		if pw.orphan {
 			var o goneObject
-			d, deleted := pw.Newest()
 			if o.deleted = deleted; d != nil {
 				o.uid = d.UID
 			}
 			r.discard(pw.key, o)
+		} else if d != nil && !deleted {
+			r.discardFormer(pw.key, d.UID)
 		}
 	}
 	return true

@@ -21,6 +21,10 @@ type machine struct {
 	policy v1alpha1.ClaimPolicy
 	trust  deployment.Trust
 
+	older  bool               // its version knows nothing of users of programs
+	fails  map[string]bool    // programs that always fail here
+	failed map[string]failure // how often they have, on its disk
+
 	process     *process // nil while it is down
 	frozen, cut bool     // it does nothing; it reaches nobody
 	deadline    int
@@ -28,11 +32,18 @@ type machine struct {
 	spawned     map[string]*shimmed // shims that have only begun to start their programs
 }
 
+// failure is how often a revision of a program has failed in a row.
+type failure struct {
+	revision string
+	times    int
+}
+
 // shimmed is a program under its shim.
 type shimmed struct {
 	uid      types.UID
 	revision string
-	epoch    int64 // in which it was started or found
+	args     []string // as people wanted them
+	epoch    int64    // in which it was started or found
 	ending   bool
 	free     bool // it has no deadline
 	orphan   bool // its object went while its node was lost
@@ -95,8 +106,12 @@ func (m *machine) tick() {
 		m.sim.renewed[m.name] = m.sim.now
 		m.deadline = m.sim.now + deadAfter
 	}
+	slow := 2
+	if m.sim.broken.unspawned {
+		slow = 8 // it happens more often than it would
+	}
 	for _, name := range m.sim.names {
-		if m.spawned[name] != nil && (m.process == nil || m.frozen || m.process.workers[name].next == nil) && m.sim.Draw(2) == 0 {
+		if m.spawned[name] != nil && (m.process == nil || m.frozen || m.process.workers[name].next == nil) && m.sim.Draw(slow) == 0 {
 			m.hatch(name) // the process that spawned it has died
 		}
 		if p := m.programs[name]; p != nil && !p.free && m.sim.now >= m.deadline && !m.sim.broken.immortal {
@@ -117,7 +132,7 @@ func (m *machine) start(pw *programWorker, d *v1alpha1.Deployment, seen int) {
 	if m.spawned[pw.name] != nil {
 		return // it has the lock
 	}
-	p := &shimmed{uid: d.UID, revision: revision(d), epoch: pw.epoch, free: d.Spec.GoesOn() && m.isMarked(d)}
+	p := &shimmed{uid: d.UID, revision: revision(d), args: d.Spec.Args, epoch: pw.epoch, free: d.Spec.GoesOn() && m.isMarked(d)}
 	p.starts = func() { m.sim.starts(m, pw, d, seen, p) }
 	m.spawned[pw.name] = p
 	pw.then(func() { m.hatch(pw.name) })
@@ -142,14 +157,26 @@ func (m *machine) hatch(name string) {
 func (m *machine) ends() {
 	name := m.sim.someName()
 	p := m.programs[name]
-	if p == nil || !p.ending && m.sim.Draw(4) != 3 {
+	if p == nil || !p.ending && !m.fails[name] && m.sim.Draw(4) != 3 {
 		return
 	}
+	m.end(name)
+}
+
+// end ends a program. One that was not asked to has failed.
+func (m *machine) end(name string) {
+	p := m.programs[name]
 	delete(m.programs, name)
 	m.sim.Hear("%s on %s ends, asked: %t", name, m.name, p.ending)
 	m.sim.Count("ended")
 	if m.process != nil && !p.ending {
 		m.process.workers[name].until = m.sim.now + 2
+		f := m.failed[name]
+		if f.revision != p.revision {
+			f = failure{revision: p.revision}
+		}
+		f.times++
+		m.failed[name] = f
 	}
 }
 
@@ -185,8 +212,8 @@ func (m *machine) works() {
 			p.cache.see(m.sim.Draw)
 			p.publish()
 			p.workers[name].step()
-			if s := m.programs[name]; s != nil && s.ending {
-				delete(m.programs, name)
+			if s := m.programs[name]; s != nil && (s.ending || m.fails[name]) {
+				m.end(name)
 			}
 			p.workers[name].tell()
 		}
@@ -201,6 +228,12 @@ func (m *machine) works() {
 // fault is what goes wrong: a process dies, freezes, is cut off; or one is drained, or leaves.
 func (s *sim) fault() {
 	m := s.someMachine()
+	if m.older { // whose lease nothing ends: while it has none, the others take the cluster for upgraded
+		if s.Draw(3) == 2 {
+			m.upgrade()
+		}
+		return
+	}
 	switch s.Draw(9) {
 	case 8:
 		m.kill()
@@ -239,6 +272,9 @@ func (s *sim) nap() {
 			m = other
 		}
 	}
+	if m.older {
+		return
+	}
 	m.frozen = m.process != nil
 	s.Hear("%s naps", m.name)
 	for range 2 + s.Draw(deadAfter) {
@@ -263,6 +299,18 @@ func (m *machine) busy() bool {
 func (m *machine) heal() {
 	m.frozen, m.cut = false, false
 	m.sim.Hear("%s is well", m.name)
+}
+
+// upgrade gives a machine this version: it leaves in order, and comes back.
+func (m *machine) upgrade() {
+	if p := m.process; m.older && p != nil {
+		m.older = false
+		p.leaving = true
+		p.close()
+		m.sim.over(m)
+		m.sim.Hear("%s is upgraded", m.name)
+		m.sim.Count("upgraded")
+	}
 }
 
 // drain closes a node's gate. At most one node drains at a time.
@@ -306,6 +354,12 @@ func (s *sim) observe(name string) {
 		return
 	}
 	next := d.DeepCopy()
+	if w := s.live(); d.Spec.User != d.RunsAs() && w.Current() {
+		next.Spec.User = d.RunsAs()
+		s.swapSpec(next)
+		s.Count("kept its user")
+		return
+	}
 	next.Status, _ = deployment.Observe(s.live(), d, time.Unix(int64(s.now), 0))
 	if !equality.Semantic.DeepEqual(next.Status, d.Status) {
 		s.swapStatus(next)
@@ -389,7 +443,10 @@ func (s *sim) administer() {
 	case 6:
 		if s.Draw(2) == 1 {
 			edit("deletion", deleted)
+			return
 		}
+		m.fails[name] = !m.fails[name]
+		s.Hear("%s fails on %s: %t", name, m.name, m.fails[name])
 	case 7:
 		s.editNode(m.name, func(n *v1alpha1.Node) {
 			if s.Draw(2) == 0 {

@@ -3,6 +3,8 @@ package deployment_test
 import (
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/deployment"
 	"github.com/ebb-dev/ebb/internal/fleet"
@@ -81,6 +83,10 @@ func (p *process) publish() {
 		return
 	}
 	p.sim.editNode(p.name, func(n *v1alpha1.Node) {
+		n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.NodeReady, Status: metav1.ConditionTrue}}
+		if !p.older {
+			n.Status.Conditions = append(n.Status.Conditions, metav1.Condition{Type: v1alpha1.NodeProgramsIsolated, Status: metav1.ConditionTrue})
+		}
 		n.Status.Epoch, n.Status.Liveness, n.Status.ClaimPolicy, n.Status.TrustedCommands = p.epoch, liveness, p.policy, p.trust.String()
 	})
 }
@@ -187,6 +193,11 @@ func (pw *programWorker) facts() deployment.Facts {
 		f.Phase = deployment.Ending // its shim has only begun to start it
 	}
 	if d != nil {
+		f.Undecided = w.Undecided(d) && !pw.sim.broken.undecided
+		if failed := pw.failed[pw.name]; failed.revision == revision(d) && !pw.sim.broken.keepsFailing {
+			f.Failing = deployment.Failing(d, failed.times) && w.Current()
+		}
+		f.Elsewhere = w.Elsewhere(d, pw.machine.name)
 		f.Occupied = pw.occupied(d, w)
 		f.MayRestart = w.MayRestart(d, pw.machine.name) || pw.sim.broken.restartsAtOnce
 	}
@@ -289,6 +300,8 @@ func (pw *programWorker) do(f deployment.Facts, step deployment.Step) {
 		}, func() { pw.then(func() { pw.stop(true) }) })
 	case deployment.Release:
 		pw.release(d)
+	case deployment.GiveUp:
+		pw.giveUp(d)
 	case deployment.Forget:
 		pw.admitted = false
 	case deployment.Detach:
@@ -317,6 +330,9 @@ func (pw *programWorker) stop(changing bool) {
 		return // it has ended by itself
 	}
 	pw.sim.Hear("%s/%d stops %s", pw.machine.name, pw.epoch, pw.name)
+	if changing {
+		pw.sim.changes(pw.machine, pw.name, p)
+	}
 	p.ending, pw.changing = true, changing
 	if d := pw.cache.object(pw.name); pw.sim.broken.releasesEarly && d != nil && !changing {
 		pw.release(d)
@@ -336,7 +352,26 @@ func (pw *programWorker) release(d *v1alpha1.Deployment) {
 			delete(pw.sim.restarts[pw.name], pw.machine.name)
 		}
 		return ok
-	}, func() { pw.admitted, pw.until, pw.told = false, 0, "" })
+	}, func() {
+		pw.admitted, pw.until, pw.told = false, 0, ""
+		if !pw.leaving {
+			pw.forgetFailures()
+		}
+	})
+}
+
+func (pw *programWorker) forgetFailures() { delete(pw.failed, pw.name) }
+
+func (pw *programWorker) giveUp(d *v1alpha1.Deployment) {
+	next := deployment.GivenUp(d, pw.machine.name, "It failed.", time.Unix(int64(pw.sim.now), 0))
+	pw.send(func() bool {
+		ok := pw.sim.swapStatus(next)
+		if ok {
+			pw.sim.Hear("%s/%d gives %s up: %s", pw.machine.name, pw.epoch, pw.name, text(pw.sim.object(pw.name)))
+			pw.sim.Count("given up")
+		}
+		return ok
+	}, func() { pw.forgetFailures(); pw.admitted, pw.until, pw.told = false, 0, "" })
 }
 
 // take goes through the gate, reads live what it rests on, and writes.

@@ -1,6 +1,7 @@
 package deployment_test
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -24,6 +25,8 @@ const (
 	noneWrites rule = "a node that claims nothing writes no address"
 	// deadInTime: nothing starts, or runs, past its deadline.
 	deadInTime rule = "programs end with the lease"
+	// notForNothing: a program is started anew only for what people changed.
+	notForNothing rule = "nothing restarts for nothing"
 	// runsInTheEnd: when all is healthy, everything runs where it should.
 	runsInTheEnd rule = "what should run does"
 )
@@ -79,6 +82,14 @@ func (r *referee) takesDown(m *machine, d *v1alpha1.Deployment) {
 	r.Hear("%s restarts %s: %s", m.name, d.Name, text(r.sim.object(d.Name)))
 	if d.Instance(m.name).State == v1alpha1.InstanceRunning {
 		r.restarts[d.Name][m.name] = true
+	}
+}
+
+// changes looks at a program that is asked to end because it changed.
+func (r *referee) changes(m *machine, name string, p *shimmed) {
+	d := r.sim.object(name)
+	if d != nil && d.UID == p.uid && slices.Equal(d.Spec.Args, p.args) && !p.free {
+		r.Breach(notForNothing, "%s restarts %s, which nobody changed: %s", m.name, name, text(d))
 	}
 }
 

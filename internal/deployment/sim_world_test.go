@@ -2,6 +2,7 @@ package deployment_test
 
 import (
 	"fmt"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -38,6 +39,8 @@ type broken struct {
 	reapsEarly     bool // a deleted object goes while somebody may run it
 	neverReleases  bool // a node does not say that nothing is left
 	unmarked       bool // a node does not say that its programs go on without a lease
+	undecided      bool // a node starts a program before it is decided as whom it runs
+	keepsFailing   bool // a node does not give up what fails there
 	unspawned      bool // a restarted node does not see shims that have only begun to start
 }
 
@@ -64,7 +67,10 @@ func newSim(t *simtest.Tape, b broken, bound *simtest.Play) *sim {
 	s.blind = b.blind
 	s.often, s.spared = kinds[s.Draw(len(kinds))], s.Draw(3)
 	for i, policy := range []v1alpha1.ClaimPolicy{v1alpha1.ClaimByCount, v1alpha1.ClaimByCount, v1alpha1.ClaimByUsage, v1alpha1.ClaimNone} {
-		m := &machine{sim: s, name: fmt.Sprintf("n%d", i+1), policy: policy, programs: map[string]*shimmed{}, spawned: map[string]*shimmed{}}
+		m := &machine{
+			sim: s, name: fmt.Sprintf("n%d", i+1), policy: policy, programs: map[string]*shimmed{}, spawned: map[string]*shimmed{}, fails: map[string]bool{},
+			failed: map[string]failure{},
+		}
 		s.machines = append(s.machines, m)
 		s.nodes[m.name] = []*v1alpha1.Node{{
 			ObjectMeta: metav1.ObjectMeta{Name: m.name, Labels: map[string]string{"disk": "fast"}},
@@ -73,8 +79,14 @@ func newSim(t *simtest.Tape, b broken, bound *simtest.Play) *sim {
 		if i == 1 {
 			m.trust, _ = deployment.ParseTrust("^/opt/")
 		}
+		m.older = i == 2 && s.Draw(8) == 7
 		m.join()
 		m.process.publish()
+	}
+	if s.machines[2].older {
+		for _, m := range s.machines { // all know of it
+			m.process.cache.see(func(int) int { return 0 })
+		}
 	}
 	for _, name := range s.names {
 		s.create(name)
@@ -87,6 +99,7 @@ func (s *sim) create(name string) {
 	s.made++
 	d := program(name, unavailable(1))
 	d.UID = types.UID(fmt.Sprintf("uid-%d", s.made))
+	d.Spec.Restart.MoveAfter = new(int32(2))
 	switch name {
 	case "a":
 		fastDisk(d)
@@ -163,9 +176,13 @@ func (s *sim) tick() {
 func (s *sim) settleDown() {
 	for _, m := range s.machines {
 		m.heal()
+		m.upgrade()
 	}
 	for _, name := range s.names[s.spared:] {
 		s.revive(name)
+	}
+	for _, name := range s.names {
+		s.mend(name)
 	}
 	well := 0
 	for range 60 {
@@ -178,6 +195,15 @@ func (s *sim) settleDown() {
 		}
 	}
 	s.Breach(runsInTheEnd, "%s", s.unwell())
+}
+
+// mend ends the failures of a program but for one machine, if that one has another beside it.
+func (s *sim) mend(name string) {
+	kept := false
+	for _, m := range s.machines {
+		m.fails[name] = m.fails[name] && !kept && m.policy != v1alpha1.ClaimNone
+		kept = kept || m.fails[name]
+	}
 }
 
 // round lets everybody do what he can, once.
@@ -213,6 +239,9 @@ func (s *sim) unwellObject(d *v1alpha1.Deployment, name string) string {
 	w := s.live()
 	must, may := map[string]bool{}, map[string]bool{}
 	if d != nil && d.IsEnabled() {
+		if d.Spec.Type == v1alpha1.TypeDaemon && s.failsSomewhere(d) {
+			return "" // its rollout may have stopped where it fails
+		}
 		for _, m := range s.machines {
 			out := w.IneligibleReason(d, m.name)
 			switch {
@@ -249,14 +278,19 @@ func (s *sim) unwellObject(d *v1alpha1.Deployment, name string) string {
 	return ""
 }
 
+// somebodyMay says whether a node on which a deployment does not fail may claim it.
 func (s *sim) somebodyMay(d *v1alpha1.Deployment) bool {
 	w := s.live()
 	for _, m := range s.machines {
-		if w.IneligibleReason(d, m.name) == "" {
+		if !m.fails[d.Name] && w.IneligibleReason(d, m.name) == "" {
 			return true
 		}
 	}
 	return false
+}
+
+func (s *sim) failsSomewhere(d *v1alpha1.Deployment) bool {
+	return slices.ContainsFunc(s.machines, func(m *machine) bool { return m.fails[d.Name] })
 }
 
 func (s *sim) matches(d *v1alpha1.Deployment, node string) bool {

@@ -35,6 +35,12 @@ func (w World) Current() bool {
 	return true
 }
 
+// Undecided reports whether the coordinator, which has not seen a deployment yet, will decide that it runs as the node's user: a program that is
+// started as a user of its own would be started again.
+func (w World) Undecided(d *v1alpha1.Deployment) bool {
+	return d.Spec.User == "" && !d.Status.Isolated && len(d.Status.Conditions) == 0 && !w.Current()
+}
+
 // Check returns what is wrong with a deployment's spec, as a code and a sentence, or nothing.
 func Check(d *v1alpha1.Deployment) (code, message string) {
 	switch {

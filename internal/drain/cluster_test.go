@@ -59,6 +59,7 @@ func TestOnARealAPI(t *testing.T) {
 		{"a report says how a drain stands", testReport},
 		{"a preview shows what a drain would find, and writes nothing", testPreview},
 		{"metrics follow a drain and go with the node", testMetrics},
+		{"a deadline is counted by the clock of the API server, whatever coordinators have", testClockOfADeadline},
 		{"finished drains beyond the limit or the age are pruned while another runs", testPruning},
 		{"a finished drain that holds the slot is pruned only after it", testPruningLeavesTheSlot},
 		{"a finished drain is pruned when its time has come", testPruningWaits},
@@ -76,6 +77,7 @@ type cluster struct {
 	api   *testenv.API
 	admin client.WithWatch
 	work  *work
+	ahead time.Duration // of what coordinators are told that the API server's clock shows
 }
 
 func newCluster(t testing.TB, api *testenv.API) *cluster {
@@ -291,7 +293,21 @@ func (c *cluster) leadWith(leader string, stands func(context.Context) error, at
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &term{registry: prometheus.NewRegistry(), ctx: ctx}
-	mgr, err := ctrl.NewManager(c.api.Config(c.api.Dir.Kubeconfig()), ctrl.Options{
+	cfg, ahead := c.api.Config(c.api.Dir.Kubeconfig()), c.ahead
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			answer, err := next.RoundTrip(r)
+			if err == nil {
+				date, err := http.ParseTime(answer.Header.Get("Date"))
+				if err != nil {
+					return nil, err
+				}
+				answer.Header.Set("Date", date.Add(ahead).Format(http.TimeFormat))
+			}
+			return answer, err
+		})
+	})
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme:         kubeclient.NewScheme(),
 		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return kubeclient.NewMapper(), nil },
 		Metrics:        metricsserver.Options{BindAddress: "0"},
@@ -321,6 +337,10 @@ func (c *cluster) leadWith(leader string, stands func(context.Context) error, at
 	c.t.Cleanup(t.stop)
 	return t
 }
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // crashAt is a term that ends when its controller reaches a point, before it does anything else.
 func (c *cluster) crashAt(leader, point string) *term {

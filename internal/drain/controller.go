@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -54,6 +55,7 @@ type Controller struct {
 	client     client.Client
 	cached     client.Reader
 	live       client.Reader
+	clock      *kubeclient.ServerClock // set by the answers to live reads
 	record     events.Recorder
 	reported   map[string]bool // events that this term has written or found written, and refusals that it has logged
 	unreported map[string]bool // events that could not be written, each logged once
@@ -61,7 +63,14 @@ type Controller struct {
 
 // SetupWithManager adds the controller to a term's manager. Every watched change leads to the same request: find the next step.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
-	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), mgr.GetAPIReader()
+	cfg := rest.CopyConfig(mgr.GetConfig())
+	c.clock = kubeclient.NewServerClock()
+	cfg.Wrap(c.clock.Watch)
+	live, err := kubeclient.New(cfg)
+	if err != nil {
+		return fmt.Errorf("client of drains: %w", err)
+	}
+	c.client, c.cached, c.live = mgr.GetClient(), mgr.GetClient(), live
 	c.record = events.Recorder{Client: c.client, Controller: "drains", Instance: c.Leader}
 	c.reported, c.unreported = map[string]bool{}, map[string]bool{}
 	one := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
@@ -81,6 +90,9 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 
 // Reconcile takes steps until there is none to take.
 func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	if err := c.setClock(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
 	idle, err := c.idle(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -155,9 +167,10 @@ func (c *Controller) look(ctx context.Context, live bool, refused map[string]str
 	if live {
 		reader = c.live
 	}
-	if w, err = Gather(ctx, reader, c.Leader, c.Tenants(reader), time.Now()); err != nil {
+	if w, err = Gather(ctx, reader, c.Leader, c.Tenants(reader), c.now()); err != nil {
 		return w, nil, err
 	}
+	w.Now = c.now().Truncate(time.Second) // the answers have said what time it is
 	if c.Core != nil {
 		if w.Core, err = c.Core(ctx, reader); err != nil {
 			return w, nil, err
@@ -169,6 +182,27 @@ func (c *Controller) look(ctx context.Context, live bool, refused map[string]str
 		return c.look(ctx, true, refused)
 	}
 	return w, step, nil
+}
+
+// now is the time by the API server's clock. Deadlines and stalls are counted by several coordinators in turn, whose own clocks may differ by hours.
+func (c *Controller) now() time.Time {
+	if c.clock != nil {
+		if now := c.clock.Now(); !now.IsZero() {
+			return now
+		}
+	}
+	return time.Now()
+}
+
+// setClock makes the API server say what time it is, unless it has.
+func (c *Controller) setClock(ctx context.Context) error {
+	if c.clock == nil || !c.clock.Now().IsZero() {
+		return nil
+	}
+	if err := c.live.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, &v1alpha1.Settings{}); err != nil {
+		return fmt.Errorf("read Settings: %w", err)
+	}
+	return nil
 }
 
 // idle reports, from the cache, whether there is nothing to do: most of the time there is no drain.
@@ -185,7 +219,7 @@ func (c *Controller) idle(ctx context.Context) (bool, error) {
 	for i := range drains.Items {
 		d := &drains.Items[i]
 		w.Drains = append(w.Drains, d)
-		if !d.Status.Phase.Final() || !d.DeletionTimestamp.IsZero() || d.Status.FinishedAt != nil && time.Since(d.Status.FinishedAt.Time) < eventWindow && !c.allReported(d) {
+		if !d.Status.Phase.Final() || !d.DeletionTimestamp.IsZero() || d.Status.FinishedAt != nil && c.now().Sub(d.Status.FinishedAt.Time) < eventWindow && !c.allReported(d) {
 			return false, nil
 		}
 	}
@@ -317,7 +351,7 @@ func (c *Controller) writeEvents(ctx context.Context, w World) bool {
 }
 
 func (c *Controller) allReported(d *v1alpha1.Drain) bool {
-	for _, n := range notices(d, time.Now()) {
+	for _, n := range notices(d, c.now()) {
 		if !c.reported[noticeKey(d, n)] {
 			return false
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -65,6 +66,24 @@ func testTheCountsOfANodeDoNotHoldUpItsDrain(t *testing.T, c *cluster) {
 	}
 	if held := c.node("n2").Status.Held[maintainers]; held != 101 {
 		t.Errorf("what the node said of itself is %d now", held)
+	}
+}
+
+// testClockOfADeadline: the clocks of two coordinators may differ by more than a deadline. Both know that of the server.
+func testClockOfADeadline(t *testing.T, c *cluster) {
+	c.with("n1", "n2", "n3")
+	c.work.set("n2", 1)
+	first := c.lead("n1", nil)
+	d := &v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: v1alpha1.DrainSpec{NodeName: "n2", Deadline: &metav1.Duration{Duration: time.Hour}}}
+	c.must(c.admin.Create(t.Context(), d))
+	c.obeys("n2", v1alpha1.Draining)
+	c.until("the count of one", func() bool { return c.drain("d").Status.Remaining[maintainers] == 1 })
+	first.stop()
+	c.ahead = 2 * time.Hour
+	c.lead("n3", nil)
+	c.phase("d", v1alpha1.DrainFailed)
+	if end := c.drain("d").Status.FinishedAt; end == nil || time.Until(end.Time) < time.Hour {
+		t.Errorf("it ended at %v, and the server's clock shows two hours from now", end)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 
 // World is the input of a decision, read at one time.
 type World struct {
-	// Now is the coordinator's wall clock. It decides only about deadlines and stalls.
+	// Now is what the API server's clock shows. It decides only about deadlines and stalls.
 	Now time.Time
 	// Leader is the node that decides.
 	Leader string

@@ -32,7 +32,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 	census.Require(t, 1,
 		"hold", "take-slot", "begin", "desire-draining", "progress", "stop", "desire-stopping", "complete", "fail", "release-slot", "refuse", "queue",
 		"follow-slot", "follow", "remove-finalizer", "Drained", "NodeGone", "now Failed", "now Cancelled", "taken up",
-		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "forsaken", "cancel", "withdraw", "term over", "refused by the term",
+		"began Draining", "began anew", "marked", "crashed", "left", "took work", "refused by the gate", "conflict", "survived alone", "forsaken", "died for good", "recreated", "cancel", "withdraw", "term over", "refused by the term",
 		"cordon", "lift-cordon", "clear-cordon-owners", "park", "parked", "stayed parked", "cordoned true by a person", "cordoned false by a person",
 	)
 }

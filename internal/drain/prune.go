@@ -140,7 +140,7 @@ func (c *Controller) due(ctx context.Context, r client.Reader) ([]*v1alpha1.Drai
 	for i := range list.Items {
 		drains = append(drains, &list.Items[i])
 	}
-	due, next := Prune(drains, settings, time.Now(), c.allReported)
+	due, next := Prune(drains, settings, c.now(), c.allReported)
 	return due, next, nil
 }
 

@@ -146,10 +146,15 @@ func (s *sim) request(node string, queue bool, within time.Duration) {
 	s.count("requested")
 }
 
-// fault is what goes wrong: a process dies, freezes, wakes up, comes back; a dead one is marked; all but one die.
+// fault is what goes wrong: a process dies, freezes, wakes up, comes back; a dead one is marked; all but one die, at once or one after the other;
+// somebody deletes the Node of one that is away, which makes it again.
 func (s *sim) fault() {
 	m := s.machines[s.Draw(len(s.machines))]
-	switch s.Draw(8) {
+	switch s.Draw(10) {
+	case 9:
+		s.forsakeOne(m)
+	case 8:
+		s.recreate(m)
 	case 0:
 		m.crash()
 	case 1:
@@ -167,6 +172,33 @@ func (s *sim) fault() {
 			s.disaster(slot.Node)
 		}
 	}
+}
+
+// forsakeOne lets another machine than that in the slot die for good, in one of the plays in which all do before their end.
+func (s *sim) forsakeOne(m *machine) {
+	slot := s.settings.Status.ActiveDrain
+	if !s.doomed || s.survivor == "" && slot == nil {
+		return
+	}
+	if s.survivor == "" {
+		s.survivor = slot.Node
+	}
+	if m.name != s.survivor && !m.gone {
+		m.crash()
+		m.gone = true
+		s.count("died for good")
+	}
+}
+
+// recreate deletes the Node of a machine that has no lease and that the slot does not name, as the API allows it.
+func (s *sim) recreate(m *machine) {
+	if slot := s.settings.Status.ActiveDrain; m.up || m.gone || s.record(m.name).Held() || slot != nil && slot.Node == m.name {
+		return
+	}
+	s.nodes[m.name] = &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name, UID: s.nodes[m.name].UID + "x"}}
+	s.bump(s.nodes[m.name])
+	s.cordonMoved(m.name, false)
+	s.count("recreated")
 }
 
 // disaster leaves one machine.

@@ -55,7 +55,9 @@ type sim struct {
 	often    weights
 	rounds   int
 	bound    *simtest.Play
-	depth    int // of actions inside a coordinator's reading
+	doomed   bool   // machines die for good before the end
+	survivor string // the one that does not
+	depth    int    // of actions inside a coordinator's reading
 }
 
 func newSim(t *simtest.Tape, b broken, bound *simtest.Play) *sim {
@@ -71,7 +73,7 @@ func newSim(t *simtest.Tape, b broken, bound *simtest.Play) *sim {
 		m.settle()
 	}
 	s.elect()
-	s.often = kinds[s.Draw(len(kinds))]
+	s.often, s.doomed = kinds[s.Draw(len(kinds))], s.Draw(4) == 3
 	return s
 }
 
@@ -83,7 +85,7 @@ func play(t *simtest.Tape, b broken) *referee {
 	for !s.Ended() {
 		s.act()
 	}
-	if slot := s.settings.Status.ActiveDrain; slot != nil && t.Ended() && s.rounds == 0 && s.requests%2 == 0 {
+	if slot := s.settings.Status.ActiveDrain; slot != nil && t.Ended() && s.rounds == 0 && s.requests%2 == 0 && s.survivor == "" {
 		s.forsake(slot.Node)
 	}
 	s.settleDown()

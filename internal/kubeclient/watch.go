@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,7 +16,8 @@ type Watch struct {
 	on     toolscache.ResourceEventHandler
 }
 
-// On makes a Watch that calls see for new and changed objects, and gone with the last known state of deleted ones. gone may be nil.
+// On makes a Watch that calls see for new and changed objects, and gone with the last known state of deleted ones. gone may be nil. An object that
+// was replaced by another of the same name, while nobody was watching, is gone before the other one is seen.
 func On[T any, P interface {
 	*T
 	client.Object
@@ -24,8 +26,13 @@ func On[T any, P interface {
 		gone = func(P) {}
 	}
 	return Watch{object: P(new(T)), on: toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { pass(object, see) },
-		UpdateFunc: func(_, object any) { pass(object, see) },
+		AddFunc: func(object any) { pass(object, see) },
+		UpdateFunc: func(before, object any) {
+			if was, ok := before.(P); ok && uidOf(before) != uidOf(object) {
+				gone(was)
+			}
+			pass(object, see)
+		},
 		DeleteFunc: func(object any) {
 			if last, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
 				object = last.Obj
@@ -33,6 +40,13 @@ func On[T any, P interface {
 			pass(object, gone)
 		},
 	}}
+}
+
+func uidOf(object any) types.UID {
+	if o, ok := object.(client.Object); ok {
+		return o.GetUID()
+	}
+	return ""
 }
 
 func pass[P any](object any, to func(P)) {

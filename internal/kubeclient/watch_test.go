@@ -9,6 +9,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	framework "k8s.io/client-go/tools/cache/testing"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -97,6 +98,35 @@ func TestAWatchBringsWhatIsNewChangedAndGone(t *testing.T) {
 			synctest.Wait()
 		}
 		if got := strings.Join(seen, ", "); got != "see n1, see n1, gone n1" {
+			t.Errorf("saw %s", got)
+		}
+	})
+}
+
+// Nobody was watching when an object was deleted and another one got its name: the next list shows only the other one.
+func TestAnObjectThatWasReplacedIsGoneBeforeTheOtherIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := framework.NewFakeControllerSource()
+		t.Cleanup(nodes.Shutdown)
+		i := informers{nodes: toolscache.NewSharedIndexInformer(nodes, &v1alpha1.Node{}, 0, nil)}
+		start(t, i.nodes)
+		var seen []string
+		note := func(what string) func(*v1alpha1.Node) {
+			return func(n *v1alpha1.Node) { seen = append(seen, what+" "+string(n.UID)) }
+		}
+		if err := kubeclient.Subscribe(t.Context(), i, kubeclient.On(note("see"), note("gone"))); err != nil {
+			t.Fatal(err)
+		}
+		node := func(uid string) *v1alpha1.Node {
+			return &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: types.UID(uid)}}
+		}
+		nodes.Add(node("first"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		nodes.Modify(node("second"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := strings.Join(seen, ", "); got != "see first, gone first, see second" {
 			t.Errorf("saw %s", got)
 		}
 	})

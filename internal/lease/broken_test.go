@@ -23,6 +23,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		{"a rejoin before the old work is dead", broken{earlyRejoin: true}, []rule{oneWorks}},
 		{"a release before the work is dead", broken{earlyRelease: true}, []rule{oneWorks, deadFirst}},
 		{"a take from a process that may live", broken{takeAtOnce: true}, []rule{deadFirst}},
+		{"an observer that believes whatever duration it reads", broken{believesEdits: true}, []rule{deadFirst}},
 		{"a mark that is written blindly", broken{blindMark: true}, []rule{epochsGrow}},
 		{"a mark on a Lease that was not the one watched", broken{unwatchedMark: true}, []rule{deadFirst}},
 	}

@@ -98,7 +98,7 @@ var steps = map[string]func(*coordinationv1.Lease, time.Time) (*coordinationv1.L
 		return next, err
 	},
 	"renew": func(l *coordinationv1.Lease, wall time.Time) (*coordinationv1.Lease, error) {
-		return lease.Renew(l, "p1", 7, wall)
+		return lease.Renew(l, "p1", 7, timing, wall)
 	},
 	"release": func(l *coordinationv1.Lease, _ time.Time) (*coordinationv1.Lease, error) {
 		return lease.Release(l, "p1", 7)

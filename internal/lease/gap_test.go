@@ -21,9 +21,10 @@ func TestNobodyIsLostWhileOurOwnRenewalsAreOverdue(t *testing.T) {
 }
 
 func TestALossDetectorThatNeverRenewedIsOverdueSinceItBegan(t *testing.T) {
-	short := seen("b", "1")
-	short.Duration = time.Second
-	d := detector(short)
+	short, own := seen("b", "1"), timing
+	short.Duration, own.Lost = time.Second, time.Second
+	d := lease.NewLossDetector(own, at(0))
+	d.Saw(short, at(0))
 	wantLost(t, d, at(0).Add(overdue), "b")
 	wantLost(t, d, at(0).Add(overdue)+1)
 }

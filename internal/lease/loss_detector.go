@@ -75,7 +75,7 @@ func (d *LossDetector) restart(now Instant) {
 	}
 }
 
-// Lost lists the held leases that stayed unchanged for their whole duration, by node. It is empty while our own renewals
+// Lost lists the held leases that stayed unchanged for long enough, by node. It is empty while our own renewals
 // are overdue.
 func (d *LossDetector) Lost(now Instant) []Record {
 	d.mu.Lock()
@@ -93,12 +93,10 @@ func (d *LossDetector) Lost(now Instant) []Record {
 	return lost
 }
 
-// patience is how long a lease must stay unchanged: its own duration or, when it has none, ours.
+// patience is how long a lease must stay unchanged: its own duration, but not less than ours, and not more than a timing allows. All nodes of a cluster
+// live by one timing, or nearly so while it is changed, and a duration that somebody edited must call nobody lost whose work still runs.
 func (d *LossDetector) patience(r Record) time.Duration {
-	if r.Duration <= 0 {
-		return d.own.Lost
-	}
-	return r.Duration
+	return min(max(r.Duration, d.own.Lost), maxLost)
 }
 
 // Unchanged is how long a node's lease has been seen unchanged, and false for a node never seen.

@@ -16,15 +16,25 @@ func TestALeaseIsLostWhenItStayedUnchangedForItsDuration(t *testing.T) {
 	wantLost(t, d, at(10), "b")
 }
 
-func TestTheLeasesOwnDurationDecidesNotOurs(t *testing.T) {
+// Ours are 10 s. A shorter duration may have been written by somebody, and the work of the node ends by another timing.
+func TestTheLongerOfTheLeasesDurationAndOursDecides(t *testing.T) {
 	short, long := seen("short", "1"), seen("long", "1")
 	short.Duration, long.Duration = 3*time.Second, 30*time.Second
 	d := detector(short, long)
-	wantLost(t, d, at(3)-1)
-	wantLost(t, d, at(3), "short")
 	renewing(d, at(0), at(29))
+	wantLost(t, d, at(10)-1)
+	wantLost(t, d, at(10), "short")
 	wantLost(t, d, at(30)-1, "short")
 	wantLost(t, d, at(30), "long", "short")
+}
+
+func TestNobodyIsWaitedForLongerThanATimingAllows(t *testing.T) {
+	r := seen("b", "1")
+	r.Duration = 24 * time.Hour
+	d := detector(r)
+	renewing(d, at(0), at(600))
+	wantLost(t, d, at(600)-1)
+	wantLost(t, d, at(600), "b")
 }
 
 func TestALeaseThatSaysNoDurationIsCountedByOurs(t *testing.T) {

@@ -43,7 +43,7 @@ func TestNoSeedBreaksTheRules(t *testing.T) {
 		}
 		census.Add(r.Counts())
 	}
-	census.Require(t, 1, "taken", "taken over", "epoch ended", "held by another", "late answer", "conflict", "nominated", "changed since", "marked", "re-attached")
+	census.Require(t, 1, "taken", "taken over", "epoch ended", "held by another", "late answer", "conflict", "nominated", "changed since", "marked", "re-attached", "edited")
 }
 
 func TestAPlanPlaysTheSameWayTwice(t *testing.T) {

@@ -151,22 +151,23 @@ func Take(current *coordinationv1.Lease, c Claimant, t Timing, wall time.Time) (
 	epoch := max(r.Epoch, r.Fenced, c.Floor) + 1
 	write(next, EpochAnnotation, epoch)
 	now := metav1.NewMicroTime(wall)
-	seconds := int32(t.Lost / time.Second)
 	next.Spec.HolderIdentity = &c.Holder
-	next.Spec.LeaseDurationSeconds = &seconds
+	next.Spec.LeaseDurationSeconds = t.seconds()
 	next.Spec.AcquireTime = &now
 	next.Spec.RenewTime = &now
 	return next, epoch, nil
 }
 
-// Renew returns the Lease as it must be written to continue an epoch, or ErrNotOurs.
-func Renew(current *coordinationv1.Lease, holder string, epoch int64, wall time.Time) (*coordinationv1.Lease, error) {
+// Renew returns the Lease as it must be written to continue an epoch, or ErrNotOurs. The duration is that which its holder lives by, whatever
+// somebody else has written.
+func Renew(current *coordinationv1.Lease, holder string, epoch int64, t Timing, wall time.Time) (*coordinationv1.Lease, error) {
 	if err := ours(current, holder, epoch); err != nil {
 		return nil, err
 	}
 	next := current.DeepCopy()
 	now := metav1.NewMicroTime(wall)
 	next.Spec.RenewTime = &now
+	next.Spec.LeaseDurationSeconds = t.seconds()
 	return next, nil
 }
 

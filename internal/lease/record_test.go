@@ -99,7 +99,9 @@ func TestNoStepDecidesOnALeaseThatCannotBeRead(t *testing.T) {
 				next, _, err := lease.Take(l, claimant("p1"), timing, wall)
 				return next, err
 			},
-			"renew":   func(l *coordinationv1.Lease) (*coordinationv1.Lease, error) { return lease.Renew(l, "p1", 7, wall) },
+			"renew": func(l *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+				return lease.Renew(l, "p1", 7, timing, wall)
+			},
 			"release": func(l *coordinationv1.Lease) (*coordinationv1.Lease, error) { return lease.Release(l, "p1", 7) },
 			"fence":   func(l *coordinationv1.Lease) (*coordinationv1.Lease, error) { return lease.Fence(l, seen("n1", "41")) },
 		}
@@ -227,7 +229,7 @@ func wantRefused(t *testing.T, current object, c lease.Claimant, want string) {
 func TestRenewingChangesTheRenewTimeOnly(t *testing.T) {
 	current := leaseOf("n1").held("p1", 7).fenced(6).renewedAt(wall).Lease
 	later := wall.Add(2 * time.Second)
-	next, err := lease.Renew(current, "p1", 7, later)
+	next, err := lease.Renew(current, "p1", 7, timing, later)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,6 +238,16 @@ func TestRenewingChangesTheRenewTimeOnly(t *testing.T) {
 	want.Spec.RenewTime = &micro
 	if !reflect.DeepEqual(next, want) {
 		t.Errorf("got  %+v\nwant %+v", next, want)
+	}
+}
+
+// Others wait for as long as the Lease says, and its holder stops its work by its own timing.
+func TestARenewalRestoresTheDurationThatItsHolderLivesBy(t *testing.T) {
+	for _, seconds := range []int32{1, 3600} {
+		next, err := lease.Renew(leaseOf("n1").held("p1", 7).duration(seconds).Lease, "p1", 7, timing, wall)
+		if err != nil || *next.Spec.LeaseDurationSeconds != 10 {
+			t.Errorf("somebody wrote %d s: %+v, %v", seconds, next.Spec, err)
+		}
 	}
 }
 
@@ -276,7 +288,7 @@ func TestAnEpochThatIsNoLongerOursIsNeitherRenewedNorReleased(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			renewed, err := lease.Renew(c.current.Lease, "p1", 7, wall)
+			renewed, err := lease.Renew(c.current.Lease, "p1", 7, timing, wall)
 			if renewed != nil || !errors.Is(err, lease.ErrNotOurs) || message(err) != c.want {
 				t.Errorf("renewed: %v, %v\nwant %s", renewed, err, c.want)
 			}

@@ -47,12 +47,13 @@ const (
 	stall       // of the watch
 	lateRequest // the next request arrives later by For
 	lostAnswers // the next two answers
+	edit        // of the duration in the Lease, by a person, and sometimes a partition right then
 	kinds
 )
 
 func (k kind) String() string {
 	return [...]string{"freeze", "freezeBeforeSend", "freezeAfterSend", "freezeBeforeShim", "freezeBeforeMark", "partition", "kill",
-		"reboot", "powerCut", "leave", "refusing", "silent", "stall", "lateRequest", "lostAnswers"}[k]
+		"reboot", "powerCut", "leave", "refusing", "silent", "stall", "lateRequest", "lostAnswers", "edit"}[k]
 }
 
 // The course of a run: faults begin until calm, all is healed at healing, and by end all must be well.
@@ -158,6 +159,11 @@ func (w *world) strike(f fault) {
 		s.late = f.For
 	case lostAnswers:
 		s.loseAnswers = 2
+	case edit:
+		w.store.edit(s.node, []int32{1, 20}[w.noise.IntN(2)])
+		if w.chance(50) {
+			s.cutUntil = until
+		}
 	}
 }
 
@@ -200,7 +206,17 @@ type broken struct {
 	unwatchedMark      bool // the mark is written on the Lease as it is, not as it was watched
 	ownFailures        bool // an observer believes that its own renewals always succeed
 	keptDetector       bool // an observer that was out goes on with its old counts, and believes that it renewed meanwhile
+	believesEdits      bool // an observer waits for no longer than a Lease says, whoever wrote that
 	unseenGap          bool // an observer that was frozen believes that it renewed meanwhile
+}
+
+// observes is the timing that an observer goes by.
+func (b broken) observes() lease.Timing {
+	t := timing
+	if b.believesEdits {
+		t.Lost = 0
+	}
+	return t
 }
 
 // timing that the holder lives by.

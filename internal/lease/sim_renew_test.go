@@ -92,7 +92,7 @@ func (p *process) put(number int, sentAt lease.Instant, h *lease.HeldEpoch, l *c
 
 func (p *process) decide(sentAt lease.Instant, h *lease.HeldEpoch, l *coordinationv1.Lease) (*coordinationv1.Lease, int64, error) {
 	if h != nil {
-		next, err := lease.Renew(l, p.id, h.Number(), wall)
+		next, err := lease.Renew(l, p.id, h.Number(), timing, wall)
 		return next, h.Number(), err
 	}
 	c := lease.Claimant{Node: p.slot.node, Holder: p.id, Dead: p.knownDead(sentAt, l)}
@@ -142,7 +142,7 @@ func (p *process) begin(epoch int64, sentAt lease.Instant) {
 	p.epoch = epoch
 	p.w.referee.counted(p, sentAt)
 	if p.detector == nil {
-		p.detector, p.believed = lease.NewLossDetector(timing, sentAt), sentAt
+		p.detector, p.believed = lease.NewLossDetector(p.w.broken.observes(), sentAt), sentAt
 	}
 	p.watched(sentAt)
 	if p.holding() {

@@ -67,6 +67,9 @@ func DefaultTiming() Timing {
 	}
 }
 
+// seconds is how a Lease shows after what time others may call its holder lost.
+func (t Timing) seconds() *int32 { return new(int32(t.Lost / time.Second)) }
+
 // Validate reports what is wrong with a timing and how to correct it.
 func (t Timing) Validate() error {
 	switch {

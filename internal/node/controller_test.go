@@ -75,7 +75,7 @@ func (w *watcher) record() lease.Record {
 // renew is the node, alive, whatever its clock shows.
 func (w *watcher) renew(clock time.Time) {
 	w.t.Helper()
-	next, err := lease.Renew(w.lease(), w.node+"/x", 1, clock)
+	next, err := lease.Renew(w.lease(), w.node+"/x", 1, lease.DefaultTiming(), clock)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -94,6 +94,20 @@ func nodeVanishes(t *testing.T, api *testenv.API) {
 	awaitTrust(t, m, 3)
 }
 
+func laterEpochWritten(t *testing.T, api *testenv.API) {
+	m := newMachine(t, api, "edited-node").start()
+	m.awaitReady(1)
+	until(t, "the edit", func() bool {
+		n := m.object()
+		n.Status.Epoch = 7
+		return m.admin.Status().Update(t.Context(), n) == nil
+	})
+	m.awaitReady(8)
+	if r := m.record(); r.Epoch != 8 || !r.Held() {
+		t.Errorf("lease: %+v", r)
+	}
+}
+
 // A runtime that keeps data of another object has a new mark written. The node may not take that for the one that the epoch began with.
 func storeWentBack(t *testing.T, api *testenv.API) {
 	m := newMachine(t, api, "back").start()

@@ -25,6 +25,9 @@ import (
 // know what was made since.
 var ErrStoreWentBack = errors.New("the store does not have what this node last wrote to it; it was restored from a backup or is another one")
 
+// ErrNotRemembered: the node could not write to its own disk what it has to remember of the store.
+var ErrNotRemembered = errors.New("could not write what the node remembers of the store")
+
 // History tells a node whether the store is still the one that the node has seen, with everything that the node has seen in it. The numbers
 // of the store (resourceVersions) do not tell: a store that was restored from a backup grows past them again.
 //
@@ -196,7 +199,7 @@ func (h *History) remember(m storeMemory) error {
 		err = atomicfile.WriteSecret(h.path, data)
 	}
 	if err != nil {
-		return fmt.Errorf("remember the store: %w", err)
+		return fmt.Errorf("%w: %w", ErrNotRemembered, err)
 	}
 	h.memory = m
 	h.generation.Store(m.Generation)

@@ -190,7 +190,7 @@ func (m *membership) renewOnce(ctx context.Context, h *held, detector *lease.Los
 	ctx, cancel := context.WithTimeout(ctx, m.timing.Timeout)
 	defer cancel()
 	ahead, sentAt := m.ahead(), m.clock()
-	next, err := lease.Renew(h.lease, m.dirLock.holder, h.epoch.Number(), time.Now())
+	next, err := lease.Renew(h.lease, m.dirLock.holder, h.epoch.Number(), m.timing, time.Now())
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func (m *membership) rewrite(ctx context.Context, h *held, sentAt *lease.Instant
 	if current == nil {
 		return nil, fmt.Errorf("node %s: %w: it was deleted", m.node, lease.ErrNotOurs)
 	}
-	next, err := lease.Renew(current, m.dirLock.holder, h.epoch.Number(), time.Now())
+	next, err := lease.Renew(current, m.dirLock.holder, h.epoch.Number(), m.timing, time.Now())
 	if err != nil {
 		return nil, err
 	}

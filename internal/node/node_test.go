@@ -32,6 +32,7 @@ func TestNode(t *testing.T) {
 		"an epoch that is known to be over ends at once, without its grace":                overEndsAtOnce,
 		"a jump of the wall clock ends the epoch, and one back does not":                   pausedMachine,
 		"a Node object that vanishes under it is made again":                               nodeVanishes,
+		"begins anew when somebody wrote a later epoch into its Node":                      laterEpochWritten,
 		"begins anew when the store went back, though it has covered an object since":      storeWentBack,
 		"an epoch that cannot be written down is not taken":                                fullDisk,
 		"epochs go on from what the node's directory remembers":                            directoryRemembers,

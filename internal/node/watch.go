@@ -83,6 +83,9 @@ func (n *Node) nodeWatch(e *Epoch) kubeclient.Watch {
 				is := func(condition string) bool { return meta.IsStatusConditionTrue(node.Status.Conditions, condition) }
 				n.opts.Gate.SetGuarded(is(v1alpha1.NodeNeedsGuard), is(v1alpha1.NodeGuarded))
 			}
+			if node.Status.Epoch > e.Number { // somebody wrote it there, and this epoch can report nothing any more; the next one is after that
+				e.BeginAnew("its Node shows a later epoch")
+			}
 			e.obey(node.Spec.Desired, n.opts.Gate)
 			liveness, _ := e.Liveness()
 			n.opts.Metrics.setLiveness(liveness)

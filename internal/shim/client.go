@@ -25,7 +25,7 @@ const (
 // Start runs a program under a new shim in dir, which it creates if needed, and returns when the program runs. The shim is exe, called as
 // "exe shim DIR"; it is nobody's child and outlives the caller. Start first sweeps the processes that a dead shim left in dir.
 //
-// Start returns ErrRunning if a shim has dir, ErrDeadlinePassed if the spec's deadline has come, ErrInvalidSpec or
+// Start returns ErrRunning if a shim has dir, ErrDeadlinePassed if the spec's deadline has come, ErrInvalidSpec, ErrNotSpawned or
 // ErrStartFailed if the program cannot be run. If ctx ends while Start waits, the program may still start and run until its deadline;
 // Attach finds out.
 func Start(ctx context.Context, exe, dir string, spec Spec) (*Handle, error) {
@@ -43,11 +43,11 @@ func start(ctx context.Context, exe, dir string, spec Spec) (*Handle, error) {
 	spec = spec.withDefaults()
 	dir, err := instanceDir(dir)
 	if err != nil {
-		return nil, err
+		return nil, notSpawned(err)
 	}
 	lock, err := acquireLock(dir)
 	if err != nil {
-		return nil, err
+		return nil, notSpawned(err)
 	}
 	status, err := startLocked(ctx, exe, dir, spec, lock)
 	if err != nil {
@@ -71,16 +71,28 @@ func startLocked(ctx context.Context, exe, dir string, spec Spec, lock *os.File)
 			releaseLock(lock)
 		}
 	}()
-	if _, err := sweep(ctx, dir); err != nil {
+	switch _, err := sweep(ctx, dir); {
+	case err == nil:
+	case errors.Is(err, ErrRunning) || errors.Is(err, ErrLeftovers) || ctx.Err() != nil:
 		return Status{}, err
+	default: // the state of the last instance cannot be read, or not be written
+		return Status{}, fmt.Errorf("%w: %w", ErrStartFailed, err)
 	}
 	if Now() >= spec.Deadline.TermAt {
 		return Status{}, fmt.Errorf("%w: the program was not started", ErrDeadlinePassed)
 	}
 	if err := writeSpec(dir, spec); err != nil {
-		return Status{}, err
+		return Status{}, notSpawned(err)
 	}
 	return spawn(ctx, exe, dir, spec.ShimLogFormat, lock)
+}
+
+// notSpawned adds ErrNotSpawned to an error of the machine. It leaves the errors that callers handle as they are.
+func notSpawned(err error) error {
+	if errors.Is(err, ErrRunning) || errors.Is(err, ErrInvalidSpec) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNotSpawned, err)
 }
 
 // instanceDir creates dir for its owner only, because it contains the program's environment.
@@ -99,12 +111,12 @@ func instanceDir(dir string) (string, error) {
 func spawn(ctx context.Context, exe, dir, logFormat string, lock *os.File) (Status, error) {
 	log, err := os.OpenFile(filepath.Join(dir, shimLogName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
-		return Status{}, err
+		return Status{}, notSpawned(err)
 	}
 	defer log.Close()
 	ready, out, err := os.Pipe()
 	if err != nil {
-		return Status{}, err
+		return Status{}, notSpawned(err)
 	}
 	defer ready.Close()
 	cmd := exec.Command(exe, "shim", detachFlag, dir)

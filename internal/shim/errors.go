@@ -13,6 +13,8 @@ var (
 	ErrDeadlinePassed = errors.New("the deadline has passed")
 	// ErrStartFailed: the program could not be started; the message says why and what to do.
 	ErrStartFailed = errors.New("the program could not be started")
+	// ErrNotSpawned: no shim was started, because the machine could not do what comes before, such as writing to a full disk.
+	ErrNotSpawned = errors.New("no shim could be started")
 	// ErrInvalidSpec: the spec is invalid on every machine.
 	ErrInvalidSpec = errors.New("invalid program spec")
 	// ErrLeftovers: processes of a dead shim could not be killed, so nothing new may start in their place.

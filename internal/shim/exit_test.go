@@ -242,3 +242,29 @@ func TestUsage(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// What the machine cannot do before a shim is spawned says so: nothing runs then.
+func TestAMachineThatCannotSpawnAShimSaysWhy(t *testing.T) {
+	for name, full := range map[string]func(dir string) error{
+		"the directory cannot be made": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+		"the spec cannot be written":   func(dir string) error { return os.MkdirAll(filepath.Join(dir, specName, "in the way"), 0o700) },
+		"the log cannot be opened":     func(dir string) error { return os.MkdirAll(filepath.Join(dir, shimLogName), 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			if err := os.RemoveAll(f.dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := full(f.dir); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Start(f.ctx(), f.exe, f.dir, f.shell("exit 0")); !errors.Is(err, ErrNotSpawned) {
+				t.Errorf("Start: %v", err)
+			}
+			if err := os.RemoveAll(f.dir); err != nil {
+				t.Fatal(err)
+			}
+			f.start(f.shell("exec sleep 1000"))
+		})
+	}
+}
