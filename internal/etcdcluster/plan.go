@@ -88,7 +88,7 @@ type planner struct {
 	current      []memberView // of the present incarnation, and not to be deleted
 	deleting     []memberView // their nodes should delete their data
 	former       []memberView // of a former incarnation, and not to be deleted yet
-	unknownPeers []etcd.Peer  // listed by etcd, and no EtcdMember has their peer URL
+	unknownPeers []etcd.Peer  // listed by etcd, and no EtcdMember has their peer URL, or it is to be deleted
 
 	// What the conditions will report.
 	phase      v1alpha1.EtcdClusterPhase
@@ -174,7 +174,7 @@ func (p *planner) sortMembers() {
 	known := map[uint64]bool{}
 	for _, m := range p.Members {
 		j := p.join(m)
-		if j.peer != nil {
+		if j.peer != nil && m.Spec.Want != v1alpha1.EtcdMemberDelete {
 			known[j.peer.ID] = true
 		}
 		switch {
@@ -316,10 +316,11 @@ func (p *planner) releaseMembers() {
 	}
 }
 
-// pending returns the members that their nodes are deleting.
+// pending returns the members that their nodes are deleting. One that never began has no process and no data, and nobody waits for it: the disk on
+// which its ports could not be reserved may not let the node delete anything either.
 func (p *planner) pending() []memberView {
 	return slices.DeleteFunc(slices.Clone(p.deleting), func(m memberView) bool {
-		return m.is(v1alpha1.EtcdMemberDeleted) || !p.Live(m.Spec.Node)
+		return m.is(v1alpha1.EtcdMemberDeleted) || !p.Live(m.Spec.Node) || m.Spec.Begin == nil
 	})
 }
 

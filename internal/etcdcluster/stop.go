@@ -70,8 +70,8 @@ func (p *planner) stop() {
 		return
 	}
 	for _, m := range p.current {
-		if m.Spec.Want == v1alpha1.EtcdMemberStop && m.Spec.Begin != nil {
-			p.setDesired(m, v1alpha1.EtcdMemberRun) // a restore or the cancellation of a start had stopped it, and the quorum needs it
+		if m.Spec.Want != v1alpha1.EtcdMemberSeal && m.Spec.Begin != nil {
+			p.setDesired(m, v1alpha1.EtcdMemberRun) // a restore, the cancellation of a start or a person had stopped it, and the quorum needs it
 		}
 	}
 	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
@@ -194,11 +194,7 @@ func (p *planner) pauseLonger() {
 // serveMeanwhile lets members serve clients until the next try.
 func (p *planner) serveMeanwhile() {
 	p.reportWaiting("waiting to try again; clients are served meanwhile")
-	for _, m := range p.current {
-		if m.voter() {
-			p.unseal(m)
-		}
-	}
+	p.unsealAll()
 }
 
 // keepOut records since when clients are kept out.
@@ -276,6 +272,15 @@ func (p *planner) pauseAfter(failed *v1alpha1.EtcdSnapshot) {
 	p.reportFailed(failed)
 	p.status.Stop.SealedSince, p.status.Stop.Trial = nil, ""
 	p.serveMeanwhile()
+}
+
+// unsealAll lets all voters serve clients, also if somebody stopped so many of them that nobody lists them.
+func (p *planner) unsealAll() {
+	for _, m := range p.current {
+		if m.voter() || !p.View.Listed && m.Spec.Begin != nil {
+			p.unseal(m)
+		}
+	}
 }
 
 // unseal lets a member serve clients again.
@@ -357,50 +362,6 @@ func (p *planner) snapshotName(stop *v1alpha1.EtcdStop) string {
 func SnapshotName(c *v1alpha1.EtcdCluster, what string) string {
 	uid := string(c.UID)
 	return fmt.Sprintf("%s-%s-%s", c.Name, uid[:min(8, len(uid))], what)
-}
-
-// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just failed, then not on one that did
-// not answer, then on a node that stays, then the one that reported the revision, then one that does not lead.
-func (p *planner) source() (memberView, bool) {
-	var best *memberView
-	var failed *v1alpha1.EtcdSnapshot // the attempt before
-	if stop := p.status.Stop; stop != nil {
-		failed = p.find(stop.Snapshot)
-	}
-	for _, m := range p.voters() {
-		if !m.healthy() || !p.Live(m.Spec.Node) {
-			continue
-		}
-		score := func(m memberView) int {
-			n := 0
-			if !p.Leaving(m.Spec.Node) {
-				n += 4
-			}
-			if m.Name == p.View.Via {
-				n += 2
-			}
-			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" {
-				n -= 16 // the disk of its node may be full
-			}
-			if p.hadNoRoom(m.Spec.Node) {
-				n -= 32 // it is, as far as is known, and that is newer
-			}
-			if p.isSilent(m.Spec.Node) {
-				n -= 8
-			}
-			if !m.leads() {
-				n++
-			}
-			return n
-		}
-		if best == nil || score(m) > score(*best) {
-			best = &m
-		}
-	}
-	if best == nil {
-		return memberView{}, false
-	}
-	return *best, true
 }
 
 // snapshot waits for the snapshot to be taken and verified.
