@@ -32,7 +32,11 @@ func (s *sim) referee(w World, d Decision) {
 		}
 	}
 	if is.Stop != nil && is.Stop.SealedSince != nil && (was.Stop == nil || was.Stop.SealedSince == nil) {
-		s.refereeSeal(is)
+		trial := is.Stop.Trial
+		if trial == "" && was.Stop != nil {
+			trial = was.Stop.Trial // its members were sealed already, and the snapshot is asked for at once
+		}
+		s.refereeSeal(is, trial)
 	}
 	if is.Stop != nil && is.Stop.Step == v1alpha1.EtcdReleased && (was.Stop == nil || was.Stop.Step != v1alpha1.EtcdReleased) {
 		s.refereeRelease(is)
@@ -40,12 +44,12 @@ func (s *sim) referee(w World, d Decision) {
 }
 
 // refereeSeal: clients are kept out for a snapshot only when nodes have said that they have room for its copies.
-func (s *sim) refereeSeal(is v1alpha1.EtcdClusterStatus) {
+func (s *sim) refereeSeal(is v1alpha1.EtcdClusterStatus, trialName string) {
 	if is.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete || is.Phase == v1alpha1.EtcdClusterPhaseStopped {
 		return
 	}
 	room := 0
-	if trial := s.snapshots[is.Stop.Trial]; trial != nil {
+	if trial := s.snapshots[trialName]; trial != nil {
 		for _, c := range trial.Status.Copies {
 			if c.Room != nil {
 				room++
