@@ -183,11 +183,9 @@ func (p *planner) beginStop(onStop v1alpha1.EtcdOnStop) {
 	p.move(func(s *v1alpha1.EtcdClusterStatus) { s.Stop, s.Starting = p.newStop(onStop), nil })
 }
 
-// beginEvacuation: Stopped → Evacuating. The phase may be that of a restore order that has just ended.
+// beginEvacuation: Stopped → Evacuating.
 func (p *planner) beginEvacuation() {
-	p.move(func(s *v1alpha1.EtcdClusterStatus) {
-		s.Phase, s.Stop = v1alpha1.EtcdClusterPhaseStopped, p.newStop(v1alpha1.EtcdSnapshotThenDelete)
-	})
+	p.move(func(s *v1alpha1.EtcdClusterStatus) { s.Stop = p.newStop(v1alpha1.EtcdSnapshotThenDelete) })
 	p.changing = true
 }
 
