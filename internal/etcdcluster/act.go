@@ -149,11 +149,12 @@ func (c *Controller) releaseCluster(ctx context.Context, cluster *v1alpha1.EtcdC
 }
 
 // releaseOrphans releases members and snapshots of deleted clusters once their nodes, which were absent, have deleted the data. It releases
-// only those whose deletion was requested: if somebody deleted a cluster by force, its data stays.
+// only those whose deletion was requested: if somebody deleted a cluster by force, its data stays. If somebody deletes the object of such a member,
+// its node ends the process, keeps the data and lists it.
 func (c *Controller) releaseOrphans(ctx context.Context, w World) error {
 	for _, m := range w.Orphans.Members {
 		gone := reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil && !w.Live(m.Spec.Node)
-		if m.Spec.Want == v1alpha1.EtcdMemberDelete && gone {
+		if asked := m.Spec.Want == v1alpha1.EtcdMemberDelete; asked && gone || !asked && !m.DeletionTimestamp.IsZero() {
 			if err := c.releaseMember(ctx, m); err != nil {
 				return err
 			}
