@@ -211,7 +211,7 @@ func (p *planner) finishChange(size int) bool {
 		}
 	}
 	if going := p.pending(); len(going) > 0 {
-		p.reportScaling("Deleting member %s on %s%s", going[0].Name, going[0].Spec.Node, because(shortened(going[0].Status.Error)))
+		p.reportScaling("Deleting member %s on %s%s", going[0].Name, going[0].Spec.Node, because(going[0].trouble()))
 		return true
 	}
 	return false

@@ -41,6 +41,7 @@ func TestWhatPeopleWriteToMembersIsPutRight(t *testing.T) {
 		},
 		{"also while a stop waits to try again", runningWorld(3, sized(0), noQuorum, stopped, stopping(time.Second)), all, ""},
 		{"also while a stop asks for room", runningWorld(3, sized(0), noQuorum, stopped, stopping(-time.Second)), all, ""},
+		{"one of a stopped cluster that was started stops", runningWorld(3, retained, wanted(v1alpha1.EtcdMemberRun, "demo-2")), "set-desired demo-2 Stop", v1alpha1.MessageEtcdStopped},
 		{
 			"one whose data is to be deleted leaves the list, although its node is absent", runningWorld(3, gone("n3", time.Minute), wanted(v1alpha1.EtcdMemberDelete, "demo-3")),
 			"remove-peer demo-3", "Removing demo-3, whose data is deleted",

@@ -331,6 +331,7 @@ func (p *planner) remove() {
 	for _, m := range append(p.current, p.former...) {
 		p.setDesired(m, v1alpha1.EtcdMemberDelete)
 	}
+	p.message += p.troubleOf(append(p.deleting, append(p.current, p.former...)...))
 	p.current, p.former = nil, nil
 	left := false
 	for _, m := range p.Members {

@@ -2,6 +2,7 @@ package etcdcluster
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -219,11 +220,29 @@ func TestARestoreEndsTheEvacuationOfRetainedData(t *testing.T) {
 	if d.Status.Stop != nil || d.Status.Rest == nil || d.Status.Restore.Phase != v1alpha1.EtcdRestoreReading {
 		t.Errorf("stop %+v, restore %+v", d.Status.Stop, d.Status.Restore)
 	}
-	// The order has ended, and its phase is still that of the cluster when the next drain waits.
-	w := runningWorld(3, retained, drains("n1"), func(w *World) { w.Cluster.Status.Phase = v1alpha1.EtcdClusterPhaseScaling })
-	d = Plan(w)
-	if want := (Transition{StageStopped, StageEvacuating}); len(d.Transitions) != 1 || d.Transitions[0] != want {
-		t.Errorf("it goes %v, want %v", d.Transitions, want)
+	// The order ends before its members have: the cluster is stopped again when they have, and then its data moves.
+	w := runningWorld(3, retained, drains("n1"), func(w *World) {
+		w.Cluster.Status.Phase, w.Members[1].Status.Phase = v1alpha1.EtcdClusterPhaseScaling, v1alpha1.EtcdMemberSealed
+		w.Members[2].Spec.Want = v1alpha1.EtcdMemberSeal
+	})
+	for _, c := range []struct {
+		deeds  string
+		phase  v1alpha1.EtcdClusterPhase
+		moves  []Transition
+		change worldChange
+	}{
+		{"set-desired demo-3 Stop", v1alpha1.EtcdClusterPhaseScaling, nil, retained},
+		{"", v1alpha1.EtcdClusterPhaseStopped, nil, func(*World) {}},
+		{"", v1alpha1.EtcdClusterPhaseStopped, []Transition{{StageStopped, StageEvacuating}}, func(*World) {}},
+	} {
+		d := Plan(w)
+		if deeds(d) != c.deeds || d.Status.Phase != c.phase || !slices.Equal(d.Transitions, c.moves) {
+			t.Errorf("it does %q, is %s and goes %v; want %q, %s and %v", deeds(d), d.Status.Phase, d.Transitions, c.deeds, c.phase, c.moves)
+		}
+		w.Cluster.Status = d.Status
+		phase := d.Status.Phase
+		c.change(&w)
+		w.Cluster.Status.Phase = phase
 	}
 }
 
