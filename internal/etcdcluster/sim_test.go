@@ -50,6 +50,23 @@ func play(s *sim, onStop v1alpha1.EtcdOnStop, steps int) {
 	} else {
 		s.judge(r)
 	}
+	s.end()
+}
+
+// end deletes the cluster in the middle of trouble. Nothing is left of it but what no object knows.
+func (s *sim) end() {
+	s.chaos, s.deletes = true, true
+	for range 60 {
+		if s.rand.IntN(2) == 0 {
+			s.coordinate()
+		}
+		s.event()
+	}
+	s.remove()
+	s.calm()
+	if !s.released || len(s.members)+len(s.snapshots) > 0 {
+		s.breach("deleted, and %d members and %d snapshots are left: %+v", len(s.members), len(s.snapshots), s.cluster.Status)
+	}
 }
 
 // leave stops and starts the cluster while a node drains for good, at any moment of that, and no member can begin on another node. The start ends

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -15,7 +16,7 @@ import (
 func (s *sim) event() {
 	s.bound.Step()
 	n := s.nodes[s.rand.IntN(len(s.nodes))]
-	switch k := s.rand.IntN(60); {
+	switch k := s.rand.IntN(61); {
 	case k < 26:
 		s.machine(n)
 	case k < 31:
@@ -24,7 +25,7 @@ func (s *sim) event() {
 		s.down(s.keeperOr(n))
 	case k < 39:
 		if !n.up {
-			n.up = true
+			n.up, n.removed = true, false
 			s.Hear("%s is back", n.name)
 		}
 	default:
@@ -73,7 +74,39 @@ func (s *sim) trouble(kind int, n *simNode) {
 		s.Hear("members can begin on %s: %t", n.name, !n.broken)
 	case 18:
 		s.follow()
+	case 19:
+		s.forget(n)
+	case 20:
+		if s.deletes {
+			s.remove()
+		}
 	}
+}
+
+// remove lets somebody delete the cluster.
+func (s *sim) remove() {
+	if !s.cluster.DeletionTimestamp.IsZero() {
+		return
+	}
+	s.cluster.DeletionTimestamp = newTime(s.now)
+	s.cluster.Generation++
+	s.touch(s.cluster)
+	s.owed = map[int64]bool{} // asked for
+	s.Hear("somebody deletes the cluster")
+}
+
+// forget lets a person delete the Node of a machine that is away, as if it never came back.
+func (s *sim) forget(n *simNode) {
+	if n.up || s.looksAlive(n) || !s.spare(func(d *simData) bool { return d.node == n.name }) {
+		return
+	}
+	for name := range s.files[n.name] {
+		if s.snapshots[name] != nil && !slices.ContainsFunc(s.nodes, func(other *simNode) bool { return other != n && !other.removed && s.files[other.name][name] != nil }) {
+			return
+		}
+	}
+	n.removed = true
+	s.Hear("somebody deletes node %s", n.name)
 }
 
 // keeperOr returns, now and then, a node with the snapshot of a stop whose members' data is being deleted, instead of another one.
@@ -398,6 +431,9 @@ func (s *sim) deleteSnapshot() {
 	if r := st.Restore; r != nil && r.Snapshot == snap.Name && !r.Phase.Final() {
 		return
 	}
+	if order := s.cluster.Spec.Restore; order != nil && order.Snapshot == snap.Name {
+		return
+	}
 	at := metav1.NewTime(s.now)
 	snap.DeletionTimestamp = &at
 	s.touch(snap)
@@ -407,7 +443,9 @@ func (s *sim) deleteSnapshot() {
 // changePolicy lets a person change what a stop keeps.
 func (s *sim) changePolicy() {
 	spec := &s.cluster.Spec
-	switch s.rand.IntN(3) {
+	switch s.rand.IntN(4) {
+	case 3:
+		spec.Storage.Quota = resource.NewQuantity(1<<30+s.rand.Int64N(4), resource.BinarySI)
 	case 0:
 		spec.Storage.OnStop = []v1alpha1.EtcdOnStop{v1alpha1.EtcdSnapshotThenDelete, v1alpha1.EtcdRetain, v1alpha1.EtcdSnapshotThenDelete, v1alpha1.EtcdDelete}[s.rand.IntN(4)]
 	case 1:

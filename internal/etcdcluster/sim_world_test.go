@@ -31,6 +31,7 @@ type simNode struct {
 	silent   bool // it never answers a trial, nor other nodes in one
 	broken   bool // no member can begin here, though the node runs
 	leaves   bool // it drains until nothing of the cluster is on it
+	removed  bool // somebody deleted its Node while it was away
 	address  int
 }
 
@@ -90,6 +91,8 @@ type sim struct {
 	ahead    time.Duration // of its clock
 	orders   int
 	restored map[string]bool // orders that were carried out
+	deletes  bool            // somebody may delete the cluster
+	released bool            // and its object is gone
 	seed     uint64
 	bound    *simtest.Play
 }
@@ -160,6 +163,9 @@ func (s *sim) world() World {
 		Now: s.now.Add(s.ahead), Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Settled: true, Load: map[string]int{},
 	}
 	for _, n := range s.nodes {
+		if n.removed {
+			continue
+		}
 		object := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
 		object.Status.Epoch, object.Status.Liveness = 1, v1alpha1.Alive
 		ready, rec := metav1.ConditionTrue, lease.Record{Node: n.name, Holder: n.name, Epoch: 1}
@@ -607,6 +613,9 @@ func (s *sim) dropFile(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 // coordinate lets the coordinator take one look and do what follows, and says whether there was anything. It may die at any point,
 // and the world goes on meanwhile.
 func (s *sim) coordinate() bool {
+	if s.released {
+		return s.releaseOrphans()
+	}
 	s.followSchedule()
 	w := s.world()
 	d := Plan(w)
@@ -668,6 +677,23 @@ func (s *sim) followSchedule() {
 	}
 }
 
+// releaseOrphans does as the controller of a cluster that is gone, and says whether there was anything.
+func (s *sim) releaseOrphans() bool {
+	w := s.world()
+	before := len(s.members) + len(s.snapshots)
+	for _, m := range w.Members {
+		if m.Spec.Want == v1alpha1.EtcdMemberDelete && (reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil) {
+			delete(s.members, m.Name)
+		}
+	}
+	for _, snap := range w.Snapshots {
+		if snap.DeletionTimestamp != nil && w.filesGone(snap) {
+			delete(s.snapshots, snap.Name)
+		}
+	}
+	return len(s.members)+len(s.snapshots) < before
+}
+
 // elect makes another node the coordinator. Now and then its clock is ahead of the others', or behind them.
 func (s *sim) elect() {
 	s.asked, s.ahead = askings{}, 0
@@ -718,7 +744,7 @@ func (s *sim) do(w World, a Action) bool {
 	case SetDesired:
 		return s.restThere(w, a.Member) && s.wishMember(a.Member)
 	case ReleaseMember:
-		if s.data[a.Member.Name] != nil && s.node(a.Member.Spec.Node) != nil {
+		if s.data[a.Member.Name] != nil && !s.node(a.Member.Spec.Node).removed {
 			s.breach("%s is let go and its data is there", a.Member.Name)
 		}
 		delete(s.members, a.Member.Name)
@@ -745,7 +771,7 @@ func (s *sim) do(w World, a Action) bool {
 		if snap == nil || snap.ResourceVersion != a.Snapshot.ResourceVersion {
 			return false
 		}
-		if rest := s.cluster.Status.Rest; rest != nil && rest.Snapshot == snap.Name {
+		if rest := s.cluster.Status.Rest; rest != nil && rest.Snapshot == snap.Name && s.cluster.DeletionTimestamp.IsZero() {
 			s.breach("snapshot %s is deleted and the next start begins from it", snap.Name)
 		}
 		at := metav1.NewTime(s.now)
@@ -753,6 +779,8 @@ func (s *sim) do(w World, a Action) bool {
 		s.touch(snap)
 	case ReleaseSnapshot:
 		delete(s.snapshots, a.Snapshot.Name)
+	case ReleaseCluster:
+		s.released = true
 	}
 	return true
 }
@@ -848,7 +876,7 @@ func (s *sim) inSync(r *simRaft, id uint64) bool {
 // calm ends all trouble and lets the cluster come to rest.
 func (s *sim) calm() {
 	for _, n := range s.nodes {
-		n.up, n.draining, n.noSpace, n.broken = true, n.leaves, false, n.broken && !s.chaos
+		n.up, n.removed, n.draining, n.noSpace, n.broken = true, false, n.leaves, false, n.broken && !s.chaos
 	}
 	s.chaos = false
 	s.elect()
@@ -884,11 +912,17 @@ func (s *sim) settled() bool { return s.settledBut(0) }
 // settledBut returns whether the cluster is at rest, with so many members besides whose data is set aside.
 func (s *sim) settledBut(aside int) bool {
 	st := s.cluster.Status
+	if !s.cluster.DeletionTimestamp.IsZero() {
+		return s.released && len(s.members)+len(s.snapshots) == 0
+	}
 	if st.ObservedGeneration != s.cluster.Generation {
 		return false
 	}
 	for _, m := range s.members {
 		if s.node(m.Spec.Node).leaves && s.data[m.Name] != nil {
+			return false
+		}
+		if q := s.cluster.Spec.Storage.Quota; q != nil && m.Spec.Want == v1alpha1.EtcdMemberRun && m.Spec.QuotaBytes != q.Value() {
 			return false
 		}
 	}
