@@ -5,7 +5,14 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
+	"github.com/ebb-dev/ebb/internal/testenv"
 )
 
 // wanted: somebody wrote that to the objects of members.
@@ -57,5 +64,99 @@ func TestWhatPeopleWriteToMembersIsPutRight(t *testing.T) {
 				t.Errorf("it does %q, want %q; it says %q, want %q", deeds(d), c.deeds, message(d), c.message)
 			}
 		})
+	}
+}
+
+// Members with certificates and members without cannot reach each other.
+func TestAChangedPeerTLSTakesEffectWithTheNextIncarnation(t *testing.T) {
+	no := false
+	withTLS := func(on bool) worldChange {
+		return func(w *World) {
+			for _, m := range w.Members {
+				m.Spec.PeerTLS = on
+			}
+		}
+	}
+	changed := func(to *bool) worldChange { return func(w *World) { w.Cluster.Spec.TLS.Peer = to } }
+	for _, c := range []struct {
+		name  string
+		world World
+		want  bool
+	}{
+		{"as the others, with certificates", runningWorld(3, sized(4), withTLS(true), changed(&no)), true},
+		{"as the others, without", runningWorld(3, sized(4), withTLS(false), changed(nil)), false},
+		{"the first one as the spec says", runningWorld(0, sized(3), snapshotted("s1", time.Hour, "n1"), stoppedWith("s1"), changed(&no)), false},
+	} {
+		d := Plan(c.world)
+		i := slices.IndexFunc(d.Actions, func(a Action) bool { return a.Do == CreateMember })
+		if i < 0 || d.Actions[i].Member.Spec.PeerTLS != c.want {
+			t.Errorf("%s: it does %q", c.name, deeds(d))
+		}
+	}
+}
+
+func TestWhatPeopleDoToObjects(t *testing.T) {
+	api := testenv.StartAPI(t)
+	c := &Controller{client: api.Admin(), live: api.Admin()}
+	t.Run("labels that somebody took away come back", func(t *testing.T) { takeLabelsAway(t, c) })
+	t.Run("what is left of a cluster can be deleted", func(t *testing.T) { deleteWhatIsLeft(t, c) })
+}
+
+func takeLabelsAway(t *testing.T, c *Controller) {
+	cluster := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo", UID: "uid"}}
+	m := &v1alpha1.EtcdMember{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo-1"}}
+	m.Spec = v1alpha1.EtcdMemberSpec{Cluster: "demo", ClusterUID: "uid", Node: "n1", Want: v1alpha1.EtcdMemberRun}
+	other := m.DeepCopy()
+	other.Name, other.Spec.ClusterUID = "other-1", "another"
+	s := &v1alpha1.EtcdSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s1", Labels: map[string]string{"team": "a"}}}
+	s.Spec = v1alpha1.EtcdSnapshotSpec{Cluster: "demo", ClusterUID: "uid", Member: "demo-1", MemberNode: "n1"}
+	for _, o := range []client.Object{m, other, s} {
+		if err := c.client.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key := client.ObjectKeyFromObject(cluster)
+	w := World{Cluster: cluster, Taken: map[string]bool{}, Load: map[string]int{}}
+	if err := c.readMembers(t.Context(), key, &w); !apierrors.IsConflict(err) {
+		t.Errorf("it goes on without what it does not see: %v", err)
+	}
+	w = World{Cluster: cluster, Taken: map[string]bool{}, Load: map[string]int{}}
+	if err := c.readMembers(t.Context(), key, &w); err != nil || len(w.Members) != 1 || len(w.Snapshots) != 1 || w.Snapshots[0].Labels["team"] != "a" {
+		t.Errorf("it sees %d members and %d snapshots, %v", len(w.Members), len(w.Snapshots), err)
+	}
+	if err := c.live.Get(t.Context(), client.ObjectKeyFromObject(other), other); err != nil || len(other.Labels) > 0 {
+		t.Errorf("another cluster's has %v, %v", other.Labels, err)
+	}
+}
+
+// Nobody manages what is left of a cluster that was deleted by force. Its objects stay until somebody deletes them, and then they go.
+func deleteWhatIsLeft(t *testing.T, c *Controller) {
+	member := func() *v1alpha1.EtcdMember {
+		m := &v1alpha1.EtcdMember{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gone-1", Finalizers: []string{v1alpha1.EtcdMemberFinalizer}}}
+		m.Spec = v1alpha1.EtcdMemberSpec{Cluster: "gone", ClusterUID: "uid", Node: "n1", Want: v1alpha1.EtcdMemberRun}
+		return m
+	}
+	m := member()
+	if err := c.client.Create(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	release := func() error {
+		if err := c.live.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: "gone-1"}, m); err != nil {
+			return err
+		}
+		w := World{Fleet: fleet.New(), Orphans: Orphans{Members: []*v1alpha1.EtcdMember{m}}}
+		if err := c.releaseOrphans(t.Context(), w); err != nil {
+			return err
+		}
+		return c.live.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: "gone-1"}, m)
+	}
+	if err := release(); err != nil {
+		t.Fatalf("nobody deleted it: %v", err)
+	}
+	if err := c.client.Delete(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if err := release(); !apierrors.IsNotFound(err) {
+		t.Errorf("somebody deleted it: %v", err)
 	}
 }

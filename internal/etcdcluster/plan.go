@@ -265,7 +265,7 @@ func (p *planner) create(node string) {
 		Spec: v1alpha1.EtcdMemberSpec{
 			Cluster: c.Name, ClusterUID: string(c.UID), Incarnation: p.status.Incarnation, Node: node, Want: v1alpha1.EtcdMemberReserve,
 			Dir: c.Spec.Storage.Dir, SnapshotDir: c.Spec.Snapshot.Dir, Options: c.Spec.Etcd,
-			ClientTLS: orTrue(c.Spec.TLS.Client), PeerTLS: orTrue(c.Spec.TLS.Peer),
+			ClientTLS: orTrue(c.Spec.TLS.Client), PeerTLS: p.peerTLS(),
 		},
 	}
 	m.Spec.QuotaBytes = p.quotaBytes()
@@ -280,6 +280,15 @@ func (p *planner) token() string {
 }
 
 func orTrue(b *bool) bool { return b == nil || *b }
+
+// peerTLS returns whether a new member and the others show each other certificates. Members that do and members that do not cannot reach each other, so
+// that a changed spec takes effect with the next incarnation.
+func (p *planner) peerTLS() bool {
+	if begun := p.begun(); len(begun) > 0 {
+		return begun[0].Spec.PeerTLS
+	}
+	return orTrue(p.Cluster.Spec.TLS.Peer)
+}
 
 // numberOf returns the number at the end of a member's name.
 func numberOf(m *v1alpha1.EtcdMember) int {

@@ -443,7 +443,10 @@ func (s *sim) deleteSnapshot() {
 // changePolicy lets a person change what a stop keeps.
 func (s *sim) changePolicy() {
 	spec := &s.cluster.Spec
-	switch s.rand.IntN(4) {
+	switch s.rand.IntN(5) {
+	case 4:
+		on := s.rand.IntN(2) == 0
+		spec.TLS.Peer = &on
 	case 3:
 		spec.Storage.Quota = resource.NewQuantity(1<<30+s.rand.Int64N(4), resource.BinarySI)
 	case 0:

@@ -479,7 +479,10 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 	}
 	d := &simData{incarnation: m.Spec.Incarnation, node: n.name}
 	if b.Existing {
-		for _, other := range s.data {
+		for name, other := range s.data {
+			if there := s.members[name]; there == nil || there.Spec.PeerTLS != m.Spec.PeerTLS {
+				continue // they do not understand each other
+			}
 			if i := slices.IndexFunc(other.raft.peers, func(p etcd.Peer) bool { return p.PeerURL == m.Status.PeerURL }); i >= 0 {
 				d.raft, d.id = other.raft, other.raft.peers[i].ID
 			}

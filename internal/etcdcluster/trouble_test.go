@@ -114,3 +114,24 @@ func TestASnapshotThatFailedIsTakenAgainWhateverTheClockOfTheAPISays(t *testing.
 		}
 	}
 }
+
+// Without certificates members do not know the coordinator, and etcd's auth keeps it out. The status has etcd's words and what to do.
+func TestAClusterWhoseAuthKeepsTheCoordinatorOutSaysSo(t *testing.T) {
+	denied := func(w *World) {
+		noQuorum(w)
+		w.View.Error = "member demo-1: etcdserver: permission denied"
+	}
+	for _, c := range []struct {
+		name  string
+		world World
+	}{
+		{"it runs", runningWorld(3, denied)},
+		{"it is to be stopped", runningWorld(3, denied, sized(0))},
+		{"a node is drained", runningWorld(3, denied, drains("n2"))},
+	} {
+		const want = "3 of 3 voters answer, and none lists the members: member demo-1: etcdserver: permission denied. If etcd's auth is enabled, disable it: members that were created with spec.tls.client false cannot identify the coordinator."
+		if d := Plan(c.world); message(d) != want || d.Status.Phase != v1alpha1.EtcdClusterPhaseFailed || deeds(d) != "" {
+			t.Errorf("%s: it says %s: %q, and does %q", c.name, d.Status.Phase, message(d), deeds(d))
+		}
+	}
+}
