@@ -20,7 +20,8 @@ func (s *sim) referee(w World, d Decision) {
 	}
 	if is.Phase == v1alpha1.EtcdClusterPhaseStopped && was.Phase != is.Phase {
 		for name, data := range s.data {
-			if data.running && s.node(data.node).up {
+			former := s.members[name] != nil && s.members[name].Spec.Incarnation < is.Incarnation // its node was absent, and has just come back
+			if data.running && s.node(data.node).up && !former {
 				s.breach("Stopped and %s runs", name)
 			}
 		}
