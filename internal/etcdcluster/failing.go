@@ -222,7 +222,7 @@ func (p *planner) failingMessage() string {
 	var parts []string
 	for _, m := range p.current {
 		f := p.failure(m.Name)
-		isNew := m.learner() || m.reserves()
+		isNew := m.learner() || m.reserves() && p.hasRun()
 		if f == nil || f.HealthySince != nil || isNew && p.Now.Sub(f.Since.Time) < p.failedAfter()/2 {
 			continue
 		}

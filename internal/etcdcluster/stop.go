@@ -275,12 +275,11 @@ func (p *planner) unsealAll() {
 	}
 }
 
-// unseal lets a member serve clients again.
+// unseal lets a member serve clients again. Members of a stopped cluster were woken for their data only, and serve nobody.
 func (p *planner) unseal(m memberView) {
-	if m.Spec.Want == v1alpha1.EtcdMemberSeal && p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped {
-		return // the member was woken for its data only, and serves nobody
+	if p.Cluster.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
+		p.setDesired(m, v1alpha1.EtcdMemberRun)
 	}
-	p.setDesired(m, v1alpha1.EtcdMemberRun)
 }
 
 // reportFailed reports that a snapshot could not be taken.

@@ -89,6 +89,16 @@ func TestAWaitForAMemberHasTheErrorOfItsNode(t *testing.T) {
 	}
 }
 
+// The data of a stopped cluster is on its way to other nodes, and a snapshot of it has just failed.
+func TestAnEvacuationThatWaitsServesNobody(t *testing.T) {
+	d := Plan(runningWorld(3, retained, drains("n1"), wanted(v1alpha1.EtcdMemberSeal, "demo-1", "demo-2"), func(w *World) {
+		w.Cluster.Status.Stop = &v1alpha1.EtcdStop{OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing, Attempt: 1, PausedUntil: micro(noon.Add(time.Second))}
+	}))
+	if deeds(d) != "" || d.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
+		t.Errorf("it does %q and is %s", deeds(d), d.Status.Phase)
+	}
+}
+
 // The API server stamps a snapshot with its own clock, which may differ from the coordinator's.
 func TestASnapshotThatFailedIsTakenAgainWhateverTheClockOfTheAPISays(t *testing.T) {
 	for _, ahead := range []time.Duration{-time.Hour, 0, time.Hour} {
