@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -149,11 +150,12 @@ func (c *Controller) releaseCluster(ctx context.Context, cluster *v1alpha1.EtcdC
 }
 
 // releaseOrphans releases members and snapshots of deleted clusters once their nodes, which were absent, have deleted the data. It releases
-// only those whose deletion was requested: if somebody deleted a cluster by force, its data stays.
+// only those whose deletion was requested: if somebody deleted a cluster by force, its data stays. If somebody deletes the object of such a member,
+// its node ends the process, keeps the data and lists it.
 func (c *Controller) releaseOrphans(ctx context.Context, w World) error {
 	for _, m := range w.Orphans.Members {
 		gone := reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil && !w.Live(m.Spec.Node)
-		if m.Spec.Want == v1alpha1.EtcdMemberDelete && gone {
+		if asked := m.Spec.Want == v1alpha1.EtcdMemberDelete; asked && gone || !asked && !m.DeletionTimestamp.IsZero() {
 			if err := c.releaseMember(ctx, m); err != nil {
 				return err
 			}
@@ -165,6 +167,44 @@ func (c *Controller) releaseOrphans(ctx context.Context, w World) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// labelAgain gives the label of their cluster back to members and snapshots that somebody took it from. Without it the cluster does not see them: it would
+// remove their members from etcd's list, or report that nothing is left.
+func (c *Controller) labelAgain(ctx context.Context, key types.NamespacedName, cluster *v1alpha1.EtcdCluster, members []v1alpha1.EtcdMember) error {
+	if cluster == nil {
+		return nil
+	}
+	var snapshots v1alpha1.EtcdSnapshotList
+	if err := c.client.List(ctx, &snapshots, client.InNamespace(key.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list snapshots: %w", err)
+	}
+	var lost []client.Object
+	for i := range members {
+		if m := &members[i]; m.Namespace == key.Namespace && m.Spec.ClusterUID == string(cluster.UID) && m.Labels[v1alpha1.EtcdClusterLabel] != key.Name {
+			lost = append(lost, m.DeepCopy())
+		}
+	}
+	for i := range snapshots.Items {
+		if s := &snapshots.Items[i]; s.Spec.ClusterUID == string(cluster.UID) && s.Labels[v1alpha1.EtcdClusterLabel] != key.Name {
+			lost = append(lost, s.DeepCopy())
+		}
+	}
+	for _, o := range lost {
+		labels := maps.Clone(o.GetLabels())
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[v1alpha1.EtcdClusterLabel] = key.Name
+		o.SetLabels(labels)
+		if err := c.client.Update(ctx, o); err != nil {
+			return err
+		}
+	}
+	if len(lost) > 0 {
+		return conflict("etcdmembers", lost[0].GetName()) // read again
 	}
 	return nil
 }

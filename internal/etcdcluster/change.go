@@ -24,8 +24,8 @@ func (p *planner) adjustMembers(size int) {
 	p.phase = v1alpha1.EtcdClusterPhaseRunning
 	p.reason, p.message = v1alpha1.ReasonEtcdRunning, v1alpha1.MessageEtcdRunning
 	for _, m := range p.current {
-		if m.Spec.Want == v1alpha1.EtcdMemberSeal || m.Spec.Want == v1alpha1.EtcdMemberStop && m.Spec.Begin != nil {
-			p.setDesired(m, v1alpha1.EtcdMemberRun) // a stop was canceled
+		if m.Spec.Begin != nil {
+			p.setDesired(m, v1alpha1.EtcdMemberRun) // a stop was canceled, or somebody else wrote to the object
 		}
 	}
 	if !p.View.Listed {
@@ -88,21 +88,25 @@ func (p *planner) relistMoved() bool {
 	return false
 }
 
-// dropUnknown removes a peer that has no EtcdMember from etcd's list, and returns whether there is one. Somebody deleted its object by
-// force, so no node runs it.
+// dropUnknown removes a peer that has no EtcdMember from etcd's list, or one that is to be deleted, and returns whether there is one. Somebody deleted
+// its object by force, or ordered the deletion of its data, so no node runs it. As long as it is listed it counts for the quorum.
 func (p *planner) dropUnknown() bool {
 	if len(p.unknownPeers) == 0 {
 		return false
 	}
 	u := p.unknownPeers[0]
-	p.reportScaling("Removing %s, which has no EtcdMember", cmp.Or(u.Name, etcd.HexID(u.ID)))
+	name, why := cmp.Or(u.Name, etcd.HexID(u.ID)), "which has no EtcdMember"
+	if slices.ContainsFunc(p.deleting, func(m memberView) bool { return m.peer != nil && m.peer.ID == u.ID }) {
+		why = "whose data is deleted"
+	}
+	p.reportScaling("Removing %s, %s", name, why)
 	switch {
 	case u.Learner:
 		p.act(Action{Do: RemovePeer, Peer: u})
 	case p.readyVoters() >= quorum(p.votes()-1):
 		p.act(Action{Do: RemovePeer, Peer: u})
 	default:
-		p.reportScaling("%s; removing %s, which has no EtcdMember, would lose quorum; bring %s back", p.healthyVoters(), u.Name, p.unhealthyNames())
+		p.reportScaling("%s; removing %s, %s, would lose quorum; bring %s back", p.healthyVoters(), name, why, p.unhealthyNames())
 	}
 	return true
 }
@@ -207,7 +211,7 @@ func (p *planner) finishChange(size int) bool {
 		}
 	}
 	if going := p.pending(); len(going) > 0 {
-		p.reportScaling("Deleting member %s on %s", going[0].Name, going[0].Spec.Node)
+		p.reportScaling("Deleting member %s on %s%s", going[0].Name, going[0].Spec.Node, because(going[0].trouble()))
 		return true
 	}
 	return false
@@ -228,8 +232,8 @@ func (p *planner) finishMember(m memberView, size int) {
 		p.reportScaling("Deleting the data of member %s on %s, which was removed", m.Name, m.Spec.Node)
 	case unwanted || misplaced:
 		p.undo(m)
-	case m.learner() && p.failedTooLong(m):
-		p.giveUpLearner(m)
+	case (m.learner() || m.reserves()) && p.failedTooLong(m):
+		p.giveUpNew(m)
 	case !m.learner() && !m.is(v1alpha1.EtcdMemberReserved):
 		p.reportStuck("Adding member %s: waiting for node %s to reserve its ports%s", m.Name, m.Spec.Node, because(m.Status.Error))
 	case !m.learner():

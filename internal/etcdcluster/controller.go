@@ -303,7 +303,7 @@ func (c *Controller) readMembers(ctx context.Context, key types.NamespacedName, 
 	for i := range everyone.Items {
 		w.Load[everyone.Items[i].Spec.Node]++
 	}
-	return nil
+	return c.labelAgain(ctx, key, w.Cluster, everyone.Items)
 }
 
 // writeStatus writes the status if it changed, and returns whether it wrote. A status in which only sizes and lags changed is written

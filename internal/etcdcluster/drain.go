@@ -24,6 +24,8 @@ const (
 	BlockedReplacement = "AwaitingReplacement"
 	// BlockedRemoval: the member here is being stopped and its data deleted.
 	BlockedRemoval = "AwaitingRemoval"
+	// BlockedOrphan: the cluster of the member here was deleted by force.
+	BlockedOrphan = "NoCluster"
 	// BlockedCopy: data of which this node has the only good copy is being copied.
 	BlockedCopy = "AwaitingCopy"
 	// BlockedSetAside: data of a former member is kept here until somebody discards it.
@@ -143,10 +145,12 @@ func (w drainWorld) ended(m *v1alpha1.EtcdMember) bool {
 // memberBlocked returns why a member is still there, with the arithmetic.
 func (w drainWorld) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string) {
 	name := nameIn(m.Namespace, m.Spec.Cluster)
-	c := w.cluster(m.Namespace, m.Spec.Cluster)
+	c := w.clusterOf(m)
 	switch {
-	case c == nil || m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Want == v1alpha1.EtcdMemberStop:
-		return BlockedRemoval, fmt.Sprintf("cluster %s: %s is being stopped here", name, m.Name)
+	case m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Want == v1alpha1.EtcdMemberStop:
+		return BlockedRemoval, fmt.Sprintf("cluster %s: %s is being stopped here%s", name, m.Name, because(memberView{EtcdMember: m}.trouble()))
+	case c == nil:
+		return BlockedOrphan, orphaned(m)
 	case c.Status.Stop != nil:
 		return BlockedRemoval, fmt.Sprintf("cluster %s is being stopped, at step %s", name, c.Status.Stop.Step)
 	}
@@ -206,13 +210,20 @@ func orOthers(names []string) string {
 	return strings.Join(names, " and ")
 }
 
-func (w drainWorld) cluster(namespace, name string) *v1alpha1.EtcdCluster {
+// clusterOf returns the cluster of a member; nil if there is none, or only another one of the same name.
+func (w drainWorld) clusterOf(m *v1alpha1.EtcdMember) *v1alpha1.EtcdCluster {
 	for _, c := range w.Clusters {
-		if c.Namespace == namespace && c.Name == name {
+		if c.Namespace == m.Namespace && c.Name == m.Spec.Cluster && string(c.UID) == m.Spec.ClusterUID {
 			return c
 		}
 	}
 	return nil
+}
+
+// orphaned returns what to do about a member whose cluster was deleted by force: no coordinator ends it.
+func orphaned(m *v1alpha1.EtcdMember) string {
+	return fmt.Sprintf("cluster %s: somebody deleted it by force, and %s is left of it; `kubectl delete etcdmember %s` ends it, keeps its data on the node, and `ebb etcd orphans` lists that",
+		nameIn(m.Namespace, m.Spec.Cluster), m.Name, commandName(m.Namespace, m.Name))
 }
 
 func (w drainWorld) anySchedulable() bool { return len(w.SchedulableNodes()) > 0 }
@@ -238,7 +249,11 @@ func (w drainWorld) dataOn(node string) drain.Remaining {
 		}
 		b := v1alpha1.Blocker{Kind: "EtcdMember", Name: nameIn(m.Namespace, m.Name), Reason: BlockedCopy}
 		b.Remedy = fmt.Sprintf("cluster %s: it is stopped and retained data here; a snapshot of that data must first be on another node", nameIn(m.Namespace, m.Spec.Cluster))
-		if c := w.cluster(m.Namespace, m.Spec.Cluster); c != nil {
+		c := w.clusterOf(m)
+		if c == nil {
+			b.Reason, b.Remedy = BlockedOrphan, orphaned(m)
+		}
+		if c != nil {
 			if slices.ContainsFunc(c.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name }) {
 				b.Reason = BlockedSetAside
 				b.Remedy = fmt.Sprintf("cluster %s: data of former member %s was set aside here and may have keys that exist nowhere else; `ebb etcd discard %s %s` deletes it", nameIn(m.Namespace, m.Spec.Cluster), m.Name, commandName(m.Namespace, m.Spec.Cluster), m.Name)
@@ -270,7 +285,7 @@ func (w drainWorld) onlyHere(snap *v1alpha1.EtcdSnapshot, node string) bool {
 
 // needs reports whether a stopped cluster begins again from what a member kept.
 func (w drainWorld) needs(m *v1alpha1.EtcdMember) bool {
-	c := w.cluster(m.Namespace, m.Spec.Cluster)
+	c := w.clusterOf(m)
 	return c != nil && c.Status.Rest != nil && c.Status.Rest.OnStop == v1alpha1.EtcdRetain
 }
 

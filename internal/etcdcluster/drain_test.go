@@ -54,6 +54,22 @@ func TestWhatOfEtcdIsLeftOnANode(t *testing.T) {
 			"a member that is being deleted", runningWorld(3, drains("n2"), func(w *World) { w.Members[1].Spec.Want = v1alpha1.EtcdMemberDelete }),
 			[]string{"demo-2 AwaitingRemoval: cluster demo: demo-2 is being stopped here"}, nil,
 		},
+		{
+			"a member that cannot be deleted", runningWorld(3, drains("n2"), func(w *World) {
+				w.Members[1].Spec.Want, w.Members[1].Status.Error = v1alpha1.EtcdMemberDelete, "input/output error"
+			}),
+			[]string{"demo-2 AwaitingRemoval: cluster demo: demo-2 is being stopped here (input/output error)"}, nil,
+		},
+		{
+			"a member of a cluster that was deleted by force, and another one has its name", runningWorld(3, drains("n2"), func(w *World) { w.Members[1].Spec.ClusterUID = "another" }),
+			[]string{"demo-2 NoCluster: cluster demo: somebody deleted it by force, and demo-2 is left of it; `kubectl delete etcdmember demo-2` ends it, keeps its data on the node, and `ebb etcd orphans` lists that"}, nil,
+		},
+		{
+			"and its data", runningWorld(3, drains("n2"), func(w *World) {
+				w.Members[1].Spec.ClusterUID, w.Members[1].Spec.Want, w.Members[1].Status.Phase = "another", v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
+			}), nil,
+			[]string{"demo-2 NoCluster: cluster demo: somebody deleted it by force, and demo-2 is left of it; `kubectl delete etcdmember demo-2` ends it, keeps its data on the node, and `ebb etcd orphans` lists that"},
+		},
 		{"a member that is deleted", runningWorld(3, drains("n2"), func(w *World) {
 			w.Members[1].Spec.Want, w.Members[1].Status.Phase = v1alpha1.EtcdMemberDelete, v1alpha1.EtcdMemberDeleted
 		}), nil, nil},

@@ -30,14 +30,15 @@ func (w World) failedAfter() time.Duration {
 	return defaultFailedAfter
 }
 
-// recordFailures keeps status.failing: voters whose process does not stay up though their node is there, and new members that make no progress.
+// recordFailures keeps status.failing: voters whose process does not stay up though their node is there, and new members that make no progress,
+// also those whose node cannot reserve their ports.
 // A voter that its node reports as running does not count, even if the coordinator cannot reach it. While the data of a starting member grows,
 // its time starts over, because it may replay a long log.
 func (p *planner) recordFailures() {
 	var list []v1alpha1.EtcdMemberFailure
 	for _, m := range p.current {
-		runs := m.Spec.Want == v1alpha1.EtcdMemberRun || m.Spec.Want == v1alpha1.EtcdMemberSeal
-		if !runs || m.Spec.Begin == nil || !p.Live(m.Spec.Node) || !p.View.Listed {
+		runs := m.Spec.Begin != nil && (m.Spec.Want == v1alpha1.EtcdMemberRun || m.Spec.Want == v1alpha1.EtcdMemberSeal)
+		if !runs && !m.reserves() || !p.Live(m.Spec.Node) || !p.View.Listed {
 			if was := p.failure(m.Name); was != nil {
 				list = append(list, *was) // nothing new is known
 			}
@@ -82,7 +83,12 @@ func (p *planner) failure(member string) *v1alpha1.EtcdMemberFailure {
 // observeFailure returns what is known of a member that may fail; nil if all is well.
 func (p *planner) observeFailure(m memberView) *v1alpha1.EtcdMemberFailure {
 	was := p.failure(m.Name)
-	if m.peer == nil {
+	switch {
+	case m.reserves() && m.is(v1alpha1.EtcdMemberReserved):
+		return nil
+	case m.reserves() && was == nil:
+		return &v1alpha1.EtcdMemberFailure{Member: m.Name, Since: *micro(p.Now), Learner: true}
+	case m.peer == nil:
 		return was // it was removed; how it was then counts
 	}
 	if m.learner() {
@@ -155,8 +161,13 @@ func (p *planner) replacesFailed(m memberView) bool {
 // leaving returns whether a voter has to be replaced.
 func (p *planner) leaving(m memberView) bool { return p.World.leaving(m) || p.replacesFailed(m) }
 
-// giveUpLearner removes a new member that makes no progress; another one is added, if possible elsewhere.
-func (p *planner) giveUpLearner(m memberView) {
+// reserves returns whether a new member waits for its node to reserve its ports.
+func (m memberView) reserves() bool {
+	return m.Spec.Begin == nil && m.Spec.Want == v1alpha1.EtcdMemberReserve && m.peer == nil
+}
+
+// giveUpNew removes a new member that makes no progress; another one is added, if possible elsewhere.
+func (p *planner) giveUpNew(m memberView) {
 	p.avoid(m.Spec.Node)
 	p.undo(m)
 	p.reportScaling("Removing new member %s on %s, which made no progress for %s%s", m.Name, m.Spec.Node, p.failedAfter(), because(m.Status.Error))
@@ -211,11 +222,12 @@ func (p *planner) failingMessage() string {
 	var parts []string
 	for _, m := range p.current {
 		f := p.failure(m.Name)
-		if f == nil || f.HealthySince != nil || m.learner() && p.Now.Sub(f.Since.Time) < p.failedAfter()/2 {
+		isNew := m.learner() || m.reserves() && p.hasRun()
+		if f == nil || f.HealthySince != nil || isNew && p.Now.Sub(f.Since.Time) < p.failedAfter()/2 {
 			continue
 		}
 		what := "fails"
-		if m.learner() {
+		if isNew {
 			what = "makes no progress"
 		}
 		parts = append(parts, fmt.Sprintf("member %s on %s %s since %s%s", m.Name, m.Spec.Node, what, f.Since.UTC().Format("15:04:05 MST"), because(shortened(m.Status.Error))))

@@ -39,6 +39,20 @@ func learning(lag int64, since time.Duration, progress int64) worldChange {
 	}
 }
 
+// reserving adds a member on n4 whose node cannot reserve its ports since then.
+func reserving(since time.Duration) worldChange {
+	return func(w *World) {
+		m := addMember(w, 4, "n4")
+		w.View.Peers = w.View.Peers[:len(w.View.Peers)-1]
+		delete(w.View.Health, m.Name)
+		m.Spec.Want, m.Spec.Begin, m.Spec.DataRequired = v1alpha1.EtcdMemberReserve, nil, false
+		m.Status = v1alpha1.EtcdMemberStatus{Phase: v1alpha1.EtcdMemberPending, ObservedGeneration: 1, Error: "read-only file system"}
+		if since > 0 {
+			w.Cluster.Status.Failing = []v1alpha1.EtcdMemberFailure{{Member: m.Name, Since: *micro(noon.Add(-since)), Learner: true}}
+		}
+	}
+}
+
 func TestMembersThatFailAreReplaced(t *testing.T) {
 	removed := func(w *World) { w.View.Peers = w.View.Peers[:2] }
 	for _, c := range []struct {
@@ -61,6 +75,14 @@ func TestMembersThatFailAreReplaced(t *testing.T) {
 		{"a learner that makes progress is waited for", runningWorld(3, drains("n3"), learning(3, time.Hour, answers-4)), "promote-learner demo-4", ""},
 		{"one that does not is reported", runningWorld(3, drains("n3"), learning(3, time.Minute, answers-3)), "promote-learner demo-4", "makes no progress"},
 		{"and given up", runningWorld(3, drains("n3"), learning(3, 2*time.Minute, answers-3)), "remove-peer demo-4", "makes no progress"},
+		{"a node that reserves no ports is waited for", runningWorld(3, drains("n3"), reserving(0)), "", ""},
+		{"and reported", runningWorld(3, drains("n3"), reserving(time.Minute)), "", "Member demo-4 on n4 makes no progress since 11:59:00 UTC (read-only file system)"},
+		{"and given up", runningWorld(3, drains("n3"), reserving(2*time.Minute)), "set-desired demo-4 Delete", "makes no progress"},
+		{"its object does not keep another from being added", runningWorld(3, drains("n3"), reserving(0), func(w *World) {
+			w.Members[3].Spec.Want, w.Members[3].Generation = v1alpha1.EtcdMemberDelete, 2
+			addNode(w, "n5")
+			avoids("n4", time.Minute)(w)
+		}), "create-member demo-5 on n5", ""},
 		{"one that caught up is not", runningWorld(3, drains("n3"), learning(0, time.Hour, answers)), "promote-learner demo-4", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -88,7 +88,7 @@ type planner struct {
 	current      []memberView // of the present incarnation, and not to be deleted
 	deleting     []memberView // their nodes should delete their data
 	former       []memberView // of a former incarnation, and not to be deleted yet
-	unknownPeers []etcd.Peer  // listed by etcd, and no EtcdMember has their peer URL
+	unknownPeers []etcd.Peer  // listed by etcd, and no EtcdMember has their peer URL, or it is to be deleted
 
 	// What the conditions will report.
 	phase      v1alpha1.EtcdClusterPhase
@@ -174,7 +174,7 @@ func (p *planner) sortMembers() {
 	known := map[uint64]bool{}
 	for _, m := range p.Members {
 		j := p.join(m)
-		if j.peer != nil {
+		if j.peer != nil && m.Spec.Want != v1alpha1.EtcdMemberDelete {
 			known[j.peer.ID] = true
 		}
 		switch {
@@ -265,7 +265,7 @@ func (p *planner) create(node string) {
 		Spec: v1alpha1.EtcdMemberSpec{
 			Cluster: c.Name, ClusterUID: string(c.UID), Incarnation: p.status.Incarnation, Node: node, Want: v1alpha1.EtcdMemberReserve,
 			Dir: c.Spec.Storage.Dir, SnapshotDir: c.Spec.Snapshot.Dir, Options: c.Spec.Etcd,
-			ClientTLS: orTrue(c.Spec.TLS.Client), PeerTLS: orTrue(c.Spec.TLS.Peer),
+			ClientTLS: orTrue(c.Spec.TLS.Client), PeerTLS: p.peerTLS(),
 		},
 	}
 	m.Spec.QuotaBytes = p.quotaBytes()
@@ -280,6 +280,15 @@ func (p *planner) token() string {
 }
 
 func orTrue(b *bool) bool { return b == nil || *b }
+
+// peerTLS returns whether a new member and the others show each other certificates. Members that do and members that do not cannot reach each other, so
+// that a changed spec takes effect with the next incarnation.
+func (p *planner) peerTLS() bool {
+	if begun := p.begun(); len(begun) > 0 {
+		return begun[0].Spec.PeerTLS
+	}
+	return orTrue(p.Cluster.Spec.TLS.Peer)
+}
 
 // numberOf returns the number at the end of a member's name.
 func numberOf(m *v1alpha1.EtcdMember) int {
@@ -316,10 +325,11 @@ func (p *planner) releaseMembers() {
 	}
 }
 
-// pending returns the members that their nodes are deleting.
+// pending returns the members that their nodes are deleting. One that never began has no process and no data, and nobody waits for it: the disk on
+// which its ports could not be reserved may not let the node delete anything either.
 func (p *planner) pending() []memberView {
 	return slices.DeleteFunc(slices.Clone(p.deleting), func(m memberView) bool {
-		return m.is(v1alpha1.EtcdMemberDeleted) || !p.Live(m.Spec.Node)
+		return m.is(v1alpha1.EtcdMemberDeleted) || !p.Live(m.Spec.Node) || m.Spec.Begin == nil
 	})
 }
 
@@ -330,6 +340,7 @@ func (p *planner) remove() {
 	for _, m := range append(p.current, p.former...) {
 		p.setDesired(m, v1alpha1.EtcdMemberDelete)
 	}
+	p.message += p.troubleOf(append(p.deleting, append(p.current, p.former...)...))
 	p.current, p.former = nil, nil
 	left := false
 	for _, m := range p.Members {

@@ -48,6 +48,9 @@ func (p *planner) followOrder() (busy bool) {
 		p.setRestore(v1alpha1.EtcdRestoreExpired, "The order expired before it could be carried out. "+state.Message)
 		return false
 	case order.Member != "":
+		if p.stage() == StageEvacuating {
+			p.cancelStop() // it is to run again, and the order may stop its members before it does
+		}
 		return p.restoreFromMember(order)
 	case p.serves() && !order.Force:
 		p.refuseRestore("The cluster serves clients; a restore would lose what they wrote since. Order it with --force to restore anyway.")
@@ -267,7 +270,8 @@ func (p *planner) unknownVoters(begun []memberView, order *v1alpha1.EtcdRestoreO
 
 // readMember orders a snapshot of a stopped member's data, and begins the new incarnation once it is verified.
 func (p *planner) readMember(begun []memberView, source memberView, order *v1alpha1.EtcdRestoreOrder) (busy bool) {
-	name := SnapshotName(p.Cluster, "r-"+order.ID)
+	// Named by the end of the log: the members may have run and served clients after the order had begun, and a snapshot of before lacks what they wrote.
+	name := SnapshotName(p.Cluster, fmt.Sprintf("r-%s-%d-%d", order.ID, source.Status.Log.Term, source.Status.Log.Index))
 	p.status.Restore.Snapshot = name
 	s := p.find(name)
 	switch {

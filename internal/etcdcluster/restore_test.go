@@ -2,6 +2,7 @@ package etcdcluster
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,16 +82,17 @@ func TestHowARestoreOrderIsCarriedOut(t *testing.T) {
 		{"one of them confirmed leaves no quorum", quorumLost(fromMember("demo-1", "n2")), "Reading", "", "set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
 		{"nodes that left in order run nothing", quorumLost(fromMember("demo-1"), released("n2"), released("n3")), "Reading", "", "set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
 		{"every member that can be reached stops first", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(nil)), "Reading", "Waiting until", ""},
-		{"then its data becomes a snapshot", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}})), "Reading", "Taking snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"then its data becomes a snapshot", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}})), "Reading", "Taking snapshot demo-12345678-r-o1-2-9", "create-snapshot demo-12345678-r-o1-2-9"},
 		{"unless a member that can be reached has a higher term", runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 3, Index: 4}})), "Refused", "`ebb etcd restore demo --from-member n2`", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
 		{"or a longer log", runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Refused", "newer log", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
 		{"not after nodes are lost whose members had not stopped", quorumLost(fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}})), "Waiting", "order the restore with --gone n2,n3", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
-		{"if one of two had stopped, the other is no quorum", quorumLost(fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 8}})), "Reading", "Taking snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"if one of two had stopped, the other is no quorum", quorumLost(fromMember("demo-1"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 8}})), "Reading", "Taking snapshot demo-12345678-r-o1-2-9", "create-snapshot demo-12345678-r-o1-2-9"},
 		{"an absent member's log that is known to be newer counts", quorumLost(fromMember("demo-1", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Refused", "Node n2 is absent: start it and restore from that member instead (`ebb etcd restore demo --from-member n2`), or, if its data is lost for good, order the restore with --gone n2,n3.", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
 		{"also when it was reported for an earlier order", quorumLost(fromMember("demo-1", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}}), func(w *World) { w.Members[1].Generation++ }), "Refused", "order the restore with --gone n2,n3", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run"},
-		{"unless somebody says that it is gone", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Reading", "Taking snapshot demo-12345678-r-o1", "create-snapshot demo-12345678-r-o1"},
+		{"unless somebody says that it is gone", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}})), "Reading", "Taking snapshot demo-12345678-r-o1-2-9", "create-snapshot demo-12345678-r-o1-2-9"},
 		{"the one that can be reached is named first", runningWorld(4, gone("n3", time.Minute), gone("n4", time.Minute), noQuorum, fromMember("demo-1", "n4"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 10}, "demo-3": {Term: 2, Index: 11}})), "Refused", "Restore from it instead: `ebb etcd restore demo --from-member n2`.", "set-desired demo-1 Run, set-desired demo-2 Run, set-desired demo-3 Run, set-desired demo-4 Run"},
-		{"and from the snapshot the cluster starts", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}}), snapshotted("demo-12345678-r-o1", 0, "n1", "n4")), "Starting", "", "create-member demo-4 on n4, set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
+		{"a snapshot of before the member ran again is not enough", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 12}}), snapshotted("demo-12345678-r-o1-2-9", 0, "n1", "n4")), "Reading", "Taking snapshot demo-12345678-r-o1-2-12", "create-snapshot demo-12345678-r-o1-2-12"},
+		{"and from the snapshot the cluster starts", quorumLost(fromMember("demo-1", "n2", "n3"), stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}}), snapshotted("demo-12345678-r-o1-2-9", 0, "n1", "n4")), "Starting", "", "create-member demo-4 on n4, set-desired demo-1 Stop, set-desired demo-2 Stop, set-desired demo-3 Stop"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := Plan(c.world)
@@ -148,15 +150,15 @@ func TestALearnerNeitherCountsInAQuorumNorStandsForIt(t *testing.T) {
 	}{
 		{"the only voter may still serve", growing(gone("n1", time.Minute), fromMember("demo-2")), "Waiting", "order the restore with --gone n1", ""},
 		{"it is confirmed to be gone", growing(gone("n1", time.Minute), fromMember("demo-2", "n1")), "Reading", "", "set-desired demo-1 Stop, set-desired demo-2 Stop"},
-		{"then the learner is all there is", growing(gone("n1", time.Minute), fromMember("demo-2", "n1"), logs(0, 5)), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"then the learner is all there is", growing(gone("n1", time.Minute), fromMember("demo-2", "n1"), logs(0, 5)), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1-2-5"},
 		{"the voter left in order, and has more", growing(gone("n1", time.Minute), released("n1"), fromMember("demo-2"), logs(0, 5)), "Refused", "--gone n1", run},
 		{"the voter is there and lost its data", growing(fromMember("demo-2"), logs(0, 5), noData), "Refused", "--gone n1", run},
-		{"and somebody said so", growing(fromMember("demo-2", "n1"), logs(0, 5), noData), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"and somebody said so", growing(fromMember("demo-2", "n1"), logs(0, 5), noData), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1-2-5"},
 		{"two of three voters may serve, whatever learners there are", three(gone("n1", time.Minute), gone("n2", time.Minute), fromMember("demo-3")), "Waiting", "order the restore with --gone n1,n2", ""},
 		{"a voter's log is not known", three(gone("n1", time.Minute), fromMember("demo-4"), logs(0, 9, 9, 9)), "Refused", "--gone n1", run + ", set-desired demo-3 Run, set-desired demo-4 Run"},
 		{"a voter has a newer log", three(fromMember("demo-4"), logs(9, 9, 8, 8)), "Refused", "Member demo-1 on n1 has a newer log", run + ", set-desired demo-3 Run, set-desired demo-4 Run"},
-		{"every voter's log is known", three(fromMember("demo-4"), logs(9, 9, 8, 9)), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1"},
-		{"a voter does not depend on learners", three(gone("n4", time.Minute), fromMember("demo-1"), logs(9, 9, 8)), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1"},
+		{"every voter's log is known", three(fromMember("demo-4"), logs(9, 9, 8, 9)), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1-2-9"},
+		{"a voter does not depend on learners", three(gone("n4", time.Minute), fromMember("demo-1"), logs(9, 9, 8)), "Reading", "Taking snapshot", "create-snapshot demo-12345678-r-o1-2-9"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := Plan(c.world)
@@ -208,6 +210,42 @@ func TestAStopLetsMembersRunThatARestoreHasStopped(t *testing.T) {
 	}
 }
 
+// A stopped cluster whose retained data moves off a drained node looks stopped to people. An order does not make it one that is being stopped.
+func TestARestoreEndsTheEvacuationOfRetainedData(t *testing.T) {
+	woken := func(w *World) {
+		retained(w)
+		w.Cluster.Status.Stop = &v1alpha1.EtcdStop{OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing}
+	}
+	d := Plan(runningWorld(3, woken, drains("n1"), sized(3), fromMember("demo-1")))
+	if d.Status.Stop != nil || d.Status.Rest == nil || d.Status.Restore.Phase != v1alpha1.EtcdRestoreReading {
+		t.Errorf("stop %+v, restore %+v", d.Status.Stop, d.Status.Restore)
+	}
+	// The order ends before its members have: the cluster is stopped again when they have, and then its data moves.
+	w := runningWorld(3, retained, drains("n1"), func(w *World) {
+		w.Cluster.Status.Phase, w.Members[1].Status.Phase = v1alpha1.EtcdClusterPhaseScaling, v1alpha1.EtcdMemberSealed
+		w.Members[2].Spec.Want = v1alpha1.EtcdMemberSeal
+	})
+	for _, c := range []struct {
+		deeds  string
+		phase  v1alpha1.EtcdClusterPhase
+		moves  []Transition
+		change worldChange
+	}{
+		{"set-desired demo-3 Stop", v1alpha1.EtcdClusterPhaseScaling, nil, retained},
+		{"", v1alpha1.EtcdClusterPhaseStopped, nil, func(*World) {}},
+		{"", v1alpha1.EtcdClusterPhaseStopped, []Transition{{StageStopped, StageEvacuating}}, func(*World) {}},
+	} {
+		d := Plan(w)
+		if deeds(d) != c.deeds || d.Status.Phase != c.phase || !slices.Equal(d.Transitions, c.moves) {
+			t.Errorf("it does %q, is %s and goes %v; want %q, %s and %v", deeds(d), d.Status.Phase, d.Transitions, c.deeds, c.phase, c.moves)
+		}
+		w.Cluster.Status = d.Status
+		phase := d.Status.Phase
+		c.change(&w)
+		w.Cluster.Status.Phase = phase
+	}
+}
+
 func TestDataThatARestoreLeavesBehindIsSetAsideUntilItIsDiscarded(t *testing.T) {
 	w := runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, snapshotted("s1", time.Hour, "n1"), fromSnapshot("s1"))
 	d := Plan(w)
@@ -243,8 +281,8 @@ func TestDataThatARestoreLeavesBehindIsSetAsideUntilItIsDiscarded(t *testing.T) 
 
 func TestAMemberThatWasAbsentWhenAnotherBecameTheClusterIsSetAside(t *testing.T) {
 	w := runningWorld(3, gone("n3", time.Minute), noQuorum, fromMember("demo-1"),
-		stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 7}}), snapshotted("demo-12345678-r-o1", 0, "n1", "n4"))
-	if d := Plan(w); len(d.Status.SetAside) != 1 || d.Status.SetAside[0].Member != "demo-3" || d.Status.Rest.Snapshot != "demo-12345678-r-o1" || d.Status.Rest.Revision != 0 {
+		stoppedForRestore(map[string]v1alpha1.EtcdLog{"demo-1": {Term: 2, Index: 9}, "demo-2": {Term: 2, Index: 7}}), snapshotted("demo-12345678-r-o1-2-9", 0, "n1", "n4"))
+	if d := Plan(w); len(d.Status.SetAside) != 1 || d.Status.SetAside[0].Member != "demo-3" || d.Status.Rest.Snapshot != "demo-12345678-r-o1-2-9" || d.Status.Rest.Revision != 0 {
 		t.Errorf("set aside %+v, from %+v", d.Status.SetAside, d.Status.Rest)
 	}
 }
@@ -264,7 +302,7 @@ func TestWhatIsSetAsideSaysWhatWasKnownOfItsLog(t *testing.T) {
 			if c.log != nil {
 				logs["demo-2"] = *c.log
 			}
-			d := Plan(runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, fromMember("demo-1", "n2", "n3"), stoppedForRestore(logs), snapshotted("demo-12345678-r-o1", 0, "n1", "n4")))
+			d := Plan(runningWorld(3, gone("n2", time.Minute), gone("n3", time.Minute), noQuorum, fromMember("demo-1", "n2", "n3"), stoppedForRestore(logs), snapshotted("demo-12345678-r-o1-2-9", 0, "n1", "n4")))
 			if len(d.Status.SetAside) != 2 || d.Status.SetAside[0].Member != "demo-2" || d.Status.SetAside[0].Reason != c.says {
 				t.Errorf("set aside: %+v", d.Status.SetAside)
 			}

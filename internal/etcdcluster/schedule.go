@@ -12,8 +12,12 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// maxLookback is how far back missed times are looked for.
-const maxLookback = 400 * 24 * time.Hour
+const (
+	// maxLookback is how far back missed times are looked for.
+	maxLookback = 400 * 24 * time.Hour
+	// maxAhead is how far the clocks of coordinators may differ: up to that, a time that one of them has acted on does not come again.
+	maxAhead = 10 * time.Minute
+)
 
 // Scheduled is what a schedule asks for.
 type Scheduled struct {
@@ -52,7 +56,7 @@ func Follow(c *v1alpha1.EtcdCluster, now time.Time) (v1alpha1.EtcdClusterStatus,
 }
 
 // Due returns what a cluster's schedule asks for now. Of times that were missed, only the latest counts. A schedule that is new or was changed
-// has missed nothing.
+// has missed nothing, and neither has one that was followed by a clock that was far ahead: otherwise it would rest until that time comes.
 func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 	s := c.Spec.Schedule
 	now = now.Truncate(time.Second)
@@ -69,7 +73,7 @@ func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 		due.Suspended = c.Status.Suspended
 	}
 	from := c.Status.Scheduled
-	if from == nil || c.Status.ObservedSchedule == nil || *c.Status.ObservedSchedule != *s {
+	if from == nil || c.Status.ObservedSchedule == nil || *c.Status.ObservedSchedule != *s || from.Sub(now) > maxAhead {
 		return due, nil
 	}
 	due.UpTo = from.Time

@@ -40,6 +40,8 @@ func TestWhatAScheduleAsksFor(t *testing.T) {
 		{"what people stopped is not started", 0, 3, &weekdays, "2026-06-01T18:00:00Z", "2026-06-02T05:00:10Z", 0, "2026-06-02T05:00:00Z", "2026-06-02T18:00:00Z"},
 		{"of times that were missed the latest counts", 3, -1, &weekdays, "2026-06-01T10:00:00Z", "2026-06-04T03:00:00Z", 0, "2026-06-03T18:00:00Z", "2026-06-04T05:00:00Z"},
 		{"a start that was missed after a stop", 3, 3, &weekdays, "2026-06-01T10:00:00Z", "2026-06-04T12:00:00Z", 3, "2026-06-04T05:00:00Z", "2026-06-04T18:00:00Z"},
+		{"a clock that was a year ahead is forgotten", 3, -1, &weekdays, "2027-06-01T10:00:00Z", "2026-06-01T17:00:00Z", 3, "2026-06-01T17:00:00Z", "2026-06-01T18:00:00Z"},
+		{"one that is a little behind does not stop it twice", 3, -1, &weekdays, "2026-06-01T18:00:00Z", "2026-06-01T17:59:58Z", 3, "2026-06-01T18:00:00Z", "2026-06-01T18:00:00Z"},
 		{"a schedule that was changed has missed nothing", 3, -1, &earlier, "2026-06-01T05:00:00Z", "2026-06-01T18:30:00Z", 3, "2026-06-01T18:30:00Z", "2026-06-02T05:00:00Z"},
 		{"a stopped cluster stays so when its schedule is changed", 3, 3, &earlier, "2026-06-01T05:00:00Z", "2026-06-01T18:30:00Z", 0, "2026-06-01T18:30:00Z", "2026-06-02T05:00:00Z"},
 	} {

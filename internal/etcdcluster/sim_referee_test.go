@@ -20,7 +20,8 @@ func (s *sim) referee(w World, d Decision) {
 	}
 	if is.Phase == v1alpha1.EtcdClusterPhaseStopped && was.Phase != is.Phase {
 		for name, data := range s.data {
-			if data.running && s.node(data.node).up {
+			former := s.members[name] != nil && s.members[name].Spec.Incarnation < is.Incarnation // its node was absent, and has just come back
+			if data.running && s.node(data.node).up && !former {
 				s.breach("Stopped and %s runs", name)
 			}
 		}
@@ -32,7 +33,11 @@ func (s *sim) referee(w World, d Decision) {
 		}
 	}
 	if is.Stop != nil && is.Stop.SealedSince != nil && (was.Stop == nil || was.Stop.SealedSince == nil) {
-		s.refereeSeal(is)
+		trial := is.Stop.Trial
+		if trial == "" && was.Stop != nil {
+			trial = was.Stop.Trial // its members were sealed already, and the snapshot is asked for at once
+		}
+		s.refereeSeal(is, trial)
 	}
 	if is.Stop != nil && is.Stop.Step == v1alpha1.EtcdReleased && (was.Stop == nil || was.Stop.Step != v1alpha1.EtcdReleased) {
 		s.refereeRelease(is)
@@ -40,12 +45,12 @@ func (s *sim) referee(w World, d Decision) {
 }
 
 // refereeSeal: clients are kept out for a snapshot only when nodes have said that they have room for its copies.
-func (s *sim) refereeSeal(is v1alpha1.EtcdClusterStatus) {
+func (s *sim) refereeSeal(is v1alpha1.EtcdClusterStatus, trialName string) {
 	if is.Stop.OnStop != v1alpha1.EtcdSnapshotThenDelete || is.Phase == v1alpha1.EtcdClusterPhaseStopped {
 		return
 	}
 	room := 0
-	if trial := s.snapshots[is.Stop.Trial]; trial != nil {
+	if trial := s.snapshots[trialName]; trial != nil {
 		for _, c := range trial.Status.Copies {
 			if c.Room != nil {
 				room++
@@ -187,6 +192,9 @@ func (s *sim) refereeBegin(m *v1alpha1.EtcdMember) {
 // refereeDelete: data goes only when it was released, or etcd has done without it.
 func (s *sim) refereeDelete(m *v1alpha1.EtcdMember) {
 	d, st := s.data[m.Name], s.cluster.Status
+	if !s.cluster.DeletionTimestamp.IsZero() {
+		return // asked for
+	}
 	if slices.ContainsFunc(st.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name }) {
 		s.breach("%s is deleted and was set aside", m.Name)
 	}

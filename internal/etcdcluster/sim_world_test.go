@@ -31,6 +31,7 @@ type simNode struct {
 	silent   bool // it never answers a trial, nor other nodes in one
 	broken   bool // no member can begin here, though the node runs
 	leaves   bool // it drains until nothing of the cluster is on it
+	removed  bool // somebody deleted its Node while it was away
 	address  int
 }
 
@@ -54,6 +55,7 @@ type simData struct {
 	running     bool
 	sealed      bool
 	corrupt     bool // its process ends as soon as it starts
+	foreign     bool // its marker is lost, so that the node does not know whose it is
 }
 
 // simFile is a snapshot file.
@@ -74,8 +76,9 @@ type sim struct {
 	members   map[string]*v1alpha1.EtcdMember
 	snapshots map[string]*v1alpha1.EtcdSnapshot
 	nodes     []*simNode
-	data      map[string]*simData            // by member
-	files     map[string]map[string]*simFile // by node and snapshot
+	seen      map[string]*v1alpha1.EtcdMember // by member: what its node knows of the object
+	data      map[string]*simData             // by member
+	files     map[string]map[string]*simFile  // by node and snapshot
 	nextID    uint64
 
 	owed   map[int64]bool // writes that were acknowledged and must be there
@@ -88,6 +91,8 @@ type sim struct {
 	ahead    time.Duration // of its clock
 	orders   int
 	restored map[string]bool // orders that were carried out
+	deletes  bool            // somebody may delete the cluster
+	released bool            // and its object is gone
 	seed     uint64
 	bound    *simtest.Play
 }
@@ -102,7 +107,7 @@ type mutants struct {
 func newSim(seed uint64, nodes int) *sim {
 	s := &sim{
 		rand: rand.New(rand.NewPCG(seed, 3)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), members: map[string]*v1alpha1.EtcdMember{},
-		snapshots: map[string]*v1alpha1.EtcdSnapshot{}, data: map[string]*simData{}, files: map[string]map[string]*simFile{}, nextID: 100,
+		snapshots: map[string]*v1alpha1.EtcdSnapshot{}, seen: map[string]*v1alpha1.EtcdMember{}, data: map[string]*simData{}, files: map[string]map[string]*simFile{}, nextID: 100,
 		owed: map[int64]bool{}, events: map[string]int{}, restored: map[string]bool{}, chaos: true, seed: seed,
 	}
 	s.Referee = simtest.NewReferee[string](func() string { return s.now.Format("04:05.000") })
@@ -158,6 +163,9 @@ func (s *sim) world() World {
 		Now: s.now.Add(s.ahead), Cluster: s.cluster.DeepCopy(), Fleet: fleet.New(), Settled: true, Load: map[string]int{},
 	}
 	for _, n := range s.nodes {
+		if n.removed {
+			continue
+		}
 		object := &v1alpha1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
 		object.Status.Epoch, object.Status.Liveness = 1, v1alpha1.Alive
 		ready, rec := metav1.ConditionTrue, lease.Record{Node: n.name, Holder: n.name, Epoch: 1}
@@ -178,17 +186,23 @@ func (s *sim) world() World {
 	for _, name := range slices.Sorted(maps.Keys(s.snapshots)) {
 		w.Snapshots = append(w.Snapshots, s.snapshots[name].DeepCopy())
 	}
-	w.View = s.view()
+	if s.chance(8) {
+		s.event() // between the objects and what etcd says
+	}
+	w.View = s.view(w.Members)
 	w.Asked = s.asked.saw(w.trial(), w.Now)
 	return w
 }
 
-// view is what etcd says.
-func (s *sim) view() etcd.View {
+// view is what etcd says to a coordinator that knows these objects. Now and then it does not reach some of the members.
+func (s *sim) view(members []*v1alpha1.EtcdMember) etcd.View {
 	v := etcd.View{Health: map[string]etcd.Health{}}
-	for _, name := range slices.Sorted(maps.Keys(s.data)) {
-		d, m := s.data[name], s.members[name]
-		if m == nil || !d.running || m.Spec.Incarnation != s.cluster.Status.Incarnation {
+	blind := s.chance(10)
+	for _, m := range members {
+		name := m.Name
+		d := s.data[name]
+		asked := m.Spec.Begin != nil && (m.Spec.Want == v1alpha1.EtcdMemberRun || m.Spec.Want == v1alpha1.EtcdMemberSeal) && m.Spec.Incarnation == s.cluster.Status.Incarnation
+		if d == nil || !d.running || !asked || m.Status.ClientURL == "" || blind && s.rand.IntN(2) == 0 {
 			continue
 		}
 		h := etcd.Health{Answered: true, ID: d.id, ClusterID: d.raft.id, Revision: d.applied}
@@ -303,7 +317,7 @@ func (s *sim) machine(n *simNode) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {
 		if m := s.members[name]; m.Spec.Node == n.name && !s.chance(3) {
-			s.obey(n, m)
+			s.obeySeen(n, m)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.snapshots)) {
@@ -321,12 +335,40 @@ func (s *sim) phase(m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) {
 	}
 }
 
+// obeySeen lets a node do what it knows of an object, which may be older than the object.
+func (s *sim) obeySeen(n *simNode, m *v1alpha1.EtcdMember) {
+	if s.seen[m.Name] == nil || !s.chance(4) {
+		s.seen[m.Name] = m.DeepCopy()
+	}
+	known := s.seen[m.Name].DeepCopy()
+	known.Status = *m.Status.DeepCopy()
+	s.obey(n, known)
+	if !equality.Semantic.DeepEqual(m.Status, known.Status) {
+		m.Status = known.Status
+		s.touch(m)
+	}
+}
+
 func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 	d := s.data[m.Name]
 	m.Status.Data = d != nil
+	if d != nil && d.foreign && m.Spec.Want != v1alpha1.EtcdMemberDelete {
+		d.running = false
+		m.Status.Error = "the data here is not this member's"
+		s.phase(m, v1alpha1.EtcdMemberFailed)
+		return
+	}
 	switch m.Spec.Want {
 	case v1alpha1.EtcdMemberReserve:
+		if d != nil {
+			d.running = false
+		}
 		if n.draining {
+			return
+		}
+		if n.broken {
+			m.Status.Error = "read-only file system"
+			s.phase(m, v1alpha1.EtcdMemberPending)
 			return
 		}
 		if m.Status.PeerURL == "" {
@@ -343,7 +385,7 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 			return
 		}
 		if d == nil {
-			if m.Spec.DataRequired {
+			if m.Spec.DataRequired || m.Status.ID != "" {
 				s.phase(m, v1alpha1.EtcdMemberFailed)
 				return
 			}
@@ -393,7 +435,7 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 		}
 		s.phase(m, v1alpha1.EtcdMemberStopped)
 	case v1alpha1.EtcdMemberDelete:
-		delete(s.data, m.Name)
+		delete(s.data, m.Name) // what is not known to be the member's stays, and no object knows it any more
 		m.Status.Data = false
 		s.phase(m, v1alpha1.EtcdMemberDeleted)
 	}
@@ -437,7 +479,10 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 	}
 	d := &simData{incarnation: m.Spec.Incarnation, node: n.name}
 	if b.Existing {
-		for _, other := range s.data {
+		for name, other := range s.data {
+			if there := s.members[name]; there == nil || there.Spec.PeerTLS != m.Spec.PeerTLS {
+				continue // they do not understand each other
+			}
 			if i := slices.IndexFunc(other.raft.peers, func(p etcd.Peer) bool { return p.PeerURL == m.Status.PeerURL }); i >= 0 {
 				d.raft, d.id = other.raft, other.raft.peers[i].ID
 			}
@@ -571,6 +616,10 @@ func (s *sim) dropFile(n *simNode, snap *v1alpha1.EtcdSnapshot) {
 // coordinate lets the coordinator take one look and do what follows, and says whether there was anything. It may die at any point,
 // and the world goes on meanwhile.
 func (s *sim) coordinate() bool {
+	if s.released {
+		return s.releaseOrphans()
+	}
+	s.followSchedule()
 	w := s.world()
 	d := Plan(w)
 	if s.mutants.decision != nil {
@@ -615,11 +664,44 @@ func (s *sim) coordinate() bool {
 	return changed || len(d.Actions) > 0
 }
 
-// elect makes another node the coordinator. Now and then its clock is ahead.
+// followSchedule does as the controller before each plan.
+func (s *sim) followSchedule() {
+	if s.cluster.Spec.Schedule == nil {
+		return
+	}
+	next, _, err := Follow(s.cluster, s.now.Add(s.ahead))
+	if err != nil {
+		s.breach("a schedule cannot be followed: %v", err)
+	}
+	if !equality.Semantic.DeepEqual(s.cluster.Status, next) {
+		s.cluster.Status = next
+		s.touch(s.cluster)
+		s.Hear("by its schedule it is suspended: %t", s.cluster.IsSuspended())
+	}
+}
+
+// releaseOrphans does as the controller of a cluster that is gone, and says whether there was anything.
+func (s *sim) releaseOrphans() bool {
+	w := s.world()
+	before := len(s.members) + len(s.snapshots)
+	for _, m := range w.Members {
+		if m.Spec.Want == v1alpha1.EtcdMemberDelete && (reached(m, v1alpha1.EtcdMemberDeleted) || w.Nodes[m.Spec.Node] == nil) {
+			delete(s.members, m.Name)
+		}
+	}
+	for _, snap := range w.Snapshots {
+		if snap.DeletionTimestamp != nil && w.filesGone(snap) {
+			delete(s.snapshots, snap.Name)
+		}
+	}
+	return len(s.members)+len(s.snapshots) < before
+}
+
+// elect makes another node the coordinator. Now and then its clock is ahead of the others', or behind them.
 func (s *sim) elect() {
 	s.asked, s.ahead = askings{}, 0
 	if s.chance(4) {
-		s.ahead = time.Hour
+		s.ahead = []time.Duration{time.Hour, -time.Hour}[s.rand.IntN(2)]
 	}
 }
 
@@ -665,7 +747,7 @@ func (s *sim) do(w World, a Action) bool {
 	case SetDesired:
 		return s.restThere(w, a.Member) && s.wishMember(a.Member)
 	case ReleaseMember:
-		if s.data[a.Member.Name] != nil && s.node(a.Member.Spec.Node) != nil {
+		if s.data[a.Member.Name] != nil && !s.node(a.Member.Spec.Node).removed {
 			s.breach("%s is let go and its data is there", a.Member.Name)
 		}
 		delete(s.members, a.Member.Name)
@@ -692,7 +774,7 @@ func (s *sim) do(w World, a Action) bool {
 		if snap == nil || snap.ResourceVersion != a.Snapshot.ResourceVersion {
 			return false
 		}
-		if rest := s.cluster.Status.Rest; rest != nil && rest.Snapshot == snap.Name {
+		if rest := s.cluster.Status.Rest; rest != nil && rest.Snapshot == snap.Name && s.cluster.DeletionTimestamp.IsZero() {
 			s.breach("snapshot %s is deleted and the next start begins from it", snap.Name)
 		}
 		at := metav1.NewTime(s.now)
@@ -700,6 +782,8 @@ func (s *sim) do(w World, a Action) bool {
 		s.touch(snap)
 	case ReleaseSnapshot:
 		delete(s.snapshots, a.Snapshot.Name)
+	case ReleaseCluster:
+		s.released = true
 	}
 	return true
 }
@@ -753,7 +837,7 @@ func (s *sim) reconfigure(a Action) bool {
 	case PromoteLearner:
 		p, _ := etcd.PeerOf(r.peers, a.Member)
 		for i := range r.peers {
-			if r.peers[i].ID == p.ID && !s.chance(2) {
+			if r.peers[i].ID == p.ID && !s.chance(2) && s.inSync(r, p.ID) {
 				r.peers[i].Learner = false
 			}
 		}
@@ -785,263 +869,30 @@ func (s *sim) reconfigure(a Action) bool {
 	return true
 }
 
-// event lets something happen.
-func (s *sim) event() {
-	s.bound.Step()
-	n := s.nodes[s.rand.IntN(len(s.nodes))]
-	switch k := s.rand.IntN(40); {
-	case k < 20:
-		s.machine(n)
-	case k < 24:
-		s.clients()
-	case k < 26:
-		s.down(s.keeperOr(n))
-	case k < 30:
-		if !n.up {
-			n.up = true
-			s.Hear("%s is back", n.name)
-		}
-	case k == 30:
-		s.scale(int32(s.rand.IntN(6)))
-	case k == 31:
-		n.noSpace = !n.noSpace
-	case k == 32:
-		s.drain(n)
-	case k == 33:
-		s.crash(n)
-	case k == 34:
-		s.corrupt()
-	case k == 35:
-		s.suspend()
-	case k == 36:
-		s.restore()
-	case k == 37:
-		s.fill(n)
-	case k == 38:
-		s.move(n)
-	case k == 39:
-		s.hush(n)
-	}
-	s.now = s.now.Add(time.Duration(s.rand.IntN(900)) * time.Millisecond)
-}
-
-// keeperOr returns, now and then, a node with the snapshot of a stop whose members' data is being deleted, instead of another one.
-func (s *sim) keeperOr(n *simNode) *simNode {
-	if StageOf(s.cluster) != StageReleasing || s.rand.IntN(2) == 0 {
-		return n
-	}
-	for _, other := range s.nodes {
-		if rest := s.cluster.Status.Rest; rest != nil && s.files[other.name][rest.Snapshot] != nil {
-			return other
-		}
-	}
-	return n
-}
-
-// down takes a node away, unless that would take a quorum of the machines.
-func (s *sim) down(n *simNode) {
-	gone := 0
-	for _, other := range s.nodes {
-		if !other.up {
-			gone++
-		}
-	}
-	if !n.up || gone > 0 {
-		return
-	}
-	n.up, n.downAt = false, s.now
-	s.Hear("%s is down", n.name)
-	for _, d := range s.data {
-		if d.node == n.name {
-			d.running = false
-		}
-	}
-}
-
-// move gives a node another address, or one that it had before, in any stage of the cluster, as long as a quorum of the voters stays where it is:
-// without it only a restore helps.
-func (s *sim) move(n *simNode) {
-	stay, voters := s.votersElsewhere(n)
-	moves := slices.ContainsFunc(slices.Collect(maps.Values(s.members)), func(m *v1alpha1.EtcdMember) bool {
-		return m.Status.PeerURL != "" && m.Status.PeerURL != s.node(m.Spec.Node).urls(m).PeerURL
+// inSync returns whether a learner runs and has every write: otherwise etcd does not promote it.
+func (s *sim) inSync(r *simRaft, id uint64) bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(s.data)), func(d *simData) bool {
+		return d.raft == r && d.id == id && d.running && d.applied == r.revision
 	})
-	// A learner that runs may become a voter at this moment, and counts before its new address is known.
-	joins := slices.ContainsFunc(slices.Collect(maps.Values(s.data)), func(d *simData) bool {
-		return d.node == n.name && d.running && d.raft.has(d.id) && d.raft.peer(d.id).Learner
-	})
-	if !n.up || voters > 0 && stay < quorum(voters) || moves || joins {
-		return
-	}
-	n.address = s.rand.IntN(3)
-	s.Count(fmt.Sprintf("moved in stage %s", StageOf(s.cluster)))
-	s.Hear("%s has address %d", n.name, n.address)
-	s.crash(n)
-}
-
-// votersElsewhere counts the voters of the present incarnation that have good data on other nodes, and all of them. None counts unless one has every write.
-func (s *sim) votersElsewhere(n *simNode) (elsewhere, all int) {
-	newest := false
-	for name, d := range s.data {
-		m := s.members[name]
-		if m == nil || m.Spec.Incarnation != s.cluster.Status.Incarnation || !d.raft.has(d.id) || d.raft.peer(d.id).Learner {
-			continue
-		}
-		all = d.raft.voters()
-		if d.node != n.name && !d.corrupt && s.node(d.node).up {
-			elsewhere++
-			newest = newest || d.applied == d.raft.revision
-		}
-	}
-	if !newest {
-		elsewhere = 0
-	}
-	return elsewhere, all
-}
-
-// crash ends the processes of members on a node; the node starts them again.
-func (s *sim) crash(n *simNode) {
-	for _, d := range s.data {
-		if d.node == n.name {
-			d.running = false
-		}
-	}
-}
-
-func (s *sim) drain(n *simNode) {
-	for _, other := range s.nodes {
-		if other.draining {
-			other.draining = false
-			s.Hear("%s drains no more", other.name)
-			if s.rand.IntN(2) == 0 {
-				s.down(other) // it was taken away, with a record of the copies that it had
-			}
-			return
-		}
-	}
-	n.draining = n.up
-	s.Hear("%s drains", n.name)
-}
-
-// corrupt damages the data of one member for good, unless the others would be no quorum, or another one is damaged.
-func (s *sim) corrupt() {
-	r := s.raftOf()
-	if r == nil || slices.ContainsFunc(slices.Collect(maps.Values(s.data)), func(d *simData) bool { return d.corrupt && d.raft == r && r.has(d.id) }) {
-		return
-	}
-	running := slices.DeleteFunc(s.runningVoters(r), func(d *simData) bool { return d.applied != r.revision })
-	if len(running)-1 < quorum(r.voters()) || len(running) < r.voters() {
-		return
-	}
-	d := running[s.rand.IntN(len(running))]
-	d.corrupt, d.running = true, false
-	s.Hear("the data of %x on %s is corrupt", d.id, d.node)
-}
-
-// suspend stops the cluster as its schedule does, or ends that.
-func (s *sim) suspend() {
-	if s.cluster.IsSuspended() {
-		s.cluster.Status.Suspended = nil
-	} else if s.cluster.SpecSize() > 0 {
-		s.cluster.Status.Suspended = &v1alpha1.EtcdSuspension{Since: metav1.NewTime(s.now), Size: int32(s.cluster.SpecSize())}
-	}
-	s.touch(s.cluster)
-	s.Hear("suspended: %t", s.cluster.IsSuspended())
-}
-
-// restore orders the cluster to go back to a snapshot, though it serves clients.
-func (s *sim) restore() {
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(s.snapshots)) {
-		if snap := s.snapshots[name]; snap.DeletionTimestamp == nil && snap.Status.Facts != nil && s.anyFile(name) != nil {
-			names = append(names, name)
-		}
-	}
-	if len(names) == 0 || s.cluster.Size() == 0 {
-		return
-	}
-	s.order(&v1alpha1.EtcdRestoreOrder{Snapshot: names[s.rand.IntN(len(names))], Force: true, Expires: metav1.NewTime(s.now.Add(time.Duration(s.rand.IntN(60)) * time.Second))})
-}
-
-func (s *sim) order(o *v1alpha1.EtcdRestoreOrder) {
-	s.orders++
-	o.ID = fmt.Sprint(s.orders)
-	s.cluster.Spec.Restore = o
-	s.cluster.Generation++
-	s.touch(s.cluster)
-	s.Hear("restore %s from %s%s is ordered", o.ID, o.Snapshot, o.Member)
-}
-
-// fill fills the disk for snapshots of one node, for good.
-func (s *sim) fill(n *simNode) {
-	if !s.lacks() {
-		n.full = true
-		s.Hear("the disk of %s is full for good", n.name)
-	}
-}
-
-// hush keeps one node from answering trials, for good.
-func (s *sim) hush(n *simNode) {
-	if !s.lacks() {
-		n.silent = true
-		s.Hear("%s is silent for good", n.name)
-	}
-}
-
-// lacks returns whether a node cannot keep copies, or does not say that it can: with two of four, and one that drains, too few could be left.
-func (s *sim) lacks() bool {
-	return slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.full || n.silent })
-}
-
-// free frees the disk of a node that has all good members of the cluster, and lets it answer: without it no snapshot can be taken, which only a person can
-// mend. A node on which no member can begin is mended when no drain waits any more.
-func (s *sim) free() {
-	waits := slices.ContainsFunc(slices.Collect(maps.Values(s.members)), func(m *v1alpha1.EtcdMember) bool {
-		return s.node(m.Spec.Node).leaves && s.data[m.Name] != nil
-	})
-	for _, n := range s.nodes {
-		n.broken = n.broken && waits
-		here, elsewhere := 0, 0
-		for _, m := range s.members {
-			aside := slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name })
-			if aside || m.Spec.Want == v1alpha1.EtcdMemberDelete || m.Spec.Incarnation != s.cluster.Status.Incarnation {
-				continue
-			}
-			d := s.data[m.Name]
-			switch {
-			case m.Spec.Node == n.name:
-				here++
-			case d == nil || !d.corrupt:
-				elsewhere++
-			}
-		}
-		n.full, n.silent = n.full && (here == 0 || elsewhere > 0), n.silent && (here == 0 || elsewhere > 0)
-	}
-}
-
-// discard lets somebody discard what was set aside, as in the end somebody does.
-func (s *sim) discard() {
-	for _, a := range s.cluster.Status.SetAside {
-		if m := s.members[a.Member]; m != nil && m.Spec.Want == v1alpha1.EtcdMemberStop {
-			m.Spec.Want = v1alpha1.EtcdMemberDelete
-			m.Generation++
-			s.touch(m)
-			s.Hear("%s is discarded", m.Name)
-		}
-	}
 }
 
 // calm ends all trouble and lets the cluster come to rest.
 func (s *sim) calm() {
+	for _, n := range s.nodes {
+		n.up, n.removed, n.draining, n.noSpace, n.broken = true, false, n.leaves, false, n.broken && !s.chaos
+	}
 	s.chaos = false
 	s.elect()
 	s.Hear("calm")
-	for _, n := range s.nodes {
-		n.up, n.draining, n.noSpace = true, n.leaves, false
-	}
+	s.cluster.Spec.Schedule = nil
 	if s.cluster.IsSuspended() {
 		s.suspend()
 	}
-	for range 600 {
+	for i := range 600 {
+		if r := s.cluster.Status.Restore; i == 300 && r != nil && r.Phase == v1alpha1.EtcdRestoreReading {
+			s.cluster.Spec.Restore = nil // somebody sees that it does not get on
+			s.touch(s.cluster)
+		}
 		s.bound.Step()
 		s.free()
 		s.now = s.now.Add(500 * time.Millisecond)
@@ -1064,11 +915,17 @@ func (s *sim) settled() bool { return s.settledBut(0) }
 // settledBut returns whether the cluster is at rest, with so many members besides whose data is set aside.
 func (s *sim) settledBut(aside int) bool {
 	st := s.cluster.Status
+	if !s.cluster.DeletionTimestamp.IsZero() {
+		return s.released && len(s.members)+len(s.snapshots) == 0
+	}
 	if st.ObservedGeneration != s.cluster.Generation {
 		return false
 	}
 	for _, m := range s.members {
 		if s.node(m.Spec.Node).leaves && s.data[m.Name] != nil {
+			return false
+		}
+		if q := s.cluster.Spec.Storage.Quota; q != nil && m.Spec.Want == v1alpha1.EtcdMemberRun && m.Spec.QuotaBytes != q.Value() {
 			return false
 		}
 	}

@@ -232,6 +232,9 @@ func (p *planner) resume() {
 	}
 	all, need := len(rest.Members), quorum(len(rest.Members))
 	if there >= need {
+		if trouble := p.troubleOf(p.current); trouble != "" {
+			p.stuck = fmt.Sprintf("Waiting for %d of %d members to run", need, all) + trouble
+		}
 		return
 	}
 	missing := fmt.Sprintf("%d of %d members have their data, %d are needed", there, all, need)

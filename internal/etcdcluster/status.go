@@ -181,7 +181,7 @@ func (p *planner) reportQuorum() {
 		return
 	}
 	if p.View.Error != "" && answering >= quorum(voters) {
-		p.quorumLost = fmt.Sprintf("%d of %d voters answer, and none lists the members: %s. If etcd's auth is enabled, set spec.tls.client to true, or disable auth.",
+		p.quorumLost = fmt.Sprintf("%d of %d voters answer, and none lists the members: %s. If etcd's auth is enabled, disable it: members that were created with spec.tls.client false cannot identify the coordinator.",
 			answering, voters, p.View.Error)
 		p.phase = v1alpha1.EtcdClusterPhaseFailed
 		return

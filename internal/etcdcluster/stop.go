@@ -70,8 +70,8 @@ func (p *planner) stop() {
 		return
 	}
 	for _, m := range p.current {
-		if m.Spec.Want == v1alpha1.EtcdMemberStop && m.Spec.Begin != nil {
-			p.setDesired(m, v1alpha1.EtcdMemberRun) // a restore or the cancellation of a start had stopped it, and the quorum needs it
+		if m.Spec.Want != v1alpha1.EtcdMemberSeal && m.Spec.Begin != nil {
+			p.setDesired(m, v1alpha1.EtcdMemberRun) // a restore, the cancellation of a start or a person had stopped it, and the quorum needs it
 		}
 	}
 	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
@@ -105,7 +105,7 @@ func (p *planner) continueStop(stage Stage, size int) {
 	case stage == StageStopping && onStop != "" && onStop != stop.OnStop:
 		p.cancelStop()
 		p.stop()
-	case stage == StageStopping && p.pausing():
+	case p.pausing():
 		p.pauseLonger()
 	case stage == StageStopping && p.sealedTooLong():
 		p.pause(fmt.Sprintf("The stop kept clients out for %s and its data is not safe yet: %s.", p.stopTimeout(), p.stuckOn()))
@@ -194,11 +194,7 @@ func (p *planner) pauseLonger() {
 // serveMeanwhile lets members serve clients until the next try.
 func (p *planner) serveMeanwhile() {
 	p.reportWaiting("waiting to try again; clients are served meanwhile")
-	for _, m := range p.current {
-		if m.voter() {
-			p.unseal(m)
-		}
-	}
+	p.unsealAll()
 }
 
 // keepOut records since when clients are kept out.
@@ -212,10 +208,6 @@ func (p *planner) keepOut() {
 
 // seal waits until no member serves clients, and records the revision of the cluster then.
 func (p *planner) seal() {
-	if failed := p.find(p.status.Stop.Snapshot); failed != nil && p.tooSoonAfter(failed) {
-		p.pauseAfter(failed)
-		return
-	}
 	if p.needsTrial() && !p.checkRoom() {
 		return
 	}
@@ -266,24 +258,28 @@ func (p *planner) seal() {
 	p.attempt()
 }
 
-// tooSoonAfter returns whether the delay after a snapshot that failed is not over.
-func (p *planner) tooSoonAfter(failed *v1alpha1.EtcdSnapshot) bool {
-	return p.Now.Sub(failed.CreationTimestamp.Time) < retryAfter(p.status.Stop.Attempt)
-}
-
 // pauseAfter lets members serve clients until the next snapshot is tried.
 func (p *planner) pauseAfter(failed *v1alpha1.EtcdSnapshot) {
 	p.reportFailed(failed)
-	p.status.Stop.SealedSince, p.status.Stop.Trial = nil, ""
+	stop := p.status.Stop
+	stop.Step, stop.SealedSince, stop.Trial, stop.PausedUntil = v1alpha1.EtcdSealing, nil, "", micro(p.Now.Add(retryAfter(stop.Attempt)))
 	p.serveMeanwhile()
 }
 
-// unseal lets a member serve clients again.
-func (p *planner) unseal(m memberView) {
-	if m.Spec.Want == v1alpha1.EtcdMemberSeal && p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped {
-		return // the member was woken for its data only, and serves nobody
+// unsealAll lets all voters serve clients, also if somebody stopped so many of them that nobody lists them.
+func (p *planner) unsealAll() {
+	for _, m := range p.current {
+		if m.voter() || !p.View.Listed && m.Spec.Begin != nil {
+			p.unseal(m)
+		}
 	}
-	p.setDesired(m, v1alpha1.EtcdMemberRun)
+}
+
+// unseal lets a member serve clients again. Members of a stopped cluster were woken for their data only, and serve nobody.
+func (p *planner) unseal(m memberView) {
+	if p.Cluster.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
+		p.setDesired(m, v1alpha1.EtcdMemberRun)
+	}
 }
 
 // reportFailed reports that a snapshot could not be taken.
@@ -359,50 +355,6 @@ func SnapshotName(c *v1alpha1.EtcdCluster, what string) string {
 	return fmt.Sprintf("%s-%s-%s", c.Name, uid[:min(8, len(uid))], what)
 }
 
-// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just failed, then not on one that did
-// not answer, then on a node that stays, then the one that reported the revision, then one that does not lead.
-func (p *planner) source() (memberView, bool) {
-	var best *memberView
-	var failed *v1alpha1.EtcdSnapshot // the attempt before
-	if stop := p.status.Stop; stop != nil {
-		failed = p.find(stop.Snapshot)
-	}
-	for _, m := range p.voters() {
-		if !m.healthy() || !p.Live(m.Spec.Node) {
-			continue
-		}
-		score := func(m memberView) int {
-			n := 0
-			if !p.Leaving(m.Spec.Node) {
-				n += 4
-			}
-			if m.Name == p.View.Via {
-				n += 2
-			}
-			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" {
-				n -= 16 // the disk of its node may be full
-			}
-			if p.hadNoRoom(m.Spec.Node) {
-				n -= 32 // it is, as far as is known, and that is newer
-			}
-			if p.isSilent(m.Spec.Node) {
-				n -= 8
-			}
-			if !m.leads() {
-				n++
-			}
-			return n
-		}
-		if best == nil || score(m) > score(*best) {
-			best = &m
-		}
-	}
-	if best == nil {
-		return memberView{}, false
-	}
-	return *best, true
-}
-
 // snapshot waits for the snapshot to be taken and verified.
 func (p *planner) snapshot() {
 	stop := p.status.Stop
@@ -440,10 +392,7 @@ func (p *planner) snapshot() {
 			p.attempt()
 			return
 		}
-		stop.Step = v1alpha1.EtcdSealing
-		if p.tooSoonAfter(s) {
-			p.pauseAfter(s)
-		}
+		p.pauseAfter(s)
 	case !p.Live(taker):
 		p.keepSealed()
 		if p.View.Listed {
@@ -517,18 +466,20 @@ func (p *planner) recordCopyFailures(s *v1alpha1.EtcdSnapshot) {
 	}
 }
 
-// endMembers ends the members, with or without their data, and then the stop.
+// endMembers ends the members, with or without their data, and then the stop. A member that only has to stop has done so, too, if its node says that its
+// data cannot be used: the next start reports that.
 func (p *planner) endMembers() {
 	stop := p.status.Stop
 	want, reachedPhase := v1alpha1.EtcdMemberDelete, v1alpha1.EtcdMemberDeleted
 	if stop.OnStop == v1alpha1.EtcdRetain {
 		want, reachedPhase = v1alpha1.EtcdMemberStop, v1alpha1.EtcdMemberStopped
 	}
-	p.reportWaiting("waiting for its processes to end")
+	p.reportWaiting("waiting for its processes to end" + p.troubleOf(append(p.pending(), p.current...)))
 	unsafe := p.restUnavailable()
 	done := true
 	for _, m := range p.current {
-		if m.Spec.Want == want && (m.is(reachedPhase) || !p.Live(m.Spec.Node)) {
+		ended := m.is(reachedPhase) || want == v1alpha1.EtcdMemberStop && m.is(v1alpha1.EtcdMemberFailed)
+		if m.Spec.Want == want && (ended || !p.Live(m.Spec.Node)) {
 			continue
 		}
 		done = false
@@ -545,6 +496,17 @@ func (p *planner) endMembers() {
 		return
 	}
 	p.endStop()
+}
+
+// troubleOf names the members whose nodes report an error now; empty if there is none.
+func (p *planner) troubleOf(members []memberView) string {
+	var list []string
+	for _, m := range members {
+		if m.trouble() != "" && p.Live(m.Spec.Node) {
+			list = append(list, m.Name+" on "+m.Spec.Node+": "+m.trouble())
+		}
+	}
+	return because(strings.Join(list, "; "))
 }
 
 // restUnavailable returns why the data of members must not be deleted though their keys are in a snapshot: no node that is there has it any more.
@@ -564,7 +526,7 @@ func (p *planner) evacuateRetainedData() {
 	rest := p.status.Rest
 	switch {
 	case rest == nil || rest.OnStop != v1alpha1.EtcdRetain:
-	case p.drainWaits():
+	case p.drainWaits() && p.Cluster.Status.Phase == v1alpha1.EtcdClusterPhaseStopped: // the stage depends on the phase
 		p.beginEvacuation()
 	default:
 		p.rest()
@@ -576,11 +538,17 @@ func (p *planner) drainWaits() bool {
 	return p.Slot != nil && slices.ContainsFunc(p.current, func(m memberView) bool { return m.Spec.Node == p.Slot.Node })
 }
 
-// rest stops members that an evacuation had woken and that retain their data.
+// rest stops members that retain their data, and that an evacuation, a restore order or a person had woken. The phase is Stopped again only when no
+// process is left; during an evacuation it stays Stopped, because its members serve nobody.
 func (p *planner) rest() {
 	for _, m := range p.current {
-		if m.Spec.Begin != nil && m.Spec.Want == v1alpha1.EtcdMemberSeal {
-			p.setDesired(m, v1alpha1.EtcdMemberStop)
+		if m.Spec.Begin == nil {
+			continue
+		}
+		p.setDesired(m, v1alpha1.EtcdMemberStop)
+		ended := m.Spec.Want == v1alpha1.EtcdMemberStop && (m.is(v1alpha1.EtcdMemberStopped) || m.is(v1alpha1.EtcdMemberFailed))
+		if !ended && p.Live(m.Spec.Node) && p.Cluster.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
+			p.reportStopping("Stopping cluster: waiting for its processes to end" + p.troubleOf(p.current))
 		}
 	}
 }

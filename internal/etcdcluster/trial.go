@@ -73,9 +73,7 @@ func (p *planner) checkRoom() bool {
 	stop := p.status.Stop
 	stop.PausedUntil, p.snapFailed = nil, p.lastFailure()
 	p.reportWaiting("checking that nodes have room for a copy of the snapshot; clients are served meanwhile")
-	for _, m := range p.voters() {
-		p.unseal(m)
-	}
+	p.unsealAll()
 	trial := p.find(stop.Trial)
 	if trial != nil && (!trial.DeletionTimestamp.IsZero() || trial.Spec.TrialBytes == 0) {
 		trial, stop.Trial = nil, "" // somebody deleted it
@@ -209,4 +207,48 @@ func (p *planner) moreToTry(trial *v1alpha1.EtcdSnapshot, room []string) bool {
 	return slices.ContainsFunc(append(p.SchedulableNodes(), trial.Spec.Nodes...), func(node string) bool {
 		return p.mayKeepCopy(node) && !p.fails(trial, node) && !slices.Contains(room, node)
 	})
+}
+
+// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just failed, then not on one that did
+// not answer, then on a node that stays, then the one that reported the revision, then one that does not lead.
+func (p *planner) source() (memberView, bool) {
+	var best *memberView
+	var failed *v1alpha1.EtcdSnapshot // the attempt before
+	if stop := p.status.Stop; stop != nil {
+		failed = p.find(stop.Snapshot)
+	}
+	for _, m := range p.voters() {
+		if !m.healthy() || !p.Live(m.Spec.Node) {
+			continue
+		}
+		score := func(m memberView) int {
+			n := 0
+			if !p.Leaving(m.Spec.Node) {
+				n += 4
+			}
+			if m.Name == p.View.Via {
+				n += 2
+			}
+			if failed != nil && failed.Spec.MemberNode == m.Spec.Node && failed.Status.Error != "" {
+				n -= 16 // the disk of its node may be full
+			}
+			if p.hadNoRoom(m.Spec.Node) {
+				n -= 32 // it is, as far as is known, and that is newer
+			}
+			if p.isSilent(m.Spec.Node) {
+				n -= 8
+			}
+			if !m.leads() {
+				n++
+			}
+			return n
+		}
+		if best == nil || score(m) > score(*best) {
+			best = &m
+		}
+	}
+	if best == nil {
+		return memberView{}, false
+	}
+	return *best, true
 }

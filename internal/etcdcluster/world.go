@@ -64,6 +64,14 @@ func reached(m *v1alpha1.EtcdMember, phase v1alpha1.EtcdMemberPhase) bool {
 	return m.Status.Phase == phase && m.Status.ObservedGeneration == m.Generation
 }
 
+// trouble returns the error that the node reported for the spec as it is now.
+func (m memberView) trouble() string {
+	if m.Status.ObservedGeneration != m.Generation {
+		return ""
+	}
+	return shortened(m.Status.Error)
+}
+
 // lost returns whether the node reported that the member's data is missing.
 func (m memberView) lost() bool {
 	return m.is(v1alpha1.EtcdMemberFailed) && m.Spec.DataRequired && !m.Status.Data

@@ -241,6 +241,40 @@ func TestDataOfAnotherIsNeitherStartedNorDeleted(t *testing.T) {
 	}
 }
 
+// A marker that is lost or damaged does not keep its member from being deleted, nor the node from getting new ones. The data stays, and is listed.
+func TestDataWithoutAMarkerStaysWhenItsMemberIsDeleted(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	for name, damage := range map[string]func(string) error{
+		"c-1": os.Remove,
+		"c-2": func(path string) error { return os.WriteFile(path, nil, 0o600) },
+	} {
+		m := y.running(name, n1)
+		y.must(damage(filepath.Join(n1.memberDir(name), "marker.json")))
+		failed := y.awaitPhase(y.want(m, v1alpha1.EtcdMemberStop), v1alpha1.EtcdMemberFailed)
+		if !strings.Contains(failed.Status.Error, "not this member's") || failed.Status.PID != 0 {
+			t.Errorf("%s: %+v", name, failed.Status)
+		}
+		m = y.awaitPhase(y.want(m, v1alpha1.EtcdMemberDelete), v1alpha1.EtcdMemberDeleted)
+		if !exists(filepath.Join(n1.memberDir(name), member.DataName, "member")) {
+			t.Errorf("%s: nobody knows whose the data is, and it was deleted", name)
+		}
+		y.must(y.admin.Delete(context.Background(), m))
+	}
+	y.reserve("c-3", n1)
+	list := y.orphansOf(n1, 2)
+	if !strings.Contains(list[0], "/c-1@") || !strings.Contains(list[1], "/c-2@") {
+		t.Fatalf("listed are %v", list)
+	}
+	n1.update(func(n *v1alpha1.Node) {
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.RemoveEtcdOrphansAnnotation, strings.Join(list, ","))
+	})
+	y.orphansOf(n1, 0)
+	if exists(n1.memberDir("c-1")) || exists(n1.memberDir("c-2")) {
+		t.Error("what was named is still there")
+	}
+}
+
 func TestAnObjectThatIsGoneStopsItsMemberAndKeepsTheData(t *testing.T) {
 	y := newYard(t)
 	n1 := y.machine("n1")

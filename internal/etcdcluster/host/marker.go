@@ -56,9 +56,14 @@ func memberDir(root string, m *v1alpha1.EtcdMember) (string, error) {
 	return filepath.Join(root, m.Spec.Dir, m.Spec.ClusterUID, m.Name), nil
 }
 
-// readMarker reads the marker in a directory; nil if there is none.
+// readMarker reads the marker in a directory; nil if there is none. What can be read and is no marker does not say whose the directory is.
 func readMarker(dir string) (*marker, error) {
-	return atomicfile.ReadJSON[marker](os.ReadFile, filepath.Join(dir, markerName))
+	k, err := atomicfile.ReadJSON[marker](os.ReadFile, filepath.Join(dir, markerName))
+	var unread *fs.PathError
+	if err != nil && !errors.As(err, &unread) {
+		return nil, fmt.Errorf("%w: %w", errForeign, err)
+	}
+	return k, err
 }
 
 func (k *marker) write(dir string) error {
@@ -119,7 +124,7 @@ func removeMember(root, dir string) error {
 	return nil
 }
 
-// usedPorts returns the ports of all members that have a directory below root.
+// usedPorts returns the ports of all members that have a directory below root. One whose marker is damaged does not keep others from getting ports.
 func usedPorts(root string) (map[int]bool, error) {
 	used := map[int]bool{}
 	for _, pattern := range []string{"*/*/" + markerName, "*/*/*/" + markerName} {
@@ -129,7 +134,7 @@ func usedPorts(root string) (map[int]bool, error) {
 		}
 		for _, name := range list {
 			k, err := readMarker(filepath.Join(root, filepath.Dir(name)))
-			if err != nil {
+			if err != nil && !errors.Is(err, errForeign) {
 				return nil, err
 			}
 			if k != nil {

@@ -88,6 +88,29 @@ func TestAMarkerSaysWhoseADirectoryIs(t *testing.T) {
 	}
 }
 
+// A disk that was full, or lost power, may leave half a file.
+func TestADamagedMarkerSaysNothingAndKeepsNobodyFromGettingPorts(t *testing.T) {
+	root := t.TempDir()
+	if err := (&marker{PeerPort: 7, ClientPort: 8}).write(filepath.Join(root, "u", "good")); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(root, "u", "bad")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, half := range []string{"", `{"cluster":`, `[]`} {
+		if err := os.WriteFile(filepath.Join(dir, markerName), []byte(half), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if k, err := readMarker(dir); k != nil || !errors.Is(err, errForeign) {
+			t.Errorf("%q is %+v, %v", half, k, err)
+		}
+		if used, err := usedPorts(root); err != nil || len(used) != 2 || !used[7] || !used[8] {
+			t.Errorf("beside %q: %v, %v", half, used, err)
+		}
+	}
+}
+
 func TestPortsAreKnownToBeTakenWhateverTheDirectoryIsCalled(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "data [1]*")
 	if err := (&marker{PeerPort: 7, ClientPort: 8}).write(filepath.Join(root, "u", "m")); err != nil {

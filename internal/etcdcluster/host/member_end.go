@@ -123,7 +123,8 @@ func (w *memberWorker) erase(epoch *epochRun, m *v1alpha1.EtcdMember) error {
 	return nil
 }
 
-// eraseDir deletes the directory if it is this member's and no process has it.
+// eraseDir deletes the directory if it is this member's and no process has it. One that is another's, or of which nobody knows whose it is, stays:
+// then there is nothing that is known to be this member's.
 func (w *memberWorker) eraseDir(m *v1alpha1.EtcdMember) error {
 	if _, err := os.Stat(w.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -137,9 +138,10 @@ func (w *memberWorker) eraseDir(m *v1alpha1.EtcdMember) error {
 	if err == nil {
 		err = mark.check(m, w.dir)
 	}
-	if errors.Is(err, errForeign) && mark != nil {
-		w.host.opts.Log.Warn("the directory of a deleted etcd member is another one's and stays", "etcdcluster", clusterOf(m), "member", m.Name, "error", err)
-		return nil // nothing of this member is there
+	if errors.Is(err, errForeign) {
+		w.host.opts.Log.Warn("the directory of a deleted etcd member stays, because its marker is lost or another one's; `ebb etcd orphans` lists it",
+			"etcdcluster", clusterOf(m), "member", m.Name, "error", err)
+		return nil
 	}
 	if err != nil {
 		return err

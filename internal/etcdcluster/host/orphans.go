@@ -120,31 +120,41 @@ func (r *epochRun) unknown(ctx context.Context, objects client.Reader) ([]orphan
 	return list, nil
 }
 
-// unknownMembers are the directories of members that have no object.
+// unknownMembers are the directories of members that have no object. One without a marker that says whose it is belongs to nobody only while no object
+// has the path.
 func (r *epochRun) unknownMembers(members []v1alpha1.EtcdMember) (list []orphan, err error) {
-	for _, pattern := range []string{"*/*/" + markerName, "*/*/*/" + markerName} {
-		marks, err := fs.Glob(os.DirFS(r.opts.Dir), pattern)
+	for _, pattern := range []string{"*/*", "*/*/*"} {
+		dirs, err := fs.Glob(os.DirFS(r.opts.Dir), pattern)
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range marks {
-			path := filepath.Join(r.opts.Dir, name)
-			dir := filepath.Dir(path)
-			mark, err := readMarker(dir)
-			info, statErr := os.Stat(path)
-			if statErr != nil {
-				continue // it was deleted meanwhile
+		for _, rel := range dirs {
+			dir := filepath.Join(r.opts.Dir, rel)
+			written, there := memberWritten(dir)
+			if !there {
+				continue
 			}
-			known := err == nil && mark != nil && slices.ContainsFunc(members, func(m v1alpha1.EtcdMember) bool {
-				own, err := memberDir(r.opts.Dir, &m)
-				return err == nil && own == dir && m.Spec.Node == r.opts.Node && mark.check(&m, dir) == nil
+			mark, err := readMarker(dir)
+			known := slices.ContainsFunc(members, func(m v1alpha1.EtcdMember) bool {
+				own, failed := memberDir(r.opts.Dir, &m)
+				return failed == nil && own == dir && m.Spec.Node == r.opts.Node && (mark == nil || err == nil && mark.check(&m, dir) == nil)
 			})
-			if rel, err := filepath.Rel(r.opts.Dir, dir); err == nil && !known {
-				list = append(list, orphan{name: orphanName("member", rel, info.ModTime()), path: dir})
+			if !known {
+				list = append(list, orphan{name: orphanName("member", rel, written), path: dir})
 			}
 		}
 	}
 	return list, nil
+}
+
+// memberWritten returns when the directory of a member was made, and whether it is one: it has a marker, or data.
+func memberWritten(dir string) (at time.Time, there bool) {
+	for _, path := range []string{filepath.Join(dir, markerName), filepath.Join(member.Data(dir), "member", "wal")} {
+		if info, err := os.Stat(path); err == nil && (filepath.Base(path) == markerName || hasData(dir)) {
+			return info.ModTime(), true
+		}
+	}
+	return time.Time{}, false
 }
 
 // removeOrphan deletes an orphan, unless a process has it.
