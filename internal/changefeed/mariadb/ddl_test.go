@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -157,6 +158,17 @@ func TestWhatIsNotParsedIsUnknown(t *testing.T) {
 		{"CREATE ROLE r", "other"},
 		{"DROP TRIGGER IF EXISTS tr", "other"},
 		{"OPTIMIZE TABLE t", "other"},
+		{"ANALYZE LOCAL TABLE t", "other"},
+		{"CHECK VIEW v", "other"},
+		{"ANALYZE UPDATE t SET a = 1", "unknown"},
+		{"ANALYZE FORMAT=JSON DELETE FROM t", "unknown"},
+		{"CREATE TABLE m (a INT) ENGINE=MERGE UNION (a, b)", "unknown"},
+		{"ALTER TABLE m ENGINE=MERGE UNION (a)", "unknown"},
+		{"ALTER TABLE m ENGINE=MERGE UNION=(a)", "unknown"},
+		{"ALTER TABLE t ADD [, RENAME TO u, ADD b] INT", "unknown"},
+		{"CREATE TABLE [a b] (a INT)", "unknown"},
+		{"ALTER TABLE t ADD c INT --\x7f, RENAME TO u\n", "alter s.t"},
+		{"DROP SEQUENCE a, x.b", "drop s.a x.b"},
 		{"INSERT INTO t VALUES (1)", "unknown"},
 		{"FROBNICATE t", "unknown"},
 		{"CREATE INDEX i ON t (a) NOWAIT", "alter s.t"},
@@ -277,6 +289,37 @@ func TestWhatARenameIfExistsGoesThroughIsKnown(t *testing.T) {
 		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Kind != stream.RenameTable || fmt.Sprint(d.Through) != want {
 			t.Errorf("%s: %s %v", statement, d.Kind, d.Through)
 		}
+	}
+}
+
+// White space in another character set is a part of a name in UTF-8.
+func TestANoBreakSpaceOutsideQuotesIsNotKnown(t *testing.T) {
+	for statement, want := range map[string]stream.DDLKind{
+		"ALTER TABLE t\u00a0 DROP c": stream.UnknownDDL, "CREATE TABLE t\u00a0(a INT)": stream.UnknownDDL, "CREATE TABLE `t\u00a0` (a INT COMMENT '\u00a0')": stream.CreateTable, "TRUNCATE /*\u00a0*/ t": stream.TruncateTable,
+	} {
+		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{converted: true}, false)); d.Kind != want {
+			t.Errorf("%q: %s", statement, d.Kind)
+		}
+		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Kind == stream.UnknownDDL {
+			t.Errorf("%q, written in UTF-8, is not known", statement)
+		}
+	}
+}
+
+// With sql_if_exists, which the log has as a flag, every statement has the words.
+func TestASessionMayHaveAnIfExistsThatIsNotWritten(t *testing.T) {
+	always := sessionContext{known: true, ifExists: true}
+	for statement, through := range map[string]string{"RENAME TABLE a TO b, b TO c": "[s.b]", "ALTER TABLE t RENAME TO u": "[]", "DROP TABLE a": "[]", "ALTER SEQUENCE q RESTART": "[]", "DROP DATABASE x": "[]"} {
+		if d := parseDDL(statement, newStatement(statement, "s", always, false)); !d.IfExists || fmt.Sprint(d.Through) != through {
+			t.Errorf("%s: %+v", statement, d)
+		}
+	}
+	if set := always.prefix(time.Unix(0, 0), nil, ""); !strings.Contains(set, ",sql_if_exists=1,") && !strings.Contains(set, ",sql_if_exists=1*/") {
+		t.Error(set)
+	}
+	flags := []byte{statusFlags2, 0, 0, 0, 0x10}
+	if !parseSession(flags).ifExists {
+		t.Error("the flag is not read")
 	}
 }
 

@@ -28,6 +28,7 @@ type sessionContext struct {
 	zoneDigest                                       string // of the zone of the server's machine, if the session has that and it is not a fixed offset
 	explicitTimestamp                                bool
 	checksForeignKeys                                bool
+	ifExists                                         bool // sql_if_exists: RENAME, ALTER and DROP have an IF EXISTS that is not written
 	// increment and offset of AUTO_INCREMENT, and the number of the language of dates; 0 for the defaults of a server.
 	increment, offset, language uint16
 	// microseconds of the time of the statement; 0 if the statement does not use them.
@@ -52,6 +53,7 @@ const (
 	statusXID              = 129
 	flag2ExplicitTimestamp = 1 << 24
 	flag2NoForeignKeys     = 1 << 26
+	flag2IfExists          = 1 << 28
 )
 
 // parseSession reads status variables up to the first that it does not know: the ones it needs come early.
@@ -62,7 +64,7 @@ func parseSession(vars []byte) sessionContext {
 		switch r.byte() {
 		case statusFlags2:
 			flags := binary.LittleEndian.Uint32(r.take(4))
-			c.explicitTimestamp, c.checksForeignKeys = flags&flag2ExplicitTimestamp != 0, flags&flag2NoForeignKeys == 0
+			c.explicitTimestamp, c.checksForeignKeys, c.ifExists = flags&flag2ExplicitTimestamp != 0, flags&flag2NoForeignKeys == 0, flags&flag2IfExists != 0
 		case statusSQLMode:
 			c.sqlMode = binary.LittleEndian.Uint64(r.take(8))
 		case statusCatalog:
@@ -125,6 +127,9 @@ func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, ol
 		set = append(set, "explicit_defaults_for_timestamp=1")
 	} else {
 		set = append(set, "explicit_defaults_for_timestamp=0")
+	}
+	if c.ifExists {
+		set = append(set, "sql_if_exists=1")
 	}
 	if c.checksForeignKeys { // whether keys of other tables follow a rename depends on it
 		set = append(set, "foreign_key_checks=1")
