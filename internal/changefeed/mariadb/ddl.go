@@ -435,6 +435,7 @@ func (s *statement) drop(d *stream.DDL) bool {
 	case s.acceptAny("TABLE", "TABLES"):
 		return s.each(d, stream.DropTable)
 	case s.accept("SEQUENCE"):
+		d.Sequences = true
 		return s.each(d, stream.DropTable)
 	case s.accept("TEMPORARY"):
 		d.Kind = stream.OtherDDL
