@@ -68,4 +68,17 @@ var hiddenHistories = []fixedHistory{
 		SET SESSION sql_log_bin = 1;
 		ALTER TABLE {a}.u ADD c INT;
 	`},
+	{name: "45 a stored column with a quotient", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, n DECIMAL(10,0));
+		INSERT INTO {a}.t VALUES (1, 1);
+		SET SESSION div_precision_increment = 12;
+		ALTER TABLE {a}.t ADD g DECIMAL(20,12) AS (n / 7) STORED;
+	`},
+	{name: "45 a stored column that is computed by the day", ends: []outcome{rejected}, text: `
+		CREATE TABLE {a}.t (id INT PRIMARY KEY, x TIME, g DATETIME AS (CAST(x AS DATETIME)) STORED);
+		INSERT INTO {a}.t (id, x) VALUES (1, NULL);
+		SET timestamp = 1700000000;
+		INSERT INTO {a}.t (id, x) VALUES (2, '10:00:00');
+		SET timestamp = DEFAULT;
+	`},
 }

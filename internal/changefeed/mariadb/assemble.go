@@ -31,7 +31,7 @@ type assembler struct {
 	// fold: the server stores names of tables in lower case.
 	fold bool
 	// oldMode is that of the server, and zone the time zone of its machine, once it is needed.
-	oldMode string
+	oldMode int
 	zone    sqlzone.Zone
 	// temporary are the temporary tables whose making is in the log: of sessions with another binlog_format than ROW.
 	temporary map[temporaryTable]bool

@@ -559,7 +559,7 @@ func (s *statement) alter(d *stream.DDL) bool {
 
 // alterations are the first words of the clauses of ALTER TABLE that concern only the table itself.
 var alterations = []string{
-	"ALTER", "CHANGE", "MODIFY", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
+	"ALTER", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
 	"COALESCE", "REORGANIZE", "TRUNCATE", "ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REPAIR", "REMOVE", "PARTITION",
 	"ENGINE", "TYPE", "STORAGE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "DEFAULT", "CHARACTER", "CHAR", "CHARSET", "COLLATE", "CHECKSUM", "TABLE_CHECKSUM", "COMMENT", "CONNECTION",
 	"DELAY_KEY_WRITE", "ENCRYPTED", "ENCRYPTION_KEY_ID", "KEY_BLOCK_SIZE", "MAX_ROWS", "MIN_ROWS", "PACK_KEYS", "PAGE_CHECKSUM", "PAGE_COMPRESSED",
@@ -628,7 +628,9 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			d.Alters = true
 			s.orderBy()
 		case s.comes("ADD"):
-			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureDefault())
+			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureValues(true))
+		case s.comes("MODIFY"), s.comes("CHANGE"):
+			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureValues(false))
 		case s.accept("CONVERT", "TO"), s.accept("WITH", "SYSTEM", "VERSIONING"), s.acceptAny(alterations...), s.option():
 			d.Alters = true
 		default:

@@ -261,6 +261,7 @@ func TestDefaultsThatMayDifferAtTheSinkAreFound(t *testing.T) {
 		"ALTER TABLE t ADD c VARCHAR(36) DEFAULT {fn uuid()}":                                                    "uuid",
 		"ALTER TABLE t ADD c DATETIME DEFAULT SYSDATE, ADD d INT":                                                "SYSDATE",
 		"ALTER TABLE t ADD c INT DEFAULT CASE a WHEN 1 THEN 2 END, ADD d INT COMMENT 'uuid()'":                   "",
+		"ALTER TABLE t ADD c INT DEFAULT (a REGEXP 'x')":                                                         "REGEXP",
 		"ALTER TABLE t ADD c INT":                                                                                "",
 		"ALTER TABLE t ADD c DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6), ADD d INT": "",
 		"ALTER TABLE t ADD c DECIMAL(9,2) DEFAULT -1.5 CHECK (f(c) > 0), ADD KEY k (c)":                          "",
@@ -277,6 +278,25 @@ func TestDefaultsThatMayDifferAtTheSinkAreFound(t *testing.T) {
 		}
 		if want != "" && d.Alone() {
 			t.Errorf("%s: the dispatcher would execute it", statement)
+		}
+	}
+}
+
+// A stored column that is added, or changed, is computed for all rows that there are. How, may depend on more than the row.
+func TestStoredColumnsThatMayDifferAtTheSinkAreFound(t *testing.T) {
+	for statement, want := range map[string]string{
+		"ALTER TABLE t ADD g DECIMAL(20,9) AS (n/7) STORED":                                          "/",
+		"ALTER TABLE t ADD (a INT, g INT GENERATED ALWAYS AS (a REGEXP 'x') PERSISTENT)":             "REGEXP",
+		"ALTER TABLE t ADD a INT, MODIFY COLUMN g INT AS (a RLIKE 'x') STORED NOT NULL":              "RLIKE",
+		"ALTER TABLE t CHANGE g h DOUBLE AS (`frob`(a)) STORED, RENAME TO u":                         "frob",
+		"ALTER TABLE t ADD g DECIMAL(20,9) AS (n/7) VIRTUAL, ADD h INT AS (frob(n))":                 "",
+		"ALTER TABLE t ADD g INT AS (CAST(JSON_VALUE(j, '$.a') AS SIGNED) * 2) STORED UNIQUE":        "",
+		"ALTER TABLE t MODIFY g VARCHAR(60) AS (CONCAT(LOWER(a), '/ RAND()')) STORED, DROP COLUMN c": "",
+		"CREATE TABLE t (n INT, g DECIMAL(20,9) AS (n/7) STORED)":                                    "",
+	} {
+		d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false))
+		if got, _, _ := strings.Cut(strings.TrimPrefix(d.Differs, "the expression of a stored column that it computes has "), ","); got != want || d.Kind == stream.UnknownDDL {
+			t.Errorf("%s: %s %q, want %q", statement, d.Kind, d.Differs, want)
 		}
 	}
 }
@@ -314,7 +334,7 @@ func TestASessionMayHaveAnIfExistsThatIsNotWritten(t *testing.T) {
 			t.Errorf("%s: %+v", statement, d)
 		}
 	}
-	if set := always.prefix(time.Unix(0, 0), nil, ""); !strings.Contains(set, ",sql_if_exists=1,") && !strings.Contains(set, ",sql_if_exists=1*/") {
+	if set := always.prefix(time.Unix(0, 0), nil, 0); !strings.Contains(set, ",sql_if_exists=1,") && !strings.Contains(set, ",sql_if_exists=1*/") {
 		t.Error(set)
 	}
 	flags := []byte{statusFlags2, 0, 0, 0, 0x10}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -104,7 +103,7 @@ func parseSession(vars []byte) sessionContext {
 // prefix is the comment for a statement that was executed at a time. Collations are by their numbers: for a character set a server accepts
 // only numbers of default collations. oldMode is the part of old_mode that the statement depends on, which is not in the log: that of the
 // server counts.
-func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, oldMode string) string {
+func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, oldMode int) string {
 	if !c.known {
 		return ""
 	}
@@ -121,7 +120,7 @@ func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, ol
 		fmt.Sprintf("auto_increment_increment=%d", max(c.increment, 1)), // a column that is added numbers the rows
 		fmt.Sprintf("auto_increment_offset=%d", max(c.offset, 1)),
 		fmt.Sprintf("lc_time_names=%d", c.language),
-		"old_mode='" + oldMode + "'",
+		fmt.Sprintf("old_mode=%d", oldMode),
 	}
 	if c.explicitTimestamp {
 		set = append(set, "explicit_defaults_for_timestamp=1")
@@ -163,16 +162,16 @@ func (a *assembler) inZone(ctx context.Context, c sessionContext) (sessionContex
 	return c, nil
 }
 
-// utf8Mode is the part of old_mode that decides what the character set utf8 is.
-const utf8Mode = "UTF8_IS_UTF8MB3"
+// The parts of old_mode on which DDL depends, by their numbers: what a TIME is as a DATETIME, and what the character set utf8 is.
+var oldModes = map[string]int{"ZERO_DATE_TIME_CAST": 4, "UTF8_IS_UTF8MB3": 8}
 
-// oldMode is utf8Mode if the server has it, and else empty.
-func (s *Source) oldMode(ctx context.Context) (string, error) {
+// oldMode is the number of those that the server has.
+func (s *Source) oldMode(ctx context.Context) (number int, err error) {
 	all, err := s.variable(ctx, "old_mode")
-	if err != nil || !slices.Contains(strings.Split(all, ","), utf8Mode) {
-		return "", err
+	for name := range strings.SplitSeq(all, ",") {
+		number += oldModes[name]
 	}
-	return utf8Mode, nil
+	return number, err
 }
 
 // reader takes bytes off the front of a slice. What is missing reads as zeros and sets short.

@@ -173,7 +173,7 @@ var features = []Form{
 	"name: quoted", "name: quoted column", "name: unqualified",
 	"create: or replace", "create: if not exists", "create: like after alter", "create: or replace like", "create: or replace as select", "create: if not exists as select",
 	"key: primary", "key: none", "key: composite", "key: of another type", "key: unique not null", "key: unique nullable", "key: auto increment",
-	"column: generated virtual", "column: generated stored", "column: generated of a timestamp", "column: default now", "column: on update now", "column: not null", "column: default", "column: default expression",
+	"column: generated virtual", "column: generated stored", "column: generated of a timestamp", "column: generated of a time", "column: default now", "column: on update now", "column: not null", "column: default", "column: default expression",
 	"column: comment", "column: invisible", "column: collation",
 	"index: in create", "index: prefix", "index: unique hash", "index: spatial", "index: fulltext", "index: descending", "index: ignored", "index: unique", "index: unique alone", "index: wait", "table: wide",
 	"constraint: check", "engine: MyISAM", "engine: Aria", "engine: MEMORY", "option: engine InnoDB", "option: charset", "option: wide charset", "option: comment", "option: row format",

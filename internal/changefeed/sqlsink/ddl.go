@@ -689,7 +689,7 @@ func (d *ddlExecution) column(ctx context.Context, query string) (string, error)
 }
 
 // settable matches the assignments that are allowed in that comment.
-var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp|foreign_key_checks|sql_if_exists|auto_increment_increment|auto_increment_offset|lc_time_names)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$|^old_mode='[A-Z0-9_]*'$`)
+var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp|foreign_key_checks|sql_if_exists|auto_increment_increment|auto_increment_offset|lc_time_names)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$|^old_mode=\d+$`)
 
 // settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
 // system.
