@@ -550,6 +550,10 @@ func (s *statement) alter(d *stream.DDL) bool {
 			return false
 		}
 		s.wait()
+		if s.peek().is("ANALYZE", "CHECK", "OPTIMIZE", "REPAIR") && s.peekAt(1).is("PARTITION") {
+			d.Kind = stream.OtherDDL // as of a table; it is logged even if there is no such table
+			return true
+		}
 		known := s.clauses(d)
 		d.Alters = d.Alters && d.Kind == stream.RenameTable
 		return known
