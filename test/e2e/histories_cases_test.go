@@ -38,7 +38,7 @@ func nameUsedAgain(times int) string {
 
 var mayRefuse = []outcome{equal, rejected}
 
-var fixedHistories = []fixedHistory{
+var fixedHistories = append(hiddenHistories, []fixedHistory{
 	{name: "1 a name used again", text: nameUsedAgain(60)},
 	{name: "2 SET STATEMENT", text: `
 		CREATE TABLE {a}.t (id INT PRIMARY KEY);
@@ -868,4 +868,4 @@ var fixedHistories = []fixedHistory{
 		-- sink: DROP TABLE {a}.t;
 		INSERT INTO {a}.t VALUES (1);
 	`},
-}
+}...)

@@ -18,7 +18,7 @@ const (
 )
 
 // Tap is how a table trigger follows the reader of its node instead of reading the log a second time. It gets all DDL that the
-// maintainer executes. Of other transactions it gets only the last one now and then, with the tables of all of them in Skipped. It keeps no
+// maintainer executes. Of other transactions it gets only the last one now and then, with the tables that any of them changes in Skipped. It keeps no
 // reader running, and in memory it keeps only DDL and names.
 //
 // It ends when the hub has no more subscribers, cannot read, or is too far ahead. What was delivered before can still be read.
@@ -29,7 +29,7 @@ type Tap struct {
 	after stream.Position       // what is delivered up to here is known
 	queue []*stream.Transaction // DDL, and before each what came between it and the one before
 	last  *stream.Transaction   // the newest one after all that is in queue; nil if there is none
-	seen  map[stream.Table]bool // the tables with rows in what last stands for
+	seen  map[stream.Table]bool // the tables with rows, or DDL of their own, in what last stands for
 	ended bool
 	some  chan struct{} // has an element when something was delivered
 	soon  chan struct{} // has an element when DDL was delivered, or the tap has ended
@@ -102,6 +102,9 @@ func (t *Tap) push(tx *stream.Transaction) bool {
 	t.last.Position, t.last.At = tx.Position, tx.At
 	if !tx.Idle {
 		t.last.ID, t.last.Idle = tx.ID, false
+	}
+	if tx.DDL != nil && tx.DDL.Alone() {
+		t.seen[tx.DDL.Tables[0]] = true
 	}
 	for _, rows := range tx.Rows { // those of CREATE TABLE ... SELECT come after the DDL
 		t.seen[rows.Table] = true

@@ -159,7 +159,7 @@ func TestAHubThatHasPassedThePositionOrDoesNotReadHasNoTap(t *testing.T) {
 	}
 }
 
-// The names of all tables with rows come before the DDL that comes after these rows.
+// The names of all tables with rows, or with DDL that their dispatchers execute, come before the DDL that comes after that.
 func TestATapTellsWhichTablesHaveRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := reading(5)
@@ -167,7 +167,7 @@ func TestATapTellsWhichTablesHaveRows(t *testing.T) {
 		name := func(text string) stream.Table { return stream.Table{Schema: "s", Name: text} }
 		for p, tx := range []*stream.Transaction{
 			{Skipped: []stream.Table{name("a"), name("b")}}, {Rows: []*stream.Rows{{Table: name("c")}}}, {Skipped: []stream.Table{name("a")}},
-			{DDL: dropIt, Rows: []*stream.Rows{{Table: name("d")}}}, {DDL: dropIt}, {DDL: dropIt}, {Skipped: []stream.Table{name("e")}},
+			{DDL: dropIt, Rows: []*stream.Rows{{Table: name("d")}}}, {DDL: dropIt}, {DDL: dropIt}, {Skipped: []stream.Table{name("e")}, DDL: &stream.DDL{Kind: stream.AlterTable, Tables: []stream.Table{name("f")}}},
 		} {
 			tx.Position = stream.Position(6 + p)
 			h.mustDeliver(t, tx)
@@ -180,7 +180,7 @@ func TestATapTellsWhichTablesHaveRows(t *testing.T) {
 			}
 			return nil
 		})
-		want := "[8 false [s.a s.b s.c] 9 true [] 9 false [s.d] 10 true [] 10 false [] 11 true [] 12 false [s.e]]"
+		want := "[8 false [s.a s.b s.c] 9 true [] 9 false [s.d] 10 true [] 10 false [] 11 true [] 12 false [s.e s.f]]"
 		if fmt.Sprint(got) != want || !errors.Is(err, errEnough) {
 			t.Errorf("%v, %v, want %s", err, got, want)
 		}

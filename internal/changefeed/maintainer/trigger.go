@@ -302,29 +302,6 @@ func (m *Maintainer) readDDL(ctx context.Context) error {
 	})
 }
 
-// checkRows refuses rows of an unknown table inside the filter, which no dispatcher reads. Known are all tables that the source had when they
-// were listed, and all that DDL in the log has created since. The caller holds the lock.
-func (m *Maintainer) checkRows(f stream.Filter, t *stream.Transaction) error {
-	if t.Position <= m.missingUntil {
-		return nil // whether a table is known may depend on DDL up to there
-	}
-	unknown := func(name stream.Table) bool { return f.Allows(name) && !m.known(name) && !m.missing[name] }
-	for _, rows := range t.Rows {
-		if unknown(rows.Table) {
-			return refuseRows(t.Position, rows.Table)
-		}
-	}
-	if i := slices.IndexFunc(t.Skipped, unknown); i >= 0 {
-		return refuseRows(t.Position, t.Skipped[i])
-	}
-	return nil
-}
-
-func refuseRows(at stream.Position, name stream.Table) error {
-	return &refusedError{fmt.Errorf("position %d: the log has changes of rows of table %s, which is not known: it was created or renamed with sql_log_bin=0, a temporary table of that name was renamed, "+
-		"or the user of the source has no privilege on it; exclude the table by the filter, or start again with a new changefeed, from a copy taken after that: %w", at, name, stream.ErrUnusable)}
-}
-
 // followLog visits what comes after the DDL that is executed. It follows the reader of the node where there is one, and otherwise reads the
 // log itself until it can.
 func (m *Maintainer) followLog(ctx context.Context, source stream.Source, visit func(*stream.Transaction) error) error {
@@ -377,6 +354,10 @@ func (m *Maintainer) handleDDL(ctx context.Context, sink stream.Sink, f stream.F
 		return nil // dispatchers pass it
 	}
 	if err := m.refuseThrough(ctx, sink, f, t); err != nil && !skip {
+		return err
+	}
+	t, err := withoutTables(ctx, sink, t)
+	if err != nil {
 		return err
 	}
 	plan, err := f.Plan(t.DDL)
@@ -507,37 +488,6 @@ func (m *Maintainer) addUnknown(ctx context.Context, sink stream.Sink, f stream.
 		return err
 	}
 	return m.addRenamed(ctx, sink, f, names)
-}
-
-// ddlBeginner is a sink that knows whether DDL may have been executed.
-type ddlBeginner interface {
-	DDLBegun(ctx context.Context, position stream.Position) (bool, error)
-}
-
-// renamesViews reports whether a rename is one of views, which are not replicated: none of its tables is known. Once it may have been
-// executed, its tables are not known by these names any more. It refuses a rename of tables and views in one statement.
-func (m *Maintainer) renamesViews(ctx context.Context, sink stream.Sink, d *stream.DDL, at stream.Position) (bool, error) {
-	if d.Kind != stream.RenameTable || len(d.Releases) > 0 {
-		return false, nil
-	}
-	m.mu.Lock()
-	unknown := slices.DeleteFunc(slices.Clone(d.Tables), func(name stream.Table) bool { return m.known(name) || m.missing[name] })
-	m.mu.Unlock()
-	if len(unknown) == 0 {
-		return false, nil
-	}
-	if s, ok := sink.(ddlBeginner); ok {
-		if begun, err := s.DDLBegun(ctx, at); begun || err != nil {
-			return false, err
-		}
-	}
-	switch {
-	case len(unknown) == len(d.Tables):
-		return true, nil
-	case d.IfExists:
-		return false, nil
-	}
-	return false, &refusedError{fmt.Errorf("position %d: statement %q: it renames tables, and %s, which is not known as a table; rename views in a statement of their own: %w", at, d.Text(), unknown[0], stream.ErrUnusable)}
 }
 
 // tablesBefore are the tables that a DDL concerns, without those that a later DDL made. Of a group it is the table that stands for it.

@@ -251,9 +251,12 @@ func TestRowsOfATableThatIsNotKnownStopTheChangefeed(t *testing.T) {
 		want string
 	}{
 		{stream.Transaction{Position: 11, Skipped: []stream.Table{name("known"), name("child"), name("missing"), name("hidden")}}, ""},
-		{stream.Transaction{Position: 11, Skipped: []stream.Table{name("known"), name("new")}}, "position 11: the log has changes of rows of table s.new, which is not known"},
-		{stream.Transaction{Position: 12, Rows: []*stream.Rows{{Table: name("new")}}}, "position 12: the log has changes of rows of table s.new, which is not known"},
+		{stream.Transaction{Position: 11, Skipped: []stream.Table{name("known"), name("new")}}, "position 11: the log has changes of table s.new, which is not known"},
+		{stream.Transaction{Position: 12, Rows: []*stream.Rows{{Table: name("new")}}}, "position 12: the log has changes of table s.new, which is not known"},
 		{stream.Transaction{Position: 10, Skipped: []stream.Table{name("new")}}, ""},
+		{stream.Transaction{Position: 13, DDL: &stream.DDL{Kind: stream.TruncateTable, Tables: []stream.Table{name("child")}}}, ""},
+		{stream.Transaction{Position: 13, DDL: &stream.DDL{Kind: stream.AlterTable, Tables: []stream.Table{name("hidden")}}}, ""},
+		{stream.Transaction{Position: 13, DDL: &stream.DDL{Kind: stream.AlterTable, Tables: []stream.Table{name("new")}}}, "position 13: the log has changes of table s.new, which is not known"},
 	} {
 		err := m.checkRows(stream.Filter{"!s.hidden"}, &c.tx)
 		var refused *refusedError

@@ -31,7 +31,7 @@ type assembler struct {
 	// fold: the server stores names of tables in lower case.
 	fold bool
 	// oldMode is that of the server, and zone the time zone of its machine, once it is needed.
-	oldMode string
+	oldMode int
 	zone    sqlzone.Zone
 	// temporary are the temporary tables whose making is in the log: of sessions with another binlog_format than ROW.
 	temporary map[temporaryTable]bool
@@ -436,8 +436,21 @@ func (a *assembler) ddl(ctx context.Context, text string, st *statement, session
 		return nil
 	}
 	ddl.Prefix(session.prefix(a.open.tx.At, a.tables.collations, a.oldMode), text)
-	a.open.tx.DDL = ddl
+	a.setDDL(ddl)
 	return nil
+}
+
+// setDDL sets the DDL of the open transaction. A transaction of rows, or of statements that were logged instead, may have more: statements about
+// temporary tables, which carry no data. They must not take the place of a reason why something cannot be read.
+func (a *assembler) setDDL(ddl *stream.DDL) {
+	switch {
+	case a.open.tx.DDL == nil:
+		a.open.tx.DDL = ddl
+	case ddl.Kind != stream.OtherDDL && a.open.tx.DDL.Kind == stream.OtherDDL:
+		a.open.tx.DDL = ddl
+	case ddl.Kind != stream.OtherDDL:
+		a.unreadable(nil, "GTID %s has several statements that create, alter or drop tables, of which the last is %s; start again from a copy taken after it", a.open.id, brief(ddl.Text()))
+	}
 }
 
 func allSystem(tables []stream.Table) bool {
@@ -456,39 +469,6 @@ func brief(text string) string {
 		return text[:80] + "…"
 	}
 	return text
-}
-
-// savepoint handles the statements about savepoints, which are logged when a transaction also changed tables that cannot
-// roll back.
-func (g *group) savepoint(st *statement) bool {
-	switch {
-	case st.accept("SAVEPOINT"):
-		name, _ := st.identifier()
-		mark := map[stream.Table]int{}
-		for table, rows := range g.byTable {
-			mark[table] = len(rows.Changes)
-		}
-		if g.marks == nil {
-			g.marks = map[string]map[stream.Table]int{}
-		}
-		g.marks[strings.ToLower(name)] = mark
-	case st.accept("ROLLBACK"):
-		st.accept("WORK")
-		st.accept("TO")
-		st.accept("SAVEPOINT")
-		name, _ := st.identifier()
-		mark := g.marks[strings.ToLower(name)]
-		g.rollsBack = true
-		g.last = stream.Table{} // what follows is a run of its own: the last one may be gone
-		for table, rows := range g.byTable {
-			rows.Changes = rows.Changes[:min(mark[table], len(rows.Changes))]
-			rows.Runs = slices.DeleteFunc(rows.Runs, func(r stream.Run) bool { return r.First > 0 && r.First >= len(rows.Changes) })
-		}
-	case st.accept("RELEASE"):
-	default:
-		return false
-	}
-	return true
 }
 
 // tableMap parses the description of the table that the following rows refer to by number.

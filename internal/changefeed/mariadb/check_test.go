@@ -144,6 +144,35 @@ func TestALogThatLacksChangesStopsOnlyTheTablesConcerned(t *testing.T) {
 	}
 }
 
+// A transaction that is logged as statements may also have statements about temporary tables, which are DDL that carries no data.
+func TestATemporaryTableHidesNoStatement(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)", "CREATE TABLE d.u (id INT PRIMARY KEY)")
+	s := open(t, m)
+	for statements, tables := range map[string]string{
+		"BEGIN; INSERT INTO d.t VALUES (1); CREATE TEMPORARY TABLE d.tmp (id INT); COMMIT":                                     "[d.t]",
+		"BEGIN; CREATE TEMPORARY TABLE d.tmp (id INT); INSERT INTO d.t VALUES (2); DROP TEMPORARY TABLE d.tmp; COMMIT":         "[d.t]",
+		"BEGIN; INSERT INTO d.t VALUES (3); CREATE TEMPORARY TABLE d.tmp AS SELECT 1; INSERT INTO d.u VALUES (3); COMMIT":      "[d.t d.u]",
+		"XA START 'x'; INSERT INTO d.t VALUES (4); CREATE TEMPORARY TABLE d.tmp (id INT); XA END 'x'; XA COMMIT 'x' ONE PHASE": "[d.t]",
+		"BEGIN; CREATE TEMPORARY TABLE d.tmp (id INT); ANALYZE INSERT INTO d.t VALUES (5); COMMIT":                             "[]",
+	} {
+		head, err := s.Head(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Exec("SET binlog_format=STATEMENT; " + statements)
+		var found []string
+		for _, tx := range collect(t, s, head) {
+			if tx.DDL != nil && tx.DDL.Unexecutable() {
+				found = append(found, fmt.Sprint(tx.DDL.Tables))
+			}
+		}
+		if fmt.Sprint(found) != "["+tables+"]" {
+			t.Errorf("%s: %v", statements, found)
+		}
+	}
+}
+
 // Only changefeeds of the tables that an XA transaction changes must stop.
 func TestAPreparedXATransactionNamesItsTables(t *testing.T) {
 	m := testenv.StartMariaDB(t)

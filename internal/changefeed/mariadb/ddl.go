@@ -23,6 +23,8 @@ type statement struct {
 	fold bool
 	// unsure: it cannot be split into words with certainty.
 	unsure bool
+	// ifExists: RENAME, ALTER and DROP have IF EXISTS, written or not.
+	ifExists bool
 	// form is how it is made up, and body the word that follows the name of its table.
 	form form
 	body int
@@ -30,16 +32,22 @@ type statement struct {
 
 func newStatement(text, schema string, c sessionContext, fold bool) *statement {
 	l := &lexer{text: text, ansiQuotes: c.sqlMode&modeANSIQuotes != 0, noEscapes: c.sqlMode&modeNoBackslashEscapes != 0}
-	s := &statement{text: text, schema: schema, fold: fold}
+	s := &statement{text: text, schema: schema, fold: fold, ifExists: c.ifExists}
 	for {
 		t, ok := l.next()
 		if !ok {
 			s.unsure = l.unsure || l.executable
 			return s
 		}
+		if c.converted && !t.quoted && strings.Contains(t.text, noBreakSpace) {
+			s.unsure = true // in some character sets it is white space, and in UTF-8 a part of a name
+			return s
+		}
 		s.words = append(s.words, t)
 	}
 }
+
+const noBreakSpace = "\u00a0"
 
 func (s *statement) peek() token { return s.peekAt(0) }
 
@@ -61,6 +69,9 @@ func (s *statement) accept(words ...string) bool {
 	s.at += len(words)
 	return true
 }
+
+// acceptIfExists passes IF EXISTS, and reports whether the statement has it.
+func (s *statement) acceptIfExists() bool { return s.accept("IF", "EXISTS") || s.ifExists }
 
 // comes reports whether words come next.
 func (s *statement) comes(words ...string) bool {
@@ -244,16 +255,10 @@ func (s *statement) setStatement() bool {
 	return true
 }
 
-// dataless are the first words of statements that carry no data, whatever follows.
-var dataless = []string{
-	"GRANT", "REVOKE", "SET", "FLUSH", "RESET", "KILL", "ANALYZE", "OPTIMIZE", "REPAIR", "CHECK", "CHECKSUM", "CACHE", "INSTALL", "UNINSTALL",
-	"LOCK", "UNLOCK", "SHOW", "USE", "BACKUP", "PURGE", "SIGNAL",
-}
-
 // parse reads a whole statement. It returns false if it does not know all of it.
 func (s *statement) parse(d *stream.DDL) bool {
 	switch {
-	case s.acceptAny(dataless...):
+	case s.carriesNoData():
 		d.Kind = stream.OtherDDL
 		return true
 	case s.accept("CREATE"):
@@ -285,42 +290,6 @@ func (s *statement) concerns(d *stream.DDL, kind stream.DDLKind) bool {
 		d.Kind, d.Tables = kind, []stream.Table{t}
 	}
 	return ok
-}
-
-// objects are what CREATE, ALTER and DROP may be about besides tables, schemas, sequences and indexes. They carry no data.
-var objects = []string{"VIEW", "TRIGGER", "PROCEDURE", "FUNCTION", "PACKAGE", "EVENT", "USER", "ROLE", "SERVER"}
-
-// object reads a statement about one of these, with the clauses that may come before the word.
-func (s *statement) object(d *stream.DDL) bool {
-	for {
-		switch {
-		case s.acceptAny(objects...):
-			d.Kind = stream.OtherDDL
-			return true
-		case s.acceptAny("ALGORITHM", "DEFINER"):
-			if !s.accept("=") {
-				return false
-			}
-			s.account()
-		case s.accept("SQL", "SECURITY"):
-			s.at++
-		case s.acceptAny("AGGREGATE"):
-		default:
-			return false
-		}
-	}
-}
-
-// account passes a word, or the name of an account: user@host, CURRENT_USER().
-func (s *statement) account() {
-	s.at++
-	if s.accept("@") {
-		s.at++
-		for s.accept(".") || s.accept("-") { // a host without quotes
-			s.at++
-		}
-	}
-	s.accept("(", ")")
 }
 
 func (s *statement) create(d *stream.DDL) bool {
@@ -443,8 +412,9 @@ func (s *statement) skipBracket() bool {
 
 // merges reports whether the rest has the option UNION=(tables): a MERGE table has no rows of its own.
 func (s *statement) merges() bool {
-	for i := s.at; i+2 < len(s.words); i++ {
-		if s.words[i].is("UNION") && s.words[i+1].is("=") && s.words[i+2].is("(") {
+	for i := s.at; i < len(s.words); i++ {
+		at := i
+		if s.pass(&at, len(s.words), "UNION", "(") || s.pass(&at, len(s.words), "UNION", "=", "(") {
 			return true
 		}
 	}
@@ -465,12 +435,13 @@ func (s *statement) drop(d *stream.DDL) bool {
 	case s.acceptAny("TABLE", "TABLES"):
 		return s.each(d, stream.DropTable)
 	case s.accept("SEQUENCE"):
+		d.Sequences = true
 		return s.each(d, stream.DropTable)
 	case s.accept("TEMPORARY"):
 		d.Kind = stream.OtherDDL
 		return true
 	case s.acceptAny("DATABASE", "SCHEMA"):
-		d.IfExists = s.accept("IF", "EXISTS")
+		d.IfExists = s.acceptIfExists()
 		return s.database(d, stream.DropSchema) && s.ended()
 	case s.peek().is(objects...):
 		return s.object(d)
@@ -483,7 +454,7 @@ func (s *statement) drop(d *stream.DDL) bool {
 
 // each reads the tables that are dropped.
 func (s *statement) each(d *stream.DDL, kind stream.DDLKind) bool {
-	d.IfExists = s.accept("IF", "EXISTS")
+	d.IfExists = s.acceptIfExists()
 	d.Kind, d.Tables = kind, s.names()
 	s.wait()
 	s.acceptAny("RESTRICT", "CASCADE")
@@ -509,7 +480,7 @@ func (s *statement) rename(d *stream.DDL) bool {
 	if !s.acceptAny("TABLE", "TABLES") {
 		return false
 	}
-	d.IfExists = s.accept("IF", "EXISTS")
+	d.IfExists = s.acceptIfExists()
 	var r renames
 	for {
 		from, ok := s.name()
@@ -571,14 +542,18 @@ func (s *statement) alter(d *stream.DDL) bool {
 		}
 		return s.database(d, stream.SetSchema) && !s.accept("UPGRADE")
 	case s.accept("SEQUENCE"):
-		d.IfExists, s.form = s.accept("IF", "EXISTS"), formSequence
+		d.IfExists, s.form = s.acceptIfExists(), formSequence
 		return s.concerns(d, stream.AlterTable)
 	case s.accept("TABLE"):
-		d.IfExists = s.accept("IF", "EXISTS")
+		d.IfExists = s.acceptIfExists()
 		if !s.concerns(d, stream.AlterTable) {
 			return false
 		}
 		s.wait()
+		if s.peek().is("ANALYZE", "CHECK", "OPTIMIZE", "REPAIR") && s.peekAt(1).is("PARTITION") {
+			d.Kind = stream.OtherDDL // as of a table; it is logged even if there is no such table
+			return true
+		}
 		known := s.clauses(d)
 		d.Alters = d.Alters && d.Kind == stream.RenameTable
 		return known
@@ -588,7 +563,7 @@ func (s *statement) alter(d *stream.DDL) bool {
 
 // alterations are the first words of the clauses of ALTER TABLE that concern only the table itself.
 var alterations = []string{
-	"ALTER", "CHANGE", "MODIFY", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
+	"ALTER", "DROP", "ORDER", "DISABLE", "ENABLE", "FORCE", "LOCK", "ALGORITHM",
 	"COALESCE", "REORGANIZE", "TRUNCATE", "ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REPAIR", "REMOVE", "PARTITION",
 	"ENGINE", "TYPE", "STORAGE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "DEFAULT", "CHARACTER", "CHAR", "CHARSET", "COLLATE", "CHECKSUM", "TABLE_CHECKSUM", "COMMENT", "CONNECTION",
 	"DELAY_KEY_WRITE", "ENCRYPTED", "ENCRYPTION_KEY_ID", "KEY_BLOCK_SIZE", "MAX_ROWS", "MIN_ROWS", "PACK_KEYS", "PAGE_CHECKSUM", "PAGE_COMPRESSED",
@@ -600,7 +575,7 @@ var alterations = []string{
 func (s *statement) clauses(d *stream.DDL) bool {
 	table, from := d.Tables[0], s.at
 	s.form, s.body = formClauses, from
-	if !s.references(d, table.Schema) {
+	if s.merges() || !s.references(d, table.Schema) {
 		return false
 	}
 	d.OfSchema = s.ofSchema()
@@ -657,7 +632,9 @@ func (s *statement) clauses(d *stream.DDL) bool {
 			d.Alters = true
 			s.orderBy()
 		case s.comes("ADD"):
-			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureDefault())
+			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureValues(true))
+		case s.comes("MODIFY"), s.comes("CHANGE"):
+			d.Alters, d.Differs = true, cmp.Or(d.Differs, s.unsureValues(false))
 		case s.accept("CONVERT", "TO"), s.accept("WITH", "SYSTEM", "VERSIONING"), s.acceptAny(alterations...), s.option():
 			d.Alters = true
 		default:

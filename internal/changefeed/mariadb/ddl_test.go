@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
 )
@@ -157,6 +158,20 @@ func TestWhatIsNotParsedIsUnknown(t *testing.T) {
 		{"CREATE ROLE r", "other"},
 		{"DROP TRIGGER IF EXISTS tr", "other"},
 		{"OPTIMIZE TABLE t", "other"},
+		{"ANALYZE LOCAL TABLE t", "other"},
+		{"ALTER TABLE t ANALYZE PARTITION p0, p1", "other s.t"},
+		{"ALTER TABLE t WAIT 5 REPAIR PARTITION ALL", "other s.t"},
+		{"ALTER TABLE t REBUILD PARTITION p0", "alter s.t"},
+		{"CHECK VIEW v", "other"},
+		{"ANALYZE UPDATE t SET a = 1", "unknown"},
+		{"ANALYZE FORMAT=JSON DELETE FROM t", "unknown"},
+		{"CREATE TABLE m (a INT) ENGINE=MERGE UNION (a, b)", "unknown"},
+		{"ALTER TABLE m ENGINE=MERGE UNION (a)", "unknown"},
+		{"ALTER TABLE m ENGINE=MERGE UNION=(a)", "unknown"},
+		{"ALTER TABLE t ADD [, RENAME TO u, ADD b] INT", "unknown"},
+		{"CREATE TABLE [a b] (a INT)", "unknown"},
+		{"ALTER TABLE t ADD c INT --\x7f, RENAME TO u\n", "alter s.t"},
+		{"DROP SEQUENCE a, x.b", "drop s.a x.b"},
 		{"INSERT INTO t VALUES (1)", "unknown"},
 		{"FROBNICATE t", "unknown"},
 		{"CREATE INDEX i ON t (a) NOWAIT", "alter s.t"},
@@ -249,6 +264,7 @@ func TestDefaultsThatMayDifferAtTheSinkAreFound(t *testing.T) {
 		"ALTER TABLE t ADD c VARCHAR(36) DEFAULT {fn uuid()}":                                                    "uuid",
 		"ALTER TABLE t ADD c DATETIME DEFAULT SYSDATE, ADD d INT":                                                "SYSDATE",
 		"ALTER TABLE t ADD c INT DEFAULT CASE a WHEN 1 THEN 2 END, ADD d INT COMMENT 'uuid()'":                   "",
+		"ALTER TABLE t ADD c INT DEFAULT (a REGEXP 'x')":                                                         "REGEXP",
 		"ALTER TABLE t ADD c INT":                                                                                "",
 		"ALTER TABLE t ADD c DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6), ADD d INT": "",
 		"ALTER TABLE t ADD c DECIMAL(9,2) DEFAULT -1.5 CHECK (f(c) > 0), ADD KEY k (c)":                          "",
@@ -269,6 +285,25 @@ func TestDefaultsThatMayDifferAtTheSinkAreFound(t *testing.T) {
 	}
 }
 
+// A stored column that is added, or changed, is computed for all rows that there are. How, may depend on more than the row.
+func TestStoredColumnsThatMayDifferAtTheSinkAreFound(t *testing.T) {
+	for statement, want := range map[string]string{
+		"ALTER TABLE t ADD g DECIMAL(20,9) AS (n/7) STORED":                                          "/",
+		"ALTER TABLE t ADD (a INT, g INT GENERATED ALWAYS AS (a REGEXP 'x') PERSISTENT)":             "REGEXP",
+		"ALTER TABLE t ADD a INT, MODIFY COLUMN g INT AS (a RLIKE 'x') STORED NOT NULL":              "RLIKE",
+		"ALTER TABLE t CHANGE g h DOUBLE AS (`frob`(a)) STORED, RENAME TO u":                         "frob",
+		"ALTER TABLE t ADD g DECIMAL(20,9) AS (n/7) VIRTUAL, ADD h INT AS (frob(n))":                 "",
+		"ALTER TABLE t ADD g INT AS (CAST(JSON_VALUE(j, '$.a') AS SIGNED) * 2) STORED UNIQUE":        "",
+		"ALTER TABLE t MODIFY g VARCHAR(60) AS (CONCAT(LOWER(a), '/ RAND()')) STORED, DROP COLUMN c": "",
+		"CREATE TABLE t (n INT, g DECIMAL(20,9) AS (n/7) STORED)":                                    "",
+	} {
+		d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false))
+		if got, _, _ := strings.Cut(strings.TrimPrefix(d.Differs, "the expression of a stored column that it computes has "), ","); got != want || d.Kind == stream.UnknownDDL {
+			t.Errorf("%s: %s %q, want %q", statement, d.Kind, d.Differs, want)
+		}
+	}
+}
+
 // RENAME IF EXISTS through a name that exists renames that table if the first is missing.
 func TestWhatARenameIfExistsGoesThroughIsKnown(t *testing.T) {
 	for statement, want := range map[string]string{
@@ -277,6 +312,37 @@ func TestWhatARenameIfExistsGoesThroughIsKnown(t *testing.T) {
 		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Kind != stream.RenameTable || fmt.Sprint(d.Through) != want {
 			t.Errorf("%s: %s %v", statement, d.Kind, d.Through)
 		}
+	}
+}
+
+// White space in another character set is a part of a name in UTF-8.
+func TestANoBreakSpaceOutsideQuotesIsNotKnown(t *testing.T) {
+	for statement, want := range map[string]stream.DDLKind{
+		"ALTER TABLE t\u00a0 DROP c": stream.UnknownDDL, "CREATE TABLE t\u00a0(a INT)": stream.UnknownDDL, "CREATE TABLE `t\u00a0` (a INT COMMENT '\u00a0')": stream.CreateTable, "TRUNCATE /*\u00a0*/ t": stream.TruncateTable,
+	} {
+		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{converted: true}, false)); d.Kind != want {
+			t.Errorf("%q: %s", statement, d.Kind)
+		}
+		if d := parseDDL(statement, newStatement(statement, "s", sessionContext{}, false)); d.Kind == stream.UnknownDDL {
+			t.Errorf("%q, written in UTF-8, is not known", statement)
+		}
+	}
+}
+
+// With sql_if_exists, which the log has as a flag, every statement has the words.
+func TestASessionMayHaveAnIfExistsThatIsNotWritten(t *testing.T) {
+	always := sessionContext{known: true, ifExists: true}
+	for statement, through := range map[string]string{"RENAME TABLE a TO b, b TO c": "[s.b]", "ALTER TABLE t RENAME TO u": "[]", "DROP TABLE a": "[]", "ALTER SEQUENCE q RESTART": "[]", "DROP DATABASE x": "[]"} {
+		if d := parseDDL(statement, newStatement(statement, "s", always, false)); !d.IfExists || fmt.Sprint(d.Through) != through {
+			t.Errorf("%s: %+v", statement, d)
+		}
+	}
+	if set := always.prefix(time.Unix(0, 0), nil, 0); !strings.Contains(set, ",sql_if_exists=1,") && !strings.Contains(set, ",sql_if_exists=1*/") {
+		t.Error(set)
+	}
+	flags := []byte{statusFlags2, 0, 0, 0, 0x10}
+	if !parseSession(flags).ifExists {
+		t.Error("the flag is not read")
 	}
 }
 

@@ -70,6 +70,7 @@ func (l *lexer) token(c byte) token {
 		return token{text: l.text[from:l.at], name: true}
 	}
 	l.at++
+	l.unsure = l.unsure || c == '[' || c == ']' // with sql_mode=MSSQL they quote names
 	return token{text: l.text[l.at-1 : l.at]}
 }
 
@@ -107,7 +108,7 @@ func (l *lexer) skipSpace() {
 		switch {
 		case strings.IndexByte(" \t\r\n\f\v\x00", rest[0]) >= 0:
 			l.at++
-		case rest[0] == '#' || strings.HasPrefix(rest, "--") && (len(rest) == 2 || rest[2] <= ' '):
+		case rest[0] == '#' || strings.HasPrefix(rest, "--") && (len(rest) == 2 || rest[2] <= ' ' || rest[2] == 0x7f):
 			l.skipLine()
 		case !l.executable && (strings.HasPrefix(rest, "/*!") || strings.HasPrefix(rest, "/*M!")):
 			l.openExecutable(rest)

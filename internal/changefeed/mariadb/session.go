@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +27,7 @@ type sessionContext struct {
 	zoneDigest                                       string // of the zone of the server's machine, if the session has that and it is not a fixed offset
 	explicitTimestamp                                bool
 	checksForeignKeys                                bool
+	ifExists                                         bool // sql_if_exists: RENAME, ALTER and DROP have an IF EXISTS that is not written
 	// increment and offset of AUTO_INCREMENT, and the number of the language of dates; 0 for the defaults of a server.
 	increment, offset, language uint16
 	// microseconds of the time of the statement; 0 if the statement does not use them.
@@ -52,6 +52,7 @@ const (
 	statusXID              = 129
 	flag2ExplicitTimestamp = 1 << 24
 	flag2NoForeignKeys     = 1 << 26
+	flag2IfExists          = 1 << 28
 )
 
 // parseSession reads status variables up to the first that it does not know: the ones it needs come early.
@@ -62,7 +63,7 @@ func parseSession(vars []byte) sessionContext {
 		switch r.byte() {
 		case statusFlags2:
 			flags := binary.LittleEndian.Uint32(r.take(4))
-			c.explicitTimestamp, c.checksForeignKeys = flags&flag2ExplicitTimestamp != 0, flags&flag2NoForeignKeys == 0
+			c.explicitTimestamp, c.checksForeignKeys, c.ifExists = flags&flag2ExplicitTimestamp != 0, flags&flag2NoForeignKeys == 0, flags&flag2IfExists != 0
 		case statusSQLMode:
 			c.sqlMode = binary.LittleEndian.Uint64(r.take(8))
 		case statusCatalog:
@@ -102,7 +103,7 @@ func parseSession(vars []byte) sessionContext {
 // prefix is the comment for a statement that was executed at a time. Collations are by their numbers: for a character set a server accepts
 // only numbers of default collations. oldMode is the part of old_mode that the statement depends on, which is not in the log: that of the
 // server counts.
-func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, oldMode string) string {
+func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, oldMode int) string {
 	if !c.known {
 		return ""
 	}
@@ -119,12 +120,15 @@ func (c sessionContext) prefix(at time.Time, collations map[uint64]collation, ol
 		fmt.Sprintf("auto_increment_increment=%d", max(c.increment, 1)), // a column that is added numbers the rows
 		fmt.Sprintf("auto_increment_offset=%d", max(c.offset, 1)),
 		fmt.Sprintf("lc_time_names=%d", c.language),
-		"old_mode='" + oldMode + "'",
+		fmt.Sprintf("old_mode=%d", oldMode),
 	}
 	if c.explicitTimestamp {
 		set = append(set, "explicit_defaults_for_timestamp=1")
 	} else {
 		set = append(set, "explicit_defaults_for_timestamp=0")
+	}
+	if c.ifExists {
+		set = append(set, "sql_if_exists=1")
 	}
 	if c.checksForeignKeys { // whether keys of other tables follow a rename depends on it
 		set = append(set, "foreign_key_checks=1")
@@ -158,16 +162,16 @@ func (a *assembler) inZone(ctx context.Context, c sessionContext) (sessionContex
 	return c, nil
 }
 
-// utf8Mode is the part of old_mode that decides what the character set utf8 is.
-const utf8Mode = "UTF8_IS_UTF8MB3"
+// The parts of old_mode on which DDL depends, by their numbers: what a TIME is as a DATETIME, and what the character set utf8 is.
+var oldModes = map[string]int{"ZERO_DATE_TIME_CAST": 4, "UTF8_IS_UTF8MB3": 8}
 
-// oldMode is utf8Mode if the server has it, and else empty.
-func (s *Source) oldMode(ctx context.Context) (string, error) {
+// oldMode is the number of those that the server has.
+func (s *Source) oldMode(ctx context.Context) (number int, err error) {
 	all, err := s.variable(ctx, "old_mode")
-	if err != nil || !slices.Contains(strings.Split(all, ","), utf8Mode) {
-		return "", err
+	for name := range strings.SplitSeq(all, ",") {
+		number += oldModes[name]
 	}
-	return utf8Mode, nil
+	return number, err
 }
 
 // reader takes bytes off the front of a slice. What is missing reads as zeros and sets short.

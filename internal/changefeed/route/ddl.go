@@ -57,11 +57,7 @@ func (m *Map) rewrite(d, to *stream.DDL, in string) error {
 	case d.Doubt != "":
 		return d.Stops("tables have other names at the sink, and " + d.Doubt)
 	case len(d.Spots) == 0 && d.Kind == stream.DropTable:
-		text := "DROP TABLE "
-		if d.IfExists {
-			text += "IF EXISTS "
-		}
-		to.Rewrite(text + stream.QuotedNames(to.Tables))
+		to.Rewrite(d.DropText(to.Tables, d.IfExists))
 		return nil
 	case len(d.Spots) == 0 && d.Kind == stream.RenameTable && !d.Alters:
 		text, ok := stream.RenameText(to.Tables, to.Becomes, d.IfExists)

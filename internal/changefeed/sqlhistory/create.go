@@ -97,6 +97,12 @@ func (g *Generator) columnsAndKeys(t *table) []string {
 		t.columns = append(t.columns, &column{name: fmt.Sprintf("ts%d", n), null: true, is: columnType{decl: "TIMESTAMP NULL", values: []string{"'2026-01-01 12:00:00'", "'2026-06-01 00:00:01'"}}},
 			&column{name: fmt.Sprintf("h%d", n), generated: true, is: columnType{decl: "INT"}})
 	}
+	if g.maybe(6, "column: generated of a time") { // by the day of its session
+		n := g.next()
+		items = append(items, fmt.Sprintf("tm%d TIME", n), fmt.Sprintf("dt%d DATETIME AS (CAST(tm%d AS DATETIME)) STORED", n, n))
+		t.columns = append(t.columns, &column{name: fmt.Sprintf("tm%d", n), null: true, is: columnType{decl: "TIME", values: []string{"'12:00:00'", "'23:59:59'"}}},
+			&column{name: fmt.Sprintf("dt%d", n), generated: true, is: columnType{decl: "DATETIME"}})
+	}
 	if g.maybe(5, "index: in create") {
 		if index := g.index(t); index != "" {
 			items = append(items, index)

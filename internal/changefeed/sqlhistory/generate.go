@@ -136,7 +136,7 @@ var Rare = map[Form]bool{
 	"engine: MyISAM": true, "engine: Aria": true, "engine: MEMORY": true, "alter: engine other": true,
 	"versioned: create": true, "alter: versioning": true, "delete: history": true,
 	"trigger: at the sink": true, "rename: into the filter": true, "create: like outside": true,
-	"database: or replace": true, "alter: add primary key": true, "column: generated of a timestamp": true,
+	"database: or replace": true, "alter: add primary key": true, "column: generated of a timestamp": true, "column: generated of a time": true,
 }
 
 // Length is how many statements a history has.

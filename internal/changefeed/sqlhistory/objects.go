@@ -353,47 +353,6 @@ func (g *Generator) useSchema() {
 	g.say("USE "+schema, func() { g.in = schema })
 }
 
-// sequence makes a sequence and uses it.
-func (g *Generator) sequence() {
-	if len(g.sequences) == 0 {
-		name := fmt.Sprintf("%s.seq%d", First, g.next())
-		g.ddl("CREATE "+pick(g.r, []string{"", "OR REPLACE "})+"SEQUENCE "+name+pick(g.r, []string{"", " START WITH 10 INCREMENT BY 5 CACHE 10", " MINVALUE -5 CYCLE"}), func() { g.sequences = append(g.sequences, name) })
-		g.mark()
-		g.say("DO NEXTVAL("+name+")", nil)
-		return
-	}
-	name := pick(g.r, g.sequences)
-	switch g.r.IntN(6) {
-	case 0:
-		g.ddl("DROP SEQUENCE "+name, func() { g.sequences = slices.DeleteFunc(g.sequences, func(x string) bool { return x == name }) })
-	case 1:
-		g.ddl("ALTER SEQUENCE "+name+" RESTART WITH 500", nil)
-	case 2:
-		g.say("DO SETVAL("+name+", 3000)", nil)
-	case 3:
-		to := fmt.Sprintf("%s.seq%d", First, g.next())
-		g.ddl("RENAME TABLE "+name+" TO "+to, func() {
-			g.sequences = append(slices.DeleteFunc(g.sequences, func(x string) bool { return x == name }), to)
-		})
-	default:
-		g.say("DO NEXTVAL("+name+"), NEXTVAL("+name+")", nil)
-	}
-}
-
-func (g *Generator) sequenceDefault() {
-	sequence := fmt.Sprintf("%s.seq%d", First, g.next())
-	g.say("CREATE SEQUENCE "+sequence, func() { g.sequences = append(g.sequences, sequence) })
-	name := fmt.Sprintf("numbered%d", g.next())
-	t := &table{schema: First, name: name, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}}}
-	key := pick(g.r, []string{"", " PRIMARY KEY"})
-	if key != "" {
-		t.key = []string{"id"}
-	}
-	g.ddl("CREATE TABLE "+First+"."+name+" (id INT"+key+", n BIGINT DEFAULT (NEXT VALUE FOR "+sequence+"))", g.add(t))
-	g.mark()
-	g.insertInto(t)
-}
-
 // view makes a view, changes rows through it, or drops one.
 func (g *Generator) view() {
 	if len(g.views) > 0 && g.r.IntN(2) == 0 {
@@ -466,23 +425,6 @@ func (g *Generator) user() {
 	g.say("GRANT SELECT ON "+First+".* TO "+name, nil)
 	g.say("SET PASSWORD FOR "+name+" = PASSWORD('x')", nil)
 	g.say("DROP USER "+name, nil)
-}
-
-// temporaryTable uses a table that only its session sees, sometimes with the name of another.
-func (g *Generator) temporaryTable() {
-	t := g.one(anyTable)
-	name := fmt.Sprintf("%s.tmp%d", First, g.next())
-	hides := t.parent == nil && t.schema == First && g.maybe(2, "temporary: hides a table")
-	if hides {
-		name = First + "." + quoteName(t.name)
-	}
-	g.say("CREATE TEMPORARY TABLE "+name+" (id INT PRIMARY KEY, tmp INT)", nil)
-	g.say("INSERT INTO "+name+" (id) VALUES (11), (12)", nil)
-	g.say(pick(g.r, []string{"ALTER TABLE " + name + " ADD more INT", "TRUNCATE TABLE " + name, "UPDATE " + name + " SET tmp = 1"}), nil)
-	if !hides {
-		g.say("INSERT IGNORE INTO "+g.ref(t)+" (id) SELECT id FROM "+name, nil)
-	}
-	g.say(pick(g.r, []string{"DROP TEMPORARY TABLE ", "DROP TABLE ", "DROP TEMPORARY TABLE IF EXISTS "})+name, nil)
 }
 
 // session changes a setting of the session until a later statement sets it back.
@@ -596,20 +538,6 @@ func (g *Generator) replaceFails() {
 	tail := pick(g.r, []string{" (PRIMARY KEY (id)) SELECT 1 AS id UNION ALL SELECT 1", " (id INT, FOREIGN KEY (id) REFERENCES missing (id))"})
 	g.say("CREATE PROCEDURE "+name+"() BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; CREATE OR REPLACE TABLE "+ref+tail+"; END", nil)
 	g.say("CALL "+name+"()", func() { t.gone, g.open = true, false })
-}
-
-// defaultOfSequence gives a column a default from a sequence that was just made.
-func (g *Generator) defaultOfSequence() {
-	sequence := fmt.Sprintf("%s.seq%d", First, g.next())
-	schema, name := g.newName()
-	t := &table{schema: schema, name: name, columns: []*column{{name: "id", is: columnType{decl: "INT"}, small: true}}}
-	g.say("CREATE TABLE "+g.ref(t)+" (id INT, n BIGINT)", g.add(t))
-	g.insertInto(t)
-	g.say("CREATE SEQUENCE "+sequence, func() { g.sequences = append(g.sequences, sequence) })
-	g.ddl("ALTER TABLE "+g.ref(t)+" ALTER n SET DEFAULT NEXTVAL("+sequence+")", nil)
-	g.mark()
-	g.insertInto(t)
-	g.say("ALTER TABLE "+g.ref(t)+" ALTER n DROP DEFAULT", nil)
 }
 
 // charsetOfSchema gives a table the character set that its schema has just got.

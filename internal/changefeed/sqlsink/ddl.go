@@ -201,7 +201,7 @@ func (d *ddlExecution) repeatable() bool {
 func (d *ddlExecution) execute(ctx context.Context) error {
 	text := d.text
 	if d.repeated && d.ddl.Kind == stream.DropTable {
-		text = dropIfExists(d.ddl.Tables) // some of them may be dropped already
+		text = d.ddl.DropText(d.ddl.Tables, true) // some of them may be dropped already
 	}
 	if err := d.emptyCopied(ctx); err != nil {
 		return err
@@ -297,7 +297,7 @@ func (d *ddlExecution) executeUnchecked(ctx context.Context) error {
 	}
 	text := d.text
 	if d.ddl.Kind == stream.DropTable {
-		text = dropIfExists(d.ddl.Tables) // some of them may be dropped already
+		text = d.ddl.DropText(d.ddl.Tables, true) // some of them may be dropped already
 	}
 	_, err := d.conn.ExecContext(ctx, text)
 	return err
@@ -350,7 +350,7 @@ func (d *ddlExecution) dropFrom(ctx context.Context, schema string) error {
 	}
 	left = slices.DeleteFunc(left, func(t stream.Table) bool { return !d.ddl.DropsTable(t) })
 	if len(left) > 0 {
-		if _, err := d.conn.ExecContext(ctx, dropIfExists(left)); err != nil {
+		if _, err := d.conn.ExecContext(ctx, "DROP TABLE IF EXISTS "+stream.QuotedNames(left)); err != nil {
 			return err
 		}
 	}
@@ -364,14 +364,6 @@ func (d *ddlExecution) dropFrom(ctx context.Context, schema string) error {
 	}
 	_, err = d.conn.ExecContext(ctx, "DROP DATABASE IF EXISTS "+name(schema))
 	return err
-}
-
-func dropIfExists(tables []stream.Table) string {
-	names := make([]string, len(tables))
-	for i, t := range tables {
-		names[i] = full(t)
-	}
-	return "DROP TABLE IF EXISTS " + strings.Join(names, ", ")
 }
 
 // alreadyDone reports whether a schema that was to be created exists, or one that was to be dropped does not.
@@ -697,7 +689,7 @@ func (d *ddlExecution) column(ctx context.Context, query string) (string, error)
 }
 
 // settable matches the assignments that are allowed in that comment.
-var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp|foreign_key_checks|auto_increment_increment|auto_increment_offset|lc_time_names)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$|^old_mode='[A-Z0-9_]*'$`)
+var settable = regexp.MustCompile(`^character_set_client=[a-z0-9]+$|^(?:sql_mode|collation_connection|collation_server|timestamp|explicit_defaults_for_timestamp|foreign_key_checks|sql_if_exists|auto_increment_increment|auto_increment_offset|lc_time_names)=\d+(?:\.\d+)?$|^time_zone='[A-Za-z0-9_/+:-]+'$|^old_mode=\d+$`)
 
 // settings are the assignments in the comment of a statement. Anything else is ignored, because the statement comes from another
 // system.

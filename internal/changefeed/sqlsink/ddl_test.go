@@ -97,6 +97,16 @@ func sameTables(t *testing.T, a, b *testenv.MariaDB) {
 	}
 }
 
+// What a TIME is as a DATETIME is a setting of the server, too.
+func TestTheOldModeOfTheSourceCounts(t *testing.T) {
+	a, b := testenv.StartMariaDB(t, "--old-mode=ZERO_DATE_TIME_CAST,UTF8_IS_UTF8MB3"), testenv.StartMariaDB(t)
+	a.Exec("CREATE DATABASE d", "USE d", "CREATE TABLE t (id INT PRIMARY KEY, x TIME)", "INSERT INTO t VALUES (1, '10:00:00')", "ALTER TABLE t MODIFY x DATETIME, ADD u VARCHAR(9) CHARACTER SET utf8")
+	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
+	p.sync(t)
+	equal(t, a, b)
+	sameTables(t, a, b)
+}
+
 // A process ends after every command that it sends for a DDL, without seeing the answer; the next owner continues.
 func TestADDLCutAtAnyPointIsExecutedOnce(t *testing.T) {
 	b := testenv.StartMariaDB(t)

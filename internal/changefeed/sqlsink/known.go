@@ -169,3 +169,18 @@ func (s *Sink) Present(ctx context.Context) ([]stream.Table, error) {
 		" AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')"+
 		" AND NOT (table_schema = ? AND table_name IN ('progress', 'ddl', 'incarnation', 'snapshot'))", s.options.Schema)
 }
+
+// BaseTables are those of some tables that exist and are no sequences.
+func (s *Sink) BaseTables(ctx context.Context, names []stream.Table) ([]stream.Table, error) {
+	var all []stream.Table
+	for _, t := range names {
+		one, err := s.list(ctx, "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema = ? AND table_name = ? AND table_type IN ('BASE TABLE', 'SYSTEM VERSIONED')", t.Schema, t.Name)
+		if err != nil {
+			return nil, err
+		}
+		if len(one) > 0 {
+			all = append(all, t)
+		}
+	}
+	return all, nil
+}

@@ -152,6 +152,11 @@ func (s *routed) Present(ctx context.Context) ([]stream.Table, error) {
 	return s.sources(s.Sink.Present(ctx))
 }
 
+// BaseTables are those of some tables that exist and are no sequences.
+func (s *routed) BaseTables(ctx context.Context, names []stream.Table) ([]stream.Table, error) {
+	return s.sources(s.Sink.BaseTables(ctx, s.routes.Targets(names)))
+}
+
 // Holders are which tables have the names that tables of this changefeed have had.
 func (s *routed) Holders(ctx context.Context) (map[stream.Table]stream.Holder, error) {
 	all, err := s.Sink.Holders(ctx)

@@ -3,6 +3,7 @@ package sqlsink
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -33,10 +34,10 @@ type shape struct {
 	sequence, numbered bool
 	// geometries: there are columns that may have empty values.
 	geometries bool
-	// zoned are columns that the server of the sink computes, and zonedIndexes where a row has the values that the source computed. They may
-	// depend on the time zone of the session there, which is not in the log.
-	zoned        []*column
-	zonedIndexes []int
+	// computed are columns that the server of the sink computes and stores, and computedIndexes where a row has the values that the source
+	// computed. They may depend on settings of the session there, which are not in the log.
+	computed        []*column
+	computedIndexes []int
 	// limits of one statement.
 	maxBytes, maxRows int
 
@@ -73,8 +74,8 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 		case at == nil:
 			return nil, fmt.Errorf("table %s has no column %s at the sink; alter it to be as it is at the source: %w", table, c.Name, stream.ErrUnusable)
 		case at.generated:
-			if at.zoned {
-				s.zoned, s.zonedIndexes = append(s.zoned, at), append(s.zonedIndexes, i)
+			if at.unsure || at.stored && len(d.key) > 0 { // without a key it takes a search of the whole table
+				s.computed, s.computedIndexes = append(s.computed, at), append(s.computedIndexes, i)
 			}
 			continue
 		case at.binary && isParsed(c.Type):
@@ -223,7 +224,7 @@ func (s *shape) merged(fates []*fate) ([]statement, error) {
 
 // verified are statements that match all rows that there are after others, with the values that the source has computed for them.
 func (s *shape) verified(fates []*fate) ([]statement, error) {
-	if len(s.zoned) == 0 {
+	if len(s.computed) == 0 {
 		return nil, nil
 	}
 	var rows [][]any
@@ -258,11 +259,11 @@ func (s *shape) verify(rows ...[]any) (statement, error) {
 		if len(s.key) == 0 {
 			columns, indexes = s.columns, s.indexes
 		}
-		for j, c := range slices.Concat(columns, s.zoned) {
+		for j, c := range slices.Concat(columns, s.computed) {
 			if j > 0 {
 				text = append(text, " AND "...)
 			}
-			at := slices.Concat(indexes, s.zonedIndexes)[j]
+			at := slices.Concat(indexes, s.computedIndexes)[j]
 			var err error
 			if text, err = c.equals(text, row[at]); err != nil {
 				return statement{}, err
@@ -273,12 +274,23 @@ func (s *shape) verify(rows ...[]any) (statement, error) {
 	if len(s.key) == 0 { // equal rows have equal values
 		text = append(text, " LIMIT 1"...)
 	}
-	return statement{text: string(text), rows: int64(len(rows)), otherwise: s.otherZone()}, nil
+	return statement{text: string(text), rows: int64(len(rows)), otherwise: s.computedOtherwise()}, nil
 }
 
-func (s *shape) otherZone() error {
-	return fmt.Errorf("table %s: column %s is generated and stored, and would have another value at the sink: it depends on the time zone of the session, which is +00:00 there and was another at the source; "+
-		"make the column VIRTUAL, or generate it from columns that are no TIMESTAMP: %w", s.table, s.zoned[0].name, stream.ErrUnusable)
+// computedOtherwise is the error of rows for which the sink computes other values than the source did.
+func (s *shape) computedOtherwise() error {
+	for _, c := range s.computed {
+		if c.zoned {
+			return fmt.Errorf("table %s: column %s is generated and stored, and would have another value at the sink: it depends on the time zone of the session, which is +00:00 there and was another at the source; "+
+				"make the column VIRTUAL, or generate it from columns that are no TIMESTAMP: %w", s.table, c.name, stream.ErrUnusable)
+		}
+	}
+	names := make([]string, len(s.computed))
+	for i, c := range s.computed {
+		names[i] = c.name
+	}
+	return fmt.Errorf("table %s: column %s is generated and stored, and would have another value at the sink: it depends on settings of the session or the server that are others there, or on the day; "+
+		"make the column VIRTUAL: %w", s.table, strings.Join(names, " or "), stream.ErrUnusable)
 }
 
 // hasEmptyGeometry reports whether a row has a geometry of no bytes. INSERT IGNORE stores that for a column without a value, but no
@@ -477,7 +489,7 @@ type inserts struct {
 
 // insert adds a row to the statement of inserts that is being made.
 func (r *inserts) insert(row []any) error {
-	if len(r.zoned) > 0 {
+	if len(r.computed) > 0 {
 		r.rows = append(r.rows, row)
 	}
 	return r.fresh.add(row, r.appendRow)
@@ -492,7 +504,7 @@ func (r *inserts) add(st statement, after []any, err error) error {
 		return err
 	}
 	r.all = append(r.all, st)
-	if after != nil && len(r.zoned) > 0 {
+	if after != nil && len(r.computed) > 0 {
 		r.rows = append(r.rows, after)
 	}
 	return nil

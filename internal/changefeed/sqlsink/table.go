@@ -29,8 +29,9 @@ type column struct {
 	name      string
 	kind      kind
 	generated bool
-	// zoned: it is stored, generated, and may depend on the time zone of the session that writes a row.
-	zoned bool
+	// stored: it is generated and stored. zoned: it may also depend on the time zone of the session that writes a row. unsure: or on other
+	// settings of it, as far as its expression shows that.
+	stored, zoned, unsure bool
 	// optional: a row can be inserted without a value for it. unique: it is of a unique key.
 	optional, unique bool
 	// exact: equality of values is not equality of bytes, so a comparison must be made binary.
@@ -70,15 +71,15 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 	for rows.Next() {
 		var c column
 		var typ, charset, expression string
-		var stored, numbered bool
-		if err := rows.Scan(&c.name, &typ, &charset, &expression, &stored, &numbered, &c.optional); err != nil {
+		var numbered bool
+		if err := rows.Scan(&c.name, &typ, &charset, &expression, &c.stored, &numbered, &c.optional); err != nil {
 			return nil, err
 		}
 		d.numbered = d.numbered || numbered
 		c.generated = expression != ""
 		c.classify(strings.ToLower(typ), charset)
 		d.columns[c.name] = &c
-		zones.add(&c, strings.ToLower(typ), expression, stored)
+		zones.add(&c, strings.ToLower(typ), expression)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -122,13 +123,18 @@ type timeZones struct{ columns []zonedColumn }
 
 type zonedColumn struct {
 	*column
-	expression                string
-	timestamp, stored, depend bool
+	expression        string
+	timestamp, depend bool
 }
 
-func (z *timeZones) add(c *column, typ, expression string, stored bool) {
-	z.columns = append(z.columns, zonedColumn{column: c, expression: expression, timestamp: typ == "timestamp", stored: stored})
+func (z *timeZones) add(c *column, typ, expression string) {
+	c.unsure = c.stored && unsureExpression.MatchString(expression)
+	z.columns = append(z.columns, zonedColumn{column: c, expression: expression, timestamp: typ == "timestamp"})
 }
+
+// unsureExpression matches an expression that may depend on settings of the session besides its time zone: on how many digits a quotient has,
+// on the flags of regular expressions, on which dates are allowed, and on the day.
+var unsureExpression = regexp.MustCompile(`(?i) / |regexp|rlike| as (date|time|datetime)\b|str_to_date|timestamp\(`)
 
 func (z *timeZones) find() {
 	for i := range z.columns {
@@ -149,6 +155,7 @@ func (z *timeZones) find() {
 	}
 	for _, c := range z.columns {
 		c.zoned = c.depend && c.stored
+		c.unsure = c.unsure || c.zoned
 	}
 }
 

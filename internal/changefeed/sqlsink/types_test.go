@@ -164,6 +164,34 @@ func TestAStoredColumnThatDependsOnTheTimeZoneIsVerified(t *testing.T) {
 	}
 }
 
+// What a stored column is computed from may also be settings of the session, of the server, and the day.
+func TestAStoredColumnThatTheSinkComputesInAnotherWayIsRefused(t *testing.T) {
+	for name, c := range map[string]struct{ columns, session, row string }{
+		"the digits of a quotient":                   {"id INT PRIMARY KEY, n DECIMAL(10,0), g DECIMAL(20,12) AS (n / 7) STORED", "div_precision_increment = 12", "(2, 1)"},
+		"the digits of a quotient, without a key":    {"id INT, n DECIMAL(10,0), g DECIMAL(20,12) AS (n / 7) STORED", "div_precision_increment = 12", "(2, 1)"},
+		"how a regular expression is read":           {"id INT PRIMARY KEY, n VARCHAR(9), g INT AS (n REGEXP 'a.b') STORED, u INT UNIQUE", "default_regex_flags = 'DOTALL'", "(2, 'a\nb')"},
+		"which dates are allowed":                    {"id INT PRIMARY KEY, n VARCHAR(20), g DATE AS (CAST(n AS DATE)) STORED", "sql_mode = ''", "(2, '2026-02-31')"},
+		"the day on which it was computed":           {"id INT PRIMARY KEY, n TIME, g DATETIME AS (CAST(n AS DATETIME)) STORED", "timestamp = 1700000000", "(2, '10:00:00')"},
+		"the day on which it was computed, as a key": {"id INT PRIMARY KEY, n TIME, g DATETIME AS (CAST(n AS DATETIME)) STORED, UNIQUE (g)", "timestamp = 1700000000", "(2, '10:00:00')"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+			a.Exec("CREATE DATABASE d", "USE d", "CREATE TABLE t ("+c.columns+")", "INSERT INTO t (id, n) VALUES (1, NULL)", "UPDATE t SET id = 3")
+			p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
+			p.sync(t)
+			equal(t, a, b)
+			a.Exec("USE d", "FLUSH TABLES", "SET SESSION "+c.session, "INSERT INTO t (id, n) VALUES "+c.row) // how it is computed may depend on who opened the table first
+			err := p.copy(t.Context(), p.at, head(t, p.source))
+			if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "table d.t: column g is generated and stored, and would have another value at the sink") {
+				t.Error(err)
+			}
+			if rows := b.Value("SELECT COUNT(*) FROM d.t"); rows != "1" {
+				t.Errorf("the sink has %s rows", rows)
+			}
+		})
+	}
+}
+
 // The log has addresses and UUIDs as bytes of fixed length, and what they are is read from the source, which may have altered the table since.
 func TestAColumnThatBecomesAnAddressLaterHasItsBytes(t *testing.T) {
 	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)

@@ -38,7 +38,7 @@ type DDL struct {
 	Statement string
 	// Tables that it concerns, by the names they have before it; Becomes is what a rename calls each.
 	Tables, Becomes []Table
-	// Reads are tables that it only reads: CREATE TABLE ... LIKE.
+	// Reads are tables that it only reads: CREATE TABLE ... LIKE. Those of a DROP are tables that it names and that stay.
 	Reads []Table
 	// Makes and Removes are tables that an ALTER makes out of a partition, or makes a partition of.
 	Makes, Removes []Table
@@ -56,6 +56,8 @@ type DDL struct {
 	ByOrder []string
 	// Replaces: it may replace a table (OR REPLACE). IfExists: tables may be missing.
 	Replaces, IfExists bool
+	// Sequences: it drops sequences. With IF EXISTS a table of such a name stays.
+	Sequences bool
 	// Differs is why it may leave other rows at a sink than at the source; empty if it cannot.
 	Differs string
 
@@ -234,8 +236,22 @@ func (d *DDL) After() []Table {
 		return d.Becomes
 	case AlterTable, TruncateTable:
 		return slices.Concat(d.Tables, d.Makes)
+	case DropTable:
+		return d.Reads
 	}
 	return nil
+}
+
+// DropText is the statement that drops some of the tables, or sequences, that it drops.
+func (d *DDL) DropText(tables []Table, ifExists bool) string {
+	text := "DROP TABLE "
+	if d.Sequences {
+		text = "DROP SEQUENCE "
+	}
+	if ifExists {
+		text += "IF EXISTS "
+	}
+	return text + QuotedNames(tables)
 }
 
 // Ends reports whether a table that it concerns does not exist after it under the same name.
@@ -271,8 +287,8 @@ func (d *DDL) Without() *DDL {
 func (d *DDL) Failed() string {
 	switch {
 	case d.Kind == DropTable, d.Kind == CreateTable && d.Replaces:
-		*d = DDL{Kind: DropTable, Schema: d.Schema, Tables: d.Tables, IfExists: true}
-		d.Statement = "DROP TABLE IF EXISTS " + QuotedNames(d.Tables)
+		*d = DDL{Kind: DropTable, Schema: d.Schema, Tables: d.Tables, IfExists: true, Sequences: d.Sequences}
+		d.Statement = d.DropText(d.Tables, true)
 	default:
 		d.Differs = "it failed at the source and is in the log all the same, so that it is not known what it has done"
 	}
@@ -385,11 +401,7 @@ func (f Filter) planEach(d *DDL) (*DDL, error) {
 	}
 	part := *d
 	part.Tables = in
-	what := "TABLE " // which drops sequences, too
-	if d.IfExists {
-		what += "IF EXISTS "
-	}
-	part.Rewrite("DROP " + what + QuotedNames(in))
+	part.Rewrite(d.DropText(in, d.IfExists)) // DROP TABLE drops sequences, too
 	return &part, nil
 }
 

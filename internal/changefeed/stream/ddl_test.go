@@ -27,6 +27,7 @@ func TestOfADDLOnlyWhatIsInsideTheFilterIsExecuted(t *testing.T) {
 		{"all inside", inside, DDL{Kind: DropTable, Statement: "DROP TABLE in.a", Tables: tables("in.a")}, "DROP TABLE in.a"},
 		{"drop inside and outside", inside, DDL{Kind: DropTable, Statement: SessionMark + "sql_mode=4*/ DROP TABLE a, out.b, hidden", Tables: tables("in.a out.b in.hidden")}, SessionMark + "sql_mode=4*/ DROP TABLE `in`.`a`"},
 		{"drop if exists", inside, DDL{Kind: DropTable, IfExists: true, Tables: tables("in.a` out.b in.c")}, "DROP TABLE IF EXISTS `in`.`a```, `in`.`c`"},
+		{"drop sequences", inside, DDL{Kind: DropTable, Sequences: true, IfExists: true, Tables: tables("in.a out.b"), Reads: tables("in.c")}, "DROP SEQUENCE IF EXISTS `in`.`a`"},
 		{"drop outside", inside, DDL{Kind: DropTable, Tables: tables("out.b in.hidden")}, "nothing"},
 		{"rename inside", inside, DDL{Kind: RenameTable, Statement: "as is", Tables: tables("in.a in.b"), Becomes: tables("in.b in.a")}, "as is"},
 		{"rename out", inside, DDL{Kind: RenameTable, Statement: "as is", Tables: tables("in.a"), Becomes: tables("out.a")}, " releases [in.a]"},
