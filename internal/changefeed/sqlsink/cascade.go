@@ -362,7 +362,7 @@ func (b *groupBatch) moves() []string {
 		if m.position > to || m.position == to && m.part > part {
 			to, part = m.position, m.part // it is further already
 		}
-		texts = append(texts, (&batch{writer: m, to: to, part: part}).moveText())
+		texts = append(texts, string((&batch{writer: m, to: to, part: part}).appendMove(nil)))
 	}
 	return texts
 }
