@@ -141,7 +141,7 @@ func finished(ended map[outcome]int) (n int) {
 
 // playSeed plays the history of a seed, alone if it may end others.
 func (f *historyReferee) playSeed(ctx context.Context, seed uint64) (verdict, error) {
-	s, g := scriptOfSeed(seed, excluded())
+	s, g := scriptOfSeed(seed, excluded(), testlength.Pick("", "mix"))
 	if slices.ContainsFunc(endsOthers, g.Has) {
 		f.quiet.Lock()
 		defer f.quiet.Unlock()

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -161,8 +162,8 @@ func scriptOf(name string, statements []sqlhistory.Statement) script {
 	}
 }
 
-// scriptOfSeed is the random script of a seed. Some histories begin before their changefeed does, some are slow.
-func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool) (script, *sqlhistory.Generator) {
+// scriptOfSeed is the random script of a seed: some begin before their changefeed, some are slow. EBB_HISTORIES_FORWARD goes before forward.
+func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool, forward string) (script, *sqlhistory.Generator) {
 	leaves := leavesOut(seed)
 	if leaves.rows() {
 		without = maps.Clone(without)
@@ -180,7 +181,7 @@ func scriptOfSeed(seed uint64, without map[sqlhistory.Form]bool) (script, *sqlhi
 	if r.IntN(6) == 0 && !without[startsLate] {
 		start = length - r.IntN(length)
 	}
-	s.forward, s.turns = forwards(seed, length)
+	s.forward, s.turns = forwards(seed, length, cmp.Or(os.Getenv("EBB_HISTORIES_FORWARD"), forward))
 	s.routed, s.leaves = routes(), leaves
 	events := skips(seed, length)
 	if copiesFirst(r) {
@@ -214,10 +215,9 @@ func copiesFirst(r *rand.Rand) bool {
 	return os.Getenv("EBB_HISTORIES_SNAPSHOT") == "1" || testlength.Long() && r.IntN(4) == 0
 }
 
-// forwards says whether the changefeed of a history forwards rows as they were logged, and after which statements that is switched. None
-// does without EBB_HISTORIES_FORWARD: with on all do, with switch all switch, and with mix a third each does, does not, and switches.
-func forwards(seed uint64, length int) (first v1alpha1.ChangefeedForward, turns []int) {
-	how := os.Getenv("EBB_HISTORIES_FORWARD")
+// forwards says whether the changefeed of a history forwards rows as they were logged, and after which statements that is switched: with on
+// all do, with switch all switch, with mix a third each does, does not, and switches, and with anything else none does.
+func forwards(seed uint64, length int, how string) (first v1alpha1.ChangefeedForward, turns []int) {
 	if how == "mix" {
 		how = []string{"on", "off", "switch"}[seed%3]
 	}
