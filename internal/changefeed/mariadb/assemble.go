@@ -197,7 +197,7 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	if id.seq <= a.newest.seq {
 		return a.failed(at, "GTID %s comes after GTID %s: sequence numbers must increase, because positions are compared by them; SET GLOBAL gtid_strict_mode=ON, and start again from a copy taken after it", id, a.newest)
 	}
-	if a.numbered >= cachedShapes {
+	if a.numbered >= a.source.shapes {
 		if err := a.startOver(); err != nil {
 			return a.failed(at, "%v", err)
 		}

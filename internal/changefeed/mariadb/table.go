@@ -49,7 +49,7 @@ type tableCache struct {
 	ids        map[uint64]*tableShape
 }
 
-// cachedShapes is after how many descriptions all of them are forgotten, with those that are not in use any more.
+// cachedShapes is after how many descriptions all of them are forgotten.
 const cachedShapes = 20000
 
 func newTableCache(s *Source, collations map[uint64]collation) *tableCache {
