@@ -71,7 +71,7 @@ func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Identity, epoch
 			return nil, err
 		}
 		if copying != nil {
-			return nil, s.unusable("table %s was joined with others by a cascading foreign key before its initial copy was whole; remove the changefeed and the tables that it has made, and create it again", t)
+			return nil, s.unusable("table %s was joined with others by a cascading foreign key before its initial copy was whole; drop the key or make it RESTRICT at the source, remove the changefeed and the tables that it has made, and create it again", t)
 		}
 		w.order, since[t] = append(w.order, t), id.Since
 	}
