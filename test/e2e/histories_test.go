@@ -348,7 +348,7 @@ func (r *run) begin(ctx context.Context) (err error) {
 			}
 		}
 	}
-	if r.routed {
+	if r.routed && !r.snapshot { // a copy makes it
 		if _, err := r.to.ExecContext(ctx, "CREATE DATABASE "+r.atSink(sqlhistory.First)); err != nil {
 			return err
 		}

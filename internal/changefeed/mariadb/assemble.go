@@ -204,12 +204,20 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	}
 	a.newest = id
 	position := stream.Position(id.seq)
-	clear(a.last.byTable)
-	clear(a.last.counted)
-	a.last = group{id: id, kind: kind, skip: position <= at.position, byTable: a.last.byTable, counted: a.last.counted,
+	a.last = group{id: id, kind: kind, skip: position <= at.position, byTable: emptied(a.last.byTable), counted: emptied(a.last.counted),
 		large: at.large.of(id), tx: &stream.Transaction{Position: position, ID: id.String(), At: time.Unix(int64(e.Header.Timestamp), 0)}}
 	a.open = &a.last
 	return nil
+}
+
+// emptied is a map without its elements, or none if it had so many that making another costs less than clearing this one each time.
+func emptied[M ~map[K]V, K comparable, V any](m M) M {
+	const most = 64
+	if len(m) > most {
+		return nil
+	}
+	clear(m)
+	return m
 }
 
 // inside takes an event of the open transaction and returns whether it is the last.
