@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -137,6 +139,31 @@ func finished(ended map[outcome]int) (n int) {
 		n += count
 	}
 	return n
+}
+
+// filter is that of the changefeed.
+func (r *run) filter() (list []string) {
+	for _, p := range sqlhistory.Filter {
+		list = append(list, sqlhistory.In(p, r.name))
+	}
+	return list
+}
+
+// alignDatabase gives the first database the same defaults at the sink as at the source, before it is copied. Statements of the history do so
+// where the database has the same name.
+func (r *run) alignDatabase(ctx context.Context) error {
+	if !r.routed || !r.snapshot {
+		return nil
+	}
+	var charset, collation string
+	err := r.from.QueryRowContext(ctx, "SELECT DEFAULT_CHARACTER_SET_NAME, DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = ?", sqlhistory.In(sqlhistory.First, r.name)).Scan(&charset, &collation)
+	if errors.Is(err, sql.ErrNoRows) { // it was dropped
+		return nil
+	}
+	if err == nil {
+		_, err = r.to.ExecContext(ctx, "ALTER DATABASE "+r.atSink(sqlhistory.First)+" CHARACTER SET "+charset+" COLLATE "+collation)
+	}
+	return err
 }
 
 // playSeed plays the history of a seed, alone if it may end others.

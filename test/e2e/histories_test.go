@@ -348,7 +348,7 @@ func (r *run) begin(ctx context.Context) (err error) {
 			}
 		}
 	}
-	if r.routed && !r.snapshot { // a copy makes it
+	if r.routed {
 		if _, err := r.to.ExecContext(ctx, "CREATE DATABASE "+r.atSink(sqlhistory.First)); err != nil {
 			return err
 		}
@@ -380,14 +380,10 @@ func (r *run) position(ctx context.Context) (string, error) {
 
 // start creates the changefeed and waits until it runs.
 func (r *run) start(ctx context.Context) error {
-	var filter []string
-	for _, p := range sqlhistory.Filter {
-		filter = append(filter, sqlhistory.In(p, r.name))
-	}
 	cf := &v1alpha1.Changefeed{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: r.name}, Spec: v1alpha1.ChangefeedSpec{
 		Source: "mysql://" + r.source.User + "@" + r.source.Address, SourcePasswordFile: "pair",
 		Sink: "mysql://" + r.sink.User + "@" + r.sink.Address, SinkPasswordFile: "pair",
-		Filter: filter, StartPosition: r.began, Workers: 2, Forward: r.forward,
+		Filter: r.filter(), StartPosition: r.began, Workers: 2, Forward: r.forward,
 	}}
 	if r.routed {
 		cf.Spec.Routing = []v1alpha1.ChangefeedRoute{{Match: r.name + "_*.*", Schema: "{schema}" + routedAffix, Table: "{table}" + routedAffix}}
@@ -404,6 +400,9 @@ func (r *run) start(ctx context.Context) error {
 	}
 	if r.snapshot {
 		cf.Spec.StartPosition, cf.Spec.Snapshot = "", &v1alpha1.ChangefeedSnapshot{}
+	}
+	if err := r.alignDatabase(ctx); err != nil {
+		return err
 	}
 	r.started = true
 	if err := r.insist(func() error { return r.client.Create(ctx, cf.DeepCopy()) }); err != nil && !apierrors.IsAlreadyExists(err) {
