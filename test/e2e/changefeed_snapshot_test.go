@@ -185,7 +185,6 @@ func BenchmarkInitialCopy(b *testing.B) {
 	}
 	total := float64(tables * rows)
 	for b.Loop() {
-		text := fmt.Sprintf("%.0f rows in %d tables, load average %s:", total, tables, loadAverage())
 		copied := func(what string, by func(sink *testenv.MariaDB) (took, nodes time.Duration)) time.Duration {
 			sink := startBenchSink(b)
 			defer sink.Kill()
@@ -193,8 +192,8 @@ func BenchmarkInitialCopy(b *testing.B) {
 			before := cpuTime(b, servers)
 			took, nodes := by(sink)
 			used := cpuTime(b, servers) - before
-			text += fmt.Sprintf("\n  %-40s %8.0f rows/s; CPU of servers %.2f and of nodes %.2f µs a row", what, total/took.Seconds(),
-				float64(used.Nanoseconds())/1000/total, float64(nodes.Nanoseconds())/1000/total)
+			b.Logf("%.0f rows in %d tables, %s: %.0f rows/s; CPU of servers %.2f and of nodes %.2f µs a row; load average %s", total, tables, what,
+				total/took.Seconds(), float64(used.Nanoseconds())/1000/total, float64(nodes.Nanoseconds())/1000/total, loadAverage())
 			return took
 		}
 		dumped := copied("mariadb-dump into mariadb", func(sink *testenv.MariaDB) (time.Duration, time.Duration) { return dumpInto(b, source, sink), 0 })
@@ -207,7 +206,6 @@ func BenchmarkInitialCopy(b *testing.B) {
 		disturbed := copied("three, one killed and one drained", func(sink *testenv.MariaDB) (time.Duration, time.Duration) {
 			return copyInto(b, source, sink, tables, 3, killAndDrain)
 		})
-		b.Log(text)
 		b.ReportMetric(total/dumped.Seconds(), "dump-rows/s")
 		b.ReportMetric(total/one.Seconds(), "copy-rows/s")
 		b.ReportMetric(total/three.Seconds(), "copy3-rows/s")
@@ -270,8 +268,7 @@ func killAndDrain(b *testing.B, c *cluster) (end func()) {
 // may be done to the cluster.
 func copyInto(b *testing.B, source, sink *testenv.MariaDB, tables, nodes int, disturb func(*testing.B, *cluster) (end func())) (took, used time.Duration) {
 	b.Helper()
-	c := newCluster(b, testenv.EbbPlain(b))
-	c.runUp(nodes)
+	c := startCluster(b, testenv.EbbPlain(b), nodes)
 	defer c.up.stop()
 	stop := changeRows(b, source)
 	defer stop()
