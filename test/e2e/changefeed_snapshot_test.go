@@ -173,7 +173,8 @@ func TestACopyUnderLoadEndsEqual(t *testing.T) {
 }
 
 // BenchmarkInitialCopy is how many rows a second a changefeed copies initially, beside mariadb-dump into mariadb, from the same server on the
-// same machine, while rows are changed. The ratio is that of the changefeed to the dump.
+// same machine, while rows are changed: with one node; with three; and with three of which one is killed and one is drained. The ratio is
+// that of the changefeed with one node to the dump. All rows are compared in the end.
 func BenchmarkInitialCopy(b *testing.B) {
 	const tables = 8
 	rows := sized(10_000_000, 200_000) / tables
@@ -182,13 +183,34 @@ func BenchmarkInitialCopy(b *testing.B) {
 	for i := range tables {
 		source.Exec(fmt.Sprintf("USE app; CREATE TABLE %s (id INT PRIMARY KEY, n INT, s VARCHAR(40), KEY (n)); INSERT INTO %s SELECT seq, seq * 7 %% 100003, MD5(seq) FROM seq_1_to_%d", benchTable(i), benchTable(i), rows))
 	}
+	total := float64(tables * rows)
 	for b.Loop() {
-		dumped := dumpInto(b, source, startBenchSink(b))
-		copied := copyInto(b, source, startBenchSink(b), tables)
-		total := float64(tables * rows)
+		copied := func(what string, by func(sink *testenv.MariaDB) (took, nodes time.Duration)) time.Duration {
+			sink := startBenchSink(b)
+			defer sink.Kill()
+			servers := []int{serverPID(b, source), serverPID(b, sink)}
+			before := cpuTime(b, servers)
+			took, nodes := by(sink)
+			used := cpuTime(b, servers) - before
+			b.Logf("%.0f rows in %d tables, %s: %.0f rows/s; CPU of servers %.2f and of nodes %.2f µs a row; load average %s", total, tables, what,
+				total/took.Seconds(), float64(used.Nanoseconds())/1000/total, float64(nodes.Nanoseconds())/1000/total, loadAverage())
+			return took
+		}
+		dumped := copied("mariadb-dump into mariadb", func(sink *testenv.MariaDB) (time.Duration, time.Duration) { return dumpInto(b, source, sink), 0 })
+		one := copied("one node", func(sink *testenv.MariaDB) (time.Duration, time.Duration) {
+			return copyInto(b, source, sink, tables, 1, nil)
+		})
+		three := copied("three nodes", func(sink *testenv.MariaDB) (time.Duration, time.Duration) {
+			return copyInto(b, source, sink, tables, 3, nil)
+		})
+		disturbed := copied("three, one killed and one drained", func(sink *testenv.MariaDB) (time.Duration, time.Duration) {
+			return copyInto(b, source, sink, tables, 3, killAndDrain)
+		})
 		b.ReportMetric(total/dumped.Seconds(), "dump-rows/s")
-		b.ReportMetric(total/copied.Seconds(), "copy-rows/s")
-		b.ReportMetric(dumped.Seconds()/copied.Seconds(), "ratio")
+		b.ReportMetric(total/one.Seconds(), "copy-rows/s")
+		b.ReportMetric(total/three.Seconds(), "copy3-rows/s")
+		b.ReportMetric(total/disturbed.Seconds(), "disturbed-rows/s")
+		b.ReportMetric(dumped.Seconds()/one.Seconds(), "ratio")
 	}
 	b.ReportMetric(0, "ns/op") // of both, and of starting servers
 }
@@ -210,10 +232,43 @@ func dumpInto(b *testing.B, source, sink *testenv.MariaDB) time.Duration {
 	return time.Since(began)
 }
 
-// copyInto is how long a changefeed takes, from its creation.
-func copyInto(b *testing.B, source, sink *testenv.MariaDB, tables int) time.Duration {
+// killAndDrain kills a node when a fifth of the rows is copied, starts it again, and drains another one when two fifths are. The function that
+// it returns ends what it has started.
+func killAndDrain(b *testing.B, c *cluster) (end func()) {
 	b.Helper()
-	c := startCluster(b, testenv.EbbPlain(b), 1)
+	at := func(share float64) v1alpha1.ChangefeedSnapshotStatus {
+		var s v1alpha1.ChangefeedSnapshotStatus
+		within(b, 30*time.Minute, "a part of the rows to be copied", func() bool {
+			s = snapshotOf(c, "app")
+			return s.EstimatedRows > 0 && float64(s.Rows) >= share*float64(s.EstimatedRows)
+		})
+		return s
+	}
+	at(0.05)
+	maintainer := feedOf(b, c, "app").Placement().Node
+	c.apart(maintainer)
+	victim := others(others(trio, maintainer), c.awaitLeader(""))[0]
+	killed := at(0.2)
+	epoch := c.record(victim).Epoch
+	c.signal(victim, syscall.SIGKILL)
+	again := c.startNode(victim)
+	c.awaitReady(victim, epoch+1)
+	drained := at(0.4)
+	took := drainAway(b, c, maintainer, patience)
+	s := snapshotOf(c, "app")
+	if s.FinishedAt != nil || s.Rows <= drained.Rows && s.TablesDone < s.Tables {
+		b.Logf("the copy was at %+v after the drain", s)
+	}
+	b.Logf("%s was killed when %d rows were copied, and %s, which had the maintainer, was drained in %.1f s when %d were; then %d of about %d were copied",
+		victim, killed.Rows, maintainer, took.Seconds(), drained.Rows, s.Rows, s.EstimatedRows)
+	return again.stop
+}
+
+// copyInto is how long a changefeed takes, from its creation, and the CPU time of its nodes, as far as they still run. Meanwhile something
+// may be done to the cluster.
+func copyInto(b *testing.B, source, sink *testenv.MariaDB, tables, nodes int, disturb func(*testing.B, *cluster) (end func())) (took, used time.Duration) {
+	b.Helper()
+	c := startCluster(b, testenv.EbbPlain(b), nodes)
 	defer c.up.stop()
 	stop := changeRows(b, source)
 	defer stop()
@@ -221,6 +276,9 @@ func copyInto(b *testing.B, source, sink *testenv.MariaDB, tables int) time.Dura
 	defer db.Close()
 	began := time.Now()
 	createBenchFeed(b, c, source, sink, "", func(spec *v1alpha1.ChangefeedSpec) { spec.Snapshot = &v1alpha1.ChangefeedSnapshot{} })
+	if disturb != nil {
+		defer disturb(b, c)()
+	}
 	within(b, 30*time.Minute, "all tables to be copied", func() bool {
 		var done int
 		err := db.QueryRow("SELECT COALESCE(SUM(done), 0) FROM ebb.snapshot").Scan(&done)
@@ -229,10 +287,15 @@ func copyInto(b *testing.B, source, sink *testenv.MariaDB, tables int) time.Dura
 		}
 		return done == tables
 	})
-	took := time.Since(began)
+	took = time.Since(began)
+	if disturb == nil {
+		for _, name := range trio[:nodes] {
+			used += cpuTime(b, []int{c.pid(name)})
+		}
+	}
 	stop()
 	awaitSameRows(b, source, sink)
-	return took
+	return took, used
 }
 
 // changeRows changes rows of the first table of a server until it is stopped, about a hundred a second.

@@ -142,7 +142,7 @@ func (w *chaosWork) beginHistories(seed uint64) {
 
 // playOne plays one history to its end.
 func (w *chaosWork) playOne(ctx context.Context, seed uint64, without map[sqlhistory.Form]bool) {
-	s, _ := scriptOfSeed(seed, without)
+	s, _ := scriptOfSeed(seed, without, "mix")
 	s.limit, s.errorLimit = stalled, stalled
 	next := s.next
 	s.next = func() (sqlhistory.Statement, bool) {

@@ -259,6 +259,7 @@ func (e *Engine) feed(key FeedKey, c Config) (*Feed, error) {
 	defer f.mu.Unlock()
 	f.config, f.batch, f.hub, f.sink = c, max(c.BatchRows, 1), shared, sink
 	f.together, _ = sink.(stream.Together)
+	f.linger.shared = f.together != nil
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.work = make(chan struct{}, 1)
 	f.pacer.rate, f.copies = c.SnapshotRate, make(chan struct{}, copiesAtOnce)

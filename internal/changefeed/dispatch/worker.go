@@ -9,7 +9,7 @@ import (
 
 // A write costs a sink about the same, however many changes it has. So a worker adds the changes of other tables in line, up to one batch, if the
 // sink can write several tables in one transaction. While some writes are under way and less than a batch is in line, no other write begins: later
-// changes share the next one. No table waits while the sink is idle.
+// changes share the next one. While the sink has time left no table waits longer.
 
 const (
 	// enoughWrites is how many writes keep a sink busy while batches are built and answers travel.
@@ -54,10 +54,7 @@ func (f *Feed) run() {
 // worker waits already.
 func (f *Feed) next() ([]*flush, time.Duration) {
 	now := time.Now()
-	pause := time.Duration(0)
-	if f.together == nil {
-		pause = f.linger.now(now)
-	}
+	pause := f.linger.now(now)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for len(f.line) > 0 {
@@ -169,7 +166,7 @@ func (f *Feed) write(list []*flush) {
 	if !wrote {
 		return
 	}
-	f.linger.wrote(changes, time.Now())
+	f.linger.wrote(len(list), changes, took, time.Now())
 	if flushed := f.engine.opts.Flushed; flushed != nil {
 		flushed(took)
 	}

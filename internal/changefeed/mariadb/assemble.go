@@ -26,8 +26,10 @@ type assembler struct {
 	tables *tableCache
 	// wants reports whether the rows of a table are wanted.
 	wants func(stream.Table) bool
-	// unread are numbers of tables whose description was not parsed, because nobody wanted them.
+	// unread are numbers of tables that nobody wanted when they were described.
 	unread map[uint64]bool
+	// numbered is how many descriptions the parser has.
+	numbered uint64
 	// fold: the server stores names of tables in lower case.
 	fold bool
 	// oldMode is that of the server, and zone the time zone of its machine, once it is needed.
@@ -43,6 +45,8 @@ type assembler struct {
 	formatEvent []byte
 
 	open *group
+	// last is the group of the last transaction, whose memory the next one uses.
+	last group
 }
 
 // temporaryTable is one that only a session has.
@@ -193,11 +197,27 @@ func (a *assembler) begin(e *replication.BinlogEvent, at *cursor) error {
 	if id.seq <= a.newest.seq {
 		return a.failed(at, "GTID %s comes after GTID %s: sequence numbers must increase, because positions are compared by them; SET GLOBAL gtid_strict_mode=ON, and start again from a copy taken after it", id, a.newest)
 	}
+	if a.numbered >= a.source.shapes {
+		if err := a.startOver(); err != nil {
+			return a.failed(at, "%v", err)
+		}
+	}
 	a.newest = id
 	position := stream.Position(id.seq)
-	a.open = &group{id: id, kind: kind, skip: position <= at.position,
+	a.last = group{id: id, kind: kind, skip: position <= at.position, byTable: emptied(a.last.byTable), counted: emptied(a.last.counted),
 		large: at.large.of(id), tx: &stream.Transaction{Position: position, ID: id.String(), At: time.Unix(int64(e.Header.Timestamp), 0)}}
+	a.open = &a.last
 	return nil
+}
+
+// emptied is a map without its elements, or none if it had so many that making another costs less than clearing this one each time.
+func emptied[M ~map[K]V, K comparable, V any](m M) M {
+	const most = 64
+	if len(m) > most {
+		return nil
+	}
+	clear(m)
+	return m
 }
 
 // inside takes an event of the open transaction and returns whether it is the last.
@@ -245,7 +265,9 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 		for _, table := range g.tx.Skipped {
 			delete(g.counted, table)
 		}
-		return &largeTransaction{id: g.id, totals: g.counted}
+		totals := g.counted
+		g.counted = nil
+		return &largeTransaction{id: g.id, totals: totals}
 	case g.counting:
 		g.tx.DDL = a.unreadableRows(g.countedTables(), "GTID %s is a large transaction on table %s that rolls back to a savepoint, which is not supported; start again from a copy taken after it", g.id, g.countedTables()[0])
 	}
@@ -257,7 +279,8 @@ func (a *assembler) finish(at *cursor, visit func(*stream.Transaction) error) er
 	if err := visit(g.tx); err != nil {
 		return &finalError{err}
 	}
-	at.position, at.last, at.large = g.tx.Position, &g.id, nil
+	id := g.id
+	at.position, at.last, at.large = g.tx.Position, &id, nil
 	return nil
 }
 
@@ -301,49 +324,6 @@ func (a *assembler) parse(e *replication.BinlogEvent) (replication.Event, error)
 		return nil, err
 	}
 	return parsed.Event, nil
-}
-
-// gtidKind are the flags of a transaction in its GTID event.
-type gtidKind struct {
-	standalone, ddl, preparedXA bool
-	// An ALTER may be logged when it starts, and again when it has succeeded or failed.
-	startAlter, commitAlter, rollbackAlter bool
-}
-
-// Flags of a GTID event.
-const (
-	gtidStandalone    = 1
-	gtidGroupCommit   = 2
-	gtidDDL           = 32
-	gtidPreparedXA    = 64
-	gtidCompletedXA   = 128
-	gtidStartAlter    = 2
-	gtidCommitAlter   = 4
-	gtidRollbackAlter = 8
-)
-
-func parseGTIDEvent(server uint32, body []byte) (gtid, gtidKind, error) {
-	r := &reader{data: body}
-	id := gtid{server: server, seq: binary.LittleEndian.Uint64(r.take(8)), domain: binary.LittleEndian.Uint32(r.take(4))}
-	flags := r.byte()
-	if r.short {
-		return gtid{}, gtidKind{}, fmt.Errorf("a GTID event is too short")
-	}
-	if flags&gtidGroupCommit != 0 {
-		r.take(8)
-	}
-	if flags&(gtidPreparedXA|gtidCompletedXA) != 0 {
-		r.take(4)
-		r.take(int(r.byte()) + int(r.byte()))
-	}
-	var extra byte
-	if r.left() > 0 {
-		extra = r.byte()
-	}
-	return id, gtidKind{
-		standalone: flags&gtidStandalone != 0, ddl: flags&gtidDDL != 0, preparedXA: flags&gtidPreparedXA != 0,
-		startAlter: extra&gtidStartAlter != 0, commitAlter: extra&gtidCommitAlter != 0, rollbackAlter: extra&gtidRollbackAlter != 0,
-	}, nil
 }
 
 // query takes a statement: the end of a transaction, a savepoint, DDL, or a statement that should have been logged as rows.
@@ -471,36 +451,23 @@ func brief(text string) string {
 	return text
 }
 
-// tableMap parses the description of the table that the following rows refer to by number.
-func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at *cursor) error {
+// tableMap takes the description of the table that the following rows refer to by number.
+func (a *assembler) tableMap(ctx context.Context, e *replication.BinlogEvent, at *cursor) (err error) {
 	body := a.body(e)
 	if len(body) < tableIDLength {
 		return a.failed(at, "GTID %s: the description of a table is too short", a.open.id)
 	}
-	number := tableID(body)
-	if shape := a.tables.byText[string(body[tableIDLength:])]; shape != nil && (shape.ignored || !a.wants(shape.table)) {
-		a.tables.ids[number], a.unread[number] = shape, true
-		a.open.describe(shape)
-		return nil
+	number, shape := tableID(body), a.tables.byText[string(body[tableIDLength:])]
+	if shape == nil || shape.bare && a.wants(shape.table) {
+		if shape, err = a.newShape(ctx, e, at); err != nil {
+			return err
+		}
 	}
-	delete(a.unread, number)
-	if shape := a.tables.byText[string(body[tableIDLength:])]; shape != nil && shape.raw != nil {
-		a.tables.ids[number] = shape // which decodes by itself
-		a.open.describe(shape)
-		return nil
-	}
-	compressed := uncompressedTypes(body)
-	parsed, err := a.parse(e)
-	if err != nil {
-		return a.failed(at, "GTID %s: %v", a.open.id, err)
-	}
-	shape, err := a.tables.note(ctx, parsed.(*replication.TableMapEvent), body[tableIDLength:], compressed, a.wants)
-	if err != nil {
-		return err
-	}
-	a.keepRaw(shape, parsed.(*replication.TableMapEvent), e, compressed)
-	if shape.bare {
+	a.tables.ids[number] = shape
+	if shape.ignored || shape.bare || !a.wants(shape.table) {
 		a.unread[number] = true
+	} else {
+		delete(a.unread, number)
 	}
 	a.open.describe(shape)
 	return nil
@@ -541,6 +508,7 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 	}
 	changes, bytes := len(rows.Changes), rows.Bytes
 	if a.takeRaw(e, shape, rows) {
+		shape.changes = len(rows.Changes)
 		a.open.account(rows, changes, bytes, a.source.options.LargeBytes)
 		return nil
 	}
@@ -564,6 +532,7 @@ func (a *assembler) rows(e *replication.BinlogEvent, at *cursor) error {
 			a.spoil(shape.table, "%v", err)
 			return nil
 		}
+		shape.changes = len(rows.Changes)
 		a.open.account(rows, changes, bytes, a.source.options.LargeBytes)
 	}
 	return nil
@@ -594,7 +563,7 @@ func (g *group) rowsOf(shape *tableShape) *stream.Rows {
 	if rows := g.byTable[shape.table]; rows != nil {
 		return rows
 	}
-	rows := &stream.Rows{Position: g.tx.Position, At: g.tx.At, Table: shape.table, Schema: shape.schema}
+	rows := &stream.Rows{Position: g.tx.Position, At: g.tx.At, Table: shape.table, Schema: shape.schema, Changes: make([]stream.Change, 0, min(shape.changes, expectedChanges))}
 	if g.byTable == nil {
 		g.byTable = map[stream.Table]*stream.Rows{}
 	}

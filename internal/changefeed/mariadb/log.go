@@ -21,10 +21,17 @@ type binlog struct {
 	unhook  func() bool
 	session *client.Conn
 	reader  *bufio.Reader
+	// event and header are what next returns, head is the header of a packet, and small has the bytes of events that nobody keeps.
+	event  replication.BinlogEvent
+	header replication.EventHeader
+	head   [4]byte
+	small  []byte
 }
 
 const (
 	readBuffer = 256 << 10
+	// smallEvent is the length of the longest packet whose bytes may be reused.
+	smallEvent = 4 << 10
 	// maxPayload is the length of a packet that has a continuation.
 	maxPayload = 1<<24 - 1
 	// maxEvent is the longest event that a server may send: max_allowed_packet is at most as much, and a header comes on top.
@@ -110,7 +117,8 @@ func request(id uint32) []byte {
 	return binary.LittleEndian.AppendUint32(command, id)
 }
 
-// next is the next event. Its bytes are not reused, because rows refer to them.
+// next is the next event, until the next call. The bytes of rows and statements stay as they are, because others refer to them; those of
+// events that are read whenever a transaction begins, ends or changes a table are reused.
 func (l *binlog) next() (*replication.BinlogEvent, error) {
 	data, err := l.packet()
 	if err != nil {
@@ -129,29 +137,31 @@ func (l *binlog) next() (*replication.BinlogEvent, error) {
 		return nil, fmt.Errorf("received an unknown packet, which begins with %#x", data[0])
 	}
 	raw := data[1:]
-	header := &replication.EventHeader{}
-	if err := header.Decode(raw); err != nil {
+	if err := l.header.Decode(raw); err != nil {
 		return nil, err
 	}
-	if int(header.EventSize) != len(raw) {
-		return nil, fmt.Errorf("received an event of %d bytes whose header says %d", len(raw), header.EventSize)
+	if int(l.header.EventSize) != len(raw) {
+		return nil, fmt.Errorf("received an event of %d bytes whose header says %d", len(raw), l.header.EventSize)
 	}
-	return &replication.BinlogEvent{RawData: raw, Header: header}, nil
+	l.event = replication.BinlogEvent{RawData: raw, Header: &l.header}
+	return &l.event, nil
 }
 
 // packet reads a packet with its continuations.
 func (l *binlog) packet() ([]byte, error) {
 	var data []byte
 	for {
-		var head [4]byte
-		if _, err := io.ReadFull(l.reader, head[:]); err != nil {
+		if _, err := io.ReadFull(l.reader, l.head[:]); err != nil {
 			return nil, err
 		}
-		length := int(head[0]) | int(head[1])<<8 | int(head[2])<<16
+		length := int(l.head[0]) | int(l.head[1])<<8 | int(l.head[2])<<16
 		if len(data)+length > maxEvent {
 			return nil, fmt.Errorf("received an event of more than %d bytes", maxEvent)
 		}
-		part := make([]byte, length)
+		part, err := l.buffer(length)
+		if err != nil {
+			return nil, err
+		}
 		if _, err := io.ReadFull(l.reader, part); err != nil {
 			return nil, err
 		}
@@ -164,6 +174,26 @@ func (l *binlog) packet() ([]byte, error) {
 			return data, nil
 		}
 	}
+}
+
+// buffer is where the packet that comes next is read to: small if the event in it is one that nobody keeps.
+func (l *binlog) buffer(length int) ([]byte, error) {
+	const typ = 1 + 4 // after the first byte of the packet, and the time
+	if length <= typ || length > smallEvent {
+		return make([]byte, length), nil
+	}
+	start, err := l.reader.Peek(typ + 1)
+	if err != nil {
+		return nil, err
+	}
+	switch replication.EventType(start[typ]) {
+	case replication.MARIADB_GTID_EVENT, replication.XID_EVENT, replication.TABLE_MAP_EVENT:
+		if l.small == nil {
+			l.small = make([]byte, smallEvent)
+		}
+		return l.small[:length:length], nil
+	}
+	return make([]byte, length), nil
 }
 
 // close closes the connection, which ends a read.

@@ -3,6 +3,7 @@ package mariadb
 import (
 	"context"
 	"database/sql"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sort"
@@ -18,7 +19,54 @@ type gtid struct {
 	seq            uint64
 }
 
-func (g gtid) String() string { return fmt.Sprintf("%d-%d-%d", g.domain, g.server, g.seq) }
+func (g gtid) String() string {
+	text := strconv.AppendUint(make([]byte, 0, 42), uint64(g.domain), 10)
+	text = strconv.AppendUint(append(text, '-'), uint64(g.server), 10)
+	return string(strconv.AppendUint(append(text, '-'), g.seq, 10))
+}
+
+// gtidKind are the flags of a transaction in its GTID event.
+type gtidKind struct {
+	standalone, ddl, preparedXA bool
+	// An ALTER may be logged when it starts, and again when it has succeeded or failed.
+	startAlter, commitAlter, rollbackAlter bool
+}
+
+// Flags of a GTID event.
+const (
+	gtidStandalone    = 1
+	gtidGroupCommit   = 2
+	gtidDDL           = 32
+	gtidPreparedXA    = 64
+	gtidCompletedXA   = 128
+	gtidStartAlter    = 2
+	gtidCommitAlter   = 4
+	gtidRollbackAlter = 8
+)
+
+func parseGTIDEvent(server uint32, body []byte) (gtid, gtidKind, error) {
+	r := &reader{data: body}
+	id := gtid{server: server, seq: binary.LittleEndian.Uint64(r.take(8)), domain: binary.LittleEndian.Uint32(r.take(4))}
+	flags := r.byte()
+	if r.short {
+		return gtid{}, gtidKind{}, fmt.Errorf("a GTID event is too short")
+	}
+	if flags&gtidGroupCommit != 0 {
+		r.take(8)
+	}
+	if flags&(gtidPreparedXA|gtidCompletedXA) != 0 {
+		r.take(4)
+		r.take(int(r.byte()) + int(r.byte()))
+	}
+	var extra byte
+	if r.left() > 0 {
+		extra = r.byte()
+	}
+	return id, gtidKind{
+		standalone: flags&gtidStandalone != 0, ddl: flags&gtidDDL != 0, preparedXA: flags&gtidPreparedXA != 0,
+		startAlter: extra&gtidStartAlter != 0, commitAlter: extra&gtidCommitAlter != 0, rollbackAlter: extra&gtidRollbackAlter != 0,
+	}, nil
+}
 
 func parseGTID(text string) (gtid, error) {
 	parts := strings.Split(text, "-")

@@ -126,11 +126,13 @@ func (a *assembler) takeRaw(e *replication.BinlogEvent, shape *tableShape, rows 
 	}
 	raw, _ := rows.Raw.(*rawRows)
 	if raw == nil {
-		raw = &rawRows{table: shape.raw}
+		expected := min(shape.events, expectedEvents)
+		raw = &rawRows{table: shape.raw, events: make([]rowevent.Event, 0, expected), whole: make([][]byte, 0, expected)}
 		rows.Raw = raw
 	}
 	a.open.beginRun(rows, binary.LittleEndian.Uint16(body[flags:])&noForeignKeyChecks != 0)
 	raw.events, raw.whole = append(raw.events, event), append(raw.whole, e.RawData)
+	shape.events = len(raw.events)
 	for range event.Changes {
 		rows.Changes = append(rows.Changes, stream.Change{Kind: kind})
 	}
@@ -156,28 +158,32 @@ func (a *assembler) decodeOpen() {
 // parseRows parses an event with rows of a table.
 func (a *assembler) parseRows(e *replication.BinlogEvent, shape *tableShape) (replication.Event, error) {
 	if shape.raw == nil {
-		return a.parse(e)
+		return parseAs(a.parser, shape.number, e.RawData)
 	}
 	return shape.raw.parse(e.RawData)
 }
 
-// parse parses a whole event. It changes the event: the parser has the table under one number, and forgets it at the end of a statement.
-func (r *rawTable) parse(event []byte) (replication.Event, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// parseAs parses a whole event with rows of the table that a parser has under a number. It changes the event: the parser forgets all tables
+// at the end of a statement.
+func parseAs(parser *replication.BinlogParser, number uint64, event []byte) (replication.Event, error) {
 	const flags = replication.EventHeaderSize + tableIDLength
 	if len(event) < flags+2 {
 		return nil, fmt.Errorf("an event with rows is too short")
 	}
-	for i := range tableIDLength {
-		event[replication.EventHeaderSize+i] = byte(r.number >> (8 * i))
-	}
+	setTableID(event, number)
 	event[flags] &^= endOfStatement
-	parsed, err := r.parser.Parse(event)
+	parsed, err := parser.Parse(event)
 	if err != nil {
 		return nil, err
 	}
 	return parsed.Event, nil
+}
+
+// parse parses a whole event with rows of the table.
+func (r *rawTable) parse(event []byte) (replication.Event, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return parseAs(r.parser, r.number, event)
 }
 
 // endOfStatement is the flag of the last event of a statement.

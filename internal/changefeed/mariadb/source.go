@@ -49,6 +49,8 @@ type Source struct {
 	db      *sql.DB
 	copies  *sql.DB // for snapshots
 	log     *slog.Logger
+	// shapes is after how many descriptions of tables a reader forgets all of them, with those that are not in use any more.
+	shapes uint64
 
 	mu    sync.Mutex
 	slots map[uint32]bool // server ids that reads are using
@@ -97,7 +99,7 @@ func Open(options Options) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source %s: %w", options.Address, err)
 	}
-	s := &Source{options: options, host: host, port: uint16(port), db: sql.OpenDB(connector), copies: sql.OpenDB(copies), log: options.Logger, slots: map[uint32]bool{}}
+	s := &Source{options: options, host: host, port: uint16(port), db: sql.OpenDB(connector), copies: sql.OpenDB(copies), log: options.Logger, slots: map[uint32]bool{}, shapes: cachedShapes}
 	s.copies.SetMaxIdleConns(1)
 	s.copies.SetConnMaxIdleTime(30 * time.Second)
 	s.db.SetMaxOpenConns(4)

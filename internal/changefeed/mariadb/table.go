@@ -1,6 +1,7 @@
 package mariadb
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,14 @@ type tableShape struct {
 	hidden int
 	// raw keeps rows as they were logged; nil if they are decoded when they are read.
 	raw *rawTable
+	// number under which the parser has the description.
+	number uint64
+	// changes and events are how many the last transaction with rows of the table had: the next one probably has as many.
+	changes, events int
 }
+
+// expectedChanges and expectedEvents bound how many changes and events there is room for before they come.
+const expectedChanges, expectedEvents = 16, 8
 
 // tableCache has the shapes of tables, by the bytes of their descriptions without the table's number. The log repeats the description
 // before every statement; parsing it each time would cost more than the rows.
@@ -41,6 +49,7 @@ type tableCache struct {
 	ids        map[uint64]*tableShape
 }
 
+// cachedShapes is after how many descriptions all of them are forgotten.
 const cachedShapes = 20000
 
 func newTableCache(s *Source, collations map[uint64]collation) *tableCache {
@@ -70,21 +79,42 @@ func (c *tableCache) forget(d *stream.DDL) {
 
 func (c *tableCache) byID(id uint64) *tableShape { return c.ids[id] }
 
-// note records the table that a number refers to from here on.
-func (c *tableCache) note(ctx context.Context, m *replication.TableMapEvent, text []byte, compressed []int, wants func(stream.Table) bool) (*tableShape, error) {
-	shape := c.byText[string(text)]
-	if shape == nil || shape.bare && wants(shape.table) {
-		var err error
-		if shape, err = c.shape(ctx, m, compressed, wants); err != nil {
-			return nil, err
-		}
-		if len(c.byText) >= cachedShapes {
-			c.forgetAll()
-		}
-		c.byText[string(text)] = shape
+// newShape parses the description of a table, under a number of its own: that of the log may be another one's later.
+func (a *assembler) newShape(ctx context.Context, e *replication.BinlogEvent, at *cursor) (*tableShape, error) {
+	own := *e
+	own.RawData = bytes.Clone(e.RawData)
+	text := string(a.body(&own)[tableIDLength:])
+	compressed := uncompressedTypes(a.body(&own))
+	a.numbered++
+	setTableID(own.RawData, a.numbered)
+	parsed, err := a.parse(&own)
+	if err != nil {
+		return nil, a.failed(at, "GTID %s: %v", a.open.id, err)
 	}
-	c.ids[m.TableID] = shape
+	m := parsed.(*replication.TableMapEvent)
+	shape, err := a.tables.shape(ctx, m, compressed, a.wants)
+	if err != nil {
+		return nil, err
+	}
+	shape.number = a.numbered
+	a.keepRaw(shape, m, &own, compressed)
+	a.tables.byText[text] = shape
 	return shape, nil
+}
+
+// setTableID sets the number of the table in an event.
+func setTableID(event []byte, number uint64) {
+	for i := range tableIDLength {
+		event[replication.EventHeaderSize+i] = byte(number >> (8 * i))
+	}
+}
+
+// startOver forgets all tables, between transactions. The parser cannot forget one.
+func (a *assembler) startOver() error {
+	a.tables.forgetAll()
+	a.parser, a.numbered = newParser(), 0
+	_, err := a.parser.Parse(a.formatEvent)
+	return err
 }
 
 func (c *tableCache) shape(ctx context.Context, m *replication.TableMapEvent, compressed []int, wants func(stream.Table) bool) (*tableShape, error) {

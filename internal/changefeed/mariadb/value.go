@@ -111,15 +111,18 @@ func (c column) integer(bits int) func(any) (any, error) {
 	mask := uint64(1)<<(bits-1)<<1 - 1
 	return func(v any) (any, error) {
 		var n int64
-		switch v := v.(type) {
+		switch of := v.(type) {
 		case int8:
-			n = int64(v)
+			n = int64(of)
 		case int16:
-			n = int64(v)
+			n = int64(of)
 		case int32:
-			n = int64(v)
+			n = int64(of)
 		case int64:
-			n = v
+			if !c.unsigned {
+				return v, nil // without a copy
+			}
+			n = of
 		default:
 			return nil, fmt.Errorf("cannot decode a number of type %T", v)
 		}
@@ -136,7 +139,7 @@ func timestamp(v any) (any, error) {
 	if fraction, ok := strings.CutPrefix(text, "0000-00-00 00:00:00."); ok && strings.Trim(fraction, "0") != "" {
 		return "1970-01-01 00:00:00." + fraction, nil
 	}
-	return text, nil
+	return v, nil
 }
 
 // stringOf is text as text or as bytes, by its character set.
@@ -187,14 +190,14 @@ func (c column) comma() string {
 
 func (c column) text(v any) (any, error) {
 	var data []byte
-	switch v := v.(type) {
+	switch of := v.(type) {
 	case string:
 		if !c.compressed && isUTF8(c.charset) {
-			return v, nil
+			return v, nil // without a copy
 		}
-		data = []byte(v)
+		data = []byte(of)
 	case []byte:
-		data = v
+		data = of
 	}
 	if c.compressed {
 		var err error

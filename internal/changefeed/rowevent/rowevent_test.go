@@ -164,7 +164,9 @@ func TestAStatementLeavesNothingOut(t *testing.T) {
 			}
 			groups = append(groups, g)
 		}
-		statement := rowevent.Statement(groups)
+		var text strings.Builder
+		rowevent.WriteStatement(&text, groups)
+		statement := text.String()
 		if len(want) == 0 {
 			if statement != "" {
 				t.Fatal("nothing was forwarded by a statement")

@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"hash/crc32"
+	"io"
+	"strings"
 	"time"
 )
 
@@ -48,36 +50,40 @@ const (
 	mergedBytes = 256 << 10
 )
 
-// Statement is the statement that applies groups of different tables, one after the other. Groups without events are left out; it is
-// empty if all are. It begins with a description of the format: a session needs one before its first event, and another does no harm.
+// WriteStatement appends the statement that applies groups of different tables, one after the other. Groups without changes are left out; it
+// appends nothing if all are. The statement begins with a description of the format: a session needs one before its first event, and another
+// does no harm.
 //
 // It must be the last statement of its message, because its answer does not say that others follow. If it fails, the transaction stays
 // open without it.
-func Statement(groups []Group) string {
-	events, tables := formatEvent(), uint64(0)
+func WriteStatement(to *strings.Builder, groups []Group) {
+	events, tables := io.WriteCloser(nil), uint64(0)
+	var head []byte
 	for _, g := range groups {
 		if g.Changes() == 0 {
 			continue
 		}
-		tables++
-		events = g.append(events, tables)
+		if tables++; tables == 1 {
+			to.WriteString(prefix)
+			events = base64.NewEncoder(base64.StdEncoding, to)
+			_, _ = events.Write(format) // a builder accepts everything
+		}
+		head = g.write(events, tables, head)
 	}
-	if tables == 0 {
-		return ""
+	if tables > 0 {
+		_ = events.Close()
+		to.WriteString(suffix)
 	}
-	text := make([]byte, 0, len(prefix)+base64.StdEncoding.EncodedLen(len(events))+len(suffix))
-	text = base64.StdEncoding.AppendEncode(append(text, prefix...), events)
-	return string(append(text, suffix...))
 }
 
 // Format is a statement that only describes the format. Whoever may execute it may execute others.
 func Format() string {
-	return prefix + base64.StdEncoding.EncodeToString(formatEvent()) + suffix
+	return prefix + base64.StdEncoding.EncodeToString(format) + suffix
 }
 
 // StatementLength bounds the length of the statement of groups.
 func StatementLength(groups []Group) int {
-	n := len(formatEvent())
+	n := len(format)
 	for _, g := range groups {
 		n += headerLength + idLength + len(g.Table.description)
 		for _, e := range g.Events {
@@ -87,49 +93,58 @@ func StatementLength(groups []Group) int {
 	return len(prefix) + base64.StdEncoding.EncodedLen(n) + len(suffix)
 }
 
-// append appends the map of the table under a number, and its rows, the last event with the flag that ends the statement.
-func (g Group) append(to []byte, number uint64) []byte {
+// write writes the map of the table under a number, and its rows, the last event with the flag that ends the statement. It makes what comes
+// before rows in head, and returns that to be used again.
+func (g Group) write(to io.Writer, number uint64, head []byte) []byte {
 	at := uint32(g.At.Unix())
-	to = beginEvent(to, typeTableMap, at, idLength+len(g.Table.description))
-	to = append(appendID(to, number), g.Table.description...)
-	merged := merge(g.Events)
-	for i, m := range merged {
+	head = beginEvent(head[:0], typeTableMap, at, idLength+len(g.Table.description))
+	head = append(appendID(head, number), g.Table.description...)
+	_, _ = to.Write(head)
+	for rest := changing(g.Events); len(rest) > 0; {
+		n, length := merged(rest)
 		flags := uint16(noForeignKeyChecks | noConstraintChecks)
-		if i == len(merged)-1 {
+		next := changing(rest[n:])
+		if len(next) == 0 {
 			flags |= endOfStatement
 		}
-		to = beginEvent(to, m.typ, at, idLength+flagsLength+m.length)
-		to = binary.LittleEndian.AppendUint16(appendID(to, number), flags)
-		to = append(to, m.head...)
-		for _, rows := range m.rows {
-			to = append(to, rows...)
+		first := &rest[0]
+		head = beginEvent(head[:0], first.Type, at, idLength+flagsLength+length)
+		head = binary.LittleEndian.AppendUint16(appendID(head, number), flags)
+		_, _ = to.Write(append(head, first.body[:first.head]...))
+		for i := range rest[:n] {
+			if e := &rest[i]; e.Changes > 0 {
+				_, _ = to.Write(e.body[e.head:])
+			}
 		}
+		rest = next
 	}
-	return to
+	return head
 }
 
-// mergedEvent are the rows of consecutive events that do the same.
-type mergedEvent struct {
-	typ    byte
-	head   []byte
-	rows   [][]byte
-	length int
+// changing are events from the first that has changes on.
+func changing(events []Event) []Event {
+	for len(events) > 0 && events[0].Changes == 0 {
+		events = events[1:]
+	}
+	return events
 }
 
-// merge puts consecutive events of the same type into one, which costs the server less. The order of rows stays.
-func merge(events []Event) (list []*mergedEvent) {
-	for _, e := range events {
-		if e.Changes == 0 {
-			continue
+// merged is how many events become one with the first, which costs the server less, and how long the body of that is: those of the same type
+// that follow it. Those without changes are left out.
+func merged(events []Event) (n, length int) {
+	first := &events[0]
+	length = first.head
+	for n < len(events) {
+		if e := &events[n]; e.Changes > 0 {
+			rows := len(e.body) - e.head
+			if n > 0 && (e.Type != first.Type || length+rows > mergedBytes || !bytes.Equal(e.body[:e.head], first.body[:first.head])) {
+				break
+			}
+			length += rows
 		}
-		head, rows := e.body[:e.head], e.body[e.head:]
-		if n := len(list); n > 0 && list[n-1].typ == e.Type && bytes.Equal(list[n-1].head, head) && list[n-1].length+len(rows) <= mergedBytes {
-			list[n-1].rows, list[n-1].length = append(list[n-1].rows, rows), list[n-1].length+len(rows)
-			continue
-		}
-		list = append(list, &mergedEvent{typ: e.Type, head: head, rows: [][]byte{rows}, length: len(e.body)})
+		n++
 	}
-	return list
+	return n, length
 }
 
 // beginEvent appends the header of an event. It has no place in a log: a position of 0 says so.
@@ -146,6 +161,9 @@ const serverID = 1
 func appendID(to []byte, number uint64) []byte {
 	return append(to, byte(number), byte(number>>8), byte(number>>16), byte(number>>24), byte(number>>32), byte(number>>40))
 }
+
+// format is the description of the format of all events.
+var format = formatEvent()
 
 // formatEvent describes the events of a statement: version 4, without checksums. Created at no time and without a position, it does not
 // end the transaction in which it is executed.

@@ -71,7 +71,7 @@ func (s *Sink) acquireGroup(ctx context.Context, tables []stream.Identity, epoch
 			return nil, err
 		}
 		if copying != nil {
-			return nil, s.unusable("table %s was joined with others by a cascading foreign key before its initial copy was whole; remove the changefeed and the tables that it has made, and create it again", t)
+			return nil, s.unusable("table %s was joined with others by a cascading foreign key before its initial copy was whole; drop the key or make it RESTRICT at the source, remove the changefeed and the tables that it has made, and create it again", t)
 		}
 		w.order, since[t] = append(w.order, t), id.Since
 	}
@@ -362,7 +362,7 @@ func (b *groupBatch) moves() []string {
 		if m.position > to || m.position == to && m.part > part {
 			to, part = m.position, m.part // it is further already
 		}
-		texts = append(texts, (&batch{writer: m, to: to, part: part}).moveText())
+		texts = append(texts, string((&batch{writer: m, to: to, part: part}).appendMove(nil)))
 	}
 	return texts
 }

@@ -22,7 +22,11 @@ type fate struct {
 // Keys are compared byte by byte. The server may consider two of them equal ("a" and "A"): then at most one has a row in the end, and
 // each has a fate of its own.
 func fold(batch []*stream.Rows, key []int) ([]*fate, error) {
-	f := folder{key: key, byKey: map[string]*fate{}}
+	most := 0
+	for _, rows := range batch {
+		most += len(rows.Changes)
+	}
+	f := folder{key: key, byKey: make(map[string]*fate, most)}
 	for _, rows := range batch {
 		for i := range rows.Changes {
 			if err := f.take(&rows.Changes[i]); err != nil {
@@ -37,8 +41,12 @@ type folder struct {
 	key   []int
 	byKey map[string]*fate
 	order []*fate
+	free  []fate // that are not used yet
 	text  []byte
 }
+
+// fatesAtOnce is how many fates are made at once.
+const fatesAtOnce = 64
 
 func (f *folder) take(c *stream.Change) error {
 	if c.Before != nil {
@@ -70,7 +78,11 @@ func (f *folder) fate(row []any, there bool) (*fate, error) {
 	if known := f.byKey[string(f.text)]; known != nil {
 		return known, nil
 	}
-	fresh := &fate{}
+	if len(f.free) == 0 {
+		f.free = make([]fate, fatesAtOnce)
+	}
+	fresh := &f.free[0]
+	f.free = f.free[1:]
 	if there {
 		fresh.before = row
 	}

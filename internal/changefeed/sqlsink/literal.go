@@ -21,13 +21,13 @@ func full(t stream.Table) string { return name(t.Schema) + "." + name(t.Name) }
 // quote appends a string. By the sql_mode of the session, only the quote has to be escaped, by doubling it.
 func quote[T string | []byte](to []byte, text T) []byte {
 	to = append(to, '\'')
+	from := 0
 	for i := range len(text) {
 		if text[i] == '\'' {
-			to = append(to, '\'')
+			to, from = append(to, text[from:i+1]...), i // which is written again
 		}
-		to = append(to, text[i])
 	}
-	return append(to, '\'')
+	return append(append(to, text[from:]...), '\'')
 }
 
 // literal appends a value as it must be written to be stored in a column just as it is.

@@ -28,7 +28,7 @@ func (s *Sink) applyAtOnce(ctx context.Context, list []*batch) (done bool, err e
 	}
 	commit, rollback := "COMMIT", "ROLLBACK"
 	if len(list) > 1 {
-		text, commit, rollback = waitBriefly+text, commit+waitAsUsually, rollback+waitAsUsually
+		commit, rollback = commit+waitAsUsually, rollback+waitAsUsually
 	}
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
@@ -140,31 +140,48 @@ func moved(list []*batch, result driver.Result) bool {
 // message is a transaction up to its COMMIT, unless it is too long, or has statements whose affected rows have to be checked. It
 // locks the positions of all tables before any row, so that two transactions of the same tables wait for each other rather than deadlock.
 func (s *Sink) message(list []*batch) (string, bool) {
-	var text strings.Builder
-	limit := s.limit()
-	text.WriteString("BEGIN")
+	moves := make([]byte, 0, moveLength*len(list))
 	for _, b := range list {
-		text.WriteByte(';')
-		text.WriteString(b.moveText())
+		moves = b.appendMove(append(moves, ';'))
 	}
+	length := len(waitBriefly) + len("BEGIN") + len(moves)
 	for _, b := range list {
 		for _, st := range b.statements {
-			if st.rows != 0 || text.Len()+len(st.text) > limit {
+			if st.rows != 0 {
 				return "", false
 			}
+			length += 1 + len(st.text)
+		}
+	}
+	forwarded := groups(list)
+	if len(forwarded) > 0 {
+		length += 1 + rowevent.StatementLength(forwarded)
+	}
+	if length > s.limit() {
+		return "", false
+	}
+	var text strings.Builder
+	text.Grow(length)
+	if len(list) > 1 {
+		text.WriteString(waitBriefly)
+	}
+	text.WriteString("BEGIN")
+	text.Write(moves)
+	for _, b := range list {
+		for _, st := range b.statements {
 			text.WriteByte(';')
 			text.WriteString(st.text)
 		}
 	}
-	if rows := rowevent.Statement(groups(list)); rows != "" {
-		if text.Len()+len(rows) > limit {
-			return "", false
-		}
+	if len(forwarded) > 0 {
 		text.WriteByte(';')
-		text.WriteString(rows)
+		rowevent.WriteStatement(&text, forwarded)
 	}
 	return text.String(), true
 }
+
+// moveLength is about how long the statement is that moves a position.
+const moveLength = 384
 
 // limit is how long a message may be.
 func (s *Sink) limit() int {

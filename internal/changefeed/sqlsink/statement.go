@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/ebb-dev/ebb/internal/changefeed/omission"
 	"github.com/ebb-dev/ebb/internal/changefeed/stream"
@@ -385,6 +386,7 @@ type list struct {
 	shape      *shape
 	head, tail string
 	text       []byte
+	buffer     *[]byte // which the text uses
 	rows       int
 	loose      bool
 	made       []statement
@@ -393,6 +395,10 @@ type list struct {
 func (s *shape) newList(head, tail string) *list { return &list{shape: s, head: head, tail: tail} }
 
 func (l *list) add(row []any, appendRow func([]byte, []any) ([]byte, error)) error {
+	if l.buffer == nil {
+		l.buffer = texts.Get().(*[]byte)
+		l.text = *l.buffer
+	}
 	if l.rows == 0 {
 		l.text = append(l.text[:0], l.head...)
 	} else {
@@ -420,8 +426,16 @@ func (l *list) flush() {
 
 func (l *list) done() []statement {
 	l.flush()
+	if l.buffer != nil && cap(l.text) <= 2*statementBytes {
+		*l.buffer = l.text
+		texts.Put(l.buffer)
+	}
+	l.text, l.buffer = nil, nil
 	return l.made
 }
+
+// texts are buffers in which statements were made. Growing a new one each time would take as long as filling it.
+var texts = sync.Pool{New: func() any { return new([]byte) }}
 
 // hasNoMember reports whether a row has an enum with a value that is none of its members, which the log has as a number. A strict
 // server refuses one, but may have stored one while it was not strict.

@@ -210,7 +210,7 @@ func (b *batch) inSteps(ctx context.Context) error {
 // expects. It returns false if an earlier attempt has committed the batch.
 func (b *batch) move(ctx context.Context, tx *sql.Tx) (bool, error) {
 	w := b.writer
-	result, err := tx.ExecContext(ctx, b.moveText())
+	result, err := tx.ExecContext(ctx, string(b.appendMove(nil)))
 	if err != nil {
 		return false, err
 	}
@@ -264,9 +264,10 @@ func (w *writer) goBack(ctx context.Context, tx *sql.Tx, found *state) error {
 	return tx.Commit()
 }
 
-func (b *batch) moveText() string {
+// appendMove appends the statement that sets the position.
+func (b *batch) appendMove(text []byte) []byte {
 	w := b.writer
-	text := append(make([]byte, 0, 512), "UPDATE "+w.sink.progress+" SET position = "...)
+	text = append(append(append(text, "UPDATE "...), w.sink.progress...), " SET position = "...)
 	text = strconv.AppendUint(text, uint64(b.to), 10)
 	text = strconv.AppendInt(append(text, ", part = "...), int64(b.part), 10)
 	text = strconv.AppendUint(append(text, ", part_at = "...), uint64(b.to), 10)
@@ -281,7 +282,7 @@ func (b *batch) moveText() string {
 	if b.group != nil {
 		text = append(text, forwardCondition...)
 	}
-	return string(text)
+	return text
 }
 
 func (b *batch) execute(ctx context.Context, tx *sql.Tx, st statement) error {
