@@ -62,11 +62,14 @@ func (e *Engine) giveUpFailed(ctx context.Context) {
 	}
 }
 
-// letGo records a membership without those that should leave. The last good copy stays.
+// letGo records a membership without those that should leave, if all that stay answer. The last good copy stays.
 func (e *Engine) letGo(ctx context.Context) {
 	v, leave := e.view.Load(), e.wanted().Leave
 	stay := slices.DeleteFunc(slices.Clone(v.members), func(m *member) bool { _, leaves := leave[m.name]; return leaves })
 	if len(stay) == len(v.members) || len(stay) == 0 {
+		return
+	}
+	if !e.allAnswer(ctx, v, stay) {
 		return
 	}
 	c := change{members: stay, leaving: without(names(v.members), names(stay))}
@@ -78,6 +81,23 @@ func (e *Engine) letGo(ctx context.Context) {
 	if err := e.record(ctx, c); !errors.Is(err, ErrNotReleased) {
 		e.log(err)
 	}
+}
+
+// allAnswer reports whether some members answer now. The others are given up.
+func (e *Engine) allAnswer(ctx context.Context, v *view, members []*member) bool {
+	limited, cancel := context.WithTimeout(ctx, e.opts.Timing.Unanswered)
+	defer cancel()
+	all := true
+	for i, err := range each(members, func(m *member) error { return m.Ping(limited, v.generation) }) {
+		if err == nil {
+			continue
+		}
+		all = false
+		if ctx.Err() == nil && !errors.Is(err, block.ErrStale) { // a stale engine learns that when it writes
+			e.giveUp(members[i], err)
+		}
+	}
+	return all
 }
 
 // change is a new membership.
@@ -246,7 +266,7 @@ func (e *Engine) reachAgain(ctx context.Context, v *view) {
 			e.setWaiting("a member to answer: %v", err)
 			continue
 		}
-		rebooted := o.state.BootID != o.state.CurrentBootID && !o.state.Clean
+		rebooted := o.restarted()
 		if rebooted && len(v.members) > 1 && e.opts.Clock()-time.Duration(m.heard.Load()) < e.opts.Timing.Unanswered+e.opts.Timing.MemberWait {
 			_ = o.member.Close() // another one may have everything
 			continue
@@ -254,6 +274,9 @@ func (e *Engine) reachAgain(ctx context.Context, v *view) {
 		if rebooted {
 			e.lost.Store(true)
 			e.opts.Log.Error("volume: acknowledged writes that were not flushed may be lost: the machine of the last replica was restarted", "volume", e.opts.Volume, "replica", m.name)
+			for _, t := range v.targets {
+				t.live(errLostWrites) // it has them, and must not become a member with them
+			}
 		}
 		o.member.away = m.away
 		others := without(names(v.members), []string{m.name})

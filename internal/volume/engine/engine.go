@@ -108,9 +108,9 @@ type Engine struct {
 	tasks  chan task
 	group  sync.WaitGroup
 
-	coarse    atomic.Int64 // the clock, as of at most tickEvery ago
-	lost      atomic.Bool  // acknowledged writes were lost with the memory of the last member's machine, and no flush has failed since
-	lastWrite []atomic.Int64
+	coarse    atomic.Int64   // the clock, as of at most tickEvery ago
+	lost      atomic.Bool    // acknowledged writes were lost with the memory of the last member's machine, and no flush has failed since
+	lastWrite []atomic.Int64 // by chunk, of the coarse clock; see idle
 	suspect   suspects
 
 	period     atomic.Int64  // see underWay
@@ -294,25 +294,28 @@ func (e *Engine) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	members := make([]*member, 0, len(opened))
+	all := make([]*member, 0, len(opened))
 	for _, o := range opened {
-		members = append(members, o.member)
+		all = append(all, o.member)
 	}
-	e.view.Store(&view{generation: from + 1, members: members, read: pickRead(members), held: e.view.Load().held})
-	if missing := without(e.opts.Members, names(members)); len(missing) > 0 {
-		e.opts.Log.Warn("volume: members do not answer, continuing without them", "volume", e.opts.Volume, "missing", missing, "members", names(members))
-		if err := e.record(ctx, change{members: members, departed: missing}); err != nil {
+	e.view.Store(&view{generation: from + 1, members: all, read: pickRead(all), held: e.view.Load().held})
+	missing, behind := without(e.opts.Members, names(all)), e.behind(ctx, opened, from+1)
+	if departed := union(missing, behind); len(departed) > 0 {
+		e.opts.Log.Warn("volume: continuing without members", "volume", e.opts.Volume, "missing", missing, "restarted", behind)
+		members := slices.DeleteFunc(slices.Clone(all), func(m *member) bool { return slices.Contains(behind, m.name) })
+		if err := e.record(ctx, change{members: members, departed: departed}); err != nil {
 			return err
 		}
-		e.beat(ctx)
+	} else if err := e.commitAll(ctx, from+1, all); err != nil {
+		return err
+	}
+	e.beat(ctx)
+	if len(missing) > 0 {
 		e.setWaiting("%s, so that an engine that may still read from %s has stopped", e.opts.Timing.FenceWait, strings.Join(missing, ", "))
 		if err := backoff.Sleep(ctx, e.opts.Timing.FenceWait); err != nil {
 			return err
 		}
-	} else if err := e.commitAll(ctx, from+1, members); err != nil {
-		return err
 	}
-	e.beat(ctx)
 	return e.resync(ctx, opened)
 }
 
@@ -320,11 +323,19 @@ func (e *Engine) open(ctx context.Context) error {
 func (e *Engine) raiseMembers(ctx context.Context, opened []opening, generation int64) ([]opening, error) {
 	limited, cancel := context.WithTimeout(ctx, e.opts.Timing.MemberWait)
 	defer cancel()
+	all := make([]*member, 0, len(opened))
+	for _, o := range opened {
+		all = append(all, o.member)
+	}
+	sent := e.opts.Clock()
+	errs := each(all, func(m *member) error {
+		_, err := m.Open(limited, generation)
+		return err
+	})
 	var raised []opening
 	var failures []error
-	for _, o := range opened {
-		sent := e.opts.Clock()
-		_, err := o.member.Open(limited, generation)
+	for i, o := range opened {
+		err := errs[i]
 		if err == nil {
 			o.member.heard.Store(int64(sent))
 			raised = append(raised, o)
@@ -497,7 +508,13 @@ func (e *Engine) closeInOrder() error {
 	if err := first(each(v.members, func(m *member) error { return m.Flush(ctx, v.generation) })); err != nil {
 		return fmt.Errorf("volume %s: flush before closing: %w", e.opts.Volume, err)
 	}
-	return e.clear(ctx, v, allChunks(e.opts.Size))
+	equal := allChunks(e.opts.Size)
+	for c := range block.Chunks(e.opts.Size) {
+		if e.suspect.has(c) {
+			equal.Unset(c)
+		}
+	}
+	return e.clear(ctx, v, equal)
 }
 
 func allChunks(size int64) block.Bitmap {

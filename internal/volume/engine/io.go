@@ -123,6 +123,9 @@ func (e *Engine) write(ctx context.Context, off, length int64, do operation) err
 	err = e.apply(ctx, do, true)
 	if err != nil {
 		e.suspect.add(off, length) // the members may differ there
+		for _, t := range e.view.Load().targets {
+			t.copyAgain(e.opts.Size, off, length)
+		}
 	}
 	return err
 }

@@ -42,8 +42,30 @@ type target struct {
 	calls  underWay
 	failed chan struct{}
 
-	mu  sync.Mutex
-	err error
+	mu    sync.Mutex
+	err   error
+	again block.Bitmap // chunks to copy once more: a write failed on the members there, so that the target may have what they have not
+}
+
+// copyAgain notes that a range is to be copied once more.
+func (t *target) copyAgain(size, off, length int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.again == nil {
+		t.again = block.NewBitmap(block.Chunks(size))
+	}
+	for c := off / block.ChunkSize; c <= (off+length-1)/block.ChunkSize; c++ {
+		t.again.Set(c)
+	}
+}
+
+// takeAgain returns what is to be copied once more, and forgets it; nil if there is nothing.
+func (t *target) takeAgain() block.Bitmap {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	again := t.again
+	t.again = nil
+	return again
 }
 
 // live takes the result of a write of a client.
@@ -173,6 +195,11 @@ func (e *Engine) build(ctx context.Context, r *rebuild) error {
 	if err := e.ask(ctx, func(ctx context.Context) error { return e.addTarget(ctx, t, r) }); err != nil {
 		return err
 	}
+	beating, stop := context.WithCancel(ctx)
+	defer stop()
+	if !local {
+		e.group.Go(func() { e.heartbeatOfTarget(beating, t) })
+	}
 	e.gate.Lock()   // writes that began before the target got any have marked what it misses when this returns
 	e.gate.Unlock() //nolint:staticcheck // the empty section is meant: whoever had the gate before has left it now
 	todo, err := e.todo(ctx, t, r)
@@ -183,19 +210,40 @@ func (e *Engine) build(ctx context.Context, r *rebuild) error {
 		r.limit = e.opts.Limit()
 	}
 	e.opts.Log.Info("volume: building a replica", "volume", e.opts.Volume, "replica", r.replica, "delta", r.delta, "bytes", r.total.Load())
-	if err := e.copyAll(ctx, t, r, todo); err != nil {
-		return err
+	for todo != nil {
+		if err := e.copyAll(ctx, t, r, todo); err != nil {
+			return err
+		}
+		if err := t.Flush(ctx, e.view.Load().generation); err != nil && !errors.Is(err, block.ErrStale) {
+			return err
+		}
+		e.gate.Lock()
+		if todo = t.takeAgain(); todo != nil {
+			e.gate.Unlock()
+			r.count(todo, e.opts.Size)
+		}
 	}
-	if err := t.Flush(ctx, e.view.Load().generation); err != nil && !errors.Is(err, block.ErrStale) {
-		return err
-	}
-	e.gate.Lock()
 	defer e.gate.Unlock()
 	if err := e.ask(ctx, func(ctx context.Context) error { return e.join(ctx, t) }); err != nil {
 		return err
 	}
 	joined = true
 	return nil
+}
+
+// heartbeatOfTarget pings a replica that is being built until ctx ends. Clients wait for what they write to it, so they must not wait for one that
+// does not answer.
+func (e *Engine) heartbeatOfTarget(ctx context.Context, t *target) {
+	for backoff.Sleep(ctx, e.opts.Timing.Heartbeat) == nil {
+		limited, cancel := context.WithTimeout(ctx, e.opts.Timing.Unanswered)
+		err := t.Ping(limited, e.view.Load().generation)
+		cancel()
+		if err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrStale) { // it may be in the next generation already
+			t.live(err)
+			_ = t.Close() // ends the calls that wait for it
+			return
+		}
+	}
 }
 
 // addTarget opens a replica and lets it get every write from now on.
@@ -263,12 +311,17 @@ func (e *Engine) todo(ctx context.Context, t *target, r *rebuild) (block.Bitmap,
 		todo.Add(chunks)
 		todo.Add(own)
 	}
-	for c := range block.Chunks(e.opts.Size) {
+	r.count(todo, e.opts.Size)
+	return todo, nil
+}
+
+// count adds chunks to what is to be copied.
+func (r *rebuild) count(todo block.Bitmap, size int64) {
+	for c := range block.Chunks(size) {
 		if todo.Has(c) {
-			r.total.Add(min(block.ChunkSize, e.opts.Size-c*block.ChunkSize))
+			r.total.Add(min(block.ChunkSize, size-c*block.ChunkSize))
 		}
 	}
-	return todo, nil
 }
 
 func (e *Engine) removeTarget(t *target) {
@@ -322,7 +375,13 @@ func (e *Engine) join(ctx context.Context, t *target) error {
 	}
 	m := newMember(t.name, t.Replica, t.local, nil)
 	m.heard.Store(int64(e.opts.Clock()))
-	return e.record(ctx, change{members: append(slices.Clone(v.members), m)})
+	if err := e.record(ctx, change{members: append(slices.Clone(v.members), m)}); err != nil {
+		return err
+	}
+	if !slices.Contains(e.view.Load().members, m) {
+		return fmt.Errorf("it did not record that it is a member: %w", m.why())
+	}
+	return nil
 }
 
 // copyAll copies chunks to a replica, several windows at a time.
@@ -398,12 +457,13 @@ func (e *Engine) copyChunk(ctx context.Context, t *target, off, length int64) (i
 		return 0, err
 	}
 	defer e.ranges.unlock(s)
+	var unread sourceError
 	for {
 		v, err := e.current(ctx)
 		if err != nil {
 			return 0, err
 		}
-		copied, err := copyRange(ctx, v.read, t.Replica, v.generation, off, length)
+		copied, err := copyRange(ctx, v.read, t.Replica, v.generation, off, length, false)
 		switch {
 		case err == nil:
 			return copied, nil
@@ -413,20 +473,32 @@ func (e *Engine) copyChunk(ctx context.Context, t *target, off, length int64) (i
 			}
 		case t.why() != nil:
 			return 0, t.why()
+		case ctx.Err() == nil && errors.As(err, &unread) && len(v.members) > 1: // another member can be read
+			e.giveUp(v.read, err)
+			if err := e.await(ctx, v.read.gone); err != nil {
+				return 0, err
+			}
 		default:
 			return 0, err
 		}
 	}
 }
 
+// sourceError is why a range could not be read from the replica that it is copied from.
+type sourceError struct{ error }
+
+// Unwrap returns the error of the replica.
+func (e sourceError) Unwrap() error { return e.error }
+
 // buffers for the data of chunks.
 var buffers = sync.Pool{New: func() any { b := make([]byte, block.ChunkSize); return &b }}
 
-// copyRange copies a range from one replica to another, and returns how many bytes were no holes. Holes stay holes.
-func copyRange(ctx context.Context, from, to block.Replica, generation, off, length int64) (int64, error) {
+// copyRange copies a range from one replica to another, and returns how many bytes were no holes. Holes stay holes. If the other one is a member,
+// what is the same on both is there at every moment, because the copy may never be finished.
+func copyRange(ctx context.Context, from, to block.Replica, generation, off, length int64, member bool) (int64, error) {
 	extents, err := from.Extents(ctx, generation, off, length)
 	if err != nil {
-		return 0, err
+		return 0, sourceError{err}
 	}
 	full := int64(0)
 	for _, x := range extents {
@@ -434,7 +506,7 @@ func copyRange(ctx context.Context, from, to block.Replica, generation, off, len
 			full += x.Length
 		}
 	}
-	if full < length {
+	if full == 0 || full < length && !member {
 		if err := to.Zero(ctx, generation, off, length, block.Zero{Hole: true}); err != nil || full == 0 {
 			return 0, err
 		}
@@ -443,13 +515,13 @@ func copyRange(ctx context.Context, from, to block.Replica, generation, off, len
 	defer buffers.Put(buffer)
 	data := (*buffer)[:length]
 	if err := from.ReadAt(ctx, generation, data, off); err != nil {
-		return 0, err
+		return 0, sourceError{err}
 	}
-	return full, writePieces(ctx, to, generation, data, off, extents)
+	return full, writePieces(ctx, to, generation, data, off, extents, member)
 }
 
-// writePieces writes the parts of a range that are no holes, several at a time.
-func writePieces(ctx context.Context, to block.Replica, generation int64, data []byte, off int64, extents []block.Extent) error {
+// writePieces writes the parts of a range that are no holes, several at a time, and makes the holes if asked to.
+func writePieces(ctx context.Context, to block.Replica, generation int64, data []byte, off int64, extents []block.Extent, holes bool) error {
 	slots := make(chan struct{}, piecesAtOnce)
 	var group sync.WaitGroup
 	var mu sync.Mutex
@@ -459,13 +531,17 @@ func writePieces(ctx context.Context, to block.Replica, generation int64, data [
 		piece := data[at : at+x.Length]
 		start := off + at
 		at += x.Length
-		if x.Hole {
+		if x.Hole && !holes {
 			continue
 		}
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			if err := to.WriteAt(ctx, generation, piece, start, false); err != nil {
+			write := func() error { return to.WriteAt(ctx, generation, piece, start, false) }
+			if x.Hole {
+				write = func() error { return to.Zero(ctx, generation, start, x.Length, block.Zero{Hole: true}) }
+			}
+			if err := write(); err != nil {
 				mu.Lock()
 				failed = err
 				mu.Unlock()

@@ -2,7 +2,9 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,8 +39,8 @@ func (e *Engine) resync(ctx context.Context, opened []opening) error {
 			if m == source {
 				continue
 			}
-			if _, err := copyRange(ctx, source, m, v.generation, off, min(block.ChunkSize, e.opts.Size-off)); err != nil {
-				return fmt.Errorf("make replica %s equal to %s: %w", m.name, source.name, err)
+			if _, err := copyRange(ctx, source, m, v.generation, off, min(block.ChunkSize, e.opts.Size-off), true); err != nil {
+				return e.resyncWithout(ctx, opened, source, m, err)
 			}
 		}
 	}
@@ -52,11 +54,53 @@ func (e *Engine) resync(ctx context.Context, opened []opening) error {
 	return e.clear(ctx, v, differ)
 }
 
+// resyncWithout goes on without the member at fault when one could not be made equal to another.
+func (e *Engine) resyncWithout(ctx context.Context, opened []opening, source, m *member, cause error) error {
+	var unread sourceError
+	cause = fmt.Errorf("make replica %s equal to %s: %w", m.name, source.name, cause)
+	if ctx.Err() != nil || errors.Is(cause, block.ErrStale) {
+		return cause
+	}
+	if errors.As(cause, &unread) {
+		m = source
+	}
+	e.giveUp(m, cause)
+	left := slices.DeleteFunc(slices.Clone(e.view.Load().members), func(o *member) bool { return o == m })
+	if err := e.record(ctx, change{members: left, departed: []string{m.name}}); err != nil {
+		return err
+	}
+	e.beat(ctx)
+	return e.resync(ctx, opened)
+}
+
+// restarted reports whether the member may have lost acknowledged writes that were not flushed.
+func (o opening) restarted() bool { return !o.state.Clean && o.state.BootID != o.state.CurrentBootID }
+
+// behind returns the members that may have lost acknowledged writes with the memory of their machines, while another one has them. They leave
+// before anything is written to them: once it is, nobody can tell them from a member that has everything.
+func (e *Engine) behind(ctx context.Context, opened []opening, generation int64) []string {
+	var behind []string
+	good := 0
+	for _, o := range opened {
+		if !o.restarted() {
+			good++
+			continue
+		}
+		if marked, err := o.member.Intent(ctx, generation); err != nil || slices.ContainsFunc(marked, func(word uint64) bool { return word != 0 }) {
+			behind = append(behind, o.member.name)
+		}
+	}
+	if good == 0 {
+		return nil
+	}
+	return behind
+}
+
 // bestSource prefers a member whose machine was not restarted: it has every acknowledged write, flushed or not.
 func bestSource(v *view, opened []opening) *member {
 	for _, m := range append([]*member{v.read}, v.members...) {
 		for _, o := range opened {
-			if o.member == m && (o.state.Clean || o.state.BootID == o.state.CurrentBootID) {
+			if o.member == m && !o.restarted() {
 				return m
 			}
 		}
@@ -98,18 +142,24 @@ func (e *Engine) clearIdle(ctx context.Context) error {
 	}
 	chunks := block.NewBitmap(block.Chunks(e.opts.Size))
 	for c, at := range idle {
-		if e.lastWrite[c].CompareAndSwap(at, 0) {
+		if e.lastWrite[c].CompareAndSwap(-at, 0) {
 			chunks.Set(c)
 		}
 	}
 	return e.clear(ctx, v, chunks)
 }
 
-// idle returns the chunks that were last written before a time, with that time.
+// idle returns the chunks that were last written before a time, with that time, which it makes negative: a write from now on is seen even if the
+// coarse clock has not gone on.
 func (e *Engine) idle(before time.Duration) map[int64]int64 {
 	idle := map[int64]int64{}
 	for c := range e.lastWrite {
-		if at := e.lastWrite[c].Load(); at != 0 && at < int64(before) && !e.suspect.has(int64(c)) {
+		found := e.lastWrite[c].Load()
+		at := max(found, -found)
+		if at == 0 || at >= int64(before) || e.suspect.has(int64(c)) {
+			continue
+		}
+		if found < 0 || e.lastWrite[c].CompareAndSwap(at, -at) {
 			idle[int64(c)] = at
 		}
 	}

@@ -40,7 +40,7 @@ func (h *Host) openFor(ctx context.Context, from, volume, volumeUID, name string
 	if string(v.UID) != volumeUID || v.EngineNode() != from {
 		return nil, fmt.Errorf("node %s may not open volume %s: it is attached to %q", from, volume, v.EngineNode())
 	}
-	return s, nil
+	return s.Connect(), nil
 }
 
 func volumeName(key string) string {
@@ -83,12 +83,6 @@ func (h *Host) local(volumeUID, name string) (*store.Store, string, error) {
 	return s, object.Namespace, nil
 }
 
-// here is a replica in this process. It stays open when an engine lets it go.
-type here struct{ block.Replica }
-
-// Close implements block.Replica.
-func (here) Close() error { return nil }
-
 // dial reaches a replica of a volume, in this process or on another node.
 func (h *Host) dial(ctx context.Context, v *v1alpha1.Volume, name string) (block.Replica, bool, error) {
 	r := h.replicaOf(v, name)
@@ -100,7 +94,10 @@ func (h *Host) dial(ctx context.Context, v *v1alpha1.Volume, name string) (block
 	}
 	if r.Spec.NodeName == h.opts.Node {
 		s, _, err := h.local(string(v.UID), name)
-		return here{s}, true, err
+		if err != nil {
+			return nil, true, err
+		}
+		return s.Connect(), true, nil
 	}
 	address := h.addressOf(r.Spec.NodeName)
 	if address == "" {

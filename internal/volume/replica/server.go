@@ -51,7 +51,7 @@ func serve(ctx context.Context, conn net.Conn, r *bufio.Reader, node string, ope
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &server{replica: replica, send: newSender(conn), input: r, window: semaphore.NewWeighted(window), pings: semaphore.NewWeighted(maxPings), ended: make(chan error, 1)}
+	s := &server{replica: replica, conn: conn, send: newSender(conn), input: r, window: semaphore.NewWeighted(window), pings: semaphore.NewWeighted(maxPings), ended: make(chan error, 1)}
 	s.watchdog = time.AfterFunc(time.Hour, func() { s.watch(ctx) })
 	s.watchdog.Stop()
 	var sending sync.WaitGroup
@@ -107,6 +107,7 @@ func accept(ctx context.Context, conn net.Conn, r *bufio.Reader, node string, op
 // watchdog, so that pings are answered: it loses the role, goes on with its request, and ends.
 type server struct {
 	replica  block.Replica
+	conn     net.Conn
 	send     *sender
 	window   *semaphore.Weighted
 	pings    *semaphore.Weighted
@@ -272,6 +273,9 @@ func (s *server) handle(ctx context.Context, q inbound) *answer {
 	q.payload.free()
 	if err == nil && h.op != opRead && len(a.payload) > MaxMetadata {
 		err = fmt.Errorf("an answer of %d bytes, more than %d", len(a.payload), MaxMetadata)
+	}
+	if errors.Is(err, block.ErrUnreachable) {
+		abort(s.conn) // the replica was closed here; whoever connects again gets it as it is then
 	}
 	if err != nil {
 		a.header.status, a.payload = statusOf(err)

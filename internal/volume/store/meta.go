@@ -217,5 +217,9 @@ func (r record) isAway(replica string) bool {
 	return slices.ContainsFunc(r.Away, func(a awayRecord) bool { return a.Replica == replica })
 }
 
-// marks reports whether chunks are marked before they are written: somebody else has a copy, or had one and may come back.
-func (r record) marks() bool { return len(r.Members) != 1 || len(r.Away) > 0 }
+// marks reports whether a replica marks chunks before they are written: somebody else has a copy, or had one and may come back. One that is being
+// built from nothing need not, since it would be built from nothing again.
+func (r record) marks(replica string) bool {
+	alone := len(r.Members) == 1 && (r.Members[0] == replica || r.Syncing)
+	return !alone || len(r.Away) > 0
+}

@@ -49,6 +49,10 @@ type Store struct {
 	// written says that the state is durably not clean, and has the current boot ID.
 	written atomic.Bool
 
+	// users is held by calls of connections for reading, and for writing by a connection that opens the replica, which then is its user.
+	users sync.RWMutex
+	user  atomic.Pointer[connection]
+
 	syncs    group
 	metaSync sync.Mutex
 	// failure is why data can no longer be written; metaFailure why metadata cannot.
@@ -139,7 +143,7 @@ func checkSizes(f *files, size int64) error {
 // adopt makes the rest of the store follow the state. There is no I/O meanwhile.
 func (s *Store) adopt() {
 	s.generation.Store(s.state.Generation)
-	s.marks = s.state.marks()
+	s.marks = s.state.marks(s.id.Replica)
 	s.bits.setAway(s.state.slots())
 }
 
@@ -189,7 +193,7 @@ func (s *Store) Open(ctx context.Context, generation int64) (block.State, error)
 // check refuses what is older than the replica.
 func (s *Store) check(generation int64) error {
 	if s.closed.Load() {
-		return fmt.Errorf("replica %s: %w", s.id.Replica, os.ErrClosed)
+		return fmt.Errorf("replica %s: %w: %w", s.id.Replica, block.ErrUnreachable, os.ErrClosed)
 	}
 	if known := s.generation.Load(); generation < known {
 		return fmt.Errorf("replica %s: generation %d: %w: %d", s.id.Replica, generation, block.ErrStale, known)
@@ -229,7 +233,7 @@ func (s *Store) Commit(ctx context.Context, m block.Membership) error {
 		return err
 	}
 	next, added := s.state.after(m)
-	if !s.marks && !s.state.Clean && (next.marks() || len(added) > 0) {
+	if !s.marks && !s.state.Clean && (next.marks(s.id.Replica) || len(added) > 0) {
 		// Nobody else had a copy, so chunks were not marked. Whoever gets one now must not have anything that this replica can still lose.
 		if err := s.syncData(); err != nil {
 			return err
