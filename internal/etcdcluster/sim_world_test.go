@@ -99,7 +99,7 @@ type sim struct {
 
 // mutants are rules broken on purpose, to show that the referee would see it.
 type mutants struct {
-	unsealed      bool                   // members go on serving while they say that they are sealed
+	unsealed      bool                   // members go on serving while they say that they are sealed, and clients know their addresses
 	trustsRecords bool                   // nodes drop copies though those that should keep them are away
 	decision      func(World, *Decision) // the planner decides otherwise
 }
@@ -280,7 +280,7 @@ func (s *sim) clients() {
 		}
 		seen[r] = true
 		serving := slices.ContainsFunc(s.runningVoters(r), func(d *simData) bool { return !d.sealed || s.mutants.unsealed })
-		published := slices.ContainsFunc(s.cluster.Status.Members, func(m v1alpha1.EtcdMemberInfo) bool {
+		published := s.mutants.unsealed || slices.ContainsFunc(s.cluster.Status.Members, func(m v1alpha1.EtcdMemberInfo) bool {
 			return m.ClientURL != "" && s.data[m.Name] != nil && s.data[m.Name].raft == r
 		})
 		if serving && published {
