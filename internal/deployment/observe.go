@@ -27,6 +27,11 @@ func Observe(w World, d *v1alpha1.Deployment, now time.Time) (v1alpha1.Deploymen
 	if age := now.Sub(d.CreationTimestamp.Time); next.State == "" && state == v1alpha1.StateUnassigned && age < claimedWithin {
 		return next, claimedWithin - age
 	}
+	if unseen(d) && w.unsettled() {
+		// The node publishes its version at once. What is decided before would be decided by the version that it had: a program that was
+		// started while the node was away would be started again, as the node's user.
+		return next, claimedWithin
+	}
 	next.State = state
 	if w.Current() && (len(d.Status.Conditions) == 0 || d.Spec.User != "") {
 		next.Isolated = true // without a user it gets one of its own from now on

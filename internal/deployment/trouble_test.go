@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -191,6 +192,30 @@ func TestWhoAProgramRunsAsIsDecidedByTheCoordinatorWhileANodeIsOfAnEarlierVersio
 	fresh.Status, _ = deployment.Observe(c.World, fresh, time.Unix(1000, 0))
 	if c.Undecided(fresh) || fresh.RunsAs() != v1alpha1.NodeUser {
 		t.Errorf("once the coordinator has seen it, it runs as %q", fresh.RunsAs())
+	}
+}
+
+// A program was started while a node of an earlier version was restarted. When that joins, its Node still shows what the earlier process published.
+func TestWhoAProgramRunsAsIsDecidedWhenNodesThatJoinHavePublishedTheirVersion(t *testing.T) {
+	c := newCluster("n1", "n2")
+	d, now := program("d", addressed("n1"), on("n1", 1, v1alpha1.InstanceRunning)), time.Unix(1000, 0)
+	isolated := c.Nodes["n2"].Status.Conditions
+	c.Nodes["n2"].Status.Conditions = isolated[:1]
+	c.restarts("n2")
+	next, again := deployment.Observe(c.World, d, now)
+	if !equality.Semantic.DeepEqual(next, d.Status) || again == 0 {
+		t.Errorf("before n2 has published its version, the coordinator writes %+v and looks again in %s", next, again)
+	}
+	if !c.Undecided(program("later", addressed("n1"))) {
+		t.Error("decided before n2 has published its version")
+	}
+	c.Nodes["n2"].Status.Epoch = c.Leases["n2"].Epoch
+	if old, _ := deployment.Observe(c.World, d, now); old.Isolated {
+		t.Error("n2 is still of the earlier version, which knows nothing of the field isolated")
+	}
+	c.Nodes["n2"].Status.Conditions = isolated
+	if d.Status, _ = deployment.Observe(c.World, d, now); d.RunsAs() != "" {
+		t.Errorf("after n2 was upgraded, the program is started again as %q", d.RunsAs())
 	}
 }
 

@@ -28,18 +28,36 @@ type World struct {
 // unknown fields from every object that it writes, and such writes are refused. So these fields are written only when all nodes are upgraded.
 func (w World) Current() bool {
 	for name, n := range w.Nodes {
-		if w.Live(name) && n.Status.ClaimPolicy != "" && meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeProgramsIsolated) == nil {
+		if w.Live(name) && ofEarlierVersion(n) {
 			return false
 		}
 	}
 	return true
 }
 
+// ofEarlierVersion reports whether what a node has published last came from a version before programs had users of their own.
+func ofEarlierVersion(n *v1alpha1.Node) bool {
+	return n.Status.ClaimPolicy != "" && meta.FindStatusCondition(n.Status.Conditions, v1alpha1.NodeProgramsIsolated) == nil
+}
+
+// unsettled reports whether a node has joined that published nothing yet in its epoch, and was of an earlier version before: it may have been upgraded.
+func (w World) unsettled() bool {
+	for name, n := range w.Nodes {
+		if w.Live(name) && ofEarlierVersion(n) && n.Status.Epoch != w.Leases[name].Epoch {
+			return true
+		}
+	}
+	return false
+}
+
+// unseen reports whether the coordinator has not decided yet as whom a deployment runs that names no user.
+func unseen(d *v1alpha1.Deployment) bool {
+	return d.Spec.User == "" && !d.Status.Isolated && len(d.Status.Conditions) == 0
+}
+
 // Undecided reports whether the coordinator, which has not seen a deployment yet, will decide that it runs as the node's user: a program that is
 // started as a user of its own would be started again.
-func (w World) Undecided(d *v1alpha1.Deployment) bool {
-	return d.Spec.User == "" && !d.Status.Isolated && len(d.Status.Conditions) == 0 && !w.Current()
-}
+func (w World) Undecided(d *v1alpha1.Deployment) bool { return unseen(d) && !w.Current() }
 
 // Check returns what is wrong with a deployment's spec, as a code and a sentence, or nothing.
 func Check(d *v1alpha1.Deployment) (code, message string) {
