@@ -125,6 +125,12 @@ func config(options Options) *mysql.Config {
 		"sql_mode":           "'" + sqlMode + "'",
 		"foreign_key_checks": "0",
 		// Variables that only MariaDB has are in a comment that only MariaDB executes.
+		// The server may have others for all sessions: statements outside a transaction would not be committed, or lists cut.
+		"autocommit":       "1",
+		"completion_type":  "0",
+		"sql_select_limit": "18446744073709551615",
+		"sql_big_selects":  "1",
+		"sql_safe_updates": "0",
 		"unique_checks": fmt.Sprintf("1 /*M!100302 , check_constraint_checks=0, max_statement_time=0, idle_write_transaction_timeout=%d */", idleTransaction/time.Second),
 		"wait_timeout":  "60",
 	}
