@@ -61,6 +61,33 @@ func TestATableThatIsMissingOrDifferentIsNamed(t *testing.T) {
 	}
 }
 
+// What the server refuses to the user, or to all, is not about the table.
+func TestAServerThatRefusesRowsIsNamed(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE w", "CREATE TABLE w.counter (n INT PRIMARY KEY)", "CREATE USER poor IDENTIFIED BY 'p'", "GRANT ALL ON ebb.* TO poor", "GRANT SELECT ON w.* TO poor")
+	adopt(t, m)
+	sink, err := sqlsink.Open(sqlsink.Options{Address: m.Address, User: "poor", Password: "p", Changefeed: changefeed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	w, _, err := sink.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := []*stream.Rows{rowsOf(counterTable, 1, counterSchema, int64(1))}
+	ddl := &stream.DDL{Kind: stream.TruncateTable, Statement: "TRUNCATE TABLE w.counter", Tables: []stream.Table{counterTable}}
+	refused(t, w.Write(t.Context(), rows, 1), `user "poor" lacks a privilege to write table w.counter; run GRANT ALL ON *.* TO 'poor'`)
+	refused(t, sink.ExecuteDDL(t.Context(), 2, ddl, stream.Epoch{Placement: 1}), `user "poor" lacks a privilege to execute the DDL at position 2 (TRUNCATE TABLE w.counter); run GRANT ALL ON *.* TO 'poor'`)
+	m.Exec("GRANT ALL ON w.* TO poor", "SET GLOBAL read_only=ON")
+	refused(t, w.Write(t.Context(), rows, 1), "the server is read-only; SET GLOBAL read_only=OFF")
+	refused(t, sink.ExecuteDDL(t.Context(), 2, ddl, stream.Epoch{Placement: 1}), "the server is read-only; SET GLOBAL read_only=OFF")
+	m.Exec("SET GLOBAL read_only=OFF")
+	if err := errors.Join(w.Write(t.Context(), rows, 1), sink.ExecuteDDL(t.Context(), 2, ddl, stream.Epoch{Placement: 1})); err != nil {
+		t.Error(err)
+	}
+}
+
 // Tables whose rows could differ in silence are refused before anything is written, each with what to do.
 func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 	m := testenv.StartMariaDB(t)
