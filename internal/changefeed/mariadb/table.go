@@ -166,7 +166,7 @@ func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, names 
 		} else if id, ok := members[i]; ok {
 			text = c.collations[id]
 		}
-		col.charset = text.charset
+		col.charset, col.unclear = text.charset, unclearMembers(col.members, col.code == mysql.MYSQL_TYPE_SET, strings.HasSuffix(text.name, "_bin"))
 		typ, value := col.describe()
 		if value == nil {
 			t.problem = fmt.Sprintf("column %s has %s", name, typ)

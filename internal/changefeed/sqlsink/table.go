@@ -29,6 +29,8 @@ type column struct {
 	name      string
 	kind      kind
 	generated bool
+	// charset of text at the sink, and from that at the source, if values are bytes of another one that the server has to convert; empty if not.
+	charset, from string
 	// stored: it is generated and stored. zoned: it may also depend on the time zone of the session that writes a row. unsure: or on other
 	// settings of it, as far as its expression shows that.
 	stored, zoned, unsure bool
@@ -104,7 +106,7 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 }
 
 func (c *column) classify(typ, charset string) {
-	c.enum, c.geometry, c.binary = typ == "enum", isGeometry(typ), typ == "binary"
+	c.enum, c.geometry, c.binary, c.charset = typ == "enum", isGeometry(typ), typ == "binary", charset
 	switch {
 	case typ == "decimal":
 		c.kind = kindDecimal
@@ -115,6 +117,16 @@ func (c *column) classify(typ, charset string) {
 	case charset != "", isGeometry(typ):
 		c.exact = true
 	}
+}
+
+// differs reports whether the column has another character set than values with a collation, which are bytes: not those in UTF-8.
+func (c *column) differs(collation string) bool {
+	charset, _, _ := strings.Cut(collation, "_")
+	switch charset {
+	case "", "binary", "ascii", "utf8", "utf8mb3", "utf8mb4":
+		return false
+	}
+	return c.charset != "" && c.charset != charset
 }
 
 // timeZones finds the generated columns of a table whose values depend on the time zone of the session: those of TIMESTAMPs, which the
