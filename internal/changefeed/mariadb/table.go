@@ -172,7 +172,7 @@ func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, names 
 			t.problem = fmt.Sprintf("column %s has %s", name, typ)
 			return
 		}
-		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Collation: text.name, Generated: facts.generated[name]})
+		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Collation: text.name, Digits: col.digits(), Generated: facts.generated[name]})
 		t.values = append(t.values, value)
 	}
 }

@@ -107,6 +107,17 @@ func (c column) describeString() (string, func(any) (any, error)) {
 	return fmt.Sprintf("the unsupported type %d", c.code), nil
 }
 
+// digits of a decimal after its point, or of a second in a time.
+func (c column) digits() int {
+	switch c.code {
+	case mysql.MYSQL_TYPE_NEWDECIMAL:
+		return int(c.meta & 0xff)
+	case mysql.MYSQL_TYPE_TIME2, mysql.MYSQL_TYPE_DATETIME2, mysql.MYSQL_TYPE_TIMESTAMP2:
+		return int(c.meta)
+	}
+	return 0
+}
+
 func asIs(v any) (any, error) { return v, nil }
 
 // integer converts a number, which the library decodes as signed.

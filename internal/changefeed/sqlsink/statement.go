@@ -79,6 +79,8 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 				s.computed, s.computedIndexes = append(s.computed, at), append(s.computedIndexes, i)
 			}
 			continue
+		case at.rounds(&c) != "":
+			return nil, fmt.Errorf("table %s: column %s %s, so that values would be rounded; alter it at the sink to be as it is at the source: %w", table, c.Name, at.rounds(&c), stream.ErrUnusable)
 		case at.binary && isParsed(c.Type):
 			packed := *at
 			packed.kind = kindPacked
