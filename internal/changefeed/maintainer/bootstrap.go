@@ -137,6 +137,11 @@ func (m *Maintainer) start(ctx context.Context, source stream.Source) (stream.Po
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", stream.ErrUnusable, err)
 	}
+	if strings.Contains(cf.Spec.StartPosition, "-") { // a GTID, and not only its number, which a transaction of another server may have, too
+		if err := hasTransaction(ctx, source, cf.Spec.StartPosition, start); err != nil {
+			return 0, fmt.Errorf("spec.startPosition: %w", err)
+		}
+	}
 	return start, nil
 }
 

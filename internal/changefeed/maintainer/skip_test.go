@@ -58,6 +58,26 @@ func TestSkipsAreCheckedWhenTheyComeIntoEffect(t *testing.T) {
 	}
 }
 
+func TestAPositionToStartAtIsCheckedFirst(t *testing.T) {
+	for _, c := range []struct {
+		from, want string
+		at         stream.Position
+	}{
+		{from: "0-1-60", at: 60},
+		{from: "60", at: 60},
+		{from: "", at: 100},
+		{from: "0-1-101", want: "spec.startPosition: GTID 0-1-101 is after the newest transaction of the source"},
+		{from: "0-2-60", want: "spec.startPosition: GTID 0-2-60 is not in the log of the source"},
+	} {
+		cf := &v1alpha1.Changefeed{}
+		cf.Spec.StartPosition = c.from
+		at, err := New(Options{Log: slog.New(slog.DiscardHandler)}, cf).start(t.Context(), logged{})
+		if at != c.at || c.want == "" && err != nil || c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want) || !errors.Is(err, stream.ErrUnusable)) {
+			t.Errorf("%q: %d, %v\nwant %d, %s", c.from, at, err, c.at, c.want)
+		}
+	}
+}
+
 func TestASkipIsPassedWithTheCheckpoint(t *testing.T) {
 	m := New(Options{Log: slog.New(slog.DiscardHandler)}, &v1alpha1.Changefeed{})
 	m.skips = []string{"0-1-60", "0-1-70"}

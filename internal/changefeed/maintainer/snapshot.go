@@ -39,7 +39,7 @@ func (m *Maintainer) planSnapshot(ctx context.Context, source stream.Source) (st
 	if err := sink.Check(ctx); err != nil {
 		return 0, err
 	}
-	if err := sameNames(ctx, source, sink); err != nil {
+	if err := sameNames(ctx, source, sink, m.filter); err != nil {
 		return 0, err
 	}
 	if at, saved, err := to.SnapshotPosition(ctx); saved || err != nil {

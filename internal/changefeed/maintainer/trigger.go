@@ -46,16 +46,24 @@ type namer interface {
 }
 
 // sameNames returns ErrUnusable if the source and the sink do not compare the names of tables in the same way: two tables of the source
-// could be one at the sink.
-func sameNames(ctx context.Context, source stream.Source, sink stream.Sink) error {
-	from, ok1 := source.(namer)
-	to, ok2 := sink.(namer)
-	if !ok1 || !ok2 {
+// could be one at the sink. It also refuses a filter that matches no name of the source.
+func sameNames(ctx context.Context, source stream.Source, sink stream.Sink, f stream.Filter) error {
+	from, ok := source.(namer)
+	if !ok {
 		return nil
 	}
 	a, err := from.LowerCaseTableNames(ctx)
 	if err != nil {
 		return err
+	}
+	if a == "1" {
+		if err := f.Folded(); err != nil {
+			return err
+		}
+	}
+	to, ok := sink.(namer)
+	if !ok {
+		return nil
 	}
 	b, err := to.LowerCaseTableNames(ctx)
 	if err == nil && a != b {
@@ -104,7 +112,7 @@ func (m *Maintainer) findTables(ctx context.Context, source stream.Source, filte
 	if err := sink.Check(ctx); err != nil {
 		return err
 	}
-	if err := sameNames(ctx, source, sink); err != nil {
+	if err := sameNames(ctx, source, sink, filter); err != nil {
 		return err
 	}
 	if err := admitAll(sink, filter, names); err != nil {

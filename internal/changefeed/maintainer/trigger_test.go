@@ -137,10 +137,13 @@ func (n named) Close() error                                        { return nil
 func (n named) LowerCaseTableNames(context.Context) (string, error) { return n.rule, nil }
 
 func TestOtherRulesForNamesAreRefused(t *testing.T) {
-	if err := sameNames(t.Context(), named{rule: "1"}, named{rule: "1"}); err != nil {
-		t.Error(err)
+	for _, c := range []struct{ filter, rule, want string }{{"shop.*", "1", ""}, {"Shop.*", "0", ""}, {"Shop.*", "1", `filter "Shop.*" has upper case, and the servers have names of tables in lower case`}} {
+		err := sameNames(t.Context(), named{rule: c.rule}, named{rule: c.rule}, stream.Filter{c.filter})
+		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, stream.ErrUnusable) || !strings.HasPrefix(err.Error(), c.want)) {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
-	err := sameNames(t.Context(), named{rule: "1"}, named{rule: "0"})
+	err := sameNames(t.Context(), named{rule: "1"}, named{rule: "0"}, nil)
 	if !errors.Is(err, stream.ErrUnusable) || !strings.Contains(err.Error(), "lower_case_table_names is 1 at the source and 0 at the sink; set up the sink anew with lower_case_table_names=1") {
 		t.Error(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,10 +29,11 @@ const snapshotTimeout = 5 * time.Minute
 func snapshotConfig(of *mysql.Config) *mysql.Config {
 	cfg := of.Clone()
 	cfg.ReadTimeout = snapshotTimeout
-	cfg.Params = map[string]string{
+	cfg.Params = sessionSettings()
+	maps.Copy(cfg.Params, map[string]string{
 		"time_zone": "'+00:00'", "sql_mode": "'NO_BACKSLASH_ESCAPES'", "character_set_results": "'binary'", "net_write_timeout": "600",
-		"tx_isolation": "'REPEATABLE-READ'", "lock_wait_timeout": "1",
-	}
+		"tx_isolation": "'REPEATABLE-READ'", "lock_wait_timeout": "1", "max_statement_time": "0", // the sink decides how long a statement takes
+	})
 	return cfg
 }
 

@@ -88,6 +88,8 @@ func Open(options Options) (*Source, error) {
 	cfg.Net, cfg.Addr, cfg.User, cfg.Passwd, cfg.TLS = "tcp", options.Address, options.User, options.Password, options.TLS
 	cfg.Timeout, cfg.ReadTimeout, cfg.WriteTimeout = dialTimeout, readTimeout, readTimeout
 	cfg.InterpolateParams, cfg.Logger = true, &mysql.NopLogger{}
+	cfg.Params = sessionSettings()
+	cfg.Params["sql_mode"] = "''"
 	if err := cfg.Apply(mysql.Charset("utf8mb4", "")); err != nil {
 		return nil, err
 	}
@@ -110,6 +112,12 @@ func Open(options Options) (*Source, error) {
 	}
 	s.log = s.log.With("source", options.Address)
 	return s, nil
+}
+
+// sessionSettings are those of every session. The server may have others for all sessions: lists would be cut, or a transaction without an end
+// lock tables.
+func sessionSettings() map[string]string {
+	return map[string]string{"autocommit": "1", "sql_select_limit": "18446744073709551615", "sql_big_selects": "1"}
 }
 
 // Close closes the connections for queries. Reads end with their contexts.

@@ -166,13 +166,13 @@ func (c *tableCache) columns(t *tableShape, m *replication.TableMapEvent, names 
 		} else if id, ok := members[i]; ok {
 			text = c.collations[id]
 		}
-		col.charset = text.charset
+		col.charset, col.unclear = text.charset, unclearMembers(col.members, col.code == mysql.MYSQL_TYPE_SET, strings.HasSuffix(text.name, "_bin"))
 		typ, value := col.describe()
 		if value == nil {
 			t.problem = fmt.Sprintf("column %s has %s", name, typ)
 			return
 		}
-		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Collation: text.name, Generated: facts.generated[name]})
+		t.schema.Columns = append(t.schema.Columns, stream.Column{Name: name, Type: typ, Unsigned: col.unsigned, Collation: text.name, Digits: col.digits(), Generated: facts.generated[name]})
 		t.values = append(t.values, value)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/netip"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/go-mysql-org/go-mysql/mysql"
 )
@@ -21,6 +22,8 @@ type column struct {
 	unsigned bool
 	charset  string
 	members  []string
+	// unclear are the members whose names do not tell them from others; nil if there are none.
+	unclear []bool
 	// live is the type in information_schema, if it is known.
 	live string
 	// compressed values are inflated.
@@ -104,6 +107,17 @@ func (c column) describeString() (string, func(any) (any, error)) {
 	return fmt.Sprintf("the unsupported type %d", c.code), nil
 }
 
+// digits of a decimal after its point, or of a second in a time.
+func (c column) digits() int {
+	switch c.code {
+	case mysql.MYSQL_TYPE_NEWDECIMAL:
+		return int(c.meta & 0xff)
+	case mysql.MYSQL_TYPE_TIME2, mysql.MYSQL_TYPE_DATETIME2, mysql.MYSQL_TYPE_TIMESTAMP2:
+		return int(c.meta)
+	}
+	return 0
+}
+
 func asIs(v any) (any, error) { return v, nil }
 
 // integer converts a number, which the library decodes as signed.
@@ -158,7 +172,29 @@ func (c column) enum(v any) (any, error) {
 	if n < 0 || n > int64(len(c.members)) {
 		return nil, fmt.Errorf("the log has no name for member %d of the enum; SET GLOBAL binlog_row_metadata=FULL", n)
 	}
+	if c.unclear != nil && c.unclear[n-1] {
+		return n, nil
+	}
 	return c.stringOf(c.members[n-1]), nil
+}
+
+// unclearMembers are the members of an enum or a set that no text stands for: it is that of an earlier member, too, which a server that is not
+// strict allows, or of no member of a set. nil if there are none. Names are the same if they differ in case only, unless the collation is binary.
+func unclearMembers(members []string, set, binary bool) (unclear []bool) {
+	seen := make(map[string]bool, len(members))
+	for i, m := range members {
+		if !binary && utf8.ValidString(m) {
+			m = strings.ToLower(m)
+		}
+		if seen[m] || set && m == "" {
+			if unclear == nil {
+				unclear = make([]bool, len(members))
+			}
+			unclear[i] = true
+		}
+		seen[m] = true
+	}
+	return unclear
 }
 
 func (c column) set(v any) (any, error) {
@@ -169,6 +205,9 @@ func (c column) set(v any) (any, error) {
 		}
 		if i >= len(c.members) {
 			return nil, fmt.Errorf("the log has no name for member %d of the set; SET GLOBAL binlog_row_metadata=FULL", i+1)
+		}
+		if c.unclear != nil && c.unclear[i] {
+			return uint64(v.(int64)), nil
 		}
 		names = append(names, c.members[i])
 	}

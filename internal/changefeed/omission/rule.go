@@ -67,6 +67,17 @@ func (r Rule) parse() (p rule, err error) {
 	return p, err
 }
 
+// Folded returns ErrUnusable if a pattern of a rule has upper case, for servers that have the names of tables in lower case: it would leave nothing
+// out.
+func (m *Map) Folded() error {
+	for i := range m.rules {
+		if err := m.rules[i].match.Folded(); err != nil {
+			return fmt.Errorf("leave out %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
 // exact reports whether a rule is about one table, and not about those that match a pattern.
 func (r *rule) exact() bool { return !strings.ContainsAny(r.Match, "*?") }
 

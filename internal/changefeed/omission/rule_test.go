@@ -30,6 +30,21 @@ func TestRulesThatCannotBeFollowedAreRefused(t *testing.T) {
 	}
 }
 
+func TestARuleThatMatchesNoNameInLowerCaseIsRefused(t *testing.T) {
+	for match, want := range map[string]string{
+		"shop.users": "",
+		"shop.Users": `leave out 1: filter "shop.Users" has upper case, and the servers have names of tables in lower case (lower_case_table_names), so that none would match: write it in lower case: `,
+	} {
+		m, err := omission.Parse([]omission.Rule{{Match: match, Columns: []string{"Password"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Folded(); (got == nil) != (want == "") || got != nil && (!errors.Is(got, stream.ErrUnusable) || !strings.HasPrefix(got.Error(), want)) {
+			t.Errorf("%s: %v", match, got)
+		}
+	}
+}
+
 func errorText(err error) string {
 	if err == nil {
 		return ""

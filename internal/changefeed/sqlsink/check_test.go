@@ -61,6 +61,100 @@ func TestATableThatIsMissingOrDifferentIsNamed(t *testing.T) {
 	}
 }
 
+// What the server refuses to the user, or to all, is not about the table.
+func TestAServerThatRefusesRowsIsNamed(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE w", "CREATE TABLE w.counter (n INT PRIMARY KEY)", "CREATE USER poor IDENTIFIED BY 'p'", "GRANT ALL ON ebb.* TO poor", "GRANT SELECT ON w.* TO poor")
+	adopt(t, m)
+	sink, err := sqlsink.Open(sqlsink.Options{Address: m.Address, User: "poor", Password: "p", Changefeed: changefeed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	w, _, err := sink.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := []*stream.Rows{rowsOf(counterTable, 1, counterSchema, int64(1))}
+	ddl := &stream.DDL{Kind: stream.TruncateTable, Statement: "TRUNCATE TABLE w.counter", Tables: []stream.Table{counterTable}}
+	refused(t, w.Write(t.Context(), rows, 1), `user "poor" lacks a privilege to write table w.counter; run GRANT ALL ON *.* TO 'poor'`)
+	refused(t, sink.ExecuteDDL(t.Context(), 2, ddl, stream.Epoch{Placement: 1}), `user "poor" lacks a privilege to execute the DDL at position 2 (TRUNCATE TABLE w.counter); run GRANT ALL ON *.* TO 'poor'`)
+	m.Exec("GRANT ALL ON w.* TO poor", "SET GLOBAL read_only=ON")
+	refused(t, w.Write(t.Context(), rows, 1), "the server is read-only; SET GLOBAL read_only=OFF")
+	refused(t, sink.ExecuteDDL(t.Context(), 2, ddl, stream.Epoch{Placement: 1}), "the server is read-only; SET GLOBAL read_only=OFF")
+	m.Exec("SET GLOBAL read_only=OFF")
+	if err := errors.Join(w.Write(t.Context(), rows, 1), sink.ExecuteDDL(t.Context(), 2, ddl, stream.Epoch{Placement: 1})); err != nil {
+		t.Error(err)
+	}
+}
+
+// A table that somebody else has made at the sink may have another key. Rows that would take each other's place are not lost.
+func TestAKeyThatIsNoneAtTheSourceIsRefused(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE w", "CREATE TABLE w.t (a INT PRIMARY KEY, b INT)")
+	table := stream.Table{Schema: "w", Name: "t"}
+	schema := &stream.Schema{Columns: []stream.Column{{Name: "a", Type: "int"}, {Name: "b", Type: "int"}}, Key: []int{0, 1}}
+	row := func(a, b int64) []any { return []any{a, b} }
+	write := func(changes ...stream.Change) error {
+		w, _, err := openSinkAs(t, m, false).Acquire(t.Context(), table.Since(0), stream.Epoch{Placement: 1}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.Write(t.Context(), []*stream.Rows{{Position: 1, Table: table, Schema: schema, Changes: changes}}, 1)
+	}
+	const words = "table w.t: two rows of the source have the same values in the columns that are its key at the sink, where only one of them has room; give the table the primary and unique keys"
+	refused(t, write(stream.Change{Kind: stream.Insert, After: row(1, 1)}, stream.Change{Kind: stream.Insert, After: row(1, 2)}), words)
+	refused(t, write(stream.Change{Kind: stream.Insert, After: row(1, 1)}, stream.Change{Kind: stream.Update, Before: row(2, 1), After: row(1, 2)}), words)
+	if n := m.Value("SELECT COUNT(*) FROM w.t"); n != "0" {
+		t.Errorf("%s rows are written", n)
+	}
+	if err := write(stream.Change{Kind: stream.Insert, After: row(1, 1)}, stream.Change{Kind: stream.Update, Before: row(1, 1), After: row(1, 2)},
+		stream.Change{Kind: stream.Delete, Before: row(1, 2)}, stream.Change{Kind: stream.Insert, After: row(1, 3)}); err != nil {
+		t.Error(err)
+	}
+}
+
+// The server rounds some values without an error, however strict it is.
+func TestAColumnThatRoundsValuesIsRefused(t *testing.T) {
+	for _, c := range []struct{ here, there, value, want string }{
+		{"DATETIME(6)", "DATETIME", "'2026-01-01 00:00:00.6'", "column c has 0 digits of a second there, and 6 at the source"},
+		{"TIME(3)", "TIME(2)", "'00:00:00.123'", "column c has 2 digits of a second there, and 3 at the source"},
+		{"DATETIME", "DATE", "'2026-01-01 10:00:00'", "column c is date there, and datetime at the source"},
+		{"DECIMAL(10,4)", "DECIMAL(10,2)", "1.2345", "column c has 2 digits of a fraction there, and 4 at the source"},
+		{"DECIMAL(10,1)", "INT", "1.5", "column c has 0 digits of a fraction there, and 1 at the source"},
+		{"DECIMAL(20,0)", "DOUBLE", "12345678901234567890", "column c is double there, and decimal at the source"},
+		{"DOUBLE", "FLOAT", "0.1", "column c is float there, and double at the source"},
+		{"FLOAT", "INT", "1.5", "column c is int there, and float at the source"},
+		{"BIGINT", "DOUBLE", "9007199254740993", "column c is double there, and bigint at the source"},
+		{"DATETIME", "DATETIME(6)", "'2026-01-01 10:00:00'", ""},
+		{"TIMESTAMP NULL", "DATETIME", "'2026-01-01 10:00:00'", ""},
+		{"DECIMAL(10,2)", "DECIMAL(12,4)", "1.25", ""},
+		{"DECIMAL(10,0)", "BIGINT", "25", ""},
+		{"FLOAT", "DOUBLE", "1.5", ""},
+		{"INT", "BIGINT UNSIGNED", "5", ""},
+	} {
+		t.Run(c.here+" as "+c.there, func(t *testing.T) {
+			a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+			a.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, c "+c.here+")")
+			b.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, c "+c.there+")")
+			p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 10)
+			p.at = head(t, p.source)
+			a.Exec("SET time_zone='+00:00'", "INSERT INTO d.t VALUES (1, "+c.value+")")
+			err := p.copy(t.Context(), p.at, head(t, p.source))
+			if c.want != "" {
+				refused(t, err, "table d.t: "+c.want)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if x, y := a.Value("SELECT c + 0 FROM d.t"), b.Value("SELECT c + 0 FROM d.t"); strings.TrimRight(x, ".0") != strings.TrimRight(y, ".0") {
+				t.Errorf("%s became %s", x, y)
+			}
+		})
+	}
+}
+
 // Tables whose rows could differ in silence are refused before anything is written, each with what to do.
 func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 	m := testenv.StartMariaDB(t)
@@ -104,6 +198,37 @@ func TestATableThatCannotBeWrittenExactlyIsRefused(t *testing.T) {
 	}
 	if _, _, err = successor.Acquire(t.Context(), stream.Table{Schema: "w", Name: "parent"}.Since(0), stream.Epoch{Placement: 1}, 0); err != nil {
 		t.Errorf("a changefeed that was removed and created again: %v", err)
+	}
+}
+
+// A changefeed is removed while one of its nodes is frozen, and another one of the same name is created. The node must not write any more.
+func TestAChangefeedThatWasRemovedWritesNothingOnceItsSuccessorDoes(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE w", "CREATE TABLE w.counter (n INT PRIMARY KEY)")
+	frozen, _, err := openSinkAs(t, m, false).Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 5}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := frozen.Write(t.Context(), []*stream.Rows{rowsOf(counterTable, 1, counterSchema, int64(1))}, 1); err != nil {
+		t.Fatal(err)
+	}
+	successor, err := sqlsink.Open(sqlsink.Options{Address: m.Address, User: m.User, Password: m.Password, Changefeed: "default/copy/77"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer successor.Close()
+	if err := adoptAt(t.Context(), successor); err != nil {
+		t.Fatal(err)
+	}
+	w, at, err := successor.Acquire(t.Context(), counterTable.Since(0), stream.Epoch{Placement: 1}, 1)
+	if err != nil || at != 1 {
+		t.Fatal(at, err)
+	}
+	if err := frozen.Write(t.Context(), []*stream.Rows{rowsOf(counterTable, 2, counterSchema, int64(2))}, 2); !errors.Is(err, stream.ErrNotOwner) {
+		t.Errorf("the changefeed that was removed writes: %v", err)
+	}
+	if err := w.Write(t.Context(), []*stream.Rows{rowsOf(counterTable, 2, counterSchema, int64(2))}, 2); err != nil {
+		t.Error(err)
 	}
 }
 

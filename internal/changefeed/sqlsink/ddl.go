@@ -230,6 +230,9 @@ func (d *ddlExecution) execute(ctx context.Context) error {
 		return refused
 	}
 	if err != nil && !transient(err) && ctx.Err() == nil {
+		if refused := d.sink.refusal(fmt.Sprintf("execute the DDL at position %d (%s)", d.position, brief(d.text)), err); refused != nil {
+			return refused
+		}
 		return fmt.Errorf("sink %s: the DDL at position %d fails; make the tables at the sink equal to those that the source had before it, or execute it by hand and leave it out with ebb changefeed skip: %s: %w (%w)",
 			d.sink.options.Address, d.position, brief(d.text), stream.ErrUnusable, err)
 	}

@@ -37,6 +37,10 @@ func fold(batch []*stream.Rows, key []int) ([]*fate, error) {
 	return f.order, nil
 }
 
+// errNotUnique: two rows have the same key at the same time, so that it is not a key at the source.
+var errNotUnique = fmt.Errorf("two rows of the source have the same values in the columns that are its key at the sink, where only one of them has room; "+
+	"give the table the primary and unique keys that it has at the source: %w", stream.ErrUnusable)
+
 type folder struct {
 	key   []int
 	byKey map[string]*fate
@@ -60,6 +64,9 @@ func (f *folder) take(c *stream.Change) error {
 		here, err := f.fate(c.After, false)
 		if err != nil {
 			return err
+		}
+		if here.after != nil {
+			return errNotUnique
 		}
 		here.after = c.After
 	}

@@ -53,11 +53,19 @@ func (c *column) literal(to []byte, value any) ([]byte, error) {
 	case string:
 		return c.text(to, v)
 	case []byte:
-		return quote(to, v), nil
+		return c.bytes(to, v), nil
 	case time.Time:
 		return quote(to, v.UTC().Format("2006-01-02 15:04:05.999999")), nil
 	}
 	return nil, fmt.Errorf("column %s: a value of type %T cannot be written", c.name, value)
+}
+
+// bytes appends bytes, or text in another character set than UTF-8, which the server converts if it is another one than that of the column.
+func (c *column) bytes(to, data []byte) []byte {
+	if c.from != "" {
+		to = append(append(to, '_'), c.from...)
+	}
+	return quote(to, data)
 }
 
 // float appends a number in a notation that the server reads as a double. A float is the double of the same value: both to

@@ -53,19 +53,25 @@ func (s *Sink) firedTrigger(ctx context.Context, table stream.Table) error {
 	return s.unusable("a trigger was executed when table %s was written, which would change rows that are replicated anyway; DROP TRIGGER at the sink", table)
 }
 
-// refuseShared returns ErrUnusable if another changefeed writes the table. One of the same name is an earlier one that was removed.
+// refuseShared returns ErrUnusable if another changefeed writes the table. One of the same name is an earlier one that was removed: a node of it
+// that was frozen then may still want to write, and is refused from now on.
 func (s *Sink) refuseShared(ctx context.Context, tx *sql.Tx, table stream.Table) error {
-	var other string
-	err := tx.QueryRowContext(ctx, "SELECT feed FROM "+s.progress+" WHERE table_schema = ? AND table_name = ? AND LEFT(feed, ?) <> ? LIMIT 1",
-		table.Schema, table.Name, len(feedName(s.options.Changefeed))+1, feedName(s.options.Changefeed)+"/").Scan(&other)
-	if errors.Is(err, sql.ErrNoRows) {
+	var found string
+	var other bool
+	of := feedName(s.options.Changefeed) + "/"
+	err := tx.QueryRowContext(ctx, "SELECT feed, LEFT(feed, ?) <> ? AS other FROM "+s.progress+" WHERE table_schema = ? AND table_name = ? AND feed <> ? AND (placement >= 0 OR LEFT(feed, ?) <> ?) ORDER BY other DESC LIMIT 1",
+		len(of), of, table.Schema, table.Name, s.options.Changefeed, len(of), of).Scan(&found, &other)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
+	case other:
+		return s.unusable("table %s is written by changefeed %s, and two would overwrite each other's rows; exclude the table from one of them by its filter; "+
+			"if that changefeed was removed, DELETE FROM %s WHERE feed = '%s'", table, feedName(found), s.progress, found)
 	}
-	return s.unusable("table %s is written by changefeed %s, and two would overwrite each other's rows; exclude the table from one of them by its filter; "+
-		"if that changefeed was removed, DELETE FROM %s WHERE feed = '%s'", table, feedName(other), s.progress, other)
+	_, err = tx.ExecContext(ctx, "UPDATE "+s.progress+" SET placement = ?, counter = 0 WHERE table_schema = ? AND table_name = ? AND feed <> ? AND placement >= 0", over, table.Schema, table.Name, s.options.Changefeed)
+	return err
 }
 
 // LowerCaseTableNames is how the server compares the names of tables.

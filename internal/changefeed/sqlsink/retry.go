@@ -25,7 +25,8 @@ const (
 
 // retriable are the codes of errors that the next attempt may not have.
 var retriable = map[uint16]bool{
-	1020: true,                                     // a row changed since the transaction began
+	1020: true,             // a row changed since the transaction began
+	1021: true, 1114: true, // the disk is full, or the space that tables may take
 	1040: true,                                     // too many connections
 	1053: true,                                     // the server is shutting down
 	1080: true,                                     // forced to close the connection

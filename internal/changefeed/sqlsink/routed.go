@@ -2,6 +2,7 @@ package sqlsink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -41,7 +42,7 @@ func (s *routed) Check(ctx context.Context) error {
 	if err != nil || folds == "0" {
 		return err
 	}
-	return s.routes.Folded()
+	return errors.Join(s.routes.Folded(), s.omits.Folded())
 }
 
 // Admit returns ErrUnusable if a table cannot have the name at the sink that it is given.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -124,6 +125,12 @@ func config(options Options) *mysql.Config {
 		"time_zone":          "'+00:00'",
 		"sql_mode":           "'" + sqlMode + "'",
 		"foreign_key_checks": "0",
+		// The server may have others for all sessions: statements outside a transaction would not be committed, or lists cut.
+		"autocommit":       "1",
+		"completion_type":  "0",
+		"sql_select_limit": "18446744073709551615",
+		"sql_big_selects":  "1",
+		"sql_safe_updates": "0",
 		// Variables that only MariaDB has are in a comment that only MariaDB executes.
 		"unique_checks": fmt.Sprintf("1 /*M!100302 , check_constraint_checks=0, max_statement_time=0, idle_write_transaction_timeout=%d */", idleTransaction/time.Second),
 		"wait_timeout":  "60",
@@ -227,18 +234,29 @@ func (s *Sink) wrap(doing string, err error) error {
 		return nil
 	}
 	var e *mysql.MySQLError
-	if errors.As(err, &e) {
-		switch e.Number {
-		case codeUnknownSchema, codeUnknownColumn, codeNoSuchTable:
-			s.stale.Store(true)
-		case 1045, 1130:
-			return fmt.Errorf("sink %s: access is denied for user %q; check the password and the hosts that the user may connect from: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
-		case 1290, 1836:
-			return s.unusable("the server is read-only; SET GLOBAL read_only=OFF, or use the primary server as the sink (%v)", err)
-		case 1044, 1142, 1143, 1227, 1370:
-			return fmt.Errorf("sink %s: user %q lacks a privilege to %s; run GRANT ALL ON *.* TO '%s', or grant it on each replicated schema and on %s: %w (%w)",
-				s.options.Address, s.options.User, doing, s.options.User, s.options.Schema, stream.ErrUnusable, err)
-		}
+	if errors.As(err, &e) && slices.Contains([]uint16{codeUnknownSchema, codeUnknownColumn, codeNoSuchTable}, e.Number) {
+		s.stale.Store(true)
+	}
+	if refused := s.refusal(doing, err); refused != nil {
+		return refused
 	}
 	return fmt.Errorf("sink %s: %s: %w", s.options.Address, doing, err)
+}
+
+// refusal is the error of an operation that the server refuses to this user, or to all; nil if that is not what an error is about.
+func (s *Sink) refusal(doing string, err error) error {
+	var e *mysql.MySQLError
+	if !errors.As(err, &e) {
+		return nil
+	}
+	switch e.Number {
+	case 1045, 1130:
+		return fmt.Errorf("sink %s: access is denied for user %q; check the password and the hosts that the user may connect from: %w (%w)", s.options.Address, s.options.User, stream.ErrUnusable, err)
+	case 1290, 1836:
+		return s.unusable("the server is read-only; SET GLOBAL read_only=OFF, or use the primary server as the sink (%v)", err)
+	case 1044, codeNoTablePrivilege, 1143, codeNeedPrivilege, 1370:
+		return fmt.Errorf("sink %s: user %q lacks a privilege to %s; run GRANT ALL ON *.* TO '%s', or grant it on each replicated schema and on %s: %w (%w)",
+			s.options.Address, s.options.User, doing, s.options.User, s.options.Schema, stream.ErrUnusable, err)
+	}
+	return nil
 }

@@ -75,6 +75,33 @@ func copyStill(t *testing.T, a, b *testenv.MariaDB, rows int) {
 	}
 }
 
+// A server has settings for all sessions that do not have their own. They must neither cut what is read nor undo what is written.
+func TestServersHaveOtherSettingsForAllSessions(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	a.Exec("CREATE DATABASE d", "CREATE TABLE d.k (id INT PRIMARY KEY)", "CREATE TABLE d.n (id INT)", "INSERT INTO d.k VALUES (1), (2), (3)", "INSERT INTO d.n VALUES (1), (2), (3)",
+		"SET GLOBAL sql_select_limit=1, autocommit=0, sql_mode='EMPTY_STRING_IS_NULL,ORACLE'")
+	b.Exec("SET GLOBAL sql_select_limit=1, autocommit=0, completion_type=1, sql_safe_updates=1, sql_mode='EMPTY_STRING_IS_NULL,ORACLE'")
+	source, sink := openSource(t, a), openSink(t, b)
+	plan := planned(t, source, sink)
+	if len(plan.Tables) != 2 {
+		t.Fatalf("%d tables are planned", len(plan.Tables))
+	}
+	for _, d := range plan.Tables {
+		w, _, err := sink.Acquire(t.Context(), d.Table.Since(0), stream.Epoch{Placement: 1}, plan.Position)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chunkOf(t, source, d.Table, w, 10)
+		if w.(snapshot.Writer).Snapshot() != nil {
+			t.Errorf("table %s is not whole", d.Table)
+		}
+	}
+	b.Exec("SET GLOBAL sql_select_limit=DEFAULT, autocommit=1, sql_mode=DEFAULT")
+	if rows := b.Value("SELECT CONCAT((SELECT COUNT(*) FROM d.k), ' and ', (SELECT COUNT(*) FROM d.n))"); rows != "3 and 3" {
+		t.Errorf("the sink has %s of 3 rows", rows)
+	}
+}
+
 // copyChunk copies the next chunk, or the whole table if it has no key.
 func copyChunk(t *testing.T, s snapshot.Session, l *snapshot.Layout, to snapshot.Writer, rows int) {
 	t.Helper()

@@ -79,10 +79,16 @@ func newShape(table stream.Table, schema *stream.Schema, d *tableInfo, v *server
 				s.computed, s.computedIndexes = append(s.computed, at), append(s.computedIndexes, i)
 			}
 			continue
+		case at.rounds(&c) != "":
+			return nil, fmt.Errorf("table %s: column %s %s, so that values would be rounded; alter it at the sink to be as it is at the source: %w", table, c.Name, at.rounds(&c), stream.ErrUnusable)
 		case at.binary && isParsed(c.Type):
 			packed := *at
 			packed.kind = kindPacked
 			at, d.columns[c.Name] = &packed, &packed
+		case at.differs(c.Collation):
+			converted := *at
+			converted.from, _, _ = strings.Cut(c.Collation, "_")
+			at, d.columns[c.Name] = &converted, &converted
 		}
 		if len(s.columns) > 0 {
 			list = append(list, ',')
@@ -597,8 +603,13 @@ func (c *column) equals(to []byte, value any) ([]byte, error) {
 		return append(append(to, name(c.name)...), " IS NULL"...), nil
 	}
 	_, text := value.(string)
-	_, number := value.(int64)
-	if c.exact && !number && !(text && c.kind == kindForeignText) {
+	_, index := value.(int64)
+	_, bits := value.(uint64)
+	if data, ok := value.([]byte); ok && c.from != "" {
+		to = append(append(append(to, "CAST("...), name(c.name)...), " AS BINARY) <=> CAST(CONVERT("...)
+		return append(append(append(c.bytes(to, data), " USING "...), c.charset...), ") AS BINARY)"...), nil
+	}
+	if c.exact && !index && !bits && !(text && c.kind == kindForeignText) {
 		to = append(append(append(to, "CAST("...), name(c.name)...), " AS BINARY)"...)
 	} else {
 		to = append(to, name(c.name)...)

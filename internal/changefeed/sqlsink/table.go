@@ -29,6 +29,11 @@ type column struct {
 	name      string
 	kind      kind
 	generated bool
+	// typ is its type, and digits those of a decimal after its point, or of a second in a time.
+	typ    string
+	digits int
+	// charset of text at the sink, and from that at the source, if values are bytes of another one that the server has to convert; empty if not.
+	charset, from string
 	// stored: it is generated and stored. zoned: it may also depend on the time zone of the session that writes a row. unsure: or on other
 	// settings of it, as far as its expression shows that.
 	stored, zoned, unsure bool
@@ -61,7 +66,7 @@ type tableInfo struct {
 // describe reads the columns and keys of a table from the sink.
 func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, error) {
 	d := &tableInfo{columns: map[string]*column{}}
-	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, DATA_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') REGEXP '(next|last)val[(]', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
+	rows, err := s.db.QueryContext(ctx, "SELECT COLUMN_NAME, LOWER(DATA_TYPE), COALESCE(DATETIME_PRECISION, NUMERIC_SCALE, 0), COALESCE(CHARACTER_SET_NAME, ''), COALESCE(GENERATION_EXPRESSION, ''), EXTRA LIKE '%STORED%', COALESCE(COLUMN_DEFAULT, '') REGEXP '(next|last)val[(]', IS_NULLABLE = 'YES' OR COLUMN_DEFAULT IS NOT NULL FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?",
 		table.Schema, table.Name)
 	if err != nil {
 		return nil, err
@@ -70,16 +75,16 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 	var zones timeZones
 	for rows.Next() {
 		var c column
-		var typ, charset, expression string
+		var charset, expression string
 		var numbered bool
-		if err := rows.Scan(&c.name, &typ, &charset, &expression, &c.stored, &numbered, &c.optional); err != nil {
+		if err := rows.Scan(&c.name, &c.typ, &c.digits, &charset, &expression, &c.stored, &numbered, &c.optional); err != nil {
 			return nil, err
 		}
 		d.numbered = d.numbered || numbered
 		c.generated = expression != ""
-		c.classify(strings.ToLower(typ), charset)
+		c.classify(c.typ, charset)
 		d.columns[c.name] = &c
-		zones.add(&c, strings.ToLower(typ), expression)
+		zones.add(&c, c.typ, expression)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -104,7 +109,7 @@ func (s *Sink) describe(ctx context.Context, table stream.Table) (*tableInfo, er
 }
 
 func (c *column) classify(typ, charset string) {
-	c.enum, c.geometry, c.binary = typ == "enum", isGeometry(typ), typ == "binary"
+	c.enum, c.geometry, c.binary, c.charset = typ == "enum", isGeometry(typ), typ == "binary", charset
 	switch {
 	case typ == "decimal":
 		c.kind = kindDecimal
@@ -115,6 +120,45 @@ func (c *column) classify(typ, charset string) {
 	case charset != "", isGeometry(typ):
 		c.exact = true
 	}
+}
+
+// differs reports whether the column has another character set than values with a collation, which are bytes: not those in UTF-8.
+func (c *column) differs(collation string) bool {
+	charset, _, _ := strings.Cut(collation, "_")
+	switch charset {
+	case "", "binary", "ascii", "utf8", "utf8mb3", "utf8mb4":
+		return false
+	}
+	return c.charset != "" && c.charset != charset
+}
+
+// rounds is how the server would change values of a column of the source without an error; empty if it does not. Others that do not fit it refuses.
+func (c *column) rounds(from *stream.Column) string {
+	digits := func(what string) string {
+		if c.digits >= from.Digits {
+			return ""
+		}
+		return fmt.Sprintf("has %d digits of a %s there, and %d at the source", c.digits, what, from.Digits)
+	}
+	isTime := func(typ string) bool { return typ == "time" || typ == "datetime" || typ == "timestamp" }
+	isInteger := func(typ string) bool {
+		return typ == "int" || typ == "bigint" || typ == "smallint" || typ == "mediumint" || typ == "tinyint"
+	}
+	other := fmt.Sprintf("is %s there, and %s at the source", c.typ, from.Type)
+	switch {
+	case isTime(from.Type) && isTime(c.typ):
+		return digits("second")
+	case isTime(from.Type) && c.typ == "date":
+		return other
+	case from.Type == "decimal" && (c.typ == "decimal" || isInteger(c.typ)):
+		return digits("fraction")
+	case from.Type == "decimal" && (c.typ == "float" || c.typ == "double"),
+		from.Type == "double" && (c.typ == "float" || c.typ == "decimal" || isInteger(c.typ)),
+		from.Type == "float" && (c.typ == "decimal" || isInteger(c.typ)),
+		from.Type == "bigint" && (c.typ == "float" || c.typ == "double"), from.Type == "int" && c.typ == "float":
+		return other
+	}
+	return ""
 }
 
 // timeZones finds the generated columns of a table whose values depend on the time zone of the session: those of TIMESTAMPs, which the

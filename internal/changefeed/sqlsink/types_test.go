@@ -206,3 +206,73 @@ func TestAColumnThatBecomesAnAddressLaterHasItsBytes(t *testing.T) {
 		equal(t, a, b)
 	}
 }
+
+// A server that is not strict allows members of enums and sets that their names do not tell from others.
+func TestMembersWithTheSameNameArriveAsTheyAre(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	a.Exec("CREATE DATABASE d CHARACTER SET utf8mb4", "SET sql_mode=''", "CREATE TABLE d.t (id INT PRIMARY KEY, e ENUM('x', 'x', 'y', 'X'), f ENUM('', 'z'), g ENUM('a', 'A') COLLATE utf8mb4_bin, s SET('', 'a', 'b'), r SET('a', 'a', 'b', 'A'))",
+		"CREATE TABLE d.n LIKE d.t", "ALTER TABLE d.n DROP PRIMARY KEY")
+	for _, table := range []string{"d.t", "d.n"} {
+		a.Exec("SET sql_mode=''", "INSERT INTO "+table+" VALUES (1, 1, 0, 1, 0, 1), (2, 2, 1, 2, 1, 2), (3, 3, 2, 0, 2, 4), (4, 4, 0, 1, 3, 7), (5, 0, 0, 2, 7, 15), (6, NULL, NULL, NULL, NULL, NULL)",
+			"UPDATE "+table+" SET e = 2, r = 10 WHERE id = 3", "DELETE FROM "+table+" WHERE id = 4", "UPDATE "+table+" SET id = 7 WHERE id = 2")
+	}
+	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 3)
+	p.sync(t)
+	for _, table := range []string{"d.t", "d.n"} {
+		query := "SELECT GROUP_CONCAT(CONCAT_WS('/', id, e + 0, f + 0, g + 0, s + 0, r + 0) ORDER BY id) FROM " + table
+		if x, y := a.Value(query), b.Value(query); x != y {
+			t.Errorf("%s: the source has\n%s\nthe sink\n%s", table, x, y)
+		}
+	}
+}
+
+// A table at the sink that somebody else has made may have other character sets than the one of the source. Text is converted, or refused.
+func TestTextOfAnotherCharacterSetIsConverted(t *testing.T) {
+	a, b := testenv.StartMariaDB(t), testenv.StartMariaDB(t)
+	// The bytes of each text are another text in the character set of the sink.
+	columns := []struct{ here, there, text string }{
+		{"cp1251", "latin1", "é"}, {"latin1", "cp1251", "§"}, {"cp1251", "koi8r", "Привет"}, {"koi8r", "utf8mb4", "Привет"}, {"latin1", "utf8mb4", "Ã©"}, {"ucs2", "utf8mb4", "ab"}, {"utf16", "utf16le", "ab"},
+		{"sjis", "utf8mb4", "表示"}, {"latin1", "latin2", "é"}, {"utf8mb4", "latin1", "é"}, {"gbk", "big5", "中文"},
+	}
+	for _, m := range []*testenv.MariaDB{a, b} {
+		var keyed, keyless string
+		for i, c := range columns {
+			charset := c.here
+			if m == b {
+				charset = c.there
+			}
+			if c.here == "cp1251" && c.there == "latin1" {
+				c.text = "x"
+			}
+			keyed += fmt.Sprintf(", c%d VARCHAR(20) CHARACTER SET %s", i, charset)
+			keyless += fmt.Sprintf(", c%d VARCHAR(20) CHARACTER SET %s, e%d ENUM('none', '%s') CHARACTER SET %s", i, charset, i, c.text, charset)
+		}
+		m.Exec("CREATE DATABASE d CHARACTER SET utf8mb4", "CREATE TABLE d.t (k VARCHAR(20) CHARACTER SET "+map[bool]string{true: "koi8r", false: "cp1251"}[m == a]+" PRIMARY KEY"+keyed+")", "CREATE TABLE d.n (id INT"+keyless+")")
+	}
+	p := newPipe(openSource(t, a), openSink(t, b), stream.Epoch{Placement: 1}, 100)
+	p.at = head(t, p.source)
+	keyed, keyless, show := "", "", "SELECT CONCAT_WS('|', (SELECT GROUP_CONCAT(k, '/'"
+	for i, c := range columns {
+		if i == 0 {
+			c.text = "x"
+		}
+		keyed += ", '" + c.text + "'"
+		keyless += ", '" + c.text + "', '" + c.text + "'"
+		show += fmt.Sprintf(", CONVERT(c%d USING utf8mb4), '/'", i)
+	}
+	show += " ORDER BY CONVERT(k USING utf8mb4)) FROM d.t), (SELECT GROUP_CONCAT(id, '/'"
+	for i := range columns {
+		show += fmt.Sprintf(", CONVERT(c%d USING utf8mb4), '/', CONVERT(e%d USING utf8mb4), '/'", i, i)
+	}
+	show += " ORDER BY id) FROM d.n))"
+	a.Exec("SET NAMES utf8mb4", "INSERT INTO d.t VALUES ('Привет'"+keyed+"), ('мир'"+keyed+"), ('да'"+keyed+")", "INSERT INTO d.n VALUES (1"+keyless+"), (1"+keyless+"), (2"+keyless+"), (3"+keyless+")")
+	p.sync(t)
+	a.Exec("UPDATE d.t SET k = 'нет' WHERE k = 'да'", "DELETE FROM d.t WHERE k = 'мир'", "UPDATE d.n SET id = 4 WHERE id = 1 LIMIT 1", "DELETE FROM d.n WHERE id = 2")
+	p.sync(t)
+	if x, y := a.Value(show), b.Value(show); x != y {
+		t.Errorf("the source has\n%s\nthe sink\n%s", x, y)
+	}
+	a.Exec("INSERT INTO d.t (k, c0) VALUES ('да', 'Ж')")
+	err := p.copy(t.Context(), p.at, head(t, p.source))
+	refused(t, err, "make the table equal to that of the source")
+}

@@ -314,6 +314,9 @@ func (b *batch) explain(err error) error {
 	if transient(err) {
 		return err
 	}
+	if refused := b.writer.sink.refusal("write table "+b.writer.table.String(), err); refused != nil {
+		return refused
+	}
 	remedy := "make the table equal to that of the source"
 	var e *mysql.MySQLError
 	if errors.As(err, &e) {

@@ -21,8 +21,30 @@ func ParseFilter(patterns []string) (Filter, error) {
 		if strings.ContainsAny(text, `[]\`) {
 			return nil, fmt.Errorf("filter %q: only the wildcards * and ? are supported", p)
 		}
+		if strings.TrimSpace(text) != text {
+			return nil, fmt.Errorf("filter %q: remove the spaces around it, because no table would match; write ? for a space that is in a name", p)
+		}
+		if severalPatterns(text) {
+			return nil, fmt.Errorf("filter %q: give each pattern by itself, because no table would match; write ? for a comma that is in a name", p)
+		}
 	}
 	return patterns, nil
+}
+
+// severalPatterns reports whether a pattern is a list of patterns with commas.
+func severalPatterns(text string) bool {
+	parts := strings.Split(text, ",")
+	return len(parts) > 1 && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(p, ".") })
+}
+
+// Folded returns ErrUnusable if a pattern has upper case, for servers that have the names of tables in lower case.
+func (f Filter) Folded() error {
+	for _, p := range f {
+		if p != strings.ToLower(p) {
+			return fmt.Errorf("filter %q has upper case, and the servers have names of tables in lower case (lower_case_table_names), so that none would match: write it in lower case: %w", p, ErrUnusable)
+		}
+	}
+	return nil
 }
 
 // OwnSchema and ownTables are what sinks keep their state in. A server may be the sink of one changefeed and the source of another, which

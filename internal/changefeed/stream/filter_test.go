@@ -1,6 +1,7 @@
 package stream_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -27,6 +28,7 @@ func TestWhichTablesAFilterAllows(t *testing.T) {
 		{"ebb.* ebb.progress", "ebb.orders", "ebb.progress"},
 		{"a.b.c", "a.b.c", "a.b"},
 		{"a*.*", "a/b.c a.c/d", "b/a.c"},
+		{"a.b,c", "a.b,c", "a.b a.c"},
 	} {
 		t.Run(c.filter, func(t *testing.T) {
 			f, err := stream.ParseFilter(strings.Fields(c.filter))
@@ -56,10 +58,26 @@ func TestAnInvalidFilterIsRefused(t *testing.T) {
 		"shop.[ab]":   `filter "shop.[ab]": only the wildcards * and ? are supported`,
 		`shop.a\*b`:   `filter "shop.a\\*b": only the wildcards * and ? are supported`,
 		"!shop.[^ab]": `filter "!shop.[^ab]": only the wildcards * and ? are supported`,
+		"a.*,b.*":     `filter "a.*,b.*": give each pattern by itself, because no table would match; write ? for a comma that is in a name`,
+		"a.*, !b.c":   `filter "a.*, !b.c": give each pattern by itself, because no table would match; write ? for a comma that is in a name`,
+		" a.*":        `filter " a.*": remove the spaces around it, because no table would match; write ? for a space that is in a name`,
+		"! a.b":       `filter "! a.b": remove the spaces around it, because no table would match; write ? for a space that is in a name`,
+		"a.b ":        `filter "a.b ": remove the spaces around it, because no table would match; write ? for a space that is in a name`,
 	} {
 		if _, err := stream.ParseFilter([]string{"a.b", pattern}); fmt.Sprint(err) != want {
 			t.Errorf("got  %s\nwant %s", fmt.Sprint(err), want)
 		}
+	}
+}
+
+func TestAFilterThatMatchesNoNameInLowerCaseIsRefused(t *testing.T) {
+	if err := (stream.Filter{"shop.*", "!shop.ä_?"}).Folded(); err != nil {
+		t.Error(err)
+	}
+	err := (stream.Filter{"shop.*", "!shop.Audit"}).Folded()
+	want := `filter "!shop.Audit" has upper case, and the servers have names of tables in lower case (lower_case_table_names), so that none would match: write it in lower case`
+	if !errors.Is(err, stream.ErrUnusable) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got  %v\nwant %s", err, want)
 	}
 }
 

@@ -87,6 +87,8 @@ type Column struct {
 	Unsigned bool
 	// Collation of text; empty for anything else, or if it is not known.
 	Collation string
+	// Digits of a decimal after its point, or of a second in a time.
+	Digits int
 	// Generated columns are not written at the sink.
 	Generated bool
 }
