@@ -695,7 +695,7 @@ func (c *EtcdCluster) SpecSize() int {
 	return int(*c.Spec.Size)
 }
 
-// IsSuspended reports whether the schedule has the cluster stopped.
+// IsSuspended reports whether the schedule has the cluster stopped. One that people have stopped is not: only they start it.
 func (c *EtcdCluster) IsSuspended() bool {
-	return c.Status.Suspended != nil && int(c.Status.Suspended.Size) == c.SpecSize()
+	return c.Status.Suspended != nil && int(c.Status.Suspended.Size) == c.SpecSize() && c.SpecSize() > 0
 }

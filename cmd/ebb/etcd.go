@@ -303,7 +303,7 @@ func etcdMembersText(ec *v1alpha1.EtcdCluster) string {
 func setAsideText(ec *v1alpha1.EtcdCluster) string {
 	var b strings.Builder
 	for _, a := range ec.Status.SetAside {
-		fmt.Fprintf(&b, "set aside: data of member %s on %s (%s); `ebb etcd discard %s %s` deletes it\n", a.Member, a.Node, a.Reason, ec.Name, a.Member)
+		fmt.Fprintf(&b, "set aside: data of member %s on %s (%s); `%s` deletes it\n", a.Member, a.Node, a.Reason, etcdcluster.DiscardCommand(ec, a.Member))
 	}
 	return b.String()
 }

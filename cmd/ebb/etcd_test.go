@@ -44,7 +44,7 @@ demo-4   n3     -    learner   no        0     0 B       https://127.0.0.1:4
 		t.Errorf("it says\n%s\nwant\n%s", got, want)
 	}
 	stopped := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "demo"}, Status: v1alpha1.EtcdClusterStatus{Phase: v1alpha1.EtcdClusterPhaseStopped}}
-	if got := etcdMembersText(stopped); got != "no members: etcd cluster x/demo is stopped; `kubectl scale etcdcluster demo --replicas=N` starts it\n" {
+	if got := etcdMembersText(stopped); got != "no members: etcd cluster x/demo is stopped; `kubectl scale etcdcluster demo --replicas=N -n x` starts it\n" {
 		t.Errorf("it says %q", got)
 	}
 }
@@ -116,6 +116,10 @@ func TestWhatIsKeptOfEtcdClustersAsPeopleSeeIt(t *testing.T) {
 	const aside = "set aside: data of member demo-2 on n2 (Restored from nothing; it may have newer keys); `ebb etcd discard demo demo-2` deletes it\n"
 	if got := etcdMembersText(ec); !strings.HasSuffix(got, aside) {
 		t.Errorf("it says %q", got)
+	}
+	ec.Namespace = "x"
+	if got := etcdMembersText(ec); !strings.HasSuffix(got, "; `ebb etcd discard demo demo-2 -n x` deletes it\n") {
+		t.Errorf("of a cluster in another namespace it says %q", got)
 	}
 	const want = "NODE   ORPHAN\nn1     member/u/demo-1@7\n\nRemove one with `ebb etcd orphans --remove NODE/ORPHAN`.\n"
 	if got := etcdOrphansText([]etcdOrphan{{"n1", "member/u/demo-1@7"}}); got != want {

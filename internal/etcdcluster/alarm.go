@@ -62,6 +62,22 @@ func (p *planner) alarmed(a etcd.Alarm) string {
 	return "a former member, " + etcd.HexID(a.Member)
 }
 
+// differs returns whether etcd has raised the alarm that the data of a member differs from the others'.
+func (p *planner) differs(m memberView) bool {
+	return m.peer != nil && slices.ContainsFunc(p.View.Alarms, func(a etcd.Alarm) bool { return a.Corrupt && a.Member == m.peer.ID })
+}
+
+// lastGood returns whether the data of all voters differs but that of one: what it has is the only good copy.
+func (p *planner) lastGood(m memberView) bool {
+	others := slices.DeleteFunc(p.voters(), func(v memberView) bool { return v.Name == m.Name })
+	return !p.differs(m) && len(others) > 0 && !slices.ContainsFunc(others, func(v memberView) bool { return !p.differs(v) })
+}
+
+// replaceDiffering is how a person replaces a member whose data differs.
+func (p *planner) replaceDiffering() string {
+	return inNamespace("kubectl delete etcdmember NAME", p.Cluster.Namespace)
+}
+
 // reported returns the message of a condition as it was.
 func (p *planner) reported(condition string) string {
 	if c := meta.FindStatusCondition(p.Cluster.Status.Conditions, condition); c != nil {
@@ -88,7 +104,8 @@ func (p *planner) alarmMessages() (noSpace, corrupt string) {
 		noSpace = fmt.Sprintf("The database of %s reached its quota, and the cluster refuses writes: raise spec.storage.quota, or compact and defragment it.", strings.Join(full, " and "))
 	}
 	if len(bad) > 0 {
-		corrupt = fmt.Sprintf("The data of %s differs from the others'. Compare the members (`etcdctl endpoint hashkv --cluster`), remove the wrong one, and disarm the alarm.", strings.Join(bad, " and "))
+		corrupt = fmt.Sprintf("The data of %s differs from the others'. Compare the members (`etcdctl endpoint hashkv --cluster`), replace the wrong one (`%s`), and disarm the alarm (`etcdctl alarm disarm`).",
+			strings.Join(bad, " and "), p.replaceDiffering())
 	}
 	return noSpace, corrupt
 }

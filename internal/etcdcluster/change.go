@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/etcdcluster/etcd"
+	"github.com/ebb-dev/ebb/internal/kind"
 )
 
 // adjustMembers brings a running cluster to its size, one member at a time:
@@ -25,7 +26,7 @@ func (p *planner) adjustMembers(size int) {
 	p.reason, p.message = v1alpha1.ReasonEtcdRunning, v1alpha1.MessageEtcdRunning
 	for _, m := range p.current {
 		if m.Spec.Begin != nil {
-			p.setDesired(m, v1alpha1.EtcdMemberRun) // a stop was canceled, or somebody else wrote to the object
+			p.wake(m) // a stop was canceled, or somebody else wrote to the object
 		}
 	}
 	if !p.View.Listed {
@@ -42,6 +43,9 @@ func (p *planner) adjustMembers(size int) {
 		return
 	}
 	p.disarm()
+	if left := p.pending(); len(left) > 0 {
+		p.reportDeleting(left[0]) // its node cannot delete the data; no other change waits for that
+	}
 	if p.status.Starting != nil && p.readyVoters() < size {
 		p.reportScaling("Waiting for every member to be healthy")
 	}
@@ -159,11 +163,14 @@ func (p *planner) restoreAdvice() string {
 // commandName returns the arguments that name the cluster on a command line.
 func (p *planner) commandName() string { return commandName(p.Cluster.Namespace, p.Cluster.Name) }
 
-func commandName(namespace, name string) string {
-	if namespace == "default" {
-		return name
+func commandName(namespace, name string) string { return inNamespace(name, namespace) }
+
+// inNamespace adds the namespace to a command that would otherwise mean an object of another one.
+func inNamespace(command, namespace string) string {
+	if namespace == kind.DefaultNamespace {
+		return command
 	}
-	return name + " -n " + namespace
+	return command + " -n " + namespace
 }
 
 // requireData records of every voter that runs that it must never start without its data.
@@ -210,18 +217,22 @@ func (p *planner) finishChange(size int) bool {
 			return true
 		}
 	}
-	if going := p.pending(); len(going) > 0 {
-		p.reportScaling("Deleting member %s on %s%s", going[0].Name, going[0].Spec.Node, because(going[0].trouble()))
-		return true
+	going := slices.DeleteFunc(p.pending(), memberView.undeletable)
+	if len(going) > 0 {
+		p.reportDeleting(going[0])
 	}
-	return false
+	return len(going) > 0
+}
+
+func (p *planner) reportDeleting(m memberView) {
+	p.reportScaling("Deleting member %s on %s%s", m.Name, m.Spec.Node, because(m.trouble()))
 }
 
 // finishMember continues with a member that is not a voter yet, or not any more.
 func (p *planner) finishMember(m memberView, size int) {
 	good := len(slices.DeleteFunc(p.voters(), p.leaving))
 	unwanted := good >= size && !p.spreads(m, size)
-	misplaced := p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed)
+	misplaced := p.Leaving(m.Spec.Node) || !p.Live(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed) || !m.DeletionTimestamp.IsZero()
 	switch {
 	case p.removedFailed(m):
 		p.setAsideFailed(m)
@@ -317,6 +328,9 @@ func (p *planner) grow(staying []memberView, size int) {
 		p.reportStuck("%d of %d members: no node is schedulable for another one; start or uncordon a node", len(staying), size)
 		return
 	}
+	if p.dethrone() {
+		return
+	}
 	p.reportScaling("Adding a member on %s", node)
 	p.create(node)
 }
@@ -329,6 +343,8 @@ func (p *planner) shrink(voters []memberView, size int) {
 		after--
 	}
 	switch {
+	case p.lastGood(v):
+		p.reportStuck("%s on %s has the only data that does not differ: replace the other members before it is removed (`%s`)", v.Name, v.Spec.Node, p.replaceDiffering())
 	case after < quorum(p.votes()-1):
 		p.reportScaling("%s; removing %s would lose quorum; start a node or bring %s back", p.healthyVoters(), v.Name, p.unhealthyNames())
 	case v.leads() && p.successor(v) != nil:
@@ -343,11 +359,25 @@ func (p *planner) shrink(voters []memberView, size int) {
 // successor returns a voter that can take over leadership; nil if there is none.
 func (p *planner) successor(from memberView) *memberView {
 	for _, m := range p.voters() {
-		if m.Name != from.Name && m.healthy() && !p.leaving(m) {
+		if m.Name != from.Name && m.healthy() && !p.leaving(m) && !p.differs(m) {
 			return &m
 		}
 	}
 	return nil
+}
+
+// dethrone moves leadership away from a member whose data differs from the others', because a new member gets its data from the leader. It returns
+// whether there is one.
+func (p *planner) dethrone() bool {
+	voters := p.voters()
+	bad := slices.IndexFunc(voters, func(m memberView) bool { return m.leads() && p.differs(m) })
+	good := slices.IndexFunc(voters, func(m memberView) bool { return m.healthy() && !p.differs(m) })
+	if bad < 0 || good < 0 {
+		return false
+	}
+	p.reportScaling("Moving leadership from %s, whose data differs from the others', before a member is added", voters[bad].Name)
+	p.act(Action{Do: MoveLeader, Peer: *voters[good].peer})
+	return true
 }
 
 // healthyVoters formats how many voters are healthy.

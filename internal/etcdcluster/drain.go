@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
@@ -151,8 +153,10 @@ func (w drainWorld) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string
 		return BlockedRemoval, fmt.Sprintf("cluster %s: %s is being stopped here%s", name, m.Name, because(memberView{EtcdMember: m}.trouble()))
 	case c == nil:
 		return BlockedOrphan, orphaned(m)
+	case trueMessage(c, v1alpha1.EtcdDataMissing) != "":
+		return BlockedData, fmt.Sprintf("cluster %s: %s", name, trueMessage(c, v1alpha1.EtcdDataMissing))
 	case c.Status.Stop != nil:
-		return BlockedRemoval, fmt.Sprintf("cluster %s is being stopped, at step %s", name, c.Status.Stop.Step)
+		return BlockedRemoval, fmt.Sprintf("cluster %s is being stopped, at step %s%s", name, c.Status.Stop.Step, because(trueMessage(c, v1alpha1.EtcdSnapshotFailed)))
 	}
 	healthy, voters, others := voterCount(c, m.Name)
 	after := healthy
@@ -174,6 +178,14 @@ func (w drainWorld) memberBlocked(m *v1alpha1.EtcdMember) (reason, remedy string
 		what += "; now: " + now
 	}
 	return BlockedReplacement, what
+}
+
+// trueMessage returns the message of a condition of a cluster that is True; empty if it is not.
+func trueMessage(c *v1alpha1.EtcdCluster, kind string) string {
+	if cond := meta.FindStatusCondition(c.Status.Conditions, kind); cond != nil && cond.Status == metav1.ConditionTrue {
+		return strings.TrimSpace(cond.Message)
+	}
+	return ""
 }
 
 // voting is what is known of one voter and the others.
@@ -256,14 +268,12 @@ func (w drainWorld) dataOn(node string) drain.Remaining {
 		if c != nil {
 			if slices.ContainsFunc(c.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name }) {
 				b.Reason = BlockedSetAside
-				b.Remedy = fmt.Sprintf("cluster %s: data of former member %s was set aside here and may have keys that exist nowhere else; `ebb etcd discard %s %s` deletes it", nameIn(m.Namespace, m.Spec.Cluster), m.Name, commandName(m.Namespace, m.Spec.Cluster), m.Name)
+				b.Remedy = fmt.Sprintf("cluster %s: data of former member %s was set aside here and may have keys that exist nowhere else; `%s` deletes it", nameIn(m.Namespace, m.Spec.Cluster), m.Name, DiscardCommand(c, m.Name))
 				w.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)
 				continue
 			}
-			for _, cond := range c.Status.Conditions {
-				if cond.Type == v1alpha1.EtcdDataMissing {
-					b.Reason, b.Remedy = BlockedData, fmt.Sprintf("cluster %s: %s", nameIn(m.Namespace, m.Spec.Cluster), cond.Message)
-				}
+			if missing := trueMessage(c, v1alpha1.EtcdDataMissing); missing != "" {
+				b.Reason, b.Remedy = BlockedData, fmt.Sprintf("cluster %s: %s", nameIn(m.Namespace, m.Spec.Cluster), missing)
 			}
 		}
 		w.add(&left, nameIn(m.Namespace, m.Spec.Cluster), b)

@@ -93,6 +93,30 @@ func TestWhatOfEtcdIsLeftOnANode(t *testing.T) {
 			"data that a stopped cluster kept", runningWorld(3, retained, drains("n2")), nil,
 			[]string{"demo-2 AwaitingCopy: cluster demo: it is stopped and retained data here; a snapshot of that data must first be on another node"},
 		},
+		{
+			"a member of a stop that fails", runningWorld(3, sized(0), drains("n2"), func(w *World) {
+				w.Cluster.Status.Stop = &v1alpha1.EtcdStop{OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing, Attempt: 1, PausedUntil: micro(noon.Add(10 * time.Second))}
+				w.Cluster.Status.Conditions = []metav1.Condition{{Type: v1alpha1.EtcdSnapshotFailed, Status: metav1.ConditionTrue, Message: "n4: no space left on device"}}
+			}),
+			[]string{"demo-2 AwaitingRemoval: cluster demo is being stopped, at step Sealing (n4: no space left on device)"}, nil,
+		},
+		{
+			"a member that was woken for its data, and the others are away", runningWorld(3, gone("n1", time.Minute), gone("n3", time.Minute), retained, drains("n2"), func(w *World) {
+				w.Cluster.Status.Stop = &v1alpha1.EtcdStop{OnStop: v1alpha1.EtcdSnapshotThenDelete, Step: v1alpha1.EtcdSealing}
+				w.Members[1].Spec.Want, w.Members[1].Status.Phase = v1alpha1.EtcdMemberSeal, v1alpha1.EtcdMemberStarting
+			}),
+			[]string{"demo-2 DataMissing: cluster demo: It is stopped and retained its data, of which a snapshot can be taken only with 2 of 3 members; 1 can run. Start n1 and n3, or cancel the drain."}, nil,
+		},
+		{
+			"a member that starts from its data, and the others are away", runningWorld(3, gone("n1", time.Minute), gone("n3", time.Minute), retained, sized(3), drains("n2"), func(w *World) {
+				w.Cluster.Status.Phase, w.Cluster.Status.Starting = v1alpha1.EtcdClusterPhaseCreating, micro(noon)
+				for _, m := range w.Members {
+					w.Cluster.Status.Rest.Members = append(w.Cluster.Status.Rest.Members, v1alpha1.EtcdMemberInfo{Name: m.Name, Node: m.Spec.Node})
+				}
+				w.Members[1].Spec.Want, w.Members[1].Status.Phase = v1alpha1.EtcdMemberSeal, v1alpha1.EtcdMemberStarting
+			}),
+			[]string{"demo-2 DataMissing: cluster demo: 1 of 3 members have their data, 2 are needed; absent nodes: n1, n3 (start them)."}, nil,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := drainWorldOf(c.world)

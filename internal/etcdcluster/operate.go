@@ -97,7 +97,7 @@ func TakeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("snapshot %s was not verified within %s; `kubectl get etcdsnapshot %s` shows its progress", s.Name, timeout, s.Name)
+			return nil, fmt.Errorf("snapshot %s was not verified within %s; `kubectl get etcdsnapshot %s` shows its progress", s.Name, timeout, commandName(s.Namespace, s.Name))
 		case <-tick.C:
 		}
 	}
@@ -156,7 +156,9 @@ func Restore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, o R
 	if serving > 0 && !o.Force {
 		return "", "", fmt.Errorf("etcd cluster %s serves clients: %d of its voters are healthy; a restore %s would lose keys that were written since; set --force to restore anyway", name, serving, from)
 	}
-	text, err = orderRestore(ctx, c, ec, order, from)
+	if text, err = orderRestore(ctx, c, ec, order, from); err == nil {
+		err = obeyAgain(ctx, c, ec)
+	}
 	return cmp.Or(order.Snapshot, order.Member), text, err
 }
 
@@ -233,6 +235,18 @@ func orderRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 	return text, err
 }
 
+// obeyAgain lets the next start of a stopped cluster obey spec.restoreFrom, also if an earlier start has obeyed the same value.
+func obeyAgain(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster) error {
+	return kubeclient.ChangeStatus(ctx, c, ec, func(ec *v1alpha1.EtcdCluster) (bool, error) {
+		from := ec.Spec.RestoreFrom
+		if ec.Size() > 0 || from == "" || from != ec.Status.ObservedRestoreFrom {
+			return false, nil
+		}
+		ec.Status.ObservedRestoreFrom = ""
+		return true, nil
+	})
+}
+
 // CancelRestore withdraws a restore order that has not begun, and what the next start of a stopped cluster was to begin with.
 func CancelRestore(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster) error {
 	return kubeclient.Change(ctx, c, ec, func(ec *v1alpha1.EtcdCluster) (bool, error) {
@@ -274,9 +288,14 @@ func Discard(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster, mem
 // startCommand is how a person starts a stopped cluster.
 func startCommand(ec *v1alpha1.EtcdCluster) string {
 	if ec.IsSuspended() {
-		return "ebb etcd resume " + ec.Name
+		return "ebb etcd resume " + commandName(ec.Namespace, ec.Name)
 	}
-	return fmt.Sprintf("kubectl scale etcdcluster %s --replicas=N", ec.Name)
+	return inNamespace(fmt.Sprintf("kubectl scale etcdcluster %s --replicas=N", ec.Name), ec.Namespace)
+}
+
+// DiscardCommand is how a person deletes the data of a former member that was set aside.
+func DiscardCommand(ec *v1alpha1.EtcdCluster, member string) string {
+	return inNamespace(fmt.Sprintf("ebb etcd discard %s %s", ec.Name, member), ec.Namespace)
 }
 
 // Resume starts a cluster that its schedule has stopped, until the schedule stops it again.

@@ -41,6 +41,51 @@ func TestClientsGetTheVotersTheHealthyOnesFirst(t *testing.T) {
 	}
 }
 
+// A command without the namespace would mean a cluster of the same name in another one.
+func TestCommandsNameTheNamespace(t *testing.T) {
+	size := int32(3)
+	ec := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo"}, Spec: v1alpha1.EtcdClusterSpec{Size: &size}}
+	ec.Status.Phase = v1alpha1.EtcdClusterPhaseStopped
+	if got, want := DescribePhase(ec), "stopped; `kubectl scale etcdcluster demo --replicas=N -n team` starts it"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	ec.Status.Suspended = &v1alpha1.EtcdSuspension{Size: 3}
+	if got, want := DescribePhase(ec), "stopped; `ebb etcd resume demo -n team` starts it"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got, want := DiscardCommand(ec, "demo-2"), "ebb etcd discard demo demo-2 -n team"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// The next start obeys an order for a stopped cluster, also if an earlier one has obeyed the same.
+func TestAStoppedClusterIsRestoredAgainFromTheSame(t *testing.T) {
+	api := testenv.StartAPI(t)
+	c := api.Admin()
+	zero := int32(0)
+	ec := &v1alpha1.EtcdCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "demo"}, Spec: v1alpha1.EtcdClusterSpec{Size: &zero, RestoreFrom: "none"}}
+	if err := c.Create(t.Context(), ec); err != nil {
+		t.Fatal(err)
+	}
+	ec.Status.ObservedRestoreFrom, ec.Status.RestoreFromTracked, ec.Status.Members = "none", true, []v1alpha1.EtcdMemberInfo{}
+	if err := c.Status().Update(t.Context(), ec); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Restore(t.Context(), c, ec.DeepCopy(), RestoreOptions{Snapshot: "none"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: "demo"}, ec); err != nil {
+		t.Fatal(err)
+	}
+	if ec.Spec.RestoreFrom != "none" || ec.Status.ObservedRestoreFrom != "" || !ec.Status.RestoreFromTracked {
+		t.Errorf("the next start is to begin from %q, and %q was obeyed", ec.Spec.RestoreFrom, ec.Status.ObservedRestoreFrom)
+	}
+	ec.Status.Phase, ec.Status.Suspended = v1alpha1.EtcdClusterPhaseStopped, &v1alpha1.EtcdSuspension{Size: 0}
+	if err := Resume(t.Context(), c, ec); err == nil || !strings.Contains(err.Error(), "was not stopped by its schedule: its size is 0") {
+		t.Errorf("a cluster that people have stopped is resumed: %v", err)
+	}
+}
+
 func TestASnapshotIsTakenOfAHealthyMemberIfPossibleNotTheLeader(t *testing.T) {
 	leader := v1alpha1.EtcdMemberInfo{Name: "leader", Role: v1alpha1.EtcdLeader, Healthy: true}
 	voter := v1alpha1.EtcdMemberInfo{Name: "voter", Role: v1alpha1.EtcdVoter, Healthy: true}

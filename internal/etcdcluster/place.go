@@ -52,14 +52,15 @@ func (p *planner) crowded(members []memberView) bool {
 	return double && free
 }
 
-// victim picks the voter to remove: one that has to leave, then one that is not healthy, then one on a node that is not schedulable,
-// then one that shares its node or its zone; of those rather not the leader, and rather the newest.
+// victim picks the voter to remove: one that has to leave, then one whose data differs from the others', then one that is not healthy, then one on a
+// node that is not schedulable, then one that shares its node or its zone; of those rather not the leader, and rather the newest.
 func (p *planner) victim(voters []memberView) memberView {
 	w := p.World
 	onNode, inZone := w.countByPlace(voters)
 	return slices.MaxFunc(voters, func(a, b memberView) int {
 		return cmp.Or(
 			yes(p.leaving(a))-yes(p.leaving(b)),
+			yes(p.differs(a))-yes(p.differs(b)),
 			yes(!a.healthy())-yes(!b.healthy()),
 			yes(!w.Schedulable(a.Spec.Node))-yes(!w.Schedulable(b.Spec.Node)),
 			onNode[a.Spec.Node]-onNode[b.Spec.Node],
@@ -77,8 +78,8 @@ func yes(b bool) int {
 	return 0
 }
 
-// leaving returns whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it, or another member
-// has its address.
+// leaving returns whether a voter has to be replaced: its node gives its work away, is gone for good, or cannot run it, another member
+// has its address, or somebody deletes its object.
 func (w World) leaving(m memberView) bool {
-	return w.Leaving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed) && !w.relists(m) || w.addressTaken(m)
+	return !m.DeletionTimestamp.IsZero() || w.Leaving(m.Spec.Node) || w.goneForGood(m.Spec.Node) || m.is(v1alpha1.EtcdMemberFailed) && !w.relists(m) || w.addressTaken(m)
 }

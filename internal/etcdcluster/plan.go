@@ -245,6 +245,16 @@ func (p *planner) setDesired(m memberView, want v1alpha1.EtcdMemberWish, change 
 	p.act(Action{Do: SetDesired, Member: next})
 }
 
+// wake lets a member run and serve clients. One without a process whose node gives its work away is sealed first: a draining node admits members that it
+// kept stopped only so, and the cluster may have no quorum without it.
+func (p *planner) wake(m memberView, change ...func(*v1alpha1.EtcdMemberSpec)) {
+	want := v1alpha1.EtcdMemberRun
+	if p.Leaving(m.Spec.Node) && m.Status.Phase != v1alpha1.EtcdMemberRunning && m.Status.Phase != v1alpha1.EtcdMemberSealed {
+		want = v1alpha1.EtcdMemberSeal
+	}
+	p.setDesired(m, want, change...)
+}
+
 // create creates the object of a new member. The status records its number first, so that no number is used twice.
 func (p *planner) create(node string) {
 	taken := map[string]bool{}
@@ -352,6 +362,7 @@ func (p *planner) remove() {
 			left = true
 		} else if !p.copiesGone(s) {
 			left = true
+			p.message += because(copyErrors(s.Status.Copies))
 		}
 	}
 	if !left {

@@ -158,6 +158,27 @@ func onStop(policy v1alpha1.EtcdOnStop) worldChange {
 	return func(w *World) { w.Cluster.Spec.Storage.OnStop = policy }
 }
 
+// deletedByHand: somebody deletes the object of a member.
+func deletedByHand(member string) worldChange {
+	return func(w *World) {
+		for _, m := range w.Members {
+			if m.Name == member {
+				m.DeletionTimestamp = newTime(noon)
+			}
+		}
+	}
+}
+
+// undeletable: the last member was removed, and its node cannot delete its data; the process has a PID, or none.
+func undeletable(pid int64) worldChange {
+	return func(w *World) {
+		m := w.Members[len(w.Members)-1]
+		w.View.Peers = w.View.Peers[:len(w.View.Peers)-1]
+		delete(w.View.Health, m.Name)
+		m.Spec.Want, m.Status.Error, m.Status.PID = v1alpha1.EtcdMemberDelete, "read-only file system", pid
+	}
+}
+
 // noQuorum: nobody confirms the list, and that is known for a while.
 func noQuorum(w *World) {
 	for _, m := range w.Members {
@@ -293,6 +314,17 @@ func TestWhatIsDoneNext(t *testing.T) {
 			"Member demo-3 on n3 did not move to https://elsewhere:1: keeping it from starting there",
 		},
 		{"one that moved stays where it is", runningWorld(3, mayStartAt("demo-3", "peer-demo-3")), "", "Running", "Cluster is running"},
+		{"a member whose object somebody deletes is replaced", runningWorld(3, deletedByHand("demo-2")), "create-member demo-4 on n4", "Scaling", "Adding a member on n4"},
+		{"and then it is removed, though another one is newer", runningWorld(4, sized(3), deletedByHand("demo-2")), "remove-peer demo-2", "Scaling", "Removing member demo-2 on n2"},
+		{
+			"data that cannot be deleted is reported", runningWorld(4, sized(3), undeletable(0)), "", "Scaling",
+			"Deleting member demo-4 on n4 (read-only file system)",
+		},
+		{"and no other change waits for that", runningWorld(4, undeletable(0), drains("n2")), "create-member demo-5 on n5", "Scaling", "Adding a member on n5"},
+		{
+			"but for a process that still runs", runningWorld(4, undeletable(7), drains("n2")), "", "Scaling",
+			"Deleting member demo-4 on n4 (read-only file system)",
+		},
 		{
 			"a peer that no object knows is removed", runningWorld(3, func(w *World) {
 				w.View.Peers = append(w.View.Peers, etcd.Peer{ID: 9, Name: "stranger", PeerURL: "elsewhere", Learner: true})
@@ -315,6 +347,46 @@ func TestWhatIsDoneNext(t *testing.T) {
 				t.Error("the planner changed what it was given")
 			}
 		})
+	}
+}
+
+// A draining node admits data that it kept stopped only sealed. Without it the cluster may have no quorum, and its members could not be replaced.
+func TestAMemberThatDoesNotRunOnADrainingNodeIsStartedSealedFirst(t *testing.T) {
+	phase := func(p v1alpha1.EtcdMemberPhase, want v1alpha1.EtcdMemberWish) worldChange {
+		return func(w *World) {
+			w.Members[0].Status.Phase, w.Members[0].Spec.Want = p, want
+			w.View = etcd.View{}
+		}
+	}
+	resumed := func(w *World) {
+		w.Cluster.Status.Phase, w.Cluster.Status.Starting = v1alpha1.EtcdClusterPhaseCreating, micro(noon)
+		w.Cluster.Status.Rest = &v1alpha1.EtcdStoppedState{OnStop: v1alpha1.EtcdRetain, Members: []v1alpha1.EtcdMemberInfo{{Name: "demo-1", Node: "n1"}}}
+	}
+	for _, c := range []struct {
+		name  string
+		world World
+		deeds string
+	}{
+		{"a restore or a person had stopped it", runningWorld(1, drains("n1"), phase(v1alpha1.EtcdMemberStopped, v1alpha1.EtcdMemberStop)), "set-desired demo-1 Seal"},
+		{"it was refused", runningWorld(1, drains("n1"), phase(v1alpha1.EtcdMemberStarting, v1alpha1.EtcdMemberRun)), "set-desired demo-1 Seal"},
+		{"once it runs it serves clients", runningWorld(1, drains("n1"), phase(v1alpha1.EtcdMemberSealed, v1alpha1.EtcdMemberSeal)), "set-desired demo-1 Run"},
+		{"elsewhere it serves them at once", runningWorld(1, phase(v1alpha1.EtcdMemberStopped, v1alpha1.EtcdMemberStop)), "set-desired demo-1 Run"},
+		{"a cluster starts from data that it retained", runningWorld(1, drains("n1"), resumed, phase(v1alpha1.EtcdMemberStopped, v1alpha1.EtcdMemberStop)), "set-desired demo-1 Seal"},
+		{"and elsewhere it is as before", runningWorld(1, resumed, phase(v1alpha1.EtcdMemberStopped, v1alpha1.EtcdMemberStop)), "set-desired demo-1 Run"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := deeds(Plan(c.world)); got != c.deeds {
+				t.Errorf("it does %q, want %q", got, c.deeds)
+			}
+		})
+	}
+}
+
+func TestADeletionSaysWhichSnapshotCannotBeDeleted(t *testing.T) {
+	w := runningWorld(0, snapshotted("s1", time.Hour, "n1"), func(w *World) { w.Cluster.DeletionTimestamp = newTime(noon) })
+	w.Snapshots[0].DeletionTimestamp, w.Snapshots[0].Status.Copies[0] = newTime(noon), v1alpha1.EtcdSnapshotCopy{Node: "n1", Error: "read-only file system"}
+	if got, want := message(Plan(w)), "Deleting cluster (n1: read-only file system)"; got != want {
+		t.Errorf("it says %q, want %q", got, want)
 	}
 }
 

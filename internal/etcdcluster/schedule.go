@@ -2,8 +2,10 @@ package etcdcluster
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+	_ "time/tzdata" // the image of Ebb, and small hosts, have no time zones
 
 	"github.com/robfig/cron/v3"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -86,6 +88,8 @@ func Due(c *v1alpha1.EtcdCluster, now time.Time) (Scheduled, error) {
 	case stopped.IsZero() && started.IsZero():
 	case started.After(stopped):
 		due.UpTo, due.Suspended = started, nil
+	case c.SpecSize() == 0:
+		due.UpTo = stopped
 	default:
 		due.UpTo, due.Suspended = stopped, &v1alpha1.EtcdSuspension{Since: *newTime(stopped), Size: int32(c.SpecSize())}
 	}
@@ -112,8 +116,7 @@ func parseCron(name, text, zone string) (cron.Schedule, error) {
 	if err != nil {
 		return nil, fmt.Errorf("spec.schedule.%s %q: %w", name, text, err)
 	}
-	fields := strings.Fields(text)
-	if len(fields) < 2 || strings.Contains(fields[0]+fields[1], "*") {
+	if fields := strings.Fields(text); !slices.Contains(atMidnight, strings.TrimSpace(text)) && (len(fields) < 2 || fields[0] == "@every" || strings.Contains(fields[0]+fields[1], "*")) {
 		return parsed, nil
 	}
 	if parsed, err = cron.ParseStandard("CRON_TZ=UTC " + text); err != nil {
@@ -121,6 +124,9 @@ func parseCron(name, text, zone string) (cron.Schedule, error) {
 	}
 	return wallClock{parsed, place}, nil
 }
+
+// atMidnight are the names of schedules with a fixed hour and minute.
+var atMidnight = []string{"@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight"}
 
 // wallClock is a schedule by the local time of a place. It treats local time as UTC, which skips and repeats nothing.
 type wallClock struct {
@@ -135,11 +141,29 @@ func (w wallClock) Next(after time.Time) time.Time {
 	local := after.In(w.place)
 	wall := time.Date(local.Year(), local.Month(), local.Day(), local.Hour(), local.Minute(), local.Second(), 0, time.UTC)
 	for at := w.Schedule.Next(wall.Add(-longestShift)); !at.IsZero(); at = w.Schedule.Next(at) {
-		if on := time.Date(at.Year(), at.Month(), at.Day(), at.Hour(), at.Minute(), 0, 0, w.place); on.After(after) {
+		if on := w.onWall(at); on.After(after) {
 			return on
 		}
 	}
 	return time.Time{}
+}
+
+// onWall returns when a local time comes: one that is repeated the second time, one that is skipped as much later as the clock is changed.
+// What time.Date returns for these depends on whether the place is east or west of Greenwich.
+func (w wallClock) onWall(wall time.Time) time.Time {
+	near := time.Date(wall.Year(), wall.Month(), wall.Day(), wall.Hour(), wall.Minute(), 0, 0, w.place)
+	with := func(offsetOf time.Time) time.Time {
+		_, offset := offsetOf.Zone()
+		return wall.Add(-time.Duration(offset) * time.Second).In(w.place)
+	}
+	early, late := with(near.Add(-longestShift)), with(near.Add(longestShift))
+	if late.Before(early) {
+		early, late = late, early
+	}
+	if shows := func(at time.Time) bool { return at.Hour() == wall.Hour() && at.Minute() == wall.Minute() }; shows(early) && !shows(late) {
+		return early
+	}
+	return late
 }
 
 func next(s cron.Schedule, after time.Time) time.Time {

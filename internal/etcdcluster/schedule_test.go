@@ -38,6 +38,7 @@ func TestWhatAScheduleAsksFor(t *testing.T) {
 		{"in the morning it has the size that people asked for", 5, 5, &weekdays, "2026-06-01T18:00:00Z", "2026-06-02T05:00:10Z", 5, "2026-06-02T05:00:00Z", "2026-06-02T18:00:00Z"},
 		{"another size starts it at night", 1, 5, &weekdays, "2026-06-01T18:00:00Z", "2026-06-02T01:00:10Z", 1, "2026-06-01T18:00:00Z", "2026-06-02T05:00:00Z"},
 		{"what people stopped is not started", 0, 3, &weekdays, "2026-06-01T18:00:00Z", "2026-06-02T05:00:10Z", 0, "2026-06-02T05:00:00Z", "2026-06-02T18:00:00Z"},
+		{"nor counts as suspended", 0, -1, &weekdays, "2026-06-01T10:00:00Z", "2026-06-01T18:00:00Z", 0, "2026-06-01T18:00:00Z", "2026-06-02T05:00:00Z"},
 		{"of times that were missed the latest counts", 3, -1, &weekdays, "2026-06-01T10:00:00Z", "2026-06-04T03:00:00Z", 0, "2026-06-03T18:00:00Z", "2026-06-04T05:00:00Z"},
 		{"a start that was missed after a stop", 3, 3, &weekdays, "2026-06-01T10:00:00Z", "2026-06-04T12:00:00Z", 3, "2026-06-04T05:00:00Z", "2026-06-04T18:00:00Z"},
 		{"a clock that was a year ahead is forgotten", 3, -1, &weekdays, "2027-06-01T10:00:00Z", "2026-06-01T17:00:00Z", 3, "2026-06-01T17:00:00Z", "2026-06-01T18:00:00Z"},
@@ -58,6 +59,9 @@ func TestWhatAScheduleAsksFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			ec.Status = status
+			if ec.IsSuspended() != (c.size > 0 && c.wants == 0) {
+				t.Errorf("suspended: %t", ec.IsSuspended())
+			}
 			if ec.Size() != c.wants || !status.Scheduled.Equal(newTime(at(c.upTo))) || !next.Equal(at(c.next)) || *ec.Spec.Size != c.size || *status.ObservedSchedule != weekdays {
 				t.Errorf("size %d up to %s, next %s; want %d up to %s, next %s", ec.Size(), status.Scheduled.UTC(), next.UTC(), c.wants, c.upTo, c.next)
 			}
@@ -109,6 +113,40 @@ func TestTimesByTheClockOnTheWall(t *testing.T) {
 		for _, want := range c.want {
 			if at = s.Next(at); at.UTC().Format(time.RFC3339) != want {
 				t.Errorf("%s after %s: %s (%s), want %s", c.text, c.from, at.UTC().Format(time.RFC3339), at.In(berlin), want)
+				break
+			}
+		}
+	}
+}
+
+// In Havana the clock goes from 00:00 to 01:00 on 8 March 2026, and from 01:00 to 00:00 on 1 November 2026.
+func TestSchedulesByName(t *testing.T) {
+	for _, c := range []struct {
+		text, from string
+		want       []string // in UTC
+	}{
+		{"@daily", "2026-03-07T12:00:00Z", []string{"2026-03-08T05:00:00Z", "2026-03-09T04:00:00Z"}},
+		{"30 0 * * *", "2026-03-07T12:00:00Z", []string{"2026-03-08T05:30:00Z", "2026-03-09T04:30:00Z"}},
+		{"30 1 * * *", "2026-03-07T12:00:00Z", []string{"2026-03-08T05:30:00Z", "2026-03-09T05:30:00Z"}},
+		{"30 23 * * *", "2026-03-07T12:00:00Z", []string{"2026-03-08T04:30:00Z", "2026-03-09T03:30:00Z"}},
+		{"30 0 * * *", "2026-10-31T12:00:00Z", []string{"2026-11-01T05:30:00Z", "2026-11-02T05:30:00Z"}},
+		{"30 1 * * *", "2026-10-31T12:00:00Z", []string{"2026-11-01T06:30:00Z", "2026-11-02T06:30:00Z"}},
+		{"30 23 * * *", "2026-10-31T12:00:00Z", []string{"2026-11-01T03:30:00Z", "2026-11-02T04:30:00Z"}},
+		{" @midnight", "2026-10-31T12:00:00Z", []string{"2026-11-01T05:00:00Z", "2026-11-02T05:00:00Z"}},
+		{"@hourly", "2026-11-01T03:30:00Z", []string{"2026-11-01T04:00:00Z", "2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"}},
+		{"@every 5h", "2026-06-01T00:00:00Z", []string{"2026-06-01T05:00:00Z", "2026-06-01T10:00:00Z"}},
+	} {
+		s, err := parseCron("stop", c.text, "America/Havana")
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, err := time.Parse(time.RFC3339, c.from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range c.want {
+			if at = s.Next(at); at.UTC().Format(time.RFC3339) != want {
+				t.Errorf("%s after %s: %s, want %s", c.text, c.from, at.UTC().Format(time.RFC3339), want)
 				break
 			}
 		}

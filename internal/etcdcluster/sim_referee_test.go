@@ -153,6 +153,9 @@ func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 		if slices.ContainsFunc(s.cluster.Status.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == other.Name }) {
 			continue
 		}
+		if other.DeletionTimestamp != nil {
+			continue // it is replaced, maybe where it was
+		}
 		used[other.Spec.Node] = true
 		r := s.raftOf()
 		if r == nil {
@@ -167,7 +170,10 @@ func (s *sim) refereeCreate(w World, m *v1alpha1.EtcdMember) {
 	}
 	if used[m.Spec.Node] {
 		for _, node := range w.SchedulableNodes() {
-			failed := slices.ContainsFunc(w.Cluster.Status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return a.Node == node })
+			failed := slices.ContainsFunc(w.Cluster.Status.Avoid, func(a v1alpha1.EtcdAvoidedNode) bool { return a.Node == node }) ||
+				slices.ContainsFunc(w.Cluster.Status.Failing, func(f v1alpha1.EtcdMemberFailure) bool {
+					return s.members[f.Member] != nil && s.members[f.Member].Spec.Node == node
+				})
 			if !used[node] && !(failed && w.Slot != nil) {
 				s.breach("%s is created on %s and %s is free", m.Name, m.Spec.Node, node)
 			}
@@ -204,6 +210,32 @@ func (s *sim) refereeDelete(m *v1alpha1.EtcdMember) {
 	if st.Stop == nil || st.Stop.Step != v1alpha1.EtcdReleased {
 		s.breach("%s is deleted before it was released, and etcd has it", m.Name)
 	}
+}
+
+// refereeRemove: a member with good data does not leave while only such stay whose data differs.
+func (s *sim) refereeRemove(r *simRaft, leaves etcd.Peer) {
+	good, bad := 0, 0
+	for _, d := range s.data {
+		switch {
+		case d.raft != r || !r.has(d.id) || r.peer(d.id).Learner:
+		case d.differs:
+			bad++
+		case d.id != leaves.ID:
+			good++
+		}
+	}
+	if d := s.dataOf(r, leaves.ID); d != nil && !d.differs && !leaves.Learner && bad > 0 && good == 0 {
+		s.breach("%s leaves cluster %x, and only members with other data stay", leaves.Name, r.id)
+	}
+}
+
+func (s *sim) dataOf(r *simRaft, id uint64) *simData {
+	for _, d := range s.data {
+		if d.raft == r && d.id == id {
+			return d
+		}
+	}
+	return nil
 }
 
 // refereeDrop: a node deletes a copy that is too many only while another node that is there has one.

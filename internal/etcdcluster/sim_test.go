@@ -309,6 +309,7 @@ func TestTheRefereeSeesABrokenRule(t *testing.T) {
 		sees    string
 	}{
 		{"members serve while they are sealed", mutants{unsealed: true}, "is not in"},
+		{"members with good data leave before one whose data differs", mutants{quiet: true}, "only members with other data stay"},
 		{"copies are placed on nodes that are away", mutants{decision: placeOnAbsent}, "is placed on"},
 		{"nodes drop copies by the record alone", mutants{decision: placeOnAbsent, trustsRecords: true}, "drops its copy"},
 		{"data is deleted before it is released", mutants{decision: func(w World, d *Decision) {

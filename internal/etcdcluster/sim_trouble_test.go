@@ -16,7 +16,7 @@ import (
 func (s *sim) event() {
 	s.bound.Step()
 	n := s.nodes[s.rand.IntN(len(s.nodes))]
-	switch k := s.rand.IntN(61); {
+	switch k := s.rand.IntN(64); {
 	case k < 26:
 		s.machine(n)
 	case k < 31:
@@ -79,6 +79,68 @@ func (s *sim) trouble(kind int, n *simNode) {
 	case 20:
 		if s.deletes {
 			s.remove()
+		}
+	case 21:
+		n.undying = !n.undying
+		s.Hear("%s can delete data: %t", n.name, !n.undying)
+	case 22:
+		s.deleteMember()
+	case 23:
+		s.diverge()
+	}
+}
+
+// deleteMember lets a person delete the object of a member, which stays until the member is replaced.
+func (s *sim) deleteMember() {
+	m := s.anyMember()
+	if m == nil || m.DeletionTimestamp != nil {
+		return
+	}
+	m.DeletionTimestamp = newTime(s.now)
+	m.Generation++
+	s.touch(m)
+	s.Hear("somebody deletes %s", m.Name)
+}
+
+// diverge changes the keys of one member, which etcd sees, if the others can do without it.
+func (s *sim) diverge() {
+	r := s.raftOf()
+	if r == nil || len(s.alarms(r)) > 0 {
+		return
+	}
+	running := s.runningVoters(r)
+	d := running[s.rand.IntN(len(running))]
+	if s.spare(func(other *simData) bool { return other == d }) {
+		d.differs = true
+		s.Hear("the data of %x on %s differs", d.id, d.node)
+	}
+}
+
+// replaceDiffering lets somebody delete the members whose data differs, as in the end somebody does.
+func (s *sim) replaceDiffering() {
+	for _, name := range slices.Sorted(maps.Keys(s.data)) {
+		if m := s.members[name]; s.data[name].differs && m != nil && m.DeletionTimestamp == nil {
+			m.DeletionTimestamp = newTime(s.now)
+			m.Generation++
+			s.touch(m)
+			s.Hear("somebody deletes %s, whose data differs", name)
+		}
+	}
+}
+
+// mendDisks lets nodes delete data once the cluster has all its members all the same, or if the deletion is all that is asked for.
+func (s *sim) mendDisks() {
+	st, stay := s.cluster.Status, 0
+	for _, m := range s.members {
+		aside := slices.ContainsFunc(st.SetAside, func(a v1alpha1.EtcdSetAside) bool { return a.Member == m.Name })
+		if m.Spec.Want != v1alpha1.EtcdMemberDelete && !aside {
+			stay++
+		}
+	}
+	size := s.cluster.Size()
+	if size == 0 || !s.cluster.DeletionTimestamp.IsZero() || StageOf(s.cluster) == StageRunning && int(st.ReadyReplicas) == size && stay == size {
+		for _, n := range s.nodes {
+			n.undying = false
 		}
 	}
 }
@@ -313,7 +375,7 @@ func (s *sim) discard() {
 // good returns whether a member's data is what it was, and nobody asked for its deletion.
 func (s *sim) good(name string) bool {
 	d, m := s.data[name], s.members[name]
-	return m != nil && m.Spec.Want != v1alpha1.EtcdMemberDelete && !d.corrupt && !d.foreign
+	return m != nil && m.Spec.Want != v1alpha1.EtcdMemberDelete && !d.corrupt && !d.foreign && !d.differs
 }
 
 // spare returns whether the present cluster can do without some data: a quorum of its voters has good data besides, and one of these every write.
@@ -463,7 +525,7 @@ func (s *sim) changePolicy() {
 
 // restoreFromMember orders the cluster to go on from what one member has. Nobody says that any node is gone, so no key may be lost by it.
 func (s *sim) restoreFromMember() {
-	if m := s.anyMember(); m != nil && s.cluster.Size() > 0 {
+	if m := s.anyMember(); m != nil && s.cluster.Size() > 0 && (s.data[m.Name] == nil || !s.data[m.Name].differs) {
 		s.order(&v1alpha1.EtcdRestoreOrder{Member: m.Name, Expires: metav1.NewTime(s.now.Add(time.Duration(s.rand.IntN(60)) * time.Second))})
 	}
 }

@@ -31,6 +31,7 @@ type simNode struct {
 	silent   bool // it never answers a trial, nor other nodes in one
 	broken   bool // no member can begin here, though the node runs
 	leaves   bool // it drains until nothing of the cluster is on it
+	undying  bool // it cannot delete the data of members
 	removed  bool // somebody deleted its Node while it was away
 	address  int
 }
@@ -54,8 +55,10 @@ type simData struct {
 	node        string
 	running     bool
 	sealed      bool
+	admitted    bool // the gate of its node counts it
 	corrupt     bool // its process ends as soon as it starts
 	foreign     bool // its marker is lost, so that the node does not know whose it is
+	differs     bool // its keys are not those of the others, and etcd says so
 }
 
 // simFile is a snapshot file.
@@ -100,6 +103,7 @@ type sim struct {
 // mutants are rules broken on purpose, to show that the referee would see it.
 type mutants struct {
 	unsealed      bool                   // members go on serving while they say that they are sealed, and clients know their addresses
+	quiet         bool                   // etcd does not say whose data differs
 	trustsRecords bool                   // nodes drop copies though those that should keep them are away
 	decision      func(World, *Decision) // the planner decides otherwise
 }
@@ -208,6 +212,9 @@ func (s *sim) view(members []*v1alpha1.EtcdMember) etcd.View {
 		h := etcd.Health{Answered: true, ID: d.id, ClusterID: d.raft.id, Revision: d.applied}
 		if s.quorate(d.raft) && d.raft.has(d.id) {
 			h.Leader = s.leader(d.raft)
+			if v.Alarms == nil && !s.mutants.quiet {
+				v.Alarms = s.alarms(d.raft)
+			}
 			if !v.Listed && !d.raft.peer(d.id).Learner {
 				v.Listed, v.Peers, v.Via, v.Revision = true, slices.Clone(d.raft.peers), name, d.raft.revision
 			}
@@ -215,6 +222,16 @@ func (s *sim) view(members []*v1alpha1.EtcdMember) etcd.View {
 		v.Health[name] = h
 	}
 	return v
+}
+
+// alarms are those that etcd has raised.
+func (s *sim) alarms(r *simRaft) (list []etcd.Alarm) {
+	for _, name := range slices.Sorted(maps.Keys(s.data)) {
+		if d := s.data[name]; d.raft == r && d.differs && r.has(d.id) {
+			list = append(list, etcd.Alarm{Member: d.id, Corrupt: true})
+		}
+	}
+	return list
 }
 
 func (r *simRaft) has(id uint64) bool {
@@ -361,7 +378,7 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 	switch m.Spec.Want {
 	case v1alpha1.EtcdMemberReserve:
 		if d != nil {
-			d.running = false
+			d.running, d.admitted = false, false
 		}
 		if n.draining {
 			return
@@ -379,7 +396,7 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 	case v1alpha1.EtcdMemberRun, v1alpha1.EtcdMemberSeal:
 		if !s.listens(n, m) {
 			if d != nil {
-				d.running = false
+				d.running, d.admitted = false, false
 			}
 			s.phase(m, v1alpha1.EtcdMemberFailed)
 			return
@@ -402,6 +419,12 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 				return
 			}
 		}
+		if !d.admitted && n.draining && m.Spec.Want == v1alpha1.EtcdMemberRun {
+			m.Status.Error = "the node takes no new work: NodeDraining"
+			s.phase(m, v1alpha1.EtcdMemberStarting)
+			return
+		}
+		d.admitted = true
 		if d.corrupt {
 			d.running = false
 			m.Status.Error, m.Status.Restarts = "invalid database", m.Status.Restarts+1
@@ -415,6 +438,7 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 			return
 		}
 		d.running, d.sealed = true, m.Spec.Want == v1alpha1.EtcdMemberSeal
+		m.Status.Error = ""
 		m.Status.ID, m.Status.ClusterID, m.Status.Data = etcd.HexID(d.id), etcd.HexID(d.raft.id), true
 		for i := range d.raft.peers {
 			if d.raft.peers[i].ID == d.id {
@@ -428,13 +452,18 @@ func (s *sim) obey(n *simNode, m *v1alpha1.EtcdMember) {
 		}
 	case v1alpha1.EtcdMemberStop:
 		if d != nil {
-			d.running = false
+			d.running, d.admitted = false, false
 			if m.Spec.ReportLog {
 				m.Status.Log = &v1alpha1.EtcdLog{Term: 1, Index: d.applied}
 			}
 		}
 		s.phase(m, v1alpha1.EtcdMemberStopped)
 	case v1alpha1.EtcdMemberDelete:
+		if d != nil && n.undying {
+			d.running, d.admitted = false, false
+			m.Status.Error, m.Status.ObservedGeneration = "read-only file system", m.Generation
+			return
+		}
 		delete(s.data, m.Name) // what is not known to be the member's stays, and no object knows it any more
 		m.Status.Data = false
 		s.phase(m, v1alpha1.EtcdMemberDeleted)
@@ -512,6 +541,9 @@ func (s *sim) begin(n *simNode, m *v1alpha1.EtcdMember) *simData {
 // file is a snapshot of the data: it has what was applied to it.
 func (d *simData) file() *simFile {
 	f := &simFile{revision: d.applied, acked: maps.Clone(d.raft.acked)}
+	if d.differs {
+		f.acked = map[int64]int64{}
+	}
 	maps.DeleteFunc(f.acked, func(_, revision int64) bool { return revision > d.applied })
 	return f
 }
@@ -863,6 +895,7 @@ func (s *sim) reconfigure(a Action) bool {
 		if !p.Learner && after < quorum(r.voters()-1) {
 			return false // as the observer refuses
 		}
+		s.refereeRemove(r, p)
 		r.peers = slices.DeleteFunc(r.peers, func(q etcd.Peer) bool { return q.ID == p.ID })
 		r.removed[p.ID] = true
 	}
@@ -899,6 +932,8 @@ func (s *sim) calm() {
 		if s.settledBut(len(s.cluster.Status.SetAside)) {
 			s.discard()
 		}
+		s.replaceDiffering()
+		s.mendDisks()
 		for _, n := range s.nodes {
 			s.machine(n)
 		}
@@ -922,6 +957,9 @@ func (s *sim) settledBut(aside int) bool {
 		return false
 	}
 	for _, m := range s.members {
+		if m.DeletionTimestamp != nil && m.Spec.Want == v1alpha1.EtcdMemberRun {
+			return false
+		}
 		if s.node(m.Spec.Node).leaves && s.data[m.Name] != nil {
 			return false
 		}

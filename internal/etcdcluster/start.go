@@ -228,7 +228,7 @@ func (p *planner) resume() {
 		default:
 			there++
 		}
-		p.setDesired(p.current[i], v1alpha1.EtcdMemberRun, func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
+		p.wake(p.current[i], func(s *v1alpha1.EtcdMemberSpec) { s.DataRequired = true })
 	}
 	all, need := len(rest.Members), quorum(len(rest.Members))
 	if there >= need {

@@ -71,7 +71,7 @@ func (p *planner) stop() {
 	}
 	for _, m := range p.current {
 		if m.Spec.Want != v1alpha1.EtcdMemberSeal && m.Spec.Begin != nil {
-			p.setDesired(m, v1alpha1.EtcdMemberRun) // a restore, the cancellation of a start or a person had stopped it, and the quorum needs it
+			p.wake(m) // a restore, the cancellation of a start or a person had stopped it, and the quorum needs it
 		}
 	}
 	if !p.View.Listed || p.readyVoters() < quorum(p.votes()) {
@@ -238,6 +238,10 @@ func (p *planner) seal() {
 			continue
 		}
 		// Its node cannot seal it, or its process does not stay up. When it comes back it could pass on writes of clients, unless it is out of the list.
+		if p.lastGood(m) {
+			p.reportWaiting(fmt.Sprintf("%s cannot be sealed, and has the only data that does not differ; bring it back", m.Name))
+			return
+		}
 		if p.readyVoters() < quorum(p.votes()-1) {
 			p.reportWaiting(fmt.Sprintf("%s; %s cannot be sealed, and removing it would lose quorum; bring it back", p.healthyVoters(), m.Name))
 			return
@@ -278,7 +282,7 @@ func (p *planner) unsealAll() {
 // unseal lets a member serve clients again. Members of a stopped cluster were woken for their data only, and serve nobody.
 func (p *planner) unseal(m memberView) {
 	if p.Cluster.Status.Phase != v1alpha1.EtcdClusterPhaseStopped {
-		p.setDesired(m, v1alpha1.EtcdMemberRun)
+		p.wake(m)
 	}
 }
 
@@ -492,7 +496,11 @@ func (p *planner) endMembers() {
 		p.reportWaiting("waiting for a node with a copy of its snapshot")
 	}
 	left := func(m memberView) bool { return p.Live(m.Spec.Node) && !p.isSetAside(m) }
-	if !done || len(p.pending()) > 0 || !p.formerStopped() || slices.ContainsFunc(p.former, left) {
+	going := p.pending()
+	if p.Cluster.Size() > 0 {
+		going = slices.DeleteFunc(going, memberView.undeletable) // somebody wants it to start, and a disk that fails must not keep it from that
+	}
+	if !done || len(going) > 0 || !p.formerStopped() || slices.ContainsFunc(p.former, left) {
 		return
 	}
 	p.endStop()

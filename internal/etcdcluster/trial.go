@@ -209,8 +209,9 @@ func (p *planner) moreToTry(trial *v1alpha1.EtcdSnapshot, room []string) bool {
 	})
 }
 
-// source returns the member from which a snapshot is taken: a healthy one, if possible not on the node where that just failed, then not on one that did
-// not answer, then on a node that stays, then the one that reported the revision, then one that does not lead.
+// source returns the member from which a snapshot is taken: a healthy one whose data is known not to differ from the others', if possible not on the
+// node where that just failed, then not on one that did not answer, then on a node that stays, then the one that reported the revision, then one that
+// does not lead.
 func (p *planner) source() (memberView, bool) {
 	var best *memberView
 	var failed *v1alpha1.EtcdSnapshot // the attempt before
@@ -218,7 +219,7 @@ func (p *planner) source() (memberView, bool) {
 		failed = p.find(stop.Snapshot)
 	}
 	for _, m := range p.voters() {
-		if !m.healthy() || !p.Live(m.Spec.Node) {
+		if !m.healthy() || !p.Live(m.Spec.Node) || p.differs(m) || p.View.AlarmsUnknown {
 			continue
 		}
 		score := func(m memberView) int {

@@ -72,6 +72,11 @@ func (m memberView) trouble() string {
 	return shortened(m.Status.Error)
 }
 
+// undeletable returns whether the process of a member has ended, and its node cannot delete the data.
+func (m memberView) undeletable() bool {
+	return m.Spec.Want == v1alpha1.EtcdMemberDelete && m.trouble() != "" && m.Status.PID == 0
+}
+
 // lost returns whether the node reported that the member's data is missing.
 func (m memberView) lost() bool {
 	return m.is(v1alpha1.EtcdMemberFailed) && m.Spec.DataRequired && !m.Status.Data

@@ -289,6 +289,30 @@ func TestAnObjectThatIsGoneStopsItsMemberAndKeepsTheData(t *testing.T) {
 	}
 }
 
+// The coordinator goes on with other members when it knows that no process is left.
+func TestAMemberWhoseDataCannotBeDeletedHasNoProcess(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	m := y.running("c-1", n1)
+	marker := filepath.Join(n1.memberDir("c-1"), "marker.json")
+	kept, err := os.ReadFile(marker)
+	y.must(err)
+	y.must(os.Remove(marker))
+	y.must(os.Mkdir(marker, 0o700)) // it cannot be read, as on a disk that fails
+	m = y.want(m, v1alpha1.EtcdMemberDelete)
+	until(t, "the error to be reported", func() bool {
+		y.must(y.admin.Get(context.Background(), client.ObjectKeyFromObject(m), m))
+		return m.Status.ObservedGeneration == m.Generation && m.Status.PID == 0 && strings.Contains(m.Status.Error, "is a directory")
+	})
+	if m.Status.Phase != v1alpha1.EtcdMemberStopped {
+		t.Errorf("it is %s", m.Status.Phase)
+	}
+	until(t, "the node to hold no member", func() bool { return n1.held(host.KindMembers) == 0 })
+	y.must(os.Remove(marker))
+	y.must(os.WriteFile(marker, kept, 0o600))
+	y.awaitPhase(m, v1alpha1.EtcdMemberDeleted)
+}
+
 func TestADrainingNodeTakesNoNewMemberAndRunsOnWhatItHas(t *testing.T) {
 	y := newYard(t)
 	n1 := y.machine("n1")

@@ -113,6 +113,9 @@ func (w *memberWorker) erase(epoch *epochRun, m *v1alpha1.EtcdMember) error {
 		return nil
 	}
 	if err := w.eraseDir(live); err != nil {
+		if !errors.Is(err, member.ErrLocked) {
+			w.report(live, epoch, func(s *v1alpha1.EtcdMemberStatus) { s.Phase, s.PID = v1alpha1.EtcdMemberStopped, 0 }) // the coordinator goes on with other members
+		}
 		return err
 	}
 	w.hold.release()

@@ -36,6 +36,8 @@ type Observed struct {
 	// Process of the member here, whether the last order was to seal it, and whether it has carried that order out.
 	Process       Process
 	Sealed, Acked bool
+	// Ordered is when that order was given.
+	Ordered time.Time
 	// State that the process reported last.
 	State member.State
 	// Quota that the process was started with.
@@ -90,7 +92,7 @@ const (
 	// Seal and Unseal: order the process to refuse clients, or to serve them.
 	Seal   Do = "Seal"
 	Unseal Do = "Unseal"
-	// Renew: end the process, to start it with a changed option.
+	// Renew: end the process, to start it with a changed option, or because it does not carry out its order (Step.Err).
 	Renew Do = "Renew"
 	// Publish: report the state of the process.
 	Publish Do = "Publish"
@@ -138,7 +140,7 @@ func Next(o Observed, now time.Time) Step {
 	case runs && o.Removed:
 		return Step{Do: Retire}
 	case runs && o.Process == Live:
-		return o.nextLive()
+		return o.nextLive(now)
 	case runs:
 		return o.nextStart(now)
 	}
@@ -155,8 +157,15 @@ func Next(o Observed, now time.Time) Step {
 	return Step{Do: Idle}
 }
 
+// orderLimit is how long a process that is part of its cluster may take to carry out an order. It cancels
+// the requests of clients after ten seconds. A process that hangs would keep a stop from ending, while no client is served.
+const orderLimit = 30 * time.Second
+
+// errHangs: the process does not carry out an order.
+var errHangs = fmt.Errorf("the member's process did not carry out an order for %s", orderLimit)
+
 // nextLive is for a process that runs and should.
-func (o Observed) nextLive() Step {
+func (o Observed) nextLive(now time.Time) Step {
 	wantSealed := o.Spec.Want == v1alpha1.EtcdMemberSeal
 	switch {
 	case o.Quota != o.Spec.QuotaBytes:
@@ -165,8 +174,10 @@ func (o Observed) nextLive() Step {
 		return Step{Do: Seal}
 	case !wantSealed && o.Sealed:
 		return Step{Do: Unseal}
+	case !o.Acked && (o.State == member.Serving || o.State == member.Sealed) && now.Sub(o.Ordered) >= orderLimit:
+		return Step{Do: Renew, Err: errHangs}
 	case !o.Acked:
-		return Step{Do: Idle}
+		return Step{Do: Idle} // while it starts it takes no orders
 	}
 	switch o.State {
 	case member.Starting:

@@ -38,7 +38,8 @@ func reports(state member.State) change {
 	}
 }
 func toldToSeal(o *Observed)     { o.Sealed = true }
-func unacknowledged(o *Observed) { o.Acked = false }
+func unacknowledged(o *Observed) { o.Acked, o.Ordered = false, noon.Add(-time.Second) }
+func hangs(o *Observed)          { o.Acked, o.Ordered = false, noon.Add(-orderLimit) }
 func fromSnapshot(o *Observed)   { o.Spec.Begin.Snapshot = "s" }
 func delayed(o *Observed)        { o.NotBefore = noon.Add(time.Second) }
 func delayOver(o *Observed)      { o.NotBefore = noon }
@@ -83,6 +84,10 @@ func TestTheNextStepOfAMember(t *testing.T) {
 		{"a process that serves is reported", observed(run, reports(member.Serving)), Step{Do: Publish, Phase: v1alpha1.EtcdMemberRunning}},
 		{"a process that serves is sealed", observed(seal, reports(member.Serving)), Step{Do: Seal}},
 		{"the seal is reported when it is carried out", observed(seal, reports(member.Serving), toldToSeal, unacknowledged), Step{Do: Idle}},
+		{"a process that hangs is started again", observed(seal, reports(member.Serving), toldToSeal, hangs), Step{Do: Renew, Err: errHangs}},
+		{"also if it does not serve again", observed(run, reports(member.Sealed), hangs), Step{Do: Renew, Err: errHangs}},
+		{"but not while it starts", observed(seal, reports(member.Starting), toldToSeal, hangs), Step{Do: Idle}},
+		{"nor while nothing is certain", observed(seal, inDoubt, reports(member.Serving), toldToSeal, hangs), Step{Do: Idle}},
 		{"and then it is", observed(seal, reports(member.Sealed), toldToSeal), Step{Do: Publish, Phase: v1alpha1.EtcdMemberSealed}},
 		{"a sealed process serves again", observed(run, reports(member.Sealed), toldToSeal), Step{Do: Unseal}},
 		{"a process that is about to end reports nothing", observed(run, reports(member.Failed)), Step{Do: Idle}},

@@ -211,5 +211,15 @@ func (w *memberWorker) recordExit(m *v1alpha1.EtcdMember) {
 	w.mu.Unlock()
 }
 
+// recordHang records that the process is restarted because it hangs, and why.
+func (w *memberWorker) recordHang(m *v1alpha1.EtcdMember, why error) {
+	w.host.opts.Metrics.restarts.Inc()
+	w.host.opts.Log.Warn("etcd member's process hangs; restarting it", "etcdcluster", clusterOf(m), "member", m.Name, "error", why)
+	w.mu.Lock()
+	w.status.Restarts++
+	w.status.Error = why.Error()
+	w.mu.Unlock()
+}
+
 // clusterOf names the cluster of a member in logs.
 func clusterOf(m *v1alpha1.EtcdMember) string { return m.Namespace + "/" + m.Spec.Cluster }

@@ -51,6 +51,7 @@ type memberWorker struct {
 	quota     int64     // of the child
 	sealed    bool      // the child's last order was to seal
 	order     int64     // the number of that order
+	ordered   time.Time // when it was given
 	restore   *member.Restore
 	discard   func()    // deletes what was fetched for restore
 	unheard   int       // how often in a row the child ended to be started again
@@ -183,7 +184,7 @@ func (w *memberWorker) observe(m *v1alpha1.EtcdMember, gone bool, epoch *epochRu
 	}
 	if w.child != nil {
 		r, _ := w.child.Report()
-		o.Process, o.State, o.Acked, o.Quota = Live, r.State, r.Number >= w.order, w.quota
+		o.Process, o.State, o.Acked, o.Ordered, o.Quota = Live, r.State, r.Number >= w.order, w.ordered, w.quota
 		select {
 		case <-w.child.Done():
 			o.Process = Exited
@@ -236,6 +237,9 @@ func (w *memberWorker) take(ctx context.Context, epoch *epochRun, m *v1alpha1.Et
 	case Unseal:
 		return true, w.command(member.Unseal)
 	case Renew:
+		if step.Err != nil {
+			w.recordHang(m, step.Err)
+		}
 		w.child.Stop(ctx) // the gate counts the member on
 		w.child = nil
 		return true, nil
@@ -265,7 +269,7 @@ func (w *memberWorker) command(order member.Order) error {
 	if err != nil {
 		return err
 	}
-	w.sealed, w.order = order == member.Seal, number
+	w.sealed, w.order, w.ordered = order == member.Seal, number, time.Now()
 	return nil
 }
 

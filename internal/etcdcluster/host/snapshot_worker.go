@@ -189,8 +189,10 @@ func (r *epochRun) removeCopy(ctx context.Context, s *v1alpha1.EtcdSnapshot) err
 // delete deletes this node's copy of a snapshot whose deletion was asked for.
 func (w *snapshotWorker) delete(ctx context.Context, s *v1alpha1.EtcdSnapshot) error {
 	w.setWorking(s.UID, false)
-	if err := w.deleteFile(); err != nil {
+	if err := w.deleteFile(); errors.Is(err, fleet.ErrLeaseInDoubt) {
 		return err
+	} else if err != nil {
+		return errors.Join(err, w.writeCopy(ctx, s, err)) // whoever waits for the deletion sees why
 	}
 	return w.removeCopy(ctx, s)
 }
@@ -435,7 +437,7 @@ func (w *snapshotWorker) takeStopped(ctx context.Context, m *v1alpha1.EtcdMember
 		return snapshot.Facts{}, errMemberUp
 	}
 	child, err := member.Start(w.opts.Exe, member.Config{
-		Dir: t.dir, Name: m.Name, ClusterUID: m.Spec.ClusterUID, Salvage: &member.Salvage{Work: filepath.Join(t.dir, "salvage"), Output: t.temp},
+		Dir: t.dir, Name: m.Name, ClusterUID: m.Spec.ClusterUID, Salvage: &member.Salvage{Work: filepath.Join(t.dir, member.SalvageName), Output: t.temp},
 	}, w.opts.MemberArgs...)
 	if err != nil {
 		return snapshot.Facts{}, err

@@ -107,6 +107,21 @@ func TestASnapshotIsCopiedAndHandedOn(t *testing.T) {
 	}
 }
 
+func TestASnapshotThatCannotBeDeletedSaysWhy(t *testing.T) {
+	y := newYard(t)
+	n1 := y.machine("n1")
+	y.filled("c-1", n1)
+	s := y.snapshot("s-1", "c-1", 0, n1)
+	y.awaitSnapshot(s, "kept", kept(n1))
+	file := n1.snapshotFile("s-1")
+	y.must(os.Remove(file))
+	y.must(os.MkdirAll(filepath.Join(file, "in the way"), 0o700)) // as on a disk that fails
+	y.must(y.admin.Delete(context.Background(), s))
+	y.awaitSnapshot(s, "not deleted", badCopy(n1, "directory not empty"))
+	y.must(os.RemoveAll(file))
+	y.awaitSnapshot(s, "deleted", func(s *v1alpha1.EtcdSnapshot) bool { return len(s.Status.Copies) == 0 })
+}
+
 // sluice lets so many bytes out of each connection, and the rest once it is opened.
 type sluice struct {
 	net.Listener

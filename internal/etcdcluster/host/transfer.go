@@ -33,6 +33,8 @@ const (
 	reachLimit = 10 * time.Second
 	// sendsAtOnce bounds the copies that a node sends at a time.
 	sendsAtOnce = 4
+	// sendWait bounds how long the next one waits for its turn: those that are being sent may hang.
+	sendWait = 2 * time.Minute
 )
 
 // copies serves the snapshots of this node to other nodes.
@@ -50,12 +52,10 @@ func (c *copies) Fetch(req *wire.FetchRequest, out grpc.ServerStreamingServer[wi
 	if s == nil || string(s.UID) != req.Uid || s.Status.Facts == nil {
 		return status.Errorf(codes.NotFound, "node %s has no snapshot %s/%s", h.opts.Node, req.Namespace, req.Name)
 	}
-	select {
-	case h.sends <- struct{}{}:
-		defer func() { <-h.sends }()
-	default:
-		return status.Errorf(codes.ResourceExhausted, "node %s is already sending %d copies", h.opts.Node, sendsAtOnce)
+	if err := c.await(out); err != nil {
+		return err
 	}
+	defer func() { <-h.sends }()
 	file, err := c.open(s, out)
 	if err != nil && out.Context().Err() != nil {
 		return err
@@ -78,6 +78,29 @@ func (c *copies) Fetch(req *wire.FetchRequest, out grpc.ServerStreamingServer[wi
 		}
 		if err != nil {
 			return status.Error(codes.Internal, err.Error())
+		}
+	}
+}
+
+// await waits for a place among the copies that are being sent, and lets the receiver know meanwhile that it goes on. A node that is busy is no reason to
+// give a copy up: many clusters may stop at the same time of a schedule.
+func (c *copies) await(out grpc.ServerStreamingServer[wire.Piece]) error {
+	late := time.NewTimer(sendWait)
+	defer late.Stop()
+	alive := time.NewTicker(aliveEvery)
+	defer alive.Stop()
+	for {
+		select {
+		case <-late.C:
+			return status.Errorf(codes.ResourceExhausted, "node %s has been sending %d other copies for %s", c.host.opts.Node, sendsAtOnce, sendWait)
+		case c.host.sends <- struct{}{}:
+			return nil
+		case <-out.Context().Done():
+			return status.FromContextError(out.Context().Err()).Err()
+		case <-alive.C:
+			if err := out.Send(&wire.Piece{}); err != nil {
+				return err
+			}
 		}
 	}
 }

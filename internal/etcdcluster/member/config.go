@@ -26,11 +26,13 @@ const Command = "etcd-member"
 
 // Names in a member's directory.
 const (
-	DataName   = "data"
-	LockName   = "lock"
-	LogName    = "log"
-	socketName = "private.sock"
-	httpName   = "http.sock"
+	DataName = "data"
+	LockName = "lock"
+	LogName  = "log"
+	// SalvageName is where a salvage copies the data to.
+	SalvageName = "salvage"
+	socketName  = "private.sock"
+	httpName    = "http.sock"
 )
 
 // Data is where etcd keeps its data in a member's directory.

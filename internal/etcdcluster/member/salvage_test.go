@@ -3,6 +3,7 @@ package member_test
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +49,19 @@ func (h *house) three() (configs []member.Config, children []*member.Child) {
 		return false
 	})
 	return configs, children
+}
+
+// A salvage that was killed leaves a copy of all data behind. The member, if it runs again, deletes it.
+func TestAMemberDeletesWhatAnUnfinishedSalvageLeft(t *testing.T) {
+	h := newHouse(t)
+	c := h.config("m1")
+	left := filepath.Join(c.Dir, member.SalvageName)
+	must(t, os.MkdirAll(member.Data(left), 0o700))
+	must(t, os.WriteFile(filepath.Join(member.Data(left), "db"), make([]byte, 1<<10), 0o600))
+	await(t, h.start(c), "serving", state(member.Serving))
+	if _, err := os.Stat(left); !os.IsNotExist(err) {
+		t.Errorf("it is still there: %v", err)
+	}
 }
 
 // The leader of a cluster that lost its quorum has an entry that it never knew to be committed. It may have been acknowledged all the same.

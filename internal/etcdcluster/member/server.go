@@ -130,6 +130,9 @@ func (s *server) run(ctx context.Context, orders <-chan request) error {
 	if err != nil {
 		return err
 	}
+	if err := os.RemoveAll(filepath.Join(s.config.Dir, SalvageName)); err != nil {
+		return fmt.Errorf("delete what an unfinished salvage left: %w", err)
+	}
 	s.seal = newSeal(s.config)
 	cfg, err := s.etcdConfig(logger(log, s.config.LogLevel))
 	if err != nil {
