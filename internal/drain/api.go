@@ -219,7 +219,7 @@ func Explain(w World, node string) string {
 	case !rec.Held() && rec.Fenced >= n.Status.Epoch:
 		fmt.Fprintf(&b, "It is lost: it did not renew its lease, and the lease has expired. It rejoins as epoch %d when its process runs again.\n", n.Status.Epoch+1)
 	case !rec.Held():
-		fmt.Fprintf(&b, "It has left: it released its lease.\n")
+		fmt.Fprintf(&b, "It has left: it released its lease. It rejoins as epoch %d when its process runs again.\n", n.Status.Epoch+1)
 	case n.Spec.Cordoned:
 		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` allows it again.\n", node)
 	}
@@ -232,6 +232,9 @@ func Explain(w World, node string) string {
 		explainDrain(&b, w, d)
 	case slot != nil && slot.Node == node:
 		fmt.Fprintf(&b, "Drain %s ended although the node had not left, and the Drain object was deleted. A new Drain of the node continues it; a restart of the node ends it.\n", slot.Name)
+	case rec.Held() && n.Status.Liveness == v1alpha1.Draining && n.Status.Epoch == rec.Epoch:
+		fmt.Fprintf(&b, "No drain of it is running: somebody else wrote spec.desired of Node %s. Restart the process of the node, and it takes work again in its next epoch. It holds %s.\n",
+			node, w.Works.Listed(n.Status.Held))
 	case rec.Held():
 		fmt.Fprintf(&b, "No drain of it is running. It holds %s.\n", w.Works.Listed(n.Status.Held))
 	}
