@@ -26,7 +26,8 @@ var errWithdrawn = errors.New("the drain was deleted before the coordinator deci
 
 const (
 	decisionPoll = 25 * time.Millisecond
-	withdrawTime = 5 * time.Second
+	// WithdrawTime is how long Request may take to withdraw the Drain, after its context has ended.
+	WithdrawTime = 5 * time.Second
 )
 
 // API creates, cancels and reports drains for HTTP clients. It belongs to one term.
@@ -110,7 +111,7 @@ func ended(d *v1alpha1.Drain) error {
 // withdraw deletes a drain whose requester would get the error cause. A drain that has begun in the meantime is left alone and
 // returned: the requester must not get an error that claims that nothing began.
 func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), withdrawTime)
+	ctx, cancel := context.WithTimeout(context.Background(), WithdrawTime)
 	defer cancel()
 	for deleted := false; ; {
 		current := &v1alpha1.Drain{}
