@@ -184,9 +184,9 @@ func applyBatch(ctx context.Context, c client.Client, objects []*unstructured.Un
 			return fmt.Errorf("%s applied: %s %s: %w", done, object.GetKind(), object.GetName(), err)
 		}
 	}
-	for _, object := range objects {
+	for i, object := range objects {
 		if err := applyOne(ctx, c, object); err != nil {
-			return fmt.Errorf("%s %s: %w", object.GetKind(), object.GetName(), err)
+			return fmt.Errorf("%s %s, after %d of %d objects were applied: %w", object.GetKind(), object.GetName(), i, len(objects), err)
 		}
 	}
 	return nil

@@ -3,11 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/ebb-dev/ebb/internal/testenv"
 )
@@ -58,5 +62,25 @@ items:
 		if _, err := apply(text); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
+	}
+}
+
+// A dry run does not find everything: the API may go away in the middle.
+func TestAnApplyThatFailsInTheMiddleSaysHowMuchWasApplied(t *testing.T) {
+	const text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: NAME, namespace: default}\n---\n"
+	objects, err := parseManifests([]byte(strings.ReplaceAll(text, "NAME", "a") + strings.ReplaceAll(text, "NAME", "b") + strings.ReplaceAll(text, "NAME", "c")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	api := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+		if calls++; calls == 5 { // three dry runs come first
+			return errors.New("connection refused")
+		}
+		return nil
+	}}).Build()
+	const want = "ConfigMap b, after 1 of 3 objects were applied: connection refused"
+	if err := applyAll(t.Context(), api, objects); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }

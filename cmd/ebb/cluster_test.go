@@ -67,3 +67,18 @@ func TestAServerThatCannotBeReachedIsAHint(t *testing.T) {
 		t.Errorf("another error became %s", got)
 	}
 }
+
+func TestAServerThatDoesNotAnswerIsAHint(t *testing.T) {
+	over := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-over }))
+	defer server.Close()
+	defer close(over)
+	_, err := (&http.Client{Timeout: 50 * time.Millisecond}).Get(server.URL)
+	if err == nil {
+		t.Fatal("it answered")
+	}
+	want := ": the server did not answer in time: check whether its process is frozen or its machine overloaded, and try again"
+	if got := hinted(fmt.Errorf("nodes: %w", err)).Error(); got != "nodes: "+err.Error()+want {
+		t.Errorf("it says %s", got)
+	}
+}

@@ -2,10 +2,13 @@ package main
 
 import (
 	"fmt"
+	"net"
+	"net/url"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ebb-dev/ebb/internal/datadir"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 func newCredentials() *cobra.Command {
@@ -33,7 +36,12 @@ server's data directory: the key of the certificate authority never leaves it. C
 			if err := from.IssueNode(to, args[0], append([]string{"localhost", "127.0.0.1", "::1"}, hosts...)); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "credentials of node %s written to %s; copy them to its machine and start it with: ebb node --name %s --data-dir %s\n", args[0], to, args[0], outDir)
+			cfg, err := kubeclient.Load(to.Kubeconfig())
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "credentials of node %s written to %s; copy them to its machine and start it with: ebb node --name %s --data-dir %s\n%s",
+				args[0], to, args[0], outDir, notes(cfg.Host, hosts))
 			return err
 		},
 	}
@@ -42,4 +50,17 @@ server's data directory: the key of the certificate authority never leaves it. C
 	cmd.Flags().StringSliceVar(&hosts, "host", nil, "host name or address under which other machines reach the node; can be repeated")
 	_ = cmd.MarkFlagRequired("out")
 	return cmd
+}
+
+// notes says what keeps credentials from being used on another machine: server is the URL of the API, and hosts are those of the node.
+func notes(server string, hosts []string) string {
+	text := ""
+	u, err := url.Parse(server)
+	if err == nil && (u.Hostname() == "localhost" || net.ParseIP(u.Hostname()).IsLoopback()) {
+		text += fmt.Sprintf("note: the credentials name the API server as %s, which is reached on this machine only; for another machine, start the API server with --listen and --advertise, and run this command again\n", server)
+	}
+	if len(hosts) == 0 {
+		text += "note: without --host the node's certificate is valid for localhost only\n"
+	}
+	return text
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,6 +22,7 @@ import (
 	"github.com/ebb-dev/ebb/internal/drain"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kube"
+	"github.com/ebb-dev/ebb/internal/kubeclient"
 	"github.com/ebb-dev/ebb/internal/pod"
 	"github.com/ebb-dev/ebb/internal/volume"
 )
@@ -170,7 +173,10 @@ func (f *drainFlags) runPlan(ctx context.Context, cmd *cobra.Command, c client.C
 
 // runCancel cancels the drain of a node and, with --wait, waits until the node is Alive again.
 func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client.Client, node string) error {
+	answered := hintIfSlow(cmd.ErrOrStderr(), fmt.Sprintf(
+		"waiting for the coordinator to carry out the cancellation: `ebb explain %s` shows what it waits for; Ctrl-C stops waiting, and the cancellation stays requested", node))
 	d, err := drain.Cancel(ctx, c, node)
+	answered()
 	switch {
 	case errors.Is(err, drain.ErrCaptureNotFound):
 		return fmt.Errorf("there is no node %q: `ebb status` lists the nodes", node)
@@ -181,7 +187,10 @@ func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client
 	}
 	alone := d.Status.Scope == v1alpha1.ScopePods
 	if f.wait && d.Status.StartedAt != nil && !alone {
-		if err := f.awaitBack(ctx, c, d); err != nil {
+		back := hintIfSlow(cmd.ErrOrStderr(), fmt.Sprintf("drain %s is cancelled; waiting until node %s is Alive again: `ebb explain %s` shows its state", d.Name, node, node))
+		err := f.awaitBack(ctx, c, d)
+		back()
+		if err != nil {
 			return err
 		}
 	}
@@ -189,7 +198,7 @@ func (f *drainFlags) runCancel(ctx context.Context, cmd *cobra.Command, c client
 		if d.Status.Pods != nil {
 			return fmt.Sprintf("drain %s of node %s is cancelled. %s\n", d.Name, node, pod.Moved(d.Status.Pods))
 		}
-		if f.wait {
+		if f.wait && d.Status.StartedAt != nil {
 			return fmt.Sprintf("drain %s of node %s is cancelled; the node is Alive again\n", d.Name, node)
 		}
 		return fmt.Sprintf("drain %s of node %s is cancelled\n", d.Name, node)
@@ -272,18 +281,12 @@ func (f *drainFlags) create(ctx context.Context, c client.Client, node string) (
 
 // begun waits until the drain has begun, is queued, or was refused.
 func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Client, d *v1alpha1.Drain) error {
-	for {
-		if err := c.Get(ctx, client.ObjectKeyFromObject(d), d); err != nil {
-			return err
-		}
-		if d.Status.StartedAt != nil || d.Status.Phase != "" {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("drain %s was created but no coordinator has acted on it yet: `ebb explain %s` shows why; delete the Drain if it should not begin later", d.Name, d.Spec.NodeName)
-		case <-time.After(drainPoll):
-		}
+	decided := hintIfSlow(cmd.ErrOrStderr(), fmt.Sprintf(
+		"waiting for the coordinator's decision about drain %s: `ebb explain %s` shows what it waits for; Ctrl-C stops waiting, and the drain may begin later", d.Name, d.Spec.NodeName))
+	err := awaitDecision(ctx, c, d)
+	decided()
+	if err != nil {
+		return err
 	}
 	if d.Status.Phase.Final() && d.Status.StartedAt == nil {
 		return outcome(d)
@@ -301,6 +304,45 @@ func (f *drainFlags) begun(ctx context.Context, cmd *cobra.Command, c client.Cli
 		}
 		return fmt.Sprintf("drain %s of node %s has begun: %s\n", d.Name, d.Spec.NodeName, kinds.Works().Summary(d.Status.Remaining))
 	})
+}
+
+// awaitDecision reads a drain until the coordinator has decided about it.
+func awaitDecision(ctx context.Context, c client.Client, d *v1alpha1.Drain) error {
+	for {
+		switch err := c.Get(ctx, client.ObjectKeyFromObject(d), d); {
+		case err == nil && (d.Status.StartedAt != nil || d.Status.Phase != ""):
+			return nil
+		case kubeclient.IsMissing(err):
+			return fmt.Errorf("drain %s of node %s was deleted before the coordinator decided about it", d.Name, d.Spec.NodeName)
+		case err != nil && ctx.Err() == nil:
+			return fmt.Errorf("drain %s of node %s was created, and its state cannot be read: %w; it may begin: `ebb explain %s` shows it", d.Name, d.Spec.NodeName, err, d.Spec.NodeName)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("drain %s was created but no coordinator has acted on it yet: `ebb explain %s` shows why; delete the Drain if it should not begin later", d.Name, d.Spec.NodeName)
+		case <-time.After(drainPoll):
+		}
+	}
+}
+
+// hintAfter is how long a command waits before it says what for.
+const hintAfter = 3 * time.Second
+
+// hintIfSlow prints what a command waits for if that takes long. The caller ends it when the wait is over.
+func hintIfSlow(w io.Writer, hint string) (end func()) {
+	over := make(chan struct{})
+	var printing sync.WaitGroup
+	printing.Go(func() {
+		select {
+		case <-over:
+		case <-time.After(hintAfter):
+			fmt.Fprintln(w, "ebb: "+hint)
+		}
+	})
+	return func() {
+		close(over)
+		printing.Wait()
+	}
 }
 
 // notBegun says why a drain that was accepted has not begun.

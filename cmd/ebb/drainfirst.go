@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
@@ -46,14 +48,28 @@ func (f nodeFlags) drainFirst(signalled context.Context, dir datadir.NodeDir, ca
 			return
 		}
 		d.log.Info("draining before leaving", "timeout", f.drainTimeout)
-		d.log.Warn("leaving before the drain is complete", "reason", d.watch(bounded, again))
+		if why := d.watch(bounded, again); why != "" {
+			d.log.Warn("leaving before the drain is complete", "reason", why)
+			return
+		}
+		d.log.Info("drained and parked; leaving")
 	}()
 	return living
 }
 
+// drainedNode is the node of a process that is drained before it leaves.
+type drainedNode interface {
+	// Epoch returns the current epoch, or nil.
+	Epoch() *node.Epoch
+	// Parked reports whether the node was drained and waits to be uncordoned.
+	Parked() bool
+	// Client reads and writes live, as the node.
+	Client() client.Client
+}
+
 // ownDrain requests the drain of this node from the coordinator.
 type ownDrain struct {
-	node     *node.Node
+	node     drainedNode
 	name     string
 	dir      datadir.NodeDir
 	campaign *coordinator.Campaign
@@ -61,7 +77,8 @@ type ownDrain struct {
 	epoch    int64 // in which it requested the drain
 }
 
-// watch returns the reason not to wait for the drain any longer. A drain that succeeds ends the process.
+// watch returns the reason not to wait for the drain any longer, or nothing if the node is parked: its drain has succeeded. A drain that
+// succeeds and does not park the node ends the process.
 func (d *ownDrain) watch(ctx context.Context, again <-chan os.Signal) string {
 	for {
 		select {
@@ -70,6 +87,9 @@ func (d *ownDrain) watch(ctx context.Context, again <-chan os.Signal) string {
 		case <-again:
 			return "received a second signal"
 		case <-time.After(askAgain):
+		}
+		if d.node.Parked() {
+			return ""
 		}
 		if e := d.node.Epoch(); e != nil {
 			if liveness, _ := e.Liveness(); liveness == v1alpha1.Alive && e.Number > d.epoch {

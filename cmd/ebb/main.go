@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -40,10 +42,13 @@ func run(ctx context.Context, args []string) int {
 	return 1
 }
 
-// hinted adds what to do about a server that cannot be reached.
+// hinted adds what to do about a server that cannot be reached, or does not answer.
 func hinted(err error) error {
 	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
 		return fmt.Errorf("%w: nothing answers there: check that it runs, and that --kubeconfig, KUBECONFIG or %s names the right cluster", err, envDataDir)
+	}
+	if late := (*url.Error)(nil); errors.As(err, &late) && late.Timeout() {
+		return fmt.Errorf("%w: the server did not answer in time: check whether its process is frozen or its machine overloaded, and try again", err)
 	}
 	return err
 }
@@ -54,7 +59,8 @@ func newRoot() *cobra.Command {
 		Short: "Take machines out of service without losing a row, a block, a key or a quorum",
 		Long: `Ebb moves stateful work off a machine and takes the machine out of service only when nothing is left on it.
 
-Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DIR, in this order.`,
+Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DIR, in this order. An object in a namespace other than default is named
+NAMESPACE/NAME, as it is printed, or with --namespace.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -62,6 +68,7 @@ Client commands find the cluster through --kubeconfig, KUBECONFIG or EBB_DATA_DI
 		newStatus(), newLogs(), newChangefeed(), newEtcd(), newVolume(), newDrain(), newExplain(), newEvents(), newSlurmBridge(), newApply(), newCordon(), newUncordon(), newResign(), newSettings(), newVersion())
 	refuseUnknown(root)
 	nameUsage(root)
+	acceptNamespaces(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 			return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
@@ -85,6 +92,33 @@ func nameUsage(cmd *cobra.Command) {
 			return fmt.Errorf("%w: use `%s`", err, cmd.UseLine())
 		}
 		return nil
+	}
+}
+
+// acceptNamespaces makes every command that names an object in a namespace take the name as it is printed: with its namespace before it.
+func acceptNamespaces(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		acceptNamespaces(sub)
+	}
+	run, flag := cmd.RunE, cmd.Flags().Lookup("namespace")
+	if run == nil || flag == nil {
+		return
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return run(cmd, args)
+		}
+		namespace, name, both := strings.Cut(args[0], "/")
+		if !both {
+			return run(cmd, args)
+		}
+		if flag.Changed && flag.Value.String() != namespace {
+			return fmt.Errorf("%s names another namespace than --namespace %s: omit one of them", args[0], flag.Value)
+		}
+		if err := flag.Value.Set(namespace); err != nil {
+			return err
+		}
+		return run(cmd, append([]string{name}, args[1:]...))
 	}
 }
 

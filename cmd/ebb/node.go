@@ -186,6 +186,11 @@ func (f nodeFlags) credentials(ctx context.Context, log *slog.Logger) (datadir.N
 	if err == nil && !ok {
 		err = fmt.Errorf("node %s has no credentials in %s: run `ebb credentials %s --out DIR` on the machine of the API server and copy DIR here", f.name, dir, f.name)
 	}
+	if err == nil {
+		if wrong := dir.CheckNode(f.name, f.reachedAt(), time.Now()); wrong != nil {
+			log.Warn("credentials", "node", f.name, "error", wrong)
+		}
+	}
 	return dir, err
 }
 
@@ -241,6 +246,12 @@ func (f nodeFlags) hosts() []string {
 		hosts = append(hosts, f.advert)
 	}
 	return hosts
+}
+
+// reachedAt is the host under which others reach the node's HTTP API.
+func (f nodeFlags) reachedAt() string {
+	host, _, _ := net.SplitHostPort(f.listen) // validated
+	return cmp.Or(f.advert, host)
 }
 
 // url is where others reach the node's HTTP API, once it listens.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -57,7 +58,7 @@ func resign(ctx context.Context, c *cluster) (resignation, error) {
 		return result, err
 	}
 	if err := c.post(ctx, url, "/api/v2/owner/resign", &result); err != nil {
-		return result, err
+		return result, unanswered(err, url)
 	}
 	result.Coordinator, err = awaitCoordinator(ctx, cl)
 	return result, err
@@ -77,4 +78,13 @@ func awaitCoordinator(ctx context.Context, c client.Client) (string, error) {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// unanswered names the coordinator in the error of a request that it did not answer: the cluster is the right one, and its node may be dead. Its own
+// answers stay as they are.
+func unanswered(err error, coordinator *url.URL) error {
+	if failed := (*url.Error)(nil); !errors.As(err, &failed) {
+		return err
+	}
+	return fmt.Errorf("the coordinator at %s could not be asked: %s; if its node is dead or frozen, another one takes over within the duration of a lease: `ebb status` shows which", coordinator.Host, err)
 }

@@ -130,7 +130,7 @@ func readStatus(ctx context.Context, c client.Client, clock func() time.Time) (*
 	if err := c.List(ctx, &drains); err != nil {
 		return nil, err
 	}
-	status.Drains, status.DrainProblem = latest(drains.Items, now), drainProblem(settings.Status.ActiveDrain, drains.Items)
+	status.Drains, status.DrainProblem = latest(drains.Items, settings.Status.ActiveDrain, now), drainProblem(settings.Status.ActiveDrain, drains.Items)
 	var programs v1alpha1.DeploymentList
 	if err := c.List(ctx, &programs); err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func readStatus(ctx context.Context, c client.Client, clock func() time.Time) (*
 }
 
 // latest returns the newest drains, and older ones that have not ended, newest first.
-func latest(drains []v1alpha1.Drain, now time.Time) []drainStatus {
+func latest(drains []v1alpha1.Drain, slot *v1alpha1.ActiveDrain, now time.Time) []drainStatus {
 	slices.SortFunc(drains, func(a, b v1alpha1.Drain) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})
@@ -159,7 +159,7 @@ func latest(drains []v1alpha1.Drain, now time.Time) []drainStatus {
 			s.Phase = v1alpha1.DrainPending
 		}
 		if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainFinished); c != nil {
-			s.Outcome, s.Message = c.Reason, c.Message
+			s.Outcome, s.Message = c.Reason, c.Message+sinceFailed(&d, slot)
 		}
 		if d.Status.Pods != nil && !d.Status.Phase.Final() {
 			s.Message += " Pods: " + pod.Progress(d.Status.Pods) + "."
@@ -170,6 +170,21 @@ func latest(drains []v1alpha1.Drain, now time.Time) []drainStatus {
 		list = append(list, s)
 	}
 	return list
+}
+
+// sinceFailed returns, in a sentence, what has become of the node of a drain that failed at its deadline. The drain's own message stays what it was then: that
+// the node stays Draining.
+func sinceFailed(d *v1alpha1.Drain, slot *v1alpha1.ActiveDrain) string {
+	c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainReleased)
+	switch {
+	case d.Status.Phase != v1alpha1.DrainFailed || d.Status.StartedAt == nil || d.Status.Scope == v1alpha1.ScopePods:
+		return ""
+	case c != nil && c.Status == metav1.ConditionTrue:
+		return " " + c.Message
+	case slot == nil || slot.UID != string(d.UID):
+		return fmt.Sprintf(" Since then it no longer holds node %s.", d.Spec.NodeName)
+	}
+	return ""
 }
 
 func statusOf(n *v1alpha1.Node, leader string) nodeStatus {

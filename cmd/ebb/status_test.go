@@ -296,3 +296,38 @@ func TestTheStatusInJSONHasTheSameFacts(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// The message of a drain is written when it ends, and a failed one says that its node stays Draining. The status says when that has ended.
+func TestTheStatusSaysWhenAFailedDrainNoLongerHoldsItsNode(t *testing.T) {
+	const stays = "Node n2 was not drained within 10m0s: 1 volume left. It stays Draining and takes no new work; a new Drain of it continues where this one ended."
+	const released = "The drain was cancelled: node n2 takes work again in a new epoch. Work that has moved stays where it is."
+	began := metav1.NewTime(now)
+	drain := func(phase v1alpha1.DrainPhase, message string, started *metav1.Time, released string) v1alpha1.Drain {
+		d := v1alpha1.Drain{ObjectMeta: metav1.ObjectMeta{Name: "d", UID: "u"}, Spec: v1alpha1.DrainSpec{NodeName: "n2"}, Status: v1alpha1.DrainStatus{Phase: phase, StartedAt: started}}
+		d.Status.Conditions = append(d.Status.Conditions, metav1.Condition{Type: v1alpha1.DrainFinished, Status: metav1.ConditionTrue, Message: message})
+		if released != "" {
+			d.Status.Conditions = append(d.Status.Conditions, metav1.Condition{Type: v1alpha1.DrainReleased, Status: metav1.ConditionTrue, Message: released})
+		}
+		return d
+	}
+	slot := func(uid string) *v1alpha1.ActiveDrain {
+		return &v1alpha1.ActiveDrain{Name: "d", UID: uid, Node: "n2", NodeEpoch: 1}
+	}
+	for what, c := range map[string]struct {
+		drain v1alpha1.Drain
+		slot  *v1alpha1.ActiveDrain
+		want  string
+	}{
+		"it holds its node":                      {drain(v1alpha1.DrainFailed, stays, &began, ""), slot("u"), stays},
+		"it was cancelled":                       {drain(v1alpha1.DrainFailed, stays, &began, released), slot("u"), stays + " " + released},
+		"it was cancelled, and the slot is free": {drain(v1alpha1.DrainFailed, stays, &began, released), nil, stays + " " + released},
+		"its node was stopped":                   {drain(v1alpha1.DrainFailed, stays, &began, ""), nil, stays + " Since then it no longer holds node n2."},
+		"another drain followed":                 {drain(v1alpha1.DrainFailed, stays, &began, ""), slot("v"), stays + " Since then it no longer holds node n2."},
+		"it never began":                         {drain(v1alpha1.DrainFailed, "capture not found", nil, ""), nil, "capture not found"},
+		"it is complete":                         {drain(v1alpha1.DrainComplete, "Node n2 was emptied and has left.", &began, ""), nil, "Node n2 was emptied and has left."},
+	} {
+		if got := latest([]v1alpha1.Drain{c.drain}, c.slot, now)[0].Message; got != c.want {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+	}
+}

@@ -246,8 +246,7 @@ func runToyNode(name, dir string) error {
 	addToys()
 	cmd := newNode()
 	cmd.SetArgs([]string{"--name", name, "--data-dir", dir, "--toy-speed", "2"})
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
+	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM) // until the process ends: it may have left when the test stops it
 	return cmd.ExecuteContext(ctx)
 }
 

@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apimachinery/pkg/version"
 )
 
 func decode[T any](t *testing.T, a answer) T {
@@ -32,13 +35,13 @@ func TestClientsWithoutAggregatedDiscoveryFindEveryGroup(t *testing.T) {
 		got[g.Name] = g.PreferredVersion.GroupVersion
 		order = append(order, g.Name)
 	}
-	for group, version := range map[string]string{
+	for group, want := range map[string]string{
 		"apiextensions.k8s.io": "apiextensions.k8s.io/v1", "coordination.k8s.io": "coordination.k8s.io/v1",
 		"ebb.dev": "ebb.dev/v1alpha1", "events.k8s.io": "events.k8s.io/v1",
 		"authentication.k8s.io": "authentication.k8s.io/v1", "authorization.k8s.io": "authorization.k8s.io/v1",
 	} {
-		if got[group] != version {
-			t.Errorf("group %s is served as %q, want %s", group, got[group], version)
+		if got[group] != want {
+			t.Errorf("group %s is served as %q, want %s", group, got[group], want)
 		}
 	}
 	for range 5 {
@@ -116,5 +119,20 @@ func TestEveryIdentityReadsDiscoveryAndHealthAndOnlyViewersReadMetrics(t *testin
 				t.Errorf("%s: GET %s: %d, want 403", who, path, a.code)
 			}
 		}
+	}
+}
+
+// `kubectl version` compares the version of the server with its own, and fails if it is none.
+func TestTheVersionOfTheServerIsThatOfAKubernetes(t *testing.T) {
+	got := decode[version.Info](t, api(t).viewer(t).must(t, http.MethodGet, "/version", nil))
+	v, err := utilversion.ParseSemantic(got.GitVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.Major() != 1 || v.Minor() < 37 || v.BuildMetadata() != "ebb" || got.Major != "1" || got.Minor != strconv.Itoa(int(v.Minor())) {
+		t.Errorf("%+v", got)
+	}
+	if got.GitCommit != "" || got.BuildDate != "" {
+		t.Errorf("it names a build of Kubernetes: %+v", got)
 	}
 }

@@ -236,6 +236,7 @@ func (s *Server) build() error {
 	if err := run.ApplyTo(&cfg.Config); err != nil {
 		return err
 	}
+	cfg.EffectiveVersion = served{cfg.EffectiveVersion}
 	cfg.ShutdownWatchTerminationGracePeriod = watchGrace
 	etcd := s.etcdOptions()
 	if err := etcd.ApplyTo(&cfg.Config); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -61,6 +62,27 @@ func (d Dir) IssueNode(dir NodeDir, name string, hosts []string) error {
 	}
 	coordinator := pki.Profile{User: identity.Coordinator(name)}
 	return ensureKubeconfig(dir.CoordinatorKubeconfig(), ca, coordinator, url)
+}
+
+// CheckNode returns what is wrong, or will soon be, with the credentials of a node that cannot renew them itself: they expire, or its certificate
+// is not for the host under which others reach its HTTP API.
+func (n NodeDir) CheckNode(name, host string, now time.Time) error {
+	cert, err := os.ReadFile(n.TLSCert())
+	if err != nil {
+		return fmt.Errorf("credentials of node %s: %w", name, err)
+	}
+	const remedy = "run `ebb credentials %s --out DIR --host %s` on the machine of the API server, copy DIR here, and restart the node"
+	if pki.Serves(cert, host) != nil {
+		return fmt.Errorf("the certificate of node %s is not valid for %s, under which others reach its HTTP API: "+remedy, name, host, name, host)
+	}
+	until, due, err := pki.Renewable(cert, now)
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.TLSCert(), err)
+	}
+	if due {
+		return fmt.Errorf("the credentials of node %s expire at %s: "+remedy, name, until.UTC().Format(time.RFC3339), name, host)
+	}
+	return nil
 }
 
 func nodeProfile(name string) pki.Profile {

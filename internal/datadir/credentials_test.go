@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -193,5 +194,34 @@ func TestATokenIsReadWithoutItsLineEnd(t *testing.T) {
 	}
 	if _, err := datadir.ReadToken(empty); err == nil || err.Error() != "bearer token: "+empty+" is empty" {
 		t.Errorf("an empty file: %v", err)
+	}
+}
+
+func TestANodeOnAnotherMachineLearnsWhatIsWrongWithItsCredentials(t *testing.T) {
+	dir, _ := cluster(t)
+	node := issueNode(t, dir, "n4", "localhost", "10.0.0.4", "n4.example.com")
+	now := time.Now()
+	_, until, err := pki.Life(read(t, node.TLSCert()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const remedy = " on the machine of the API server, copy DIR here, and restart the node"
+	for _, c := range []struct {
+		host string
+		now  time.Time
+		want string
+	}{
+		{host: "10.0.0.4", now: now},
+		{host: "n4.example.com", now: now.AddDate(1, 0, 0)},
+		{host: "10.0.0.5", now: now, want: "the certificate of node n4 is not valid for 10.0.0.5, under which others reach its HTTP API: run `ebb credentials n4 --out DIR --host 10.0.0.5`" + remedy},
+		{host: "10.0.0.4", now: until.AddDate(0, -1, 0), want: "the credentials of node n4 expire at " + until.UTC().Format(time.RFC3339) + ": run `ebb credentials n4 --out DIR --host 10.0.0.4`" + remedy},
+	} {
+		got := ""
+		if err := node.CheckNode("n4", c.host, c.now); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s at %s: %q, want %q", c.host, c.now, got, c.want)
+		}
 	}
 }

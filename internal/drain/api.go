@@ -26,7 +26,8 @@ var errWithdrawn = errors.New("the drain was deleted before the coordinator deci
 
 const (
 	decisionPoll = 25 * time.Millisecond
-	withdrawTime = 5 * time.Second
+	// WithdrawTime is how long Request may take to withdraw the Drain, after its context has ended.
+	WithdrawTime = 5 * time.Second
 )
 
 // API creates, cancels and reports drains for HTTP clients. It belongs to one term.
@@ -110,7 +111,7 @@ func ended(d *v1alpha1.Drain) error {
 // withdraw deletes a drain whose requester would get the error cause. A drain that has begun in the meantime is left alone and
 // returned: the requester must not get an error that claims that nothing began.
 func (a *API) withdraw(d *v1alpha1.Drain, cause error) (*v1alpha1.Drain, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), withdrawTime)
+	ctx, cancel := context.WithTimeout(context.Background(), WithdrawTime)
 	defer cancel()
 	for deleted := false; ; {
 		current := &v1alpha1.Drain{}
@@ -219,7 +220,7 @@ func Explain(w World, node string) string {
 	case !rec.Held() && rec.Fenced >= n.Status.Epoch:
 		fmt.Fprintf(&b, "It is lost: it did not renew its lease, and the lease has expired. It rejoins as epoch %d when its process runs again.\n", n.Status.Epoch+1)
 	case !rec.Held():
-		fmt.Fprintf(&b, "It has left: it released its lease.\n")
+		fmt.Fprintf(&b, "It has left: it released its lease. It rejoins as epoch %d when its process runs again.\n", n.Status.Epoch+1)
 	case n.Spec.Cordoned:
 		fmt.Fprintf(&b, "It is cordoned: no new work is placed there. `ebb uncordon %s` allows it again.\n", node)
 	}
@@ -232,6 +233,9 @@ func Explain(w World, node string) string {
 		explainDrain(&b, w, d)
 	case slot != nil && slot.Node == node:
 		fmt.Fprintf(&b, "Drain %s ended although the node had not left, and the Drain object was deleted. A new Drain of the node continues it; a restart of the node ends it.\n", slot.Name)
+	case rec.Held() && n.Status.Liveness == v1alpha1.Draining && n.Status.Epoch == rec.Epoch:
+		fmt.Fprintf(&b, "No drain of it is running: somebody else wrote spec.desired of Node %s. Restart the process of the node, and it takes work again in its next epoch. It holds %s.\n",
+			node, w.Works.Listed(n.Status.Held))
 	case rec.Held():
 		fmt.Fprintf(&b, "No drain of it is running. It holds %s.\n", w.Works.Listed(n.Status.Held))
 	}

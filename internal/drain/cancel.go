@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -42,9 +43,11 @@ func Cancel(ctx context.Context, c client.Client, node string) (*v1alpha1.Drain,
 			return d, nil // it has ended and was deleted
 		case err == nil && current.Status.Phase == v1alpha1.DrainCancelled, err == nil && meta.IsStatusConditionTrue(current.Status.Conditions, v1alpha1.DrainReleased):
 			return current, nil
-		case err == nil && tooLate(current) != nil:
-			return nil, tooLate(current)
-		case err != nil && ctx.Err() == nil:
+		case err == nil:
+			if err := cancellable(ctx, c, current); err != nil && ctx.Err() == nil {
+				return nil, err
+			}
+		case ctx.Err() == nil:
 			return nil, fmt.Errorf("read Drain %s: %w", d.Name, err)
 		}
 		select {
@@ -62,7 +65,7 @@ func requestCancel(ctx context.Context, c client.Client, node string) (*v1alpha1
 		if err != nil {
 			return nil, err
 		}
-		if err := tooLate(d); err != nil {
+		if err := cancellable(ctx, c, d); err != nil {
 			return nil, err
 		}
 		if cancelRequested(d) {
@@ -115,7 +118,37 @@ func findActive(ctx context.Context, r client.Reader, node string) (*v1alpha1.Dr
 	return nil, fmt.Errorf("%w: node %s is not being drained", ErrNotDraining, node)
 }
 
-// tooLate returns why a drain can no longer be cancelled, if that is so.
+// cancellable returns why a drain can no longer be cancelled, if that is so. Of a failed drain only the slot and the node tell: it is cancelled
+// by releasing its node, which a coordinator does before it frees the slot, and does not do to a node that was ordered to stop.
+func cancellable(ctx context.Context, r client.Reader, d *v1alpha1.Drain) error {
+	if err := tooLate(d); err != nil || d.Status.Phase != v1alpha1.DrainFailed {
+		return err
+	}
+	settings, node, now := &v1alpha1.Settings{}, &v1alpha1.Node{}, &v1alpha1.Drain{}
+	if err := r.Get(ctx, types.NamespacedName{Name: v1alpha1.SettingsName}, settings); err != nil {
+		return fmt.Errorf("read Settings: %w", err)
+	}
+	if err := r.Get(ctx, types.NamespacedName{Name: d.Spec.NodeName}, node); err != nil && !kubeclient.IsMissing(err) {
+		return fmt.Errorf("read Node %s: %w", d.Spec.NodeName, err)
+	}
+	// Read last: if the node was released before the slot was freed, the drain shows it.
+	if err := r.Get(ctx, client.ObjectKeyFromObject(d), now); kubeclient.IsMissing(err) || err == nil && (now.UID != d.UID || released(now)) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("read Drain %s: %w", d.Name, err)
+	}
+	slot := settings.Status.ActiveDrain
+	w := World{Settings: settings, Fleet: fleet.Fleet{Nodes: map[string]*v1alpha1.Node{d.Spec.NodeName: node}}}
+	switch {
+	case slot == nil || slot.UID != string(d.UID):
+		return fmt.Errorf("%w: drain %s has ended: it is %s. `ebb explain %s` shows the state of the node", ErrTooLate, d.Name, d.Status.Phase, d.Spec.NodeName)
+	case w.orderedToStop(slot):
+		return fmt.Errorf("%w: drain %s is %s: node %s was asked to stop and is shutting down; start it again to bring it back", ErrTooLate, d.Name, d.Status.Phase, d.Spec.NodeName)
+	}
+	return nil
+}
+
+// tooLate returns why a drain can no longer be cancelled, if its phase tells.
 func tooLate(d *v1alpha1.Drain) error {
 	switch d.Status.Phase {
 	case v1alpha1.DrainStopping:

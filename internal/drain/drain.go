@@ -71,7 +71,7 @@ func Refusal(reason string) error { return refusals[reason] }
 func RefusalRemedy(reason, node string) string {
 	switch reason {
 	case v1alpha1.ReasonCaptureNotFound:
-		return "`ebb status` lists the nodes"
+		return "`ebb status` lists the nodes; one that has left, is lost or is parked cannot be drained"
 	case v1alpha1.ReasonSingleNode:
 		return "start another node first, which can take the work"
 	case v1alpha1.ReasonTargetIsCoordinator:

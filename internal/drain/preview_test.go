@@ -46,7 +46,7 @@ func testPreview(t *testing.T, c *cluster) {
 	for node, want := range map[string]string{
 		"n1": "A drain of node n1 would be refused now: cannot drain coordinator node (TargetIsCoordinator): `ebb drain n1 --resign` lets another node take over first.\n" + found,
 		"n2": "A drain of node n2 would begin at once.\n" + found,
-		"n9": "A drain of node n9 would be refused now: capture not found (CaptureNotFound): `ebb status` lists the nodes.\n",
+		"n9": "A drain of node n9 would be refused now: capture not found (CaptureNotFound): `ebb status` lists the nodes; one that has left, is lost or is parked cannot be drained.\n",
 	} {
 		if diff := cmp.Diff(want, foresee(node).Describe(works, false)); diff != "" {
 			t.Errorf("%s: (-want +got)\n%s", node, diff)

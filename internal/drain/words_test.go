@@ -73,7 +73,7 @@ func TestExplainSaysWhatHoldsANode(t *testing.T) {
 			"Node n2 is Alive in epoch 1.\nIt is cordoned: no new work is placed there. `ebb uncordon n2` allows it again.\nNo drain of it is running. It holds nothing.\n"},
 		{"a lost node", func(s *scene) { s.dies("n2") },
 			"Node n2 is Alive in epoch 1.\nIt is lost: it did not renew its lease, and the lease has expired. It rejoins as epoch 2 when its process runs again.\n"},
-		{"a node that left", func(s *scene) { s.leaves("n2") }, "Node n2 is Alive in epoch 1.\nIt has left: it released its lease.\n"},
+		{"a node that left", func(s *scene) { s.leaves("n2") }, "Node n2 is Alive in epoch 1.\nIt has left: it released its lease. It rejoins as epoch 2 when its process runs again.\n"},
 		{"a node that is asked to drain", func(s *scene) {
 			s.places("n2", "volumes", 2)
 			s.request("d", "n2")
@@ -95,6 +95,10 @@ func TestExplainSaysWhatHoldsANode(t *testing.T) {
 			"Node n2 is Draining in epoch 1.\nDrain d is Failed, started 10m0s ago: 2 volumes left.\n" + late + "\nVolume v blocks the drain: LastCopy, for 10m0s; add a disk.\n"},
 		{"a node whose failed drain was deleted", func(s *scene) { s.failed(); s.delete("d", s.now); s.steps() },
 			"Node n2 is Draining in epoch 1.\nDrain d ended although the node had not left, and the Drain object was deleted. A new Drain of the node continues it; a restart of the node ends it.\n"},
+		{"a node that drains although no drain wants it", func(s *scene) {
+			s.nodes["n2"].Spec.Desired = &v1alpha1.DesiredLiveness{Liveness: v1alpha1.Draining, Epoch: 1}
+			s.obey("n2")
+		}, "Node n2 is Draining in epoch 1.\nNo drain of it is running: somebody else wrote spec.desired of Node n2. Restart the process of the node, and it takes work again in its next epoch. It holds nothing.\n"},
 		{"a node whose drain waits for another's", func(s *scene) { s.begun("first", "n3"); s.request("d", "n2", queued); s.steps() },
 			"Node n2 is Alive in epoch 1.\nNo drain of it is running. It holds nothing.\nDrain d of this node is queued. Waiting for drain first of node n3.\n"},
 	} {

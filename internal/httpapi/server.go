@@ -30,6 +30,8 @@ import (
 const (
 	maxBody        = 1 << 20
 	requestTimeout = 30 * time.Second
+	// forwardTimeout is longer than the coordinator takes: one that forwards a request must not say that the coordinator does not answer.
+	forwardTimeout = requestTimeout + drain.WithdrawTime + 5*time.Second
 	lookupTimeout  = 5 * time.Second
 	stopTimeout    = 3 * time.Second
 
@@ -110,7 +112,7 @@ func New(o Options) (*Server, error) {
 	s.proxy = &http.Transport{
 		TLSClientConfig:       creds.Client(),
 		DialContext:           (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
-		ResponseHeaderTimeout: requestTimeout,
+		ResponseHeaderTimeout: forwardTimeout,
 		IdleConnTimeout:       30 * time.Second,
 	}
 	s.http = &http.Server{

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"testing"
 	"time"
+
+	"github.com/ebb-dev/ebb/internal/drain"
 )
 
 // blocking is an election in which a resignation lasts until it is let go or its request is gone.
@@ -127,4 +129,14 @@ func TestAServerWithoutItsFilesSaysWhichIsMissing(t *testing.T) {
 	if want := "certificate of node n2: open nowhere: no such file or directory"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
+}
+
+// A coordinator that does not decide about a drain within the time of a request withdraws it, and only then answers.
+func TestARequestIsForwardedForLongerThanTheCoordinatorTakes(t *testing.T) {
+	newAuthority(t).serveWith(t, "n1", &election{}, func(s *Server) {
+		longest := requestTimeout + drain.WithdrawTime
+		if s.proxy.ResponseHeaderTimeout <= longest || s.http.WriteTimeout <= s.proxy.ResponseHeaderTimeout {
+			t.Errorf("the coordinator takes up to %s, which is waited for for %s, and the answer may be sent for %s", longest, s.proxy.ResponseHeaderTimeout, s.http.WriteTimeout)
+		}
+	})
 }

@@ -532,5 +532,12 @@ func (n *Node) Ready() error {
 	return nil
 }
 
+// Parked reports whether the node was drained and waits, without a lease, until it is uncordoned.
+func (n *Node) Parked() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.parked
+}
+
 // Client reads and writes live, as the node.
 func (n *Node) Client() client.Client { return n.client }

@@ -127,6 +127,9 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 	next.Version = n.opts.Version
 	// Counted after the state was read: the counts published with a drain were taken after the gate was closed for it.
 	next.Held, next.Staying = n.host.counts()
+	if liveness == v1alpha1.Stopping && old.Epoch == e.Number && old.Liveness == v1alpha1.Stopping {
+		lower(next.Held, old.Held)
+	}
 	n.host.report(&next)
 	value := metav1.ConditionFalse
 	if ready.ready {
@@ -140,6 +143,16 @@ func (n *Node) status(e *Epoch, old v1alpha1.NodeStatus) v1alpha1.NodeStatus {
 		meta.SetStatusCondition(&next.Conditions, needsGuard(wanted))
 	}
 	return next
+}
+
+// lower takes back what counts have risen: a node that is stopping takes nothing, and a runtime that has ended no longer knows what of its kind may
+// stay on the node.
+func lower(counts, before map[string]int64) {
+	for kind, count := range before {
+		if now, ok := counts[kind]; ok {
+			counts[kind] = min(now, count)
+		}
+	}
 }
 
 // releaseGuard gives the guard up when nothing needs it any more.

@@ -250,11 +250,26 @@ func Life(certPEM []byte) (from, until time.Time, err error) {
 	return cert.NotBefore, cert.NotAfter, nil
 }
 
+// Serves returns an error if a certificate is not for a host name or address.
+func Serves(certPEM []byte, host string) error {
+	cert, err := parseCert(certPEM)
+	if err != nil {
+		return err
+	}
+	return cert.VerifyHostname(host)
+}
+
+// Renewable reports whether no more than a third of a certificate's life is left.
+func Renewable(certPEM []byte, now time.Time) (until time.Time, due bool, err error) {
+	_, until, err = Life(certPEM)
+	return until, err == nil && until.Sub(now) < leafLife/3, err
+}
+
 // Fits says whether a certificate is still good for a profile: signed by this authority, for the same user, groups and
 // hosts, and with a third of its life left.
 func (a *Authority) Fits(certPEM []byte, p Profile) bool {
-	_, until, err := Life(certPEM)
-	return err == nil && time.Until(until) >= leafLife/3 && a.fits(certPEM, p)
+	_, due, err := Renewable(certPEM, time.Now())
+	return err == nil && !due && a.fits(certPEM, p)
 }
 
 func (a *Authority) fits(certPEM []byte, p Profile) bool {

@@ -414,7 +414,7 @@ func TestDrainCommand(t *testing.T) {
 	target := others(trio, leader)[0]
 	for _, tc := range []struct{ node, want string }{
 		{leader, "ebb: drain of node " + leader + ": cannot drain coordinator node (TargetIsCoordinator): `ebb drain " + leader + " --resign` lets another node take over first\n"},
-		{"n9", "ebb: drain of node n9: capture not found (CaptureNotFound): `ebb status` lists the nodes\n"},
+		{"n9", "ebb: drain of node n9: capture not found (CaptureNotFound): `ebb status` lists the nodes; one that has left, is lost or is parked cannot be drained\n"},
 	} {
 		if _, errs, code := c.run("drain", tc.node, "--wait"); code != 1 || errs != tc.want {
 			t.Errorf("drain %s: exit %d, %q, want %q", tc.node, code, errs, tc.want)
@@ -439,7 +439,7 @@ func TestDrainCommand(t *testing.T) {
 		t.Errorf("status:\n%s", status)
 	}
 	epoch := c.record(target).Epoch
-	c.explains(target, fmt.Sprintf("Node %s is Stopping in epoch %d.\nIt has left: it released its lease.\n", target, epoch))
+	c.explains(target, fmt.Sprintf("Node %s is Stopping in epoch %d.\nIt has left: it released its lease. It rejoins as epoch %d when its process runs again.\n", target, epoch, epoch+1))
 	c.startNode(target)
 	c.awaitReady(target, epoch+1)
 	if got := c.node(target).Status.Liveness; got != v1alpha1.Alive {

@@ -69,7 +69,7 @@ func TestParkCommand(t *testing.T) {
 		return false
 	})
 	c.explains(target, fmt.Sprintf("Node %s is Stopping in epoch %d.\nIt is parked: it was drained, and its process waits without a lease. `ebb uncordon %s` brings it back as epoch %d.\n", target, epoch, target, epoch+1))
-	if _, errs, code := c.run("drain", target, "--wait"); code != 1 || errs != "ebb: drain of node "+target+": capture not found (CaptureNotFound): `ebb status` lists the nodes\n" {
+	if _, errs, code := c.run("drain", target, "--wait"); code != 1 || errs != "ebb: drain of node "+target+": capture not found (CaptureNotFound): `ebb status` lists the nodes; one that has left, is lost or is parked cannot be drained\n" {
 		t.Errorf("drain of a parked node: exit %d, %q", code, errs)
 	}
 	if got := c.must("uncordon", target); got != fmt.Sprintf("node %s uncordoned; it was parked and joins again in epoch %d\n", target, epoch+1) {
