@@ -463,7 +463,7 @@ func (e *Engine) copyChunk(ctx context.Context, t *target, off, length int64) (i
 		if err != nil {
 			return 0, err
 		}
-		copied, err := copyRange(ctx, v.read, t.Replica, v.generation, off, length, false)
+		copied, err := copyRange(ctx, e.countedMember(v.read), e.countedTarget(t), v.generation, off, length, false)
 		switch {
 		case err == nil:
 			return copied, nil
