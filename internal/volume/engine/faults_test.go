@@ -464,3 +464,26 @@ func TestAReplicaThatWentOnWithoutTheSalvagedOneIsBuiltAnew(t *testing.T) {
 		})
 	}
 }
+
+// Over the life of an engine many replicas are lost for good, each of which is replaced by another one.
+func TestAnEngineOutlivesAnyNumberOfReplicas(t *testing.T) {
+	b := newBench(t, "a")
+	const many = 40
+	name := func(i int) string { return fmt.Sprintf("n%d", i) }
+	for i := range many {
+		b.add(name(i))
+	}
+	e, stop := b.engine()
+	b.write(e, 0, 1, 4096)
+	for i := range many {
+		name := name(i)
+		m := b.machines[name]
+		e.SetWant(engine.Want{Build: []string{"a", name}})
+		until(t, name+" to be a member", func() bool { return len(e.Status().Members) == 2 })
+		m.set(func(m *machine) { m.cut = true })
+		b.write(e, int64(i%8)*block.ChunkSize, byte(i), 4096)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+}
