@@ -1031,3 +1031,39 @@ func TestLeftovers(t *testing.T) {
 		equal(t, name, store.IsLeftover(name), want)
 	}
 }
+
+// What a replica missed is known as long as it was no member since.
+func TestWhatAReplicaMissedThatWentOnIsNotKnown(t *testing.T) {
+	f := newFixture(t)
+	f.commit(5, []string{"v-1", "v-2", "v-3"}, nil)
+	f.commit(7, []string{"v-1", "v-2"}, []string{"v-3"})
+	f.commit(9, []string{"v-1", "v-2"}, []string{"v-3"})
+	for range 2 {
+		for memberAt, want := range map[int64]bool{0: true, 5: true, 6: true, 7: false, 8: false, 9: false} {
+			if _, known, err := f.s.Missed(ctx, 9, "v-3", memberAt); err != nil || known != want {
+				t.Errorf("a member in generation %d: known %t, %v", memberAt, known, err)
+			}
+		}
+		f.must(f.s.Close())
+		f.open("boot-0")
+	}
+}
+
+// A replica is whole when it is told that it is not being built any more, also if the engine dies before it is told that it is a member.
+func TestWhenAReplicaWasLastAMember(t *testing.T) {
+	f := newFixture(t)
+	for _, c := range []struct {
+		m    block.Membership
+		want int64
+	}{
+		{block.Membership{Generation: 2, Members: []string{"v-1", "v-2"}}, 2},
+		{block.Membership{Generation: 4, Members: []string{"v-2"}}, 2},
+		{block.Membership{Generation: 5, Members: []string{"v-2"}, Syncing: true}, 2},
+		{block.Membership{Generation: 6, Members: []string{"v-2"}}, 6},
+		{block.Membership{Generation: 7, Members: []string{"v-2"}}, 6},
+		{block.Membership{Generation: 8, Members: []string{"v-1", "v-2"}}, 8},
+	} {
+		f.must(f.s.Commit(ctx, c.m))
+		equal(t, fmt.Sprintf("%+v", c.m), f.s.State().MemberAt, c.want)
+	}
+}
