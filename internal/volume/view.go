@@ -174,11 +174,15 @@ func (v View) shortNote() string {
 	if len(note) <= maxNote {
 		return string(note)
 	}
-	where := v.Name
-	if v.Namespace != kind.DefaultNamespace {
-		where += " -n " + v.Namespace
+	return fmt.Sprintf("%s… (`ebb volume inspect %s`)", strings.TrimSpace(string(note[:maxNote])), Argument(v.Namespace, v.Name))
+}
+
+// Argument is the name of a volume or a replica as an argument of a command, with the flag for its namespace.
+func Argument(namespace, name string) string {
+	if namespace == kind.DefaultNamespace {
+		return name
 	}
-	return fmt.Sprintf("%s… (`ebb volume inspect %s`)", strings.TrimSpace(string(note[:maxNote])), where)
+	return name + " -n " + namespace
 }
 
 // trimmed is a text without spaces at the ends of lines.
