@@ -80,6 +80,9 @@ type ReplicaStatus struct {
 	// generation that the copy knows on disk.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
+	// incomplete says that the copy was never built completely, so that a part of the data is missing.
+	// +optional
+	Incomplete bool `json:"incomplete,omitempty"`
 	// message says what is wrong.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024

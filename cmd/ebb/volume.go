@@ -84,7 +84,7 @@ func (v *volumeCommand) until(ctx context.Context, c client.Client, name, what s
 			return vol, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("volume %s is not %s after %s%s; `ebb volume inspect %s` shows its progress", name, what, v.wait, whyNot(vol), name)
+			return nil, fmt.Errorf("volume %s is not %s after %s%s; `ebb volume inspect %s` shows its progress", name, what, v.wait, whyNot(vol), volume.Argument(v.namespace, name))
 		}
 		if err := backoff.Sleep(ctx, 50*time.Millisecond); err != nil {
 			return nil, err

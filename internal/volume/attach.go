@@ -124,7 +124,17 @@ func (w World) detachedBecause() string {
 	case why != "":
 		return fmt.Sprintf("node %s cannot take it (%s): it is attached again once the node is schedulable", want, why)
 	case len(w.Volume.Status.Members) == 0:
-		return "its first replicas are not ready yet"
+		return "its first replicas are not ready yet" + w.notCreated()
 	}
 	return "it is being attached"
+}
+
+// notCreated returns why a replica is not created yet, as the end of a sentence; empty if nothing is known.
+func (w World) notCreated() string {
+	for _, r := range w.Replicas {
+		if r.Status.State == v1alpha1.ReplicaPending && r.Status.Message != "" && !deleting(r) {
+			return fmt.Sprintf(" (%s on node %s: %s)", r.Name, r.Spec.NodeName, r.Status.Message)
+		}
+	}
+	return ""
 }

@@ -137,7 +137,7 @@ func (w World) engineBlocked(node string) (reason, remedy string) {
 		if names := w.Volume.Status.Engine.ClientNames; len(names) > 0 {
 			who += " (" + strings.Join(names, ", ") + ")"
 		}
-		what := fmt.Sprintf("volume %s: %s connected to it on node %s: disconnect, or attach the volume to another node (`ebb volume attach %s NODE`)", name, who, node, w.Volume.Name)
+		what := fmt.Sprintf("volume %s: %s connected to it on node %s: disconnect, or attach the volume to another node (`ebb volume attach %s NODE`)", name, who, node, Argument(w.Volume.Namespace, w.Volume.Name))
 		if at, ok := w.disconnectAt(); ok {
 			what += fmt.Sprintf("; clients are disconnected at %s", at.UTC().Format(time.RFC3339))
 		}
@@ -165,7 +165,7 @@ func (c Cluster) replicasOn(node string) drain.Remaining {
 		case dead && (v == nil || deleting(v) || !c.World(v).lastCopy(r)):
 			continue
 		case v == nil:
-			b.Reason, b.Remedy = BlockedRemoval, fmt.Sprintf("volume %s was deleted, but its replica %s on node %s is left: delete it (`ebb volume replica rm %s`)", volume, r.Name, node, r.Name)
+			b.Reason, b.Remedy = BlockedRemoval, fmt.Sprintf("volume %s was deleted, but its replica %s on node %s is left: delete it (`ebb volume replica rm %s`)", volume, r.Name, node, Argument(r.Namespace, r.Name))
 		case dead:
 			w := c.World(v)
 			b.Reason, b.Remedy = BlockedLastCopy, w.about(r)+w.whyLast(r)+fmt.Sprintf("; start node %s, or give up the data by setting the node drain policy to %s", node, v1alpha1.AlwaysAllow)

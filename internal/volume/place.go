@@ -135,6 +135,8 @@ func (w World) refuses(d disk, c candidate) string {
 		return "not published by the node yet"
 	case !d.is.Ready:
 		return "not ready: " + cmp.Or(d.is.Message, "no reason given")
+	case d.is.Message != "":
+		return d.is.Message
 	case d.AllowScheduling != nil && !*d.AllowScheduling:
 		return "scheduling is not allowed"
 	case d.EvictionRequested:

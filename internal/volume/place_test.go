@@ -65,13 +65,14 @@ func TestPlaces(t *testing.T) {
 				{Name: "d", Path: "/d", Reserved: resource.NewQuantity(5*gib, resource.BinarySI)},
 			}
 			s.Nodes["n5"].Status.Disks = []v1alpha1.DiskStatus{{Name: "b", Ready: true}, {Name: "c", Ready: true}, {Name: "d", Ready: true, AvailableBytes: 5*gib + 1<<20}}
+			s.node("n7").Status.Disks[0].Message = "/d cannot be written: read-only file system"
 			s.node("n6").Status.Disks[0].AvailableBytes = gib + gib/2
 			promised := newScene(1, "n6").unused("n6")
 			promised.Spec.VolumeUID = "uid-x"
 			s.Everyone = append(s.Everyone, promised)
 		}, nil, Place{}, "node n1: cordoned; node n2: no lease; node n3: its replicas are being evicted; node n4, disk default: not ready: read-only file system; " +
 			"node n5, disk a: not published by the node yet; node n5, disk b: scheduling is not allowed; node n5, disk c: its replicas are being evicted; " +
-			"node n5, disk d: needs 1Gi, 1Mi are free; node n6, disk default: needs 1Gi, 512Mi are free"},
+			"node n5, disk d: needs 1Gi, 1Mi are free; node n6, disk default: needs 1Gi, 512Mi are free; node n7, disk default: /d cannot be written: read-only file system"},
 		{"no node at all", func(s *scene) { s.gone("n1", "n2", "n3") }, nil, Place{}, "there is no node"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -232,20 +232,21 @@ func (p *planner) standsStill(r *v1alpha1.Replica) bool {
 	return b != nil && b.Error != ""
 }
 
-// abandoned reports whether a replica that was never healthy is given up: its node leaves, is dead, or lost it, or it has waited for its disk
-// for too long.
+// abandoned reports whether a replica that was never healthy is given up: its node leaves, is dead, or lost it, or could not create it for too
+// long.
 func (p *planner) abandoned(r *v1alpha1.Replica) bool {
 	node := r.Spec.NodeName
-	return p.Unused(r) && (p.down(node) || p.draining(node) || r.Status.State == v1alpha1.ReplicaFailed || p.lacksDisk(r))
+	return p.Unused(r) && (p.down(node) || p.draining(node) || r.Status.State == v1alpha1.ReplicaFailed || p.cannotBeCreated(r))
 }
 
-// lacksDisk reports whether a replica that was never created has waited for its disk as long as others may be away.
-func (p *planner) lacksDisk(r *v1alpha1.Replica) bool {
+// cannotBeCreated reports whether a replica could not be created for as long as others may be away: its disk is not there, or its node says what
+// fails.
+func (p *planner) cannotBeCreated(r *v1alpha1.Replica) bool {
 	if r.Status.State != v1alpha1.ReplicaPending || r.Status.Created || r.CreationTimestamp.IsZero() {
 		return false
 	}
 	ready := slices.ContainsFunc(disksOf(p.Nodes[r.Spec.NodeName]), func(d disk) bool { return d.Name == r.Spec.Disk && d.reported && d.is.Ready })
-	return !ready && !p.present(p.Now.Sub(r.CreationTimestamp.Time))
+	return (!ready || r.Status.Message != "") && !p.present(p.Now.Sub(r.CreationTimestamp.Time))
 }
 
 // createAt creates a replica. The status has its number first, so that no number is used twice.

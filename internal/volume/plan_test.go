@@ -384,6 +384,20 @@ func TestAReplicaThatWaitsForItsDiskIsPlacedElsewhereAfterAWhile(t *testing.T) {
 	}
 	s.Nodes["n2"].Status.Disks[0].Ready = true
 	wants(t, Plan(s.World))
+	r.Status.Message = "create replica data-r2: read-only file system"
+	wants(t, Plan(s.World), "create-replica data-r3 on n3")
+}
+
+func TestAVolumeSaysWhichOfItsFirstReplicasCannotBeCreated(t *testing.T) {
+	s := newScene(2, "n1", "n2")
+	s.Volume.Spec.AttachTo = "n1"
+	s.unused("n1")
+	r := s.unused("n2")
+	r.Status = v1alpha1.ReplicaStatus{State: v1alpha1.ReplicaPending, Message: "read-only file system"}
+	c := meta.FindStatusCondition(Plan(s.World).Status.Conditions, v1alpha1.VolumeAttached)
+	if want := "The volume is detached: its first replicas are not ready yet (data-r2 on node n2: read-only file system)."; c == nil || c.Message != want {
+		t.Errorf("%+v, want %s", c, want)
+	}
 }
 
 func TestAnEngineThatWaitsForARecordHasItsMembersOpen(t *testing.T) {

@@ -144,13 +144,13 @@ func (w World) lastCopyRemedy(r *v1alpha1.Replica) string {
 	}
 	switch {
 	case len(cordoned) > 0:
-		return fmt.Sprintf("uncordon node %s, or evict the replica (`ebb volume replica evict %s`)", list(cordoned), r.Name)
+		return fmt.Sprintf("uncordon node %s, or evict the replica (`ebb volume replica evict %s`)", list(cordoned), Argument(r.Namespace, r.Name))
 	case len(down) > 0:
-		return fmt.Sprintf("start node %s, or evict the replica (`ebb volume replica evict %s`)", list(down), r.Name)
+		return fmt.Sprintf("start node %s, or evict the replica (`ebb volume replica evict %s`)", list(down), Argument(r.Namespace, r.Name))
 	case !w.Healthy(r):
-		return fmt.Sprintf("if it is not needed any more, remove it (`ebb volume replica rm %s`)", r.Name)
+		return fmt.Sprintf("if it is not needed any more, remove it (`ebb volume replica rm %s`)", Argument(r.Namespace, r.Name))
 	}
-	return fmt.Sprintf("evict the replica (`ebb volume replica evict %s`), or set the node drain policy to %s", r.Name, v1alpha1.BlockForEvictionIfContainsLastReplica)
+	return fmt.Sprintf("evict the replica (`ebb volume replica evict %s`), or set the node drain policy to %s", Argument(r.Namespace, r.Name), v1alpha1.BlockForEvictionIfContainsLastReplica)
 }
 
 func list(names []string) string {
@@ -165,7 +165,7 @@ func (w World) progress(r *v1alpha1.Replica) string {
 	case b == nil:
 		return ""
 	case b.Error != "":
-		return fmt.Sprintf(" (it stands still: %s)", b.Error)
+		return fmt.Sprintf(" (it stands still: %s; `ebb volume replica rm %s` lets another one be built)", b.Error, Argument(r.Namespace, r.Name))
 	case b.TotalBytes > 0:
 		return fmt.Sprintf(" (%d%% built)", 100*b.DoneBytes/b.TotalBytes)
 	}
@@ -177,7 +177,7 @@ func (c Cluster) NodeMayGo(node string) Verdict {
 	policy := policyOf(c.Fleet)
 	for _, v := range c.Volumes {
 		if v.EngineNode() == node {
-			return Verdict{Reason: BlockedEngine, Remedy: fmt.Sprintf("volume %s has its engine on node %s: detach it (`ebb volume detach %s`)", kind.NameIn(v.Namespace, v.Name), node, v.Name)}
+			return Verdict{Reason: BlockedEngine, Remedy: fmt.Sprintf("volume %s has its engine on node %s: detach it (`ebb volume detach %s`)", kind.NameIn(v.Namespace, v.Name), node, Argument(v.Namespace, v.Name))}
 		}
 	}
 	verdict := Verdict{Allowed: true, Reason: AllowedEmpty, Remedy: fmt.Sprintf("node %s has no replica", node)}

@@ -2,7 +2,10 @@ package volume
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
@@ -334,5 +337,67 @@ func TestANodeIsAutoEvictingOnlyByPolicy(t *testing.T) {
 	s.Nodes["n1"].Spec.EvictionRequested = true
 	if c.AutoEvicting("n1") {
 		t.Error("while a person asks for it")
+	}
+}
+
+// Commands that a message names work as they are written, wherever the volume is.
+func TestRemediesNameTheNamespace(t *testing.T) {
+	team := func(s *scene) *scene {
+		s.Volume.Namespace = "team"
+		for _, r := range s.Replicas {
+			r.Namespace = "team"
+		}
+		return s
+	}
+	for want, got := range map[string]func() string{
+		"`ebb volume replica evict data-r1 -n team`": func() string {
+			s := newScene(1, "n1", "n2").drain("n1")
+			r := s.healthy("n1")
+			return team(s).MayGo(r).Remedy
+		},
+		"uncordon node n2, or evict the replica (`ebb volume replica evict data-r1 -n team`)": func() string {
+			s := newScene(2, "n1", "n2").drain("n1").cordon("n2")
+			r := s.healthy("n1")
+			s.healthy("n2")
+			return team(s).MayGo(r).Remedy
+		},
+		"start node n2, or evict the replica (`ebb volume replica evict data-r1 -n team`)": func() string {
+			s := newScene(2, "n1", "n2").drain("n1").down("n2")
+			r := s.healthy("n1")
+			s.healthy("n2")
+			return team(s).MayGo(r).Remedy
+		},
+		"`ebb volume replica rm data-r1 -n team`": func() string {
+			s := newScene(1, "n1", "n2").drain("n1")
+			r := s.failed("n1")
+			return team(s).MayGo(r).Remedy
+		},
+		"it leaves when data-r2 on node n2 is healthy (it stands still: no space left; `ebb volume replica rm data-r2 -n team` lets another one be built)": func() string {
+			s := newScene(1, "n1", "n2").drain("n1").policy(v1alpha1.BlockForEviction)
+			r := s.healthy("n1")
+			s.unused("n2").Spec.Replaces = r.Name
+			s.attach("n2", 0)
+			s.Volume.Status.Engine.Rebuilds = []v1alpha1.VolumeRebuild{{Replica: "data-r2", Error: "no space left"}}
+			return team(s).MayGo(r).Remedy
+		},
+		"`ebb volume detach data -n team`": func() string {
+			s := newScene(1, "n1")
+			s.healthy("n1")
+			return team(s.attach("n1", 0)).cluster().NodeMayGo("n1").Remedy
+		},
+		"`ebb volume attach data -n team NODE`": func() string {
+			s := newScene(1, "n1").drain("n1")
+			s.healthy("n1")
+			return team(s.attach("n1", 1)).cluster().enginesOn("n1").Blockers[0].Remedy
+		},
+		"`ebb volume salvage data -n team`": func() string {
+			s := newScene(1, "n1")
+			s.healthy("n1").Status.Generation = 9
+			return meta.FindStatusCondition(Plan(team(s).World).Status.Conditions, v1alpha1.VolumeOpenable).Message
+		},
+	} {
+		if text := got(); !strings.Contains(text, want) {
+			t.Errorf("it says %q, want %q", text, want)
+		}
 	}
 }

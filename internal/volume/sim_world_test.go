@@ -26,6 +26,7 @@ type simNode struct {
 	name             string
 	up, cordoned     bool
 	asked            bool // a person asked that replicas leave it
+	broken           bool // it can create no replica, though its disk is ready
 	epoch            int64
 	liveness         v1alpha1.Liveness
 	toldToStop       bool
@@ -218,7 +219,7 @@ func (s *sim) execute(a Action) {
 			return
 		}
 		r := a.Replica.DeepCopy()
-		r.UID, r.Generation = types.UID(r.Name), 1
+		r.UID, r.Generation, r.CreationTimestamp = types.UID(r.Name), 1, metav1.NewTime(s.now)
 		s.touch(r)
 		s.replicas[r.Name] = r
 		s.log("create %s on %s for %q", r.Name, r.Spec.NodeName, r.Spec.Replaces)
@@ -270,9 +271,11 @@ func (s *sim) machine(n *simNode) {
 			continue
 		case c == nil && r.Status.Created:
 			r.Status.State = v1alpha1.ReplicaFailed
+		case c == nil && n.broken:
+			r.Status.State, r.Status.Message = v1alpha1.ReplicaPending, "it cannot be created"
 		case c == nil && n.liveness == v1alpha1.Alive:
 			s.copies[name] = &simCopy{node: n.name}
-			r.Status.State, r.Status.Created = v1alpha1.ReplicaReady, true
+			r.Status.State, r.Status.Created, r.Status.Message = v1alpha1.ReplicaReady, true, ""
 		default:
 			continue
 		}
@@ -533,6 +536,8 @@ func (s *sim) event() {
 				s.log("a person deletes %s", r.Name)
 			}
 		}
+	case 20:
+		n.broken = s.chance(2)
 	}
 }
 
@@ -581,6 +586,7 @@ func (s *sim) calm() {
 	for _, n := range s.nodes {
 		s.rejoin(n)
 		n.cordoned, n.asked = false, false
+		n.broken = n.broken && n == s.nodes[0] // which may stay so
 	}
 	if s.slot != nil && s.drain.Status.Phase == v1alpha1.DrainDraining {
 		s.drain.Status.Phase = v1alpha1.DrainCancelled

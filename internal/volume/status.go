@@ -109,7 +109,7 @@ func (p *planner) setOpenable() {
 	case newer != "":
 		p.condition(v1alpha1.VolumeOpenable, false, v1alpha1.ReasonStoreIsOlder, fmt.Sprintf(
 			"Replica %s has generation %d, and the store only generation %d: the store is older than the data, so nothing is opened or deleted. Restore a newer store, or accept the replicas as they are with `ebb volume salvage %s`.",
-			newer, p.replica(newer).Status.Generation, p.read.Status.Generation, p.Volume.Name))
+			newer, p.replica(newer).Status.Generation, p.read.Status.Generation, Argument(p.Volume.Namespace, p.Volume.Name)))
 	case e != nil && (e.Serving || opened(p.status)):
 		p.condition(v1alpha1.VolumeOpenable, true, v1alpha1.ReasonOpened, "The members are open.")
 	case e != nil && e.WaitingFor != "":

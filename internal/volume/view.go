@@ -174,11 +174,15 @@ func (v View) shortNote() string {
 	if len(note) <= maxNote {
 		return string(note)
 	}
-	where := v.Name
-	if v.Namespace != kind.DefaultNamespace {
-		where += " -n " + v.Namespace
+	return fmt.Sprintf("%s… (`ebb volume inspect %s`)", strings.TrimSpace(string(note[:maxNote])), Argument(v.Namespace, v.Name))
+}
+
+// Argument is the name of a volume or a replica as an argument of a command, with the flag for its namespace.
+func Argument(namespace, name string) string {
+	if namespace == kind.DefaultNamespace {
+		return name
 	}
-	return fmt.Sprintf("%s… (`ebb volume inspect %s`)", strings.TrimSpace(string(note[:maxNote])), where)
+	return name + " -n " + namespace
 }
 
 // trimmed is a text without spaces at the ends of lines.
@@ -253,7 +257,7 @@ func (v View) Text() string {
 // Salvage makes one replica the only member of a volume that cannot be opened, because a person decided that it has the best data. It changes
 // the status of v.
 func Salvage(v *v1alpha1.Volume, replicas []v1alpha1.Replica, name string) error {
-	if e := v.Status.Engine; v.EngineNode() != "" && e != nil && e.Serving {
+	if e := v.Status.Engine; v.EngineNode() != "" && e != nil && e.Serving && !newerCameBack(v, e, replicas) {
 		return fmt.Errorf("volume %s serves clients on %s: there is nothing to salvage", kind.NameIn(v.Namespace, v.Name), e.Node)
 	}
 	generation := v.Status.Generation
@@ -280,11 +284,21 @@ func Salvage(v *v1alpha1.Volume, replicas []v1alpha1.Replica, name string) error
 		return fmt.Errorf("volume %s has no replica %s, but %s", kind.NameIn(v.Namespace, v.Name), name, cmp.Or(strings.Join(names, ", "), "none"))
 	case chosen.Status.HealthyAt == nil && chosen.Status.Generation == 0:
 		return fmt.Errorf("replica %s was never healthy: it is empty", name)
+	case chosen.Status.Incomplete:
+		return fmt.Errorf("replica %s was never built completely: a part of the data is missing there", name)
 	case chosen.Status.State != v1alpha1.ReplicaReady:
 		return fmt.Errorf("replica %s is %s: %s", name, cmp.Or(chosen.Status.State, v1alpha1.ReplicaPending), cmp.Or(chosen.Status.Message, "its node has not reported it"))
 	}
 	v.Status.Generation, v.Status.Members, v.Status.Released = generation+1, []string{name}, nil
 	return nil
+}
+
+// newerCameBack reports whether a volume that is served cannot be changed in any other way: a replica that came back knows a newer generation than the
+// Volume and the engine, which opened it without that replica.
+func newerCameBack(v *v1alpha1.Volume, e *v1alpha1.VolumeEngine, replicas []v1alpha1.Replica) bool {
+	return e.Generation <= v.Status.Generation && slices.ContainsFunc(replicas, func(r v1alpha1.Replica) bool {
+		return r.Spec.VolumeUID == string(v.UID) && r.Status.Generation > v.Status.Generation
+	})
 }
 
 // Evictions returns how far the evictions of replicas from a node are, a line each; empty if none is being evicted.

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,6 +167,20 @@ func TestASalvagedVolumeHasOneMemberAndTheHighestGeneration(t *testing.T) {
 	}
 }
 
+// A replica that was away during a salvage knows a newer generation when it comes back. Nothing can be changed then, though the volume is served.
+func TestAVolumeIsSalvagedAgainWhenANewerReplicaComesBack(t *testing.T) {
+	s := faulted()
+	s.Replicas[0].Status.State = v1alpha1.ReplicaReady
+	s.attach("n1", 1)
+	volumes, replicas := items(s)
+	if err := Salvage(&volumes[0], replicas, "data-r1"); err != nil {
+		t.Fatal(err)
+	}
+	if st := volumes[0].Status; st.Generation != 10 || !slices.Equal(st.Members, []string{"data-r1"}) {
+		t.Errorf("generation %d, members %v", st.Generation, st.Members)
+	}
+}
+
 func TestSalvageRefuses(t *testing.T) {
 	const three = "data-r1 (node n1, generation 4, Failed), data-r2 (node n2, generation 3, Ready), data-r3 (node n3, generation 9, Ready)"
 	for _, tc := range []struct {
@@ -177,7 +192,14 @@ func TestSalvageRefuses(t *testing.T) {
 		{"a replica that cannot be read", "data-r1", "replica data-r1 is Failed: its directory is missing", nil},
 		{"a replica that is empty", "data-r4", "replica data-r4 was never healthy: it is empty", func(s *scene) { s.unused("n1") }},
 		{"a replica that was never reported", "data-r2", "replica data-r2 is Pending: its node has not reported it", func(s *scene) { s.Replicas[1].Status.State = "" }},
-		{"a volume that serves clients", "data-r2", "volume data serves clients on n1: there is nothing to salvage", func(s *scene) { s.attach("n1", 0) }},
+		{"a volume that serves clients", "data-r2", "volume data serves clients on n1: there is nothing to salvage", func(s *scene) { s.attach("n1", 0); s.Replicas[2].Status.Generation = 4 }},
+		{"a volume that an engine of a newer store serves", "data-r2", "volume data serves clients on n1: there is nothing to salvage", func(s *scene) {
+			s.attach("n1", 0)
+			s.Volume.Status.Engine.Generation = 9
+		}},
+		{"a replica that was never built completely", "data-r2", "replica data-r2 was never built completely: a part of the data is missing there", func(s *scene) {
+			s.Replicas[1].Status.Incomplete = true
+		}},
 		{"a volume without replicas", "x", "volume data has no replica x, but none", func(s *scene) { s.Replicas = nil }},
 		{"a volume without replicas, and none is named", "", "volume data has no replica to keep", func(s *scene) { s.Replicas = nil }},
 	} {

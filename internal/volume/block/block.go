@@ -84,8 +84,10 @@ type Replica interface {
 
 	// Intent returns the chunks in which members may differ: they were written, and not cleared since.
 	Intent(ctx context.Context, generation int64) (Bitmap, error)
-	// Missed returns the chunks that a replica that is away may lack; ok is false if that is not known, and everything must be copied.
-	Missed(ctx context.Context, generation int64, replica string) (missed Bitmap, ok bool, err error)
+	// Missed returns the chunks that a replica that is away may lack, which was last a member in the generation memberAt, as its State says. ok is
+	// false if that is not known, and everything must be copied. It is not known of one that was a member after it left: the volume went on
+	// with it and without the replica that is asked, which a person salvaged since.
+	Missed(ctx context.Context, generation int64, replica string, memberAt int64) (missed Bitmap, ok bool, err error)
 	// Clear clears the intent of chunks: all members have the same there, durably.
 	Clear(ctx context.Context, generation int64, chunks Bitmap) error
 	// Ping answers while the replica can be reached and knows no newer generation.
@@ -134,6 +136,8 @@ type State struct {
 	Away []string
 	// Syncing says that the replica never became whole.
 	Syncing bool
+	// MemberAt is the generation in which it was last told that it is a member, or became whole; 0 if that is not known.
+	MemberAt int64
 	// BootID of the machine while the replica was last open. After another boot, acknowledged writes that were not flushed may be gone.
 	BootID string
 	// CurrentBootID of its machine now.

@@ -212,14 +212,15 @@ func (e *Engine) commit(ctx context.Context, generation int64, members []*member
 	limited, cancel := context.WithTimeout(ctx, e.opts.Timing.FenceWait)
 	defer cancel()
 	sent := e.opts.Clock()
+	away := func(m *member) []string { return newest(union(without(m.away, names(members)), departed)) }
 	errs := each(members, func(m *member) error {
-		return m.Commit(limited, block.Membership{Generation: generation, Members: names(members), Away: union(without(m.away, names(members)), departed)})
+		return m.Commit(limited, block.Membership{Generation: generation, Members: names(members), Away: away(m)})
 	})
 	var failed []*member
 	for i, m := range members {
 		switch err := errs[i]; {
 		case err == nil:
-			m.away = union(without(m.away, names(members)), departed)
+			m.away = away(m)
 			m.heard.Store(int64(sent))
 		case errors.Is(err, block.ErrStale):
 			e.end(fmt.Errorf("volume %s: replica %s: %w", e.opts.Volume, m.name, err))
@@ -246,6 +247,12 @@ func (e *Engine) commitAll(ctx context.Context, generation int64, members []*mem
 	good := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return slices.Contains(failed, m) })
 	return e.record(ctx, change{members: good, departed: names(failed)})
 }
+
+// maxAway is how many replicas a member is told are away. What older ones missed it has forgotten by then, and most of them never come back.
+const maxAway = 16
+
+// newest are the names at the end of a list, which are those that were added last.
+func newest(list []string) []string { return list[max(0, len(list)-maxAway):] }
 
 func union(a, b []string) []string {
 	return append(slices.Clone(a), without(b, a)...)

@@ -100,7 +100,7 @@ type Status struct {
 type Engine struct {
 	opts Options
 
-	gate   sync.RWMutex // held by every call of a client for reading; by who needs a moment without any for writing
+	gate   sync.RWMutex // held by every call of a client that writes or flushes for reading; by who needs a moment without any for writing
 	ranges ranges
 	view   atomic.Pointer[view]
 	ended  chan struct{}
@@ -310,6 +310,7 @@ func (e *Engine) open(ctx context.Context) error {
 		return err
 	}
 	e.beat(ctx)
+	defer e.watchMembers(ctx)()
 	if len(missing) > 0 {
 		e.setWaiting("%s, so that an engine that may still read from %s has stopped", e.opts.Timing.FenceWait, strings.Join(missing, ", "))
 		if err := backoff.Sleep(ctx, e.opts.Timing.FenceWait); err != nil {

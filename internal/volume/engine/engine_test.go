@@ -377,3 +377,153 @@ func TestAPingThatItsOwnEngineOvertookEndsNothing(t *testing.T) {
 	b.write(e, 0, 2, 512)
 	b.reads(e, 0, 2, 512)
 }
+
+// A disk hangs while data is copied to or from it. Clients that write to what is being copied wait until that is noticed, and no longer.
+func TestACopyThatADiskHoldsUpHoldsUpNoWrite(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		on    string // the replica whose disk hangs
+		what  string // in which call
+		local bool
+		left  []string // the members then
+	}{
+		{"the replica that is built is on another node", "n", "write", false, []string{"a", "b"}},
+		{"the replica that is built is on this node", "n", "write", true, []string{"a", "b"}},
+		{"holes are made in the replica that is built", "n", "zero", false, []string{"a", "b"}},
+		{"what is copied is on another node", "a", "read", false, []string{"b"}},
+		{"what is copied is on this node", "a", "read", true, []string{"b"}},
+		{"what is copied is looked for on this node", "a", "extents", true, []string{"b"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, "a", "b")
+			b.add("n")
+			b.machines[c.on].set(func(m *machine) { m.local = c.local })
+			e, _ := b.engine()
+			b.write(e, 0, 1, 4096)
+			b.hangsIn(c.on, c.what)
+			e.SetWant(engine.Want{Build: []string{"n"}})
+			b.awaitHang(c.on)
+			ended := make(chan error, 1)
+			go func() {
+				for chunk := range int64(size / block.ChunkSize) {
+					if err := e.WriteAt(context.Background(), fill(2, 4096), chunk*block.ChunkSize, false); err != nil {
+						ended <- err
+						return
+					}
+				}
+				ended <- nil
+			}()
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Fatal(err)
+				}
+			case <-time.After(patience):
+				t.Fatal("a write waits for the disk")
+			}
+			until(t, "the members to be recorded", func() bool {
+				_, members := b.volume.now()
+				return len(without(c.left, members)) == 0
+			})
+		})
+	}
+}
+
+// without returns what is in all and not in some.
+func without(all, some []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(some, s) })
+}
+
+// A read waits for a disk that hangs, and others do not wait for the read.
+func TestAReadThatADiskHoldsUpHoldsUpNothingElse(t *testing.T) {
+	for _, local := range []bool{true, false} {
+		t.Run(fmt.Sprint("local=", local), func(t *testing.T) {
+			b := newBench(t, "a", "b", "c")
+			b.machines["a"].set(func(m *machine) { m.local = local })
+			e, _ := b.engine()
+			b.write(e, 0, 1, 4096)
+			b.hangsIn("a", "read")
+			read := make(chan error, 1)
+			go func() { read <- e.ReadAt(context.Background(), make([]byte, 4096), 0) }()
+			b.awaitHang("a")
+			until(t, "a to be given up", func() bool { return slices.Equal(e.Status().Members, []string{"b", "c"}) })
+			cleared := func() bool {
+				s := b.machines["b"].store
+				marked, err := s.Intent(t.Context(), s.State().Generation)
+				return err == nil && !marked.Has(0)
+			}
+			until(t, "the mark to be cleared", cleared)
+			b.write(e, 0, 2, 4096)
+			b.reads(e, 0, 2, 4096)
+			if err := e.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !local { // who waits for a connection learns that it is gone
+				if err := <-read; err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// The disk hangs while a mark is cleared, when no client may write.
+func TestADiskThatHangsWhileMarksAreClearedIsGivenUp(t *testing.T) {
+	for _, local := range []bool{true, false} {
+		t.Run(fmt.Sprint("local=", local), func(t *testing.T) {
+			b := newBench(t, "a", "b")
+			b.machines["a"].set(func(m *machine) { m.local = local })
+			e, _ := b.engine()
+			b.hangsIn("a", "clear")
+			b.write(e, 0, 1, 4096)
+			b.awaitHang("a")
+			b.write(e, 0, 2, 4096)
+			if got := e.Status().Members; !slices.Equal(got, []string{"b"}) {
+				t.Errorf("members are %v", got)
+			}
+		})
+	}
+}
+
+// A member stops answering, or its disk does, while the volume is opened after a crash.
+func TestAVolumeIsOpenedWithoutAMemberThatDoesNotAnswer(t *testing.T) {
+	for _, what := range []string{"intent", "read", "extents", "write", "flush", "clear"} {
+		for _, frozen := range []bool{false, true} {
+			for _, local := range []bool{false, true} {
+				if local && (frozen || what == "write") {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s frozen=%t local=%t", what, frozen, local), func(t *testing.T) {
+					t.Parallel()
+					b := newBench(t, "a", "b")
+					b.machines["a"].set(func(m *machine) { m.local = local })
+					if frozen {
+						b.timing.Stuck = time.Hour
+					}
+					e, stop := b.engine()
+					b.write(e, 0, 1, 4096)
+					b.crash(stop)
+					on := "a" // what is copied from
+					if what == "write" {
+						on = "b"
+					}
+					b.hangsIn(on, what)
+					e, stop = b.engine()
+					b.awaitHang(on)
+					if frozen {
+						b.machines[on].set(func(m *machine) { m.cut = true })
+					}
+					for !e.Status().Serving {
+						if b.ended() { // its node opens the volume again
+							_ = stop()
+							e, stop = b.engine()
+						}
+						time.Sleep(time.Millisecond)
+					}
+					b.write(e, 0, 2, 4096)
+					b.reads(e, 0, 2, 4096)
+				})
+			}
+		}
+	}
+}

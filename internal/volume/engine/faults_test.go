@@ -401,3 +401,89 @@ func TestAVolumeIsOpenedWithoutAMemberThatCannotBeMadeEqual(t *testing.T) {
 		}
 	}
 }
+
+// salvages makes one replica the only member, as a person does when no member can be reached any more.
+func (b *bench) salvages(name string) {
+	b.volume.mu.Lock()
+	defer b.volume.mu.Unlock()
+	for _, m := range b.machines {
+		b.volume.generation = max(b.volume.generation, m.store.State().Generation)
+	}
+	b.volume.generation, b.volume.members = b.volume.generation+1, []string{name}
+}
+
+// A replica that left is salvaged. Another one, of which it knows what it had missed until then, went on without it since: in chunks that neither of
+// them has marked.
+func TestAReplicaThatWentOnWithoutTheSalvagedOneIsBuiltAnew(t *testing.T) {
+	all := engine.Want{Build: []string{"a", "b", "c"}}
+	const off = 5 * block.ChunkSize
+	cut := func(b *bench, name string, cut bool) { b.machines[name].set(func(m *machine) { m.cut = cut }) }
+	for name, goOn := range map[string]func(t *testing.T, b *bench, e *engine.Engine, stop func() error){
+		"it came back while the salvaged one was away": func(t *testing.T, b *bench, e *engine.Engine, stop func() error) {
+			cut(b, "a", true)
+			b.write(e, 2*block.ChunkSize, 1, 4096)
+			cut(b, "c", false)
+			e.SetWant(engine.Want{Build: []string{"b", "c"}})
+			until(t, "c to be a member", func() bool { return slices.Equal(e.Status().Members, []string{"b", "c"}) })
+			b.write(e, off, 2, 4096)
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"it was salvaged itself before": func(t *testing.T, b *bench, e *engine.Engine, stop func() error) {
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			cut(b, "c", false)
+			b.salvages("c")
+			e, stop = b.engine()
+			b.write(e, off, 2, 4096)
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "a", "b", "c")
+			e, stop := b.engine()
+			b.write(e, 0, 1, 4096)
+			cut(b, "c", true)
+			b.write(e, block.ChunkSize, 1, 4096)
+			until(t, "c to leave", func() bool { return slices.Equal(e.Status().Members, []string{"a", "b"}) })
+			goOn(t, b, e, stop)
+			b.salvages("a")
+			cut(b, "a", false)
+			e, stop = b.engine()
+			b.reads(e, off, 0, 4096)
+			e.SetWant(all)
+			until(t, "all to be members", func() bool { return len(e.Status().Members) == 3 })
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			b.equal("a", "b", "c")
+		})
+	}
+}
+
+// Over the life of an engine many replicas are lost for good, each of which is replaced by another one.
+func TestAnEngineOutlivesAnyNumberOfReplicas(t *testing.T) {
+	b := newBench(t, "a")
+	const many = 40
+	name := func(i int) string { return fmt.Sprintf("n%d", i) }
+	for i := range many {
+		b.add(name(i))
+	}
+	e, stop := b.engine()
+	b.write(e, 0, 1, 4096)
+	for i := range many {
+		name := name(i)
+		m := b.machines[name]
+		e.SetWant(engine.Want{Build: []string{"a", name}})
+		until(t, name+" to be a member", func() bool { return len(e.Status().Members) == 2 })
+		m.set(func(m *machine) { m.cut = true })
+		b.write(e, int64(i%8)*block.ChunkSize, byte(i), 4096)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+}

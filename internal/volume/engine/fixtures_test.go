@@ -85,11 +85,57 @@ type machine struct {
 	zeros []int64            // lengths of the ranges that were zeroed
 	on    func(op) error     // if there is one, it is called before everything that a link does, and may fail it
 
+	in    string        // the disk hangs as soon as it is used in such a call
+	hung  chan struct{} // closed when it does
+	thaws chan struct{} // closed when it works again
+
 	late func(do func() error) error // if there is one, it does the next write, or only says so
 
 	fs    *lossy.FS // if the machine can lose power
 	boot  int
 	lives int // counts its processes
+}
+
+// hangsIn lets a disk hang as soon as it is used in a call, until the test ends.
+func (b *bench) hangsIn(name, call string) {
+	m := b.machines[name]
+	m.set(func(m *machine) { m.in, m.hung, m.thaws = call, make(chan struct{}), make(chan struct{}) })
+	b.t.Cleanup(func() { close(m.thaws) })
+}
+
+// awaitHang waits until the disk hangs.
+func (b *bench) awaitHang(name string) {
+	b.t.Helper()
+	select {
+	case <-b.machines[name].hung:
+	case <-time.After(patience):
+		b.t.Fatalf("the disk of %s was not used", name)
+	}
+}
+
+// used waits while the disk hangs. On another node a call ends with its connection, here it does not.
+func (l link) used(ctx context.Context, call string) error {
+	l.machine.mu.Lock()
+	thaws, closed := l.thaws, l.closed
+	if thaws != nil && l.in == call {
+		l.in = ""
+		close(l.hung)
+	}
+	hangs := thaws != nil && l.in == ""
+	if l.local {
+		ctx, closed = context.Background(), nil
+	}
+	l.machine.mu.Unlock()
+	if !hangs {
+		return nil
+	}
+	select {
+	case <-thaws:
+		return nil
+	case <-closed:
+	case <-ctx.Done():
+	}
+	return fmt.Errorf("%w: the disk hangs", block.ErrUnreachable)
 }
 
 // op is what a link does.
@@ -177,7 +223,7 @@ func (l link) Open(ctx context.Context, g int64) (block.State, error) {
 	if err := l.does("open", 0); err != nil {
 		return block.State{}, err
 	}
-	if err := l.up(); err != nil {
+	if err := errors.Join(l.up(), l.used(ctx, "open")); err != nil {
 		return block.State{}, err
 	}
 	return l.Replica.Open(ctx, g)
@@ -194,10 +240,31 @@ func (l link) ReadAt(ctx context.Context, g int64, p []byte, off int64) error {
 	if err := l.does("read", off); err != nil {
 		return err
 	}
-	if err := l.up(); err != nil {
+	if err := errors.Join(l.up(), l.used(ctx, "read")); err != nil {
 		return err
 	}
 	return l.Replica.ReadAt(ctx, g, p, off)
+}
+
+func (l link) Extents(ctx context.Context, g int64, off, n int64) ([]block.Extent, error) {
+	if err := errors.Join(l.up(), l.used(ctx, "extents")); err != nil {
+		return nil, err
+	}
+	return l.Replica.Extents(ctx, g, off, n)
+}
+
+func (l link) Intent(ctx context.Context, g int64) (block.Bitmap, error) {
+	if err := errors.Join(l.up(), l.used(ctx, "intent")); err != nil {
+		return nil, err
+	}
+	return l.Replica.Intent(ctx, g)
+}
+
+func (l link) Clear(ctx context.Context, g int64, chunks block.Bitmap) error {
+	if err := errors.Join(l.up(), l.used(ctx, "clear")); err != nil {
+		return err
+	}
+	return l.Replica.Clear(ctx, g, chunks)
 }
 
 // hang waits while the disk hangs.
@@ -219,7 +286,7 @@ func (l link) WriteAt(ctx context.Context, g int64, p []byte, off int64, fua boo
 		return err
 	}
 	l.hang()
-	if err := l.writable(); err != nil {
+	if err := errors.Join(l.writable(), l.used(ctx, "write")); err != nil {
 		return err
 	}
 	l.machine.mu.Lock()
@@ -236,7 +303,7 @@ func (l link) Zero(ctx context.Context, g int64, off, n int64, z block.Zero) err
 	if err := l.does("zero", off); err != nil {
 		return err
 	}
-	if err := l.writable(); err != nil {
+	if err := errors.Join(l.writable(), l.used(ctx, "zero")); err != nil {
 		return err
 	}
 	l.set(func(m *machine) { m.zeros = append(m.zeros, n) })
@@ -248,7 +315,7 @@ func (l link) Flush(ctx context.Context, g int64) error {
 		return err
 	}
 	l.hang()
-	if err := l.up(); err != nil {
+	if err := errors.Join(l.up(), l.used(ctx, "flush")); err != nil {
 		return err
 	}
 	return l.Replica.Flush(ctx, g)

@@ -74,17 +74,15 @@ func (e *Engine) Flush(ctx context.Context) error {
 	return nil
 }
 
-// read asks one member, and the next one if that fails.
+// read asks one member, and the next one if that fails. It does not enter the gate: one that waits for a disk that hangs would hold up all writes.
 func (e *Engine) read(ctx context.Context, ask func(m *member, generation int64) error) error {
-	e.gate.RLock()
-	defer e.gate.RUnlock()
 	for {
 		v, err := e.current(ctx)
 		if err != nil {
 			return err
 		}
 		m := v.read
-		switch err := ask(m, v.generation); {
+		switch err := e.counts(v, m, func() error { return ask(m, v.generation) }); {
 		case err == nil && e.unanswered(v) == nil:
 			return nil
 		case err == nil: // another engine may have written since: wait until the membership is known again
@@ -103,6 +101,17 @@ func (e *Engine) read(ctx context.Context, ask func(m *member, generation int64)
 			}
 		}
 	}
+}
+
+// counts counts a call of a member that is not the only one as under way.
+func (e *Engine) counts(v *view, m *member, call func() error) error {
+	if len(v.members) == 1 {
+		return call()
+	}
+	period := e.period.Load()
+	m.calls.begin(period)
+	defer m.calls.end(period)
+	return call()
 }
 
 // write writes to all members and to the replicas that are being built.

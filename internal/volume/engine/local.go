@@ -11,7 +11,7 @@ import (
 
 // localReplica is a replica in this process. A disk may never answer: calls that write or sync end with their context, or when the engine closes
 // the replica, as those to another node do. What was asked for may still happen; the store lets nobody open the replica anew before that
-// is over. Reads wait for the disk.
+// is over. Only reads of clients wait for the disk, because their buffers belong to the clients.
 type localReplica struct {
 	block.Replica
 	name   string
@@ -113,6 +113,28 @@ func (l *localReplica) WriteAt(ctx context.Context, generation int64, p []byte, 
 // Zero implements block.Replica.
 func (l *localReplica) Zero(ctx context.Context, generation int64, off, length int64, z block.Zero) error {
 	return l.do(ctx, func() error { return l.Replica.Zero(ctx, generation, off, length, z) })
+}
+
+// Extents implements block.Replica.
+func (l *localReplica) Extents(ctx context.Context, generation int64, off, length int64) ([]block.Extent, error) {
+	return start(l, func() ([]block.Extent, error) { return l.Replica.Extents(ctx, generation, off, length) }).await(ctx)
+}
+
+// Intent implements block.Replica.
+func (l *localReplica) Intent(ctx context.Context, generation int64) (block.Bitmap, error) {
+	return start(l, func() (block.Bitmap, error) { return l.Replica.Intent(ctx, generation) }).await(ctx)
+}
+
+// readAside is ReadAt for who gives it up like a write. That costs a copy.
+func (l *localReplica) readAside(ctx context.Context, generation int64, p []byte, off int64) error {
+	own := copyOf(p)
+	read := start(l, func() (bool, error) { return true, l.Replica.ReadAt(ctx, generation, *own, off) })
+	ended, err := read.await(ctx)
+	if ended { // otherwise the buffer is still used
+		copy(p, *own)
+		copies.Put(own)
+	}
+	return err
 }
 
 // Flush implements block.Replica.

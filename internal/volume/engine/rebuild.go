@@ -41,6 +41,8 @@ type target struct {
 	local  bool
 	calls  underWay
 	failed chan struct{}
+	// memberAt is the generation in which it was last a member.
+	memberAt int64
 
 	mu    sync.Mutex
 	err   error
@@ -258,9 +260,10 @@ func (e *Engine) addTarget(ctx context.Context, t *target, r *rebuild) error {
 	if err != nil {
 		return err
 	}
+	t.memberAt = state.MemberAt
 	delta := false
 	if !state.Syncing && state.Generation > 0 {
-		if delta, err = e.knowsMissed(ctx, v, t.name); err != nil {
+		if delta, err = e.knowsMissed(ctx, v, t); err != nil {
 			return err
 		}
 	}
@@ -277,14 +280,14 @@ func (e *Engine) addTarget(ctx context.Context, t *target, r *rebuild) error {
 }
 
 // knowsMissed reports whether a member knows what a replica missed since it left.
-func (e *Engine) knowsMissed(ctx context.Context, v *view, replica string) (bool, error) {
-	_, ok, err := missed(ctx, v, replica)
+func (e *Engine) knowsMissed(ctx context.Context, v *view, t *target) (bool, error) {
+	_, ok, err := missed(ctx, v, t)
 	return ok, err
 }
 
-func missed(ctx context.Context, v *view, replica string) (block.Bitmap, bool, error) {
+func missed(ctx context.Context, v *view, t *target) (block.Bitmap, bool, error) {
 	for _, m := range v.members {
-		if chunks, ok, err := m.Missed(ctx, v.generation, replica); ok || err != nil {
+		if chunks, ok, err := m.Missed(ctx, v.generation, t.name, t.memberAt); ok || err != nil {
 			return chunks, ok, err
 		}
 	}
@@ -299,7 +302,7 @@ func (e *Engine) todo(ctx context.Context, t *target, r *rebuild) (block.Bitmap,
 		if err != nil {
 			return nil, err
 		}
-		chunks, ok, err := missed(ctx, v, t.name)
+		chunks, ok, err := missed(ctx, v, t)
 		if err != nil || !ok {
 			return nil, fmt.Errorf("it is no longer known what replica %s missed: %w", t.name, err)
 		}
@@ -463,7 +466,7 @@ func (e *Engine) copyChunk(ctx context.Context, t *target, off, length int64) (i
 		if err != nil {
 			return 0, err
 		}
-		copied, err := copyRange(ctx, v.read, t.Replica, v.generation, off, length, false)
+		copied, err := copyRange(ctx, e.countedMember(v.read), e.countedTarget(t), v.generation, off, length, false)
 		switch {
 		case err == nil:
 			return copied, nil

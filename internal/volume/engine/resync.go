@@ -20,7 +20,7 @@ func (e *Engine) resync(ctx context.Context, opened []opening) error {
 	}
 	differ := block.NewBitmap(block.Chunks(e.opts.Size))
 	for _, m := range v.members {
-		marked, err := m.Intent(ctx, v.generation)
+		marked, err := e.countedMember(m).Intent(ctx, v.generation)
 		if err != nil {
 			return fmt.Errorf("replica %s: %w", m.name, err)
 		}
@@ -39,7 +39,7 @@ func (e *Engine) resync(ctx context.Context, opened []opening) error {
 			if m == source {
 				continue
 			}
-			if _, err := copyRange(ctx, source, m, v.generation, off, min(block.ChunkSize, e.opts.Size-off), true); err != nil {
+			if _, err := copyRange(ctx, e.countedMember(source), e.countedMember(m), v.generation, off, min(block.ChunkSize, e.opts.Size-off), true); err != nil {
 				return e.resyncWithout(ctx, opened, source, m, err)
 			}
 		}
@@ -47,7 +47,7 @@ func (e *Engine) resync(ctx context.Context, opened []opening) error {
 	if count == 0 {
 		return nil
 	}
-	if err := first(each(v.members, func(m *member) error { return m.Flush(ctx, v.generation) })); err != nil {
+	if err := first(each(v.members, func(m *member) error { return e.countedMember(m).Flush(ctx, v.generation) })); err != nil {
 		return err
 	}
 	e.opts.Log.Info("volume: members made equal", "volume", e.opts.Volume, "chunks", count, "source", source.name)
@@ -79,6 +79,8 @@ func (o opening) restarted() bool { return !o.state.Clean && o.state.BootID != o
 // behind returns the members that may have lost acknowledged writes with the memory of their machines, while another one has them. They leave
 // before anything is written to them: once it is, nobody can tell them from a member that has everything.
 func (e *Engine) behind(ctx context.Context, opened []opening, generation int64) []string {
+	ctx, cancel := context.WithTimeout(ctx, e.opts.Timing.MemberWait)
+	defer cancel()
 	var behind []string
 	good := 0
 	for _, o := range opened {
@@ -110,7 +112,7 @@ func bestSource(v *view, opened []opening) *member {
 
 // clear clears the intent of chunks on all members.
 func (e *Engine) clear(ctx context.Context, v *view, chunks block.Bitmap) error {
-	return first(each(v.members, func(m *member) error { return m.Clear(ctx, v.generation, chunks) }))
+	return first(each(v.members, func(m *member) error { return e.countedMember(m).Clear(ctx, v.generation, chunks) }))
 }
 
 // clearLoop clears the intent of chunks that were not written for a while, so that little has to be made equal after a crash.
@@ -132,7 +134,7 @@ func (e *Engine) clearIdle(ctx context.Context) error {
 	if len(idle) == 0 {
 		return nil
 	}
-	if err := first(each(v.members, func(m *member) error { return m.Flush(ctx, v.generation) })); err != nil {
+	if err := first(each(v.members, func(m *member) error { return e.countedMember(m).Flush(ctx, v.generation) })); err != nil {
 		return err
 	}
 	e.gate.Lock()

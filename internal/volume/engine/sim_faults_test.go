@@ -129,13 +129,13 @@ func (l *simLink) Extents(ctx context.Context, g int64, off, n int64) ([]block.E
 func (l *simLink) Intent(ctx context.Context, g int64) (block.Bitmap, error) {
 	return over(ctx, l, func() (block.Bitmap, error) { return l.Replica.Intent(context.Background(), g) })
 }
-func (l *simLink) Missed(ctx context.Context, g int64, r string) (block.Bitmap, bool, error) {
+func (l *simLink) Missed(ctx context.Context, g int64, r string, at int64) (block.Bitmap, bool, error) {
 	type missed struct {
 		chunks block.Bitmap
 		known  bool
 	}
 	m, err := over(ctx, l, func() (m missed, err error) {
-		m.chunks, m.known, err = l.Replica.Missed(context.Background(), g, r)
+		m.chunks, m.known, err = l.Replica.Missed(context.Background(), g, r, at)
 		return m, err
 	})
 	return m.chunks, m.known, err
@@ -156,6 +156,8 @@ type losses struct {
 	mu    sync.Mutex
 	lossy map[string]bool // machines that lost their memory since they had everything
 	count atomic.Int64
+	// salvages counts what begins and ends when a replica that has any older state becomes the only member.
+	salvages atomic.Int64
 }
 
 // note is to be called with the lock, whenever a machine lost its memory and whenever the members change.
@@ -255,7 +257,7 @@ func (p *play) fault() {
 	e := p.engine.Load()
 	m := p.machines[p.replicas[p.rng.IntN(len(p.replicas))]]
 	start := func() { p.must(m.start()) }
-	switch p.rng.IntN(13) {
+	switch p.rng.IntN(14) {
 	case 0:
 		p.note("the engine does not reach %s", m.name)
 		e.cut.Store(m.name, true)
@@ -345,7 +347,43 @@ func (p *play) fault() {
 				m.fs.SetFree(-1)
 			}
 		})
+	case 13:
+		if p.rng.IntN(3) == 0 {
+			p.salvage(e, m)
+		}
 	}
+}
+
+// salvage makes a replica the only member, whatever it has, if it was ever built completely.
+func (p *play) salvage(e *simEngine, m *simMachine) {
+	m.mu.Lock()
+	whole := m.store != nil && !m.store.State().Syncing
+	m.mu.Unlock()
+	if !whole {
+		return
+	}
+	p.note("%s is salvaged", m.name)
+	for _, o := range append(slices.Clone(p.old), e) { // a volume that is served is not salvaged
+		o.lost.Store(true)
+		o.cancel()
+	}
+	p.losses.salvages.Add(1)
+	p.losses.mu.Lock()
+	p.volume.mu.Lock()
+	for _, other := range p.machines {
+		other.mu.Lock()
+		if other.store != nil {
+			p.volume.generation = max(p.volume.generation, other.store.State().Generation)
+		}
+		other.mu.Unlock()
+	}
+	p.volume.generation, p.volume.members = p.volume.generation+1, []string{m.name}
+	p.attached.Store(nil)
+	p.volume.mu.Unlock()
+	p.losses.note(p.volume.members)
+	p.losses.mu.Unlock()
+	p.newEngine()
+	p.losses.salvages.Add(1)
 }
 
 func (m *simMachine) set(change func()) {

@@ -141,12 +141,14 @@ type simClient struct {
 	sectors map[int64]*sectorModel
 	next    uint64
 	losses  int64 // that the model knows of
+	salvage int64 // the last one that the model knows of
 }
 
 // sectorModel is what a sector may hold.
 type sectorModel struct {
 	may   []uint64 // what a read may return now
 	since []uint64 // what was written since the last flush that succeeded, and what was there then: a loss of all power may leave any
+	ever  []uint64 // what was ever written: a replica that is salvaged may have any
 }
 
 func (m *sectorModel) add(list []uint64, v uint64) []uint64 {
@@ -159,7 +161,7 @@ func (m *sectorModel) add(list []uint64, v uint64) []uint64 {
 func (c *simClient) model(s int64) *sectorModel {
 	m := c.sectors[s]
 	if m == nil {
-		m = &sectorModel{may: []uint64{0}, since: []uint64{0}}
+		m = &sectorModel{may: []uint64{0}, since: []uint64{0}, ever: []uint64{0}}
 		c.sectors[s] = m
 	}
 	return m
@@ -213,12 +215,12 @@ func (c *simClient) write(ctx context.Context, e *simEngine, s int64) {
 	c.next++
 	v := c.next*simClients + uint64(c.n)
 	m := c.model(s)
-	m.since = m.add(m.since, v)
+	m.since, m.ever = m.add(m.since, v), m.add(m.ever, v)
 	var err error
 	fua := c.rng.IntN(8) == 0
 	if c.rng.IntN(8) == 0 {
 		v = 0
-		m.since = m.add(m.since, 0)
+		m.since, m.ever = m.add(m.since, 0), m.add(m.ever, 0)
 		err = e.Zero(ctx, s*sector, sector, block.Zero{Hole: c.rng.IntN(2) == 0, FUA: fua})
 	} else {
 		err = e.WriteAt(ctx, content(v), s*sector, fua)
@@ -260,6 +262,14 @@ func (c *simClient) flush(ctx context.Context, e *simEngine) {
 
 // noteLosses tells the model if acknowledged writes that were not flushed may have been lost since it was told last.
 func (c *simClient) noteLosses() bool {
+	if n := c.p.losses.salvages.Load(); n != c.salvage {
+		c.salvage = n
+		for _, m := range c.sectors {
+			m.may, m.since = slices.Clone(m.ever), slices.Clone(m.ever)
+		}
+		c.losses = c.p.losses.count.Load()
+		return true
+	}
 	n := c.p.losses.count.Load()
 	if n == c.losses {
 		return false
@@ -453,11 +463,11 @@ func (f forgetful) Intent(ctx context.Context, g int64) (block.Bitmap, error) {
 	return f.Replica.Intent(ctx, g)
 }
 
-func (f forgetful) Missed(ctx context.Context, g int64, r string) (block.Bitmap, bool, error) {
+func (f forgetful) Missed(ctx context.Context, g int64, r string, at int64) (block.Bitmap, bool, error) {
 	if f.missed {
 		return block.NewBitmap(block.Chunks(simSize)), true, nil
 	}
-	return f.Replica.Missed(ctx, g, r)
+	return f.Replica.Missed(ctx, g, r, at)
 }
 
 func (f forgetful) Flush(ctx context.Context, g int64) error {

@@ -79,6 +79,9 @@ func lookAtDisk(d v1alpha1.Disk, known string) v1alpha1.DiskStatus {
 	}
 	status.Ready = true
 	status.TotalBytes, status.AvailableBytes = int64(space.Blocks)*space.Bsize, int64(space.Bavail)*space.Bsize
+	if err := unix.Faccessat(unix.AT_FDCWD, d.Path, unix.W_OK, unix.AT_EACCESS); err != nil { // what is there can still be read
+		status.AvailableBytes, status.Message = 0, shortened(fmt.Sprintf("%s cannot be written: %v", d.Path, err))
+	}
 	return status
 }
 

@@ -4,8 +4,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
@@ -105,6 +108,27 @@ func TestTheUUIDOfADiskOutlivesItsMount(t *testing.T) {
 		if d := h.disk(DefaultDisk); d.Ready || d.UUID != id {
 			t.Errorf("without its mount the disk is %+v, want UUID %s", d, id)
 		}
+	}
+}
+
+// A disk whose file system became read-only keeps what it has and takes no new replicas.
+func TestADiskThatCannotBeWrittenHasNoRoom(t *testing.T) {
+	dir := markedDir(t, `{"uuid":"u1"}`)
+	if err := os.Chmod(dir, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan v1alpha1.DiskStatus)
+	go func() {
+		runtime.LockOSThread() // and ends with it, so that nobody else has its capabilities
+		none := [2]unix.CapUserData{}
+		if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
+			t.Error(err)
+		}
+		got <- lookAtDisk(v1alpha1.Disk{Name: "d", Path: dir}, "u1")
+	}()
+	d := <-got
+	if want := dir + " cannot be written: permission denied"; !d.Ready || d.AvailableBytes != 0 || d.TotalBytes <= 0 || d.Message != want {
+		t.Errorf("%+v, want %s", d, want)
 	}
 }
 

@@ -104,11 +104,15 @@ func (w *replicaWorker) ensure(ctx context.Context, r *epochRun, object *v1alpha
 		next.Created, next.DiskUUID = true, d.UUID
 	}
 	s, err := w.open(path, object)
+	if err == nil {
+		err = store.Present(w.h.opts.FS, path) // it is not closed: what it has is lost then, and it may be the last copy
+	}
 	if err != nil {
 		w.failed(next, err.Error())
 		return nil
 	}
-	next.State, next.Message, next.Generation = v1alpha1.ReplicaReady, "", s.State().Generation
+	is := s.State()
+	next.State, next.Message, next.Generation, next.Incomplete = v1alpha1.ReplicaReady, "", is.Generation, is.Syncing
 	return nil
 }
 
@@ -177,8 +181,11 @@ func (w *replicaWorker) remove(ctx context.Context, r *epochRun, object *v1alpha
 	if err != nil && !kubeclient.IsMissing(err) {
 		return err
 	}
-	if err == nil && string(volume.UID) == object.Spec.VolumeUID && slices.Contains(volume.Status.Members, object.Name) {
-		return fmt.Errorf("volume %s still has replica %s as a member", key(volume), object.Name)
+	if err != nil {
+		volume = nil
+	}
+	if err := mayRemove(volume, object, object.Status.Generation); err != nil {
+		return err
 	}
 	next := object.Status
 	d := w.h.disk(object.Spec.Disk)
@@ -190,16 +197,20 @@ func (w *replicaWorker) remove(ctx context.Context, r *epochRun, object *v1alpha
 		next.Message = fmt.Sprintf("disk %s is not there: the directory of the replica cannot be removed", object.Spec.Disk)
 		return w.report(ctx, r, object, next)
 	}
+	path := dir(d.Path, object)
+	found, err := store.Inspect(w.h.opts.FS, path)
+	if err == nil && found.Identity != identity(object) {
+		return fmt.Errorf("%w: %s", block.ErrForeign, path)
+	}
+	if err := mayRemove(volume, object, found.State.Generation); err != nil {
+		next.Generation, next.Message = found.State.Generation, shortened(err.Error())
+		return errors.Join(err, w.report(ctx, r, object, next))
+	}
 	if err := w.close(); err != nil {
 		w.h.opts.Log.Warn("volume: closing a replica that is being removed", "replica", key(object), "error", err)
 	}
 	if !r.epoch.Holding() {
 		return fleet.ErrLeaseInDoubt
-	}
-	path := dir(d.Path, object)
-	found, err := store.Inspect(w.h.opts.FS, path)
-	if err == nil && found.Identity != identity(object) {
-		return fmt.Errorf("%w: %s", block.ErrForeign, path)
 	}
 	if err := store.Remove(w.h.opts.FS, path); err != nil {
 		return err
@@ -209,16 +220,29 @@ func (w *replicaWorker) remove(ctx context.Context, r *epochRun, object *v1alpha
 	return w.report(ctx, r, object, next)
 }
 
+// mayRemove fails if the data of a replica has to stay although the replica is being deleted: its volume counts on it, or the store is older than the
+// data. Who deletes the whole volume wants none of it. The volume is nil if it is gone.
+func mayRemove(v *v1alpha1.Volume, r *v1alpha1.Replica, generation int64) error {
+	switch {
+	case v == nil || string(v.UID) != r.Spec.VolumeUID:
+	case slices.Contains(v.Status.Members, r.Name):
+		return fmt.Errorf("volume %s still has replica %s as a member", key(v), r.Name)
+	case v.DeletionTimestamp == nil && generation > v.Status.Generation:
+		return fmt.Errorf("replica %s has generation %d, and volume %s only generation %d: the store is older than the data, so the replica is not removed", r.Name, generation, key(v), v.Status.Generation)
+	}
+	return nil
+}
+
 // report writes the part of the status that belongs to the node, if it changed.
 func (w *replicaWorker) report(ctx context.Context, r *epochRun, object *v1alpha1.Replica, next v1alpha1.ReplicaStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
 	err := kubeclient.ChangeStatus(ctx, r.epoch.Client, object.DeepCopy(), func(o *v1alpha1.Replica) (bool, error) {
 		s := &o.Status
-		if s.State == next.State && s.Created == next.Created && s.DiskUUID == next.DiskUUID && s.Generation == next.Generation && s.Message == next.Message && s.NodeEpoch == r.epoch.Number {
+		if s.State == next.State && s.Created == next.Created && s.DiskUUID == next.DiskUUID && s.Generation == next.Generation && s.Incomplete == next.Incomplete && s.Message == next.Message && s.NodeEpoch == r.epoch.Number {
 			return false, nil
 		}
-		s.State, s.Created, s.DiskUUID, s.Generation, s.Message, s.NodeEpoch = next.State, next.Created, next.DiskUUID, next.Generation, next.Message, r.epoch.Number
+		s.State, s.Created, s.DiskUUID, s.Generation, s.Incomplete, s.Message, s.NodeEpoch = next.State, next.Created, next.DiskUUID, next.Generation, next.Incomplete, next.Message, r.epoch.Number
 		return true, r.epoch.Check()
 	})
 	return client.IgnoreNotFound(err)

@@ -477,11 +477,11 @@ func (c *Client) Intent(ctx context.Context, generation int64) (block.Bitmap, er
 }
 
 // Missed implements block.Replica.
-func (c *Client) Missed(ctx context.Context, generation int64, replica string) (block.Bitmap, bool, error) {
+func (c *Client) Missed(ctx context.Context, generation int64, replica string, memberAt int64) (block.Bitmap, bool, error) {
 	if len(replica) > maxText {
 		return nil, false, c.wrap(errors.New("the name of a replica is too long"))
 	}
-	answer, b, err := c.bitmap(ctx, header{op: opMissed, generation: generation}, []byte(replica))
+	answer, b, err := c.bitmap(ctx, header{op: opMissed, generation: generation, offset: memberAt}, []byte(replica))
 	return b, err == nil && answer.flags&flagKnown != 0, err
 }
 

@@ -134,8 +134,8 @@ func (m *memory) Intent(ctx context.Context, generation int64) (block.Bitmap, er
 	return m.intent, m.called(ctx, "intent ", generation)
 }
 
-func (m *memory) Missed(ctx context.Context, generation int64, replica string) (block.Bitmap, bool, error) {
-	return m.missed, m.known, m.called(ctx, "missed ", generation, " ", replica)
+func (m *memory) Missed(ctx context.Context, generation int64, replica string, memberAt int64) (block.Bitmap, bool, error) {
+	return m.missed, m.known, m.called(ctx, "missed ", generation, " ", replica, " of ", memberAt)
 }
 
 func (m *memory) Clear(ctx context.Context, generation int64, chunks block.Bitmap) error {

@@ -77,7 +77,7 @@ type header struct {
 	flags      uint16
 	id         uint64
 	generation int64
-	offset     int64
+	offset     int64 // of the range; in a request for what was missed, the generation in which the replica was last a member
 	length     int64 // of the range; that of a read is in its request only
 	payload    uint32
 	sum        uint32 // of the payload

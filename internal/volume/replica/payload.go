@@ -28,6 +28,7 @@ type state struct {
 	Members       []string `json:"members,omitempty"`
 	Away          []string `json:"away,omitempty"`
 	Syncing       bool     `json:"syncing,omitempty"`
+	MemberAt      int64    `json:"memberAt,omitempty"`
 	BootID        string   `json:"bootID,omitempty"`
 	CurrentBootID string   `json:"currentBootID,omitempty"`
 	Clean         bool     `json:"clean,omitempty"`

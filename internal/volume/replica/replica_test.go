@@ -31,7 +31,7 @@ func operations(c block.Replica) map[string]func(context.Context) error {
 		"flush":   func(ctx context.Context) error { return c.Flush(ctx, 3) },
 		"extents": func(ctx context.Context) error { _, err := c.Extents(ctx, 3, 0, 512); return err },
 		"intent":  func(ctx context.Context) error { _, err := c.Intent(ctx, 3); return err },
-		"missed":  func(ctx context.Context) error { _, _, err := c.Missed(ctx, 3, "r2"); return err },
+		"missed":  func(ctx context.Context) error { _, _, err := c.Missed(ctx, 3, "r2", 0); return err },
 		"clear":   func(ctx context.Context) error { return c.Clear(ctx, 3, block.NewBitmap(64)) },
 		"ping":    func(ctx context.Context) error { return c.Ping(ctx, 3) },
 	}
@@ -40,7 +40,7 @@ func operations(c block.Replica) map[string]func(context.Context) error {
 func TestEveryOperationReachesTheReplicaAndItsAnswerComesBack(t *testing.T) {
 	overAll(t, 2<<20, func(t *testing.T, m *memory, c *Client) {
 		ctx := within(t, 20*time.Second)
-		m.state = block.State{Generation: 6, Members: []string{"r1", "r2"}, Away: []string{"r3"}, Syncing: true, BootID: "a", CurrentBootID: "b", Clean: true}
+		m.state = block.State{Generation: 6, Members: []string{"r1", "r2"}, Away: []string{"r3"}, Syncing: true, MemberAt: 5, BootID: "a", CurrentBootID: "b", Clean: true}
 		m.extents = []block.Extent{{Length: 512}, {Length: 1 << 20, Hole: true}, {Length: 3}}
 		m.intent, m.missed, m.known = block.Bitmap{1, 1 << 63, 0}, block.Bitmap{5}, true
 		state, err := c.Open(ctx, 7)
@@ -74,11 +74,11 @@ func TestEveryOperationReachesTheReplicaAndItsAnswerComesBack(t *testing.T) {
 		if b, err := c.Intent(ctx, 8); err != nil || !slices.Equal(b, m.intent) {
 			t.Errorf("intent %v, %v", b, err)
 		}
-		if b, ok, err := c.Missed(ctx, 8, "r2"); err != nil || !ok || !slices.Equal(b, m.missed) {
+		if b, ok, err := c.Missed(ctx, 8, "r2", 5); err != nil || !ok || !slices.Equal(b, m.missed) {
 			t.Errorf("missed %v, %v, %v", b, ok, err)
 		}
 		m.known = false
-		if _, ok, err := c.Missed(ctx, 8, "r9"); err != nil || ok {
+		if _, ok, err := c.Missed(ctx, 8, "r9", 0); err != nil || ok {
 			t.Errorf("missed is known: %v, %v", ok, err)
 		}
 		if err := c.Clear(ctx, 8, block.Bitmap{9, 0}); err != nil {
@@ -95,7 +95,7 @@ func TestEveryOperationReachesTheReplicaAndItsAnswerComesBack(t *testing.T) {
 		}
 		calls := []string{
 			"open 7", "commit 8", "write 8 4096+1048581 true", "read 8 4096+1048581", "zero 8 5+1099511627776 {true false}", "zero 8 6+7 {false true}",
-			"flush 8", "extents 8 9+1049091", "intent 8", "missed 8 r2", "missed 8 r9", "clear 8", "ping 8",
+			"flush 8", "extents 8 9+1049091", "intent 8", "missed 8 r2 of 5", "missed 8 r9 of 0", "clear 8", "ping 8",
 		}
 		if got := m.seen(); !slices.Equal(got, calls) {
 			t.Errorf("asked\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(calls, "\n"))
@@ -583,7 +583,7 @@ func TestALimitIsAnErrorOfTheCallAlone(t *testing.T) {
 		"read":   func() error { return c.ReadAt(ctx, 1, make([]byte, MaxData+1), 0) },
 		"write":  func() error { return c.WriteAt(ctx, 1, make([]byte, MaxData+1), 0, false) },
 		"clear":  func() error { return c.Clear(ctx, 1, make(block.Bitmap, MaxMetadata/8+1)) },
-		"missed": func() error { _, _, err := c.Missed(ctx, 1, strings.Repeat("r", maxText+1)); return err },
+		"missed": func() error { _, _, err := c.Missed(ctx, 1, strings.Repeat("r", maxText+1), 0); return err },
 		"intent": func() error { m.intent = make(block.Bitmap, MaxMetadata/8+1); _, err := c.Intent(ctx, 1); return err },
 		"commit": func() error {
 			return c.Commit(ctx, block.Membership{Members: []string{strings.Repeat("r", MaxMetadata)}})

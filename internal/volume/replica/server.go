@@ -335,7 +335,7 @@ func (s *server) do(ctx context.Context, h header, payload []byte, a *header) ([
 		b, err := s.replica.Intent(ctx, h.generation)
 		return encodeBitmap(b), err
 	case opMissed:
-		b, known, err := s.replica.Missed(ctx, h.generation, string(payload))
+		b, known, err := s.replica.Missed(ctx, h.generation, string(payload), h.offset)
 		if known {
 			a.flags |= flagKnown
 		}

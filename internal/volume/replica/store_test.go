@@ -87,7 +87,7 @@ func anyCall(t *rapid.T, current int64) (string, func(block.Replica) string) {
 		"extents": func(r block.Replica) (any, error) { return r.Extents(ctx, generation, off, length) },
 		"intent":  func(r block.Replica) (any, error) { return r.Intent(ctx, generation) },
 		"missed": func(r block.Replica) (any, error) {
-			b, ok, err := r.Missed(ctx, generation, "orders-r2")
+			b, ok, err := r.Missed(ctx, generation, "orders-r2", off%3)
 			return fmt.Sprint(b, ok), err
 		},
 		"clear": func(r block.Replica) (any, error) {

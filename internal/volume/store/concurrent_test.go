@@ -53,7 +53,7 @@ func crashAtOnce(dir string, seed uint64, how breakage) error {
 		return err
 	}
 	w.state.Clean, w.tried[w.bootID()] = false, true
-	w.state.Members = []string{"r", "b"}
+	w.state.Members, w.state.MemberAt = []string{"r", "b"}, 1
 	if err := w.reopen(); err != nil {
 		return err
 	}

@@ -114,12 +114,12 @@ func (c *connection) Intent(ctx context.Context, generation int64) (block.Bitmap
 }
 
 // Missed implements block.Replica.
-func (c *connection) Missed(ctx context.Context, generation int64, replica string) (block.Bitmap, bool, error) {
+func (c *connection) Missed(ctx context.Context, generation int64, replica string, memberAt int64) (block.Bitmap, bool, error) {
 	if err := c.use(generation); err != nil {
 		return nil, false, err
 	}
 	defer c.users.RUnlock()
-	return c.Store.Missed(ctx, generation, replica)
+	return c.Store.Missed(ctx, generation, replica, memberAt)
 }
 
 // Clear implements block.Replica.

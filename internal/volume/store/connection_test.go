@@ -24,7 +24,7 @@ func TestOnlyTheConnectionThatOpenedLastMayUseTheReplica(t *testing.T) {
 	calls := func(r block.Replica, generation int64) map[string]error {
 		_, extents := r.Extents(ctx, generation, 0, 512)
 		_, intent := r.Intent(ctx, generation)
-		_, _, missed := r.Missed(ctx, generation, "other")
+		_, _, missed := r.Missed(ctx, generation, "other", 0)
 		return map[string]error{
 			"read": r.ReadAt(ctx, generation, p, 0), "write": r.WriteAt(ctx, generation, p, 0, false), "zero": r.Zero(ctx, generation, 0, 512, block.Zero{}),
 			"flush": r.Flush(ctx, generation), "extents": extents, "intent": intent, "missed": missed, "clear": r.Clear(ctx, generation, nil),

@@ -236,6 +236,17 @@ func inspect(fsys FS, dir string) (Inspection, error) {
 	return in, err
 }
 
+// Present fails with block.ErrMissing if the directory or a file of a replica is not there under its name. A replica that is open does not notice that by
+// itself: its files exist until it is closed.
+func Present(fsys FS, dir string) error {
+	for _, name := range []string{metaName, dataName} {
+		if _, err := fsys.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
+			return missing(err)
+		}
+	}
+	return nil
+}
+
 // Remove removes a directory and everything in it, whatever it holds, and what a crash left of an earlier Create or Remove. It fails with
 // ErrLocked while the replica is open. No directory is no error. After a crash the directory is there as it was, or not under its name.
 func Remove(fsys FS, dir string) error {

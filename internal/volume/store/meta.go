@@ -77,16 +77,19 @@ type record struct {
 	// Unknown are replicas that are away of which it is not known what they miss.
 	Unknown []string `json:"unknown,omitempty"`
 	// Written says that anything was ever written here.
-	Written bool   `json:"written,omitempty"`
-	Syncing bool   `json:"syncing,omitempty"`
-	BootID  string `json:"bootID,omitempty"`
-	Clean   bool   `json:"clean,omitempty"`
+	Written  bool   `json:"written,omitempty"`
+	Syncing  bool   `json:"syncing,omitempty"`
+	MemberAt int64  `json:"memberAt,omitempty"` // see block.State; 0 in a record of a program that did not write it
+	BootID   string `json:"bootID,omitempty"`
+	Clean    bool   `json:"clean,omitempty"`
 }
 
 // awayRecord says which bitmap has what a replica misses.
 type awayRecord struct {
 	Replica string `json:"replica"`
 	Slot    int    `json:"slot"` // from 1; 0 is the intent bitmap
+	// Since is the generation in which the bitmap begins; 0 in a record of a program that did not write it.
+	Since int64 `json:"since,omitempty"`
 }
 
 // bitmapSize is the length of one bitmap in the file.
@@ -198,7 +201,7 @@ func (r record) away() []string {
 // state is what others see of it.
 func (r record) state(boot string) block.State {
 	return block.State{
-		Generation: r.Generation, Members: slices.Clone(r.Members), Away: r.away(), Syncing: r.Syncing,
+		Generation: r.Generation, Members: slices.Clone(r.Members), Away: r.away(), Syncing: r.Syncing, MemberAt: r.MemberAt,
 		BootID: r.BootID, CurrentBootID: boot, Clean: r.Clean,
 	}
 }

@@ -402,7 +402,7 @@ func (w *world) commit() error {
 		}
 	}
 	next, interim := w.state, w.state
-	next.Generation, next.Members, next.Syncing = m.Generation, m.Members, m.Syncing
+	next.Generation, next.Members, next.Syncing, next.MemberAt = m.Generation, m.Members, m.Syncing, m.Generation
 	next.Away = nil // which of m.Away the replica keeps is up to it, as long as it knows what they lack
 	w.pending = []block.State{interim, next}
 	w.committing = m.Away
@@ -627,7 +627,7 @@ func (w *world) verify(crashed bool) error {
 		return err
 	}
 	for _, name := range w.state.Away {
-		missed, ok, err := w.s.Missed(w.ctx, gen, name)
+		missed, ok, err := w.s.Missed(w.ctx, gen, name, 0)
 		if err != nil || !ok {
 			return fmt.Errorf("what %s missed: known %v: %w", name, ok, err)
 		}
@@ -640,7 +640,7 @@ func (w *world) verify(crashed bool) error {
 			}
 		}
 	}
-	if _, ok, err := w.s.Missed(w.ctx, gen, "nobody"); ok || err != nil {
+	if _, ok, err := w.s.Missed(w.ctx, gen, "nobody", 0); ok || err != nil {
 		return fmt.Errorf("what a stranger missed: known %v: %w", ok, err)
 	}
 	return nil

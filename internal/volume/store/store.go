@@ -233,6 +233,9 @@ func (s *Store) Commit(ctx context.Context, m block.Membership) error {
 		return err
 	}
 	next, added := s.state.after(m)
+	if slices.Contains(m.Members, s.id.Replica) || s.state.Syncing && !m.Syncing {
+		next.MemberAt = m.Generation
+	}
 	if !s.marks && !s.state.Clean && (next.marks(s.id.Replica) || len(added) > 0) {
 		// Nobody else had a copy, so chunks were not marked. Whoever gets one now must not have anything that this replica can still lose.
 		if err := s.syncData(); err != nil {
@@ -302,7 +305,7 @@ func (s *Store) startAway(next *record, added []string) error {
 		if err := s.bits.start(slot); err != nil {
 			return s.failMeta(err)
 		}
-		next.Away = append(next.Away, awayRecord{Replica: name, Slot: slot})
+		next.Away = append(next.Away, awayRecord{Replica: name, Slot: slot, Since: next.Generation})
 	}
 	return s.syncMeta()
 }
@@ -616,22 +619,22 @@ func (s *Store) Intent(ctx context.Context, generation int64) (block.Bitmap, err
 }
 
 // Missed implements block.Replica.
-func (s *Store) Missed(ctx context.Context, generation int64, replica string) (block.Bitmap, bool, error) {
+func (s *Store) Missed(ctx context.Context, generation int64, replica string, memberAt int64) (block.Bitmap, bool, error) {
 	if err := s.enter(ctx, generation); err != nil {
 		return nil, false, err
 	}
 	defer s.gate.RUnlock()
 	s.stateMu.Lock()
 	i := slices.IndexFunc(s.state.Away, func(a awayRecord) bool { return a.Replica == replica })
-	slot := 0
+	var away awayRecord
 	if i >= 0 {
-		slot = s.state.Away[i].Slot
+		away = s.state.Away[i]
 	}
 	s.stateMu.Unlock()
-	if i < 0 {
+	if i < 0 || away.Since > 0 && memberAt >= away.Since {
 		return nil, false, nil
 	}
-	return s.bits.get(slot), true, nil
+	return s.bits.get(away.Slot), true, nil
 }
 
 // Clear implements block.Replica. No write to the chunks may be under way. After a sync failed nothing is cleared.

@@ -115,7 +115,7 @@ func (f *fixture) intent(generation int64) []int64 {
 
 func (f *fixture) missed(generation int64, replica string) []int64 {
 	f.Helper()
-	b, ok, err := f.s.Missed(ctx, generation, replica)
+	b, ok, err := f.s.Missed(ctx, generation, replica, 0)
 	f.must(err)
 	if !ok {
 		return []int64{-1}
@@ -198,7 +198,7 @@ func TestAReplicaKeepsWhatItIsTold(t *testing.T) {
 
 	in, err := store.Inspect(store.OS{}, dir)
 	f.must(err)
-	want := block.State{Generation: 7, Members: []string{"v-1", "v-2"}, Away: []string{"v-3"}, Syncing: true, BootID: "boot-0", Clean: true}
+	want := block.State{Generation: 7, Members: []string{"v-1", "v-2"}, Away: []string{"v-3"}, Syncing: true, MemberAt: 7, BootID: "boot-0", Clean: true}
 	equal(t, "inspection", in, store.Inspection{Identity: id, State: want, Used: true, Allocated: 8192})
 	reopen("boot-1")
 	want.CurrentBootID = "boot-1"
@@ -410,7 +410,7 @@ func TestOlderGenerationsAreRefused(t *testing.T) {
 		{"flush", func(g int64) error { return f.s.Flush(ctx, g) }},
 		{"extents", func(g int64) error { return second(f.s.Extents(ctx, g, 0, 4096)) }},
 		{"intent", func(g int64) error { return second(f.s.Intent(ctx, g)) }},
-		{"missed", func(g int64) error { _, _, err := f.s.Missed(ctx, g, "v-3"); return err }},
+		{"missed", func(g int64) error { _, _, err := f.s.Missed(ctx, g, "v-3", 0); return err }},
 		{"clear", func(g int64) error { return f.s.Clear(ctx, g, nil) }},
 		{"ping", func(g int64) error { return f.s.Ping(ctx, g) }},
 	} {
@@ -574,7 +574,7 @@ func TestWhatIsNotKnownIsNotSaid(t *testing.T) {
 			f.must(f.s.Commit(ctx, c.before))
 			f.write(1, 0, false)
 			f.must(f.s.Commit(ctx, c.after))
-			_, ok, err := f.s.Missed(ctx, 2, "x")
+			_, ok, err := f.s.Missed(ctx, 2, "x", 0)
 			f.must(err)
 			equal(t, "known", ok, c.known)
 			equal(t, "named", slices.Contains(f.s.State().Away, "x"), c.known)
@@ -1029,5 +1029,41 @@ func TestBootIDIsThatOfTheMachine(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	for name, want := range map[string]bool{".v-1.creating": true, ".v-1.removed": true, "v-1": false, ".hidden": false, "v.removed": false} {
 		equal(t, name, store.IsLeftover(name), want)
+	}
+}
+
+// What a replica missed is known as long as it was no member since.
+func TestWhatAReplicaMissedThatWentOnIsNotKnown(t *testing.T) {
+	f := newFixture(t)
+	f.commit(5, []string{"v-1", "v-2", "v-3"}, nil)
+	f.commit(7, []string{"v-1", "v-2"}, []string{"v-3"})
+	f.commit(9, []string{"v-1", "v-2"}, []string{"v-3"})
+	for range 2 {
+		for memberAt, want := range map[int64]bool{0: true, 5: true, 6: true, 7: false, 8: false, 9: false} {
+			if _, known, err := f.s.Missed(ctx, 9, "v-3", memberAt); err != nil || known != want {
+				t.Errorf("a member in generation %d: known %t, %v", memberAt, known, err)
+			}
+		}
+		f.must(f.s.Close())
+		f.open("boot-0")
+	}
+}
+
+// A replica is whole when it is told that it is not being built any more, also if the engine dies before it is told that it is a member.
+func TestWhenAReplicaWasLastAMember(t *testing.T) {
+	f := newFixture(t)
+	for _, c := range []struct {
+		m    block.Membership
+		want int64
+	}{
+		{block.Membership{Generation: 2, Members: []string{"v-1", "v-2"}}, 2},
+		{block.Membership{Generation: 4, Members: []string{"v-2"}}, 2},
+		{block.Membership{Generation: 5, Members: []string{"v-2"}, Syncing: true}, 2},
+		{block.Membership{Generation: 6, Members: []string{"v-2"}}, 6},
+		{block.Membership{Generation: 7, Members: []string{"v-2"}}, 6},
+		{block.Membership{Generation: 8, Members: []string{"v-1", "v-2"}}, 8},
+	} {
+		f.must(f.s.Commit(ctx, c.m))
+		equal(t, fmt.Sprintf("%+v", c.m), f.s.State().MemberAt, c.want)
 	}
 }
