@@ -1225,3 +1225,27 @@ func TestEventsBeyondTheLimitAreWrittenOnce(t *testing.T) {
 		t.Errorf("%d events wait, with these steps: %v", len(s.events)-admitted, taken)
 	}
 }
+
+// A report that a check is healthy says what it did not end.
+func TestAHealthyEventThatIsNotLaterSaysThatTheNodeStaysQuarantined(t *testing.T) {
+	for name, ago := range map[string]time.Duration{"at the same time": 0, "before": time.Hour} {
+		s := newStore(3)
+		problem := s.send("e1", nil)
+		s.settle()
+		s.send("h1", func(e *v1alpha1.HealthEvent) {
+			healthy(e)
+			e.Spec.GeneratedTimestamp = v1alpha1.NewTimestamp(problem.Spec.GeneratedTimestamp.Add(-ago))
+		})
+		s.send("h2", func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.CheckName = "another" })
+		s.settle()
+		for event, want := range map[string]string{
+			"h1": "Node n2 stays quarantined: a problem of this check has the same time or a later one.",
+			"h2": "No problem of this check keeps node n2 in quarantine.",
+		} {
+			s.is(t, event, "", "", health.ReasonHealthy)
+			if got := meta.FindStatusCondition(s.events[event].Status.Conditions, v1alpha1.HealthEventHandled).Message; got != want {
+				t.Errorf("%s: %s says %q, want %q", name, event, got, want)
+			}
+		}
+	}
+}
