@@ -15,9 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -41,8 +43,10 @@ const (
 	maxRounds = 30
 	// lookAgain is when waits are looked at again that nothing wakes: limits of age, refusals that a person lifts.
 	lookAgain = 30 * time.Second
-	// tryAgain is when something that was refused, or a kind that is missing, is tried again.
+	// tryAgain is when something that was refused, or a kind that is missing, is tried again. A turn that fails is tried again sooner the first times,
+	// and never much later, however long the API has failed.
 	tryAgain = time.Second
+	tryFirst = 10 * time.Millisecond
 )
 
 // Controller is the coordinator's side of health events. It reads the world, decides what to do, does it, and repeats.
@@ -119,6 +123,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		b = b.Watches(&corev1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: cordon.Changes}))
 	}
 	return b.Named("healthevents").
+		WithOptions(controller.Options{RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](tryFirst, tryAgain)}).
 		Watches(&v1alpha1.HealthEvent{}, one).
 		Watches(&v1alpha1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: nodeChanges})).
 		Watches(&v1alpha1.Drain{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: drainChanges})).
